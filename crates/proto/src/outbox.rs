@@ -1,0 +1,203 @@
+//! What a session wants to send: heads by value, payload by reference, gathered into one system call.
+
+use blockmux_volume::{Seg, SgList};
+use std::collections::VecDeque;
+
+/// A queue of bytes to send, made of short heads that it holds and payload that it refers to.
+///
+/// Heads that follow each other become one part, so that a batch of short replies is one piece of memory. Nothing is
+/// allocated once the queue has seen its usual depth.
+#[derive(Default)]
+pub struct Outbox {
+    heads: Vec<u8>,
+    parts: VecDeque<Part>,
+    /// Bytes in all parts.
+    len: usize,
+}
+
+/// One run of bytes.
+#[derive(Debug)]
+enum Part {
+    /// A range of `heads`.
+    Head { start: usize, end: usize },
+    Payload(Seg),
+}
+
+/// A run of bytes as the driver sees it.
+#[derive(Debug)]
+pub enum Piece<'a> {
+    /// Bytes that the outbox holds.
+    Head(&'a [u8]),
+    /// Memory that it refers to.
+    Payload(&'a Seg),
+}
+
+impl Outbox {
+    /// Appends a head.
+    #[inline]
+    pub fn push_head(&mut self, bytes: &[u8]) {
+        let start = self.heads.len();
+        self.heads.extend_from_slice(bytes);
+        let end = self.heads.len();
+        self.len = self.len.wrapping_add(bytes.len());
+        match self.parts.back_mut() {
+            Some(Part::Head { end: last, .. }) if *last == start => *last = end,
+            _ => self.parts.push_back(Part::Head { start, end }),
+        }
+    }
+
+    /// Appends payload, which stays referred to until it is sent.
+    #[inline]
+    pub fn push_payload(&mut self, data: &SgList) {
+        for seg in data.segs() {
+            self.push_seg(seg.clone());
+        }
+    }
+
+    /// Appends one piece of payload.
+    #[inline]
+    pub fn push_seg(&mut self, seg: Seg) {
+        if !seg.is_empty() {
+            self.len = self.len.wrapping_add(seg.len());
+            self.parts.push_back(Part::Payload(seg));
+        }
+    }
+
+    /// In bytes.
+    #[inline]
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is nothing to send.
+    #[inline]
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The pieces in order.
+    #[inline]
+    pub fn pieces(&self) -> impl Iterator<Item = Piece<'_>> {
+        self.parts.iter().map(|part| match part {
+            Part::Head { start, end } => Piece::Head(self.heads.get(*start..*end).unwrap_or_default()),
+            Part::Payload(seg) => Piece::Payload(seg),
+        })
+    }
+
+    /// Removes the first `sent` bytes.
+    #[inline]
+    pub fn consume(&mut self, mut sent: usize) {
+        debug_assert!(sent <= self.len);
+        self.len = self.len.saturating_sub(sent);
+        while let Some(part) = self.parts.front_mut() {
+            let part_len = match part {
+                Part::Head { start, end } => end.saturating_sub(*start),
+                Part::Payload(seg) => seg.len(),
+            };
+            if let Some(rest) = part_len.checked_sub(sent).filter(|&rest| rest > 0) {
+                match part {
+                    Part::Head { start, .. } => *start = start.saturating_add(sent),
+                    Part::Payload(seg) => *seg = seg.slice(sent, rest),
+                }
+                break;
+            }
+            sent = sent.saturating_sub(part_len);
+            self.parts.pop_front();
+        }
+        self.reclaim_heads();
+    }
+
+    /// All bytes, and then none: for tests and drivers without gathering.
+    #[must_use]
+    pub fn take_bytes(&mut self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(self.len);
+        for piece in self.pieces() {
+            match piece {
+                Piece::Head(head) => bytes.extend_from_slice(head),
+                Piece::Payload(seg) => bytes.extend(seg.to_vec()),
+            }
+        }
+        self.consume(bytes.len());
+        bytes
+    }
+
+    /// Drops everything: the connection is gone.
+    pub fn clear(&mut self) {
+        self.heads.clear();
+        self.parts.clear();
+        self.len = 0;
+    }
+
+    /// Reuses the space of heads that were sent; moves the rest down only when it has become rare enough to pay.
+    #[inline]
+    fn reclaim_heads(&mut self) {
+        if self.parts.is_empty() {
+            self.heads.clear();
+            return;
+        }
+        let unsent = self.parts.iter().find_map(|part| match part {
+            Part::Head { start, .. } => Some(*start),
+            Part::Payload(_) => None,
+        });
+        let unsent = match unsent {
+            Some(start) if start >= HEADS_BEFORE_MOVE => start,
+            None if self.heads.len() >= HEADS_BEFORE_MOVE => self.heads.len(),
+            _ => return,
+        };
+        self.heads.drain(..unsent);
+        for part in &mut self.parts {
+            if let Part::Head { start, end } = part {
+                *start = start.saturating_sub(unsent);
+                *end = end.saturating_sub(unsent);
+            }
+        }
+    }
+}
+
+/// Sent heads are kept up to this many bytes before the rest is moved down.
+const HEADS_BEFORE_MOVE: usize = 16 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heads_that_follow_each_other_are_one_piece() {
+        let mut outbox = Outbox::default();
+        outbox.push_head(b"ab");
+        outbox.push_head(b"cd");
+        outbox.push_payload(&SgList::one(Seg::from_slice(b"payload")));
+        outbox.push_head(b"ef");
+        assert_eq!((outbox.pieces().count(), outbox.len()), (3, 13));
+        assert_eq!(outbox.take_bytes(), b"abcdpayloadef");
+        assert!(outbox.is_empty());
+    }
+
+    #[test]
+    fn any_number_of_bytes_can_be_sent_at_a_time() {
+        for step in 1..8 {
+            let mut outbox = Outbox::default();
+            let (mut expected, mut sent) = (Vec::new(), Vec::new());
+            for round in 0..5000u32 {
+                outbox.push_head(&round.to_be_bytes());
+                outbox.push_seg(Seg::from_slice(b"xyz"));
+                expected.extend(round.to_be_bytes());
+                expected.extend(b"xyz");
+                let bytes: Vec<u8> = outbox
+                    .pieces()
+                    .flat_map(|piece| match piece {
+                        Piece::Head(head) => head.to_vec(),
+                        Piece::Payload(seg) => seg.to_vec(),
+                    })
+                    .take(step)
+                    .collect();
+                outbox.consume(bytes.len());
+                sent.extend(bytes);
+            }
+            sent.extend(outbox.take_bytes());
+            assert!(sent == expected, "step {step}");
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! The traits between a session and its driver.
+//!
+//! ```text
+//!   socket ──bytes──▶ StreamSession::on_bytes ──▶ Target::poll_io ──▶ channel
+//!   socket ◀─gather── StreamSession::outbox  ◀── Target::on_io   ◀── channel
+//! ```
+//! The driver's turn, over and over: while [`StreamSession::demand`] asks for bytes and there are some, show them;
+//! take every I/O and submit it; hand in what completed; send what the outbox holds.
+
+use crate::exports::VolumeId;
+use crate::outbox::Outbox;
+use blockmux_volume::{Chunk, Completion, Io, SgList};
+use std::time::Instant;
+
+/// The peer broke the protocol, or left; the connection cannot go on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{what} ({reference})")]
+pub struct ProtocolError {
+    /// What the peer did, as half a sentence: "sent a request with a wrong magic number".
+    pub what: &'static str,
+    /// The rule that it broke: document and section.
+    pub reference: &'static str,
+}
+
+/// Where the next bytes of the stream should go.
+#[derive(Debug)]
+pub enum Demand {
+    /// At least this many bytes in one piece, at most [`MAX_DEMAND`], to be shown to `on_bytes`.
+    Bytes(usize),
+    /// Payload: straight into this memory, all of it, then `on_placed`.
+    Place(SgList),
+    /// Nothing now: back-pressure. The session is waiting for completions or for its outbox to drain.
+    Nothing,
+    /// Nothing ever: close the connection once the outbox is empty and no I/O is in flight.
+    Close,
+}
+
+/// The most contiguous bytes that a session may ask for; a receive buffer holds at least this.
+pub const MAX_DEMAND: usize = 128 << 10;
+
+/// What has deadlines: keep-alive, log-in and recovery timers.
+pub trait Timed {
+    /// When to call [`Timed::on_timeout`], if ever.
+    fn poll_timeout(&self) -> Option<Instant> {
+        None
+    }
+
+    /// The deadline has passed.
+    ///
+    /// # Errors
+    /// If the peer was due to do something and the connection cannot go on.
+    fn on_timeout(&mut self, _now: Instant) -> Result<(), ProtocolError> {
+        Ok(())
+    }
+}
+
+/// A session over a byte stream: NBD, iSCSI, NVMe/TCP, and MPA under iWARP.
+pub trait StreamSession: Timed {
+    /// What to receive next. Asking changes nothing.
+    fn demand(&self) -> Demand;
+
+    /// Shows what is unread, at least as many bytes as `demand` asked for. Returns how many it took; the driver
+    /// shows the rest again when the next demand is met. Payload may be lent on ([`Chunk::lend`]) without a copy.
+    ///
+    /// # Errors
+    /// If the peer broke the protocol: the driver sends what the outbox holds and closes.
+    fn on_bytes(&mut self, input: &Chunk) -> Result<usize, ProtocolError>;
+
+    /// The memory of [`Demand::Place`] is full.
+    ///
+    /// # Errors
+    /// As for `on_bytes`.
+    fn on_placed(&mut self) -> Result<(), ProtocolError>;
+
+    /// The peer has closed its side. An error if that was not allowed at this point.
+    ///
+    /// # Errors
+    /// If the peer left in the middle of something.
+    fn on_end(&mut self) -> Result<(), ProtocolError>;
+
+    /// What waits to be sent.
+    fn outbox(&mut self) -> &mut Outbox;
+}
+
+/// The volume side of a target session.
+///
+/// A session bounds its I/O in flight by [`Target::depth`] and its memory by asking for nothing meanwhile.
+pub trait Target: StreamSession {
+    /// The most I/O that the session ever has in flight.
+    fn depth(&self) -> u32;
+
+    /// The next I/O and the volume it is for. Tags are unique among the session's I/O in flight.
+    fn poll_io(&mut self) -> Option<(VolumeId, Io)>;
+
+    /// An I/O has completed.
+    fn on_io(&mut self, done: Completion);
+
+    /// The target is stopping: finish what is in flight, refuse what comes, then ask to close.
+    fn on_stop(&mut self);
+}
+
+/// The user side of an initiator session: with a connection under it, it is a channel.
+pub trait Initiator: StreamSession {
+    /// Whether log-in is done and [`Initiator::room`] means something.
+    fn is_ready(&self) -> bool;
+
+    /// How many more requests it takes now.
+    fn room(&self) -> usize;
+
+    /// Takes a request; call only while there is room. It holds on to it until it completes.
+    fn submit(&mut self, io: Io);
+
+    /// The next completion.
+    fn poll_done(&mut self) -> Option<Completion>;
+
+    /// The connection is gone: takes back every request that has not completed, oldest first, to be replayed on
+    /// another session.
+    fn take_unfinished(&mut self) -> Vec<Io>;
+
+    /// Ends the session softly once nothing is in flight.
+    fn on_stop(&mut self);
+}

@@ -1,0 +1,631 @@
+//! Memory that I/O addresses: pool buffers, a volume's own pages, receive buffers.
+//!
+//! A kernel, a network card or another core may write such memory at any time, so it is handled by address and
+//! length: bytes are copied in or out, or passed on. The one exception is [`Chunk`], which owns its unfilled
+//! part and whose filled part nobody writes, so that a parser may look at it as a slice.
+//!
+//! Two cores that write the same blocks at once leave a mix of both, as on any disk. Rust calls that a data
+//! race; as with guest memory in a hypervisor, the bytes are never read as anything but bytes.
+#![expect(unsafe_code, reason = "the one module that reads and writes shared I/O memory")]
+
+use crate::pool::Home;
+use smallvec::SmallVec;
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::ptr::NonNull;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Where [`Pages`] come from and how they are given back.
+///
+/// Dropping it frees the pages; no [`Seg`] over them is left then.
+pub trait Backing: Send + Sync {
+    /// Returns the range to the system such that it reads as zeroes afterwards, or answers `false` and does
+    /// nothing. Offset and length are in bytes and any; a backing may decline what is not page-aligned.
+    fn release(&self, _offset: usize, _len: usize) -> bool {
+        false
+    }
+}
+
+/// The memory of a RAM volume: zeroed when new, shared by all cores.
+pub struct Pages {
+    start: NonNull<u8>,
+    len: usize,
+    backing: Box<dyn Backing>,
+}
+// SAFETY: `Pages` gives no references out, only addresses and copies; see the module's words on races.
+unsafe impl Send for Pages {}
+// SAFETY: as above.
+unsafe impl Sync for Pages {}
+
+impl Pages {
+    /// Takes zeroed memory from the heap. It is touched only when used, so a large volume costs nothing at first.
+    #[must_use]
+    pub fn from_heap(len: usize) -> Arc<Pages> {
+        // Alignment by hand: an aligned request would make the allocator clear, and so touch, every page.
+        let layout = Layout::from_size_align(len + PAGE, 16).expect("a volume fits the address space");
+        let heap = Heap::new(layout);
+        let skip = heap.start.align_offset(PAGE);
+        // SAFETY: `skip < PAGE`, and PAGE more bytes than `len` were allocated.
+        let start = unsafe { heap.start.add(skip) };
+        Arc::new(Pages { start, len, backing: Box::new(heap) })
+    }
+
+    /// Takes memory that `backing` owns.
+    ///
+    /// # Safety
+    /// `start` must be valid for reads and writes of `len` bytes, initialized, until `backing` is dropped.
+    #[must_use]
+    pub unsafe fn from_raw(start: NonNull<u8>, len: usize, backing: Box<dyn Backing>) -> Arc<Pages> {
+        Arc::new(Pages { start, len, backing })
+    }
+
+    /// In bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is no memory at all.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Makes the range read as zeroes, giving whole pages back to the system where that is possible.
+    ///
+    /// # Panics
+    /// If the range lies outside.
+    pub fn zero(&self, offset: usize, len: usize) {
+        assert!(offset.checked_add(len).is_some_and(|end| end <= self.len));
+        let first = offset.next_multiple_of(PAGE);
+        let last = (offset + len) / PAGE * PAGE;
+        if first < last && self.backing.release(first, last - first) {
+            self.fill_zero(offset, first - offset);
+            self.fill_zero(last, offset + len - last);
+        } else {
+            self.fill_zero(offset, len);
+        }
+    }
+
+    fn fill_zero(&self, offset: usize, len: usize) {
+        // SAFETY: in bounds, which `zero` checked.
+        unsafe { self.start.add(offset).write_bytes(0, len) }
+    }
+}
+
+/// One core's handle to bytes with a stable address; a clone is another handle to the same bytes.
+///
+/// Not `Send`, so that a count per handle needs no atomic: cores that share [`Pages`] have a handle each.
+pub struct Memory(Rc<Block>);
+
+struct Block {
+    start: NonNull<u8>,
+    len: usize,
+    source: Source,
+}
+
+enum Source {
+    Heap { _heap: Heap },
+    Pool { home: Home, _heap: Heap },
+    Shared { _pages: Arc<Pages> },
+}
+
+impl Memory {
+    /// Takes zeroed, page-aligned memory from the heap.
+    #[must_use]
+    pub fn from_heap(len: usize) -> Memory {
+        let heap = Heap::aligned(len);
+        Memory(Rc::new(Block { start: heap.start, len, source: Source::Heap { _heap: heap } }))
+    }
+
+    /// Makes this core's handle to shared pages.
+    #[must_use]
+    pub fn from_pages(pages: &Arc<Pages>) -> Memory {
+        let source = Source::Shared { _pages: pages.clone() };
+        Memory(Rc::new(Block { start: pages.start, len: pages.len, source }))
+    }
+
+    /// Memory that goes back to its pool when the last handle is dropped.
+    pub(crate) fn for_pool(len: usize, home: Home) -> Memory {
+        let heap = Heap::aligned(len);
+        Memory(Rc::new(Block { start: heap.start, len, source: Source::Pool { home, _heap: heap } }))
+    }
+
+    /// In bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.len
+    }
+
+    /// Whether there is no memory at all.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.len == 0
+    }
+
+    /// The piece at `offset`, `len` bytes long.
+    ///
+    /// # Panics
+    /// If it lies outside.
+    #[must_use]
+    pub fn seg(&self, offset: usize, len: usize) -> Seg {
+        assert!(offset.checked_add(len).is_some_and(|end| end <= self.0.len));
+        // SAFETY: in bounds.
+        let start = unsafe { self.0.start.add(offset) };
+        Seg { memory: self.clone(), start, len: len as u32, writable: true }
+    }
+
+    /// Frees pool memory instead of giving it back once more.
+    pub(crate) fn leave_pool(self) {
+        // Moving the block out of its handle leaves nothing for `drop` to put back.
+        let this = std::mem::ManuallyDrop::new(self);
+        // SAFETY: `this` is never used or dropped again, so the count is taken over exactly once.
+        drop(unsafe { std::ptr::read(&raw const this.0) });
+    }
+
+    #[inline]
+    fn is_only_handle(&self) -> bool {
+        Rc::strong_count(&self.0) == 1
+    }
+}
+
+impl Clone for Memory {
+    #[inline]
+    fn clone(&self) -> Memory {
+        Memory(Rc::clone(&self.0))
+    }
+}
+
+impl Drop for Memory {
+    #[inline]
+    fn drop(&mut self) {
+        if let Source::Pool { home, .. } = &self.0.source
+            && self.is_only_handle()
+            && let Some(pool) = home.upgrade()
+        {
+            pool.put(Memory(Rc::clone(&self.0)));
+        }
+    }
+}
+
+/// A piece of [`Memory`] of at most 4 GiB; a clone shares the bytes.
+#[derive(Clone)]
+pub struct Seg {
+    memory: Memory,
+    start: NonNull<u8>,
+    len: u32,
+    /// False for what a [`Chunk`] lent: its bytes may be looked at as a slice.
+    writable: bool,
+}
+
+impl Seg {
+    /// A piece of fresh heap memory that holds a copy of `bytes`.
+    #[must_use]
+    pub fn from_slice(bytes: &[u8]) -> Seg {
+        let seg = Memory::from_heap(bytes.len()).seg(0, bytes.len());
+        seg.copy_from(bytes);
+        seg
+    }
+
+    /// In bytes.
+    #[inline]
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    /// Whether it has no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The address, for a system call or a queue of a device.
+    #[inline]
+    #[must_use]
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    /// The part at `offset`, `len` bytes long.
+    ///
+    /// # Panics
+    /// If it lies outside.
+    #[must_use]
+    pub fn slice(&self, offset: usize, len: usize) -> Seg {
+        assert!(offset.checked_add(len).is_some_and(|end| end <= self.len()));
+        // SAFETY: in bounds.
+        let start = unsafe { self.start.add(offset) };
+        Seg { memory: self.memory.clone(), start, len: len as u32, writable: self.writable }
+    }
+
+    /// Copies `source` to the beginning of this piece.
+    ///
+    /// # Panics
+    /// If `source` is longer, or the piece was lent by a [`Chunk`].
+    #[inline]
+    pub fn copy_from(&self, source: &[u8]) {
+        assert!(source.len() <= self.len() && self.writable);
+        // SAFETY: in bounds; a Rust slice never overlaps writable I/O memory.
+        unsafe { self.as_ptr().copy_from_nonoverlapping(source.as_ptr(), source.len()) }
+    }
+
+    /// Fills `target` from the beginning of this piece.
+    ///
+    /// # Panics
+    /// If `target` is longer.
+    #[inline]
+    pub fn copy_to(&self, target: &mut [u8]) {
+        assert!(target.len() <= self.len());
+        // SAFETY: in bounds; `target` is exclusive, so it does not overlap.
+        unsafe { target.as_mut_ptr().copy_from_nonoverlapping(self.as_ptr(), target.len()) }
+    }
+
+    /// Copies this piece to the beginning of `target`, which may overlap it.
+    ///
+    /// # Panics
+    /// If `target` is shorter, or was lent by a [`Chunk`].
+    #[inline]
+    pub fn copy_to_seg(&self, target: &Seg) {
+        assert!(self.len <= target.len && target.writable);
+        // SAFETY: in bounds on both sides; `copy_from` allows overlap.
+        unsafe { target.as_ptr().copy_from(self.as_ptr(), self.len()) }
+    }
+
+    /// Fills this piece with zeroes.
+    ///
+    /// # Panics
+    /// If the piece was lent by a [`Chunk`].
+    pub fn fill_zero(&self) {
+        assert!(self.writable);
+        // SAFETY: in bounds.
+        unsafe { self.as_ptr().write_bytes(0, self.len()) }
+    }
+
+    /// A copy of the bytes.
+    #[must_use]
+    pub fn to_vec(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.len()];
+        self.copy_to(&mut bytes);
+        bytes
+    }
+}
+
+impl std::fmt::Debug for Seg {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Seg({} bytes)", self.len)
+    }
+}
+
+/// A scatter-gather list: what an iovec, an SGE list or an NVMe SGL is made from.
+#[derive(Clone, Debug, Default)]
+pub struct SgList(SmallVec<[Seg; 1]>);
+
+impl SgList {
+    /// A list of one piece.
+    #[inline]
+    #[must_use]
+    pub fn one(seg: Seg) -> SgList {
+        SgList(SmallVec::from_buf([seg]))
+    }
+
+    /// Adds a piece at the end.
+    pub fn push(&mut self, seg: Seg) {
+        self.0.push(seg);
+    }
+
+    /// The pieces in order.
+    #[inline]
+    #[must_use]
+    pub fn segs(&self) -> &[Seg] {
+        &self.0
+    }
+
+    /// Bytes in all pieces.
+    #[inline]
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.iter().map(Seg::len).sum()
+    }
+
+    /// Whether there are no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The part at `offset`, `len` bytes long.
+    ///
+    /// # Panics
+    /// If it lies outside.
+    #[must_use]
+    pub fn slice(&self, offset: usize, len: usize) -> SgList {
+        let (mut skip, mut left, mut part) = (offset, len, SgList::default());
+        for seg in &self.0 {
+            let here = seg.len().saturating_sub(skip).min(left);
+            if here > 0 {
+                part.push(seg.slice(skip, here));
+            }
+            skip = skip.saturating_sub(seg.len());
+            left -= here;
+        }
+        assert!(left == 0, "slice of {len} bytes at {offset} from {} bytes", self.len());
+        part
+    }
+
+    /// Copies `source` to the beginning.
+    ///
+    /// # Panics
+    /// If `source` is longer.
+    pub fn copy_from(&self, mut source: &[u8]) {
+        for seg in &self.0 {
+            let here;
+            (here, source) = source.split_at(seg.len().min(source.len()));
+            seg.copy_from(here);
+        }
+        assert!(source.is_empty());
+    }
+
+    /// Fills `target` from the beginning.
+    ///
+    /// # Panics
+    /// If `target` is longer.
+    pub fn copy_to(&self, mut target: &mut [u8]) {
+        for seg in &self.0 {
+            let here;
+            (here, target) = target.split_at_mut(seg.len().min(target.len()));
+            seg.copy_to(here);
+        }
+        assert!(target.is_empty());
+    }
+
+    /// Copies all bytes to the beginning of `target`.
+    ///
+    /// # Panics
+    /// If `target` is shorter.
+    #[inline]
+    pub fn copy_to_list(&self, target: &SgList) {
+        if let ([from], [to]) = (self.segs(), target.segs()) {
+            return from.copy_to_seg(to);
+        }
+        let mut at = 0;
+        for from in &self.0 {
+            let mut done = 0;
+            for to in target.slice(at, from.len()).segs() {
+                from.slice(done, to.len()).copy_to_seg(to);
+                done += to.len();
+            }
+            at += from.len();
+        }
+    }
+
+    /// Fills all pieces with zeroes.
+    pub fn fill_zero(&self) {
+        self.0.iter().for_each(Seg::fill_zero);
+    }
+
+    /// A copy of the bytes.
+    #[must_use]
+    pub fn to_vec(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.len()];
+        self.copy_to(&mut bytes);
+        bytes
+    }
+}
+
+impl From<Seg> for SgList {
+    fn from(seg: Seg) -> SgList {
+        SgList::one(seg)
+    }
+}
+
+/// A receive buffer: `[ taken | unread | spare ]`.
+///
+/// The spare part belongs to the receiver alone; what has been filled is never written again while anyone can
+/// see it, so that a parser looks at it as a slice and lends pieces of it on without a copy.
+pub struct Chunk {
+    memory: Memory,
+    /// End of what was taken, begin of what is unread.
+    taken: usize,
+    /// End of what was filled.
+    filled: usize,
+}
+
+impl Chunk {
+    /// An empty buffer over memory that has no other handle.
+    ///
+    /// # Panics
+    /// If `memory` has another handle.
+    #[must_use]
+    pub fn new(memory: Memory) -> Chunk {
+        assert!(memory.is_only_handle() && !matches!(memory.0.source, Source::Shared { .. }));
+        Chunk { memory, taken: 0, filled: 0 }
+    }
+
+    /// A buffer that holds a copy of `bytes`, unread.
+    #[must_use]
+    pub fn from_slice(bytes: &[u8]) -> Chunk {
+        let mut chunk = Chunk::new(Memory::from_heap(bytes.len()));
+        chunk.extend(bytes);
+        chunk
+    }
+
+    /// What was received and not yet taken.
+    #[inline]
+    #[must_use]
+    pub fn unread(&self) -> &[u8] {
+        // SAFETY: in bounds and initialized; pieces lent from here are read-only, and `spare` begins behind.
+        unsafe { std::slice::from_raw_parts(self.memory.0.start.add(self.taken).as_ptr(), self.filled - self.taken) }
+    }
+
+    /// Lends `len` bytes at `offset` of what is unread; they stay valid after [`Chunk::take`].
+    ///
+    /// # Panics
+    /// If that is more than is unread.
+    #[inline]
+    #[must_use]
+    pub fn lend(&self, offset: usize, len: usize) -> Seg {
+        assert!(offset.checked_add(len).is_some_and(|end| end <= self.filled - self.taken));
+        let mut seg = self.memory.seg(self.taken + offset, len);
+        seg.writable = false;
+        seg
+    }
+
+    /// Marks the first `len` unread bytes as taken.
+    ///
+    /// # Panics
+    /// If that is more than is unread.
+    #[inline]
+    pub fn take(&mut self, len: usize) {
+        assert!(len <= self.filled - self.taken);
+        self.taken += len;
+        if self.taken == self.filled {
+            self.recycle();
+        }
+    }
+
+    /// Where the next bytes go; tell [`Chunk::fill`] how many came.
+    #[inline]
+    pub fn spare(&mut self) -> &mut [u8] {
+        // SAFETY: in bounds and initialized; nobody else has a view behind `filled` (see `recycle`).
+        unsafe {
+            std::slice::from_raw_parts_mut(
+                self.memory.0.start.add(self.filled).as_ptr(),
+                self.memory.len() - self.filled,
+            )
+        }
+    }
+
+    /// Marks the first `len` spare bytes as filled.
+    ///
+    /// # Panics
+    /// If that is more than is spare.
+    #[inline]
+    pub fn fill(&mut self, len: usize) {
+        assert!(len <= self.memory.len() - self.filled);
+        self.filled += len;
+    }
+
+    /// How many bytes can still come.
+    #[inline]
+    #[must_use]
+    pub fn room(&self) -> usize {
+        self.memory.len() - self.filled
+    }
+
+    /// In bytes, of the whole buffer.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.memory.len()
+    }
+
+    /// Whether nothing is unread and nothing lent: the buffer could serve another connection.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.taken == self.filled && self.memory.is_only_handle()
+    }
+
+    /// Copies `bytes` in.
+    ///
+    /// # Panics
+    /// If there is less room.
+    pub fn extend(&mut self, bytes: &[u8]) {
+        self.spare()[..bytes.len()].copy_from_slice(bytes);
+        self.fill(bytes.len());
+    }
+
+    /// Starts at the front again when everything is taken and no piece is lent any more.
+    #[inline]
+    pub fn recycle(&mut self) {
+        if self.is_idle() {
+            (self.taken, self.filled) = (0, 0);
+        }
+    }
+}
+
+/// Memory of the heap, freed on drop.
+struct Heap {
+    start: NonNull<u8>,
+    layout: Layout,
+}
+// SAFETY: it is only an address and a size.
+unsafe impl Send for Heap {}
+// SAFETY: as above.
+unsafe impl Sync for Heap {}
+impl Backing for Heap {}
+
+impl Heap {
+    fn new(layout: Layout) -> Heap {
+        // SAFETY: every caller's layout has a size above zero.
+        let start = unsafe { alloc_zeroed(layout) };
+        Heap { start: NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout)), layout }
+    }
+
+    fn aligned(len: usize) -> Heap {
+        Heap::new(Layout::from_size_align(len.max(1), PAGE).expect("a buffer fits the address space"))
+    }
+}
+impl Drop for Heap {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout in `new`.
+        unsafe { dealloc(self.start.as_ptr(), self.layout) }
+    }
+}
+
+/// What direct I/O and page-wise release need at most on the platforms we run on.
+const PAGE: usize = 4096;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slice_of_a_list_crosses_pieces() {
+        let mut list = SgList::one(Seg::from_slice(b"abc"));
+        list.push(Seg::from_slice(b"defg"));
+        assert_eq!(list.slice(1, 4).to_vec(), b"bcde");
+        assert_eq!(list.slice(3, 4).to_vec(), b"defg");
+        assert_eq!(list.slice(7, 0).len(), 0);
+    }
+
+    #[test]
+    fn lists_cut_differently_copy_to_each_other() {
+        let mut from = SgList::one(Seg::from_slice(b"abc"));
+        from.push(Seg::from_slice(b"defg"));
+        let memory = Memory::from_heap(7);
+        let mut to = SgList::one(memory.seg(0, 5));
+        to.push(memory.seg(5, 2));
+        from.copy_to_list(&to);
+        assert_eq!(to.to_vec(), b"abcdefg");
+    }
+
+    #[test]
+    fn a_chunk_starts_over_only_when_nothing_is_lent() {
+        let mut chunk = Chunk::new(Memory::from_heap(8));
+        chunk.extend(b"abcdef");
+        let lent = chunk.lend(1, 2);
+        chunk.take(6);
+        assert_eq!((chunk.room(), lent.to_vec()), (2, b"bc".to_vec()));
+        drop(lent);
+        chunk.recycle();
+        assert_eq!(chunk.room(), 8);
+    }
+
+    #[test]
+    #[should_panic(expected = "writable")]
+    fn what_a_chunk_lent_cannot_be_written() {
+        let chunk = Chunk::from_slice(b"abc");
+        chunk.lend(0, 3).copy_from(b"x");
+    }
+
+    #[test]
+    fn zeroing_pages_keeps_their_neighbours() {
+        let pages = Pages::from_heap(3 * PAGE);
+        let seg = Memory::from_pages(&pages).seg(0, 3 * PAGE);
+        seg.copy_from(&vec![7; 3 * PAGE]);
+        pages.zero(100, 2 * PAGE);
+        let bytes = seg.to_vec();
+        assert!(bytes[..100].iter().chain(&bytes[100 + 2 * PAGE..]).all(|&b| b == 7));
+        assert!(bytes[100..100 + 2 * PAGE].iter().all(|&b| b == 0));
+    }
+}

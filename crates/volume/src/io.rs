@@ -1,0 +1,162 @@
+//! One request to a volume and its completion.
+
+use crate::buf::SgList;
+
+/// Chosen by the submitter, unique among its I/O in flight on one channel.
+///
+/// It is the submitter's own slot number and never a peer's ITT, CID or cookie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Tag(pub u64);
+
+/// What to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Op {
+    /// Read `len` bytes.
+    Read,
+    /// Write `len` bytes.
+    Write {
+        /// Force unit access: complete only once the data is on stable storage.
+        fua: bool,
+    },
+    /// Make every write that completed before this was submitted, on any channel, stable. No range.
+    Flush,
+    /// Make the range read as zeroes.
+    WriteZeroes {
+        /// As for a write.
+        fua: bool,
+        /// The blocks may be given back to the storage below; else they stay provisioned.
+        may_unmap: bool,
+        /// Fail with [`IoError::Unsupported`], changing nothing, rather than write zeroes block by block.
+        only_fast: bool,
+    },
+    /// The range's content is no longer needed; what it reads as afterwards is undefined.
+    Discard {
+        /// As for a write.
+        fua: bool,
+    },
+    /// The range will be read soon. A hint.
+    Prefetch,
+    /// Which parts of the range are allocated; completes with [`Output::Extents`].
+    BlockStatus,
+}
+
+impl Op {
+    /// Whether the operation changes the volume's content.
+    #[must_use]
+    pub fn is_write(self) -> bool {
+        matches!(self, Op::Write { .. } | Op::WriteZeroes { .. } | Op::Discard { .. })
+    }
+
+    /// Whether data moves, which bounds the length by [`crate::MAX_TRANSFER`].
+    #[must_use]
+    pub fn moves_data(self) -> bool {
+        matches!(self, Op::Read | Op::Write { .. })
+    }
+}
+
+/// One request.
+#[derive(Clone, Debug)]
+pub struct Io {
+    /// Comes back in the completion.
+    pub tag: Tag,
+    /// What to do.
+    pub op: Op,
+    /// In bytes, a whole number of logical blocks.
+    pub offset: u64,
+    /// In bytes, a whole number of logical blocks; 0 for a flush.
+    pub len: u64,
+    /// Write data, or where read data goes, `len` bytes. `None` in a read: the volume lends its own memory or
+    /// takes some from the core's pool.
+    pub data: Option<SgList>,
+}
+
+impl Io {
+    /// A request without data: a flush, a discard, or a read that takes what memory the volume gives.
+    #[must_use]
+    pub fn new(tag: Tag, op: Op, offset: u64, len: u64) -> Io {
+        Io { tag, op, offset, len, data: None }
+    }
+}
+
+/// A run of blocks with the same state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Extent {
+    /// In bytes, not 0.
+    pub len: u64,
+    /// Not allocated: a write may need new space.
+    pub hole: bool,
+    /// Reads as zeroes; `false` means not known.
+    pub zero: bool,
+}
+
+/// What a completed request brings.
+#[derive(Clone, Debug, Default)]
+pub enum Output {
+    /// Nothing: a write, flush, discard, or a hint.
+    #[default]
+    Nothing,
+    /// What was read, `len` bytes: the request's own list, or memory lent until it is dropped. Lent memory may
+    /// change under a concurrent write, so copy it before computing a digest.
+    Data(SgList),
+    /// Consecutive extents from the request's offset on, at least one; together they may cover less than asked,
+    /// never more.
+    Extents(Vec<Extent>),
+}
+
+impl Output {
+    /// The data of a read; nothing for other requests.
+    #[must_use]
+    pub fn into_data(self) -> SgList {
+        match self {
+            Output::Data(data) => data,
+            _ => SgList::default(),
+        }
+    }
+}
+
+/// Exactly one for every submitted [`Io`], in any order.
+#[derive(Debug)]
+pub struct Completion {
+    /// The request's.
+    pub tag: Tag,
+    /// What it brought, or why it failed.
+    pub result: Result<Output, IoError>,
+}
+
+/// Why a request failed. Each protocol translates this in exactly one table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum IoError {
+    /// The range does not lie within the volume.
+    #[error("outside the volume")]
+    OutOfRange,
+    /// Offset or length is not a whole number of blocks.
+    #[error("not a whole number of blocks")]
+    Misaligned,
+    /// More data than [`crate::MAX_TRANSFER`], or a list of another length than the request's.
+    #[error("transfer is too large or its buffer has another length")]
+    BadLength,
+    /// The volume cannot be written.
+    #[error("volume is read-only")]
+    ReadOnly,
+    /// The volume cannot do this, or not fast.
+    #[error("operation not supported")]
+    Unsupported,
+    /// The storage below is full.
+    #[error("no space left")]
+    NoSpace,
+    /// The device failed.
+    #[error("medium error")]
+    Medium,
+    /// No memory for the request.
+    #[error("out of memory")]
+    NoMemory,
+    /// The connection to a remote volume is lost for good.
+    #[error("path to the volume is lost")]
+    PathLost,
+    /// The request was cancelled.
+    #[error("aborted")]
+    Aborted,
+    /// The other side is stopping.
+    #[error("shutting down")]
+    ShuttingDown,
+}

@@ -1,0 +1,172 @@
+//! A volume in RAM.
+//!
+//! A read without a buffer is lent the volume's own memory. Blocks never written, or zeroed or discarded in whole
+//! units, are holes: they cost no memory and block status says so.
+
+use crate::buf::{Memory, Pages, SgList};
+use crate::io::{Completion, Extent, Io, IoError, Op, Output};
+use crate::ready::Waker;
+use crate::volume::{Channel, Core, Volume, VolumeInfo};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// A volume in RAM; its content goes with the process.
+pub struct MemVolume {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    info: VolumeInfo,
+    pages: Arc<Pages>,
+    /// One state for each [`UNIT`] bytes.
+    states: Vec<AtomicU8>,
+}
+
+impl MemVolume {
+    /// A volume of zeroes over heap memory, `size` bytes rounded down to a whole block.
+    #[must_use]
+    pub fn new(size: u64) -> MemVolume {
+        MemVolume::from_pages(Pages::from_heap(size as usize))
+    }
+
+    /// A volume over zeroed `pages`.
+    #[must_use]
+    pub fn from_pages(pages: Arc<Pages>) -> MemVolume {
+        let size = (pages.len() as u64) / 512 * 512;
+        let info = VolumeInfo {
+            volatile: true,
+            discard_granularity: UNIT as u32,
+            fast_zeroes: true,
+            lends_reads: true,
+            ..VolumeInfo::new(size)
+        };
+        let states = (0..size.div_ceil(UNIT)).map(|_| AtomicU8::new(HOLE)).collect();
+        MemVolume { shared: Arc::new(Shared { info, pages, states }) }
+    }
+}
+
+impl Volume for MemVolume {
+    fn info(&self) -> VolumeInfo {
+        self.shared.info.clone()
+    }
+
+    fn open(&self, _core: &Rc<dyn Core>, depth: u32, _waker: Waker) -> Result<Box<dyn Channel>, IoError> {
+        Ok(Box::new(MemChannel {
+            memory: Memory::from_pages(&self.shared.pages),
+            shared: self.shared.clone(),
+            done: Vec::with_capacity(depth as usize),
+        }))
+    }
+}
+
+struct MemChannel {
+    shared: Arc<Shared>,
+    /// This core's handle: reads are lent through it, so that cores share no counter.
+    memory: Memory,
+    done: Vec<Completion>,
+}
+
+impl Channel for MemChannel {
+    #[inline]
+    fn submit(&mut self, io: Io) {
+        let tag = io.tag;
+        let result = self.shared.info.check(&io).map(|()| self.execute(io));
+        self.done.push(Completion { tag, result });
+    }
+
+    #[inline]
+    fn poll(&mut self, done: &mut Vec<Completion>) {
+        done.append(&mut self.done);
+    }
+}
+
+impl MemChannel {
+    /// Does a request that was checked; RAM cannot fail.
+    #[inline]
+    fn execute(&self, io: Io) -> Output {
+        match io.op {
+            Op::Read => {
+                let here = SgList::one(self.memory.seg(io.offset as usize, io.len as usize));
+                match io.data {
+                    None => return Output::Data(here),
+                    Some(data) => {
+                        here.copy_to_list(&data);
+                        return Output::Data(data);
+                    }
+                }
+            }
+            Op::Write { .. } => {
+                self.shared.mark_data(io.offset, io.len);
+                let here = SgList::one(self.memory.seg(io.offset as usize, io.len as usize));
+                if let Some(data) = io.data {
+                    data.copy_to_list(&here);
+                }
+                // Again, in case a discard on another core took the first mark for the state before it.
+                self.shared.mark_data(io.offset, io.len);
+            }
+            Op::WriteZeroes { may_unmap, .. } => self.shared.zero(io.offset, io.len, may_unmap),
+            Op::Discard { .. } => self.shared.zero(io.offset, io.len, true),
+            Op::BlockStatus => return Output::Extents(self.shared.extents(io.offset, io.len)),
+            Op::Flush | Op::Prefetch => {}
+        }
+        Output::Nothing
+    }
+}
+
+impl Shared {
+    #[inline]
+    fn mark_data(&self, offset: u64, len: u64) {
+        if len == 0 {
+            return;
+        }
+        for state in &self.states[(offset / UNIT) as usize..=((offset + len - 1) / UNIT) as usize] {
+            if state.load(Ordering::Acquire) != DATA {
+                state.store(DATA, Ordering::Release);
+            }
+        }
+    }
+
+    fn zero(&self, offset: u64, len: u64, may_unmap: bool) {
+        let (first, last) = (offset.next_multiple_of(UNIT), (offset + len) / UNIT * UNIT);
+        if !may_unmap || first >= last {
+            self.mark_data(offset, len);
+            self.pages.zero(offset as usize, len as usize);
+            return;
+        }
+        let whole = &self.states[(first / UNIT) as usize..(last / UNIT) as usize];
+        whole.iter().for_each(|state| state.store(ZEROING, Ordering::Release));
+        self.pages.zero(offset as usize, len as usize);
+        for state in whole {
+            // A write that came meanwhile has set DATA, and that stays.
+            let _ = state.compare_exchange(ZEROING, HOLE, Ordering::AcqRel, Ordering::Acquire);
+        }
+    }
+
+    fn extents(&self, offset: u64, len: u64) -> Vec<Extent> {
+        let end = offset + len;
+        let mut extents: Vec<Extent> = Vec::new();
+        let mut at = offset;
+        while at < end {
+            let next = ((at / UNIT + 1) * UNIT).min(end);
+            let hole = self.states[(at / UNIT) as usize].load(Ordering::Acquire) == HOLE;
+            let full = extents.len() == MAX_EXTENTS;
+            match extents.last_mut() {
+                Some(last) if last.hole == hole => last.len += next - at,
+                _ if full => break,
+                _ => extents.push(Extent { len: next - at, hole, zero: hole }),
+            }
+            at = next;
+        }
+        extents
+    }
+}
+
+/// Bytes that are allocated or a hole together.
+const UNIT: u64 = 64 << 10;
+/// One answer's length is bounded.
+const MAX_EXTENTS: usize = 4096;
+const HOLE: u8 = 0;
+const DATA: u8 = 1;
+/// On the way from data to hole: a write turns it back into data.
+const ZEROING: u8 = 2;

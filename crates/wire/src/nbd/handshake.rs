@@ -1,0 +1,226 @@
+//! The handshake phase: greeting, options, option replies (proto.md, "Newstyle negotiation" and "Handshake phase").
+
+use crate::open_enum::open_enum;
+use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, U32, U64, Unaligned};
+
+/// What the server sends first: `NBDMAGIC`, `IHAVEOPT`, handshake flags.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Greeting {
+    /// [`NBD_MAGIC`].
+    pub magic: U64<BE>,
+    /// [`NBD_OPTS_MAGIC`]; an oldstyle server sends another number here.
+    pub opts_magic: U64<BE>,
+    /// `NBD_FLAG_FIXED_NEWSTYLE`, `NBD_FLAG_NO_ZEROES`.
+    pub handshake_flags: U16<BE>,
+}
+const _: () = assert!(size_of::<Greeting>() == 18);
+
+/// What the client answers: `NBD_FLAG_C_*`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct ClientFlags {
+    /// `NBD_FLAG_C_FIXED_NEWSTYLE`, `NBD_FLAG_C_NO_ZEROES`.
+    pub flags: U32<BE>,
+}
+const _: () = assert!(size_of::<ClientFlags>() == 4);
+
+/// The head of an option; `length` bytes of data follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct OptionHead {
+    /// [`NBD_OPTS_MAGIC`].
+    pub magic: U64<BE>,
+    /// [`Opt`].
+    pub option: U32<BE>,
+    /// Length of the data that follows, in bytes.
+    pub length: U32<BE>,
+}
+const _: () = assert!(size_of::<OptionHead>() == 16);
+
+/// The head of a reply to an option; `length` bytes of data follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct OptionReplyHead {
+    /// [`NBD_REP_MAGIC`].
+    pub magic: U64<BE>,
+    /// The [`Opt`] that this answers.
+    pub option: U32<BE>,
+    /// [`Rep`].
+    pub reply_type: U32<BE>,
+    /// Length of the data that follows, in bytes.
+    pub length: U32<BE>,
+}
+const _: () = assert!(size_of::<OptionReplyHead>() == 20);
+
+/// The answer to `NBD_OPT_EXPORT_NAME`; 124 zeroes follow unless `NBD_FLAG_C_NO_ZEROES` was agreed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct ExportNameReply {
+    /// Size of the export in bytes.
+    pub size: U64<BE>,
+    /// `NBD_FLAG_*` of the transmission phase.
+    pub transmission_flags: U16<BE>,
+}
+const _: () = assert!(size_of::<ExportNameReply>() == 10);
+
+/// `NBD_INFO_EXPORT`: size and transmission flags.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct InfoExport {
+    /// [`Info::NBD_INFO_EXPORT`].
+    pub info_type: U16<BE>,
+    /// Size of the export in bytes.
+    pub size: U64<BE>,
+    /// `NBD_FLAG_*` of the transmission phase.
+    pub transmission_flags: U16<BE>,
+}
+const _: () = assert!(size_of::<InfoExport>() == 12);
+
+/// `NBD_INFO_BLOCK_SIZE`: size constraints, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct InfoBlockSize {
+    /// [`Info::NBD_INFO_BLOCK_SIZE`].
+    pub info_type: U16<BE>,
+    /// Offsets and lengths are multiples of this; a power of two, at most 65,536.
+    pub minimum: U32<BE>,
+    /// Requests of this size and alignment are efficient.
+    pub preferred: U32<BE>,
+    /// The most payload in one request or reply.
+    pub maximum_payload: U32<BE>,
+}
+const _: () = assert!(size_of::<InfoBlockSize>() == 14);
+
+open_enum! {
+    /// Option types, `NBD_OPT_*`.
+    pub enum Opt(u32) {
+        /// Choose an export and enter transmission; cannot fail but by disconnecting.
+        NBD_OPT_EXPORT_NAME = 1,
+        /// End the session softly.
+        NBD_OPT_ABORT = 2,
+        /// List the exports.
+        NBD_OPT_LIST = 3,
+        /// Withdrawn.
+        NBD_OPT_PEEK_EXPORT = 4,
+        /// Upgrade to TLS.
+        NBD_OPT_STARTTLS = 5,
+        /// Describe an export.
+        NBD_OPT_INFO = 6,
+        /// Describe an export and enter transmission.
+        NBD_OPT_GO = 7,
+        /// Use structured replies.
+        NBD_OPT_STRUCTURED_REPLY = 8,
+        /// List metadata contexts.
+        NBD_OPT_LIST_META_CONTEXT = 9,
+        /// Select metadata contexts.
+        NBD_OPT_SET_META_CONTEXT = 10,
+        /// Use extended headers.
+        NBD_OPT_EXTENDED_HEADERS = 11,
+    }
+}
+
+open_enum! {
+    /// Option reply types, `NBD_REP_*`. Errors have bit 31 set.
+    pub enum Rep(u32) {
+        /// Done, successfully.
+        NBD_REP_ACK = 1,
+        /// One export's name.
+        NBD_REP_SERVER = 2,
+        /// One piece of information about an export.
+        NBD_REP_INFO = 3,
+        /// One metadata context.
+        NBD_REP_META_CONTEXT = 4,
+        /// Unknown option.
+        NBD_REP_ERR_UNSUP = (1 << 31) | 1,
+        /// Forbidden by policy.
+        NBD_REP_ERR_POLICY = (1 << 31) | 2,
+        /// Malformed, or not allowed now.
+        NBD_REP_ERR_INVALID = (1 << 31) | 3,
+        /// Not supported on this platform.
+        NBD_REP_ERR_PLATFORM = (1 << 31) | 4,
+        /// TLS is needed first.
+        NBD_REP_ERR_TLS_REQD = (1 << 31) | 5,
+        /// No such export.
+        NBD_REP_ERR_UNKNOWN = (1 << 31) | 6,
+        /// The server is stopping.
+        NBD_REP_ERR_SHUTDOWN = (1 << 31) | 7,
+        /// The client must ask for block sizes.
+        NBD_REP_ERR_BLOCK_SIZE_REQD = (1 << 31) | 8,
+        /// Too large to process.
+        NBD_REP_ERR_TOO_BIG = (1 << 31) | 9,
+        /// Extended headers are needed, or were agreed already.
+        NBD_REP_ERR_EXT_HEADER_REQD = (1 << 31) | 10,
+    }
+}
+
+impl Rep {
+    /// Whether this reply ends its option with an error (bit 31).
+    #[must_use]
+    pub const fn is_error(self) -> bool {
+        self.0 & (1 << 31) != 0
+    }
+}
+
+open_enum! {
+    /// Information types, `NBD_INFO_*`.
+    pub enum Info(u16) {
+        /// [`InfoExport`].
+        NBD_INFO_EXPORT = 0,
+        /// The export's canonical name.
+        NBD_INFO_NAME = 1,
+        /// The export's description.
+        NBD_INFO_DESCRIPTION = 2,
+        /// [`InfoBlockSize`].
+        NBD_INFO_BLOCK_SIZE = 3,
+    }
+}
+
+/// `NBDMAGIC`.
+pub const NBD_MAGIC: u64 = u64::from_be_bytes(*b"NBDMAGIC");
+/// `IHAVEOPT`.
+pub const NBD_OPTS_MAGIC: u64 = u64::from_be_bytes(*b"IHAVEOPT");
+/// What an oldstyle server sends in place of `IHAVEOPT`.
+pub const NBD_CLISERV_MAGIC: u64 = 0x0000_4202_8186_1253;
+/// Starts every option reply.
+pub const NBD_REP_MAGIC: u64 = 0x0003_e889_0455_65a9;
+
+/// Handshake flag: fixed newstyle.
+pub const NBD_FLAG_FIXED_NEWSTYLE: u16 = 1 << 0;
+/// Handshake flag: the 124 zeroes can be left out.
+pub const NBD_FLAG_NO_ZEROES: u16 = 1 << 1;
+
+/// Client flag: fixed newstyle.
+pub const NBD_FLAG_C_FIXED_NEWSTYLE: u32 = 1 << 0;
+/// Client flag: leave the 124 zeroes out.
+pub const NBD_FLAG_C_NO_ZEROES: u32 = 1 << 1;
+
+/// Zeroes after [`ExportNameReply`] when the client did not set `NBD_FLAG_C_NO_ZEROES`.
+pub const NBD_EXPORT_NAME_ZEROES: usize = 124;
+
+/// Transmission flag: always set.
+pub const NBD_FLAG_HAS_FLAGS: u16 = 1 << 0;
+/// Transmission flag: the export is read-only.
+pub const NBD_FLAG_READ_ONLY: u16 = 1 << 1;
+/// Transmission flag: `NBD_CMD_FLUSH` is supported.
+pub const NBD_FLAG_SEND_FLUSH: u16 = 1 << 2;
+/// Transmission flag: `NBD_CMD_FLAG_FUA` is supported.
+pub const NBD_FLAG_SEND_FUA: u16 = 1 << 3;
+/// Transmission flag: a rotating medium.
+pub const NBD_FLAG_ROTATIONAL: u16 = 1 << 4;
+/// Transmission flag: `NBD_CMD_TRIM` is supported.
+pub const NBD_FLAG_SEND_TRIM: u16 = 1 << 5;
+/// Transmission flag: `NBD_CMD_WRITE_ZEROES` is supported.
+pub const NBD_FLAG_SEND_WRITE_ZEROES: u16 = 1 << 6;
+/// Transmission flag: `NBD_CMD_FLAG_DF` is supported.
+pub const NBD_FLAG_SEND_DF: u16 = 1 << 7;
+/// Transmission flag: a flush on one connection covers the writes of all.
+pub const NBD_FLAG_CAN_MULTI_CONN: u16 = 1 << 8;
+/// Transmission flag: `NBD_CMD_RESIZE` (withdrawn extension).
+pub const NBD_FLAG_SEND_RESIZE: u16 = 1 << 9;
+/// Transmission flag: `NBD_CMD_CACHE` is supported.
+pub const NBD_FLAG_SEND_CACHE: u16 = 1 << 10;
+/// Transmission flag: `NBD_CMD_FLAG_FAST_ZERO` is supported.
+pub const NBD_FLAG_SEND_FAST_ZERO: u16 = 1 << 11;
+/// Transmission flag: `NBD_CMD_BLOCK_STATUS` takes a payload that names contexts.
+pub const NBD_FLAG_BLOCK_STATUS_PAYLOAD: u16 = 1 << 12;

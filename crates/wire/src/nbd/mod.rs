@@ -1,0 +1,14 @@
+//! NBD, the Network Block Device protocol, as `doc/proto.md` of the NetworkBlockDevice/nbd repository has it,
+//! with its `EXTENDED_HEADERS` extension (branch `extension-ext-header`).
+//!
+//! A connection has two phases, and so has this module: [`handshake`] (options and their replies) and
+//! [`transmission`] (requests and their replies). All numbers are big-endian. No structure here has padding.
+
+pub mod handshake;
+pub mod transmission;
+
+/// The port that IANA assigned to NBD.
+pub const NBD_DEFAULT_PORT: u16 = 10809;
+
+/// The longest string that the protocol allows, in bytes (proto.md, "Conventions").
+pub const NBD_MAX_STRING: usize = 4096;

@@ -1,0 +1,279 @@
+//! The transmission phase: requests and replies (proto.md, "Transmission" and "Transmission phase").
+
+use crate::open_enum::open_enum;
+use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, U32, U64, Unaligned};
+
+/// The compact request; a write's `length` bytes of data follow ("Request message").
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Request {
+    /// [`NBD_REQUEST_MAGIC`].
+    pub magic: U32<BE>,
+    /// `NBD_CMD_FLAG_*`.
+    pub flags: U16<BE>,
+    /// [`Cmd`].
+    pub command: U16<BE>,
+    /// Opaque to the server; comes back in the reply.
+    pub cookie: U64<BE>,
+    /// In bytes.
+    pub offset: U64<BE>,
+    /// In bytes.
+    pub length: U32<BE>,
+}
+const _: () = assert!(size_of::<Request>() == 28);
+
+/// The extended request; with `NBD_CMD_FLAG_PAYLOAD_LEN`, `length` bytes follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct ExtendedRequest {
+    /// [`NBD_EXTENDED_REQUEST_MAGIC`].
+    pub magic: U32<BE>,
+    /// `NBD_CMD_FLAG_*`.
+    pub flags: U16<BE>,
+    /// [`Cmd`].
+    pub command: U16<BE>,
+    /// Opaque to the server; comes back in the reply.
+    pub cookie: U64<BE>,
+    /// In bytes.
+    pub offset: U64<BE>,
+    /// Payload length with `NBD_CMD_FLAG_PAYLOAD_LEN`, else effect length; in bytes.
+    pub length: U64<BE>,
+}
+const _: () = assert!(size_of::<ExtendedRequest>() == 32);
+
+/// The simple reply; a successful read's data follows ("Simple reply message").
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct SimpleReply {
+    /// [`NBD_SIMPLE_REPLY_MAGIC`].
+    pub magic: U32<BE>,
+    /// [`Errno`], 0 for success.
+    pub error: U32<BE>,
+    /// The request's.
+    pub cookie: U64<BE>,
+}
+const _: () = assert!(size_of::<SimpleReply>() == 16);
+
+/// The head of one chunk of a structured reply; `length` bytes follow ("Structured reply chunk message").
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct StructuredReply {
+    /// [`NBD_STRUCTURED_REPLY_MAGIC`].
+    pub magic: U32<BE>,
+    /// [`NBD_REPLY_FLAG_DONE`].
+    pub flags: U16<BE>,
+    /// [`ReplyType`].
+    pub reply_type: U16<BE>,
+    /// The request's.
+    pub cookie: U64<BE>,
+    /// Length of the payload that follows, in bytes.
+    pub length: U32<BE>,
+}
+const _: () = assert!(size_of::<StructuredReply>() == 20);
+
+/// The head of one chunk of an extended reply; `length` bytes follow ("Extended reply chunk message").
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct ExtendedReply {
+    /// [`NBD_EXTENDED_REPLY_MAGIC`].
+    pub magic: U32<BE>,
+    /// [`NBD_REPLY_FLAG_DONE`].
+    pub flags: U16<BE>,
+    /// [`ReplyType`].
+    pub reply_type: U16<BE>,
+    /// The request's.
+    pub cookie: U64<BE>,
+    /// The request's.
+    pub offset: U64<BE>,
+    /// Length of the payload that follows, in bytes.
+    pub length: U64<BE>,
+}
+const _: () = assert!(size_of::<ExtendedReply>() == 32);
+
+/// `NBD_REPLY_TYPE_OFFSET_HOLE`: a range that reads as zeroes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct OffsetHole {
+    /// In bytes.
+    pub offset: U64<BE>,
+    /// In bytes, not zero.
+    pub length: U32<BE>,
+}
+const _: () = assert!(size_of::<OffsetHole>() == 12);
+
+/// The fixed part of an error chunk; `message_length` bytes of text follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct ErrorChunk {
+    /// [`Errno`], not zero.
+    pub error: U32<BE>,
+    /// In bytes.
+    pub message_length: U16<BE>,
+}
+const _: () = assert!(size_of::<ErrorChunk>() == 6);
+
+/// One descriptor of `NBD_REPLY_TYPE_BLOCK_STATUS`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct BlockDescriptor {
+    /// Length of the extent in bytes, not zero.
+    pub length: U32<BE>,
+    /// Meaning set by the context; `NBD_STATE_*` for `base:allocation`.
+    pub status: U32<BE>,
+}
+const _: () = assert!(size_of::<BlockDescriptor>() == 8);
+
+/// The fixed part of `NBD_REPLY_TYPE_BLOCK_STATUS_EXT`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct BlockStatusExt {
+    /// Metadata context id.
+    pub context: U32<BE>,
+    /// Number of [`ExtendedBlockDescriptor`]s that follow, not zero.
+    pub count: U32<BE>,
+}
+const _: () = assert!(size_of::<BlockStatusExt>() == 8);
+
+/// One descriptor of `NBD_REPLY_TYPE_BLOCK_STATUS_EXT`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct ExtendedBlockDescriptor {
+    /// Length of the extent in bytes, not zero.
+    pub length: U64<BE>,
+    /// Meaning set by the context; `NBD_STATE_*` for `base:allocation`.
+    pub status: U64<BE>,
+}
+const _: () = assert!(size_of::<ExtendedBlockDescriptor>() == 16);
+
+open_enum! {
+    /// Request types, `NBD_CMD_*`.
+    pub enum Cmd(u16) {
+        /// Read.
+        NBD_CMD_READ = 0,
+        /// Write.
+        NBD_CMD_WRITE = 1,
+        /// Disconnect softly.
+        NBD_CMD_DISC = 2,
+        /// Make completed writes stable.
+        NBD_CMD_FLUSH = 3,
+        /// The data is no longer needed.
+        NBD_CMD_TRIM = 4,
+        /// Will be read soon.
+        NBD_CMD_CACHE = 5,
+        /// Write zeroes without payload.
+        NBD_CMD_WRITE_ZEROES = 6,
+        /// Ask for metadata.
+        NBD_CMD_BLOCK_STATUS = 7,
+        /// Withdrawn extension.
+        NBD_CMD_RESIZE = 8,
+    }
+}
+
+open_enum! {
+    /// Types of structured and extended reply chunks, `NBD_REPLY_TYPE_*`. Errors have bit 15 set.
+    pub enum ReplyType(u16) {
+        /// Nothing more; always the last chunk.
+        NBD_REPLY_TYPE_NONE = 0,
+        /// 64-bit offset, then data.
+        NBD_REPLY_TYPE_OFFSET_DATA = 1,
+        /// [`OffsetHole`].
+        NBD_REPLY_TYPE_OFFSET_HOLE = 2,
+        /// 32-bit context id, then [`BlockDescriptor`]s.
+        NBD_REPLY_TYPE_BLOCK_STATUS = 5,
+        /// [`BlockStatusExt`], then [`ExtendedBlockDescriptor`]s.
+        NBD_REPLY_TYPE_BLOCK_STATUS_EXT = 6,
+        /// [`ErrorChunk`], then text.
+        NBD_REPLY_TYPE_ERROR = (1 << 15) | 1,
+        /// [`ErrorChunk`], text, then a 64-bit offset.
+        NBD_REPLY_TYPE_ERROR_OFFSET = (1 << 15) | 2,
+    }
+}
+
+impl ReplyType {
+    /// Whether this chunk reports an error (bit 15).
+    #[must_use]
+    pub const fn is_error(self) -> bool {
+        self.0 & (1 << 15) != 0
+    }
+}
+
+open_enum! {
+    /// Error values ("Error values"); they are the protocol's, not the host's.
+    pub enum Errno(u32) {
+        /// Operation not permitted: the export is read-only.
+        NBD_EPERM = 1,
+        /// Input/output error.
+        NBD_EIO = 5,
+        /// Cannot allocate memory.
+        NBD_ENOMEM = 12,
+        /// Invalid argument.
+        NBD_EINVAL = 22,
+        /// No space left, or a write beyond the end.
+        NBD_ENOSPC = 28,
+        /// Value too large.
+        NBD_EOVERFLOW = 75,
+        /// Operation not supported (a fast zero that would not be fast).
+        NBD_ENOTSUP = 95,
+        /// The server is stopping.
+        NBD_ESHUTDOWN = 108,
+    }
+}
+
+/// Starts a compact request.
+pub const NBD_REQUEST_MAGIC: u32 = 0x2560_9513;
+/// Starts an extended request.
+pub const NBD_EXTENDED_REQUEST_MAGIC: u32 = 0x21e4_1c71;
+/// Starts a simple reply.
+pub const NBD_SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
+/// Starts a chunk of a structured reply.
+pub const NBD_STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
+/// Starts a chunk of an extended reply.
+pub const NBD_EXTENDED_REPLY_MAGIC: u32 = 0x6e8a_278c;
+
+/// Command flag: reply only once the data is on stable storage.
+pub const NBD_CMD_FLAG_FUA: u16 = 1 << 0;
+/// Command flag of `NBD_CMD_WRITE_ZEROES`: do not make a hole.
+pub const NBD_CMD_FLAG_NO_HOLE: u16 = 1 << 1;
+/// Command flag of `NBD_CMD_READ`: at most one content chunk.
+pub const NBD_CMD_FLAG_DF: u16 = 1 << 2;
+/// Command flag of `NBD_CMD_BLOCK_STATUS`: one extent per context.
+pub const NBD_CMD_FLAG_REQ_ONE: u16 = 1 << 3;
+/// Command flag of `NBD_CMD_WRITE_ZEROES`: fail rather than be slow.
+pub const NBD_CMD_FLAG_FAST_ZERO: u16 = 1 << 4;
+/// Command flag with extended headers: `length` counts payload that follows.
+pub const NBD_CMD_FLAG_PAYLOAD_LEN: u16 = 1 << 5;
+
+/// Reply flag: the last chunk of this reply.
+pub const NBD_REPLY_FLAG_DONE: u16 = 1 << 0;
+
+/// `base:allocation`: not allocated.
+pub const NBD_STATE_HOLE: u32 = 1 << 0;
+/// `base:allocation`: reads as zeroes.
+pub const NBD_STATE_ZERO: u32 = 1 << 1;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_command_prints_as_a_number() {
+        extern crate alloc;
+        use alloc::format;
+        assert_eq!(format!("{:?} {:?}", Cmd::NBD_CMD_TRIM, Cmd(0x99)), "NBD_CMD_TRIM Cmd(0x99)");
+    }
+
+    #[test]
+    fn a_request_reads_as_the_kernel_client_sent_it() {
+        let bytes = [
+            0x25, 0x60, 0x95, 0x13, 0x00, 0x01, 0x00, 0x01, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0x10, 0, 0, 0,
+            2, 0,
+        ];
+        let request = Request::read_from_bytes(&bytes).unwrap();
+        assert_eq!(request.magic.get(), NBD_REQUEST_MAGIC);
+        assert_eq!(Cmd(request.command.get()), Cmd::NBD_CMD_WRITE);
+        assert_eq!(
+            (request.flags.get(), request.cookie.get(), request.offset.get(), request.length.get()),
+            (NBD_CMD_FLAG_FUA, 7, 4096, 512)
+        );
+    }
+}
