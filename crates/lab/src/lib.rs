@@ -1,1 +1,11 @@
-//! placeholder
+//! The lab: what to measure, measuring it, and showing what came out.
+//!
+//! ```text
+//!   job ──▶ generator ──▶ result ──▶ table, fio JSON, page
+//!     ╲───▶ ceiling   ──╱
+//! ```
+//! A [`job::Job`] says what to do in fio's vocabulary; the generator does it to any volume and the ceiling program
+//! does the same with bare sockets; [`result`] holds what they found, and the rest shows it.
+
+pub mod job;
+pub mod result;

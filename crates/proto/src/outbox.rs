@@ -19,7 +19,10 @@ pub struct Outbox {
 #[derive(Debug)]
 enum Part {
     /// A range of `heads`.
-    Head { start: usize, end: usize },
+    Head {
+        start: usize,
+        end: usize,
+    },
     Payload(Seg),
 }
 

@@ -455,7 +455,9 @@ impl Chunk {
     #[must_use]
     pub fn unread(&self) -> &[u8] {
         // SAFETY: in bounds and initialized; pieces lent from here are read-only, and `spare` begins behind.
-        unsafe { std::slice::from_raw_parts(self.memory.0.start.add(self.taken).as_ptr(), self.filled - self.taken) }
+        unsafe {
+            std::slice::from_raw_parts(self.memory.0.start.add(self.taken).as_ptr(), self.filled - self.taken)
+        }
     }
 
     /// Lends `len` bytes at `offset` of what is unread; they stay valid after [`Chunk::take`].

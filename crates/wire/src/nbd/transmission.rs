@@ -265,8 +265,8 @@ mod tests {
     #[test]
     fn a_request_reads_as_the_kernel_client_sent_it() {
         let bytes = [
-            0x25, 0x60, 0x95, 0x13, 0x00, 0x01, 0x00, 0x01, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0x10, 0, 0, 0,
-            2, 0,
+            0x25, 0x60, 0x95, 0x13, 0x00, 0x01, 0x00, 0x01, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0x10,
+            0, 0, 0, 2, 0,
         ];
         let request = Request::read_from_bytes(&bytes).unwrap();
         assert_eq!(request.magic.get(), NBD_REQUEST_MAGIC);
