@@ -1,1 +1,26 @@
-//! placeholder
+//! The engine: all contact with the operating system.
+//!
+//! ```text
+//!            ┌──────────────── one thread, one io_uring ────────────────┐
+//!   socket ──▶ connection ──▶ session ──▶ channel (RAM, file, remote ...) │
+//!   socket ◀── connection ◀── session ◀── channel                        │
+//!            └───────────────────────────────────────────────────────────┘
+//! ```
+//! A [`reactor::Reactor`] is one core: a thread that runs [`reactor::Task`]s to completion and shares nothing. It
+//! sleeps in its ring, which tells of sockets that became readable, file I/O that completed, and messages from other
+//! threads. Data of sockets moves by plain non-blocking system calls, and data of files through the ring: see
+//! `docs/decisions/0001-sockets-by-system-call.md`.
+//!
+//! Unsafe code is in [`sys`], [`ring`] and [`memory`] alone.
+
+pub mod connection;
+pub mod cores;
+
+pub mod listener;
+pub mod memory;
+pub mod reactor;
+pub mod ring;
+pub mod socket;
+pub mod sys;
+pub mod target;
+mod timers;

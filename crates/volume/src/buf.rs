@@ -536,6 +536,21 @@ impl Chunk {
         self.fill(bytes.len());
     }
 
+    /// Moves what is unread to the front, unless a piece is lent; answers whether it did.
+    pub fn compact(&mut self) -> bool {
+        if !self.memory.is_only_handle() {
+            return false;
+        }
+        let len = self.filled - self.taken;
+        // SAFETY: in bounds; nobody else has a view, and `copy_from` allows overlap.
+        unsafe {
+            let start = self.memory.0.start.as_ptr();
+            start.copy_from(start.add(self.taken), len);
+        }
+        (self.taken, self.filled) = (0, len);
+        true
+    }
+
     /// Starts at the front again when everything is taken and no piece is lent any more.
     #[inline]
     pub fn recycle(&mut self) {

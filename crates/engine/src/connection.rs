@@ -1,0 +1,334 @@
+//! A socket on one side, a session on the other.
+//!
+//! A turn is: parse what is there, receive once, parse that, and later send all that has queued up with one gathering
+//! call. Receiving goes into a large [`Chunk`], from which sessions lend payload on; payload too large for that goes
+//! straight to where the session wants it. An idle connection holds no buffer at all.
+
+use crate::reactor::{EngineCore, WakeOnEvent};
+use crate::ring::Registration;
+use crate::socket::Stream;
+use crate::sys;
+use blockmux_proto::outbox::Outbox;
+use blockmux_proto::session::{Demand, MAX_DEMAND, ProtocolError, StreamSession};
+use blockmux_volume::{Chunk, Core, Pool, SgList, Waker};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+/// A stream socket and its buffer; the session is the owner's.
+pub struct Connection {
+    stream: Stream,
+    core: Rc<EngineCore>,
+    waker: Waker,
+    registration: Registration,
+    readiness: Rc<WakeOnEvent>,
+    chunk: Option<Chunk>,
+    /// Bytes that have arrived of the payload being placed.
+    placed: usize,
+    /// What [`Connection::park`] must ask the ring for.
+    wants_input: bool,
+    wants_output: bool,
+    /// The peer has closed its side.
+    has_ended: bool,
+    deadline: Option<Instant>,
+}
+
+/// How receiving ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Inflow {
+    /// Bytes came and the socket may hold more.
+    More,
+    /// Bytes came, and all there were.
+    Drained,
+    /// Nothing came.
+    Empty,
+    /// The session wants nothing now.
+    Blocked,
+    /// The session is over, or the peer has closed its side.
+    Finished,
+}
+
+/// Why a connection cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum Broken {
+    /// The socket failed.
+    #[error("connection failed: {0}")]
+    Socket(#[from] io::Error),
+    /// The peer broke the protocol.
+    #[error("peer {0}")]
+    Protocol(#[from] ProtocolError),
+}
+
+impl Connection {
+    /// A connection that wakes `waker` when it was parked and something can move again.
+    #[must_use]
+    pub fn new(stream: Stream, core: &Rc<EngineCore>, waker: &Waker) -> Connection {
+        let readiness = WakeOnEvent::new(waker);
+        Connection {
+            stream,
+            core: core.clone(),
+            waker: waker.clone(),
+            registration: core.register(readiness.clone()),
+            readiness,
+            chunk: None,
+            placed: 0,
+            wants_input: true,
+            wants_output: false,
+            has_ended: false,
+            deadline: None,
+        }
+    }
+
+    /// The peer's address, for messages.
+    #[must_use]
+    pub fn peer(&self) -> &str {
+        self.stream.peer()
+    }
+
+    /// The socket below.
+    #[must_use]
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// Feeds the session what is there, receiving at most once.
+    ///
+    /// # Errors
+    /// If the socket failed or the peer broke the protocol; what the session's outbox holds is worth sending still.
+    #[inline]
+    pub fn receive<S: StreamSession>(&mut self, session: &mut S) -> Result<Inflow, Broken> {
+        let mut inflow = Inflow::Empty;
+        loop {
+            let (wanted, place) = match self.feed(session)? {
+                Feed::Wants(bytes) => (bytes, None),
+                Feed::WantsPlaced(list) => (1, Some(list)),
+                Feed::Blocked => {
+                    self.wants_input = false;
+                    return Ok(Inflow::Blocked);
+                }
+                Feed::Closed => return Ok(Inflow::Finished),
+            };
+            self.wants_input = true;
+            if self.has_ended {
+                return Ok(Inflow::Finished);
+            }
+            if inflow != Inflow::Empty {
+                return Ok(inflow);
+            }
+            match self.receive_once(wanted, place.as_ref())? {
+                Some(full) => inflow = if full { Inflow::More } else { Inflow::Drained },
+                None if self.has_ended => {
+                    session.on_end()?;
+                    return Ok(Inflow::Finished);
+                }
+                None => return Ok(Inflow::Empty),
+            }
+        }
+    }
+
+    /// Sends what it can of `outbox`; answers whether any went.
+    ///
+    /// # Errors
+    /// If the peer is gone.
+    #[inline]
+    pub fn send(&mut self, outbox: &mut Outbox) -> Result<bool, Broken> {
+        let mut any = false;
+        for _ in 0..SENDS_PER_TURN {
+            if outbox.is_empty() {
+                break;
+            }
+            match sys::send_outbox(self.stream.as_raw_fd(), outbox) {
+                Ok(_) => any = true,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        self.wants_output = !outbox.is_empty();
+        Ok(any)
+    }
+
+    /// Asks the ring for whatever the connection is waiting for, and gives its buffer back if it is empty.
+    pub fn park(&mut self) {
+        let fd = self.stream.as_raw_fd();
+        if self.wants_input && !self.has_ended {
+            self.readiness.arm(&self.registration, fd, libc::POLLIN, TOKEN_INPUT);
+        }
+        if self.wants_output {
+            self.readiness.arm(&self.registration, fd, libc::POLLOUT, TOKEN_OUTPUT);
+        }
+        self.shrink();
+    }
+
+    /// Asks the ring to tell when a connecting socket has an answer.
+    pub fn park_connecting(&mut self) {
+        self.readiness.arm(&self.registration, self.stream.as_raw_fd(), libc::POLLOUT, TOKEN_OUTPUT);
+    }
+
+    /// Calls the session's deadline when it has passed and has the next one kept.
+    ///
+    /// # Errors
+    /// If the peer missed it.
+    #[inline]
+    pub fn check_deadline<S: StreamSession>(&mut self, session: &mut S) -> Result<(), Broken> {
+        let Some(mut when) = session.poll_timeout() else { return Ok(()) };
+        let now = self.core.now();
+        if when <= now {
+            session.on_timeout(now)?;
+            match session.poll_timeout() {
+                Some(next) => when = next,
+                None => return Ok(()),
+            }
+        }
+        if self.deadline.is_none_or(|armed| when < armed || armed <= now) {
+            self.deadline = Some(when);
+            self.core.wake_at(when, &self.waker);
+        }
+        Ok(())
+    }
+
+    /// Shows the session what is in the chunk until it wants more or nothing.
+    #[inline]
+    fn feed<S: StreamSession>(&mut self, session: &mut S) -> Result<Feed, Broken> {
+        loop {
+            match session.demand() {
+                Demand::Bytes(wanted) => {
+                    let Some(chunk) = &mut self.chunk else { return Ok(Feed::Wants(wanted)) };
+                    if chunk.unread().len() < wanted {
+                        return Ok(Feed::Wants(wanted));
+                    }
+                    let taken = session.on_bytes(chunk)?;
+                    chunk.take(taken);
+                }
+                Demand::Place(list) => {
+                    let missing = list.len() - self.placed;
+                    if let Some(chunk) = &mut self.chunk {
+                        let here = chunk.unread().len().min(missing);
+                        list.slice(self.placed, here).copy_from(&chunk.unread()[..here]);
+                        chunk.take(here);
+                        self.placed += here;
+                    }
+                    if self.placed < list.len() {
+                        return Ok(Feed::WantsPlaced(list));
+                    }
+                    self.placed = 0;
+                    session.on_placed()?;
+                }
+                Demand::Nothing => return Ok(Feed::Blocked),
+                Demand::Close => return Ok(Feed::Closed),
+            }
+        }
+    }
+
+    /// Receives once. Some(whether the buffer came back full), or `None` if nothing came.
+    #[inline]
+    fn receive_once(&mut self, wanted: usize, place: Option<&SgList>) -> Result<Option<bool>, Broken> {
+        if !self.make_room(wanted) {
+            // Buffers come back as I/O completes; nobody tells, so look again soon.
+            self.core.wake_at(self.core.now() + OUT_OF_BUFFERS_RETRY, &self.waker);
+            self.wants_input = false;
+            return Ok(None);
+        }
+        let Some(chunk) = &mut self.chunk else { return Ok(None) };
+        let fd = self.stream.as_raw_fd();
+        let (result, asked) = match place {
+            None => {
+                let room = chunk.room();
+                (sys::recv_chunk(fd, chunk), room)
+            }
+            Some(list) => {
+                let missing = list.len() - self.placed;
+                let asked = missing + chunk.room();
+                let result = sys::recv_placed(fd, list, self.placed, chunk);
+                if let Ok(received) = &result {
+                    self.placed += (*received).min(missing);
+                }
+                (result, asked)
+            }
+        };
+        match result {
+            Ok(0) => {
+                self.has_ended = true;
+                Ok(None)
+            }
+            Ok(received) => Ok(Some(received == asked)),
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
+                Ok(None)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Sees to a chunk in which `wanted` bytes in one piece fit, and not much less than a whole one is spare.
+    #[inline]
+    fn make_room(&mut self, wanted: usize) -> bool {
+        if let Some(chunk) = &mut self.chunk {
+            chunk.recycle();
+            let missing = wanted.saturating_sub(chunk.unread().len());
+            if chunk.room() >= missing.max(MIN_ROOM) {
+                return true;
+            }
+            if chunk.capacity() == CHUNK && chunk.compact() && chunk.room() >= missing {
+                return true;
+            }
+        }
+        let Some(memory) = self.pool().take(CHUNK) else {
+            // What is held already may do.
+            return self
+                .chunk
+                .as_ref()
+                .is_some_and(|chunk| chunk.room() >= wanted.saturating_sub(chunk.unread().len()).max(1));
+        };
+        let mut fresh = Chunk::new(memory);
+        if let Some(old) = &self.chunk {
+            fresh.extend(old.unread());
+        }
+        self.chunk = Some(fresh);
+        true
+    }
+
+    /// Holds no more memory than the bytes of a half-received message need.
+    fn shrink(&mut self) {
+        let Some(chunk) = &self.chunk else { return };
+        if chunk.is_idle() {
+            self.chunk = None;
+        } else if chunk.capacity() == CHUNK
+            && chunk.unread().len() <= SMALL_CHUNK / 2
+            && let Some(memory) = self.pool().take(SMALL_CHUNK)
+        {
+            let mut small = Chunk::new(memory);
+            small.extend(chunk.unread());
+            self.chunk = Some(small);
+        }
+    }
+
+    fn pool(&self) -> &Pool {
+        self.core.pool()
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.readiness.disarm(&self.registration);
+    }
+}
+
+enum Feed {
+    Wants(usize),
+    WantsPlaced(SgList),
+    Blocked,
+    Closed,
+}
+
+const TOKEN_INPUT: u32 = 0;
+const TOKEN_OUTPUT: u32 = 1;
+/// A receive buffer: deep writes want 128 KiB or more, and a parser never needs half of it in one piece.
+const CHUNK: usize = 256 << 10;
+const _: () = assert!(CHUNK >= 2 * MAX_DEMAND);
+/// Receiving into less than this costs more calls than moving a rest costs.
+const MIN_ROOM: usize = 64 << 10;
+const SMALL_CHUNK: usize = 4096;
+/// Others get their turn after so many gathering calls.
+const SENDS_PER_TURN: usize = 16;
+const OUT_OF_BUFFERS_RETRY: Duration = Duration::from_millis(1);

@@ -1,0 +1,138 @@
+//! The process's cores: threads with a reactor each, reached from any other thread.
+
+use crate::reactor::{EngineCore, Inbox, PollPolicy, Reactor};
+use crate::sys;
+use std::io;
+use std::rc::Rc;
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How to start cores.
+#[derive(Clone, Debug)]
+pub struct CoresConfig {
+    /// How many.
+    pub count: usize,
+    /// The first core's place among the processors that the process may use, the others following; `None`: the
+    /// scheduler decides.
+    pub pin_from: Option<usize>,
+    /// When they sleep.
+    pub policy: PollPolicy,
+    /// The most bytes of buffers that each has out at a time.
+    pub pool_limit_bytes: usize,
+}
+
+impl Default for CoresConfig {
+    fn default() -> CoresConfig {
+        CoresConfig { count: 1, pin_from: None, policy: PollPolicy::ADAPTIVE, pool_limit_bytes: 1 << 30 }
+    }
+}
+
+/// Running cores; dropping them ends them at once, [`Cores::stop`] gracefully.
+pub struct Cores {
+    threads: Vec<CoreThread>,
+}
+
+struct CoreThread {
+    inbox: Inbox,
+    thread: Option<JoinHandle<io::Result<()>>>,
+}
+
+impl Cores {
+    /// Starts the threads.
+    ///
+    /// # Errors
+    /// If a thread, a ring or a processor is refused.
+    pub fn start(config: &CoresConfig) -> io::Result<Cores> {
+        let threads = (0..config.count).map(|nth| start_one(config, nth)).collect::<io::Result<Vec<_>>>()?;
+        Ok(Cores { threads })
+    }
+
+    /// How many cores there are.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.threads.len()
+    }
+
+    /// Inboxes of all cores, in order.
+    #[must_use]
+    pub fn inboxes(&self) -> Vec<Inbox> {
+        self.threads.iter().map(|thread| thread.inbox.clone()).collect()
+    }
+
+    /// Runs `ask` on core `nth` and waits for its answer; `None` if the core has ended.
+    pub fn ask<T: Send + 'static>(
+        &self,
+        nth: usize,
+        ask: impl FnOnce(&Rc<EngineCore>) -> T + Send + 'static,
+    ) -> Option<T> {
+        let (sender, receiver) = mpsc::channel();
+        self.threads.get(nth)?.inbox.send(move |core| {
+            // The asker may have given up.
+            let _ = sender.send(ask(core));
+        });
+        receiver.recv().ok()
+    }
+
+    /// Processor time that all cores have used.
+    #[must_use]
+    pub fn cpu_time(&self) -> Duration {
+        (0..self.count()).filter_map(|nth| self.ask(nth, |_| sys::thread_cpu_time())).sum()
+    }
+
+    /// Asks every task to finish and waits until all have, at most `grace`; then ends the cores. Answers whether
+    /// all had finished.
+    pub fn stop(self, grace: Duration) -> bool {
+        for thread in &self.threads {
+            thread.inbox.send(|core| core.stop());
+        }
+        let deadline = Instant::now() + grace;
+        loop {
+            // The core's own inbox is the one task that stays.
+            let busy = (0..self.count())
+                .filter_map(|nth| self.ask(nth, |core| core.live_tasks()))
+                .any(|live| live > 1);
+            if !busy || Instant::now() >= deadline {
+                return !busy;
+            }
+            std::thread::park_timeout(STOP_POLL);
+        }
+    }
+}
+
+impl Drop for Cores {
+    fn drop(&mut self) {
+        for thread in &self.threads {
+            thread.inbox.send(|core| core.end());
+        }
+        for thread in &mut self.threads {
+            if let Some(Err(_)) = thread.thread.take().map(JoinHandle::join) {
+                tracing::error!("a core has panicked");
+            }
+        }
+    }
+}
+
+fn start_one(config: &CoresConfig, nth: usize) -> io::Result<CoreThread> {
+    let (sender, receiver) = mpsc::channel();
+    let (policy, pool_limit_bytes) = (config.policy, config.pool_limit_bytes);
+    let pin = config.pin_from.map(|first| first + nth);
+    let thread = std::thread::Builder::new().name(format!("core{nth}")).spawn(move || {
+        let started = pin.map_or(Ok(0), sys::pin_thread).and_then(|_| Reactor::new(policy, pool_limit_bytes));
+        match started {
+            Ok((mut reactor, inbox)) => {
+                let _ = sender.send(Ok(inbox));
+                reactor.run()
+            }
+            Err(error) => {
+                let _ = sender.send(Err(error));
+                Ok(())
+            }
+        }
+    })?;
+    let inbox = receiver.recv().map_err(|_| io::Error::other("a core did not start"))??;
+    Ok(CoreThread { inbox, thread: Some(thread) })
+}
+
+/// How often a stop looks whether all have finished.
+const STOP_POLL: Duration = Duration::from_millis(5);

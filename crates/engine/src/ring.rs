@@ -1,0 +1,323 @@
+//! One core's io_uring: who submitted what, and who is told when it is done.
+//!
+//! A [`Completer`] registers once and is told the result of each of its entries by the token that it chose. The ring
+//! keeps it alive, and so whatever memory it holds for the kernel, until its last entry has completed: dropping the
+//! [`Registration`] with I/O in flight is safe, the completer is only forgotten later.
+//!
+//! The floor is Linux 5.15; what newer kernels do better (one issuer, deferred task work) is tried first.
+#![expect(unsafe_code, reason = "submission queue entries carry addresses that the kernel will use")]
+
+use io_uring::{IoUring, squeue, types};
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::os::fd::RawFd;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Is told what became of its entries, on the core's own thread.
+pub trait Completer {
+    /// The entry submitted with `token` is done: `result` as the system call would return it, errors negative.
+    fn complete(&self, token: u32, result: i32);
+}
+
+/// A core's ring.
+pub struct Ring {
+    uring: RefCell<IoUring>,
+    owners: RefCell<Vec<Option<Owner>>>,
+    /// Finished entries on the way from the queue to their owners; kept for its memory.
+    reaped: Cell<Vec<(u64, i32)>>,
+    /// Entries whose completion is work that a spinning core waits for: file I/O, but not readiness of a socket.
+    in_flight_io: Cell<u32>,
+}
+
+struct Owner {
+    completer: Rc<dyn Completer>,
+    in_flight: u32,
+    /// The registration is gone: forget the owner with its last entry.
+    closed: bool,
+}
+
+/// A completer's place in a ring.
+pub struct Registration {
+    ring: Rc<Ring>,
+    index: u32,
+}
+
+impl Ring {
+    /// A ring of its own for the calling thread, which alone may use it.
+    ///
+    /// # Errors
+    /// If the kernel has no io_uring or forbids it.
+    pub fn new() -> io::Result<Rc<Ring>> {
+        let uring = build()?;
+        Ok(Rc::new(Ring {
+            uring: RefCell::new(uring),
+            owners: RefCell::default(),
+            reaped: Cell::default(),
+            in_flight_io: Cell::new(0),
+        }))
+    }
+
+    /// Registers a completer.
+    pub fn register(self: &Rc<Ring>, completer: Rc<dyn Completer>) -> Registration {
+        let owner = Some(Owner { completer, in_flight: 0, closed: false });
+        let mut owners = self.owners.borrow_mut();
+        let index = owners.iter().position(Option::is_none).unwrap_or_else(|| {
+            owners.push(None);
+            owners.len() - 1
+        });
+        owners[index] = owner;
+        Registration { ring: self.clone(), index: index as u32 }
+    }
+
+    /// Hands finished entries to their owners; returns how many there were.
+    #[inline]
+    pub fn reap(&self) -> usize {
+        let mut reaped = self.reaped.take();
+        {
+            let mut uring = self.uring.borrow_mut();
+            let completion = uring.completion();
+            if completion.is_empty() {
+                self.reaped.set(reaped);
+                return 0;
+            }
+            reaped.extend(completion.map(|entry| (entry.user_data(), entry.result())));
+        }
+        let count = reaped.len();
+        for (user_data, result) in reaped.drain(..) {
+            self.finish(user_data, result);
+        }
+        self.reaped.set(reaped);
+        count
+    }
+
+    /// Hands what was pushed to the kernel and runs the kernel's deferred work, without waiting. Costs a system call
+    /// only if there is something to do.
+    ///
+    /// # Errors
+    /// If the ring is broken.
+    #[inline]
+    pub fn submit(&self) -> io::Result<()> {
+        let mut uring = self.uring.borrow_mut();
+        let (pending, taskrun) = {
+            let mut queue = uring.submission();
+            queue.sync();
+            (queue.len(), queue.taskrun() || queue.cq_overflow())
+        };
+        if pending == 0 && !taskrun {
+            return Ok(());
+        }
+        enter(&uring, pending as u32)
+    }
+
+    /// Hands what was pushed to the kernel and sleeps until something is finished or the time is up.
+    ///
+    /// # Errors
+    /// If the ring is broken.
+    pub fn submit_and_wait(&self, timeout: Option<Duration>) -> io::Result<()> {
+        let uring = self.uring.borrow();
+        let result = match timeout {
+            None => uring.submit_and_wait(1),
+            Some(timeout) => {
+                let timespec = types::Timespec::new().sec(timeout.as_secs()).nsec(timeout.subsec_nanos());
+                uring.submitter().submit_with_args(1, &types::SubmitArgs::new().timespec(&timespec))
+            }
+        };
+        match result {
+            Ok(_) => Ok(()),
+            Err(error) if is_transient(&error) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether file I/O is in flight, which a spinning core had better wait for awake.
+    #[inline]
+    #[must_use]
+    pub fn has_io_in_flight(&self) -> bool {
+        self.in_flight_io.get() > 0
+    }
+
+    fn finish(&self, user_data: u64, result: i32) {
+        let (index, is_io, token) = unpack(user_data);
+        if is_io {
+            self.in_flight_io.set(self.in_flight_io.get() - 1);
+        }
+        let completer = {
+            let mut owners = self.owners.borrow_mut();
+            let Some(owner) = owners.get_mut(index as usize).and_then(Option::as_mut) else { return };
+            owner.in_flight -= 1;
+            let completer = owner.completer.clone();
+            if owner.closed && owner.in_flight == 0 {
+                owners[index as usize] = None;
+            }
+            completer
+        };
+        completer.complete(token, result);
+    }
+}
+
+impl Registration {
+    /// Asks to be told once, as `token`, when `fd` has one of `events` (`POLLIN`, `POLLOUT`).
+    pub fn poll_once(&self, fd: RawFd, events: u32, token: u32) {
+        let entry = io_uring::opcode::PollAdd::new(types::Fd(fd), events).build();
+        // SAFETY: the entry holds no address. A descriptor closed meanwhile is the caller's loss alone.
+        unsafe { self.push_as(entry, token, false) }
+    }
+
+    /// Withdraws `poll_once`: its completion comes now, with or without an event.
+    pub fn cancel_poll(&self, token: u32) {
+        let target = pack(self.index, false, token);
+        let entry = io_uring::opcode::PollRemove::new(target).build();
+        // SAFETY: the entry holds no address.
+        unsafe { self.push_as(entry, CANCEL_TOKEN, false) }
+    }
+
+    /// Submits I/O with the next `submit` or `submit_and_wait`.
+    ///
+    /// # Safety
+    /// Memory and descriptors that `entry` names must stay valid until the completer is told of `token`. As the
+    /// ring keeps the completer until then, what the completer owns does.
+    #[inline]
+    pub unsafe fn push(&self, entry: squeue::Entry, token: u32) {
+        // SAFETY: as the caller promised.
+        unsafe { self.push_as(entry, token, true) }
+    }
+
+    /// # Safety
+    /// As for `push`.
+    unsafe fn push_as(&self, entry: squeue::Entry, token: u32, is_io: bool) {
+        if let Some(owner) = &mut self.ring.owners.borrow_mut()[self.index as usize] {
+            owner.in_flight += 1;
+        }
+        if is_io {
+            self.ring.in_flight_io.set(self.ring.in_flight_io.get() + 1);
+        }
+        let entry = entry.user_data(pack(self.index, is_io, token));
+        let mut uring = self.ring.uring.borrow_mut();
+        loop {
+            // SAFETY: as the caller promised.
+            if unsafe { uring.submission().push(&entry) }.is_ok() {
+                return;
+            }
+            // The queue is full: the kernel takes all of it at once.
+            let pending = uring.submission().len();
+            if let Err(error) = enter(&uring, pending as u32) {
+                panic!("io_uring took no more entries: {error}");
+            }
+        }
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        let forgotten = {
+            let mut owners = self.ring.owners.borrow_mut();
+            let slot = &mut owners[self.index as usize];
+            match slot {
+                Some(owner) if owner.in_flight > 0 => {
+                    owner.closed = true;
+                    None
+                }
+                _ => slot.take(),
+            }
+        };
+        // Dropped only now: the completer may itself hold registrations.
+        drop(forgotten);
+    }
+}
+
+fn build() -> io::Result<IoUring> {
+    let deferred = IoUring::builder()
+        .setup_single_issuer()
+        .setup_defer_taskrun()
+        .setup_taskrun_flag()
+        .setup_submit_all()
+        .setup_cqsize(CQ_ENTRIES)
+        .build(SQ_ENTRIES);
+    deferred
+        .or_else(|_| {
+            let mut builder = IoUring::builder();
+            builder.setup_coop_taskrun().setup_taskrun_flag().setup_submit_all().setup_cqsize(CQ_ENTRIES);
+            builder.build(SQ_ENTRIES)
+        })
+        .or_else(|_| IoUring::builder().setup_cqsize(CQ_ENTRIES).build(SQ_ENTRIES))
+}
+
+/// Submits and runs deferred work, without waiting.
+fn enter(uring: &IoUring, pending: u32) -> io::Result<()> {
+    // SAFETY: no signal mask is passed, and the entries were pushed under `push`'s promise.
+    let result = unsafe { uring.submitter().enter::<libc::sigset_t>(pending, 0, ENTER_GETEVENTS, None) };
+    match result {
+        Ok(_) => Ok(()),
+        Err(error) if is_transient(&error) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Timed out, interrupted, or the completion queue must be emptied first: the loop comes round again.
+fn is_transient(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN))
+}
+
+fn pack(index: u32, is_io: bool, token: u32) -> u64 {
+    u64::from(index) << 33 | u64::from(is_io) << 32 | u64::from(token)
+}
+
+fn unpack(user_data: u64) -> (u32, bool, u32) {
+    ((user_data >> 33) as u32, user_data >> 32 & 1 == 1, user_data as u32)
+}
+
+/// Token of a poll's removal itself, which no completer needs to know; each ignores tokens that it did not choose.
+pub const CANCEL_TOKEN: u32 = u32::MAX;
+
+/// Entries between two system calls; more are submitted in between.
+const SQ_ENTRIES: u32 = 256;
+/// Entries in flight without the kernel's slower overflow list.
+const CQ_ENTRIES: u32 = 8192;
+/// `IORING_ENTER_GETEVENTS`.
+const ENTER_GETEVENTS: u32 = 1;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Default)]
+    struct Recorder(RefCell<Vec<(u32, i32)>>);
+    impl Completer for Recorder {
+        fn complete(&self, token: u32, result: i32) {
+            self.0.borrow_mut().push((token, result));
+        }
+    }
+
+    #[test]
+    fn more_entries_than_the_queue_holds_all_complete() {
+        let ring = Ring::new().unwrap();
+        let recorder = Rc::new(Recorder::default());
+        let registration = ring.register(recorder.clone());
+        for token in 0..3 * SQ_ENTRIES {
+            // SAFETY: a no-op names no memory.
+            unsafe { registration.push(io_uring::opcode::Nop::new().build(), token) }
+        }
+        while ring.has_io_in_flight() {
+            ring.submit_and_wait(None).unwrap();
+            ring.reap();
+        }
+        let mut tokens: Vec<u32> = recorder.0.borrow().iter().map(|&(token, _)| token).collect();
+        tokens.sort_unstable();
+        assert_eq!(tokens, (0..3 * SQ_ENTRIES).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_completer_outlives_its_registration_until_its_last_entry_is_done() {
+        let ring = Ring::new().unwrap();
+        let recorder = Rc::new(Recorder::default());
+        let registration = ring.register(recorder.clone());
+        // SAFETY: a no-op names no memory.
+        unsafe { registration.push(io_uring::opcode::Nop::new().build(), 7) }
+        drop(registration);
+        assert_eq!(Rc::strong_count(&recorder), 2);
+        ring.submit_and_wait(None).unwrap();
+        ring.reap();
+        assert_eq!((Rc::strong_count(&recorder), recorder.0.borrow().as_slice()), (1, &[(7, 0)][..]));
+    }
+}

@@ -1,0 +1,227 @@
+//! Stream sockets: addresses, connecting, listening.
+
+use socket2::{Domain, SockAddr, SockRef, Socket, Type};
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Where a stream socket listens or connects.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Address {
+    /// TCP.
+    Tcp(SocketAddr),
+    /// A Unix domain socket; a path that begins with NUL is in the abstract name space.
+    Unix(PathBuf),
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Address::Tcp(address) => address.fmt(f),
+            Address::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+impl Address {
+    fn to_sock_addr(&self) -> io::Result<SockAddr> {
+        match self {
+            Address::Tcp(address) => Ok((*address).into()),
+            Address::Unix(path) => SockAddr::unix(path),
+        }
+    }
+
+    fn socket(&self) -> io::Result<Socket> {
+        let domain = match self {
+            Address::Tcp(address) => Domain::for_address(*address),
+            Address::Unix(_) => Domain::UNIX,
+        };
+        Socket::new(domain, Type::STREAM.nonblocking().cloexec(), None)
+    }
+}
+
+/// A connected, or connecting, non-blocking stream socket.
+pub struct Stream {
+    socket: Socket,
+    peer: String,
+}
+
+impl Stream {
+    /// Begins to connect; [`Stream::connect_result`] tells how it ended once the socket is writable.
+    ///
+    /// # Errors
+    /// If it fails at once.
+    pub fn connect(address: &Address) -> io::Result<Stream> {
+        let socket = address.socket()?;
+        match socket.connect(&address.to_sock_addr()?) {
+            Ok(()) => {}
+            Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {}
+            Err(error) => return Err(error),
+        }
+        prepare(&socket, matches!(address, Address::Tcp(_)))?;
+        Ok(Stream { socket, peer: address.to_string() })
+    }
+
+    /// A stream over an accepted socket.
+    ///
+    /// # Errors
+    /// If the peer has gone already.
+    pub fn accepted(socket: Socket, peer: &SockAddr) -> io::Result<Stream> {
+        let peer = match peer.as_socket() {
+            Some(address) => address.to_string(),
+            None => "unix socket".to_owned(),
+        };
+        socket.set_nonblocking(true)?;
+        prepare(&socket, socket.local_addr()?.as_socket().is_some())?;
+        Ok(Stream { socket, peer })
+    }
+
+    /// `None` while connecting goes on.
+    #[must_use]
+    pub fn connect_result(&self) -> Option<io::Result<()>> {
+        match self.socket.take_error() {
+            Ok(Some(error)) | Err(error) => Some(Err(error)),
+            Ok(None) => match self.socket.peer_addr() {
+                Ok(_) => Some(Ok(())),
+                Err(error) if error.kind() == io::ErrorKind::NotConnected => None,
+                Err(error) => Some(Err(error)),
+            },
+        }
+    }
+
+    /// The peer's address, for messages.
+    #[must_use]
+    pub fn peer(&self) -> &str {
+        &self.peer
+    }
+}
+
+impl AsRawFd for Stream {
+    fn as_raw_fd(&self) -> RawFd {
+        self.socket.as_raw_fd()
+    }
+}
+
+/// A listening socket. A Unix socket's file is removed with it.
+pub struct Listener {
+    socket: Socket,
+    address: Address,
+}
+
+impl Listener {
+    /// Listens at `address`; with TCP port 0 the system chooses one, see [`Listener::address`].
+    ///
+    /// A Unix socket file that nobody listens on any more is replaced.
+    ///
+    /// # Errors
+    /// If the address is in use, forbidden or not this host's.
+    pub fn bind(address: &Address) -> io::Result<Listener> {
+        let socket = address.socket()?;
+        match address {
+            Address::Tcp(tcp) => {
+                socket.set_reuse_address(true)?;
+                if tcp.is_ipv6() {
+                    socket.set_only_v6(true)?;
+                }
+            }
+            Address::Unix(path) => {
+                if is_stale_socket(path) {
+                    std::fs::remove_file(path)?;
+                }
+            }
+        }
+        socket.bind(&address.to_sock_addr()?)?;
+        socket.listen(BACKLOG)?;
+        let address = match address {
+            Address::Tcp(_) => socket.local_addr()?.as_socket().map(Address::Tcp),
+            Address::Unix(_) => None,
+        }
+        .unwrap_or_else(|| address.clone());
+        Ok(Listener { socket, address })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// The next connection; `WouldBlock` if there is none.
+    ///
+    /// # Errors
+    /// As `accept(2)`.
+    pub fn accept(&self) -> io::Result<Stream> {
+        let (socket, peer) = self.socket.accept()?;
+        Stream::accepted(socket, &peer)
+    }
+}
+
+impl AsRawFd for Listener {
+    fn as_raw_fd(&self) -> RawFd {
+        self.socket.as_raw_fd()
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let Address::Unix(path) = &self.address {
+            // Already gone is as good.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// Whether a socket's file is left over from a process that has ended. Only a socket is ever replaced.
+fn is_stale_socket(path: &Path) -> bool {
+    std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket())
+        && UnixStream::connect(path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+}
+
+fn prepare(socket: &Socket, is_tcp: bool) -> io::Result<()> {
+    if is_tcp {
+        // A reply must not wait for the next one (proto.md, "Protocol phases").
+        socket.set_tcp_nodelay(true)?;
+        // A peer that vanished without a word is noticed within minutes.
+        let keepalive =
+            socket2::TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL);
+        SockRef::from(socket).set_tcp_keepalive(&keepalive)?;
+    } else {
+        // The default of Unix sockets holds one 128 KiB message; two large replies keep both sides busy.
+        let _ = socket.set_send_buffer_size(UNIX_BUFFER);
+    }
+    Ok(())
+}
+
+const BACKLOG: i32 = 1024;
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
+const UNIX_BUFFER: usize = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stale_unix_socket_is_replaced_and_a_live_one_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let address = Address::Unix(dir.path().join("socket"));
+        // As after a kill: the file is there, the socket is not.
+        drop(std::os::unix::net::UnixListener::bind(dir.path().join("socket")).unwrap());
+        let _live = Listener::bind(&address).unwrap();
+        assert_eq!(Listener::bind(&address).err().unwrap().kind(), io::ErrorKind::AddrInUse);
+    }
+
+    #[test]
+    fn a_file_that_is_no_socket_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("precious");
+        std::fs::write(&path, "data").unwrap();
+        assert!(Listener::bind(&Address::Unix(path.clone())).is_err());
+        assert_eq!(std::fs::read(&path).unwrap(), b"data");
+    }
+}

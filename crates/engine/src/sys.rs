@@ -1,0 +1,164 @@
+//! The few system calls that no safe crate offers as the data path needs them.
+#![expect(unsafe_code, reason = "system calls over addresses of shared I/O memory")]
+
+use blockmux_proto::outbox::{Outbox, Piece};
+use blockmux_volume::{Chunk, SgList};
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::time::Duration;
+
+/// Sends the front of `outbox` with one gathering call and removes what was sent.
+///
+/// # Errors
+/// As `sendmsg(2)`; `WouldBlock` if the peer does not read.
+#[inline]
+pub fn send_outbox(fd: RawFd, outbox: &mut Outbox) -> io::Result<usize> {
+    let mut iovecs = [const { MaybeUninit::<libc::iovec>::uninit() }; MAX_IOVECS];
+    let mut count = 0;
+    for (slot, piece) in iovecs.iter_mut().zip(outbox.pieces()) {
+        let (base, len) = match piece {
+            Piece::Head(head) => (head.as_ptr().cast_mut(), head.len()),
+            Piece::Payload(seg) => (seg.as_ptr(), seg.len()),
+        };
+        slot.write(libc::iovec { iov_base: base.cast(), iov_len: len });
+        count += 1;
+    }
+    // SAFETY: all fields may be zero.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = iovecs.as_mut_ptr().cast();
+    message.msg_iovlen = count;
+    // SAFETY: the first `count` iovecs are written, and what they name lives in `outbox` during the call.
+    let sent = unsafe { libc::sendmsg(fd, &raw const message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) };
+    let sent = check(sent)?;
+    outbox.consume(sent);
+    Ok(sent)
+}
+
+/// Receives once into the chunk's spare part; 0 bytes: the peer has closed its side.
+///
+/// # Errors
+/// As `recv(2)`; `WouldBlock` if there is nothing.
+#[inline]
+pub fn recv_chunk(fd: RawFd, chunk: &mut Chunk) -> io::Result<usize> {
+    let spare = chunk.spare();
+    // SAFETY: `spare` is exclusive during the call.
+    let received = unsafe { libc::recv(fd, spare.as_mut_ptr().cast(), spare.len(), libc::MSG_DONTWAIT) };
+    let received = check(received)?;
+    chunk.fill(received);
+    Ok(received)
+}
+
+/// Receives once into `list` from byte `at` on, then into the chunk. Returns how many bytes came in all; the chunk
+/// is told of its share.
+///
+/// # Errors
+/// As `recvmsg(2)`; `WouldBlock` if there is nothing.
+pub fn recv_placed(fd: RawFd, list: &SgList, at: usize, chunk: &mut Chunk) -> io::Result<usize> {
+    let mut iovecs = [const { MaybeUninit::<libc::iovec>::uninit() }; MAX_IOVECS];
+    let (mut count, mut skip, mut placed) = (0, at, 0);
+    for seg in list.segs() {
+        let here = seg.len().saturating_sub(skip);
+        if here > 0 && count < MAX_IOVECS - 1 {
+            let part = seg.slice(skip, here);
+            iovecs[count].write(libc::iovec { iov_base: part.as_ptr().cast(), iov_len: here });
+            count += 1;
+            placed += here;
+        }
+        skip = skip.saturating_sub(seg.len());
+    }
+    let whole = at + placed == list.len();
+    let spare = chunk.spare();
+    if whole && !spare.is_empty() {
+        iovecs[count].write(libc::iovec { iov_base: spare.as_mut_ptr().cast(), iov_len: spare.len() });
+        count += 1;
+    }
+    // SAFETY: all fields may be zero.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = iovecs.as_mut_ptr().cast();
+    message.msg_iovlen = count;
+    // SAFETY: the first `count` iovecs are written; `list` and the chunk's spare part live during the call.
+    let received = check(unsafe { libc::recvmsg(fd, &raw mut message, libc::MSG_DONTWAIT) })?;
+    chunk.fill(received.saturating_sub(placed));
+    Ok(received)
+}
+
+/// A counter that wakes a ring from another thread.
+///
+/// # Errors
+/// If the process has no descriptors left.
+pub fn event_fd() -> io::Result<OwnedFd> {
+    // SAFETY: creates a new descriptor.
+    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+    check(fd as isize)?;
+    // SAFETY: the descriptor is new and ours.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Makes an [`event_fd`] readable.
+pub fn event_signal(fd: &OwnedFd) {
+    let one = 1u64.to_ne_bytes();
+    // A full counter is readable all the same.
+    // SAFETY: eight bytes that live during the call.
+    unsafe { libc::write(fd.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+}
+
+/// Makes an [`event_fd`] unreadable again.
+pub fn event_clear(fd: &OwnedFd) {
+    let mut count = [0u8; 8];
+    // SAFETY: eight bytes that live during the call.
+    unsafe { libc::read(fd.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
+}
+
+/// Processor time of the calling thread, user and system together.
+#[must_use]
+pub fn thread_cpu_time() -> Duration {
+    // SAFETY: all fields may be zero.
+    let mut time: libc::timespec = unsafe { std::mem::zeroed() };
+    // SAFETY: `time` lives during the call.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+/// Binds the calling thread to one of the processors that the process may use, counted from 0 and round again.
+/// Returns the processor's number.
+///
+/// # Errors
+/// As `sched_setaffinity(2)`.
+pub fn pin_thread(nth: usize) -> io::Result<usize> {
+    let allowed = allowed_cpus()?;
+    let cpu = allowed[nth % allowed.len()];
+    // SAFETY: an empty set is all zeroes; `cpu` came out of such a set, so it fits.
+    let result = unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(cpu, &mut set);
+        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set)
+    };
+    check(result as isize)?;
+    Ok(cpu)
+}
+
+/// The processors that the calling thread may use; never empty.
+///
+/// # Errors
+/// As `sched_getaffinity(2)`.
+pub fn allowed_cpus() -> io::Result<Vec<usize>> {
+    // SAFETY: an empty set is all zeroes, and it lives during the call.
+    let (result, set) = unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        (libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set), set)
+    };
+    check(result as isize)?;
+    let bits = 8 * size_of::<libc::cpu_set_t>();
+    // SAFETY: every index is below the set's number of bits.
+    let cpus: Vec<usize> = (0..bits).filter(|&cpu| unsafe { libc::CPU_ISSET(cpu, &set) }).collect();
+    if cpus.is_empty() { Err(io::ErrorKind::NotFound.into()) } else { Ok(cpus) }
+}
+
+#[inline]
+fn check(result: isize) -> io::Result<usize> {
+    usize::try_from(result).map_err(|_| io::Error::last_os_error())
+}
+
+/// Pieces in one gathering call: 128 read replies; more go with the next call.
+const MAX_IOVECS: usize = 256;

@@ -1,0 +1,61 @@
+//! Deadlines of one core.
+
+use blockmux_volume::Waker;
+use std::cell::{Cell, RefCell};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::time::Instant;
+
+/// Deadlines, earliest first; each wakes once. A stale deadline costs its owner one needless look.
+#[derive(Default)]
+pub(crate) struct Timers {
+    heap: RefCell<BinaryHeap<Reverse<Entry>>>,
+    /// Tells deadlines of the same instant apart, first come first served.
+    serial: Cell<u64>,
+}
+
+struct Entry {
+    when: Instant,
+    serial: u64,
+    waker: Waker,
+}
+
+impl Timers {
+    pub(crate) fn add(&self, when: Instant, waker: &Waker) {
+        let serial = self.serial.replace(self.serial.get() + 1);
+        self.heap.borrow_mut().push(Reverse(Entry { when, serial, waker: waker.clone() }));
+    }
+
+    #[inline]
+    pub(crate) fn next(&self) -> Option<Instant> {
+        self.heap.borrow().peek().map(|Reverse(entry)| entry.when)
+    }
+
+    /// Wakes all whose time has come.
+    #[inline]
+    pub(crate) fn fire(&self, now: Instant) {
+        let mut heap = self.heap.borrow_mut();
+        while heap.peek().is_some_and(|Reverse(entry)| entry.when <= now) {
+            if let Some(Reverse(entry)) = heap.pop() {
+                entry.waker.wake();
+            }
+        }
+    }
+}
+
+impl PartialEq for Entry {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+impl Eq for Entry {}
+impl PartialOrd for Entry {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Entry {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.when, self.serial).cmp(&(other.when, other.serial))
+    }
+}
