@@ -13,9 +13,11 @@
 //!
 //! Unsafe code is in [`sys`], [`ring`] and [`memory`] alone.
 
+pub mod blocking;
 pub mod connection;
 pub mod cores;
 
+pub mod initiator;
 pub mod listener;
 pub mod memory;
 pub mod reactor;

@@ -1,0 +1,74 @@
+//! A session driven from an ordinary thread: for the one exchange of a log-in, where nothing else runs.
+
+use crate::connection::Broken;
+use crate::socket::Address;
+use blockmux_proto::session::{Demand, MAX_DEMAND, StreamSession};
+use blockmux_volume::{Chunk, Memory};
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+/// Connects and runs `session` until `done` says so or the session is over.
+///
+/// # Errors
+/// If the target cannot be reached, leaves, is silent for longer than `timeout`, or breaks the protocol.
+pub fn run_session<S: StreamSession>(
+    address: &Address,
+    session: &mut S,
+    timeout: Duration,
+    mut done: impl FnMut(&S) -> bool,
+) -> Result<(), Broken> {
+    let mut socket = connect(address, timeout)?;
+    let deadline = Instant::now() + timeout;
+    let mut chunk = Chunk::new(Memory::from_heap(2 * MAX_DEMAND));
+    loop {
+        socket.write_all(&session.outbox().take_bytes())?;
+        if done(session) {
+            return Ok(());
+        }
+        match session.demand() {
+            Demand::Bytes(wanted) if chunk.unread().len() >= wanted => {
+                let taken = session.on_bytes(&chunk)?;
+                chunk.take(taken);
+            }
+            Demand::Bytes(_) => {
+                if chunk.room() < MAX_DEMAND {
+                    chunk.compact();
+                }
+                let received = socket.read(chunk.spare())?;
+                chunk.fill(received);
+                if received == 0 {
+                    return session.on_end().map_err(Broken::from);
+                }
+            }
+            Demand::Close => return Ok(()),
+            Demand::Place(_) | Demand::Nothing => {
+                return Err(io::Error::other("a log-in has no payload to wait for").into());
+            }
+        }
+        if Instant::now() >= deadline {
+            return Err(io::Error::from(io::ErrorKind::TimedOut).into());
+        }
+    }
+}
+
+fn connect(address: &Address, timeout: Duration) -> io::Result<Box<dyn ReadWrite>> {
+    match address {
+        Address::Tcp(address) => {
+            let socket = TcpStream::connect_timeout(address, timeout)?;
+            socket.set_read_timeout(Some(timeout))?;
+            socket.set_write_timeout(Some(timeout))?;
+            Ok(Box::new(socket))
+        }
+        Address::Unix(path) => {
+            let socket = UnixStream::connect(path)?;
+            socket.set_read_timeout(Some(timeout))?;
+            socket.set_write_timeout(Some(timeout))?;
+            Ok(Box::new(socket))
+        }
+    }
+}
+
+trait ReadWrite: Read + Write {}
+impl<T: Read + Write> ReadWrite for T {}

@@ -1,0 +1,415 @@
+//! Remote volumes: an initiator session with a connection under it is a channel.
+//!
+//! ```text
+//!   consumer ──submit──▶ RemoteChannel ──▶ Link ──▶ session ──▶ connection ──▶ socket
+//!                                           │ connection lost: dial again, replay what had not completed
+//! ```
+//! A channel has one [`Link`] or several, each a connection of its own. A link that loses its connection keeps every
+//! request that has not completed, dials again with growing pauses, and replays them on the new session; a request
+//! so completes exactly once. When nothing answers for the volume's patience, all of them fail, and the next request
+//! starts over. What had completed before the loss and was not flushed is as safe as the target made it.
+
+use crate::connection::{Broken, Connection, Inflow};
+use crate::reactor::{EngineCore, PollPolicy, Progress, Task};
+use crate::socket::{Address, Stream};
+use blockmux_proto::session::{Initiator, StreamSession};
+use blockmux_volume::{Channel, Completion, Core, Io, IoError, Op, Pool, Volume, VolumeInfo, Waker};
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tracing::{info, warn};
+
+/// Knows how to reach one remote volume, as often as needed.
+pub trait Dialer: Send + Sync + 'static {
+    /// The protocol's session.
+    type Session: Initiator + 'static;
+
+    /// Where to connect.
+    fn address(&self) -> &Address;
+
+    /// A new session that logs in.
+    fn session(&self, pool: &Pool, now: Instant) -> Self::Session;
+
+    /// Whether a session that has just logged in leads to the volume that it is meant to.
+    ///
+    /// # Errors
+    /// If it is another now: replaying there would be wrong.
+    fn check(&self, session: &Self::Session) -> Result<(), String>;
+
+    /// Why the target turned the session away, if it did: trying again is of no use.
+    fn refusal(&self, session: &Self::Session) -> Option<String>;
+}
+
+/// A volume that a remote target serves.
+pub struct RemoteVolume<D: Dialer> {
+    dialer: Arc<D>,
+    info: VolumeInfo,
+    connections: u32,
+    patience: Duration,
+}
+
+impl<D: Dialer> RemoteVolume<D> {
+    /// A volume like `info` behind `dialer`; each channel has so many connections and waits so long for a lost one.
+    pub fn new(dialer: D, info: VolumeInfo, connections: u32, patience: Duration) -> RemoteVolume<D> {
+        RemoteVolume { dialer: Arc::new(dialer), info, connections, patience }
+    }
+}
+
+impl<D: Dialer> Volume for RemoteVolume<D> {
+    fn info(&self) -> VolumeInfo {
+        self.info.clone()
+    }
+
+    fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
+        let core = EngineCore::from_core(core).ok_or(IoError::Unsupported)?;
+        let links = (0..self.connections)
+            .map(|_| Link::spawn(&core, self.dialer.clone(), self.patience, depth, waker.clone()));
+        Ok(Box::new(RemoteChannel {
+            info: self.info.clone(),
+            links: links.collect(),
+            next: 0,
+            spins: core.policy() != PollPolicy::Never,
+            done: Vec::with_capacity(depth as usize),
+        }))
+    }
+}
+
+struct RemoteChannel<D: Dialer> {
+    info: VolumeInfo,
+    links: Vec<Rc<RefCell<Link<D>>>>,
+    /// Whose turn it is.
+    next: usize,
+    spins: bool,
+    /// Requests that were wrong from the start.
+    done: Vec<Completion>,
+}
+
+impl<D: Dialer> Channel for RemoteChannel<D> {
+    #[inline]
+    fn submit(&mut self, io: Io) {
+        if let Err(error) = self.info.check(&io) {
+            return self.done.push(Completion { tag: io.tag, result: Err(error) });
+        }
+        self.links[self.next].borrow_mut().submit(io);
+        self.next = if self.next + 1 == self.links.len() { 0 } else { self.next + 1 };
+    }
+
+    #[inline]
+    fn kick(&mut self) {
+        for link in &self.links {
+            link.borrow_mut().kick(self.spins);
+        }
+    }
+
+    #[inline]
+    fn poll(&mut self, done: &mut Vec<Completion>) {
+        done.append(&mut self.done);
+        for link in &self.links {
+            done.append(&mut link.borrow_mut().done);
+        }
+    }
+}
+
+impl<D: Dialer> Drop for RemoteChannel<D> {
+    fn drop(&mut self) {
+        for link in &self.links {
+            let mut link = link.borrow_mut();
+            link.is_closing = true;
+            link.queue.clear();
+            link.waker.wake();
+        }
+    }
+}
+
+/// One connection of a channel, over all its lives.
+struct Link<D: Dialer> {
+    dialer: Arc<D>,
+    core: Rc<EngineCore>,
+    /// Wakes the link's own task.
+    waker: Waker,
+    /// Wakes whoever uses the channel.
+    consumer: Waker,
+    state: State<D::Session>,
+    /// Waits for a session, or for room in it; replayed requests first.
+    queue: VecDeque<Io>,
+    done: Vec<Completion>,
+    patience: Duration,
+    /// Since when there has been no session.
+    lost_since: Option<Instant>,
+    pause: Duration,
+    is_parked: bool,
+    /// The channel is gone: say goodbye and end.
+    is_closing: bool,
+}
+
+enum State<S> {
+    /// Nothing to do: dial with the next request.
+    Down,
+    /// Between two attempts.
+    Pausing {
+        until: Instant,
+    },
+    Connecting {
+        connection: Connection,
+        until: Instant,
+    },
+    /// Logging in, or logged in.
+    Open {
+        connection: Connection,
+        session: S,
+        is_checked: bool,
+    },
+}
+
+struct LinkTask<D: Dialer>(Rc<RefCell<Link<D>>>);
+
+impl<D: Dialer> Task for LinkTask<D> {
+    #[inline]
+    fn run(&mut self) -> Progress {
+        self.0.borrow_mut().run()
+    }
+
+    fn is_polled(&self) -> bool {
+        true
+    }
+
+    fn park(&mut self) {
+        let mut link = self.0.borrow_mut();
+        link.is_parked = true;
+        match &mut link.state {
+            State::Open { connection, .. } => connection.park(),
+            State::Connecting { connection, .. } => connection.park_connecting(),
+            State::Down | State::Pausing { .. } => {}
+        }
+    }
+}
+
+impl<D: Dialer> Link<D> {
+    /// A link that dials at once.
+    fn spawn(
+        core: &Rc<EngineCore>,
+        dialer: Arc<D>,
+        patience: Duration,
+        depth: u32,
+        consumer: Waker,
+    ) -> Rc<RefCell<Link<D>>> {
+        let mut made = None;
+        core.spawn(|waker| {
+            let link = Rc::new(RefCell::new(Link {
+                dialer,
+                core: core.clone(),
+                waker: waker.clone(),
+                consumer,
+                state: State::Pausing { until: core.now() },
+                queue: VecDeque::with_capacity(depth as usize),
+                done: Vec::with_capacity(depth as usize),
+                patience,
+                lost_since: Some(core.now()),
+                pause: FIRST_PAUSE,
+                is_parked: false,
+                is_closing: false,
+            }));
+            made = Some(link.clone());
+            LinkTask(link)
+        });
+        made.expect("spawn makes the task before it returns")
+    }
+
+    #[inline]
+    fn submit(&mut self, io: Io) {
+        match &mut self.state {
+            State::Open { session, is_checked: true, .. } if self.queue.is_empty() && session.room() > 0 => {
+                session.submit(io);
+            }
+            State::Down => {
+                self.queue.push_back(io);
+                self.lost_since = Some(self.core.now());
+                self.state = State::Pausing { until: self.core.now() };
+                self.waker.wake();
+            }
+            _ => self.queue.push_back(io),
+        }
+    }
+
+    /// Sends what `submit` has queued up.
+    #[inline]
+    fn kick(&mut self, spins: bool) {
+        let State::Open { connection, session, .. } = &mut self.state else { return };
+        if session.outbox().is_empty() {
+            return;
+        }
+        let is_stuck = connection.send(session.outbox()).is_err() || !session.outbox().is_empty();
+        // A spinning core looks for the answer itself; a stuck send is the task's to sort out.
+        if is_stuck || (spins && self.is_parked) {
+            self.waker.wake();
+        }
+    }
+
+    #[inline]
+    fn run(&mut self) -> Progress {
+        self.is_parked = false;
+        let completed_before = self.done.len();
+        let progress = match &mut self.state {
+            State::Open { .. } => self.run_open(),
+            State::Down => Progress::Idle,
+            State::Pausing { until } if *until > self.core.now() => Progress::Idle,
+            State::Pausing { .. } => self.dial(),
+            State::Connecting { .. } => self.run_connecting(),
+        };
+        if self.done.len() > completed_before {
+            self.consumer.wake();
+        }
+        let ends = self.is_closing && !matches!(self.state, State::Open { .. });
+        if ends { Progress::Done } else { progress }
+    }
+
+    fn dial(&mut self) -> Progress {
+        if self.is_closing {
+            return Progress::Idle;
+        }
+        match Stream::connect(self.dialer.address()) {
+            Ok(stream) => {
+                let until = self.core.now() + self.patience.min(CONNECT_TIMEOUT);
+                self.core.wake_at(until, &self.waker);
+                let connection = Connection::new(stream, &self.core, &self.waker);
+                self.state = State::Connecting { connection, until };
+                self.run_connecting()
+            }
+            Err(error) => self.lose(&error.to_string()),
+        }
+    }
+
+    fn run_connecting(&mut self) -> Progress {
+        let State::Connecting { connection, until } = &self.state else { return Progress::Idle };
+        match connection.stream().connect_result() {
+            None if *until > self.core.now() => Progress::Idle,
+            None => self.lose("no answer"),
+            Some(Err(error)) => self.lose(&error.to_string()),
+            Some(Ok(())) => {
+                let session = self.dialer.session(self.core.pool(), self.core.now());
+                let State::Connecting { connection, .. } = std::mem::replace(&mut self.state, State::Down)
+                else {
+                    return Progress::Idle;
+                };
+                self.state = State::Open { connection, session, is_checked: false };
+                self.run_open();
+                Progress::More
+            }
+        }
+    }
+
+    #[inline]
+    fn run_open(&mut self) -> Progress {
+        match self.turn() {
+            Ok(progress) => progress,
+            Err(Ended::Broken(broken)) => self.lose(&broken.to_string()),
+            Err(Ended::Finished) => self.lose("target closed the connection"),
+            Err(Ended::Refused(reason)) => self.give_up(&reason),
+        }
+    }
+
+    #[inline]
+    fn turn(&mut self) -> Result<Progress, Ended> {
+        let State::Open { connection, session, is_checked } = &mut self.state else {
+            return Ok(Progress::Idle);
+        };
+        connection.check_deadline(session)?;
+        let inflow = connection.receive(session)?;
+        if !*is_checked && let Some(reason) = self.dialer.refusal(session) {
+            return Err(Ended::Refused(reason));
+        }
+        if !*is_checked && session.is_ready() {
+            self.dialer.check(session).map_err(Ended::Refused)?;
+            (*is_checked, self.lost_since, self.pause) = (true, None, FIRST_PAUSE);
+        }
+        while let Some(completion) = session.poll_done() {
+            self.done.push(completion);
+        }
+        while *is_checked && session.room() > 0 {
+            let Some(io) = self.queue.pop_front() else { break };
+            session.submit(io);
+        }
+        if self.is_closing {
+            session.on_stop();
+        }
+        let has_sent = connection.send(session.outbox())?;
+        match inflow {
+            Inflow::Finished => Err(Ended::Finished),
+            Inflow::More => Ok(Progress::More),
+            Inflow::Drained => Ok(Progress::Drained),
+            Inflow::Empty | Inflow::Blocked if has_sent => Ok(Progress::Drained),
+            Inflow::Empty | Inflow::Blocked => Ok(Progress::Idle),
+        }
+    }
+
+    /// The connection is gone: keep what has not completed, and try again after a pause or give up.
+    fn lose(&mut self, reason: &str) -> Progress {
+        let now = self.core.now();
+        self.take_back();
+        if self.is_closing {
+            return Progress::Idle;
+        }
+        let since = *self.lost_since.get_or_insert(now);
+        if now.duration_since(since) >= self.patience {
+            return self.give_up(reason);
+        }
+        if self.pause == FIRST_PAUSE {
+            info!(target = %self.dialer.address(), "connection lost ({reason}); trying again");
+        }
+        let until = now + self.pause;
+        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        self.state = State::Pausing { until };
+        self.core.wake_at(until, &self.waker);
+        Progress::Drained
+    }
+
+    /// Fails everything; the next request tries again.
+    fn give_up(&mut self, reason: &str) -> Progress {
+        self.take_back();
+        warn!(target = %self.dialer.address(), "volume is out of reach: {reason}");
+        self.pause = FIRST_PAUSE;
+        for io in self.queue.drain(..) {
+            self.done.push(Completion { tag: io.tag, result: Err(IoError::PathLost) });
+        }
+        Progress::Drained
+    }
+
+    /// Ends the session and queues what it had not completed before everything else.
+    fn take_back(&mut self) {
+        if let State::Open { mut session, .. } = std::mem::replace(&mut self.state, State::Down) {
+            while let Some(completion) = session.poll_done() {
+                self.done.push(completion);
+            }
+            for io in session.take_unfinished().into_iter().rev() {
+                self.queue.push_front(io);
+            }
+        }
+        // A hint that was lost needs no replay.
+        self.queue.retain(|io| {
+            let is_hint = io.op == Op::Prefetch;
+            if is_hint {
+                self.done.push(Completion { tag: io.tag, result: Ok(blockmux_volume::Output::Nothing) });
+            }
+            !is_hint
+        });
+    }
+}
+
+/// Why a session is over.
+enum Ended {
+    Broken(Broken),
+    Finished,
+    Refused(String),
+}
+
+impl From<Broken> for Ended {
+    fn from(broken: Broken) -> Ended {
+        Ended::Broken(broken)
+    }
+}
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
