@@ -11,6 +11,7 @@ use crate::timers::Timers;
 use blockmux_volume::{Core, Pool, ReadyList, Waker};
 use std::any::Any;
 use std::cell::{Cell, RefCell};
+use std::convert::Infallible;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::rc::{Rc, Weak};
@@ -126,7 +127,19 @@ impl Inbox {
 
 impl EngineCore {
     /// Starts a task; `make` gets what wakes it. It runs for the first time soon.
-    pub fn spawn<T: Task + 'static>(&self, make: impl FnOnce(&Waker) -> T) -> Waker {
+    pub fn spawn<T: Task + 'static>(&self, make: impl FnOnce(&Waker) -> T) {
+        let made: Result<(), Infallible> = self.try_spawn(|waker| Ok(make(waker)));
+        match made {
+            Ok(()) => {}
+            Err(never) => match never {},
+        }
+    }
+
+    /// Starts a task if it can be made.
+    ///
+    /// # Errors
+    /// Whatever `make` says; nothing is left behind then.
+    pub fn try_spawn<T: Task + 'static, E>(&self, make: impl FnOnce(&Waker) -> Result<T, E>) -> Result<(), E> {
         let index = self.free_slots.borrow_mut().pop().unwrap_or_else(|| {
             let mut tasks = self.tasks.borrow_mut();
             tasks.push(TaskSlot { generation: 0, waker: None, task: None, is_hot: false });
@@ -134,12 +147,20 @@ impl EngineCore {
         });
         let generation = self.tasks.borrow()[index as usize].generation;
         let waker = self.ready.waker(u64::from(generation) << 32 | u64::from(index));
-        let task: Box<dyn Task> = Box::new(make(&waker));
+        let task: Box<dyn Task> = match make(&waker) {
+            Ok(task) => Box::new(task),
+            Err(error) => {
+                // Its waker may be about still.
+                self.tasks.borrow_mut()[index as usize].generation = generation.wrapping_add(1);
+                self.free_slots.borrow_mut().push(index);
+                return Err(error);
+            }
+        };
         let slot = &mut self.tasks.borrow_mut()[index as usize];
         (slot.task, slot.waker) = (Some(task), Some(waker.clone()));
         self.live_tasks.set(self.live_tasks.get() + 1);
         waker.wake();
-        waker
+        Ok(())
     }
 
     /// Registers a completer with this core's ring.

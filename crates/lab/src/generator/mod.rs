@@ -1,0 +1,204 @@
+//! The load generator: one job, once, on any volume.
+//!
+//! Each worker is a task with a channel of its own, spread over the initiator's cores. It keeps `iodepth` requests in
+//! flight, submits in batches as completions come, and stamps each with the time: nothing is allocated or locked per
+//! I/O. The caller's thread only says when measuring begins and ends, and samples the processor time of both sides at
+//! those moments.
+
+mod worker;
+
+use crate::histogram::Histogram;
+use crate::job::{Job, Range};
+use crate::options::JobError;
+use crate::result::{Direction, Run};
+use blockmux_engine::cores::Cores;
+use blockmux_volume::{IoError, Volume};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+use worker::Worker;
+
+/// What a run works on and where.
+pub struct Bench<'a> {
+    /// What to do.
+    pub job: &'a Job,
+    /// What to do it to.
+    pub volume: &'a Arc<dyn Volume>,
+    /// Whether reads bring their own buffers. A remote volume's payload is in the process's memory once it was
+    /// received, so there a buffer would only add a copy that the peer's other clients do not make; a local volume
+    /// would lend its memory, and nothing would have moved at all.
+    pub own_buffers: bool,
+    /// Where the workers run, in turn.
+    pub initiator: &'a Cores,
+    /// Where the target runs, if that is in this process.
+    pub target: Option<&'a Cores>,
+    /// Called a few times a second with the share of the run that is over, 0 to 1.
+    pub progress: &'a dyn Fn(f64),
+}
+
+/// Why a run could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// The job does not fit the volume.
+    #[error(transparent)]
+    Job(#[from] JobError),
+    /// The volume could not be opened.
+    #[error("cannot open the volume: {0}")]
+    Open(IoError),
+    /// I/O in flight did not complete.
+    #[error("I/O did not complete within {} s after the run", DRAIN_TIMEOUT.as_secs())]
+    Stuck,
+    /// A worker's core has ended.
+    #[error("a core of the load generator has ended")]
+    CoreEnded,
+}
+
+/// What the caller's thread tells the workers.
+struct Control(AtomicU8);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Phase {
+    Ramp,
+    Measure,
+    Stop,
+}
+
+impl Control {
+    fn set(&self, phase: Phase) {
+        self.0.store(phase as u8, Ordering::Release);
+    }
+
+    #[inline]
+    fn phase(&self) -> Phase {
+        match self.0.load(Ordering::Acquire) {
+            0 => Phase::Ramp,
+            1 => Phase::Measure,
+            _ => Phase::Stop,
+        }
+    }
+}
+
+/// What one worker found.
+#[derive(Default)]
+struct Tally {
+    read: Counter,
+    write: Counter,
+    trim: Counter,
+    errors: u64,
+    verify_errors: u64,
+    measured: Duration,
+}
+
+#[derive(Default)]
+struct Counter {
+    bytes: u64,
+    latency: Histogram,
+}
+
+impl Bench<'_> {
+    /// Runs the job once.
+    ///
+    /// # Errors
+    /// If the job does not fit the volume, or the volume fails to open or to answer. I/O that fails is counted.
+    pub fn run(&self) -> Result<Run, RunError> {
+        let info = self.volume.info();
+        self.job.validate(info.size, info.logical_block)?;
+        let ranges =
+            (0..self.job.numjobs).map(|nth| self.job.range(info.size, nth)).collect::<Result<Vec<_>, _>>()?;
+        let control = Arc::new(Control(AtomicU8::new(Phase::Ramp as u8)));
+        let (sender, tallies) = mpsc::channel();
+        for (nth, range) in ranges.into_iter().enumerate() {
+            self.start_worker(nth, range, &control, &sender)?;
+        }
+        drop(sender);
+        self.wait(Duration::from_millis(self.job.ramp_time_ms), 0);
+        let before = self.cpu_times();
+        control.set(Phase::Measure);
+        self.wait(Duration::from_millis(self.job.runtime_ms), self.job.ramp_time_ms);
+        control.set(Phase::Stop);
+        let after = self.cpu_times();
+        let mut total = Tally::default();
+        for _ in 0..self.job.numjobs {
+            let tally = tallies.recv_timeout(DRAIN_TIMEOUT).map_err(|error| match error {
+                mpsc::RecvTimeoutError::Timeout => RunError::Stuck,
+                mpsc::RecvTimeoutError::Disconnected => RunError::CoreEnded,
+            })?;
+            total.merge(&tally.map_err(RunError::Open)?);
+        }
+        let used = |side: usize| Some((after[side]?.saturating_sub(before[side]?)).as_nanos() as u64);
+        Ok(total.into_run(used(0), used(1)))
+    }
+
+    fn start_worker(
+        &self,
+        nth: usize,
+        range: Range,
+        control: &Arc<Control>,
+        sender: &mpsc::Sender<Result<Tally, IoError>>,
+    ) -> Result<(), RunError> {
+        let (job, volume, control, sender) = (self.job.clone(), self.volume.clone(), control.clone(), sender.clone());
+        let own_buffers = self.own_buffers;
+        let core = nth % self.initiator.count();
+        self.initiator
+            .ask(core, move |core| {
+                if let Err(error) =
+                    Worker::spawn(core, &volume, &job, nth as u32, range, own_buffers, control, sender.clone())
+                {
+                    // The caller hears of it in place of a tally, unless it has gone.
+                    let _ = sender.send(Err(error));
+                }
+            })
+            .ok_or(RunError::CoreEnded)
+    }
+
+    /// Processor time of target and initiator so far.
+    fn cpu_times(&self) -> [Option<Duration>; 2] {
+        [self.target.map(Cores::cpu_time), Some(self.initiator.cpu_time())]
+    }
+
+    fn wait(&self, time: Duration, done_ms: u64) {
+        let whole = Duration::from_millis(self.job.ramp_time_ms + self.job.runtime_ms).as_secs_f64().max(1e-9);
+        let start = Instant::now();
+        while let Some(left) = time.checked_sub(start.elapsed()).filter(|left| !left.is_zero()) {
+            std::thread::park_timeout(left.min(PROGRESS_EVERY));
+            (self.progress)((done_ms as f64 / 1e3 + start.elapsed().as_secs_f64()) / whole);
+        }
+    }
+}
+
+impl Tally {
+    fn merge(&mut self, other: &Tally) {
+        for (mine, theirs) in
+            [(&mut self.read, &other.read), (&mut self.write, &other.write), (&mut self.trim, &other.trim)]
+        {
+            mine.bytes += theirs.bytes;
+            mine.latency.merge(&theirs.latency);
+        }
+        self.errors += other.errors;
+        self.verify_errors += other.verify_errors;
+        self.measured = self.measured.max(other.measured);
+    }
+
+    fn into_run(self, target_cpu_ns: Option<u64>, initiator_cpu_ns: Option<u64>) -> Run {
+        let direction = |counter: &Counter| Direction {
+            ios: counter.latency.count(),
+            bytes: counter.bytes,
+            latency: counter.latency.latency(),
+        };
+        Run {
+            runtime_ns: self.measured.as_nanos() as u64,
+            read: direction(&self.read),
+            write: direction(&self.write),
+            trim: direction(&self.trim),
+            errors: self.errors,
+            verify_errors: self.verify_errors,
+            target_cpu_ns,
+            initiator_cpu_ns,
+        }
+    }
+}
+
+/// Longer than a remote volume tries to reconnect.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(120);
+const PROGRESS_EVERY: Duration = Duration::from_millis(100);
