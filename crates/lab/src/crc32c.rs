@@ -6,17 +6,19 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
     let mut crc = !0_u32;
     let (words, rest) = bytes.as_chunks::<8>();
     for word in words {
-        let mixed = u64::from_le_bytes(*word) ^ u64::from(crc);
-        crc = mixed
-            .to_le_bytes()
-            .iter()
-            .enumerate()
-            .fold(0, |sum, (i, &byte)| sum ^ TABLES[7 - i][usize::from(byte)]);
+        let [a, b, c, d] = (u32::from_le_bytes([word[0], word[1], word[2], word[3]]) ^ crc).to_le_bytes();
+        let near = entry(7, a) ^ entry(6, b) ^ entry(5, c) ^ entry(4, d);
+        crc = near ^ entry(3, word[4]) ^ entry(2, word[5]) ^ entry(1, word[6]) ^ entry(0, word[7]);
     }
     for &byte in rest {
-        crc = TABLES[0][usize::from(crc as u8 ^ byte)] ^ (crc >> 8);
+        crc = entry(0, crc as u8 ^ byte) ^ (crc >> 8);
     }
     !crc
+}
+
+#[inline]
+fn entry(zeroes: usize, byte: u8) -> u32 {
+    TABLES[zeroes][usize::from(byte)]
 }
 
 /// `TABLES[n][byte]`: what `byte` followed by `n` zero bytes adds to the remainder.

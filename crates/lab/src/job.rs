@@ -174,7 +174,7 @@ impl Job {
     /// The first option that stands in the way.
     pub fn validate(&self, volume_size: u64, volume_block: u32) -> Result<(), JobError> {
         self.check_bounds()?;
-        if self.bs % volume_block != 0 {
+        if !self.bs.is_multiple_of(volume_block) {
             let why = format!("not a multiple of the volume's block of {volume_block} bytes");
             return Err(JobError::bad_value("bs", self.bs, why));
         }
@@ -465,7 +465,7 @@ mod tests {
                 let mut end = 0;
                 for worker in 0..numjobs {
                     let range = job.range(volume, worker).unwrap();
-                    prop_assert!(range.blocks > 0 && range.offset % 512 == 0);
+                    prop_assert!(range.blocks > 0 && range.offset.is_multiple_of(512));
                     prop_assert!(range.offset + range.blocks * u64::from(job.bs) <= volume);
                     if verify {
                         prop_assert!(range.offset >= end);

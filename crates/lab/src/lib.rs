@@ -15,4 +15,5 @@ pub mod job_file;
 pub mod options;
 pub mod pattern;
 pub mod result;
+pub mod suite;
 pub mod units;
