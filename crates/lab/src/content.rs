@@ -26,7 +26,8 @@ pub struct Stamp {
     pub offset: u64,
     /// How often this place has been written, from 1.
     pub generation: u64,
-    /// The job's seed, which tells blocks of one run from another's.
+    /// Tells blocks of one run from another's, so it has to differ from run to run: where an earlier run with the
+    /// same number left the same generation, a write that got lost would not be missed.
     pub seed: u64,
 }
 

@@ -125,7 +125,7 @@ pub struct Job {
     pub norandommap: bool,
     /// Check what was written.
     pub verify: Option<Verify>,
-    /// Write with FUA every so many writes, fio's `sync`-like; 0 for never.
+    /// Every so many writes one with FUA; 1 is fio's `sync`, 0 for never.
     pub fua_every: u32,
     /// Flush after so many writes, fio's `fsync`; 0 for never.
     pub fsync_every: u32,

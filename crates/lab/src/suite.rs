@@ -170,7 +170,7 @@ impl Suite {
             adapted: file.adapted,
             finding: file.finding,
             note: file.note,
-            jobs: file.job.into_iter().map(FileJob::into_job).collect(),
+            jobs: file.job.into_iter().map(Entry::into_job).collect(),
             protocols: studied.chain(beside).collect(),
             published: file.published,
         }
@@ -214,18 +214,18 @@ struct File {
     also: Vec<String>,
     #[serde(default)]
     published: Vec<Figures>,
-    job: Vec<FileJob>,
+    job: Vec<Entry>,
 }
 
 /// A job with fio's options.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct FileJob {
+struct Entry {
     name: String,
     options: BTreeMap<String, String>,
 }
 
-impl FileJob {
+impl Entry {
     fn into_job(self) -> Job {
         let mut job = Job { name: self.name, ..Job::default() };
         for (key, value) in &self.options {
