@@ -1,0 +1,471 @@
+//! Published measurements and the jobs that repeat them here, and the jobs of a plain comparison.
+//!
+//! The figures are facts from public studies, in `data/`, one file for each with its source; they are shown beside
+//! what is measured on the machine at hand and never mixed with it. A suite's jobs are the study's on another
+//! stage: a RAM volume on loopback in place of its disks and links.
+
+use crate::job::{Job, Rw};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// One published study and the jobs that repeat it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Suite {
+    /// What `--suite` calls it.
+    pub name: &'static str,
+    /// The study's title.
+    pub title: String,
+    /// Who published it.
+    pub publisher: String,
+    /// When, as `YYYY-MM-DD`, if that is known.
+    pub date: Option<String>,
+    /// What was measured on what.
+    pub study: String,
+    /// How the jobs here differ from it.
+    pub adapted: String,
+    /// What came out, in words.
+    pub finding: String,
+    /// What to bear in mind about the figures.
+    pub note: String,
+    jobs: Vec<Job>,
+    /// The study's own, then those that are run beside them.
+    protocols: Vec<(String, bool)>,
+    published: Vec<Figures>,
+}
+
+/// One job under one protocol: a row to measure, with what was published for it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SuiteRow {
+    /// "iscsi", "iser", "srp", "nbd", "aoe", "nvme-tcp", or "local" for a volume without a protocol. The caller knows
+    /// which of them it can run.
+    pub protocol: String,
+    /// Whether the study measured this protocol; else it is run for comparison.
+    pub studied: bool,
+    /// What to do.
+    pub job: Job,
+    /// Figures of the study: none for a protocol that it did not measure, several if it had several links or units.
+    pub published: Vec<Published>,
+}
+
+/// One published figure.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Published {
+    /// The figure.
+    pub value: f64,
+    /// Of what.
+    pub unit: Unit,
+    /// Link, disks, depth: what tells it from the other figures of its row.
+    pub label: String,
+    /// The study gives it only roughly.
+    pub approximate: bool,
+    /// Title, publisher and date.
+    pub source: String,
+}
+
+/// What a published figure counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Unit {
+    /// I/O per second.
+    Iops,
+    /// 1,048,576 bytes per second.
+    MibPerSecond,
+    /// Megabytes per second, as the study printed it without saying which.
+    MbPerSecond,
+    /// Mean latency in microseconds.
+    MeanMicroseconds,
+}
+
+impl fmt::Display for Unit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Unit::Iops => "IOPS",
+            Unit::MibPerSecond => "MiB/s",
+            Unit::MbPerSecond => "MB/s",
+            Unit::MeanMicroseconds => "us mean",
+        })
+    }
+}
+
+/// There is no such suite.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("unknown suite `{name}`; known are {}", Suite::names().join(" "))]
+pub struct UnknownSuite {
+    /// The name as given.
+    pub name: String,
+}
+
+impl Suite {
+    /// What suites there are, in the order of their studies.
+    #[must_use]
+    pub fn names() -> Vec<&'static str> {
+        DATA.iter().map(|(name, _)| *name).collect()
+    }
+
+    /// All suites.
+    #[must_use]
+    pub fn all() -> Vec<Suite> {
+        DATA.iter().map(|(name, text)| Suite::load(name, text)).collect()
+    }
+
+    /// The suite called `name`.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn by_name(name: &str) -> Result<Suite, UnknownSuite> {
+        let found = DATA.iter().find(|(known, _)| *known == name);
+        found
+            .map(|(name, text)| Suite::load(name, text))
+            .ok_or_else(|| UnknownSuite { name: name.to_owned() })
+    }
+
+    /// Title, publisher and date in one line.
+    #[must_use]
+    pub fn source(&self) -> String {
+        let date = self.date.as_ref().map_or_else(String::new, |date| format!(", {date}"));
+        format!("\"{}\", {}{date}", self.title, self.publisher)
+    }
+
+    /// Every job under every protocol, job by job, each for `runtime_ms` after `ramp_time_ms`.
+    #[must_use]
+    pub fn rows(&self, runtime_ms: u64, ramp_time_ms: u64) -> Vec<SuiteRow> {
+        let pairs =
+            self.jobs.iter().flat_map(|job| self.protocols.iter().map(move |protocol| (job, protocol)));
+        let row = |(job, (protocol, studied)): (&Job, &(String, bool))| SuiteRow {
+            protocol: protocol.clone(),
+            studied: *studied,
+            job: Job { runtime_ms, ramp_time_ms, ..job.clone() },
+            published: self.published_for(protocol, &job.name),
+        };
+        pairs.map(row).collect()
+    }
+
+    fn published_for(&self, protocol: &str, job: &str) -> Vec<Published> {
+        let figures =
+            self.published.iter().filter(|figures| figures.protocol == protocol && figures.job == job);
+        let published = figures.flat_map(|figures| {
+            figures.by_unit().map(|(unit, value)| Published {
+                value,
+                unit,
+                label: figures.label.clone(),
+                approximate: figures.approximate,
+                source: self.source(),
+            })
+        });
+        published.collect()
+    }
+
+    /// # Panics
+    /// If the data is not what it should be, which a test excludes.
+    fn load(name: &'static str, text: &str) -> Suite {
+        let file: File = toml::from_str(text).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let studied = file.protocols.into_iter().map(|protocol| (protocol, true));
+        let beside = file.also.into_iter().map(|protocol| (protocol, false));
+        Suite {
+            name,
+            title: file.title,
+            publisher: file.publisher,
+            date: file.date,
+            study: file.study,
+            adapted: file.adapted,
+            finding: file.finding,
+            note: file.note,
+            jobs: file.job.into_iter().map(Entry::into_job).collect(),
+            protocols: studied.chain(beside).collect(),
+            published: file.published,
+        }
+    }
+}
+
+/// What `bench` compares when it is not told otherwise: small I/O alone and in depth, which is where protocols
+/// differ, then large I/O, which is where copies show.
+#[must_use]
+pub fn default_jobs(runtime_ms: u64, ramp_time_ms: u64) -> Vec<Job> {
+    let cells = [
+        (Rw::RandRead, 4, 1),
+        (Rw::RandWrite, 4, 1),
+        (Rw::RandRead, 4, 32),
+        (Rw::RandWrite, 4, 32),
+        (Rw::RandRead, 64, 32),
+        (Rw::RandWrite, 64, 32),
+        (Rw::Read, 1024, 8),
+        (Rw::Write, 1024, 8),
+    ];
+    let job = |(rw, kib, iodepth): (Rw, u32, u32)| {
+        let bs = if kib < 1024 { format!("{kib}k") } else { format!("{}m", kib / 1024) };
+        let name = format!("{}-{bs}-qd{iodepth}", rw.name());
+        Job { name, rw, bs: kib << 10, iodepth, runtime_ms, ramp_time_ms, ..Job::default() }
+    };
+    cells.map(job).to_vec()
+}
+
+/// A data file.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    title: String,
+    publisher: String,
+    date: Option<String>,
+    study: String,
+    adapted: String,
+    finding: String,
+    note: String,
+    protocols: Vec<String>,
+    also: Vec<String>,
+    #[serde(default)]
+    published: Vec<Figures>,
+    job: Vec<Entry>,
+}
+
+/// A job with fio's options.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    name: String,
+    options: BTreeMap<String, String>,
+}
+
+impl Entry {
+    fn into_job(self) -> Job {
+        let mut job = Job { name: self.name, ..Job::default() };
+        for (key, value) in &self.options {
+            job.set(key, value).unwrap_or_else(|error| panic!("{}: {error}", job.name));
+        }
+        job
+    }
+}
+
+/// One cell of a study's tables.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Figures {
+    protocol: String,
+    job: String,
+    label: String,
+    iops: Option<f64>,
+    mib_s: Option<f64>,
+    mb_s: Option<f64>,
+    mean_us: Option<f64>,
+    #[serde(default)]
+    approximate: bool,
+}
+
+impl Figures {
+    fn by_unit(&self) -> impl Iterator<Item = (Unit, f64)> {
+        let figures = [
+            (Unit::Iops, self.iops),
+            (Unit::MibPerSecond, self.mib_s),
+            (Unit::MbPerSecond, self.mb_s),
+            (Unit::MeanMicroseconds, self.mean_us),
+        ];
+        figures.into_iter().filter_map(|(unit, value)| Some((unit, value?)))
+    }
+}
+
+const DATA: &[(&str, &str)] = &[
+    ("aatrokoski-2007", include_str!("../data/aatrokoski-2007.toml")),
+    ("chelsio-iwarp", include_str!("../data/chelsio-iwarp.toml")),
+    ("zeta-2016", include_str!("../data/zeta-2016.toml")),
+    ("taocloud-2022", include_str!("../data/taocloud-2022.toml")),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn suite(name: &str) -> Suite {
+        Suite::by_name(name).unwrap()
+    }
+
+    /// The one figure of that cell.
+    fn figure(suite: &Suite, protocol: &str, job: &str, label: &str, unit: Unit) -> f64 {
+        let found: Vec<f64> = suite
+            .published_for(protocol, job)
+            .into_iter()
+            .filter(|published| published.label == label && published.unit == unit)
+            .map(|published| published.value)
+            .collect();
+        assert_eq!(found.len(), 1, "{protocol} {job} {label}");
+        found[0]
+    }
+
+    fn sum(suite: &Suite, pick: impl Fn(&Figures) -> Option<f64>) -> f64 {
+        suite.published.iter().filter_map(pick).sum()
+    }
+
+    #[test]
+    fn every_suite_runs_on_a_small_volume() {
+        assert_eq!(Suite::all().len(), 4);
+        for suite in Suite::all() {
+            assert_eq!(suite, Suite::by_name(suite.name).unwrap());
+            let rows = suite.rows(250, 50);
+            assert_eq!(rows.len(), suite.jobs.len() * suite.protocols.len());
+            for row in &rows {
+                assert_eq!((row.job.runtime_ms, row.job.ramp_time_ms), (250, 50));
+                row.job.validate(64 << 20, 512).unwrap();
+            }
+            assert!(
+                rows.iter().any(|row| row.protocol == "local")
+                    && rows.iter().any(|row| row.protocol == "nbd")
+            );
+        }
+    }
+
+    #[test]
+    fn every_figure_has_a_row_a_source_and_a_value() {
+        for suite in Suite::all() {
+            let rows = suite.rows(1, 0);
+            let shown: usize = rows.iter().map(|row| row.published.len()).sum();
+            assert_eq!(shown, suite.published.iter().map(|figures| figures.by_unit().count()).sum::<usize>());
+            for row in &rows {
+                assert!(row.studied || row.published.is_empty(), "{}: {}", suite.name, row.protocol);
+                for published in &row.published {
+                    assert!(published.value > 0.0 && published.source.contains(&suite.title));
+                }
+            }
+            assert!(suite.published.iter().all(|figures| figures.by_unit().next().is_some()));
+        }
+    }
+
+    #[test]
+    fn names_of_protocols_and_jobs_are_known_and_single() {
+        for suite in Suite::all() {
+            let mut jobs: Vec<&str> = suite.jobs.iter().map(|job| job.name.as_str()).collect();
+            let mut protocols: Vec<&str> = suite.protocols.iter().map(|(name, _)| name.as_str()).collect();
+            let known = ["iscsi", "iser", "srp", "nbd", "aoe", "nvme-tcp", "local"];
+            assert!(protocols.iter().all(|protocol| known.contains(protocol)), "{protocols:?}");
+            for names in [&mut jobs, &mut protocols] {
+                let count = names.len();
+                names.sort_unstable();
+                names.dedup();
+                assert_eq!(names.len(), count, "{}: {names:?}", suite.name);
+            }
+        }
+    }
+
+    #[test]
+    fn an_unknown_suite_is_named_with_the_known_ones() {
+        let error = Suite::by_name("zeta").unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "unknown suite `zeta`; known are aatrokoski-2007 chelsio-iwarp zeta-2016 taocloud-2022"
+        );
+    }
+
+    #[test]
+    fn sources_say_title_publisher_and_date_where_known() {
+        assert_eq!(suite("taocloud-2022").source(), "\"FASS iSCSI vs NVMe/TCP\", TaoCloud, 2022-07-29");
+        assert_eq!(suite("chelsio-iwarp").date, None);
+        for suite in Suite::all() {
+            for text in [&suite.study, &suite.adapted, &suite.finding, &suite.note] {
+                assert!(text.len() > 20 && !text.contains('\n'), "{}: {text}", suite.name);
+            }
+        }
+    }
+
+    #[test]
+    fn zetas_rates_are_its_iops_times_the_block_size() {
+        let suite = suite("zeta-2016");
+        assert_eq!(suite.published.len(), 30);
+        for figures in &suite.published {
+            let bs = suite.jobs.iter().find(|job| job.name == figures.job).unwrap().bs;
+            let (iops, mib_s) = (figures.iops.unwrap(), figures.mib_s.unwrap());
+            let from_iops = iops * f64::from(bs) / f64::from(1 << 20);
+            assert!((from_iops / mib_s - 1.0).abs() < 0.03, "{figures:?}: {from_iops}");
+        }
+    }
+
+    #[test]
+    fn zetas_totals_and_order_are_those_of_its_tables() {
+        let suite = suite("zeta-2016");
+        assert_eq!(sum(&suite, |figures| figures.iops), 4_771_711.0);
+        assert!((sum(&suite, |figures| figures.mib_s) - 74_924.7).abs() < 0.01);
+        for job in &suite.jobs {
+            let iops = |protocol, label| figure(&suite, protocol, &job.name, label, Unit::Iops);
+            assert!(iops("iscsi", "10 GbE") < iops("iscsi", "40 GbE"));
+            assert!(iops("iscsi", "40 GbE") < iops("srp", "InfiniBand"));
+            assert!(iops("srp", "InfiniBand") < iops("iser", "InfiniBand"));
+            assert!(iops("iser", "40 GbE") < iops("iser", "InfiniBand"));
+        }
+        assert_eq!(figure(&suite, "srp", "randwrite-16k", "InfiniBand", Unit::Iops), 179_615.0);
+    }
+
+    #[test]
+    fn aatrokoskis_totals_are_those_of_his_tables_and_fit_the_links() {
+        let suite = suite("aatrokoski-2007");
+        let total = |job: &str| sum(&suite, |figures| figures.mb_s.filter(|_| figures.job == job));
+        assert_eq!((total("read"), total("write"), total("rewrite")), (3227.0, 2812.0, 1517.0));
+        assert_eq!(suite.published.len(), 69);
+        for figures in &suite.published {
+            let rate = figures.mb_s.unwrap();
+            let link = if figures.label.contains(" 1 Gbit/s") { 125.0 } else { 1250.0 };
+            assert!(rate < link, "{figures:?}");
+        }
+        let rate = |protocol, job, label| figure(&suite, protocol, job, label, Unit::MbPerSecond);
+        assert_eq!(rate("nbd", "write", "4 disks, 10 Gbit/s, MTU 9000"), 216.0);
+        assert_eq!(rate("aoe", "rewrite", "12 disks, 10 Gbit/s, MTU 9000"), 126.0);
+        assert_eq!(rate("local", "read", "12 disks"), 577.0);
+    }
+
+    #[test]
+    fn aatrokoskis_rewrites_are_slower_than_reads_in_every_cell() {
+        let suite = suite("aatrokoski-2007");
+        for read in suite.published.iter().filter(|figures| figures.job == "read") {
+            let rewrite = figure(&suite, &read.protocol, "rewrite", &read.label, Unit::MbPerSecond);
+            assert!(rewrite < read.mb_s.unwrap(), "{read:?}: {rewrite}");
+        }
+    }
+
+    #[test]
+    fn taoclouds_best_rates_are_above_what_one_in_flight_gives() {
+        let suite = suite("taocloud-2022");
+        for (protocol, depth) in [("iscsi", "qd32"), ("nvme-tcp", "qd256x2")] {
+            for rw in ["randread", "randwrite"] {
+                let alone = suite.published_for(protocol, &format!("{rw}-4k-qd1"))[0].value;
+                let best = suite.published_for(protocol, &format!("{rw}-4k-{depth}"));
+                assert_eq!(best.len(), 1);
+                assert!(best[0].unit == Unit::Iops && best[0].value > 1e6 / alone, "{protocol} {rw}");
+            }
+        }
+        assert!((sum(&suite, |figures| figures.iops) - 820_268.01).abs() < 0.001);
+        assert!((sum(&suite, |figures| figures.mean_us) - 572.71).abs() < 0.001);
+        // 1 MiB at a time stays below 100 Gbit/s, and only what the study calls approximate is round.
+        for figures in suite.published.iter().filter(|figures| figures.job.ends_with("1m")) {
+            let iops = figures.iops.unwrap();
+            assert!(iops * f64::from(1 << 20) < 12.5e9);
+            assert_eq!(figures.approximate, iops % 50.0 == 0.0);
+        }
+    }
+
+    #[test]
+    fn chelsio_has_a_finding_and_no_figures() {
+        let suite = suite("chelsio-iwarp");
+        assert!(suite.published.is_empty() && suite.finding.contains("InfiniBand FDR"));
+        let blocks: Vec<u32> = suite.jobs.iter().map(|job| job.bs >> 10).collect();
+        assert_eq!(blocks, [1, 4, 16, 64, 256, 1024, 1, 4, 16, 64, 256, 1024]);
+        assert!(suite.jobs.iter().all(|job| (job.numjobs, job.iodepth) == (16, 1)));
+    }
+
+    #[test]
+    fn the_default_comparison_has_eight_jobs_with_names_of_their_own() {
+        let jobs = default_jobs(500, 100);
+        let names: Vec<&str> = jobs.iter().map(|job| job.name.as_str()).collect();
+        assert_eq!(
+            names,
+            [
+                "randread-4k-qd1",
+                "randwrite-4k-qd1",
+                "randread-4k-qd32",
+                "randwrite-4k-qd32",
+                "randread-64k-qd32",
+                "randwrite-64k-qd32",
+                "read-1m-qd8",
+                "write-1m-qd8",
+            ]
+        );
+        for job in jobs {
+            job.validate(64 << 20, 4096).unwrap();
+            assert_eq!((job.runtime_ms, job.ramp_time_ms), (500, 100));
+        }
+    }
+}
