@@ -139,7 +139,10 @@ impl EngineCore {
     ///
     /// # Errors
     /// Whatever `make` says; nothing is left behind then.
-    pub fn try_spawn<T: Task + 'static, E>(&self, make: impl FnOnce(&Waker) -> Result<T, E>) -> Result<(), E> {
+    pub fn try_spawn<T: Task + 'static, E>(
+        &self,
+        make: impl FnOnce(&Waker) -> Result<T, E>,
+    ) -> Result<(), E> {
         let index = self.free_slots.borrow_mut().pop().unwrap_or_else(|| {
             let mut tasks = self.tasks.borrow_mut();
             tasks.push(TaskSlot { generation: 0, waker: None, task: None, is_hot: false });

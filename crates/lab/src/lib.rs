@@ -9,6 +9,7 @@
 
 pub mod content;
 pub mod crc32c;
+pub mod generator;
 pub mod histogram;
 pub mod job;
 pub mod job_file;

@@ -137,14 +137,22 @@ impl Bench<'_> {
         control: &Arc<Control>,
         sender: &mpsc::Sender<Result<Tally, IoError>>,
     ) -> Result<(), RunError> {
-        let (job, volume, control, sender) = (self.job.clone(), self.volume.clone(), control.clone(), sender.clone());
+        let (job, volume, control, sender) =
+            (self.job.clone(), self.volume.clone(), control.clone(), sender.clone());
         let own_buffers = self.own_buffers;
         let core = nth % self.initiator.count();
         self.initiator
             .ask(core, move |core| {
-                if let Err(error) =
-                    Worker::spawn(core, &volume, &job, nth as u32, range, own_buffers, control, sender.clone())
-                {
+                if let Err(error) = Worker::spawn(
+                    core,
+                    &volume,
+                    &job,
+                    nth as u32,
+                    range,
+                    own_buffers,
+                    control,
+                    sender.clone(),
+                ) {
                     // The caller hears of it in place of a tally, unless it has gone.
                     let _ = sender.send(Err(error));
                 }
@@ -158,7 +166,8 @@ impl Bench<'_> {
     }
 
     fn wait(&self, time: Duration, done_ms: u64) {
-        let whole = Duration::from_millis(self.job.ramp_time_ms + self.job.runtime_ms).as_secs_f64().max(1e-9);
+        let whole =
+            Duration::from_millis(self.job.ramp_time_ms + self.job.runtime_ms).as_secs_f64().max(1e-9);
         let start = Instant::now();
         while let Some(left) = time.checked_sub(start.elapsed()).filter(|left| !left.is_zero()) {
             std::thread::park_timeout(left.min(PROGRESS_EVERY));

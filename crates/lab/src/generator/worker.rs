@@ -11,7 +11,7 @@ use blockmux_engine::reactor::{EngineCore, Progress, Task};
 use blockmux_volume::{Channel, Completion, Core, Io, IoError, Memory, Op, Output, SgList, Tag, Volume};
 use std::rc::Rc;
 use std::sync::{Arc, mpsc};
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 use tracing::warn;
 
 pub(super) struct Worker {
@@ -27,6 +27,8 @@ pub(super) struct Worker {
     phase: Phase,
     measured_from: Instant,
     tally: Tally,
+    /// Tells this run's blocks from an earlier run's, which a lost write would leave.
+    run_seed: u64,
     /// Of a verifying writer: the generation of each block, 0 for not written. Empty otherwise.
     generations: Vec<u32>,
     /// The pass that is being written, and the step that waits for the one before to complete.
@@ -83,6 +85,7 @@ impl Worker {
                 measured_from: Instant::now(),
                 tally: Tally::default(),
                 generations: if verifies_writes { vec![0; range.blocks as usize] } else { Vec::new() },
+                run_seed: run_seed(job),
                 pass: 0,
                 held: None,
                 read_back: None,
@@ -166,7 +169,7 @@ impl Worker {
     /// What the last write of a block said.
     fn stamp(&self, offset: u64) -> Stamp {
         let block = (offset - self.range.offset) / u64::from(self.job.bs);
-        Stamp { offset, generation: self.generations[block as usize].into(), seed: self.job.randseed }
+        Stamp { offset, generation: self.generations[block as usize].into(), seed: self.run_seed }
     }
 
     /// Keeps the queue full; answers whether it submitted anything.
@@ -313,9 +316,15 @@ impl Slot {
         let memory = Memory::from_heap(job.bs as usize);
         let buffer = SgList::one(memory.seg(0, job.bs as usize));
         let seed = job.randseed ^ content::mix(u64::from(worker) << 32 | u64::from(nth));
-        let bytes: Vec<u8> =
-            (0..u64::from(job.bs).div_ceil(8)).flat_map(|word| content::mix(seed ^ word).to_le_bytes()).collect();
+        let bytes: Vec<u8> = (0..u64::from(job.bs).div_ceil(8))
+            .flat_map(|word| content::mix(seed ^ word).to_le_bytes())
+            .collect();
         buffer.copy_from(&bytes[..job.bs as usize]);
         Slot { buffer, started: Instant::now(), work: Work::Io(Action::Read), offset: 0 }
     }
+}
+
+fn run_seed(job: &Job) -> u64 {
+    let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    content::mix(job.randseed ^ since_epoch.as_nanos() as u64)
 }
