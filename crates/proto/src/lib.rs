@@ -10,3 +10,5 @@ pub mod exports;
 pub mod nbd;
 pub mod outbox;
 pub mod session;
+#[cfg(test)]
+pub(crate) mod testing;

@@ -1,1 +1,4 @@
 //! NBD, target and initiator.
+
+mod errno;
+pub mod target;

@@ -1,0 +1,407 @@
+//! The handshake, "fixed newstyle" (proto.md, "Newstyle negotiation" and "Fixed newstyle negotiation").
+//!
+//! ```text
+//!   greeting sent ─▶ Flags ─▶ Head ◀──────────────┐
+//!                             │ │                 │ answered
+//!         known, short enough │ │ anything else   │
+//!                             ▼ ▼                 │
+//!                          Data Skip ─────────────┘
+//!                             │ │
+//!     NBD_OPT_EXPORT_NAME, GO ▼ ▼ NBD_OPT_ABORT
+//!                 Next::Transmit Next::Close
+//! ```
+//! No option's data is ever stored: what is short enough is parsed where it was received, once it is whole; the
+//! rest is counted as it goes by.
+
+use super::option::{BASE_ALLOCATION, InfoRequest, Malformed, MetaContextRequest, string};
+use super::reply::BASE_ALLOCATION_ID;
+use super::terms::{Form, Terms};
+use crate::exports::{Export, Exports, VolumeId};
+use crate::outbox::Outbox;
+use crate::session::{Demand, ProtocolError};
+use blockmux_wire::nbd::NBD_MAX_STRING;
+use blockmux_wire::nbd::handshake::*;
+use std::time::{Duration, Instant};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// One client's handshake.
+pub(super) struct Handshake {
+    exports: Exports,
+    awaiting: Awaiting,
+    /// `NBD_FLAG_C_*`, once sent.
+    client_flags: u32,
+    form: Form,
+    /// The export for which `base:allocation` was selected last.
+    base_allocation: Option<VolumeId>,
+    options: u32,
+    stopping: bool,
+    deadline: Instant,
+}
+
+/// What ends a handshake.
+pub(super) enum Next {
+    /// Transmission begins.
+    Transmit(Terms),
+    /// The client has had enough.
+    Close,
+}
+
+/// What the next bytes are.
+enum Awaiting {
+    Flags,
+    Head,
+    /// All of an option's data, in one piece.
+    Data {
+        option: Opt,
+        length: usize,
+    },
+    /// Data that nobody wants, and then the answer.
+    Skip {
+        option: Opt,
+        left: usize,
+        answer: Answer,
+    },
+}
+
+/// How an option ends.
+type Answer = Result<(), OptionError>;
+
+/// An option that fails: `NBD_REP_ERR_*`, and why; for people.
+#[derive(Clone, Copy, Debug)]
+struct OptionError(Rep, &'static str);
+
+/// One step over the input: bytes taken and what ended the handshake, if something did.
+struct Step {
+    taken: usize,
+    next: Option<Next>,
+}
+
+impl Handshake {
+    /// Greets the client, which has [`HANDSHAKE_TIME`] from `now` on.
+    pub(super) fn new(exports: Exports, now: Instant, outbox: &mut Outbox) -> Handshake {
+        let greeting = Greeting {
+            magic: NBD_MAGIC.into(),
+            opts_magic: NBD_OPTS_MAGIC.into(),
+            handshake_flags: (NBD_FLAG_FIXED_NEWSTYLE | NBD_FLAG_NO_ZEROES).into(),
+        };
+        outbox.push_head(greeting.as_bytes());
+        Handshake {
+            exports,
+            awaiting: Awaiting::Flags,
+            client_flags: 0,
+            form: Form::Simple,
+            base_allocation: None,
+            options: 0,
+            stopping: false,
+            deadline: now.checked_add(HANDSHAKE_TIME).unwrap_or(now),
+        }
+    }
+
+    /// When the handshake must be over.
+    pub(super) fn deadline(&self) -> Instant {
+        self.deadline
+    }
+
+    pub(super) fn demand(&self, outbox: &Outbox) -> Demand {
+        match self.awaiting {
+            Awaiting::Flags | Awaiting::Head if self.stopping => Demand::Close,
+            Awaiting::Flags => Demand::Bytes(size_of::<ClientFlags>()),
+            Awaiting::Head if outbox.len() > UNSENT_REPLIES => Demand::Nothing,
+            Awaiting::Head => Demand::Bytes(size_of::<OptionHead>()),
+            Awaiting::Data { length, .. } => Demand::Bytes(length),
+            Awaiting::Skip { .. } => Demand::Bytes(1),
+        }
+    }
+
+    /// Takes what it can; returns how many bytes that were, and what ended the handshake.
+    pub(super) fn on_bytes(
+        &mut self,
+        input: &[u8],
+        outbox: &mut Outbox,
+    ) -> Result<(usize, Option<Next>), ProtocolError> {
+        let mut taken: usize = 0;
+        loop {
+            let rest = input.get(taken..).unwrap_or_default();
+            let Some(step) = self.step(rest, outbox)? else { return Ok((taken, None)) };
+            taken = taken.saturating_add(step.taken);
+            if step.next.is_some() {
+                return Ok((taken, step.next));
+            }
+        }
+    }
+
+    /// Whether the client may leave here. The document wants `NBD_OPT_ABORT` first, but many just go, port scanners
+    /// among them, and nothing is lost.
+    pub(super) fn is_between_messages(&self) -> bool {
+        matches!(self.awaiting, Awaiting::Flags | Awaiting::Head)
+    }
+
+    /// Refuses further options; an option that has begun is still answered.
+    pub(super) fn on_stop(&mut self) {
+        self.stopping = true;
+    }
+
+    /// One message, or a part of skipped data; `None` if more bytes or room are needed.
+    fn step(&mut self, input: &[u8], outbox: &mut Outbox) -> Result<Option<Step>, ProtocolError> {
+        match self.awaiting {
+            Awaiting::Flags => {
+                let Ok((flags, _)) = ClientFlags::ref_from_prefix(input) else { return Ok(None) };
+                self.on_flags(flags.flags.get())?;
+                Ok(Some(Step { taken: size_of::<ClientFlags>(), next: None }))
+            }
+            // Only here: an option that has begun is always answered.
+            Awaiting::Head if outbox.len() > UNSENT_REPLIES => Ok(None),
+            Awaiting::Head => {
+                let Ok((head, _)) = OptionHead::ref_from_prefix(input) else { return Ok(None) };
+                self.awaiting = self.on_head(head)?;
+                Ok(Some(Step { taken: size_of::<OptionHead>(), next: None }))
+            }
+            Awaiting::Data { option, length } => {
+                let Some(data) = input.get(..length) else { return Ok(None) };
+                self.awaiting = Awaiting::Head;
+                Ok(Some(Step { taken: length, next: self.on_option(option, data, outbox)? }))
+            }
+            Awaiting::Skip { option, ref mut left, answer } => {
+                let taken = input.len().min(*left);
+                *left = left.saturating_sub(taken);
+                if *left > 0 {
+                    return Ok((taken > 0).then_some(Step { taken, next: None }));
+                }
+                self.awaiting = Awaiting::Head;
+                conclude(outbox, option, answer);
+                let next = (option == Opt::NBD_OPT_ABORT).then_some(Next::Close);
+                Ok(Some(Step { taken, next }))
+            }
+        }
+    }
+
+    fn on_flags(&mut self, flags: u32) -> Result<(), ProtocolError> {
+        if flags & !(NBD_FLAG_C_FIXED_NEWSTYLE | NBD_FLAG_C_NO_ZEROES) != 0 {
+            return Err(ProtocolError {
+                what: "set a client flag that was not offered",
+                reference: "proto.md, Client flags",
+            });
+        }
+        self.client_flags = flags;
+        self.awaiting = Awaiting::Head;
+        Ok(())
+    }
+
+    /// Decides what becomes of an option's data before any of it is looked at.
+    fn on_head(&mut self, head: &OptionHead) -> Result<Awaiting, ProtocolError> {
+        let (option, length) = (Opt(head.option.get()), head.length.get() as usize);
+        self.options = self.options.saturating_add(1);
+        if head.magic.get() != NBD_OPTS_MAGIC {
+            return newstyle_error("sent an option with a wrong magic number");
+        }
+        if self.options > MAX_OPTIONS {
+            return newstyle_error("sent more than 1,000 options");
+        }
+        let fixed = self.client_flags & NBD_FLAG_C_FIXED_NEWSTYLE != 0;
+        if !fixed && option != Opt::NBD_OPT_EXPORT_NAME {
+            return newstyle_error("sent an option other than an export name without fixed newstyle");
+        }
+        if option == Opt::NBD_OPT_SET_META_CONTEXT {
+            // Whatever becomes of the new selection, the one before is gone.
+            self.base_allocation = None;
+        }
+        let skip = |answer| Ok(Awaiting::Skip { option, left: length, answer });
+        let fail = |rep, why| skip(Err(OptionError(rep, why)));
+        match option {
+            Opt::NBD_OPT_EXPORT_NAME if length > NBD_MAX_STRING => {
+                newstyle_error("asked for an export with a name longer than 4096 bytes")
+            }
+            Opt::NBD_OPT_EXPORT_NAME => Ok(Awaiting::Data { option, length }),
+            Opt::NBD_OPT_ABORT => skip(Ok(())),
+            _ if self.stopping => skip(STOPPING),
+            Opt::NBD_OPT_LIST
+            | Opt::NBD_OPT_STARTTLS
+            | Opt::NBD_OPT_STRUCTURED_REPLY
+            | Opt::NBD_OPT_EXTENDED_HEADERS
+                if length > 0 =>
+            {
+                fail(Rep::NBD_REP_ERR_INVALID, "this option has no data")
+            }
+            Opt::NBD_OPT_LIST
+            | Opt::NBD_OPT_INFO
+            | Opt::NBD_OPT_GO
+            | Opt::NBD_OPT_STRUCTURED_REPLY
+            | Opt::NBD_OPT_EXTENDED_HEADERS
+            | Opt::NBD_OPT_LIST_META_CONTEXT
+            | Opt::NBD_OPT_SET_META_CONTEXT => match length {
+                0..=MAX_OPTION_DATA => Ok(Awaiting::Data { option, length }),
+                _ => fail(Rep::NBD_REP_ERR_TOO_BIG, "more than 64 KiB of option data"),
+            },
+            Opt::NBD_OPT_STARTTLS => fail(Rep::NBD_REP_ERR_UNSUP, "this server has no TLS"),
+            _ => fail(Rep::NBD_REP_ERR_UNSUP, "unknown option"),
+        }
+    }
+
+    /// Does what a whole option asks for.
+    fn on_option(
+        &mut self,
+        option: Opt,
+        data: &[u8],
+        outbox: &mut Outbox,
+    ) -> Result<Option<Next>, ProtocolError> {
+        if option == Opt::NBD_OPT_EXPORT_NAME {
+            return self.on_export_name(data, outbox).map(Some);
+        }
+        if self.stopping {
+            conclude(outbox, option, STOPPING);
+            return Ok(None);
+        }
+        let mut next = None;
+        let answer = match option {
+            Opt::NBD_OPT_LIST => self.on_list(outbox),
+            Opt::NBD_OPT_INFO => self.on_info(option, data, outbox).map(drop),
+            Opt::NBD_OPT_GO => {
+                self.on_info(option, data, outbox).map(|terms| next = Some(Next::Transmit(terms)))
+            }
+            Opt::NBD_OPT_STRUCTURED_REPLY => self.on_structured_reply(),
+            Opt::NBD_OPT_EXTENDED_HEADERS => {
+                self.form = Form::Extended;
+                Ok(())
+            }
+            _ => self.on_meta_context(option, data, outbox),
+        };
+        conclude(outbox, option, answer);
+        Ok(next)
+    }
+
+    /// `NBD_OPT_EXPORT_NAME` has no error replies: what cannot be done ends the session.
+    fn on_export_name(&self, name: &[u8], outbox: &mut Outbox) -> Result<Next, ProtocolError> {
+        let refuse = |what| Err(ProtocolError { what, reference: "proto.md, NBD_OPT_EXPORT_NAME" });
+        if self.form == Form::Extended {
+            return refuse("used NBD_OPT_EXPORT_NAME after it had agreed on extended headers");
+        }
+        if self.stopping {
+            return refuse("chose an export while the server is stopping");
+        }
+        let Ok(name) = string(name) else { return refuse("chose an export by a malformed name") };
+        let Ok((id, export)) = self.find(name) else { return refuse("chose an export that does not exist") };
+        let terms = self.terms(id, export);
+        let reply = ExportNameReply {
+            size: terms.info.size.into(),
+            transmission_flags: terms.transmission_flags().into(),
+        };
+        outbox.push_head(reply.as_bytes());
+        if self.client_flags & NBD_FLAG_C_NO_ZEROES == 0 {
+            outbox.push_head(&[0; NBD_EXPORT_NAME_ZEROES]);
+        }
+        Ok(Next::Transmit(terms))
+    }
+
+    fn on_list(&self, outbox: &mut Outbox) -> Answer {
+        for (_, export) in self.exports.iter() {
+            let (name, description) = (export.name.as_bytes(), export.description.as_bytes());
+            let name_len = (name.len() as u32).to_be_bytes();
+            reply(outbox, Opt::NBD_OPT_LIST, Rep::NBD_REP_SERVER, &[&name_len, name, description]);
+        }
+        Ok(())
+    }
+
+    /// `NBD_OPT_INFO` and `NBD_OPT_GO`. Block sizes are sent unasked too: a client that never asked may still
+    /// heed them, and the smallest block is seldom the default of one byte.
+    fn on_info(&self, option: Opt, data: &[u8], outbox: &mut Outbox) -> Result<Terms, OptionError> {
+        let request = InfoRequest::parse(data)?;
+        let (id, export) = self.find(request.name)?;
+        let terms = self.terms(id, export);
+        let mut info = |parts: &[&[u8]]| reply(outbox, option, Rep::NBD_REP_INFO, parts);
+        info(&[terms.info_export().as_bytes()]);
+        if request.asks_for(Info::NBD_INFO_NAME) {
+            info(&[&Info::NBD_INFO_NAME.0.to_be_bytes(), export.name.as_bytes()]);
+        }
+        if request.asks_for(Info::NBD_INFO_DESCRIPTION) && !export.description.is_empty() {
+            info(&[&Info::NBD_INFO_DESCRIPTION.0.to_be_bytes(), export.description.as_bytes()]);
+        }
+        info(&[terms.info_block_size().as_bytes()]);
+        Ok(terms)
+    }
+
+    fn on_structured_reply(&mut self) -> Answer {
+        if self.form == Form::Extended {
+            return Err(OptionError(Rep::NBD_REP_ERR_EXT_HEADER_REQD, "extended headers are agreed already"));
+        }
+        self.form = Form::Structured;
+        Ok(())
+    }
+
+    /// `NBD_OPT_LIST_META_CONTEXT` and `NBD_OPT_SET_META_CONTEXT`.
+    fn on_meta_context(&mut self, option: Opt, data: &[u8], outbox: &mut Outbox) -> Answer {
+        if self.form == Form::Simple {
+            return Err(OptionError(Rep::NBD_REP_ERR_INVALID, "structured replies must be agreed on first"));
+        }
+        let request = MetaContextRequest::parse(data)?;
+        let (export, _) = self.find(request.name)?;
+        let (matches, id) = if option == Opt::NBD_OPT_SET_META_CONTEXT {
+            (request.names_base_allocation, BASE_ALLOCATION_ID)
+        } else {
+            // In a list, ids mean nothing and are to be 0.
+            (request.is_open || request.names_base || request.names_base_allocation, 0)
+        };
+        if matches {
+            let parts = [&id.to_be_bytes(), BASE_ALLOCATION.as_bytes()];
+            reply(outbox, option, Rep::NBD_REP_META_CONTEXT, &parts);
+            if option == Opt::NBD_OPT_SET_META_CONTEXT {
+                self.base_allocation = Some(export);
+            }
+        }
+        Ok(())
+    }
+
+    /// The export of that name; the empty name is the default's.
+    fn find(&self, name: &str) -> Result<(VolumeId, &Export), OptionError> {
+        let found = if name.is_empty() { self.exports.default_export() } else { self.exports.find(name) };
+        found.ok_or(OptionError(Rep::NBD_REP_ERR_UNKNOWN, "no such export"))
+    }
+
+    fn terms(&self, id: VolumeId, export: &Export) -> Terms {
+        Terms::new(id, export, self.form, self.base_allocation == Some(id))
+    }
+}
+
+impl From<Malformed> for OptionError {
+    fn from(malformed: Malformed) -> OptionError {
+        OptionError(Rep::NBD_REP_ERR_INVALID, malformed.0)
+    }
+}
+
+/// Pushes the last reply to an option.
+fn conclude(outbox: &mut Outbox, option: Opt, answer: Answer) {
+    match answer {
+        Ok(()) => reply(outbox, option, Rep::NBD_REP_ACK, &[]),
+        Err(OptionError(rep, why)) => reply(outbox, option, rep, &[why.as_bytes()]),
+    }
+}
+
+/// Pushes one reply to an option; the parts together are its data.
+fn reply(outbox: &mut Outbox, option: Opt, rep: Rep, parts: &[&[u8]]) {
+    let length: usize = parts.iter().map(|part| part.len()).sum();
+    let head = OptionReplyHead {
+        magic: NBD_REP_MAGIC.into(),
+        option: option.0.into(),
+        reply_type: rep.0.into(),
+        length: (length as u32).into(),
+    };
+    outbox.push_head(head.as_bytes());
+    parts.iter().for_each(|part| outbox.push_head(part));
+}
+
+fn newstyle_error(what: &'static str) -> Result<Awaiting, ProtocolError> {
+    Err(ProtocolError { what, reference: "proto.md, Newstyle negotiation" })
+}
+
+const STOPPING: Answer = Err(OptionError(Rep::NBD_REP_ERR_SHUTDOWN, "the server is stopping"));
+
+/// How long a handshake may take.
+pub(super) const HANDSHAKE_TIME: Duration = Duration::from_secs(30);
+
+/// The most options that one handshake may have.
+const MAX_OPTIONS: u32 = 1000;
+
+/// The most option data that is looked at, in bytes: 15 names of full length. At most `MAX_DEMAND`.
+const MAX_OPTION_DATA: usize = 64 << 10;
+
+/// A client that leaves more than this many bytes of replies unread is not listened to meanwhile.
+const UNSENT_REPLIES: usize = 64 << 10;

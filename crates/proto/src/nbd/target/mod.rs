@@ -1,0 +1,182 @@
+//! The NBD target: one session for one client's connection.
+//!
+//! ```text
+//!             ┌──────────────┐  NBD_OPT_GO, NBD_OPT_EXPORT_NAME  ┌────────────────┐
+//!   new ────▶ │  Handshake   │ ────────────────────────────────▶ │  Transmission  │
+//!             │ handshake.rs │                                   │transmission.rs │
+//!             └──────────────┘                                   └────────────────┘
+//!                     │ NBD_OPT_ABORT                                     │ NBD_CMD_DISC,
+//!                     ▼                                                   ▼ stopped and nothing in flight
+//!                  Closing ──────────────▶ Demand::Close ◀────────────────┘
+//! ```
+//! [`TargetSession`] only passes on what it is told to the phase that it is in. A handshake ends in `terms`: the
+//! export, the form of messages, and whether block status can be asked. In transmission, `request` turns bytes into
+//! an operation or a refusal, `pending` remembers it while the volume works, `reply` turns its result into bytes.
+//!
+//! What bounds a session: 1,000 options of 64 KiB and 30 seconds for a handshake; in transmission 1,024 requests and
+//! 64 MiB of data in flight, and 1 MiB of replies without data that the client leaves unread. Beyond those it is not
+//! listened to. Memory for long writes comes from the core's pool; when that is empty, the session asks again at
+//! each of its completions and, through [`Timed`], once a millisecond.
+//!
+//! The extension `EXTENDED_HEADERS` is that of the protocol document's branch `extension-ext-header`.
+
+mod handshake;
+mod option;
+mod pending;
+mod reply;
+mod request;
+mod terms;
+mod transmission;
+
+#[cfg(test)]
+mod tests;
+
+use crate::exports::{Exports, VolumeId};
+use crate::outbox::Outbox;
+use crate::session::{Demand, ProtocolError, StreamSession, Target, Timed};
+use blockmux_volume::{Chunk, Completion, Io, Pool};
+use handshake::{Handshake, Next};
+use std::time::Instant;
+use transmission::Transmission;
+
+/// A client's session with an NBD target.
+pub struct TargetSession {
+    phase: Phase,
+    outbox: Outbox,
+    pool: Pool,
+    /// The latest time that this session was told.
+    now: Instant,
+}
+
+enum Phase {
+    Handshake(Handshake),
+    Transmission(Transmission),
+    /// The handshake ended without transmission.
+    Closing,
+}
+
+impl TargetSession {
+    /// A session for a client that has just connected; its greeting waits in the outbox.
+    ///
+    /// `pool` is the core's, for the payload of long writes. The client has 30 seconds from `now` on to choose an
+    /// export.
+    #[must_use]
+    pub fn new(exports: Exports, pool: Pool, now: Instant) -> TargetSession {
+        let mut outbox = Outbox::default();
+        let phase = Phase::Handshake(Handshake::new(exports, now, &mut outbox));
+        TargetSession { phase, outbox, pool, now }
+    }
+}
+
+impl Timed for TargetSession {
+    fn poll_timeout(&self) -> Option<Instant> {
+        match &self.phase {
+            Phase::Handshake(handshake) => Some(handshake.deadline()),
+            Phase::Transmission(transmission) => transmission.poll_timeout(),
+            Phase::Closing => None,
+        }
+    }
+
+    fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
+        self.now = now;
+        match &mut self.phase {
+            Phase::Handshake(handshake) if now >= handshake.deadline() => Err(ProtocolError {
+                what: "did not finish its handshake within 30 seconds",
+                reference: "proto.md, Termination of the session during option haggling",
+            }),
+            Phase::Handshake(_) | Phase::Closing => Ok(()),
+            Phase::Transmission(transmission) => {
+                transmission.on_timeout(now);
+                Ok(())
+            }
+        }
+    }
+}
+
+impl StreamSession for TargetSession {
+    fn demand(&self) -> Demand {
+        match &self.phase {
+            Phase::Handshake(handshake) => handshake.demand(&self.outbox),
+            Phase::Transmission(transmission) => transmission.demand(&self.outbox),
+            Phase::Closing => Demand::Close,
+        }
+    }
+
+    #[inline]
+    fn on_bytes(&mut self, input: &Chunk) -> Result<usize, ProtocolError> {
+        let mut taken = 0;
+        if let Phase::Handshake(handshake) = &mut self.phase {
+            let next;
+            (taken, next) = handshake.on_bytes(input.unread(), &mut self.outbox)?;
+            match next {
+                Some(Next::Transmit(terms)) => {
+                    let transmission = Transmission::new(terms, self.pool.clone(), self.now);
+                    self.phase = Phase::Transmission(transmission);
+                }
+                Some(Next::Close) => self.phase = Phase::Closing,
+                None => {}
+            }
+        }
+        match &mut self.phase {
+            Phase::Transmission(transmission) => transmission.on_bytes(input, taken, &mut self.outbox),
+            Phase::Handshake(_) | Phase::Closing => Ok(taken),
+        }
+    }
+
+    fn on_placed(&mut self) -> Result<(), ProtocolError> {
+        if let Phase::Transmission(transmission) = &mut self.phase {
+            transmission.on_placed(&mut self.outbox);
+        }
+        Ok(())
+    }
+
+    fn on_end(&mut self) -> Result<(), ProtocolError> {
+        let in_between = match &mut self.phase {
+            Phase::Transmission(transmission) => return transmission.on_end(),
+            Phase::Handshake(handshake) => handshake.is_between_messages(),
+            Phase::Closing => true,
+        };
+        self.phase = Phase::Closing;
+        if in_between {
+            return Ok(());
+        }
+        Err(ProtocolError {
+            what: "left in the middle of an option",
+            reference: "proto.md, Newstyle negotiation",
+        })
+    }
+
+    #[inline]
+    fn outbox(&mut self) -> &mut Outbox {
+        &mut self.outbox
+    }
+}
+
+impl Target for TargetSession {
+    fn depth(&self) -> u32 {
+        transmission::DEPTH
+    }
+
+    #[inline]
+    fn poll_io(&mut self) -> Option<(VolumeId, Io)> {
+        match &mut self.phase {
+            Phase::Transmission(transmission) => transmission.poll_io(),
+            Phase::Handshake(_) | Phase::Closing => None,
+        }
+    }
+
+    #[inline]
+    fn on_io(&mut self, done: Completion) {
+        if let Phase::Transmission(transmission) = &mut self.phase {
+            transmission.on_io(done, &mut self.outbox);
+        }
+    }
+
+    fn on_stop(&mut self) {
+        match &mut self.phase {
+            Phase::Handshake(handshake) => handshake.on_stop(),
+            Phase::Transmission(transmission) => transmission.on_stop(),
+            Phase::Closing => {}
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! Requests in flight: what a completion needs to become a reply.
+
+use super::reply::Address;
+use blockmux_volume::{Op, Tag};
+
+/// A request that the volume can be asked to do, and what is kept of it until it is answered.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pending {
+    pub(super) cookie: u64,
+    /// In bytes; an extended reply repeats it.
+    pub(super) offset: u64,
+    /// In bytes.
+    pub(super) length: u64,
+    pub(super) op: Op,
+    /// `NBD_CMD_FLAG_REQ_ONE`.
+    pub(super) one_extent: bool,
+}
+
+impl Pending {
+    /// Where its reply goes.
+    #[inline]
+    pub(super) fn address(&self) -> Address {
+        Address { cookie: self.cookie, offset: self.offset }
+    }
+
+    /// How much memory its data may hold, in bytes.
+    fn payload(&self) -> usize {
+        if self.op.moves_data() { usize::try_from(self.length).unwrap_or(usize::MAX) } else { 0 }
+    }
+}
+
+/// The table of requests in flight. A tag is a place in it; places are used again, so that the table grows only
+/// to the deepest queue that this client ever had.
+#[derive(Default)]
+pub(super) struct PendingTable {
+    slots: Vec<Option<Pending>>,
+    free: Vec<usize>,
+    payload: usize,
+}
+
+impl PendingTable {
+    /// How many are in flight.
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        self.slots.len().saturating_sub(self.free.len())
+    }
+
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Bytes of data in flight.
+    #[inline]
+    pub(super) fn payload(&self) -> usize {
+        self.payload
+    }
+
+    /// Adds a request.
+    #[inline]
+    pub(super) fn insert(&mut self, pending: Pending) -> Tag {
+        self.payload = self.payload.saturating_add(pending.payload());
+        let slot = match self.free.pop() {
+            Some(slot) => slot,
+            None => {
+                self.slots.push(None);
+                self.slots.len().saturating_sub(1)
+            }
+        };
+        if let Some(place) = self.slots.get_mut(slot) {
+            *place = Some(pending);
+        }
+        Tag(slot as u64)
+    }
+
+    /// Takes a request out; `None` if no such request is in flight.
+    #[inline]
+    pub(super) fn remove(&mut self, tag: Tag) -> Option<Pending> {
+        let slot = usize::try_from(tag.0).ok()?;
+        let pending = self.slots.get_mut(slot)?.take()?;
+        self.free.push(slot);
+        self.payload = self.payload.saturating_sub(pending.payload());
+        Some(pending)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(cookie: u64) -> Pending {
+        Pending { cookie, offset: 0, length: 4096, op: Op::Read, one_extent: false }
+    }
+
+    #[test]
+    fn places_are_used_again() {
+        let mut table = PendingTable::default();
+        let tags: Vec<Tag> = (0..3).map(|cookie| table.insert(read(cookie))).collect();
+        assert_eq!((table.len(), table.payload()), (3, 3 * 4096));
+        assert_eq!(table.remove(tags[1]).map(|pending| pending.cookie), Some(1));
+        assert_eq!(table.insert(read(7)), tags[1]);
+        assert_eq!((table.len(), table.slots.len()), (3, 3));
+    }
+
+    #[test]
+    fn a_tag_that_is_not_in_flight_finds_nothing() {
+        let mut table = PendingTable::default();
+        let tag = table.insert(read(1));
+        assert!(table.remove(Tag(99)).is_none());
+        assert!(table.remove(tag).is_some());
+        assert!(table.remove(tag).is_none());
+        assert!(table.is_empty());
+        assert_eq!(table.payload(), 0);
+    }
+}

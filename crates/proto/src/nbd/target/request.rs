@@ -1,0 +1,370 @@
+//! Requests: from bytes, compact or extended, to what the volume shall do (proto.md, "Request message",
+//! "Request types"; extension-ext-header, "Extended request").
+
+use super::pending::Pending;
+use super::terms::{Form, Terms};
+use crate::nbd::errno;
+use crate::session::ProtocolError;
+use blockmux_volume::{IoError, MAX_TRANSFER, Op};
+use blockmux_wire::nbd::handshake::NBD_FLAG_BLOCK_STATUS_PAYLOAD;
+use blockmux_wire::nbd::transmission::{self as wire, *};
+use std::borrow::Cow;
+use zerocopy::FromBytes;
+
+/// A request in either form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Request {
+    /// `NBD_CMD_FLAG_*`.
+    pub(super) flags: u16,
+    pub(super) command: Cmd,
+    pub(super) cookie: u64,
+    /// In bytes.
+    pub(super) offset: u64,
+    /// In bytes, of the effect on the export; of the payload with `NBD_CMD_FLAG_PAYLOAD_LEN`.
+    pub(super) length: u64,
+}
+
+/// Why a request is not carried out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Refusal {
+    pub(super) errno: Errno,
+    /// For people; less than 4,096 bytes.
+    pub(super) text: Cow<'static, str>,
+}
+
+impl Form {
+    /// Bytes of a request without its payload.
+    #[inline]
+    pub(super) fn request_len(self) -> usize {
+        if self == Form::Extended { size_of::<ExtendedRequest>() } else { size_of::<wire::Request>() }
+    }
+}
+
+impl Request {
+    /// The request at the beginning of `bytes`, or `None` if there are too few.
+    #[inline]
+    pub(super) fn parse(form: Form, bytes: &[u8]) -> Result<Option<Request>, ProtocolError> {
+        if form == Form::Extended {
+            let Ok((request, _)) = ExtendedRequest::ref_from_prefix(bytes) else { return Ok(None) };
+            check_magic(request.magic.get(), NBD_EXTENDED_REQUEST_MAGIC)?;
+            return Ok(Some(Request {
+                flags: request.flags.get(),
+                command: Cmd(request.command.get()),
+                cookie: request.cookie.get(),
+                offset: request.offset.get(),
+                length: request.length.get(),
+            }));
+        }
+        let Ok((request, _)) = wire::Request::ref_from_prefix(bytes) else { return Ok(None) };
+        check_magic(request.magic.get(), NBD_REQUEST_MAGIC)?;
+        Ok(Some(Request {
+            flags: request.flags.get(),
+            command: Cmd(request.command.get()),
+            cookie: request.cookie.get(),
+            offset: request.offset.get(),
+            length: request.length.get().into(),
+        }))
+    }
+
+    /// How many bytes follow the request.
+    ///
+    /// More than the advertised maximum ends the session: the document wants that of extended requests, allows it
+    /// of compact ones, and the maximum is already the 2^25 bytes that nobody may take for an attack.
+    #[inline]
+    pub(super) fn payload_len(&self, form: Form) -> Result<usize, ProtocolError> {
+        let has_payload = match form {
+            Form::Simple | Form::Structured => self.command == Cmd::NBD_CMD_WRITE,
+            Form::Extended => self.flags & NBD_CMD_FLAG_PAYLOAD_LEN != 0,
+        };
+        match has_payload {
+            false => Ok(0),
+            true if self.length > MAX_TRANSFER.into() => Err(ProtocolError {
+                what: "sent a request with more payload than the advertised maximum",
+                reference: "proto.md, Size constraints",
+            }),
+            true => Ok(self.length as usize),
+        }
+    }
+
+    /// How much memory the request's data may hold once it is in flight, in bytes.
+    #[inline]
+    pub(super) fn data_len(&self) -> usize {
+        let moves_data = matches!(self.command, Cmd::NBD_CMD_READ | Cmd::NBD_CMD_WRITE);
+        if moves_data { self.length.min(MAX_TRANSFER.into()) as usize } else { 0 }
+    }
+
+    /// Whether the length is in the payload, as block status allows, and so cannot be judged yet.
+    pub(super) fn has_payload_form(&self, terms: &Terms) -> bool {
+        self.command == Cmd::NBD_CMD_BLOCK_STATUS
+            && self.flags & NBD_CMD_FLAG_PAYLOAD_LEN != 0
+            && terms.transmission_flags() & NBD_FLAG_BLOCK_STATUS_PAYLOAD != 0
+    }
+
+    /// The request as it will be in flight, or why it will not be.
+    #[inline]
+    pub(super) fn accept(&self, terms: &Terms) -> Result<Pending, Refusal> {
+        Ok(Pending {
+            cookie: self.cookie,
+            offset: self.offset,
+            length: self.length,
+            op: self.op(terms)?,
+            one_extent: self.flags & NBD_CMD_FLAG_REQ_ONE != 0,
+        })
+    }
+
+    /// What the volume shall do. `NBD_CMD_DISC` is not for a volume.
+    #[inline]
+    fn op(&self, terms: &Terms) -> Result<Op, Refusal> {
+        self.check_flags(terms)?;
+        let fua = self.flags & NBD_CMD_FLAG_FUA != 0;
+        let op = match self.command {
+            Cmd::NBD_CMD_READ => Op::Read,
+            Cmd::NBD_CMD_WRITE => Op::Write { fua },
+            Cmd::NBD_CMD_FLUSH if self.offset | self.length != 0 => {
+                return Err(Refusal::invalid("a flush has neither offset nor length"));
+            }
+            Cmd::NBD_CMD_FLUSH => return Ok(Op::Flush),
+            Cmd::NBD_CMD_TRIM if terms.info.discard_granularity == 0 && !terms.info.read_only => {
+                return Err(Refusal::invalid("trim was not offered"));
+            }
+            Cmd::NBD_CMD_TRIM => Op::Discard { fua },
+            Cmd::NBD_CMD_CACHE => Op::Prefetch,
+            Cmd::NBD_CMD_WRITE_ZEROES => Op::WriteZeroes {
+                fua,
+                may_unmap: self.flags & NBD_CMD_FLAG_NO_HOLE == 0,
+                only_fast: self.flags & NBD_CMD_FLAG_FAST_ZERO != 0,
+            },
+            Cmd::NBD_CMD_BLOCK_STATUS if !terms.base_allocation => {
+                return Err(Refusal::invalid("no metadata context was selected"));
+            }
+            Cmd::NBD_CMD_BLOCK_STATUS if self.length == 0 => {
+                return Err(Refusal::invalid("a block status of no bytes"));
+            }
+            Cmd::NBD_CMD_BLOCK_STATUS => Op::BlockStatus,
+            _ => return Err(Refusal::invalid("unknown command")),
+        };
+        self.check_range(op, terms)?;
+        Ok(op)
+    }
+
+    /// FUA fits every command, used or not; any other flag only its own.
+    #[inline]
+    fn check_flags(&self, terms: &Terms) -> Result<(), Refusal> {
+        let mut known = NBD_CMD_FLAG_FUA;
+        match self.command {
+            Cmd::NBD_CMD_READ if terms.form != Form::Simple => known |= NBD_CMD_FLAG_DF,
+            Cmd::NBD_CMD_WRITE if terms.form == Form::Extended => {
+                known |= NBD_CMD_FLAG_PAYLOAD_LEN;
+                if self.flags & NBD_CMD_FLAG_PAYLOAD_LEN == 0 {
+                    return Err(Refusal::invalid("a write without payload"));
+                }
+            }
+            Cmd::NBD_CMD_WRITE_ZEROES => {
+                known |= NBD_CMD_FLAG_NO_HOLE;
+                if terms.info.fast_zeroes {
+                    known |= NBD_CMD_FLAG_FAST_ZERO;
+                }
+            }
+            Cmd::NBD_CMD_BLOCK_STATUS => known |= NBD_CMD_FLAG_REQ_ONE,
+            _ => {}
+        }
+        match self.flags & !known {
+            0 => Ok(()),
+            _ => Err(Refusal::invalid("a flag that does not go with the command")),
+        }
+    }
+
+    /// What every volume checks too, but here against what this client was told: the size at the handshake, and an
+    /// export that is read-only over a volume that is not.
+    #[inline]
+    fn check_range(&self, op: Op, terms: &Terms) -> Result<(), Refusal> {
+        let info = &terms.info;
+        let refuse = |error| Err(Refusal::of_io_error(error, op));
+        if op.is_write() && info.read_only {
+            return refuse(IoError::ReadOnly);
+        }
+        if self.offset.checked_add(self.length).is_none_or(|end| end > info.size) {
+            return refuse(IoError::OutOfRange);
+        }
+        if (self.offset | self.length) & u64::from(info.logical_block.saturating_sub(1)) != 0 {
+            return refuse(IoError::Misaligned);
+        }
+        if op == Op::Read && self.length > MAX_TRANSFER.into() {
+            // Simple replies know no EOVERFLOW for reads ("Error values").
+            let errno = if terms.form == Form::Simple { Errno::NBD_EINVAL } else { Errno::NBD_EOVERFLOW };
+            return Err(Refusal { errno, text: Cow::Borrowed("longer than the advertised maximum") });
+        }
+        Ok(())
+    }
+}
+
+impl Refusal {
+    #[cold]
+    pub(super) fn invalid(text: &'static str) -> Refusal {
+        Refusal { errno: Errno::NBD_EINVAL, text: Cow::Borrowed(text) }
+    }
+
+    #[cold]
+    pub(super) fn of_io_error(error: IoError, op: Op) -> Refusal {
+        Refusal { errno: errno::from_io_error(error, op), text: Cow::Owned(error.to_string()) }
+    }
+}
+
+#[inline]
+fn check_magic(magic: u32, expected: u32) -> Result<(), ProtocolError> {
+    if magic == expected {
+        return Ok(());
+    }
+    let extended = expected == NBD_EXTENDED_REQUEST_MAGIC;
+    Err(ProtocolError {
+        what: "sent a request with a wrong magic number",
+        reference: if extended {
+            "extension-ext-header, Request message"
+        } else {
+            "proto.md, Request message"
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exports::VolumeId;
+    use blockmux_volume::VolumeInfo;
+
+    const SIZE: u64 = 1 << 30;
+
+    fn terms(form: Form) -> Terms {
+        let info = VolumeInfo { discard_granularity: 512, fast_zeroes: true, ..VolumeInfo::new(SIZE) };
+        Terms { volume: VolumeId(0), info, form, base_allocation: true }
+    }
+
+    fn request(command: Cmd, flags: u16, offset: u64, length: u64) -> Request {
+        Request { flags, command, cookie: 1, offset, length }
+    }
+
+    #[test]
+    fn each_command_becomes_its_operation() {
+        let zeroes = |fua, may_unmap, only_fast| Op::WriteZeroes { fua, may_unmap, only_fast };
+        let table = [
+            (Cmd::NBD_CMD_READ, 0, Op::Read),
+            (Cmd::NBD_CMD_READ, NBD_CMD_FLAG_DF | NBD_CMD_FLAG_FUA, Op::Read),
+            (Cmd::NBD_CMD_WRITE, 0, Op::Write { fua: false }),
+            (Cmd::NBD_CMD_WRITE, NBD_CMD_FLAG_FUA, Op::Write { fua: true }),
+            (Cmd::NBD_CMD_TRIM, NBD_CMD_FLAG_FUA, Op::Discard { fua: true }),
+            (Cmd::NBD_CMD_CACHE, 0, Op::Prefetch),
+            (Cmd::NBD_CMD_WRITE_ZEROES, 0, zeroes(false, true, false)),
+            (Cmd::NBD_CMD_WRITE_ZEROES, NBD_CMD_FLAG_NO_HOLE | NBD_CMD_FLAG_FUA, zeroes(true, false, false)),
+            (Cmd::NBD_CMD_WRITE_ZEROES, NBD_CMD_FLAG_FAST_ZERO, zeroes(false, true, true)),
+            (Cmd::NBD_CMD_BLOCK_STATUS, NBD_CMD_FLAG_REQ_ONE, Op::BlockStatus),
+        ];
+        for (command, flags, op) in table {
+            assert_eq!(request(command, flags, 512, 1024).op(&terms(Form::Structured)), Ok(op), "{command}");
+        }
+        assert_eq!(request(Cmd::NBD_CMD_FLUSH, 0, 0, 0).op(&terms(Form::Simple)), Ok(Op::Flush));
+    }
+
+    #[test]
+    fn a_flag_that_does_not_go_with_its_command_is_refused() {
+        let commands = [
+            (Cmd::NBD_CMD_READ, NBD_CMD_FLAG_FUA | NBD_CMD_FLAG_DF),
+            (Cmd::NBD_CMD_WRITE, NBD_CMD_FLAG_FUA),
+            (Cmd::NBD_CMD_TRIM, NBD_CMD_FLAG_FUA),
+            (Cmd::NBD_CMD_CACHE, NBD_CMD_FLAG_FUA),
+            (Cmd::NBD_CMD_WRITE_ZEROES, NBD_CMD_FLAG_FUA | NBD_CMD_FLAG_NO_HOLE | NBD_CMD_FLAG_FAST_ZERO),
+            (Cmd::NBD_CMD_BLOCK_STATUS, NBD_CMD_FLAG_FUA | NBD_CMD_FLAG_REQ_ONE),
+        ];
+        for (command, known) in commands {
+            for bit in 0..16 {
+                let flag = 1 << bit;
+                let result = request(command, flag, 0, 512).op(&terms(Form::Structured));
+                assert_eq!(result.is_ok(), flag & known != 0, "{command} with {flag:#x}");
+            }
+        }
+        assert!(request(Cmd::NBD_CMD_READ, NBD_CMD_FLAG_DF, 0, 512).op(&terms(Form::Simple)).is_err());
+    }
+
+    #[test]
+    fn a_range_beyond_the_end_has_the_errno_of_its_command() {
+        for (offset, length) in
+            [(SIZE, 512), (SIZE - 512, 1024), (u64::MAX - 511, 512), (u64::MAX - 511, 1024)]
+        {
+            for (command, errno) in [
+                (Cmd::NBD_CMD_READ, Errno::NBD_EINVAL),
+                (Cmd::NBD_CMD_WRITE, Errno::NBD_ENOSPC),
+                (Cmd::NBD_CMD_TRIM, Errno::NBD_EINVAL),
+                (Cmd::NBD_CMD_CACHE, Errno::NBD_EINVAL),
+                (Cmd::NBD_CMD_WRITE_ZEROES, Errno::NBD_ENOSPC),
+                (Cmd::NBD_CMD_BLOCK_STATUS, Errno::NBD_EINVAL),
+            ] {
+                let refusal = request(command, 0, offset, length).op(&terms(Form::Structured)).unwrap_err();
+                assert_eq!(refusal.errno, errno, "{command} at {offset:#x}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_read_only_export_refuses_what_changes_it_and_nothing_else() {
+        let mut terms = terms(Form::Simple);
+        terms.info.read_only = true;
+        terms.info.discard_granularity = 0;
+        for command in [Cmd::NBD_CMD_WRITE, Cmd::NBD_CMD_TRIM, Cmd::NBD_CMD_WRITE_ZEROES] {
+            assert_eq!(
+                request(command, 0, 0, 512).op(&terms).unwrap_err().errno,
+                Errno::NBD_EPERM,
+                "{command}"
+            );
+        }
+        for command in [Cmd::NBD_CMD_READ, Cmd::NBD_CMD_CACHE, Cmd::NBD_CMD_BLOCK_STATUS] {
+            assert!(request(command, 0, 0, 512).op(&terms).is_ok(), "{command}");
+        }
+        assert_eq!(request(Cmd::NBD_CMD_FLUSH, 0, 0, 0).op(&terms), Ok(Op::Flush));
+    }
+
+    #[test]
+    fn what_is_malformed_or_was_not_offered_is_invalid() {
+        let mut plain = terms(Form::Simple);
+        plain.info.discard_granularity = 0;
+        plain.info.fast_zeroes = false;
+        plain.base_allocation = false;
+        let table = [
+            request(Cmd::NBD_CMD_READ, 0, 1, 512),
+            request(Cmd::NBD_CMD_WRITE, 0, 512, 100),
+            request(Cmd::NBD_CMD_FLUSH, 0, 512, 0),
+            request(Cmd::NBD_CMD_FLUSH, 0, 0, 512),
+            request(Cmd::NBD_CMD_TRIM, 0, 0, 512),
+            request(Cmd::NBD_CMD_WRITE_ZEROES, NBD_CMD_FLAG_FAST_ZERO, 0, 512),
+            request(Cmd::NBD_CMD_BLOCK_STATUS, 0, 0, 512),
+            request(Cmd::NBD_CMD_RESIZE, 0, 0, 512),
+            request(Cmd(0x7777), 0, 0, 0),
+            request(Cmd::NBD_CMD_READ, 0, 0, u64::from(MAX_TRANSFER) + 512),
+        ];
+        for request in table {
+            assert_eq!(request.op(&plain).unwrap_err().errno, Errno::NBD_EINVAL, "{request:?}");
+        }
+        let none = request(Cmd::NBD_CMD_BLOCK_STATUS, 0, 0, 0);
+        assert_eq!(none.op(&terms(Form::Structured)).unwrap_err().errno, Errno::NBD_EINVAL);
+    }
+
+    #[test]
+    fn a_read_above_the_maximum_overflows_where_chunks_can_say_so() {
+        let long = request(Cmd::NBD_CMD_READ, 0, 0, u64::from(MAX_TRANSFER) + 512);
+        for form in [Form::Structured, Form::Extended] {
+            assert_eq!(long.op(&terms(form)).unwrap_err().errno, Errno::NBD_EOVERFLOW);
+        }
+    }
+
+    #[test]
+    fn payload_follows_by_the_rules_of_the_form() {
+        let write = request(Cmd::NBD_CMD_WRITE, 0, 0, 512);
+        let flagged = request(Cmd::NBD_CMD_TRIM, NBD_CMD_FLAG_PAYLOAD_LEN, 0, 512);
+        assert_eq!((write.payload_len(Form::Simple), write.payload_len(Form::Extended)), (Ok(512), Ok(0)));
+        assert_eq!(
+            (flagged.payload_len(Form::Simple), flagged.payload_len(Form::Extended)),
+            (Ok(0), Ok(512))
+        );
+        assert_eq!(write.op(&terms(Form::Extended)).unwrap_err().errno, Errno::NBD_EINVAL);
+        let long = request(Cmd::NBD_CMD_WRITE, NBD_CMD_FLAG_PAYLOAD_LEN, 0, u64::from(MAX_TRANSFER) + 1);
+        assert!(long.payload_len(Form::Structured).is_err() && long.payload_len(Form::Extended).is_err());
+    }
+}

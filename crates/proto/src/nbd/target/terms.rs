@@ -1,0 +1,129 @@
+//! What a handshake agreed on: the export, the form of messages, and the metadata context.
+
+use crate::exports::{Export, VolumeId};
+use blockmux_volume::{MAX_TRANSFER, VolumeInfo};
+use blockmux_wire::nbd::handshake::*;
+use zerocopy::{U16, U32};
+
+/// The form of requests and replies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    /// Compact requests, simple replies: the default.
+    Simple,
+    /// Compact requests; reads, block status and errors are answered in structured chunks.
+    Structured,
+    /// Extended requests and replies, and nothing else.
+    Extended,
+}
+
+/// Everything about a session that does not change once transmission has begun.
+#[derive(Clone, Debug)]
+pub(super) struct Terms {
+    pub(super) volume: VolumeId,
+    /// As advertised; `read_only` is the export's too.
+    pub(super) info: VolumeInfo,
+    pub(super) form: Form,
+    /// Whether `base:allocation` was selected for this export.
+    pub(super) base_allocation: bool,
+}
+
+impl Terms {
+    /// The terms for an export; its size and limits are the volume's now.
+    pub(super) fn new(volume: VolumeId, export: &Export, form: Form, base_allocation: bool) -> Terms {
+        let mut info = export.volume.info();
+        info.read_only |= export.read_only;
+        Terms { volume, info, form, base_allocation }
+    }
+
+    /// `NBD_FLAG_*`, from the volume's nature and the form alone.
+    ///
+    /// Flush and FUA are always offered. To leave them out would not say "no cache is in the way": clients
+    /// take it for "this target cannot flush" and fail their users' fsync.
+    pub(super) fn transmission_flags(&self) -> u16 {
+        let info = &self.info;
+        let writable = !info.read_only;
+        [
+            (NBD_FLAG_HAS_FLAGS | NBD_FLAG_SEND_FLUSH | NBD_FLAG_SEND_FUA | NBD_FLAG_SEND_CACHE, true),
+            (NBD_FLAG_READ_ONLY, info.read_only),
+            (NBD_FLAG_ROTATIONAL, info.rotational),
+            (NBD_FLAG_SEND_TRIM, writable && info.discard_granularity > 0),
+            (NBD_FLAG_SEND_WRITE_ZEROES, writable),
+            (NBD_FLAG_SEND_FAST_ZERO, writable && info.fast_zeroes),
+            (NBD_FLAG_SEND_DF, self.form != Form::Simple),
+            (NBD_FLAG_CAN_MULTI_CONN, info.shared_flush),
+            (NBD_FLAG_BLOCK_STATUS_PAYLOAD, self.form == Form::Extended && self.base_allocation),
+        ]
+        .into_iter()
+        .filter(|(_, offered)| *offered)
+        .fold(0, |flags, (flag, _)| flags | flag)
+    }
+
+    /// `NBD_INFO_EXPORT`.
+    pub(super) fn info_export(&self) -> InfoExport {
+        InfoExport {
+            info_type: U16::new(Info::NBD_INFO_EXPORT.0),
+            size: self.info.size.into(),
+            transmission_flags: U16::new(self.transmission_flags()),
+        }
+    }
+
+    /// `NBD_INFO_BLOCK_SIZE`. The least block is the volume's own: smaller requests get `NBD_EINVAL` from every
+    /// client, also from one that never asked. Those in use ask, or keep to 512 bytes without.
+    pub(super) fn info_block_size(&self) -> InfoBlockSize {
+        let minimum = self.info.logical_block;
+        InfoBlockSize {
+            info_type: U16::new(Info::NBD_INFO_BLOCK_SIZE.0),
+            minimum: U32::new(minimum),
+            preferred: U32::new(self.info.physical_block.max(minimum).max(512)),
+            maximum_payload: U32::new(MAX_TRANSFER),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn terms(info: VolumeInfo, form: Form) -> Terms {
+        Terms { volume: VolumeId(0), info, form, base_allocation: true }
+    }
+
+    #[test]
+    fn a_plain_volume_offers_flush_fua_cache_zeroes_and_several_connections() {
+        assert_eq!(terms(VolumeInfo::new(1 << 20), Form::Simple).transmission_flags(), 0x054d);
+    }
+
+    #[test]
+    fn each_property_of_a_volume_has_its_flag() {
+        let plain = || VolumeInfo::new(1 << 20);
+        let base = 0x054d;
+        let table = [
+            (VolumeInfo { discard_granularity: 4096, ..plain() }, base | NBD_FLAG_SEND_TRIM),
+            (VolumeInfo { fast_zeroes: true, ..plain() }, base | NBD_FLAG_SEND_FAST_ZERO),
+            (VolumeInfo { rotational: true, ..plain() }, base | NBD_FLAG_ROTATIONAL),
+            (VolumeInfo { shared_flush: false, ..plain() }, base & !NBD_FLAG_CAN_MULTI_CONN),
+            (
+                VolumeInfo { read_only: true, discard_granularity: 4096, fast_zeroes: true, ..plain() },
+                (base | NBD_FLAG_READ_ONLY) & !NBD_FLAG_SEND_WRITE_ZEROES,
+            ),
+        ];
+        for (info, flags) in table {
+            assert_eq!(terms(info.clone(), Form::Simple).transmission_flags(), flags, "{info:?}");
+        }
+    }
+
+    #[test]
+    fn the_form_of_replies_has_its_flags() {
+        let flags = |form| terms(VolumeInfo::new(1 << 20), form).transmission_flags();
+        assert_eq!(flags(Form::Structured), 0x054d | NBD_FLAG_SEND_DF);
+        assert_eq!(flags(Form::Extended), 0x054d | NBD_FLAG_SEND_DF | NBD_FLAG_BLOCK_STATUS_PAYLOAD);
+    }
+
+    #[test]
+    fn preferred_blocks_are_never_below_512_bytes() {
+        let info = VolumeInfo { logical_block: 1, physical_block: 1, ..VolumeInfo::new(100) };
+        let sizes = terms(info, Form::Simple).info_block_size();
+        assert_eq!((sizes.minimum.get(), sizes.preferred.get()), (1, 512));
+        assert_eq!(sizes.maximum_payload.get(), 32 << 20);
+    }
+}

@@ -1,0 +1,362 @@
+//! Transmission: requests in, I/O out, completions in, replies out (proto.md, "Transmission").
+//!
+//! ```text
+//!              ┌──────────────────── no payload ───────────────────┐
+//!              ▼                                                   │
+//!   ┌──────▶ Head ──── payload that is here, or short ──▶ Payload ─┤
+//!   │          │ │                                                 ├─▶ in flight ─▶ reply
+//!   │          │ └─ long payload ─▶ Memory ───▶ Place ─────────────┘
+//!   │          │                 (pool empty) (straight from the socket)
+//!   └── Skip ◀─┤ refused, with payload
+//!              └─ NBD_CMD_DISC ─▶ Over
+//! ```
+//! Payload that is wholly in the receive buffer is lent from there to the volume; only a long one that has just
+//! begun gets memory of its own, so that the rest of it need not be copied.
+//!
+//! A flush covers the writes that were answered before it came: those have completed, so the flush that the volume
+//! gets covers them.
+
+use super::pending::{Pending, PendingTable};
+use super::reply::{Address, BASE_ALLOCATION_ID, Replies};
+use super::request::{Refusal, Request};
+use super::terms::Terms;
+use crate::exports::VolumeId;
+use crate::outbox::Outbox;
+use crate::session::{Demand, ProtocolError};
+use blockmux_volume::{Chunk, Completion, Io, Op, Pool, SgList};
+use blockmux_wire::nbd::transmission::*;
+use std::borrow::Cow;
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+/// One client's transmission phase.
+pub(super) struct Transmission {
+    terms: Terms,
+    replies: Replies,
+    awaiting: Awaiting,
+    pending: PendingTable,
+    /// In flight, but not yet taken by the driver.
+    queue: VecDeque<Io>,
+    /// Data of the request that waits for room, in bytes; 0 if none does.
+    waits_for: usize,
+    pool: Pool,
+    /// When to ask the pool again; meaningful in `Awaiting::Memory`.
+    retry_at: Instant,
+    stopping: bool,
+}
+
+/// What the next bytes are.
+enum Awaiting {
+    /// A request.
+    Head,
+    /// A write's payload, whole and in one piece.
+    Payload(Pending),
+    /// A block status' payload, of that many bytes.
+    Query(Request, usize),
+    /// A write's payload, for which the pool had no memory.
+    Memory(Pending),
+    /// A write's payload, straight into `data`. `filled` bytes came with the receive buffer; until that was seen
+    /// empty, more of them may be there.
+    Place { write: Pending, data: SgList, filled: usize, buffer_is_empty: bool },
+    /// Payload of a request that was refused; the refusal is sent behind it, where clients expect it.
+    Skip { to: Address, left: usize, refusal: Refusal },
+    /// Nothing more: the client said so.
+    Over,
+}
+
+impl Transmission {
+    pub(super) fn new(terms: Terms, pool: Pool, now: Instant) -> Transmission {
+        Transmission {
+            replies: Replies::new(terms.form),
+            terms,
+            awaiting: Awaiting::Head,
+            pending: PendingTable::default(),
+            queue: VecDeque::new(),
+            waits_for: 0,
+            pool,
+            retry_at: now,
+            stopping: false,
+        }
+    }
+
+    pub(super) fn demand(&self, outbox: &Outbox) -> Demand {
+        if self.stopping && self.pending.is_empty() {
+            return Demand::Close;
+        }
+        match &self.awaiting {
+            Awaiting::Head if self.has_room(self.waits_for, outbox) => {
+                Demand::Bytes(self.terms.form.request_len())
+            }
+            Awaiting::Head | Awaiting::Memory(_) => Demand::Nothing,
+            Awaiting::Payload(write) => Demand::Bytes(write.length as usize),
+            Awaiting::Query(_, length) => Demand::Bytes(*length),
+            Awaiting::Place { buffer_is_empty: false, .. } | Awaiting::Skip { .. } => Demand::Bytes(1),
+            Awaiting::Place { data, filled, .. } => {
+                Demand::Place(data.slice(*filled, data.len().saturating_sub(*filled)))
+            }
+            Awaiting::Over => Demand::Close,
+        }
+    }
+
+    /// Takes every whole message from `at` on; returns where it stopped.
+    #[inline]
+    pub(super) fn on_bytes(
+        &mut self,
+        input: &Chunk,
+        mut at: usize,
+        outbox: &mut Outbox,
+    ) -> Result<usize, ProtocolError> {
+        while let Some(taken) = self.step(input, at, outbox)? {
+            at = at.saturating_add(taken);
+        }
+        Ok(at)
+    }
+
+    /// The memory of [`Demand::Place`] is full.
+    pub(super) fn on_placed(&mut self, outbox: &mut Outbox) {
+        match std::mem::replace(&mut self.awaiting, Awaiting::Head) {
+            Awaiting::Place { write, data, .. } => self.start(write, Some(data), outbox),
+            other => self.awaiting = other,
+        }
+    }
+
+    /// The client has closed its side: an error in the middle of a message. Between messages it should have sent
+    /// `NBD_CMD_DISC`, but killed clients do not, and nothing that was answered is lost.
+    pub(super) fn on_end(&mut self) -> Result<(), ProtocolError> {
+        match std::mem::replace(&mut self.awaiting, Awaiting::Over) {
+            Awaiting::Head | Awaiting::Over => Ok(()),
+            _ => Err(ProtocolError {
+                what: "left in the middle of a request's payload",
+                reference: "proto.md, Terminating the transmission phase",
+            }),
+        }
+    }
+
+    pub(super) fn on_stop(&mut self) {
+        self.stopping = true;
+    }
+
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        matches!(self.awaiting, Awaiting::Memory(_)).then_some(self.retry_at)
+    }
+
+    pub(super) fn on_timeout(&mut self, now: Instant) {
+        self.retry_at = now.checked_add(MEMORY_RETRY).unwrap_or(now);
+        self.take_memory();
+    }
+
+    #[inline]
+    pub(super) fn poll_io(&mut self) -> Option<(VolumeId, Io)> {
+        self.queue.pop_front().map(|io| (self.terms.volume, io))
+    }
+
+    #[inline]
+    pub(super) fn on_io(&mut self, done: Completion, outbox: &mut Outbox) {
+        let pending = self.pending.remove(done.tag);
+        debug_assert!(pending.is_some(), "{:?} completed but is not in flight", done.tag);
+        if let Some(pending) = pending {
+            self.replies.finish(outbox, &pending, done.result);
+        }
+        // What has just completed may have given memory back.
+        self.take_memory();
+    }
+
+    /// Whether a request with that much data may be taken now.
+    #[inline]
+    fn has_room(&self, data_len: usize, outbox: &Outbox) -> bool {
+        let payload = self.pending.payload().saturating_add(outbox.len()).saturating_add(data_len);
+        self.pending.len() < DEPTH as usize && payload <= PAYLOAD_IN_FLIGHT && self.replies.has_room(outbox)
+    }
+
+    /// One message, or a part of a payload; `None` if more bytes, room or memory are needed.
+    #[inline]
+    fn step(
+        &mut self,
+        input: &Chunk,
+        at: usize,
+        outbox: &mut Outbox,
+    ) -> Result<Option<usize>, ProtocolError> {
+        let unread = input.unread().get(at..).unwrap_or_default();
+        match &mut self.awaiting {
+            Awaiting::Head => {
+                let Some(request) = Request::parse(self.terms.form, unread)? else { return Ok(None) };
+                let data_len = request.data_len();
+                if !self.has_room(data_len, outbox) {
+                    self.waits_for = data_len;
+                    return Ok(None);
+                }
+                self.waits_for = 0;
+                let head_len = self.terms.form.request_len();
+                self.on_request(request, unread.len().saturating_sub(head_len), outbox)?;
+                Ok(Some(head_len))
+            }
+            Awaiting::Payload(write) => {
+                let (write, length) = (*write, write.length as usize);
+                if unread.len() < length {
+                    return Ok(None);
+                }
+                self.awaiting = Awaiting::Head;
+                self.start(write, Some(input.lend(at, length).into()), outbox);
+                Ok(Some(length))
+            }
+            Awaiting::Query(request, length) => {
+                let (request, length) = (*request, *length);
+                let Some(payload) = unread.get(..length) else { return Ok(None) };
+                self.awaiting = Awaiting::Head;
+                self.on_query(request, payload, outbox);
+                Ok(Some(length))
+            }
+            Awaiting::Place { .. } => Ok(self.fill_place(unread, outbox)),
+            Awaiting::Skip { to, left, refusal } => {
+                let taken = unread.len().min(*left);
+                *left = left.saturating_sub(taken);
+                if *left > 0 {
+                    return Ok((taken > 0).then_some(taken));
+                }
+                self.replies.refuse(outbox, *to, refusal);
+                self.awaiting = Awaiting::Head;
+                Ok(Some(taken))
+            }
+            Awaiting::Memory(_) | Awaiting::Over => Ok(None),
+        }
+    }
+
+    /// A request has come; `here` bytes behind it are in the receive buffer.
+    #[inline]
+    fn on_request(
+        &mut self,
+        request: Request,
+        here: usize,
+        outbox: &mut Outbox,
+    ) -> Result<(), ProtocolError> {
+        if request.command == Cmd::NBD_CMD_DISC {
+            self.awaiting = Awaiting::Over;
+            return Ok(());
+        }
+        let length = request.payload_len(self.terms.form)?;
+        if length == 0 {
+            self.perform(&request, outbox);
+            return Ok(());
+        }
+        let skip = |refusal| Awaiting::Skip { to: request.address(), left: length, refusal };
+        self.awaiting = if request.has_payload_form(&self.terms) {
+            match length {
+                QUERY_OF_NONE | QUERY_OF_ONE => Awaiting::Query(request, length),
+                _ => skip(Refusal::invalid("more metadata contexts than there are")),
+            }
+        } else {
+            match request.accept(&self.terms) {
+                Err(refusal) => skip(refusal),
+                Ok(write) if length <= here || length <= LENT_PAYLOAD => Awaiting::Payload(write),
+                // It would wait for ever.
+                Ok(_) if length.next_power_of_two() > self.pool.limit_bytes() => skip(NO_MEMORY),
+                Ok(write) => Awaiting::Memory(write),
+            }
+        };
+        self.take_memory();
+        Ok(())
+    }
+
+    /// The payload of a block status: the length, and the contexts to answer for.
+    fn on_query(&mut self, request: Request, payload: &[u8], outbox: &mut Outbox) {
+        let (length, ids) = payload.split_first_chunk().unwrap_or((&[0; 8], &[]));
+        let flags = request.flags & !NBD_CMD_FLAG_PAYLOAD_LEN;
+        let request = Request { flags, length: u64::from_be_bytes(*length), ..request };
+        if *ids == BASE_ALLOCATION_ID.to_be_bytes() {
+            return self.perform(&request, outbox);
+        }
+        // Without a context there is no chunk of status; but the range must be right all the same.
+        match request.accept(&self.terms) {
+            Err(refusal) => self.replies.refuse(outbox, request.address(), &refusal),
+            Ok(query) if ids.is_empty() => self.replies.success(outbox, query.address()),
+            Ok(query) => self.replies.refuse(
+                outbox,
+                query.address(),
+                &Refusal::invalid("a metadata context that was not selected"),
+            ),
+        }
+    }
+
+    /// Starts or refuses a request that has no payload, or has it behind it.
+    #[inline]
+    fn perform(&mut self, request: &Request, outbox: &mut Outbox) {
+        match request.accept(&self.terms) {
+            Ok(accepted) => self.start(accepted, None, outbox),
+            Err(refusal) => self.replies.refuse(outbox, request.address(), &refusal),
+        }
+    }
+
+    /// Puts a request in flight, or answers it at once if there is nothing for the volume to do.
+    #[inline]
+    fn start(&mut self, accepted: Pending, data: Option<SgList>, outbox: &mut Outbox) {
+        let Pending { offset, length, op, .. } = accepted;
+        if self.stopping {
+            self.replies.refuse(outbox, accepted.address(), &STOPPING);
+        } else if length > 0 || op == Op::Flush {
+            let tag = self.pending.insert(accepted);
+            self.queue.push_back(Io { tag, op, offset, len: length, data });
+        } else if op == Op::Read {
+            self.replies.no_data(outbox, accepted.address());
+        } else {
+            self.replies.success(outbox, accepted.address());
+        }
+    }
+
+    /// Gives memory to the payload that waits for some, if the pool has any.
+    #[inline]
+    fn take_memory(&mut self) {
+        if let Awaiting::Memory(write) = &self.awaiting {
+            let length = write.length as usize;
+            if let Some(memory) = self.pool.take(length) {
+                let data = memory.seg(0, length).into();
+                self.awaiting = Awaiting::Place { write: *write, data, filled: 0, buffer_is_empty: false };
+            }
+        }
+    }
+
+    /// Copies what the receive buffer has of a payload to its place; returns how many bytes it took.
+    fn fill_place(&mut self, unread: &[u8], outbox: &mut Outbox) -> Option<usize> {
+        let Awaiting::Place { data, filled, buffer_is_empty, .. } = &mut self.awaiting else { return None };
+        let left = data.len().saturating_sub(*filled);
+        let here = unread.get(..left.min(unread.len())).unwrap_or_default();
+        data.slice(*filled, here.len()).copy_from(here);
+        *filled = filled.saturating_add(here.len());
+        *buffer_is_empty = true;
+        if here.len() == left {
+            self.on_placed(outbox);
+            return Some(left);
+        }
+        (!here.is_empty()).then_some(here.len())
+    }
+}
+
+impl Request {
+    #[inline]
+    fn address(&self) -> Address {
+        Address { cookie: self.cookie, offset: self.offset }
+    }
+}
+
+const STOPPING: Refusal =
+    Refusal { errno: Errno::NBD_ESHUTDOWN, text: Cow::Borrowed("the server is stopping") };
+const NO_MEMORY: Refusal =
+    Refusal { errno: Errno::NBD_ENOMEM, text: Cow::Borrowed("more data than the server's buffers hold") };
+
+/// The most requests of one session in flight.
+pub(super) const DEPTH: u32 = 1024;
+
+/// The most data of one session in flight, in bytes, what waits in its outbox included. Above any one request.
+const PAYLOAD_IN_FLIGHT: usize = 64 << 20;
+
+/// Payload up to this many bytes is waited for in the receive buffer and lent from there: one large receive for many
+/// requests costs less than a receive for each. At most `MAX_DEMAND`.
+const LENT_PAYLOAD: usize = 64 << 10;
+
+/// A block status' payload without context: its length.
+const QUERY_OF_NONE: usize = size_of::<u64>();
+
+/// A block status' payload with one context.
+const QUERY_OF_ONE: usize = size_of::<u64>() + size_of::<u32>();
+
+/// How often an empty pool is asked again, apart from each completion.
+const MEMORY_RETRY: Duration = Duration::from_millis(1);

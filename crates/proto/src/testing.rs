@@ -1,0 +1,181 @@
+//! A target session driven by hand, with real volumes behind it: the smallest possible engine.
+#![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
+
+use crate::exports::{Exports, VolumeId};
+use crate::session::{Demand, ProtocolError, Target};
+use blockmux_volume::{Channel, Chunk, Completion, Core, Io, Memory, Pool, SgList, Waker};
+use std::any::Any;
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::time::Instant;
+
+/// A target session between a wire and its volumes.
+pub(crate) struct Pump<S> {
+    pub(crate) session: S,
+    channels: Vec<Box<dyn Channel>>,
+    /// Sent by the client, not yet received.
+    wire: VecDeque<u8>,
+    /// The most bytes that one receive brings.
+    step: usize,
+    buffer: Chunk,
+    /// What `Demand::Place` asked for, and how much of it has come.
+    placing: Option<(SgList, usize)>,
+    /// Whether I/O stays in [`Pump::submitted`] rather than being done at once.
+    pub(crate) holds_io: bool,
+    pub(crate) submitted: VecDeque<(VolumeId, Io)>,
+    /// How many times payload was placed.
+    pub(crate) placed: usize,
+}
+
+impl<S: Target> Pump<S> {
+    pub(crate) fn new(session: S, exports: &Exports) -> Pump<S> {
+        let core: Rc<dyn Core> = Rc::new(TestCore { pool: Pool::new(usize::MAX) });
+        let open = |export: &crate::exports::Export| {
+            export.volume.open(&core, session.depth(), Waker::idle()).expect("a test volume opens")
+        };
+        Pump {
+            channels: exports.iter().map(|(_, export)| open(export)).collect(),
+            session,
+            wire: VecDeque::new(),
+            step: usize::MAX,
+            buffer: Chunk::new(Memory::from_heap(BUFFER)),
+            placing: None,
+            holds_io: false,
+            submitted: VecDeque::new(),
+            placed: 0,
+        }
+    }
+
+    /// From now on one receive brings at most `step` bytes.
+    pub(crate) fn split_at(mut self, step: usize) -> Pump<S> {
+        self.step = step;
+        self
+    }
+
+    /// The client sends `bytes`; the session takes what it wants of them, and of what it left before.
+    pub(crate) fn client_sends(&mut self, bytes: &[u8]) -> Result<(), ProtocolError> {
+        self.wire.extend(bytes);
+        self.run()
+    }
+
+    /// The client sends, and that is no violation; returns what the target sends back.
+    pub(crate) fn exchange(&mut self, bytes: &[u8]) -> Vec<u8> {
+        self.client_sends(bytes).expect("the client keeps to the protocol");
+        self.sent()
+    }
+
+    /// What the target has sent.
+    pub(crate) fn sent(&mut self) -> Vec<u8> {
+        self.session.outbox().take_bytes()
+    }
+
+    /// Bytes that the session has not taken.
+    pub(crate) fn untaken(&self) -> usize {
+        self.wire.len() + self.buffer.unread().len()
+    }
+
+    /// Does the oldest I/O that was held, on its volume.
+    pub(crate) fn finish_one(&mut self) {
+        let (volume, io) = self.submitted.pop_front().expect("an I/O is held");
+        let channel = &mut self.channels[volume.0 as usize];
+        let mut done: Vec<Completion> = Vec::new();
+        channel.submit(io);
+        channel.kick();
+        channel.poll(&mut done);
+        done.into_iter().for_each(|done| self.session.on_io(done));
+    }
+
+    /// Turns until nothing moves.
+    pub(crate) fn run(&mut self) -> Result<(), ProtocolError> {
+        loop {
+            let moved = self.receive()?;
+            while let Some(io) = self.session.poll_io() {
+                self.submitted.push_back(io);
+            }
+            while !self.holds_io && !self.submitted.is_empty() {
+                self.finish_one();
+            }
+            if !moved {
+                return Ok(());
+            }
+        }
+    }
+
+    /// One receive; whether anything moved.
+    fn receive(&mut self) -> Result<bool, ProtocolError> {
+        if self.placing.is_some() {
+            return self.place();
+        }
+        match self.session.demand() {
+            Demand::Bytes(wanted) => {
+                let mut came = 0;
+                if wanted > self.buffer.unread().len() {
+                    self.make_room(wanted);
+                    came = self.step.min(self.wire.len()).min(self.buffer.room());
+                    let bytes: Vec<u8> = self.wire.drain(..came).collect();
+                    self.buffer.extend(&bytes);
+                    if wanted > self.buffer.unread().len() {
+                        return Ok(came > 0);
+                    }
+                }
+                let taken = self.session.on_bytes(&self.buffer)?;
+                self.buffer.take(taken);
+                Ok(taken + came > 0)
+            }
+            Demand::Place(list) => {
+                assert!(
+                    self.buffer.unread().is_empty(),
+                    "payload is placed while some of it is in the buffer"
+                );
+                self.placing = Some((list, 0));
+                self.place()
+            }
+            Demand::Nothing | Demand::Close => Ok(false),
+        }
+    }
+
+    fn place(&mut self) -> Result<bool, ProtocolError> {
+        let Some((list, filled)) = &mut self.placing else { return Ok(false) };
+        let came = self.step.min(self.wire.len()).min(list.len() - *filled);
+        let bytes: Vec<u8> = self.wire.drain(..came).collect();
+        list.slice(*filled, came).copy_from(&bytes);
+        *filled += came;
+        if *filled == list.len() {
+            self.placing = None;
+            self.placed += 1;
+            self.session.on_placed()?;
+        }
+        Ok(came > 0)
+    }
+
+    /// Moves what is unread to a new buffer when `wanted` bytes would not fit.
+    fn make_room(&mut self, wanted: usize) {
+        if self.buffer.unread().len() + self.buffer.room() < wanted.max(1) || self.buffer.room() == 0 {
+            let mut fresh = Chunk::new(Memory::from_heap(BUFFER));
+            fresh.extend(self.buffer.unread());
+            self.buffer = fresh;
+        }
+    }
+}
+
+struct TestCore {
+    pool: Pool,
+}
+
+impl Core for TestCore {
+    fn now(&self) -> Instant {
+        Instant::now()
+    }
+
+    fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    fn wake_at(&self, _when: Instant, _waker: &Waker) {}
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+const BUFFER: usize = 256 << 10;
