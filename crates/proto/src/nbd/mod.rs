@@ -1,1 +1,4 @@
 //! NBD, target and initiator.
+
+pub mod initiator;
+pub mod uri;
