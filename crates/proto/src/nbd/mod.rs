@@ -1,4 +1,6 @@
 //! NBD, target and initiator.
 
 mod errno;
+pub mod initiator;
 pub mod target;
+pub mod uri;

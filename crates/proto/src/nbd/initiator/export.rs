@@ -1,0 +1,252 @@
+//! What the handshake learns of an export, and what that makes of it as a volume.
+
+use crate::session::ProtocolError;
+use blockmux_volume::{MAX_TRANSFER, VolumeInfo};
+use blockmux_wire::nbd::handshake::{
+    InfoBlockSize, NBD_FLAG_BLOCK_STATUS_PAYLOAD, NBD_FLAG_CAN_MULTI_CONN, NBD_FLAG_HAS_FLAGS,
+    NBD_FLAG_READ_ONLY, NBD_FLAG_ROTATIONAL, NBD_FLAG_SEND_CACHE, NBD_FLAG_SEND_DF, NBD_FLAG_SEND_FAST_ZERO,
+    NBD_FLAG_SEND_FLUSH, NBD_FLAG_SEND_FUA, NBD_FLAG_SEND_RESIZE, NBD_FLAG_SEND_TRIM,
+    NBD_FLAG_SEND_WRITE_ZEROES,
+};
+
+/// One entry of a server's list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedExport {
+    /// As `NBD_OPT_GO` takes it.
+    pub name: String,
+    /// For people; may be empty.
+    pub description: String,
+}
+
+/// An export and how it is talked about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExportInfo {
+    /// The server's own name for it, or else the name that was asked for.
+    pub name: String,
+    /// For people; may be empty.
+    pub description: String,
+    /// In bytes.
+    pub size: u64,
+    /// What the server can do with it.
+    pub flags: TransmissionFlags,
+    /// The server's size constraints, if it named any.
+    pub block_size: Option<BlockSize>,
+    /// In transmission the metadata contexts that were selected; from [`super::Mode::Info`] those there are.
+    pub contexts: Vec<String>,
+    /// How messages of the transmission phase look.
+    pub headers: Headers,
+}
+
+/// `NBD_FLAG_*` of the transmission phase.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TransmissionFlags(pub u16);
+
+/// Size constraints (proto.md, "Size constraints"), in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockSize {
+    /// Offsets and lengths are multiples of this; a power of two up to 65,536.
+    pub minimum: u32,
+    /// Requests of this size and alignment are efficient; a power of two, not below `minimum`.
+    pub preferred: u32,
+    /// The most payload in one message, at least 512.
+    pub maximum_payload: u32,
+}
+
+/// How messages of the transmission phase look.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Headers {
+    /// Compact requests, simple replies.
+    #[default]
+    Simple,
+    /// Compact requests, structured replies.
+    Structured,
+    /// Extended requests and replies.
+    Extended,
+}
+
+impl TransmissionFlags {
+    /// Whether all bits of `flag` are set, an `NBD_FLAG_*` of [`blockmux_wire::nbd::handshake`].
+    #[must_use]
+    pub const fn has(self, flag: u16) -> bool {
+        self.0 & flag == flag
+    }
+
+    /// The protocol's names of what is set, without the prefix.
+    pub fn names(self) -> impl Iterator<Item = &'static str> {
+        FLAG_NAMES.iter().filter(move |(flag, _)| self.has(*flag)).map(|(_, name)| *name)
+    }
+}
+
+impl BlockSize {
+    /// Reads what a server sent.
+    ///
+    /// Only what cannot be obeyed is an error: servers older than the section have preferred sizes below 512.
+    pub(super) fn from_wire(info: &InfoBlockSize) -> Result<BlockSize, ProtocolError> {
+        let sizes = BlockSize {
+            minimum: info.minimum.get(),
+            preferred: info.preferred.get(),
+            maximum_payload: info.maximum_payload.get(),
+        };
+        let fault = |what| Err(ProtocolError { what, reference: "proto.md, \"Size constraints\"" });
+        if !sizes.minimum.is_power_of_two() || sizes.minimum > MAX_MINIMUM {
+            return fault("advertised a minimum block size that is no power of two up to 65536");
+        }
+        if !sizes.preferred.is_power_of_two() || sizes.preferred < sizes.minimum {
+            return fault("advertised a preferred block size that is no power of two above the minimum");
+        }
+        if sizes.maximum_payload < sizes.minimum.max(SECTOR) {
+            return fault("advertised a maximum payload smaller than a block");
+        }
+        Ok(sizes)
+    }
+}
+
+impl ExportInfo {
+    /// What this export is as a volume.
+    ///
+    /// The logical block is the server's minimum, but not below 512 where that divides the export's size: everything
+    /// above expects sectors, and the protocol itself recommends them to clients. Where it does not divide the size,
+    /// the block is the largest that does, so that the last bytes can be reached; where even the server's minimum
+    /// does not, they cannot, and the volume ends before them.
+    #[must_use]
+    pub fn volume_info(&self) -> VolumeInfo {
+        let sizes = self.sizes();
+        let has = |flag| self.flags.has(flag);
+        let whole = if self.size == 0 { SECTOR } else { 1 << self.size.trailing_zeros().min(9) };
+        let logical_block = sizes.minimum.max(whole.min(SECTOR));
+        let physical_block = sizes.preferred.max(logical_block);
+        let can_zero_fast = has(NBD_FLAG_SEND_WRITE_ZEROES) && has(NBD_FLAG_SEND_FAST_ZERO);
+        VolumeInfo {
+            size: self.size & !u64::from(logical_block.wrapping_sub(1)),
+            logical_block,
+            physical_block,
+            read_only: has(NBD_FLAG_READ_ONLY),
+            // A server that caches writes has to offer flushes.
+            write_cache: has(NBD_FLAG_SEND_FLUSH),
+            volatile: false,
+            discard_granularity: if has(NBD_FLAG_SEND_TRIM) { physical_block } else { 0 },
+            fast_zeroes: can_zero_fast,
+            shared_flush: has(NBD_FLAG_CAN_MULTI_CONN),
+            // What fits a receive buffer is lent from there.
+            lends_reads: true,
+            rotational: has(NBD_FLAG_ROTATIONAL),
+        }
+    }
+
+    /// The most payload in one request or reply, in bytes: whole logical blocks, at least one.
+    #[must_use]
+    pub fn max_payload(&self) -> u32 {
+        let block = self.volume_info().logical_block;
+        let most = self.sizes().maximum_payload.min(MAX_TRANSFER);
+        most & !block.wrapping_sub(1)
+    }
+
+    fn sizes(&self) -> BlockSize {
+        self.block_size.unwrap_or(DEFAULT_BLOCK_SIZE)
+    }
+}
+
+/// What holds when a server names no constraints.
+const DEFAULT_BLOCK_SIZE: BlockSize = BlockSize { minimum: 1, preferred: 4096, maximum_payload: 32 << 20 };
+const MAX_MINIMUM: u32 = 65_536;
+const SECTOR: u32 = 512;
+
+const FLAG_NAMES: [(u16, &str); 13] = [
+    (NBD_FLAG_HAS_FLAGS, "HAS_FLAGS"),
+    (NBD_FLAG_READ_ONLY, "READ_ONLY"),
+    (NBD_FLAG_SEND_FLUSH, "SEND_FLUSH"),
+    (NBD_FLAG_SEND_FUA, "SEND_FUA"),
+    (NBD_FLAG_ROTATIONAL, "ROTATIONAL"),
+    (NBD_FLAG_SEND_TRIM, "SEND_TRIM"),
+    (NBD_FLAG_SEND_WRITE_ZEROES, "SEND_WRITE_ZEROES"),
+    (NBD_FLAG_SEND_DF, "SEND_DF"),
+    (NBD_FLAG_CAN_MULTI_CONN, "CAN_MULTI_CONN"),
+    (NBD_FLAG_SEND_RESIZE, "SEND_RESIZE"),
+    (NBD_FLAG_SEND_CACHE, "SEND_CACHE"),
+    (NBD_FLAG_SEND_FAST_ZERO, "SEND_FAST_ZERO"),
+    (NBD_FLAG_BLOCK_STATUS_PAYLOAD, "BLOCK_STATUS_PAYLOAD"),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn export(size: u64, flags: u16, block_size: Option<BlockSize>) -> ExportInfo {
+        ExportInfo {
+            name: String::new(),
+            description: String::new(),
+            size,
+            flags: TransmissionFlags(flags),
+            block_size,
+            contexts: Vec::new(),
+            headers: Headers::Simple,
+        }
+    }
+
+    fn sizes(minimum: u32, preferred: u32, maximum_payload: u32) -> Option<BlockSize> {
+        Some(BlockSize { minimum, preferred, maximum_payload })
+    }
+
+    #[test]
+    fn the_block_is_a_sector_unless_the_size_or_the_server_says_otherwise() {
+        let cases = [
+            // export size, constraints: volume size, logical block, physical block, maximum payload
+            ((1 << 20, None), (1 << 20, 512, 4096, 32 << 20)),
+            ((0, None), (0, 512, 4096, 32 << 20)),
+            ((1000, None), (1000, 8, 4096, 32 << 20)),
+            ((1001, sizes(1, 4096, 5000)), (1001, 1, 4096, 5000)),
+            ((1001, sizes(2, 512, 5001)), (1000, 2, 512, 5000)),
+            ((1 << 20, sizes(4096, 65536, 70000)), (1 << 20, 4096, 65536, 69632)),
+            ((10_000, sizes(4096, 4096, 4096)), (8192, 4096, 4096, 4096)),
+            ((1 << 20, sizes(1, 1, u32::MAX)), (1 << 20, 512, 512, 32 << 20)),
+        ];
+        for ((size, block_size), expected) in cases {
+            let export = export(size, NBD_FLAG_HAS_FLAGS, block_size);
+            let info = export.volume_info();
+            let got = (info.size, info.logical_block, info.physical_block, export.max_payload());
+            assert_eq!(got, expected, "{size} {block_size:?}");
+        }
+    }
+
+    #[test]
+    fn durability_and_the_rest_come_from_the_flags() {
+        let plain = export(4096, NBD_FLAG_HAS_FLAGS, None).volume_info();
+        assert_eq!(
+            plain,
+            VolumeInfo { shared_flush: false, lends_reads: true, ..VolumeInfo::new(4096) },
+            "a server without flags writes through"
+        );
+        let rich = export(4096, u16::MAX, None).volume_info();
+        assert!(
+            rich.read_only && rich.write_cache && rich.fast_zeroes && rich.shared_flush && rich.rotational
+        );
+        assert_eq!(rich.discard_granularity, 4096);
+        assert!(!export(4096, NBD_FLAG_SEND_FAST_ZERO, None).volume_info().fast_zeroes);
+    }
+
+    #[test]
+    fn flags_have_their_names() {
+        let flags = TransmissionFlags(NBD_FLAG_HAS_FLAGS | NBD_FLAG_SEND_DF);
+        assert_eq!(flags.names().collect::<Vec<_>>(), ["HAS_FLAGS", "SEND_DF"]);
+        assert_eq!(TransmissionFlags(u16::MAX).names().count(), 13);
+    }
+
+    #[test]
+    fn constraints_that_cannot_be_obeyed_are_the_servers_fault() {
+        let read = |minimum: u32, preferred: u32, maximum: u32| {
+            BlockSize::from_wire(&InfoBlockSize {
+                info_type: 3.into(),
+                minimum: minimum.into(),
+                preferred: preferred.into(),
+                maximum_payload: maximum.into(),
+            })
+        };
+        assert!(read(1, 1, 512).is_ok() && read(65536, 65536, u32::MAX).is_ok());
+        for (minimum, preferred, maximum) in
+            [(0, 512, 4096), (3, 512, 4096), (1 << 17, 1 << 17, u32::MAX), (512, 256, 4096), (1, 0, 4096)]
+        {
+            assert!(read(minimum, preferred, maximum).is_err(), "{minimum} {preferred} {maximum}");
+        }
+        assert!(read(1, 512, 511).is_err() && read(4096, 4096, 4095).is_err());
+    }
+}

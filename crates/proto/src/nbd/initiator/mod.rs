@@ -1,0 +1,324 @@
+//! The NBD client: reaches one export of a server.
+//!
+//! ```text
+//!   Handshake ──GO acknowledged──▶ Transmission ──on_stop, nothing in flight──▶ over
+//!        └──── refused, or all was told that was asked for ────────────────────▶ over
+//! ```
+//! [`InitiatorSession`] is driven as [`crate::session`] says. When it is over, its demand is [`Demand::Close`]; then
+//! [`InitiatorSession::refused`] says whether the server would not have us.
+
+mod coverage;
+mod errno;
+mod export;
+mod extents;
+mod handshake;
+mod option;
+mod refused;
+mod reply;
+mod request;
+#[cfg(test)]
+mod script;
+mod slots;
+mod transmission;
+
+pub use export::{BlockSize, ExportInfo, Headers, ListedExport, TransmissionFlags};
+pub use refused::Refused;
+
+use crate::outbox::Outbox;
+use crate::session::{Demand, Initiator, ProtocolError, StreamSession, Timed};
+use blockmux_volume::{Chunk, Completion, Io, IoError, Pool, VolumeInfo};
+use handshake::{End, Handshake};
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+use transmission::Transmission;
+
+/// What to ask a server for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// The export's name, at most 4096 bytes; empty for the server's default.
+    pub export: String,
+    /// What for.
+    pub mode: Mode,
+    /// What to offer.
+    pub features: Features,
+}
+
+/// What a session is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// To read and write the export.
+    Go,
+    /// To learn everything about the export, and leave.
+    Info,
+    /// To list all exports, and leave.
+    List,
+}
+
+/// What to negotiate where the server can; everything by default.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Features {
+    /// 64-bit lengths and fixed-size reply heads.
+    pub extended_headers: bool,
+    /// Structured replies, where extended headers are not to be had.
+    pub structured_replies: bool,
+}
+
+impl Default for Features {
+    fn default() -> Features {
+        Features { extended_headers: true, structured_replies: true }
+    }
+}
+
+/// One connection to a server, from its greeting on.
+pub struct InitiatorSession {
+    phase: Phase,
+    outbox: Outbox,
+    pool: Pool,
+    /// When the handshake has to be over.
+    deadline: Instant,
+    /// Bytes in one piece that the handshake needs to go on.
+    need: usize,
+    is_stopping: bool,
+    export: Option<ExportInfo>,
+    exports: Vec<ListedExport>,
+    left_out: u64,
+    refused: Option<Refused>,
+    /// What was submitted without a transmission phase to do it.
+    failed: VecDeque<Completion>,
+}
+
+enum Phase {
+    Handshake(Box<Handshake>),
+    Transmission(Box<Transmission>),
+    Over,
+}
+
+impl InitiatorSession {
+    /// A session on a fresh connection; reads without a buffer take memory from `pool` where nothing can be lent.
+    #[must_use]
+    pub fn new(config: Config, pool: Pool, now: Instant) -> InitiatorSession {
+        let handshake = Handshake::new(config);
+        InitiatorSession {
+            need: handshake.need(),
+            phase: Phase::Handshake(Box::new(handshake)),
+            outbox: Outbox::default(),
+            pool,
+            deadline: now.checked_add(HANDSHAKE_TIMEOUT).unwrap_or(now),
+            is_stopping: false,
+            export: None,
+            exports: Vec::new(),
+            left_out: 0,
+            refused: None,
+            failed: VecDeque::new(),
+        }
+    }
+
+    /// The export, once the server has described it.
+    #[must_use]
+    pub fn export(&self) -> Option<&ExportInfo> {
+        self.export.as_ref()
+    }
+
+    /// The export as a volume, once the server has described it.
+    #[must_use]
+    pub fn volume_info(&self) -> Option<VolumeInfo> {
+        self.export.as_ref().map(ExportInfo::volume_info)
+    }
+
+    /// What [`Mode::List`] found, at most 10,000 exports.
+    #[must_use]
+    pub fn exports(&self) -> &[ListedExport] {
+        &self.exports
+    }
+
+    /// How many more exports the server listed than [`InitiatorSession::exports`] holds.
+    #[must_use]
+    pub fn exports_left_out(&self) -> u64 {
+        self.left_out
+    }
+
+    /// Why the server would not do what was asked, if it would not.
+    #[must_use]
+    pub fn refused(&self) -> Option<&Refused> {
+        self.refused.as_ref()
+    }
+
+    /// Whether the session has come to its end: everything asked for was told, or refused, or it was stopped.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        match &self.phase {
+            Phase::Handshake(_) => false,
+            Phase::Transmission(transmission) => transmission.is_disconnected(),
+            Phase::Over => true,
+        }
+    }
+
+    /// Takes handshake messages from `bytes` until there are no more or it is over; returns how many bytes.
+    fn on_handshake_bytes(&mut self, bytes: &[u8]) -> Result<usize, ProtocolError> {
+        let mut at = 0_usize;
+        while let Phase::Handshake(handshake) = &mut self.phase {
+            let rest = bytes.get(at..).unwrap_or_default();
+            match handshake.on_bytes(rest, &mut self.outbox)? {
+                handshake::Progress::Took(len) => at = at.saturating_add(len),
+                handshake::Progress::Needs(need) => {
+                    self.need = need;
+                    break;
+                }
+                handshake::Progress::Over(len, end) => {
+                    at = at.saturating_add(len);
+                    self.end_handshake(end);
+                }
+            }
+        }
+        Ok(at)
+    }
+
+    fn end_handshake(&mut self, end: End) {
+        self.phase = Phase::Over;
+        match end {
+            End::Transmission(export, allocation) => {
+                let mut transmission = Transmission::new(&export, allocation, self.pool.clone());
+                if self.is_stopping {
+                    transmission.stop(&mut self.outbox);
+                }
+                self.phase = Phase::Transmission(Box::new(transmission));
+                self.export = Some(export);
+            }
+            End::Described(export) => self.export = Some(export),
+            End::Listed(list) => (self.exports, self.left_out) = (list.exports, list.left_out),
+            End::Refused(refused) => self.refused = Some(refused),
+            End::Stopped => {}
+        }
+    }
+}
+
+impl Timed for InitiatorSession {
+    fn poll_timeout(&self) -> Option<Instant> {
+        matches!(self.phase, Phase::Handshake(_)).then_some(self.deadline)
+    }
+
+    fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
+        if matches!(self.phase, Phase::Handshake(_)) && now >= self.deadline {
+            return Err(ProtocolError {
+                what: "did not finish the handshake within 30 seconds",
+                reference: "proto.md, \"Handshake\"",
+            });
+        }
+        Ok(())
+    }
+}
+
+impl StreamSession for InitiatorSession {
+    #[inline]
+    fn demand(&self) -> Demand {
+        match &self.phase {
+            Phase::Handshake(_) => Demand::Bytes(self.need),
+            Phase::Transmission(transmission) if transmission.is_disconnected() => Demand::Close,
+            Phase::Transmission(transmission) => match transmission.reading.place() {
+                Some(target) => Demand::Place(target.clone()),
+                None => Demand::Bytes(transmission.need),
+            },
+            Phase::Over => Demand::Close,
+        }
+    }
+
+    #[inline]
+    fn on_bytes(&mut self, input: &Chunk) -> Result<usize, ProtocolError> {
+        let mut at = 0;
+        if let Phase::Handshake(_) = self.phase {
+            at = self.on_handshake_bytes(input.unread())?;
+        }
+        match &mut self.phase {
+            Phase::Transmission(transmission) => transmission.on_bytes(input, at, &mut self.outbox),
+            Phase::Handshake(_) => Ok(at),
+            // What comes after the end is of no interest.
+            Phase::Over => Ok(input.unread().len()),
+        }
+    }
+
+    fn on_placed(&mut self) -> Result<(), ProtocolError> {
+        match &mut self.phase {
+            Phase::Transmission(transmission) => transmission.on_placed(&mut self.outbox),
+            Phase::Handshake(_) | Phase::Over => Ok(()),
+        }
+    }
+
+    /// Without a request in flight the server may leave, as one does that is shut down; the driver, who knows
+    /// whether it had asked for the end, reconnects.
+    fn on_end(&mut self) -> Result<(), ProtocolError> {
+        match &mut self.phase {
+            Phase::Handshake(handshake) => {
+                let end = handshake.on_end()?;
+                self.end_handshake(end);
+                Ok(())
+            }
+            Phase::Transmission(transmission) if !transmission.is_idle() => Err(ProtocolError {
+                what: "closed the connection with requests in flight",
+                reference: "proto.md, \"Terminating the transmission phase\"",
+            }),
+            Phase::Transmission(_) | Phase::Over => Ok(()),
+        }
+    }
+
+    fn outbox(&mut self) -> &mut Outbox {
+        &mut self.outbox
+    }
+}
+
+impl Initiator for InitiatorSession {
+    fn is_ready(&self) -> bool {
+        matches!(self.phase, Phase::Transmission(_))
+    }
+
+    #[inline]
+    fn room(&self) -> usize {
+        match &self.phase {
+            Phase::Transmission(transmission) => transmission.room(),
+            Phase::Handshake(_) | Phase::Over => 0,
+        }
+    }
+
+    #[inline]
+    fn submit(&mut self, io: Io) {
+        match &mut self.phase {
+            Phase::Transmission(transmission) => transmission.submit(io, &mut self.outbox),
+            Phase::Handshake(_) | Phase::Over => {
+                self.failed.push_back(Completion { tag: io.tag, result: Err(IoError::PathLost) });
+            }
+        }
+    }
+
+    #[inline]
+    fn poll_done(&mut self) -> Option<Completion> {
+        match &mut self.phase {
+            Phase::Transmission(transmission) => transmission.poll_done(),
+            Phase::Handshake(_) | Phase::Over => self.failed.pop_front(),
+        }
+    }
+
+    /// What has completed and was not polled yet is not among them.
+    ///
+    /// A request that the server refused because it is shutting down counts as not completed, unless
+    /// [`Initiator::on_stop`] was called: it is meant for the next session.
+    fn take_unfinished(&mut self) -> Vec<Io> {
+        self.outbox.clear();
+        match &mut self.phase {
+            Phase::Transmission(transmission) => transmission.take_unfinished(),
+            Phase::Handshake(_) | Phase::Over => Vec::new(),
+        }
+    }
+
+    fn on_stop(&mut self) {
+        self.is_stopping = true;
+        match &mut self.phase {
+            Phase::Handshake(handshake) => handshake.stop(),
+            Phase::Transmission(transmission) => transmission.stop(&mut self.outbox),
+            Phase::Over => {}
+        }
+    }
+}
+
+/// The most I/O that a session has in flight.
+pub const DEPTH: usize = 1024;
+/// For the whole handshake: some servers open what they export only when asked for it.
+pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);

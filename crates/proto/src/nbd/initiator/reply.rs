@@ -1,0 +1,552 @@
+//! Replies as they come off the wire (proto.md, "Simple reply message", "Structured reply chunk message",
+//! "Extended reply chunk message", "Structured reply types").
+//!
+//! Short payloads are looked at whole. Read data is lent on from the receive buffer, copied out of it, or received
+//! where it belongs; block status is read descriptor by descriptor. Every length is checked against the request
+//! before anything is done with it.
+
+use super::coverage::Misfit;
+use super::export::Headers;
+use super::slots::Key;
+use super::transmission::Transmission;
+use crate::outbox::Outbox;
+use crate::session::ProtocolError;
+use blockmux_volume::{Chunk, Extent, IoError, SgList};
+use blockmux_wire::nbd::NBD_MAX_STRING;
+use blockmux_wire::nbd::transmission::{
+    BlockDescriptor, BlockStatusExt, Cmd, ErrorChunk, ExtendedBlockDescriptor, ExtendedReply,
+    NBD_CMD_FLAG_DF, NBD_EXTENDED_REPLY_MAGIC, NBD_REPLY_FLAG_DONE, NBD_SIMPLE_REPLY_MAGIC, NBD_STATE_HOLE,
+    NBD_STATE_ZERO, NBD_STRUCTURED_REPLY_MAGIC, OffsetHole, ReplyType, SimpleReply, StructuredReply,
+};
+use zerocopy::FromBytes;
+
+/// Where in the server's stream we are.
+pub(super) enum Reading {
+    /// At the head of a message.
+    Head,
+    /// In read data: the rest goes to `target`, copied or placed there.
+    Data { request: Key, target: SgList, last: bool },
+    /// In block status, with `left` bytes of descriptors to come.
+    Status { request: Key, left: u64, last: bool },
+    /// In read data that there is no memory for.
+    Skip { request: Key, left: u64, last: bool },
+}
+
+/// A message's head, in whichever of the three forms it came.
+#[derive(Clone, Copy)]
+struct Head {
+    kind: Kind,
+    cookie: Key,
+    /// The request's offset, in the form that repeats it.
+    offset: Option<u64>,
+    /// Of the payload, in bytes.
+    length: u64,
+    /// Of the head itself, in bytes.
+    size: usize,
+}
+
+#[derive(Clone, Copy)]
+enum Kind {
+    Simple { error: u32 },
+    Chunk { reply_type: ReplyType, last: bool },
+}
+
+/// What came of some bytes.
+enum Progress {
+    /// So many were taken.
+    Took(usize),
+    /// So many have to be there in one piece.
+    Needs(usize),
+}
+
+type Step = Result<Progress, ProtocolError>;
+
+impl Reading {
+    /// The fewest bytes that can be made something of.
+    pub(super) fn least(&self, headers: Headers) -> usize {
+        match self {
+            Reading::Head if headers == Headers::Extended => size_of::<ExtendedReply>(),
+            Reading::Head => size_of::<SimpleReply>(),
+            Reading::Data { target, .. } => target.len(),
+            Reading::Status { .. } if headers == Headers::Extended => size_of::<ExtendedBlockDescriptor>(),
+            Reading::Status { .. } => size_of::<BlockDescriptor>(),
+            Reading::Skip { .. } => 1,
+        }
+    }
+
+    /// The memory that the next bytes belong in, if they are worth receiving there.
+    pub(super) fn place(&self) -> Option<&SgList> {
+        match self {
+            Reading::Data { target, .. } if target.len() > PLACE_MORE_THAN => Some(target),
+            _ => None,
+        }
+    }
+}
+
+impl Transmission {
+    /// Takes all that can be taken of `input`; returns how much that was.
+    #[inline]
+    pub(super) fn on_bytes(
+        &mut self,
+        input: &Chunk,
+        start: usize,
+        outbox: &mut Outbox,
+    ) -> Result<usize, ProtocolError> {
+        let bytes = input.unread();
+        let mut at = start;
+        loop {
+            let rest = bytes.get(at..).unwrap_or_default();
+            let step = match &self.reading {
+                Reading::Head => self.on_head(input, at, rest, outbox)?,
+                Reading::Data { .. } => self.on_data(rest, outbox)?,
+                Reading::Status { .. } => self.on_status(rest, outbox)?,
+                Reading::Skip { .. } => self.on_skip(rest, outbox)?,
+            };
+            match step {
+                Progress::Took(len) => at = at.saturating_add(len),
+                Progress::Needs(len) => {
+                    self.need = len;
+                    return Ok(at);
+                }
+            }
+        }
+    }
+
+    /// The memory that [`Reading::place`] named is full.
+    pub(super) fn on_placed(&mut self, outbox: &mut Outbox) -> Result<(), ProtocolError> {
+        if let Reading::Data { request, last, .. } = self.reading {
+            self.end_chunk(request, last, outbox)?;
+            self.need = self.reading.least(self.terms.headers);
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn on_head(&mut self, input: &Chunk, at: usize, rest: &[u8], outbox: &mut Outbox) -> Step {
+        let head = match read_head(rest, self.terms.headers)? {
+            Ok(head) => head,
+            Err(need) => return Ok(Progress::Needs(need)),
+        };
+        let Some(request) = self.requests.get_mut(head.cookie) else {
+            return fault("answered a cookie that no request in flight has", TRANSMISSION);
+        };
+        if head.offset.is_some_and(|offset| offset != request.offset) {
+            return fault("repeated another offset than the request's", EXTENDED);
+        }
+        let (cmd, offset, len) = (request.cmd, request.offset, request.len);
+        match head.kind {
+            Kind::Simple { error: 0 }
+                if cmd == Cmd::NBD_CMD_READ && self.terms.headers == Headers::Simple =>
+            {
+                self.on_content(input, at, rest, &head, offset, len, outbox)
+            }
+            Kind::Simple { error } => {
+                let needs_chunks = cmd == Cmd::NBD_CMD_BLOCK_STATUS && error == 0
+                    || cmd == Cmd::NBD_CMD_READ && self.terms.headers != Headers::Simple;
+                if needs_chunks {
+                    return fault("sent a simple reply where a structured one is due", SIMPLE);
+                }
+                if error != 0 {
+                    self.fail_with_errno(head.cookie, error);
+                }
+                self.finish_request(head.cookie, outbox);
+                Ok(Progress::Took(head.size))
+            }
+            Kind::Chunk { reply_type, last } => match reply_type {
+                ReplyType::NBD_REPLY_TYPE_OFFSET_DATA => self.on_offset_data(input, at, rest, &head, outbox),
+                ReplyType::NBD_REPLY_TYPE_OFFSET_HOLE => self.on_offset_hole(rest, &head, last, outbox),
+                ReplyType::NBD_REPLY_TYPE_NONE => {
+                    if head.length != 0 || !last {
+                        return fault("sent an NBD_REPLY_TYPE_NONE with payload or without DONE", TYPES);
+                    }
+                    self.end_chunk(head.cookie, true, outbox)?;
+                    Ok(Progress::Took(head.size))
+                }
+                ReplyType::NBD_REPLY_TYPE_BLOCK_STATUS | ReplyType::NBD_REPLY_TYPE_BLOCK_STATUS_EXT => {
+                    self.on_status_head(rest, &head, reply_type, last)
+                }
+                _ if reply_type.is_error() => self.on_error_chunk(rest, &head, reply_type, last, outbox),
+                _ => fault("sent a reply chunk of unknown type", TYPES),
+            },
+        }
+    }
+
+    fn on_offset_data(
+        &mut self,
+        input: &Chunk,
+        at: usize,
+        rest: &[u8],
+        head: &Head,
+        outbox: &mut Outbox,
+    ) -> Step {
+        let Some(len) = head.length.checked_sub(OFFSET_SIZE as u64).filter(|&len| len > 0) else {
+            return fault("sent an NBD_REPLY_TYPE_OFFSET_DATA without data", TYPES);
+        };
+        let size = head.size.saturating_add(OFFSET_SIZE);
+        let Some((_, offset)) = rest.get(..size).and_then(|fixed| fixed.split_last_chunk()) else {
+            return Ok(Progress::Needs(size));
+        };
+        let head = Head { size, ..*head };
+        self.on_content(input, at, rest, &head, u64::from_be_bytes(*offset), len, outbox)
+    }
+
+    fn on_offset_hole(&mut self, rest: &[u8], head: &Head, last: bool, outbox: &mut Outbox) -> Step {
+        if head.length != size_of::<OffsetHole>() as u64 {
+            return fault("sent an NBD_REPLY_TYPE_OFFSET_HOLE that is not 12 bytes long", TYPES);
+        }
+        let size = head.size.saturating_add(size_of::<OffsetHole>());
+        let Some(Ok(hole)) = rest.get(head.size..size).map(OffsetHole::read_from_bytes) else {
+            return Ok(Progress::Needs(size));
+        };
+        let (job, from) = self.cover(head.cookie, hole.offset.get(), hole.length.get().into())?;
+        match self.destination(job) {
+            Some(list) => list.slice(from, hole.length.get() as usize).fill_zero(),
+            None => self.fail_request(head.cookie, IoError::NoMemory),
+        }
+        self.end_chunk(head.cookie, last, outbox)?;
+        Ok(Progress::Took(size))
+    }
+
+    /// Read data, `len` bytes behind a head of `head.size`.
+    #[inline]
+    #[expect(clippy::too_many_arguments, reason = "the hot path passes what it has in registers")]
+    fn on_content(
+        &mut self,
+        input: &Chunk,
+        at: usize,
+        rest: &[u8],
+        head: &Head,
+        offset: u64,
+        len: u64,
+        outbox: &mut Outbox,
+    ) -> Step {
+        let key = head.cookie;
+        let last = !matches!(head.kind, Kind::Chunk { last: false, .. });
+        let is_lendable = self.is_lendable(key, len);
+        let here = rest.get(head.size..).unwrap_or_default();
+        let has_all = here.len() as u64 >= len;
+        // Nothing has been done yet, so the same head can be looked at again.
+        if is_lendable && !has_all && len <= LEND_UP_TO {
+            return Ok(Progress::Needs(head.size.saturating_add(len as usize)));
+        }
+        let (job_key, from) = self.cover(key, offset, len)?;
+        let len = len as usize; // at most the request's, which is below 4 GiB
+        if is_lendable && has_all {
+            if let Some(job) = self.jobs.get_mut(job_key) {
+                job.buffer = Some(SgList::one(input.lend(at.saturating_add(head.size), len)));
+            }
+            self.end_chunk(key, last, outbox)?;
+            return Ok(Progress::Took(head.size.saturating_add(len)));
+        }
+        let Some(list) = self.destination(job_key) else {
+            self.fail_request(key, IoError::NoMemory);
+            self.reading = Reading::Skip { request: key, left: len as u64, last };
+            return Ok(Progress::Took(head.size));
+        };
+        if has_all {
+            let data = here.get(..len).unwrap_or_default();
+            if list.len() == len {
+                list.copy_from(data);
+            } else {
+                list.slice(from, len).copy_from(data);
+            }
+            self.end_chunk(key, last, outbox)?;
+            return Ok(Progress::Took(head.size.saturating_add(len)));
+        }
+        let target = list.slice(from, len);
+        target.copy_from(here);
+        let left = len.saturating_sub(here.len());
+        let target = target.slice(here.len(), left);
+        self.reading = Reading::Data { request: key, target, last };
+        Ok(Progress::Took(rest.len()))
+    }
+
+    /// Whether a chunk of `len` bytes is all that the I/O asked for, and the I/O brought no memory.
+    #[inline]
+    fn is_lendable(&mut self, key: Key, len: u64) -> bool {
+        let job = self.requests.get_mut(key).map(|request| request.job);
+        let job = job.and_then(|job| self.jobs.get_mut(job));
+        job.is_some_and(|job| job.io.data.is_none() && job.io.len == len && job.buffer.is_none())
+    }
+
+    /// More of the data that `on_content` began; at [`Reading::place`]'s size nothing comes here.
+    fn on_data(&mut self, rest: &[u8], outbox: &mut Outbox) -> Step {
+        let Reading::Data { request, target, last } = &mut self.reading else { return Ok(Progress::Took(0)) };
+        let here = rest.get(..target.len()).unwrap_or(rest);
+        target.copy_from(here);
+        if here.len() < target.len() {
+            let left = target.len().saturating_sub(here.len());
+            *target = target.slice(here.len(), left);
+            return Ok(if here.is_empty() { Progress::Needs(left) } else { Progress::Took(here.len()) });
+        }
+        let (request, last) = (*request, *last);
+        self.end_chunk(request, last, outbox)?;
+        Ok(Progress::Took(here.len()))
+    }
+
+    fn on_skip(&mut self, rest: &[u8], outbox: &mut Outbox) -> Step {
+        let Reading::Skip { request, left, last } = &mut self.reading else { return Ok(Progress::Took(0)) };
+        let here = (rest.len() as u64).min(*left);
+        *left = left.saturating_sub(here);
+        if *left == 0 {
+            let (request, last) = (*request, *last);
+            self.end_chunk(request, last, outbox)?;
+        } else if here == 0 {
+            return Ok(Progress::Needs(1));
+        }
+        Ok(Progress::Took(here as usize))
+    }
+
+    /// Notes that bytes of a read have come, each only once; returns its job and where in the job's data they go.
+    #[inline]
+    fn cover(&mut self, key: Key, offset: u64, len: u64) -> Result<(Key, usize), ProtocolError> {
+        let request = self.requests.get_mut(key).filter(|request| request.cmd == Cmd::NBD_CMD_READ);
+        let request = request.ok_or(error("sent read data for a request that is not a read", TYPES))?;
+        if request.flags & NBD_CMD_FLAG_DF != 0 && !request.coverage.is_empty() {
+            return fault("fragmented a read that forbade it", "proto.md, \"Command flags\"");
+        }
+        let start = offset.checked_sub(request.offset);
+        let Some((start, end)) = start
+            .and_then(|start| Some((start, start.checked_add(len)?)))
+            .filter(|&(start, end)| start < end && end <= request.len)
+        else {
+            return fault("sent read data outside the request", READ);
+        };
+        // A read is at most MAX_TRANSFER long, so this fits.
+        request.coverage.add(start as u32, end as u32).map_err(|misfit| match misfit {
+            Misfit::Overlap => error("sent the same bytes of a read twice", READ),
+            Misfit::TooScattered => error("scattered a read over thousands of places", READ),
+        })?;
+        let (job, offset) = (request.job, request.offset);
+        let from = self.jobs.get_mut(job).map_or(0, |job| offset.saturating_sub(job.io.offset));
+        Ok((job, from.saturating_add(start) as usize))
+    }
+
+    fn on_error_chunk(
+        &mut self,
+        rest: &[u8],
+        head: &Head,
+        reply_type: ReplyType,
+        last: bool,
+        outbox: &mut Outbox,
+    ) -> Step {
+        if head.length > MAX_ERROR_CHUNK {
+            return fault("sent an error chunk of more than 64 KiB", TYPES);
+        }
+        let size = head.size.saturating_add(head.length as usize);
+        let Some(payload) = rest.get(head.size..size) else { return Ok(Progress::Needs(size)) };
+        let Ok((fixed, tail)) = ErrorChunk::read_from_prefix(payload) else {
+            return fault("sent an error chunk shorter than its fixed part", TYPES);
+        };
+        let message_len = usize::from(fixed.message_length.get());
+        let Some(tail) = tail.get(message_len..).filter(|_| message_len <= NBD_MAX_STRING) else {
+            return fault("sent an error message longer than its chunk or than 4096 bytes", TYPES);
+        };
+        if fixed.error.get() == 0 {
+            return fault("sent an error chunk with error 0", TYPES);
+        }
+        if reply_type == ReplyType::NBD_REPLY_TYPE_ERROR_OFFSET {
+            let Some((offset, _)) = tail.split_first_chunk() else {
+                return fault("sent an NBD_REPLY_TYPE_ERROR_OFFSET without its offset", TYPES);
+            };
+            let at = u64::from_be_bytes(*offset);
+            let within = self
+                .requests
+                .get_mut(head.cookie)
+                .is_some_and(|request| at.checked_sub(request.offset).is_some_and(|at| at < request.len));
+            if !within {
+                return fault("reported an error at an offset outside the request", TYPES);
+            }
+        }
+        self.fail_with_errno(head.cookie, fixed.error.get());
+        self.end_chunk(head.cookie, last, outbox)?;
+        Ok(Progress::Took(size))
+    }
+
+    fn on_status_head(&mut self, rest: &[u8], head: &Head, reply_type: ReplyType, last: bool) -> Step {
+        let is_extended = reply_type == ReplyType::NBD_REPLY_TYPE_BLOCK_STATUS_EXT;
+        if is_extended != (self.terms.headers == Headers::Extended) {
+            return fault("sent block status in the form that was not agreed", TYPES);
+        }
+        let (fixed, each) = if is_extended {
+            (size_of::<BlockStatusExt>(), size_of::<ExtendedBlockDescriptor>())
+        } else {
+            (CONTEXT_SIZE, size_of::<BlockDescriptor>())
+        };
+        let left = head.length.saturating_sub(fixed as u64);
+        if left == 0 || left.checked_rem(each as u64) != Some(0) {
+            return fault("sent block status without whole descriptors", TYPES);
+        }
+        let count = left.checked_div(each as u64).unwrap_or(0);
+        if count > MAX_DESCRIPTORS {
+            return fault("sent more than 2^20 block status descriptors in a chunk", TYPES);
+        }
+        let size = head.size.saturating_add(fixed);
+        let Some((context, more)) = rest.get(head.size..size).and_then(|fixed| fixed.split_first_chunk())
+        else {
+            return Ok(Progress::Needs(size));
+        };
+        if is_extended && more != (count as u32).to_be_bytes() {
+            return fault("counted its block status descriptors wrongly", TYPES);
+        }
+        if Some(u32::from_be_bytes(*context)) != self.terms.allocation {
+            return fault("sent the status of a metadata context that was not selected", TYPES);
+        }
+        let extents = self.requests.get_mut(head.cookie).map(|request| (request.cmd, request.job));
+        let extents = match extents {
+            Some((Cmd::NBD_CMD_BLOCK_STATUS, job)) => {
+                self.jobs.get_mut(job).and_then(|job| job.extents.as_ref())
+            }
+            _ => None,
+        };
+        match extents {
+            None => return fault("sent block status for a request of another kind", TYPES),
+            Some(extents) if !extents.is_empty() => {
+                return fault("sent the status of one metadata context twice", TYPES);
+            }
+            Some(_) => {}
+        }
+        self.reading = Reading::Status { request: head.cookie, left, last };
+        Ok(Progress::Took(size))
+    }
+
+    /// As many descriptors as are there.
+    fn on_status(&mut self, rest: &[u8], outbox: &mut Outbox) -> Step {
+        let Reading::Status { request, left, last } = self.reading else { return Ok(Progress::Took(0)) };
+        let job = self.requests.get_mut(request).map(|request| request.job);
+        let Some(extents) = job.and_then(|job| self.jobs.get_mut(job)?.extents.as_mut()) else {
+            return fault("sent block status for a request of another kind", TYPES);
+        };
+        let is_extended = self.terms.headers == Headers::Extended;
+        let (mut rest, mut took) = (rest, 0_usize);
+        while (took as u64) < left {
+            let next = if is_extended {
+                ExtendedBlockDescriptor::read_from_prefix(rest)
+                    .map(|(d, tail)| (d.length.get(), d.status.get(), tail))
+                    .ok()
+            } else {
+                BlockDescriptor::read_from_prefix(rest)
+                    .map(|(d, tail)| (d.length.get().into(), d.status.get().into(), tail))
+                    .ok()
+            };
+            let Some((len, status, tail)) = next else { break };
+            if len == 0 || status > u64::from(u32::MAX) {
+                return fault("described an extent of no length, or with a status beyond 32 bits", TYPES);
+            }
+            if extents.is_whole() {
+                return fault("described extents behind the end of what was asked for", TYPES);
+            }
+            let has = |bit: u32| status & u64::from(bit) != 0;
+            extents.push(Extent { len, hole: has(NBD_STATE_HOLE), zero: has(NBD_STATE_ZERO) });
+            took = took.saturating_add(rest.len().saturating_sub(tail.len()));
+            rest = tail;
+        }
+        let left = left.saturating_sub(took as u64);
+        if left == 0 {
+            self.end_chunk(request, last, outbox)?;
+        } else if took == 0 {
+            return Ok(Progress::Needs(self.reading.least(self.terms.headers)));
+        } else {
+            self.reading = Reading::Status { request, left, last };
+        }
+        Ok(Progress::Took(took))
+    }
+
+    /// A chunk is complete; if it was the last, so is the reply.
+    #[inline]
+    fn end_chunk(&mut self, key: Key, last: bool, outbox: &mut Outbox) -> Result<(), ProtocolError> {
+        self.reading = Reading::Head;
+        if !last {
+            return Ok(());
+        }
+        let Some(request) = self.requests.get_mut(key) else { return Ok(()) };
+        if request.error.is_none() {
+            let (cmd, job) = (request.cmd, request.job);
+            if cmd == Cmd::NBD_CMD_READ && !request.coverage.is_whole(request.len) {
+                return Err(error("ended a read before all of its bytes were sent", READ));
+            }
+            if cmd == Cmd::NBD_CMD_BLOCK_STATUS
+                && self.jobs.get_mut(job).and_then(|job| job.extents.as_ref()).is_none_or(|e| e.is_empty())
+            {
+                return Err(error("ended block status without describing an extent", TYPES));
+            }
+        }
+        self.finish_request(key, outbox);
+        Ok(())
+    }
+}
+
+/// Reads a message's head, or says how many bytes that takes.
+#[inline]
+fn read_head(bytes: &[u8], headers: Headers) -> Result<Result<Head, usize>, ProtocolError> {
+    let Some(magic) = bytes.first_chunk().map(|magic| u32::from_be_bytes(*magic)) else {
+        return Ok(Err(Reading::Head.least(headers)));
+    };
+    match (magic, headers) {
+        (NBD_SIMPLE_REPLY_MAGIC, Headers::Simple | Headers::Structured) => {
+            Ok(SimpleReply::read_from_prefix(bytes).map_err(|_| size_of::<SimpleReply>()).map(
+                |(reply, _)| Head {
+                    kind: Kind::Simple { error: reply.error.get() },
+                    cookie: Key(reply.cookie.get()),
+                    offset: None,
+                    length: 0,
+                    size: size_of::<SimpleReply>(),
+                },
+            ))
+        }
+        (NBD_STRUCTURED_REPLY_MAGIC, Headers::Structured) => {
+            let reply = StructuredReply::read_from_prefix(bytes).map_err(|_| size_of::<StructuredReply>());
+            Ok(reply.map(|(reply, _)| Head {
+                kind: Kind::chunk(reply.reply_type.get(), reply.flags.get()),
+                cookie: Key(reply.cookie.get()),
+                offset: None,
+                length: reply.length.get().into(),
+                size: size_of::<StructuredReply>(),
+            }))
+        }
+        (NBD_EXTENDED_REPLY_MAGIC, Headers::Extended) => {
+            let reply = ExtendedReply::read_from_prefix(bytes).map_err(|_| size_of::<ExtendedReply>());
+            Ok(reply.map(|(reply, _)| Head {
+                kind: Kind::chunk(reply.reply_type.get(), reply.flags.get()),
+                cookie: Key(reply.cookie.get()),
+                offset: Some(reply.offset.get()),
+                length: reply.length.get(),
+                size: size_of::<ExtendedReply>(),
+            }))
+        }
+        (NBD_SIMPLE_REPLY_MAGIC | NBD_STRUCTURED_REPLY_MAGIC | NBD_EXTENDED_REPLY_MAGIC, _) => {
+            Err(error("sent a reply in a form that was not agreed", TRANSMISSION))
+        }
+        _ => Err(error("sent a reply with a wrong magic number", TRANSMISSION)),
+    }
+}
+
+impl Kind {
+    fn chunk(reply_type: u16, flags: u16) -> Kind {
+        Kind::Chunk { reply_type: ReplyType(reply_type), last: flags & NBD_REPLY_FLAG_DONE != 0 }
+    }
+}
+
+const fn error(what: &'static str, reference: &'static str) -> ProtocolError {
+    ProtocolError { what, reference }
+}
+
+fn fault<T>(what: &'static str, reference: &'static str) -> Result<T, ProtocolError> {
+    Err(error(what, reference))
+}
+
+/// Read data up to this size is waited for whole, to be lent on without a copy; it fits a receive buffer.
+pub(super) const LEND_UP_TO: u64 = 64 << 10;
+/// Read data of which more than this is missing is received where it belongs; less is copied out of the buffer.
+pub(super) const PLACE_MORE_THAN: usize = 64 << 10;
+const OFFSET_SIZE: usize = size_of::<u64>();
+const CONTEXT_SIZE: usize = size_of::<u32>();
+/// Far more than the longest message takes.
+const MAX_ERROR_CHUNK: u64 = 64 << 10;
+const MAX_DESCRIPTORS: u64 = 1 << 20;
+
+const TRANSMISSION: &str = "proto.md, \"Transmission\"";
+const SIMPLE: &str = "proto.md, \"Simple reply message\"";
+const EXTENDED: &str = "proto.md, \"Extended reply chunk message\"";
+const TYPES: &str = "proto.md, \"Structured reply types\"";
+const READ: &str = "proto.md, \"Request types\", NBD_CMD_READ";

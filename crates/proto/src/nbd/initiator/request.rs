@@ -1,0 +1,191 @@
+//! Requests as they go on the wire (proto.md, "Request message").
+
+use super::export::{Headers, TransmissionFlags};
+use super::slots::Key;
+use crate::outbox::Outbox;
+use blockmux_volume::{IoError, Op};
+use blockmux_wire::nbd::handshake::{
+    NBD_FLAG_SEND_CACHE, NBD_FLAG_SEND_DF, NBD_FLAG_SEND_FAST_ZERO, NBD_FLAG_SEND_FLUSH, NBD_FLAG_SEND_FUA,
+    NBD_FLAG_SEND_TRIM, NBD_FLAG_SEND_WRITE_ZEROES,
+};
+use blockmux_wire::nbd::transmission::{
+    Cmd, ExtendedRequest, NBD_CMD_FLAG_DF, NBD_CMD_FLAG_FAST_ZERO, NBD_CMD_FLAG_FUA, NBD_CMD_FLAG_NO_HOLE,
+    NBD_CMD_FLAG_PAYLOAD_LEN, NBD_EXTENDED_REQUEST_MAGIC, NBD_REQUEST_MAGIC, Request,
+};
+use zerocopy::IntoBytes;
+
+/// What the handshake agreed, as far as requests and replies depend on it.
+pub(super) struct Terms {
+    pub(super) headers: Headers,
+    pub(super) flags: TransmissionFlags,
+    /// The number of the metadata context `base:allocation`, if it was selected.
+    pub(super) allocation: Option<u32>,
+    /// The most payload in one message, in bytes, whole blocks.
+    pub(super) max_payload: u32,
+}
+
+/// What becomes of an I/O.
+pub(super) enum Plan {
+    /// It is done: a hint that the server does not take, a flush that it does not need.
+    Done,
+    /// The server cannot do it.
+    Fails(IoError),
+    /// One extent of data, as nothing better is known.
+    AllData,
+    /// A flush.
+    Flush,
+    /// Requests for its range.
+    Send(Pieces),
+}
+
+/// How an I/O's range is cut into requests.
+#[derive(Clone, Copy)]
+pub(super) struct Pieces {
+    pub(super) cmd: Cmd,
+    /// `NBD_CMD_FLAG_*`.
+    pub(super) flags: u16,
+    /// The most one request covers, in bytes.
+    pub(super) max: u64,
+    /// A flush has to follow before the I/O is complete.
+    pub(super) then_flush: bool,
+    /// The payload is zeroes, because the server cannot write them otherwise.
+    pub(super) zeroes: bool,
+}
+
+impl Terms {
+    /// How to do `op` over `len` bytes with this server.
+    #[inline]
+    pub(super) fn plan(&self, op: Op, len: u64, wants_one_chunk: bool) -> Plan {
+        let can = |flag| self.flags.has(flag);
+        let mut pieces = Pieces {
+            cmd: Cmd::NBD_CMD_READ,
+            flags: 0,
+            max: u64::from(self.max_payload),
+            then_flush: false,
+            zeroes: false,
+        };
+        let fua = match op {
+            Op::Read => {
+                if wants_one_chunk && len <= DF_MAX && can(NBD_FLAG_SEND_DF) {
+                    pieces.flags = NBD_CMD_FLAG_DF;
+                }
+                false
+            }
+            Op::Write { fua } => {
+                pieces.cmd = Cmd::NBD_CMD_WRITE;
+                fua
+            }
+            Op::Flush if can(NBD_FLAG_SEND_FLUSH) => return Plan::Flush,
+            Op::Flush => return Plan::Done,
+            Op::Discard { fua } if can(NBD_FLAG_SEND_TRIM) => {
+                pieces.cmd = Cmd::NBD_CMD_TRIM;
+                pieces.max = self.max_effect();
+                fua
+            }
+            Op::Prefetch if can(NBD_FLAG_SEND_CACHE) => {
+                pieces.cmd = Cmd::NBD_CMD_CACHE;
+                pieces.max = self.max_effect();
+                false
+            }
+            Op::Discard { .. } | Op::Prefetch => return Plan::Done,
+            Op::BlockStatus if self.allocation.is_some() => {
+                pieces.cmd = Cmd::NBD_CMD_BLOCK_STATUS;
+                pieces.max = self.max_effect();
+                false
+            }
+            Op::BlockStatus => return Plan::AllData,
+            Op::WriteZeroes { fua, may_unmap, only_fast } => {
+                match self.plan_zeroes(&mut pieces, len, may_unmap, only_fast) {
+                    Ok(()) => fua,
+                    Err(error) => return Plan::Fails(error),
+                }
+            }
+        };
+        if fua && can(NBD_FLAG_SEND_FUA) {
+            pieces.flags |= NBD_CMD_FLAG_FUA;
+        } else {
+            pieces.then_flush = fua && can(NBD_FLAG_SEND_FLUSH);
+        }
+        Plan::Send(pieces)
+    }
+
+    fn plan_zeroes(
+        &self,
+        pieces: &mut Pieces,
+        len: u64,
+        may_unmap: bool,
+        only_fast: bool,
+    ) -> Result<(), IoError> {
+        if !self.flags.has(NBD_FLAG_SEND_WRITE_ZEROES) {
+            if only_fast {
+                return Err(IoError::Unsupported);
+            }
+            pieces.cmd = Cmd::NBD_CMD_WRITE;
+            pieces.max = u64::from(self.max_payload.min(ZEROES));
+            pieces.zeroes = true;
+            return Ok(());
+        }
+        pieces.cmd = Cmd::NBD_CMD_WRITE_ZEROES;
+        pieces.max = self.max_effect();
+        if !may_unmap {
+            pieces.flags |= NBD_CMD_FLAG_NO_HOLE;
+        }
+        if only_fast {
+            // In several requests the first could succeed and the second be slow, with something changed.
+            if !self.flags.has(NBD_FLAG_SEND_FAST_ZERO) || len > pieces.max {
+                return Err(IoError::Unsupported);
+            }
+            pieces.flags |= NBD_CMD_FLAG_FAST_ZERO;
+        }
+        Ok(())
+    }
+
+    /// The most that a request without payload covers, in bytes.
+    fn max_effect(&self) -> u64 {
+        if self.headers == Headers::Extended { u64::MAX } else { MAX_COMPACT_EFFECT }
+    }
+
+    /// Sends the head of a request.
+    #[inline]
+    pub(super) fn push(&self, outbox: &mut Outbox, cmd: Cmd, flags: u16, cookie: Key, offset: u64, len: u64) {
+        push(outbox, self.headers, cmd, flags, cookie, offset, len);
+    }
+}
+
+/// Sends `NBD_CMD_DISC`; nothing may follow it.
+pub(super) fn push_disconnect(outbox: &mut Outbox, headers: Headers) {
+    push(outbox, headers, Cmd::NBD_CMD_DISC, 0, Key(0), 0, 0);
+}
+
+#[inline]
+fn push(outbox: &mut Outbox, headers: Headers, cmd: Cmd, flags: u16, cookie: Key, offset: u64, len: u64) {
+    if headers == Headers::Extended {
+        let flags = if cmd == Cmd::NBD_CMD_WRITE { flags | NBD_CMD_FLAG_PAYLOAD_LEN } else { flags };
+        let request = ExtendedRequest {
+            magic: NBD_EXTENDED_REQUEST_MAGIC.into(),
+            flags: flags.into(),
+            command: cmd.0.into(),
+            cookie: cookie.0.into(),
+            offset: offset.into(),
+            length: len.into(),
+        };
+        outbox.push_head(request.as_bytes());
+    } else {
+        let request = Request {
+            magic: NBD_REQUEST_MAGIC.into(),
+            flags: flags.into(),
+            command: cmd.0.into(),
+            cookie: cookie.0.into(),
+            offset: offset.into(),
+            length: (len as u32).into(),
+        };
+        outbox.push_head(request.as_bytes());
+    }
+}
+
+/// The most that a compact request without payload covers: 32 bits, and whole blocks of any minimum size.
+pub(super) const MAX_COMPACT_EFFECT: u64 = 0xffff_0000;
+/// The piece in which zeroes are written to a server that cannot make them itself, in bytes.
+pub(super) const ZEROES: u32 = 256 << 10;
+/// Every server must do unfragmented reads up to this size ("Request types", `NBD_CMD_READ`).
+const DF_MAX: u64 = 65_536;

@@ -1,0 +1,249 @@
+//! For tests: a server that is a list of bytes, and a driver that delivers them in pieces of any size.
+
+use super::{Config, Features, Headers, InitiatorSession, Mode};
+use crate::session::{Demand, Initiator, MAX_DEMAND, ProtocolError, StreamSession};
+use blockmux_volume::{Chunk, Completion, Io, IoError, Op, Output, Pool, Seg, SgList, Tag};
+use blockmux_wire::nbd::handshake::{NBD_OPTS_MAGIC, NBD_REP_MAGIC, Opt, Rep};
+use blockmux_wire::nbd::transmission::{
+    NBD_EXTENDED_REPLY_MAGIC, NBD_SIMPLE_REPLY_MAGIC, NBD_STRUCTURED_REPLY_MAGIC, ReplyType,
+};
+use std::time::Instant;
+
+/// A session and its driver.
+pub(super) struct Client {
+    pub(super) session: InitiatorSession,
+    /// Bytes delivered at a time.
+    step: usize,
+    /// Received and not taken.
+    unread: Vec<u8>,
+    /// How often payload was placed.
+    pub(super) placed: usize,
+}
+
+impl Client {
+    pub(super) fn new(mode: Mode, features: Features, step: usize) -> Client {
+        Client::with_pool(mode, features, step, Pool::new(64 << 20))
+    }
+
+    pub(super) fn with_pool(mode: Mode, features: Features, step: usize, pool: Pool) -> Client {
+        let config = Config { export: "x".into(), mode, features };
+        let session = InitiatorSession::new(config, pool, Instant::now());
+        Client { session, step, unread: Vec::new(), placed: 0 }
+    }
+
+    /// A session in transmission, block status included where the headers allow it, its outbox empty.
+    pub(super) fn ready(headers: Headers, size: u64, flags: u16, step: usize) -> Client {
+        Client::ready_with(headers, &[info_export(size, flags)], step, Pool::new(64 << 20))
+    }
+
+    pub(super) fn ready_with(headers: Headers, infos: &[Vec<u8>], step: usize, pool: Pool) -> Client {
+        let features = Features {
+            extended_headers: headers == Headers::Extended,
+            structured_replies: headers != Headers::Simple,
+        };
+        let mut client = Client::with_pool(Mode::Go, features, step, pool);
+        client.feed(&greeting(3)).unwrap();
+        let opt = if headers == Headers::Extended {
+            Opt::NBD_OPT_EXTENDED_HEADERS
+        } else {
+            Opt::NBD_OPT_STRUCTURED_REPLY
+        };
+        if headers != Headers::Simple {
+            client.feed(&reply(opt, Rep::NBD_REP_ACK, b"")).unwrap();
+            let set = Opt::NBD_OPT_SET_META_CONTEXT;
+            client.feed(&reply(set, Rep::NBD_REP_META_CONTEXT, b"\0\0\0\x07base:allocation")).unwrap();
+            client.feed(&reply(set, Rep::NBD_REP_ACK, b"")).unwrap();
+        }
+        for info in infos {
+            client.feed(&reply(Opt::NBD_OPT_GO, Rep::NBD_REP_INFO, info)).unwrap();
+        }
+        client.feed(&reply(Opt::NBD_OPT_GO, Rep::NBD_REP_ACK, b"")).unwrap();
+        assert!(client.session.is_ready());
+        client.sent();
+        client
+    }
+
+    /// Delivers bytes from the server.
+    pub(super) fn feed(&mut self, bytes: &[u8]) -> Result<(), ProtocolError> {
+        for piece in bytes.chunks(self.step) {
+            self.unread.extend(piece);
+            while self.turn()? {}
+        }
+        Ok(())
+    }
+
+    /// One turn of the driver; whether anything was done.
+    fn turn(&mut self) -> Result<bool, ProtocolError> {
+        match self.session.demand() {
+            Demand::Bytes(least) => {
+                assert!(0 < least && least <= MAX_DEMAND, "demands {least}");
+                if self.unread.len() < least {
+                    return Ok(false);
+                }
+                let took = self.session.on_bytes(&Chunk::from_slice(&self.unread))?;
+                self.unread.drain(..took);
+                let is_progress =
+                    took > 0 || !matches!(self.session.demand(), Demand::Bytes(n) if n <= least);
+                assert!(is_progress, "took nothing of {} bytes and demands no more", self.unread.len());
+                Ok(true)
+            }
+            Demand::Place(list) if self.unread.len() >= list.len() => {
+                let rest = self.unread.split_off(list.len());
+                list.copy_from(&self.unread);
+                self.unread = rest;
+                self.placed += 1;
+                self.session.on_placed()?;
+                Ok(true)
+            }
+            Demand::Place(_) | Demand::Nothing | Demand::Close => Ok(false),
+        }
+    }
+
+    /// What the session wants to send.
+    pub(super) fn sent(&mut self) -> Vec<u8> {
+        self.session.outbox().take_bytes()
+    }
+
+    pub(super) fn submit(&mut self, tag: u64, op: Op, offset: u64, len: u64, data: Option<SgList>) {
+        assert!(self.session.room() > 0);
+        self.session.submit(Io { tag: Tag(tag), op, offset, len, data });
+    }
+
+    /// Submits a read without a buffer.
+    pub(super) fn read(&mut self, tag: u64, offset: u64, len: u64) {
+        self.submit(tag, Op::Read, offset, len, None);
+    }
+
+    /// The one completion that there is.
+    pub(super) fn done(&mut self) -> (u64, Result<Output, IoError>) {
+        let Completion { tag, result } = self.session.poll_done().expect("a completion");
+        assert!(self.session.poll_done().is_none(), "more than one completion");
+        (tag.0, result)
+    }
+
+    /// The data of the one completion that there is.
+    pub(super) fn done_data(&mut self) -> Vec<u8> {
+        self.done().1.unwrap().into_data().to_vec()
+    }
+
+    /// The error of the one completion that there is.
+    pub(super) fn done_error(&mut self) -> IoError {
+        self.done().1.unwrap_err()
+    }
+
+    pub(super) fn assert_nothing_done(&mut self) {
+        assert!(self.session.poll_done().is_none());
+    }
+
+    pub(super) fn is_closing(&self) -> bool {
+        matches!(self.session.demand(), Demand::Close)
+    }
+}
+
+/// Runs a trace with its bytes cut in every way that matters.
+pub(super) fn at_every_split(trace: impl Fn(usize)) {
+    (1..=70).for_each(&trace);
+    trace(usize::MAX);
+}
+
+pub(super) fn list(bytes: &[u8]) -> SgList {
+    SgList::one(Seg::from_slice(bytes))
+}
+
+pub(super) fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|n| (n * 7 + n / 251) as u8).collect()
+}
+
+/// A newstyle greeting.
+pub(super) fn greeting(flags: u16) -> Vec<u8> {
+    [b"NBDMAGICIHAVEOPT".as_slice(), &flags.to_be_bytes()].concat()
+}
+
+/// An option as we send it.
+pub(super) fn option(opt: Opt, data: &[u8]) -> Vec<u8> {
+    let len = data.len() as u32;
+    [&NBD_OPTS_MAGIC.to_be_bytes()[..], &opt.0.to_be_bytes(), &len.to_be_bytes(), data].concat()
+}
+
+/// A reply to an option.
+pub(super) fn reply(opt: Opt, rep: Rep, data: &[u8]) -> Vec<u8> {
+    let len = data.len() as u32;
+    let (magic, opt, rep) = (NBD_REP_MAGIC.to_be_bytes(), opt.0.to_be_bytes(), rep.0.to_be_bytes());
+    [&magic[..], &opt, &rep, &len.to_be_bytes(), data].concat()
+}
+
+/// The data of an `NBD_INFO_EXPORT`.
+pub(super) fn info_export(size: u64, flags: u16) -> Vec<u8> {
+    [&[0, 0][..], &size.to_be_bytes(), &flags.to_be_bytes()].concat()
+}
+
+/// The data of an `NBD_INFO_BLOCK_SIZE`.
+pub(super) fn info_block_size(minimum: u32, preferred: u32, maximum: u32) -> Vec<u8> {
+    [&[0, 3][..], &minimum.to_be_bytes(), &preferred.to_be_bytes(), &maximum.to_be_bytes()].concat()
+}
+
+/// One request as we send it, without payload, in either form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Sent {
+    pub(super) flags: u16,
+    pub(super) cmd: u16,
+    pub(super) cookie: u64,
+    pub(super) offset: u64,
+    pub(super) len: u64,
+}
+
+/// Takes requests apart; a write's payload is returned with it.
+pub(super) fn requests(mut bytes: &[u8]) -> Vec<(Sent, Vec<u8>)> {
+    let mut all = Vec::new();
+    let mut take = |n: usize| {
+        let (head, rest) = bytes.split_at_checked(n)?;
+        bytes = rest;
+        Some(head.iter().fold(0u64, |sum, byte| sum << 8 | u64::from(*byte)))
+    };
+    while let Some(magic) = take(4) {
+        let is_extended = magic == 0x21e4_1c71;
+        assert!(is_extended || magic == 0x2560_9513, "{magic:#x}");
+        let (flags, cmd) = (take(2).unwrap() as u16, take(2).unwrap() as u16);
+        let (cookie, offset) = (take(8).unwrap(), take(8).unwrap());
+        let len = take(if is_extended { 8 } else { 4 }).unwrap();
+        let payload_len = if cmd == 1 { len } else { 0 };
+        let payload = (0..payload_len).map(|_| take(1).unwrap() as u8).collect();
+        all.push((Sent { flags, cmd, cookie, offset, len }, payload));
+    }
+    all
+}
+
+/// A simple reply.
+pub(super) fn simple(cookie: u64, error: u32, data: &[u8]) -> Vec<u8> {
+    [&NBD_SIMPLE_REPLY_MAGIC.to_be_bytes()[..], &error.to_be_bytes(), &cookie.to_be_bytes(), data].concat()
+}
+
+/// A chunk of a structured or extended reply to `request`.
+pub(super) fn chunk(headers: Headers, request: Sent, last: bool, kind: ReplyType, payload: &[u8]) -> Vec<u8> {
+    let (flags, kind, cookie) =
+        (u16::from(last).to_be_bytes(), kind.0.to_be_bytes(), request.cookie.to_be_bytes());
+    let len = payload.len() as u64;
+    if headers == Headers::Extended {
+        let magic = NBD_EXTENDED_REPLY_MAGIC.to_be_bytes();
+        let offset = request.offset.to_be_bytes();
+        [&magic[..], &flags, &kind, &cookie, &offset, &len.to_be_bytes(), payload].concat()
+    } else {
+        let magic = NBD_STRUCTURED_REPLY_MAGIC.to_be_bytes();
+        [&magic[..], &flags, &kind, &cookie, &(len as u32).to_be_bytes(), payload].concat()
+    }
+}
+
+/// The payload of an `NBD_REPLY_TYPE_OFFSET_DATA`.
+pub(super) fn at(offset: u64, data: &[u8]) -> Vec<u8> {
+    [&offset.to_be_bytes()[..], data].concat()
+}
+
+/// The payload of an `NBD_REPLY_TYPE_OFFSET_HOLE`.
+pub(super) fn hole(offset: u64, len: u32) -> Vec<u8> {
+    at(offset, &len.to_be_bytes())
+}
+
+/// The payload of an `NBD_REPLY_TYPE_ERROR`.
+pub(super) fn error(errno: u32, message: &str) -> Vec<u8> {
+    [&errno.to_be_bytes()[..], &(message.len() as u16).to_be_bytes(), message.as_bytes()].concat()
+}

@@ -1,0 +1,132 @@
+//! A table whose keys are never mistaken for those of an earlier occupant.
+
+/// A table of what is in flight. It grows to the most that was ever in it and then allocates no more.
+pub(super) struct Slots<T> {
+    slots: Vec<Slot<T>>,
+    free: Vec<u32>,
+}
+
+struct Slot<T> {
+    /// How often this slot has been filled; part of the key.
+    generation: u32,
+    value: Option<T>,
+}
+
+/// Names one occupant for good: `generation << 32 | index`. A request's key is its cookie on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Key(pub(super) u64);
+
+impl<T> Default for Slots<T> {
+    fn default() -> Slots<T> {
+        Slots { slots: Vec::new(), free: Vec::new() }
+    }
+}
+
+impl<T> Slots<T> {
+    /// Takes a free slot, or makes one; the caller bounds how many are taken.
+    #[inline]
+    pub(super) fn insert(&mut self, value: T) -> Key {
+        if let Some(index) = self.free.pop()
+            && let Some(slot) = self.slots.get_mut(index as usize)
+        {
+            slot.generation = slot.generation.wrapping_add(1);
+            slot.value = Some(value);
+            return Key::new(slot.generation, index);
+        }
+        let index = self.slots.len() as u32;
+        self.slots.push(Slot { generation: 1, value: Some(value) });
+        Key::new(1, index)
+    }
+
+    /// The occupant that this key was given for, if it is still there.
+    #[inline]
+    pub(super) fn get_mut(&mut self, key: Key) -> Option<&mut T> {
+        let slot = self.slots.get_mut(key.index())?;
+        if slot.generation != key.generation() {
+            return None;
+        }
+        slot.value.as_mut()
+    }
+
+    /// Takes the occupant out; its key is never valid again.
+    #[inline]
+    pub(super) fn remove(&mut self, key: Key) -> Option<T> {
+        let slot = self.slots.get_mut(key.index())?;
+        if slot.generation != key.generation() {
+            return None;
+        }
+        let value = slot.value.take()?;
+        self.free.push(key.index() as u32);
+        Some(value)
+    }
+
+    /// How many slots are taken.
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        self.slots.len().saturating_sub(self.free.len())
+    }
+
+    /// Whether no slot is taken.
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The keys of all occupants that `is_meant` picks, in no order.
+    pub(super) fn keys_of(&self, is_meant: impl Fn(&T) -> bool) -> Vec<Key> {
+        (0..)
+            .zip(&self.slots)
+            .filter(|(_, slot)| slot.value.as_ref().is_some_and(&is_meant))
+            .map(|(index, slot)| Key::new(slot.generation, index))
+            .collect()
+    }
+
+    /// Empties the table.
+    pub(super) fn take_all(&mut self) -> Vec<T> {
+        let keys = self.keys_of(|_| true);
+        keys.into_iter().filter_map(|key| self.remove(key)).collect()
+    }
+}
+
+impl Key {
+    fn new(generation: u32, index: u32) -> Key {
+        Key(u64::from(generation) << 32 | u64::from(index))
+    }
+
+    fn index(self) -> usize {
+        (self.0 & u64::from(u32::MAX)) as usize
+    }
+
+    fn generation(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_good_for_one_occupant_only() {
+        let mut slots = Slots::default();
+        let first = slots.insert('a');
+        assert_eq!(slots.get_mut(first), Some(&mut 'a'));
+        assert_eq!((slots.remove(first), slots.remove(first)), (Some('a'), None));
+        let second = slots.insert('b');
+        assert_eq!(second.index(), first.index());
+        assert_eq!(slots.get_mut(first), None);
+        assert_eq!(slots.get_mut(second), Some(&mut 'b'));
+        assert_eq!(slots.get_mut(Key(0)), None);
+        assert_eq!(slots.get_mut(Key(u64::MAX)), None);
+    }
+
+    #[test]
+    fn taking_all_leaves_nothing() {
+        let mut slots = Slots::default();
+        let keys: Vec<_> = (0..5).map(|n| slots.insert(n)).collect();
+        slots.remove(keys[2]);
+        assert_eq!(slots.keys_of(|n| *n > 2), keys[3..]);
+        assert_eq!(slots.take_all(), [0, 1, 3, 4]);
+        assert!(slots.is_empty());
+    }
+}

@@ -1,0 +1,333 @@
+//! The transmission phase: I/O becomes requests, and replies (see [`super::reply`]) become completions.
+//!
+//! An I/O that the server takes whole is one request; a longer one is cut into pieces, of which [`WINDOW`] are in
+//! flight at a time, so that neither the server nor our tables see more than `DEPTH * WINDOW` requests. The
+//! completion comes after the last piece, and after the flush that stands in for FUA where there is none.
+
+use super::errno::io_error;
+use super::export::ExportInfo;
+use super::extents::Extents;
+use super::reply::Reading;
+use super::request::{Pieces, Plan, Terms, ZEROES, push_disconnect};
+use super::slots::{Key, Slots};
+use super::{DEPTH, coverage::Coverage};
+use crate::outbox::Outbox;
+use blockmux_volume::{Completion, Extent, Io, IoError, Memory, Op, Output, Pool, Seg, SgList, VolumeInfo};
+use blockmux_wire::nbd::transmission::{Cmd, Errno};
+use std::collections::VecDeque;
+
+/// The state of the transmission phase.
+pub(super) struct Transmission {
+    pub(super) terms: Terms,
+    info: VolumeInfo,
+    pool: Pool,
+    pub(super) jobs: Slots<Job>,
+    pub(super) requests: Slots<Request>,
+    pub(super) reading: Reading,
+    /// Bytes in one piece that reading needs to go on.
+    pub(super) need: usize,
+    done: VecDeque<Completion>,
+    /// The age of the next job.
+    next_age: u64,
+    /// What is sent where the server cannot make zeroes itself.
+    zeroes: Option<Seg>,
+    ending: Ending,
+}
+
+/// How far the session has come with ending.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ending {
+    No,
+    /// The server is shutting down: what it did not do is kept for another session.
+    ByServer,
+    /// Our side is stopping: what is in flight completes here.
+    ByUs,
+    /// `NBD_CMD_DISC` is out, nothing may follow.
+    Disconnected,
+}
+
+/// One I/O from submission to completion.
+pub(super) struct Job {
+    pub(super) io: Io,
+    /// Smaller is older.
+    age: u64,
+    pieces: Pieces,
+    /// Bytes of the range that requests were sent for.
+    issued: u64,
+    in_flight: u32,
+    /// The first error of any of its requests.
+    error: Option<IoError>,
+    /// Where read data is, when the I/O brought no memory: lent by a receive buffer, or from the pool.
+    pub(super) buffer: Option<SgList>,
+    /// What block status has told.
+    pub(super) extents: Option<Box<Extents>>,
+}
+
+/// One request on the wire.
+pub(super) struct Request {
+    pub(super) job: Key,
+    pub(super) cmd: Cmd,
+    /// `NBD_CMD_FLAG_*`.
+    pub(super) flags: u16,
+    /// In bytes.
+    pub(super) offset: u64,
+    /// In bytes.
+    pub(super) len: u64,
+    /// What of a read has arrived.
+    pub(super) coverage: Coverage,
+    /// The first error that its reply reported.
+    pub(super) error: Option<IoError>,
+}
+
+impl Transmission {
+    pub(super) fn new(export: &ExportInfo, allocation: Option<u32>, pool: Pool) -> Transmission {
+        let terms = Terms {
+            headers: export.headers,
+            flags: export.flags,
+            allocation,
+            max_payload: export.max_payload(),
+        };
+        let reading = Reading::Head;
+        Transmission {
+            need: reading.least(terms.headers),
+            terms,
+            info: export.volume_info(),
+            pool,
+            jobs: Slots::default(),
+            requests: Slots::default(),
+            reading,
+            done: VecDeque::new(),
+            next_age: 0,
+            zeroes: None,
+            ending: Ending::No,
+        }
+    }
+
+    #[inline]
+    pub(super) fn room(&self) -> usize {
+        if self.ending == Ending::No {
+            DEPTH.saturating_sub(self.jobs.len()).saturating_sub(self.done.len())
+        } else {
+            0
+        }
+    }
+
+    #[inline]
+    pub(super) fn poll_done(&mut self) -> Option<Completion> {
+        self.done.pop_front()
+    }
+
+    /// Whether nothing more will be said.
+    pub(super) fn is_disconnected(&self) -> bool {
+        self.ending == Ending::Disconnected
+    }
+
+    /// Whether no request waits for a reply, and none is being read.
+    pub(super) fn is_idle(&self) -> bool {
+        self.requests.is_empty()
+    }
+
+    #[inline]
+    pub(super) fn submit(&mut self, io: Io, outbox: &mut Outbox) {
+        let tag = io.tag;
+        if let Err(error) = self.info.check(&io) {
+            return self.done.push_back(Completion { tag, result: Err(error) });
+        }
+        if self.ending != Ending::No {
+            return self.done.push_back(Completion { tag, result: Err(IoError::ShuttingDown) });
+        }
+        let result = match self.terms.plan(io.op, io.len, io.data.is_none()) {
+            Plan::Done => Ok(Output::Nothing),
+            Plan::Fails(error) => Err(error),
+            // Requests of no length are not to be sent, nor are they needed.
+            Plan::AllData | Plan::Send(_) if io.len == 0 => Ok(empty_output(io)),
+            Plan::AllData => Ok(Output::Extents(vec![Extent { len: io.len, hole: false, zero: false }])),
+            Plan::Flush => {
+                let key = self.insert_job(io, FLUSH);
+                return self.send_flush(key, outbox);
+            }
+            Plan::Send(pieces) => {
+                let key = self.insert_job(io, pieces);
+                return self.issue(key, outbox);
+            }
+        };
+        self.done.push_back(Completion { tag, result });
+    }
+
+    /// Ends softly once nothing is in flight.
+    pub(super) fn stop(&mut self, outbox: &mut Outbox) {
+        if matches!(self.ending, Ending::No | Ending::ByServer) {
+            self.ending = Ending::ByUs;
+            // What was kept for another session has none to come.
+            for key in self.jobs.keys_of(|job| job.in_flight == 0) {
+                self.complete(key);
+            }
+        }
+        self.disconnect_when_idle(outbox);
+    }
+
+    /// All I/O that has not completed, oldest first.
+    pub(super) fn take_unfinished(&mut self) -> Vec<Io> {
+        let mut jobs = self.jobs.take_all();
+        self.requests.take_all();
+        self.reading = Reading::Head;
+        self.ending = Ending::Disconnected;
+        jobs.sort_unstable_by_key(|job| job.age);
+        jobs.into_iter().map(|job| job.io).collect()
+    }
+
+    /// The reply to a request is complete: goes on with its job.
+    #[inline]
+    pub(super) fn finish_request(&mut self, key: Key, outbox: &mut Outbox) {
+        let Some(request) = self.requests.remove(key) else { return };
+        let Some(job) = self.jobs.get_mut(request.job) else { return };
+        job.in_flight = job.in_flight.saturating_sub(1);
+        if let Some(error) = request.error {
+            job.error.get_or_insert(error);
+            if error == IoError::ShuttingDown && self.ending == Ending::No {
+                self.ending = Ending::ByServer;
+            }
+        }
+        if job.error.is_none() {
+            if job.issued < job.io.len {
+                return self.issue(request.job, outbox);
+            }
+            if job.in_flight == 0 && job.pieces.then_flush {
+                job.pieces.then_flush = false;
+                return self.send_flush(request.job, outbox);
+            }
+        }
+        if job.in_flight == 0 {
+            self.complete(request.job);
+        }
+        if self.ending != Ending::No {
+            self.disconnect_when_idle(outbox);
+        }
+    }
+
+    /// Where the data of a job goes, if there is memory for it.
+    #[inline]
+    pub(super) fn destination(&mut self, key: Key) -> Option<&SgList> {
+        let job = self.jobs.get_mut(key)?;
+        if job.io.data.is_none() && job.buffer.is_none() {
+            // The range was checked, so the length is at most MAX_TRANSFER.
+            let len = job.io.len as usize;
+            job.buffer = Some(SgList::one(self.pool.take(len)?.seg(0, len)));
+        }
+        job.io.data.as_ref().or(job.buffer.as_ref())
+    }
+
+    /// Notes what a reply reported; the first error counts.
+    pub(super) fn fail_request(&mut self, key: Key, error: IoError) {
+        if let Some(request) = self.requests.get_mut(key) {
+            request.error.get_or_insert(error);
+        }
+    }
+
+    /// Notes an error value of the server.
+    pub(super) fn fail_with_errno(&mut self, key: Key, errno: u32) {
+        self.fail_request(key, io_error(Errno(errno)));
+    }
+
+    fn insert_job(&mut self, io: Io, pieces: Pieces) -> Key {
+        let age = self.next_age;
+        self.next_age = self.next_age.wrapping_add(1);
+        let extents = (io.op == Op::BlockStatus)
+            .then(|| Box::new(Extents::new(io.len.min(pieces.max), self.info.logical_block)));
+        self.jobs.insert(Job { io, age, pieces, issued: 0, in_flight: 0, error: None, buffer: None, extents })
+    }
+
+    /// Sends the next requests of a job, up to its window.
+    #[inline]
+    fn issue(&mut self, key: Key, outbox: &mut Outbox) {
+        let Some(job) = self.jobs.get_mut(key) else { return };
+        while job.in_flight < WINDOW && job.issued < job.io.len {
+            let Pieces { cmd, flags, max, zeroes, .. } = job.pieces;
+            let at = job.issued;
+            let len = job.io.len.saturating_sub(at).min(max);
+            job.in_flight = job.in_flight.saturating_add(1);
+            // One answer to block status is enough, however little it covers.
+            job.issued = if cmd == Cmd::NBD_CMD_BLOCK_STATUS { job.io.len } else { at.saturating_add(len) };
+            let offset = job.io.offset.saturating_add(at);
+            let coverage = Coverage::default();
+            let cookie =
+                self.requests.insert(Request { job: key, cmd, flags, offset, len, coverage, error: None });
+            self.terms.push(outbox, cmd, flags, cookie, offset, len);
+            if zeroes {
+                let zeroes = self
+                    .zeroes
+                    .get_or_insert_with(|| Memory::from_heap(ZEROES as usize).seg(0, ZEROES as usize));
+                outbox.push_seg(zeroes.slice(0, len as usize));
+            } else if cmd == Cmd::NBD_CMD_WRITE
+                && let Some(data) = &job.io.data
+            {
+                if len == job.io.len {
+                    outbox.push_payload(data);
+                } else {
+                    outbox.push_payload(&data.slice(at as usize, len as usize));
+                }
+            }
+        }
+    }
+
+    fn send_flush(&mut self, key: Key, outbox: &mut Outbox) {
+        let Some(job) = self.jobs.get_mut(key) else { return };
+        job.in_flight = job.in_flight.saturating_add(1);
+        let cmd = Cmd::NBD_CMD_FLUSH;
+        let cookie = self.requests.insert(Request {
+            job: key,
+            cmd,
+            flags: 0,
+            offset: 0,
+            len: 0,
+            coverage: Coverage::default(),
+            error: None,
+        });
+        self.terms.push(outbox, cmd, 0, cookie, 0, 0);
+    }
+
+    #[inline]
+    fn complete(&mut self, key: Key) {
+        let Some(job) = self.jobs.get_mut(key) else { return };
+        if job.error == Some(IoError::ShuttingDown) && self.ending == Ending::ByServer {
+            // It stays, to be done on another session.
+            return;
+        }
+        let Some(job) = self.jobs.remove(key) else { return };
+        let (tag, op) = (job.io.tag, job.io.op);
+        let result = match job.error {
+            // A hint cannot fail: the server did not take it, that is all.
+            Some(_) if op == Op::Prefetch => Ok(Output::Nothing),
+            Some(error) => Err(error),
+            None => Ok(match op {
+                Op::Read => Output::Data(job.io.data.or(job.buffer).unwrap_or_default()),
+                Op::BlockStatus => {
+                    Output::Extents(job.extents.map(|extents| extents.into_list()).unwrap_or_default())
+                }
+                _ => Output::Nothing,
+            }),
+        };
+        self.done.push_back(Completion { tag, result });
+    }
+
+    fn disconnect_when_idle(&mut self, outbox: &mut Outbox) {
+        if self.requests.is_empty() && self.ending != Ending::Disconnected {
+            push_disconnect(outbox, self.terms.headers);
+            self.ending = Ending::Disconnected;
+        }
+    }
+}
+
+/// What a request of no length brings.
+fn empty_output(io: Io) -> Output {
+    match io.op {
+        Op::Read => Output::Data(io.data.unwrap_or_default()),
+        Op::BlockStatus => Output::Extents(Vec::new()),
+        _ => Output::Nothing,
+    }
+}
+
+/// The most requests that one I/O has in flight.
+pub(super) const WINDOW: u32 = 4;
+
+const FLUSH: Pieces = Pieces { cmd: Cmd::NBD_CMD_FLUSH, flags: 0, max: 0, then_flush: false, zeroes: false };

@@ -1,0 +1,457 @@
+//! NBD URIs (the `doc/uri.md` beside the protocol's own document).
+//!
+//! ```text
+//!   nbd://host[:port]/export                nbd+unix:///export?socket=PATH
+//! ```
+//! Everything behind the first `/` is the export's name, percent-encoded, so `nbd://host//disk` names `/disk`. Two
+//! query parameters are ours: `connections=N`, how many connections to open, and `reconnect=DURATION`, how long to
+//! try to reconnect before I/O fails. A parameter that nobody knows is an error, as the document asks.
+
+use blockmux_wire::nbd::{NBD_DEFAULT_PORT, NBD_MAX_STRING};
+use std::ffi::OsString;
+use std::fmt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// An export, where its server is, and how to keep in touch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Uri {
+    /// Where the server listens.
+    pub server: Server,
+    /// The export's name; empty for the server's default.
+    pub export: String,
+    /// How many connections to open, 1 to [`MAX_CONNECTIONS`]; `None`: the engine decides.
+    pub connections: Option<u32>,
+    /// How long to try to reconnect before I/O fails; whole milliseconds, at most [`MAX_RECONNECT`].
+    pub reconnect: Duration,
+}
+
+/// Where a server listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Server {
+    /// TCP.
+    Tcp {
+        /// A name or an address; an IPv6 address without brackets.
+        host: String,
+        /// The port.
+        port: u16,
+    },
+    /// A Unix domain socket; a path that begins with a NUL byte is in the abstract namespace.
+    Unix(PathBuf),
+}
+
+/// The most connections of one session to one export.
+pub const MAX_CONNECTIONS: u32 = 16;
+/// How long to try to reconnect when the URI says nothing.
+pub const DEFAULT_RECONNECT: Duration = Duration::from_secs(60);
+/// The longest time to try to reconnect.
+pub const MAX_RECONNECT: Duration = Duration::from_secs(24 * 3600);
+
+/// What is wrong with a URI: the part, and what to do.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum UriError {
+    /// It begins with no scheme of NBD.
+    #[error("{0:?} is no NBD URI; write nbd://host[:port]/export or nbd+unix:///export?socket=PATH")]
+    Scheme(String),
+    /// It asks for TLS.
+    #[error("{0:?} asks for TLS; TLS is not supported yet, use nbd:// or nbd+unix:// without tls parameters")]
+    Tls(String),
+    /// The part between `//` and the next `/`.
+    #[error("host {part:?}: {problem}")]
+    Host {
+        /// As it was written.
+        part: String,
+        /// What to do.
+        problem: &'static str,
+    },
+    /// The path.
+    #[error("export name {part:?}: {problem}")]
+    Export {
+        /// As it was written.
+        part: String,
+        /// What to do.
+        problem: &'static str,
+    },
+    /// A query parameter.
+    #[error("parameter {part:?}: {problem}")]
+    Parameter {
+        /// As it was written.
+        part: String,
+        /// What to do.
+        problem: &'static str,
+    },
+}
+
+impl FromStr for Uri {
+    type Err = UriError;
+
+    fn from_str(text: &str) -> Result<Uri, UriError> {
+        let wrong_scheme = || UriError::Scheme(text.to_owned());
+        let (scheme, rest) = text.split_once("://").ok_or_else(wrong_scheme)?;
+        let is_unix = match scheme.to_ascii_lowercase().as_str() {
+            "nbd" => false,
+            "nbd+unix" => true,
+            "nbds" | "nbds+unix" => return Err(UriError::Tls(format!("{scheme}://"))),
+            _ => return Err(wrong_scheme()),
+        };
+        if let Some((_, fragment)) = rest.split_once('#') {
+            let problem = "a URI of NBD has no fragment; write %23 for a # in a name";
+            return Err(UriError::Export { part: format!("#{fragment}"), problem });
+        }
+        let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (authority, path) = place.split_once('/').unwrap_or((place, ""));
+        let query = Query::parse(query)?;
+        Ok(Uri {
+            server: if is_unix {
+                unix_server(authority, query.socket)?
+            } else {
+                tcp_server(authority, query.socket)?
+            },
+            export: export_name(path)?,
+            connections: query.connections,
+            reconnect: query.reconnect.unwrap_or(DEFAULT_RECONNECT),
+        })
+    }
+}
+
+impl fmt::Display for Uri {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut separator = '?';
+        match &self.server {
+            Server::Tcp { host, port } => {
+                f.write_str("nbd://")?;
+                if host.contains(':') {
+                    f.write_str("[")?;
+                    encode(f, host.as_bytes(), b":")?;
+                    f.write_str("]")?;
+                } else {
+                    encode(f, host.as_bytes(), b"")?;
+                }
+                if *port != NBD_DEFAULT_PORT {
+                    write!(f, ":{port}")?;
+                }
+                f.write_str("/")?;
+                encode(f, self.export.as_bytes(), b"/:@")?;
+            }
+            Server::Unix(path) => {
+                f.write_str("nbd+unix:///")?;
+                encode(f, self.export.as_bytes(), b"/:@")?;
+                f.write_str("?socket=")?;
+                encode(f, path.as_os_str().as_bytes(), b"/:@")?;
+                separator = '&';
+            }
+        }
+        if let Some(connections) = self.connections {
+            write!(f, "{separator}connections={connections}")?;
+            separator = '&';
+        }
+        if self.reconnect != DEFAULT_RECONNECT {
+            write!(f, "{separator}reconnect={}", Written(self.reconnect))?;
+        }
+        Ok(())
+    }
+}
+
+/// The query's parameters.
+#[derive(Default)]
+struct Query {
+    socket: Option<Vec<u8>>,
+    connections: Option<u32>,
+    reconnect: Option<Duration>,
+}
+
+impl Query {
+    fn parse(text: &str) -> Result<Query, UriError> {
+        let mut query = Query::default();
+        for part in text.split('&').filter(|part| !part.is_empty()) {
+            let wrong = |problem| UriError::Parameter { part: part.to_owned(), problem };
+            let (key, raw) = part.split_once('=').unwrap_or((part, ""));
+            let value = decode(raw).map_err(wrong)?;
+            let as_text = std::str::from_utf8(&value).unwrap_or_default();
+            let is_second = match key {
+                "socket" => query.socket.replace(value).is_some(),
+                "connections" => {
+                    let count = as_text.parse().ok().filter(|count| (1..=MAX_CONNECTIONS).contains(count));
+                    let count = count.ok_or(wrong("give a number from 1 to 16"))?;
+                    query.connections.replace(count).is_some()
+                }
+                "reconnect" => {
+                    let time = read_duration(as_text);
+                    let time = time.ok_or(wrong("give a time such as 500ms, 30s, 5m or 2h, at most 24h"))?;
+                    query.reconnect.replace(time).is_some()
+                }
+                _ if key.starts_with("tls-") => return Err(UriError::Tls(part.to_owned())),
+                _ => return Err(wrong("unknown; known are socket, connections and reconnect")),
+            };
+            if is_second {
+                return Err(wrong("given twice; remove one"));
+            }
+        }
+        Ok(query)
+    }
+}
+
+fn unix_server(authority: &str, socket: Option<Vec<u8>>) -> Result<Server, UriError> {
+    let parameter = |problem| UriError::Parameter { part: "socket".to_owned(), problem };
+    if !authority.is_empty() {
+        let problem = "nbd+unix has none; write three slashes and the socket as ?socket=PATH";
+        return Err(UriError::Host { part: authority.to_owned(), problem });
+    }
+    let path = socket.filter(|path| !path.is_empty());
+    let path = path.ok_or(parameter("missing; nbd+unix needs ?socket=PATH"))?;
+    if path.get(1..).is_some_and(|rest| rest.contains(&0)) && path.first() != Some(&0) {
+        return Err(parameter("a path has no NUL byte, except as the first of an abstract socket's"));
+    }
+    Ok(Server::Unix(OsString::from_vec(path).into()))
+}
+
+fn tcp_server(authority: &str, socket: Option<Vec<u8>>) -> Result<Server, UriError> {
+    let wrong = |problem| UriError::Host { part: authority.to_owned(), problem };
+    if socket.is_some() {
+        let problem = "belongs to nbd+unix; write nbd+unix:///export?socket=PATH";
+        return Err(UriError::Parameter { part: "socket".to_owned(), problem });
+    }
+    if authority.contains('@') {
+        return Err(wrong("a user name is for TLS, which is not supported yet; remove it"));
+    }
+    let (host, port) = if let Some(rest) = authority.strip_prefix('[') {
+        let (host, port) = rest.split_once(']').ok_or(wrong("close the IPv6 address with ]"))?;
+        if !host.contains(':') {
+            return Err(wrong("brackets are for IPv6 addresses only; remove them"));
+        }
+        (host, if port.is_empty() { None } else { Some(port.strip_prefix(':').unwrap_or("?")) })
+    } else {
+        match authority.split_once(':') {
+            Some((_, port)) if port.contains(':') => {
+                return Err(wrong("write an IPv6 address in brackets: nbd://[::1]/export"));
+            }
+            Some((host, port)) => (host, Some(port)),
+            None => (authority, None),
+        }
+    };
+    if host.is_empty() {
+        return Err(wrong("missing; write nbd://localhost/export for this machine"));
+    }
+    let host = String::from_utf8(decode(host).map_err(wrong)?).map_err(|_| wrong("is not UTF-8"))?;
+    if host.chars().any(|c| c.is_control() || c.is_whitespace()) {
+        return Err(wrong("contains blanks or control characters; remove them"));
+    }
+    let port = match port {
+        // RFC 3986 allows a colon with nothing behind it.
+        None | Some("") => NBD_DEFAULT_PORT,
+        Some(port) if port.bytes().all(|digit| digit.is_ascii_digit()) => {
+            port.parse().ok().filter(|&port| port > 0).ok_or(wrong("give a port from 1 to 65535"))?
+        }
+        Some(_) => return Err(wrong("give a port from 1 to 65535 behind the colon")),
+    };
+    Ok(Server::Tcp { host, port })
+}
+
+fn export_name(path: &str) -> Result<String, UriError> {
+    let wrong = |problem| UriError::Export { part: path.to_owned(), problem };
+    let name = String::from_utf8(decode(path).map_err(wrong)?).map_err(|_| wrong("is not UTF-8"))?;
+    if name.contains('\0') {
+        return Err(wrong("a name has no NUL; remove %00"));
+    }
+    if name.len() > NBD_MAX_STRING {
+        return Err(UriError::Export {
+            part: path.chars().take(40).collect(),
+            problem: "a name has at most 4096 bytes; shorten it",
+        });
+    }
+    Ok(name)
+}
+
+/// Undoes percent-encoding.
+fn decode(text: &str) -> Result<Vec<u8>, &'static str> {
+    let (mut bytes, mut left) = (Vec::with_capacity(text.len()), text.as_bytes());
+    while let Some((&first, rest)) = left.split_first() {
+        left = rest;
+        if first != b'%' {
+            bytes.push(first);
+            continue;
+        }
+        let hex = |digit: u8| char::from(digit).to_digit(16);
+        let (byte, rest) = rest
+            .split_first_chunk()
+            .and_then(|(&[high, low], rest)| Some((hex(high)? << 4 | hex(low)?, rest)))
+            .ok_or("% needs two hexadecimal digits behind it; write %25 for a %")?;
+        bytes.push(byte as u8);
+        left = rest;
+    }
+    Ok(bytes)
+}
+
+/// Percent-encodes all but RFC 3986's unreserved characters and what is in `also`.
+fn encode(f: &mut fmt::Formatter<'_>, bytes: &[u8], also: &[u8]) -> fmt::Result {
+    for &byte in bytes {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) || also.contains(&byte) {
+            write!(f, "{}", char::from(byte))?;
+        } else {
+            write!(f, "%{byte:02X}")?;
+        }
+    }
+    Ok(())
+}
+
+/// Reads a whole number with a unit, or 0.
+fn read_duration(text: &str) -> Option<Duration> {
+    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at_checked(end)?;
+    let number: u64 = number.parse().ok()?;
+    let unit_ms = match unit {
+        "" if number == 0 => 1,
+        "ms" => 1,
+        "s" => 1000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        _ => return None,
+    };
+    let time = Duration::from_millis(number.checked_mul(unit_ms)?);
+    (time <= MAX_RECONNECT).then_some(time)
+}
+
+/// A duration as [`read_duration`] reads it, in the largest unit that is exact.
+struct Written(Duration);
+
+impl fmt::Display for Written {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ms = self.0.as_millis();
+        let units = [("h", 3_600_000), ("m", 60_000), ("s", 1000)];
+        for (unit, unit_ms) in units {
+            if let (Some(number), Some(0)) = (ms.checked_div(unit_ms), ms.checked_rem(unit_ms)) {
+                return write!(f, "{number}{unit}");
+            }
+        }
+        write!(f, "{ms}ms")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn tcp(host: &str, port: u16, export: &str) -> Uri {
+        Uri {
+            server: Server::Tcp { host: host.into(), port },
+            export: export.into(),
+            connections: None,
+            reconnect: DEFAULT_RECONNECT,
+        }
+    }
+
+    fn unix(path: &[u8], export: &str) -> Uri {
+        Uri { server: Server::Unix(OsString::from_vec(path.to_vec()).into()), ..tcp("", 0, export) }
+    }
+
+    #[test]
+    fn the_documents_examples_name_their_exports() {
+        for (text, uri) in [
+            ("nbd://example.com/disk", tcp("example.com", 10809, "disk")),
+            ("nbd+unix:///disk?socket=sock", unix(b"sock", "disk")),
+            ("nbd://example.com/", tcp("example.com", 10809, "")),
+            ("nbd://example.com", tcp("example.com", 10809, "")),
+            ("nbd://example.com//disk", tcp("example.com", 10809, "/disk")),
+            ("nbd://example.com/hello%20world", tcp("example.com", 10809, "hello world")),
+            ("nbd+unix:///?socket=%00/abstract", unix(b"\0/abstract", "")),
+            ("nbd+unix://?socket=/run/a%26b.sock", unix(b"/run/a&b.sock", "")),
+            ("NBD://[::1]:1/a/b", tcp("::1", 1, "a/b")),
+            ("nbd://[fe80::1%25eth0]", tcp("fe80::1%eth0", 10809, "")),
+            ("nbd://127.0.0.1:/x", tcp("127.0.0.1", 10809, "x")),
+        ] {
+            assert_eq!(text.parse(), Ok(uri), "{text}");
+        }
+    }
+
+    #[test]
+    fn our_parameters_are_read_and_written_back() {
+        let text = "nbd://h/x?connections=4&reconnect=90s";
+        let uri: Uri = text.parse().unwrap();
+        assert_eq!((uri.connections, uri.reconnect), (Some(4), Duration::from_secs(90)));
+        assert_eq!(uri.to_string(), text);
+        for (text, ms) in [("0", 0), ("500ms", 500), ("2m", 120_000), ("24h", 86_400_000)] {
+            assert_eq!(read_duration(text), Some(Duration::from_millis(ms)));
+        }
+        for text in ["", "s", "5", "-1s", "1.5s", "25h", "99999999999999999999s", "9999999999999999h", "1d"] {
+            assert_eq!(read_duration(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn an_error_names_the_part_and_says_what_to_do() {
+        for (text, expected) in [
+            ("disk.img", "\"disk.img\" is no NBD URI; write nbd://host"),
+            ("http://h/x", "\"http://h/x\" is no NBD URI"),
+            ("nbds://h/x", "\"nbds://\" asks for TLS; TLS is not supported yet"),
+            ("nbds+unix:///x?socket=s", "\"nbds+unix://\" asks for TLS"),
+            ("nbd://h/x?tls-type=psk", "\"tls-type=psk\" asks for TLS"),
+            ("nbd://user@h/x", "host \"user@h\": a user name is for TLS"),
+            ("nbd:///x", "host \"\": missing; write nbd://localhost"),
+            ("nbd://:10809/x", "host \":10809\": missing"),
+            ("nbd://h:0/x", "host \"h:0\": give a port"),
+            ("nbd://h:65536/x", "host \"h:65536\": give a port"),
+            ("nbd://h:+1/x", "host \"h:+1\": give a port"),
+            ("nbd://::1/x", "host \"::1\": write an IPv6 address in brackets"),
+            ("nbd://[::1/x", "host \"[::1\": close the IPv6 address"),
+            ("nbd://[::1]1/x", "host \"[::1]1\": give a port"),
+            ("nbd://[h]/x", "host \"[h]\": brackets are for IPv6"),
+            ("nbd://a%20b/x", "host \"a%20b\": contains blanks"),
+            ("nbd://h/%zz", "export name \"%zz\": % needs two hexadecimal digits"),
+            ("nbd://h/a%", "export name \"a%\": % needs"),
+            ("nbd://h/%ff", "export name \"%ff\": is not UTF-8"),
+            ("nbd://h/a%00", "export name \"a%00\": a name has no NUL"),
+            ("nbd://h/a#b", "export name \"#b\": a URI of NBD has no fragment"),
+            ("nbd://h/x?socket=s", "parameter \"socket\": belongs to nbd+unix"),
+            ("nbd+unix:///x", "parameter \"socket\": missing"),
+            ("nbd+unix:///x?socket=", "parameter \"socket\": missing"),
+            ("nbd+unix:///x?socket=a%00b", "parameter \"socket\": a path has no NUL"),
+            ("nbd+unix://h/x?socket=s", "host \"h\": nbd+unix has none"),
+            ("nbd://h/x?connections=0", "parameter \"connections=0\": give a number from 1 to 16"),
+            ("nbd://h/x?connections=17", "parameter \"connections=17\": give"),
+            ("nbd://h/x?reconnect=5", "parameter \"reconnect=5\": give a time such as"),
+            ("nbd://h/x?speed=9", "parameter \"speed=9\": unknown; known are"),
+            ("nbd://h/x?connections=1&connections=1", "parameter \"connections=1\": given twice"),
+        ] {
+            let error = text.parse::<Uri>().unwrap_err().to_string();
+            assert!(error.starts_with(expected) && !error.contains('\n'), "{text}: {error}");
+        }
+        let long = format!("nbd://h/{}", "a".repeat(NBD_MAX_STRING + 1));
+        assert!(long.parse::<Uri>().unwrap_err().to_string().len() < 200);
+    }
+
+    fn any_uri() -> impl Strategy<Value = Uri> {
+        let server = prop_oneof![
+            ("[a-zA-Z0-9.%\u{e4}-]{1,20}", 1..u16::MAX).prop_map(|(host, port)| Server::Tcp { host, port }),
+            Just(Server::Tcp { host: "fe80::2%eth0".into(), port: NBD_DEFAULT_PORT }),
+            prop::collection::vec(1u8.., 1..40)
+                .prop_map(|path| Server::Unix(OsString::from_vec(path).into())),
+        ];
+        let connections = prop::option::of(1..=MAX_CONNECTIONS);
+        (server, "[^\0]{0,30}", connections, 0..=86_400_000u64).prop_map(
+            |(server, export, connections, ms)| Uri {
+                server,
+                export,
+                connections,
+                reconnect: Duration::from_millis(ms),
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read_back(uri in any_uri()) {
+            prop_assert_eq!(uri.to_string().parse(), Ok(uri));
+        }
+
+        #[test]
+        fn any_text_is_read_or_refused_in_one_line(text in "(nbd(\\+unix)?://)?.{0,60}") {
+            match text.parse::<Uri>() {
+                Ok(uri) => prop_assert_eq!(uri.to_string().parse(), Ok(uri)),
+                Err(error) => prop_assert!(!error.to_string().contains('\n')),
+            }
+        }
+    }
+}
