@@ -20,6 +20,7 @@ pub mod cores;
 pub mod initiator;
 pub mod listener;
 pub mod memory;
+pub mod nbd;
 pub mod reactor;
 pub mod ring;
 pub mod socket;

@@ -1,0 +1,143 @@
+//! NBD over real sockets: serving exports, and reaching one.
+
+use crate::blocking::run_session;
+use crate::connection::Broken;
+use crate::initiator::{Dialer, RemoteVolume};
+use crate::listener::Serve;
+use crate::socket::Address;
+use crate::target::TargetTask;
+use blockmux_proto::exports::Exports;
+use blockmux_proto::nbd::initiator::{Config, ExportInfo, Features, InitiatorSession, ListedExport, Mode, Refused};
+use blockmux_proto::nbd::target::TargetSession;
+use blockmux_volume::{Core, Pool};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Serves `exports` to each connection that is accepted.
+#[must_use]
+pub fn serve(exports: Exports) -> Serve {
+    Arc::new(move |core, stream, permit| {
+        let session = TargetSession::new(exports.clone(), core.pool().clone(), core.now());
+        TargetTask::spawn(core, stream, session, exports.clone(), permit);
+    })
+}
+
+/// How to reach one export.
+#[derive(Clone, Debug)]
+pub struct Endpoint {
+    /// Where the target listens.
+    pub address: Address,
+    /// The export's name; empty for the default.
+    pub export: String,
+    /// Connections of each channel, if the target lets several be used together.
+    pub connections: u32,
+    /// How long to try again when the connection is lost, before I/O fails.
+    pub patience: Duration,
+}
+
+/// Why an export cannot be reached.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// No connection, or one that broke.
+    #[error("{address}: {broken}")]
+    Broken {
+        /// Where.
+        address: Address,
+        /// Why.
+        broken: Broken,
+    },
+    /// The server said no.
+    #[error("{address}: {refused}")]
+    Refused {
+        /// Where.
+        address: Address,
+        /// Its words.
+        refused: Refused,
+    },
+    /// The server was silent about what it has to tell.
+    #[error("{address}: server closed the connection before it described the export")]
+    Silent {
+        /// Where.
+        address: Address,
+    },
+}
+
+/// Reaches the export for I/O: logs in once to learn what it is like.
+///
+/// # Errors
+/// If the target cannot be reached or does not have the export.
+pub fn connect(endpoint: Endpoint) -> Result<RemoteVolume<NbdDialer>, ConnectError> {
+    let session = ask(&endpoint.address, &endpoint.export, Mode::Info)?;
+    let silent = || ConnectError::Silent { address: endpoint.address.clone() };
+    let info = session.volume_info().ok_or_else(silent)?;
+    let connections = if info.shared_flush { endpoint.connections } else { 1 };
+    let patience = endpoint.patience;
+    Ok(RemoteVolume::new(NbdDialer { endpoint, size: info.size }, info, connections, patience))
+}
+
+/// Describes one export.
+///
+/// # Errors
+/// As for [`connect`].
+pub fn describe(address: &Address, export: &str) -> Result<ExportInfo, ConnectError> {
+    let session = ask(address, export, Mode::Info)?;
+    session.export().cloned().ok_or_else(|| ConnectError::Silent { address: address.clone() })
+}
+
+/// Lists the exports of a server, and how many more it has than we keep.
+///
+/// # Errors
+/// If the server cannot be reached or does not tell.
+pub fn list(address: &Address) -> Result<(Vec<ListedExport>, u64), ConnectError> {
+    let session = ask(address, "", Mode::List)?;
+    Ok((session.exports().to_vec(), session.exports_left_out()))
+}
+
+/// One log-in from start to end.
+fn ask(address: &Address, export: &str, mode: Mode) -> Result<InitiatorSession, ConnectError> {
+    let config = Config { export: export.to_owned(), mode, features: Features::default() };
+    let mut session = InitiatorSession::new(config, Pool::new(LOG_IN_POOL), Instant::now());
+    run_session(address, &mut session, LOG_IN_TIMEOUT, InitiatorSession::is_over)
+        .map_err(|broken| ConnectError::Broken { address: address.clone(), broken })?;
+    match session.refused() {
+        Some(refused) => Err(ConnectError::Refused { address: address.clone(), refused: refused.clone() }),
+        None => Ok(session),
+    }
+}
+
+/// Dials one export of an NBD server.
+pub struct NbdDialer {
+    endpoint: Endpoint,
+    /// As it was when the volume was opened, in bytes.
+    size: u64,
+}
+
+impl Dialer for NbdDialer {
+    type Session = InitiatorSession;
+
+    fn address(&self) -> &Address {
+        &self.endpoint.address
+    }
+
+    fn session(&self, pool: &Pool, now: Instant) -> InitiatorSession {
+        let config =
+            Config { export: self.endpoint.export.clone(), mode: Mode::Go, features: Features::default() };
+        InitiatorSession::new(config, pool.clone(), now)
+    }
+
+    fn check(&self, session: &InitiatorSession) -> Result<(), String> {
+        match session.volume_info() {
+            Some(info) if info.size == self.size => Ok(()),
+            Some(info) => Err(format!("the export has {} bytes now, it had {}", info.size, self.size)),
+            None => Err("the export was not described".to_owned()),
+        }
+    }
+
+    fn refusal(&self, session: &InitiatorSession) -> Option<String> {
+        session.refused().map(ToString::to_string)
+    }
+}
+
+const LOG_IN_TIMEOUT: Duration = Duration::from_secs(10);
+/// A log-in has no payload to speak of.
+const LOG_IN_POOL: usize = 4 << 20;
