@@ -10,6 +10,7 @@ mod tidy;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use std::path::Path;
+use std::process::ExitCode;
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
@@ -36,9 +37,18 @@ enum Task {
     },
 }
 
-fn main() -> Result<()> {
-    let root = repository();
-    match Arguments::parse().task {
+fn main() -> ExitCode {
+    match run(Arguments::parse().task, repository()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(task: Task, root: &Path) -> Result<()> {
+    match task {
         Task::Ci => ci::run(root),
         Task::Tidy => tidy::run(root),
         Task::InstallPeers => {

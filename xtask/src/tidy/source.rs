@@ -157,7 +157,8 @@ mod tests {
 }
 fn h() {}
 ";
-        assert_eq!(test_lines(source), [4..10]);
+        let tests = test_lines(source);
+        assert_eq!((tests.len(), &tests[0]), (1, &(4..10)));
     }
 
     #[test]
