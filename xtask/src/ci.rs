@@ -30,6 +30,8 @@ pub(crate) fn run(root: &Path) -> Result<()> {
             }
         }
     }
+    // What the tests said comes last.
+    remarks.sort_by_key(|line: &String| line.starts_with(RESULT));
     println!();
     remarks.iter().for_each(|line| println!("{line}"));
     let seconds = started.elapsed().as_secs_f64();
@@ -106,12 +108,13 @@ fn summary(text: &str) -> Vec<String> {
     skipped.dedup();
     let results = text
         .lines()
-        .filter(|line| line.starts_with("test result: "))
+        .filter(|line| line.starts_with(RESULT))
         .filter(|line| !line.contains(" 0 passed; 0 failed; 0 ignored;"));
     skipped.into_iter().chain(results).map(str::to_owned).collect()
 }
 
 const SKIPPED: &str = "skipped: ";
+const RESULT: &str = "test result: ";
 
 #[cfg(test)]
 mod tests {

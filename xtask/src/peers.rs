@@ -2,8 +2,9 @@
 
 use crate::process::{find, succeed};
 use anyhow::{Context, Result};
+use std::fs::OpenOptions;
 use std::io::Write;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -88,7 +89,8 @@ fn obstacle() -> Option<&'static str> {
 /// Installs them together, or, if that fails, as many as possible one by one: a release may lack one of them.
 fn install_packages(packages: &[&str]) -> Result<()> {
     println!("test peers: installing {} (some minutes)", packages.join(" "));
-    let _no_daemons = NoDaemons::begin().context("cannot keep packages from starting daemons")?;
+    let _no_daemons =
+        NoDaemons::begin(Path::new(POLICY)).context("cannot keep packages from starting daemons")?;
     let updated = apt_get(&["update"]);
     if apt_get(&[&["install"], packages].concat()).is_ok() {
         return Ok(());
@@ -126,28 +128,30 @@ fn apt_get(arguments: &[&str]) -> Result<()> {
 
 /// While it lives, packages are configured without starting their daemons: Debian asks this script for leave.
 /// An administrator's own script stays in force.
-struct NoDaemons {
-    ours: bool,
+struct NoDaemons<'a> {
+    /// The script, if it is ours to remove.
+    ours: Option<&'a Path>,
 }
 
-impl NoDaemons {
-    fn begin() -> Result<NoDaemons> {
-        let ours = !Path::new(POLICY).exists();
-        if ours {
-            let mut file =
-                std::fs::OpenOptions::new().write(true).create_new(true).mode(0o755).open(POLICY)?;
-            // 101 is "action forbidden by policy".
-            file.write_all(b"#!/bin/sh\nexit 101\n")?;
-            file.set_permissions(std::fs::Permissions::from_mode(0o755))?;
+impl NoDaemons<'_> {
+    fn begin(script: &Path) -> Result<NoDaemons<'_>> {
+        if script.exists() {
+            return Ok(NoDaemons { ours: None });
         }
-        Ok(NoDaemons { ours })
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o755).open(script)?;
+        // 101 is "action forbidden by policy".
+        file.write_all(b"#!/bin/sh\nexit 101\n")?;
+        Ok(NoDaemons { ours: Some(script) })
     }
 }
 
-impl Drop for NoDaemons {
+impl Drop for NoDaemons<'_> {
     fn drop(&mut self) {
-        if self.ours && std::fs::remove_file(POLICY).is_err() {
-            println!("test peers: please remove {POLICY}, which keeps packages from starting daemons");
+        if let Some(script) = self.ours.filter(|script| std::fs::remove_file(script).is_err()) {
+            println!(
+                "test peers: please remove {}, it keeps packages from starting daemons",
+                script.display()
+            );
         }
     }
 }
@@ -169,5 +173,22 @@ mod tests {
     #[test]
     fn nothing_is_missing_when_everything_is_installed() {
         assert!(missing(|_| true).is_empty());
+    }
+
+    #[test]
+    fn daemons_are_forbidden_while_packages_are_installed_and_not_after() {
+        let directory = tempfile::tempdir().unwrap();
+        let script = directory.path().join("policy-rc.d");
+        let no_daemons = NoDaemons::begin(&script).unwrap();
+        assert_eq!(Command::new(&script).status().unwrap().code(), Some(101));
+        drop(no_daemons);
+        assert!(!script.exists());
+    }
+
+    #[test]
+    fn an_administrators_policy_stays() {
+        let script = tempfile::NamedTempFile::new().unwrap();
+        drop(NoDaemons::begin(script.path()).unwrap());
+        assert!(script.path().exists());
     }
 }
