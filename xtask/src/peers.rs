@@ -162,6 +162,7 @@ const POLICY: &str = "/usr/sbin/policy-rc.d";
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn a_package_with_several_missing_programs_is_installed_once() {
@@ -180,7 +181,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let script = directory.path().join("policy-rc.d");
         let no_daemons = NoDaemons::begin(&script).unwrap();
-        assert_eq!(Command::new(&script).status().unwrap().code(), Some(101));
+        assert!(script.metadata().unwrap().permissions().mode() & 0o111 == 0o111);
+        assert_eq!(Command::new("sh").arg(&script).status().unwrap().code(), Some(101));
         drop(no_daemons);
         assert!(!script.exists());
     }
