@@ -1,0 +1,24 @@
+# `make bench` needs a Rust toolchain and nothing else; `make test` installs the programs it tests against when it
+# may (root on Debian), and says what it skips when it may not.
+
+.DEFAULT_GOAL := help
+.PHONY: help bench test fmt clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+bench: ## Build, measure every protocol on loopback, print the table and write the report (ARGS="--runtime 5")
+	cargo build --release --package blockmux
+	"$${CARGO_TARGET_DIR:-target}/release/blockmux" bench $(ARGS)
+
+test: ## Everything that must hold before a change goes in
+	cargo xtask install-peers
+	cargo xtask ci
+
+fmt: ## Format all sources
+	cargo fmt --all
+	cargo fmt --manifest-path fuzz/Cargo.toml
+
+clean: ## Remove what was built
+	cargo clean
+	cargo clean --manifest-path fuzz/Cargo.toml

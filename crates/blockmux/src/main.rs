@@ -1,0 +1,2 @@
+//! The one binary: serve, reach and measure volumes.
+fn main() {}

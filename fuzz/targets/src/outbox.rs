@@ -1,0 +1,96 @@
+//! The outbox against a queue of bytes: whatever is pushed comes out once and in order, however it is sent.
+
+use arbitrary::{Arbitrary, Result, Unstructured};
+use blockmux_proto::outbox::{Outbox, Piece};
+use blockmux_volume::{Seg, SgList};
+use std::collections::VecDeque;
+
+/// Reads `data` as a list of operations and does each to an outbox and to its model.
+pub(crate) fn outbox(data: &[u8]) {
+    // Running out of bytes ends the list; it is no fault.
+    let _ = run(&mut Unstructured::new(data));
+}
+
+#[derive(Debug, Arbitrary)]
+enum Operation {
+    Head { len: u16 },
+    Payload { lens: [u8; 3] },
+    Consume { len: u16 },
+    ConsumeAll,
+    TakeBytes,
+    Clear,
+}
+
+fn run(input: &mut Unstructured<'_>) -> Result<()> {
+    let (mut outbox, mut model) = (Outbox::default(), VecDeque::new());
+    let mut fill = 0u8;
+    while !input.is_empty() {
+        match Operation::arbitrary(input)? {
+            Operation::Head { len } => {
+                let head = bytes(&mut fill, usize::from(len) % MAX_HEAD);
+                outbox.push_head(&head);
+                model.extend(head);
+            }
+            Operation::Payload { lens } => {
+                let mut list = SgList::default();
+                for len in lens {
+                    let payload = bytes(&mut fill, len.into());
+                    list.push(Seg::from_slice(&payload));
+                    model.extend(payload);
+                }
+                outbox.push_payload(&list);
+            }
+            Operation::Consume { len } => consume(&mut outbox, &mut model, len.into()),
+            Operation::ConsumeAll => consume(&mut outbox, &mut model, usize::MAX),
+            Operation::TakeBytes => {
+                assert!(model.drain(..).eq(outbox.take_bytes()));
+            }
+            Operation::Clear => {
+                outbox.clear();
+                model.clear();
+            }
+        }
+        check(&outbox, &mut model);
+        if model.len() > MAX_QUEUED {
+            consume(&mut outbox, &mut model, MAX_QUEUED / 2);
+        }
+    }
+    Ok(())
+}
+
+/// Consumes at most `len` bytes: what a system call might have sent.
+fn consume(outbox: &mut Outbox, model: &mut VecDeque<u8>, len: usize) {
+    let len = len.min(model.len());
+    outbox.consume(len);
+    model.drain(..len);
+}
+
+fn check(outbox: &Outbox, model: &mut VecDeque<u8>) {
+    assert_eq!((outbox.len(), outbox.is_empty()), (model.len(), model.is_empty()));
+    let mut expected = &*model.make_contiguous();
+    for piece in outbox.pieces() {
+        let piece = match piece {
+            Piece::Head(head) => head.to_vec(),
+            Piece::Payload(seg) => seg.to_vec(),
+        };
+        let here;
+        (here, expected) = expected.split_at(piece.len());
+        assert!(piece == here);
+    }
+    assert!(expected.is_empty());
+}
+
+/// `len` bytes that differ from their neighbours, so that a mix-up shows.
+fn bytes(fill: &mut u8, len: usize) -> Vec<u8> {
+    let mut next = || {
+        *fill = fill.wrapping_add(1);
+        *fill
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+/// In bytes; a few such heads are more than an outbox keeps before it moves the rest down.
+const MAX_HEAD: usize = 6000;
+
+/// In bytes; above it half is consumed, so that checking stays cheap.
+const MAX_QUEUED: usize = 32 << 10;

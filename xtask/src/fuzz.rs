@@ -1,0 +1,158 @@
+//! Fuzzing: libFuzzer where a nightly compiler and a C++ compiler are installed, else a mutator on the stable one.
+
+use crate::process::{cargo, find, output, succeed};
+use anyhow::{Context, Result, bail};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Fuzzes `target`, or every target for an equal share of `seconds`. Returns a line for each.
+///
+/// # Errors
+/// If a target's property did not hold, or the fuzzer cannot be built.
+pub(crate) fn run(root: &Path, seconds: u64, target: Option<&str>) -> Result<Vec<String>> {
+    let targets = chosen(targets(root)?, target)?;
+    let share = (seconds / targets.len().max(1) as u64).max(1);
+    let fuzzer = Fuzzer::build(root)?;
+    targets.iter().map(|target| fuzzer.run(root, target, share)).collect()
+}
+
+/// The names of all targets: each has a corpus, and a test of `fuzz/targets` sees to it.
+fn targets(root: &Path) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(root.join("fuzz/corpus")).context("fuzz/corpus")? {
+        names.push(entry?.file_name().to_string_lossy().into_owned());
+    }
+    names.sort();
+    Ok(names)
+}
+
+fn chosen(targets: Vec<String>, wanted: Option<&str>) -> Result<Vec<String>> {
+    match wanted {
+        None => Ok(targets),
+        Some(wanted) if targets.iter().any(|target| target == wanted) => Ok(vec![wanted.to_owned()]),
+        Some(wanted) => bail!("no fuzz target {wanted}; there are {}", targets.join(", ")),
+    }
+}
+
+enum Fuzzer {
+    /// The program of `fuzz/`.
+    LibFuzzer(PathBuf),
+    /// The program of `fuzz/targets/`, and why it has to do.
+    Smoke(PathBuf, &'static str),
+}
+
+impl Fuzzer {
+    fn build(root: &Path) -> Result<Fuzzer> {
+        match obstacle() {
+            None => Ok(Fuzzer::LibFuzzer(build_libfuzzer(root)?)),
+            Some(why) => Ok(Fuzzer::Smoke(build_smoke(root)?, why)),
+        }
+    }
+
+    fn run(&self, root: &Path, target: &str, seconds: u64) -> Result<String> {
+        let fuzz = root.join("fuzz");
+        let (seeds, artifacts) = (fuzz.join("corpus").join(target), fuzz.join("artifacts").join(target));
+        let new = fuzz.join("corpus-new").join(target);
+        fs::create_dir_all(&artifacts)?;
+        fs::create_dir_all(&new)?;
+        match self {
+            Fuzzer::LibFuzzer(program) => {
+                let output = output(
+                    Command::new(program)
+                        .env("FUZZ_TARGET", target)
+                        .arg(format!("-max_total_time={seconds}"))
+                        .arg(format!("-artifact_prefix={}/", artifacts.display()))
+                        .args(LIMITS)
+                        .args([new, seeds]),
+                )?;
+                if !output.success {
+                    bail!("fuzz target {target}:\n{}", output.text.trim_end());
+                }
+                Ok(format!("fuzz {target}: {} in {seconds} s, libFuzzer", executed(&output.text)))
+            }
+            Fuzzer::Smoke(program, why) => {
+                let mut command = Command::new(program);
+                let said = succeed(command.arg(target).arg(seconds.to_string()).arg(seeds).arg(artifacts))?;
+                Ok(format!("fuzz {} in {seconds} s, random mutation ({why})", said.trim_end()))
+            }
+        }
+    }
+}
+
+/// Why libFuzzer cannot be built here, if so.
+fn obstacle() -> Option<&'static str> {
+    let toolchains = succeed(Command::new("rustup").args(["toolchain", "list"])).unwrap_or_default();
+    if !toolchains.lines().any(|line| line.starts_with("nightly")) {
+        Some("no nightly toolchain")
+    } else if ["c++", "g++", "clang++"].into_iter().all(|compiler| find(compiler).is_none()) {
+        Some("no C++ compiler")
+    } else {
+        None
+    }
+}
+
+/// Builds as cargo-fuzz would, so that nobody has to build cargo-fuzz first.
+fn build_libfuzzer(root: &Path) -> Result<PathBuf> {
+    let host = succeed(Command::new("rustup").args(["run", "nightly", "rustc", "--print", "host-tuple"]))?;
+    let host = host.trim();
+    let directory = root.join("fuzz");
+    succeed(
+        Command::new("rustup")
+            .args(["run", "nightly", "cargo", "build", "--release", "--bin", "libfuzzer", "--target", host])
+            .current_dir(&directory)
+            .env("CARGO_TARGET_DIR", directory.join("target"))
+            .env("CARGO_ENCODED_RUSTFLAGS", FLAGS.join("\x1f")),
+    )
+    .context("building fuzz/ with the nightly toolchain")?;
+    Ok(directory.join("target").join(host).join("release/libfuzzer"))
+}
+
+fn build_smoke(root: &Path) -> Result<PathBuf> {
+    succeed(&mut cargo(root, "build --package blockmux-fuzz-targets --bin smoke"))?;
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+    Ok(root.join(target).join("debug/smoke"))
+}
+
+/// How many inputs libFuzzer says that it ran.
+fn executed(text: &str) -> String {
+    let runs = text.lines().rev().find_map(|line| line.strip_prefix("Done ")?.split(' ').next());
+    format!("{} inputs", runs.unwrap_or("unknown"))
+}
+
+/// Coverage as libFuzzer wants it, and AddressSanitizer for the unsafe code below.
+const FLAGS: &[&str] = &[
+    "-Cpasses=sancov-module",
+    "-Cllvm-args=-sanitizer-coverage-level=4",
+    "-Cllvm-args=-sanitizer-coverage-inline-8bit-counters",
+    "-Cllvm-args=-sanitizer-coverage-pc-table",
+    "-Cllvm-args=-sanitizer-coverage-trace-compares",
+    "-Cllvm-args=-simplifycfg-branch-fold-threshold=0",
+    "-Ccodegen-units=1",
+    "-Zsanitizer=address",
+    "--cfg=fuzzing",
+];
+
+/// An input that takes longer than this many seconds, or more than this many MiB, is a fault: a peer's bytes
+/// neither hang a session nor make it allocate without bound.
+const LIMITS: &[&str] =
+    &["-timeout=5", "-rss_limit_mb=1024", "-malloc_limit_mb=64", "-max_len=4096", "-print_final_stats=0"];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_target_is_named_beside_the_known_ones() {
+        let targets = || vec!["a".to_owned(), "b".to_owned()];
+        assert_eq!(chosen(targets(), None).unwrap(), targets());
+        assert_eq!(chosen(targets(), Some("b")).unwrap(), ["b"]);
+        let error = chosen(targets(), Some("c")).unwrap_err();
+        assert_eq!(error.to_string(), "no fuzz target c; there are a, b");
+    }
+
+    #[test]
+    fn the_count_of_inputs_is_libfuzzers_last_word() {
+        assert_eq!(executed("INFO: x\nDone 4711 runs in 5 second(s)\n"), "4711 inputs");
+    }
+}

@@ -1,0 +1,71 @@
+//! What this repository does to itself: `cargo xtask ci`, and each of its parts alone.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program that reports to a terminal")]
+
+mod ci;
+mod fuzz;
+mod peers;
+mod process;
+mod tidy;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+use std::path::Path;
+use std::process::ExitCode;
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Everything that must hold: format, lints, tidy, tests, docs, and half a minute of fuzzing
+    Ci,
+    /// The rules of this repository that no compiler knows
+    Tidy,
+    /// Installs the programs that interop tests run against, if this is Debian and we are root
+    InstallPeers,
+    /// Fuzzes one target, or each for its share of the time
+    Fuzz {
+        /// How long, in all
+        #[arg(long, default_value_t = 60)]
+        seconds: u64,
+        /// A directory of fuzz/corpus
+        target: Option<String>,
+    },
+}
+
+fn main() -> ExitCode {
+    match run(Arguments::parse().task, repository()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(task: Task, root: &Path) -> Result<()> {
+    match task {
+        Task::Ci => ci::run(root),
+        Task::Tidy => tidy::run(root),
+        Task::InstallPeers => {
+            peers::install();
+            Ok(())
+        }
+        Task::Fuzz { seconds, target } => {
+            for line in fuzz::run(root, seconds, target.as_deref())? {
+                println!("{line}");
+            }
+            Ok(())
+        }
+    }
+}
+
+/// The repository's root: where this package was built from.
+fn repository() -> &'static Path {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    package.parent().unwrap_or(package)
+}

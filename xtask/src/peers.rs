@@ -1,0 +1,196 @@
+//! The programs that interop tests run against: nobody here wrote them, and a Rust toolchain does not bring them.
+
+use crate::process::{find, succeed};
+use anyhow::{Context, Result};
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::process::Command;
+
+/// A program, the Debian package that has it, and the tests that are skipped without it.
+struct Peer {
+    program: &'static str,
+    package: &'static str,
+    tests: &'static str,
+}
+
+const PEERS: &[Peer] = &[
+    peer("nbdinfo", "libnbd-bin", "NBD interop with libnbd's programs"),
+    peer("nbdcopy", "libnbd-bin", "NBD interop with libnbd's programs"),
+    peer("nbdsh", "python3-libnbd", "NBD interop by libnbd scripts"),
+    peer("nbdkit", "nbdkit", "NBD initiator interop with nbdkit"),
+    peer("nbd-server", "nbd-server", "NBD initiator interop with nbd-server"),
+    peer("nbd-client", "nbd-client", "NBD interop with the kernel's client"),
+    peer("qemu-img", "qemu-utils", "NBD interop with QEMU's client"),
+    peer("qemu-io", "qemu-utils", "NBD interop with QEMU's client"),
+    peer("qemu-nbd", "qemu-utils", "NBD initiator interop with qemu-nbd"),
+    peer("qemu-storage-daemon", "qemu-system-common", "NBD initiator interop with qemu-storage-daemon"),
+    peer("fio", "fio", "NBD interop with fio's nbd engine, verified data"),
+    peer("chromium", "chromium", "the report page in a browser"),
+];
+
+const fn peer(program: &'static str, package: &'static str, tests: &'static str) -> Peer {
+    Peer { program, package, tests }
+}
+
+/// Installs what is missing if that is possible, and says which tests will be skipped for want of the rest.
+///
+/// It cannot fail: a machine without any of the programs still runs every other test.
+pub(crate) fn install() {
+    let wanted = missing(is_installed);
+    if wanted.is_empty() {
+        println!("test peers: all installed");
+        return;
+    }
+    let why = match obstacle() {
+        Some(obstacle) => obstacle.to_owned(),
+        None => match install_packages(&packages(&wanted)) {
+            Ok(()) => "the package does not have it".to_owned(),
+            Err(error) => format!("{error:#}"),
+        },
+    };
+    let still = missing(is_installed);
+    for peer in &still {
+        println!("skipped: {} (no {}, Debian package {})", peer.tests, peer.program, peer.package);
+    }
+    if still.is_empty() {
+        println!("test peers: installed {}", packages(&wanted).join(" "));
+    } else {
+        println!("test peers: {} of {} missing: {why}", still.len(), PEERS.len());
+    }
+}
+
+fn is_installed(program: &str) -> bool {
+    find(program).is_some()
+}
+
+fn missing(is_installed: impl Fn(&str) -> bool) -> Vec<&'static Peer> {
+    PEERS.iter().filter(|peer| !is_installed(peer.program)).collect()
+}
+
+/// Each package once.
+fn packages(peers: &[&Peer]) -> Vec<&'static str> {
+    let mut packages: Vec<_> = peers.iter().map(|peer| peer.package).collect();
+    packages.sort_unstable();
+    packages.dedup();
+    packages
+}
+
+/// Why we may not install anything, as half a sentence.
+fn obstacle() -> Option<&'static str> {
+    if find("apt-get").is_none() {
+        return Some("this system has no apt-get");
+    }
+    let user = succeed(Command::new("id").arg("-u")).unwrap_or_default();
+    (user.trim() != "0").then_some("only root can install them: sudo cargo xtask install-peers")
+}
+
+/// Installs them together, or, if that fails, as many as possible one by one: a release may lack one of them.
+fn install_packages(packages: &[&str]) -> Result<()> {
+    println!("test peers: installing {} (some minutes)", packages.join(" "));
+    let _no_daemons =
+        NoDaemons::begin(Path::new(POLICY)).context("cannot keep packages from starting daemons")?;
+    let updated = apt_get(&["update"]);
+    if apt_get(&[&["install"], packages].concat()).is_ok() {
+        return Ok(());
+    }
+    let mut refused = Vec::new();
+    for package in packages {
+        if apt_get(&["install", package]).is_err() {
+            refused.push(*package);
+        }
+    }
+    if refused.is_empty() {
+        return Ok(());
+    }
+    updated.context("apt-get update")?;
+    anyhow::bail!("apt-get install failed for {}", refused.join(" "))
+}
+
+fn apt_get(arguments: &[&str]) -> Result<()> {
+    succeed(
+        Command::new("apt-get")
+            .env("DEBIAN_FRONTEND", "noninteractive")
+            .args(["--yes", "--no-install-recommends"])
+            .args([
+                "-o",
+                "Acquire::Retries=2",
+                "-o",
+                "Acquire::http::Timeout=30",
+                "-o",
+                "DPkg::Lock::Timeout=60",
+            ])
+            .args(arguments),
+    )?;
+    Ok(())
+}
+
+/// While it lives, packages are configured without starting their daemons: Debian asks this script for leave.
+/// An administrator's own script stays in force.
+struct NoDaemons<'a> {
+    /// The script, if it is ours to remove.
+    ours: Option<&'a Path>,
+}
+
+impl NoDaemons<'_> {
+    fn begin(script: &Path) -> Result<NoDaemons<'_>> {
+        if script.exists() {
+            return Ok(NoDaemons { ours: None });
+        }
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o755).open(script)?;
+        // 101 is "action forbidden by policy".
+        file.write_all(b"#!/bin/sh\nexit 101\n")?;
+        Ok(NoDaemons { ours: Some(script) })
+    }
+}
+
+impl Drop for NoDaemons<'_> {
+    fn drop(&mut self) {
+        if let Some(script) = self.ours.filter(|script| std::fs::remove_file(script).is_err()) {
+            println!(
+                "test peers: please remove {}, it keeps packages from starting daemons",
+                script.display()
+            );
+        }
+    }
+}
+
+/// Read by invoke-rc.d and deb-systemd-invoke before they start anything.
+const POLICY: &str = "/usr/sbin/policy-rc.d";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn a_package_with_several_missing_programs_is_installed_once() {
+        let wanted = missing(|program| !program.starts_with("qemu-"));
+        assert_eq!(wanted.len(), 4);
+        assert_eq!(packages(&wanted), ["qemu-system-common", "qemu-utils"]);
+    }
+
+    #[test]
+    fn nothing_is_missing_when_everything_is_installed() {
+        assert!(missing(|_| true).is_empty());
+    }
+
+    #[test]
+    fn daemons_are_forbidden_while_packages_are_installed_and_not_after() {
+        let directory = tempfile::tempdir().unwrap();
+        let script = directory.path().join("policy-rc.d");
+        let no_daemons = NoDaemons::begin(&script).unwrap();
+        assert!(script.metadata().unwrap().permissions().mode() & 0o111 == 0o111);
+        assert_eq!(Command::new("sh").arg(&script).status().unwrap().code(), Some(101));
+        drop(no_daemons);
+        assert!(!script.exists());
+    }
+
+    #[test]
+    fn an_administrators_policy_stays() {
+        let script = tempfile::NamedTempFile::new().unwrap();
+        drop(NoDaemons::begin(script.path()).unwrap());
+        assert!(script.path().exists());
+    }
+}

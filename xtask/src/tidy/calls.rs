@@ -1,0 +1,227 @@
+//! What may be written only where there is a reason for it: unsafe code, and calls that belong elsewhere.
+
+use super::source::{code, is_word, test_lines};
+use super::{Finding, Tree, modules};
+
+/// Words that must not appear, outside the places that have a reason.
+struct Ban {
+    /// As code has them; a word at either end is matched as a whole word.
+    words: &'static str,
+    /// Beginnings of the paths that the ban is for; none means all.
+    only: &'static [&'static str],
+    /// Beginnings of the paths that may, each with its reason.
+    may: &'static [(&'static str, &'static str)],
+    /// Whether tests may.
+    tests_may: bool,
+    instead: &'static str,
+}
+
+const BANS: &[Ban] = &[
+    Ban {
+        words: "unsafe",
+        only: &[],
+        may: &[
+            ("crates/volume/src/buf.rs", "shared I/O memory is handled by address"),
+            ("crates/engine/src/ring", "the kernel owns submitted memory until its completion"),
+            ("crates/engine/src/sys", "system calls that no crate wraps"),
+            ("crates/engine/src/memory", "mapped and huge pages"),
+            ("crates/engine/tests/allocation", "an allocator that counts"),
+        ],
+        tests_may: false,
+        instead: "build on a module that may, or name this file and the reason in xtask/src/tidy/calls.rs",
+    },
+    Ban {
+        words: ".unwrap()",
+        only: &[],
+        may: &[],
+        tests_may: true,
+        instead: "return an error, or say with expect() why it cannot be",
+    },
+    Ban {
+        words: "thread::sleep",
+        only: &[],
+        may: &[],
+        tests_may: false,
+        instead: "wait for the event itself, with a deadline",
+    },
+    Ban {
+        words: "println!",
+        only: &[],
+        may: TERMINAL,
+        tests_may: true,
+        instead: "return it, or use tracing; only the programs write to a terminal",
+    },
+    Ban {
+        words: "eprintln!",
+        only: &[],
+        may: TERMINAL,
+        tests_may: true,
+        instead: "return it, or use tracing; only the programs write to a terminal",
+    },
+    Ban {
+        words: "process::exit",
+        only: &[],
+        may: &[("crates/blockmux/src/main.rs", "the exit status is part of the command line")],
+        tests_may: false,
+        instead: "return an error to main, so that everything is dropped",
+    },
+    Ban { words: "todo!", only: &[], may: &[], tests_may: false, instead: "write it, or leave it out" },
+    Ban {
+        words: "unimplemented!",
+        only: &[],
+        may: &[],
+        tests_may: false,
+        instead: "write it, or leave it out",
+    },
+    Ban { words: "dbg!", only: &[], may: &[], tests_may: false, instead: "remove it" },
+    Ban {
+        words: "Instant::now",
+        only: SANS_IO,
+        may: &[],
+        tests_may: true,
+        instead: "take the time as an argument",
+    },
+    Ban {
+        words: "SystemTime",
+        only: SANS_IO,
+        may: &[],
+        tests_may: true,
+        instead: "take the time as an argument",
+    },
+    Ban {
+        words: "std::net",
+        only: NO_OS,
+        may: &[],
+        tests_may: true,
+        instead: "sockets belong to the engine",
+    },
+    Ban { words: "std::fs", only: NO_OS, may: &[], tests_may: true, instead: "files belong to the engine" },
+    Ban {
+        words: "thread::spawn",
+        only: NO_OS,
+        may: &[],
+        tests_may: true,
+        instead: "threads belong to the engine",
+    },
+];
+
+/// Programs, which talk to a terminal.
+const TERMINAL: &[(&str, &str)] = &[
+    ("crates/blockmux/src/", "the program's own output"),
+    ("fuzz/targets/src/main.rs", "a program for developers"),
+    ("xtask/src/", "a program for developers"),
+];
+
+/// State machines: what they know of the world is told to them.
+const SANS_IO: &[&str] = &["crates/wire/src/", "crates/proto/src/"];
+
+/// Crates that make no operating-system calls.
+const NO_OS: &[&str] = &["crates/wire/src/", "crates/proto/src/", "crates/volume/src/"];
+
+/// Every ban, in every source.
+pub(super) fn check(tree: &Tree) -> Vec<Finding> {
+    let test_files = modules::test_files(tree);
+    let mut findings = Vec::new();
+    for (path, source) in tree.ending(".rs") {
+        let only_tests = test_files.contains(path);
+        let (code, tests) = (code(source), test_lines(source));
+        for (at, line) in code.lines().enumerate() {
+            let is_test = only_tests || tests.iter().any(|range| range.contains(&at));
+            for ban in BANS.iter().filter(|ban| ban.holds(path, is_test) && has_words(line, ban.words)) {
+                findings.push(Finding::new(path, at + 1, format!("`{}` here; {}", ban.words, ban.instead)));
+            }
+        }
+    }
+    findings
+}
+
+impl Ban {
+    fn holds(&self, path: &str, is_test: bool) -> bool {
+        (self.only.is_empty() || self.only.iter().any(|start| path.starts_with(start)))
+            && !self.may.iter().any(|(start, _)| path.starts_with(start))
+            && !(is_test && self.tests_may)
+    }
+}
+
+/// Whether `line` has `words`, not as a part of a longer word.
+fn has_words(line: &str, words: &str) -> bool {
+    let (first, last) = (words.starts_with(is_word), words.ends_with(is_word));
+    line.match_indices(words).any(|(at, _)| {
+        let before = line[..at].chars().next_back().is_some_and(is_word);
+        let behind = line[at + words.len()..].chars().next().is_some_and(is_word);
+        !(first && before || last && behind)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{places, tree};
+    use super::*;
+
+    #[test]
+    fn words_are_whole_words() {
+        assert!(has_words("x = unsafe { y };", "unsafe"));
+        assert!(!has_words("#![forbid(unsafe_code)]", "unsafe"));
+        assert!(!has_words("eprintln!()", "println!"));
+        assert!(has_words("a.unwrap()", ".unwrap()"));
+        assert!(!has_words("a.unwrap_or(b)", ".unwrap()"));
+    }
+
+    #[test]
+    fn what_is_banned_is_found_in_code_only() {
+        let source = "\
+fn f() {
+    // a.unwrap() is what we do not do
+    let s = \"a.unwrap()\";
+    a.unwrap();
+}
+#[cfg(test)]
+mod tests {
+    fn g() {
+        a.unwrap();
+        std::thread::sleep(b);
+    }
+}
+";
+        let findings = check(&tree(&[("crates/lab/src/job.rs", source)]));
+        assert_eq!(places(&findings), [("crates/lab/src/job.rs", 4), ("crates/lab/src/job.rs", 10)]);
+        assert_eq!(
+            findings[0].to_string(),
+            "crates/lab/src/job.rs:4: `.unwrap()` here; return an error, or say with expect() why it cannot be"
+        );
+    }
+
+    #[test]
+    fn unsafe_is_for_the_named_files() {
+        let source = "fn f() { unsafe { g() } }";
+        let files = [
+            ("crates/engine/src/ring.rs", source),
+            ("crates/engine/src/socket.rs", source),
+            ("crates/volume/src/buf.rs", source),
+            ("crates/volume/src/mem.rs", source),
+        ];
+        let findings = check(&tree(&files));
+        assert_eq!(places(&findings), [("crates/engine/src/socket.rs", 1), ("crates/volume/src/mem.rs", 1)]);
+    }
+
+    #[test]
+    fn a_session_does_not_look_at_the_clock_but_its_tests_may() {
+        let files = [
+            ("crates/proto/src/lib.rs", "fn f() { Instant::now(); }"),
+            ("crates/proto/tests/pair.rs", "fn f() { Instant::now(); }"),
+            ("crates/engine/src/clock.rs", "fn f() { Instant::now(); }"),
+        ];
+        assert_eq!(places(&check(&tree(&files))), [("crates/proto/src/lib.rs", 1)]);
+    }
+
+    #[test]
+    fn only_programs_print() {
+        let files = [
+            ("crates/blockmux/src/serve.rs", "fn f() { println!(); }"),
+            ("crates/lab/src/table.rs", "fn f() { println!(); }\nfn g() { std::process::exit(1); }"),
+            ("tests/interop/qemu.rs", "fn f() { println!(); }"),
+        ];
+        let findings = check(&tree(&files));
+        assert_eq!(places(&findings), [("crates/lab/src/table.rs", 1), ("crates/lab/src/table.rs", 2)]);
+    }
+}

@@ -1,0 +1,201 @@
+//! Files as text: how long they are, and what no file should have in it.
+
+use super::source::test_lines;
+use super::{Finding, Tree, modules};
+
+/// Every rule of this module.
+pub(super) fn check(tree: &Tree) -> Vec<Finding> {
+    let test_files = modules::test_files(tree);
+    let mut findings = Vec::new();
+    for (path, source) in tree.ending(".rs") {
+        if !test_files.contains(path) {
+            findings.extend(too_long(path, source));
+        }
+        findings.extend(stray_space(path, source));
+    }
+    for (path, text) in tree.all().filter(|(path, _)| is_written_here(path)) {
+        findings.extend(markers(path, text));
+        findings.extend(machine_paths(path, text));
+    }
+    for (path, text) in tree.ending(".md") {
+        findings.extend(wide_lines(path, text));
+        findings.extend(broken_links(tree, path, text));
+    }
+    findings
+}
+
+fn is_written_here(path: &str) -> bool {
+    [".rs", ".md", ".toml", ".html", ".css", ".js", ".py", ".sh"].iter().any(|end| path.ends_with(end))
+        || ["Makefile", ".ci/run"].contains(&path)
+}
+
+/// A file with too many lines, tests not counted.
+fn too_long(path: &str, source: &str) -> Option<Finding> {
+    let tests: usize = test_lines(source).iter().map(ExactSizeIterator::len).sum();
+    let lines = source.lines().count() - tests;
+    let allowed = LONGER.iter().find(|(file, ..)| *file == path).map_or(MAX_LINES, |(_, lines, _)| *lines);
+    (lines > allowed).then(|| {
+        Finding::new(
+            path,
+            allowed,
+            format!("{lines} lines without tests, {allowed} allowed; it is two ideas, split it"),
+        )
+    })
+}
+
+fn stray_space(path: &str, source: &str) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (at, line) in source.lines().enumerate() {
+        if line.contains('\t') {
+            findings.push(Finding::new(path, at + 1, "a tab; indent with spaces, write \\t in literals"));
+        }
+        if line.ends_with(char::is_whitespace) {
+            findings.push(Finding::new(path, at + 1, "space at the end of the line; remove it"));
+        }
+    }
+    findings
+}
+
+/// Notes to oneself.
+fn markers(path: &str, text: &str) -> Vec<Finding> {
+    let marked =
+        |line: &str| line.split(|c: char| !c.is_ascii_alphanumeric()).any(|word| MARKERS.contains(&word));
+    lines_where(text, marked)
+        .map(|at| Finding::new(path, at, "a note to oneself; do it now, or open an issue"))
+        .collect()
+}
+
+/// Paths that exist on one machine.
+fn machine_paths(path: &str, text: &str) -> Vec<Finding> {
+    let local = |line: &str| MACHINE_PATHS.iter().any(|start| line.contains(start));
+    lines_where(text, local)
+        .map(|at| Finding::new(path, at, "a path of one machine; take it as an argument, or use tempfile"))
+        .collect()
+}
+
+fn wide_lines(path: &str, text: &str) -> Vec<Finding> {
+    let wide = |line: &str| line.chars().count() > MAX_DOC_WIDTH;
+    lines_where(text, wide)
+        .map(|at| Finding::new(path, at, format!("wider than {MAX_DOC_WIDTH} characters; break the line")))
+        .collect()
+}
+
+/// Links to files that do not exist.
+fn broken_links(tree: &Tree, path: &str, text: &str) -> Vec<Finding> {
+    let (mut findings, mut fenced) = (Vec::new(), false);
+    for (at, line) in text.lines().enumerate() {
+        if line.trim_start().starts_with("```") {
+            fenced = !fenced;
+        }
+        for link in links(line).filter(|_| !fenced) {
+            let file = link.split(['#', ' ']).next().unwrap_or_default();
+            if !file.is_empty() && !link.contains(':') && !tree.has(&resolved(path, file)) {
+                findings.push(Finding::new(path, at + 1, format!("{file} does not exist; mend the link")));
+            }
+        }
+    }
+    findings
+}
+
+/// What `[text](link)` and `![text](link)` point at.
+fn links(line: &str) -> impl Iterator<Item = &str> {
+    line.split("](").skip(1).filter_map(|rest| rest.split(')').next())
+}
+
+/// `link` from the root, as seen in the document at `path`.
+fn resolved(path: &str, link: &str) -> String {
+    let mut parts: Vec<&str> = path.split('/').collect();
+    parts.pop();
+    for part in link.split('/') {
+        match part {
+            "" | "." => {}
+            ".." => {
+                parts.pop();
+            }
+            part => parts.push(part),
+        }
+    }
+    parts.join("/")
+}
+
+/// The numbers, from 1, of the lines that are so.
+fn lines_where(text: &str, is_so: impl Fn(&str) -> bool) -> impl Iterator<Item = usize> {
+    text.lines().enumerate().filter(move |(_, line)| is_so(line)).map(|(at, _)| at + 1)
+}
+
+/// Of a source, tests not counted.
+const MAX_LINES: usize = 500;
+
+/// Sources that may be longer: path, lines, and why they are one idea.
+const LONGER: &[(&str, usize, &str)] =
+    &[("crates/volume/src/buf.rs", 600, "all unsafe code of the crate, to be read in one piece")];
+
+/// Of a document, in characters.
+const MAX_DOC_WIDTH: usize = 400;
+
+// Spelled in two halves: this file is checked, too.
+const MARKERS: [&str; 3] = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X")];
+const MACHINE_PATHS: [&str; 4] =
+    [concat!("/ho", "me/"), concat!("/ro", "ot/"), concat!("/tm", "p/"), concat!("/Us", "ers/")];
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{places, tree};
+    use super::*;
+
+    #[test]
+    fn a_long_file_is_two_ideas_but_its_tests_do_not_count() {
+        let code = "fn f() {}\n".repeat(MAX_LINES);
+        let tests = format!("{code}#[cfg(test)]\nmod tests {{\n{}}}\n", "    fn g() {}\n".repeat(100));
+        assert_eq!(too_long("a.rs", &tests), None);
+        let finding = too_long("a.rs", &format!("{code}fn f() {{}}\n")).unwrap();
+        assert!(finding.to_string().starts_with("a.rs:500: 501 lines without tests, 500 allowed"));
+    }
+
+    #[test]
+    fn a_file_of_tests_may_be_long() {
+        let long = format!("//! A.\n{}", "fn f() {}\n".repeat(2 * MAX_LINES));
+        assert!(check(&tree(&[("crates/a/tests/pair.rs", &long)])).is_empty());
+        assert_eq!(
+            places(&check(&tree(&[("crates/a/src/pair.rs", &long)]))),
+            [("crates/a/src/pair.rs", 500)]
+        );
+    }
+
+    #[test]
+    fn tabs_and_spaces_at_line_ends_are_found() {
+        assert_eq!(places(&stray_space("a.rs", "a\n\tb\nc \nd")), [("a.rs", 2), ("a.rs", 3)]);
+    }
+
+    #[test]
+    fn notes_to_oneself_are_found_as_words() {
+        let text = format!("{}: x\n{}LIST\n// ({})", MARKERS[0], MARKERS[0], MARKERS[2]);
+        assert_eq!(places(&markers("a.md", &text)), [("a.md", 1), ("a.md", 3)]);
+    }
+
+    #[test]
+    fn paths_of_one_machine_are_found() {
+        let text = format!("/usr/bin\n\"{}me\"", MACHINE_PATHS[0]);
+        assert_eq!(places(&machine_paths("a.rs", &text)), [("a.rs", 2)]);
+    }
+
+    #[test]
+    fn a_document_with_a_very_wide_line_is_found() {
+        let text = format!("{}\n{}", "x".repeat(MAX_DOC_WIDTH), "x".repeat(MAX_DOC_WIDTH + 1));
+        assert_eq!(places(&wide_lines("a.md", &text)), [("a.md", 2)]);
+    }
+
+    #[test]
+    fn links_lead_to_files() {
+        let text = "\
+[a](B.md#part) [web](https://example.org/x) [here](#part) ![up](../pic.png)
+[gone](C.md) and [dir](../docs)
+```
+[code](is.not)
+```
+[out](../gone.md)
+";
+        let tree = tree(&[("docs/A.md", text), ("docs/B.md", ""), ("pic.png", "")]);
+        assert_eq!(places(&broken_links(&tree, "docs/A.md", text)), [("docs/A.md", 2), ("docs/A.md", 6)]);
+    }
+}
