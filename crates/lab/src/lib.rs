@@ -7,5 +7,11 @@
 //! A [`job::Job`] says what to do in fio's vocabulary; the generator does it to any volume and the ceiling program
 //! does the same with bare sockets; [`result`] holds what they found, and the rest shows it.
 
+pub mod figure;
+pub mod fio_json;
 pub mod job;
+pub mod machine;
+pub mod page;
 pub mod result;
+pub mod table;
+pub mod when;
