@@ -244,7 +244,8 @@ fn buckets(run: &Run, unit_ns: f64, bounds: &[u32]) -> Value {
 
 /// Per cent of all I/O that took at most so long.
 fn percent_within(run: &Run, bound_ns: f64) -> f64 {
-    let parts = run.active().map(|direction| direction.ios as f64 * direction_percent_within(direction, bound_ns));
+    let parts =
+        run.active().map(|direction| direction.ios as f64 * direction_percent_within(direction, bound_ns));
     if run.ios() == 0 { 0.0 } else { parts.sum::<f64>() / run.ios() as f64 }
 }
 

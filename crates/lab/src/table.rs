@@ -70,7 +70,12 @@ impl Table<'_> {
         let line = plain(&figure::machine(machine));
         self.paragraph(out, &line, width);
         let suite = self.comparison.suite.as_ref().map(|suite| format!(", suite {}", plain(suite)));
-        let line = format!("{}  {}{}", plain(&self.comparison.started), plain(&self.comparison.command), suite.unwrap_or_default());
+        let line = format!(
+            "{}  {}{}",
+            plain(&self.comparison.started),
+            plain(&self.comparison.command),
+            suite.unwrap_or_default()
+        );
         self.paragraph(out, &line, width);
     }
 
@@ -189,7 +194,9 @@ impl Cell {
             Cell::Measure(figure) => row.median(figure).map(figure::measure),
             // One run has no spread, which is not the same as a spread of nothing.
             Cell::HalfRange(_) if row.runs.len() < 2 => None,
-            Cell::HalfRange(figure) => row.figure(figure).map(|spread| format!("{:.0}", spread.half_range_percent())),
+            Cell::HalfRange(figure) => {
+                row.figure(figure).map(|spread| format!("{:.0}", spread.half_range_percent()))
+            }
             Cell::Share => comparison.share_of_ceiling(row).map(figure::percent),
         }
     }
@@ -211,7 +218,8 @@ pub(crate) fn troubles(row: &Row) -> Vec<String> {
 
 fn fitting(width: usize, subject_width: usize) -> Vec<&'static Column> {
     let mut columns: Vec<&Column> = COLUMNS.iter().collect();
-    let total = |columns: &[&Column]| subject_width + columns.iter().map(|column| column.width).sum::<usize>();
+    let total =
+        |columns: &[&Column]| subject_width + columns.iter().map(|column| column.width).sum::<usize>();
     while total(&columns) > width {
         let least = columns.iter().map(|column| column.keep).min().unwrap_or(u8::MAX);
         if least == u8::MAX {

@@ -92,7 +92,17 @@ const EPOCH_DAYS: u64 = 719_468;
 /// 1 January 1970 was a Thursday.
 const WEEKDAYS: [&str; 7] = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"];
 const MONTHS: [&str; 12] = [
-    "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November",
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
     "December",
 ];
 
@@ -119,7 +129,9 @@ mod tests {
 
     #[test]
     fn what_is_no_time_is_none() {
-        for text in ["", "Z", "2026-11-21", "2026-13-01T00:00:00Z", "1969-12-31T00:00:00Z", "2026-1-1T25:00:00Z"] {
+        for text in
+            ["", "Z", "2026-11-21", "2026-13-01T00:00:00Z", "1969-12-31T00:00:00Z", "2026-1-1T25:00:00Z"]
+        {
             assert_eq!(unix_s(text), None, "{text}");
         }
         assert_eq!(unix_s("2026-11-21T11:47:52.125Z"), Some(1_795_261_672));

@@ -112,9 +112,8 @@ fn append(text: &mut String, separator: &str, more: &str) {
 fn fio_report(document: &Value, jobs: &[Value]) -> Result<Comparison, ReportError> {
     let empty = Map::new();
     let globals = document.get("global options").and_then(Value::as_object).unwrap_or(&empty);
-    let row = |(index, job): (usize, &Value)| {
-        fio_row(job, globals).map_err(|reason| job_error(index, job, reason))
-    };
+    let row =
+        |(index, job): (usize, &Value)| fio_row(job, globals).map_err(|reason| job_error(index, job, reason));
     let rows = jobs.iter().enumerate().map(row).collect::<Result<_, _>>()?;
     let version = document.get("fio version").and_then(Value::as_str).unwrap_or("fio");
     Ok(Comparison {
@@ -247,7 +246,10 @@ mod tests {
 
     #[test]
     fn sizes_are_read_as_fio_reads_them() {
-        assert_eq!(["4k", "4KiB", "513", "1m,2m", "8g"].map(size), [4096, 4096, 513, 1 << 20, 8 << 30].map(Some));
+        assert_eq!(
+            ["4k", "4KiB", "513", "1m,2m", "8g"].map(size),
+            [4096, 4096, 513, 1 << 20, 8 << 30].map(Some)
+        );
         assert_eq!(["", "k", "4x", "99999999999t"].map(size), [None; 4]);
     }
 

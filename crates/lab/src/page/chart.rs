@@ -1,6 +1,6 @@
 //! Bar and line charts as inline SVG. Colours and dashes are classes; the style sheet gives them.
 
-use super::svg::{escaped, framed, line, linear_ticks, log_ticks, n, shortened, text};
+use super::svg::{self, escaped, framed, line, linear_ticks, log_ticks, n, shortened, text};
 use crate::figure;
 use std::fmt::Write as _;
 
@@ -8,8 +8,10 @@ use std::fmt::Write as _;
 pub(super) struct Bars {
     pub(super) title: String,
     pub(super) groups: Vec<BarGroup>,
-    /// How a value is written, at its bar and at the axis.
+    /// How a value is written at its bar.
     pub(super) shown: fn(f64) -> String,
+    /// How a round value is written at the axis.
+    pub(super) axis: fn(f64) -> String,
     /// A line across all bars, such as 100%.
     pub(super) reference: Option<f64>,
 }
@@ -62,7 +64,7 @@ impl Bars {
         let mut out = String::new();
         for &tick in &ticks {
             line(&mut out, "grid", (x(tick), TOP), (x(tick), bottom));
-            text(&mut out, "tick mid", x(tick), bottom + 14.0, &(self.shown)(tick));
+            text(&mut out, "tick mid", x(tick), bottom + 14.0, &(self.axis)(tick));
         }
         out.push_str(&body);
         if let Some(reference) = self.reference {
@@ -118,6 +120,8 @@ impl Bars {
             }
             label_x = x(bar.most());
         }
+        // Nothing is written across the reference line.
+        label_x = self.reference.map_or(label_x, |reference| label_x.max(x(reference)));
         text(out, "value", label_x + 6.0, y + 13.0, &(self.shown)(bar.value()));
         out.push_str("</g>");
     }
@@ -132,7 +136,8 @@ impl Bars {
         let group = |group: &BarGroup| {
             let bars = group.bars.iter().map(|bar| format!("{} {}", bar.label, (self.shown)(bar.value())));
             let bars: Vec<String> = bars.collect();
-            let heading = if group.heading.is_empty() { String::new() } else { format!("{}: ", group.heading) };
+            let heading =
+                if group.heading.is_empty() { String::new() } else { format!("{}: ", group.heading) };
             format!("{heading}{}", bars.join(", "))
         };
         self.groups.iter().map(group).collect::<Vec<_>>().join("; ")
@@ -165,12 +170,15 @@ pub(super) struct Point {
 impl Lines {
     /// The chart; empty if there are no two depths or no point above 0.
     pub(super) fn draw(&self) -> String {
-        let (Some(&first), Some(&last)) = (self.depths.first(), self.depths.last()) else { return String::new() };
+        let (Some(&first), Some(&last)) = (self.depths.first(), self.depths.last()) else {
+            return String::new();
+        };
         if first == last {
             return String::new();
         }
         let x = |depth: u32| {
-            let along = (f64::from(depth) / f64::from(first)).ln() / (f64::from(last) / f64::from(first)).ln();
+            let along =
+                (f64::from(depth) / f64::from(first)).ln() / (f64::from(last) / f64::from(first)).ln();
             PLOT_LEFT + along * (PLOT_RIGHT - PLOT_LEFT)
         };
         let mut out = String::new();
@@ -193,7 +201,8 @@ impl Lines {
     fn description(&self) -> String {
         let line = |line: &Line| {
             let points = line.points.iter();
-            let points = points.map(|point| format!("{} at depth {}", figure::measure(point.median), point.depth));
+            let points =
+                points.map(|point| format!("{} at depth {}", figure::measure(point.median), point.depth));
             format!("{} {}", line.label, points.collect::<Vec<_>>().join(", "))
         };
         let panel = |(heading, lines): &(String, Vec<Line>)| {
@@ -216,7 +225,7 @@ fn panel(out: &mut String, lines: &[Line], top: f64, depths: &[u32], x: &impl Fn
     let y = |value: f64| top + PANEL - (value / low).ln() / (high / low).ln() * PANEL;
     for &tick in &ticks {
         line(out, "grid", (PLOT_LEFT, y(tick)), (PLOT_RIGHT, y(tick)));
-        text(out, "tick end", PLOT_LEFT - 6.0, y(tick) + 4.0, &figure::count(tick));
+        text(out, "tick end", PLOT_LEFT - 6.0, y(tick) + 4.0, &svg::tick(tick));
     }
     for &depth in depths {
         line(out, "grid", (x(depth), top), (x(depth), top + PANEL));
@@ -232,14 +241,21 @@ fn panel(out: &mut String, lines: &[Line], top: f64, depths: &[u32], x: &impl Fn
     true
 }
 
-fn curve(out: &mut String, series: &Line, points: &[&Point], x: &impl Fn(u32) -> f64, y: &impl Fn(f64) -> f64) {
-    let path: Vec<String> = points.iter().map(|point| format!("{},{}", n(x(point.depth)), n(y(point.median)))).collect();
+fn curve(
+    out: &mut String,
+    series: &Line,
+    points: &[&Point],
+    x: &impl Fn(u32) -> f64,
+    y: &impl Fn(f64) -> f64,
+) {
+    let path: Vec<String> =
+        points.iter().map(|point| format!("{},{}", n(x(point.depth)), n(y(point.median)))).collect();
     let class = &series.class;
     let _ = write!(out, r#"<polyline class="curve {class}" points="{}"/>"#, path.join(" "));
     for point in points {
         let at = x(point.depth);
         line(out, &format!("curve range {class}"), (at, y(point.min)), (at, y(point.max)));
-        let hint = format!("{}, depth {}: {} us", series.label, point.depth, figure::measure(point.median));
+        let hint = format!("{}, depth {}: {} µs", series.label, point.depth, figure::measure(point.median));
         let (cx, cy) = (n(at), n(y(point.median)));
         let _ = write!(
             out,
@@ -263,9 +279,12 @@ fn end_labels(out: &mut String, mut ends: Vec<(f64, f64, &Line)>, top: f64) {
         limit = *place - LABEL_GAP;
     }
     for ((from, end_x, series), place) in ends.into_iter().zip(places) {
-        line(out, "tie", (end_x + 4.0, from), (PLOT_RIGHT + 12.0, place));
+        line(out, "tie", (end_x + 4.0, from), (PLOT_RIGHT + 10.0, place));
+        // A piece of the line itself, since policies differ only in their dashes.
+        let class = format!("curve {}", series.class);
+        line(out, &class, (PLOT_RIGHT + 10.0, place), (PLOT_RIGHT + 27.0, place));
         let class = format!("end {}", series.class);
-        text(out, &class, PLOT_RIGHT + 15.0, place + 4.0, &shortened(&series.label, LABEL_CHARS));
+        text(out, &class, PLOT_RIGHT + 31.0, place + 4.0, &shortened(&series.label, LABEL_CHARS));
     }
 }
 
@@ -282,5 +301,5 @@ const LABEL_CHARS: usize = 19;
 const HEADING_CHARS: usize = 60;
 const PANEL: f64 = 140.0;
 const PLOT_LEFT: f64 = 40.0;
-const PLOT_RIGHT: f64 = 262.0;
+const PLOT_RIGHT: f64 = 246.0;
 const LABEL_GAP: f64 = 13.5;

@@ -85,18 +85,23 @@ struct Table {
 impl Table {
     fn of(comparison: &Comparison, labels: &Labels, group: &[&Row]) -> Table {
         let percentiles = percentiles(group);
-        let mut head: Vec<String> = ["Subject", "Target", "Runs", "IOPS", "IOPS range", "MB/s", "mean"].map(Into::into).into();
+        let mut head: Vec<String> =
+            ["Subject", "Target", "Runs", "IOPS", "IOPS range", "MB/s", "mean"].map(Into::into).into();
         head.extend(percentiles.iter().map(|at| format!("p{}", f64::from(*at) / 100.0)));
-        head.extend(["max", "CPU target", "CPU initiator", "% CPU per Gbit/s", "Share of ceiling"].map(Into::into));
+        head.extend(
+            ["max", "CPU target", "CPU initiator", "% CPU per Gbit/s", "Share of ceiling"].map(Into::into),
+        );
         let row = |row: &&Row| {
             let cell = |figure: Figure| or_dash(row.median(figure).map(figure::measure));
             let range = row.figure(Figure::Iops).filter(|_| row.runs.len() > 1);
-            let range = range.map(|range| format!("{} to {}", figure::count(range.min), figure::count(range.max)));
+            let range =
+                range.map(|range| format!("{} to {}", figure::count(range.min), figure::count(range.max)));
             let iops = row.median(Figure::Iops).map(figure::count);
             let mut cells = vec![labels.label(row), row.target.clone(), row.runs.len().to_string()];
             cells.extend([or_dash(iops), or_dash(range), cell(Figure::MbPerSecond), cell(Figure::Mean)]);
             cells.extend(percentiles.iter().map(|&at| cell(Figure::Percentile(at))));
-            cells.extend([Figure::Max, Figure::TargetCpu, Figure::InitiatorCpu, Figure::CpuPerGbit].map(cell));
+            cells
+                .extend([Figure::Max, Figure::TargetCpu, Figure::InitiatorCpu, Figure::CpuPerGbit].map(cell));
             cells.push(or_dash(comparison.share_of_ceiling(row).map(figure::percent)));
             cells
         };

@@ -2,6 +2,7 @@
 
 use super::PublishedFigure;
 use super::chart::{Bar, BarGroup, Bars, Line, Lines, Point};
+use super::svg;
 use crate::figure::{self, Figure, Labels};
 use crate::result::{Comparison, Kind, Row};
 
@@ -11,6 +12,8 @@ pub(super) struct Section {
     pub(super) id: &'static str,
     pub(super) title: &'static str,
     pub(super) note: String,
+    /// (class, what that colour means), where the charts do not say so themselves.
+    pub(super) legend: &'static [(&'static str, &'static str)],
     /// Measured by us, or taken from elsewhere.
     pub(super) published: bool,
     pub(super) blocks: Vec<Block>,
@@ -46,11 +49,17 @@ pub(super) fn measured(comparison: &Comparison, labels: &Labels) -> Vec<Section>
 }
 
 /// The section about the published figures; none if there are none.
-pub(super) fn published(comparison: &Comparison, labels: &Labels, figures: &[PublishedFigure]) -> Option<Section> {
+pub(super) fn published(
+    comparison: &Comparison,
+    labels: &Labels,
+    figures: &[PublishedFigure],
+) -> Option<Section> {
     let mut blocks: Vec<Block> = Vec::new();
     for chunk in figures.chunk_by(|a, b| a.study == b.study) {
         let mut cards = Vec::new();
-        for same in chunk.chunk_by(|a, b| (a.rw, a.bs, a.iodepth, &a.unit) == (b.rw, b.bs, b.iodepth, &b.unit)) {
+        for same in
+            chunk.chunk_by(|a, b| (a.rw, a.bs, a.iodepth, &a.unit) == (b.rw, b.bs, b.iodepth, &b.unit))
+        {
             cards.push(published_card(comparison, labels, same));
         }
         blocks.push(Block { title: chunk[0].study.clone(), cards });
@@ -61,6 +70,7 @@ pub(super) fn published(comparison: &Comparison, labels: &Labels, figures: &[Pub
         note: "Outlined bars are other people's figures, taken on other machines, networks and disks. They are here to \
                compare shapes (which protocol leads, and by how much), not absolute numbers."
             .into(),
+        legend: &[],
         published: true,
         blocks,
     });
@@ -75,6 +85,7 @@ fn iops(labels: &Labels, groups: &[Group]) -> Section {
         note: "Median of all runs; dots are the runs themselves, and the line through them is their spread. Longer is \
                better. Each chart has its own axis."
             .into(),
+        legend: &[],
         published: false,
         blocks: by_block_size(groups, cards),
     }
@@ -92,6 +103,7 @@ fn throughput(labels: &Labels, groups: &[Group]) -> Section {
         note: "Payload in decimal megabytes per second, at the greatest depth measured for each block size. Longer is \
                better. A local volume that dwarfs the rest is drawn broken."
             .into(),
+        legend: &[],
         published: false,
         blocks: vec![Block { title: String::new(), cards: cards.collect() }],
     }
@@ -99,9 +111,9 @@ fn throughput(labels: &Labels, groups: &[Group]) -> Section {
 
 fn latency(labels: &Labels, groups: &[Group]) -> Section {
     let mut cards = Vec::new();
-    for family in families(groups, |a, b| {
-        (a.rw, a.bs, figure::modifiers(a)) == (b.rw, b.bs, figure::modifiers(b))
-    }) {
+    for family in
+        families(groups, |a, b| (a.rw, a.bs, figure::modifiers(a)) == (b.rw, b.bs, figure::modifiers(b)))
+    {
         let mut depths: Vec<u32> = family.iter().map(|group| group[0].job.iodepth).collect();
         depths.sort_unstable();
         depths.dedup();
@@ -115,14 +127,15 @@ fn latency(labels: &Labels, groups: &[Group]) -> Section {
         );
         let panels = vec![panel("mean", Figure::Mean), panel("p99", Figure::P99)];
         let svg = Lines { title: format!("Latency against depth, {title}"), depths, panels }.draw();
-        cards.push(Card { title, unit: "us".into(), svg });
+        cards.push(Card { title, unit: "µs".into(), svg });
     }
     Section {
         id: "latency",
         title: "Latency against depth",
-        note: "From submit to completion, in microseconds, both axes logarithmic. Lower is better. Of a mixed job the \
-               slower direction is shown."
+        note: "From submit to completion, in microseconds, both axes logarithmic. Lower is better. The local volume \
+               is left out, and of a mixed job the slower direction is shown."
             .into(),
+        legend: &[],
         published: false,
         blocks: vec![Block { title: String::new(), cards }],
     }
@@ -132,7 +145,10 @@ fn latency_lines(labels: &Labels, family: &[&Group], figure: Figure) -> Vec<Line
     let mut lines: Vec<Line> = Vec::new();
     let mut groups: Vec<&&Group> = family.iter().collect();
     groups.sort_by_key(|group| group[0].job.iodepth);
-    for row in groups.into_iter().flat_map(|group| group.iter()) {
+    let only_local = family.iter().all(|group| group.iter().all(|row| row.kind == Kind::Local));
+    // A local volume is so much faster that the axis would have no room left to tell the protocols apart.
+    let shown = |row: &&&Row| only_local || row.kind != Kind::Local;
+    for row in groups.into_iter().flat_map(|group| group.iter().filter(shown)) {
         let Some(spread) = row.figure(figure) else { continue };
         let point = Point { depth: row.job.iodepth, median: spread.median, min: spread.min, max: spread.max };
         let label = labels.label(row);
@@ -158,7 +174,14 @@ fn share(comparison: &Comparison, labels: &Labels, groups: &[Group]) -> Section 
         let title = figure::bytes(u64::from(family[0][0].job.bs));
         let groups = family.into_iter().map(group).filter(|group| !group.bars.is_empty()).collect();
         let title_text = format!("Share of the ceiling, {title}");
-        let svg = Bars { title: title_text, groups, shown: figure::percent, reference: Some(1.0) }.draw();
+        let svg = Bars {
+            title: title_text,
+            groups,
+            shown: figure::percent,
+            axis: svg::tick_percent,
+            reference: Some(1.0),
+        }
+        .draw();
         Card { title, unit: "% of the ceiling's IOPS".into(), svg }
     });
     Section {
@@ -168,6 +191,7 @@ fn share(comparison: &Comparison, labels: &Labels, groups: &[Group]) -> Section 
                depth and connections. “never” is held against the one that sleeps, “always” against the one \
                that spins, “adaptive” against the faster of the two. The line is 100%."
             .into(),
+        legend: &[],
         published: false,
         blocks: vec![Block { title: String::new(), cards: cards.collect() }],
     }
@@ -177,7 +201,8 @@ fn cpu_per_gbit(labels: &Labels, groups: &[Group]) -> Section {
     let cards = across_block_sizes(groups).into_iter().map(|groups| Card {
         title: figure::pattern(groups[0][0].job.rw).into(),
         unit: "% of a core per Gbit/s".into(),
-        svg: bars(labels, &groups, Figure::CpuPerGbit, figure::measure, "Per cent of a core per Gbit/s").draw(),
+        svg: bars(labels, &groups, Figure::CpuPerGbit, figure::measure, "Per cent of a core per Gbit/s")
+            .draw(),
     });
     Section {
         id: "cpu-per-gbit",
@@ -185,6 +210,7 @@ fn cpu_per_gbit(labels: &Labels, groups: &[Group]) -> Section {
         note: "Per cent of one core, target and initiator together, for each Gbit/s of payload, at the greatest depth \
                measured for each block size. Shorter is better."
             .into(),
+        legend: &[],
         published: false,
         blocks: vec![Block { title: String::new(), cards: cards.collect() }],
     }
@@ -196,22 +222,23 @@ fn cpu_per_io(labels: &Labels, groups: &[Group]) -> Section {
             let side = |figure, class: &str| row.median(figure).map(|us| (us, class.to_owned()));
             let sides = [side(Figure::TargetCpu, "target"), side(Figure::InitiatorCpu, "initiator")];
             let parts: Vec<_> = sides.into_iter().flatten().collect();
-            let both = |run| Some(Figure::TargetCpu.of(row.kind, run)? + Figure::InitiatorCpu.of(row.kind, run)?);
+            let both =
+                |run| Some(Figure::TargetCpu.of(row.kind, run)? + Figure::InitiatorCpu.of(row.kind, run)?);
             let runs = row.runs.iter().filter_map(both).collect();
             (!parts.is_empty()).then(|| Bar { label: labels.label(row), parts, runs, may_break: false })
         });
         let title = figure::title_within_size(&group[0].job);
         let groups = vec![BarGroup { heading: String::new(), bars: bars.collect() }];
         let name = format!("Processor microseconds for each I/O, {}", figure::title(&group[0].job));
-        let svg = Bars { title: name, groups, shown: figure::measure, reference: None }.draw();
-        Card { title, unit: "us".into(), svg }
+        let svg =
+            Bars { title: name, groups, shown: figure::measure, axis: svg::tick, reference: None }.draw();
+        Card { title, unit: "µs".into(), svg }
     };
     Section {
         id: "cpu-per-io",
         title: "Processor time for each I/O",
-        note: "Microseconds of the target (dark) and of the initiator (light), user and system together. Shorter is \
-               better."
-            .into(),
+        note: "Microseconds of processor time, user and system together. Shorter is better.".into(),
+        legend: &[("target", "target"), ("initiator", "initiator")],
         published: false,
         blocks: by_block_size(groups, card),
     }
@@ -245,15 +272,20 @@ fn published_card(comparison: &Comparison, labels: &Labels, figures: &[Published
     let depth = if first.iodepth > 0 { format!(", depth {}", first.iodepth) } else { String::new() };
     let title = format!("{} {}{depth}", figure::bytes(u64::from(first.bs)), figure::pattern(first.rw));
     let name = format!("{title}, published figures beside measured ones");
-    let svg = Bars { title: name, groups, shown, reference: None }.draw();
-    Card { title, unit: first.unit.clone(), svg }
+    let svg = Bars { title: name, groups, shown, axis: svg::tick, reference: None }.draw();
+    let unit = if first.unit == "us" { "µs".into() } else { first.unit.clone() };
+    Card { title, unit, svg }
 }
 
 fn bar_card(labels: &Labels, group: &Group, figure: Figure, unit: &str, shown: fn(f64) -> String) -> Card {
     let title = figure::title_within_size(&group[0].job);
     let groups = vec![bar_group(labels, group, figure, String::new())];
     let name = format!("{unit}, {}", figure::title(&group[0].job));
-    Card { title, unit: unit.into(), svg: Bars { title: name, groups, shown, reference: None }.draw() }
+    Card {
+        title,
+        unit: unit.into(),
+        svg: Bars { title: name, groups, shown, axis: svg::tick, reference: None }.draw(),
+    }
 }
 
 /// A chart with a heading for each block size.
@@ -264,7 +296,13 @@ fn bars(labels: &Labels, groups: &[&Group], figure: Figure, shown: fn(f64) -> St
     };
     let title = format!("{name}, {}", figure::pattern(groups[0][0].job.rw));
     let groups = groups.iter().map(|group| bar_group(labels, group, figure, heading(group)));
-    Bars { title, groups: groups.filter(|group| !group.bars.is_empty()).collect(), shown, reference: None }
+    Bars {
+        title,
+        groups: groups.filter(|group| !group.bars.is_empty()).collect(),
+        shown,
+        axis: svg::tick,
+        reference: None,
+    }
 }
 
 fn bar_group(labels: &Labels, rows: &[&Row], figure: Figure, heading: String) -> BarGroup {

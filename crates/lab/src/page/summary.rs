@@ -62,11 +62,11 @@ fn rate(comparison: &Comparison, labels: &Labels, group: &[&Row]) -> Option<Tile
 
 fn latency(labels: &Labels, group: &[&Row]) -> Option<Tile> {
     let best = Best::of(labels, group, Figure::Mean, false)?;
-    let p99 = best.row.median(Figure::P99).map(|p99| format!(", p99 {} us", figure::measure(p99)));
+    let p99 = best.row.median(Figure::P99).map(|p99| format!(", p99 {} µs", figure::measure(p99)));
     Some(Tile {
         about: "Latency",
         value: figure::measure(best.value),
-        unit: "us mean",
+        unit: "µs mean",
         sentence: format!("{}{}.{}", figure::title(&best.row.job), p99.unwrap_or_default(), best.ties),
         who: best.who,
     })
@@ -79,7 +79,12 @@ fn throughput(labels: &Labels, groups: &[&Vec<&Row>]) -> Option<Tile> {
         about: "Throughput",
         value: figure::measure(best.value),
         unit: "MB/s",
-        sentence: format!("{}, {:.1} Gbit/s of payload.{}", figure::title(&best.row.job), best.value * 0.008, best.ties),
+        sentence: format!(
+            "{}, {:.1} Gbit/s of payload.{}",
+            figure::title(&best.row.job),
+            best.value * 0.008,
+            best.ties
+        ),
         who: best.who,
     })
 }
@@ -93,7 +98,7 @@ fn processor(labels: &Labels, group: &[&Row]) -> Option<Tile> {
         value: figure::measure(best.value),
         unit: "% per Gbit/s",
         sentence: format!(
-            "{}: {target} us of the target and {initiator} us of the initiator for each I/O.{}",
+            "{}: {target} µs of the target and {initiator} µs of the initiator for each I/O.{}",
             figure::title(&best.row.job),
             best.ties
         ),
@@ -112,7 +117,9 @@ struct Best<'a> {
 impl<'a> Best<'a> {
     fn of(labels: &Labels, group: &[&'a Row], figure: Figure, most: bool) -> Option<Best<'a>> {
         let rows = || group.iter().filter(|row| row.kind == Kind::Protocol);
-        let ranked = rows().filter_map(|row| Some((*row, row.figure(figure)?))).filter(|(_, spread)| spread.median > 0.0);
+        let ranked = rows()
+            .filter_map(|row| Some((*row, row.figure(figure)?)))
+            .filter(|(_, spread)| spread.median > 0.0);
         let order = |a: f64, b: f64| if most { a.total_cmp(&b) } else { b.total_cmp(&a) };
         let (row, own) = ranked.clone().max_by(|a, b| order(a.1.median, b.1.median))?;
         let near = ranked.filter(|(other, spread)| {
@@ -122,7 +129,7 @@ impl<'a> Best<'a> {
         let near: Vec<String> = near.map(|(other, _)| labels.label(other)).collect();
         let ties = match near.as_slice() {
             [] => String::new(),
-            names => format!(" Within its spread: {}.", names.join(", ")),
+            names => format!(" Their runs overlap: {}.", names.join(", ")),
         };
         Some(Best { row, value: own.median, who: labels.label(row), ties })
     }

@@ -37,14 +37,8 @@ pub(super) fn text(out: &mut String, class: &str, x: f64, y: f64, text: &str) {
 
 /// A line element.
 pub(super) fn line(out: &mut String, class: &str, (x1, y1): (f64, f64), (x2, y2): (f64, f64)) {
-    let _ = write!(
-        out,
-        r#"<line class="{class}" x1="{}" y1="{}" x2="{}" y2="{}"/>"#,
-        n(x1),
-        n(y1),
-        n(x2),
-        n(y2)
-    );
+    let _ =
+        write!(out, r#"<line class="{class}" x1="{}" y1="{}" x2="{}" y2="{}"/>"#, n(x1), n(y1), n(x2), n(y2));
 }
 
 /// The whole element around a drawing. `title` and `description` are what a screen reader says in its place.
@@ -53,6 +47,20 @@ pub(super) fn framed(height: f64, title: &str, description: &str, body: &str) ->
     format!(
         r#"<svg role="img" aria-label="{title}. {description}" viewBox="0 0 {WIDTH} {height}" xmlns="http://www.w3.org/2000/svg">{body}</svg>"#
     )
+}
+
+/// A round number without needless zeros: 0.5, 20, 100k, 1M.
+pub(super) fn tick(value: f64) -> String {
+    let units = [(1e9, "G"), (1e6, "M"), (1e3, "k")];
+    let unit = units.into_iter().find(|&(unit, _)| value >= unit * 0.9999);
+    let (unit, suffix) = unit.unwrap_or((1.0, ""));
+    let digits = format!("{:.3}", value / unit);
+    format!("{}{suffix}", digits.trim_end_matches('0').trim_end_matches('.'))
+}
+
+/// A round fraction in per cent.
+pub(super) fn tick_percent(value: f64) -> String {
+    format!("{}%", tick(value * 100.0))
 }
 
 /// At most so many characters, the last an ellipsis if some are missing.
@@ -70,7 +78,8 @@ pub(super) fn linear_ticks(most: f64) -> Vec<f64> {
     }
     let rough = most / 5.0;
     let power = 10f64.powf(rough.log10().floor());
-    let step = [1.0, 2.0, 5.0, 10.0].map(|factor| factor * power).into_iter().find(|&step| step >= rough * 0.999);
+    let step =
+        [1.0, 2.0, 5.0, 10.0].map(|factor| factor * power).into_iter().find(|&step| step >= rough * 0.999);
     let step = step.unwrap_or(power * 10.0);
     let count = (most / step * 0.9999).ceil().max(1.0) as u32;
     (0..=count).map(|tick| f64::from(tick) * step).collect()
@@ -98,6 +107,13 @@ mod tests {
         assert_eq!(linear_ticks(1.0), [0.0, 0.2, 0.4, 0.6000000000000001, 0.8, 1.0]);
         assert_eq!(linear_ticks(0.0), [0.0, 1.0]);
         assert_eq!(linear_ticks(f64::NAN), [0.0, 1.0]);
+    }
+
+    #[test]
+    fn ticks_are_written_without_needless_zeros() {
+        let written = [0.0, 0.1, 0.6000000000000001, 20.0, 1000.0, 2500.0, 1e6].map(tick);
+        assert_eq!(written, ["0", "0.1", "0.6", "20", "1k", "2.5k", "1M"]);
+        assert_eq!(tick_percent(0.2), "20%");
     }
 
     #[test]
