@@ -149,7 +149,7 @@ impl Table<'_> {
         let range = |of: fn(&Row) -> u64| Some((rows().map(of).min()?, rows().map(of).max()?));
         let runs = match range(|row| row.runs.len() as u64) {
             None => return "Nothing was measured.".into(),
-            Some((1, 1)) => "One run each: no spread".to_owned(),
+            Some((1, 1)) => "One run each, so no spread,".to_owned(),
             Some((least, most)) if least == most => format!("Medians of {most} runs"),
             Some((least, most)) => format!("Medians of {least} to {most} runs"),
         };

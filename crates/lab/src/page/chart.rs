@@ -294,12 +294,12 @@ const TOP: f64 = 4.0;
 const ROW: f64 = 21.0;
 const BAR: f64 = 14.0;
 /// Where bars begin: room for [`LABEL_CHARS`] before it.
-const LEFT: f64 = 124.0;
+const LEFT: f64 = 120.0;
 /// Length of the axis: leaves room for a value behind the longest bar.
-const SPAN: f64 = 222.0;
+const SPAN: f64 = 184.0;
 const LABEL_CHARS: usize = 19;
-const HEADING_CHARS: usize = 60;
+const HEADING_CHARS: usize = 52;
 const PANEL: f64 = 140.0;
 const PLOT_LEFT: f64 = 40.0;
-const PLOT_RIGHT: f64 = 246.0;
+const PLOT_RIGHT: f64 = 206.0;
 const LABEL_GAP: f64 = 13.5;

@@ -86,10 +86,11 @@ impl Table {
     fn of(comparison: &Comparison, labels: &Labels, group: &[&Row]) -> Table {
         let percentiles = percentiles(group);
         let mut head: Vec<String> =
-            ["Subject", "Target", "Runs", "IOPS", "IOPS range", "MB/s", "mean"].map(Into::into).into();
+            ["Subject", "Runs", "IOPS", "IOPS range", "MB/s", "mean"].map(Into::into).into();
         head.extend(percentiles.iter().map(|at| format!("p{}", f64::from(*at) / 100.0)));
         head.extend(
-            ["max", "CPU target", "CPU initiator", "% CPU per Gbit/s", "Share of ceiling"].map(Into::into),
+            ["max", "CPU target", "CPU initiator", "% CPU per Gbit/s", "Share of ceiling", "Target"]
+                .map(Into::into),
         );
         let row = |row: &&Row| {
             let cell = |figure: Figure| or_dash(row.median(figure).map(figure::measure));
@@ -97,12 +98,13 @@ impl Table {
             let range =
                 range.map(|range| format!("{} to {}", figure::count(range.min), figure::count(range.max)));
             let iops = row.median(Figure::Iops).map(figure::count);
-            let mut cells = vec![labels.label(row), row.target.clone(), row.runs.len().to_string()];
+            let mut cells = vec![labels.label(row), row.runs.len().to_string()];
             cells.extend([or_dash(iops), or_dash(range), cell(Figure::MbPerSecond), cell(Figure::Mean)]);
             cells.extend(percentiles.iter().map(|&at| cell(Figure::Percentile(at))));
             cells
                 .extend([Figure::Max, Figure::TargetCpu, Figure::InitiatorCpu, Figure::CpuPerGbit].map(cell));
             cells.push(or_dash(comparison.share_of_ceiling(row).map(figure::percent)));
+            cells.push(row.target.clone());
             cells
         };
         let mut run_head: Vec<String> = ["Subject", "Run"].map(Into::into).into();

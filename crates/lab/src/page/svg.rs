@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 /// Width of every chart in user units. Charts are drawn for a narrow column, so that their text stays readable on a
 /// telephone, and wide screens show several side by side.
-pub(super) const WIDTH: f64 = 400.0;
+pub(super) const WIDTH: f64 = 360.0;
 
 /// A number of user units without needless digits.
 pub(super) fn n(value: f64) -> String {
