@@ -156,12 +156,20 @@ pub fn bytes(bytes: u64) -> String {
     whole.map_or_else(|| format!("{bytes} B"), |(unit, name)| format!("{} {name}", bytes / unit))
 }
 
-/// A machine in words: "AMD EPYC, 2 cores, 7.8 GiB, Linux 6.18.44".
+/// A machine in words, without what is not known: "AMD EPYC, 2 cores, 7.8 GiB, Linux 6.18.44".
 #[must_use]
 pub fn machine(machine: &Machine) -> String {
     let Machine { cpu, cores, kernel, memory_bytes } = machine;
     let memory_gib = *memory_bytes as f64 / f64::from(1 << 30);
-    format!("{cpu}, {cores} cores, {memory_gib:.1} GiB, Linux {kernel}")
+    let known = |text: &str| text != UNKNOWN && !text.is_empty();
+    let parts = [
+        known(cpu).then(|| cpu.clone()),
+        (*cores > 0).then(|| format!("{cores} {}", if *cores == 1 { "core" } else { "cores" })),
+        (*memory_bytes > 0).then(|| format!("{memory_gib:.1} GiB")),
+        known(kernel).then(|| format!("Linux {kernel}")),
+    ];
+    let parts: Vec<String> = parts.into_iter().flatten().collect();
+    if parts.is_empty() { "unknown machine".into() } else { parts.join(", ") }
 }
 
 /// Milliseconds as seconds: 2 s, 0.5 s.
@@ -243,10 +251,23 @@ fn cpu_per_gbit(kind: Kind, run: &Run) -> Option<f64> {
     (bits > 0.0).then(|| both_ns * 100.0 / bits)
 }
 
+/// What a [`Machine`] has in place of a name that could not be found out.
+pub(crate) const UNKNOWN: &str = "unknown";
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::result::Direction;
+
+    #[test]
+    fn a_machine_is_described_by_what_is_known_of_it() {
+        let mut known = Machine { cpu: "Z80".into(), cores: 1, kernel: "6.1".into(), memory_bytes: 3 << 29 };
+        assert_eq!(machine(&known), "Z80, 1 core, 1.5 GiB, Linux 6.1");
+        (known.cpu, known.memory_bytes) = (UNKNOWN.into(), 0);
+        assert_eq!(machine(&known), "1 core, Linux 6.1");
+        (known.cores, known.kernel) = (0, String::new());
+        assert_eq!(machine(&known), "unknown machine");
+    }
 
     #[test]
     fn counts_have_three_digits_and_a_suffix() {

@@ -2,6 +2,7 @@
 //!
 //! A report must never fail because a machine does not say what it is: what cannot be found out is "unknown" or 0.
 
+use crate::figure::UNKNOWN;
 use crate::result::Machine;
 use std::fs;
 use std::thread::available_parallelism;
@@ -55,7 +56,7 @@ fn tidy(text: &str) -> Option<String> {
 }
 
 fn unknown() -> String {
-    "unknown".into()
+    UNKNOWN.into()
 }
 
 #[cfg(test)]

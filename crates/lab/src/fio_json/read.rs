@@ -1,6 +1,7 @@
 //! Reading reports back, ours and fio's.
 
 use super::{FORMAT, Header};
+use crate::figure::UNKNOWN;
 use crate::job::{Job, Rw, Verify};
 use crate::result::{Comparison, Direction, Kind, Latency, Machine, Row, Run};
 use crate::when;
@@ -120,7 +121,7 @@ fn fio_report(document: &Value, jobs: &[Value]) -> Result<Comparison, ReportErro
         command: version.to_owned(),
         started: when::rfc3339(integer(document, "timestamp")),
         version: version.to_owned(),
-        machine: Machine { cpu: "unknown".into(), cores: 0, kernel: "unknown".into(), memory_bytes: 0 },
+        machine: Machine { cpu: UNKNOWN.into(), cores: 0, kernel: UNKNOWN.into(), memory_bytes: 0 },
         suite: None,
         rows,
         skipped: Vec::new(),

@@ -115,6 +115,8 @@ fn latency(labels: &Labels, groups: &[Group]) -> Section {
         families(groups, |a, b| (a.rw, a.bs, figure::modifiers(a)) == (b.rw, b.bs, figure::modifiers(b)))
     {
         let mut depths: Vec<u32> = family.iter().map(|group| group[0].job.iodepth).collect();
+        // A report from elsewhere may say 0, which a logarithmic axis has no place for.
+        depths.retain(|&depth| depth > 0);
         depths.sort_unstable();
         depths.dedup();
         let job = &family[0][0].job;
@@ -147,7 +149,7 @@ fn latency_lines(labels: &Labels, family: &[&Group], figure: Figure) -> Vec<Line
     groups.sort_by_key(|group| group[0].job.iodepth);
     let only_local = family.iter().all(|group| group.iter().all(|row| row.kind == Kind::Local));
     // A local volume is so much faster that the axis would have no room left to tell the protocols apart.
-    let shown = |row: &&&Row| only_local || row.kind != Kind::Local;
+    let shown = |row: &&&Row| row.job.iodepth > 0 && (only_local || row.kind != Kind::Local);
     for row in groups.into_iter().flat_map(|group| group.iter().filter(shown)) {
         let Some(spread) = row.figure(figure) else { continue };
         let point = Point { depth: row.job.iodepth, median: spread.median, min: spread.min, max: spread.max };
