@@ -1,7 +1,7 @@
 //! The terminal table: one block for each job, one line for each subject.
 //!
 //! Every number is the median over the runs. Where the terminal is too narrow for all columns, those that say least
-//! are left out, see [`Column::keep`].
+//! are left out, see `Column::keep`.
 
 use crate::figure::{self, Figure, Labels};
 use crate::result::{Comparison, Row};
