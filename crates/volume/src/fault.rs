@@ -189,7 +189,8 @@ mod tests {
 
     #[test]
     fn without_a_matching_request_it_is_a_volume_like_any() {
-        let volume = faulty(Fault { offset: 40 << 20, ops: OpSet::NONE.with(OpKind::Read), ..Fault::default() });
+        let volume =
+            faulty(Fault { offset: 40 << 20, ops: OpSet::NONE.with(OpKind::Read), ..Fault::default() });
         conformance::run(&mut Harness::on_test_core(Arc::new(volume)));
     }
 

@@ -130,7 +130,8 @@ impl Channel for LogChannel {
     fn submit(&mut self, io: Io) {
         let Io { tag, op, offset, len, .. } = io;
         let at = self.core.now();
-        let record = LogRecord { channel: self.channel, tag, op, offset, len, at, event: LogEvent::Submitted };
+        let record =
+            LogRecord { channel: self.channel, tag, op, offset, len, at, event: LogEvent::Submitted };
         self.sink.record(&record);
         let tag = self.in_flight.insert(record);
         self.inner.submit(Io { tag, ..io });

@@ -26,7 +26,13 @@ pub(crate) struct PacedChannel<P> {
 }
 
 impl<P: Pace> PacedChannel<P> {
-    pub(crate) fn new(inner: Box<dyn Channel>, pace: P, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Self {
+    pub(crate) fn new(
+        inner: Box<dyn Channel>,
+        pace: P,
+        core: &Rc<dyn Core>,
+        depth: u32,
+        waker: Waker,
+    ) -> Self {
         let depth = depth as usize;
         PacedChannel {
             inner,

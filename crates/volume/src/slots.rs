@@ -16,7 +16,8 @@ impl<T> Slots<T> {
 
     #[inline]
     pub(crate) fn insert(&mut self, value: T) -> Tag {
-        let index = self.free.pop().expect("no more I/O in flight than the depth that the channel was opened with");
+        let index =
+            self.free.pop().expect("no more I/O in flight than the depth that the channel was opened with");
         self.slots[index as usize] = Some(value);
         Tag(index.into())
     }

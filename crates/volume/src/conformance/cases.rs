@@ -127,7 +127,9 @@ pub(super) fn a_full_queue_completes_every_tag_once(harness: &mut Harness) -> Ou
         client.expect_silence()?;
         for slot in 0..u64::from(DEPTH) {
             match (slot + round) % 8 {
-                1 if round != 0 => harness.expect_content(&mut client, slot * area, &vec![0; len as usize])?,
+                1 if round != 0 => {
+                    harness.expect_content(&mut client, slot * area, &vec![0; len as usize])?
+                }
                 0 | 7 => {
                     harness.expect_content(&mut client, slot * area, &pattern(slot * area, len, salt))?;
                 }
@@ -142,14 +144,17 @@ pub(super) fn misfits_are_refused(harness: &mut Harness) -> Outcome {
     let mut client = harness.client(1)?;
     let info = harness.info();
     let edge = 64 << 10;
-    let (first, last) = (pattern(0, edge, harness.seed + 500), pattern(info.size - edge, edge, harness.seed + 501));
+    let (first, last) =
+        (pattern(0, edge, harness.seed + 500), pattern(info.size - edge, edge, harness.seed + 501));
     client.write(0, &first)?;
     client.write(info.size - edge, &last)?;
     for (op, offset, len, data_len, expected) in misfits(&info) {
         let data = data_len.map(|len: u64| SgList::one(Memory::from_heap(len as usize).seg(0, len as usize)));
         let result = client.call(Io { tag: Tag(u64::MAX), op, offset, len, data })?;
         if result.as_ref().err() != Some(&expected) {
-            return fail!("{op:?} of {len} bytes at {offset}, {data_len:?} in its list: {result:?}, not {expected:?}");
+            return fail!(
+                "{op:?} of {len} bytes at {offset}, {data_len:?} in its list: {result:?}, not {expected:?}"
+            );
         }
     }
     harness.expect_content(&mut client, 0, &first)?;
@@ -165,7 +170,9 @@ fn misfits(info: &VolumeInfo) -> Vec<Misfit> {
     for op in [Op::Read, WRITE, ZEROES, DISCARD, Op::Prefetch, Op::BlockStatus] {
         let list = |len| (op == WRITE).then_some(len);
         let last_block = u64::MAX - (block - 1);
-        for (offset, len) in [(size, block), (size - block, 2 * block), (last_block, block), (last_block, 4 * block)] {
+        for (offset, len) in
+            [(size, block), (size - block, 2 * block), (last_block, block), (last_block, 4 * block)]
+        {
             misfits.push((op, offset, len, list(len), IoError::OutOfRange));
         }
         misfits.push((op, 0, size + block, list(block), IoError::OutOfRange));
@@ -266,7 +273,8 @@ pub(super) fn a_dropped_channel_does_no_harm(harness: &mut Harness) -> Outcome {
     for _ in 0..3 {
         let mut client: Client = harness.client(DEPTH)?;
         for slot in 0..u64::from(DEPTH) {
-            let list = (slot % 2 == 0).then(|| SgList::one(Memory::from_heap(len as usize).seg(0, len as usize)));
+            let list =
+                (slot % 2 == 0).then(|| SgList::one(Memory::from_heap(len as usize).seg(0, len as usize)));
             client.submit(Io { data: list, ..Io::new(Tag(slot), Op::Read, 0, len) });
         }
         client.start();

@@ -37,7 +37,8 @@ impl<'a> Client<'a> {
         turn: Turn<'a>,
     ) -> Outcome<Client<'a>> {
         let woken = ReadyList::new();
-        let channel = volume.open(core, depth, woken.waker(0)).or_else(|error| fail!("does not open: {error}"))?;
+        let channel =
+            volume.open(core, depth, woken.waker(0)).or_else(|error| fail!("does not open: {error}"))?;
         Ok(Client {
             channel,
             depth,
@@ -115,7 +116,10 @@ impl<'a> Client<'a> {
     /// # Errors
     /// If it does not complete; what it completes with is inside.
     pub fn call(&mut self, io: Io) -> Result<Result<Output, IoError>, Failure> {
-        assert!(self.in_flight.is_empty() && self.arrived.is_empty(), "the test has other requests in flight");
+        assert!(
+            self.in_flight.is_empty() && self.arrived.is_empty(),
+            "the test has other requests in flight"
+        );
         self.submit(io);
         Ok(self.wait()?.result)
     }
@@ -181,7 +185,11 @@ impl<'a> Client<'a> {
 /// What a read brought.
 pub(super) fn data_of(output: Output, len: u64) -> Outcome<Vec<u8>> {
     let Output::Data(list) = output else { return fail!("a read brought {output:?}") };
-    if list.len() as u64 == len { Ok(list.to_vec()) } else { fail!("a read of {len} bytes brought {}", list.len()) }
+    if list.len() as u64 == len {
+        Ok(list.to_vec())
+    } else {
+        fail!("a read of {len} bytes brought {}", list.len())
+    }
 }
 
 /// Unlike any index, as a submitter's tags may be.

@@ -57,7 +57,8 @@ impl TestCore {
     /// Moves the clock to `when`, unless it is later already, and wakes who asked for a time up to then.
     pub fn advance_to(&self, when: Instant) {
         self.now.set(self.now.get().max(when));
-        let due = |(&(when, nth), _): (&(Instant, u64), &Waker)| (when <= self.now.get()).then_some((when, nth));
+        let due =
+            |(&(when, nth), _): (&(Instant, u64), &Waker)| (when <= self.now.get()).then_some((when, nth));
         loop {
             let first = self.timers.borrow().first_key_value().and_then(due);
             let Some(key) = first else { return };

@@ -81,7 +81,7 @@ impl Walk {
         };
         // Mostly small, now and then large; mostly anywhere, now and then on a unit that volumes care for.
         let blocks = self.window / self.block;
-        let most = [8, 32, 256, 2048][random.below(4) as usize].min(blocks);
+        let most = [8, 8, 8, 32, 32, 256, 256, 2048][random.below(8) as usize].min(blocks);
         let mut len = 1 + random.below(most);
         let mut first = random.below(blocks - len + 1);
         if random.below(4) == 0 {
@@ -126,7 +126,9 @@ impl Walk {
     fn complete(&mut self, harness: &Harness, client: &mut Client, left: u32) -> Outcome {
         while client.in_flight() > left || client.has_arrived() {
             let done = client.wait()?;
-            let Some(request) = self.in_flight.remove(&done.tag) else { return fail!("{:?} is unknown", done.tag) };
+            let Some(request) = self.in_flight.remove(&done.tag) else {
+                return fail!("{:?} is unknown", done.tag);
+            };
             let checked = self.check(harness, request, done);
             checked.map_err(|Failure(what)| Failure(format!("{request:?}: {what}")))?;
         }

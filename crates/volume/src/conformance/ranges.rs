@@ -85,7 +85,8 @@ pub(super) fn large_ranges_can_be_zeroed(harness: &mut Harness) -> Outcome {
     let info = harness.info();
     let len = (u64::from(MAX_TRANSFER) + u64::from(info.logical_block)).min(info.size);
     let places = [0, len / 2 / 65536 * 65536, len - 65536];
-    for op in [Op::WriteZeroes { fua: false, may_unmap: true, only_fast: false }, Op::Discard { fua: false }] {
+    for op in [Op::WriteZeroes { fua: false, may_unmap: true, only_fast: false }, Op::Discard { fua: false }]
+    {
         for offset in places {
             client.write(offset, &pattern(offset, 65536, harness.seed + 2))?;
         }
@@ -122,9 +123,15 @@ pub(super) fn block_status_tells_the_truth(harness: &mut Harness) -> Outcome {
     client.write(MARGIN, &pattern(MARGIN, 4 * block, harness.seed))?;
     client.write(1 << 20, &pattern(1 << 20, 1 << 20, harness.seed))?;
     client.done(unmap, (1 << 20) + (256 << 10), 256 << 10, None)?;
-    client.done(Op::WriteZeroes { fua: false, may_unmap: false, only_fast: false }, 3 << 20, 128 << 10, None)?;
+    client.done(
+        Op::WriteZeroes { fua: false, may_unmap: false, only_fast: false },
+        3 << 20,
+        128 << 10,
+        None,
+    )?;
     client.done(Op::Discard { fua: false }, (3 << 20) + (512 << 10), 128 << 10, None)?;
-    let asked = [(0, 4 << 20), (block, (4 << 20) - block), (MARGIN + 2 * block, 3 * block), (0, block), (0, size)];
+    let asked =
+        [(0, 4 << 20), (block, (4 << 20) - block), (MARGIN + 2 * block, 3 * block), (0, block), (0, size)];
     for (offset, len) in asked {
         let end = (offset + len).min(4 << 20);
         let mut at = offset;
@@ -161,14 +168,17 @@ pub(super) fn requests_of_no_length_complete(harness: &mut Harness) -> Outcome {
     let size = harness.info().size;
     let data = pattern(0, MARGIN, harness.seed + 4);
     client.write(0, &data)?;
-    let others = [Op::Read, Op::Write { fua: false }, Op::Discard { fua: true }, Op::Prefetch, Op::BlockStatus];
+    let others =
+        [Op::Read, Op::Write { fua: false }, Op::Discard { fua: true }, Op::Prefetch, Op::BlockStatus];
     for op in others.into_iter().chain(all_zeroes()) {
         for offset in [0, MARGIN / 2, size] {
             let lists = [None, Some(SgList::default())];
             for list in lists.into_iter().take(if op == Op::Read { 2 } else { 1 }) {
                 let list = if matches!(op, Op::Write { .. }) { Some(SgList::default()) } else { list };
                 match client.call(Io { tag: Tag(0), op, offset, len: 0, data: list })? {
-                    Ok(Output::Data(list)) if !list.is_empty() => return fail!("{op:?} of nothing: {list:?}"),
+                    Ok(Output::Data(list)) if !list.is_empty() => {
+                        return fail!("{op:?} of nothing: {list:?}");
+                    }
                     Ok(Output::Extents(extents)) if !extents.is_empty() => {
                         return fail!("{op:?} of nothing: {extents:?}");
                     }

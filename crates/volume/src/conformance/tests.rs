@@ -41,7 +41,8 @@ impl Volume for WrongVolume {
     }
 
     fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
-        let late = DelayVolume::new(self.0.clone(), Delays { read: Duration::from_millis(1), ..Delays::default() });
+        let late =
+            DelayVolume::new(self.0.clone(), Delays { read: Duration::from_millis(1), ..Delays::default() });
         let waker = if self.1 == Wrong::NeverWakes { Waker::idle() } else { waker };
         let inner = if self.1 == Wrong::NeverWakes { &late } else { &*self.0 as &dyn Volume };
         let inner = inner.open(core, depth, waker)?;
@@ -109,7 +110,9 @@ impl Channel for WrongChannel {
                     extents.push(Extent { len: 512, hole: false, zero: false });
                 }
                 (Wrong::EmptyStatus, Ok(Output::Extents(extents))) => extents.clear(),
-                (Wrong::StaleChannel, Ok(Output::Data(data))) if self.cached.is_some_and(|it| it.0 == tag) => {
+                (Wrong::StaleChannel, Ok(Output::Data(data)))
+                    if self.cached.is_some_and(|it| it.0 == tag) =>
+                {
                     // The first read of each channel comes from a cache that nobody filled.
                     *data = crate::Memory::from_heap(data.len()).seg(0, data.len()).into();
                 }

@@ -122,7 +122,8 @@ fn one_failing_member_fails_the_request_once_all_have_completed() {
     channel.poll(&mut done);
     assert!(core.jump());
     channel.poll(&mut done);
-    let mut results: Vec<_> = done.iter().map(|done| (done.tag.0, done.result.as_ref().err().copied())).collect();
+    let mut results: Vec<_> =
+        done.iter().map(|done| (done.tag.0, done.result.as_ref().err().copied())).collect();
     results.sort_unstable_by_key(|result| result.0);
     assert_eq!(results, [(1, Some(IoError::Medium)), (2, Some(IoError::Medium)), (3, None)]);
 }
