@@ -37,8 +37,9 @@ impl<'a> Client<'a> {
         turn: Turn<'a>,
     ) -> Outcome<Client<'a>> {
         let woken = ReadyList::new();
-        let channel =
-            volume.open(core, depth, woken.waker(0)).or_else(|error| fail!("does not open: {error}"))?;
+        let channel = volume
+            .open(core, depth, woken.waker(0))
+            .map_err(|error| Failure(format!("does not open: {error}")))?;
         Ok(Client {
             channel,
             depth,
@@ -130,7 +131,7 @@ impl<'a> Client<'a> {
     /// If it does not.
     pub fn done(&mut self, op: Op, offset: u64, len: u64, data: Option<SgList>) -> Result<Output, Failure> {
         let result = self.call(Io { tag: Tag(TAG), op, offset, len, data })?;
-        result.or_else(|error| fail!("{op:?} of {len} bytes at {offset} failed: {error}"))
+        result.map_err(|error| Failure(format!("{op:?} of {len} bytes at {offset} failed: {error}")))
     }
 
     /// Writes `data` from memory in one piece.

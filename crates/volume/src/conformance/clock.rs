@@ -23,7 +23,6 @@ pub struct TestCore {
 impl TestCore {
     /// A core at the beginning of its time.
     #[must_use]
-    #[expect(clippy::new_ret_no_self, reason = "a core is always shared")]
     pub fn new() -> Rc<TestCore> {
         let started = Instant::now();
         Rc::new(TestCore {

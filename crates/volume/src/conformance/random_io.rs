@@ -137,7 +137,7 @@ impl Walk {
 
     fn check(&mut self, harness: &Harness, request: Request, done: Completion) -> Outcome {
         let Request { op, offset, len, salt, .. } = request;
-        let output = done.result.or_else(|error| fail!("failed: {error}"))?;
+        let output = done.result.map_err(|error| Failure(format!("failed: {error}")))?;
         match op {
             Op::Read => {
                 let found = data_of(output, len)?;

@@ -58,7 +58,7 @@ pub enum Spec {
     Delay(Delays, Box<Spec>),
     /// `fault:`
     Fault(Fault, Box<Spec>),
-    /// `rate:`
+    /// `rate:`, at least one limit.
     Rate(Limits, Box<Spec>),
     /// `log:`
     Log(LogTarget, Box<Spec>),
