@@ -81,7 +81,8 @@ impl Walk {
         };
         // Mostly small, now and then large; mostly anywhere, now and then on a unit that volumes care for.
         let blocks = self.window / self.block;
-        let most = [8, 8, 8, 32, 32, 256, 256, 2048][random.below(8) as usize].min(blocks);
+        let large = if random.below(8) == 0 { 2048 } else { 256 };
+        let most = [8, 32, 128, large][random.below(4) as usize].min(blocks);
         let mut len = 1 + random.below(most);
         let mut first = random.below(blocks - len + 1);
         if random.below(4) == 0 {
