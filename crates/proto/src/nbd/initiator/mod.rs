@@ -12,6 +12,7 @@ mod errno;
 mod export;
 mod extents;
 mod handshake;
+mod head;
 mod option;
 mod refused;
 mod reply;
