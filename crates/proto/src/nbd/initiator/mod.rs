@@ -18,6 +18,7 @@ mod refused;
 mod reply;
 mod request;
 #[cfg(test)]
+#[allow(clippy::arithmetic_side_effects, reason = "in a test an overflow is a failure, as it should be")]
 mod script;
 mod slots;
 mod transmission;
@@ -325,6 +326,7 @@ pub const DEPTH: usize = 1024;
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[cfg(test)]
+#[allow(clippy::arithmetic_side_effects, reason = "in a test an overflow is a failure, as it should be")]
 mod tests {
     use super::script::*;
     use super::*;

@@ -481,6 +481,7 @@ const TYPES: &str = "proto.md, \"Structured reply types\"";
 const READ: &str = "proto.md, \"Request types\", NBD_CMD_READ";
 
 #[cfg(test)]
+#[allow(clippy::arithmetic_side_effects, reason = "in a test an overflow is a failure, as it should be")]
 mod tests {
     use super::super::script::*;
     use super::*;
