@@ -45,7 +45,7 @@ fn main() {
     );
     println!("{:?}", vol.info());
     // fill
-    let fill = Job { rw: Rw::Write, bs: 1 << 20, iodepth: 8, runtime_ms: 700, ..Job::default() };
+    let fill = Job { rw: Rw::Write, bs: 1 << 20, iodepth: 8, runtime_ms: 4000, ..Job::default() };
     for v in [&mem] {
         Bench {
             job: &fill,
@@ -58,6 +58,7 @@ fn main() {
         .run()
         .unwrap();
     }
+    println!("{}", std::fs::read_to_string("/proc/self/smaps_rollup").unwrap().lines().filter(|l| l.starts_with("AnonHuge") || l.starts_with("Rss")).collect::<Vec<_>>().join(" "));
     let rows = [
         (Rw::RandRead, 4096, 1, 1),
         (Rw::RandRead, 4096, 32, 1),
