@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   read, write    Move (again after a short one)                    Bounce, piece by piece, if direct I/O cannot
-//!   write zeroes   Punch or ZeroRange, else WriteZeroes by pieces    use the memory
+//!   write zeroes   Punch, else ZeroRange, else WriteZeroes, pieces    use the memory
 //!   discard        Punch                      + Sync with FUA
 //!   flush          Sync
 //! ```
@@ -216,8 +216,7 @@ impl Table {
                 _ => Step::Move,
             },
             Op::WriteZeroes { may_unmap: true, .. } if self.disk.zeroing.punch => Step::Punch,
-            Op::WriteZeroes { .. } if self.disk.zeroing.zero_range => Step::ZeroRange,
-            Op::WriteZeroes { .. } => Step::WriteZeroes,
+            Op::WriteZeroes { .. } => Step::ZeroRange,
             Op::Discard { .. } => Step::Punch,
             Op::Flush | Op::BlockStatus => Step::Sync,
             Op::Prefetch => Step::WillNeed,
@@ -358,10 +357,14 @@ impl Table {
             // Hints.
             (Step::WillNeed, _) => return Next::Done(Ok(Output::Nothing)),
             (Step::Punch, Op::Discard { .. }) if is_missing => return Next::Done(Ok(Output::Nothing)),
-            // The file system has the operation, but not for this file.
-            (Step::Punch | Step::ZeroRange, Op::WriteZeroes { only_fast: false, .. }) if is_missing => {
-                let next_best = pending.step == Step::Punch && self.disk.zeroing.zero_range;
-                pending.step = if next_best { Step::ZeroRange } else { Step::WriteZeroes };
+            (Step::Punch, Op::WriteZeroes { only_fast, .. })
+                if is_missing && (!only_fast || self.disk.zeroing.zero_range_is_fast) =>
+            {
+                pending.step = Step::ZeroRange;
+                return Next::Again;
+            }
+            (Step::ZeroRange, Op::WriteZeroes { only_fast: false, .. }) if is_missing => {
+                pending.step = Step::WriteZeroes;
                 return Next::Again;
             }
             _ => {}

@@ -186,7 +186,7 @@ fn prepare_file(path: &Path, file: File, options: FileOptions) -> Result<Opened,
         read_only: options.read_only,
         write_cache: true,
         discard_granularity: if zeroing.punch { unit.max(block) } else { 0 },
-        fast_zeroes: zeroing.is_fast(true),
+        fast_zeroes: zeroing.punch,
         rotational: queue.is_rotational(),
         ..VolumeInfo::new(size)
     };
@@ -231,7 +231,7 @@ pub(super) fn open_block(path: &Path, options: BlockOptions) -> Result<Opened, O
         read_only: options.read_only,
         write_cache: direct.is_none() || !queue.writes_through(),
         discard_granularity: if zeroing.punch { granularity.max(logical) } else { 0 },
-        fast_zeroes: zeroing.is_fast(true),
+        fast_zeroes: zeroing.punch,
         rotational: queue.is_rotational(),
         ..VolumeInfo::new(size)
     };

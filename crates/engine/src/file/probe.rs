@@ -42,44 +42,32 @@ impl Direct {
     }
 }
 
-/// How ranges are zeroed without writing zeroes.
+/// How ranges are zeroed without a transfer of zeroes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Zeroing {
-    /// By `FALLOC_FL_PUNCH_HOLE`, which also gives the space back.
+    /// `FALLOC_FL_PUNCH_HOLE` works; it gives the space back.
     pub(super) punch: bool,
-    /// By `FALLOC_FL_ZERO_RANGE`, which keeps it.
-    pub(super) zero_range: bool,
-    /// `ZERO_RANGE` is not zeroes written block by block in the kernel.
+    /// Where `FALLOC_FL_ZERO_RANGE` works, which keeps the space, it is not zeroes that the kernel writes.
     pub(super) zero_range_is_fast: bool,
 }
 
 impl Zeroing {
-    /// Tries both behind the end of a file, where they change nothing that lasts.
+    /// Tries to punch behind the end of a file, which changes nothing. A range could not be zeroed there without
+    /// taking space, so whether that works is seen when it is asked for.
     pub(super) fn of_file(file: &File) -> io::Result<Zeroing> {
         let behind = file.metadata()?.len().next_multiple_of(1 << 20);
-        let punch = FALLOC_PUNCH;
-        let zero_range = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
-        let exists = |mode| match kernel::fallocate_now(file, mode, behind, 4096) {
-            Ok(()) => true,
-            // A full disk does not say that the operation is missing.
-            Err(error) => matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT)),
-        };
-        let zero_range = exists(zero_range);
-        let zeroing = Zeroing { zero_range, zero_range_is_fast: zero_range, punch: exists(punch) };
-        if zero_range && !zeroing.punch {
-            // What was set aside behind the end goes with a truncation to the present size.
-            file.set_len(file.metadata()?.len())?;
-        }
-        Ok(zeroing)
+        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        let punch = kernel::fallocate_now(file, mode, behind, 4096).is_ok();
+        Ok(Zeroing { punch, zero_range_is_fast: true })
     }
 
     /// A device zeroes by its own command, or the kernel writes zeroes to it.
     pub(super) fn of_device(queue: &Queue) -> Zeroing {
         let has_command = queue.number("write_zeroes_max_bytes").is_some_and(|most| most > 0);
-        Zeroing { punch: has_command, zero_range: true, zero_range_is_fast: has_command }
+        Zeroing { punch: has_command, zero_range_is_fast: has_command }
     }
 
-    /// Whether a range can be zeroed without writing.
+    /// Whether zeroing a range without writing it is worth a try.
     pub(super) fn is_fast(&self, may_unmap: bool) -> bool {
         may_unmap && self.punch || self.zero_range_is_fast
     }
@@ -123,7 +111,6 @@ pub(super) fn file_block(file: &File) -> io::Result<u32> {
     Ok(if is_plausible { told as u32 } else { POOL_ALIGNMENT })
 }
 
-const FALLOC_PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
 /// Buffers of the pool, and so bounced transfers, are aligned to this.
 const POOL_ALIGNMENT: u32 = 4096;
 /// No block is larger than this, whoever says so.
