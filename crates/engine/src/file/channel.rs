@@ -37,7 +37,7 @@ pub(super) struct FileChannel {
 impl FileChannel {
     pub(super) fn new(
         disk: &Arc<Disk>,
-        file: Arc<File>,
+        own_file: Arc<File>,
         engine: &EngineCore,
         core: &Rc<dyn Core>,
         depth: u32,
@@ -52,7 +52,7 @@ impl FileChannel {
             done: RefCell::new(Vec::with_capacity(depth as usize)),
             waker,
         };
-        let (flight, registration) = Flight::launch(engine, file, depth, table);
+        let (flight, registration) = Flight::launch(engine, own_file, disk.file.clone(), depth, table);
         FileChannel { flight, _registration: registration, core: core.clone(), retry_at: Cell::new(None) }
     }
 }
