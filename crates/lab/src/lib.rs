@@ -7,5 +7,12 @@
 //! A [`job::Job`] says what to do in fio's vocabulary; the generator does it to any volume and the ceiling program
 //! does the same with bare sockets; [`result`] holds what they found, and the rest shows it.
 
+pub mod content;
+pub mod crc32c;
+pub mod histogram;
 pub mod job;
+pub mod job_file;
+pub mod options;
+pub mod pattern;
 pub mod result;
+pub mod units;

@@ -172,22 +172,7 @@ mod tests {
     use crate::job::Rw;
 
     fn row(iops: &[u64]) -> Row {
-        let job = Job {
-            name: "t".into(),
-            rw: Rw::RandRead,
-            bs: 4096,
-            iodepth: 1,
-            numjobs: 1,
-            runtime_ms: 1000,
-            ramp_time_ms: 0,
-            size: None,
-            offset: 0,
-            rwmixread: 50,
-            verify: None,
-            fua_every: 0,
-            fsync_every: 0,
-            randseed: 1,
-        };
+        let job = Job { name: "t".into(), rw: Rw::RandRead, ..Job::default() };
         let runs = iops.iter().map(|&ios| Run {
             runtime_ns: 1_000_000_000,
             read: Direction { ios, bytes: ios * 4096, ..Direction::default() },

@@ -1,0 +1,313 @@
+//! What a verified write contains, and whether a read brought it back.
+//!
+//! ```text
+//!   0       4       8                16               24               32            len
+//!   ┌───────┬───────┬────────────────┬────────────────┬────────────────┬──────────────┐
+//!   │ magic │  crc  │     offset     │   generation   │      seed      │   pattern    │
+//!   └───────┴───────┴────────────────┴────────────────┴────────────────┴──────────────┘
+//! ```
+//! All little-endian. The CRC-32C covers everything behind itself and is 0 under [`Verify::Pattern`], which looks
+//! at each word instead. The pattern continues the head: its words follow from offset, generation and seed, so a
+//! block of which only a part was overwritten, moved or lost is found out either way.
+//!
+//! The generation is how often the block has been written in this run. A stale block, one that an acknowledged
+//! write did not reach, is whole in itself and only its generation gives it away, so whoever knows it should ask.
+
+use crate::crc32c::crc32c;
+use crate::job::Verify;
+
+/// The smallest block that can be verified, in bytes: its head and a word of pattern.
+pub const MIN_BLOCK: usize = HEAD + 8;
+
+/// What a block says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Stamp {
+    /// Where it was written, in bytes.
+    pub offset: u64,
+    /// How often this place has been written, from 1.
+    pub generation: u64,
+    /// The job's seed, which tells blocks of one run from another's.
+    pub seed: u64,
+}
+
+/// What a block should say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Expect {
+    /// Exactly this: we know who wrote it last.
+    Stamp(Stamp),
+    /// This offset, by whatever run and pass: the volume was written before us.
+    Offset(u64),
+}
+
+/// The first thing that is wrong with a block. Offsets are in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Mismatch {
+    /// It does not begin as we begin blocks.
+    #[error("block at {offset} was never written by a verifying job, or not at this block size")]
+    Foreign {
+        /// Where it was read.
+        offset: u64,
+    },
+    /// The CRC in its head is another than that of the rest.
+    #[error("block at {offset} has crc {actual:#010x}, its head says {stored:#010x}")]
+    Crc {
+        /// Where it was read.
+        offset: u64,
+        /// What the head says.
+        stored: u32,
+        /// What the content gives.
+        actual: u32,
+    },
+    /// It belongs elsewhere.
+    #[error("block at {offset} was written to {found}")]
+    Offset {
+        /// Where it was read.
+        offset: u64,
+        /// Where it says it belongs.
+        found: u64,
+    },
+    /// A write is missing, or one was done twice.
+    #[error("block at {offset} is of generation {found}, not {expected}")]
+    Generation {
+        /// Where it was read.
+        offset: u64,
+        /// What was written last.
+        expected: u64,
+        /// What it says.
+        found: u64,
+    },
+    /// Another run wrote it.
+    #[error("block at {offset} is from a run with another seed ({found}, not {expected})")]
+    Seed {
+        /// Where it was read.
+        offset: u64,
+        /// This run's.
+        expected: u64,
+        /// What it says.
+        found: u64,
+    },
+    /// A word of its pattern is wrong.
+    #[error("block at {offset} differs from byte {at} on")]
+    Pattern {
+        /// Where it was read.
+        offset: u64,
+        /// The first wrong word, counted from the block's begin.
+        at: usize,
+    },
+}
+
+/// Makes `block` what a write of `stamp` contains. Every bit of the old content goes.
+///
+/// # Panics
+/// If the block is smaller than [`MIN_BLOCK`].
+pub fn fill(block: &mut [u8], stamp: Stamp, verify: Verify) {
+    assert!(block.len() >= MIN_BLOCK);
+    let (head, body) = block.split_at_mut(HEAD);
+    head[..4].copy_from_slice(&MAGIC);
+    head[4..8].fill(0);
+    head[8..16].copy_from_slice(&stamp.offset.to_le_bytes());
+    head[16..24].copy_from_slice(&stamp.generation.to_le_bytes());
+    head[24..].copy_from_slice(&stamp.seed.to_le_bytes());
+    let (words, rest) = body.as_chunks_mut::<8>();
+    let mut pattern = pattern_words(stamp);
+    for (word, next) in words.iter_mut().zip(&mut pattern) {
+        *word = next;
+    }
+    for (byte, next) in rest.iter_mut().zip(pattern.next().unwrap_or_default()) {
+        *byte = next;
+    }
+    if verify == Verify::Crc32c {
+        let crc = crc32c(&block[CRC_FROM..]);
+        block[4..8].copy_from_slice(&crc.to_le_bytes());
+    }
+}
+
+/// Whether `block` is what `expect` says.
+///
+/// # Errors
+/// What is wrong with it: first whether it is whole, then whether it is the right one.
+///
+/// # Panics
+/// If the block is smaller than [`MIN_BLOCK`].
+pub fn check(block: &[u8], expect: Expect, verify: Verify) -> Result<(), Mismatch> {
+    assert!(block.len() >= MIN_BLOCK);
+    let offset = match expect {
+        Expect::Stamp(stamp) => stamp.offset,
+        Expect::Offset(offset) => offset,
+    };
+    if block[..4] != MAGIC {
+        return Err(Mismatch::Foreign { offset });
+    }
+    let found = Stamp { offset: word_at(block, 8), generation: word_at(block, 16), seed: word_at(block, 24) };
+    let stored = word_at(block, 0) >> 32;
+    match verify {
+        Verify::Crc32c => {
+            let (stored, actual) = (stored as u32, crc32c(&block[CRC_FROM..]));
+            if stored != actual {
+                return Err(Mismatch::Crc { offset, stored, actual });
+            }
+        }
+        Verify::Pattern => {
+            if stored != 0 {
+                return Err(Mismatch::Pattern { offset, at: 4 });
+            }
+            check_pattern(block, found).map_err(|at| Mismatch::Pattern { offset, at })?;
+        }
+    }
+    check_stamp(found, expect, offset)
+}
+
+fn check_stamp(found: Stamp, expect: Expect, offset: u64) -> Result<(), Mismatch> {
+    if found.offset != offset {
+        return Err(Mismatch::Offset { offset, found: found.offset });
+    }
+    let Expect::Stamp(expected) = expect else {
+        return Ok(());
+    };
+    if found.seed != expected.seed {
+        return Err(Mismatch::Seed { offset, expected: expected.seed, found: found.seed });
+    }
+    if found.generation != expected.generation {
+        let (expected, found) = (expected.generation, found.generation);
+        return Err(Mismatch::Generation { offset, expected, found });
+    }
+    Ok(())
+}
+
+/// The place of the first word that is not as `stamp` has it.
+fn check_pattern(block: &[u8], stamp: Stamp) -> Result<(), usize> {
+    let (words, rest) = block[HEAD..].as_chunks::<8>();
+    let mut pattern = pattern_words(stamp);
+    if let Some(wrong) = words.iter().zip(&mut pattern).position(|(word, next)| *word != next) {
+        return Err(HEAD + 8 * wrong);
+    }
+    if rest != &pattern.next().unwrap_or_default()[..rest.len()] {
+        return Err(block.len() - rest.len());
+    }
+    Ok(())
+}
+
+/// The words behind the head, without end: a counter with a large odd step from a mixed start, so that no two words
+/// of a block and hardly any two of different stamps are alike, at one addition and one multiplication each.
+fn pattern_words(stamp: Stamp) -> impl Iterator<Item = [u8; 8]> {
+    let mut counter = mix(stamp.offset ^ mix(stamp.generation ^ mix(stamp.seed)));
+    std::iter::from_fn(move || {
+        counter = counter.wrapping_add(STEP);
+        Some((counter ^ (counter >> 32)).wrapping_mul(SPREAD).to_le_bytes())
+    })
+}
+
+/// SplitMix64's finalizer (Steele, Lea, Flood 2014): every bit of the input reaches every bit of the output.
+pub(crate) fn mix(value: u64) -> u64 {
+    let value = value.wrapping_add(STEP);
+    let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^ (value >> 31)
+}
+
+fn word_at(block: &[u8], at: usize) -> u64 {
+    block[at..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
+}
+
+const MAGIC: [u8; 4] = *b"BMX1";
+const HEAD: usize = 32;
+const CRC_FROM: usize = 8;
+/// 2^64 divided by the golden ratio, odd.
+pub(crate) const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+const SPREAD: u64 = 0xd6e8_feb8_6659_fd93;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const STAMP: Stamp = Stamp { offset: 8192, generation: 3, seed: 1 };
+    const BOTH: [Verify; 2] = [Verify::Crc32c, Verify::Pattern];
+
+    fn written(stamp: Stamp, verify: Verify) -> Vec<u8> {
+        let mut block = vec![0xa5; 4096];
+        fill(&mut block, stamp, verify);
+        block
+    }
+
+    #[test]
+    fn a_block_reads_back_as_it_was_written() {
+        for verify in BOTH {
+            let block = written(STAMP, verify);
+            assert_eq!(check(&block, Expect::Stamp(STAMP), verify), Ok(()));
+            assert_eq!(check(&block, Expect::Offset(8192), verify), Ok(()));
+        }
+    }
+
+    #[test]
+    fn a_stale_block_is_found_by_its_generation() {
+        for verify in BOTH {
+            let stale = written(Stamp { generation: 2, ..STAMP }, verify);
+            let expected = Mismatch::Generation { offset: 8192, expected: 3, found: 2 };
+            assert_eq!(check(&stale, Expect::Stamp(STAMP), verify), Err(expected));
+            assert_eq!(check(&stale, Expect::Offset(8192), verify), Ok(()));
+        }
+    }
+
+    #[test]
+    fn a_block_from_elsewhere_is_found_by_its_offset() {
+        for verify in BOTH {
+            let moved = written(Stamp { offset: 4096, ..STAMP }, verify);
+            let expected = Mismatch::Offset { offset: 8192, found: 4096 };
+            assert_eq!(check(&moved, Expect::Stamp(STAMP), verify), Err(expected));
+            assert_eq!(check(&moved, Expect::Offset(8192), verify), Err(expected));
+        }
+    }
+
+    #[test]
+    fn another_runs_block_is_found_by_its_seed() {
+        let other = written(Stamp { seed: 9, ..STAMP }, Verify::Pattern);
+        let expected = Mismatch::Seed { offset: 8192, expected: 1, found: 9 };
+        assert_eq!(check(&other, Expect::Stamp(STAMP), Verify::Pattern), Err(expected));
+    }
+
+    #[test]
+    fn a_block_that_nobody_wrote_is_foreign() {
+        for verify in BOTH {
+            let error = check(&[0; 4096], Expect::Offset(0), verify);
+            assert_eq!(error, Err(Mismatch::Foreign { offset: 0 }));
+        }
+    }
+
+    #[test]
+    fn half_a_write_is_found_in_either_way() {
+        let before = Stamp { generation: 2, ..STAMP };
+        for (verify, at) in [(Verify::Crc32c, None), (Verify::Pattern, Some(2048))] {
+            let mut torn = written(STAMP, verify);
+            torn[2048..].copy_from_slice(&written(before, verify)[2048..]);
+            match (check(&torn, Expect::Stamp(STAMP), verify), at) {
+                (Err(Mismatch::Crc { .. }), None) => {}
+                (Err(Mismatch::Pattern { at: found, .. }), Some(at)) => assert_eq!(found, at),
+                (other, _) => panic!("{other:?}"),
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_flipped_bit_is_found(len in MIN_BLOCK..300, bit: prop::sample::Index, offset: u64, generation: u64) {
+            let stamp = Stamp { offset, generation, seed: 7 };
+            for verify in BOTH {
+                let mut block = vec![0; len];
+                fill(&mut block, stamp, verify);
+                prop_assert_eq!(check(&block, Expect::Stamp(stamp), verify), Ok(()));
+                let bit = bit.index(len * 8);
+                block[bit / 8] ^= 1 << (bit % 8);
+                prop_assert!(check(&block, Expect::Stamp(stamp), verify).is_err());
+            }
+        }
+
+        #[test]
+        fn blocks_of_different_stamps_share_no_word(a: (u64, u64), b: (u64, u64)) {
+            prop_assume!(a != b);
+            let stamp = |(offset, generation)| Stamp { offset, generation, seed: 1 };
+            let same = pattern_words(stamp(a)).zip(pattern_words(stamp(b))).take(64).filter(|(a, b)| a == b);
+            prop_assert_eq!(same.count(), 0);
+        }
+    }
+}

@@ -1,0 +1,365 @@
+//! Where the next I/O goes and what it does: a few nanoseconds, no allocation, the same for the same seed.
+//!
+//! Sequential patterns go through the range from its begin and start over at its end; reads and writes of a mixed
+//! one have a place each, as in fio. Random patterns take every block once in each pass, in an order that differs
+//! from pass to pass and from worker to worker; with `norandommap` each offset is drawn for itself. In a mix
+//! each I/O is a read with a chance of `rwmixread` in a hundred.
+
+use crate::content::{STEP, mix};
+use crate::job::{Job, Range, Rw};
+
+/// What one I/O does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Action {
+    /// Read.
+    Read,
+    /// Write.
+    Write,
+    /// Discard.
+    Trim,
+}
+
+/// One I/O of `bs` bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// What to do.
+    pub action: Action,
+    /// Where, in bytes.
+    pub offset: u64,
+    /// How often the pattern has been through its range, from 0. All blocks of the range come once before this
+    /// goes up, except under `norandommap`; a caller that verifies waits for what is in flight when it changes,
+    /// and `pass + 1` is the generation of what it writes.
+    pub pass: u64,
+}
+
+/// The endless pattern of one worker.
+#[derive(Clone, Debug)]
+pub struct Pattern {
+    range: Range,
+    bs: u64,
+    /// What all I/O does; `None`: reads and writes mixed.
+    action: Option<Action>,
+    rwmixread: u64,
+    order: Order,
+    random: Random,
+    /// Places of reads and of everything else. A random mix uses the second for both.
+    cursors: [Cursor; 2],
+}
+
+impl Pattern {
+    /// The pattern of worker `worker` of `job` over `range`, which [`Job::range`] gives for it.
+    ///
+    /// # Panics
+    /// If the range has no blocks.
+    #[must_use]
+    pub fn new(job: &Job, range: Range, worker: u32) -> Pattern {
+        assert!(range.blocks > 0);
+        let action = match job.rw {
+            Rw::Read | Rw::RandRead => Some(Action::Read),
+            Rw::Write | Rw::RandWrite => Some(Action::Write),
+            Rw::Trim | Rw::RandTrim => Some(Action::Trim),
+            Rw::ReadWrite | Rw::RandRw => None,
+        };
+        let seed = mix(job.randseed ^ mix(worker.into()));
+        let order = if !job.rw.is_random() {
+            Order::Sequential
+        } else if job.norandommap {
+            Order::Drawn
+        } else {
+            Order::Permuted(Permutation::new(range.blocks, seed))
+        };
+        Pattern {
+            range,
+            bs: job.bs.into(),
+            action,
+            rwmixread: job.rwmixread.into(),
+            order,
+            random: Random(mix(seed)),
+            cursors: [Cursor::default(); 2],
+        }
+    }
+
+    /// The next I/O.
+    #[inline]
+    pub fn next_step(&mut self) -> Step {
+        let action = self.action.unwrap_or_else(|| {
+            let read = self.random.below(100) < self.rwmixread;
+            if read { Action::Read } else { Action::Write }
+        });
+        let blocks = self.range.blocks;
+        let (block, pass) = match &mut self.order {
+            Order::Sequential => {
+                let which = usize::from(action != Action::Read);
+                self.cursors[which].advance(blocks)
+            }
+            Order::Drawn => {
+                let (_, pass) = self.cursors[1].advance(blocks);
+                (self.random.below(blocks), pass)
+            }
+            Order::Permuted(permutation) => {
+                let (place, pass) = self.cursors[1].advance(blocks);
+                if place == 0 && pass > 0 {
+                    permutation.rekey();
+                }
+                (permutation.at(place), pass)
+            }
+        };
+        Step { action, offset: self.range.offset + block * self.bs, pass }
+    }
+
+    /// How many I/O make one pass.
+    #[must_use]
+    pub fn blocks(&self) -> u64 {
+        self.range.blocks
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Order {
+    Sequential,
+    Drawn,
+    Permuted(Permutation),
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Cursor {
+    place: u64,
+    pass: u64,
+}
+
+impl Cursor {
+    /// The present place and pass; then on to the next.
+    #[inline]
+    fn advance(&mut self, blocks: u64) -> (u64, u64) {
+        let now = (self.place, self.pass);
+        self.place += 1;
+        if self.place == blocks {
+            *self = Cursor { place: 0, pass: self.pass + 1 };
+        }
+        now
+    }
+}
+
+/// A random order of the numbers below `len`.
+///
+/// It permutes the numbers below the next power of two with steps that can each be undone (an odd factor, an
+/// addition, high bits onto low ones) and follows it on from what lies outside until it is inside again, which
+/// takes less than two rounds on average.
+#[derive(Clone, Debug)]
+struct Permutation {
+    len: u64,
+    mask: u64,
+    shift: u32,
+    seed: u64,
+    /// Two factors and two summands.
+    key: [u64; 4],
+}
+
+impl Permutation {
+    fn new(len: u64, seed: u64) -> Permutation {
+        let bits = u64::BITS - (len - 1).leading_zeros();
+        let mask = if bits == 0 { 0 } else { u64::MAX >> (u64::BITS - bits) };
+        let mut permutation = Permutation { len, mask, shift: bits / 2 + 1, seed, key: [0; 4] };
+        permutation.rekey();
+        permutation
+    }
+
+    /// Another order, which follows from this one's.
+    fn rekey(&mut self) {
+        let mut random = Random(self.seed);
+        self.key = std::array::from_fn(|_| random.next());
+        self.key[0] |= 1;
+        self.key[1] |= 1;
+        self.seed = random.next();
+    }
+
+    #[inline]
+    fn at(&self, place: u64) -> u64 {
+        let mut x = place;
+        loop {
+            x = x.wrapping_mul(self.key[0]).wrapping_add(self.key[2]) & self.mask;
+            x ^= x >> self.shift;
+            x = x.wrapping_mul(self.key[1]).wrapping_add(self.key[3]) & self.mask;
+            x ^= x >> self.shift;
+            x = x.wrapping_mul(self.key[0]) & self.mask;
+            x ^= x >> self.shift;
+            if x < self.len {
+                return x;
+            }
+        }
+    }
+}
+
+/// SplitMix64: one addition and two multiplications a number.
+#[derive(Clone, Debug)]
+struct Random(u64);
+
+impl Random {
+    #[inline]
+    fn next(&mut self) -> u64 {
+        let number = mix(self.0);
+        self.0 = self.0.wrapping_add(STEP);
+        number
+    }
+
+    /// A number below `limit`, each as likely as any other (Lemire 2019: the high half of a product, drawn again
+    /// in the rare case that the low half falls into the part that would favour some).
+    #[inline]
+    fn below(&mut self, limit: u64) -> u64 {
+        loop {
+            let product = u128::from(self.next()) * u128::from(limit);
+            let low = product as u64;
+            if low >= limit || low >= limit.wrapping_neg() % limit {
+                return (product >> 64) as u64;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::HashSet;
+
+    fn job(options: &[(&str, &str)]) -> Job {
+        let mut job = Job::default();
+        for (key, value) in options {
+            job.set(key, value).unwrap();
+        }
+        job
+    }
+
+    fn pattern(options: &[(&str, &str)], blocks: u64, worker: u32) -> Pattern {
+        Pattern::new(&job(options), Range { offset: 1 << 20, blocks }, worker)
+    }
+
+    fn blocks(pattern: &mut Pattern, count: usize) -> Vec<u64> {
+        (0..count).map(|_| (pattern.next_step().offset - (1 << 20)) / 4096).collect()
+    }
+
+    #[test]
+    fn sequential_offsets_start_over_at_the_end() {
+        let mut reads = pattern(&[("rw", "read")], 3, 0);
+        let steps: Vec<Step> = (0..4).map(|_| reads.next_step()).collect();
+        let step = |block: u64, pass| Step { action: Action::Read, offset: (1 << 20) + block * 4096, pass };
+        assert_eq!(steps, [step(0, 0), step(1, 0), step(2, 0), step(0, 1)]);
+    }
+
+    #[test]
+    fn all_workers_go_through_the_range_alike_when_sequential() {
+        let [a, b] = [0, 1].map(|worker| blocks(&mut pattern(&[("rw", "write")], 8, worker), 16));
+        assert_eq!(a, b);
+    }
+
+    #[test]
+    fn sequential_reads_and_writes_of_a_mix_have_a_place_each() {
+        let mut mixed = pattern(&[("rw", "rw")], 1000, 0);
+        let mut next = [0, 0];
+        for _ in 0..1000 {
+            let step = mixed.next_step();
+            let place = &mut next[usize::from(step.action == Action::Write)];
+            assert_eq!(step.offset, (1 << 20) + *place * 4096);
+            *place += 1;
+        }
+        assert!(next[0] > 0 && next[1] > 0);
+    }
+
+    #[test]
+    fn a_mix_has_the_share_of_reads_that_was_asked_for() {
+        for percent in [0_u32, 30, 70, 100] {
+            let mut mixed = pattern(&[("rw", "randrw"), ("rwmixread", &percent.to_string())], 4096, 0);
+            let reads = (0..100_000).filter(|_| mixed.next_step().action == Action::Read).count();
+            let expected = percent as usize * 1000;
+            assert!(
+                reads.abs_diff(expected) <= if percent % 100 == 0 { 0 } else { 800 },
+                "{percent}%: {reads}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_random_pass_has_every_block_once_and_the_next_another_order() {
+        for count in [1, 2, 3, 100, 1024, 1025] {
+            let mut random = pattern(&[("rw", "randread")], count, 0);
+            let first = blocks(&mut random, count as usize);
+            let second = blocks(&mut random, count as usize);
+            for pass in [&first, &second] {
+                assert_eq!(pass.iter().collect::<HashSet<_>>().len() as u64, count);
+            }
+            assert!(count < 100 || first != second);
+            assert_eq!(random.next_step().pass, 2);
+        }
+    }
+
+    #[test]
+    fn workers_and_seeds_have_orders_of_their_own_and_repeat_them() {
+        let run =
+            |seed, worker| blocks(&mut pattern(&[("rw", "randread"), ("randseed", seed)], 4096, worker), 64);
+        assert_eq!(run("1", 0), run("1", 0));
+        assert_ne!(run("1", 0), run("1", 1));
+        assert_ne!(run("1", 0), run("2", 0));
+    }
+
+    #[test]
+    fn random_offsets_favour_no_part_of_the_range() {
+        // 16 bins of 4096 expected hits each; the threshold is that of chance one in a million at 15 degrees.
+        for extra in [&[][..], &[("norandommap", "1")]] {
+            for seed in ["1", "2", "3"] {
+                let options = [&[("rw", "randread"), ("randseed", seed)], extra].concat();
+                let mut random = pattern(&options, 1_000_000, 0);
+                let mut bins = [0_f64; 16];
+                for block in blocks(&mut random, 65536) {
+                    bins[(block * 16 / 1_000_000) as usize] += 1.0;
+                }
+                let chi_square: f64 = bins.iter().map(|hits| (hits - 4096.0).powi(2) / 4096.0).sum();
+                assert!(chi_square < 56.5, "{options:?}: {chi_square}");
+            }
+        }
+    }
+
+    #[test]
+    fn random_offsets_do_not_run_on() {
+        for extra in [&[][..], &[("norandommap", "1")]] {
+            let options = [&[("rw", "randread")], extra].concat();
+            let sample = blocks(&mut pattern(&options, 1 << 18, 0), 1 << 16);
+            let steps: HashSet<u64> = sample.windows(2).map(|pair| pair[1].wrapping_sub(pair[0])).collect();
+            let near = sample.windows(2).filter(|pair| pair[0].abs_diff(pair[1]) <= 16).count();
+            // By chance 8 of 65536 neighbours are that near, and differences are hardly ever alike.
+            assert!(near < 64, "{near}");
+            assert!(steps.len() > 40_000, "{}", steps.len());
+        }
+    }
+
+    #[test]
+    fn independent_draws_repeat_blocks_and_miss_some() {
+        let mut drawn = pattern(&[("rw", "randwrite"), ("norandommap", "")], 1000, 0);
+        let seen: HashSet<u64> = blocks(&mut drawn, 1000).into_iter().collect();
+        // 1 - 1/e of them are expected.
+        assert!((580..690).contains(&seen.len()), "{}", seen.len());
+    }
+
+    #[test]
+    fn numbers_below_three_are_equally_likely() {
+        let mut random = Random(1);
+        let mut hits = [0_i32; 3];
+        (0..30_000).for_each(|_| hits[random.below(3) as usize] += 1);
+        assert!(hits.iter().all(|&hits| (hits - 10_000).abs() < 500), "{hits:?}");
+    }
+
+    proptest! {
+        #[test]
+        fn any_length_is_permuted(len in 1_u64..5000, seed: u64) {
+            let permutation = Permutation::new(len, seed);
+            let seen: HashSet<u64> = (0..len).map(|place| permutation.at(place)).collect();
+            prop_assert_eq!(seen.len() as u64, len);
+            prop_assert!(seen.iter().all(|&block| block < len));
+        }
+
+        #[test]
+        fn huge_ranges_stay_in_bounds(len in (u64::MAX >> 10)..=u64::MAX, seed: u64, place: u64) {
+            prop_assert!(Permutation::new(len, seed).at(place % len) < len);
+            prop_assert!(Random(seed).below(len) < len);
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! Numbers as fio writes them: sizes with a suffix, times with a unit, shares in per cent.
+//!
+//! fio counts in powers of two unless told otherwise, and keeps its old spelling: `4k` and `4kb` are 4096, `4kib` is
+//! 4000. A bare `4ki` is 4000 by its manual and 4096 by the program, so we take neither. fio drops what it cannot read
+//! after the digits (`4.5k` becomes 4); we refuse it.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// A place or length in a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum Size {
+    /// So many bytes.
+    Bytes(u64),
+    /// So many hundredths of the volume, 0 to 100.
+    Percent(u8),
+}
+
+impl Size {
+    /// Nothing, and the beginning.
+    pub const ZERO: Size = Size::Bytes(0);
+
+    /// In bytes, of a volume of `whole` bytes; a percentage is rounded down to a byte.
+    #[must_use]
+    pub fn of(self, whole: u64) -> u64 {
+        match self {
+            Size::Bytes(bytes) => bytes,
+            Size::Percent(percent) => (u128::from(whole) * u128::from(percent) / 100) as u64,
+        }
+    }
+}
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Size::Bytes(bytes) => write!(f, "{bytes}"),
+            Size::Percent(percent) => write!(f, "{percent}%"),
+        }
+    }
+}
+
+impl From<Size> for String {
+    fn from(size: Size) -> String {
+        size.to_string()
+    }
+}
+
+impl TryFrom<String> for Size {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Size, String> {
+        parse_size(&text)
+    }
+}
+
+/// Reads `4096`, `0x1000`, `4k`, `1gb`, `1gib`.
+///
+/// # Errors
+/// What is wrong with it, as the end of a sentence.
+pub fn parse_int(text: &str) -> Result<u64, String> {
+    let (number, suffix) = split_number(text)?;
+    let suffix = suffix.to_ascii_lowercase();
+    let (letter, step) = match suffix.as_bytes() {
+        [] | [b'b'] => return Ok(number),
+        [_, b'i'] => {
+            let (short, long) = (&suffix[..1], format!("{suffix}b"));
+            return Err(format!(
+                "`{suffix}` is ambiguous in fio: write `{short}` (1024s) or `{long}` (1000s)"
+            ));
+        }
+        [letter, b'i', b'b'] => (*letter, 1000_u64),
+        [letter] | [letter, b'b'] => (*letter, 1024),
+        _ => return Err(BAD_SUFFIX.into()),
+    };
+    let power = b"kmgtp".iter().position(|&known| known == letter).ok_or(BAD_SUFFIX)? as u32 + 1;
+    step.checked_pow(power).and_then(|unit| number.checked_mul(unit)).ok_or_else(|| TOO_LARGE.into())
+}
+
+/// Reads what [`parse_int`] does, or a percentage like `50%`.
+///
+/// # Errors
+/// What is wrong with it, as the end of a sentence.
+pub fn parse_size(text: &str) -> Result<Size, String> {
+    let Some(percent) = text.strip_suffix('%') else {
+        return parse_int(text).map(Size::Bytes);
+    };
+    match percent.parse() {
+        Ok(percent @ 0..=100) if text.starts_with(|c: char| c.is_ascii_digit()) => Ok(Size::Percent(percent)),
+        _ => Err("a percentage is a whole number from 0% to 100%".into()),
+    }
+}
+
+/// Reads a time in milliseconds: seconds, or with a unit `us`, `ms`, `s`, `m`, `h`, `d` (also `usec`, `msec`, `sec`).
+/// Unlike fio's, seconds may have a fraction (`0.5`), down to a millisecond.
+///
+/// # Errors
+/// What is wrong with it, as the end of a sentence.
+pub fn parse_time_ms(text: &str) -> Result<u64, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let unit_us = match unit.trim_start().to_ascii_lowercase().as_str() {
+        "us" | "usec" => 1,
+        "ms" | "msec" => 1000,
+        "" | "s" | "sec" => US_PER_S,
+        "m" => 60 * US_PER_S,
+        "h" => 3600 * US_PER_S,
+        "d" => 86_400 * US_PER_S,
+        _ => return Err("a time ends in us, ms, s, m, h, d, or nothing for seconds".into()),
+    };
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, "0"));
+    if fraction.is_empty() || fraction.len() > MAX_FRACTION_DIGITS || fraction.contains('.') {
+        return Err("not a number with at most six decimals".into());
+    }
+    let read = |digits: &str| digits.parse::<u64>().map_err(|_| "not a number".to_owned());
+    let scale = 10_u64.pow(fraction.len() as u32);
+    let fraction_us = read(fraction)? * unit_us / scale;
+    let total_us = read(whole)?.checked_mul(unit_us).and_then(|us| us.checked_add(fraction_us));
+    Ok(total_us.ok_or(TOO_LARGE)? / 1000)
+}
+
+/// Splits `4k` into 4 and `k`.
+fn split_number(text: &str) -> Result<(u64, &str), String> {
+    let hex = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X"));
+    let (body, radix) = hex.map_or((text, 10), |hex| (hex, 16));
+    // A hexadecimal number takes every digit that it can, so `0x1b` is 27 and not one byte.
+    let end = body.find(|c: char| !c.is_digit(radix)).unwrap_or(body.len());
+    let (digits, suffix) = body.split_at(end);
+    if digits.is_empty() {
+        return Err("not a number".into());
+    }
+    let number = u64::from_str_radix(digits, radix).map_err(|_| TOO_LARGE.to_owned())?;
+    Ok((number, suffix))
+}
+
+const BAD_SUFFIX: &str =
+    "a size ends in k, m, g, t, p (1024s), kib, mib, gib, tib, pib (1000s), or nothing for bytes";
+const TOO_LARGE: &str = "too large";
+const US_PER_S: u64 = 1_000_000;
+const MAX_FRACTION_DIGITS: usize = 6;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn sizes_mean_what_fio_makes_of_them() {
+        for (text, bytes) in [
+            ("4096", 4096),
+            ("4k", 4096),
+            ("4K", 4096),
+            ("4kb", 4096),
+            ("4kB", 4096),
+            ("4b", 4),
+            ("4kib", 4000),
+            ("1m", 1 << 20),
+            ("1MiB", 1_000_000),
+            ("2g", 2 << 30),
+            ("1t", 1 << 40),
+            ("1pib", 1_000_000_000_000_000),
+            ("0x1000", 4096),
+            ("0x1k", 1024),
+            ("0x1b", 27),
+        ] {
+            assert_eq!(parse_int(text), Ok(bytes), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_fio_would_drop_silently_is_refused() {
+        for text in [
+            "", "k", "4q", "4.5k", "4kk", "4 k", "-4", "+4", "4kibb", "4k,8k", "4k-8k", "0x", "16384p", "٤k",
+            "4é",
+        ] {
+            assert!(parse_int(text).is_err(), "{text}");
+        }
+        assert!(parse_int("4ki").unwrap_err().contains("write `k` (1024s) or `kib` (1000s)"));
+    }
+
+    #[test]
+    fn a_percentage_is_of_the_whole_volume() {
+        assert_eq!(parse_size("50%"), Ok(Size::Percent(50)));
+        assert_eq!(Size::Percent(50).of(1 << 30), 1 << 29);
+        assert_eq!(Size::Percent(100).of(u64::MAX), u64::MAX);
+        assert_eq!(parse_size("1m").unwrap().of(5), 1 << 20);
+        for text in ["101%", "%", "-1%", "+1%", "1.5%", "5k%"] {
+            assert!(parse_size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn times_are_seconds_unless_they_say_otherwise() {
+        for (text, ms) in [
+            ("2", 2000),
+            ("2s", 2000),
+            ("2sec", 2000),
+            ("2S", 2000),
+            ("0.5", 500),
+            ("1.25s", 1250),
+            ("0.000999", 0),
+            ("500ms", 500),
+            ("500msec", 500),
+            ("900000us", 900),
+            ("10m", 600_000),
+            ("1.5m", 90_000),
+            ("1h", 3_600_000),
+            ("1d", 86_400_000),
+        ] {
+            assert_eq!(parse_time_ms(text), Ok(ms), "{text}");
+        }
+        for text in [
+            "",
+            "s",
+            "1x",
+            "1.",
+            ".5",
+            "1.2.3",
+            "1.1234567",
+            "-1",
+            "99999999999999999999",
+            "999999999999999d",
+        ] {
+            assert!(parse_time_ms(text).is_err(), "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_a_reader_panic(text in "\\PC{0,12}") {
+            let _ = (parse_size(&text), parse_time_ms(&text));
+        }
+
+        #[test]
+        fn a_size_reads_back_what_it_writes(bytes: u64, percent in 0_u8..=100) {
+            for size in [Size::Bytes(bytes), Size::Percent(percent)] {
+                prop_assert_eq!(parse_size(&size.to_string()), Ok(size));
+            }
+        }
+    }
+}
