@@ -2,7 +2,7 @@
 //!
 //! `cargo run --release -p blockmux-lab --example ceiling [runs] [milliseconds] [tcp|unix] [row...]`
 
-use blockmux_lab::ceiling::{CeilingJob, Data, DATA_BYTES, MessageShape, Transport, Variant, run_over};
+use blockmux_lab::ceiling::{CeilingJob, DATA_BYTES, Data, MessageShape, Transport, Variant, run_over};
 use blockmux_lab::job::{Job, Rw};
 use blockmux_lab::result::Run;
 use std::io::Write;
@@ -11,7 +11,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let number = |nth: usize, default| args.get(nth).map_or(Ok(default), |text| text.parse::<u64>());
     let (runs, runtime_ms) = (number(0, 3)?, number(1, 500)?);
-    let transport = if args.get(2).is_some_and(|word| word == "unix") { Transport::Unix } else { Transport::Tcp };
+    let transport =
+        if args.get(2).is_some_and(|word| word == "unix") { Transport::Unix } else { Transport::Tcp };
     let wanted = args.get(3..).unwrap_or_default();
     let pins = std::thread::available_parallelism()?.get() > 1;
 
@@ -24,7 +25,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         if !wanted.is_empty() && !wanted.iter().any(|word| name.contains(word.as_str())) {
             continue;
         }
-        let job = Job { rw, bs, iodepth, numjobs, runtime_ms, ramp_time_ms: runtime_ms / 5, ..Job::default() };
+        let job =
+            Job { rw, bs, iodepth, numjobs, runtime_ms, ramp_time_ms: runtime_ms / 5, ..Job::default() };
         let mut found = [Vec::new(), Vec::new()];
         for _ in 0..runs {
             for (runs, variant) in found.iter_mut().zip([Variant::Sleeping, Variant::Spinning]) {
@@ -49,7 +51,8 @@ fn show(runs: &[Run]) -> String {
         values.sort_by(f64::total_cmp);
         values[values.len() / 2]
     };
-    let latency = |run: &Run| if run.read.ios > 0 { run.read.latency.clone() } else { run.write.latency.clone() };
+    let latency =
+        |run: &Run| if run.read.ios > 0 { run.read.latency.clone() } else { run.write.latency.clone() };
     let p99 = |run: &Run| {
         let latency = latency(run);
         latency.percentiles.iter().find(|(at, _)| *at == 99.0).map_or(0.0, |(_, ns)| *ns as f64 / 1e3)

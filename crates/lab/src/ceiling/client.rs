@@ -49,7 +49,7 @@ pub(super) fn ask(
             len: written.len(),
             at: 0,
         },
-        buffer: vec![0; super::flow::knob("CEIL_CRECV", RECEIVE_BUFFER)],
+        buffer: vec![0; RECEIVE_BUFFER],
         reads: Histogram::new(),
         writes: Histogram::new(),
     };

@@ -42,7 +42,6 @@ pub(super) struct Messages<'a> {
     data: &'a [u8],
     bs: usize,
     iovecs: Vec<IoSlice<'a>>,
-    cap: usize,
 }
 
 /// What one connection has yet to send.
@@ -148,8 +147,7 @@ impl<'a> Messages<'a> {
             bare_head: bare_heads.1,
             data,
             bs,
-            iovecs: Vec::with_capacity(MAX_IOVECS + 2),
-            cap: knob("CEIL_CAP", usize::MAX),
+            iovecs: Vec::with_capacity(MAX_IOVECS),
         }
     }
 
@@ -184,12 +182,13 @@ impl<'a> Messages<'a> {
         let mut laden_heads = self.laden_heads.chunks_exact(self.laden_head);
         for message in &outflow.queue {
             if message.kind == self.laden {
-                if to > from {
+                let has_run = to > from;
+                if self.iovecs.len() + usize::from(has_run) + 2 > MAX_IOVECS {
+                    break;
+                }
+                if has_run {
                     self.iovecs.push(IoSlice::new(&self.bare_heads[from..to]));
                     from = to;
-                }
-                if self.iovecs.len() + 2 > MAX_IOVECS || (offered > 0 && offered + self.laden_head + self.bs - skip > self.cap) {
-                    break;
                 }
                 let head = laden_heads.next().unwrap_or(self.laden_heads);
                 let data = &self.data[message.at..][..self.bs];
@@ -201,6 +200,10 @@ impl<'a> Messages<'a> {
                 }
                 offered += head.len() + data.len() - skip;
             } else {
+                // The run that this begins or goes on with needs a place at the end.
+                if self.iovecs.len() == MAX_IOVECS {
+                    break;
+                }
                 from += skip;
                 to += self.bare_head;
                 offered += self.bare_head - skip;
@@ -266,7 +269,3 @@ pub(super) fn receive(socket: &OwnedFd, buffer: &mut [u8]) -> rustix::io::Result
 pub(super) const RECEIVE_BUFFER: usize = 256 << 10;
 /// Pieces in one gathering call, as in the engine.
 const MAX_IOVECS: usize = 256;
-
-pub(super) fn knob(name: &str, default: usize) -> usize {
-    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
-}

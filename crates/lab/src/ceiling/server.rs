@@ -27,16 +27,11 @@ pub(super) fn serve(
     let (bs, depth, shape) = (job.bs as usize, job.iodepth as usize, job.shape);
     let reads = Kind::Read.heads(shape.read_reply_head, depth);
     let writes = Kind::Write.heads(shape.write_reply, depth);
-    let mut replies = Messages::new(
-        Kind::Read,
-        (&reads, shape.read_reply_head),
-        (&writes, shape.write_reply),
-        data,
-        bs,
-    );
+    let mut replies =
+        Messages::new(Kind::Read, (&reads, shape.read_reply_head), (&writes, shape.write_reply), data, bs);
     let lengths = Lengths { read: shape.read_request, write: shape.write_request_head + bs };
     let mut blocks = Blocks { random: Random(SEED), count: (data.len() / bs) as u64, bs };
-    let mut buffer = vec![0; super::flow::knob("CEIL_SRECV", RECEIVE_BUFFER)];
+    let mut buffer = vec![0; RECEIVE_BUFFER];
     let mut waiter = Waiter::new(job.variant, &sockets).map_err(|error| system("use epoll", error))?;
     let mut connections: Vec<Connection> = sockets
         .into_iter()

@@ -43,8 +43,6 @@ fn tcp_pairs(count: u32) -> io::Result<Vec<(OwnedFd, OwnedFd)>> {
             for stream in [&server, &client] {
                 stream.set_nodelay(true)?;
                 stream.set_nonblocking(true)?;
-                let size = super::flow::knob("CEIL_TCP", 0);
-                if size > 0 { sockopt::set_socket_send_buffer_size(stream, size)?; }
             }
             Ok((server.into(), client.into()))
         })
@@ -55,7 +53,7 @@ fn unix_pair() -> io::Result<(OwnedFd, OwnedFd)> {
     let (server, client) = UnixStream::pair()?;
     for stream in [&server, &client] {
         stream.set_nonblocking(true)?;
-        sockopt::set_socket_send_buffer_size(stream, super::flow::knob("CEIL_UNIX", UNIX_BUFFER))?;
+        sockopt::set_socket_send_buffer_size(stream, UNIX_BUFFER)?;
     }
     Ok((server.into(), client.into()))
 }

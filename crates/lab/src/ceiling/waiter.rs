@@ -46,7 +46,8 @@ impl Waiter {
         let timeout = if self.connections.iter().any(|state| state.is_ready) {
             Some(Timespec::default())
         } else {
-            timeout.map(|time| Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() })
+            timeout
+                .map(|time| Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() })
         };
         self.events.clear();
         match epoll::wait(epoll, spare_capacity(&mut self.events), timeout.as_ref()) {
