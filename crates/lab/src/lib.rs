@@ -7,6 +7,7 @@
 //! A [`job::Job`] says what to do in fio's vocabulary; the generator does it to any volume and the ceiling program
 //! does the same with bare sockets; [`result`] holds what they found, and the rest shows it.
 
+pub mod ceiling;
 pub mod content;
 pub mod crc32c;
 pub mod figure;
