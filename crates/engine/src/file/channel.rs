@@ -1,10 +1,12 @@
 //! One core's queue to a file: each request is a slot that goes through one or more entries of the ring.
 //!
 //! ```text
-//!   read, write    Move (again after a short one)                    Bounce, piece by piece, if direct I/O cannot
-//!   write zeroes   Punch, else ZeroRange, else WriteZeroes, pieces    use the memory
-//!   discard        Punch                      + Sync with FUA
+//!   read, write    Move, again after a short one; or Bounce, piece by piece,
+//!                  if direct I/O cannot use the memory
+//!   write zeroes   Punch, else ZeroRange, else WriteZeroes, piece by piece; with FUA then Sync
+//!   discard        Punch; with FUA then Sync
 //!   flush          Sync
+//!   prefetch       WillNeed
 //! ```
 //! A slot's memory is the flight's while an entry is in the ring (see [`super::kernel`]), else the slot's own. A
 //! request for which the pool has no memory waits in its slot, so that the channel's depth bounds the waiting too;
