@@ -18,8 +18,10 @@
 //!   quarter of the rate for 64 KiB replies.
 //! - A receive buffer of 256 KiB on both sides. 64 KiB at the server ties; at the client it costs CPU with large
 //!   replies.
-//! - TCP's send buffer is left to the system. That of Unix sockets is fixed, so it is made as large as in the engine.
-//! - Data in huge pages, as that of volumes in RAM is; it must be, or the ceiling would hang too low.
+//!
+//! Not settled by measuring here, as noise was larger than any difference:
+//! - TCP's send buffer is left to the system; that of Unix sockets is fixed, so it is made as large as in the engine.
+//! - Data lies in huge pages because that of volumes in RAM does; the ceiling would hang too low otherwise.
 //! - Room in a socket is asked of epoll only while output waits for it: Unix sockets wake for each message taken.
 
 use crate::job::{Job, MAX_BS, MAX_IODEPTH, MAX_NUMJOBS, Rw};
