@@ -11,11 +11,12 @@
 //! threads. Data of sockets moves by plain non-blocking system calls, and data of files through the ring: see
 //! `docs/decisions/0001-sockets-by-system-call.md`.
 //!
-//! Unsafe code is in [`sys`], [`ring`] and [`memory`] alone.
+//! Unsafe code is in [`sys`], [`ring`], [`memory`] and `file::kernel` alone.
 
 pub mod blocking;
 pub mod connection;
 pub mod cores;
+pub mod file;
 
 pub mod initiator;
 pub mod listener;

@@ -183,6 +183,14 @@ impl Registration {
         unsafe { self.push_as(entry, token, true) }
     }
 
+    /// Asks for an early end of the I/O submitted as `token`; best effort, and its completion comes all the same.
+    pub fn cancel(&self, token: u32) {
+        let target = pack(self.index, true, token);
+        let entry = io_uring::opcode::AsyncCancel::new(target).build();
+        // SAFETY: the entry holds no address.
+        unsafe { self.push_as(entry, CANCEL_TOKEN, false) }
+    }
+
     /// # Safety
     /// As for `push`.
     unsafe fn push_as(&self, entry: squeue::Entry, token: u32, is_io: bool) {
@@ -204,6 +212,20 @@ impl Registration {
             if let Err(error) = enter(&uring, pending as u32) {
                 panic!("io_uring took no more entries: {error}");
             }
+        }
+    }
+}
+
+impl Drop for Ring {
+    /// Waits for I/O in flight: the kernel may use the completers' memory until then. No registration is left, so
+    /// nothing new comes.
+    fn drop(&mut self) {
+        while self.has_io_in_flight() && self.submit_and_wait(None).is_ok() {
+            self.reap();
+        }
+        if self.has_io_in_flight() {
+            // A ring that broke tells no end: rather lose the memory than have the kernel write to what is freed.
+            std::mem::forget(self.owners.take());
         }
     }
 }
@@ -267,7 +289,7 @@ fn unpack(user_data: u64) -> (u32, bool, u32) {
     ((user_data >> 33) as u32, user_data >> 32 & 1 == 1, user_data as u32)
 }
 
-/// Token of a poll's removal itself, which no completer needs to know; each ignores tokens that it did not choose.
+/// Token of a cancellation itself, which no completer needs to know; each ignores tokens that it did not choose.
 pub const CANCEL_TOKEN: u32 = u32::MAX;
 
 /// Entries between two system calls; more are submitted in between.

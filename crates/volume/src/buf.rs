@@ -220,6 +220,13 @@ impl Seg {
         self.len == 0
     }
 
+    /// Whether its bytes may be changed; those that a [`Chunk`] lent may not.
+    #[inline]
+    #[must_use]
+    pub fn is_writable(&self) -> bool {
+        self.writable
+    }
+
     /// The address, for a system call or a queue of a device.
     #[inline]
     #[must_use]

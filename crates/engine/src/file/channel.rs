@@ -1,0 +1,528 @@
+//! One core's queue to a file: each request is a slot that goes through one or more entries of the ring.
+//!
+//! ```text
+//!   read, write    Move (again after a short one)                    Bounce, piece by piece, if direct I/O cannot
+//!   write zeroes   Punch, else ZeroRange, else WriteZeroes, pieces    use the memory
+//!   discard        Punch                      + Sync with FUA
+//!   flush          Sync
+//! ```
+//! A slot's memory is the flight's while an entry is in the ring (see [`super::kernel`]), else the slot's own. A
+//! request for which the pool has no memory waits in its slot, so that the channel's depth bounds the waiting too;
+//! it is tried again whenever the channel is polled, and a timer sees to that.
+
+use super::extents::{all_data, extents};
+use super::kernel::{Flight, Landing, Manner, Way};
+use super::volume::Disk;
+use crate::reactor::EngineCore;
+use crate::ring::Registration;
+use blockmux_volume::{
+    Channel, Completion, Core, Io, IoError, Memory, Op, Output, Pages, Pool, Seg, SgList, Tag, Waker,
+};
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::fs::File;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+pub(super) struct FileChannel {
+    flight: Rc<Flight<Table>>,
+    /// Dropping it abandons what is in flight.
+    _registration: Rc<Registration>,
+    core: Rc<dyn Core>,
+    /// When the timer for waiting requests fires.
+    retry_at: Cell<Option<Instant>>,
+}
+
+impl FileChannel {
+    pub(super) fn new(
+        disk: &Arc<Disk>,
+        file: Arc<File>,
+        engine: &EngineCore,
+        core: &Rc<dyn Core>,
+        depth: u32,
+        waker: Waker,
+    ) -> FileChannel {
+        let table = Table {
+            disk: disk.clone(),
+            zeroes: Memory::from_pages(&disk.zeroes),
+            slots: RefCell::new((0..depth).map(|_| None).collect()),
+            free: RefCell::new((0..depth).rev().collect()),
+            waiting: RefCell::new(VecDeque::with_capacity(depth as usize)),
+            done: RefCell::new(Vec::with_capacity(depth as usize)),
+            waker,
+        };
+        let (flight, registration) = Flight::launch(engine, file, depth, table);
+        FileChannel { flight, _registration: registration, core: core.clone(), retry_at: Cell::new(None) }
+    }
+}
+
+impl Channel for FileChannel {
+    fn submit(&mut self, io: Io) {
+        let table = &self.flight.landing;
+        match table.at_once(self.flight.file(), &io) {
+            Some(result) => table.done.borrow_mut().push(Completion { tag: io.tag, result }),
+            None => table.submit(&self.flight, self.core.pool(), io),
+        }
+        self.arm_retry();
+    }
+
+    fn poll(&mut self, done: &mut Vec<Completion>) {
+        let table = &self.flight.landing;
+        table.retry_waiting(&self.flight, self.core.pool());
+        self.arm_retry();
+        done.append(&mut table.done.borrow_mut());
+    }
+
+    fn cancel(&mut self, tag: Tag) {
+        self.flight.landing.cancel(&self.flight, tag);
+    }
+}
+
+impl FileChannel {
+    /// Memory may come back to the pool from elsewhere, and nobody tells.
+    fn arm_retry(&self) {
+        let table = &self.flight.landing;
+        if table.waiting.borrow().is_empty() {
+            return;
+        }
+        let now = self.core.now();
+        if self.retry_at.get().is_none_or(|when| when <= now) {
+            self.retry_at.set(Some(now + RETRY_AFTER));
+            self.core.wake_at(now + RETRY_AFTER, &table.waker);
+        }
+    }
+}
+
+/// The channel's requests.
+struct Table {
+    disk: Arc<Disk>,
+    /// This core's handle to a piece of zeroes.
+    zeroes: Memory,
+    slots: RefCell<Vec<Option<Pending>>>,
+    free: RefCell<Vec<u32>>,
+    /// Slots that need memory which the pool does not have now, first come first served.
+    waiting: RefCell<VecDeque<u32>>,
+    done: RefCell<Vec<Completion>>,
+    waker: Waker,
+}
+
+/// A request on its way.
+struct Pending {
+    tag: Tag,
+    op: Op,
+    offset: u64,
+    len: u64,
+    /// The data, while the flight has it not; empty in a read that takes memory from the pool.
+    data: SgList,
+    /// Memory that direct I/O can use, between the file and `data`.
+    bounce: Option<Seg>,
+    step: Step,
+    /// Bytes that the present step has finished.
+    moved: u64,
+    retries: u32,
+    is_cancelled: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Move,
+    Bounce,
+    Punch,
+    ZeroRange,
+    WriteZeroes,
+    Sync,
+    WillNeed,
+}
+
+/// How an attempt to start a request went.
+enum Start {
+    Started,
+    /// The pool has no memory now.
+    Waits,
+}
+
+/// What a landed entry means for its request.
+enum Next {
+    Again,
+    Done(Result<Output, IoError>),
+}
+
+impl Table {
+    /// The result of what needs no entry of the ring.
+    fn at_once(&self, file: &File, io: &Io) -> Option<Result<Output, IoError>> {
+        let disk = &self.disk;
+        if let Err(error) = disk.info.check(io) {
+            return Some(Err(error));
+        }
+        if needs_sync(io.op) && disk.has_lost_writes() {
+            return Some(Err(IoError::Medium));
+        }
+        match io.op {
+            Op::Flush if disk.info.read_only => Some(Ok(Output::Nothing)),
+            Op::Flush => None,
+            Op::BlockStatus if io.len == 0 => Some(Ok(Output::Extents(Vec::new()))),
+            Op::BlockStatus if disk.is_device => Some(Ok(Output::Extents(vec![all_data(io.len)]))),
+            Op::BlockStatus => {
+                // Of a file system that cannot tell, all is data.
+                let found = extents(file, io.offset, io.len, disk.info.logical_block.into());
+                Some(Ok(Output::Extents(found.unwrap_or_else(|_| vec![all_data(io.len)]))))
+            }
+            Op::Read if io.len == 0 => Some(Ok(Output::Data(io.data.clone().unwrap_or_default()))),
+            _ if io.len == 0 => Some(Ok(Output::Nothing)),
+            Op::Prefetch if disk.direct.is_some() => Some(Ok(Output::Nothing)),
+            Op::Discard { .. } if !disk.zeroing.punch => Some(Ok(Output::Nothing)),
+            Op::WriteZeroes { may_unmap, only_fast: true, .. } if !disk.zeroing.is_fast(may_unmap) => {
+                Some(Err(IoError::Unsupported))
+            }
+            _ => None,
+        }
+    }
+
+    /// Takes a request that needs the ring.
+    fn submit(&self, flight: &Flight<Table>, pool: &Pool, io: Io) {
+        let Some(token) = self.free.borrow_mut().pop() else {
+            // More than the depth that the caller gave.
+            let result = Err(IoError::NoMemory);
+            return self.done.borrow_mut().push(Completion { tag: io.tag, result });
+        };
+        let (tag, op) = (io.tag, io.op);
+        let step = self.first_step(&io);
+        let (offset, len, data) = (io.offset, io.len, io.data.unwrap_or_default());
+        let pending = Pending {
+            tag,
+            op,
+            offset,
+            len,
+            data,
+            bounce: None,
+            step,
+            moved: 0,
+            retries: 0,
+            is_cancelled: false,
+        };
+        let may_start = self.waiting.borrow().is_empty() || pending.memory_wanted().is_none();
+        self.slots.borrow_mut()[token as usize] = Some(pending);
+        if may_start && matches!(self.start(flight, pool, token), Start::Started) {
+            return;
+        }
+        self.waiting.borrow_mut().push_back(token);
+    }
+
+    fn first_step(&self, io: &Io) -> Step {
+        match io.op {
+            Op::Read | Op::Write { .. } => match (&self.disk.direct, &io.data) {
+                (Some(direct), Some(data)) if !direct.can_use(data) => Step::Bounce,
+                _ => Step::Move,
+            },
+            Op::WriteZeroes { may_unmap: true, .. } if self.disk.zeroing.punch => Step::Punch,
+            Op::WriteZeroes { .. } => Step::ZeroRange,
+            Op::Discard { .. } => Step::Punch,
+            Op::Flush | Op::BlockStatus => Step::Sync,
+            Op::Prefetch => Step::WillNeed,
+        }
+    }
+
+    /// Gives the request the memory that it wants and its first entry.
+    fn start(&self, flight: &Flight<Table>, pool: &Pool, token: u32) -> Start {
+        let mut slots = self.slots.borrow_mut();
+        let Some(pending) = &mut slots[token as usize] else { return Start::Started };
+        if let Some(wanted) = pending.memory_wanted() {
+            let Some(memory) = pool.take(wanted) else {
+                if wanted.next_power_of_two() <= pool.limit_bytes() {
+                    return Start::Waits;
+                }
+                drop(slots);
+                self.finish(token, Err(IoError::NoMemory));
+                return Start::Started;
+            };
+            let seg = memory.seg(0, wanted);
+            match pending.step {
+                Step::Bounce => pending.bounce = Some(seg),
+                _ => pending.data = SgList::one(seg),
+            }
+        }
+        self.push(flight, token, pending);
+        Start::Started
+    }
+
+    fn retry_waiting(&self, flight: &Flight<Table>, pool: &Pool) {
+        loop {
+            let Some(token) = self.waiting.borrow().front().copied() else { return };
+            if matches!(self.start(flight, pool, token), Start::Waits) {
+                return;
+            }
+            self.waiting.borrow_mut().pop_front();
+        }
+    }
+
+    /// Pushes the entry of the request's present step.
+    fn push(&self, flight: &Flight<Table>, token: u32, pending: &mut Pending) {
+        let (at, left) = (pending.offset + pending.moved, pending.len - pending.moved);
+        let durable = matches!(pending.op, Op::Write { fua: true });
+        let manner = Manner {
+            durable,
+            // A durable write through the page cache waits for the device, and this thread must not.
+            in_background: pending.retries > 0 || durable && self.disk.direct.is_none(),
+        };
+        let way = if pending.op == Op::Read { Way::Read } else { Way::Write };
+        match pending.step {
+            Step::Move => {
+                let data = std::mem::take(&mut pending.data);
+                flight.transfer(token, way, data, pending.moved as usize, at, manner);
+            }
+            Step::Bounce => {
+                let Some(bounce) = &pending.bounce else { return };
+                let piece = bounce.slice(0, bounce.len().min(left as usize));
+                if way == Way::Write {
+                    for_each_piece(&pending.data, pending.moved as usize, &piece, |data, bounce| {
+                        data.copy_to_seg(bounce);
+                    });
+                }
+                flight.transfer(token, way, SgList::one(piece), 0, at, manner);
+            }
+            Step::WriteZeroes => {
+                let piece = self.zeroes.seg(0, left.min(self.zeroes.len() as u64) as usize);
+                flight.transfer(token, Way::Write, SgList::one(piece), 0, at, manner);
+            }
+            Step::Punch => {
+                let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+                flight.fallocate(token, mode, pending.offset, pending.len);
+            }
+            Step::ZeroRange => {
+                let mode = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
+                flight.fallocate(token, mode, pending.offset, pending.len);
+            }
+            Step::Sync => flight.sync(token),
+            Step::WillNeed => {
+                let len = pending.len.min(MAX_PREFETCH) as u32;
+                flight.will_need(token, pending.offset, len);
+            }
+        }
+    }
+
+    /// What comes after an entry that did not fail.
+    fn after_success(&self, pending: &mut Pending, memory: SgList, result: u64) -> Next {
+        let is_transfer = matches!(pending.step, Step::Move | Step::Bounce | Step::WriteZeroes);
+        if is_transfer {
+            let step = pending.step;
+            // Direct I/O goes on only at a whole block.
+            let block = if self.disk.direct.is_some() { u64::from(self.disk.info.logical_block) } else { 1 };
+            let moved = result / block * block;
+            if let (Step::Bounce, Op::Read, Some(piece)) = (step, pending.op, memory.segs().first()) {
+                let piece = piece.slice(0, moved as usize);
+                for_each_piece(&pending.data, pending.moved as usize, &piece, |data, bounce| {
+                    bounce.copy_to_seg(data);
+                });
+            }
+            if step == Step::Move {
+                pending.data = memory;
+            }
+            if moved == 0 {
+                // The end of the file, which was cut while it was served. What was there is lost, and zeroes would
+                // say that it never was.
+                return Next::Done(Err(IoError::Medium));
+            }
+            pending.moved += moved;
+            if pending.moved < pending.len {
+                pending.retries = 0;
+                return if pending.is_cancelled { Next::Done(Err(IoError::Aborted)) } else { Next::Again };
+            }
+        }
+        let syncs = matches!(pending.op, Op::WriteZeroes { fua: true, .. } | Op::Discard { fua: true });
+        if syncs && pending.step != Step::Sync {
+            pending.step = Step::Sync;
+            return Next::Again;
+        }
+        Next::Done(Ok(match pending.op {
+            Op::Read => Output::Data(std::mem::take(&mut pending.data)),
+            _ => Output::Nothing,
+        }))
+    }
+
+    /// What comes after an entry that failed.
+    fn after_error(&self, pending: &mut Pending, memory: SgList, errno: i32) -> Next {
+        if pending.step == Step::Move {
+            pending.data = memory;
+        }
+        if matches!(errno, libc::EINTR | libc::EAGAIN)
+            && !pending.is_cancelled
+            && pending.retries < MAX_RETRIES
+        {
+            pending.retries += 1;
+            return Next::Again;
+        }
+        let is_missing = matches!(errno, libc::EOPNOTSUPP | libc::ENOSYS);
+        match (pending.step, pending.op) {
+            // Hints.
+            (Step::WillNeed, _) => return Next::Done(Ok(Output::Nothing)),
+            (Step::Punch, Op::Discard { .. }) if is_missing => return Next::Done(Ok(Output::Nothing)),
+            (Step::Punch, Op::WriteZeroes { only_fast, .. })
+                if is_missing && (!only_fast || self.disk.zeroing.zero_range_is_fast) =>
+            {
+                pending.step = Step::ZeroRange;
+                return Next::Again;
+            }
+            (Step::ZeroRange, Op::WriteZeroes { only_fast: false, .. }) if is_missing => {
+                pending.step = Step::WriteZeroes;
+                return Next::Again;
+            }
+            _ => {}
+        }
+        let error =
+            if pending.is_cancelled && errno == libc::EINTR { IoError::Aborted } else { io_error(errno) };
+        let lost = match pending.step {
+            Step::Sync => error != IoError::Aborted,
+            _ => needs_sync(pending.op) && errno == libc::EIO,
+        };
+        if lost {
+            self.disk.note_lost_writes(errno);
+        }
+        Next::Done(Err(error))
+    }
+
+    fn finish(&self, token: u32, result: Result<Output, IoError>) {
+        if let Some(pending) = self.slots.borrow_mut()[token as usize].take() {
+            self.free.borrow_mut().push(token);
+            self.done.borrow_mut().push(Completion { tag: pending.tag, result });
+            self.waker.wake();
+        }
+    }
+
+    fn cancel(&self, flight: &Flight<Table>, tag: Tag) {
+        let found = {
+            let mut slots = self.slots.borrow_mut();
+            let mut tagged =
+                slots.iter_mut().enumerate().filter_map(|(token, slot)| Some((token, slot.as_mut()?)));
+            tagged.find(|(_, pending)| pending.tag == tag).map(|(token, pending)| {
+                pending.is_cancelled = true;
+                token as u32
+            })
+        };
+        let Some(token) = found else { return };
+        let place = self.waiting.borrow().iter().position(|&waiting| waiting == token);
+        match place {
+            Some(place) => {
+                self.waiting.borrow_mut().remove(place);
+                self.finish(token, Err(IoError::Aborted));
+            }
+            None => flight.cancel(token),
+        }
+    }
+}
+
+impl Landing for Table {
+    fn landed(&self, flight: &Flight<Table>, token: u32, memory: SgList, result: i32) {
+        let result = {
+            let mut slots = self.slots.borrow_mut();
+            let Some(pending) = &mut slots[token as usize] else { return };
+            let next = match u64::try_from(result) {
+                Ok(result) => self.after_success(pending, memory, result),
+                Err(_) => self.after_error(pending, memory, result.wrapping_neg()),
+            };
+            match next {
+                Next::Again => return self.push(flight, token, pending),
+                Next::Done(result) => result,
+            }
+        };
+        self.finish(token, result);
+    }
+}
+
+impl Pending {
+    /// Bytes from the pool that the request cannot start without.
+    fn memory_wanted(&self) -> Option<usize> {
+        match self.step {
+            Step::Move if self.data.segs().is_empty() => Some(self.len as usize),
+            Step::Bounce if self.bounce.is_none() => Some((self.len as usize).min(MAX_BOUNCE)),
+            _ => None,
+        }
+    }
+}
+
+/// Whether a completed request is on stable storage, and all that the page cache lost concerns it.
+fn needs_sync(op: Op) -> bool {
+    match op {
+        Op::Flush => true,
+        Op::Write { fua } | Op::WriteZeroes { fua, .. } | Op::Discard { fua } => fua,
+        Op::Read | Op::Prefetch | Op::BlockStatus => false,
+    }
+}
+
+/// Pairs the pieces of `data`, from byte `skip` on, with the parts of `piece` that belong to them.
+fn for_each_piece(data: &SgList, mut skip: usize, piece: &Seg, mut pair: impl FnMut(&Seg, &Seg)) {
+    let mut at = 0;
+    for seg in data.segs() {
+        let here = seg.len().saturating_sub(skip).min(piece.len() - at);
+        if here > 0 {
+            pair(&seg.slice(skip, here), &piece.slice(at, here));
+            at += here;
+        }
+        skip = skip.saturating_sub(seg.len());
+    }
+}
+
+/// The one table from the system's errors to a volume's.
+fn io_error(errno: i32) -> IoError {
+    match errno {
+        libc::ENOSPC | libc::EDQUOT | libc::EFBIG => IoError::NoSpace,
+        libc::EROFS | libc::EPERM | libc::EACCES | libc::ETXTBSY => IoError::ReadOnly,
+        libc::EOPNOTSUPP | libc::ENOSYS | libc::ENOTTY => IoError::Unsupported,
+        libc::ENOMEM | libc::ENOBUFS => IoError::NoMemory,
+        libc::ECANCELED => IoError::Aborted,
+        // EIO, ENODEV, EREMOTEIO, EBADMSG and all else that a request which was checked can only meet in a device.
+        _ => IoError::Medium,
+    }
+}
+
+/// A piece of zeroes for file systems that have no faster way; all channels of a volume share it.
+pub(super) fn zero_pages() -> Arc<Pages> {
+    Pages::from_heap(MAX_BOUNCE)
+}
+
+/// A larger request bounces piece by piece, so that it cannot want more than the pool has.
+const MAX_BOUNCE: usize = 1 << 20;
+/// A hint need not fill the page cache.
+const MAX_PREFETCH: u64 = 32 << 20;
+/// Interrupted or told to try again, the kernel's own thread gets it done; this ends what never does.
+const MAX_RETRIES: u32 = 100;
+const RETRY_AFTER: Duration = Duration::from_micros(200);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_error_of_the_system_has_its_meaning() {
+        let table = [
+            (libc::ENOSPC, IoError::NoSpace),
+            (libc::EDQUOT, IoError::NoSpace),
+            (libc::EFBIG, IoError::NoSpace),
+            (libc::EROFS, IoError::ReadOnly),
+            (libc::EPERM, IoError::ReadOnly),
+            (libc::EACCES, IoError::ReadOnly),
+            (libc::ETXTBSY, IoError::ReadOnly),
+            (libc::EOPNOTSUPP, IoError::Unsupported),
+            (libc::ENOSYS, IoError::Unsupported),
+            (libc::ENOTTY, IoError::Unsupported),
+            (libc::ENOMEM, IoError::NoMemory),
+            (libc::ENOBUFS, IoError::NoMemory),
+            (libc::ECANCELED, IoError::Aborted),
+            (libc::EIO, IoError::Medium),
+            (libc::ENODEV, IoError::Medium),
+            (libc::EINVAL, IoError::Medium),
+        ];
+        for (errno, meaning) in table {
+            assert_eq!(io_error(errno), meaning, "errno {errno}");
+        }
+    }
+
+    #[test]
+    fn a_bounce_meets_the_pieces_that_belong_to_it() {
+        let mut data = SgList::one(Seg::from_slice(b"abc"));
+        data.push(Seg::from_slice(b"defg"));
+        let piece = Seg::from_slice(&[0; 4]);
+        for_each_piece(&data, 2, &piece, |data, bounce| data.copy_to_seg(bounce));
+        assert_eq!(piece.to_vec(), b"cdef");
+    }
+}

@@ -1,0 +1,305 @@
+//! What only the kernel can be asked: entries of the ring, and the system calls of a file that no safe crate offers.
+//!
+//! [`Flight`] is what keeps memory and file alive under the kernel's hands. Each slot has at most one entry in the
+//! ring; the slot owns the entry's memory from the push until the ring tells of its end, and only then hands it to
+//! the [`Landing`]. As the ring keeps its completers, a dropped channel changes nothing about that.
+#![expect(unsafe_code, reason = "the one module of file volumes that gives addresses to the kernel")]
+
+use crate::reactor::EngineCore;
+use crate::ring::{Completer, Registration};
+use blockmux_volume::{Seg, SgList};
+use io_uring::{opcode, squeue, types};
+use std::cell::{OnceCell, RefCell};
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+
+/// Is given back what an entry used.
+pub(super) trait Landing: Sized {
+    /// The entry of slot `token` is done, with the result as of the system call, errors negative. The slot is free
+    /// for another entry.
+    fn landed(&self, flight: &Flight<Self>, token: u32, memory: SgList, result: i32);
+}
+
+/// A file, and the memory of everything in flight to and from it.
+pub(super) struct Flight<L> {
+    file: Arc<File>,
+    holds: RefCell<Vec<Hold>>,
+    /// Weak, because the ring keeps this flight and the registration keeps the ring.
+    registration: OnceCell<Weak<Registration>>,
+    pub(super) landing: L,
+}
+
+/// What the kernel may use now.
+#[derive(Default)]
+struct Hold {
+    in_flight: bool,
+    memory: SgList,
+    iovecs: Vec<libc::iovec>,
+}
+/// Which way data goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    Read,
+    Write,
+}
+
+/// How an entry is executed.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Manner {
+    /// A write is on stable storage when it is done.
+    pub(super) durable: bool,
+    /// The kernel starts it on a thread of its own at once, because it would block.
+    pub(super) in_background: bool,
+}
+
+impl<L: Landing + 'static> Flight<L> {
+    /// Registers `slots` empty slots with the core's ring; whoever drops the registration is told nothing more.
+    pub(super) fn launch(
+        core: &EngineCore,
+        file: Arc<File>,
+        slots: u32,
+        landing: L,
+    ) -> (Rc<Flight<L>>, Rc<Registration>) {
+        let holds = RefCell::new((0..slots).map(|_| Hold::default()).collect());
+        let flight = Rc::new(Flight { file, holds, registration: OnceCell::new(), landing });
+        let registration = Rc::new(core.register(flight.clone()));
+        flight.registration.get_or_init(|| Rc::downgrade(&registration));
+        (flight, registration)
+    }
+
+    /// The file that everything goes to.
+    pub(super) fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Moves data between `memory`, from byte `skip` on, and the file. It may move less than all, at least when there
+    /// are more pieces than one entry can name.
+    ///
+    /// # Panics
+    /// If the slot has an entry in flight, `skip` leaves nothing, or a read goes to memory that a `Chunk` lent.
+    pub(super) fn transfer(
+        &self,
+        token: u32,
+        way: Way,
+        memory: SgList,
+        skip: usize,
+        offset: u64,
+        manner: Manner,
+    ) {
+        assert!(way == Way::Write || memory.segs().iter().all(Seg::is_writable), "a read into lent memory");
+        let fd = types::Fd(self.file.as_raw_fd());
+        let rw_flags = if manner.durable { libc::RWF_DSYNC } else { 0 };
+        let flags = flags_of(manner);
+        self.push(token, |hold| {
+            let entry = if let [seg] = memory.segs() {
+                assert!(skip < seg.len());
+                let (start, len) = (seg.as_ptr().wrapping_add(skip), (seg.len() - skip) as u32);
+                match way {
+                    Way::Read => opcode::Read::new(fd, start, len).offset(offset).build(),
+                    Way::Write => {
+                        opcode::Write::new(fd, start, len).offset(offset).rw_flags(rw_flags).build()
+                    }
+                }
+            } else {
+                gather(&memory, skip, &mut hold.iovecs);
+                let (start, count) = (hold.iovecs.as_ptr(), hold.iovecs.len() as u32);
+                match way {
+                    Way::Read => opcode::Readv::new(fd, start, count).offset(offset).build(),
+                    Way::Write => {
+                        opcode::Writev::new(fd, start, count).offset(offset).rw_flags(rw_flags).build()
+                    }
+                }
+            };
+            hold.memory = memory;
+            entry.flags(flags)
+        });
+    }
+
+    /// `fallocate(2)`, which the kernel always does on a thread of its own.
+    pub(super) fn fallocate(&self, token: u32, mode: i32, offset: u64, len: u64) {
+        let fd = types::Fd(self.file.as_raw_fd());
+        self.push(token, |_| opcode::Fallocate::new(fd, len).offset(offset).mode(mode).build());
+    }
+
+    /// `fdatasync(2)`, on a thread of the kernel.
+    pub(super) fn sync(&self, token: u32) {
+        let fd = types::Fd(self.file.as_raw_fd());
+        self.push(token, |_| opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build());
+    }
+
+    /// Has the page cache read ahead.
+    pub(super) fn will_need(&self, token: u32, offset: u64, len: u32) {
+        let fd = types::Fd(self.file.as_raw_fd());
+        self.push(token, |_| {
+            let advise = opcode::Fadvise::new(fd, len.into(), libc::POSIX_FADV_WILLNEED).offset(offset);
+            // Kernels before 6.1 would read ahead on this thread.
+            advise.build().flags(squeue::Flags::ASYNC)
+        });
+    }
+
+    /// Asks for an early end of what the slot has in flight.
+    pub(super) fn cancel(&self, token: u32) {
+        if let Some(registration) = self.registration.get().and_then(Weak::upgrade) {
+            registration.cancel(token);
+        }
+    }
+
+    fn push(&self, token: u32, build: impl FnOnce(&mut Hold) -> squeue::Entry) {
+        // With the registration gone nobody waits for what would be next.
+        let Some(registration) = self.registration.get().and_then(Weak::upgrade) else { return };
+        let mut holds = self.holds.borrow_mut();
+        let hold = &mut holds[token as usize];
+        assert!(!hold.in_flight, "one entry a slot");
+        let entry = build(hold);
+        hold.in_flight = true;
+        // SAFETY: what `entry` names is the file, and the hold's memory and iovecs. This flight owns them, it is the
+        // completer that `registration` was made for, and while `in_flight` is set, nothing touches them: `complete`
+        // alone clears it. The table of holds never grows, and an iovec's address does not depend on it.
+        unsafe { registration.push(entry, token) }
+    }
+}
+
+impl<L: Landing + 'static> Completer for Flight<L> {
+    fn complete(&self, token: u32, result: i32) {
+        let memory = match self.holds.borrow_mut().get_mut(token as usize) {
+            Some(hold) => {
+                hold.in_flight = false;
+                std::mem::take(&mut hold.memory)
+            }
+            // The token of a cancellation itself.
+            None => return,
+        };
+        self.landing.landed(self, token, memory, result);
+    }
+}
+
+fn flags_of(manner: Manner) -> squeue::Flags {
+    if manner.in_background { squeue::Flags::ASYNC } else { squeue::Flags::empty() }
+}
+
+/// Names the pieces from byte `skip` on, as many as one system call takes.
+fn gather(memory: &SgList, mut skip: usize, iovecs: &mut Vec<libc::iovec>) {
+    iovecs.clear();
+    for seg in memory.segs() {
+        if skip < seg.len() && iovecs.len() < MAX_IOVECS {
+            let start = seg.as_ptr().wrapping_add(skip);
+            iovecs.push(libc::iovec { iov_base: start.cast(), iov_len: seg.len() - skip });
+        }
+        skip = skip.saturating_sub(seg.len());
+    }
+    assert!(!iovecs.is_empty());
+}
+
+/// What direct I/O demands, in bytes; 0 for both: the file has none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct DirectAlignment {
+    /// Of addresses in memory.
+    pub(super) memory: u32,
+    /// Of offsets in the file, and of the length of each piece.
+    pub(super) offset: u32,
+}
+
+/// What the kernel says of direct I/O on `file`; nothing before Linux 6.1, and for file systems that do not tell.
+pub(super) fn direct_alignment(file: &File) -> Option<DirectAlignment> {
+    // SAFETY: all fields may be zero.
+    let mut stat: libc::statx = unsafe { std::mem::zeroed() };
+    // SAFETY: the path is empty and ends in a zero, and `stat` lives during the call.
+    let result = unsafe {
+        libc::statx(file.as_raw_fd(), c"".as_ptr(), libc::AT_EMPTY_PATH, libc::STATX_DIOALIGN, &raw mut stat)
+    };
+    let is_known = result == 0 && stat.stx_mask & libc::STATX_DIOALIGN != 0;
+    is_known.then_some(DirectAlignment { memory: stat.stx_dio_mem_align, offset: stat.stx_dio_offset_align })
+}
+
+/// Makes every transfer of this open file bypass the page cache.
+pub(super) fn set_direct(file: &File) -> io::Result<()> {
+    // SAFETY: no address is passed.
+    let flags = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };
+    check(flags)?;
+    // SAFETY: as above.
+    check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, flags | libc::O_DIRECT) })
+}
+
+/// Locks the file for this open file alone; `WouldBlock` if another has it.
+pub(super) fn lock_exclusive(file: &File) -> io::Result<()> {
+    // SAFETY: no address is passed.
+    check(unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) })
+}
+
+/// A block device's logical and physical block, in bytes.
+pub(super) fn block_sizes(device: &File) -> io::Result<(u32, u32)> {
+    let (mut logical, mut physical): (libc::c_int, libc::c_uint) = (0, 0);
+    // SAFETY: the call fills in an int that lives during it.
+    check(unsafe { libc::ioctl(device.as_raw_fd(), libc::BLKSSZGET as _, &raw mut logical) })?;
+    // SAFETY: as above.
+    check(unsafe { libc::ioctl(device.as_raw_fd(), libc::BLKPBSZGET as _, &raw mut physical) })?;
+    Ok((logical as u32, physical))
+}
+
+/// `fallocate(2)` on the calling thread.
+pub(super) fn fallocate_now(file: &File, mode: i32, offset: u64, len: u64) -> io::Result<()> {
+    // SAFETY: no address is passed.
+    check(unsafe { libc::fallocate(file.as_raw_fd(), mode, offset as libc::off_t, len as libc::off_t) })
+}
+
+/// The first byte of data at or behind `offset`; `None`: all is a hole from there to the end.
+pub(super) fn seek_data(file: &File, offset: u64) -> io::Result<Option<u64>> {
+    seek(file, offset, libc::SEEK_DATA)
+}
+
+/// The first byte of a hole at or behind `offset`; `None`: the file ends before.
+pub(super) fn seek_hole(file: &File, offset: u64) -> io::Result<Option<u64>> {
+    seek(file, offset, libc::SEEK_HOLE)
+}
+
+fn seek(file: &File, offset: u64, whence: i32) -> io::Result<Option<u64>> {
+    // SAFETY: no address is passed; nothing here uses the file's position.
+    let found = unsafe { libc::lseek(file.as_raw_fd(), offset as libc::off_t, whence) };
+    if found >= 0 {
+        return Ok(Some(found as u64));
+    }
+    match io::Error::last_os_error() {
+        error if error.raw_os_error() == Some(libc::ENXIO) => Ok(None),
+        error => Err(error),
+    }
+}
+
+fn check(result: i32) -> io::Result<()> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Linux's `UIO_MAXIOV`.
+const MAX_IOVECS: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use blockmux_volume::Memory;
+
+    #[test]
+    fn gathering_starts_in_the_middle_of_a_piece() {
+        let memory = Memory::from_heap(100);
+        let mut list = SgList::one(memory.seg(0, 10));
+        list.push(memory.seg(20, 10));
+        list.push(memory.seg(40, 10));
+        let mut iovecs = Vec::new();
+        gather(&list, 15, &mut iovecs);
+        let start = memory.seg(0, 1).as_ptr();
+        let named: Vec<(usize, usize)> =
+            iovecs.iter().map(|iovec| (iovec.iov_base as usize - start as usize, iovec.iov_len)).collect();
+        assert_eq!(named, [(25, 5), (40, 10)]);
+    }
+
+    #[test]
+    fn gathering_stops_at_what_one_call_takes() {
+        let memory = Memory::from_heap(1);
+        let mut list = SgList::default();
+        (0..=MAX_IOVECS).for_each(|_| list.push(memory.seg(0, 1)));
+        let mut iovecs = Vec::new();
+        gather(&list, 0, &mut iovecs);
+        assert_eq!(iovecs.len(), MAX_IOVECS);
+    }
+}

@@ -1,0 +1,360 @@
+//! Opening: from a path and options to a file that is locked, sized and probed, or to a word of what to do instead.
+
+use super::kernel;
+use super::probe::{Direct, Queue, Zeroing, file_block};
+use blockmux_volume::VolumeInfo;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Seek, SeekFrom};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// How a file is opened as a volume.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FileOptions {
+    /// In bytes. A shorter file is extended by a hole; of a longer one the beginning is served. `None`: the file's own
+    /// size, rounded down to a whole block.
+    pub size: Option<u64>,
+    /// Whether transfers bypass the page cache; `None`: where the file system does that in units of at most 512 bytes.
+    pub direct: Option<bool>,
+    /// Nothing is written, and others may write meanwhile.
+    pub read_only: bool,
+    /// A file that does not exist is created, if `size` is given.
+    pub create: bool,
+}
+
+/// How a block device is opened as a volume.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BlockOptions {
+    /// Whether transfers bypass the page cache; `None`: they do.
+    pub direct: Option<bool>,
+    /// Nothing is written, and others may use the device meanwhile.
+    pub read_only: bool,
+}
+
+/// Why a file or device cannot be a volume, and what to do about it.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// There is no such file.
+    #[error("file:{0}: does not exist; give ?size=10G to create it")]
+    Missing(PathBuf),
+    /// There is no such device.
+    #[error("block:{0}: does not exist; lsblk lists the block devices")]
+    MissingDevice(PathBuf),
+    /// A directory.
+    #[error("file:{0}: is a directory; name a file in it")]
+    Directory(PathBuf),
+    /// A block device given as a file.
+    #[error("file:{0}: is a block device; use block:{0}")]
+    IsDevice(PathBuf),
+    /// A file given as a block device.
+    #[error("block:{0}: is not a block device; use file:{0}")]
+    NotDevice(PathBuf),
+    /// A pipe, a socket or a character device.
+    #[error("file:{0}: is not a regular file; name one, or use block: for a block device")]
+    NotFile(PathBuf),
+    /// The process may not.
+    #[error(
+        "{0}: permission denied; run as a user who may read and write it, or give ?readonly=true if it may be read"
+    )]
+    Permission(PathBuf),
+    /// The file system is mounted read-only, or the device is write-protected.
+    #[error("{0}: is on a read-only file system or device; give ?readonly=true")]
+    ReadOnly(PathBuf),
+    /// Another process serves it.
+    #[error("{0}: is in use by another program that locked it; stop that one, or give ?readonly=true")]
+    Locked(PathBuf),
+    /// The device is mounted or part of something.
+    #[error("block:{0}: is mounted or in use; unmount it, or give ?readonly=true")]
+    InUse(PathBuf),
+    /// Less than one block.
+    #[error("{0}: is smaller than one block; give ?size=10G to extend a file")]
+    Empty(PathBuf),
+    /// The size that was asked for.
+    #[error("file:{path}: size {size} is not a whole number of {block}-byte blocks; round it")]
+    BadSize {
+        /// The file.
+        path: PathBuf,
+        /// In bytes, as asked for.
+        size: u64,
+        /// In bytes.
+        block: u32,
+    },
+    /// A file opened read-only is shorter than was asked for.
+    #[error(
+        "file:{path}: has {len} bytes and cannot be extended to {size} read-only; leave one of the two away"
+    )]
+    TooShort {
+        /// The file.
+        path: PathBuf,
+        /// In bytes, as it is.
+        len: u64,
+        /// In bytes, as asked for.
+        size: u64,
+    },
+    /// Direct I/O was demanded.
+    #[error("{0}: its file system has no direct I/O that can be used; leave ?direct=true away")]
+    NoDirect(PathBuf),
+    /// The system refused.
+    #[error("{path}: cannot {action} it: {source}")]
+    System {
+        /// The file or device.
+        path: PathBuf,
+        /// What was tried.
+        action: &'static str,
+        /// The system's own word.
+        source: io::Error,
+    },
+}
+
+/// What opening has found.
+pub(super) struct Opened {
+    pub(super) path: PathBuf,
+    pub(super) file: File,
+    pub(super) info: VolumeInfo,
+    pub(super) is_device: bool,
+    pub(super) direct: Option<Direct>,
+    pub(super) zeroing: Zeroing,
+}
+
+pub(super) fn open_file(path: &Path, options: FileOptions) -> Result<Opened, OpenError> {
+    let failed = |action| move |source| system_error(path, action, source);
+    let creates = match std::fs::metadata(path) {
+        Ok(found) if found.is_dir() => return Err(OpenError::Directory(path.into())),
+        Ok(found) if found.file_type().is_block_device() => return Err(OpenError::IsDevice(path.into())),
+        Ok(found) if !found.is_file() => return Err(OpenError::NotFile(path.into())),
+        Ok(_) => false,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => true,
+        Err(error) => return Err(failed("look at")(error)),
+    };
+    if !creates {
+        let file = open_plain(path, options.read_only).map_err(failed("open"))?;
+        return prepare_file(path, file, options);
+    }
+    if !options.create || options.read_only || options.size.is_none() {
+        return Err(OpenError::Missing(path.into()));
+    }
+    let mut how = OpenOptions::new();
+    let file = how.read(true).write(true).create_new(true).open(path).map_err(failed("create"))?;
+    let opened = prepare_file(path, file, options).and_then(|opened| {
+        // The file's name, too, must survive the power.
+        let folder = path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
+        File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed("make stable"))?;
+        Ok(opened)
+    });
+    if opened.is_err() {
+        // Only what was just created here goes; that it stays behind is the lesser error.
+        let _ = std::fs::remove_file(path);
+    }
+    opened
+}
+
+/// Locks, sizes and probes an open file.
+fn prepare_file(path: &Path, file: File, options: FileOptions) -> Result<Opened, OpenError> {
+    let failed = |action| move |source| system_error(path, action, source);
+    if !options.read_only {
+        lock(path, &file)?;
+    }
+    let metadata = file.metadata().map_err(failed("look at"))?;
+    let queue = Queue::of(metadata.dev());
+    let suits_all = |direct: &Direct| direct.offset <= SMALL_BLOCK;
+    let direct = set_direct(path, &file, options.direct, Direct::of(&file, &queue), suits_all)?;
+    let block = direct.map_or(SMALL_BLOCK, |direct| direct.offset.max(SMALL_BLOCK));
+    let size = match options.size {
+        Some(size) if !size.is_multiple_of(block.into()) => {
+            return Err(OpenError::BadSize { path: path.into(), size, block });
+        }
+        Some(size) => size,
+        None => whole_blocks(path, metadata.len(), block),
+    };
+    if size == 0 {
+        return Err(OpenError::Empty(path.into()));
+    }
+    if size > metadata.len() {
+        if options.read_only {
+            return Err(OpenError::TooShort { path: path.into(), len: metadata.len(), size });
+        }
+        file.set_len(size).and_then(|()| file.sync_all()).map_err(failed("extend"))?;
+    }
+    let zeroing = match options.read_only {
+        true => Zeroing::default(),
+        false => Zeroing::of_file(&file).map_err(failed("probe"))?,
+    };
+    let unit = file_block(&file).map_err(failed("look at"))?;
+    let info = VolumeInfo {
+        logical_block: block,
+        physical_block: unit.max(block),
+        read_only: options.read_only,
+        write_cache: true,
+        discard_granularity: if zeroing.punch { unit.max(block) } else { 0 },
+        fast_zeroes: zeroing.punch,
+        rotational: queue.is_rotational(),
+        ..VolumeInfo::new(size)
+    };
+    Ok(Opened { path: path.into(), file, info, is_device: false, direct, zeroing })
+}
+
+pub(super) fn open_block(path: &Path, options: BlockOptions) -> Result<Opened, OpenError> {
+    let failed = |action| move |source| system_error(path, action, source);
+    let metadata = match std::fs::metadata(path) {
+        Ok(found) if !found.file_type().is_block_device() => return Err(OpenError::NotDevice(path.into())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Err(OpenError::MissingDevice(path.into()));
+        }
+        found => found.map_err(failed("look at"))?,
+    };
+    let mut file = match options.read_only {
+        true => open_plain(path, true),
+        // A device that is mounted or in another one is refused to whoever opens it like this.
+        false => OpenOptions::new().read(true).write(true).custom_flags(libc::O_EXCL).open(path),
+    }
+    .map_err(|error| match error.raw_os_error() {
+        Some(libc::EBUSY) => OpenError::InUse(path.into()),
+        _ => system_error(path, "open", error),
+    })?;
+    if !options.read_only {
+        lock(path, &file)?;
+    }
+    let queue = Queue::of(metadata.rdev());
+    let (logical, physical) = kernel::block_sizes(&file).map_err(failed("ask for the blocks of"))?;
+    let told = Direct::of(&file, &queue).filter(|direct| direct.offset <= logical);
+    let direct = set_direct(path, &file, options.direct, told, |_| true)?;
+    let len = file.seek(SeekFrom::End(0)).map_err(failed("measure"))?;
+    let size = whole_blocks(path, len, logical);
+    if size == 0 {
+        return Err(OpenError::Empty(path.into()));
+    }
+    let zeroing = if options.read_only { Zeroing::default() } else { Zeroing::of_device(&queue) };
+    let granularity = queue.number("discard_granularity").map_or(0, |bytes| bytes as u32);
+    let info = VolumeInfo {
+        logical_block: logical,
+        physical_block: physical.max(logical),
+        read_only: options.read_only,
+        write_cache: direct.is_none() || !queue.writes_through(),
+        discard_granularity: if zeroing.punch { granularity.max(logical) } else { 0 },
+        fast_zeroes: zeroing.punch,
+        rotational: queue.is_rotational(),
+        ..VolumeInfo::new(size)
+    };
+    Ok(Opened { path: path.into(), file, info, is_device: true, direct, zeroing })
+}
+
+/// Opens what exists, without any lock.
+pub(super) fn open_plain(path: &Path, read_only: bool) -> io::Result<File> {
+    OpenOptions::new().read(true).write(!read_only).open(path)
+}
+
+/// Two processes that write the same blocks know nothing of each other.
+fn lock(path: &Path, file: &File) -> Result<(), OpenError> {
+    kernel::lock_exclusive(file).map_err(|error| match error.kind() {
+        io::ErrorKind::WouldBlock => OpenError::Locked(path.into()),
+        _ => system_error(path, "lock", error),
+    })
+}
+
+/// Turns direct I/O on where it was asked for, or where nothing was asked and it `suits`.
+fn set_direct(
+    path: &Path,
+    file: &File,
+    asked: Option<bool>,
+    possible: Option<Direct>,
+    suits: impl Fn(&Direct) -> bool,
+) -> Result<Option<Direct>, OpenError> {
+    let chosen = match asked {
+        Some(false) => None,
+        Some(true) => possible,
+        None => possible.filter(suits),
+    };
+    let set = chosen.filter(|_| kernel::set_direct(file).is_ok());
+    if asked == Some(true) && set.is_none() {
+        return Err(OpenError::NoDirect(path.into()));
+    }
+    Ok(set)
+}
+
+fn whole_blocks(path: &Path, len: u64, block: u32) -> u64 {
+    let size = len / u64::from(block) * u64::from(block);
+    if size != len {
+        let (path, rest) = (path.display(), len - size);
+        tracing::warn!(
+            "{path}: its last {rest} bytes are no whole block of {block} bytes and are not served"
+        );
+    }
+    size
+}
+
+fn system_error(path: &Path, action: &'static str, source: io::Error) -> OpenError {
+    match source.raw_os_error() {
+        Some(libc::EACCES | libc::EPERM) => OpenError::Permission(path.into()),
+        Some(libc::EROFS) => OpenError::ReadOnly(path.into()),
+        _ => OpenError::System { path: path.into(), action, source },
+    }
+}
+
+/// What every client can use, in bytes.
+const SMALL_BLOCK: u32 = 512;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NEW: FileOptions =
+        FileOptions { size: Some(1 << 20), direct: None, read_only: false, create: true };
+
+    fn refusal(path: &Path, options: FileOptions) -> String {
+        open_file(path, options).map(|_| ()).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_path_is_said_with_what_to_do() {
+        let folder = tempfile::tempdir().unwrap();
+        let missing = folder.path().join("x");
+        assert!(
+            refusal(&missing, FileOptions::default())
+                .ends_with("/x: does not exist; give ?size=10G to create it")
+        );
+        assert!(refusal(folder.path(), NEW).contains("is a directory"));
+        assert!(refusal(Path::new("/dev/null"), NEW).contains("is not a regular file"));
+        std::fs::write(&missing, b"short").unwrap();
+        assert!(refusal(&missing, FileOptions::default()).contains("is smaller than one block"));
+        let odd = FileOptions { size: Some(1000), ..NEW };
+        assert!(refusal(&missing, odd).contains("size 1000 is not a whole number of 512-byte blocks"));
+        let frozen = FileOptions { read_only: true, ..NEW };
+        assert!(refusal(&missing, frozen).contains("cannot be extended"));
+        let not_device = open_block(&missing, BlockOptions::default()).map(|_| ()).unwrap_err();
+        assert!(not_device.to_string().contains("use file:"));
+    }
+
+    #[test]
+    fn a_refused_size_leaves_no_file_behind() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x");
+        refusal(&path, FileOptions { size: Some(1000), ..NEW });
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_file_keeps_its_size_unless_a_larger_one_is_given() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x");
+        let sizes = [(Some(1 << 20), 1 << 20), (None, 1 << 20), (Some(4096), 4096), (Some(2 << 20), 2 << 20)];
+        for (size, served) in sizes {
+            let opened = open_file(&path, FileOptions { size, ..NEW }).unwrap();
+            assert_eq!(opened.info.size, served);
+        }
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 2 << 20);
+        std::fs::write(&path, [1; 1500]).unwrap();
+        let opened = open_file(&path, FileOptions { direct: Some(false), ..FileOptions::default() }).unwrap();
+        assert_eq!(opened.info.size, 1024);
+    }
+
+    #[test]
+    fn a_file_has_one_writer() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x");
+        let writer = open_file(&path, NEW).unwrap();
+        assert!(refusal(&path, NEW).contains("is in use by another program"));
+        open_file(&path, FileOptions { read_only: true, ..FileOptions::default() }).unwrap();
+        drop(writer);
+        open_file(&path, NEW).unwrap();
+    }
+}

@@ -1,0 +1,144 @@
+//! What a file or device can do, found out when it is opened.
+
+use super::kernel;
+use blockmux_volume::SgList;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+
+/// What direct I/O demands, in bytes, powers of two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Direct {
+    /// Of addresses in memory.
+    memory: u32,
+    /// Of offsets in the file, and of the length of each piece.
+    pub(super) offset: u32,
+}
+
+impl Direct {
+    /// What the kernel, or else the device below, says of this file; `None`: it has no direct I/O that the pool's
+    /// buffers are good enough for.
+    pub(super) fn of(file: &File, queue: &Queue) -> Option<Direct> {
+        let direct = match kernel::direct_alignment(file) {
+            Some(told) => Direct { memory: told.memory, offset: told.offset },
+            None => {
+                let block = queue.number("logical_block_size").map_or(POOL_ALIGNMENT, |block| block as u32);
+                Direct { memory: block, offset: block }
+            }
+        };
+        let is_usable = direct.offset.is_power_of_two()
+            && direct.offset <= MAX_BLOCK
+            && direct.memory.is_power_of_two()
+            && direct.memory <= POOL_ALIGNMENT;
+        is_usable.then_some(direct)
+    }
+
+    /// Whether data can move between the file and this memory directly.
+    #[inline]
+    pub(super) fn can_use(&self, memory: &SgList) -> bool {
+        let (address_mask, len_mask) = (self.memory as usize - 1, self.offset as usize - 1);
+        memory.segs().iter().all(|seg| seg.as_ptr() as usize & address_mask == 0 && seg.len() & len_mask == 0)
+    }
+}
+
+/// How ranges are zeroed without a transfer of zeroes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Zeroing {
+    /// `FALLOC_FL_PUNCH_HOLE` works; it gives the space back.
+    pub(super) punch: bool,
+    /// Where `FALLOC_FL_ZERO_RANGE` works, which keeps the space, it is not zeroes that the kernel writes.
+    pub(super) zero_range_is_fast: bool,
+}
+
+impl Zeroing {
+    /// Tries to punch behind the end of a file, which changes nothing. A range could not be zeroed there without
+    /// taking space, so whether that works is seen when it is asked for.
+    pub(super) fn of_file(file: &File) -> io::Result<Zeroing> {
+        let behind = file.metadata()?.len().next_multiple_of(1 << 20);
+        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        let punch = kernel::fallocate_now(file, mode, behind, 4096).is_ok();
+        Ok(Zeroing { punch, zero_range_is_fast: true })
+    }
+
+    /// A device zeroes by its own command, or the kernel writes zeroes to it.
+    pub(super) fn of_device(queue: &Queue) -> Zeroing {
+        let has_command = queue.number("write_zeroes_max_bytes").is_some_and(|most| most > 0);
+        Zeroing { punch: has_command, zero_range_is_fast: has_command }
+    }
+
+    /// Whether zeroing a range without writing it is worth a try.
+    pub(super) fn is_fast(&self, may_unmap: bool) -> bool {
+        may_unmap && self.punch || self.zero_range_is_fast
+    }
+}
+
+/// What the kernel tells in `/sys` of the block device that a file is on or that a node stands for.
+pub(super) struct Queue(Option<PathBuf>);
+
+impl Queue {
+    /// The queue of the device numbered `device`, or of the disk that this is a partition of; an empty one for a file
+    /// system that is not on one device.
+    pub(super) fn of(device: u64) -> Queue {
+        let here = format!("/sys/dev/block/{}:{}", libc::major(device), libc::minor(device));
+        let places = [format!("{here}/queue"), format!("{here}/../queue")];
+        Queue(places.into_iter().map(PathBuf::from).find(|place| place.is_dir()))
+    }
+
+    pub(super) fn number(&self, name: &str) -> Option<u64> {
+        self.text(name)?.parse().ok()
+    }
+
+    /// A write that completed is as stable as it will get, without any flush.
+    pub(super) fn writes_through(&self) -> bool {
+        self.text("write_cache").is_some_and(|mode| mode == "write through")
+    }
+
+    pub(super) fn is_rotational(&self) -> bool {
+        self.number("rotational") == Some(1)
+    }
+
+    fn text(&self, name: &str) -> Option<String> {
+        let text = std::fs::read_to_string(self.0.as_ref()?.join(name)).ok()?;
+        Some(text.trim().to_owned())
+    }
+}
+
+/// A file system's own unit, in bytes: what is allocated and freed.
+pub(super) fn file_block(file: &File) -> io::Result<u32> {
+    let told = file.metadata()?.blksize();
+    let is_plausible = told.is_power_of_two() && told <= MAX_BLOCK.into();
+    Ok(if is_plausible { told as u32 } else { POOL_ALIGNMENT })
+}
+
+/// Buffers of the pool, and so bounced transfers, are aligned to this.
+const POOL_ALIGNMENT: u32 = 4096;
+/// No block is larger than this, whoever says so.
+const MAX_BLOCK: u32 = 64 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use blockmux_volume::Memory;
+
+    #[test]
+    fn direct_io_wants_aligned_addresses_and_whole_pieces() {
+        let direct = Direct { memory: 512, offset: 512 };
+        let memory = Memory::from_heap(8192);
+        assert!(direct.can_use(&SgList::one(memory.seg(512, 1024))));
+        assert!(!direct.can_use(&SgList::one(memory.seg(28, 1024))));
+        let mut uneven = SgList::one(memory.seg(0, 500));
+        uneven.push(memory.seg(512, 524));
+        assert!(!direct.can_use(&uneven));
+    }
+
+    #[test]
+    fn finding_out_leaves_a_file_as_it_was() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(5000).unwrap();
+        let before = file.metadata().unwrap();
+        Zeroing::of_file(&file).unwrap();
+        let after = file.metadata().unwrap();
+        assert_eq!((after.len(), after.blocks()), (before.len(), before.blocks()));
+    }
+}

@@ -1,0 +1,490 @@
+//! File and block-device volumes on a real reactor, on files of the system's temporary folder.
+
+use blockmux_engine::file::{BlockOptions, FileOptions, FileVolume, OpenError};
+use blockmux_engine::reactor::{PollPolicy, Reactor};
+use blockmux_volume::{
+    Channel, Chunk, Completion, Core, Extent, Io, IoError, MAX_TRANSFER, Memory, Op, Output, ReadyList, Seg,
+    SgList, Tag, Volume,
+};
+use std::fs::File;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::rc::Rc;
+use tempfile::TempDir;
+
+const READ: Op = Op::Read;
+const WRITE: Op = Op::Write { fua: false };
+const STABLE_WRITE: Op = Op::Write { fua: true };
+const PUNCH: Op = Op::WriteZeroes { fua: false, may_unmap: true, only_fast: false };
+const ZERO: Op = Op::WriteZeroes { fua: false, may_unmap: false, only_fast: false };
+const STABLE_ZERO: Op = Op::WriteZeroes { fua: true, may_unmap: false, only_fast: false };
+const DEPTH: u32 = 16;
+const SIZE: u64 = 64 << 20;
+
+/// A core, and one channel to a volume.
+struct Bench {
+    channel: Box<dyn Channel>,
+    reactor: Reactor,
+    ready: Rc<ReadyList>,
+    next_tag: u64,
+    /// Removed when the bench is dropped.
+    folder: Option<TempDir>,
+}
+
+impl Bench {
+    fn new(volume: &FileVolume) -> Bench {
+        Bench::with_pool(volume, 256 << 20)
+    }
+
+    fn with_pool(volume: &FileVolume, pool_limit_bytes: usize) -> Bench {
+        let (reactor, _inbox) = Reactor::new(PollPolicy::Never, pool_limit_bytes).unwrap();
+        let core: Rc<dyn Core> = reactor.core().clone();
+        let ready = ReadyList::new();
+        let channel = volume.open(&core, DEPTH, ready.waker(0)).unwrap();
+        Bench { channel, reactor, ready, next_tag: 0, folder: None }
+    }
+
+    /// A bench over a new file.
+    fn on_new_file(direct: bool) -> Bench {
+        let folder = tempfile::tempdir().unwrap();
+        let volume = open(&folder.path().join("disk"), direct);
+        Bench { folder: Some(folder), ..Bench::new(&volume) }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.folder.as_ref().unwrap().path().join("disk")
+    }
+
+    fn submit(&mut self, op: Op, offset: u64, len: u64, data: Option<SgList>) -> Tag {
+        let tag = Tag(self.next_tag);
+        self.next_tag += 1;
+        self.channel.submit(Io { tag, op, offset, len, data });
+        self.channel.kick();
+        tag
+    }
+
+    /// Waits for one completion or more; it polls first, and then only when woken.
+    fn wait(&mut self) -> Vec<Completion> {
+        let mut done = Vec::new();
+        self.channel.poll(&mut done);
+        while done.is_empty() {
+            let ready = &self.ready;
+            self.reactor.run_until(|| ready.pop().is_some()).unwrap();
+            self.channel.poll(&mut done);
+        }
+        done
+    }
+
+    fn run(&mut self, op: Op, offset: u64, len: u64, data: Option<SgList>) -> Result<Output, IoError> {
+        let tag = self.submit(op, offset, len, data);
+        let mut done = self.wait();
+        assert_eq!((done.len(), done[0].tag), (1, tag));
+        done.remove(0).result
+    }
+
+    fn write(&mut self, offset: u64, bytes: &[u8]) {
+        let data = SgList::one(Seg::from_slice(bytes));
+        self.run(WRITE, offset, bytes.len() as u64, Some(data)).unwrap();
+    }
+
+    fn read(&mut self, offset: u64, len: u64) -> Vec<u8> {
+        self.run(READ, offset, len, None).unwrap().into_data().to_vec()
+    }
+
+    fn zero(&mut self, op: Op, offset: u64, len: u64) -> Result<Output, IoError> {
+        self.run(op, offset, len, None)
+    }
+
+    fn extents(&mut self, offset: u64, len: u64) -> Vec<Extent> {
+        match self.run(Op::BlockStatus, offset, len, None).unwrap() {
+            Output::Extents(extents) => extents,
+            other => panic!("block status brought {other:?}"),
+        }
+    }
+}
+
+fn open(path: &Path, direct: bool) -> FileVolume {
+    let options = FileOptions { size: Some(SIZE), direct: Some(direct), create: true, read_only: false };
+    match FileVolume::open(path, options) {
+        Err(OpenError::NoDirect(_)) => {
+            skip("direct I/O", "the temporary folder's file system has none; buffered instead");
+            open(path, false)
+        }
+        opened => opened.unwrap(),
+    }
+}
+
+fn pattern(len: usize, seed: usize) -> Vec<u8> {
+    (0..len).map(|at| (at.wrapping_mul(31) + at / 509 + seed) as u8).collect()
+}
+
+fn all_are(bytes: &[u8], value: u8) -> bool {
+    bytes.iter().all(|&byte| byte == value)
+}
+
+#[expect(clippy::print_stderr, reason = "a test that is not run says so")]
+fn skip(what: &str, why: &str) {
+    eprintln!("skipped: {what}: {why}");
+}
+
+#[test]
+fn what_is_written_is_read_buffered_and_direct() {
+    for direct in [false, true] {
+        let mut bench = Bench::on_new_file(direct);
+        let bytes = pattern(1 << 20, 1);
+        bench.write(4096, &bytes);
+        assert!(bench.read(4096, 1 << 20) == bytes);
+        let data = SgList::one(Memory::from_heap(8192).seg(0, 8192));
+        let read = bench.run(READ, 8192, 8192, Some(data)).unwrap().into_data();
+        assert_eq!(read.to_vec(), bytes[4096..12288]);
+        bench.run(STABLE_WRITE, 0, 4096, Some(SgList::one(Seg::from_slice(&bytes[..4096])))).unwrap();
+        bench.run(Op::Flush, 0, 0, None).unwrap();
+        let mut found = vec![0; 4096];
+        File::open(bench.path()).unwrap().read_exact_at(&mut found, 0).unwrap();
+        assert_eq!(found, bytes[..4096]);
+    }
+}
+
+#[test]
+fn the_largest_transfer_and_lists_of_many_pieces_move_whole() {
+    for direct in [false, true] {
+        let mut bench = Bench::on_new_file(direct);
+        let bytes = pattern(MAX_TRANSFER as usize, 2);
+        bench.write(0, &bytes);
+        assert!(bench.read(0, MAX_TRANSFER.into()) == bytes);
+        // More pieces than one system call takes, in reverse order of memory.
+        let (pieces, piece) = (3000, 512);
+        let memory = Memory::from_heap(pieces * piece);
+        let mut list = SgList::default();
+        (0..pieces).rev().for_each(|nth| list.push(memory.seg(nth * piece, piece)));
+        list.copy_from(&bytes[..pieces * piece]);
+        let len = list.len() as u64;
+        bench.run(WRITE, 1 << 20, len, Some(list.clone())).unwrap();
+        list.fill_zero();
+        let read = bench.run(READ, 1 << 20, len, Some(list)).unwrap().into_data();
+        assert!(read.to_vec() == bytes[..pieces * piece]);
+    }
+}
+
+#[test]
+fn direct_io_bounces_memory_that_is_lent_unaligned_or_uneven() {
+    let mut bench = Bench::on_new_file(true);
+    let bytes = pattern(3 << 20, 3);
+    let len = bytes.len() as u64;
+    let mut chunk = Chunk::new(Memory::from_heap(bytes.len() + 28));
+    chunk.extend(&[0; 28]);
+    chunk.extend(&bytes);
+    let lent = chunk.lend(28, bytes.len());
+    bench.run(WRITE, 4096, len, Some(SgList::one(lent))).unwrap();
+    assert!(bench.read(4096, len) == bytes);
+    let memory = Memory::from_heap(bytes.len() + 4096);
+    let mut uneven = SgList::one(memory.seg(3, 100_000));
+    uneven.push(memory.seg(100_100, bytes.len() - 100_000));
+    let read = bench.run(READ, 4096, len, Some(uneven)).unwrap().into_data();
+    assert!(read.to_vec() == bytes);
+}
+
+#[test]
+fn requests_wait_for_memory_of_the_pool_and_all_complete() {
+    let folder = tempfile::tempdir().unwrap();
+    let volume = open(&folder.path().join("disk"), true);
+    // Room for two buffers, and sixteen requests that want one.
+    let mut bench = Bench::with_pool(&volume, 2 * 65536);
+    let tags: Vec<Tag> =
+        (0..DEPTH).map(|nth| bench.submit(READ, u64::from(nth) << 16, 65536, None)).collect();
+    let mut found = Vec::new();
+    while found.len() < tags.len() {
+        let some = bench.wait();
+        assert!(some.len() <= 2);
+        // The data goes back to the pool here.
+        found.extend(some.into_iter().map(|completion| {
+            completion.result.unwrap();
+            completion.tag
+        }));
+    }
+    found.sort();
+    assert_eq!(found, tags);
+    assert_eq!(bench.run(READ, 0, 1 << 20, None).unwrap_err(), IoError::NoMemory);
+}
+
+#[test]
+fn memory_given_back_elsewhere_is_found_without_a_completion() {
+    let folder = tempfile::tempdir().unwrap();
+    let volume = open(&folder.path().join("disk"), false);
+    let mut bench = Bench::with_pool(&volume, 65536);
+    let taken = bench.reactor.core().pool().take(65536).unwrap();
+    bench.submit(READ, 0, 65536, None);
+    let mut done = Vec::new();
+    bench.channel.poll(&mut done);
+    assert!(done.is_empty());
+    drop(taken);
+    bench.wait().remove(0).result.unwrap();
+}
+
+#[test]
+fn a_request_that_waits_for_memory_can_be_cancelled() {
+    let folder = tempfile::tempdir().unwrap();
+    let volume = open(&folder.path().join("disk"), false);
+    let mut bench = Bench::with_pool(&volume, 65536);
+    let _taken = bench.reactor.core().pool().take(65536).unwrap();
+    let tag = bench.submit(READ, 0, 65536, None);
+    bench.channel.cancel(tag);
+    assert_eq!(bench.wait().remove(0).result.unwrap_err(), IoError::Aborted);
+}
+
+#[test]
+fn cancelled_io_completes_once_all_the_same() {
+    let mut bench = Bench::on_new_file(true);
+    let mut tags: Vec<Tag> = (0..8).map(|nth| bench.submit(READ, nth << 20, 1 << 20, None)).collect();
+    tags.push(bench.submit(STABLE_ZERO, 0, SIZE, None));
+    tags.iter().for_each(|&tag| bench.channel.cancel(tag));
+    let mut found: Vec<Tag> = Vec::new();
+    while found.len() < tags.len() {
+        for completion in bench.wait() {
+            assert!(matches!(completion.result, Ok(_) | Err(IoError::Aborted)), "{completion:?}");
+            found.push(completion.tag);
+        }
+    }
+    found.sort();
+    assert_eq!(found, tags);
+    bench.read(0, 4096);
+    bench.run(Op::Flush, 0, 0, None).unwrap();
+}
+
+#[test]
+fn holes_are_seen_and_punching_gives_space_back() {
+    let mut bench = Bench::on_new_file(true);
+    bench.write(1 << 20, &pattern(1 << 20, 4));
+    bench.run(Op::Flush, 0, 0, None).unwrap();
+    let hole = |len| Extent { len, hole: true, zero: true };
+    let data = |len| Extent { len, hole: false, zero: false };
+    assert_eq!(bench.extents(0, SIZE), [hole(1 << 20), data(1 << 20), hole(SIZE - (2 << 20))]);
+    assert_eq!(bench.extents(1 << 20, 4096), [data(4096)]);
+    let path = bench.path();
+    let blocks = || std::fs::metadata(&path).unwrap().blocks();
+    let before = blocks();
+    assert!(before >= 2048);
+    bench.zero(Op::Discard { fua: true }, 1 << 20, 1 << 19).unwrap();
+    bench.zero(PUNCH, 3 << 19, 1 << 19).unwrap();
+    assert!(blocks() <= before - 2048);
+    assert!(all_are(&bench.read(1 << 20, 1 << 20), 0));
+    assert_eq!(bench.extents(0, SIZE), [hole(SIZE)]);
+}
+
+#[test]
+fn zeroing_without_unmapping_keeps_the_neighbours_and_the_space() {
+    for direct in [false, true] {
+        let mut bench = Bench::on_new_file(direct);
+        bench.write(0, &[7; 1 << 20]);
+        bench.run(Op::Flush, 0, 0, None).unwrap();
+        let path = bench.path();
+        let blocks = || std::fs::metadata(&path).unwrap().blocks();
+        let before = blocks();
+        bench.zero(STABLE_ZERO, 4096, 299_008).unwrap();
+        assert!(blocks() >= before);
+        let bytes = bench.read(0, 1 << 20);
+        assert!(all_are(&bytes[4096..303_104], 0));
+        assert!(all_are(&bytes[..4096], 7) && all_are(&bytes[303_104..], 7));
+    }
+}
+
+#[test]
+fn more_than_four_gigabytes_are_zeroed_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let size = 10 << 30;
+    let options = FileOptions { size: Some(size), create: true, ..FileOptions::default() };
+    let volume = FileVolume::open(folder.path().join("disk"), options).unwrap();
+    let mut bench = Bench::new(&volume);
+    for offset in [0, 5 << 30, size - 4096] {
+        bench.write(offset, &[1; 4096]);
+    }
+    let only_fast = volume.info().fast_zeroes;
+    let zero = Op::WriteZeroes { fua: false, may_unmap: true, only_fast };
+    bench.zero(zero, 4096, size - 4096).unwrap();
+    assert_eq!(bench.read(0, 4096), [1; 4096]);
+    assert_eq!(bench.read(5 << 30, 4096), [0; 4096]);
+    assert_eq!(bench.read(size - 4096, 4096), [0; 4096]);
+}
+
+#[test]
+fn a_file_cut_while_it_is_served_has_medium_errors() {
+    for direct in [false, true] {
+        let mut bench = Bench::on_new_file(direct);
+        bench.write(0, &[1; 8192]);
+        File::options().write(true).open(bench.path()).unwrap().set_len(4096).unwrap();
+        assert_eq!(bench.run(READ, 0, 8192, None).unwrap_err(), IoError::Medium);
+        assert_eq!(bench.run(READ, 1 << 20, 4096, None).unwrap_err(), IoError::Medium);
+        assert_eq!(bench.read(0, 4096), [1; 4096]);
+    }
+}
+
+#[test]
+fn a_read_only_volume_reads_beside_a_writer_and_refuses_to_write() {
+    let mut writer = Bench::on_new_file(false);
+    writer.write(0, &[5; 4096]);
+    let options = FileOptions { read_only: true, ..FileOptions::default() };
+    let volume = FileVolume::open(writer.path(), options).unwrap();
+    assert!(volume.info().read_only);
+    let mut reader = Bench::new(&volume);
+    assert_eq!(reader.read(0, 4096), [5; 4096]);
+    for op in [PUNCH, ZERO, Op::Discard { fua: false }] {
+        assert_eq!(reader.zero(op, 0, 4096).unwrap_err(), IoError::ReadOnly);
+    }
+    reader.run(Op::Flush, 0, 0, None).unwrap();
+}
+
+#[test]
+fn an_empty_request_and_a_hint_complete() {
+    for direct in [false, true] {
+        let mut bench = Bench::on_new_file(direct);
+        assert!(bench.read(4096, 0).is_empty());
+        bench.run(WRITE, 0, 0, Some(SgList::default())).unwrap();
+        bench.zero(PUNCH, 4096, 0).unwrap();
+        bench.run(Op::Prefetch, 0, SIZE, None).unwrap();
+        assert_eq!(bench.run(READ, SIZE, 4096, None).unwrap_err(), IoError::OutOfRange);
+    }
+}
+
+#[test]
+fn a_channel_and_its_core_may_go_with_io_in_flight() {
+    for direct in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        let volume = open(&folder.path().join("disk"), direct);
+        let mut bench = Bench::new(&volume);
+        for nth in 0..u64::from(DEPTH) / 2 {
+            bench.submit(READ, nth << 20, 1 << 20, None);
+            bench.submit(STABLE_WRITE, nth << 20, 4096, Some(SgList::one(Seg::from_slice(&[1; 4096]))));
+        }
+        let Bench { channel, reactor, .. } = bench;
+        let (pool, in_flight) = (reactor.core().pool().clone(), (DEPTH as usize / 2) << 20);
+        drop(channel);
+        // The kernel may still write there.
+        assert!(pool.out_bytes() >= in_flight);
+        drop(reactor);
+        assert_eq!(pool.out_bytes(), 0);
+    }
+}
+
+/// A file system of its own, unmounted on drop.
+struct Mount(TempDir);
+
+impl Mount {
+    fn tmpfs(options: &str) -> Option<Mount> {
+        let folder = tempfile::tempdir().unwrap();
+        let mut mount = Command::new("mount");
+        let output = mount.args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(folder.path()).output();
+        output.is_ok_and(|output| output.status.success()).then_some(Mount(folder))
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        // At once for names, and for good once the volume is closed.
+        let _ = Command::new("umount").arg("--lazy").arg(self.0.path()).output();
+    }
+}
+
+#[test]
+fn a_full_file_system_says_so_and_works_again_when_there_is_room() {
+    let Some(mount) = Mount::tmpfs("size=1m") else {
+        return skip("a full file system", "only root may mount one");
+    };
+    let mut bench = Bench::new(&open(&mount.0.path().join("disk"), false));
+    bench.write(0, &[1; 512 << 10]);
+    let data = SgList::one(Seg::from_slice(&vec![2; 4 << 20]));
+    assert_eq!(bench.run(WRITE, 1 << 20, 4 << 20, Some(data)).unwrap_err(), IoError::NoSpace);
+    bench.zero(PUNCH, 0, SIZE).unwrap();
+    bench.write(0, &[3; 4096]);
+    bench.run(Op::Flush, 0, 0, None).unwrap();
+}
+
+#[test]
+fn zeroes_are_written_where_the_file_system_cannot_zero_a_range() {
+    let Some(mount) = Mount::tmpfs("size=16m") else {
+        return skip("a file system without FALLOC_FL_ZERO_RANGE", "only root may mount one");
+    };
+    let mut bench = Bench::new(&open(&mount.0.path().join("disk"), false));
+    bench.write(0, &[1; 4 << 20]);
+    let only_fast = Op::WriteZeroes { fua: false, may_unmap: false, only_fast: true };
+    assert_eq!(bench.zero(only_fast, 512, 3 << 20).unwrap_err(), IoError::Unsupported);
+    assert!(all_are(&bench.read(0, 4 << 20), 1));
+    bench.zero(STABLE_ZERO, 512, 3 << 20).unwrap();
+    let (bytes, end) = (bench.read(0, 4 << 20), 512 + (3 << 20));
+    assert!(all_are(&bytes[512..end], 0));
+    assert!(all_are(&bytes[..512], 1) && all_are(&bytes[end..], 1));
+}
+
+/// A loop device over a new file, detached on drop.
+struct LoopDevice(PathBuf);
+
+impl LoopDevice {
+    fn new(folder: &Path) -> Option<LoopDevice> {
+        let file = folder.join("disk");
+        File::create(&file).unwrap().set_len(SIZE).unwrap();
+        let output = Command::new("losetup").args(["--find", "--show"]).arg(&file).output().ok()?;
+        let name = String::from_utf8(output.stdout).ok()?;
+        output.status.success().then(|| LoopDevice(PathBuf::from(name.trim())))
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").arg("--detach").arg(&self.0).output();
+    }
+}
+
+#[test]
+fn a_block_device_is_a_volume() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(device) = LoopDevice::new(folder.path()) else {
+        return skip("a block device", "only root may make a loop device");
+    };
+    assert!(matches!(FileVolume::open(&device.0, FileOptions::default()), Err(OpenError::IsDevice(_))));
+    for direct in [None, Some(false)] {
+        let options = BlockOptions { direct, read_only: false };
+        let volume = FileVolume::open_block(&device.0, options).unwrap();
+        assert!(matches!(
+            FileVolume::open_block(&device.0, options),
+            Err(OpenError::InUse(_) | OpenError::Locked(_))
+        ));
+        let info = volume.info();
+        assert_eq!((info.size, info.logical_block, volume.is_direct()), (SIZE, 512, direct.is_none()));
+        let mut bench = Bench::new(&volume);
+        let bytes = pattern(1 << 20, 5);
+        bench.write(1 << 20, &bytes);
+        bench.run(STABLE_WRITE, 0, 512, Some(SgList::one(Seg::from_slice(&[9; 512])))).unwrap();
+        bench.run(Op::Flush, 0, 0, None).unwrap();
+        assert!(bench.read(1 << 20, 1 << 20) == bytes);
+        assert_eq!(bench.extents(0, SIZE), [Extent { len: SIZE, hole: false, zero: false }]);
+        bench.zero(PUNCH, 1 << 20, 1 << 19).unwrap();
+        bench.zero(ZERO, 3 << 19, 1 << 19).unwrap();
+        assert!(all_are(&bench.read(1 << 20, 1 << 20), 0));
+        bench.zero(Op::Discard { fua: true }, 0, SIZE).unwrap();
+        bench.run(Op::Prefetch, 0, SIZE, None).unwrap();
+    }
+}
+
+#[test]
+fn once_writes_are_lost_every_flush_fails_until_the_volume_is_opened_again() {
+    // A device whose storage is full takes writes into the page cache and loses them on the way out.
+    let device = Mount::tmpfs("size=1m").and_then(|mount| Some((LoopDevice::new(mount.0.path())?, mount)));
+    let Some((device, _mount)) = device else {
+        return skip("a device that loses writes", "only root may make one");
+    };
+    let options = BlockOptions { direct: Some(false), read_only: false };
+    let volume = FileVolume::open_block(&device.0, options).unwrap();
+    let (mut bench, mut other) = (Bench::new(&volume), Bench::new(&volume));
+    bench.run(Op::Flush, 0, 0, None).unwrap();
+    bench.write(0, &pattern(4 << 20, 6));
+    let first = bench.run(Op::Flush, 0, 0, None).unwrap_err();
+    assert!(matches!(first, IoError::NoSpace | IoError::Medium), "{first}");
+    for bench in [&mut bench, &mut other] {
+        assert_eq!(bench.run(Op::Flush, 0, 0, None).unwrap_err(), IoError::Medium);
+        let data = SgList::one(Seg::from_slice(&[1; 512]));
+        assert_eq!(bench.run(STABLE_WRITE, 0, 512, Some(data)).unwrap_err(), IoError::Medium);
+    }
+    drop((bench, other, volume));
+    let again = FileVolume::open_block(&device.0, options).unwrap();
+    Bench::new(&again).run(Op::Flush, 0, 0, None).unwrap();
+}
