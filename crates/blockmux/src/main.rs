@@ -1,2 +1,110 @@
-//! The one binary: serve, reach and measure volumes.
-fn main() {}
+//! The one binary: serves, reaches and measures block volumes.
+//!
+//! A subcommand is one module with its `Args` and its `run`, and one variant of [`Command`]. Whatever goes wrong is one
+//! line on standard error, see [`failure`].
+#![forbid(unsafe_code)]
+
+mod address;
+mod copy;
+mod discover;
+mod failure;
+mod info;
+mod open;
+mod output;
+mod reach;
+mod serve;
+
+use clap::error::ErrorKind;
+use clap::{ArgAction, Parser, Subcommand};
+use failure::Failure;
+use std::io::IsTerminal;
+use std::process::ExitCode;
+use tracing::level_filters::LevelFilter;
+
+/// Puts one block volume on every network block protocol, and measures which one serves you best
+#[derive(Parser)]
+#[command(name = "blockmux", version, max_term_width = 80, after_help = EXAMPLES)]
+struct Cli {
+    /// Say more on standard error; -vv says even more
+    #[arg(short, long, action = ArgAction::Count, global = true)]
+    verbose: u8,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Serve volumes until told to stop
+    Serve(serve::Args),
+    /// Copy a volume to another, holes as holes
+    Copy(copy::Args),
+    /// Describe a volume
+    Info(info::Args),
+    /// List what a server exports
+    Discover(discover::Args),
+}
+
+impl Command {
+    fn run(self) -> Result<ExitCode, Failure> {
+        match self {
+            Command::Serve(args) => serve::run(args),
+            Command::Copy(args) => copy::run(&args).map(|()| ExitCode::SUCCESS),
+            Command::Info(args) => info::run(&args).map(|()| ExitCode::SUCCESS),
+            Command::Discover(args) => discover::run(&args).map(|()| ExitCode::SUCCESS),
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return on_no_command(&error),
+    };
+    start_log(cli.verbose);
+    cli.command.run().unwrap_or_else(|failure| failure.report())
+}
+
+/// Help, the version, or what is wrong with the command line.
+fn on_no_command(error: &clap::Error) -> ExitCode {
+    if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
+        // Whoever closed standard output does not want to read it.
+        let _ = error.print();
+        return ExitCode::SUCCESS;
+    }
+    failure::from_command_line(error).report()
+}
+
+fn start_log(verbose: u8) {
+    let level = match verbose {
+        0 => LevelFilter::WARN,
+        1 => LevelFilter::INFO,
+        2 => LevelFilter::DEBUG,
+        _ => LevelFilter::TRACE,
+    };
+    tracing_subscriber::fmt()
+        .compact()
+        .without_time()
+        .with_target(false)
+        .with_max_level(level)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(std::io::stderr)
+        .init();
+}
+
+const EXAMPLES: &str = "\
+Volumes:
+  mem:1g                     RAM
+  null:1t                    holds nothing, as fast as can be
+  file:disk.img?size=10g     a file, created if it is missing
+  block:/dev/sdb             a block device
+  stripe:1m:SPEC,SPEC        RAID 0 of other volumes
+  delay: fault: rate: log:   decorators of another volume
+  nbd://host/export          a volume that another server exports
+
+Examples:
+  blockmux serve mem:1g
+  blockmux serve mem:1g --run 'nbdinfo $uri'
+  blockmux copy nbd://host/disk file:disk.img --verify
+
+Exit status: 0 done; 1 failed while it ran; 2 could not begin, as with a
+wrong command line or a volume that cannot be opened.";

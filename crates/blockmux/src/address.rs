@@ -1,0 +1,184 @@
+//! Where to listen, as a command line or a config file says it.
+//!
+//! ```text
+//! host:port   :port (loopback)   host (the protocol's port)   [::1]:port   unix:PATH
+//! ```
+//! Port 0 lets the system choose.
+
+use crate::failure::Failure;
+use blockmux_engine::socket::Address;
+use serde::Deserialize;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// An address to listen on, as it was written; a name in it is not looked up yet.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub(crate) enum ListenAddress {
+    /// TCP.
+    Tcp {
+        /// A name or an address, without brackets; empty for loopback.
+        host: String,
+        /// `None`: the protocol's own.
+        port: Option<u16>,
+    },
+    /// A Unix domain socket.
+    Unix(PathBuf),
+}
+
+/// What is wrong with an address, and what to write.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum AddressError {
+    /// Nothing there.
+    #[error("an address is missing; write host:port, :port or unix:PATH")]
+    Empty,
+    /// `unix:` alone.
+    #[error("`unix:` has no path; write unix:PATH")]
+    NoPath,
+    /// A URL.
+    #[error("`{0}` is a URL; write only host:port, or unix:PATH")]
+    Url(String),
+    /// Digits alone.
+    #[error("`{0}` is no host; write :{0} for a port on loopback")]
+    OnlyPort(String),
+    /// Not a port.
+    #[error("`{0}` is no port; write a number from 0 to 65535, 0 to let the system choose")]
+    Port(String),
+    /// Brackets that do not hold an IPv6 address, or an IPv6 address with a port but no brackets.
+    #[error("`{0}` is no IPv6 address with a port; write it as [::1]:10809")]
+    Brackets(String),
+}
+
+impl ListenAddress {
+    /// Loopback, at the protocol's own port.
+    pub(crate) const LOOPBACK: ListenAddress = ListenAddress::Tcp { host: String::new(), port: None };
+
+    /// The address itself, its name looked up.
+    pub(crate) fn resolve(&self, default_port: u16) -> Result<Address, Failure> {
+        let (host, port) = match self {
+            ListenAddress::Unix(path) => return Ok(Address::Unix(path.clone())),
+            ListenAddress::Tcp { host, port } => (host.as_str(), port.unwrap_or(default_port)),
+        };
+        if host.is_empty() {
+            return Ok(Address::Tcp(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port)));
+        }
+        if let Ok(ip) = host.parse::<IpAddr>() {
+            return Ok(Address::Tcp(SocketAddr::new(ip, port)));
+        }
+        let found = (host, port).to_socket_addrs().ok().and_then(|mut found| found.next());
+        found.map(Address::Tcp).ok_or_else(|| {
+            Failure::request(format!(
+                "cannot find host `{host}`; write an address of this machine, such as :{port}"
+            ))
+        })
+    }
+}
+
+impl FromStr for ListenAddress {
+    type Err = AddressError;
+
+    fn from_str(text: &str) -> Result<ListenAddress, AddressError> {
+        let whole = || text.to_owned();
+        if let Some(path) = text.strip_prefix("unix:") {
+            return if path.is_empty() {
+                Err(AddressError::NoPath)
+            } else {
+                Ok(ListenAddress::Unix(path.into()))
+            };
+        }
+        if text.is_empty() {
+            return Err(AddressError::Empty);
+        }
+        if text.contains('/') {
+            return Err(AddressError::Url(whole()));
+        }
+        if text.bytes().all(|byte| byte.is_ascii_digit()) {
+            return Err(AddressError::OnlyPort(whole()));
+        }
+        if text.parse::<Ipv6Addr>().is_ok() {
+            return Ok(ListenAddress::Tcp { host: whole(), port: None });
+        }
+        let (host, port) = if let Some(rest) = text.strip_prefix('[') {
+            let (host, port) = rest.split_once(']').ok_or_else(|| AddressError::Brackets(whole()))?;
+            if host.parse::<Ipv6Addr>().is_err() || !(port.is_empty() || port.starts_with(':')) {
+                return Err(AddressError::Brackets(whole()));
+            }
+            (host, port.strip_prefix(':'))
+        } else {
+            match text.rsplit_once(':') {
+                Some((host, _)) if host.contains(':') => return Err(AddressError::Brackets(whole())),
+                Some((host, port)) => (host, Some(port)),
+                None => (text, None),
+            }
+        };
+        let port =
+            port.map(|port| port.parse().map_err(|_| AddressError::Port(port.to_owned()))).transpose()?;
+        Ok(ListenAddress::Tcp { host: host.to_owned(), port })
+    }
+}
+
+impl TryFrom<String> for ListenAddress {
+    type Error = AddressError;
+
+    fn try_from(text: String) -> Result<ListenAddress, AddressError> {
+        text.parse()
+    }
+}
+
+/// Whether only this machine can connect.
+pub(crate) fn is_local(address: &Address) -> bool {
+    match address {
+        Address::Tcp(address) => address.ip().is_loopback(),
+        Address::Unix(_) => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read_as_people_write_them() {
+        for (text, expected) in [
+            ("127.0.0.1:0", "127.0.0.1:0"),
+            (":99", "127.0.0.1:99"),
+            ("0.0.0.0", "0.0.0.0:10809"),
+            ("[::1]:7", "[::1]:7"),
+            ("[::1]", "[::1]:10809"),
+            ("::1", "[::1]:10809"),
+            ("unix:/s:1", "unix:/s:1"),
+        ] {
+            let address: ListenAddress = text.parse().unwrap();
+            assert_eq!(address.resolve(10809).unwrap().to_string(), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_address_says_what_to_write() {
+        for (text, expected) in [
+            ("", AddressError::Empty),
+            ("unix:", AddressError::NoPath),
+            ("nbd://a", AddressError::Url("nbd://a".into())),
+            ("10809", AddressError::OnlyPort("10809".into())),
+            ("a:70000", AddressError::Port("70000".into())),
+            ("a:", AddressError::Port(String::new())),
+            ("::1:x", AddressError::Brackets("::1:x".into())),
+            ("[::1", AddressError::Brackets("[::1".into())),
+            ("[a]:1", AddressError::Brackets("[a]:1".into())),
+            ("[::1]1", AddressError::Brackets("[::1]1".into())),
+        ] {
+            assert_eq!(text.parse::<ListenAddress>(), Err(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn loopback_and_unix_sockets_are_local() {
+        for (text, expected) in
+            [(":1", true), ("[::1]:1", true), ("unix:s", true), ("0.0.0.0", false), ("::", false)]
+        {
+            let address: ListenAddress = text.parse().unwrap();
+            assert_eq!(is_local(&address.resolve(1).unwrap()), expected, "{text}");
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! `blockmux copy`: any volume to any other.
+//!
+//! One core runs everything: [`map`] asks the source where its zeroes are and cuts the rest into pieces, [`task`] keeps
+//! many of them on the way at a time. Zeroes are not read; the destination is told to make them, or left alone where
+//! it is new.
+
+mod map;
+mod progress;
+mod task;
+
+use crate::failure::Failure;
+use crate::open::{self, Opened, Use};
+use crate::output::print;
+use blockmux_engine::cores::{Cores, CoresConfig};
+use blockmux_volume::units::{human_size, parse_size};
+use blockmux_volume::{MAX_TRANSFER, Spec, VolumeInfo};
+use progress::Progress;
+use std::sync::{Arc, mpsc};
+use std::time::Instant;
+use task::{CopyError, CopyTask, Plan, Side};
+
+/// From where to where, and how.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// What to copy: a volume or a URL
+    #[arg(value_name = "SRC")]
+    source: Spec,
+    /// Where to: a volume or a URL; a file is created if it is missing
+    #[arg(value_name = "DST")]
+    destination: Spec,
+    /// Read both back afterwards and compare them
+    #[arg(long)]
+    verify: bool,
+    /// Bytes in one read and write
+    #[arg(long, value_name = "SIZE", default_value = "1m", value_parser = parse_size)]
+    bs: u64,
+    /// Reads and writes on the way at a time
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=256))]
+    iodepth: u32,
+}
+
+/// Copies a volume.
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    if args.source == args.destination {
+        return Err(Failure::request(format!("{}: source and destination are the same", args.source)));
+    }
+    let source = open::open(&args.source, Use { read_only: true, connections: CONNECTIONS })?;
+    let from = source.volume.info();
+    let destination = created_as_large(&args.destination, from.size);
+    let destination = open::open(&destination, Use { read_only: false, connections: CONNECTIONS })?;
+    let plan = plan(args, &from, &destination)?;
+    let started = Instant::now();
+    let progress = Arc::new(Progress::new(from.size));
+    let result = copy(source, destination, plan, &progress)?;
+    result.map_err(|error| Failure::run(explain(&error, args)))?;
+    print(progress.summary(started.elapsed(), args.verify))
+}
+
+/// The destination, told to be as large as the source where it is a file that does not exist.
+fn created_as_large(destination: &Spec, size: u64) -> Spec {
+    let inside = |inner: &Spec| Box::new(created_as_large(inner, size));
+    match destination {
+        Spec::File(file) if file.size.is_none() && !file.path.exists() => {
+            let mut file = file.clone();
+            // A file has whole sectors; a source need not.
+            file.size = size.checked_next_multiple_of(SECTOR);
+            Spec::File(file)
+        }
+        Spec::Delay(delays, inner) => Spec::Delay(*delays, inside(inner)),
+        Spec::Fault(fault, inner) => Spec::Fault(*fault, inside(inner)),
+        Spec::Rate(limits, inner) => Spec::Rate(*limits, inside(inner)),
+        Spec::Log(target, inner) => Spec::Log(target.clone(), inside(inner)),
+        other => other.clone(),
+    }
+}
+
+fn plan(args: &Args, from: &VolumeInfo, destination: &Opened) -> Result<Plan, Failure> {
+    let (to, name) = (destination.volume.info(), &args.destination);
+    if to.read_only {
+        return Err(Failure::request(format!("{name}: is read-only; copy to a volume that can be written")));
+    }
+    if to.size < from.size {
+        return Err(Failure::request(format!(
+            "{name}: has {} bytes, and {} has {}; take a destination at least as large",
+            to.size, args.source, from.size
+        )));
+    }
+    let block = u64::from(from.logical_block.max(to.logical_block));
+    let most = u64::from(MAX_TRANSFER);
+    if args.bs < block || args.bs > most || !args.bs.is_multiple_of(block) {
+        let most = human_size(most);
+        return Err(Failure::request(format!("--bs {}: take a multiple of {block} up to {most}", args.bs)));
+    }
+    let is_whole = from.size.is_multiple_of(to.logical_block.into());
+    if !is_whole && (!destination.is_fresh || from.size.next_multiple_of(block) > to.size) {
+        return Err(Failure::request(format!(
+            "{name}: cannot end at byte {} with blocks of {} bytes; copy to a new file",
+            from.size, to.logical_block
+        )));
+    }
+    Ok(Plan {
+        len: from.size,
+        block,
+        piece: args.bs,
+        depth: args.iodepth,
+        is_fresh: destination.is_fresh,
+        verify: args.verify,
+    })
+}
+
+/// Copies on a core of its own, and shows how far it is.
+fn copy(
+    source: Opened,
+    destination: Opened,
+    plan: Plan,
+    progress: &Arc<Progress>,
+) -> Result<Result<(), CopyError>, Failure> {
+    // Each piece is at most twice in buffers: as it was received, and aligned for direct I/O.
+    let pool_limit_bytes = (4 * plan.piece * u64::from(plan.depth)) as usize + POOL_BESIDES;
+    let cores =
+        Cores::start(&CoresConfig { pool_limit_bytes, ..CoresConfig::default() }).map_err(|error| {
+            Failure::request(format!("cannot start: {error}; io_uring must be permitted here"))
+        })?;
+    let (sender, result) = mpsc::channel();
+    let told = progress.clone();
+    let ended = || Failure::run("the copying core has ended; try again with -v");
+    cores
+        .ask(0, move |core| {
+            let (from, to) = (&source.volume, &destination.volume);
+            if let Err(error) = CopyTask::spawn(core, from, to, plan, told, sender.clone()) {
+                // Nobody has asked yet, so it cannot be too late.
+                let _ = sender.send(Err(error));
+            }
+        })
+        .ok_or_else(ended)?;
+    progress.show_until(&result).map_err(|_| ended())
+}
+
+fn explain(error: &CopyError, args: &Args) -> String {
+    let name = |side: &Side| match side {
+        Side::Source => &args.source,
+        Side::Destination => &args.destination,
+    };
+    match error {
+        CopyError::Io { side, action, offset, len, error } => {
+            let name = name(side);
+            format!(
+                "{name}: cannot {action} {len} bytes at offset {offset}: {error}; the copy is not complete"
+            )
+        }
+        CopyError::Open { side, error } => format!("{}: cannot open it: {error}", name(side)),
+        CopyError::Flush(error) => {
+            format!("{}: flush failed: {error}; the copy may not survive the power", args.destination)
+        }
+        CopyError::Differs { offset } => format!(
+            "{}: differs from {} at offset {offset}; see that nobody writes them, and copy again",
+            args.destination, args.source
+        ),
+    }
+}
+
+const SECTOR: u64 = 512;
+/// To a remote volume: servers that spend a thread on each are as fast with several.
+const CONNECTIONS: u32 = 4;
+/// For receiving.
+const POOL_BESIDES: usize = 64 << 20;
+
+const EXAMPLES: &str = "\
+What the source knows to be zeroes is not read; the destination is told to
+make holes there. Whatever the destination has beyond the source's size
+stays as it is.
+
+Examples:
+  blockmux copy nbd://192.0.2.7/disk0 file:disk.img
+  blockmux copy file:disk.img block:/dev/sdb --verify
+  blockmux copy nbd://old/disk0 nbd://new/disk0 --bs 256k --iodepth 32";

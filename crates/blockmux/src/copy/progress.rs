@@ -1,0 +1,101 @@
+//! How far the copy is.
+
+use blockmux_volume::units::human_size;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::io::IsTerminal;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvError, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+/// Counted by the copying core, shown by the main thread.
+pub(super) struct Progress {
+    /// In bytes.
+    total: u64,
+    /// Bytes that were copied as data.
+    data: AtomicU64,
+    /// Bytes that were zeroes.
+    zeroes: AtomicU64,
+    /// Bytes that were compared.
+    verified: AtomicU64,
+    is_verifying: AtomicBool,
+}
+
+impl Progress {
+    pub(super) fn new(total: u64) -> Progress {
+        Progress {
+            total,
+            data: AtomicU64::new(0),
+            zeroes: AtomicU64::new(0),
+            verified: AtomicU64::new(0),
+            is_verifying: AtomicBool::new(false),
+        }
+    }
+
+    /// So many bytes were copied.
+    pub(super) fn on_copied(&self, len: u64, is_zero: bool) {
+        let counter = if is_zero { &self.zeroes } else { &self.data };
+        counter.fetch_add(len, Ordering::Relaxed);
+    }
+
+    /// Everything was copied; comparing begins.
+    pub(super) fn on_verify(&self) {
+        self.is_verifying.store(true, Ordering::Relaxed);
+    }
+
+    /// So many bytes are the same on both sides.
+    pub(super) fn on_verified(&self, len: u64) {
+        self.verified.fetch_add(len, Ordering::Relaxed);
+    }
+
+    /// Waits for `result`, and after a while shows a bar on a terminal.
+    pub(super) fn show_until<T>(&self, result: &Receiver<T>) -> Result<T, RecvError> {
+        let (shown_from, mut bar) = (Instant::now() + SHOW_AFTER, None);
+        let outcome = loop {
+            match result.recv_timeout(SHOW_EVERY) {
+                Ok(result) => break Ok(result),
+                Err(RecvTimeoutError::Disconnected) => break Err(RecvError),
+                Err(RecvTimeoutError::Timeout) if Instant::now() < shown_from => {}
+                Err(RecvTimeoutError::Timeout) => self.show(bar.get_or_insert_with(|| new_bar(self.total))),
+            }
+        };
+        if let Some(bar) = bar {
+            bar.finish_and_clear();
+        }
+        outcome
+    }
+
+    /// One line on what was done.
+    pub(super) fn summary(&self, elapsed: Duration, verified: bool) -> String {
+        let (data, zeroes) = (self.data.load(Ordering::Relaxed), self.zeroes.load(Ordering::Relaxed));
+        let seconds = elapsed.as_secs_f64();
+        let rate = human_size((self.total as f64 / seconds.max(1e-9)) as u64);
+        let (data, zeroes) = (human_size(data), human_size(zeroes));
+        let action = if verified { "copied and verified" } else { "copied" };
+        let total = human_size(self.total);
+        format!("{action} {total} ({data} data, {zeroes} zeroes) in {seconds:.2} s, {rate}/s")
+    }
+
+    fn show(&self, bar: &ProgressBar) {
+        if !self.is_verifying.load(Ordering::Relaxed) {
+            bar.set_position(self.data.load(Ordering::Relaxed) + self.zeroes.load(Ordering::Relaxed));
+            return;
+        }
+        if bar.message() != VERIFYING {
+            bar.reset();
+            bar.set_message(VERIFYING);
+        }
+        bar.set_position(self.verified.load(Ordering::Relaxed));
+    }
+}
+
+fn new_bar(total: u64) -> ProgressBar {
+    let is_seen = std::io::stderr().is_terminal();
+    let target = if is_seen { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+    let style = ProgressStyle::with_template(TEMPLATE).unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::with_draw_target(Some(total), target).with_style(style).with_message("copying")
+}
+
+const VERIFYING: &str = "verifying";
+const TEMPLATE: &str = "{msg} {wide_bar} {bytes}/{total_bytes} {binary_bytes_per_sec} ETA {eta}";
+const SHOW_AFTER: Duration = Duration::from_secs(2);
+const SHOW_EVERY: Duration = Duration::from_millis(100);

@@ -1,0 +1,389 @@
+//! The copy itself, as a task on one core.
+//!
+//! ```text
+//!   Copy    read source ──▶ write destination     zeroes: write zeroes, or nothing where the destination is new
+//!   Flush   one flush of the destination
+//!   Verify  read source ──▶ read destination ──▶ compare     zeroes: ask block status, else read and compare
+//! ```
+//! A slot carries one segment through its steps; there are as many as I/O may be on the way.
+
+use super::map::{Map, Segment};
+use super::progress::Progress as Told;
+use blockmux_engine::reactor::{EngineCore, Progress, Task};
+use blockmux_volume::{Channel, Completion, Core, Io, IoError, Memory, Op, Output, SgList, Tag, Volume};
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::{Arc, mpsc};
+
+/// What to do.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Plan {
+    /// The source's size in bytes.
+    pub(super) len: u64,
+    /// Whole on both sides, in bytes; a power of two.
+    pub(super) block: u64,
+    /// The most data in one I/O, in bytes.
+    pub(super) piece: u64,
+    /// Segments on the way at a time.
+    pub(super) depth: u32,
+    /// The destination is all zeroes.
+    pub(super) is_fresh: bool,
+    /// Compare afterwards.
+    pub(super) verify: bool,
+}
+
+/// Source or destination.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Side {
+    Source,
+    Destination,
+}
+
+/// Why a copy failed.
+#[derive(Debug)]
+pub(super) enum CopyError {
+    /// One side has no channel for us.
+    Open { side: Side, error: IoError },
+    /// One I/O failed; offset and length in bytes.
+    Io { side: Side, action: &'static str, offset: u64, len: u64, error: IoError },
+    /// The destination could not be made stable.
+    Flush(IoError),
+    /// Both sides were read, and are not the same at this byte.
+    Differs { offset: u64 },
+}
+
+/// Copies, flushes, and compares if asked to.
+pub(super) struct CopyTask {
+    source: Box<dyn Channel>,
+    destination: Box<dyn Channel>,
+    plan: Plan,
+    stage: Stage,
+    map: Map,
+    /// Zeroes of the source that the destination does not know to be zeroes: to be read there.
+    doubtful: VecDeque<Segment>,
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    done: Vec<Completion>,
+    /// For comparing, `piece` bytes each.
+    scratch: [Vec<u8>; 2],
+    told: Arc<Told>,
+    result: mpsc::Sender<Result<(), CopyError>>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Copy,
+    Flush,
+    Verify,
+}
+
+struct Slot {
+    segment: Segment,
+    step: Step,
+    /// Of the source, until it is compared.
+    data: SgList,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Step {
+    ReadSource,
+    Write,
+    WriteZeroes,
+    ReadBack,
+    AskZeroes,
+    ReadZeroes,
+    Flush,
+}
+
+impl Step {
+    fn action(self) -> &'static str {
+        match self {
+            Step::ReadSource | Step::ReadBack | Step::ReadZeroes => "read",
+            Step::Write => "write",
+            Step::WriteZeroes => "zero",
+            Step::AskZeroes => "ask about",
+            Step::Flush => "flush",
+        }
+    }
+}
+
+impl CopyTask {
+    /// Starts on `core`; the outcome goes to `result`.
+    pub(super) fn spawn(
+        core: &Rc<EngineCore>,
+        source: &Arc<dyn Volume>,
+        destination: &Arc<dyn Volume>,
+        plan: Plan,
+        told: Arc<Told>,
+        result: mpsc::Sender<Result<(), CopyError>>,
+    ) -> Result<(), CopyError> {
+        core.try_spawn(|waker| {
+            let shared: Rc<dyn Core> = core.clone();
+            let open = |volume: &Arc<dyn Volume>, side| {
+                // One more than slots: the question of the map.
+                volume
+                    .open(&shared, plan.depth + 1, waker.clone())
+                    .map_err(|error| CopyError::Open { side, error })
+            };
+            let nothing = Segment { offset: 0, len: 0, is_zero: true };
+            let slot = || Slot { segment: nothing, step: Step::Flush, data: SgList::default() };
+            let scratch_len = if plan.verify { plan.piece as usize } else { 0 };
+            Ok(CopyTask {
+                source: open(source, Side::Source)?,
+                destination: open(destination, Side::Destination)?,
+                stage: Stage::Copy,
+                map: Map::new(plan.len, plan.block),
+                doubtful: VecDeque::new(),
+                slots: (0..plan.depth).map(|_| slot()).collect(),
+                free: (0..plan.depth).rev().collect(),
+                done: Vec::with_capacity(plan.depth as usize + 1),
+                scratch: [vec![0; scratch_len], vec![0; scratch_len]],
+                plan,
+                told,
+                result,
+            })
+        })
+    }
+
+    /// Takes what has completed; answers whether there was anything.
+    fn collect(&mut self) -> Result<bool, CopyError> {
+        let mut done = std::mem::take(&mut self.done);
+        self.source.poll(&mut done);
+        let of_source = done.len();
+        self.destination.poll(&mut done);
+        let any = !done.is_empty();
+        for (nth, completion) in done.drain(..).enumerate() {
+            let side = if nth < of_source { Side::Source } else { Side::Destination };
+            self.finish(side, completion)?;
+        }
+        self.done = done;
+        Ok(any)
+    }
+
+    fn finish(&mut self, side: Side, completion: Completion) -> Result<(), CopyError> {
+        let nth = completion.tag.0 as u32;
+        if nth == self.plan.depth {
+            match completion.result {
+                Ok(Output::Extents(extents)) => self.map.on_extents(&extents),
+                // An old server does not know; a broken one will not let itself be read either.
+                _ => self.map.on_unknown(),
+            }
+            return Ok(());
+        }
+        let (step, segment) = (self.slots[nth as usize].step, self.slots[nth as usize].segment);
+        let output = match completion.result {
+            Ok(output) => output,
+            Err(IoError::Unsupported) if step == Step::WriteZeroes => {
+                self.write_zeroes_as_data(nth);
+                return Ok(());
+            }
+            // It will have to be read.
+            Err(_) if step == Step::AskZeroes => Output::Nothing,
+            Err(error) if step == Step::Flush => return Err(CopyError::Flush(error)),
+            Err(error) => {
+                let Segment { offset, len, .. } = segment;
+                return Err(CopyError::Io { side, action: step.action(), offset, len, error });
+            }
+        };
+        match step {
+            Step::ReadSource if self.stage == Stage::Copy => {
+                self.write(nth, output.into_data());
+                return Ok(());
+            }
+            Step::ReadSource => {
+                self.slots[nth as usize].data = output.into_data();
+                self.submit(nth, Side::Destination, Step::ReadBack, Op::Read, None);
+                return Ok(());
+            }
+            Step::ReadBack => {
+                let expected = std::mem::take(&mut self.slots[nth as usize].data);
+                self.compare(segment, Some(&expected), &output.into_data())?;
+            }
+            Step::ReadZeroes => self.compare(segment, None, &output.into_data())?,
+            Step::AskZeroes => self.on_destination_extents(segment, &output),
+            Step::Write | Step::WriteZeroes => self.on_copied(segment),
+            Step::Flush if self.plan.verify => self.begin_to_verify(),
+            Step::Flush => {}
+        }
+        self.free.push(nth);
+        Ok(())
+    }
+
+    /// Carries on with what was read.
+    fn write(&mut self, nth: u32, mut data: SgList) {
+        // The last block of a new file is longer than a source that ends within it.
+        let padding = data.len().next_multiple_of(self.plan.block as usize) - data.len();
+        if padding > 0 && self.plan.is_fresh {
+            data.push(Memory::from_heap(padding).seg(0, padding));
+        }
+        self.submit(nth, Side::Destination, Step::Write, Op::Write { fua: false }, Some(data));
+    }
+
+    /// The destination cannot zero a range: write zeroes into it, a piece at a time.
+    fn write_zeroes_as_data(&mut self, nth: u32) {
+        let slot = &mut self.slots[nth as usize];
+        let here = slot.segment.len.min(self.plan.piece);
+        let rest =
+            Segment { offset: slot.segment.offset + here, len: slot.segment.len - here, is_zero: true };
+        slot.segment.len = here;
+        if rest.len > 0 {
+            self.doubtful.push_back(rest);
+        }
+        self.write(nth, SgList::one(Memory::from_heap(here as usize).seg(0, here as usize)));
+    }
+
+    fn on_copied(&mut self, segment: Segment) {
+        self.told.on_copied(segment.len, segment.is_zero);
+    }
+
+    fn begin_to_verify(&mut self) {
+        self.stage = Stage::Verify;
+        self.map = Map::new(self.plan.len, self.plan.block);
+        self.told.on_verify();
+    }
+
+    /// What the destination knows to be zeroes need not be read.
+    fn on_destination_extents(&mut self, segment: Segment, output: &Output) {
+        let (mut at, end) = (segment.offset, segment.offset + segment.len);
+        if let Output::Extents(extents) = output {
+            let zeroes = extents.iter().take_while(|extent| extent.zero).map(|extent| extent.len);
+            at = at.saturating_add(zeroes.fold(0, u64::saturating_add)).min(end);
+        }
+        self.told.on_verified(at - segment.offset);
+        if at < end {
+            self.doubtful.push_back(Segment { offset: at, len: end - at, is_zero: true });
+        }
+    }
+
+    /// `None`: zeroes are expected.
+    fn compare(
+        &mut self,
+        segment: Segment,
+        expected: Option<&SgList>,
+        found: &SgList,
+    ) -> Result<(), CopyError> {
+        let len = segment.len as usize;
+        let [left, right] = &mut self.scratch;
+        let (left, right) = (&mut left[..len], &mut right[..len]);
+        match expected {
+            Some(expected) => expected.slice(0, len).copy_to(left),
+            None => left.fill(0),
+        }
+        found.slice(0, len).copy_to(right);
+        if let Some(at) = left.iter().zip(right.iter()).position(|(left, right)| left != right) {
+            return Err(CopyError::Differs { offset: segment.offset + at as u64 });
+        }
+        self.told.on_verified(segment.len);
+        Ok(())
+    }
+
+    /// Gives free slots something to do; answers whether it did.
+    fn refill(&mut self) -> bool {
+        let mut any = false;
+        if self.stage != Stage::Flush
+            && let Some((offset, len)) = self.map.question()
+        {
+            self.source.submit(Io::new(Tag(self.plan.depth.into()), Op::BlockStatus, offset, len));
+            any = true;
+        }
+        while let Some(&nth) = self.free.last() {
+            let Some(segment) = self.next_segment() else { break };
+            any = true;
+            if self.stage == Stage::Copy && segment.is_zero && self.plan.is_fresh {
+                self.on_copied(segment);
+                continue;
+            }
+            self.free.pop();
+            self.begin(nth, segment);
+        }
+        any
+    }
+
+    fn next_segment(&mut self) -> Option<Segment> {
+        if self.stage == Stage::Flush {
+            return None;
+        }
+        let Some(doubtful) = self.doubtful.front_mut() else { return self.map.take(self.plan.piece) };
+        let here = doubtful.len.min(self.plan.piece);
+        let segment = Segment { len: here, ..*doubtful };
+        (doubtful.offset, doubtful.len) = (doubtful.offset + here, doubtful.len - here);
+        if doubtful.len == 0 {
+            self.doubtful.pop_front();
+        }
+        Some(segment)
+    }
+
+    fn begin(&mut self, nth: u32, segment: Segment) {
+        self.slots[nth as usize].segment = segment;
+        let zero = Op::WriteZeroes { fua: false, may_unmap: true, only_fast: false };
+        match (self.stage, segment.is_zero) {
+            (Stage::Copy, true) => self.submit(nth, Side::Destination, Step::WriteZeroes, zero, None),
+            (Stage::Verify, true) if segment.len > self.plan.piece => {
+                self.submit(nth, Side::Destination, Step::AskZeroes, Op::BlockStatus, None);
+            }
+            (Stage::Verify, true) => self.submit(nth, Side::Destination, Step::ReadZeroes, Op::Read, None),
+            _ => self.submit(nth, Side::Source, Step::ReadSource, Op::Read, None),
+        }
+    }
+
+    fn submit(&mut self, nth: u32, side: Side, step: Step, op: Op, data: Option<SgList>) {
+        let slot = &mut self.slots[nth as usize];
+        slot.step = step;
+        let Segment { offset, mut len, .. } = slot.segment;
+        if side == Side::Destination && step != Step::Flush && self.plan.is_fresh {
+            // Only there may the source end within a block.
+            len = len.next_multiple_of(self.plan.block);
+        }
+        let io = Io { tag: Tag(nth.into()), op, offset, len, data };
+        match side {
+            Side::Source => self.source.submit(io),
+            Side::Destination => self.destination.submit(io),
+        }
+    }
+
+    /// Whether the stage has nothing left to do.
+    fn is_idle(&self) -> bool {
+        self.free.len() == self.slots.len() && self.doubtful.is_empty() && self.map.is_empty()
+    }
+
+    fn advance(&mut self) -> Result<Progress, CopyError> {
+        for _ in 0..ROUNDS_PER_TURN {
+            let mut any = self.collect()?;
+            if self.is_idle() {
+                match self.stage {
+                    Stage::Copy => {
+                        self.stage = Stage::Flush;
+                        let Some(nth) = self.free.pop() else { return Ok(Progress::Idle) };
+                        self.slots[nth as usize].segment = Segment { offset: 0, len: 0, is_zero: false };
+                        self.submit(nth, Side::Destination, Step::Flush, Op::Flush, None);
+                        any = true;
+                    }
+                    Stage::Flush | Stage::Verify => return Ok(Progress::Done),
+                }
+            }
+            any |= self.refill();
+            self.source.kick();
+            self.destination.kick();
+            if !any {
+                return Ok(Progress::Drained);
+            }
+        }
+        Ok(Progress::More)
+    }
+}
+
+impl Task for CopyTask {
+    fn run(&mut self) -> Progress {
+        let outcome = match self.advance() {
+            Ok(Progress::Done) => Ok(()),
+            Ok(progress) => return progress,
+            Err(error) => Err(error),
+        };
+        // The main thread waits for nothing else.
+        let _ = self.result.send(outcome);
+        Progress::Done
+    }
+}
+
+/// Others on the core get their turn after so many.
+const ROUNDS_PER_TURN: usize = 16;

@@ -1,0 +1,56 @@
+//! What ends the program early: one line that names the thing and says what to do, and the exit status.
+
+use crate::output::printable;
+use clap::error::ErrorKind;
+use std::io::Write;
+use std::process::ExitCode;
+
+/// Why a command ended early. The text names the thing and says what to do.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    /// It could not begin: a wrong command line, configuration, URL or volume.
+    #[error("{0}")]
+    Request(String),
+    /// It began, and failed.
+    #[error("{0}")]
+    Run(String),
+}
+
+impl Failure {
+    /// What was asked for cannot be begun.
+    pub(crate) fn request(text: impl ToString) -> Failure {
+        Failure::Request(text.to_string())
+    }
+
+    /// What was begun has failed.
+    pub(crate) fn run(text: impl ToString) -> Failure {
+        Failure::Run(text.to_string())
+    }
+
+    /// Says it on standard error and gives the exit status.
+    pub(crate) fn report(&self) -> ExitCode {
+        let text = self.to_string();
+        let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        // There is nobody left to tell if this fails.
+        let _ = writeln!(std::io::stderr(), "blockmux: {}", printable(&line));
+        match self {
+            Failure::Request(_) => ExitCode::from(2),
+            Failure::Run(_) => ExitCode::FAILURE,
+        }
+    }
+}
+
+/// What is wrong with the command line, in one line.
+pub(crate) fn from_command_line(error: &clap::Error) -> Failure {
+    if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        return Failure::request("no command given; `blockmux --help` lists them");
+    }
+    let text = error.to_string();
+    let text = text.strip_prefix("error: ").unwrap_or(&text);
+    let mut parts = text.split("\n\n").map(str::trim);
+    let what = parts.next().unwrap_or_default();
+    // The usage and a word on help follow; only a tip is of use in one line.
+    let tip = parts.find_map(|part| part.strip_prefix("tip: "));
+    let tip = tip.and_then(|tip| tip.lines().next()).unwrap_or("--help shows what there is");
+    Failure::request(format!("{what}; {tip}"))
+}

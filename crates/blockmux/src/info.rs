@@ -1,0 +1,150 @@
+//! `blockmux info`: what a volume is like.
+
+use crate::failure::Failure;
+use crate::open::{self, Use};
+use crate::output::{print, printable};
+use crate::reach;
+use blockmux_engine::nbd;
+use blockmux_proto::nbd::initiator::{ExportInfo, Headers};
+use blockmux_volume::units::human_size;
+use blockmux_volume::{Spec, VolumeInfo};
+use blockmux_wire::nbd::handshake::NBD_FLAG_READ_ONLY;
+use serde_json::{Value, json};
+
+/// What to describe.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// A URL, or any other volume
+    #[arg(value_name = "URL")]
+    volume: Spec,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Describes a volume.
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let described = match &args.volume {
+        Spec::Url(url) => {
+            let uri = reach::parse_url(url)?;
+            let export = reach::ask(&uri, |address| nbd::describe(address, &uri.export))?;
+            if args.json { export_json(url, &export) } else { Value::String(export_text(url, &export)) }
+        }
+        spec => {
+            let opened = open::open(spec, Use { read_only: true, connections: 1 })?;
+            // That it was opened read-only here says nothing of the volume.
+            let info = opened.volume.info();
+            if args.json { volume_json(spec, &info) } else { Value::String(volume_text(spec, &info)) }
+        }
+    };
+    match described {
+        Value::String(text) => print(text),
+        object => print(object),
+    }
+}
+
+fn export_text(url: &str, export: &ExportInfo) -> String {
+    let access = if is_read_only(export) { "read-only" } else { "read-write" };
+    let flags: Vec<_> = export.flags.names().collect();
+    let blocks = export.block_size.map_or_else(
+        || "no constraints told".to_owned(),
+        |sizes| {
+            let (least, preferred, most) = (sizes.minimum, sizes.preferred, sizes.maximum_payload);
+            format!("minimum {least}, preferred {preferred}, maximum payload {most}")
+        },
+    );
+    let rows = [
+        ("export", export.name.clone()),
+        ("description", export.description.clone()),
+        ("size", both_sizes(export.size)),
+        ("access", access.to_owned()),
+        ("blocks", blocks),
+        ("flags", flags.join(" ")),
+        ("contexts", export.contexts.join(" ")),
+        ("headers", headers(export.headers).to_owned()),
+    ];
+    table(url, &rows)
+}
+
+fn export_json(url: &str, export: &ExportInfo) -> Value {
+    let block_size = export.block_size.map(|sizes| {
+        json!({
+            "minimum": sizes.minimum,
+            "preferred": sizes.preferred,
+            "maximum_payload": sizes.maximum_payload,
+        })
+    });
+    json!({
+        "url": url,
+        "protocol": "nbd",
+        "export": export.name,
+        "description": export.description,
+        "size": export.size,
+        "read_only": is_read_only(export),
+        "block_size": block_size,
+        "flags": export.flags.names().collect::<Vec<_>>(),
+        "contexts": export.contexts,
+        "headers": headers(export.headers),
+    })
+}
+
+fn volume_text(spec: &Spec, info: &VolumeInfo) -> String {
+    let cache = match (info.volatile, info.write_cache) {
+        (true, _) => "none; the content goes with the process",
+        (false, true) => "writes are stable after a flush",
+        (false, false) => "none; completed writes are stable",
+    };
+    let discard = match info.discard_granularity {
+        0 => "does nothing".to_owned(),
+        granularity => format!("in units of {granularity}"),
+    };
+    let rows = [
+        ("size", both_sizes(info.size)),
+        ("blocks", format!("logical {}, physical {}", info.logical_block, info.physical_block)),
+        ("cache", cache.to_owned()),
+        ("discard", discard),
+    ];
+    table(&spec.to_string(), &rows)
+}
+
+fn volume_json(spec: &Spec, info: &VolumeInfo) -> Value {
+    json!({
+        "volume": spec.to_string(),
+        "size": info.size,
+        "logical_block": info.logical_block,
+        "physical_block": info.physical_block,
+        "write_cache": info.write_cache,
+        "volatile": info.volatile,
+        "discard_granularity": info.discard_granularity,
+    })
+}
+
+/// A heading and a line for each row that says something.
+fn table(heading: &str, rows: &[(&str, String)]) -> String {
+    let rows = rows.iter().filter(|(_, value)| !value.is_empty());
+    let lines = rows.map(|(key, value)| format!("\n  {key:<12} {}", printable(value)));
+    format!("{}{}", printable(heading), lines.collect::<String>())
+}
+
+fn both_sizes(size: u64) -> String {
+    format!("{size} ({})", human_size(size))
+}
+
+fn is_read_only(export: &ExportInfo) -> bool {
+    export.flags.has(NBD_FLAG_READ_ONLY)
+}
+
+fn headers(headers: Headers) -> &'static str {
+    match headers {
+        Headers::Simple => "simple",
+        Headers::Structured => "structured",
+        Headers::Extended => "extended",
+    }
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  blockmux info nbd://192.0.2.7/disk0
+  blockmux info 'nbd+unix:///disk0?socket=/run/nbd.sock' --json
+  blockmux info file:disk.img";

@@ -1,0 +1,141 @@
+//! From a spec to a volume that can be used.
+
+use crate::failure::Failure;
+use crate::reach;
+use blockmux_engine::file::{BlockOptions, FileOptions, FileVolume};
+use blockmux_engine::memory::map_pages;
+use blockmux_engine::nbd::{self, Endpoint};
+use blockmux_volume::spec::{FileSpec, LogTarget};
+use blockmux_volume::units::human_size;
+use blockmux_volume::{
+    DelayVolume, FaultVolume, LogRecord, LogSink, LogVolume, MemVolume, NullVolume, RateVolume, Spec,
+    StripeVolume, Volume,
+};
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A volume and what opening it has told.
+pub(crate) struct Opened {
+    /// The volume.
+    pub(crate) volume: Arc<dyn Volume>,
+    /// It, or a part of it, is on another server.
+    pub(crate) is_remote: bool,
+    /// It was made just now, and reads as zeroes everywhere.
+    pub(crate) is_fresh: bool,
+}
+
+/// How a volume will be used.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Use {
+    /// Nobody will write it, so that others may use it meanwhile.
+    pub(crate) read_only: bool,
+    /// Connections of each core to a remote volume, where its URL says nothing and its server lets several be used.
+    pub(crate) connections: u32,
+}
+
+/// Opens a volume.
+pub(crate) fn open(spec: &Spec, how: Use) -> Result<Opened, Failure> {
+    let local = |volume: Arc<dyn Volume>, is_fresh| Opened { volume, is_remote: false, is_fresh };
+    let around = |inner: &Spec, wrap: &dyn Fn(Arc<dyn Volume>) -> Arc<dyn Volume>| {
+        open(inner, how).map(|inner| Opened { volume: wrap(inner.volume), ..inner })
+    };
+    match spec {
+        Spec::Mem(size) => open_mem(spec, *size).map(|volume| local(volume, true)),
+        Spec::Null(size) => Ok(local(Arc::new(NullVolume::new(*size)), false)),
+        Spec::File(file) => {
+            let is_fresh = !file.path.exists();
+            open_file(file, how).map(|volume| local(volume, is_fresh))
+        }
+        Spec::Block(block) => {
+            let options = BlockOptions { direct: block.direct, read_only: block.read_only || how.read_only };
+            let volume = FileVolume::open_block(&block.path, options).map_err(Failure::request)?;
+            Ok(local(Arc::new(volume), false))
+        }
+        Spec::Stripe { chunk, members } => open_stripe(spec, *chunk, members, how),
+        Spec::Delay(delays, inner) => around(inner, &|volume| Arc::new(DelayVolume::new(volume, *delays))),
+        Spec::Fault(fault, inner) => around(inner, &|volume| Arc::new(FaultVolume::new(volume, *fault))),
+        Spec::Rate(limits, inner) => around(inner, &|volume| Arc::new(RateVolume::new(volume, *limits))),
+        Spec::Log(target, inner) => {
+            let sink = open_log(target)?;
+            around(inner, &|volume| Arc::new(LogVolume::new(volume, sink.clone())))
+        }
+        Spec::Url(url) => open_url(url, how),
+    }
+}
+
+fn open_mem(spec: &Spec, size: u64) -> Result<Arc<dyn Volume>, Failure> {
+    // Untouched blocks cost nothing but their states, so a volume may be larger than memory, within reason.
+    let memory = rustix::system::sysinfo();
+    let most = (memory.totalram as u64).saturating_mul(memory.mem_unit.into()).saturating_mul(MEMORY_TIMES);
+    let refuse = || {
+        let most = human_size(most);
+        Failure::request(format!("{spec}: more RAM than this machine can promise; take at most {most}"))
+    };
+    let len = usize::try_from(size).ok().filter(|_| size <= most).ok_or_else(refuse)?;
+    Ok(Arc::new(MemVolume::from_pages(map_pages(len).map_err(|_| refuse())?)))
+}
+
+fn open_file(file: &FileSpec, how: Use) -> Result<Arc<dyn Volume>, Failure> {
+    let options = FileOptions {
+        size: file.size,
+        direct: file.direct,
+        read_only: file.read_only || how.read_only,
+        create: true,
+    };
+    let volume = FileVolume::open(&file.path, options).map_err(Failure::request)?;
+    Ok(Arc::new(volume))
+}
+
+fn open_stripe(spec: &Spec, chunk: u64, members: &[Spec], how: Use) -> Result<Opened, Failure> {
+    let members = members.iter().map(|member| open(member, how)).collect::<Result<Vec<_>, _>>()?;
+    let is_remote = members.iter().any(|member| member.is_remote);
+    let is_fresh = members.iter().all(|member| member.is_fresh);
+    let volumes = members.into_iter().map(|member| member.volume).collect();
+    let volume =
+        StripeVolume::new(chunk, volumes).map_err(|error| Failure::request(format!("{spec}: {error}")))?;
+    Ok(Opened { volume: Arc::new(volume), is_remote, is_fresh })
+}
+
+fn open_url(url: &str, how: Use) -> Result<Opened, Failure> {
+    let uri = reach::parse_url(url)?;
+    let volume = reach::ask(&uri, |address| {
+        nbd::connect(Endpoint {
+            address: address.clone(),
+            export: uri.export.clone(),
+            connections: uri.connections.unwrap_or(how.connections),
+            patience: uri.reconnect,
+        })
+    })?;
+    Ok(Opened { volume: Arc::new(volume), is_remote: true, is_fresh: false })
+}
+
+fn open_log(target: &LogTarget) -> Result<Arc<dyn LogSink>, Failure> {
+    match target {
+        LogTarget::Stderr => Ok(Arc::new(Lines(Mutex::new(std::io::stderr())))),
+        LogTarget::File(path) => {
+            let file = File::options().create(true).append(true).open(path);
+            let file = file.map_err(|error| no_log(path, &error))?;
+            Ok(Arc::new(Lines(Mutex::new(file))))
+        }
+    }
+}
+
+fn no_log(path: &Path, error: &std::io::Error) -> Failure {
+    Failure::request(format!("log:{}: cannot append to it: {error}; name another file", path.display()))
+}
+
+/// Writes a line for each record.
+struct Lines<W>(Mutex<W>);
+
+impl<W: Write + Send> LogSink for Lines<W> {
+    fn record(&self, record: &LogRecord) {
+        let mut target = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // A log that cannot be written must not fail the I/O that it is about.
+        let _ = target.write_all(format!("{record}\n").as_bytes());
+    }
+}
+
+/// A RAM volume may have so many times the machine's memory.
+const MEMORY_TIMES: u64 = 16;

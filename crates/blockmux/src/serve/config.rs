@@ -1,0 +1,120 @@
+//! The config file: TOML, the same things as on the command line by the same names.
+
+use super::Poll;
+use crate::address::ListenAddress;
+use crate::failure::Failure;
+use blockmux_volume::Spec;
+use serde::{Deserialize, Deserializer, de};
+use std::num::NonZeroUsize;
+use std::path::Path;
+
+/// All of a file. Every key may be left out.
+#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Config {
+    pub(super) volume: Vec<VolumeEntry>,
+    pub(super) nbd: Vec<ListenAddress>,
+    pub(super) read_only: bool,
+    pub(super) cores: Option<NonZeroUsize>,
+    pub(super) poll: Option<Poll>,
+    pub(super) max_connections: Option<NonZeroUsize>,
+}
+
+/// One `[[volume]]`.
+#[derive(Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct VolumeEntry {
+    pub(super) name: Option<String>,
+    #[serde(deserialize_with = "spec")]
+    pub(super) spec: Spec,
+    #[serde(default)]
+    pub(super) read_only: bool,
+    #[serde(default)]
+    pub(super) description: String,
+}
+
+impl Config {
+    /// Reads a file.
+    pub(super) fn read(path: &Path) -> Result<Config, Failure> {
+        let text = std::fs::read_to_string(path).map_err(|error| {
+            Failure::request(format!("cannot read config file {}: {error}; check --config", path.display()))
+        })?;
+        Config::parse(path, &text)
+    }
+
+    fn parse(path: &Path, text: &str) -> Result<Config, Failure> {
+        toml::from_str(text).map_err(|error| {
+            let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
+            let line = before.matches('\n').count() + 1;
+            let what = error
+                .message()
+                .replace("unknown field", "unknown key")
+                .replace("missing field", "missing key");
+            Failure::request(format!("{}:{line}: {what}", path.display()))
+        })
+    }
+}
+
+fn spec<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Spec, D::Error> {
+    String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Config, String> {
+        Config::parse(Path::new("b.toml"), text).map_err(|failure| failure.to_string())
+    }
+
+    #[test]
+    fn a_file_holds_what_the_command_line_does() {
+        let text = "
+            nbd = ['127.0.0.1:0', 'unix:/s']
+            cores = 2
+            poll = 'never'
+            max_connections = 10
+            read_only = true
+            [[volume]]
+            name = 'a'
+            spec = 'mem:1g'
+            read_only = true
+            description = 'of RAM'
+            [[volume]]
+            spec = 'null:1g'
+        ";
+        let config = parse(text).unwrap();
+        let first = VolumeEntry {
+            name: Some("a".into()),
+            spec: Spec::Mem(1 << 30),
+            read_only: true,
+            description: "of RAM".into(),
+        };
+        assert_eq!(config.volume[0], first);
+        assert_eq!(config.volume[1].spec, Spec::Null(1 << 30));
+        assert_eq!((config.nbd.len(), config.read_only), (2, true));
+        assert_eq!((config.cores, config.poll), (NonZeroUsize::new(2), Some(Poll::Never)));
+        assert_eq!(config.max_connections, NonZeroUsize::new(10));
+        assert_eq!(parse("").unwrap(), Config::default());
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_its_line() {
+        for (text, expected) in [
+            ("\nndb = []", "b.toml:2: unknown key `ndb`, expected one of `volume`, `nbd`, "),
+            (
+                "[[volume]]\nspec = 'mem:1g'\nsize = 1",
+                "b.toml:3: unknown key `size`, expected one of `name`, `spec`, ",
+            ),
+            ("[[volume]]\nname = 'a'", "b.toml:1: missing key `spec`"),
+            ("[[volume]]\nspec = 'mem:x'", "b.toml:2: in `mem:x`: `x` is not a size"),
+            ("nbd = ['10809']", "b.toml:1: `10809` is no host"),
+            ("poll = 'often'", "b.toml:1: unknown variant `often`, expected one of `adaptive`"),
+            ("cores = 0", "b.toml:1: invalid value: integer `0`"),
+            ("cores = ", "b.toml:1: "),
+        ] {
+            let error = parse(text).unwrap_err();
+            assert!(error.starts_with(expected), "{error}");
+        }
+    }
+}

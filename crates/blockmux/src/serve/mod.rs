@@ -1,0 +1,242 @@
+//! `blockmux serve`: volumes on every protocol, until told to stop.
+//!
+//! Listeners are bound first and volumes opened next, so that nothing is created for a daemon that cannot start; then
+//! connections are accepted and `ready` is printed. A signal, or the end of `--run`'s command, stops it: I/O in flight
+//! completes, and every volume is flushed.
+
+mod announce;
+mod command;
+mod config;
+mod flush;
+mod setup;
+mod signals;
+
+use crate::address::{ListenAddress, is_local};
+use crate::failure::Failure;
+use crate::output::print;
+use announce::Announcement;
+use blockmux_engine::cores::{Cores, CoresConfig};
+use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
+use blockmux_engine::nbd;
+use blockmux_engine::reactor::PollPolicy;
+use blockmux_engine::socket::{Address, Listener};
+use blockmux_proto::exports::Exports;
+use command::Running;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use serde::Deserialize;
+use setup::{NamedSpec, Setup};
+use signals::Event;
+use std::io;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::mpsc::{self, Receiver};
+use std::time::Duration;
+use tempfile::TempDir;
+use tracing::warn;
+
+/// What to serve, and how.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// What to serve; names are disk0, disk1 ... where none is given
+    #[arg(value_name = "[NAME=]VOLUME")]
+    volumes: Vec<NamedSpec>,
+    /// Read a TOML file; options here add to it or replace what it says
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Serve NBD here; repeatable [default: 127.0.0.1:10809]
+    #[arg(long, value_name = "ADDR|unix:PATH")]
+    nbd: Vec<ListenAddress>,
+    /// Refuse all writes
+    #[arg(long)]
+    read_only: bool,
+    /// Run a shell command with the URLs in its environment, then stop
+    #[arg(long, value_name = "CMD")]
+    run: Option<String>,
+    /// Threads that serve [default: one for each processor]
+    #[arg(long, value_name = "N")]
+    cores: Option<NonZeroUsize>,
+    /// When an idle core sleeps [default: adaptive]
+    #[arg(long, value_enum)]
+    poll: Option<Poll>,
+    /// Connections at a time [default: 4096]
+    #[arg(long, value_name = "N")]
+    max_connections: Option<NonZeroUsize>,
+    /// Print one JSON object instead of text when ready
+    #[arg(long)]
+    json: bool,
+}
+
+/// When a core that has nothing to do goes to sleep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Poll {
+    /// Soon after the last activity
+    Adaptive,
+    /// Never: takes a whole processor and answers fastest
+    Always,
+    /// At once
+    Never,
+}
+
+impl From<Poll> for PollPolicy {
+    fn from(poll: Poll) -> PollPolicy {
+        match poll {
+            Poll::Adaptive => PollPolicy::ADAPTIVE,
+            Poll::Always => PollPolicy::Always,
+            Poll::Never => PollPolicy::Never,
+        }
+    }
+}
+
+/// Serves until a signal or the end of the command.
+pub(crate) fn run(args: Args) -> Result<ExitCode, Failure> {
+    let (json, command) = (args.json, args.run.clone());
+    let setup = Setup::gather(args)?;
+    let (sender, events) = mpsc::channel();
+    signals::watch(&sender)?;
+    let private = private_directory(&setup, command.is_some())?;
+    let listeners = listen(&setup, private.as_ref())?;
+    let addresses: Vec<Address> = listeners.iter().map(|listener| listener.address().clone()).collect();
+    let exports = setup.open()?;
+    let announcement = Announcement::new(&exports, &addresses);
+    allow_files(setup.max_connections);
+    let cores = start(&setup, listeners, &exports)?;
+    let status = match command {
+        Some(command) => {
+            let running = Running::start(&command, &announcement, &sender)?;
+            wait(&events, Some(&running))
+        }
+        None => {
+            print(if json { announcement.json()? } else { announcement.text() })?;
+            wait(&events, None)
+        }
+    };
+    if !cores.stop(GRACE) {
+        warn!("connections that did not finish within {} s were cut", GRACE.as_secs());
+    }
+    flush::all(&exports)?;
+    status
+}
+
+/// Where a command's socket is, if nobody said where to listen.
+fn private_directory(setup: &Setup, has_command: bool) -> Result<Option<TempDir>, Failure> {
+    if !has_command || !setup.nbd.is_empty() {
+        return Ok(None);
+    }
+    let directory = tempfile::Builder::new().prefix("blockmux-").tempdir();
+    directory.map(Some).map_err(|error| {
+        Failure::request(format!(
+            "cannot make a directory for the socket: {error}; set TMPDIR to one that works"
+        ))
+    })
+}
+
+fn listen(setup: &Setup, private: Option<&TempDir>) -> Result<Vec<Listener>, Failure> {
+    let addresses = match private {
+        Some(directory) => vec![Address::Unix(directory.path().join("nbd.sock"))],
+        None if setup.nbd.is_empty() => vec![ListenAddress::LOOPBACK.resolve(NBD_PORT)?],
+        None => setup.nbd.iter().map(|address| address.resolve(NBD_PORT)).collect::<Result<_, _>>()?,
+    };
+    let mut listeners = Vec::new();
+    for address in addresses {
+        if !is_local(&address) {
+            warn!("{address} can be reached from other machines, and NBD asks nobody who they are");
+        }
+        listeners.push(Listener::bind(&address).map_err(|error| cannot_listen(&address, &error))?);
+    }
+    Ok(listeners)
+}
+
+fn cannot_listen(address: &Address, error: &io::Error) -> Failure {
+    let advice = match (error.kind(), address) {
+        (io::ErrorKind::AddrInUse, Address::Tcp(_)) => {
+            "another program listens there; stop it, or use another port, such as --nbd 127.0.0.1:0"
+        }
+        (io::ErrorKind::AddrInUse, Address::Unix(_)) => {
+            "another program listens there, or it is no socket; name another path"
+        }
+        (io::ErrorKind::PermissionDenied, Address::Tcp(_)) => "not permitted; use a port from 1024 on",
+        (io::ErrorKind::PermissionDenied, Address::Unix(_)) => {
+            "not permitted; name a path that you may write"
+        }
+        (io::ErrorKind::AddrNotAvailable, _) => "this machine has no such address; `ip address` lists them",
+        (io::ErrorKind::NotFound, _) => "the directory does not exist; create it, or name another path",
+        _ => return Failure::request(format!("cannot listen on {address}: {error}; name another address")),
+    };
+    Failure::request(format!("cannot listen on {address}: {advice}"))
+}
+
+/// Lets the process open as many files as it may; where that is too few, accepting pauses.
+fn allow_files(max_connections: usize) {
+    let limit = getrlimit(Resource::Nofile);
+    let wanted = (max_connections + FILES_BESIDES) as u64;
+    if limit.current.is_some_and(|current| current < wanted) {
+        let current = limit.maximum.map_or(wanted, |maximum| maximum.min(wanted));
+        if setrlimit(Resource::Nofile, Rlimit { current: Some(current), ..limit }).is_err() {
+            warn!("the limit of open files stays at {:?}; fewer connections fit", limit.current);
+        }
+    }
+}
+
+fn start(setup: &Setup, listeners: Vec<Listener>, exports: &Exports) -> Result<Cores, Failure> {
+    let config = CoresConfig { count: setup.cores, policy: setup.poll.into(), ..CoresConfig::default() };
+    let cores = Cores::start(&config).map_err(|error| {
+        Failure::request(format!(
+            "cannot start {} cores: {error}; io_uring must be permitted here",
+            setup.cores
+        ))
+    })?;
+    let limit = ConnectionLimit::new(setup.max_connections);
+    for (nth, listener) in listeners.into_iter().enumerate() {
+        let (inboxes, serve, limit) = (cores.inboxes(), nbd::serve(exports.clone()), limit.clone());
+        cores
+            .ask(nth % cores.count(), move |core| ListenerTask::spawn(core, listener, inboxes, serve, limit))
+            .ok_or_else(|| Failure::run("a core has ended; start again with -v"))?;
+    }
+    Ok(cores)
+}
+
+/// Waits for what ends the daemon; answers the exit status.
+fn wait(events: &Receiver<Event>, running: Option<&Running>) -> Result<ExitCode, Failure> {
+    loop {
+        match (events.recv(), running) {
+            (Ok(Event::Signal), None) | (Err(_), _) => return Ok(ExitCode::SUCCESS),
+            (Ok(Event::Signal), Some(running)) => running.terminate(),
+            (Ok(Event::CommandEnded(status)), _) => return command::exit_code(status),
+        }
+    }
+}
+
+const NBD_PORT: u16 = 10809;
+/// How long clients have for what is in flight.
+const GRACE: Duration = Duration::from_secs(10);
+/// Open files that are not connections: volumes, once for each connection's channel, are counted apart.
+const FILES_BESIDES: usize = 1024;
+
+const EXAMPLES: &str = "\
+Addresses: host:port, :port for loopback, host for port 10809, unix:PATH;
+port 0 lets the system choose. There is no authentication yet, so listen
+beyond loopback only on networks that you trust.
+
+Config file, the same things by the same names:
+  nbd = [\"127.0.0.1:10809\"]
+  poll = \"adaptive\"
+  [[volume]]
+  name = \"disk0\"
+  spec = \"file:disk.img?size=10g\"
+  description = \"scratch\"
+  read_only = false
+
+--run: the command finds the first URL in $BLOCKMUX_URL and $uri, all of
+them in $BLOCKMUX_URLS, and NBD's in $BLOCKMUX_NBD_URL; $nbd has QEMU's old
+form. Without a listener it gets a private Unix socket. Its exit status
+becomes blockmux's own.
+
+Examples:
+  blockmux serve mem:1g
+  blockmux serve root=file:root.img data=block:/dev/sdb --nbd :10809
+  blockmux serve mem:1g --run 'qemu-img info $uri'
+
+SIGTERM or SIGINT: I/O in flight completes, volumes are flushed, status 0.";

@@ -1,0 +1,176 @@
+//! What to serve: the command line and the config file, put together.
+//!
+//! Volumes and listeners of both are served, the file's first; of a single value the command line's counts.
+
+use super::config::{Config, VolumeEntry};
+use super::{Args, Poll};
+use crate::address::ListenAddress;
+use crate::failure::Failure;
+use crate::open::{self, Use};
+use blockmux_proto::exports::{Export, Exports};
+use blockmux_volume::Spec;
+use std::collections::HashSet;
+use std::num::NonZeroUsize;
+use std::str::FromStr;
+use std::thread;
+
+/// `[NAME=]VOLUME` of the command line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct NamedSpec {
+    name: Option<String>,
+    spec: Spec,
+}
+
+/// Everything that a daemon does.
+pub(super) struct Setup {
+    volumes: Vec<NamedVolume>,
+    pub(super) nbd: Vec<ListenAddress>,
+    pub(super) cores: usize,
+    pub(super) poll: Poll,
+    pub(super) max_connections: usize,
+}
+
+#[derive(Debug)]
+struct NamedVolume {
+    name: String,
+    spec: Spec,
+    read_only: bool,
+    description: String,
+}
+
+impl FromStr for NamedSpec {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<NamedSpec, String> {
+        // What a spec begins with is never a name: its kind ends in a colon.
+        let named = text.split_once('=').filter(|(name, _)| !name.contains([':', '/', '?', '[']));
+        let (name, spec) = named.map_or((None, text), |(name, spec)| (Some(name), spec));
+        if let Some(name) = name {
+            check_name(name)?;
+        }
+        let spec = spec.parse().map_err(|error: blockmux_volume::SpecError| error.to_string())?;
+        Ok(NamedSpec { name: name.map(str::to_owned), spec })
+    }
+}
+
+impl Setup {
+    /// Reads the config file, if there is one, and adds the command line.
+    pub(super) fn gather(args: Args) -> Result<Setup, Failure> {
+        let config = args.config.as_deref().map(Config::read).transpose()?.unwrap_or_default();
+        let read_only = args.read_only || config.read_only;
+        let from_args = args.volumes.into_iter().map(|NamedSpec { name, spec }| VolumeEntry {
+            name,
+            spec,
+            read_only: false,
+            description: String::new(),
+        });
+        let volumes = name_all(config.volume.into_iter().chain(from_args).collect(), read_only)?;
+        let processors = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        let cores = args.cores.or(config.cores).map_or(processors.min(MAX_CORES), NonZeroUsize::get);
+        if cores > MAX_CORES {
+            return Err(Failure::request(format!("{cores} cores are too many; take at most {MAX_CORES}")));
+        }
+        let max_connections = args.max_connections.or(config.max_connections);
+        Ok(Setup {
+            volumes,
+            nbd: [config.nbd, args.nbd].concat(),
+            cores,
+            poll: args.poll.or(config.poll).unwrap_or(Poll::Adaptive),
+            max_connections: max_connections.map_or(DEFAULT_CONNECTIONS, NonZeroUsize::get),
+        })
+    }
+
+    /// Opens all volumes.
+    pub(super) fn open(&self) -> Result<Exports, Failure> {
+        let exports = self.volumes.iter().map(|named| {
+            let how = Use { read_only: named.read_only, connections: 1 };
+            let volume = open::open(&named.spec, how)?.volume;
+            let (name, description) = (named.name.clone(), named.description.clone());
+            Ok(Export { name, description, read_only: named.read_only, volume })
+        });
+        exports.collect::<Result<Vec<_>, _>>().map(Exports::new)
+    }
+}
+
+/// Gives names to those without and sees to it that none comes twice.
+fn name_all(entries: Vec<VolumeEntry>, read_only: bool) -> Result<Vec<NamedVolume>, Failure> {
+    if entries.is_empty() {
+        return Err(Failure::request("no volume to serve; name one, such as mem:1g or file:disk.img"));
+    }
+    let (mut taken, mut unnamed, mut named) = (HashSet::new(), 0, Vec::new());
+    for entry in entries {
+        let name = entry.name.unwrap_or_else(|| {
+            unnamed += 1;
+            format!("disk{}", unnamed - 1)
+        });
+        check_name(&name).map_err(Failure::request)?;
+        if !taken.insert(name.clone()) {
+            return Err(Failure::request(format!(
+                "two volumes are called `{name}`; rename one, as in NAME=mem:1g"
+            )));
+        }
+        named.push(NamedVolume {
+            name,
+            spec: entry.spec,
+            read_only: entry.read_only || read_only,
+            description: entry.description,
+        });
+    }
+    Ok(named)
+}
+
+/// A name has to fit the names of every protocol.
+fn check_name(name: &str) -> Result<(), String> {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    if name.is_empty() || name.len() > MAX_NAME || !name.bytes().all(is_plain) {
+        return Err(format!("`{name}` is no name; use 1 to {MAX_NAME} letters, digits, `-`, `_` and `.`"));
+    }
+    Ok(())
+}
+
+/// With its prefix it is an iSCSI name, which has at most 223 bytes (RFC 7143, section 4.2.7.2).
+const MAX_NAME: usize = 200;
+const MAX_CORES: usize = 256;
+const DEFAULT_CONNECTIONS: usize = 4096;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(volumes: &[&str]) -> Result<Vec<String>, String> {
+        let entries = volumes.iter().map(|text| {
+            let NamedSpec { name, spec } = text.parse()?;
+            Ok(VolumeEntry { name, spec, read_only: false, description: String::new() })
+        });
+        let named = name_all(entries.collect::<Result<_, String>>()?, false)
+            .map_err(|failure| failure.to_string())?;
+        Ok(named.into_iter().map(|volume| volume.name).collect())
+    }
+
+    #[test]
+    fn a_name_stands_before_an_equals_sign() {
+        let read = |text: &str| text.parse::<NamedSpec>().unwrap();
+        assert_eq!(read("a=mem:1g"), NamedSpec { name: Some("a".into()), spec: Spec::Mem(1 << 30) });
+        assert_eq!(read("mem:1g").name, None);
+        assert_eq!(read("file:x?size=1g").name, None);
+        assert_eq!(read("a=file:x?size=1g").name, Some("a".into()));
+        assert_eq!(read("fault:op=read:mem:1g").name, None);
+        assert_eq!(read("nbd+unix:///x?socket=/s").name, None);
+    }
+
+    #[test]
+    fn volumes_without_a_name_are_numbered() {
+        assert_eq!(names(&["mem:1m", "a=mem:1m", "mem:1m"]).unwrap(), ["disk0", "a", "disk1"]);
+    }
+
+    #[test]
+    fn names_are_unique_and_plain() {
+        assert!(names(&["a=mem:1m", "a=mem:2m"]).unwrap_err().starts_with("two volumes are called `a`"));
+        assert!(
+            names(&["disk0=mem:1m", "mem:2m"]).unwrap_err().starts_with("two volumes are called `disk0`")
+        );
+        assert!(names(&["a b=mem:1m"]).unwrap_err().starts_with("`a b` is no name"));
+        assert!(names(&["=mem:1m"]).unwrap_err().starts_with("`` is no name"));
+        assert!(names(&[]).unwrap_err().starts_with("no volume to serve"));
+    }
+}
