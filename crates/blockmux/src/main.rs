@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod address;
+mod bench;
 mod copy;
 mod discover;
 mod failure;
@@ -12,6 +13,7 @@ mod info;
 mod open;
 mod output;
 mod reach;
+mod report;
 mod serve;
 
 use clap::error::ErrorKind;
@@ -42,6 +44,10 @@ enum Command {
     Info(info::Args),
     /// List what a server exports
     Discover(discover::Args),
+    /// Measure volumes over every protocol, beside the bare sockets
+    Bench(Box<bench::Args>),
+    /// Show finished measurements again
+    Report(report::Args),
 }
 
 impl Command {
@@ -51,6 +57,8 @@ impl Command {
             Command::Copy(args) => copy::run(&args).map(|()| ExitCode::SUCCESS),
             Command::Info(args) => info::run(&args).map(|()| ExitCode::SUCCESS),
             Command::Discover(args) => discover::run(&args).map(|()| ExitCode::SUCCESS),
+            Command::Bench(args) => bench::run(&args).map(|()| ExitCode::SUCCESS),
+            Command::Report(args) => report::run(&args).map(|()| ExitCode::SUCCESS),
         }
     }
 }

@@ -46,8 +46,7 @@ impl Lane {
             How::Local(_) => "local".to_owned(),
             How::Served(protocol, ..) => protocol.name.to_owned(),
             How::Remote(..) => self.target.clone(),
-            How::Ceiling(_, _, Variant::Sleeping) => "ceiling, sleeping".to_owned(),
-            How::Ceiling(_, _, Variant::Spinning) => "ceiling, spinning".to_owned(),
+            How::Ceiling(..) => "ceiling".to_owned(),
         }
     }
 
@@ -135,7 +134,9 @@ fn serve(cores: &Cores, protocol: &Protocol, volume: &Arc<dyn Volume>) -> std::i
     }]);
     let (serve, inboxes) = ((protocol.serve)(exports), cores.inboxes());
     cores
-        .ask(0, move |core| ListenerTask::spawn(core, listener, inboxes, serve, ConnectionLimit::new(MOST_CONNECTIONS)))
+        .ask(0, move |core| {
+            ListenerTask::spawn(core, listener, inboxes, serve, ConnectionLimit::new(MOST_CONNECTIONS))
+        })
         .ok_or_else(|| std::io::Error::other("the target's core has ended"))?;
     Ok(address)
 }
@@ -145,7 +146,11 @@ const MOST_CONNECTIONS: usize = 2048;
 const STOP_GRACE: Duration = Duration::from_secs(5);
 
 /// How cores of the bench are set up.
-pub(super) fn start_cores(count: usize, pin_from: Option<usize>, policy: PollPolicy) -> Result<Cores, Failure> {
+pub(super) fn start_cores(
+    count: usize,
+    pin_from: Option<usize>,
+    policy: PollPolicy,
+) -> Result<Cores, Failure> {
     let config = CoresConfig { count, pin_from, policy, ..CoresConfig::default() };
     Cores::start(&config).map_err(|error| Failure::run(format!("cannot start a core: {error}")))
 }

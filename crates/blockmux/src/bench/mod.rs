@@ -104,9 +104,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         output::print(table::render(&comparison, width(), colour()))?;
         output::print(format_args!("{}\n{}", files.0.display(), files.1.display()))?;
     }
-    let wrong: u64 = comparison.rows.iter().flat_map(|row| &row.runs).map(|run| run.errors + run.verify_errors).sum();
+    let wrong: u64 =
+        comparison.rows.iter().flat_map(|row| &row.runs).map(|run| run.errors + run.verify_errors).sum();
     if wrong > 0 {
-        return Err(Failure::run(format!("{wrong} I/Os failed or brought wrong data; the warnings above name the first")));
+        return Err(Failure::run(format!(
+            "{wrong} I/Os failed or brought wrong data; the warnings above name the first"
+        )));
     }
     Ok(())
 }
@@ -123,7 +126,8 @@ fn measure(plan: &Plan, args: &Args) -> Result<Comparison, Failure> {
         for (lane, row) in plan.lanes.iter().zip(&mut rows) {
             bar.set_message(format!("run {run}/{}: {}, {}", args.runs, lane.subject(), lane.job.name));
             let lane_ms = lane.job.ramp_time_ms + lane.job.runtime_ms;
-            let found = lane.run(plan, &|share| bar.set_position(done_ms + (share * lane_ms as f64) as u64))?;
+            let found =
+                lane.run(plan, &|share| bar.set_position(done_ms + (share * lane_ms as f64) as u64))?;
             row.runs.push(found);
             done_ms += lane_ms;
             bar.set_position(done_ms);
@@ -151,9 +155,8 @@ pub(crate) fn write_report(
     let page = page::render(comparison, published).map_err(Failure::run)?;
     let write = |name: &str, text: &str| {
         let path = dir.join(name);
-        std::fs::write(&path, text).map_err(|error| {
-            Failure::run(format!("{}: cannot write the report: {error}", path.display()))
-        })?;
+        std::fs::write(&path, text)
+            .map_err(|error| Failure::run(format!("{}: cannot write the report: {error}", path.display())))?;
         Ok::<_, Failure>(path)
     };
     Ok((write("bench.json", json)?, write("bench.html", &page)?))
@@ -178,8 +181,12 @@ fn console_columns() -> Option<usize> {
 
 fn progress_bar(plan: &Plan, runs: u32) -> ProgressBar {
     let lane_ms: u64 = plan.lanes.iter().map(|lane| lane.job.ramp_time_ms + lane.job.runtime_ms).sum();
-    let bar = ProgressBar::with_draw_target(Some(lane_ms * u64::from(runs)), ProgressDrawTarget::stderr_with_hz(10));
-    let style = ProgressStyle::with_template("{bar:24} {percent:>3}% {elapsed} (about {eta} left) {wide_msg}");
+    let bar = ProgressBar::with_draw_target(
+        Some(lane_ms * u64::from(runs)),
+        ProgressDrawTarget::stderr_with_hz(10),
+    );
+    let style =
+        ProgressStyle::with_template("{bar:24} {percent:>3}% {elapsed} (about {eta} left) {wide_msg}");
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     bar.enable_steady_tick(Duration::from_millis(250));
     bar

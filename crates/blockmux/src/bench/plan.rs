@@ -46,7 +46,8 @@ struct Subject {
 impl Plan {
     /// Opens the volumes and checks every job against them.
     pub(super) fn make(args: &Args) -> Result<Plan, Failure> {
-        let (names, files): (Vec<&String>, Vec<&String>) = args.subjects.iter().partition(|word| word.contains(':'));
+        let (names, files): (Vec<&String>, Vec<&String>) =
+            args.subjects.iter().partition(|word| word.contains(':'));
         let policies = policies(&args.poll)?;
         let mut plan = Plan {
             lanes: Vec::new(),
@@ -72,7 +73,8 @@ impl Plan {
             Some(name) => plan.add_suite(name, args, &subjects, &policies)?,
             None => {
                 for (job, target) in &jobs {
-                    let wanted = |subject: &&Subject| target.as_deref().is_none_or(|name| name == subject.name);
+                    let wanted =
+                        |subject: &&Subject| target.as_deref().is_none_or(|name| name == subject.name);
                     plan.add_job(job, subjects.iter().filter(wanted), &policies, args);
                 }
             }
@@ -106,14 +108,19 @@ impl Plan {
             let mut add = |how| self.lanes.push(Lane { how, job: job.clone(), target: subject.name.clone() });
             match subject.remote {
                 Some(protocol) => {
-                    policies.iter().for_each(|&poll| add(How::Remote(protocol, subject.volume.clone(), poll)));
-                    let transport = if subject.name.contains("+unix") { Transport::Unix } else { Transport::Tcp };
+                    policies
+                        .iter()
+                        .for_each(|&poll| add(How::Remote(protocol, subject.volume.clone(), poll)));
+                    let transport =
+                        if subject.name.contains("+unix") { Transport::Unix } else { Transport::Tcp };
                     protocols.push((protocol, transport));
                 }
                 None => {
                     add(How::Local(subject.volume.clone()));
                     for protocol in PROTOCOLS {
-                        policies.iter().for_each(|&poll| add(How::Served(protocol, subject.volume.clone(), poll)));
+                        policies
+                            .iter()
+                            .for_each(|&poll| add(How::Served(protocol, subject.volume.clone(), poll)));
                         protocols.push((protocol, Transport::Tcp));
                     }
                 }
@@ -205,8 +212,16 @@ impl Plan {
         for volume in &self.fresh {
             bar.set_message("writing the new volume once");
             let initiator = self.initiator_cores(PollPolicy::Never, 1)?;
-            let job = Job { name: "fill".to_owned(), rw: Rw::Write, bs: FILL_BS, iodepth: 8, ..Job::default() };
-            let bench = Bench { job: &job, volume, own_buffers: true, initiator: &initiator, target: None, progress: &|_| {} };
+            let job =
+                Job { name: "fill".to_owned(), rw: Rw::Write, bs: FILL_BS, iodepth: 8, ..Job::default() };
+            let bench = Bench {
+                job: &job,
+                volume,
+                own_buffers: true,
+                initiator: &initiator,
+                target: None,
+                progress: &|_| {},
+            };
             bench.fill().map_err(|error| Failure::run(format!("cannot fill the volume: {error}")))?;
         }
         bar.set_message("preparing the ceiling's data");
@@ -257,19 +272,24 @@ impl Plan {
 /// The jobs and, from job files, their volumes.
 fn jobs(args: &Args, files: &[&String]) -> Result<Vec<(Job, Option<String>)>, Failure> {
     if args.suite.is_some() {
-        let shapes = [("rw", &args.rw), ("bs", &args.bs), ("iodepth", &args.iodepth), ("numjobs", &args.numjobs)];
+        let shapes =
+            [("rw", &args.rw), ("bs", &args.bs), ("iodepth", &args.iodepth), ("numjobs", &args.numjobs)];
         if let Some((name, _)) = shapes.iter().find(|(_, values)| !values.is_empty()) {
             return Err(Failure::request(format!("--{name} is set by the suite; leave one of them out")));
         }
         if !files.is_empty() {
-            return Err(Failure::request(format!("{}: a suite has its own jobs; leave one of them out", files[0])));
+            return Err(Failure::request(format!(
+                "{}: a suite has its own jobs; leave one of them out",
+                files[0]
+            )));
         }
         return Ok(Vec::new());
     }
     if !files.is_empty() {
         return jobs_of_files(files);
     }
-    let is_default = [&args.rw, &args.bs, &args.iodepth, &args.numjobs].iter().all(|values| values.is_empty());
+    let is_default =
+        [&args.rw, &args.bs, &args.iodepth, &args.numjobs].iter().all(|values| values.is_empty());
     let base = times(args)?;
     let mut jobs = if is_default {
         default_jobs(base.runtime_ms, base.ramp_time_ms)
@@ -368,7 +388,9 @@ fn policies(names: &[String]) -> Result<Vec<PollPolicy>, Failure> {
 fn default_volume(args: &Args) -> Result<String, Failure> {
     let size = match args.size.as_deref().map(units::parse_size) {
         Some(Ok(units::Size::Bytes(bytes))) if args.offset.is_none() => bytes,
-        Some(Err(why)) => return Err(Failure::request(format!("--size {}: {why}", args.size.clone().unwrap_or_default()))),
+        Some(Err(why)) => {
+            return Err(Failure::request(format!("--size {}: {why}", args.size.clone().unwrap_or_default())));
+        }
         _ => {
             let memory = blockmux_lab::result::Machine::here().memory_bytes;
             (memory / 8).clamp(LEAST_VOLUME, MOST_VOLUME)

@@ -31,9 +31,15 @@ pub(super) const PROTOCOLS: &[Protocol] = &[Protocol {
     shape: MessageShape { read_request: 32, read_reply_head: 40, write_request_head: 32, write_reply: 32 },
     serve: nbd::serve,
     connect: |address| {
-        let endpoint =
-            Endpoint { address: address.clone(), export: EXPORT.to_owned(), connections: 1, patience: PATIENCE };
-        nbd::connect(endpoint).map(|volume| Arc::new(volume) as Arc<dyn Volume>).map_err(|error| error.to_string())
+        let endpoint = Endpoint {
+            address: address.clone(),
+            export: EXPORT.to_owned(),
+            connections: 1,
+            patience: PATIENCE,
+        };
+        nbd::connect(endpoint)
+            .map(|volume| Arc::new(volume) as Arc<dyn Volume>)
+            .map_err(|error| error.to_string())
     },
 }];
 

@@ -12,7 +12,9 @@ use crate::job::{Job, Range};
 use crate::options::JobError;
 use crate::result::{Direction, Run};
 use blockmux_engine::cores::Cores;
+use blockmux_engine::reactor::EngineCore;
 use blockmux_volume::{IoError, Volume};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc;
@@ -47,8 +49,11 @@ pub enum RunError {
     #[error("cannot open the volume: {0}")]
     Open(IoError),
     /// I/O in flight did not complete.
-    #[error("I/O did not complete within {} s after the run", DRAIN_TIMEOUT.as_secs())]
-    Stuck,
+    #[error("I/O did not complete within {0} s after the run")]
+    Stuck(u64),
+    /// Laying out a volume failed.
+    #[error("{0} writes failed")]
+    FillFailed(u64),
     /// A worker's core has ended.
     #[error("a core of the load generator has ended")]
     CoreEnded,
@@ -79,6 +84,20 @@ impl Control {
     }
 }
 
+/// What one worker is to do.
+struct Assignment {
+    job: Job,
+    nth: u32,
+    range: Range,
+    /// End by itself after so many passes over the range.
+    passes: Option<u64>,
+    own_buffers: bool,
+    control: Arc<Control>,
+    result: mpsc::Sender<Result<Tally, IoError>>,
+}
+
+type Tallies = mpsc::Receiver<Result<Tally, IoError>>;
+
 /// What one worker found.
 #[derive(Default)]
 struct Tally {
@@ -102,6 +121,31 @@ impl Bench<'_> {
     /// # Errors
     /// If the job does not fit the volume, or the volume fails to open or to answer. I/O that fails is counted.
     pub fn run(&self) -> Result<Run, RunError> {
+        let (control, tallies) = self.start(None)?;
+        self.wait(Duration::from_millis(self.job.ramp_time_ms), 0);
+        let before = self.cpu_times();
+        control.set(Phase::Measure);
+        self.wait(Duration::from_millis(self.job.runtime_ms), self.job.ramp_time_ms);
+        control.set(Phase::Stop);
+        let after = self.cpu_times();
+        let total = self.collect(&tallies, DRAIN_TIMEOUT)?;
+        let used = |side: usize| Some((after[side]?.saturating_sub(before[side]?)).as_nanos() as u64);
+        Ok(total.into_run(used(0), used(1)))
+    }
+
+    /// Goes over the job's range exactly once, however long that takes: lays a volume out before it is measured.
+    ///
+    /// # Errors
+    /// As [`Bench::run`], and if any I/O failed.
+    pub fn fill(&self) -> Result<(), RunError> {
+        let (control, tallies) = self.start(Some(1))?;
+        control.set(Phase::Measure);
+        let total = self.collect(&tallies, FILL_TIMEOUT)?;
+        if total.errors > 0 { Err(RunError::FillFailed(total.errors)) } else { Ok(()) }
+    }
+
+    /// Starts the workers, in the ramp. With `passes` they stop by themselves after so many.
+    fn start(&self, passes: Option<u64>) -> Result<(Arc<Control>, Tallies), RunError> {
         let info = self.volume.info();
         self.job.validate(info.size, info.logical_block)?;
         let ranges =
@@ -109,55 +153,42 @@ impl Bench<'_> {
         let control = Arc::new(Control(AtomicU8::new(Phase::Ramp as u8)));
         let (sender, tallies) = mpsc::channel();
         for (nth, range) in ranges.into_iter().enumerate() {
-            self.start_worker(nth, range, &control, &sender)?;
+            let assignment = Assignment {
+                job: self.job.clone(),
+                nth: nth as u32,
+                range,
+                passes,
+                own_buffers: self.own_buffers,
+                control: control.clone(),
+                result: sender.clone(),
+            };
+            self.start_worker(nth % self.initiator.count(), assignment)?;
         }
-        drop(sender);
-        self.wait(Duration::from_millis(self.job.ramp_time_ms), 0);
-        let before = self.cpu_times();
-        control.set(Phase::Measure);
-        self.wait(Duration::from_millis(self.job.runtime_ms), self.job.ramp_time_ms);
-        control.set(Phase::Stop);
-        let after = self.cpu_times();
+        Ok((control, tallies))
+    }
+
+    fn collect(&self, tallies: &Tallies, timeout: Duration) -> Result<Tally, RunError> {
         let mut total = Tally::default();
         for _ in 0..self.job.numjobs {
-            let tally = tallies.recv_timeout(DRAIN_TIMEOUT).map_err(|error| match error {
-                mpsc::RecvTimeoutError::Timeout => RunError::Stuck,
+            let tally = tallies.recv_timeout(timeout).map_err(|error| match error {
+                mpsc::RecvTimeoutError::Timeout => RunError::Stuck(timeout.as_secs()),
                 mpsc::RecvTimeoutError::Disconnected => RunError::CoreEnded,
             })?;
             total.merge(&tally.map_err(RunError::Open)?);
         }
-        let used = |side: usize| Some((after[side]?.saturating_sub(before[side]?)).as_nanos() as u64);
-        Ok(total.into_run(used(0), used(1)))
+        Ok(total)
     }
 
-    fn start_worker(
-        &self,
-        nth: usize,
-        range: Range,
-        control: &Arc<Control>,
-        sender: &mpsc::Sender<Result<Tally, IoError>>,
-    ) -> Result<(), RunError> {
-        let (job, volume, control, sender) =
-            (self.job.clone(), self.volume.clone(), control.clone(), sender.clone());
-        let own_buffers = self.own_buffers;
-        let core = nth % self.initiator.count();
-        self.initiator
-            .ask(core, move |core| {
-                if let Err(error) = Worker::spawn(
-                    core,
-                    &volume,
-                    &job,
-                    nth as u32,
-                    range,
-                    own_buffers,
-                    control,
-                    sender.clone(),
-                ) {
-                    // The caller hears of it in place of a tally, unless it has gone.
-                    let _ = sender.send(Err(error));
-                }
-            })
-            .ok_or(RunError::CoreEnded)
+    fn start_worker(&self, core: usize, assignment: Assignment) -> Result<(), RunError> {
+        let volume = self.volume.clone();
+        let start = move |core: &Rc<EngineCore>| {
+            let result = assignment.result.clone();
+            if let Err(error) = Worker::spawn(core, &volume, assignment) {
+                // The caller hears of it in place of a tally, unless it has gone.
+                let _ = result.send(Err(error));
+            }
+        };
+        self.initiator.ask(core, start).ok_or(RunError::CoreEnded)
     }
 
     /// Processor time of target and initiator so far.
@@ -210,4 +241,6 @@ impl Tally {
 
 /// Longer than a remote volume tries to reconnect.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(120);
+/// A day: a fill ends when it is done.
+const FILL_TIMEOUT: Duration = Duration::from_secs(86_400);
 const PROGRESS_EVERY: Duration = Duration::from_millis(100);

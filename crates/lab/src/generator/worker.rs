@@ -3,7 +3,7 @@
 //! It goes through ramp, measuring, and stopping: then nothing more is submitted, what was written is read back if
 //! the job verifies, and the tally goes to the caller.
 
-use super::{Control, Phase, Tally};
+use super::{Assignment, Control, Phase, Tally};
 use crate::content::{self, Expect, Stamp};
 use crate::job::{Job, Range, Verify};
 use crate::pattern::{Action, Pattern};
@@ -23,6 +23,8 @@ pub(super) struct Worker {
     free: Vec<u32>,
     done: Vec<Completion>,
     own_buffers: bool,
+    /// Stop by itself after so many passes.
+    passes: Option<u64>,
     control: Arc<Control>,
     phase: Phase,
     measured_from: Instant,
@@ -57,44 +59,45 @@ enum Work {
 }
 
 impl Worker {
-    #[expect(clippy::too_many_arguments, reason = "called once, from a closure that owns all of them")]
+    /// A worker whose channel opens.
     pub(super) fn spawn(
         core: &Rc<EngineCore>,
         volume: &Arc<dyn Volume>,
-        job: &Job,
-        nth: u32,
-        range: Range,
-        own_buffers: bool,
-        control: Arc<Control>,
-        result: mpsc::Sender<Result<Tally, IoError>>,
+        assignment: Assignment,
     ) -> Result<(), IoError> {
         core.try_spawn(|waker| {
             let shared: Rc<dyn Core> = core.clone();
-            let channel = volume.open(&shared, job.iodepth, waker.clone())?;
-            let verifies_writes = job.verify.is_some() && job.rw.changes_content();
-            Ok(Worker {
-                pattern: Pattern::new(job, range, nth),
-                range,
-                channel,
-                slots: (0..job.iodepth).map(|slot| Slot::new(job, nth, slot)).collect(),
-                free: (0..job.iodepth).rev().collect(),
-                done: Vec::with_capacity(job.iodepth as usize),
-                own_buffers,
-                control,
-                phase: Phase::Ramp,
-                measured_from: Instant::now(),
-                tally: Tally::default(),
-                generations: if verifies_writes { vec![0; range.blocks as usize] } else { Vec::new() },
-                run_seed: run_seed(job),
-                pass: 0,
-                held: None,
-                read_back: None,
-                since_flush: 0,
-                scratch: vec![0; if job.verify.is_some() { job.bs as usize } else { 0 }],
-                result,
-                job: job.clone(),
-            })
+            let channel = volume.open(&shared, assignment.job.iodepth, waker.clone())?;
+            Ok(Worker::new(channel, assignment))
         })
+    }
+
+    fn new(channel: Box<dyn Channel>, assignment: Assignment) -> Worker {
+        let Assignment { job, nth, range, passes, own_buffers, control, result } = assignment;
+        let verifies_writes = job.verify.is_some() && job.rw.changes_content();
+        Worker {
+            pattern: Pattern::new(&job, range, nth),
+            range,
+            channel,
+            slots: (0..job.iodepth).map(|slot| Slot::new(&job, nth, slot)).collect(),
+            free: (0..job.iodepth).rev().collect(),
+            done: Vec::with_capacity(job.iodepth as usize),
+            own_buffers,
+            passes,
+            control,
+            phase: Phase::Ramp,
+            measured_from: Instant::now(),
+            tally: Tally::default(),
+            run_seed: run_seed(&job),
+            generations: if verifies_writes { vec![0; range.blocks as usize] } else { Vec::new() },
+            pass: 0,
+            held: None,
+            read_back: None,
+            since_flush: 0,
+            scratch: vec![0; if job.verify.is_some() { job.bs as usize } else { 0 }],
+            result,
+            job,
+        }
     }
 
     #[inline]
@@ -204,6 +207,10 @@ impl Worker {
             return Some(Io::new(tag, Op::Flush, 0, 0));
         }
         let step = self.held.take().unwrap_or_else(|| self.pattern.next_step());
+        if self.passes.is_some_and(|passes| step.pass >= passes) {
+            self.enter(Phase::Stop);
+            return None;
+        }
         if !self.generations.is_empty() && step.pass != self.pass {
             // A block is written once in a pass; two writes of it in flight would leave either.
             if self.in_flight() > 0 {
@@ -261,9 +268,12 @@ impl Worker {
     #[inline]
     fn follow(&mut self) {
         let phase = self.control.phase();
-        if phase == self.phase {
-            return;
+        if phase > self.phase {
+            self.enter(phase);
         }
+    }
+
+    fn enter(&mut self, phase: Phase) {
         let now = Instant::now();
         if phase == Phase::Measure {
             self.measured_from = now;

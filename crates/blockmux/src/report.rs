@@ -1,0 +1,55 @@
+//! `blockmux report`: shows finished measurements again, several side by side.
+
+use crate::bench::{colour, width, write_report};
+use crate::failure::Failure;
+use crate::output;
+use blockmux_lab::{fio_json, table};
+use std::path::PathBuf;
+
+/// Show finished measurements again
+///
+/// Reads the JSON of `blockmux bench`, and fio's own. Several files become one comparison.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// bench.json of one or more runs, or fio --output-format=json
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// Write bench.json and bench.html of all of them here
+    #[arg(long, value_name = "DIR")]
+    report: Option<PathBuf>,
+    /// Print the JSON in place of the table
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let mut comparisons = Vec::new();
+    for path in &args.files {
+        let name = path.display();
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| Failure::request(format!("{name}: cannot read it: {error}")))?;
+        let comparison =
+            fio_json::from_json(&text).map_err(|error| Failure::request(format!("{name}: {error}")))?;
+        comparisons.push((name.to_string(), comparison));
+    }
+    let Some(merged) = fio_json::merge(comparisons) else {
+        return Err(Failure::request("no file given; name a bench.json"));
+    };
+    let json = fio_json::to_json(&merged);
+    if args.json {
+        output::print(&json)?;
+    } else {
+        output::print(table::render(&merged, width(), colour()))?;
+    }
+    if let Some(dir) = &args.report {
+        std::fs::create_dir_all(dir).map_err(|error| {
+            Failure::request(format!("--report {}: {error}; name another directory", dir.display()))
+        })?;
+        let files = write_report(dir, &merged, &[], &json)?;
+        if !args.json {
+            output::print(format_args!("{}\n{}", files.0.display(), files.1.display()))?;
+        }
+    }
+    Ok(())
+}
