@@ -105,7 +105,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode, Failure> {
     let addresses: Vec<Address> = listeners.iter().map(|listener| listener.address().clone()).collect();
     let exports = setup.open()?;
     let announcement = Announcement::new(&exports, &addresses);
-    allow_files(setup.max_connections);
+    allow_files();
     let cores = start(&setup, listeners, &exports)?;
     let status = match command {
         Some(command) => {
@@ -173,15 +173,11 @@ fn cannot_listen(address: &Address, error: &io::Error) -> Failure {
     Failure::request(format!("cannot listen on {address}: {advice}"))
 }
 
-/// Lets the process open as many files as it may; where that is too few, accepting pauses.
-fn allow_files(max_connections: usize) {
+/// Lets the process open as many files as it may: each connection takes one, and one more for each file below.
+fn allow_files() {
     let limit = getrlimit(Resource::Nofile);
-    let wanted = (max_connections + FILES_BESIDES) as u64;
-    if limit.current.is_some_and(|current| current < wanted) {
-        let current = limit.maximum.map_or(wanted, |maximum| maximum.min(wanted));
-        if setrlimit(Resource::Nofile, Rlimit { current: Some(current), ..limit }).is_err() {
-            warn!("the limit of open files stays at {:?}; fewer connections fit", limit.current);
-        }
+    if setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).is_err() {
+        warn!("the limit of open files stays at {:?}; fewer connections may fit", limit.current);
     }
 }
 
@@ -217,8 +213,6 @@ fn wait(events: &Receiver<Event>, running: Option<&Running>) -> Result<ExitCode,
 const NBD_PORT: u16 = 10809;
 /// How long clients have for what is in flight.
 const GRACE: Duration = Duration::from_secs(10);
-/// Open files that are not connections: volumes, once for each connection's channel, are counted apart.
-const FILES_BESIDES: usize = 1024;
 
 const EXAMPLES: &str = "\
 Addresses: host:port, :port for loopback, host for port 10809, unix:PATH;

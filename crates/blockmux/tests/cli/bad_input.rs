@@ -119,6 +119,7 @@ const WRONG: &[(&[&str], &str)] = &[
         "mem:1g: is not a URL; use nbd://host/export or nbd+unix:///export?socket=PATH",
     ),
     (&["copy", "mem:1m", "mem:1m"], "mem:1m: source and destination are the same"),
+    (&["copy", "file:/nowhere/disk.img", "mem:1m"], "file:/nowhere/disk.img: does not exist; check its path"),
     (
         &["copy", "mem:2m", "mem:1m"],
         "mem:1m: has 1048576 bytes, and mem:2m has 2097152; take a destination at least as large",
