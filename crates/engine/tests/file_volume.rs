@@ -2,15 +2,18 @@
 
 use blockmux_engine::file::{BlockOptions, FileOptions, FileVolume, OpenError};
 use blockmux_engine::reactor::{PollPolicy, Reactor};
+use blockmux_volume::conformance::{self, Harness};
 use blockmux_volume::{
     Channel, Chunk, Completion, Core, Extent, Io, IoError, MAX_TRANSFER, Memory, Op, Output, ReadyList, Seg,
-    SgList, Tag, Volume,
+    SgList, Tag, Volume, Waker,
 };
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 const READ: Op = Op::Read;
@@ -487,4 +490,53 @@ fn once_writes_are_lost_every_flush_fails_until_the_volume_is_opened_again() {
     drop((bench, other, volume));
     let again = FileVolume::open_block(&device.0, options).unwrap();
     Bench::new(&again).run(Op::Flush, 0, 0, None).unwrap();
+}
+
+/// The suite that every volume must pass.
+fn conforms(volume: FileVolume, read_only: FileVolume) {
+    let (mut reactor, _inbox) = Reactor::new(PollPolicy::Never, 512 << 20).unwrap();
+    let core: Rc<dyn Core> = reactor.core().clone();
+    let (clock, mut tick) = (core.clone(), Instant::now());
+    let turn = move || {
+        // A deadline is always ahead, so that a turn with nothing in flight ends too.
+        if tick <= clock.now() {
+            tick = clock.now() + Duration::from_millis(5);
+            clock.wake_at(tick, &Waker::idle());
+        }
+        let mut turns = 0..1;
+        reactor.run_until(|| turns.next().is_none()).is_ok()
+    };
+    let mut harness = Harness::new(core, Arc::new(volume), turn);
+    harness.read_only = Some(Arc::new(read_only));
+    conformance::run(&mut harness);
+}
+
+#[test]
+fn a_file_conforms_buffered_and_direct() {
+    for direct in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk");
+        let volume = open(&path, direct);
+        let frozen =
+            FileOptions { read_only: true, direct: Some(volume.is_direct()), ..FileOptions::default() };
+        let read_only = FileVolume::open(&path, frozen).unwrap();
+        conforms(volume, read_only);
+    }
+}
+
+#[test]
+fn a_block_device_conforms_buffered_and_direct() {
+    for direct in [false, true] {
+        // In memory, because every flush of a loop device is one of the file system below it.
+        let mount = Mount::tmpfs("size=80m");
+        let device = mount.as_ref().and_then(|mount| LoopDevice::new(mount.0.path()));
+        let Some(device) = device else {
+            return skip("a block device", "only root may make a loop device");
+        };
+        let options = BlockOptions { direct: Some(direct), read_only: false };
+        let volume = FileVolume::open_block(&device.0, options).unwrap();
+        let frozen = BlockOptions { read_only: true, ..options };
+        let read_only = FileVolume::open_block(&device.0, frozen).unwrap();
+        conforms(volume, read_only);
+    }
 }

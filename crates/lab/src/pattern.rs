@@ -195,7 +195,7 @@ impl Permutation {
 
 /// SplitMix64: one addition and two multiplications a number.
 #[derive(Clone, Debug)]
-struct Random(u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
     #[inline]
@@ -208,7 +208,7 @@ impl Random {
     /// A number below `limit`, each as likely as any other (Lemire 2019: the high half of a product, drawn again
     /// in the rare case that the low half falls into the part that would favour some).
     #[inline]
-    fn below(&mut self, limit: u64) -> u64 {
+    pub(crate) fn below(&mut self, limit: u64) -> u64 {
         loop {
             let product = u128::from(self.next()) * u128::from(limit);
             let low = product as u64;

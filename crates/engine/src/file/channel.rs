@@ -1,10 +1,12 @@
 //! One core's queue to a file: each request is a slot that goes through one or more entries of the ring.
 //!
 //! ```text
-//!   read, write    Move (again after a short one)                    Bounce, piece by piece, if direct I/O cannot
-//!   write zeroes   Punch, else ZeroRange, else WriteZeroes, pieces    use the memory
-//!   discard        Punch                      + Sync with FUA
+//!   read, write    Move, again after a short one; or Bounce, piece by piece,
+//!                  if direct I/O cannot use the memory
+//!   write zeroes   Punch, else ZeroRange, else WriteZeroes, piece by piece; with FUA then Sync
+//!   discard        Punch; with FUA then Sync
 //!   flush          Sync
+//!   prefetch       WillNeed
 //! ```
 //! A slot's memory is the flight's while an entry is in the ring (see [`super::kernel`]), else the slot's own. A
 //! request for which the pool has no memory waits in its slot, so that the channel's depth bounds the waiting too;
@@ -37,7 +39,7 @@ pub(super) struct FileChannel {
 impl FileChannel {
     pub(super) fn new(
         disk: &Arc<Disk>,
-        file: Arc<File>,
+        own_file: Arc<File>,
         engine: &EngineCore,
         core: &Rc<dyn Core>,
         depth: u32,
@@ -52,7 +54,7 @@ impl FileChannel {
             done: RefCell::new(Vec::with_capacity(depth as usize)),
             waker,
         };
-        let (flight, registration) = Flight::launch(engine, file, depth, table);
+        let (flight, registration) = Flight::launch(engine, own_file, disk.file.clone(), depth, table);
         FileChannel { flight, _registration: registration, core: core.clone(), retry_at: Cell::new(None) }
     }
 }

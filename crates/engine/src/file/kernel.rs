@@ -26,6 +26,9 @@ pub(super) trait Landing: Sized {
 /// A file, and the memory of everything in flight to and from it.
 pub(super) struct Flight<L> {
     file: Arc<File>,
+    /// The same, as the volume has it open: of a block device it is the one exclusive handle, and only through that
+    /// are ranges zeroed which have dirty pages.
+    exclusive: Arc<File>,
     holds: RefCell<Vec<Hold>>,
     /// Weak, because the ring keeps this flight and the registration keeps the ring.
     registration: OnceCell<Weak<Registration>>,
@@ -60,11 +63,12 @@ impl<L: Landing + 'static> Flight<L> {
     pub(super) fn launch(
         core: &EngineCore,
         file: Arc<File>,
+        exclusive: Arc<File>,
         slots: u32,
         landing: L,
     ) -> (Rc<Flight<L>>, Rc<Registration>) {
         let holds = RefCell::new((0..slots).map(|_| Hold::default()).collect());
-        let flight = Rc::new(Flight { file, holds, registration: OnceCell::new(), landing });
+        let flight = Rc::new(Flight { file, exclusive, holds, registration: OnceCell::new(), landing });
         let registration = Rc::new(core.register(flight.clone()));
         flight.registration.get_or_init(|| Rc::downgrade(&registration));
         (flight, registration)
@@ -120,7 +124,7 @@ impl<L: Landing + 'static> Flight<L> {
 
     /// `fallocate(2)`, which the kernel always does on a thread of its own.
     pub(super) fn fallocate(&self, token: u32, mode: i32, offset: u64, len: u64) {
-        let fd = types::Fd(self.file.as_raw_fd());
+        let fd = types::Fd(self.exclusive.as_raw_fd());
         self.push(token, |_| opcode::Fallocate::new(fd, len).offset(offset).mode(mode).build());
     }
 
@@ -155,7 +159,7 @@ impl<L: Landing + 'static> Flight<L> {
         assert!(!hold.in_flight, "one entry a slot");
         let entry = build(hold);
         hold.in_flight = true;
-        // SAFETY: what `entry` names is the file, and the hold's memory and iovecs. This flight owns them, it is the
+        // SAFETY: what `entry` names is one of the files, and the hold's memory and iovecs. This flight owns them, it is the
         // completer that `registration` was made for, and while `in_flight` is set, nothing touches them: `complete`
         // alone clears it. The table of holds never grows, and an iovec's address does not depend on it.
         unsafe { registration.push(entry, token) }

@@ -14,8 +14,10 @@
 //! block. Before Linux 6.1, and where a file system does not tell, the unit is that of the block device below, or
 //! else 4096. Transfers whose memory is not aligned go through a buffer of the pool.
 //!
-//! **Registered files and buffers** are not used: they would save little (see `docs/decisions`), while their tables
-//! belong to a ring, which all volumes of a core share, and pool memory comes and goes.
+//! **Registered files and buffers** are not used: 4 KiB random reads at depth 32 by fio's io_uring engine cost
+//! 6.5 µs of processor time each without them, 6.0 µs with registered files and 5.8 µs with both, where three runs
+//! differed by 1 µs, and from the page cache 2.0 µs in every case (`--registerfiles`, `--fixedbufs`). For that their
+//! tables, which belong to a ring that all volumes of a core share, would have to follow every channel and buffer.
 //!
 //! **Errors.** Reading beyond the end of a file that was cut while it was served is a medium error, not zeroes.
 

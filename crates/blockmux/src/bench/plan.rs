@@ -1,0 +1,385 @@
+//! What the command line asks for, as lanes.
+
+use super::Args;
+use super::lane::{How, Lane, start_cores};
+use super::protocol::{self, PROTOCOLS, Protocol};
+use crate::failure::Failure;
+use crate::open::{self, Use};
+use blockmux_engine::cores::Cores;
+use blockmux_engine::reactor::PollPolicy;
+use blockmux_engine::sys;
+use blockmux_lab::ceiling::{Data, Transport, Variant};
+use blockmux_lab::generator::Bench;
+use blockmux_lab::job::{Job, Rw};
+use blockmux_lab::page::PublishedFigure;
+use blockmux_lab::suite::{Suite, SuiteRow, default_jobs};
+use blockmux_lab::{job_file, units};
+use blockmux_volume::{Spec, Volume};
+use indicatif::ProgressBar;
+use std::cell::OnceCell;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Lanes in the order in which they are shown, and what they share.
+pub(super) struct Plan {
+    pub(super) lanes: Vec<Lane>,
+    /// Rows of a suite that cannot be measured yet, and why.
+    pub(super) skipped: Vec<(String, String)>,
+    /// The suite's figures, in the order of the lanes.
+    pub(super) published: Vec<PublishedFigure>,
+    /// Volumes that are new and must be written once before reads of them mean anything.
+    fresh: Vec<Arc<dyn Volume>>,
+    ceiling_data: OnceCell<Data>,
+    /// Bytes that the ceiling's data has: as much as the volume, so that caches behave alike.
+    ceiling_bytes: usize,
+    cpus: usize,
+}
+
+/// A volume as the command line names it.
+struct Subject {
+    name: String,
+    volume: Arc<dyn Volume>,
+    /// The protocol of a URL.
+    remote: Option<&'static Protocol>,
+}
+
+impl Plan {
+    /// Opens the volumes and checks every job against them.
+    pub(super) fn make(args: &Args) -> Result<Plan, Failure> {
+        let (names, files): (Vec<&String>, Vec<&String>) = args.subjects.iter().partition(|word| word.contains(':'));
+        let policies = policies(&args.poll)?;
+        let mut plan = Plan {
+            lanes: Vec::new(),
+            skipped: Vec::new(),
+            published: Vec::new(),
+            fresh: Vec::new(),
+            ceiling_data: OnceCell::new(),
+            ceiling_bytes: 0,
+            cpus: sys::allowed_cpus().map_or(1, |cpus| cpus.len()),
+        };
+        let jobs = jobs(args, &files)?;
+        let names_in_files = jobs.iter().filter_map(|(_, target)| target.as_deref());
+        let mut subjects = Vec::new();
+        for name in names.into_iter().map(String::as_str).chain(names_in_files) {
+            if subjects.iter().all(|subject: &Subject| subject.name != name) {
+                subjects.push(plan.open(name)?);
+            }
+        }
+        if subjects.is_empty() {
+            subjects.push(plan.open(&default_volume(args)?)?);
+        }
+        match &args.suite {
+            Some(name) => plan.add_suite(name, args, &subjects, &policies)?,
+            None => {
+                for (job, target) in &jobs {
+                    let wanted = |subject: &&Subject| target.as_deref().is_none_or(|name| name == subject.name);
+                    plan.add_job(job, subjects.iter().filter(wanted), &policies, args);
+                }
+            }
+        }
+        plan.check()?;
+        Ok(plan)
+    }
+
+    fn open(&mut self, name: &str) -> Result<Subject, Failure> {
+        let spec: Spec = name.parse().map_err(Failure::request)?;
+        let opened = open::open(&spec, Use { read_only: false, connections: 1 })?;
+        if opened.is_fresh {
+            self.fresh.push(opened.volume.clone());
+        }
+        let size = usize::try_from(opened.volume.info().size).unwrap_or(usize::MAX);
+        self.ceiling_bytes = self.ceiling_bytes.max(size.min(MOST_CEILING_BYTES));
+        let remote = if opened.is_remote { protocol::of_url(name) } else { None };
+        Ok(Subject { name: name.to_owned(), volume: opened.volume, remote })
+    }
+
+    /// One job's lanes: each subject, then the ceilings of every protocol among them.
+    fn add_job<'a>(
+        &mut self,
+        job: &Job,
+        subjects: impl Iterator<Item = &'a Subject>,
+        policies: &[PollPolicy],
+        args: &Args,
+    ) {
+        let mut protocols: Vec<(&'static Protocol, Transport)> = Vec::new();
+        for subject in subjects {
+            let mut add = |how| self.lanes.push(Lane { how, job: job.clone(), target: subject.name.clone() });
+            match subject.remote {
+                Some(protocol) => {
+                    policies.iter().for_each(|&poll| add(How::Remote(protocol, subject.volume.clone(), poll)));
+                    let transport = if subject.name.contains("+unix") { Transport::Unix } else { Transport::Tcp };
+                    protocols.push((protocol, transport));
+                }
+                None => {
+                    add(How::Local(subject.volume.clone()));
+                    for protocol in PROTOCOLS {
+                        policies.iter().for_each(|&poll| add(How::Served(protocol, subject.volume.clone(), poll)));
+                        protocols.push((protocol, Transport::Tcp));
+                    }
+                }
+            }
+        }
+        self.add_ceilings(job, protocols, args);
+    }
+
+    fn add_ceilings(&mut self, job: &Job, mut protocols: Vec<(&'static Protocol, Transport)>, args: &Args) {
+        // A discard moves no data, and a ceiling of verifying would be something else again.
+        if args.no_ceiling || matches!(job.rw, Rw::Trim | Rw::RandTrim) || job.verify.is_some() {
+            return;
+        }
+        protocols.dedup_by_key(|(protocol, transport)| (protocol.name, *transport == Transport::Unix));
+        for (protocol, transport) in protocols {
+            for variant in [Variant::Sleeping, Variant::Spinning] {
+                let how = How::Ceiling(protocol, transport, variant);
+                self.lanes.push(Lane { how, job: job.clone(), target: String::new() });
+            }
+        }
+    }
+
+    fn add_suite(
+        &mut self,
+        name: &str,
+        args: &Args,
+        subjects: &[Subject],
+        policies: &[PollPolicy],
+    ) -> Result<(), Failure> {
+        let suite = Suite::by_name(name).map_err(|error| Failure::request(format!("--suite {error}")))?;
+        let [Subject { name: target, volume, remote: None }] = subjects else {
+            return Err(Failure::request("--suite measures one local volume; name one, as mem:1g, or none"));
+        };
+        let times = times(args)?;
+        let rows = suite.rows(times.runtime_ms, times.ramp_time_ms);
+        for (at, row) in rows.iter().enumerate() {
+            self.published.extend(row.published.iter().map(|figure| PublishedFigure {
+                study: suite.title.clone(),
+                label: format!("{}, {}", row.protocol, figure.label),
+                value: figure.value,
+                unit: figure.unit.to_string(),
+                rw: row.job.rw,
+                bs: row.job.bs,
+                iodepth: row.job.iodepth,
+                protocol: row.protocol.clone(),
+            }));
+            let mut add = |how| self.lanes.push(Lane { how, job: row.job.clone(), target: target.clone() });
+            match protocol::by_name(&row.protocol) {
+                Some(protocol) => {
+                    policies.iter().for_each(|&poll| add(How::Served(protocol, volume.clone(), poll)));
+                }
+                None if row.protocol == "local" => add(How::Local(volume.clone())),
+                None => self.skip(row),
+            }
+            let is_last_of_job = rows.get(at + 1).is_none_or(|next| next.job != row.job);
+            if is_last_of_job {
+                let all = PROTOCOLS.iter().map(|protocol| (protocol, Transport::Tcp)).collect();
+                self.add_ceilings(&row.job, all, args);
+            }
+        }
+        Ok(())
+    }
+
+    fn skip(&mut self, row: &SuiteRow) {
+        let reason = format!("{} is not in this Blockmux yet", row.protocol);
+        self.skipped.push((format!("{}, {}", row.protocol, row.job.name), reason));
+    }
+
+    /// Whether every job fits its volume, before any of them runs.
+    fn check(&self) -> Result<(), Failure> {
+        for lane in &self.lanes {
+            if let How::Local(volume) | How::Served(_, volume, _) | How::Remote(_, volume, _) = &lane.how {
+                let info = volume.info();
+                lane.job.validate(info.size, info.logical_block).map_err(Failure::request)?;
+                if info.read_only && lane.job.rw.changes_content() {
+                    let text = format!("{}: is read-only, and {} writes", lane.target, lane.job.rw.name());
+                    return Err(Failure::request(text));
+                }
+            }
+        }
+        if self.lanes.is_empty() {
+            return Err(Failure::request("nothing to measure; name a volume, as mem:1g"));
+        }
+        Ok(())
+    }
+
+    /// Writes every new volume once: memory that was never touched, and holes in files, answer like nothing else.
+    pub(super) fn prepare(&self, bar: &ProgressBar) -> Result<(), Failure> {
+        for volume in &self.fresh {
+            bar.set_message("writing the new volume once");
+            let initiator = self.initiator_cores(PollPolicy::Never, 1)?;
+            let job = Job { name: "fill".to_owned(), rw: Rw::Write, bs: FILL_BS, iodepth: 8, ..Job::default() };
+            let bench = Bench { job: &job, volume, own_buffers: true, initiator: &initiator, target: None, progress: &|_| {} };
+            bench.fill().map_err(|error| Failure::run(format!("cannot fill the volume: {error}")))?;
+        }
+        bar.set_message("preparing the ceiling's data");
+        if self.lanes.iter().any(|lane| matches!(lane.how, How::Ceiling(..))) {
+            self.ceiling_data()?;
+        }
+        Ok(())
+    }
+
+    /// The region that the ceiling reads from.
+    pub(super) fn ceiling_data(&self) -> Result<&Data, Failure> {
+        if let Some(data) = self.ceiling_data.get() {
+            return Ok(data);
+        }
+        let largest = self.lanes.iter().map(|lane| lane.job.bs as usize).max().unwrap_or(0);
+        let data = Data::new(self.ceiling_bytes.max(largest)).map_err(Failure::run)?;
+        Ok(self.ceiling_data.get_or_init(|| data))
+    }
+
+    /// Cores for the target's side: the first half of the processors at most.
+    pub(super) fn target_cores(&self, policy: PollPolicy, numjobs: u32) -> Result<Cores, Failure> {
+        start_cores(self.cores_a_side(numjobs), self.pin(0), policy)
+    }
+
+    /// Cores for the initiator's side: behind the target's.
+    pub(super) fn initiator_cores(&self, policy: PollPolicy, numjobs: u32) -> Result<Cores, Failure> {
+        let count = self.cores_a_side(numjobs);
+        start_cores(count, self.pin(count), policy)
+    }
+
+    /// Processors of the ceiling's two threads, by their numbers.
+    pub(super) fn ceiling_cpus(&self) -> (Option<usize>, Option<usize>) {
+        match sys::allowed_cpus() {
+            Ok(cpus) if cpus.len() > 1 => (Some(cpus[0]), Some(cpus[1])),
+            _ => (None, None),
+        }
+    }
+
+    fn cores_a_side(&self, numjobs: u32) -> usize {
+        (self.cpus / 2).clamp(1, numjobs.max(1) as usize)
+    }
+
+    fn pin(&self, from: usize) -> Option<usize> {
+        (self.cpus > 1).then_some(from)
+    }
+}
+
+/// The jobs and, from job files, their volumes.
+fn jobs(args: &Args, files: &[&String]) -> Result<Vec<(Job, Option<String>)>, Failure> {
+    if args.suite.is_some() {
+        let shapes = [("rw", &args.rw), ("bs", &args.bs), ("iodepth", &args.iodepth), ("numjobs", &args.numjobs)];
+        if let Some((name, _)) = shapes.iter().find(|(_, values)| !values.is_empty()) {
+            return Err(Failure::request(format!("--{name} is set by the suite; leave one of them out")));
+        }
+        if !files.is_empty() {
+            return Err(Failure::request(format!("{}: a suite has its own jobs; leave one of them out", files[0])));
+        }
+        return Ok(Vec::new());
+    }
+    if !files.is_empty() {
+        return jobs_of_files(files);
+    }
+    let is_default = [&args.rw, &args.bs, &args.iodepth, &args.numjobs].iter().all(|values| values.is_empty());
+    let base = times(args)?;
+    let mut jobs = if is_default {
+        default_jobs(base.runtime_ms, base.ramp_time_ms)
+    } else {
+        vec![Job { rw: Rw::RandRead, ..base }]
+    };
+    for (key, values) in
+        [("numjobs", &args.numjobs), ("iodepth", &args.iodepth), ("bs", &args.bs), ("rw", &args.rw)]
+    {
+        jobs = combine(&jobs, key, values)?;
+    }
+    for job in &mut jobs {
+        for (key, value) in [
+            ("size", &args.size),
+            ("offset", &args.offset),
+            ("rwmixread", &args.rwmixread),
+            ("fsync", &args.fsync),
+            ("randseed", &args.randseed),
+            ("verify", &args.verify),
+        ] {
+            set(job, key, value.as_deref())?;
+        }
+        if !is_default {
+            job.name = name_of(job);
+        }
+    }
+    Ok(jobs.into_iter().map(|job| (job, None)).collect())
+}
+
+fn jobs_of_files(files: &[&String]) -> Result<Vec<(Job, Option<String>)>, Failure> {
+    let mut jobs = Vec::new();
+    for file in files {
+        let text = std::fs::read_to_string(Path::new(file)).map_err(|error| {
+            Failure::request(format!("{file}: not a volume (as mem:1g), and no job file either: {error}"))
+        })?;
+        let env = |name: &str| std::env::var(name).ok();
+        let found = job_file::parse(&text, file, env).map_err(Failure::request)?;
+        jobs.extend(found.into_iter().map(|found| (found.job, found.target)));
+    }
+    Ok(jobs)
+}
+
+/// Every job with every value.
+fn combine(jobs: &[Job], key: &str, values: &[String]) -> Result<Vec<Job>, Failure> {
+    if values.is_empty() {
+        return Ok(jobs.to_vec());
+    }
+    let mut combined = Vec::new();
+    for value in values {
+        for job in jobs {
+            let mut job = job.clone();
+            set(&mut job, key, Some(value))?;
+            combined.push(job);
+        }
+    }
+    Ok(combined)
+}
+
+fn set(job: &mut Job, key: &str, value: Option<&str>) -> Result<(), Failure> {
+    value.map_or(Ok(()), |value| job.set(key, value)).map_err(|error| Failure::request(format!("--{error}")))
+}
+
+/// A job with the times that are asked for.
+fn times(args: &Args) -> Result<Job, Failure> {
+    let mut job = Job { runtime_ms: DEFAULT_RUNTIME_MS, ramp_time_ms: DEFAULT_RAMP_MS, ..Job::default() };
+    set(&mut job, "runtime", args.runtime.as_deref())?;
+    set(&mut job, "ramp_time", args.ramp_time.as_deref())?;
+    Ok(job)
+}
+
+fn name_of(job: &Job) -> String {
+    let bs = match job.bs {
+        bs if bs.is_multiple_of(1 << 20) => format!("{}m", bs >> 20),
+        bs if bs.is_multiple_of(1 << 10) => format!("{}k", bs >> 10),
+        bs => bs.to_string(),
+    };
+    let workers = if job.numjobs > 1 { format!("-x{}", job.numjobs) } else { String::new() };
+    format!("{}-{bs}-qd{}{workers}", job.rw.name(), job.iodepth)
+}
+
+fn policies(names: &[String]) -> Result<Vec<PollPolicy>, Failure> {
+    if names.is_empty() {
+        return Ok(vec![PollPolicy::ADAPTIVE]);
+    }
+    let known = [PollPolicy::ADAPTIVE, PollPolicy::Always, PollPolicy::Never];
+    names
+        .iter()
+        .map(|name| {
+            let found = known.into_iter().find(|policy| policy.name() == name);
+            found.ok_or_else(|| Failure::request(format!("--poll {name}: is adaptive, always or never")))
+        })
+        .collect()
+}
+
+/// A RAM volume of `--size`, or one that leaves the machine most of its memory.
+fn default_volume(args: &Args) -> Result<String, Failure> {
+    let size = match args.size.as_deref().map(units::parse_size) {
+        Some(Ok(units::Size::Bytes(bytes))) if args.offset.is_none() => bytes,
+        Some(Err(why)) => return Err(Failure::request(format!("--size {}: {why}", args.size.clone().unwrap_or_default()))),
+        _ => {
+            let memory = blockmux_lab::result::Machine::here().memory_bytes;
+            (memory / 8).clamp(LEAST_VOLUME, MOST_VOLUME)
+        }
+    };
+    Ok(format!("mem:{size}"))
+}
+
+const DEFAULT_RUNTIME_MS: u64 = 1000;
+const DEFAULT_RAMP_MS: u64 = 200;
+const LEAST_VOLUME: u64 = 64 << 20;
+const MOST_VOLUME: u64 = 1 << 30;
+const MOST_CEILING_BYTES: usize = 1 << 30;
+const FILL_BS: u32 = 1 << 20;

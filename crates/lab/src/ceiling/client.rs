@@ -1,0 +1,213 @@
+//! The side that asks, and measures.
+
+use super::flow::{Inflow, Kind, Lengths, Messages, Outflow, RECEIVE_BUFFER, Received, receive};
+use super::waiter::Waiter;
+use super::window::{CpuTime, Window};
+use super::{CeilingError, CeilingJob, sockets, system};
+use crate::histogram::Histogram;
+use crate::pattern::Random;
+use crate::result::{Direction, Run};
+use rustix::io::Errno;
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+struct Connection {
+    socket: OwnedFd,
+    inflow: Inflow,
+    outflow: Outflow,
+    /// Oldest first, which is the order of replies: when it was asked, and what.
+    asked: VecDeque<(Instant, Kind)>,
+}
+
+/// Asks until the measured time is over, then closes the window and the connections.
+pub(super) fn ask(
+    job: &CeilingJob,
+    written: &[u8],
+    sockets: Vec<OwnedFd>,
+    window: &Window,
+) -> Result<Run, CeilingError> {
+    sockets::pin(job.client_cpu)?;
+    let (bs, depth, shape) = (job.bs as usize, job.iodepth as usize, job.shape);
+    let reads = Kind::Read.heads(shape.read_request, depth);
+    let writes = Kind::Write.heads(shape.write_request_head, depth);
+    let mut client = Client {
+        depth,
+        bs: job.bs,
+        lengths: Lengths { read: shape.read_reply_head + bs, write: shape.write_reply },
+        requests: Messages::new(
+            Kind::Write,
+            (&writes, shape.write_request_head),
+            (&reads, shape.read_request),
+            written,
+            bs,
+        ),
+        choice: Choice {
+            random: Random(SEED),
+            percent_reads: job.percent_reads()?,
+            bs,
+            len: written.len(),
+            at: 0,
+        },
+        buffer: vec![0; RECEIVE_BUFFER],
+        reads: Histogram::new(),
+        writes: Histogram::new(),
+    };
+    let mut waiter = Waiter::new(job.variant, &sockets).map_err(|error| system("use epoll", error))?;
+    let mut connections: Vec<Connection> = sockets
+        .into_iter()
+        .map(|socket| Connection {
+            socket,
+            inflow: Inflow::new(),
+            outflow: Outflow::new(depth),
+            asked: VecDeque::with_capacity(depth),
+        })
+        .collect();
+
+    let ramp_end = Instant::now() + job.ramp;
+    client.work(&mut connections, &mut waiter, ramp_end)?;
+    client.forget_results();
+    let mut cpu = CpuTime::default();
+    window.open();
+    cpu.watch(window);
+    let begun = Instant::now();
+    client.work(&mut connections, &mut waiter, begun + job.runtime)?;
+    let runtime = begun.elapsed();
+    window.close();
+    cpu.watch(window);
+    Ok(client.run(runtime, cpu.total()))
+}
+
+struct Client<'a> {
+    depth: usize,
+    bs: u32,
+    lengths: Lengths,
+    requests: Messages<'a>,
+    choice: Choice,
+    buffer: Vec<u8>,
+    reads: Histogram,
+    writes: Histogram,
+}
+
+impl Client<'_> {
+    fn work(
+        &mut self,
+        connections: &mut [Connection],
+        waiter: &mut Waiter,
+        until: Instant,
+    ) -> Result<(), CeilingError> {
+        loop {
+            let now = Instant::now();
+            if now >= until {
+                return Ok(());
+            }
+            waiter.wait(Some(until - now)).map_err(|error| system("wait", error))?;
+            for (index, connection) in connections.iter_mut().enumerate() {
+                if waiter.is_ready(index) {
+                    let more = self.turn(connection)?;
+                    let blocked = !connection.outflow.is_empty();
+                    let turned = waiter.turned(index, &connection.socket, more, blocked);
+                    turned.map_err(|error| system("use epoll", error))?;
+                }
+            }
+        }
+    }
+
+    /// Takes replies, asks as much again. Answers whether there may be more replies.
+    #[inline]
+    fn turn(&mut self, connection: &mut Connection) -> Result<bool, CeilingError> {
+        let received = receive(&connection.socket, &mut self.buffer);
+        let mut more = false;
+        match received.map_err(|error| system("receive", error))? {
+            Received::Bytes(bytes, full) => {
+                more = full;
+                self.complete(connection, bytes)?;
+            }
+            Received::Nothing if connection.asked.len() == self.depth && connection.outflow.is_empty() => {
+                return Ok(false);
+            }
+            Received::Nothing => {}
+            Received::End => return Err(CeilingError::Ended("server")),
+        }
+        let missing = self.depth - connection.asked.len();
+        if missing > 0 {
+            let now = Instant::now();
+            for _ in 0..missing {
+                let (kind, at) = self.choice.next();
+                connection.asked.push_back((now, kind));
+                connection.outflow.push(kind, at);
+            }
+        }
+        match self.requests.send(&connection.socket, &mut connection.outflow) {
+            Ok(()) => Ok(more),
+            Err(Errno::PIPE | Errno::CONNRESET) => Err(CeilingError::Ended("server")),
+            Err(error) => Err(system("send", error)),
+        }
+    }
+
+    #[inline]
+    fn complete(&mut self, connection: &mut Connection, bytes: usize) -> Result<(), CeilingError> {
+        let now = Instant::now();
+        let mut in_step = true;
+        let whole = |kind| match connection.asked.pop_front() {
+            Some((asked, due)) if due == kind => {
+                let histogram = if kind == Kind::Read { &mut self.reads } else { &mut self.writes };
+                histogram.record((now - asked).as_nanos() as u64);
+            }
+            _ => in_step = false,
+        };
+        match connection.inflow.walk(&self.buffer[..bytes], self.lengths, whole) {
+            Ok(()) if in_step => Ok(()),
+            _ => Err(CeilingError::OutOfStep("client")),
+        }
+    }
+
+    fn forget_results(&mut self) {
+        self.reads.clear();
+        self.writes.clear();
+    }
+
+    fn run(&self, runtime: Duration, cpu: Option<Duration>) -> Run {
+        let direction = |histogram: &Histogram| Direction {
+            ios: histogram.count(),
+            bytes: histogram.count() * u64::from(self.bs),
+            latency: histogram.latency(),
+        };
+        Run {
+            runtime_ns: runtime.as_nanos() as u64,
+            read: direction(&self.reads),
+            write: direction(&self.writes),
+            initiator_cpu_ns: cpu.map(|time| time.as_nanos() as u64),
+            ..Run::default()
+        }
+    }
+}
+
+/// What is asked next.
+struct Choice {
+    random: Random,
+    percent_reads: u64,
+    bs: usize,
+    /// Bytes of the buffers that written data comes from, which are used in turn.
+    len: usize,
+    at: usize,
+}
+
+impl Choice {
+    #[inline]
+    fn next(&mut self) -> (Kind, usize) {
+        let is_read = match self.percent_reads {
+            100 => true,
+            0 => false,
+            percent => self.random.below(100) < percent,
+        };
+        if is_read {
+            return (Kind::Read, 0);
+        }
+        let at = self.at;
+        self.at = if at + 2 * self.bs <= self.len { at + self.bs } else { 0 };
+        (Kind::Write, at)
+    }
+}
+
+const SEED: u64 = 0xA5;

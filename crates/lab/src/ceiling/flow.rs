@@ -1,0 +1,271 @@
+//! Messages into a socket and out of it, without copying and without allocating.
+//!
+//! A message is a head, and data behind it in one of the two directions: replies to reads and requests to write. Its
+//! first byte says which kind it is, and its kind how long it is, so nothing else is ever looked at.
+
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
+use std::collections::VecDeque;
+use std::io::IoSlice;
+use std::os::fd::OwnedFd;
+
+/// The direction of an I/O.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Read,
+    Write,
+}
+
+/// What arrives at one side: how long the messages are.
+#[derive(Clone, Copy)]
+pub(super) struct Lengths {
+    pub(super) read: usize,
+    pub(super) write: usize,
+}
+
+/// How far one connection's input has got.
+pub(super) struct Inflow {
+    kind: Kind,
+    /// Bytes of that message that have not arrived; 0 between messages.
+    missing: usize,
+}
+
+/// One side's messages to send, shared by its connections.
+pub(super) struct Messages<'a> {
+    /// The kind that has data behind its head.
+    laden: Kind,
+    /// As many heads of each kind as are ever sent at once, end to end.
+    laden_heads: &'a [u8],
+    laden_head: usize,
+    bare_heads: &'a [u8],
+    bare_head: usize,
+    data: &'a [u8],
+    bs: usize,
+    iovecs: Vec<IoSlice<'a>>,
+}
+
+/// What one connection has yet to send.
+pub(super) struct Outflow {
+    queue: VecDeque<Message>,
+    /// Bytes of the first message that have been sent.
+    sent: usize,
+}
+
+#[derive(Clone, Copy)]
+struct Message {
+    kind: Kind,
+    /// Where its data begins, if it has any.
+    at: usize,
+}
+
+/// What one call received.
+pub(super) enum Received {
+    /// So many bytes, and whether the buffer came back full.
+    Bytes(usize, bool),
+    Nothing,
+    /// The peer has closed its side, orderly or not.
+    End,
+}
+
+/// A message began with a byte that no message begins with.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct OutOfStep;
+
+impl Kind {
+    /// `count` heads or whole messages of `len` bytes, end to end.
+    pub(super) fn heads(self, len: usize, count: usize) -> Vec<u8> {
+        let mut heads = vec![0; len * count];
+        heads.chunks_exact_mut(len).for_each(|head| head[0] = self.mark());
+        heads
+    }
+
+    fn mark(self) -> u8 {
+        match self {
+            Kind::Read => b'r',
+            Kind::Write => b'w',
+        }
+    }
+}
+
+impl Lengths {
+    fn of(self, kind: Kind) -> usize {
+        match kind {
+            Kind::Read => self.read,
+            Kind::Write => self.write,
+        }
+    }
+}
+
+impl Inflow {
+    pub(super) fn new() -> Inflow {
+        Inflow { kind: Kind::Read, missing: 0 }
+    }
+
+    /// Walks over bytes as they arrive and tells of each message that ends in them.
+    #[inline]
+    pub(super) fn walk(
+        &mut self,
+        mut bytes: &[u8],
+        lengths: Lengths,
+        mut whole: impl FnMut(Kind),
+    ) -> Result<(), OutOfStep> {
+        while let Some(first) = bytes.first() {
+            if self.missing == 0 {
+                self.kind = match first {
+                    b'r' => Kind::Read,
+                    b'w' => Kind::Write,
+                    _ => return Err(OutOfStep),
+                };
+                self.missing = lengths.of(self.kind);
+            }
+            let here = self.missing.min(bytes.len());
+            self.missing -= here;
+            bytes = &bytes[here..];
+            if self.missing == 0 {
+                whole(self.kind);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<'a> Messages<'a> {
+    /// Messages of kind `laden` carry `bs` bytes of `data`. `laden_heads` and `bare_heads` are [`Kind::heads`] with
+    /// the heads' own lengths, for as many messages as a connection ever has to send.
+    pub(super) fn new(
+        laden: Kind,
+        laden_heads: (&'a [u8], usize),
+        bare_heads: (&'a [u8], usize),
+        data: &'a [u8],
+        bs: usize,
+    ) -> Messages<'a> {
+        Messages {
+            laden,
+            laden_heads: laden_heads.0,
+            laden_head: laden_heads.1,
+            bare_heads: bare_heads.0,
+            bare_head: bare_heads.1,
+            data,
+            bs,
+            iovecs: Vec::with_capacity(MAX_IOVECS),
+        }
+    }
+
+    /// Sends what the socket takes; what is left then waits for room.
+    #[inline]
+    pub(super) fn send(&mut self, socket: &OwnedFd, outflow: &mut Outflow) -> rustix::io::Result<()> {
+        while !outflow.is_empty() {
+            let offered = self.gather(outflow);
+            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+            match sendmsg(socket, &self.iovecs, &mut SendAncillaryBuffer::default(), flags) {
+                Ok(sent) => {
+                    outflow.take(sent, |kind| self.length(kind));
+                    if sent < offered {
+                        break;
+                    }
+                }
+                Err(Errno::AGAIN) => break,
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Names the front of `outflow` in the iovecs. Returns how many bytes that is.
+    #[inline]
+    fn gather(&mut self, outflow: &Outflow) -> usize {
+        self.iovecs.clear();
+        let (mut offered, mut skip) = (0, outflow.sent);
+        // Heads without data that follow one another go as one piece: from where to where in `bare_heads`.
+        let (mut from, mut to) = (0, 0);
+        let mut laden_heads = self.laden_heads.chunks_exact(self.laden_head);
+        for message in &outflow.queue {
+            if message.kind == self.laden {
+                let has_run = to > from;
+                if self.iovecs.len() + usize::from(has_run) + 2 > MAX_IOVECS {
+                    break;
+                }
+                if has_run {
+                    self.iovecs.push(IoSlice::new(&self.bare_heads[from..to]));
+                    from = to;
+                }
+                let head = laden_heads.next().unwrap_or(self.laden_heads);
+                let data = &self.data[message.at..][..self.bs];
+                if skip < head.len() {
+                    self.iovecs.push(IoSlice::new(&head[skip..]));
+                    self.iovecs.push(IoSlice::new(data));
+                } else {
+                    self.iovecs.push(IoSlice::new(&data[skip - head.len()..]));
+                }
+                offered += head.len() + data.len() - skip;
+            } else {
+                // The run that this begins or goes on with needs a place at the end.
+                if self.iovecs.len() == MAX_IOVECS {
+                    break;
+                }
+                from += skip;
+                to += self.bare_head;
+                offered += self.bare_head - skip;
+            }
+            skip = 0;
+        }
+        if to > from {
+            self.iovecs.push(IoSlice::new(&self.bare_heads[from..to]));
+        }
+        offered
+    }
+
+    #[inline]
+    fn length(&self, kind: Kind) -> usize {
+        if kind == self.laden { self.laden_head + self.bs } else { self.bare_head }
+    }
+}
+
+impl Outflow {
+    /// Room for `depth` messages, which must be all that are ever queued.
+    pub(super) fn new(depth: usize) -> Outflow {
+        Outflow { queue: VecDeque::with_capacity(depth), sent: 0 }
+    }
+
+    /// Queues a message; `at` is where its data begins if its kind has any.
+    #[inline]
+    pub(super) fn push(&mut self, kind: Kind, at: usize) {
+        self.queue.push_back(Message { kind, at });
+    }
+
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    #[inline]
+    fn take(&mut self, bytes: usize, length: impl Fn(Kind) -> usize) {
+        self.sent += bytes;
+        while let Some(first) = self.queue.front() {
+            let len = length(first.kind);
+            if self.sent < len {
+                break;
+            }
+            self.sent -= len;
+            self.queue.pop_front();
+        }
+    }
+}
+
+/// Receives once.
+#[inline]
+pub(super) fn receive(socket: &OwnedFd, buffer: &mut [u8]) -> rustix::io::Result<Received> {
+    let room = buffer.len();
+    match recv(socket, buffer, RecvFlags::DONTWAIT) {
+        Ok((_, 0)) | Err(Errno::CONNRESET) => Ok(Received::End),
+        Ok((_, bytes)) => Ok(Received::Bytes(bytes, bytes == room)),
+        Err(Errno::AGAIN | Errno::INTR) => Ok(Received::Nothing),
+        Err(error) => Err(error),
+    }
+}
+
+/// Large enough for all that a deep queue of small messages leaves in a socket.
+pub(super) const RECEIVE_BUFFER: usize = 256 << 10;
+/// Pieces in one gathering call, as in the engine.
+const MAX_IOVECS: usize = 256;

@@ -1,0 +1,281 @@
+//! The ceiling: what any protocol on plain sockets could reach at best on this machine.
+//!
+//! Two threads exchange messages of a protocol's sizes and nothing else: no parsing beyond a message's first byte, no
+//! session, no volume. What a protocol's row reaches is shown as a share of it.
+//!
+//! ```text
+//!   client: iodepth in flight a connection   ──requests──▶   server: recv once, count whole requests,
+//!   recv once, time, ask again, send once    ◀──replies───   send all replies with one sendmsg
+//! ```
+//! Reads are answered from random blocks of a region as large as a volume ([`Data`]), so that caches help neither
+//! less nor more than with a volume in RAM. Written data is received and dropped. There is no order of offsets that
+//! could matter beyond that, so sequential jobs do the same as random ones, which overstates no protocol's share.
+//!
+//! # What was measured to be fastest
+//! Medians and maxima of 5 to 14 short alternating runs on two cores that other programs used as well, so differences
+//! under 10% were taken for ties:
+//! - A send is not capped. At 64 KiB and less it ties for 4 KiB replies at depth 32, costs 10% at depth 128, and a
+//!   quarter of the rate for 64 KiB replies.
+//! - A receive buffer of 256 KiB on both sides. 64 KiB at the server ties; at the client it costs CPU with large
+//!   replies.
+//!
+//! Not settled by measuring here, as noise was larger than any difference:
+//! - TCP's send buffer is left to the system; that of Unix sockets is fixed, so it is made as large as in the engine.
+//! - Data lies in huge pages because that of volumes in RAM does; the ceiling would hang too low otherwise.
+//! - Room in a socket is asked of epoll only while output waits for it: Unix sockets wake for each message taken.
+
+use crate::job::{Job, MAX_BS, MAX_IODEPTH, MAX_NUMJOBS, Rw};
+use crate::result;
+use memmap2::{Advice, MmapMut};
+use std::io;
+use std::time::Duration;
+
+mod client;
+mod flow;
+mod server;
+mod sockets;
+mod waiter;
+mod window;
+
+/// Bytes that a protocol needs around the data: one request and its reply, for each direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MessageShape {
+    /// A request to read, whole.
+    pub read_request: usize,
+    /// What precedes the data in the reply to it.
+    pub read_reply_head: usize,
+    /// What precedes the data in a request to write.
+    pub write_request_head: usize,
+    /// The reply to it, whole.
+    pub write_reply: usize,
+}
+
+/// What both sides do when there is nothing to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Variant {
+    /// Sleep in epoll.
+    Sleeping,
+    /// Look again.
+    Spinning,
+}
+
+/// The sockets in between.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Transport {
+    /// TCP over loopback.
+    Tcp,
+    /// Unix stream sockets.
+    Unix,
+}
+
+/// One measurement of the ceiling.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CeilingJob {
+    /// Message sizes.
+    pub shape: MessageShape,
+    /// Reads, writes or both; there are no discards here.
+    pub rw: Rw,
+    /// Per cent of reads in a mixed pattern.
+    pub rwmixread: u8,
+    /// Bytes of data in each message that has data.
+    pub bs: u32,
+    /// Requests in flight for each connection.
+    pub iodepth: u32,
+    /// Connections, all of them served by one thread and used by one other.
+    pub connections: u32,
+    /// Time before measuring starts.
+    pub ramp: Duration,
+    /// Measured time.
+    pub runtime: Duration,
+    /// Sleeping or spinning.
+    pub variant: Variant,
+    /// Sockets.
+    pub transport: Transport,
+    /// Bytes of the region that read data comes from.
+    pub data_bytes: usize,
+    /// Processor of the serving thread; `None`: wherever the system puts it.
+    pub server_cpu: Option<usize>,
+    /// Processor of the asking thread.
+    pub client_cpu: Option<usize>,
+}
+
+/// Why the ceiling could not be measured.
+#[derive(Debug, thiserror::Error)]
+pub enum CeilingError {
+    /// The job makes no sense.
+    #[error("ceiling: {0}")]
+    Job(String),
+    /// The system refused something that the run needs.
+    #[error("ceiling: cannot {what}: {source}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// Why not.
+        source: io::Error,
+    },
+    /// A thread cannot run on the processor that was asked for.
+    #[error("ceiling: cannot run on processor {cpu}: {source}")]
+    Pin {
+        /// The processor.
+        cpu: usize,
+        /// Why not.
+        source: io::Error,
+    },
+    /// What arrived is no message, or not the one that is due.
+    #[error("ceiling: the {0} received something out of step")]
+    OutOfStep(&'static str),
+    /// One side's connections ended before the measured time did.
+    #[error("ceiling: the {0} ended before its time")]
+    Ended(&'static str),
+}
+
+/// The region that read data comes from, touched once so that no run pays for its first use.
+///
+/// Making one takes a fraction of a second for each GiB; several runs may share it.
+pub struct Data {
+    map: MmapMut,
+}
+
+impl CeilingJob {
+    /// The ceiling of `job` with messages of `shape`: over TCP, data from [`DATA_BYTES`], no thread bound to a
+    /// processor.
+    #[must_use]
+    pub fn new(job: &Job, shape: MessageShape, variant: Variant) -> CeilingJob {
+        CeilingJob {
+            shape,
+            rw: job.rw,
+            rwmixread: job.rwmixread,
+            bs: job.bs,
+            iodepth: job.iodepth,
+            connections: job.numjobs,
+            ramp: Duration::from_millis(job.ramp_time_ms),
+            runtime: Duration::from_millis(job.runtime_ms),
+            variant,
+            transport: Transport::Tcp,
+            data_bytes: DATA_BYTES,
+            server_cpu: None,
+            client_cpu: None,
+        }
+    }
+
+    /// Per cent of reads.
+    fn percent_reads(&self) -> Result<u64, CeilingError> {
+        match self.rw {
+            Rw::Read | Rw::RandRead => Ok(100),
+            Rw::Write | Rw::RandWrite => Ok(0),
+            Rw::ReadWrite | Rw::RandRw => Ok(self.rwmixread.into()),
+            Rw::Trim | Rw::RandTrim => {
+                Err(CeilingError::Job(format!("rw={} moves no data over a socket", self.rw.name())))
+            }
+        }
+    }
+
+    fn check(&self) -> Result<(), CeilingError> {
+        let shape = self.shape;
+        let messages =
+            [shape.read_request, shape.read_reply_head, shape.write_request_head, shape.write_reply];
+        let bounds = [
+            ("bs", self.bs, MAX_BS),
+            ("iodepth", self.iodepth, MAX_IODEPTH),
+            ("numjobs", self.connections, MAX_NUMJOBS),
+        ];
+        for (name, value, max) in bounds {
+            if !(1..=max).contains(&value) {
+                return Err(CeilingError::Job(format!("{name}={value} is not between 1 and {max}")));
+            }
+        }
+        if messages.iter().any(|bytes| !(1..=MAX_MESSAGE).contains(bytes)) {
+            return Err(CeilingError::Job(format!("a message has between 1 and {MAX_MESSAGE} bytes")));
+        }
+        if self.rwmixread > 100 {
+            return Err(CeilingError::Job(format!("rwmixread={} is more than 100", self.rwmixread)));
+        }
+        if self.runtime.is_zero() {
+            return Err(CeilingError::Job("runtime=0 measures nothing".into()));
+        }
+        self.percent_reads().map(|_| ())
+    }
+}
+
+impl Data {
+    /// A region of `bytes`, in huge pages where the system has them, as volumes in RAM are.
+    ///
+    /// # Errors
+    /// If there is not that much memory.
+    pub fn new(bytes: usize) -> Result<Data, CeilingError> {
+        let mut map = MmapMut::map_anon(bytes.max(1)).map_err(|source| system("get memory", source))?;
+        // A hint: without huge pages all works the same.
+        let _ = map.advise(Advice::HugePage);
+        // Something else than zeroes: pages that were only ever read are all one page of zeroes.
+        map.fill(FILLING);
+        Ok(Data { map })
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &self.map
+    }
+}
+
+/// Measures the ceiling once.
+///
+/// # Errors
+/// If the job makes no sense, or the system refuses memory, sockets, threads or processors. Never hangs: each side
+/// ends when the other one does.
+pub fn run(job: &CeilingJob) -> Result<result::Run, CeilingError> {
+    job.check()?;
+    run_over(job, &Data::new(job.data_bytes)?)
+}
+
+/// Measures the ceiling once over `data`, whatever [`CeilingJob::data_bytes`] says.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_over(job: &CeilingJob, data: &Data) -> Result<result::Run, CeilingError> {
+    job.check()?;
+    let bs = job.bs as usize;
+    if data.bytes().len() < bs {
+        return Err(CeilingError::Job(format!("data of {} bytes has no block of {bs}", data.bytes().len())));
+    }
+    // An initiator's buffers, one for each request in flight unless that is more than it can matter for.
+    let buffers = (job.iodepth as usize).min((MAX_WRITE_BUFFERS / bs).max(1));
+    let written = Data::new(if job.percent_reads()? < 100 { buffers * bs } else { bs })?;
+    let (server_sockets, client_sockets) = sockets::connect(job)?;
+    let window = window::Window::new();
+    std::thread::scope(|scope| {
+        let server = std::thread::Builder::new()
+            .name("ceiling-server".into())
+            .spawn_scoped(scope, || server::serve(job, data.bytes(), server_sockets, &window))
+            .map_err(|source| system("start a thread", source));
+        let client = std::thread::Builder::new()
+            .name("ceiling-client".into())
+            .spawn_scoped(scope, || client::ask(job, written.bytes(), client_sockets, &window))
+            .map_err(|source| system("start a thread", source));
+        // A thread that did not start has dropped its sockets, which ends the other one; so does one that panics.
+        let client = client.and_then(|thread| thread.join().unwrap_or(Err(CeilingError::Ended("client"))));
+        let server = server.and_then(|thread| thread.join().unwrap_or(Err(CeilingError::Ended("server"))));
+        match (client, server) {
+            (Ok(found), Ok(target_cpu)) => {
+                let target_cpu_ns = Some(target_cpu.as_nanos() as u64);
+                Ok(result::Run { target_cpu_ns, ..found })
+            }
+            // Of the two, the one that only noticed the other's end says less.
+            (Err(error), Ok(_))
+            | (Err(CeilingError::Ended(_)) | Ok(_), Err(error))
+            | (Err(error), Err(_)) => Err(error),
+        }
+    })
+}
+
+fn system(what: &'static str, source: impl Into<io::Error>) -> CeilingError {
+    CeilingError::System { what, source: source.into() }
+}
+
+/// Size of the usual data region: a volume that no processor cache holds.
+pub const DATA_BYTES: usize = 1 << 30;
+/// The longest head or reply; those of real protocols are below 256 bytes.
+const MAX_MESSAGE: usize = 4096;
+const MAX_WRITE_BUFFERS: usize = 64 << 20;
+const FILLING: u8 = 0xA5;
+
+#[cfg(test)]
+mod tests;

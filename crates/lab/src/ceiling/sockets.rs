@@ -1,0 +1,62 @@
+//! Connected pairs of non-blocking sockets, and threads bound to processors.
+
+use super::{CeilingError, CeilingJob, Transport, system};
+use rustix::net::sockopt;
+use rustix::thread::{CpuSet, sched_setaffinity};
+use std::io;
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+
+/// The server's ends and the client's ends.
+pub(super) fn connect(job: &CeilingJob) -> Result<(Vec<OwnedFd>, Vec<OwnedFd>), CeilingError> {
+    let pairs = match job.transport {
+        Transport::Tcp => tcp_pairs(job.connections),
+        Transport::Unix => (0..job.connections).map(|_| unix_pair()).collect(),
+    };
+    let pairs: Vec<(OwnedFd, OwnedFd)> = pairs.map_err(|source| system("connect", source))?;
+    Ok(pairs.into_iter().unzip())
+}
+
+/// Binds the calling thread to a processor.
+pub(super) fn pin(cpu: Option<usize>) -> Result<(), CeilingError> {
+    let Some(cpu) = cpu else { return Ok(()) };
+    if cpu >= CpuSet::MAX_CPU {
+        return Err(CeilingError::Pin { cpu, source: io::ErrorKind::InvalidInput.into() });
+    }
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    sched_setaffinity(None, &set).map_err(|error| CeilingError::Pin { cpu, source: error.into() })
+}
+
+fn tcp_pairs(count: u32) -> io::Result<Vec<(OwnedFd, OwnedFd)>> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let address = listener.local_addr()?;
+    (0..count)
+        .map(|_| {
+            let client = TcpStream::connect(address)?;
+            let (server, peer) = listener.accept()?;
+            if peer != client.local_addr()? {
+                // Some other program found the port.
+                return Err(io::ErrorKind::AddrInUse.into());
+            }
+            for stream in [&server, &client] {
+                stream.set_nodelay(true)?;
+                stream.set_nonblocking(true)?;
+            }
+            Ok((server.into(), client.into()))
+        })
+        .collect()
+}
+
+fn unix_pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    let (server, client) = UnixStream::pair()?;
+    for stream in [&server, &client] {
+        stream.set_nonblocking(true)?;
+        sockopt::set_socket_send_buffer_size(stream, UNIX_BUFFER)?;
+    }
+    Ok((server.into(), client.into()))
+}
+
+/// A Unix socket's buffer does not grow by itself, and the usual one holds 30 replies of 4 KiB.
+const UNIX_BUFFER: usize = 1 << 20;
