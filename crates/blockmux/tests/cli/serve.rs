@@ -146,6 +146,34 @@ fn a_port_in_use_is_named_with_a_way_out() {
 }
 
 #[test]
+fn without_a_listener_it_is_nbd_on_loopback_at_its_own_port() {
+    // Whoever has the port, this test or another program: it is asked for, and the way out is told.
+    let _taken = TcpListener::bind("127.0.0.1:10809");
+    let output = blockmux(["serve", "mem:1m"]);
+    let said = text(&output.stderr);
+    assert!(
+        said.starts_with("blockmux: cannot listen on 127.0.0.1:10809: another program listens there; "),
+        "{said}"
+    );
+    assert!(said.ends_with("such as --nbd 127.0.0.1:0\n"), "{said}");
+    assert_eq!(output.status.code(), Some(2));
+}
+
+#[test]
+fn a_file_that_another_daemon_writes_is_refused_and_may_be_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let spec = format!("file:{}?size=1m", directory.path().join("disk.img").display());
+    let _first = Daemon::serve(&[&spec]);
+    let output = blockmux(["serve", &spec, "--nbd", ":0"]);
+    let said = text(&output.stderr);
+    assert!(
+        said.ends_with("is in use by another program that locked it; stop that one, or give ?readonly=on\n")
+    );
+    assert_eq!((said.lines().count(), output.status.code()), (1, Some(2)));
+    Daemon::serve(&[&spec, "--read-only"]);
+}
+
+#[test]
 fn nothing_is_created_for_a_daemon_that_cannot_listen() {
     let directory = tempfile::tempdir().unwrap();
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
