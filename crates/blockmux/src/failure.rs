@@ -49,8 +49,15 @@ pub(crate) fn from_command_line(error: &clap::Error) -> Failure {
     let text = text.strip_prefix("error: ").unwrap_or(&text);
     let mut parts = text.split("\n\n").map(str::trim);
     let what = parts.next().unwrap_or_default();
-    // The usage and a word on help follow; only a tip is of use in one line.
-    let tip = parts.find_map(|part| part.strip_prefix("tip: "));
-    let tip = tip.and_then(|tip| tip.lines().next()).unwrap_or("--help shows what there is");
-    Failure::request(format!("{what}; {tip}"))
+    if matches!(error.kind(), ErrorKind::ValueValidation | ErrorKind::InvalidValue) {
+        // It says what to write.
+        return Failure::request(what);
+    }
+    // The usage and a word on help follow; in one line, only a similar name is of use.
+    let similar = parts.find_map(|part| part.strip_prefix("tip: a similar"));
+    let similar = similar.and_then(|tip| tip.lines().next());
+    Failure::request(match similar {
+        Some(tip) => format!("{what}; a similar{tip}"),
+        None => format!("{what}; --help shows what there is"),
+    })
 }

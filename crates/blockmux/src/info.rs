@@ -95,15 +95,10 @@ fn volume_text(spec: &Spec, info: &VolumeInfo) -> String {
         (false, true) => "writes are stable after a flush",
         (false, false) => "none; completed writes are stable",
     };
-    let discard = match info.discard_granularity {
-        0 => "does nothing".to_owned(),
-        granularity => format!("in units of {granularity}"),
-    };
     let rows = [
         ("size", both_sizes(info.size)),
         ("blocks", format!("logical {}, physical {}", info.logical_block, info.physical_block)),
         ("cache", cache.to_owned()),
-        ("discard", discard),
     ];
     table(&spec.to_string(), &rows)
 }
@@ -116,7 +111,6 @@ fn volume_json(spec: &Spec, info: &VolumeInfo) -> Value {
         "physical_block": info.physical_block,
         "write_cache": info.write_cache,
         "volatile": info.volatile,
-        "discard_granularity": info.discard_granularity,
     })
 }
 

@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 use crate::reach;
-use blockmux_engine::file::{BlockOptions, FileOptions, FileVolume};
+use blockmux_engine::file::{BlockOptions, FileOptions, FileVolume, OpenError};
 use blockmux_engine::memory::map_pages;
 use blockmux_engine::nbd::{self, Endpoint};
 use blockmux_volume::spec::{FileSpec, LogTarget};
@@ -84,7 +84,12 @@ fn open_file(file: &FileSpec, how: Use) -> Result<Arc<dyn Volume>, Failure> {
         read_only: file.read_only || how.read_only,
         create: true,
     };
-    let volume = FileVolume::open(&file.path, options).map_err(Failure::request)?;
+    let volume = FileVolume::open(&file.path, options).map_err(|error| match error {
+        OpenError::Missing(path) if options.read_only => {
+            Failure::request(format!("file:{}: does not exist; check its path", path.display()))
+        }
+        other => Failure::request(other),
+    })?;
     Ok(Arc::new(volume))
 }
 

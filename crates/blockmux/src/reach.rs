@@ -9,7 +9,10 @@ use std::net::ToSocketAddrs;
 
 /// Reads the URL of a volume on another server.
 pub(crate) fn parse_url(url: &str) -> Result<Uri, Failure> {
-    let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme).to_ascii_lowercase();
+    let Some((scheme, _)) = url.split_once("://") else {
+        return Err(Failure::request(format!("{url}: is not a URL; {SPOKEN}")));
+    };
+    let scheme = scheme.to_ascii_lowercase();
     if LATER.contains(&scheme.as_str()) {
         return Err(Failure::request(format!("{url}: {scheme} is not spoken yet; {SPOKEN}")));
     }

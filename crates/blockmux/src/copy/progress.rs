@@ -2,7 +2,6 @@
 
 use blockmux_volume::units::human_size;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use std::io::IsTerminal;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvError, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -49,18 +48,20 @@ impl Progress {
 
     /// Waits for `result`, and after a while shows a bar on a terminal.
     pub(super) fn show_until<T>(&self, result: &Receiver<T>) -> Result<T, RecvError> {
-        let (shown_from, mut bar) = (Instant::now() + SHOW_AFTER, None);
+        let (shown_from, bar) = (Instant::now() + SHOW_AFTER, new_bar(self.total));
         let outcome = loop {
             match result.recv_timeout(SHOW_EVERY) {
                 Ok(result) => break Ok(result),
                 Err(RecvTimeoutError::Disconnected) => break Err(RecvError),
-                Err(RecvTimeoutError::Timeout) if Instant::now() < shown_from => {}
-                Err(RecvTimeoutError::Timeout) => self.show(bar.get_or_insert_with(|| new_bar(self.total))),
+                Err(RecvTimeoutError::Timeout) => {}
             }
+            if bar.is_hidden() && Instant::now() >= shown_from {
+                // Where that is no terminal, it stays hidden.
+                bar.set_draw_target(ProgressDrawTarget::stderr());
+            }
+            self.update(&bar);
         };
-        if let Some(bar) = bar {
-            bar.finish_and_clear();
-        }
+        bar.finish_and_clear();
         outcome
     }
 
@@ -75,7 +76,7 @@ impl Progress {
         format!("{action} {total} ({data} data, {zeroes} zeroes) in {seconds:.2} s, {rate}/s")
     }
 
-    fn show(&self, bar: &ProgressBar) {
+    fn update(&self, bar: &ProgressBar) {
         if !self.is_verifying.load(Ordering::Relaxed) {
             bar.set_position(self.data.load(Ordering::Relaxed) + self.zeroes.load(Ordering::Relaxed));
             return;
@@ -88,11 +89,11 @@ impl Progress {
     }
 }
 
+/// Hidden at first; it learns the rate meanwhile.
 fn new_bar(total: u64) -> ProgressBar {
-    let is_seen = std::io::stderr().is_terminal();
-    let target = if is_seen { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
     let style = ProgressStyle::with_template(TEMPLATE).unwrap_or_else(|_| ProgressStyle::default_bar());
-    ProgressBar::with_draw_target(Some(total), target).with_style(style).with_message("copying")
+    let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::hidden());
+    bar.with_style(style).with_message("copying")
 }
 
 const VERIFYING: &str = "verifying";

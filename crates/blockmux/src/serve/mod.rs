@@ -33,7 +33,7 @@ use std::process::ExitCode;
 use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 use tempfile::TempDir;
-use tracing::warn;
+use tracing::{info, warn};
 
 /// What to serve, and how.
 #[derive(clap::Args)]
@@ -55,16 +55,16 @@ pub(crate) struct Args {
     #[arg(long, value_name = "CMD")]
     run: Option<String>,
     /// Threads that serve [default: one for each processor]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
     cores: Option<NonZeroUsize>,
     /// When an idle core sleeps [default: adaptive]
     #[arg(long, value_enum)]
     poll: Option<Poll>,
     /// Connections at a time [default: 4096]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
     max_connections: Option<NonZeroUsize>,
     /// Print one JSON object instead of text when ready
-    #[arg(long)]
+    #[arg(long, conflicts_with = "run")]
     json: bool,
 }
 
@@ -90,6 +90,10 @@ impl From<Poll> for PollPolicy {
     }
 }
 
+fn at_least_one(text: &str) -> Result<NonZeroUsize, &'static str> {
+    text.parse().map_err(|_| "write a number of at least 1")
+}
+
 /// Serves until a signal or the end of the command.
 pub(crate) fn run(args: Args) -> Result<ExitCode, Failure> {
     let (json, command) = (args.json, args.run.clone());
@@ -101,7 +105,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode, Failure> {
     let addresses: Vec<Address> = listeners.iter().map(|listener| listener.address().clone()).collect();
     let exports = setup.open()?;
     let announcement = Announcement::new(&exports, &addresses);
-    allow_files(setup.max_connections);
+    allow_files();
     let cores = start(&setup, listeners, &exports)?;
     let status = match command {
         Some(command) => {
@@ -113,6 +117,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode, Failure> {
             wait(&events, None)
         }
     };
+    info!("stopping; another signal ends it at once");
     if !cores.stop(GRACE) {
         warn!("connections that did not finish within {} s were cut", GRACE.as_secs());
     }
@@ -141,10 +146,10 @@ fn listen(setup: &Setup, private: Option<&TempDir>) -> Result<Vec<Listener>, Fai
     };
     let mut listeners = Vec::new();
     for address in addresses {
-        if !is_local(&address) {
-            warn!("{address} can be reached from other machines, and NBD asks nobody who they are");
-        }
         listeners.push(Listener::bind(&address).map_err(|error| cannot_listen(&address, &error))?);
+        if !is_local(&address) {
+            warn!("{address} can be reached from other machines, and there is no authentication");
+        }
     }
     Ok(listeners)
 }
@@ -168,15 +173,11 @@ fn cannot_listen(address: &Address, error: &io::Error) -> Failure {
     Failure::request(format!("cannot listen on {address}: {advice}"))
 }
 
-/// Lets the process open as many files as it may; where that is too few, accepting pauses.
-fn allow_files(max_connections: usize) {
+/// Lets the process open as many files as it may: each connection takes one, and one more for each file below.
+fn allow_files() {
     let limit = getrlimit(Resource::Nofile);
-    let wanted = (max_connections + FILES_BESIDES) as u64;
-    if limit.current.is_some_and(|current| current < wanted) {
-        let current = limit.maximum.map_or(wanted, |maximum| maximum.min(wanted));
-        if setrlimit(Resource::Nofile, Rlimit { current: Some(current), ..limit }).is_err() {
-            warn!("the limit of open files stays at {:?}; fewer connections fit", limit.current);
-        }
+    if setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).is_err() {
+        warn!("the limit of open files stays at {:?}; fewer connections may fit", limit.current);
     }
 }
 
@@ -212,8 +213,6 @@ fn wait(events: &Receiver<Event>, running: Option<&Running>) -> Result<ExitCode,
 const NBD_PORT: u16 = 10809;
 /// How long clients have for what is in flight.
 const GRACE: Duration = Duration::from_secs(10);
-/// Open files that are not connections: volumes, once for each connection's channel, are counted apart.
-const FILES_BESIDES: usize = 1024;
 
 const EXAMPLES: &str = "\
 Addresses: host:port, :port for loopback, host for port 10809, unix:PATH;

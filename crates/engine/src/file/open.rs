@@ -54,17 +54,17 @@ pub enum OpenError {
     NotFile(PathBuf),
     /// The process may not.
     #[error(
-        "{0}: permission denied; run as a user who may read and write it, or give ?readonly=true if it may be read"
+        "{0}: permission denied; run as a user who may read and write it, or give ?readonly=on if it may be read"
     )]
     Permission(PathBuf),
     /// The file system is mounted read-only, or the device is write-protected.
-    #[error("{0}: is on a read-only file system or device; give ?readonly=true")]
+    #[error("{0}: is on a read-only file system or device; give ?readonly=on")]
     ReadOnly(PathBuf),
     /// Another process serves it.
-    #[error("{0}: is in use by another program that locked it; stop that one, or give ?readonly=true")]
+    #[error("{0}: is in use by another program that locked it; stop that one, or give ?readonly=on")]
     Locked(PathBuf),
     /// The device is mounted or part of something.
-    #[error("block:{0}: is mounted or in use; unmount it, or give ?readonly=true")]
+    #[error("block:{0}: is mounted or in use; unmount it, or give ?readonly=on")]
     InUse(PathBuf),
     /// Less than one block.
     #[error("{0}: is smaller than one block; give ?size=10G to extend a file")]
@@ -92,7 +92,7 @@ pub enum OpenError {
         size: u64,
     },
     /// Direct I/O was demanded.
-    #[error("{0}: its file system has no direct I/O that can be used; leave ?direct=true away")]
+    #[error("{0}: its file system has no direct I/O that can be used; leave ?direct=on away")]
     NoDirect(PathBuf),
     /// The system refused.
     #[error("{path}: cannot {action} it: {source}")]

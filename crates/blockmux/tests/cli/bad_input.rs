@@ -1,0 +1,190 @@
+//! What people get wrong: one line that names the thing and says what to do, and status 2.
+
+use crate::daemon::Daemon;
+use crate::program::{blockmux, text};
+
+#[test]
+fn help_fits_a_terminal_of_80_columns() {
+    for command in
+        [&["--help"][..], &["serve", "--help"], &["copy", "--help"], &["info", "-h"], &["discover", "-h"]]
+    {
+        let output = blockmux(command);
+        assert_eq!(output.status.code(), Some(0));
+        let help = text(&output.stdout);
+        assert!(help.contains("Examples:\n"), "{command:?}");
+        for line in help.lines() {
+            assert!(line.chars().count() <= 80, "{command:?}: {line}");
+        }
+    }
+}
+
+#[test]
+fn the_version_is_the_packages() {
+    let output = blockmux(["--version"]);
+    assert_eq!(text(&output.stdout), concat!("blockmux ", env!("CARGO_PKG_VERSION"), "\n"));
+}
+
+/// Arguments, and what is said about them.
+const WRONG: &[(&[&str], &str)] = &[
+    (&[], "no command given; `blockmux --help` lists them"),
+    (&["serv"], "unrecognized subcommand 'serv'; a similar subcommand exists: 'serve'"),
+    (&["serve"], "no volume to serve; name one, such as mem:1g or file:disk.img"),
+    (&["serve", "--frobnicate"], "unexpected argument '--frobnicate' found; --help shows what there is"),
+    (
+        &["serve", "mem:1m", "--reed-only"],
+        "unexpected argument '--reed-only' found; a similar argument exists: '--read-only'",
+    ),
+    (
+        &["serve", "disk.img"],
+        "invalid value 'disk.img' for '[[NAME=]VOLUME]...': `disk.img` does not say what kind of volume it is: write \
+         file:disk.img for a file, block:disk.img for a device",
+    ),
+    (
+        &["serve", "mem:x"],
+        "invalid value 'mem:x' for '[[NAME=]VOLUME]...': in `mem:x`: `x` is not a size: write bytes, or a number with \
+         k, m, g, t, p or e (powers of 1024), as in 64k or 1g",
+    ),
+    (
+        &["serve", "a b=mem:1m"],
+        "invalid value 'a b=mem:1m' for '[[NAME=]VOLUME]...': `a b` is no name; use 1 to 200 letters, digits, `-`, \
+         `_` and `.`",
+    ),
+    (&["serve", "a=mem:1m", "a=mem:1m"], "two volumes are called `a`; rename one, as in NAME=mem:1g"),
+    (
+        &["serve", "mem:1m", "--nbd", "10809"],
+        "invalid value '10809' for '--nbd <ADDR|unix:PATH>': `10809` is no host; write :10809 for a port on loopback",
+    ),
+    (
+        &["serve", "mem:1m", "--cores", "0"],
+        "invalid value '0' for '--cores <N>': write a number of at least 1",
+    ),
+    (&["serve", "mem:1m", "--cores", "1000"], "1000 cores are too many; take at most 256"),
+    (
+        &["serve", "mem:1m", "--poll", "often"],
+        "invalid value 'often' for '--poll <POLL>' [possible values: adaptive, always, never]",
+    ),
+    (
+        &["serve", "mem:1m", "--json", "--run", "true"],
+        "the argument '--json' cannot be used with '--run <CMD>'; --help shows what there is",
+    ),
+    (
+        &["serve", "file:/nowhere/disk.img", "--nbd", ":0"],
+        "file:/nowhere/disk.img: does not exist; give ?size=10G to create it",
+    ),
+    (
+        &["serve", "mem:1m", "--config", "/nowhere/b.toml"],
+        "cannot read config file /nowhere/b.toml: No such file or directory (os error 2); check --config",
+    ),
+    (
+        &["serve", "mem:1m", "--nbd", "unix:/nowhere/socket"],
+        "cannot listen on unix:/nowhere/socket: the directory does not exist; create it, or name another path",
+    ),
+    (
+        &["serve", "mem:1m", "--nbd", "192.0.2.1:0"],
+        "cannot listen on 192.0.2.1:0: this machine has no such address; `ip address` lists them",
+    ),
+    (
+        &["serve", "stripe:1m:mem:1k", "--nbd", ":0"],
+        "stripe:mem:1k: member 0 has 1024 bytes, less than one chunk of 1048576: take a smaller chunk",
+    ),
+    (
+        &["serve", "log:/nowhere/log:mem:1m", "--nbd", ":0"],
+        "log:/nowhere/log: cannot append to it: No such file or directory (os error 2); name another file",
+    ),
+    (&["info"], "the following required arguments were not provided: <URL>; --help shows what there is"),
+    (
+        &["info", "iscsi://host/iqn/0"],
+        "iscsi://host/iqn/0: iscsi is not spoken yet; use nbd://host/export or nbd+unix:///export?socket=PATH",
+    ),
+    (
+        &["info", "ftp://host"],
+        "ftp://host: no protocol is called `ftp`; use nbd://host/export or nbd+unix:///export?socket=PATH",
+    ),
+    (
+        &["info", "nbds://host/a"],
+        "nbds://host/a: \"nbds://\" asks for TLS; TLS is not supported yet, use nbd:// or nbd+unix:// without tls \
+         parameters",
+    ),
+    (
+        &["info", "nbd://host/a?b=1"],
+        "nbd://host/a?b=1: parameter \"b=1\": unknown; known are socket, connections and reconnect",
+    ),
+    (
+        &["discover", "nbd+unix:///?socket=/nowhere/socket"],
+        "nbd+unix:///?socket=/nowhere/socket: unix:/nowhere/socket: connection failed: No such file or directory (os \
+         error 2); check that an NBD server listens there",
+    ),
+    (
+        &["discover", "mem:1g"],
+        "mem:1g: is not a URL; use nbd://host/export or nbd+unix:///export?socket=PATH",
+    ),
+    (&["copy", "mem:1m", "mem:1m"], "mem:1m: source and destination are the same"),
+    (&["copy", "file:/nowhere/disk.img", "mem:1m"], "file:/nowhere/disk.img: does not exist; check its path"),
+    (
+        &["copy", "mem:2m", "mem:1m"],
+        "mem:1m: has 1048576 bytes, and mem:2m has 2097152; take a destination at least as large",
+    ),
+    (&["copy", "mem:1m", "null:1m", "--bs", "1000"], "--bs 1000: take a multiple of 512 up to 32 MiB"),
+    (
+        &["copy", "mem:1m", "null:1m", "--iodepth", "0"],
+        "invalid value '0' for '--iodepth <N>': 0 is not in 1..=256",
+    ),
+];
+
+#[test]
+fn a_wrong_command_line_is_one_line_and_status_2() {
+    for (args, expected) in WRONG {
+        let output = blockmux(*args);
+        assert_eq!(text(&output.stderr), format!("blockmux: {expected}\n"), "{args:?}");
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        assert!(output.stdout.is_empty(), "{args:?}");
+    }
+}
+
+#[test]
+fn more_ram_than_the_machine_can_promise_is_refused() {
+    let output = blockmux(["serve", "mem:4e", "--nbd", ":0"]);
+    let said = text(&output.stderr);
+    assert!(
+        said.starts_with("blockmux: mem:4e: more RAM than this machine can promise; take at most "),
+        "{said}"
+    );
+    assert_eq!(output.status.code(), Some(2));
+}
+
+#[test]
+fn an_export_that_is_not_there_is_named_with_a_way_to_find_others() {
+    let daemon = Daemon::serve(&["mem:1m"]);
+    let socket = daemon.socket().display().to_string();
+    let output = blockmux(["info", &format!("nbd+unix:///other?socket={socket}")]);
+    let said = text(&output.stderr);
+    assert_eq!(said.lines().count(), 1);
+    assert!(said.contains("server has no export \"other\""), "{said}");
+    assert!(
+        said.ends_with(&format!("`blockmux discover 'nbd+unix:///?socket={socket}'` lists what it has\n")),
+        "{said}"
+    );
+    assert_eq!(output.status.code(), Some(2));
+}
+
+#[test]
+fn what_is_wrong_in_a_config_file_is_named_with_file_and_line() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("b.toml");
+    for (content, expected) in [
+        ("nbd = [':0']\nfrobnicate = 1\n", ":2: unknown key `frobnicate`, expected one of `volume`, `nbd`, "),
+        (
+            "[[volume]]\nspec = 'mem:1m'\nsiez = 2\n",
+            ":3: unknown key `siez`, expected one of `name`, `spec`, ",
+        ),
+        ("[[volume]]\nspec = 'disk.img'\n", ":2: `disk.img` does not say what kind of volume it is: "),
+        ("nbd = 5\n", ":1: invalid type: integer `5`, expected a sequence"),
+        ("[[volume]\n", ":1: "),
+    ] {
+        std::fs::write(&path, content).unwrap();
+        let output = blockmux(["serve", "--config", path.to_str().unwrap()]);
+        let said = text(&output.stderr);
+        assert!(said.starts_with(&format!("blockmux: {}{expected}", path.display())), "{said}");
+        assert_eq!((said.lines().count(), output.status.code()), (1, Some(2)), "{said}");
+    }
+}

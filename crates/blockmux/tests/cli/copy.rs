@@ -1,0 +1,124 @@
+//! `blockmux copy`: between every kind of volume.
+
+use crate::daemon::Daemon;
+use crate::program::{blockmux, half_empty_file, text};
+use crate::raw_client::RawClient;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use tempfile::TempDir;
+
+/// Copies, with all else as said; answers what it printed.
+fn copy(from: &str, to: &str, more: &[&str]) -> String {
+    let output = blockmux([&["copy", from, to], more].concat());
+    assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), String::new()), "{from} to {to}");
+    text(&output.stdout)
+}
+
+fn file(directory: &TempDir, name: &str) -> String {
+    format!("file:{}", directory.path().join(name).display())
+}
+
+fn content(path: &Path) -> Vec<u8> {
+    std::fs::read(path).unwrap()
+}
+
+#[test]
+fn a_file_survives_the_way_through_a_server_and_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let source = half_empty_file(directory.path(), 8 << 20);
+    let daemon = Daemon::serve(&["mem:8m"]);
+    let said = copy(&file(&directory, "source.img"), &daemon.url(), &["--verify"]);
+    assert!(said.starts_with("copied and verified 8 MiB (4 MiB data, 4 MiB zeroes) in "), "{said}");
+    copy(&daemon.url(), &file(&directory, "back.img"), &["--verify", "--bs", "64k", "--iodepth", "3"]);
+    let back = directory.path().join("back.img");
+    assert_eq!(content(&back), content(&source));
+    let allocated = std::fs::metadata(&back).unwrap().blocks() * 512;
+    assert!(allocated < 6 << 20, "{allocated} bytes are allocated: holes stay holes");
+}
+
+#[test]
+fn what_was_at_the_destination_is_gone_where_the_source_has_zeroes() {
+    let directory = tempfile::tempdir().unwrap();
+    let source = half_empty_file(directory.path(), 4 << 20);
+    let daemon = Daemon::serve(&["mem:5m"]);
+    let mut client = RawClient::connect(&daemon.socket());
+    assert_eq!(client.write(0, 0, &[0xff; 5 << 20]), 0);
+    copy(&file(&directory, "source.img"), &daemon.url(), &["--verify"]);
+    assert_eq!(client.read(0, 4 << 20), content(&source));
+    assert_eq!(client.read(4 << 20, 1 << 20), [0xff; 1 << 20], "what is beyond the source stays");
+}
+
+#[test]
+fn a_destination_that_cannot_zero_gets_zeroes_written() {
+    let directory = tempfile::tempdir().unwrap();
+    half_empty_file(directory.path(), 4 << 20);
+    let (source, target) = (file(&directory, "source.img"), directory.path().join("target.img"));
+    std::fs::write(&target, vec![0xff; 4 << 20]).unwrap();
+    let cannot = format!("fault:op=zeroes,error=unsupported:file:{}", target.display());
+    copy(&source, &cannot, &["--verify"]);
+    assert_eq!(content(&target), content(&directory.path().join("source.img")));
+}
+
+#[test]
+fn decorated_and_striped_volumes_are_copied_like_others() {
+    let directory = tempfile::tempdir().unwrap();
+    let source = half_empty_file(directory.path(), 4 << 20);
+    let [one, two] = ["one", "two"].map(|name| format!("{}?size=2m", file(&directory, name)));
+    let stripe = format!("stripe:64k:{one},{two}");
+    copy(&file(&directory, "source.img"), &stripe, &["--verify"]);
+    let logged = format!("log:{}:{}", directory.path().join("log").display(), file(&directory, "back.img"));
+    copy(&stripe, &logged, &["--verify"]);
+    assert_eq!(content(&directory.path().join("back.img")), content(&source));
+    assert!(text(&content(&directory.path().join("log"))).contains(" write "));
+}
+
+#[test]
+fn a_write_that_fails_is_named_with_its_offset() {
+    let daemon = Daemon::serve(&["fault:op=write,offset=1m,size=4k:mem:4m"]);
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("full.img"), vec![1; 4 << 20]).unwrap();
+    let from = file(&directory, "full.img");
+    let output = blockmux(["copy", &from, &daemon.url(), "--iodepth", "1"]);
+    let expected = format!(
+        "blockmux: {}: cannot write 1048576 bytes at offset 1048576: medium error; the copy is not complete\n",
+        daemon.url()
+    );
+    assert_eq!((text(&output.stderr), output.status.code()), (expected, Some(1)));
+}
+
+#[test]
+fn a_difference_is_named_with_its_offset() {
+    // It forgets what it is given, as `--verify` has to notice.
+    let directory = tempfile::tempdir().unwrap();
+    let mut bytes = vec![0; 1 << 20];
+    bytes[300_000] = 1;
+    std::fs::write(directory.path().join("a.img"), bytes).unwrap();
+    let output = blockmux(["copy", &file(&directory, "a.img"), "null:1m", "--verify"]);
+    let said = text(&output.stderr);
+    assert!(said.starts_with("blockmux: null:1m: differs from file:"), "{said}");
+    assert!(said.contains(" at offset 300000; "), "{said}");
+    assert_eq!(output.status.code(), Some(1));
+}
+
+#[test]
+fn a_read_only_destination_is_refused() {
+    let daemon = Daemon::serve(&["mem:1m", "--read-only"]);
+    let output = blockmux(["copy", "mem:1m", &daemon.url()]);
+    let expected =
+        format!("blockmux: {}: is read-only; copy to a volume that can be written\n", daemon.url());
+    assert_eq!((text(&output.stderr), output.status.code()), (expected, Some(2)));
+}
+
+#[test]
+fn a_large_hole_takes_no_time() {
+    let said = copy("mem:64g", "mem:65g", &["--verify"]);
+    assert!(said.starts_with("copied and verified 64 GiB (0 B data, 64 GiB zeroes) in "), "{said}");
+}
+
+#[test]
+fn a_local_volume_is_described() {
+    let output = blockmux(["info", "mem:1m"]);
+    let expected = "mem:1m\n  size         1048576 (1 MiB)\n  blocks       logical 512, physical 4096\n  cache        \
+                    none; the content goes with the process\n";
+    assert_eq!(text(&output.stdout), expected);
+}

@@ -1,0 +1,79 @@
+//! A `blockmux serve` of a test's own, on a Unix socket of its own.
+
+use crate::program::BLOCKMUX;
+use rustix::process::{Pid, Signal, kill_process};
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
+use tempfile::TempDir;
+
+/// Ended by force when dropped, if it still runs.
+pub(crate) struct Daemon {
+    child: Child,
+    pub(crate) json: serde_json::Value,
+    pub(crate) stderr: BufReader<ChildStderr>,
+    pub(crate) directory: TempDir,
+}
+
+impl Daemon {
+    /// Serves `volumes` and waits until it is ready.
+    pub(crate) fn serve(args: &[&str]) -> Daemon {
+        let directory = tempfile::tempdir().unwrap();
+        let listener = format!("unix:{}", directory.path().join("socket").display());
+        let mut command = Command::new(BLOCKMUX);
+        command.args(["serve", "--json", "--nbd", &listener]).args(args);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let mut stderr = BufReader::new(child.stderr.take().unwrap());
+        if line.is_empty() {
+            stderr.read_line(&mut line).unwrap();
+            panic!("did not start: {line}");
+        }
+        Daemon { child, json: serde_json::from_str(&line).unwrap(), stderr, directory }
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.directory.path().join("socket")
+    }
+
+    /// The first URL of the first export.
+    pub(crate) fn url(&self) -> String {
+        self.json["exports"][0]["urls"][0].as_str().unwrap().to_owned()
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(self.pid(), signal).unwrap();
+    }
+
+    pub(crate) fn wait(&mut self) -> ExitStatus {
+        self.child.wait().unwrap()
+    }
+
+    /// Reads standard error up to a line with `part` in it.
+    pub(crate) fn wait_for_line(&mut self, part: &str) {
+        let mut line = String::new();
+        while !line.contains(part) {
+            line.clear();
+            assert_ne!(self.stderr.read_line(&mut line).unwrap(), 0, "ended without a line with `{part}`");
+        }
+    }
+
+    /// Resident memory in bytes.
+    pub(crate) fn resident(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

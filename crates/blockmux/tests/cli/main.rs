@@ -1,0 +1,15 @@
+//! The built program: its command line, its daemons, and programs that nobody here wrote as its peers.
+//!
+//! A test that needs a program which is not installed prints a line that begins with `skipped: ` and ends.
+#![forbid(unsafe_code)]
+
+mod bad_input;
+mod copy;
+mod daemon;
+mod durability;
+mod interop;
+mod memory;
+mod program;
+mod raw_client;
+mod remote_servers;
+mod serve;

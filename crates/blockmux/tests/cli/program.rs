@@ -1,0 +1,56 @@
+//! Running programs, ours and others'.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+pub(crate) const BLOCKMUX: &str = env!("CARGO_BIN_EXE_blockmux");
+
+/// Runs `blockmux` to its end.
+pub(crate) fn blockmux<S: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = S>) -> Output {
+    Command::new(BLOCKMUX).args(args).output().unwrap()
+}
+
+/// Standard output of a program that has to succeed.
+pub(crate) fn succeed(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{command:?}: {}\n{out}{err}", output.status);
+    out
+}
+
+pub(crate) fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Whether a program is installed; if not, says that the test is skipped.
+#[expect(clippy::print_stdout, reason = "a skipped test says why")]
+pub(crate) fn has(program: &str) -> bool {
+    let places = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&places).any(|place| place.join(program).is_file());
+    if !found {
+        println!("skipped: no {program}");
+    }
+    found
+}
+
+/// A file of `len` bytes with data in its first and third quarter, different in each block, and holes elsewhere.
+pub(crate) fn half_empty_file(directory: &Path, len: usize) -> PathBuf {
+    let mut bytes = vec![0; len];
+    for (nth, block) in bytes.chunks_mut(512).enumerate() {
+        let quarter = nth * 512 * 4 / len;
+        if quarter.is_multiple_of(2) {
+            block
+                .iter_mut()
+                .enumerate()
+                .for_each(|(at, byte)| *byte = (nth * 7 + at * 3 + nth / 256 + 1) as u8);
+        }
+    }
+    let path = directory.join("source.img");
+    let file = std::fs::File::create(&path).unwrap();
+    file.set_len(len as u64).unwrap();
+    for nth in [0, 2] {
+        let at = nth * len / 4;
+        std::os::unix::fs::FileExt::write_all_at(&file, &bytes[at..at + len / 4], at as u64).unwrap();
+    }
+    path
+}

@@ -1,0 +1,74 @@
+//! The smallest NBD client: for what no well-behaved client does.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+pub(crate) struct RawClient {
+    socket: UnixStream,
+}
+
+pub(crate) const READ: u16 = 0;
+pub(crate) const WRITE: u16 = 1;
+pub(crate) const FLUSH: u16 = 3;
+pub(crate) const FUA: u16 = 1;
+
+impl RawClient {
+    /// Connects and goes to transmission with `NBD_OPT_EXPORT_NAME`, the default export.
+    pub(crate) fn connect(path: &Path) -> RawClient {
+        let mut socket = UnixStream::connect(path).unwrap();
+        let mut greeting = [0; 18];
+        socket.read_exact(&mut greeting).unwrap();
+        // NBD_FLAG_C_FIXED_NEWSTYLE and NBD_FLAG_C_NO_ZEROES, then the option with an empty name.
+        socket.write_all(&3u32.to_be_bytes()).unwrap();
+        socket
+            .write_all(&[b"IHAVEOPT".as_slice(), &1u32.to_be_bytes(), &0u32.to_be_bytes()].concat())
+            .unwrap();
+        let mut export = [0; 10];
+        socket.read_exact(&mut export).unwrap();
+        RawClient { socket }
+    }
+
+    /// Sends a request's head.
+    pub(crate) fn request(&mut self, command: u16, flags: u16, offset: u64, len: u32) {
+        let mut head = 0x2560_9513_u32.to_be_bytes().to_vec();
+        head.extend(flags.to_be_bytes());
+        head.extend(command.to_be_bytes());
+        head.extend(7u64.to_be_bytes());
+        head.extend(offset.to_be_bytes());
+        head.extend(len.to_be_bytes());
+        self.socket.write_all(&head).unwrap();
+    }
+
+    pub(crate) fn send(&mut self, payload: &[u8]) {
+        self.socket.write_all(payload).unwrap();
+    }
+
+    /// The error of a simple reply.
+    pub(crate) fn reply(&mut self) -> u32 {
+        let mut reply = [0; 16];
+        self.socket.read_exact(&mut reply).unwrap();
+        assert_eq!(reply[..4], 0x6744_6698_u32.to_be_bytes());
+        assert_eq!(reply[8..], 7u64.to_be_bytes());
+        u32::from_be_bytes([reply[4], reply[5], reply[6], reply[7]])
+    }
+
+    pub(crate) fn write(&mut self, flags: u16, offset: u64, data: &[u8]) -> u32 {
+        self.request(WRITE, flags, offset, data.len() as u32);
+        self.send(data);
+        self.reply()
+    }
+
+    pub(crate) fn read(&mut self, offset: u64, len: usize) -> Vec<u8> {
+        self.request(READ, 0, offset, len as u32);
+        assert_eq!(self.reply(), 0);
+        let mut data = vec![0; len];
+        self.socket.read_exact(&mut data).unwrap();
+        data
+    }
+
+    /// Whether the server has closed the connection.
+    pub(crate) fn is_closed(&mut self) -> bool {
+        matches!(self.socket.read(&mut [0]), Ok(0) | Err(_))
+    }
+}

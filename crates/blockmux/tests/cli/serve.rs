@@ -1,0 +1,234 @@
+//! `blockmux serve`: from its first word to its end.
+
+use crate::daemon::Daemon;
+use crate::program::{BLOCKMUX, blockmux, text};
+use crate::raw_client::RawClient;
+use rustix::process::Signal;
+use serde_json::json;
+use std::io::{BufRead, BufReader, Read};
+use std::net::TcpListener;
+use std::process::{Command, Stdio};
+
+#[test]
+fn it_prints_urls_and_commands_and_ready_and_stops_when_asked() {
+    for signal in [Signal::TERM, Signal::INT] {
+        let mut command = Command::new(BLOCKMUX);
+        command.args(["serve", "a=mem:1m", "mem:2m", "--nbd", "127.0.0.1:0"]);
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.as_mut().unwrap()).lines().map(Result::unwrap);
+        let mut lines: Vec<_> = lines.take_while(|line| line != "ready").collect();
+        assert_eq!(lines.len(), 10);
+        lines.iter_mut().for_each(|line| *line = line.trim().to_owned());
+        let url = lines[1].clone();
+        let port = url.strip_prefix("nbd://127.0.0.1:").unwrap().strip_suffix("/a").unwrap();
+        assert_eq!(lines[0], "a  1 MiB");
+        assert_eq!(lines[2], format!("nbdinfo {url}"));
+        assert_eq!(lines[3], format!("qemu-img info {url}"));
+        assert_eq!(lines[4], format!("nbd-client 127.0.0.1 {port} /dev/nbd0 -N a"));
+        assert_eq!(lines[5], "disk0  2 MiB");
+        let info = blockmux(["info", &url]);
+        assert!(text(&info.stdout).contains("\n  size         1048576 (1 MiB)\n"));
+        rustix::process::kill_process(rustix::process::Pid::from_child(&child), signal).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(0));
+    }
+}
+
+#[test]
+fn json_is_one_object_with_everything() {
+    let daemon = Daemon::serve(&["a=mem:1m"]);
+    let url = format!("nbd+unix:///a?socket={}", daemon.socket().display());
+    let commands = [
+        format!("nbdinfo '{url}'"),
+        format!("qemu-img info '{url}'"),
+        format!("nbd-client -unix {} /dev/nbd0 -N a", daemon.socket().display()),
+    ];
+    let export = json!({"name": "a", "size": 1 << 20, "urls": [url], "commands": commands});
+    assert_eq!(daemon.json, json!({"ready": true, "exports": [export]}));
+}
+
+#[test]
+fn its_socket_is_gone_when_it_has_stopped() {
+    let mut daemon = Daemon::serve(&["mem:1m"]);
+    let mut client = RawClient::connect(&daemon.socket());
+    daemon.signal(Signal::TERM);
+    assert_eq!(daemon.wait().code(), Some(0));
+    assert!(client.is_closed());
+    assert!(!daemon.socket().exists());
+}
+
+#[test]
+fn a_second_signal_ends_it_at_once() {
+    // A write that takes longer than anybody waits keeps the first from having an end.
+    let mut daemon = Daemon::serve(&["log:-:delay:0s,1h:mem:1m", "-v"]);
+    let mut client = RawClient::connect(&daemon.socket());
+    client.request(crate::raw_client::WRITE, 0, 0, 512);
+    client.send(&[1; 512]);
+    daemon.wait_for_line(" write ");
+    daemon.signal(Signal::TERM);
+    daemon.wait_for_line("stopping");
+    daemon.signal(Signal::TERM);
+    assert_eq!(daemon.wait().code(), Some(1));
+}
+
+#[test]
+fn a_command_gets_the_urls_and_gives_the_status() {
+    let script =
+        "echo $BLOCKMUX_URL; echo $BLOCKMUX_URLS; echo $BLOCKMUX_NBD_URL; echo $uri; echo $nbd; exit 7";
+    let output = blockmux(["serve", "mem:1m", "b=mem:1m", "--run", script]);
+    assert_eq!(output.status.code(), Some(7));
+    let out = text(&output.stdout);
+    let lines: Vec<_> = out.lines().collect();
+    let socket = lines[0].strip_prefix("nbd+unix:///disk0?socket=").unwrap();
+    assert_eq!(lines[1], format!("{} nbd+unix:///b?socket={socket}", lines[0]));
+    assert_eq!((lines[2], lines[3]), (lines[0], lines[0]));
+    assert_eq!(lines[4], format!("nbd:unix:{socket}:exportname=disk0"));
+    assert!(!std::path::Path::new(socket).exists(), "the private socket is removed");
+    let killed = blockmux(["serve", "mem:1m", "--run", "kill -9 $$"]);
+    assert_eq!(killed.status.code(), Some(128 + 9));
+}
+
+#[test]
+fn a_command_reaches_the_volume_while_it_runs() {
+    let script = format!("{BLOCKMUX} info --json $uri");
+    let output = blockmux(["serve", "a=mem:1m", "--run", &script, "--read-only"]);
+    let info: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(
+        (&info["export"], &info["size"], &info["read_only"]),
+        (&json!("a"), &json!(1 << 20), &json!(true))
+    );
+    assert_eq!(info["headers"], "extended");
+    assert_eq!(info["contexts"], json!(["base:allocation"]));
+}
+
+#[test]
+fn a_signal_ends_the_command_too() {
+    let mut command = Command::new(BLOCKMUX);
+    // `exec`: the signal reaches the command and not only its shell.
+    command.args(["serve", "mem:1m", "--run", "echo started; exec cat /dev/zero >/dev/null"]);
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = [0; 8];
+    child.stdout.as_mut().unwrap().read_exact(&mut line).unwrap();
+    rustix::process::kill_process(rustix::process::Pid::from_child(&child), Signal::TERM).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(128 + 15));
+}
+
+#[test]
+fn a_config_file_and_the_command_line_add_up() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("blockmux.toml");
+    let text =
+        "poll = 'never'\nread_only = true\n[[volume]]\nname = 'a'\nspec = 'mem:1m'\ndescription = 'of RAM'\n";
+    std::fs::write(&path, text).unwrap();
+    let daemon = Daemon::serve(&["--config", path.to_str().unwrap(), "b=mem:2m", "--poll", "adaptive"]);
+    let found = blockmux(["discover", "--json", &daemon.url()]);
+    let found: serde_json::Value = serde_json::from_slice(&found.stdout).unwrap();
+    let exports = found["exports"].as_array().unwrap();
+    let told: Vec<_> =
+        exports.iter().map(|export| (&export["name"], &export["size"], &export["description"])).collect();
+    assert_eq!(
+        told,
+        [(&json!("a"), &json!(1 << 20), &json!("of RAM")), (&json!("b"), &json!(2 << 20), &json!(""))]
+    );
+    assert!(found["exports"][1]["url"].as_str().unwrap().starts_with("nbd+unix:///b?socket="));
+}
+
+#[test]
+fn a_port_in_use_is_named_with_a_way_out() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let output = blockmux(["serve", "mem:1m", "--nbd", &address]);
+    assert_eq!(output.status.code(), Some(2));
+    let expected = format!(
+        "blockmux: cannot listen on {address}: another program listens there; stop it, or use another port, such as \
+         --nbd 127.0.0.1:0\n"
+    );
+    assert_eq!(text(&output.stderr), expected);
+}
+
+#[test]
+fn without_a_listener_it_is_nbd_on_loopback_at_its_own_port() {
+    // Whoever has the port, this test or another program: it is asked for, and the way out is told.
+    let _taken = TcpListener::bind("127.0.0.1:10809");
+    let output = blockmux(["serve", "mem:1m"]);
+    let said = text(&output.stderr);
+    assert!(
+        said.starts_with("blockmux: cannot listen on 127.0.0.1:10809: another program listens there; "),
+        "{said}"
+    );
+    assert!(said.ends_with("such as --nbd 127.0.0.1:0\n"), "{said}");
+    assert_eq!(output.status.code(), Some(2));
+}
+
+#[test]
+fn a_file_that_another_daemon_writes_is_refused_and_may_be_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let spec = format!("file:{}?size=1m", directory.path().join("disk.img").display());
+    let _first = Daemon::serve(&[&spec]);
+    let output = blockmux(["serve", &spec, "--nbd", ":0"]);
+    let said = text(&output.stderr);
+    assert!(
+        said.ends_with("is in use by another program that locked it; stop that one, or give ?readonly=on\n")
+    );
+    assert_eq!((said.lines().count(), output.status.code()), (1, Some(2)));
+    Daemon::serve(&[&spec, "--read-only"]);
+}
+
+#[test]
+fn nothing_is_created_for_a_daemon_that_cannot_listen() {
+    let directory = tempfile::tempdir().unwrap();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let file = directory.path().join("disk.img");
+    let spec = format!("file:{}?size=1m", file.display());
+    let output = blockmux(["serve", &spec, "--nbd", &taken.local_addr().unwrap().to_string()]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(!file.exists());
+}
+
+#[test]
+fn an_address_beyond_loopback_is_allowed_with_a_warning() {
+    let script = "echo $uri";
+    let output = blockmux(["serve", "mem:1m", "--nbd", "0.0.0.0:0", "--run", script]);
+    assert_eq!(output.status.code(), Some(0));
+    assert!(text(&output.stdout).starts_with("nbd://127.0.0.1:"));
+    let warning = text(&output.stderr);
+    assert_eq!(warning.lines().count(), 1);
+    assert!(
+        warning.contains("can be reached from other machines, and there is no authentication"),
+        "{warning}"
+    );
+}
+
+#[test]
+fn a_server_passes_on_what_another_serves() {
+    let first = Daemon::serve(&["mem:1m"]);
+    let second = Daemon::serve(&[&first.url()]);
+    let mut client = RawClient::connect(&second.socket());
+    assert_eq!(client.write(0, 512, &[3; 512]), 0);
+    assert_eq!(RawClient::connect(&first.socket()).read(512, 512), [3; 512]);
+}
+
+#[test]
+fn one_connection_more_than_allowed_is_refused_and_the_others_live() {
+    let daemon = Daemon::serve(&["mem:1m", "--max-connections", "1"]);
+    let mut first = RawClient::connect(&daemon.socket());
+    let mut second = std::os::unix::net::UnixStream::connect(daemon.socket()).unwrap();
+    assert_eq!(second.read(&mut [0]).unwrap(), 0, "closed without a word");
+    assert_eq!(first.read(0, 512), [0; 512]);
+}
+
+#[test]
+fn a_reader_of_standard_output_may_leave() {
+    let daemon = Daemon::serve(&["mem:1m"]);
+    let mut child = Command::new("sh")
+        .arg("-c")
+        .arg(format!("{BLOCKMUX} info '{}'; echo $? >&2", daemon.url()))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let mut said = String::new();
+    child.stderr.as_mut().unwrap().read_to_string(&mut said).unwrap();
+    child.wait().unwrap();
+    assert_eq!(said, "0\n");
+}
