@@ -9,17 +9,35 @@
 pub mod buf;
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
+mod delay;
+mod fault;
 mod io;
+mod kind;
+mod log;
 mod mem;
 mod null;
+mod pace;
 mod pool;
+mod random;
+mod rate;
 mod ready;
+mod slots;
+pub mod spec;
+mod stripe;
+pub mod units;
 mod volume;
 
 pub use buf::{Chunk, Memory, Pages, Seg, SgList};
+pub use delay::{DelayVolume, Delays};
+pub use fault::{Fault, FaultEffect, FaultVolume, FaultWhen};
 pub use io::{Completion, Extent, Io, IoError, Op, Output, Tag};
+pub use kind::{OpKind, OpSet};
+pub use log::{LogEvent, LogRecord, LogSink, LogVolume};
 pub use mem::MemVolume;
 pub use null::NullVolume;
 pub use pool::Pool;
+pub use rate::{Limit, Limits, RATE_BURST, RateVolume};
 pub use ready::{ReadyList, Waker};
+pub use spec::{Spec, SpecError};
+pub use stripe::{DEFAULT_CHUNK, MAX_MEMBERS, StripeError, StripeVolume};
 pub use volume::{Channel, Core, MAX_TRANSFER, Volume, VolumeInfo};

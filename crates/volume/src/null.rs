@@ -56,6 +56,8 @@ impl Channel for NullChannel {
                 data.fill_zero();
                 Output::Data(data)
             }
+            // An extent has a length.
+            (Op::BlockStatus, _) if io.len == 0 => Output::Extents(Vec::new()),
             (Op::BlockStatus, _) => Output::Extents(vec![Extent { len: io.len, hole: true, zero: true }]),
             _ => Output::Nothing,
         });

@@ -1,0 +1,199 @@
+//! A user of a channel that believes nothing.
+
+use super::{Outcome, Turn, fail};
+use crate::buf::{Seg, SgList};
+use crate::io::{Completion, Io, IoError, Op, Output, Tag};
+use crate::ready::ReadyList;
+use crate::volume::{Channel, Core, Volume};
+use std::collections::{HashMap, VecDeque};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Why a volume does not conform.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Failure(pub String);
+
+/// One channel with its wakers; checks that each tag completes once, and that waiting ends.
+pub struct Client<'a> {
+    channel: Box<dyn Channel>,
+    depth: u32,
+    turn: Turn<'a>,
+    /// The channel's waker is the only one on it.
+    woken: Rc<ReadyList>,
+    /// Something was submitted or cancelled since the last poll.
+    called: bool,
+    in_flight: HashMap<Tag, Op>,
+    arrived: VecDeque<Completion>,
+    polled: Vec<Completion>,
+}
+
+impl<'a> Client<'a> {
+    pub(super) fn open(
+        core: &Rc<dyn Core>,
+        volume: &Arc<dyn Volume>,
+        depth: u32,
+        turn: Turn<'a>,
+    ) -> Outcome<Client<'a>> {
+        let woken = ReadyList::new();
+        let channel = volume
+            .open(core, depth, woken.waker(0))
+            .map_err(|error| Failure(format!("does not open: {error}")))?;
+        Ok(Client {
+            channel,
+            depth,
+            turn,
+            woken,
+            called: false,
+            in_flight: HashMap::new(),
+            arrived: VecDeque::new(),
+            polled: Vec::new(),
+        })
+    }
+
+    /// How much is in flight.
+    #[must_use]
+    pub fn in_flight(&self) -> u32 {
+        self.in_flight.len() as u32
+    }
+
+    pub(super) fn has_arrived(&self) -> bool {
+        !self.arrived.is_empty()
+    }
+
+    /// Submits a request; it starts when somebody waits.
+    ///
+    /// # Panics
+    /// If the test itself breaks the rules of tags and depth.
+    pub fn submit(&mut self, io: Io) {
+        assert!(self.in_flight() < self.depth, "the test submits more than the depth");
+        assert!(self.in_flight.insert(io.tag, io.op).is_none(), "the test uses a tag twice");
+        self.channel.submit(io);
+        self.called = true;
+    }
+
+    /// Asks for an early end of a request.
+    pub fn cancel(&mut self, tag: Tag) {
+        self.channel.kick();
+        self.channel.cancel(tag);
+    }
+
+    /// Waits for any completion.
+    ///
+    /// # Errors
+    /// If none comes or it is not of a request in flight.
+    pub fn wait(&mut self) -> Result<Completion, Failure> {
+        let patience = Instant::now() + PATIENCE;
+        loop {
+            if let Some(done) = self.arrived.pop_front() {
+                return Ok(done);
+            }
+            if self.called {
+                self.channel.kick();
+            }
+            if std::mem::take(&mut self.called) || self.woken.pop().is_some() {
+                self.poll()?;
+                continue;
+            }
+            let goes_on = (self.turn.borrow_mut())();
+            if (!goes_on && self.woken.is_empty()) || Instant::now() > patience {
+                return fail!("these requests never complete, or nobody is woken: {:?}", self.in_flight);
+            }
+        }
+    }
+
+    /// Waits for everything in flight.
+    ///
+    /// # Errors
+    /// As [`Client::wait`].
+    pub fn wait_all(&mut self) -> Result<Vec<Completion>, Failure> {
+        let count = self.in_flight.len() + self.arrived.len();
+        (0..count).map(|_| self.wait()).collect()
+    }
+
+    /// Does one request, while nothing else is in flight, and returns its result.
+    ///
+    /// # Errors
+    /// If it does not complete; what it completes with is inside.
+    pub fn call(&mut self, io: Io) -> Result<Result<Output, IoError>, Failure> {
+        assert!(
+            self.in_flight.is_empty() && self.arrived.is_empty(),
+            "the test has other requests in flight"
+        );
+        self.submit(io);
+        Ok(self.wait()?.result)
+    }
+
+    /// Does one request that must succeed.
+    ///
+    /// # Errors
+    /// If it does not.
+    pub fn done(&mut self, op: Op, offset: u64, len: u64, data: Option<SgList>) -> Result<Output, Failure> {
+        let result = self.call(Io { tag: Tag(TAG), op, offset, len, data })?;
+        result.map_err(|error| Failure(format!("{op:?} of {len} bytes at {offset} failed: {error}")))
+    }
+
+    /// Writes `data` from memory in one piece.
+    ///
+    /// # Errors
+    /// If it fails.
+    pub fn write(&mut self, offset: u64, data: &[u8]) -> Result<(), Failure> {
+        let list = SgList::one(Seg::from_slice(data));
+        self.done(Op::Write { fua: false }, offset, data.len() as u64, Some(list)).map(drop)
+    }
+
+    /// Reads into the memory that the volume gives.
+    ///
+    /// # Errors
+    /// If it fails or brings another length.
+    pub fn read(&mut self, offset: u64, len: u64) -> Result<Vec<u8>, Failure> {
+        data_of(self.done(Op::Read, offset, len, None)?, len)
+    }
+
+    /// Looks for completions, as one does who was woken.
+    fn poll(&mut self) -> Outcome {
+        self.channel.poll(&mut self.polled);
+        for done in self.polled.drain(..) {
+            if self.in_flight.remove(&done.tag).is_none() {
+                return fail!("{:?} completed but is not in flight", done.tag);
+            }
+            self.arrived.push_back(done);
+        }
+        Ok(())
+    }
+
+    /// Polls once more: nothing may come when nothing is in flight.
+    pub(super) fn expect_silence(&mut self) -> Outcome {
+        for _ in 0..4 {
+            (self.turn.borrow_mut())();
+            self.poll()?;
+        }
+        if self.arrived.is_empty() { Ok(()) } else { fail!("more completions than requests") }
+    }
+
+    /// Starts what was submitted, and waits for nothing.
+    pub(super) fn start(&mut self) {
+        self.channel.kick();
+    }
+
+    /// Lets the reactor go on a little.
+    pub(super) fn turn(&mut self) {
+        (self.turn.borrow_mut())();
+    }
+}
+
+/// What a read brought.
+pub(super) fn data_of(output: Output, len: u64) -> Outcome<Vec<u8>> {
+    let Output::Data(list) = output else { return fail!("a read brought {output:?}") };
+    if list.len() as u64 == len {
+        Ok(list.to_vec())
+    } else {
+        fail!("a read of {len} bytes brought {}", list.len())
+    }
+}
+
+/// Unlike any index, as a submitter's tags may be.
+const TAG: u64 = 0xfeed_0000_0000_0007;
+/// Nothing that works takes this long; it only turns a hang into a message.
+const PATIENCE: Duration = Duration::from_secs(60);

@@ -1,0 +1,178 @@
+//! The suite that every volume must pass.
+//!
+//! ```no_run
+//! # use blockmux_volume::{MemVolume, conformance::{self, Harness}};
+//! # use std::sync::Arc;
+//! let volume = Arc::new(MemVolume::new(40 << 20));
+//! conformance::run(&mut Harness::on_test_core(volume));
+//! ```
+//! A volume that needs a core of its own kind comes with that core and with a closure that turns it:
+//! [`Harness::new`]. The suite polls a channel only after it submitted or was woken, so that a volume which forgets
+//! to wake is found, and it says which case failed, where and with which seed.
+
+mod cases;
+mod client;
+mod clock;
+mod random_io;
+mod ranges;
+
+pub use client::{Client, Failure};
+pub use clock::TestCore;
+
+use crate::random::{SplitMix, mix};
+use crate::volume::{Core, Volume, VolumeInfo};
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// A volume under test and what drives it.
+pub struct Harness<'a> {
+    core: Rc<dyn Core>,
+    volume: Arc<dyn Volume>,
+    turn: Turn<'a>,
+    /// False for a volume that forgets what is written: contents are not compared then.
+    pub keeps_data: bool,
+    /// The same storage, opened such that writes are refused.
+    pub read_only: Option<Arc<dyn Volume>>,
+    /// Where random sequences begin.
+    pub seed: u64,
+    /// Requests in the random test.
+    pub random_ops: u32,
+}
+
+/// Lets time and I/O go on; `false` when nothing will ever happen any more.
+type Turn<'a> = Rc<RefCell<dyn FnMut() -> bool + 'a>>;
+
+impl<'a> Harness<'a> {
+    /// A writable `volume` of at least [`LEAST_SIZE`] bytes with any content, all of which is overwritten.
+    ///
+    /// `turn` turns the core's reactor once, without waiting for ever. It returns `false` if it knows that
+    /// nothing will happen any more, else `true`.
+    pub fn new(core: Rc<dyn Core>, volume: Arc<dyn Volume>, turn: impl FnMut() -> bool + 'a) -> Harness<'a> {
+        Harness {
+            core,
+            volume,
+            turn: Rc::new(RefCell::new(turn)),
+            keeps_data: true,
+            read_only: None,
+            seed: 1,
+            random_ops: 3000,
+        }
+    }
+
+    /// For a volume that needs nothing but time.
+    #[must_use]
+    pub fn on_test_core(volume: Arc<dyn Volume>) -> Harness<'static> {
+        let core = TestCore::new();
+        Harness::new(core.as_core(), volume, move || core.jump())
+    }
+
+    /// What the volume is like.
+    #[must_use]
+    pub fn info(&self) -> VolumeInfo {
+        self.volume.info()
+    }
+
+    /// Opens a channel to the volume, for a test of one's own.
+    ///
+    /// # Errors
+    /// If the volume does not open.
+    pub fn client(&mut self, depth: u32) -> Result<Client<'a>, Failure> {
+        Client::open(&self.core, &self.volume, depth, self.turn.clone())
+    }
+
+    fn read_only_client(&mut self) -> Result<Option<Client<'a>>, Failure> {
+        let Some(volume) = &self.read_only else { return Ok(None) };
+        Client::open(&self.core, volume, DEPTH, self.turn.clone()).map(Some)
+    }
+
+    /// Compares, unless the volume forgets.
+    fn expect_content(&self, client: &mut Client, offset: u64, expected: &[u8]) -> Outcome {
+        let found = client.read(offset, expected.len() as u64)?;
+        self.compare(offset, &found, expected)
+    }
+
+    fn compare(&self, offset: u64, found: &[u8], expected: &[u8]) -> Outcome {
+        if found.len() != expected.len() {
+            return fail!("read {} bytes at {offset}, not {}", found.len(), expected.len());
+        }
+        if !self.keeps_data || found == expected {
+            return Ok(());
+        }
+        let at = found.iter().zip(expected).take_while(|(found, expected)| found == expected).count();
+        let (found, expected) = (found[at], expected[at]);
+        fail!("byte {} reads as {found:#04x}, not {expected:#04x}", offset + at as u64)
+    }
+
+    fn random(&self) -> SplitMix {
+        SplitMix::new(mix(self.seed))
+    }
+}
+
+/// The least that a volume under test has, in bytes. For the largest transfers it needs [`crate::MAX_TRANSFER`].
+pub const LEAST_SIZE: u64 = 4 << 20;
+
+/// Runs all cases.
+///
+/// # Panics
+/// If the volume fails one; the message names it.
+pub fn run(harness: &mut Harness) {
+    let info = harness.info();
+    assert!(info.size >= LEAST_SIZE, "a volume under test has at least {LEAST_SIZE} bytes: {info:?}");
+    assert!(info.logical_block.is_power_of_two() && info.physical_block.is_power_of_two(), "{info:?}");
+    assert!(info.logical_block <= info.physical_block && info.physical_block <= 64 << 10, "{info:?}");
+    assert!(info.size.is_multiple_of(info.logical_block.into()), "{info:?}");
+    for (name, case) in CASES {
+        if let Err(Failure(what)) = case(harness) {
+            panic!("conformance: {name} (seed {}): {what}; volume: {info:?}", harness.seed);
+        }
+    }
+}
+
+type Outcome<T = ()> = Result<T, Failure>;
+type Case = fn(&mut Harness) -> Outcome;
+
+const CASES: &[(&str, Case)] = &[
+    ("what was written reads back", cases::written_data_reads_back),
+    ("scattered lists move every byte", cases::scattered_lists_move_every_byte),
+    ("received memory can be written", cases::received_memory_can_be_written),
+    ("lent memory outlives its channel", cases::lent_memory_outlives_its_channel),
+    ("a full queue completes every tag once", cases::a_full_queue_completes_every_tag_once),
+    ("requests that do not fit are refused and change nothing", cases::misfits_are_refused),
+    ("a read-only volume refuses writes", cases::a_read_only_volume_refuses_writes),
+    ("stable writes and flushes complete", cases::stable_writes_and_flushes_complete),
+    ("channels see each other's writes", cases::channels_see_each_others_writes),
+    ("a cancelled request still completes once", cases::a_cancelled_request_completes_once),
+    ("a channel dropped with I/O in flight does no harm", cases::a_dropped_channel_does_no_harm),
+    ("zeroed ranges read as zeroes and their neighbours stay", ranges::zeroes_leave_neighbours_alone),
+    ("discards leave neighbours alone", ranges::discards_leave_neighbours_alone),
+    ("ranges larger than a transfer can be zeroed", ranges::large_ranges_can_be_zeroed),
+    ("block status tells the truth", ranges::block_status_tells_the_truth),
+    ("a prefetch changes nothing", ranges::a_prefetch_changes_nothing),
+    ("requests of no length complete", ranges::requests_of_no_length_complete),
+    ("random I/O agrees with a model", random_io::agrees_with_a_model),
+];
+
+/// In flight in cases that want a queue.
+const DEPTH: u32 = 64;
+
+/// Bytes that differ for each place and each `salt`, so that data at a wrong place or of a wrong time shows.
+fn pattern(offset: u64, len: u64, salt: u64) -> Vec<u8> {
+    let first = offset / 8 * 8;
+    let mut bytes = vec![0; (offset + len).next_multiple_of(8).saturating_sub(first) as usize];
+    let salt = mix(salt);
+    for (word, place) in (offset / 8..).zip(bytes.chunks_exact_mut(8)) {
+        place.copy_from_slice(&mix(word ^ salt).to_le_bytes());
+    }
+    bytes.drain(..(offset - first) as usize);
+    bytes.truncate(len as usize);
+    bytes
+}
+
+macro_rules! fail {
+    ($($what:tt)*) => { Err($crate::conformance::Failure(format!($($what)*))) };
+}
+use fail;
+
+#[cfg(test)]
+mod tests;

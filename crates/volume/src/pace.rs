@@ -1,0 +1,121 @@
+//! Channels that hold requests back until their time has come: what delays and rate limits share.
+
+use crate::io::{Completion, Io, IoError, Tag};
+use crate::ready::Waker;
+use crate::volume::{Channel, Core};
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::time::Instant;
+
+/// When a request may go on.
+pub(crate) trait Pace {
+    /// The lane to wait in and the time to wait for; `None`: at once. In one lane, times never go back.
+    fn due(&mut self, io: &Io, now: Instant) -> Option<(usize, Instant)>;
+}
+
+/// Passes requests on at the pace of `P`. What waits here can be cancelled and has changed nothing.
+pub(crate) struct PacedChannel<P> {
+    inner: Box<dyn Channel>,
+    pace: P,
+    core: Rc<dyn Core>,
+    waker: Waker,
+    lanes: [VecDeque<(Instant, Io)>; LANES],
+    /// The earliest time that the core was asked for and that has not passed.
+    armed: Option<Instant>,
+    done: Vec<Completion>,
+}
+
+impl<P: Pace> PacedChannel<P> {
+    pub(crate) fn new(
+        inner: Box<dyn Channel>,
+        pace: P,
+        core: &Rc<dyn Core>,
+        depth: u32,
+        waker: Waker,
+    ) -> Self {
+        let depth = depth as usize;
+        PacedChannel {
+            inner,
+            pace,
+            core: core.clone(),
+            waker,
+            lanes: std::array::from_fn(|_| VecDeque::with_capacity(depth)),
+            armed: None,
+            done: Vec::with_capacity(depth),
+        }
+    }
+
+    fn next_due(&self) -> Option<Instant> {
+        self.lanes.iter().filter_map(|lane| lane.front()).map(|&(due, _)| due).min()
+    }
+
+    fn pop_due(&mut self, now: Instant) -> Option<Io> {
+        let is_due = |lane: &&mut VecDeque<(Instant, Io)>| lane.front().is_some_and(|&(due, _)| due <= now);
+        let (_, io) = self.lanes.iter_mut().find(is_due)?.pop_front()?;
+        Some(io)
+    }
+
+    /// Asks the core for the next time, unless it was asked already.
+    fn arm(&mut self) {
+        if let Some(due) = self.next_due()
+            && self.armed.is_none_or(|armed| due < armed)
+        {
+            self.core.wake_at(due, &self.waker);
+            self.armed = Some(due);
+        }
+    }
+
+    fn pass_on_what_is_due(&mut self) {
+        let now = self.core.now();
+        if self.armed.is_some_and(|armed| armed <= now) {
+            self.armed = None;
+        }
+        let mut passed = false;
+        while let Some(io) = self.pop_due(now) {
+            self.inner.submit(io);
+            passed = true;
+        }
+        if passed {
+            self.inner.kick();
+        }
+    }
+}
+
+impl<P: Pace> Channel for PacedChannel<P> {
+    fn submit(&mut self, io: Io) {
+        let now = self.core.now();
+        match self.pace.due(&io, now) {
+            Some((lane, due)) if due > now => self.lanes[lane].push_back((due, io)),
+            _ => self.inner.submit(io),
+        }
+    }
+
+    fn kick(&mut self) {
+        self.arm();
+        self.inner.kick();
+    }
+
+    fn poll(&mut self, done: &mut Vec<Completion>) {
+        done.append(&mut self.done);
+        if self.next_due().is_some() {
+            self.pass_on_what_is_due();
+            self.arm();
+        }
+        self.inner.poll(done);
+    }
+
+    fn cancel(&mut self, tag: Tag) {
+        for lane in &mut self.lanes {
+            if let Some(at) = lane.iter().position(|(_, io)| io.tag == tag) {
+                lane.remove(at);
+                self.done.push(Completion { tag, result: Err(IoError::Aborted) });
+                self.waker.wake();
+                return;
+            }
+        }
+        self.inner.cancel(tag);
+    }
+}
+
+/// As many as the most that a pace tells apart.
+const LANES: usize = 3;

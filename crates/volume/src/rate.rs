@@ -1,0 +1,250 @@
+//! A volume that does only so much in a second.
+//!
+//! Each limit is a token bucket kept as one number, the time at which the bucket will have been paid back (the
+//! "virtual scheduling" form of the generic cell rate algorithm, ITU-T I.371). A request learns at once when its
+//! turn is, and cores share a bucket through one atomic and no lock.
+
+use crate::io::{Io, IoError, Op};
+use crate::pace::{Pace, PacedChannel};
+use crate::ready::Waker;
+use crate::volume::{Channel, Core, MAX_TRANSFER, Volume, VolumeInfo};
+use std::num::NonZeroU64;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+/// Limits on one kind of request; `None` is no limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Limit {
+    /// Requests a second.
+    pub iops: Option<NonZeroU64>,
+    /// Bytes of data a second; zeroes and discards move none.
+    pub bytes_per_s: Option<NonZeroU64>,
+}
+
+/// The limits of a volume: each request keeps those of its kind and the total. Flushes, prefetches and block
+/// status are free.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// Reads and writes together.
+    pub total: Limit,
+    /// Reads.
+    pub read: Limit,
+    /// Writes, zeroes and discards.
+    pub write: Limit,
+}
+
+/// Another volume, not faster than its limits, whatever the number of channels.
+pub struct RateVolume {
+    inner: Arc<dyn Volume>,
+    buckets: Arc<Buckets>,
+}
+
+impl RateVolume {
+    /// Limits `inner`. After idling, [`RATE_BURST`] worth of requests goes at once.
+    #[must_use]
+    pub fn new(inner: Arc<dyn Volume>, limits: Limits) -> RateVolume {
+        let pair = |limit: Limit| [limit.iops, limit.bytes_per_s].map(|rate| rate.map(Bucket::new));
+        let buckets = Buckets {
+            origin: OnceLock::new(),
+            total: pair(limits.total),
+            read: pair(limits.read),
+            write: pair(limits.write),
+        };
+        RateVolume { inner, buckets: Arc::new(buckets) }
+    }
+}
+
+impl Volume for RateVolume {
+    fn info(&self) -> VolumeInfo {
+        self.inner.info()
+    }
+
+    fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
+        let inner = self.inner.open(core, depth, waker.clone())?;
+        let origin = *self.buckets.origin.get_or_init(|| core.now());
+        let pace = RatePace { origin, buckets: self.buckets.clone() };
+        Ok(Box::new(PacedChannel::new(inner, pace, core, depth, waker)))
+    }
+}
+
+/// How much of a rate may be saved up: covers the lateness of timers, so that a queue of one reaches the limit.
+pub const RATE_BURST: Duration = Duration::from_millis(10);
+
+struct Buckets {
+    /// What bucket times count from.
+    origin: OnceLock<Instant>,
+    /// Requests, bytes.
+    total: [Option<Bucket>; 2],
+    read: [Option<Bucket>; 2],
+    write: [Option<Bucket>; 2],
+}
+
+struct Bucket {
+    per_second: NonZeroU64,
+    /// When all that was taken will have been paid back, in nanoseconds since [`RATE_BURST`] before the origin.
+    paid_ns: AtomicU64,
+}
+
+impl Bucket {
+    fn new(per_second: NonZeroU64) -> Bucket {
+        Bucket { per_second, paid_ns: AtomicU64::new(0) }
+    }
+
+    /// Takes `units` and returns the time at which they may be used. More than a bucketful may be taken; those
+    /// who come later pay it back.
+    fn take(&self, units: u64, now_ns: u64) -> u64 {
+        let cost = (u128::from(units) * NS_PER_S).div_ceil(self.per_second.get().into());
+        let cost = u64::try_from(cost).unwrap_or(u64::MAX);
+        let full = now_ns - RATE_BURST.as_nanos() as u64;
+        let pay = |paid: u64| Some(paid.max(full).saturating_add(cost));
+        let before = self.paid_ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, pay);
+        before.unwrap_or_else(|unchanged| unchanged).max(full)
+    }
+}
+
+struct RatePace {
+    origin: Instant,
+    buckets: Arc<Buckets>,
+}
+
+impl Pace for RatePace {
+    fn due(&mut self, io: &Io, now: Instant) -> Option<(usize, Instant)> {
+        let (lane, kind) = match io.op {
+            Op::Read => (0, &self.buckets.read),
+            op if op.is_write() => (1, &self.buckets.write),
+            _ => return None,
+        };
+        // A request of senseless length fails below; it must not use up the rate of years.
+        let bytes = if io.op.moves_data() { io.len.min(MAX_TRANSFER.into()) } else { 0 };
+        let now_ns = (now.saturating_duration_since(self.origin) + RATE_BURST).as_nanos() as u64;
+        let mut due_ns = now_ns;
+        for [requests, data] in [&self.buckets.total, kind] {
+            for (bucket, units) in [(requests, 1), (data, bytes)] {
+                if let Some(bucket) = bucket {
+                    due_ns = due_ns.max(bucket.take(units, now_ns));
+                }
+            }
+        }
+        Some((lane, now + Duration::from_nanos(due_ns - now_ns)))
+    }
+}
+
+const NS_PER_S: u128 = 1_000_000_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conformance::{self, Harness, TestCore};
+    use crate::{MemVolume, NullVolume, Seg, SgList, Tag};
+
+    fn limit(iops: u64, bytes_per_s: u64) -> Limit {
+        Limit { iops: NonZeroU64::new(iops), bytes_per_s: NonZeroU64::new(bytes_per_s) }
+    }
+
+    /// Keeps `depth` requests in flight on each of two channels for ten seconds of virtual time and says how many
+    /// completed.
+    fn completed_in_10_s(limits: Limits, make: impl Fn(u64) -> Io) -> u64 {
+        let core = TestCore::new();
+        let volume = RateVolume::new(Arc::new(NullVolume::new(1 << 30)), limits);
+        let mut channels: Vec<_> =
+            (0..2).map(|id| volume.open(&core.as_core(), 4, core.ready().waker(id)).unwrap()).collect();
+        for channel in &mut channels {
+            (0..4).for_each(|tag| channel.submit(make(tag)));
+            channel.kick();
+        }
+        let end = core.started() + Duration::from_secs(10);
+        let (mut done, mut count) = (Vec::new(), 0);
+        while core.now() < end {
+            while let Some(id) = core.ready().pop() {
+                let channel = &mut channels[id as usize];
+                channel.poll(&mut done);
+                count += done.len() as u64;
+                for done in done.drain(..) {
+                    assert!(done.result.is_ok());
+                    channel.submit(make(done.tag.0));
+                }
+                channel.kick();
+            }
+            // What completed within `submit` wakes nobody.
+            for channel in &mut channels {
+                channel.poll(&mut done);
+                count += done.len() as u64;
+                done.drain(..).for_each(|done| channel.submit(make(done.tag.0)));
+                channel.kick();
+            }
+            core.jump();
+        }
+        count
+    }
+
+    fn read(tag: u64) -> Io {
+        Io::new(Tag(tag), Op::Read, tag * 8192, 8192)
+    }
+
+    fn write(tag: u64) -> Io {
+        let data = Some(SgList::one(Seg::from_slice(&[1; 4096])));
+        Io { tag: Tag(tag), op: Op::Write { fua: false }, offset: 0, len: 4096, data }
+    }
+
+    #[test]
+    fn a_limited_volume_is_a_volume() {
+        let limits = Limits { total: limit(0, 100 << 20), read: limit(5000, 0), write: limit(2000, 0) };
+        let volume = Arc::new(RateVolume::new(Arc::new(MemVolume::new(40 << 20)), limits));
+        conformance::run(&mut Harness::on_test_core(volume));
+    }
+
+    #[test]
+    fn channels_share_the_requests_of_a_second() {
+        let count = completed_in_10_s(Limits { total: limit(1000, 0), ..Limits::default() }, read);
+        assert!((10_000..=10_010 + 8).contains(&count), "{count} in 10 s at 1000 a second");
+    }
+
+    #[test]
+    fn bytes_of_a_second_are_limited_too() {
+        let count = completed_in_10_s(Limits { write: limit(0, 4096 * 50), ..Limits::default() }, write);
+        assert!((500..=501 + 8).contains(&count), "{count} in 10 s at 50 a second");
+    }
+
+    #[test]
+    fn the_tightest_limit_wins() {
+        let limits = Limits { total: limit(300, 8192 * 200), read: limit(100, 0), ..Limits::default() };
+        let count = completed_in_10_s(limits, read);
+        assert!((1000..=1001 + 8).contains(&count), "{count} in 10 s at 100 a second");
+    }
+
+    #[test]
+    fn a_limit_on_reads_leaves_writes_alone() {
+        let core = TestCore::new();
+        let limits = Limits { read: limit(1, 0), ..Limits::default() };
+        let volume = RateVolume::new(Arc::new(NullVolume::new(1 << 20)), limits);
+        let mut channel = volume.open(&core.as_core(), 8, core.ready().waker(0)).unwrap();
+        (0..2).for_each(|tag| channel.submit(read(tag)));
+        (2..8).for_each(|tag| channel.submit(write(tag)));
+        channel.kick();
+        let mut done = Vec::new();
+        channel.poll(&mut done);
+        assert_eq!(done.len(), 7, "the first read and all writes");
+        assert!(core.jump());
+        channel.poll(&mut done);
+        assert_eq!(done.len(), 8);
+        assert!(core.now() >= core.started() + Duration::from_millis(990));
+    }
+
+    #[test]
+    fn a_request_of_senseless_length_does_not_block_those_behind() {
+        let core = TestCore::new();
+        let limits = Limits { total: limit(0, 1 << 20), ..Limits::default() };
+        let volume = RateVolume::new(Arc::new(NullVolume::new(1 << 20)), limits);
+        let mut channel = volume.open(&core.as_core(), 8, core.ready().waker(0)).unwrap();
+        channel.submit(Io::new(Tag(1), Op::Read, 0, 1 << 60));
+        channel.submit(read(2));
+        channel.kick();
+        while core.jump() {}
+        let mut done = Vec::new();
+        channel.poll(&mut done);
+        assert_eq!(done.len(), 2);
+        assert!(core.now() < core.started() + Duration::from_secs(60));
+    }
+}

@@ -1,0 +1,59 @@
+//! What a channel remembers of its I/O in flight.
+
+use crate::io::Tag;
+
+/// A table whose index is the tag below. It has room for the channel's depth from the start, so that a request
+/// allocates nothing.
+pub(crate) struct Slots<T> {
+    slots: Vec<Option<T>>,
+    free: Vec<u32>,
+}
+
+impl<T> Slots<T> {
+    pub(crate) fn new(depth: u32) -> Slots<T> {
+        Slots { slots: (0..depth).map(|_| None).collect(), free: (0..depth).rev().collect() }
+    }
+
+    #[inline]
+    pub(crate) fn insert(&mut self, value: T) -> Tag {
+        let index =
+            self.free.pop().expect("no more I/O in flight than the depth that the channel was opened with");
+        self.slots[index as usize] = Some(value);
+        Tag(index.into())
+    }
+
+    #[inline]
+    pub(crate) fn get_mut(&mut self, tag: Tag) -> &mut T {
+        self.slots[tag.0 as usize].as_mut().expect("the tag is in flight")
+    }
+
+    #[inline]
+    pub(crate) fn remove(&mut self, tag: Tag) -> T {
+        let value = self.slots[tag.0 as usize].take().expect("a request completes once");
+        self.free.push(tag.0 as u32);
+        value
+    }
+
+    /// The first that `is_it`; looks at all, so for rare things like cancelling.
+    pub(crate) fn find(&self, is_it: impl Fn(&T) -> bool) -> Option<Tag> {
+        let index = self.slots.iter().position(|slot| slot.as_ref().is_some_and(&is_it))?;
+        Some(Tag(index as u64))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slot_is_used_again_after_its_value_left() {
+        let mut slots = Slots::new(2);
+        let (first, second) = (slots.insert('a'), slots.insert('b'));
+        assert_ne!(first, second);
+        assert_eq!(slots.find(|&value| value == 'b'), Some(second));
+        assert_eq!(slots.remove(first), 'a');
+        assert_eq!(slots.insert('c'), first);
+        assert_eq!(slots.find(|&value| value == 'a'), None);
+        assert_eq!(*slots.get_mut(first), 'c');
+    }
+}

@@ -1,0 +1,192 @@
+//! Volume specs: how a command line or a config file names a volume.
+//!
+//! ```text
+//! SPEC    = mem:SIZE
+//!         | null:SIZE
+//!         | file:PATH[?OPTION[&OPTION]...]     size=SIZE  direct=on|off  readonly=on|off
+//!         | block:PATH[?OPTION[&OPTION]...]    direct=on|off  readonly=on|off
+//!         | stripe:[CHUNK:]SPEC[,SPEC]...      CHUNK is a SIZE, 1m by default
+//!         | delay:READ[,WRITE]:SPEC            durations; WRITE, READ by default, holds for flushes too
+//!         | fault:KEY=VALUE[,KEY=VALUE]...:SPEC
+//!         | rate:KEY=VALUE[,KEY=VALUE]...:SPEC
+//!         | log:PATH:SPEC                      PATH may be `-`, standard error
+//!         | SCHEME://ANYTHING                  a URL, kept whole
+//!         | [SPEC]
+//! ```
+//! A decorator reaches to the end of its spec. Brackets say where a spec ends: a member of a stripe that contains a
+//! comma itself stands in brackets, as in `stripe:[delay:1ms,2ms:mem:1g],mem:1g`. In paths, `%` and two hexadecimal
+//! digits are a byte, so that every path can be written: `%2C` for a comma, `%3F` for a question mark, `%3A` for a
+//! colon (which only log paths need), `%5B` and `%5D` for brackets, `%25` for a per cent sign.
+//!
+//! Keys of a fault: `op=read+write+flush+zeroes+discard+prefetch+status` (all), `offset=SIZE` (0), `size=SIZE` (to
+//! the end), `every=N` (1: all) or `probability=0.01`, `seed=N` (0), and `error=` with `medium` (the default),
+//! `nospace`, `readonly`, `unsupported`, `nomemory`, `pathlost`, `aborted`, `shutdown`, `range`, `misaligned`,
+//! `length`, or `stuck` for a request that never completes.
+//!
+//! Keys of a rate: `iops=N` and `bw=SIZE` a second for all, `read_iops`, `read_bw`, `write_iops`, `write_bw` apart.
+
+mod parse;
+mod path;
+mod write;
+
+use crate::delay::Delays;
+use crate::fault::Fault;
+use crate::rate::Limits;
+use crate::units::UnitError;
+use std::path::PathBuf;
+
+/// A volume as it was named, not yet opened. Parse it with `str::parse`; it prints as the shortest text that reads
+/// back as the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Spec {
+    /// `mem:`, a volume in RAM of so many bytes.
+    Mem(u64),
+    /// `null:`, a volume of so many bytes that holds nothing.
+    Null(u64),
+    /// `file:`
+    File(FileSpec),
+    /// `block:`
+    Block(BlockSpec),
+    /// `stripe:`
+    Stripe {
+        /// In bytes.
+        chunk: u64,
+        /// At least one.
+        members: Vec<Spec>,
+    },
+    /// `delay:`
+    Delay(Delays, Box<Spec>),
+    /// `fault:`
+    Fault(Fault, Box<Spec>),
+    /// `rate:`, at least one limit.
+    Rate(Limits, Box<Spec>),
+    /// `log:`
+    Log(LogTarget, Box<Spec>),
+    /// Anything with `://`, unchanged.
+    Url(String),
+}
+
+/// A file that holds a volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileSpec {
+    /// Where it is.
+    pub path: PathBuf,
+    /// In bytes: create the file if it is missing, and make it this long.
+    pub size: Option<u64>,
+    /// Around the page cache; `None`: where the file system can.
+    pub direct: Option<bool>,
+    /// Refuse writes.
+    pub read_only: bool,
+}
+
+/// A local block device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlockSpec {
+    /// Where its node is.
+    pub path: PathBuf,
+    /// Around the page cache; `None`: yes, if the device can.
+    pub direct: Option<bool>,
+    /// Refuse writes.
+    pub read_only: bool,
+}
+
+/// Where a log goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LogTarget {
+    /// Standard error.
+    Stderr,
+    /// A file, appended to.
+    File(PathBuf),
+}
+
+/// Why a text is not a volume spec: one line that names the thing and says what to do.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SpecError {
+    /// Nothing there.
+    #[error("a volume is missing: name one, such as mem:1g or file:disk.img")]
+    Empty,
+    /// No kind before a colon.
+    #[error(
+        "`{0}` does not say what kind of volume it is: write file:{0} for a file, block:{0} for a device"
+    )]
+    NoKind(String),
+    /// A kind that does not exist.
+    #[error(
+        "`{kind}` in `{spec}` is not a kind of volume: use mem, null, file, block, stripe, delay, fault, rate, log, or a URL"
+    )]
+    UnknownKind {
+        /// The word.
+        kind: String,
+        /// Where it stands.
+        spec: String,
+    },
+    /// Something that a kind needs.
+    #[error("`{spec}` has no {what}: write {form}")]
+    Missing {
+        /// The spec.
+        spec: String,
+        /// What is missing.
+        what: &'static str,
+        /// How it is written.
+        form: &'static str,
+    },
+    /// A bad number.
+    #[error("in `{spec}`: {error}")]
+    Unit {
+        /// The spec.
+        spec: String,
+        /// What is wrong with it.
+        error: UnitError,
+    },
+    /// An option or key that this kind does not have.
+    #[error("`{key}` in `{spec}` is not an option of {kind}: it has {known}")]
+    UnknownKey {
+        /// The key.
+        key: String,
+        /// The spec.
+        spec: String,
+        /// The kind.
+        kind: &'static str,
+        /// What there is.
+        known: &'static str,
+    },
+    /// An option that comes twice, or two that exclude each other.
+    #[error("`{key}` in `{spec}` says again what was said before: leave one out")]
+    Twice {
+        /// The key.
+        key: String,
+        /// The spec.
+        spec: String,
+    },
+    /// A value that its key does not take.
+    #[error("`{value}` is no value for {key} in `{spec}`: {expected}")]
+    Value {
+        /// The key.
+        key: String,
+        /// The value.
+        value: String,
+        /// The spec.
+        spec: String,
+        /// What to write.
+        expected: &'static str,
+    },
+    /// A per cent sign without two digits behind it, or one for the byte 0.
+    #[error(
+        "`{0}` has a `%` that no byte's two hexadecimal digits follow: write %25 for a per cent sign itself"
+    )]
+    Percent(String),
+    /// Brackets that do not pair, or text behind them.
+    #[error(
+        "brackets in `{0}` do not pair, or something follows them: put [ before and ] after a whole volume"
+    )]
+    Brackets(String),
+    /// More decorators or stripes in each other than anybody wants.
+    #[error("volumes are nested more than {MAX_NESTING} deep: leave some decorators out")]
+    Nesting,
+}
+
+/// Volumes in volumes; bounds what a hostile text can make of the stack.
+pub const MAX_NESTING: u32 = 32;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,331 @@
+//! Text as specs.
+
+use super::path::decode;
+use super::write::EFFECTS;
+use super::{BlockSpec, FileSpec, LogTarget, MAX_NESTING, Spec, SpecError};
+use crate::delay::Delays;
+use crate::fault::{Fault, FaultEffect, FaultWhen};
+use crate::kind::{OpKind, OpSet};
+use crate::rate::Limits;
+use crate::stripe::DEFAULT_CHUNK;
+use crate::units::{parse_decimal, parse_duration, parse_size};
+use std::num::NonZeroU64;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+impl FromStr for Spec {
+    type Err = SpecError;
+
+    fn from_str(text: &str) -> Result<Spec, SpecError> {
+        Parser { spec: text, depth: 0 }.spec()
+    }
+}
+
+type Parsed<T> = Result<T, SpecError>;
+
+/// One spec within others.
+#[derive(Clone, Copy)]
+struct Parser<'a> {
+    spec: &'a str,
+    depth: u32,
+}
+
+impl<'a> Parser<'a> {
+    fn spec(self) -> Parsed<Spec> {
+        if self.spec.is_empty() {
+            return Err(SpecError::Empty);
+        }
+        if self.depth > MAX_NESTING {
+            return Err(SpecError::Nesting);
+        }
+        if self.spec.starts_with('[') {
+            return self.within(self.unbracketed()?).spec();
+        }
+        let Some((kind, rest)) = self.spec.split_once(':') else {
+            return Err(if KINDS.contains(&self.spec) {
+                self.missing("colon and what follows it", "as in mem:1g, file:disk.img or delay:1ms:mem:1g")
+            } else {
+                SpecError::NoKind(self.spec.to_owned())
+            });
+        };
+        match kind {
+            _ if is_scheme(kind) && rest.starts_with("//") && !KINDS.contains(&kind) => {
+                Ok(Spec::Url(self.spec.to_owned()))
+            }
+            "mem" => Ok(Spec::Mem(self.volume_size(rest)?)),
+            "null" => Ok(Spec::Null(self.volume_size(rest)?)),
+            "file" => self.file(rest),
+            "block" => self.block(rest),
+            "stripe" => self.stripe(rest),
+            "delay" => self.delay(rest),
+            "fault" => self.fault(rest),
+            "rate" => self.rate(rest),
+            "log" => self.log(rest),
+            _ if kind.contains('/') => Err(SpecError::NoKind(self.spec.to_owned())),
+            _ => Err(SpecError::UnknownKind { kind: kind.to_owned(), spec: self.spec.to_owned() }),
+        }
+    }
+
+    fn within(self, spec: &'a str) -> Parser<'a> {
+        Parser { spec, depth: self.depth + 1 }
+    }
+
+    /// What is between the brackets around all of it.
+    fn unbracketed(self) -> Parsed<&'a str> {
+        let brackets = || SpecError::Brackets(self.spec.to_owned());
+        let end =
+            self.spec.bytes().scan(0, |depth, byte| Some(nesting(depth, byte))).position(|depth| depth == 0);
+        let end = end.ok_or_else(brackets)?;
+        if end + 1 == self.spec.len() { Ok(&self.spec[1..end]) } else { Err(brackets()) }
+    }
+
+    fn volume_size(self, text: &str) -> Parsed<u64> {
+        if text.is_empty() {
+            return Err(self.missing("size", "a size after the colon, as in mem:1g"));
+        }
+        match self.size(text)? {
+            0 => Err(self.value("size", text, "a volume has at least one block, as in mem:1g")),
+            size => Ok(size),
+        }
+    }
+
+    fn file(self, rest: &str) -> Parsed<Spec> {
+        let (path, options) = self.path_and_options(rest, "file:PATH, as in file:disk.img?size=1g")?;
+        let mut file = FileSpec { path, size: None, direct: None, read_only: false };
+        for (key, value) in self.pairs(options, '&')? {
+            match key {
+                "size" => file.size = Some(self.volume_size(value)?),
+                "direct" => file.direct = Some(self.on_off(key, value)?),
+                "readonly" => file.read_only = self.on_off(key, value)?,
+                _ => return Err(self.unknown(key, "a file", "size, direct and readonly")),
+            }
+        }
+        Ok(Spec::File(file))
+    }
+
+    fn block(self, rest: &str) -> Parsed<Spec> {
+        let (path, options) = self.path_and_options(rest, "block:PATH, as in block:/dev/nvme0n1")?;
+        let mut block = BlockSpec { path, direct: None, read_only: false };
+        for (key, value) in self.pairs(options, '&')? {
+            match key {
+                "direct" => block.direct = Some(self.on_off(key, value)?),
+                "readonly" => block.read_only = self.on_off(key, value)?,
+                _ => return Err(self.unknown(key, "a block device", "direct and readonly")),
+            }
+        }
+        Ok(Spec::Block(block))
+    }
+
+    fn path_and_options(self, rest: &'a str, form: &'static str) -> Parsed<(PathBuf, &'a str)> {
+        let (path, options) = rest.split_once('?').unwrap_or((rest, ""));
+        if path.is_empty() { Err(self.missing("path", form)) } else { Ok((decode(path)?, options)) }
+    }
+
+    fn stripe(self, rest: &'a str) -> Parsed<Spec> {
+        // No kind of volume begins with a digit, so this is a chunk or nothing that makes sense.
+        let has_chunk = rest.starts_with(|first: char| first.is_ascii_digit());
+        let (chunk, members) = match rest.split_once(':') {
+            Some((chunk, members)) if has_chunk => (self.size(chunk)?, members),
+            None if has_chunk => (self.size(rest)?, ""),
+            _ => (DEFAULT_CHUNK, rest),
+        };
+        if chunk == 0 {
+            return Err(self.value("the chunk", "0", "write a size, as in stripe:64k:mem:1g,mem:1g"));
+        }
+        if members.is_empty() {
+            return Err(self.missing("member", "stripe:VOLUME,VOLUME, as in stripe:mem:1g,mem:1g"));
+        }
+        let members = self.split_members(members)?;
+        let members: Parsed<_> = members.into_iter().map(|member| self.within(member).spec()).collect();
+        Ok(Spec::Stripe { chunk, members: members? })
+    }
+
+    /// Cuts at the commas outside of brackets.
+    fn split_members(self, text: &'a str) -> Parsed<Vec<&'a str>> {
+        let (mut members, mut depth, mut start) = (Vec::new(), 0, 0);
+        for (at, byte) in text.bytes().enumerate() {
+            depth = nesting(&mut depth, byte);
+            if depth < 0 {
+                return Err(SpecError::Brackets(self.spec.to_owned()));
+            }
+            if byte == b',' && depth == 0 {
+                members.push(&text[start..at]);
+                start = at + 1;
+            }
+        }
+        members.push(&text[start..]);
+        if depth == 0 { Ok(members) } else { Err(SpecError::Brackets(self.spec.to_owned())) }
+    }
+
+    fn delay(self, rest: &'a str) -> Parsed<Spec> {
+        let (times, volume) =
+            self.decorated(rest, "delay:READ[,WRITE]:VOLUME, as in delay:100us,5ms:mem:1g")?;
+        let (read, write) = times.split_once(',').unwrap_or((times, times));
+        let (read, write) = (self.duration(read)?, self.duration(write)?);
+        Ok(Spec::Delay(Delays { read, write, flush: write }, volume))
+    }
+
+    fn fault(self, rest: &'a str) -> Parsed<Spec> {
+        let (keys, volume) = self.decorated(rest, "fault:KEY=VALUE:VOLUME, as in fault:every=100:mem:1g")?;
+        let mut fault = Fault::default();
+        let mut has_when = false;
+        for (key, value) in self.pairs(keys, ',')? {
+            match key {
+                "op" => fault.ops = self.ops(value)?,
+                "offset" => fault.offset = self.size(value)?,
+                "size" => fault.size = Some(self.size(value)?),
+                "every" | "probability" if has_when => return Err(self.twice(key)),
+                "every" => fault.when = FaultWhen::Every(self.positive(key, value)?.get()),
+                "probability" => fault.when = FaultWhen::PerMillion(self.chance(key, value)?),
+                "seed" => fault.seed = self.number(key, value)?,
+                "error" => fault.effect = self.effect(value)?,
+                _ => return Err(self.unknown(key, "a fault", FAULT_KEYS)),
+            }
+            has_when |= matches!(key, "every" | "probability");
+        }
+        Ok(Spec::Fault(fault, volume))
+    }
+
+    fn rate(self, rest: &'a str) -> Parsed<Spec> {
+        let (keys, volume) =
+            self.decorated(rest, "rate:KEY=VALUE:VOLUME, as in rate:iops=1000,bw=100m:mem:1g")?;
+        let mut limits = Limits::default();
+        for (key, value) in self.pairs(keys, ',')? {
+            let (limit, what) = match key.split_once('_') {
+                Some(("read", what)) => (&mut limits.read, what),
+                Some(("write", what)) => (&mut limits.write, what),
+                _ => (&mut limits.total, key),
+            };
+            match what {
+                "iops" => limit.iops = Some(self.positive(key, value)?),
+                "bw" => {
+                    let bytes = NonZeroU64::new(self.size(value)?);
+                    limit.bytes_per_s = Some(bytes.ok_or_else(|| self.value(key, value, POSITIVE_SIZE))?);
+                }
+                _ => return Err(self.unknown(key, "a rate", RATE_KEYS)),
+            }
+        }
+        Ok(Spec::Rate(limits, volume))
+    }
+
+    fn log(self, rest: &'a str) -> Parsed<Spec> {
+        let (path, volume) = self.decorated(rest, "log:PATH:VOLUME, as in log:-:mem:1g")?;
+        let target = if path == "-" { LogTarget::Stderr } else { LogTarget::File(decode(path)?) };
+        Ok(Spec::Log(target, volume))
+    }
+
+    /// What stands before the volume, not empty, and the volume.
+    fn decorated(self, rest: &'a str, form: &'static str) -> Parsed<(&'a str, Box<Spec>)> {
+        let (before, volume) = rest.split_once(':').unwrap_or((rest, ""));
+        if before.is_empty() {
+            return Err(self.missing("setting", form));
+        }
+        if volume.is_empty() {
+            let in_stripe =
+                "a volume behind the last colon; a stripe's member that contains a comma goes in brackets";
+            return Err(self.missing("volume", if self.depth == 0 { form } else { in_stripe }));
+        }
+        Ok((before, Box::new(self.within(volume).spec()?)))
+    }
+
+    /// `key=value` pairs, each key once.
+    fn pairs(self, text: &'a str, between: char) -> Parsed<Vec<(&'a str, &'a str)>> {
+        let mut pairs: Vec<(&str, &str)> = Vec::new();
+        for pair in text.split(between).filter(|_| !text.is_empty()) {
+            let Some((key, value)) = pair.split_once('=') else {
+                return Err(self.value(pair, "", "write KEY=VALUE"));
+            };
+            if pairs.iter().any(|(known, _)| *known == key) {
+                return Err(self.twice(key));
+            }
+            pairs.push((key, value));
+        }
+        Ok(pairs)
+    }
+
+    fn size(self, text: &str) -> Parsed<u64> {
+        parse_size(text).map_err(|error| SpecError::Unit { spec: self.spec.to_owned(), error })
+    }
+
+    fn duration(self, text: &str) -> Parsed<Duration> {
+        parse_duration(text).map_err(|error| SpecError::Unit { spec: self.spec.to_owned(), error })
+    }
+
+    fn number(self, key: &str, text: &str) -> Parsed<u64> {
+        text.parse().map_err(|_| self.value(key, text, "write a whole number"))
+    }
+
+    fn positive(self, key: &str, text: &str) -> Parsed<NonZeroU64> {
+        text.parse().map_err(|_| self.value(key, text, "write a whole number from 1 on"))
+    }
+
+    fn chance(self, key: &str, text: &str) -> Parsed<u32> {
+        let per_million = parse_decimal(text, 6).ok().filter(|&share| share <= 1_000_000);
+        let per_million = per_million.ok_or_else(|| self.value(key, text, "write 0 to 1, as in 0.01"))?;
+        Ok(per_million as u32)
+    }
+
+    fn on_off(self, key: &str, text: &str) -> Parsed<bool> {
+        match text {
+            "on" => Ok(true),
+            "off" => Ok(false),
+            _ => Err(self.value(key, text, "write on or off")),
+        }
+    }
+
+    fn ops(self, text: &str) -> Parsed<OpSet> {
+        text.split('+').try_fold(OpSet::NONE, |set, word| {
+            let kind = OpKind::ALL.into_iter().find(|kind| kind.name() == word);
+            let kind = kind.ok_or_else(|| {
+                self.value("op", word, "join read, write, flush, zeroes, discard, prefetch and status with +")
+            })?;
+            Ok(set.with(kind))
+        })
+    }
+
+    fn effect(self, text: &str) -> Parsed<FaultEffect> {
+        let named = EFFECTS.iter().find(|(name, _)| *name == text);
+        named.map(|(_, effect)| *effect).ok_or_else(|| self.value("error", text, ERRORS))
+    }
+
+    fn missing(self, what: &'static str, form: &'static str) -> SpecError {
+        SpecError::Missing { spec: self.spec.to_owned(), what, form }
+    }
+
+    fn twice(self, key: &str) -> SpecError {
+        SpecError::Twice { key: key.to_owned(), spec: self.spec.to_owned() }
+    }
+
+    fn unknown(self, key: &str, kind: &'static str, known: &'static str) -> SpecError {
+        SpecError::UnknownKey { key: key.to_owned(), spec: self.spec.to_owned(), kind, known }
+    }
+
+    fn value(self, key: &str, value: &str, expected: &'static str) -> SpecError {
+        let (key, value) = (key.to_owned(), value.to_owned());
+        SpecError::Value { key, value, spec: self.spec.to_owned(), expected }
+    }
+}
+
+/// A scheme of a URL, RFC 3986 section 3.1.
+fn is_scheme(text: &str) -> bool {
+    text.starts_with(|first: char| first.is_ascii_alphabetic())
+        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte))
+}
+
+/// How deep in brackets the text is after `byte`.
+fn nesting(depth: &mut i32, byte: u8) -> i32 {
+    *depth += match byte {
+        b'[' => 1,
+        b']' => -1,
+        _ => 0,
+    };
+    *depth
+}
+
+const KINDS: [&str; 9] = ["mem", "null", "file", "block", "stripe", "delay", "fault", "rate", "log"];
+const FAULT_KEYS: &str = "op, offset, size, every, probability, error and seed";
+const RATE_KEYS: &str = "iops, bw, read_iops, read_bw, write_iops and write_bw";
+const POSITIVE_SIZE: &str = "write a size above 0, as in 100m";
+const ERRORS: &str = "write medium, nospace, readonly, unsupported, nomemory, pathlost, aborted, shutdown, range, \
+                      misaligned, length or stuck";

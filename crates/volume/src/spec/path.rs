@@ -1,0 +1,46 @@
+//! Paths in specs: any bytes but NUL, with per cent signs for what the grammar uses.
+
+use super::SpecError;
+use std::ffi::OsString;
+use std::fmt::Write;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+/// Reads the text of a path.
+pub(super) fn decode(text: &str) -> Result<PathBuf, SpecError> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        if byte != b'%' {
+            bytes.push(byte);
+            continue;
+        }
+        let mut digit = || rest.next().and_then(|digit| char::from(digit).to_digit(16));
+        let (high, low) = (digit(), digit());
+        match high.zip(low).map(|(high, low)| (high << 4 | low) as u8) {
+            Some(byte) if byte != 0 => bytes.push(byte),
+            _ => return Err(SpecError::Percent(text.to_owned())),
+        }
+    }
+    if bytes.contains(&0) {
+        return Err(SpecError::Percent(text.to_owned()));
+    }
+    Ok(PathBuf::from(OsString::from_vec(bytes)))
+}
+
+/// Writes a path such that it can stand anywhere in a spec.
+pub(super) fn encode(path: &Path) -> String {
+    let mut text = String::new();
+    let escape = |text: &mut String, byte: u8| write!(text, "%{byte:02X}").expect("a string takes all");
+    for chunk in path.as_os_str().as_bytes().utf8_chunks() {
+        for letter in chunk.valid().chars() {
+            match letter {
+                '%' | '?' | ',' | '[' | ']' | ':' => escape(&mut text, letter as u8),
+                '\0'..' ' | '\x7f' => escape(&mut text, letter as u8),
+                _ => text.push(letter),
+            }
+        }
+        chunk.invalid().iter().for_each(|&byte| escape(&mut text, byte));
+    }
+    text
+}

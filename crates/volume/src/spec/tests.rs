@@ -1,0 +1,221 @@
+use super::*;
+use crate::fault::{FaultEffect, FaultWhen};
+use crate::io::IoError;
+use crate::kind::{OpKind, OpSet};
+use crate::rate::Limit;
+use crate::stripe::DEFAULT_CHUNK;
+use proptest::prelude::*;
+use std::ffi::OsString;
+use std::num::NonZeroU64;
+use std::os::unix::ffi::OsStringExt;
+use std::time::Duration;
+
+fn parse(text: &str) -> Spec {
+    text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
+}
+
+fn file(path: &str) -> FileSpec {
+    FileSpec { path: path.into(), size: None, direct: None, read_only: false }
+}
+
+#[test]
+fn each_kind_is_read() {
+    let mem = || Box::new(Spec::Mem(1 << 30));
+    assert_eq!(parse("mem:1GiB"), *mem());
+    assert_eq!(parse("null:64k"), Spec::Null(65536));
+    assert_eq!(parse("file:disk.img"), Spec::File(file("disk.img")));
+    let whole = FileSpec { size: Some(1 << 30), direct: Some(false), read_only: true, ..file("/a b:c") };
+    assert_eq!(parse("file:/a b:c?size=1g&direct=off&readonly=on"), Spec::File(whole));
+    let block = BlockSpec { path: "/dev/sda".into(), direct: Some(true), read_only: false };
+    assert_eq!(parse("block:/dev/sda?direct=on&readonly=off"), Spec::Block(block));
+    let delays = |read, write| {
+        let (read, write) = (Duration::from_micros(read), Duration::from_micros(write));
+        crate::Delays { read, write, flush: write }
+    };
+    assert_eq!(parse("delay:100us:mem:1g"), Spec::Delay(delays(100, 100), mem()));
+    assert_eq!(parse("delay:100us,5ms:mem:1g"), Spec::Delay(delays(100, 5000), mem()));
+    let limits = Limits {
+        total: Limit { iops: NonZeroU64::new(1000), bytes_per_s: NonZeroU64::new(100 << 20) },
+        read: Limit::default(),
+        write: Limit { iops: NonZeroU64::new(7), bytes_per_s: None },
+    };
+    assert_eq!(parse("rate:iops=1000,bw=100m,write_iops=7:mem:1g"), Spec::Rate(limits, mem()));
+    assert_eq!(parse("log:-:mem:1g"), Spec::Log(LogTarget::Stderr, mem()));
+    assert_eq!(parse("log:/tmp/a%3Ab:mem:1g"), Spec::Log(LogTarget::File("/tmp/a:b".into()), mem()));
+    for url in ["nbd://[::1]:10809/disk?x=a,b:c", "nbd+unix:///export?socket=/run/x"] {
+        assert_eq!(parse(url), Spec::Url(url.to_owned()));
+    }
+    assert_eq!(parse("[mem:1g]"), *mem());
+}
+
+#[test]
+fn a_fault_is_read() {
+    let ops = OpSet::NONE.with(OpKind::Read).with(OpKind::WriteZeroes);
+    let fault = Fault {
+        ops,
+        offset: 1 << 20,
+        size: Some(4096),
+        when: FaultWhen::PerMillion(2500),
+        effect: FaultEffect::Fail(IoError::NoSpace),
+        seed: 7,
+    };
+    let text = "fault:op=read+zeroes,offset=1m,size=4k,probability=0.0025,error=nospace,seed=7:null:1g";
+    assert_eq!(parse(text), Spec::Fault(fault, Box::new(Spec::Null(1 << 30))));
+    let stuck = Fault { when: FaultWhen::Every(3), effect: FaultEffect::Stuck, ..Fault::default() };
+    assert_eq!(parse("fault:every=3,error=stuck:null:1g"), Spec::Fault(stuck, Box::new(Spec::Null(1 << 30))));
+}
+
+#[test]
+fn members_of_a_stripe_may_be_anything() {
+    let mem = Spec::Mem(1 << 30);
+    let two = |chunk| Spec::Stripe { chunk, members: vec![mem.clone(), mem.clone()] };
+    assert_eq!(parse("stripe:mem:1g,mem:1g"), two(DEFAULT_CHUNK));
+    assert_eq!(parse("stripe:64k:mem:1g,[mem:1g]"), two(65536));
+    let mixed = "stripe:[delay:1ms,2ms:mem:1g],log:-:mem:1g,[stripe:4k:null:1g,null:1g],nbd://[::1]/a";
+    let Spec::Stripe { members, .. } = parse(mixed) else { panic!("not a stripe") };
+    let expected = ["delay:1ms,2ms:mem:1g", "log:-:mem:1g", "stripe:4k:null:1g,null:1g", "nbd://[::1]/a"];
+    assert_eq!(members, expected.map(parse));
+    assert_eq!(parse(mixed).to_string(), mixed);
+    // A decorator outside of all brackets holds for the whole stripe.
+    let Spec::Delay(_, whole) = parse("delay:1ms:stripe:mem:1g,mem:1g") else { panic!("not delayed") };
+    assert_eq!(*whole, two(DEFAULT_CHUNK));
+}
+
+#[test]
+fn any_path_can_be_written() {
+    assert_eq!(parse("file:a%3Fb%2Cc%25"), Spec::File(file("a?b,c%")));
+    let path = PathBuf::from(OsString::from_vec(b"/x\xff\n?,[]:% \xc3\xa9".to_vec()));
+    let spec = Spec::File(FileSpec { path, ..file("") });
+    assert_eq!(spec.to_string(), "file:/x%FF%0A%3F%2C%5B%5D%3A%25 é");
+    assert_eq!(parse(&spec.to_string()), spec);
+}
+
+#[test]
+fn what_is_wrong_is_named_in_one_line_that_says_what_to_do() {
+    let errors = [
+        ("", "a volume is missing: name one"),
+        ("disk.img", "`disk.img` does not say what kind of volume it is: write file:disk.img"),
+        ("/dev/a:b", "write file:/dev/a:b for a file"),
+        ("mem", "`mem` has no colon and what follows it: write as in mem:1g"),
+        ("ram:1g", "`ram` in `ram:1g` is not a kind of volume: use mem, null"),
+        ("mem:", "`mem:` has no size"),
+        ("mem:0", "`0` is no value for size in `mem:0`"),
+        ("mem:1x", "in `mem:1x`: `1x` is not a size"),
+        ("mem:99e", "`99e` is too large"),
+        ("file:", "`file:` has no path: write file:PATH"),
+        ("file:?size=1g", "has no path"),
+        ("file:a?sise=1g", "`sise` in `file:a?sise=1g` is not an option of a file: it has size, direct"),
+        ("file:a?direct=yes", "`yes` is no value for direct in `file:a?direct=yes`: write on or off"),
+        ("file:a?direct", "write KEY=VALUE"),
+        ("file:a?size=1g&size=2g", "`size` in `file:a?size=1g&size=2g` says again"),
+        ("file:50%", "write %25 for a per cent sign"),
+        ("file:a%00", "write %25 for a per cent sign"),
+        ("block:/dev/sda?size=1g", "not an option of a block device"),
+        ("stripe:", "`stripe:` has no member: write stripe:VOLUME,VOLUME"),
+        ("stripe:64k", "`stripe:64k` has no member"),
+        ("stripe:64k:", "has no member"),
+        ("stripe:0:mem:1g", "`0` is no value for the chunk"),
+        ("stripe:6y:mem:1g", "`6y` is not a size"),
+        ("stripe:mem:1g,", "a volume is missing"),
+        ("stripe:[mem:1g", "brackets in `stripe:[mem:1g` do not pair"),
+        ("stripe:mem:1g]", "brackets"),
+        ("[mem:1g]x", "brackets in `[mem:1g]x`"),
+        ("stripe:delay:1ms,2ms:mem:1g", "a stripe's member that contains a comma goes in brackets"),
+        ("delay:5:mem:1g", "in `delay:5:mem:1g`: `5` is not a duration"),
+        ("delay::mem:1g", "`delay::mem:1g` has no setting: write delay:READ[,WRITE]:VOLUME"),
+        ("delay:5ms", "`delay:5ms` has no volume: write delay:READ"),
+        ("fault:oops=1:mem:1g", "`oops` in `fault:oops=1:mem:1g` is not an option of a fault: it has op,"),
+        ("fault:op=read+wriet:mem:1g", "`wriet` is no value for op"),
+        ("fault:every=0:mem:1g", "whole number from 1 on"),
+        ("fault:probability=1.5:mem:1g", "write 0 to 1"),
+        ("fault:every=2,probability=0.5:mem:1g", "`probability` in"),
+        ("fault:error=eio:mem:1g", "`eio` is no value for error"),
+        ("rate:speed=1:mem:1g", "not an option of a rate"),
+        ("rate:iops=-1:mem:1g", "`-1` is no value for iops"),
+        ("rate:bw=0:mem:1g", "`0` is no value for bw"),
+        ("log:x", "`log:x` has no volume: write log:PATH:VOLUME"),
+    ];
+    for (text, words) in errors {
+        let message = text.parse::<Spec>().expect_err(text).to_string();
+        assert!(message.contains(words), "{text}: {message}");
+        assert!(!message.contains('\n') && message.len() < 300, "{text}: {message}");
+    }
+    let deep = "log:-:".repeat(100_000) + "mem:1g";
+    assert_eq!(deep.parse::<Spec>(), Err(SpecError::Nesting));
+    assert_eq!("[".repeat(100_000).parse::<Spec>().unwrap_err(), SpecError::Brackets("[".repeat(100_000)));
+}
+
+fn path() -> impl Strategy<Value = PathBuf> {
+    let bytes = prop_oneof![prop::sample::select(b"-/?,%[]:&=a ".to_vec()), 1u8..];
+    prop::collection::vec(bytes, 1..12).prop_map(|bytes| PathBuf::from(OsString::from_vec(bytes)))
+}
+
+fn delays() -> impl Strategy<Value = crate::Delays> {
+    (any::<u64>(), any::<u64>(), any::<bool>()).prop_map(|(read, write, same)| {
+        let read = Duration::from_nanos(read);
+        let write = if same { read } else { Duration::from_nanos(write) };
+        crate::Delays { read, write, flush: write }
+    })
+}
+
+fn fault() -> impl Strategy<Value = Fault> {
+    let ops = prop::sample::subsequence(OpKind::ALL.to_vec(), 1..=7)
+        .prop_map(|kinds| kinds.into_iter().fold(OpSet::NONE, OpSet::with));
+    let when =
+        prop_oneof![(1u64..).prop_map(FaultWhen::Every), (0u32..=1_000_000).prop_map(FaultWhen::PerMillion),];
+    let effect = prop::sample::select(write::EFFECTS.map(|(_, effect)| effect).to_vec());
+    (ops, any::<u64>(), any::<Option<u64>>(), when, effect, any::<u64>())
+        .prop_map(|(ops, offset, size, when, effect, seed)| Fault { ops, offset, size, when, effect, seed })
+}
+
+fn limits() -> impl Strategy<Value = Limits> {
+    let limit = || {
+        let rates = any::<(Option<NonZeroU64>, Option<NonZeroU64>)>();
+        rates.prop_map(|(iops, bytes_per_s)| Limit { iops, bytes_per_s })
+    };
+    let some = |limits: &Limits| *limits != Limits::default();
+    (limit(), limit(), limit())
+        .prop_map(|(total, read, write)| Limits { total, read, write })
+        .prop_filter("a rate says something", some)
+}
+
+fn spec() -> impl Strategy<Value = Spec> {
+    let leaf = prop_oneof![
+        (1u64..).prop_map(Spec::Mem),
+        (1u64..).prop_map(Spec::Null),
+        (path(), any::<Option<u64>>(), any::<Option<bool>>(), any::<bool>()).prop_map(
+            |(path, size, direct, read_only)| {
+                Spec::File(FileSpec { path, size: size.map(|size| size.max(1)), direct, read_only })
+            }
+        ),
+        (path(), any::<Option<bool>>(), any::<bool>())
+            .prop_map(|(path, direct, read_only)| Spec::Block(BlockSpec { path, direct, read_only })),
+        "(nbd|iscsi|nvme\\+tcp)://(\\[::1\\])?[a-z0-9:,/%?=.&]{0,12}".prop_map(Spec::Url),
+    ];
+    leaf.prop_recursive(4, 24, 4, |inner| {
+        let boxed = inner.clone().prop_map(Box::new);
+        let target = prop_oneof![Just(LogTarget::Stderr), path().prop_map(LogTarget::File)];
+        prop_oneof![
+            (prop_oneof![Just(DEFAULT_CHUNK), 1u64..], prop::collection::vec(inner, 1..4))
+                .prop_map(|(chunk, members)| Spec::Stripe { chunk, members }),
+            (delays(), boxed.clone()).prop_map(|(delays, volume)| Spec::Delay(delays, volume)),
+            (fault(), boxed.clone()).prop_map(|(fault, volume)| Spec::Fault(fault, volume)),
+            (limits(), boxed.clone()).prop_map(|(limits, volume)| Spec::Rate(limits, volume)),
+            (target, boxed).prop_map(|(target, volume)| Spec::Log(target, volume)),
+        ]
+    })
+}
+
+proptest! {
+    #[test]
+    fn every_spec_reads_back_from_its_text(spec in spec()) {
+        prop_assert_eq!(spec.to_string().parse::<Spec>(), Ok(spec));
+    }
+
+    #[test]
+    fn no_text_panics(text in "(mem|file|stripe|delay|fault|rate|log|[:,=?%\\[\\]]|[0-9]k?|\\PC){0,12}") {
+        if let Err(error) = text.parse::<Spec>() {
+            prop_assert!(!error.to_string().is_empty());
+        }
+    }
+}

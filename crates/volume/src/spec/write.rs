@@ -1,0 +1,144 @@
+//! Specs as text.
+
+use super::path::encode;
+use super::{LogTarget, Spec};
+use crate::delay::Delays;
+use crate::fault::{Fault, FaultEffect, FaultWhen};
+use crate::io::IoError;
+use crate::kind::OpSet;
+use crate::rate::Limits;
+use crate::stripe::DEFAULT_CHUNK;
+use crate::units::{format_duration, format_size};
+use std::fmt;
+
+impl fmt::Display for Spec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Spec::Mem(size) => write!(f, "mem:{}", format_size(*size)),
+            Spec::Null(size) => write!(f, "null:{}", format_size(*size)),
+            Spec::File(file) => {
+                let size = file.size.map(format_size);
+                let options = [
+                    ("size", size.as_deref()),
+                    ("direct", file.direct.map(on_off)),
+                    ("readonly", file.read_only.then_some("on")),
+                ];
+                write!(f, "file:{}{}", encode(&file.path), joined('?', '&', options))
+            }
+            Spec::Block(block) => {
+                let options =
+                    [("direct", block.direct.map(on_off)), ("readonly", block.read_only.then_some("on"))];
+                write!(f, "block:{}{}", encode(&block.path), joined('?', '&', options))
+            }
+            Spec::Stripe { chunk, members } => write_stripe(f, *chunk, members),
+            Spec::Delay(delays, volume) => write!(f, "delay:{}:{volume}", delay_text(*delays)),
+            Spec::Fault(fault, volume) => write!(f, "fault{}:{volume}", fault_text(fault)),
+            Spec::Rate(limits, volume) => write!(f, "rate{}:{volume}", rate_text(limits)),
+            Spec::Log(LogTarget::Stderr, volume) => write!(f, "log:-:{volume}"),
+            // A file of that name, which alone would be standard error.
+            Spec::Log(LogTarget::File(path), volume) if path.as_os_str() == "-" => {
+                write!(f, "log:%2D:{volume}")
+            }
+            Spec::Log(LogTarget::File(path), volume) => write!(f, "log:{}:{volume}", encode(path)),
+            Spec::Url(url) => f.write_str(url),
+        }
+    }
+}
+
+fn write_stripe(f: &mut fmt::Formatter<'_>, chunk: u64, members: &[Spec]) -> fmt::Result {
+    f.write_str("stripe:")?;
+    if chunk != DEFAULT_CHUNK {
+        write!(f, "{}:", format_size(chunk))?;
+    }
+    for (nth, member) in members.iter().enumerate() {
+        f.write_str(if nth == 0 { "" } else { "," })?;
+        let text = member.to_string();
+        let ends_itself = !text.contains(',');
+        if ends_itself { f.write_str(&text) } else { write!(f, "[{text}]") }?;
+    }
+    Ok(())
+}
+
+fn delay_text(delays: Delays) -> String {
+    let read = format_duration(delays.read);
+    if delays.write == delays.read { read } else { format!("{read},{}", format_duration(delays.write)) }
+}
+
+fn fault_text(fault: &Fault) -> String {
+    let usual = Fault::default();
+    let ops = (fault.ops != OpSet::ALL).then(|| fault.ops.to_string());
+    let offset = (fault.offset != 0).then(|| format_size(fault.offset));
+    let size = fault.size.map(format_size);
+    let (every, chance) = match fault.when {
+        FaultWhen::Every(nth) => (Some(nth.to_string()), None),
+        FaultWhen::PerMillion(share) => (None, Some(chance_text(share))),
+    };
+    let effect = (fault.effect != usual.effect).then(|| effect_name(fault.effect));
+    let seed = (fault.seed != 0).then(|| fault.seed.to_string());
+    let keys = [
+        ("op", ops.as_deref()),
+        ("offset", offset.as_deref()),
+        ("size", size.as_deref()),
+        ("every", every.as_deref()),
+        ("probability", chance.as_deref()),
+        ("error", effect),
+        ("seed", seed.as_deref()),
+    ];
+    joined(':', ',', keys)
+}
+
+fn chance_text(per_million: u32) -> String {
+    let text = format!("{}.{:06}", per_million / 1_000_000, per_million % 1_000_000);
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
+fn rate_text(limits: &Limits) -> String {
+    let of = |limit: crate::rate::Limit| {
+        [limit.iops.map(|iops| iops.to_string()), limit.bytes_per_s.map(|bytes| format_size(bytes.get()))]
+    };
+    let [total, read, write] = [limits.total, limits.read, limits.write].map(of);
+    let names = ["iops", "bw", "read_iops", "read_bw", "write_iops", "write_bw"];
+    let values: Vec<_> = [&total, &read, &write].into_iter().flatten().map(Option::as_deref).collect();
+    joined(':', ',', names.into_iter().zip(values))
+}
+
+/// The options that have a value.
+fn joined<'a>(
+    first: char,
+    between: char,
+    options: impl IntoIterator<Item = (&'a str, Option<&'a str>)>,
+) -> String {
+    let mut text = String::new();
+    for (key, value) in options {
+        if let Some(value) = value {
+            text.push(if text.is_empty() { first } else { between });
+            text.extend([key, "=", value]);
+        }
+    }
+    text
+}
+
+fn on_off(on: bool) -> &'static str {
+    if on { "on" } else { "off" }
+}
+
+fn effect_name(effect: FaultEffect) -> &'static str {
+    let named = EFFECTS.iter().find(|(_, known)| *known == effect);
+    named.map_or("stuck", |(name, _)| name)
+}
+
+/// Words for what happens to a request that fails; every effect has one.
+pub(super) const EFFECTS: [(&str, FaultEffect); 12] = [
+    ("medium", FaultEffect::Fail(IoError::Medium)),
+    ("nospace", FaultEffect::Fail(IoError::NoSpace)),
+    ("readonly", FaultEffect::Fail(IoError::ReadOnly)),
+    ("unsupported", FaultEffect::Fail(IoError::Unsupported)),
+    ("nomemory", FaultEffect::Fail(IoError::NoMemory)),
+    ("pathlost", FaultEffect::Fail(IoError::PathLost)),
+    ("aborted", FaultEffect::Fail(IoError::Aborted)),
+    ("shutdown", FaultEffect::Fail(IoError::ShuttingDown)),
+    ("range", FaultEffect::Fail(IoError::OutOfRange)),
+    ("misaligned", FaultEffect::Fail(IoError::Misaligned)),
+    ("length", FaultEffect::Fail(IoError::BadLength)),
+    ("stuck", FaultEffect::Stuck),
+];

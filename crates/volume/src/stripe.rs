@@ -1,0 +1,421 @@
+//! RAID 0: chunks of a volume dealt out to members in turn.
+//!
+//! ```text
+//!   volume    | 0 | 1 | 2 | 3 | 4 | 5 |
+//!   member 0  | 0 |   2   |   4   |          chunk c is chunk c / members of member c % members
+//!   member 1  | 1 |   3   |   5   |
+//! ```
+//! A range of the volume is at most one range on each member, so a request becomes at most one request a member,
+//! and a member's queue needs no more depth than the stripe's own. A request that fails on one member may have
+//! changed others.
+
+use crate::buf::{Seg, SgList};
+use crate::io::{Completion, Extent, Io, IoError, Op, Output, Tag};
+use crate::ready::Waker;
+use crate::slots::Slots;
+use crate::volume::{Channel, Core, Volume, VolumeInfo};
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// A stripe's chunk when nobody says otherwise, in bytes.
+pub const DEFAULT_CHUNK: u64 = 1 << 20;
+/// A stripe has at most so many members.
+pub const MAX_MEMBERS: usize = 256;
+
+/// Several volumes as one that is as large and as fast as all together, and as fragile.
+pub struct StripeVolume {
+    info: VolumeInfo,
+    layout: Layout,
+    members: Vec<Arc<dyn Volume>>,
+}
+
+/// Why volumes cannot be striped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StripeError {
+    /// An empty list, or one that is too long.
+    #[error("a stripe of {0} volumes: name 1 to {MAX_MEMBERS}")]
+    Members(usize),
+    /// The chunk is not a whole number of blocks.
+    #[error("a chunk of {chunk} bytes: take a multiple of the members' logical block of {block} bytes")]
+    Chunk {
+        /// In bytes.
+        chunk: u64,
+        /// In bytes.
+        block: u32,
+    },
+    /// A member cannot hold one chunk.
+    #[error("member {index} has {size} bytes, less than one chunk of {chunk}: take a smaller chunk")]
+    TooSmall {
+        /// From 0.
+        index: usize,
+        /// In bytes.
+        size: u64,
+        /// In bytes.
+        chunk: u64,
+    },
+    /// All members together exceed what an offset can say.
+    #[error("the members together are larger than 2^64 bytes")]
+    TooLarge,
+}
+
+impl StripeVolume {
+    /// Stripes `members` in chunks of `chunk_bytes`. Every member gives as many whole chunks as the smallest one
+    /// has; sizes are taken now, once.
+    ///
+    /// # Errors
+    /// If the chunk does not suit the members, or there are none.
+    pub fn new(chunk_bytes: u64, members: Vec<Arc<dyn Volume>>) -> Result<StripeVolume, StripeError> {
+        if members.is_empty() || members.len() > MAX_MEMBERS {
+            return Err(StripeError::Members(members.len()));
+        }
+        let infos: Vec<_> = members.iter().map(|member| member.info()).collect();
+        let block = infos.iter().map(|info| info.logical_block).max().unwrap_or(1);
+        if chunk_bytes == 0 || !chunk_bytes.is_multiple_of(block.into()) {
+            return Err(StripeError::Chunk { chunk: chunk_bytes, block });
+        }
+        if let Some(index) = infos.iter().position(|info| info.size < chunk_bytes) {
+            return Err(StripeError::TooSmall { index, size: infos[index].size, chunk: chunk_bytes });
+        }
+        let layout = Layout { chunk: chunk_bytes, members: members.len() as u64 };
+        let info = combine(&infos, layout).ok_or(StripeError::TooLarge)?;
+        Ok(StripeVolume { info, layout, members })
+    }
+}
+
+/// What the members are like together; `None` if their size is beyond an offset.
+fn combine(infos: &[VolumeInfo], layout: Layout) -> Option<VolumeInfo> {
+    let smallest = infos.iter().map(|info| info.size).min()?;
+    let any = |is: fn(&VolumeInfo) -> bool| infos.iter().any(is);
+    let all = |is: fn(&VolumeInfo) -> bool| infos.iter().all(is);
+    Some(VolumeInfo {
+        size: (smallest / layout.chunk * layout.chunk).checked_mul(layout.members)?,
+        logical_block: infos.iter().map(|info| info.logical_block).max()?,
+        physical_block: infos.iter().map(|info| info.physical_block).max()?,
+        discard_granularity: infos.iter().map(|info| info.discard_granularity).max()?,
+        read_only: any(|info| info.read_only),
+        write_cache: any(|info| info.write_cache),
+        volatile: any(|info| info.volatile),
+        rotational: any(|info| info.rotational),
+        fast_zeroes: all(|info| info.fast_zeroes),
+        shared_flush: all(|info| info.shared_flush),
+        lends_reads: all(|info| info.lends_reads),
+    })
+}
+
+impl Volume for StripeVolume {
+    fn info(&self) -> VolumeInfo {
+        self.info.clone()
+    }
+
+    fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
+        let members: Result<Vec<_>, _> =
+            self.members.iter().map(|member| member.open(core, depth, waker.clone())).collect();
+        let members = members?;
+        Ok(Box::new(StripeChannel {
+            info: self.info.clone(),
+            layout: self.layout,
+            parents: Slots::new(depth),
+            parts: (0..depth as usize * members.len()).map(|_| Output::Nothing).collect(),
+            cut: (0..members.len()).map(|_| SgList::default()).collect(),
+            done: Vec::with_capacity(depth as usize),
+            below: Vec::with_capacity(depth as usize),
+            members,
+        }))
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Layout {
+    chunk: u64,
+    members: u64,
+}
+
+/// A part of a range that lies in one chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Piece {
+    member: usize,
+    len: u64,
+}
+
+impl Layout {
+    fn member_of(self, offset: u64) -> usize {
+        (offset / self.chunk % self.members) as usize
+    }
+
+    /// How many of the volume's first `end` bytes lie on `member`: where `end` would be on it.
+    fn on_member(self, member: usize, end: u64) -> u64 {
+        let row = self.chunk * self.members;
+        let rest = (end % row).saturating_sub(member as u64 * self.chunk);
+        end / row * self.chunk + rest.min(self.chunk)
+    }
+
+    /// The part of a range that lies on `member`: offset there and length, which may be 0.
+    fn part(self, member: usize, offset: u64, len: u64) -> (u64, u64) {
+        let start = self.on_member(member, offset);
+        (start, self.on_member(member, offset + len) - start)
+    }
+
+    /// The chunks of a range in order.
+    fn pieces(self, offset: u64, len: u64) -> impl Iterator<Item = Piece> {
+        let end = offset + len;
+        let mut at = offset;
+        std::iter::from_fn(move || {
+            let here = (self.chunk - at % self.chunk).min(end - at);
+            let piece = Piece { member: self.member_of(at), len: here };
+            at += here;
+            (here > 0).then_some(piece)
+        })
+    }
+}
+
+struct StripeChannel {
+    info: VolumeInfo,
+    layout: Layout,
+    members: Vec<Box<dyn Channel>>,
+    /// What was submitted here; its place is the tag on every member.
+    parents: Slots<Parent>,
+    /// What each member brought for each parent, until all have.
+    parts: Vec<Output>,
+    /// Each member's share of the data that is being cut; empty in between.
+    cut: Vec<SgList>,
+    done: Vec<Completion>,
+    /// What was polled from a member; empty in between.
+    below: Vec<Completion>,
+}
+
+struct Parent {
+    /// The submitter's.
+    tag: Tag,
+    op: Op,
+    offset: u64,
+    len: u64,
+    /// The submitter's read buffer; write data is with the members.
+    data: Option<SgList>,
+    /// The one member that has it all, and whose completion is this request's.
+    whole: bool,
+    /// Members that have not completed.
+    left: u32,
+    error: Option<IoError>,
+}
+
+impl Channel for StripeChannel {
+    fn submit(&mut self, io: Io) {
+        if let Err(error) = self.info.check(&io) {
+            return self.done.push(Completion { tag: io.tag, result: Err(error) });
+        }
+        let only_fast = matches!(io.op, Op::WriteZeroes { only_fast: true, .. });
+        if only_fast && !self.info.fast_zeroes {
+            return self.done.push(Completion { tag: io.tag, result: Err(IoError::Unsupported) });
+        }
+        if io.op == Op::Flush {
+            return self.flush(io.tag);
+        }
+        if io.len == 0 {
+            return self.done.push(Completion { tag: io.tag, result: Ok(nothing_done(io)) });
+        }
+        let in_chunk = io.len <= self.layout.chunk - io.offset % self.layout.chunk;
+        if in_chunk || self.members.len() == 1 { self.submit_whole(io) } else { self.submit_parts(io) }
+    }
+
+    fn kick(&mut self) {
+        self.members.iter_mut().for_each(|member| member.kick());
+    }
+
+    fn poll(&mut self, done: &mut Vec<Completion>) {
+        let mut below = std::mem::take(&mut self.below);
+        for member in 0..self.members.len() {
+            self.members[member].poll(&mut below);
+            below.drain(..).for_each(|part| self.on_part(member, part));
+        }
+        self.below = below;
+        done.append(&mut self.done);
+    }
+
+    fn cancel(&mut self, tag: Tag) {
+        if let Some(below) = self.parents.find(|parent| parent.tag == tag) {
+            // A member that has no such tag, or had it, does nothing.
+            self.members.iter_mut().for_each(|member| member.cancel(below));
+        }
+    }
+}
+
+impl StripeChannel {
+    fn flush(&mut self, tag: Tag) {
+        let left = self.members.len() as u32;
+        let (op, data, error) = (Op::Flush, None, None);
+        let parent = Parent { tag, op, offset: 0, len: 0, data, whole: false, left, error };
+        let tag = self.parents.insert(parent);
+        self.members.iter_mut().for_each(|member| member.submit(Io::new(tag, Op::Flush, 0, 0)));
+    }
+
+    #[inline]
+    fn submit_whole(&mut self, io: Io) {
+        let Io { tag, op, offset, len, data } = io;
+        let parent = Parent { tag, op, offset, len, data: None, whole: true, left: 1, error: None };
+        let tag = self.parents.insert(parent);
+        let member = self.layout.member_of(offset);
+        let offset = self.layout.on_member(member, offset);
+        self.members[member].submit(Io { tag, op, offset, len, data });
+    }
+
+    fn submit_parts(&mut self, io: Io) {
+        let Io { tag, op, offset, mut len, data } = io;
+        if op == Op::BlockStatus {
+            // The answer may cover less than asked: bounds the chunks to look at when it is put together.
+            len = len.min(MAX_STATUS_CHUNKS.saturating_mul(self.layout.chunk) - offset % self.layout.chunk);
+        }
+        let has_data = data.is_some();
+        if let Some(data) = &data {
+            let mut cutter = Cutter::new(data);
+            for piece in self.layout.pieces(offset, len) {
+                cutter.take(piece.len as usize, &mut self.cut[piece.member]);
+            }
+        }
+        let keep = data.filter(|_| op == Op::Read);
+        let parent = Parent { tag, op, offset, len, data: keep, whole: false, left: 0, error: None };
+        let tag = self.parents.insert(parent);
+        for member in 0..self.members.len() {
+            let (offset, len) = self.layout.part(member, offset, len);
+            if len > 0 {
+                let data = has_data.then(|| std::mem::take(&mut self.cut[member]));
+                self.parents.get_mut(tag).left += 1;
+                self.members[member].submit(Io { tag, op, offset, len, data });
+            }
+        }
+    }
+
+    #[inline]
+    fn on_part(&mut self, member: usize, part: Completion) {
+        let below = part.tag;
+        let parent = self.parents.get_mut(below);
+        if parent.whole {
+            let tag = self.parents.remove(below).tag;
+            return self.done.push(Completion { tag, result: part.result });
+        }
+        match part.result {
+            Ok(output) => self.parts[below.0 as usize * self.members.len() + member] = output,
+            Err(error) => parent.error = parent.error.or(Some(error)),
+        }
+        parent.left -= 1;
+        if parent.left == 0 {
+            self.finish(below);
+        }
+    }
+
+    /// All members have completed their parts.
+    fn finish(&mut self, below: Tag) {
+        let parent = self.parents.remove(below);
+        let first = below.0 as usize * self.members.len();
+        let parts = &mut self.parts[first..first + self.members.len()];
+        let result = match (parent.error, parent.op, parent.data) {
+            (Some(error), ..) => Err(error),
+            (None, Op::Read, Some(data)) => Ok(Output::Data(data)),
+            (None, Op::Read, None) => join_data(self.layout, parent.offset, parent.len, parts),
+            (None, Op::BlockStatus, _) => Ok(join_extents(self.layout, parent.offset, parent.len, parts)),
+            _ => Ok(Output::Nothing),
+        };
+        parts.fill_with(Output::default);
+        self.done.push(Completion { tag: parent.tag, result });
+    }
+}
+
+/// What a request of no length brings.
+fn nothing_done(io: Io) -> Output {
+    match io.op {
+        Op::Read => Output::Data(io.data.unwrap_or_default()),
+        Op::BlockStatus => Output::Extents(Vec::new()),
+        _ => Output::Nothing,
+    }
+}
+
+/// The members' memory in the volume's order.
+fn join_data(layout: Layout, offset: u64, len: u64, parts: &[Output]) -> Result<Output, IoError> {
+    let empty = SgList::default();
+    let lists = parts.iter().map(|part| if let Output::Data(list) = part { list } else { &empty });
+    let mut cutters: Vec<_> = lists.map(Cutter::new).collect();
+    let mut joined = SgList::default();
+    for piece in layout.pieces(offset, len) {
+        cutters[piece.member].take(piece.len as usize, &mut joined);
+    }
+    // A member that brought less than it was asked for has failed.
+    if joined.len() as u64 == len { Ok(Output::Data(joined)) } else { Err(IoError::Medium) }
+}
+
+/// The members' extents in the volume's order, up to where the first of them ends.
+fn join_extents(layout: Layout, offset: u64, len: u64, parts: &mut [Output]) -> Output {
+    let mut cursors: Vec<_> = parts.iter().map(ExtentCursor::new).collect();
+    let mut joined: Vec<Extent> = Vec::new();
+    for mut piece in layout.pieces(offset, len) {
+        while piece.len > 0 {
+            let Some(extent) = cursors[piece.member].take(piece.len) else { return Output::Extents(joined) };
+            piece.len -= extent.len;
+            let full = joined.len() == MAX_EXTENTS;
+            match joined.last_mut() {
+                Some(last) if (last.hole, last.zero) == (extent.hole, extent.zero) => last.len += extent.len,
+                _ if full => return Output::Extents(joined),
+                _ => joined.push(extent),
+            }
+        }
+    }
+    Output::Extents(joined)
+}
+
+/// Walks through a list once, from piece to piece.
+struct Cutter<'a> {
+    segs: &'a [Seg],
+    /// Bytes of the first of them that are gone.
+    done: usize,
+}
+
+impl<'a> Cutter<'a> {
+    fn new(list: &'a SgList) -> Cutter<'a> {
+        Cutter { segs: list.segs(), done: 0 }
+    }
+
+    /// Moves the next `len` bytes, or what is left, to the end of `to`.
+    fn take(&mut self, mut len: usize, to: &mut SgList) {
+        while len > 0 {
+            let Some((first, rest)) = self.segs.split_first() else { return };
+            let here = len.min(first.len() - self.done);
+            if here > 0 {
+                to.push(first.slice(self.done, here));
+            }
+            len -= here;
+            self.done += here;
+            if self.done == first.len() {
+                (self.segs, self.done) = (rest, 0);
+            }
+        }
+    }
+}
+
+/// The same for extents.
+struct ExtentCursor<'a> {
+    extents: &'a [Extent],
+    done: u64,
+}
+
+impl<'a> ExtentCursor<'a> {
+    fn new(part: &'a Output) -> ExtentCursor<'a> {
+        let extents = if let Output::Extents(extents) = part { extents.as_slice() } else { &[] };
+        ExtentCursor { extents, done: 0 }
+    }
+
+    /// The next part of an extent, at most `len` bytes of it.
+    fn take(&mut self, len: u64) -> Option<Extent> {
+        let (first, rest) = self.extents.split_first()?;
+        let here = len.min(first.len - self.done);
+        self.done += here;
+        if self.done == first.len {
+            (self.extents, self.done) = (rest, 0);
+        }
+        Some(Extent { len: here, ..*first })
+    }
+}
+
+/// One answer's length is bounded, and so is the work for it.
+const MAX_EXTENTS: usize = 4096;
+const MAX_STATUS_CHUNKS: u64 = 16384;
+
+#[cfg(test)]
+mod tests;
