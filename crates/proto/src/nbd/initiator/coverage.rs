@@ -70,6 +70,7 @@ impl Coverage {
 const MAX_RANGES: usize = 4096;
 
 #[cfg(test)]
+#[allow(clippy::arithmetic_side_effects, reason = "in a test an overflow is a failure, as it should be")]
 mod tests {
     use super::*;
     use proptest::prelude::*;

@@ -276,9 +276,22 @@ impl Handshake {
                 self.on_info(data)?;
                 return Ok(None);
             }
+            (Opt::NBD_OPT_GO, Rep::NBD_REP_ACK) if self.config.mode == Mode::Info => {
+                let export = self.take_export()?;
+                super::request::push_disconnect(outbox, export.headers);
+                return Ok(Some(End::Described(export)));
+            }
             (Opt::NBD_OPT_GO, Rep::NBD_REP_ACK) => {
                 let allocation = self.allocation;
                 return Ok(Some(End::Transmission(self.take_export()?, allocation)));
+            }
+            (Opt::NBD_OPT_INFO, Rep::NBD_REP_ACK)
+                if self.told.is_some_and(|(size, _)| size == 0) && !self.is_stopping =>
+            {
+                // nbd-server 3.24 learns the size only when the export is opened: ask as if to use it.
+                self.step = Step::Reply(Opt::NBD_OPT_GO);
+                option::send_go(outbox, Opt::NBD_OPT_GO, &self.config.export);
+                return Ok(None);
             }
             (Opt::NBD_OPT_INFO, Rep::NBD_REP_ACK) => {
                 self.abort(outbox);
@@ -312,6 +325,11 @@ impl Handshake {
                 self.allocation = None;
                 self.contexts.clear();
                 !is_final
+            }
+            Opt::NBD_OPT_GO if self.config.mode == Mode::Info => {
+                // It was only asked once more; what is known is all there is.
+                self.abort(outbox);
+                return Ok(Some(End::Described(self.take_export()?)));
             }
             Opt::NBD_OPT_GO | Opt::NBD_OPT_INFO if reply == Rep::NBD_REP_ERR_UNSUP => {
                 if self.headers == Headers::Extended {
@@ -601,6 +619,28 @@ mod tests {
             assert!(client.is_closing() && client.session.is_over() && !client.session.is_ready());
             assert_eq!(client.session.on_end(), Ok(()));
         });
+    }
+
+    #[test]
+    fn a_server_that_tells_size_0_is_asked_again_as_if_to_go() {
+        let (info, go) = (Opt::NBD_OPT_INFO, Opt::NBD_OPT_GO);
+        for goes in [true, false] {
+            let mut client = Client::new(Mode::Info, NONE, 1);
+            client.feed(&greeting(3)).unwrap();
+            client.feed(&reply(info, Rep::NBD_REP_INFO, &info_export(0, 1))).unwrap();
+            client.sent();
+            step(&mut client, &reply(info, Rep::NBD_REP_ACK, b""), &option(go, &go_data()));
+            if goes {
+                client.feed(&reply(go, Rep::NBD_REP_INFO, &info_export(1024, 1))).unwrap();
+                client.feed(&reply(go, Rep::NBD_REP_ACK, b"")).unwrap();
+                assert_eq!(requests(&client.sent())[0].0.cmd, 2);
+            } else {
+                let no = reply(go, Rep::NBD_REP_ERR_UNSUP, b"");
+                step(&mut client, &no, &option(Opt::NBD_OPT_ABORT, b""));
+            }
+            assert_eq!(client.session.export().unwrap().size, if goes { 1024 } else { 0 });
+            assert!(client.is_closing() && !client.session.is_ready());
+        }
     }
 
     #[test]

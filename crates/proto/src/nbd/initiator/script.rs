@@ -244,6 +244,6 @@ pub(super) fn hole(offset: u64, len: u32) -> Vec<u8> {
 }
 
 /// The payload of an `NBD_REPLY_TYPE_ERROR`.
-pub(super) fn error(errno: u32, message: &str) -> Vec<u8> {
+pub(super) fn failure(errno: u32, message: &str) -> Vec<u8> {
     [&errno.to_be_bytes()[..], &(message.len() as u16).to_be_bytes(), message.as_bytes()].concat()
 }

@@ -1,0 +1,87 @@
+//! The heads of replies, in their three forms (proto.md, "Simple reply message", "Structured reply chunk message",
+//! "Extended reply chunk message").
+
+use super::export::Headers;
+use super::reply::{TRANSMISSION, error};
+use super::slots::Key;
+use crate::session::ProtocolError;
+use blockmux_wire::nbd::transmission::{
+    ExtendedReply, NBD_EXTENDED_REPLY_MAGIC, NBD_REPLY_FLAG_DONE, NBD_SIMPLE_REPLY_MAGIC,
+    NBD_STRUCTURED_REPLY_MAGIC, ReplyType, SimpleReply, StructuredReply,
+};
+use zerocopy::FromBytes;
+
+/// A message's head, in whichever of the three forms it came.
+#[derive(Clone, Copy)]
+pub(super) struct Head {
+    pub(super) kind: Kind,
+    pub(super) cookie: Key,
+    /// The request's offset, in the form that repeats it.
+    pub(super) offset: Option<u64>,
+    /// Of the payload, in bytes.
+    pub(super) length: u64,
+    /// Of the head itself, in bytes.
+    pub(super) size: usize,
+}
+
+#[derive(Clone, Copy)]
+pub(super) enum Kind {
+    Simple { error: u32 },
+    Chunk { reply_type: ReplyType, last: bool },
+}
+
+/// The size of the shortest head there can be.
+pub(super) fn shortest(headers: Headers) -> usize {
+    if headers == Headers::Extended { size_of::<ExtendedReply>() } else { size_of::<SimpleReply>() }
+}
+
+/// Reads a message's head, or says how many bytes that takes.
+#[inline]
+pub(super) fn read(bytes: &[u8], headers: Headers) -> Result<Result<Head, usize>, ProtocolError> {
+    let Some(magic) = bytes.first_chunk().map(|magic| u32::from_be_bytes(*magic)) else {
+        return Ok(Err(shortest(headers)));
+    };
+    match (magic, headers) {
+        (NBD_SIMPLE_REPLY_MAGIC, Headers::Simple | Headers::Structured) => {
+            Ok(SimpleReply::read_from_prefix(bytes).map_err(|_| size_of::<SimpleReply>()).map(
+                |(reply, _)| Head {
+                    kind: Kind::Simple { error: reply.error.get() },
+                    cookie: Key(reply.cookie.get()),
+                    offset: None,
+                    length: 0,
+                    size: size_of::<SimpleReply>(),
+                },
+            ))
+        }
+        (NBD_STRUCTURED_REPLY_MAGIC, Headers::Structured) => {
+            let reply = StructuredReply::read_from_prefix(bytes).map_err(|_| size_of::<StructuredReply>());
+            Ok(reply.map(|(reply, _)| Head {
+                kind: Kind::chunk(reply.reply_type.get(), reply.flags.get()),
+                cookie: Key(reply.cookie.get()),
+                offset: None,
+                length: reply.length.get().into(),
+                size: size_of::<StructuredReply>(),
+            }))
+        }
+        (NBD_EXTENDED_REPLY_MAGIC, Headers::Extended) => {
+            let reply = ExtendedReply::read_from_prefix(bytes).map_err(|_| size_of::<ExtendedReply>());
+            Ok(reply.map(|(reply, _)| Head {
+                kind: Kind::chunk(reply.reply_type.get(), reply.flags.get()),
+                cookie: Key(reply.cookie.get()),
+                offset: Some(reply.offset.get()),
+                length: reply.length.get(),
+                size: size_of::<ExtendedReply>(),
+            }))
+        }
+        (NBD_SIMPLE_REPLY_MAGIC | NBD_STRUCTURED_REPLY_MAGIC | NBD_EXTENDED_REPLY_MAGIC, _) => {
+            Err(error("sent a reply in a form that was not agreed", TRANSMISSION))
+        }
+        _ => Err(error("sent a reply with a wrong magic number", TRANSMISSION)),
+    }
+}
+
+impl Kind {
+    fn chunk(reply_type: u16, flags: u16) -> Kind {
+        Kind::Chunk { reply_type: ReplyType(reply_type), last: flags & NBD_REPLY_FLAG_DONE != 0 }
+    }
+}
