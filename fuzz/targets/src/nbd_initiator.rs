@@ -175,10 +175,9 @@ impl Run<'_> {
 
     /// The server leaves, or the connection is given up.
     fn finish(mut self) {
-        if !self.is_over && self.wire.is_drained() && self.choices.byte() < 128 {
-            if let Err(error) = self.session.on_end() {
-                self.on_error(error);
-            }
+        let leaves = !self.is_over && self.wire.is_drained() && self.choices.byte() < 128;
+        if leaves && let Err(error) = self.session.on_end() {
+            self.on_error(error);
         }
         self.send();
         self.stream.on_quiet();

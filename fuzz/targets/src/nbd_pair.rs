@@ -19,10 +19,8 @@ use std::time::Instant;
 /// Reads `data` as choices and a list of operations.
 pub(crate) fn nbd_pair(data: &[u8]) {
     let (mut choices, operations) = Choices::split(data);
-    let features = Features {
-        extended_headers: choices.byte() & 1 == 0,
-        structured_replies: choices.byte() & 1 == 0,
-    };
+    let features =
+        Features { extended_headers: choices.byte() & 1 == 0, structured_replies: choices.byte() & 1 == 0 };
     let mut pair = Pair::new(choices, features);
     let mut input = Unstructured::new(&operations);
     while !input.is_empty() {
@@ -37,11 +35,20 @@ pub(crate) fn nbd_pair(data: &[u8]) {
 
 #[derive(Debug, Arbitrary)]
 enum Operation {
-    Submit { kind: Kind, first: u16, count: u16, fill: u8, option: u8 },
+    Submit {
+        kind: Kind,
+        first: u16,
+        count: u16,
+        fill: u8,
+        option: u8,
+    },
     /// One receive on each side.
     Move,
     /// The target's volume finishes something, or fails.
-    Complete { at: u8, fault: u8 },
+    Complete {
+        at: u8,
+        fault: u8,
+    },
     Settle,
     /// The connection breaks.
     Break,
@@ -109,7 +116,8 @@ impl Link {
             wire.push(&bytes);
         }
         moved |= self.to_target.turn(&mut self.target, choices).expect("the initiator keeps to the protocol");
-        moved |= self.to_initiator.turn(&mut self.initiator, choices).expect("the target keeps to the protocol");
+        moved |=
+            self.to_initiator.turn(&mut self.initiator, choices).expect("the target keeps to the protocol");
         while let Some(io) = self.target.poll_io() {
             self.at_volume.push(io);
             moved = true;

@@ -24,6 +24,8 @@ pub(crate) struct ServerStream {
     export: Export,
     /// The number of the metadata context that the last selection brought.
     context: Option<u32>,
+    /// The number that the answer to the present selection has named.
+    selecting: Option<u32>,
     is_ambiguous: bool,
 }
 
@@ -122,9 +124,6 @@ impl ServerStream {
         let len = rest.u32()?;
         rest.bytes(len.into())?;
         self.options.push_back(option);
-        if option == Opt::NBD_OPT_SET_META_CONTEXT {
-            self.context = None;
-        }
         if matches!(option, Opt::NBD_OPT_EXPORT_NAME | Opt::NBD_OPT_GO | Opt::NBD_OPT_ABORT) {
             self.phase = Phase::LastOption;
         }
@@ -212,7 +211,7 @@ impl ServerStream {
                     self.phase = Phase::Options;
                 }
                 if option == Opt::NBD_OPT_SET_META_CONTEXT {
-                    self.context = None;
+                    (self.context, self.selecting) = (None, None);
                 }
             }
             _ => {
@@ -248,10 +247,8 @@ impl ServerStream {
                 assert!(self.export.size.is_some() && self.export.flags & NBD_FLAG_HAS_FLAGS != 0);
                 self.phase = Phase::Requests;
             }
-            Opt::NBD_OPT_INFO
-            | Opt::NBD_OPT_LIST
-            | Opt::NBD_OPT_LIST_META_CONTEXT
-            | Opt::NBD_OPT_SET_META_CONTEXT => {}
+            Opt::NBD_OPT_INFO | Opt::NBD_OPT_LIST | Opt::NBD_OPT_LIST_META_CONTEXT => {}
+            Opt::NBD_OPT_SET_META_CONTEXT => self.context = self.selecting.take(),
             _ => panic!("acknowledged {option}"),
         }
     }
@@ -280,15 +277,12 @@ impl ServerStream {
                 }
                 info => panic!("told {info}"),
             },
-            (
-                Opt::NBD_OPT_LIST_META_CONTEXT | Opt::NBD_OPT_SET_META_CONTEXT,
-                Rep::NBD_REP_META_CONTEXT,
-            ) => {
+            (Opt::NBD_OPT_LIST_META_CONTEXT | Opt::NBD_OPT_SET_META_CONTEXT, Rep::NBD_REP_META_CONTEXT) => {
                 let id = data.u32().unwrap();
                 assert_eq!(data.0, b"base:allocation");
                 assert_ne!(self.form, Form::Simple);
                 if option == Opt::NBD_OPT_SET_META_CONTEXT {
-                    assert!(self.context.replace(id).is_none(), "selected twice");
+                    assert!(self.selecting.replace(id).is_none(), "selected twice");
                 }
             }
             _ => panic!("answered {option} with {reply}"),
@@ -414,10 +408,7 @@ impl ServerStream {
         if let Some(block) = self.export.least_block {
             assert!((offset | len) % block == 0, "succeeded misaligned: {request:?}");
         }
-        let changes = matches!(
-            command,
-            Cmd::NBD_CMD_WRITE | Cmd::NBD_CMD_TRIM | Cmd::NBD_CMD_WRITE_ZEROES
-        );
+        let changes = matches!(command, Cmd::NBD_CMD_WRITE | Cmd::NBD_CMD_TRIM | Cmd::NBD_CMD_WRITE_ZEROES);
         let is_read_only = self.export.flags & NBD_FLAG_READ_ONLY != 0;
         assert!(!(changes && is_read_only), "changed a read-only export: {request:?}");
         if command == Cmd::NBD_CMD_BLOCK_STATUS && self.form == Form::Structured {

@@ -8,7 +8,9 @@ use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_proto::nbd::target::TargetSession;
 use blockmux_proto::outbox::{Outbox, Piece};
 use blockmux_proto::session::{Demand, ProtocolError, StreamSession, Target, Timed};
-use blockmux_volume::{Channel, Completion, Io, IoError, MemVolume, NullVolume, Op, Output, Pool, Volume, Waker};
+use blockmux_volume::{
+    Channel, Completion, Io, IoError, MemVolume, NullVolume, Op, Output, Pool, Volume, Waker,
+};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 

@@ -17,7 +17,13 @@ pub(crate) struct Wire {
 
 impl Wire {
     pub(crate) fn new(bytes: Vec<u8>) -> Wire {
-        Wire { bytes, received: 0, chunk: Chunk::new(Memory::from_heap(SMALLEST_CHUNK)), placed: 0, placing: 0 }
+        Wire {
+            bytes,
+            received: 0,
+            chunk: Chunk::new(Memory::from_heap(SMALLEST_CHUNK)),
+            placed: 0,
+            placing: 0,
+        }
     }
 
     /// The peer sends more.
@@ -50,7 +56,10 @@ impl Wire {
             Demand::Bytes(least) => self.show(session, least, choices),
             Demand::Place(list) => {
                 assert!(!list.is_empty(), "nothing is to be placed");
-                assert!(self.placed == 0 || self.placing == list.len(), "asking changed what is to be placed");
+                assert!(
+                    self.placed == 0 || self.placing == list.len(),
+                    "asking changed what is to be placed"
+                );
                 self.placing = list.len();
                 let from_chunk = self.chunk.unread().len().min(list.len() - self.placed);
                 list.slice(self.placed, from_chunk).copy_from(&self.chunk.unread()[..from_chunk]);
