@@ -40,7 +40,7 @@ pub struct FileJob {
 
 /// What is wrong with a job file, in one line.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{file}:{line}: {fault}")]
+#[error("{}:{line}: {}", one_line(file), one_line(&fault.to_string()))]
 pub struct JobFileError {
     /// The file as it was named.
     pub file: String,
@@ -198,6 +198,12 @@ fn expand(value: &str, env: &impl Fn(&str) -> Option<String>) -> String {
     expanded
 }
 
+/// Control characters as escapes: a file may hold any, a message is one line.
+fn one_line(text: &str) -> String {
+    let escaped = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
+    text.chars().map(escaped).collect()
+}
+
 /// Known in files besides the job's own, with an effect or a condition.
 const FILE_OPTIONS: &[&str] =
     &["filename", "uri", "stonewall", "wait_for_previous", "time_based", "randrepeat"];
@@ -245,6 +251,12 @@ mod tests {
             .collect();
         assert_eq!(got, [("a", 8192, 8, 8), ("renamed", 16384, 32, 12)]);
         assert!(jobs.iter().all(|file| file.job.rw == Rw::RandRead));
+    }
+
+    #[test]
+    fn a_message_is_one_line_whatever_the_file_holds() {
+        let error = read("[x]\nr\rw\x1b=read\n").unwrap_err();
+        assert!(error.contains("`r\\rw\\u{1b}`"), "{error}");
     }
 
     #[test]

@@ -10,7 +10,16 @@
 //! says what it found.
 #![forbid(unsafe_code)]
 
+mod choices;
+mod core;
+mod nbd_client_stream;
+mod nbd_initiator;
+mod nbd_pair;
+mod nbd_server_stream;
+mod nbd_target;
 mod outbox;
+mod text;
+mod wire;
 
 /// A function under fuzz.
 #[derive(Debug)]
@@ -22,7 +31,15 @@ pub struct Target {
 }
 
 /// Every target, in order of name.
-pub const TARGETS: &[Target] = &[Target { name: "outbox", run: outbox::outbox }];
+pub const TARGETS: &[Target] = &[
+    Target { name: "fio_job_file", run: text::fio_job_file },
+    Target { name: "nbd_initiator", run: nbd_initiator::nbd_initiator },
+    Target { name: "nbd_pair", run: nbd_pair::nbd_pair },
+    Target { name: "nbd_target", run: nbd_target::nbd_target },
+    Target { name: "nbd_uri", run: text::nbd_uri },
+    Target { name: "outbox", run: outbox::outbox },
+    Target { name: "volume_spec", run: text::volume_spec },
+];
 
 impl Target {
     /// The target of this name, if there is one.

@@ -1,6 +1,6 @@
 //! Requests in flight: what a completion needs to become a reply.
 
-use super::reply::Address;
+use super::reply::{Address, MAX_STATUS_LEN};
 use blockmux_volume::{Op, Tag};
 
 /// A request that the volume can be asked to do, and what is kept of it until it is answered.
@@ -23,9 +23,14 @@ impl Pending {
         Address { cookie: self.cookie, offset: self.offset }
     }
 
-    /// How much memory its data may hold, in bytes.
+    /// How much memory its data or its answer may hold, in bytes.
+    #[inline]
     fn payload(&self) -> usize {
-        if self.op.moves_data() { usize::try_from(self.length).unwrap_or(usize::MAX) } else { 0 }
+        match self.op {
+            Op::Read | Op::Write { .. } => usize::try_from(self.length).unwrap_or(usize::MAX),
+            Op::BlockStatus if !self.one_extent => MAX_STATUS_LEN,
+            _ => 0,
+        }
     }
 }
 
@@ -50,7 +55,7 @@ impl PendingTable {
         self.len() == 0
     }
 
-    /// Bytes of data in flight.
+    /// Bytes of data in flight, and of block status to come.
     #[inline]
     pub(super) fn payload(&self) -> usize {
         self.payload
@@ -100,6 +105,18 @@ mod tests {
         assert_eq!(table.remove(tags[1]).map(|pending| pending.cookie), Some(1));
         assert_eq!(table.insert(read(7)), tags[1]);
         assert_eq!((table.len(), table.slots.len()), (3, 3));
+    }
+
+    #[test]
+    fn a_block_status_counts_as_its_longest_answer() {
+        let mut table = PendingTable::default();
+        let status = Pending { length: 1 << 40, op: Op::BlockStatus, ..read(1) };
+        let tag = table.insert(status);
+        assert_eq!(table.payload(), MAX_STATUS_LEN);
+        table.insert(Pending { one_extent: true, ..status });
+        assert_eq!(table.payload(), MAX_STATUS_LEN);
+        table.remove(tag);
+        assert_eq!(table.payload(), 0);
     }
 
     #[test]

@@ -229,5 +229,8 @@ pub(super) const BASE_ALLOCATION_ID: u32 = 1;
 /// The most descriptors in one answer; the document's advice is at most 2^20.
 const MAX_DESCRIPTORS: usize = 1 << 14;
 
+/// The most that the descriptors of one answer take, in bytes.
+pub(super) const MAX_STATUS_LEN: usize = MAX_DESCRIPTORS * size_of::<ExtendedBlockDescriptor>();
+
 /// A client that leaves this many bytes of heads unread is not listened to until it has read everything.
 const UNSENT_HEADS: usize = 1 << 20;

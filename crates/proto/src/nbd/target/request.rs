@@ -2,6 +2,7 @@
 //! "Request types"; extension-ext-header, "Extended request").
 
 use super::pending::Pending;
+use super::reply::MAX_STATUS_LEN;
 use super::terms::{Form, Terms};
 use crate::nbd::errno;
 use crate::session::ProtocolError;
@@ -86,11 +87,14 @@ impl Request {
         }
     }
 
-    /// How much memory the request's data may hold once it is in flight, in bytes.
+    /// How much memory the request's data or its answer may hold once it is in flight, in bytes.
     #[inline]
     pub(super) fn data_len(&self) -> usize {
-        let moves_data = matches!(self.command, Cmd::NBD_CMD_READ | Cmd::NBD_CMD_WRITE);
-        if moves_data { self.length.min(MAX_TRANSFER.into()) as usize } else { 0 }
+        match self.command {
+            Cmd::NBD_CMD_READ | Cmd::NBD_CMD_WRITE => self.length.min(MAX_TRANSFER.into()) as usize,
+            Cmd::NBD_CMD_BLOCK_STATUS if self.flags & NBD_CMD_FLAG_REQ_ONE == 0 => MAX_STATUS_LEN,
+            _ => 0,
+        }
     }
 
     /// Whether the length is in the payload, as block status allows, and so cannot be judged yet.

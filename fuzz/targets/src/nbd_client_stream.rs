@@ -1,0 +1,133 @@
+//! An independent reader of what an NBD initiator sends: options in order, then requests that the server's export
+//! and its constraints allow.
+
+use blockmux_wire::nbd::handshake::*;
+use blockmux_wire::nbd::transmission::*;
+
+/// The client's direction of one connection.
+#[derive(Default)]
+pub(crate) struct ClientStream {
+    /// Sent and not read yet.
+    sent: Vec<u8>,
+    phase: Phase,
+    /// Cookies that were used, each with its request's place in time.
+    cookies: Vec<u64>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Phase {
+    #[default]
+    Flags,
+    Options,
+    Requests,
+    Over,
+}
+
+/// What the server allows.
+pub(crate) struct Limits {
+    pub(crate) size: u64,
+    pub(crate) block: u64,
+    pub(crate) max_payload: u64,
+    pub(crate) is_extended: bool,
+    pub(crate) flags: u16,
+}
+
+impl ClientStream {
+    /// The client has sent `bytes`; `limits` are there once it knows the export.
+    pub(crate) fn on_sent(&mut self, bytes: &[u8], limits: Option<&Limits>) {
+        self.sent.extend(bytes);
+        while let Some(len) = self.read(limits) {
+            self.sent.drain(..len);
+        }
+    }
+
+    /// Nothing more will be sent.
+    pub(crate) fn on_quiet(&self) {
+        assert!(self.sent.is_empty(), "{:?}: {:?} is no whole message", self.phase, self.sent);
+    }
+
+    /// Reads one message; returns its length.
+    fn read(&mut self, limits: Option<&Limits>) -> Option<usize> {
+        let sent = &self.sent;
+        match self.phase {
+            Phase::Flags => {
+                let flags = number(sent.get(..4)?);
+                assert!(flags <= 3);
+                self.phase = Phase::Options;
+                Some(4)
+            }
+            Phase::Options if sent.first() == Some(&b'I') => {
+                let head = sent.get(..16)?;
+                assert_eq!(number(&head[..8]), NBD_OPTS_MAGIC);
+                let len = 16 + number(&head[12..]) as usize;
+                sent.get(..len)?;
+                if number(&head[8..12]) == u64::from(Opt::NBD_OPT_ABORT.0) {
+                    self.phase = Phase::Over;
+                }
+                Some(len)
+            }
+            Phase::Options | Phase::Requests if !sent.is_empty() => {
+                self.phase = Phase::Requests;
+                self.read_request(limits.expect("a request comes after the handshake"))
+            }
+            Phase::Over => {
+                assert!(sent.is_empty(), "sent something after the end");
+                None
+            }
+            Phase::Options | Phase::Requests => None,
+        }
+    }
+
+    fn read_request(&mut self, limits: &Limits) -> Option<usize> {
+        let size = if limits.is_extended { 32 } else { 28 };
+        let head = self.sent.get(..size)?;
+        let magic = if limits.is_extended { NBD_EXTENDED_REQUEST_MAGIC } else { NBD_REQUEST_MAGIC };
+        assert_eq!(number(&head[..4]), magic.into());
+        let (flags, command) = (number(&head[4..6]) as u16, Cmd(number(&head[6..8]) as u16));
+        let (cookie, offset) = (number(&head[8..16]), number(&head[16..24]));
+        let len = number(&head[24..]);
+        let payload = if command == Cmd::NBD_CMD_WRITE { len } else { 0 };
+        let whole = size + payload as usize;
+        self.sent.get(..whole)?;
+        if command == Cmd::NBD_CMD_DISC {
+            self.phase = Phase::Over;
+            return Some(whole);
+        }
+        assert!(!self.cookies.contains(&cookie), "used cookie {cookie:#x} twice");
+        if self.cookies.len() < MAX_COOKIES {
+            self.cookies.push(cookie);
+        }
+        let is_wide = flags & NBD_CMD_FLAG_PAYLOAD_LEN != 0;
+        assert_eq!(is_wide, limits.is_extended && command == Cmd::NBD_CMD_WRITE);
+        let needs = match command {
+            Cmd::NBD_CMD_READ | Cmd::NBD_CMD_WRITE => 0,
+            Cmd::NBD_CMD_FLUSH => NBD_FLAG_SEND_FLUSH,
+            Cmd::NBD_CMD_TRIM => NBD_FLAG_SEND_TRIM,
+            Cmd::NBD_CMD_CACHE => NBD_FLAG_SEND_CACHE,
+            Cmd::NBD_CMD_WRITE_ZEROES => NBD_FLAG_SEND_WRITE_ZEROES,
+            Cmd::NBD_CMD_BLOCK_STATUS => 0,
+            _ => panic!("sent {command}"),
+        };
+        assert_eq!(limits.flags & needs, needs, "sent {command}, which was not offered");
+        if flags & NBD_CMD_FLAG_FUA != 0 {
+            assert!(limits.flags & NBD_FLAG_SEND_FUA != 0);
+        }
+        if command == Cmd::NBD_CMD_FLUSH {
+            assert_eq!((offset, len), (0, 0));
+            return Some(whole);
+        }
+        assert!(len > 0 && offset.checked_add(len).is_some_and(|end| end <= limits.size));
+        assert_eq!((offset | len) % limits.block, 0);
+        if matches!(command, Cmd::NBD_CMD_READ | Cmd::NBD_CMD_WRITE) {
+            assert!(len <= limits.max_payload);
+        }
+        Some(whole)
+    }
+}
+
+fn number(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte))
+}
+
+/// Beyond so many, cookies are not compared any more.
+const MAX_COOKIES: usize = 512;

@@ -1,0 +1,356 @@
+//! Initiator and target back to back over a RAM volume, against a model of its content: requests in any order, bytes
+//! cut anywhere, devices that fail, and connections that break and are replayed.
+
+use crate::choices::Choices;
+use crate::core::core;
+use crate::wire::Wire;
+use arbitrary::{Arbitrary, Unstructured};
+use blockmux_proto::exports::{Export, Exports, VolumeId};
+use blockmux_proto::nbd::initiator::{Config, Features, InitiatorSession, Mode};
+use blockmux_proto::nbd::target::TargetSession;
+use blockmux_proto::session::{Demand, Initiator, StreamSession, Target, Timed};
+use blockmux_volume::{
+    Channel, Completion, Io, IoError, MemVolume, Op, Output, Pool, Seg, SgList, Tag, Volume, Waker,
+};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Reads `data` as choices and a list of operations.
+pub(crate) fn nbd_pair(data: &[u8]) {
+    let (mut choices, operations) = Choices::split(data);
+    let features =
+        Features { extended_headers: choices.byte() & 1 == 0, structured_replies: choices.byte() & 1 == 0 };
+    let mut pair = Pair::new(choices, features);
+    let mut input = Unstructured::new(&operations);
+    while !input.is_empty() {
+        // Running out of bytes ends the list; it is no fault.
+        let Ok(operation) = Operation::arbitrary(&mut input) else { break };
+        pair.perform(operation);
+    }
+    pair.settle();
+    pair.check_content();
+    pair.leave();
+}
+
+#[derive(Debug, Arbitrary)]
+enum Operation {
+    Submit {
+        kind: Kind,
+        first: u16,
+        count: u16,
+        fill: u8,
+        option: u8,
+    },
+    /// One receive on each side.
+    Move,
+    /// The target's volume finishes something, or fails.
+    Complete {
+        at: u8,
+        fault: u8,
+    },
+    Settle,
+    /// The connection breaks.
+    Break,
+    /// The initiator leaves softly, and comes back.
+    Leave,
+}
+
+#[derive(Debug, Arbitrary)]
+enum Kind {
+    Read,
+    Write,
+    Zero,
+    Discard,
+    Flush,
+    Prefetch,
+    Status,
+}
+
+struct Pair<'a> {
+    choices: Choices<'a>,
+    features: Features,
+    exports: Exports,
+    channel: Box<dyn Channel>,
+    pool: Pool,
+    link: Link,
+    model: Vec<u8>,
+    /// Submitted to the initiator and not completed.
+    in_flight: HashMap<Tag, Io>,
+    /// Failures that the volume reported and the initiator has not.
+    faults: Vec<(Op, u64, u64, IoError)>,
+    next_tag: u64,
+}
+
+/// One connection.
+struct Link {
+    initiator: InitiatorSession,
+    target: TargetSession,
+    to_target: Wire,
+    to_initiator: Wire,
+    /// In flight at the volume.
+    at_volume: Vec<(VolumeId, Io)>,
+}
+
+impl Link {
+    fn new(exports: &Exports, pool: &Pool, features: Features) -> Link {
+        let config = Config { export: String::new(), mode: Mode::Go, features };
+        let now = Instant::now();
+        Link {
+            initiator: InitiatorSession::new(config, pool.clone(), now),
+            target: TargetSession::new(exports.clone(), pool.clone(), now),
+            to_target: Wire::new(Vec::new()),
+            to_initiator: Wire::new(Vec::new()),
+            at_volume: Vec::new(),
+        }
+    }
+
+    /// One receive on each side, and what follows from it; whether anything moved.
+    fn turn(&mut self, choices: &mut Choices<'_>) -> bool {
+        let mut moved = false;
+        for (wire, bytes) in [
+            (&mut self.to_target, self.initiator.outbox().take_bytes()),
+            (&mut self.to_initiator, self.target.outbox().take_bytes()),
+        ] {
+            moved |= !bytes.is_empty();
+            wire.push(&bytes);
+        }
+        moved |= self.to_target.turn(&mut self.target, choices).expect("the initiator keeps to the protocol");
+        moved |=
+            self.to_initiator.turn(&mut self.initiator, choices).expect("the target keeps to the protocol");
+        while let Some(io) = self.target.poll_io() {
+            self.at_volume.push(io);
+            moved = true;
+        }
+        if let (Demand::Nothing, Some(when)) = (self.target.demand(), self.target.poll_timeout()) {
+            self.target.on_timeout(when).expect("the handshake is not late");
+        }
+        moved
+    }
+}
+
+impl Pair<'_> {
+    fn new(choices: Choices<'_>, features: Features) -> Pair<'_> {
+        let volume = Arc::new(MemVolume::new(SIZE));
+        let pool = Pool::new(POOL);
+        let channel = volume.open(&core(&pool), 1, Waker::idle()).expect("RAM opens");
+        let exports = Exports::new(vec![Export {
+            name: "disk0".into(),
+            description: String::new(),
+            read_only: false,
+            volume,
+        }]);
+        let link = Link::new(&exports, &pool, features);
+        let mut pair = Pair {
+            choices,
+            features,
+            exports,
+            channel,
+            pool,
+            link,
+            model: vec![0; SIZE as usize],
+            in_flight: HashMap::new(),
+            faults: Vec::new(),
+            next_tag: 0,
+        };
+        pair.settle();
+        pair
+    }
+
+    fn perform(&mut self, operation: Operation) {
+        match operation {
+            Operation::Submit { kind, first, count, fill, option } => {
+                let io = self.request(&kind, first, count, fill, option);
+                self.submit(io);
+            }
+            Operation::Move => {
+                self.link.turn(&mut self.choices);
+            }
+            Operation::Complete { at, fault } if !self.link.at_volume.is_empty() => {
+                let at = usize::from(at) % self.link.at_volume.len();
+                self.complete(at, FAULTS.get(usize::from(fault)).copied());
+            }
+            Operation::Complete { .. } => {}
+            Operation::Settle => self.settle(),
+            Operation::Break => self.reconnect(),
+            Operation::Leave => {
+                self.settle();
+                self.leave();
+            }
+        }
+        self.poll_done();
+    }
+
+    fn request(&mut self, kind: &Kind, first: u16, count: u16, fill: u8, option: u8) -> Io {
+        let (fua, may_unmap, only_fast) = (option & 1 != 0, option & 2 != 0, option & 4 != 0);
+        let op = match kind {
+            Kind::Read => Op::Read,
+            Kind::Write => Op::Write { fua },
+            Kind::Zero => Op::WriteZeroes { fua, may_unmap, only_fast },
+            Kind::Discard => Op::Discard { fua },
+            Kind::Flush => Op::Flush,
+            Kind::Prefetch => Op::Prefetch,
+            Kind::Status => Op::BlockStatus,
+        };
+        let offset = u64::from(first) % (SIZE / BLOCK) * BLOCK;
+        // Mostly short.
+        let most = if option & 0x80 == 0 { 16 } else { SIZE / BLOCK };
+        let len = (u64::from(count) % most + 1) * BLOCK;
+        let len = len.min(SIZE - offset);
+        let tag = Tag(self.next_tag);
+        self.next_tag += 1;
+        if op == Op::Flush {
+            return Io::new(tag, op, 0, 0);
+        }
+        let mut io = Io::new(tag, op, offset, len);
+        if matches!(op, Op::Write { .. }) || op == Op::Read && option & 8 != 0 {
+            let bytes: Vec<u8> = (0..len).map(|at| fill.wrapping_add((at / 7) as u8)).collect();
+            let (front, back) = bytes.split_at(usize::from(option & 0x70) * 16 % bytes.len());
+            let mut data = SgList::default();
+            for part in [front, back] {
+                if !part.is_empty() {
+                    data.push(Seg::from_slice(part));
+                }
+            }
+            io.data = Some(data);
+        }
+        io
+    }
+
+    /// Submits, once no request is in flight that would make the outcome a matter of luck.
+    fn submit(&mut self, io: Io) {
+        let conflicts = |other: &Io| {
+            (io.op.is_write() || other.op.is_write())
+                && io.offset < other.offset + other.len
+                && other.offset < io.offset + io.len
+        };
+        if self.in_flight.values().any(conflicts) || self.link.initiator.room() == 0 {
+            self.settle();
+        }
+        self.in_flight.insert(io.tag, io.clone());
+        self.link.initiator.submit(io);
+    }
+
+    /// The volume finishes an I/O, or fails with `fault` and does nothing.
+    fn complete(&mut self, at: usize, fault: Option<IoError>) {
+        let (_, io) = self.link.at_volume.swap_remove(at);
+        let done = match fault {
+            Some(error) => {
+                self.faults.push((io.op, io.offset, io.len, error));
+                Completion { tag: io.tag, result: Err(error) }
+            }
+            None => self.execute(io),
+        };
+        self.link.target.on_io(done);
+    }
+
+    fn execute(&mut self, io: Io) -> Completion {
+        let mut done = Vec::new();
+        self.channel.submit(io);
+        self.channel.poll(&mut done);
+        done.pop().expect("RAM completes at once")
+    }
+
+    fn poll_done(&mut self) {
+        while let Some(done) = self.link.initiator.poll_done() {
+            let io = self.in_flight.remove(&done.tag).expect("what completes is in flight");
+            match done.result {
+                Ok(output) => self.on_success(&io, output),
+                Err(error) => {
+                    let fault = (io.op, io.offset, io.len, error);
+                    let at = self.faults.iter().position(|other| *other == fault);
+                    self.faults.remove(at.unwrap_or_else(|| panic!("{fault:?} never happened")));
+                }
+            }
+        }
+    }
+
+    fn on_success(&mut self, io: &Io, output: Output) {
+        let (start, end) = (io.offset as usize, (io.offset + io.len) as usize);
+        let model = &mut self.model[start..end];
+        match (io.op, output) {
+            (Op::Read, Output::Data(data)) => assert!(data.to_vec() == *model, "{io:?} read something else"),
+            (Op::Write { .. }, Output::Nothing) => {
+                io.data.as_ref().expect("a write has data").copy_to(model);
+            }
+            (Op::WriteZeroes { .. } | Op::Discard { .. }, Output::Nothing) => model.fill(0),
+            (Op::BlockStatus, Output::Extents(extents)) => {
+                let mut left = &*model;
+                assert!(!extents.is_empty());
+                for extent in extents {
+                    let here;
+                    (here, left) = left.split_at(extent.len as usize);
+                    assert!(!here.is_empty() && (!extent.zero || here.iter().all(|byte| *byte == 0)));
+                }
+            }
+            (Op::Flush | Op::Prefetch, Output::Nothing) => {}
+            (op, output) => panic!("{op:?} brought {output:?}"),
+        }
+    }
+
+    /// Lets everything come to its end.
+    fn settle(&mut self) {
+        loop {
+            let moved = self.link.turn(&mut self.choices);
+            if !moved && self.link.at_volume.is_empty() {
+                break;
+            }
+            while !self.link.at_volume.is_empty() {
+                self.complete(0, None);
+            }
+            self.poll_done();
+        }
+        self.poll_done();
+        assert!(self.in_flight.is_empty(), "stuck: {:?}", self.in_flight);
+        assert!(self.link.initiator.is_ready() && self.link.initiator.room() > 0);
+        // A hint that failed is no failure.
+        self.faults.retain(|(op, ..)| *op != Op::Prefetch);
+        assert!(self.faults.is_empty(), "never reported: {:?}", self.faults);
+    }
+
+    /// The connection breaks: what the volume had begun it ends, and the rest is replayed on another one.
+    fn reconnect(&mut self) {
+        self.poll_done();
+        for (_, io) in std::mem::take(&mut self.link.at_volume) {
+            self.execute(io);
+        }
+        let unfinished = self.link.initiator.take_unfinished();
+        assert_eq!(unfinished.len(), self.in_flight.len());
+        self.faults.clear();
+        self.link = Link::new(&self.exports, &self.pool, self.features);
+        while !self.link.initiator.is_ready() {
+            assert!(self.link.turn(&mut self.choices), "the handshake is stuck");
+        }
+        for io in unfinished {
+            self.link.initiator.submit(io);
+        }
+    }
+
+    /// The initiator says good-bye; both sides close, and a new connection begins.
+    fn leave(&mut self) {
+        self.link.initiator.on_stop();
+        while self.link.turn(&mut self.choices) {}
+        assert!(matches!(self.link.initiator.demand(), Demand::Close));
+        assert!(matches!(self.link.target.demand(), Demand::Close));
+        assert!(self.link.to_target.is_drained() && self.link.to_initiator.is_drained());
+        assert_eq!((self.link.target.on_end(), self.link.initiator.on_end()), (Ok(()), Ok(())));
+        self.link = Link::new(&self.exports, &self.pool, self.features);
+        assert_eq!(self.pool.out_bytes(), 0, "memory is lost");
+        self.settle();
+    }
+
+    fn check_content(&mut self) {
+        let read = self.execute(Io::new(Tag(0), Op::Read, 0, SIZE));
+        let content = read.result.expect("RAM does not fail").into_data();
+        assert!(content.to_vec() == self.model, "the volume holds something else");
+    }
+}
+
+/// What a fault can be: errors that mean the same on both sides.
+const FAULTS: [IoError; 3] = [IoError::Medium, IoError::NoSpace, IoError::NoMemory];
+
+/// In bytes: long transfers fit, and several units of allocation, the last of them incomplete.
+const SIZE: u64 = (320 << 10) + 512;
+const BLOCK: u64 = 512;
+/// In bytes: enough for each request, but not for all at once.
+const POOL: usize = 2 << 20;

@@ -1,0 +1,496 @@
+//! An independent reader of what an NBD target sends: whatever its client does, every option and every request is
+//! answered once, in the form that was agreed and with what was asked for.
+//!
+//! It reads both directions, for replies do not always tell their own length. A client that uses one cookie for
+//! several requests at once can make simple replies ambiguous; then reading ends and nothing more is checked.
+
+use blockmux_wire::nbd::handshake::*;
+use blockmux_wire::nbd::transmission::*;
+use std::collections::VecDeque;
+
+/// Both directions of one connection.
+#[derive(Default)]
+pub(crate) struct ServerStream {
+    /// Sent by the server and not read yet.
+    sent: Vec<u8>,
+    /// Bytes of the client's stream that were read.
+    read: usize,
+    phase: Phase,
+    client_flags: u32,
+    /// Taken by the server and not answered.
+    options: VecDeque<Opt>,
+    requests: Vec<Request>,
+    form: Form,
+    export: Export,
+    /// The number of the metadata context that the last selection brought.
+    context: Option<u32>,
+    /// The number that the answer to the present selection has named.
+    selecting: Option<u32>,
+    is_ambiguous: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Phase {
+    #[default]
+    Greeting,
+    Flags,
+    Options,
+    /// An option that may end the handshake; what follows it cannot be read before its answer.
+    LastOption,
+    Requests,
+    Over,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Form {
+    #[default]
+    Simple,
+    Structured,
+    Extended,
+}
+
+/// What the server has told.
+#[derive(Default)]
+struct Export {
+    size: Option<u64>,
+    flags: u16,
+    least_block: Option<u64>,
+}
+
+#[derive(Debug)]
+struct Request {
+    cookie: u64,
+    command: Cmd,
+    flags: u16,
+    offset: u64,
+    /// Of the effect on the export.
+    len: u64,
+    /// What content has come, in order.
+    content: Vec<(u64, u64)>,
+    statuses: usize,
+    has_failed: bool,
+}
+
+impl ServerStream {
+    /// The server has sent `bytes`, and has taken all of `taken`, the client's stream from its beginning.
+    ///
+    /// `is_broken`: the client broke the protocol somewhere in `taken`.
+    pub(crate) fn on_sent(&mut self, bytes: &[u8], taken: &[u8], is_broken: bool) {
+        self.sent.extend(bytes);
+        while !self.is_ambiguous {
+            while self.read_client(taken, is_broken) {}
+            if !self.read_server() {
+                break;
+            }
+        }
+    }
+
+    /// All has been sent, and nothing is in flight any more.
+    pub(crate) fn on_quiet(&self, is_broken: bool) {
+        if self.is_ambiguous {
+            return;
+        }
+        assert!(self.sent.is_empty(), "{:?}: {} bytes are no whole message", self.phase, self.sent.len());
+        if !is_broken {
+            assert!(self.options.is_empty(), "not answered: {:?}", self.options);
+            assert!(self.requests.is_empty(), "not answered: {:?}", self.requests);
+        }
+    }
+
+    /// Reads one message of the client's; whether there was one.
+    fn read_client(&mut self, taken: &[u8], is_broken: bool) -> bool {
+        let mut rest = Fields(&taken[self.read..]);
+        let message = match self.phase {
+            Phase::Flags => rest.u32().map(|flags| {
+                self.client_flags = flags;
+                self.phase = Phase::Options;
+            }),
+            Phase::Options => self.read_option(&mut rest),
+            Phase::Requests => self.read_request(&mut rest, is_broken),
+            Phase::Over => {
+                assert!(rest.0.is_empty() || is_broken, "something was taken after the end");
+                None
+            }
+            Phase::Greeting | Phase::LastOption => None,
+        };
+        if message.is_some() {
+            self.read = taken.len() - rest.0.len();
+        }
+        message.is_some()
+    }
+
+    fn read_option(&mut self, rest: &mut Fields<'_>) -> Option<()> {
+        let (_magic, option) = (rest.u64()?, Opt(rest.u32()?));
+        let len = rest.u32()?;
+        rest.bytes(len.into())?;
+        self.options.push_back(option);
+        if matches!(option, Opt::NBD_OPT_EXPORT_NAME | Opt::NBD_OPT_GO | Opt::NBD_OPT_ABORT) {
+            self.phase = Phase::LastOption;
+        }
+        Some(())
+    }
+
+    fn read_request(&mut self, rest: &mut Fields<'_>, is_broken: bool) -> Option<()> {
+        let is_extended = self.form == Form::Extended;
+        let expected = if is_extended { NBD_EXTENDED_REQUEST_MAGIC } else { NBD_REQUEST_MAGIC };
+        let magic = rest.u32()?;
+        if magic != expected {
+            assert!(is_broken, "took a request with a wrong magic number");
+            return None;
+        }
+        let (flags, command) = (rest.u16()?, Cmd(rest.u16()?));
+        let (cookie, offset) = (rest.u64()?, rest.u64()?);
+        let mut len = if is_extended { rest.u64()? } else { rest.u32()?.into() };
+        if command == Cmd::NBD_CMD_DISC {
+            self.phase = Phase::Over;
+            return Some(());
+        }
+        let has_payload =
+            if is_extended { flags & NBD_CMD_FLAG_PAYLOAD_LEN != 0 } else { command == Cmd::NBD_CMD_WRITE };
+        if has_payload {
+            let payload = rest.bytes(len)?;
+            if command == Cmd::NBD_CMD_BLOCK_STATUS {
+                len = Fields(payload).u64().unwrap_or(0);
+            }
+        }
+        self.requests.push(Request {
+            cookie,
+            command,
+            flags,
+            offset,
+            len,
+            content: Vec::new(),
+            statuses: 0,
+            has_failed: false,
+        });
+        Some(())
+    }
+
+    /// Reads one message of the server's; whether there was one.
+    fn read_server(&mut self) -> bool {
+        let sent = std::mem::take(&mut self.sent);
+        let mut rest = Fields(&sent);
+        let message = match self.phase {
+            Phase::Greeting => self.read_greeting(&mut rest),
+            Phase::Options | Phase::LastOption => self.read_option_reply(&mut rest),
+            Phase::Requests | Phase::Over => self.read_reply(&mut rest),
+            Phase::Flags => None,
+        };
+        let left = if message.is_some() { rest.0.len() } else { sent.len() };
+        self.sent = sent[sent.len() - left..].to_vec();
+        message.is_some()
+    }
+
+    fn read_greeting(&mut self, rest: &mut Fields<'_>) -> Option<()> {
+        assert_eq!(rest.bytes(18)?, b"NBDMAGICIHAVEOPT\0\x03");
+        self.phase = Phase::Flags;
+        Some(())
+    }
+
+    fn read_option_reply(&mut self, rest: &mut Fields<'_>) -> Option<()> {
+        let Some(&option) = self.options.front() else {
+            assert!(rest.0.is_empty(), "answered an option that nobody sent");
+            return None;
+        };
+        if option == Opt::NBD_OPT_EXPORT_NAME {
+            return self.read_export_name(rest);
+        }
+        let magic = rest.u64()?;
+        assert_eq!((magic, Opt(rest.u32()?)), (NBD_REP_MAGIC, option));
+        let reply = Rep(rest.u32()?);
+        let len = rest.u32()?;
+        let mut data = Fields(rest.bytes(len.into())?);
+        match reply {
+            Rep::NBD_REP_ACK => {
+                assert!(data.0.is_empty());
+                self.on_acknowledged(option);
+            }
+            _ if reply.is_error() => {
+                assert!(option != Opt::NBD_OPT_ABORT && std::str::from_utf8(data.0).is_ok());
+                if self.phase == Phase::LastOption && self.options.len() == 1 {
+                    self.phase = Phase::Options;
+                }
+                if option == Opt::NBD_OPT_SET_META_CONTEXT {
+                    (self.context, self.selecting) = (None, None);
+                }
+            }
+            _ => {
+                self.on_information(option, reply, &mut data);
+                return Some(());
+            }
+        }
+        self.options.pop_front();
+        Some(())
+    }
+
+    fn read_export_name(&mut self, rest: &mut Fields<'_>) -> Option<()> {
+        self.export.size = Some(rest.u64()?);
+        self.export.flags = rest.u16()?;
+        if self.client_flags & NBD_FLAG_C_NO_ZEROES == 0 {
+            assert_eq!(rest.bytes(124)?, [0; 124]);
+        }
+        assert_ne!(self.form, Form::Extended);
+        self.options.pop_front();
+        self.phase = Phase::Requests;
+        Some(())
+    }
+
+    fn on_acknowledged(&mut self, option: Opt) {
+        match option {
+            Opt::NBD_OPT_ABORT => self.phase = Phase::Over,
+            Opt::NBD_OPT_STRUCTURED_REPLY => {
+                assert_ne!(self.form, Form::Extended);
+                self.form = Form::Structured;
+            }
+            Opt::NBD_OPT_EXTENDED_HEADERS => self.form = Form::Extended,
+            Opt::NBD_OPT_GO => {
+                assert!(self.export.size.is_some() && self.export.flags & NBD_FLAG_HAS_FLAGS != 0);
+                self.phase = Phase::Requests;
+            }
+            Opt::NBD_OPT_INFO | Opt::NBD_OPT_LIST | Opt::NBD_OPT_LIST_META_CONTEXT => {}
+            Opt::NBD_OPT_SET_META_CONTEXT => self.context = self.selecting.take(),
+            _ => panic!("acknowledged {option}"),
+        }
+    }
+
+    fn on_information(&mut self, option: Opt, reply: Rep, data: &mut Fields<'_>) {
+        match (option, reply) {
+            (Opt::NBD_OPT_LIST, Rep::NBD_REP_SERVER) => {
+                let len = data.u32().unwrap();
+                assert!(!data.bytes(len.into()).unwrap().is_empty());
+            }
+            (Opt::NBD_OPT_INFO | Opt::NBD_OPT_GO, Rep::NBD_REP_INFO) => match Info(data.u16().unwrap()) {
+                Info::NBD_INFO_EXPORT => {
+                    self.export.size = data.u64();
+                    self.export.flags = data.u16().unwrap();
+                    assert!(data.0.is_empty());
+                }
+                Info::NBD_INFO_BLOCK_SIZE => {
+                    let least = data.u32().unwrap();
+                    let (preferred, most) = (data.u32().unwrap(), data.u32().unwrap());
+                    assert!(least.is_power_of_two() && preferred.is_power_of_two() && preferred >= 512);
+                    assert!(data.0.is_empty() && most >= 1 << 20);
+                    self.export.least_block = Some(least.into());
+                }
+                Info::NBD_INFO_NAME | Info::NBD_INFO_DESCRIPTION => {
+                    assert!(std::str::from_utf8(data.0).is_ok());
+                }
+                info => panic!("told {info}"),
+            },
+            (Opt::NBD_OPT_LIST_META_CONTEXT | Opt::NBD_OPT_SET_META_CONTEXT, Rep::NBD_REP_META_CONTEXT) => {
+                let id = data.u32().unwrap();
+                assert_eq!(data.0, b"base:allocation");
+                assert_ne!(self.form, Form::Simple);
+                if option == Opt::NBD_OPT_SET_META_CONTEXT {
+                    assert!(self.selecting.replace(id).is_none(), "selected twice");
+                }
+            }
+            _ => panic!("answered {option} with {reply}"),
+        }
+    }
+
+    fn read_reply(&mut self, rest: &mut Fields<'_>) -> Option<()> {
+        match (rest.u32()?, self.form) {
+            (NBD_SIMPLE_REPLY_MAGIC, Form::Simple | Form::Structured) => self.read_simple(rest),
+            (NBD_STRUCTURED_REPLY_MAGIC, Form::Structured) | (NBD_EXTENDED_REPLY_MAGIC, Form::Extended) => {
+                self.read_chunk(rest)
+            }
+            (magic, form) => panic!("sent {magic:#x} in {form:?}"),
+        }
+    }
+
+    fn read_simple(&mut self, rest: &mut Fields<'_>) -> Option<()> {
+        let (error, cookie) = (rest.u32()?, rest.u64()?);
+        let form = self.form;
+        let fits = |request: &Request| {
+            request.content.is_empty()
+                && (form == Form::Simple
+                    || !matches!(request.command, Cmd::NBD_CMD_READ | Cmd::NBD_CMD_BLOCK_STATUS))
+        };
+        let at = self.find(cookie, fits)?;
+        if error == 0 && self.requests[at].command == Cmd::NBD_CMD_READ {
+            rest.bytes(self.requests[at].len)?;
+        }
+        let request = self.requests.remove(at);
+        if error == 0 {
+            assert_ne!(request.command, Cmd::NBD_CMD_BLOCK_STATUS, "succeeded without status");
+            self.check_success(&request);
+        } else {
+            check_errno(error, self.form);
+        }
+        Some(())
+    }
+
+    fn read_chunk(&mut self, rest: &mut Fields<'_>) -> Option<()> {
+        let (flags, reply_type, cookie) = (rest.u16()?, ReplyType(rest.u16()?), rest.u64()?);
+        let offset = if self.form == Form::Extended { Some(rest.u64()?) } else { None };
+        let len = if self.form == Form::Extended { rest.u64()? } else { rest.u32()?.into() };
+        let mut data = Fields(rest.bytes(len)?);
+        assert_eq!(flags & !NBD_REPLY_FLAG_DONE, 0);
+        let at = self.find(cookie, |request| {
+            offset.is_none_or(|offset| offset == request.offset)
+                && match reply_type {
+                    ReplyType::NBD_REPLY_TYPE_OFFSET_DATA => {
+                        request.command == Cmd::NBD_CMD_READ && request.len + 8 >= len
+                    }
+                    ReplyType::NBD_REPLY_TYPE_BLOCK_STATUS | ReplyType::NBD_REPLY_TYPE_BLOCK_STATUS_EXT => {
+                        request.command == Cmd::NBD_CMD_BLOCK_STATUS && request.len > 0
+                    }
+                    _ => true,
+                }
+        })?;
+        let request = &mut self.requests[at];
+        match reply_type {
+            ReplyType::NBD_REPLY_TYPE_NONE => assert!(data.0.is_empty() && flags == NBD_REPLY_FLAG_DONE),
+            ReplyType::NBD_REPLY_TYPE_OFFSET_DATA => {
+                let from = data.u64().unwrap();
+                assert!(!data.0.is_empty());
+                request.content.push((from, from + data.0.len() as u64));
+            }
+            ReplyType::NBD_REPLY_TYPE_BLOCK_STATUS if self.form == Form::Structured => {
+                assert_eq!(data.u32(), self.context);
+                let extents: Vec<u64> = (0..data.0.len() / 8).filter_map(|_| data.extent()).collect();
+                request.check_extents(&extents);
+            }
+            ReplyType::NBD_REPLY_TYPE_BLOCK_STATUS_EXT if self.form == Form::Extended => {
+                assert_eq!(data.u32(), self.context);
+                let count = data.u32().unwrap();
+                let extents: Vec<u64> = (0..count).filter_map(|_| data.wide_extent()).collect();
+                assert_eq!(extents.len(), count as usize);
+                request.check_extents(&extents);
+            }
+            ReplyType::NBD_REPLY_TYPE_ERROR => {
+                check_errno(data.u32().unwrap(), self.form);
+                let len = data.u16().unwrap();
+                assert!(std::str::from_utf8(data.bytes(len.into()).unwrap()).is_ok());
+                request.has_failed = true;
+            }
+            _ => panic!("sent {reply_type} in {:?}", self.form),
+        }
+        if reply_type != ReplyType::NBD_REPLY_TYPE_OFFSET_DATA {
+            assert!(data.0.is_empty());
+        }
+        if flags & NBD_REPLY_FLAG_DONE != 0 {
+            let request = self.requests.remove(at);
+            if !request.has_failed {
+                self.check_success(&request);
+                request.check_content();
+            }
+        }
+        Some(())
+    }
+
+    /// The request with that cookie, which the reply must fit; none if it may be one of several.
+    fn find(&mut self, cookie: u64, fits: impl Fn(&Request) -> bool) -> Option<usize> {
+        let mut of_cookie = (0..).zip(&self.requests).filter(|(_, request)| request.cookie == cookie);
+        let (at, request) = of_cookie.next().unwrap_or_else(|| panic!("answered {cookie:#x}"));
+        if of_cookie.any(|(_, other)| !other.is_like(request)) {
+            self.is_ambiguous = true;
+            return None;
+        }
+        assert!(fits(request), "answered {request:?} with something else");
+        Some(at)
+    }
+
+    /// What has succeeded must have been allowed.
+    fn check_success(&self, request: &Request) {
+        let Request { command, offset, len, .. } = *request;
+        let size = self.export.size.unwrap();
+        let known = NBD_CMD_FLAG_FUA
+            | NBD_CMD_FLAG_NO_HOLE
+            | NBD_CMD_FLAG_DF
+            | NBD_CMD_FLAG_REQ_ONE
+            | NBD_CMD_FLAG_FAST_ZERO
+            | NBD_CMD_FLAG_PAYLOAD_LEN;
+        assert!(request.flags & !known == 0, "succeeded with unknown flags: {request:?}");
+        assert!(command.0 <= Cmd::NBD_CMD_BLOCK_STATUS.0, "succeeded: {request:?}");
+        assert!(offset.checked_add(len).is_some_and(|end| end <= size), "succeeded outside: {request:?}");
+        if let Some(block) = self.export.least_block {
+            assert!((offset | len) % block == 0, "succeeded misaligned: {request:?}");
+        }
+        let changes = matches!(command, Cmd::NBD_CMD_WRITE | Cmd::NBD_CMD_TRIM | Cmd::NBD_CMD_WRITE_ZEROES);
+        let is_read_only = self.export.flags & NBD_FLAG_READ_ONLY != 0;
+        assert!(!(changes && is_read_only), "changed a read-only export: {request:?}");
+        if command == Cmd::NBD_CMD_BLOCK_STATUS && self.form == Form::Structured {
+            assert!(self.context.is_some() && request.statuses == 1);
+        }
+    }
+}
+
+impl Request {
+    /// Whether replies to both look the same.
+    fn is_like(&self, other: &Request) -> bool {
+        let of = |request: &Request| (request.command, request.flags, request.offset, request.len);
+        of(self) == of(other) && self.content.is_empty() && other.content.is_empty()
+    }
+
+    /// Every byte of a read once.
+    fn check_content(&self) {
+        let mut at = self.offset;
+        let mut content = self.content.clone();
+        content.sort_unstable();
+        for (start, end) in content {
+            assert_eq!(start, at);
+            at = end;
+        }
+        if self.command == Cmd::NBD_CMD_READ {
+            assert_eq!(at, self.offset + self.len, "part of a read is missing");
+        }
+        if self.flags & NBD_CMD_FLAG_DF != 0 {
+            assert!(self.content.len() <= 1, "fragmented");
+        }
+    }
+
+    fn check_extents(&mut self, extents: &[u64]) {
+        assert!(!extents.is_empty() && !extents.contains(&0));
+        assert!(extents.iter().sum::<u64>() <= self.len, "status of more than was asked for");
+        assert!(self.flags & NBD_CMD_FLAG_REQ_ONE == 0 || extents.len() == 1);
+        self.statuses += 1;
+    }
+}
+
+fn check_errno(errno: u32, form: Form) {
+    let is_known = [1, 5, 12, 22, 28, 75, 95, 108].contains(&errno);
+    assert!(is_known && (errno != 75 || form != Form::Simple), "failed with {errno}");
+}
+
+/// Bytes, taken from the front.
+struct Fields<'a>(&'a [u8]);
+
+impl<'a> Fields<'a> {
+    fn bytes(&mut self, len: u64) -> Option<&'a [u8]> {
+        let (bytes, rest) = self.0.split_at_checked(usize::try_from(len).ok()?)?;
+        self.0 = rest;
+        Some(bytes)
+    }
+
+    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        self.bytes(N as u64)?.try_into().ok()
+    }
+
+    fn u16(&mut self) -> Option<u16> {
+        self.array().map(u16::from_be_bytes)
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        self.array().map(u32::from_be_bytes)
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        self.array().map(u64::from_be_bytes)
+    }
+
+    /// The length of a compact block status descriptor.
+    fn extent(&mut self) -> Option<u64> {
+        let (len, state) = (self.u32()?, self.u32()?);
+        assert!(state <= 3);
+        Some(len.into())
+    }
+
+    /// The length of an extended block status descriptor.
+    fn wide_extent(&mut self) -> Option<u64> {
+        let (len, state) = (self.u64()?, self.u64()?);
+        assert!(state <= 3);
+        Some(len)
+    }
+}

@@ -1,0 +1,57 @@
+//! What people write: URIs, volume specs and job files. Whatever it is, it is read, or refused in one line.
+
+use blockmux_proto::nbd::uri::Uri;
+use blockmux_volume::Spec;
+use std::fmt::{Debug, Display};
+use std::str::FromStr;
+
+/// Reads `data` as a URI.
+pub(crate) fn nbd_uri(data: &[u8]) {
+    reads_back::<Uri>(data);
+}
+
+/// Reads `data` as a volume spec.
+pub(crate) fn volume_spec(data: &[u8]) {
+    reads_back::<Spec>(data);
+}
+
+/// Reads `data` as a job file of fio's.
+pub(crate) fn fio_job_file(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let environment = |name: &str| (name == "SIZE").then(|| "64m".to_owned());
+    match blockmux_lab::job_file::parse(text, "job.fio", environment) {
+        Ok(jobs) => {
+            let lines = text.lines().count();
+            assert!(!jobs.is_empty());
+            assert!(jobs.iter().all(|job| 1 <= job.line && job.line <= lines));
+            assert!(jobs.is_sorted_by_key(|job| job.line));
+        }
+        Err(error) => {
+            is_one_line(&error);
+            assert!(error.to_string().starts_with("job.fio:"));
+        }
+    }
+}
+
+/// What was read is written such that it reads as the same.
+fn reads_back<T>(data: &[u8])
+where
+    T: FromStr<Err: Display> + Display + Debug + PartialEq,
+{
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    match text.parse::<T>() {
+        Ok(value) => {
+            let written = value.to_string();
+            match written.parse::<T>() {
+                Ok(again) => assert_eq!(again, value, "{written:?} reads as another"),
+                Err(error) => panic!("{value:?} is written {written:?}: {error}"),
+            }
+        }
+        Err(error) => is_one_line(&error),
+    }
+}
+
+fn is_one_line(error: &impl Display) {
+    let text = error.to_string();
+    assert!(!text.is_empty() && !text.contains(['\n', '\r']), "{text:?} is not one line");
+}

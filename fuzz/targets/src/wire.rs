@@ -1,0 +1,138 @@
+//! A byte stream on its way into a session, and the driver that [`blockmux_proto::session`] asks for.
+
+use crate::choices::Choices;
+use blockmux_proto::session::{Demand, MAX_DEMAND, ProtocolError, StreamSession};
+use blockmux_volume::{Chunk, Memory};
+
+/// What a peer has sent, and how far the session has come with it.
+pub(crate) struct Wire {
+    bytes: Vec<u8>,
+    /// Received so far: into the chunk or to where the session wanted it.
+    received: usize,
+    chunk: Chunk,
+    /// How much of what the session wants placed has come, and how much that is.
+    placed: usize,
+    placing: usize,
+}
+
+impl Wire {
+    pub(crate) fn new(bytes: Vec<u8>) -> Wire {
+        Wire {
+            bytes,
+            received: 0,
+            chunk: Chunk::new(Memory::from_heap(SMALLEST_CHUNK)),
+            placed: 0,
+            placing: 0,
+        }
+    }
+
+    /// The peer sends more.
+    pub(crate) fn push(&mut self, bytes: &[u8]) {
+        self.bytes.extend(bytes);
+    }
+
+    /// All that the session has taken.
+    pub(crate) fn taken(&self) -> &[u8] {
+        &self.bytes[..self.received - self.chunk.unread().len()]
+    }
+
+    /// All that the session has seen.
+    pub(crate) fn shown(&self) -> &[u8] {
+        &self.bytes[..self.received]
+    }
+
+    /// Whether the peer has sent nothing that was not received.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.received == self.bytes.len()
+    }
+
+    /// Does what the session demands with what is there, receiving at most once; whether anything moved.
+    pub(crate) fn turn<S: StreamSession>(
+        &mut self,
+        session: &mut S,
+        choices: &mut Choices<'_>,
+    ) -> Result<bool, ProtocolError> {
+        match session.demand() {
+            Demand::Bytes(least) => self.show(session, least, choices),
+            Demand::Place(list) => {
+                assert!(!list.is_empty(), "nothing is to be placed");
+                assert!(
+                    self.placed == 0 || self.placing == list.len(),
+                    "asking changed what is to be placed"
+                );
+                self.placing = list.len();
+                let from_chunk = self.chunk.unread().len().min(list.len() - self.placed);
+                list.slice(self.placed, from_chunk).copy_from(&self.chunk.unread()[..from_chunk]);
+                self.chunk.take(from_chunk);
+                self.placed += from_chunk;
+                let came = self.arriving(choices).min(list.len() - self.placed);
+                list.slice(self.placed, came).copy_from(&self.bytes[self.received..self.received + came]);
+                self.received += came;
+                self.placed += came;
+                if self.placed == list.len() {
+                    self.placed = 0;
+                    session.on_placed()?;
+                    return Ok(true);
+                }
+                Ok(from_chunk + came > 0)
+            }
+            Demand::Nothing | Demand::Close => Ok(false),
+        }
+    }
+
+    fn show<S: StreamSession>(
+        &mut self,
+        session: &mut S,
+        least: usize,
+        choices: &mut Choices<'_>,
+    ) -> Result<bool, ProtocolError> {
+        assert!(0 < least && least <= MAX_DEMAND, "demands {least} bytes");
+        if self.chunk.unread().len() < least {
+            self.make_room(least, choices);
+            let came = self.arriving(choices).min(self.chunk.room());
+            self.chunk.extend(&self.bytes[self.received..self.received + came]);
+            self.received += came;
+            if self.chunk.unread().len() < least {
+                return Ok(came > 0);
+            }
+        }
+        let taken = session.on_bytes(&self.chunk)?;
+        assert!(taken <= self.chunk.unread().len(), "took more than there is");
+        self.chunk.take(taken);
+        let wants_the_same = matches!(session.demand(), Demand::Bytes(n) if n <= self.chunk.unread().len());
+        assert!(taken > 0 || !wants_the_same, "took nothing of what it demanded");
+        Ok(true)
+    }
+
+    /// How many bytes the next receive brings, if there is room.
+    fn arriving(&self, choices: &mut Choices<'_>) -> usize {
+        let left = self.bytes.len() - self.received;
+        let most = match choices.byte() {
+            0..=95 => usize::MAX,
+            byte @ 96..=223 => usize::from(byte) - 95,
+            byte => usize::from(byte - 223) << 9,
+        };
+        left.min(most)
+    }
+
+    /// A chunk in which `least` bytes fit; a new one at times even if the old would do.
+    fn make_room(&mut self, least: usize, choices: &mut Choices<'_>) {
+        self.chunk.recycle();
+        let missing = least - self.chunk.unread().len();
+        if self.chunk.room() >= missing && choices.byte() < 240 {
+            return;
+        }
+        if choices.byte() < 128 && self.chunk.compact() && self.chunk.room() >= missing {
+            return;
+        }
+        let capacity = choices.of(&[SMALLEST_CHUNK, SMALLEST_CHUNK, LARGEST_CHUNK]).max(least);
+        let mut fresh = Chunk::new(Memory::from_heap(capacity.max(self.chunk.unread().len() + 1)));
+        fresh.extend(self.chunk.unread());
+        self.chunk = fresh;
+    }
+}
+
+/// In bytes.
+const SMALLEST_CHUNK: usize = 4096;
+/// In bytes; as a real receive buffer.
+const LARGEST_CHUNK: usize = 256 << 10;
