@@ -18,6 +18,7 @@ pub mod connection;
 pub mod cores;
 pub mod file;
 
+pub mod host;
 pub mod initiator;
 pub mod listener;
 pub mod memory;

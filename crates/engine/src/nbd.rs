@@ -7,7 +7,9 @@ use crate::listener::Serve;
 use crate::socket::Address;
 use crate::target::TargetTask;
 use blockmux_proto::exports::Exports;
-use blockmux_proto::nbd::initiator::{Config, ExportInfo, Features, InitiatorSession, ListedExport, Mode, Refused};
+use blockmux_proto::nbd::initiator::{
+    Config, ExportInfo, Features, InitiatorSession, ListedExport, Mode, Refused,
+};
 use blockmux_proto::nbd::target::TargetSession;
 use blockmux_volume::{Core, Pool};
 use std::sync::Arc;
