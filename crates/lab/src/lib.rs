@@ -9,12 +9,18 @@
 
 pub mod content;
 pub mod crc32c;
+pub mod figure;
+pub mod fio_json;
 pub mod generator;
 pub mod histogram;
 pub mod job;
 pub mod job_file;
+pub mod machine;
 pub mod options;
+pub mod page;
 pub mod pattern;
 pub mod result;
 pub mod suite;
+pub mod table;
 pub mod units;
+pub mod when;

@@ -136,7 +136,7 @@ impl Run {
     /// Bytes per second, all directions.
     #[must_use]
     pub fn bytes_per_second(&self) -> f64 {
-        self.per_second(self.read.bytes + self.write.bytes + self.trim.bytes)
+        self.per_second(self.bytes())
     }
 
     /// I/O completed, all directions.
@@ -145,8 +145,119 @@ impl Run {
         self.read.ios + self.write.ios + self.trim.ios
     }
 
+    /// Bytes moved, all directions.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.read.bytes + self.write.bytes + self.trim.bytes
+    }
+
+    /// The directions that did any I/O: none for an empty run, two for a mixed one.
+    pub fn active(&self) -> impl Iterator<Item = &Direction> {
+        [&self.read, &self.write, &self.trim].into_iter().filter(|direction| direction.ios > 0)
+    }
+
+    /// Mean completion latency over all I/O in nanoseconds; `None` if there was none.
+    #[must_use]
+    pub fn mean_ns(&self) -> Option<f64> {
+        let sum: f64 = self.active().map(|direction| direction.latency.mean_ns * direction.ios as f64).sum();
+        (self.ios() > 0).then(|| sum / self.ios() as f64)
+    }
+
+    /// Largest completion latency in nanoseconds; `None` if there was no I/O.
+    #[must_use]
+    pub fn max_ns(&self) -> Option<u64> {
+        self.active().map(|direction| direction.latency.max_ns).max()
+    }
+
+    /// A percentile of completion latency in nanoseconds; `None` if it was not recorded.
+    ///
+    /// Percentiles of two directions do not add up, so a mixed job has that of its slower direction, which
+    /// is never less than the percentile of both together.
+    #[must_use]
+    pub fn percentile_ns(&self, percentile: f64) -> Option<u64> {
+        self.active().filter_map(|direction| direction.latency.percentile_ns(percentile)).max()
+    }
+
     fn per_second(&self, count: u64) -> f64 {
         if self.runtime_ns == 0 { 0.0 } else { count as f64 * 1e9 / self.runtime_ns as f64 }
+    }
+}
+
+impl Latency {
+    /// The value at a recorded percentile.
+    #[must_use]
+    pub fn percentile_ns(&self, percentile: f64) -> Option<u64> {
+        let found = self.percentiles.iter().find(|(at, _)| (at - percentile).abs() < 1e-6);
+        found.map(|&(_, value_ns)| value_ns)
+    }
+}
+
+impl Spread {
+    /// Half the range, in per cent of the median; 0 if the median is.
+    #[must_use]
+    pub fn half_range_percent(&self) -> f64 {
+        if self.median == 0.0 { 0.0 } else { (self.max - self.min) / 2.0 / self.median * 100.0 }
+    }
+}
+
+impl Kind {
+    /// Whether it is a bare-socket ceiling of either sort.
+    #[must_use]
+    pub fn is_ceiling(self) -> bool {
+        matches!(self, Kind::CeilingSleeping | Kind::CeilingSpinning)
+    }
+}
+
+impl Comparison {
+    /// The rows of each job together, jobs in the order in which they first appear. A job's name does not
+    /// tell it apart, what it does does.
+    #[must_use]
+    pub fn groups(&self) -> Vec<Vec<&Row>> {
+        let mut groups: Vec<Vec<&Row>> = Vec::new();
+        for row in &self.rows {
+            match groups.iter_mut().find(|group| group[0].job.does_the_same_as(&row.job)) {
+                Some(group) => group.push(row),
+                None => groups.push(vec![row]),
+            }
+        }
+        groups
+    }
+
+    /// The ceiling that a protocol row is held against: bare sockets under the same job and with the same
+    /// message sizes. `never` is held against the sleeping one and `always` against the spinning one;
+    /// `adaptive`, and a row whose policy is unknown, against the faster of the two, since it may do either.
+    #[must_use]
+    pub fn ceiling_of(&self, row: &Row) -> Option<&Row> {
+        if row.kind != Kind::Protocol {
+            return None;
+        }
+        let alike = |kind: Kind| match row.poll.as_str() {
+            "never" => kind == Kind::CeilingSleeping,
+            "always" => kind == Kind::CeilingSpinning,
+            _ => kind.is_ceiling(),
+        };
+        let iops = |row: &Row| row.spread(|run| Some(run.iops())).map_or(0.0, |spread| spread.median);
+        self.rows
+            .iter()
+            .filter(|other| alike(other.kind) && other.protocol == row.protocol)
+            .filter(|other| other.job.does_the_same_as(&row.job))
+            .max_by(|a, b| iops(a).total_cmp(&iops(b)))
+    }
+
+    /// Median IOPS of a protocol row as a fraction of its ceiling's; see [`Comparison::ceiling_of`].
+    #[must_use]
+    pub fn share_of_ceiling(&self, row: &Row) -> Option<f64> {
+        let ceiling = self.ceiling_of(row)?.spread(|run| Some(run.iops()))?.median;
+        let own = row.spread(|run| Some(run.iops()))?.median;
+        (ceiling > 0.0).then(|| own / ceiling)
+    }
+}
+
+impl Job {
+    /// Whether two jobs differ in nothing but their names and the seed of their offsets.
+    pub(crate) fn does_the_same_as(&self, other: &Job) -> bool {
+        let same = Job { name: other.name.clone(), randseed: other.randseed, ..self.clone() };
+        same == *other
     }
 }
 
@@ -170,6 +281,22 @@ impl Row {
 mod tests {
     use super::*;
     use crate::job::Rw;
+
+    fn comparison(rows: Vec<Row>) -> Comparison {
+        Comparison {
+            command: "blockmux bench".into(),
+            started: "2026-11-21T12:00:00Z".into(),
+            version: "0.1.0".into(),
+            machine: Machine { cpu: "c".into(), cores: 2, kernel: "k".into(), memory_bytes: 1 << 30 },
+            suite: None,
+            rows,
+            skipped: Vec::new(),
+        }
+    }
+
+    fn ceiling(kind: Kind, iops: u64) -> Row {
+        Row { subject: "ceiling".into(), kind, poll: String::new(), ..row(&[iops]) }
+    }
 
     fn row(iops: &[u64]) -> Row {
         let job = Job { name: "t".into(), rw: Rw::RandRead, ..Job::default() };
@@ -198,5 +325,53 @@ mod tests {
     #[test]
     fn a_figure_that_no_run_has_is_none() {
         assert_eq!(row(&[1]).spread(|run| run.target_cpu_ns.map(|ns| ns as f64)), None);
+    }
+
+    #[test]
+    fn a_row_is_held_against_the_ceiling_that_idles_as_it_does() {
+        let polls = |poll: &str| Row { poll: poll.into(), ..row(&[50]) };
+        let rows = vec![
+            polls("never"),
+            polls("always"),
+            polls("adaptive"),
+            ceiling(Kind::CeilingSleeping, 100),
+            ceiling(Kind::CeilingSpinning, 200),
+        ];
+        let all = comparison(rows);
+        let shares: Vec<_> = all.rows.iter().map(|row| all.share_of_ceiling(row)).collect();
+        assert_eq!(shares, [Some(0.5), Some(0.25), Some(0.25), None, None]);
+    }
+
+    #[test]
+    fn a_ceiling_of_another_job_or_protocol_is_not_compared() {
+        let mut deeper = ceiling(Kind::CeilingSleeping, 100);
+        deeper.job.iodepth = 2;
+        let other = Row { protocol: "aoe".into(), ..ceiling(Kind::CeilingSleeping, 100) };
+        let all = comparison(vec![row(&[50]), deeper, other]);
+        assert_eq!(all.share_of_ceiling(&all.rows[0]), None);
+    }
+
+    #[test]
+    fn rows_of_one_job_are_grouped_whatever_its_name() {
+        let mut renamed = row(&[2]);
+        renamed.job.name = "other".into();
+        let mut larger = row(&[3]);
+        larger.job.bs = 8192;
+        let all = comparison(vec![row(&[1]), larger, renamed]);
+        let sizes: Vec<_> = all.groups().iter().map(Vec::len).collect();
+        assert_eq!(sizes, [2, 1]);
+    }
+
+    #[test]
+    fn a_mixed_job_has_the_weighted_mean_and_its_slower_percentile() {
+        let direction = |ios, mean_ns, p99| Direction {
+            ios,
+            bytes: 0,
+            latency: Latency { mean_ns, percentiles: vec![(99.0, p99)], ..Latency::default() },
+        };
+        let run = Run { read: direction(3, 10.0, 70), write: direction(1, 30.0, 50), ..Run::default() };
+        assert_eq!((run.mean_ns(), run.percentile_ns(99.0)), (Some(15.0), Some(70)));
+        assert_eq!(run.percentile_ns(50.0), None);
+        assert_eq!((Run::default().mean_ns(), Run::default().percentile_ns(99.0)), (None, None));
     }
 }

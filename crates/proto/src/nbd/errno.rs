@@ -24,7 +24,6 @@ pub(crate) fn from_io_error(error: IoError, op: Op) -> Errno {
 ///
 /// An initiator checks range, alignment and length before it sends, so that `NBD_EINVAL` is left with one meaning:
 /// the target cannot do this. An unknown value counts as `NBD_EINVAL`, as the document asks.
-#[allow(dead_code, reason = "the initiator's half of the table")]
 pub(crate) fn to_io_error(errno: Errno) -> IoError {
     match errno {
         Errno::NBD_EPERM => IoError::ReadOnly,

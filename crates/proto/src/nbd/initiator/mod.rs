@@ -8,7 +8,6 @@
 //! [`InitiatorSession::refused`] says whether the server would not have us.
 
 mod coverage;
-mod errno;
 mod export;
 mod extents;
 mod handshake;

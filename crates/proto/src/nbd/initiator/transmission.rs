@@ -4,13 +4,13 @@
 //! flight at a time, so that neither the server nor our tables see more than `DEPTH * WINDOW` requests. The
 //! completion comes after the last piece, and after the flush that stands in for FUA where there is none.
 
-use super::errno::io_error;
 use super::export::ExportInfo;
 use super::extents::Extents;
 use super::reply::Reading;
 use super::request::{Pieces, Plan, Terms, ZEROES, push_disconnect};
 use super::slots::{Key, Slots};
 use super::{DEPTH, coverage::Coverage};
+use crate::nbd::errno::to_io_error;
 use crate::outbox::Outbox;
 use blockmux_volume::{Completion, Extent, Io, IoError, Memory, Op, Output, Pool, Seg, SgList, VolumeInfo};
 use blockmux_wire::nbd::transmission::{Cmd, Errno};
@@ -226,7 +226,7 @@ impl Transmission {
 
     /// Notes an error value of the server.
     pub(super) fn fail_with_errno(&mut self, key: Key, errno: u32) {
-        self.fail_request(key, io_error(Errno(errno)));
+        self.fail_request(key, to_io_error(Errno(errno)));
     }
 
     fn insert_job(&mut self, io: Io, pieces: Pieces) -> Key {

@@ -1,0 +1,308 @@
+//! The figures that every report shows, and how numbers and jobs are put into words.
+//!
+//! The table, the JSON and the page all take their figures from here, so that one name means one thing
+//! wherever it is shown.
+
+use crate::job::{Job, Rw, Verify};
+use crate::result::{Comparison, Kind, Machine, Row, Run, Spread};
+
+/// One figure of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Figure {
+    /// I/O per second.
+    Iops,
+    /// Payload in decimal megabytes per second.
+    MbPerSecond,
+    /// Mean completion latency in microseconds.
+    Mean,
+    /// A percentile of completion latency in microseconds, given in hundredths of a per cent: 9990 is p99.9.
+    Percentile(u16),
+    /// Largest completion latency in microseconds.
+    Max,
+    /// Processor microseconds of the target for each I/O.
+    TargetCpu,
+    /// Processor microseconds of the initiator for each I/O.
+    InitiatorCpu,
+    /// Per cent of one processor, both sides together, for each Gbit/s of payload.
+    CpuPerGbit,
+}
+
+impl Figure {
+    /// Half of all I/O took at most this long.
+    pub const P50: Figure = Figure::Percentile(5000);
+    /// 99% of all I/O took at most this long.
+    pub const P99: Figure = Figure::Percentile(9900);
+    /// 99.9% of all I/O took at most this long.
+    pub const P999: Figure = Figure::Percentile(9990);
+
+    /// The figure's key in JSON, unit last.
+    #[must_use]
+    pub fn key(self) -> String {
+        match self {
+            Figure::Iops => "iops".into(),
+            Figure::MbPerSecond => "mb_per_s".into(),
+            Figure::Mean => "latency_mean_us".into(),
+            Figure::Percentile(at) => format!("latency_p{}_us", f64::from(at) / 100.0),
+            Figure::Max => "latency_max_us".into(),
+            Figure::TargetCpu => "target_cpu_us_per_io".into(),
+            Figure::InitiatorCpu => "initiator_cpu_us_per_io".into(),
+            Figure::CpuPerGbit => "cpu_percent_per_gbit_s".into(),
+        }
+    }
+
+    /// The figure of one run; `None` where it was not measured or means nothing.
+    #[must_use]
+    pub fn of(self, kind: Kind, run: &Run) -> Option<f64> {
+        let us = |ns: u64| ns as f64 / 1e3;
+        let per_io = |cpu_ns: Option<u64>| match (cpu_ns, run.ios()) {
+            (Some(cpu_ns), ios) if ios > 0 => Some(us(cpu_ns) / ios as f64),
+            _ => None,
+        };
+        match self {
+            Figure::Iops => Some(run.iops()),
+            Figure::MbPerSecond => Some(run.bytes_per_second() / 1e6),
+            Figure::Mean => run.mean_ns().map(|ns| ns / 1e3),
+            Figure::Percentile(at) => run.percentile_ns(f64::from(at) / 100.0).map(us),
+            Figure::Max => run.max_ns().map(us),
+            Figure::TargetCpu => per_io(run.target_cpu_ns),
+            Figure::InitiatorCpu => per_io(run.initiator_cpu_ns),
+            Figure::CpuPerGbit => cpu_per_gbit(kind, run),
+        }
+    }
+}
+
+impl Row {
+    /// Median and extremes of a figure over the runs.
+    #[must_use]
+    pub fn figure(&self, figure: Figure) -> Option<Spread> {
+        self.spread(|run| figure.of(self.kind, run))
+    }
+
+    /// The median of a figure over the runs.
+    #[must_use]
+    pub fn median(&self, figure: Figure) -> Option<f64> {
+        self.figure(figure).map(|spread| spread.median)
+    }
+}
+
+/// What each row is called: its subject, with the polling policy where rows differ in it, and with its protocol
+/// where ceilings of several protocols stand together.
+#[derive(Clone, Copy, Debug)]
+pub struct Labels {
+    polls_differ: bool,
+    ceilings_differ: bool,
+}
+
+impl Labels {
+    /// Finds out what tells the rows of a comparison apart.
+    #[must_use]
+    pub fn of(comparison: &Comparison) -> Labels {
+        let rows = || comparison.rows.iter();
+        let mut polls = rows().filter(|row| row.kind == Kind::Protocol).map(|row| &row.poll);
+        let mut ceilings = rows().filter(|row| row.kind.is_ceiling()).map(|row| &row.protocol);
+        let (poll, ceiling) = (polls.next(), ceilings.next());
+        Labels {
+            polls_differ: polls.any(|other| Some(other) != poll),
+            ceilings_differ: ceilings.any(|other| Some(other) != ceiling),
+        }
+    }
+
+    /// What a row is called.
+    #[must_use]
+    pub fn label(&self, row: &Row) -> String {
+        let verb = match row.kind {
+            Kind::CeilingSleeping => "sleeps",
+            Kind::CeilingSpinning => "spins",
+            Kind::Protocol if self.polls_differ => row.poll.as_str(),
+            Kind::Local | Kind::Protocol => "",
+        };
+        let prefix = if row.kind.is_ceiling() && self.ceilings_differ { row.protocol.as_str() } else { "" };
+        let words = [prefix, row.subject.as_str(), verb];
+        words.into_iter().filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ")
+    }
+}
+
+/// A count with three significant digits and a decimal suffix: 999, 14.2k, 412k, 1.62M.
+#[must_use]
+pub fn count(value: f64) -> String {
+    // A value is counted in the next unit as soon as three digits would round it up to that.
+    let units = [(1e9, "G"), (1e6, "M"), (1e3, "k")];
+    for (unit, suffix) in units {
+        if value >= unit * 0.9995 {
+            return format!("{}{suffix}", three_digits(value / unit));
+        }
+    }
+    if value.fract() == 0.0 { format!("{value:.0}") } else { three_digits(value) }
+}
+
+/// A measure with three significant digits, and whole up to five digits: 0.85, 76.9, 182, 28100, 412k.
+#[must_use]
+pub fn measure(value: f64) -> String {
+    if value >= 99_999.5 { count(value) } else { three_digits(value) }
+}
+
+/// A fraction in per cent: 86%, and 8.4% below ten.
+#[must_use]
+pub fn percent(fraction: f64) -> String {
+    let percent = fraction * 100.0;
+    if percent < 9.95 { format!("{percent:.1}%") } else { format!("{percent:.0}%") }
+}
+
+/// Bytes in the largest binary unit that divides them: 4 KiB, 1 MiB, 513 B.
+#[must_use]
+pub fn bytes(bytes: u64) -> String {
+    let units = [(1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
+    let whole = units.into_iter().find(|&(unit, _)| bytes > 0 && bytes.is_multiple_of(unit));
+    whole.map_or_else(|| format!("{bytes} B"), |(unit, name)| format!("{} {name}", bytes / unit))
+}
+
+/// A machine in words, without what is not known: "AMD EPYC, 2 cores, 7.8 GiB, Linux 6.18.44".
+#[must_use]
+pub fn machine(machine: &Machine) -> String {
+    let Machine { cpu, cores, kernel, memory_bytes } = machine;
+    let memory_gib = *memory_bytes as f64 / f64::from(1 << 30);
+    let known = |text: &str| text != UNKNOWN && !text.is_empty();
+    let parts = [
+        known(cpu).then(|| cpu.clone()),
+        (*cores > 0).then(|| format!("{cores} {}", if *cores == 1 { "core" } else { "cores" })),
+        (*memory_bytes > 0).then(|| format!("{memory_gib:.1} GiB")),
+        known(kernel).then(|| format!("Linux {kernel}")),
+    ];
+    let parts: Vec<String> = parts.into_iter().flatten().collect();
+    if parts.is_empty() { "unknown machine".into() } else { parts.join(", ") }
+}
+
+/// Milliseconds as seconds: 2 s, 0.5 s.
+#[must_use]
+pub fn seconds(ms: u64) -> String {
+    format!("{} s", ms as f64 / 1e3)
+}
+
+/// A pattern in words.
+#[must_use]
+pub fn pattern(rw: Rw) -> &'static str {
+    match rw {
+        Rw::Read => "sequential read",
+        Rw::Write => "sequential write",
+        Rw::RandRead => "random read",
+        Rw::RandWrite => "random write",
+        Rw::ReadWrite => "sequential read and write",
+        Rw::RandRw => "random read and write",
+        Rw::Trim => "sequential discard",
+        Rw::RandTrim => "random discard",
+    }
+}
+
+/// A job in words: "4 KiB random read, depth 32, 4 connections".
+#[must_use]
+pub fn title(job: &Job) -> String {
+    format!("{} {}", bytes(u64::from(job.bs)), title_within_size(job))
+}
+
+/// A job in words without its block size.
+#[must_use]
+pub fn title_within_size(job: &Job) -> String {
+    format!("{}, depth {}{}", pattern(job.rw), job.iodepth, modifiers(job))
+}
+
+/// What tells a job apart from another of the same pattern, block size and depth; empty for a plain one.
+#[must_use]
+pub fn modifiers(job: &Job) -> String {
+    let mut words = String::new();
+    let mut add = |word: String| {
+        words.push_str(", ");
+        words.push_str(&word);
+    };
+    if job.numjobs > 1 {
+        add(format!("{} connections", job.numjobs));
+    }
+    if matches!(job.rw, Rw::ReadWrite | Rw::RandRw) {
+        add(format!("{}% reads", job.rwmixread));
+    }
+    match job.verify {
+        Some(Verify::Crc32c) => add("verified by CRC-32C".into()),
+        Some(Verify::Pattern) => add("verified by pattern".into()),
+        None => {}
+    }
+    if job.fua_every > 0 {
+        add(format!("FUA every {}", job.fua_every));
+    }
+    if job.fsync_every > 0 {
+        add(format!("flush every {}", job.fsync_every));
+    }
+    words
+}
+
+fn three_digits(value: f64) -> String {
+    match value {
+        0.0 => "0".into(),
+        v if v < 9.995 => format!("{v:.2}"),
+        v if v < 99.95 => format!("{v:.1}"),
+        v => format!("{v:.0}"),
+    }
+}
+
+/// Only where both sides were seen: half of the cost would look like a cheap protocol. A local volume has one side.
+fn cpu_per_gbit(kind: Kind, run: &Run) -> Option<f64> {
+    let target_ns = if kind == Kind::Local { run.target_cpu_ns.or(Some(0)) } else { run.target_cpu_ns };
+    let both_ns = (target_ns? + run.initiator_cpu_ns?) as f64;
+    let bits = run.bytes() as f64 * 8.0;
+    // (CPU ns / run ns * 100) / (bits / run ns): the run's length falls out.
+    (bits > 0.0).then(|| both_ns * 100.0 / bits)
+}
+
+/// What a [`Machine`] has in place of a name that could not be found out.
+pub(crate) const UNKNOWN: &str = "unknown";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::result::Direction;
+
+    #[test]
+    fn a_machine_is_described_by_what_is_known_of_it() {
+        let mut known = Machine { cpu: "Z80".into(), cores: 1, kernel: "6.1".into(), memory_bytes: 3 << 29 };
+        assert_eq!(machine(&known), "Z80, 1 core, 1.5 GiB, Linux 6.1");
+        (known.cpu, known.memory_bytes) = (UNKNOWN.into(), 0);
+        assert_eq!(machine(&known), "1 core, Linux 6.1");
+        (known.cores, known.kernel) = (0, String::new());
+        assert_eq!(machine(&known), "unknown machine");
+    }
+
+    #[test]
+    fn counts_have_three_digits_and_a_suffix() {
+        let shown = |value| count(value);
+        assert_eq!([0.0, 7.0, 95.24, 999.4].map(shown), ["0", "7", "95.2", "999"]);
+        assert_eq!([999.6, 14_213.0, 412_400.0].map(shown), ["1.00k", "14.2k", "412k"]);
+        assert_eq!([999_600.0, 1.62e6, 2.5e9].map(shown), ["1.00M", "1.62M", "2.50G"]);
+    }
+
+    #[test]
+    fn measures_fit_five_characters() {
+        let shown = |value| measure(value);
+        assert_eq!([0.0, 0.851, 9.996, 76.94, 182.3].map(shown), ["0", "0.85", "10.0", "76.9", "182"]);
+        assert_eq!([1350.4, 28_100.0, 99_999.4, 412_000.0].map(shown), ["1350", "28100", "99999", "412k"]);
+    }
+
+    #[test]
+    fn sizes_are_named_in_the_unit_that_divides_them() {
+        assert_eq!([0, 513, 4096, 1 << 20, 3 << 30].map(bytes), ["0 B", "513 B", "4 KiB", "1 MiB", "3 GiB"]);
+    }
+
+    #[test]
+    fn cpu_per_gbit_needs_both_sides_unless_there_is_only_one() {
+        let read = Direction { ios: 1, bytes: 1_000_000_000 / 8, ..Direction::default() };
+        // One second of processor time for one Gbit.
+        let run = Run { read, initiator_cpu_ns: Some(1_000_000_000), ..Run::default() };
+        assert_eq!(Figure::CpuPerGbit.of(Kind::Local, &run), Some(100.0));
+        assert_eq!(Figure::CpuPerGbit.of(Kind::Protocol, &run), None);
+        let both = Run { target_cpu_ns: Some(500_000_000), ..run };
+        assert_eq!(Figure::CpuPerGbit.of(Kind::Protocol, &both), Some(150.0));
+    }
+
+    #[test]
+    fn a_key_names_the_percentile_and_its_unit() {
+        assert_eq!(Figure::P999.key(), "latency_p99.9_us");
+        assert_eq!(Figure::P50.key(), "latency_p50_us");
+    }
+}

@@ -1,0 +1,305 @@
+//! Bar and line charts as inline SVG. Colours and dashes are classes; the style sheet gives them.
+
+use super::svg::{self, escaped, framed, line, linear_ticks, log_ticks, n, shortened, text};
+use crate::figure;
+use std::fmt::Write as _;
+
+/// Horizontal bars on one axis, in groups with a heading each.
+pub(super) struct Bars {
+    pub(super) title: String,
+    pub(super) groups: Vec<BarGroup>,
+    /// How a value is written at its bar.
+    pub(super) shown: fn(f64) -> String,
+    /// How a round value is written at the axis.
+    pub(super) axis: fn(f64) -> String,
+    /// A line across all bars, such as 100%.
+    pub(super) reference: Option<f64>,
+}
+
+/// Bars under one heading; an empty heading takes no room.
+pub(super) struct BarGroup {
+    pub(super) heading: String,
+    pub(super) bars: Vec<Bar>,
+}
+
+/// One bar. Its parts are laid end to end.
+pub(super) struct Bar {
+    pub(super) label: String,
+    /// (length, class).
+    pub(super) parts: Vec<(f64, String)>,
+    /// The value of each run: a dot each, and a whisker from the least to the most.
+    pub(super) runs: Vec<f64>,
+    /// May be cut off where it would dwarf every other bar; such a bar is drawn broken.
+    pub(super) may_break: bool,
+}
+
+impl Bar {
+    fn value(&self) -> f64 {
+        self.parts.iter().map(|part| part.0).sum()
+    }
+
+    fn most(&self) -> f64 {
+        self.runs.iter().copied().fold(self.value(), f64::max)
+    }
+}
+
+impl Bars {
+    /// The chart; empty if there is no bar.
+    pub(super) fn draw(&self) -> String {
+        let bars = || self.groups.iter().flat_map(|group| &group.bars);
+        if bars().next().is_none() {
+            return String::new();
+        }
+        let largest = |may_break: bool| {
+            let some = bars().filter(|bar| bar.may_break == may_break);
+            some.map(Bar::most).fold(self.reference.unwrap_or(0.0), f64::max)
+        };
+        let (whole, breakable) = (largest(false), largest(true));
+        // Bars are compared by length: one is broken only where the others could not be told apart beside it.
+        let most = if whole > 0.0 && breakable > whole * BREAK_FROM { whole } else { whole.max(breakable) };
+        let ticks = linear_ticks(most);
+        let end = ticks[ticks.len() - 1];
+        let x = |value: f64| LEFT + value / end * SPAN;
+        let (body, bottom) = self.body(end, x);
+        let mut out = String::new();
+        for &tick in &ticks {
+            line(&mut out, "grid", (x(tick), TOP), (x(tick), bottom));
+            text(&mut out, "tick mid", x(tick), bottom + 14.0, &(self.axis)(tick));
+        }
+        out.push_str(&body);
+        if let Some(reference) = self.reference {
+            line(&mut out, "reference", (x(reference), TOP), (x(reference), bottom));
+        }
+        framed(bottom + 20.0, &self.title, &self.description(), &out)
+    }
+
+    fn body(&self, end: f64, x: impl Fn(f64) -> f64) -> (String, f64) {
+        let mut out = String::new();
+        let mut y = TOP;
+        for group in &self.groups {
+            if !group.heading.is_empty() {
+                text(&mut out, "heading", 0.0, y + 14.0, &shortened(&group.heading, HEADING_CHARS));
+                y += 20.0;
+            }
+            for bar in &group.bars {
+                self.bar(&mut out, bar, y, end, &x);
+                y += ROW;
+            }
+            y += 6.0;
+        }
+        (out, y)
+    }
+
+    fn bar(&self, out: &mut String, bar: &Bar, y: f64, end: f64, x: &impl Fn(f64) -> f64) {
+        let _ = write!(out, "<g><title>{}</title>", escaped(&self.hint(bar)));
+        text(out, "label", LEFT - 6.0, y + 13.0, &shortened(&bar.label, LABEL_CHARS));
+        let broken = bar.value() > end;
+        let mut from = 0.0;
+        for (length, class) in &bar.parts {
+            let to = (from + length).min(end);
+            let (left, width) = (n(x(from)), n((x(to) - x(from)).max(0.5)));
+            let _ = write!(
+                out,
+                r#"<rect class="bar {class}" x="{left}" y="{}" width="{width}" height="{BAR}" rx="1.5"/>"#,
+                n(y + 3.0)
+            );
+            from = to;
+        }
+        let mut label_x = x(from);
+        if broken {
+            // Two slanted cuts near the end: this bar goes on.
+            for cut in [LEFT + SPAN - 16.0, LEFT + SPAN - 11.0] {
+                line(out, "cut", (cut - 3.0, y + BAR + 5.0), (cut + 3.0, y + 1.0));
+            }
+        } else if bar.runs.len() > 1 {
+            let middle = y + 3.0 + BAR / 2.0;
+            let least = bar.runs.iter().copied().fold(f64::INFINITY, f64::min);
+            line(out, "whisker", (x(least), middle), (x(bar.most()), middle));
+            for &run in &bar.runs {
+                let _ = write!(out, r#"<circle class="run" cx="{}" cy="{}" r="1.7"/>"#, n(x(run)), n(middle));
+            }
+            label_x = x(bar.most());
+        }
+        // Nothing is written across the reference line.
+        label_x = self.reference.map_or(label_x, |reference| label_x.max(x(reference)));
+        text(out, "value", label_x + 6.0, y + 13.0, &(self.shown)(bar.value()));
+        out.push_str("</g>");
+    }
+
+    fn hint(&self, bar: &Bar) -> String {
+        let runs: Vec<String> = bar.runs.iter().map(|&run| (self.shown)(run)).collect();
+        let runs = if runs.len() > 1 { format!("; runs: {}", runs.join(", ")) } else { String::new() };
+        format!("{}: {}{runs}", bar.label, (self.shown)(bar.value()))
+    }
+
+    fn description(&self) -> String {
+        let group = |group: &BarGroup| {
+            let bars = group.bars.iter().map(|bar| format!("{} {}", bar.label, (self.shown)(bar.value())));
+            let bars: Vec<String> = bars.collect();
+            let heading =
+                if group.heading.is_empty() { String::new() } else { format!("{}: ", group.heading) };
+            format!("{heading}{}", bars.join(", "))
+        };
+        self.groups.iter().map(group).collect::<Vec<_>>().join("; ")
+    }
+}
+
+/// Lines over depth, both axes logarithmic, in panels above each other that share the axis of depths.
+pub(super) struct Lines {
+    pub(super) title: String,
+    pub(super) depths: Vec<u32>,
+    /// (heading, lines).
+    pub(super) panels: Vec<(String, Vec<Line>)>,
+}
+
+/// One line.
+pub(super) struct Line {
+    pub(super) label: String,
+    pub(super) class: String,
+    pub(super) points: Vec<Point>,
+}
+
+/// One point: a median, and the extremes around it.
+pub(super) struct Point {
+    pub(super) depth: u32,
+    pub(super) median: f64,
+    pub(super) min: f64,
+    pub(super) max: f64,
+}
+
+impl Lines {
+    /// The chart; empty if there are no two depths or no point above 0.
+    pub(super) fn draw(&self) -> String {
+        let (Some(&first), Some(&last)) = (self.depths.first(), self.depths.last()) else {
+            return String::new();
+        };
+        if first == last {
+            return String::new();
+        }
+        let x = |depth: u32| {
+            let along =
+                (f64::from(depth) / f64::from(first)).ln() / (f64::from(last) / f64::from(first)).ln();
+            PLOT_LEFT + along * (PLOT_RIGHT - PLOT_LEFT)
+        };
+        let mut out = String::new();
+        let mut top = TOP;
+        for (heading, lines) in &self.panels {
+            text(&mut out, "heading", 0.0, top + 14.0, heading);
+            if !panel(&mut out, lines, top + 26.0, &self.depths, &x) {
+                return String::new();
+            }
+            top += 26.0 + PANEL + 12.0;
+        }
+        let bottom = top - 12.0;
+        for &depth in &self.depths {
+            text(&mut out, "tick mid", x(depth), bottom + 14.0, &depth.to_string());
+        }
+        text(&mut out, "tick mid", f64::midpoint(PLOT_LEFT, PLOT_RIGHT), bottom + 29.0, "depth");
+        framed(bottom + 34.0, &self.title, &self.description(), &out)
+    }
+
+    fn description(&self) -> String {
+        let line = |line: &Line| {
+            let points = line.points.iter();
+            let points =
+                points.map(|point| format!("{} at depth {}", figure::measure(point.median), point.depth));
+            format!("{} {}", line.label, points.collect::<Vec<_>>().join(", "))
+        };
+        let panel = |(heading, lines): &(String, Vec<Line>)| {
+            format!("{heading}: {}", lines.iter().map(line).collect::<Vec<_>>().join("; "))
+        };
+        self.panels.iter().map(panel).collect::<Vec<_>>().join(". ")
+    }
+}
+
+/// Whether there was anything to draw.
+fn panel(out: &mut String, lines: &[Line], top: f64, depths: &[u32], x: &impl Fn(u32) -> f64) -> bool {
+    let points = || lines.iter().flat_map(|line| &line.points).filter(|point| point.min > 0.0);
+    let least = points().map(|point| point.min).fold(f64::INFINITY, f64::min);
+    let most = points().map(|point| point.max).fold(0.0, f64::max);
+    if !(least.is_finite() && most > 0.0) {
+        return false;
+    }
+    let ticks = log_ticks(least, most);
+    let (low, high) = (ticks[0], ticks[ticks.len() - 1].max(ticks[0] * 2.0));
+    let y = |value: f64| top + PANEL - (value / low).ln() / (high / low).ln() * PANEL;
+    for &tick in &ticks {
+        line(out, "grid", (PLOT_LEFT, y(tick)), (PLOT_RIGHT, y(tick)));
+        text(out, "tick end", PLOT_LEFT - 6.0, y(tick) + 4.0, &svg::tick(tick));
+    }
+    for &depth in depths {
+        line(out, "grid", (x(depth), top), (x(depth), top + PANEL));
+    }
+    let mut ends = Vec::new();
+    for series in lines {
+        let points: Vec<&Point> = series.points.iter().filter(|point| point.min > 0.0).collect();
+        let Some(last) = points.last() else { continue };
+        curve(out, series, &points, x, &y);
+        ends.push((y(last.median), x(last.depth), series));
+    }
+    end_labels(out, ends, top);
+    true
+}
+
+fn curve(
+    out: &mut String,
+    series: &Line,
+    points: &[&Point],
+    x: &impl Fn(u32) -> f64,
+    y: &impl Fn(f64) -> f64,
+) {
+    let path: Vec<String> =
+        points.iter().map(|point| format!("{},{}", n(x(point.depth)), n(y(point.median)))).collect();
+    let class = &series.class;
+    let _ = write!(out, r#"<polyline class="curve {class}" points="{}"/>"#, path.join(" "));
+    for point in points {
+        let at = x(point.depth);
+        line(out, &format!("curve range {class}"), (at, y(point.min)), (at, y(point.max)));
+        let hint = format!("{}, depth {}: {} µs", series.label, point.depth, figure::measure(point.median));
+        let (cx, cy) = (n(at), n(y(point.median)));
+        let _ = write!(
+            out,
+            r#"<circle class="point {class}" cx="{cx}" cy="{cy}" r="2.8"><title>{}</title></circle>"#,
+            escaped(&hint)
+        );
+    }
+}
+
+/// Each line's name at its end; names that would overlap are moved apart, and tied to their lines.
+fn end_labels(out: &mut String, mut ends: Vec<(f64, f64, &Line)>, top: f64) {
+    ends.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let mut places: Vec<f64> = ends.iter().map(|end| end.0).collect();
+    for at in 1..places.len() {
+        places[at] = places[at].max(places[at - 1] + LABEL_GAP);
+    }
+    // What was pushed below the panel goes up again, and pushes what is above it.
+    let mut limit = (top + PANEL + 4.0).max(top + LABEL_GAP * places.len() as f64 - LABEL_GAP);
+    for place in places.iter_mut().rev() {
+        *place = place.min(limit);
+        limit = *place - LABEL_GAP;
+    }
+    for ((from, end_x, series), place) in ends.into_iter().zip(places) {
+        line(out, "tie", (end_x + 4.0, from), (PLOT_RIGHT + 10.0, place));
+        // A piece of the line itself, since policies differ only in their dashes.
+        let class = format!("curve {}", series.class);
+        line(out, &class, (PLOT_RIGHT + 10.0, place), (PLOT_RIGHT + 27.0, place));
+        let class = format!("end {}", series.class);
+        text(out, &class, PLOT_RIGHT + 31.0, place + 4.0, &shortened(&series.label, LABEL_CHARS));
+    }
+}
+
+/// How many times longer than the rest a breakable bar must be to be broken.
+const BREAK_FROM: f64 = 1.6;
+const TOP: f64 = 4.0;
+const ROW: f64 = 21.0;
+const BAR: f64 = 14.0;
+/// Where bars begin: room for [`LABEL_CHARS`] before it.
+const LEFT: f64 = 120.0;
+/// Length of the axis: leaves room for a value behind the longest bar.
+const SPAN: f64 = 184.0;
+const LABEL_CHARS: usize = 19;
+const HEADING_CHARS: usize = 52;
+const PANEL: f64 = 140.0;
+const PLOT_LEFT: f64 = 40.0;
+const PLOT_RIGHT: f64 = 206.0;
+const LABEL_GAP: f64 = 13.5;

@@ -1,0 +1,166 @@
+//! The page: a comparison as one self-contained HTML file that needs no network, no script and no font of its own.
+//!
+//! What is drawn is decided in `sections`, how in `chart`, what is said in `summary`, and how it looks in the style
+//! sheet. Text from outside is escaped by the template, and by `svg` inside charts.
+
+mod chart;
+mod sections;
+mod summary;
+mod svg;
+
+use crate::figure::{self, Figure, Labels};
+use crate::job::Rw;
+use crate::result::{Comparison, Row, Run};
+use crate::table;
+use crate::when;
+use askama::Template;
+use sections::Section;
+use summary::Tile;
+
+/// One figure of a published study: shown beside what was measured, never mixed with it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PublishedFigure {
+    /// The study's name, with author and year.
+    pub study: String,
+    /// What the study calls the subject: "iSER IB".
+    pub label: String,
+    /// The value, in `unit`.
+    pub value: f64,
+    /// "IOPS", "MB/s" or "us" (mean latency); other units are shown without a measured counterpart.
+    pub unit: String,
+    /// Pattern.
+    pub rw: Rw,
+    /// Block size in bytes.
+    pub bs: u32,
+    /// Depth; 0 if the study does not say.
+    pub iodepth: u32,
+    /// The protocol in Blockmux's word for it; empty for a local volume.
+    pub protocol: String,
+}
+
+/// The page of a comparison. The published figures are shown if there are any.
+///
+/// # Errors
+/// Only if formatting a value fails, which none of ours does.
+pub fn render(comparison: &Comparison, published: &[PublishedFigure]) -> Result<String, askama::Error> {
+    let labels = Labels::of(comparison);
+    let mut sections = sections::measured(comparison, &labels);
+    sections.extend(sections::published(comparison, &labels, published));
+    let groups = comparison.groups();
+    let page = Page {
+        comparison,
+        date: when::spoken(&comparison.started),
+        machine: figure::machine(&comparison.machine),
+        tiles: summary::tiles(comparison, &labels),
+        troubles: troubles(comparison, &labels),
+        sections,
+        tables: groups.iter().map(|group| Table::of(comparison, &labels, group)).collect(),
+    };
+    page.render()
+}
+
+#[derive(Template)]
+#[template(path = "page.html")]
+struct Page<'a> {
+    comparison: &'a Comparison,
+    date: String,
+    machine: String,
+    tiles: Vec<Tile>,
+    troubles: Vec<String>,
+    sections: Vec<Section>,
+    tables: Vec<Table>,
+}
+
+/// All figures of one job: medians in one table, every run in another.
+struct Table {
+    title: String,
+    head: Vec<String>,
+    /// First cell: the subject.
+    rows: Vec<Vec<String>>,
+    run_head: Vec<String>,
+    /// First two cells: the subject and the run's place in order.
+    runs: Vec<Vec<String>>,
+}
+
+impl Table {
+    fn of(comparison: &Comparison, labels: &Labels, group: &[&Row]) -> Table {
+        let percentiles = percentiles(group);
+        let mut head: Vec<String> =
+            ["Subject", "Runs", "IOPS", "IOPS range", "MB/s", "mean"].map(Into::into).into();
+        head.extend(percentiles.iter().map(|at| format!("p{}", f64::from(*at) / 100.0)));
+        head.extend(
+            ["max", "CPU target", "CPU initiator", "% CPU per Gbit/s", "Share of ceiling", "Target"]
+                .map(Into::into),
+        );
+        let row = |row: &&Row| {
+            let cell = |figure: Figure| or_dash(row.median(figure).map(figure::measure));
+            let range = row.figure(Figure::Iops).filter(|_| row.runs.len() > 1);
+            let range =
+                range.map(|range| format!("{} to {}", figure::count(range.min), figure::count(range.max)));
+            let iops = row.median(Figure::Iops).map(figure::count);
+            let mut cells = vec![labels.label(row), row.runs.len().to_string()];
+            cells.extend([or_dash(iops), or_dash(range), cell(Figure::MbPerSecond), cell(Figure::Mean)]);
+            cells.extend(percentiles.iter().map(|&at| cell(Figure::Percentile(at))));
+            cells
+                .extend([Figure::Max, Figure::TargetCpu, Figure::InitiatorCpu, Figure::CpuPerGbit].map(cell));
+            cells.push(or_dash(comparison.share_of_ceiling(row).map(figure::percent)));
+            cells.push(row.target.clone());
+            cells
+        };
+        let mut run_head: Vec<String> = ["Subject", "Run"].map(Into::into).into();
+        run_head.extend(RUN_FIGURES.map(|(name, _)| name.into()));
+        run_head.push("errors".into());
+        let runs = group.iter().flat_map(|row| {
+            row.runs.iter().enumerate().map(|(index, run)| run_cells(labels.label(row), row, index, run))
+        });
+        Table {
+            title: figure::title(&group[0].job),
+            head,
+            rows: group.iter().map(row).collect(),
+            run_head,
+            runs: runs.collect(),
+        }
+    }
+}
+
+fn run_cells(label: String, row: &Row, index: usize, run: &Run) -> Vec<String> {
+    let mut cells = vec![label, (index + 1).to_string()];
+    cells.extend(RUN_FIGURES.map(|(_, figure)| or_dash(figure.of(row.kind, run).map(figure::measure))));
+    cells.push((run.errors + run.verify_errors).to_string());
+    cells
+}
+
+/// Every percentile that some run has, in hundredths of a per cent, ascending.
+fn percentiles(group: &[&Row]) -> Vec<u16> {
+    let directions = group.iter().flat_map(|row| &row.runs).flat_map(Run::active);
+    let all = directions.flat_map(|direction| &direction.latency.percentiles);
+    let mut all: Vec<u16> = all.map(|&(at, _)| (at * 100.0).round() as u16).collect();
+    all.sort_unstable();
+    all.dedup();
+    all
+}
+
+fn troubles(comparison: &Comparison, labels: &Labels) -> Vec<String> {
+    let of = |row: &Row| {
+        let name = format!("{}, {}", labels.label(row), figure::title(&row.job));
+        table::troubles(row).into_iter().map(move |trouble| format!("{name}: {trouble}")).collect::<Vec<_>>()
+    };
+    comparison.rows.iter().flat_map(of).collect()
+}
+
+fn or_dash(text: Option<String>) -> String {
+    text.unwrap_or_else(|| "–".into())
+}
+
+const RUN_FIGURES: [(&str, Figure); 10] = [
+    ("IOPS", Figure::Iops),
+    ("MB/s", Figure::MbPerSecond),
+    ("mean", Figure::Mean),
+    ("p50", Figure::P50),
+    ("p99", Figure::P99),
+    ("p99.9", Figure::P999),
+    ("max", Figure::Max),
+    ("CPU target", Figure::TargetCpu),
+    ("CPU initiator", Figure::InitiatorCpu),
+    ("% CPU per Gbit/s", Figure::CpuPerGbit),
+];

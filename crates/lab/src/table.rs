@@ -1,0 +1,270 @@
+//! The terminal table: one block for each job, one line for each subject.
+//!
+//! Every number is the median over the runs. Where the terminal is too narrow for all columns, those that say least
+//! are left out, see `Column::keep`.
+
+use crate::figure::{self, Figure, Labels};
+use crate::result::{Comparison, Row};
+use std::fmt::Write as _;
+
+/// How many columns of characters the table may fill; 80 hold a table of short subject names whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Width(pub usize);
+
+/// Whether the text has terminal escape sequences in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Colour {
+    /// Plain text, for anything that is not a terminal.
+    Off,
+    /// ANSI escape sequences.
+    Ansi,
+}
+
+/// The table of a comparison, ready to print. Text from outside has no control characters left in it.
+#[must_use]
+pub fn render(comparison: &Comparison, width: Width, colour: Colour) -> String {
+    let labels = Labels::of(comparison);
+    let longest = comparison.rows.iter().map(|row| labels.label(row).chars().count()).max().unwrap_or(0);
+    let subject_width = longest.clamp(MIN_SUBJECT, MAX_SUBJECT);
+    let table = Table { comparison, labels, subject_width, columns: fitting(width.0, subject_width), colour };
+    let mut out = String::new();
+    table.head(&mut out, width.0);
+    for group in comparison.groups() {
+        table.group(&mut out, &group);
+    }
+    table.not_run(&mut out, width.0);
+    table.legend(&mut out, width.0);
+    out
+}
+
+struct Table<'a> {
+    comparison: &'a Comparison,
+    labels: Labels,
+    subject_width: usize,
+    columns: Vec<&'static Column>,
+    colour: Colour,
+}
+
+/// One column of numbers.
+struct Column {
+    /// What several neighbours have in common; written once above them.
+    over: &'static str,
+    name: &'static str,
+    /// Characters, the space before it included.
+    width: usize,
+    /// Columns are dropped from the smallest up until the table fits; the largest stay at any width.
+    keep: u8,
+    cell: Cell,
+}
+
+enum Cell {
+    Count(Figure),
+    Measure(Figure),
+    HalfRange(Figure),
+    Share,
+}
+
+impl Table<'_> {
+    fn head(&self, out: &mut String, width: usize) {
+        let machine = &self.comparison.machine;
+        let line = plain(&figure::machine(machine));
+        self.paragraph(out, &line, width);
+        let suite = self.comparison.suite.as_ref().map(|suite| format!(", suite {}", plain(suite)));
+        let line = format!(
+            "{}  {}{}",
+            plain(&self.comparison.started),
+            plain(&self.comparison.command),
+            suite.unwrap_or_default()
+        );
+        self.paragraph(out, &line, width);
+    }
+
+    fn group(&self, out: &mut String, group: &[&Row]) {
+        let _ = writeln!(out, "\n{}", self.styled(BOLD, &figure::title(&group[0].job)));
+        let _ = writeln!(out, "{}", self.styled(DIM, &self.heading_over()));
+        let _ = writeln!(out, "{}", self.styled(DIM, &self.heading()));
+        for row in group {
+            let line = self.line(row);
+            let style = if row.kind.is_ceiling() { DIM } else { "" };
+            let _ = writeln!(out, "{}", self.styled(style, &line));
+            for trouble in troubles(row) {
+                let _ = writeln!(out, "{}", self.styled(RED, &format!("    ! {trouble}")));
+            }
+        }
+    }
+
+    /// Names that neighbouring columns share, centred above them.
+    fn heading_over(&self) -> String {
+        let mut line = " ".repeat(self.subject_width);
+        for columns in self.columns.chunk_by(|a, b| a.over == b.over) {
+            let width: usize = columns.iter().map(|column| column.width).sum();
+            let over = columns[0].over;
+            if over.is_empty() {
+                line.push_str(&" ".repeat(width));
+            } else {
+                let _ = write!(line, " {over:─^rest$}", over = format!(" {over} "), rest = width - 1);
+            }
+        }
+        line.trim_end().to_owned()
+    }
+
+    fn heading(&self) -> String {
+        let mut line = " ".repeat(self.subject_width);
+        for column in &self.columns {
+            let _ = write!(line, "{:>1$}", column.name, column.width);
+        }
+        line
+    }
+
+    fn line(&self, row: &Row) -> String {
+        let label = shortened(&plain(&self.labels.label(row)), self.subject_width);
+        let mut line = format!("{label:<0$}", self.subject_width);
+        for column in &self.columns {
+            let text = column.cell.text(self.comparison, row).unwrap_or_else(|| "-".into());
+            let _ = write!(line, "{text:>0$}", column.width);
+        }
+        line
+    }
+
+    fn not_run(&self, out: &mut String, width: usize) {
+        if self.comparison.skipped.is_empty() {
+            return;
+        }
+        let _ = writeln!(out, "\n{}", self.styled(BOLD, "Not run"));
+        for (row, reason) in &self.comparison.skipped {
+            let line = format!("{}: {}", plain(row), plain(reason));
+            self.paragraph(out, &line, width);
+        }
+    }
+
+    fn legend(&self, out: &mut String, width: usize) {
+        out.push('\n');
+        for line in [self.how_measured().as_str(), LEGEND] {
+            self.paragraph(out, line, width);
+        }
+    }
+
+    fn how_measured(&self) -> String {
+        let rows = || self.comparison.rows.iter();
+        let range = |of: fn(&Row) -> u64| Some((rows().map(of).min()?, rows().map(of).max()?));
+        let runs = match range(|row| row.runs.len() as u64) {
+            None => return "Nothing was measured.".into(),
+            Some((1, 1)) => "One run each, so no spread,".to_owned(),
+            Some((least, most)) if least == most => format!("Medians of {most} runs"),
+            Some((least, most)) => format!("Medians of {least} to {most} runs"),
+        };
+        let time = match range(|row| row.job.runtime_ms) {
+            Some((least, most)) if least != most => {
+                format!("{} to {}", figure::seconds(least), figure::seconds(most))
+            }
+            Some((least, _)) => figure::seconds(least),
+            None => String::new(),
+        };
+        format!("{runs} of {time}.")
+    }
+
+    /// Text broken at spaces so that it fits.
+    fn paragraph(&self, out: &mut String, text: &str, width: usize) {
+        let mut line = String::new();
+        for word in text.split(' ') {
+            if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > width {
+                let _ = writeln!(out, "{}", self.styled(DIM, &line));
+                line.clear();
+            }
+            if !line.is_empty() {
+                line.push(' ');
+            }
+            line.push_str(word);
+        }
+        let _ = writeln!(out, "{}", self.styled(DIM, &line));
+    }
+
+    fn styled(&self, style: &str, text: &str) -> String {
+        match self.colour {
+            Colour::Ansi if !style.is_empty() => format!("{style}{text}{RESET}"),
+            _ => text.to_owned(),
+        }
+    }
+}
+
+impl Cell {
+    fn text(&self, comparison: &Comparison, row: &Row) -> Option<String> {
+        match *self {
+            Cell::Count(figure) => row.median(figure).map(figure::count),
+            Cell::Measure(figure) => row.median(figure).map(figure::measure),
+            // One run has no spread, which is not the same as a spread of nothing.
+            Cell::HalfRange(_) if row.runs.len() < 2 => None,
+            Cell::HalfRange(figure) => {
+                row.figure(figure).map(|spread| format!("{:.0}", spread.half_range_percent()))
+            }
+            Cell::Share => comparison.share_of_ceiling(row).map(figure::percent),
+        }
+    }
+}
+
+/// What went wrong in a row's runs, in words.
+pub(crate) fn troubles(row: &Row) -> Vec<String> {
+    let sum = |of: fn(&crate::result::Run) -> u64| row.runs.iter().map(of).sum::<u64>();
+    let (errors, verify_errors) = (sum(|run| run.errors), sum(|run| run.verify_errors));
+    let mut troubles = Vec::new();
+    if errors > 0 {
+        troubles.push(format!("{errors} I/O failed"));
+    }
+    if verify_errors > 0 {
+        troubles.push(format!("{verify_errors} blocks did not hold what was written"));
+    }
+    troubles
+}
+
+fn fitting(width: usize, subject_width: usize) -> Vec<&'static Column> {
+    let mut columns: Vec<&Column> = COLUMNS.iter().collect();
+    let total =
+        |columns: &[&Column]| subject_width + columns.iter().map(|column| column.width).sum::<usize>();
+    while total(&columns) > width {
+        let least = columns.iter().map(|column| column.keep).min().unwrap_or(u8::MAX);
+        if least == u8::MAX {
+            break;
+        }
+        columns.retain(|column| column.keep != least);
+    }
+    columns
+}
+
+fn plain(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}
+
+fn shortened(text: &str, width: usize) -> String {
+    if text.chars().count() <= width {
+        return text.to_owned();
+    }
+    text.chars().take(width - 1).chain(['…']).collect()
+}
+
+const COLUMNS: &[Column] = &[
+    Column { over: "", name: "IOPS", width: 6, keep: u8::MAX, cell: Cell::Count(Figure::Iops) },
+    Column { over: "", name: "±%", width: 4, keep: 7, cell: Cell::HalfRange(Figure::Iops) },
+    Column { over: "", name: "MB/s", width: 6, keep: 6, cell: Cell::Measure(Figure::MbPerSecond) },
+    Column { over: "latency, us", name: "mean", width: 6, keep: 9, cell: Cell::Measure(Figure::Mean) },
+    Column { over: "latency, us", name: "p50", width: 6, keep: 1, cell: Cell::Measure(Figure::P50) },
+    Column { over: "latency, us", name: "p99", width: 6, keep: 8, cell: Cell::Measure(Figure::P99) },
+    Column { over: "latency, us", name: "p99.9", width: 6, keep: 3, cell: Cell::Measure(Figure::P999) },
+    Column { over: "latency, us", name: "max", width: 6, keep: 2, cell: Cell::Measure(Figure::Max) },
+    Column { over: "CPU us/IO", name: "tgt", width: 5, keep: 5, cell: Cell::Measure(Figure::TargetCpu) },
+    Column { over: "CPU us/IO", name: "ini", width: 5, keep: 5, cell: Cell::Measure(Figure::InitiatorCpu) },
+    Column { over: "", name: "%/Gb", width: 5, keep: 4, cell: Cell::Measure(Figure::CpuPerGbit) },
+    Column { over: "", name: "ceil", width: 5, keep: u8::MAX, cell: Cell::Share },
+];
+
+const LEGEND: &str = "±%: half the range of the runs. Latency: submit to completion. tgt, ini: processor time of target \
+and initiator. %/Gb: per cent of a core, both sides, for each Gbit/s of payload. ceil: share of the IOPS of bare \
+sockets with the same message sizes and the same polling (never: the one that sleeps, always: the one that spins, \
+adaptive: the faster of the two).";
+
+/// Room for "ceiling sleeps".
+const MIN_SUBJECT: usize = 14;
+const MAX_SUBJECT: usize = 28;
+const BOLD: &str = "\x1b[1m";
+const DIM: &str = "\x1b[2m";
+const RED: &str = "\x1b[31m";
+const RESET: &str = "\x1b[0m";

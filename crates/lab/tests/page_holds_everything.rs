@@ -1,0 +1,114 @@
+//! The page's text: nothing is loaded, nothing from outside is taken for markup, and nothing is left out.
+
+#[allow(dead_code, reason = "each test file uses its own part of the fixture")]
+mod fixture;
+
+use blockmux_lab::page::{PublishedFigure, render};
+use blockmux_lab::result::Comparison;
+
+fn page(comparison: &Comparison, published: &[PublishedFigure]) -> String {
+    render(comparison, published).unwrap()
+}
+
+#[test]
+fn it_loads_nothing() {
+    let html = page(&fixture::comparison(), &fixture::published());
+    for forbidden in
+        ["<script", "<link rel=\"stylesheet", "@import", "url(", "src=", "href=\"http", "<iframe"]
+    {
+        assert!(!html.contains(forbidden), "{forbidden}");
+    }
+    let targets = html.split("href=\"").skip(1).map(|rest| rest.split('"').next().unwrap());
+    for target in targets {
+        assert!(target == "data:," || html.contains(&format!("id=\"{}\"", &target[1..])), "{target}");
+    }
+}
+
+#[test]
+fn text_from_outside_is_never_markup() {
+    let hostile = "<script>alert(1)</script>\"' onload=x &amp;";
+    let mut comparison = fixture::comparison();
+    comparison.command = hostile.into();
+    comparison.suite = Some(hostile.into());
+    comparison.machine.cpu = hostile.into();
+    comparison.skipped.push((hostile.into(), hostile.into()));
+    for row in &mut comparison.rows {
+        row.subject = hostile.into();
+        row.protocol = hostile.into();
+        row.poll = hostile.into();
+        row.target = hostile.into();
+    }
+    let mut published = fixture::published();
+    published.iter_mut().for_each(|figure| {
+        figure.label = hostile.into();
+        figure.study = hostile.into();
+        figure.unit = hostile.into();
+        figure.protocol = hostile.into();
+    });
+    let html = page(&comparison, &published);
+    assert!(!html.contains("<script"));
+    assert!(!html.contains("\"' onload"));
+    assert!(html.matches("alert(1)").count() > 50, "the text itself is shown");
+}
+
+#[test]
+fn every_run_is_shown() {
+    let comparison = fixture::plain_comparison();
+    let html = page(&comparison, &[]);
+    for row in &comparison.rows {
+        for run in &row.runs {
+            let cell = format!("<td>{}</td>", blockmux_lab::figure::measure(run.iops()));
+            assert!(html.contains(&cell), "{cell}");
+        }
+    }
+    assert_eq!(
+        html.matches("<th scope=\"row\">").count(),
+        comparison.rows.len() * 6,
+        "a median and five runs each"
+    );
+}
+
+#[test]
+fn the_findings_name_the_best_protocol_and_its_rivals() {
+    let html = page(&fixture::comparison(), &[]);
+    assert!(html.contains(
+        "<strong>nbd adaptive</strong>, 4 KiB random read, depth 32, 88% of what bare sockets reach with the same \
+         messages. Their runs overlap: nbd always."
+    ));
+    assert!(html.contains("<strong>nbd always</strong>, 4 KiB random read, depth 1, p99 21.1 µs."));
+}
+
+#[test]
+fn published_figures_stand_apart_and_only_if_there_are_any() {
+    let with = page(&fixture::comparison(), &fixture::published());
+    let (measured, published) = with.split_once("<section id=\"published\" class=\"published\">").unwrap();
+    assert!(!measured.contains("iSER IB"));
+    let (published, figures) = published.split_once("<section id=\"figures\">").unwrap();
+    assert!(published.contains("iSER IB") && published.contains("373k"));
+    assert!(!figures.contains("iSER IB"));
+    assert!(!page(&fixture::comparison(), &[]).contains("id=\"published\""));
+}
+
+#[test]
+fn errors_are_shown_before_anything_else() {
+    let mut comparison = fixture::plain_comparison();
+    comparison.rows[1].runs[0].verify_errors = 3;
+    let html = page(&comparison, &[]);
+    let trouble =
+        html.find("nbd, 4 KiB random read, depth 1: 3 blocks did not hold what was written").unwrap();
+    assert!(trouble < html.find("id=\"findings\"").unwrap());
+}
+
+#[test]
+fn nothing_measured_makes_a_page_too() {
+    let mut comparison = fixture::plain_comparison();
+    comparison.rows.clear();
+    assert!(page(&comparison, &[]).contains("No protocol was measured."));
+    let mut comparison = fixture::plain_comparison();
+    comparison.rows.iter_mut().for_each(|row| row.runs.clear());
+    assert!(!page(&comparison, &[]).contains("NaN"));
+    let mut comparison = fixture::plain_comparison();
+    comparison.rows.iter_mut().for_each(|row| row.runs = vec![Default::default()]);
+    let html = page(&comparison, &[]);
+    assert!(!html.contains("NaN") && !html.contains("inf"));
+}

@@ -1,0 +1,120 @@
+//! The table as it is printed, character for character.
+
+#[allow(dead_code, reason = "each test file uses its own part of the fixture")]
+mod fixture;
+
+use blockmux_lab::result::Kind;
+use blockmux_lab::table::{Colour, Width, render};
+
+const EIGHTY: &str = "\
+AMD EPYC, 2 cores, 7.8 GiB, Linux 6.18.44
+2026-11-21T12:00:00Z  blockmux bench mem:1G --runs 5 --runtime 2
+
+4 KiB random read, depth 1
+                               ──────── latency, us ────────  CPU us/IO
+                IOPS  ±%  MB/s  mean   p50   p99 p99.9   max  tgt  ini %/Gb ceil
+local mem      2.09M   2  8579  0.47  0.45  0.91  1.92  14.5    - 0.96 2.93    -
+nbd            86.6k   2   355  11.3  10.9  22.1  46.4   351 8.03 8.77 51.3  91%
+    ! 2 I/O failed
+ceiling sleeps 14.3k   2  58.5  68.6  65.9   134   281  2127 11.0 10.2 64.7    -
+ceiling spins  95.2k   2   390  10.3  9.88  20.1  42.2   319 7.64 7.58 46.4    -
+
+4 KiB random read, depth 32
+                               ──────── latency, us ────────  CPU us/IO
+                IOPS  ±%  MB/s  mean   p50   p99 p99.9   max  tgt  ini %/Gb ceil
+local mem      5.90M   2 24172  5.31  5.10  10.4  21.8   165    - 0.17 0.52    -
+nbd             657k   2  2693  47.7  45.8  93.0   196  1479 1.42 1.55 9.06  88%
+ceiling sleeps  414k   2  1695  75.8  72.7   148   311  2349 1.95 1.80 11.4    -
+ceiling spins   747k   2  3060  42.0  40.3  81.9   172  1301 1.35 1.34 8.21    -
+
+1 MiB sequential read, depth 32
+                               ──────── latency, us ────────  CPU us/IO
+                IOPS  ±%  MB/s  mean   p50   p99 p99.9   max  tgt  ini %/Gb ceil
+local mem      10.1k   2 10570  3111  2987  6067 12756 96444    - 2.72 0.03    -
+nbd            3.70k   2  3876  8485  8145 16545 34788  263k 22.7 24.8 0.57  88%
+ceiling sleeps 2.33k   2  2440 13478 12939 26282 55259  418k 31.2 28.8 0.72    -
+ceiling spins  4.20k   2  4404  7467  7168 14560 30613  231k 21.6 21.4 0.51    -
+
+Not run
+iser, 4 KiB random read: no such protocol yet
+
+Medians of 5 runs of 2 s.
+±%: half the range of the runs. Latency: submit to completion. tgt, ini:
+processor time of target and initiator. %/Gb: per cent of a core, both sides,
+for each Gbit/s of payload. ceil: share of the IOPS of bare sockets with the
+same message sizes and the same polling (never: the one that sleeps, always: the
+one that spins, adaptive: the faster of the two).
+";
+
+#[test]
+fn one_protocol_fits_eighty_columns_whole() {
+    let mut comparison = fixture::plain_comparison();
+    comparison.rows[1].runs[0].errors = 2;
+    comparison.skipped.push(("iser, 4 KiB random read".into(), "no such protocol yet".into()));
+    assert_eq!(render(&comparison, Width(80), Colour::Off), EIGHTY);
+}
+
+#[test]
+fn the_policy_is_named_where_rows_differ_in_it_and_the_median_latency_gives_way() {
+    let text = render(&fixture::comparison(), Width(80), Colour::Off);
+    let block = "\
+4 KiB random read, depth 32
+                                  ───── latency, us ─────  CPU us/IO
+                   IOPS  ±%  MB/s  mean   p99 p99.9   max  tgt  ini %/Gb ceil
+local mem         5.90M   2 24172  5.31  10.4  21.8   165    - 0.17 0.52    -
+nbd adaptive       657k   2  2693  47.7  93.0   196  1479 1.42 1.55 9.06  88%
+nbd always         650k   2  2662  48.3  94.1   198  1496 1.51 1.62 9.55  87%
+nbd never          381k   2  1560  82.3   161   337  2552 1.96 1.91 11.8  92%
+";
+    assert!(text.contains(block), "{text}");
+}
+
+#[test]
+fn no_line_is_wider_than_asked_for() {
+    let mut comparison = fixture::comparison();
+    comparison.rows[1].subject = "a subject with a name that goes on and on".into();
+    for width in [40, 60, 72, 80, 100, 200] {
+        let text = render(&comparison, Width(width), Colour::Off);
+        let widest = text.lines().map(|line| line.chars().count()).max().unwrap();
+        assert!(widest <= width, "{widest} > {width}");
+        assert!(text.contains("IOPS") && text.contains("ceil"));
+    }
+    assert!(render(&comparison, Width(120), Colour::Off).contains(" p50 "));
+}
+
+#[test]
+fn colour_adds_only_escape_sequences() {
+    let mut comparison = fixture::plain_comparison();
+    comparison.rows[1].runs[0].errors = 2;
+    let coloured = render(&comparison, Width(80), Colour::Ansi);
+    assert!(coloured.contains("\x1b[1m4 KiB random read, depth 1\x1b[0m"));
+    assert!(coloured.contains("\x1b[31m    ! 2 I/O failed\x1b[0m"));
+    let stripped = ["\x1b[0m", "\x1b[1m", "\x1b[2m", "\x1b[31m"]
+        .iter()
+        .fold(coloured, |text, code| text.replace(code, ""));
+    assert_eq!(stripped, render(&comparison, Width(80), Colour::Off));
+}
+
+#[test]
+fn names_cannot_send_escape_sequences_to_the_terminal() {
+    let mut comparison = fixture::plain_comparison();
+    comparison.rows[1].subject = "\x1b[2Jnbd".into();
+    comparison.command = "\x07".into();
+    comparison.machine.cpu = "\x1b]0;x".into();
+    comparison.skipped.push(("\n".into(), "\r".into()));
+    let text = render(&comparison, Width(80), Colour::Off);
+    assert!(text.chars().all(|c| c == '\n' || !c.is_control()), "{text:?}");
+}
+
+#[test]
+fn one_run_has_no_spread_and_nothing_measured_says_so() {
+    let mut comparison = fixture::plain_comparison();
+    comparison.rows.retain(|row| row.kind == Kind::Protocol);
+    comparison.rows.truncate(1);
+    comparison.rows[0].runs.truncate(1);
+    let text = render(&comparison, Width(80), Colour::Off);
+    assert!(text.contains("nbd            85.3k   -   350"), "{text}");
+    assert!(text.contains("One run each, so no spread, of 2 s."), "{text}");
+    comparison.rows.clear();
+    assert!(render(&comparison, Width(80), Colour::Off).contains("Nothing was measured."));
+}
