@@ -25,6 +25,7 @@ pub mod memory;
 pub mod nbd;
 pub mod reactor;
 pub mod ring;
+pub mod sim;
 pub mod socket;
 pub mod sys;
 pub mod target;
