@@ -220,4 +220,4 @@ impl Drop for World {
 }
 
 /// Far more than any burst needs.
-const TURNS_AT_ONE_INSTANT: u32 = 1_000_000;
+const TURNS_AT_ONE_INSTANT: u32 = 100_000;
