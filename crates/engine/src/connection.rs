@@ -4,25 +4,22 @@
 //! call. Receiving goes into a large [`Chunk`], from which sessions lend payload on; payload too large for that goes
 //! straight to where the session wants it. An idle connection holds no buffer at all.
 
-use crate::reactor::{EngineCore, WakeOnEvent};
-use crate::ring::Registration;
-use crate::socket::Stream;
-use crate::sys;
+use crate::host::{ByteStream, Host};
+use crate::reactor::EngineCore;
 use blockmux_proto::outbox::Outbox;
 use blockmux_proto::session::{Demand, MAX_DEMAND, ProtocolError, StreamSession};
-use blockmux_volume::{Chunk, Core, Pool, SgList, Waker};
+use blockmux_volume::{Chunk, Pool, SgList, Waker};
 use std::io;
-use std::os::fd::AsRawFd;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 /// A stream socket and its buffer; the session is the owner's.
-pub struct Connection {
-    stream: Stream,
-    core: Rc<EngineCore>,
+pub struct Connection<H: Host = EngineCore> {
+    // Withdrawn before the stream is closed.
+    watch: H::Watch,
+    stream: H::Stream,
+    core: Rc<H>,
     waker: Waker,
-    registration: Registration,
-    readiness: Rc<WakeOnEvent>,
     chunk: Option<Chunk>,
     /// Bytes that have arrived of the payload being placed.
     placed: usize,
@@ -60,17 +57,15 @@ pub enum Broken {
     Protocol(#[from] ProtocolError),
 }
 
-impl Connection {
+impl<H: Host> Connection<H> {
     /// A connection that wakes `waker` when it was parked and something can move again.
     #[must_use]
-    pub fn new(stream: Stream, core: &Rc<EngineCore>, waker: &Waker) -> Connection {
-        let readiness = WakeOnEvent::new(waker);
+    pub fn new(stream: H::Stream, core: &Rc<H>, waker: &Waker) -> Connection<H> {
         Connection {
+            watch: core.watch(waker),
             stream,
             core: core.clone(),
             waker: waker.clone(),
-            registration: core.register(readiness.clone()),
-            readiness,
             chunk: None,
             placed: 0,
             wants_input: true,
@@ -88,7 +83,7 @@ impl Connection {
 
     /// The socket below.
     #[must_use]
-    pub fn stream(&self) -> &Stream {
+    pub fn stream(&self) -> &H::Stream {
         &self.stream
     }
 
@@ -138,7 +133,7 @@ impl Connection {
             if outbox.is_empty() {
                 break;
             }
-            match sys::send_outbox(self.stream.as_raw_fd(), outbox) {
+            match self.stream.send(outbox) {
                 Ok(_) => any = true,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -151,19 +146,18 @@ impl Connection {
 
     /// Asks the ring for whatever the connection is waiting for, and gives its buffer back if it is empty.
     pub fn park(&mut self) {
-        let fd = self.stream.as_raw_fd();
         if self.wants_input && !self.has_ended {
-            self.readiness.arm(&self.registration, fd, libc::POLLIN, TOKEN_INPUT);
+            self.stream.wake_when_readable(&self.watch);
         }
         if self.wants_output {
-            self.readiness.arm(&self.registration, fd, libc::POLLOUT, TOKEN_OUTPUT);
+            self.stream.wake_when_writable(&self.watch);
         }
         self.shrink();
     }
 
     /// Asks the ring to tell when a connecting socket has an answer.
     pub fn park_connecting(&mut self) {
-        self.readiness.arm(&self.registration, self.stream.as_raw_fd(), libc::POLLOUT, TOKEN_OUTPUT);
+        self.stream.wake_when_writable(&self.watch);
     }
 
     /// Calls the session's deadline when it has passed and has the next one kept.
@@ -231,16 +225,15 @@ impl Connection {
             return Ok(None);
         }
         let Some(chunk) = &mut self.chunk else { return Ok(None) };
-        let fd = self.stream.as_raw_fd();
         let (result, asked) = match place {
             None => {
                 let room = chunk.room();
-                (sys::recv_chunk(fd, chunk), room)
+                (self.stream.receive(chunk), room)
             }
             Some(list) => {
                 let missing = list.len() - self.placed;
                 let asked = missing + chunk.room();
-                let result = sys::recv_placed(fd, list, self.placed, chunk);
+                let result = self.stream.receive_placed(list, self.placed, chunk);
                 if let Ok(received) = &result {
                     self.placed += (*received).min(missing);
                 }
@@ -308,12 +301,6 @@ impl Connection {
     }
 }
 
-impl Drop for Connection {
-    fn drop(&mut self) {
-        self.readiness.disarm(&self.registration);
-    }
-}
-
 enum Feed {
     Wants(usize),
     WantsPlaced(SgList),
@@ -321,8 +308,6 @@ enum Feed {
     Closed,
 }
 
-const TOKEN_INPUT: u32 = 0;
-const TOKEN_OUTPUT: u32 = 1;
 /// A receive buffer: deep writes want 128 KiB or more, and a parser never needs half of it in one piece.
 const CHUNK: usize = 256 << 10;
 const _: () = assert!(CHUNK >= 2 * MAX_DEMAND);

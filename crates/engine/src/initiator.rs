@@ -10,12 +10,14 @@
 //! starts over. What had completed before the loss and was not flushed is as safe as the target made it.
 
 use crate::connection::{Broken, Connection, Inflow};
-use crate::reactor::{EngineCore, PollPolicy, Progress, Task};
-use crate::socket::{Address, Stream};
+use crate::host::{ByteStream, Host};
+use crate::reactor::{EngineCore, Progress, Task};
+use crate::socket::Address;
 use blockmux_proto::session::{Initiator, StreamSession};
 use blockmux_volume::{Channel, Completion, Core, Io, IoError, Op, Pool, Volume, VolumeInfo, Waker};
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::marker::PhantomData;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -43,42 +45,43 @@ pub trait Dialer: Send + Sync + 'static {
 }
 
 /// A volume that a remote target serves.
-pub struct RemoteVolume<D: Dialer> {
+pub struct RemoteVolume<D: Dialer, H: Host = EngineCore> {
     dialer: Arc<D>,
     info: VolumeInfo,
     connections: u32,
     patience: Duration,
+    host: PhantomData<fn(&H)>,
 }
 
-impl<D: Dialer> RemoteVolume<D> {
+impl<D: Dialer, H: Host> RemoteVolume<D, H> {
     /// A volume like `info` behind `dialer`; each channel has so many connections and waits so long for a lost one.
-    pub fn new(dialer: D, info: VolumeInfo, connections: u32, patience: Duration) -> RemoteVolume<D> {
-        RemoteVolume { dialer: Arc::new(dialer), info, connections, patience }
+    pub fn new(dialer: D, info: VolumeInfo, connections: u32, patience: Duration) -> RemoteVolume<D, H> {
+        RemoteVolume { dialer: Arc::new(dialer), info, connections, patience, host: PhantomData }
     }
 }
 
-impl<D: Dialer> Volume for RemoteVolume<D> {
+impl<D: Dialer, H: Host> Volume for RemoteVolume<D, H> {
     fn info(&self) -> VolumeInfo {
         self.info.clone()
     }
 
     fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
-        let core = EngineCore::from_core(core).ok_or(IoError::Unsupported)?;
+        let core = H::from_core(core).ok_or(IoError::Unsupported)?;
         let links = (0..self.connections)
             .map(|_| Link::spawn(&core, self.dialer.clone(), self.patience, depth, waker.clone()));
         Ok(Box::new(RemoteChannel {
             info: self.info.clone(),
             links: links.collect(),
             next: 0,
-            spins: core.policy() != PollPolicy::Never,
+            spins: core.spins(),
             done: Vec::with_capacity(depth as usize),
         }))
     }
 }
 
-struct RemoteChannel<D: Dialer> {
+struct RemoteChannel<D: Dialer, H: Host> {
     info: VolumeInfo,
-    links: Vec<Rc<RefCell<Link<D>>>>,
+    links: Vec<Rc<RefCell<Link<D, H>>>>,
     /// Whose turn it is.
     next: usize,
     spins: bool,
@@ -86,7 +89,7 @@ struct RemoteChannel<D: Dialer> {
     done: Vec<Completion>,
 }
 
-impl<D: Dialer> Channel for RemoteChannel<D> {
+impl<D: Dialer, H: Host> Channel for RemoteChannel<D, H> {
     #[inline]
     fn submit(&mut self, io: Io) {
         if let Err(error) = self.info.check(&io) {
@@ -112,7 +115,7 @@ impl<D: Dialer> Channel for RemoteChannel<D> {
     }
 }
 
-impl<D: Dialer> Drop for RemoteChannel<D> {
+impl<D: Dialer, H: Host> Drop for RemoteChannel<D, H> {
     fn drop(&mut self) {
         for link in &self.links {
             let mut link = link.borrow_mut();
@@ -124,14 +127,14 @@ impl<D: Dialer> Drop for RemoteChannel<D> {
 }
 
 /// One connection of a channel, over all its lives.
-struct Link<D: Dialer> {
+struct Link<D: Dialer, H: Host> {
     dialer: Arc<D>,
-    core: Rc<EngineCore>,
+    core: Rc<H>,
     /// Wakes the link's own task.
     waker: Waker,
     /// Wakes whoever uses the channel.
     consumer: Waker,
-    state: State<D::Session>,
+    state: State<D::Session, H>,
     /// Waits for a session, or for room in it; replayed requests first.
     queue: VecDeque<Io>,
     done: Vec<Completion>,
@@ -144,7 +147,7 @@ struct Link<D: Dialer> {
     is_closing: bool,
 }
 
-enum State<S> {
+enum State<S, H: Host> {
     /// Nothing to do: dial with the next request.
     Down,
     /// Between two attempts.
@@ -152,20 +155,20 @@ enum State<S> {
         until: Instant,
     },
     Connecting {
-        connection: Connection,
+        connection: Connection<H>,
         until: Instant,
     },
     /// Logging in, or logged in.
     Open {
-        connection: Connection,
+        connection: Connection<H>,
         session: S,
         is_checked: bool,
     },
 }
 
-struct LinkTask<D: Dialer>(Rc<RefCell<Link<D>>>);
+struct LinkTask<D: Dialer, H: Host>(Rc<RefCell<Link<D, H>>>);
 
-impl<D: Dialer> Task for LinkTask<D> {
+impl<D: Dialer, H: Host> Task for LinkTask<D, H> {
     #[inline]
     fn run(&mut self) -> Progress {
         self.0.borrow_mut().run()
@@ -186,15 +189,15 @@ impl<D: Dialer> Task for LinkTask<D> {
     }
 }
 
-impl<D: Dialer> Link<D> {
+impl<D: Dialer, H: Host> Link<D, H> {
     /// A link that dials at once.
     fn spawn(
-        core: &Rc<EngineCore>,
+        core: &Rc<H>,
         dialer: Arc<D>,
         patience: Duration,
         depth: u32,
         consumer: Waker,
-    ) -> Rc<RefCell<Link<D>>> {
+    ) -> Rc<RefCell<Link<D, H>>> {
         let mut made = None;
         core.spawn(|waker| {
             let link = Rc::new(RefCell::new(Link {
@@ -269,7 +272,7 @@ impl<D: Dialer> Link<D> {
         if self.is_closing {
             return Progress::Idle;
         }
-        match Stream::connect(self.dialer.address()) {
+        match self.core.connect(self.dialer.address()) {
             Ok(stream) => {
                 let until = self.core.now() + self.patience.min(CONNECT_TIMEOUT);
                 self.core.wake_at(until, &self.waker);

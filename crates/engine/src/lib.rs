@@ -18,12 +18,14 @@ pub mod connection;
 pub mod cores;
 pub mod file;
 
+pub mod host;
 pub mod initiator;
 pub mod listener;
 pub mod memory;
 pub mod nbd;
 pub mod reactor;
 pub mod ring;
+pub mod sim;
 pub mod socket;
 pub mod sys;
 pub mod target;

@@ -38,7 +38,7 @@ impl ConnectionLimit {
         self.open.load(Ordering::Relaxed)
     }
 
-    fn permit(&self) -> Option<Permit> {
+    pub(crate) fn permit(&self) -> Option<Permit> {
         if self.open.fetch_add(1, Ordering::Relaxed) >= self.most {
             self.open.fetch_sub(1, Ordering::Relaxed);
             return None;

@@ -1,9 +1,9 @@
 //! A target's side of one connection: socket, session, and a channel for each volume that the peer uses.
 
 use crate::connection::{Broken, Connection, Inflow};
+use crate::host::Host;
 use crate::listener::Permit;
 use crate::reactor::{EngineCore, Progress, Task};
-use crate::socket::Stream;
 use blockmux_proto::exports::{Exports, VolumeId};
 use blockmux_proto::session::Target;
 use blockmux_volume::{Channel, Completion, Core, IoError, Waker};
@@ -11,13 +11,13 @@ use std::rc::Rc;
 use tracing::{debug, warn};
 
 /// Serves one connection until either side ends it.
-pub struct TargetTask<S: Target> {
-    connection: Connection,
+pub struct TargetTask<S: Target, H: Host = EngineCore> {
+    connection: Connection<H>,
     session: S,
     exports: Exports,
     /// Opened at the first I/O to a volume.
     channels: Vec<(VolumeId, Box<dyn Channel>)>,
-    core: Rc<EngineCore>,
+    core: Rc<H>,
     waker: Waker,
     done: Vec<Completion>,
     in_flight: u32,
@@ -36,9 +36,9 @@ enum Ending {
     Gone,
 }
 
-impl<S: Target + 'static> TargetTask<S> {
+impl<S: Target + 'static, H: Host> TargetTask<S, H> {
     /// Serves `stream` on `core` with `session`, whose volume ids are places in `exports`.
-    pub fn spawn(core: &Rc<EngineCore>, stream: Stream, session: S, exports: Exports, permit: Permit) {
+    pub fn spawn(core: &Rc<H>, stream: H::Stream, session: S, exports: Exports, permit: Permit) {
         core.spawn(|waker| TargetTask {
             connection: Connection::new(stream, core, waker),
             session,
@@ -55,7 +55,7 @@ impl<S: Target + 'static> TargetTask<S> {
     }
 }
 
-impl<S: Target> TargetTask<S> {
+impl<S: Target, H: Host> TargetTask<S, H> {
     /// Hands every I/O of the session to its channel and every completion back; answers whether there was any.
     #[inline]
     fn move_io(&mut self) -> bool {
@@ -144,7 +144,7 @@ impl<S: Target> TargetTask<S> {
     }
 }
 
-impl<S: Target> Task for TargetTask<S> {
+impl<S: Target, H: Host> Task for TargetTask<S, H> {
     #[inline]
     fn run(&mut self) -> Progress {
         let mut progress = Progress::Idle;

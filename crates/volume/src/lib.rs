@@ -18,7 +18,7 @@ mod mem;
 mod null;
 mod pace;
 mod pool;
-mod random;
+pub mod random;
 mod rate;
 mod ready;
 mod slots;

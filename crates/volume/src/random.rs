@@ -1,27 +1,32 @@
-//! Repeatable randomness for injected faults and for the conformance suite.
+//! Repeatable randomness for injected faults, simulations and the conformance suite.
 
 /// SplitMix64: one multiplication chain, any seed is good, the same numbers on every machine.
 #[derive(Clone)]
-pub(crate) struct SplitMix(u64);
+pub struct SplitMix(u64);
 
 impl SplitMix {
-    pub(crate) fn new(seed: u64) -> SplitMix {
+    /// A sequence of its own for each seed.
+    #[must_use]
+    pub fn new(seed: u64) -> SplitMix {
         SplitMix(seed)
     }
 
-    pub(crate) fn next(&mut self) -> u64 {
+    /// The next number.
+    #[expect(clippy::should_implement_trait, reason = "it never ends, so there is nothing to iterate for")]
+    pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(self.0)
     }
 
     /// A number below `bound`, which is not 0.
-    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+    pub fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
     }
 }
 
 /// Spreads the bits of `value` over all bits of the result.
-pub(crate) fn mix(value: u64) -> u64 {
+#[must_use]
+pub fn mix(value: u64) -> u64 {
     let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     value ^ (value >> 31)

@@ -1,0 +1,161 @@
+//! What connections need of the core that they live on, so that the same tasks run on sockets and in the simulator.
+//!
+//! [`EngineCore`] with [`Stream`] is the real one; [`crate::sim`] has the other. Everything is resolved when compiled,
+//! so the seam costs nothing.
+
+use crate::reactor::{EngineCore, PollPolicy, Task, WakeOnEvent};
+use crate::ring::Registration;
+use crate::socket::{Address, Stream};
+use crate::sys;
+use blockmux_proto::outbox::Outbox;
+use blockmux_volume::{Chunk, Core, SgList, Waker};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::rc::Rc;
+
+/// A core that connections live on.
+pub trait Host: Core + Sized + 'static {
+    /// A connected, or connecting, byte stream.
+    type Stream: ByteStream<Watch = Self::Watch>;
+    /// Tells one parked task of its stream.
+    type Watch;
+
+    /// The host behind a core, if it is one of this kind.
+    fn from_core(core: &Rc<dyn Core>) -> Option<Rc<Self>>;
+
+    /// Starts a task; `make` gets what wakes it. It runs for the first time soon.
+    fn spawn<T: Task + 'static>(&self, make: impl FnOnce(&Waker) -> T);
+
+    /// Begins to connect.
+    ///
+    /// # Errors
+    /// If it fails at once.
+    fn connect(&self, address: &Address) -> io::Result<Self::Stream>;
+
+    /// A watch that wakes `waker`.
+    fn watch(&self, waker: &Waker) -> Self::Watch;
+
+    /// Whether tasks are asked to finish.
+    fn is_stopping(&self) -> bool;
+
+    /// Whether tasks run over and over for a while before they are parked.
+    fn spins(&self) -> bool;
+}
+
+/// A byte stream that never blocks: what cannot be done now fails with [`io::ErrorKind::WouldBlock`].
+pub trait ByteStream {
+    /// Tells a parked task that the stream can move again; dropping it withdraws the wish.
+    type Watch;
+
+    /// The peer's address, for messages.
+    fn peer(&self) -> &str;
+
+    /// `None` while connecting goes on.
+    fn connect_result(&self) -> Option<io::Result<()>>;
+
+    /// Receives once into the spare part of `chunk`; 0 at the end of the stream.
+    ///
+    /// # Errors
+    /// If nothing is there, or the connection is gone.
+    fn receive(&mut self, chunk: &mut Chunk) -> io::Result<usize>;
+
+    /// Receives once into `list` from byte `at` on, then into `chunk`, which is told of its share. Returns how many
+    /// bytes came in all.
+    ///
+    /// # Errors
+    /// As for [`ByteStream::receive`].
+    fn receive_placed(&mut self, list: &SgList, at: usize, chunk: &mut Chunk) -> io::Result<usize>;
+
+    /// Sends once what it can of `outbox` and removes that there.
+    ///
+    /// # Errors
+    /// If there is no room, or the connection is gone.
+    fn send(&mut self, outbox: &mut Outbox) -> io::Result<usize>;
+
+    /// Has the task woken once when there is something to receive, the end included.
+    fn wake_when_readable(&self, watch: &Self::Watch);
+
+    /// Has the task woken once when something can be sent, or connecting has ended.
+    fn wake_when_writable(&self, watch: &Self::Watch);
+}
+
+/// Wakes a task through the core's ring.
+pub struct SocketWatch {
+    registration: Registration,
+    readiness: Rc<WakeOnEvent>,
+}
+
+impl Host for EngineCore {
+    type Stream = Stream;
+    type Watch = SocketWatch;
+
+    fn from_core(core: &Rc<dyn Core>) -> Option<Rc<EngineCore>> {
+        EngineCore::from_core(core)
+    }
+
+    fn spawn<T: Task + 'static>(&self, make: impl FnOnce(&Waker) -> T) {
+        EngineCore::spawn(self, make);
+    }
+
+    fn connect(&self, address: &Address) -> io::Result<Stream> {
+        Stream::connect(address)
+    }
+
+    fn watch(&self, waker: &Waker) -> SocketWatch {
+        let readiness = WakeOnEvent::new(waker);
+        SocketWatch { registration: self.register(readiness.clone()), readiness }
+    }
+
+    #[inline]
+    fn is_stopping(&self) -> bool {
+        EngineCore::is_stopping(self)
+    }
+
+    fn spins(&self) -> bool {
+        self.policy() != PollPolicy::Never
+    }
+}
+
+impl ByteStream for Stream {
+    type Watch = SocketWatch;
+
+    fn peer(&self) -> &str {
+        Stream::peer(self)
+    }
+
+    fn connect_result(&self) -> Option<io::Result<()>> {
+        Stream::connect_result(self)
+    }
+
+    #[inline]
+    fn receive(&mut self, chunk: &mut Chunk) -> io::Result<usize> {
+        sys::recv_chunk(self.as_raw_fd(), chunk)
+    }
+
+    #[inline]
+    fn receive_placed(&mut self, list: &SgList, at: usize, chunk: &mut Chunk) -> io::Result<usize> {
+        sys::recv_placed(self.as_raw_fd(), list, at, chunk)
+    }
+
+    #[inline]
+    fn send(&mut self, outbox: &mut Outbox) -> io::Result<usize> {
+        sys::send_outbox(self.as_raw_fd(), outbox)
+    }
+
+    fn wake_when_readable(&self, watch: &SocketWatch) {
+        watch.readiness.arm(&watch.registration, self.as_raw_fd(), libc::POLLIN, TOKEN_INPUT);
+    }
+
+    fn wake_when_writable(&self, watch: &SocketWatch) {
+        watch.readiness.arm(&watch.registration, self.as_raw_fd(), libc::POLLOUT, TOKEN_OUTPUT);
+    }
+}
+
+impl Drop for SocketWatch {
+    fn drop(&mut self) {
+        self.readiness.disarm(&self.registration);
+    }
+}
+
+const TOKEN_INPUT: u32 = 0;
+const TOKEN_OUTPUT: u32 = 1;

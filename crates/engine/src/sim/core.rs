@@ -1,0 +1,223 @@
+//! Cores on a virtual clock: a small executor whose every turn the seed decides.
+
+use super::net::{SimNet, SimStream, SimWatch};
+use crate::host::Host;
+use crate::reactor::{Progress, Task};
+use crate::socket::Address;
+use blockmux_volume::{Core, Pool, ReadyList, Waker};
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::rc::{Rc, Weak};
+use std::time::{Duration, Instant};
+
+/// One simulated process with one core: its tasks, its buffers, its end.
+pub struct SimCore {
+    this: Weak<SimCore>,
+    net: SimNet,
+    pool: Pool,
+    ready: Rc<ReadyList>,
+    tasks: RefCell<Vec<Slot>>,
+    stopping: Cell<bool>,
+}
+
+/// A task's place; tasks are few and short-lived, so places are not used again.
+struct Slot {
+    waker: Waker,
+    /// Out of its place while it runs, and gone when it has ended.
+    task: Option<Box<dyn Task>>,
+}
+
+/// All cores of a simulation and the clock that they share.
+pub struct World {
+    net: SimNet,
+    cores: Vec<Rc<SimCore>>,
+}
+
+/// A simulation that will never come to its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Hang {
+    /// Nobody is ready and nobody waits for a time.
+    #[error("everybody waits and nothing can happen any more")]
+    Deadlock,
+    /// Tasks wake each other without an end while the clock stands still.
+    #[error("tasks run over and over at one instant")]
+    Livelock,
+    /// The time set for it is over.
+    #[error("not done within {0:?} of virtual time")]
+    TooLate(Duration),
+}
+
+impl SimCore {
+    /// Whether no task is left.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.tasks.borrow().iter().all(|slot| slot.task.is_none())
+    }
+
+    /// Asks every task to finish.
+    pub fn stop(&self) {
+        self.stopping.set(true);
+        self.tasks.borrow().iter().for_each(|slot| slot.waker.wake());
+    }
+
+    /// Ends the process at once: what its tasks hold is dropped, its connections are closed.
+    pub fn kill(&self) {
+        let tasks: Vec<Slot> = self.tasks.borrow_mut().drain(..).collect();
+        drop(tasks);
+    }
+
+    /// The network that this core is on.
+    #[must_use]
+    pub fn net(&self) -> &SimNet {
+        &self.net
+    }
+
+    /// Runs the next ready task; `false` if none is ready.
+    fn run_one(&self) -> bool {
+        let Some(id) = self.ready.pop() else { return false };
+        let taken = self.tasks.borrow_mut().get_mut(id as usize).and_then(|slot| slot.task.take());
+        let Some(mut task) = taken else { return true };
+        match task.run() {
+            Progress::Done => return true,
+            Progress::More => self.tasks.borrow()[id as usize].waker.wake(),
+            // As on a core that never spins: whoever did not ask to be woken sleeps on.
+            Progress::Drained | Progress::Idle => task.park(),
+        }
+        self.tasks.borrow_mut()[id as usize].task = Some(task);
+        true
+    }
+}
+
+impl Core for SimCore {
+    fn now(&self) -> Instant {
+        self.net.now()
+    }
+
+    fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    fn wake_at(&self, when: Instant, waker: &Waker) {
+        self.net.wake_at(when, waker);
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Host for SimCore {
+    type Stream = SimStream;
+    type Watch = SimWatch;
+
+    fn from_core(core: &Rc<dyn Core>) -> Option<Rc<SimCore>> {
+        core.as_any().downcast_ref::<SimCore>()?.this.upgrade()
+    }
+
+    fn spawn<T: Task + 'static>(&self, make: impl FnOnce(&Waker) -> T) {
+        let id = self.tasks.borrow().len();
+        let waker = self.ready.waker(id as u64);
+        self.tasks.borrow_mut().push(Slot { waker: waker.clone(), task: None });
+        let task = make(&waker);
+        self.tasks.borrow_mut()[id].task = Some(Box::new(task));
+        waker.wake();
+    }
+
+    fn connect(&self, address: &Address) -> io::Result<SimStream> {
+        self.net.connect(address)
+    }
+
+    fn watch(&self, waker: &Waker) -> SimWatch {
+        SimWatch(waker.clone())
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.stopping.get()
+    }
+
+    fn spins(&self) -> bool {
+        false
+    }
+}
+
+impl World {
+    /// A world without cores.
+    #[must_use]
+    pub fn new(net: SimNet) -> World {
+        World { net, cores: Vec::new() }
+    }
+
+    /// The network.
+    #[must_use]
+    pub fn net(&self) -> &SimNet {
+        &self.net
+    }
+
+    /// Adds a core with at most `pool_bytes` of buffers.
+    pub fn add_core(&mut self, pool_bytes: usize) -> Rc<SimCore> {
+        let core = Rc::new_cyclic(|this| SimCore {
+            this: this.clone(),
+            net: self.net.clone(),
+            pool: Pool::new(pool_bytes),
+            ready: ReadyList::new(),
+            tasks: RefCell::default(),
+            stopping: Cell::new(false),
+        });
+        self.cores.push(core.clone());
+        core
+    }
+
+    /// Runs until `done`, at most until `limit` of virtual time from now.
+    ///
+    /// # Errors
+    /// If it will never be done.
+    pub fn run_until(&self, limit: Duration, mut done: impl FnMut() -> bool) -> Result<(), Hang> {
+        let end = self.net.now() + limit;
+        let mut turns = 0;
+        while !done() {
+            if self.run_one() {
+                turns += 1;
+                if turns > TURNS_AT_ONE_INSTANT {
+                    return Err(Hang::Livelock);
+                }
+                continue;
+            }
+            turns = 0;
+            let next = self.net.next_time().ok_or(Hang::Deadlock)?;
+            if next > end {
+                return Err(Hang::TooLate(limit));
+            }
+            self.net.advance_to(next);
+        }
+        Ok(())
+    }
+
+    /// Lets `time` pass.
+    ///
+    /// # Errors
+    /// If tasks never sleep meanwhile.
+    pub fn run_for(&self, time: Duration) -> Result<(), Hang> {
+        let end = self.net.now() + time;
+        let ready = ReadyList::new();
+        self.net.wake_at(end, &ready.waker(0));
+        self.run_until(time, || !ready.is_empty())
+    }
+
+    /// Runs one task of a core that chance picks.
+    fn run_one(&self) -> bool {
+        let first = self.net.below(self.cores.len().max(1) as u64) as usize;
+        let (before, from) = self.cores.split_at(first.min(self.cores.len()));
+        from.iter().chain(before).any(|core| core.run_one())
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        // Tasks hold their core and a core holds its tasks: this is where the circle is cut.
+        self.cores.iter().for_each(|core| core.kill());
+    }
+}
+
+/// Far more than any burst needs.
+const TURNS_AT_ONE_INSTANT: u32 = 100_000;

@@ -1,0 +1,310 @@
+//! What every block may hold, by what was acknowledged.
+//!
+//! A block's content is named by its *value*: zeroes are value 0, and [`content`] makes recognizable bytes of any
+//! other. At most one write is in flight for a block at a time, so after an acknowledged write the block holds its
+//! value and nothing else; a write that failed may have been done or not.
+//!
+//! A crash may undo what was acknowledged since the last flush or FUA. What was in flight when it happened is
+//! acknowledged later by a target that has lost its memory of it, so then both are possible, unless it was FUA.
+
+use blockmux_volume::random::mix;
+
+/// Bytes in a block.
+pub const BLOCK: usize = 512;
+
+/// What every block of a volume may hold.
+pub struct Ledger {
+    blocks: Vec<Block>,
+    /// What went wrong, first things first.
+    faults: Vec<String>,
+    /// Crashes so far.
+    epoch: u32,
+    /// Acknowledgements so far.
+    serial: u64,
+    stale_writes: u64,
+}
+
+/// One block.
+struct Block {
+    /// What a read may find, apart from what is being written.
+    current: Vec<u64>,
+    in_flight: Option<u64>,
+    /// Stale writes that were done while that was in flight, so perhaps after it.
+    stale: Vec<u64>,
+    /// What was stable at `floor_serial`.
+    floor: Vec<u64>,
+    floor_serial: u64,
+    /// What it may have held since, with the serial of each.
+    since: Vec<(u64, u64)>,
+}
+
+/// A write or a flush from submission to completion.
+pub(super) struct Started {
+    epoch: u32,
+    serial: u64,
+}
+
+/// What a flush that was submitted then covers.
+pub(super) struct Covered {
+    started: Started,
+    values: Vec<Vec<u64>>,
+}
+
+/// How a write has ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ended {
+    Done {
+        fua: bool,
+    },
+    /// The block may also be as it was.
+    DoneOrNot,
+}
+
+impl Ledger {
+    /// A volume of zeroes.
+    #[must_use]
+    pub fn new(blocks: u64) -> Ledger {
+        let block = || Block {
+            current: vec![0],
+            in_flight: None,
+            stale: Vec::new(),
+            floor: vec![0],
+            floor_serial: 0,
+            since: Vec::new(),
+        };
+        Ledger {
+            blocks: (0..blocks).map(|_| block()).collect(),
+            faults: Vec::new(),
+            epoch: 0,
+            serial: 0,
+            stale_writes: 0,
+        }
+    }
+
+    /// How many blocks there are.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.blocks.len() as u64
+    }
+
+    /// Whether there are no blocks.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.blocks.is_empty()
+    }
+
+    /// Notes that something went wrong.
+    pub fn fault(&mut self, what: String) {
+        self.faults.push(what);
+    }
+
+    /// The first thing that went wrong.
+    #[must_use]
+    pub fn first_fault(&self) -> Option<&str> {
+        self.faults.first().map(String::as_str)
+    }
+
+    /// Writes that the volume did although they had been acknowledged before: a lost connection's target still had
+    /// them when they were replayed on the next.
+    #[must_use]
+    pub fn stale_writes(&self) -> u64 {
+        self.stale_writes
+    }
+
+    /// The volume has done a write to `block`.
+    pub fn on_executed(&mut self, block: u64, bytes: &[u8]) {
+        let value = value_of(block, bytes);
+        let Some(value) = value else {
+            return self.fault(format!("block {block} was written with bytes that nobody sent"));
+        };
+        let block = &mut self.blocks[block as usize];
+        if block.in_flight != Some(value) {
+            self.stale_writes += 1;
+            self.serial += 1;
+            block.may_hold(value, self.serial);
+            if block.in_flight.is_some() {
+                block.stale.push(value);
+            }
+        }
+    }
+
+    /// The power of the target has failed.
+    pub fn on_crash(&mut self) {
+        self.epoch += 1;
+        for block in &mut self.blocks {
+            let since = block.since.iter().map(|(_, value)| *value);
+            block.current = block.floor.iter().copied().chain(since).collect();
+        }
+    }
+
+    /// Checks bytes that were read while nothing was written there.
+    pub fn check(&mut self, who: &str, block: u64, bytes: &[u8]) {
+        let value = value_of(block, bytes);
+        let possible = &self.blocks[block as usize];
+        let held = possible.current.iter().copied().chain(possible.in_flight);
+        if !value.is_some_and(|value| held.clone().any(|held| held == value)) {
+            let held: Vec<u64> = held.collect();
+            self.fault(format!("{who}: block {block} holds {value:?}, expected one of {held:?}"));
+        }
+    }
+
+    /// Whether the block may be zeroes.
+    pub(super) fn may_be_zero(&self, block: u64) -> bool {
+        self.blocks[block as usize].current.contains(&0)
+    }
+
+    pub(super) fn start(&self) -> Started {
+        Started { epoch: self.epoch, serial: self.serial }
+    }
+
+    /// A write of `value` is submitted.
+    pub(super) fn on_write(&mut self, block: u64, value: u64) {
+        self.blocks[block as usize].in_flight = Some(value);
+    }
+
+    /// It has completed.
+    pub(super) fn on_written(&mut self, block: u64, started: &Started, ended: Ended) {
+        self.serial += 1;
+        let (serial, crashed) = (self.serial, started.epoch != self.epoch);
+        let block = &mut self.blocks[block as usize];
+        let Some(value) = block.in_flight.take() else { return };
+        match ended {
+            Ended::Done { fua: true } => {
+                block.current = vec![value];
+                (block.floor, block.floor_serial) = (vec![value], serial);
+                block.since.clear();
+            }
+            Ended::Done { fua: false } if !crashed => {
+                block.current.clear();
+                block.may_hold(value, serial);
+            }
+            Ended::Done { .. } | Ended::DoneOrNot => block.may_hold(value, serial),
+        }
+        for value in std::mem::take(&mut block.stale) {
+            block.may_hold(value, serial);
+        }
+    }
+
+    /// A flush is submitted.
+    pub(super) fn on_flush(&mut self) -> Covered {
+        let values = self.blocks.iter().map(|block| block.current.clone()).collect();
+        Covered { started: self.start(), values }
+    }
+
+    /// It has completed. One that was in flight when the power failed may have been done by a target that had
+    /// already lost what it was to cover, so it says nothing.
+    pub(super) fn on_flushed(&mut self, covered: Covered) {
+        let Started { epoch, serial } = covered.started;
+        if epoch != self.epoch {
+            return;
+        }
+        for (block, values) in self.blocks.iter_mut().zip(covered.values) {
+            if block.floor_serial <= serial {
+                (block.floor, block.floor_serial) = (values, serial);
+                block.since.retain(|(when, _)| *when > serial);
+            }
+        }
+    }
+}
+
+impl Block {
+    fn may_hold(&mut self, value: u64, serial: u64) {
+        if !self.current.contains(&value) {
+            self.current.push(value);
+        }
+        self.since.push((serial, value));
+    }
+}
+
+/// The bytes of a block with that value.
+pub(super) fn content(block: u64, value: u64) -> Vec<u8> {
+    let mut bytes = vec![0; BLOCK];
+    if value != 0 {
+        let mut word = value;
+        for at in bytes.as_chunks_mut().0 {
+            *at = word.to_le_bytes();
+            word = mix(word.wrapping_add(block + 1));
+        }
+    }
+    bytes
+}
+
+/// The value of a block's bytes, if they are whole.
+fn value_of(block: u64, bytes: &[u8]) -> Option<u64> {
+    let value = u64::from_le_bytes(*bytes.first_chunk()?);
+    (content(block, value) == bytes).then_some(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(ledger: &mut Ledger, value: u64, ended: Ended) {
+        let started = ledger.start();
+        ledger.on_write(0, value);
+        ledger.on_written(0, &started, ended);
+    }
+
+    fn may_hold(ledger: &mut Ledger, value: u64) -> bool {
+        let before = ledger.faults.len();
+        ledger.check("test", 0, &content(0, value));
+        ledger.faults.len() == before
+    }
+
+    const DONE: Ended = Ended::Done { fua: false };
+    const FORCED: Ended = Ended::Done { fua: true };
+
+    #[test]
+    fn an_acknowledged_write_leaves_one_value() {
+        let mut ledger = Ledger::new(1);
+        write(&mut ledger, 1, DONE);
+        assert!(may_hold(&mut ledger, 1) && !may_hold(&mut ledger, 0));
+        write(&mut ledger, 2, Ended::DoneOrNot);
+        assert!(may_hold(&mut ledger, 1) && may_hold(&mut ledger, 2));
+    }
+
+    #[test]
+    fn a_crash_undoes_what_was_not_flushed() {
+        let mut ledger = Ledger::new(1);
+        write(&mut ledger, 1, FORCED);
+        write(&mut ledger, 2, DONE);
+        let flush = ledger.on_flush();
+        write(&mut ledger, 3, DONE);
+        ledger.on_flushed(flush);
+        ledger.on_crash();
+        let held: Vec<_> = (0..4).filter(|&value| may_hold(&mut ledger, value)).collect();
+        assert_eq!(held, [2, 3]);
+    }
+
+    #[test]
+    fn a_flush_over_a_crash_covers_nothing() {
+        let mut ledger = Ledger::new(1);
+        write(&mut ledger, 1, DONE);
+        let flush = ledger.on_flush();
+        ledger.on_crash();
+        ledger.on_flushed(flush);
+        ledger.on_crash();
+        assert!(may_hold(&mut ledger, 0) && may_hold(&mut ledger, 1));
+    }
+
+    #[test]
+    fn a_write_that_nobody_waits_for_is_stale() {
+        let mut ledger = Ledger::new(1);
+        write(&mut ledger, 1, DONE);
+        write(&mut ledger, 2, DONE);
+        ledger.on_executed(0, &content(0, 1));
+        assert_eq!(ledger.stale_writes(), 1);
+        assert!(may_hold(&mut ledger, 1));
+    }
+
+    #[test]
+    fn torn_and_misplaced_blocks_are_found() {
+        let mut ledger = Ledger::new(2);
+        write(&mut ledger, 9, DONE);
+        let mut torn = content(0, 9);
+        torn[500] ^= 1;
+        ledger.check("test", 0, &torn);
+        ledger.check("test", 0, &content(1, 9));
+        assert_eq!(ledger.faults.len(), 2);
+    }
+}

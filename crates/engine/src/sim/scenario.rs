@@ -1,0 +1,322 @@
+//! One simulation from its seed to its verdict.
+
+use super::client::{Client, Plan};
+use super::core::{SimCore, World};
+use super::crash::CrashVolume;
+use super::ledger::Ledger;
+use super::net::{SimNet, Weather};
+use crate::host::Host;
+use crate::initiator::{Dialer, RemoteVolume};
+use crate::listener::ConnectionLimit;
+use crate::socket::Address;
+use crate::target::TargetTask;
+use blockmux_proto::exports::{Export, Exports};
+use blockmux_proto::session::Target;
+use blockmux_volume::{Core, Pool, ReadyList, Volume};
+use std::cell::Cell;
+use std::fmt;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A protocol, both sides.
+pub trait Protocol {
+    /// The target's session.
+    type Target: Target + 'static;
+    /// What makes the initiator's.
+    type Dialer: Dialer;
+
+    /// A session for an initiator that has just connected.
+    fn target(&self, exports: Exports, pool: Pool, now: Instant) -> Self::Target;
+
+    /// How to reach the first export at `address`.
+    fn dialer(&self, address: &Address) -> Self::Dialer;
+}
+
+/// What is simulated; the same scenario always goes the same way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Scenario {
+    /// Decides everything that is left to chance.
+    pub seed: u64,
+    /// The network.
+    pub weather: Weather,
+    /// Of the volume, of [`super::BLOCK`] bytes each.
+    pub blocks: u64,
+    /// How many requests the client makes.
+    pub requests: u32,
+    /// How many of them at a time.
+    pub depth: u32,
+    /// The longest request, in blocks.
+    pub most_blocks: u64,
+    /// Connections between initiator and target.
+    pub connections: u32,
+    /// How long the volume takes at most.
+    pub volume_delay: Duration,
+    /// How many requests fail in the volume.
+    pub medium_errors_per_million: u32,
+    /// What happens to the target, if anything.
+    pub trouble: Option<Trouble>,
+    /// How long the initiator tries to come back; requests may fail only if the trouble lasts longer.
+    pub patience: Duration,
+    /// Buffers of each side, in bytes.
+    pub pool_bytes: usize,
+    /// Whether a write that was replayed may be done once more after it was acknowledged. It happens when a
+    /// connection breaks while its target still has something to do, and no session can prevent it.
+    pub allows_stale_writes: bool,
+}
+
+/// What happens to the target again and again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Trouble {
+    /// Time between two of them, at most.
+    pub every: Duration,
+    /// How long it is away, at most.
+    pub lasts: Duration,
+    /// The power fails, rather than that it is stopped in order.
+    pub is_crash: bool,
+}
+
+/// What a simulation has come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// Virtual time.
+    pub took: Duration,
+    /// Connections that were opened.
+    pub connections: u64,
+    /// How many of them broke by chance.
+    pub breaks: u64,
+    /// How often the target went away.
+    pub troubles: u32,
+    /// See [`Scenario::allows_stale_writes`].
+    pub stale_writes: u64,
+}
+
+/// What went wrong, and in which scenario.
+#[derive(Debug)]
+pub struct Failure {
+    /// As it was run.
+    pub scenario: Scenario,
+    /// What was found.
+    pub what: String,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "seed {}: {}\nin {:?}", self.scenario.seed, self.what, self.scenario)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+impl Scenario {
+    /// A fair day: one connection, eight requests at a time, and nothing goes wrong.
+    #[must_use]
+    pub fn new(seed: u64) -> Scenario {
+        Scenario {
+            seed,
+            weather: Weather::FAIR,
+            blocks: 64,
+            requests: 200,
+            depth: 8,
+            most_blocks: 8,
+            connections: 1,
+            volume_delay: Duration::ZERO,
+            medium_errors_per_million: 0,
+            trouble: None,
+            patience: Duration::from_secs(3600),
+            pool_bytes: 64 << 20,
+            allows_stale_writes: false,
+        }
+    }
+
+    /// Runs it to its end.
+    ///
+    /// # Errors
+    /// If a request did not complete exactly once and rightly, a block holds what it must not, memory is not given
+    /// back, or it does not come to its end.
+    pub fn run<P: Protocol + 'static>(&self, protocol: P) -> Result<Outcome, Box<Failure>> {
+        let failed = |what: String| Box::new(Failure { scenario: *self, what });
+        let mut run = Run::new(self, Rc::new(protocol));
+        run.to_the_end().map_err(failed)?;
+        let ledger = run.ledger();
+        if let Some(fault) = ledger.first_fault() {
+            return Err(failed(fault.to_owned()));
+        }
+        let stale_writes = ledger.stale_writes();
+        if stale_writes > 0 && !self.allows_stale_writes {
+            return Err(failed(format!("{stale_writes} writes were done after they had been acknowledged")));
+        }
+        let (connections, breaks) = run.world.net().connections();
+        let took = run.world.net().now() - run.began;
+        Ok(Outcome { took, connections, breaks, troubles: run.troubles, stale_writes })
+    }
+}
+
+/// A simulation under way.
+struct Run<P> {
+    scenario: Scenario,
+    protocol: Rc<P>,
+    world: World,
+    began: Instant,
+    ledger: Arc<Mutex<Ledger>>,
+    volume: Arc<CrashVolume>,
+    exports: Exports,
+    address: Address,
+    initiator: Rc<SimCore>,
+    /// The target's lives so far; the last may be going on.
+    targets: Vec<Rc<SimCore>>,
+    troubles: u32,
+}
+
+impl<P: Protocol + 'static> Run<P> {
+    fn new(scenario: &Scenario, protocol: Rc<P>) -> Run<P> {
+        let ledger = Arc::new(Mutex::new(Ledger::new(scenario.blocks)));
+        let observed = ledger.clone();
+        let volume = Arc::new(CrashVolume::new(
+            scenario.blocks,
+            scenario.volume_delay,
+            scenario.medium_errors_per_million,
+            scenario.seed ^ 1,
+            Box::new(move |block, bytes| lock(&observed).on_executed(block, bytes)),
+        ));
+        let export = Export {
+            name: "disk0".to_owned(),
+            description: String::new(),
+            read_only: false,
+            volume: volume.clone(),
+        };
+        let mut world = World::new(SimNet::new(scenario.seed, scenario.weather));
+        Run {
+            scenario: *scenario,
+            protocol,
+            began: world.net().now(),
+            initiator: world.add_core(scenario.pool_bytes),
+            world,
+            ledger,
+            volume,
+            exports: Exports::new(vec![export]),
+            address: Address::Unix("simulated".into()),
+            targets: Vec::new(),
+            troubles: 0,
+        }
+    }
+
+    fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        lock(&self.ledger)
+    }
+
+    fn to_the_end(&mut self) -> Result<(), String> {
+        self.start_target();
+        let finished = self.start_client();
+        while !finished.get() {
+            let Some(trouble) = self.scenario.trouble else {
+                self.run_until(|| finished.get())?;
+                break;
+            };
+            let calm = self.world.net().up_to(trouble.every);
+            self.run_until_or(calm, || finished.get())?;
+            if !finished.get() {
+                self.bring_trouble(trouble)?;
+            }
+        }
+        let initiator = self.initiator.clone();
+        self.run_until(|| initiator.is_idle())?;
+        self.stop_target()?;
+        self.check_memory()?;
+        for block in 0..self.scenario.blocks {
+            let content = self.volume.content(block);
+            self.ledger().check("volume", block, &content);
+        }
+        Ok(())
+    }
+
+    fn start_client(&self) -> Rc<Cell<bool>> {
+        let scenario = &self.scenario;
+        let remote = RemoteVolume::<P::Dialer, SimCore>::new(
+            self.protocol.dialer(&self.address),
+            self.volume.info(),
+            scenario.connections,
+            scenario.patience,
+        );
+        let plan = Plan {
+            requests: scenario.requests,
+            depth: scenario.depth,
+            most_blocks: scenario.most_blocks,
+            allows_medium_errors: scenario.medium_errors_per_million > 0,
+            allows_path_lost: scenario.trouble.is_some_and(|trouble| trouble.lasts > scenario.patience),
+        };
+        let finished = Rc::new(Cell::new(false));
+        let core: Rc<dyn Core> = self.initiator.clone();
+        self.initiator.spawn(|waker| {
+            let channel = remote.open(&core, scenario.depth, waker.clone());
+            let channel = channel.expect("a remote volume opens on its own kind of host");
+            let (ledger, seed) = (self.ledger.clone(), scenario.seed ^ 2);
+            Client::new(&self.initiator, channel, ledger, plan, seed, finished.clone())
+        });
+        finished
+    }
+
+    fn start_target(&mut self) {
+        let core = self.world.add_core(self.scenario.pool_bytes);
+        let (exports, protocol) = (self.exports.clone(), self.protocol.clone());
+        let limit = ConnectionLimit::new(usize::MAX);
+        self.world.net().listen(&core, &self.address, move |core, stream| {
+            let session = protocol.target(exports.clone(), core.pool().clone(), core.now());
+            if let Some(permit) = limit.permit() {
+                TargetTask::spawn(core, stream, session, exports.clone(), permit);
+            }
+        });
+        self.targets.push(core);
+    }
+
+    fn bring_trouble(&mut self, trouble: Trouble) -> Result<(), String> {
+        self.troubles += 1;
+        if trouble.is_crash {
+            self.targets.iter().for_each(|target| target.kill());
+            self.volume.crash();
+            self.ledger().on_crash();
+        } else {
+            self.stop_target()?;
+        }
+        let away = self.world.net().up_to(trouble.lasts);
+        self.world.run_for(away).map_err(|hang| hang.to_string())?;
+        self.start_target();
+        Ok(())
+    }
+
+    fn stop_target(&self) -> Result<(), String> {
+        self.targets.iter().for_each(|target| target.stop());
+        self.run_until(|| self.targets.iter().all(|target| target.is_idle()))
+    }
+
+    fn check_memory(&self) -> Result<(), String> {
+        for (name, core) in [("initiator", &self.initiator)]
+            .into_iter()
+            .chain(self.targets.iter().map(|target| ("target", target)))
+        {
+            match core.pool().out_bytes() {
+                0 => {}
+                bytes => return Err(format!("the {name} has not given back {bytes} bytes of buffers")),
+            }
+        }
+        Ok(())
+    }
+
+    fn run_until(&self, done: impl FnMut() -> bool) -> Result<(), String> {
+        self.world.run_until(LIMIT, done).map_err(|hang| hang.to_string())
+    }
+
+    /// Runs until `done`, or until `time` is over.
+    fn run_until_or(&self, time: Duration, mut done: impl FnMut() -> bool) -> Result<(), String> {
+        let alarm = ReadyList::new();
+        self.world.net().wake_at(self.world.net().now() + time, &alarm.waker(0));
+        self.run_until(|| done() || !alarm.is_empty())
+    }
+}
+
+fn lock(ledger: &Mutex<Ledger>) -> MutexGuard<'_, Ledger> {
+    ledger.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Virtual time for any part of a simulation; more is a hang.
+const LIMIT: Duration = Duration::from_secs(24 * 3600);
