@@ -256,29 +256,34 @@ impl ServerStream {
     fn on_information(&mut self, option: Opt, reply: Rep, data: &mut Fields<'_>) {
         match (option, reply) {
             (Opt::NBD_OPT_LIST, Rep::NBD_REP_SERVER) => {
-                let len = data.u32().unwrap();
-                assert!(!data.bytes(len.into()).unwrap().is_empty());
+                let len = data.u32().expect("a fuzz target fails loudly");
+                assert!(!data.bytes(len.into()).expect("a fuzz target fails loudly").is_empty());
             }
-            (Opt::NBD_OPT_INFO | Opt::NBD_OPT_GO, Rep::NBD_REP_INFO) => match Info(data.u16().unwrap()) {
-                Info::NBD_INFO_EXPORT => {
-                    self.export.size = data.u64();
-                    self.export.flags = data.u16().unwrap();
-                    assert!(data.0.is_empty());
+            (Opt::NBD_OPT_INFO | Opt::NBD_OPT_GO, Rep::NBD_REP_INFO) => {
+                match Info(data.u16().expect("a fuzz target fails loudly")) {
+                    Info::NBD_INFO_EXPORT => {
+                        self.export.size = data.u64();
+                        self.export.flags = data.u16().expect("a fuzz target fails loudly");
+                        assert!(data.0.is_empty());
+                    }
+                    Info::NBD_INFO_BLOCK_SIZE => {
+                        let least = data.u32().expect("a fuzz target fails loudly");
+                        let (preferred, most) = (
+                            data.u32().expect("a fuzz target fails loudly"),
+                            data.u32().expect("a fuzz target fails loudly"),
+                        );
+                        assert!(least.is_power_of_two() && preferred.is_power_of_two() && preferred >= 512);
+                        assert!(data.0.is_empty() && most >= 1 << 20);
+                        self.export.least_block = Some(least.into());
+                    }
+                    Info::NBD_INFO_NAME | Info::NBD_INFO_DESCRIPTION => {
+                        assert!(std::str::from_utf8(data.0).is_ok());
+                    }
+                    info => panic!("told {info}"),
                 }
-                Info::NBD_INFO_BLOCK_SIZE => {
-                    let least = data.u32().unwrap();
-                    let (preferred, most) = (data.u32().unwrap(), data.u32().unwrap());
-                    assert!(least.is_power_of_two() && preferred.is_power_of_two() && preferred >= 512);
-                    assert!(data.0.is_empty() && most >= 1 << 20);
-                    self.export.least_block = Some(least.into());
-                }
-                Info::NBD_INFO_NAME | Info::NBD_INFO_DESCRIPTION => {
-                    assert!(std::str::from_utf8(data.0).is_ok());
-                }
-                info => panic!("told {info}"),
-            },
+            }
             (Opt::NBD_OPT_LIST_META_CONTEXT | Opt::NBD_OPT_SET_META_CONTEXT, Rep::NBD_REP_META_CONTEXT) => {
-                let id = data.u32().unwrap();
+                let id = data.u32().expect("a fuzz target fails loudly");
                 assert_eq!(data.0, b"base:allocation");
                 assert_ne!(self.form, Form::Simple);
                 if option == Opt::NBD_OPT_SET_META_CONTEXT {
@@ -343,7 +348,7 @@ impl ServerStream {
         match reply_type {
             ReplyType::NBD_REPLY_TYPE_NONE => assert!(data.0.is_empty() && flags == NBD_REPLY_FLAG_DONE),
             ReplyType::NBD_REPLY_TYPE_OFFSET_DATA => {
-                let from = data.u64().unwrap();
+                let from = data.u64().expect("a fuzz target fails loudly");
                 assert!(!data.0.is_empty());
                 request.content.push((from, from + data.0.len() as u64));
             }
@@ -354,15 +359,17 @@ impl ServerStream {
             }
             ReplyType::NBD_REPLY_TYPE_BLOCK_STATUS_EXT if self.form == Form::Extended => {
                 assert_eq!(data.u32(), self.context);
-                let count = data.u32().unwrap();
+                let count = data.u32().expect("a fuzz target fails loudly");
                 let extents: Vec<u64> = (0..count).filter_map(|_| data.wide_extent()).collect();
                 assert_eq!(extents.len(), count as usize);
                 request.check_extents(&extents);
             }
             ReplyType::NBD_REPLY_TYPE_ERROR => {
-                check_errno(data.u32().unwrap(), self.form);
-                let len = data.u16().unwrap();
-                assert!(std::str::from_utf8(data.bytes(len.into()).unwrap()).is_ok());
+                check_errno(data.u32().expect("a fuzz target fails loudly"), self.form);
+                let len = data.u16().expect("a fuzz target fails loudly");
+                assert!(
+                    std::str::from_utf8(data.bytes(len.into()).expect("a fuzz target fails loudly")).is_ok()
+                );
                 request.has_failed = true;
             }
             _ => panic!("sent {reply_type} in {:?}", self.form),
@@ -395,7 +402,7 @@ impl ServerStream {
     /// What has succeeded must have been allowed.
     fn check_success(&self, request: &Request) {
         let Request { command, offset, len, .. } = *request;
-        let size = self.export.size.unwrap();
+        let size = self.export.size.expect("a fuzz target fails loudly");
         let known = NBD_CMD_FLAG_FUA
             | NBD_CMD_FLAG_NO_HOLE
             | NBD_CMD_FLAG_DF

@@ -52,7 +52,9 @@ impl Run<'_> {
         let core = core(&pool);
         let now = Instant::now();
         let session = TargetSession::new(exports.clone(), pool.clone(), now);
-        let open = |export: &Export| export.volume.open(&core, session.depth(), Waker::idle()).unwrap();
+        let open = |export: &Export| {
+            export.volume.open(&core, session.depth(), Waker::idle()).expect("a fuzz target fails loudly")
+        };
         Run {
             choices,
             channels: exports.iter().map(|(_, export)| open(export)).collect(),

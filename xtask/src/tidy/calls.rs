@@ -26,6 +26,8 @@ const BANS: &[Ban] = &[
             ("crates/engine/src/sys", "system calls that no crate wraps"),
             ("crates/engine/src/memory", "mapped and huge pages"),
             ("crates/engine/tests/allocation", "an allocator that counts"),
+            ("crates/engine/src/file/kernel", "submission entries and the system calls of files"),
+            ("crates/volume/tests/no_allocation", "an allocator that counts"),
         ],
         tests_may: false,
         instead: "build on a module that may, or name this file and the reason in xtask/src/tidy/calls.rs",

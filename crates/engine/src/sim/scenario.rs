@@ -137,7 +137,7 @@ impl Scenario {
     pub fn run<P: Protocol + 'static>(&self, protocol: P) -> Result<Outcome, Box<Failure>> {
         let failed = |what: String| Box::new(Failure { scenario: *self, what });
         let mut run = Run::new(self, Rc::new(protocol));
-        run.to_the_end().map_err(failed)?;
+        run.run_out().map_err(failed)?;
         let ledger = run.ledger();
         if let Some(fault) = ledger.first_fault() {
             return Err(failed(fault.to_owned()));
@@ -205,7 +205,7 @@ impl<P: Protocol + 'static> Run<P> {
         lock(&self.ledger)
     }
 
-    fn to_the_end(&mut self) -> Result<(), String> {
+    fn run_out(&mut self) -> Result<(), String> {
         self.start_target();
         let finished = self.start_client();
         while !finished.get() {

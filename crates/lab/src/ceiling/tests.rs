@@ -1,3 +1,5 @@
+//! The ceiling, run for real and cut at every byte.
+
 use super::flow::{Inflow, Kind, Lengths, Messages, OutOfStep, Outflow};
 use super::*;
 use crate::result::{Direction, Run};

@@ -1,3 +1,5 @@
+//! The suite on volumes that are right, and on some that are wrong.
+
 use super::*;
 use crate::ready::Waker;
 use crate::{

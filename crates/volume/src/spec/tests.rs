@@ -1,3 +1,5 @@
+//! Specs as people write them.
+
 use super::*;
 use crate::fault::{FaultEffect, FaultWhen};
 use crate::io::IoError;
@@ -41,7 +43,7 @@ fn each_kind_is_read() {
     };
     assert_eq!(parse("rate:iops=1000,bw=100m,write_iops=7:mem:1g"), Spec::Rate(limits, mem()));
     assert_eq!(parse("log:-:mem:1g"), Spec::Log(LogTarget::Stderr, mem()));
-    assert_eq!(parse("log:/tmp/a%3Ab:mem:1g"), Spec::Log(LogTarget::File("/tmp/a:b".into()), mem()));
+    assert_eq!(parse("log:/var/a%3Ab:mem:1g"), Spec::Log(LogTarget::File("/var/a:b".into()), mem()));
     for url in ["nbd://[::1]:10809/disk?x=a,b:c", "nbd+unix:///export?socket=/run/x"] {
         assert_eq!(parse(url), Spec::Url(url.to_owned()));
     }

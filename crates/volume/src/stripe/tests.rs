@@ -1,3 +1,5 @@
+//! Striping against its definition.
+
 use super::*;
 use crate::conformance::{self, Harness, TestCore};
 use crate::{DelayVolume, Delays, Fault, FaultEffect, FaultVolume, MemVolume, NullVolume, OpKind, OpSet};
