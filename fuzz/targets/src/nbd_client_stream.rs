@@ -82,7 +82,7 @@ impl ClientStream {
         let size = if limits.is_extended { 32 } else { 28 };
         let head = self.sent.get(..size)?;
         let magic = if limits.is_extended { NBD_EXTENDED_REQUEST_MAGIC } else { NBD_REQUEST_MAGIC };
-        assert_eq!(number(&head[..4]), magic.into());
+        assert_eq!(number(&head[..4]), u64::from(magic));
         let (flags, command) = (number(&head[4..6]) as u16, Cmd(number(&head[6..8]) as u16));
         let (cookie, offset) = (number(&head[8..16]), number(&head[16..24]));
         let len = number(&head[24..]);
