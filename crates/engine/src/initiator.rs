@@ -4,7 +4,7 @@
 //!   consumer ──submit──▶ RemoteChannel ──▶ Link ──▶ session ──▶ connection ──▶ socket
 //!                                           │ connection lost: dial again, replay what had not completed
 //! ```
-//! A channel has one [`Link`] or several, each a connection of its own. A link that loses its connection keeps every
+//! A channel has one `Link` or several, each a connection of its own. A link that loses its connection keeps every
 //! request that has not completed, dials again with growing pauses, and replays them on the new session; a request
 //! so completes exactly once. When nothing answers for the volume's patience, all of them fail, and the next request
 //! starts over. What had completed before the loss and was not flushed is as safe as the target made it.
