@@ -40,7 +40,7 @@ pub trait Dialer: Send + Sync + 'static {
     /// If it is another now: replaying there would be wrong.
     fn check(&self, session: &Self::Session) -> Result<(), String>;
 
-    /// Why the target turned the session away, if it did: trying again is of no use.
+    /// Why the target turned the session away, if it did and trying again is of no use.
     fn refusal(&self, session: &Self::Session) -> Option<String>;
 }
 

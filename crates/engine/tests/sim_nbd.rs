@@ -50,7 +50,7 @@ impl Dialer for NbdDialer {
     }
 
     fn refusal(&self, session: &InitiatorSession) -> Option<String> {
-        session.refused().map(ToString::to_string)
+        session.refused().filter(|refused| !refused.may_pass()).map(ToString::to_string)
     }
 }
 

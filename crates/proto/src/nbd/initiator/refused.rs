@@ -61,6 +61,13 @@ impl Refused {
         }
     }
 
+    /// Whether the same server may well serve the export a little later: it is being stopped, or hung up without a
+    /// word, which is also what stopping looks like.
+    #[must_use]
+    pub fn may_pass(&self) -> bool {
+        matches!(self, Refused::Closed { .. }) || self.reply() == Some(Rep::NBD_REP_ERR_SHUTDOWN)
+    }
+
     /// What an error reply to `option` means when there is no way around it.
     pub(super) fn from_reply(export: &str, option: Opt, reply: Rep, data: &[u8]) -> Refused {
         let (export, message) = (export.to_owned(), one_line(data));
@@ -103,5 +110,13 @@ mod tests {
             "server refused NBD_OPT_GO with NBD_REP_ERR_POLICY: not  [31mtoday\u{fffd}"
         );
         assert!(refused(Rep::NBD_REP_ERR_SHUTDOWN, &[b'a'; 9000]).len() < 600);
+    }
+
+    #[test]
+    fn only_a_server_that_is_going_may_come_back() {
+        let refused = |reply| Refused::from_reply("x", Opt::NBD_OPT_GO, reply, b"");
+        assert!(refused(Rep::NBD_REP_ERR_SHUTDOWN).may_pass());
+        assert!(Refused::Closed { export: "x".into() }.may_pass());
+        assert!(!refused(Rep::NBD_REP_ERR_UNKNOWN).may_pass() && !Refused::Oldstyle.may_pass());
     }
 }
