@@ -168,6 +168,11 @@ impl World {
         core
     }
 
+    /// Takes a core out that has nothing left to do.
+    pub fn remove_core(&mut self, core: &Rc<SimCore>) {
+        self.cores.retain(|other| !Rc::ptr_eq(other, core));
+    }
+
     /// Runs until `done`, at most until `limit` of virtual time from now.
     ///
     /// # Errors

@@ -280,6 +280,7 @@ impl<P: Protocol + 'static> Run<P> {
         }
         let away = self.world.net().up_to(trouble.lasts);
         self.world.run_for(away).map_err(|hang| hang.to_string())?;
+        self.forget_the_dead();
         self.start_target();
         Ok(())
     }
@@ -287,6 +288,18 @@ impl<P: Protocol + 'static> Run<P> {
     fn stop_target(&self) -> Result<(), String> {
         self.targets.iter().for_each(|target| target.stop());
         self.run_until(|| self.targets.iter().all(|target| target.is_idle()))
+    }
+
+    /// Lives that have ended and gave back everything are of no more interest; there may be thousands.
+    fn forget_the_dead(&mut self) {
+        let world = &mut self.world;
+        self.targets.retain(|target| {
+            let is_dead = target.is_idle() && target.pool().out_bytes() == 0;
+            if is_dead {
+                world.remove_core(target);
+            }
+            !is_dead
+        });
     }
 
     fn check_memory(&self) -> Result<(), String> {
