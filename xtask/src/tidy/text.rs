@@ -20,6 +20,7 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     for (path, text) in tree.ending(".md") {
         findings.extend(wide_lines(path, text));
         findings.extend(broken_links(tree, path, text));
+        findings.extend(missing_functions(tree, path, text));
     }
     findings
 }
@@ -100,6 +101,22 @@ fn broken_links(tree: &Tree, path: &str, text: &str) -> Vec<Finding> {
 /// What `[text](link)` and `![text](link)` point at.
 fn links(line: &str) -> impl Iterator<Item = &str> {
     line.split("](").skip(1).filter_map(|rest| rest.split(')').next())
+}
+
+/// Functions named as `file.rs::function` that no such file has: mostly tests that a page relies on.
+fn missing_functions(tree: &Tree, path: &str, text: &str) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (at, line) in text.lines().enumerate() {
+        for (file, function) in line.split('`').skip(1).step_by(2).filter_map(|code| code.split_once(".rs::"))
+        {
+            let (file, declared) = (format!("/{file}.rs"), format!("fn {function}("));
+            if !tree.ending(&file).any(|(_, source)| source.contains(&declared)) {
+                let what = format!("no {} has a function {function}; name one that exists", &file[1..]);
+                findings.push(Finding::new(path, at + 1, what));
+            }
+        }
+    }
+    findings
 }
 
 /// `link` from the root, as seen in the document at `path`.
@@ -186,6 +203,14 @@ mod tests {
     fn a_document_with_a_very_wide_line_is_found() {
         let text = format!("{}\n{}", "x".repeat(MAX_DOC_WIDTH), "x".repeat(MAX_DOC_WIDTH + 1));
         assert_eq!(places(&wide_lines("a.md", &text)), [("a.md", 2)]);
+    }
+
+    #[test]
+    fn functions_that_a_page_names_exist() {
+        let page = "`a.rs::holds` `b/a.rs::holds` and `a.rs`\n`a.rs::hold`\n`c.rs::holds` code::path\n";
+        let tree = tree(&[("x/b/a.rs", "fn holds() {}\n"), ("page.md", page)]);
+        let findings = missing_functions(&tree, "page.md", page);
+        assert_eq!(places(&findings), [("page.md", 2), ("page.md", 3)]);
     }
 
     #[test]
