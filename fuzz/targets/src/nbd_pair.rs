@@ -23,7 +23,10 @@ pub(crate) fn nbd_pair(data: &[u8]) {
         Features { extended_headers: choices.byte() & 1 == 0, structured_replies: choices.byte() & 1 == 0 };
     let mut pair = Pair::new(choices, features);
     let mut input = Unstructured::new(&operations);
-    while !input.is_empty() {
+    for _ in 0..MOST_OPERATIONS {
+        if input.is_empty() {
+            break;
+        }
         // Running out of bytes ends the list; it is no fault.
         let Ok(operation) = Operation::arbitrary(&mut input) else { break };
         pair.perform(operation);
@@ -352,5 +355,7 @@ const FAULTS: [IoError; 3] = [IoError::Medium, IoError::NoSpace, IoError::NoMemo
 /// In bytes: long transfers fit, and several units of allocation, the last of them incomplete.
 const SIZE: u64 = (320 << 10) + 512;
 const BLOCK: u64 = 512;
+/// Each may be a whole handshake; more find nothing that fewer would not.
+const MOST_OPERATIONS: usize = 200;
 /// In bytes: enough for each request, but not for all at once.
 const POOL: usize = 2 << 20;

@@ -1,0 +1,226 @@
+//! A core as those see it that run on it: its ring, its buffers, its timers and the table of its tasks.
+
+use super::PollPolicy;
+use super::task::{Progress, Task};
+use crate::ring::{Completer, Registration, Ring};
+use crate::timers::Timers;
+use blockmux_volume::{Core, Pool, ReadyList, Waker};
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::convert::Infallible;
+use std::rc::{Rc, Weak};
+use std::time::Instant;
+
+/// What runs on a core sees of it. Also the core of every volume opened here.
+pub struct EngineCore {
+    pub(super) this: Weak<EngineCore>,
+    pub(super) ring: Rc<Ring>,
+    pool: Pool,
+    pub(super) ready: Rc<ReadyList>,
+    pub(super) timers: Timers,
+    tasks: RefCell<Vec<TaskSlot>>,
+    free_slots: RefCell<Vec<u32>>,
+    live_tasks: Cell<usize>,
+    stopping: Cell<bool>,
+    pub(super) ended: Cell<bool>,
+    pub(super) policy: PollPolicy,
+}
+
+struct TaskSlot {
+    generation: u32,
+    waker: Option<Waker>,
+    /// Out of its slot while it runs.
+    task: Option<Box<dyn Task>>,
+    is_hot: bool,
+}
+
+impl EngineCore {
+    /// A core without tasks on the calling thread.
+    pub(super) fn new(ring: Rc<Ring>, policy: PollPolicy, pool_limit_bytes: usize) -> Rc<EngineCore> {
+        Rc::new_cyclic(|this| EngineCore {
+            this: this.clone(),
+            ring,
+            pool: Pool::new(pool_limit_bytes),
+            ready: ReadyList::new(),
+            timers: Timers::default(),
+            tasks: RefCell::default(),
+            free_slots: RefCell::default(),
+            live_tasks: Cell::new(0),
+            stopping: Cell::new(false),
+            ended: Cell::new(false),
+            policy,
+        })
+    }
+
+    /// Starts a task; `make` gets what wakes it. It runs for the first time soon.
+    pub fn spawn<T: Task + 'static>(&self, make: impl FnOnce(&Waker) -> T) {
+        let made: Result<(), Infallible> = self.try_spawn(|waker| Ok(make(waker)));
+        match made {
+            Ok(()) => {}
+            Err(never) => match never {},
+        }
+    }
+
+    /// Starts a task if it can be made.
+    ///
+    /// # Errors
+    /// Whatever `make` says; nothing is left behind then.
+    pub fn try_spawn<T: Task + 'static, E>(
+        &self,
+        make: impl FnOnce(&Waker) -> Result<T, E>,
+    ) -> Result<(), E> {
+        let index = self.free_slots.borrow_mut().pop().unwrap_or_else(|| {
+            let mut tasks = self.tasks.borrow_mut();
+            tasks.push(TaskSlot { generation: 0, waker: None, task: None, is_hot: false });
+            (tasks.len() - 1) as u32
+        });
+        let generation = self.tasks.borrow()[index as usize].generation;
+        let waker = self.ready.waker(u64::from(generation) << 32 | u64::from(index));
+        let task: Box<dyn Task> = match make(&waker) {
+            Ok(task) => Box::new(task),
+            Err(error) => {
+                // Its waker may be about still.
+                self.tasks.borrow_mut()[index as usize].generation = generation.wrapping_add(1);
+                self.free_slots.borrow_mut().push(index);
+                return Err(error);
+            }
+        };
+        let slot = &mut self.tasks.borrow_mut()[index as usize];
+        (slot.task, slot.waker) = (Some(task), Some(waker.clone()));
+        self.live_tasks.set(self.live_tasks.get() + 1);
+        waker.wake();
+        Ok(())
+    }
+
+    /// Registers a completer with this core's ring.
+    pub fn register(&self, completer: Rc<dyn Completer>) -> Registration {
+        self.ring.register(completer)
+    }
+
+    /// This core as the shared handle that volumes are opened with.
+    ///
+    /// # Panics
+    /// Never: the core exists as long as anything runs on it.
+    #[must_use]
+    pub fn shared(&self) -> Rc<EngineCore> {
+        self.this.upgrade().expect("a core outlives what runs on it")
+    }
+
+    /// Whether tasks are asked to finish: targets close their sessions.
+    #[must_use]
+    pub fn is_stopping(&self) -> bool {
+        self.stopping.get()
+    }
+
+    /// Asks every task to finish.
+    pub fn stop(&self) {
+        self.stopping.set(true);
+        for slot in self.tasks.borrow().iter() {
+            if let Some(waker) = &slot.waker {
+                waker.wake();
+            }
+        }
+    }
+
+    /// Ends the loop whatever still runs.
+    pub fn end(&self) {
+        self.ended.set(true);
+    }
+
+    /// Tasks that have not ended, among them the core's own inbox.
+    #[must_use]
+    pub fn live_tasks(&self) -> usize {
+        self.live_tasks.get()
+    }
+
+    /// The polling policy.
+    #[must_use]
+    pub fn policy(&self) -> PollPolicy {
+        self.policy
+    }
+
+    /// This core behind a `volume::Core`, if it is one.
+    #[must_use]
+    pub fn from_core(core: &Rc<dyn Core>) -> Option<Rc<EngineCore>> {
+        core.as_any().downcast_ref::<EngineCore>().map(EngineCore::shared)
+    }
+}
+
+impl Core for EngineCore {
+    fn now(&self) -> Instant {
+        Instant::now()
+    }
+
+    fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    fn wake_at(&self, when: Instant, waker: &Waker) {
+        self.timers.add(when, waker);
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// What the reactor does with tasks.
+impl EngineCore {
+    /// Drops every task.
+    pub(super) fn drop_tasks(&self) {
+        let tasks: Vec<TaskSlot> = self.tasks.borrow_mut().drain(..).collect();
+        drop(tasks);
+    }
+
+    /// Runs a task if it still exists; answers its progress, whether it polls, and whether it was hot already.
+    #[inline]
+    pub(super) fn run_task(&self, id: u64, becomes_hot: bool) -> Option<(Progress, bool, bool)> {
+        let (index, generation) = (id as u32 as usize, (id >> 32) as u32);
+        let (mut task, was_hot) = {
+            let mut tasks = self.tasks.borrow_mut();
+            let slot = tasks.get_mut(index).filter(|slot| slot.generation == generation)?;
+            (slot.task.take()?, slot.is_hot)
+        };
+        let progress = task.run();
+        let is_polled = task.is_polled();
+        let mut tasks = self.tasks.borrow_mut();
+        let slot = &mut tasks[index];
+        if progress == Progress::Done {
+            slot.generation = slot.generation.wrapping_add(1);
+            (slot.waker, slot.is_hot) = (None, false);
+            drop(tasks);
+            self.free_slots.borrow_mut().push(index as u32);
+            self.live_tasks.set(self.live_tasks.get() - 1);
+            // Only now: dropping a task may spawn or wake others.
+            drop(task);
+            return None;
+        }
+        slot.task = Some(task);
+        slot.is_hot = becomes_hot && is_polled && self.policy != PollPolicy::Never;
+        Some((progress, is_polled, was_hot))
+    }
+
+    pub(super) fn wake_task(&self, id: u64) {
+        if let Some(slot) = self.tasks.borrow().get(id as u32 as usize)
+            && slot.generation == (id >> 32) as u32
+            && let Some(waker) = &slot.waker
+        {
+            waker.wake();
+        }
+    }
+
+    pub(super) fn park_task(&self, id: u64) {
+        let task = {
+            let mut tasks = self.tasks.borrow_mut();
+            let slot = tasks.get_mut(id as u32 as usize).filter(|slot| slot.generation == (id >> 32) as u32);
+            slot.and_then(|slot| {
+                slot.is_hot = false;
+                slot.task.take()
+            })
+        };
+        if let Some(mut task) = task {
+            task.park();
+            self.tasks.borrow_mut()[id as u32 as usize].task = Some(task);
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! How other threads reach a core: by messages, and a descriptor that its ring watches.
+
+use super::core::EngineCore;
+use super::readiness::WakeOnEvent;
+use super::task::{Progress, Task};
+use crate::ring::Registration;
+use crate::sys;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::rc::{Rc, Weak};
+use std::sync::{Arc, mpsc};
+
+/// What another thread asks a core to do.
+pub type Message = Box<dyn FnOnce(&Rc<EngineCore>) + Send>;
+
+/// Sends messages to a core from any thread; a clone sends to the same core.
+#[derive(Clone)]
+pub struct Inbox {
+    sender: mpsc::Sender<Message>,
+    event: Arc<OwnedFd>,
+}
+
+impl Inbox {
+    /// Has the core run `message` soon; it is dropped unrun if the core has ended.
+    pub fn send(&self, message: impl FnOnce(&Rc<EngineCore>) + Send + 'static) {
+        if self.sender.send(Box::new(message)).is_ok() {
+            sys::event_signal(&self.event);
+        }
+    }
+}
+
+/// Runs what other threads send.
+struct InboxTask {
+    core: Weak<EngineCore>,
+    receiver: mpsc::Receiver<Message>,
+    event: Arc<OwnedFd>,
+    registration: Registration,
+    armed: Rc<WakeOnEvent>,
+}
+
+/// Starts the task on `core` that runs its messages.
+pub(super) fn open(core: &EngineCore) -> io::Result<Inbox> {
+    let (sender, receiver) = mpsc::channel();
+    let event = Arc::new(sys::event_fd()?);
+    let inbox = Inbox { sender, event: event.clone() };
+    core.spawn(|waker| {
+        let armed = WakeOnEvent::new(waker);
+        let registration = core.register(armed.clone());
+        InboxTask { core: core.this.clone(), receiver, event, registration, armed }
+    });
+    Ok(inbox)
+}
+
+impl Task for InboxTask {
+    fn run(&mut self) -> Progress {
+        // Armed before looking, so that no message falls in between.
+        sys::event_clear(&self.event);
+        self.armed.arm(&self.registration, self.event.as_raw_fd(), libc::POLLIN, 0);
+        let mut progress = Progress::Idle;
+        while let (Some(core), Ok(message)) = (self.core.upgrade(), self.receiver.try_recv()) {
+            message(&core);
+            progress = Progress::Drained;
+        }
+        progress
+    }
+}

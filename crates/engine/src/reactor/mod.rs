@@ -1,0 +1,248 @@
+//! One core: a thread that runs its tasks to completion and shares nothing.
+//!
+//! A [`Task`] is run when it was woken. After activity, tasks that look at a socket stay *hot*: the reactor runs them
+//! over and over, and they try the socket directly, so that a round trip needs no sleep and no wake-up. A task that
+//! found nothing for the spin time is *parked*: it asks the ring to be told. When nothing is hot the core sleeps in
+//! the ring, and an idle core uses no processor time at all. [`PollPolicy`] sets the spin time.
+
+mod core;
+mod inbox;
+mod readiness;
+mod task;
+
+pub use self::core::EngineCore;
+pub use inbox::{Inbox, Message};
+pub(crate) use readiness::WakeOnEvent;
+pub use task::{Progress, Task};
+
+use crate::ring::Ring;
+use std::io;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+/// When a core that has nothing to do goes to sleep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PollPolicy {
+    /// After this long without activity.
+    Adaptive(Duration),
+    /// Never: it takes a whole processor and answers fastest.
+    Always,
+    /// At once.
+    Never,
+}
+
+impl PollPolicy {
+    /// The adaptive policy with a spin time that outlasts a round trip with a sleeping peer.
+    pub const ADAPTIVE: PollPolicy = PollPolicy::Adaptive(Duration::from_micros(50));
+
+    /// The policy's name on the command line and in reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            PollPolicy::Adaptive(_) => "adaptive",
+            PollPolicy::Always => "always",
+            PollPolicy::Never => "never",
+        }
+    }
+}
+
+/// A core and its loop.
+pub struct Reactor {
+    core: Rc<EngineCore>,
+    hot: Vec<Hot>,
+}
+
+struct Hot {
+    id: u64,
+    last_active: Instant,
+}
+
+impl Reactor {
+    /// A core on the calling thread, with at most `pool_limit_bytes` of buffers, and its inbox.
+    ///
+    /// # Errors
+    /// If the kernel refuses an io_uring.
+    pub fn new(policy: PollPolicy, pool_limit_bytes: usize) -> io::Result<(Reactor, Inbox)> {
+        let core = EngineCore::new(Ring::new()?, policy, pool_limit_bytes);
+        let inbox = inbox::open(&core)?;
+        Ok((Reactor { core, hot: Vec::new() }, inbox))
+    }
+
+    /// What runs on this core.
+    #[must_use]
+    pub fn core(&self) -> &Rc<EngineCore> {
+        &self.core
+    }
+
+    /// Runs until [`EngineCore::end`].
+    ///
+    /// # Errors
+    /// If the ring breaks.
+    pub fn run(&mut self) -> io::Result<()> {
+        let mut last_active = Instant::now();
+        while !self.core.ended.get() {
+            let now = Instant::now();
+            if self.turn(now) {
+                last_active = now;
+                self.core.ring.submit()?;
+            } else if self.keeps_awake(now.duration_since(last_active)) {
+                self.core.ring.submit()?;
+            } else {
+                self.sleep(now)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs whatever is ready once, without sleeping unless nothing is: for tests that wait for something.
+    ///
+    /// # Errors
+    /// If the ring breaks.
+    pub fn run_until(&mut self, mut done: impl FnMut() -> bool) -> io::Result<()> {
+        while !done() {
+            let now = Instant::now();
+            if self.turn(now) {
+                self.core.ring.submit()?;
+            } else {
+                self.sleep(now)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// One round: completions, deadlines, ready tasks, hot tasks. Answers whether anything happened.
+    #[inline]
+    fn turn(&mut self, now: Instant) -> bool {
+        let mut active = self.core.ring.reap() > 0;
+        self.core.timers.fire(now);
+        // Only those that are ready now: what they wake runs in the next round, after the ring had its turn.
+        for _ in 0..self.core.ready.len() {
+            let Some(id) = self.core.ready.pop() else { break };
+            active = true;
+            self.run_woken(id, now);
+        }
+        active | self.run_hot(now)
+    }
+
+    fn run_woken(&mut self, id: u64, now: Instant) {
+        let Some((progress, is_polled, was_hot)) = self.core.run_task(id, true) else { return };
+        if !is_polled {
+            if progress == Progress::More {
+                self.core.wake_task(id);
+            }
+            return;
+        }
+        match self.core.policy {
+            PollPolicy::Never if progress == Progress::More => self.core.wake_task(id),
+            PollPolicy::Never => self.core.park_task(id),
+            _ if was_hot => {}
+            _ => self.hot.push(Hot { id, last_active: now }),
+        }
+    }
+
+    #[inline]
+    fn run_hot(&mut self, now: Instant) -> bool {
+        let spin = match self.core.policy {
+            PollPolicy::Adaptive(spin) => spin,
+            PollPolicy::Always => HOT_WHEN_ALWAYS,
+            PollPolicy::Never => return false,
+        };
+        let (core, mut active) = (&self.core, false);
+        self.hot.retain_mut(|hot| match core.run_task(hot.id, true) {
+            None => false,
+            Some((Progress::More | Progress::Drained, ..)) => {
+                (active, hot.last_active) = (true, now);
+                true
+            }
+            Some(_) if now.duration_since(hot.last_active) < spin => true,
+            Some(_) => {
+                core.park_task(hot.id);
+                false
+            }
+        });
+        active
+    }
+
+    fn keeps_awake(&self, idle: Duration) -> bool {
+        match self.core.policy {
+            PollPolicy::Always => true,
+            PollPolicy::Adaptive(spin) => idle < spin,
+            PollPolicy::Never => !self.core.ready.is_empty(),
+        }
+    }
+
+    fn sleep(&mut self, now: Instant) -> io::Result<()> {
+        for hot in self.hot.drain(..) {
+            self.core.park_task(hot.id);
+        }
+        if !self.core.ready.is_empty() {
+            return Ok(());
+        }
+        let timeout = self.core.timers.next().map(|when| when.saturating_duration_since(now));
+        self.core.ring.submit_and_wait(timeout)
+    }
+}
+
+impl Drop for Reactor {
+    fn drop(&mut self) {
+        // Tasks hold the core and the core holds tasks: this is where the circle is cut.
+        self.core.drop_tasks();
+    }
+}
+
+/// With [`PollPolicy::Always`] the core spins on, but asks the ring about sockets that were silent for this long.
+const HOT_WHEN_ALWAYS: Duration = Duration::from_millis(10);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use blockmux_volume::{Core, Waker};
+    use std::cell::Cell;
+    use std::rc::Weak;
+
+    struct Countdown(Rc<Cell<u32>>);
+    impl Task for Countdown {
+        fn run(&mut self) -> Progress {
+            self.0.set(self.0.get() - 1);
+            if self.0.get() == 0 { Progress::Done } else { Progress::More }
+        }
+    }
+
+    #[test]
+    fn a_task_runs_until_it_is_done() {
+        let (mut reactor, _inbox) = Reactor::new(PollPolicy::Never, 1 << 20).unwrap();
+        let left = Rc::new(Cell::new(5));
+        reactor.core().spawn(|_| Countdown(left.clone()));
+        let core = reactor.core().clone();
+        reactor.run_until(|| left.get() == 0).unwrap();
+        assert_eq!(core.live_tasks(), 1);
+    }
+
+    #[test]
+    fn another_thread_reaches_a_sleeping_core_under_every_policy() {
+        for policy in [PollPolicy::Never, PollPolicy::ADAPTIVE, PollPolicy::Always] {
+            let (mut reactor, inbox) = Reactor::new(policy, 1 << 20).unwrap();
+            let sender = std::thread::spawn(move || inbox.send(|core| core.end()));
+            reactor.run().unwrap();
+            sender.join().unwrap();
+        }
+    }
+
+    #[test]
+    fn a_deadline_wakes_a_sleeping_core() {
+        struct Sleeper(Rc<Cell<u32>>, Weak<EngineCore>, Waker);
+        impl Task for Sleeper {
+            fn run(&mut self) -> Progress {
+                self.0.set(self.0.get() + 1);
+                if let Some(core) = self.1.upgrade() {
+                    core.wake_at(core.now() + Duration::from_millis(1), &self.2);
+                }
+                Progress::Idle
+            }
+        }
+        let (mut reactor, _inbox) = Reactor::new(PollPolicy::Never, 1 << 20).unwrap();
+        let (runs, core) = (Rc::new(Cell::new(0)), reactor.core().this.clone());
+        reactor.core().spawn(|waker| Sleeper(runs.clone(), core, waker.clone()));
+        reactor.run_until(|| runs.get() == 3).unwrap();
+    }
+}
