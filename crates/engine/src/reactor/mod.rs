@@ -80,14 +80,24 @@ impl Reactor {
     /// If the ring breaks.
     pub fn run(&mut self) -> io::Result<()> {
         let mut last_active = Instant::now();
+        let mut turns: u32 = 0;
         while !self.core.ended.get() {
             let now = Instant::now();
-            if self.turn(now) {
+            let active = self.turn(now);
+            if active {
                 last_active = now;
-                self.core.ring.submit()?;
-            } else if self.keeps_awake(now.duration_since(last_active)) {
+            }
+            turns = turns.wrapping_add(1);
+            // What woke up meanwhile may have more for the ring; it need not wait for that for ever.
+            if !self.core.ready.is_empty() && !turns.is_multiple_of(MOST_TURNS_UNSUBMITTED) {
+                continue;
+            }
+            if (active && self.core.policy != PollPolicy::Never)
+                || self.keeps_awake(now.duration_since(last_active))
+            {
                 self.core.ring.submit()?;
             } else {
+                // Also straight after activity: what is finished already ends the sleep at once.
                 self.sleep(now)?;
             }
         }
@@ -167,7 +177,7 @@ impl Reactor {
         match self.core.policy {
             PollPolicy::Always => true,
             PollPolicy::Adaptive(spin) => idle < spin,
-            PollPolicy::Never => !self.core.ready.is_empty(),
+            PollPolicy::Never => !self.core.ready.is_empty() || self.core.ended.get(),
         }
     }
 
@@ -190,6 +200,8 @@ impl Drop for Reactor {
     }
 }
 
+/// How long an entry for the ring may wait while tasks wake each other, in turns.
+const MOST_TURNS_UNSUBMITTED: u32 = 4;
 /// With [`PollPolicy::Always`] the core spins on, but asks the ring about sockets that were silent for this long.
 const HOT_WHEN_ALWAYS: Duration = Duration::from_millis(10);
 

@@ -175,6 +175,9 @@ pub enum SpecError {
         "`{0}` has a `%` that no byte's two hexadecimal digits follow: write %25 for a per cent sign itself"
     )]
     Percent(String),
+    /// A line feed or the like, which no terminal shows as what it is.
+    #[error("`{0}` holds a control character: in a path write it with a per cent sign, as %0A")]
+    Control(String),
     /// Brackets that do not pair, or text behind them.
     #[error(
         "brackets in `{0}` do not pair, or something follows them: put [ before and ] after a whole volume"

@@ -111,6 +111,7 @@ fn what_is_wrong_is_named_in_one_line_that_says_what_to_do() {
         ("file:a?direct", "write KEY=VALUE"),
         ("file:a?size=1g&size=2g", "`size` in `file:a?size=1g&size=2g` says again"),
         ("file:50%", "write %25 for a per cent sign"),
+        ("file:a\nb", "`file:a\\nb` holds a control character: in a path write it with a per cent sign"),
         ("file:a%00", "write %25 for a per cent sign"),
         ("block:/dev/sda?size=1g", "not an option of a block device"),
         ("stripe:", "`stripe:` has no member: write stripe:VOLUME,VOLUME"),
