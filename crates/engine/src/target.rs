@@ -5,7 +5,7 @@ use crate::host::Host;
 use crate::listener::Permit;
 use crate::reactor::{EngineCore, Progress, Task};
 use blockmux_proto::exports::{Exports, VolumeId};
-use blockmux_proto::session::Target;
+use blockmux_proto::session::{Demand, Target};
 use blockmux_volume::{Channel, Completion, Core, IoError, Waker};
 use std::rc::Rc;
 use tracing::{debug, warn};
@@ -121,8 +121,13 @@ impl<S: Target, H: Host> TargetTask<S, H> {
             if self.connection.send(self.session.outbox())? || moved {
                 progress = if progress == Progress::More { progress } else { Progress::Drained };
             }
+            if inflow != Inflow::Blocked {
+                return Ok(progress);
+            }
+            // The session may have begun to wait for a deadline just now; nothing else would wake it.
+            self.connection.check_deadline(&mut self.session)?;
             // What was blocked by I/O in flight or by a full outbox may go on now.
-            if !(inflow == Inflow::Blocked && moved) {
+            if matches!(self.session.demand(), Demand::Nothing) {
                 return Ok(progress);
             }
         }

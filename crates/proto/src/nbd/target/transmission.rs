@@ -168,7 +168,8 @@ impl Transmission {
         let payload = self.pending.payload().saturating_add(outbox.len()).saturating_add(data_len);
         let is_alone = self.pending.is_empty() && outbox.is_empty();
         self.pending.len() < DEPTH as usize
-            && (payload <= SHORT_PAYLOAD || payload <= PAYLOAD_IN_FLIGHT && (is_alone || !self.pool.is_short()))
+            && (payload <= SHORT_PAYLOAD
+                || payload <= PAYLOAD_IN_FLIGHT && (is_alone || !self.pool.is_short()))
             && self.replies.has_room(outbox)
     }
 
