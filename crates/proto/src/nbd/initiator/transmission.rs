@@ -148,7 +148,7 @@ impl Transmission {
             Plan::Fails(error) => Err(error),
             // Requests of no length are not to be sent, nor are they needed.
             Plan::AllData | Plan::Send(_) if io.len == 0 => Ok(empty_output(io)),
-            Plan::AllData => Ok(Output::Extents(vec![Extent { len: io.len, hole: false, zero: false }])),
+            Plan::AllData => Ok(Output::Extents(vec![all_data(io.len)])),
             Plan::Flush => {
                 let key = self.insert_job(io, FLUSH);
                 return self.send_flush(key, outbox);
@@ -202,11 +202,17 @@ impl Transmission {
         let Some(request) = self.requests.remove(key) else { return };
         let Some(job) = self.jobs.get_mut(request.job) else { return };
         job.in_flight = job.in_flight.saturating_sub(1);
-        if let Some(error) = request.error {
-            job.error.get_or_insert(error);
-            if error == IoError::ShuttingDown && self.ending == Ending::No {
-                self.ending = Ending::ByServer;
+        match request.error {
+            Some(error) if self.terms.may_be_too_long(&request, error) => {
+                job.go_back(&request, self.terms.max_payload.into(), self.info.logical_block);
             }
+            Some(error) => {
+                job.error.get_or_insert(error);
+                if error == IoError::ShuttingDown && self.ending == Ending::No {
+                    self.ending = Ending::ByServer;
+                }
+            }
+            None => {}
         }
         if job.error.is_none() {
             if job.issued < job.io.len {
@@ -336,6 +342,14 @@ impl Transmission {
         let result = match job.error {
             // A hint cannot fail: the server did not take it, that is all.
             Some(_) if op == Op::Prefetch => Ok(Output::Nothing),
+            // Nor can it be wrong to take for data what the server cannot tell.
+            Some(IoError::Unsupported | IoError::BadLength) if op == Op::BlockStatus => {
+                Ok(Output::Extents(vec![all_data(job.io.len)]))
+            }
+            // It is too long to be fast.
+            Some(IoError::BadLength) if matches!(op, Op::WriteZeroes { only_fast: true, .. }) => {
+                Err(IoError::Unsupported)
+            }
             Some(error) => Err(error),
             None => Ok(match op {
                 Op::Read => Output::Data(job.io.data.or(job.buffer).unwrap_or_default()),
@@ -354,6 +368,23 @@ impl Transmission {
             self.ending = Ending::Disconnected;
         }
     }
+}
+
+impl Job {
+    /// Does again what a refused request and those behind it were for, in pieces of at most `max` bytes. Whatever
+    /// they have done already is done twice then, which changes nothing.
+    #[cold]
+    fn go_back(&mut self, request: &Request, max: u64, block: u32) {
+        self.pieces.max = max;
+        self.issued = self.issued.min(request.offset.saturating_sub(self.io.offset));
+        if self.extents.is_some() {
+            self.extents = Some(Box::new(Extents::new(self.io.len.min(max), block)));
+        }
+    }
+}
+
+fn all_data(len: u64) -> Extent {
+    Extent { len, hole: false, zero: false }
 }
 
 /// What a request of no length brings.
@@ -625,6 +656,75 @@ mod tests {
         client.submit(0, only_fast, 0, len, None);
         client.submit(1, Op::BlockStatus, 0, len, None);
         assert_eq!(sent(&mut client).iter().map(|r| r.len).collect::<Vec<_>>(), [len, len]);
+    }
+
+    #[test]
+    fn what_is_too_long_for_the_server_is_done_in_pieces_of_its_maximum_payload() {
+        let infos = [info_export(SIZE, ALL), info_block_size(512, 4096, 1 << 20)];
+        for (op, errno) in [
+            (ZEROES_OP, Errno::NBD_EOVERFLOW),
+            (ZEROES_OP, Errno::NBD_EINVAL),
+            (Op::Discard { fua: false }, Errno::NBD_EOVERFLOW),
+        ] {
+            let mut client = Client::ready_with(Headers::Simple, &infos, 1, Pool::new(1 << 20));
+            client.submit(0, op, 4096, (6 << 20) + 512, None);
+            let whole = sent(&mut client);
+            assert_eq!((whole.len(), whole[0].len), (1, (6 << 20) + 512));
+            client.feed(&simple(whole[0].cookie, errno.0, b"")).unwrap();
+            let mut at = 4096;
+            while client.session.poll_done().is_none() {
+                let request = sent(&mut client);
+                let pieces: Vec<_> = request.iter().map(|piece| (piece.offset, piece.len)).collect();
+                for (offset, len) in pieces {
+                    assert_eq!((offset, len <= 1 << 20), (at, true), "{op:?}");
+                    at += len;
+                }
+                request.into_iter().for_each(|piece| ack(&mut client, piece));
+            }
+            assert_eq!(at, 4096 + (6 << 20) + 512);
+        }
+    }
+
+    #[test]
+    fn a_piece_that_is_refused_within_the_maximum_payload_is_refused() {
+        let infos = [info_export(SIZE, ALL), info_block_size(512, 4096, 1 << 20)];
+        let only_fast = Op::WriteZeroes { fua: false, may_unmap: true, only_fast: true };
+        for (op, len, errno, error) in [
+            (ZEROES_OP, 1 << 20, Errno::NBD_EINVAL, IoError::Unsupported),
+            (ZEROES_OP, 2 << 20, Errno::NBD_EIO, IoError::Medium),
+            (only_fast, 2 << 20, Errno::NBD_ENOTSUP, IoError::Unsupported),
+            (only_fast, 2 << 20, Errno::NBD_EOVERFLOW, IoError::Unsupported),
+        ] {
+            let mut client = Client::ready_with(Headers::Simple, &infos, 1, Pool::new(1 << 20));
+            client.submit(0, op, 0, len, None);
+            let request = sent(&mut client)[0];
+            client.feed(&simple(request.cookie, errno.0, b"")).unwrap();
+            assert_eq!(client.done_error(), error, "{op:?} {errno}");
+            assert_eq!(sent(&mut client), []);
+        }
+    }
+
+    #[test]
+    fn block_status_that_a_server_cannot_tell_is_data() {
+        let infos = [info_export(SIZE, ALL), info_block_size(512, 4096, 1 << 20)];
+        for errno in [Errno::NBD_EOVERFLOW, Errno::NBD_EINVAL, Errno::NBD_ENOTSUP] {
+            let mut client = Client::ready_with(Headers::Structured, &infos, 1, Pool::new(1 << 20));
+            client.submit(0, Op::BlockStatus, 0, 2 << 20, None);
+            for len in [2 << 20, 1 << 20] {
+                let request = sent(&mut client)[0];
+                assert_eq!(request.len, len, "shorter when too long");
+                let error = ReplyType::NBD_REPLY_TYPE_ERROR;
+                let reply = chunk(Headers::Structured, request, true, error, &failure(errno.0, ""));
+                client.feed(&reply).unwrap();
+            }
+            let Ok(Output::Extents(extents)) = client.done().1 else { panic!("{errno}") };
+            assert_eq!(extents, [all_data(2 << 20)]);
+        }
+        let mut client = Client::ready_with(Headers::Structured, &infos, 1, Pool::new(1 << 20));
+        client.submit(0, Op::BlockStatus, 0, 2 << 20, None);
+        let request = sent(&mut client)[0];
+        client.feed(&simple(request.cookie, Errno::NBD_EIO.0, b"")).unwrap();
+        assert_eq!(client.done_error(), IoError::Medium);
     }
 
     #[test]

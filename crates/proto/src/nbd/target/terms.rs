@@ -75,7 +75,7 @@ impl Terms {
         InfoBlockSize {
             info_type: U16::new(Info::NBD_INFO_BLOCK_SIZE.0),
             minimum: U32::new(minimum),
-            preferred: U32::new(self.info.physical_block.max(minimum).max(512).min(MAX_TRANSFER)),
+            preferred: U32::new(self.info.physical_block.max(minimum).clamp(512, MAX_TRANSFER)),
             maximum_payload: U32::new(MAX_TRANSFER),
         }
     }
