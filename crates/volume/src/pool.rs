@@ -73,11 +73,12 @@ impl Pool {
         size_of_class(class_of(len)) <= self.payload_limit(len)
     }
 
-    /// Whether long payload has to wait, so that nobody should take more than a little.
+    /// Whether the next long payload may have to wait, so that nobody should keep more than a little.
     #[inline]
     #[must_use]
     pub fn is_short(&self) -> bool {
-        self.0.out_bytes.get() > self.0.limit_bytes / 2
+        let limit = self.0.limit_bytes;
+        self.0.out_bytes.get() >= limit / 2 - (limit / 4).min(MAX_TRANSFER as usize)
     }
 
     fn payload_limit(&self, len: usize) -> usize {
@@ -176,10 +177,14 @@ mod tests {
     fn payload_leaves_room_for_receiving_and_long_payload_for_short() {
         let pool = Pool::new(8 << 20);
         let take_all = |len| std::iter::from_fn(|| pool.take_payload(len)).collect::<Vec<_>>();
+        assert!(!pool.is_short());
+        let first = pool.take_payload(2 << 20);
+        assert!(pool.is_short(), "one of 4 MiB does not fit any more");
+        drop(first);
         let long = take_all(SHORT_PAYLOAD + 1);
-        assert_eq!((pool.out_bytes(), pool.is_short()), (4 << 20, false));
+        assert_eq!((pool.out_bytes(), pool.is_short()), (4 << 20, true));
         let short = take_all(SHORT_PAYLOAD);
-        assert_eq!((pool.out_bytes(), pool.is_short()), (6 << 20, true));
+        assert_eq!(pool.out_bytes(), 6 << 20);
         assert!(pool.take(SHORT_PAYLOAD).is_some(), "a receive buffer");
         drop((long, short));
         assert!(pool.could_hold(4 << 20) && !pool.could_hold((4 << 20) + 1));
