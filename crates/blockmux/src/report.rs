@@ -1,6 +1,6 @@
 //! `blockmux report`: shows finished measurements again, several side by side.
 
-use crate::bench::{colour, width, write_report};
+use crate::bench::{colour, study, width, write_report};
 use crate::failure::Failure;
 use crate::output;
 use blockmux_lab::{fio_json, table};
@@ -36,17 +36,17 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let Some(merged) = fio_json::merge(comparisons) else {
         return Err(Failure::request("no file given; name a bench.json"));
     };
-    let json = fio_json::to_json(&merged);
+    let (json, study) = (fio_json::to_json(&merged), study(&merged));
     if args.json {
         output::print(&json)?;
     } else {
-        output::print(table::render(&merged, width(), colour()))?;
+        output::print(table::render(&merged, study.as_ref(), width(), colour()))?;
     }
     if let Some(dir) = &args.report {
         std::fs::create_dir_all(dir).map_err(|error| {
             Failure::request(format!("--report {}: {error}; name another directory", dir.display()))
         })?;
-        let files = write_report(dir, &merged, &[], &json)?;
+        let files = write_report(dir, &merged, study.as_ref(), &json)?;
         if !args.json {
             output::print(format_args!("{}\n{}", files.0.display(), files.1.display()))?;
         }

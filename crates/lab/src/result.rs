@@ -18,7 +18,7 @@ pub struct Comparison {
     pub suite: Option<String>,
     /// One for each subject and job, in the order in which they are shown.
     pub rows: Vec<Row>,
-    /// Rows of a suite that could not run, and why: (row, reason).
+    /// What was asked for and could not run, and why: (job, reason).
     pub skipped: Vec<(String, String)>,
 }
 
@@ -87,6 +87,12 @@ pub struct Run {
     pub target_cpu_ns: Option<u64>,
     /// Processor time of the initiator's threads in nanoseconds.
     pub initiator_cpu_ns: Option<u64>,
+    /// The part of the target's that was spent in the kernel, if the run was long enough to tell.
+    #[serde(default)]
+    pub target_system_ns: Option<u64>,
+    /// The part of the initiator's that was spent in the kernel.
+    #[serde(default)]
+    pub initiator_system_ns: Option<u64>,
 }
 
 /// One direction of a run; all zero if there was none.
@@ -221,6 +227,19 @@ impl Comparison {
             }
         }
         groups
+    }
+
+    /// What was left out, together where the reason is the same: (reason, rows).
+    #[must_use]
+    pub fn skipped_by_reason(&self) -> Vec<(&str, Vec<&str>)> {
+        let mut reasons: Vec<(&str, Vec<&str>)> = Vec::new();
+        for (row, reason) in &self.skipped {
+            match reasons.iter_mut().find(|(known, _)| known == reason) {
+                Some((_, rows)) => rows.push(row),
+                None => reasons.push((reason, vec![row])),
+            }
+        }
+        reasons
     }
 
     /// The ceiling that a protocol row is held against: bare sockets under the same job and with the same
