@@ -10,6 +10,7 @@ use std::path::PathBuf;
 ///
 /// Reads the JSON of `blockmux bench`, and fio's own. Several files become one comparison.
 #[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// bench.json of one or more runs, or fio --output-format=json
     #[arg(required = true, value_name = "FILE")]
@@ -53,3 +54,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     Ok(())
 }
+
+const EXAMPLES: &str = "\
+Examples:
+  blockmux report bench-results/bench.json
+  blockmux report monday/bench.json tuesday/bench.json --report both";

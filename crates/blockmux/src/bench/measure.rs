@@ -5,7 +5,8 @@
 
 use super::plan::Plan;
 use crate::failure::Failure;
-use blockmux_lab::result::Row;
+use blockmux_lab::figure::count;
+use blockmux_lab::result::{Row, Run};
 use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
@@ -16,6 +17,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{self, Sender};
 use std::time::Duration;
 use std::{io, thread};
+use tracing::info;
 
 /// What was found until the end.
 pub(super) struct Measured {
@@ -37,7 +39,7 @@ pub(super) enum End {
 
 /// What the measuring thread and signals say.
 enum Event {
-    Run { lane: usize, run: Box<blockmux_lab::result::Run> },
+    Run { lane: usize, run: Box<Run> },
     End(End),
 }
 
@@ -83,9 +85,11 @@ fn run_all(plan: &Plan, runs: u32, bar: &ProgressBar, events: &Sender<Event>) ->
             let run = lane.run(plan, &|share| bar.set_position(done_ms + (share * lane_ms as f64) as u64))?;
             done_ms += lane_ms;
             bar.set_position(done_ms);
+            let iops = count(run.iops());
             if events.send(Event::Run { lane: at, run: Box::new(run) }).is_err() {
                 return Ok(());
             }
+            info!("run {nth}/{runs} of {}, {}: {iops} IOPS", lane.subject(), lane.job.name);
         }
     }
     Ok(())

@@ -25,15 +25,14 @@ use std::process::ExitCode;
 /// Measure volumes over every protocol, beside the bare sockets
 ///
 /// Without VOLUME: the comparison of every protocol on a RAM volume over loopback. Options carry fio's names and
-/// meanings; give --rw, --bs, --iodepth or --numjobs several times to measure every combination. A volume that
-/// was there before is only written to if --rw or a job file asks for it.
+/// meanings; give --rw, --bs, --iodepth or --numjobs several times to measure every combination.
 #[derive(clap::Args)]
 #[command(rename_all = "snake_case", after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// Volume, URL, or fio job file (a path without a colon)
     #[arg(value_name = "VOLUME|URL|JOBFILE")]
     subjects: Vec<String>,
-    /// A published study's jobs, its figures beside ours
+    /// A published study's jobs, its figures beside ours: aatrokoski-2007, chelsio-iwarp, taocloud-2022, zeta-2016
     #[arg(long, value_name = "NAME")]
     suite: Option<String>,
     /// read, write, randread, randwrite, readwrite, randrw, trim, randtrim
@@ -204,4 +203,12 @@ Examples:
   blockmux bench nbd://host/disk0 --rw randread --bs 4k --iodepth 32
   blockmux bench file:disk.img --poll always --poll never
   blockmux bench --suite taocloud-2022
-  blockmux bench mem:1g jobs.fio";
+  blockmux bench mem:1g jobs.fio
+
+Without a volume: every protocol on a RAM volume over loopback. Several values
+of rw, bs, iodepth and numjobs are measured in every combination. A volume that
+was there before is only written to if --rw, a job file or a suite says so.
+Ctrl-C ends the bench with what has been measured.
+
+Exit status: 0 done; 1 a run failed, or data was not what had been written; 2
+could not begin; 130 interrupted.";

@@ -220,8 +220,9 @@ impl Plan {
         for volume in &self.fresh {
             bar.set_message("writing the new volume once");
             let initiator = self.initiator_cores(PollPolicy::Never, 1)?;
-            let job =
-                Job { name: "fill".to_owned(), rw: Rw::Write, bs: FILL_BS, iodepth: 8, ..Job::default() };
+            // In blocks that leave no rest.
+            let bs = 1 << volume.info().size.trailing_zeros().min(MOST_FILL_BITS);
+            let job = Job { name: "fill".to_owned(), rw: Rw::Write, bs, iodepth: 8, ..Job::default() };
             let bench = Bench {
                 job: &job,
                 volume,
@@ -454,4 +455,5 @@ const DEFAULT_RAMP_MS: u64 = 200;
 const LEAST_VOLUME: u64 = 64 << 20;
 const MOST_VOLUME: u64 = 1 << 30;
 const MOST_CEILING_BYTES: usize = 1 << 30;
-const FILL_BS: u32 = 1 << 20;
+/// Blocks of 1 MiB.
+const MOST_FILL_BITS: u32 = 20;
