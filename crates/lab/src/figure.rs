@@ -23,6 +23,10 @@ pub enum Figure {
     TargetCpu,
     /// Processor microseconds of the initiator for each I/O.
     InitiatorCpu,
+    /// The part of [`Figure::TargetCpu`] that was spent in the kernel.
+    TargetSystem,
+    /// The part of [`Figure::InitiatorCpu`] that was spent in the kernel.
+    InitiatorSystem,
     /// Per cent of one processor, both sides together, for each Gbit/s of payload.
     CpuPerGbit,
 }
@@ -46,6 +50,8 @@ impl Figure {
             Figure::Max => "latency_max_us".into(),
             Figure::TargetCpu => "target_cpu_us_per_io".into(),
             Figure::InitiatorCpu => "initiator_cpu_us_per_io".into(),
+            Figure::TargetSystem => "target_system_us_per_io".into(),
+            Figure::InitiatorSystem => "initiator_system_us_per_io".into(),
             Figure::CpuPerGbit => "cpu_percent_per_gbit_s".into(),
         }
     }
@@ -66,6 +72,8 @@ impl Figure {
             Figure::Max => run.max_ns().map(us),
             Figure::TargetCpu => per_io(run.target_cpu_ns),
             Figure::InitiatorCpu => per_io(run.initiator_cpu_ns),
+            Figure::TargetSystem => per_io(run.target_system_ns),
+            Figure::InitiatorSystem => per_io(run.initiator_system_ns),
             Figure::CpuPerGbit => cpu_per_gbit(kind, run),
         }
     }

@@ -312,7 +312,7 @@ impl Samples {
 const FORMAT: u32 = 1;
 const EIO: u32 = 5;
 const MS_NS: f64 = 1e6;
-const SHOWN: [Figure; 10] = [
+const SHOWN: [Figure; 12] = [
     Figure::Iops,
     Figure::MbPerSecond,
     Figure::Mean,
@@ -322,6 +322,8 @@ const SHOWN: [Figure; 10] = [
     Figure::Max,
     Figure::TargetCpu,
     Figure::InitiatorCpu,
+    Figure::TargetSystem,
+    Figure::InitiatorSystem,
     Figure::CpuPerGbit,
 ];
 /// fio's latency buckets: key, nanoseconds of the unit, upper bounds in the unit.

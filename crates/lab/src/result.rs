@@ -263,6 +263,12 @@ impl Comparison {
             .max_by(|a, b| iops(a).total_cmp(&iops(b)))
     }
 
+    /// Whether a protocol row is faster than its ceiling by more than chance: then something else kept the machine busy.
+    #[must_use]
+    pub fn has_noisy_ceiling(&self) -> bool {
+        self.rows.iter().filter_map(|row| self.share_of_ceiling(row)).any(|share| share > NOISY_SHARE)
+    }
+
     /// Median IOPS of a protocol row as a fraction of its ceiling's; see [`Comparison::ceiling_of`].
     #[must_use]
     pub fn share_of_ceiling(&self, row: &Row) -> Option<f64> {
@@ -271,6 +277,9 @@ impl Comparison {
         (ceiling > 0.0).then(|| own / ceiling)
     }
 }
+
+/// A row may pass its ceiling by so much without a word: both are measured.
+const NOISY_SHARE: f64 = 1.05;
 
 impl Job {
     /// Whether two jobs differ in nothing but their names and the seed of their offsets.

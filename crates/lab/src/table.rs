@@ -172,8 +172,9 @@ impl Table<'_> {
 
     fn legend(&self, out: &mut String) {
         out.push('\n');
-        for line in [self.how_measured().as_str(), LEGEND] {
-            self.paragraph(out, line);
+        let noisy = if self.comparison.has_noisy_ceiling() { NOISY_CEILING } else { "" };
+        for line in [self.how_measured(), format!("{LEGEND}{noisy}")] {
+            self.paragraph(out, &line);
         }
         if let Some(study) = self.study.filter(|study| !study.figures.is_empty()) {
             self.paragraph(out, &plain(&format!("{PUBLISHED}: {}, measured elsewhere.", study.source)));
@@ -290,6 +291,9 @@ and initiator. %/Gb: per cent of a core, both sides, for each Gbit/s of payload.
 sockets with the same message sizes and the same polling (never: the one that sleeps, always: the one that spins, \
 adaptive: the faster of the two).";
 
+/// Said where a share is over 100%, which it cannot be.
+pub(crate) const NOISY_CEILING: &str = " A share well over 100% is noise: something else kept the machine busy. More or \
+longer runs on a quiet machine help.";
 /// What the line of a study's figures is called.
 const PUBLISHED: &str = "published";
 /// What studies have figures of.

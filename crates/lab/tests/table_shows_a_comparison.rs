@@ -92,6 +92,16 @@ published       373k                  iser, InfiniBand
 }
 
 #[test]
+fn a_share_that_cannot_be_is_called_noise() {
+    let mut comparison = fixture::plain_comparison();
+    assert!(!render(&comparison, None, Width(80), Colour::Off).contains("noise"));
+    for run in comparison.rows.iter_mut().filter(|row| row.kind.is_ceiling()).flat_map(|row| &mut row.runs) {
+        run.runtime_ns *= 2;
+    }
+    assert!(render(&comparison, None, Width(80), Colour::Off).contains("A share well over 100% is noise"));
+}
+
+#[test]
 fn no_line_is_wider_than_asked_for() {
     let mut comparison = fixture::comparison();
     comparison.rows[1].subject = "a subject with a name that goes on and on".into();

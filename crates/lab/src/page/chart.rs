@@ -68,9 +68,6 @@ impl Bars {
             text(&mut out, "tick mid", x(tick), bottom + 14.0, &(self.axis)(tick));
         }
         out.push_str(&body);
-        if let Some(reference) = self.reference {
-            line(&mut out, "reference", (x(reference), TOP), (x(reference), bottom));
-        }
         framed(bottom + 20.0, &self.title, &self.description(), &out)
     }
 
@@ -89,9 +86,14 @@ impl Bars {
                 text(&mut out, "heading", 0.0, y + 14.0, &shortened(&group.heading, HEADING_CHARS));
                 y += 20.0;
             }
+            let first = y;
             for bar in &group.bars {
                 self.bar(&mut out, bar, y, end, &x);
                 y += ROW;
+            }
+            // Not through the headings.
+            if let Some(reference) = self.reference {
+                line(&mut out, "reference", (x(reference), first), (x(reference), y));
             }
             y += 6.0;
         }
@@ -122,7 +124,10 @@ impl Bars {
         } else if bar.runs.len() > 1 {
             let middle = y + 3.0 + BAR / 2.0;
             let least = bar.runs.iter().copied().fold(f64::INFINITY, f64::min);
-            line(out, "whisker", (x(least), middle), (x(bar.most()), middle));
+            // Once as a halo, since bars are light and dark.
+            for class in ["whisker under", "whisker"] {
+                line(out, class, (x(least), middle), (x(bar.most()), middle));
+            }
             for &run in &bar.runs {
                 let _ = write!(out, r#"<circle class="run" cx="{}" cy="{}" r="1.7"/>"#, n(x(run)), n(middle));
             }
@@ -306,7 +311,7 @@ const LEFT: f64 = 120.0;
 /// Where the axis ends: leaves room for a value behind the longest bar.
 const RIGHT: f64 = 304.0;
 const LABEL_CHARS: usize = 19;
-const MOST_LABEL_CHARS: usize = 29;
+const MOST_LABEL_CHARS: usize = 32;
 /// What one more character of a label takes at most, on average.
 const CHAR: f64 = 6.0;
 const HEADING_CHARS: usize = 52;

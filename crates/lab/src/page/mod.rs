@@ -73,8 +73,17 @@ impl Table {
             ["Subject", "Runs", "IOPS", "IOPS range", "MB/s", "mean"].map(Into::into).into();
         head.extend(percentiles.iter().map(|at| format!("p{}", f64::from(*at) / 100.0)));
         head.extend(
-            ["max", "CPU target", "CPU initiator", "% CPU per Gbit/s", "Share of ceiling", "Target"]
-                .map(Into::into),
+            [
+                "max",
+                "CPU target",
+                "of it kernel",
+                "CPU initiator",
+                "of it kernel",
+                "% CPU per Gbit/s",
+                "Share of ceiling",
+                "Target",
+            ]
+            .map(Into::into),
         );
         let row = |row: &&Row| {
             let cell = |figure: Figure| or_dash(row.median(figure).map(figure::measure));
@@ -85,8 +94,9 @@ impl Table {
             let mut cells = vec![labels.label(row), row.runs.len().to_string()];
             cells.extend([or_dash(iops), or_dash(range), cell(Figure::MbPerSecond), cell(Figure::Mean)]);
             cells.extend(percentiles.iter().map(|&at| cell(Figure::Percentile(at))));
-            cells
-                .extend([Figure::Max, Figure::TargetCpu, Figure::InitiatorCpu, Figure::CpuPerGbit].map(cell));
+            cells.push(cell(Figure::Max));
+            cells.extend([Figure::TargetCpu, Figure::TargetSystem].map(cell));
+            cells.extend([Figure::InitiatorCpu, Figure::InitiatorSystem, Figure::CpuPerGbit].map(cell));
             cells.push(or_dash(comparison.share_of_ceiling(row).map(figure::percent)));
             cells.push(row.target.clone());
             cells

@@ -5,6 +5,7 @@ use super::svg;
 use crate::figure::{self, Figure, Labels};
 use crate::result::{Comparison, Kind, Row};
 use crate::suite::{PublishedFigure, Study, Unit};
+use crate::table;
 
 /// Charts under one heading.
 pub(super) struct Section {
@@ -186,10 +187,12 @@ fn share(comparison: &Comparison, labels: &Labels, groups: &[Group]) -> Section 
     Section {
         id: "ceiling",
         title: "Share of the ceiling",
-        note: "The ceiling is a bare request and response program on the same sockets, with the same message sizes, \
-               depth and connections. “never” is held against the one that sleeps, “always” against the one \
-               that spins, “adaptive” against the faster of the two. The line is 100%."
-            .into(),
+        note: format!(
+            "The ceiling is a bare request and response program on the same sockets, with the same message sizes, \
+             depth and connections. “never” is held against the one that sleeps, “always” against the one that \
+             spins, “adaptive” against the faster of the two. The line is 100%.{}",
+            if comparison.has_noisy_ceiling() { table::NOISY_CEILING } else { "" }
+        ),
         legend: &[],
         published: false,
         blocks: vec![Block { title: String::new(), cards: cards.collect() }],
@@ -236,7 +239,8 @@ fn cpu_per_io(labels: &Labels, groups: &[Group]) -> Section {
     Section {
         id: "cpu-per-io",
         title: "Processor time for each I/O",
-        note: "Microseconds of processor time, user and system together. Shorter is better.".into(),
+        note: "Microseconds of processor time, user and system together; the kernel's part is among all figures. Shorter \
+               is better.".into(),
         legend: &[("target", "target"), ("initiator", "initiator")],
         published: false,
         blocks: by_block_size(groups, card),
