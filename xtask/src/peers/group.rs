@@ -1,15 +1,18 @@
 //! A program and all processes that it starts: ended together by their own process group, whatever becomes of us.
 
-use anyhow::{Context, Result};
-use rustix::process::{Pid, Signal, kill_process_group};
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, getpgid, kill_process_group};
 use std::fs;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Child, ChildStdout, Command, ExitStatus};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A running program as the leader of its own process group. Dropping it kills the group.
 pub(crate) struct Group {
-    child: Child,
+    leader: Pid,
+    /// The leader, unless it has put itself into the background.
+    child: Option<Child>,
 }
 
 impl Group {
@@ -20,20 +23,51 @@ impl Group {
     pub(crate) fn start(command: &mut Command) -> Result<Group> {
         let child = command.process_group(0).spawn();
         let child = child.with_context(|| format!("cannot run {}", command.get_program().display()))?;
-        Ok(Group { child })
+        Ok(Group { leader: Pid::from_child(&child), child: Some(child) })
+    }
+
+    /// Starts a program that puts itself into the background, where it leads a group of its own and leaves its number
+    /// in `pid_file`.
+    ///
+    /// # Errors
+    /// If it fails, or leaves no such number.
+    pub(crate) fn start_daemon(command: &mut Command, pid_file: &Path) -> Result<Group> {
+        // Not in a group of its own, which would be ended with the half that ends here.
+        let status = command.status();
+        let status = status.with_context(|| format!("cannot run {}", command.get_program().display()))?;
+        if !status.success() {
+            bail!("it ended at once, {status}");
+        }
+        // The half that stays writes the file in its own time.
+        let deadline = Instant::now() + PID_FILE_PATIENCE;
+        loop {
+            let text = fs::read_to_string(pid_file).unwrap_or_default();
+            let leader = text.trim().parse().ok().and_then(Pid::from_raw);
+            // Whatever the file says, no group is ended that is not led by this process.
+            if let Some(leader) = leader.filter(|&pid| getpgid(Some(pid)) == Ok(pid)) {
+                return Ok(Group { leader, child: None });
+            }
+            if Instant::now() >= deadline {
+                bail!("it runs in the background, but nobody knows where");
+            }
+            std::thread::park_timeout(Duration::from_millis(5));
+        }
     }
 
     /// What it writes, if that goes into a pipe.
     pub(crate) fn take_stdout(&mut self) -> Option<ChildStdout> {
-        self.child.stdout.take()
+        self.child.as_mut()?.stdout.take()
     }
 
-    /// Its status if it has ended.
+    /// How it has ended, if it has.
     ///
     /// # Errors
     /// If the system has lost track of it.
-    pub(crate) fn ended(&mut self) -> Result<Option<ExitStatus>> {
-        Ok(self.child.try_wait()?)
+    pub(crate) fn ended(&mut self) -> Result<Option<String>> {
+        match &mut self.child {
+            Some(child) => Ok(child.try_wait()?.map(|status| status.to_string())),
+            None => Ok(getpgid(Some(self.leader)).is_err().then(|| "in the background".to_owned())),
+        }
     }
 
     /// Waits for its end.
@@ -41,7 +75,7 @@ impl Group {
     /// # Errors
     /// If the system has lost track of it.
     pub(crate) fn wait(&mut self) -> Result<ExitStatus> {
-        Ok(self.child.wait()?)
+        Ok(self.child.as_mut().context("it is in the background")?.wait()?)
     }
 
     /// Stops it where it is: it takes no processor time until [`Group::resume`].
@@ -49,7 +83,7 @@ impl Group {
     /// # Errors
     /// If it has ended.
     pub(crate) fn pause(&self) -> Result<()> {
-        kill_process_group(Pid::from_child(&self.child), Signal::STOP).context("cannot pause it")
+        kill_process_group(self.leader, Signal::STOP).context("cannot pause it")
     }
 
     /// Lets it go on.
@@ -57,7 +91,7 @@ impl Group {
     /// # Errors
     /// If it has ended.
     pub(crate) fn resume(&self) -> Result<()> {
-        kill_process_group(Pid::from_child(&self.child), Signal::CONT).context("cannot resume it")
+        kill_process_group(self.leader, Signal::CONT).context("cannot resume it")
     }
 
     /// User and system time of all its processes so far, to the tick of the system's clock.
@@ -65,7 +99,7 @@ impl Group {
     /// # Errors
     /// If it has ended.
     pub(crate) fn cpu_time(&self) -> Result<Duration> {
-        let leader = self.child.id();
+        let leader = self.leader.as_raw_nonzero().get();
         let own = || -> Result<Stat> {
             let stat = fs::read_to_string(format!("/proc/{leader}/stat")).context("it has ended")?;
             parse_stat(&stat).context("/proc has no such fields")
@@ -86,15 +120,15 @@ impl Group {
 impl Drop for Group {
     fn drop(&mut self) {
         // Both fail only if it has ended already; kill reaches paused processes, too.
-        let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
-        let _ = self.child.wait();
+        let _ = kill_process_group(self.leader, Signal::KILL);
+        let _ = self.child.as_mut().map(Child::wait);
     }
 }
 
 /// What `/proc/PID/stat` tells of processor time; see proc(5).
 #[derive(Debug, PartialEq, Eq)]
 struct Stat {
-    process_group: u32,
+    process_group: i32,
     /// utime and stime.
     own_ticks: u64,
     /// cutime and cstime: of children that have ended and were waited for.
@@ -113,11 +147,11 @@ fn parse_stat(text: &str) -> Option<Stat> {
 }
 
 /// The processes of a group without its leader.
-fn members(leader: u32) -> Result<Vec<Stat>> {
+fn members(leader: i32) -> Result<Vec<Stat>> {
     let mut members = Vec::new();
     for entry in fs::read_dir("/proc")? {
         let name = entry?.file_name();
-        let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+        let Some(pid) = name.to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
         // A process may end while we look.
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok();
         let stat = stat.as_deref().and_then(parse_stat);
@@ -128,6 +162,7 @@ fn members(leader: u32) -> Result<Vec<Stat>> {
 
 /// USER_HZ, which Linux shows to programs whatever its own clock's rate is.
 const TICKS_PER_S: u64 = 100;
+const PID_FILE_PATIENCE: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests {
@@ -161,13 +196,46 @@ mod tests {
     }
 
     #[test]
+    fn a_program_in_the_background_is_ended_with_its_group() {
+        let dir = tempfile::tempdir().unwrap();
+        let pid_file = dir.path().join("pid");
+        let (mut output, end) = std::io::pipe().unwrap();
+        let script = "setsid sh -c 'echo $$ >\"$0\"; sleep 1000 & wait' \"$0\" &";
+        let mut shell = Command::new("sh");
+        let mut group =
+            Group::start_daemon(shell.args(["-c", script]).arg(&pid_file).stdout(end), &pid_file).unwrap();
+        drop(shell);
+        assert!(group.ended().unwrap().is_none());
+        group.cpu_time().unwrap();
+        drop(group);
+        let mut text = String::new();
+        output.read_to_string(&mut text).unwrap();
+        assert!(text.is_empty());
+    }
+
+    #[test]
+    fn a_process_that_leads_no_group_is_not_taken_for_a_daemon() {
+        let dir = tempfile::tempdir().unwrap();
+        let pid_file = dir.path().join("pid");
+        let error = |script: &str| {
+            let mut shell = Command::new("sh");
+            let started = Group::start_daemon(shell.args(["-c", script]).arg(&pid_file), &pid_file);
+            started.map(|_| ()).unwrap_err().to_string()
+        };
+        assert!(error("exit 3").starts_with("it ended at once"), "{}", error("exit 3"));
+        assert!(error("sleep 1000 & echo $! >\"$0\"").contains("nobody knows where"));
+        let left: i32 = fs::read_to_string(&pid_file).unwrap().trim().parse().unwrap();
+        rustix::process::kill_process(Pid::from_raw(left).unwrap(), Signal::KILL).unwrap();
+    }
+
+    #[test]
     fn a_paused_program_goes_on_when_resumed() {
         let (input, mut words) = std::io::pipe().unwrap();
         let script = "read word; echo $word";
         let mut shell = Command::new("sh");
         let mut group = Group::start(shell.args(["-c", script]).stdin(input).stdout(Stdio::piped())).unwrap();
         group.pause().unwrap();
-        let stat = format!("/proc/{}/stat", group.child.id());
+        let stat = format!("/proc/{}/stat", group.leader.as_raw_nonzero());
         while !fs::read_to_string(&stat).unwrap().contains(") T ") {
             std::thread::yield_now();
         }

@@ -40,7 +40,7 @@ const SERVERS: &[Server] = &[
         ..blockmux(NEVER, "never", |place, command| serve(place, command, "never"))
     },
     Server { has_own_memory: true, ..peer(NBDKIT, "nbdkit", nbdkit) },
-    peer("nbd-server", "nbd-server", nbd_server),
+    Server { is_daemon: true, ..peer("nbd-server", "nbd-server", nbd_server) },
     peer("qemu-nbd", "qemu-utils", qemu_nbd),
     peer("qemu-storage-daemon", "qemu-system-common", qemu_storage_daemon),
 ];
@@ -53,6 +53,7 @@ const fn blockmux(name: &'static str, poll: &'static str, arguments: Arguments) 
         program: Program::Blockmux,
         arguments,
         has_own_memory: true,
+        is_daemon: false,
         generator_poll: poll,
         is_for_generator: false,
     }
@@ -64,6 +65,7 @@ const fn peer(name: &'static str, package: &'static str, arguments: Arguments) -
         program: Program::Peer(name, package),
         arguments,
         has_own_memory: false,
+        is_daemon: false,
         generator_poll: "adaptive",
         is_for_generator: false,
     }
@@ -88,8 +90,8 @@ fn nbd_server(place: &Place, command: &mut Command) -> Result<()> {
         "[generic]\nlistenaddr = 127.0.0.1\nport = {port}\n[{EXPORT}]\nexportname = {file}\nflush = true\nfua = true\n"
     );
     fs::write(&config, text)?;
-    // Stays in the foreground; it still starts a process for each client.
-    command.arg("-n").arg("-C").arg(config).arg("-p").arg(place.dir.join("pid"));
+    // In the foreground (-d) it would serve one client and end.
+    command.arg("-C").arg(config).arg("-p").arg(place.dir.join("pid"));
     Ok(())
 }
 

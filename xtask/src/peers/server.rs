@@ -20,6 +20,8 @@ pub(crate) struct Server {
     pub(crate) arguments: fn(&Place, &mut Command) -> Result<()>,
     /// It has memory of its own, which must be written once: what was never written is read from nowhere.
     pub(crate) has_own_memory: bool,
+    /// It puts itself into the background and leaves its number in the file `pid` of its directory.
+    pub(crate) is_daemon: bool,
     /// How our own generator polls when it asks this server.
     pub(crate) generator_poll: &'static str,
     /// Only our own generator asks it: others have no polling policy to go with it.
@@ -84,10 +86,16 @@ impl Running {
         (server.arguments)(&place, &mut command)?;
         let log_file = File::create(&log)?;
         command.stdin(Stdio::null()).stdout(log_file.try_clone()?).stderr(log_file);
-        let group = Group::start(&mut command)?;
+        let started = if server.is_daemon {
+            Group::start_daemon(&mut command, &place.dir.join("pid"))
+        } else {
+            Group::start(&mut command)
+        };
+        let said = || last_line(&log).unwrap_or_else(|| "it has said nothing".to_owned());
+        let group = started.with_context(said)?;
         let mut running = Running { server, url: url(place.port), command: words_of(&command, bench), group };
         let ready = running.wait_until_ready(place.port, bench).and_then(|()| running.fill(&file, bench));
-        ready.with_context(|| last_line(&log).unwrap_or_else(|| "it has said nothing".to_owned()))?;
+        ready.with_context(said)?;
         running.group.pause()?;
         Ok(running)
     }
@@ -176,6 +184,7 @@ mod tests {
             Ok(())
         },
         has_own_memory: false,
+        is_daemon: false,
         generator_poll: "adaptive",
         is_for_generator: false,
     };

@@ -27,13 +27,18 @@ impl Client for QemuImg {
     }
 
     fn measure(&self, turn: &Turn) -> Result<Found> {
-        let probe = (PROBE_BYTES / turn.cell.bs).clamp(LEAST_PROBE, MOST_PROBE);
-        let probed_s = self.run(turn, probe)?;
-        let runtime_s = turn.bench.runtime.as_secs_f64();
-        let count = (f64::from(probe) * runtime_s / probed_s).clamp(f64::from(probe), 1e9) as u32;
+        let (mut count, mut seconds) = (LEAST_PROBE, self.run(turn, LEAST_PROBE)?);
+        let mut ios = f64::from(count);
+        // Starting up takes a part of the first milliseconds, so a quick run is followed by a longer one.
+        while seconds < LEAST_PROBE_S && count < MOST_PROBE {
+            count *= 10;
+            seconds = self.run(turn, count)?;
+            ios += f64::from(count);
+        }
+        let count = (f64::from(count) * turn.bench.runtime.as_secs_f64() / seconds).clamp(1.0, 1e9) as u32;
         let seconds = self.run(turn, count)?;
         let sample = Sample { iops: f64::from(count) / seconds, ..Sample::default() };
-        Ok(Found { sample, ios: f64::from(probe) + f64::from(count), ceilings: Vec::new() })
+        Ok(Found { sample, ios: ios + f64::from(count), ceilings: Vec::new() })
     }
 }
 
@@ -66,9 +71,9 @@ fn read_seconds(text: &str) -> Result<f64> {
     seconds.map(|seconds| seconds.max(0.001)).context("qemu-img bench did not say how long it took")
 }
 
-const PROBE_BYTES: u32 = 64 << 20;
-const LEAST_PROBE: u32 = 100;
-const MOST_PROBE: u32 = 2000;
+const LEAST_PROBE: u32 = 50;
+const MOST_PROBE: u32 = 50_000;
+const LEAST_PROBE_S: f64 = 0.05;
 
 #[cfg(test)]
 mod tests {
