@@ -2,8 +2,9 @@
 
 use super::bench::Bench;
 use super::client::{Client, Found, Turn};
-use super::figures::Rows;
+use super::figures::{Rows, Sample};
 use super::goals::Goal;
+use super::load::Load;
 use super::matrix::Cell;
 use super::server::{Program, Running, Server};
 use anyhow::{Result, bail};
@@ -184,20 +185,38 @@ impl Lane<'_> {
         if self.with_ceilings { 3 } else { 1 }
     }
 
+    /// Measures once more while other programs take much of the machine; what they leave is no measure of a server.
+    /// It never looks at what was measured to decide that.
     fn take_turn(&self, bench: &Bench, rows: &mut Rows) -> Result<()> {
+        let Lane { client, server, cell, .. } = *self;
+        let mut attempt = 1;
+        loop {
+            let (sample, ceilings) = self.attempt(bench)?;
+            if sample.others > MOST_OTHERS && attempt < MOST_ATTEMPTS {
+                attempt += 1;
+                continue;
+            }
+            rows.add(client.name(), server.server.name, cell, sample);
+            for (name, sample) in ceilings {
+                rows.add(client.name(), name, cell, sample);
+            }
+            return Ok(());
+        }
+    }
+
+    fn attempt(&self, bench: &Bench) -> Result<(Sample, Vec<(&'static str, Sample)>)> {
         let Lane { client, server, cell, with_ceilings } = *self;
         let turn = Turn { bench, server, cell, with_ceilings };
+        let before = Load::now()?;
         let (found, used) = server.turn(|| client.measure(&turn))?;
-        let Found { mut sample, ios, ceilings } = found;
+        let others = before.others_since(used)?;
+        let Found { sample, ios, ceilings } = found;
         if ios <= 0.0 {
             bail!("no I/O was done");
         }
-        sample.server_us = Some(used.as_secs_f64() * 1e6 / ios);
-        rows.add(client.name(), server.server.name, cell, sample);
-        for (name, sample) in ceilings {
-            rows.add(client.name(), name, cell, sample);
-        }
-        Ok(())
+        let server_us = Some(used.as_secs_f64() * 1e6 / ios);
+        let ceilings = ceilings.into_iter().map(|(name, sample)| (name, Sample { others, ..sample }));
+        Ok((Sample { server_us, others, ..sample }, ceilings.collect()))
     }
 }
 
@@ -278,6 +297,11 @@ pub(crate) fn progress_bar() -> ProgressBar {
     bar.enable_steady_tick(Duration::from_millis(500));
     bar
 }
+
+/// More than this share of a processor taken by others spoils a run: a machine that rests stays well below.
+const MOST_OTHERS: f64 = 0.08;
+/// A machine that never rests is measured as it is, and the report says so.
+const MOST_ATTEMPTS: u32 = 4;
 
 #[cfg(test)]
 mod tests {

@@ -12,6 +12,8 @@ pub(crate) struct Sample {
     pub(crate) p99_us: Option<f64>,
     /// Processor time of the server, user and system, for each I/O.
     pub(crate) server_us: Option<f64>,
+    /// What other programs took meanwhile, in processors.
+    pub(crate) others: f64,
 }
 
 /// One server with one client in one cell.
@@ -70,10 +72,10 @@ impl Row {
     pub(crate) fn json(&self) -> Value {
         let Cell { rw, bs, iodepth, numjobs } = self.cell;
         let sample = |sample: &Sample| {
-            let Sample { iops, mean_us, p99_us, server_us } = sample;
+            let Sample { iops, mean_us, p99_us, server_us, others } = sample;
             json!({
                 "iops": iops, "latency_mean_us": mean_us, "latency_p99_us": p99_us,
-                "server_cpu_us_per_io": server_us,
+                "server_cpu_us_per_io": server_us, "others_processors": others,
             })
         };
         json!({
@@ -115,6 +117,11 @@ impl Rows {
     /// Median IOPS of a row.
     pub(crate) fn iops(&self, client: &str, server: &str, cell: Cell) -> Option<f64> {
         self.get(client, server, cell)?.iops().map(|iops| iops.median)
+    }
+
+    /// What other programs took during the runs, in processors; `None` if there were no runs.
+    pub(crate) fn others(&self) -> Option<Spread> {
+        Spread::of(self.0.iter().flat_map(|row| &row.samples).map(|sample| sample.others))
     }
 
     /// The largest median of IOPS among `servers`.

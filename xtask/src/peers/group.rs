@@ -127,15 +127,16 @@ impl Drop for Group {
 
 /// What `/proc/PID/stat` tells of processor time; see proc(5).
 #[derive(Debug, PartialEq, Eq)]
-struct Stat {
+pub(crate) struct Stat {
     process_group: i32,
     /// utime and stime.
-    own_ticks: u64,
+    pub(crate) own_ticks: u64,
     /// cutime and cstime: of children that have ended and were waited for.
-    reaped_ticks: u64,
+    pub(crate) reaped_ticks: u64,
 }
 
-fn parse_stat(text: &str) -> Option<Stat> {
+/// Reads one process's line; `None` if it is none.
+pub(crate) fn parse_stat(text: &str) -> Option<Stat> {
     // The program's name, in parentheses, may hold anything; the third field follows its end.
     let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
     let ticks = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
@@ -161,7 +162,7 @@ fn members(leader: i32) -> Result<Vec<Stat>> {
 }
 
 /// USER_HZ, which Linux shows to programs whatever its own clock's rate is.
-const TICKS_PER_S: u64 = 100;
+pub(crate) const TICKS_PER_S: u64 = 100;
 const PID_FILE_PATIENCE: Duration = Duration::from_secs(5);
 
 #[cfg(test)]

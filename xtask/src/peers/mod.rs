@@ -16,6 +16,7 @@ mod figures;
 mod goals;
 mod group;
 mod install;
+mod load;
 mod machine;
 mod matrix;
 mod nbd;

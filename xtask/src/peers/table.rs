@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 
 /// The tables, the goals, and what was left out.
 pub(crate) fn render(comparison: &Comparison) -> String {
-    let mut out = format!("{}\n{}\n", comparison.machine, comparison.how_measured());
+    let mut out = format!("{}\n{}\n", comparison.machine, comparison.how_measured().replace(". ", ".\n"));
     for client in &comparison.clients {
         for &cell in &comparison.cells {
             let rows = comparison.rows.of(client.name, cell);
@@ -36,7 +36,11 @@ impl Comparison {
         let seconds = self.runtime.as_secs_f64();
         let runs = if self.runs == 1 { "One run" } else { "Medians of" };
         let count = if self.runs == 1 { String::new() } else { format!(" {} alternating runs", self.runs) };
-        format!("{runs}{count} of {seconds} s. {}", self.placement)
+        let others = self.rows.others().map(|others| {
+            let (median, most) = (others.median * 100.0, others.max * 100.0);
+            format!(" Other programs took {median:.0}% of a processor, in the worst run {most:.0}%.")
+        });
+        format!("{runs}{count} of {seconds} s. {}{}", self.placement, others.unwrap_or_default())
     }
 
     /// Median IOPS of a row as a multiple of the best peer's.
@@ -128,8 +132,13 @@ pub(crate) mod tests {
             (SLEEPING, 800.0, "", false),
         ] {
             for iops in [iops * 990.0, iops * 1010.0] {
-                let sample =
-                    Sample { iops, mean_us: Some(123.4), p99_us: Some(45678.9), server_us: Some(12.34) };
+                let sample = Sample {
+                    iops,
+                    mean_us: Some(123.4),
+                    p99_us: Some(45678.9),
+                    server_us: Some(12.34),
+                    others: 0.02,
+                };
                 rows.add("blockmux", name, cell, sample);
             }
             if !name.starts_with("ceiling") {
@@ -166,7 +175,7 @@ pub(crate) mod tests {
             assert!(line.chars().count() <= 80, "{line}");
         }
         let words = [
-            "Medians of 2 alternating runs of 3 s. Somewhere.",
+            "Medians of 2 alternating runs of 3 s.\nSomewhere.\nOther programs took 2% of a processor",
             "4 KiB random write, depth 128 x 4, client blockmux",
             "ceiling, sleeping",
             "1 reached, 1 missed, 1 not measured",

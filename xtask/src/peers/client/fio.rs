@@ -51,7 +51,7 @@ fn read(text: &str, is_write: bool) -> Result<Found> {
         iops: side["iops"].as_f64().filter(|iops| *iops > 0.0).context("fio's report has no iops")?,
         mean_us: us(&side["lat_ns"]["mean"]),
         p99_us: us(&side["clat_ns"]["percentile"]["99.000000"]),
-        server_us: None,
+        ..Sample::default()
     };
     let ios = side["total_ios"].as_f64().context("fio's report has no total_ios")?;
     Ok(Found { sample, ios, ceilings: Vec::new() })

@@ -50,6 +50,7 @@ fn read(text: &str) -> Result<Found> {
             mean_us: figure("latency_mean_us"),
             p99_us: figure("latency_p99_us"),
             server_us: figure("target_cpu_us_per_io"),
+            others: 0.0,
         };
         match row["kind"].as_str() {
             Some("protocol") => {

@@ -44,7 +44,7 @@ pub(crate) struct Turn<'a> {
 
 /// What a client has found.
 pub(crate) struct Found {
-    /// Without the server's processor time, which the client cannot see.
+    /// Without processor time of the server and of others, which the client cannot see.
     pub(crate) sample: Sample,
     /// All I/O that it asked of the server in this turn, measured or not.
     pub(crate) ios: f64,
