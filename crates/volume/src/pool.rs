@@ -1,7 +1,7 @@
 //! A core's buffers: taken by size, given back by dropping.
 //!
 //! Sizes are powers of two from 4 KiB to [`MAX_TRANSFER`], page-aligned, so that direct I/O can use them. What is
-//! given back is kept for the next taker, up to a limit a size; what is out is counted against the pool's limit,
+//! given back is kept for the next taker, up to a limit; what is out is counted against the pool's limit,
 //! which bounds the memory that all peers of a core can make it hold.
 //!
 //! How long payload stays out is up to peers: one may send the rest of a write, or take the data that it asked for,
@@ -29,6 +29,8 @@ pub(crate) type Home = Weak<Inner>;
 pub(crate) struct Inner {
     free: [RefCell<Vec<Memory>>; CLASSES],
     out_bytes: Cell<usize>,
+    /// Given back and kept for the next taker.
+    kept_bytes: Cell<usize>,
     limit_bytes: usize,
 }
 
@@ -39,6 +41,7 @@ impl Pool {
         Pool(Rc::new(Inner {
             free: std::array::from_fn(|_| RefCell::new(Vec::new())),
             out_bytes: Cell::new(0),
+            kept_bytes: Cell::new(0),
             limit_bytes,
         }))
     }
@@ -97,6 +100,9 @@ impl Pool {
         }
         self.0.out_bytes.set(out);
         let free = self.0.free[class].borrow_mut().pop();
+        if free.is_some() {
+            self.0.kept_bytes.set(self.0.kept_bytes.get() - size);
+        }
         Some(free.unwrap_or_else(|| Memory::for_pool(size, Rc::downgrade(&self.0))))
     }
 
@@ -119,11 +125,11 @@ impl Inner {
         let size = memory.len();
         let class = class_of(size);
         self.out_bytes.set(self.out_bytes.get() - size);
-        let mut free = self.free[class].borrow_mut();
-        if (free.len() + 1) * size <= KEEP_BYTES_PER_CLASS {
-            free.push(memory);
+        let kept = self.kept_bytes.get() + size;
+        if kept <= KEEP_BYTES {
+            self.kept_bytes.set(kept);
+            self.free[class].borrow_mut().push(memory);
         } else {
-            drop(free);
             memory.leave_pool();
         }
     }
@@ -146,7 +152,7 @@ pub const SHORT_PAYLOAD: usize = 256 << 10;
 const SMALLEST: usize = 4096;
 const CLASSES: usize = (MAX_TRANSFER.trailing_zeros() - SMALLEST.trailing_zeros() + 1) as usize;
 /// Enough for 128 buffers of 256 KiB; what a burst took beyond goes back to the heap.
-const KEEP_BYTES_PER_CLASS: usize = 32 << 20;
+const KEEP_BYTES: usize = 32 << 20;
 
 #[cfg(test)]
 mod tests {
@@ -207,5 +213,9 @@ mod tests {
         drop(all);
         assert_eq!(pool.0.free[CLASSES - 1].borrow().len(), 1);
         assert_eq!(pool.out_bytes(), 0);
+        drop(pool.take(4096));
+        assert_eq!(pool.0.free[0].borrow().len(), 0, "of all sizes together");
+        drop((pool.take(MAX_TRANSFER as usize), pool.take(4096)));
+        assert_eq!(pool.0.kept_bytes.get(), MAX_TRANSFER as usize);
     }
 }
