@@ -24,6 +24,11 @@ pub(crate) enum Side {
 }
 
 impl Processors {
+    /// Every program where the system puts it.
+    pub(crate) fn unbound() -> Processors {
+        Processors { pair: None, taskset: PathBuf::new() }
+    }
+
     /// The first two processors that this process may use.
     ///
     /// # Errors
@@ -109,7 +114,7 @@ mod tests {
         assert_eq!(words(Side::Server), r#""taskset" "-c" "2" "fio""#);
         assert_eq!(words(Side::Client), r#""taskset" "-c" "5" "fio""#);
         assert_eq!(words(Side::Both), r#""taskset" "-c" "2,5" "fio""#);
-        let free = Processors { pair: None, taskset: PathBuf::new() };
+        let free = Processors::unbound();
         assert_eq!(format!("{:?}", free.command(Side::Client, Path::new("fio"))), r#""fio""#);
     }
 }

@@ -73,6 +73,9 @@ pub(crate) struct Options {
     /// Only cells of so many connections
     #[arg(long, value_delimiter = ',')]
     numjobs: Vec<u32>,
+    /// Bind servers to one processor and clients to another, rather than let all use all as users do
+    #[arg(long)]
+    pin: bool,
     /// Print Markdown in place of the table
     #[arg(long)]
     markdown: bool,
@@ -102,7 +105,7 @@ pub(crate) fn run(root: &Path, protocol: Protocols) -> Result<()> {
     let bench = Bench {
         dir: directory_in_memory()?,
         blockmux,
-        processors: Processors::here()?,
+        processors: if options.pin { Processors::here()? } else { Processors::unbound() },
         runtime: options.runtime.unwrap_or(Duration::from_secs(if options.quick { 1 } else { 3 })),
         size: VOLUME_BYTES,
         bar: comparison::progress_bar(),
