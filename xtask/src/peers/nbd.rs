@@ -74,6 +74,10 @@ const fn peer(name: &'static str, package: &'static str, arguments: Arguments) -
 fn serve(place: &Place, command: &mut Command, poll: &str) -> Result<()> {
     command.arg("serve").arg(format!("{EXPORT}=mem:{}", place.size));
     command.arg("--nbd").arg(format!("127.0.0.1:{}", place.port)).args(["--poll", poll]);
+    if poll == "always" {
+        // Each core takes a whole processor: one is for the client.
+        command.args(["--cores", "1"]);
+    }
     Ok(())
 }
 

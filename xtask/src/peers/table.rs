@@ -92,7 +92,7 @@ fn line(comparison: &Comparison, row: &Row) -> String {
 
 fn goals(comparison: &Comparison, out: &mut String) {
     *out += "\nGoals   ratio  wanted\n";
-    for goal in &comparison.goals {
+    for goal in comparison.goals.iter().filter(|goal| goal.is_reached().is_some()) {
         let Goal { what, .. } = goal;
         let _ = writeln!(out, "{:<7}{:>6}  {}  {what}", goal.verdict(), goal.ratio_text(), goal.wanted());
     }
