@@ -1,8 +1,8 @@
 //! One subject under one job, run as often as asked.
 
 use super::plan::Plan;
-use super::protocol::{EXPORT, Protocol};
 use crate::failure::Failure;
+use crate::protocol::Protocol;
 use blockmux_engine::cores::{Cores, CoresConfig};
 use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
 use blockmux_engine::reactor::PollPolicy;
@@ -93,7 +93,7 @@ impl Lane {
             How::Served(protocol, volume, policy) => {
                 let target = plan.target_cores(*policy, self.job.numjobs)?;
                 let address = serve(&target, protocol, volume).map_err(|error| failed(&error))?;
-                let remote = (protocol.connect)(&address).map_err(|error| failed(&error))?;
+                let remote = (protocol.connect)(&address, EXPORT).map_err(|error| failed(&error))?;
                 let initiator = plan.initiator_cores(*policy, self.job.numjobs)?;
                 let run = self.bench(&remote, false, &initiator, Some(&target), progress);
                 drop(initiator);
@@ -146,6 +146,8 @@ fn serve(cores: &Cores, protocol: &Protocol, volume: &Arc<dyn Volume>) -> std::i
     Ok(address)
 }
 
+/// The name under which the bench exports its volume.
+const EXPORT: &str = "bench";
 /// More than any job has workers.
 const MOST_CONNECTIONS: usize = 2048;
 const STOP_GRACE: Duration = Duration::from_secs(5);

@@ -9,7 +9,6 @@
 mod lane;
 mod measure;
 mod plan;
-mod protocol;
 
 use crate::failure::Failure;
 use crate::output::{self, printable};

@@ -2,9 +2,9 @@
 
 use super::Args;
 use super::lane::{How, Lane, start_cores};
-use super::protocol::{self, PROTOCOLS, Protocol};
 use crate::failure::Failure;
 use crate::open::{self, Use};
+use crate::protocol::{self, PROTOCOLS, Protocol};
 use blockmux_engine::cores::Cores;
 use blockmux_engine::reactor::PollPolicy;
 use blockmux_engine::sys;
@@ -129,7 +129,7 @@ impl Plan {
                 }
                 None => {
                     add(How::Local(subject.volume.clone()));
-                    for protocol in PROTOCOLS {
+                    for &protocol in PROTOCOLS {
                         policies
                             .iter()
                             .for_each(|&poll| add(How::Served(protocol, subject.volume.clone(), poll)));
@@ -182,7 +182,7 @@ impl Plan {
             }
             let is_last_of_job = rows.get(at + 1).is_none_or(|next| next.job != row.job);
             if is_last_of_job {
-                let all = PROTOCOLS.iter().map(|protocol| (protocol, Transport::Tcp)).collect();
+                let all = PROTOCOLS.iter().map(|&protocol| (protocol, Transport::Tcp)).collect();
                 self.add_ceilings(&row.job, all, args);
             }
         }
