@@ -9,12 +9,12 @@ mod command;
 mod config;
 mod flush;
 mod setup;
-mod signals;
 
 use crate::address::{ListenAddress, is_local};
 use crate::failure::Failure;
 use crate::output::print;
 use crate::protocol::{PROTOCOLS, Protocol};
+use crate::signals;
 use announce::Announcement;
 use blockmux_engine::cores::{Cores, CoresConfig};
 use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
@@ -25,11 +25,10 @@ use command::Running;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::Deserialize;
 use setup::{NamedSpec, Setup};
-use signals::Event;
 use std::io;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
-use std::process::ExitCode;
+use std::process::{ExitCode, ExitStatus};
 use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 use tempfile::TempDir;
@@ -90,6 +89,14 @@ impl From<Poll> for PollPolicy {
     }
 }
 
+/// What ends the daemon.
+enum Event {
+    /// A signal asks for it.
+    Signal,
+    /// The command of `--run` has ended.
+    CommandEnded(io::Result<ExitStatus>),
+}
+
 fn at_least_one(text: &str) -> Result<NonZeroUsize, &'static str> {
     text.parse().map_err(|_| "write a number of at least 1")
 }
@@ -99,7 +106,8 @@ pub(crate) fn run(args: Args) -> Result<ExitCode, Failure> {
     let (json, command) = (args.json, args.run.clone());
     let setup = Setup::gather(args)?;
     let (sender, events) = mpsc::channel();
-    signals::watch(&sender)?;
+    signals::watch(&sender, |_| Event::Signal)
+        .map_err(|error| Failure::run(format!("cannot watch for signals: {error}")))?;
     let private = private_directory(&setup, command.is_some())?;
     let listeners = listen(&setup, private.as_ref())?;
     let addresses: Vec<_> =
