@@ -123,12 +123,12 @@ impl<S: Target> Pump<S> {
                 Ok(taken + came > 0)
             }
             Demand::Place(list) => {
-                assert!(
-                    self.buffer.unread().is_empty(),
-                    "payload is placed while some of it is in the buffer"
-                );
-                self.placing = Some((list, 0));
-                self.place()
+                let here = self.buffer.unread().len().min(list.len());
+                list.slice(0, here).copy_from(&self.buffer.unread()[..here]);
+                self.buffer.take(here);
+                self.placing = Some((list, here));
+                self.place()?;
+                Ok(true)
             }
             Demand::Nothing | Demand::Close => Ok(false),
         }
