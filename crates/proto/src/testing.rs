@@ -3,11 +3,9 @@
 
 use crate::exports::{Exports, VolumeId};
 use crate::session::{Demand, ProtocolError, Target};
-use blockmux_volume::{Channel, Chunk, Completion, Core, Io, Memory, Pool, SgList, Waker};
-use std::any::Any;
+use blockmux_volume::conformance::TestCore;
+use blockmux_volume::{Channel, Chunk, Completion, Io, Memory, SgList, Waker};
 use std::collections::VecDeque;
-use std::rc::Rc;
-use std::time::Instant;
 
 /// A target session between a wire and its volumes.
 pub(crate) struct Pump<S> {
@@ -29,7 +27,7 @@ pub(crate) struct Pump<S> {
 
 impl<S: Target> Pump<S> {
     pub(crate) fn new(session: S, exports: &Exports) -> Pump<S> {
-        let core: Rc<dyn Core> = Rc::new(TestCore { pool: Pool::new(usize::MAX) });
+        let core = TestCore::new().as_core();
         let open = |export: &crate::exports::Export| {
             export.volume.open(&core, session.depth(), Waker::idle()).expect("a test volume opens")
         };
@@ -155,26 +153,6 @@ impl<S: Target> Pump<S> {
             fresh.extend(self.buffer.unread());
             self.buffer = fresh;
         }
-    }
-}
-
-struct TestCore {
-    pool: Pool,
-}
-
-impl Core for TestCore {
-    fn now(&self) -> Instant {
-        Instant::now()
-    }
-
-    fn pool(&self) -> &Pool {
-        &self.pool
-    }
-
-    fn wake_at(&self, _when: Instant, _waker: &Waker) {}
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }
 
