@@ -6,6 +6,7 @@
 //! A lane is one subject under one job. Runs are interleaved: each lane runs once before any runs twice, so that a
 //! machine that slows down slows all of them.
 
+mod jobs;
 mod lane;
 mod measure;
 mod plan;
