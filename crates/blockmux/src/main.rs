@@ -16,6 +16,7 @@ mod protocol;
 mod reach;
 mod report;
 mod serve;
+mod show;
 mod signals;
 
 use clap::error::ErrorKind;
