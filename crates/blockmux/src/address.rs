@@ -46,7 +46,7 @@ pub(crate) enum AddressError {
     #[error("`{0}` is no port; write a number from 0 to 65535, 0 to let the system choose")]
     Port(String),
     /// Brackets that do not hold an IPv6 address, or an IPv6 address with a port but no brackets.
-    #[error("`{0}` is no IPv6 address with a port; write it as [::1]:10809")]
+    #[error("`{0}` is no IPv6 address with a port; write it as [::1]:PORT")]
     Brackets(String),
 }
 

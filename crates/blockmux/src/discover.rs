@@ -3,14 +3,7 @@
 use crate::failure::Failure;
 use crate::output::{print, printable};
 use crate::reach;
-use blockmux_engine::nbd::{self, ConnectError};
-use blockmux_engine::socket::Address;
-use blockmux_proto::nbd::initiator::{ExportInfo, ListedExport};
-use blockmux_proto::nbd::uri::Uri;
 use blockmux_volume::units::human_size;
-use serde::Serialize;
-use std::panic::resume_unwind;
-use std::thread;
 
 /// Which server.
 #[derive(clap::Args)]
@@ -23,27 +16,9 @@ pub(crate) struct Args {
     json: bool,
 }
 
-#[derive(Serialize)]
-struct Found {
-    url: String,
-    exports: Vec<FoundExport>,
-    /// Listed by the server beyond what we keep.
-    left_out: u64,
-}
-
-#[derive(Serialize)]
-struct FoundExport {
-    name: String,
-    url: String,
-    description: String,
-    /// In bytes; `None` if the server did not tell.
-    size: Option<u64>,
-}
-
 /// Lists a server's exports.
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let uri = Uri { export: String::new(), ..reach::parse_url(&args.url)? };
-    let found = reach::ask(&uri, |address| list(&uri, address))?;
+    let found = reach::of_url(&args.url)?.discover()?;
     if args.json {
         return print(serde_json::to_string(&found).map_err(Failure::run)?);
     }
@@ -57,44 +32,6 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     Ok(())
 }
-
-fn list(uri: &Uri, address: &Address) -> Result<Found, ConnectError> {
-    let (listed, left_out) = nbd::list(address)?;
-    // A server may open what it exports only when asked for it, which takes time.
-    let exports = listed.chunks(AT_A_TIME).flat_map(|some| describe_all(uri, address, some)).collect();
-    Ok(Found { url: uri.to_string(), exports, left_out })
-}
-
-/// All at the same time, each over a connection of its own; those that got none, as servers limit them, one by one.
-fn describe_all(uri: &Uri, address: &Address, listed: &[ListedExport]) -> Vec<FoundExport> {
-    let described: Vec<_> = thread::scope(|scope| {
-        let ask = |name| move || nbd::describe(address, name);
-        let asked: Vec<_> = listed.iter().map(|export| scope.spawn(ask(&export.name))).collect();
-        // A panic there is one here.
-        asked.into_iter().map(|asked| asked.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
-    });
-    let all = listed.iter().zip(described);
-    all.map(|(listed, described)| match described {
-        Err(ConnectError::Broken { .. }) => found(uri, listed, nbd::describe(address, &listed.name)),
-        described => found(uri, listed, described),
-    })
-    .collect()
-}
-
-fn found(uri: &Uri, listed: &ListedExport, described: Result<ExportInfo, ConnectError>) -> FoundExport {
-    if let Err(error) = &described {
-        tracing::warn!("export {:?}: {error}", listed.name);
-    }
-    FoundExport {
-        url: Uri { export: listed.name.clone(), ..uri.clone() }.to_string(),
-        name: listed.name.clone(),
-        description: listed.description.clone(),
-        size: described.ok().map(|export| export.size),
-    }
-}
-
-/// Connections to the server at a time.
-const AT_A_TIME: usize = 16;
 
 const EXAMPLES: &str = "\
 Examples:

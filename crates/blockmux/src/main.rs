@@ -12,9 +12,12 @@ mod failure;
 mod info;
 mod open;
 mod output;
+mod protocol;
 mod reach;
 mod report;
 mod serve;
+mod show;
+mod signals;
 
 use clap::error::ErrorKind;
 use clap::{ArgAction, Parser, Subcommand};

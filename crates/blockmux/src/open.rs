@@ -4,7 +4,6 @@ use crate::failure::Failure;
 use crate::reach;
 use blockmux_engine::file::{BlockOptions, FileOptions, FileVolume, OpenError};
 use blockmux_engine::memory::map_pages;
-use blockmux_engine::nbd::{self, Endpoint};
 use blockmux_volume::spec::{FileSpec, LogTarget};
 use blockmux_volume::units::human_size;
 use blockmux_volume::{
@@ -62,7 +61,10 @@ pub(crate) fn open(spec: &Spec, how: Use) -> Result<Opened, Failure> {
             let sink = open_log(target)?;
             around(inner, &|volume| Arc::new(LogVolume::new(volume, sink.clone())))
         }
-        Spec::Url(url) => open_url(url, how),
+        Spec::Url(url) => {
+            let volume = reach::of_url(url)?.open(how.connections)?;
+            Ok(Opened { volume, is_remote: true, is_fresh: false })
+        }
     }
 }
 
@@ -101,19 +103,6 @@ fn open_stripe(spec: &Spec, chunk: u64, members: &[Spec], how: Use) -> Result<Op
     let volume =
         StripeVolume::new(chunk, volumes).map_err(|error| Failure::request(format!("{spec}: {error}")))?;
     Ok(Opened { volume: Arc::new(volume), is_remote, is_fresh })
-}
-
-fn open_url(url: &str, how: Use) -> Result<Opened, Failure> {
-    let uri = reach::parse_url(url)?;
-    let volume = reach::ask(&uri, |address| {
-        nbd::connect(Endpoint {
-            address: address.clone(),
-            export: uri.export.clone(),
-            connections: uri.connections.unwrap_or(how.connections),
-            patience: uri.reconnect,
-        })
-    })?;
-    Ok(Opened { volume: Arc::new(volume), is_remote: true, is_fresh: false })
 }
 
 fn open_log(target: &LogTarget) -> Result<Arc<dyn LogSink>, Failure> {

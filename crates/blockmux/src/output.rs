@@ -1,6 +1,7 @@
 //! Standard output, and texts that come from elsewhere made fit for a terminal.
 
 use crate::failure::Failure;
+use blockmux_volume::units::human_size;
 use std::borrow::Cow;
 use std::io::{ErrorKind, IsTerminal, Write};
 
@@ -58,6 +59,11 @@ pub(crate) fn printable(text: &str) -> Cow<'_, str> {
         letter => letter.to_string(),
     };
     text.chars().map(escape).collect::<String>().into()
+}
+
+/// A size in bytes, exactly and in short.
+pub(crate) fn both_sizes(size: u64) -> String {
+    format!("{size} ({})", human_size(size))
 }
 
 /// `word` as a shell reads it back.

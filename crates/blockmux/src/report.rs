@@ -1,9 +1,8 @@
 //! `blockmux report`: shows finished measurements again, several side by side.
 
-use crate::bench::{colour, study, width, write_report};
 use crate::failure::Failure;
-use crate::output;
-use blockmux_lab::{fio_json, table};
+use crate::show;
+use blockmux_lab::fio_json;
 use std::path::PathBuf;
 
 /// Show finished measurements again
@@ -37,22 +36,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let Some(merged) = fio_json::merge(comparisons) else {
         return Err(Failure::request("no file given; name a bench.json"));
     };
-    let (json, study) = (fio_json::to_json(&merged), study(&merged));
-    if args.json {
-        output::print(&json)?;
-    } else {
-        output::print(table::render(&merged, study.as_ref(), width(), colour()))?;
-    }
     if let Some(dir) = &args.report {
         std::fs::create_dir_all(dir).map_err(|error| {
             Failure::request(format!("--report {}: {error}; name another directory", dir.display()))
         })?;
-        let files = write_report(dir, &merged, study.as_ref(), &json)?;
-        if !args.json {
-            output::print(format_args!("{}\n{}", files.0.display(), files.1.display()))?;
-        }
     }
-    Ok(())
+    show::show(&merged, args.report.as_deref(), args.json)
 }
 
 const EXAMPLES: &str = "\

@@ -9,6 +9,33 @@ use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+/// Why a volume cannot be reached; `R` is how a target of the protocol says no.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError<R> {
+    /// No connection, or one that broke.
+    #[error("{address}: {broken}")]
+    Broken {
+        /// Where.
+        address: Address,
+        /// Why.
+        broken: Broken,
+    },
+    /// The server said no.
+    #[error("{address}: {refused}")]
+    Refused {
+        /// Where.
+        address: Address,
+        /// Its words.
+        refused: R,
+    },
+    /// The server was silent about what it has to tell.
+    #[error("{address}: server closed the connection before it described the export")]
+    Silent {
+        /// Where.
+        address: Address,
+    },
+}
+
 /// Connects and runs `session` until `done` says so or the session is over.
 ///
 /// # Errors

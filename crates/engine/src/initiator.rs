@@ -44,6 +44,28 @@ pub trait Dialer: Send + Sync + 'static {
     fn refusal(&self, session: &Self::Session) -> Option<String>;
 }
 
+/// Whether a volume that was like `first` can be used on as it is `now`, over so many connections. For
+/// [`Dialer::check`].
+///
+/// # Errors
+/// If what was submitted for the one cannot be replayed to the other.
+pub fn check_unchanged(first: &VolumeInfo, now: &VolumeInfo, connections: u32) -> Result<(), String> {
+    if now.size != first.size {
+        return Err(format!("the volume has {} bytes now, it had {}", now.size, first.size));
+    }
+    if now.logical_block > first.logical_block {
+        let (now, first) = (now.logical_block, first.logical_block);
+        return Err(format!("the volume takes blocks of {now} bytes now, they were {first}"));
+    }
+    if now.read_only && !first.read_only {
+        return Err("the volume is read-only now, and was not".to_owned());
+    }
+    if !now.shared_flush && first.shared_flush && connections > 1 {
+        return Err("the target does not let several connections be used together any more".to_owned());
+    }
+    Ok(())
+}
+
 /// A volume that a remote target serves.
 pub struct RemoteVolume<D: Dialer, H: Host = EngineCore> {
     dialer: Arc<D>,

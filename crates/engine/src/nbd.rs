@@ -1,8 +1,7 @@
 //! NBD over real sockets: serving exports, and reaching one.
 
-use crate::blocking::run_session;
-use crate::connection::Broken;
-use crate::initiator::{Dialer, RemoteVolume};
+use crate::blocking::{self, run_session};
+use crate::initiator::{Dialer, RemoteVolume, check_unchanged};
 use crate::listener::Serve;
 use crate::socket::Address;
 use crate::target::TargetTask;
@@ -38,31 +37,7 @@ pub struct Endpoint {
 }
 
 /// Why an export cannot be reached.
-#[derive(Debug, thiserror::Error)]
-pub enum ConnectError {
-    /// No connection, or one that broke.
-    #[error("{address}: {broken}")]
-    Broken {
-        /// Where.
-        address: Address,
-        /// Why.
-        broken: Broken,
-    },
-    /// The server said no.
-    #[error("{address}: {refused}")]
-    Refused {
-        /// Where.
-        address: Address,
-        /// Its words.
-        refused: Refused,
-    },
-    /// The server was silent about what it has to tell.
-    #[error("{address}: server closed the connection before it described the export")]
-    Silent {
-        /// Where.
-        address: Address,
-    },
-}
+pub type ConnectError = blocking::ConnectError<Refused>;
 
 /// Reaches the export for I/O: logs in once to learn what it is like.
 ///
@@ -129,21 +104,7 @@ impl Dialer for NbdDialer {
 
     fn check(&self, session: &InitiatorSession) -> Result<(), String> {
         let now = session.volume_info().ok_or("the export was not described")?;
-        let first = &self.first;
-        if now.size != first.size {
-            return Err(format!("the export has {} bytes now, it had {}", now.size, first.size));
-        }
-        if now.logical_block > first.logical_block {
-            let (now, first) = (now.logical_block, first.logical_block);
-            return Err(format!("the export takes blocks of {now} bytes now, they were {first}"));
-        }
-        if now.read_only && !first.read_only {
-            return Err("the export is read-only now, and was not".to_owned());
-        }
-        if !now.shared_flush && first.shared_flush && self.endpoint.connections > 1 {
-            return Err("the server does not let several connections be used together any more".to_owned());
-        }
-        Ok(())
+        check_unchanged(&self.first, &now, self.endpoint.connections)
     }
 
     fn refusal(&self, session: &InitiatorSession) -> Option<String> {

@@ -339,6 +339,16 @@ mod tests {
     }
 
     #[test]
+    fn who_sends_nothing_of_what_it_keeps_memory_for_is_cut_off_too() {
+        let setting = Setting::new();
+        let mut writers = [0; 2].map(|_| setting.client(WRITE, 4, b""));
+        assert!(setting.target.pool().is_short());
+        setting.pass(PATIENCE * 3);
+        assert!(writers.iter_mut().all(Peer::is_cut_off));
+        assert_eq!(setting.target.pool().out_bytes(), 0);
+    }
+
+    #[test]
     fn who_keeps_buffers_that_nobody_needs_may_take_its_time() {
         let setting = Setting::new();
         let mut writer = setting.client(WRITE, 1, &[7; 4000]);

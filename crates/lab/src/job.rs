@@ -72,12 +72,6 @@ impl Rw {
         matches!(self, Rw::RandRead | Rw::RandWrite | Rw::RandRw | Rw::RandTrim)
     }
 
-    /// Whether reads and writes are mixed.
-    #[must_use]
-    pub fn is_mixed(self) -> bool {
-        matches!(self, Rw::ReadWrite | Rw::RandRw)
-    }
-
     /// Whether the volume's content changes, discards included.
     #[must_use]
     pub fn changes_content(self) -> bool {

@@ -10,5 +10,6 @@ pub mod exports;
 pub mod nbd;
 pub mod outbox;
 pub mod session;
+mod slots;
 #[cfg(test)]
 pub(crate) mod testing;

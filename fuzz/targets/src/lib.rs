@@ -11,7 +11,6 @@
 #![forbid(unsafe_code)]
 
 mod choices;
-mod core;
 mod nbd_client_stream;
 mod nbd_initiator;
 mod nbd_pair;

@@ -5,18 +5,14 @@
 
 use super::plan::Plan;
 use crate::failure::Failure;
+use crate::signals;
 use blockmux_lab::figure::count;
 use blockmux_lab::result::{Row, Run};
 use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
-use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::flag;
-use signal_hook::iterator::Signals;
 use std::fmt::Write;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{self, Sender};
+use std::thread;
 use std::time::Duration;
-use std::{io, thread};
 use tracing::info;
 
 /// What was found until the end.
@@ -51,7 +47,8 @@ pub(super) fn measure(plan: Plan, runs: u32) -> Result<Measured, Failure> {
     let mut rows: Vec<Row> = plan.lanes.iter().map(super::lane::Lane::row).collect();
     let bar = progress_bar(&plan, runs);
     let (events, incoming) = mpsc::channel();
-    watch_signals(&events).map_err(|error| Failure::run(format!("cannot watch for signals: {error}")))?;
+    signals::watch(&events, |signal| Event::End(End::Signal(signal)))
+        .map_err(|error| Failure::run(format!("cannot watch for signals: {error}")))?;
     let its_bar = bar.clone();
     thread::Builder::new()
         .name("bench".to_owned())
@@ -92,26 +89,6 @@ fn run_all(plan: &Plan, runs: u32, bar: &ProgressBar, events: &Sender<Event>) ->
             info!("run {nth}/{runs} of {}, {}: {iops} IOPS", lane.subject(), lane.job.name);
         }
     }
-    Ok(())
-}
-
-/// Turns the first signal into an event; one more ends the process at once, with status 1.
-fn watch_signals(events: &Sender<Event>) -> io::Result<()> {
-    let was_asked = Arc::new(AtomicBool::new(false));
-    for signal in [SIGTERM, SIGINT] {
-        // In this order: the first signal finds the flag unset, and sets it.
-        flag::register_conditional_shutdown(signal, 1, was_asked.clone())?;
-        flag::register(signal, was_asked.clone())?;
-    }
-    let mut signals = Signals::new([SIGTERM, SIGINT])?;
-    let events = events.clone();
-    thread::spawn(move || {
-        for signal in signals.forever() {
-            if events.send(Event::End(End::Signal(signal))).is_err() {
-                return;
-            }
-        }
-    });
     Ok(())
 }
 

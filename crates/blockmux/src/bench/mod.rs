@@ -6,20 +6,19 @@
 //! A lane is one subject under one job. Runs are interleaved: each lane runs once before any runs twice, so that a
 //! machine that slows down slows all of them.
 
+mod jobs;
 mod lane;
 mod measure;
 mod plan;
-mod protocol;
 
 use crate::failure::Failure;
-use crate::output::{self, printable};
+use crate::output::{printable, shell_word};
+use crate::show;
 use blockmux_lab::result::{Comparison, Machine};
-use blockmux_lab::suite::{Study, Suite};
-use blockmux_lab::{fio_json, page, table, when};
+use blockmux_lab::when;
 use measure::{End, Measured, measure};
 use plan::Plan;
-use std::io::IsTerminal;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Measure volumes over every protocol, beside the bare sockets
@@ -110,7 +109,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
         skipped,
     };
     if done > 0 {
-        show(args, &comparison)?;
+        show::show(&comparison, Some(&args.report), args.json)?;
     }
     let all = lanes * args.runs as usize;
     match end {
@@ -122,18 +121,6 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
         }
         End::Complete => verdict(&comparison),
     }
-}
-
-/// Prints what was found and writes the report.
-fn show(args: &Args, comparison: &Comparison) -> Result<(), Failure> {
-    let json = fio_json::to_json(comparison);
-    let study = study(comparison);
-    let files = write_report(&args.report, comparison, study.as_ref(), &json)?;
-    if args.json {
-        return output::print(json);
-    }
-    output::print(table::render(comparison, study.as_ref(), width(), colour()))?;
-    output::print(format_args!("{}\n{}", files.0.display(), files.1.display()))
 }
 
 /// Whether everything that was measured did what it was asked to.
@@ -150,50 +137,9 @@ fn verdict(comparison: &Comparison) -> Result<ExitCode, Failure> {
     Err(Failure::run(format!("{what}; the warnings above name the first of each run")))
 }
 
-/// The study that a comparison repeats.
-pub(crate) fn study(comparison: &Comparison) -> Option<Study> {
-    // A report of a later version may have another suite.
-    let suite = Suite::by_name(comparison.suite.as_deref()?).ok()?;
-    Some(suite.to_study())
-}
-
-/// Writes both files; answers where.
-pub(crate) fn write_report(
-    dir: &Path,
-    comparison: &Comparison,
-    study: Option<&Study>,
-    json: &str,
-) -> Result<(PathBuf, PathBuf), Failure> {
-    let page = page::render(comparison, study).map_err(Failure::run)?;
-    let write = |name: &str, text: &str| {
-        let path = dir.join(name);
-        std::fs::write(&path, text)
-            .map_err(|error| Failure::run(format!("{}: cannot write the report: {error}", path.display())))?;
-        Ok::<_, Failure>(path)
-    };
-    Ok((write("bench.json", json)?, write("bench.html", &page)?))
-}
-
-/// The terminal's columns, 80 where there is none.
-pub(crate) fn width() -> table::Width {
-    let columns = console_columns().filter(|&columns| columns >= 40).unwrap_or(80);
-    table::Width(columns.min(120))
-}
-
-/// Colours for people only.
-pub(crate) fn colour() -> table::Colour {
-    let wanted = std::io::stdout().is_terminal() && output::may_colour();
-    if wanted { table::Colour::Ansi } else { table::Colour::Off }
-}
-
-fn console_columns() -> Option<usize> {
-    let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok()?;
-    Some(size.ws_col.into())
-}
-
 fn command_line() -> String {
     let mut words = vec!["blockmux".to_owned()];
-    words.extend(std::env::args().skip(1).map(|word| output::shell_word(&word).into_owned()));
+    words.extend(std::env::args().skip(1).map(|word| shell_word(&word).into_owned()));
     printable(&words.join(" ")).into_owned()
 }
 

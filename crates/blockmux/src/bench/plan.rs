@@ -1,23 +1,22 @@
 //! What the command line asks for, as lanes.
 
 use super::Args;
-use super::lane::{How, Lane, start_cores};
-use super::protocol::{self, PROTOCOLS, Protocol};
+use super::jobs::{Jobs, jobs, times, wrong_option};
+use super::lane::{How, Lane};
 use crate::failure::Failure;
 use crate::open::{self, Use};
-use blockmux_engine::cores::Cores;
+use crate::protocol::{self, PROTOCOLS, Protocol};
+use blockmux_engine::cores::{Cores, CoresConfig};
 use blockmux_engine::reactor::PollPolicy;
 use blockmux_engine::sys;
 use blockmux_lab::ceiling::{Data, Transport, Variant};
 use blockmux_lab::generator::Bench;
 use blockmux_lab::job::{Job, Rw};
-use blockmux_lab::options::JobError;
-use blockmux_lab::suite::{Suite, SuiteRow, default_jobs};
-use blockmux_lab::{job_file, units};
+use blockmux_lab::suite::{Suite, SuiteRow};
+use blockmux_lab::units;
 use blockmux_volume::{Spec, Volume};
 use indicatif::ProgressBar;
 use std::cell::OnceCell;
-use std::path::Path;
 use std::sync::Arc;
 
 /// Lanes in the order in which they are shown, and what they share.
@@ -41,14 +40,6 @@ struct Subject {
     remote: Option<(&'static Protocol, Transport)>,
     /// It was there before us, with content that somebody may want back.
     holds_data: bool,
-}
-
-/// Jobs, and where they come from.
-struct Jobs {
-    /// With the volumes that job files name.
-    jobs: Vec<(Job, Option<String>)>,
-    /// Nobody has asked for them by pattern: the usual comparison.
-    are_usual: bool,
 }
 
 impl Plan {
@@ -129,7 +120,7 @@ impl Plan {
                 }
                 None => {
                     add(How::Local(subject.volume.clone()));
-                    for protocol in PROTOCOLS {
+                    for &protocol in PROTOCOLS {
                         policies
                             .iter()
                             .for_each(|&poll| add(How::Served(protocol, subject.volume.clone(), poll)));
@@ -182,7 +173,7 @@ impl Plan {
             }
             let is_last_of_job = rows.get(at + 1).is_none_or(|next| next.job != row.job);
             if is_last_of_job {
-                let all = PROTOCOLS.iter().map(|protocol| (protocol, Transport::Tcp)).collect();
+                let all = PROTOCOLS.iter().map(|&protocol| (protocol, Transport::Tcp)).collect();
                 self.add_ceilings(&row.job, all, args);
             }
         }
@@ -278,119 +269,6 @@ impl Plan {
     }
 }
 
-/// The jobs and, from job files, their volumes.
-fn jobs(args: &Args, files: &[&String]) -> Result<Jobs, Failure> {
-    let shapes = [("numjobs", &args.numjobs), ("iodepth", &args.iodepth), ("bs", &args.bs), ("rw", &args.rw)];
-    let shape = shapes.iter().find(|(_, values)| !values.is_empty());
-    if let (Some(_), Some(file)) = (&args.suite, files.first()) {
-        return Err(Failure::request(format!("{file}: a suite has its own jobs; leave one of them out")));
-    }
-    let others =
-        if args.suite.is_some() { Some("the suite") } else { files.first().map(|file| file.as_str()) };
-    if let (Some((name, _)), Some(others)) = (shape, others) {
-        return Err(Failure::request(format!("--{name} is set by {others}; leave one of them out")));
-    }
-    if args.suite.is_some() {
-        let options = [
-            ("offset", &args.offset),
-            ("rwmixread", &args.rwmixread),
-            ("verify", &args.verify),
-            ("fsync", &args.fsync),
-            ("randseed", &args.randseed),
-        ];
-        if let Some((name, _)) = options.iter().find(|(_, value)| value.is_some()) {
-            return Err(Failure::request(format!("--{name} is set by the suite; leave one of them out")));
-        }
-        return Ok(Jobs { jobs: Vec::new(), are_usual: false });
-    }
-    let mut jobs = jobs_of_files(files)?;
-    if files.is_empty() {
-        let base = times(args)?;
-        let mut own = match shape {
-            None => default_jobs(base.runtime_ms, base.ramp_time_ms),
-            Some(_) => vec![Job { rw: Rw::RandRead, ..base }],
-        };
-        for (key, values) in shapes {
-            own = combine(&own, key, values)?;
-        }
-        jobs.extend(own.into_iter().map(|job| (job, None)));
-    }
-    for (job, _) in &mut jobs {
-        set_all(job, args)?;
-        if shape.is_some() {
-            job.name = name_of(job);
-        }
-    }
-    Ok(Jobs { jobs, are_usual: files.is_empty() && shape.is_none() })
-}
-
-/// What the command line says beside patterns; it goes before what a job file says.
-fn set_all(job: &mut Job, args: &Args) -> Result<(), Failure> {
-    for (key, value) in [
-        ("runtime", &args.runtime),
-        ("ramp_time", &args.ramp_time),
-        ("size", &args.size),
-        ("offset", &args.offset),
-        ("rwmixread", &args.rwmixread),
-        ("fsync", &args.fsync),
-        ("randseed", &args.randseed),
-        ("verify", &args.verify),
-    ] {
-        set(job, key, value.as_deref())?;
-    }
-    Ok(())
-}
-
-fn jobs_of_files(files: &[&String]) -> Result<Vec<(Job, Option<String>)>, Failure> {
-    let mut jobs = Vec::new();
-    for file in files {
-        let text = std::fs::read_to_string(Path::new(file)).map_err(|error| {
-            Failure::request(format!("{file}: not a volume (as mem:1g), and no job file either: {error}"))
-        })?;
-        let env = |name: &str| std::env::var(name).ok();
-        let found = job_file::parse(&text, file, env).map_err(Failure::request)?;
-        jobs.extend(found.into_iter().map(|found| (found.job, found.target)));
-    }
-    Ok(jobs)
-}
-
-/// Every job with every value.
-fn combine(jobs: &[Job], key: &str, values: &[String]) -> Result<Vec<Job>, Failure> {
-    if values.is_empty() {
-        return Ok(jobs.to_vec());
-    }
-    let mut combined = Vec::new();
-    // fio gives a block size for reads, writes and discards each that way, which is something else.
-    let apart = |value: &'_ String| if key == "bs" { vec![value.clone()] } else { split_list(value) };
-    for value in values.iter().flat_map(apart) {
-        for job in jobs {
-            let mut job = job.clone();
-            set(&mut job, key, Some(&value))?;
-            combined.push(job);
-        }
-    }
-    Ok(combined)
-}
-
-fn set(job: &mut Job, key: &str, value: Option<&str>) -> Result<(), Failure> {
-    value.map_or(Ok(()), |value| job.set(key, value)).map_err(|error| wrong_option(&error))
-}
-
-fn split_list(values: &str) -> Vec<String> {
-    values.split(',').map(|value| value.trim().to_owned()).collect()
-}
-
-/// The option as it was given, and what is wrong with it.
-fn wrong_option(error: &JobError) -> Failure {
-    Failure::request(match error {
-        JobError::BadValue { key: "bs", value, why } if value.contains(',') => {
-            format!("--bs {value}: {why}; to measure several sizes, give --bs several times")
-        }
-        JobError::BadValue { key, value, why } => format!("--{key} {value}: {why}"),
-        unknown @ JobError::Unknown { .. } => format!("--{unknown}"),
-    })
-}
-
 /// Whether what was written to a volume of this kind can be read again.
 fn keeps_content(spec: &Spec) -> bool {
     match spec {
@@ -403,22 +281,9 @@ fn keeps_content(spec: &Spec) -> bool {
     }
 }
 
-/// A job with the times that are asked for.
-fn times(args: &Args) -> Result<Job, Failure> {
-    let mut job = Job { runtime_ms: DEFAULT_RUNTIME_MS, ramp_time_ms: DEFAULT_RAMP_MS, ..Job::default() };
-    set(&mut job, "runtime", args.runtime.as_deref())?;
-    set(&mut job, "ramp_time", args.ramp_time.as_deref())?;
-    Ok(job)
-}
-
-fn name_of(job: &Job) -> String {
-    let bs = match job.bs {
-        bs if bs.is_multiple_of(1 << 20) => format!("{}m", bs >> 20),
-        bs if bs.is_multiple_of(1 << 10) => format!("{}k", bs >> 10),
-        bs => bs.to_string(),
-    };
-    let workers = if job.numjobs > 1 { format!("-x{}", job.numjobs) } else { String::new() };
-    format!("{}-{bs}-qd{}{workers}", job.rw.name(), job.iodepth)
+fn start_cores(count: usize, pin_from: Option<usize>, policy: PollPolicy) -> Result<Cores, Failure> {
+    let config = CoresConfig { count, pin_from, policy, ..CoresConfig::default() };
+    Cores::start(&config).map_err(|error| Failure::run(format!("cannot start a core: {error}")))
 }
 
 fn policies(names: &[String]) -> Result<Vec<PollPolicy>, Failure> {
@@ -450,8 +315,6 @@ fn default_volume(args: &Args) -> Result<String, Failure> {
     Ok(format!("mem:{size}"))
 }
 
-const DEFAULT_RUNTIME_MS: u64 = 1000;
-const DEFAULT_RAMP_MS: u64 = 200;
 const LEAST_VOLUME: u64 = 64 << 20;
 const MOST_VOLUME: u64 = 1 << 30;
 const MOST_CEILING_BYTES: usize = 1 << 30;

@@ -8,10 +8,10 @@
 use super::coverage::Misfit;
 use super::export::Headers;
 use super::head::{self, Head, Kind, shortest};
-use super::slots::Key;
 use super::transmission::Transmission;
 use crate::outbox::Outbox;
 use crate::session::ProtocolError;
+use crate::slots::Key;
 use blockmux_volume::{Chunk, Extent, SgList};
 use blockmux_wire::nbd::NBD_MAX_STRING;
 use blockmux_wire::nbd::transmission::{

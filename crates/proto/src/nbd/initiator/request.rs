@@ -1,9 +1,9 @@
 //! Requests as they go on the wire (proto.md, "Request message").
 
 use super::export::{Headers, TransmissionFlags};
-use super::slots::Key;
 use super::transmission::Request as InFlight;
 use crate::outbox::Outbox;
+use crate::slots::Key;
 use blockmux_volume::{IoError, Op};
 use blockmux_wire::nbd::handshake::{
     NBD_FLAG_SEND_CACHE, NBD_FLAG_SEND_DF, NBD_FLAG_SEND_FAST_ZERO, NBD_FLAG_SEND_FLUSH, NBD_FLAG_SEND_FUA,

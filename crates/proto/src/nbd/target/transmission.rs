@@ -55,9 +55,8 @@ enum Awaiting {
     Query(Request, usize),
     /// A write's payload, for which the pool had no memory.
     Memory(Pending),
-    /// A write's payload, straight into `data`. `filled` bytes came with the receive buffer; until that was seen
-    /// empty, more of them may be there.
-    Place { write: Pending, data: SgList, filled: usize, buffer_is_empty: bool },
+    /// A write's payload, straight into `data`.
+    Place { write: Pending, data: SgList },
     /// Payload of a request that was refused; the refusal is sent behind it, where clients expect it.
     Skip { to: Address, left: usize, refusal: Refusal },
     /// Nothing more: the client said so.
@@ -90,10 +89,8 @@ impl Transmission {
             Awaiting::Head | Awaiting::Memory(_) => Demand::Nothing,
             Awaiting::Payload(write) => Demand::Bytes(write.length as usize),
             Awaiting::Query(_, length) => Demand::Bytes(*length),
-            Awaiting::Place { buffer_is_empty: false, .. } | Awaiting::Skip { .. } => Demand::Bytes(1),
-            Awaiting::Place { data, filled, .. } => {
-                Demand::Place(data.slice(*filled, data.len().saturating_sub(*filled)))
-            }
+            Awaiting::Skip { .. } => Demand::Bytes(1),
+            Awaiting::Place { data, .. } => Demand::Place(data.clone()),
             Awaiting::Over => Demand::Close,
         }
     }
@@ -115,7 +112,7 @@ impl Transmission {
     /// The memory of [`Demand::Place`] is full.
     pub(super) fn on_placed(&mut self, outbox: &mut Outbox) {
         match std::mem::replace(&mut self.awaiting, Awaiting::Head) {
-            Awaiting::Place { write, data, .. } => self.start(write, Some(data), outbox),
+            Awaiting::Place { write, data } => self.start(write, Some(data), outbox),
             other => self.awaiting = other,
         }
     }
@@ -211,7 +208,6 @@ impl Transmission {
                 self.on_query(request, payload, outbox);
                 Ok(Some(length))
             }
-            Awaiting::Place { .. } => Ok(self.fill_place(unread, outbox)),
             Awaiting::Skip { to, left, refusal } => {
                 let taken = unread.len().min(*left);
                 *left = left.saturating_sub(taken);
@@ -222,7 +218,7 @@ impl Transmission {
                 self.awaiting = Awaiting::Head;
                 Ok(Some(taken))
             }
-            Awaiting::Memory(_) | Awaiting::Over => Ok(None),
+            Awaiting::Memory(_) | Awaiting::Place { .. } | Awaiting::Over => Ok(None),
         }
     }
 
@@ -314,24 +310,9 @@ impl Transmission {
             let length = write.length as usize;
             if let Some(memory) = self.pool.take_payload(length) {
                 let data = memory.seg(0, length).into();
-                self.awaiting = Awaiting::Place { write: *write, data, filled: 0, buffer_is_empty: false };
+                self.awaiting = Awaiting::Place { write: *write, data };
             }
         }
-    }
-
-    /// Copies what the receive buffer has of a payload to its place; returns how many bytes it took.
-    fn fill_place(&mut self, unread: &[u8], outbox: &mut Outbox) -> Option<usize> {
-        let Awaiting::Place { data, filled, buffer_is_empty, .. } = &mut self.awaiting else { return None };
-        let left = data.len().saturating_sub(*filled);
-        let here = unread.get(..left.min(unread.len())).unwrap_or_default();
-        data.slice(*filled, here.len()).copy_from(here);
-        *filled = filled.saturating_add(here.len());
-        *buffer_is_empty = true;
-        if here.len() == left {
-            self.on_placed(outbox);
-            return Some(left);
-        }
-        (!here.is_empty()).then_some(here.len())
     }
 }
 
