@@ -236,10 +236,13 @@ impl<D: Dialer, H: Host> Link<D, H> {
         }
     }
 
-    /// Sends what `submit` has queued up.
+    /// Sends what `submit` has queued up, and takes over what completed without the target.
     #[inline]
     fn kick(&mut self, spins: bool) {
         let State::Open { connection, session, .. } = &mut self.state else { return };
+        while let Some(completion) = session.poll_done() {
+            self.done.push(completion);
+        }
         if session.outbox().is_empty() {
             return;
         }
