@@ -6,7 +6,10 @@ use blockmux_proto::session::{Demand, MAX_DEMAND, StreamSession};
 use blockmux_volume::{Chunk, Memory};
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
-use std::os::unix::net::UnixStream;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Connects and runs `session` until `done` says so or the session is over.
@@ -62,11 +65,18 @@ fn connect(address: &Address, timeout: Duration) -> io::Result<Box<dyn ReadWrite
             Ok(Box::new(socket))
         }
         Address::Unix(path) => {
-            let socket = UnixStream::connect(path)?;
+            let socket = unix(path)?;
             socket.set_read_timeout(Some(timeout))?;
             socket.set_write_timeout(Some(timeout))?;
             Ok(Box::new(socket))
         }
+    }
+}
+
+fn unix(path: &Path) -> io::Result<UnixStream> {
+    match path.as_os_str().as_bytes().strip_prefix(b"\0") {
+        Some(name) => UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?),
+        None => UnixStream::connect(path),
     }
 }
 

@@ -18,7 +18,17 @@ pub(crate) struct Daemon {
 impl Daemon {
     /// Serves `volumes` and waits until it is ready.
     pub(crate) fn serve(args: &[&str]) -> Daemon {
-        let directory = tempfile::tempdir().unwrap();
+        Daemon::start(tempfile::tempdir().unwrap(), args)
+    }
+
+    /// After it has ended, serves again at the same place.
+    pub(crate) fn start_again(&mut self, args: &[&str]) {
+        let place = tempfile::tempdir().unwrap();
+        let directory = std::mem::replace(&mut self.directory, place);
+        *self = Daemon::start(directory, args);
+    }
+
+    fn start(directory: TempDir, args: &[&str]) -> Daemon {
         let listener = format!("unix:{}", directory.path().join("socket").display());
         let mut command = Command::new(BLOCKMUX);
         command.args(["serve", "--json", "--nbd", &listener]).args(args);

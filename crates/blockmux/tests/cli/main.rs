@@ -10,6 +10,8 @@ mod durability;
 mod interop;
 mod memory;
 mod program;
+mod proxy;
 mod raw_client;
+mod reconnect;
 mod remote_servers;
 mod serve;
