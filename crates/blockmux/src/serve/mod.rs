@@ -14,6 +14,7 @@ mod signals;
 use crate::address::{ListenAddress, is_local};
 use crate::failure::Failure;
 use crate::output::print;
+use crate::patience::patiently;
 use announce::Announcement;
 use blockmux_engine::cores::{Cores, CoresConfig};
 use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
@@ -146,7 +147,8 @@ fn listen(setup: &Setup, private: Option<&TempDir>) -> Result<Vec<Listener>, Fai
     };
     let mut listeners = Vec::new();
     for address in addresses {
-        listeners.push(Listener::bind(&address).map_err(|error| cannot_listen(&address, &error))?);
+        let bound = patiently(|| Listener::bind(&address), |error| error.kind() == io::ErrorKind::AddrInUse);
+        listeners.push(bound.map_err(|error| cannot_listen(&address, &error))?);
         if !is_local(&address) {
             warn!("{address} can be reached from other machines, and there is no authentication");
         }
