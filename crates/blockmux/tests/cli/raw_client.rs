@@ -5,8 +5,11 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 pub(crate) struct RawClient {
-    socket: UnixStream,
+    socket: Box<dyn ReadWrite>,
 }
+
+pub(crate) trait ReadWrite: Read + Write {}
+impl<T: Read + Write> ReadWrite for T {}
 
 pub(crate) const READ: u16 = 0;
 pub(crate) const WRITE: u16 = 1;
@@ -16,7 +19,12 @@ pub(crate) const FUA: u16 = 1;
 impl RawClient {
     /// Connects and goes to transmission with `NBD_OPT_EXPORT_NAME`, the default export.
     pub(crate) fn connect(path: &Path) -> RawClient {
-        let mut socket = UnixStream::connect(path).unwrap();
+        RawClient::over(UnixStream::connect(path).unwrap())
+    }
+
+    /// The same over a socket that has just been connected.
+    pub(crate) fn over(socket: impl ReadWrite + 'static) -> RawClient {
+        let mut socket: Box<dyn ReadWrite> = Box::new(socket);
         let mut greeting = [0; 18];
         socket.read_exact(&mut greeting).unwrap();
         // NBD_FLAG_C_FIXED_NEWSTYLE and NBD_FLAG_C_NO_ZEROES, then the option with an empty name.
