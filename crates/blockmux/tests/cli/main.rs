@@ -6,6 +6,7 @@
 mod bad_input;
 mod copy;
 mod daemon;
+mod device_flush;
 mod durability;
 mod idle;
 mod interop;

@@ -14,6 +14,8 @@ impl<T: Read + Write> ReadWrite for T {}
 pub(crate) const READ: u16 = 0;
 pub(crate) const WRITE: u16 = 1;
 pub(crate) const FLUSH: u16 = 3;
+pub(crate) const TRIM: u16 = 4;
+pub(crate) const WRITE_ZEROES: u16 = 6;
 pub(crate) const FUA: u16 = 1;
 
 impl RawClient {
@@ -59,6 +61,12 @@ impl RawClient {
         assert_eq!(reply[..4], 0x6744_6698_u32.to_be_bytes());
         assert_eq!(reply[8..], 7u64.to_be_bytes());
         u32::from_be_bytes([reply[4], reply[5], reply[6], reply[7]])
+    }
+
+    /// The error of a request without payload.
+    pub(crate) fn simple(&mut self, command: u16, flags: u16, offset: u64, len: u32) -> u32 {
+        self.request(command, flags, offset, len);
+        self.reply()
     }
 
     pub(crate) fn write(&mut self, flags: u16, offset: u64, data: &[u8]) -> u32 {

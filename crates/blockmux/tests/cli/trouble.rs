@@ -74,7 +74,7 @@ const BREACHES: [(&[u8], &str); 3] = [
     // A write of 64 MiB.
     (
         b"\x25\x60\x95\x13\0\0\0\x01\0\0\0\0\0\0\0\x07\0\0\0\0\0\0\0\0\x04\0\0\0",
-        "more payload than the maximum",
+        "more payload than the advertised maximum",
     ),
     // A write of 512 bytes that ends after the first four.
     (
@@ -106,7 +106,7 @@ fn a_malformed_request_is_one_line_with_the_peer_and_the_rule_and_no_other_conne
     let mut socket = TcpStream::connect(server).unwrap();
     socket.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
     let _ = socket.read_to_end(&mut Vec::new());
-    expected.push((socket.local_addr().unwrap().to_string(), "client flags"));
+    expected.push((socket.local_addr().unwrap().to_string(), "client flag that was not offered"));
     daemon.signal(Signal::TERM);
     let mut said = String::new();
     daemon.stderr.read_to_string(&mut said).unwrap();
