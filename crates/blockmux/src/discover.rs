@@ -5,10 +5,12 @@ use crate::output::{print, printable};
 use crate::reach;
 use blockmux_engine::nbd::{self, ConnectError};
 use blockmux_engine::socket::Address;
-use blockmux_proto::nbd::initiator::ListedExport;
+use blockmux_proto::nbd::initiator::{ExportInfo, ListedExport};
 use blockmux_proto::nbd::uri::Uri;
 use blockmux_volume::units::human_size;
 use serde::Serialize;
+use std::panic::resume_unwind;
+use std::thread;
 
 /// Which server.
 #[derive(clap::Args)]
@@ -58,22 +60,41 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 
 fn list(uri: &Uri, address: &Address) -> Result<Found, ConnectError> {
     let (listed, left_out) = nbd::list(address)?;
-    let exports = listed.into_iter().map(|export| describe(uri, address, export)).collect();
+    // A server may open what it exports only when asked for it, which takes time.
+    let exports = listed.chunks(AT_A_TIME).flat_map(|some| describe_all(uri, address, some)).collect();
     Ok(Found { url: uri.to_string(), exports, left_out })
 }
 
-fn describe(uri: &Uri, address: &Address, listed: ListedExport) -> FoundExport {
-    let described = nbd::describe(address, &listed.name);
+/// All at the same time, each over a connection of its own; those that got none, as servers limit them, one by one.
+fn describe_all(uri: &Uri, address: &Address, listed: &[ListedExport]) -> Vec<FoundExport> {
+    let described: Vec<_> = thread::scope(|scope| {
+        let ask = |name| move || nbd::describe(address, name);
+        let asked: Vec<_> = listed.iter().map(|export| scope.spawn(ask(&export.name))).collect();
+        // A panic there is one here.
+        asked.into_iter().map(|asked| asked.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
+    });
+    let all = listed.iter().zip(described);
+    all.map(|(listed, described)| match described {
+        Err(ConnectError::Broken { .. }) => found(uri, listed, nbd::describe(address, &listed.name)),
+        described => found(uri, listed, described),
+    })
+    .collect()
+}
+
+fn found(uri: &Uri, listed: &ListedExport, described: Result<ExportInfo, ConnectError>) -> FoundExport {
     if let Err(error) = &described {
         tracing::warn!("export {:?}: {error}", listed.name);
     }
     FoundExport {
         url: Uri { export: listed.name.clone(), ..uri.clone() }.to_string(),
-        name: listed.name,
-        description: listed.description,
+        name: listed.name.clone(),
+        description: listed.description.clone(),
         size: described.ok().map(|export| export.size),
     }
 }
+
+/// Connections to the server at a time.
+const AT_A_TIME: usize = 16;
 
 const EXAMPLES: &str = "\
 Examples:

@@ -58,7 +58,7 @@ impl Command {
             Command::Copy(args) => copy::run(&args).map(|()| ExitCode::SUCCESS),
             Command::Info(args) => info::run(&args).map(|()| ExitCode::SUCCESS),
             Command::Discover(args) => discover::run(&args).map(|()| ExitCode::SUCCESS),
-            Command::Bench(args) => bench::run(&args).map(|()| ExitCode::SUCCESS),
+            Command::Bench(args) => bench::run(&args),
             Command::Report(args) => report::run(&args).map(|()| ExitCode::SUCCESS),
         }
     }
@@ -95,8 +95,8 @@ fn start_log(verbose: u8) {
         .without_time()
         .with_target(false)
         .with_max_level(level)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal() && output::may_colour())
+        .with_writer(output::Log::new)
         .init();
 }
 

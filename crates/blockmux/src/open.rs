@@ -46,8 +46,9 @@ pub(crate) fn open(spec: &Spec, how: Use) -> Result<Opened, Failure> {
         Spec::Mem(size) => open_mem(spec, *size).map(|volume| local(volume, true)),
         Spec::Null(size) => Ok(local(Arc::new(NullVolume::new(*size)), false)),
         Spec::File(file) => {
-            let is_fresh = !file.path.exists();
-            open_file(file, how).map(|volume| local(volume, is_fresh))
+            let volume = open_file(file, how)?;
+            let is_fresh = volume.is_new();
+            Ok(local(Arc::new(volume), is_fresh))
         }
         Spec::Block(block) => {
             let options = BlockOptions { direct: block.direct, read_only: block.read_only || how.read_only };
@@ -79,21 +80,19 @@ fn open_mem(spec: &Spec, size: u64) -> Result<Arc<dyn Volume>, Failure> {
     Ok(Arc::new(MemVolume::from_pages(map_pages(len).map_err(|_| refuse())?)))
 }
 
-fn open_file(file: &FileSpec, how: Use) -> Result<Arc<dyn Volume>, Failure> {
+fn open_file(file: &FileSpec, how: Use) -> Result<FileVolume, Failure> {
     let options = FileOptions {
         size: file.size,
         direct: file.direct,
         read_only: file.read_only || how.read_only,
         create: true,
     };
-    let volume =
-        patiently(|| FileVolume::open(&file.path, options), is_held).map_err(|error| match error {
-            OpenError::Missing(path) if options.read_only => {
-                Failure::request(format!("file:{}: does not exist; check its path", path.display()))
-            }
-            other => Failure::request(other),
-        })?;
-    Ok(Arc::new(volume))
+    patiently(|| FileVolume::open(&file.path, options), is_held).map_err(|error| match error {
+        OpenError::Missing(path) if options.read_only => {
+            Failure::request(format!("file:{}: does not exist; check its path", path.display()))
+        }
+        other => Failure::request(other),
+    })
 }
 
 fn is_held(error: &OpenError) -> bool {

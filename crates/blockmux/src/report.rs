@@ -1,6 +1,6 @@
 //! `blockmux report`: shows finished measurements again, several side by side.
 
-use crate::bench::{colour, width, write_report};
+use crate::bench::{colour, study, width, write_report};
 use crate::failure::Failure;
 use crate::output;
 use blockmux_lab::{fio_json, table};
@@ -10,6 +10,7 @@ use std::path::PathBuf;
 ///
 /// Reads the JSON of `blockmux bench`, and fio's own. Several files become one comparison.
 #[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// bench.json of one or more runs, or fio --output-format=json
     #[arg(required = true, value_name = "FILE")]
@@ -36,20 +37,25 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let Some(merged) = fio_json::merge(comparisons) else {
         return Err(Failure::request("no file given; name a bench.json"));
     };
-    let json = fio_json::to_json(&merged);
+    let (json, study) = (fio_json::to_json(&merged), study(&merged));
     if args.json {
         output::print(&json)?;
     } else {
-        output::print(table::render(&merged, width(), colour()))?;
+        output::print(table::render(&merged, study.as_ref(), width(), colour()))?;
     }
     if let Some(dir) = &args.report {
         std::fs::create_dir_all(dir).map_err(|error| {
             Failure::request(format!("--report {}: {error}; name another directory", dir.display()))
         })?;
-        let files = write_report(dir, &merged, &[], &json)?;
+        let files = write_report(dir, &merged, study.as_ref(), &json)?;
         if !args.json {
             output::print(format_args!("{}\n{}", files.0.display(), files.1.display()))?;
         }
     }
     Ok(())
 }
+
+const EXAMPLES: &str = "\
+Examples:
+  blockmux report bench-results/bench.json
+  blockmux report monday/bench.json tuesday/bench.json --report both";

@@ -26,10 +26,12 @@ pub fn run_session<S: StreamSession>(
     let deadline = Instant::now() + timeout;
     let mut chunk = Chunk::new(Memory::from_heap(2 * MAX_DEMAND));
     loop {
-        socket.write_all(&session.outbox().take_bytes())?;
+        let sent = socket.write_all(&session.outbox().take_bytes());
+        // A target that has told all may be gone before it hears the good-bye.
         if done(session) {
             return Ok(());
         }
+        sent?;
         match session.demand() {
             Demand::Bytes(wanted) if chunk.unread().len() >= wanted => {
                 let taken = session.on_bytes(&chunk)?;
@@ -82,3 +84,36 @@ fn unix(path: &Path) -> io::Result<UnixStream> {
 
 trait ReadWrite: Read + Write {}
 impl<T: Read + Write> ReadWrite for T {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nbd::{ConnectError, describe};
+    use blockmux_proto::nbd::initiator::Refused;
+    use std::net::Shutdown;
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn the_words_of_a_server_that_hangs_up_at_once_are_heard() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        let server = std::thread::spawn(move || {
+            let (mut socket, _) = listener.accept().unwrap();
+            socket.write_all(b"NBDMAGICIHAVEOPT\0\x03").unwrap();
+            // Client flags, and an option without data.
+            let mut option = [0; 20];
+            socket.read_exact(&mut option).unwrap();
+            // From now on writing to it fails.
+            socket.shutdown(Shutdown::Read).unwrap();
+            let tls_required = [b"\0\x03\xe8\x89\x04\x55\x65\xa9", &option[12..16], b"\x80\0\0\x05\0\0\0\0"];
+            socket.write_all(&tls_required.concat()).unwrap();
+        });
+        let error = describe(&Address::Unix(path), "").unwrap_err();
+        assert!(
+            matches!(&error, ConnectError::Refused { refused: Refused::TlsRequired { .. }, .. }),
+            "{error}"
+        );
+        server.join().unwrap();
+    }
+}

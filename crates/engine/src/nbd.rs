@@ -11,7 +11,7 @@ use blockmux_proto::nbd::initiator::{
     Config, ExportInfo, Features, InitiatorSession, ListedExport, Mode, Refused,
 };
 use blockmux_proto::nbd::target::TargetSession;
-use blockmux_volume::{Core, Pool};
+use blockmux_volume::{Core, Pool, VolumeInfo};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -74,7 +74,7 @@ pub fn connect(endpoint: Endpoint) -> Result<RemoteVolume<NbdDialer>, ConnectErr
     let info = session.volume_info().ok_or_else(silent)?;
     let connections = if info.shared_flush { endpoint.connections } else { 1 };
     let patience = endpoint.patience;
-    Ok(RemoteVolume::new(NbdDialer { endpoint, size: info.size }, info, connections, patience))
+    Ok(RemoteVolume::new(NbdDialer { endpoint, first: info.clone() }, info, connections, patience))
 }
 
 /// Describes one export.
@@ -110,8 +110,8 @@ fn ask(address: &Address, export: &str, mode: Mode) -> Result<InitiatorSession, 
 /// Dials one export of an NBD server.
 pub struct NbdDialer {
     endpoint: Endpoint,
-    /// As it was when the volume was opened, in bytes.
-    size: u64,
+    /// As the export was when the volume was opened.
+    first: VolumeInfo,
 }
 
 impl Dialer for NbdDialer {
@@ -128,11 +128,22 @@ impl Dialer for NbdDialer {
     }
 
     fn check(&self, session: &InitiatorSession) -> Result<(), String> {
-        match session.volume_info() {
-            Some(info) if info.size == self.size => Ok(()),
-            Some(info) => Err(format!("the export has {} bytes now, it had {}", info.size, self.size)),
-            None => Err("the export was not described".to_owned()),
+        let now = session.volume_info().ok_or("the export was not described")?;
+        let first = &self.first;
+        if now.size != first.size {
+            return Err(format!("the export has {} bytes now, it had {}", now.size, first.size));
         }
+        if now.logical_block > first.logical_block {
+            let (now, first) = (now.logical_block, first.logical_block);
+            return Err(format!("the export takes blocks of {now} bytes now, they were {first}"));
+        }
+        if now.read_only && !first.read_only {
+            return Err("the export is read-only now, and was not".to_owned());
+        }
+        if !now.shared_flush && first.shared_flush && self.endpoint.connections > 1 {
+            return Err("the server does not let several connections be used together any more".to_owned());
+        }
+        Ok(())
     }
 
     fn refusal(&self, session: &InitiatorSession) -> Option<String> {

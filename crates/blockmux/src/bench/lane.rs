@@ -33,8 +33,8 @@ pub(super) enum How {
     Local(Arc<dyn Volume>),
     /// The volume served and reached by this process.
     Served(&'static Protocol, Arc<dyn Volume>, PollPolicy),
-    /// A volume that somebody else serves.
-    Remote(&'static Protocol, Arc<dyn Volume>, PollPolicy),
+    /// A volume that somebody else serves over such sockets.
+    Remote(&'static Protocol, Transport, Arc<dyn Volume>, PollPolicy),
     /// Bare sockets with a protocol's messages.
     Ceiling(&'static Protocol, Transport, Variant),
 }
@@ -53,17 +53,22 @@ impl Lane {
     /// Its row, without runs.
     pub(super) fn row(&self) -> Row {
         let (kind, protocol, poll) = match &self.how {
-            How::Local(_) => (Kind::Local, "", ""),
-            How::Served(protocol, _, policy) | How::Remote(protocol, _, policy) => {
-                (Kind::Protocol, protocol.name, policy.name())
+            How::Local(_) => (Kind::Local, String::new(), ""),
+            How::Served(protocol, _, policy) => (Kind::Protocol, protocol.name.to_owned(), policy.name()),
+            How::Remote(protocol, transport, _, policy) => {
+                (Kind::Protocol, protocol.name_over(*transport), policy.name())
             }
-            How::Ceiling(protocol, _, Variant::Sleeping) => (Kind::CeilingSleeping, protocol.name, ""),
-            How::Ceiling(protocol, _, Variant::Spinning) => (Kind::CeilingSpinning, protocol.name, ""),
+            How::Ceiling(protocol, transport, Variant::Sleeping) => {
+                (Kind::CeilingSleeping, protocol.name_over(*transport), "")
+            }
+            How::Ceiling(protocol, transport, Variant::Spinning) => {
+                (Kind::CeilingSpinning, protocol.name_over(*transport), "")
+            }
         };
         Row {
             subject: self.subject(),
             kind,
-            protocol: protocol.to_owned(),
+            protocol,
             target: self.target.clone(),
             poll: poll.to_owned(),
             job: self.job.clone(),
@@ -81,7 +86,7 @@ impl Lane {
                 let initiator = plan.initiator_cores(PollPolicy::ADAPTIVE, self.job.numjobs)?;
                 self.bench(volume, true, &initiator, None, progress)
             }
-            How::Remote(_, volume, policy) => {
+            How::Remote(_, _, volume, policy) => {
                 let initiator = plan.initiator_cores(*policy, self.job.numjobs)?;
                 self.bench(volume, false, &initiator, None, progress)
             }

@@ -7,19 +7,20 @@
 //! machine that slows down slows all of them.
 
 mod lane;
+mod measure;
 mod plan;
 mod protocol;
 
 use crate::failure::Failure;
 use crate::output::{self, printable};
-use blockmux_lab::page::{self, PublishedFigure};
-use blockmux_lab::result::{Comparison, Machine, Row};
-use blockmux_lab::{fio_json, table, when};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use blockmux_lab::result::{Comparison, Machine};
+use blockmux_lab::suite::{Study, Suite};
+use blockmux_lab::{fio_json, page, table, when};
+use measure::{End, Measured, measure};
 use plan::Plan;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::process::ExitCode;
 
 /// Measure volumes over every protocol, beside the bare sockets
 ///
@@ -31,7 +32,7 @@ pub(crate) struct Args {
     /// Volume, URL, or fio job file (a path without a colon)
     #[arg(value_name = "VOLUME|URL|JOBFILE")]
     subjects: Vec<String>,
-    /// A published study's jobs, its figures beside ours
+    /// A published study's jobs, its figures beside ours: aatrokoski-2007, chelsio-iwarp, taocloud-2022, zeta-2016
     #[arg(long, value_name = "NAME")]
     suite: Option<String>,
     /// read, write, randread, randwrite, readwrite, randrw, trim, randtrim
@@ -40,10 +41,10 @@ pub(crate) struct Args {
     /// Block size, as 4k
     #[arg(long)]
     bs: Vec<String>,
-    /// I/O in flight of each worker
+    /// I/O in flight of each worker, as 1,8,32
     #[arg(long)]
     iodepth: Vec<String>,
-    /// Workers, each with its own connection
+    /// Workers, each with its own connection, as 1,4
     #[arg(long)]
     numjobs: Vec<String>,
     /// Measured time of each run in seconds
@@ -88,71 +89,82 @@ pub(crate) struct Args {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     // Where the report goes is found out before minutes of measuring and not after.
     std::fs::create_dir_all(&args.report).map_err(|error| {
         let dir = args.report.display();
         Failure::request(format!("--report {dir}: cannot make this directory: {error}; name another one"))
     })?;
-    let plan = Plan::make(args)?;
-    let comparison = measure(&plan, args)?;
-    let json = fio_json::to_json(&comparison);
-    let files = write_report(&args.report, &comparison, &plan.published, &json)?;
-    if args.json {
-        output::print(json)?;
-    } else {
-        output::print(table::render(&comparison, width(), colour()))?;
-        output::print(format_args!("{}\n{}", files.0.display(), files.1.display()))?;
-    }
-    let wrong: u64 =
-        comparison.rows.iter().flat_map(|row| &row.runs).map(|run| run.errors + run.verify_errors).sum();
-    if wrong > 0 {
-        return Err(Failure::run(format!(
-            "{wrong} I/Os failed or brought wrong data; the warnings above name the first"
-        )));
-    }
-    Ok(())
-}
-
-/// Runs every lane `runs` times, in turn.
-fn measure(plan: &Plan, args: &Args) -> Result<Comparison, Failure> {
-    let started = when::now();
-    let mut rows: Vec<Row> = plan.lanes.iter().map(lane::Lane::row).collect();
-    let bar = progress_bar(plan, args.runs);
-    plan.prepare(&bar)?;
-    bar.reset_elapsed();
-    let mut done_ms = 0;
-    for run in 1..=args.runs {
-        for (lane, row) in plan.lanes.iter().zip(&mut rows) {
-            bar.set_message(format!("run {run}/{}: {}, {}", args.runs, lane.subject(), lane.job.name));
-            let lane_ms = lane.job.ramp_time_ms + lane.job.runtime_ms;
-            let found =
-                lane.run(plan, &|share| bar.set_position(done_ms + (share * lane_ms as f64) as u64))?;
-            row.runs.push(found);
-            done_ms += lane_ms;
-            bar.set_position(done_ms);
-        }
-    }
-    bar.finish_and_clear();
-    Ok(Comparison {
+    let mut plan = Plan::make(args)?;
+    let (started, skipped) = (when::now(), std::mem::take(&mut plan.skipped));
+    let Measured { mut rows, end } = measure(plan, args.runs)?;
+    let (lanes, done) = (rows.len(), rows.iter().map(|row| row.runs.len()).sum::<usize>());
+    rows.retain(|row| !row.runs.is_empty());
+    let comparison = Comparison {
         command: command_line(),
         started,
         version: env!("CARGO_PKG_VERSION").to_owned(),
         machine: Machine::here(),
         suite: args.suite.clone(),
         rows,
-        skipped: plan.skipped.clone(),
-    })
+        skipped,
+    };
+    if done > 0 {
+        show(args, &comparison)?;
+    }
+    let all = lanes * args.runs as usize;
+    match end {
+        End::Failed(failure) => Err(failure),
+        End::Signal(signal) => {
+            Failure::run(format!("interrupted; {done} of {all} runs were done")).report();
+            // As a shell says it.
+            Ok(ExitCode::from(128 + u8::try_from(signal).unwrap_or(0)))
+        }
+        End::Complete => verdict(&comparison),
+    }
+}
+
+/// Prints what was found and writes the report.
+fn show(args: &Args, comparison: &Comparison) -> Result<(), Failure> {
+    let json = fio_json::to_json(comparison);
+    let study = study(comparison);
+    let files = write_report(&args.report, comparison, study.as_ref(), &json)?;
+    if args.json {
+        return output::print(json);
+    }
+    output::print(table::render(comparison, study.as_ref(), width(), colour()))?;
+    output::print(format_args!("{}\n{}", files.0.display(), files.1.display()))
+}
+
+/// Whether everything that was measured did what it was asked to.
+fn verdict(comparison: &Comparison) -> Result<ExitCode, Failure> {
+    let runs = || comparison.rows.iter().flat_map(|row| &row.runs);
+    let (failed, wrong): (u64, u64) =
+        (runs().map(|run| run.errors).sum(), runs().map(|run| run.verify_errors).sum());
+    let what = match (failed, wrong) {
+        (0, 0) => return Ok(ExitCode::SUCCESS),
+        (failed, 0) => format!("{failed} I/O failed"),
+        (0, wrong) => format!("{wrong} blocks did not hold what was written"),
+        (failed, wrong) => format!("{failed} I/O failed, and {wrong} blocks did not hold what was written"),
+    };
+    Err(Failure::run(format!("{what}; the warnings above name the first of each run")))
+}
+
+/// The study that a comparison repeats.
+pub(crate) fn study(comparison: &Comparison) -> Option<Study> {
+    // A report of a later version may have another suite.
+    let suite = Suite::by_name(comparison.suite.as_deref()?).ok()?;
+    Some(suite.to_study())
 }
 
 /// Writes both files; answers where.
 pub(crate) fn write_report(
     dir: &Path,
     comparison: &Comparison,
-    published: &[PublishedFigure],
+    study: Option<&Study>,
     json: &str,
 ) -> Result<(PathBuf, PathBuf), Failure> {
-    let page = page::render(comparison, published).map_err(Failure::run)?;
+    let page = page::render(comparison, study).map_err(Failure::run)?;
     let write = |name: &str, text: &str| {
         let path = dir.join(name);
         std::fs::write(&path, text)
@@ -170,26 +182,13 @@ pub(crate) fn width() -> table::Width {
 
 /// Colours for people only.
 pub(crate) fn colour() -> table::Colour {
-    let wanted = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    let wanted = std::io::stdout().is_terminal() && output::may_colour();
     if wanted { table::Colour::Ansi } else { table::Colour::Off }
 }
 
 fn console_columns() -> Option<usize> {
     let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok()?;
     Some(size.ws_col.into())
-}
-
-fn progress_bar(plan: &Plan, runs: u32) -> ProgressBar {
-    let lane_ms: u64 = plan.lanes.iter().map(|lane| lane.job.ramp_time_ms + lane.job.runtime_ms).sum();
-    let bar = ProgressBar::with_draw_target(
-        Some(lane_ms * u64::from(runs)),
-        ProgressDrawTarget::stderr_with_hz(10),
-    );
-    let style =
-        ProgressStyle::with_template("{bar:24} {percent:>3}% {elapsed} (about {eta} left) {wide_msg}");
-    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-    bar.enable_steady_tick(Duration::from_millis(250));
-    bar
 }
 
 fn command_line() -> String {
@@ -204,4 +203,12 @@ Examples:
   blockmux bench nbd://host/disk0 --rw randread --bs 4k --iodepth 32
   blockmux bench file:disk.img --poll always --poll never
   blockmux bench --suite taocloud-2022
-  blockmux bench mem:1g jobs.fio";
+  blockmux bench mem:1g jobs.fio
+
+Without a volume: every protocol on a RAM volume over loopback. Several values
+of rw, bs, iodepth and numjobs are measured in every combination. A volume that
+was there before is only written to if --rw, a job file or a suite says so.
+Ctrl-C ends the bench with what has been measured.
+
+Exit status: 0 done; 1 a run failed, or data was not what had been written; 2
+could not begin; 130 interrupted.";

@@ -11,7 +11,7 @@ use blockmux_engine::sys;
 use blockmux_lab::ceiling::{Data, Transport, Variant};
 use blockmux_lab::generator::Bench;
 use blockmux_lab::job::{Job, Rw};
-use blockmux_lab::page::PublishedFigure;
+use blockmux_lab::options::JobError;
 use blockmux_lab::suite::{Suite, SuiteRow, default_jobs};
 use blockmux_lab::{job_file, units};
 use blockmux_volume::{Spec, Volume};
@@ -23,10 +23,8 @@ use std::sync::Arc;
 /// Lanes in the order in which they are shown, and what they share.
 pub(super) struct Plan {
     pub(super) lanes: Vec<Lane>,
-    /// Rows of a suite that cannot be measured yet, and why.
+    /// Jobs that cannot be measured, and why.
     pub(super) skipped: Vec<(String, String)>,
-    /// The suite's figures, in the order of the lanes.
-    pub(super) published: Vec<PublishedFigure>,
     /// Volumes that are new and must be written once before reads of them mean anything.
     fresh: Vec<Arc<dyn Volume>>,
     ceiling_data: OnceCell<Data>,
@@ -39,8 +37,18 @@ pub(super) struct Plan {
 struct Subject {
     name: String,
     volume: Arc<dyn Volume>,
-    /// The protocol of a URL.
-    remote: Option<&'static Protocol>,
+    /// The protocol of a URL, and its sockets.
+    remote: Option<(&'static Protocol, Transport)>,
+    /// It was there before us, with content that somebody may want back.
+    holds_data: bool,
+}
+
+/// Jobs, and where they come from.
+struct Jobs {
+    /// With the volumes that job files name.
+    jobs: Vec<(Job, Option<String>)>,
+    /// Nobody has asked for them by pattern: the usual comparison.
+    are_usual: bool,
 }
 
 impl Plan {
@@ -52,13 +60,12 @@ impl Plan {
         let mut plan = Plan {
             lanes: Vec::new(),
             skipped: Vec::new(),
-            published: Vec::new(),
             fresh: Vec::new(),
             ceiling_data: OnceCell::new(),
             ceiling_bytes: 0,
             cpus: sys::allowed_cpus().map_or(1, |cpus| cpus.len()),
         };
-        let jobs = jobs(args, &files)?;
+        let Jobs { jobs, are_usual } = jobs(args, &files)?;
         let names_in_files = jobs.iter().filter_map(|(_, target)| target.as_deref());
         let mut subjects = Vec::new();
         for name in names.into_iter().map(String::as_str).chain(names_in_files) {
@@ -73,13 +80,18 @@ impl Plan {
             Some(name) => plan.add_suite(name, args, &subjects, &policies)?,
             None => {
                 for (job, target) in &jobs {
-                    let wanted =
+                    let spares =
+                        |subject: &Subject| are_usual && subject.holds_data && job.rw.changes_content();
+                    let named =
                         |subject: &&Subject| target.as_deref().is_none_or(|name| name == subject.name);
-                    plan.add_job(job, subjects.iter().filter(wanted), &policies, args);
+                    let (spared, wanted): (Vec<_>, Vec<_>) =
+                        subjects.iter().filter(named).partition(|subject| spares(subject));
+                    plan.spare(job, &spared);
+                    plan.add_job(job, &wanted, &policies, args);
                 }
             }
         }
-        plan.check()?;
+        plan.check(files.is_empty() && args.suite.is_none())?;
         Ok(plan)
     }
 
@@ -92,27 +104,27 @@ impl Plan {
         let size = usize::try_from(opened.volume.info().size).unwrap_or(usize::MAX);
         self.ceiling_bytes = self.ceiling_bytes.max(size.min(MOST_CEILING_BYTES));
         let remote = if opened.is_remote { protocol::of_url(name) } else { None };
-        Ok(Subject { name: name.to_owned(), volume: opened.volume, remote })
+        let holds_data = !opened.is_fresh && keeps_content(&spec);
+        Ok(Subject { name: name.to_owned(), volume: opened.volume, remote, holds_data })
+    }
+
+    /// Leaves a job out for volumes that it would overwrite without having been asked for.
+    fn spare(&mut self, job: &Job, subjects: &[&Subject]) {
+        self.skipped.extend(subjects.iter().map(|subject| {
+            let ask = "give --rw write or --rw randwrite to allow that";
+            (job.name.clone(), format!("{} would be overwritten ({ask})", subject.name))
+        }));
     }
 
     /// One job's lanes: each subject, then the ceilings of every protocol among them.
-    fn add_job<'a>(
-        &mut self,
-        job: &Job,
-        subjects: impl Iterator<Item = &'a Subject>,
-        policies: &[PollPolicy],
-        args: &Args,
-    ) {
+    fn add_job(&mut self, job: &Job, subjects: &[&Subject], policies: &[PollPolicy], args: &Args) {
         let mut protocols: Vec<(&'static Protocol, Transport)> = Vec::new();
         for subject in subjects {
             let mut add = |how| self.lanes.push(Lane { how, job: job.clone(), target: subject.name.clone() });
             match subject.remote {
-                Some(protocol) => {
-                    policies
-                        .iter()
-                        .for_each(|&poll| add(How::Remote(protocol, subject.volume.clone(), poll)));
-                    let transport =
-                        if subject.name.contains("+unix") { Transport::Unix } else { Transport::Tcp };
+                Some((protocol, transport)) => {
+                    let how = |poll| How::Remote(protocol, transport, subject.volume.clone(), poll);
+                    policies.iter().for_each(|&poll| add(how(poll)));
                     protocols.push((protocol, transport));
                 }
                 None => {
@@ -129,13 +141,16 @@ impl Plan {
         self.add_ceilings(job, protocols, args);
     }
 
-    fn add_ceilings(&mut self, job: &Job, mut protocols: Vec<(&'static Protocol, Transport)>, args: &Args) {
+    fn add_ceilings(&mut self, job: &Job, protocols: Vec<(&'static Protocol, Transport)>, args: &Args) {
         // A discard moves no data, and a ceiling of verifying would be something else again.
         if args.no_ceiling || matches!(job.rw, Rw::Trim | Rw::RandTrim) || job.verify.is_some() {
             return;
         }
-        protocols.dedup_by_key(|(protocol, transport)| (protocol.name, *transport == Transport::Unix));
-        for (protocol, transport) in protocols {
+        for (nth, &(protocol, transport)) in protocols.iter().enumerate() {
+            let known = &protocols[..nth];
+            if known.iter().any(|(other, over)| (other.name, *over) == (protocol.name, transport)) {
+                continue;
+            }
             for variant in [Variant::Sleeping, Variant::Spinning] {
                 let how = How::Ceiling(protocol, transport, variant);
                 self.lanes.push(Lane { how, job: job.clone(), target: String::new() });
@@ -151,22 +166,12 @@ impl Plan {
         policies: &[PollPolicy],
     ) -> Result<(), Failure> {
         let suite = Suite::by_name(name).map_err(|error| Failure::request(format!("--suite {error}")))?;
-        let [Subject { name: target, volume, remote: None }] = subjects else {
+        let [Subject { name: target, volume, remote: None, .. }] = subjects else {
             return Err(Failure::request("--suite measures one local volume; name one, as mem:1g, or none"));
         };
         let times = times(args)?;
         let rows = suite.rows(times.runtime_ms, times.ramp_time_ms);
         for (at, row) in rows.iter().enumerate() {
-            self.published.extend(row.published.iter().map(|figure| PublishedFigure {
-                study: suite.title.clone(),
-                label: format!("{}, {}", row.protocol, figure.label),
-                value: figure.value,
-                unit: figure.unit.to_string(),
-                rw: row.job.rw,
-                bs: row.job.bs,
-                iodepth: row.job.iodepth,
-                protocol: row.protocol.clone(),
-            }));
             let mut add = |how| self.lanes.push(Lane { how, job: row.job.clone(), target: target.clone() });
             match protocol::by_name(&row.protocol) {
                 Some(protocol) => {
@@ -186,15 +191,18 @@ impl Plan {
 
     fn skip(&mut self, row: &SuiteRow) {
         let reason = format!("{} is not in this Blockmux yet", row.protocol);
-        self.skipped.push((format!("{}, {}", row.protocol, row.job.name), reason));
+        self.skipped.push((row.job.name.clone(), reason));
     }
 
     /// Whether every job fits its volume, before any of them runs.
-    fn check(&self) -> Result<(), Failure> {
+    fn check(&self, from_options: bool) -> Result<(), Failure> {
         for lane in &self.lanes {
-            if let How::Local(volume) | How::Served(_, volume, _) | How::Remote(_, volume, _) = &lane.how {
+            if let How::Local(volume) | How::Served(_, volume, _) | How::Remote(_, _, volume, _) = &lane.how {
                 let info = volume.info();
-                lane.job.validate(info.size, info.logical_block).map_err(Failure::request)?;
+                lane.job.validate(info.size, info.logical_block).map_err(|error| match from_options {
+                    true => wrong_option(&error),
+                    false => Failure::request(format!("job {} on {}: {error}", lane.job.name, lane.target)),
+                })?;
                 if info.read_only && lane.job.rw.changes_content() {
                     let text = format!("{}: is read-only, and {} writes", lane.target, lane.job.rw.name());
                     return Err(Failure::request(text));
@@ -212,8 +220,9 @@ impl Plan {
         for volume in &self.fresh {
             bar.set_message("writing the new volume once");
             let initiator = self.initiator_cores(PollPolicy::Never, 1)?;
-            let job =
-                Job { name: "fill".to_owned(), rw: Rw::Write, bs: FILL_BS, iodepth: 8, ..Job::default() };
+            // In blocks that leave no rest.
+            let bs = 1 << volume.info().size.trailing_zeros().min(MOST_FILL_BITS);
+            let job = Job { name: "fill".to_owned(), rw: Rw::Write, bs, iodepth: 8, ..Job::default() };
             let bench = Bench {
                 job: &job,
                 volume,
@@ -270,53 +279,66 @@ impl Plan {
 }
 
 /// The jobs and, from job files, their volumes.
-fn jobs(args: &Args, files: &[&String]) -> Result<Vec<(Job, Option<String>)>, Failure> {
+fn jobs(args: &Args, files: &[&String]) -> Result<Jobs, Failure> {
+    let shapes = [("numjobs", &args.numjobs), ("iodepth", &args.iodepth), ("bs", &args.bs), ("rw", &args.rw)];
+    let shape = shapes.iter().find(|(_, values)| !values.is_empty());
+    if let (Some(_), Some(file)) = (&args.suite, files.first()) {
+        return Err(Failure::request(format!("{file}: a suite has its own jobs; leave one of them out")));
+    }
+    let others =
+        if args.suite.is_some() { Some("the suite") } else { files.first().map(|file| file.as_str()) };
+    if let (Some((name, _)), Some(others)) = (shape, others) {
+        return Err(Failure::request(format!("--{name} is set by {others}; leave one of them out")));
+    }
     if args.suite.is_some() {
-        let shapes =
-            [("rw", &args.rw), ("bs", &args.bs), ("iodepth", &args.iodepth), ("numjobs", &args.numjobs)];
-        if let Some((name, _)) = shapes.iter().find(|(_, values)| !values.is_empty()) {
-            return Err(Failure::request(format!("--{name} is set by the suite; leave one of them out")));
-        }
-        if !files.is_empty() {
-            return Err(Failure::request(format!(
-                "{}: a suite has its own jobs; leave one of them out",
-                files[0]
-            )));
-        }
-        return Ok(Vec::new());
-    }
-    if !files.is_empty() {
-        return jobs_of_files(files);
-    }
-    let is_default =
-        [&args.rw, &args.bs, &args.iodepth, &args.numjobs].iter().all(|values| values.is_empty());
-    let base = times(args)?;
-    let mut jobs = if is_default {
-        default_jobs(base.runtime_ms, base.ramp_time_ms)
-    } else {
-        vec![Job { rw: Rw::RandRead, ..base }]
-    };
-    for (key, values) in
-        [("numjobs", &args.numjobs), ("iodepth", &args.iodepth), ("bs", &args.bs), ("rw", &args.rw)]
-    {
-        jobs = combine(&jobs, key, values)?;
-    }
-    for job in &mut jobs {
-        for (key, value) in [
-            ("size", &args.size),
+        let options = [
             ("offset", &args.offset),
             ("rwmixread", &args.rwmixread),
+            ("verify", &args.verify),
             ("fsync", &args.fsync),
             ("randseed", &args.randseed),
-            ("verify", &args.verify),
-        ] {
-            set(job, key, value.as_deref())?;
+        ];
+        if let Some((name, _)) = options.iter().find(|(_, value)| value.is_some()) {
+            return Err(Failure::request(format!("--{name} is set by the suite; leave one of them out")));
         }
-        if !is_default {
+        return Ok(Jobs { jobs: Vec::new(), are_usual: false });
+    }
+    let mut jobs = jobs_of_files(files)?;
+    if files.is_empty() {
+        let base = times(args)?;
+        let mut own = match shape {
+            None => default_jobs(base.runtime_ms, base.ramp_time_ms),
+            Some(_) => vec![Job { rw: Rw::RandRead, ..base }],
+        };
+        for (key, values) in shapes {
+            own = combine(&own, key, values)?;
+        }
+        jobs.extend(own.into_iter().map(|job| (job, None)));
+    }
+    for (job, _) in &mut jobs {
+        set_all(job, args)?;
+        if shape.is_some() {
             job.name = name_of(job);
         }
     }
-    Ok(jobs.into_iter().map(|job| (job, None)).collect())
+    Ok(Jobs { jobs, are_usual: files.is_empty() && shape.is_none() })
+}
+
+/// What the command line says beside patterns; it goes before what a job file says.
+fn set_all(job: &mut Job, args: &Args) -> Result<(), Failure> {
+    for (key, value) in [
+        ("runtime", &args.runtime),
+        ("ramp_time", &args.ramp_time),
+        ("size", &args.size),
+        ("offset", &args.offset),
+        ("rwmixread", &args.rwmixread),
+        ("fsync", &args.fsync),
+        ("randseed", &args.randseed),
+        ("verify", &args.verify),
+    ] {
+        set(job, key, value.as_deref())?;
+    }
+    Ok(())
 }
 
 fn jobs_of_files(files: &[&String]) -> Result<Vec<(Job, Option<String>)>, Failure> {
@@ -338,10 +360,12 @@ fn combine(jobs: &[Job], key: &str, values: &[String]) -> Result<Vec<Job>, Failu
         return Ok(jobs.to_vec());
     }
     let mut combined = Vec::new();
-    for value in values {
+    // fio gives a block size for reads, writes and discards each that way, which is something else.
+    let apart = |value: &'_ String| if key == "bs" { vec![value.clone()] } else { split_list(value) };
+    for value in values.iter().flat_map(apart) {
         for job in jobs {
             let mut job = job.clone();
-            set(&mut job, key, Some(value))?;
+            set(&mut job, key, Some(&value))?;
             combined.push(job);
         }
     }
@@ -349,7 +373,34 @@ fn combine(jobs: &[Job], key: &str, values: &[String]) -> Result<Vec<Job>, Failu
 }
 
 fn set(job: &mut Job, key: &str, value: Option<&str>) -> Result<(), Failure> {
-    value.map_or(Ok(()), |value| job.set(key, value)).map_err(|error| Failure::request(format!("--{error}")))
+    value.map_or(Ok(()), |value| job.set(key, value)).map_err(|error| wrong_option(&error))
+}
+
+fn split_list(values: &str) -> Vec<String> {
+    values.split(',').map(|value| value.trim().to_owned()).collect()
+}
+
+/// The option as it was given, and what is wrong with it.
+fn wrong_option(error: &JobError) -> Failure {
+    Failure::request(match error {
+        JobError::BadValue { key: "bs", value, why } if value.contains(',') => {
+            format!("--bs {value}: {why}; to measure several sizes, give --bs several times")
+        }
+        JobError::BadValue { key, value, why } => format!("--{key} {value}: {why}"),
+        unknown @ JobError::Unknown { .. } => format!("--{unknown}"),
+    })
+}
+
+/// Whether what was written to a volume of this kind can be read again.
+fn keeps_content(spec: &Spec) -> bool {
+    match spec {
+        Spec::Null(_) => false,
+        Spec::Delay(_, inner) | Spec::Fault(_, inner) | Spec::Rate(_, inner) | Spec::Log(_, inner) => {
+            keeps_content(inner)
+        }
+        Spec::Stripe { members, .. } => members.iter().any(keeps_content),
+        Spec::Mem(_) | Spec::File(_) | Spec::Block(_) | Spec::Url(_) => true,
+    }
 }
 
 /// A job with the times that are asked for.
@@ -404,4 +455,5 @@ const DEFAULT_RAMP_MS: u64 = 200;
 const LEAST_VOLUME: u64 = 64 << 20;
 const MOST_VOLUME: u64 = 1 << 30;
 const MOST_CEILING_BYTES: usize = 1 << 30;
-const FILL_BS: u32 = 1 << 20;
+/// Blocks of 1 MiB.
+const MOST_FILL_BITS: u32 = 20;

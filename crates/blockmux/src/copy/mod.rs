@@ -116,8 +116,9 @@ fn copy(
     plan: Plan,
     progress: &Arc<Progress>,
 ) -> Result<Result<(), CopyError>, Failure> {
-    // Each piece is at most twice in buffers: as it was received, and aligned for direct I/O.
-    let pool_limit_bytes = (4 * plan.piece * u64::from(plan.depth)) as usize + POOL_BESIDES;
+    // Each piece is at most twice in buffers, as it was received and aligned for direct I/O; rounded up, that may be
+    // twice as much, and half of the pool is for long payload.
+    let pool_limit_bytes = (8 * plan.piece * u64::from(plan.depth)) as usize + POOL_BESIDES;
     let cores =
         Cores::start(&CoresConfig { pool_limit_bytes, ..CoresConfig::default() }).map_err(|error| {
             Failure::request(format!("cannot start: {error}; io_uring must be permitted here"))

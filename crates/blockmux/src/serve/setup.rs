@@ -8,7 +8,8 @@ use crate::address::ListenAddress;
 use crate::failure::Failure;
 use crate::open::{self, Use};
 use blockmux_proto::exports::{Export, Exports};
-use blockmux_volume::Spec;
+use blockmux_volume::{Spec, VolumeInfo};
+use blockmux_wire::nbd::{NBD_MAX_MINIMUM_BLOCK, NBD_MAX_STRING};
 use std::collections::HashSet;
 use std::num::NonZeroUsize;
 use std::str::FromStr;
@@ -85,6 +86,7 @@ impl Setup {
         let exports = self.volumes.iter().map(|named| {
             let how = Use { read_only: named.read_only, connections: 1 };
             let volume = open::open(&named.spec, how)?.volume;
+            check_blocks(&named.spec, &volume.info())?;
             let (name, description) = (named.name.clone(), named.description.clone());
             Ok(Export { name, description, read_only: named.read_only, volume })
         });
@@ -104,6 +106,7 @@ fn name_all(entries: Vec<VolumeEntry>, read_only: bool) -> Result<Vec<NamedVolum
             format!("disk{}", unnamed - 1)
         });
         check_name(&name).map_err(Failure::request)?;
+        check_description(&name, &entry.description)?;
         if !taken.insert(name.clone()) {
             return Err(Failure::request(format!(
                 "two volumes are called `{name}`; rename one, as in NAME=mem:1g"
@@ -124,6 +127,27 @@ fn check_name(name: &str) -> Result<(), String> {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     if name.is_empty() || name.len() > MAX_NAME || !name.bytes().all(is_plain) {
         return Err(format!("`{name}` is no name; use 1 to {MAX_NAME} letters, digits, `-`, `_` and `.`"));
+    }
+    Ok(())
+}
+
+/// A description is a string of NBD's.
+fn check_description(name: &str, description: &str) -> Result<(), Failure> {
+    if description.len() > NBD_MAX_STRING || description.contains('\0') {
+        return Err(Failure::request(format!(
+            "the description of `{name}` has more than {NBD_MAX_STRING} bytes, or a NUL; shorten it"
+        )));
+    }
+    Ok(())
+}
+
+/// NBD has no larger blocks.
+fn check_blocks(spec: &Spec, info: &VolumeInfo) -> Result<(), Failure> {
+    if info.logical_block > NBD_MAX_MINIMUM_BLOCK {
+        return Err(Failure::request(format!(
+            "{spec}: has blocks of {} bytes, and NBD knows at most {NBD_MAX_MINIMUM_BLOCK}; serve another volume",
+            info.logical_block
+        )));
     }
     Ok(())
 }
@@ -161,6 +185,19 @@ mod tests {
     #[test]
     fn volumes_without_a_name_are_numbered() {
         assert_eq!(names(&["mem:1m", "a=mem:1m", "mem:1m"]).unwrap(), ["disk0", "a", "disk1"]);
+    }
+
+    #[test]
+    fn a_description_is_short_and_blocks_are_small() {
+        assert!(check_description("a", &"x".repeat(4096)).is_ok());
+        for description in ["x".repeat(4097), "a\0b".to_owned()] {
+            let failure = check_description("a", &description).unwrap_err().to_string();
+            assert!(failure.starts_with("the description of `a` has more than 4096 bytes"), "{failure}");
+        }
+        let info = |logical_block| VolumeInfo { logical_block, ..VolumeInfo::new(1 << 30) };
+        assert!(check_blocks(&Spec::Mem(1), &info(1 << 16)).is_ok());
+        let failure = check_blocks(&Spec::Mem(1), &info(1 << 17)).unwrap_err().to_string();
+        assert!(failure.starts_with("mem:1: has blocks of 131072 bytes"), "{failure}");
     }
 
     #[test]

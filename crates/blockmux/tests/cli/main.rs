@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod bad_input;
+mod bench;
 mod copy;
 mod daemon;
 mod device_flush;

@@ -112,6 +112,8 @@ pub(super) struct Opened {
     pub(super) file: File,
     pub(super) info: VolumeInfo,
     pub(super) is_device: bool,
+    /// The file was created by this.
+    pub(super) is_new: bool,
     pub(super) direct: Option<Direct>,
     pub(super) zeroing: Zeroing,
 }
@@ -139,7 +141,7 @@ pub(super) fn open_file(path: &Path, options: FileOptions) -> Result<Opened, Ope
         // The file's name, too, must survive the power.
         let folder = path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
         File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed("make stable"))?;
-        Ok(opened)
+        Ok(Opened { is_new: true, ..opened })
     });
     if opened.is_err() {
         // Only what was just created here goes; that it stays behind is the lesser error.
@@ -190,7 +192,7 @@ fn prepare_file(path: &Path, file: File, options: FileOptions) -> Result<Opened,
         rotational: queue.is_rotational(),
         ..VolumeInfo::new(size)
     };
-    Ok(Opened { path: path.into(), file, info, is_device: false, direct, zeroing })
+    Ok(Opened { path: path.into(), file, info, is_device: false, is_new: false, direct, zeroing })
 }
 
 pub(super) fn open_block(path: &Path, options: BlockOptions) -> Result<Opened, OpenError> {
@@ -235,7 +237,7 @@ pub(super) fn open_block(path: &Path, options: BlockOptions) -> Result<Opened, O
         rotational: queue.is_rotational(),
         ..VolumeInfo::new(size)
     };
-    Ok(Opened { path: path.into(), file, info, is_device: true, direct, zeroing })
+    Ok(Opened { path: path.into(), file, info, is_device: true, is_new: false, direct, zeroing })
 }
 
 /// Opens what exists, without any lock.
@@ -330,6 +332,14 @@ mod tests {
         let path = folder.path().join("x");
         refusal(&path, FileOptions { size: Some(1000), ..NEW });
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_file_is_new_only_to_whom_it_was_created_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x");
+        assert!(open_file(&path, NEW).unwrap().is_new);
+        assert!(!open_file(&path, NEW).unwrap().is_new);
     }
 
     #[test]

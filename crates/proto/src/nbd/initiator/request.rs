@@ -2,6 +2,7 @@
 
 use super::export::{Headers, TransmissionFlags};
 use super::slots::Key;
+use super::transmission::Request as InFlight;
 use crate::outbox::Outbox;
 use blockmux_volume::{IoError, Op};
 use blockmux_wire::nbd::handshake::{
@@ -138,6 +139,16 @@ impl Terms {
             pieces.flags |= NBD_CMD_FLAG_FAST_ZERO;
         }
         Ok(())
+    }
+
+    /// Whether a server may have refused this because it covers more than its maximum payload, which it may of a
+    /// request without payload ("Size constraints"). A fast zero is not meant: half of one would be of no use.
+    pub(super) fn may_be_too_long(&self, request: &InFlight, error: IoError) -> bool {
+        let has_payload = matches!(request.cmd, Cmd::NBD_CMD_READ | Cmd::NBD_CMD_WRITE);
+        let is_fast = request.flags & NBD_CMD_FLAG_FAST_ZERO != 0;
+        matches!(error, IoError::BadLength | IoError::Unsupported)
+            && !(has_payload || is_fast)
+            && request.len > self.max_payload.into()
     }
 
     /// The most that a request without payload covers, in bytes.

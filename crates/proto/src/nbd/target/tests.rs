@@ -521,10 +521,10 @@ fn long_payload_is_placed_wherever_the_receive_buffer_ended() {
 
 #[test]
 fn long_payload_waits_for_the_pool() {
-    let pool = Pool::new(128 << 10);
+    let pool = Pool::new(192 << 10);
     let mut session = connect_with(&pool, Instant::now());
     session.exchange(&join(&[&FLAGS, &option(Opt::NBD_OPT_GO, &info_data("", &[]))]));
-    let taken = pool.take(4096).unwrap();
+    let taken = pool.take(32 << 10).unwrap();
     let whole = write(0, &pattern(100 << 10));
     session.client_sends(&whole[..1000]).unwrap();
     assert!(is_deaf(&session));
@@ -546,7 +546,7 @@ fn long_payload_waits_for_the_pool() {
 
 #[test]
 fn a_completion_gives_memory_to_the_payload_that_waits() {
-    let pool = Pool::new(128 << 10);
+    let pool = Pool::new(192 << 10);
     let mut session = connect_with(&pool, Instant::now());
     session.exchange(&join(&[&FLAGS, &option(Opt::NBD_OPT_GO, &info_data("", &[]))]));
     session.holds_io = true;
@@ -744,6 +744,34 @@ fn no_more_than_64_mib_wait_to_be_read() {
     session.session.outbox().consume(20 << 20);
     session.run().unwrap();
     assert_eq!(session.untaken(), 0);
+}
+
+#[test]
+fn when_buffers_are_short_a_client_has_little_in_flight_or_one_request() {
+    let pool = Pool::new(8 << 20);
+    let mut session = connect_with(&pool, Instant::now());
+    session.exchange(&join(&[&FLAGS, &option(Opt::NBD_OPT_GO, &info_data("", &[]))]));
+    session.holds_io = true;
+    let taken = pool.take(4 << 20);
+    let short = request(Cmd::NBD_CMD_READ, 0, 0, 64 << 10);
+    session.client_sends(&short.repeat(5)).unwrap();
+    assert_eq!(session.submitted.len(), 4, "256 KiB");
+    drop(taken);
+    session.run().unwrap();
+    assert_eq!(session.submitted.len(), 5, "none is short any more");
+
+    let _taken = pool.take(4 << 20);
+    (0..5).for_each(|_| session.finish_one());
+    session.sent();
+    let long = request(Cmd::NBD_CMD_READ, 0, 0, 1 << 20);
+    session.client_sends(&long.repeat(2)).unwrap();
+    assert_eq!(session.submitted.len(), 1, "a long one is alone");
+    session.finish_one();
+    session.run().unwrap();
+    assert_eq!(session.submitted.len(), 0, "until its data is sent");
+    session.sent();
+    session.run().unwrap();
+    assert_eq!(session.submitted.len(), 1);
 }
 
 #[test]

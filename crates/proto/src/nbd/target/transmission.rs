@@ -23,7 +23,7 @@ use super::terms::Terms;
 use crate::exports::VolumeId;
 use crate::outbox::Outbox;
 use crate::session::{Demand, ProtocolError};
-use blockmux_volume::{Chunk, Completion, Io, Op, Pool, SgList};
+use blockmux_volume::{Chunk, Completion, Io, Op, Pool, SHORT_PAYLOAD, SgList};
 use blockmux_wire::nbd::transmission::*;
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -161,11 +161,16 @@ impl Transmission {
         self.take_memory();
     }
 
-    /// Whether a request with that much data may be taken now.
+    /// Whether a request with that much data may be taken now. When the core's buffers are short, a client gets a
+    /// small share of them, or its requests one at a time: others have to be served too.
     #[inline]
     fn has_room(&self, data_len: usize, outbox: &Outbox) -> bool {
         let payload = self.pending.payload().saturating_add(outbox.len()).saturating_add(data_len);
-        self.pending.len() < DEPTH as usize && payload <= PAYLOAD_IN_FLIGHT && self.replies.has_room(outbox)
+        let is_alone = self.pending.is_empty() && outbox.is_empty();
+        self.pending.len() < DEPTH as usize
+            && (payload <= SHORT_PAYLOAD
+                || payload <= PAYLOAD_IN_FLIGHT && (is_alone || !self.pool.is_short()))
+            && self.replies.has_room(outbox)
     }
 
     /// One message, or a part of a payload; `None` if more bytes, room or memory are needed.
@@ -249,7 +254,7 @@ impl Transmission {
                 Err(refusal) => skip(refusal),
                 Ok(write) if length <= here || length <= LENT_PAYLOAD => Awaiting::Payload(write),
                 // It would wait for ever.
-                Ok(_) if length.next_power_of_two() > self.pool.limit_bytes() => skip(NO_MEMORY),
+                Ok(_) if !self.pool.could_hold(length) => skip(NO_MEMORY),
                 Ok(write) => Awaiting::Memory(write),
             }
         };
@@ -307,7 +312,7 @@ impl Transmission {
     fn take_memory(&mut self) {
         if let Awaiting::Memory(write) = &self.awaiting {
             let length = write.length as usize;
-            if let Some(memory) = self.pool.take(length) {
+            if let Some(memory) = self.pool.take_payload(length) {
                 let data = memory.seg(0, length).into();
                 self.awaiting = Awaiting::Place { write: *write, data, filled: 0, buffer_is_empty: false };
             }
