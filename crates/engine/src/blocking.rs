@@ -41,10 +41,12 @@ pub fn run_session<S: StreamSession>(
                 if chunk.room() < MAX_DEMAND {
                     chunk.compact();
                 }
-                let received = socket.read(chunk.spare())?;
-                chunk.fill(received);
-                if received == 0 {
-                    return session.on_end().map_err(Broken::from);
+                match socket.read(chunk.spare()) {
+                    Ok(0) => return session.on_end().map_err(Broken::from),
+                    Ok(received) => chunk.fill(received),
+                    // What is left of an io_uring that this thread had may do that.
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    Err(error) => return Err(error.into()),
                 }
             }
             Demand::Close => return Ok(()),
