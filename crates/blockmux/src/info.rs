@@ -10,6 +10,8 @@ use blockmux_volume::units::human_size;
 use blockmux_volume::{Spec, VolumeInfo};
 use blockmux_wire::nbd::handshake::NBD_FLAG_READ_ONLY;
 use serde_json::{Value, json};
+use std::fs::File;
+use std::path::Path;
 
 /// What to describe.
 #[derive(clap::Args)]
@@ -34,7 +36,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         spec => {
             let opened = open::open(spec, Use { read_only: true, connections: 1 })?;
             // That it was opened read-only here says nothing of the volume.
-            let info = opened.volume.info();
+            let info = VolumeInfo { read_only: !is_writable(spec)?, ..opened.volume.info() };
             if args.json { volume_json(spec, &info) } else { Value::String(volume_text(spec, &info)) }
         }
     };
@@ -45,7 +47,6 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 fn export_text(url: &str, export: &ExportInfo) -> String {
-    let access = if is_read_only(export) { "read-only" } else { "read-write" };
     let flags: Vec<_> = export.flags.names().collect();
     let blocks = export.block_size.map_or_else(
         || "no constraints told".to_owned(),
@@ -58,7 +59,7 @@ fn export_text(url: &str, export: &ExportInfo) -> String {
         ("export", export.name.clone()),
         ("description", export.description.clone()),
         ("size", both_sizes(export.size)),
-        ("access", access.to_owned()),
+        ("access", access(is_read_only(export)).to_owned()),
         ("blocks", blocks),
         ("flags", flags.join(" ")),
         ("contexts", export.contexts.join(" ")),
@@ -97,6 +98,7 @@ fn volume_text(spec: &Spec, info: &VolumeInfo) -> String {
     };
     let rows = [
         ("size", both_sizes(info.size)),
+        ("access", access(info.read_only).to_owned()),
         ("blocks", format!("logical {}, physical {}", info.logical_block, info.physical_block)),
         ("cache", cache.to_owned()),
     ];
@@ -107,10 +109,36 @@ fn volume_json(spec: &Spec, info: &VolumeInfo) -> Value {
     json!({
         "volume": spec.to_string(),
         "size": info.size,
+        "read_only": info.read_only,
         "logical_block": info.logical_block,
         "physical_block": info.physical_block,
         "write_cache": info.write_cache,
         "volatile": info.volatile,
+    })
+}
+
+/// Whether writes to the volume would be taken. Nothing is written to learn that, and nobody's lock is in the way.
+fn is_writable(spec: &Spec) -> Result<bool, Failure> {
+    let opens = |path: &Path| File::options().write(true).open(path).is_ok();
+    Ok(match spec {
+        Spec::Mem(_) | Spec::Null(_) => true,
+        Spec::File(file) => !file.read_only && opens(&file.path),
+        Spec::Block(block) => !block.read_only && opens(&block.path),
+        Spec::Stripe { members, .. } => {
+            for member in members {
+                if !is_writable(member)? {
+                    return Ok(false);
+                }
+            }
+            true
+        }
+        Spec::Delay(_, inner) | Spec::Fault(_, inner) | Spec::Rate(_, inner) | Spec::Log(_, inner) => {
+            is_writable(inner)?
+        }
+        Spec::Url(url) => {
+            let uri = reach::parse_url(url)?;
+            !is_read_only(&reach::ask(&uri, |address| nbd::describe(address, &uri.export))?)
+        }
     })
 }
 
@@ -123,6 +151,10 @@ fn table(heading: &str, rows: &[(&str, String)]) -> String {
 
 fn both_sizes(size: u64) -> String {
     format!("{size} ({})", human_size(size))
+}
+
+fn access(is_read_only: bool) -> &'static str {
+    if is_read_only { "read-only" } else { "read-write" }
 }
 
 fn is_read_only(export: &ExportInfo) -> bool {
