@@ -1,5 +1,6 @@
 //! Stream sockets: addresses, connecting, listening.
 
+use crate::sys;
 use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 use std::fmt;
 use std::io;
@@ -79,7 +80,10 @@ impl Stream {
     pub fn accepted(socket: Socket, peer: &SockAddr) -> io::Result<Stream> {
         let peer = match peer.as_socket() {
             Some(address) => address.to_string(),
-            None => "unix socket".to_owned(),
+            None => match sys::peer_process(socket.as_raw_fd()) {
+                Some(process) => format!("unix socket of process {process}"),
+                None => "unix socket".to_owned(),
+            },
         };
         socket.set_nonblocking(true)?;
         prepare(&socket, socket.local_addr()?.as_socket().is_some())?;

@@ -136,6 +136,17 @@ fn a_server_that_stays_away_is_an_error_in_the_end() {
 }
 
 #[test]
+fn a_server_that_takes_fewer_connections_than_we_would_like_gets_all_requests_over_those() {
+    let directory = tempfile::tempdir().unwrap();
+    let (source, disk) = (full_file(directory.path()), directory.path().join("disk.img"));
+    // One more than a single one, for the connection that asked may not be gone yet.
+    let volume = format!("file:{}?size=8m", disk.display());
+    let daemon = Daemon::serve(&[&volume, "--max-connections", "2"]);
+    finish(start_copy(&format!("file:{}", source.display()), &format!("{}&connections=16", daemon.url())));
+    assert!(std::fs::read(disk).unwrap() == std::fs::read(source).unwrap());
+}
+
+#[test]
 fn a_socket_in_the_abstract_name_space_is_reached() {
     use std::os::linux::net::SocketAddrExt;
     let daemon = Daemon::serve(&["a=mem:1m"]);

@@ -107,6 +107,10 @@ fn a_malformed_request_is_one_line_with_the_peer_and_the_rule_and_no_other_conne
     socket.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
     let _ = socket.read_to_end(&mut Vec::new());
     expected.push((socket.local_addr().unwrap().to_string(), "client flag that was not offered"));
+    let mut client = RawClient::connect(&daemon.socket());
+    client.send(BREACHES[0].0);
+    assert!(client.is_closed());
+    expected.push((format!("unix socket of process {}", std::process::id()), BREACHES[0].1));
     daemon.signal(Signal::TERM);
     let mut said = String::new();
     daemon.stderr.read_to_string(&mut said).unwrap();
