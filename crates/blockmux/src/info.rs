@@ -6,6 +6,8 @@ use crate::output::{both_sizes, print, printable};
 use crate::reach;
 use blockmux_volume::{Spec, VolumeInfo};
 use serde_json::{Value, json};
+use std::fs::File;
+use std::path::Path;
 
 /// What to describe.
 #[derive(clap::Args)]
@@ -29,7 +31,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         spec => {
             let opened = open::open(spec, Use { read_only: true, connections: 1 })?;
             // That it was opened read-only here says nothing of the volume.
-            let info = opened.volume.info();
+            let info = VolumeInfo { read_only: !is_writable(spec)?, ..opened.volume.info() };
             if args.json { print(volume_json(spec, &info)) } else { print(volume_text(spec, &info)) }
         }
     }
@@ -43,6 +45,7 @@ fn volume_text(spec: &Spec, info: &VolumeInfo) -> String {
     };
     let rows = [
         ("size", both_sizes(info.size)),
+        ("access", access(info.read_only).to_owned()),
         ("blocks", format!("logical {}, physical {}", info.logical_block, info.physical_block)),
         ("cache", cache.to_owned()),
     ];
@@ -53,10 +56,33 @@ fn volume_json(spec: &Spec, info: &VolumeInfo) -> Value {
     json!({
         "volume": spec.to_string(),
         "size": info.size,
+        "read_only": info.read_only,
         "logical_block": info.logical_block,
         "physical_block": info.physical_block,
         "write_cache": info.write_cache,
         "volatile": info.volatile,
+    })
+}
+
+/// Whether writes to the volume would be taken. Nothing is written to learn that, and nobody's lock is in the way.
+fn is_writable(spec: &Spec) -> Result<bool, Failure> {
+    let opens = |path: &Path| File::options().write(true).open(path).is_ok();
+    Ok(match spec {
+        Spec::Mem(_) | Spec::Null(_) => true,
+        Spec::File(file) => !file.read_only && opens(&file.path),
+        Spec::Block(block) => !block.read_only && opens(&block.path),
+        Spec::Stripe { members, .. } => {
+            for member in members {
+                if !is_writable(member)? {
+                    return Ok(false);
+                }
+            }
+            true
+        }
+        Spec::Delay(_, inner) | Spec::Fault(_, inner) | Spec::Rate(_, inner) | Spec::Log(_, inner) => {
+            is_writable(inner)?
+        }
+        Spec::Url(url) => reach::of_url(url)?.describe()?.json["read_only"] != true,
     })
 }
 
@@ -65,6 +91,10 @@ fn table(heading: &str, rows: &[(&str, String)]) -> String {
     let rows = rows.iter().filter(|(_, value)| !value.is_empty());
     let lines = rows.map(|(key, value)| format!("\n  {key:<12} {}", printable(value)));
     format!("{}{}", printable(heading), lines.collect::<String>())
+}
+
+fn access(is_read_only: bool) -> &'static str {
+    if is_read_only { "read-only" } else { "read-write" }
 }
 
 const EXAMPLES: &str = "\

@@ -12,6 +12,7 @@ mod failure;
 mod info;
 mod open;
 mod output;
+mod patience;
 mod protocol;
 mod reach;
 mod report;

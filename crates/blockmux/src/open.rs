@@ -1,6 +1,7 @@
 //! From a spec to a volume that can be used.
 
 use crate::failure::Failure;
+use crate::patience::patiently;
 use crate::reach;
 use blockmux_engine::file::{BlockOptions, FileOptions, FileVolume, OpenError};
 use blockmux_engine::memory::map_pages;
@@ -50,7 +51,8 @@ pub(crate) fn open(spec: &Spec, how: Use) -> Result<Opened, Failure> {
         }
         Spec::Block(block) => {
             let options = BlockOptions { direct: block.direct, read_only: block.read_only || how.read_only };
-            let volume = FileVolume::open_block(&block.path, options).map_err(Failure::request)?;
+            let volume = patiently(|| FileVolume::open_block(&block.path, options), is_held);
+            let volume = volume.map_err(Failure::request)?;
             Ok(local(Arc::new(volume), false))
         }
         Spec::Stripe { chunk, members } => open_stripe(spec, *chunk, members, how),
@@ -87,12 +89,16 @@ fn open_file(file: &FileSpec, how: Use) -> Result<FileVolume, Failure> {
         read_only: file.read_only || how.read_only,
         create: true,
     };
-    FileVolume::open(&file.path, options).map_err(|error| match error {
+    patiently(|| FileVolume::open(&file.path, options), is_held).map_err(|error| match error {
         OpenError::Missing(path) if options.read_only => {
             Failure::request(format!("file:{}: does not exist; check its path", path.display()))
         }
         other => Failure::request(other),
     })
+}
+
+fn is_held(error: &OpenError) -> bool {
+    matches!(error, OpenError::Locked(_) | OpenError::InUse(_))
 }
 
 fn open_stripe(spec: &Spec, chunk: u64, members: &[Spec], how: Use) -> Result<Opened, Failure> {

@@ -6,7 +6,10 @@ use blockmux_proto::session::{Demand, MAX_DEMAND, StreamSession};
 use blockmux_volume::{Chunk, Memory};
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
-use std::os::unix::net::UnixStream;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Why a volume cannot be reached; `R` is how a target of the protocol says no.
@@ -65,10 +68,12 @@ pub fn run_session<S: StreamSession>(
                 if chunk.room() < MAX_DEMAND {
                     chunk.compact();
                 }
-                let received = socket.read(chunk.spare())?;
-                chunk.fill(received);
-                if received == 0 {
-                    return session.on_end().map_err(Broken::from);
+                match socket.read(chunk.spare()) {
+                    Ok(0) => return session.on_end().map_err(Broken::from),
+                    Ok(received) => chunk.fill(received),
+                    // What is left of an io_uring that this thread had may do that.
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    Err(error) => return Err(error.into()),
                 }
             }
             Demand::Close => return Ok(()),
@@ -91,11 +96,18 @@ fn connect(address: &Address, timeout: Duration) -> io::Result<Box<dyn ReadWrite
             Ok(Box::new(socket))
         }
         Address::Unix(path) => {
-            let socket = UnixStream::connect(path)?;
+            let socket = unix(path)?;
             socket.set_read_timeout(Some(timeout))?;
             socket.set_write_timeout(Some(timeout))?;
             Ok(Box::new(socket))
         }
+    }
+}
+
+fn unix(path: &Path) -> io::Result<UnixStream> {
+    match path.as_os_str().as_bytes().strip_prefix(b"\0") {
+        Some(name) => UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?),
+        None => UnixStream::connect(path),
     }
 }
 

@@ -6,8 +6,10 @@
 //! ```
 //! A channel has one `Link` or several, each a connection of its own. A link that loses its connection keeps every
 //! request that has not completed, dials again with growing pauses, and replays them on the new session; a request
-//! so completes exactly once. When nothing answers for the volume's patience, all of them fail, and the next request
-//! starts over. What had completed before the loss and was not flushed is as safe as the target made it.
+//! so completes exactly once. A link that does not get a connection while others have one hands its requests to them:
+//! some targets take fewer connections than we would like. When nothing answers for the volume's patience, all requests
+//! fail, and the next one starts over. What had completed before the loss and was not flushed is as safe as the target
+//! made it.
 
 use crate::connection::{Broken, Connection, Inflow};
 use crate::host::{ByteStream, Host};
@@ -15,7 +17,7 @@ use crate::reactor::{EngineCore, Progress, Task};
 use crate::socket::Address;
 use blockmux_proto::session::{Initiator, StreamSession};
 use blockmux_volume::{Channel, Completion, Core, Io, IoError, Op, Pool, Volume, VolumeInfo, Waker};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::marker::PhantomData;
 use std::rc::Rc;
@@ -89,11 +91,12 @@ impl<D: Dialer, H: Host> Volume for RemoteVolume<D, H> {
 
     fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
         let core = H::from_core(core).ok_or(IoError::Unsupported)?;
-        let links = (0..self.connections)
-            .map(|_| Link::spawn(&core, self.dialer.clone(), self.patience, depth, waker.clone()));
+        let party = Rc::new(Party::default());
+        let links = (0..self.connections).map(|_| Link::spawn(&core, self, depth, &waker, &party));
         Ok(Box::new(RemoteChannel {
             info: self.info.clone(),
             links: links.collect(),
+            party,
             next: 0,
             spins: core.spins(),
             done: Vec::with_capacity(depth as usize),
@@ -104,11 +107,21 @@ impl<D: Dialer, H: Host> Volume for RemoteVolume<D, H> {
 struct RemoteChannel<D: Dialer, H: Host> {
     info: VolumeInfo,
     links: Vec<Rc<RefCell<Link<D, H>>>>,
+    party: Rc<Party>,
     /// Whose turn it is.
     next: usize,
     spins: bool,
-    /// Requests that were wrong from the start.
+    /// Requests that were wrong from the start, or that no link can do.
     done: Vec<Completion>,
+}
+
+/// What the links of a channel know of each other.
+#[derive(Default)]
+struct Party {
+    /// How many have a connection, or try to get one.
+    alive: Cell<usize>,
+    /// Requests may have to move from one to another.
+    is_changed: Cell<bool>,
 }
 
 impl<D: Dialer, H: Host> Channel for RemoteChannel<D, H> {
@@ -117,8 +130,7 @@ impl<D: Dialer, H: Host> Channel for RemoteChannel<D, H> {
         if let Err(error) = self.info.check(&io) {
             return self.done.push(Completion { tag: io.tag, result: Err(error) });
         }
-        self.links[self.next].borrow_mut().submit(io);
-        self.next = if self.next + 1 == self.links.len() { 0 } else { self.next + 1 };
+        self.next_link().borrow_mut().submit(io);
     }
 
     #[inline]
@@ -130,10 +142,44 @@ impl<D: Dialer, H: Host> Channel for RemoteChannel<D, H> {
 
     #[inline]
     fn poll(&mut self, done: &mut Vec<Completion>) {
+        if self.party.is_changed.take() {
+            self.share_out();
+        }
         done.append(&mut self.done);
         for link in &self.links {
             done.append(&mut link.borrow_mut().done);
         }
+    }
+}
+
+impl<D: Dialer, H: Host> RemoteChannel<D, H> {
+    /// The link whose turn it is, among those with a session if there are any.
+    #[inline]
+    fn next_link(&mut self) -> &Rc<RefCell<Link<D, H>>> {
+        let (first, count) = (self.next, self.links.len());
+        let in_turn = (first..count).chain(0..first);
+        let at = in_turn.clone().find(|&at| self.links[at].borrow().is_open()).unwrap_or(first);
+        self.next = if at + 1 == count { 0 } else { at + 1 };
+        &self.links[at]
+    }
+
+    /// Finds another link for what waits at one that has no connection, or fails it where all have given up.
+    fn share_out(&mut self) {
+        let is_hopeless = self.party.alive.get() == 0;
+        if !is_hopeless && !self.links.iter().any(|link| link.borrow().is_open()) {
+            return;
+        }
+        for at in 0..self.links.len() {
+            let left = self.links[at].borrow_mut().hand_over();
+            for io in left {
+                if is_hopeless {
+                    self.done.push(Completion { tag: io.tag, result: Err(IoError::PathLost) });
+                } else {
+                    self.next_link().borrow_mut().submit(io);
+                }
+            }
+        }
+        self.kick();
     }
 }
 
@@ -156,6 +202,7 @@ struct Link<D: Dialer, H: Host> {
     waker: Waker,
     /// Wakes whoever uses the channel.
     consumer: Waker,
+    party: Rc<Party>,
     state: State<D::Session, H>,
     /// Waits for a session, or for room in it; replayed requests first.
     queue: VecDeque<Io>,
@@ -164,6 +211,8 @@ struct Link<D: Dialer, H: Host> {
     /// Since when there has been no session.
     lost_since: Option<Instant>,
     pause: Duration,
+    /// It had a session since it was last at rest: what waits may have been sent before, and waits for this link.
+    was_open: bool,
     is_parked: bool,
     /// The channel is gone: say goodbye and end.
     is_closing: bool,
@@ -215,24 +264,27 @@ impl<D: Dialer, H: Host> Link<D, H> {
     /// A link that dials at once.
     fn spawn(
         core: &Rc<H>,
-        dialer: Arc<D>,
-        patience: Duration,
+        volume: &RemoteVolume<D, H>,
         depth: u32,
-        consumer: Waker,
+        consumer: &Waker,
+        party: &Rc<Party>,
     ) -> Rc<RefCell<Link<D, H>>> {
         let mut made = None;
+        party.alive.set(party.alive.get() + 1);
         core.spawn(|waker| {
             let link = Rc::new(RefCell::new(Link {
-                dialer,
+                dialer: volume.dialer.clone(),
                 core: core.clone(),
                 waker: waker.clone(),
-                consumer,
+                consumer: consumer.clone(),
+                party: party.clone(),
                 state: State::Pausing { until: core.now() },
                 queue: VecDeque::with_capacity(depth as usize),
                 done: Vec::with_capacity(depth as usize),
-                patience,
+                patience: volume.patience,
                 lost_since: Some(core.now()),
                 pause: FIRST_PAUSE,
+                was_open: false,
                 is_parked: false,
                 is_closing: false,
             }));
@@ -250,6 +302,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
             }
             State::Down => {
                 self.queue.push_back(io);
+                self.party.alive.set(self.party.alive.get() + 1);
                 self.lost_since = Some(self.core.now());
                 self.state = State::Pausing { until: self.core.now() };
                 self.waker.wake();
@@ -258,10 +311,13 @@ impl<D: Dialer, H: Host> Link<D, H> {
         }
     }
 
-    /// Sends what `submit` has queued up.
+    /// Sends what `submit` has queued up, and takes over what completed without the target.
     #[inline]
     fn kick(&mut self, spins: bool) {
         let State::Open { connection, session, .. } = &mut self.state else { return };
+        while let Some(completion) = session.poll_done() {
+            self.done.push(completion);
+        }
         if session.outbox().is_empty() {
             return;
         }
@@ -347,7 +403,9 @@ impl<D: Dialer, H: Host> Link<D, H> {
         }
         if !*is_checked && session.is_ready() {
             self.dialer.check(session).map_err(Ended::Refused)?;
-            (*is_checked, self.lost_since, self.pause) = (true, None, FIRST_PAUSE);
+            (*is_checked, self.lost_since, self.pause, self.was_open) = (true, None, FIRST_PAUSE, true);
+            self.party.is_changed.set(true);
+            self.consumer.wake();
         }
         while let Some(completion) = session.poll_done() {
             self.done.push(completion);
@@ -383,6 +441,10 @@ impl<D: Dialer, H: Host> Link<D, H> {
         if self.pause == FIRST_PAUSE {
             info!(target = %self.dialer.address(), "connection lost ({reason}); trying again");
         }
+        if !self.was_open {
+            self.party.is_changed.set(true);
+            self.consumer.wake();
+        }
         let until = now + self.pause;
         self.pause = (self.pause * 2).min(LONGEST_PAUSE);
         self.state = State::Pausing { until };
@@ -390,15 +452,29 @@ impl<D: Dialer, H: Host> Link<D, H> {
         Progress::Drained
     }
 
-    /// Fails everything; the next request tries again.
+    /// Rests until the next request; the channel sees to those that wait.
     fn give_up(&mut self, reason: &str) -> Progress {
         self.take_back();
-        warn!(target = %self.dialer.address(), "volume is out of reach: {reason}");
-        self.pause = FIRST_PAUSE;
-        for io in self.queue.drain(..) {
-            self.done.push(Completion { tag: io.tag, result: Err(IoError::PathLost) });
+        let alive = self.party.alive.get().saturating_sub(1);
+        self.party.alive.set(alive);
+        match alive {
+            0 => warn!(target = %self.dialer.address(), "volume is out of reach: {reason}"),
+            _ => info!(target = %self.dialer.address(), "one connection less, {alive} are left: {reason}"),
         }
+        (self.pause, self.was_open) = (FIRST_PAUSE, false);
+        self.party.is_changed.set(true);
+        self.consumer.wake();
         Progress::Drained
+    }
+
+    #[inline]
+    fn is_open(&self) -> bool {
+        matches!(self.state, State::Open { is_checked: true, .. })
+    }
+
+    /// What waits here and was never sent, or has been given up.
+    fn hand_over(&mut self) -> VecDeque<Io> {
+        if self.was_open || self.is_open() { VecDeque::new() } else { std::mem::take(&mut self.queue) }
     }
 
     /// Ends the session and queues what it had not completed before everything else.

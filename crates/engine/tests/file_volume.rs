@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tempfile::TempDir;
 
 const READ: Op = Op::Read;
@@ -496,13 +496,10 @@ fn once_writes_are_lost_every_flush_fails_until_the_volume_is_opened_again() {
 fn conforms(volume: FileVolume, read_only: FileVolume) {
     let (mut reactor, _inbox) = Reactor::new(PollPolicy::Never, 512 << 20).unwrap();
     let core: Rc<dyn Core> = reactor.core().clone();
-    let (clock, mut tick) = (core.clone(), Instant::now());
+    let clock = core.clone();
     let turn = move || {
         // A deadline is always ahead, so that a turn with nothing in flight ends too.
-        if tick <= clock.now() {
-            tick = clock.now() + Duration::from_millis(5);
-            clock.wake_at(tick, &Waker::idle());
-        }
+        clock.wake_at(clock.now() + Duration::from_millis(5), &Waker::idle());
         let mut turns = 0..1;
         reactor.run_until(|| turns.next().is_none()).is_ok()
     };

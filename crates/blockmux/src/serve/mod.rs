@@ -13,6 +13,7 @@ mod setup;
 use crate::address::{ListenAddress, is_local};
 use crate::failure::Failure;
 use crate::output::print;
+use crate::patience::patiently;
 use crate::protocol::{PROTOCOLS, Protocol};
 use crate::signals;
 use announce::Announcement;
@@ -163,7 +164,7 @@ fn listen(setup: &Setup, private: Option<&TempDir>) -> Result<Vec<(&'static Prot
         .collect::<Result<Vec<_>, Failure>>()?;
     let mut listeners = Vec::new();
     for (protocol, address) in addresses {
-        let bound = Listener::bind(&address);
+        let bound = patiently(|| Listener::bind(&address), |error| error.kind() == io::ErrorKind::AddrInUse);
         listeners.push((protocol, bound.map_err(|error| cannot_listen(protocol, &address, &error))?));
         if !is_local(&address) {
             warn!("{address} can be reached from other machines, and there is no authentication");
