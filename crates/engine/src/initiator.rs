@@ -6,8 +6,8 @@
 //! ```
 //! A channel has one `Link` or several, each a connection of its own. A link that loses its connection keeps every
 //! request that has not completed, dials again with growing pauses, and replays them on the new session; a request
-//! so completes exactly once. When nothing answers for the volume's patience, all of them fail, and the next request
-//! starts over. What had completed before the loss and was not flushed is as safe as the target made it.
+//! so completes exactly once. When nothing answers for the volume's patience, or sessions begin for so long and end
+//! without completing anything, all of them fail, and the next request starts over. What had completed before the loss and was not flushed is as safe as the target made it.
 
 use crate::connection::{Broken, Connection, Inflow};
 use crate::host::{ByteStream, Host};
@@ -21,7 +21,7 @@ use std::marker::PhantomData;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tracing::{info, warn};
+use tracing::warn;
 
 /// Knows how to reach one remote volume, as often as needed.
 pub trait Dialer: Send + Sync + 'static {
@@ -141,6 +141,8 @@ struct Link<D: Dialer, H: Host> {
     patience: Duration,
     /// Since when there has been no session.
     lost_since: Option<Instant>,
+    /// Since when every session has been lost before it completed anything: it may be a request that ends them.
+    fruitless_since: Option<Instant>,
     pause: Duration,
     is_parked: bool,
     /// The channel is gone: say goodbye and end.
@@ -210,6 +212,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 done: Vec::with_capacity(depth as usize),
                 patience,
                 lost_since: Some(core.now()),
+                fruitless_since: None,
                 pause: FIRST_PAUSE,
                 is_parked: false,
                 is_closing: false,
@@ -325,9 +328,10 @@ impl<D: Dialer, H: Host> Link<D, H> {
         }
         if !*is_checked && session.is_ready() {
             self.dialer.check(session).map_err(Ended::Refused)?;
-            (*is_checked, self.lost_since, self.pause) = (true, None, FIRST_PAUSE);
+            (*is_checked, self.lost_since) = (true, None);
         }
         while let Some(completion) = session.poll_done() {
+            (self.fruitless_since, self.pause) = (None, FIRST_PAUSE);
             self.done.push(completion);
         }
         while *is_checked && session.room() > 0 {
@@ -350,16 +354,29 @@ impl<D: Dialer, H: Host> Link<D, H> {
     /// The connection is gone: keep what has not completed, and try again after a pause or give up.
     fn lose(&mut self, reason: &str) -> Progress {
         let now = self.core.now();
+        let was_logged_in = matches!(self.state, State::Open { is_checked: true, .. });
+        let done_before = self.done.len();
         self.take_back();
         if self.is_closing {
             return Progress::Idle;
         }
-        let since = *self.lost_since.get_or_insert(now);
+        if was_logged_in && self.queue.is_empty() {
+            // Servers close what is idle; the next request dials.
+            (self.fruitless_since, self.pause) = (None, FIRST_PAUSE);
+            return Progress::Drained;
+        }
+        if self.done.len() > done_before {
+            (self.fruitless_since, self.pause) = (None, FIRST_PAUSE);
+        } else if was_logged_in {
+            self.fruitless_since.get_or_insert(now);
+        }
+        let lost_since = *self.lost_since.get_or_insert(now);
+        let since = self.fruitless_since.map_or(lost_since, |fruitless| fruitless.min(lost_since));
         if now.duration_since(since) >= self.patience {
             return self.give_up(reason);
         }
         if self.pause == FIRST_PAUSE {
-            info!(target = %self.dialer.address(), "connection lost ({reason}); trying again");
+            warn!(target = %self.dialer.address(), "connection lost ({reason}); trying again");
         }
         let until = now + self.pause;
         self.pause = (self.pause * 2).min(LONGEST_PAUSE);
@@ -372,7 +389,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
     fn give_up(&mut self, reason: &str) -> Progress {
         self.take_back();
         warn!(target = %self.dialer.address(), "volume is out of reach: {reason}");
-        self.pause = FIRST_PAUSE;
+        (self.pause, self.fruitless_since) = (FIRST_PAUSE, None);
         for io in self.queue.drain(..) {
             self.done.push(Completion { tag: io.tag, result: Err(IoError::PathLost) });
         }
