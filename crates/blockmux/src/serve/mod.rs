@@ -21,8 +21,10 @@ use blockmux_engine::nbd;
 use blockmux_engine::reactor::PollPolicy;
 use blockmux_engine::socket::{Address, Listener};
 use blockmux_proto::exports::Exports;
+use blockmux_volume::MAX_TRANSFER;
 use command::Running;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::system::Sysinfo;
 use serde::Deserialize;
 use setup::{NamedSpec, Setup};
 use signals::Event;
@@ -182,7 +184,12 @@ fn allow_files() {
 }
 
 fn start(setup: &Setup, listeners: Vec<Listener>, exports: &Exports) -> Result<Cores, Failure> {
-    let config = CoresConfig { count: setup.cores, policy: setup.poll.into(), ..CoresConfig::default() };
+    let config = CoresConfig {
+        count: setup.cores,
+        policy: setup.poll.into(),
+        pool_limit_bytes: buffers_of_each(setup.cores, rustix::system::sysinfo()),
+        ..CoresConfig::default()
+    };
     let cores = Cores::start(&config).map_err(|error| {
         Failure::request(format!(
             "cannot start {} cores: {error}; io_uring must be permitted here",
@@ -199,6 +206,13 @@ fn start(setup: &Setup, listeners: Vec<Listener>, exports: &Exports) -> Result<C
     Ok(cores)
 }
 
+/// The most bytes of buffers of one core: what clients can make a daemon hold leaves room for others on the machine.
+fn buffers_of_each(cores: usize, memory: Sysinfo) -> usize {
+    let ram = (memory.totalram as usize).saturating_mul(memory.mem_unit as usize);
+    let share = ram / BUFFERS_SHARE / cores;
+    share.clamp(LEAST_BUFFERS, CoresConfig::default().pool_limit_bytes)
+}
+
 /// Waits for what ends the daemon; answers the exit status.
 fn wait(events: &Receiver<Event>, running: Option<&Running>) -> Result<ExitCode, Failure> {
     loop {
@@ -211,6 +225,10 @@ fn wait(events: &Receiver<Event>, running: Option<&Running>) -> Result<ExitCode,
 }
 
 const NBD_PORT: u16 = 10809;
+/// All cores' buffers together take at most the machine's memory divided by this.
+const BUFFERS_SHARE: usize = 4;
+/// Half of it is for long payload, and two of the longest requests have to fit.
+const LEAST_BUFFERS: usize = 4 * MAX_TRANSFER as usize;
 /// How long clients have for what is in flight.
 const GRACE: Duration = Duration::from_secs(10);
 

@@ -8,6 +8,7 @@ mod bench;
 mod copy;
 mod daemon;
 mod durability;
+mod hostile;
 mod interop;
 mod memory;
 mod program;
