@@ -24,7 +24,7 @@ use blockmux_proto::exports::Exports;
 use blockmux_volume::MAX_TRANSFER;
 use command::Running;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use rustix::system::Sysinfo;
+use rustix::system::sysinfo;
 use serde::Deserialize;
 use setup::{NamedSpec, Setup};
 use signals::Event;
@@ -187,7 +187,7 @@ fn start(setup: &Setup, listeners: Vec<Listener>, exports: &Exports) -> Result<C
     let config = CoresConfig {
         count: setup.cores,
         policy: setup.poll.into(),
-        pool_limit_bytes: buffers_of_each(setup.cores, rustix::system::sysinfo()),
+        pool_limit_bytes: buffers_of_each(setup.cores, ram()),
         ..CoresConfig::default()
     };
     let cores = Cores::start(&config).map_err(|error| {
@@ -207,10 +207,14 @@ fn start(setup: &Setup, listeners: Vec<Listener>, exports: &Exports) -> Result<C
 }
 
 /// The most bytes of buffers of one core: what clients can make a daemon hold leaves room for others on the machine.
-fn buffers_of_each(cores: usize, memory: Sysinfo) -> usize {
-    let ram = (memory.totalram as usize).saturating_mul(memory.mem_unit as usize);
-    let share = ram / BUFFERS_SHARE / cores;
-    share.clamp(LEAST_BUFFERS, CoresConfig::default().pool_limit_bytes)
+fn buffers_of_each(cores: usize, ram: usize) -> usize {
+    (ram / BUFFERS_SHARE / cores).clamp(LEAST_BUFFERS, CoresConfig::default().pool_limit_bytes)
+}
+
+/// The machine's memory, in bytes.
+fn ram() -> usize {
+    let memory = sysinfo();
+    (memory.totalram as usize).saturating_mul(memory.mem_unit as usize)
 }
 
 /// Waits for what ends the daemon; answers the exit status.
@@ -257,3 +261,16 @@ Examples:
   blockmux serve mem:1g --run 'qemu-img info $uri'
 
 SIGTERM or SIGINT: I/O in flight completes, volumes are flushed, status 0.";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_cores_buffers_take_a_quarter_of_memory_at_most_and_never_too_little_to_work() {
+        let mib = 1 << 20;
+        assert_eq!(buffers_of_each(2, 4096 * mib), 512 * mib);
+        assert_eq!(buffers_of_each(2, 64 << 30), 1024 * mib);
+        assert_eq!(buffers_of_each(256, 4096 * mib), 128 * mib);
+    }
+}
