@@ -4,12 +4,9 @@ use crate::connection::Broken;
 use crate::socket::Address;
 use blockmux_proto::session::{Demand, MAX_DEMAND, StreamSession};
 use blockmux_volume::{Chunk, Memory};
-use std::io::{self, Read, Write};
+use socket2::{Domain, SockAddr, Socket, Type};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::net::{SocketAddr, UnixStream};
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Why a volume cannot be reached; `R` is how a target of the protocol says no.
@@ -44,6 +41,22 @@ pub enum ConnectError<R> {
 /// # Errors
 /// If the target cannot be reached, leaves, is silent for longer than `timeout`, or breaks the protocol.
 pub fn run_session<S: StreamSession>(
+    address: &Address,
+    session: &mut S,
+    timeout: Duration,
+    done: impl FnMut(&S) -> bool,
+) -> Result<(), Broken> {
+    run(address, session, timeout, done).map_err(|broken| match broken {
+        // How the system tells that it was waited for in vain.
+        Broken::Socket(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+            let words = format!("no answer within {} s", timeout.as_secs());
+            Broken::Socket(io::Error::new(ErrorKind::TimedOut, words))
+        }
+        broken => broken,
+    })
+}
+
+fn run<S: StreamSession>(
     address: &Address,
     session: &mut S,
     timeout: Duration,
@@ -82,7 +95,7 @@ pub fn run_session<S: StreamSession>(
             }
         }
         if Instant::now() >= deadline {
-            return Err(io::Error::from(io::ErrorKind::TimedOut).into());
+            return Err(io::Error::from(ErrorKind::TimedOut).into());
         }
     }
 }
@@ -96,18 +109,13 @@ fn connect(address: &Address, timeout: Duration) -> io::Result<Box<dyn ReadWrite
             Ok(Box::new(socket))
         }
         Address::Unix(path) => {
-            let socket = unix(path)?;
+            let socket = Socket::new(Domain::UNIX, Type::STREAM.cloexec(), None)?;
+            // Connecting waits for as long as sending, where the server does not accept.
             socket.set_read_timeout(Some(timeout))?;
             socket.set_write_timeout(Some(timeout))?;
+            socket.connect(&SockAddr::unix(path)?)?;
             Ok(Box::new(socket))
         }
-    }
-}
-
-fn unix(path: &Path) -> io::Result<UnixStream> {
-    match path.as_os_str().as_bytes().strip_prefix(b"\0") {
-        Some(name) => UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?),
-        None => UnixStream::connect(path),
     }
 }
 
@@ -118,9 +126,26 @@ impl<T: Read + Write> ReadWrite for T {}
 mod tests {
     use super::*;
     use crate::nbd::{ConnectError, describe};
-    use blockmux_proto::nbd::initiator::Refused;
+    use blockmux_proto::nbd::initiator::{Config, Features, InitiatorSession, Mode, Refused};
+    use blockmux_volume::Pool;
     use std::net::Shutdown;
-    use std::os::unix::net::UnixListener;
+    use std::os::unix::net::{UnixListener, UnixStream};
+
+    #[test]
+    fn a_server_that_does_not_accept_is_given_up() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let listener = Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
+        listener.bind(&SockAddr::unix(&path).unwrap()).unwrap();
+        listener.listen(0).unwrap();
+        // The one that it has room for.
+        let _first = UnixStream::connect(&path).unwrap();
+        let config = Config { export: String::new(), mode: Mode::Info, features: Features::default() };
+        let mut session = InitiatorSession::new(config, Pool::new(1 << 20), Instant::now());
+        let timeout = Duration::from_millis(10);
+        let error = run_session(&Address::Unix(path), &mut session, timeout, |_| false).unwrap_err();
+        assert_eq!(error.to_string(), "connection failed: no answer within 0 s");
+    }
 
     #[test]
     fn the_words_of_a_server_that_hangs_up_at_once_are_heard() {

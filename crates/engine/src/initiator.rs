@@ -7,9 +7,9 @@
 //! A channel has one `Link` or several, each a connection of its own. A link that loses its connection keeps every
 //! request that has not completed, dials again with growing pauses, and replays them on the new session; a request
 //! so completes exactly once. A link that does not get a connection while others have one hands its requests to them:
-//! some targets take fewer connections than we would like. When nothing answers for the volume's patience, all requests
-//! fail, and the next one starts over. What had completed before the loss and was not flushed is as safe as the target
-//! made it.
+//! some targets take fewer connections than we would like. When nothing answers for the volume's patience, or sessions
+//! begin for so long and end without completing anything, all requests fail, and the next one starts over. What had
+//! completed before the loss and was not flushed is as safe as the target made it.
 
 use crate::connection::{Broken, Connection, Inflow};
 use crate::host::{ByteStream, Host};
@@ -210,6 +210,8 @@ struct Link<D: Dialer, H: Host> {
     patience: Duration,
     /// Since when there has been no session.
     lost_since: Option<Instant>,
+    /// Since when every session has been lost before it completed anything: it may be a request that ends them.
+    fruitless_since: Option<Instant>,
     pause: Duration,
     /// It had a session since it was last at rest: what waits may have been sent before, and waits for this link.
     was_open: bool,
@@ -283,6 +285,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 done: Vec::with_capacity(depth as usize),
                 patience: volume.patience,
                 lost_since: Some(core.now()),
+                fruitless_since: None,
                 pause: FIRST_PAUSE,
                 was_open: false,
                 is_parked: false,
@@ -403,11 +406,12 @@ impl<D: Dialer, H: Host> Link<D, H> {
         }
         if !*is_checked && session.is_ready() {
             self.dialer.check(session).map_err(Ended::Refused)?;
-            (*is_checked, self.lost_since, self.pause, self.was_open) = (true, None, FIRST_PAUSE, true);
+            (*is_checked, self.lost_since, self.was_open) = (true, None, true);
             self.party.is_changed.set(true);
             self.consumer.wake();
         }
         while let Some(completion) = session.poll_done() {
+            (self.fruitless_since, self.pause) = (None, FIRST_PAUSE);
             self.done.push(completion);
         }
         while *is_checked && session.room() > 0 {
@@ -430,16 +434,29 @@ impl<D: Dialer, H: Host> Link<D, H> {
     /// The connection is gone: keep what has not completed, and try again after a pause or give up.
     fn lose(&mut self, reason: &str) -> Progress {
         let now = self.core.now();
+        let was_logged_in = matches!(self.state, State::Open { is_checked: true, .. });
+        let done_before = self.done.len();
         self.take_back();
         if self.is_closing {
             return Progress::Idle;
         }
-        let since = *self.lost_since.get_or_insert(now);
+        if was_logged_in && self.queue.is_empty() {
+            // Servers close what is idle; the next request dials.
+            (self.fruitless_since, self.pause) = (None, FIRST_PAUSE);
+            return Progress::Drained;
+        }
+        if self.done.len() > done_before {
+            (self.fruitless_since, self.pause) = (None, FIRST_PAUSE);
+        } else if was_logged_in {
+            self.fruitless_since.get_or_insert(now);
+        }
+        let lost_since = *self.lost_since.get_or_insert(now);
+        let since = self.fruitless_since.map_or(lost_since, |fruitless| fruitless.min(lost_since));
         if now.duration_since(since) >= self.patience {
             return self.give_up(reason);
         }
         if self.pause == FIRST_PAUSE {
-            info!(target = %self.dialer.address(), "connection lost ({reason}); trying again");
+            warn!(target = %self.dialer.address(), "connection lost ({reason}); trying again");
         }
         if !self.was_open {
             self.party.is_changed.set(true);
@@ -461,7 +478,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
             0 => warn!(target = %self.dialer.address(), "volume is out of reach: {reason}"),
             _ => info!(target = %self.dialer.address(), "one connection less, {alive} are left: {reason}"),
         }
-        (self.pause, self.was_open) = (FIRST_PAUSE, false);
+        (self.pause, self.was_open, self.fruitless_since) = (FIRST_PAUSE, false, None);
         self.party.is_changed.set(true);
         self.consumer.wake();
         Progress::Drained

@@ -4,7 +4,10 @@ use super::Poll;
 use crate::address::ListenAddress;
 use crate::failure::Failure;
 use blockmux_volume::Spec;
+use blockmux_volume::units::human_size;
 use serde::{Deserialize, Deserializer, de};
+use std::fs::File;
+use std::io::Read;
 use std::num::NonZeroUsize;
 use std::path::Path;
 
@@ -36,9 +39,16 @@ pub(super) struct VolumeEntry {
 impl Config {
     /// Reads a file.
     pub(super) fn read(path: &Path) -> Result<Config, Failure> {
-        let text = std::fs::read_to_string(path).map_err(|error| {
-            Failure::request(format!("cannot read config file {}: {error}; check --config", path.display()))
-        })?;
+        let cannot = |reason: String| {
+            Failure::request(format!("cannot read config file {}: {reason}; check --config", path.display()))
+        };
+        let mut text = String::new();
+        let file = File::open(path).map_err(|error| cannot(error.to_string()))?;
+        // It may be no file of text at all.
+        file.take(MAX_LEN + 1).read_to_string(&mut text).map_err(|error| cannot(error.to_string()))?;
+        if text.len() as u64 > MAX_LEN {
+            return Err(cannot(format!("has more than {}", human_size(MAX_LEN))));
+        }
         Config::parse(path, &text)
     }
 
@@ -58,6 +68,9 @@ impl Config {
 fn spec<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Spec, D::Error> {
     String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
 }
+
+/// The longest config file, in bytes: tens of thousands of volumes.
+const MAX_LEN: u64 = 4 << 20;
 
 #[cfg(test)]
 mod tests {

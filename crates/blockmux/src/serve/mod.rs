@@ -22,8 +22,10 @@ use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
 use blockmux_engine::reactor::PollPolicy;
 use blockmux_engine::socket::{Address, Listener};
 use blockmux_proto::exports::Exports;
+use blockmux_volume::MAX_TRANSFER;
 use command::Running;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::system::sysinfo;
 use serde::Deserialize;
 use setup::{NamedSpec, Setup};
 use std::io;
@@ -208,7 +210,12 @@ fn start(
     listeners: Vec<(&'static Protocol, Listener)>,
     exports: &Exports,
 ) -> Result<Cores, Failure> {
-    let config = CoresConfig { count: setup.cores, policy: setup.poll.into(), ..CoresConfig::default() };
+    let config = CoresConfig {
+        count: setup.cores,
+        policy: setup.poll.into(),
+        pool_limit_bytes: buffers_of_each(setup.cores, ram()),
+        ..CoresConfig::default()
+    };
     let cores = Cores::start(&config).map_err(|error| {
         Failure::request(format!(
             "cannot start {} cores: {error}; io_uring must be permitted here",
@@ -225,6 +232,17 @@ fn start(
     Ok(cores)
 }
 
+/// The most bytes of buffers of one core: what clients can make a daemon hold leaves room for others on the machine.
+fn buffers_of_each(cores: usize, ram: usize) -> usize {
+    (ram / BUFFERS_SHARE / cores).clamp(LEAST_BUFFERS, CoresConfig::default().pool_limit_bytes)
+}
+
+/// The machine's memory, in bytes.
+fn ram() -> usize {
+    let memory = sysinfo();
+    (memory.totalram as usize).saturating_mul(memory.mem_unit as usize)
+}
+
 /// Waits for what ends the daemon; answers the exit status.
 fn wait(events: &Receiver<Event>, running: Option<&Running>) -> Result<ExitCode, Failure> {
     loop {
@@ -236,6 +254,10 @@ fn wait(events: &Receiver<Event>, running: Option<&Running>) -> Result<ExitCode,
     }
 }
 
+/// All cores' buffers together take at most the machine's memory divided by this.
+const BUFFERS_SHARE: usize = 4;
+/// Half of it is for long payload, and two of the longest requests have to fit.
+const LEAST_BUFFERS: usize = 4 * MAX_TRANSFER as usize;
 /// How long clients have for what is in flight.
 const GRACE: Duration = Duration::from_secs(10);
 
@@ -264,3 +286,16 @@ Examples:
   blockmux serve mem:1g --run 'qemu-img info $uri'
 
 SIGTERM or SIGINT: I/O in flight completes, volumes are flushed, status 0.";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_cores_buffers_take_a_quarter_of_memory_at_most_and_never_too_little_to_work() {
+        let mib = 1 << 20;
+        assert_eq!(buffers_of_each(2, 4096 * mib), 512 * mib);
+        assert_eq!(buffers_of_each(2, 64 << 30), 1024 * mib);
+        assert_eq!(buffers_of_each(256, 4096 * mib), 128 * mib);
+    }
+}

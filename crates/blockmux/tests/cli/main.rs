@@ -9,6 +9,7 @@ mod copy;
 mod daemon;
 mod device_flush;
 mod durability;
+mod hostile;
 mod idle;
 mod interop;
 mod memory;

@@ -4,6 +4,7 @@ use crate::failure::Failure;
 use crate::output::both_sizes;
 use crate::protocol::{Description, Found, FoundExport, NBD, Remote};
 use crate::reach;
+use blockmux_engine::connection::Broken;
 use blockmux_engine::nbd::{self, ConnectError, Endpoint};
 use blockmux_engine::socket::Address;
 use blockmux_proto::nbd::initiator::{BlockSize, ExportInfo, Headers, ListedExport, Refused};
@@ -11,6 +12,7 @@ use blockmux_proto::nbd::uri::{Server, Uri};
 use blockmux_volume::Volume;
 use blockmux_wire::nbd::handshake::NBD_FLAG_READ_ONLY;
 use serde_json::{Value, json};
+use std::io::ErrorKind;
 use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::thread;
@@ -136,12 +138,26 @@ fn headers(headers: Headers) -> &'static str {
 fn list(uri: &Uri, address: &Address) -> Result<Found, ConnectError> {
     let (listed, left_out) = nbd::list(address)?;
     // A server may open what it exports only when asked for it, which takes time.
-    let exports = listed.chunks(AT_A_TIME).flat_map(|some| describe_all(uri, address, some)).collect();
+    let mut exports = Vec::with_capacity(listed.len());
+    for some in listed.chunks(AT_A_TIME) {
+        let described = describe_all(address, some);
+        let is_silent = described.iter().any(is_no_answer);
+        exports.extend(some.iter().zip(described).map(|(listed, answer)| found(uri, listed, answer.ok())));
+        if is_silent {
+            // It would take as long again for each of the others.
+            break;
+        }
+    }
+    let asked = exports.len();
+    if asked < listed.len() {
+        tracing::warn!("{address}: does not answer; {} exports were not asked for", listed.len() - asked);
+    }
+    exports.extend(listed[asked..].iter().map(|listed| found(uri, listed, None)));
     Ok(Found { url: uri.to_string(), exports, left_out })
 }
 
 /// All at the same time, each over a connection of its own; those that got none, as servers limit them, one by one.
-fn describe_all(uri: &Uri, address: &Address, listed: &[ListedExport]) -> Vec<FoundExport> {
+fn describe_all(address: &Address, listed: &[ListedExport]) -> Vec<Result<ExportInfo, ConnectError>> {
     let described: Vec<_> = thread::scope(|scope| {
         let ask = |name| move || nbd::describe(address, name);
         let asked: Vec<_> = listed.iter().map(|export| scope.spawn(ask(&export.name))).collect();
@@ -149,22 +165,30 @@ fn describe_all(uri: &Uri, address: &Address, listed: &[ListedExport]) -> Vec<Fo
         asked.into_iter().map(|asked| asked.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
     });
     let all = listed.iter().zip(described);
-    all.map(|(listed, described)| match described {
-        Err(ConnectError::Broken { .. }) => found(uri, listed, nbd::describe(address, &listed.name)),
-        described => found(uri, listed, described),
+    all.map(|(listed, described)| {
+        let described = match described {
+            Err(ConnectError::Broken { .. }) if !is_no_answer(&described) => {
+                nbd::describe(address, &listed.name)
+            }
+            described => described,
+        };
+        described.inspect_err(|error| tracing::warn!("export {:?}: {error}", listed.name))
     })
     .collect()
 }
 
-fn found(uri: &Uri, listed: &ListedExport, described: Result<ExportInfo, ConnectError>) -> FoundExport {
-    if let Err(error) = &described {
-        tracing::warn!("export {:?}: {error}", listed.name);
-    }
+/// Whether the server was waited for in vain.
+fn is_no_answer(described: &Result<ExportInfo, ConnectError>) -> bool {
+    matches!(described, Err(ConnectError::Broken { broken: Broken::Socket(error), .. })
+        if error.kind() == ErrorKind::TimedOut)
+}
+
+fn found(uri: &Uri, listed: &ListedExport, described: Option<ExportInfo>) -> FoundExport {
     FoundExport {
         url: Uri { export: listed.name.clone(), ..uri.clone() }.to_string(),
         name: listed.name.clone(),
         description: listed.description.clone(),
-        size: described.ok().map(|export| export.size),
+        size: described.map(|export| export.size),
     }
 }
 

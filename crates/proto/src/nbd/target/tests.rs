@@ -545,6 +545,32 @@ fn long_payload_waits_for_the_pool() {
 }
 
 #[test]
+fn payload_that_waits_long_asks_for_memory_less_and_less_often() {
+    let pool = Pool::new(192 << 10);
+    let mut session = connect_with(&pool, Instant::now());
+    session.exchange(&join(&[&FLAGS, &option(Opt::NBD_OPT_GO, &info_data("", &[]))]));
+    let whole = write(0, &pattern(100 << 10));
+    for _ in 0..2 {
+        let taken = pool.take(32 << 10).unwrap();
+        session.client_sends(&whole[..1000]).unwrap();
+        let mut asked = session.session.poll_timeout().unwrap();
+        let pauses: Vec<u128> = (0..10)
+            .map(|_| {
+                session.session.on_timeout(asked).unwrap();
+                let next = session.session.poll_timeout().unwrap();
+                let pause = next - asked;
+                asked = next;
+                pause.as_millis()
+            })
+            .collect();
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 64, 128, 128, 128]);
+        drop(taken);
+        session.session.on_timeout(asked).unwrap();
+        assert_eq!(session.exchange(&whole[1000..]), simple(0));
+    }
+}
+
+#[test]
 fn a_completion_gives_memory_to_the_payload_that_waits() {
     let pool = Pool::new(192 << 10);
     let mut session = connect_with(&pool, Instant::now());

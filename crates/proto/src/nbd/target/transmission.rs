@@ -42,6 +42,8 @@ pub(super) struct Transmission {
     pool: Pool,
     /// When to ask the pool again; meaningful in `Awaiting::Memory`.
     retry_at: Instant,
+    /// The pause after that.
+    retry_after: Duration,
     stopping: bool,
 }
 
@@ -74,6 +76,7 @@ impl Transmission {
             waits_for: 0,
             pool,
             retry_at: now,
+            retry_after: MEMORY_RETRY,
             stopping: false,
         }
     }
@@ -138,7 +141,8 @@ impl Transmission {
     }
 
     pub(super) fn on_timeout(&mut self, now: Instant) {
-        self.retry_at = now.checked_add(MEMORY_RETRY).unwrap_or(now);
+        self.retry_at = now.checked_add(self.retry_after).unwrap_or(now);
+        self.retry_after = self.retry_after.saturating_mul(2).min(LONGEST_MEMORY_RETRY);
         self.take_memory();
     }
 
@@ -309,6 +313,7 @@ impl Transmission {
         if let Awaiting::Memory(write) = &self.awaiting {
             let length = write.length as usize;
             if let Some(memory) = self.pool.take_payload(length) {
+                self.retry_after = MEMORY_RETRY;
                 let data = memory.seg(0, length).into();
                 self.awaiting = Awaiting::Place { write: *write, data };
             }
@@ -344,5 +349,8 @@ const QUERY_OF_NONE: usize = size_of::<u64>();
 /// A block status' payload with one context.
 const QUERY_OF_ONE: usize = size_of::<u64>() + size_of::<u32>();
 
-/// How often an empty pool is asked again, apart from each completion.
+/// When an empty pool is asked again, apart from each completion; the pause doubles each time.
 const MEMORY_RETRY: Duration = Duration::from_millis(1);
+
+/// Thousands may wait for the buffers that a few keep, and together they must not take a processor.
+const LONGEST_MEMORY_RETRY: Duration = Duration::from_millis(128);
