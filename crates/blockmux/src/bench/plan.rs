@@ -11,13 +11,15 @@ use blockmux_engine::sys;
 use blockmux_lab::ceiling::{Data, Transport, Variant};
 use blockmux_lab::generator::Bench;
 use blockmux_lab::job::{Job, Rw};
+use blockmux_lab::job_file::FileJob;
 use blockmux_lab::options::JobError;
 use blockmux_lab::suite::{Suite, SuiteRow, default_jobs};
 use blockmux_lab::{job_file, units};
 use blockmux_volume::{Spec, Volume};
 use indicatif::ProgressBar;
 use std::cell::OnceCell;
-use std::path::Path;
+use std::fs::File;
+use std::io::Read;
 use std::sync::Arc;
 
 /// Lanes in the order in which they are shown, and what they share.
@@ -165,7 +167,8 @@ impl Plan {
         subjects: &[Subject],
         policies: &[PollPolicy],
     ) -> Result<(), Failure> {
-        let suite = Suite::by_name(name).map_err(|error| Failure::request(format!("--suite {error}")))?;
+        let suite =
+            Suite::by_name(name).map_err(|error| Failure::request(format!("--suite {name}: {error}")))?;
         let [Subject { name: target, volume, remote: None, .. }] = subjects else {
             return Err(Failure::request("--suite measures one local volume; name one, as mem:1g, or none"));
         };
@@ -344,14 +347,30 @@ fn set_all(job: &mut Job, args: &Args) -> Result<(), Failure> {
 fn jobs_of_files(files: &[&String]) -> Result<Vec<(Job, Option<String>)>, Failure> {
     let mut jobs = Vec::new();
     for file in files {
-        let text = std::fs::read_to_string(Path::new(file)).map_err(|error| {
-            Failure::request(format!("{file}: not a volume (as mem:1g), and no job file either: {error}"))
-        })?;
+        let text = read_job_file(file)?;
         let env = |name: &str| std::env::var(name).ok();
         let found = job_file::parse(&text, file, env).map_err(Failure::request)?;
-        jobs.extend(found.into_iter().map(|found| (found.job, found.target)));
+        for FileJob { job, target, line, .. } in found {
+            if let Some(Err(error)) = target.as_deref().map(str::parse::<Spec>) {
+                return Err(Failure::request(format!("{file}:{line}: job {}: {error}", job.name)));
+            }
+            jobs.push((job, target));
+        }
     }
     Ok(jobs)
+}
+
+/// The text of a job file. A disk image is easily given in its place, so not all of it is read.
+fn read_job_file(file: &str) -> Result<String, Failure> {
+    let mut content = Vec::new();
+    let read = File::open(file).and_then(|opened| opened.take(MOST_JOB_FILE + 1).read_to_end(&mut content));
+    let length = read.map_err(|error| {
+        Failure::request(format!("{file}: not a volume (as mem:1g), and no job file either: {error}"))
+    })?;
+    let text = String::from_utf8(content).ok().filter(|text| !text.contains('\0'));
+    text.filter(|_| length as u64 <= MOST_JOB_FILE).ok_or_else(|| {
+        Failure::request(format!("{file}: is no fio job file; to measure it as a volume, write file:{file}"))
+    })
 }
 
 /// Every job with every value.
@@ -454,6 +473,8 @@ const DEFAULT_RUNTIME_MS: u64 = 1000;
 const DEFAULT_RAMP_MS: u64 = 200;
 const LEAST_VOLUME: u64 = 64 << 20;
 const MOST_VOLUME: u64 = 1 << 30;
+/// In bytes.
+const MOST_JOB_FILE: u64 = 1 << 20;
 const MOST_CEILING_BYTES: usize = 1 << 30;
 /// Blocks of 1 MiB.
 const MOST_FILL_BITS: u32 = 20;
