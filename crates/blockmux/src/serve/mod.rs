@@ -220,7 +220,7 @@ port 0 lets the system choose. There is no authentication yet, so listen
 beyond loopback only on networks that you trust.
 
 Config file, the same things by the same names, with _ for -:
-  nbd = [\"127.0.0.1:10809\", \"unix:/tmp/nbd.sock\"]
+  nbd = [\"127.0.0.1:10809\", \"unix:nbd.sock\"]
   poll = \"adaptive\"
   [[volume]]
   name = \"disk0\"
@@ -236,7 +236,7 @@ becomes blockmux's own.
 Examples:
   blockmux serve mem:1g
   blockmux serve root=file:root.img data=block:/dev/sdb --nbd :10809
-  blockmux serve 'file:disk.img?size=10g' --nbd unix:/tmp/nbd.sock
+  blockmux serve 'file:disk.img?size=10g' --nbd unix:nbd.sock
   blockmux serve mem:1g --run 'qemu-img info $uri'
 
 SIGTERM or SIGINT: I/O in flight completes, volumes are flushed, status 0.";

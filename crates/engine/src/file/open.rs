@@ -286,9 +286,7 @@ fn whole_blocks(path: &Path, len: u64, block: u32) -> u64 {
     let size = len / u64::from(block) * u64::from(block);
     if size != len {
         let (path, rest) = (path.display(), len - size);
-        tracing::warn!(
-            "{path}: its last {rest} bytes are no whole block of {block} bytes and are not served"
-        );
+        tracing::warn!("{path}: its last {rest} bytes are no whole block of {block} bytes and are left out");
     }
     size
 }
