@@ -42,7 +42,9 @@ pub(crate) fn open(spec: &Spec, how: Use) -> Result<Opened, Failure> {
         open(inner, how).map(|inner| Opened { volume: wrap(inner.volume), ..inner })
     };
     match spec {
+        Spec::Mem(size) if *size < SECTOR => Err(no_block(spec)),
         Spec::Mem(size) => open_mem(spec, *size).map(|volume| local(volume, true)),
+        Spec::Null(size) if *size < SECTOR => Err(no_block(spec)),
         Spec::Null(size) => Ok(local(Arc::new(NullVolume::new(*size)), false)),
         Spec::File(file) => {
             let volume = open_file(file, how)?;
@@ -80,6 +82,10 @@ fn open_mem(spec: &Spec, size: u64) -> Result<Arc<dyn Volume>, Failure> {
     };
     let len = usize::try_from(size).ok().filter(|_| size <= most).ok_or_else(refuse)?;
     Ok(Arc::new(MemVolume::from_pages(map_pages(len).map_err(|_| refuse())?)))
+}
+
+fn no_block(spec: &Spec) -> Failure {
+    Failure::request(format!("{spec}: is smaller than one block; take at least {SECTOR}"))
 }
 
 fn open_file(file: &FileSpec, how: Use) -> Result<FileVolume, Failure> {
@@ -137,5 +143,7 @@ impl<W: Write + Send> LogSink for Lines<W> {
     }
 }
 
+/// The blocks of RAM volumes and of such as hold nothing, in bytes.
+const SECTOR: u64 = 512;
 /// A RAM volume may have so many times the machine's memory.
 const MEMORY_TIMES: u64 = 16;

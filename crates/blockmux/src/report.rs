@@ -3,7 +3,7 @@
 use crate::failure::Failure;
 use crate::show;
 use blockmux_lab::fio_json;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Show finished measurements again
 ///
@@ -29,9 +29,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         let name = path.display();
         let text = std::fs::read_to_string(path)
             .map_err(|error| Failure::request(format!("{name}: cannot read it: {error}")))?;
-        let comparison =
-            fio_json::from_json(&text).map_err(|error| Failure::request(format!("{name}: {error}")))?;
-        comparisons.push((name.to_string(), comparison));
+        let comparison = fio_json::from_json(&text)
+            .map_err(|error| Failure::request(format!("{name}: {error}; {TAKEN}")))?;
+        comparisons.push((label(path), comparison));
     }
     let Some(merged) = fio_json::merge(comparisons) else {
         return Err(Failure::request("no file given; name a bench.json"));
@@ -44,7 +44,18 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     show::show(&merged, args.report.as_deref(), args.json)
 }
 
+/// What tells a file's rows from another's. Every bench calls its file alike, so the directory says more, and a row's
+/// name has little room.
+fn label(path: &Path) -> String {
+    let directory =
+        path.parent().filter(|parent| path.ends_with("bench.json") && parent.file_name().is_some());
+    directory.unwrap_or(path).display().to_string()
+}
+
+const TAKEN: &str = "name a bench.json, or what fio --output-format=json wrote";
 const EXAMPLES: &str = "\
 Examples:
   blockmux report bench-results/bench.json
-  blockmux report monday/bench.json tuesday/bench.json --report both";
+  blockmux report monday/bench.json tuesday/bench.json --report both
+
+What was measured in both is shown with the directory it comes from.";

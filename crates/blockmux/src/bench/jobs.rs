@@ -3,10 +3,12 @@
 use super::Args;
 use crate::failure::Failure;
 use blockmux_lab::job::{Job, Rw};
-use blockmux_lab::job_file;
+use blockmux_lab::job_file::{self, FileJob};
 use blockmux_lab::options::JobError;
 use blockmux_lab::suite::default_jobs;
-use std::path::Path;
+use blockmux_volume::Spec;
+use std::fs::File;
+use std::io::Read;
 
 /// Jobs, and where they come from.
 pub(super) struct Jobs {
@@ -82,14 +84,30 @@ fn set_all(job: &mut Job, args: &Args) -> Result<(), Failure> {
 fn jobs_of_files(files: &[&String]) -> Result<Vec<(Job, Option<String>)>, Failure> {
     let mut jobs = Vec::new();
     for file in files {
-        let text = std::fs::read_to_string(Path::new(file)).map_err(|error| {
-            Failure::request(format!("{file}: not a volume (as mem:1g), and no job file either: {error}"))
-        })?;
+        let text = read_job_file(file)?;
         let env = |name: &str| std::env::var(name).ok();
         let found = job_file::parse(&text, file, env).map_err(Failure::request)?;
-        jobs.extend(found.into_iter().map(|found| (found.job, found.target)));
+        for FileJob { job, target, line, .. } in found {
+            if let Some(Err(error)) = target.as_deref().map(str::parse::<Spec>) {
+                return Err(Failure::request(format!("{file}:{line}: job {}: {error}", job.name)));
+            }
+            jobs.push((job, target));
+        }
     }
     Ok(jobs)
+}
+
+/// The text of a job file. A disk image is easily given in its place, so not all of it is read.
+fn read_job_file(file: &str) -> Result<String, Failure> {
+    let mut content = Vec::new();
+    let read = File::open(file).and_then(|opened| opened.take(MOST_JOB_FILE + 1).read_to_end(&mut content));
+    let length = read.map_err(|error| {
+        Failure::request(format!("{file}: not a volume (as mem:1g), and no job file either: {error}"))
+    })?;
+    let text = String::from_utf8(content).ok().filter(|text| !text.contains('\0'));
+    text.filter(|_| length as u64 <= MOST_JOB_FILE).ok_or_else(|| {
+        Failure::request(format!("{file}: is no fio job file; to measure it as a volume, write file:{file}"))
+    })
 }
 
 /// Every job with every value.
@@ -147,5 +165,7 @@ fn name_of(job: &Job) -> String {
     format!("{}-{bs}-qd{}{workers}", job.rw.name(), job.iodepth)
 }
 
+/// In bytes.
+const MOST_JOB_FILE: u64 = 1 << 20;
 const DEFAULT_RUNTIME_MS: u64 = 1000;
 const DEFAULT_RAMP_MS: u64 = 200;

@@ -34,34 +34,34 @@ pub(crate) struct Args {
     /// A published study's jobs, its figures beside ours: aatrokoski-2007, chelsio-iwarp, taocloud-2022, zeta-2016
     #[arg(long, value_name = "NAME")]
     suite: Option<String>,
-    /// read, write, randread, randwrite, readwrite, randrw, trim, randtrim
+    /// read, write, randread, randwrite, readwrite, randrw, trim, randtrim [default: randread, if another shape is given]
     #[arg(long)]
     rw: Vec<String>,
-    /// Block size, as 4k
+    /// Block size [default: 4k]
     #[arg(long)]
     bs: Vec<String>,
-    /// I/O in flight of each worker, as 1,8,32
+    /// I/O in flight of each worker, as 1,8,32 [default: 1]
     #[arg(long)]
     iodepth: Vec<String>,
-    /// Workers, each with its own connection, as 1,4
+    /// Workers, each with its own connection, as 1,4 [default: 1]
     #[arg(long)]
     numjobs: Vec<String>,
-    /// Measured time of each run in seconds
+    /// Measured time of each run in seconds, or as 500ms [default: 1]
     #[arg(long)]
     runtime: Option<String>,
-    /// Time before it in seconds
+    /// Time before it in seconds [default: 0.2]
     #[arg(long)]
     ramp_time: Option<String>,
     /// How much of the volume to use, as 1g or 50%; also the size of the default RAM volume
     #[arg(long)]
     size: Option<String>,
-    /// Where to begin
+    /// Where to begin [default: 0]
     #[arg(long)]
     offset: Option<String>,
-    /// Per cent of reads in a mix
+    /// Per cent of reads in a mix [default: 50]
     #[arg(long)]
     rwmixread: Option<String>,
-    /// Check content: crc32c or pattern
+    /// Check content: crc32c or pattern; reads need a verifying write before them
     #[arg(long)]
     verify: Option<String>,
     /// Flush after so many writes
@@ -73,7 +73,7 @@ pub(crate) struct Args {
     /// How often each lane runs
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: u32,
-    /// Polling of both sides: adaptive, always, never; several times to compare them
+    /// Polling of both sides: adaptive, always, never; several times to compare them [default: adaptive]
     #[arg(long, value_name = "POLICY")]
     poll: Vec<String>,
     /// Do not measure the bare sockets
@@ -149,12 +149,14 @@ Examples:
   blockmux bench nbd://host/disk0 --rw randread --bs 4k --iodepth 32
   blockmux bench file:disk.img --poll always --poll never
   blockmux bench --suite taocloud-2022
+  blockmux bench mem:1g --rw write --rw randread --verify crc32c
   blockmux bench mem:1g jobs.fio
 
-Without a volume: every protocol on a RAM volume over loopback. Several values
-of rw, bs, iodepth and numjobs are measured in every combination. A volume that
-was there before is only written to if --rw, a job file or a suite says so.
-Ctrl-C ends the bench with what has been measured.
+Without a volume: every protocol on a RAM volume over loopback. Without --rw,
+--bs, --iodepth and --numjobs: eight usual jobs. Several values of them are
+measured in every combination. A volume that was there before is only written
+to if --rw, a job file or a suite says so. Ctrl-C ends the bench with what has
+been measured.
 
 Exit status: 0 done; 1 a run failed, or data was not what had been written; 2
 could not begin; 130 interrupted.";

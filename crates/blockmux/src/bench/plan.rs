@@ -156,7 +156,8 @@ impl Plan {
         subjects: &[Subject],
         policies: &[PollPolicy],
     ) -> Result<(), Failure> {
-        let suite = Suite::by_name(name).map_err(|error| Failure::request(format!("--suite {error}")))?;
+        let suite =
+            Suite::by_name(name).map_err(|error| Failure::request(format!("--suite {name}: {error}")))?;
         let [Subject { name: target, volume, remote: None, .. }] = subjects else {
             return Err(Failure::request("--suite measures one local volume; name one, as mem:1g, or none"));
         };

@@ -59,7 +59,9 @@ impl Config {
             let what = error
                 .message()
                 .replace("unknown field", "unknown key")
-                .replace("missing field", "missing key");
+                .replace("missing field", "missing key")
+                .replace("unknown variant", "unknown value")
+                .replace("expected a sequence", A_LIST);
             Failure::request(format!("{}:{line}: {what}", path.display()))
         })
     }
@@ -71,6 +73,8 @@ fn spec<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Spec, D::Error> {
 
 /// The longest config file, in bytes: tens of thousands of volumes.
 const MAX_LEN: u64 = 4 << 20;
+/// There are two, and whoever leaves the brackets out does not know of sequences.
+const A_LIST: &str = "expected a list, as nbd = [\":10809\"] or [[volume]] make one";
 
 #[cfg(test)]
 mod tests {
@@ -122,7 +126,12 @@ mod tests {
             ("[[volume]]\nname = 'a'", "b.toml:1: missing key `spec`"),
             ("[[volume]]\nspec = 'mem:x'", "b.toml:2: in `mem:x`: `x` is not a size"),
             ("nbd = ['10809']", "b.toml:1: `10809` is no host"),
-            ("poll = 'often'", "b.toml:1: unknown variant `often`, expected one of `adaptive`"),
+            ("poll = 'often'", "b.toml:1: unknown value `often`, expected one of `adaptive`"),
+            (
+                "nbd = ':10809'",
+                "b.toml:1: invalid type: string \":10809\", expected a list, as nbd = [\":10809\"] or [[volume]] ",
+            ),
+            ("[volume]", "b.toml:1: invalid type: map, expected a list, as nbd = "),
             ("cores = 0", "b.toml:1: invalid value: integer `0`"),
             ("cores = ", "b.toml:1: "),
         ] {

@@ -59,7 +59,7 @@ pub(crate) struct Args {
     /// Threads that serve [default: one for each processor]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     cores: Option<NonZeroUsize>,
-    /// When an idle core sleeps [default: adaptive]
+    /// How long an idle core looks for work before it sleeps [default: adaptive]
     #[arg(long, value_enum)]
     poll: Option<Poll>,
     /// Connections at a time [default: 4096]
@@ -74,11 +74,11 @@ pub(crate) struct Args {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Poll {
-    /// Soon after the last activity
+    /// A short while after the last activity
     Adaptive,
-    /// Never: takes a whole processor and answers fastest
+    /// For ever: takes whole processors, and answers fastest
     Always,
-    /// At once
+    /// Not at all: it sleeps at once
     Never,
 }
 
@@ -266,8 +266,8 @@ Addresses: host:port, :port for loopback, host for port 10809, unix:PATH;
 port 0 lets the system choose. There is no authentication yet, so listen
 beyond loopback only on networks that you trust.
 
-Config file, the same things by the same names:
-  nbd = [\"127.0.0.1:10809\"]
+Config file, the same things by the same names, with _ for -:
+  nbd = [\"127.0.0.1:10809\", \"unix:nbd.sock\"]
   poll = \"adaptive\"
   [[volume]]
   name = \"disk0\"
@@ -283,6 +283,7 @@ becomes blockmux's own.
 Examples:
   blockmux serve mem:1g
   blockmux serve root=file:root.img data=block:/dev/sdb --nbd :10809
+  blockmux serve 'file:disk.img?size=10g' --nbd unix:nbd.sock
   blockmux serve mem:1g --run 'qemu-img info $uri'
 
 SIGTERM or SIGINT: I/O in flight completes, volumes are flushed, status 0.";

@@ -178,6 +178,22 @@ fn a_job_file_is_run_and_what_is_wrong_in_one_is_named_with_its_line() {
         "{said}"
     );
     assert_eq!((output.status.code(), said.lines().count()), (Some(2), 1));
+    std::fs::write(&file, "[a]\nfilename=disk.img\n").unwrap();
+    let said = text(&bench.run("", &[&file]).stderr);
+    assert!(said.starts_with(&format!("blockmux: {file}:1: job a: `disk.img` does not say ")), "{said}");
+}
+
+#[test]
+fn an_image_in_the_place_of_a_job_file_is_not_read_out() {
+    let bench = Bench::new();
+    let image = bench.path("disk.img");
+    for content in [vec![0; 4096], vec![0xff; 4096], vec![b'a'; (1 << 20) + 1]] {
+        std::fs::write(&image, content).unwrap();
+        let output = bench.run("", &[&image]);
+        let expected =
+            format!("blockmux: {image}: is no fio job file; to measure it as a volume, write file:{image}\n");
+        assert_eq!((text(&output.stderr), output.status.code()), (expected, Some(2)));
+    }
 }
 
 #[test]
@@ -194,7 +210,7 @@ fn what_is_wrong_with_an_option_is_said_of_the_option_as_it_was_given() {
         ("mem:1m --poll sometimes", "--poll sometimes: is adaptive, always or never"),
         ("mem:64m --suite zeta-2016 --bs 4k", "--bs is set by the suite; leave one of them out"),
         ("mem:64m --suite zeta-2016 --verify crc32c", "--verify is set by the suite"),
-        ("--suite zeta", "--suite unknown suite `zeta`; known are "),
+        ("--suite zeta", "--suite zeta: unknown suite `zeta`; known are "),
         ("nbd+unix:///x?socket=/nowhere/s", "nbd+unix:///x?socket=/nowhere/s: "),
         ("jobs.fio", "jobs.fio: not a volume (as mem:1g), and no job file either: "),
     ] {

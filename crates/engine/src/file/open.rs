@@ -37,6 +37,9 @@ pub enum OpenError {
     /// There is no such file.
     #[error("file:{0}: does not exist; give ?size=10G to create it")]
     Missing(PathBuf),
+    /// Nor is there a directory to create it in.
+    #[error("file:{0}: its directory does not exist; create that first, or name another path")]
+    NoDirectory(PathBuf),
     /// There is no such device.
     #[error("block:{0}: does not exist; lsblk lists the block devices")]
     MissingDevice(PathBuf),
@@ -61,7 +64,9 @@ pub enum OpenError {
     #[error("{0}: is on a read-only file system or device; give ?readonly=on")]
     ReadOnly(PathBuf),
     /// Another process serves it.
-    #[error("{0}: is in use by another program that locked it; stop that one, or give ?readonly=on")]
+    #[error(
+        "{0}: is in use by another program that locked it, or named twice; stop that one, or give ?readonly=on"
+    )]
     Locked(PathBuf),
     /// The device is mounted or part of something.
     #[error("block:{0}: is mounted or in use; unmount it, or give ?readonly=on")]
@@ -136,7 +141,11 @@ pub(super) fn open_file(path: &Path, options: FileOptions) -> Result<Opened, Ope
         return Err(OpenError::Missing(path.into()));
     }
     let mut how = OpenOptions::new();
-    let file = how.read(true).write(true).create_new(true).open(path).map_err(failed("create"))?;
+    let file =
+        how.read(true).write(true).create_new(true).open(path).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => OpenError::NoDirectory(path.into()),
+            _ => system_error(path, "create", error),
+        })?;
     let opened = prepare_file(path, file, options).and_then(|opened| {
         // The file's name, too, must survive the power.
         let folder = path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
@@ -277,9 +286,7 @@ fn whole_blocks(path: &Path, len: u64, block: u32) -> u64 {
     let size = len / u64::from(block) * u64::from(block);
     if size != len {
         let (path, rest) = (path.display(), len - size);
-        tracing::warn!(
-            "{path}: its last {rest} bytes are no whole block of {block} bytes and are not served"
-        );
+        tracing::warn!("{path}: its last {rest} bytes are no whole block of {block} bytes and are left out");
     }
     size
 }
@@ -314,6 +321,7 @@ mod tests {
             refusal(&missing, FileOptions::default())
                 .ends_with("/x: does not exist; give ?size=10G to create it")
         );
+        assert!(refusal(&folder.path().join("a/b"), NEW).contains("/a/b: its directory does not exist"));
         assert!(refusal(folder.path(), NEW).contains("is a directory"));
         assert!(refusal(Path::new("/dev/null"), NEW).contains("is not a regular file"));
         std::fs::write(&missing, b"short").unwrap();
