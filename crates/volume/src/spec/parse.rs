@@ -18,7 +18,7 @@ impl FromStr for Spec {
     type Err = SpecError;
 
     fn from_str(text: &str) -> Result<Spec, SpecError> {
-        if text.contains(char::is_control) {
+        if text.contains(|letter: char| letter.is_ascii_control()) {
             return Err(SpecError::Control(text.escape_debug().to_string()));
         }
         Parser { spec: text, depth: 0 }.spec()
