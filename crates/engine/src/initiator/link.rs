@@ -285,7 +285,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
         if now.duration_since(since) >= self.patience {
             return self.give_up(reason);
         }
-        if self.pause == FIRST_PAUSE {
+        if self.pause == FIRST_PAUSE && self.was_open {
             warn!(target = %self.dialer.address(), "connection lost ({reason}); trying again");
         }
         if !self.was_open {
