@@ -125,9 +125,7 @@ fn a_server_that_takes_few_connections_is_copied_to_over_those() {
     let server = Server::nbdkit(&["--filter=limit", "limit=2"]);
     let source = half_empty_file(server.directory.path(), SIZE);
     let output = copy(&file(&source), &format!("{}&connections=8", server.url()));
-    let said = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(0), "{said}");
-    assert!(said.lines().all(|line| line.contains("trying again")), "{said}");
+    assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), String::new()));
 }
 
 #[test]
