@@ -69,7 +69,12 @@ impl Stream {
             Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {}
             Err(error) => return Err(error),
         }
-        prepare(&socket, matches!(address, Address::Tcp(_)))?;
+        let is_tcp = matches!(address, Address::Tcp(_));
+        prepare(&socket, is_tcp)?;
+        if is_tcp {
+            // Whoever serves may have all the time to read, but whoever uses a volume has to notice that it is gone.
+            socket.set_tcp_user_timeout(Some(ANSWER_TIMEOUT))?;
+        }
         Ok(Stream { socket, peer: address.to_string() })
     }
 
@@ -209,6 +214,8 @@ fn prepare(socket: &Socket, is_tcp: bool) -> io::Result<()> {
 const BACKLOG: i32 = 1024;
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
+/// How long a target's host may not acknowledge what was sent; left to itself, the system waits for a quarter of an hour.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 const UNIX_BUFFER: usize = 1 << 20;
 
 #[cfg(test)]

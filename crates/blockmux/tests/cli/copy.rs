@@ -37,6 +37,15 @@ fn a_file_survives_the_way_through_a_server_and_back() {
 }
 
 #[test]
+fn the_end_of_a_file_that_is_no_whole_block_is_copied_and_filled_up() {
+    let directory = tempfile::tempdir().unwrap();
+    let bytes: Vec<u8> = (0..10_000_u32).map(|at| (at / 7) as u8).collect();
+    std::fs::write(directory.path().join("odd.img"), &bytes).unwrap();
+    copy(&file(&directory, "odd.img"), &file(&directory, "even.img"), &["--verify"]);
+    assert_eq!(content(&directory.path().join("even.img")), [bytes, vec![0; 240]].concat());
+}
+
+#[test]
 fn what_was_at_the_destination_is_gone_where_the_source_has_zeroes() {
     let directory = tempfile::tempdir().unwrap();
     let source = half_empty_file(directory.path(), 4 << 20);

@@ -26,6 +26,13 @@ fn a_write_whose_data_does_not_come_costs_no_memory_but_the_promise() {
 }
 
 #[test]
+fn who_leaves_within_a_requests_head_is_named() {
+    let mut daemon = Daemon::serve(&["mem:1m"]);
+    RawClient::connect(&daemon.socket()).send(&[0x25, 0x60, 0x95, 0x13, 0]);
+    daemon.wait_for_line("closing: peer left in the middle of a message");
+}
+
+#[test]
 fn a_lack_of_file_descriptors_is_said_once_while_it_lasts() {
     let mut daemon = Daemon::serve(&["delay:500ms:mem:1m", "--cores", "1"]);
     let mut first = RawClient::connect(&daemon.socket());

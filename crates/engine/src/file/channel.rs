@@ -12,6 +12,7 @@
 //! request for which the pool has no memory waits in its slot, so that the channel's depth bounds the waiting too;
 //! it is tried again whenever the channel is polled, and a timer sees to that.
 
+use super::errno::io_error;
 use super::extents::{all_data, extents};
 use super::kernel::{Flight, Landing, Manner, Way};
 use super::volume::Disk;
@@ -310,7 +311,14 @@ impl Table {
             let step = pending.step;
             // Direct I/O goes on only at a whole block.
             let block = if self.disk.direct.is_some() { u64::from(self.disk.info.logical_block) } else { 1 };
-            let moved = result / block * block;
+            let moved = match pending.op {
+                Op::Read if pending.offset + pending.moved + result == self.disk.end => {
+                    let start = if step == Step::Move { pending.moved } else { 0 };
+                    self.fill_last_block(&memory, start + result);
+                    result.next_multiple_of(self.disk.info.logical_block.into())
+                }
+                _ => result / block * block,
+            };
             if let (Step::Bounce, Op::Read, Some(piece)) = (step, pending.op, memory.segs().first()) {
                 let piece = piece.slice(0, moved as usize);
                 for_each_piece(&pending.data, pending.moved as usize, &piece, |data, bounce| {
@@ -340,6 +348,14 @@ impl Table {
             Op::Read => Output::Data(std::mem::take(&mut pending.data)),
             _ => Output::Nothing,
         }))
+    }
+
+    /// What the file lacks of its last block is zeroes: it would come in `memory` after `at` bytes.
+    fn fill_last_block(&self, memory: &SgList, at: u64) {
+        let missing = self.disk.info.size - self.disk.end;
+        if missing > 0 {
+            memory.slice(at as usize, missing as usize).fill_zero();
+        }
     }
 
     /// What comes after an entry that failed.
@@ -464,19 +480,6 @@ fn for_each_piece(data: &SgList, mut skip: usize, piece: &Seg, mut pair: impl Fn
     }
 }
 
-/// The one table from the system's errors to a volume's.
-fn io_error(errno: i32) -> IoError {
-    match errno {
-        libc::ENOSPC | libc::EDQUOT | libc::EFBIG => IoError::NoSpace,
-        libc::EROFS | libc::EPERM | libc::EACCES | libc::ETXTBSY => IoError::ReadOnly,
-        libc::EOPNOTSUPP | libc::ENOSYS | libc::ENOTTY => IoError::Unsupported,
-        libc::ENOMEM | libc::ENOBUFS => IoError::NoMemory,
-        libc::ECANCELED => IoError::Aborted,
-        // EIO, ENODEV, EREMOTEIO, EBADMSG and all else that a request which was checked can only meet in a device.
-        _ => IoError::Medium,
-    }
-}
-
 /// A piece of zeroes for file systems that have no faster way; all channels of a volume share it.
 pub(super) fn zero_pages() -> Arc<Pages> {
     Pages::from_heap(MAX_BOUNCE)
@@ -493,31 +496,6 @@ const RETRY_AFTER: Duration = Duration::from_micros(200);
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn every_error_of_the_system_has_its_meaning() {
-        let table = [
-            (libc::ENOSPC, IoError::NoSpace),
-            (libc::EDQUOT, IoError::NoSpace),
-            (libc::EFBIG, IoError::NoSpace),
-            (libc::EROFS, IoError::ReadOnly),
-            (libc::EPERM, IoError::ReadOnly),
-            (libc::EACCES, IoError::ReadOnly),
-            (libc::ETXTBSY, IoError::ReadOnly),
-            (libc::EOPNOTSUPP, IoError::Unsupported),
-            (libc::ENOSYS, IoError::Unsupported),
-            (libc::ENOTTY, IoError::Unsupported),
-            (libc::ENOMEM, IoError::NoMemory),
-            (libc::ENOBUFS, IoError::NoMemory),
-            (libc::ECANCELED, IoError::Aborted),
-            (libc::EIO, IoError::Medium),
-            (libc::ENODEV, IoError::Medium),
-            (libc::EINVAL, IoError::Medium),
-        ];
-        for (errno, meaning) in table {
-            assert_eq!(io_error(errno), meaning, "errno {errno}");
-        }
-    }
 
     #[test]
     fn a_bounce_meets_the_pieces_that_belong_to_it() {

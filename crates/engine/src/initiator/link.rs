@@ -41,6 +41,14 @@ pub(super) struct Link<D: Dialer, H: Host> {
     /// Since when every session has been lost before it completed anything: it may be a request that ends them.
     fruitless_since: Option<Instant>,
     pause: Duration,
+    /// Requests that the session holds.
+    in_flight: usize,
+    /// Turns in which something came or went, in all.
+    moved: u64,
+    /// The target owes an answer; when to look again, and what had moved by then.
+    watched: Option<(Instant, u64)>,
+    /// What had moved when it was last said that the target is silent.
+    silent_since: Option<u64>,
     /// It had a session since it was last at rest: what waits may have been sent before, and waits for this link.
     was_open: bool,
     is_parked: bool,
@@ -83,7 +91,10 @@ impl<D: Dialer, H: Host> Task for LinkTask<D, H> {
         let mut link = self.0.borrow_mut();
         link.is_parked = true;
         match &mut link.state {
-            State::Open { connection, .. } => connection.park(),
+            State::Open { connection, .. } => {
+                connection.park();
+                link.watch();
+            }
             State::Connecting { connection, .. } => connection.park_connecting(),
             State::Down | State::Pausing { .. } => {}
         }
@@ -115,6 +126,10 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 lost_since: Some(core.now()),
                 fruitless_since: None,
                 pause: FIRST_PAUSE,
+                in_flight: 0,
+                moved: 0,
+                watched: None,
+                silent_since: None,
                 was_open: false,
                 is_parked: false,
                 is_closing: false,
@@ -130,6 +145,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
         match &mut self.state {
             State::Open { session, is_checked: true, .. } if self.queue.is_empty() && session.room() > 0 => {
                 session.submit(io);
+                self.in_flight += 1;
             }
             State::Down => {
                 self.queue.push_back(io);
@@ -147,6 +163,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
     pub(super) fn kick(&mut self, spins: bool) {
         let State::Open { connection, session, .. } = &mut self.state else { return };
         while let Some(completion) = session.poll_done() {
+            self.in_flight -= 1;
             self.done.push(completion);
         }
         if session.outbox().is_empty() {
@@ -157,6 +174,9 @@ impl<D: Dialer, H: Host> Link<D, H> {
         if is_stuck || (spins && self.is_parked) {
             self.waker.wake();
         }
+        if self.is_parked {
+            self.watch();
+        }
     }
 
     #[inline]
@@ -164,7 +184,10 @@ impl<D: Dialer, H: Host> Link<D, H> {
         self.is_parked = false;
         let completed_before = self.done.len();
         let progress = match &mut self.state {
-            State::Open { .. } => self.run_open(),
+            State::Open { .. } => {
+                self.check_silence();
+                self.run_open()
+            }
             State::Down => Progress::Idle,
             State::Pausing { until } if *until > self.core.now() => Progress::Idle,
             State::Pausing { .. } => self.dial(),
@@ -240,22 +263,54 @@ impl<D: Dialer, H: Host> Link<D, H> {
         }
         while let Some(completion) = session.poll_done() {
             (self.fruitless_since, self.pause) = (None, FIRST_PAUSE);
+            self.in_flight -= 1;
             self.done.push(completion);
         }
         while *is_checked && session.room() > 0 {
             let Some(io) = self.queue.pop_front() else { break };
             session.submit(io);
+            self.in_flight += 1;
         }
         if self.is_closing {
             session.on_stop();
         }
         let has_sent = connection.send(session.outbox())?;
+        if has_sent || matches!(inflow, Inflow::More | Inflow::Drained) {
+            self.moved += 1;
+        }
         match inflow {
             Inflow::Finished => Err(Ended::Finished),
             Inflow::More => Ok(Progress::More),
             Inflow::Drained => Ok(Progress::Drained),
             Inflow::Empty | Inflow::Blocked if has_sent => Ok(Progress::Drained),
             Inflow::Empty | Inflow::Blocked => Ok(Progress::Idle),
+        }
+    }
+
+    /// Has the link look later whether the target answers; once it has been said that it does not, there is no more to
+    /// say until something moves.
+    fn watch(&mut self) {
+        let is_said = self.silent_since == Some(self.moved);
+        if self.in_flight > 0 && self.watched.is_none() && !is_said {
+            let until = self.core.now() + SILENCE;
+            self.watched = Some((until, self.moved));
+            self.core.wake_at(until, &self.waker);
+        }
+    }
+
+    /// Says so when the target has owed an answer for long. That alone ends nothing: a flush of a slow disk's whole
+    /// cache takes minutes, and the system notices a target that is gone.
+    #[inline]
+    fn check_silence(&mut self) {
+        let Some((until, moved)) = self.watched else { return };
+        if self.core.now() < until {
+            return;
+        }
+        self.watched = None;
+        if moved == self.moved && self.in_flight > 0 {
+            self.silent_since = Some(moved);
+            let (target, waiting) = (self.dialer.address(), self.in_flight);
+            warn!(%target, "no answer for {} s, {waiting} requests wait for one", SILENCE.as_secs());
         }
     }
 
@@ -331,6 +386,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
 
     /// Ends the session and queues what it had not completed before everything else.
     fn take_back(&mut self) {
+        (self.in_flight, self.watched) = (0, None);
         if let State::Open { mut session, .. } = std::mem::replace(&mut self.state, State::Down) {
             while let Some(completion) = session.poll_done() {
                 self.done.push(completion);
@@ -363,6 +419,8 @@ impl From<Broken> for Ended {
     }
 }
 
+/// How long a target may owe an answer before that is said.
+const SILENCE: Duration = Duration::from_secs(60);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
