@@ -13,6 +13,7 @@ mod info;
 mod open;
 mod output;
 mod patience;
+mod poll;
 mod protocol;
 mod reach;
 mod report;

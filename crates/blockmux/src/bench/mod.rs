@@ -13,6 +13,7 @@ mod plan;
 
 use crate::failure::Failure;
 use crate::output::{printable, shell_word};
+use crate::poll::Poll;
 use crate::show;
 use blockmux_lab::result::{Comparison, Machine};
 use blockmux_lab::when;
@@ -73,9 +74,9 @@ pub(crate) struct Args {
     /// How often each lane runs
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: u32,
-    /// Polling of both sides: adaptive, always, never; several times to compare them [default: adaptive]
-    #[arg(long, value_name = "POLICY")]
-    poll: Vec<String>,
+    /// How long idle cores of both sides look for work before they sleep; several times to compare
+    #[arg(long, value_enum, default_value = "adaptive")]
+    poll: Vec<Poll>,
     /// Do not measure the bare sockets
     #[arg(long)]
     no_ceiling: bool,

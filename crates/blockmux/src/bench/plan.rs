@@ -47,7 +47,7 @@ impl Plan {
     pub(super) fn make(args: &Args) -> Result<Plan, Failure> {
         let (names, files): (Vec<&String>, Vec<&String>) =
             args.subjects.iter().partition(|word| word.contains(':'));
-        let policies = policies(&args.poll)?;
+        let policies: Vec<PollPolicy> = args.poll.iter().map(|&poll| poll.into()).collect();
         let mut plan = Plan {
             lanes: Vec::new(),
             skipped: Vec::new(),
@@ -285,20 +285,6 @@ fn keeps_content(spec: &Spec) -> bool {
 fn start_cores(count: usize, pin_from: Option<usize>, policy: PollPolicy) -> Result<Cores, Failure> {
     let config = CoresConfig { count, pin_from, policy, ..CoresConfig::default() };
     Cores::start(&config).map_err(|error| Failure::run(format!("cannot start a core: {error}")))
-}
-
-fn policies(names: &[String]) -> Result<Vec<PollPolicy>, Failure> {
-    if names.is_empty() {
-        return Ok(vec![PollPolicy::ADAPTIVE]);
-    }
-    let known = [PollPolicy::ADAPTIVE, PollPolicy::Always, PollPolicy::Never];
-    names
-        .iter()
-        .map(|name| {
-            let found = known.into_iter().find(|policy| policy.name() == name);
-            found.ok_or_else(|| Failure::request(format!("--poll {name}: is adaptive, always or never")))
-        })
-        .collect()
 }
 
 /// A RAM volume of `--size`, or one that leaves the machine most of its memory.

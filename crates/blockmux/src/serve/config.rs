@@ -1,8 +1,8 @@
 //! The config file: TOML, the same things as on the command line by the same names.
 
-use super::Poll;
 use crate::address::ListenAddress;
 use crate::failure::Failure;
+use crate::poll::Poll;
 use blockmux_volume::Spec;
 use blockmux_volume::units::human_size;
 use serde::{Deserialize, Deserializer, de};

@@ -14,19 +14,18 @@ use crate::address::{ListenAddress, is_local};
 use crate::failure::Failure;
 use crate::output::print;
 use crate::patience::patiently;
+use crate::poll::Poll;
 use crate::protocol::{PROTOCOLS, Protocol};
 use crate::signals;
 use announce::Announcement;
 use blockmux_engine::cores::{Cores, CoresConfig};
 use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
-use blockmux_engine::reactor::PollPolicy;
 use blockmux_engine::socket::{Address, Listener};
 use blockmux_proto::exports::Exports;
 use blockmux_volume::MAX_TRANSFER;
 use command::Running;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::system::sysinfo;
-use serde::Deserialize;
 use setup::{NamedSpec, Setup};
 use std::io;
 use std::num::NonZeroUsize;
@@ -68,28 +67,6 @@ pub(crate) struct Args {
     /// Print one JSON object instead of text when ready
     #[arg(long, conflicts_with = "run")]
     json: bool,
-}
-
-/// When a core that has nothing to do goes to sleep.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Poll {
-    /// A short while after the last activity
-    Adaptive,
-    /// For ever: takes whole processors, and answers fastest
-    Always,
-    /// Not at all: it sleeps at once
-    Never,
-}
-
-impl From<Poll> for PollPolicy {
-    fn from(poll: Poll) -> PollPolicy {
-        match poll {
-            Poll::Adaptive => PollPolicy::ADAPTIVE,
-            Poll::Always => PollPolicy::Always,
-            Poll::Never => PollPolicy::Never,
-        }
-    }
 }
 
 /// What ends the daemon.

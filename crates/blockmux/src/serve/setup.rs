@@ -2,11 +2,12 @@
 //!
 //! Volumes and listeners of both are served, the file's first; of a single value the command line's counts.
 
+use super::Args;
 use super::config::{Config, VolumeEntry};
-use super::{Args, Poll};
 use crate::address::ListenAddress;
 use crate::failure::Failure;
 use crate::open::{self, Use};
+use crate::poll::Poll;
 use crate::protocol::{NBD, PROTOCOLS, Protocol};
 use blockmux_proto::exports::{Export, Exports};
 use blockmux_volume::{Spec, VolumeInfo};

@@ -207,7 +207,7 @@ fn what_is_wrong_with_an_option_is_said_of_the_option_as_it_was_given() {
         ("mem:1m --verify crc32c --rw randrw", "--verify crc32c: rw=randrw cannot be verified"),
         ("mem:1m --size 2m", "--size 2m: only 1m is left from 0 to the volume's end"),
         ("mem:1m --numjobs 0", "--numjobs 0: from 1 to 1024"),
-        ("mem:1m --poll sometimes", "--poll sometimes: is adaptive, always or never"),
+        ("mem:1m --poll sometimes", "--poll sometimes: is none of adaptive, always, never"),
         ("mem:64m --suite zeta-2016 --bs 4k", "--bs is set by the suite; leave one of them out"),
         ("mem:64m --suite zeta-2016 --verify crc32c", "--verify is set by the suite"),
         ("--suite zeta", "--suite zeta: unknown suite `zeta`; known are "),
