@@ -3,7 +3,7 @@
 use super::client::{SLEEPING, SPINNING};
 use super::comparison::Comparison;
 use super::figures::Row;
-use super::goals::Goal;
+use super::goals::{Goal, measured, tally};
 use std::fmt::Write as _;
 
 /// The tables, the goals, and what was left out.
@@ -92,13 +92,11 @@ fn line(comparison: &Comparison, row: &Row) -> String {
 
 fn goals(comparison: &Comparison, out: &mut String) {
     *out += "\nGoals   ratio  wanted\n";
-    for goal in comparison.goals.iter().filter(|goal| goal.is_reached().is_some()) {
+    for goal in measured(&comparison.goals) {
         let Goal { what, .. } = goal;
         let _ = writeln!(out, "{:<7}{:>6}  {}  {what}", goal.verdict(), goal.ratio_text(), goal.wanted());
     }
-    let count = |verdict| comparison.goals.iter().filter(|goal| goal.is_reached() == verdict).count();
-    let (reached, missed, unknown) = (count(Some(true)), count(Some(false)), count(None));
-    let _ = writeln!(out, "{reached} reached, {missed} missed, {unknown} not measured");
+    let _ = writeln!(out, "{}", tally(&comparison.goals));
 }
 
 const HEADING: &str = "                        IOPS   ±%   MB/s mean us  p99 us srv us x peer  ceil";
