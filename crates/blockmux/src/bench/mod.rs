@@ -90,11 +90,7 @@ pub(crate) struct Args {
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
-    // Where the report goes is found out before minutes of measuring and not after.
-    std::fs::create_dir_all(&args.report).map_err(|error| {
-        let dir = args.report.display();
-        Failure::request(format!("--report {dir}: cannot make this directory: {error}; name another one"))
-    })?;
+    show::make_directory(&args.report)?;
     let mut plan = Plan::make(args)?;
     let (started, skipped) = (when::now(), std::mem::take(&mut plan.skipped));
     let Measured { mut rows, end } = measure(plan, args.runs)?;
