@@ -279,9 +279,8 @@ pub fn default_jobs(runtime_ms: u64, ramp_time_ms: u64) -> Vec<Job> {
         (Rw::Write, 1024, 8),
     ];
     let job = |(rw, kib, iodepth): (Rw, u32, u32)| {
-        let bs = if kib < 1024 { format!("{kib}k") } else { format!("{}m", kib / 1024) };
-        let name = format!("{}-{bs}-qd{iodepth}", rw.name());
-        Job { name, rw, bs: kib << 10, iodepth, runtime_ms, ramp_time_ms, ..Job::default() }
+        let job = Job { rw, bs: kib << 10, iodepth, runtime_ms, ramp_time_ms, ..Job::default() };
+        Job { name: job.name_by_shape(), ..job }
     };
     cells.map(job).to_vec()
 }

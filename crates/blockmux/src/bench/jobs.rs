@@ -58,7 +58,7 @@ pub(super) fn jobs(args: &Args, files: &[&String]) -> Result<Jobs, Failure> {
     for (job, _) in &mut jobs {
         set_all(job, args)?;
         if shape.is_some() {
-            job.name = name_of(job);
+            job.name = job.name_by_shape();
         }
     }
     Ok(Jobs { jobs, are_usual: files.is_empty() && shape.is_none() })
@@ -153,16 +153,6 @@ pub(super) fn times(args: &Args) -> Result<Job, Failure> {
     set(&mut job, "runtime", args.runtime.as_deref())?;
     set(&mut job, "ramp_time", args.ramp_time.as_deref())?;
     Ok(job)
-}
-
-fn name_of(job: &Job) -> String {
-    let bs = match job.bs {
-        bs if bs.is_multiple_of(1 << 20) => format!("{}m", bs >> 20),
-        bs if bs.is_multiple_of(1 << 10) => format!("{}k", bs >> 10),
-        bs => bs.to_string(),
-    };
-    let workers = if job.numjobs > 1 { format!("-x{}", job.numjobs) } else { String::new() };
-    format!("{}-{bs}-qd{}{workers}", job.rw.name(), job.iodepth)
 }
 
 /// In bytes.
