@@ -10,6 +10,7 @@ mod copy;
 mod discover;
 mod failure;
 mod info;
+mod machine;
 mod open;
 mod output;
 mod patience;

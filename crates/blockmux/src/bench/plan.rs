@@ -4,6 +4,7 @@ use super::Args;
 use super::jobs::{Jobs, jobs, times, wrong_option};
 use super::lane::{How, Lane};
 use crate::failure::Failure;
+use crate::machine::memory_bytes;
 use crate::open::{self, Use};
 use crate::protocol::{self, PROTOCOLS, Protocol};
 use blockmux_engine::cores::{Cores, CoresConfig};
@@ -294,10 +295,7 @@ fn default_volume(args: &Args) -> Result<String, Failure> {
         Some(Err(why)) => {
             return Err(Failure::request(format!("--size {}: {why}", args.size.clone().unwrap_or_default())));
         }
-        _ => {
-            let memory = blockmux_lab::result::Machine::here().memory_bytes;
-            (memory / 8).clamp(LEAST_VOLUME, MOST_VOLUME)
-        }
+        _ => (memory_bytes() / 8).clamp(LEAST_VOLUME, MOST_VOLUME),
     };
     Ok(format!("mem:{size}"))
 }

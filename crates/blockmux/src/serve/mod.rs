@@ -12,6 +12,7 @@ mod setup;
 
 use crate::address::{ListenAddress, is_local};
 use crate::failure::Failure;
+use crate::machine::memory_bytes;
 use crate::output::print;
 use crate::patience::patiently;
 use crate::poll::Poll;
@@ -25,7 +26,6 @@ use blockmux_proto::exports::Exports;
 use blockmux_volume::MAX_TRANSFER;
 use command::Running;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use rustix::system::sysinfo;
 use setup::{NamedSpec, Setup};
 use std::io;
 use std::num::NonZeroUsize;
@@ -190,7 +190,7 @@ fn start(
     let config = CoresConfig {
         count: setup.cores,
         policy: setup.poll.into(),
-        pool_limit_bytes: buffers_of_each(setup.cores, ram()),
+        pool_limit_bytes: buffers_of_each(setup.cores, memory_bytes()),
         ..CoresConfig::default()
     };
     let cores = Cores::start(&config).map_err(|error| {
@@ -210,14 +210,9 @@ fn start(
 }
 
 /// The most bytes of buffers of one core: what clients can make a daemon hold leaves room for others on the machine.
-fn buffers_of_each(cores: usize, ram: usize) -> usize {
-    (ram / BUFFERS_SHARE / cores).clamp(LEAST_BUFFERS, CoresConfig::default().pool_limit_bytes)
-}
-
-/// The machine's memory, in bytes.
-fn ram() -> usize {
-    let memory = sysinfo();
-    (memory.totalram as usize).saturating_mul(memory.mem_unit as usize)
+fn buffers_of_each(cores: usize, memory_bytes: u64) -> usize {
+    let share = usize::try_from(memory_bytes / BUFFERS_SHARE).unwrap_or(usize::MAX);
+    (share / cores).clamp(LEAST_BUFFERS, CoresConfig::default().pool_limit_bytes)
 }
 
 /// Waits for what ends the daemon; answers the exit status.
@@ -232,7 +227,7 @@ fn wait(events: &Receiver<Event>, running: Option<&Running>) -> Result<ExitCode,
 }
 
 /// All cores' buffers together take at most the machine's memory divided by this.
-const BUFFERS_SHARE: usize = 4;
+const BUFFERS_SHARE: u64 = 4;
 /// Half of it is for long payload, and two of the longest requests have to fit.
 const LEAST_BUFFERS: usize = 4 * MAX_TRANSFER as usize;
 /// How long clients have for what is in flight.
@@ -271,9 +266,9 @@ mod tests {
 
     #[test]
     fn all_cores_buffers_take_a_quarter_of_memory_at_most_and_never_too_little_to_work() {
-        let mib = 1 << 20;
-        assert_eq!(buffers_of_each(2, 4096 * mib), 512 * mib);
-        assert_eq!(buffers_of_each(2, 64 << 30), 1024 * mib);
-        assert_eq!(buffers_of_each(256, 4096 * mib), 128 * mib);
+        let (gib, mib) = (1_u64 << 30, 1_usize << 20);
+        assert_eq!(buffers_of_each(2, 4 * gib), 512 * mib);
+        assert_eq!(buffers_of_each(2, 64 * gib), 1024 * mib);
+        assert_eq!(buffers_of_each(256, 4 * gib), 128 * mib);
     }
 }
