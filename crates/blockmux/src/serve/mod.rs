@@ -8,20 +8,20 @@ mod announce;
 mod command;
 mod config;
 mod flush;
+mod listen;
 mod setup;
 
-use crate::address::{ListenAddress, is_local};
+use crate::address::ListenAddress;
 use crate::failure::Failure;
 use crate::machine::memory_bytes;
 use crate::output::print;
-use crate::patience::patiently;
 use crate::poll::Poll;
-use crate::protocol::{PROTOCOLS, Protocol};
+use crate::protocol::Protocol;
 use crate::signals;
 use announce::Announcement;
 use blockmux_engine::cores::{Cores, CoresConfig};
 use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
-use blockmux_engine::socket::{Address, Listener};
+use blockmux_engine::socket::Listener;
 use blockmux_proto::exports::Exports;
 use blockmux_volume::MAX_TRANSFER;
 use command::Running;
@@ -33,7 +33,6 @@ use std::path::PathBuf;
 use std::process::{ExitCode, ExitStatus};
 use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
-use tempfile::TempDir;
 use tracing::{info, warn};
 
 /// What to serve, and how.
@@ -88,8 +87,8 @@ pub(crate) fn run(args: Args) -> Result<ExitCode, Failure> {
     let (sender, events) = mpsc::channel();
     signals::watch(&sender, |_| Event::Signal)
         .map_err(|error| Failure::run(format!("cannot watch for signals: {error}")))?;
-    let private = private_directory(&setup, command.is_some())?;
-    let listeners = listen(&setup, private.as_ref())?;
+    let private = listen::private_directory(&setup, command.is_some())?;
+    let listeners = listen::bind(&setup, private.as_ref())?;
     let addresses: Vec<_> =
         listeners.iter().map(|(protocol, listener)| (*protocol, listener.address().clone())).collect();
     let exports = setup.open()?;
@@ -112,66 +111,6 @@ pub(crate) fn run(args: Args) -> Result<ExitCode, Failure> {
     }
     flush::all(&exports)?;
     status
-}
-
-/// Where a command's sockets are, if nobody said where to listen.
-fn private_directory(setup: &Setup, has_command: bool) -> Result<Option<TempDir>, Failure> {
-    if !has_command || !setup.listeners.is_empty() {
-        return Ok(None);
-    }
-    let directory = tempfile::Builder::new().prefix("blockmux-").tempdir();
-    directory.map(Some).map_err(|error| {
-        Failure::request(format!(
-            "cannot make a directory for the socket: {error}; set TMPDIR to one that works"
-        ))
-    })
-}
-
-/// Binds what was asked for; else each protocol's private socket, or its own port of loopback.
-fn listen(setup: &Setup, private: Option<&TempDir>) -> Result<Vec<(&'static Protocol, Listener)>, Failure> {
-    let usual = |protocol: &'static Protocol| match private {
-        Some(directory) => ListenAddress::Unix(directory.path().join(format!("{}.sock", protocol.name))),
-        None => ListenAddress::LOOPBACK,
-    };
-    let mut wanted = setup.listeners.clone();
-    if wanted.is_empty() {
-        wanted = PROTOCOLS.iter().map(|&protocol| (protocol, usual(protocol))).collect();
-    }
-    let addresses = wanted
-        .into_iter()
-        .map(|(protocol, address)| Ok((protocol, address.resolve(protocol.port)?)))
-        .collect::<Result<Vec<_>, Failure>>()?;
-    let mut listeners = Vec::new();
-    for (protocol, address) in addresses {
-        let bound = patiently(|| Listener::bind(&address), |error| error.kind() == io::ErrorKind::AddrInUse);
-        listeners.push((protocol, bound.map_err(|error| cannot_listen(protocol, &address, &error))?));
-        if !is_local(&address) {
-            warn!("{address} can be reached from other machines, and there is no authentication");
-        }
-    }
-    Ok(listeners)
-}
-
-fn cannot_listen(protocol: &Protocol, address: &Address, error: &io::Error) -> Failure {
-    let advice = match (error.kind(), address) {
-        (io::ErrorKind::AddrInUse, Address::Tcp(_)) => {
-            let option = protocol.name;
-            &format!(
-                "another program listens there; stop it, or use another port, such as --{option} 127.0.0.1:0"
-            )
-        }
-        (io::ErrorKind::AddrInUse, Address::Unix(_)) => {
-            "another program listens there, or it is no socket; name another path"
-        }
-        (io::ErrorKind::PermissionDenied, Address::Tcp(_)) => "not permitted; use a port from 1024 on",
-        (io::ErrorKind::PermissionDenied, Address::Unix(_)) => {
-            "not permitted; name a path that you may write"
-        }
-        (io::ErrorKind::AddrNotAvailable, _) => "this machine has no such address; `ip address` lists them",
-        (io::ErrorKind::NotFound, _) => "the directory does not exist; create it, or name another path",
-        _ => return Failure::request(format!("cannot listen on {address}: {error}; name another address")),
-    };
-    Failure::request(format!("cannot listen on {address}: {advice}"))
 }
 
 /// Lets the process open as many files as it may: each connection takes one, and one more for each file below.
