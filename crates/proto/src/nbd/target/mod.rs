@@ -15,8 +15,8 @@
 //!
 //! What bounds a session: 1,000 options of 64 KiB and 30 seconds for a handshake; in transmission 1,024 requests and
 //! 64 MiB of data and block status in flight, and 1 MiB of replies without data that the client leaves unread. Beyond
-//! those it is not listened to. Memory for long writes comes from the core's pool; when that is empty, the session asks again at
-//! each of its completions and, through [`Timed`], once a millisecond.
+//! those it is not listened to. Memory for long writes comes from the core's pool; when that is empty, the session asks
+//! again at each of its completions and, through [`Timed`], after pauses that grow from 1 to 128 ms.
 //!
 //! The extension `EXTENDED_HEADERS` is that of the protocol document's branch `extension-ext-header`.
 
