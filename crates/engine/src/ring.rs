@@ -26,7 +26,7 @@ pub struct Ring {
     owners: RefCell<Vec<Option<Owner>>>,
     /// Finished entries on the way from the queue to their owners; kept for its memory.
     reaped: Cell<Vec<(u64, i32)>>,
-    /// Entries whose completion is work that a spinning core waits for: file I/O, but not readiness of a socket.
+    /// Entries whose memory the kernel may use until they complete: file I/O, but not readiness of a socket.
     in_flight_io: Cell<u32>,
 }
 
@@ -130,10 +130,8 @@ impl Ring {
         }
     }
 
-    /// Whether file I/O is in flight, which a spinning core had better wait for awake.
-    #[inline]
-    #[must_use]
-    pub fn has_io_in_flight(&self) -> bool {
+    /// Whether the kernel may still use what completers hold.
+    fn has_io_in_flight(&self) -> bool {
         self.in_flight_io.get() > 0
     }
 
