@@ -179,7 +179,7 @@ impl Handshake {
         if flags & !(NBD_FLAG_C_FIXED_NEWSTYLE | NBD_FLAG_C_NO_ZEROES) != 0 {
             return Err(ProtocolError {
                 what: "set a client flag that was not offered",
-                reference: "proto.md, Client flags",
+                reference: "proto.md, \"Client flags\"",
             });
         }
         self.client_flags = flags;
@@ -389,7 +389,7 @@ fn reply(outbox: &mut Outbox, option: Opt, rep: Rep, parts: &[&[u8]]) {
 }
 
 fn newstyle_error(what: &'static str) -> Result<Awaiting, ProtocolError> {
-    Err(ProtocolError { what, reference: "proto.md, Newstyle negotiation" })
+    Err(ProtocolError { what, reference: "proto.md, \"Newstyle negotiation\"" })
 }
 
 const STOPPING: Answer = Err(OptionError(Rep::NBD_REP_ERR_SHUTDOWN, "the server is stopping"));

@@ -82,7 +82,7 @@ impl Timed for TargetSession {
         match &mut self.phase {
             Phase::Handshake(handshake) if now >= handshake.deadline() => Err(ProtocolError {
                 what: "did not finish its handshake within 30 seconds",
-                reference: "proto.md, Termination of the session during option haggling",
+                reference: "proto.md, \"Termination of the session during option haggling\"",
             }),
             Phase::Handshake(_) | Phase::Closing => Ok(()),
             Phase::Transmission(transmission) => {
@@ -142,7 +142,7 @@ impl StreamSession for TargetSession {
         }
         Err(ProtocolError {
             what: "left in the middle of an option",
-            reference: "proto.md, Newstyle negotiation",
+            reference: "proto.md, \"Newstyle negotiation\"",
         })
     }
 
