@@ -16,7 +16,8 @@ use std::time::Duration;
 
 /// Is told what became of its entries, on the core's own thread.
 pub trait Completer {
-    /// The entry submitted with `token` is done: `result` as the system call would return it, errors negative.
+    /// The entry submitted with `token` is done: `result` as the system call would return it, errors negative. Tokens
+    /// that the completer did not choose are to be ignored: cancellations have one, too.
     fn complete(&self, token: u32, result: i32);
 }
 
@@ -288,7 +289,7 @@ fn unpack(user_data: u64) -> (u32, bool, u32) {
 }
 
 /// Token of a cancellation itself, which no completer needs to know; each ignores tokens that it did not choose.
-pub const CANCEL_TOKEN: u32 = u32::MAX;
+const CANCEL_TOKEN: u32 = u32::MAX;
 
 /// Entries between two system calls; more are submitted in between.
 const SQ_ENTRIES: u32 = 256;
