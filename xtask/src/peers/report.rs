@@ -114,7 +114,7 @@ const FIGURES: [Figure; 3] = [
 
 #[cfg(test)]
 mod tests {
-    use super::super::table::tests::comparison;
+    use super::super::comparison::tests::comparison;
     use super::*;
 
     #[test]
@@ -123,7 +123,10 @@ mod tests {
         let head = "| | blockmux | blockmux-never | nbdkit | qemu-storage-daemon | ceiling, spinning | ceiling, sleeping |";
         assert_eq!(text.matches(head).count(), 3, "{text}");
         assert!(text.contains("| 4 KiB random write, depth 128 x 4 | 900.0 ±1 | 600.0 ±1 |"), "{text}");
-        assert!(text.contains("| a goal | ≥ 4.00 | 3.00 | missed |\n\n1 reached, 1 missed, 1 not measured."), "{text}");
+        assert!(
+            text.contains("| a goal | ≥ 4.00 | 3.00 | missed |\n\n1 reached, 1 missed, 1 not measured."),
+            "{text}"
+        );
         assert!(text.contains("nbdkit serve\n    nbdkit 1.0\n"), "{text}");
     }
 
