@@ -135,7 +135,7 @@ impl Reactor {
     }
 
     fn run_woken(&mut self, id: u64, now: Instant) {
-        let Some((progress, is_polled, was_hot)) = self.core.run_task(id, true) else { return };
+        let Some((progress, is_polled, was_hot)) = self.core.run_task(id) else { return };
         if !is_polled {
             if progress == Progress::More {
                 self.core.wake_task(id);
@@ -158,7 +158,7 @@ impl Reactor {
             PollPolicy::Never => return false,
         };
         let (core, mut active) = (&self.core, false);
-        self.hot.retain_mut(|hot| match core.run_task(hot.id, true) {
+        self.hot.retain_mut(|hot| match core.run_task(hot.id) {
             None => false,
             Some((Progress::More | Progress::Drained, ..)) => {
                 (active, hot.last_active) = (true, now);
