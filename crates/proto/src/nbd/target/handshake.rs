@@ -197,10 +197,8 @@ impl Handshake {
         if self.options > MAX_OPTIONS {
             return newstyle_error("sent more than 1,000 options");
         }
-        let fixed = self.client_flags & NBD_FLAG_C_FIXED_NEWSTYLE != 0;
-        if !fixed && option != Opt::NBD_OPT_EXPORT_NAME {
-            return newstyle_error("sent an option other than an export name without fixed newstyle");
-        }
+        // NBD_FLAG_C_FIXED_NEWSTYLE is not asked for ("Client flags" leaves that to the server): there are clients that
+        // set no flag and send NBD_OPT_GO, and a client that knows no options sends none.
         if option == Opt::NBD_OPT_SET_META_CONTEXT {
             // Whatever becomes of the new selection, the one before is gone.
             self.base_allocation = None;
