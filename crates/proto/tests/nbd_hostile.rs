@@ -140,14 +140,14 @@ fn what_is_no_handshake_ends_the_session_with_the_rule_that_it_broke() {
 }
 
 #[test]
-fn a_thousand_options_are_answered_and_one_more_ends_the_session() {
+fn a_thousand_options_and_four_for_each_export_are_answered_and_one_more_ends_the_session() {
     let mut client = Client::greeted();
-    for _ in 0..1000 {
+    for _ in 0..1000 + 4 * exports().iter().count() {
         let answer = client.exchange(&option(Opt(99), &[]));
         assert_eq!(only_reply(&answer), (Opt(99), Rep::NBD_REP_ERR_UNSUP));
     }
     let error = client.sends(&option(Opt(99), &[])).unwrap_err();
-    assert_eq!(error.what, "sent more than 1,000 options");
+    assert_eq!(error.what, "sent more than 1,000 options and 4 for each export");
 }
 
 #[test]
