@@ -8,6 +8,9 @@ use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::Output;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 use tempfile::TempDir;
 
 #[test]
@@ -79,6 +82,32 @@ fn a_server_that_hangs_up_at_every_request_is_given_up() {
     let output = Server::start(1 << 20, |_, _| false).copied();
     assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
     assert!(text(&output.stderr).contains("volume is out of reach: "), "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_server_whose_export_has_changed_or_is_refused_hears_a_good_bye() {
+    for is_refused in [false, true] {
+        let ((tell, told), asked) = (mpsc::channel(), Arc::new(AtomicU64::new(0)));
+        let server = Server::listen(move |mut socket| {
+            // Who asks first learns of 1 MiB, who comes for it finds more, or is turned away.
+            let mib = 1 + asked.fetch_add(1, Ordering::Relaxed).min(1);
+            let info = [&[0, 0][..], &(mib << 20).to_be_bytes(), &[0, 1]].concat();
+            let is_told = converse(&mut socket, |option| match option {
+                7 if is_refused => Some(vec![(1 << 31 | 2, vec![])]),
+                6 | 7 => Some(vec![(3, info.clone()), (1, vec![])]),
+                _ => Some(vec![(1 << 31 | 1, vec![])]),
+            });
+            if is_told {
+                let mut message = Vec::new();
+                let _ = socket.read_to_end(&mut message);
+                tell.send(message).unwrap();
+            }
+        });
+        assert_eq!(server.copied().status.code(), Some(1));
+        let message = told.recv_timeout(Duration::from_secs(10)).unwrap();
+        let expected = if is_refused { OPT_ABORT } else { CMD_DISC };
+        assert_eq!(message.get(..expected.len()), Some(expected));
+    }
 }
 
 #[test]
@@ -177,3 +206,7 @@ fn converse(socket: &mut UnixStream, answer: impl Fn(u8) -> Option<Vec<(u32, Vec
     }
     false
 }
+
+/// How a client says good-bye: as an option, and as a request, of which the cookie is its own.
+const OPT_ABORT: &[u8] = b"IHAVEOPT\0\0\0\x02\0\0\0\0";
+const CMD_DISC: &[u8] = b"\x25\x60\x95\x13\0\0\0\x02";
