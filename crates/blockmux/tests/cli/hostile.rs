@@ -9,7 +9,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::Output;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::time::Duration;
 use tempfile::TempDir;
 
@@ -107,6 +107,44 @@ fn a_server_whose_export_has_changed_or_is_refused_hears_a_good_bye() {
         let message = told.recv_timeout(Duration::from_secs(10)).unwrap();
         let expected = if is_refused { OPT_ABORT } else { CMD_DISC };
         assert_eq!(message.get(..expected.len()), Some(expected));
+    }
+}
+
+#[test]
+fn a_copy_takes_leave_of_every_connection_also_of_one_that_is_not_ready_yet() {
+    let ((tell, told), asked) = (mpsc::channel(), Arc::new(AtomicU64::new(0)));
+    let (begun, over) = (asked.clone(), Arc::new((Mutex::new(false), Condvar::new())));
+    let server = Server::listen(move |mut socket| {
+        let nth = asked.fetch_add(1, Ordering::Relaxed);
+        // With NBD_FLAG_CAN_MULTI_CONN.
+        let info = [&[0, 0][..], &(1_u64 << 20).to_be_bytes(), &[1, 1]].concat();
+        let is_told = converse(&mut socket, |option| {
+            // The first asks, the second copies, and the others are at their first words until that is over.
+            if nth > 1 {
+                drop(over.1.wait_while(over.0.lock().unwrap(), |over| !*over));
+            }
+            match option {
+                2 => tell.send(()).unwrap(),
+                6 | 7 => return Some(vec![(3, info.clone()), (1, vec![])]),
+                _ => {}
+            }
+            Some(vec![(1 << 31 | 1, vec![])])
+        });
+        let mut head = [0; 28];
+        while is_told && socket.read_exact(&mut head).is_ok() {
+            if head.starts_with(CMD_DISC) {
+                *over.0.lock().unwrap() = true;
+                over.1.notify_all();
+                return tell.send(()).unwrap();
+            }
+            let len = u32::from_be_bytes(head[24..].try_into().unwrap());
+            let reply = [b"\x67\x44\x66\x98\0\0\0\0", &head[8..16], &vec![7; len as usize]].concat();
+            socket.write_all(&reply).unwrap();
+        }
+    });
+    assert_eq!(server.copied().status.code(), Some(0));
+    for _ in 0..begun.load(Ordering::Relaxed) {
+        told.recv_timeout(Duration::from_secs(10)).expect("a good-bye on every connection");
     }
 }
 
