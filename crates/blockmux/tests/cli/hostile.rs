@@ -137,15 +137,33 @@ fn a_copy_takes_leave_of_every_connection_also_of_one_that_is_not_ready_yet() {
                 over.1.notify_all();
                 return tell.send(()).unwrap();
             }
-            let len = u32::from_be_bytes(head[24..].try_into().unwrap());
-            let reply = [b"\x67\x44\x66\x98\0\0\0\0", &head[8..16], &vec![7; len as usize]].concat();
-            socket.write_all(&reply).unwrap();
+            socket.write_all(&reply_of_sevens(&head)).unwrap();
         }
     });
     assert_eq!(server.copied().status.code(), Some(0));
     for _ in 0..begun.load(Ordering::Relaxed) {
         told.recv_timeout(Duration::from_secs(10)).expect("a good-bye on every connection");
     }
+}
+
+#[test]
+fn bytes_behind_the_last_whole_block_of_a_server_are_left_out_and_that_is_said() {
+    let server = Server::listen(|mut socket| {
+        let info = [&[0, 0][..], &(2_u64 * 4096 + 1000).to_be_bytes(), &[0, 1]].concat();
+        let sizes = b"\0\x03\0\0\x10\0\0\0\x10\0\x02\0\0\0";
+        let is_told = converse(&mut socket, |option| match option {
+            6 | 7 => Some(vec![(3, info.clone()), (3, sizes.to_vec()), (1, vec![])]),
+            _ => Some(vec![(1 << 31 | 1, vec![])]),
+        });
+        let mut head = [0; 28];
+        while is_told && socket.read_exact(&mut head).is_ok() && !head.starts_with(CMD_DISC) {
+            socket.write_all(&reply_of_sevens(&head)).unwrap();
+        }
+    });
+    let output = server.copied();
+    assert_eq!(output.status.code(), Some(0));
+    let expected = "its last 1000 bytes are no whole block of 4096 bytes and are left out";
+    assert!(text(&output.stderr).contains(expected), "{}", text(&output.stderr));
 }
 
 #[test]
@@ -243,6 +261,12 @@ fn converse(socket: &mut UnixStream, answer: impl Fn(u8) -> Option<Vec<(u32, Vec
         }
     }
     false
+}
+
+/// The simple reply to a read.
+fn reply_of_sevens(head: &[u8; 28]) -> Vec<u8> {
+    let len = u32::from_be_bytes(head[24..].try_into().unwrap());
+    [b"\x67\x44\x66\x98\0\0\0\0", &head[8..16], &vec![7; len as usize]].concat()
 }
 
 /// How a client says good-bye: as an option, and as a request, of which the cookie is its own.
