@@ -18,7 +18,7 @@ use progress::Progress;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::{Arc, mpsc};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use task::{CopyError, CopyTask, Plan, Side};
 
 /// From where to where, and how.
@@ -150,7 +150,10 @@ fn copy(
             }
         })
         .ok_or_else(ended)?;
-    progress.show_until(&result).map_err(|_| ended())
+    let outcome = progress.show_until(&result).map_err(|_| ended());
+    // Servers are told good-bye, as their protocols want it.
+    cores.stop(GOOD_BYE);
+    outcome
 }
 
 fn explain(error: &CopyError, args: &Args) -> String {
@@ -181,6 +184,8 @@ const LARGEST: u64 = i64::MAX as u64 / SECTOR * SECTOR;
 const SECTOR: u64 = 512;
 /// To a remote volume: servers that spend a thread on each are as fast with several.
 const CONNECTIONS: u32 = 4;
+/// How long servers may take to answer what is on the way when a copy ends.
+const GOOD_BYE: Duration = Duration::from_secs(1);
 /// For receiving.
 const POOL_BESIDES: usize = 64 << 20;
 

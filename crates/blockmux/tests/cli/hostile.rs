@@ -8,6 +8,9 @@ use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::Output;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, mpsc};
+use std::time::Duration;
 use tempfile::TempDir;
 
 #[test]
@@ -86,6 +89,88 @@ fn a_server_that_hangs_up_at_every_request_is_given_up() {
     let output = Server::start(1 << 20, |_, _| false).copied();
     assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
     assert!(text(&output.stderr).contains("volume is out of reach: "), "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_server_whose_export_has_changed_or_is_refused_hears_a_good_bye() {
+    for is_refused in [false, true] {
+        let ((tell, told), asked) = (mpsc::channel(), Arc::new(AtomicU64::new(0)));
+        let server = Server::listen(move |mut socket| {
+            // Who asks first learns of 1 MiB, who comes for it finds more, or is turned away.
+            let mib = 1 + asked.fetch_add(1, Ordering::Relaxed).min(1);
+            let info = [&[0, 0][..], &(mib << 20).to_be_bytes(), &[0, 1]].concat();
+            let is_told = converse(&mut socket, |option| match option {
+                7 if is_refused => Some(vec![(1 << 31 | 2, vec![])]),
+                6 | 7 => Some(vec![(3, info.clone()), (1, vec![])]),
+                _ => Some(vec![(1 << 31 | 1, vec![])]),
+            });
+            if is_told {
+                let mut message = Vec::new();
+                let _ = socket.read_to_end(&mut message);
+                tell.send(message).unwrap();
+            }
+        });
+        assert_eq!(server.copied().status.code(), Some(1));
+        let message = told.recv_timeout(Duration::from_secs(10)).unwrap();
+        let expected = if is_refused { OPT_ABORT } else { CMD_DISC };
+        assert_eq!(message.get(..expected.len()), Some(expected));
+    }
+}
+
+#[test]
+fn a_copy_takes_leave_of_every_connection_also_of_one_that_is_not_ready_yet() {
+    let ((tell, told), asked) = (mpsc::channel(), Arc::new(AtomicU64::new(0)));
+    let (begun, over) = (asked.clone(), Arc::new((Mutex::new(false), Condvar::new())));
+    let server = Server::listen(move |mut socket| {
+        let nth = asked.fetch_add(1, Ordering::Relaxed);
+        // With NBD_FLAG_CAN_MULTI_CONN.
+        let info = [&[0, 0][..], &(1_u64 << 20).to_be_bytes(), &[1, 1]].concat();
+        let is_told = converse(&mut socket, |option| {
+            // The first asks, the second copies, and the others are at their first words until that is over.
+            if nth > 1 {
+                drop(over.1.wait_while(over.0.lock().unwrap(), |over| !*over));
+            }
+            match option {
+                2 => tell.send(()).unwrap(),
+                6 | 7 => return Some(vec![(3, info.clone()), (1, vec![])]),
+                _ => {}
+            }
+            Some(vec![(1 << 31 | 1, vec![])])
+        });
+        let mut head = [0; 28];
+        while is_told && socket.read_exact(&mut head).is_ok() {
+            if head.starts_with(CMD_DISC) {
+                *over.0.lock().unwrap() = true;
+                over.1.notify_all();
+                return tell.send(()).unwrap();
+            }
+            socket.write_all(&reply_of_sevens(&head)).unwrap();
+        }
+    });
+    assert_eq!(server.copied().status.code(), Some(0));
+    for _ in 0..begun.load(Ordering::Relaxed) {
+        told.recv_timeout(Duration::from_secs(10)).expect("a good-bye on every connection");
+    }
+}
+
+#[test]
+fn bytes_behind_the_last_whole_block_of_a_server_are_left_out_and_that_is_said() {
+    let server = Server::listen(|mut socket| {
+        let info = [&[0, 0][..], &(2_u64 * 4096 + 1000).to_be_bytes(), &[0, 1]].concat();
+        let sizes = b"\0\x03\0\0\x10\0\0\0\x10\0\x02\0\0\0";
+        let is_told = converse(&mut socket, |option| match option {
+            6 | 7 => Some(vec![(3, info.clone()), (3, sizes.to_vec()), (1, vec![])]),
+            _ => Some(vec![(1 << 31 | 1, vec![])]),
+        });
+        let mut head = [0; 28];
+        while is_told && socket.read_exact(&mut head).is_ok() && !head.starts_with(CMD_DISC) {
+            socket.write_all(&reply_of_sevens(&head)).unwrap();
+        }
+    });
+    let output = server.copied();
+    assert_eq!(output.status.code(), Some(0));
+    let expected = "its last 1000 bytes are no whole block of 4096 bytes and are left out";
+    assert!(text(&output.stderr).contains(expected), "{}", text(&output.stderr));
 }
 
 #[test]
@@ -184,3 +269,13 @@ fn converse(socket: &mut UnixStream, answer: impl Fn(u8) -> Option<Vec<(u32, Vec
     }
     false
 }
+
+/// The simple reply to a read.
+fn reply_of_sevens(head: &[u8; 28]) -> Vec<u8> {
+    let len = u32::from_be_bytes(head[24..].try_into().unwrap());
+    [b"\x67\x44\x66\x98\0\0\0\0", &head[8..16], &vec![7; len as usize]].concat()
+}
+
+/// How a client says good-bye: as an option, and as a request, of which the cookie is its own.
+const OPT_ABORT: &[u8] = b"IHAVEOPT\0\0\0\x02\0\0\0\0";
+const CMD_DISC: &[u8] = b"\x25\x60\x95\x13\0\0\0\x02";

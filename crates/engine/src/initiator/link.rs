@@ -253,10 +253,17 @@ impl<D: Dialer, H: Host> Link<D, H> {
         connection.check_deadline(session)?;
         let inflow = connection.receive(session)?;
         if !*is_checked && let Some(reason) = self.dialer.refusal(session) {
+            // The session has its good-bye ready; whether it arrives changes nothing.
+            let _ = connection.send(session.outbox());
             return Err(Ended::Refused(reason));
         }
         if !*is_checked && session.is_ready() {
-            self.dialer.check(session).map_err(Ended::Refused)?;
+            if let Err(reason) = self.dialer.check(session) {
+                // The target did nothing wrong, and is not left without a word.
+                session.on_stop();
+                let _ = connection.send(session.outbox());
+                return Err(Ended::Refused(reason));
+            }
             (*is_checked, self.lost_since, self.was_open) = (true, None, true);
             self.party.is_changed.set(true);
             self.consumer.wake();

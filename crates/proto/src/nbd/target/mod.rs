@@ -13,7 +13,7 @@
 //! export, the form of messages, and whether block status can be asked. In transmission, `request` turns bytes into
 //! an operation or a refusal, `pending` remembers it while the volume works, `reply` turns its result into bytes.
 //!
-//! What bounds a session: 1,000 options of 64 KiB and 30 seconds for a handshake; in transmission 1,024 requests and
+//! What bounds a session: 1,000 options, and 4 for each export, of 64 KiB each and 30 seconds for a handshake; in transmission 1,024 requests and
 //! 64 MiB of data and block status in flight, and 1 MiB of replies without data that the client leaves unread. Beyond
 //! those it is not listened to. Memory for long writes comes from the core's pool; when that is empty, the session asks
 //! again at each of its completions and, through [`Timed`], after pauses that grow from 1 to 128 ms.

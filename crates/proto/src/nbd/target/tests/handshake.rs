@@ -61,9 +61,17 @@ fn what_is_no_handshake_ends_the_session() {
     assert!(connect().client_sends(b"\0\0\0\x04").is_err(), "unknown client flag");
     assert!(connect().client_sends(b"GET ").is_err(), "not a client at all");
     assert!(haggle().client_sends(b"IHAVEOPX\0\0\0\x03\0\0\0\0").is_err(), "wrong magic number");
-    let mut old = connect();
-    old.exchange(b"\0\0\0\0");
-    assert!(old.client_sends(&option(Opt::NBD_OPT_LIST, b"")).is_err(), "not fixed newstyle");
+}
+
+#[test]
+fn options_are_answered_whether_or_not_the_client_said_that_it_knows_them() {
+    let mut session = connect();
+    assert_eq!(session.exchange(b"\0\0\0\0"), b"");
+    let (list, go) = (Opt::NBD_OPT_LIST, Opt::NBD_OPT_GO);
+    assert!(session.exchange(&option(list, b"")).ends_with(&rep(list, Rep::NBD_REP_ACK, b"")));
+    let answer = session.exchange(&option(go, &info_data("disk0", &[])));
+    assert!(answer.ends_with(&rep(go, Rep::NBD_REP_ACK, b"")));
+    assert_eq!(session.exchange(&request(Cmd::NBD_CMD_FLUSH, 0, 0, 0)), simple(0));
 }
 
 #[test]
@@ -191,9 +199,9 @@ fn a_selection_answers_with_the_contexts_id() {
 }
 
 #[test]
-fn a_thousand_options_are_enough() {
+fn a_thousand_options_are_enough_and_four_for_each_export() {
     let mut session = haggle();
-    for _ in 0..1000 {
+    for _ in 0..1000 + 2 * 4 {
         session.exchange(&option(Opt::NBD_OPT_LIST, b""));
     }
     assert!(session.client_sends(&option(Opt::NBD_OPT_LIST, b"")).is_err());
