@@ -1,5 +1,7 @@
 //! One connection of a channel, over all its lives: dials, replays, waits, gives up.
 
+use super::retry::{Retry, Verdict};
+use super::silence::{self, Silence};
 use super::{Dialer, RemoteVolume};
 use crate::connection::{Broken, Connection, Inflow};
 use crate::host::{ByteStream, Host};
@@ -10,7 +12,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use tracing::{info, warn};
 
 /// What the links of a channel know of each other.
@@ -35,20 +37,10 @@ pub(super) struct Link<D: Dialer, H: Host> {
     /// Waits for a session, or for room in it; replayed requests first.
     pub(super) queue: VecDeque<Io>,
     pub(super) done: Vec<Completion>,
-    patience: Duration,
-    /// Since when there has been no session.
-    lost_since: Option<Instant>,
-    /// Since when every session has been lost before it completed anything: it may be a request that ends them.
-    fruitless_since: Option<Instant>,
-    pause: Duration,
+    retry: Retry,
+    silence: Silence,
     /// Requests that the session holds.
     in_flight: usize,
-    /// Turns in which something came or went, in all.
-    moved: u64,
-    /// The target owes an answer; when to look again, and what had moved by then.
-    watched: Option<(Instant, u64)>,
-    /// What had moved when it was last said that the target is silent.
-    silent_since: Option<u64>,
     /// It had a session since it was last at rest: what waits may have been sent before, and waits for this link.
     was_open: bool,
     is_parked: bool,
@@ -122,14 +114,9 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 state: State::Pausing { until: core.now() },
                 queue: VecDeque::with_capacity(depth as usize),
                 done: Vec::with_capacity(depth as usize),
-                patience: volume.patience,
-                lost_since: Some(core.now()),
-                fruitless_since: None,
-                pause: FIRST_PAUSE,
+                retry: Retry::new(volume.patience, core.now()),
+                silence: Silence::default(),
                 in_flight: 0,
-                moved: 0,
-                watched: None,
-                silent_since: None,
                 was_open: false,
                 is_parked: false,
                 is_closing: false,
@@ -150,7 +137,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
             State::Down => {
                 self.queue.push_back(io);
                 self.party.alive.set(self.party.alive.get() + 1);
-                self.lost_since = Some(self.core.now());
+                self.retry.begin(self.core.now());
                 self.state = State::Pausing { until: self.core.now() };
                 self.waker.wake();
             }
@@ -206,7 +193,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
         }
         match self.core.connect(self.dialer.address()) {
             Ok(stream) => {
-                let until = self.core.now() + self.patience.min(CONNECT_TIMEOUT);
+                let until = self.retry.attempt_ends(self.core.now());
                 self.core.wake_at(until, &self.waker);
                 let connection = Connection::new(stream, &self.core, &self.waker);
                 self.state = State::Connecting { connection, until };
@@ -264,12 +251,13 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 let _ = connection.send(session.outbox());
                 return Err(Ended::Refused(reason));
             }
-            (*is_checked, self.lost_since, self.was_open) = (true, None, true);
+            (*is_checked, self.was_open) = (true, true);
+            self.retry.on_session();
             self.party.is_changed.set(true);
             self.consumer.wake();
         }
         while let Some(completion) = session.poll_done() {
-            (self.fruitless_since, self.pause) = (None, FIRST_PAUSE);
+            self.retry.on_completion();
             self.in_flight -= 1;
             self.done.push(completion);
         }
@@ -283,7 +271,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
         }
         let has_sent = connection.send(session.outbox())?;
         if has_sent || matches!(inflow, Inflow::More | Inflow::Drained) {
-            self.moved += 1;
+            self.silence.on_move();
         }
         match inflow {
             Inflow::Finished => Err(Ended::Finished),
@@ -294,36 +282,28 @@ impl<D: Dialer, H: Host> Link<D, H> {
         }
     }
 
-    /// Has the link look later whether the target answers; once it has been said that it does not, there is no more to
-    /// say until something moves.
+    /// Has the link look later whether the target answers.
+    #[inline]
     fn watch(&mut self) {
-        let is_said = self.silent_since == Some(self.moved);
-        if self.in_flight > 0 && self.watched.is_none() && !is_said {
-            let until = self.core.now() + SILENCE;
-            self.watched = Some((until, self.moved));
-            self.core.wake_at(until, &self.waker);
+        let core = &self.core;
+        if self.in_flight > 0
+            && let Some(until) = self.silence.watch(|| core.now())
+        {
+            core.wake_at(until, &self.waker);
         }
     }
 
-    /// Says so when the target has owed an answer for long. That alone ends nothing: a flush of a slow disk's whole
-    /// cache takes minutes, and the system notices a target that is gone.
     #[inline]
     fn check_silence(&mut self) {
-        let Some((until, moved)) = self.watched else { return };
-        if self.core.now() < until {
-            return;
-        }
-        self.watched = None;
-        if moved == self.moved && self.in_flight > 0 {
-            self.silent_since = Some(moved);
-            let (target, waiting) = (self.dialer.address(), self.in_flight);
-            warn!(%target, "no answer for {} s, {waiting} requests wait for one", SILENCE.as_secs());
+        let (core, waiting) = (&self.core, self.in_flight);
+        if self.silence.is_to_tell(|| core.now(), waiting > 0) {
+            let (target, seconds) = (self.dialer.address(), silence::PATIENCE.as_secs());
+            warn!(%target, "no answer for {seconds} s, {waiting} requests wait for one");
         }
     }
 
     /// The connection is gone: keep what has not completed, and try again after a pause or give up.
     fn lose(&mut self, reason: &str) -> Progress {
-        let now = self.core.now();
         let was_logged_in = matches!(self.state, State::Open { is_checked: true, .. });
         let done_before = self.done.len();
         self.take_back();
@@ -335,33 +315,30 @@ impl<D: Dialer, H: Host> Link<D, H> {
             self.rest();
             return Progress::Drained;
         }
-        if self.done.len() > done_before {
-            (self.fruitless_since, self.pause) = (None, FIRST_PAUSE);
-        } else if was_logged_in {
-            self.fruitless_since.get_or_insert(now);
+        let has_completed = self.done.len() > done_before;
+        if has_completed {
+            self.retry.on_completion();
         }
-        let lost_since = *self.lost_since.get_or_insert(now);
-        let since = self.fruitless_since.map_or(lost_since, |fruitless| fruitless.min(lost_since));
-        if now.duration_since(since) >= self.patience {
-            return self.give_up(reason);
+        match self.retry.on_loss(was_logged_in && !has_completed, self.core.now()) {
+            Verdict::GiveUp => self.give_up(reason),
+            Verdict::Again { at, is_first } => {
+                if is_first && self.was_open {
+                    warn!(target = %self.dialer.address(), "connection lost ({reason}); trying again");
+                }
+                if !self.was_open {
+                    self.party.is_changed.set(true);
+                    self.consumer.wake();
+                }
+                self.state = State::Pausing { until: at };
+                self.core.wake_at(at, &self.waker);
+                Progress::Drained
+            }
         }
-        if self.pause == FIRST_PAUSE && self.was_open {
-            warn!(target = %self.dialer.address(), "connection lost ({reason}); trying again");
-        }
-        if !self.was_open {
-            self.party.is_changed.set(true);
-            self.consumer.wake();
-        }
-        let until = now + self.pause;
-        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
-        self.state = State::Pausing { until };
-        self.core.wake_at(until, &self.waker);
-        Progress::Drained
     }
 
     /// Makes as if it had never had a connection, until the next request; answers how many other links try still.
     fn rest(&mut self) -> usize {
-        (self.pause, self.was_open, self.fruitless_since) = (FIRST_PAUSE, false, None);
+        self.was_open = false;
         let alive = self.party.alive.get().saturating_sub(1);
         self.party.alive.set(alive);
         alive
@@ -393,7 +370,8 @@ impl<D: Dialer, H: Host> Link<D, H> {
 
     /// Ends the session and queues what it had not completed before everything else.
     fn take_back(&mut self) {
-        (self.in_flight, self.watched) = (0, None);
+        self.in_flight = 0;
+        self.silence.on_loss();
         if let State::Open { mut session, .. } = std::mem::replace(&mut self.state, State::Down) {
             while let Some(completion) = session.poll_done() {
                 self.done.push(completion);
@@ -425,9 +403,3 @@ impl From<Broken> for Ended {
         Ended::Broken(broken)
     }
 }
-
-/// How long a target may owe an answer before that is said.
-const SILENCE: Duration = Duration::from_secs(60);
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-const FIRST_PAUSE: Duration = Duration::from_millis(10);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
