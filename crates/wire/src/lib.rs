@@ -8,4 +8,5 @@
 
 mod open_enum;
 
+pub mod iscsi;
 pub mod nbd;
