@@ -1,0 +1,3 @@
+//! Login: who talks to whom, and how (RFC 7143 §6).
+
+pub mod operational;

@@ -1,0 +1,4 @@
+//! iSCSI over TCP (RFC 7143, RFC 7144): text and its keys, login, and the target's sessions.
+
+pub mod login;
+pub mod text;
