@@ -1,3 +1,4 @@
 //! Login: who talks to whom, and how (RFC 7143 §6).
 
+pub mod chap;
 pub mod operational;
