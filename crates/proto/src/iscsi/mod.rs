@@ -1,4 +1,7 @@
 //! iSCSI over TCP (RFC 7143, RFC 7144): text and its keys, login, and the target's sessions.
 
+mod digest;
 pub mod login;
+pub mod name;
+mod pdu;
 pub mod text;
