@@ -9,6 +9,7 @@
 pub mod exports;
 pub mod nbd;
 pub mod outbox;
+pub mod scsi;
 pub mod session;
 #[cfg(test)]
 pub(crate) mod testing;

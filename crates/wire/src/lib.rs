@@ -9,3 +9,4 @@
 mod open_enum;
 
 pub mod nbd;
+pub mod scsi;
