@@ -10,6 +10,7 @@ pub mod exports;
 pub mod iscsi;
 pub mod nbd;
 pub mod outbox;
+pub mod scsi;
 pub mod session;
 #[cfg(test)]
 pub(crate) mod testing;

@@ -10,3 +10,4 @@ mod open_enum;
 
 pub mod iscsi;
 pub mod nbd;
+pub mod scsi;

@@ -1,0 +1,96 @@
+//! READ and WRITE of 6 to 16 bytes (SBC-4 §5.13 to 5.18, §5.36 to 5.40).
+
+use super::task::{Action, Context, Outcome, State};
+use blockmux_volume::Op;
+use blockmux_wire::scsi::cdb::FUA;
+
+#[inline]
+pub(super) fn read(cx: &mut Context<'_>) -> Outcome {
+    let range = cx.range()?;
+    cx.check_transfer(&range, cx.length_field())?;
+    if range.len == 0 {
+        return Ok(Action::good());
+    }
+    cx.last_io(Op::Read, range.offset, range.len, None)
+}
+
+#[inline]
+pub(super) fn write(cx: &mut Context<'_>) -> Outcome {
+    let range = cx.range()?;
+    cx.check_transfer(&range, cx.length_field())?;
+    cx.check_writable()?;
+    if range.len == 0 {
+        return Ok(Action::good());
+    }
+    *cx.state = State::WriteData { offset: range.offset, fua: range.flags & FUA != 0 };
+    cx.data_out(range.len)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::scsi::testing::Bench;
+
+    #[test]
+    fn what_one_form_writes_every_form_reads() {
+        let bench = Bench::new();
+        let mut client = bench.client("a");
+        let blocks: Vec<u8> = (0..1024).map(|i| (i / 7) as u8).collect();
+        let writes: [&[u8]; 4] = [
+            &[0x0a, 0, 0, 5, 2, 0],
+            &[0x2a, 8, 0, 0, 0, 5, 0, 0, 2, 0],
+            &[0xaa, 0, 0, 0, 0, 5, 0, 0, 0, 2, 0, 0],
+            &[0x8a, 0x18, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 2, 0, 0],
+        ];
+        for (i, write) in writes.into_iter().enumerate() {
+            let mut blocks = blocks.clone();
+            blocks[0] = i as u8;
+            client.run_with(write, &blocks).good();
+            for mut read in writes.map(<[u8]>::to_vec) {
+                read[0] -= 2;
+                assert_eq!(client.run(&read).good(), blocks);
+            }
+        }
+    }
+
+    #[test]
+    fn blocks_beyond_the_end_are_out_of_range() {
+        let bench = Bench::new();
+        let mut client = bench.client("a");
+        let last = 16384_u32;
+        let read = |client: &mut super::super::testing::Client, lba: u32, blocks: u16| {
+            let mut cdb = vec![0x28, 0];
+            cdb.extend(lba.to_be_bytes());
+            cdb.push(0);
+            cdb.extend(blocks.to_be_bytes());
+            cdb.push(0);
+            client.run(&cdb)
+        };
+        assert_eq!(read(&mut client, last - 1, 1).good().len(), 512);
+        assert_eq!(read(&mut client, last - 1, 2).check(), (5, 0x2100));
+        assert_eq!(read(&mut client, last, 0).good(), []);
+        assert_eq!(read(&mut client, last + 1, 0).check(), (5, 0x2100));
+        assert_eq!(
+            client.run(&[0x88, 0, 255, 255, 255, 255, 255, 255, 255, 255, 0, 0, 0, 1, 0, 0]).check(),
+            (5, 0x2100)
+        );
+    }
+
+    #[test]
+    fn protection_information_is_refused() {
+        let mut client = Bench::new().client("a");
+        assert_eq!(client.run(&[0x28, 0x20, 0, 0, 0, 0, 0, 0, 1, 0]).check(), (5, 0x2400));
+        assert_eq!(client.run_with(&[0x2a, 0xe0, 0, 0, 0, 0, 0, 0, 1, 0], &[0; 512]).check(), (5, 0x2400));
+    }
+
+    #[test]
+    fn a_write_with_too_little_data_writes_nothing_and_says_how_much_it_wanted() {
+        let mut client = Bench::new().client("a");
+        let short = client.run_with(&[0x2a, 0, 0, 0, 0, 0, 0, 0, 2, 0], &[7; 512]);
+        assert_eq!(short.transfer_len, 1024);
+        assert_eq!(short.check(), (5, 0x0e03));
+        assert_eq!(client.run(&[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0]).good(), [0; 512]);
+        let long = client.run_with(&[0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0], &[7; 1024]);
+        assert_eq!(long.transfer_len, 512);
+        long.good();
+    }
+}

@@ -1,0 +1,220 @@
+//! One command under way, and what its handler has to work with.
+
+use super::cdb::CdbRange;
+use super::sense::Sense;
+use super::server::Attached;
+use super::target::Target;
+use super::{Command, Status};
+use blockmux_volume::{MAX_TRANSFER, Op, Output, SgList};
+use blockmux_wire::scsi::cdb::PROTECT_MASK;
+use blockmux_wire::scsi::sense::{Asc, SenseKey};
+
+/// One command under way. To abort it, wait until its I/O has completed, then drop it.
+#[derive(Debug)]
+pub struct Task {
+    pub(super) command: Command,
+    /// The logical unit's place in the device server; `None` for a LUN that there is not.
+    pub(super) unit: Option<usize>,
+    pub(super) state: State,
+    /// The operation of the I/O in flight.
+    pub(super) op: Op,
+    pub(super) transfer_len: u64,
+}
+
+/// What a task waits for.
+pub(super) enum State {
+    /// Nothing: it is over.
+    Ended,
+    /// Its last I/O: what that brings is the answer.
+    LastIo,
+    /// Data to write.
+    WriteData { offset: u64, fua: bool },
+    /// A parameter list.
+    Parameters(OnParameters),
+    /// Whatever the work says.
+    Work(Box<dyn Work>),
+}
+
+impl std::fmt::Debug for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            State::Ended => "Ended",
+            State::LastIo => "LastIo",
+            State::WriteData { .. } => "WriteData",
+            State::Parameters(_) => "Parameters",
+            State::Work(_) => "Work",
+        })
+    }
+}
+
+/// Takes a parameter list.
+pub(super) type OnParameters = fn(&mut Context<'_>, &[u8]) -> Outcome;
+
+/// A command of several steps. It is asked again until it is done, fails, or leaves another state in the context.
+pub(super) trait Work {
+    /// The data-out that it asked for.
+    fn on_data_out(&mut self, _cx: &mut Context<'_>, _data: SgList) -> Outcome {
+        Err(Failure::internal())
+    }
+
+    /// The I/O that it asked for is done.
+    fn on_io(&mut self, cx: &mut Context<'_>, output: Output) -> Outcome;
+
+    /// It waited.
+    fn on_resume(&mut self, _cx: &mut Context<'_>) -> Outcome {
+        Err(Failure::internal())
+    }
+}
+
+/// What a handler wants next.
+#[derive(Debug)]
+pub(super) enum Action {
+    /// GOOD, with data-in.
+    Done(SgList),
+    /// CONDITION MET.
+    ConditionMet,
+    /// So much data-out, not 0; the context's state says what for.
+    DataOut(usize),
+    /// An I/O: operation, offset and length in bytes, data.
+    Io(Op, u64, u64, Option<SgList>),
+    /// To be asked again later.
+    Wait,
+}
+
+impl Action {
+    /// GOOD, without data.
+    pub(super) fn good() -> Action {
+        Action::Done(SgList::default())
+    }
+}
+
+/// How a command fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Failure {
+    pub(super) status: Status,
+    pub(super) sense: Option<Sense>,
+}
+
+impl Failure {
+    pub(super) fn status(status: Status) -> Failure {
+        Failure { status, sense: None }
+    }
+
+    /// A state that the code cannot be in; said to the initiator rather than by a panic.
+    pub(super) fn internal() -> Failure {
+        Sense::new(SenseKey::HARDWARE_ERROR, Asc::INTERNAL_TARGET_FAILURE).into()
+    }
+}
+
+impl From<Sense> for Failure {
+    fn from(sense: Sense) -> Failure {
+        Failure { status: Status::CHECK_CONDITION, sense: Some(sense) }
+    }
+}
+
+pub(super) type Outcome = Result<Action, Failure>;
+
+/// What a handler has to work with.
+pub(super) struct Context<'a> {
+    pub(super) target: &'a Target,
+    pub(super) unit: &'a mut Attached,
+    pub(super) command: &'a Command,
+    pub(super) state: &'a mut State,
+    pub(super) transfer_len: &'a mut u64,
+}
+
+/// A range of blocks that lies within the logical unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Range {
+    pub(super) lba: u64,
+    pub(super) blocks: u64,
+    /// In bytes.
+    pub(super) offset: u64,
+    /// In bytes.
+    pub(super) len: u64,
+    /// The second byte of the CDB.
+    pub(super) flags: u8,
+}
+
+impl Context<'_> {
+    /// The blocks that the CDB names: they exist, and no protection information is asked for.
+    #[inline]
+    pub(super) fn range(&self) -> Result<Range, Failure> {
+        let Some(CdbRange { lba, blocks, flags }) = self.command.cdb.range() else {
+            return Err(Sense::in_cdb(0).into());
+        };
+        // SBC-4 table 8 and its relatives: without protection information, only 000b.
+        if flags & PROTECT_MASK != 0 {
+            return Err(Sense::cdb_bit(1, 7).into());
+        }
+        Ok(Range { flags, ..self.blocks(lba, blocks.into())? })
+    }
+
+    /// `blocks` blocks from `lba` on, if they exist.
+    #[inline]
+    pub(super) fn blocks(&self, lba: u64, blocks: u64) -> Result<Range, Failure> {
+        let view = &self.unit.view;
+        let is_within = lba.checked_add(blocks).is_some_and(|end| end <= view.blocks);
+        let block_len = u64::from(view.block_len);
+        match (lba.checked_mul(block_len), blocks.checked_mul(block_len)) {
+            (Some(offset), Some(len)) if is_within => Ok(Range { lba, blocks, offset, len, flags: 0 }),
+            _ => Err(Sense::illegal(Asc::LOGICAL_BLOCK_ADDRESS_OUT_OF_RANGE).with_information(lba).into()),
+        }
+    }
+
+    /// Refuses what would move more at once than VPD page B0h allows (SBC-4 §6.6.4, MAXIMUM TRANSFER LENGTH).
+    #[inline]
+    pub(super) fn check_transfer(&self, range: &Range, field: u16) -> Result<(), Failure> {
+        if range.len > MAX_TRANSFER.into() { Err(Sense::in_cdb(field).into()) } else { Ok(()) }
+    }
+
+    /// Where this CDB has its TRANSFER LENGTH.
+    #[inline]
+    pub(super) fn length_field(&self) -> u16 {
+        match self.command.cdb.byte(0) >> 5 {
+            0 => 4,
+            5 => 6,
+            4 => 10,
+            _ => 7,
+        }
+    }
+
+    /// Refuses to change blocks of a write-protected unit.
+    #[inline]
+    pub(super) fn check_writable(&self) -> Result<(), Failure> {
+        if self.unit.view.info.read_only {
+            return Err(Sense::new(SenseKey::DATA_PROTECT, Asc::WRITE_PROTECTED).into());
+        }
+        Ok(())
+    }
+
+    /// Asks for `len` bytes of data-out, which the state that was set then gets.
+    #[inline]
+    pub(super) fn data_out(&mut self, len: u64) -> Outcome {
+        *self.transfer_len = len;
+        // The initiator's buffer ends before the data that its CDB names: nothing is written.
+        if u64::from(self.command.data_out_len) < len {
+            return Err(Sense::illegal(Asc::INVALID_FIELD_IN_COMMAND_INFORMATION_UNIT).into());
+        }
+        match usize::try_from(len) {
+            Ok(len) if len > 0 && len <= MAX_TRANSFER as usize => Ok(Action::DataOut(len)),
+            _ => Err(Failure::internal()),
+        }
+    }
+
+    /// Asks for an I/O that is the command's last: what it brings is the answer.
+    #[inline]
+    pub(super) fn last_io(&mut self, op: Op, offset: u64, len: u64, data: Option<SgList>) -> Outcome {
+        *self.state = State::LastIo;
+        Ok(Action::Io(op, offset, len, data))
+    }
+}
+
+/// Parameter data for the initiator, cut off at the allocation length (SPC-5 §4.2.5.6).
+pub(super) fn answer(bytes: &[u8], allocation_length: usize) -> Outcome {
+    let bytes = bytes.get(..allocation_length).unwrap_or(bytes);
+    if bytes.is_empty() {
+        return Ok(Action::good());
+    }
+    Ok(Action::Done(SgList::one(blockmux_volume::Seg::from_slice(bytes))))
+}

@@ -1,0 +1,215 @@
+//! A logical unit: a volume, and what every nexus shares about it.
+//!
+//! [`LogicalUnit::generation`] grows with each change that some nexus must know of. A [`DeviceServer`] keeps a
+//! [`View`] and takes the lock only when the generation is another than the one its view was made of.
+//!
+//! [`DeviceServer`]: super::DeviceServer
+
+use blockmux_volume::{Volume, VolumeInfo};
+use blockmux_wire::scsi::sense::Asc;
+use smallvec::SmallVec;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// How a logical unit names itself in INQUIRY data and designators.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// T10 VENDOR IDENTIFICATION: 8 bytes of ASCII, filled up with spaces.
+    pub vendor: [u8; 8],
+    /// PRODUCT IDENTIFICATION, filled up with spaces.
+    pub product: [u8; 16],
+    /// PRODUCT REVISION LEVEL, filled up with spaces.
+    pub revision: [u8; 4],
+    /// The unit serial number in ASCII; the same on every path to the volume, and on no other volume.
+    pub serial: String,
+    /// NAA locally assigned identifier (SPC-5 §7.7.6.6.5): the upper 4 bits are 3.
+    pub naa: u64,
+}
+
+impl Identity {
+    /// The identity of the volume with this name, which must be the same after each restart.
+    #[must_use]
+    pub fn of(name: &str) -> Identity {
+        // FNV-1a: it only has to differ between the few names of one site.
+        let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        });
+        let naa = (hash & 0x0fff_ffff_ffff_ffff) | (3 << 60);
+        Identity {
+            vendor: *b"BLOCKMUX",
+            product: *b"VOLUME          ",
+            revision: *b"0001",
+            serial: format!("{naa:016x}"),
+            naa,
+        }
+    }
+}
+
+/// A volume as a logical unit; all targets and sessions that lead to the volume share one.
+pub struct LogicalUnit {
+    pub(super) identity: Identity,
+    volume: Arc<dyn Volume>,
+    generation: AtomicU64,
+    state: Mutex<UnitState>,
+}
+
+/// What nexuses share.
+#[derive(Default)]
+pub(super) struct UnitState {
+    pub(super) nexuses: Vec<NexusState>,
+    last_key: u64,
+    /// The size at the last look, in bytes; 0: not looked yet.
+    size: u64,
+}
+
+/// What a logical unit knows of one nexus.
+pub(super) struct NexusState {
+    pub(super) key: NexusKey,
+    attentions: SmallVec<[Asc; MAX_ATTENTIONS]>,
+}
+
+/// One nexus of a logical unit, as long as its session lasts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct NexusKey(u64);
+
+/// What a nexus has to know for each command, good as long as the generation stays.
+#[derive(Clone, Debug)]
+pub(super) struct View {
+    pub(super) info: VolumeInfo,
+    /// LOGICAL BLOCK LENGTH IN BYTES.
+    pub(super) block_len: u32,
+    /// How many blocks there are.
+    pub(super) blocks: u64,
+    /// A unit attention waits.
+    pub(super) has_attention: bool,
+    /// D_SENSE of the Control mode page.
+    pub(super) descriptor_sense: bool,
+}
+
+impl View {
+    /// Blocks can be unmapped.
+    pub(super) fn is_thin(&self) -> bool {
+        self.info.discard_granularity > 0 && !self.info.read_only
+    }
+}
+
+impl LogicalUnit {
+    /// A logical unit over a volume.
+    #[must_use]
+    pub fn new(identity: Identity, volume: Arc<dyn Volume>) -> Arc<LogicalUnit> {
+        Arc::new(LogicalUnit { identity, volume, generation: AtomicU64::new(0), state: Mutex::default() })
+    }
+
+    /// The volume has another size: every initiator is told with the next command. Also found out by whatever asks
+    /// for the capacity.
+    pub fn on_resize(&self) {
+        self.change(|state| state.see_size(self.volume.info().size, None));
+    }
+
+    #[inline]
+    pub(super) fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    /// Changes the shared state, and has every nexus look again.
+    pub(super) fn change<R>(&self, change: impl FnOnce(&mut UnitState) -> R) -> R {
+        let mut state = self.lock();
+        let result = change(&mut state);
+        // Within the lock: who sees the new generation and then locks sees the new state.
+        self.generation.fetch_add(1, Ordering::Release);
+        result
+    }
+
+    /// Adds a nexus; its first command is told of the power on (SAM-5 §5.14.1).
+    pub(super) fn attach(&self) -> NexusKey {
+        self.change(|state| {
+            state.last_key = state.last_key.saturating_add(1);
+            let key = NexusKey(state.last_key);
+            state.nexuses.push(NexusState { key, attentions: SmallVec::new() });
+            state.attend(key, Asc::POWER_ON_RESET_OR_BUS_DEVICE_RESET_OCCURRED);
+            key
+        })
+    }
+
+    /// Forgets a nexus whose session is over.
+    pub(super) fn detach(&self, key: NexusKey) {
+        self.change(|state| state.nexuses.retain(|nexus| nexus.key != key));
+    }
+
+    /// The state as `key` sees it, and the generation that this is true for.
+    pub(super) fn view(&self, key: NexusKey) -> (u64, View) {
+        let mut state = self.lock();
+        let info = self.volume.info();
+        state.see_size(info.size, Some(key));
+        let generation = self.generation();
+        // Blocks of fewer than 512 bytes are no blocks of a disk.
+        let block_len = info.logical_block.max(512);
+        let view = View {
+            block_len,
+            blocks: info.size.checked_div(block_len.into()).unwrap_or(0),
+            has_attention: state.nexus(key).is_some_and(|nexus| !nexus.attentions.is_empty()),
+            descriptor_sense: false,
+            info,
+        };
+        (generation, view)
+    }
+
+    /// Takes the oldest unit attention of a nexus.
+    pub(super) fn take_attention(&self, key: NexusKey) -> Option<Asc> {
+        self.change(|state| {
+            let nexus = state.nexus(key)?;
+            (!nexus.attentions.is_empty()).then(|| nexus.attentions.remove(0))
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, UnitState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl UnitState {
+    fn nexus(&mut self, key: NexusKey) -> Option<&mut NexusState> {
+        self.nexuses.iter_mut().find(|nexus| nexus.key == key)
+    }
+
+    /// Establishes a unit attention for one nexus.
+    pub(super) fn attend(&mut self, key: NexusKey, what: Asc) {
+        if let Some(nexus) = self.nexus(key) {
+            nexus.attend(what);
+        }
+    }
+
+    /// Establishes a unit attention for every nexus but `except`.
+    pub(super) fn attend_all(&mut self, except: Option<NexusKey>, what: Asc) {
+        for nexus in self.nexuses.iter_mut().filter(|nexus| Some(nexus.key) != except) {
+            nexus.attend(what);
+        }
+    }
+
+    /// Tells every nexus but `except` if the size is another than it was.
+    fn see_size(&mut self, size: u64, except: Option<NexusKey>) {
+        if self.size != 0 && self.size != size {
+            self.attend_all(except, Asc::CAPACITY_DATA_HAS_CHANGED);
+        }
+        self.size = size;
+    }
+}
+
+impl NexusState {
+    fn attend(&mut self, what: Asc) {
+        // SAM-5 §5.14: the same condition again adds nothing; and a reset makes all older ones meaningless.
+        let is_reset = what.0 >> 8 == Asc::POWER_ON_RESET_OR_BUS_DEVICE_RESET_OCCURRED.0 >> 8;
+        if is_reset {
+            self.attentions.clear();
+        }
+        if !self.attentions.contains(&what) {
+            if self.attentions.len() == MAX_ATTENTIONS {
+                self.attentions.remove(0);
+            }
+            self.attentions.push(what);
+        }
+    }
+}
+
+/// The most unit attentions that wait for a nexus; beyond, the oldest is lost.
+const MAX_ATTENTIONS: usize = 8;
