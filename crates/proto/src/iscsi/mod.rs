@@ -3,5 +3,7 @@
 mod digest;
 pub mod login;
 pub mod name;
+pub mod node;
 mod pdu;
+pub mod target;
 pub mod text;

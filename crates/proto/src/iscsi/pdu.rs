@@ -60,26 +60,40 @@ pub(super) fn push(outbox: &mut Outbox, digests: Digests, header: &[u8], data: &
     push_tail(outbox, digests, data.len(), crc);
 }
 
-/// Sends a header with data by reference. A data digest needs bytes that stay as they are, so that data is copied
-/// into the pool's memory first; without any, into the outbox.
+/// Sends a header with `len` bytes at `offset` of `data`, by reference. A data digest needs bytes that stay as they
+/// are, so that data is copied into the pool's memory first; without any, into the outbox.
 #[inline]
-pub(super) fn push_lent(outbox: &mut Outbox, digests: Digests, pool: &Pool, header: &[u8], data: &SgList) {
+pub(super) fn push_lent(
+    outbox: &mut Outbox,
+    digests: Digests,
+    pool: &Pool,
+    header: &[u8],
+    data: &SgList,
+    (offset, len): (usize, usize),
+) {
     push_header(outbox, digests, header);
-    let len = data.len();
-    if len == 0 {
-        return;
-    }
     let mut crc = Crc::default();
-    if !digests.data {
-        outbox.push_payload(data);
-    } else if let Some(memory) = pool.take(len) {
-        let copy = memory.seg(0, len);
-        crc.add_copying(data, &copy);
-        outbox.push_seg(copy);
+    if digests.data {
+        let data = data.slice(offset, len);
+        if let Some(memory) = pool.take(len) {
+            let copy = memory.seg(0, len);
+            crc.add_copying(&data, &copy);
+            outbox.push_seg(copy);
+        } else {
+            let copy = data.to_vec();
+            crc.add(&copy);
+            outbox.push_head(&copy);
+        }
     } else {
-        let copy = data.to_vec();
-        crc.add(&copy);
-        outbox.push_head(&copy);
+        let (mut skip, mut left) = (offset, len);
+        for seg in data.segs() {
+            let here = seg.len().saturating_sub(skip).min(left);
+            if here > 0 {
+                outbox.push_seg(seg.slice(skip, here));
+            }
+            skip = skip.saturating_sub(seg.len());
+            left = left.saturating_sub(here);
+        }
     }
     push_tail(outbox, digests, len, crc);
 }

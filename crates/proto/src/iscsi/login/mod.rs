@@ -2,3 +2,4 @@
 
 pub mod chap;
 pub mod operational;
+pub(super) mod target;
