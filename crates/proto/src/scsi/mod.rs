@@ -14,12 +14,12 @@
 //! One table maps operation codes to what carries them out and to what REPORT SUPPORTED OPERATION CODES says; each
 //! family of commands is a file.
 
-#![allow(dead_code, reason = "commands of several steps follow")]
-
+mod bytes;
 mod cdb;
 mod error;
 mod lun;
 mod nexus;
+mod ranges;
 mod sense;
 mod server;
 mod table;
@@ -27,11 +27,20 @@ mod target;
 mod task;
 mod unit;
 
+mod cache;
 mod capacity;
+mod compare;
 mod inquiry;
 mod luns;
+mod mode;
+mod provisioning;
 mod read_write;
 mod ready;
+mod report;
+mod start_stop;
+mod verify;
+mod vpd;
+mod write_same;
 
 #[cfg(test)]
 mod testing;

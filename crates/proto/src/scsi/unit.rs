@@ -5,8 +5,10 @@
 //!
 //! [`DeviceServer`]: super::DeviceServer
 
-use blockmux_volume::{Volume, VolumeInfo};
-use blockmux_wire::scsi::sense::Asc;
+use super::ranges::Ranges;
+use super::sense::Sense;
+use blockmux_volume::{MAX_TRANSFER, Volume, VolumeInfo};
+use blockmux_wire::scsi::sense::{Asc, SenseKey};
 use smallvec::SmallVec;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,6 +24,8 @@ pub struct Identity {
     pub revision: [u8; 4],
     /// The unit serial number in ASCII; the same on every path to the volume, and on no other volume.
     pub serial: String,
+    /// The medium can be ejected and loaded: RMB of INQUIRY data.
+    pub removable: bool,
     /// NAA locally assigned identifier (SPC-5 §7.7.6.6.5): the upper 4 bits are 3.
     pub naa: u64,
 }
@@ -40,6 +44,8 @@ impl Identity {
             product: *b"VOLUME          ",
             revision: *b"0001",
             serial: format!("{naa:016x}"),
+            removable: false,
+
             naa,
         }
     }
@@ -50,6 +56,7 @@ pub struct LogicalUnit {
     pub(super) identity: Identity,
     volume: Arc<dyn Volume>,
     generation: AtomicU64,
+    pub(super) ranges: Ranges,
     state: Mutex<UnitState>,
 }
 
@@ -57,6 +64,12 @@ pub struct LogicalUnit {
 #[derive(Default)]
 pub(super) struct UnitState {
     pub(super) nexuses: Vec<NexusState>,
+    /// D_SENSE of the Control mode page.
+    pub(super) descriptor_sense: bool,
+    /// SWP of the Control mode page.
+    pub(super) write_protected: bool,
+    /// The medium of a removable unit is out.
+    pub(super) ejected: bool,
     last_key: u64,
     /// The size at the last look, in bytes; 0: not looked yet.
     size: u64,
@@ -65,6 +78,8 @@ pub(super) struct UnitState {
 /// What a logical unit knows of one nexus.
 pub(super) struct NexusState {
     pub(super) key: NexusKey,
+    /// PREVENT of its last PREVENT ALLOW MEDIUM REMOVAL.
+    pub(super) prevents_removal: bool,
     attentions: SmallVec<[Asc; MAX_ATTENTIONS]>,
 }
 
@@ -84,12 +99,33 @@ pub(super) struct View {
     pub(super) has_attention: bool,
     /// D_SENSE of the Control mode page.
     pub(super) descriptor_sense: bool,
+    /// SWP of the Control mode page.
+    pub(super) write_protected: bool,
+    /// Why commands that need the medium cannot have it.
+    pub(super) not_ready: Option<Sense>,
 }
 
 impl View {
     /// Blocks can be unmapped.
     pub(super) fn is_thin(&self) -> bool {
-        self.info.discard_granularity > 0 && !self.info.read_only
+        self.info.discard_granularity > 0
+    }
+
+    /// Unmapped blocks read as zeroes. Where zeroing is slow, a discard is the better way to unmap, and what reads
+    /// as what after that is open.
+    pub(super) fn unmaps_to_zeroes(&self) -> bool {
+        self.is_thin() && self.info.fast_zeroes
+    }
+
+    /// MAXIMUM TRANSFER LENGTH, in blocks.
+    pub(super) fn max_transfer_blocks(&self) -> u32 {
+        MAX_TRANSFER.checked_div(self.block_len).unwrap_or(0)
+    }
+
+    /// MAXIMUM ATOMIC TRANSFER LENGTH, in blocks; 0 without WRITE ATOMIC. Nothing of a volatile volume outlives the
+    /// power, so that no write of it is ever left half done; of other volumes nobody knows.
+    pub(super) fn max_atomic_blocks(&self) -> u32 {
+        if self.info.volatile { MAX_ATOMIC.checked_div(self.block_len).unwrap_or(0) } else { 0 }
     }
 }
 
@@ -97,7 +133,13 @@ impl LogicalUnit {
     /// A logical unit over a volume.
     #[must_use]
     pub fn new(identity: Identity, volume: Arc<dyn Volume>) -> Arc<LogicalUnit> {
-        Arc::new(LogicalUnit { identity, volume, generation: AtomicU64::new(0), state: Mutex::default() })
+        Arc::new(LogicalUnit {
+            identity,
+            volume,
+            generation: AtomicU64::new(0),
+            ranges: Ranges::default(),
+            state: Mutex::default(),
+        })
     }
 
     /// The volume has another size: every initiator is told with the next command. Also found out by whatever asks
@@ -125,7 +167,7 @@ impl LogicalUnit {
         self.change(|state| {
             state.last_key = state.last_key.saturating_add(1);
             let key = NexusKey(state.last_key);
-            state.nexuses.push(NexusState { key, attentions: SmallVec::new() });
+            state.nexuses.push(NexusState { key, prevents_removal: false, attentions: SmallVec::new() });
             state.attend(key, Asc::POWER_ON_RESET_OR_BUS_DEVICE_RESET_OCCURRED);
             key
         })
@@ -148,7 +190,9 @@ impl LogicalUnit {
             block_len,
             blocks: info.size.checked_div(block_len.into()).unwrap_or(0),
             has_attention: state.nexus(key).is_some_and(|nexus| !nexus.attentions.is_empty()),
-            descriptor_sense: false,
+            descriptor_sense: state.descriptor_sense,
+            write_protected: state.write_protected,
+            not_ready: state.not_ready(),
             info,
         };
         (generation, view)
@@ -168,8 +212,19 @@ impl LogicalUnit {
 }
 
 impl UnitState {
-    fn nexus(&mut self, key: NexusKey) -> Option<&mut NexusState> {
+    pub(super) fn nexus(&mut self, key: NexusKey) -> Option<&mut NexusState> {
         self.nexuses.iter_mut().find(|nexus| nexus.key == key)
+    }
+
+    fn not_ready(&self) -> Option<Sense> {
+        self.ejected.then_some(Sense::new(SenseKey::NOT_READY, Asc::MEDIUM_NOT_PRESENT))
+    }
+
+    /// SAM-5 §6.3.3, logical unit reset: what only lasts until one goes.
+    pub(super) fn reset(&mut self) {
+        self.nexuses.iter_mut().for_each(|nexus| nexus.prevents_removal = false);
+        (self.descriptor_sense, self.write_protected) = (false, false);
+        self.attend_all(None, Asc::BUS_DEVICE_RESET_FUNCTION_OCCURRED);
     }
 
     /// Establishes a unit attention for one nexus.
@@ -211,5 +266,7 @@ impl NexusState {
     }
 }
 
+/// The most bytes of one WRITE ATOMIC.
+const MAX_ATOMIC: u32 = 1 << 20;
 /// The most unit attentions that wait for a nexus; beyond, the oldest is lost.
 const MAX_ATTENTIONS: usize = 8;
