@@ -63,7 +63,7 @@ impl DeviceServer {
     #[must_use]
     pub fn new(target: Arc<Target>, nexus: Nexus) -> DeviceServer {
         let units = target.units().map(|(number, volume, unit)| {
-            let key = unit.attach();
+            let key = unit.attach(&nexus);
             let (seen, view) = unit.view(key);
             Attached { number, volume, unit: unit.clone(), key, seen, view }
         });
@@ -85,6 +85,7 @@ impl DeviceServer {
             state: State::Ended,
             op: Op::Flush,
             transfer_len: 0,
+            abort_epoch: 0,
         };
         let outcome = match task.unit.and_then(|unit| self.units.get_mut(unit)) {
             Some(unit) => dispatch(&self.target, &self.nexus, unit, &mut task),
@@ -160,9 +161,8 @@ impl DeviceServer {
         };
         match function {
             TaskManagement::AbortTaskSet | TaskManagement::ClearAca => {}
-            TaskManagement::ClearTaskSet => unit.unit.change(|state| {
-                state.attend_all(Some(unit.key), Asc::COMMANDS_CLEARED_BY_ANOTHER_INITIATOR);
-            }),
+            // SAM-5 §5.14.8: with TAS, the others' tasks end with TASK ABORTED, and there is no unit attention.
+            TaskManagement::ClearTaskSet => unit.unit.change(UnitState::abort_all_tasks),
             TaskManagement::LogicalUnitReset => unit.unit.change(UnitState::reset),
         }
         ManagementResponse::FunctionComplete
@@ -180,17 +180,20 @@ impl DeviceServer {
 
     #[inline]
     fn advance(&mut self, task: &mut Task, next: impl FnOnce(&mut Context<'_>) -> Outcome) -> Outcome {
-        match task.unit.and_then(|unit| self.units.get_mut(unit)) {
-            Some(unit) => next(&mut Context {
-                target: &self.target,
-                nexus: &self.nexus,
-                unit,
-                command: &task.command,
-                state: &mut task.state,
-                transfer_len: &mut task.transfer_len,
-            }),
-            None => Err(Failure::internal()),
+        let Some(unit) = task.unit.and_then(|unit| self.units.get_mut(unit)) else {
+            return Err(Failure::internal());
+        };
+        if unit.is_aborted(task) {
+            return Err(Failure::status(Status::TASK_ABORTED));
         }
+        next(&mut Context {
+            target: &self.target,
+            nexus: &self.nexus,
+            unit,
+            command: &task.command,
+            state: &mut task.state,
+            transfer_len: &mut task.transfer_len,
+        })
     }
 
     #[inline]
@@ -229,6 +232,15 @@ impl Drop for DeviceServer {
 }
 
 impl Attached {
+    /// Whether someone has aborted the task since it began.
+    #[inline]
+    fn is_aborted(&mut self, task: &Task) -> bool {
+        if self.unit.generation() != self.seen {
+            self.refresh();
+        }
+        self.view.abort_epoch != task.abort_epoch
+    }
+
     /// Looks at the shared state again.
     pub(super) fn refresh(&mut self) {
         (self.seen, self.view) = self.unit.view(self.key);
@@ -249,6 +261,10 @@ fn dispatch(target: &Target, nexus: &Nexus, unit: &mut Attached, task: &mut Task
             return Err(Sense::new(SenseKey::UNIT_ATTENTION, asc).into());
         }
         unit.refresh();
+    }
+    task.abort_epoch = unit.view.abort_epoch;
+    if unit.view.is_reserved && !entry.is_admitted(&unit.view) {
+        return Err(Failure::status(Status::RESERVATION_CONFLICT));
     }
     if let Some(sense) = unit.view.not_ready
         && entry.rules.contains(Rules::NEEDS_MEDIUM)

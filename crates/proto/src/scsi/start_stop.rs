@@ -12,6 +12,10 @@ pub(super) fn start_stop_unit(cx: &mut Context<'_>) -> Outcome {
     let (loej, start) = (flags & LOEJ != 0, flags & START != 0);
     // SBC-4 §5.32: with a power condition, START and LOEJ are ignored.
     let is_condition = flags & POWER_CONDITION_MASK != 0;
+    // SBC-4 table 13: only a plain start is for everyone.
+    if !start || is_condition {
+        cx.check_holder()?;
+    }
     if loej && !is_condition {
         if !cx.unit.unit.identity.removable {
             return Err(Sense::cdb_bit(4, 1).into());
@@ -47,6 +51,9 @@ pub(super) fn prevent_allow(cx: &mut Context<'_>) -> Outcome {
         0b01 => true,
         _ => return Err(Sense::cdb_bit(4, 1).into()),
     };
+    if prevent {
+        cx.check_holder()?;
+    }
     let key = cx.unit.key;
     cx.unit.unit.change(|state| {
         if let Some(nexus) = state.nexus(key) {

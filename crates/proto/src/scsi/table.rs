@@ -6,11 +6,12 @@ use super::sense::Sense;
 use super::task::{Context, Failure, Outcome};
 use super::unit::View;
 use super::{
-    cache, capacity, compare, inquiry, luns, mode, provisioning, read_write, ready, report, start_stop,
-    verify, write_same,
+    cache, capacity, compare, inquiry, luns, mode, persistent_reserve, provisioning, read_write, ready,
+    report, reserve, start_stop, verify, write_same,
 };
 use blockmux_wire::scsi::cdb::SERVICE_ACTION_MASK;
 use blockmux_wire::scsi::opcode::{Opcode, cdb_len, maintenance_in, service_action_in_16};
+use blockmux_wire::scsi::opcode::{persistent_reserve_in as pr_in, persistent_reserve_out as pr_out};
 use blockmux_wire::scsi::sense::Asc;
 
 /// One command.
@@ -39,6 +40,14 @@ impl Rules {
     pub(super) const THIN: Rules = Rules(4);
     /// Of units that write atomically.
     pub(super) const ATOMIC: Rules = Rules(8);
+    /// Whoever may read may do this (SPC-5 table 66, SBC-4 table 13); without, it takes the right to write.
+    pub(super) const READS: Rules = Rules(16);
+    /// No persistent reservation stands in its way, or only for some of its bits.
+    pub(super) const DESPITE_PERSISTENT: Rules = Rules(32);
+    /// No RESERVE of another nexus stands in its way (SPC-2 table 10).
+    pub(super) const DESPITE_RESERVE: Rules = Rules(64);
+    /// For everyone at any time.
+    const ALWAYS: Rules = Rules(1 | 32 | 64);
 
     #[inline]
     pub(super) const fn contains(self, other: Rules) -> bool {
@@ -61,6 +70,15 @@ impl Entry {
     #[inline]
     pub(super) fn cdb_len(&self) -> usize {
         cdb_len(self.opcode.0).unwrap_or(self.usage.len())
+    }
+
+    /// Whether reservations let the nexus do this.
+    pub(super) fn is_admitted(&self, view: &View) -> bool {
+        if view.is_reserved_by_other && !self.rules.contains(Rules::DESPITE_RESERVE) {
+            return false;
+        }
+        let by_type = view.access.writes || view.access.reads && self.rules.contains(Rules::READS);
+        by_type || self.rules.contains(Rules::DESPITE_PERSISTENT)
     }
 
     /// Whether a unit that is like this has the command.
@@ -141,28 +159,69 @@ const fn range_16(opcode: Opcode, flags: u8, begin: Begin) -> Entry {
     entry(opcode, usage, Rules::NEEDS_MEDIUM, begin)
 }
 
+/// A command that whoever may read may do.
+const fn reads(entry: Entry) -> Entry {
+    Entry { rules: entry.rules.and(Rules::READS), ..entry }
+}
+
+/// A service action of PERSISTENT RESERVE IN.
+const fn reserve_in(service_action: u16) -> Entry {
+    let rules = Rules::DESPITE_PERSISTENT;
+    let usage = [0x1f, 0, 0, 0, 0, 0, 0xff, 0xff, 7];
+    action(Opcode::PERSISTENT_RESERVE_IN, service_action, usage, rules, persistent_reserve::reserve_in)
+}
+
+/// A service action of PERSISTENT RESERVE OUT.
+const fn reserve_out(service_action: u16) -> Entry {
+    let rules = Rules::DESPITE_PERSISTENT;
+    let usage = [0x1f, 0xff, 0, 0, 0xff, 0xff, 0xff, 0xff, 7];
+    action(Opcode::PERSISTENT_RESERVE_OUT, service_action, usage, rules, persistent_reserve::reserve_out)
+}
+
+/// RESERVE and RELEASE.
+const fn legacy<const N: usize>(opcode: Opcode, usage: [u8; N], begin: Begin) -> Entry {
+    entry(opcode, usage, Rules::DESPITE_PERSISTENT.and(Rules::DESPITE_RESERVE), begin)
+}
+
 /// In order of operation code, then service action.
 pub(super) static TABLE: &[Entry] = &[
-    entry(Opcode::TEST_UNIT_READY, [0, 0, 0, 0, 7], Rules::NEEDS_MEDIUM, ready::test_unit_ready),
-    entry(Opcode::REQUEST_SENSE, [1, 0, 0, 0xff, 7], Rules::DESPITE_ATTENTION, ready::request_sense),
-    range_6(Opcode::READ_6, read_write::read),
+    entry(
+        Opcode::TEST_UNIT_READY,
+        [0, 0, 0, 0, 7],
+        Rules::NEEDS_MEDIUM.and(Rules::DESPITE_PERSISTENT),
+        ready::test_unit_ready,
+    ),
+    entry(Opcode::REQUEST_SENSE, [1, 0, 0, 0xff, 7], Rules::ALWAYS, ready::request_sense),
+    reads(range_6(Opcode::READ_6, read_write::read)),
     range_6(Opcode::WRITE_6, read_write::write),
-    entry(Opcode::INQUIRY, [1, 0xff, 0xff, 0xff, 7], Rules::DESPITE_ATTENTION, inquiry::inquiry),
+    entry(Opcode::INQUIRY, [1, 0xff, 0xff, 0xff, 7], Rules::ALWAYS, inquiry::inquiry),
     entry(Opcode::MODE_SELECT_6, [0x11, 0, 0, 0xff, 7], Rules::NONE, mode::select_6),
+    legacy(Opcode::RESERVE_6, [0, 0, 0, 0, 7], reserve::reserve),
+    legacy(Opcode::RELEASE_6, [0, 0, 0, 0, 7], reserve::release),
     entry(Opcode::MODE_SENSE_6, [0x08, 0xff, 0xff, 0xff, 7], Rules::NONE, mode::sense_6),
-    entry(Opcode::START_STOP_UNIT, [1, 0, 0x0f, 0xf7, 7], Rules::NONE, start_stop::start_stop_unit),
-    entry(Opcode::PREVENT_ALLOW_MEDIUM_REMOVAL, [0, 0, 0, 3, 7], Rules::NONE, start_stop::prevent_allow),
+    entry(
+        Opcode::START_STOP_UNIT,
+        [1, 0, 0x0f, 0xf7, 7],
+        Rules::DESPITE_PERSISTENT,
+        start_stop::start_stop_unit,
+    ),
+    entry(
+        Opcode::PREVENT_ALLOW_MEDIUM_REMOVAL,
+        [0, 0, 0, 3, 7],
+        Rules::DESPITE_PERSISTENT,
+        start_stop::prevent_allow,
+    ),
     entry(
         Opcode::READ_CAPACITY_10,
         [0, 0, 0, 0, 0, 0, 0, 0, 7],
-        Rules::NEEDS_MEDIUM,
+        Rules::NEEDS_MEDIUM.and(Rules::DESPITE_PERSISTENT),
         capacity::read_capacity_10,
     ),
-    range_10(Opcode::READ_10, 0xf8, read_write::read),
+    reads(range_10(Opcode::READ_10, 0xf8, read_write::read)),
     range_10(Opcode::WRITE_10, 0xf8, read_write::write),
     range_10(Opcode::WRITE_AND_VERIFY_10, 0xf6, verify::write_and_verify),
-    range_10(Opcode::VERIFY_10, 0xf6, verify::verify),
-    range_10(Opcode::PRE_FETCH_10, 0x02, cache::pre_fetch),
+    reads(range_10(Opcode::VERIFY_10, 0xf6, verify::verify)),
+    reads(range_10(Opcode::PRE_FETCH_10, 0x02, cache::pre_fetch)),
     range_10(Opcode::SYNCHRONIZE_CACHE_10, 0x02, cache::synchronize),
     range_10(Opcode::WRITE_SAME_10, 0xf8, write_same::write_same),
     entry(
@@ -172,8 +231,22 @@ pub(super) static TABLE: &[Entry] = &[
         provisioning::unmap,
     ),
     entry(Opcode::MODE_SELECT_10, [0x11, 0, 0, 0, 0, 0, 0xff, 0xff, 7], Rules::NONE, mode::select_10),
+    legacy(Opcode::RESERVE_10, [0x13, 0, 0, 0, 0, 0, 0, 0, 7], reserve::reserve),
+    legacy(Opcode::RELEASE_10, [0x13, 0, 0, 0, 0, 0, 0, 0, 7], reserve::release),
     entry(Opcode::MODE_SENSE_10, [0x18, 0xff, 0xff, 0, 0, 0, 0xff, 0xff, 7], Rules::NONE, mode::sense_10),
-    range_16(Opcode::READ_16, 0xf8, read_write::read),
+    reserve_in(pr_in::READ_KEYS),
+    reserve_in(pr_in::READ_RESERVATION),
+    reserve_in(pr_in::REPORT_CAPABILITIES),
+    reserve_in(pr_in::READ_FULL_STATUS),
+    reserve_out(pr_out::REGISTER),
+    reserve_out(pr_out::RESERVE),
+    reserve_out(pr_out::RELEASE),
+    reserve_out(pr_out::CLEAR),
+    reserve_out(pr_out::PREEMPT),
+    reserve_out(pr_out::PREEMPT_AND_ABORT),
+    reserve_out(pr_out::REGISTER_AND_IGNORE_EXISTING_KEY),
+    reserve_out(pr_out::REGISTER_AND_MOVE),
+    reads(range_16(Opcode::READ_16, 0xf8, read_write::read)),
     entry(
         Opcode::COMPARE_AND_WRITE,
         [0xf8, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0xff, 0x3f, 7],
@@ -183,8 +256,8 @@ pub(super) static TABLE: &[Entry] = &[
     range_16(Opcode::WRITE_16, 0xf8, read_write::write),
     range_16(Opcode::ORWRITE_16, 0xf8, compare::orwrite),
     range_16(Opcode::WRITE_AND_VERIFY_16, 0xf6, verify::write_and_verify),
-    range_16(Opcode::VERIFY_16, 0xf6, verify::verify),
-    range_16(Opcode::PRE_FETCH_16, 0x02, cache::pre_fetch),
+    reads(range_16(Opcode::VERIFY_16, 0xf6, verify::verify)),
+    reads(range_16(Opcode::PRE_FETCH_16, 0x02, cache::pre_fetch)),
     range_16(Opcode::SYNCHRONIZE_CACHE_16, 0x02, cache::synchronize),
     range_16(Opcode::WRITE_SAME_16, 0xf9, write_same::write_same),
     entry(
@@ -197,20 +270,20 @@ pub(super) static TABLE: &[Entry] = &[
         Opcode::SERVICE_ACTION_IN_16,
         service_action_in_16::READ_CAPACITY_16,
         [0x1f, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 7],
-        Rules::NEEDS_MEDIUM,
+        Rules::NEEDS_MEDIUM.and(Rules::DESPITE_PERSISTENT),
         capacity::read_capacity_16,
     ),
     action(
         Opcode::SERVICE_ACTION_IN_16,
         service_action_in_16::GET_LBA_STATUS,
         [0x1f, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 7],
-        Rules::NEEDS_MEDIUM,
+        Rules::NEEDS_MEDIUM.and(Rules::READS),
         provisioning::get_lba_status,
     ),
     entry(
         Opcode::REPORT_LUNS,
         [0, 0xff, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 7],
-        Rules::DESPITE_ATTENTION,
+        Rules::ALWAYS,
         luns::report_luns,
     ),
     action(
@@ -227,10 +300,10 @@ pub(super) static TABLE: &[Entry] = &[
         Rules::NONE,
         report::task_management_functions,
     ),
-    range_12(Opcode::READ_12, 0xf8, read_write::read),
+    reads(range_12(Opcode::READ_12, 0xf8, read_write::read)),
     range_12(Opcode::WRITE_12, 0xf8, read_write::write),
     range_12(Opcode::WRITE_AND_VERIFY_12, 0xf6, verify::write_and_verify),
-    range_12(Opcode::VERIFY_12, 0xf6, verify::verify),
+    reads(range_12(Opcode::VERIFY_12, 0xf6, verify::verify)),
 ];
 
 /// No entry has the operation code.

@@ -20,6 +20,8 @@ pub struct Task {
     /// The operation of the I/O in flight.
     pub(super) op: Op,
     pub(super) transfer_len: u64,
+    /// As it was when the task began; another one aborts it.
+    pub(super) abort_epoch: u32,
 }
 
 /// What a task waits for.
@@ -95,6 +97,10 @@ pub(super) struct Failure {
 }
 
 impl Failure {
+    pub(super) fn status(status: Status) -> Failure {
+        Failure { status, sense: None }
+    }
+
     /// A state that the code cannot be in; said to the initiator rather than by a panic.
     pub(super) fn internal() -> Failure {
         Sense::new(SenseKey::HARDWARE_ERROR, Asc::INTERNAL_TARGET_FAILURE).into()
@@ -181,6 +187,12 @@ impl Context<'_> {
             4 => 10,
             _ => 7,
         }
+    }
+
+    /// Refuses what only a reservation holder may do, where a command's bits decide whether it is that.
+    pub(super) fn check_holder(&self) -> Result<(), Failure> {
+        let is_holder = self.unit.view.access.writes;
+        if is_holder { Ok(()) } else { Err(Failure::status(Status::RESERVATION_CONFLICT)) }
     }
 
     /// Refuses to change blocks of a write-protected unit.

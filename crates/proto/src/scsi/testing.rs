@@ -47,7 +47,10 @@ impl Bench {
     }
 
     fn with(identity: Identity, volume: Arc<dyn Volume>) -> Bench {
-        let unit = LogicalUnit::new(identity, volume.clone());
+        Bench::around(LogicalUnit::new(identity, volume.clone()), volume)
+    }
+
+    pub(super) fn around(unit: Arc<LogicalUnit>, volume: Arc<dyn Volume>) -> Bench {
         let target = Target::new("iqn.2026-11.t:t", vec![port(1), port(2)]);
         let target = Arc::new(target.with_unit(0, VolumeId(0), unit.clone()));
         Bench { unit, target, volume }

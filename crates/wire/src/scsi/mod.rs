@@ -10,6 +10,7 @@ pub mod lun;
 pub mod mode;
 pub mod opcode;
 pub mod provisioning;
+pub mod reservation;
 pub mod sense;
 pub mod status;
 pub mod vpd;
