@@ -20,7 +20,11 @@ pub(super) fn read_capacity_16(cx: &mut Context<'_>) -> Outcome {
     cx.unit.refresh();
     let view = &cx.unit.view;
     let per_physical = view.info.physical_block.checked_div(view.block_len).unwrap_or(1).max(1);
-    let provisioning = if view.is_thin() { LBPME | LBPRZ } else { 0 };
+    let provisioning = match (view.is_thin(), view.unmaps_to_zeroes()) {
+        (false, _) => 0,
+        (true, false) => LBPME,
+        (true, true) => LBPME | LBPRZ,
+    };
     let data = ReadCapacity16 {
         returned_logical_block_address: U64::new(view.blocks.saturating_sub(1)),
         logical_block_length: U32::new(view.block_len),

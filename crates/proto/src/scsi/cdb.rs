@@ -84,7 +84,6 @@ impl Cdb {
                     lba: u32::from_be_bytes([0, high & 0x1f, middle, low]).into(),
                     // SBC-4 §5.13: 0 stands for 256, in these CDBs alone.
                     blocks: if cdb.transfer_length == 0 { 256 } else { cdb.transfer_length.into() },
-                    flags: 0,
                 }
             }
             1 | 2 => {
@@ -92,24 +91,15 @@ impl Cdb {
                 CdbRange {
                     lba: cdb.logical_block_address.get().into(),
                     blocks: cdb.transfer_length.get().into(),
-                    flags: cdb.flags,
                 }
             }
             5 => {
                 let cdb: &Cdb12 = self.read()?;
-                CdbRange {
-                    lba: cdb.logical_block_address.get().into(),
-                    blocks: cdb.transfer_length.get(),
-                    flags: cdb.flags,
-                }
+                CdbRange { lba: cdb.logical_block_address.get().into(), blocks: cdb.transfer_length.get() }
             }
             4 => {
                 let cdb: &Cdb16 = self.read()?;
-                CdbRange {
-                    lba: cdb.logical_block_address.get(),
-                    blocks: cdb.transfer_length.get(),
-                    flags: cdb.flags,
-                }
+                CdbRange { lba: cdb.logical_block_address.get(), blocks: cdb.transfer_length.get() }
             }
             _ => return None,
         })
@@ -128,8 +118,6 @@ impl std::fmt::Debug for Cdb {
 pub(super) struct CdbRange {
     pub(super) lba: u64,
     pub(super) blocks: u32,
-    /// The second byte of the CDB.
-    pub(super) flags: u8,
 }
 
 #[cfg(test)]
@@ -139,18 +127,15 @@ mod tests {
     #[test]
     fn a_range_is_read_from_each_shape() {
         let range = |bytes: &[u8]| Cdb::new(bytes).unwrap().range().unwrap();
-        assert_eq!(range(&[0x08, 0xff, 2, 3, 0, 0]), CdbRange { lba: 0x1f_0203, blocks: 256, flags: 0 });
-        assert_eq!(
-            range(&[0x28, 8, 1, 2, 3, 4, 0, 5, 6, 0]),
-            CdbRange { lba: 0x0102_0304, blocks: 0x0506, flags: 8 }
-        );
+        assert_eq!(range(&[0x08, 0xff, 2, 3, 0, 0]), CdbRange { lba: 0x1f_0203, blocks: 256 });
+        assert_eq!(range(&[0x28, 8, 1, 2, 3, 4, 0, 5, 6, 0]), CdbRange { lba: 0x0102_0304, blocks: 0x0506 });
         assert_eq!(
             range(&[0xa8, 0, 1, 2, 3, 4, 5, 6, 7, 8, 0, 0]),
-            CdbRange { lba: 0x0102_0304, blocks: 0x0506_0708, flags: 0 }
+            CdbRange { lba: 0x0102_0304, blocks: 0x0506_0708 }
         );
         assert_eq!(
             range(&[0x88, 0x10, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 0, 0]),
-            CdbRange { lba: 0x0102_0304_0506_0708, blocks: 0x090a_0b0c, flags: 0x10 }
+            CdbRange { lba: 0x0102_0304_0506_0708, blocks: 0x090a_0b0c }
         );
     }
 

@@ -14,12 +14,14 @@
 //! One table maps operation codes to what carries them out and to what REPORT SUPPORTED OPERATION CODES says; each
 //! family of commands is a file.
 
-#![allow(dead_code, reason = "commands of several steps follow")]
-
+mod bytes;
 mod cdb;
 mod error;
 mod lun;
 mod nexus;
+mod persistence;
+mod ranges;
+mod reservations;
 mod sense;
 mod server;
 mod table;
@@ -27,11 +29,22 @@ mod target;
 mod task;
 mod unit;
 
+mod cache;
 mod capacity;
+mod compare;
 mod inquiry;
 mod luns;
+mod mode;
+mod persistent_reserve;
+mod provisioning;
 mod read_write;
 mod ready;
+mod report;
+mod reserve;
+mod start_stop;
+mod verify;
+mod vpd;
+mod write_same;
 
 #[cfg(test)]
 mod testing;
@@ -39,6 +52,7 @@ mod testing;
 pub use cdb::Cdb;
 pub use lun::Lun;
 pub use nexus::{Nexus, TargetPort};
+pub use persistence::{ImageError, ReservationStore, SaveTicket};
 pub use sense::{Sense, SenseBytes};
 pub use server::{DeviceServer, ManagementResponse, TaskManagement};
 pub use target::Target;

@@ -23,6 +23,11 @@ pub struct TargetPort {
 }
 
 impl Nexus {
+    /// PROTOCOL IDENTIFIER (SPC-5 §7.6.1).
+    pub(super) fn protocol(&self) -> u8 {
+        self.initiator.first().map_or(0, |first| first & 0x0f)
+    }
+
     /// A nexus of an iSCSI session (SPC-5 §7.6.4.6): the TransportID is `NAME,i,0xISID`.
     #[must_use]
     pub fn iscsi(initiator_name: &str, isid: [u8; 6], target_port: TargetPort) -> Nexus {

@@ -1,7 +1,9 @@
-//! READ and WRITE of 6 to 16 bytes (SBC-4 §5.13 to 5.18, §5.36 to 5.40).
+//! READ and WRITE of 6 to 16 bytes, WRITE ATOMIC (SBC-4 §5.13 to 5.18, §5.36 to 5.40, §5.43).
 
-use super::task::{Action, Context, Outcome, State};
-use blockmux_volume::Op;
+use super::ranges::RangeGuard;
+use super::sense::Sense;
+use super::task::{Action, Context, Failure, Outcome, State, Work};
+use blockmux_volume::{Op, Output, SgList};
 use blockmux_wire::scsi::cdb::FUA;
 
 #[inline]
@@ -10,6 +12,14 @@ pub(super) fn read(cx: &mut Context<'_>) -> Outcome {
     cx.check_transfer(&range, cx.length_field())?;
     if range.len == 0 {
         return Ok(Action::good());
+    }
+    if range.flags & FUA != 0 && cx.unit.view.info.write_cache {
+        // SBC-4 table 9: what is in the write cache goes to the medium first.
+        cx.work(FlushThenRead { offset: range.offset, len: range.len });
+        return Ok(Action::Io(Op::Flush, 0, 0, None));
+    }
+    if cx.unit.unit.ranges.is_locked(range.offset, range.len) {
+        return hold(cx, Op::Read, range.offset, range.len, None);
     }
     cx.last_io(Op::Read, range.offset, range.len, None)
 }
@@ -24,6 +34,95 @@ pub(super) fn write(cx: &mut Context<'_>) -> Outcome {
     }
     *cx.state = State::WriteData { offset: range.offset, fua: range.flags & FUA != 0 };
     cx.data_out(range.len)
+}
+
+/// Waits for a locked range to come free, then does the I/O.
+pub(super) fn hold(cx: &mut Context<'_>, op: Op, offset: u64, len: u64, data: Option<SgList>) -> Outcome {
+    cx.work(Held { op, offset, len, data });
+    Ok(Action::Wait)
+}
+
+/// WRITE ATOMIC (16): TRANSFER LENGTH has 16 bits, and ATOMIC BOUNDARY the two bytes before it.
+pub(super) fn write_atomic(cx: &mut Context<'_>) -> Outcome {
+    let cdb = &cx.command.cdb;
+    let (boundary, blocks) = (cdb.u16(10), cdb.u16(12));
+    let range = cx.range_of(cdb.u64(2), blocks.into())?;
+    // No boundaries (VPD page B0h, MAXIMUM ATOMIC BOUNDARY SIZE is 0).
+    if boundary != 0 {
+        return Err(Sense::in_cdb(10).into());
+    }
+    if u32::from(blocks) > cx.unit.view.max_atomic_blocks() {
+        return Err(Sense::in_cdb(12).into());
+    }
+    cx.check_writable()?;
+    if range.len == 0 {
+        return Ok(Action::good());
+    }
+    let fua = range.flags & FUA != 0;
+    cx.work(Atomic { offset: range.offset, fua, data: SgList::default(), guard: None });
+    cx.data_out(range.len)
+}
+
+/// A read with force unit access, of a volume with a write cache.
+struct FlushThenRead {
+    offset: u64,
+    len: u64,
+}
+
+impl Work for FlushThenRead {
+    fn on_io(&mut self, cx: &mut Context<'_>, _output: Output) -> Outcome {
+        cx.last_io(Op::Read, self.offset, self.len, None)
+    }
+}
+
+/// An I/O whose range is locked.
+struct Held {
+    op: Op,
+    offset: u64,
+    len: u64,
+    data: Option<SgList>,
+}
+
+impl Work for Held {
+    fn on_io(&mut self, _cx: &mut Context<'_>, _output: Output) -> Outcome {
+        Err(Failure::internal())
+    }
+
+    fn on_resume(&mut self, cx: &mut Context<'_>) -> Outcome {
+        if cx.unit.unit.ranges.is_locked(self.offset, self.len) {
+            return Ok(Action::Wait);
+        }
+        cx.last_io(self.op, self.offset, self.len, self.data.take())
+    }
+}
+
+/// A write that no other command sees half of.
+struct Atomic {
+    offset: u64,
+    fua: bool,
+    data: SgList,
+    guard: Option<RangeGuard>,
+}
+
+impl Work for Atomic {
+    fn on_data_out(&mut self, cx: &mut Context<'_>, data: SgList) -> Outcome {
+        self.data = data;
+        self.on_resume(cx)
+    }
+
+    fn on_resume(&mut self, cx: &mut Context<'_>) -> Outcome {
+        let len = self.data.len() as u64;
+        self.guard = RangeGuard::lock(&cx.unit.unit, self.offset, len);
+        if self.guard.is_none() {
+            return Ok(Action::Wait);
+        }
+        let data = std::mem::take(&mut self.data);
+        Ok(Action::Io(Op::Write { fua: self.fua }, self.offset, len, Some(data)))
+    }
+
+    fn on_io(&mut self, _cx: &mut Context<'_>, _output: Output) -> Outcome {
+        Ok(Action::good())
+    }
 }
 
 #[cfg(test)]

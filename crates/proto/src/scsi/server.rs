@@ -6,8 +6,8 @@ use super::sense::Sense;
 use super::table::{self, Entry, Rules};
 use super::target::Target;
 use super::task::{Action, Context, Failure, Outcome, State, Task};
-use super::unit::{LogicalUnit, NexusKey, View};
-use super::{Command, Lun, Response, Status, Step, inquiry, luns};
+use super::unit::{LogicalUnit, NexusKey, UnitState, View};
+use super::{Command, Lun, Response, Status, Step, inquiry, luns, read_write};
 use crate::exports::VolumeId;
 use blockmux_volume::{Completion, Io, Op, SgList, Tag};
 use blockmux_wire::scsi::cdb::NACA;
@@ -63,7 +63,7 @@ impl DeviceServer {
     #[must_use]
     pub fn new(target: Arc<Target>, nexus: Nexus) -> DeviceServer {
         let units = target.units().map(|(number, volume, unit)| {
-            let key = unit.attach();
+            let key = unit.attach(&nexus);
             let (seen, view) = unit.view(key);
             Attached { number, volume, unit: unit.clone(), key, seen, view }
         });
@@ -85,9 +85,10 @@ impl DeviceServer {
             state: State::Ended,
             op: Op::Flush,
             transfer_len: 0,
+            abort_epoch: 0,
         };
         let outcome = match task.unit.and_then(|unit| self.units.get_mut(unit)) {
-            Some(unit) => dispatch(&self.target, unit, &mut task),
+            Some(unit) => dispatch(&self.target, &self.nexus, unit, &mut task),
             None => begin_without_unit(&self.target, command),
         };
         let step = self.step(&mut task, outcome);
@@ -100,6 +101,9 @@ impl DeviceServer {
         let outcome = self.advance(task, |cx| match std::mem::replace(cx.state, State::Ended) {
             State::WriteData { offset, fua } => {
                 let len = data.len() as u64;
+                if cx.unit.unit.ranges.is_locked(offset, len) {
+                    return read_write::hold(cx, Op::Write { fua }, offset, len, Some(data));
+                }
                 cx.last_io(Op::Write { fua }, offset, len, Some(data))
             }
             State::Parameters(on_parameters) => {
@@ -157,12 +161,9 @@ impl DeviceServer {
         };
         match function {
             TaskManagement::AbortTaskSet | TaskManagement::ClearAca => {}
-            TaskManagement::ClearTaskSet => unit.unit.change(|state| {
-                state.attend_all(Some(unit.key), Asc::COMMANDS_CLEARED_BY_ANOTHER_INITIATOR);
-            }),
-            TaskManagement::LogicalUnitReset => unit.unit.change(|state| {
-                state.attend_all(None, Asc::BUS_DEVICE_RESET_FUNCTION_OCCURRED);
-            }),
+            // SAM-5 §5.14.8: with TAS, the others' tasks end with TASK ABORTED, and there is no unit attention.
+            TaskManagement::ClearTaskSet => unit.unit.change(UnitState::abort_all_tasks),
+            TaskManagement::LogicalUnitReset => unit.unit.change(UnitState::reset),
         }
         ManagementResponse::FunctionComplete
     }
@@ -179,16 +180,20 @@ impl DeviceServer {
 
     #[inline]
     fn advance(&mut self, task: &mut Task, next: impl FnOnce(&mut Context<'_>) -> Outcome) -> Outcome {
-        match task.unit.and_then(|unit| self.units.get_mut(unit)) {
-            Some(unit) => next(&mut Context {
-                target: &self.target,
-                unit,
-                command: &task.command,
-                state: &mut task.state,
-                transfer_len: &mut task.transfer_len,
-            }),
-            None => Err(Failure::internal()),
+        let Some(unit) = task.unit.and_then(|unit| self.units.get_mut(unit)) else {
+            return Err(Failure::internal());
+        };
+        if unit.is_aborted(task) {
+            return Err(Failure::status(Status::TASK_ABORTED));
         }
+        next(&mut Context {
+            target: &self.target,
+            nexus: &self.nexus,
+            unit,
+            command: &task.command,
+            state: &mut task.state,
+            transfer_len: &mut task.transfer_len,
+        })
     }
 
     #[inline]
@@ -208,7 +213,6 @@ impl DeviceServer {
                 }
                 (Status::GOOD, None, data_in)
             }
-            Ok(Action::ConditionMet) => (Status::CONDITION_MET, None, SgList::default()),
             Err(Failure { status, sense }) => {
                 let descriptor_format = unit.is_some_and(|unit| unit.view.descriptor_sense);
                 (status, sense.map(|sense| Sense { descriptor_format, ..sense }), SgList::default())
@@ -228,6 +232,15 @@ impl Drop for DeviceServer {
 }
 
 impl Attached {
+    /// Whether someone has aborted the task since it began.
+    #[inline]
+    fn is_aborted(&mut self, task: &Task) -> bool {
+        if self.unit.generation() != self.seen {
+            self.refresh();
+        }
+        self.view.abort_epoch != task.abort_epoch
+    }
+
     /// Looks at the shared state again.
     pub(super) fn refresh(&mut self) {
         (self.seen, self.view) = self.unit.view(self.key);
@@ -236,7 +249,7 @@ impl Attached {
 
 /// Checks what every command is checked for, then begins it.
 #[inline]
-fn dispatch(target: &Target, unit: &mut Attached, task: &mut Task) -> Outcome {
+fn dispatch(target: &Target, nexus: &Nexus, unit: &mut Attached, task: &mut Task) -> Outcome {
     if unit.unit.generation() != unit.seen {
         unit.refresh();
     }
@@ -249,8 +262,21 @@ fn dispatch(target: &Target, unit: &mut Attached, task: &mut Task) -> Outcome {
         }
         unit.refresh();
     }
+    task.abort_epoch = unit.view.abort_epoch;
+    if unit.view.is_reserved && !entry.is_admitted(&unit.view) {
+        return Err(Failure::status(Status::RESERVATION_CONFLICT));
+    }
+    if let Some(sense) = unit.view.not_ready
+        && entry.rules.contains(Rules::NEEDS_MEDIUM)
+    {
+        return Err(sense.into());
+    }
+    if !entry.is_supported(&unit.view) {
+        return Err(Sense::illegal(Asc::INVALID_COMMAND_OPERATION_CODE).into());
+    }
     let mut cx = Context {
         target,
+        nexus,
         unit,
         command: &command,
         state: &mut task.state,
@@ -264,10 +290,10 @@ fn dispatch(target: &Target, unit: &mut Attached, task: &mut Task) -> Outcome {
 fn find_entry(command: &Command) -> Result<&'static Entry, Failure> {
     let cdb = &command.cdb;
     let entry = table::find(cdb)?;
-    if cdb.len() < entry.usage.len() {
+    if cdb.len() < entry.cdb_len() {
         return Err(Sense::illegal(Asc::INVALID_COMMAND_OPERATION_CODE).into());
     }
-    let control = entry.usage.len().saturating_sub(1);
+    let control = entry.cdb_len().saturating_sub(1);
     // SPC-5 §6.6.2, NORMACA is 0: there is no auto contingent allegiance to ask for.
     if cdb.byte(control) & NACA != 0 {
         return Err(Sense::cdb_bit(control as u16, 2).into());
@@ -289,7 +315,7 @@ fn begin_without_unit(target: &Target, command: &Command) -> Outcome {
 
 /// Puts unfinished work back, unless it has handed on to another state.
 fn keep_working(cx: &mut Context<'_>, work: Box<dyn super::task::Work>, outcome: Outcome) -> Outcome {
-    let goes_on = !matches!(outcome, Ok(Action::Done(_) | Action::ConditionMet) | Err(_));
+    let goes_on = !matches!(outcome, Ok(Action::Done(_)) | Err(_));
     if goes_on && matches!(cx.state, State::Ended) {
         *cx.state = State::Work(work);
     }

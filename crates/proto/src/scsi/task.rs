@@ -1,6 +1,7 @@
 //! One command under way, and what its handler has to work with.
 
 use super::cdb::CdbRange;
+use super::nexus::Nexus;
 use super::sense::Sense;
 use super::server::Attached;
 use super::target::Target;
@@ -19,6 +20,8 @@ pub struct Task {
     /// The operation of the I/O in flight.
     pub(super) op: Op,
     pub(super) transfer_len: u64,
+    /// As it was when the task began; another one aborts it.
+    pub(super) abort_epoch: u32,
 }
 
 /// What a task waits for.
@@ -71,8 +74,6 @@ pub(super) trait Work {
 pub(super) enum Action {
     /// GOOD, with data-in.
     Done(SgList),
-    /// CONDITION MET.
-    ConditionMet,
     /// So much data-out, not 0; the context's state says what for.
     DataOut(usize),
     /// An I/O: operation, offset and length in bytes, data.
@@ -117,6 +118,7 @@ pub(super) type Outcome = Result<Action, Failure>;
 /// What a handler has to work with.
 pub(super) struct Context<'a> {
     pub(super) target: &'a Target,
+    pub(super) nexus: &'a Nexus,
     pub(super) unit: &'a mut Attached,
     pub(super) command: &'a Command,
     pub(super) state: &'a mut State,
@@ -140,14 +142,22 @@ impl Context<'_> {
     /// The blocks that the CDB names: they exist, and no protection information is asked for.
     #[inline]
     pub(super) fn range(&self) -> Result<Range, Failure> {
-        let Some(CdbRange { lba, blocks, flags }) = self.command.cdb.range() else {
+        let Some(CdbRange { lba, blocks }) = self.command.cdb.range() else {
             return Err(Sense::in_cdb(0).into());
         };
+        self.range_of(lba, blocks.into())
+    }
+
+    /// `blocks` blocks from `lba` on, with the flags of the CDB's second byte.
+    #[inline]
+    pub(super) fn range_of(&self, lba: u64, blocks: u64) -> Result<Range, Failure> {
+        // A CDB of 6 bytes has no flags.
+        let flags = if self.command.cdb.byte(0) < 0x20 { 0 } else { self.command.cdb.byte(1) };
         // SBC-4 table 8 and its relatives: without protection information, only 000b.
         if flags & PROTECT_MASK != 0 {
             return Err(Sense::cdb_bit(1, 7).into());
         }
-        Ok(Range { flags, ..self.blocks(lba, blocks.into())? })
+        Ok(Range { flags, ..self.blocks(lba, blocks)? })
     }
 
     /// `blocks` blocks from `lba` on, if they exist.
@@ -179,11 +189,20 @@ impl Context<'_> {
         }
     }
 
+    /// Refuses what only a reservation holder may do, where a command's bits decide whether it is that.
+    pub(super) fn check_holder(&self) -> Result<(), Failure> {
+        let is_holder = self.unit.view.access.writes;
+        if is_holder { Ok(()) } else { Err(Failure::status(Status::RESERVATION_CONFLICT)) }
+    }
+
     /// Refuses to change blocks of a write-protected unit.
     #[inline]
     pub(super) fn check_writable(&self) -> Result<(), Failure> {
         if self.unit.view.info.read_only {
             return Err(Sense::new(SenseKey::DATA_PROTECT, Asc::WRITE_PROTECTED).into());
+        }
+        if self.unit.view.write_protected {
+            return Err(Sense::new(SenseKey::DATA_PROTECT, Asc::SOFTWARE_WRITE_PROTECTED).into());
         }
         Ok(())
     }
@@ -200,6 +219,32 @@ impl Context<'_> {
             Ok(len) if len > 0 && len <= MAX_TRANSFER as usize => Ok(Action::DataOut(len)),
             _ => Err(Failure::internal()),
         }
+    }
+
+    /// Asks for `len` bytes of data-out, where more would be as wrong as less.
+    pub(super) fn exact_data_out(&mut self, len: u64) -> Outcome {
+        *self.transfer_len = len;
+        if u64::from(self.command.data_out_len) != len {
+            return Err(Sense::illegal(Asc::INVALID_FIELD_IN_COMMAND_INFORMATION_UNIT).into());
+        }
+        self.data_out(len)
+    }
+
+    /// Asks for a parameter list of `len` bytes, of which `least` must be there; nothing is done without one.
+    pub(super) fn parameters(&mut self, len: usize, least: usize, then: OnParameters) -> Outcome {
+        if len == 0 {
+            return Ok(Action::good());
+        }
+        if len < least || (self.command.data_out_len as usize) < len {
+            return Err(Sense::illegal(Asc::PARAMETER_LIST_LENGTH_ERROR).into());
+        }
+        *self.state = State::Parameters(then);
+        self.data_out(len as u64)
+    }
+
+    /// Goes on with work of several steps.
+    pub(super) fn work(&mut self, work: impl Work + 'static) {
+        *self.state = State::Work(Box::new(work));
     }
 
     /// Asks for an I/O that is the command's last: what it brings is the answer.

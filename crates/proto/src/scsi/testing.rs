@@ -2,10 +2,10 @@
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
 use super::*;
-use blockmux_volume::{Channel, Core, MemVolume, Pool, Seg, Volume, Waker};
+use blockmux_volume::{Channel, Core, IoError, MemVolume, Pool, Seg, Volume, VolumeInfo, Waker};
 use std::any::Any;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 /// A target with one logical unit at LUN 0, and the channel to its volume.
@@ -38,7 +38,19 @@ impl Bench {
     }
 
     pub(super) fn over(volume: Arc<dyn Volume>) -> Bench {
-        let unit = LogicalUnit::new(Identity::of("a"), volume.clone());
+        Bench::with(Identity::of("a"), volume)
+    }
+
+    /// Whose medium can be ejected.
+    pub(super) fn removable() -> Bench {
+        Bench::with(Identity { removable: true, ..Identity::of("a") }, Arc::new(MemVolume::new(8 << 20)))
+    }
+
+    fn with(identity: Identity, volume: Arc<dyn Volume>) -> Bench {
+        Bench::around(LogicalUnit::new(identity, volume.clone()), volume)
+    }
+
+    pub(super) fn around(unit: Arc<LogicalUnit>, volume: Arc<dyn Volume>) -> Bench {
         let target = Target::new("iqn.2026-11.t:t", vec![port(1), port(2)]);
         let target = Arc::new(target.with_unit(0, VolumeId(0), unit.clone()));
         Bench { unit, target, volume }
@@ -143,6 +155,26 @@ impl Answer {
 pub(super) fn port(relative_id: u16) -> TargetPort {
     let name = format!("iqn.2026-11.t:t,t,0x{relative_id:04x}");
     TargetPort { relative_id, group: relative_id, name: name.into() }
+}
+
+/// A RAM volume that says that it is something else.
+pub(super) fn shaped(info: VolumeInfo) -> Arc<dyn Volume> {
+    Arc::new(Shaped { inner: MemVolume::new(info.size), info: Mutex::new(info) })
+}
+
+struct Shaped {
+    inner: MemVolume,
+    info: Mutex<VolumeInfo>,
+}
+
+impl Volume for Shaped {
+    fn info(&self) -> VolumeInfo {
+        self.info.lock().unwrap().clone()
+    }
+
+    fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
+        self.inner.open(core, depth, waker)
+    }
 }
 
 struct TestCore {

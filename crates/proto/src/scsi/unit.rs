@@ -5,8 +5,13 @@
 //!
 //! [`DeviceServer`]: super::DeviceServer
 
-use blockmux_volume::{Volume, VolumeInfo};
-use blockmux_wire::scsi::sense::Asc;
+use super::nexus::Nexus;
+use super::persistence::{ImageError, ReservationStore, from_image};
+use super::ranges::Ranges;
+use super::reservations::{Access, Registrant, Reservations};
+use super::sense::Sense;
+use blockmux_volume::{MAX_TRANSFER, Volume, VolumeInfo};
+use blockmux_wire::scsi::sense::{Asc, SenseKey};
 use smallvec::SmallVec;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,6 +27,8 @@ pub struct Identity {
     pub revision: [u8; 4],
     /// The unit serial number in ASCII; the same on every path to the volume, and on no other volume.
     pub serial: String,
+    /// The medium can be ejected and loaded: RMB of INQUIRY data.
+    pub removable: bool,
     /// NAA locally assigned identifier (SPC-5 §7.7.6.6.5): the upper 4 bits are 3.
     pub naa: u64,
 }
@@ -40,6 +47,8 @@ impl Identity {
             product: *b"VOLUME          ",
             revision: *b"0001",
             serial: format!("{naa:016x}"),
+            removable: false,
+
             naa,
         }
     }
@@ -50,6 +59,8 @@ pub struct LogicalUnit {
     pub(super) identity: Identity,
     volume: Arc<dyn Volume>,
     generation: AtomicU64,
+    pub(super) ranges: Ranges,
+    pub(super) store: Option<Arc<dyn ReservationStore>>,
     state: Mutex<UnitState>,
 }
 
@@ -57,6 +68,15 @@ pub struct LogicalUnit {
 #[derive(Default)]
 pub(super) struct UnitState {
     pub(super) nexuses: Vec<NexusState>,
+    /// D_SENSE of the Control mode page.
+    pub(super) descriptor_sense: bool,
+    /// SWP of the Control mode page.
+    pub(super) write_protected: bool,
+    pub(super) reservations: Reservations,
+    /// The nexus that holds a RESERVE of SPC-2.
+    pub(super) reserved_by: Option<NexusKey>,
+    /// The medium of a removable unit is out.
+    pub(super) ejected: bool,
     last_key: u64,
     /// The size at the last look, in bytes; 0: not looked yet.
     size: u64,
@@ -65,6 +85,11 @@ pub(super) struct UnitState {
 /// What a logical unit knows of one nexus.
 pub(super) struct NexusState {
     pub(super) key: NexusKey,
+    pub(super) who: Registrant,
+    /// Counts how often its tasks were aborted by others.
+    abort_epoch: u32,
+    /// PREVENT of its last PREVENT ALLOW MEDIUM REMOVAL.
+    pub(super) prevents_removal: bool,
     attentions: SmallVec<[Asc; MAX_ATTENTIONS]>,
 }
 
@@ -80,16 +105,45 @@ pub(super) struct View {
     pub(super) block_len: u32,
     /// How many blocks there are.
     pub(super) blocks: u64,
+    /// A reservation of some kind is in force, so that the next two count.
+    pub(super) is_reserved: bool,
+    /// What a persistent reservation allows this nexus.
+    pub(super) access: Access,
+    /// Another nexus holds a RESERVE of SPC-2.
+    pub(super) is_reserved_by_other: bool,
+    /// Tasks that began under another are aborted.
+    pub(super) abort_epoch: u32,
     /// A unit attention waits.
     pub(super) has_attention: bool,
     /// D_SENSE of the Control mode page.
     pub(super) descriptor_sense: bool,
+    /// SWP of the Control mode page.
+    pub(super) write_protected: bool,
+    /// Why commands that need the medium cannot have it.
+    pub(super) not_ready: Option<Sense>,
 }
 
 impl View {
     /// Blocks can be unmapped.
     pub(super) fn is_thin(&self) -> bool {
-        self.info.discard_granularity > 0 && !self.info.read_only
+        self.info.discard_granularity > 0
+    }
+
+    /// Unmapped blocks read as zeroes. Where zeroing is slow, a discard is the better way to unmap, and what reads
+    /// as what after that is open.
+    pub(super) fn unmaps_to_zeroes(&self) -> bool {
+        self.is_thin() && self.info.fast_zeroes
+    }
+
+    /// MAXIMUM TRANSFER LENGTH, in blocks.
+    pub(super) fn max_transfer_blocks(&self) -> u32 {
+        MAX_TRANSFER.checked_div(self.block_len).unwrap_or(0)
+    }
+
+    /// MAXIMUM ATOMIC TRANSFER LENGTH, in blocks; 0 without WRITE ATOMIC. Nothing of a volatile volume outlives the
+    /// power, so that no write of it is ever left half done; of other volumes nobody knows.
+    pub(super) fn max_atomic_blocks(&self) -> u32 {
+        if self.info.volatile { MAX_ATOMIC.checked_div(self.block_len).unwrap_or(0) } else { 0 }
     }
 }
 
@@ -97,7 +151,37 @@ impl LogicalUnit {
     /// A logical unit over a volume.
     #[must_use]
     pub fn new(identity: Identity, volume: Arc<dyn Volume>) -> Arc<LogicalUnit> {
-        Arc::new(LogicalUnit { identity, volume, generation: AtomicU64::new(0), state: Mutex::default() })
+        Arc::new(LogicalUnit::build(identity, volume, None, UnitState::default()))
+    }
+
+    /// A logical unit whose reservations can survive a restart; `image` is what `store` has kept.
+    ///
+    /// # Errors
+    /// If the image is damaged.
+    pub fn with_store(
+        identity: Identity,
+        volume: Arc<dyn Volume>,
+        store: Arc<dyn ReservationStore>,
+        image: &[u8],
+    ) -> Result<Arc<LogicalUnit>, ImageError> {
+        let state = UnitState { reservations: from_image(image)?, ..UnitState::default() };
+        Ok(Arc::new(LogicalUnit::build(identity, volume, Some(store), state)))
+    }
+
+    fn build(
+        identity: Identity,
+        volume: Arc<dyn Volume>,
+        store: Option<Arc<dyn ReservationStore>>,
+        state: UnitState,
+    ) -> LogicalUnit {
+        LogicalUnit {
+            identity,
+            volume,
+            generation: AtomicU64::new(0),
+            ranges: Ranges::default(),
+            store,
+            state: Mutex::new(state),
+        }
     }
 
     /// The volume has another size: every initiator is told with the next command. Also found out by whatever asks
@@ -111,6 +195,11 @@ impl LogicalUnit {
         self.generation.load(Ordering::Acquire)
     }
 
+    /// Looks at the shared state.
+    pub(super) fn look<R>(&self, look: impl FnOnce(&UnitState) -> R) -> R {
+        look(&self.lock())
+    }
+
     /// Changes the shared state, and has every nexus look again.
     pub(super) fn change<R>(&self, change: impl FnOnce(&mut UnitState) -> R) -> R {
         let mut state = self.lock();
@@ -121,11 +210,17 @@ impl LogicalUnit {
     }
 
     /// Adds a nexus; its first command is told of the power on (SAM-5 §5.14.1).
-    pub(super) fn attach(&self) -> NexusKey {
+    pub(super) fn attach(&self, nexus: &Nexus) -> NexusKey {
         self.change(|state| {
             state.last_key = state.last_key.saturating_add(1);
             let key = NexusKey(state.last_key);
-            state.nexuses.push(NexusState { key, attentions: SmallVec::new() });
+            state.nexuses.push(NexusState {
+                key,
+                who: Registrant::of(nexus),
+                abort_epoch: 0,
+                prevents_removal: false,
+                attentions: SmallVec::new(),
+            });
             state.attend(key, Asc::POWER_ON_RESET_OR_BUS_DEVICE_RESET_OCCURRED);
             key
         })
@@ -133,7 +228,10 @@ impl LogicalUnit {
 
     /// Forgets a nexus whose session is over.
     pub(super) fn detach(&self, key: NexusKey) {
-        self.change(|state| state.nexuses.retain(|nexus| nexus.key != key));
+        self.change(|state| {
+            state.nexuses.retain(|nexus| nexus.key != key);
+            state.reserved_by = state.reserved_by.filter(|&holder| holder != key);
+        });
     }
 
     /// The state as `key` sees it, and the generation that this is true for.
@@ -144,11 +242,23 @@ impl LogicalUnit {
         let generation = self.generation();
         // Blocks of fewer than 512 bytes are no blocks of a disk.
         let block_len = info.logical_block.max(512);
+        let is_reserved_by_other = state.reserved_by.is_some_and(|holder| holder != key);
+        let open = Access { reads: true, writes: true };
+        let (access, abort_epoch) = match state.nexuses.iter().find(|nexus| nexus.key == key) {
+            Some(nexus) => (state.reservations.access(&nexus.who), nexus.abort_epoch),
+            None => (open, 0),
+        };
         let view = View {
+            is_reserved: is_reserved_by_other || access != open,
+            access,
+            is_reserved_by_other,
+            abort_epoch,
             block_len,
             blocks: info.size.checked_div(block_len.into()).unwrap_or(0),
             has_attention: state.nexus(key).is_some_and(|nexus| !nexus.attentions.is_empty()),
-            descriptor_sense: false,
+            descriptor_sense: state.descriptor_sense,
+            write_protected: state.write_protected,
+            not_ready: state.not_ready(),
             info,
         };
         (generation, view)
@@ -168,8 +278,26 @@ impl LogicalUnit {
 }
 
 impl UnitState {
-    fn nexus(&mut self, key: NexusKey) -> Option<&mut NexusState> {
+    pub(super) fn nexus(&mut self, key: NexusKey) -> Option<&mut NexusState> {
         self.nexuses.iter_mut().find(|nexus| nexus.key == key)
+    }
+
+    fn not_ready(&self) -> Option<Sense> {
+        self.ejected.then_some(Sense::new(SenseKey::NOT_READY, Asc::MEDIUM_NOT_PRESENT))
+    }
+
+    /// SAM-5 §6.3.3, logical unit reset: what only lasts until one goes.
+    pub(super) fn reset(&mut self) {
+        self.nexuses.iter_mut().for_each(|nexus| nexus.prevents_removal = false);
+        (self.descriptor_sense, self.write_protected) = (false, false);
+        self.reserved_by = None;
+        self.abort_all_tasks();
+        self.attend_all(None, Asc::BUS_DEVICE_RESET_FUNCTION_OCCURRED);
+    }
+
+    /// Aborts the tasks of every nexus.
+    pub(super) fn abort_all_tasks(&mut self) {
+        self.nexuses.iter_mut().for_each(NexusState::abort_tasks);
     }
 
     /// Establishes a unit attention for one nexus.
@@ -196,7 +324,12 @@ impl UnitState {
 }
 
 impl NexusState {
-    fn attend(&mut self, what: Asc) {
+    /// Its tasks end with TASK ABORTED, each with its next step.
+    pub(super) fn abort_tasks(&mut self) {
+        self.abort_epoch = self.abort_epoch.wrapping_add(1);
+    }
+
+    pub(super) fn attend(&mut self, what: Asc) {
         // SAM-5 §5.14: the same condition again adds nothing; and a reset makes all older ones meaningless.
         let is_reset = what.0 >> 8 == Asc::POWER_ON_RESET_OR_BUS_DEVICE_RESET_OCCURRED.0 >> 8;
         if is_reset {
@@ -211,5 +344,7 @@ impl NexusState {
     }
 }
 
+/// The most bytes of one WRITE ATOMIC.
+const MAX_ATOMIC: u32 = 1 << 20;
 /// The most unit attentions that wait for a nexus; beyond, the oldest is lost.
 const MAX_ATTENTIONS: usize = 8;

@@ -47,6 +47,8 @@ pub const DEVICE_TYPE_BLOCK: u8 = 0x00;
 pub const DEVICE_TYPE_WELL_KNOWN: u8 = 0x1e;
 /// PERIPHERAL QUALIFIER 011b with the unknown device type: no logical unit can be here.
 pub const DEVICE_TYPE_NONE: u8 = 0x7f;
+/// RMB: the medium is removable.
+pub const RMB: u8 = 1 << 7;
 /// VERSION of SPC-4.
 pub const VERSION_SPC_4: u8 = 0x06;
 /// LUNs have a hierarchy (SAM-5 §4.7).
