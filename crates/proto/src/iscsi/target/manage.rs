@@ -1,8 +1,8 @@
 //! Task management: aborting tasks, and resetting what they run on (RFC 7143 §11.5, §11.6; RFC 7144 §4.2).
 //!
-//! A function is answered when the I/O of every task that it aborted has completed: after the answer nothing of them
-//! reaches the volume any more. Tasks of other sessions that CLEAR TASK SET and resets concern are ended by what
-//! sessions will share; until then those sessions are told by a unit attention alone.
+//! A function is answered when the I/O of every task of this session that it aborted has completed: after the answer
+//! nothing of them reaches the volume any more. Tasks of other sessions that CLEAR TASK SET and resets concern are
+//! ended by the device server, with their next step.
 
 use super::full::FullFeature;
 use super::tasks::{Entry, State};
