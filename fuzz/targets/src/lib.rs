@@ -12,6 +12,8 @@
 
 mod choices;
 mod core;
+mod iscsi_target;
+mod iscsi_target_stream;
 mod nbd_client_stream;
 mod nbd_initiator;
 mod nbd_pair;
@@ -33,6 +35,7 @@ pub struct Target {
 /// Every target, in order of name.
 pub const TARGETS: &[Target] = &[
     Target { name: "fio_job_file", run: text::fio_job_file },
+    Target { name: "iscsi_target", run: iscsi_target::iscsi_target },
     Target { name: "nbd_initiator", run: nbd_initiator::nbd_initiator },
     Target { name: "nbd_pair", run: nbd_pair::nbd_pair },
     Target { name: "nbd_target", run: nbd_target::nbd_target },
