@@ -2,4 +2,5 @@
 
 pub mod chap;
 pub mod operational;
+mod security;
 pub(super) mod target;

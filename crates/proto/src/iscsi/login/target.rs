@@ -10,13 +10,14 @@
 //! Every request has its response. The initiator asks to go on (T), the target lets it as soon as nothing is
 //! missing. A login that fails gets a response that says why, and the connection is closed.
 
-use super::chap::{Algorithm, Challenge, MAX_BINARY, SEED_LEN};
+use super::chap::SEED_LEN;
 use super::operational::{NegotiationError, Operational, Parameters};
+use super::security::{ChapPairs, Security};
 use crate::iscsi::digest::Digests;
 use crate::iscsi::name::Name;
 use crate::iscsi::node::{Access, Chap, Node, TargetNode, offer};
 use crate::iscsi::pdu;
-use crate::iscsi::text::{self, NONE, Pair, REJECT, Text};
+use crate::iscsi::text::{self, Text};
 use crate::outbox::Outbox;
 use blockmux_wire::iscsi::session::*;
 use blockmux_wire::iscsi::{FLAG_CONTINUE, Opcode, U24};
@@ -27,10 +28,10 @@ use zerocopy::IntoBytes;
 pub(in crate::iscsi) struct TargetLogin {
     node: Arc<Node>,
     group_tag: u16,
-    seed: [u8; SEED_LEN],
+    pub(super) seed: [u8; SEED_LEN],
     /// The first request; all others must fit it.
     first: Option<LoginRequest>,
-    stage: Stage,
+    pub(super) stage: Stage,
     requests: u32,
     /// Of the request that is answered.
     initiator_task_tag: u32,
@@ -38,7 +39,7 @@ pub(in crate::iscsi) struct TargetLogin {
     text: Vec<u8>,
     initiator: Option<Name>,
     session: Option<Session>,
-    security: Security,
+    pub(super) security: Security,
     operational: Operational,
     stat_sn: u32,
 }
@@ -81,28 +82,6 @@ pub(in crate::iscsi) struct Failure {
     pub(in crate::iscsi) what: &'static str,
     /// Where the target is, when it moved.
     address: Option<String>,
-}
-
-/// How far the initiator has proved who it is.
-enum Security {
-    /// Nothing was said.
-    Begins,
-    /// CHAP it is; the algorithm is open.
-    Chap,
-    /// The initiator was challenged.
-    Challenged { algorithm: Algorithm, challenge: Challenge },
-    /// As much as is asked for.
-    Done,
-}
-
-/// The pairs of one security request that go together.
-#[derive(Default)]
-struct ChapPairs<'a> {
-    algorithms: Option<&'a str>,
-    name: Option<&'a str>,
-    response: Option<&'a str>,
-    identifier: Option<&'a str>,
-    challenge: Option<&'a str>,
 }
 
 impl TargetLogin {
@@ -326,70 +305,10 @@ impl TargetLogin {
     }
 
     /// What this session has to prove.
-    fn chap(&self) -> Option<Chap> {
+    pub(super) fn chap(&self) -> Option<Chap> {
         match self.session.as_ref()? {
             Session::Discovery => self.node.discovery_chap().cloned(),
             Session::Normal { access, .. } => access.chap.clone(),
-        }
-    }
-
-    /// The first method of the initiator's list that is enough.
-    fn on_auth_method(&mut self, pair: Pair<'_>, out: &mut Text) -> Result<(), Failure> {
-        if self.stage != Stage::SECURITY_NEGOTIATION || !matches!(self.security, Security::Begins) {
-            return Err(initiator_error("sent AuthMethod where it does not belong"));
-        }
-        let wanted = if self.chap().is_some() { "CHAP" } else { NONE };
-        if !text::parse_list(pair.value).any(|method| method == wanted) {
-            out.push(pair.key, REJECT);
-            return Err(authentication_failure("offered no authentication that this target takes"));
-        }
-        out.push(pair.key, wanted);
-        self.security = if wanted == NONE { Security::Done } else { Security::Chap };
-        Ok(())
-    }
-
-    /// One step of CHAP (RFC 7143 §12.1.3).
-    fn on_chap(&mut self, pairs: &ChapPairs<'_>, out: &mut Text) -> Result<(), Failure> {
-        let any = [pairs.algorithms, pairs.name, pairs.response, pairs.identifier, pairs.challenge];
-        if any.iter().all(Option::is_none) {
-            return Ok(());
-        }
-        let Some(chap) = self.chap() else {
-            return Err(authentication_failure("sent CHAP keys that nobody asked for"));
-        };
-        match &self.security {
-            Security::Chap => {
-                let list =
-                    pairs.algorithms.ok_or_else(|| authentication_failure("sent CHAP keys out of turn"))?;
-                let algorithm = text::parse_list(list)
-                    .filter_map(|number| Algorithm::from_number(text::parse_number(number)?))
-                    .find(|algorithm| chap.algorithms.contains(algorithm));
-                let Some(algorithm) = algorithm else {
-                    return Err(authentication_failure("offered no CHAP algorithm that this target takes"));
-                };
-                let challenge = Challenge::from_seed(self.seed);
-                out.push_number("CHAP_A", algorithm.number());
-                out.push_number("CHAP_I", challenge.identifier.into());
-                out.push_binary("CHAP_C", &challenge.bytes);
-                self.security = Security::Challenged { algorithm, challenge };
-                Ok(())
-            }
-            Security::Challenged { algorithm, challenge } => {
-                let (Some(name), Some(response)) = (pairs.name, pairs.response) else {
-                    return Err(authentication_failure("sent CHAP keys out of turn"));
-                };
-                let response = text::parse_binary(response, MAX_BINARY).unwrap_or_default();
-                if !challenge.is_met(*algorithm, &chap.initiator, name, &response) {
-                    return Err(authentication_failure(WRONG_ANSWER));
-                }
-                let asked = counter_challenge(pairs)?;
-                if let Some(asked) = asked {
-                    prove_target(&chap, *algorithm, challenge, &asked, out)?;
-                }
-                self.security = Security::Done;
-                Ok(())
-            }
-            Security::Begins | Security::Done => Err(authentication_failure("sent CHAP keys out of turn")),
         }
     }
 
@@ -480,62 +399,19 @@ impl Failure {
     pub(in crate::iscsi) fn of(status: LoginStatus) -> Failure {
         failure(status, "came while the target is stopping")
     }
-
-    /// Whether a secret was guessed: then the answer has to wait.
-    pub(in crate::iscsi) fn is_wrong_answer(&self) -> bool {
-        self.what == WRONG_ANSWER
-    }
-}
-
-/// What the initiator asks the target to prove, if it does.
-fn counter_challenge(pairs: &ChapPairs<'_>) -> Result<Option<Challenge>, Failure> {
-    let (Some(identifier), Some(challenge)) = (pairs.identifier, pairs.challenge) else {
-        return match (pairs.identifier, pairs.challenge) {
-            (None, None) => Ok(None),
-            _ => Err(authentication_failure("sent CHAP_I without CHAP_C, or the reverse")),
-        };
-    };
-    let identifier = text::parse_number(identifier).and_then(|number| u8::try_from(number).ok());
-    let (Some(identifier), Some(bytes)) = (identifier, text::parse_binary(challenge, MAX_BINARY)) else {
-        return Err(authentication_failure("sent a malformed CHAP challenge"));
-    };
-    Ok(Some(Challenge { identifier, bytes }))
-}
-
-/// Answers the initiator's own challenge. A challenge that comes back is an attempt to have this side compute the
-/// answer that the other owes (RFC 7143 §9.2.1).
-fn prove_target(
-    chap: &Chap,
-    algorithm: Algorithm,
-    own: &Challenge,
-    asked: &Challenge,
-    out: &mut Text,
-) -> Result<(), Failure> {
-    let Some(credentials) = &chap.target else {
-        return Err(authentication_failure("asked a target to authenticate that has no secret"));
-    };
-    if asked.bytes == own.bytes {
-        return Err(authentication_failure("sent the target's own CHAP challenge back"));
-    }
-    out.push("CHAP_N", credentials.name());
-    let response = algorithm.response(asked.identifier, credentials.secret(), &asked.bytes);
-    out.push_binary("CHAP_R", &response);
-    Ok(())
 }
 
 fn failure(status: LoginStatus, what: &'static str) -> Failure {
     Failure { status, what, address: None }
 }
 
-fn initiator_error(what: &'static str) -> Failure {
+pub(super) fn initiator_error(what: &'static str) -> Failure {
     failure(LoginStatus::INITIATOR_ERROR, what)
 }
 
-fn authentication_failure(what: &'static str) -> Failure {
+pub(super) fn authentication_failure(what: &'static str) -> Failure {
     failure(LoginStatus::AUTHENTICATION_FAILURE, what)
 }
-
-const WRONG_ANSWER: &str = "answered a CHAP challenge wrongly";
 
 /// The most requests of one login.
 const MAX_REQUESTS: u32 = 64;

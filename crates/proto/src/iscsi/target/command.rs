@@ -1,6 +1,7 @@
 //! SCSI commands: from the PDU to the device server and back (RFC 7143 §4.2.4, §11.3, §11.4, §11.7, §11.8).
 
-use super::full::{FullFeature, MAX_IMMEDIATE, PAYLOAD_IN_FLIGHT, Purpose, status};
+use super::full::{FullFeature, MAX_IMMEDIATE, PAYLOAD_IN_FLIGHT, status};
+use super::receive::Purpose;
 use super::replies::Expected;
 use super::tasks::{Entry, State, TaskTable};
 use super::transfer::{Misfit, Transfer};

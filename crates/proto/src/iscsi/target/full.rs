@@ -16,16 +16,16 @@
 //! lent from there to the volume if it is all that the command wants; else the command's data is gathered in memory
 //! from the pool, and what has not come yet is received straight into it.
 //!
-//! `command` carries commands out, `transfer` keeps their data-out, `talk` answers everything else but task
+//! `receive` is about data segments, `command` carries commands out, `transfer` keeps their data-out, `talk` answers everything else but task
 //! management, which is in `manage`.
 
-use super::command::data_sense;
+use super::receive::{Awaiting, LENT_PAYLOAD, Purpose, Segment, is_intact};
 use super::replies::Replies;
 use super::sequence::{Admission, CommandWindow};
 use super::talk::Negotiation;
-use super::tasks::{State, TaskTable};
+use super::tasks::TaskTable;
 use crate::exports::VolumeId;
-use crate::iscsi::digest::{self, Crc};
+use crate::iscsi::digest::Crc;
 use crate::iscsi::login::operational::{Key, Parameters};
 use crate::iscsi::login::target::{Established, Session};
 use crate::iscsi::name::Name;
@@ -34,10 +34,10 @@ use crate::iscsi::pdu::{self, Head, Parsed};
 use crate::outbox::Outbox;
 use crate::scsi::{DeviceServer, Nexus, Response, Status};
 use crate::session::{Demand, ProtocolError};
-use blockmux_volume::{Chunk, Completion, Io, Pool, Seg, SgList};
+use blockmux_volume::{Chunk, Completion, Io, Pool, SgList};
 use blockmux_wire::iscsi::scsi::{FLAG_READ, ScsiCommand};
 use blockmux_wire::iscsi::session::{AsyncEvent, RejectReason};
-use blockmux_wire::iscsi::{BHS_LEN, Bhs, DIGEST_LEN, Opcode, padding};
+use blockmux_wire::iscsi::{BHS_LEN, Bhs, Opcode};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -70,7 +70,7 @@ pub(super) struct FullFeature {
     /// I/O that has not completed.
     pub(super) in_flight: usize,
     pub(super) pool: Pool,
-    awaiting: Awaiting,
+    pub(super) awaiting: Awaiting,
     /// Data-in of the command that waits for room, in bytes; 0 if none does.
     waits_for: usize,
     /// Nothing is accepted any more; what is in flight ends.
@@ -80,41 +80,6 @@ pub(super) struct FullFeature {
     keep_alive: KeepAlive,
     /// When to ask the pool and waiting tasks again.
     retry_at: Instant,
-}
-
-/// What the next bytes are.
-enum Awaiting {
-    /// A header, of at least so many bytes.
-    Head(usize),
-    /// A data segment with padding and digest, in one piece.
-    Segment(Segment),
-    /// Data-out, for which the pool had no memory.
-    Memory(Segment),
-    /// Data-out, straight into `place`. `filled` bytes came with the receive buffer; until that was seen empty, more
-    /// of them may be there.
-    Place { segment: Segment, place: Seg, filled: usize, buffer_is_empty: bool },
-    /// What is left of a segment that is not kept: `excess` bytes of data, then padding and digest.
-    Tail { segment: Segment, crc: Crc, excess: usize },
-}
-
-/// A data segment and whom it is for.
-#[derive(Clone, Copy)]
-pub(super) struct Segment {
-    pub(super) bhs: Bhs,
-    /// In bytes, without padding.
-    pub(super) len: usize,
-    pub(super) purpose: Purpose,
-}
-
-/// Whom a data segment is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Purpose {
-    /// A task's data-out.
-    Data { slot: usize, offset: u32, is_final: bool, is_immediate: bool },
-    /// A request that is done when its data is here.
-    Talk,
-    /// Nobody.
-    Nothing,
 }
 
 /// Pings an initiator that has been silent (RFC 7143 §11.19).
@@ -209,25 +174,6 @@ impl FullFeature {
             at = at.saturating_add(taken);
         }
         Ok(at)
-    }
-
-    /// The memory of [`Demand::Place`] is full.
-    pub(super) fn on_placed(&mut self, outbox: &mut Outbox) {
-        match std::mem::replace(&mut self.awaiting, Awaiting::Head(BHS_LEN)) {
-            Awaiting::Place { segment, place, .. } => {
-                let mut crc = Crc::default();
-                let excess = segment.len.saturating_sub(place.len());
-                if self.replies.digests().data {
-                    crc.add_list(&SgList::one(place));
-                }
-                if excess == 0 && self.replies.digests().tail_len(segment.len) == 0 {
-                    self.conclude(segment, None, true, outbox);
-                } else {
-                    self.awaiting = Awaiting::Tail { segment, crc, excess };
-                }
-            }
-            other => self.awaiting = other,
-        }
     }
 
     /// The initiator has closed its side. It should have logged out, but killed ones do not; between PDUs nothing that
@@ -444,106 +390,6 @@ impl FullFeature {
         }
         Ok(Purpose::Talk)
     }
-
-    /// A segment has come, and was put where it belongs unless it is `lent`.
-    #[inline]
-    fn conclude(&mut self, segment: Segment, lent: Option<Seg>, is_good: bool, outbox: &mut Outbox) {
-        if !is_good && segment.purpose != Purpose::Nothing {
-            self.replies.reject(outbox, self.window, RejectReason::DATA_DIGEST_ERROR, &segment.bhs);
-        }
-        if let Purpose::Data { slot, offset, is_final, is_immediate } = segment.purpose {
-            if !is_good {
-                self.fail(slot, data_sense(super::command::CRC_ERROR));
-            }
-            self.on_data(
-                slot,
-                offset,
-                segment.len,
-                lent.filter(|_| is_good),
-                (is_final, is_immediate),
-                outbox,
-            );
-        }
-    }
-
-    /// Gives memory to the data-out that waits for some, if the pool has any; whether it need not wait any more.
-    fn take_memory(&mut self) -> bool {
-        let Awaiting::Memory(segment) = self.awaiting else { return true };
-        let Purpose::Data { slot, offset, .. } = segment.purpose else { return true };
-        let wants = self.tasks.get_mut(slot).is_some_and(|entry| {
-            entry.state == State::Data && entry.transfer.wanted(offset, segment.len).1 > 0
-        });
-        if !wants {
-            self.awaiting = Awaiting::Tail { segment, crc: Crc::default(), excess: segment.len };
-            return true;
-        }
-        if self
-            .tasks
-            .get_mut(slot)
-            .is_some_and(|entry| entry.transfer.round_len().next_power_of_two() > self.pool.limit_bytes())
-        {
-            // It would wait for ever.
-            self.refuse_busy(segment);
-            return true;
-        }
-        if !self.give_memory(slot) {
-            return false;
-        }
-        let place = self.tasks.get_mut(slot).and_then(|entry| entry.transfer.place(offset, segment.len));
-        self.awaiting = match place {
-            Some(place) => Awaiting::Place { segment, place, filled: 0, buffer_is_empty: false },
-            None => Awaiting::Tail { segment, crc: Crc::default(), excess: segment.len },
-        };
-        true
-    }
-
-    /// There is no memory for a command's data: it may be tried again.
-    fn refuse_busy(&mut self, segment: Segment) {
-        if let Purpose::Data { slot, .. } = segment.purpose {
-            self.fail(slot, status(Status::BUSY));
-        }
-        self.awaiting = Awaiting::Tail { segment, crc: Crc::default(), excess: segment.len };
-    }
-
-    /// Copies what the receive buffer has of a payload to its place; returns how many bytes it took.
-    fn fill_place(&mut self, unread: &[u8], outbox: &mut Outbox) -> Option<usize> {
-        let Awaiting::Place { place, filled, buffer_is_empty, .. } = &mut self.awaiting else { return None };
-        let left = place.len().saturating_sub(*filled);
-        let here = unread.get(..left.min(unread.len())).unwrap_or_default();
-        place.slice(*filled, here.len()).copy_from(here);
-        *filled = filled.saturating_add(here.len());
-        *buffer_is_empty = true;
-        if here.len() == left {
-            self.on_placed(outbox);
-            return Some(left);
-        }
-        (!here.is_empty()).then_some(here.len())
-    }
-
-    /// Drops data, then checks padding and digest behind it.
-    fn step_tail(&mut self, unread: &[u8], outbox: &mut Outbox) -> Option<usize> {
-        let digests = self.replies.digests();
-        let Awaiting::Tail { segment, crc, excess } = &mut self.awaiting else { return None };
-        let dropped = unread.get(..unread.len().min(*excess)).unwrap_or_default();
-        *excess = excess.saturating_sub(dropped.len());
-        if digests.data {
-            crc.add(dropped);
-        }
-        let tail_len = digests.tail_len(segment.len);
-        let rest = unread.get(dropped.len()..).unwrap_or_default();
-        let Some(tail) = rest.get(..tail_len).filter(|_| *excess == 0) else {
-            return (!dropped.is_empty()).then_some(dropped.len());
-        };
-        let (padding, sent) = tail.split_at(padding(segment.len).min(tail.len()));
-        if digests.data {
-            crc.add(padding);
-        }
-        let (segment, is_good) = (*segment, !digests.data || sent == crc.bytes());
-        let taken = dropped.len().saturating_add(tail_len);
-        self.awaiting = Awaiting::Head(BHS_LEN);
-        self.conclude(segment, None, is_good, outbox);
-        Some(taken)
-    }
 }
 
 /// A bare status.
@@ -561,12 +407,6 @@ fn data_in_of(bhs: &Bhs) -> usize {
     0
 }
 
-/// Whether the digest at the end of these bytes is that of the rest.
-fn is_intact(segment: &[u8]) -> bool {
-    let (covered, sent) = segment.split_at(segment.len().saturating_sub(DIGEST_LEN));
-    digest::of(covered) == sent
-}
-
 /// Commands that an initiator may have under way without the I bit.
 pub(super) const WINDOW: u32 = 256;
 
@@ -576,10 +416,6 @@ pub(super) const MAX_IMMEDIATE: usize = 16;
 /// The most data-in of one session, in bytes, what waits in its outbox included; and the same of data-out for which
 /// memory was taken. Above any one command's.
 pub(super) const PAYLOAD_IN_FLIGHT: usize = 64 << 20;
-
-/// A segment up to this many bytes is waited for in the receive buffer: one large receive for many PDUs costs less
-/// than a receive for each. With its digest at most `MAX_DEMAND`.
-const LENT_PAYLOAD: usize = 64 << 10;
 
 /// How often an empty pool and waiting tasks are asked again, apart from each completion.
 const RETRY: Duration = Duration::from_millis(1);

@@ -3,7 +3,7 @@
 //! ```text
 //!             ┌──────────────┐  FullFeaturePhase  ┌─────────────────────────────────────────────┐
 //!   new ────▶ │   Entrance   │ ─────────────────▶ │                FullFeature                  │
-//!             │ entrance.rs  │                    │ full.rs: frame  command.rs, transfer.rs     │
+//!             │ entrance.rs  │                    │ full.rs, receive.rs  command.rs, transfer.rs│
 //!             └──────────────┘                    │ talk.rs  manage.rs  replies.rs  sequence.rs │
 //!                     │ refused                   └─────────────────────────────────────────────┘
 //!                     ▼                                   │ logged out, reset, stopped
@@ -36,6 +36,7 @@ mod command;
 mod entrance;
 mod full;
 mod manage;
+mod receive;
 mod replies;
 mod sequence;
 mod talk;
