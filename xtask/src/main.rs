@@ -27,6 +27,11 @@ enum Task {
     Tidy,
     /// Installs the programs that interop tests run against, if this is Debian and we are root
     InstallPeers,
+    /// Measures Blockmux beside the programs that people use today
+    Peers {
+        #[command(subcommand)]
+        protocol: peers::Protocols,
+    },
     /// Fuzzes one target, or each for its share of the time
     Fuzz {
         /// How long, in all
@@ -55,6 +60,7 @@ fn run(task: Task, root: &Path) -> Result<()> {
             peers::install();
             Ok(())
         }
+        Task::Peers { protocol } => peers::run(root, protocol),
         Task::Fuzz { seconds, target } => {
             for line in fuzz::run(root, seconds, target.as_deref())? {
                 println!("{line}");

@@ -39,6 +39,9 @@ pub(crate) enum AddressError {
     /// A URL.
     #[error("`{0}` is a URL; write only host:port, or unix:PATH")]
     Url(String),
+    /// A path.
+    #[error("`{0}` is a path; write unix:{0} for a Unix socket")]
+    Path(String),
     /// Digits alone.
     #[error("`{0}` is no host; write :{0} for a port on loopback")]
     OnlyPort(String),
@@ -46,7 +49,7 @@ pub(crate) enum AddressError {
     #[error("`{0}` is no port; write a number from 0 to 65535, 0 to let the system choose")]
     Port(String),
     /// Brackets that do not hold an IPv6 address, or an IPv6 address with a port but no brackets.
-    #[error("`{0}` is no IPv6 address with a port; write it as [::1]:10809")]
+    #[error("`{0}` is no IPv6 address with a port; write it as [::1]:PORT")]
     Brackets(String),
 }
 
@@ -90,8 +93,11 @@ impl FromStr for ListenAddress {
         if text.is_empty() {
             return Err(AddressError::Empty);
         }
-        if text.contains('/') {
+        if text.contains("://") {
             return Err(AddressError::Url(whole()));
+        }
+        if text.contains('/') {
+            return Err(AddressError::Path(whole()));
         }
         if text.bytes().all(|byte| byte.is_ascii_digit()) {
             return Err(AddressError::OnlyPort(whole()));
@@ -160,6 +166,7 @@ mod tests {
             ("", AddressError::Empty),
             ("unix:", AddressError::NoPath),
             ("nbd://a", AddressError::Url("nbd://a".into())),
+            ("/run/nbd.sock", AddressError::Path("/run/nbd.sock".into())),
             ("10809", AddressError::OnlyPort("10809".into())),
             ("a:70000", AddressError::Port("70000".into())),
             ("a:", AddressError::Port(String::new())),

@@ -1,8 +1,10 @@
 //! What ends the program early: one line that names the thing and says what to do, and the exit status.
 
-use crate::output::printable;
-use clap::error::ErrorKind;
+use crate::output::{printable, shell_word};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use std::error::Error;
 use std::io::Write;
+use std::num::ParseIntError;
 use std::process::ExitCode;
 
 /// Why a command ended early. The text names the thing and says what to do.
@@ -45,6 +47,9 @@ pub(crate) fn from_command_line(error: &clap::Error) -> Failure {
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         return Failure::request("no command given; `blockmux --help` lists them");
     }
+    if let Some(text) = wrong_value(error) {
+        return Failure::request(text);
+    }
     let text = error.to_string();
     let text = text.strip_prefix("error: ").unwrap_or(&text);
     let mut parts = text.split("\n\n").map(str::trim);
@@ -59,5 +64,26 @@ pub(crate) fn from_command_line(error: &clap::Error) -> Failure {
     Failure::request(match similar {
         Some(tip) => format!("{what}; a similar{tip}"),
         None => format!("{what}; --help shows what there is"),
+    })
+}
+
+/// An option with its value, or a positional argument, and what is wrong with it; `None` if that is another fault.
+fn wrong_value(error: &clap::Error) -> Option<String> {
+    let text = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.as_str()),
+        _ => None,
+    };
+    let value = text(ContextKind::InvalidValue).filter(|value| !value.is_empty())?;
+    let why = match (error.source(), error.get(ContextKind::ValidValue)) {
+        (Some(source), _) if source.is::<ParseIntError>() => "is not a whole number".to_owned(),
+        (Some(source), _) => source.to_string(),
+        (None, Some(ContextValue::Strings(known))) => format!("is none of {}", known.join(", ")),
+        (None, _) => return None,
+    };
+    let option = text(ContextKind::InvalidArg)?.split(' ').next().filter(|name| name.starts_with('-'));
+    Some(match option {
+        Some(option) => format!("{option} {}: {why}", shell_word(value)),
+        // A volume, and what is wrong with one names it.
+        None => why,
     })
 }

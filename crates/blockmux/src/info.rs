@@ -2,14 +2,12 @@
 
 use crate::failure::Failure;
 use crate::open::{self, Use};
-use crate::output::{print, printable};
+use crate::output::{both_sizes, print, printable};
 use crate::reach;
-use blockmux_engine::nbd;
-use blockmux_proto::nbd::initiator::{ExportInfo, Headers};
-use blockmux_volume::units::human_size;
 use blockmux_volume::{Spec, VolumeInfo};
-use blockmux_wire::nbd::handshake::NBD_FLAG_READ_ONLY;
 use serde_json::{Value, json};
+use std::fs::File;
+use std::path::Path;
 
 /// What to describe.
 #[derive(clap::Args)]
@@ -25,68 +23,18 @@ pub(crate) struct Args {
 
 /// Describes a volume.
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let described = match &args.volume {
+    match &args.volume {
         Spec::Url(url) => {
-            let uri = reach::parse_url(url)?;
-            let export = reach::ask(&uri, |address| nbd::describe(address, &uri.export))?;
-            if args.json { export_json(url, &export) } else { Value::String(export_text(url, &export)) }
+            let described = reach::of_url(url)?.describe()?;
+            if args.json { print(described.json) } else { print(table(url, &described.rows)) }
         }
         spec => {
             let opened = open::open(spec, Use { read_only: true, connections: 1 })?;
             // That it was opened read-only here says nothing of the volume.
-            let info = opened.volume.info();
-            if args.json { volume_json(spec, &info) } else { Value::String(volume_text(spec, &info)) }
+            let info = VolumeInfo { read_only: !is_writable(spec)?, ..opened.volume.info() };
+            if args.json { print(volume_json(spec, &info)) } else { print(volume_text(spec, &info)) }
         }
-    };
-    match described {
-        Value::String(text) => print(text),
-        object => print(object),
     }
-}
-
-fn export_text(url: &str, export: &ExportInfo) -> String {
-    let access = if is_read_only(export) { "read-only" } else { "read-write" };
-    let flags: Vec<_> = export.flags.names().collect();
-    let blocks = export.block_size.map_or_else(
-        || "no constraints told".to_owned(),
-        |sizes| {
-            let (least, preferred, most) = (sizes.minimum, sizes.preferred, sizes.maximum_payload);
-            format!("minimum {least}, preferred {preferred}, maximum payload {most}")
-        },
-    );
-    let rows = [
-        ("export", export.name.clone()),
-        ("description", export.description.clone()),
-        ("size", both_sizes(export.size)),
-        ("access", access.to_owned()),
-        ("blocks", blocks),
-        ("flags", flags.join(" ")),
-        ("contexts", export.contexts.join(" ")),
-        ("headers", headers(export.headers).to_owned()),
-    ];
-    table(url, &rows)
-}
-
-fn export_json(url: &str, export: &ExportInfo) -> Value {
-    let block_size = export.block_size.map(|sizes| {
-        json!({
-            "minimum": sizes.minimum,
-            "preferred": sizes.preferred,
-            "maximum_payload": sizes.maximum_payload,
-        })
-    });
-    json!({
-        "url": url,
-        "protocol": "nbd",
-        "export": export.name,
-        "description": export.description,
-        "size": export.size,
-        "read_only": is_read_only(export),
-        "block_size": block_size,
-        "flags": export.flags.names().collect::<Vec<_>>(),
-        "contexts": export.contexts,
-        "headers": headers(export.headers),
-    })
 }
 
 fn volume_text(spec: &Spec, info: &VolumeInfo) -> String {
@@ -97,6 +45,7 @@ fn volume_text(spec: &Spec, info: &VolumeInfo) -> String {
     };
     let rows = [
         ("size", both_sizes(info.size)),
+        ("access", access(info.read_only).to_owned()),
         ("blocks", format!("logical {}, physical {}", info.logical_block, info.physical_block)),
         ("cache", cache.to_owned()),
     ];
@@ -107,10 +56,33 @@ fn volume_json(spec: &Spec, info: &VolumeInfo) -> Value {
     json!({
         "volume": spec.to_string(),
         "size": info.size,
+        "read_only": info.read_only,
         "logical_block": info.logical_block,
         "physical_block": info.physical_block,
         "write_cache": info.write_cache,
         "volatile": info.volatile,
+    })
+}
+
+/// Whether writes to the volume would be taken. Nothing is written to learn that, and nobody's lock is in the way.
+fn is_writable(spec: &Spec) -> Result<bool, Failure> {
+    let opens = |path: &Path| File::options().write(true).open(path).is_ok();
+    Ok(match spec {
+        Spec::Mem(_) | Spec::Null(_) => true,
+        Spec::File(file) => !file.read_only && opens(&file.path),
+        Spec::Block(block) => !block.read_only && opens(&block.path),
+        Spec::Stripe { members, .. } => {
+            for member in members {
+                if !is_writable(member)? {
+                    return Ok(false);
+                }
+            }
+            true
+        }
+        Spec::Delay(_, inner) | Spec::Fault(_, inner) | Spec::Rate(_, inner) | Spec::Log(_, inner) => {
+            is_writable(inner)?
+        }
+        Spec::Url(url) => reach::of_url(url)?.describe()?.json["read_only"] != true,
     })
 }
 
@@ -121,20 +93,8 @@ fn table(heading: &str, rows: &[(&str, String)]) -> String {
     format!("{}{}", printable(heading), lines.collect::<String>())
 }
 
-fn both_sizes(size: u64) -> String {
-    format!("{size} ({})", human_size(size))
-}
-
-fn is_read_only(export: &ExportInfo) -> bool {
-    export.flags.has(NBD_FLAG_READ_ONLY)
-}
-
-fn headers(headers: Headers) -> &'static str {
-    match headers {
-        Headers::Simple => "simple",
-        Headers::Structured => "structured",
-        Headers::Extended => "extended",
-    }
+fn access(is_read_only: bool) -> &'static str {
+    if is_read_only { "read-only" } else { "read-write" }
 }
 
 const EXAMPLES: &str = "\

@@ -12,9 +12,13 @@ mod failure;
 mod info;
 mod open;
 mod output;
+mod patience;
+mod protocol;
 mod reach;
 mod report;
 mod serve;
+mod show;
+mod signals;
 
 use clap::error::ErrorKind;
 use clap::{ArgAction, Parser, Subcommand};
@@ -28,7 +32,7 @@ use tracing::level_filters::LevelFilter;
 #[command(name = "blockmux", version, max_term_width = 80, after_help = EXAMPLES)]
 struct Cli {
     /// Say more on standard error; -vv says even more
-    #[arg(short, long, action = ArgAction::Count, global = true)]
+    #[arg(short, long, action = ArgAction::Count, global = true, display_order = BEFORE_HELP)]
     verbose: u8,
     #[command(subcommand)]
     command: Command,
@@ -57,7 +61,7 @@ impl Command {
             Command::Copy(args) => copy::run(&args).map(|()| ExitCode::SUCCESS),
             Command::Info(args) => info::run(&args).map(|()| ExitCode::SUCCESS),
             Command::Discover(args) => discover::run(&args).map(|()| ExitCode::SUCCESS),
-            Command::Bench(args) => bench::run(&args).map(|()| ExitCode::SUCCESS),
+            Command::Bench(args) => bench::run(&args),
             Command::Report(args) => report::run(&args).map(|()| ExitCode::SUCCESS),
         }
     }
@@ -94,19 +98,25 @@ fn start_log(verbose: u8) {
         .without_time()
         .with_target(false)
         .with_max_level(level)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal() && output::may_colour())
+        .with_writer(output::Log::new)
         .init();
 }
+
+/// Where `--verbose` stands in every list of options.
+const BEFORE_HELP: usize = 900;
 
 const EXAMPLES: &str = "\
 Volumes:
   mem:1g                     RAM
   null:1t                    holds nothing, as fast as can be
-  file:disk.img?size=10g     a file, created if it is missing
+  file:disk.img              a file; ?size=10g creates it
   block:/dev/sdb             a block device
   stripe:1m:SPEC,SPEC        RAID 0 of other volumes
-  delay: fault: rate: log:   decorators of another volume
+  delay:5ms:SPEC             another volume, later
+  fault:every=100:SPEC       another volume, failing
+  rate:iops=1000:SPEC        another volume, not faster than this
+  log:-:SPEC                 another volume, watched on standard error
   nbd://host/export          a volume that another server exports
 
 Examples:

@@ -1,10 +1,10 @@
 //! From a spec to a volume that can be used.
 
 use crate::failure::Failure;
+use crate::patience::patiently;
 use crate::reach;
 use blockmux_engine::file::{BlockOptions, FileOptions, FileVolume, OpenError};
 use blockmux_engine::memory::map_pages;
-use blockmux_engine::nbd::{self, Endpoint};
 use blockmux_volume::spec::{FileSpec, LogTarget};
 use blockmux_volume::units::human_size;
 use blockmux_volume::{
@@ -42,15 +42,19 @@ pub(crate) fn open(spec: &Spec, how: Use) -> Result<Opened, Failure> {
         open(inner, how).map(|inner| Opened { volume: wrap(inner.volume), ..inner })
     };
     match spec {
+        Spec::Mem(size) if *size < SECTOR => Err(no_block(spec)),
         Spec::Mem(size) => open_mem(spec, *size).map(|volume| local(volume, true)),
+        Spec::Null(size) if *size < SECTOR => Err(no_block(spec)),
         Spec::Null(size) => Ok(local(Arc::new(NullVolume::new(*size)), false)),
         Spec::File(file) => {
-            let is_fresh = !file.path.exists();
-            open_file(file, how).map(|volume| local(volume, is_fresh))
+            let volume = open_file(file, how)?;
+            let is_fresh = volume.is_new();
+            Ok(local(Arc::new(volume), is_fresh))
         }
         Spec::Block(block) => {
             let options = BlockOptions { direct: block.direct, read_only: block.read_only || how.read_only };
-            let volume = FileVolume::open_block(&block.path, options).map_err(Failure::request)?;
+            let volume = patiently(|| FileVolume::open_block(&block.path, options), is_held);
+            let volume = volume.map_err(Failure::request)?;
             Ok(local(Arc::new(volume), false))
         }
         Spec::Stripe { chunk, members } => open_stripe(spec, *chunk, members, how),
@@ -61,7 +65,10 @@ pub(crate) fn open(spec: &Spec, how: Use) -> Result<Opened, Failure> {
             let sink = open_log(target)?;
             around(inner, &|volume| Arc::new(LogVolume::new(volume, sink.clone())))
         }
-        Spec::Url(url) => open_url(url, how),
+        Spec::Url(url) => {
+            let volume = reach::of_url(url)?.open(how.connections)?;
+            Ok(Opened { volume, is_remote: true, is_fresh: false })
+        }
     }
 }
 
@@ -77,20 +84,27 @@ fn open_mem(spec: &Spec, size: u64) -> Result<Arc<dyn Volume>, Failure> {
     Ok(Arc::new(MemVolume::from_pages(map_pages(len).map_err(|_| refuse())?)))
 }
 
-fn open_file(file: &FileSpec, how: Use) -> Result<Arc<dyn Volume>, Failure> {
+fn no_block(spec: &Spec) -> Failure {
+    Failure::request(format!("{spec}: is smaller than one block; take at least {SECTOR}"))
+}
+
+fn open_file(file: &FileSpec, how: Use) -> Result<FileVolume, Failure> {
     let options = FileOptions {
         size: file.size,
         direct: file.direct,
         read_only: file.read_only || how.read_only,
         create: true,
     };
-    let volume = FileVolume::open(&file.path, options).map_err(|error| match error {
+    patiently(|| FileVolume::open(&file.path, options), is_held).map_err(|error| match error {
         OpenError::Missing(path) if options.read_only => {
             Failure::request(format!("file:{}: does not exist; check its path", path.display()))
         }
         other => Failure::request(other),
-    })?;
-    Ok(Arc::new(volume))
+    })
+}
+
+fn is_held(error: &OpenError) -> bool {
+    matches!(error, OpenError::Locked(_) | OpenError::InUse(_))
 }
 
 fn open_stripe(spec: &Spec, chunk: u64, members: &[Spec], how: Use) -> Result<Opened, Failure> {
@@ -101,19 +115,6 @@ fn open_stripe(spec: &Spec, chunk: u64, members: &[Spec], how: Use) -> Result<Op
     let volume =
         StripeVolume::new(chunk, volumes).map_err(|error| Failure::request(format!("{spec}: {error}")))?;
     Ok(Opened { volume: Arc::new(volume), is_remote, is_fresh })
-}
-
-fn open_url(url: &str, how: Use) -> Result<Opened, Failure> {
-    let uri = reach::parse_url(url)?;
-    let volume = reach::ask(&uri, |address| {
-        nbd::connect(Endpoint {
-            address: address.clone(),
-            export: uri.export.clone(),
-            connections: uri.connections.unwrap_or(how.connections),
-            patience: uri.reconnect,
-        })
-    })?;
-    Ok(Opened { volume: Arc::new(volume), is_remote: true, is_fresh: false })
 }
 
 fn open_log(target: &LogTarget) -> Result<Arc<dyn LogSink>, Failure> {
@@ -142,5 +143,7 @@ impl<W: Write + Send> LogSink for Lines<W> {
     }
 }
 
+/// The blocks of RAM volumes and of such as hold nothing, in bytes.
+const SECTOR: u64 = 512;
 /// A RAM volume may have so many times the machine's memory.
 const MEMORY_TIMES: u64 = 16;

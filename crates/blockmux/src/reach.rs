@@ -1,69 +1,58 @@
 //! From a URL to a server that answers.
 
 use crate::failure::Failure;
-use blockmux_engine::nbd::ConnectError;
+use crate::protocol::{PROTOCOLS, Remote};
 use blockmux_engine::socket::Address;
-use blockmux_proto::nbd::initiator::Refused;
-use blockmux_proto::nbd::uri::{Server, Uri};
+use std::fmt::Display;
 use std::net::ToSocketAddrs;
 
 /// Reads the URL of a volume on another server.
-pub(crate) fn parse_url(url: &str) -> Result<Uri, Failure> {
-    let Some((scheme, _)) = url.split_once("://") else {
-        return Err(Failure::request(format!("{url}: is not a URL; {SPOKEN}")));
-    };
+pub(crate) fn of_url(url: &str) -> Result<Box<dyn Remote>, Failure> {
+    let wrong = |what: String| Failure::request(format!("{url}: {what}; {}", spoken()));
+    let Some((scheme, _)) = url.split_once("://") else { return Err(wrong("is not a URL".to_owned())) };
     let scheme = scheme.to_ascii_lowercase();
-    if LATER.contains(&scheme.as_str()) {
-        return Err(Failure::request(format!("{url}: {scheme} is not spoken yet; {SPOKEN}")));
+    let found = PROTOCOLS.iter().find(|protocol| {
+        let mut known = protocol.schemes.iter().map(|(known, _)| known).chain(protocol.unspoken_schemes);
+        known.any(|known| *known == scheme)
+    });
+    match found {
+        Some(protocol) => (protocol.remote)(url),
+        None if LATER.contains(&scheme.as_str()) => Err(wrong(format!("{scheme} is not spoken yet"))),
+        None => Err(wrong(format!("no protocol is called `{scheme}`"))),
     }
-    if !scheme.starts_with("nbd") {
-        return Err(Failure::request(format!("{url}: no protocol is called `{scheme}`; {SPOKEN}")));
-    }
-    url.parse().map_err(|error| Failure::request(format!("{url}: {error}")))
 }
 
-/// Asks every address of the server in turn, until one can be spoken to.
-pub(crate) fn ask<T>(
-    uri: &Uri,
-    mut ask: impl FnMut(&Address) -> Result<T, ConnectError>,
-) -> Result<T, Failure> {
+/// All addresses of a server, its name looked up.
+pub(crate) fn addresses(url: impl Display, host: &str, port: u16) -> Result<Vec<Address>, Failure> {
+    let found = (host, port)
+        .to_socket_addrs()
+        .map_err(|_| Failure::request(format!("{url}: cannot find host `{host}`; check its name")))?;
+    Ok(found.map(Address::Tcp).collect())
+}
+
+/// Asks every address of a server in turn, until one gives an answer, even if that is no; the last error when all are
+/// out of reach.
+pub(crate) fn ask_each<T, E>(
+    url: impl Display,
+    addresses: &[Address],
+    mut ask: impl FnMut(&Address) -> Result<T, E>,
+    is_out_of_reach: impl Fn(&E) -> bool,
+) -> Result<Result<T, E>, Failure> {
     let mut last = None;
-    for address in addresses(uri)? {
-        match ask(&address) {
-            Err(error @ ConnectError::Broken { .. }) => last = Some(error),
-            other => return other.map_err(|error| refused(uri, &error)),
+    for address in addresses {
+        match ask(address) {
+            Err(error) if is_out_of_reach(&error) => last = Some(Err(error)),
+            answer => return Ok(answer),
         }
     }
-    Err(match last {
-        Some(error) => refused(uri, &error),
-        None => Failure::request(format!("{uri}: the host has no address; check its name")),
-    })
+    last.ok_or_else(|| Failure::request(format!("{url}: the host has no address; check its name")))
 }
 
-fn addresses(uri: &Uri) -> Result<Vec<Address>, Failure> {
-    match &uri.server {
-        Server::Unix(path) => Ok(vec![Address::Unix(path.clone())]),
-        Server::Tcp { host, port } => match (host.as_str(), *port).to_socket_addrs() {
-            Ok(found) => Ok(found.map(Address::Tcp).collect()),
-            Err(_) => Err(Failure::request(format!("{uri}: cannot find host `{host}`; check its name"))),
-        },
-    }
-}
-
-fn refused(uri: &Uri, error: &ConnectError) -> Failure {
-    let advice = match error {
-        ConnectError::Broken { .. } | ConnectError::Silent { .. } => {
-            "check that an NBD server listens there".to_owned()
-        }
-        ConnectError::Refused { refused: Refused::UnknownExport { .. } | Refused::Closed { .. }, .. } => {
-            let server = Uri { export: String::new(), ..uri.clone() };
-            format!("`blockmux discover '{server}'` lists what it has")
-        }
-        ConnectError::Refused { .. } => "ask whoever runs the server".to_owned(),
-    };
-    Failure::request(format!("{uri}: {error}; {advice}"))
+/// What to write instead.
+fn spoken() -> String {
+    let forms: Vec<&str> = PROTOCOLS.iter().flat_map(|protocol| protocol.url_forms).copied().collect();
+    format!("use {}", forms.join(" or "))
 }
 
 /// Schemes of protocols to come.
 const LATER: [&str; 6] = ["iscsi", "iser", "srp", "nvme+tcp", "nvme+rdma", "aoe"];
-const SPOKEN: &str = "use nbd://host/export or nbd+unix:///export?socket=PATH";

@@ -1,15 +1,15 @@
 //! `blockmux report`: shows finished measurements again, several side by side.
 
-use crate::bench::{colour, width, write_report};
 use crate::failure::Failure;
-use crate::output;
-use blockmux_lab::{fio_json, table};
-use std::path::PathBuf;
+use crate::show;
+use blockmux_lab::fio_json;
+use std::path::{Path, PathBuf};
 
 /// Show finished measurements again
 ///
 /// Reads the JSON of `blockmux bench`, and fio's own. Several files become one comparison.
 #[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// bench.json of one or more runs, or fio --output-format=json
     #[arg(required = true, value_name = "FILE")]
@@ -29,27 +29,33 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         let name = path.display();
         let text = std::fs::read_to_string(path)
             .map_err(|error| Failure::request(format!("{name}: cannot read it: {error}")))?;
-        let comparison =
-            fio_json::from_json(&text).map_err(|error| Failure::request(format!("{name}: {error}")))?;
-        comparisons.push((name.to_string(), comparison));
+        let comparison = fio_json::from_json(&text)
+            .map_err(|error| Failure::request(format!("{name}: {error}; {TAKEN}")))?;
+        comparisons.push((label(path), comparison));
     }
     let Some(merged) = fio_json::merge(comparisons) else {
         return Err(Failure::request("no file given; name a bench.json"));
     };
-    let json = fio_json::to_json(&merged);
-    if args.json {
-        output::print(&json)?;
-    } else {
-        output::print(table::render(&merged, width(), colour()))?;
-    }
     if let Some(dir) = &args.report {
         std::fs::create_dir_all(dir).map_err(|error| {
             Failure::request(format!("--report {}: {error}; name another directory", dir.display()))
         })?;
-        let files = write_report(dir, &merged, &[], &json)?;
-        if !args.json {
-            output::print(format_args!("{}\n{}", files.0.display(), files.1.display()))?;
-        }
     }
-    Ok(())
+    show::show(&merged, args.report.as_deref(), args.json)
 }
+
+/// What tells a file's rows from another's. Every bench calls its file alike, so the directory says more, and a row's
+/// name has little room.
+fn label(path: &Path) -> String {
+    let directory =
+        path.parent().filter(|parent| path.ends_with("bench.json") && parent.file_name().is_some());
+    directory.unwrap_or(path).display().to_string()
+}
+
+const TAKEN: &str = "name a bench.json, or what fio --output-format=json wrote";
+const EXAMPLES: &str = "\
+Examples:
+  blockmux report bench-results/bench.json
+  blockmux report monday/bench.json tuesday/bench.json --report both
+
+What was measured in both is shown with the directory it comes from.";

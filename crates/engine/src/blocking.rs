@@ -4,10 +4,37 @@ use crate::connection::Broken;
 use crate::socket::Address;
 use blockmux_proto::session::{Demand, MAX_DEMAND, StreamSession};
 use blockmux_volume::{Chunk, Memory};
-use std::io::{self, Read, Write};
+use socket2::{Domain, SockAddr, Socket, Type};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
-use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
+
+/// Why a volume cannot be reached; `R` is how a target of the protocol says no.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError<R> {
+    /// No connection, or one that broke.
+    #[error("{address}: {broken}")]
+    Broken {
+        /// Where.
+        address: Address,
+        /// Why.
+        broken: Broken,
+    },
+    /// The server said no.
+    #[error("{address}: {refused}")]
+    Refused {
+        /// Where.
+        address: Address,
+        /// Its words.
+        refused: R,
+    },
+    /// The server was silent about what it has to tell.
+    #[error("{address}: server closed the connection before it described the export")]
+    Silent {
+        /// Where.
+        address: Address,
+    },
+}
 
 /// Connects and runs `session` until `done` says so or the session is over.
 ///
@@ -17,16 +44,34 @@ pub fn run_session<S: StreamSession>(
     address: &Address,
     session: &mut S,
     timeout: Duration,
+    done: impl FnMut(&S) -> bool,
+) -> Result<(), Broken> {
+    run(address, session, timeout, done).map_err(|broken| match broken {
+        // How the system tells that it was waited for in vain.
+        Broken::Socket(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+            let words = format!("no answer within {} s", timeout.as_secs());
+            Broken::Socket(io::Error::new(ErrorKind::TimedOut, words))
+        }
+        broken => broken,
+    })
+}
+
+fn run<S: StreamSession>(
+    address: &Address,
+    session: &mut S,
+    timeout: Duration,
     mut done: impl FnMut(&S) -> bool,
 ) -> Result<(), Broken> {
     let mut socket = connect(address, timeout)?;
     let deadline = Instant::now() + timeout;
     let mut chunk = Chunk::new(Memory::from_heap(2 * MAX_DEMAND));
     loop {
-        socket.write_all(&session.outbox().take_bytes())?;
+        let sent = socket.write_all(&session.outbox().take_bytes());
+        // A target that has told all may be gone before it hears the good-bye.
         if done(session) {
             return Ok(());
         }
+        sent?;
         match session.demand() {
             Demand::Bytes(wanted) if chunk.unread().len() >= wanted => {
                 let taken = session.on_bytes(&chunk)?;
@@ -36,10 +81,12 @@ pub fn run_session<S: StreamSession>(
                 if chunk.room() < MAX_DEMAND {
                     chunk.compact();
                 }
-                let received = socket.read(chunk.spare())?;
-                chunk.fill(received);
-                if received == 0 {
-                    return session.on_end().map_err(Broken::from);
+                match socket.read(chunk.spare()) {
+                    Ok(0) => return session.on_end().map_err(Broken::from),
+                    Ok(received) => chunk.fill(received),
+                    // What is left of an io_uring that this thread had may do that.
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    Err(error) => return Err(error.into()),
                 }
             }
             Demand::Close => return Ok(()),
@@ -48,7 +95,7 @@ pub fn run_session<S: StreamSession>(
             }
         }
         if Instant::now() >= deadline {
-            return Err(io::Error::from(io::ErrorKind::TimedOut).into());
+            return Err(io::Error::from(ErrorKind::TimedOut).into());
         }
     }
 }
@@ -62,9 +109,11 @@ fn connect(address: &Address, timeout: Duration) -> io::Result<Box<dyn ReadWrite
             Ok(Box::new(socket))
         }
         Address::Unix(path) => {
-            let socket = UnixStream::connect(path)?;
+            let socket = Socket::new(Domain::UNIX, Type::STREAM.cloexec(), None)?;
+            // Connecting waits for as long as sending, where the server does not accept.
             socket.set_read_timeout(Some(timeout))?;
             socket.set_write_timeout(Some(timeout))?;
+            socket.connect(&SockAddr::unix(path)?)?;
             Ok(Box::new(socket))
         }
     }
@@ -72,3 +121,53 @@ fn connect(address: &Address, timeout: Duration) -> io::Result<Box<dyn ReadWrite
 
 trait ReadWrite: Read + Write {}
 impl<T: Read + Write> ReadWrite for T {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nbd::{ConnectError, describe};
+    use blockmux_proto::nbd::initiator::{Config, Features, InitiatorSession, Mode, Refused};
+    use blockmux_volume::Pool;
+    use std::net::Shutdown;
+    use std::os::unix::net::{UnixListener, UnixStream};
+
+    #[test]
+    fn a_server_that_does_not_accept_is_given_up() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let listener = Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
+        listener.bind(&SockAddr::unix(&path).unwrap()).unwrap();
+        listener.listen(0).unwrap();
+        // The one that it has room for.
+        let _first = UnixStream::connect(&path).unwrap();
+        let config = Config { export: String::new(), mode: Mode::Info, features: Features::default() };
+        let mut session = InitiatorSession::new(config, Pool::new(1 << 20), Instant::now());
+        let timeout = Duration::from_millis(10);
+        let error = run_session(&Address::Unix(path), &mut session, timeout, |_| false).unwrap_err();
+        assert_eq!(error.to_string(), "connection failed: no answer within 0 s");
+    }
+
+    #[test]
+    fn the_words_of_a_server_that_hangs_up_at_once_are_heard() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        let server = std::thread::spawn(move || {
+            let (mut socket, _) = listener.accept().unwrap();
+            socket.write_all(b"NBDMAGICIHAVEOPT\0\x03").unwrap();
+            // Client flags, and an option without data.
+            let mut option = [0; 20];
+            socket.read_exact(&mut option).unwrap();
+            // From now on writing to it fails.
+            socket.shutdown(Shutdown::Read).unwrap();
+            let tls_required = [b"\0\x03\xe8\x89\x04\x55\x65\xa9", &option[12..16], b"\x80\0\0\x05\0\0\0\0"];
+            socket.write_all(&tls_required.concat()).unwrap();
+        });
+        let error = describe(&Address::Unix(path), "").unwrap_err();
+        assert!(
+            matches!(&error, ConnectError::Refused { refused: Refused::TlsRequired { .. }, .. }),
+            "{error}"
+        );
+        server.join().unwrap();
+    }
+}

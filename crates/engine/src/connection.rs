@@ -8,10 +8,10 @@ use crate::host::{ByteStream, Host};
 use crate::reactor::EngineCore;
 use blockmux_proto::outbox::Outbox;
 use blockmux_proto::session::{Demand, MAX_DEMAND, ProtocolError, StreamSession};
-use blockmux_volume::{Chunk, Pool, SgList, Waker};
+use blockmux_volume::{Chunk, Memory, Pool, SgList, Waker};
 use std::io;
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// A stream socket and its buffer; the session is the owner's.
 pub struct Connection<H: Host = EngineCore> {
@@ -218,12 +218,7 @@ impl<H: Host> Connection<H> {
     /// Receives once. Some(whether the buffer came back full), or `None` if nothing came.
     #[inline]
     fn receive_once(&mut self, wanted: usize, place: Option<&SgList>) -> Result<Option<bool>, Broken> {
-        if !self.make_room(wanted) {
-            // Buffers come back as I/O completes; nobody tells, so look again soon.
-            self.core.wake_at(self.core.now() + OUT_OF_BUFFERS_RETRY, &self.waker);
-            self.wants_input = false;
-            return Ok(None);
-        }
+        self.make_room(wanted);
         let Some(chunk) = &mut self.chunk else { return Ok(None) };
         let (result, asked) = match place {
             None => {
@@ -253,32 +248,35 @@ impl<H: Host> Connection<H> {
         }
     }
 
-    /// Sees to a chunk in which `wanted` bytes in one piece fit, and not much less than a whole one is spare.
+    /// Sees to a chunk in which `wanted` bytes in one piece fit, and not much less than a whole one is spare. When the
+    /// pool has no whole one, the heap gives just enough: a connection that cannot receive would neither finish what
+    /// holds the buffers nor notice that its peer has gone.
     #[inline]
-    fn make_room(&mut self, wanted: usize) -> bool {
+    fn make_room(&mut self, wanted: usize) {
+        let mut unread = 0;
+        let mut is_enough = false;
         if let Some(chunk) = &mut self.chunk {
             chunk.recycle();
-            let missing = wanted.saturating_sub(chunk.unread().len());
+            unread = chunk.unread().len();
+            let missing = wanted.saturating_sub(unread);
             if chunk.room() >= missing.max(MIN_ROOM) {
-                return true;
+                return;
             }
             if chunk.capacity() == CHUNK && chunk.compact() && chunk.room() >= missing {
-                return true;
+                return;
             }
+            is_enough = chunk.room() >= missing.max(1);
         }
-        let Some(memory) = self.pool().take(CHUNK) else {
-            // What is held already may do.
-            return self
-                .chunk
-                .as_ref()
-                .is_some_and(|chunk| chunk.room() >= wanted.saturating_sub(chunk.unread().len()).max(1));
+        let memory = match self.pool().take(CHUNK) {
+            Some(memory) => memory,
+            None if is_enough => return,
+            None => Memory::from_heap(wanted.max(unread) + SMALL_CHUNK),
         };
         let mut fresh = Chunk::new(memory);
         if let Some(old) = &self.chunk {
             fresh.extend(old.unread());
         }
         self.chunk = Some(fresh);
-        true
     }
 
     /// Holds no more memory than the bytes of a half-received message need.
@@ -316,4 +314,3 @@ const MIN_ROOM: usize = 64 << 10;
 const SMALL_CHUNK: usize = 4096;
 /// Others get their turn after so many gathering calls.
 const SENDS_PER_TURN: usize = 16;
-const OUT_OF_BUFFERS_RETRY: Duration = Duration::from_millis(1);

@@ -17,7 +17,6 @@ pub mod blocking;
 pub mod connection;
 pub mod cores;
 pub mod file;
-
 pub mod host;
 pub mod initiator;
 pub mod listener;

@@ -64,6 +64,8 @@ pub struct ListenerTask {
     waker: Waker,
     registration: Registration,
     readiness: Rc<WakeOnEvent>,
+    /// Nothing could be accepted the last time, and that has been said.
+    is_short: bool,
 }
 
 impl ListenerTask {
@@ -87,6 +89,7 @@ impl ListenerTask {
                 waker: waker.clone(),
                 registration: core.register(readiness.clone()),
                 readiness,
+                is_short: false,
             }
         });
     }
@@ -109,13 +112,18 @@ impl Task for ListenerTask {
         }
         for _ in 0..ACCEPTS_PER_TURN {
             match self.listener.accept() {
-                Ok(stream) => self.hand_over(stream),
+                Ok(stream) => {
+                    self.is_short = false;
+                    self.hand_over(stream);
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     self.readiness.arm(&self.registration, self.listener.as_raw_fd(), libc::POLLIN, 0);
                     return Progress::Drained;
                 }
                 Err(error) if is_lack_of_resources(&error) => {
-                    warn!(listener = %self.listener.address(), "cannot accept: {error}");
+                    if !std::mem::replace(&mut self.is_short, true) {
+                        warn!(listener = %self.listener.address(), "cannot accept for now: {error}");
+                    }
                     self.core.wake_at(self.core.now() + RETRY, &self.waker);
                     return Progress::Idle;
                 }

@@ -1,8 +1,7 @@
 //! NBD over real sockets: serving exports, and reaching one.
 
-use crate::blocking::run_session;
-use crate::connection::Broken;
-use crate::initiator::{Dialer, RemoteVolume};
+use crate::blocking::{self, run_session};
+use crate::initiator::{Dialer, RemoteVolume, check_unchanged};
 use crate::listener::Serve;
 use crate::socket::Address;
 use crate::target::TargetTask;
@@ -11,7 +10,7 @@ use blockmux_proto::nbd::initiator::{
     Config, ExportInfo, Features, InitiatorSession, ListedExport, Mode, Refused,
 };
 use blockmux_proto::nbd::target::TargetSession;
-use blockmux_volume::{Core, Pool};
+use blockmux_volume::{Core, Pool, VolumeInfo};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -38,31 +37,7 @@ pub struct Endpoint {
 }
 
 /// Why an export cannot be reached.
-#[derive(Debug, thiserror::Error)]
-pub enum ConnectError {
-    /// No connection, or one that broke.
-    #[error("{address}: {broken}")]
-    Broken {
-        /// Where.
-        address: Address,
-        /// Why.
-        broken: Broken,
-    },
-    /// The server said no.
-    #[error("{address}: {refused}")]
-    Refused {
-        /// Where.
-        address: Address,
-        /// Its words.
-        refused: Refused,
-    },
-    /// The server was silent about what it has to tell.
-    #[error("{address}: server closed the connection before it described the export")]
-    Silent {
-        /// Where.
-        address: Address,
-    },
-}
+pub type ConnectError = blocking::ConnectError<Refused>;
 
 /// Reaches the export for I/O: logs in once to learn what it is like.
 ///
@@ -74,7 +49,7 @@ pub fn connect(endpoint: Endpoint) -> Result<RemoteVolume<NbdDialer>, ConnectErr
     let info = session.volume_info().ok_or_else(silent)?;
     let connections = if info.shared_flush { endpoint.connections } else { 1 };
     let patience = endpoint.patience;
-    Ok(RemoteVolume::new(NbdDialer { endpoint, size: info.size }, info, connections, patience))
+    Ok(RemoteVolume::new(NbdDialer { endpoint, first: info.clone() }, info, connections, patience))
 }
 
 /// Describes one export.
@@ -110,8 +85,8 @@ fn ask(address: &Address, export: &str, mode: Mode) -> Result<InitiatorSession, 
 /// Dials one export of an NBD server.
 pub struct NbdDialer {
     endpoint: Endpoint,
-    /// As it was when the volume was opened, in bytes.
-    size: u64,
+    /// As the export was when the volume was opened.
+    first: VolumeInfo,
 }
 
 impl Dialer for NbdDialer {
@@ -128,11 +103,8 @@ impl Dialer for NbdDialer {
     }
 
     fn check(&self, session: &InitiatorSession) -> Result<(), String> {
-        match session.volume_info() {
-            Some(info) if info.size == self.size => Ok(()),
-            Some(info) => Err(format!("the export has {} bytes now, it had {}", info.size, self.size)),
-            None => Err("the export was not described".to_owned()),
-        }
+        let now = session.volume_info().ok_or("the export was not described")?;
+        check_unchanged(&self.first, &now, self.endpoint.connections)
     }
 
     fn refusal(&self, session: &InitiatorSession) -> Option<String> {

@@ -1,10 +1,12 @@
 //! Stream sockets: addresses, connecting, listening.
 
+use crate::sys;
 use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -23,7 +25,11 @@ impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Address::Tcp(address) => address.fmt(f),
-            Address::Unix(path) => write!(f, "unix:{}", path.display()),
+            Address::Unix(path) => match path.as_os_str().as_bytes().strip_prefix(b"\0") {
+                // As `ss` and `netstat` show it.
+                Some(name) => write!(f, "unix:@{}", name.escape_ascii()),
+                None => write!(f, "unix:{}", path.display()),
+            },
         }
     }
 }
@@ -74,7 +80,10 @@ impl Stream {
     pub fn accepted(socket: Socket, peer: &SockAddr) -> io::Result<Stream> {
         let peer = match peer.as_socket() {
             Some(address) => address.to_string(),
-            None => "unix socket".to_owned(),
+            None => match sys::peer_process(socket.as_raw_fd()) {
+                Some(process) => format!("unix socket of process {process}"),
+                None => "unix socket".to_owned(),
+            },
         };
         socket.set_nonblocking(true)?;
         prepare(&socket, socket.local_addr()?.as_socket().is_some())?;

@@ -155,6 +155,19 @@ pub fn allowed_cpus() -> io::Result<Vec<usize>> {
     if cpus.is_empty() { Err(io::ErrorKind::NotFound.into()) } else { Ok(cpus) }
 }
 
+/// The process that a Unix socket was connected by; `None` if that is not known.
+#[must_use]
+pub fn peer_process(fd: RawFd) -> Option<u32> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: `peer` and `len` live during the call, and `len` is the size of `peer`.
+    let result = unsafe {
+        libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, (&raw mut peer).cast(), &raw mut len)
+    };
+    // Another name space's process has the number 0 here.
+    if result == 0 && peer.pid > 0 { u32::try_from(peer.pid).ok() } else { None }
+}
+
 #[inline]
 fn check(result: isize) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())

@@ -1,13 +1,17 @@
 //! A target's side of one connection: socket, session, and a channel for each volume that the peer uses.
+//!
+//! A peer may take its time. But one that keeps buffers all the while, for the rest of what it sends or for what it
+//! does not take, keeps them from others: when they are short, it is cut off after [`PATIENCE`].
 
 use crate::connection::{Broken, Connection, Inflow};
 use crate::host::Host;
 use crate::listener::Permit;
 use crate::reactor::{EngineCore, Progress, Task};
 use blockmux_proto::exports::{Exports, VolumeId};
-use blockmux_proto::session::Target;
+use blockmux_proto::session::{Demand, ProtocolError, Target};
 use blockmux_volume::{Channel, Completion, Core, IoError, Waker};
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 use tracing::{debug, warn};
 
 /// Serves one connection until either side ends it.
@@ -21,6 +25,10 @@ pub struct TargetTask<S: Target, H: Host = EngineCore> {
     waker: Waker,
     done: Vec<Completion>,
     in_flight: u32,
+    /// Requests that have come and outboxes that were taken, in all.
+    moved: u64,
+    /// The peer keeps buffers; when to look at it again, and what had moved by then.
+    kept: Option<(Instant, u64)>,
     /// Why no more is received; the connection ends once nothing is in flight and everything is sent.
     ending: Option<Ending>,
     told_to_stop: bool,
@@ -48,6 +56,8 @@ impl<S: Target + 'static, H: Host> TargetTask<S, H> {
             waker: waker.clone(),
             done: Vec::new(),
             in_flight: 0,
+            moved: 0,
+            kept: None,
             ending: None,
             told_to_stop: false,
             _permit: permit,
@@ -62,6 +72,7 @@ impl<S: Target, H: Host> TargetTask<S, H> {
         let mut any = false;
         while let Some((volume, io)) = self.session.poll_io() {
             any = true;
+            self.moved += 1;
             let tag = io.tag;
             match self.channel(volume) {
                 Ok(channel) => {
@@ -106,6 +117,7 @@ impl<S: Target, H: Host> TargetTask<S, H> {
             self.session.on_stop();
         }
         self.connection.check_deadline(&mut self.session)?;
+        self.check_patience()?;
         loop {
             let inflow = match self.ending {
                 None => self.connection.receive(&mut self.session)?,
@@ -118,14 +130,49 @@ impl<S: Target, H: Host> TargetTask<S, H> {
                 _ => {}
             }
             let moved = self.move_io();
-            if self.connection.send(self.session.outbox())? || moved {
+            let sent = self.connection.send(self.session.outbox())?;
+            if sent && self.session.outbox().is_empty() {
+                self.moved += 1;
+            }
+            if sent || moved {
                 progress = if progress == Progress::More { progress } else { Progress::Drained };
             }
+            if inflow != Inflow::Blocked {
+                return Ok(progress);
+            }
+            // The session may have begun to wait for a deadline just now; nothing else would wake it.
+            self.connection.check_deadline(&mut self.session)?;
             // What was blocked by I/O in flight or by a full outbox may go on now.
-            if !(inflow == Inflow::Blocked && moved) {
+            if matches!(self.session.demand(), Demand::Nothing) {
                 return Ok(progress);
             }
         }
+    }
+
+    /// Whether it is the peer for which buffers are kept: what is to send waits for it, or the rest of a message does.
+    fn peer_keeps_buffers(&mut self) -> bool {
+        !self.session.outbox().is_empty()
+            || match self.session.demand() {
+                Demand::Place(_) => true,
+                Demand::Bytes(wanted) => wanted > LONGEST_HEAD,
+                Demand::Nothing | Demand::Close => false,
+            }
+    }
+
+    /// Breaks with a peer that has kept buffers and moved nothing since it was last looked at, if others need them.
+    fn check_patience(&mut self) -> Result<(), ProtocolError> {
+        let Some((until, moved)) = self.kept else { return Ok(()) };
+        if self.core.now() < until {
+            return Ok(());
+        }
+        self.kept = None;
+        if moved == self.moved && self.core.pool().is_short() && self.peer_keeps_buffers() {
+            return Err(ProtocolError {
+                what: "kept buffers for a minute while others need them",
+                reference: "the server's own bound",
+            });
+        }
+        Ok(())
     }
 
     /// The connection is broken: whatever is in flight still completes, to nobody.
@@ -170,9 +217,143 @@ impl<S: Target, H: Host> Task for TargetTask<S, H> {
     }
 
     fn park(&mut self) {
-        match self.ending {
-            Some(Ending::Gone) => {}
-            _ => self.connection.park(),
+        if self.ending == Some(Ending::Gone) {
+            return;
         }
+        if self.kept.is_none() && self.peer_keeps_buffers() {
+            let until = self.core.now() + PATIENCE;
+            self.kept = Some((until, self.moved));
+            self.core.wake_at(until, &self.waker);
+        }
+        self.connection.park();
+    }
+}
+
+/// How long a peer may keep buffers that others need.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+/// A session that waits for more than this has the rest of a message to come.
+const LONGEST_HEAD: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::ByteStream;
+    use crate::listener::ConnectionLimit;
+    use crate::sim::{SimCore, SimNet, SimStream, Weather, World};
+    use crate::socket::Address;
+    use blockmux_proto::exports::Export;
+    use blockmux_proto::nbd::target::TargetSession;
+    use blockmux_proto::outbox::Outbox;
+    use blockmux_volume::{Chunk, MemVolume, Memory};
+    use std::io;
+    use std::sync::Arc;
+
+    /// A target with 16 MiB of buffers, of which long payload may take a half.
+    struct Setting {
+        world: World,
+        clients: Rc<SimCore>,
+        target: Rc<SimCore>,
+    }
+
+    /// A client that does what it is told.
+    struct Peer(SimStream);
+
+    impl Setting {
+        fn new() -> Setting {
+            let mut world = World::new(SimNet::new(1, Weather { window: 64 << 10, ..Weather::FAIR }));
+            let (clients, target) = (world.add_core(0), world.add_core(16 << 20));
+            let volume = Arc::new(MemVolume::new(8 << 20));
+            let export =
+                Export { name: "disk0".to_owned(), description: String::new(), read_only: false, volume };
+            let (exports, limit) = (Exports::new(vec![export]), ConnectionLimit::new(usize::MAX));
+            world.net().listen(&target, &address(), move |core, stream| {
+                let session = TargetSession::new(exports.clone(), core.pool().clone(), core.now());
+                let permit = limit.permit().unwrap();
+                TargetTask::spawn(core, stream, session, exports.clone(), permit);
+            });
+            Setting { world, clients, target }
+        }
+
+        /// In transmission with simple replies, and with a long request of so many MiB under way.
+        fn client(&self, command: u8, len_mib: u8, payload: &[u8]) -> Peer {
+            let mut peer = Peer(self.clients.connect(&address()).unwrap());
+            peer.send(b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\0");
+            let mut request = [0; 28];
+            request[..4].copy_from_slice(b"\x25\x60\x95\x13");
+            (request[7], request[25]) = (command, len_mib << 4);
+            peer.send(&request);
+            peer.send(payload);
+            self.pass(Duration::from_secs(1));
+            peer
+        }
+
+        fn pass(&self, time: Duration) {
+            self.world.run_for(time).unwrap();
+        }
+    }
+
+    impl Peer {
+        fn send(&mut self, bytes: &[u8]) {
+            let mut outbox = Outbox::default();
+            outbox.push_head(bytes);
+            while !outbox.is_empty() {
+                self.0.send(&mut outbox).expect("it fits the window");
+            }
+        }
+
+        fn is_cut_off(&mut self) -> bool {
+            let mut chunk = Chunk::new(Memory::from_heap(256 << 10));
+            loop {
+                match self.0.receive(&mut chunk) {
+                    Ok(0) => return true,
+                    Ok(_) => {}
+                    Err(error) => return error.kind() != io::ErrorKind::WouldBlock,
+                }
+            }
+        }
+    }
+
+    fn address() -> Address {
+        Address::Unix("/target".into())
+    }
+
+    const READ: u8 = 0;
+    const WRITE: u8 = 1;
+
+    #[test]
+    fn who_keeps_buffers_that_others_need_is_cut_off_after_a_minute() {
+        let setting = Setting::new();
+        let mut writers = [0; 2].map(|_| setting.client(WRITE, 4, &[7; 4000]));
+        let mut reader = setting.client(READ, 1, b"");
+        let mut idle = setting.client(READ, 0, b"");
+        assert!(setting.target.pool().is_short());
+        setting.pass(PATIENCE / 2);
+        // To send a little now and then is not enough, nor is it to take a little.
+        writers.iter_mut().for_each(|writer| writer.send(&[7; 4000]));
+        assert!(!writers.iter_mut().chain([&mut reader, &mut idle]).any(Peer::is_cut_off));
+        // The second writer gets memory when the first one is gone, and then has its own minute.
+        setting.pass(PATIENCE * 2);
+        assert!(writers.iter_mut().all(Peer::is_cut_off));
+        assert!(!idle.is_cut_off(), "it keeps nothing");
+        assert_eq!(setting.target.pool().out_bytes(), 0);
+    }
+
+    #[test]
+    fn who_sends_nothing_of_what_it_keeps_memory_for_is_cut_off_too() {
+        let setting = Setting::new();
+        let mut writers = [0; 2].map(|_| setting.client(WRITE, 4, b""));
+        assert!(setting.target.pool().is_short());
+        setting.pass(PATIENCE * 3);
+        assert!(writers.iter_mut().all(Peer::is_cut_off));
+        assert_eq!(setting.target.pool().out_bytes(), 0);
+    }
+
+    #[test]
+    fn who_keeps_buffers_that_nobody_needs_may_take_its_time() {
+        let setting = Setting::new();
+        let mut writer = setting.client(WRITE, 1, &[7; 4000]);
+        let mut reader = setting.client(READ, 4, b"");
+        setting.pass(PATIENCE * 10);
+        assert!(!writer.is_cut_off() && !reader.is_cut_off());
     }
 }

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tempfile::TempDir;
 
 const READ: Op = Op::Read;
@@ -193,7 +193,7 @@ fn requests_wait_for_memory_of_the_pool_and_all_complete() {
     let folder = tempfile::tempdir().unwrap();
     let volume = open(&folder.path().join("disk"), true);
     // Room for two buffers, and sixteen requests that want one.
-    let mut bench = Bench::with_pool(&volume, 2 * 65536);
+    let mut bench = Bench::with_pool(&volume, 3 * 65536);
     let tags: Vec<Tag> =
         (0..DEPTH).map(|nth| bench.submit(READ, u64::from(nth) << 16, 65536, None)).collect();
     let mut found = Vec::new();
@@ -215,7 +215,7 @@ fn requests_wait_for_memory_of_the_pool_and_all_complete() {
 fn memory_given_back_elsewhere_is_found_without_a_completion() {
     let folder = tempfile::tempdir().unwrap();
     let volume = open(&folder.path().join("disk"), false);
-    let mut bench = Bench::with_pool(&volume, 65536);
+    let mut bench = Bench::with_pool(&volume, 2 * 65536);
     let taken = bench.reactor.core().pool().take(65536).unwrap();
     bench.submit(READ, 0, 65536, None);
     let mut done = Vec::new();
@@ -229,7 +229,7 @@ fn memory_given_back_elsewhere_is_found_without_a_completion() {
 fn a_request_that_waits_for_memory_can_be_cancelled() {
     let folder = tempfile::tempdir().unwrap();
     let volume = open(&folder.path().join("disk"), false);
-    let mut bench = Bench::with_pool(&volume, 65536);
+    let mut bench = Bench::with_pool(&volume, 2 * 65536);
     let _taken = bench.reactor.core().pool().take(65536).unwrap();
     let tag = bench.submit(READ, 0, 65536, None);
     bench.channel.cancel(tag);
@@ -496,13 +496,10 @@ fn once_writes_are_lost_every_flush_fails_until_the_volume_is_opened_again() {
 fn conforms(volume: FileVolume, read_only: FileVolume) {
     let (mut reactor, _inbox) = Reactor::new(PollPolicy::Never, 512 << 20).unwrap();
     let core: Rc<dyn Core> = reactor.core().clone();
-    let (clock, mut tick) = (core.clone(), Instant::now());
+    let clock = core.clone();
     let turn = move || {
         // A deadline is always ahead, so that a turn with nothing in flight ends too.
-        if tick <= clock.now() {
-            tick = clock.now() + Duration::from_millis(5);
-            clock.wake_at(tick, &Waker::idle());
-        }
+        clock.wake_at(clock.now() + Duration::from_millis(5), &Waker::idle());
         let mut turns = 0..1;
         reactor.run_until(|| turns.next().is_none()).is_ok()
     };

@@ -23,6 +23,10 @@ pub enum Figure {
     TargetCpu,
     /// Processor microseconds of the initiator for each I/O.
     InitiatorCpu,
+    /// The part of [`Figure::TargetCpu`] that was spent in the kernel.
+    TargetSystem,
+    /// The part of [`Figure::InitiatorCpu`] that was spent in the kernel.
+    InitiatorSystem,
     /// Per cent of one processor, both sides together, for each Gbit/s of payload.
     CpuPerGbit,
 }
@@ -46,6 +50,8 @@ impl Figure {
             Figure::Max => "latency_max_us".into(),
             Figure::TargetCpu => "target_cpu_us_per_io".into(),
             Figure::InitiatorCpu => "initiator_cpu_us_per_io".into(),
+            Figure::TargetSystem => "target_system_us_per_io".into(),
+            Figure::InitiatorSystem => "initiator_system_us_per_io".into(),
             Figure::CpuPerGbit => "cpu_percent_per_gbit_s".into(),
         }
     }
@@ -66,6 +72,8 @@ impl Figure {
             Figure::Max => run.max_ns().map(us),
             Figure::TargetCpu => per_io(run.target_cpu_ns),
             Figure::InitiatorCpu => per_io(run.initiator_cpu_ns),
+            Figure::TargetSystem => per_io(run.target_system_ns),
+            Figure::InitiatorSystem => per_io(run.initiator_system_ns),
             Figure::CpuPerGbit => cpu_per_gbit(kind, run),
         }
     }
@@ -85,10 +93,11 @@ impl Row {
     }
 }
 
-/// What each row is called: its subject, with the polling policy where rows differ in it, and with its protocol
-/// where ceilings of several protocols stand together.
+/// What each row is called: its subject, with the volume and the polling policy where rows differ in nothing else, and
+/// with its protocol where ceilings of several protocols stand together.
 #[derive(Clone, Copy, Debug)]
 pub struct Labels {
+    targets_differ: bool,
     polls_differ: bool,
     ceilings_differ: bool,
 }
@@ -98,10 +107,17 @@ impl Labels {
     #[must_use]
     pub fn of(comparison: &Comparison) -> Labels {
         let rows = || comparison.rows.iter();
-        let mut polls = rows().filter(|row| row.kind == Kind::Protocol).map(|row| &row.poll);
+        // fio's own reports know of no policy.
+        let mut polls = rows().map(|row| &row.poll).filter(|poll| !poll.is_empty());
         let mut ceilings = rows().filter(|row| row.kind.is_ceiling()).map(|row| &row.protocol);
         let (poll, ceiling) = (polls.next(), ceilings.next());
+        let twins = |a: &Row, b: &Row| {
+            a.target != b.target
+                && (&a.subject, a.kind, &a.poll) == (&b.subject, b.kind, &b.poll)
+                && a.job.does_the_same_as(&b.job)
+        };
         Labels {
+            targets_differ: rows().enumerate().any(|(at, a)| rows().skip(at + 1).any(|b| twins(a, b))),
             polls_differ: polls.any(|other| Some(other) != poll),
             ceilings_differ: ceilings.any(|other| Some(other) != ceiling),
         }
@@ -117,9 +133,27 @@ impl Labels {
             Kind::Local | Kind::Protocol => "",
         };
         let prefix = if row.kind.is_ceiling() && self.ceilings_differ { row.protocol.as_str() } else { "" };
-        let words = [prefix, row.subject.as_str(), verb];
+        let is_named = row.kind.is_ceiling() || row.subject == row.target;
+        let target = if self.targets_differ && !is_named { row.target.as_str() } else { "" };
+        let words = [prefix, row.subject.as_str(), target, verb];
         words.into_iter().filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ")
     }
+}
+
+/// At most so many characters: what is too long loses its middle, for both ends of a URL and the policy behind it tell
+/// rows apart.
+#[must_use]
+pub fn shortened(text: &str, most: usize) -> String {
+    let count = text.chars().count();
+    if count <= most {
+        return text.to_owned();
+    }
+    let tail = most * 2 / 5;
+    let head = most.saturating_sub(tail + 1);
+    let mut short: String = text.chars().take(head).collect();
+    short.push('…');
+    short.extend(text.chars().skip(count - tail));
+    short
 }
 
 /// A count with three significant digits and a decimal suffix: 999, 14.2k, 412k, 1.62M.
@@ -260,6 +294,13 @@ mod tests {
     use crate::result::Direction;
 
     #[test]
+    fn what_is_too_long_loses_its_middle() {
+        assert_eq!(shortened("nbd://127.0.0.1:10809/disk0 never", 28), "nbd://127.0.0.1:…disk0 never");
+        assert_eq!(shortened("short", 5), "short");
+        assert_eq!(shortened("longer", 5), "lo…er");
+    }
+
+    #[test]
     fn a_machine_is_described_by_what_is_known_of_it() {
         let mut known = Machine { cpu: "Z80".into(), cores: 1, kernel: "6.1".into(), memory_bytes: 3 << 29 };
         assert_eq!(machine(&known), "Z80, 1 core, 1.5 GiB, Linux 6.1");
@@ -267,6 +308,47 @@ mod tests {
         assert_eq!(machine(&known), "1 core, Linux 6.1");
         (known.cores, known.kernel) = (0, String::new());
         assert_eq!(machine(&known), "unknown machine");
+    }
+
+    #[test]
+    fn a_row_is_called_by_what_tells_it_apart() {
+        let row = |subject: &str, kind, target: &str, poll: &str, protocol: &str| Row {
+            subject: subject.into(),
+            kind,
+            protocol: protocol.into(),
+            target: target.into(),
+            poll: poll.into(),
+            job: Job::default(),
+            runs: Vec::new(),
+        };
+        let labels = |rows: &[Row]| {
+            let machine = Machine { cpu: String::new(), cores: 0, kernel: String::new(), memory_bytes: 0 };
+            let comparison = Comparison {
+                command: String::new(),
+                started: String::new(),
+                version: String::new(),
+                machine,
+                suite: None,
+                rows: rows.to_vec(),
+                skipped: Vec::new(),
+            };
+            let labels = Labels::of(&comparison);
+            rows.iter().map(|row| labels.label(row)).collect::<Vec<_>>()
+        };
+        let local = row("local", Kind::Local, "mem:1g", "", "");
+        let nbd = row("nbd", Kind::Protocol, "mem:1g", "adaptive", "nbd");
+        let url = row("nbd://h/x", Kind::Protocol, "nbd://h/x", "adaptive", "nbd");
+        let spins = row("ceiling", Kind::CeilingSpinning, "", "", "nbd");
+        let all = [local.clone(), nbd.clone(), url.clone(), spins.clone()];
+        assert_eq!(labels(&all), ["local", "nbd", "nbd://h/x", "ceiling spins"]);
+        let unix = Row { protocol: "nbd+unix".into(), ..spins.clone() };
+        assert_eq!(labels(&[spins, unix]), ["nbd ceiling spins", "nbd+unix ceiling spins"]);
+        let other = Row { target: "null:1g".into(), ..local.clone() };
+        assert_eq!(labels(&[local, other, url.clone()]), ["local mem:1g", "local null:1g", "nbd://h/x"]);
+        let never = Row { poll: "never".into(), ..nbd.clone() };
+        let from_fio = Row { poll: String::new(), ..url.clone() };
+        assert_eq!(labels(&[nbd.clone(), never]), ["nbd adaptive", "nbd never"]);
+        assert_eq!(labels(&[nbd, from_fio]), ["nbd", "nbd://h/x"]);
     }
 
     #[test]

@@ -9,16 +9,16 @@
 //! Everything of ours is under the key `blockmux`: of the file, what is not a row; of a job, the row with all its
 //! runs, and the derived figures. [`from_json`] reads that back without loss, and also reads a file that fio wrote.
 //!
-//! Where fio knows more than we do: submission latency is part of completion latency here (`slat_ns` is 0);
-//! `usr_cpu` holds user and system time together (`sys_cpu` is 0), as the lab does not tell them apart; and the
-//! `latency_us` buckets are interpolated between the recorded percentiles.
+//! `usr_cpu` and `sys_cpu` are the initiator's, as fio's are; the target's are under `blockmux`. Where fio knows more
+//! than we do: submission latency is part of completion latency here (`slat_ns` is 0), context switches and page
+//! faults are not counted, and the `latency_us` buckets are interpolated between the recorded percentiles.
 
 mod read;
 
 use crate::figure::{Figure, Labels};
 use crate::job::{Rw, Verify};
 use crate::result::{Comparison, Direction, Row, Run};
-use crate::units::Size;
+use crate::units::{Size, short};
 use crate::when;
 use serde_json::{Map, Value, json};
 
@@ -42,7 +42,8 @@ pub fn fio_plot_files(comparison: &Comparison) -> Vec<(String, String)> {
         let job = &row.job;
         let subject = labels.label(row).replace(|c: char| !c.is_ascii_alphanumeric(), "-");
         let rw = job.rw.name().to_owned();
-        let path = format!("{subject}-{}/{rw}-{}-{}.json", size(u64::from(job.bs)), job.iodepth, job.numjobs);
+        let path =
+            format!("{subject}-{}/{rw}-{}-{}.json", short(u64::from(job.bs)), job.iodepth, job.numjobs);
         (path, document(comparison, vec![job_entry(comparison, &labels, row, 0)]))
     };
     comparison.rows.iter().map(file).collect()
@@ -74,6 +75,7 @@ fn document(comparison: &Comparison, jobs: Vec<Value>) -> String {
 fn job_entry(comparison: &Comparison, labels: &Labels, row: &Row, index: usize) -> Value {
     let nothing = Run::default();
     let run = median_run(row).unwrap_or(&nothing);
+    let system_ns = run.initiator_system_ns.unwrap_or(0);
     let mut entry = json!({
         "jobname": format!("{}: {}", labels.label(row), row.job.name),
         "groupid": index,
@@ -86,8 +88,8 @@ fn job_entry(comparison: &Comparison, labels: &Labels, row: &Row, index: usize) 
         "trim": direction(row, run, |run| &run.trim),
         "sync": { "total_ios": 0, "lat_ns": latency(&Direction::default()) },
         "job_runtime": run.runtime_ns / 1_000_000,
-        "usr_cpu": initiator_percent(run),
-        "sys_cpu": 0.0,
+        "usr_cpu": percent_of(run.initiator_cpu_ns.unwrap_or(0).saturating_sub(system_ns), run),
+        "sys_cpu": percent_of(system_ns, run),
         "ctx": 0,
         "majf": 0,
         "minf": 0,
@@ -124,19 +126,19 @@ fn options(row: &Row) -> Value {
     add("ioengine", "blockmux".into());
     add("filename", row.target.clone());
     add("rw", job.rw.name().to_owned());
-    add("bs", size(u64::from(job.bs)));
+    add("bs", short(u64::from(job.bs)));
     add("iodepth", job.iodepth.to_string());
     add("numjobs", job.numjobs.to_string());
     add("time_based", "1".into());
     add("runtime", (job.runtime_ms as f64 / 1e3).to_string());
     add("ramp_time", (job.ramp_time_ms as f64 / 1e3).to_string());
-    add("offset", place(job.offset));
+    add("offset", job.offset.short());
     add("randseed", job.randseed.to_string());
     if let Some(len) = job.size {
-        add("size", place(len));
+        add("size", len.short());
     }
     if job.offset_increment != Size::ZERO {
-        add("offset_increment", place(job.offset_increment));
+        add("offset_increment", job.offset_increment.short());
     }
     if job.norandommap {
         add("norandommap", "1".into());
@@ -214,11 +216,8 @@ fn with_percentiles(direction: &Direction) -> Value {
 }
 
 /// Per cent of one processor, as fio's thread sees itself.
-fn initiator_percent(run: &Run) -> f64 {
-    match (run.initiator_cpu_ns, run.runtime_ns) {
-        (Some(cpu_ns), runtime_ns) if runtime_ns > 0 => cpu_ns as f64 * 100.0 / runtime_ns as f64,
-        _ => 0.0,
-    }
+fn percent_of(cpu_ns: u64, run: &Run) -> f64 {
+    if run.runtime_ns == 0 { 0.0 } else { cpu_ns as f64 * 100.0 / run.runtime_ns as f64 }
 }
 
 /// The loop is closed: all I/O is submitted at the full depth.
@@ -310,25 +309,10 @@ impl Samples {
     }
 }
 
-/// A place or length as fio is told it: 4k, 1m, 50%.
-fn place(at: Size) -> String {
-    match at {
-        Size::Bytes(bytes) => size(bytes),
-        Size::Percent(_) => at.to_string(),
-    }
-}
-
-/// Bytes as fio is told them: 4k, 1m, 513.
-fn size(bytes: u64) -> String {
-    let units = [(1 << 40, 't'), (1 << 30, 'g'), (1 << 20, 'm'), (1 << 10, 'k')];
-    let whole = units.into_iter().find(|&(unit, _)| bytes > 0 && bytes.is_multiple_of(unit));
-    whole.map_or_else(|| bytes.to_string(), |(unit, suffix)| format!("{}{suffix}", bytes / unit))
-}
-
 const FORMAT: u32 = 1;
 const EIO: u32 = 5;
 const MS_NS: f64 = 1e6;
-const SHOWN: [Figure; 10] = [
+const SHOWN: [Figure; 12] = [
     Figure::Iops,
     Figure::MbPerSecond,
     Figure::Mean,
@@ -338,6 +322,8 @@ const SHOWN: [Figure; 10] = [
     Figure::Max,
     Figure::TargetCpu,
     Figure::InitiatorCpu,
+    Figure::TargetSystem,
+    Figure::InitiatorSystem,
     Figure::CpuPerGbit,
 ];
 /// fio's latency buckets: key, nanoseconds of the unit, upper bounds in the unit.

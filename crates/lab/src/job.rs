@@ -5,7 +5,7 @@
 //! blocks, which is what fio's random map amounts to, without the map.
 
 use crate::options::JobError;
-use crate::units::Size;
+use crate::units::{Size, short};
 use serde::{Deserialize, Serialize};
 
 /// The largest block size in bytes: the most that a volume moves in one request.
@@ -70,12 +70,6 @@ impl Rw {
     #[must_use]
     pub fn is_random(self) -> bool {
         matches!(self, Rw::RandRead | Rw::RandWrite | Rw::RandRw | Rw::RandTrim)
-    }
-
-    /// Whether reads and writes are mixed.
-    #[must_use]
-    pub fn is_mixed(self) -> bool {
-        matches!(self, Rw::ReadWrite | Rw::RandRw)
     }
 
     /// Whether the volume's content changes, discards included.
@@ -176,14 +170,14 @@ impl Job {
         self.check_bounds()?;
         if !self.bs.is_multiple_of(volume_block) {
             let why = format!("not a multiple of the volume's block of {volume_block} bytes");
-            return Err(JobError::bad_value("bs", self.bs, why));
+            return Err(JobError::bad_value("bs", short(self.bs.into()), why));
         }
         self.check_verify()?;
         let block = u64::from(volume_block);
         for (key, place) in [("offset", self.offset), ("offset_increment", self.offset_increment)] {
             if matches!(place, Size::Bytes(bytes) if bytes % block != 0) {
                 let why = format!("not a multiple of the volume's block of {volume_block} bytes");
-                return Err(JobError::bad_value(key, place, why));
+                return Err(JobError::bad_value(key, place.short(), why));
             }
         }
         let first = self.range(volume_size, 0)?;
@@ -191,7 +185,7 @@ impl Job {
         let increment = self.round_up(self.offset_increment, volume_size);
         if self.writes_verified() && increment > 0 && increment / u64::from(self.bs) < first.blocks {
             let why = "with verify the workers' ranges may not overlap: give a `size` of at most this";
-            return Err(JobError::bad_value("offset_increment", self.offset_increment, why));
+            return Err(JobError::bad_value("offset_increment", self.offset_increment.short(), why));
         }
         Ok(())
     }
@@ -213,10 +207,11 @@ impl Job {
             .and_then(|step| step.checked_add(self.round_up(self.offset, volume_size)))
             .filter(|&offset| offset < volume_size)
             .ok_or_else(|| {
-                let why = format!("worker {worker} would begin past the volume's end at {volume_size}");
+                let why =
+                    format!("worker {worker} would begin past the volume's end at {}", short(volume_size));
                 let key = if increment > 0 { "offset_increment" } else { "offset" };
                 let value = if increment > 0 { self.offset_increment } else { self.offset };
-                JobError::bad_value(key, value, why)
+                JobError::bad_value(key, value.short(), why)
             })?;
         let left = volume_size - offset;
         let len = match self.size {
@@ -224,8 +219,9 @@ impl Job {
             Some(size @ Size::Percent(_)) => size.of(volume_size).min(left),
             Some(Size::Bytes(bytes)) if bytes <= left => bytes,
             Some(size) => {
-                let why = format!("only {left} bytes are left from {offset} to the volume's end");
-                return Err(JobError::bad_value("size", size, why));
+                let (left, offset) = (short(left), short(offset));
+                let why = format!("only {left} is left from {offset} to the volume's end");
+                return Err(JobError::bad_value("size", size.short(), why));
             }
         };
         let range = Range { offset, blocks: len / bs };
@@ -375,8 +371,10 @@ mod tests {
         assert!(fault(&[("offset", "100")]).contains("`100` for `offset`: not a multiple"));
         assert!(fault(&[("offset", "1m")]).contains("for `offset`: worker 0 would begin past"));
         assert!(fault(&[("offset", "100%")]).contains("for `offset`: worker 0 would begin past"));
-        assert!(fault(&[("size", "2m")]).contains("for `size`: only 1048576 bytes are left"));
-        assert!(fault(&[("size", "1m"), ("offset", "4k")]).contains("for `size`: only 1044480 bytes"));
+        assert!(fault(&[("size", "2m")]).contains("for `size`: only 1m is left"));
+        assert!(
+            fault(&[("size", "1m"), ("offset", "4k")]).contains("for `size`: only 1020k is left from 4k")
+        );
         assert!(
             fault(&[("numjobs", "5"), ("offset_increment", "25%")])
                 .contains("for `offset_increment`: worker 4 would")

@@ -9,6 +9,7 @@
 
 pub mod ceiling;
 pub mod content;
+mod cpu;
 pub mod crc32c;
 pub mod figure;
 pub mod fio_json;

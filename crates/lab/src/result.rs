@@ -18,7 +18,7 @@ pub struct Comparison {
     pub suite: Option<String>,
     /// One for each subject and job, in the order in which they are shown.
     pub rows: Vec<Row>,
-    /// Rows of a suite that could not run, and why: (row, reason).
+    /// What was asked for and could not run, and why: (job, reason).
     pub skipped: Vec<(String, String)>,
 }
 
@@ -87,6 +87,12 @@ pub struct Run {
     pub target_cpu_ns: Option<u64>,
     /// Processor time of the initiator's threads in nanoseconds.
     pub initiator_cpu_ns: Option<u64>,
+    /// The part of the target's that was spent in the kernel, if the run was long enough to tell.
+    #[serde(default)]
+    pub target_system_ns: Option<u64>,
+    /// The part of the initiator's that was spent in the kernel.
+    #[serde(default)]
+    pub initiator_system_ns: Option<u64>,
 }
 
 /// One direction of a run; all zero if there was none.
@@ -223,6 +229,19 @@ impl Comparison {
         groups
     }
 
+    /// What was left out, together where the reason is the same: (reason, rows).
+    #[must_use]
+    pub fn skipped_by_reason(&self) -> Vec<(&str, Vec<&str>)> {
+        let mut reasons: Vec<(&str, Vec<&str>)> = Vec::new();
+        for (row, reason) in &self.skipped {
+            match reasons.iter_mut().find(|(known, _)| known == reason) {
+                Some((_, rows)) => rows.push(row),
+                None => reasons.push((reason, vec![row])),
+            }
+        }
+        reasons
+    }
+
     /// The ceiling that a protocol row is held against: bare sockets under the same job and with the same
     /// message sizes. `never` is held against the sleeping one and `always` against the spinning one;
     /// `adaptive`, and a row whose policy is unknown, against the faster of the two, since it may do either.
@@ -244,6 +263,12 @@ impl Comparison {
             .max_by(|a, b| iops(a).total_cmp(&iops(b)))
     }
 
+    /// Whether a protocol row is faster than its ceiling by more than chance: then something else kept the machine busy.
+    #[must_use]
+    pub fn has_noisy_ceiling(&self) -> bool {
+        self.rows.iter().filter_map(|row| self.share_of_ceiling(row)).any(|share| share > NOISY_SHARE)
+    }
+
     /// Median IOPS of a protocol row as a fraction of its ceiling's; see [`Comparison::ceiling_of`].
     #[must_use]
     pub fn share_of_ceiling(&self, row: &Row) -> Option<f64> {
@@ -252,6 +277,9 @@ impl Comparison {
         (ceiling > 0.0).then(|| own / ceiling)
     }
 }
+
+/// A row may pass its ceiling by so much without a word: both are measured.
+const NOISY_SHARE: f64 = 1.05;
 
 impl Job {
     /// Whether two jobs differ in nothing but their names and the seed of their offsets.

@@ -4,6 +4,7 @@
 //! what is measured on the machine at hand and never mixed with it. A suite's jobs are the study's on another
 //! stage: a RAM volume on loopback in place of its disks and links.
 
+use crate::figure::Figure;
 use crate::job::{Job, Rw};
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -32,6 +33,41 @@ pub struct Suite {
     /// The study's own, then those that are run beside them.
     protocols: Vec<(String, bool)>,
     published: Vec<Figures>,
+}
+
+/// A study as reports show it: what it was about, and its figures beside those measured here.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Study {
+    /// Title, publisher and date in one line.
+    pub source: String,
+    /// What was measured on what.
+    pub setting: String,
+    /// How the jobs here differ from it.
+    pub adapted: String,
+    /// What came out, in words.
+    pub finding: String,
+    /// What to bear in mind about the figures.
+    pub note: String,
+    /// In the order of its jobs; none if it gives no numbers.
+    pub figures: Vec<PublishedFigure>,
+}
+
+/// One figure of a study and the job that it was measured with: shown beside what was measured here, never mixed
+/// with it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PublishedFigure {
+    /// The protocol, in Blockmux's word for it; "local" for a volume without one.
+    pub protocol: String,
+    /// Link, disks, depth: what tells it from the protocol's other figures.
+    pub label: String,
+    /// The value, in `unit`.
+    pub value: f64,
+    /// Of what.
+    pub unit: Unit,
+    /// The study gives it only roughly.
+    pub approximate: bool,
+    /// The job here that is held beside it.
+    pub job: Job,
 }
 
 /// One job under one protocol: a row to measure, with what was published for it.
@@ -76,13 +112,41 @@ pub enum Unit {
     MeanMicroseconds,
 }
 
+impl PublishedFigure {
+    /// What it is called in a list of several protocols' figures: "iser, InfiniBand".
+    #[must_use]
+    pub fn name(&self) -> String {
+        format!("{}, {}", self.protocol, self.label)
+    }
+
+    /// Whether a job measured here is the one that it is held beside.
+    #[must_use]
+    pub fn is_about(&self, job: &Job) -> bool {
+        let shape = |job: &Job| (job.rw, job.bs, job.iodepth, job.numjobs);
+        shape(&self.job) == shape(job)
+    }
+}
+
+impl Unit {
+    /// The figure of ours that counts the same, and what one of it is in this unit.
+    #[must_use]
+    pub fn measured_as(self) -> (Figure, f64) {
+        match self {
+            Unit::Iops => (Figure::Iops, 1.0),
+            Unit::MibPerSecond => (Figure::MbPerSecond, 1e6 / f64::from(1 << 20)),
+            Unit::MbPerSecond => (Figure::MbPerSecond, 1.0),
+            Unit::MeanMicroseconds => (Figure::Mean, 1.0),
+        }
+    }
+}
+
 impl fmt::Display for Unit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Unit::Iops => "IOPS",
             Unit::MibPerSecond => "MiB/s",
             Unit::MbPerSecond => "MB/s",
-            Unit::MeanMicroseconds => "us mean",
+            Unit::MeanMicroseconds => "µs mean",
         })
     }
 }
@@ -138,6 +202,29 @@ impl Suite {
             published: self.published_for(protocol, &job.name),
         };
         pairs.map(row).collect()
+    }
+
+    /// What reports show of it.
+    #[must_use]
+    pub fn to_study(&self) -> Study {
+        let figures = self.rows(1, 0).into_iter().flat_map(|row| {
+            row.published.into_iter().map(move |published| PublishedFigure {
+                protocol: row.protocol.clone(),
+                label: published.label,
+                value: published.value,
+                unit: published.unit,
+                approximate: published.approximate,
+                job: row.job.clone(),
+            })
+        });
+        Study {
+            source: self.source(),
+            setting: self.study.clone(),
+            adapted: self.adapted.clone(),
+            finding: self.finding.clone(),
+            note: self.note.clone(),
+            figures: figures.collect(),
+        }
     }
 
     fn published_for(&self, protocol: &str, job: &str) -> Vec<Published> {
@@ -341,6 +428,32 @@ mod tests {
                 assert_eq!(names.len(), count, "{}: {names:?}", suite.name);
             }
         }
+    }
+
+    #[test]
+    fn a_study_holds_every_figure_of_its_suite_beside_a_job_of_it() {
+        for suite in Suite::all() {
+            let (study, rows) = (suite.to_study(), suite.rows(1000, 0));
+            let count = suite.published.iter().map(|figures| figures.by_unit().count()).sum::<usize>();
+            assert_eq!(study.figures.len(), count);
+            for figure in &study.figures {
+                // However long it runs here.
+                assert_eq!(
+                    rows.iter()
+                        .filter(|row| row.protocol == figure.protocol && figure.is_about(&row.job))
+                        .count(),
+                    1,
+                    "{}",
+                    figure.name()
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn rates_of_ours_are_held_beside_a_studys_in_its_own_unit() {
+        let (figure, mib) = Unit::MibPerSecond.measured_as();
+        assert_eq!((figure, 1048.576 * mib), (Figure::MbPerSecond, 1000.0));
     }
 
     #[test]

@@ -3,8 +3,9 @@
 //! Every number is the median over the runs. Where the terminal is too narrow for all columns, those that say least
 //! are left out, see `Column::keep`.
 
-use crate::figure::{self, Figure, Labels};
+use crate::figure::{self, Figure, Labels, shortened};
 use crate::result::{Comparison, Row};
+use crate::suite::{PublishedFigure, Study};
 use std::fmt::Write as _;
 
 /// How many columns of characters the table may fill; 80 hold a table of short subject names whole.
@@ -20,28 +21,31 @@ pub enum Colour {
     Ansi,
 }
 
-/// The table of a comparison, ready to print. Text from outside has no control characters left in it.
+/// The table of a comparison, ready to print, with the figures of a study beside what was measured. Text from outside has no control characters left in it.
 #[must_use]
-pub fn render(comparison: &Comparison, width: Width, colour: Colour) -> String {
+pub fn render(comparison: &Comparison, study: Option<&Study>, width: Width, colour: Colour) -> String {
     let labels = Labels::of(comparison);
     let longest = comparison.rows.iter().map(|row| labels.label(row).chars().count()).max().unwrap_or(0);
     let subject_width = longest.clamp(MIN_SUBJECT, MAX_SUBJECT);
-    let table = Table { comparison, labels, subject_width, columns: fitting(width.0, subject_width), colour };
+    let columns = fitting(width.0, subject_width);
+    let table = Table { comparison, study, labels, subject_width, columns, width: width.0, colour };
     let mut out = String::new();
-    table.head(&mut out, width.0);
+    table.head(&mut out);
     for group in comparison.groups() {
         table.group(&mut out, &group);
     }
-    table.not_run(&mut out, width.0);
-    table.legend(&mut out, width.0);
+    table.not_run(&mut out);
+    table.legend(&mut out);
     out
 }
 
 struct Table<'a> {
     comparison: &'a Comparison,
+    study: Option<&'a Study>,
     labels: Labels,
     subject_width: usize,
     columns: Vec<&'static Column>,
+    width: usize,
     colour: Colour,
 }
 
@@ -65,10 +69,10 @@ enum Cell {
 }
 
 impl Table<'_> {
-    fn head(&self, out: &mut String, width: usize) {
+    fn head(&self, out: &mut String) {
         let machine = &self.comparison.machine;
         let line = plain(&figure::machine(machine));
-        self.paragraph(out, &line, width);
+        self.paragraph(out, &line);
         let suite = self.comparison.suite.as_ref().map(|suite| format!(", suite {}", plain(suite)));
         let line = format!(
             "{}  {}{}",
@@ -76,7 +80,7 @@ impl Table<'_> {
             plain(&self.comparison.command),
             suite.unwrap_or_default()
         );
-        self.paragraph(out, &line, width);
+        self.paragraph(out, &line);
     }
 
     fn group(&self, out: &mut String, group: &[&Row]) {
@@ -91,6 +95,36 @@ impl Table<'_> {
                 let _ = writeln!(out, "{}", self.styled(RED, &format!("    ! {trouble}")));
             }
         }
+        let figures = self.study.iter().flat_map(|study| &study.figures);
+        let figures: Vec<_> = figures.filter(|figure| figure.is_about(&group[0].job)).collect();
+        for cell in figures.chunk_by(|a, b| a.name() == b.name()) {
+            let _ = writeln!(out, "{}", self.styled(DIM, &self.published(cell)));
+        }
+    }
+
+    /// Figures of a study in the columns of ours that count the same, then what they are of.
+    fn published(&self, figures: &[&PublishedFigure]) -> String {
+        let mut line = format!("{PUBLISHED:<0$}", self.subject_width);
+        let value = |own: Figure, shown: fn(f64) -> String| {
+            figures.iter().find_map(|figure| {
+                let (same, per_unit) = figure.unit.measured_as();
+                let about = if figure.approximate { "~" } else { "" };
+                (same == own).then(|| format!("{about}{}", shown(figure.value / per_unit)))
+            })
+        };
+        let shown = |cell: &Cell| match *cell {
+            Cell::Count(own) => value(own, figure::count),
+            Cell::Measure(own) => value(own, figure::measure),
+            Cell::HalfRange(_) | Cell::Share => None,
+        };
+        let last = self.columns.iter().rposition(|column| PUBLISHED_COLUMNS.contains(&column.name));
+        for column in self.columns.iter().take(last.map_or(0, |last| last + 1)) {
+            let _ = write!(line, "{:>1$}", shown(&column.cell).unwrap_or_default(), column.width);
+        }
+        let room = self.width.saturating_sub(line.chars().count() + 2);
+        let name = figures.first().map(|figure| figure.name()).unwrap_or_default();
+        let _ = write!(line, "  {}", shortened(&plain(&name), room));
+        line
     }
 
     /// Names that neighbouring columns share, centred above them.
@@ -126,21 +160,24 @@ impl Table<'_> {
         line
     }
 
-    fn not_run(&self, out: &mut String, width: usize) {
+    fn not_run(&self, out: &mut String) {
         if self.comparison.skipped.is_empty() {
             return;
         }
         let _ = writeln!(out, "\n{}", self.styled(BOLD, "Not run"));
-        for (row, reason) in &self.comparison.skipped {
-            let line = format!("{}: {}", plain(row), plain(reason));
-            self.paragraph(out, &line, width);
+        for (reason, rows) in self.comparison.skipped_by_reason() {
+            self.paragraph(out, &plain(&format!("{reason}: {}", rows.join(", "))));
         }
     }
 
-    fn legend(&self, out: &mut String, width: usize) {
+    fn legend(&self, out: &mut String) {
         out.push('\n');
-        for line in [self.how_measured().as_str(), LEGEND] {
-            self.paragraph(out, line, width);
+        let noisy = if self.comparison.has_noisy_ceiling() { NOISY_CEILING } else { "" };
+        for line in [self.how_measured(), format!("{LEGEND}{noisy}")] {
+            self.paragraph(out, &line);
+        }
+        if let Some(study) = self.study.filter(|study| !study.figures.is_empty()) {
+            self.paragraph(out, &plain(&format!("{PUBLISHED}: {}, measured elsewhere.", study.source)));
         }
     }
 
@@ -164,10 +201,10 @@ impl Table<'_> {
     }
 
     /// Text broken at spaces so that it fits.
-    fn paragraph(&self, out: &mut String, text: &str, width: usize) {
+    fn paragraph(&self, out: &mut String, text: &str) {
         let mut line = String::new();
         for word in text.split(' ') {
-            if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > width {
+            if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > self.width {
                 let _ = writeln!(out, "{}", self.styled(DIM, &line));
                 line.clear();
             }
@@ -234,13 +271,6 @@ fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
-fn shortened(text: &str, width: usize) -> String {
-    if text.chars().count() <= width {
-        return text.to_owned();
-    }
-    text.chars().take(width - 1).chain(['…']).collect()
-}
-
 const COLUMNS: &[Column] = &[
     Column { over: "", name: "IOPS", width: 6, keep: u8::MAX, cell: Cell::Count(Figure::Iops) },
     Column { over: "", name: "±%", width: 4, keep: 7, cell: Cell::HalfRange(Figure::Iops) },
@@ -261,6 +291,13 @@ and initiator. %/Gb: per cent of a core, both sides, for each Gbit/s of payload.
 sockets with the same message sizes and the same polling (never: the one that sleeps, always: the one that spins, \
 adaptive: the faster of the two).";
 
+/// Said where a share is over 100%, which it cannot be.
+pub(crate) const NOISY_CEILING: &str = " A share well over 100% is noise: something else kept the machine busy. More or \
+longer runs on a quiet machine help.";
+/// What the line of a study's figures is called.
+const PUBLISHED: &str = "published";
+/// What studies have figures of.
+const PUBLISHED_COLUMNS: [&str; 3] = ["IOPS", "MB/s", "mean"];
 /// Room for "ceiling sleeps".
 const MIN_SUBJECT: usize = 14;
 const MAX_SUBJECT: usize = 28;

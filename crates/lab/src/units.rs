@@ -29,6 +29,23 @@ impl Size {
             Size::Percent(percent) => (u128::from(whole) * u128::from(percent) / 100) as u64,
         }
     }
+
+    /// As people write it for fio: `64k`, `1g`, `50%`; see [`short`].
+    #[must_use]
+    pub fn short(self) -> String {
+        match self {
+            Size::Bytes(bytes) => short(bytes),
+            Size::Percent(_) => self.to_string(),
+        }
+    }
+}
+
+/// Bytes with the largest of fio's suffixes that divides them: `4k`, `1m`, `513`.
+#[must_use]
+pub fn short(bytes: u64) -> String {
+    let units = [(1 << 40, 't'), (1 << 30, 'g'), (1 << 20, 'm'), (1 << 10, 'k')];
+    let whole = units.into_iter().find(|&(unit, _)| bytes > 0 && bytes.is_multiple_of(unit));
+    whole.map_or_else(|| bytes.to_string(), |(unit, suffix)| format!("{}{suffix}", bytes / unit))
 }
 
 impl fmt::Display for Size {

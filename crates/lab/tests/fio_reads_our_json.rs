@@ -6,6 +6,8 @@ mod fixture;
 use blockmux_lab::fio_json::{fio_plot_files, from_json, merge, to_json};
 use blockmux_lab::job::Rw;
 use serde_json::Value;
+use std::collections::BTreeSet;
+use std::process::Command;
 
 /// Every key path and the type of its value, of a job that fio ran; see the file's first line.
 const FIO_SHAPE: &str = include_str!("fixture/fio-3.33-shape.txt");
@@ -34,6 +36,67 @@ fn the_list_of_keys_is_what_fio_wrote() {
         let (pointer, kind) = line.rsplit_once(' ').unwrap();
         assert_eq!(document.pointer(pointer).map(kind_of), Some(kind), "{pointer}");
     }
+}
+
+#[test]
+fn the_keys_are_those_of_the_fio_that_is_installed() {
+    let options =
+        ["--name=x", "--ioengine=null", "--size=1m", "--rw=randrw", "--iodepth=8", "--output-format=json"];
+    let output = match Command::new("fio").args(options).output() {
+        Ok(output) => String::from_utf8(output.stdout).unwrap(),
+        Err(error) => return skip(&error),
+    };
+    let theirs: Value = serde_json::from_str(&output[output.find('{').unwrap()..]).unwrap();
+    let ours: Value = serde_json::from_str(&to_json(&fixture::comparison())).unwrap();
+    // What fio holds for directions that did something; ours is a report of one that reads.
+    let (theirs, ours) = (keys("", &theirs), keys("", &ours));
+    let of_writes = |key: &&String| key.starts_with("/jobs/0/write/clat_ns/percentile");
+    let missing: Vec<&String> = theirs.difference(&ours).filter(|key| !of_writes(key)).collect();
+    assert_eq!(missing, Vec::<&String>::new());
+    let more: Vec<&String> = ours.difference(&theirs).collect();
+    assert_eq!(more, ["/blockmux", "/jobs/0/blockmux"]);
+}
+
+#[allow(clippy::print_stderr, reason = "a skipped test says why")]
+fn skip(error: &std::io::Error) {
+    eprintln!("skipped: cannot run fio: {error}");
+}
+
+/// Paths of all values, of a list's first entry only. What we add, and which options a job was given, is not looked
+/// into.
+fn keys(path: &str, value: &Value) -> BTreeSet<String> {
+    let below: Vec<(String, &Value)> = match value {
+        Value::Object(entries) => {
+            entries.iter().map(|(key, value)| (format!("{path}/{key}"), value)).collect()
+        }
+        Value::Array(entries) => {
+            entries.first().map(|first| (format!("{path}/0"), first)).into_iter().collect()
+        }
+        _ => Vec::new(),
+    };
+    let mut keys = BTreeSet::new();
+    for (key, value) in below {
+        if !key.ends_with("/blockmux") && !key.ends_with("/job options") {
+            keys.extend(self::keys(&key, value));
+        }
+        keys.insert(key);
+    }
+    keys
+}
+
+#[test]
+fn processor_time_is_the_initiators_with_user_and_system_apart() {
+    let mut comparison = fixture::plain_comparison();
+    let nbd = &mut comparison.rows[5];
+    for run in &mut nbd.runs {
+        (run.initiator_cpu_ns, run.initiator_system_ns) = (Some(1_500_000_000), Some(1_000_000_000));
+        (run.target_cpu_ns, run.target_system_ns) = (Some(900_000_000), Some(800_000_000));
+    }
+    let document: Value = serde_json::from_str(&to_json(&comparison)).unwrap();
+    let nbd = &document["jobs"][5];
+    // Of a run of two seconds.
+    assert_eq!((&nbd["usr_cpu"], &nbd["sys_cpu"]), (&Value::from(25.0), &Value::from(50.0)));
+    assert_eq!(nbd["blockmux"]["runs"][0]["target_system_ns"], 800_000_000);
 }
 
 #[test]
@@ -107,6 +170,16 @@ fn merged_reports_keep_their_own_ceilings() {
     assert_eq!(all.rows[1].subject, "nbd (a)");
     let share = |index: usize| all.share_of_ceiling(&all.rows[index]).unwrap();
     assert!((share(1 + one.rows.len()) - share(1) * 2.0).abs() < 1e-9);
+}
+
+#[test]
+fn a_machine_that_is_not_known_gives_way_to_one_that_is() {
+    let fio = from_json(FIO_OUTPUT).unwrap();
+    let ours = fixture::plain_comparison();
+    for reports in [[("a", &fio), ("b", &ours)], [("a", &ours), ("b", &fio)]] {
+        let all = merge(reports.map(|(name, report)| (name.into(), report.clone())).into()).unwrap();
+        assert_eq!((&all.machine.cpu, &all.machine.kernel), (&ours.machine.cpu, &ours.machine.kernel));
+    }
 }
 
 #[test]

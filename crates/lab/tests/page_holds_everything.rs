@@ -3,16 +3,17 @@
 #[allow(dead_code, reason = "each test file uses its own part of the fixture")]
 mod fixture;
 
-use blockmux_lab::page::{PublishedFigure, render};
+use blockmux_lab::page::render;
 use blockmux_lab::result::Comparison;
+use blockmux_lab::suite::Study;
 
-fn page(comparison: &Comparison, published: &[PublishedFigure]) -> String {
-    render(comparison, published).unwrap()
+fn page(comparison: &Comparison, study: Option<&Study>) -> String {
+    render(comparison, study).unwrap()
 }
 
 #[test]
 fn it_loads_nothing() {
-    let html = page(&fixture::comparison(), &fixture::published());
+    let html = page(&fixture::comparison(), Some(&fixture::study()));
     for forbidden in
         ["<script", "<link rel=\"stylesheet", "@import", "url(", "src=", "href=\"http", "<iframe"]
     {
@@ -38,14 +39,17 @@ fn text_from_outside_is_never_markup() {
         row.poll = hostile.into();
         row.target = hostile.into();
     }
-    let mut published = fixture::published();
-    published.iter_mut().for_each(|figure| {
+    let mut study = fixture::study();
+    for text in
+        [&mut study.source, &mut study.setting, &mut study.adapted, &mut study.finding, &mut study.note]
+    {
+        *text = hostile.into();
+    }
+    study.figures.iter_mut().for_each(|figure| {
         figure.label = hostile.into();
-        figure.study = hostile.into();
-        figure.unit = hostile.into();
         figure.protocol = hostile.into();
     });
-    let html = page(&comparison, &published);
+    let html = page(&comparison, Some(&study));
     assert!(!html.contains("<script"));
     assert!(!html.contains("\"' onload"));
     assert!(html.matches("alert(1)").count() > 50, "the text itself is shown");
@@ -54,7 +58,7 @@ fn text_from_outside_is_never_markup() {
 #[test]
 fn every_run_is_shown() {
     let comparison = fixture::plain_comparison();
-    let html = page(&comparison, &[]);
+    let html = page(&comparison, None);
     for row in &comparison.rows {
         for run in &row.runs {
             let cell = format!("<td>{}</td>", blockmux_lab::figure::measure(run.iops()));
@@ -70,7 +74,7 @@ fn every_run_is_shown() {
 
 #[test]
 fn the_findings_name_the_best_protocol_and_its_rivals() {
-    let html = page(&fixture::comparison(), &[]);
+    let html = page(&fixture::comparison(), None);
     assert!(html.contains(
         "<strong>nbd adaptive</strong>, 4 KiB random read, depth 32, 88% of what bare sockets reach with the same \
          messages. Their runs overlap: nbd always."
@@ -80,20 +84,20 @@ fn the_findings_name_the_best_protocol_and_its_rivals() {
 
 #[test]
 fn published_figures_stand_apart_and_only_if_there_are_any() {
-    let with = page(&fixture::comparison(), &fixture::published());
+    let with = page(&fixture::comparison(), Some(&fixture::study()));
     let (measured, published) = with.split_once("<section id=\"published\" class=\"published\">").unwrap();
-    assert!(!measured.contains("iSER IB"));
+    assert!(!measured.contains("InfiniBand"));
     let (published, figures) = published.split_once("<section id=\"figures\">").unwrap();
-    assert!(published.contains("iSER IB") && published.contains("373k"));
-    assert!(!figures.contains("iSER IB"));
-    assert!(!page(&fixture::comparison(), &[]).contains("id=\"published\""));
+    assert!(published.contains("InfiniBand") && published.contains("373k"));
+    assert!(!figures.contains("InfiniBand"));
+    assert!(!page(&fixture::comparison(), None).contains("id=\"published\""));
 }
 
 #[test]
 fn errors_are_shown_before_anything_else() {
     let mut comparison = fixture::plain_comparison();
     comparison.rows[1].runs[0].verify_errors = 3;
-    let html = page(&comparison, &[]);
+    let html = page(&comparison, None);
     let trouble =
         html.find("nbd, 4 KiB random read, depth 1: 3 blocks did not hold what was written").unwrap();
     assert!(trouble < html.find("id=\"findings\"").unwrap());
@@ -103,12 +107,12 @@ fn errors_are_shown_before_anything_else() {
 fn nothing_measured_makes_a_page_too() {
     let mut comparison = fixture::plain_comparison();
     comparison.rows.clear();
-    assert!(page(&comparison, &[]).contains("No protocol was measured."));
+    assert!(page(&comparison, None).contains("No protocol was measured."));
     let mut comparison = fixture::plain_comparison();
     comparison.rows.iter_mut().for_each(|row| row.runs.clear());
-    assert!(!page(&comparison, &[]).contains("NaN"));
+    assert!(!page(&comparison, None).contains("NaN"));
     let mut comparison = fixture::plain_comparison();
     comparison.rows.iter_mut().for_each(|row| row.runs = vec![Default::default()]);
-    let html = page(&comparison, &[]);
+    let html = page(&comparison, None);
     assert!(!html.contains("NaN") && !html.contains("inf"));
 }

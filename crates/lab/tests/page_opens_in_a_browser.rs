@@ -46,7 +46,7 @@ fn opened(name: &str, options: &[&str]) -> Option<Value> {
     let directory = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("page-{name}"));
     std::fs::create_dir_all(&directory).unwrap();
     let page = directory.join("page.html");
-    let html = render(&fixture::comparison(), &fixture::published()).unwrap();
+    let html = render(&fixture::comparison(), Some(&fixture::study())).unwrap();
     std::fs::write(&page, html.replace("</body>", &format!("{PROBE}</body>"))).unwrap();
     let output = Command::new(browser)
         .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"])

@@ -4,6 +4,7 @@
 mod fixture;
 
 use blockmux_lab::result::Kind;
+use blockmux_lab::suite::{PublishedFigure, Unit};
 use blockmux_lab::table::{Colour, Width, render};
 
 const EIGHTY: &str = "\
@@ -36,7 +37,7 @@ ceiling sleeps 2.33k   2  2440 13478 12939 26282 55259  418k 31.2 28.8 0.72    -
 ceiling spins  4.20k   2  4404  7467  7168 14560 30613  231k 21.6 21.4 0.51    -
 
 Not run
-iser, 4 KiB random read: no such protocol yet
+no such protocol yet: iser, 4 KiB random read
 
 Medians of 5 runs of 2 s.
 ±%: half the range of the runs. Latency: submit to completion. tgt, ini:
@@ -51,12 +52,12 @@ fn one_protocol_fits_eighty_columns_whole() {
     let mut comparison = fixture::plain_comparison();
     comparison.rows[1].runs[0].errors = 2;
     comparison.skipped.push(("iser, 4 KiB random read".into(), "no such protocol yet".into()));
-    assert_eq!(render(&comparison, Width(80), Colour::Off), EIGHTY);
+    assert_eq!(render(&comparison, None, Width(80), Colour::Off), EIGHTY);
 }
 
 #[test]
 fn the_policy_is_named_where_rows_differ_in_it_and_the_median_latency_gives_way() {
-    let text = render(&fixture::comparison(), Width(80), Colour::Off);
+    let text = render(&fixture::comparison(), None, Width(80), Colour::Off);
     let block = "\
 4 KiB random read, depth 32
                                   ───── latency, us ─────  CPU us/IO
@@ -70,29 +71,61 @@ nbd never          381k   2  1560  82.3   161   337  2552 1.96 1.91 11.8  92%
 }
 
 #[test]
+fn a_studys_figures_stand_in_the_columns_that_count_the_same() {
+    let mut study = fixture::study();
+    study.figures[0].approximate = true;
+    study
+        .figures
+        .insert(1, PublishedFigure { value: 309.2, unit: Unit::MbPerSecond, ..study.figures[0].clone() });
+    let text = render(&fixture::plain_comparison(), Some(&study), Width(80), Colour::Off);
+    let lines = "\
+ceiling spins   747k   2  3060  42.0  40.3  81.9   172  1301 1.35 1.34 8.21    -
+published     ~75.5k      ~309        iscsi, 10 GbE
+published       119k                  iscsi, 40 GbE
+published       373k                  iser, InfiniBand
+
+";
+    assert!(text.contains(lines), "{text}");
+    assert_eq!(text.matches("\npublished  ").count(), 3, "only beside the job that they are about");
+    let narrow = render(&fixture::plain_comparison(), Some(&study), Width(46), Colour::Off);
+    assert!(narrow.lines().all(|line| line.chars().count() <= 46), "{narrow}");
+}
+
+#[test]
+fn a_share_that_cannot_be_is_called_noise() {
+    let mut comparison = fixture::plain_comparison();
+    assert!(!render(&comparison, None, Width(80), Colour::Off).contains("noise"));
+    for run in comparison.rows.iter_mut().filter(|row| row.kind.is_ceiling()).flat_map(|row| &mut row.runs) {
+        run.runtime_ns *= 2;
+    }
+    let text = render(&comparison, None, Width(80), Colour::Off).replace('\n', " ");
+    assert!(text.contains("A share well over 100% is noise"), "{text}");
+}
+
+#[test]
 fn no_line_is_wider_than_asked_for() {
     let mut comparison = fixture::comparison();
     comparison.rows[1].subject = "a subject with a name that goes on and on".into();
     for width in [40, 60, 72, 80, 100, 200] {
-        let text = render(&comparison, Width(width), Colour::Off);
+        let text = render(&comparison, None, Width(width), Colour::Off);
         let widest = text.lines().map(|line| line.chars().count()).max().unwrap();
         assert!(widest <= width, "{widest} > {width}");
         assert!(text.contains("IOPS") && text.contains("ceil"));
     }
-    assert!(render(&comparison, Width(120), Colour::Off).contains(" p50 "));
+    assert!(render(&comparison, None, Width(120), Colour::Off).contains(" p50 "));
 }
 
 #[test]
 fn colour_adds_only_escape_sequences() {
     let mut comparison = fixture::plain_comparison();
     comparison.rows[1].runs[0].errors = 2;
-    let coloured = render(&comparison, Width(80), Colour::Ansi);
+    let coloured = render(&comparison, None, Width(80), Colour::Ansi);
     assert!(coloured.contains("\x1b[1m4 KiB random read, depth 1\x1b[0m"));
     assert!(coloured.contains("\x1b[31m    ! 2 I/O failed\x1b[0m"));
     let stripped = ["\x1b[0m", "\x1b[1m", "\x1b[2m", "\x1b[31m"]
         .iter()
         .fold(coloured, |text, code| text.replace(code, ""));
-    assert_eq!(stripped, render(&comparison, Width(80), Colour::Off));
+    assert_eq!(stripped, render(&comparison, None, Width(80), Colour::Off));
 }
 
 #[test]
@@ -102,7 +135,7 @@ fn names_cannot_send_escape_sequences_to_the_terminal() {
     comparison.command = "\x07".into();
     comparison.machine.cpu = "\x1b]0;x".into();
     comparison.skipped.push(("\n".into(), "\r".into()));
-    let text = render(&comparison, Width(80), Colour::Off);
+    let text = render(&comparison, None, Width(80), Colour::Off);
     assert!(text.chars().all(|c| c == '\n' || !c.is_control()), "{text:?}");
 }
 
@@ -112,9 +145,9 @@ fn one_run_has_no_spread_and_nothing_measured_says_so() {
     comparison.rows.retain(|row| row.kind == Kind::Protocol);
     comparison.rows.truncate(1);
     comparison.rows[0].runs.truncate(1);
-    let text = render(&comparison, Width(80), Colour::Off);
+    let text = render(&comparison, None, Width(80), Colour::Off);
     assert!(text.contains("nbd            85.3k   -   350"), "{text}");
     assert!(text.contains("One run each, so no spread, of 2 s."), "{text}");
     comparison.rows.clear();
-    assert!(render(&comparison, Width(80), Colour::Off).contains("Nothing was measured."));
+    assert!(render(&comparison, None, Width(80), Colour::Off).contains("Nothing was measured."));
 }

@@ -12,5 +12,6 @@ pub mod nbd;
 pub mod outbox;
 pub mod scsi;
 pub mod session;
+mod slots;
 #[cfg(test)]
 pub(crate) mod testing;

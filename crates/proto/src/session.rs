@@ -27,7 +27,8 @@ pub struct ProtocolError {
 pub enum Demand {
     /// At least this many bytes in one piece, at most [`MAX_DEMAND`], to be shown to `on_bytes`.
     Bytes(usize),
-    /// Payload: straight into this memory, all of it, then `on_placed`.
+    /// Payload: straight into this memory, all of it, then `on_placed`. It begins with what is unread, which the
+    /// driver copies; asked again meanwhile, the session names the whole memory again.
     Place(SgList),
     /// Nothing now: back-pressure. The session is waiting for completions or for its outbox to drain.
     Nothing,

@@ -3,11 +3,9 @@
 
 use crate::exports::{Exports, VolumeId};
 use crate::session::{Demand, ProtocolError, Target};
-use blockmux_volume::{Channel, Chunk, Completion, Core, Io, Memory, Pool, SgList, Waker};
-use std::any::Any;
+use blockmux_volume::conformance::TestCore;
+use blockmux_volume::{Channel, Chunk, Completion, Io, Memory, SgList, Waker};
 use std::collections::VecDeque;
-use std::rc::Rc;
-use std::time::Instant;
 
 /// A target session between a wire and its volumes.
 pub(crate) struct Pump<S> {
@@ -29,7 +27,7 @@ pub(crate) struct Pump<S> {
 
 impl<S: Target> Pump<S> {
     pub(crate) fn new(session: S, exports: &Exports) -> Pump<S> {
-        let core: Rc<dyn Core> = Rc::new(TestCore { pool: Pool::new(usize::MAX) });
+        let core = TestCore::new().as_core();
         let open = |export: &crate::exports::Export| {
             export.volume.open(&core, session.depth(), Waker::idle()).expect("a test volume opens")
         };
@@ -123,12 +121,12 @@ impl<S: Target> Pump<S> {
                 Ok(taken + came > 0)
             }
             Demand::Place(list) => {
-                assert!(
-                    self.buffer.unread().is_empty(),
-                    "payload is placed while some of it is in the buffer"
-                );
-                self.placing = Some((list, 0));
-                self.place()
+                let here = self.buffer.unread().len().min(list.len());
+                list.slice(0, here).copy_from(&self.buffer.unread()[..here]);
+                self.buffer.take(here);
+                self.placing = Some((list, here));
+                self.place()?;
+                Ok(true)
             }
             Demand::Nothing | Demand::Close => Ok(false),
         }
@@ -155,26 +153,6 @@ impl<S: Target> Pump<S> {
             fresh.extend(self.buffer.unread());
             self.buffer = fresh;
         }
-    }
-}
-
-struct TestCore {
-    pool: Pool,
-}
-
-impl Core for TestCore {
-    fn now(&self) -> Instant {
-        Instant::now()
-    }
-
-    fn pool(&self) -> &Pool {
-        &self.pool
-    }
-
-    fn wake_at(&self, _when: Instant, _waker: &Waker) {}
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }
 

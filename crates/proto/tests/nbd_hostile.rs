@@ -4,14 +4,12 @@
 use blockmux_proto::exports::{Export, Exports};
 use blockmux_proto::nbd::target::TargetSession;
 use blockmux_proto::session::{Demand, ProtocolError, StreamSession, Target};
+use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{
-    Channel, Chunk, Completion, Core, Extent, Io, MemVolume, Memory, Op, Output, Pool, SgList, Tag, Volume,
-    Waker,
+    Channel, Chunk, Completion, Extent, Io, MemVolume, Memory, Op, Output, Pool, SgList, Tag, Volume, Waker,
 };
 use blockmux_wire::nbd::handshake::*;
 use blockmux_wire::nbd::transmission::*;
-use std::any::Any;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -383,7 +381,7 @@ struct Client {
 impl Client {
     fn connect(exports: &Exports) -> Client {
         let pool = Pool::new(64 << 20);
-        let core: Rc<dyn Core> = Rc::new(BareCore { pool: pool.clone() });
+        let core = TestCore::with_pool(&pool).as_core();
         let session = TargetSession::new(exports.clone(), pool.clone(), Instant::now());
         let open = |export: &Export| export.volume.open(&core, session.depth(), Waker::idle()).unwrap();
         let channels = exports.iter().map(|(_, export)| open(export)).collect();
@@ -622,26 +620,6 @@ fn exports() -> Exports {
         volume: Arc::new(MemVolume::new(SIZE)) as Arc<dyn Volume>,
     };
     Exports::new(vec![export("disk0", false), export("frozen", true)])
-}
-
-struct BareCore {
-    pool: Pool,
-}
-
-impl Core for BareCore {
-    fn now(&self) -> Instant {
-        Instant::now()
-    }
-
-    fn pool(&self) -> &Pool {
-        &self.pool
-    }
-
-    fn wake_at(&self, _when: Instant, _waker: &Waker) {}
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
 }
 
 const FORMS: [Form; 3] = [Form::Simple, Form::Structured, Form::Extended];

@@ -41,13 +41,8 @@ impl Pages {
     /// Takes zeroed memory from the heap. It is touched only when used, so a large volume costs nothing at first.
     #[must_use]
     pub fn from_heap(len: usize) -> Arc<Pages> {
-        // Alignment by hand: an aligned request would make the allocator clear, and so touch, every page.
-        let layout = Layout::from_size_align(len + PAGE, 16).expect("a volume fits the address space");
-        let heap = Heap::new(layout);
-        let skip = heap.start.align_offset(PAGE);
-        // SAFETY: `skip < PAGE`, and PAGE more bytes than `len` were allocated.
-        let start = unsafe { heap.start.add(skip) };
-        Arc::new(Pages { start, len, backing: Box::new(heap) })
+        let heap = Heap::aligned(len);
+        Arc::new(Pages { start: heap.start, len, backing: Box::new(heap) })
     }
 
     /// Takes memory that `backing` owns.
@@ -569,7 +564,10 @@ impl Chunk {
 
 /// Memory of the heap, freed on drop.
 struct Heap {
+    /// Of what may be used.
     start: NonNull<u8>,
+    /// As it was allocated.
+    block: NonNull<u8>,
     layout: Layout,
 }
 // SAFETY: it is only an address and a size.
@@ -581,23 +579,37 @@ impl Backing for Heap {}
 impl Heap {
     fn new(layout: Layout) -> Heap {
         // SAFETY: every caller's layout has a size above zero.
-        let start = unsafe { alloc_zeroed(layout) };
-        Heap { start: NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout)), layout }
+        let block = unsafe { alloc_zeroed(layout) };
+        let block = NonNull::new(block).unwrap_or_else(|| handle_alloc_error(layout));
+        Heap { start: block, block, layout }
     }
 
+    /// `len` bytes on whole pages; long ones are untouched, and so cost memory only as far as they are used.
     fn aligned(len: usize) -> Heap {
-        Heap::new(Layout::from_size_align(len.max(1), PAGE).expect("a buffer fits the address space"))
+        let by_hand = len >= UNTOUCHED;
+        let (size, align) = if by_hand { (len + PAGE, 16) } else { (len.max(1), PAGE) };
+        let mut heap =
+            Heap::new(Layout::from_size_align(size, align).expect("a buffer fits the address space"));
+        if by_hand {
+            // An aligned request would make the allocator clear, and so touch, every page.
+            let skip = heap.block.align_offset(PAGE);
+            // SAFETY: `skip < PAGE`, and PAGE more bytes than `len` were allocated.
+            heap.start = unsafe { heap.block.add(skip) };
+        }
+        heap
     }
 }
 impl Drop for Heap {
     fn drop(&mut self) {
         // SAFETY: allocated with this layout in `new`.
-        unsafe { dealloc(self.start.as_ptr(), self.layout) }
+        unsafe { dealloc(self.block.as_ptr(), self.layout) }
     }
 }
 
 /// What direct I/O and page-wise release need at most on the platforms we run on.
 const PAGE: usize = 4096;
+/// From so many bytes on, the allocator gets fresh pages from the system, which are clear.
+const UNTOUCHED: usize = 256 << 10;
 
 #[cfg(test)]
 mod tests {

@@ -35,7 +35,7 @@ pub use kind::{OpKind, OpSet};
 pub use log::{LogEvent, LogRecord, LogSink, LogVolume};
 pub use mem::MemVolume;
 pub use null::NullVolume;
-pub use pool::Pool;
+pub use pool::{Pool, SHORT_PAYLOAD};
 pub use rate::{Limit, Limits, RATE_BURST, RateVolume};
 pub use ready::{ReadyList, Waker};
 pub use spec::{Spec, SpecError};

@@ -1,8 +1,19 @@
 //! A core's buffers: taken by size, given back by dropping.
 //!
 //! Sizes are powers of two from 4 KiB to [`MAX_TRANSFER`], page-aligned, so that direct I/O can use them. What is
-//! given back is kept for the next taker, up to a limit a size; what is out is counted against the pool's limit,
+//! given back is kept for the next taker, up to a limit; what is out is counted against the pool's limit,
 //! which bounds the memory that all peers of a core can make it hold.
+//!
+//! How long payload stays out is up to peers: one may send the rest of a write, or take the data that it asked for,
+//! as late as it likes. So payload never gets all of the pool, and long payload less than short:
+//!
+//! ```text
+//!   0                       1/2          3/4            limit
+//!   │ any payload            │ up to      │ receive buffers │
+//!   │                        │ 256 KiB    │                 │
+//! ```
+//! With the last quarter, connections can always receive, and so notice that their peer has gone; with the one
+//! before, short requests go on while long ones wait.
 
 use crate::buf::Memory;
 use crate::volume::MAX_TRANSFER;
@@ -18,6 +29,8 @@ pub(crate) type Home = Weak<Inner>;
 pub(crate) struct Inner {
     free: [RefCell<Vec<Memory>>; CLASSES],
     out_bytes: Cell<usize>,
+    /// Given back and kept for the next taker.
+    kept_bytes: Cell<usize>,
     limit_bytes: usize,
 }
 
@@ -28,26 +41,68 @@ impl Pool {
         Pool(Rc::new(Inner {
             free: std::array::from_fn(|_| RefCell::new(Vec::new())),
             out_bytes: Cell::new(0),
+            kept_bytes: Cell::new(0),
             limit_bytes,
         }))
     }
 
     /// A buffer of at least `len` bytes with any content, or `None` when the pool's limit is reached: wait for
-    /// I/O to complete and try again.
+    /// I/O to complete and try again. For data of requests there is [`Pool::take_payload`].
     ///
     /// # Panics
     /// If `len` is above [`MAX_TRANSFER`].
     #[inline]
     #[must_use]
     pub fn take(&self, len: usize) -> Option<Memory> {
+        self.take_below(len, self.0.limit_bytes)
+    }
+
+    /// A buffer for the data of a request, as [`Pool::take`], but `None` already when payload has its share.
+    ///
+    /// # Panics
+    /// If `len` is above [`MAX_TRANSFER`].
+    #[inline]
+    #[must_use]
+    pub fn take_payload(&self, len: usize) -> Option<Memory> {
+        self.take_below(len, self.payload_limit(len))
+    }
+
+    /// Whether [`Pool::take_payload`] of `len` bytes can succeed, now or later.
+    ///
+    /// # Panics
+    /// If `len` is above [`MAX_TRANSFER`].
+    #[must_use]
+    pub fn could_hold(&self, len: usize) -> bool {
+        size_of_class(class_of(len)) <= self.payload_limit(len)
+    }
+
+    /// Whether the next long payload may have to wait, so that nobody should keep more than a little.
+    #[inline]
+    #[must_use]
+    pub fn is_short(&self) -> bool {
+        let limit = self.0.limit_bytes;
+        self.0.out_bytes.get() >= limit / 2 - (limit / 4).min(MAX_TRANSFER as usize)
+    }
+
+    fn payload_limit(&self, len: usize) -> usize {
+        let limit = self.0.limit_bytes;
+        if len > SHORT_PAYLOAD { limit / 2 } else { limit - limit / 4 }
+    }
+
+    #[inline]
+    fn take_below(&self, len: usize, limit_bytes: usize) -> Option<Memory> {
         let class = class_of(len);
         let size = size_of_class(class);
-        let out = self.0.out_bytes.get() + size;
-        if out > self.0.limit_bytes {
+        // The limit may be all there is.
+        let out = self.0.out_bytes.get().checked_add(size)?;
+        if out > limit_bytes {
             return None;
         }
         self.0.out_bytes.set(out);
         let free = self.0.free[class].borrow_mut().pop();
+        if free.is_some() {
+            self.0.kept_bytes.set(self.0.kept_bytes.get() - size);
+        }
         Some(free.unwrap_or_else(|| Memory::for_pool(size, Rc::downgrade(&self.0))))
     }
 
@@ -70,11 +125,11 @@ impl Inner {
         let size = memory.len();
         let class = class_of(size);
         self.out_bytes.set(self.out_bytes.get() - size);
-        let mut free = self.free[class].borrow_mut();
-        if (free.len() + 1) * size <= KEEP_BYTES_PER_CLASS {
-            free.push(memory);
+        let kept = self.kept_bytes.get() + size;
+        if kept <= KEEP_BYTES {
+            self.kept_bytes.set(kept);
+            self.free[class].borrow_mut().push(memory);
         } else {
-            drop(free);
             memory.leave_pool();
         }
     }
@@ -90,10 +145,14 @@ fn size_of_class(class: usize) -> usize {
     SMALLEST << class
 }
 
+/// Payload up to this many bytes may take what is kept from longer payload, and a peer may have so much in flight
+/// when buffers are short.
+pub const SHORT_PAYLOAD: usize = 256 << 10;
+
 const SMALLEST: usize = 4096;
 const CLASSES: usize = (MAX_TRANSFER.trailing_zeros() - SMALLEST.trailing_zeros() + 1) as usize;
 /// Enough for 128 buffers of 256 KiB; what a burst took beyond goes back to the heap.
-const KEEP_BYTES_PER_CLASS: usize = 32 << 20;
+const KEEP_BYTES: usize = 32 << 20;
 
 #[cfg(test)]
 mod tests {
@@ -121,6 +180,24 @@ mod tests {
     }
 
     #[test]
+    fn payload_leaves_room_for_receiving_and_long_payload_for_short() {
+        let pool = Pool::new(8 << 20);
+        let take_all = |len| std::iter::from_fn(|| pool.take_payload(len)).collect::<Vec<_>>();
+        assert!(!pool.is_short());
+        let first = pool.take_payload(2 << 20);
+        assert!(pool.is_short(), "one of 4 MiB does not fit any more");
+        drop(first);
+        let long = take_all(SHORT_PAYLOAD + 1);
+        assert_eq!((pool.out_bytes(), pool.is_short()), (4 << 20, true));
+        let short = take_all(SHORT_PAYLOAD);
+        assert_eq!(pool.out_bytes(), 6 << 20);
+        assert!(pool.take(SHORT_PAYLOAD).is_some(), "a receive buffer");
+        drop((long, short));
+        assert!(pool.could_hold(4 << 20) && !pool.could_hold((4 << 20) + 1));
+        assert!(Pool::new(usize::MAX).take_payload(1 << 20).is_some());
+    }
+
+    #[test]
     fn a_buffer_outlives_its_pool() {
         let pool = Pool::new(8192);
         let seg = pool.take(4096).unwrap().seg(0, 4);
@@ -136,5 +213,9 @@ mod tests {
         drop(all);
         assert_eq!(pool.0.free[CLASSES - 1].borrow().len(), 1);
         assert_eq!(pool.out_bytes(), 0);
+        drop(pool.take(4096));
+        assert_eq!(pool.0.free[0].borrow().len(), 0, "of all sizes together");
+        drop((pool.take(MAX_TRANSFER as usize), pool.take(4096)));
+        assert_eq!(pool.0.kept_bytes.get(), MAX_TRANSFER as usize);
     }
 }

@@ -11,7 +11,6 @@
 #![forbid(unsafe_code)]
 
 mod choices;
-mod core;
 mod iscsi_target;
 mod iscsi_target_stream;
 mod nbd_client_stream;

@@ -2,13 +2,13 @@
 //! cut anywhere, devices that fail, and connections that break and are replayed.
 
 use crate::choices::Choices;
-use crate::core::core;
 use crate::wire::Wire;
 use arbitrary::{Arbitrary, Unstructured};
 use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_proto::nbd::initiator::{Config, Features, InitiatorSession, Mode};
 use blockmux_proto::nbd::target::TargetSession;
 use blockmux_proto::session::{Demand, Initiator, StreamSession, Target, Timed};
+use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{
     Channel, Completion, Io, IoError, MemVolume, Op, Output, Pool, Seg, SgList, Tag, Volume, Waker,
 };
@@ -136,7 +136,8 @@ impl Pair<'_> {
     fn new(choices: Choices<'_>, features: Features) -> Pair<'_> {
         let volume = Arc::new(MemVolume::new(SIZE));
         let pool = Pool::new(POOL);
-        let channel = volume.open(&core(&pool), 1, Waker::idle()).expect("RAM opens");
+        let channel =
+            volume.open(&TestCore::with_pool(&pool).as_core(), 1, Waker::idle()).expect("RAM opens");
         let exports = Exports::new(vec![Export {
             name: "disk0".into(),
             description: String::new(),

@@ -1,13 +1,13 @@
 //! A hostile client against the NBD target, with volumes that fail when the input says so.
 
 use crate::choices::Choices;
-use crate::core::core;
 use crate::nbd_server_stream::ServerStream;
 use crate::wire::Wire;
 use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_proto::nbd::target::TargetSession;
 use blockmux_proto::outbox::{Outbox, Piece};
 use blockmux_proto::session::{Demand, ProtocolError, StreamSession, Target, Timed};
+use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{
     Channel, Completion, Io, IoError, MemVolume, NullVolume, Op, Output, Pool, Volume, Waker,
 };
@@ -49,7 +49,7 @@ impl Run<'_> {
     fn new(mut choices: Choices<'_>, stream: Vec<u8>) -> Run<'_> {
         let exports = exports();
         let pool = Pool::new(choices.of(&[usize::MAX, 64 << 10, 128 << 10, 1 << 20]));
-        let core = core(&pool);
+        let core = TestCore::with_pool(&pool).as_core();
         let now = Instant::now();
         let session = TargetSession::new(exports.clone(), pool.clone(), now);
         let open = |export: &Export| {

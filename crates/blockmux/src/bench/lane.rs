@@ -1,9 +1,9 @@
 //! One subject under one job, run as often as asked.
 
 use super::plan::Plan;
-use super::protocol::{EXPORT, Protocol};
 use crate::failure::Failure;
-use blockmux_engine::cores::{Cores, CoresConfig};
+use crate::protocol::Protocol;
+use blockmux_engine::cores::Cores;
 use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
 use blockmux_engine::reactor::PollPolicy;
 use blockmux_engine::socket::{Address, Listener};
@@ -33,8 +33,8 @@ pub(super) enum How {
     Local(Arc<dyn Volume>),
     /// The volume served and reached by this process.
     Served(&'static Protocol, Arc<dyn Volume>, PollPolicy),
-    /// A volume that somebody else serves.
-    Remote(&'static Protocol, Arc<dyn Volume>, PollPolicy),
+    /// A volume that somebody else serves over such sockets.
+    Remote(&'static Protocol, Transport, Arc<dyn Volume>, PollPolicy),
     /// Bare sockets with a protocol's messages.
     Ceiling(&'static Protocol, Transport, Variant),
 }
@@ -53,17 +53,22 @@ impl Lane {
     /// Its row, without runs.
     pub(super) fn row(&self) -> Row {
         let (kind, protocol, poll) = match &self.how {
-            How::Local(_) => (Kind::Local, "", ""),
-            How::Served(protocol, _, policy) | How::Remote(protocol, _, policy) => {
-                (Kind::Protocol, protocol.name, policy.name())
+            How::Local(_) => (Kind::Local, String::new(), ""),
+            How::Served(protocol, _, policy) => (Kind::Protocol, protocol.name.to_owned(), policy.name()),
+            How::Remote(protocol, transport, _, policy) => {
+                (Kind::Protocol, protocol.name_over(*transport), policy.name())
             }
-            How::Ceiling(protocol, _, Variant::Sleeping) => (Kind::CeilingSleeping, protocol.name, ""),
-            How::Ceiling(protocol, _, Variant::Spinning) => (Kind::CeilingSpinning, protocol.name, ""),
+            How::Ceiling(protocol, transport, Variant::Sleeping) => {
+                (Kind::CeilingSleeping, protocol.name_over(*transport), "")
+            }
+            How::Ceiling(protocol, transport, Variant::Spinning) => {
+                (Kind::CeilingSpinning, protocol.name_over(*transport), "")
+            }
         };
         Row {
             subject: self.subject(),
             kind,
-            protocol: protocol.to_owned(),
+            protocol,
             target: self.target.clone(),
             poll: poll.to_owned(),
             job: self.job.clone(),
@@ -73,22 +78,19 @@ impl Lane {
 
     /// Runs it once.
     pub(super) fn run(&self, plan: &Plan, progress: &dyn Fn(f64)) -> Result<Run, Failure> {
-        let failed = |error: &dyn std::fmt::Display| {
-            Failure::run(format!("{}, {}: {error}", self.subject(), self.job.name))
-        };
         match &self.how {
             How::Local(volume) => {
                 let initiator = plan.initiator_cores(PollPolicy::ADAPTIVE, self.job.numjobs)?;
                 self.bench(volume, true, &initiator, None, progress)
             }
-            How::Remote(_, volume, policy) => {
+            How::Remote(_, _, volume, policy) => {
                 let initiator = plan.initiator_cores(*policy, self.job.numjobs)?;
                 self.bench(volume, false, &initiator, None, progress)
             }
             How::Served(protocol, volume, policy) => {
                 let target = plan.target_cores(*policy, self.job.numjobs)?;
-                let address = serve(&target, protocol, volume).map_err(|error| failed(&error))?;
-                let remote = (protocol.connect)(&address).map_err(|error| failed(&error))?;
+                let address = serve(&target, protocol, volume).map_err(|error| self.failed(error))?;
+                let remote = (protocol.connect)(&address, EXPORT).map_err(|error| self.failed(error))?;
                 let initiator = plan.initiator_cores(*policy, self.job.numjobs)?;
                 let run = self.bench(&remote, false, &initiator, Some(&target), progress);
                 drop(initiator);
@@ -103,7 +105,7 @@ impl Lane {
                     client_cpu,
                     ..CeilingJob::new(&self.job, protocol.shape, *variant)
                 };
-                ceiling::run_over(&job, plan.ceiling_data()?).map_err(|error| failed(&error))
+                ceiling::run_over(&job, plan.ceiling_data()?).map_err(|error| self.failed(error))
             }
         }
     }
@@ -117,7 +119,11 @@ impl Lane {
         progress: &dyn Fn(f64),
     ) -> Result<Run, Failure> {
         let bench = Bench { job: &self.job, volume, own_buffers, initiator, target, progress };
-        bench.run().map_err(|error| Failure::run(format!("{}, {}: {error}", self.subject(), self.job.name)))
+        bench.run().map_err(|error| self.failed(error))
+    }
+
+    fn failed(&self, error: impl std::fmt::Display) -> Failure {
+        Failure::run(format!("{}, {}: {error}", self.subject(), self.job.name))
     }
 }
 
@@ -141,16 +147,8 @@ fn serve(cores: &Cores, protocol: &Protocol, volume: &Arc<dyn Volume>) -> std::i
     Ok(address)
 }
 
+/// The name under which the bench exports its volume.
+const EXPORT: &str = "bench";
 /// More than any job has workers.
 const MOST_CONNECTIONS: usize = 2048;
 const STOP_GRACE: Duration = Duration::from_secs(5);
-
-/// How cores of the bench are set up.
-pub(super) fn start_cores(
-    count: usize,
-    pin_from: Option<usize>,
-    policy: PollPolicy,
-) -> Result<Cores, Failure> {
-    let config = CoresConfig { count, pin_from, policy, ..CoresConfig::default() };
-    Cores::start(&config).map_err(|error| Failure::run(format!("cannot start a core: {error}")))
-}

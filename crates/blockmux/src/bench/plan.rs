@@ -1,32 +1,29 @@
 //! What the command line asks for, as lanes.
 
 use super::Args;
-use super::lane::{How, Lane, start_cores};
-use super::protocol::{self, PROTOCOLS, Protocol};
+use super::jobs::{Jobs, jobs, times, wrong_option};
+use super::lane::{How, Lane};
 use crate::failure::Failure;
 use crate::open::{self, Use};
-use blockmux_engine::cores::Cores;
+use crate::protocol::{self, PROTOCOLS, Protocol};
+use blockmux_engine::cores::{Cores, CoresConfig};
 use blockmux_engine::reactor::PollPolicy;
 use blockmux_engine::sys;
 use blockmux_lab::ceiling::{Data, Transport, Variant};
 use blockmux_lab::generator::Bench;
 use blockmux_lab::job::{Job, Rw};
-use blockmux_lab::page::PublishedFigure;
-use blockmux_lab::suite::{Suite, SuiteRow, default_jobs};
-use blockmux_lab::{job_file, units};
+use blockmux_lab::suite::{Suite, SuiteRow};
+use blockmux_lab::units;
 use blockmux_volume::{Spec, Volume};
 use indicatif::ProgressBar;
 use std::cell::OnceCell;
-use std::path::Path;
 use std::sync::Arc;
 
 /// Lanes in the order in which they are shown, and what they share.
 pub(super) struct Plan {
     pub(super) lanes: Vec<Lane>,
-    /// Rows of a suite that cannot be measured yet, and why.
+    /// Jobs that cannot be measured, and why.
     pub(super) skipped: Vec<(String, String)>,
-    /// The suite's figures, in the order of the lanes.
-    pub(super) published: Vec<PublishedFigure>,
     /// Volumes that are new and must be written once before reads of them mean anything.
     fresh: Vec<Arc<dyn Volume>>,
     ceiling_data: OnceCell<Data>,
@@ -39,8 +36,10 @@ pub(super) struct Plan {
 struct Subject {
     name: String,
     volume: Arc<dyn Volume>,
-    /// The protocol of a URL.
-    remote: Option<&'static Protocol>,
+    /// The protocol of a URL, and its sockets.
+    remote: Option<(&'static Protocol, Transport)>,
+    /// It was there before us, with content that somebody may want back.
+    holds_data: bool,
 }
 
 impl Plan {
@@ -52,13 +51,12 @@ impl Plan {
         let mut plan = Plan {
             lanes: Vec::new(),
             skipped: Vec::new(),
-            published: Vec::new(),
             fresh: Vec::new(),
             ceiling_data: OnceCell::new(),
             ceiling_bytes: 0,
             cpus: sys::allowed_cpus().map_or(1, |cpus| cpus.len()),
         };
-        let jobs = jobs(args, &files)?;
+        let Jobs { jobs, are_usual } = jobs(args, &files)?;
         let names_in_files = jobs.iter().filter_map(|(_, target)| target.as_deref());
         let mut subjects = Vec::new();
         for name in names.into_iter().map(String::as_str).chain(names_in_files) {
@@ -73,13 +71,18 @@ impl Plan {
             Some(name) => plan.add_suite(name, args, &subjects, &policies)?,
             None => {
                 for (job, target) in &jobs {
-                    let wanted =
+                    let spares =
+                        |subject: &Subject| are_usual && subject.holds_data && job.rw.changes_content();
+                    let named =
                         |subject: &&Subject| target.as_deref().is_none_or(|name| name == subject.name);
-                    plan.add_job(job, subjects.iter().filter(wanted), &policies, args);
+                    let (spared, wanted): (Vec<_>, Vec<_>) =
+                        subjects.iter().filter(named).partition(|subject| spares(subject));
+                    plan.spare(job, &spared);
+                    plan.add_job(job, &wanted, &policies, args);
                 }
             }
         }
-        plan.check()?;
+        plan.check(files.is_empty() && args.suite.is_none())?;
         Ok(plan)
     }
 
@@ -92,32 +95,32 @@ impl Plan {
         let size = usize::try_from(opened.volume.info().size).unwrap_or(usize::MAX);
         self.ceiling_bytes = self.ceiling_bytes.max(size.min(MOST_CEILING_BYTES));
         let remote = if opened.is_remote { protocol::of_url(name) } else { None };
-        Ok(Subject { name: name.to_owned(), volume: opened.volume, remote })
+        let holds_data = !opened.is_fresh && keeps_content(&spec);
+        Ok(Subject { name: name.to_owned(), volume: opened.volume, remote, holds_data })
+    }
+
+    /// Leaves a job out for volumes that it would overwrite without having been asked for.
+    fn spare(&mut self, job: &Job, subjects: &[&Subject]) {
+        self.skipped.extend(subjects.iter().map(|subject| {
+            let ask = "give --rw write or --rw randwrite to allow that";
+            (job.name.clone(), format!("{} would be overwritten ({ask})", subject.name))
+        }));
     }
 
     /// One job's lanes: each subject, then the ceilings of every protocol among them.
-    fn add_job<'a>(
-        &mut self,
-        job: &Job,
-        subjects: impl Iterator<Item = &'a Subject>,
-        policies: &[PollPolicy],
-        args: &Args,
-    ) {
+    fn add_job(&mut self, job: &Job, subjects: &[&Subject], policies: &[PollPolicy], args: &Args) {
         let mut protocols: Vec<(&'static Protocol, Transport)> = Vec::new();
         for subject in subjects {
             let mut add = |how| self.lanes.push(Lane { how, job: job.clone(), target: subject.name.clone() });
             match subject.remote {
-                Some(protocol) => {
-                    policies
-                        .iter()
-                        .for_each(|&poll| add(How::Remote(protocol, subject.volume.clone(), poll)));
-                    let transport =
-                        if subject.name.contains("+unix") { Transport::Unix } else { Transport::Tcp };
+                Some((protocol, transport)) => {
+                    let how = |poll| How::Remote(protocol, transport, subject.volume.clone(), poll);
+                    policies.iter().for_each(|&poll| add(how(poll)));
                     protocols.push((protocol, transport));
                 }
                 None => {
                     add(How::Local(subject.volume.clone()));
-                    for protocol in PROTOCOLS {
+                    for &protocol in PROTOCOLS {
                         policies
                             .iter()
                             .for_each(|&poll| add(How::Served(protocol, subject.volume.clone(), poll)));
@@ -129,13 +132,16 @@ impl Plan {
         self.add_ceilings(job, protocols, args);
     }
 
-    fn add_ceilings(&mut self, job: &Job, mut protocols: Vec<(&'static Protocol, Transport)>, args: &Args) {
+    fn add_ceilings(&mut self, job: &Job, protocols: Vec<(&'static Protocol, Transport)>, args: &Args) {
         // A discard moves no data, and a ceiling of verifying would be something else again.
         if args.no_ceiling || matches!(job.rw, Rw::Trim | Rw::RandTrim) || job.verify.is_some() {
             return;
         }
-        protocols.dedup_by_key(|(protocol, transport)| (protocol.name, *transport == Transport::Unix));
-        for (protocol, transport) in protocols {
+        for (nth, &(protocol, transport)) in protocols.iter().enumerate() {
+            let known = &protocols[..nth];
+            if known.iter().any(|(other, over)| (other.name, *over) == (protocol.name, transport)) {
+                continue;
+            }
             for variant in [Variant::Sleeping, Variant::Spinning] {
                 let how = How::Ceiling(protocol, transport, variant);
                 self.lanes.push(Lane { how, job: job.clone(), target: String::new() });
@@ -150,23 +156,14 @@ impl Plan {
         subjects: &[Subject],
         policies: &[PollPolicy],
     ) -> Result<(), Failure> {
-        let suite = Suite::by_name(name).map_err(|error| Failure::request(format!("--suite {error}")))?;
-        let [Subject { name: target, volume, remote: None }] = subjects else {
+        let suite =
+            Suite::by_name(name).map_err(|error| Failure::request(format!("--suite {name}: {error}")))?;
+        let [Subject { name: target, volume, remote: None, .. }] = subjects else {
             return Err(Failure::request("--suite measures one local volume; name one, as mem:1g, or none"));
         };
         let times = times(args)?;
         let rows = suite.rows(times.runtime_ms, times.ramp_time_ms);
         for (at, row) in rows.iter().enumerate() {
-            self.published.extend(row.published.iter().map(|figure| PublishedFigure {
-                study: suite.title.clone(),
-                label: format!("{}, {}", row.protocol, figure.label),
-                value: figure.value,
-                unit: figure.unit.to_string(),
-                rw: row.job.rw,
-                bs: row.job.bs,
-                iodepth: row.job.iodepth,
-                protocol: row.protocol.clone(),
-            }));
             let mut add = |how| self.lanes.push(Lane { how, job: row.job.clone(), target: target.clone() });
             match protocol::by_name(&row.protocol) {
                 Some(protocol) => {
@@ -177,7 +174,7 @@ impl Plan {
             }
             let is_last_of_job = rows.get(at + 1).is_none_or(|next| next.job != row.job);
             if is_last_of_job {
-                let all = PROTOCOLS.iter().map(|protocol| (protocol, Transport::Tcp)).collect();
+                let all = PROTOCOLS.iter().map(|&protocol| (protocol, Transport::Tcp)).collect();
                 self.add_ceilings(&row.job, all, args);
             }
         }
@@ -186,15 +183,18 @@ impl Plan {
 
     fn skip(&mut self, row: &SuiteRow) {
         let reason = format!("{} is not in this Blockmux yet", row.protocol);
-        self.skipped.push((format!("{}, {}", row.protocol, row.job.name), reason));
+        self.skipped.push((row.job.name.clone(), reason));
     }
 
     /// Whether every job fits its volume, before any of them runs.
-    fn check(&self) -> Result<(), Failure> {
+    fn check(&self, from_options: bool) -> Result<(), Failure> {
         for lane in &self.lanes {
-            if let How::Local(volume) | How::Served(_, volume, _) | How::Remote(_, volume, _) = &lane.how {
+            if let How::Local(volume) | How::Served(_, volume, _) | How::Remote(_, _, volume, _) = &lane.how {
                 let info = volume.info();
-                lane.job.validate(info.size, info.logical_block).map_err(Failure::request)?;
+                lane.job.validate(info.size, info.logical_block).map_err(|error| match from_options {
+                    true => wrong_option(&error),
+                    false => Failure::request(format!("job {} on {}: {error}", lane.job.name, lane.target)),
+                })?;
                 if info.read_only && lane.job.rw.changes_content() {
                     let text = format!("{}: is read-only, and {} writes", lane.target, lane.job.rw.name());
                     return Err(Failure::request(text));
@@ -212,8 +212,9 @@ impl Plan {
         for volume in &self.fresh {
             bar.set_message("writing the new volume once");
             let initiator = self.initiator_cores(PollPolicy::Never, 1)?;
-            let job =
-                Job { name: "fill".to_owned(), rw: Rw::Write, bs: FILL_BS, iodepth: 8, ..Job::default() };
+            // In blocks that leave no rest.
+            let bs = 1 << volume.info().size.trailing_zeros().min(MOST_FILL_BITS);
+            let job = Job { name: "fill".to_owned(), rw: Rw::Write, bs, iodepth: 8, ..Job::default() };
             let bench = Bench {
                 job: &job,
                 volume,
@@ -269,105 +270,21 @@ impl Plan {
     }
 }
 
-/// The jobs and, from job files, their volumes.
-fn jobs(args: &Args, files: &[&String]) -> Result<Vec<(Job, Option<String>)>, Failure> {
-    if args.suite.is_some() {
-        let shapes =
-            [("rw", &args.rw), ("bs", &args.bs), ("iodepth", &args.iodepth), ("numjobs", &args.numjobs)];
-        if let Some((name, _)) = shapes.iter().find(|(_, values)| !values.is_empty()) {
-            return Err(Failure::request(format!("--{name} is set by the suite; leave one of them out")));
+/// Whether what was written to a volume of this kind can be read again.
+fn keeps_content(spec: &Spec) -> bool {
+    match spec {
+        Spec::Null(_) => false,
+        Spec::Delay(_, inner) | Spec::Fault(_, inner) | Spec::Rate(_, inner) | Spec::Log(_, inner) => {
+            keeps_content(inner)
         }
-        if !files.is_empty() {
-            return Err(Failure::request(format!(
-                "{}: a suite has its own jobs; leave one of them out",
-                files[0]
-            )));
-        }
-        return Ok(Vec::new());
+        Spec::Stripe { members, .. } => members.iter().any(keeps_content),
+        Spec::Mem(_) | Spec::File(_) | Spec::Block(_) | Spec::Url(_) => true,
     }
-    if !files.is_empty() {
-        return jobs_of_files(files);
-    }
-    let is_default =
-        [&args.rw, &args.bs, &args.iodepth, &args.numjobs].iter().all(|values| values.is_empty());
-    let base = times(args)?;
-    let mut jobs = if is_default {
-        default_jobs(base.runtime_ms, base.ramp_time_ms)
-    } else {
-        vec![Job { rw: Rw::RandRead, ..base }]
-    };
-    for (key, values) in
-        [("numjobs", &args.numjobs), ("iodepth", &args.iodepth), ("bs", &args.bs), ("rw", &args.rw)]
-    {
-        jobs = combine(&jobs, key, values)?;
-    }
-    for job in &mut jobs {
-        for (key, value) in [
-            ("size", &args.size),
-            ("offset", &args.offset),
-            ("rwmixread", &args.rwmixread),
-            ("fsync", &args.fsync),
-            ("randseed", &args.randseed),
-            ("verify", &args.verify),
-        ] {
-            set(job, key, value.as_deref())?;
-        }
-        if !is_default {
-            job.name = name_of(job);
-        }
-    }
-    Ok(jobs.into_iter().map(|job| (job, None)).collect())
 }
 
-fn jobs_of_files(files: &[&String]) -> Result<Vec<(Job, Option<String>)>, Failure> {
-    let mut jobs = Vec::new();
-    for file in files {
-        let text = std::fs::read_to_string(Path::new(file)).map_err(|error| {
-            Failure::request(format!("{file}: not a volume (as mem:1g), and no job file either: {error}"))
-        })?;
-        let env = |name: &str| std::env::var(name).ok();
-        let found = job_file::parse(&text, file, env).map_err(Failure::request)?;
-        jobs.extend(found.into_iter().map(|found| (found.job, found.target)));
-    }
-    Ok(jobs)
-}
-
-/// Every job with every value.
-fn combine(jobs: &[Job], key: &str, values: &[String]) -> Result<Vec<Job>, Failure> {
-    if values.is_empty() {
-        return Ok(jobs.to_vec());
-    }
-    let mut combined = Vec::new();
-    for value in values {
-        for job in jobs {
-            let mut job = job.clone();
-            set(&mut job, key, Some(value))?;
-            combined.push(job);
-        }
-    }
-    Ok(combined)
-}
-
-fn set(job: &mut Job, key: &str, value: Option<&str>) -> Result<(), Failure> {
-    value.map_or(Ok(()), |value| job.set(key, value)).map_err(|error| Failure::request(format!("--{error}")))
-}
-
-/// A job with the times that are asked for.
-fn times(args: &Args) -> Result<Job, Failure> {
-    let mut job = Job { runtime_ms: DEFAULT_RUNTIME_MS, ramp_time_ms: DEFAULT_RAMP_MS, ..Job::default() };
-    set(&mut job, "runtime", args.runtime.as_deref())?;
-    set(&mut job, "ramp_time", args.ramp_time.as_deref())?;
-    Ok(job)
-}
-
-fn name_of(job: &Job) -> String {
-    let bs = match job.bs {
-        bs if bs.is_multiple_of(1 << 20) => format!("{}m", bs >> 20),
-        bs if bs.is_multiple_of(1 << 10) => format!("{}k", bs >> 10),
-        bs => bs.to_string(),
-    };
-    let workers = if job.numjobs > 1 { format!("-x{}", job.numjobs) } else { String::new() };
-    format!("{}-{bs}-qd{}{workers}", job.rw.name(), job.iodepth)
+fn start_cores(count: usize, pin_from: Option<usize>, policy: PollPolicy) -> Result<Cores, Failure> {
+    let config = CoresConfig { count, pin_from, policy, ..CoresConfig::default() };
+    Cores::start(&config).map_err(|error| Failure::run(format!("cannot start a core: {error}")))
 }
 
 fn policies(names: &[String]) -> Result<Vec<PollPolicy>, Failure> {
@@ -399,9 +316,8 @@ fn default_volume(args: &Args) -> Result<String, Failure> {
     Ok(format!("mem:{size}"))
 }
 
-const DEFAULT_RUNTIME_MS: u64 = 1000;
-const DEFAULT_RAMP_MS: u64 = 200;
 const LEAST_VOLUME: u64 = 64 << 20;
 const MOST_VOLUME: u64 = 1 << 30;
 const MOST_CEILING_BYTES: usize = 1 << 30;
-const FILL_BS: u32 = 1 << 20;
+/// Blocks of 1 MiB.
+const MOST_FILL_BITS: u32 = 20;

@@ -15,6 +15,8 @@ use blockmux_engine::cores::{Cores, CoresConfig};
 use blockmux_volume::units::{human_size, parse_size};
 use blockmux_volume::{MAX_TRANSFER, Spec, VolumeInfo};
 use progress::Progress;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::sync::{Arc, mpsc};
 use std::time::Instant;
 use task::{CopyError, CopyTask, Plan, Side};
@@ -42,11 +44,17 @@ pub(crate) struct Args {
 
 /// Copies a volume.
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    if args.source == args.destination {
+    if args.source == args.destination || is_one_file(&args.source, &args.destination) {
         return Err(Failure::request(format!("{}: source and destination are the same", args.source)));
     }
     let source = open::open(&args.source, Use { read_only: true, connections: CONNECTIONS })?;
     let from = source.volume.info();
+    if from.size == 0 || from.size > LARGEST {
+        return Err(Failure::request(format!(
+            "{}: has {} bytes; copy a volume of 1 to {LARGEST} bytes",
+            args.source, from.size
+        )));
+    }
     let destination = created_as_large(&args.destination, from.size);
     let destination = open::open(&destination, Use { read_only: false, connections: CONNECTIONS })?;
     let plan = plan(args, &from, &destination)?;
@@ -55,6 +63,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let result = copy(source, destination, plan, &progress)?;
     result.map_err(|error| Failure::run(explain(&error, args)))?;
     print(progress.summary(started.elapsed(), args.verify))
+}
+
+/// Whether both are the same file, by whatever paths.
+fn is_one_file(source: &Spec, destination: &Spec) -> bool {
+    let (Spec::File(source), Spec::File(destination)) = (source, destination) else { return false };
+    let identity = |path: &Path| path.metadata().map(|found| (found.dev(), found.ino())).ok();
+    identity(&source.path).is_some_and(|found| identity(&destination.path) == Some(found))
 }
 
 /// The destination, told to be as large as the source where it is a file that does not exist.
@@ -116,8 +131,9 @@ fn copy(
     plan: Plan,
     progress: &Arc<Progress>,
 ) -> Result<Result<(), CopyError>, Failure> {
-    // Each piece is at most twice in buffers: as it was received, and aligned for direct I/O.
-    let pool_limit_bytes = (4 * plan.piece * u64::from(plan.depth)) as usize + POOL_BESIDES;
+    // Each piece is at most twice in buffers, as it was received and aligned for direct I/O; rounded up, that may be
+    // twice as much, and half of the pool is for long payload.
+    let pool_limit_bytes = (8 * plan.piece * u64::from(plan.depth)) as usize + POOL_BESIDES;
     let cores =
         Cores::start(&CoresConfig { pool_limit_bytes, ..CoresConfig::default() }).map_err(|error| {
             Failure::request(format!("cannot start: {error}; io_uring must be permitted here"))
@@ -160,6 +176,8 @@ fn explain(error: &CopyError, args: &Args) -> String {
     }
 }
 
+/// No file can be larger, and hardly any volume is.
+const LARGEST: u64 = i64::MAX as u64 / SECTOR * SECTOR;
 const SECTOR: u64 = 512;
 /// To a remote volume: servers that spend a thread on each are as fast with several.
 const CONNECTIONS: u32 = 4;

@@ -1,48 +1,37 @@
 //! What a daemon says when it is ready: for each export its URLs, and commands that connect standard clients.
 
 use crate::failure::Failure;
-use crate::output::{printable, shell_word};
+use crate::output::printable;
+use crate::protocol::{Protocol, Way};
 use blockmux_engine::socket::Address;
 use blockmux_proto::exports::Exports;
-use blockmux_proto::nbd::uri::{DEFAULT_RECONNECT, Server, Uri};
 use blockmux_volume::units::human_size;
 use serde::Serialize;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// All exports and how to reach them.
-#[derive(Serialize)]
 pub(super) struct Announcement {
-    ready: bool,
     exports: Vec<Announced>,
 }
 
-#[derive(Serialize)]
 struct Announced {
     name: String,
     /// In bytes.
     size: u64,
-    urls: Vec<String>,
-    /// What a shell runs; all of the first URL, then of the next.
-    commands: Vec<String>,
-    /// As QEMU wrote it before there were URLs.
-    #[serde(skip)]
-    old_qemu: Vec<String>,
+    /// One for each listener, with the name of its protocol.
+    ways: Vec<(&'static str, Way)>,
 }
 
 impl Announcement {
-    /// Every export on every NBD listener.
-    pub(super) fn new(exports: &Exports, nbd: &[Address]) -> Announcement {
+    /// Every export on every listener.
+    pub(super) fn new(exports: &Exports, listeners: &[(&'static Protocol, Address)]) -> Announcement {
         let announced = exports.iter().map(|(_, export)| {
-            let uris: Vec<Uri> = nbd.iter().map(|address| uri(address, &export.name)).collect();
-            Announced {
-                name: export.name.clone(),
-                size: export.volume.info().size,
-                urls: uris.iter().map(Uri::to_string).collect(),
-                commands: uris.iter().flat_map(commands).collect(),
-                old_qemu: uris.iter().map(old_qemu).collect(),
-            }
+            let ways = listeners.iter().map(|(protocol, address)| {
+                (protocol.name, (protocol.way)(&reachable(address), &export.name))
+            });
+            Announced { name: export.name.clone(), size: export.volume.info().size, ways: ways.collect() }
         });
-        Announcement { ready: true, exports: announced.collect() }
+        Announcement { exports: announced.collect() }
     }
 
     /// For people, with `ready` as the last line.
@@ -50,10 +39,9 @@ impl Announcement {
         let mut text = String::new();
         for export in &self.exports {
             text += &format!("{}  {}\n", export.name, human_size(export.size));
-            let of_each = export.commands.len() / export.urls.len().max(1);
-            for (url, commands) in export.urls.iter().zip(export.commands.chunks(of_each.max(1))) {
-                text += &format!("  {}\n", printable(url));
-                commands.iter().for_each(|command| text += &format!("    {}\n", printable(command)));
+            for (_, way) in &export.ways {
+                text += &format!("  {}\n", printable(&way.url));
+                way.commands.iter().for_each(|command| text += &format!("    {}\n", printable(command)));
             }
         }
         text + "ready"
@@ -61,72 +49,69 @@ impl Announcement {
 
     /// One line for programs.
     pub(super) fn json(&self) -> Result<String, Failure> {
-        serde_json::to_string(self).map_err(Failure::run)
+        let exports = self.exports.iter().map(|export| ExportJson {
+            name: &export.name,
+            size: export.size,
+            urls: export.ways.iter().map(|(_, way)| way.url.as_str()).collect(),
+            commands: export.ways.iter().flat_map(|(_, way)| &way.commands).map(String::as_str).collect(),
+        });
+        serde_json::to_string(&Json { ready: true, exports: exports.collect() }).map_err(Failure::run)
     }
 
-    /// What the command of `--run` finds in its environment.
-    pub(super) fn environment(&self) -> Vec<(&'static str, String)> {
-        let urls: Vec<&str> =
-            self.exports.iter().flat_map(|export| &export.urls).map(String::as_str).collect();
-        let first = urls.first().map(|url| (*url).to_owned()).unwrap_or_default();
-        let old_qemu = self.exports.first().and_then(|export| export.old_qemu.first().cloned());
-        vec![
-            ("BLOCKMUX_URLS", urls.join(" ")),
-            ("BLOCKMUX_URL", first.clone()),
-            ("BLOCKMUX_NBD_URL", first.clone()),
-            ("uri", first),
-            ("nbd", old_qemu.unwrap_or_default()),
-        ]
+    /// What the command of `--run` finds in its environment: all URLs, the first of each protocol, and the first of
+    /// all under the names that nbdkit gives it.
+    pub(super) fn environment(&self) -> Vec<(String, String)> {
+        let ways = || self.exports.iter().flat_map(|export| &export.ways);
+        let urls: Vec<&str> = ways().map(|(_, way)| way.url.as_str()).collect();
+        let first = urls.first().copied().unwrap_or_default().to_owned();
+        let mut environment = vec![
+            ("BLOCKMUX_URLS".to_owned(), urls.join(" ")),
+            ("BLOCKMUX_URL".to_owned(), first.clone()),
+            ("uri".to_owned(), first),
+        ];
+        for (protocol, way) in ways() {
+            let key = format!("BLOCKMUX_{}_URL", protocol.to_ascii_uppercase().replace('-', "_"));
+            if environment.iter().all(|(known, _)| *known != key) {
+                environment.push((key, way.url.clone()));
+                environment
+                    .extend(way.variables.iter().map(|(key, value)| ((*key).to_owned(), value.clone())));
+            }
+        }
+        environment
     }
 }
 
-fn uri(address: &Address, name: &str) -> Uri {
-    let server = match address {
-        Address::Unix(path) => Server::Unix(path.clone()),
-        Address::Tcp(address) => {
-            let address = reachable(*address);
-            Server::Tcp { host: address.ip().to_string(), port: address.port() }
-        }
-    };
-    Uri { server, export: name.to_owned(), connections: None, reconnect: DEFAULT_RECONNECT }
+#[derive(Serialize)]
+struct Json<'a> {
+    ready: bool,
+    exports: Vec<ExportJson<'a>>,
+}
+
+#[derive(Serialize)]
+struct ExportJson<'a> {
+    name: &'a str,
+    /// In bytes.
+    size: u64,
+    urls: Vec<&'a str>,
+    /// What a shell runs; all of the first URL, then of the next.
+    commands: Vec<&'a str>,
 }
 
 /// Where a client on this machine connects to a listener on all addresses.
-fn reachable(address: SocketAddr) -> SocketAddr {
-    let ip = match address.ip() {
+fn reachable(address: &Address) -> Address {
+    let Address::Tcp(tcp) = address else { return address.clone() };
+    let ip = match tcp.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
         IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
         ip => ip,
     };
-    SocketAddr::new(ip, address.port())
-}
-
-fn commands(uri: &Uri) -> [String; 3] {
-    let (url, name) = (uri.to_string(), shell_word(&uri.export));
-    let place = match &uri.server {
-        Server::Tcp { host, port } => format!("{host} {port}"),
-        Server::Unix(path) => format!("-unix {}", shell_word(&path.to_string_lossy())),
-    };
-    [
-        format!("nbdinfo {}", shell_word(&url)),
-        format!("qemu-img info {}", shell_word(&url)),
-        format!("nbd-client {place} /dev/nbd0 -N {name}"),
-    ]
-}
-
-fn old_qemu(uri: &Uri) -> String {
-    match &uri.server {
-        Server::Tcp { host, port } if host.contains(':') => {
-            format!("nbd:[{host}]:{port}:exportname={}", uri.export)
-        }
-        Server::Tcp { host, port } => format!("nbd:{host}:{port}:exportname={}", uri.export),
-        Server::Unix(path) => format!("nbd:unix:{}:exportname={}", path.display(), uri.export),
-    }
+    Address::Tcp(SocketAddr::new(ip, tcp.port()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol::NBD;
     use blockmux_proto::exports::Export;
     use blockmux_volume::NullVolume;
     use std::sync::Arc;
@@ -138,7 +123,8 @@ mod tests {
             read_only: false,
             volume: Arc::new(NullVolume::new(1 << 30)),
         };
-        Announcement::new(&Exports::new(vec![export("a"), export("b")]), addresses)
+        let listeners: Vec<_> = addresses.iter().map(|address| (&NBD, address.clone())).collect();
+        Announcement::new(&Exports::new(vec![export("a"), export("b")]), &listeners)
     }
 
     #[test]

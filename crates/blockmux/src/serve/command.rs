@@ -1,7 +1,7 @@
 //! The command of `--run`.
 
+use super::Event;
 use super::announce::Announcement;
-use super::signals::Event;
 use crate::failure::Failure;
 use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};

@@ -4,7 +4,10 @@ use super::Poll;
 use crate::address::ListenAddress;
 use crate::failure::Failure;
 use blockmux_volume::Spec;
+use blockmux_volume::units::human_size;
 use serde::{Deserialize, Deserializer, de};
+use std::fs::File;
+use std::io::Read;
 use std::num::NonZeroUsize;
 use std::path::Path;
 
@@ -36,9 +39,16 @@ pub(super) struct VolumeEntry {
 impl Config {
     /// Reads a file.
     pub(super) fn read(path: &Path) -> Result<Config, Failure> {
-        let text = std::fs::read_to_string(path).map_err(|error| {
-            Failure::request(format!("cannot read config file {}: {error}; check --config", path.display()))
-        })?;
+        let cannot = |reason: String| {
+            Failure::request(format!("cannot read config file {}: {reason}; check --config", path.display()))
+        };
+        let mut text = String::new();
+        let file = File::open(path).map_err(|error| cannot(error.to_string()))?;
+        // It may be no file of text at all.
+        file.take(MAX_LEN + 1).read_to_string(&mut text).map_err(|error| cannot(error.to_string()))?;
+        if text.len() as u64 > MAX_LEN {
+            return Err(cannot(format!("has more than {}", human_size(MAX_LEN))));
+        }
         Config::parse(path, &text)
     }
 
@@ -49,7 +59,9 @@ impl Config {
             let what = error
                 .message()
                 .replace("unknown field", "unknown key")
-                .replace("missing field", "missing key");
+                .replace("missing field", "missing key")
+                .replace("unknown variant", "unknown value")
+                .replace("expected a sequence", A_LIST);
             Failure::request(format!("{}:{line}: {what}", path.display()))
         })
     }
@@ -58,6 +70,11 @@ impl Config {
 fn spec<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Spec, D::Error> {
     String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
 }
+
+/// The longest config file, in bytes: tens of thousands of volumes.
+const MAX_LEN: u64 = 4 << 20;
+/// There are two, and whoever leaves the brackets out does not know of sequences.
+const A_LIST: &str = "expected a list, as nbd = [\":10809\"] or [[volume]] make one";
 
 #[cfg(test)]
 mod tests {
@@ -109,7 +126,12 @@ mod tests {
             ("[[volume]]\nname = 'a'", "b.toml:1: missing key `spec`"),
             ("[[volume]]\nspec = 'mem:x'", "b.toml:2: in `mem:x`: `x` is not a size"),
             ("nbd = ['10809']", "b.toml:1: `10809` is no host"),
-            ("poll = 'often'", "b.toml:1: unknown variant `often`, expected one of `adaptive`"),
+            ("poll = 'often'", "b.toml:1: unknown value `often`, expected one of `adaptive`"),
+            (
+                "nbd = ':10809'",
+                "b.toml:1: invalid type: string \":10809\", expected a list, as nbd = [\":10809\"] or [[volume]] ",
+            ),
+            ("[volume]", "b.toml:1: invalid type: map, expected a list, as nbd = "),
             ("cores = 0", "b.toml:1: invalid value: integer `0`"),
             ("cores = ", "b.toml:1: "),
         ] {

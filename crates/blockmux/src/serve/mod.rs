@@ -9,27 +9,29 @@ mod command;
 mod config;
 mod flush;
 mod setup;
-mod signals;
 
 use crate::address::{ListenAddress, is_local};
 use crate::failure::Failure;
 use crate::output::print;
+use crate::patience::patiently;
+use crate::protocol::{PROTOCOLS, Protocol};
+use crate::signals;
 use announce::Announcement;
 use blockmux_engine::cores::{Cores, CoresConfig};
 use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
-use blockmux_engine::nbd;
 use blockmux_engine::reactor::PollPolicy;
 use blockmux_engine::socket::{Address, Listener};
 use blockmux_proto::exports::Exports;
+use blockmux_volume::MAX_TRANSFER;
 use command::Running;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::system::sysinfo;
 use serde::Deserialize;
 use setup::{NamedSpec, Setup};
-use signals::Event;
 use std::io;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
-use std::process::ExitCode;
+use std::process::{ExitCode, ExitStatus};
 use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 use tempfile::TempDir;
@@ -57,7 +59,7 @@ pub(crate) struct Args {
     /// Threads that serve [default: one for each processor]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     cores: Option<NonZeroUsize>,
-    /// When an idle core sleeps [default: adaptive]
+    /// How long an idle core looks for work before it sleeps [default: adaptive]
     #[arg(long, value_enum)]
     poll: Option<Poll>,
     /// Connections at a time [default: 4096]
@@ -72,11 +74,11 @@ pub(crate) struct Args {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Poll {
-    /// Soon after the last activity
+    /// A short while after the last activity
     Adaptive,
-    /// Never: takes a whole processor and answers fastest
+    /// For ever: takes whole processors, and answers fastest
     Always,
-    /// At once
+    /// Not at all: it sleeps at once
     Never,
 }
 
@@ -90,6 +92,14 @@ impl From<Poll> for PollPolicy {
     }
 }
 
+/// What ends the daemon.
+enum Event {
+    /// A signal asks for it.
+    Signal,
+    /// The command of `--run` has ended.
+    CommandEnded(io::Result<ExitStatus>),
+}
+
 fn at_least_one(text: &str) -> Result<NonZeroUsize, &'static str> {
     text.parse().map_err(|_| "write a number of at least 1")
 }
@@ -99,10 +109,12 @@ pub(crate) fn run(args: Args) -> Result<ExitCode, Failure> {
     let (json, command) = (args.json, args.run.clone());
     let setup = Setup::gather(args)?;
     let (sender, events) = mpsc::channel();
-    signals::watch(&sender)?;
+    signals::watch(&sender, |_| Event::Signal)
+        .map_err(|error| Failure::run(format!("cannot watch for signals: {error}")))?;
     let private = private_directory(&setup, command.is_some())?;
     let listeners = listen(&setup, private.as_ref())?;
-    let addresses: Vec<Address> = listeners.iter().map(|listener| listener.address().clone()).collect();
+    let addresses: Vec<_> =
+        listeners.iter().map(|(protocol, listener)| (*protocol, listener.address().clone())).collect();
     let exports = setup.open()?;
     let announcement = Announcement::new(&exports, &addresses);
     allow_files();
@@ -125,9 +137,9 @@ pub(crate) fn run(args: Args) -> Result<ExitCode, Failure> {
     status
 }
 
-/// Where a command's socket is, if nobody said where to listen.
+/// Where a command's sockets are, if nobody said where to listen.
 fn private_directory(setup: &Setup, has_command: bool) -> Result<Option<TempDir>, Failure> {
-    if !has_command || !setup.nbd.is_empty() {
+    if !has_command || !setup.listeners.is_empty() {
         return Ok(None);
     }
     let directory = tempfile::Builder::new().prefix("blockmux-").tempdir();
@@ -138,15 +150,24 @@ fn private_directory(setup: &Setup, has_command: bool) -> Result<Option<TempDir>
     })
 }
 
-fn listen(setup: &Setup, private: Option<&TempDir>) -> Result<Vec<Listener>, Failure> {
-    let addresses = match private {
-        Some(directory) => vec![Address::Unix(directory.path().join("nbd.sock"))],
-        None if setup.nbd.is_empty() => vec![ListenAddress::LOOPBACK.resolve(NBD_PORT)?],
-        None => setup.nbd.iter().map(|address| address.resolve(NBD_PORT)).collect::<Result<_, _>>()?,
+/// Binds what was asked for; else each protocol's private socket, or its own port of loopback.
+fn listen(setup: &Setup, private: Option<&TempDir>) -> Result<Vec<(&'static Protocol, Listener)>, Failure> {
+    let usual = |protocol: &'static Protocol| match private {
+        Some(directory) => ListenAddress::Unix(directory.path().join(format!("{}.sock", protocol.name))),
+        None => ListenAddress::LOOPBACK,
     };
+    let mut wanted = setup.listeners.clone();
+    if wanted.is_empty() {
+        wanted = PROTOCOLS.iter().map(|&protocol| (protocol, usual(protocol))).collect();
+    }
+    let addresses = wanted
+        .into_iter()
+        .map(|(protocol, address)| Ok((protocol, address.resolve(protocol.port)?)))
+        .collect::<Result<Vec<_>, Failure>>()?;
     let mut listeners = Vec::new();
-    for address in addresses {
-        listeners.push(Listener::bind(&address).map_err(|error| cannot_listen(&address, &error))?);
+    for (protocol, address) in addresses {
+        let bound = patiently(|| Listener::bind(&address), |error| error.kind() == io::ErrorKind::AddrInUse);
+        listeners.push((protocol, bound.map_err(|error| cannot_listen(protocol, &address, &error))?));
         if !is_local(&address) {
             warn!("{address} can be reached from other machines, and there is no authentication");
         }
@@ -154,10 +175,13 @@ fn listen(setup: &Setup, private: Option<&TempDir>) -> Result<Vec<Listener>, Fai
     Ok(listeners)
 }
 
-fn cannot_listen(address: &Address, error: &io::Error) -> Failure {
+fn cannot_listen(protocol: &Protocol, address: &Address, error: &io::Error) -> Failure {
     let advice = match (error.kind(), address) {
         (io::ErrorKind::AddrInUse, Address::Tcp(_)) => {
-            "another program listens there; stop it, or use another port, such as --nbd 127.0.0.1:0"
+            let option = protocol.name;
+            &format!(
+                "another program listens there; stop it, or use another port, such as --{option} 127.0.0.1:0"
+            )
         }
         (io::ErrorKind::AddrInUse, Address::Unix(_)) => {
             "another program listens there, or it is no socket; name another path"
@@ -181,8 +205,17 @@ fn allow_files() {
     }
 }
 
-fn start(setup: &Setup, listeners: Vec<Listener>, exports: &Exports) -> Result<Cores, Failure> {
-    let config = CoresConfig { count: setup.cores, policy: setup.poll.into(), ..CoresConfig::default() };
+fn start(
+    setup: &Setup,
+    listeners: Vec<(&'static Protocol, Listener)>,
+    exports: &Exports,
+) -> Result<Cores, Failure> {
+    let config = CoresConfig {
+        count: setup.cores,
+        policy: setup.poll.into(),
+        pool_limit_bytes: buffers_of_each(setup.cores, ram()),
+        ..CoresConfig::default()
+    };
     let cores = Cores::start(&config).map_err(|error| {
         Failure::request(format!(
             "cannot start {} cores: {error}; io_uring must be permitted here",
@@ -190,13 +223,24 @@ fn start(setup: &Setup, listeners: Vec<Listener>, exports: &Exports) -> Result<C
         ))
     })?;
     let limit = ConnectionLimit::new(setup.max_connections);
-    for (nth, listener) in listeners.into_iter().enumerate() {
-        let (inboxes, serve, limit) = (cores.inboxes(), nbd::serve(exports.clone()), limit.clone());
+    for (nth, (protocol, listener)) in listeners.into_iter().enumerate() {
+        let (inboxes, serve, limit) = (cores.inboxes(), (protocol.serve)(exports.clone()), limit.clone());
         cores
             .ask(nth % cores.count(), move |core| ListenerTask::spawn(core, listener, inboxes, serve, limit))
             .ok_or_else(|| Failure::run("a core has ended; start again with -v"))?;
     }
     Ok(cores)
+}
+
+/// The most bytes of buffers of one core: what clients can make a daemon hold leaves room for others on the machine.
+fn buffers_of_each(cores: usize, ram: usize) -> usize {
+    (ram / BUFFERS_SHARE / cores).clamp(LEAST_BUFFERS, CoresConfig::default().pool_limit_bytes)
+}
+
+/// The machine's memory, in bytes.
+fn ram() -> usize {
+    let memory = sysinfo();
+    (memory.totalram as usize).saturating_mul(memory.mem_unit as usize)
 }
 
 /// Waits for what ends the daemon; answers the exit status.
@@ -210,7 +254,10 @@ fn wait(events: &Receiver<Event>, running: Option<&Running>) -> Result<ExitCode,
     }
 }
 
-const NBD_PORT: u16 = 10809;
+/// All cores' buffers together take at most the machine's memory divided by this.
+const BUFFERS_SHARE: usize = 4;
+/// Half of it is for long payload, and two of the longest requests have to fit.
+const LEAST_BUFFERS: usize = 4 * MAX_TRANSFER as usize;
 /// How long clients have for what is in flight.
 const GRACE: Duration = Duration::from_secs(10);
 
@@ -219,8 +266,8 @@ Addresses: host:port, :port for loopback, host for port 10809, unix:PATH;
 port 0 lets the system choose. There is no authentication yet, so listen
 beyond loopback only on networks that you trust.
 
-Config file, the same things by the same names:
-  nbd = [\"127.0.0.1:10809\"]
+Config file, the same things by the same names, with _ for -:
+  nbd = [\"127.0.0.1:10809\", \"unix:nbd.sock\"]
   poll = \"adaptive\"
   [[volume]]
   name = \"disk0\"
@@ -236,6 +283,20 @@ becomes blockmux's own.
 Examples:
   blockmux serve mem:1g
   blockmux serve root=file:root.img data=block:/dev/sdb --nbd :10809
+  blockmux serve 'file:disk.img?size=10g' --nbd unix:nbd.sock
   blockmux serve mem:1g --run 'qemu-img info $uri'
 
 SIGTERM or SIGINT: I/O in flight completes, volumes are flushed, status 0.";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_cores_buffers_take_a_quarter_of_memory_at_most_and_never_too_little_to_work() {
+        let mib = 1 << 20;
+        assert_eq!(buffers_of_each(2, 4096 * mib), 512 * mib);
+        assert_eq!(buffers_of_each(2, 64 << 30), 1024 * mib);
+        assert_eq!(buffers_of_each(256, 4096 * mib), 128 * mib);
+    }
+}

@@ -7,8 +7,9 @@ use super::{Args, Poll};
 use crate::address::ListenAddress;
 use crate::failure::Failure;
 use crate::open::{self, Use};
+use crate::protocol::{NBD, PROTOCOLS, Protocol};
 use blockmux_proto::exports::{Export, Exports};
-use blockmux_volume::Spec;
+use blockmux_volume::{Spec, VolumeInfo};
 use std::collections::HashSet;
 use std::num::NonZeroUsize;
 use std::str::FromStr;
@@ -24,7 +25,8 @@ pub(super) struct NamedSpec {
 /// Everything that a daemon does.
 pub(super) struct Setup {
     volumes: Vec<NamedVolume>,
-    pub(super) nbd: Vec<ListenAddress>,
+    /// Where to listen, as somebody said; if nobody did, it is for the caller to choose, and for every protocol.
+    pub(super) listeners: Vec<(&'static Protocol, ListenAddress)>,
     pub(super) cores: usize,
     pub(super) poll: Poll,
     pub(super) max_connections: usize,
@@ -64,7 +66,12 @@ impl Setup {
             read_only: false,
             description: String::new(),
         });
+        let listeners: Vec<_> =
+            [config.nbd, args.nbd].concat().into_iter().map(|address| (&NBD, address)).collect();
         let volumes = name_all(config.volume.into_iter().chain(from_args).collect(), read_only)?;
+        for volume in &volumes {
+            protocols(&listeners).try_for_each(|protocol| check_description(protocol, volume))?;
+        }
         let processors = thread::available_parallelism().map_or(1, NonZeroUsize::get);
         let cores = args.cores.or(config.cores).map_or(processors.min(MAX_CORES), NonZeroUsize::get);
         if cores > MAX_CORES {
@@ -73,7 +80,7 @@ impl Setup {
         let max_connections = args.max_connections.or(config.max_connections);
         Ok(Setup {
             volumes,
-            nbd: [config.nbd, args.nbd].concat(),
+            listeners,
             cores,
             poll: args.poll.or(config.poll).unwrap_or(Poll::Adaptive),
             max_connections: max_connections.map_or(DEFAULT_CONNECTIONS, NonZeroUsize::get),
@@ -85,6 +92,8 @@ impl Setup {
         let exports = self.volumes.iter().map(|named| {
             let how = Use { read_only: named.read_only, connections: 1 };
             let volume = open::open(&named.spec, how)?.volume;
+            let info = volume.info();
+            protocols(&self.listeners).try_for_each(|protocol| check_blocks(protocol, &named.spec, &info))?;
             let (name, description) = (named.name.clone(), named.description.clone());
             Ok(Export { name, description, read_only: named.read_only, volume })
         });
@@ -128,6 +137,34 @@ fn check_name(name: &str) -> Result<(), String> {
     Ok(())
 }
 
+/// Those that volumes are served over; one that has several listeners comes several times.
+fn protocols(listeners: &[(&'static Protocol, ListenAddress)]) -> impl Iterator<Item = &'static Protocol> {
+    let all = if listeners.is_empty() { PROTOCOLS } else { &[] };
+    all.iter().copied().chain(listeners.iter().map(|(protocol, _)| *protocol))
+}
+
+fn check_description(protocol: &Protocol, volume: &NamedVolume) -> Result<(), Failure> {
+    let NamedVolume { name, description, .. } = volume;
+    let most = protocol.max_description;
+    if description.len() > most || description.contains('\0') {
+        return Err(Failure::request(format!(
+            "the description of `{name}` has more than {most} bytes, or a NUL; shorten it"
+        )));
+    }
+    Ok(())
+}
+
+fn check_blocks(protocol: &Protocol, spec: &Spec, info: &VolumeInfo) -> Result<(), Failure> {
+    let (title, most) = (protocol.title, protocol.max_logical_block);
+    if info.logical_block > most {
+        return Err(Failure::request(format!(
+            "{spec}: has blocks of {} bytes, and {title} knows at most {most}; serve another volume",
+            info.logical_block
+        )));
+    }
+    Ok(())
+}
+
 /// With its prefix it is an iSCSI name, which has at most 223 bytes (RFC 7143, section 4.2.7.2).
 const MAX_NAME: usize = 200;
 const MAX_CORES: usize = 256;
@@ -161,6 +198,23 @@ mod tests {
     #[test]
     fn volumes_without_a_name_are_numbered() {
         assert_eq!(names(&["mem:1m", "a=mem:1m", "mem:1m"]).unwrap(), ["disk0", "a", "disk1"]);
+    }
+
+    #[test]
+    fn a_description_is_short_and_blocks_are_small() {
+        let named = |description| {
+            let (name, spec) = ("a".to_owned(), Spec::Mem(1));
+            NamedVolume { name, spec, read_only: false, description }
+        };
+        assert!(check_description(&NBD, &named("x".repeat(4096))).is_ok());
+        for description in ["x".repeat(4097), "a\0b".to_owned()] {
+            let failure = check_description(&NBD, &named(description)).unwrap_err().to_string();
+            assert!(failure.starts_with("the description of `a` has more than 4096 bytes"), "{failure}");
+        }
+        let info = |logical_block| VolumeInfo { logical_block, ..VolumeInfo::new(1 << 30) };
+        assert!(check_blocks(&NBD, &Spec::Mem(1), &info(1 << 16)).is_ok());
+        let failure = check_blocks(&NBD, &Spec::Mem(1), &info(1 << 17)).unwrap_err().to_string();
+        assert!(failure.starts_with("mem:1: has blocks of 131072 bytes"), "{failure}");
     }
 
     #[test]

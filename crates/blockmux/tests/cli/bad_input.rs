@@ -36,33 +36,31 @@ const WRONG: &[(&[&str], &str)] = &[
     ),
     (
         &["serve", "disk.img"],
-        "invalid value 'disk.img' for '[[NAME=]VOLUME]...': `disk.img` does not say what kind of volume it is: write \
+        "`disk.img` does not say what kind of volume it is: write \
          file:disk.img for a file, block:disk.img for a device",
     ),
     (
         &["serve", "mem:x"],
-        "invalid value 'mem:x' for '[[NAME=]VOLUME]...': in `mem:x`: `x` is not a size: write bytes, or a number with \
+        "in `mem:x`: `x` is not a size: write bytes, or a number with \
          k, m, g, t, p or e (powers of 1024), as in 64k or 1g",
     ),
     (
         &["serve", "a b=mem:1m"],
-        "invalid value 'a b=mem:1m' for '[[NAME=]VOLUME]...': `a b` is no name; use 1 to 200 letters, digits, `-`, \
+        "`a b` is no name; use 1 to 200 letters, digits, `-`, \
          `_` and `.`",
     ),
     (&["serve", "a=mem:1m", "a=mem:1m"], "two volumes are called `a`; rename one, as in NAME=mem:1g"),
     (
         &["serve", "mem:1m", "--nbd", "10809"],
-        "invalid value '10809' for '--nbd <ADDR|unix:PATH>': `10809` is no host; write :10809 for a port on loopback",
+        "--nbd 10809: `10809` is no host; write :10809 for a port on loopback",
     ),
     (
-        &["serve", "mem:1m", "--cores", "0"],
-        "invalid value '0' for '--cores <N>': write a number of at least 1",
+        &["serve", "mem:1m", "--nbd", "/run/nbd.sock"],
+        "--nbd /run/nbd.sock: `/run/nbd.sock` is a path; write unix:/run/nbd.sock for a Unix socket",
     ),
+    (&["serve", "mem:1m", "--cores", "0"], "--cores 0: write a number of at least 1"),
     (&["serve", "mem:1m", "--cores", "1000"], "1000 cores are too many; take at most 256"),
-    (
-        &["serve", "mem:1m", "--poll", "often"],
-        "invalid value 'often' for '--poll <POLL>' [possible values: adaptive, always, never]",
-    ),
+    (&["serve", "mem:1m", "--poll", "often"], "--poll often: is none of adaptive, always, never"),
     (
         &["serve", "mem:1m", "--json", "--run", "true"],
         "the argument '--json' cannot be used with '--run <CMD>'; --help shows what there is",
@@ -90,6 +88,17 @@ const WRONG: &[(&[&str], &str)] = &[
     (
         &["serve", "log:/nowhere/log:mem:1m", "--nbd", ":0"],
         "log:/nowhere/log: cannot append to it: No such file or directory (os error 2); name another file",
+    ),
+    (&["serve", "mem:1"], "mem:1: is smaller than one block; take at least 512"),
+    (
+        &["serve", "file:/nowhere/disk.img?size=1m", "--nbd", ":0"],
+        "file:/nowhere/disk.img: its directory does not exist; create that first, or name another path",
+    ),
+    (&["bench", "mem:1m", "--runs", "x"], "--runs x: is not a whole number"),
+    (
+        &["info", "localhost:10809"],
+        "`localhost` in `localhost:10809` is not a kind of volume: use mem, null, file, block, stripe, delay, fault, \
+         rate, log, or a URL as nbd://host/export",
     ),
     (&["info"], "the following required arguments were not provided: <URL>; --help shows what there is"),
     (
@@ -125,10 +134,7 @@ const WRONG: &[(&[&str], &str)] = &[
         "mem:1m: has 1048576 bytes, and mem:2m has 2097152; take a destination at least as large",
     ),
     (&["copy", "mem:1m", "null:1m", "--bs", "1000"], "--bs 1000: take a multiple of 512 up to 32 MiB"),
-    (
-        &["copy", "mem:1m", "null:1m", "--iodepth", "0"],
-        "invalid value '0' for '--iodepth <N>': 0 is not in 1..=256",
-    ),
+    (&["copy", "mem:1m", "null:1m", "--iodepth", "0"], "--iodepth 0: 0 is not in 1..=256"),
 ];
 
 #[test]
@@ -178,7 +184,7 @@ fn what_is_wrong_in_a_config_file_is_named_with_file_and_line() {
             ":3: unknown key `siez`, expected one of `name`, `spec`, ",
         ),
         ("[[volume]]\nspec = 'disk.img'\n", ":2: `disk.img` does not say what kind of volume it is: "),
-        ("nbd = 5\n", ":1: invalid type: integer `5`, expected a sequence"),
+        ("nbd = 5\n", ":1: invalid type: integer `5`, expected a list, as nbd = "),
         ("[[volume]\n", ":1: "),
     ] {
         std::fs::write(&path, content).unwrap();

@@ -118,7 +118,34 @@ fn a_large_hole_takes_no_time() {
 #[test]
 fn a_local_volume_is_described() {
     let output = blockmux(["info", "mem:1m"]);
-    let expected = "mem:1m\n  size         1048576 (1 MiB)\n  blocks       logical 512, physical 4096\n  cache        \
-                    none; the content goes with the process\n";
+    let expected = "mem:1m\n  size         1048576 (1 MiB)\n  access       read-write\n  blocks       logical 512, \
+                    physical 4096\n  cache        none; the content goes with the process\n";
     assert_eq!(text(&output.stdout), expected);
+}
+
+#[test]
+fn a_volume_is_read_only_if_any_part_of_it_is() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("disk.img"), [0; 4096]).unwrap();
+    let disk = file(&directory, "disk.img");
+    let (open, frozen) = (Daemon::serve(&[&disk]), Daemon::serve(&["mem:1m", "--read-only"]));
+    for (spec, expected) in [
+        // A daemon has it locked, and that is not what is asked.
+        (disk.clone(), false),
+        (format!("{disk}?readonly=on"), true),
+        (format!("delay:1ms:{disk}?readonly=on"), true),
+        (format!("stripe:512:mem:4k,{disk}"), false),
+        (format!("stripe:512:mem:4k,[{disk}?readonly=on]"), true),
+        (open.url(), false),
+        (frozen.url(), true),
+        (format!("log:-:{}", frozen.url()), true),
+    ] {
+        let output = blockmux(["info", "--json", &spec]);
+        assert_eq!(text(&output.stderr), "", "{spec}");
+        let info: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(info["read_only"], expected, "{spec}");
+        let access = if expected { "\n  access       read-only\n" } else { "\n  access       read-write\n" };
+        let described = text(&blockmux(["info", &spec]).stdout);
+        assert!(described.contains(access), "{described}");
+    }
 }

@@ -18,7 +18,17 @@ pub(crate) struct Daemon {
 impl Daemon {
     /// Serves `volumes` and waits until it is ready.
     pub(crate) fn serve(args: &[&str]) -> Daemon {
-        let directory = tempfile::tempdir().unwrap();
+        Daemon::start(tempfile::tempdir().unwrap(), args)
+    }
+
+    /// After it has ended, serves again at the same place.
+    pub(crate) fn start_again(&mut self, args: &[&str]) {
+        let place = tempfile::tempdir().unwrap();
+        let directory = std::mem::replace(&mut self.directory, place);
+        *self = Daemon::start(directory, args);
+    }
+
+    fn start(directory: TempDir, args: &[&str]) -> Daemon {
         let listener = format!("unix:{}", directory.path().join("socket").display());
         let mut command = Command::new(BLOCKMUX);
         command.args(["serve", "--json", "--nbd", &listener]).args(args);
@@ -66,7 +76,15 @@ impl Daemon {
         line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
     }
 
-    fn pid(&self) -> Pid {
+    /// Processor time that it has used, of itself and in the kernel, in clock ticks.
+    pub(crate) fn cpu_ticks(&self) -> u64 {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
+        // The fields after the name, which is in parentheses and may have any letters: utime is 14th, stime 15th.
+        let fields: Vec<_> = stat[stat.rfind(')').unwrap() + 2..].split(' ').collect();
+        fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+    }
+
+    pub(crate) fn pid(&self) -> Pid {
         Pid::from_child(&self.child)
     }
 }

@@ -4,12 +4,19 @@
 #![forbid(unsafe_code)]
 
 mod bad_input;
+mod bench;
 mod copy;
 mod daemon;
+mod device_flush;
 mod durability;
+mod hostile;
+mod idle;
 mod interop;
 mod memory;
 mod program;
+mod proxy;
 mod raw_client;
+mod reconnect;
 mod remote_servers;
 mod serve;
+mod trouble;

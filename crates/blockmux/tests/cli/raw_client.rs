@@ -5,18 +5,28 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 pub(crate) struct RawClient {
-    socket: UnixStream,
+    socket: Box<dyn ReadWrite>,
 }
+
+pub(crate) trait ReadWrite: Read + Write {}
+impl<T: Read + Write> ReadWrite for T {}
 
 pub(crate) const READ: u16 = 0;
 pub(crate) const WRITE: u16 = 1;
 pub(crate) const FLUSH: u16 = 3;
+pub(crate) const TRIM: u16 = 4;
+pub(crate) const WRITE_ZEROES: u16 = 6;
 pub(crate) const FUA: u16 = 1;
 
 impl RawClient {
     /// Connects and goes to transmission with `NBD_OPT_EXPORT_NAME`, the default export.
     pub(crate) fn connect(path: &Path) -> RawClient {
-        let mut socket = UnixStream::connect(path).unwrap();
+        RawClient::over(UnixStream::connect(path).unwrap())
+    }
+
+    /// The same over a socket that has just been connected.
+    pub(crate) fn over(socket: impl ReadWrite + 'static) -> RawClient {
+        let mut socket: Box<dyn ReadWrite> = Box::new(socket);
         let mut greeting = [0; 18];
         socket.read_exact(&mut greeting).unwrap();
         // NBD_FLAG_C_FIXED_NEWSTYLE and NBD_FLAG_C_NO_ZEROES, then the option with an empty name.
@@ -51,6 +61,12 @@ impl RawClient {
         assert_eq!(reply[..4], 0x6744_6698_u32.to_be_bytes());
         assert_eq!(reply[8..], 7u64.to_be_bytes());
         u32::from_be_bytes([reply[4], reply[5], reply[6], reply[7]])
+    }
+
+    /// The error of a request without payload.
+    pub(crate) fn simple(&mut self, command: u16, flags: u16, offset: u64, len: u32) -> u32 {
+        self.request(command, flags, offset, len);
+        self.reply()
     }
 
     pub(crate) fn write(&mut self, flags: u16, offset: u64, data: &[u8]) -> u32 {

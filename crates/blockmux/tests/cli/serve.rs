@@ -166,9 +166,9 @@ fn a_file_that_another_daemon_writes_is_refused_and_may_be_read() {
     let _first = Daemon::serve(&[&spec]);
     let output = blockmux(["serve", &spec, "--nbd", ":0"]);
     let said = text(&output.stderr);
-    assert!(
-        said.ends_with("is in use by another program that locked it; stop that one, or give ?readonly=on\n")
-    );
+    assert!(said.ends_with(
+        "is in use by another program that locked it, or named twice; stop that one, or give ?readonly=on\n"
+    ));
     assert_eq!((said.lines().count(), output.status.code()), (1, Some(2)));
     Daemon::serve(&[&spec, "--read-only"]);
 }

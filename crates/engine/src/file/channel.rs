@@ -230,8 +230,8 @@ impl Table {
         let mut slots = self.slots.borrow_mut();
         let Some(pending) = &mut slots[token as usize] else { return Start::Started };
         if let Some(wanted) = pending.memory_wanted() {
-            let Some(memory) = pool.take(wanted) else {
-                if wanted.next_power_of_two() <= pool.limit_bytes() {
+            let Some(memory) = pool.take_payload(wanted) else {
+                if pool.could_hold(wanted) {
                     return Start::Waits;
                 }
                 drop(slots);

@@ -37,6 +37,9 @@ pub enum OpenError {
     /// There is no such file.
     #[error("file:{0}: does not exist; give ?size=10G to create it")]
     Missing(PathBuf),
+    /// Nor is there a directory to create it in.
+    #[error("file:{0}: its directory does not exist; create that first, or name another path")]
+    NoDirectory(PathBuf),
     /// There is no such device.
     #[error("block:{0}: does not exist; lsblk lists the block devices")]
     MissingDevice(PathBuf),
@@ -61,7 +64,9 @@ pub enum OpenError {
     #[error("{0}: is on a read-only file system or device; give ?readonly=on")]
     ReadOnly(PathBuf),
     /// Another process serves it.
-    #[error("{0}: is in use by another program that locked it; stop that one, or give ?readonly=on")]
+    #[error(
+        "{0}: is in use by another program that locked it, or named twice; stop that one, or give ?readonly=on"
+    )]
     Locked(PathBuf),
     /// The device is mounted or part of something.
     #[error("block:{0}: is mounted or in use; unmount it, or give ?readonly=on")]
@@ -112,6 +117,8 @@ pub(super) struct Opened {
     pub(super) file: File,
     pub(super) info: VolumeInfo,
     pub(super) is_device: bool,
+    /// The file was created by this.
+    pub(super) is_new: bool,
     pub(super) direct: Option<Direct>,
     pub(super) zeroing: Zeroing,
 }
@@ -134,12 +141,16 @@ pub(super) fn open_file(path: &Path, options: FileOptions) -> Result<Opened, Ope
         return Err(OpenError::Missing(path.into()));
     }
     let mut how = OpenOptions::new();
-    let file = how.read(true).write(true).create_new(true).open(path).map_err(failed("create"))?;
+    let file =
+        how.read(true).write(true).create_new(true).open(path).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => OpenError::NoDirectory(path.into()),
+            _ => system_error(path, "create", error),
+        })?;
     let opened = prepare_file(path, file, options).and_then(|opened| {
         // The file's name, too, must survive the power.
         let folder = path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
         File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed("make stable"))?;
-        Ok(opened)
+        Ok(Opened { is_new: true, ..opened })
     });
     if opened.is_err() {
         // Only what was just created here goes; that it stays behind is the lesser error.
@@ -190,7 +201,7 @@ fn prepare_file(path: &Path, file: File, options: FileOptions) -> Result<Opened,
         rotational: queue.is_rotational(),
         ..VolumeInfo::new(size)
     };
-    Ok(Opened { path: path.into(), file, info, is_device: false, direct, zeroing })
+    Ok(Opened { path: path.into(), file, info, is_device: false, is_new: false, direct, zeroing })
 }
 
 pub(super) fn open_block(path: &Path, options: BlockOptions) -> Result<Opened, OpenError> {
@@ -235,7 +246,7 @@ pub(super) fn open_block(path: &Path, options: BlockOptions) -> Result<Opened, O
         rotational: queue.is_rotational(),
         ..VolumeInfo::new(size)
     };
-    Ok(Opened { path: path.into(), file, info, is_device: true, direct, zeroing })
+    Ok(Opened { path: path.into(), file, info, is_device: true, is_new: false, direct, zeroing })
 }
 
 /// Opens what exists, without any lock.
@@ -275,9 +286,7 @@ fn whole_blocks(path: &Path, len: u64, block: u32) -> u64 {
     let size = len / u64::from(block) * u64::from(block);
     if size != len {
         let (path, rest) = (path.display(), len - size);
-        tracing::warn!(
-            "{path}: its last {rest} bytes are no whole block of {block} bytes and are not served"
-        );
+        tracing::warn!("{path}: its last {rest} bytes are no whole block of {block} bytes and are left out");
     }
     size
 }
@@ -312,6 +321,7 @@ mod tests {
             refusal(&missing, FileOptions::default())
                 .ends_with("/x: does not exist; give ?size=10G to create it")
         );
+        assert!(refusal(&folder.path().join("a/b"), NEW).contains("/a/b: its directory does not exist"));
         assert!(refusal(folder.path(), NEW).contains("is a directory"));
         assert!(refusal(Path::new("/dev/null"), NEW).contains("is not a regular file"));
         std::fs::write(&missing, b"short").unwrap();
@@ -330,6 +340,14 @@ mod tests {
         let path = folder.path().join("x");
         refusal(&path, FileOptions { size: Some(1000), ..NEW });
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_file_is_new_only_to_whom_it_was_created_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x");
+        assert!(open_file(&path, NEW).unwrap().is_new);
+        assert!(!open_file(&path, NEW).unwrap().is_new);
     }
 
     #[test]

@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// A volume over a file or a block device; it runs on cores of the engine alone.
 pub struct FileVolume {
     disk: Arc<Disk>,
+    is_new: bool,
 }
 
 /// An open file or device and what was found out about it.
@@ -55,12 +56,19 @@ impl FileVolume {
         self.disk.direct.is_some()
     }
 
+    /// Whether the file was created when it was opened: then it reads as zeroes everywhere.
+    #[must_use]
+    pub fn is_new(&self) -> bool {
+        self.is_new
+    }
+
     fn new(opened: open::Opened) -> FileVolume {
-        let open::Opened { path, file, info, is_device, direct, zeroing } = opened;
+        let open::Opened { path, file, info, is_device, is_new, direct, zeroing } = opened;
         let (zeroes, lost_writes) = (zero_pages(), AtomicBool::new(false));
         let file = Arc::new(file);
         FileVolume {
             disk: Arc::new(Disk { path, file, info, is_device, direct, zeroing, zeroes, lost_writes }),
+            is_new,
         }
     }
 }

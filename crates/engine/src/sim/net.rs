@@ -54,7 +54,7 @@ struct Shared {
     now: Cell<Instant>,
     timers: Timers,
     random: RefCell<SplitMix>,
-    weather: Cell<Weather>,
+    weather: Weather,
     listeners: RefCell<Vec<(Address, Weak<Backlog>)>>,
     connections: Cell<u64>,
     breaks: Cell<u64>,
@@ -116,7 +116,7 @@ impl SimNet {
             now: Cell::new(Instant::now()),
             timers: Timers::default(),
             random: RefCell::new(SplitMix::new(seed)),
-            weather: Cell::new(weather),
+            weather,
             listeners: RefCell::default(),
             connections: Cell::new(0),
             breaks: Cell::new(0),
@@ -139,11 +139,6 @@ impl SimNet {
     #[must_use]
     pub fn up_to(&self, most: Duration) -> Duration {
         Duration::from_nanos(self.below(most.as_nanos() as u64 + 1))
-    }
-
-    /// From now on the network is like this; connections that are open keep the fate they drew.
-    pub fn set_weather(&self, weather: Weather) {
-        self.0.weather.set(weather);
     }
 
     /// Connections that were opened so far, and how many of them broke by chance.
@@ -182,7 +177,7 @@ impl SimNet {
     }
 
     pub(super) fn connect(&self, address: &Address) -> io::Result<SimStream> {
-        let weather = self.0.weather.get();
+        let weather = self.0.weather;
         let opens_at = self.now() + self.up_to(weather.delay);
         let backlog = self.0.listeners.borrow().iter().find_map(|(at, backlog)| {
             let backlog = backlog.upgrade()?;
@@ -222,7 +217,7 @@ impl SimNet {
 
     /// How many of `most` bytes a call moves.
     fn cut(&self, most: usize) -> usize {
-        let limit = self.0.weather.get().most_per_call;
+        let limit = self.0.weather.most_per_call;
         if most == 0 || limit == usize::MAX { most } else { 1 + self.below(most.min(limit) as u64) as usize }
     }
 }
@@ -285,7 +280,7 @@ impl SimStream {
         pipe.len -= asked;
         if let Some(writer) = pipe.writer.take() {
             // The sender learns of the new room a little later.
-            let delay = self.net.up_to(self.net.0.weather.get().delay);
+            let delay = self.net.up_to(self.net.0.weather.delay);
             self.net.wake_at(now + delay, &writer);
         }
         Ok(asked)
@@ -349,7 +344,7 @@ impl ByteStream for SimStream {
     }
 
     fn send(&mut self, outbox: &mut Outbox) -> io::Result<usize> {
-        let (weather, now) = (self.net.0.weather.get(), self.net.now());
+        let (weather, now) = (self.net.0.weather, self.net.now());
         let mut pipe = self.outgoing().borrow_mut();
         if self.wire.is_broken.get() || pipe.is_reader_gone {
             return Err(io::ErrorKind::BrokenPipe.into());
@@ -400,7 +395,7 @@ impl ByteStream for SimStream {
 
     fn wake_when_writable(&self, watch: &SimWatch) {
         let mut pipe = self.outgoing().borrow_mut();
-        let has_room = pipe.len < self.net.0.weather.get().window;
+        let has_room = pipe.len < self.net.0.weather.window;
         if self.net.now() < self.wire.opens_at {
             self.net.wake_at(self.wire.opens_at, &watch.0);
         } else if has_room || self.wire.is_broken.get() || pipe.is_reader_gone {
@@ -427,7 +422,7 @@ impl Drop for SimStream {
             return self.break_off();
         }
         let mut outgoing = self.outgoing().borrow_mut();
-        let ends_at = outgoing.last_arrival.max(now + self.net.up_to(self.net.0.weather.get().delay));
+        let ends_at = outgoing.last_arrival.max(now + self.net.up_to(self.net.0.weather.delay));
         outgoing.ends_at = Some(ends_at);
         if let Some(reader) = outgoing.reader.take() {
             self.net.wake_at(ends_at, &reader);

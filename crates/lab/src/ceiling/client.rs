@@ -2,8 +2,9 @@
 
 use super::flow::{Inflow, Kind, Lengths, Messages, Outflow, RECEIVE_BUFFER, Received, receive};
 use super::waiter::Waiter;
-use super::window::{CpuTime, Window};
+use super::window::{CpuWatch, Window};
 use super::{CeilingError, CeilingJob, sockets, system};
+use crate::cpu::Used;
 use crate::histogram::Histogram;
 use crate::pattern::Random;
 use crate::result::{Direction, Run};
@@ -67,7 +68,7 @@ pub(super) fn ask(
     let ramp_end = Instant::now() + job.ramp;
     client.work(&mut connections, &mut waiter, ramp_end)?;
     client.forget_results();
-    let mut cpu = CpuTime::default();
+    let mut cpu = CpuWatch::default();
     window.open();
     cpu.watch(window);
     let begun = Instant::now();
@@ -75,7 +76,7 @@ pub(super) fn ask(
     let runtime = begun.elapsed();
     window.close();
     cpu.watch(window);
-    Ok(client.run(runtime, cpu.total()))
+    Ok(client.run(runtime, cpu.used()))
 }
 
 struct Client<'a> {
@@ -167,7 +168,7 @@ impl Client<'_> {
         self.writes.clear();
     }
 
-    fn run(&self, runtime: Duration, cpu: Option<Duration>) -> Run {
+    fn run(&self, runtime: Duration, cpu: Option<Used>) -> Run {
         let direction = |histogram: &Histogram| Direction {
             ios: histogram.count(),
             bytes: histogram.count() * u64::from(self.bs),
@@ -177,7 +178,8 @@ impl Client<'_> {
             runtime_ns: runtime.as_nanos() as u64,
             read: direction(&self.reads),
             write: direction(&self.writes),
-            initiator_cpu_ns: cpu.map(|time| time.as_nanos() as u64),
+            initiator_cpu_ns: cpu.map(|used| used.cpu_ns),
+            initiator_system_ns: cpu.and_then(|used| used.system_ns),
             ..Run::default()
         }
     }

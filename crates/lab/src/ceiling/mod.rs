@@ -255,8 +255,8 @@ pub fn run_over(job: &CeilingJob, data: &Data) -> Result<result::Run, CeilingErr
         let server = server.and_then(|thread| thread.join().unwrap_or(Err(CeilingError::Ended("server"))));
         match (client, server) {
             (Ok(found), Ok(target_cpu)) => {
-                let target_cpu_ns = Some(target_cpu.as_nanos() as u64);
-                Ok(result::Run { target_cpu_ns, ..found })
+                let (target_cpu_ns, target_system_ns) = (Some(target_cpu.cpu_ns), target_cpu.system_ns);
+                Ok(result::Run { target_cpu_ns, target_system_ns, ..found })
             }
             // Of the two, the one that only noticed the other's end says less.
             (Err(error), Ok(_))

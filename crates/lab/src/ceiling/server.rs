@@ -2,12 +2,12 @@
 
 use super::flow::{Inflow, Kind, Lengths, Messages, Outflow, RECEIVE_BUFFER, Received, receive};
 use super::waiter::Waiter;
-use super::window::{CpuTime, Window};
+use super::window::{CpuWatch, Window};
 use super::{CeilingError, CeilingJob, sockets, system};
+use crate::cpu::Used;
 use crate::pattern::Random;
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
-use std::time::Duration;
 
 struct Connection {
     /// `None` once it has ended.
@@ -22,7 +22,7 @@ pub(super) fn serve(
     data: &[u8],
     sockets: Vec<OwnedFd>,
     window: &Window,
-) -> Result<Duration, CeilingError> {
+) -> Result<Used, CeilingError> {
     sockets::pin(job.server_cpu)?;
     let (bs, depth, shape) = (job.bs as usize, job.iodepth as usize, job.shape);
     let reads = Kind::Read.heads(shape.read_reply_head, depth);
@@ -42,7 +42,7 @@ pub(super) fn serve(
         })
         .collect();
     let mut open = connections.len();
-    let mut cpu = CpuTime::default();
+    let mut cpu = CpuWatch::default();
     while open > 0 {
         cpu.watch(window);
         waiter.wait(None).map_err(|error| system("wait", error))?;
@@ -76,7 +76,7 @@ pub(super) fn serve(
         }
     }
     cpu.watch(window);
-    cpu.total().ok_or(CeilingError::Ended("client"))
+    cpu.used().ok_or(CeilingError::Ended("client"))
 }
 
 /// Where the data of replies comes from.

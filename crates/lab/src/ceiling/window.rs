@@ -1,8 +1,7 @@
 //! The measured time, as both threads see it.
 
-use rustix::time::{ClockId, clock_gettime};
+use crate::cpu::{CpuTime, Used};
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::time::Duration;
 
 /// Opened and closed by the client, watched by the server.
 pub(super) struct Window {
@@ -11,9 +10,9 @@ pub(super) struct Window {
 
 /// One thread's processor time within the window.
 #[derive(Default)]
-pub(super) struct CpuTime {
-    begun: Option<Duration>,
-    total: Option<Duration>,
+pub(super) struct CpuWatch {
+    begun: Option<CpuTime>,
+    used: Option<Used>,
 }
 
 impl Window {
@@ -30,28 +29,23 @@ impl Window {
     }
 }
 
-impl CpuTime {
+impl CpuWatch {
     /// Notes where the calling thread stands if the window has just opened or closed.
     #[inline]
     pub(super) fn watch(&mut self, window: &Window) {
         let state = window.state.load(Ordering::Acquire);
         if self.begun.is_none() && state != RAMP {
-            self.begun = Some(thread_cpu_time());
+            self.begun = Some(CpuTime::of_this_thread());
         }
-        if self.total.is_none() && state == CLOSED {
-            self.total = self.begun.map(|begun| thread_cpu_time().saturating_sub(begun));
+        if self.used.is_none() && state == CLOSED {
+            self.used = self.begun.map(|begun| CpuTime::of_this_thread().since(begun));
         }
     }
 
     /// Its time from the opening to the closing; `None` if it has not seen both.
-    pub(super) fn total(&self) -> Option<Duration> {
-        self.total
+    pub(super) fn used(&self) -> Option<Used> {
+        self.used
     }
-}
-
-fn thread_cpu_time() -> Duration {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 const RAMP: u8 = 0;

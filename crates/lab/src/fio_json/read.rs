@@ -103,9 +103,11 @@ fn clashes(reports: &[(String, Comparison)]) -> Vec<bool> {
     reports.iter().enumerate().map(|(at, (_, report))| clash(at, report)).collect()
 }
 
-/// Appends what the text does not say already.
+/// Appends what the text does not say already; what is not known gives way to what is.
 fn append(text: &mut String, separator: &str, more: &str) {
-    if !text.split(separator).any(|part| part == more) {
+    if text == UNKNOWN {
+        more.clone_into(text);
+    } else if more != UNKNOWN && !text.split(separator).any(|part| part == more) {
         text.push_str(separator);
         text.push_str(more);
     }
@@ -179,7 +181,7 @@ fn fio_run(job: &Value) -> Run {
     let runtime = |name: &str| job.get(name).map_or(0, |side| integer(side, "runtime"));
     let runtime_ms = ["read", "write", "trim"].into_iter().map(runtime).max().unwrap_or(0);
     let percent = |name: &str| job.get(name).and_then(Value::as_f64).unwrap_or(0.0);
-    let cpu_ns = (percent("usr_cpu") + percent("sys_cpu")) / 100.0 * integer(job, "job_runtime") as f64 * 1e6;
+    let cpu_ns = |percent: f64| (percent / 100.0 * integer(job, "job_runtime") as f64 * 1e6) as u64;
     Run {
         runtime_ns: runtime_ms.saturating_mul(1_000_000),
         read: side("read"),
@@ -188,7 +190,9 @@ fn fio_run(job: &Value) -> Run {
         errors: u64::from(integer(job, "error") != 0),
         verify_errors: 0,
         target_cpu_ns: None,
-        initiator_cpu_ns: Some(cpu_ns as u64),
+        initiator_cpu_ns: Some(cpu_ns(percent("usr_cpu") + percent("sys_cpu"))),
+        target_system_ns: None,
+        initiator_system_ns: Some(cpu_ns(percent("sys_cpu"))),
     }
 }
 

@@ -7,6 +7,7 @@
 
 mod worker;
 
+use crate::cpu::{CpuTime, Used};
 use crate::histogram::Histogram;
 use crate::job::{Job, Range};
 use crate::options::JobError;
@@ -14,6 +15,7 @@ use crate::result::{Direction, Run};
 use blockmux_engine::cores::Cores;
 use blockmux_engine::reactor::EngineCore;
 use blockmux_volume::{IoError, Volume};
+use std::ops::Add;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -129,7 +131,7 @@ impl Bench<'_> {
         control.set(Phase::Stop);
         let after = self.cpu_times();
         let total = self.collect(&tallies, DRAIN_TIMEOUT)?;
-        let used = |side: usize| Some((after[side]?.saturating_sub(before[side]?)).as_nanos() as u64);
+        let used = |side: usize| Some(after[side]?.since(before[side]?));
         Ok(total.into_run(used(0), used(1)))
     }
 
@@ -192,8 +194,12 @@ impl Bench<'_> {
     }
 
     /// Processor time of target and initiator so far.
-    fn cpu_times(&self) -> [Option<Duration>; 2] {
-        [self.target.map(Cores::cpu_time), Some(self.initiator.cpu_time())]
+    fn cpu_times(&self) -> [Option<CpuTime>; 2] {
+        let of = |cores: &Cores| {
+            let times = (0..cores.count()).filter_map(|nth| cores.ask(nth, |_| CpuTime::of_this_thread()));
+            times.fold(CpuTime::default(), CpuTime::add)
+        };
+        [self.target.map(of), Some(of(self.initiator))]
     }
 
     fn wait(&self, time: Duration, done_ms: u64) {
@@ -220,7 +226,7 @@ impl Tally {
         self.measured = self.measured.max(other.measured);
     }
 
-    fn into_run(self, target_cpu_ns: Option<u64>, initiator_cpu_ns: Option<u64>) -> Run {
+    fn into_run(self, target: Option<Used>, initiator: Option<Used>) -> Run {
         let direction = |counter: &Counter| Direction {
             ios: counter.latency.count(),
             bytes: counter.bytes,
@@ -233,8 +239,10 @@ impl Tally {
             trim: direction(&self.trim),
             errors: self.errors,
             verify_errors: self.verify_errors,
-            target_cpu_ns,
-            initiator_cpu_ns,
+            target_cpu_ns: target.map(|used| used.cpu_ns),
+            initiator_cpu_ns: initiator.map(|used| used.cpu_ns),
+            target_system_ns: target.and_then(|used| used.system_ns),
+            initiator_system_ns: initiator.and_then(|used| used.system_ns),
         }
     }
 }

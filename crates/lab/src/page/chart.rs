@@ -1,7 +1,7 @@
 //! Bar and line charts as inline SVG. Colours and dashes are classes; the style sheet gives them.
 
-use super::svg::{self, escaped, framed, line, linear_ticks, log_ticks, n, shortened, text};
-use crate::figure;
+use super::svg::{self, escaped, framed, line, linear_ticks, log_ticks, n, text};
+use crate::figure::{self, shortened};
 use std::fmt::Write as _;
 
 /// Horizontal bars on one axis, in groups with a heading each.
@@ -59,7 +59,8 @@ impl Bars {
         let most = if whole > 0.0 && breakable > whole * BREAK_FROM { whole } else { whole.max(breakable) };
         let ticks = linear_ticks(most);
         let end = ticks[ticks.len() - 1];
-        let x = |value: f64| LEFT + value / end * SPAN;
+        let left = self.left();
+        let x = |value: f64| left + value / end * (RIGHT - left);
         let (body, bottom) = self.body(end, x);
         let mut out = String::new();
         for &tick in &ticks {
@@ -67,10 +68,14 @@ impl Bars {
             text(&mut out, "tick mid", x(tick), bottom + 14.0, &(self.axis)(tick));
         }
         out.push_str(&body);
-        if let Some(reference) = self.reference {
-            line(&mut out, "reference", (x(reference), TOP), (x(reference), bottom));
-        }
         framed(bottom + 20.0, &self.title, &self.description(), &out)
+    }
+
+    /// Where bars begin: behind the longest label, so that charts with usual labels are alike.
+    fn left(&self) -> f64 {
+        let labels = self.groups.iter().flat_map(|group| &group.bars).map(|bar| bar.label.chars().count());
+        let longest = labels.max().unwrap_or(0).clamp(LABEL_CHARS, MOST_LABEL_CHARS);
+        LEFT + (longest - LABEL_CHARS) as f64 * CHAR
     }
 
     fn body(&self, end: f64, x: impl Fn(f64) -> f64) -> (String, f64) {
@@ -81,9 +86,14 @@ impl Bars {
                 text(&mut out, "heading", 0.0, y + 14.0, &shortened(&group.heading, HEADING_CHARS));
                 y += 20.0;
             }
+            let first = y;
             for bar in &group.bars {
                 self.bar(&mut out, bar, y, end, &x);
                 y += ROW;
+            }
+            // Not through the headings.
+            if let Some(reference) = self.reference {
+                line(&mut out, "reference", (x(reference), first), (x(reference), y));
             }
             y += 6.0;
         }
@@ -92,7 +102,7 @@ impl Bars {
 
     fn bar(&self, out: &mut String, bar: &Bar, y: f64, end: f64, x: &impl Fn(f64) -> f64) {
         let _ = write!(out, "<g><title>{}</title>", escaped(&self.hint(bar)));
-        text(out, "label", LEFT - 6.0, y + 13.0, &shortened(&bar.label, LABEL_CHARS));
+        text(out, "label", x(0.0) - 6.0, y + 13.0, &shortened(&bar.label, MOST_LABEL_CHARS));
         let broken = bar.value() > end;
         let mut from = 0.0;
         for (length, class) in &bar.parts {
@@ -108,13 +118,16 @@ impl Bars {
         let mut label_x = x(from);
         if broken {
             // Two slanted cuts near the end: this bar goes on.
-            for cut in [LEFT + SPAN - 16.0, LEFT + SPAN - 11.0] {
+            for cut in [RIGHT - 16.0, RIGHT - 11.0] {
                 line(out, "cut", (cut - 3.0, y + BAR + 5.0), (cut + 3.0, y + 1.0));
             }
         } else if bar.runs.len() > 1 {
             let middle = y + 3.0 + BAR / 2.0;
             let least = bar.runs.iter().copied().fold(f64::INFINITY, f64::min);
-            line(out, "whisker", (x(least), middle), (x(bar.most()), middle));
+            // Once as a halo, since bars are light and dark.
+            for class in ["whisker under", "whisker"] {
+                line(out, class, (x(least), middle), (x(bar.most()), middle));
+            }
             for &run in &bar.runs {
                 let _ = write!(out, r#"<circle class="run" cx="{}" cy="{}" r="1.7"/>"#, n(x(run)), n(middle));
             }
@@ -295,9 +308,12 @@ const ROW: f64 = 21.0;
 const BAR: f64 = 14.0;
 /// Where bars begin: room for [`LABEL_CHARS`] before it.
 const LEFT: f64 = 120.0;
-/// Length of the axis: leaves room for a value behind the longest bar.
-const SPAN: f64 = 184.0;
+/// Where the axis ends: leaves room for a value behind the longest bar.
+const RIGHT: f64 = 304.0;
 const LABEL_CHARS: usize = 19;
+const MOST_LABEL_CHARS: usize = 32;
+/// What one more character of a label takes at most, on average.
+const CHAR: f64 = 6.0;
 const HEADING_CHARS: usize = 52;
 const PANEL: f64 = 140.0;
 const PLOT_LEFT: f64 = 40.0;

@@ -9,43 +9,22 @@ mod summary;
 mod svg;
 
 use crate::figure::{self, Figure, Labels};
-use crate::job::Rw;
 use crate::result::{Comparison, Row, Run};
+use crate::suite::Study;
 use crate::table;
 use crate::when;
 use askama::Template;
 use sections::Section;
 use summary::Tile;
 
-/// One figure of a published study: shown beside what was measured, never mixed with it.
-#[derive(Clone, Debug, PartialEq)]
-pub struct PublishedFigure {
-    /// The study's name, with author and year.
-    pub study: String,
-    /// What the study calls the subject: "iSER IB".
-    pub label: String,
-    /// The value, in `unit`.
-    pub value: f64,
-    /// "IOPS", "MB/s" or "us" (mean latency); other units are shown without a measured counterpart.
-    pub unit: String,
-    /// Pattern.
-    pub rw: Rw,
-    /// Block size in bytes.
-    pub bs: u32,
-    /// Depth; 0 if the study does not say.
-    pub iodepth: u32,
-    /// The protocol in Blockmux's word for it; empty for a local volume.
-    pub protocol: String,
-}
-
-/// The page of a comparison. The published figures are shown if there are any.
+/// The page of a comparison, with what a study found beside what was measured.
 ///
 /// # Errors
 /// Only if formatting a value fails, which none of ours does.
-pub fn render(comparison: &Comparison, published: &[PublishedFigure]) -> Result<String, askama::Error> {
+pub fn render(comparison: &Comparison, study: Option<&Study>) -> Result<String, askama::Error> {
     let labels = Labels::of(comparison);
     let mut sections = sections::measured(comparison, &labels);
-    sections.extend(sections::published(comparison, &labels, published));
+    sections.extend(study.map(|study| sections::published(comparison, &labels, study)));
     let groups = comparison.groups();
     let page = Page {
         comparison,
@@ -54,6 +33,8 @@ pub fn render(comparison: &Comparison, published: &[PublishedFigure]) -> Result<
         tiles: summary::tiles(comparison, &labels),
         troubles: troubles(comparison, &labels),
         sections,
+        study,
+        skipped: comparison.skipped_by_reason(),
         tables: groups.iter().map(|group| Table::of(comparison, &labels, group)).collect(),
     };
     page.render()
@@ -68,6 +49,9 @@ struct Page<'a> {
     tiles: Vec<Tile>,
     troubles: Vec<String>,
     sections: Vec<Section>,
+    study: Option<&'a Study>,
+    /// (reason, jobs).
+    skipped: Vec<(&'a str, Vec<&'a str>)>,
     tables: Vec<Table>,
 }
 
@@ -89,8 +73,17 @@ impl Table {
             ["Subject", "Runs", "IOPS", "IOPS range", "MB/s", "mean"].map(Into::into).into();
         head.extend(percentiles.iter().map(|at| format!("p{}", f64::from(*at) / 100.0)));
         head.extend(
-            ["max", "CPU target", "CPU initiator", "% CPU per Gbit/s", "Share of ceiling", "Target"]
-                .map(Into::into),
+            [
+                "max",
+                "CPU target",
+                "of it kernel",
+                "CPU initiator",
+                "of it kernel",
+                "% CPU per Gbit/s",
+                "Share of ceiling",
+                "Target",
+            ]
+            .map(Into::into),
         );
         let row = |row: &&Row| {
             let cell = |figure: Figure| or_dash(row.median(figure).map(figure::measure));
@@ -101,8 +94,9 @@ impl Table {
             let mut cells = vec![labels.label(row), row.runs.len().to_string()];
             cells.extend([or_dash(iops), or_dash(range), cell(Figure::MbPerSecond), cell(Figure::Mean)]);
             cells.extend(percentiles.iter().map(|&at| cell(Figure::Percentile(at))));
-            cells
-                .extend([Figure::Max, Figure::TargetCpu, Figure::InitiatorCpu, Figure::CpuPerGbit].map(cell));
+            cells.push(cell(Figure::Max));
+            cells.extend([Figure::TargetCpu, Figure::TargetSystem].map(cell));
+            cells.extend([Figure::InitiatorCpu, Figure::InitiatorSystem, Figure::CpuPerGbit].map(cell));
             cells.push(or_dash(comparison.share_of_ceiling(row).map(figure::percent)));
             cells.push(row.target.clone());
             cells

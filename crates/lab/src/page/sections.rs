@@ -1,10 +1,11 @@
 //! Which charts the page has, made from a comparison's rows.
 
-use super::PublishedFigure;
 use super::chart::{Bar, BarGroup, Bars, Line, Lines, Point};
 use super::svg;
 use crate::figure::{self, Figure, Labels};
 use crate::result::{Comparison, Kind, Row};
+use crate::suite::{PublishedFigure, Study, Unit};
+use crate::table;
 
 /// Charts under one heading.
 pub(super) struct Section {
@@ -48,33 +49,30 @@ pub(super) fn measured(comparison: &Comparison, labels: &Labels) -> Vec<Section>
     sections.into_iter().map(without_empty).filter(|section| !section.blocks.is_empty()).collect()
 }
 
-/// The section about the published figures; none if there are none.
-pub(super) fn published(
-    comparison: &Comparison,
-    labels: &Labels,
-    figures: &[PublishedFigure],
-) -> Option<Section> {
-    let mut blocks: Vec<Block> = Vec::new();
-    for chunk in figures.chunk_by(|a, b| a.study == b.study) {
-        let mut cards = Vec::new();
-        for same in
-            chunk.chunk_by(|a, b| (a.rw, a.bs, a.iodepth, &a.unit) == (b.rw, b.bs, b.iodepth, &b.unit))
-        {
-            cards.push(published_card(comparison, labels, same));
+/// The section about a study: what it says, and its figures beside ours.
+pub(super) fn published(comparison: &Comparison, labels: &Labels, study: &Study) -> Section {
+    let mut cards: Vec<(&PublishedFigure, Vec<&PublishedFigure>)> = Vec::new();
+    for figure in &study.figures {
+        match cards.iter_mut().find(|(first, _)| first.unit == figure.unit && first.is_about(&figure.job)) {
+            Some((_, same)) => same.push(figure),
+            None => cards.push((figure, vec![figure])),
         }
-        blocks.push(Block { title: chunk[0].study.clone(), cards });
     }
-    let section = without_empty(Section {
+    let cards = cards.iter().map(|(_, same)| published_card(comparison, labels, same)).collect();
+    let note = if study.figures.is_empty() {
+        "The study gives no numbers to put beside ours."
+    } else {
+        "Outlined bars are other people's figures, taken on other machines, networks and disks. They are here to \
+         compare shapes (which protocol leads, and by how much), not absolute numbers."
+    };
+    without_empty(Section {
         id: "published",
         title: "Published beside measured",
-        note: "Outlined bars are other people's figures, taken on other machines, networks and disks. They are here to \
-               compare shapes (which protocol leads, and by how much), not absolute numbers."
-            .into(),
+        note: note.into(),
         legend: &[],
         published: true,
-        blocks,
-    });
-    (!section.blocks.is_empty()).then_some(section)
+        blocks: vec![Block { title: String::new(), cards }],
+    })
 }
 
 fn iops(labels: &Labels, groups: &[Group]) -> Section {
@@ -189,10 +187,12 @@ fn share(comparison: &Comparison, labels: &Labels, groups: &[Group]) -> Section 
     Section {
         id: "ceiling",
         title: "Share of the ceiling",
-        note: "The ceiling is a bare request and response program on the same sockets, with the same message sizes, \
-               depth and connections. “never” is held against the one that sleeps, “always” against the one \
-               that spins, “adaptive” against the faster of the two. The line is 100%."
-            .into(),
+        note: format!(
+            "The ceiling is a bare request and response program on the same sockets, with the same message sizes, \
+             depth and connections. “never” is held against the one that sleeps, “always” against the one that \
+             spins, “adaptive” against the faster of the two. The line is 100%.{}",
+            if comparison.has_noisy_ceiling() { table::NOISY_CEILING } else { "" }
+        ),
         legend: &[],
         published: false,
         blocks: vec![Block { title: String::new(), cards: cards.collect() }],
@@ -239,44 +239,40 @@ fn cpu_per_io(labels: &Labels, groups: &[Group]) -> Section {
     Section {
         id: "cpu-per-io",
         title: "Processor time for each I/O",
-        note: "Microseconds of processor time, user and system together. Shorter is better.".into(),
+        note: "Microseconds of processor time, user and system together; the kernel's part is among all figures. Shorter \
+               is better.".into(),
         legend: &[("target", "target"), ("initiator", "initiator")],
         published: false,
         blocks: by_block_size(groups, card),
     }
 }
 
-fn published_card(comparison: &Comparison, labels: &Labels, figures: &[PublishedFigure]) -> Card {
-    let first = &figures[0];
-    let shown = if first.unit == "IOPS" { figure::count } else { figure::measure };
-    let own = match first.unit.as_str() {
-        "IOPS" => Some(Figure::Iops),
-        "MB/s" => Some(Figure::MbPerSecond),
-        "us" => Some(Figure::Mean),
-        _ => None,
-    };
-    let same_job = |row: &&Row| {
-        let job = &row.job;
-        row.kind == Kind::Protocol && (job.rw, job.bs, job.iodepth) == (first.rw, first.bs, first.iodepth)
-    };
-    let rows: Group = comparison.rows.iter().filter(same_job).collect();
-    let mut groups = Vec::new();
-    if let Some(own) = own.filter(|_| !rows.is_empty()) {
-        groups.push(bar_group(labels, &rows, own, "Measured here".into()));
+fn published_card(comparison: &Comparison, labels: &Labels, figures: &[&PublishedFigure]) -> Card {
+    let first = figures[0];
+    let shown = if first.unit == Unit::Iops { figure::count } else { figure::measure };
+    let (own, per_unit) = first.unit.measured_as();
+    let is_shown = |row: &&Row| matches!(row.kind, Kind::Protocol | Kind::Local) && first.is_about(&row.job);
+    let rows: Group = comparison.rows.iter().filter(is_shown).collect();
+    let mut measured = bar_group(labels, &rows, own, "Measured here".into());
+    for bar in &mut measured.bars {
+        bar.parts.iter_mut().for_each(|(length, _)| *length *= per_unit);
+        bar.runs.iter_mut().for_each(|run| *run *= per_unit);
     }
-    let bars = figures.iter().map(|figure| Bar {
-        label: figure.label.clone(),
-        parts: vec![(figure.value, format!("outlined {}", protocol_class(&figure.protocol)))],
-        runs: Vec::new(),
-        may_break: false,
-    });
-    groups.push(BarGroup { heading: "Published".into(), bars: bars.collect() });
-    let depth = if first.iodepth > 0 { format!(", depth {}", first.iodepth) } else { String::new() };
-    let title = format!("{} {}{depth}", figure::bytes(u64::from(first.bs)), figure::pattern(first.rw));
+    let mut groups = Vec::from_iter((!measured.bars.is_empty()).then_some(measured));
+    for of_one in figures.chunk_by(|a, b| a.protocol == b.protocol) {
+        let bars = of_one.iter().map(|figure| Bar {
+            label: if figure.approximate { format!("about, {}", figure.label) } else { figure.label.clone() },
+            parts: vec![(figure.value, format!("outlined {}", protocol_class(&figure.protocol)))],
+            runs: Vec::new(),
+            may_break: false,
+        });
+        let heading = format!("Published: {}", of_one[0].protocol);
+        groups.push(BarGroup { heading, bars: bars.collect() });
+    }
+    let title = figure::title(&first.job);
     let name = format!("{title}, published figures beside measured ones");
     let svg = Bars { title: name, groups, shown, axis: svg::tick, reference: None }.draw();
-    let unit = if first.unit == "us" { "µs".into() } else { first.unit.clone() };
-    Card { title, unit, svg }
+    Card { title, unit: first.unit.to_string(), svg }
 }
 
 fn bar_card(labels: &Labels, group: &Group, figure: Figure, unit: &str, shown: fn(f64) -> String) -> Card {
@@ -384,9 +380,10 @@ fn class(row: &Row) -> String {
     }
 }
 
-/// A protocol keeps its colour in every report. A merged report has the file's name behind the protocol's.
+/// A protocol keeps its colour in every report, over whatever sockets. A merged report has the file's name behind the
+/// protocol's.
 fn protocol_class(protocol: &str) -> &'static str {
-    match protocol.split(' ').next().unwrap_or_default() {
+    match protocol.split([' ', '+']).next().unwrap_or_default() {
         "nbd" => "nbd",
         "iscsi" => "iscsi",
         "nvme-tcp" => "nvme-tcp",
@@ -394,7 +391,7 @@ fn protocol_class(protocol: &str) -> &'static str {
         "srp" => "srp",
         "nvme-rdma" => "nvme-rdma",
         "aoe" => "aoe",
-        "" => "local",
+        "" | "local" => "local",
         _ => "other",
     }
 }

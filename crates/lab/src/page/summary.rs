@@ -48,8 +48,9 @@ pub(super) fn tiles(comparison: &Comparison, labels: &Labels) -> Vec<Tile> {
 
 fn rate(comparison: &Comparison, labels: &Labels, group: &[&Row]) -> Option<Tile> {
     let best = Best::of(labels, group, Figure::Iops, true)?;
-    let share = comparison.share_of_ceiling(best.row).map(|share| {
-        format!(", {} of what bare sockets reach with the same messages", figure::percent(share))
+    let share = comparison.share_of_ceiling(best.row).map(|share| match share {
+        share if share >= 1.0 => ", no less than bare sockets with the same messages".to_owned(),
+        share => format!(", {} of what bare sockets reach with the same messages", figure::percent(share)),
     });
     Some(Tile {
         about: "Small I/O",

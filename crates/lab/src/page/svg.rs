@@ -63,14 +63,6 @@ pub(super) fn tick_percent(value: f64) -> String {
     format!("{}%", tick(value * 100.0))
 }
 
-/// At most so many characters, the last an ellipsis if some are missing.
-pub(super) fn shortened(text: &str, most: usize) -> String {
-    if text.chars().count() <= most {
-        return text.to_owned();
-    }
-    text.chars().take(most - 1).chain(['…']).collect()
-}
-
 /// Ticks of a linear axis from 0 to at least `most`, at 1, 2 or 5 times a power of ten, five at most beside 0.
 pub(super) fn linear_ticks(most: f64) -> Vec<f64> {
     if !(most.is_finite() && most > 0.0) {

@@ -24,11 +24,17 @@ impl TestCore {
     /// A core at the beginning of its time.
     #[must_use]
     pub fn new() -> Rc<TestCore> {
+        TestCore::with_pool(&Pool::new(POOL_BYTES))
+    }
+
+    /// A core whose buffers somebody else uses too.
+    #[must_use]
+    pub fn with_pool(pool: &Pool) -> Rc<TestCore> {
         let started = Instant::now();
         Rc::new(TestCore {
             started,
             now: Cell::new(started),
-            pool: Pool::new(POOL_BYTES),
+            pool: pool.clone(),
             ready: ReadyList::new(),
             timers: RefCell::default(),
             asked: Cell::new(0),

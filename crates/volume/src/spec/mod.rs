@@ -112,7 +112,7 @@ pub enum SpecError {
     NoKind(String),
     /// A kind that does not exist.
     #[error(
-        "`{kind}` in `{spec}` is not a kind of volume: use mem, null, file, block, stripe, delay, fault, rate, log, or a URL"
+        "`{kind}` in `{spec}` is not a kind of volume: use mem, null, file, block, stripe, delay, fault, rate, log, or a URL as nbd://host/export"
     )]
     UnknownKind {
         /// The word.

@@ -18,7 +18,7 @@ impl FromStr for Spec {
     type Err = SpecError;
 
     fn from_str(text: &str) -> Result<Spec, SpecError> {
-        if text.contains(char::is_control) {
+        if text.contains(|letter: char| letter.is_ascii_control()) {
             return Err(SpecError::Control(text.escape_debug().to_string()));
         }
         Parser { spec: text, depth: 0 }.spec()
@@ -68,6 +68,10 @@ impl<'a> Parser<'a> {
             _ if kind.contains('/') => Err(SpecError::NoKind(self.spec.to_owned())),
             _ => Err(SpecError::UnknownKind { kind: kind.to_owned(), spec: self.spec.to_owned() }),
         }
+    }
+
+    fn boxed(self) -> Parsed<Box<Spec>> {
+        self.spec().map(Box::new)
     }
 
     fn within(self, spec: &'a str) -> Parser<'a> {
@@ -166,7 +170,7 @@ impl<'a> Parser<'a> {
             self.decorated(rest, "delay:READ[,WRITE]:VOLUME, as in delay:100us,5ms:mem:1g")?;
         let (read, write) = times.split_once(',').unwrap_or((times, times));
         let (read, write) = (self.duration(read)?, self.duration(write)?);
-        Ok(Spec::Delay(Delays { read, write, flush: write }, volume))
+        Ok(Spec::Delay(Delays { read, write, flush: write }, volume.boxed()?))
     }
 
     fn fault(self, rest: &'a str) -> Parsed<Spec> {
@@ -187,7 +191,7 @@ impl<'a> Parser<'a> {
             }
             has_when |= matches!(key, "every" | "probability");
         }
-        Ok(Spec::Fault(fault, volume))
+        Ok(Spec::Fault(fault, volume.boxed()?))
     }
 
     fn rate(self, rest: &'a str) -> Parsed<Spec> {
@@ -209,17 +213,18 @@ impl<'a> Parser<'a> {
                 _ => return Err(self.unknown(key, "a rate", RATE_KEYS)),
             }
         }
-        Ok(Spec::Rate(limits, volume))
+        Ok(Spec::Rate(limits, volume.boxed()?))
     }
 
     fn log(self, rest: &'a str) -> Parsed<Spec> {
         let (path, volume) = self.decorated(rest, "log:PATH:VOLUME, as in log:-:mem:1g")?;
         let target = if path == "-" { LogTarget::Stderr } else { LogTarget::File(decode(path)?) };
-        Ok(Spec::Log(target, volume))
+        Ok(Spec::Log(target, volume.boxed()?))
     }
 
-    /// What stands before the volume, not empty, and the volume.
-    fn decorated(self, rest: &'a str, form: &'static str) -> Parsed<(&'a str, Box<Spec>)> {
+    /// What stands before the volume, not empty, and the volume. That is read last: who forgot what stands before it
+    /// is to hear of that.
+    fn decorated(self, rest: &'a str, form: &'static str) -> Parsed<(&'a str, Parser<'a>)> {
         let (before, volume) = rest.split_once(':').unwrap_or((rest, ""));
         if before.is_empty() {
             return Err(self.missing("setting", form));
@@ -229,7 +234,7 @@ impl<'a> Parser<'a> {
                 "a volume behind the last colon; a stripe's member that contains a comma goes in brackets";
             return Err(self.missing("volume", if self.depth == 0 { form } else { in_stripe }));
         }
-        Ok((before, Box::new(self.within(volume).spec()?)))
+        Ok((before, self.within(volume)))
     }
 
     /// `key=value` pairs, each key once.

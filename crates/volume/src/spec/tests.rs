@@ -125,6 +125,7 @@ fn what_is_wrong_is_named_in_one_line_that_says_what_to_do() {
         ("[mem:1g]x", "brackets in `[mem:1g]x`"),
         ("stripe:delay:1ms,2ms:mem:1g", "a stripe's member that contains a comma goes in brackets"),
         ("delay:5:mem:1g", "in `delay:5:mem:1g`: `5` is not a duration"),
+        ("delay:mem:1g", "in `delay:mem:1g`: `mem` is not a duration"),
         ("delay::mem:1g", "`delay::mem:1g` has no setting: write delay:READ[,WRITE]:VOLUME"),
         ("delay:5ms", "`delay:5ms` has no volume: write delay:READ"),
         ("fault:oops=1:mem:1g", "`oops` in `fault:oops=1:mem:1g` is not an option of a fault: it has op,"),

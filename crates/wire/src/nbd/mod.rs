@@ -12,3 +12,6 @@ pub const NBD_DEFAULT_PORT: u16 = 10809;
 
 /// The longest string that the protocol allows, in bytes (proto.md, "Conventions").
 pub const NBD_MAX_STRING: usize = 4096;
+
+/// The largest minimum block size that may be advertised, in bytes (proto.md, "Size constraints").
+pub const NBD_MAX_MINIMUM_BLOCK: u32 = 65_536;

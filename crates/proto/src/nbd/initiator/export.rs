@@ -2,6 +2,7 @@
 
 use crate::session::ProtocolError;
 use blockmux_volume::{MAX_TRANSFER, VolumeInfo};
+use blockmux_wire::nbd::NBD_MAX_MINIMUM_BLOCK;
 use blockmux_wire::nbd::handshake::{
     InfoBlockSize, NBD_FLAG_BLOCK_STATUS_PAYLOAD, NBD_FLAG_CAN_MULTI_CONN, NBD_FLAG_HAS_FLAGS,
     NBD_FLAG_READ_ONLY, NBD_FLAG_ROTATIONAL, NBD_FLAG_SEND_CACHE, NBD_FLAG_SEND_DF, NBD_FLAG_SEND_FAST_ZERO,
@@ -88,7 +89,7 @@ impl BlockSize {
             maximum_payload: info.maximum_payload.get(),
         };
         let fault = |what| Err(ProtocolError { what, reference: "proto.md, \"Size constraints\"" });
-        if !sizes.minimum.is_power_of_two() || sizes.minimum > MAX_MINIMUM {
+        if !sizes.minimum.is_power_of_two() || sizes.minimum > NBD_MAX_MINIMUM_BLOCK {
             return fault("advertised a minimum block size that is no power of two up to 65536");
         }
         if !sizes.preferred.is_power_of_two() || sizes.preferred < sizes.minimum {
@@ -148,7 +149,6 @@ impl ExportInfo {
 
 /// What holds when a server names no constraints.
 const DEFAULT_BLOCK_SIZE: BlockSize = BlockSize { minimum: 1, preferred: 4096, maximum_payload: 32 << 20 };
-const MAX_MINIMUM: u32 = 65_536;
 const SECTOR: u32 = 512;
 
 const FLAG_NAMES: [(u16, &str); 13] = [

@@ -3,8 +3,8 @@
 
 use super::export::Headers;
 use super::reply::{TRANSMISSION, error};
-use super::slots::Key;
 use crate::session::ProtocolError;
+use crate::slots::Key;
 use blockmux_wire::nbd::transmission::{
     ExtendedReply, NBD_EXTENDED_REPLY_MAGIC, NBD_REPLY_FLAG_DONE, NBD_SIMPLE_REPLY_MAGIC,
     NBD_STRUCTURED_REPLY_MAGIC, ReplyType, SimpleReply, StructuredReply,

@@ -19,7 +19,6 @@ mod request;
 #[cfg(test)]
 #[allow(clippy::arithmetic_side_effects, reason = "in a test an overflow is a failure, as it should be")]
 mod script;
-mod slots;
 mod transmission;
 
 pub use export::{BlockSize, ExportInfo, Headers, ListedExport, TransmissionFlags};

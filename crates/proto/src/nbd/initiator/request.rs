@@ -1,8 +1,9 @@
 //! Requests as they go on the wire (proto.md, "Request message").
 
 use super::export::{Headers, TransmissionFlags};
-use super::slots::Key;
+use super::transmission::Request as InFlight;
 use crate::outbox::Outbox;
+use crate::slots::Key;
 use blockmux_volume::{IoError, Op};
 use blockmux_wire::nbd::handshake::{
     NBD_FLAG_SEND_CACHE, NBD_FLAG_SEND_DF, NBD_FLAG_SEND_FAST_ZERO, NBD_FLAG_SEND_FLUSH, NBD_FLAG_SEND_FUA,
@@ -138,6 +139,16 @@ impl Terms {
             pieces.flags |= NBD_CMD_FLAG_FAST_ZERO;
         }
         Ok(())
+    }
+
+    /// Whether a server may have refused this because it covers more than its maximum payload, which it may of a
+    /// request without payload ("Size constraints"). A fast zero is not meant: half of one would be of no use.
+    pub(super) fn may_be_too_long(&self, request: &InFlight, error: IoError) -> bool {
+        let has_payload = matches!(request.cmd, Cmd::NBD_CMD_READ | Cmd::NBD_CMD_WRITE);
+        let is_fast = request.flags & NBD_CMD_FLAG_FAST_ZERO != 0;
+        matches!(error, IoError::BadLength | IoError::Unsupported)
+            && !(has_payload || is_fast)
+            && request.len > self.max_payload.into()
     }
 
     /// The most that a request without payload covers, in bytes.

@@ -3,15 +3,19 @@
 //! An I/O that the server takes whole is one request; a longer one is cut into pieces, of which [`WINDOW`] are in
 //! flight at a time, so that neither the server nor our tables see more than `DEPTH * WINDOW` requests. The
 //! completion comes after the last piece, and after the flush that stands in for FUA where there is none.
+//!
+//! A long read that brought no memory gets some before it is sent, and waits for its turn while the pool has none:
+//! once its data comes, everything behind that would wait too. One that is alone does not wait, but takes memory
+//! from the heap, so that there always is a reply after which to ask the pool again.
 
 use super::export::ExportInfo;
 use super::extents::Extents;
-use super::reply::Reading;
+use super::reply::{LEND_UP_TO, Reading};
 use super::request::{Pieces, Plan, Terms, ZEROES, push_disconnect};
-use super::slots::{Key, Slots};
 use super::{DEPTH, coverage::Coverage};
 use crate::nbd::errno::to_io_error;
 use crate::outbox::Outbox;
+use crate::slots::{Key, Slots};
 use blockmux_volume::{Completion, Extent, Io, IoError, Memory, Op, Output, Pool, Seg, SgList, VolumeInfo};
 use blockmux_wire::nbd::transmission::{Cmd, Errno};
 use std::collections::VecDeque;
@@ -23,6 +27,8 @@ pub(super) struct Transmission {
     pool: Pool,
     pub(super) jobs: Slots<Job>,
     pub(super) requests: Slots<Request>,
+    /// Jobs that wait for memory, first come first served; while there are any, a request is in flight.
+    waiting: VecDeque<Key>,
     pub(super) reading: Reading,
     /// Bytes in one piece that reading needs to go on.
     pub(super) need: usize,
@@ -95,6 +101,7 @@ impl Transmission {
             pool,
             jobs: Slots::default(),
             requests: Slots::default(),
+            waiting: VecDeque::new(),
             reading,
             done: VecDeque::new(),
             next_age: 0,
@@ -141,13 +148,18 @@ impl Transmission {
             Plan::Fails(error) => Err(error),
             // Requests of no length are not to be sent, nor are they needed.
             Plan::AllData | Plan::Send(_) if io.len == 0 => Ok(empty_output(io)),
-            Plan::AllData => Ok(Output::Extents(vec![Extent { len: io.len, hole: false, zero: false }])),
+            Plan::AllData => Ok(Output::Extents(vec![all_data(io.len)])),
             Plan::Flush => {
                 let key = self.insert_job(io, FLUSH);
                 return self.send_flush(key, outbox);
             }
             Plan::Send(pieces) => {
+                let needs_memory = io.op == Op::Read && io.data.is_none() && io.len > LEND_UP_TO;
                 let key = self.insert_job(io, pieces);
+                if needs_memory {
+                    self.waiting.push_back(key);
+                    return self.send_waiting(outbox);
+                }
                 return self.issue(key, outbox);
             }
         };
@@ -156,12 +168,19 @@ impl Transmission {
 
     /// Ends softly once nothing is in flight.
     pub(super) fn stop(&mut self, outbox: &mut Outbox) {
-        if matches!(self.ending, Ending::No | Ending::ByServer) {
+        if self.ending == Ending::ByServer {
             self.ending = Ending::ByUs;
+            self.waiting.clear();
             // What was kept for another session has none to come.
             for key in self.jobs.keys_of(|job| job.in_flight == 0) {
+                if let Some(job) = self.jobs.get_mut(key) {
+                    job.error.get_or_insert(IoError::ShuttingDown);
+                }
                 self.complete(key);
             }
+        }
+        if self.ending == Ending::No {
+            self.ending = Ending::ByUs;
         }
         self.disconnect_when_idle(outbox);
     }
@@ -170,6 +189,7 @@ impl Transmission {
     pub(super) fn take_unfinished(&mut self) -> Vec<Io> {
         let mut jobs = self.jobs.take_all();
         self.requests.take_all();
+        self.waiting.clear();
         self.reading = Reading::Head;
         self.ending = Ending::Disconnected;
         jobs.sort_unstable_by_key(|job| job.age);
@@ -182,11 +202,17 @@ impl Transmission {
         let Some(request) = self.requests.remove(key) else { return };
         let Some(job) = self.jobs.get_mut(request.job) else { return };
         job.in_flight = job.in_flight.saturating_sub(1);
-        if let Some(error) = request.error {
-            job.error.get_or_insert(error);
-            if error == IoError::ShuttingDown && self.ending == Ending::No {
-                self.ending = Ending::ByServer;
+        match request.error {
+            Some(error) if self.terms.may_be_too_long(&request, error) => {
+                job.go_back(&request, self.terms.max_payload.into(), self.info.logical_block);
             }
+            Some(error) => {
+                job.error.get_or_insert(error);
+                if error == IoError::ShuttingDown && self.ending == Ending::No {
+                    self.ending = Ending::ByServer;
+                }
+            }
+            None => {}
         }
         if job.error.is_none() {
             if job.issued < job.io.len {
@@ -200,19 +226,37 @@ impl Transmission {
         if job.in_flight == 0 {
             self.complete(request.job);
         }
+        if !self.waiting.is_empty() && self.ending != Ending::ByServer {
+            self.send_waiting(outbox);
+        }
         if self.ending != Ending::No {
             self.disconnect_when_idle(outbox);
         }
     }
 
-    /// Where the data of a job goes, if there is memory for it.
+    /// Sends what waits for memory, as far as there is some.
+    fn send_waiting(&mut self, outbox: &mut Outbox) {
+        while let Some(&key) = self.waiting.front() {
+            if let Some(job) = self.jobs.get_mut(key) {
+                let len = job.io.len as usize; // checked: at most MAX_TRANSFER
+                let memory = self.pool.take_payload(len);
+                let memory = memory.or_else(|| self.requests.is_empty().then(|| Memory::from_heap(len)));
+                let Some(memory) = memory else { return };
+                job.buffer = Some(SgList::one(memory.seg(0, len)));
+            }
+            self.waiting.pop_front();
+            self.issue(key, outbox);
+        }
+    }
+
+    /// Where the data of a job goes. Only a short read can come here without memory: its data came in pieces.
     #[inline]
     pub(super) fn destination(&mut self, key: Key) -> Option<&SgList> {
         let job = self.jobs.get_mut(key)?;
         if job.io.data.is_none() && job.buffer.is_none() {
-            // The range was checked, so the length is at most MAX_TRANSFER.
-            let len = job.io.len as usize;
-            job.buffer = Some(SgList::one(self.pool.take(len)?.seg(0, len)));
+            let len = job.io.len as usize; // at most LEND_UP_TO
+            let memory = self.pool.take_payload(len).unwrap_or_else(|| Memory::from_heap(len));
+            job.buffer = Some(SgList::one(memory.seg(0, len)));
         }
         job.io.data.as_ref().or(job.buffer.as_ref())
     }
@@ -298,6 +342,14 @@ impl Transmission {
         let result = match job.error {
             // A hint cannot fail: the server did not take it, that is all.
             Some(_) if op == Op::Prefetch => Ok(Output::Nothing),
+            // Nor can it be wrong to take for data what the server cannot tell.
+            Some(IoError::Unsupported | IoError::BadLength) if op == Op::BlockStatus => {
+                Ok(Output::Extents(vec![all_data(job.io.len)]))
+            }
+            // It is too long to be fast.
+            Some(IoError::BadLength) if matches!(op, Op::WriteZeroes { only_fast: true, .. }) => {
+                Err(IoError::Unsupported)
+            }
             Some(error) => Err(error),
             None => Ok(match op {
                 Op::Read => Output::Data(job.io.data.or(job.buffer).unwrap_or_default()),
@@ -316,6 +368,23 @@ impl Transmission {
             self.ending = Ending::Disconnected;
         }
     }
+}
+
+impl Job {
+    /// Does again what a refused request and those behind it were for, in pieces of at most `max` bytes. Whatever
+    /// they have done already is done twice then, which changes nothing.
+    #[cold]
+    fn go_back(&mut self, request: &Request, max: u64, block: u32) {
+        self.pieces.max = max;
+        self.issued = self.issued.min(request.offset.saturating_sub(self.io.offset));
+        if self.extents.is_some() {
+            self.extents = Some(Box::new(Extents::new(self.io.len.min(max), block)));
+        }
+    }
+}
+
+fn all_data(len: u64) -> Extent {
+    Extent { len, hole: false, zero: false }
 }
 
 /// What a request of no length brings.
@@ -361,6 +430,10 @@ mod tests {
 
     fn ack(client: &mut Client, request: Sent) {
         client.feed(&simple(request.cookie, 0, b"")).unwrap();
+    }
+
+    fn ack_with_data(client: &mut Client, request: Sent) {
+        client.feed(&simple(request.cookie, 0, &pattern(request.len as usize))).unwrap();
     }
 
     #[test]
@@ -586,6 +659,75 @@ mod tests {
     }
 
     #[test]
+    fn what_is_too_long_for_the_server_is_done_in_pieces_of_its_maximum_payload() {
+        let infos = [info_export(SIZE, ALL), info_block_size(512, 4096, 1 << 20)];
+        for (op, errno) in [
+            (ZEROES_OP, Errno::NBD_EOVERFLOW),
+            (ZEROES_OP, Errno::NBD_EINVAL),
+            (Op::Discard { fua: false }, Errno::NBD_EOVERFLOW),
+        ] {
+            let mut client = Client::ready_with(Headers::Simple, &infos, 1, Pool::new(1 << 20));
+            client.submit(0, op, 4096, (6 << 20) + 512, None);
+            let whole = sent(&mut client);
+            assert_eq!((whole.len(), whole[0].len), (1, (6 << 20) + 512));
+            client.feed(&simple(whole[0].cookie, errno.0, b"")).unwrap();
+            let mut at = 4096;
+            while client.session.poll_done().is_none() {
+                let request = sent(&mut client);
+                let pieces: Vec<_> = request.iter().map(|piece| (piece.offset, piece.len)).collect();
+                for (offset, len) in pieces {
+                    assert_eq!((offset, len <= 1 << 20), (at, true), "{op:?}");
+                    at += len;
+                }
+                request.into_iter().for_each(|piece| ack(&mut client, piece));
+            }
+            assert_eq!(at, 4096 + (6 << 20) + 512);
+        }
+    }
+
+    #[test]
+    fn a_piece_that_is_refused_within_the_maximum_payload_is_refused() {
+        let infos = [info_export(SIZE, ALL), info_block_size(512, 4096, 1 << 20)];
+        let only_fast = Op::WriteZeroes { fua: false, may_unmap: true, only_fast: true };
+        for (op, len, errno, error) in [
+            (ZEROES_OP, 1 << 20, Errno::NBD_EINVAL, IoError::Unsupported),
+            (ZEROES_OP, 2 << 20, Errno::NBD_EIO, IoError::Medium),
+            (only_fast, 2 << 20, Errno::NBD_ENOTSUP, IoError::Unsupported),
+            (only_fast, 2 << 20, Errno::NBD_EOVERFLOW, IoError::Unsupported),
+        ] {
+            let mut client = Client::ready_with(Headers::Simple, &infos, 1, Pool::new(1 << 20));
+            client.submit(0, op, 0, len, None);
+            let request = sent(&mut client)[0];
+            client.feed(&simple(request.cookie, errno.0, b"")).unwrap();
+            assert_eq!(client.done_error(), error, "{op:?} {errno}");
+            assert_eq!(sent(&mut client), []);
+        }
+    }
+
+    #[test]
+    fn block_status_that_a_server_cannot_tell_is_data() {
+        let infos = [info_export(SIZE, ALL), info_block_size(512, 4096, 1 << 20)];
+        for errno in [Errno::NBD_EOVERFLOW, Errno::NBD_EINVAL, Errno::NBD_ENOTSUP] {
+            let mut client = Client::ready_with(Headers::Structured, &infos, 1, Pool::new(1 << 20));
+            client.submit(0, Op::BlockStatus, 0, 2 << 20, None);
+            for len in [2 << 20, 1 << 20] {
+                let request = sent(&mut client)[0];
+                assert_eq!(request.len, len, "shorter when too long");
+                let error = ReplyType::NBD_REPLY_TYPE_ERROR;
+                let reply = chunk(Headers::Structured, request, true, error, &failure(errno.0, ""));
+                client.feed(&reply).unwrap();
+            }
+            let Ok(Output::Extents(extents)) = client.done().1 else { panic!("{errno}") };
+            assert_eq!(extents, [all_data(2 << 20)]);
+        }
+        let mut client = Client::ready_with(Headers::Structured, &infos, 1, Pool::new(1 << 20));
+        client.submit(0, Op::BlockStatus, 0, 2 << 20, None);
+        let request = sent(&mut client)[0];
+        client.feed(&simple(request.cookie, Errno::NBD_EIO.0, b"")).unwrap();
+        assert_eq!(client.done_error(), IoError::Medium);
+    }
+
+    #[test]
     fn a_hint_that_fails_is_still_only_a_hint() {
         let mut client = Client::ready(Headers::Simple, SIZE, ALL, 1);
         client.submit(0, Op::Prefetch, 0, 512, None);
@@ -695,6 +837,76 @@ mod tests {
         client.feed(&simple(all[1].cookie, 0, &[1; 512])).unwrap();
         assert_eq!(client.done_data(), [1; 512]);
         assert!(client.is_closing() && client.session.take_unfinished().is_empty());
+    }
+
+    /// A session whose pool has room for one long read at a time.
+    fn with_little_memory() -> Client {
+        let pool = Pool::new(1 << 20);
+        Client::ready_with(Headers::Simple, &[info_export(SIZE, HAS)], usize::MAX, pool)
+    }
+
+    #[test]
+    fn long_reads_wait_for_memory_before_they_are_sent_and_others_pass_them() {
+        let mut client = with_little_memory();
+        (0..3).for_each(|tag| client.read(tag, tag << 20, 512 << 10));
+        client.read(3, 0, 4096);
+        let first = sent(&mut client);
+        assert_eq!(first.iter().map(|request| request.len).collect::<Vec<_>>(), [512 << 10, 4096]);
+        ack_with_data(&mut client, first[1]);
+        assert_eq!(client.done_data().len(), 4096);
+        assert_eq!(sent(&mut client), [], "the pool has no more");
+
+        ack_with_data(&mut client, first[0]);
+        let held = client.session.poll_done().unwrap();
+        let second = sent(&mut client);
+        assert_eq!(second.len(), 1, "the one that is alone does not wait");
+        drop(held);
+        ack_with_data(&mut client, second[0]);
+        assert_eq!(client.done_data().len(), 512 << 10);
+        let third = sent(&mut client);
+        ack_with_data(&mut client, third[0]);
+        assert_eq!(client.done_data().len(), 512 << 10);
+    }
+
+    #[test]
+    fn what_waits_for_memory_is_unfinished_and_oldest_first() {
+        let mut client = with_little_memory();
+        (0..3).for_each(|tag| client.read(tag, tag << 20, 512 << 10));
+        let unfinished = client.session.take_unfinished();
+        assert_eq!(unfinished.iter().map(|io| io.tag.0).collect::<Vec<_>>(), [0, 1, 2]);
+    }
+
+    #[test]
+    fn what_waits_for_memory_completes_before_a_stop_and_goes_to_the_next_server_at_a_shutdown() {
+        let mut client = with_little_memory();
+        (0..2).for_each(|tag| client.read(tag, tag << 20, 512 << 10));
+        client.session.on_stop();
+        for _ in 0..2 {
+            let request = sent(&mut client)[0];
+            ack_with_data(&mut client, request);
+            assert_eq!(client.done_data().len(), 512 << 10);
+        }
+        assert_eq!(sent(&mut client)[0].cmd, Cmd::NBD_CMD_DISC.0);
+
+        for is_stopped_too in [false, true] {
+            let mut client = with_little_memory();
+            (0..2).for_each(|tag| client.read(tag, tag << 20, 512 << 10));
+            client.read(2, 0, 512);
+            let all = sent(&mut client);
+            client.feed(&simple(all[0].cookie, Errno::NBD_ESHUTDOWN.0, b"")).unwrap();
+            assert_eq!(sent(&mut client), [], "nothing more is asked of this server");
+            if is_stopped_too {
+                client.session.on_stop();
+                for _ in 0..2 {
+                    let done = client.session.poll_done().unwrap();
+                    assert_eq!(done.result.unwrap_err(), IoError::ShuttingDown);
+                }
+            }
+            ack_with_data(&mut client, all[1]);
+            assert_eq!(client.done_data().len(), 512);
+            assert_eq!(sent(&mut client)[0].cmd, Cmd::NBD_CMD_DISC.0);
+            assert_eq!(client.session.take_unfinished().len(), if is_stopped_too { 0 } else { 2 });
+        }
     }
 
     #[test]

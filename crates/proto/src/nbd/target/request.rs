@@ -165,7 +165,8 @@ impl Request {
             }
             Cmd::NBD_CMD_WRITE_ZEROES => {
                 known |= NBD_CMD_FLAG_NO_HOLE;
-                if terms.info.fast_zeroes {
+                // A read-only export refuses it for that, whatever its volume could do.
+                if terms.info.fast_zeroes || terms.info.read_only {
                     known |= NBD_CMD_FLAG_FAST_ZERO;
                 }
             }
@@ -318,6 +319,11 @@ mod tests {
                 Errno::NBD_EPERM,
                 "{command}"
             );
+        }
+        for fast_zeroes in [false, true] {
+            terms.info.fast_zeroes = fast_zeroes;
+            let fast = request(Cmd::NBD_CMD_WRITE_ZEROES, NBD_CMD_FLAG_FAST_ZERO, 0, 512);
+            assert_eq!(fast.op(&terms).unwrap_err().errno, Errno::NBD_EPERM);
         }
         for command in [Cmd::NBD_CMD_READ, Cmd::NBD_CMD_CACHE, Cmd::NBD_CMD_BLOCK_STATUS] {
             assert!(request(command, 0, 0, 512).op(&terms).is_ok(), "{command}");

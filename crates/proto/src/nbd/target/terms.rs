@@ -68,13 +68,14 @@ impl Terms {
     }
 
     /// `NBD_INFO_BLOCK_SIZE`. The least block is the volume's own: smaller requests get `NBD_EINVAL` from every
-    /// client, also from one that never asked. Those in use ask, or keep to 512 bytes without.
+    /// client, also from one that never asked. Those in use ask, or keep to 512 bytes without. Preferred blocks are
+    /// never above the maximum.
     pub(super) fn info_block_size(&self) -> InfoBlockSize {
         let minimum = self.info.logical_block;
         InfoBlockSize {
             info_type: U16::new(Info::NBD_INFO_BLOCK_SIZE.0),
             minimum: U32::new(minimum),
-            preferred: U32::new(self.info.physical_block.max(minimum).max(512)),
+            preferred: U32::new(self.info.physical_block.max(minimum).clamp(512, MAX_TRANSFER)),
             maximum_payload: U32::new(MAX_TRANSFER),
         }
     }
@@ -120,10 +121,12 @@ mod tests {
     }
 
     #[test]
-    fn preferred_blocks_are_never_below_512_bytes() {
+    fn preferred_blocks_are_at_least_512_bytes_and_at_most_the_maximum() {
         let info = VolumeInfo { logical_block: 1, physical_block: 1, ..VolumeInfo::new(100) };
         let sizes = terms(info, Form::Simple).info_block_size();
         assert_eq!((sizes.minimum.get(), sizes.preferred.get()), (1, 512));
         assert_eq!(sizes.maximum_payload.get(), 32 << 20);
+        let info = VolumeInfo { physical_block: 64 << 20, ..VolumeInfo::new(1 << 30) };
+        assert_eq!(terms(info, Form::Simple).info_block_size().preferred.get(), 32 << 20);
     }
 }

@@ -511,7 +511,7 @@ fn long_payload_is_placed_wherever_the_receive_buffer_ended() {
         let mut session = transmit(&[]);
         assert_eq!(session.exchange(&whole[..cut]), b"");
         let Demand::Place(list) = session.session.demand() else { panic!("no memory is demanded at {cut}") };
-        assert_eq!(list.len(), whole.len() - cut);
+        assert_eq!(list.len(), data.len());
         assert_eq!(session.exchange(&whole[cut..]), simple(0));
         assert_eq!(session.placed, 1);
         let answer = session.exchange(&request(Cmd::NBD_CMD_READ, 0, 4096, 100 << 10));
@@ -521,10 +521,10 @@ fn long_payload_is_placed_wherever_the_receive_buffer_ended() {
 
 #[test]
 fn long_payload_waits_for_the_pool() {
-    let pool = Pool::new(128 << 10);
+    let pool = Pool::new(192 << 10);
     let mut session = connect_with(&pool, Instant::now());
     session.exchange(&join(&[&FLAGS, &option(Opt::NBD_OPT_GO, &info_data("", &[]))]));
-    let taken = pool.take(4096).unwrap();
+    let taken = pool.take(32 << 10).unwrap();
     let whole = write(0, &pattern(100 << 10));
     session.client_sends(&whole[..1000]).unwrap();
     assert!(is_deaf(&session));
@@ -545,8 +545,34 @@ fn long_payload_waits_for_the_pool() {
 }
 
 #[test]
+fn payload_that_waits_long_asks_for_memory_less_and_less_often() {
+    let pool = Pool::new(192 << 10);
+    let mut session = connect_with(&pool, Instant::now());
+    session.exchange(&join(&[&FLAGS, &option(Opt::NBD_OPT_GO, &info_data("", &[]))]));
+    let whole = write(0, &pattern(100 << 10));
+    for _ in 0..2 {
+        let taken = pool.take(32 << 10).unwrap();
+        session.client_sends(&whole[..1000]).unwrap();
+        let mut asked = session.session.poll_timeout().unwrap();
+        let pauses: Vec<u128> = (0..10)
+            .map(|_| {
+                session.session.on_timeout(asked).unwrap();
+                let next = session.session.poll_timeout().unwrap();
+                let pause = next - asked;
+                asked = next;
+                pause.as_millis()
+            })
+            .collect();
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 64, 128, 128, 128]);
+        drop(taken);
+        session.session.on_timeout(asked).unwrap();
+        assert_eq!(session.exchange(&whole[1000..]), simple(0));
+    }
+}
+
+#[test]
 fn a_completion_gives_memory_to_the_payload_that_waits() {
-    let pool = Pool::new(128 << 10);
+    let pool = Pool::new(192 << 10);
     let mut session = connect_with(&pool, Instant::now());
     session.exchange(&join(&[&FLAGS, &option(Opt::NBD_OPT_GO, &info_data("", &[]))]));
     session.holds_io = true;
@@ -744,6 +770,34 @@ fn no_more_than_64_mib_wait_to_be_read() {
     session.session.outbox().consume(20 << 20);
     session.run().unwrap();
     assert_eq!(session.untaken(), 0);
+}
+
+#[test]
+fn when_buffers_are_short_a_client_has_little_in_flight_or_one_request() {
+    let pool = Pool::new(8 << 20);
+    let mut session = connect_with(&pool, Instant::now());
+    session.exchange(&join(&[&FLAGS, &option(Opt::NBD_OPT_GO, &info_data("", &[]))]));
+    session.holds_io = true;
+    let taken = pool.take(4 << 20);
+    let short = request(Cmd::NBD_CMD_READ, 0, 0, 64 << 10);
+    session.client_sends(&short.repeat(5)).unwrap();
+    assert_eq!(session.submitted.len(), 4, "256 KiB");
+    drop(taken);
+    session.run().unwrap();
+    assert_eq!(session.submitted.len(), 5, "none is short any more");
+
+    let _taken = pool.take(4 << 20);
+    (0..5).for_each(|_| session.finish_one());
+    session.sent();
+    let long = request(Cmd::NBD_CMD_READ, 0, 0, 1 << 20);
+    session.client_sends(&long.repeat(2)).unwrap();
+    assert_eq!(session.submitted.len(), 1, "a long one is alone");
+    session.finish_one();
+    session.run().unwrap();
+    assert_eq!(session.submitted.len(), 0, "until its data is sent");
+    session.sent();
+    session.run().unwrap();
+    assert_eq!(session.submitted.len(), 1);
 }
 
 #[test]

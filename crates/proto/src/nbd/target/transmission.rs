@@ -23,7 +23,7 @@ use super::terms::Terms;
 use crate::exports::VolumeId;
 use crate::outbox::Outbox;
 use crate::session::{Demand, ProtocolError};
-use blockmux_volume::{Chunk, Completion, Io, Op, Pool, SgList};
+use blockmux_volume::{Chunk, Completion, Io, Op, Pool, SHORT_PAYLOAD, SgList};
 use blockmux_wire::nbd::transmission::*;
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -42,6 +42,8 @@ pub(super) struct Transmission {
     pool: Pool,
     /// When to ask the pool again; meaningful in `Awaiting::Memory`.
     retry_at: Instant,
+    /// The pause after that.
+    retry_after: Duration,
     stopping: bool,
 }
 
@@ -55,9 +57,8 @@ enum Awaiting {
     Query(Request, usize),
     /// A write's payload, for which the pool had no memory.
     Memory(Pending),
-    /// A write's payload, straight into `data`. `filled` bytes came with the receive buffer; until that was seen
-    /// empty, more of them may be there.
-    Place { write: Pending, data: SgList, filled: usize, buffer_is_empty: bool },
+    /// A write's payload, straight into `data`.
+    Place { write: Pending, data: SgList },
     /// Payload of a request that was refused; the refusal is sent behind it, where clients expect it.
     Skip { to: Address, left: usize, refusal: Refusal },
     /// Nothing more: the client said so.
@@ -75,6 +76,7 @@ impl Transmission {
             waits_for: 0,
             pool,
             retry_at: now,
+            retry_after: MEMORY_RETRY,
             stopping: false,
         }
     }
@@ -90,10 +92,8 @@ impl Transmission {
             Awaiting::Head | Awaiting::Memory(_) => Demand::Nothing,
             Awaiting::Payload(write) => Demand::Bytes(write.length as usize),
             Awaiting::Query(_, length) => Demand::Bytes(*length),
-            Awaiting::Place { buffer_is_empty: false, .. } | Awaiting::Skip { .. } => Demand::Bytes(1),
-            Awaiting::Place { data, filled, .. } => {
-                Demand::Place(data.slice(*filled, data.len().saturating_sub(*filled)))
-            }
+            Awaiting::Skip { .. } => Demand::Bytes(1),
+            Awaiting::Place { data, .. } => Demand::Place(data.clone()),
             Awaiting::Over => Demand::Close,
         }
     }
@@ -115,7 +115,7 @@ impl Transmission {
     /// The memory of [`Demand::Place`] is full.
     pub(super) fn on_placed(&mut self, outbox: &mut Outbox) {
         match std::mem::replace(&mut self.awaiting, Awaiting::Head) {
-            Awaiting::Place { write, data, .. } => self.start(write, Some(data), outbox),
+            Awaiting::Place { write, data } => self.start(write, Some(data), outbox),
             other => self.awaiting = other,
         }
     }
@@ -141,7 +141,8 @@ impl Transmission {
     }
 
     pub(super) fn on_timeout(&mut self, now: Instant) {
-        self.retry_at = now.checked_add(MEMORY_RETRY).unwrap_or(now);
+        self.retry_at = now.checked_add(self.retry_after).unwrap_or(now);
+        self.retry_after = self.retry_after.saturating_mul(2).min(LONGEST_MEMORY_RETRY);
         self.take_memory();
     }
 
@@ -161,11 +162,16 @@ impl Transmission {
         self.take_memory();
     }
 
-    /// Whether a request with that much data may be taken now.
+    /// Whether a request with that much data may be taken now. When the core's buffers are short, a client gets a
+    /// small share of them, or its requests one at a time: others have to be served too.
     #[inline]
     fn has_room(&self, data_len: usize, outbox: &Outbox) -> bool {
         let payload = self.pending.payload().saturating_add(outbox.len()).saturating_add(data_len);
-        self.pending.len() < DEPTH as usize && payload <= PAYLOAD_IN_FLIGHT && self.replies.has_room(outbox)
+        let is_alone = self.pending.is_empty() && outbox.is_empty();
+        self.pending.len() < DEPTH as usize
+            && (payload <= SHORT_PAYLOAD
+                || payload <= PAYLOAD_IN_FLIGHT && (is_alone || !self.pool.is_short()))
+            && self.replies.has_room(outbox)
     }
 
     /// One message, or a part of a payload; `None` if more bytes, room or memory are needed.
@@ -206,7 +212,6 @@ impl Transmission {
                 self.on_query(request, payload, outbox);
                 Ok(Some(length))
             }
-            Awaiting::Place { .. } => Ok(self.fill_place(unread, outbox)),
             Awaiting::Skip { to, left, refusal } => {
                 let taken = unread.len().min(*left);
                 *left = left.saturating_sub(taken);
@@ -217,7 +222,7 @@ impl Transmission {
                 self.awaiting = Awaiting::Head;
                 Ok(Some(taken))
             }
-            Awaiting::Memory(_) | Awaiting::Over => Ok(None),
+            Awaiting::Memory(_) | Awaiting::Place { .. } | Awaiting::Over => Ok(None),
         }
     }
 
@@ -249,7 +254,7 @@ impl Transmission {
                 Err(refusal) => skip(refusal),
                 Ok(write) if length <= here || length <= LENT_PAYLOAD => Awaiting::Payload(write),
                 // It would wait for ever.
-                Ok(_) if length.next_power_of_two() > self.pool.limit_bytes() => skip(NO_MEMORY),
+                Ok(_) if !self.pool.could_hold(length) => skip(NO_MEMORY),
                 Ok(write) => Awaiting::Memory(write),
             }
         };
@@ -307,26 +312,12 @@ impl Transmission {
     fn take_memory(&mut self) {
         if let Awaiting::Memory(write) = &self.awaiting {
             let length = write.length as usize;
-            if let Some(memory) = self.pool.take(length) {
+            if let Some(memory) = self.pool.take_payload(length) {
+                self.retry_after = MEMORY_RETRY;
                 let data = memory.seg(0, length).into();
-                self.awaiting = Awaiting::Place { write: *write, data, filled: 0, buffer_is_empty: false };
+                self.awaiting = Awaiting::Place { write: *write, data };
             }
         }
-    }
-
-    /// Copies what the receive buffer has of a payload to its place; returns how many bytes it took.
-    fn fill_place(&mut self, unread: &[u8], outbox: &mut Outbox) -> Option<usize> {
-        let Awaiting::Place { data, filled, buffer_is_empty, .. } = &mut self.awaiting else { return None };
-        let left = data.len().saturating_sub(*filled);
-        let here = unread.get(..left.min(unread.len())).unwrap_or_default();
-        data.slice(*filled, here.len()).copy_from(here);
-        *filled = filled.saturating_add(here.len());
-        *buffer_is_empty = true;
-        if here.len() == left {
-            self.on_placed(outbox);
-            return Some(left);
-        }
-        (!here.is_empty()).then_some(here.len())
     }
 }
 
@@ -358,5 +349,8 @@ const QUERY_OF_NONE: usize = size_of::<u64>();
 /// A block status' payload with one context.
 const QUERY_OF_ONE: usize = size_of::<u64>() + size_of::<u32>();
 
-/// How often an empty pool is asked again, apart from each completion.
+/// When an empty pool is asked again, apart from each completion; the pause doubles each time.
 const MEMORY_RETRY: Duration = Duration::from_millis(1);
+
+/// Thousands may wait for the buffers that a few keep, and together they must not take a processor.
+const LONGEST_MEMORY_RETRY: Duration = Duration::from_millis(128);

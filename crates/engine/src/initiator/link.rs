@@ -1,150 +1,51 @@
-//! Remote volumes: an initiator session with a connection under it is a channel.
-//!
-//! ```text
-//!   consumer ──submit──▶ RemoteChannel ──▶ Link ──▶ session ──▶ connection ──▶ socket
-//!                                           │ connection lost: dial again, replay what had not completed
-//! ```
-//! A channel has one `Link` or several, each a connection of its own. A link that loses its connection keeps every
-//! request that has not completed, dials again with growing pauses, and replays them on the new session; a request
-//! so completes exactly once. When nothing answers for the volume's patience, all of them fail, and the next request
-//! starts over. What had completed before the loss and was not flushed is as safe as the target made it.
+//! One connection of a channel, over all its lives: dials, replays, waits, gives up.
 
+use super::{Dialer, RemoteVolume};
 use crate::connection::{Broken, Connection, Inflow};
 use crate::host::{ByteStream, Host};
-use crate::reactor::{EngineCore, Progress, Task};
-use crate::socket::Address;
+use crate::reactor::{Progress, Task};
 use blockmux_proto::session::{Initiator, StreamSession};
-use blockmux_volume::{Channel, Completion, Core, Io, IoError, Op, Pool, Volume, VolumeInfo, Waker};
-use std::cell::RefCell;
+use blockmux_volume::{Completion, Io, Op, Waker};
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::marker::PhantomData;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
-/// Knows how to reach one remote volume, as often as needed.
-pub trait Dialer: Send + Sync + 'static {
-    /// The protocol's session.
-    type Session: Initiator + 'static;
-
-    /// Where to connect.
-    fn address(&self) -> &Address;
-
-    /// A new session that logs in.
-    fn session(&self, pool: &Pool, now: Instant) -> Self::Session;
-
-    /// Whether a session that has just logged in leads to the volume that it is meant to.
-    ///
-    /// # Errors
-    /// If it is another now: replaying there would be wrong.
-    fn check(&self, session: &Self::Session) -> Result<(), String>;
-
-    /// Why the target turned the session away, if it did and trying again is of no use.
-    fn refusal(&self, session: &Self::Session) -> Option<String>;
-}
-
-/// A volume that a remote target serves.
-pub struct RemoteVolume<D: Dialer, H: Host = EngineCore> {
-    dialer: Arc<D>,
-    info: VolumeInfo,
-    connections: u32,
-    patience: Duration,
-    host: PhantomData<fn(&H)>,
-}
-
-impl<D: Dialer, H: Host> RemoteVolume<D, H> {
-    /// A volume like `info` behind `dialer`; each channel has so many connections and waits so long for a lost one.
-    pub fn new(dialer: D, info: VolumeInfo, connections: u32, patience: Duration) -> RemoteVolume<D, H> {
-        RemoteVolume { dialer: Arc::new(dialer), info, connections, patience, host: PhantomData }
-    }
-}
-
-impl<D: Dialer, H: Host> Volume for RemoteVolume<D, H> {
-    fn info(&self) -> VolumeInfo {
-        self.info.clone()
-    }
-
-    fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
-        let core = H::from_core(core).ok_or(IoError::Unsupported)?;
-        let links = (0..self.connections)
-            .map(|_| Link::spawn(&core, self.dialer.clone(), self.patience, depth, waker.clone()));
-        Ok(Box::new(RemoteChannel {
-            info: self.info.clone(),
-            links: links.collect(),
-            next: 0,
-            spins: core.spins(),
-            done: Vec::with_capacity(depth as usize),
-        }))
-    }
-}
-
-struct RemoteChannel<D: Dialer, H: Host> {
-    info: VolumeInfo,
-    links: Vec<Rc<RefCell<Link<D, H>>>>,
-    /// Whose turn it is.
-    next: usize,
-    spins: bool,
-    /// Requests that were wrong from the start.
-    done: Vec<Completion>,
-}
-
-impl<D: Dialer, H: Host> Channel for RemoteChannel<D, H> {
-    #[inline]
-    fn submit(&mut self, io: Io) {
-        if let Err(error) = self.info.check(&io) {
-            return self.done.push(Completion { tag: io.tag, result: Err(error) });
-        }
-        self.links[self.next].borrow_mut().submit(io);
-        self.next = if self.next + 1 == self.links.len() { 0 } else { self.next + 1 };
-    }
-
-    #[inline]
-    fn kick(&mut self) {
-        for link in &self.links {
-            link.borrow_mut().kick(self.spins);
-        }
-    }
-
-    #[inline]
-    fn poll(&mut self, done: &mut Vec<Completion>) {
-        done.append(&mut self.done);
-        for link in &self.links {
-            done.append(&mut link.borrow_mut().done);
-        }
-    }
-}
-
-impl<D: Dialer, H: Host> Drop for RemoteChannel<D, H> {
-    fn drop(&mut self) {
-        for link in &self.links {
-            let mut link = link.borrow_mut();
-            link.is_closing = true;
-            link.queue.clear();
-            link.waker.wake();
-        }
-    }
+/// What the links of a channel know of each other.
+#[derive(Default)]
+pub(super) struct Party {
+    /// How many have a connection, or try to get one.
+    pub(super) alive: Cell<usize>,
+    /// Requests may have to move from one to another.
+    pub(super) is_changed: Cell<bool>,
 }
 
 /// One connection of a channel, over all its lives.
-struct Link<D: Dialer, H: Host> {
+pub(super) struct Link<D: Dialer, H: Host> {
     dialer: Arc<D>,
     core: Rc<H>,
     /// Wakes the link's own task.
-    waker: Waker,
+    pub(super) waker: Waker,
     /// Wakes whoever uses the channel.
     consumer: Waker,
+    party: Rc<Party>,
     state: State<D::Session, H>,
     /// Waits for a session, or for room in it; replayed requests first.
-    queue: VecDeque<Io>,
-    done: Vec<Completion>,
+    pub(super) queue: VecDeque<Io>,
+    pub(super) done: Vec<Completion>,
     patience: Duration,
     /// Since when there has been no session.
     lost_since: Option<Instant>,
+    /// Since when every session has been lost before it completed anything: it may be a request that ends them.
+    fruitless_since: Option<Instant>,
     pause: Duration,
+    /// It had a session since it was last at rest: what waits may have been sent before, and waits for this link.
+    was_open: bool,
     is_parked: bool,
     /// The channel is gone: say goodbye and end.
-    is_closing: bool,
+    pub(super) is_closing: bool,
 }
 
 enum State<S, H: Host> {
@@ -191,26 +92,30 @@ impl<D: Dialer, H: Host> Task for LinkTask<D, H> {
 
 impl<D: Dialer, H: Host> Link<D, H> {
     /// A link that dials at once.
-    fn spawn(
+    pub(super) fn spawn(
         core: &Rc<H>,
-        dialer: Arc<D>,
-        patience: Duration,
+        volume: &RemoteVolume<D, H>,
         depth: u32,
-        consumer: Waker,
+        consumer: &Waker,
+        party: &Rc<Party>,
     ) -> Rc<RefCell<Link<D, H>>> {
         let mut made = None;
+        party.alive.set(party.alive.get() + 1);
         core.spawn(|waker| {
             let link = Rc::new(RefCell::new(Link {
-                dialer,
+                dialer: volume.dialer.clone(),
                 core: core.clone(),
                 waker: waker.clone(),
-                consumer,
+                consumer: consumer.clone(),
+                party: party.clone(),
                 state: State::Pausing { until: core.now() },
                 queue: VecDeque::with_capacity(depth as usize),
                 done: Vec::with_capacity(depth as usize),
-                patience,
+                patience: volume.patience,
                 lost_since: Some(core.now()),
+                fruitless_since: None,
                 pause: FIRST_PAUSE,
+                was_open: false,
                 is_parked: false,
                 is_closing: false,
             }));
@@ -221,13 +126,14 @@ impl<D: Dialer, H: Host> Link<D, H> {
     }
 
     #[inline]
-    fn submit(&mut self, io: Io) {
+    pub(super) fn submit(&mut self, io: Io) {
         match &mut self.state {
             State::Open { session, is_checked: true, .. } if self.queue.is_empty() && session.room() > 0 => {
                 session.submit(io);
             }
             State::Down => {
                 self.queue.push_back(io);
+                self.party.alive.set(self.party.alive.get() + 1);
                 self.lost_since = Some(self.core.now());
                 self.state = State::Pausing { until: self.core.now() };
                 self.waker.wake();
@@ -236,10 +142,13 @@ impl<D: Dialer, H: Host> Link<D, H> {
         }
     }
 
-    /// Sends what `submit` has queued up.
+    /// Sends what `submit` has queued up, and takes over what completed without the target.
     #[inline]
-    fn kick(&mut self, spins: bool) {
+    pub(super) fn kick(&mut self, spins: bool) {
         let State::Open { connection, session, .. } = &mut self.state else { return };
+        while let Some(completion) = session.poll_done() {
+            self.done.push(completion);
+        }
         if session.outbox().is_empty() {
             return;
         }
@@ -325,9 +234,12 @@ impl<D: Dialer, H: Host> Link<D, H> {
         }
         if !*is_checked && session.is_ready() {
             self.dialer.check(session).map_err(Ended::Refused)?;
-            (*is_checked, self.lost_since, self.pause) = (true, None, FIRST_PAUSE);
+            (*is_checked, self.lost_since, self.was_open) = (true, None, true);
+            self.party.is_changed.set(true);
+            self.consumer.wake();
         }
         while let Some(completion) = session.poll_done() {
+            (self.fruitless_since, self.pause) = (None, FIRST_PAUSE);
             self.done.push(completion);
         }
         while *is_checked && session.room() > 0 {
@@ -350,16 +262,35 @@ impl<D: Dialer, H: Host> Link<D, H> {
     /// The connection is gone: keep what has not completed, and try again after a pause or give up.
     fn lose(&mut self, reason: &str) -> Progress {
         let now = self.core.now();
+        let was_logged_in = matches!(self.state, State::Open { is_checked: true, .. });
+        let done_before = self.done.len();
         self.take_back();
         if self.is_closing {
             return Progress::Idle;
         }
-        let since = *self.lost_since.get_or_insert(now);
+        if was_logged_in && self.queue.is_empty() {
+            // Servers close what is idle; the next request dials.
+            self.party.alive.set(self.party.alive.get().saturating_sub(1));
+            self.was_open = false;
+            (self.fruitless_since, self.pause) = (None, FIRST_PAUSE);
+            return Progress::Drained;
+        }
+        if self.done.len() > done_before {
+            (self.fruitless_since, self.pause) = (None, FIRST_PAUSE);
+        } else if was_logged_in {
+            self.fruitless_since.get_or_insert(now);
+        }
+        let lost_since = *self.lost_since.get_or_insert(now);
+        let since = self.fruitless_since.map_or(lost_since, |fruitless| fruitless.min(lost_since));
         if now.duration_since(since) >= self.patience {
             return self.give_up(reason);
         }
         if self.pause == FIRST_PAUSE {
-            info!(target = %self.dialer.address(), "connection lost ({reason}); trying again");
+            warn!(target = %self.dialer.address(), "connection lost ({reason}); trying again");
+        }
+        if !self.was_open {
+            self.party.is_changed.set(true);
+            self.consumer.wake();
         }
         let until = now + self.pause;
         self.pause = (self.pause * 2).min(LONGEST_PAUSE);
@@ -368,15 +299,29 @@ impl<D: Dialer, H: Host> Link<D, H> {
         Progress::Drained
     }
 
-    /// Fails everything; the next request tries again.
+    /// Rests until the next request; the channel sees to those that wait.
     fn give_up(&mut self, reason: &str) -> Progress {
         self.take_back();
-        warn!(target = %self.dialer.address(), "volume is out of reach: {reason}");
-        self.pause = FIRST_PAUSE;
-        for io in self.queue.drain(..) {
-            self.done.push(Completion { tag: io.tag, result: Err(IoError::PathLost) });
+        let alive = self.party.alive.get().saturating_sub(1);
+        self.party.alive.set(alive);
+        match alive {
+            0 => warn!(target = %self.dialer.address(), "volume is out of reach: {reason}"),
+            _ => info!(target = %self.dialer.address(), "one connection less, {alive} are left: {reason}"),
         }
+        (self.pause, self.was_open, self.fruitless_since) = (FIRST_PAUSE, false, None);
+        self.party.is_changed.set(true);
+        self.consumer.wake();
         Progress::Drained
+    }
+
+    #[inline]
+    pub(super) fn is_open(&self) -> bool {
+        matches!(self.state, State::Open { is_checked: true, .. })
+    }
+
+    /// What waits here and was never sent, or has been given up.
+    pub(super) fn hand_over(&mut self) -> VecDeque<Io> {
+        if self.was_open || self.is_open() { VecDeque::new() } else { std::mem::take(&mut self.queue) }
     }
 
     /// Ends the session and queues what it had not completed before everything else.

@@ -1,7 +1,7 @@
 //! A table whose keys are never mistaken for those of an earlier occupant.
 
 /// A table of what is in flight. It grows to the most that was ever in it and then allocates no more.
-pub(super) struct Slots<T> {
+pub(crate) struct Slots<T> {
     slots: Vec<Slot<T>>,
     free: Vec<u32>,
 }
@@ -14,7 +14,7 @@ struct Slot<T> {
 
 /// Names one occupant for good: `generation << 32 | index`. A request's key is its cookie on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Key(pub(super) u64);
+pub(crate) struct Key(pub(super) u64);
 
 impl<T> Default for Slots<T> {
     fn default() -> Slots<T> {
@@ -25,7 +25,7 @@ impl<T> Default for Slots<T> {
 impl<T> Slots<T> {
     /// Takes a free slot, or makes one; the caller bounds how many are taken.
     #[inline]
-    pub(super) fn insert(&mut self, value: T) -> Key {
+    pub(crate) fn insert(&mut self, value: T) -> Key {
         if let Some(index) = self.free.pop()
             && let Some(slot) = self.slots.get_mut(index as usize)
         {
@@ -40,7 +40,7 @@ impl<T> Slots<T> {
 
     /// The occupant that this key was given for, if it is still there.
     #[inline]
-    pub(super) fn get_mut(&mut self, key: Key) -> Option<&mut T> {
+    pub(crate) fn get_mut(&mut self, key: Key) -> Option<&mut T> {
         let slot = self.slots.get_mut(key.index())?;
         if slot.generation != key.generation() {
             return None;
@@ -50,7 +50,7 @@ impl<T> Slots<T> {
 
     /// Takes the occupant out; its key is never valid again.
     #[inline]
-    pub(super) fn remove(&mut self, key: Key) -> Option<T> {
+    pub(crate) fn remove(&mut self, key: Key) -> Option<T> {
         let slot = self.slots.get_mut(key.index())?;
         if slot.generation != key.generation() {
             return None;
@@ -62,18 +62,18 @@ impl<T> Slots<T> {
 
     /// How many slots are taken.
     #[inline]
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.slots.len().saturating_sub(self.free.len())
     }
 
     /// Whether no slot is taken.
     #[inline]
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     /// The keys of all occupants that `is_meant` picks, in no order.
-    pub(super) fn keys_of(&self, is_meant: impl Fn(&T) -> bool) -> Vec<Key> {
+    pub(crate) fn keys_of(&self, is_meant: impl Fn(&T) -> bool) -> Vec<Key> {
         (0..)
             .zip(&self.slots)
             .filter(|(_, slot)| slot.value.as_ref().is_some_and(&is_meant))
@@ -82,7 +82,7 @@ impl<T> Slots<T> {
     }
 
     /// Empties the table.
-    pub(super) fn take_all(&mut self) -> Vec<T> {
+    pub(crate) fn take_all(&mut self) -> Vec<T> {
         let keys = self.keys_of(|_| true);
         keys.into_iter().filter_map(|key| self.remove(key)).collect()
     }

@@ -1,0 +1,171 @@
+//! The jobs that the command line, job files or the usual comparison ask for.
+
+use super::Args;
+use crate::failure::Failure;
+use blockmux_lab::job::{Job, Rw};
+use blockmux_lab::job_file::{self, FileJob};
+use blockmux_lab::options::JobError;
+use blockmux_lab::suite::default_jobs;
+use blockmux_volume::Spec;
+use std::fs::File;
+use std::io::Read;
+
+/// Jobs, and where they come from.
+pub(super) struct Jobs {
+    /// With the volumes that job files name.
+    pub(super) jobs: Vec<(Job, Option<String>)>,
+    /// Nobody has asked for them by pattern: the usual comparison.
+    pub(super) are_usual: bool,
+}
+
+/// The jobs and, from job files, their volumes.
+pub(super) fn jobs(args: &Args, files: &[&String]) -> Result<Jobs, Failure> {
+    let shapes = [("numjobs", &args.numjobs), ("iodepth", &args.iodepth), ("bs", &args.bs), ("rw", &args.rw)];
+    let shape = shapes.iter().find(|(_, values)| !values.is_empty());
+    if let (Some(_), Some(file)) = (&args.suite, files.first()) {
+        return Err(Failure::request(format!("{file}: a suite has its own jobs; leave one of them out")));
+    }
+    let others =
+        if args.suite.is_some() { Some("the suite") } else { files.first().map(|file| file.as_str()) };
+    if let (Some((name, _)), Some(others)) = (shape, others) {
+        return Err(Failure::request(format!("--{name} is set by {others}; leave one of them out")));
+    }
+    if args.suite.is_some() {
+        let options = [
+            ("offset", &args.offset),
+            ("rwmixread", &args.rwmixread),
+            ("verify", &args.verify),
+            ("fsync", &args.fsync),
+            ("randseed", &args.randseed),
+        ];
+        if let Some((name, _)) = options.iter().find(|(_, value)| value.is_some()) {
+            return Err(Failure::request(format!("--{name} is set by the suite; leave one of them out")));
+        }
+        return Ok(Jobs { jobs: Vec::new(), are_usual: false });
+    }
+    let mut jobs = jobs_of_files(files)?;
+    if files.is_empty() {
+        let base = times(args)?;
+        let mut own = match shape {
+            None => default_jobs(base.runtime_ms, base.ramp_time_ms),
+            Some(_) => vec![Job { rw: Rw::RandRead, ..base }],
+        };
+        for (key, values) in shapes {
+            own = combine(&own, key, values)?;
+        }
+        jobs.extend(own.into_iter().map(|job| (job, None)));
+    }
+    for (job, _) in &mut jobs {
+        set_all(job, args)?;
+        if shape.is_some() {
+            job.name = name_of(job);
+        }
+    }
+    Ok(Jobs { jobs, are_usual: files.is_empty() && shape.is_none() })
+}
+
+/// What the command line says beside patterns; it goes before what a job file says.
+fn set_all(job: &mut Job, args: &Args) -> Result<(), Failure> {
+    for (key, value) in [
+        ("runtime", &args.runtime),
+        ("ramp_time", &args.ramp_time),
+        ("size", &args.size),
+        ("offset", &args.offset),
+        ("rwmixread", &args.rwmixread),
+        ("fsync", &args.fsync),
+        ("randseed", &args.randseed),
+        ("verify", &args.verify),
+    ] {
+        set(job, key, value.as_deref())?;
+    }
+    Ok(())
+}
+
+fn jobs_of_files(files: &[&String]) -> Result<Vec<(Job, Option<String>)>, Failure> {
+    let mut jobs = Vec::new();
+    for file in files {
+        let text = read_job_file(file)?;
+        let env = |name: &str| std::env::var(name).ok();
+        let found = job_file::parse(&text, file, env).map_err(Failure::request)?;
+        for FileJob { job, target, line, .. } in found {
+            if let Some(Err(error)) = target.as_deref().map(str::parse::<Spec>) {
+                return Err(Failure::request(format!("{file}:{line}: job {}: {error}", job.name)));
+            }
+            jobs.push((job, target));
+        }
+    }
+    Ok(jobs)
+}
+
+/// The text of a job file. A disk image is easily given in its place, so not all of it is read.
+fn read_job_file(file: &str) -> Result<String, Failure> {
+    let mut content = Vec::new();
+    let read = File::open(file).and_then(|opened| opened.take(MOST_JOB_FILE + 1).read_to_end(&mut content));
+    let length = read.map_err(|error| {
+        Failure::request(format!("{file}: not a volume (as mem:1g), and no job file either: {error}"))
+    })?;
+    let text = String::from_utf8(content).ok().filter(|text| !text.contains('\0'));
+    text.filter(|_| length as u64 <= MOST_JOB_FILE).ok_or_else(|| {
+        Failure::request(format!("{file}: is no fio job file; to measure it as a volume, write file:{file}"))
+    })
+}
+
+/// Every job with every value.
+fn combine(jobs: &[Job], key: &str, values: &[String]) -> Result<Vec<Job>, Failure> {
+    if values.is_empty() {
+        return Ok(jobs.to_vec());
+    }
+    let mut combined = Vec::new();
+    // fio gives a block size for reads, writes and discards each that way, which is something else.
+    let apart = |value: &'_ String| if key == "bs" { vec![value.clone()] } else { split_list(value) };
+    for value in values.iter().flat_map(apart) {
+        for job in jobs {
+            let mut job = job.clone();
+            set(&mut job, key, Some(&value))?;
+            combined.push(job);
+        }
+    }
+    Ok(combined)
+}
+
+fn set(job: &mut Job, key: &str, value: Option<&str>) -> Result<(), Failure> {
+    value.map_or(Ok(()), |value| job.set(key, value)).map_err(|error| wrong_option(&error))
+}
+
+fn split_list(values: &str) -> Vec<String> {
+    values.split(',').map(|value| value.trim().to_owned()).collect()
+}
+
+/// The option as it was given, and what is wrong with it.
+pub(super) fn wrong_option(error: &JobError) -> Failure {
+    Failure::request(match error {
+        JobError::BadValue { key: "bs", value, why } if value.contains(',') => {
+            format!("--bs {value}: {why}; to measure several sizes, give --bs several times")
+        }
+        JobError::BadValue { key, value, why } => format!("--{key} {value}: {why}"),
+        unknown @ JobError::Unknown { .. } => format!("--{unknown}"),
+    })
+}
+
+/// A job with the times that are asked for.
+pub(super) fn times(args: &Args) -> Result<Job, Failure> {
+    let mut job = Job { runtime_ms: DEFAULT_RUNTIME_MS, ramp_time_ms: DEFAULT_RAMP_MS, ..Job::default() };
+    set(&mut job, "runtime", args.runtime.as_deref())?;
+    set(&mut job, "ramp_time", args.ramp_time.as_deref())?;
+    Ok(job)
+}
+
+fn name_of(job: &Job) -> String {
+    let bs = match job.bs {
+        bs if bs.is_multiple_of(1 << 20) => format!("{}m", bs >> 20),
+        bs if bs.is_multiple_of(1 << 10) => format!("{}k", bs >> 10),
+        bs => bs.to_string(),
+    };
+    let workers = if job.numjobs > 1 { format!("-x{}", job.numjobs) } else { String::new() };
+    format!("{}-{bs}-qd{}{workers}", job.rw.name(), job.iodepth)
+}
+
+/// In bytes.
+const MOST_JOB_FILE: u64 = 1 << 20;
+const DEFAULT_RUNTIME_MS: u64 = 1000;
+const DEFAULT_RAMP_MS: u64 = 200;

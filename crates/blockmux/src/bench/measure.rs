@@ -1,0 +1,110 @@
+//! Measuring: every lane in turn, again and again, until all runs are in, one fails, or a signal asks for an end.
+//!
+//! A thread of its own measures, and the caller's collects what is found. A long run need not end before the bench
+//! does: whoever interrupts it gets the runs that are in, and the one that was under way ends with the process.
+
+use super::plan::Plan;
+use crate::failure::Failure;
+use crate::signals;
+use blockmux_lab::figure::count;
+use blockmux_lab::result::{Row, Run};
+use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
+use std::fmt::Write;
+use std::sync::mpsc::{self, Sender};
+use std::thread;
+use std::time::Duration;
+use tracing::info;
+
+/// What was found until the end.
+pub(super) struct Measured {
+    /// Of every lane, in order, with the runs that are in.
+    pub(super) rows: Vec<Row>,
+    /// Why there are no more.
+    pub(super) end: End,
+}
+
+/// Why measuring is over.
+pub(super) enum End {
+    /// All runs are in.
+    Complete,
+    /// This signal came.
+    Signal(i32),
+    /// A run failed.
+    Failed(Failure),
+}
+
+/// What the measuring thread and signals say.
+enum Event {
+    Run { lane: usize, run: Box<Run> },
+    End(End),
+}
+
+/// Runs every lane `runs` times, in turn.
+///
+/// # Errors
+/// If it cannot begin.
+pub(super) fn measure(plan: Plan, runs: u32) -> Result<Measured, Failure> {
+    let mut rows: Vec<Row> = plan.lanes.iter().map(super::lane::Lane::row).collect();
+    let bar = progress_bar(&plan, runs);
+    let (events, incoming) = mpsc::channel();
+    signals::watch(&events, |signal| Event::End(End::Signal(signal)))
+        .map_err(|error| Failure::run(format!("cannot watch for signals: {error}")))?;
+    let its_bar = bar.clone();
+    thread::Builder::new()
+        .name("bench".to_owned())
+        .spawn(move || {
+            let end = run_all(&plan, runs, &its_bar, &events).map_or_else(End::Failed, |()| End::Complete);
+            // The caller may have had enough.
+            let _ = events.send(Event::End(end));
+        })
+        .map_err(|error| Failure::run(format!("cannot start a thread: {error}")))?;
+    let end = loop {
+        match incoming.recv() {
+            Ok(Event::Run { lane, run }) => rows[lane].runs.push(*run),
+            Ok(Event::End(end)) => break end,
+            Err(_) => break End::Failed(Failure::run("the measuring thread has panicked")),
+        }
+    };
+    bar.finish_and_clear();
+    // What still runs must not draw over what is printed now.
+    bar.set_draw_target(ProgressDrawTarget::hidden());
+    Ok(Measured { rows, end })
+}
+
+fn run_all(plan: &Plan, runs: u32, bar: &ProgressBar, events: &Sender<Event>) -> Result<(), Failure> {
+    plan.prepare(bar)?;
+    bar.reset_elapsed();
+    let mut done_ms = 0;
+    for nth in 1..=runs {
+        for (at, lane) in plan.lanes.iter().enumerate() {
+            bar.set_message(format!("run {nth}/{runs}: {}, {}", lane.subject(), lane.job.name));
+            let lane_ms = lane.job.ramp_time_ms + lane.job.runtime_ms;
+            let run = lane.run(plan, &|share| bar.set_position(done_ms + (share * lane_ms as f64) as u64))?;
+            done_ms += lane_ms;
+            bar.set_position(done_ms);
+            let iops = count(run.iops());
+            if events.send(Event::Run { lane: at, run: Box::new(run) }).is_err() {
+                return Ok(());
+            }
+            info!("run {nth}/{runs} of {}, {}: {iops} IOPS", lane.subject(), lane.job.name);
+        }
+    }
+    Ok(())
+}
+
+fn progress_bar(plan: &Plan, runs: u32) -> ProgressBar {
+    let lane_ms: u64 = plan.lanes.iter().map(|lane| lane.job.ramp_time_ms + lane.job.runtime_ms).sum();
+    let bar = ProgressBar::with_draw_target(
+        Some(lane_ms * u64::from(runs)),
+        ProgressDrawTarget::stderr_with_hz(10),
+    );
+    // How long runs take was asked for, so what is left is known and not guessed.
+    let left = |state: &ProgressState, text: &mut dyn Write| {
+        let left_ms = state.len().unwrap_or(0).saturating_sub(state.pos());
+        let _ = write!(text, "{:#}", HumanDuration(Duration::from_millis(left_ms)));
+    };
+    let style = ProgressStyle::with_template("{bar:24} {percent:>3}%, {left} left; {wide_msg}");
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()).with_key("left", left));
+    bar.enable_steady_tick(Duration::from_millis(250));
+    bar
+}

@@ -1,0 +1,164 @@
+//! The protocols that Blockmux has: one table, which every command reads.
+//!
+//! A protocol is a module here and an entry of [`PROTOCOLS`]. `serve` takes from it how to listen and what to announce,
+//! URLs as volumes and the commands `info` and `discover` take its [`Remote`], and the bench both of them and the
+//! sizes of its messages.
+
+mod nbd;
+
+pub(crate) use nbd::NBD;
+
+use crate::failure::Failure;
+use blockmux_engine::listener::Serve;
+use blockmux_engine::socket::Address;
+use blockmux_lab::ceiling::{MessageShape, Transport};
+use blockmux_proto::exports::Exports;
+use blockmux_volume::Volume;
+use serde::Serialize;
+use serde_json::Value;
+use std::sync::Arc;
+
+/// One protocol over stream sockets.
+pub(crate) struct Protocol {
+    /// As rows and suites call it, and the option of `serve` that names its listeners.
+    pub(crate) name: &'static str,
+    /// As people write it.
+    pub(crate) title: &'static str,
+    /// Where it listens unless told otherwise.
+    pub(crate) port: u16,
+    /// How its URLs begin, in lower case and without `://`, and what sockets they lead to.
+    pub(crate) schemes: &'static [(&'static str, Transport)],
+    /// Schemes of its that are not spoken; [`Protocol::remote`] says why.
+    pub(crate) unspoken_schemes: &'static [&'static str],
+    /// What its URLs look like, for who has written something else.
+    pub(crate) url_forms: &'static [&'static str],
+    /// The longest description of an export, in bytes.
+    pub(crate) max_description: usize,
+    /// The largest logical block of a volume, in bytes.
+    pub(crate) max_logical_block: u32,
+    /// Sizes of its messages as both sides here agree on them.
+    pub(crate) shape: MessageShape,
+    /// Serves exports to accepted connections.
+    pub(crate) serve: fn(Exports) -> Serve,
+    /// How clients reach the export of that name where we serve it.
+    pub(crate) way: fn(&Address, &str) -> Way,
+    /// Reaches the export of that name at an address where we serve it, over one connection.
+    pub(crate) connect: Connect,
+    /// Reads a URL that begins with one of its schemes.
+    pub(crate) remote: fn(&str) -> Result<Box<dyn Remote>, Failure>,
+}
+
+/// From an address and an export's name to the volume, or why there is none.
+pub(crate) type Connect = fn(&Address, &str) -> Result<Arc<dyn Volume>, String>;
+
+/// How one export is reached through one listener.
+pub(crate) struct Way {
+    /// For our own initiator and for others.
+    pub(crate) url: String,
+    /// What a shell runs to connect standard clients.
+    pub(crate) commands: Vec<String>,
+    /// What the command of `--run` finds in its environment beside URLs, as other servers' users expect it.
+    pub(crate) variables: Vec<(&'static str, String)>,
+}
+
+/// What a URL names: a volume on a server, and the server.
+pub(crate) trait Remote {
+    /// Reaches the volume for I/O. `connections` is how many each core opens if the URL does not say, and the server
+    /// lets several be used.
+    ///
+    /// # Errors
+    /// If the server cannot be reached or does not have the volume.
+    fn open(&self, connections: u32) -> Result<Arc<dyn Volume>, Failure>;
+
+    /// What the server tells of the volume.
+    ///
+    /// # Errors
+    /// As for [`Remote::open`].
+    fn describe(&self) -> Result<Description, Failure>;
+
+    /// What the server exports.
+    ///
+    /// # Errors
+    /// If the server cannot be reached or does not tell.
+    fn discover(&self) -> Result<Found, Failure>;
+}
+
+/// A volume in its protocol's own words.
+pub(crate) struct Description {
+    /// For people; an empty value is not shown.
+    pub(crate) rows: Vec<(&'static str, String)>,
+    /// For programs: an object with `url` as it was given, `protocol`, `size` in bytes and `read_only` at least.
+    pub(crate) json: Value,
+}
+
+/// What a server exports.
+#[derive(Serialize)]
+pub(crate) struct Found {
+    /// The server's.
+    pub(crate) url: String,
+    pub(crate) exports: Vec<FoundExport>,
+    /// Listed by the server beyond what we keep.
+    pub(crate) left_out: u64,
+}
+
+/// One export of a server.
+#[derive(Serialize)]
+pub(crate) struct FoundExport {
+    pub(crate) name: String,
+    pub(crate) url: String,
+    pub(crate) description: String,
+    /// In bytes; `None` if the server did not tell.
+    pub(crate) size: Option<u64>,
+}
+
+impl Protocol {
+    /// Its name in rows: sockets of another kind have a ceiling of their own.
+    pub(crate) fn name_over(&self, transport: Transport) -> String {
+        match transport {
+            Transport::Tcp => self.name.to_owned(),
+            Transport::Unix => format!("{}+unix", self.name),
+        }
+    }
+}
+
+/// Every protocol that Blockmux has.
+pub(crate) const PROTOCOLS: &[&Protocol] = &[&NBD];
+
+/// The protocol of that name.
+pub(crate) fn by_name(name: &str) -> Option<&'static Protocol> {
+    PROTOCOLS.iter().copied().find(|protocol| protocol.name == name)
+}
+
+/// The protocol of a URL, and its sockets.
+pub(crate) fn of_url(url: &str) -> Option<(&'static Protocol, Transport)> {
+    let (scheme, _) = url.split_once("://")?;
+    PROTOCOLS.iter().find_map(|protocol| {
+        let (_, transport) = protocol.schemes.iter().find(|(own, _)| scheme.eq_ignore_ascii_case(own))?;
+        Some((*protocol, *transport))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_url_leads_to_its_protocol_and_its_sockets() {
+        let name = |url| of_url(url).map(|(protocol, transport)| protocol.name_over(transport));
+        assert_eq!(name("nbd://host/a").as_deref(), Some("nbd"));
+        assert_eq!(name("NBD+UNIX:///a?socket=/s").as_deref(), Some("nbd+unix"));
+        assert_eq!(name("nbds://host/a"), None);
+        assert_eq!(name("mem:1g"), None);
+    }
+
+    #[test]
+    fn no_two_protocols_share_a_name_or_a_scheme() {
+        let schemes = |protocol: &Protocol| protocol.schemes.iter().map(|(scheme, _)| *scheme);
+        let mut names: Vec<&str> =
+            PROTOCOLS.iter().flat_map(|protocol| schemes(protocol).chain([protocol.title])).collect();
+        let all = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), all, "{names:?}");
+    }
+}

@@ -1,0 +1,79 @@
+//! NBD, as the commands know it.
+
+mod remote;
+
+use super::{Protocol, Way};
+use crate::output::shell_word;
+use blockmux_engine::nbd::{self, Endpoint};
+use blockmux_engine::socket::Address;
+use blockmux_lab::ceiling::{MessageShape, Transport};
+use blockmux_proto::nbd::uri::{DEFAULT_RECONNECT, Server, Uri};
+use blockmux_volume::Volume;
+use blockmux_wire::nbd::{NBD_DEFAULT_PORT, NBD_MAX_MINIMUM_BLOCK, NBD_MAX_STRING};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// NBD's entry in the table.
+pub(crate) const NBD: Protocol = Protocol {
+    name: "nbd",
+    title: "NBD",
+    port: NBD_DEFAULT_PORT,
+    schemes: &[("nbd", Transport::Tcp), ("nbd+unix", Transport::Unix)],
+    unspoken_schemes: &["nbds", "nbds+unix"],
+    url_forms: &["nbd://host/export", "nbd+unix:///export?socket=PATH"],
+    max_description: NBD_MAX_STRING,
+    max_logical_block: NBD_MAX_MINIMUM_BLOCK,
+    // Extended headers: request; reply with the offset of its data; request; reply without data.
+    shape: MessageShape { read_request: 32, read_reply_head: 40, write_request_head: 32, write_reply: 32 },
+    serve: nbd::serve,
+    way,
+    connect,
+    remote: remote::of_url,
+};
+
+fn way(address: &Address, name: &str) -> Way {
+    let server = match address {
+        Address::Unix(path) => Server::Unix(path.clone()),
+        Address::Tcp(address) => Server::Tcp { host: address.ip().to_string(), port: address.port() },
+    };
+    let uri = Uri { server, export: name.to_owned(), connections: None, reconnect: DEFAULT_RECONNECT };
+    Way { url: uri.to_string(), commands: commands(&uri).into(), variables: vec![("nbd", old_qemu(&uri))] }
+}
+
+fn commands(uri: &Uri) -> [String; 3] {
+    let (url, name) = (uri.to_string(), shell_word(&uri.export));
+    let place = match &uri.server {
+        Server::Tcp { host, port } => format!("{host} {port}"),
+        Server::Unix(path) => format!("-unix {}", shell_word(&path.to_string_lossy())),
+    };
+    [
+        format!("nbdinfo {}", shell_word(&url)),
+        format!("qemu-img info {}", shell_word(&url)),
+        format!("nbd-client {place} /dev/nbd0 -N {name}"),
+    ]
+}
+
+/// As QEMU wrote it before there were URLs, and as nbdkit hands it to its own commands.
+fn old_qemu(uri: &Uri) -> String {
+    match &uri.server {
+        Server::Tcp { host, port } if host.contains(':') => {
+            format!("nbd:[{host}]:{port}:exportname={}", uri.export)
+        }
+        Server::Tcp { host, port } => format!("nbd:{host}:{port}:exportname={}", uri.export),
+        Server::Unix(path) => format!("nbd:unix:{}:exportname={}", path.display(), uri.export),
+    }
+}
+
+fn connect(address: &Address, export: &str) -> Result<Arc<dyn Volume>, String> {
+    let endpoint = Endpoint {
+        address: address.clone(),
+        export: export.to_owned(),
+        connections: 1,
+        patience: OWN_PATIENCE,
+    };
+    let volume = nbd::connect(endpoint).map_err(|error| error.to_string())?;
+    Ok(Arc::new(volume))
+}
+
+/// Whoever serves to itself has nobody to wait for.
+const OWN_PATIENCE: Duration = Duration::from_secs(5);

@@ -1,0 +1,196 @@
+//! A URL of NBD, and what its server tells and has.
+
+use crate::failure::Failure;
+use crate::output::both_sizes;
+use crate::protocol::{Description, Found, FoundExport, NBD, Remote};
+use crate::reach;
+use blockmux_engine::connection::Broken;
+use blockmux_engine::nbd::{self, ConnectError, Endpoint};
+use blockmux_engine::socket::Address;
+use blockmux_proto::nbd::initiator::{BlockSize, ExportInfo, Headers, ListedExport, Refused};
+use blockmux_proto::nbd::uri::{Server, Uri};
+use blockmux_volume::Volume;
+use blockmux_wire::nbd::handshake::NBD_FLAG_READ_ONLY;
+use serde_json::{Value, json};
+use std::io::ErrorKind;
+use std::panic::resume_unwind;
+use std::sync::Arc;
+use std::thread;
+
+/// Reads a URL.
+pub(super) fn of_url(url: &str) -> Result<Box<dyn Remote>, Failure> {
+    let uri: Uri = url.parse().map_err(|error| Failure::request(format!("{url}: {error}")))?;
+    Ok(Box::new(NbdRemote { url: url.to_owned(), uri }))
+}
+
+struct NbdRemote {
+    /// As it was given.
+    url: String,
+    uri: Uri,
+}
+
+impl Remote for NbdRemote {
+    fn open(&self, connections: u32) -> Result<Arc<dyn Volume>, Failure> {
+        let NbdRemote { uri, .. } = self;
+        let volume = ask(uri, |address| {
+            nbd::connect(Endpoint {
+                address: address.clone(),
+                export: uri.export.clone(),
+                connections: uri.connections.unwrap_or(connections),
+                patience: uri.reconnect,
+            })
+        })?;
+        Ok(Arc::new(volume))
+    }
+
+    fn describe(&self) -> Result<Description, Failure> {
+        let NbdRemote { url, uri } = self;
+        let export = ask(uri, |address| nbd::describe(address, &uri.export))?;
+        Ok(Description { rows: rows(&export), json: json(url, &export) })
+    }
+
+    fn discover(&self) -> Result<Found, Failure> {
+        let server = server_of(&self.uri);
+        ask(&server, |address| list(&server, address))
+    }
+}
+
+/// Asks every address of the server in turn, until one can be spoken to.
+fn ask<T>(uri: &Uri, ask: impl FnMut(&Address) -> Result<T, ConnectError>) -> Result<T, Failure> {
+    let addresses = match &uri.server {
+        Server::Unix(path) => vec![Address::Unix(path.clone())],
+        Server::Tcp { host, port } => reach::addresses(uri, host, *port)?,
+    };
+    let is_out_of_reach = |error: &ConnectError| matches!(error, ConnectError::Broken { .. });
+    reach::ask_each(uri, &addresses, ask, is_out_of_reach)?.map_err(|error| refused(uri, &error))
+}
+
+fn refused(uri: &Uri, error: &ConnectError) -> Failure {
+    let advice = match error {
+        ConnectError::Broken { .. } | ConnectError::Silent { .. } => {
+            "check that an NBD server listens there".to_owned()
+        }
+        ConnectError::Refused { refused: Refused::UnknownExport { .. } | Refused::Closed { .. }, .. } => {
+            format!("`blockmux discover '{}'` lists what it has", server_of(uri))
+        }
+        ConnectError::Refused { .. } => "ask whoever runs the server".to_owned(),
+    };
+    Failure::request(format!("{uri}: {error}; {advice}"))
+}
+
+fn server_of(uri: &Uri) -> Uri {
+    Uri { export: String::new(), ..uri.clone() }
+}
+
+fn rows(export: &ExportInfo) -> Vec<(&'static str, String)> {
+    let access = if is_read_only(export) { "read-only" } else { "read-write" };
+    let flags: Vec<_> = export.flags.names().collect();
+    let constraints = |sizes: BlockSize| {
+        let (least, preferred, most) = (sizes.minimum, sizes.preferred, sizes.maximum_payload);
+        format!("minimum {least}, preferred {preferred}, maximum payload {most}")
+    };
+    vec![
+        ("export", export.name.clone()),
+        ("description", export.description.clone()),
+        ("size", both_sizes(export.size)),
+        ("access", access.to_owned()),
+        ("blocks", export.block_size.map_or_else(|| "no constraints told".to_owned(), constraints)),
+        ("flags", flags.join(" ")),
+        ("contexts", export.contexts.join(" ")),
+        ("headers", headers(export.headers).to_owned()),
+    ]
+}
+
+fn json(url: &str, export: &ExportInfo) -> Value {
+    let block_size = export.block_size.map(|sizes| {
+        json!({
+            "minimum": sizes.minimum,
+            "preferred": sizes.preferred,
+            "maximum_payload": sizes.maximum_payload,
+        })
+    });
+    json!({
+        "url": url,
+        "protocol": NBD.name,
+        "export": export.name,
+        "description": export.description,
+        "size": export.size,
+        "read_only": is_read_only(export),
+        "block_size": block_size,
+        "flags": export.flags.names().collect::<Vec<_>>(),
+        "contexts": export.contexts,
+        "headers": headers(export.headers),
+    })
+}
+
+fn is_read_only(export: &ExportInfo) -> bool {
+    export.flags.has(NBD_FLAG_READ_ONLY)
+}
+
+fn headers(headers: Headers) -> &'static str {
+    match headers {
+        Headers::Simple => "simple",
+        Headers::Structured => "structured",
+        Headers::Extended => "extended",
+    }
+}
+
+fn list(uri: &Uri, address: &Address) -> Result<Found, ConnectError> {
+    let (listed, left_out) = nbd::list(address)?;
+    // A server may open what it exports only when asked for it, which takes time.
+    let mut exports = Vec::with_capacity(listed.len());
+    for some in listed.chunks(AT_A_TIME) {
+        let described = describe_all(address, some);
+        let is_silent = described.iter().any(is_no_answer);
+        exports.extend(some.iter().zip(described).map(|(listed, answer)| found(uri, listed, answer.ok())));
+        if is_silent {
+            // It would take as long again for each of the others.
+            break;
+        }
+    }
+    let asked = exports.len();
+    if asked < listed.len() {
+        tracing::warn!("{address}: does not answer; {} exports were not asked for", listed.len() - asked);
+    }
+    exports.extend(listed[asked..].iter().map(|listed| found(uri, listed, None)));
+    Ok(Found { url: uri.to_string(), exports, left_out })
+}
+
+/// All at the same time, each over a connection of its own; those that got none, as servers limit them, one by one.
+fn describe_all(address: &Address, listed: &[ListedExport]) -> Vec<Result<ExportInfo, ConnectError>> {
+    let described: Vec<_> = thread::scope(|scope| {
+        let ask = |name| move || nbd::describe(address, name);
+        let asked: Vec<_> = listed.iter().map(|export| scope.spawn(ask(&export.name))).collect();
+        // A panic there is one here.
+        asked.into_iter().map(|asked| asked.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
+    });
+    let all = listed.iter().zip(described);
+    all.map(|(listed, described)| {
+        let described = match described {
+            Err(ConnectError::Broken { .. }) if !is_no_answer(&described) => {
+                nbd::describe(address, &listed.name)
+            }
+            described => described,
+        };
+        described.inspect_err(|error| tracing::warn!("export {:?}: {error}", listed.name))
+    })
+    .collect()
+}
+
+/// Whether the server was waited for in vain.
+fn is_no_answer(described: &Result<ExportInfo, ConnectError>) -> bool {
+    matches!(described, Err(ConnectError::Broken { broken: Broken::Socket(error), .. })
+        if error.kind() == ErrorKind::TimedOut)
+}
+
+fn found(uri: &Uri, listed: &ListedExport, described: Option<ExportInfo>) -> FoundExport {
+    FoundExport {
+        url: Uri { export: listed.name.clone(), ..uri.clone() }.to_string(),
+        name: listed.name.clone(),
+        description: listed.description.clone(),
+        size: described.map(|export| export.size),
+    }
+}
+
+/// Connections to the server at a time.
+const AT_A_TIME: usize = 16;

@@ -1,0 +1,305 @@
+//! `blockmux bench` and `blockmux report`: what they print, what they write, and how they end.
+
+use crate::daemon::Daemon;
+use crate::program::{BLOCKMUX, blockmux, text};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use tempfile::TempDir;
+
+/// A directory for a report, and runs of the bench that write it there.
+struct Bench(TempDir);
+
+impl Bench {
+    fn new() -> Bench {
+        Bench(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.path().join(name).display().to_string()
+    }
+
+    /// Short runs of `words`, after which come those of `rest`.
+    fn command(&self, words: &str, rest: &[&str]) -> Command {
+        let mut command = Command::new(BLOCKMUX);
+        command.args(["bench", "--report", &self.path("report")]).args(words.split_whitespace()).args(rest);
+        command
+    }
+
+    fn run(&self, words: &str, rest: &[&str]) -> Output {
+        self.command(&format!("--runtime 0.05 --ramp_time 0.01 --runs 2 {words}"), rest).output().unwrap()
+    }
+
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.read("bench.json")).unwrap()
+    }
+
+    fn read(&self, name: &str) -> String {
+        std::fs::read_to_string(self.0.path().join("report").join(name)).unwrap()
+    }
+}
+
+/// What a run that has to succeed has printed, and nothing beside it.
+fn printed(output: &Output) -> String {
+    assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), String::new()));
+    text(&output.stdout)
+}
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap_or_else(|| panic!("{value} is not a number"))
+}
+
+fn jobs(report: &Value) -> &Vec<Value> {
+    report["jobs"].as_array().unwrap()
+}
+
+#[test]
+fn into_a_pipe_goes_plain_text_of_80_columns_and_no_progress() {
+    let bench = Bench::new();
+    let out = printed(&bench.run("--size 16m", &[]));
+    for line in out.lines() {
+        assert!(line.chars().count() <= 80 || line.starts_with(&bench.path("")), "{line}");
+    }
+    assert!(!out.contains(['\u{1b}', '\r']));
+    for part in
+        ["1 MiB sequential write, depth 8", "\nlocal ", "\nnbd ", "\nceiling sleeps ", "\nceiling spins "]
+    {
+        assert!(out.contains(part), "no {part:?} in {out}");
+    }
+    assert!(bench.read("bench.html").contains("<title>Blockmux"));
+    // Eight jobs of two subjects and two ceilings.
+    assert_eq!(jobs(&bench.json()).len(), 32);
+}
+
+#[test]
+fn every_pattern_runs_and_its_figures_agree_with_each_other() {
+    let bench = Bench::new();
+    let patterns = "--rw read,write,randread,randwrite --rw readwrite --rw randrw,trim,randtrim";
+    printed(&bench.run(&format!("mem:16m --no_ceiling --iodepth 1,8 --numjobs 1,2 {patterns}"), &[]));
+    let report = bench.json();
+    assert_eq!(jobs(&report).len(), 8 * 2 * 2 * 2);
+    let mut seen = 0;
+    for job in jobs(&report) {
+        let option = |name: &str| job["job options"][name].as_str().unwrap();
+        let name = &job["jobname"];
+        for side in ["read", "write", "trim"] {
+            let side = &job[side];
+            assert_eq!(number(&side["io_bytes"]), number(&side["total_ios"]) * 4096.0, "{name}");
+            assert!((number(&side["bw_bytes"]) - number(&side["iops"]) * 4096.0).abs() <= 1.0, "{name}");
+            assert_eq!(side["clat_ns"]["N"], side["total_ios"], "{name}");
+        }
+        // A machine that is busy with other things may leave none in so short a time.
+        let did: Vec<_> = ["read", "write", "trim"]
+            .into_iter()
+            .filter(|side| number(&job[side]["total_ios"]) > 0.0)
+            .collect();
+        let allowed = match option("rw") {
+            "read" | "randread" => ["read"].as_slice(),
+            "write" | "randwrite" => &["write"],
+            "trim" | "randtrim" => &["trim"],
+            _ => &["read", "write"],
+        };
+        assert!(did.iter().all(|side| allowed.contains(side)), "{name} did {did:?}");
+        seen += did.len();
+    }
+    assert!(seen > 0, "nothing was done at all");
+}
+
+#[test]
+fn processor_time_of_both_sides_is_told_with_user_and_system_apart() {
+    let bench = Bench::new();
+    let words = "mem:16m --no_ceiling --rw randread --iodepth 32 --runs 1 --runtime 0.5";
+    printed(&bench.command(words, &[]).output().unwrap());
+    let report = bench.json();
+    let [local, nbd] = jobs(&report).as_slice() else { panic!("two rows") };
+    let of_run = |job: &Value, name: &str| number(&job["blockmux"]["runs"][0][name]);
+    assert_eq!(local["blockmux"]["runs"][0]["target_cpu_ns"], Value::Null);
+    for side in ["target", "initiator"] {
+        let (cpu, system) = (format!("{side}_cpu_ns"), format!("{side}_system_ns"));
+        assert!(of_run(nbd, &system) <= of_run(nbd, &cpu), "{side}");
+    }
+    let percent = number(&nbd["usr_cpu"]) + number(&nbd["sys_cpu"]);
+    let expected = of_run(nbd, "initiator_cpu_ns") / of_run(nbd, "runtime_ns") * 100.0;
+    assert!((percent - expected).abs() < 0.01, "{percent} for {expected}");
+}
+
+#[test]
+fn several_volumes_and_sockets_are_told_apart() {
+    let daemon = Daemon::serve(&["mem:1m", "--nbd", "127.0.0.1:0"]);
+    let urls = daemon.json["exports"][0]["urls"].as_array().unwrap();
+    let urls: Vec<&str> = urls.iter().map(|url| url.as_str().unwrap()).collect();
+    let bench = Bench::new();
+    let words = ["mem:1m", "null:1m", urls[0], urls[1]];
+    let out = printed(&bench.run("--rw randread", &words));
+    for label in ["local mem:1m ", "local null:1m ", "nbd mem:1m ", "nbd null:1m "] {
+        assert!(out.contains(&format!("\n{label}")), "{out}");
+    }
+    assert_eq!(
+        (out.matches("\nnbd+unix ceiling ").count(), out.matches("\nnbd ceiling ").count()),
+        (2, 2),
+        "{out}"
+    );
+}
+
+#[test]
+fn the_usual_jobs_do_not_write_to_what_was_there_before() {
+    let bench = Bench::new();
+    let file = bench.path("disk.img");
+    std::fs::write(&file, vec![0xA5; 16 << 20]).unwrap();
+    let out = printed(&bench.run("--no_ceiling", &[&format!("file:{file}")]));
+    assert!(out.contains("would be overwritten (give --rw write"), "{out}");
+    assert!(
+        jobs(&bench.json()).iter().all(|job| job["job options"]["rw"].as_str().unwrap().contains("read"))
+    );
+    assert!(std::fs::read(&file).unwrap().iter().all(|&byte| byte == 0xA5));
+    printed(&bench.run("--no_ceiling --rw write", &[&format!("file:{file}")]));
+    assert!(std::fs::read(&file).unwrap().iter().any(|&byte| byte != 0xA5));
+}
+
+#[test]
+fn a_job_file_is_run_and_what_is_wrong_in_one_is_named_with_its_line() {
+    let bench = Bench::new();
+    let file = bench.path("jobs.fio");
+    let good = "[global]\nbs=4k\nruntime=60\n[first]\nrw=randread\n[second]\nrw=write\nbs=64k\niodepth=4\n";
+    std::fs::write(&file, good).unwrap();
+    // The command line goes before the file.
+    let out = printed(&bench.run("mem:4m --no_ceiling", &[&file]));
+    for part in ["4 KiB random read, depth 1\n", "64 KiB sequential write, depth 4\n", "2 runs of 0.05 s."] {
+        assert!(out.contains(part), "{out}");
+    }
+    std::fs::write(&file, "[global]\nbs=4k\n\n[a]\ngtod_reduce=1\n").unwrap();
+    let output = bench.run("mem:4m", &[&file]);
+    let said = text(&output.stderr);
+    assert!(
+        said.starts_with(&format!("blockmux: {file}:5: unknown fio option `gtod_reduce`; known are ")),
+        "{said}"
+    );
+    assert_eq!((output.status.code(), said.lines().count()), (Some(2), 1));
+    std::fs::write(&file, "[a]\nfilename=disk.img\n").unwrap();
+    let said = text(&bench.run("", &[&file]).stderr);
+    assert!(said.starts_with(&format!("blockmux: {file}:1: job a: `disk.img` does not say ")), "{said}");
+}
+
+#[test]
+fn an_image_in_the_place_of_a_job_file_is_not_read_out() {
+    let bench = Bench::new();
+    let image = bench.path("disk.img");
+    for content in [vec![0; 4096], vec![0xff; 4096], vec![b'a'; (1 << 20) + 1]] {
+        std::fs::write(&image, content).unwrap();
+        let output = bench.run("", &[&image]);
+        let expected =
+            format!("blockmux: {image}: is no fio job file; to measure it as a volume, write file:{image}\n");
+        assert_eq!((text(&output.stderr), output.status.code()), (expected, Some(2)));
+    }
+}
+
+#[test]
+fn what_is_wrong_with_an_option_is_said_of_the_option_as_it_was_given() {
+    let bench = Bench::new();
+    for (words, expected) in [
+        ("mem:1m --rw randreed", "--rw randreed: patterns are read write "),
+        ("mem:1m --iodepth 1,x", "--iodepth x: not a number"),
+        ("mem:1m --bs 4k,8k", "--bs 4k,8k: a job has one block size here"),
+        ("mem:1m --verify md5 --rw write", "--verify md5: verify with crc32c or pattern"),
+        ("mem:1m --verify crc32c --rw randrw", "--verify crc32c: rw=randrw cannot be verified"),
+        ("mem:1m --size 2m", "--size 2m: only 1m is left from 0 to the volume's end"),
+        ("mem:1m --numjobs 0", "--numjobs 0: from 1 to 1024"),
+        ("mem:1m --poll sometimes", "--poll sometimes: is adaptive, always or never"),
+        ("mem:64m --suite zeta-2016 --bs 4k", "--bs is set by the suite; leave one of them out"),
+        ("mem:64m --suite zeta-2016 --verify crc32c", "--verify is set by the suite"),
+        ("--suite zeta", "--suite zeta: unknown suite `zeta`; known are "),
+        ("nbd+unix:///x?socket=/nowhere/s", "nbd+unix:///x?socket=/nowhere/s: "),
+        ("jobs.fio", "jobs.fio: not a volume (as mem:1g), and no job file either: "),
+    ] {
+        let output = bench.run(words, &[]);
+        let said = text(&output.stderr);
+        assert!(said.starts_with(&format!("blockmux: {expected}")), "{words}: {said}");
+        assert_eq!((output.status.code(), said.lines().count()), (Some(2), 1), "{words}: {said}");
+    }
+}
+
+#[test]
+fn every_suite_runs_with_its_figures_beside_ours() {
+    for (suite, figure) in [
+        ("aatrokoski-2007", "\npublished                 47.0        aoe, 4 disks, 1 Gbit/s, MTU 1500\n"),
+        ("zeta-2016", "\npublished       373k      1529        iser, InfiniBand\n"),
+        ("taocloud-2022", "\npublished                        127  iscsi, lowest mean latency\n"),
+        ("chelsio-iwarp", "iser is not in this Blockmux yet: "),
+    ] {
+        let bench = Bench::new();
+        let words = format!("mem:64m --no_ceiling --suite {suite} --runs 1 --runtime 0.02");
+        let out = printed(&bench.command(&words, &[]).output().unwrap());
+        assert!(out.contains(figure), "{out}");
+        let page = bench.read("bench.html");
+        assert!(page.contains("Published beside measured") && page.contains("<dt>Measured there</dt>"));
+        // A report of the report has them too.
+        let report = printed(&blockmux([
+            "report",
+            &bench.path("report/bench.json"),
+            "--report",
+            &bench.path("again"),
+        ]));
+        assert!(report.contains(figure), "{report}");
+        assert_eq!(std::fs::read_to_string(bench.path("again/bench.html")).unwrap(), page);
+    }
+}
+
+#[test]
+fn corrupted_data_is_found_and_its_place_named() {
+    let bench = Bench::new();
+    let file = bench.path("disk.img");
+    let volume = format!("file:{file}?size=512k");
+    let words = "--no_ceiling --bs 64k --verify crc32c";
+    printed(&bench.run(&format!("{words} --rw write"), &[&volume]));
+    printed(&bench.run(&format!("{words} --rw read"), &[&volume]));
+    let disk = std::fs::File::options().write(true).open(Path::new(&file)).unwrap();
+    disk.write_all_at(b"junk", (5 << 16) + 1000).unwrap();
+    let output = bench.run(&format!("{words} --rw read"), &[&volume]);
+    let said = text(&output.stderr);
+    assert!(said.contains(" verify: block at 327680 has crc "), "{said}");
+    assert!(
+        said.contains(" blocks did not hold what was written; the warnings above name the first"),
+        "{said}"
+    );
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stdout).contains(" blocks did not hold what was written\n"));
+}
+
+#[test]
+fn io_that_fails_is_counted_and_the_first_is_named() {
+    let bench = Bench::new();
+    let output = bench.run("fault:op=write,every=3:mem:1m --no_ceiling --rw write --verify pattern", &[]);
+    let said = text(&output.stderr);
+    assert!(said.contains("I/O failed: medium error") && said.contains("offset="), "{said}");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stdout).contains("    ! "));
+    assert!(bench.json()["jobs"][0]["error"] == 5);
+}
+
+#[test]
+fn an_interrupted_bench_ends_cleanly_with_what_it_has() {
+    for (signal, status) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+        let bench = Bench::new();
+        // One lane is done at once and the other never.
+        let file = bench.path("jobs.fio");
+        std::fs::write(&file, "[short]\nruntime=20ms\n[long]\nrw=write\nruntime=600\n").unwrap();
+        let mut command = bench.command("mem:4m --no_ceiling --runs 1 -v", &[&file]);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut stderr = BufReader::new(child.stderr.take().unwrap());
+        let mut said = String::new();
+        while said.matches("run 1/1 of ").count() < 2 {
+            assert_ne!(stderr.read_line(&mut said).unwrap(), 0, "{said}");
+        }
+        kill_process(Pid::from_child(&child), signal).unwrap();
+        stderr.read_to_string(&mut said).unwrap();
+        assert!(said.ends_with("\nblockmux: interrupted; 2 of 4 runs were done\n"), "{said}");
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(status));
+        let out = text(&output.stdout);
+        assert!(out.contains("sequential read") && !out.contains("sequential write"), "{out}");
+        assert_eq!(jobs(&bench.json()).len(), 2);
+    }
+}

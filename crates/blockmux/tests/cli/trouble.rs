@@ -1,0 +1,127 @@
+//! A device that fails and a client that breaks the rules: who is told, and that nobody else notices.
+
+use crate::daemon::Daemon;
+use crate::program::{has, succeed, text};
+use crate::raw_client::{RawClient, WRITE};
+use rustix::process::Signal;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::process::Command;
+
+/// A volume whose fifth to eighth block of 4 KiB cannot be read or written.
+const BAD: &str = "fault:op=read+write+zeroes,offset=16k,size=16k:mem:1m";
+
+#[test]
+fn nbdsh_is_told_of_a_bad_block_and_goes_on_beside_it() {
+    if !has("nbdsh") {
+        return;
+    }
+    let daemon = Daemon::serve(&[BAD]);
+    let mut other = RawClient::connect(&daemon.socket());
+    let script = r#"
+import errno
+def failed(call, *args):
+    try:
+        call(*args)
+    except nbd.Error as error:
+        return error.errnum
+    raise AssertionError("did not fail")
+for _ in range(3):
+    assert failed(h.pread, 4096, 16384) == errno.EIO
+    assert failed(h.pwrite, bytes(4096), 28672) == errno.EIO
+    assert failed(h.pwrite, bytes(65536), 0, nbd.CMD_FLAG_FUA) == errno.EIO
+    assert failed(h.zero, 512, 20480) == errno.EIO
+    h.pwrite(b"a" * 16384, 0)
+    h.pwrite(b"b" * 4096, 32768)
+    assert h.pread(16384, 0) == b"a" * 16384
+    assert h.pread(4096, 32768) == b"b" * 4096
+    h.flush()
+"#;
+    let mut nbdsh = Command::new("nbdsh");
+    // Its module belongs to the system's Python, whatever other comes first in the path.
+    nbdsh.env("PATH", "/usr/bin:/bin");
+    succeed(nbdsh.args(["--uri", &daemon.url(), "-c", script]));
+    assert_eq!(other.read(0, 16384), [b'a'; 16384]);
+    other.request(WRITE, 0, 16384, 512);
+    other.send(&[1; 512]);
+    assert_eq!(other.reply(), EIO);
+    assert_eq!(other.read(32768, 4096), [b'b'; 4096]);
+}
+
+#[test]
+fn qemu_io_is_told_of_a_bad_block_and_goes_on_beside_it() {
+    if !has("qemu-io") {
+        return;
+    }
+    let daemon = Daemon::serve(&[BAD]);
+    let mut qemu_io = Command::new("qemu-io");
+    qemu_io.args(["-f", "raw", "-t", "none"]);
+    for command in ["write -P 7 0 16k", "read 20k 4k", "write 16k 4k", "read -P 7 0 16k", "read -P 0 32k 64k"]
+    {
+        qemu_io.args(["-c", command]);
+    }
+    let output = qemu_io.arg(daemon.url()).output().unwrap();
+    let said = text(&output.stdout);
+    let failures: Vec<_> = said.lines().filter(|line| line.contains("failed")).collect();
+    assert_eq!(failures, ["read failed: Input/output error", "write failed: Input/output error"], "{said}");
+    assert_eq!(said.matches("\nread 16384/16384 bytes at offset 0\n").count(), 1, "{said}");
+    assert_eq!(said.matches("\nread 65536/65536 bytes at offset 32768\n").count(), 1, "{said}");
+}
+
+/// What a client sends after it has entered transmission, and what is said about it.
+const BREACHES: [(&[u8], &str); 3] = [
+    (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", "wrong magic number"),
+    // A write of 64 MiB.
+    (
+        b"\x25\x60\x95\x13\0\0\0\x01\0\0\0\0\0\0\0\x07\0\0\0\0\0\0\0\0\x04\0\0\0",
+        "more payload than the advertised maximum",
+    ),
+    // A write of 512 bytes that ends after the first four.
+    (
+        b"\x25\x60\x95\x13\0\0\0\x01\0\0\0\0\0\0\0\x07\0\0\0\0\0\0\0\0\0\0\x02\0data",
+        "in the middle of a request's payload",
+    ),
+];
+
+#[test]
+fn a_malformed_request_is_one_line_with_the_peer_and_the_rule_and_no_other_connection_notices() {
+    let mut daemon = Daemon::serve(&["mem:1m", "--nbd", "127.0.0.1:0"]);
+    let url = daemon.json["exports"][0]["urls"][1].as_str().unwrap().to_owned();
+    let server = url.strip_prefix("nbd://").unwrap().strip_suffix("/disk0").unwrap();
+    let server: SocketAddr = server.parse().unwrap();
+    let mut other = RawClient::connect(&daemon.socket());
+    let mut expected = Vec::new();
+    for (bytes, rule) in BREACHES {
+        let mut socket = TcpStream::connect(server).unwrap();
+        let _client = RawClient::over(socket.try_clone().unwrap());
+        socket.write_all(bytes).unwrap();
+        socket.shutdown(std::net::Shutdown::Write).unwrap();
+        // Until the server has hung up.
+        let _ = socket.read_to_end(&mut Vec::new());
+        expected.push((socket.local_addr().unwrap().to_string(), rule));
+        assert_eq!(other.write(0, 0, &[1; 512]), 0);
+        assert_eq!(other.read(0, 512), [1; 512]);
+    }
+    // One that is no client at all.
+    let mut socket = TcpStream::connect(server).unwrap();
+    socket.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    let _ = socket.read_to_end(&mut Vec::new());
+    expected.push((socket.local_addr().unwrap().to_string(), "client flag that was not offered"));
+    let mut client = RawClient::connect(&daemon.socket());
+    client.send(BREACHES[0].0);
+    assert!(client.is_closed());
+    expected.push((format!("unix socket of process {}", std::process::id()), BREACHES[0].1));
+    daemon.signal(Signal::TERM);
+    let mut said = String::new();
+    daemon.stderr.read_to_string(&mut said).unwrap();
+    let lines: Vec<_> = said.lines().collect();
+    assert_eq!(lines.len(), expected.len(), "{said}");
+    for (peer, rule) in expected {
+        let found = lines.iter().filter(|line| line.contains(&peer) && line.contains(rule)).count();
+        assert_eq!(found, 1, "{peer} {rule}: {said}");
+    }
+    assert_eq!(daemon.wait().code(), Some(0));
+}
+
+/// `NBD_EIO`.
+const EIO: u32 = 5;

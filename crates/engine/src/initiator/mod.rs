@@ -1,0 +1,186 @@
+//! Remote volumes: an initiator session with a connection under it is a channel.
+//!
+//! ```text
+//!   consumer ──submit──▶ RemoteChannel ──▶ Link ──▶ session ──▶ connection ──▶ socket
+//!                                           │ connection lost: dial again, replay what had not completed
+//! ```
+//! A channel has one `Link` or several, each a connection of its own. A link that loses its connection keeps every
+//! request that has not completed, dials again with growing pauses, and replays them on the new session; a request
+//! so completes exactly once. A link that does not get a connection while others have one hands its requests to them:
+//! some targets take fewer connections than we would like. When nothing answers for the volume's patience, or sessions
+//! begin for so long and end without completing anything, all requests fail, and the next one starts over. What had
+//! completed before the loss and was not flushed is as safe as the target made it.
+
+mod link;
+
+use crate::host::Host;
+use crate::reactor::EngineCore;
+use crate::socket::Address;
+use blockmux_proto::session::Initiator;
+use blockmux_volume::{Channel, Completion, Core, Io, IoError, Pool, Volume, VolumeInfo, Waker};
+use link::{Link, Party};
+use std::cell::RefCell;
+use std::marker::PhantomData;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Knows how to reach one remote volume, as often as needed.
+pub trait Dialer: Send + Sync + 'static {
+    /// The protocol's session.
+    type Session: Initiator + 'static;
+
+    /// Where to connect.
+    fn address(&self) -> &Address;
+
+    /// A new session that logs in.
+    fn session(&self, pool: &Pool, now: Instant) -> Self::Session;
+
+    /// Whether a session that has just logged in leads to the volume that it is meant to.
+    ///
+    /// # Errors
+    /// If it is another now: replaying there would be wrong.
+    fn check(&self, session: &Self::Session) -> Result<(), String>;
+
+    /// Why the target turned the session away, if it did and trying again is of no use.
+    fn refusal(&self, session: &Self::Session) -> Option<String>;
+}
+
+/// Whether a volume that was like `first` can be used on as it is `now`, over so many connections. For
+/// [`Dialer::check`].
+///
+/// # Errors
+/// If what was submitted for the one cannot be replayed to the other.
+pub fn check_unchanged(first: &VolumeInfo, now: &VolumeInfo, connections: u32) -> Result<(), String> {
+    if now.size != first.size {
+        return Err(format!("the volume has {} bytes now, it had {}", now.size, first.size));
+    }
+    if now.logical_block > first.logical_block {
+        let (now, first) = (now.logical_block, first.logical_block);
+        return Err(format!("the volume takes blocks of {now} bytes now, they were {first}"));
+    }
+    if now.read_only && !first.read_only {
+        return Err("the volume is read-only now, and was not".to_owned());
+    }
+    if !now.shared_flush && first.shared_flush && connections > 1 {
+        return Err("the target does not let several connections be used together any more".to_owned());
+    }
+    Ok(())
+}
+
+/// A volume that a remote target serves.
+pub struct RemoteVolume<D: Dialer, H: Host = EngineCore> {
+    dialer: Arc<D>,
+    info: VolumeInfo,
+    connections: u32,
+    patience: Duration,
+    host: PhantomData<fn(&H)>,
+}
+
+impl<D: Dialer, H: Host> RemoteVolume<D, H> {
+    /// A volume like `info` behind `dialer`; each channel has so many connections and waits so long for a lost one.
+    pub fn new(dialer: D, info: VolumeInfo, connections: u32, patience: Duration) -> RemoteVolume<D, H> {
+        RemoteVolume { dialer: Arc::new(dialer), info, connections, patience, host: PhantomData }
+    }
+}
+
+impl<D: Dialer, H: Host> Volume for RemoteVolume<D, H> {
+    fn info(&self) -> VolumeInfo {
+        self.info.clone()
+    }
+
+    fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
+        let core = H::from_core(core).ok_or(IoError::Unsupported)?;
+        let party = Rc::new(Party::default());
+        let links = (0..self.connections).map(|_| Link::spawn(&core, self, depth, &waker, &party));
+        Ok(Box::new(RemoteChannel {
+            info: self.info.clone(),
+            links: links.collect(),
+            party,
+            next: 0,
+            spins: core.spins(),
+            done: Vec::with_capacity(depth as usize),
+        }))
+    }
+}
+
+struct RemoteChannel<D: Dialer, H: Host> {
+    info: VolumeInfo,
+    links: Vec<Rc<RefCell<Link<D, H>>>>,
+    party: Rc<Party>,
+    /// Whose turn it is.
+    next: usize,
+    spins: bool,
+    /// Requests that were wrong from the start, or that no link can do.
+    done: Vec<Completion>,
+}
+
+impl<D: Dialer, H: Host> Channel for RemoteChannel<D, H> {
+    #[inline]
+    fn submit(&mut self, io: Io) {
+        if let Err(error) = self.info.check(&io) {
+            return self.done.push(Completion { tag: io.tag, result: Err(error) });
+        }
+        self.next_link().borrow_mut().submit(io);
+    }
+
+    #[inline]
+    fn kick(&mut self) {
+        for link in &self.links {
+            link.borrow_mut().kick(self.spins);
+        }
+    }
+
+    #[inline]
+    fn poll(&mut self, done: &mut Vec<Completion>) {
+        if self.party.is_changed.take() {
+            self.share_out();
+        }
+        done.append(&mut self.done);
+        for link in &self.links {
+            done.append(&mut link.borrow_mut().done);
+        }
+    }
+}
+
+impl<D: Dialer, H: Host> RemoteChannel<D, H> {
+    /// The link whose turn it is, among those with a session if there are any.
+    #[inline]
+    fn next_link(&mut self) -> &Rc<RefCell<Link<D, H>>> {
+        let (first, count) = (self.next, self.links.len());
+        let in_turn = (first..count).chain(0..first);
+        let at = in_turn.clone().find(|&at| self.links[at].borrow().is_open()).unwrap_or(first);
+        self.next = if at + 1 == count { 0 } else { at + 1 };
+        &self.links[at]
+    }
+
+    /// Finds another link for what waits at one that has no connection, or fails it where all have given up.
+    fn share_out(&mut self) {
+        let is_hopeless = self.party.alive.get() == 0;
+        if !is_hopeless && !self.links.iter().any(|link| link.borrow().is_open()) {
+            return;
+        }
+        for at in 0..self.links.len() {
+            let left = self.links[at].borrow_mut().hand_over();
+            for io in left {
+                if is_hopeless {
+                    self.done.push(Completion { tag: io.tag, result: Err(IoError::PathLost) });
+                } else {
+                    self.next_link().borrow_mut().submit(io);
+                }
+            }
+        }
+        self.kick();
+    }
+}
+
+impl<D: Dialer, H: Host> Drop for RemoteChannel<D, H> {
+    fn drop(&mut self) {
+        for link in &self.links {
+            let mut link = link.borrow_mut();
+            link.is_closing = true;
+            link.queue.clear();
+            link.waker.wake();
+        }
+    }
+}

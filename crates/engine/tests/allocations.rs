@@ -1,0 +1,242 @@
+//! Shows that an I/O allocates nothing anywhere in the process, once a connection has been used for a while: a core
+//! that serves a volume in memory over NBD, the sockets between, and a core that reaches it, all counted together.
+//!
+//! Pools and queues grow to what the traffic needs and stay there. How far they grow depends on how the two threads
+//! happen to take turns, so the test waits for a round of thousands of I/Os that allocates nothing: one allocation in
+//! every thousand would spoil each of them.
+#![expect(unsafe_code, reason = "an allocator that counts is an allocator")]
+
+use blockmux_engine::cores::{Cores, CoresConfig};
+use blockmux_engine::initiator::{Dialer, RemoteVolume};
+use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
+use blockmux_engine::memory::map_pages;
+use blockmux_engine::nbd::serve;
+use blockmux_engine::reactor::{EngineCore, PollPolicy, Progress, Task};
+use blockmux_engine::socket::{Address, Listener};
+use blockmux_proto::exports::{Export, Exports};
+use blockmux_proto::nbd::initiator::{Config, Features, InitiatorSession, Mode};
+use blockmux_volume::{
+    Channel, Completion, Core, Io, MemVolume, Memory, Op, Output, Pool, SgList, Tag, Volume, VolumeInfo,
+};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+struct Counting;
+
+/// Of every thread.
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: the system's allocator does everything. `realloc` and `alloc_zeroed` come through `alloc`.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::SeqCst);
+        // SAFETY: the caller's promises are the same.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, start: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promises are the same.
+        unsafe { System.dealloc(start, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// What a round is made of.
+#[derive(Clone, Copy, Debug)]
+struct Traffic {
+    features: Features,
+    policy: PollPolicy,
+    len: usize,
+    depth: u32,
+    ios_per_round: u64,
+}
+
+/// Keeps reads and writes in flight, each I/O of a kind after the other: a write, a read that is lent its data, a
+/// read into its own buffer. Sends what each round has allocated until one has allocated nothing.
+struct Driver {
+    traffic: Traffic,
+    channel: Box<dyn Channel>,
+    buffers: Vec<SgList>,
+    done: Vec<Completion>,
+    submitted: u64,
+    in_flight: usize,
+    /// Written by the driver itself, and kept short of growing.
+    rounds: Vec<u64>,
+    before: u64,
+    result: mpsc::Sender<Vec<u64>>,
+}
+
+impl Driver {
+    fn spawn(core: &Rc<EngineCore>, volume: &impl Volume, traffic: Traffic, result: mpsc::Sender<Vec<u64>>) {
+        let buffer = |_| SgList::one(Memory::from_heap(traffic.len).seg(0, traffic.len));
+        core.spawn(|waker| {
+            let shared: Rc<dyn Core> = core.clone();
+            Driver {
+                traffic,
+                channel: volume.open(&shared, traffic.depth, waker.clone()).unwrap(),
+                buffers: (0..traffic.depth).map(buffer).collect(),
+                done: Vec::with_capacity(traffic.depth as usize),
+                submitted: 0,
+                in_flight: 0,
+                rounds: Vec::with_capacity(MOST_ROUNDS),
+                before: ALLOCATIONS.load(Ordering::SeqCst),
+                result,
+            }
+        });
+    }
+
+    fn io(&self, tag: Tag) -> Io {
+        let len = self.traffic.len as u64;
+        let offset = self.submitted * 7 % (VOLUME_BYTES / len) * len;
+        let (op, data) = match self.submitted % 3 {
+            0 => (Op::Write { fua: false }, Some(self.buffers[tag.0 as usize].clone())),
+            1 => (Op::Read, None),
+            _ => (Op::Read, Some(self.buffers[tag.0 as usize].clone())),
+        };
+        Io { data, ..Io::new(tag, op, offset, len) }
+    }
+
+    fn submit(&mut self, tag: Tag) {
+        let io = self.io(tag);
+        self.channel.submit(io);
+        self.submitted += 1;
+        self.in_flight += 1;
+    }
+
+    /// Takes what has completed and asks for as much again; answers whether anything had.
+    fn keep_going(&mut self) -> bool {
+        let mut done = std::mem::take(&mut self.done);
+        self.channel.poll(&mut done);
+        let any = !done.is_empty();
+        for Completion { tag, result } in done.drain(..) {
+            match result.unwrap() {
+                Output::Data(data) => assert_eq!(data.len(), self.traffic.len),
+                Output::Nothing => {}
+                output => panic!("{output:?}"),
+            }
+            self.in_flight -= 1;
+            self.submit(tag);
+        }
+        self.done = done;
+        any
+    }
+
+    /// Whether this was the last round.
+    fn end_round(&mut self) -> bool {
+        let now = ALLOCATIONS.load(Ordering::SeqCst);
+        self.rounds.push(now - self.before);
+        self.before = now;
+        self.rounds.last() == Some(&0) || self.rounds.len() == MOST_ROUNDS
+    }
+}
+
+impl Task for Driver {
+    fn run(&mut self) -> Progress {
+        if self.submitted == 0 {
+            (0..self.traffic.depth).for_each(|nth| self.submit(Tag(nth.into())));
+        }
+        let any = self.keep_going();
+        self.channel.kick();
+        let rounds = self.submitted / self.traffic.ios_per_round;
+        if rounds > self.rounds.len() as u64 && self.end_round() {
+            self.result.send(std::mem::take(&mut self.rounds)).unwrap();
+            return Progress::Done;
+        }
+        if any { Progress::More } else { Progress::Idle }
+    }
+}
+
+struct NbdDialer {
+    address: Address,
+    features: Features,
+}
+
+impl Dialer for NbdDialer {
+    type Session = InitiatorSession;
+
+    fn address(&self) -> &Address {
+        &self.address
+    }
+
+    fn session(&self, pool: &Pool, now: Instant) -> InitiatorSession {
+        let config = Config { export: "disk0".to_owned(), mode: Mode::Go, features: self.features };
+        InitiatorSession::new(config, pool.clone(), now)
+    }
+
+    fn check(&self, _session: &InitiatorSession) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn refusal(&self, session: &InitiatorSession) -> Option<String> {
+        session.refused().map(ToString::to_string)
+    }
+}
+
+/// Serves a volume in memory on a free port of loopback.
+fn serve_memory(cores: &Cores) -> Address {
+    let anywhere = Address::Tcp("127.0.0.1:0".parse().unwrap());
+    let listener = Listener::bind(&anywhere).unwrap();
+    let address = listener.address().clone();
+    let volume = Arc::new(MemVolume::from_pages(map_pages(VOLUME_BYTES as usize).unwrap()));
+    let export = Export { name: "disk0".to_owned(), description: String::new(), read_only: false, volume };
+    let (serve, inboxes) = (serve(Exports::new(vec![export])), cores.inboxes());
+    cores
+        .ask(0, move |core| ListenerTask::spawn(core, listener, inboxes, serve, ConnectionLimit::new(4)))
+        .unwrap();
+    address
+}
+
+/// What each round has allocated, in the whole process.
+fn allocations(traffic: Traffic) -> Vec<u64> {
+    let config = CoresConfig { policy: traffic.policy, ..CoresConfig::default() };
+    let (target, initiator) = (Cores::start(&config).unwrap(), Cores::start(&config).unwrap());
+    let dialer = NbdDialer { address: serve_memory(&target), features: traffic.features };
+    let info = VolumeInfo::new(VOLUME_BYTES);
+    let volume: RemoteVolume<NbdDialer> = RemoteVolume::new(dialer, info, 1, Duration::from_secs(5));
+    let (sender, result) = mpsc::channel();
+    initiator.ask(0, move |core| Driver::spawn(core, &volume, traffic, sender)).unwrap();
+    result.recv_timeout(TIMEOUT).unwrap()
+}
+
+const VOLUME_BYTES: u64 = 32 << 20;
+const MOST_ROUNDS: usize = 30;
+const TIMEOUT: Duration = Duration::from_secs(120);
+const EXTENDED: Features = Features { extended_headers: true, structured_replies: true };
+const STRUCTURED: Features = Features { extended_headers: false, structured_replies: true };
+const SIMPLE: Features = Features { extended_headers: false, structured_replies: false };
+
+/// Every form of message, in I/O that is copied and I/O that is placed.
+const SIZES: [Traffic; 4] = [
+    Traffic { len: 4 << 10, depth: 32, ios_per_round: 10_000, ..USUAL },
+    Traffic { len: 4 << 10, depth: 1, ios_per_round: 2000, ..USUAL },
+    Traffic { len: 64 << 10, depth: 32, ios_per_round: 2000, ..USUAL },
+    Traffic { len: 1 << 20, depth: 4, ios_per_round: 200, ..USUAL },
+];
+const USUAL: Traffic = Traffic {
+    features: EXTENDED,
+    policy: PollPolicy::ADAPTIVE,
+    len: 4 << 10,
+    depth: 32,
+    ios_per_round: 5000,
+};
+
+// One test: the counter is the process's.
+#[test]
+fn thousands_of_ios_over_a_socket_allocate_nothing_in_the_whole_process() {
+    let forms = [EXTENDED, STRUCTURED, SIMPLE];
+    let forms = forms.into_iter().flat_map(|features| SIZES.map(|traffic| Traffic { features, ..traffic }));
+    let policies = [PollPolicy::Always, PollPolicy::Never].map(|policy| Traffic { policy, ..USUAL });
+    for traffic in forms.chain(policies) {
+        let before = ALLOCATIONS.load(Ordering::SeqCst);
+        let rounds = allocations(traffic);
+        assert_eq!(rounds.last(), Some(&0), "{traffic:?}: {rounds:?}");
+        // The counter counts: to connect takes memory.
+        assert_ne!(ALLOCATIONS.load(Ordering::SeqCst), before);
+    }
+}

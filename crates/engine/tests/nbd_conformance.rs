@@ -1,0 +1,166 @@
+//! The suite of all volumes over NBD: a target on a core of its own, and a remote volume on the test's core.
+
+use blockmux_engine::blocking::run_session;
+use blockmux_engine::cores::{Cores, CoresConfig};
+use blockmux_engine::file::{FileOptions, FileVolume};
+use blockmux_engine::initiator::{Dialer, RemoteVolume};
+use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
+use blockmux_engine::nbd::{self, Endpoint};
+use blockmux_engine::reactor::{PollPolicy, Reactor};
+use blockmux_engine::socket::{Address, Listener};
+use blockmux_proto::exports::{Export, Exports};
+use blockmux_proto::nbd::initiator::{Config, Features, Headers, InitiatorSession, Mode};
+use blockmux_volume::conformance::{self, Harness};
+use blockmux_volume::{Core, MemVolume, Pool, Volume, VolumeInfo, Waker};
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// Serves one volume, also as `frozen`, which refuses writes; it ends when dropped.
+struct Target {
+    address: Address,
+    _cores: Cores,
+    _folder: TempDir,
+}
+
+impl Target {
+    fn on_unix_socket(volume: Arc<dyn Volume>) -> Target {
+        Target::serve(volume, |folder| Address::Unix(folder.join("socket")))
+    }
+
+    fn on_tcp(volume: Arc<dyn Volume>) -> Target {
+        Target::serve(volume, |_| Address::Tcp(([127, 0, 0, 1], 0).into()))
+    }
+
+    fn serve(volume: Arc<dyn Volume>, place: impl FnOnce(&Path) -> Address) -> Target {
+        let folder = tempfile::tempdir().unwrap();
+        let listener = Listener::bind(&place(folder.path())).unwrap();
+        let address = listener.address().clone();
+        let cores =
+            Cores::start(&CoresConfig { policy: PollPolicy::Never, ..CoresConfig::default() }).unwrap();
+        let exports = [("disk", false), ("frozen", true)].map(|(name, read_only)| Export {
+            name: name.to_owned(),
+            description: String::new(),
+            read_only,
+            volume: volume.clone(),
+        });
+        let (serve, inboxes) = (nbd::serve(Exports::new(exports.into())), cores.inboxes());
+        cores.inboxes()[0].send(move |core| {
+            ListenerTask::spawn(core, listener, inboxes, serve, ConnectionLimit::new(64));
+        });
+        Target { address, _cores: cores, _folder: folder }
+    }
+}
+
+/// Reaches an export with messages of one form, whatever else the target offers.
+struct FormDialer {
+    address: Address,
+    export: &'static str,
+    form: Headers,
+}
+
+impl FormDialer {
+    fn log_in(&self, mode: Mode, pool: &Pool, now: Instant) -> InitiatorSession {
+        let features = Features {
+            extended_headers: self.form == Headers::Extended,
+            structured_replies: self.form == Headers::Structured,
+        };
+        let config = Config { export: self.export.to_owned(), mode, features };
+        InitiatorSession::new(config, pool.clone(), now)
+    }
+
+    fn ask(&self) -> VolumeInfo {
+        let mut session = self.log_in(Mode::Info, &Pool::new(1 << 20), Instant::now());
+        run_session(&self.address, &mut session, PATIENCE, InitiatorSession::is_over).unwrap();
+        session.volume_info().unwrap()
+    }
+}
+
+impl Dialer for FormDialer {
+    type Session = InitiatorSession;
+
+    fn address(&self) -> &Address {
+        &self.address
+    }
+
+    fn session(&self, pool: &Pool, now: Instant) -> InitiatorSession {
+        self.log_in(Mode::Go, pool, now)
+    }
+
+    fn check(&self, session: &InitiatorSession) -> Result<(), String> {
+        let found = session.export().map(|export| export.headers);
+        if found == Some(self.form) { Ok(()) } else { Err(format!("{found:?} and not {:?}", self.form)) }
+    }
+
+    fn refusal(&self, session: &InitiatorSession) -> Option<String> {
+        session.refused().map(ToString::to_string)
+    }
+}
+
+fn conforms(volume: Arc<dyn Volume>, read_only: Arc<dyn Volume>) {
+    let (mut reactor, _inbox) = Reactor::new(PollPolicy::Never, 512 << 20).unwrap();
+    let core: Rc<dyn Core> = reactor.core().clone();
+    let clock = core.clone();
+    let turn = move || {
+        // A deadline is always ahead, so that a turn with nothing in flight ends too.
+        clock.wake_at(clock.now() + Duration::from_millis(5), &Waker::idle());
+        let mut turns = 0..1;
+        reactor.run_until(|| turns.next().is_none()).is_ok()
+    };
+    let mut harness = Harness::new(core, volume, turn);
+    harness.read_only = Some(read_only);
+    conformance::run(&mut harness);
+}
+
+/// Runs the suite in every form of messages.
+fn conforms_in_every_form(target: &Target, connections: u32) {
+    for form in [Headers::Simple, Headers::Structured, Headers::Extended] {
+        let [volume, read_only] = ["disk", "frozen"].map(|export| -> Arc<dyn Volume> {
+            let dialer = FormDialer { address: target.address.clone(), export, form };
+            let info = dialer.ask();
+            assert!(info.shared_flush, "several connections may be used together");
+            Arc::new(RemoteVolume::<_>::new(dialer, info, connections, PATIENCE))
+        });
+        conforms(volume, read_only);
+    }
+}
+
+fn ram() -> Arc<dyn Volume> {
+    Arc::new(MemVolume::new(SIZE))
+}
+
+#[test]
+fn a_ram_volume_conforms_over_one_connection_in_every_form() {
+    conforms_in_every_form(&Target::on_unix_socket(ram()), 1);
+}
+
+#[test]
+fn a_ram_volume_conforms_over_three_connections_in_every_form() {
+    conforms_in_every_form(&Target::on_unix_socket(ram()), 3);
+}
+
+#[test]
+fn a_file_conforms_over_one_connection_and_over_three_in_every_form() {
+    for connections in [1, 3] {
+        let folder = tempfile::tempdir().unwrap();
+        let options = FileOptions { size: Some(SIZE), create: true, ..FileOptions::default() };
+        let file = FileVolume::open(folder.path().join("disk"), options).unwrap();
+        conforms_in_every_form(&Target::on_unix_socket(Arc::new(file)), connections);
+    }
+}
+
+#[test]
+fn what_a_url_names_conforms_over_tcp() {
+    let target = Target::on_tcp(ram());
+    let [volume, read_only] = ["disk", "frozen"].map(|export| -> Arc<dyn Volume> {
+        let (address, export) = (target.address.clone(), export.to_owned());
+        Arc::new(nbd::connect(Endpoint { address, export, connections: 2, patience: PATIENCE }).unwrap())
+    });
+    conforms(volume, read_only);
+}
+
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Room for the largest transfer and more.
+const SIZE: u64 = 40 << 20;

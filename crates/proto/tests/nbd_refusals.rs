@@ -1,0 +1,125 @@
+//! Servers that refuse an option with an error that few send: what can be done without is done without, and the rest is
+//! a refusal in the server's own words.
+
+use blockmux_proto::nbd::initiator::{Config, Features, Headers, InitiatorSession, Mode, Refused};
+use blockmux_proto::session::{Demand, Initiator, StreamSession};
+use blockmux_volume::{Chunk, Pool};
+use blockmux_wire::nbd::handshake::*;
+use std::time::Instant;
+
+/// Errors with nothing of their own in the session.
+const ERRORS: [(Rep, &str); 4] = [
+    (Rep::NBD_REP_ERR_PLATFORM, "NBD_REP_ERR_PLATFORM"),
+    (Rep::NBD_REP_ERR_BLOCK_SIZE_REQD, "NBD_REP_ERR_BLOCK_SIZE_REQD"),
+    (Rep::NBD_REP_ERR_TOO_BIG, "NBD_REP_ERR_TOO_BIG"),
+    (Rep::NBD_REP_ERR_EXT_HEADER_REQD, "NBD_REP_ERR_EXT_HEADER_REQD"),
+];
+
+#[test]
+fn what_can_be_done_without_is_done_without() {
+    for (error, name) in ERRORS {
+        let mut client = Client::greeted(Mode::Go);
+        assert_eq!(client.asked(), Opt::NBD_OPT_EXTENDED_HEADERS, "{name}");
+        client.answer(Opt::NBD_OPT_EXTENDED_HEADERS, error, b"no");
+        assert_eq!(client.asked(), Opt::NBD_OPT_STRUCTURED_REPLY, "{name}");
+        client.answer(Opt::NBD_OPT_STRUCTURED_REPLY, error, b"no");
+        assert_eq!(client.asked(), Opt::NBD_OPT_GO, "{name}");
+        client.grant_go();
+        let export = client.session.export().unwrap();
+        assert_eq!((export.headers, export.contexts.len()), (Headers::Simple, 0), "{name}");
+    }
+}
+
+#[test]
+fn a_refused_context_leaves_a_session_without_block_status() {
+    for (error, name) in ERRORS {
+        let mut client = Client::greeted(Mode::Go);
+        client.answer(Opt::NBD_OPT_EXTENDED_HEADERS, Rep::NBD_REP_ACK, b"");
+        // What was selected before the error does not count.
+        let set = Opt::NBD_OPT_SET_META_CONTEXT;
+        client.answer(set, Rep::NBD_REP_META_CONTEXT, b"\0\0\0\x01base:allocation");
+        client.answer(set, error, b"no");
+        assert_eq!(client.asked(), Opt::NBD_OPT_GO, "{name}");
+        client.grant_go();
+        let export = client.session.export().unwrap();
+        assert_eq!((export.headers, export.contexts.len()), (Headers::Extended, 0), "{name}");
+    }
+}
+
+#[test]
+fn what_cannot_be_done_without_ends_the_session_with_the_servers_words() {
+    for (mode, option, option_name) in [
+        (Mode::Go, Opt::NBD_OPT_GO, "NBD_OPT_GO"),
+        (Mode::Info, Opt::NBD_OPT_INFO, "NBD_OPT_INFO"),
+        (Mode::List, Opt::NBD_OPT_LIST, "NBD_OPT_LIST"),
+    ] {
+        for (error, name) in ERRORS {
+            let mut client = Client::greeted(mode);
+            if mode != Mode::List {
+                client.answer(Opt::NBD_OPT_EXTENDED_HEADERS, Rep::NBD_REP_ERR_UNSUP, b"");
+                client.answer(Opt::NBD_OPT_STRUCTURED_REPLY, Rep::NBD_REP_ERR_UNSUP, b"");
+            }
+            assert_eq!(client.asked(), option, "{name}");
+            // Sizes that come with the refusal are no description of the export.
+            if mode != Mode::List {
+                client.answer(option, Rep::NBD_REP_INFO, b"\0\x03\0\0\x10\0\0\0\x10\0\0\x10\0\0");
+            }
+            client.answer(option, error, b"not here,\nnot now");
+            assert!(!client.session.is_ready() && client.session.is_over(), "{name}");
+            assert!(matches!(client.session.demand(), Demand::Close), "{name}");
+            assert_eq!(client.asked(), Opt::NBD_OPT_ABORT, "{name}: it says goodbye");
+            assert!(client.session.export().is_none() && client.session.exports().is_empty(), "{name}");
+            let refused = client.session.refused().unwrap();
+            assert_eq!(refused.reply(), Some(error));
+            assert!(matches!(refused, Refused::Option { .. }) && !refused.may_pass(), "{name}");
+            let line = format!("server refused {option_name} with {name}: not here, not now");
+            assert_eq!(refused.to_string(), line);
+        }
+    }
+}
+
+/// A session and what a server has seen of it.
+struct Client {
+    session: InitiatorSession,
+    sent: Vec<u8>,
+}
+
+impl Client {
+    fn greeted(mode: Mode) -> Client {
+        let config = Config { export: "x".to_owned(), mode, features: Features::default() };
+        let session = InitiatorSession::new(config, Pool::new(1 << 20), Instant::now());
+        let mut client = Client { session, sent: Vec::new() };
+        client.feed(b"NBDMAGICIHAVEOPT\0\x03");
+        assert_eq!(client.sent.drain(..4).as_slice(), [0, 0, 0, 3], "client flags");
+        client
+    }
+
+    fn feed(&mut self, bytes: &[u8]) {
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let took = self.session.on_bytes(&Chunk::from_slice(rest)).unwrap();
+            assert!(took > 0, "it waits for more than a message");
+            rest = &rest[took..];
+        }
+        self.sent = self.session.outbox().take_bytes();
+    }
+
+    /// The option that was sent last.
+    fn asked(&self) -> Opt {
+        assert_eq!(self.sent[..8], *b"IHAVEOPT");
+        Opt(u32::from_be_bytes(self.sent[8..12].try_into().unwrap()))
+    }
+
+    fn answer(&mut self, option: Opt, reply: Rep, data: &[u8]) {
+        let len = data.len() as u32;
+        let numbers = [option.0, reply.0, len].map(u32::to_be_bytes).concat();
+        self.feed(&[&NBD_REP_MAGIC.to_be_bytes()[..], &numbers, data].concat());
+    }
+
+    /// Describes an export of 1 MiB and enters transmission.
+    fn grant_go(&mut self) {
+        self.answer(Opt::NBD_OPT_GO, Rep::NBD_REP_INFO, b"\0\0\0\0\0\0\0\x10\0\0\0\x01");
+        self.answer(Opt::NBD_OPT_GO, Rep::NBD_REP_ACK, b"");
+        assert!(self.session.is_ready() && self.session.refused().is_none());
+    }
+}

@@ -1,0 +1,184 @@
+//! What all turns share: where to work, how long, and how a client runs to its end.
+
+use super::group::Group;
+use super::machine::{Processors, Side};
+use anyhow::{Context, Result, bail};
+use indicatif::ProgressBar;
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// The surroundings of a comparison.
+pub(crate) struct Bench {
+    /// In memory; gone when the comparison ends.
+    pub(crate) dir: TempDir,
+    /// Our own program.
+    pub(crate) blockmux: PathBuf,
+    pub(crate) processors: Processors,
+    /// Measured time of each run.
+    pub(crate) runtime: Duration,
+    /// Bytes of each volume.
+    pub(crate) size: u64,
+    pub(crate) bar: ProgressBar,
+    /// A signal asked us to end.
+    pub(crate) interrupted: Arc<AtomicBool>,
+}
+
+impl Bench {
+    /// The file that servers of files share: only one of them runs at a time.
+    pub(crate) fn file(&self) -> PathBuf {
+        self.dir.path().join("disk.img")
+    }
+
+    /// Where one server keeps what it needs.
+    ///
+    /// # Errors
+    /// If it cannot be made.
+    pub(crate) fn dir_of(&self, name: &str) -> Result<PathBuf> {
+        let dir = self.dir.path().join(name);
+        fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
+        Ok(dir)
+    }
+
+    /// A command on its side's processor.
+    pub(crate) fn command(&self, side: Side, program: &Path) -> Command {
+        self.processors.command(side, program)
+    }
+
+    /// Writes the shared file whole, with bytes that no program takes for a hole.
+    ///
+    /// # Errors
+    /// If there is no room for it.
+    pub(crate) fn fill_file(&self) -> Result<()> {
+        let mut block = vec![0_u8; 1 << 20];
+        for (at, byte) in block.iter_mut().enumerate() {
+            *byte = (at % 251) as u8 | 1;
+        }
+        let blocks = std::iter::repeat_n(&block[..], (self.size >> 20) as usize);
+        let mut file = File::create(self.file())?;
+        for block in blocks {
+            std::io::Write::write_all(&mut file, block).context("cannot write a volume's file in memory")?;
+        }
+        Ok(())
+    }
+
+    /// Runs a client to its end and answers what it wrote on stdout.
+    ///
+    /// # Errors
+    /// If it fails or takes much longer than it should, with the end of what it wrote on stderr; or if a signal came.
+    pub(crate) fn run(&self, command: &mut Command) -> Result<String> {
+        self.check_interrupt()?;
+        let log = self.dir.path().join("client.log");
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(File::create(&log)?);
+        let mut group = Group::start(command)?;
+        let mut stdout = group.take_stdout().context("its output is not ours")?;
+        let (sender, text) = mpsc::channel();
+        std::thread::spawn(move || {
+            let mut text = String::new();
+            let read = stdout.read_to_string(&mut text).map(|_| text);
+            // Nobody listens any more after a deadline.
+            let _ = sender.send(read);
+        });
+        let deadline = Instant::now() + CLIENT_PATIENCE + self.runtime * RUNS_A_TURN;
+        let text = loop {
+            match text.recv_timeout(INTERRUPT_EVERY) {
+                Ok(text) => break text?,
+                Err(RecvTimeoutError::Disconnected) => bail!("its output was lost"),
+                Err(RecvTimeoutError::Timeout) => self.check_interrupt()?,
+            }
+            if Instant::now() >= deadline {
+                bail!("it did not end in time");
+            }
+        };
+        if !group.wait()?.success() {
+            self.check_interrupt()?;
+            bail!("{}", last_line(&log).unwrap_or_else(|| "it failed without a word".to_owned()));
+        }
+        Ok(text)
+    }
+
+    /// # Errors
+    /// If a signal came.
+    pub(crate) fn check_interrupt(&self) -> Result<()> {
+        if self.is_interrupted() {
+            bail!("interrupted");
+        }
+        Ok(())
+    }
+
+    pub(crate) fn is_interrupted(&self) -> bool {
+        self.interrupted.load(Ordering::Relaxed)
+    }
+}
+
+/// The last line of a log that says anything.
+pub(crate) fn last_line(log: &Path) -> Option<String> {
+    let bytes = fs::read(log).ok()?;
+    let text = String::from_utf8_lossy(&bytes);
+    text.lines().rev().find(|line| !line.trim().is_empty()).map(|line| line.trim().to_owned())
+}
+
+/// Beyond the measured time: starting, connecting, preparing.
+const CLIENT_PATIENCE: Duration = Duration::from_secs(60);
+/// A client may measure more than once in a turn, and a slow server takes longer than was guessed.
+const RUNS_A_TURN: u32 = 8;
+const INTERRUPT_EVERY: Duration = Duration::from_millis(100);
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// Surroundings without a server.
+    pub(crate) fn bench() -> Bench {
+        Bench {
+            dir: tempfile::tempdir().unwrap(),
+            blockmux: "blockmux".into(),
+            processors: Processors::here().unwrap(),
+            runtime: Duration::from_millis(1),
+            size: 2 << 20,
+            bar: ProgressBar::hidden(),
+            interrupted: Arc::default(),
+        }
+    }
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    #[test]
+    fn a_client_is_heard_on_stdout_and_its_failure_on_stderr() {
+        let bench = bench();
+        assert_eq!(bench.run(&mut shell("echo figures; echo noise >&2")).unwrap(), "figures\n");
+        let error = bench.run(&mut shell("echo one >&2; echo because >&2; exit 1")).unwrap_err();
+        assert_eq!(error.to_string(), "because");
+    }
+
+    #[test]
+    fn an_interrupt_ends_a_client_that_would_run_on() {
+        let bench = bench();
+        let interrupted = bench.interrupted.clone();
+        let mut client = shell("sleep 1000");
+        std::thread::scope(|scope| {
+            let run = scope.spawn(|| bench.run(&mut client));
+            interrupted.store(true, Ordering::Relaxed);
+            assert_eq!(run.join().unwrap().unwrap_err().to_string(), "interrupted");
+        });
+    }
+
+    #[test]
+    fn the_shared_file_is_as_large_as_a_volume_and_has_no_zeroes() {
+        let bench = bench();
+        bench.fill_file().unwrap();
+        let bytes = fs::read(bench.file()).unwrap();
+        assert_eq!(bytes.len(), 2 << 20);
+        assert!(bytes.iter().all(|&byte| byte != 0));
+    }
+}

@@ -1,0 +1,53 @@
+//! Programs that ask a server: each measures one cell at a time.
+
+mod fio;
+mod generator;
+mod qemu_img;
+
+use super::bench::Bench;
+use super::figures::Sample;
+use super::matrix::Cell;
+use super::server::{Program, Running};
+use anyhow::Result;
+
+pub(crate) use fio::Fio;
+pub(crate) use generator::{Generator, SLEEPING, SPINNING};
+pub(crate) use qemu_img::QemuImg;
+
+/// A program that asks a server.
+pub(crate) trait Client {
+    /// In tables and on the command line.
+    fn name(&self) -> &'static str;
+
+    fn program(&self) -> Program;
+
+    /// Why it cannot do what the cell says.
+    fn refuses(&self, _cell: Cell) -> Option<&'static str> {
+        None
+    }
+
+    /// Measures one cell, once.
+    ///
+    /// # Errors
+    /// If the program fails, or what it says is not what it used to say.
+    fn measure(&self, turn: &Turn) -> Result<Found>;
+}
+
+/// What a client is told.
+pub(crate) struct Turn<'a> {
+    pub(crate) bench: &'a Bench,
+    pub(crate) server: &'a Running,
+    pub(crate) cell: Cell,
+    /// Measure the bare sockets, too, if the client can.
+    pub(crate) with_ceilings: bool,
+}
+
+/// What a client has found.
+pub(crate) struct Found {
+    /// Without processor time of the server and of others, which the client cannot see.
+    pub(crate) sample: Sample,
+    /// All I/O that it asked of the server in this turn, measured or not.
+    pub(crate) ios: f64,
+    /// Bare sockets with the same message sizes: name and run.
+    pub(crate) ceilings: Vec<(&'static str, Sample)>,
+}

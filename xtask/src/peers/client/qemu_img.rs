@@ -1,0 +1,104 @@
+//! `qemu-img bench`, QEMU's own client.
+//!
+//! It does a number of I/O and not a time, so a short run tells how many to ask for. It knows no random order; a stride
+//! that comes to every block of the volume stands for it.
+
+use super::{Client, Found, Turn};
+use crate::peers::figures::Sample;
+use crate::peers::machine::Side;
+use crate::peers::matrix::Cell;
+use crate::peers::server::Program;
+use anyhow::{Context, Result};
+
+/// `qemu-img bench URL`.
+pub(crate) struct QemuImg;
+
+impl Client for QemuImg {
+    fn name(&self) -> &'static str {
+        "qemu-img"
+    }
+
+    fn program(&self) -> Program {
+        Program::Peer("qemu-img", "qemu-utils")
+    }
+
+    fn refuses(&self, cell: Cell) -> Option<&'static str> {
+        (cell.numjobs > 1).then_some("qemu-img bench opens one connection")
+    }
+
+    fn measure(&self, turn: &Turn) -> Result<Found> {
+        let (mut count, mut seconds) = (LEAST_PROBE, self.run(turn, LEAST_PROBE)?);
+        let mut ios = f64::from(count);
+        // Starting up takes a part of the first milliseconds, so a quick run is followed by a longer one.
+        while seconds < LEAST_PROBE_S && count < MOST_PROBE {
+            count *= 10;
+            seconds = self.run(turn, count)?;
+            ios += f64::from(count);
+        }
+        let count = (f64::from(count) * turn.bench.runtime.as_secs_f64() / seconds).clamp(1.0, 1e9) as u32;
+        let seconds = self.run(turn, count)?;
+        let sample = Sample { iops: f64::from(count) / seconds, ..Sample::default() };
+        Ok(Found { sample, ios: ios + f64::from(count), ceilings: Vec::new() })
+    }
+}
+
+impl QemuImg {
+    /// Does `count` I/O; answers how many seconds that took.
+    fn run(&self, turn: &Turn, count: u32) -> Result<f64> {
+        let Turn { bench, server, cell, .. } = turn;
+        let mut command = bench.command(Side::Client, &self.program().find(&bench.blockmux)?);
+        command.args(["bench", "-f", "raw", "-c", &count.to_string(), "-d", &cell.iodepth.to_string()]);
+        command.args(["-s", &cell.bs.to_string(), "-S", &stride(*cell, bench.size).to_string()]);
+        if cell.rw.is_write() {
+            command.args(["-w", "--pattern=165"]);
+        }
+        read_seconds(&bench.run(command.arg(&server.url))?)
+    }
+}
+
+/// Bytes from one I/O to the next. For random patterns an odd number of blocks: of a volume of a power of two of them
+/// it comes to every one before it comes to any again.
+fn stride(cell: Cell, size: u64) -> u64 {
+    let blocks = size / u64::from(cell.bs);
+    let scattered = if cell.rw.is_random() { (blocks * 2 / 5) | 1 } else { 1 };
+    scattered * u64::from(cell.bs)
+}
+
+fn read_seconds(text: &str) -> Result<f64> {
+    let line = text.lines().find_map(|line| line.strip_prefix("Run completed in "));
+    let seconds = line.and_then(|line| line.split(' ').next()?.parse::<f64>().ok());
+    // It counts milliseconds; less than one is none.
+    seconds.map(|seconds| seconds.max(0.001)).context("qemu-img bench did not say how long it took")
+}
+
+const LEAST_PROBE: u32 = 50;
+const MOST_PROBE: u32 = 50_000;
+const LEAST_PROBE_S: f64 = 0.05;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::peers::matrix::{Rw, whole};
+    use std::collections::HashSet;
+
+    #[test]
+    fn the_time_is_read() {
+        let text =
+            "Sending 9 write requests, 4096 bytes each, 32 in parallel\nRun completed in 0.080 seconds.\n";
+        assert_eq!(read_seconds(text).unwrap(), 0.08);
+        assert_eq!(read_seconds("Run completed in 0.000 seconds.").unwrap(), 0.001);
+        assert!(read_seconds("qemu-img: failed").is_err());
+    }
+
+    #[test]
+    fn a_stride_comes_to_every_block_and_is_one_that_qemu_takes() {
+        for cell in whole().into_iter().filter(|cell| cell.numjobs == 1) {
+            let (size, bs) = (1_u64 << 30, u64::from(cell.bs));
+            let stride = stride(cell, size);
+            assert!(stride <= i32::MAX as u64);
+            let offsets: HashSet<u64> = (0..size / bs).map(|nth| nth * stride % size).collect();
+            assert_eq!(offsets.len() as u64, size / bs, "{}", cell.title());
+            assert_eq!(stride == bs, matches!(cell.rw, Rw::Read | Rw::Write));
+        }
+    }
+}

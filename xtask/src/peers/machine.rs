@@ -1,0 +1,120 @@
+//! The machine: which processors servers and clients get, and what it is called.
+
+use crate::process::find;
+use anyhow::{Context, Result};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// One processor for whatever serves and another for whatever asks, so that neither takes from the other.
+#[derive(Clone, Debug)]
+pub(crate) struct Processors {
+    /// Server's and client's; `None` if there is only one, or no `taskset` to bind programs with.
+    pair: Option<(usize, usize)>,
+    taskset: PathBuf,
+}
+
+/// Who runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    Server,
+    Client,
+    /// A program that puts its own threads on either side.
+    Both,
+}
+
+impl Processors {
+    /// Every program where the system puts it.
+    pub(crate) fn unbound() -> Processors {
+        Processors { pair: None, taskset: PathBuf::new() }
+    }
+
+    /// The first two processors that this process may use.
+    ///
+    /// # Errors
+    /// If the system does not tell which those are.
+    pub(crate) fn here() -> Result<Processors> {
+        let status = fs::read_to_string("/proc/self/status").context("which processors there are")?;
+        let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+        let allowed = parse_list(list.unwrap_or_default());
+        let taskset = find("taskset");
+        let pair = match allowed[..] {
+            [server, client, ..] if taskset.is_some() => Some((server, client)),
+            _ => None,
+        };
+        Ok(Processors { pair, taskset: taskset.unwrap_or_default() })
+    }
+
+    /// A command that runs `program` on its side's processor.
+    pub(crate) fn command(&self, side: Side, program: &Path) -> Command {
+        let Some((server, client)) = self.pair else { return Command::new(program) };
+        let list = match side {
+            Side::Server => server.to_string(),
+            Side::Client => client.to_string(),
+            Side::Both => format!("{server},{client}"),
+        };
+        let mut command = Command::new(&self.taskset);
+        command.args(["-c", &list]).arg(program);
+        command
+    }
+
+    /// How programs were placed, as a sentence.
+    pub(crate) fn words(&self) -> String {
+        match self.pair {
+            Some((server, client)) => {
+                format!("Servers run on processor {server} alone, clients on processor {client}.")
+            }
+            None => "Servers and clients are not bound to processors.".to_owned(),
+        }
+    }
+}
+
+/// Processor, kernel and memory in one line.
+pub(crate) fn words() -> String {
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let value = |text: &str, key: &str| {
+        let line = text.lines().find(|line| line.starts_with(key)).unwrap_or_default();
+        line.split_once(':').map(|(_, value)| value.trim().to_owned()).unwrap_or_default()
+    };
+    let (cpuinfo, meminfo) = (read("/proc/cpuinfo"), read("/proc/meminfo"));
+    let kib = value(&meminfo, "MemTotal").trim_end_matches(" kB").parse::<u64>().unwrap_or(0);
+    let processors = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
+    format!(
+        "{}, {processors} processors, {} GiB, Linux {}",
+        value(&cpuinfo, "model name"),
+        kib.div_ceil(1 << 20),
+        read("/proc/sys/kernel/osrelease").trim()
+    )
+}
+
+/// `0-2,5` as numbers.
+fn parse_list(text: &str) -> Vec<usize> {
+    let range = |part: &str| -> Option<std::ops::RangeInclusive<usize>> {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        Some(first.trim().parse().ok()?..=last.trim().parse().ok()?)
+    };
+    text.split(',').filter_map(range).flatten().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_processors_are_read() {
+        assert_eq!(parse_list("\t0-2,5,7-8\n"), [0, 1, 2, 5, 7, 8]);
+        assert_eq!(parse_list("3"), [3]);
+        assert!(parse_list("").is_empty());
+    }
+
+    #[test]
+    fn a_program_is_bound_to_its_side() {
+        let bound = Processors { pair: Some((2, 5)), taskset: "taskset".into() };
+        let words = |side| format!("{:?}", bound.command(side, Path::new("fio")));
+        assert_eq!(words(Side::Server), r#""taskset" "-c" "2" "fio""#);
+        assert_eq!(words(Side::Client), r#""taskset" "-c" "5" "fio""#);
+        assert_eq!(words(Side::Both), r#""taskset" "-c" "2,5" "fio""#);
+        let free = Processors::unbound();
+        assert_eq!(format!("{:?}", free.command(Side::Client, Path::new("fio"))), r#""fio""#);
+    }
+}

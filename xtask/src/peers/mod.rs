@@ -1,0 +1,222 @@
+//! Programs that nobody here wrote: installing them for the tests, and measuring Blockmux beside them.
+//!
+//! ```text
+//!   nbd (a protocol's table of servers, clients, goals)
+//!     │
+//!   comparison: for each round, cell and client ── every server in turn, the others paused ──▶ rows
+//!     │           client ──asks──▶ server, each on its own processor                             │
+//!   matrix: cells                                            table, report (Markdown, JSON) ◀── goals
+//! ```
+//! A protocol to come adds a module like `nbd` and, where its clients differ, a client; the rest stays as it is.
+
+mod bench;
+mod client;
+mod comparison;
+mod figures;
+mod goals;
+mod group;
+mod install;
+mod load;
+mod machine;
+mod matrix;
+mod nbd;
+mod report;
+mod server;
+mod table;
+
+use crate::process::cargo;
+use anyhow::{Context, Result, bail};
+use bench::Bench;
+use comparison::{Plan, Protocol};
+use machine::Processors;
+use matrix::Filter;
+use server::Server;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+pub(crate) use install::install;
+
+/// The protocol to compare servers of.
+#[derive(clap::Subcommand)]
+pub(crate) enum Protocols {
+    /// NBD: nbdkit, nbd-server, qemu-nbd and qemu-storage-daemon, asked by Blockmux's generator, fio and qemu-img
+    Nbd(Options),
+}
+
+/// What to measure and where the result goes.
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Measured time of each run in seconds [default: 3; 1 with --quick]
+    #[arg(long, value_parser = parse_seconds)]
+    runtime: Option<Duration>,
+    /// How often everything is measured [default: 5; 3 with --quick]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100))]
+    runs: Option<u32>,
+    /// Only a few cells, and less of each
+    #[arg(long)]
+    quick: bool,
+    /// Only these clients: blockmux, fio, qemu-img
+    #[arg(long, value_name = "CLIENT", value_delimiter = ',')]
+    only: Vec<String>,
+    /// Only these servers, beside Blockmux as it is by default
+    #[arg(long, value_name = "SERVER", value_delimiter = ',')]
+    servers: Vec<String>,
+    /// Only cells of these block sizes, as 4k
+    #[arg(long, value_delimiter = ',', value_parser = matrix::parse_size)]
+    bs: Vec<u32>,
+    /// Only cells of these depths
+    #[arg(long, value_delimiter = ',')]
+    iodepth: Vec<u32>,
+    /// Only cells of so many connections
+    #[arg(long, value_delimiter = ',')]
+    numjobs: Vec<u32>,
+    /// Bind servers to one processor and clients to another, rather than let all use all as users do
+    #[arg(long)]
+    pin: bool,
+    /// Print Markdown in place of the table
+    #[arg(long)]
+    markdown: bool,
+    /// Write everything, every run included, as JSON
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+/// Builds Blockmux, measures, and prints what was found.
+///
+/// # Errors
+/// If options make no sense, Blockmux does not build, or a signal ends it. What a peer lacks or breaks is printed.
+pub(crate) fn run(root: &Path, protocol: Protocols) -> Result<()> {
+    let (protocol, options) = match protocol {
+        Protocols::Nbd(options) => (&nbd::NBD, options),
+    };
+    let plan = options.plan(protocol)?;
+    if let Some(output) = &options.output {
+        // Whether it can be written is found out before minutes of measuring and not after.
+        write(output, "")?;
+    }
+    let blockmux = build(root)?;
+    let interrupted = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register(signal, interrupted.clone())?;
+    }
+    let bench = Bench {
+        dir: directory_in_memory()?,
+        blockmux,
+        processors: if options.pin { Processors::here()? } else { Processors::unbound() },
+        runtime: options.runtime.unwrap_or(Duration::from_secs(if options.quick { 1 } else { 3 })),
+        size: VOLUME_BYTES,
+        bar: comparison::progress_bar(),
+        interrupted,
+    };
+    let comparison = plan.run(&bench)?;
+    if let Some(output) = &options.output {
+        write(output, &report::json(&comparison))?;
+    }
+    let text = if options.markdown { report::markdown(&comparison) } else { table::render(&comparison) };
+    println!("{}", text.trim_end());
+    Ok(())
+}
+
+impl Options {
+    fn plan(&self, protocol: &'static Protocol) -> Result<Plan> {
+        let mut clients = (protocol.clients)();
+        let names: Vec<&str> = clients.iter().map(|client| client.name()).collect();
+        check_names("--only", &self.only, &names)?;
+        clients.retain(|client| self.only.is_empty() || self.only.iter().any(|name| name == client.name()));
+        let names: Vec<&str> = protocol.servers.iter().map(|server| server.name).collect();
+        check_names("--servers", &self.servers, &names)?;
+        let wanted = |(nth, server): &(usize, &Server)| {
+            *nth == 0 || self.servers.is_empty() || self.servers.iter().any(|name| name == server.name)
+        };
+        let servers = protocol.servers.iter().enumerate().filter(wanted).map(|(_, server)| server).collect();
+        let filter =
+            Filter { bs: self.bs.clone(), iodepth: self.iodepth.clone(), numjobs: self.numjobs.clone() };
+        let cells = filter.of(if self.quick { matrix::quick() } else { matrix::whole() })?;
+        let runs = self.runs.unwrap_or(if self.quick { 3 } else { 5 });
+        Ok(Plan { protocol, servers, clients, cells, runs })
+    }
+}
+
+fn check_names(option: &str, given: &[String], known: &[&str]) -> Result<()> {
+    match given.iter().find(|name| !known.contains(&name.as_str())) {
+        Some(name) => bail!("{option} {name}: is none of {}", known.join(", ")),
+        None => Ok(()),
+    }
+}
+
+fn parse_seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse::<f64>().ok().filter(|seconds| (0.01..=3600.0).contains(seconds));
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| "write seconds, from 0.01 to 3600".to_owned())
+}
+
+/// Writes a report, and makes its directory.
+fn write(output: &Path, text: &str) -> Result<()> {
+    let dir = output.parent().unwrap_or(output);
+    let written = std::fs::create_dir_all(dir).and_then(|()| std::fs::write(output, text));
+    written.with_context(|| format!("--output {}", output.display()))
+}
+
+/// Builds what is measured; cargo says so itself.
+fn build(root: &Path) -> Result<PathBuf> {
+    let status = cargo(root, "build --release --package blockmux").status().context("cannot run cargo")?;
+    if !status.success() {
+        bail!("blockmux does not build");
+    }
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+    Ok(root.join(target).join("release/blockmux"))
+}
+
+/// Servers of files serve one from here, so it must not be on a disk.
+fn directory_in_memory() -> Result<tempfile::TempDir> {
+    let dir = tempfile::Builder::new().prefix("blockmux-peers-").tempdir_in(SHARED_MEMORY);
+    dir.with_context(|| format!("no directory in {SHARED_MEMORY}, where files are in memory"))
+}
+
+const SHARED_MEMORY: &str = "/dev/shm";
+const VOLUME_BYTES: u64 = 1 << 30;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(subcommand)]
+        protocol: Protocols,
+    }
+
+    fn plan(words: &str) -> Result<Plan> {
+        let Protocols::Nbd(options) =
+            Line::try_parse_from(format!("peers nbd {words}").split_whitespace())?.protocol;
+        options.plan(&nbd::NBD)
+    }
+
+    #[test]
+    fn options_choose_servers_clients_and_cells() {
+        let chosen = plan("--only fio --servers nbdkit,qemu-nbd --bs 4k --iodepth 1,32 --runs 2").unwrap();
+        let servers: Vec<_> = chosen.servers.iter().map(|server| server.name).collect();
+        assert_eq!(servers, ["blockmux", "nbdkit", "qemu-nbd"]);
+        assert_eq!(chosen.clients.iter().map(|client| client.name()).collect::<Vec<_>>(), ["fio"]);
+        assert_eq!((chosen.cells.len(), chosen.runs), (8, 2));
+        let all = plan("").unwrap();
+        assert_eq!((all.servers.len(), all.clients.len(), all.cells.len(), all.runs), (7, 3, 16, 5));
+    }
+
+    #[test]
+    fn a_wrong_name_is_answered_with_the_right_ones() {
+        for (words, answer) in [
+            ("--only curl", "--only curl: is none of blockmux, fio, qemu-img"),
+            ("--servers apache", "--servers apache: is none of blockmux, blockmux-always"),
+            ("--bs 3k", "no cell"),
+            ("--runtime 0", "from 0.01 to 3600"),
+            ("--runs 0", "0 is not in 1..=100"),
+        ] {
+            let Err(error) = plan(words) else { panic!("{words} is wrong") };
+            assert!(error.to_string().contains(answer), "{error}");
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! Programs that serve a volume: what they are called, how they start, and one that runs.
+
+use super::bench::{Bench, last_line};
+use super::group::Group;
+use super::machine::Side;
+use crate::process::find;
+use anyhow::{Context, Result, bail};
+use std::fs::File;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// One row of a protocol's table of servers.
+pub(crate) struct Server {
+    /// In tables and on the command line.
+    pub(crate) name: &'static str,
+    pub(crate) program: Program,
+    /// Adds what the program has to be told. May write files to the place's directory.
+    pub(crate) arguments: fn(&Place, &mut Command) -> Result<()>,
+    /// It has memory of its own, which must be written once: what was never written is read from nowhere.
+    pub(crate) has_own_memory: bool,
+    /// It puts itself into the background and leaves its number in the file `pid` of its directory.
+    pub(crate) is_daemon: bool,
+    /// How our own generator polls when it asks this server.
+    pub(crate) generator_poll: &'static str,
+    /// Only our own generator asks it: others have no polling policy to go with it.
+    pub(crate) is_for_generator: bool,
+}
+
+/// Where a program comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Program {
+    Blockmux,
+    /// Its name, and the Debian package that has it.
+    Peer(&'static str, &'static str),
+}
+
+/// What a server is told.
+pub(crate) struct Place<'a> {
+    /// A directory of its own.
+    pub(crate) dir: PathBuf,
+    /// The file to serve, if it serves one.
+    pub(crate) file: &'a Path,
+    /// A port of loopback that was free a moment ago.
+    pub(crate) port: u16,
+    /// Bytes of the volume.
+    pub(crate) size: u64,
+}
+
+/// A server that runs, and is paused but for its turns.
+pub(crate) struct Running {
+    pub(crate) server: &'static Server,
+    pub(crate) url: String,
+    /// How it was started.
+    pub(crate) command: String,
+    group: Group,
+}
+
+impl Program {
+    /// Where it is.
+    ///
+    /// # Errors
+    /// If it is not installed, with what to do about it.
+    pub(crate) fn find(self, blockmux: &Path) -> Result<PathBuf> {
+        match self {
+            Program::Blockmux => Ok(blockmux.to_owned()),
+            Program::Peer(name, package) => find(name).with_context(|| {
+                format!("{name} is not installed; Debian package {package}, or cargo xtask install-peers")
+            }),
+        }
+    }
+}
+
+impl Running {
+    /// Starts it, waits until it accepts connections, fills and reads its volume, and pauses it.
+    ///
+    /// # Errors
+    /// If any of that fails, with the end of the server's own log.
+    pub(crate) fn start(server: &'static Server, url: fn(u16) -> String, bench: &Bench) -> Result<Running> {
+        let program = server.program.find(&bench.blockmux)?;
+        let (dir, file) = (bench.dir_of(server.name)?, bench.file());
+        let log = dir.join("log");
+        let place = Place { dir, file: &file, port: free_port()?, size: bench.size };
+        let mut command = bench.command(Side::Server, &program);
+        (server.arguments)(&place, &mut command)?;
+        let log_file = File::create(&log)?;
+        command.stdin(Stdio::null()).stdout(log_file.try_clone()?).stderr(log_file);
+        let started = if server.is_daemon {
+            Group::start_daemon(&mut command, &place.dir.join("pid"))
+        } else {
+            Group::start(&mut command)
+        };
+        let said = || last_line(&log).unwrap_or_else(|| "it has said nothing".to_owned());
+        let group = started.with_context(said)?;
+        let mut running = Running { server, url: url(place.port), command: words_of(&command, bench), group };
+        let ready = running.wait_until_ready(place.port, bench).and_then(|()| running.fill(&file, bench));
+        ready.with_context(said)?;
+        running.group.pause()?;
+        Ok(running)
+    }
+
+    /// Runs `turn` while the server does; answers the processor time that the server took, too.
+    ///
+    /// # Errors
+    /// If the turn fails or the server has ended.
+    pub(crate) fn turn<T>(&self, turn: impl FnOnce() -> Result<T>) -> Result<(T, Duration)> {
+        self.group.resume()?;
+        let before = self.group.cpu_time()?;
+        let found = turn()?;
+        let used = self.group.cpu_time()?.saturating_sub(before);
+        self.group.pause()?;
+        Ok((found, used))
+    }
+
+    /// Keeps it from taking processor time after a turn that failed.
+    pub(crate) fn pause(&self) {
+        // A server that has ended needs no pause.
+        let _ = self.group.pause();
+    }
+
+    fn wait_until_ready(&mut self, port: u16, bench: &Bench) -> Result<()> {
+        let deadline = Instant::now() + READY_PATIENCE;
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        while TcpStream::connect_timeout(&address, READY_EVERY).is_err() {
+            bench.check_interrupt()?;
+            if let Some(status) = self.group.ended()? {
+                bail!("it ended at once, {status}");
+            }
+            if Instant::now() >= deadline {
+                bail!("it accepts no connection on port {port}");
+            }
+            std::thread::park_timeout(READY_EVERY);
+        }
+        Ok(())
+    }
+
+    /// Writes memory of its own once, and reads every volume once: whatever is done the first time only is done now.
+    fn fill(&self, file: &Path, bench: &Bench) -> Result<()> {
+        let copy = |from: &str, to: &str| {
+            let mut command = bench.command(Side::Client, &bench.blockmux);
+            bench.run(command.args(["copy", from, to])).map(|_| ())
+        };
+        if self.server.has_own_memory {
+            copy(&format!("file:{}", file.display()), &self.url).context("its volume cannot be written")?;
+        }
+        copy(&self.url, &format!("null:{}", bench.size)).context("its volume cannot be read")
+    }
+}
+
+/// A command as a shell would read it, without the directories of this one run.
+fn words_of(command: &Command, bench: &Bench) -> String {
+    let dir = format!("{}/", bench.dir.path().display());
+    let program = Path::new(command.get_program()).file_name().unwrap_or_default();
+    let words = std::iter::once(program).chain(command.get_args());
+    let word = |word: &std::ffi::OsStr| {
+        let text = word.to_string_lossy().replace(&dir, "");
+        if Path::new(&text).is_absolute() {
+            text.rsplit('/').next().unwrap_or_default().to_owned()
+        } else {
+            text
+        }
+    };
+    words.map(word).collect::<Vec<_>>().join(" ")
+}
+
+/// A port of loopback that nobody listens on.
+fn free_port() -> Result<u16> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("no free port on loopback")?;
+    Ok(listener.local_addr()?.port())
+}
+
+const READY_PATIENCE: Duration = Duration::from_secs(20);
+const READY_EVERY: Duration = Duration::from_millis(20);
+
+#[cfg(test)]
+mod tests {
+    use super::super::bench::tests::bench;
+    use super::*;
+
+    const BROKEN: Server = Server {
+        name: "broken",
+        program: Program::Peer("sh", "dash"),
+        arguments: |_, command| {
+            command.args(["-c", "echo no such volume >&2; exit 3"]);
+            Ok(())
+        },
+        has_own_memory: false,
+        is_daemon: false,
+        generator_poll: "adaptive",
+        is_for_generator: false,
+    };
+
+    #[test]
+    fn a_server_that_ends_at_once_is_quoted() {
+        let Err(error) = Running::start(&BROKEN, |port| port.to_string(), &bench()) else {
+            panic!("it cannot run");
+        };
+        let text = format!("{error:#}");
+        assert!(text.starts_with("no such volume: it ended at once"), "{text}");
+    }
+
+    #[test]
+    fn a_program_that_is_not_installed_names_its_package() {
+        let error = Program::Peer("no-such-server", "a-package").find(Path::new("")).unwrap_err();
+        assert!(error.to_string().contains("Debian package a-package"), "{error}");
+    }
+
+    #[test]
+    fn a_command_is_shown_without_the_directories_of_one_run() {
+        let bench = bench();
+        let mut command = Command::new("/usr/bin/taskset");
+        command.args(["-c", "0", "/usr/sbin/server"]).arg(format!("file={}", bench.file().display()));
+        assert_eq!(words_of(&command, &bench), "taskset -c 0 server file=disk.img");
+    }
+}
