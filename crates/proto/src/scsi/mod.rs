@@ -29,9 +29,11 @@ mod target;
 mod task;
 mod unit;
 
+mod alua;
 mod cache;
 mod capacity;
 mod compare;
+mod defects;
 mod inquiry;
 mod luns;
 mod mode;
@@ -59,6 +61,7 @@ pub use target::Target;
 pub use task::Task;
 pub use unit::{Identity, LogicalUnit};
 
+pub use blockmux_wire::scsi::alua::AccessState;
 pub use blockmux_wire::scsi::status::Status;
 
 use crate::exports::VolumeId;

@@ -6,11 +6,11 @@ use super::sense::Sense;
 use super::task::{Context, Failure, Outcome};
 use super::unit::View;
 use super::{
-    cache, capacity, compare, inquiry, luns, mode, persistent_reserve, provisioning, read_write, ready,
-    report, reserve, start_stop, verify, write_same,
+    alua, cache, capacity, compare, defects, inquiry, luns, mode, persistent_reserve, provisioning,
+    read_write, ready, report, reserve, start_stop, verify, write_same,
 };
 use blockmux_wire::scsi::cdb::SERVICE_ACTION_MASK;
-use blockmux_wire::scsi::opcode::{Opcode, cdb_len, maintenance_in, service_action_in_16};
+use blockmux_wire::scsi::opcode::{Opcode, cdb_len, maintenance_in, maintenance_out, service_action_in_16};
 use blockmux_wire::scsi::opcode::{persistent_reserve_in as pr_in, persistent_reserve_out as pr_out};
 use blockmux_wire::scsi::sense::Asc;
 
@@ -223,6 +223,12 @@ pub(super) static TABLE: &[Entry] = &[
     reads(range_10(Opcode::VERIFY_10, 0xf6, verify::verify)),
     reads(range_10(Opcode::PRE_FETCH_10, 0x02, cache::pre_fetch)),
     range_10(Opcode::SYNCHRONIZE_CACHE_10, 0x02, cache::synchronize),
+    entry(
+        Opcode::READ_DEFECT_DATA_10,
+        [0, 0x1f, 0, 0, 0, 0, 0xff, 0xff, 7],
+        Rules::NEEDS_MEDIUM.and(Rules::READS),
+        defects::read_10,
+    ),
     range_10(Opcode::WRITE_SAME_10, 0xf8, write_same::write_same),
     entry(
         Opcode::UNMAP,
@@ -288,6 +294,13 @@ pub(super) static TABLE: &[Entry] = &[
     ),
     action(
         Opcode::MAINTENANCE_IN,
+        maintenance_in::REPORT_TARGET_PORT_GROUPS,
+        [0xff, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 7],
+        Rules::DESPITE_PERSISTENT,
+        alua::report,
+    ),
+    action(
+        Opcode::MAINTENANCE_IN,
         maintenance_in::REPORT_SUPPORTED_OPERATION_CODES,
         [0x1f, 0x87, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 7],
         Rules::NONE,
@@ -300,10 +313,23 @@ pub(super) static TABLE: &[Entry] = &[
         Rules::NONE,
         report::task_management_functions,
     ),
+    action(
+        Opcode::MAINTENANCE_OUT,
+        maintenance_out::SET_TARGET_PORT_GROUPS,
+        [0x1f, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 7],
+        Rules::NONE,
+        alua::set_groups,
+    ),
     reads(range_12(Opcode::READ_12, 0xf8, read_write::read)),
     range_12(Opcode::WRITE_12, 0xf8, read_write::write),
     range_12(Opcode::WRITE_AND_VERIFY_12, 0xf6, verify::write_and_verify),
     reads(range_12(Opcode::VERIFY_12, 0xf6, verify::verify)),
+    entry(
+        Opcode::READ_DEFECT_DATA_12,
+        [0x1f, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 7],
+        Rules::NEEDS_MEDIUM.and(Rules::READS),
+        defects::read_12,
+    ),
 ];
 
 /// No entry has the operation code.

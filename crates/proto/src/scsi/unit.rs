@@ -5,6 +5,7 @@
 //!
 //! [`DeviceServer`]: super::DeviceServer
 
+use super::alua::{self, AccessStates};
 use super::nexus::Nexus;
 use super::persistence::{ImageError, ReservationStore, from_image};
 use super::ranges::Ranges;
@@ -73,6 +74,8 @@ pub(super) struct UnitState {
     /// SWP of the Control mode page.
     pub(super) write_protected: bool,
     pub(super) reservations: Reservations,
+    /// Of asymmetric access.
+    pub(super) access_states: AccessStates,
     /// The nexus that holds a RESERVE of SPC-2.
     pub(super) reserved_by: Option<NexusKey>,
     /// The medium of a removable unit is out.
@@ -86,6 +89,8 @@ pub(super) struct UnitState {
 pub(super) struct NexusState {
     pub(super) key: NexusKey,
     pub(super) who: Registrant,
+    /// The target port group of its port.
+    group: u16,
     /// Counts how often its tasks were aborted by others.
     abort_epoch: u32,
     /// PREVENT of its last PREVENT ALLOW MEDIUM REMOVAL.
@@ -217,6 +222,7 @@ impl LogicalUnit {
             state.nexuses.push(NexusState {
                 key,
                 who: Registrant::of(nexus),
+                group: nexus.target_port.group,
                 abort_epoch: 0,
                 prevents_removal: false,
                 attentions: SmallVec::new(),
@@ -258,7 +264,7 @@ impl LogicalUnit {
             has_attention: state.nexus(key).is_some_and(|nexus| !nexus.attentions.is_empty()),
             descriptor_sense: state.descriptor_sense,
             write_protected: state.write_protected,
-            not_ready: state.not_ready(),
+            not_ready: state.not_ready(key),
             info,
         };
         (generation, view)
@@ -282,7 +288,13 @@ impl UnitState {
         self.nexuses.iter_mut().find(|nexus| nexus.key == key)
     }
 
-    fn not_ready(&self) -> Option<Sense> {
+    fn not_ready(&self, key: NexusKey) -> Option<Sense> {
+        let group = self.nexuses.iter().find(|nexus| nexus.key == key).map(|nexus| nexus.group);
+        let access =
+            group.and_then(|group| self.access_states.get(&group)).copied().unwrap_or_default().access;
+        if let Some(sense) = alua::not_ready(access) {
+            return Some(sense);
+        }
         self.ejected.then_some(Sense::new(SenseKey::NOT_READY, Asc::MEDIUM_NOT_PRESENT))
     }
 
