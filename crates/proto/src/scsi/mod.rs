@@ -34,6 +34,7 @@ mod cache;
 mod capacity;
 mod compare;
 mod defects;
+mod extended_copy;
 mod inquiry;
 mod luns;
 mod mode;

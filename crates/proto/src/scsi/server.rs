@@ -1,6 +1,7 @@
 //! The device server: dispatches commands, and walks each task from step to step.
 
 use super::error::from_io_error;
+use super::extended_copy::CopyResult;
 use super::nexus::Nexus;
 use super::sense::Sense;
 use super::table::{self, Entry, Rules};
@@ -30,6 +31,8 @@ pub(super) struct Attached {
     pub(super) volume: VolumeId,
     pub(super) unit: Arc<LogicalUnit>,
     pub(super) key: NexusKey,
+    /// How this nexus's copies ended, oldest first.
+    pub(super) copies: Vec<CopyResult>,
     /// The generation that `view` was made of.
     seen: u64,
     pub(super) view: View,
@@ -65,7 +68,7 @@ impl DeviceServer {
         let units = target.units().map(|(number, volume, unit)| {
             let key = unit.attach(&nexus);
             let (seen, view) = unit.view(key);
-            Attached { number, volume, unit: unit.clone(), key, seen, view }
+            Attached { number, volume, unit: unit.clone(), key, copies: Vec::new(), seen, view }
         });
         DeviceServer { units: units.collect(), target: target.clone(), nexus }
     }
@@ -205,6 +208,10 @@ impl DeviceServer {
             Ok(Action::Io(op, offset, len, data)) => {
                 task.op = op;
                 let volume = unit.map_or(VolumeId(u32::MAX), |unit| unit.volume);
+                return Step::Io { volume, io: Io { tag: Tag(0), op, offset, len, data } };
+            }
+            Ok(Action::IoOn(volume, op, offset, len, data)) => {
+                task.op = op;
                 return Step::Io { volume, io: Io { tag: Tag(0), op, offset, len, data } };
             }
             Ok(Action::Done(data_in)) => {

@@ -6,12 +6,13 @@ use super::sense::Sense;
 use super::task::{Context, Failure, Outcome};
 use super::unit::View;
 use super::{
-    alua, cache, capacity, compare, defects, inquiry, luns, mode, persistent_reserve, provisioning,
-    read_write, ready, report, reserve, start_stop, verify, write_same,
+    alua, cache, capacity, compare, defects, extended_copy, inquiry, luns, mode, persistent_reserve,
+    provisioning, read_write, ready, report, reserve, start_stop, verify, write_same,
 };
 use blockmux_wire::scsi::cdb::SERVICE_ACTION_MASK;
 use blockmux_wire::scsi::opcode::{Opcode, cdb_len, maintenance_in, maintenance_out, service_action_in_16};
 use blockmux_wire::scsi::opcode::{persistent_reserve_in as pr_in, persistent_reserve_out as pr_out};
+use blockmux_wire::scsi::opcode::{third_party_copy_in as copy_in, third_party_copy_out as copy_out};
 use blockmux_wire::scsi::sense::Asc;
 
 /// One command.
@@ -178,6 +179,12 @@ const fn reserve_out(service_action: u16) -> Entry {
     action(Opcode::PERSISTENT_RESERVE_OUT, service_action, usage, rules, persistent_reserve::reserve_out)
 }
 
+/// A service action of RECEIVE COPY RESULTS.
+const fn copy_in(service_action: u16, begin: Begin) -> Entry {
+    let usage = [0x1f, 0xff, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 7];
+    action(Opcode::THIRD_PARTY_COPY_IN, service_action, usage, Rules::NONE, begin)
+}
+
 /// RESERVE and RELEASE.
 const fn legacy<const N: usize>(opcode: Opcode, usage: [u8; N], begin: Begin) -> Entry {
     entry(opcode, usage, Rules::DESPITE_PERSISTENT.and(Rules::DESPITE_RESERVE), begin)
@@ -252,6 +259,15 @@ pub(super) static TABLE: &[Entry] = &[
     reserve_out(pr_out::PREEMPT_AND_ABORT),
     reserve_out(pr_out::REGISTER_AND_IGNORE_EXISTING_KEY),
     reserve_out(pr_out::REGISTER_AND_MOVE),
+    action(
+        Opcode::THIRD_PARTY_COPY_OUT,
+        copy_out::EXTENDED_COPY_LID1,
+        [0x1f, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 7],
+        Rules::NEEDS_MEDIUM,
+        extended_copy::extended_copy,
+    ),
+    copy_in(copy_in::RECEIVE_COPY_STATUS_LID1, extended_copy::copy_status),
+    copy_in(copy_in::RECEIVE_COPY_OPERATING_PARAMETERS, extended_copy::operating_parameters),
     reads(range_16(Opcode::READ_16, 0xf8, read_write::read)),
     entry(
         Opcode::COMPARE_AND_WRITE,

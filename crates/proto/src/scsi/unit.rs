@@ -200,6 +200,10 @@ impl LogicalUnit {
         self.generation.load(Ordering::Acquire)
     }
 
+    pub(super) fn info(&self) -> VolumeInfo {
+        self.volume.info()
+    }
+
     /// Looks at the shared state.
     pub(super) fn look<R>(&self, look: impl FnOnce(&UnitState) -> R) -> R {
         look(&self.lock())

@@ -129,6 +129,13 @@ pub const PAGE_CHARACTERISTICS: u8 = 0xb1;
 /// Logical Block Provisioning.
 pub const PAGE_PROVISIONING: u8 = 0xb2;
 
+/// Third-party copy descriptor: Supported Commands.
+pub const SUPPORTED_COMMANDS: u16 = 0x0001;
+/// Third-party copy descriptor: Parameter Data.
+pub const PARAMETER_DATA: u16 = 0x0004;
+/// Third-party copy descriptor: Supported Descriptors.
+pub const SUPPORTED_DESCRIPTORS: u16 = 0x0008;
+
 /// Extended INQUIRY: the SIMPLE task attribute is supported.
 pub const SIMPSUP: u8 = 1 << 0;
 /// Extended INQUIRY: there is a volatile cache.
