@@ -44,6 +44,7 @@ mod read_write;
 mod ready;
 mod report;
 mod reserve;
+mod sanitize;
 mod start_stop;
 mod verify;
 mod vpd;

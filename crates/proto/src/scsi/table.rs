@@ -7,9 +7,10 @@ use super::task::{Context, Failure, Outcome};
 use super::unit::View;
 use super::{
     alua, cache, capacity, compare, defects, extended_copy, inquiry, luns, mode, persistent_reserve,
-    provisioning, read_write, ready, report, reserve, start_stop, verify, write_same,
+    provisioning, read_write, ready, report, reserve, sanitize, start_stop, verify, write_same,
 };
 use blockmux_wire::scsi::cdb::SERVICE_ACTION_MASK;
+use blockmux_wire::scsi::opcode::sanitize as how;
 use blockmux_wire::scsi::opcode::{Opcode, cdb_len, maintenance_in, maintenance_out, service_action_in_16};
 use blockmux_wire::scsi::opcode::{persistent_reserve_in as pr_in, persistent_reserve_out as pr_out};
 use blockmux_wire::scsi::opcode::{third_party_copy_in as copy_in, third_party_copy_out as copy_out};
@@ -47,8 +48,10 @@ impl Rules {
     pub(super) const DESPITE_PERSISTENT: Rules = Rules(32);
     /// No RESERVE of another nexus stands in its way (SPC-2 table 10).
     pub(super) const DESPITE_RESERVE: Rules = Rules(64);
+    /// Carried out while the unit is being sanitized (SBC-4 §4.11.3).
+    pub(super) const DESPITE_SANITIZE: Rules = Rules(128);
     /// For everyone at any time.
-    const ALWAYS: Rules = Rules(1 | 32 | 64);
+    const ALWAYS: Rules = Rules(1 | 32 | 64 | 128);
 
     #[inline]
     pub(super) const fn contains(self, other: Rules) -> bool {
@@ -167,7 +170,7 @@ const fn reads(entry: Entry) -> Entry {
 
 /// A service action of PERSISTENT RESERVE IN.
 const fn reserve_in(service_action: u16) -> Entry {
-    let rules = Rules::DESPITE_PERSISTENT;
+    let rules = Rules::DESPITE_PERSISTENT.and(Rules::DESPITE_SANITIZE);
     let usage = [0x1f, 0, 0, 0, 0, 0, 0xff, 0xff, 7];
     action(Opcode::PERSISTENT_RESERVE_IN, service_action, usage, rules, persistent_reserve::reserve_in)
 }
@@ -183,6 +186,12 @@ const fn reserve_out(service_action: u16) -> Entry {
 const fn copy_in(service_action: u16, begin: Begin) -> Entry {
     let usage = [0x1f, 0xff, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 7];
     action(Opcode::THIRD_PARTY_COPY_IN, service_action, usage, Rules::NONE, begin)
+}
+
+/// A service action of SANITIZE.
+const fn erase(service_action: u16, begin: Begin) -> Entry {
+    let rules = Rules::NEEDS_MEDIUM;
+    action(Opcode::SANITIZE, service_action, [0xbf, 0, 0, 0, 0, 0, 0xff, 0xff, 7], rules, begin)
 }
 
 /// RESERVE and RELEASE.
@@ -205,7 +214,7 @@ pub(super) static TABLE: &[Entry] = &[
     entry(Opcode::MODE_SELECT_6, [0x11, 0, 0, 0xff, 7], Rules::NONE, mode::select_6),
     legacy(Opcode::RESERVE_6, [0, 0, 0, 0, 7], reserve::reserve),
     legacy(Opcode::RELEASE_6, [0, 0, 0, 0, 7], reserve::release),
-    entry(Opcode::MODE_SENSE_6, [0x08, 0xff, 0xff, 0xff, 7], Rules::NONE, mode::sense_6),
+    entry(Opcode::MODE_SENSE_6, [0x08, 0xff, 0xff, 0xff, 7], Rules::DESPITE_SANITIZE, mode::sense_6),
     entry(
         Opcode::START_STOP_UNIT,
         [1, 0, 0x0f, 0xf7, 7],
@@ -243,10 +252,21 @@ pub(super) static TABLE: &[Entry] = &[
         Rules::NEEDS_MEDIUM.and(Rules::THIN),
         provisioning::unmap,
     ),
+    erase(how::OVERWRITE, sanitize::overwrite),
+    erase(how::BLOCK_ERASE, sanitize::block_erase),
+    Entry {
+        rules: Rules::NEEDS_MEDIUM.and(Rules::DESPITE_SANITIZE),
+        ..erase(how::EXIT_FAILURE_MODE, sanitize::exit_failure_mode)
+    },
     entry(Opcode::MODE_SELECT_10, [0x11, 0, 0, 0, 0, 0, 0xff, 0xff, 7], Rules::NONE, mode::select_10),
     legacy(Opcode::RESERVE_10, [0x13, 0, 0, 0, 0, 0, 0, 0, 7], reserve::reserve),
     legacy(Opcode::RELEASE_10, [0x13, 0, 0, 0, 0, 0, 0, 0, 7], reserve::release),
-    entry(Opcode::MODE_SENSE_10, [0x18, 0xff, 0xff, 0, 0, 0, 0xff, 0xff, 7], Rules::NONE, mode::sense_10),
+    entry(
+        Opcode::MODE_SENSE_10,
+        [0x18, 0xff, 0xff, 0, 0, 0, 0xff, 0xff, 7],
+        Rules::DESPITE_SANITIZE,
+        mode::sense_10,
+    ),
     reserve_in(pr_in::READ_KEYS),
     reserve_in(pr_in::READ_RESERVATION),
     reserve_in(pr_in::REPORT_CAPABILITIES),
@@ -312,21 +332,21 @@ pub(super) static TABLE: &[Entry] = &[
         Opcode::MAINTENANCE_IN,
         maintenance_in::REPORT_TARGET_PORT_GROUPS,
         [0xff, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 7],
-        Rules::DESPITE_PERSISTENT,
+        Rules::DESPITE_PERSISTENT.and(Rules::DESPITE_SANITIZE),
         alua::report,
     ),
     action(
         Opcode::MAINTENANCE_IN,
         maintenance_in::REPORT_SUPPORTED_OPERATION_CODES,
         [0x1f, 0x87, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 7],
-        Rules::NONE,
+        Rules::DESPITE_SANITIZE,
         report::operation_codes,
     ),
     action(
         Opcode::MAINTENANCE_IN,
         maintenance_in::REPORT_SUPPORTED_TASK_MANAGEMENT_FUNCTIONS,
         [0x1f, 0x80, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 7],
-        Rules::NONE,
+        Rules::DESPITE_SANITIZE,
         report::task_management_functions,
     ),
     action(

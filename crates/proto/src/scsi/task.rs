@@ -64,6 +64,9 @@ pub(super) trait Work {
     /// The I/O that it asked for is done.
     fn on_io(&mut self, cx: &mut Context<'_>, output: Output) -> Outcome;
 
+    /// The I/O that it asked for has failed; the command is over.
+    fn on_error(&mut self, _cx: &mut Context<'_>) {}
+
     /// It waited.
     fn on_resume(&mut self, _cx: &mut Context<'_>) -> Outcome {
         Err(Failure::internal())

@@ -95,6 +95,18 @@ impl Client {
         }
     }
 
+    /// A command that waits now and then, for nobody.
+    pub(super) fn run_waiting(&mut self, cdb: &[u8], data_out: &[u8]) -> Answer {
+        let (mut task, mut step) = self.server.begin(&command(Lun::new(0), cdb, data_out.len()));
+        let mut sent = 0;
+        loop {
+            match step {
+                Step::Done(response) => return answer(response),
+                next => step = self.turn(&mut task, next, data_out, &mut sent),
+            }
+        }
+    }
+
     /// One step that is not the last.
     pub(super) fn turn(&mut self, task: &mut Task, step: Step, data_out: &[u8], sent: &mut usize) -> Step {
         match step {

@@ -10,6 +10,7 @@ use super::nexus::Nexus;
 use super::persistence::{ImageError, ReservationStore, from_image};
 use super::ranges::Ranges;
 use super::reservations::{Access, Registrant, Reservations};
+use super::sanitize::Sanitize;
 use super::sense::Sense;
 use blockmux_volume::{MAX_TRANSFER, Volume, VolumeInfo};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
@@ -76,6 +77,8 @@ pub(super) struct UnitState {
     pub(super) reservations: Reservations,
     /// Of asymmetric access.
     pub(super) access_states: AccessStates,
+    /// A sanitize operation that is not over.
+    pub(super) sanitize: Option<Sanitize>,
     /// The nexus that holds a RESERVE of SPC-2.
     pub(super) reserved_by: Option<NexusKey>,
     /// The medium of a removable unit is out.
@@ -124,6 +127,10 @@ pub(super) struct View {
     pub(super) descriptor_sense: bool,
     /// SWP of the Control mode page.
     pub(super) write_protected: bool,
+    /// Why nearly every command fails: a sanitize operation.
+    pub(super) sanitizing: Option<Sense>,
+    /// The sanitize operation waits for someone to carry it on.
+    pub(super) has_background: bool,
     /// Why commands that need the medium cannot have it.
     pub(super) not_ready: Option<Sense>,
 }
@@ -268,6 +275,8 @@ impl LogicalUnit {
             has_attention: state.nexus(key).is_some_and(|nexus| !nexus.attentions.is_empty()),
             descriptor_sense: state.descriptor_sense,
             write_protected: state.write_protected,
+            sanitizing: state.sanitize.as_ref().map(Sanitize::sense),
+            has_background: state.sanitize.as_ref().is_some_and(Sanitize::is_abandoned),
             not_ready: state.not_ready(key),
             info,
         };

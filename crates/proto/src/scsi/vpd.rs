@@ -125,6 +125,8 @@ fn characteristics(view: &View) -> BlockDeviceCharacteristics {
     let rate = if view.info.rotational { ROTATION_NOT_REPORTED } else { ROTATION_NONE };
     BlockDeviceCharacteristics {
         medium_rotation_rate: U16::new(rate),
+        product_type: 0,
+        reads_after_erase: WABEREQ_READS,
         ..BlockDeviceCharacteristics::new_zeroed()
     }
 }

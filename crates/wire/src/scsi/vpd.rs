@@ -92,8 +92,12 @@ const _: () = assert!(size_of::<BlockLimits>() == 60);
 pub struct BlockDeviceCharacteristics {
     /// MEDIUM ROTATION RATE: [`ROTATION_NOT_REPORTED`] or [`ROTATION_NONE`] or rounds a minute.
     pub medium_rotation_rate: U16<BE>,
-    /// PRODUCT TYPE, form factor, FUAB, VBULS and what is reserved.
-    pub rest: [u8; 58],
+    /// PRODUCT TYPE.
+    pub product_type: u8,
+    /// WABEREQ, WACEREQ and NOMINAL FORM FACTOR: what a read finds after SANITIZE.
+    pub reads_after_erase: u8,
+    /// FUAB, VBULS and what is reserved.
+    pub rest: [u8; 56],
 }
 const _: () = assert!(size_of::<BlockDeviceCharacteristics>() == 60);
 
@@ -149,6 +153,9 @@ pub const UGAVALID: u32 = 1 << 31;
 pub const ROTATION_NOT_REPORTED: u16 = 0;
 /// The medium does not rotate.
 pub const ROTATION_NONE: u16 = 1;
+
+/// WABEREQ 01b: after a block erase, reads succeed.
+pub const WABEREQ_READS: u8 = 0b01 << 6;
 
 /// UNMAP is supported.
 pub const LBPU: u8 = 1 << 7;
