@@ -52,6 +52,8 @@ mod write_same;
 
 #[cfg(test)]
 mod testing;
+#[cfg(test)]
+mod tests;
 
 pub use cdb::Cdb;
 pub use lun::Lun;

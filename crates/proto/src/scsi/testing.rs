@@ -174,6 +174,13 @@ pub(super) fn shaped(info: VolumeInfo) -> Arc<dyn Volume> {
     Arc::new(Shaped { inner: MemVolume::new(info.size), info: Mutex::new(info) })
 }
 
+/// A RAM volume, and what gives it another size up to 8 MiB.
+pub(super) fn resizable(size: u64) -> (Arc<dyn Volume>, impl Fn(u64)) {
+    let shaped = Arc::new(Shaped { inner: MemVolume::new(8 << 20), info: Mutex::new(VolumeInfo::new(size)) });
+    let handle = shaped.clone();
+    (shaped, move |size| handle.info.lock().unwrap().size = size)
+}
+
 struct Shaped {
     inner: MemVolume,
     info: Mutex<VolumeInfo>,

@@ -255,7 +255,9 @@ impl LogicalUnit {
     pub(super) fn view(&self, key: NexusKey) -> (u64, View) {
         let mut state = self.lock();
         let info = self.volume.info();
-        state.see_size(info.size, Some(key));
+        if state.see_size(info.size, Some(key)) {
+            self.generation.fetch_add(1, Ordering::Release);
+        }
         let generation = self.generation();
         // Blocks of fewer than 512 bytes are no blocks of a disk.
         let block_len = info.logical_block.max(512);
@@ -339,12 +341,14 @@ impl UnitState {
         }
     }
 
-    /// Tells every nexus but `except` if the size is another than it was.
-    fn see_size(&mut self, size: u64, except: Option<NexusKey>) {
-        if self.size != 0 && self.size != size {
+    /// Tells every nexus but `except` if the size is another than it was; answers whether it is.
+    fn see_size(&mut self, size: u64, except: Option<NexusKey>) -> bool {
+        let is_other = self.size != 0 && self.size != size;
+        if is_other {
             self.attend_all(except, Asc::CAPACITY_DATA_HAS_CHANGED);
         }
         self.size = size;
+        is_other
     }
 }
 
