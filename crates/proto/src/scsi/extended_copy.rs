@@ -246,6 +246,11 @@ impl Work for Copy {
             }
         }
     }
+
+    fn on_error(&mut self, cx: &mut Context<'_>) {
+        self.result.segments = self.at as u16;
+        remember(&mut cx.unit.copies, self.result);
+    }
 }
 
 /// SPC-5 §5.17.4.3: a list identifier is used again; of too many, the oldest goes.
@@ -298,8 +303,9 @@ const MAX_PARAMETERS: usize = 64 << 10;
 
 #[cfg(test)]
 mod tests {
-    use crate::scsi::Identity;
-    use crate::scsi::testing::{Answer, Bench, Client};
+    use crate::scsi::testing::{Answer, Bench, Client, command};
+    use crate::scsi::{Identity, Lun, Step};
+    use blockmux_volume::{Completion, IoError, Tag};
 
     fn cscd() -> Vec<u8> {
         let mut cscd = vec![0xe4, 0, 0, 0, 1, 3, 0, 8];
@@ -385,6 +391,18 @@ mod tests {
             (5, 0x1a00)
         );
         assert_eq!(send(&mut client, &[0; 15]).check(), (5, 0x1a00));
+    }
+
+    #[test]
+    fn a_copy_that_failed_says_how_far_it_came() {
+        let mut client = Bench::new().client("a");
+        let list =
+            [&[9, 0, 0, 32, 0, 0, 0, 0, 0, 0, 0, 28, 0, 0, 0, 0][..], &cscd(), &segment(0, 0, 1, 1)].concat();
+        let cdb = [0x83, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, list.len() as u8, 0, 0];
+        let (mut task, step) = client.server.begin(&command(Lun::new(0), &cdb, list.len()));
+        assert!(matches!(client.turn(&mut task, step, &list, &mut 0), Step::Io { .. }));
+        client.server.on_io(&mut task, Completion { tag: Tag(0), result: Err(IoError::Medium) });
+        assert_eq!(results(&mut client, 0, 9).good()[4..7], [2, 0, 0]);
     }
 
     #[test]
