@@ -50,6 +50,30 @@ fn an_error_of_the_volume_ends_the_command_with_its_sense() {
 }
 
 #[test]
+fn a_read_only_unit_refuses_whatever_would_change_it() {
+    let volume = Arc::new(MemVolume::new(1 << 20));
+    let identity = Identity { read_only: true, ..Identity::of("a") };
+    let bench = Bench::around(LogicalUnit::new(identity, volume.clone()), volume);
+    let mut client = bench.client("a");
+    assert_eq!(client.run(&[0x1a, 8, 0x3f, 0, 4, 0]).good()[2], 0x90);
+    let changes: [(&[u8], usize); 9] = [
+        (&[0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0], 512),
+        (&[0x2e, 2, 0, 0, 0, 0, 0, 0, 1, 0], 512),
+        (&[0x41, 0, 0, 0, 0, 0, 0, 0, 1, 0], 512),
+        (&[0x41, 8, 0, 0, 0, 0, 0, 0, 1, 0], 0),
+        (&[0x42, 0, 0, 0, 0, 0, 0, 0, 24, 0], 24),
+        (&[0x48, 2, 0, 0, 0, 0, 0, 0, 0, 0], 0),
+        (&[0x89, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0], 1024),
+        (&[0x8b, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0], 512),
+        (&[0x9c, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0], 512),
+    ];
+    for (cdb, len) in changes {
+        assert_eq!(client.run_with(cdb, &vec![0; len]).check(), (7, 0x2700), "{cdb:x?}");
+    }
+    client.run(&[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0]).good();
+}
+
+#[test]
 fn clear_task_set_ends_the_tasks_of_every_nexus() {
     let bench = Bench::new();
     let (mut a, mut b) = (bench.client("a"), bench.client("b"));

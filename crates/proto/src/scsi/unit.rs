@@ -18,7 +18,7 @@ use smallvec::SmallVec;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// How a logical unit names itself in INQUIRY data and designators.
+/// How a logical unit presents itself: its names in INQUIRY data and designators, and what it can be asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// T10 VENDOR IDENTIFICATION: 8 bytes of ASCII, filled up with spaces.
@@ -31,6 +31,8 @@ pub struct Identity {
     pub serial: String,
     /// The medium can be ejected and loaded: RMB of INQUIRY data.
     pub removable: bool,
+    /// Refuse writes whatever the volume says.
+    pub read_only: bool,
     /// NAA locally assigned identifier (SPC-5 §7.7.6.6.5): the upper 4 bits are 3.
     pub naa: u64,
 }
@@ -50,6 +52,7 @@ impl Identity {
             revision: *b"0001",
             serial: format!("{naa:016x}"),
             removable: false,
+            read_only: false,
 
             naa,
         }
@@ -208,7 +211,8 @@ impl LogicalUnit {
     }
 
     pub(super) fn info(&self) -> VolumeInfo {
-        self.volume.info()
+        let info = self.volume.info();
+        VolumeInfo { read_only: info.read_only || self.identity.read_only, ..info }
     }
 
     /// Looks at the shared state.
@@ -254,7 +258,7 @@ impl LogicalUnit {
     /// The state as `key` sees it, and the generation that this is true for.
     pub(super) fn view(&self, key: NexusKey) -> (u64, View) {
         let mut state = self.lock();
-        let info = self.volume.info();
+        let info = self.info();
         if state.see_size(info.size, Some(key)) {
             self.generation.fetch_add(1, Ordering::Release);
         }
