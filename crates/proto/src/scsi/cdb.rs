@@ -5,7 +5,7 @@ use blockmux_wire::scsi::opcode::Opcode;
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 /// A command descriptor block: at most 32 bytes, inline. Bytes that were not sent read as 0.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct Cdb {
     bytes: [u8; MAX_CDB_LEN],
     len: u8,

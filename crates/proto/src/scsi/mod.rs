@@ -29,9 +29,12 @@ mod target;
 mod task;
 mod unit;
 
+mod alua;
 mod cache;
 mod capacity;
 mod compare;
+mod defects;
+mod extended_copy;
 mod inquiry;
 mod luns;
 mod mode;
@@ -41,6 +44,7 @@ mod read_write;
 mod ready;
 mod report;
 mod reserve;
+mod sanitize;
 mod start_stop;
 mod verify;
 mod vpd;
@@ -48,6 +52,8 @@ mod write_same;
 
 #[cfg(test)]
 mod testing;
+#[cfg(test)]
+mod tests;
 
 pub use cdb::Cdb;
 pub use lun::Lun;
@@ -59,6 +65,7 @@ pub use target::Target;
 pub use task::Task;
 pub use unit::{Identity, LogicalUnit};
 
+pub use blockmux_wire::scsi::alua::AccessState;
 pub use blockmux_wire::scsi::status::Status;
 
 use crate::exports::VolumeId;

@@ -14,7 +14,11 @@ pub(super) fn request_sense(cx: &mut Context<'_>) -> Outcome {
     let attention = if cx.unit.view.has_attention { cx.unit.unit.take_attention(cx.unit.key) } else { None };
     let sense = match attention {
         Some(asc) => Sense::new(SenseKey::UNIT_ATTENTION, asc),
-        None => Sense::new(SenseKey::NO_SENSE, Asc::NO_ADDITIONAL_SENSE_INFORMATION),
+        None => cx
+            .unit
+            .view
+            .sanitizing
+            .unwrap_or(Sense::new(SenseKey::NO_SENSE, Asc::NO_ADDITIONAL_SENSE_INFORMATION)),
     };
     answer_sense(cx.command, sense)
 }

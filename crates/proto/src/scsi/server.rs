@@ -1,13 +1,14 @@
 //! The device server: dispatches commands, and walks each task from step to step.
 
 use super::error::from_io_error;
+use super::extended_copy::CopyResult;
 use super::nexus::Nexus;
 use super::sense::Sense;
 use super::table::{self, Entry, Rules};
 use super::target::Target;
 use super::task::{Action, Context, Failure, Outcome, State, Task};
 use super::unit::{LogicalUnit, NexusKey, UnitState, View};
-use super::{Command, Lun, Response, Status, Step, inquiry, luns, read_write};
+use super::{Cdb, Command, Lun, Response, Status, Step, TaskAttribute, inquiry, luns, read_write, sanitize};
 use crate::exports::VolumeId;
 use blockmux_volume::{Completion, Io, Op, SgList, Tag};
 use blockmux_wire::scsi::cdb::NACA;
@@ -30,6 +31,8 @@ pub(super) struct Attached {
     pub(super) volume: VolumeId,
     pub(super) unit: Arc<LogicalUnit>,
     pub(super) key: NexusKey,
+    /// How this nexus's copies ended, oldest first.
+    pub(super) copies: Vec<CopyResult>,
     /// The generation that `view` was made of.
     seen: u64,
     pub(super) view: View,
@@ -65,7 +68,7 @@ impl DeviceServer {
         let units = target.units().map(|(number, volume, unit)| {
             let key = unit.attach(&nexus);
             let (seen, view) = unit.view(key);
-            Attached { number, volume, unit: unit.clone(), key, seen, view }
+            Attached { number, volume, unit: unit.clone(), key, copies: Vec::new(), seen, view }
         });
         DeviceServer { units: units.collect(), target: target.clone(), nexus }
     }
@@ -126,7 +129,12 @@ impl DeviceServer {
         let output = match done.result {
             Ok(output) => output,
             Err(error) => {
-                task.state = State::Ended;
+                if let State::Work(mut work) = std::mem::replace(&mut task.state, State::Ended) {
+                    let _ = self.advance(task, |cx| {
+                        work.on_error(cx);
+                        Ok(Action::good())
+                    });
+                }
                 let sense = from_io_error(error, task.op);
                 return self.step(task, Err(sense.into()));
             }
@@ -152,6 +160,34 @@ impl DeviceServer {
             _ => Err(Failure::internal()),
         });
         self.step(task, outcome)
+    }
+
+    /// Work of a logical unit that no command carries on any more: a sanitize operation whose command was aborted, or
+    /// that was immediate. Drive the task like any other and drop its response. Ask after each command and each
+    /// tenth of a second; asking when there is nothing costs an atomic load for each unit.
+    pub fn poll_background(&mut self) -> Option<(Task, Step)> {
+        let at = self.units.iter_mut().position(Attached::has_background)?;
+        let unit = self.units.get(at)?;
+        let mut task = Task {
+            command: Command {
+                lun: Lun::new(unit.number),
+                cdb: Cdb::default(),
+                attribute: TaskAttribute::Simple,
+                data_out_len: 0,
+                data_in_len: 0,
+            },
+            unit: Some(at),
+            state: State::Ended,
+            op: Op::Flush,
+            transfer_len: 0,
+            abort_epoch: unit.view.abort_epoch,
+        };
+        let outcome = self.advance(&mut task, sanitize::carry_on);
+        match self.step(&mut task, outcome) {
+            // Another session was faster.
+            Step::Done(_) => None,
+            step => Some((task, step)),
+        }
     }
 
     /// Carries out a task management function on what nexuses share; the transport aborts its own tasks.
@@ -207,6 +243,10 @@ impl DeviceServer {
                 let volume = unit.map_or(VolumeId(u32::MAX), |unit| unit.volume);
                 return Step::Io { volume, io: Io { tag: Tag(0), op, offset, len, data } };
             }
+            Ok(Action::IoOn(volume, op, offset, len, data)) => {
+                task.op = op;
+                return Step::Io { volume, io: Io { tag: Tag(0), op, offset, len, data } };
+            }
             Ok(Action::Done(data_in)) => {
                 if !data_in.is_empty() {
                     task.transfer_len = data_in.len() as u64;
@@ -232,6 +272,14 @@ impl Drop for DeviceServer {
 }
 
 impl Attached {
+    /// Whether the unit has work that nobody carries on.
+    fn has_background(&mut self) -> bool {
+        if self.unit.generation() != self.seen {
+            self.refresh();
+        }
+        self.view.has_background
+    }
+
     /// Whether someone has aborted the task since it began.
     #[inline]
     fn is_aborted(&mut self, task: &Task) -> bool {
@@ -265,6 +313,11 @@ fn dispatch(target: &Target, nexus: &Nexus, unit: &mut Attached, task: &mut Task
     task.abort_epoch = unit.view.abort_epoch;
     if unit.view.is_reserved && !entry.is_admitted(&unit.view) {
         return Err(Failure::status(Status::RESERVATION_CONFLICT));
+    }
+    if let Some(sense) = unit.view.sanitizing
+        && !entry.rules.contains(Rules::DESPITE_SANITIZE)
+    {
+        return Err(sense.into());
     }
     if let Some(sense) = unit.view.not_ready
         && entry.rules.contains(Rules::NEEDS_MEDIUM)

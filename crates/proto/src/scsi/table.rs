@@ -6,12 +6,14 @@ use super::sense::Sense;
 use super::task::{Context, Failure, Outcome};
 use super::unit::View;
 use super::{
-    cache, capacity, compare, inquiry, luns, mode, persistent_reserve, provisioning, read_write, ready,
-    report, reserve, start_stop, verify, write_same,
+    alua, cache, capacity, compare, defects, extended_copy, inquiry, luns, mode, persistent_reserve,
+    provisioning, read_write, ready, report, reserve, sanitize, start_stop, verify, write_same,
 };
 use blockmux_wire::scsi::cdb::SERVICE_ACTION_MASK;
-use blockmux_wire::scsi::opcode::{Opcode, cdb_len, maintenance_in, service_action_in_16};
+use blockmux_wire::scsi::opcode::sanitize as how;
+use blockmux_wire::scsi::opcode::{Opcode, cdb_len, maintenance_in, maintenance_out, service_action_in_16};
 use blockmux_wire::scsi::opcode::{persistent_reserve_in as pr_in, persistent_reserve_out as pr_out};
+use blockmux_wire::scsi::opcode::{third_party_copy_in as copy_in, third_party_copy_out as copy_out};
 use blockmux_wire::scsi::sense::Asc;
 
 /// One command.
@@ -46,8 +48,10 @@ impl Rules {
     pub(super) const DESPITE_PERSISTENT: Rules = Rules(32);
     /// No RESERVE of another nexus stands in its way (SPC-2 table 10).
     pub(super) const DESPITE_RESERVE: Rules = Rules(64);
+    /// Carried out while the unit is being sanitized (SBC-4 §4.11.3).
+    pub(super) const DESPITE_SANITIZE: Rules = Rules(128);
     /// For everyone at any time.
-    const ALWAYS: Rules = Rules(1 | 32 | 64);
+    const ALWAYS: Rules = Rules(1 | 32 | 64 | 128);
 
     #[inline]
     pub(super) const fn contains(self, other: Rules) -> bool {
@@ -166,7 +170,7 @@ const fn reads(entry: Entry) -> Entry {
 
 /// A service action of PERSISTENT RESERVE IN.
 const fn reserve_in(service_action: u16) -> Entry {
-    let rules = Rules::DESPITE_PERSISTENT;
+    let rules = Rules::DESPITE_PERSISTENT.and(Rules::DESPITE_SANITIZE);
     let usage = [0x1f, 0, 0, 0, 0, 0, 0xff, 0xff, 7];
     action(Opcode::PERSISTENT_RESERVE_IN, service_action, usage, rules, persistent_reserve::reserve_in)
 }
@@ -176,6 +180,18 @@ const fn reserve_out(service_action: u16) -> Entry {
     let rules = Rules::DESPITE_PERSISTENT;
     let usage = [0x1f, 0xff, 0, 0, 0xff, 0xff, 0xff, 0xff, 7];
     action(Opcode::PERSISTENT_RESERVE_OUT, service_action, usage, rules, persistent_reserve::reserve_out)
+}
+
+/// A service action of RECEIVE COPY RESULTS.
+const fn copy_in(service_action: u16, begin: Begin) -> Entry {
+    let usage = [0x1f, 0xff, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 7];
+    action(Opcode::THIRD_PARTY_COPY_IN, service_action, usage, Rules::NONE, begin)
+}
+
+/// A service action of SANITIZE.
+const fn erase(service_action: u16, begin: Begin) -> Entry {
+    let rules = Rules::NEEDS_MEDIUM;
+    action(Opcode::SANITIZE, service_action, [0xbf, 0, 0, 0, 0, 0, 0xff, 0xff, 7], rules, begin)
 }
 
 /// RESERVE and RELEASE.
@@ -198,7 +214,7 @@ pub(super) static TABLE: &[Entry] = &[
     entry(Opcode::MODE_SELECT_6, [0x11, 0, 0, 0xff, 7], Rules::NONE, mode::select_6),
     legacy(Opcode::RESERVE_6, [0, 0, 0, 0, 7], reserve::reserve),
     legacy(Opcode::RELEASE_6, [0, 0, 0, 0, 7], reserve::release),
-    entry(Opcode::MODE_SENSE_6, [0x08, 0xff, 0xff, 0xff, 7], Rules::NONE, mode::sense_6),
+    entry(Opcode::MODE_SENSE_6, [0x08, 0xff, 0xff, 0xff, 7], Rules::DESPITE_SANITIZE, mode::sense_6),
     entry(
         Opcode::START_STOP_UNIT,
         [1, 0, 0x0f, 0xf7, 7],
@@ -223,6 +239,12 @@ pub(super) static TABLE: &[Entry] = &[
     reads(range_10(Opcode::VERIFY_10, 0xf6, verify::verify)),
     reads(range_10(Opcode::PRE_FETCH_10, 0x02, cache::pre_fetch)),
     range_10(Opcode::SYNCHRONIZE_CACHE_10, 0x02, cache::synchronize),
+    entry(
+        Opcode::READ_DEFECT_DATA_10,
+        [0, 0x1f, 0, 0, 0, 0, 0xff, 0xff, 7],
+        Rules::NEEDS_MEDIUM.and(Rules::READS),
+        defects::read_10,
+    ),
     range_10(Opcode::WRITE_SAME_10, 0xf8, write_same::write_same),
     entry(
         Opcode::UNMAP,
@@ -230,10 +252,21 @@ pub(super) static TABLE: &[Entry] = &[
         Rules::NEEDS_MEDIUM.and(Rules::THIN),
         provisioning::unmap,
     ),
+    erase(how::OVERWRITE, sanitize::overwrite),
+    erase(how::BLOCK_ERASE, sanitize::block_erase),
+    Entry {
+        rules: Rules::NEEDS_MEDIUM.and(Rules::DESPITE_SANITIZE),
+        ..erase(how::EXIT_FAILURE_MODE, sanitize::exit_failure_mode)
+    },
     entry(Opcode::MODE_SELECT_10, [0x11, 0, 0, 0, 0, 0, 0xff, 0xff, 7], Rules::NONE, mode::select_10),
     legacy(Opcode::RESERVE_10, [0x13, 0, 0, 0, 0, 0, 0, 0, 7], reserve::reserve),
     legacy(Opcode::RELEASE_10, [0x13, 0, 0, 0, 0, 0, 0, 0, 7], reserve::release),
-    entry(Opcode::MODE_SENSE_10, [0x18, 0xff, 0xff, 0, 0, 0, 0xff, 0xff, 7], Rules::NONE, mode::sense_10),
+    entry(
+        Opcode::MODE_SENSE_10,
+        [0x18, 0xff, 0xff, 0, 0, 0, 0xff, 0xff, 7],
+        Rules::DESPITE_SANITIZE,
+        mode::sense_10,
+    ),
     reserve_in(pr_in::READ_KEYS),
     reserve_in(pr_in::READ_RESERVATION),
     reserve_in(pr_in::REPORT_CAPABILITIES),
@@ -246,6 +279,15 @@ pub(super) static TABLE: &[Entry] = &[
     reserve_out(pr_out::PREEMPT_AND_ABORT),
     reserve_out(pr_out::REGISTER_AND_IGNORE_EXISTING_KEY),
     reserve_out(pr_out::REGISTER_AND_MOVE),
+    action(
+        Opcode::THIRD_PARTY_COPY_OUT,
+        copy_out::EXTENDED_COPY_LID1,
+        [0x1f, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 7],
+        Rules::NEEDS_MEDIUM,
+        extended_copy::extended_copy,
+    ),
+    copy_in(copy_in::RECEIVE_COPY_STATUS_LID1, extended_copy::copy_status),
+    copy_in(copy_in::RECEIVE_COPY_OPERATING_PARAMETERS, extended_copy::operating_parameters),
     reads(range_16(Opcode::READ_16, 0xf8, read_write::read)),
     entry(
         Opcode::COMPARE_AND_WRITE,
@@ -288,22 +330,42 @@ pub(super) static TABLE: &[Entry] = &[
     ),
     action(
         Opcode::MAINTENANCE_IN,
+        maintenance_in::REPORT_TARGET_PORT_GROUPS,
+        [0xff, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 7],
+        Rules::DESPITE_PERSISTENT.and(Rules::DESPITE_SANITIZE),
+        alua::report,
+    ),
+    action(
+        Opcode::MAINTENANCE_IN,
         maintenance_in::REPORT_SUPPORTED_OPERATION_CODES,
         [0x1f, 0x87, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 7],
-        Rules::NONE,
+        Rules::DESPITE_SANITIZE,
         report::operation_codes,
     ),
     action(
         Opcode::MAINTENANCE_IN,
         maintenance_in::REPORT_SUPPORTED_TASK_MANAGEMENT_FUNCTIONS,
         [0x1f, 0x80, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 7],
-        Rules::NONE,
+        Rules::DESPITE_SANITIZE,
         report::task_management_functions,
+    ),
+    action(
+        Opcode::MAINTENANCE_OUT,
+        maintenance_out::SET_TARGET_PORT_GROUPS,
+        [0x1f, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 7],
+        Rules::NONE,
+        alua::set_groups,
     ),
     reads(range_12(Opcode::READ_12, 0xf8, read_write::read)),
     range_12(Opcode::WRITE_12, 0xf8, read_write::write),
     range_12(Opcode::WRITE_AND_VERIFY_12, 0xf6, verify::write_and_verify),
     reads(range_12(Opcode::VERIFY_12, 0xf6, verify::verify)),
+    entry(
+        Opcode::READ_DEFECT_DATA_12,
+        [0x1f, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 7],
+        Rules::NEEDS_MEDIUM.and(Rules::READS),
+        defects::read_12,
+    ),
 ];
 
 /// No entry has the operation code.

@@ -6,6 +6,7 @@ use super::sense::Sense;
 use super::server::Attached;
 use super::target::Target;
 use super::{Command, Status};
+use crate::exports::VolumeId;
 use blockmux_volume::{MAX_TRANSFER, Op, Output, SgList};
 use blockmux_wire::scsi::cdb::PROTECT_MASK;
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
@@ -63,6 +64,9 @@ pub(super) trait Work {
     /// The I/O that it asked for is done.
     fn on_io(&mut self, cx: &mut Context<'_>, output: Output) -> Outcome;
 
+    /// The I/O that it asked for has failed; the command is over.
+    fn on_error(&mut self, _cx: &mut Context<'_>) {}
+
     /// It waited.
     fn on_resume(&mut self, _cx: &mut Context<'_>) -> Outcome {
         Err(Failure::internal())
@@ -78,6 +82,8 @@ pub(super) enum Action {
     DataOut(usize),
     /// An I/O: operation, offset and length in bytes, data.
     Io(Op, u64, u64, Option<SgList>),
+    /// An I/O on another unit of the target.
+    IoOn(VolumeId, Op, u64, u64, Option<SgList>),
     /// To be asked again later.
     Wait,
 }
@@ -103,7 +109,12 @@ impl Failure {
 
     /// A state that the code cannot be in; said to the initiator rather than by a panic.
     pub(super) fn internal() -> Failure {
-        Sense::new(SenseKey::HARDWARE_ERROR, Asc::INTERNAL_TARGET_FAILURE).into()
+        Failure::internal_sense().into()
+    }
+
+    /// The same as sense.
+    pub(super) fn internal_sense() -> Sense {
+        Sense::new(SenseKey::HARDWARE_ERROR, Asc::INTERNAL_TARGET_FAILURE)
     }
 }
 

@@ -95,6 +95,18 @@ impl Client {
         }
     }
 
+    /// A command that waits now and then, for nobody.
+    pub(super) fn run_waiting(&mut self, cdb: &[u8], data_out: &[u8]) -> Answer {
+        let (mut task, mut step) = self.server.begin(&command(Lun::new(0), cdb, data_out.len()));
+        let mut sent = 0;
+        loop {
+            match step {
+                Step::Done(response) => return answer(response),
+                next => step = self.turn(&mut task, next, data_out, &mut sent),
+            }
+        }
+    }
+
     /// One step that is not the last.
     pub(super) fn turn(&mut self, task: &mut Task, step: Step, data_out: &[u8], sent: &mut usize) -> Step {
         match step {
@@ -160,6 +172,13 @@ pub(super) fn port(relative_id: u16) -> TargetPort {
 /// A RAM volume that says that it is something else.
 pub(super) fn shaped(info: VolumeInfo) -> Arc<dyn Volume> {
     Arc::new(Shaped { inner: MemVolume::new(info.size), info: Mutex::new(info) })
+}
+
+/// A RAM volume, and what gives it another size up to 8 MiB.
+pub(super) fn resizable(size: u64) -> (Arc<dyn Volume>, impl Fn(u64)) {
+    let shaped = Arc::new(Shaped { inner: MemVolume::new(8 << 20), info: Mutex::new(VolumeInfo::new(size)) });
+    let handle = shaped.clone();
+    (shaped, move |size| handle.info.lock().unwrap().size = size)
 }
 
 struct Shaped {

@@ -5,10 +5,12 @@
 //!
 //! [`DeviceServer`]: super::DeviceServer
 
+use super::alua::{self, AccessStates};
 use super::nexus::Nexus;
 use super::persistence::{ImageError, ReservationStore, from_image};
 use super::ranges::Ranges;
 use super::reservations::{Access, Registrant, Reservations};
+use super::sanitize::Sanitize;
 use super::sense::Sense;
 use blockmux_volume::{MAX_TRANSFER, Volume, VolumeInfo};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
@@ -16,7 +18,7 @@ use smallvec::SmallVec;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// How a logical unit names itself in INQUIRY data and designators.
+/// How a logical unit presents itself: its names in INQUIRY data and designators, and what it can be asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// T10 VENDOR IDENTIFICATION: 8 bytes of ASCII, filled up with spaces.
@@ -29,6 +31,8 @@ pub struct Identity {
     pub serial: String,
     /// The medium can be ejected and loaded: RMB of INQUIRY data.
     pub removable: bool,
+    /// Refuse writes whatever the volume says.
+    pub read_only: bool,
     /// NAA locally assigned identifier (SPC-5 §7.7.6.6.5): the upper 4 bits are 3.
     pub naa: u64,
 }
@@ -48,6 +52,7 @@ impl Identity {
             revision: *b"0001",
             serial: format!("{naa:016x}"),
             removable: false,
+            read_only: false,
 
             naa,
         }
@@ -73,6 +78,10 @@ pub(super) struct UnitState {
     /// SWP of the Control mode page.
     pub(super) write_protected: bool,
     pub(super) reservations: Reservations,
+    /// Of asymmetric access.
+    pub(super) access_states: AccessStates,
+    /// A sanitize operation that is not over.
+    pub(super) sanitize: Option<Sanitize>,
     /// The nexus that holds a RESERVE of SPC-2.
     pub(super) reserved_by: Option<NexusKey>,
     /// The medium of a removable unit is out.
@@ -86,6 +95,8 @@ pub(super) struct UnitState {
 pub(super) struct NexusState {
     pub(super) key: NexusKey,
     pub(super) who: Registrant,
+    /// The target port group of its port.
+    group: u16,
     /// Counts how often its tasks were aborted by others.
     abort_epoch: u32,
     /// PREVENT of its last PREVENT ALLOW MEDIUM REMOVAL.
@@ -119,6 +130,10 @@ pub(super) struct View {
     pub(super) descriptor_sense: bool,
     /// SWP of the Control mode page.
     pub(super) write_protected: bool,
+    /// Why nearly every command fails: a sanitize operation.
+    pub(super) sanitizing: Option<Sense>,
+    /// The sanitize operation waits for someone to carry it on.
+    pub(super) has_background: bool,
     /// Why commands that need the medium cannot have it.
     pub(super) not_ready: Option<Sense>,
 }
@@ -195,6 +210,11 @@ impl LogicalUnit {
         self.generation.load(Ordering::Acquire)
     }
 
+    pub(super) fn info(&self) -> VolumeInfo {
+        let info = self.volume.info();
+        VolumeInfo { read_only: info.read_only || self.identity.read_only, ..info }
+    }
+
     /// Looks at the shared state.
     pub(super) fn look<R>(&self, look: impl FnOnce(&UnitState) -> R) -> R {
         look(&self.lock())
@@ -217,6 +237,7 @@ impl LogicalUnit {
             state.nexuses.push(NexusState {
                 key,
                 who: Registrant::of(nexus),
+                group: nexus.target_port.group,
                 abort_epoch: 0,
                 prevents_removal: false,
                 attentions: SmallVec::new(),
@@ -237,8 +258,10 @@ impl LogicalUnit {
     /// The state as `key` sees it, and the generation that this is true for.
     pub(super) fn view(&self, key: NexusKey) -> (u64, View) {
         let mut state = self.lock();
-        let info = self.volume.info();
-        state.see_size(info.size, Some(key));
+        let info = self.info();
+        if state.see_size(info.size, Some(key)) {
+            self.generation.fetch_add(1, Ordering::Release);
+        }
         let generation = self.generation();
         // Blocks of fewer than 512 bytes are no blocks of a disk.
         let block_len = info.logical_block.max(512);
@@ -258,7 +281,9 @@ impl LogicalUnit {
             has_attention: state.nexus(key).is_some_and(|nexus| !nexus.attentions.is_empty()),
             descriptor_sense: state.descriptor_sense,
             write_protected: state.write_protected,
-            not_ready: state.not_ready(),
+            sanitizing: state.sanitize.as_ref().map(Sanitize::sense),
+            has_background: state.sanitize.as_ref().is_some_and(Sanitize::is_abandoned),
+            not_ready: state.not_ready(key),
             info,
         };
         (generation, view)
@@ -282,7 +307,13 @@ impl UnitState {
         self.nexuses.iter_mut().find(|nexus| nexus.key == key)
     }
 
-    fn not_ready(&self) -> Option<Sense> {
+    fn not_ready(&self, key: NexusKey) -> Option<Sense> {
+        let group = self.nexuses.iter().find(|nexus| nexus.key == key).map(|nexus| nexus.group);
+        let access =
+            group.and_then(|group| self.access_states.get(&group)).copied().unwrap_or_default().access;
+        if let Some(sense) = alua::not_ready(access) {
+            return Some(sense);
+        }
         self.ejected.then_some(Sense::new(SenseKey::NOT_READY, Asc::MEDIUM_NOT_PRESENT))
     }
 
@@ -314,12 +345,14 @@ impl UnitState {
         }
     }
 
-    /// Tells every nexus but `except` if the size is another than it was.
-    fn see_size(&mut self, size: u64, except: Option<NexusKey>) {
-        if self.size != 0 && self.size != size {
+    /// Tells every nexus but `except` if the size is another than it was; answers whether it is.
+    fn see_size(&mut self, size: u64, except: Option<NexusKey>) -> bool {
+        let is_other = self.size != 0 && self.size != size;
+        if is_other {
             self.attend_all(except, Asc::CAPACITY_DATA_HAS_CHANGED);
         }
         self.size = size;
+        is_other
     }
 }
 

@@ -1,10 +1,13 @@
 //! Vital product data (SPC-5 §7.7, SBC-4 §6.6).
 
 use super::compare::MAX_COMPARE_BLOCKS;
+use super::extended_copy::{IMPLEMENTED, MAX_CSCDS, MAX_LIST, MAX_SEGMENTS};
 use super::nexus::Nexus;
 use super::provisioning::MAX_UNMAP_DESCRIPTORS;
+use super::table::of_opcode;
 use super::task::Context;
 use super::unit::{Identity, View};
+use blockmux_wire::scsi::opcode::Opcode;
 use blockmux_wire::scsi::vpd::*;
 use zerocopy::{FromZeros, IntoBytes, U16, U32, U64};
 
@@ -16,6 +19,7 @@ pub(super) fn page(cx: &Context<'_>, page_code: u8) -> Option<Vec<u8>> {
         PAGE_SERIAL => cx.unit.unit.identity.serial.as_bytes().to_vec(),
         PAGE_IDENTIFICATION => designators(&cx.unit.unit.identity, &cx.target.name, cx.nexus),
         PAGE_EXTENDED_INQUIRY => extended_inquiry(view).as_bytes().to_vec(),
+        PAGE_THIRD_PARTY_COPY => third_party_copy(),
         PAGE_BLOCK_LIMITS => block_limits(view).as_bytes().to_vec(),
         PAGE_CHARACTERISTICS => characteristics(view).as_bytes().to_vec(),
         PAGE_PROVISIONING => provisioning(view).as_bytes().to_vec(),
@@ -69,6 +73,34 @@ fn extended_inquiry(view: &View) -> ExtendedInquiry {
     }
 }
 
+/// SPC-5 §7.7.18: which commands there are, what bounds a parameter list, and which descriptors it may have.
+fn third_party_copy() -> Vec<u8> {
+    let commands = |opcode: Opcode| {
+        let actions: Vec<u8> =
+            of_opcode(opcode).filter_map(|entry| entry.service_action).map(|sa| sa as u8).collect();
+        [&[opcode.0, actions.len() as u8][..], &actions].concat()
+    };
+    let commands = [commands(Opcode::THIRD_PARTY_COPY_OUT), commands(Opcode::THIRD_PARTY_COPY_IN)].concat();
+    let mut parameters = vec![0; 28];
+    let limits =
+        [&MAX_CSCDS.to_be_bytes()[..], &MAX_SEGMENTS.to_be_bytes(), &MAX_LIST.to_be_bytes()].concat();
+    for (place, byte) in parameters.iter_mut().skip(4).zip(limits) {
+        *place = byte;
+    }
+    let mut bytes = Vec::new();
+    let mut add = |kind: u16, mut body: Vec<u8>| {
+        body.resize(body.len().next_multiple_of(4), 0);
+        bytes.extend(kind.to_be_bytes());
+        bytes.extend((body.len() as u16).to_be_bytes());
+        bytes.extend(body);
+    };
+    // With the length of its list before it, and padded to 4 bytes with that.
+    add(SUPPORTED_COMMANDS, [&[commands.len() as u8][..], &commands].concat());
+    add(PARAMETER_DATA, parameters);
+    add(SUPPORTED_DESCRIPTORS, [&[IMPLEMENTED.len() as u8][..], &IMPLEMENTED].concat());
+    bytes
+}
+
 fn block_limits(view: &View) -> BlockLimits {
     let blocks = |bytes: u32| bytes.checked_div(view.block_len).unwrap_or(0);
     let mut limits = BlockLimits {
@@ -93,6 +125,8 @@ fn characteristics(view: &View) -> BlockDeviceCharacteristics {
     let rate = if view.info.rotational { ROTATION_NOT_REPORTED } else { ROTATION_NONE };
     BlockDeviceCharacteristics {
         medium_rotation_rate: U16::new(rate),
+        product_type: 0,
+        reads_after_erase: WABEREQ_READS,
         ..BlockDeviceCharacteristics::new_zeroed()
     }
 }
@@ -108,11 +142,12 @@ fn provisioning(view: &View) -> LogicalBlockProvisioning {
 }
 
 /// In ascending order, as SPC-5 §7.7.17 wants them.
-const PAGES: [u8; 7] = [
+const PAGES: [u8; 8] = [
     PAGE_SUPPORTED,
     PAGE_SERIAL,
     PAGE_IDENTIFICATION,
     PAGE_EXTENDED_INQUIRY,
+    PAGE_THIRD_PARTY_COPY,
     PAGE_BLOCK_LIMITS,
     PAGE_CHARACTERISTICS,
     PAGE_PROVISIONING,
@@ -132,7 +167,7 @@ mod tests {
         let mut client = Bench::new().client("a");
         let mut page = |code: u8| client.run(&[0x12, 1, code, 1, 0, 0]).good();
         let supported = page(0);
-        assert_eq!(supported, [0, 0, 0, 7, 0, 0x80, 0x83, 0x86, 0xb0, 0xb1, 0xb2]);
+        assert_eq!(supported, [0, 0, 0, 8, 0, 0x80, 0x83, 0x86, 0x8f, 0xb0, 0xb1, 0xb2]);
         for &code in &supported[4..] {
             let page = page(code);
             let length = usize::from(u16::from_be_bytes([page[2], page[3]]));

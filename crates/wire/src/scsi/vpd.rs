@@ -92,8 +92,12 @@ const _: () = assert!(size_of::<BlockLimits>() == 60);
 pub struct BlockDeviceCharacteristics {
     /// MEDIUM ROTATION RATE: [`ROTATION_NOT_REPORTED`] or [`ROTATION_NONE`] or rounds a minute.
     pub medium_rotation_rate: U16<BE>,
-    /// PRODUCT TYPE, form factor, FUAB, VBULS and what is reserved.
-    pub rest: [u8; 58],
+    /// PRODUCT TYPE.
+    pub product_type: u8,
+    /// WABEREQ, WACEREQ and NOMINAL FORM FACTOR: what a read finds after SANITIZE.
+    pub reads_after_erase: u8,
+    /// FUAB, VBULS and what is reserved.
+    pub rest: [u8; 56],
 }
 const _: () = assert!(size_of::<BlockDeviceCharacteristics>() == 60);
 
@@ -129,6 +133,13 @@ pub const PAGE_CHARACTERISTICS: u8 = 0xb1;
 /// Logical Block Provisioning.
 pub const PAGE_PROVISIONING: u8 = 0xb2;
 
+/// Third-party copy descriptor: Supported Commands.
+pub const SUPPORTED_COMMANDS: u16 = 0x0001;
+/// Third-party copy descriptor: Parameter Data.
+pub const PARAMETER_DATA: u16 = 0x0004;
+/// Third-party copy descriptor: Supported Descriptors.
+pub const SUPPORTED_DESCRIPTORS: u16 = 0x0008;
+
 /// Extended INQUIRY: the SIMPLE task attribute is supported.
 pub const SIMPSUP: u8 = 1 << 0;
 /// Extended INQUIRY: there is a volatile cache.
@@ -142,6 +153,9 @@ pub const UGAVALID: u32 = 1 << 31;
 pub const ROTATION_NOT_REPORTED: u16 = 0;
 /// The medium does not rotate.
 pub const ROTATION_NONE: u16 = 1;
+
+/// WABEREQ 01b: after a block erase, reads succeed.
+pub const WABEREQ_READS: u8 = 0b01 << 6;
 
 /// UNMAP is supported.
 pub const LBPU: u8 = 1 << 7;
