@@ -1,7 +1,6 @@
 //! A hostile initiator against the iSCSI target, with volumes that fail when the input says so.
 
 use crate::choices::Choices;
-use crate::core::core;
 use crate::iscsi_target_stream::TargetStream;
 use crate::wire::Wire;
 use blockmux_proto::exports::{Export, Exports, VolumeId};
@@ -11,6 +10,7 @@ use blockmux_proto::iscsi::node::{Access, Chap, Node, Portal, TargetNode};
 use blockmux_proto::iscsi::target::TargetSession;
 use blockmux_proto::scsi::{Identity, LogicalUnit, Target as ScsiTarget};
 use blockmux_proto::session::{Demand, StreamSession, Target, Timed};
+use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{Channel, Completion, Io, IoError, MemVolume, Op, Output, Pool, Waker};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -48,7 +48,7 @@ impl Run<'_> {
     fn new(mut choices: Choices<'_>, stream: Vec<u8>) -> Run<'_> {
         let exports = exports();
         let pool = Pool::new(choices.of(&[usize::MAX, 64 << 10, 128 << 10, 1 << 20]));
-        let core = core(&pool);
+        let core = TestCore::with_pool(&pool).as_core();
         let now = Instant::now();
         let session = TargetSession::new(node(&exports), 1, pool.clone(), [0; 32], now);
         let open = |export: &Export| {
