@@ -5,5 +5,6 @@ pub mod login;
 pub mod name;
 pub mod node;
 mod pdu;
+pub mod sessions;
 pub mod target;
 pub mod text;
