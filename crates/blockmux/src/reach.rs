@@ -55,4 +55,4 @@ fn spoken() -> String {
 }
 
 /// Schemes of protocols to come.
-const LATER: [&str; 6] = ["iscsi", "iser", "srp", "nvme+tcp", "nvme+rdma", "aoe"];
+const LATER: [&str; 5] = ["iser", "srp", "nvme+tcp", "nvme+rdma", "aoe"];

@@ -7,8 +7,10 @@
 #![warn(clippy::indexing_slicing, clippy::unwrap_used, clippy::arithmetic_side_effects)]
 
 pub mod exports;
+pub mod iscsi;
 pub mod nbd;
 pub mod outbox;
+pub mod scsi;
 pub mod session;
 mod slots;
 #[cfg(test)]

@@ -8,4 +8,6 @@
 
 mod open_enum;
 
+pub mod iscsi;
 pub mod nbd;
+pub mod scsi;

@@ -29,6 +29,7 @@ pub(super) fn bind(
     private: Option<&TempDir>,
 ) -> Result<Vec<(&'static Protocol, Listener)>, Failure> {
     let usual = |protocol: &'static Protocol| match private {
+        Some(_) if !protocol.has_unix_sockets() => ListenAddress::ANY_PORT,
         Some(directory) => ListenAddress::Unix(directory.path().join(format!("{}.sock", protocol.name))),
         None => ListenAddress::LOOPBACK,
     };
@@ -44,7 +45,7 @@ pub(super) fn bind(
     for (protocol, address) in addresses {
         let bound = patiently(|| Listener::bind(&address), |error| error.kind() == io::ErrorKind::AddrInUse);
         listeners.push((protocol, bound.map_err(|error| cannot_listen(protocol, &address, &error))?));
-        if !is_local(&address) {
+        if !is_local(&address) && (protocol.is_open)(&setup.settings) {
             warn!("{address} can be reached from other machines, and there is no authentication");
         }
     }

@@ -103,7 +103,8 @@ const WRONG: &[(&[&str], &str)] = &[
     (&["info"], "the following required arguments were not provided: <URL>; --help shows what there is"),
     (
         &["info", "iscsi://host/iqn/0"],
-        "iscsi://host/iqn/0: iscsi is not spoken yet; use nbd://host/export or nbd+unix:///export?socket=PATH",
+        "iscsi://host/iqn/0: iSCSI is served, but cannot be reached by this Blockmux yet; use another initiator, \
+         as qemu-img or iscsi-inq",
     ),
     (
         &["info", "ftp://host"],

@@ -1,0 +1,467 @@
+//! The target's side of a login (RFC 7143 §6.3, §11.12, §11.13).
+//!
+//! ```text
+//!                   ┌─ text goes on (C) ─┐
+//!                   ▼                    │
+//!   first request ─▶ SecurityNegotiation ─▶ LoginOperationalNegotiation ─▶ FullFeaturePhase
+//!                   │   AuthMethod, CHAP       the operational keys     ▲
+//!                   └── nothing is left to negotiate ────────────────────┘
+//! ```
+//! Every request has its response. The initiator asks to go on (T), the target lets it as soon as nothing is
+//! missing. A login that fails gets a response that says why, and the connection is closed.
+
+use super::chap::SEED_LEN;
+use super::operational::{NegotiationError, Operational, Parameters};
+use super::security::{ChapPairs, Security};
+use crate::iscsi::digest::Digests;
+use crate::iscsi::name::Name;
+use crate::iscsi::node::{Access, Chap, Node, TargetNode, offer};
+use crate::iscsi::pdu;
+use crate::iscsi::sessions::{HangUp, Membership, SessionName};
+use crate::iscsi::text::{self, Text};
+use crate::outbox::Outbox;
+use blockmux_wire::iscsi::session::*;
+use blockmux_wire::iscsi::{FLAG_CONTINUE, Opcode, U24};
+use std::sync::Arc;
+use zerocopy::IntoBytes;
+
+/// A login on its way.
+pub(in crate::iscsi) struct TargetLogin {
+    node: Arc<Node>,
+    group_tag: u16,
+    pub(super) seed: [u8; SEED_LEN],
+    /// The first request; all others must fit it.
+    first: Option<LoginRequest>,
+    pub(super) stage: Stage,
+    requests: u32,
+    /// Of the request that is answered.
+    initiator_task_tag: u32,
+    /// The text of a request that goes on.
+    text: Vec<u8>,
+    initiator: Option<Name>,
+    session: Option<Session>,
+    pub(super) security: Security,
+    operational: Operational,
+    stat_sn: u32,
+    /// Cuts this login's connection.
+    hang_up: Option<HangUp>,
+    /// All is agreed on, and the session's last response waits for another session's end.
+    leaving: Option<Leaving>,
+}
+
+/// What a login's last response says, and what it leads to.
+struct Leaving {
+    flags: u8,
+    text: Text,
+    established: Box<Established>,
+    /// `None`: it discovers, and so there is none of that name.
+    name: Option<SessionName>,
+}
+
+/// What a session is for.
+#[derive(Clone)]
+pub(in crate::iscsi) enum Session {
+    Discovery,
+    Normal { target: Box<TargetNode>, access: Access },
+}
+
+/// What a login agreed on.
+pub(in crate::iscsi) struct Established {
+    pub(in crate::iscsi) session: Session,
+    pub(in crate::iscsi) initiator: Name,
+    pub(in crate::iscsi) isid: [u8; 6],
+    pub(in crate::iscsi) cid: u16,
+    pub(in crate::iscsi) parameters: Parameters,
+    pub(in crate::iscsi) operational: Operational,
+    pub(in crate::iscsi) stat_sn: u32,
+    pub(in crate::iscsi) cmd_sn: u32,
+    /// `None` in a discovery session.
+    pub(in crate::iscsi) membership: Option<Membership>,
+}
+
+/// What becomes of the login after a request.
+pub(in crate::iscsi) enum Progress {
+    /// The next request may come.
+    Continues,
+    /// All is agreed on, but the initiator's other session of that name is still there:
+    /// [`TargetLogin::establish`] is to be asked again.
+    Waits,
+    /// The last response is in the outbox.
+    Established(Box<Established>),
+    /// The login failed, and the response that says so is still to be sent by [`TargetLogin::refuse`]: at once, or,
+    /// lest secrets be guessed fast, after a delay.
+    Failed(Failure),
+}
+
+/// Why a login failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::iscsi) struct Failure {
+    pub(in crate::iscsi) status: LoginStatus,
+    /// Half a sentence about the initiator.
+    pub(in crate::iscsi) what: &'static str,
+    /// Where the target is, when it moved.
+    address: Option<String>,
+}
+
+impl TargetLogin {
+    /// A login over a connection to a portal of this group; `seed` is random.
+    pub(in crate::iscsi) fn new(node: Arc<Node>, group_tag: u16, seed: [u8; SEED_LEN]) -> TargetLogin {
+        TargetLogin {
+            node,
+            group_tag,
+            seed,
+            first: None,
+            stage: Stage::SECURITY_NEGOTIATION,
+            requests: 0,
+            initiator_task_tag: 0,
+            text: Vec::new(),
+            initiator: None,
+            session: None,
+            security: Security::Begins,
+            operational: Operational::new(offer()),
+            stat_sn: 0,
+            hang_up: None,
+            leaving: None,
+        }
+    }
+
+    /// The same over a connection that `hang_up` cuts.
+    pub(in crate::iscsi) fn set_hang_up(&mut self, hang_up: HangUp) {
+        self.hang_up = Some(hang_up);
+    }
+
+    /// Takes a request with its text, and answers it.
+    pub(in crate::iscsi) fn on_request(
+        &mut self,
+        request: &LoginRequest,
+        text: &[u8],
+        outbox: &mut Outbox,
+    ) -> Progress {
+        match self.advance(request, text, outbox) {
+            Ok(()) if self.leaving.is_none() => Progress::Continues,
+            Ok(()) => self.establish(outbox).map_or(Progress::Waits, Progress::Established),
+            Err(failure) => Progress::Failed(failure),
+        }
+    }
+
+    /// Ends a login on which all is agreed, unless the initiator's other session of that name is still there.
+    pub(in crate::iscsi) fn establish(&mut self, outbox: &mut Outbox) -> Option<Box<Established>> {
+        let membership = match &self.leaving.as_ref()?.name {
+            Some(name) => Some(self.node.sessions.join(name, self.hang_up.clone())?),
+            None => None,
+        };
+        let tsih = match &membership {
+            Some(membership) => membership.tsih(),
+            None => self.node.sessions.next_tsih(),
+        };
+        let Leaving { flags, text, mut established, .. } = self.leaving.take()?;
+        self.respond(flags, LoginStatus::SUCCESS, tsih, &text, outbox);
+        (established.stat_sn, established.membership) = (self.stat_sn, membership);
+        Some(established)
+    }
+
+    /// Sends the response that ends a failed login.
+    pub(in crate::iscsi) fn refuse(&mut self, failure: &Failure, outbox: &mut Outbox) {
+        let mut text = Text::default();
+        if let Some(address) = &failure.address {
+            text.push("TargetAddress", address);
+        }
+        let flags = stages(self.stage, Stage(0));
+        self.respond(flags, failure.status, 0, &text, outbox);
+    }
+
+    fn advance(&mut self, request: &LoginRequest, text: &[u8], outbox: &mut Outbox) -> Result<(), Failure> {
+        self.check(request)?;
+        let (transit, goes_on) = (request.flags & FLAG_TRANSIT != 0, request.flags & FLAG_CONTINUE != 0);
+        if self.text.len().saturating_add(text.len()) > text::MAX_TEXT {
+            return Err(initiator_error("sent more than 64 KiB of login text"));
+        }
+        self.text.extend_from_slice(text);
+        if goes_on {
+            if transit {
+                return Err(initiator_error("set both C and T in a login request"));
+            }
+            self.respond(stages(self.stage, Stage(0)), LoginStatus::SUCCESS, 0, &Text::default(), outbox);
+            return Ok(());
+        }
+        let whole = std::mem::take(&mut self.text);
+        let mut out = Text::default();
+        self.on_text(&whole, &mut out)?;
+        let next = next_stage(request.flags);
+        if !transit || !self.is_ready()? {
+            self.finish_text(&mut out, false)?;
+            self.respond(stages(self.stage, Stage(0)), LoginStatus::SUCCESS, 0, &out, outbox);
+            return Ok(());
+        }
+        let ends = next == Stage::FULL_FEATURE_PHASE;
+        self.finish_text(&mut out, ends)?;
+        let flags = FLAG_TRANSIT | stages(self.stage, next);
+        self.stage = next;
+        if !ends {
+            self.respond(flags, LoginStatus::SUCCESS, 0, &out, outbox);
+            return Ok(());
+        }
+        self.leaving = Some(self.leave(request, flags, out)?);
+        Ok(())
+    }
+
+    /// Checks a request's header, and takes from the first what holds for all.
+    fn check(&mut self, request: &LoginRequest) -> Result<(), Failure> {
+        let (current, next) = (current_stage(request.flags), next_stage(request.flags));
+        self.requests = self.requests.saturating_add(1);
+        self.initiator_task_tag = request.initiator_task_tag.get();
+        if self.requests > MAX_REQUESTS {
+            return Err(initiator_error("sent more than 64 login requests"));
+        }
+        let Some(first) = self.first else {
+            self.first = Some(*request);
+            self.stage = current;
+            self.stat_sn = request.exp_stat_sn.get();
+            if request.version_min > VERSION {
+                return Err(failure(LoginStatus::UNSUPPORTED_VERSION, "speaks another version of iSCSI"));
+            }
+            if request.tsih.get() != 0 {
+                // Sessions have one connection each: there is none to add to.
+                return Err(failure(
+                    LoginStatus::SESSION_DOES_NOT_EXIST,
+                    "named a session that is not there",
+                ));
+            }
+            return self.check_stages(request, current, next);
+        };
+        if (first.isid, first.tsih, first.cid) != (request.isid, request.tsih, request.cid) {
+            return Err(initiator_error("changed ISID, TSIH or CID during login"));
+        }
+        self.check_stages(request, current, next)
+    }
+
+    fn check_stages(&self, request: &LoginRequest, current: Stage, next: Stage) -> Result<(), Failure> {
+        let is_stage = matches!(current, Stage::SECURITY_NEGOTIATION | Stage::LOGIN_OPERATIONAL_NEGOTIATION);
+        if !is_stage || current != self.stage {
+            return Err(initiator_error("sent a login request of another stage"));
+        }
+        let can_follow = matches!(next, Stage::LOGIN_OPERATIONAL_NEGOTIATION | Stage::FULL_FEATURE_PHASE)
+            && next.0 > current.0;
+        if request.flags & FLAG_TRANSIT != 0 && !can_follow {
+            return Err(initiator_error("asked for a login stage that cannot follow"));
+        }
+        Ok(())
+    }
+
+    /// Takes the whole text of one or more requests.
+    fn on_text(&mut self, whole: &[u8], out: &mut Text) -> Result<(), Failure> {
+        if self.session.is_none() {
+            self.identify(whole, out)?;
+        }
+        let mut chap = ChapPairs::default();
+        for pair in text::pairs(whole) {
+            let pair = pair.map_err(|_| initiator_error("sent malformed login text"))?;
+            match pair.key {
+                "InitiatorName" | "TargetName" | "SessionType" | "InitiatorAlias" => {}
+                "AuthMethod" => self.on_auth_method(pair, out)?,
+                "CHAP_A" => chap.algorithms = Some(pair.value),
+                "CHAP_N" => chap.name = Some(pair.value),
+                "CHAP_R" => chap.response = Some(pair.value),
+                "CHAP_I" => chap.identifier = Some(pair.value),
+                "CHAP_C" => chap.challenge = Some(pair.value),
+                _ => self.operational.on_pair(pair, out).map_err(|error| Failure::from(&error))?,
+            }
+        }
+        self.on_chap(&chap, out)
+    }
+
+    /// Reads who wants what from the first text.
+    fn identify(&mut self, whole: &[u8], out: &mut Text) -> Result<(), Failure> {
+        let (mut initiator, mut target, mut session_type) = (None, None, "Normal");
+        for pair in text::pairs(whole) {
+            let pair = pair.map_err(|_| initiator_error("sent malformed login text"))?;
+            match pair.key {
+                "InitiatorName" => initiator = Some(pair.value),
+                "TargetName" => target = Some(pair.value),
+                "SessionType" => session_type = pair.value,
+                _ => {}
+            }
+        }
+        let missing = |what| failure(LoginStatus::MISSING_PARAMETER, what);
+        let initiator = initiator.ok_or_else(|| missing("logged in without InitiatorName"))?;
+        let initiator =
+            Name::new(initiator).map_err(|_| initiator_error("logged in under a malformed InitiatorName"))?;
+        match session_type {
+            "Discovery" => {
+                self.session = Some(Session::Discovery);
+                self.operational.set_discovery();
+            }
+            "Normal" => {
+                let name = target.ok_or_else(|| missing("logged in without TargetName"))?;
+                let session = self.find_target(name, &initiator)?;
+                if let Session::Normal { target, .. } = &session {
+                    self.operational = Operational::new(target.offer);
+                    if !target.alias.is_empty() {
+                        out.push("TargetAlias", &target.alias);
+                    }
+                }
+                out.push_number("TargetPortalGroupTag", self.group_tag.into());
+                self.session = Some(session);
+            }
+            _ => {
+                let what = "asked for an unknown type of session";
+                return Err(failure(LoginStatus::SESSION_TYPE_NOT_SUPPORTED, what));
+            }
+        }
+        self.initiator = Some(initiator);
+        if self.stage == Stage::LOGIN_OPERATIONAL_NEGOTIATION {
+            // It skipped security: it may if nothing is asked for.
+            if self.chap().is_some() {
+                return Err(authentication_failure("did not authenticate"));
+            }
+            self.security = Security::Done;
+        }
+        Ok(())
+    }
+
+    fn find_target(&self, name: &str, initiator: &Name) -> Result<Session, Failure> {
+        let not_found = || failure(LoginStatus::NOT_FOUND, "asked for a target that is not here");
+        let name = Name::new(name).map_err(|_| not_found())?;
+        let target = self.node.find(&name, self.group_tag).ok_or_else(not_found)?;
+        let Some(access) = target.access_of(initiator) else {
+            let what = "may not log in to this target";
+            return Err(failure(LoginStatus::AUTHORIZATION_FAILURE, what));
+        };
+        if let Some(redirect) = &target.redirect {
+            let status = if redirect.permanent {
+                LoginStatus::TARGET_MOVED_PERMANENTLY
+            } else {
+                LoginStatus::TARGET_MOVED_TEMPORARILY
+            };
+            let what = "asked for a target that has moved";
+            return Err(Failure { status, what, address: Some(redirect.address.clone()) });
+        }
+        Ok(Session::Normal { target: Box::new(target.clone()), access: access.clone() })
+    }
+
+    /// What this session has to prove.
+    pub(super) fn chap(&self) -> Option<Chap> {
+        match self.session.as_ref()? {
+            Session::Discovery => self.node.discovery_chap().cloned(),
+            Session::Normal { access, .. } => access.chap.clone(),
+        }
+    }
+
+    /// Whether the next stage may begin.
+    fn is_ready(&mut self) -> Result<bool, Failure> {
+        if self.stage == Stage::SECURITY_NEGOTIATION {
+            // Without a word about AuthMethod, None is meant.
+            if matches!(self.security, Security::Begins) {
+                if self.chap().is_some() {
+                    return Err(authentication_failure("did not authenticate"));
+                }
+                self.security = Security::Done;
+            }
+            return Ok(matches!(self.security, Security::Done));
+        }
+        Ok(self.operational.is_answered())
+    }
+
+    /// Adds what the target says by itself in the operational stage, and bounds the whole.
+    fn finish_text(&mut self, out: &mut Text, ends: bool) -> Result<(), Failure> {
+        if self.stage == Stage::LOGIN_OPERATIONAL_NEGOTIATION {
+            self.operational.declare(out);
+        }
+        if ends {
+            self.operational.finish().map_err(|error| Failure::from(&error))?;
+        }
+        if out.as_bytes().len() > MAX_RESPONSE_TEXT {
+            return Err(initiator_error("named more unknown keys than one response can answer"));
+        }
+        Ok(())
+    }
+
+    fn leave(&self, request: &LoginRequest, flags: u8, text: Text) -> Result<Leaving, Failure> {
+        let (Some(session), Some(initiator)) = (self.session.clone(), self.initiator.clone()) else {
+            return Err(failure(LoginStatus::MISSING_PARAMETER, "logged in without names"));
+        };
+        let name = match &session {
+            Session::Discovery => None,
+            Session::Normal { target, .. } => Some(SessionName {
+                initiator: initiator.clone(),
+                isid: request.isid,
+                target: target.name.clone(),
+                group_tag: self.group_tag,
+            }),
+        };
+        let established = Box::new(Established {
+            session,
+            initiator,
+            isid: request.isid,
+            cid: request.cid.get(),
+            parameters: self.operational.agreed(),
+            operational: self.operational.clone(),
+            stat_sn: self.stat_sn,
+            cmd_sn: request.cmd_sn.get(),
+            membership: None,
+        });
+        Ok(Leaving { flags, text, established, name })
+    }
+
+    fn respond(&mut self, flags: u8, status: LoginStatus, tsih: u16, text: &Text, outbox: &mut Outbox) {
+        let Some(first) = self.first else { return };
+        let cmd_sn = first.cmd_sn.get();
+        let response = LoginResponse {
+            opcode: Opcode::LOGIN_RESPONSE.0,
+            flags,
+            version_max: VERSION,
+            version_active: VERSION,
+            total_ahs_length: 0,
+            data_segment_length: U24::new(text.as_bytes().len() as u32),
+            isid: first.isid,
+            tsih: tsih.into(),
+            initiator_task_tag: self.initiator_task_tag.into(),
+            reserved: [0; 4],
+            stat_sn: self.stat_sn.into(),
+            exp_cmd_sn: cmd_sn.into(),
+            max_cmd_sn: cmd_sn.into(),
+            status: status.0.into(),
+            reserved_end: [0; 10],
+        };
+        self.stat_sn = self.stat_sn.wrapping_add(1);
+        pdu::push(outbox, Digests::default(), response.as_bytes(), text.as_bytes());
+    }
+}
+
+impl From<&NegotiationError> for Failure {
+    fn from(error: &NegotiationError) -> Failure {
+        initiator_error(match error {
+            NegotiationError::Repeated => "negotiated a key twice",
+            NegotiationError::ImpossibleAnswer => "gave an answer that the proposed value does not allow",
+            NegotiationError::NotNow => "negotiated a key outside a login",
+            NegotiationError::BadDeclaration => "declared a MaxRecvDataSegmentLength out of bounds",
+            NegotiationError::Required => "did not agree to a digest that this target requires",
+            NegotiationError::FirstBurstAboveMaxBurst => "proposed FirstBurstLength above MaxBurstLength",
+        })
+    }
+}
+
+impl Failure {
+    /// A failure that is not the initiator's.
+    pub(in crate::iscsi) fn of(status: LoginStatus) -> Failure {
+        failure(status, "came while the target is stopping")
+    }
+}
+
+fn failure(status: LoginStatus, what: &'static str) -> Failure {
+    Failure { status, what, address: None }
+}
+
+pub(super) fn initiator_error(what: &'static str) -> Failure {
+    failure(LoginStatus::INITIATOR_ERROR, what)
+}
+
+pub(super) fn authentication_failure(what: &'static str) -> Failure {
+    failure(LoginStatus::AUTHENTICATION_FAILURE, what)
+}
+
+/// The most requests of one login.
+const MAX_REQUESTS: u32 = 64;
+
+/// The most text in one response, in bytes: what every initiator takes during login.
+const MAX_RESPONSE_TEXT: usize = super::operational::DEFAULT_DATA_SEGMENT_LENGTH as usize;

@@ -1,0 +1,163 @@
+//! What a target serves: its names, portals, and who may see which logical units.
+//!
+//! A [`Node`] is shared by all cores and does not change, but for the list of its sessions; a new configuration is a
+//! new one. State that a session has across its connections belongs here, too, as soon as there is more than one
+//! connection to a session (RFC 7143 §6.3.4).
+
+use super::login::chap::{Algorithm, Credentials};
+use super::login::operational::{CRC32C, Key, Parameters};
+use super::name::Name;
+use super::sessions::{LoginPermit, Sessions};
+use crate::scsi::{self, TargetPort};
+use std::sync::Arc;
+
+/// All targets that are reached through the same portals.
+pub struct Node {
+    targets: Vec<TargetNode>,
+    discovery: Option<Chap>,
+    pub(super) sessions: Arc<Sessions>,
+}
+
+/// One target.
+#[derive(Clone)]
+pub struct TargetNode {
+    /// Unique in its node.
+    pub name: Name,
+    /// For people; may be empty.
+    pub alias: String,
+    /// Where it is reached.
+    pub portals: Vec<Portal>,
+    /// Who may log in; the first that fits counts.
+    pub access: Vec<Access>,
+    /// Where it went, if it is not here.
+    pub redirect: Option<Redirect>,
+    /// What it wants of each session.
+    pub offer: Parameters,
+}
+
+/// An address that initiators connect to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Portal {
+    /// `HOST:PORT`; an IPv6 address is in brackets. Without host, as `:3260`: wherever the initiator has connected to.
+    pub address: String,
+    /// Portals of one group can share a session.
+    pub group_tag: u16,
+}
+
+/// Who may log in to a target, how they prove it, and what they see.
+#[derive(Clone)]
+pub struct Access {
+    /// `None`: every initiator.
+    pub initiator: Option<Name>,
+    /// `None`: no proof is asked for.
+    pub chap: Option<Chap>,
+    /// The logical units that these initiators see.
+    pub target: Arc<scsi::Target>,
+}
+
+/// What CHAP asks for.
+#[derive(Clone, Debug)]
+pub struct Chap {
+    /// What the initiator has to know.
+    pub initiator: Credentials,
+    /// What the target proves to an initiator that asks; of another secret than the initiator's.
+    pub target: Option<Credentials>,
+    /// What is accepted, in any order.
+    pub algorithms: Vec<Algorithm>,
+}
+
+/// Where a target went.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Redirect {
+    /// As a portal's.
+    pub address: String,
+    /// For good.
+    pub permanent: bool,
+}
+
+impl Node {
+    /// A node with these targets; discovery is free for all.
+    #[must_use]
+    pub fn new(targets: Vec<TargetNode>) -> Node {
+        Node { targets, discovery: None, sessions: Arc::default() }
+    }
+
+    /// Who discovers has to prove itself, too.
+    #[must_use]
+    pub fn with_discovery_chap(mut self, chap: Chap) -> Node {
+        self.discovery = Some(chap);
+        self
+    }
+
+    /// Every target in order.
+    #[must_use]
+    pub fn targets(&self) -> &[TargetNode] {
+        &self.targets
+    }
+
+    /// What discovery asks for.
+    #[must_use]
+    pub fn discovery_chap(&self) -> Option<&Chap> {
+        self.discovery.as_ref()
+    }
+
+    /// The target of that name that is reached through that portal group.
+    #[must_use]
+    pub fn find(&self, name: &Name, group_tag: u16) -> Option<&TargetNode> {
+        self.targets.iter().find(|target| target.name == *name && target.is_in_group(group_tag))
+    }
+
+    /// Leave for one more connection to log in; `None` if too many are at it.
+    #[must_use]
+    pub fn begin_login(&self) -> Option<LoginPermit> {
+        self.sessions.begin_login()
+    }
+}
+
+impl TargetNode {
+    /// A target with the defaults of [`offer`].
+    #[must_use]
+    pub fn new(name: Name, portals: Vec<Portal>, access: Vec<Access>) -> TargetNode {
+        TargetNode { name, alias: String::new(), portals, access, redirect: None, offer: offer() }
+    }
+
+    /// What holds for that initiator; `None` if it may not log in.
+    #[must_use]
+    pub fn access_of(&self, initiator: &Name) -> Option<&Access> {
+        self.access.iter().find(|access| access.initiator.as_ref().is_none_or(|name| name == initiator))
+    }
+
+    /// Whether one of its portals is in that group.
+    #[must_use]
+    pub fn is_in_group(&self, group_tag: u16) -> bool {
+        self.portals.iter().any(|portal| portal.group_tag == group_tag)
+    }
+
+    /// The SCSI port that a portal group is (RFC 7143 §4.4.1): its name ends in the group's tag.
+    #[must_use]
+    pub fn port(&self, access: &Access, group_tag: u16) -> TargetPort {
+        let name = format!("{},t,0x{group_tag:04x}", self.name);
+        let known = access.target.ports.iter().find(|port| *port.name == *name);
+        known.cloned().unwrap_or_else(|| TargetPort {
+            relative_id: group_tag,
+            group: group_tag,
+            name: name.into(),
+        })
+    }
+}
+
+/// What a target wants unless it is told otherwise: long bursts without waiting, digests if the initiator wants them.
+#[must_use]
+pub fn offer() -> Parameters {
+    Parameters::standard()
+        .with(Key::HeaderDigest, CRC32C)
+        .with(Key::DataDigest, CRC32C)
+        .with(Key::InitialR2T, 0)
+        .with(Key::MaxRecvDataSegmentLength, 256 << 10)
+        .with(Key::MaxBurstLength, 1 << 20)
+        .with(Key::FirstBurstLength, 256 << 10)
+        .with(Key::DefaultTime2Wait, 2)
+        .with(Key::DefaultTime2Retain, 0)
+        .with(Key::MaxOutstandingR2T, 8)
+        .with(Key::iSCSIProtocolLevel, 2)
+}

@@ -1,0 +1,192 @@
+//! Task management: aborting tasks, and resetting what they run on (RFC 7143 §11.5, §11.6; RFC 7144 §4.2).
+//!
+//! A function is answered when the I/O of every task of this session that it aborted has completed: after the answer
+//! nothing of them reaches the volume any more. Tasks of other sessions that CLEAR TASK SET and resets concern are
+//! ended by the device server, with their next step.
+
+use super::full::FullFeature;
+use super::tasks::{Entry, State};
+use crate::iscsi::login::operational::Key;
+use crate::iscsi::login::target::Session;
+use crate::outbox::Outbox;
+use crate::scsi::{Lun, ManagementResponse, TaskManagement};
+use blockmux_volume::Tag;
+use blockmux_wire::iscsi::Bhs;
+use blockmux_wire::iscsi::scsi::{FUNCTION_MASK, Function, FunctionResponse, TaskManagementRequest};
+use blockmux_wire::iscsi::session::RejectReason;
+use zerocopy::transmute_ref;
+
+/// Functions that wait for the tasks that they aborted.
+#[derive(Default)]
+pub(super) struct Functions([Option<Waiting>; MAX_FUNCTIONS]);
+
+/// One of them.
+#[derive(Clone, Copy)]
+struct Waiting {
+    itt: u32,
+    /// Tasks whose I/O has not completed.
+    left: usize,
+    ends_session: bool,
+}
+
+impl FullFeature {
+    pub(super) fn on_management(&mut self, bhs: &Bhs, outbox: &mut Outbox) {
+        let request: &TaskManagementRequest = transmute_ref!(bhs);
+        let lun = Lun(u64::from_be_bytes(request.lun));
+        let itt = request.initiator_task_tag.get();
+        if self.server.is_none() {
+            return self.replies.reject(outbox, self.window, RejectReason::PROTOCOL_ERROR, bhs);
+        }
+        if self.management.0.iter().all(Option::is_some) {
+            return self.replies.reject(outbox, self.window, RejectReason::IMMEDIATE_COMMAND_REJECT, bhs);
+        }
+        let function = Function(request.function & FUNCTION_MASK);
+        let knows_queries = self.parameters.get(Key::iSCSIProtocolLevel) >= RFC_7144;
+        let respond = |this: &mut FullFeature, response, outbox: &mut Outbox| {
+            this.replies.management(outbox, this.window, itt, response);
+        };
+        match function {
+            Function::ABORT_TASK => self.abort_task(request, outbox),
+            Function::ABORT_TASK_SET => self.manage_unit(itt, lun, TaskManagement::AbortTaskSet, outbox),
+            Function::CLEAR_TASK_SET => self.manage_unit(itt, lun, TaskManagement::ClearTaskSet, outbox),
+            Function::CLEAR_ACA => self.manage_unit(itt, lun, TaskManagement::ClearAca, outbox),
+            Function::LOGICAL_UNIT_RESET => {
+                self.manage_unit(itt, lun, TaskManagement::LogicalUnitReset, outbox)
+            }
+            Function::TARGET_WARM_RESET => self.reset_target(itt, false, outbox),
+            Function::TARGET_COLD_RESET => self.reset_target(itt, true, outbox),
+            Function::TASK_REASSIGN => {
+                let response = FunctionResponse::TASK_ALLEGIANCE_REASSIGNMENT_NOT_SUPPORTED;
+                respond(self, response, outbox);
+            }
+            Function::QUERY_TASK if knows_queries => {
+                let is_there = self.tasks.find(request.referenced_task_tag.get()).is_some();
+                respond(self, answer_to_query(is_there), outbox);
+            }
+            Function::QUERY_TASK_SET if knows_queries => {
+                let is_there = !self.tasks.select(|entry| entry.lun == lun).is_empty();
+                respond(self, answer_to_query(is_there), outbox);
+            }
+            Function::I_T_NEXUS_RESET if knows_queries => self.abort(itt, |_| true, false, outbox),
+            _ => respond(self, FunctionResponse::TASK_MANAGEMENT_FUNCTION_NOT_SUPPORTED, outbox),
+        }
+    }
+
+    /// The I/O of an aborted task has completed.
+    pub(super) fn on_aborted(&mut self, function: Option<usize>, outbox: &mut Outbox) {
+        let Some(place) = function.and_then(|function| self.management.0.get_mut(function)) else { return };
+        let Some(waiting) = place else { return };
+        waiting.left = waiting.left.saturating_sub(1);
+        if waiting.left > 0 {
+            return;
+        }
+        let done = *waiting;
+        *place = None;
+        self.complete(done, outbox);
+    }
+
+    /// The session is over: nothing more is answered.
+    pub(super) fn end(&mut self) {
+        self.abort_tasks(|_| true, None);
+        self.management = Functions::default();
+        self.is_over = true;
+    }
+
+    /// RFC 7143 §11.6.1: a task that is not there may be one whose answer is on its way, or one that has not come.
+    fn abort_task(&mut self, request: &TaskManagementRequest, outbox: &mut Outbox) {
+        let (itt, referenced) = (request.initiator_task_tag.get(), request.referenced_task_tag.get());
+        if self.tasks.find(referenced).is_some() {
+            return self.abort(itt, |entry| entry.itt == referenced, false, outbox);
+        }
+        let response = if self.window.is_ahead(request.ref_cmd_sn.get()) {
+            FunctionResponse::FUNCTION_COMPLETE
+        } else {
+            FunctionResponse::TASK_DOES_NOT_EXIST
+        };
+        self.replies.management(outbox, self.window, itt, response);
+    }
+
+    fn manage_unit(&mut self, itt: u32, lun: Lun, function: TaskManagement, outbox: &mut Outbox) {
+        let Some(server) = &mut self.server else { return };
+        match server.manage(function, lun) {
+            ManagementResponse::IncorrectLogicalUnitNumber => {
+                let response = FunctionResponse::LUN_DOES_NOT_EXIST;
+                self.replies.management(outbox, self.window, itt, response);
+            }
+            ManagementResponse::FunctionComplete if function == TaskManagement::ClearAca => {
+                self.replies.management(outbox, self.window, itt, FunctionResponse::FUNCTION_COMPLETE);
+            }
+            ManagementResponse::FunctionComplete => {
+                // Both addressing methods name the same unit.
+                let is_there = |entry: &Entry| entry.lun == lun || entry.lun.number() == lun.number();
+                self.abort(itt, is_there, false, outbox);
+            }
+        }
+    }
+
+    fn reset_target(&mut self, itt: u32, is_cold: bool, outbox: &mut Outbox) {
+        if let (Some(server), Session::Normal { access, .. }) = (&mut self.server, &self.session) {
+            for (number, ..) in access.target.units() {
+                server.manage(TaskManagement::LogicalUnitReset, Lun::new(number));
+            }
+        }
+        self.abort(itt, |_| true, is_cold, outbox);
+    }
+
+    /// Aborts tasks, and answers the function that wants it when they are gone.
+    fn abort(
+        &mut self,
+        itt: u32,
+        is_meant: impl Fn(&Entry) -> bool,
+        ends_session: bool,
+        outbox: &mut Outbox,
+    ) {
+        let Some(function) = self.management.0.iter().position(Option::is_none) else { return };
+        let left = self.abort_tasks(is_meant, Some(function));
+        let waiting = Waiting { itt, left, ends_session };
+        if left == 0 {
+            return self.complete(waiting, outbox);
+        }
+        if let Some(place) = self.management.0.get_mut(function) {
+            *place = Some(waiting);
+        }
+    }
+
+    fn complete(&mut self, function: Waiting, outbox: &mut Outbox) {
+        self.replies.management(outbox, self.window, function.itt, FunctionResponse::FUNCTION_COMPLETE);
+        if function.ends_session {
+            self.end();
+        }
+    }
+
+    /// Drops tasks; returns how many of them still wait for the volume.
+    fn abort_tasks(&mut self, is_meant: impl Fn(&Entry) -> bool, function: Option<usize>) -> usize {
+        let slots = self.tasks.select(is_meant);
+        self.grants.retain(|slot| !slots.contains(slot));
+        self.waiting.retain(|slot| !slots.contains(slot));
+        self.pausing.retain(|pausing| !slots.contains(&pausing.slot));
+        let mut left: usize = 0;
+        for slot in slots {
+            let Some(entry) = self.tasks.get_mut(slot) else { continue };
+            if entry.state == State::Io {
+                self.cancels.push_back((entry.volume, Tag(slot as u64)));
+                entry.state = State::Aborted(function);
+                self.tasks.forget_name(slot);
+                left = left.saturating_add(1);
+            } else {
+                self.drop_task(slot);
+            }
+        }
+        left
+    }
+}
+
+fn answer_to_query(is_there: bool) -> FunctionResponse {
+    if is_there { FunctionResponse::FUNCTION_SUCCEEDED } else { FunctionResponse::FUNCTION_COMPLETE }
+}
+
+/// Functions that wait at a time; more are refused.
+const MAX_FUNCTIONS: usize = 16;
+
+/// The value of `iSCSIProtocolLevel` that RFC 7144 defines.
+const RFC_7144: u32 = 2;

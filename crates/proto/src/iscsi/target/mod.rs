@@ -1,0 +1,230 @@
+//! The iSCSI target: one session for one initiator's connection (RFC 7143).
+//!
+//! ```text
+//!             ┌──────────────┐  FullFeaturePhase  ┌─────────────────────────────────────────────┐
+//!   new ────▶ │   Entrance   │ ─────────────────▶ │                FullFeature                  │
+//!             │ entrance.rs  │                    │ full.rs, receive.rs  command.rs, transfer.rs│
+//!             └──────────────┘                    │ talk.rs  manage.rs  replies.rs  sequence.rs │
+//!                     │ refused                   └─────────────────────────────────────────────┘
+//!                     ▼                                   │ logged out, reset, stopped
+//!                  Closing ──────▶ Demand::Close ◀────────┘
+//! ```
+//! What bounds a session: 64 requests, 64 KiB of text and 30 seconds for a login; then 256 commands in the window and
+//! 16 immediate ones, 64 MiB of data-in and as much memory for data-out, 16 task management functions, 64 KiB of text,
+//! and 1 MiB of answers that the initiator leaves unread. Memory for data-out comes from the core's pool; R2Ts are
+//! sent only for what has memory, so that asked-for data never waits. For unasked-for data that waits in vain, the
+//! command is answered BUSY.
+//!
+//! # What is to come, and where it goes
+//! *Several connections to a session* (MC/S): [`FullFeature`](full::FullFeature) is both session and connection. What
+//! becomes the session's is `sequence` (CmdSN, with commands that came early held there), the device server, and the
+//! tasks; the frame, `replies` (StatSN, digests) and `negotiation` stay with each connection. The session lives on the
+//! core of its leading connection and others reach it by messages, found by TSIH through [`Node`], which is also where
+//! reinstatement finds the session to end.
+//!
+//! *Error recovery levels 1 and 2*: `replies` keeps what ExpStatSN has not acknowledged, and Data-In is made anew from
+//! the volume for SNACK; `transfer` asks again by recovery R2Ts for what a wrong digest made it drop; a lost
+//! connection's tasks stay in the table, without connection, until TASK REASSIGN or DefaultTime2Retain ends them.
+//! Until then the answer to ErrorRecoveryLevel is 0.
+//!
+//! *iSER* (RFC 5047, RFC 7145): the datamover's seam runs between control PDUs and data movement. `replies` would
+//! hand `data_in` and `r2t` to the datamover as Put_Data and Get_Data instead of making PDUs, and `transfer` learns of
+//! what has come by Data_Completion_Notify instead of Data-Out; commands, sequence, tasks and management stay as they
+//! are.
+
+mod command;
+mod entrance;
+mod full;
+mod manage;
+mod receive;
+mod replies;
+mod sequence;
+mod talk;
+mod tasks;
+mod transfer;
+
+#[cfg(test)]
+mod tests;
+
+use super::login::chap::SEED_LEN;
+use super::login::target::{Established, TargetLogin};
+use super::node::Node;
+use super::sessions::{HangUp, LoginPermit};
+use crate::exports::VolumeId;
+use crate::outbox::Outbox;
+use crate::session::{Demand, ProtocolError, StreamSession, Target, Timed};
+use blockmux_volume::{Chunk, Completion, Io, Pool, Tag};
+use entrance::Entrance;
+use full::FullFeature;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// An initiator's session with an iSCSI target.
+pub struct TargetSession {
+    phase: Phase,
+    outbox: Outbox,
+    node: Arc<Node>,
+    group_tag: u16,
+    pool: Pool,
+    /// The latest time that this session was told.
+    now: Instant,
+    /// The address that the initiator has connected to; empty if nobody said.
+    local_ip: String,
+}
+
+enum Phase {
+    Entrance(Box<Entrance>),
+    Full(Box<FullFeature>),
+    /// The login ended without a session.
+    Closing,
+}
+
+impl TargetSession {
+    /// A session for an initiator that has just connected to a portal of the group `group_tag`.
+    ///
+    /// `pool` is the core's, for data-out. `seed` is random and used for this session alone: CHAP challenges are made
+    /// of it. The initiator has 30 seconds from `now` on to log in.
+    #[must_use]
+    pub fn new(
+        node: Arc<Node>,
+        group_tag: u16,
+        pool: Pool,
+        seed: [u8; SEED_LEN],
+        now: Instant,
+    ) -> TargetSession {
+        let login = TargetLogin::new(node.clone(), group_tag, seed);
+        let phase = Phase::Entrance(Box::new(Entrance::new(login, now)));
+        let local_ip = String::new();
+        TargetSession { phase, outbox: Outbox::default(), node, group_tag, pool, now, local_ip }
+    }
+
+    /// The same with leave to log in, over a connection to `local_ip` that `hang_up` cuts: when its initiator logs in
+    /// again, this session ends. An IPv6 address is in brackets.
+    #[must_use]
+    pub fn admitted(mut self, permit: LoginPermit, local_ip: String, hang_up: HangUp) -> TargetSession {
+        if let Phase::Entrance(entrance) = &mut self.phase {
+            entrance.admit(permit, hang_up);
+        }
+        self.local_ip = local_ip;
+        self
+    }
+
+    fn enter(&mut self, established: Established) {
+        let (node, pool, local_ip) =
+            (self.node.clone(), self.pool.clone(), std::mem::take(&mut self.local_ip));
+        let full = FullFeature::new(node, (self.group_tag, local_ip), established, pool, self.now);
+        self.phase = Phase::Full(Box::new(full));
+    }
+}
+
+impl Timed for TargetSession {
+    fn poll_timeout(&self) -> Option<Instant> {
+        match &self.phase {
+            Phase::Entrance(entrance) => Some(entrance.deadline()),
+            Phase::Full(full) => full.poll_timeout(),
+            Phase::Closing => None,
+        }
+    }
+
+    fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
+        self.now = now;
+        match &mut self.phase {
+            Phase::Entrance(entrance) => {
+                if let Some(established) = entrance.on_timeout(now, &mut self.outbox)? {
+                    self.enter(*established);
+                }
+                Ok(())
+            }
+            Phase::Full(full) => full.on_timeout(now, &mut self.outbox),
+            Phase::Closing => Ok(()),
+        }
+    }
+}
+
+impl StreamSession for TargetSession {
+    fn demand(&self) -> Demand {
+        match &self.phase {
+            Phase::Entrance(entrance) => entrance.demand(),
+            Phase::Full(full) => full.demand(&self.outbox),
+            Phase::Closing => Demand::Close,
+        }
+    }
+
+    #[inline]
+    fn on_bytes(&mut self, input: &Chunk) -> Result<usize, ProtocolError> {
+        let mut taken = 0;
+        if let Phase::Entrance(entrance) = &mut self.phase {
+            let established;
+            (taken, established) = entrance.on_bytes(input.unread(), &mut self.outbox)?;
+            if let Some(established) = established {
+                self.enter(*established);
+            }
+        }
+        match &mut self.phase {
+            Phase::Full(full) => full.on_bytes(input, taken, &mut self.outbox),
+            Phase::Entrance(_) | Phase::Closing => Ok(taken),
+        }
+    }
+
+    fn on_placed(&mut self) -> Result<(), ProtocolError> {
+        if let Phase::Full(full) = &mut self.phase {
+            full.on_placed(&mut self.outbox);
+        }
+        Ok(())
+    }
+
+    fn on_end(&mut self) -> Result<(), ProtocolError> {
+        match &mut self.phase {
+            Phase::Full(full) => full.on_end(),
+            Phase::Entrance(_) | Phase::Closing => {
+                self.phase = Phase::Closing;
+                Ok(())
+            }
+        }
+    }
+
+    #[inline]
+    fn outbox(&mut self) -> &mut Outbox {
+        &mut self.outbox
+    }
+}
+
+impl Target for TargetSession {
+    fn depth(&self) -> u32 {
+        full::WINDOW.saturating_add(full::MAX_IMMEDIATE as u32)
+    }
+
+    #[inline]
+    fn poll_io(&mut self) -> Option<(VolumeId, Io)> {
+        match &mut self.phase {
+            Phase::Full(full) => full.poll_io(),
+            Phase::Entrance(_) | Phase::Closing => None,
+        }
+    }
+
+    #[inline]
+    fn poll_cancel(&mut self) -> Option<(VolumeId, Tag)> {
+        match &mut self.phase {
+            Phase::Full(full) => full.poll_cancel(),
+            Phase::Entrance(_) | Phase::Closing => None,
+        }
+    }
+
+    #[inline]
+    fn on_io(&mut self, done: Completion) {
+        if let Phase::Full(full) = &mut self.phase {
+            full.on_io(done, &mut self.outbox);
+        }
+    }
+
+    fn on_stop(&mut self) {
+        match &mut self.phase {
+            Phase::Entrance(entrance) => {
+                entrance.on_stop(&mut self.outbox);
+                self.phase = Phase::Closing;
+            }
+            Phase::Full(full) => full.on_stop(&mut self.outbox),
+            Phase::Closing => {}
+        }
+    }
+}

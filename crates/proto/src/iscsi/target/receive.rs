@@ -1,0 +1,183 @@
+//! Data segments: where the bytes of a PDU behind its header go. The drawing is in `full`.
+
+use super::command::{CRC_ERROR, data_sense};
+use super::full::{FullFeature, status};
+use super::tasks::State;
+use crate::iscsi::digest::{self, Crc};
+use crate::outbox::Outbox;
+use crate::scsi::Status;
+use blockmux_volume::{Seg, SgList};
+use blockmux_wire::iscsi::session::RejectReason;
+use blockmux_wire::iscsi::{BHS_LEN, Bhs, DIGEST_LEN, padding};
+
+/// What the next bytes are.
+pub(super) enum Awaiting {
+    /// A header, of at least so many bytes.
+    Head(usize),
+    /// A data segment with padding and digest, in one piece.
+    Segment(Segment),
+    /// Data-out, for which the pool had no memory.
+    Memory(Segment),
+    /// Data-out, straight into `place`. `filled` bytes came with the receive buffer; until that was seen empty, more
+    /// of them may be there.
+    Place { segment: Segment, place: Seg, filled: usize, buffer_is_empty: bool },
+    /// What is left of a segment that is not kept: `excess` bytes of data, then padding and digest.
+    Tail { segment: Segment, crc: Crc, excess: usize },
+}
+
+/// A data segment and whom it is for.
+#[derive(Clone, Copy)]
+pub(super) struct Segment {
+    pub(super) bhs: Bhs,
+    /// In bytes, without padding.
+    pub(super) len: usize,
+    pub(super) purpose: Purpose,
+}
+
+/// Whom a data segment is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// A task's data-out.
+    Data { slot: usize, offset: u32, is_final: bool, is_immediate: bool },
+    /// A request that is done when its data is here.
+    Talk,
+    /// Nobody.
+    Nothing,
+}
+
+impl FullFeature {
+    /// The memory of [`Demand::Place`] is full.
+    pub(super) fn on_placed(&mut self, outbox: &mut Outbox) {
+        match std::mem::replace(&mut self.awaiting, Awaiting::Head(BHS_LEN)) {
+            Awaiting::Place { segment, place, .. } => {
+                let mut crc = Crc::default();
+                let excess = segment.len.saturating_sub(place.len());
+                if self.replies.digests().data {
+                    crc.add_list(&SgList::one(place));
+                }
+                if excess == 0 && self.replies.digests().tail_len(segment.len) == 0 {
+                    self.conclude(segment, None, true, outbox);
+                } else {
+                    self.awaiting = Awaiting::Tail { segment, crc, excess };
+                }
+            }
+            other => self.awaiting = other,
+        }
+    }
+
+    /// A segment has come, and was put where it belongs unless it is `lent`.
+    #[inline]
+    pub(super) fn conclude(
+        &mut self,
+        segment: Segment,
+        lent: Option<Seg>,
+        is_good: bool,
+        outbox: &mut Outbox,
+    ) {
+        if !is_good && segment.purpose != Purpose::Nothing {
+            self.replies.reject(outbox, self.window, RejectReason::DATA_DIGEST_ERROR, &segment.bhs);
+        }
+        if let Purpose::Data { slot, offset, is_final, is_immediate } = segment.purpose {
+            if !is_good {
+                self.fail(slot, data_sense(CRC_ERROR));
+            }
+            self.on_data(
+                slot,
+                offset,
+                segment.len,
+                lent.filter(|_| is_good),
+                (is_final, is_immediate),
+                outbox,
+            );
+        }
+    }
+
+    /// Gives memory to the data-out that waits for some, if the pool has any; whether it need not wait any more.
+    pub(super) fn take_memory(&mut self) -> bool {
+        let Awaiting::Memory(segment) = self.awaiting else { return true };
+        let Purpose::Data { slot, offset, .. } = segment.purpose else { return true };
+        let wants = self.tasks.get_mut(slot).is_some_and(|entry| {
+            entry.state == State::Data && entry.transfer.wanted(offset, segment.len).1 > 0
+        });
+        if !wants {
+            self.awaiting = Awaiting::Tail { segment, crc: Crc::default(), excess: segment.len };
+            return true;
+        }
+        if self
+            .tasks
+            .get_mut(slot)
+            .is_some_and(|entry| entry.transfer.round_len().next_power_of_two() > self.pool.limit_bytes())
+        {
+            // It would wait for ever.
+            self.refuse_busy(segment);
+            return true;
+        }
+        if !self.give_memory(slot) {
+            return false;
+        }
+        let place = self.tasks.get_mut(slot).and_then(|entry| entry.transfer.place(offset, segment.len));
+        self.awaiting = match place {
+            Some(place) => Awaiting::Place { segment, place, filled: 0, buffer_is_empty: false },
+            None => Awaiting::Tail { segment, crc: Crc::default(), excess: segment.len },
+        };
+        true
+    }
+
+    /// There is no memory for a command's data: it may be tried again.
+    pub(super) fn refuse_busy(&mut self, segment: Segment) {
+        if let Purpose::Data { slot, .. } = segment.purpose {
+            self.fail(slot, status(Status::BUSY));
+        }
+        self.awaiting = Awaiting::Tail { segment, crc: Crc::default(), excess: segment.len };
+    }
+
+    /// Copies what the receive buffer has of a payload to its place; returns how many bytes it took.
+    pub(super) fn fill_place(&mut self, unread: &[u8], outbox: &mut Outbox) -> Option<usize> {
+        let Awaiting::Place { place, filled, buffer_is_empty, .. } = &mut self.awaiting else { return None };
+        let left = place.len().saturating_sub(*filled);
+        let here = unread.get(..left.min(unread.len())).unwrap_or_default();
+        place.slice(*filled, here.len()).copy_from(here);
+        *filled = filled.saturating_add(here.len());
+        *buffer_is_empty = true;
+        if here.len() == left {
+            self.on_placed(outbox);
+            return Some(left);
+        }
+        (!here.is_empty()).then_some(here.len())
+    }
+
+    /// Drops data, then checks padding and digest behind it.
+    pub(super) fn step_tail(&mut self, unread: &[u8], outbox: &mut Outbox) -> Option<usize> {
+        let digests = self.replies.digests();
+        let Awaiting::Tail { segment, crc, excess } = &mut self.awaiting else { return None };
+        let dropped = unread.get(..unread.len().min(*excess)).unwrap_or_default();
+        *excess = excess.saturating_sub(dropped.len());
+        if digests.data {
+            crc.add(dropped);
+        }
+        let tail_len = digests.tail_len(segment.len);
+        let rest = unread.get(dropped.len()..).unwrap_or_default();
+        let Some(tail) = rest.get(..tail_len).filter(|_| *excess == 0) else {
+            return (!dropped.is_empty()).then_some(dropped.len());
+        };
+        let (padding, sent) = tail.split_at(padding(segment.len).min(tail.len()));
+        if digests.data {
+            crc.add(padding);
+        }
+        let (segment, is_good) = (*segment, !digests.data || sent == crc.bytes());
+        let taken = dropped.len().saturating_add(tail_len);
+        self.awaiting = Awaiting::Head(BHS_LEN);
+        self.conclude(segment, None, is_good, outbox);
+        Some(taken)
+    }
+}
+
+/// Whether the digest at the end of these bytes is that of the rest.
+pub(super) fn is_intact(segment: &[u8]) -> bool {
+    let (covered, sent) = segment.split_at(segment.len().saturating_sub(DIGEST_LEN));
+    digest::of(covered) == sent
+}
+
+/// A segment up to this many bytes is waited for in the receive buffer: one large receive for many PDUs costs less
+/// than a receive for each. With its digest at most `MAX_DEMAND`.
+pub(super) const LENT_PAYLOAD: usize = 64 << 10;

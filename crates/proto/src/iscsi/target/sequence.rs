@@ -1,0 +1,111 @@
+//! Command numbering: ExpCmdSN, MaxCmdSN and the window between them (RFC 7143 §4.2.2.1).
+//!
+//! This is the session's and not the connection's: with several connections it moves to what they share, and a
+//! command that came early waits there for those before it.
+
+/// Where a session is in its commands.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CommandWindow {
+    exp_cmd_sn: u32,
+    /// How many more commands there is room for.
+    free: u32,
+}
+
+/// What becomes of a request by its CmdSN.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Admission {
+    /// It is the next, or asked for immediate delivery.
+    Now,
+    /// Outside the window: as if it had never come.
+    Ignored,
+    /// Others before it are missing.
+    Early,
+}
+
+impl CommandWindow {
+    /// A window of `size` commands that begins at `cmd_sn`.
+    pub(super) fn new(cmd_sn: u32, size: u32) -> CommandWindow {
+        CommandWindow { exp_cmd_sn: cmd_sn, free: size }
+    }
+
+    #[inline]
+    pub(super) fn exp_cmd_sn(self) -> u32 {
+        self.exp_cmd_sn
+    }
+
+    /// One less than ExpCmdSN when there is no room.
+    #[inline]
+    pub(super) fn max_cmd_sn(self) -> u32 {
+        self.exp_cmd_sn.wrapping_add(self.free).wrapping_sub(1)
+    }
+
+    /// Takes a request. If it is to be done now, the next one is expected.
+    #[inline]
+    pub(super) fn admit(&mut self, cmd_sn: u32, is_immediate: bool) -> Admission {
+        if is_immediate {
+            return Admission::Now;
+        }
+        let ahead = cmd_sn.wrapping_sub(self.exp_cmd_sn);
+        if ahead >= self.free {
+            return Admission::Ignored;
+        }
+        if ahead > 0 {
+            return Admission::Early;
+        }
+        self.exp_cmd_sn = self.exp_cmd_sn.wrapping_add(1);
+        Admission::Now
+    }
+
+    /// Whether a command with that number has not come yet, but may.
+    pub(super) fn is_ahead(self, cmd_sn: u32) -> bool {
+        cmd_sn.wrapping_sub(self.exp_cmd_sn) < self.free
+    }
+
+    /// A command that was admitted takes a place until it is answered; MaxCmdSN stays where it was.
+    #[inline]
+    pub(super) fn occupy(&mut self) {
+        self.free = self.free.saturating_sub(1);
+    }
+
+    /// Its place is free again.
+    #[inline]
+    pub(super) fn release(&mut self) {
+        self.free = self.free.saturating_add(1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_next_command_is_done_now() {
+        let mut window = CommandWindow::new(u32::MAX, 4);
+        assert_eq!(window.max_cmd_sn(), 2);
+        assert_eq!(window.admit(u32::MAX - 1, false), Admission::Ignored);
+        assert_eq!(window.admit(3, false), Admission::Ignored);
+        assert_eq!(window.admit(2, false), Admission::Early);
+        assert_eq!(window.admit(u32::MAX, false), Admission::Now);
+        assert_eq!((window.exp_cmd_sn(), window.admit(0, false)), (0, Admission::Now));
+    }
+
+    #[test]
+    fn immediate_requests_do_not_count() {
+        let mut window = CommandWindow::new(7, 4);
+        assert_eq!(window.admit(7, true), Admission::Now);
+        assert_eq!(window.admit(7, false), Admission::Now);
+    }
+
+    #[test]
+    fn max_cmd_sn_moves_only_when_a_command_is_answered() {
+        let mut window = CommandWindow::new(1, 2);
+        for sn in [1, 2] {
+            assert_eq!(window.admit(sn, false), Admission::Now);
+            window.occupy();
+            assert_eq!(window.max_cmd_sn(), 2);
+        }
+        assert_eq!(window.admit(3, false), Admission::Ignored);
+        window.release();
+        assert_eq!((window.max_cmd_sn(), window.admit(3, false)), (3, Admission::Now));
+    }
+}

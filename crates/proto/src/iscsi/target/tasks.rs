@@ -1,0 +1,151 @@
+//! The tasks of a session: what is kept of each command until it is answered.
+
+use super::transfer::Transfer;
+use crate::exports::VolumeId;
+use crate::scsi::{Lun, Response, Task};
+use std::time::{Duration, Instant};
+
+/// One command under way.
+pub(super) struct Entry {
+    pub(super) itt: u32,
+    pub(super) lun: Lun,
+    /// The initiator's room for data-in, in bytes; `None`: it reads nothing.
+    pub(super) data_in: Option<u32>,
+    /// The initiator's data-out, in bytes; `None`: it writes nothing.
+    pub(super) data_out: Option<u32>,
+    /// It came with the I bit, and so outside the window.
+    pub(super) is_immediate: bool,
+    /// Its device server's part; `None` if it was refused before.
+    pub(super) task: Option<Task>,
+    pub(super) state: State,
+    /// The volume of its I/O in flight.
+    pub(super) volume: VolumeId,
+    pub(super) transfer: Transfer,
+    /// Memory that its data-out was given, in bytes.
+    pub(super) memory: usize,
+    /// How it ended, while data is still to come that must be received first (RFC 7143 §11.4.2).
+    pub(super) response: Option<Response>,
+}
+
+/// A task that pauses.
+pub(super) struct Pausing {
+    pub(super) slot: usize,
+    pub(super) time: Duration,
+    /// `None` until somebody says what time it is.
+    pub(super) until: Option<Instant>,
+}
+
+/// What a task waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// Data from the initiator.
+    Data,
+    /// The volume.
+    Io,
+    /// Another task, or time.
+    Wait,
+    /// Nothing: it has ended, but data is still to come.
+    Ended,
+    /// The volume, for a task that was aborted: by the function in that place, if one waits for it.
+    Aborted(Option<usize>),
+}
+
+/// The table of tasks. A tag is a place in it; places are used again, so that the table grows only to the deepest
+/// queue that this initiator ever had.
+#[derive(Default)]
+pub(super) struct TaskTable {
+    slots: Vec<Option<Entry>>,
+    /// Of each slot, side by side to be searched: the initiator's tag, if it is taken.
+    itts: Vec<Option<u32>>,
+    /// Of each slot: how often it was used; tells a late transfer tag from a right one.
+    generations: Vec<u8>,
+    free: Vec<usize>,
+    /// How many came with the I bit.
+    immediate: usize,
+}
+
+impl TaskTable {
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        self.slots.len().saturating_sub(self.free.len())
+    }
+
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// How many came with the I bit.
+    pub(super) fn immediate(&self) -> usize {
+        self.immediate
+    }
+
+    #[inline]
+    pub(super) fn insert(&mut self, entry: Entry) -> usize {
+        self.immediate = self.immediate.saturating_add(usize::from(entry.is_immediate));
+        let slot = match self.free.pop() {
+            Some(slot) => slot,
+            None => {
+                self.slots.push(None);
+                self.itts.push(None);
+                self.generations.push(0);
+                self.slots.len().saturating_sub(1)
+            }
+        };
+        if let (Some(place), Some(itt)) = (self.slots.get_mut(slot), self.itts.get_mut(slot)) {
+            *itt = Some(entry.itt);
+            *place = Some(entry);
+        }
+        slot
+    }
+
+    #[inline]
+    pub(super) fn get_mut(&mut self, slot: usize) -> Option<&mut Entry> {
+        self.slots.get_mut(slot)?.as_mut()
+    }
+
+    #[inline]
+    pub(super) fn remove(&mut self, slot: usize) -> Option<Entry> {
+        let entry = self.slots.get_mut(slot)?.take()?;
+        if let (Some(itt), Some(generation)) = (self.itts.get_mut(slot), self.generations.get_mut(slot)) {
+            *itt = None;
+            *generation = generation.wrapping_add(1);
+        }
+        self.free.push(slot);
+        self.immediate = self.immediate.saturating_sub(usize::from(entry.is_immediate));
+        Some(entry)
+    }
+
+    /// The task that the initiator calls so and that was not aborted.
+    #[inline]
+    pub(super) fn find(&self, itt: u32) -> Option<usize> {
+        self.itts.iter().position(|&taken| taken == Some(itt))
+    }
+
+    /// An aborted task has no name any more: the initiator may use it again.
+    pub(super) fn forget_name(&mut self, slot: usize) {
+        if let Some(itt) = self.itts.get_mut(slot) {
+            *itt = None;
+        }
+    }
+
+    /// Slots of the tasks that have not been aborted and are so.
+    pub(super) fn select(&self, is_so: impl Fn(&Entry) -> bool) -> Vec<usize> {
+        let named = self.slots.iter().enumerate().filter_map(|(slot, entry)| Some((slot, entry.as_ref()?)));
+        let live = named.filter(|(_, entry)| !matches!(entry.state, State::Aborted(_)) && is_so(entry));
+        live.map(|(slot, _)| slot).collect()
+    }
+
+    /// The target transfer tag of a task's R2T: never reserved, because a slot has few bits.
+    #[inline]
+    pub(super) fn transfer_tag(&self, slot: usize, r2t_sn: u32) -> u32 {
+        let generation = self.generations.get(slot).copied().unwrap_or_default();
+        u32::from(generation) << 24 | (r2t_sn & 0xff) << 16 | (slot as u32 & 0x7fff)
+    }
+
+    /// The slot that a target transfer tag names.
+    #[inline]
+    pub(super) fn slot_of(ttt: u32) -> usize {
+        (ttt & 0x7fff) as usize
+    }
+}

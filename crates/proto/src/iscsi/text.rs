@@ -1,0 +1,318 @@
+//! Text: `key=value` pairs, each ended by a NUL (RFC 7143 §6.1).
+//!
+//! [`Text`] collects pairs to send; [`pairs`] reads them. A value is read as what its key says: a number
+//! ([`parse_number`]), a list ([`parse_list`]), or binary ([`parse_binary`]). Lengths are checked here, so that nothing
+//! behind has to.
+
+use std::fmt::Write;
+
+/// What is wrong with a text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum TextError {
+    /// Something without `=`.
+    #[error("a pair without '='")]
+    NoEquals,
+    /// A key that is empty, longer than 63 bytes, or has bytes that no key has.
+    #[error("a malformed key")]
+    Key,
+    /// A value that is not UTF-8.
+    #[error("a value that is not UTF-8")]
+    Value,
+    /// The last pair is not ended.
+    #[error("a pair that is not ended")]
+    Unterminated,
+}
+
+/// One `key=value`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pair<'a> {
+    /// At most [`MAX_KEY`] bytes.
+    pub key: &'a str,
+    /// Without NUL.
+    pub value: &'a str,
+}
+
+/// The pairs of a whole text, in order; ends behind the first error. Empty pairs are padding that some send.
+pub fn pairs(text: &[u8]) -> impl Iterator<Item = Result<Pair<'_>, TextError>> {
+    let mut rest = text;
+    std::iter::from_fn(move || {
+        loop {
+            if rest.is_empty() {
+                return None;
+            }
+            let Some(end) = rest.iter().position(|&byte| byte == 0) else {
+                rest = &[];
+                return Some(Err(TextError::Unterminated));
+            };
+            let (bytes, behind) = rest.split_at(end);
+            rest = behind.get(1..).unwrap_or_default();
+            if bytes.is_empty() {
+                continue;
+            }
+            let pair = parse_pair(bytes);
+            if pair.is_err() {
+                rest = &[];
+            }
+            return Some(pair);
+        }
+    })
+}
+
+/// Pairs to send.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Text(Vec<u8>);
+
+impl Text {
+    /// Appends a pair. A value of ours never holds a NUL.
+    pub fn push(&mut self, key: &str, value: &str) {
+        debug_assert!(!value.contains('\0') && is_key(key), "{key}={value}");
+        self.0.extend_from_slice(key.as_bytes());
+        self.0.push(b'=');
+        self.0.extend_from_slice(value.as_bytes());
+        self.0.push(0);
+    }
+
+    /// Appends a pair whose value is a number.
+    pub fn push_number(&mut self, key: &str, value: u32) {
+        self.push(key, &value.to_string());
+    }
+
+    /// Appends a pair whose value is Yes or No.
+    pub fn push_bool(&mut self, key: &str, value: bool) {
+        self.push(key, if value { YES } else { NO });
+    }
+
+    /// Appends a pair whose value is binary, in hexadecimal.
+    pub fn push_binary(&mut self, key: &str, value: &[u8]) {
+        let mut text = String::from("0x");
+        for byte in value {
+            // Writing to a string does not fail.
+            let _ = write!(text, "{byte:02x}");
+        }
+        self.push(key, &text);
+    }
+
+    /// As it goes on the wire.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// Whether there are no pairs.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// A number, decimal or hexadecimal (RFC 7143 §6.1, numerical-value), of at most 32 bits.
+#[must_use]
+pub fn parse_number(value: &str) -> Option<u32> {
+    let (digits, radix) = match strip_prefix_of(value, ["0x", "0X"]) {
+        Some(digits) => (digits, 16),
+        None => (value, 10),
+    };
+    // `from_str_radix` takes a sign, too.
+    if !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return None;
+    }
+    u32::from_str_radix(digits, radix).ok()
+}
+
+/// `Yes` or `No`.
+#[must_use]
+pub fn parse_bool(value: &str) -> Option<bool> {
+    match value {
+        YES => Some(true),
+        NO => Some(false),
+        _ => None,
+    }
+}
+
+/// The values of a list, in order of preference.
+pub fn parse_list(value: &str) -> impl Iterator<Item = &str> {
+    value.split(',')
+}
+
+/// Binary of at most `max_len` bytes: hexadecimal behind `0x`, base64 behind `0b` (RFC 7143 §6.1, binary-value).
+#[must_use]
+pub fn parse_binary(value: &str, max_len: usize) -> Option<Vec<u8>> {
+    let bytes = if let Some(digits) = strip_prefix_of(value, ["0x", "0X"]) {
+        if digits.len().div_ceil(2) > max_len {
+            return None;
+        }
+        parse_hex(digits.as_bytes())?
+    } else {
+        let digits = strip_prefix_of(value, ["0b", "0B"])?;
+        if digits.len() / 4 > max_len {
+            return None;
+        }
+        parse_base64(digits.as_bytes())?
+    };
+    (bytes.len() <= max_len).then_some(bytes)
+}
+
+fn strip_prefix_of<'a>(value: &'a str, prefixes: [&str; 2]) -> Option<&'a str> {
+    prefixes.iter().find_map(|prefix| value.strip_prefix(prefix))
+}
+
+fn parse_pair(bytes: &[u8]) -> Result<Pair<'_>, TextError> {
+    let equals = bytes.iter().position(|&byte| byte == b'=').ok_or(TextError::NoEquals)?;
+    let (key, value) = bytes.split_at(equals);
+    let key = std::str::from_utf8(key).ok().filter(|key| is_key(key)).ok_or(TextError::Key)?;
+    let value = std::str::from_utf8(value.get(1..).unwrap_or_default()).map_err(|_| TextError::Value)?;
+    Ok(Pair { key, value })
+}
+
+/// Whether this is a key-name (RFC 7143 §6.1); `#` and `/` are in the names of extensions.
+fn is_key(key: &str) -> bool {
+    let is_of_key = |byte: u8| byte.is_ascii_alphanumeric() || b".-+@_#/".contains(&byte);
+    (1..=MAX_KEY).contains(&key.len()) && key.bytes().all(is_of_key)
+}
+
+/// An odd first digit stands alone.
+fn parse_hex(digits: &[u8]) -> Option<Vec<u8>> {
+    let digit = |byte: u8| char::from(byte).to_digit(16).map(|digit| digit as u8);
+    let (first, rest) = digits.split_at(digits.len() % 2);
+    let first = first.iter().map(|&byte| digit(byte));
+    let rest = rest.as_chunks::<2>().0.iter().map(|&[high, low]| Some(digit(high)? << 4 | digit(low)?));
+    let bytes: Option<Vec<u8>> = first.chain(rest).collect();
+    bytes.filter(|bytes| !bytes.is_empty())
+}
+
+fn parse_base64(digits: &[u8]) -> Option<Vec<u8>> {
+    let (groups, rest) = digits.as_chunks::<4>();
+    if !rest.is_empty() {
+        return None;
+    }
+    let mut bytes = Vec::with_capacity(groups.len().saturating_mul(3));
+    for (at, group) in groups.iter().enumerate() {
+        let is_last = at.saturating_add(1) == groups.len();
+        let padding = group.iter().rev().take_while(|&&byte| byte == b'=').count();
+        if padding > 2 || (padding > 0 && !is_last) {
+            return None;
+        }
+        let mut value: u32 = 0;
+        for &byte in group.iter().take(4_usize.saturating_sub(padding)) {
+            value = value << 6 | u32::from(base64_digit(byte)?);
+        }
+        value <<= 6_usize.saturating_mul(padding);
+        let [_, decoded @ ..] = value.to_be_bytes();
+        bytes.extend_from_slice(decoded.get(..3_usize.saturating_sub(padding)).unwrap_or_default());
+    }
+    (!bytes.is_empty()).then_some(bytes)
+}
+
+fn base64_digit(byte: u8) -> Option<u8> {
+    const DIGITS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    DIGITS.iter().position(|&digit| digit == byte).and_then(|at| u8::try_from(at).ok())
+}
+
+/// The longest key, in bytes (RFC 7143 §6.1, key-name).
+pub const MAX_KEY: usize = 63;
+
+/// The text of one negotiation, over all its PDUs, in bytes; who sends more is refused.
+pub const MAX_TEXT: usize = 64 << 10;
+
+/// True.
+pub const YES: &str = "Yes";
+/// False.
+pub const NO: &str = "No";
+/// No such key (RFC 7143 §6.2).
+pub const NOT_UNDERSTOOD: &str = "NotUnderstood";
+/// The key means nothing here.
+pub const IRRELEVANT: &str = "Irrelevant";
+/// The value is not possible.
+pub const REJECT: &str = "Reject";
+/// An empty choice.
+pub const NONE: &str = "None";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn pairs_are_read_as_they_were_written() {
+        let mut text = Text::default();
+        text.push("SendTargets", "All");
+        text.push_number("MaxBurstLength", 262_144);
+        text.push_bool("InitialR2T", false);
+        text.push_binary("CHAP_C", b"\x00\xff");
+        text.push("X-com.example.empty", "");
+        let bytes =
+            b"SendTargets=All\0MaxBurstLength=262144\0InitialR2T=No\0CHAP_C=0x00ff\0X-com.example.empty=\0";
+        assert_eq!(text.as_bytes(), bytes);
+        let read: Vec<_> = pairs(bytes).map(|pair| pair.unwrap().value).collect();
+        assert_eq!(read, ["All", "262144", "No", "0x00ff", ""]);
+    }
+
+    #[test]
+    fn padding_of_nuls_is_no_pair() {
+        let read: Vec<_> = pairs(b"a=1\0\0\0b=2\0\0").map(|pair| pair.unwrap().key).collect();
+        assert_eq!(read, ["a", "b"]);
+    }
+
+    #[test]
+    fn a_malformed_pair_ends_the_text() {
+        let long = [b"k".repeat(MAX_KEY + 1), b"=v\0".to_vec()].concat();
+        let cases: [(&[u8], TextError); 6] = [
+            (b"noequals\0a=b\0", TextError::NoEquals),
+            (b"=v\0a=b\0", TextError::Key),
+            (b"k y=v\0", TextError::Key),
+            (&long, TextError::Key),
+            (b"k=\xff\0", TextError::Value),
+            (b"k=v", TextError::Unterminated),
+        ];
+        for (text, error) in cases {
+            assert_eq!(pairs(text).collect::<Vec<_>>(), [Err(error)], "{text:?}");
+        }
+    }
+
+    #[test]
+    fn numbers_are_decimal_or_hexadecimal_without_a_sign() {
+        let good = [("0", 0), ("0x1F", 31), ("0Xff", 255), ("4294967295", u32::MAX)];
+        for (text, number) in good {
+            assert_eq!(parse_number(text), Some(number));
+        }
+        for text in ["", "+1", "-1", "0x", "0x+1", "1f", "4294967296", " 1", "1~2"] {
+            assert_eq!(parse_number(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn binary_is_hexadecimal_or_base64_of_a_bounded_length() {
+        let good: [(&str, &[u8]); 6] = [
+            ("0xABcd", b"\xab\xcd"),
+            ("0xbcd", b"\x0b\xcd"),
+            ("0bTWFu", b"Man"),
+            ("0bTWE=", b"Ma"),
+            ("0BTQ==", b"M"),
+            ("0b+/+/", b"\xfb\xff\xbf"),
+        ];
+        for (text, bytes) in good {
+            assert_eq!(parse_binary(text, 3).as_deref(), Some(bytes), "{text}");
+        }
+        for text in ["", "ab", "0x", "0xgg", "0b", "0bTQ=", "0bT===", "0bTQ==TQ==", "0b!!!!", "0x01020304"] {
+            assert_eq!(parse_binary(text, 3), None, "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_read_without_panic(bytes: Vec<u8>) {
+            for pair in pairs(&bytes).flatten() {
+                let _ = parse_number(pair.value);
+                let _ = parse_binary(pair.value, 16);
+            }
+        }
+
+        #[test]
+        fn binary_comes_back(bytes in proptest::collection::vec(any::<u8>(), 1..40)) {
+            let mut text = Text::default();
+            text.push_binary("k", &bytes);
+            let read = pairs(text.as_bytes()).next().unwrap().unwrap();
+            prop_assert_eq!(parse_binary(read.value, 40), Some(bytes));
+        }
+    }
+}

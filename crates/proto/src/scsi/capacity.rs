@@ -1,0 +1,39 @@
+//! READ CAPACITY (SBC-4 §5.19, §5.20).
+
+use super::task::{Context, Outcome, answer};
+use blockmux_wire::scsi::capacity::{LBPME, LBPRZ, ReadCapacity10, ReadCapacity16};
+use zerocopy::{IntoBytes, U16, U32, U64};
+
+pub(super) fn read_capacity_10(cx: &mut Context<'_>) -> Outcome {
+    cx.unit.refresh();
+    let view = &cx.unit.view;
+    // SBC-4 §5.19.2: all ones send the initiator to READ CAPACITY (16).
+    let last = u32::try_from(view.blocks.saturating_sub(1)).unwrap_or(u32::MAX);
+    let data = ReadCapacity10 {
+        returned_logical_block_address: U32::new(last),
+        logical_block_length: U32::new(view.block_len),
+    };
+    answer(data.as_bytes(), size_of::<ReadCapacity10>())
+}
+
+pub(super) fn read_capacity_16(cx: &mut Context<'_>) -> Outcome {
+    cx.unit.refresh();
+    let view = &cx.unit.view;
+    // RAM changes any block without touching its neighbours, whatever it would rather be asked for.
+    let physical = if view.info.volatile { view.block_len } else { view.info.physical_block };
+    let per_physical = physical.checked_div(view.block_len).unwrap_or(1).max(1);
+    let provisioning = match (view.is_thin(), view.unmaps_to_zeroes()) {
+        (false, _) => 0,
+        (true, false) => LBPME,
+        (true, true) => LBPME | LBPRZ,
+    };
+    let data = ReadCapacity16 {
+        returned_logical_block_address: U64::new(view.blocks.saturating_sub(1)),
+        logical_block_length: U32::new(view.block_len),
+        protection: 0,
+        logical_blocks_per_physical_block_exponent: per_physical.ilog2() as u8,
+        provisioning_and_lowest_aligned_lba: U16::new(provisioning),
+        reserved: [0; 16],
+    };
+    answer(data.as_bytes(), cx.command.cdb.u32(10) as usize)
+}

@@ -1,0 +1,216 @@
+//! COMPARE AND WRITE and ORWRITE: reading and writing as one (SBC-4 §5.3, §5.10).
+
+use super::bytes::{first_difference, or};
+use super::ranges::RangeGuard;
+use super::sense::Sense;
+use super::task::{Action, Context, Outcome, Work};
+use blockmux_volume::{Op, Output, Seg, SgList};
+use blockmux_wire::scsi::cdb::FUA;
+use blockmux_wire::scsi::sense::{Asc, SenseKey};
+
+/// MAXIMUM COMPARE AND WRITE LENGTH: the CDB has one byte for it.
+pub(super) const MAX_COMPARE_BLOCKS: u8 = u8::MAX;
+
+/// Writes the second half of the data-out if the blocks are equal to the first.
+pub(super) fn compare_and_write(cx: &mut Context<'_>) -> Outcome {
+    let cdb = &cx.command.cdb;
+    let range = cx.range_of(cdb.u64(2), cdb.byte(13).into())?;
+    cx.check_writable()?;
+    if range.len == 0 {
+        // Whoever sends data along means more blocks than the field can say.
+        return if cx.command.data_out_len > 0 { Err(Sense::in_cdb(13).into()) } else { Ok(Action::good()) };
+    }
+    cx.work(ReadModifyWrite {
+        kind: Kind::CompareAndWrite,
+        offset: range.offset,
+        len: range.len,
+        fua: range.flags & FUA != 0,
+        data: SgList::default(),
+        guard: None,
+    });
+    cx.exact_data_out(range.len.saturating_mul(2))
+}
+
+/// Ors the data-out into the blocks.
+pub(super) fn orwrite(cx: &mut Context<'_>) -> Outcome {
+    let range = cx.range()?;
+    cx.check_transfer(&range, cx.length_field())?;
+    cx.check_writable()?;
+    if range.len == 0 {
+        return Ok(Action::good());
+    }
+    cx.work(ReadModifyWrite {
+        kind: Kind::Or,
+        offset: range.offset,
+        len: range.len,
+        fua: range.flags & FUA != 0,
+        data: SgList::default(),
+        guard: None,
+    });
+    cx.data_out(range.len)
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    CompareAndWrite,
+    Or,
+}
+
+/// Locks the range, reads it, writes it; the lock goes with the work.
+struct ReadModifyWrite {
+    kind: Kind,
+    offset: u64,
+    len: u64,
+    fua: bool,
+    data: SgList,
+    guard: Option<RangeGuard>,
+}
+
+impl ReadModifyWrite {
+    fn modify(&self, read: &SgList) -> Result<SgList, Sense> {
+        match self.kind {
+            Kind::Or => Ok(Seg::from_slice(&or(read, &self.data)).into()),
+            Kind::CompareAndWrite => match first_difference(read, &self.data) {
+                // SBC-4 §5.3: INFORMATION is the offset of the first byte that differs.
+                Some(at) => Err(Sense::new(SenseKey::MISCOMPARE, Asc::MISCOMPARE_DURING_VERIFY_OPERATION)
+                    .with_information(at as u64)),
+                None => Ok(self.data.slice(read.len(), read.len())),
+            },
+        }
+    }
+}
+
+impl Work for ReadModifyWrite {
+    fn on_data_out(&mut self, cx: &mut Context<'_>, data: SgList) -> Outcome {
+        self.data = data;
+        self.on_resume(cx)
+    }
+
+    fn on_resume(&mut self, cx: &mut Context<'_>) -> Outcome {
+        self.guard = RangeGuard::lock(&cx.unit.unit, self.offset, self.len);
+        match self.guard {
+            Some(_) => Ok(Action::Io(Op::Read, self.offset, self.len, None)),
+            None => Ok(Action::Wait),
+        }
+    }
+
+    fn on_io(&mut self, _cx: &mut Context<'_>, output: Output) -> Outcome {
+        match output {
+            Output::Data(read) => {
+                let data = self.modify(&read)?;
+                Ok(Action::Io(Op::Write { fua: self.fua }, self.offset, self.len, Some(data)))
+            }
+            _ => Ok(Action::good()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::scsi::testing::{Bench, answer, command};
+    use crate::scsi::{Lun, Status, Step};
+
+    const CAW: [u8; 16] = [0x89, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0];
+
+    #[test]
+    fn a_match_writes_and_a_miscompare_says_where() {
+        let mut client = Bench::new().client("a");
+        client.run_with(&CAW, &[[0; 512], [7; 512]].concat()).good();
+        assert_eq!(client.run(&[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0]).good(), [7; 512]);
+        let mut wrong = [[7; 512], [9; 512]].concat();
+        wrong[300] = 0;
+        let (mut task, mut step) = client.server.begin(&command(Lun::new(0), &CAW, 1024));
+        let mut sent = 0;
+        let response = loop {
+            match step {
+                Step::Done(response) => break response,
+                next => step = client.turn(&mut task, next, &wrong, &mut sent),
+            }
+        };
+        assert_eq!(response.sense.unwrap().information, Some(300));
+        assert_eq!(answer(response).check(), (0xe, 0x1d00));
+        assert_eq!(client.run(&[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0]).good(), [7; 512]);
+    }
+
+    #[test]
+    fn another_amount_of_data_than_two_times_the_blocks_is_refused() {
+        let mut client = Bench::new().client("a");
+        assert_eq!(client.run_with(&CAW, &[0; 2048]).check(), (5, 0x0e03));
+        assert_eq!(client.run_with(&CAW, &[0; 512]).check(), (5, 0x0e03));
+        assert_eq!(client.run(&[0x89, 0, 0, 0, 0, 0, 0, 0, 0x40, 0, 0, 0, 0, 1, 0, 0]).check(), (5, 0x2100));
+    }
+
+    #[test]
+    fn of_two_compares_one_waits_and_then_sees_the_other_s_write() {
+        let bench = Bench::new();
+        let (mut first, mut second) = (bench.client("a"), bench.client("b"));
+        let data = [[0; 512], [7; 512]].concat();
+        let begin = |client: &mut crate::scsi::testing::Client| {
+            let (mut task, step) = client.server.begin(&command(Lun::new(0), &CAW, 1024));
+            let mut sent = 0;
+            let step = client.turn(&mut task, step, &data, &mut sent);
+            (task, step)
+        };
+        let (mut one, mut one_step) = begin(&mut first);
+        let (mut two, two_step) = begin(&mut second);
+        assert!(matches!(one_step, Step::Io { .. }));
+        assert!(matches!(two_step, Step::Wait));
+        assert!(matches!(second.server.resume(&mut two), Step::Wait));
+        // A write to the same block waits, too, one beside it does not.
+        let write = |lba| [0x2a, 0, 0, 0, 0, lba, 0, 0, 1, 0];
+        second.run_with(&write(1), &[5; 512]).good();
+        let (mut held, step) = second.server.begin(&command(Lun::new(0), &write(0), 512));
+        let mut sent = 0;
+        assert!(matches!(second.turn(&mut held, step, &[5; 512], &mut sent), Step::Wait));
+        drop(held);
+        loop {
+            let mut sent = 1024;
+            match one_step {
+                Step::Done(response) => break assert_eq!(response.status, Status::GOOD),
+                next => one_step = first.turn(&mut one, next, &[], &mut sent),
+            }
+        }
+        let step = second.server.resume(&mut two);
+        let Step::Done(response) = second.turn(&mut two, step, &[], &mut 0) else {
+            panic!("a read, then the end")
+        };
+        assert_eq!(answer(response).check(), (0xe, 0x1d00));
+    }
+
+    #[test]
+    fn a_task_that_is_dropped_gives_its_range_back() {
+        let bench = Bench::new();
+        let mut client = bench.client("a");
+        let (mut task, step) = client.server.begin(&command(Lun::new(0), &CAW, 1024));
+        client.turn(&mut task, step, &[0; 1024], &mut 0);
+        assert!(bench.unit.ranges.is_locked(0, 512));
+        drop(task);
+        assert!(!bench.unit.ranges.is_locked(0, 512));
+    }
+
+    #[test]
+    fn orwrite_ors() {
+        let mut client = Bench::new().client("a");
+        let cdb = [0x8b, 0, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 1, 0, 0];
+        client.run_with(&cdb, &[0xa5; 512]).good();
+        client.run_with(&cdb, &[0x5a; 512]).good();
+        assert_eq!(client.run(&[0x28, 0, 0, 0, 0, 3, 0, 0, 1, 0]).good(), [0xff; 512]);
+        assert_eq!(
+            client.run_with(&[0x8b, 0x20, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 1, 0, 0], &[0; 512]).check(),
+            (5, 0x2400)
+        );
+    }
+
+    #[test]
+    fn write_atomic_keeps_to_its_maximum() {
+        let mut client = Bench::new().client("a");
+        client.run_with(&[0x9c, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0], &[3; 131_072]).good();
+        assert_eq!(client.run(&[0x28, 0, 0, 0, 0, 255, 0, 0, 1, 0]).good(), [3; 512]);
+        assert_eq!(client.run(&[0x9c, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 8, 1, 0, 0]).check(), (5, 0x2400));
+        assert_eq!(client.run(&[0x9c, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1, 0, 0]).check(), (5, 0x2400));
+        assert_eq!(
+            client.run(&[0x9c, 0, 255, 255, 255, 255, 255, 255, 255, 255, 0, 0, 0, 1, 0, 0]).check(),
+            (5, 0x2100)
+        );
+    }
+}

@@ -1,0 +1,533 @@
+//! PERSISTENT RESERVE IN and OUT (SPC-5 §6.16, §6.17).
+
+use super::Status;
+use super::persistence::{SaveTicket, to_image};
+use super::reservations::*;
+use super::sense::Sense;
+use super::task::{Action, Context, Failure, Outcome, Work, answer};
+use super::unit::UnitState;
+use blockmux_volume::Output;
+use blockmux_wire::scsi::opcode::{persistent_reserve_in, persistent_reserve_out as out};
+use blockmux_wire::scsi::reservation::*;
+use blockmux_wire::scsi::sense::{Asc, SenseKey};
+use zerocopy::{FromBytes, IntoBytes, U16, U32, U64};
+
+pub(super) fn reserve_in(cx: &mut Context<'_>) -> Outcome {
+    let cdb = &cx.command.cdb;
+    let can_persist = cx.unit.unit.store.is_some();
+    let all = cx.unit.unit.look(|state| state.reservations.clone());
+    let body = match u16::from(cdb.byte(1) & 0x1f) {
+        persistent_reserve_in::READ_KEYS => {
+            all.registrations.iter().flat_map(|registration| registration.key.to_be_bytes()).collect()
+        }
+        persistent_reserve_in::READ_RESERVATION => reservation(&all),
+        persistent_reserve_in::READ_FULL_STATUS => full_status(&all),
+        _ => return answer(capabilities(&all, can_persist).as_bytes(), cdb.u16(7).into()),
+    };
+    let header = ReserveInHeader {
+        generation: U32::new(all.generation),
+        additional_length: U32::new(body.len() as u32),
+    };
+    answer(&[header.as_bytes(), &body].concat(), cdb.u16(7).into())
+}
+
+fn reservation(all: &Reservations) -> Vec<u8> {
+    let Some(held) = &all.reservation else { return Vec::new() };
+    let key = if held.kind.is_all_registrants() { 0 } else { all.key_of(&held.holder).unwrap_or(0) };
+    let descriptor = ReservationDescriptor {
+        reservation_key: U64::new(key),
+        obsolete: [0; 5],
+        scope_and_type: held.kind.0,
+        obsolete_too: [0; 2],
+    };
+    descriptor.as_bytes().to_vec()
+}
+
+fn full_status(all: &Reservations) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for registration in &all.registrations {
+        let held = all.reservation.as_ref().filter(|_| all.holds(&registration.who));
+        let descriptor = FullStatusDescriptor {
+            reservation_key: U64::new(registration.key),
+            reserved: [0; 4],
+            flags: if held.is_some() { R_HOLDER } else { 0 },
+            scope_and_type: held.map_or(0, |held| held.kind.0),
+            reserved_too: [0; 4],
+            relative_target_port_identifier: U16::new(registration.who.port),
+            additional_descriptor_length: U32::new(registration.who.initiator.len() as u32),
+        };
+        bytes.extend(descriptor.as_bytes());
+        bytes.extend(&*registration.who.initiator);
+    }
+    bytes
+}
+
+fn capabilities(all: &Reservations, can_persist: bool) -> Capabilities {
+    Capabilities {
+        length: U16::new(size_of::<Capabilities>() as u16),
+        flags_2: SIP_C | ATP_C | if can_persist { PTPL_C } else { 0 },
+        flags_3: TMV | if all.persists { PTPL_A } else { 0 },
+        type_mask: U16::new(TYPE_MASK_ALL),
+        reserved: [0; 2],
+    }
+}
+
+pub(super) fn reserve_out(cx: &mut Context<'_>) -> Outcome {
+    let cdb = &cx.command.cdb;
+    let (scope, kind) = (cdb.byte(2) >> 4, ReservationType(cdb.byte(2) & 0x0f));
+    // SPC-5 table 202: scope and type count where a reservation is made or released.
+    let action = u16::from(cdb.byte(1) & 0x1f);
+    if matches!(action, out::RESERVE | out::RELEASE | out::PREEMPT | out::PREEMPT_AND_ABORT) {
+        if scope != 0 {
+            return Err(Sense::cdb_bit(2, 7).into());
+        }
+        if kind.name().is_none() {
+            return Err(Sense::cdb_bit(2, 3).into());
+        }
+    }
+    let len = cdb.u32(5) as usize;
+    let has_more = matches!(action, out::REGISTER | out::REGISTER_AND_MOVE);
+    if len != size_of::<ReserveOut>() && !(has_more && (size_of::<ReserveOut>()..=MAX_LIST).contains(&len)) {
+        return Err(Sense::illegal(Asc::PARAMETER_LIST_LENGTH_ERROR).into());
+    }
+    cx.parameters(len, size_of::<ReserveOut>(), change)
+}
+
+/// Carries the service action out, tells whom it concerns, and keeps what must survive.
+fn change(cx: &mut Context<'_>, bytes: &[u8]) -> Outcome {
+    let action = u16::from(cx.command.cdb.byte(1) & 0x1f);
+    let wanted = Wanted::parse(cx, action, bytes)?;
+    let who = Registrant::of(cx.nexus);
+    if wanted.persists() && cx.unit.unit.store.is_none() {
+        return Err(Sense::in_parameters(20).into());
+    }
+    let ticket = cx.unit.unit.change(|state| {
+        // SPC-2 §5.5.1: a RESERVE that is held keeps persistent reservations out.
+        if state.reserved_by.is_some() {
+            return Err(Failure::status(Status::RESERVATION_CONFLICT));
+        }
+        let persisted = state.reservations.persists;
+        let notices = wanted.apply(&mut state.reservations, &who)?;
+        tell(state, &notices, action == out::PREEMPT_AND_ABORT);
+        let must_save = persisted || state.reservations.persists;
+        // Within the lock, so that images are saved in the order of the changes.
+        let store = cx.unit.unit.store.as_ref().filter(|_| must_save);
+        Ok(store.map(|store| store.save(&to_image(&state.reservations))))
+    })?;
+    cx.unit.refresh();
+    match ticket {
+        None => Ok(Action::good()),
+        Some(ticket) => {
+            let mut saving = Saving { ticket };
+            let outcome = saving.on_resume(cx);
+            cx.work(saving);
+            outcome
+        }
+    }
+}
+
+fn tell(state: &mut UnitState, notices: &Notices, aborts: bool) {
+    for (who, what) in notices {
+        for nexus in state.nexuses.iter_mut().filter(|nexus| nexus.who == *who) {
+            nexus.attend(*what);
+            if aborts && *what == Asc::REGISTRATIONS_PREEMPTED {
+                nexus.abort_tasks();
+            }
+        }
+    }
+}
+
+/// One service action with its parameters.
+enum Wanted {
+    Register { key: Option<u64>, new_key: u64, whom: Vec<Registrant>, persists: bool },
+    Reserve { key: u64, kind: ReservationType },
+    Release { key: u64, kind: ReservationType },
+    Clear { key: u64 },
+    Preempt(Preempt),
+    Move(Move),
+}
+
+impl Wanted {
+    fn parse(cx: &Context<'_>, action: u16, bytes: &[u8]) -> Result<Wanted, Sense> {
+        if action == out::REGISTER_AND_MOVE {
+            return Wanted::parse_move(cx, bytes);
+        }
+        let (list, rest) = ReserveOut::ref_from_prefix(bytes).map_err(|_| Sense::in_parameters(0))?;
+        let key = list.reservation_key.get();
+        let other_key = list.service_action_reservation_key.get();
+        let kind = ReservationType(cx.command.cdb.byte(2) & 0x0f);
+        match action {
+            out::REGISTER | out::REGISTER_AND_IGNORE_EXISTING_KEY => {
+                let ignores = action == out::REGISTER_AND_IGNORE_EXISTING_KEY;
+                let persists = list.flags & APTPL != 0;
+                let whom = whom(cx, list.flags, rest)?;
+                let key = (!ignores).then_some(key);
+                Ok(Wanted::Register { key, new_key: other_key, whom, persists })
+            }
+            out::RESERVE => Ok(Wanted::Reserve { key, kind }),
+            out::RELEASE => Ok(Wanted::Release { key, kind }),
+            out::CLEAR => Ok(Wanted::Clear { key }),
+            _ => Ok(Wanted::Preempt(Preempt { key, victim_key: other_key, kind })),
+        }
+    }
+
+    fn parse_move(cx: &Context<'_>, bytes: &[u8]) -> Result<Wanted, Sense> {
+        let (list, rest) = RegisterAndMove::ref_from_prefix(bytes).map_err(|_| Sense::in_parameters(0))?;
+        let port = list.relative_target_port_identifier.get();
+        if !cx.target.ports.iter().any(|known| known.relative_id == port) {
+            return Err(Sense::in_parameters(18));
+        }
+        let ids = transport_ids(rest, list.transport_id_length.get() as usize, 20)?;
+        let [id] = ids.as_slice() else { return Err(Sense::in_parameters(20)) };
+        Ok(Wanted::Move(Move {
+            key: list.reservation_key.get(),
+            new_key: list.service_action_reservation_key.get(),
+            to: Registrant { initiator: (*id).into(), port },
+            unregister: list.flags & UNREG != 0,
+            persists: list.flags & APTPL != 0,
+        }))
+    }
+
+    fn persists(&self) -> bool {
+        matches!(self, Wanted::Register { persists: true, .. } | Wanted::Move(Move { persists: true, .. }))
+    }
+
+    fn apply(&self, all: &mut Reservations, who: &Registrant) -> Result<Notices, Failure> {
+        let result = match self {
+            Wanted::Register { key, new_key, whom, persists } => {
+                // SPC-5 §5.13.7.3: others are only registered by one who was not registered itself.
+                if whom.len() > 1
+                    && all.key_of(who).is_some()
+                    && whom.iter().any(|other| other.initiator != who.initiator)
+                {
+                    return Err(Sense::in_parameters(20).into());
+                }
+                all.register(who, &Register { key: *key, new_key: *new_key, whom, persists: *persists })
+            }
+            Wanted::Reserve { key, kind } => all.reserve(who, *key, *kind).map(|()| Notices::new()),
+            Wanted::Release { key, kind } => all.release(who, *key, *kind),
+            Wanted::Clear { key } => all.clear(who, *key),
+            Wanted::Preempt(what) => all.preempt(who, what),
+            Wanted::Move(what) => all.register_and_move(who, what),
+        };
+        result.map_err(refusal)
+    }
+}
+
+fn refusal(refused: Refused) -> Failure {
+    match refused {
+        Refused::Conflict => Failure::status(Status::RESERVATION_CONFLICT),
+        Refused::InvalidRelease => Sense::illegal(Asc::INVALID_RELEASE_OF_PERSISTENT_RESERVATION).into(),
+        Refused::NoKey => Sense::in_parameters(8).into(),
+        Refused::ToItself => Sense::in_parameters(24).into(),
+        Refused::Full => Sense::illegal(Asc::INSUFFICIENT_REGISTRATION_RESOURCES).into(),
+    }
+}
+
+/// Who is registered: the nexus; with SPEC_I_PT each listed initiator port; with ALL_TG_PT those on every target port.
+fn whom(cx: &Context<'_>, flags: u8, rest: &[u8]) -> Result<Vec<Registrant>, Sense> {
+    let own = Registrant::of(cx.nexus);
+    let mut initiators = vec![own.initiator.clone()];
+    if flags & SPEC_I_PT != 0 {
+        if u16::from(cx.command.cdb.byte(1) & 0x1f) != out::REGISTER {
+            return Err(Sense::in_parameters(20));
+        }
+        let (length, list) = rest.split_first_chunk().ok_or(Sense::in_parameters(24))?;
+        let ids = transport_ids(list, u32::from_be_bytes(*length) as usize, 24)?;
+        initiators.extend(ids.into_iter().map(Into::into));
+    } else if !rest.is_empty() {
+        return Err(Sense::illegal(Asc::PARAMETER_LIST_LENGTH_ERROR));
+    }
+    let ports = match flags & ALL_TG_PT {
+        0 => vec![own.port],
+        _ => cx.target.ports.iter().map(|port| port.relative_id).collect(),
+    };
+    let each = initiators
+        .iter()
+        .flat_map(|initiator| ports.iter().map(|&port| Registrant { initiator: initiator.clone(), port }));
+    Ok(each.collect())
+}
+
+/// Splits a list of TransportIDs; `field` is where its length was.
+fn transport_ids(list: &[u8], length: usize, field: u16) -> Result<Vec<&[u8]>, Sense> {
+    let mut rest = list.get(..length).ok_or(Sense::illegal(Asc::PARAMETER_LIST_LENGTH_ERROR))?;
+    let mut ids = Vec::new();
+    while let [first, _, high, low, ..] = *rest {
+        let len = match first & 0x0f {
+            // SPC-5 §7.6.4.6: an iSCSI TransportID says how long it is, all others have 24 bytes.
+            0x05 => usize::from(u16::from_be_bytes([high, low])).saturating_add(4),
+            _ => 24,
+        };
+        let (id, after) = rest.split_at_checked(len).ok_or(Sense::in_parameters(field))?;
+        ids.push(id);
+        rest = after;
+    }
+    if rest.is_empty() { Ok(ids) } else { Err(Sense::in_parameters(field)) }
+}
+
+/// The change is made; its image is being kept.
+struct Saving {
+    ticket: SaveTicket,
+}
+
+impl Work for Saving {
+    fn on_io(&mut self, _cx: &mut Context<'_>, _output: Output) -> Outcome {
+        Err(Failure::internal())
+    }
+
+    fn on_resume(&mut self, cx: &mut Context<'_>) -> Outcome {
+        match cx.unit.unit.store.as_ref().and_then(|store| store.is_saved(self.ticket)) {
+            None => Ok(Action::Wait),
+            Some(true) => Ok(Action::good()),
+            Some(false) => Err(Sense::new(SenseKey::HARDWARE_ERROR, Asc::WRITE_ERROR).into()),
+        }
+    }
+}
+
+/// The longest parameter list, in bytes: some hundred TransportIDs.
+const MAX_LIST: usize = 32 << 10;
+
+#[cfg(test)]
+mod tests {
+    use crate::scsi::testing::{Bench, Client, answer, command};
+    use crate::scsi::{Identity, LogicalUnit, Lun, ReservationStore, SaveTicket, Status, Step};
+    use blockmux_volume::MemVolume;
+    use std::sync::{Arc, Mutex};
+
+    fn list(key: u64, other_key: u64, flags: u8) -> Vec<u8> {
+        let mut list = [key.to_be_bytes(), other_key.to_be_bytes()].concat();
+        list.extend([0, 0, 0, 0, flags, 0, 0, 0]);
+        list
+    }
+
+    fn out(client: &mut Client, action: u8, kind: u8, list: &[u8]) -> Status {
+        let cdb = [0x5f, action, kind, 0, 0, 0, 0, 0, list.len() as u8, 0];
+        client.run_with(&cdb, list).status
+    }
+
+    fn register(client: &mut Client, key: u64) {
+        assert_eq!(out(client, 6, 0, &list(0, key, 0)), Status::GOOD);
+    }
+
+    fn keys(client: &mut Client) -> Vec<u8> {
+        client.run(&[0x5e, 0, 0, 0, 0, 0, 0, 1, 0, 0]).good()
+    }
+
+    const READ: [u8; 10] = [0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0];
+    const WRITE: [u8; 10] = [0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0];
+
+    #[test]
+    fn keys_are_read_with_their_generation() {
+        let bench = Bench::new();
+        let (mut a, mut b) = (bench.client("a"), bench.client("b"));
+        assert_eq!(keys(&mut a), [0; 8]);
+        register(&mut a, 1);
+        register(&mut b, 2);
+        assert_eq!(keys(&mut a), [0, 0, 0, 2, 0, 0, 0, 16, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 2]);
+        assert_eq!(a.run(&[0x5e, 0, 0, 0, 0, 0, 0, 0, 8, 0]).good(), [0, 0, 0, 2, 0, 0, 0, 16]);
+        assert_eq!(out(&mut a, 0, 0, &list(0, 9, 0)), Status::RESERVATION_CONFLICT);
+        assert_eq!(out(&mut a, 0, 0, &list(1, 0, 0)), Status::GOOD);
+        assert_eq!(keys(&mut a)[..8], [0, 0, 0, 3, 0, 0, 0, 8]);
+        for action in 4..32 {
+            assert_eq!(a.run(&[0x5e, action, 0, 0, 0, 0, 0, 1, 0, 0]).check(), (5, 0x2400));
+        }
+    }
+
+    #[test]
+    fn a_reservation_keeps_others_out_as_its_type_says() {
+        let table =
+            [(1, [true, false], [true, false]), (3, [false; 2], [false; 2]), (5, [true; 2], [true, false])];
+        let table = table.into_iter().chain([
+            (6, [true; 2], [false; 2]),
+            (7, [true; 2], [true, false]),
+            (8, [true; 2], [false; 2]),
+        ]);
+        for (kind, registered, stranger) in table {
+            let bench = Bench::new();
+            let (mut a, mut b) = (bench.client("a"), bench.client("b"));
+            register(&mut a, 1);
+            register(&mut b, 2);
+            assert_eq!(out(&mut a, 1, kind, &list(1, 0, 0)), Status::GOOD);
+            let access = |client: &mut Client| {
+                let read = client.run(&READ).status == Status::GOOD;
+                [read, client.run_with(&WRITE, &[0; 512]).status == Status::GOOD]
+            };
+            assert_eq!(access(&mut a), [true; 2], "type {kind}");
+            assert_eq!(access(&mut b), registered, "type {kind}");
+            assert_eq!(out(&mut b, 0, 0, &list(2, 0, 0)), Status::GOOD);
+            assert_eq!(access(&mut b), stranger, "type {kind}");
+            b.run(&[0; 6]).good();
+            let held = a.run(&[0x5e, 1, 0, 0, 0, 0, 0, 1, 0, 0]).good();
+            assert_eq!((held[15], held[21]), (if kind >= 7 { 0 } else { 1 }, kind));
+            assert_eq!(out(&mut a, 2, kind, &list(1, 0, 0)), Status::GOOD);
+            assert_eq!(access(&mut b), [true; 2]);
+        }
+    }
+
+    #[test]
+    fn every_command_meets_an_exclusive_access_as_the_tables_say() {
+        let bench = Bench::new();
+        let (mut a, mut b) = (bench.client("a"), bench.client("b"));
+        register(&mut a, 1);
+        assert_eq!(out(&mut a, 1, 3, &list(1, 0, 0)), Status::GOOD);
+        let allowed: [&[u8]; 9] = [
+            &[0; 6],
+            &[0x12, 0, 0, 0, 36, 0],
+            &[0x03, 0, 0, 0, 18, 0],
+            &[0xa0, 0, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0],
+            &[0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+            &[0x9e, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 32, 0, 0],
+            &[0x5e, 0, 0, 0, 0, 0, 0, 0, 8, 0],
+            &[0x1b, 0, 0, 0, 1, 0],
+            &[0x1e, 0, 0, 0, 0, 0],
+        ];
+        for cdb in allowed {
+            b.run(cdb).good();
+        }
+        let refused: [&[u8]; 12] = [
+            &READ,
+            &WRITE,
+            &[0x1a, 0, 0x3f, 0, 255, 0],
+            &[0x15, 0x10, 0, 0, 4, 0],
+            &[0x1b, 0, 0, 0, 0, 0],
+            &[0x1e, 0, 0, 0, 1, 0],
+            &[0x2f, 0, 0, 0, 0, 0, 0, 0, 1, 0],
+            &[0x34, 0, 0, 0, 0, 0, 0, 0, 1, 0],
+            &[0x35, 0, 0, 0, 0, 0, 0, 0, 1, 0],
+            &[0x42, 0, 0, 0, 0, 0, 0, 0, 8, 0],
+            &[0x89, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0],
+            &[0x16, 0, 0, 0, 0, 0],
+        ];
+        for cdb in refused {
+            assert_eq!(b.run(cdb).status, Status::RESERVATION_CONFLICT, "{cdb:x?}");
+        }
+    }
+
+    #[test]
+    fn preempt_tells_the_victim_and_abort_ends_its_tasks() {
+        let bench = Bench::new();
+        let (mut a, mut b) = (bench.client("a"), bench.client("b"));
+        register(&mut a, 1);
+        register(&mut b, 2);
+        assert_eq!(out(&mut a, 1, 3, &list(1, 0, 0)), Status::GOOD);
+        let (mut task, step) = a.server.begin(&command(Lun::new(0), &WRITE, 512));
+        assert!(matches!(step, Step::DataOut { len: 512 }));
+        assert_eq!(out(&mut b, 5, 3, &list(2, 1, 0)), Status::GOOD);
+        let Step::Done(response) = a.turn(&mut task, step, &[0; 512], &mut 0) else {
+            panic!("it is aborted")
+        };
+        assert_eq!(answer(response).status, Status::TASK_ABORTED);
+        assert_eq!(a.run(&[0; 6]).check(), (6, 0x2a05));
+        assert_eq!(a.run(&READ).status, Status::RESERVATION_CONFLICT);
+        b.run(&READ).good();
+    }
+
+    #[test]
+    fn full_status_names_every_registrant_and_the_holder() {
+        let bench = Bench::new();
+        let (mut a, mut b) = (bench.client("a"), bench.client("b"));
+        register(&mut a, 1);
+        register(&mut b, 2);
+        assert_eq!(out(&mut b, 1, 5, &list(2, 0, 0)), Status::GOOD);
+        let status = a.run(&[0x5e, 3, 0, 0, 0, 0, 0, 4, 0, 0]).good();
+        let id = a.server.nexus().initiator.clone();
+        let len = 24 + id.len();
+        assert_eq!(status.len(), 8 + 2 * len);
+        assert_eq!((status[15], &status[20..22], &status[26..28]), (1, &[0, 0][..], &[0, 1][..]));
+        assert_eq!(status[32..8 + len], *id);
+        assert_eq!(status[8 + len + 12..8 + len + 14], [1, 5]);
+    }
+
+    #[test]
+    fn register_and_move_hands_the_reservation_over() {
+        let bench = Bench::new();
+        let (mut a, mut b) = (bench.client("a"), bench.client("b"));
+        register(&mut a, 1);
+        assert_eq!(out(&mut a, 1, 3, &list(1, 0, 0)), Status::GOOD);
+        let id = b.server.nexus().initiator.clone();
+        let mut to = [1_u64.to_be_bytes(), 7_u64.to_be_bytes()].concat();
+        to.extend([0, 2, 0, 1]);
+        to.extend((id.len() as u32).to_be_bytes());
+        to.extend(&*id);
+        assert_eq!(out(&mut a, 7, 0, &to), Status::GOOD);
+        b.run(&READ).good();
+        assert_eq!(a.run(&READ).status, Status::RESERVATION_CONFLICT);
+        to[19] = 9;
+        assert_eq!(out(&mut b, 7, 0, &to), Status::CHECK_CONDITION);
+    }
+
+    #[test]
+    fn others_are_registered_by_spec_i_pt_and_all_target_ports() {
+        let bench = Bench::new();
+        let (mut a, b) = (bench.client("a"), bench.client("b"));
+        let id = b.server.nexus().initiator.clone();
+        let mut both = list(0, 5, 8 | 4);
+        both.extend((id.len() as u32).to_be_bytes());
+        both.extend(&*id);
+        assert_eq!(out(&mut a, 0, 0, &both), Status::GOOD);
+        assert_eq!(keys(&mut a).len(), 8 + 4 * 8);
+        assert_eq!(out(&mut a, 6, 0, &list(0, 5, 8)), Status::CHECK_CONDITION);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        let mut a = Bench::new().client("a");
+        register(&mut a, 1);
+        for (action, kind) in [(1, 2), (1, 0), (1, 0x13), (8, 0), (9, 0)] {
+            assert_eq!(out(&mut a, action, kind, &list(1, 0, 0)), Status::CHECK_CONDITION, "{action} {kind}");
+        }
+        assert_eq!(a.run_with(&[0x5f, 0, 0, 0, 0, 0, 0, 0, 23, 0], &[0; 24]).check(), (5, 0x1a00));
+        assert_eq!(a.run_with(&[0x5f, 1, 1, 0, 0, 0, 0, 0, 25, 0], &[0; 25]).check(), (5, 0x1a00));
+        assert_eq!(a.run_with(&[0x5f, 6, 0, 0, 0, 0, 0, 0, 24, 0], &list(0, 1, 1)).check(), (5, 0x2600));
+        assert_eq!(a.run(&[0x5e, 2, 0, 0, 0, 0, 0, 0, 8, 0]).good(), [0, 8, 0x0c, 0x80, 0xea, 1, 0, 0]);
+    }
+
+    #[derive(Default)]
+    struct Shelf {
+        images: Mutex<Vec<Vec<u8>>>,
+        is_slow: Mutex<bool>,
+    }
+
+    impl ReservationStore for Shelf {
+        fn save(&self, image: &[u8]) -> SaveTicket {
+            let mut images = self.images.lock().unwrap();
+            images.push(image.to_vec());
+            SaveTicket(images.len() as u64)
+        }
+
+        fn is_saved(&self, _ticket: SaveTicket) -> Option<bool> {
+            (!*self.is_slow.lock().unwrap()).then_some(true)
+        }
+    }
+
+    #[test]
+    fn what_is_to_persist_is_kept_before_the_answer_and_comes_back() {
+        let shelf = Arc::new(Shelf::default());
+        let volume = Arc::new(MemVolume::new(1 << 20));
+        let bench = |image: &[u8]| {
+            let unit =
+                LogicalUnit::with_store(Identity::of("a"), volume.clone(), shelf.clone(), image).unwrap();
+            Bench::around(unit, volume.clone())
+        };
+        let first = bench(&[]);
+        let mut a = first.client("a");
+        assert_eq!(out(&mut a, 6, 0, &list(0, 1, 1)), Status::GOOD);
+        *shelf.is_slow.lock().unwrap() = true;
+        let cdb = [0x5f, 1, 3, 0, 0, 0, 0, 0, 24, 0];
+        let (mut task, step) = a.server.begin(&command(Lun::new(0), &cdb, 24));
+        assert!(matches!(a.turn(&mut task, step, &list(1, 0, 0), &mut 0), Step::Wait));
+        assert!(matches!(a.server.resume(&mut task), Step::Wait));
+        *shelf.is_slow.lock().unwrap() = false;
+        assert!(
+            matches!(a.server.resume(&mut task), Step::Done(response) if response.status == Status::GOOD)
+        );
+        let image = shelf.images.lock().unwrap().last().cloned().unwrap();
+        let second = bench(&image);
+        assert_eq!(second.client("b").run(&READ).status, Status::RESERVATION_CONFLICT);
+        let mut a = second.client("a");
+        a.run(&READ).good();
+        assert_eq!(a.run(&[0x5e, 2, 0, 0, 0, 0, 0, 0, 8, 0]).good()[2..4], [0x0d, 0x81]);
+        assert_eq!(out(&mut a, 6, 0, &list(0, 1, 0)), Status::GOOD);
+        assert_eq!(shelf.images.lock().unwrap().last().unwrap(), &[]);
+    }
+}

@@ -1,0 +1,468 @@
+//! Registrations and the persistent reservation of a volume: who is there, who holds it, and who is told (SPC-5 §5.13).
+//!
+//! Nothing here knows of commands: a change is asked for by name, and answers with what to do about the others.
+
+use super::nexus::Nexus;
+use blockmux_wire::scsi::reservation::ReservationType;
+use blockmux_wire::scsi::sense::Asc;
+use std::sync::Arc;
+
+/// One end that can be registered: an initiator port as it comes in through one target port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Registrant {
+    /// The initiator port's TransportID.
+    pub(super) initiator: Arc<[u8]>,
+    /// RELATIVE TARGET PORT IDENTIFIER.
+    pub(super) port: u16,
+}
+
+/// A registered key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Registration {
+    pub(super) who: Registrant,
+    /// Not 0.
+    pub(super) key: u64,
+}
+
+/// A reservation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Reservation {
+    pub(super) kind: ReservationType,
+    /// Who holds it; with a type of all registrants, who took it.
+    pub(super) holder: Registrant,
+}
+
+/// Everything about one volume. A volume without registrations has no reservation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Reservations {
+    /// PRGENERATION: counts changes since the start.
+    pub(super) generation: u32,
+    pub(super) registrations: Vec<Registration>,
+    pub(super) reservation: Option<Reservation>,
+    /// APTPL of the last registration: everything here survives a restart.
+    pub(super) persists: bool,
+}
+
+/// What one nexus may do with the blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Access {
+    pub(super) reads: bool,
+    pub(super) writes: bool,
+}
+
+/// Why a change is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refused {
+    /// RESERVATION CONFLICT.
+    Conflict,
+    /// Released with another type than it has.
+    InvalidRelease,
+    /// A key that must not be 0 is.
+    NoKey,
+    /// The move is to where the reservation is.
+    ToItself,
+    /// There are [`MAX_REGISTRATIONS`].
+    Full,
+}
+
+/// Who is to be told of what.
+pub(super) type Notices = Vec<(Registrant, Asc)>;
+
+/// What REGISTER asks for.
+pub(super) struct Register<'a> {
+    /// `None`: whatever key there was.
+    pub(super) key: Option<u64>,
+    pub(super) new_key: u64,
+    /// Who is registered: the nexus itself, and with SPEC_I_PT or ALL_TG_PT others.
+    pub(super) whom: &'a [Registrant],
+    pub(super) persists: bool,
+}
+
+/// What PREEMPT asks for.
+pub(super) struct Preempt {
+    pub(super) key: u64,
+    /// Whose registrations go.
+    pub(super) victim_key: u64,
+    pub(super) kind: ReservationType,
+}
+
+/// What REGISTER AND MOVE asks for.
+pub(super) struct Move {
+    pub(super) key: u64,
+    pub(super) new_key: u64,
+    pub(super) to: Registrant,
+    pub(super) unregister: bool,
+    pub(super) persists: bool,
+}
+
+impl Registrant {
+    pub(super) fn of(nexus: &Nexus) -> Registrant {
+        Registrant { initiator: nexus.initiator.clone(), port: nexus.target_port.relative_id }
+    }
+}
+
+impl Reservations {
+    /// What `who` may do (SPC-5 table 66).
+    pub(super) fn access(&self, who: &Registrant) -> Access {
+        let Some(reservation) = &self.reservation else { return Access { reads: true, writes: true } };
+        let kind = reservation.kind;
+        let has_access = match kind.admits_registrants() {
+            true => self.key_of(who).is_some(),
+            false => reservation.holder == *who,
+        };
+        Access { reads: has_access || kind.is_write_exclusive(), writes: has_access }
+    }
+
+    /// Whether `who` holds the reservation.
+    pub(super) fn holds(&self, who: &Registrant) -> bool {
+        self.reservation.as_ref().is_some_and(|reservation| match reservation.kind.is_all_registrants() {
+            true => self.key_of(who).is_some(),
+            false => reservation.holder == *who,
+        })
+    }
+
+    pub(super) fn key_of(&self, who: &Registrant) -> Option<u64> {
+        self.registrations.iter().find(|registration| registration.who == *who).map(|found| found.key)
+    }
+
+    /// REGISTER and REGISTER AND IGNORE EXISTING KEY (SPC-5 §5.13.7).
+    pub(super) fn register(&mut self, who: &Registrant, what: &Register<'_>) -> Result<Notices, Refused> {
+        if what.key.is_some_and(|key| key != self.key_of(who).unwrap_or(0)) {
+            return Err(Refused::Conflict);
+        }
+        if what.new_key == 0 {
+            if self.key_of(who).is_none() {
+                return Ok(Notices::new());
+            }
+            self.bump();
+            self.persists = what.persists;
+            return Ok(self.unregister(who));
+        }
+        let newcomers = what.whom.iter().filter(|who| self.key_of(who).is_none()).count();
+        if self.registrations.len().saturating_add(newcomers) > MAX_REGISTRATIONS {
+            return Err(Refused::Full);
+        }
+        for whom in what.whom {
+            self.set_key(whom, what.new_key);
+        }
+        self.bump();
+        self.persists = what.persists;
+        Ok(Notices::new())
+    }
+
+    /// RESERVE (SPC-5 §5.13.9).
+    pub(super) fn reserve(
+        &mut self,
+        who: &Registrant,
+        key: u64,
+        kind: ReservationType,
+    ) -> Result<(), Refused> {
+        self.check_key(who, key)?;
+        match &self.reservation {
+            Some(held) if held.kind == kind && self.holds(who) => Ok(()),
+            Some(_) => Err(Refused::Conflict),
+            None => {
+                self.reservation = Some(Reservation { kind, holder: who.clone() });
+                Ok(())
+            }
+        }
+    }
+
+    /// RELEASE (SPC-5 §5.13.11.2).
+    pub(super) fn release(
+        &mut self,
+        who: &Registrant,
+        key: u64,
+        kind: ReservationType,
+    ) -> Result<Notices, Refused> {
+        self.check_key(who, key)?;
+        let holds = self.holds(who);
+        match &self.reservation {
+            Some(held) if holds && held.kind != kind => Err(Refused::InvalidRelease),
+            Some(_) if holds => Ok(self.drop_reservation(who)),
+            _ => Ok(Notices::new()),
+        }
+    }
+
+    /// CLEAR (SPC-5 §5.13.11.5).
+    pub(super) fn clear(&mut self, who: &Registrant, key: u64) -> Result<Notices, Refused> {
+        self.check_key(who, key)?;
+        self.bump();
+        self.reservation = None;
+        let gone = std::mem::take(&mut self.registrations).into_iter();
+        let others = gone.filter(|registration| registration.who != *who);
+        Ok(others.map(|registration| (registration.who, Asc::RESERVATIONS_PREEMPTED)).collect())
+    }
+
+    /// PREEMPT, and what PREEMPT AND ABORT changes here (SPC-5 §5.13.11.4). Whoever is told of it has lost its
+    /// registration, but for those that RESERVATIONS RELEASED is for.
+    pub(super) fn preempt(&mut self, who: &Registrant, what: &Preempt) -> Result<Notices, Refused> {
+        self.check_key(who, what.key)?;
+        let held = self.reservation.clone();
+        let takes_over = match &held {
+            None => false,
+            Some(held) if held.kind.is_all_registrants() => what.victim_key == 0,
+            Some(held) => self.key_of(&held.holder) == Some(what.victim_key),
+        };
+        if what.victim_key == 0 && !takes_over {
+            return Err(Refused::NoKey);
+        }
+        let is_victim =
+            |registration: &Registration| what.victim_key == 0 || registration.key == what.victim_key;
+        if !self.registrations.iter().any(is_victim) {
+            return Err(Refused::Conflict);
+        }
+        self.bump();
+        let mut notices = Notices::new();
+        self.registrations.retain(|registration| {
+            let stays = registration.who == *who || !is_victim(registration);
+            if !stays {
+                notices.push((registration.who.clone(), Asc::REGISTRATIONS_PREEMPTED));
+            }
+            stays
+        });
+        if takes_over {
+            // Whatever the types: those that stay are told that it is another now.
+            if held.is_some_and(|held| held.kind != what.kind) {
+                notices.extend(self.others(who).map(|other| (other, Asc::RESERVATIONS_RELEASED)));
+            }
+            self.reservation = Some(Reservation { kind: what.kind, holder: who.clone() });
+        }
+        Ok(notices)
+    }
+
+    /// REGISTER AND MOVE (SPC-5 §5.13.8).
+    pub(super) fn register_and_move(&mut self, who: &Registrant, what: &Move) -> Result<Notices, Refused> {
+        self.check_key(who, what.key)?;
+        if what.new_key == 0 {
+            return Err(Refused::NoKey);
+        }
+        let kind = match &self.reservation {
+            Some(held) if held.holder == *who && !held.kind.is_all_registrants() => held.kind,
+            _ => return Err(Refused::Conflict),
+        };
+        if what.to == *who {
+            return Err(Refused::ToItself);
+        }
+        if self.key_of(&what.to).is_none() && self.registrations.len() >= MAX_REGISTRATIONS {
+            return Err(Refused::Full);
+        }
+        self.set_key(&what.to, what.new_key);
+        self.reservation = Some(Reservation { kind, holder: what.to.clone() });
+        self.bump();
+        self.persists = what.persists;
+        Ok(if what.unregister { self.unregister(who) } else { Notices::new() })
+    }
+
+    /// SPC-5 §5.13.11.3: the reservation goes with its holder, or with the last of all registrants.
+    fn unregister(&mut self, who: &Registrant) -> Notices {
+        let held = self.holds(who);
+        self.registrations.retain(|registration| registration.who != *who);
+        let outlives =
+            self.reservation.as_ref().is_some_and(|reservation| reservation.kind.is_all_registrants())
+                && !self.registrations.is_empty();
+        if held && !outlives { self.drop_reservation(who) } else { Notices::new() }
+    }
+
+    /// Others that were let in are told that there is no reservation any more.
+    fn drop_reservation(&mut self, who: &Registrant) -> Notices {
+        match self.reservation.take() {
+            Some(held) if held.kind.admits_registrants() => {
+                self.others(who).map(|other| (other, Asc::RESERVATIONS_RELEASED)).collect()
+            }
+            _ => Notices::new(),
+        }
+    }
+
+    fn others(&self, who: &Registrant) -> impl Iterator<Item = Registrant> {
+        let others = self.registrations.iter().filter(move |registration| registration.who != *who);
+        others.map(|registration| registration.who.clone())
+    }
+
+    fn check_key(&self, who: &Registrant, key: u64) -> Result<(), Refused> {
+        if self.key_of(who) == Some(key) { Ok(()) } else { Err(Refused::Conflict) }
+    }
+
+    fn set_key(&mut self, who: &Registrant, key: u64) {
+        match self.registrations.iter_mut().find(|registration| registration.who == *who) {
+            Some(registration) => registration.key = key,
+            None => self.registrations.push(Registration { who: who.clone(), key }),
+        }
+    }
+
+    fn bump(&mut self) {
+        self.generation = self.generation.wrapping_add(1);
+    }
+}
+
+/// The most registrations of one volume.
+pub(super) const MAX_REGISTRATIONS: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Kind = ReservationType;
+
+    fn who(name: &str) -> Registrant {
+        Registrant { initiator: name.as_bytes().into(), port: 1 }
+    }
+
+    /// With `a`, `b` and `c` registered under 1, 2 and 3.
+    fn three() -> Reservations {
+        let mut all = Reservations::default();
+        for (key, name) in [(1, "a"), (2, "b"), (3, "c")] {
+            let what = Register { key: Some(0), new_key: key, whom: &[who(name)], persists: false };
+            assert_eq!(all.register(&who(name), &what), Ok(vec![]));
+        }
+        all
+    }
+
+    #[test]
+    fn each_type_lets_in_whom_it_should() {
+        // Holder, registered, not registered: each may read, may write.
+        let table = [
+            (Kind::WRITE_EXCLUSIVE, ["rw", "r", "r"]),
+            (Kind::EXCLUSIVE_ACCESS, ["rw", "", ""]),
+            (Kind::WRITE_EXCLUSIVE_REGISTRANTS_ONLY, ["rw", "rw", "r"]),
+            (Kind::EXCLUSIVE_ACCESS_REGISTRANTS_ONLY, ["rw", "rw", ""]),
+            (Kind::WRITE_EXCLUSIVE_ALL_REGISTRANTS, ["rw", "rw", "r"]),
+            (Kind::EXCLUSIVE_ACCESS_ALL_REGISTRANTS, ["rw", "rw", ""]),
+        ];
+        for (kind, expected) in table {
+            let mut all = three();
+            all.reserve(&who("a"), 1, kind).unwrap();
+            let access = ["a", "b", "x"].map(|name| {
+                let access = all.access(&who(name));
+                format!("{}{}", if access.reads { "r" } else { "" }, if access.writes { "w" } else { "" })
+            });
+            assert_eq!(access, expected, "{kind}");
+        }
+    }
+
+    #[test]
+    fn only_the_right_key_registers_again() {
+        let mut all = three();
+        let again = |key, new_key| Register { key, new_key, whom: &[], persists: false };
+        assert_eq!(all.register(&who("a"), &again(Some(9), 5)), Err(Refused::Conflict));
+        assert_eq!(all.register(&who("x"), &again(Some(9), 5)), Err(Refused::Conflict));
+        assert_eq!(all.generation, 3);
+        let what = Register { key: None, new_key: 7, whom: &[who("a")], persists: true };
+        all.register(&who("a"), &what).unwrap();
+        assert_eq!((all.key_of(&who("a")), all.generation, all.persists), (Some(7), 4, true));
+        all.register(&who("a"), &again(Some(7), 0)).unwrap();
+        assert_eq!((all.key_of(&who("a")), all.generation, all.persists), (None, 5, false));
+        all.register(&who("a"), &again(Some(0), 0)).unwrap();
+        assert_eq!(all.generation, 5);
+    }
+
+    #[test]
+    fn a_reservation_goes_with_its_holder_or_with_the_last_of_all() {
+        let leave = Register { key: None, new_key: 0, whom: &[], persists: false };
+        let mut all = three();
+        all.reserve(&who("a"), 1, Kind::WRITE_EXCLUSIVE).unwrap();
+        assert_eq!(all.register(&who("a"), &leave), Ok(vec![]));
+        assert_eq!(all.reservation, None);
+        let mut all = three();
+        all.reserve(&who("a"), 1, Kind::WRITE_EXCLUSIVE_REGISTRANTS_ONLY).unwrap();
+        let told = ["b", "c"].map(|name| (who(name), Asc::RESERVATIONS_RELEASED));
+        assert_eq!(all.register(&who("a"), &leave), Ok(told.to_vec()));
+        let mut all = three();
+        all.reserve(&who("a"), 1, Kind::WRITE_EXCLUSIVE_ALL_REGISTRANTS).unwrap();
+        for name in ["a", "b"] {
+            assert_eq!(all.register(&who(name), &leave), Ok(vec![]));
+            assert!(all.reservation.is_some());
+        }
+        all.register(&who("c"), &leave).unwrap();
+        assert_eq!(all.reservation, None);
+    }
+
+    #[test]
+    fn a_second_reservation_conflicts_unless_it_is_the_same() {
+        let mut all = three();
+        all.reserve(&who("a"), 1, Kind::EXCLUSIVE_ACCESS).unwrap();
+        assert_eq!(all.reserve(&who("a"), 1, Kind::EXCLUSIVE_ACCESS), Ok(()));
+        assert_eq!(all.reserve(&who("a"), 1, Kind::WRITE_EXCLUSIVE), Err(Refused::Conflict));
+        assert_eq!(all.reserve(&who("b"), 2, Kind::EXCLUSIVE_ACCESS), Err(Refused::Conflict));
+        assert_eq!(all.reserve(&who("x"), 0, Kind::EXCLUSIVE_ACCESS), Err(Refused::Conflict));
+        assert_eq!(all.generation, 3);
+    }
+
+    #[test]
+    fn a_release_is_the_holder_s_and_of_the_right_type() {
+        let mut all = three();
+        all.reserve(&who("a"), 1, Kind::EXCLUSIVE_ACCESS_REGISTRANTS_ONLY).unwrap();
+        assert_eq!(all.release(&who("b"), 2, Kind::EXCLUSIVE_ACCESS_REGISTRANTS_ONLY), Ok(vec![]));
+        assert!(all.reservation.is_some());
+        assert_eq!(all.release(&who("a"), 1, Kind::EXCLUSIVE_ACCESS), Err(Refused::InvalidRelease));
+        let told = all.release(&who("a"), 1, Kind::EXCLUSIVE_ACCESS_REGISTRANTS_ONLY).unwrap();
+        assert_eq!(told.len(), 2);
+        assert_eq!(all.release(&who("a"), 1, Kind::EXCLUSIVE_ACCESS), Ok(vec![]));
+    }
+
+    #[test]
+    fn clear_removes_everything_and_tells_the_others() {
+        let mut all = three();
+        all.reserve(&who("a"), 1, Kind::EXCLUSIVE_ACCESS).unwrap();
+        assert_eq!(all.clear(&who("x"), 0), Err(Refused::Conflict));
+        let told = ["a", "c"].map(|name| (who(name), Asc::RESERVATIONS_PREEMPTED));
+        assert_eq!(all.clear(&who("b"), 2), Ok(told.to_vec()));
+        assert_eq!((all.registrations.len(), all.reservation, all.generation), (0, None, 4));
+    }
+
+    #[test]
+    fn preempting_the_holder_takes_its_reservation() {
+        let mut all = three();
+        all.reserve(&who("a"), 1, Kind::EXCLUSIVE_ACCESS_REGISTRANTS_ONLY).unwrap();
+        let what = Preempt { key: 2, victim_key: 1, kind: Kind::WRITE_EXCLUSIVE };
+        let told = vec![(who("a"), Asc::REGISTRATIONS_PREEMPTED), (who("c"), Asc::RESERVATIONS_RELEASED)];
+        assert_eq!(all.preempt(&who("b"), &what), Ok(told));
+        assert_eq!(all.reservation, Some(Reservation { kind: Kind::WRITE_EXCLUSIVE, holder: who("b") }));
+        assert_eq!(all.key_of(&who("a")), None);
+    }
+
+    #[test]
+    fn preempting_another_only_removes_its_registration() {
+        let mut all = three();
+        all.reserve(&who("a"), 1, Kind::EXCLUSIVE_ACCESS).unwrap();
+        let preempt = |victim_key| Preempt { key: 2, victim_key, kind: Kind::WRITE_EXCLUSIVE };
+        assert_eq!(all.preempt(&who("b"), &preempt(9)), Err(Refused::Conflict));
+        assert_eq!(all.preempt(&who("b"), &preempt(0)), Err(Refused::NoKey));
+        assert_eq!(all.preempt(&who("b"), &preempt(3)), Ok(vec![(who("c"), Asc::REGISTRATIONS_PREEMPTED)]));
+        assert!(all.holds(&who("a")));
+        let own = Preempt { key: 1, victim_key: 1, kind: Kind::WRITE_EXCLUSIVE };
+        assert_eq!(all.preempt(&who("a"), &own), Ok(vec![(who("b"), Asc::RESERVATIONS_RELEASED)]));
+        assert_eq!(all.reservation.unwrap().kind, Kind::WRITE_EXCLUSIVE);
+    }
+
+    #[test]
+    fn all_registrants_are_preempted_by_key_0() {
+        let mut all = three();
+        all.reserve(&who("a"), 1, Kind::EXCLUSIVE_ACCESS_ALL_REGISTRANTS).unwrap();
+        let preempt = |victim_key| Preempt { key: 2, victim_key, kind: Kind::EXCLUSIVE_ACCESS };
+        all.preempt(&who("b"), &preempt(1)).unwrap();
+        assert_eq!(all.reservation.as_ref().unwrap().kind, Kind::EXCLUSIVE_ACCESS_ALL_REGISTRANTS);
+        assert_eq!(all.preempt(&who("b"), &preempt(0)), Ok(vec![(who("c"), Asc::REGISTRATIONS_PREEMPTED)]));
+        assert_eq!(all.reservation, Some(Reservation { kind: Kind::EXCLUSIVE_ACCESS, holder: who("b") }));
+    }
+
+    #[test]
+    fn a_reservation_moves_to_whom_it_is_given() {
+        let mut all = three();
+        let to = |to| Move { key: 1, new_key: 8, to, unregister: true, persists: false };
+        assert_eq!(all.register_and_move(&who("a"), &to(who("x"))), Err(Refused::Conflict));
+        all.reserve(&who("a"), 1, Kind::WRITE_EXCLUSIVE).unwrap();
+        assert_eq!(all.register_and_move(&who("a"), &to(who("a"))), Err(Refused::ToItself));
+        assert_eq!(all.register_and_move(&who("a"), &to(who("x"))), Ok(vec![]));
+        assert!(all.holds(&who("x")) && all.key_of(&who("x")) == Some(8) && all.key_of(&who("a")).is_none());
+    }
+
+    #[test]
+    fn there_are_only_so_many_registrations() {
+        let mut all = three();
+        let whom: Vec<Registrant> = (0..=MAX_REGISTRATIONS).map(|i| who(&i.to_string())).collect();
+        let what = Register { key: None, new_key: 4, whom: &whom, persists: false };
+        assert_eq!(all.register(&who("0"), &what), Err(Refused::Full));
+        assert_eq!(all.registrations.len(), 3);
+    }
+}

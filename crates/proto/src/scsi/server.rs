@@ -1,0 +1,377 @@
+//! The device server: dispatches commands, and walks each task from step to step.
+
+use super::error::from_io_error;
+use super::extended_copy::CopyResult;
+use super::nexus::Nexus;
+use super::sense::Sense;
+use super::table::{self, Entry, Rules};
+use super::target::Target;
+use super::task::{Action, Context, Failure, Outcome, State, Task};
+use super::unit::{LogicalUnit, NexusKey, UnitState, View};
+use super::{Cdb, Command, Lun, Response, Status, Step, TaskAttribute, inquiry, luns, read_write, sanitize};
+use crate::exports::VolumeId;
+use blockmux_volume::{Completion, Io, Op, SgList, Tag};
+use blockmux_wire::scsi::cdb::NACA;
+use blockmux_wire::scsi::opcode::Opcode;
+use blockmux_wire::scsi::sense::{Asc, SenseKey};
+use smallvec::SmallVec;
+use std::sync::Arc;
+
+/// One I_T nexus of a target; it lives as long as its session, on the session's core. See the module's words.
+pub struct DeviceServer {
+    target: Arc<Target>,
+    nexus: Nexus,
+    /// In order of LUN.
+    units: Vec<Attached>,
+}
+
+/// A logical unit as one nexus sees it.
+pub(super) struct Attached {
+    number: u16,
+    pub(super) volume: VolumeId,
+    pub(super) unit: Arc<LogicalUnit>,
+    pub(super) key: NexusKey,
+    /// How this nexus's copies ended, oldest first.
+    pub(super) copies: Vec<CopyResult>,
+    /// The generation that `view` was made of.
+    seen: u64,
+    pub(super) view: View,
+}
+
+/// Task management functions (SAM-5 §7). What concerns one task alone, ABORT TASK and QUERY TASK, is the transport's
+/// own, as is the reset of a target, which it makes of the resets of its logical units.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TaskManagement {
+    /// Abort this nexus's tasks.
+    AbortTaskSet,
+    /// Abort every nexus's tasks.
+    ClearTaskSet,
+    /// Clear an auto contingent allegiance; there is never one.
+    ClearAca,
+    /// Reset the logical unit.
+    LogicalUnitReset,
+}
+
+/// The service response (SAM-5 §7.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ManagementResponse {
+    /// Done. The transport aborts its own tasks of that logical unit.
+    FunctionComplete,
+    /// There is no such logical unit.
+    IncorrectLogicalUnitNumber,
+}
+
+impl DeviceServer {
+    /// The device server for a new session.
+    #[must_use]
+    pub fn new(target: Arc<Target>, nexus: Nexus) -> DeviceServer {
+        let units = target.units().map(|(number, volume, unit)| {
+            let key = unit.attach(&nexus);
+            let (seen, view) = unit.view(key);
+            Attached { number, volume, unit: unit.clone(), key, copies: Vec::new(), seen, view }
+        });
+        DeviceServer { units: units.collect(), target: target.clone(), nexus }
+    }
+
+    /// The nexus that this is.
+    #[must_use]
+    pub fn nexus(&self) -> &Nexus {
+        &self.nexus
+    }
+
+    /// Takes a command.
+    #[inline]
+    pub fn begin(&mut self, command: &Command) -> (Task, Step) {
+        let mut task = Task {
+            command: *command,
+            unit: self.find(command.lun),
+            state: State::Ended,
+            op: Op::Flush,
+            transfer_len: 0,
+            abort_epoch: 0,
+        };
+        let outcome = match task.unit.and_then(|unit| self.units.get_mut(unit)) {
+            Some(unit) => dispatch(&self.target, &self.nexus, unit, &mut task),
+            None => begin_without_unit(&self.target, command),
+        };
+        let step = self.step(&mut task, outcome);
+        (task, step)
+    }
+
+    /// The data-out that [`Step::DataOut`] asked for is in memory; the lengths are equal.
+    #[inline]
+    pub fn on_data_out(&mut self, task: &mut Task, data: SgList) -> Step {
+        let outcome = self.advance(task, |cx| match std::mem::replace(cx.state, State::Ended) {
+            State::WriteData { offset, fua } => {
+                let len = data.len() as u64;
+                if cx.unit.unit.ranges.is_locked(offset, len) {
+                    return read_write::hold(cx, Op::Write { fua }, offset, len, Some(data));
+                }
+                cx.last_io(Op::Write { fua }, offset, len, Some(data))
+            }
+            State::Parameters(on_parameters) => {
+                let mut bytes: SmallVec<[u8; 64]> = SmallVec::from_elem(0, data.len());
+                data.copy_to(&mut bytes);
+                on_parameters(cx, &bytes)
+            }
+            State::Work(mut work) => {
+                let outcome = work.on_data_out(cx, data);
+                keep_working(cx, work, outcome)
+            }
+            State::Ended | State::LastIo => Err(Failure::internal()),
+        });
+        self.step(task, outcome)
+    }
+
+    /// The I/O that [`Step::Io`] asked for has completed.
+    #[inline]
+    pub fn on_io(&mut self, task: &mut Task, done: Completion) -> Step {
+        let output = match done.result {
+            Ok(output) => output,
+            Err(error) => {
+                if let State::Work(mut work) = std::mem::replace(&mut task.state, State::Ended) {
+                    let _ = self.advance(task, |cx| {
+                        work.on_error(cx);
+                        Ok(Action::good())
+                    });
+                }
+                let sense = from_io_error(error, task.op);
+                return self.step(task, Err(sense.into()));
+            }
+        };
+        let outcome = self.advance(task, |cx| match std::mem::replace(cx.state, State::Ended) {
+            State::LastIo => Ok(Action::Done(output.into_data())),
+            State::Work(mut work) => {
+                let outcome = work.on_io(cx, output);
+                keep_working(cx, work, outcome)
+            }
+            _ => Err(Failure::internal()),
+        });
+        self.step(task, outcome)
+    }
+
+    /// Asks a task again that has to [`Step::Wait`] or to [`Step::Pause`].
+    pub fn resume(&mut self, task: &mut Task) -> Step {
+        let outcome = self.advance(task, |cx| match std::mem::replace(cx.state, State::Ended) {
+            State::Work(mut work) => {
+                let outcome = work.on_resume(cx);
+                keep_working(cx, work, outcome)
+            }
+            _ => Err(Failure::internal()),
+        });
+        self.step(task, outcome)
+    }
+
+    /// Work of a logical unit that no command carries on any more: a sanitize operation whose command was aborted, or
+    /// that was immediate. Drive the task like any other and drop its response. Ask when
+    /// [`LogicalUnit::on_background`] calls; asking when there is nothing costs an atomic load for each unit.
+    pub fn poll_background(&mut self) -> Option<(Task, Step)> {
+        let at = self.units.iter_mut().position(Attached::has_background)?;
+        let unit = self.units.get(at)?;
+        let mut task = Task {
+            command: Command {
+                lun: Lun::new(unit.number),
+                cdb: Cdb::default(),
+                attribute: TaskAttribute::Simple,
+                data_out_len: 0,
+                data_in_len: 0,
+            },
+            unit: Some(at),
+            state: State::Ended,
+            op: Op::Flush,
+            transfer_len: 0,
+            abort_epoch: unit.view.abort_epoch,
+        };
+        let outcome = self.advance(&mut task, sanitize::carry_on);
+        match self.step(&mut task, outcome) {
+            // Another session was faster.
+            Step::Done(_) => None,
+            step => Some((task, step)),
+        }
+    }
+
+    /// Carries out a task management function on what nexuses share; the transport aborts its own tasks.
+    pub fn manage(&mut self, function: TaskManagement, lun: Lun) -> ManagementResponse {
+        let Some(unit) = self.find(lun).and_then(|unit| self.units.get(unit)) else {
+            return ManagementResponse::IncorrectLogicalUnitNumber;
+        };
+        match function {
+            TaskManagement::AbortTaskSet | TaskManagement::ClearAca => {}
+            // SAM-5 §5.14.8: with TAS, the others' tasks end with TASK ABORTED, and there is no unit attention.
+            TaskManagement::ClearTaskSet => unit.unit.change(UnitState::abort_all_tasks),
+            TaskManagement::LogicalUnitReset => unit.unit.change(UnitState::reset),
+        }
+        ManagementResponse::FunctionComplete
+    }
+
+    #[inline]
+    fn find(&self, lun: Lun) -> Option<usize> {
+        let number = lun.number()?;
+        // LUNs mostly have no gaps, and then the number is the place.
+        match self.units.get(usize::from(number)) {
+            Some(unit) if unit.number == number => Some(number.into()),
+            _ => self.units.binary_search_by_key(&number, |unit| unit.number).ok(),
+        }
+    }
+
+    #[inline]
+    fn advance(&mut self, task: &mut Task, next: impl FnOnce(&mut Context<'_>) -> Outcome) -> Outcome {
+        let Some(unit) = task.unit.and_then(|unit| self.units.get_mut(unit)) else {
+            return Err(Failure::internal());
+        };
+        if unit.is_aborted(task) {
+            return Err(Failure::status(Status::TASK_ABORTED));
+        }
+        next(&mut Context {
+            target: &self.target,
+            nexus: &self.nexus,
+            unit,
+            command: &task.command,
+            state: &mut task.state,
+            transfer_len: &mut task.transfer_len,
+        })
+    }
+
+    #[inline]
+    fn step(&self, task: &mut Task, outcome: Outcome) -> Step {
+        let unit = task.unit.and_then(|unit| self.units.get(unit));
+        let (status, sense, data_in) = match outcome {
+            Ok(Action::DataOut(len)) => return Step::DataOut { len },
+            Ok(Action::Wait) => return Step::Wait,
+            Ok(Action::Pause(time)) => return Step::Pause(time),
+            Ok(Action::Io(op, offset, len, data)) => {
+                task.op = op;
+                let volume = unit.map_or(VolumeId(u32::MAX), |unit| unit.volume);
+                return Step::Io { volume, io: Io { tag: Tag(0), op, offset, len, data } };
+            }
+            Ok(Action::IoOn(volume, op, offset, len, data)) => {
+                task.op = op;
+                return Step::Io { volume, io: Io { tag: Tag(0), op, offset, len, data } };
+            }
+            Ok(Action::Done(data_in)) => {
+                if !data_in.is_empty() {
+                    task.transfer_len = data_in.len() as u64;
+                }
+                (Status::GOOD, None, data_in)
+            }
+            Err(Failure { status, sense }) => {
+                let descriptor_format = unit.is_some_and(|unit| unit.view.descriptor_sense);
+                (status, sense.map(|sense| Sense { descriptor_format, ..sense }), SgList::default())
+            }
+        };
+        task.state = State::Ended;
+        Step::Done(Response { status, sense, data_in, transfer_len: task.transfer_len })
+    }
+}
+
+impl Drop for DeviceServer {
+    fn drop(&mut self) {
+        for unit in &self.units {
+            unit.unit.detach(unit.key);
+        }
+    }
+}
+
+impl Attached {
+    /// Whether the unit has work that nobody carries on.
+    fn has_background(&mut self) -> bool {
+        if self.unit.generation() != self.seen {
+            self.refresh();
+        }
+        self.view.has_background
+    }
+
+    /// Whether someone has aborted the task since it began.
+    #[inline]
+    fn is_aborted(&mut self, task: &Task) -> bool {
+        if self.unit.generation() != self.seen {
+            self.refresh();
+        }
+        self.view.abort_epoch != task.abort_epoch
+    }
+
+    /// Looks at the shared state again.
+    pub(super) fn refresh(&mut self) {
+        (self.seen, self.view) = self.unit.view(self.key);
+    }
+}
+
+/// Checks what every command is checked for, then begins it.
+#[inline]
+fn dispatch(target: &Target, nexus: &Nexus, unit: &mut Attached, task: &mut Task) -> Outcome {
+    if unit.unit.generation() != unit.seen {
+        unit.refresh();
+    }
+    let command = task.command;
+    let entry = find_entry(&command)?;
+    if unit.view.has_attention && !entry.rules.contains(Rules::DESPITE_ATTENTION) {
+        if let Some(asc) = unit.unit.take_attention(unit.key) {
+            unit.refresh();
+            return Err(Sense::new(SenseKey::UNIT_ATTENTION, asc).into());
+        }
+        unit.refresh();
+    }
+    task.abort_epoch = unit.view.abort_epoch;
+    if unit.view.is_reserved && !entry.is_admitted(&unit.view) {
+        return Err(Failure::status(Status::RESERVATION_CONFLICT));
+    }
+    if let Some(sense) = unit.view.sanitizing
+        && !entry.rules.contains(Rules::DESPITE_SANITIZE)
+    {
+        return Err(sense.into());
+    }
+    if let Some(sense) = unit.view.not_ready
+        && entry.rules.contains(Rules::NEEDS_MEDIUM)
+    {
+        return Err(sense.into());
+    }
+    if !entry.is_supported(&unit.view) {
+        return Err(Sense::illegal(Asc::INVALID_COMMAND_OPERATION_CODE).into());
+    }
+    let mut cx = Context {
+        target,
+        nexus,
+        unit,
+        command: &command,
+        state: &mut task.state,
+        transfer_len: &mut task.transfer_len,
+    };
+    (entry.begin)(&mut cx)
+}
+
+/// The command's line of the table, if the CDB is whole.
+#[inline]
+fn find_entry(command: &Command) -> Result<&'static Entry, Failure> {
+    let cdb = &command.cdb;
+    let entry = table::find(cdb)?;
+    if cdb.len() < entry.cdb_len() {
+        return Err(Sense::illegal(Asc::INVALID_COMMAND_OPERATION_CODE).into());
+    }
+    let control = entry.cdb_len().saturating_sub(1);
+    // SPC-5 §6.6.2, NORMACA is 0: there is no auto contingent allegiance to ask for.
+    if cdb.byte(control) & NACA != 0 {
+        return Err(Sense::cdb_bit(control as u16, 2).into());
+    }
+    Ok(entry)
+}
+
+/// What a LUN without a logical unit answers (SPC-5 §4.2.1, SAM-5 §5.13).
+fn begin_without_unit(target: &Target, command: &Command) -> Outcome {
+    match command.cdb.opcode() {
+        Opcode::REPORT_LUNS => luns::report(target, command),
+        Opcode::INQUIRY => inquiry::without_unit(command),
+        Opcode::REQUEST_SENSE => super::ready::sense_without_unit(command),
+        Opcode::TEST_UNIT_READY if command.lun.is_report_luns() => Ok(Action::good()),
+        _ if command.lun.is_report_luns() => Err(Sense::illegal(Asc::INVALID_COMMAND_OPERATION_CODE).into()),
+        _ => Err(Sense::illegal(Asc::LOGICAL_UNIT_NOT_SUPPORTED).into()),
+    }
+}
+
+/// Puts unfinished work back, unless it has handed on to another state.
+fn keep_working(cx: &mut Context<'_>, work: Box<dyn super::task::Work>, outcome: Outcome) -> Outcome {
+    let goes_on = !matches!(outcome, Ok(Action::Done(_)) | Err(_));
+    if goes_on && matches!(cx.state, State::Ended) {
+        *cx.state = State::Work(work);
+    }
+    outcome
+}

@@ -1,0 +1,149 @@
+//! The device server as a whole: unit attentions, errors, many units, and whatever bytes come.
+
+use super::testing::{Answer, Bench, Client, answer, command, port, resizable};
+use super::*;
+use blockmux_volume::{Completion, IoError, MemVolume, Tag};
+use proptest::prelude::*;
+use std::sync::Arc;
+
+const TUR: [u8; 6] = [0; 6];
+
+#[test]
+fn a_new_nexus_is_told_of_the_power_on_once() {
+    let bench = Bench::new();
+    let mut client = bench.fresh_client("a");
+    client.run(&[0x12, 0, 0, 0, 36, 0]).good();
+    client.run(&[0xa0, 0, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0]).good();
+    assert_eq!(client.run(&[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0]).check(), (6, 0x2900));
+    client.run(&TUR).good();
+    let mut other = bench.fresh_client("b");
+    let sense = other.run(&[3, 0, 0, 0, 18, 0]).good();
+    assert_eq!((sense[2], &sense[12..14]), (6, &[0x29, 0][..]));
+    other.run(&TUR).good();
+    assert_eq!(other.run(&[3, 1, 0, 0, 18, 0]).good(), [0x72, 0, 0, 0, 0, 0, 0, 0]);
+}
+
+#[test]
+fn a_resize_is_told_to_everyone_but_who_found_it_out() {
+    let (volume, set_size) = resizable(1 << 20);
+    let bench = Bench::over(volume);
+    let (mut a, mut b) = (bench.client("a"), bench.client("b"));
+    set_size(4 << 20);
+    let capacity = a.run(&[0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0]).good();
+    assert_eq!(capacity, [0, 0, 0x1f, 0xff, 0, 0, 2, 0]);
+    assert_eq!(b.run(&TUR).check(), (6, 0x2a09));
+    set_size(2 << 20);
+    bench.unit.on_resize();
+    assert_eq!(a.run(&TUR).check(), (6, 0x2a09));
+    assert_eq!(b.run(&TUR).check(), (6, 0x2a09));
+    assert_eq!(a.run(&[0x28, 0, 0, 0, 0x10, 0, 0, 0, 1, 0]).check(), (5, 0x2100));
+}
+
+#[test]
+fn an_error_of_the_volume_ends_the_command_with_its_sense() {
+    let mut client = Bench::new().client("a");
+    let (mut task, step) = client.server.begin(&command(Lun::new(0), &[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0], 0));
+    assert!(matches!(step, Step::Io { .. }));
+    let step = client.server.on_io(&mut task, Completion { tag: Tag(0), result: Err(IoError::Medium) });
+    let Step::Done(response) = step else { panic!("{step:?}") };
+    assert_eq!(answer(response).check(), (3, 0x1100));
+}
+
+#[test]
+fn a_read_only_unit_refuses_whatever_would_change_it() {
+    let volume = Arc::new(MemVolume::new(1 << 20));
+    let identity = Identity { read_only: true, ..Identity::of("a") };
+    let bench = Bench::around(LogicalUnit::new(identity, volume.clone()), volume);
+    let mut client = bench.client("a");
+    assert_eq!(client.run(&[0x1a, 8, 0x3f, 0, 4, 0]).good()[2], 0x90);
+    let changes: [(&[u8], usize); 9] = [
+        (&[0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0], 512),
+        (&[0x2e, 2, 0, 0, 0, 0, 0, 0, 1, 0], 512),
+        (&[0x41, 0, 0, 0, 0, 0, 0, 0, 1, 0], 512),
+        (&[0x41, 8, 0, 0, 0, 0, 0, 0, 1, 0], 0),
+        (&[0x42, 0, 0, 0, 0, 0, 0, 0, 24, 0], 24),
+        (&[0x48, 2, 0, 0, 0, 0, 0, 0, 0, 0], 0),
+        (&[0x89, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0], 1024),
+        (&[0x8b, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0], 512),
+        (&[0x9c, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0], 512),
+    ];
+    for (cdb, len) in changes {
+        assert_eq!(client.run_with(cdb, &vec![0; len]).check(), (7, 0x2700), "{cdb:x?}");
+    }
+    client.run(&[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0]).good();
+}
+
+#[test]
+fn clear_task_set_ends_the_tasks_of_every_nexus() {
+    let bench = Bench::new();
+    let (mut a, mut b) = (bench.client("a"), bench.client("b"));
+    let (mut task, step) = a.server.begin(&command(Lun::new(0), &[0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0], 512));
+    let done = b.server.manage(TaskManagement::ClearTaskSet, Lun::new(0));
+    assert_eq!(done, ManagementResponse::FunctionComplete);
+    let Step::Done(response) = a.turn(&mut task, step, &[0; 512], &mut 0) else { panic!("it is aborted") };
+    assert_eq!(answer(response).status, Status::TASK_ABORTED);
+    a.run(&TUR).good();
+    let missing = b.server.manage(TaskManagement::LogicalUnitReset, Lun::new(1));
+    assert_eq!(missing, ManagementResponse::IncorrectLogicalUnitNumber);
+}
+
+#[test]
+fn a_target_has_as_many_units_as_there_are_numbers() {
+    let mut target = Target::new("iqn.2026-11.t:t", vec![port(1)]);
+    let numbers: Vec<u16> = (0..256).chain([300, 0x3fff]).collect();
+    for &number in &numbers {
+        let unit = LogicalUnit::new(Identity::of(&number.to_string()), Arc::new(MemVolume::new(1 << 16)));
+        target = target.with_unit(number, VolumeId(number.into()), unit);
+    }
+    let nexus = Nexus::iscsi("iqn.2026-11.i:a", [0; 6], port(1));
+    let mut server = DeviceServer::new(Arc::new(target), nexus);
+    for &number in &numbers {
+        let read = command(Lun::new(number), &[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0], 0);
+        let (_, step) = server.begin(&read);
+        assert!(matches!(step, Step::Done(response) if response.sense.is_some()), "its power on");
+        let (_, step) = server.begin(&read);
+        assert!(matches!(step, Step::Io { volume: VolumeId(id), .. } if id == u32::from(number)));
+    }
+    let list = [0xa0, 0, 2, 0, 0, 0, 0, 0, 0x10, 0, 0, 0];
+    let (_, step) = server.begin(&command(Lun::new(0), &list, 0));
+    let Step::Done(response) = step else { panic!("{step:?}") };
+    let luns = response.data_in.to_vec();
+    assert_eq!(luns.len(), (numbers.len() + 2) * 8);
+    assert_eq!(
+        luns[257 * 8..],
+        [[0x41, 0x2c], [0x7f, 0xff], [0xc1, 1]].map(|[a, b]| [a, b, 0, 0, 0, 0, 0, 0]).concat()
+    );
+}
+
+/// Drives a command to its end, which must come.
+fn drive(client: &mut Client, cdb: &[u8], data_out: &[u8]) -> Answer {
+    let (mut task, mut step) = client.server.begin(&command(Lun::new(0), cdb, data_out.len()));
+    let mut sent = 0;
+    for _ in 0..10_000 {
+        match step {
+            Step::Done(response) => return answer(response),
+            next => step = client.turn(&mut task, next, data_out, &mut sent),
+        }
+    }
+    panic!("{cdb:x?} does not end");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn whatever_bytes_come_the_command_ends(
+        opcode in prop::sample::select(table::TABLE.iter().map(|entry| entry.opcode.0).chain([0x99, 0xff]).collect::<Vec<u8>>()),
+        low in prop::bool::weighted(0.7),
+        rest in prop::collection::vec(prop_oneof![Just(0), 0..16_u8, any::<u8>()], 0..32),
+        data_out in prop::collection::vec(prop_oneof![3 => Just(0), 1 => any::<u8>()], 0..2048),
+    ) {
+        let bench = Bench::over(Arc::new(MemVolume::new(256 << 10)));
+        let mut client = bench.client("a");
+        let mut cdb = vec![opcode];
+        cdb.extend(rest.iter().take(31).map(|byte| if low { byte & 0x1f } else { *byte }));
+        let answer = drive(&mut client, &cdb, &data_out);
+        prop_assert_eq!(answer.status == Status::CHECK_CONDITION, answer.sense.is_some());
+        prop_assert!(!bench.unit.ranges.is_locked(0, u64::MAX));
+    }
+}

@@ -1,0 +1,401 @@
+//! A logical unit: a volume, and what every nexus shares about it.
+//!
+//! [`LogicalUnit::generation`] grows with each change that some nexus must know of. A [`DeviceServer`] keeps a
+//! [`View`] and takes the lock only when the generation is another than the one its view was made of.
+//!
+//! [`DeviceServer`]: super::DeviceServer
+
+use super::alua::{self, AccessStates};
+use super::nexus::Nexus;
+use super::persistence::{ImageError, ReservationStore, from_image};
+use super::ranges::Ranges;
+use super::reservations::{Access, Registrant, Reservations};
+use super::sanitize::Sanitize;
+use super::sense::Sense;
+use blockmux_volume::{MAX_TRANSFER, Volume, VolumeInfo};
+use blockmux_wire::scsi::sense::{Asc, SenseKey};
+use smallvec::SmallVec;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// How a logical unit presents itself: its names in INQUIRY data and designators, and what it can be asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// T10 VENDOR IDENTIFICATION: 8 bytes of ASCII, filled up with spaces.
+    pub vendor: [u8; 8],
+    /// PRODUCT IDENTIFICATION, filled up with spaces.
+    pub product: [u8; 16],
+    /// PRODUCT REVISION LEVEL, filled up with spaces.
+    pub revision: [u8; 4],
+    /// The unit serial number in ASCII; the same on every path to the volume, and on no other volume.
+    pub serial: String,
+    /// The medium can be ejected and loaded: RMB of INQUIRY data.
+    pub removable: bool,
+    /// Refuse writes whatever the volume says.
+    pub read_only: bool,
+    /// NAA locally assigned identifier (SPC-5 §7.7.6.6.5): the upper 4 bits are 3.
+    pub naa: u64,
+}
+
+impl Identity {
+    /// The identity of the volume with this name, which must be the same after each restart.
+    #[must_use]
+    pub fn of(name: &str) -> Identity {
+        // FNV-1a: it only has to differ between the few names of one site.
+        let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        });
+        let naa = (hash & 0x0fff_ffff_ffff_ffff) | (3 << 60);
+        Identity {
+            vendor: *b"BLOCKMUX",
+            product: *b"VOLUME          ",
+            revision: *b"0001",
+            serial: format!("{naa:016x}"),
+            removable: false,
+            read_only: false,
+
+            naa,
+        }
+    }
+}
+
+/// A volume as a logical unit; all targets and sessions that lead to the volume share one.
+pub struct LogicalUnit {
+    pub(super) identity: Identity,
+    volume: Arc<dyn Volume>,
+    generation: AtomicU64,
+    pub(super) ranges: Ranges,
+    pub(super) store: Option<Arc<dyn ReservationStore>>,
+    call: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    state: Mutex<UnitState>,
+}
+
+/// What nexuses share.
+#[derive(Default)]
+pub(super) struct UnitState {
+    pub(super) nexuses: Vec<NexusState>,
+    /// D_SENSE of the Control mode page.
+    pub(super) descriptor_sense: bool,
+    /// SWP of the Control mode page.
+    pub(super) write_protected: bool,
+    pub(super) reservations: Reservations,
+    /// Of asymmetric access.
+    pub(super) access_states: AccessStates,
+    /// A sanitize operation that is not over.
+    pub(super) sanitize: Option<Sanitize>,
+    /// The nexus that holds a RESERVE of SPC-2.
+    pub(super) reserved_by: Option<NexusKey>,
+    /// The medium of a removable unit is out.
+    pub(super) ejected: bool,
+    last_key: u64,
+    /// The size at the last look, in bytes; 0: not looked yet.
+    size: u64,
+}
+
+/// What a logical unit knows of one nexus.
+pub(super) struct NexusState {
+    pub(super) key: NexusKey,
+    pub(super) who: Registrant,
+    /// The target port group of its port.
+    group: u16,
+    /// Counts how often its tasks were aborted by others.
+    abort_epoch: u32,
+    /// PREVENT of its last PREVENT ALLOW MEDIUM REMOVAL.
+    pub(super) prevents_removal: bool,
+    attentions: SmallVec<[Asc; MAX_ATTENTIONS]>,
+}
+
+/// One nexus of a logical unit, as long as its session lasts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct NexusKey(u64);
+
+/// What a nexus has to know for each command, good as long as the generation stays.
+#[derive(Clone, Debug)]
+pub(super) struct View {
+    pub(super) info: VolumeInfo,
+    /// LOGICAL BLOCK LENGTH IN BYTES.
+    pub(super) block_len: u32,
+    /// How many blocks there are.
+    pub(super) blocks: u64,
+    /// A reservation of some kind is in force, so that the next two count.
+    pub(super) is_reserved: bool,
+    /// What a persistent reservation allows this nexus.
+    pub(super) access: Access,
+    /// Another nexus holds a RESERVE of SPC-2.
+    pub(super) is_reserved_by_other: bool,
+    /// Tasks that began under another are aborted.
+    pub(super) abort_epoch: u32,
+    /// A unit attention waits.
+    pub(super) has_attention: bool,
+    /// D_SENSE of the Control mode page.
+    pub(super) descriptor_sense: bool,
+    /// SWP of the Control mode page.
+    pub(super) write_protected: bool,
+    /// Why nearly every command fails: a sanitize operation.
+    pub(super) sanitizing: Option<Sense>,
+    /// The sanitize operation waits for someone to carry it on.
+    pub(super) has_background: bool,
+    /// Why commands that need the medium cannot have it.
+    pub(super) not_ready: Option<Sense>,
+}
+
+impl View {
+    /// Blocks can be unmapped.
+    pub(super) fn is_thin(&self) -> bool {
+        self.info.discard_granularity > 0
+    }
+
+    /// Unmapped blocks read as zeroes. Where zeroing is slow, a discard is the better way to unmap, and what reads
+    /// as what after that is open.
+    pub(super) fn unmaps_to_zeroes(&self) -> bool {
+        self.is_thin() && self.info.fast_zeroes
+    }
+
+    /// MAXIMUM TRANSFER LENGTH, in blocks.
+    pub(super) fn max_transfer_blocks(&self) -> u32 {
+        MAX_TRANSFER.checked_div(self.block_len).unwrap_or(0)
+    }
+
+    /// MAXIMUM ATOMIC TRANSFER LENGTH, in blocks; 0 without WRITE ATOMIC. Nothing of a volatile volume outlives the
+    /// power, so that no write of it is ever left half done; of other volumes nobody knows.
+    pub(super) fn max_atomic_blocks(&self) -> u32 {
+        if self.info.volatile { MAX_ATOMIC.checked_div(self.block_len).unwrap_or(0) } else { 0 }
+    }
+}
+
+impl LogicalUnit {
+    /// A logical unit over a volume.
+    #[must_use]
+    pub fn new(identity: Identity, volume: Arc<dyn Volume>) -> Arc<LogicalUnit> {
+        Arc::new(LogicalUnit::build(identity, volume, None, UnitState::default()))
+    }
+
+    /// A logical unit whose reservations can survive a restart; `image` is what `store` has kept.
+    ///
+    /// # Errors
+    /// If the image is damaged.
+    pub fn with_store(
+        identity: Identity,
+        volume: Arc<dyn Volume>,
+        store: Arc<dyn ReservationStore>,
+        image: &[u8],
+    ) -> Result<Arc<LogicalUnit>, ImageError> {
+        let state = UnitState { reservations: from_image(image)?, ..UnitState::default() };
+        Ok(Arc::new(LogicalUnit::build(identity, volume, Some(store), state)))
+    }
+
+    fn build(
+        identity: Identity,
+        volume: Arc<dyn Volume>,
+        store: Option<Arc<dyn ReservationStore>>,
+        state: UnitState,
+    ) -> LogicalUnit {
+        LogicalUnit {
+            identity,
+            volume,
+            generation: AtomicU64::new(0),
+            ranges: Ranges::default(),
+            store,
+            call: OnceLock::new(),
+            state: Mutex::new(state),
+        }
+    }
+
+    /// The volume has another size: every initiator is told with the next command. Also found out by whatever asks
+    /// for the capacity.
+    pub fn on_resize(&self) {
+        self.change(|state| state.see_size(self.volume.info().size, None));
+    }
+
+    /// Has `call` called whenever there is work that no command carries on, from any thread: then somebody's device
+    /// server has to be asked for it ([`DeviceServer::poll_background`]). Only the first call of this counts.
+    ///
+    /// [`DeviceServer::poll_background`]: super::DeviceServer::poll_background
+    pub fn on_background(&self, call: impl Fn() + Send + Sync + 'static) {
+        // Whoever came first serves the unit, too.
+        let _ = self.call.set(Box::new(call));
+    }
+
+    /// There is work that no command carries on.
+    pub(super) fn call_background(&self) {
+        if let Some(call) = self.call.get() {
+            call();
+        }
+    }
+
+    #[inline]
+    pub(super) fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    pub(super) fn info(&self) -> VolumeInfo {
+        let info = self.volume.info();
+        VolumeInfo { read_only: info.read_only || self.identity.read_only, ..info }
+    }
+
+    /// Looks at the shared state.
+    pub(super) fn look<R>(&self, look: impl FnOnce(&UnitState) -> R) -> R {
+        look(&self.lock())
+    }
+
+    /// Changes the shared state, and has every nexus look again.
+    pub(super) fn change<R>(&self, change: impl FnOnce(&mut UnitState) -> R) -> R {
+        let mut state = self.lock();
+        let result = change(&mut state);
+        // Within the lock: who sees the new generation and then locks sees the new state.
+        self.generation.fetch_add(1, Ordering::Release);
+        result
+    }
+
+    /// Adds a nexus; its first command is told of the power on (SAM-5 §5.14.1).
+    pub(super) fn attach(&self, nexus: &Nexus) -> NexusKey {
+        self.change(|state| {
+            state.last_key = state.last_key.saturating_add(1);
+            let key = NexusKey(state.last_key);
+            state.nexuses.push(NexusState {
+                key,
+                who: Registrant::of(nexus),
+                group: nexus.target_port.group,
+                abort_epoch: 0,
+                prevents_removal: false,
+                attentions: SmallVec::new(),
+            });
+            state.attend(key, Asc::POWER_ON_RESET_OR_BUS_DEVICE_RESET_OCCURRED);
+            key
+        })
+    }
+
+    /// Forgets a nexus whose session is over.
+    pub(super) fn detach(&self, key: NexusKey) {
+        self.change(|state| {
+            state.nexuses.retain(|nexus| nexus.key != key);
+            state.reserved_by = state.reserved_by.filter(|&holder| holder != key);
+        });
+    }
+
+    /// The state as `key` sees it, and the generation that this is true for.
+    pub(super) fn view(&self, key: NexusKey) -> (u64, View) {
+        let mut state = self.lock();
+        let info = self.info();
+        if state.see_size(info.size, Some(key)) {
+            self.generation.fetch_add(1, Ordering::Release);
+        }
+        let generation = self.generation();
+        // Blocks of fewer than 512 bytes are no blocks of a disk.
+        let block_len = info.logical_block.max(512);
+        let is_reserved_by_other = state.reserved_by.is_some_and(|holder| holder != key);
+        let open = Access { reads: true, writes: true };
+        let (access, abort_epoch) = match state.nexuses.iter().find(|nexus| nexus.key == key) {
+            Some(nexus) => (state.reservations.access(&nexus.who), nexus.abort_epoch),
+            None => (open, 0),
+        };
+        let view = View {
+            is_reserved: is_reserved_by_other || access != open,
+            access,
+            is_reserved_by_other,
+            abort_epoch,
+            block_len,
+            blocks: info.size.checked_div(block_len.into()).unwrap_or(0),
+            has_attention: state.nexus(key).is_some_and(|nexus| !nexus.attentions.is_empty()),
+            descriptor_sense: state.descriptor_sense,
+            write_protected: state.write_protected,
+            sanitizing: state.sanitize.as_ref().map(Sanitize::sense),
+            has_background: state.sanitize.as_ref().is_some_and(Sanitize::is_abandoned),
+            not_ready: state.not_ready(key),
+            info,
+        };
+        (generation, view)
+    }
+
+    /// Takes the oldest unit attention of a nexus.
+    pub(super) fn take_attention(&self, key: NexusKey) -> Option<Asc> {
+        self.change(|state| {
+            let nexus = state.nexus(key)?;
+            (!nexus.attentions.is_empty()).then(|| nexus.attentions.remove(0))
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, UnitState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl UnitState {
+    pub(super) fn nexus(&mut self, key: NexusKey) -> Option<&mut NexusState> {
+        self.nexuses.iter_mut().find(|nexus| nexus.key == key)
+    }
+
+    fn not_ready(&self, key: NexusKey) -> Option<Sense> {
+        let group = self.nexuses.iter().find(|nexus| nexus.key == key).map(|nexus| nexus.group);
+        let access =
+            group.and_then(|group| self.access_states.get(&group)).copied().unwrap_or_default().access;
+        if let Some(sense) = alua::not_ready(access) {
+            return Some(sense);
+        }
+        self.ejected.then_some(Sense::new(SenseKey::NOT_READY, Asc::MEDIUM_NOT_PRESENT))
+    }
+
+    /// SAM-5 §6.3.3, logical unit reset: what only lasts until one goes.
+    pub(super) fn reset(&mut self) {
+        self.nexuses.iter_mut().for_each(|nexus| nexus.prevents_removal = false);
+        (self.descriptor_sense, self.write_protected) = (false, false);
+        self.reserved_by = None;
+        self.abort_all_tasks();
+        self.attend_all(None, Asc::BUS_DEVICE_RESET_FUNCTION_OCCURRED);
+    }
+
+    /// Aborts the tasks of every nexus.
+    pub(super) fn abort_all_tasks(&mut self) {
+        self.nexuses.iter_mut().for_each(NexusState::abort_tasks);
+    }
+
+    /// Establishes a unit attention for one nexus.
+    pub(super) fn attend(&mut self, key: NexusKey, what: Asc) {
+        if let Some(nexus) = self.nexus(key) {
+            nexus.attend(what);
+        }
+    }
+
+    /// Establishes a unit attention for every nexus but `except`.
+    pub(super) fn attend_all(&mut self, except: Option<NexusKey>, what: Asc) {
+        for nexus in self.nexuses.iter_mut().filter(|nexus| Some(nexus.key) != except) {
+            nexus.attend(what);
+        }
+    }
+
+    /// Tells every nexus but `except` if the size is another than it was; answers whether it is.
+    fn see_size(&mut self, size: u64, except: Option<NexusKey>) -> bool {
+        let is_other = self.size != 0 && self.size != size;
+        if is_other {
+            self.attend_all(except, Asc::CAPACITY_DATA_HAS_CHANGED);
+        }
+        self.size = size;
+        is_other
+    }
+}
+
+impl NexusState {
+    /// Its tasks end with TASK ABORTED, each with its next step.
+    pub(super) fn abort_tasks(&mut self) {
+        self.abort_epoch = self.abort_epoch.wrapping_add(1);
+    }
+
+    pub(super) fn attend(&mut self, what: Asc) {
+        // SAM-5 §5.14: the same condition again adds nothing; and a reset makes all older ones meaningless.
+        let is_reset = what.0 >> 8 == Asc::POWER_ON_RESET_OR_BUS_DEVICE_RESET_OCCURRED.0 >> 8;
+        if is_reset {
+            self.attentions.clear();
+        }
+        if !self.attentions.contains(&what) {
+            if self.attentions.len() == MAX_ATTENTIONS {
+                self.attentions.remove(0);
+            }
+            self.attentions.push(what);
+        }
+    }
+}
+
+/// The most bytes of one WRITE ATOMIC.
+const MAX_ATOMIC: u32 = 1 << 20;
+/// The most unit attentions that wait for a nexus; beyond, the oldest is lost.
+const MAX_ATTENTIONS: usize = 8;

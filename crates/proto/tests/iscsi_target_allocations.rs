@@ -1,0 +1,175 @@
+//! An iSCSI target session allocates nothing per I/O once it has seen its usual depth.
+#![allow(unsafe_code, reason = "a counting allocator")]
+#![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
+
+use blockmux_proto::exports::VolumeId;
+use blockmux_proto::iscsi::name::Name;
+use blockmux_proto::iscsi::node::{Access, Node, Portal, TargetNode};
+use blockmux_proto::iscsi::target::TargetSession;
+use blockmux_proto::scsi::{Identity, LogicalUnit, Target as ScsiTarget};
+use blockmux_proto::session::{StreamSession, Target};
+use blockmux_volume::{Chunk, Completion, MemVolume, Memory, Op, Output, Pool};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::sync::Arc;
+use std::time::Instant;
+
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+// SAFETY: everything is passed on to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: as the caller promised.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        // SAFETY: as the caller promised.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// A session in full feature phase with these operational keys.
+fn session(keys: &str) -> TargetSession {
+    let name = "iqn.2026-11.com.example:disk";
+    let unit = LogicalUnit::new(Identity::of("disk0"), Arc::new(MemVolume::new(1 << 20)));
+    let target = Arc::new(ScsiTarget::new(name, Vec::new()).with_unit(0, VolumeId(0), unit));
+    let access = vec![Access { initiator: None, chap: None, target }];
+    let portals = vec![Portal { address: "192.0.2.1:3260".into(), group_tag: 1 }];
+    let node = Node::new(vec![TargetNode::new(Name::new(name).unwrap(), portals, access)]);
+    let pool = Pool::new(16 << 20);
+    let mut session = TargetSession::new(Arc::new(node), 1, pool, [1; 32], Instant::now());
+    let text = format!("InitiatorName=iqn.2026-11.com.example:me\0TargetName={name}\0{keys}");
+    let mut login = pdu(0x43, 0x87, text.len(), 0, 0, [0; 16]);
+    login.extend(text.bytes());
+    login.resize(login.len().next_multiple_of(4), 0);
+    take(&mut session, &login);
+    session
+}
+
+/// A header: opcode, flags, DataSegmentLength, tag and CmdSN, CDB; a command moves 4 KiB.
+fn pdu(opcode: u8, flags: u8, data_len: usize, tag: u32, cmd_sn: u32, cdb: [u8; 16]) -> Vec<u8> {
+    let mut bytes = vec![opcode, flags, 0, 0];
+    bytes.extend((data_len as u32).to_be_bytes());
+    bytes.extend([0; 8]);
+    bytes.extend(tag.to_be_bytes());
+    bytes.extend(4096_u32.to_be_bytes());
+    bytes.extend(cmd_sn.to_be_bytes());
+    bytes.extend([0; 4]);
+    bytes.extend(cdb);
+    bytes
+}
+
+/// READ(10) or WRITE(10) of 4 KiB at block 8.
+fn command(opcode: u8) -> [u8; 16] {
+    [opcode, 0, 0, 0, 0, 8, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0]
+}
+
+fn take(session: &mut TargetSession, bytes: &[u8]) {
+    assert_eq!(session.on_bytes(&Chunk::from_slice(bytes)), Ok(bytes.len()));
+    drop(session.outbox().take_bytes());
+}
+
+/// Adds a header, its digest if there is one, and its data with a digest of that.
+fn push(batch: &mut Vec<u8>, header: &[u8], data: &[u8], digests: bool) {
+    for part in [header, data] {
+        batch.extend(part);
+        if digests && !part.is_empty() {
+            batch.extend(crc32c::crc32c(part).to_le_bytes());
+        }
+    }
+}
+
+#[test]
+fn reads_and_writes_allocate_nothing() {
+    const DEPTH: u32 = 16;
+    for (keys, digests) in [("", false), ("HeaderDigest=CRC32C\0DataDigest=CRC32C\0", true)] {
+        let mut session = session(keys);
+        let mut cmd_sn = 0;
+        // The unit attention of the first command.
+        let mut first = Vec::new();
+        push(&mut first, &pdu(1, 0x81, 0, 1, cmd_sn, [0; 16]), &[], digests);
+        take(&mut session, &first);
+        let (data, lent) = (vec![7; 4096], Memory::from_heap(4096));
+        let mut batch = Vec::with_capacity(1 << 20);
+        let mut chunk = Chunk::new(Memory::from_heap(1 << 20));
+        let mut tags = Vec::with_capacity(64);
+        let mut allocations = 0;
+        for turn in 0..200 {
+            batch.clear();
+            for tag in 0..DEPTH {
+                cmd_sn += 1;
+                push(&mut batch, &pdu(1, 0xc1, 0, tag, cmd_sn, command(0x28)), &[], digests);
+                cmd_sn += 1;
+                push(&mut batch, &pdu(1, 0xa1, 4096, tag + DEPTH, cmd_sn, command(0x2a)), &data, digests);
+            }
+            chunk.recycle();
+            chunk.extend(&batch);
+            let before = ALLOCATIONS.get();
+            assert_eq!(session.on_bytes(&chunk), Ok(batch.len()));
+            chunk.take(batch.len());
+            while let Some((_, io)) = session.poll_io() {
+                tags.push((io.tag, io.op));
+            }
+            assert_eq!(tags.len(), 2 * DEPTH as usize);
+            for (tag, op) in tags.drain(..) {
+                let read = op == Op::Read;
+                let output = if read { Output::Data(lent.seg(0, 4096).into()) } else { Output::Nothing };
+                session.on_io(Completion { tag, result: Ok(output) });
+            }
+            let sent = session.outbox().len();
+            session.outbox().consume(sent);
+            if turn >= 10 {
+                allocations += ALLOCATIONS.get() - before;
+            }
+        }
+        assert_eq!(allocations, 0, "digests {digests}");
+    }
+}
+
+#[test]
+fn writes_that_are_asked_for_allocate_nothing() {
+    let mut session = session("ImmediateData=No\0");
+    take(&mut session, &pdu(1, 0x81, 0, 1, 0, [0; 16]));
+    let data = vec![7; 4096];
+    let mut allocations = 0;
+    let mut chunk = Chunk::new(Memory::from_heap(64 << 10));
+    let mut r2t = Vec::with_capacity(48);
+    for turn in 1..200_u32 {
+        let header = pdu(1, 0xa1, 0, 9, turn, command(0x2a));
+        chunk.recycle();
+        chunk.extend(&header);
+        let before = ALLOCATIONS.get();
+        assert_eq!(session.on_bytes(&chunk), Ok(48));
+        chunk.take(48);
+        let asked = ALLOCATIONS.get() - before;
+        r2t.clear();
+        r2t.extend(session.outbox().take_bytes());
+        assert_eq!(r2t[0], 0x31);
+        let mut data_out = pdu(5, 0x80, 4096, 9, 0, [0; 16]);
+        data_out[20..24].copy_from_slice(&r2t[20..24]);
+        chunk.recycle();
+        chunk.extend(&data_out);
+        chunk.extend(&data);
+        let before = ALLOCATIONS.get();
+        assert_eq!(session.on_bytes(&chunk), Ok(48 + 4096));
+        chunk.take(48 + 4096);
+        let (_, io) = session.poll_io().unwrap();
+        session.on_io(Completion { tag: io.tag, result: Ok(Output::Nothing) });
+        drop(io);
+        let sent = session.outbox().len();
+        session.outbox().consume(sent);
+        if turn > 10 {
+            allocations += asked + ALLOCATIONS.get() - before;
+        }
+    }
+    assert_eq!(allocations, 0);
+}

@@ -1,0 +1,88 @@
+//! Shows that READ, WRITE, SYNCHRONIZE CACHE and UNMAP of one range allocate nothing in the device server.
+#![expect(unsafe_code, reason = "an allocator that counts is an allocator")]
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+use blockmux_proto::exports::VolumeId;
+use blockmux_proto::scsi::*;
+use blockmux_volume::{Completion, MemVolume, Memory, Op, Output, SgList, Tag};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::sync::Arc;
+
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+// SAFETY: the system's allocator does everything.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: the caller's promises are the same.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, start: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promises are the same.
+        unsafe { System.dealloc(start, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// Walks a command to its end; the volume is this function.
+fn run(server: &mut DeviceServer, cdb: &[u8], data_out: &SgList, data_in: &SgList) -> Status {
+    let command = Command {
+        lun: Lun::new(0),
+        cdb: Cdb::new(cdb).unwrap(),
+        attribute: TaskAttribute::Simple,
+        data_out_len: data_out.len() as u32,
+        data_in_len: data_in.len() as u32,
+    };
+    let (mut task, mut step) = server.begin(&command);
+    loop {
+        step = match step {
+            Step::Done(response) => return response.status,
+            Step::Wait | Step::Pause(_) => server.resume(&mut task),
+            Step::DataOut { len } => server.on_data_out(&mut task, data_out.slice(0, len)),
+            Step::Io { io, .. } => {
+                let output = match io.op {
+                    Op::Read => Output::Data(data_in.clone()),
+                    _ => Output::Nothing,
+                };
+                server.on_io(&mut task, Completion { tag: Tag(0), result: Ok(output) })
+            }
+        };
+    }
+}
+
+#[test]
+fn commands_on_one_range_allocate_nothing() {
+    let unit = LogicalUnit::new(Identity::of("a"), Arc::new(MemVolume::new(1 << 20)));
+    let port = TargetPort { relative_id: 1, group: 1, name: "t".into() };
+    let target = Target::new("t", vec![port.clone()]).with_unit(0, VolumeId(0), unit);
+    let mut server = DeviceServer::new(Arc::new(target), Nexus::iscsi("i", [0; 6], port));
+    let (block, list) = (SgList::one(Memory::from_heap(512).seg(0, 512)), Memory::from_heap(24).seg(0, 24));
+    list.copy_from(&[0, 22, 0, 16, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 0]);
+    let (list, none) = (SgList::one(list), SgList::default());
+    let commands: [(&[u8], &SgList, &SgList); 6] = [
+        (&[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0], &none, &block),
+        (&[0x2a, 8, 0, 0, 0, 0, 0, 0, 1, 0], &block, &none),
+        (&[0x88, 0, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 1, 0, 0], &none, &block),
+        (&[0x8a, 0, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 1, 0, 0], &block, &none),
+        (&[0x35, 0, 0, 0, 0, 0, 0, 0, 0, 0], &none, &none),
+        (&[0x42, 0, 0, 0, 0, 0, 0, 0, 24, 0], &list, &none),
+    ];
+    assert_eq!(run(&mut server, &[0; 6], &none, &none), Status::CHECK_CONDITION);
+    for (cdb, data_out, data_in) in commands {
+        let before = ALLOCATIONS.get();
+        assert_eq!(run(&mut server, cdb, data_out, data_in), Status::GOOD, "{cdb:x?}");
+        assert_eq!(ALLOCATIONS.get() - before, 0, "{cdb:x?}");
+    }
+    // The counter counts: INQUIRY makes its answer anew.
+    let before = ALLOCATIONS.get();
+    run(&mut server, &[0x12, 0, 0, 0, 96, 0], &none, &none);
+    assert_ne!(ALLOCATIONS.get() - before, 0);
+}

@@ -1,0 +1,117 @@
+//! Additional Header Segments (RFC 7143 §11.2.2).
+
+use crate::open_enum::open_enum;
+use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, U32, Unaligned};
+
+/// What each segment begins with; `ahs_length` bytes follow the first three, and padding to four.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct AhsHead {
+    /// Bytes behind the type, the reserved byte included; without padding.
+    pub ahs_length: U16<BE>,
+    /// [`AhsType`].
+    pub ahs_type: u8,
+    /// Reserved in both types that there are.
+    pub specific: u8,
+}
+const _: () = assert!(size_of::<AhsHead>() == 4);
+
+/// The whole of an Expected Bidirectional Read Data Length segment (RFC 7143 §11.2.2.4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct BidirectionalReadLength {
+    /// Length 5, [`AhsType::BIDIRECTIONAL_READ_DATA_LENGTH`].
+    pub head: AhsHead,
+    /// In bytes.
+    pub expected_read_data_length: U32<BE>,
+}
+const _: () = assert!(size_of::<BidirectionalReadLength>() == 8);
+
+open_enum! {
+    /// What a segment holds (RFC 7143 §11.2.2.1).
+    pub enum AhsType(u8) {
+        /// What a CDB has beyond 16 bytes.
+        EXTENDED_CDB = 1,
+        /// [`BidirectionalReadLength`].
+        BIDIRECTIONAL_READ_DATA_LENGTH = 2,
+    }
+}
+
+/// One segment as it lies in a header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ahs<'a> {
+    /// What it holds.
+    pub ahs_type: AhsType,
+    /// Behind the reserved byte, without padding.
+    pub data: &'a [u8],
+}
+
+/// The segments of a header, in order.
+#[derive(Clone, Debug)]
+pub struct AhsIter<'a> {
+    rest: &'a [u8],
+}
+
+/// A segment that is longer than what is left of the header, or too short to be one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MalformedAhs;
+
+impl<'a> AhsIter<'a> {
+    /// Over what follows the Basic Header Segment, without digest.
+    #[must_use]
+    pub fn new(segments: &'a [u8]) -> AhsIter<'a> {
+        AhsIter { rest: segments }
+    }
+}
+
+impl<'a> Iterator for AhsIter<'a> {
+    type Item = Result<Ahs<'a>, MalformedAhs>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.rest.is_empty() {
+            return None;
+        }
+        let segment = split(self.rest);
+        self.rest = segment.map_or(&[], |(_, rest)| rest);
+        Some(segment.map(|(ahs, _)| ahs).ok_or(MalformedAhs))
+    }
+}
+
+/// The first segment, and what is behind its padding.
+fn split(segments: &[u8]) -> Option<(Ahs<'_>, &[u8])> {
+    let (head, rest) = AhsHead::read_from_prefix(segments).ok()?;
+    let len = usize::from(head.ahs_length.get()).checked_sub(1)?;
+    let data = rest.get(..len)?;
+    let rest = rest.get(len.checked_add(super::padding(len))?..)?;
+    Some((Ahs { ahs_type: AhsType(head.ahs_type), data }, rest))
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate alloc;
+    use super::*;
+    use alloc::vec::Vec;
+
+    #[test]
+    fn segments_are_read_one_after_the_other() {
+        let bytes = b"\x00\x05\x02\x00\x00\x00\x10\x00\x00\x04\x01\x00abc\0\x00\x01\x07\x00";
+        let segments: Vec<_> = AhsIter::new(bytes).map(Result::unwrap).collect();
+        let ahs = |ahs_type, data| Ahs { ahs_type, data };
+        assert_eq!(
+            segments,
+            [
+                ahs(AhsType::BIDIRECTIONAL_READ_DATA_LENGTH, &b"\0\0\x10\0"[..]),
+                ahs(AhsType::EXTENDED_CDB, b"abc"),
+                ahs(AhsType(7), b""),
+            ]
+        );
+    }
+
+    #[test]
+    fn a_segment_of_a_wrong_length_ends_the_list() {
+        for bytes in [&b"\0\0\x01\0"[..], b"\0\x06\x01\0abcd", b"\0\x03\x01\0ab", b"\0\x01\x01"] {
+            let segments: Vec<_> = AhsIter::new(bytes).collect();
+            assert_eq!(segments, [Err(MalformedAhs)], "{bytes:?}");
+        }
+    }
+}

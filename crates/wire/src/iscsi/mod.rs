@@ -1,0 +1,190 @@
+//! iSCSI, as RFC 7143 and its extension RFC 7144 have it.
+//!
+//! ```text
+//!   Basic Header Segment │ Additional Header Segments │ Header-Digest │ Data Segment │ padding │ Data-Digest
+//!   48 bytes             │ TotalAHSLength × 4 bytes   │ 0 or 4 bytes  │ DataSegmentLength  to 4 │ 0 or 4 bytes
+//! ```
+//! [`Bhs`] is what all headers have in common (RFC 7143 §11.2.1); the structures of [`scsi`] move commands and their
+//! data, those of [`session`] log in, talk, and end. All are 48 bytes, without padding, big-endian. Field names are
+//! the RFC's in snake case.
+
+pub mod ahs;
+pub mod scsi;
+pub mod session;
+
+use crate::open_enum::open_enum;
+use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U32, Unaligned};
+
+/// The Basic Header Segment as far as every PDU has it (RFC 7143 §11.2.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Bhs {
+    /// The I bit and [`Opcode`].
+    pub opcode: u8,
+    /// The F bit, mostly, and what the opcode says.
+    pub flags: u8,
+    /// What the opcode says.
+    pub specific: [u8; 2],
+    /// In units of four bytes.
+    pub total_ahs_length: u8,
+    /// In bytes, without padding.
+    pub data_segment_length: U24,
+    /// LUN, or what the opcode says.
+    pub lun: [u8; 8],
+    /// Chosen by the initiator for each task.
+    pub initiator_task_tag: U32<BE>,
+    /// What the opcode says.
+    pub specific_end: [u8; 28],
+}
+const _: () = assert!(size_of::<Bhs>() == BHS_LEN);
+
+impl Bhs {
+    /// The opcode without the I bit.
+    #[inline]
+    #[must_use]
+    pub const fn opcode(&self) -> Opcode {
+        Opcode(self.opcode & OPCODE_MASK)
+    }
+
+    /// Whether the I bit asks for immediate delivery (RFC 7143 §11.2.1.1).
+    #[inline]
+    #[must_use]
+    pub const fn is_immediate(&self) -> bool {
+        self.opcode & FLAG_IMMEDIATE != 0
+    }
+
+    /// Bytes of Additional Header Segments that follow.
+    #[inline]
+    #[must_use]
+    pub const fn ahs_len(&self) -> usize {
+        // At most 1020.
+        self.total_ahs_length as usize * 4
+    }
+}
+
+/// A number of three bytes, big-endian.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(transparent)]
+pub struct U24([u8; 3]);
+
+impl U24 {
+    /// The largest value.
+    pub const MAX: u32 = (1 << 24) - 1;
+
+    /// The low 24 bits of `value`.
+    #[inline]
+    #[must_use]
+    pub const fn new(value: u32) -> U24 {
+        let [_, high, middle, low] = value.to_be_bytes();
+        U24([high, middle, low])
+    }
+
+    /// The number.
+    #[inline]
+    #[must_use]
+    pub const fn get(self) -> u32 {
+        let [high, middle, low] = self.0;
+        u32::from_be_bytes([0, high, middle, low])
+    }
+}
+
+open_enum! {
+    /// Operation codes (RFC 7143 §11.2.1.2); those of targets have bit 5 set.
+    pub enum Opcode(u8) {
+        /// [`session::NopOut`].
+        NOP_OUT = 0x00,
+        /// [`scsi::ScsiCommand`].
+        SCSI_COMMAND = 0x01,
+        /// [`scsi::TaskManagementRequest`].
+        TASK_MANAGEMENT_REQUEST = 0x02,
+        /// [`session::LoginRequest`].
+        LOGIN_REQUEST = 0x03,
+        /// [`session::TextRequest`].
+        TEXT_REQUEST = 0x04,
+        /// [`scsi::DataOut`].
+        DATA_OUT = 0x05,
+        /// [`session::LogoutRequest`].
+        LOGOUT_REQUEST = 0x06,
+        /// [`scsi::SnackRequest`].
+        SNACK_REQUEST = 0x10,
+        /// [`session::NopIn`].
+        NOP_IN = 0x20,
+        /// [`scsi::ScsiResponse`].
+        SCSI_RESPONSE = 0x21,
+        /// [`scsi::TaskManagementResponse`].
+        TASK_MANAGEMENT_RESPONSE = 0x22,
+        /// [`session::LoginResponse`].
+        LOGIN_RESPONSE = 0x23,
+        /// [`session::TextResponse`].
+        TEXT_RESPONSE = 0x24,
+        /// [`scsi::DataIn`].
+        DATA_IN = 0x25,
+        /// [`session::LogoutResponse`].
+        LOGOUT_RESPONSE = 0x26,
+        /// [`scsi::R2t`].
+        R2T = 0x31,
+        /// [`session::AsyncMessage`].
+        ASYNC_MESSAGE = 0x32,
+        /// [`session::Reject`].
+        REJECT = 0x3f,
+    }
+}
+
+/// How many bytes of padding follow `len` bytes (RFC 7143 §11.1).
+#[inline]
+#[must_use]
+pub const fn padding(len: usize) -> usize {
+    len.wrapping_neg() % 4
+}
+
+/// Of the Basic Header Segment, in bytes.
+pub const BHS_LEN: usize = 48;
+
+/// Of a header or data digest, in bytes.
+pub const DIGEST_LEN: usize = 4;
+
+/// The port that IANA assigned to iSCSI (RFC 7143 §13).
+pub const ISCSI_DEFAULT_PORT: u16 = 3260;
+
+/// A task tag that is none (RFC 7143 §11.2.1.8).
+pub const RESERVED_TAG: u32 = 0xffff_ffff;
+
+/// The longest iSCSI name, in bytes (RFC 7143 §4.2.7.1).
+pub const ISCSI_MAX_NAME: usize = 223;
+
+/// I, in the opcode's byte: deliver at once, out of the order of CmdSN.
+pub const FLAG_IMMEDIATE: u8 = 0x40;
+/// What is left of the opcode's byte.
+pub const OPCODE_MASK: u8 = 0x3f;
+
+/// F, in the flags: the last PDU of a sequence.
+pub const FLAG_FINAL: u8 = 0x80;
+/// C, in a login or text PDU: the text goes on in the next one.
+pub const FLAG_CONTINUE: u8 = 0x40;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn padding_fills_to_four_bytes() {
+        assert_eq!([0, 1, 2, 3, 4, 5].map(padding), [0, 3, 2, 1, 0, 3]);
+    }
+
+    #[test]
+    fn three_bytes_hold_24_bits() {
+        assert_eq!(U24::new(0x01_0203).as_bytes(), [1, 2, 3]);
+        assert_eq!(U24::new(U24::MAX).get(), 0x00ff_ffff);
+        assert_eq!(U24::new(0x0100_0001).get(), 1);
+    }
+
+    #[test]
+    fn an_opcode_is_read_beside_the_i_bit() {
+        let mut bhs = Bhs::read_from_bytes(&[0; BHS_LEN]).unwrap();
+        bhs.opcode = 0x43;
+        bhs.total_ahs_length = 255;
+        assert_eq!((bhs.opcode(), bhs.is_immediate(), bhs.ahs_len()), (Opcode::LOGIN_REQUEST, true, 1020));
+    }
+}

@@ -1,0 +1,67 @@
+//! Asymmetric logical unit access: parameter data of REPORT and SET TARGET PORT GROUPS (SPC-5 §6.37, §6.45).
+
+use crate::open_enum::open_enum;
+use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, Unaligned};
+
+/// A target port group descriptor; 4 bytes for each port follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct PortGroupDescriptor {
+    /// PREF and ASYMMETRIC ACCESS STATE.
+    pub pref_and_access_state: u8,
+    /// [`SUPPORTED_STATES`].
+    pub supported_states: u8,
+    /// TARGET PORT GROUP.
+    pub target_port_group: U16<BE>,
+    /// Reserved.
+    pub reserved: u8,
+    /// STATUS CODE: [`STATUS_NONE`] and others.
+    pub status_code: u8,
+    /// Vendor specific.
+    pub vendor_specific: u8,
+    /// TARGET PORT COUNT.
+    pub target_port_count: u8,
+}
+const _: () = assert!(size_of::<PortGroupDescriptor>() == 8);
+
+/// A set target port group descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct SetPortGroup {
+    /// ASYMMETRIC ACCESS STATE in the lower 4 bits.
+    pub access_state: u8,
+    /// Reserved.
+    pub reserved: u8,
+    /// TARGET PORT GROUP.
+    pub target_port_group: U16<BE>,
+}
+const _: () = assert!(size_of::<SetPortGroup>() == 4);
+
+open_enum! {
+    /// ASYMMETRIC ACCESS STATE.
+    pub enum AccessState(u8) {
+        /// The best path.
+        ACTIVE_OPTIMIZED = 0x0,
+        /// A path that costs more.
+        ACTIVE_NON_OPTIMIZED = 0x1,
+        /// A path for a failover.
+        STANDBY = 0x2,
+        /// No path now.
+        UNAVAILABLE = 0x3,
+        /// Depends on the block.
+        LOGICAL_BLOCK_DEPENDENT = 0x4,
+        /// No path until someone mends it.
+        OFFLINE = 0xe,
+        /// On the way to another state.
+        TRANSITIONING = 0xf,
+    }
+}
+
+/// U_SUP, S_SUP, AN_SUP and AO_SUP.
+pub const SUPPORTED_STATES: u8 = 0x0f;
+/// STATUS CODE: no status.
+pub const STATUS_NONE: u8 = 0;
+/// STATUS CODE: set by SET TARGET PORT GROUPS.
+pub const STATUS_EXPLICIT: u8 = 1;
+/// STATUS CODE: set by the target itself.
+pub const STATUS_IMPLICIT: u8 = 2;

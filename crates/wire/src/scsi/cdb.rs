@@ -1,0 +1,111 @@
+//! Command descriptor blocks: the shapes that several commands share, and those with fields of their own.
+
+use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, U32, U64, Unaligned};
+
+/// The longest CDB that is spoken here, in bytes.
+pub const MAX_CDB_LEN: usize = 32;
+
+/// The typical 6-byte CDB with a logical block address (SPC-5 §4.2.2.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Cdb6 {
+    /// OPERATION CODE.
+    pub opcode: u8,
+    /// LOGICAL BLOCK ADDRESS: 21 bits of these three bytes.
+    pub logical_block_address: [u8; 3],
+    /// TRANSFER LENGTH in blocks; 0 means 256.
+    pub transfer_length: u8,
+    /// CONTROL.
+    pub control: u8,
+}
+const _: () = assert!(size_of::<Cdb6>() == 6);
+
+/// The typical 10-byte CDB with a logical block address (SPC-5 §4.2.2.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Cdb10 {
+    /// OPERATION CODE.
+    pub opcode: u8,
+    /// Bits of the command.
+    pub flags: u8,
+    /// LOGICAL BLOCK ADDRESS.
+    pub logical_block_address: U32<BE>,
+    /// GROUP NUMBER.
+    pub group_number: u8,
+    /// TRANSFER LENGTH, ALLOCATION LENGTH or the like.
+    pub transfer_length: U16<BE>,
+    /// CONTROL.
+    pub control: u8,
+}
+const _: () = assert!(size_of::<Cdb10>() == 10);
+
+/// The typical 12-byte CDB with a logical block address (SPC-5 §4.2.2.4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Cdb12 {
+    /// OPERATION CODE.
+    pub opcode: u8,
+    /// Bits of the command.
+    pub flags: u8,
+    /// LOGICAL BLOCK ADDRESS.
+    pub logical_block_address: U32<BE>,
+    /// TRANSFER LENGTH, ALLOCATION LENGTH or the like.
+    pub transfer_length: U32<BE>,
+    /// GROUP NUMBER.
+    pub group_number: u8,
+    /// CONTROL.
+    pub control: u8,
+}
+const _: () = assert!(size_of::<Cdb12>() == 12);
+
+/// The typical 16-byte CDB with a long logical block address (SPC-5 §4.2.2.5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Cdb16 {
+    /// OPERATION CODE.
+    pub opcode: u8,
+    /// Bits of the command.
+    pub flags: u8,
+    /// LOGICAL BLOCK ADDRESS.
+    pub logical_block_address: U64<BE>,
+    /// TRANSFER LENGTH, ALLOCATION LENGTH or the like.
+    pub transfer_length: U32<BE>,
+    /// GROUP NUMBER.
+    pub group_number: u8,
+    /// CONTROL.
+    pub control: u8,
+}
+const _: () = assert!(size_of::<Cdb16>() == 16);
+
+/// INQUIRY (SPC-5 §6.6).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Inquiry {
+    /// OPERATION CODE.
+    pub opcode: u8,
+    /// [`EVPD`].
+    pub flags: u8,
+    /// PAGE CODE.
+    pub page_code: u8,
+    /// ALLOCATION LENGTH, in bytes.
+    pub allocation_length: U16<BE>,
+    /// CONTROL.
+    pub control: u8,
+}
+const _: () = assert!(size_of::<Inquiry>() == 6);
+
+/// Of INQUIRY: a page of vital product data is asked for.
+pub const EVPD: u8 = 1 << 0;
+
+/// Of READ, WRITE and their relatives: do not keep in a cache (disable page out).
+pub const DPO: u8 = 1 << 4;
+/// Of READ, WRITE and their relatives: force unit access.
+pub const FUA: u8 = 1 << 3;
+/// RDPROTECT, WRPROTECT, VRPROTECT, ORPROTECT: what to do about protection information.
+pub const PROTECT_MASK: u8 = 0b111 << 5;
+
+/// Of CONTROL: normal auto contingent allegiance (SAM-5 §5.2).
+pub const NACA: u8 = 1 << 2;
+
+/// Where the service action of a CDB is that has it in its second byte.
+pub const SERVICE_ACTION_MASK: u8 = 0x1f;

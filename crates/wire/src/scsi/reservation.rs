@@ -1,0 +1,174 @@
+//! PERSISTENT RESERVE IN and OUT: parameter data (SPC-5 §6.16, §6.17).
+
+use crate::open_enum::open_enum;
+use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, U32, U64, Unaligned};
+
+/// The basic PERSISTENT RESERVE OUT parameter list; with [`SPEC_I_PT`] TransportIDs follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct ReserveOut {
+    /// RESERVATION KEY.
+    pub reservation_key: U64<BE>,
+    /// SERVICE ACTION RESERVATION KEY.
+    pub service_action_reservation_key: U64<BE>,
+    /// Obsolete.
+    pub obsolete: [u8; 4],
+    /// [`SPEC_I_PT`], [`ALL_TG_PT`], [`APTPL`].
+    pub flags: u8,
+    /// Reserved and obsolete.
+    pub reserved: [u8; 3],
+}
+const _: () = assert!(size_of::<ReserveOut>() == 24);
+
+/// The parameter list of REGISTER AND MOVE; a TransportID follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct RegisterAndMove {
+    /// RESERVATION KEY.
+    pub reservation_key: U64<BE>,
+    /// SERVICE ACTION RESERVATION KEY.
+    pub service_action_reservation_key: U64<BE>,
+    /// Reserved.
+    pub reserved: u8,
+    /// [`UNREG`] and [`APTPL`].
+    pub flags: u8,
+    /// RELATIVE TARGET PORT IDENTIFIER.
+    pub relative_target_port_identifier: U16<BE>,
+    /// TRANSPORTID PARAMETER DATA LENGTH, in bytes.
+    pub transport_id_length: U32<BE>,
+}
+const _: () = assert!(size_of::<RegisterAndMove>() == 24);
+
+/// The head of what READ KEYS, READ RESERVATION and READ FULL STATUS return.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct ReserveInHeader {
+    /// PRGENERATION.
+    pub generation: U32<BE>,
+    /// ADDITIONAL LENGTH: bytes that follow.
+    pub additional_length: U32<BE>,
+}
+const _: () = assert!(size_of::<ReserveInHeader>() == 8);
+
+/// The reservation in READ RESERVATION.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct ReservationDescriptor {
+    /// RESERVATION KEY; 0 when all registrants hold it.
+    pub reservation_key: U64<BE>,
+    /// Obsolete and reserved.
+    pub obsolete: [u8; 5],
+    /// SCOPE and TYPE.
+    pub scope_and_type: u8,
+    /// Obsolete.
+    pub obsolete_too: [u8; 2],
+}
+const _: () = assert!(size_of::<ReservationDescriptor>() == 16);
+
+/// REPORT CAPABILITIES.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Capabilities {
+    /// LENGTH: 8.
+    pub length: U16<BE>,
+    /// CRH, [`SIP_C`], [`ATP_C`], [`PTPL_C`].
+    pub flags_2: u8,
+    /// [`TMV`], ALLOW COMMANDS, [`PTPL_A`].
+    pub flags_3: u8,
+    /// PERSISTENT RESERVATION TYPE MASK.
+    pub type_mask: U16<BE>,
+    /// Reserved.
+    pub reserved: [u8; 2],
+}
+const _: () = assert!(size_of::<Capabilities>() == 8);
+
+/// One registration in READ FULL STATUS; its TransportID follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct FullStatusDescriptor {
+    /// RESERVATION KEY.
+    pub reservation_key: U64<BE>,
+    /// Reserved.
+    pub reserved: [u8; 4],
+    /// ALL_TG_PT and [`R_HOLDER`].
+    pub flags: u8,
+    /// SCOPE and TYPE of the holder's reservation.
+    pub scope_and_type: u8,
+    /// Reserved.
+    pub reserved_too: [u8; 4],
+    /// RELATIVE TARGET PORT IDENTIFIER.
+    pub relative_target_port_identifier: U16<BE>,
+    /// ADDITIONAL DESCRIPTOR LENGTH: bytes of TransportID.
+    pub additional_descriptor_length: U32<BE>,
+}
+const _: () = assert!(size_of::<FullStatusDescriptor>() == 24);
+
+open_enum! {
+    /// TYPE of a persistent reservation (SPC-5 §6.16.3.4).
+    pub enum ReservationType(u8) {
+        /// Only the holder writes.
+        WRITE_EXCLUSIVE = 0x1,
+        /// Only the holder reads and writes.
+        EXCLUSIVE_ACCESS = 0x3,
+        /// Only who is registered writes.
+        WRITE_EXCLUSIVE_REGISTRANTS_ONLY = 0x5,
+        /// Only who is registered reads and writes.
+        EXCLUSIVE_ACCESS_REGISTRANTS_ONLY = 0x6,
+        /// Only who is registered writes, and all of those hold it.
+        WRITE_EXCLUSIVE_ALL_REGISTRANTS = 0x7,
+        /// Only who is registered reads and writes, and all of those hold it.
+        EXCLUSIVE_ACCESS_ALL_REGISTRANTS = 0x8,
+    }
+}
+
+impl ReservationType {
+    /// Whether every registered nexus holds the reservation.
+    #[must_use]
+    pub const fn is_all_registrants(self) -> bool {
+        matches!(self, Self::WRITE_EXCLUSIVE_ALL_REGISTRANTS | Self::EXCLUSIVE_ACCESS_ALL_REGISTRANTS)
+    }
+
+    /// Whether every registered nexus has access.
+    #[must_use]
+    pub const fn admits_registrants(self) -> bool {
+        self.is_all_registrants()
+            || matches!(
+                self,
+                Self::WRITE_EXCLUSIVE_REGISTRANTS_ONLY | Self::EXCLUSIVE_ACCESS_REGISTRANTS_ONLY
+            )
+    }
+
+    /// Whether everyone may read.
+    #[must_use]
+    pub const fn is_write_exclusive(self) -> bool {
+        matches!(
+            self,
+            Self::WRITE_EXCLUSIVE
+                | Self::WRITE_EXCLUSIVE_REGISTRANTS_ONLY
+                | Self::WRITE_EXCLUSIVE_ALL_REGISTRANTS
+        )
+    }
+}
+
+/// Register the initiator ports that are listed, too.
+pub const SPEC_I_PT: u8 = 1 << 3;
+/// Register on every target port.
+pub const ALL_TG_PT: u8 = 1 << 2;
+/// Activate persist through power loss.
+pub const APTPL: u8 = 1 << 0;
+/// REGISTER AND MOVE: unregister the nexus that it comes from.
+pub const UNREG: u8 = 1 << 1;
+/// [`SPEC_I_PT`] is supported.
+pub const SIP_C: u8 = 1 << 3;
+/// [`ALL_TG_PT`] is supported.
+pub const ATP_C: u8 = 1 << 2;
+/// [`APTPL`] is supported.
+pub const PTPL_C: u8 = 1 << 0;
+/// The type mask is valid.
+pub const TMV: u8 = 1 << 7;
+/// [`APTPL`] is active.
+pub const PTPL_A: u8 = 1 << 0;
+/// Every type: WR_EX_AR, EX_AC_RO, WR_EX_RO, EX_AC, WR_EX and EX_AC_AR.
+pub const TYPE_MASK_ALL: u16 = 0xea01;
+/// The registration is a reservation holder.
+pub const R_HOLDER: u8 = 1 << 0;

@@ -1,0 +1,85 @@
+//! Checks what an iSCSI target sends: whole PDUs of a target's kinds, numbered as RFC 7143 §4.2.2 says.
+
+use blockmux_wire::iscsi::session::{FLAG_TRANSIT, Stage, next_stage};
+use blockmux_wire::iscsi::{BHS_LEN, Bhs, DIGEST_LEN, Opcode, RESERVED_TAG, padding};
+use zerocopy::FromBytes;
+
+/// A target's stream as far as it came.
+#[derive(Default)]
+pub(crate) struct TargetStream {
+    rest: Vec<u8>,
+    /// Agreed on; in force once the login is over.
+    header_digest: bool,
+    data_digest: bool,
+    is_logged_in: bool,
+    /// The next StatSN, once one was seen.
+    stat_sn: Option<u32>,
+    /// The last MaxCmdSN after the login.
+    max_cmd_sn: Option<u32>,
+}
+
+impl TargetStream {
+    /// More was sent.
+    pub(crate) fn on_sent(&mut self, bytes: &[u8]) {
+        self.rest.extend(bytes);
+        while let Some(len) = self.first_pdu() {
+            self.rest.drain(..len);
+        }
+    }
+
+    /// The target is quiet: nothing is half sent.
+    pub(crate) fn on_quiet(&self) {
+        assert!(self.rest.is_empty(), "{} bytes of a PDU were sent and no more", self.rest.len());
+    }
+
+    /// Checks the first PDU if it is whole; its length.
+    fn first_pdu(&mut self) -> Option<usize> {
+        let bhs = Bhs::read_from_bytes(self.rest.get(..BHS_LEN)?).ok()?;
+        let data_len = bhs.data_segment_length.get() as usize;
+        let header_len = BHS_LEN + if self.is_logged_in && self.header_digest { DIGEST_LEN } else { 0 };
+        let digest_len = if self.is_logged_in && self.data_digest && data_len > 0 { DIGEST_LEN } else { 0 };
+        let len = header_len + data_len + padding(data_len) + digest_len;
+        let data = self.rest.get(..len)?[header_len..header_len + data_len].to_vec();
+        self.check(&bhs, &data);
+        Some(len)
+    }
+
+    fn check(&mut self, bhs: &Bhs, data: &[u8]) {
+        let opcode = bhs.opcode();
+        assert!(opcode.name().is_some() && opcode.0 & 0x20 != 0, "{opcode} is not a target's");
+        assert_eq!(bhs.total_ahs_length, 0);
+        assert_eq!(opcode == Opcode::LOGIN_RESPONSE, !self.is_logged_in, "{opcode} has its time");
+        let number = |at: usize| {
+            let bytes = &bhs.specific_end[at..at + 4];
+            u32::from_be_bytes(bytes.try_into().expect("there are four bytes"))
+        };
+        let (stat_sn, exp_cmd_sn, max_cmd_sn) = (number(4), number(8), number(12));
+        let has_status = match opcode {
+            Opcode::DATA_IN => bhs.flags & 1 != 0,
+            Opcode::R2T => false,
+            Opcode::NOP_IN => bhs.initiator_task_tag.get() != RESERVED_TAG,
+            _ => true,
+        };
+        if has_status {
+            let expected = self.stat_sn.unwrap_or(stat_sn);
+            assert_eq!(stat_sn, expected, "StatSN of {opcode}");
+            self.stat_sn = Some(expected.wrapping_add(1));
+        }
+        if opcode == Opcode::LOGIN_RESPONSE {
+            self.on_login(bhs, data);
+        } else {
+            let last = self.max_cmd_sn.replace(max_cmd_sn).unwrap_or(max_cmd_sn);
+            assert!(max_cmd_sn.wrapping_sub(last) < 1 << 16, "MaxCmdSN went back");
+            assert!(max_cmd_sn.wrapping_add(1).wrapping_sub(exp_cmd_sn) <= 256, "the window is too large");
+        }
+    }
+
+    fn on_login(&mut self, bhs: &Bhs, data: &[u8]) {
+        for pair in data.split(|&byte| byte == 0) {
+            self.header_digest |= pair == b"HeaderDigest=CRC32C";
+            self.data_digest |= pair == b"DataDigest=CRC32C";
+        }
+        let ends = bhs.flags & FLAG_TRANSIT != 0 && next_stage(bhs.flags) == Stage::FULL_FEATURE_PHASE;
+        self.is_logged_in = ends && bhs.specific_end[16] == 0;
+    }
+}
