@@ -42,6 +42,11 @@ impl Failure {
     }
 }
 
+/// The exit status of what a signal has ended, as a shell says it.
+pub(crate) fn status_of_signal(signal: i32) -> ExitCode {
+    ExitCode::from(128 + u8::try_from(signal).unwrap_or(0))
+}
+
 /// What is wrong with the command line, in one line.
 pub(crate) fn from_command_line(error: &clap::Error) -> Failure {
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
