@@ -134,7 +134,7 @@ const WRONG: &[(&[&str], &str)] = &[
         "mem:1m: has 1048576 bytes, and mem:2m has 2097152; take a destination at least as large",
     ),
     (&["copy", "mem:1m", "null:1m", "--bs", "1000"], "--bs 1000: take a multiple of 512 up to 32 MiB"),
-    (&["copy", "mem:1m", "null:1m", "--iodepth", "0"], "--iodepth 0: 0 is not in 1..=256"),
+    (&["copy", "mem:1m", "null:1m", "--iodepth", "0"], "--iodepth 0: write a number from 1 to 256"),
 ];
 
 #[test]
