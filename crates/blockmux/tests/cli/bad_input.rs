@@ -89,6 +89,10 @@ const WRONG: &[(&[&str], &str)] = &[
         &["serve", "log:/nowhere/log:mem:1m", "--nbd", ":0"],
         "log:/nowhere/log: cannot append to it: No such file or directory (os error 2); name another file",
     ),
+    (
+        &["serve", "null:8e", "--nbd", ":0"],
+        "null:8e: has 9223372036854775808 bytes, and clients count to 2^63 - 1; serve a smaller volume",
+    ),
     (&["serve", "mem:1"], "mem:1: is smaller than one block; take at least 512"),
     (
         &["serve", "file:/nowhere/disk.img?size=1m", "--nbd", ":0"],
