@@ -237,6 +237,7 @@ fn every_suite_runs_with_its_figures_beside_ours() {
         let words = format!("mem:64m --no_ceiling --suite {suite} --runs 1 --runtime 0.02");
         let out = printed(&bench.command(&words, &[]).output().unwrap());
         assert!(out.contains(figure), "{out}");
+        assert!(out.find("\nlocal ") < out.find("\nnbd "), "the floor first, as everywhere: {out}");
         let page = bench.read("bench.html");
         assert!(page.contains("Published beside measured") && page.contains("<dt>Measured there</dt>"));
         // A report of the report has them too.
