@@ -11,7 +11,7 @@ mod lane;
 mod measure;
 mod plan;
 
-use crate::failure::Failure;
+use crate::failure::{self, Failure};
 use crate::output::{printable, shell_word};
 use crate::poll::Poll;
 use crate::show;
@@ -113,8 +113,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
         End::Failed(failure) => Err(failure),
         End::Signal(signal) => {
             Failure::run(format!("interrupted; {done} of {all} runs were done")).report();
-            // As a shell says it.
-            Ok(ExitCode::from(128 + u8::try_from(signal).unwrap_or(0)))
+            Ok(failure::status_of_signal(signal))
         }
         End::Complete => verdict(&comparison),
     }

@@ -197,7 +197,8 @@ Examples:
   blockmux serve 'file:disk.img?size=10g' --nbd unix:nbd.sock
   blockmux serve mem:1g --run 'qemu-img info $uri'
 
-SIGTERM or SIGINT: I/O in flight completes, volumes are flushed, status 0.";
+SIGTERM, SIGINT or SIGHUP: I/O in flight completes, volumes are flushed,
+status 0.";
 
 #[cfg(test)]
 mod tests {

@@ -189,10 +189,14 @@ fn an_image_in_the_place_of_a_job_file_is_not_read_out() {
     let image = bench.path("disk.img");
     for content in [vec![0; 4096], vec![0xff; 4096], vec![b'a'; (1 << 20) + 1]] {
         std::fs::write(&image, content).unwrap();
-        let output = bench.run("", &[&image]);
-        let expected =
-            format!("blockmux: {image}: is no fio job file; to measure it as a volume, write file:{image}\n");
-        assert_eq!((text(&output.stderr), output.status.code()), (expected, Some(2)));
+        // Not even to be told that an option and the file say the same thing.
+        for options in ["", "--rw randread"] {
+            let output = bench.run(options, &[&image]);
+            let expected = format!(
+                "blockmux: {image}: is no fio job file; to measure it as a volume, write file:{image}\n"
+            );
+            assert_eq!((text(&output.stderr), output.status.code()), (expected, Some(2)));
+        }
     }
 }
 
@@ -233,6 +237,7 @@ fn every_suite_runs_with_its_figures_beside_ours() {
         let words = format!("mem:64m --no_ceiling --suite {suite} --runs 1 --runtime 0.02");
         let out = printed(&bench.command(&words, &[]).output().unwrap());
         assert!(out.contains(figure), "{out}");
+        assert!(out.find("\nlocal ") < out.find("\nnbd "), "the floor first, as everywhere: {out}");
         let page = bench.read("bench.html");
         assert!(page.contains("Published beside measured") && page.contains("<dt>Measured there</dt>"));
         // A report of the report has them too.
