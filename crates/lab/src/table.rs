@@ -254,6 +254,10 @@ pub(crate) fn troubles(row: &Row) -> Vec<String> {
     if verify_errors > 0 {
         troubles.push(format!("{verify_errors} blocks did not hold what was written"));
     }
+    let idle = row.runs.iter().filter(|run| run.is_idle()).count();
+    if idle > 0 {
+        troubles.push(format!("no I/O completed in {idle} of {} runs", row.runs.len()));
+    }
     troubles
 }
 
