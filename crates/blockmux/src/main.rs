@@ -60,7 +60,7 @@ impl Command {
     fn run(self) -> Result<ExitCode, Failure> {
         match self {
             Command::Serve(args) => serve::run(args),
-            Command::Copy(args) => copy::run(&args).map(|()| ExitCode::SUCCESS),
+            Command::Copy(args) => copy::run(&args),
             Command::Info(args) => info::run(&args).map(|()| ExitCode::SUCCESS),
             Command::Discover(args) => discover::run(&args).map(|()| ExitCode::SUCCESS),
             Command::Bench(args) => bench::run(&args),

@@ -25,6 +25,8 @@ pub(super) fn jobs(args: &Args, files: &[&String]) -> Result<Jobs, Failure> {
     if let (Some(_), Some(file)) = (&args.suite, files.first()) {
         return Err(Failure::request(format!("{file}: a suite has its own jobs; leave one of them out")));
     }
+    // Before anything is said of options: what is no job file has set none.
+    let mut jobs = jobs_of_files(files)?;
     let others =
         if args.suite.is_some() { Some("the suite") } else { files.first().map(|file| file.as_str()) };
     if let (Some((name, _)), Some(others)) = (shape, others) {
@@ -43,7 +45,6 @@ pub(super) fn jobs(args: &Args, files: &[&String]) -> Result<Jobs, Failure> {
         }
         return Ok(Jobs { jobs: Vec::new(), are_usual: false });
     }
-    let mut jobs = jobs_of_files(files)?;
     if files.is_empty() {
         let base = times(args)?;
         let mut own = match shape {

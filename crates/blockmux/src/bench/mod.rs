@@ -11,11 +11,11 @@ mod lane;
 mod measure;
 mod plan;
 
-use crate::failure::Failure;
+use crate::failure::{self, Failure};
 use crate::output::{printable, shell_word};
 use crate::poll::Poll;
 use crate::show;
-use blockmux_lab::result::{Comparison, Machine};
+use blockmux_lab::result::{Comparison, Machine, Run};
 use blockmux_lab::when;
 use measure::{End, Measured, measure};
 use plan::Plan;
@@ -113,8 +113,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
         End::Failed(failure) => Err(failure),
         End::Signal(signal) => {
             Failure::run(format!("interrupted; {done} of {all} runs were done")).report();
-            // As a shell says it.
-            Ok(ExitCode::from(128 + u8::try_from(signal).unwrap_or(0)))
+            Ok(failure::status_of_signal(signal))
         }
         End::Complete => verdict(&comparison),
     }
@@ -126,6 +125,10 @@ fn verdict(comparison: &Comparison) -> Result<ExitCode, Failure> {
     let (failed, wrong): (u64, u64) =
         (runs().map(|run| run.errors).sum(), runs().map(|run| run.verify_errors).sum());
     let what = match (failed, wrong) {
+        (0, 0) if runs().any(Run::is_idle) => {
+            let advice = "raise --runtime, or see what holds the volume up";
+            return Err(Failure::run(format!("no I/O completed in some runs; {advice}")));
+        }
         (0, 0) => return Ok(ExitCode::SUCCESS),
         (failed, 0) => format!("{failed} I/O failed"),
         (0, wrong) => format!("{wrong} blocks did not hold what was written"),

@@ -169,7 +169,11 @@ impl Plan {
             return Err(Failure::request("--suite measures one local volume; name one, as mem:1g, or none"));
         };
         let times = times(args)?;
-        let rows = suite.rows(times.runtime_ms, times.ramp_time_ms);
+        let mut rows = suite.rows(times.runtime_ms, times.ramp_time_ms);
+        for of_job in rows.chunk_by_mut(|a, b| a.job == b.job) {
+            // The floor comes first, as it does everywhere else.
+            of_job.sort_by_key(|row| row.protocol != "local");
+        }
         for (at, row) in rows.iter().enumerate() {
             let mut add = |how| self.lanes.push(Lane { how, job: row.job.clone(), target: target.clone() });
             match protocol::by_name(&row.protocol) {

@@ -236,7 +236,8 @@ Examples:
   blockmux serve mem:1g --iscsi :3260
   blockmux serve mem:1g --run 'qemu-img info $uri'
 
-SIGTERM or SIGINT: I/O in flight completes, volumes are flushed, status 0.";
+SIGTERM, SIGINT or SIGHUP: I/O in flight completes, volumes are flushed,
+status 0.";
 
 #[cfg(test)]
 mod tests {

@@ -52,6 +52,9 @@ pub enum OpenError {
     /// A file given as a block device.
     #[error("block:{0}: is not a block device; use file:{0}")]
     NotDevice(PathBuf),
+    /// A pipe, a socket, a directory or a character device, given as a block device.
+    #[error("block:{0}: is neither a block device nor a file; lsblk lists the block devices")]
+    Neither(PathBuf),
     /// A pipe, a socket or a character device.
     #[error("file:{0}: is not a regular file; name one, or use block: for a block device")]
     NotFile(PathBuf),
@@ -211,7 +214,8 @@ fn prepare_file(path: &Path, file: File, options: FileOptions) -> Result<Opened,
 pub(super) fn open_block(path: &Path, options: BlockOptions) -> Result<Opened, OpenError> {
     let failed = |action| move |source| system_error(path, action, source);
     let metadata = match std::fs::metadata(path) {
-        Ok(found) if !found.file_type().is_block_device() => return Err(OpenError::NotDevice(path.into())),
+        Ok(found) if found.is_file() => return Err(OpenError::NotDevice(path.into())),
+        Ok(found) if !found.file_type().is_block_device() => return Err(OpenError::Neither(path.into())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             return Err(OpenError::MissingDevice(path.into()));
         }
@@ -328,6 +332,9 @@ mod tests {
         assert!(refusal(&missing, frozen).contains("cannot be extended"));
         let not_device = open_block(&missing, BlockOptions::default()).map(|_| ()).unwrap_err();
         assert!(not_device.to_string().contains("use file:"));
+        // file: would send them back.
+        let neither = open_block(Path::new("/dev/null"), BlockOptions::default()).map(|_| ()).unwrap_err();
+        assert!(!neither.to_string().contains("use file:"), "{neither}");
     }
 
     #[test]
