@@ -6,24 +6,27 @@
 //! every thousand would spoil each of them.
 #![expect(unsafe_code, reason = "an allocator that counts is an allocator")]
 
+mod nbd_dialer;
+
 use blockmux_engine::cores::{Cores, CoresConfig};
-use blockmux_engine::initiator::{Dialer, RemoteVolume};
+use blockmux_engine::initiator::RemoteVolume;
 use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
 use blockmux_engine::memory::map_pages;
 use blockmux_engine::nbd::serve;
 use blockmux_engine::reactor::{EngineCore, PollPolicy, Progress, Task};
 use blockmux_engine::socket::{Address, Listener};
 use blockmux_proto::exports::{Export, Exports};
-use blockmux_proto::nbd::initiator::{Config, Features, InitiatorSession, Mode};
+use blockmux_proto::nbd::initiator::Features;
 use blockmux_volume::{
-    Channel, Completion, Core, Io, MemVolume, Memory, Op, Output, Pool, SgList, Tag, Volume, VolumeInfo,
+    Channel, Completion, Core, Io, MemVolume, Memory, Op, Output, SgList, Tag, Volume, VolumeInfo,
 };
+use nbd_dialer::NbdDialer;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 struct Counting;
 
@@ -149,32 +152,6 @@ impl Task for Driver {
             return Progress::Done;
         }
         if any { Progress::More } else { Progress::Idle }
-    }
-}
-
-struct NbdDialer {
-    address: Address,
-    features: Features,
-}
-
-impl Dialer for NbdDialer {
-    type Session = InitiatorSession;
-
-    fn address(&self) -> &Address {
-        &self.address
-    }
-
-    fn session(&self, pool: &Pool, now: Instant) -> InitiatorSession {
-        let config = Config { export: "disk0".to_owned(), mode: Mode::Go, features: self.features };
-        InitiatorSession::new(config, pool.clone(), now)
-    }
-
-    fn check(&self, _session: &InitiatorSession) -> Result<(), String> {
-        Ok(())
-    }
-
-    fn refusal(&self, session: &InitiatorSession) -> Option<String> {
-        session.refused().map(ToString::to_string)
     }
 }
 

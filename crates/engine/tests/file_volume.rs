@@ -1,19 +1,20 @@
 //! File and block-device volumes on a real reactor, on files of the system's temporary folder.
 
+mod conforms;
+
 use blockmux_engine::file::{BlockOptions, FileOptions, FileVolume, OpenError};
 use blockmux_engine::reactor::{PollPolicy, Reactor};
-use blockmux_volume::conformance::{self, Harness};
 use blockmux_volume::{
     Channel, Chunk, Completion, Core, Extent, Io, IoError, MAX_TRANSFER, Memory, Op, Output, ReadyList, Seg,
-    SgList, Tag, Volume, Waker,
+    SgList, Tag, Volume,
 };
+use conforms::conforms;
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
 use tempfile::TempDir;
 
 const READ: Op = Op::Read;
@@ -492,22 +493,6 @@ fn once_writes_are_lost_every_flush_fails_until_the_volume_is_opened_again() {
     Bench::new(&again).run(Op::Flush, 0, 0, None).unwrap();
 }
 
-/// The suite that every volume must pass.
-fn conforms(volume: FileVolume, read_only: FileVolume) {
-    let (mut reactor, _inbox) = Reactor::new(PollPolicy::Never, 512 << 20).unwrap();
-    let core: Rc<dyn Core> = reactor.core().clone();
-    let clock = core.clone();
-    let turn = move || {
-        // A deadline is always ahead, so that a turn with nothing in flight ends too.
-        clock.wake_at(clock.now() + Duration::from_millis(5), &Waker::idle());
-        let mut turns = 0..1;
-        reactor.run_until(|| turns.next().is_none()).is_ok()
-    };
-    let mut harness = Harness::new(core, Arc::new(volume), turn);
-    harness.read_only = Some(Arc::new(read_only));
-    conformance::run(&mut harness);
-}
-
 #[test]
 fn a_file_conforms_buffered_and_direct() {
     for direct in [false, true] {
@@ -517,7 +502,7 @@ fn a_file_conforms_buffered_and_direct() {
         let frozen =
             FileOptions { read_only: true, direct: Some(volume.is_direct()), ..FileOptions::default() };
         let read_only = FileVolume::open(&path, frozen).unwrap();
-        conforms(volume, read_only);
+        conforms(Arc::new(volume), Arc::new(read_only));
     }
 }
 
@@ -534,6 +519,6 @@ fn a_block_device_conforms_buffered_and_direct() {
         let volume = FileVolume::open_block(&device.0, options).unwrap();
         let frozen = BlockOptions { read_only: true, ..options };
         let read_only = FileVolume::open_block(&device.0, frozen).unwrap();
-        conforms(volume, read_only);
+        conforms(Arc::new(volume), Arc::new(read_only));
     }
 }

@@ -1,19 +1,20 @@
 //! The suite of all volumes over NBD: a target on a core of its own, and a remote volume on the test's core.
 
+mod conforms;
+
 use blockmux_engine::blocking::run_session;
 use blockmux_engine::cores::{Cores, CoresConfig};
 use blockmux_engine::file::{FileOptions, FileVolume};
 use blockmux_engine::initiator::{Dialer, RemoteVolume};
 use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
 use blockmux_engine::nbd::{self, Endpoint};
-use blockmux_engine::reactor::{PollPolicy, Reactor};
+use blockmux_engine::reactor::PollPolicy;
 use blockmux_engine::socket::{Address, Listener};
 use blockmux_proto::exports::{Export, Exports};
 use blockmux_proto::nbd::initiator::{Config, Features, Headers, InitiatorSession, Mode};
-use blockmux_volume::conformance::{self, Harness};
-use blockmux_volume::{Core, MemVolume, Pool, Volume, VolumeInfo, Waker};
+use blockmux_volume::{MemVolume, Pool, Volume, VolumeInfo};
+use conforms::conforms;
 use std::path::Path;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
@@ -97,21 +98,6 @@ impl Dialer for FormDialer {
     fn refusal(&self, session: &InitiatorSession) -> Option<String> {
         session.refused().map(ToString::to_string)
     }
-}
-
-fn conforms(volume: Arc<dyn Volume>, read_only: Arc<dyn Volume>) {
-    let (mut reactor, _inbox) = Reactor::new(PollPolicy::Never, 512 << 20).unwrap();
-    let core: Rc<dyn Core> = reactor.core().clone();
-    let clock = core.clone();
-    let turn = move || {
-        // A deadline is always ahead, so that a turn with nothing in flight ends too.
-        clock.wake_at(clock.now() + Duration::from_millis(5), &Waker::idle());
-        let mut turns = 0..1;
-        reactor.run_until(|| turns.next().is_none()).is_ok()
-    };
-    let mut harness = Harness::new(core, volume, turn);
-    harness.read_only = Some(read_only);
-    conformance::run(&mut harness);
 }
 
 /// Runs the suite in every form of messages.

@@ -3,22 +3,19 @@
 //! A failure prints its seed; `BLOCKMUX_SIM_SEED=17 cargo test -p blockmux-engine --test sim_nbd` runs that one alone,
 //! in every kind of trouble.
 
-use blockmux_engine::initiator::Dialer;
+mod nbd_dialer;
+
 use blockmux_engine::sim::{Outcome, Protocol, Scenario, Trouble, Weather};
 use blockmux_engine::socket::Address;
 use blockmux_proto::exports::Exports;
-use blockmux_proto::nbd::initiator::{Config, Features, InitiatorSession, Mode};
+use blockmux_proto::nbd::initiator::Features;
 use blockmux_proto::nbd::target::TargetSession;
 use blockmux_volume::Pool;
+use nbd_dialer::NbdDialer;
 use std::time::{Duration, Instant};
 
 /// NBD in the form that the features lead to.
 struct Nbd(Features);
-
-struct NbdDialer {
-    address: Address,
-    features: Features,
-}
 
 impl Protocol for Nbd {
     type Target = TargetSession;
@@ -30,27 +27,6 @@ impl Protocol for Nbd {
 
     fn dialer(&self, address: &Address) -> NbdDialer {
         NbdDialer { address: address.clone(), features: self.0 }
-    }
-}
-
-impl Dialer for NbdDialer {
-    type Session = InitiatorSession;
-
-    fn address(&self) -> &Address {
-        &self.address
-    }
-
-    fn session(&self, pool: &Pool, now: Instant) -> InitiatorSession {
-        let config = Config { export: "disk0".to_owned(), mode: Mode::Go, features: self.features };
-        InitiatorSession::new(config, pool.clone(), now)
-    }
-
-    fn check(&self, session: &InitiatorSession) -> Result<(), String> {
-        session.volume_info().map(|_| ()).ok_or_else(|| "the export was not described".to_owned())
-    }
-
-    fn refusal(&self, session: &InitiatorSession) -> Option<String> {
-        session.refused().filter(|refused| !refused.may_pass()).map(ToString::to_string)
     }
 }
 

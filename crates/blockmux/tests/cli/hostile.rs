@@ -41,7 +41,8 @@ fn a_lack_of_file_descriptors_is_said_once_while_it_lasts() {
     assert!(daemon.wait().success());
     let mut rest = String::new();
     daemon.stderr.read_to_string(&mut rest).unwrap();
-    assert!(!rest.contains("cannot accept"), "{rest}");
+    // It may come back while the crowd leaves, but is not said at each of the attempts, twenty a second.
+    assert!(rest.matches("cannot accept").count() <= 3, "{rest}");
 }
 
 #[test]

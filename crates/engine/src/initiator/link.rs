@@ -270,9 +270,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
         }
         if was_logged_in && self.queue.is_empty() {
             // Servers close what is idle; the next request dials.
-            self.party.alive.set(self.party.alive.get().saturating_sub(1));
-            self.was_open = false;
-            (self.fruitless_since, self.pause) = (None, FIRST_PAUSE);
+            self.rest();
             return Progress::Drained;
         }
         if self.done.len() > done_before {
@@ -285,7 +283,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
         if now.duration_since(since) >= self.patience {
             return self.give_up(reason);
         }
-        if self.pause == FIRST_PAUSE {
+        if self.pause == FIRST_PAUSE && self.was_open {
             warn!(target = %self.dialer.address(), "connection lost ({reason}); trying again");
         }
         if !self.was_open {
@@ -299,16 +297,23 @@ impl<D: Dialer, H: Host> Link<D, H> {
         Progress::Drained
     }
 
+    /// Makes as if it had never had a connection, until the next request; answers how many other links try still.
+    fn rest(&mut self) -> usize {
+        (self.pause, self.was_open, self.fruitless_since) = (FIRST_PAUSE, false, None);
+        let alive = self.party.alive.get().saturating_sub(1);
+        self.party.alive.set(alive);
+        alive
+    }
+
     /// Rests until the next request; the channel sees to those that wait.
     fn give_up(&mut self, reason: &str) -> Progress {
         self.take_back();
-        let alive = self.party.alive.get().saturating_sub(1);
-        self.party.alive.set(alive);
-        match alive {
+        match self.rest() {
             0 => warn!(target = %self.dialer.address(), "volume is out of reach: {reason}"),
-            _ => info!(target = %self.dialer.address(), "one connection less, {alive} are left: {reason}"),
+            alive => {
+                info!(target = %self.dialer.address(), "one connection less, {alive} are left: {reason}")
+            }
         }
-        (self.pause, self.was_open, self.fruitless_since) = (FIRST_PAUSE, false, None);
         self.party.is_changed.set(true);
         self.consumer.wake();
         Progress::Drained

@@ -1,0 +1,23 @@
+//! The suite that every volume must pass, on a real core.
+
+use blockmux_engine::reactor::{PollPolicy, Reactor};
+use blockmux_volume::conformance::{self, Harness};
+use blockmux_volume::{Core, Volume, Waker};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub(crate) fn conforms(volume: Arc<dyn Volume>, read_only: Arc<dyn Volume>) {
+    let (mut reactor, _inbox) = Reactor::new(PollPolicy::Never, 512 << 20).unwrap();
+    let core: Rc<dyn Core> = reactor.core().clone();
+    let clock = core.clone();
+    let turn = move || {
+        // A deadline is always ahead, so that a turn with nothing in flight ends too.
+        clock.wake_at(clock.now() + Duration::from_millis(5), &Waker::idle());
+        let mut turns = 0..1;
+        reactor.run_until(|| turns.next().is_none()).is_ok()
+    };
+    let mut harness = Harness::new(core, volume, turn);
+    harness.read_only = Some(read_only);
+    conformance::run(&mut harness);
+}
