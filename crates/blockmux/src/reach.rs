@@ -1,20 +1,25 @@
 //! From a URL to a server that answers.
 
 use crate::failure::Failure;
-use crate::protocol::{PROTOCOLS, Remote};
+use crate::protocol::{PROTOCOLS, Remote, iscsi};
 use blockmux_engine::socket::Address;
+use blockmux_volume::spec;
 use std::fmt::Display;
 use std::net::ToSocketAddrs;
 
 /// Reads the URL of a volume on another server.
 pub(crate) fn of_url(url: &str) -> Result<Box<dyn Remote>, Failure> {
-    let wrong = |what: String| Failure::request(format!("{url}: {what}; {}", spoken()));
+    let shown = spec::Url::new(url);
+    let wrong = |what: String| Failure::request(format!("{shown}: {what}; {}", spoken()));
     let Some((scheme, _)) = url.split_once("://") else { return Err(wrong("is not a URL".to_owned())) };
     let scheme = scheme.to_ascii_lowercase();
     let found = PROTOCOLS.iter().find(|protocol| {
         let mut known = protocol.schemes.iter().map(|(known, _)| known).chain(protocol.unspoken_schemes);
         known.any(|known| *known == scheme)
     });
+    if scheme == "iscsi" {
+        return iscsi::of_url(url);
+    }
     match found {
         Some(protocol) => (protocol.remote)(url),
         None if LATER.contains(&scheme.as_str()) => Err(wrong(format!("{scheme} is not spoken yet"))),
@@ -55,4 +60,4 @@ fn spoken() -> String {
 }
 
 /// Schemes of protocols to come.
-const LATER: [&str; 6] = ["iscsi", "iser", "srp", "nvme+tcp", "nvme+rdma", "aoe"];
+const LATER: [&str; 5] = ["iser", "srp", "nvme+tcp", "nvme+rdma", "aoe"];

@@ -168,6 +168,17 @@ pub fn peer_process(fd: RawFd) -> Option<u32> {
     if result == 0 && peer.pid > 0 { u32::try_from(peer.pid).ok() } else { None }
 }
 
+/// Bytes that nobody can guess.
+///
+/// # Errors
+/// If the system has none, which it says only early in its start.
+pub fn random_bytes<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    // SAFETY: the memory is exclusive during the call, and as long as it says.
+    let got = check(unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), N, 0) })?;
+    if got == N { Ok(bytes) } else { Err(io::ErrorKind::Interrupted.into()) }
+}
+
 #[inline]
 fn check(result: isize) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())

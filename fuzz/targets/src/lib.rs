@@ -35,6 +35,7 @@ pub struct Target {
 pub const TARGETS: &[Target] = &[
     Target { name: "fio_job_file", run: text::fio_job_file },
     Target { name: "iscsi_target", run: iscsi_target::iscsi_target },
+    Target { name: "iscsi_url", run: text::iscsi_url },
     Target { name: "nbd_initiator", run: nbd_initiator::nbd_initiator },
     Target { name: "nbd_pair", run: nbd_pair::nbd_pair },
     Target { name: "nbd_target", run: nbd_target::nbd_target },

@@ -4,6 +4,7 @@
 //! URLs as volumes and the commands `info` and `discover` take its [`Remote`], and the bench both of them and the
 //! sizes of its messages.
 
+pub(crate) mod iscsi;
 mod nbd;
 
 pub(crate) use nbd::NBD;

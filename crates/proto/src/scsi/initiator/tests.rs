@@ -1,0 +1,1 @@
+//! The queue by itself: pieces, memory, ends.
