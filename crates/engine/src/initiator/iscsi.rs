@@ -1,4 +1,7 @@
 //! Reaching logical units of iSCSI targets.
+//!
+//! CHAP is tried with every algorithm that the endpoint names, and once more with MD5 alone if the target does not
+//! take that: older ones know no other, or have other numbers for them.
 
 use super::{Dialer, RemoteVolume, check_unchanged};
 use crate::blocking::{self, run_session};
@@ -6,9 +9,9 @@ use crate::connection::Broken;
 use crate::socket::Address;
 use crate::sys;
 use blockmux_proto::iscsi::initiator::{
-    Config, DiscoverySession, FoundTarget, InitiatorSession, Mode, Refused, UnitInfo,
+    Config, DiscoverySession, FoundTarget, InitiatorSession, LoginStatus, Mode, Refused, UnitInfo,
 };
-use blockmux_proto::iscsi::login::chap::SEED_LEN;
+use blockmux_proto::iscsi::login::chap::{Algorithm, SEED_LEN};
 use blockmux_proto::iscsi::login::operational::Parameters;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::Chap;
@@ -66,14 +69,19 @@ pub fn connect(endpoint: Endpoint) -> Result<RemoteVolume<IscsiDialer>, ConnectE
 /// # Errors
 /// As for [`connect`].
 pub fn describe(endpoint: &Endpoint) -> Result<Description, ConnectError> {
+    describe_with(endpoint).map(|(told, _)| told)
+}
+
+/// Describes one unit, and says what CHAP was used.
+fn describe_with(endpoint: &Endpoint) -> Result<(Description, Option<Chap>), ConnectError> {
     let address = &endpoint.address;
-    let session = ask(endpoint)?;
+    let (session, chap) = ask(endpoint)?;
     if let Some(refused) = session.refused() {
         return Err(ConnectError::Refused { address: address.clone(), refused: refused.clone() });
     }
     let told = session.unit().cloned().zip(session.parameters().copied());
     let (unit, parameters) = told.ok_or_else(|| ConnectError::Silent { address: address.clone() })?;
-    Ok(Description { unit, parameters })
+    Ok((Description { unit, parameters }, chap))
 }
 
 /// The logical units of a target, as seen from the endpoint's, which need not be there.
@@ -81,7 +89,7 @@ pub fn describe(endpoint: &Endpoint) -> Result<Description, ConnectError> {
 /// # Errors
 /// If the target cannot be reached or refuses the login.
 pub fn luns(endpoint: &Endpoint) -> Result<Vec<Lun>, ConnectError> {
-    let session = ask(endpoint)?;
+    let (session, _) = ask(endpoint)?;
     match session.refused() {
         Some(refused) if !matches!(refused, Refused::Unit(_)) => {
             Err(ConnectError::Refused { address: endpoint.address.clone(), refused: refused.clone() })
@@ -100,18 +108,39 @@ pub fn discover(
     chap: Option<Chap>,
 ) -> Result<(Vec<FoundTarget>, u64), ConnectError> {
     let random = Randomness::new(address)?;
-    let mut session =
-        DiscoverySession::new(initiator.clone(), chap, random.isid(0), random.seed(), Instant::now());
-    let ran = run_session(address, &mut session, LOG_IN_TIMEOUT, DiscoverySession::is_over);
-    if let Some(refused) = session.refused() {
-        return Err(ConnectError::Refused { address: address.clone(), refused: refused.clone() });
+    let mut last = None;
+    for chap in attempts(chap) {
+        let (isid, seed) = (random.isid(0), random.seed());
+        let mut session = DiscoverySession::new(initiator.clone(), chap, isid, seed, Instant::now());
+        let ran = run_session(address, &mut session, LOG_IN_TIMEOUT, DiscoverySession::is_over);
+        match session.refused() {
+            Some(refused) if is_about_chap(refused) => last = Some(refused.clone()),
+            Some(refused) => {
+                return Err(ConnectError::Refused { address: address.clone(), refused: refused.clone() });
+            }
+            None => {
+                ran.map_err(|broken| ConnectError::Broken { address: address.clone(), broken })?;
+                return Ok((session.targets().to_vec(), session.left_out()));
+            }
+        }
     }
-    ran.map_err(|broken| ConnectError::Broken { address: address.clone(), broken })?;
-    Ok((session.targets().to_vec(), session.left_out()))
+    let silent = ConnectError::Silent { address: address.clone() };
+    Err(last.map_or(silent, |refused| ConnectError::Refused { address: address.clone(), refused }))
 }
 
-/// One login from start to end; whether it was refused is for the caller to see.
-fn ask(endpoint: &Endpoint) -> Result<InitiatorSession, ConnectError> {
+/// One login from start to end, and what CHAP it used; whether it was refused is for the caller to see.
+fn ask(endpoint: &Endpoint) -> Result<(InitiatorSession, Option<Chap>), ConnectError> {
+    let mut attempts = attempts(endpoint.chap.clone()).peekable();
+    loop {
+        let chap = attempts.next().flatten();
+        let session = ask_once(&Endpoint { chap: chap.clone(), ..endpoint.clone() })?;
+        if attempts.peek().is_none() || !session.refused().is_some_and(is_about_chap) {
+            return Ok((session, chap));
+        }
+    }
+}
+
+fn ask_once(endpoint: &Endpoint) -> Result<InitiatorSession, ConnectError> {
     let address = &endpoint.address;
     let random = Randomness::new(address)?;
     let config = endpoint.config(Mode::Describe, random.isid(0));
@@ -123,6 +152,20 @@ fn ask(endpoint: &Endpoint) -> Result<InitiatorSession, ConnectError> {
         Err(broken) => Err(ConnectError::Broken { address: address.clone(), broken }),
         Ok(()) => Ok(session),
     }
+}
+
+/// What to try in turn: as it is, and with MD5 alone.
+fn attempts(chap: Option<Chap>) -> impl Iterator<Item = Option<Chap>> {
+    let plain = chap.as_ref().filter(|chap| chap.algorithms.len() > 1).map(|chap| {
+        let algorithms = vec![Algorithm::Md5];
+        Some(Chap { algorithms, ..chap.clone() })
+    });
+    std::iter::once(chap).chain(plain)
+}
+
+/// Whether another algorithm may help.
+fn is_about_chap(refused: &Refused) -> bool {
+    matches!(refused, Refused::Login(LoginStatus::INITIATOR_ERROR | LoginStatus::AUTHENTICATION_FAILURE))
 }
 
 impl Endpoint {
@@ -153,9 +196,9 @@ impl IscsiDialer {
     /// # Errors
     /// As for [`connect`].
     pub fn new(endpoint: Endpoint) -> Result<IscsiDialer, ConnectError> {
-        let first = describe(&endpoint)?.unit;
+        let (told, chap) = describe_with(&endpoint)?;
         let random = Randomness::new(&endpoint.address)?;
-        Ok(IscsiDialer { endpoint, first, random })
+        Ok(IscsiDialer { endpoint: Endpoint { chap, ..endpoint }, first: told.unit, random })
     }
 
     /// The unit as it was when it was first seen.

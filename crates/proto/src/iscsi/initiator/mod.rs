@@ -23,6 +23,7 @@ mod send;
 mod tests;
 
 pub use crate::scsi::initiator::{SenseCode, UnitInfo, UnitRefused, UnmapLimits};
+pub use blockmux_wire::iscsi::session::LoginStatus;
 pub use discovery::{DiscoverySession, FoundTarget};
 pub use refused::Refused;
 

@@ -70,7 +70,7 @@ mod tests {
     }
 
     fn extent(blocks: u64, hole: bool, zero: bool) -> Extent {
-        Extent { len: blocks * 512, hole, zero }
+        Extent { len: blocks.saturating_mul(512), hole, zero }
     }
 
     #[test]
