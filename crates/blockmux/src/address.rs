@@ -57,6 +57,9 @@ impl ListenAddress {
     /// Loopback, at the protocol's own port.
     pub(crate) const LOOPBACK: ListenAddress = ListenAddress::Tcp { host: String::new(), port: None };
 
+    /// Loopback, at a port that the system chooses.
+    pub(crate) const ANY_PORT: ListenAddress = ListenAddress::Tcp { host: String::new(), port: Some(0) };
+
     /// The address itself, its name looked up.
     pub(crate) fn resolve(&self, default_port: u16) -> Result<Address, Failure> {
         let (host, port) = match self {

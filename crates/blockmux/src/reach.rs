@@ -1,7 +1,7 @@
 //! From a URL to a server that answers.
 
 use crate::failure::Failure;
-use crate::protocol::{PROTOCOLS, Remote, iscsi};
+use crate::protocol::{PROTOCOLS, Remote};
 use blockmux_engine::socket::Address;
 use blockmux_volume::spec;
 use std::fmt::Display;
@@ -17,9 +17,6 @@ pub(crate) fn of_url(url: &str) -> Result<Box<dyn Remote>, Failure> {
         let mut known = protocol.schemes.iter().map(|(known, _)| known).chain(protocol.unspoken_schemes);
         known.any(|known| *known == scheme)
     });
-    if scheme == "iscsi" {
-        return iscsi::of_url(url);
-    }
     match found {
         Some(protocol) => (protocol.remote)(url),
         None if LATER.contains(&scheme.as_str()) => Err(wrong(format!("{scheme} is not spoken yet"))),

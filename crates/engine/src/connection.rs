@@ -182,6 +182,18 @@ impl<H: Host> Connection<H> {
         Ok(())
     }
 
+    /// The same if there is another deadline than the one that is kept, which in most turns there is not.
+    ///
+    /// # Errors
+    /// If the peer missed it.
+    #[inline]
+    pub fn check_new_deadline<S: StreamSession>(&mut self, session: &mut S) -> Result<(), Broken> {
+        match session.poll_timeout() {
+            Some(when) if self.deadline.is_none_or(|kept| when != kept) => self.check_deadline(session),
+            _ => Ok(()),
+        }
+    }
+
     /// Shows the session what is in the chunk until it wants more or nothing.
     #[inline]
     fn feed<S: StreamSession>(&mut self, session: &mut S) -> Result<Feed, Broken> {

@@ -19,6 +19,7 @@ pub mod cores;
 pub mod file;
 pub mod host;
 pub mod initiator;
+pub mod iscsi;
 pub mod listener;
 pub mod memory;
 pub mod nbd;

@@ -4,12 +4,13 @@ use crate::sys;
 use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Shutdown, SocketAddr};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Where a stream socket listens or connects.
@@ -53,7 +54,8 @@ impl Address {
 
 /// A connected, or connecting, non-blocking stream socket.
 pub struct Stream {
-    socket: Socket,
+    /// Shared with those that may cut the connection.
+    socket: Arc<Socket>,
     peer: String,
 }
 
@@ -70,7 +72,7 @@ impl Stream {
             Err(error) => return Err(error),
         }
         prepare(&socket, matches!(address, Address::Tcp(_)))?;
-        Ok(Stream { socket, peer: address.to_string() })
+        Ok(Stream { socket: Arc::new(socket), peer: address.to_string() })
     }
 
     /// A stream over an accepted socket.
@@ -87,7 +89,7 @@ impl Stream {
         };
         socket.set_nonblocking(true)?;
         prepare(&socket, socket.local_addr()?.as_socket().is_some())?;
-        Ok(Stream { socket, peer })
+        Ok(Stream { socket: Arc::new(socket), peer })
     }
 
     /// `None` while connecting goes on.
@@ -107,6 +109,21 @@ impl Stream {
     #[must_use]
     pub fn peer(&self) -> &str {
         &self.peer
+    }
+
+    /// The address of this machine that the peer has connected to; `None` for a Unix socket.
+    #[must_use]
+    pub fn local_ip(&self) -> Option<IpAddr> {
+        Some(self.socket.local_addr().ok()?.as_socket()?.ip())
+    }
+
+    /// What cuts the connection, from any thread: both sides see its end.
+    pub fn hang_up(&self) -> impl Fn() + Send + Sync + use<> {
+        let socket = self.socket.clone();
+        move || {
+            // It may have ended just now.
+            let _ = socket.shutdown(Shutdown::Both);
+        }
     }
 }
 

@@ -82,6 +82,11 @@ impl<S: Target, H: Host> TargetTask<S, H> {
                 Err(error) => self.session.on_io(Completion { tag, result: Err(error) }),
             }
         }
+        while let Some((volume, tag)) = self.session.poll_cancel() {
+            if let Some((_, channel)) = self.channels.iter_mut().find(|(id, _)| *id == volume) {
+                channel.cancel(tag);
+            }
+        }
         if self.in_flight == 0 {
             return any;
         }
@@ -137,11 +142,11 @@ impl<S: Target, H: Host> TargetTask<S, H> {
             if sent || moved {
                 progress = if progress == Progress::More { progress } else { Progress::Drained };
             }
+            // The session may have begun to wait for a deadline just now; nothing else would wake it.
+            self.connection.check_new_deadline(&mut self.session)?;
             if inflow != Inflow::Blocked {
                 return Ok(progress);
             }
-            // The session may have begun to wait for a deadline just now; nothing else would wake it.
-            self.connection.check_deadline(&mut self.session)?;
             // What was blocked by I/O in flight or by a full outbox may go on now.
             if matches!(self.session.demand(), Demand::Nothing) {
                 return Ok(progress);
@@ -186,6 +191,8 @@ impl<S: Target, H: Host> TargetTask<S, H> {
             // The session may have a last word for the peer.
             let _ = self.connection.send(self.session.outbox());
         }
+        // What was wrong has been said; what is in flight for the peer need not come to its end any more.
+        let _ = self.session.on_end();
         self.session.outbox().clear();
         self.ending = Some(Ending::Gone);
     }

@@ -5,11 +5,11 @@
 //!   socket ◀─gather── StreamSession::outbox  ◀── Target::on_io   ◀── channel
 //! ```
 //! The driver's turn, over and over: while [`StreamSession::demand`] asks for bytes and there are some, show them;
-//! take every I/O and submit it; hand in what completed; send what the outbox holds.
+//! take every I/O and submit it, and cancel what is to be cancelled; hand in what completed; send what the outbox holds.
 
 use crate::exports::VolumeId;
 use crate::outbox::Outbox;
-use blockmux_volume::{Chunk, Completion, Io, SgList};
+use blockmux_volume::{Chunk, Completion, Io, SgList, Tag};
 use std::time::Instant;
 
 /// The peer broke the protocol, or left; the connection cannot go on.
@@ -92,6 +92,12 @@ pub trait Target: StreamSession {
 
     /// The next I/O and the volume it is for. Tags are unique among the session's I/O in flight.
     fn poll_io(&mut self) -> Option<(VolumeId, Io)>;
+
+    /// The next I/O in flight that nobody waits for any more: the driver asks its channel to end it early. It completes
+    /// all the same.
+    fn poll_cancel(&mut self) -> Option<(VolumeId, Tag)> {
+        None
+    }
 
     /// An I/O has completed.
     fn on_io(&mut self, done: Completion);

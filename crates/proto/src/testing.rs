@@ -4,7 +4,7 @@
 use crate::exports::{Exports, VolumeId};
 use crate::session::{Demand, ProtocolError, Target};
 use blockmux_volume::conformance::TestCore;
-use blockmux_volume::{Channel, Chunk, Completion, Io, Memory, SgList, Waker};
+use blockmux_volume::{Channel, Chunk, Completion, Io, Memory, SgList, Tag, Waker};
 use std::collections::VecDeque;
 
 /// A target session between a wire and its volumes.
@@ -21,6 +21,8 @@ pub(crate) struct Pump<S> {
     /// Whether I/O stays in [`Pump::submitted`] rather than being done at once.
     pub(crate) holds_io: bool,
     pub(crate) submitted: VecDeque<(VolumeId, Io)>,
+    /// I/O whose early end was asked for.
+    pub(crate) cancelled: Vec<(VolumeId, Tag)>,
     /// How many times payload was placed.
     pub(crate) placed: usize,
 }
@@ -40,6 +42,7 @@ impl<S: Target> Pump<S> {
             placing: None,
             holds_io: false,
             submitted: VecDeque::new(),
+            cancelled: Vec::new(),
             placed: 0,
         }
     }
@@ -89,6 +92,9 @@ impl<S: Target> Pump<S> {
             let moved = self.receive()?;
             while let Some(io) = self.session.poll_io() {
                 self.submitted.push_back(io);
+            }
+            while let Some(cancelled) = self.session.poll_cancel() {
+                self.cancelled.push(cancelled);
             }
             while !self.holds_io && !self.submitted.is_empty() {
                 self.finish_one();

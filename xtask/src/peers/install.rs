@@ -8,7 +8,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process::Command;
 
-/// A program, the Debian package that has it, and the tests that are skipped without it.
+/// A program, or a module of QEMU, the Debian package that has it, and the tests that are skipped without it.
 struct Peer {
     program: &'static str,
     package: &'static str,
@@ -26,6 +26,9 @@ const PEERS: &[Peer] = &[
     peer("qemu-io", "qemu-utils", "NBD interop with QEMU's client"),
     peer("qemu-nbd", "qemu-utils", "NBD initiator interop with qemu-nbd"),
     peer("qemu-storage-daemon", "qemu-system-common", "NBD initiator interop with qemu-storage-daemon"),
+    peer("iscsi-test-cu", "libiscsi-bin", "libiscsi's conformance suite against the iSCSI target"),
+    peer("iscsi-ls", "libiscsi-bin", "iSCSI interop with libiscsi's programs"),
+    peer("block-iscsi.so", "qemu-block-extra", "iSCSI interop with QEMU's client"),
     peer("fio", "fio", "NBD interop with fio's nbd engine, verified data"),
     peer("chromium", "chromium", "the report page in a browser"),
 ];
@@ -62,7 +65,13 @@ pub(crate) fn install() {
 }
 
 fn is_installed(program: &str) -> bool {
-    find(program).is_some()
+    find(program).is_some() || is_qemu_module(program)
+}
+
+/// Modules lie beside other libraries, in a directory named for the architecture.
+fn is_qemu_module(name: &str) -> bool {
+    let libraries = std::fs::read_dir("/usr/lib").into_iter().flatten().flatten();
+    libraries.map(|library| library.path().join("qemu").join(name)).any(|module| module.is_file())
 }
 
 fn missing(is_installed: impl Fn(&str) -> bool) -> Vec<&'static Peer> {

@@ -2,7 +2,7 @@
 
 use super::plan::Plan;
 use crate::failure::Failure;
-use crate::protocol::Protocol;
+use crate::protocol::{Protocol, Service, Settings};
 use blockmux_engine::cores::Cores;
 use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
 use blockmux_engine::reactor::PollPolicy;
@@ -89,8 +89,9 @@ impl Lane {
             }
             How::Served(protocol, volume, policy) => {
                 let target = plan.target_cores(*policy, self.job.numjobs)?;
+                let connect = protocol.connect.ok_or_else(|| self.failed(protocol.no_initiator()))?;
                 let address = serve(&target, protocol, volume).map_err(|error| self.failed(error))?;
-                let remote = (protocol.connect)(&address, EXPORT).map_err(|error| self.failed(error))?;
+                let remote = connect(&address, EXPORT).map_err(|error| self.failed(error))?;
                 let initiator = plan.initiator_cores(*policy, self.job.numjobs)?;
                 let run = self.bench(&remote, false, &initiator, Some(&target), progress);
                 drop(initiator);
@@ -138,7 +139,9 @@ fn serve(cores: &Cores, protocol: &Protocol, volume: &Arc<dyn Volume>) -> std::i
         read_only: false,
         volume: volume.clone(),
     }]);
-    let (serve, inboxes) = ((protocol.serve)(exports), cores.inboxes());
+    let (settings, addresses) = (Settings::default(), [address.clone()]);
+    let service = Service { exports: &exports, addresses: &addresses, settings: &settings };
+    let (serve, inboxes) = ((protocol.serve)(&service).remove(0), cores.inboxes());
     cores
         .ask(0, move |core| {
             ListenerTask::spawn(core, listener, inboxes, serve, ConnectionLimit::new(MOST_CONNECTIONS))

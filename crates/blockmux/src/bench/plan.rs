@@ -120,7 +120,11 @@ impl Plan {
                 }
                 None => {
                     add(How::Local(subject.volume.clone()));
-                    for &protocol in PROTOCOLS {
+                    let (reached, others): (Vec<_>, Vec<_>) =
+                        PROTOCOLS.iter().copied().partition(|protocol: &&Protocol| protocol.connect.is_some());
+                    self.skipped
+                        .extend(others.iter().map(|protocol| (job.name.clone(), protocol.no_initiator())));
+                    for protocol in reached {
                         policies
                             .iter()
                             .for_each(|&poll| add(How::Served(protocol, subject.volume.clone(), poll)));
@@ -166,23 +170,24 @@ impl Plan {
         for (at, row) in rows.iter().enumerate() {
             let mut add = |how| self.lanes.push(Lane { how, job: row.job.clone(), target: target.clone() });
             match protocol::by_name(&row.protocol) {
+                Some(protocol) if protocol.connect.is_none() => self.skip(row, protocol.no_initiator()),
                 Some(protocol) => {
                     policies.iter().for_each(|&poll| add(How::Served(protocol, volume.clone(), poll)));
                 }
                 None if row.protocol == "local" => add(How::Local(volume.clone())),
-                None => self.skip(row),
+                None => self.skip(row, format!("{} is not in this Blockmux yet", row.protocol)),
             }
             let is_last_of_job = rows.get(at + 1).is_none_or(|next| next.job != row.job);
             if is_last_of_job {
-                let all = PROTOCOLS.iter().map(|&protocol| (protocol, Transport::Tcp)).collect();
+                let reached = PROTOCOLS.iter().filter(|protocol| protocol.connect.is_some());
+                let all = reached.map(|&protocol| (protocol, Transport::Tcp)).collect();
                 self.add_ceilings(&row.job, all, args);
             }
         }
         Ok(())
     }
 
-    fn skip(&mut self, row: &SuiteRow) {
-        let reason = format!("{} is not in this Blockmux yet", row.protocol);
+    fn skip(&mut self, row: &SuiteRow, reason: String) {
         self.skipped.push((row.job.name.clone(), reason));
     }
 

@@ -7,6 +7,7 @@
 pub(crate) mod iscsi;
 mod nbd;
 
+pub(crate) use iscsi::ISCSI;
 pub(crate) use nbd::NBD;
 
 use crate::failure::Failure;
@@ -39,18 +40,38 @@ pub(crate) struct Protocol {
     pub(crate) max_logical_block: u32,
     /// Sizes of its messages as both sides here agree on them.
     pub(crate) shape: MessageShape,
-    /// Serves exports to accepted connections.
-    pub(crate) serve: fn(Exports) -> Serve,
+    /// Whether volumes of these names can be served as the settings say; if not, why, and what to do.
+    pub(crate) check: fn(&Settings, &[&str]) -> Result<(), String>,
+    /// Whether somebody may use a volume without having proved who it is.
+    pub(crate) is_open: fn(&Settings) -> bool,
+    /// Serves to accepted connections: one for each address, in order.
+    pub(crate) serve: fn(&Service<'_>) -> Vec<Serve>,
     /// How clients reach the export of that name where we serve it.
-    pub(crate) way: fn(&Address, &str) -> Way,
-    /// Reaches the export of that name at an address where we serve it, over one connection.
-    pub(crate) connect: Connect,
+    pub(crate) ways: fn(&Settings, &Address, &str) -> Vec<Way>,
+    /// Reaches the export of that name at an address where we serve it, over one connection; `None` if there is only
+    /// the target's side yet.
+    pub(crate) connect: Option<Connect>,
     /// Reads a URL that begins with one of its schemes.
     pub(crate) remote: fn(&str) -> Result<Box<dyn Remote>, Failure>,
 }
 
 /// From an address and an export's name to the volume, or why there is none.
 pub(crate) type Connect = fn(&Address, &str) -> Result<Arc<dyn Volume>, String>;
+
+/// What is said of protocols beyond their listeners.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Settings {
+    /// Targets of iSCSI; without any, each volume is a target of its own.
+    pub(crate) iscsi: Vec<iscsi::ConfiguredTarget>,
+}
+
+/// What one protocol serves.
+pub(crate) struct Service<'a> {
+    pub(crate) exports: &'a Exports,
+    /// Where it listens.
+    pub(crate) addresses: &'a [Address],
+    pub(crate) settings: &'a Settings,
+}
 
 /// How one export is reached through one listener.
 pub(crate) struct Way {
@@ -113,6 +134,16 @@ pub(crate) struct FoundExport {
 }
 
 impl Protocol {
+    /// Whether its listeners may be Unix sockets.
+    pub(crate) fn has_unix_sockets(&self) -> bool {
+        self.schemes.iter().any(|(_, transport)| *transport == Transport::Unix)
+    }
+
+    /// Why it is not measured while it has no initiator.
+    pub(crate) fn no_initiator(&self) -> String {
+        format!("{} is served, but cannot be reached by this Blockmux yet", self.title)
+    }
+
     /// Its name in rows: sockets of another kind have a ceiling of their own.
     pub(crate) fn name_over(&self, transport: Transport) -> String {
         match transport {
@@ -123,7 +154,7 @@ impl Protocol {
 }
 
 /// Every protocol that Blockmux has.
-pub(crate) const PROTOCOLS: &[&Protocol] = &[&NBD];
+pub(crate) const PROTOCOLS: &[&Protocol] = &[&NBD, &ISCSI];
 
 /// The protocol of that name.
 pub(crate) fn by_name(name: &str) -> Option<&'static Protocol> {

@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 use crate::output::printable;
-use crate::protocol::{Protocol, Way};
+use crate::protocol::{Protocol, Settings, Way};
 use blockmux_engine::socket::Address;
 use blockmux_proto::exports::Exports;
 use blockmux_volume::units::human_size;
@@ -24,10 +24,15 @@ struct Announced {
 
 impl Announcement {
     /// Every export on every listener.
-    pub(super) fn new(exports: &Exports, listeners: &[(&'static Protocol, Address)]) -> Announcement {
+    pub(super) fn new(
+        exports: &Exports,
+        listeners: &[(&'static Protocol, Address)],
+        settings: &Settings,
+    ) -> Announcement {
         let announced = exports.iter().map(|(_, export)| {
-            let ways = listeners.iter().map(|(protocol, address)| {
-                (protocol.name, (protocol.way)(&reachable(address), &export.name))
+            let ways = listeners.iter().flat_map(|(protocol, address)| {
+                let ways = (protocol.ways)(settings, &reachable(address), &export.name);
+                ways.into_iter().map(|way| (protocol.name, way))
             });
             Announced { name: export.name.clone(), size: export.volume.info().size, ways: ways.collect() }
         });
@@ -124,7 +129,7 @@ mod tests {
             volume: Arc::new(NullVolume::new(1 << 30)),
         };
         let listeners: Vec<_> = addresses.iter().map(|address| (&NBD, address.clone())).collect();
-        Announcement::new(&Exports::new(vec![export("a"), export("b")]), &listeners)
+        Announcement::new(&Exports::new(vec![export("a"), export("b")]), &listeners, &Settings::default())
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use super::Poll;
 use crate::address::ListenAddress;
 use crate::failure::Failure;
+use crate::protocol::iscsi::TargetEntry;
 use blockmux_volume::Spec;
 use blockmux_volume::units::human_size;
 use serde::{Deserialize, Deserializer, de};
@@ -17,6 +18,8 @@ use std::path::Path;
 pub(super) struct Config {
     pub(super) volume: Vec<VolumeEntry>,
     pub(super) nbd: Vec<ListenAddress>,
+    pub(super) iscsi: Vec<ListenAddress>,
+    pub(super) iscsi_target: Vec<TargetEntry>,
     pub(super) read_only: bool,
     pub(super) cores: Option<NonZeroUsize>,
     pub(super) poll: Option<Poll>,
@@ -73,7 +76,7 @@ fn spec<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Spec, D::Error> {
 
 /// The longest config file, in bytes: tens of thousands of volumes.
 const MAX_LEN: u64 = 4 << 20;
-/// There are two, and whoever leaves the brackets out does not know of sequences.
+/// There are several, and whoever leaves the brackets out does not know of sequences.
 const A_LIST: &str = "expected a list, as nbd = [\":10809\"] or [[volume]] make one";
 
 #[cfg(test)]

@@ -14,11 +14,11 @@ use crate::address::{ListenAddress, is_local};
 use crate::failure::Failure;
 use crate::output::print;
 use crate::patience::patiently;
-use crate::protocol::{PROTOCOLS, Protocol};
+use crate::protocol::{PROTOCOLS, Protocol, Service};
 use crate::signals;
 use announce::Announcement;
 use blockmux_engine::cores::{Cores, CoresConfig};
-use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
+use blockmux_engine::listener::{ConnectionLimit, ListenerTask, Serve};
 use blockmux_engine::reactor::PollPolicy;
 use blockmux_engine::socket::{Address, Listener};
 use blockmux_proto::exports::Exports;
@@ -50,6 +50,9 @@ pub(crate) struct Args {
     /// Serve NBD here; repeatable [default: 127.0.0.1:10809]
     #[arg(long, value_name = "ADDR|unix:PATH")]
     nbd: Vec<ListenAddress>,
+    /// Serve iSCSI here; repeatable [default: 127.0.0.1:3260]
+    #[arg(long, value_name = "ADDR")]
+    iscsi: Vec<ListenAddress>,
     /// Refuse all writes
     #[arg(long)]
     read_only: bool,
@@ -116,7 +119,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode, Failure> {
     let addresses: Vec<_> =
         listeners.iter().map(|(protocol, listener)| (*protocol, listener.address().clone())).collect();
     let exports = setup.open()?;
-    let announcement = Announcement::new(&exports, &addresses);
+    let announcement = Announcement::new(&exports, &addresses, &setup.settings);
     allow_files();
     let cores = start(&setup, listeners, &exports)?;
     let status = match command {
@@ -153,6 +156,7 @@ fn private_directory(setup: &Setup, has_command: bool) -> Result<Option<TempDir>
 /// Binds what was asked for; else each protocol's private socket, or its own port of loopback.
 fn listen(setup: &Setup, private: Option<&TempDir>) -> Result<Vec<(&'static Protocol, Listener)>, Failure> {
     let usual = |protocol: &'static Protocol| match private {
+        Some(_) if !protocol.has_unix_sockets() => ListenAddress::ANY_PORT,
         Some(directory) => ListenAddress::Unix(directory.path().join(format!("{}.sock", protocol.name))),
         None => ListenAddress::LOOPBACK,
     };
@@ -168,7 +172,7 @@ fn listen(setup: &Setup, private: Option<&TempDir>) -> Result<Vec<(&'static Prot
     for (protocol, address) in addresses {
         let bound = patiently(|| Listener::bind(&address), |error| error.kind() == io::ErrorKind::AddrInUse);
         listeners.push((protocol, bound.map_err(|error| cannot_listen(protocol, &address, &error))?));
-        if !is_local(&address) {
+        if !is_local(&address) && (protocol.is_open)(&setup.settings) {
             warn!("{address} can be reached from other machines, and there is no authentication");
         }
     }
@@ -223,13 +227,31 @@ fn start(
         ))
     })?;
     let limit = ConnectionLimit::new(setup.max_connections);
-    for (nth, (protocol, listener)) in listeners.into_iter().enumerate() {
-        let (inboxes, serve, limit) = (cores.inboxes(), (protocol.serve)(exports.clone()), limit.clone());
+    for (nth, (listener, serve)) in serve_all(setup, listeners, exports).into_iter().enumerate() {
+        let (inboxes, limit) = (cores.inboxes(), limit.clone());
         cores
             .ask(nth % cores.count(), move |core| ListenerTask::spawn(core, listener, inboxes, serve, limit))
             .ok_or_else(|| Failure::run("a core has ended; start again with -v"))?;
     }
     Ok(cores)
+}
+
+/// What each listener does with a connection. All of a protocol share what it keeps about the volumes.
+fn serve_all(
+    setup: &Setup,
+    listeners: Vec<(&'static Protocol, Listener)>,
+    exports: &Exports,
+) -> Vec<(Listener, Serve)> {
+    let (mut served, mut others) = (Vec::new(), listeners);
+    while let Some(&(protocol, _)) = others.first() {
+        let (own, rest): (Vec<_>, Vec<_>) =
+            others.into_iter().partition(|(other, _)| other.name == protocol.name);
+        let addresses: Vec<_> = own.iter().map(|(_, listener)| listener.address().clone()).collect();
+        let service = Service { exports, addresses: &addresses, settings: &setup.settings };
+        served.extend(own.into_iter().map(|(_, listener)| listener).zip((protocol.serve)(&service)));
+        others = rest;
+    }
+    served
 }
 
 /// The most bytes of buffers of one core: what clients can make a daemon hold leaves room for others on the machine.
@@ -262,12 +284,17 @@ const LEAST_BUFFERS: usize = 4 * MAX_TRANSFER as usize;
 const GRACE: Duration = Duration::from_secs(10);
 
 const EXAMPLES: &str = "\
-Addresses: host:port, :port for loopback, host for port 10809, unix:PATH;
-port 0 lets the system choose. There is no authentication yet, so listen
-beyond loopback only on networks that you trust.
+Addresses: host:port, :port for loopback, host for the protocol's port
+(NBD 10809, iSCSI 3260), with NBD also unix:PATH; port 0 lets the system
+choose. NBD has no authentication yet, and iSCSI only with targets from a
+config file, so listen beyond loopback only on networks that you trust.
+
+Names: the volume NAME is NBD's export NAME, and LUN 0 of the iSCSI target
+iqn.2026-11.blockmux:NAME.
 
 Config file, the same things by the same names, with _ for -:
   nbd = [\"127.0.0.1:10809\", \"unix:nbd.sock\"]
+  iscsi = [\"127.0.0.1:3260\"]
   poll = \"adaptive\"
   [[volume]]
   name = \"disk0\"
@@ -275,15 +302,28 @@ Config file, the same things by the same names, with _ for -:
   description = \"scratch\"
   read_only = false
 
+iSCSI targets, LUN maps and who may log in, by RFC 7143's names; without any
+each volume is a target of its own. A secret file is chmod 600:
+  [[iscsi_target]]
+  TargetName = \"iqn.2026-11.com.example:disk\"
+  luns = { 0 = \"disk0\" }
+  HeaderDigest = \"CRC32C\"
+  [[iscsi_target.acl]]
+  InitiatorName = \"iqn.1993-08.org.debian:01:host\"
+  luns = [0]
+  CHAP_N = \"host\"
+  secret_file = \"host.secret\"
+
 --run: the command finds the first URL in $BLOCKMUX_URL and $uri, all of
 them in $BLOCKMUX_URLS, and NBD's in $BLOCKMUX_NBD_URL; $nbd has QEMU's old
-form. Without a listener it gets a private Unix socket. Its exit status
-becomes blockmux's own.
+form. Without a listener NBD gets a private Unix socket, and iSCSI a port of
+loopback that the system chooses. Its exit status becomes blockmux's own.
 
 Examples:
   blockmux serve mem:1g
   blockmux serve root=file:root.img data=block:/dev/sdb --nbd :10809
   blockmux serve 'file:disk.img?size=10g' --nbd unix:nbd.sock
+  blockmux serve mem:1g --iscsi :3260
   blockmux serve mem:1g --run 'qemu-img info $uri'
 
 SIGTERM or SIGINT: I/O in flight completes, volumes are flushed, status 0.";

@@ -7,11 +7,13 @@ use super::{Args, Poll};
 use crate::address::ListenAddress;
 use crate::failure::Failure;
 use crate::open::{self, Use};
-use crate::protocol::{NBD, PROTOCOLS, Protocol};
+use crate::protocol::iscsi::ConfiguredTarget;
+use crate::protocol::{ISCSI, NBD, PROTOCOLS, Protocol, Settings};
 use blockmux_proto::exports::{Export, Exports};
 use blockmux_volume::{Spec, VolumeInfo};
 use std::collections::HashSet;
 use std::num::NonZeroUsize;
+use std::path::Path;
 use std::str::FromStr;
 use std::thread;
 
@@ -27,6 +29,7 @@ pub(super) struct Setup {
     volumes: Vec<NamedVolume>,
     /// Where to listen, as somebody said; if nobody did, it is for the caller to choose, and for every protocol.
     pub(super) listeners: Vec<(&'static Protocol, ListenAddress)>,
+    pub(super) settings: Settings,
     pub(super) cores: usize,
     pub(super) poll: Poll,
     pub(super) max_connections: usize,
@@ -66,12 +69,21 @@ impl Setup {
             read_only: false,
             description: String::new(),
         });
-        let listeners: Vec<_> =
-            [config.nbd, args.nbd].concat().into_iter().map(|address| (&NBD, address)).collect();
+        let nbd = [config.nbd, args.nbd].concat().into_iter().map(|address| (&NBD, address));
+        let iscsi = [config.iscsi, args.iscsi].concat().into_iter().map(|address| (&ISCSI, address));
+        let listeners: Vec<(&'static Protocol, ListenAddress)> = nbd.chain(iscsi).collect();
+        listeners.iter().try_for_each(|(protocol, address)| check_sockets(protocol, address))?;
         let volumes = name_all(config.volume.into_iter().chain(from_args).collect(), read_only)?;
         for volume in &volumes {
             protocols(&listeners).try_for_each(|protocol| check_description(protocol, volume))?;
         }
+        let directory = args.config.as_deref().and_then(Path::parent).unwrap_or(Path::new(""));
+        let prepared =
+            config.iscsi_target.into_iter().map(|entry| ConfiguredTarget::prepare(entry, directory));
+        let settings = Settings { iscsi: prepared.collect::<Result<_, _>>()? };
+        let names: Vec<&str> = volumes.iter().map(|volume| volume.name.as_str()).collect();
+        protocols(&listeners)
+            .try_for_each(|protocol| (protocol.check)(&settings, &names).map_err(Failure::request))?;
         let processors = thread::available_parallelism().map_or(1, NonZeroUsize::get);
         let cores = args.cores.or(config.cores).map_or(processors.min(MAX_CORES), NonZeroUsize::get);
         if cores > MAX_CORES {
@@ -81,6 +93,7 @@ impl Setup {
         Ok(Setup {
             volumes,
             listeners,
+            settings,
             cores,
             poll: args.poll.or(config.poll).unwrap_or(Poll::Adaptive),
             max_connections: max_connections.map_or(DEFAULT_CONNECTIONS, NonZeroUsize::get),
@@ -141,6 +154,16 @@ fn check_name(name: &str) -> Result<(), String> {
 fn protocols(listeners: &[(&'static Protocol, ListenAddress)]) -> impl Iterator<Item = &'static Protocol> {
     let all = if listeners.is_empty() { PROTOCOLS } else { &[] };
     all.iter().copied().chain(listeners.iter().map(|(protocol, _)| *protocol))
+}
+
+fn check_sockets(protocol: &Protocol, address: &ListenAddress) -> Result<(), Failure> {
+    if matches!(address, ListenAddress::Unix(_)) && !protocol.has_unix_sockets() {
+        let Protocol { title, name, .. } = protocol;
+        return Err(Failure::request(format!(
+            "{title} has no Unix sockets; give it host:port, as in --{name} 127.0.0.1:0"
+        )));
+    }
+    Ok(())
 }
 
 fn check_description(protocol: &Protocol, volume: &NamedVolume) -> Result<(), Failure> {

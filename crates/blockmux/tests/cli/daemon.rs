@@ -52,6 +52,14 @@ impl Daemon {
         self.json["exports"][0]["urls"][0].as_str().unwrap().to_owned()
     }
 
+    /// The URLs of all exports that begin with `scheme`.
+    pub(crate) fn urls_of(&self, scheme: &str) -> Vec<String> {
+        let exports = self.json["exports"].as_array().unwrap().iter();
+        let urls = exports.flat_map(|export| export["urls"].as_array().unwrap());
+        let urls = urls.map(|url| url.as_str().unwrap().to_owned());
+        urls.filter(|url| url.starts_with(&format!("{scheme}://"))).collect()
+    }
+
     pub(crate) fn signal(&self, signal: Signal) {
         kill_process(self.pid(), signal).unwrap();
     }

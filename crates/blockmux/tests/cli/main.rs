@@ -12,6 +12,8 @@ mod durability;
 mod hostile;
 mod idle;
 mod interop;
+mod iscsi_conformance;
+mod iscsi_interop;
 mod memory;
 mod program;
 mod proxy;

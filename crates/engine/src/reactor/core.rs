@@ -1,12 +1,13 @@
 //! A core as those see it that run on it: its ring, its buffers, its timers and the table of its tasks.
 
 use super::PollPolicy;
+use super::inbox::Inbox;
 use super::task::{Progress, Task};
 use crate::ring::{Completer, Registration, Ring};
 use crate::timers::Timers;
 use blockmux_volume::{Core, Pool, ReadyList, Waker};
 use std::any::Any;
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::convert::Infallible;
 use std::rc::{Rc, Weak};
 use std::time::Instant;
@@ -21,6 +22,7 @@ pub struct EngineCore {
     tasks: RefCell<Vec<TaskSlot>>,
     free_slots: RefCell<Vec<u32>>,
     live_tasks: Cell<usize>,
+    inbox: OnceCell<Inbox>,
     stopping: Cell<bool>,
     pub(super) ended: Cell<bool>,
     pub(super) policy: PollPolicy,
@@ -46,6 +48,7 @@ impl EngineCore {
             tasks: RefCell::default(),
             free_slots: RefCell::default(),
             live_tasks: Cell::new(0),
+            inbox: OnceCell::new(),
             stopping: Cell::new(false),
             ended: Cell::new(false),
             policy,
@@ -104,6 +107,20 @@ impl EngineCore {
     #[must_use]
     pub fn shared(&self) -> Rc<EngineCore> {
         self.this.upgrade().expect("a core outlives what runs on it")
+    }
+
+    /// How other threads reach this core.
+    ///
+    /// # Panics
+    /// Never: a core has its inbox before anything runs on it.
+    #[must_use]
+    pub fn inbox(&self) -> &Inbox {
+        self.inbox.get().expect("a reactor opens its core's inbox first")
+    }
+
+    pub(super) fn set_inbox(&self, inbox: Inbox) {
+        // There is one for each core.
+        let _ = self.inbox.set(inbox);
     }
 
     /// Whether tasks are asked to finish: targets close their sessions.

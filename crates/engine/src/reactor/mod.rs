@@ -65,6 +65,7 @@ impl Reactor {
     pub fn new(policy: PollPolicy, pool_limit_bytes: usize) -> io::Result<(Reactor, Inbox)> {
         let core = EngineCore::new(Ring::new()?, policy, pool_limit_bytes);
         let inbox = inbox::open(&core)?;
+        core.set_inbox(inbox.clone());
         Ok((Reactor { core, hot: Vec::new() }, inbox))
     }
 

@@ -6,6 +6,7 @@ pub mod login;
 pub mod name;
 pub mod node;
 mod pdu;
+pub mod sessions;
 pub mod target;
 pub mod text;
 pub mod url;

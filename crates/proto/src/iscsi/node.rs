@@ -1,21 +1,21 @@
 //! What a target serves: its names, portals, and who may see which logical units.
 //!
-//! A [`Node`] is shared by all cores and does not change; a new configuration is a new one. Shared state that a
-//! session has across its connections, and the list of sessions that reinstatement needs, belong here, too, as soon
-//! as there is more than one connection to a session (RFC 7143 §6.3.4, §6.3.5).
+//! A [`Node`] is shared by all cores and does not change, but for the list of its sessions; a new configuration is a
+//! new one. State that a session has across its connections belongs here, too, as soon as there is more than one
+//! connection to a session (RFC 7143 §6.3.4).
 
 use super::login::chap::{Algorithm, Credentials};
 use super::login::operational::{CRC32C, Key, Parameters};
 use super::name::Name;
+use super::sessions::{LoginPermit, Sessions};
 use crate::scsi::{self, TargetPort};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, Ordering};
 
 /// All targets that are reached through the same portals.
 pub struct Node {
     targets: Vec<TargetNode>,
     discovery: Option<Chap>,
-    last_tsih: AtomicU16,
+    pub(super) sessions: Arc<Sessions>,
 }
 
 /// One target.
@@ -38,7 +38,7 @@ pub struct TargetNode {
 /// An address that initiators connect to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Portal {
-    /// `HOST:PORT`; an IPv6 address is in brackets.
+    /// `HOST:PORT`; an IPv6 address is in brackets. Without host, as `:3260`: wherever the initiator has connected to.
     pub address: String,
     /// Portals of one group can share a session.
     pub group_tag: u16,
@@ -79,7 +79,7 @@ impl Node {
     /// A node with these targets; discovery is free for all.
     #[must_use]
     pub fn new(targets: Vec<TargetNode>) -> Node {
-        Node { targets, discovery: None, last_tsih: AtomicU16::new(0) }
+        Node { targets, discovery: None, sessions: Arc::default() }
     }
 
     /// Who discovers has to prove itself, too.
@@ -107,15 +107,10 @@ impl Node {
         self.targets.iter().find(|target| target.name == *name && target.is_in_group(group_tag))
     }
 
-    /// The handle of a new session; never 0.
+    /// Leave for one more connection to log in; `None` if too many are at it.
     #[must_use]
-    pub fn next_tsih(&self) -> u16 {
-        loop {
-            let tsih = self.last_tsih.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-            if tsih != 0 {
-                return tsih;
-            }
-        }
+    pub fn begin_login(&self) -> Option<LoginPermit> {
+        self.sessions.begin_login()
     }
 }
 

@@ -222,8 +222,8 @@ impl Reservations {
             stays
         });
         if takes_over {
-            let lifts = held.is_some_and(|held| held.kind.admits_registrants() && held.kind != what.kind);
-            if lifts {
+            // Whatever the types: those that stay are told that it is another now.
+            if held.is_some_and(|held| held.kind != what.kind) {
                 notices.extend(self.others(who).map(|other| (other, Asc::RESERVATIONS_RELEASED)));
             }
             self.reservation = Some(Reservation { kind: what.kind, holder: who.clone() });
@@ -431,7 +431,7 @@ mod tests {
         assert_eq!(all.preempt(&who("b"), &preempt(3)), Ok(vec![(who("c"), Asc::REGISTRATIONS_PREEMPTED)]));
         assert!(all.holds(&who("a")));
         let own = Preempt { key: 1, victim_key: 1, kind: Kind::WRITE_EXCLUSIVE };
-        assert_eq!(all.preempt(&who("a"), &own), Ok(vec![]));
+        assert_eq!(all.preempt(&who("a"), &own), Ok(vec![(who("b"), Asc::RESERVATIONS_RELEASED)]));
         assert_eq!(all.reservation.unwrap().kind, Kind::WRITE_EXCLUSIVE);
     }
 

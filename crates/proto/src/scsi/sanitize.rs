@@ -1,8 +1,8 @@
 //! SANITIZE (SBC-4 §5.31, §4.11): nothing that was on the volume can be read back.
 //!
 //! The operation belongs to the logical unit and not to the command that began it: when that is aborted, or its nexus is
-//! lost, or the unit is reset, another session's device server goes on with it ([`DeviceServer::poll_background`]).
-//! Until it ends the unit is not ready for anyone.
+//! lost, or the unit is reset, whoever asked for it ([`LogicalUnit::on_background`]) goes on with it
+//! ([`DeviceServer::poll_background`]). Until it ends the unit is not ready for anyone.
 //!
 //! [`DeviceServer::poll_background`]: super::DeviceServer::poll_background
 
@@ -149,7 +149,10 @@ fn begin(cx: &mut Context<'_>, pattern: Option<Arc<[u8]>>, inverts: bool, passes
     });
     match (in_the_way, is_immediate) {
         (Some(sense), _) => Err(sense.into()),
-        (None, true) => Ok(Action::good()),
+        (None, true) => {
+            cx.unit.unit.call_background();
+            Ok(Action::good())
+        }
         (None, false) => carry_on(cx),
     }
 }
@@ -223,11 +226,14 @@ impl Work for Driver {
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        self.unit.change(|state| {
-            if let Some(sanitize) = &mut state.sanitize {
-                sanitize.is_driven = false;
-            }
+        let is_abandoned = self.unit.change(|state| {
+            let Some(sanitize) = &mut state.sanitize else { return false };
+            sanitize.is_driven = false;
+            sanitize.is_abandoned()
         });
+        if is_abandoned {
+            self.unit.call_background();
+        }
     }
 }
 

@@ -163,8 +163,8 @@ impl DeviceServer {
     }
 
     /// Work of a logical unit that no command carries on any more: a sanitize operation whose command was aborted, or
-    /// that was immediate. Drive the task like any other and drop its response. Ask after each command and each
-    /// tenth of a second; asking when there is nothing costs an atomic load for each unit.
+    /// that was immediate. Drive the task like any other and drop its response. Ask when
+    /// [`LogicalUnit::on_background`] calls; asking when there is nothing costs an atomic load for each unit.
     pub fn poll_background(&mut self) -> Option<(Task, Step)> {
         let at = self.units.iter_mut().position(Attached::has_background)?;
         let unit = self.units.get(at)?;

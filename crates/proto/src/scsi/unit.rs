@@ -16,7 +16,7 @@ use blockmux_volume::{MAX_TRANSFER, Volume, VolumeInfo};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 use smallvec::SmallVec;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// How a logical unit presents itself: its names in INQUIRY data and designators, and what it can be asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,6 +66,7 @@ pub struct LogicalUnit {
     generation: AtomicU64,
     pub(super) ranges: Ranges,
     pub(super) store: Option<Arc<dyn ReservationStore>>,
+    call: OnceLock<Box<dyn Fn() + Send + Sync>>,
     state: Mutex<UnitState>,
 }
 
@@ -195,6 +196,7 @@ impl LogicalUnit {
             generation: AtomicU64::new(0),
             ranges: Ranges::default(),
             store,
+            call: OnceLock::new(),
             state: Mutex::new(state),
         }
     }
@@ -203,6 +205,22 @@ impl LogicalUnit {
     /// for the capacity.
     pub fn on_resize(&self) {
         self.change(|state| state.see_size(self.volume.info().size, None));
+    }
+
+    /// Has `call` called whenever there is work that no command carries on, from any thread: then somebody's device
+    /// server has to be asked for it ([`DeviceServer::poll_background`]). Only the first call of this counts.
+    ///
+    /// [`DeviceServer::poll_background`]: super::DeviceServer::poll_background
+    pub fn on_background(&self, call: impl Fn() + Send + Sync + 'static) {
+        // Whoever came first serves the unit, too.
+        let _ = self.call.set(Box::new(call));
+    }
+
+    /// There is work that no command carries on.
+    pub(super) fn call_background(&self) {
+        if let Some(call) = self.call.get() {
+            call();
+        }
     }
 
     #[inline]

@@ -1,6 +1,6 @@
 //! A URL of iSCSI, and what its target tells and has.
 
-use super::secret;
+use super::{default_target, secret};
 use crate::failure::Failure;
 use crate::output::both_sizes;
 use crate::protocol::{Description, Found, FoundExport, Remote};
@@ -21,14 +21,32 @@ use blockmux_wire::iscsi::session::LoginStatus;
 use serde_json::{Value, json};
 use std::io::ErrorKind;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Reads a URL, and the files of secrets that it names.
-pub(crate) fn of_url(text: &str) -> Result<Box<dyn Remote>, Failure> {
+pub(super) fn of_url(text: &str) -> Result<Box<dyn Remote>, Failure> {
     let shown = spec::Url::new(text);
     let url: Url = text.parse().map_err(|error| Failure::request(format!("{shown}: {error}")))?;
     let chap = chap(&url)?;
     let initiator = url.initiator.clone().unwrap_or_else(own_name);
     Ok(Box::new(IscsiRemote { url, initiator, chap }))
+}
+
+/// Reaches LUN 0 of the target that a volume is where we serve it.
+pub(super) fn connect(address: &Address, volume: &str) -> Result<Arc<dyn Volume>, String> {
+    let target = Name::new(&default_target(volume)).map_err(|error| error.to_string())?;
+    let endpoint = Endpoint {
+        address: address.clone(),
+        initiator: own_name(),
+        target,
+        lun: Lun::new(0),
+        chap: None,
+        wishes: wishes(),
+        connections: 1,
+        patience: OWN_PATIENCE,
+    };
+    let volume = iscsi::connect(endpoint).map_err(|error| error.to_string())?;
+    Ok(Arc::new(volume))
 }
 
 struct IscsiRemote {
@@ -67,19 +85,23 @@ impl IscsiRemote {
     }
 
     fn endpoint(&self, address: &Address, target: &Name, connections: u32) -> Endpoint {
-        let digest = |on: bool| if on { CRC32C } else { 0 };
         Endpoint {
             address: address.clone(),
             initiator: self.initiator.clone(),
             target: target.clone(),
             lun: Lun::new(self.url.lun),
             chap: self.chap.clone(),
-            wishes: wishes()
-                .with(Key::HeaderDigest, digest(self.url.header_digest))
-                .with(Key::DataDigest, digest(self.url.data_digest)),
+            wishes: self.wishes(),
             connections,
             patience: self.url.reconnect,
         }
+    }
+
+    /// Who asks for a digest does not go without.
+    fn wishes(&self) -> Parameters {
+        let digests = [(Key::HeaderDigest, self.url.header_digest), (Key::DataDigest, self.url.data_digest)];
+        let wanted = digests.into_iter().filter(|(_, is_wanted)| *is_wanted);
+        wanted.fold(wishes(), |wishes, (key, _)| wishes.with(key, CRC32C).requiring(key))
     }
 
     /// Asks every address of the portal in turn, until one can be spoken to.
@@ -291,5 +313,7 @@ fn own_name() -> Name {
     Name::new(&format!("{OWN_NAME}{host}")).expect("it is made of letters that names have")
 }
 
+/// Whoever serves to itself has nobody to wait for.
+const OWN_PATIENCE: Duration = Duration::from_secs(5);
 /// What our own name begins with.
 const OWN_NAME: &str = "iqn.2026-11.blockmux.initiator:";

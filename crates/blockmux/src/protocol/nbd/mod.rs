@@ -25,9 +25,11 @@ pub(crate) const NBD: Protocol = Protocol {
     max_logical_block: NBD_MAX_MINIMUM_BLOCK,
     // Extended headers: request; reply with the offset of its data; request; reply without data.
     shape: MessageShape { read_request: 32, read_reply_head: 40, write_request_head: 32, write_reply: 32 },
-    serve: nbd::serve,
-    way,
-    connect,
+    check: |_, _| Ok(()),
+    is_open: |_| true,
+    serve: |service| service.addresses.iter().map(|_| nbd::serve(service.exports.clone())).collect(),
+    ways: |_, address, name| vec![way(address, name)],
+    connect: Some(connect),
     remote: remote::of_url,
 };
 

@@ -271,6 +271,7 @@ fn negotiation(cause: &NegotiationError) -> ProtocolError {
         NegotiationError::ImpossibleAnswer => "gave an answer that the proposed value does not allow",
         NegotiationError::NotNow => "negotiated a key outside a login",
         NegotiationError::BadDeclaration => "declared a MaxRecvDataSegmentLength out of bounds",
+        NegotiationError::Required => "did not agree to a digest that this initiator requires",
         NegotiationError::FirstBurstAboveMaxBurst => "agreed on FirstBurstLength above MaxBurstLength",
     })
 }

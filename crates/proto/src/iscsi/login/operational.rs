@@ -77,6 +77,8 @@ struct Row {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parameters {
     values: [u32; KEY_COUNT],
+    /// Keys whose value is the only one that will do, one bit each.
+    required: u32,
     /// The longest data segment that the peer takes, in bytes.
     max_send_data_segment_length: u32,
 }
@@ -92,7 +94,7 @@ impl Parameters {
         for (value, row) in values.iter_mut().zip(KEYS) {
             *value = row.default;
         }
-        Parameters { values, max_send_data_segment_length: DEFAULT_DATA_SEGMENT_LENGTH }
+        Parameters { values, required: 0, max_send_data_segment_length: DEFAULT_DATA_SEGMENT_LENGTH }
     }
 
     /// The value of a key; for `MaxRecvDataSegmentLength`, one's own.
@@ -107,6 +109,17 @@ impl Parameters {
     pub fn with(mut self, key: Key, value: u32) -> Parameters {
         self.set(key, value);
         self
+    }
+
+    /// The same, but a login must not end with another value of this key than its own: for digests.
+    #[must_use]
+    pub fn requiring(mut self, key: Key) -> Parameters {
+        self.required |= bit(key);
+        self
+    }
+
+    fn is_required(&self, key: Key) -> bool {
+        self.required & bit(key) != 0
     }
 
     /// Whether a key says Yes, or a digest is on.
@@ -145,6 +158,9 @@ pub enum NegotiationError {
     /// A declaration that is out of its bounds.
     #[error("a declared value that is out of bounds")]
     BadDeclaration,
+    /// A value that this side does not go without was not agreed on.
+    #[error("a login without what this side requires")]
+    Required,
     /// More unsolicited data than a sequence holds (RFC 7143 §13.14).
     #[error("FirstBurstLength above MaxBurstLength")]
     FirstBurstAboveMaxBurst,
@@ -207,7 +223,8 @@ impl Operational {
                 continue;
             }
             self.proposed |= bit(row.key);
-            out.push(row.name, &proposal(row, self.own.get(row.key)));
+            let is_required = self.own.is_required(row.key);
+            out.push(row.name, &proposal(row, self.own.get(row.key), is_required));
         }
     }
 
@@ -236,7 +253,7 @@ impl Operational {
             out.push(row.name, IRRELEVANT);
             return Ok(());
         }
-        match answer(row, pair.value, self.own.get(row.key)) {
+        match answer(row, pair.value, self.own.get(row.key), self.own.is_required(row.key)) {
             Some(value) => {
                 self.agreed.set(row.key, value);
                 out.push(row.name, &format(row, value));
@@ -265,7 +282,13 @@ impl Operational {
     ///
     /// # Errors
     /// If `FirstBurstLength` came out above `MaxBurstLength`. Where nobody named the former, its default gives way.
+    /// If what is required was not agreed on.
     pub fn finish(&mut self) -> Result<Parameters, NegotiationError> {
+        let is_missing =
+            |row: &&Row| self.own.is_required(row.key) && self.agreed.get(row.key) != self.own.get(row.key);
+        if KEYS.iter().any(|row| is_missing(&row)) {
+            return Err(NegotiationError::Required);
+        }
         let max_burst = self.agreed.get(Key::MaxBurstLength);
         if self.agreed.get(Key::FirstBurstLength) > max_burst {
             if self.settled & bit(Key::FirstBurstLength) != 0 && self.settled & bit(Key::MaxBurstLength) != 0
@@ -305,7 +328,7 @@ impl Operational {
 }
 
 /// The responder's answer to a proposal; `None` if it can take no value of it.
-fn answer(row: &Row, proposed: &str, own: u32) -> Option<u32> {
+fn answer(row: &Row, proposed: &str, own: u32, is_required: bool) -> Option<u32> {
     match row.rule {
         Rule::Or => Some(parse(row, proposed)? | own),
         Rule::And => Some(parse(row, proposed)? & own),
@@ -314,7 +337,7 @@ fn answer(row: &Row, proposed: &str, own: u32) -> Option<u32> {
         Rule::FirstOf(values) => text::parse_list(proposed)
             .filter_map(|choice| values.iter().position(|value| *value == choice))
             .filter_map(|place| u32::try_from(place).ok())
-            .find(|place| *place <= own),
+            .find(|place| *place == own || (*place < own && !is_required)),
         Rule::Declared(..) => None,
     }
 }
@@ -342,9 +365,9 @@ fn format(row: &Row, value: u32) -> String {
 }
 
 /// What a proposer sends: one value, or a list from the best that it takes down to the least.
-fn proposal(row: &Row, own: u32) -> String {
+fn proposal(row: &Row, own: u32, is_required: bool) -> String {
     match row.rule {
-        Rule::FirstOf(values) => {
+        Rule::FirstOf(values) if !is_required => {
             let taken = values.iter().take((own as usize).saturating_add(1));
             taken.rev().copied().collect::<Vec<_>>().join(",")
         }
@@ -443,6 +466,24 @@ mod tests {
         for (place, row) in KEYS.iter().enumerate() {
             assert_eq!(row.key as usize, place, "{}", row.name);
         }
+    }
+
+    #[test]
+    fn what_is_required_is_agreed_on_or_the_login_fails() {
+        let wanted = Parameters::standard().with(Key::HeaderDigest, CRC32C).requiring(Key::HeaderDigest);
+        for (proposed, answer, expected) in [
+            ("None,CRC32C", "CRC32C", Ok(CRC32C)),
+            ("None", "Reject", Err(NegotiationError::Required)),
+        ] {
+            let (mut operational, mut out) = (Operational::new(wanted), Text::default());
+            operational.on_pair(pair("HeaderDigest", proposed), &mut out).unwrap();
+            assert_eq!(out.as_bytes(), format!("HeaderDigest={answer}\0").as_bytes());
+            assert_eq!(operational.finish().map(|agreed| agreed.get(Key::HeaderDigest)), expected);
+        }
+        assert_eq!(Operational::new(wanted).finish(), Err(NegotiationError::Required), "nobody named it");
+        let (mut operational, mut out) = (Operational::new(wanted), Text::default());
+        operational.propose_all(&mut out);
+        assert!(out.as_bytes().windows(21).any(|bytes| bytes == b"\0HeaderDigest=CRC32C\0"));
     }
 
     #[test]

@@ -17,6 +17,7 @@ use crate::iscsi::digest::Digests;
 use crate::iscsi::name::Name;
 use crate::iscsi::node::{Access, Chap, Node, TargetNode, offer};
 use crate::iscsi::pdu;
+use crate::iscsi::sessions::{HangUp, Membership, SessionName};
 use crate::iscsi::text::{self, Text};
 use crate::outbox::Outbox;
 use blockmux_wire::iscsi::session::*;
@@ -42,6 +43,19 @@ pub(in crate::iscsi) struct TargetLogin {
     pub(super) security: Security,
     operational: Operational,
     stat_sn: u32,
+    /// Cuts this login's connection.
+    hang_up: Option<HangUp>,
+    /// All is agreed on, and the session's last response waits for another session's end.
+    leaving: Option<Leaving>,
+}
+
+/// What a login's last response says, and what it leads to.
+struct Leaving {
+    flags: u8,
+    text: Text,
+    established: Box<Established>,
+    /// `None`: it discovers, and so there is none of that name.
+    name: Option<SessionName>,
 }
 
 /// What a session is for.
@@ -61,12 +75,17 @@ pub(in crate::iscsi) struct Established {
     pub(in crate::iscsi) operational: Operational,
     pub(in crate::iscsi) stat_sn: u32,
     pub(in crate::iscsi) cmd_sn: u32,
+    /// `None` in a discovery session.
+    pub(in crate::iscsi) membership: Option<Membership>,
 }
 
 /// What becomes of the login after a request.
 pub(in crate::iscsi) enum Progress {
     /// The next request may come.
     Continues,
+    /// All is agreed on, but the initiator's other session of that name is still there:
+    /// [`TargetLogin::establish`] is to be asked again.
+    Waits,
     /// The last response is in the outbox.
     Established(Box<Established>),
     /// The login failed, and the response that says so is still to be sent by [`TargetLogin::refuse`]: at once, or,
@@ -101,7 +120,14 @@ impl TargetLogin {
             security: Security::Begins,
             operational: Operational::new(offer()),
             stat_sn: 0,
+            hang_up: None,
+            leaving: None,
         }
+    }
+
+    /// The same over a connection that `hang_up` cuts.
+    pub(in crate::iscsi) fn set_hang_up(&mut self, hang_up: HangUp) {
+        self.hang_up = Some(hang_up);
     }
 
     /// Takes a request with its text, and answers it.
@@ -112,10 +138,26 @@ impl TargetLogin {
         outbox: &mut Outbox,
     ) -> Progress {
         match self.advance(request, text, outbox) {
-            Ok(None) => Progress::Continues,
-            Ok(Some(established)) => Progress::Established(Box::new(established)),
+            Ok(()) if self.leaving.is_none() => Progress::Continues,
+            Ok(()) => self.establish(outbox).map_or(Progress::Waits, Progress::Established),
             Err(failure) => Progress::Failed(failure),
         }
+    }
+
+    /// Ends a login on which all is agreed, unless the initiator's other session of that name is still there.
+    pub(in crate::iscsi) fn establish(&mut self, outbox: &mut Outbox) -> Option<Box<Established>> {
+        let membership = match &self.leaving.as_ref()?.name {
+            Some(name) => Some(self.node.sessions.join(name, self.hang_up.clone())?),
+            None => None,
+        };
+        let tsih = match &membership {
+            Some(membership) => membership.tsih(),
+            None => self.node.sessions.next_tsih(),
+        };
+        let Leaving { flags, text, mut established, .. } = self.leaving.take()?;
+        self.respond(flags, LoginStatus::SUCCESS, tsih, &text, outbox);
+        (established.stat_sn, established.membership) = (self.stat_sn, membership);
+        Some(established)
     }
 
     /// Sends the response that ends a failed login.
@@ -133,7 +175,7 @@ impl TargetLogin {
         request: &LoginRequest,
         text: &[u8],
         outbox: &mut Outbox,
-    ) -> Result<Option<Established>, Failure> {
+    ) -> Result<(), Failure> {
         self.check(request)?;
         let (transit, goes_on) = (request.flags & FLAG_TRANSIT != 0, request.flags & FLAG_CONTINUE != 0);
         if self.text.len().saturating_add(text.len()) > text::MAX_TEXT {
@@ -145,7 +187,7 @@ impl TargetLogin {
                 return Err(initiator_error("set both C and T in a login request"));
             }
             self.respond(stages(self.stage, Stage(0)), LoginStatus::SUCCESS, 0, &Text::default(), outbox);
-            return Ok(None);
+            return Ok(());
         }
         let whole = std::mem::take(&mut self.text);
         let mut out = Text::default();
@@ -154,7 +196,7 @@ impl TargetLogin {
         if !transit || !self.is_ready()? {
             self.finish_text(&mut out, false)?;
             self.respond(stages(self.stage, Stage(0)), LoginStatus::SUCCESS, 0, &out, outbox);
-            return Ok(None);
+            return Ok(());
         }
         let ends = next == Stage::FULL_FEATURE_PHASE;
         self.finish_text(&mut out, ends)?;
@@ -162,12 +204,10 @@ impl TargetLogin {
         self.stage = next;
         if !ends {
             self.respond(flags, LoginStatus::SUCCESS, 0, &out, outbox);
-            return Ok(None);
+            return Ok(());
         }
-        let established = self.establish(request)?;
-        let tsih = self.node.next_tsih();
-        self.respond(flags, LoginStatus::SUCCESS, tsih, &out, outbox);
-        Ok(Some(Established { stat_sn: self.stat_sn, ..established }))
+        self.leaving = Some(self.leave(request, flags, out)?);
+        Ok(())
     }
 
     /// Checks a request's header, and takes from the first what holds for all.
@@ -341,11 +381,20 @@ impl TargetLogin {
         Ok(())
     }
 
-    fn establish(&mut self, request: &LoginRequest) -> Result<Established, Failure> {
+    fn leave(&self, request: &LoginRequest, flags: u8, text: Text) -> Result<Leaving, Failure> {
         let (Some(session), Some(initiator)) = (self.session.clone(), self.initiator.clone()) else {
             return Err(failure(LoginStatus::MISSING_PARAMETER, "logged in without names"));
         };
-        Ok(Established {
+        let name = match &session {
+            Session::Discovery => None,
+            Session::Normal { target, .. } => Some(SessionName {
+                initiator: initiator.clone(),
+                isid: request.isid,
+                target: target.name.clone(),
+                group_tag: self.group_tag,
+            }),
+        };
+        let established = Box::new(Established {
             session,
             initiator,
             isid: request.isid,
@@ -354,7 +403,9 @@ impl TargetLogin {
             operational: self.operational.clone(),
             stat_sn: self.stat_sn,
             cmd_sn: request.cmd_sn.get(),
-        })
+            membership: None,
+        });
+        Ok(Leaving { flags, text, established, name })
     }
 
     fn respond(&mut self, flags: u8, status: LoginStatus, tsih: u16, text: &Text, outbox: &mut Outbox) {
@@ -389,6 +440,7 @@ impl From<&NegotiationError> for Failure {
             NegotiationError::ImpossibleAnswer => "gave an answer that the proposed value does not allow",
             NegotiationError::NotNow => "negotiated a key outside a login",
             NegotiationError::BadDeclaration => "declared a MaxRecvDataSegmentLength out of bounds",
+            NegotiationError::Required => "did not agree to a digest that this target requires",
             NegotiationError::FirstBurstAboveMaxBurst => "proposed FirstBurstLength above MaxBurstLength",
         })
     }

@@ -5,6 +5,7 @@ use super::receive::Purpose;
 use super::replies::Expected;
 use super::tasks::{Entry, State, TaskTable};
 use super::transfer::{Misfit, Transfer};
+use crate::exports::VolumeId;
 use crate::iscsi::login::operational::Key;
 use crate::outbox::Outbox;
 use crate::scsi::{Cdb, Command, Lun, Response, Sense, Status, Step, TaskAttribute};
@@ -51,6 +52,7 @@ impl FullFeature {
             is_immediate: bhs.is_immediate(),
             task: None,
             state: State::Data,
+            volume: VolumeId(u32::MAX),
             transfer: Transfer::new(immediate, !is_final, most),
             memory: 0,
             response: None,
@@ -165,9 +167,9 @@ impl FullFeature {
         }
     }
 
-    /// Asks every task again that waits for others.
-    pub(super) fn resume_waiting(&mut self, outbox: &mut Outbox) {
-        for _ in 0..self.waiting.len() {
+    /// Asks the first `count` tasks again that wait for others.
+    pub(super) fn resume_waiting(&mut self, count: usize, outbox: &mut Outbox) {
+        for _ in 0..count {
             if self.waiting.is_empty() {
                 return;
             }
@@ -258,7 +260,7 @@ impl FullFeature {
             match step {
                 Step::Io { volume, mut io } => {
                     io.tag = Tag(slot as u64);
-                    entry.state = State::Io;
+                    (entry.state, entry.volume) = (State::Io, volume);
                     self.in_flight = self.in_flight.saturating_add(1);
                     return self.queue.push_back((volume, io));
                 }

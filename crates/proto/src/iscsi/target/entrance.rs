@@ -4,6 +4,7 @@ use crate::iscsi::digest::Digests;
 use crate::iscsi::login::operational::DEFAULT_DATA_SEGMENT_LENGTH;
 use crate::iscsi::login::target::{Established, Failure, Progress, TargetLogin};
 use crate::iscsi::pdu::{self, Parsed};
+use crate::iscsi::sessions::{HangUp, LoginPermit};
 use crate::outbox::Outbox;
 use crate::session::{Demand, ProtocolError};
 use blockmux_wire::iscsi::session::{LoginRequest, LoginStatus};
@@ -19,22 +20,43 @@ pub(super) struct Entrance {
     deadline: Instant,
     /// The login failed by a wrong secret; the answer waits for the deadline.
     guessed: Option<Failure>,
+    /// When to look again whether the initiator's other session of that name is over.
+    waits_until: Option<Instant>,
     latest: Instant,
+    /// Given back when the login is over.
+    _permit: Option<LoginPermit>,
 }
 
 impl Entrance {
     pub(super) fn new(login: TargetLogin, now: Instant) -> Entrance {
         let deadline = now.checked_add(LOGIN_TIME).unwrap_or(now);
-        Entrance { login, needs: BHS_LEN, deadline, guessed: None, latest: now }
+        Entrance {
+            login,
+            needs: BHS_LEN,
+            deadline,
+            guessed: None,
+            waits_until: None,
+            latest: now,
+            _permit: None,
+        }
+    }
+
+    /// The same with leave to log in, over a connection that `hang_up` cuts.
+    pub(super) fn admit(&mut self, permit: LoginPermit, hang_up: HangUp) {
+        self._permit = Some(permit);
+        self.login.set_hang_up(hang_up);
     }
 
     /// When something must happen.
     pub(super) fn deadline(&self) -> Instant {
-        self.deadline
+        self.waits_until.map_or(self.deadline, |until| until.min(self.deadline))
     }
 
     pub(super) fn demand(&self) -> Demand {
-        if self.guessed.is_some() { Demand::Nothing } else { Demand::Bytes(self.needs) }
+        match (&self.guessed, self.waits_until) {
+            (None, None) => Demand::Bytes(self.needs),
+            _ => Demand::Nothing,
+        }
     }
 
     /// Takes one request at a time; returns how many bytes that were, and what the login agreed on at its end.
@@ -44,7 +66,7 @@ impl Entrance {
         outbox: &mut Outbox,
     ) -> Result<(usize, Option<Box<Established>>), ProtocolError> {
         let mut taken: usize = 0;
-        while self.guessed.is_none() {
+        while self.guessed.is_none() && self.waits_until.is_none() {
             let rest = input.get(taken..).unwrap_or_default();
             let head = match pdu::parse(rest, Digests::default())? {
                 Parsed::Needs(len) => {
@@ -70,6 +92,7 @@ impl Entrance {
             self.needs = BHS_LEN;
             match self.login.on_request(request, text, outbox) {
                 Progress::Continues => {}
+                Progress::Waits => self.waits_until = Some(self.latest),
                 Progress::Established(established) => return Ok((taken, Some(established))),
                 Progress::Failed(failure) if failure.is_wrong_answer() => {
                     self.deadline = self.latest.checked_add(GUESS_DELAY).unwrap_or(self.latest);
@@ -84,16 +107,30 @@ impl Entrance {
         Ok((taken, None))
     }
 
-    /// Time has passed.
-    pub(super) fn on_timeout(&mut self, now: Instant, outbox: &mut Outbox) -> Result<(), ProtocolError> {
+    /// Time has passed. Returns what the login agreed on, if it has waited and waits no more.
+    pub(super) fn on_timeout(
+        &mut self,
+        now: Instant,
+        outbox: &mut Outbox,
+    ) -> Result<Option<Box<Established>>, ProtocolError> {
         self.latest = now;
+        if self.waits_until.is_some() {
+            self.waits_until = now.checked_add(REINSTATEMENT_POLL);
+            if let Some(established) = self.login.establish(outbox) {
+                return Ok(Some(established));
+            }
+        }
         if now < self.deadline {
-            return Ok(());
+            return Ok(None);
         }
         match self.guessed.take() {
             Some(failure) => {
                 self.login.refuse(&failure, outbox);
                 Err(error(failure.what))
+            }
+            None if self.waits_until.is_some() => {
+                self.login.refuse(&Failure::of(LoginStatus::OUT_OF_RESOURCES), outbox);
+                Err(error("logged in again, and its old session did not end within 30 seconds"))
             }
             None => Err(error("did not log in within 30 seconds")),
         }
@@ -111,6 +148,9 @@ fn error(what: &'static str) -> ProtocolError {
 
 /// How long a login may take.
 const LOGIN_TIME: Duration = Duration::from_secs(30);
+
+/// How often a login looks whether the session that it takes the place of is over.
+const REINSTATEMENT_POLL: Duration = Duration::from_millis(2);
 
 /// A wrong answer to a CHAP challenge is refused no sooner than this after the connection was made, so that secrets are
 /// not guessed fast.

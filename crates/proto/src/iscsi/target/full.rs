@@ -31,10 +31,11 @@ use crate::iscsi::login::target::{Established, Session};
 use crate::iscsi::name::Name;
 use crate::iscsi::node::Node;
 use crate::iscsi::pdu::{self, Head, Parsed};
+use crate::iscsi::sessions::Membership;
 use crate::outbox::Outbox;
 use crate::scsi::{DeviceServer, Nexus, Response, Status};
 use crate::session::{Demand, ProtocolError};
-use blockmux_volume::{Chunk, Completion, Io, Pool, SgList};
+use blockmux_volume::{Chunk, Completion, Io, Pool, SgList, Tag};
 use blockmux_wire::iscsi::scsi::{FLAG_READ, ScsiCommand};
 use blockmux_wire::iscsi::session::{AsyncEvent, RejectReason};
 use blockmux_wire::iscsi::{BHS_LEN, Bhs, Opcode};
@@ -59,6 +60,8 @@ pub(super) struct FullFeature {
     pub(super) management: super::manage::Functions,
     /// In flight, but not yet taken by the driver.
     pub(super) queue: VecDeque<(VolumeId, Io)>,
+    /// In flight for nobody, and the driver does not know that yet.
+    pub(super) cancels: VecDeque<(VolumeId, Tag)>,
     /// Writes that wait for memory before they can ask for data, oldest first.
     pub(super) grants: VecDeque<usize>,
     /// Tasks that wait for other tasks.
@@ -80,6 +83,10 @@ pub(super) struct FullFeature {
     keep_alive: KeepAlive,
     /// When to ask the pool and waiting tasks again.
     retry_at: Instant,
+    /// The address that the initiator has connected to.
+    pub(super) local_ip: String,
+    /// The last to go: by then nothing of this session reaches a volume any more.
+    _membership: Option<Membership>,
 }
 
 /// Pings an initiator that has been silent (RFC 7143 §11.19).
@@ -94,13 +101,22 @@ struct KeepAlive {
 impl FullFeature {
     pub(super) fn new(
         node: Arc<Node>,
-        group_tag: u16,
+        (group_tag, local_ip): (u16, String),
         established: Established,
         pool: Pool,
         now: Instant,
     ) -> FullFeature {
-        let Established { session, initiator, isid, cid, parameters, operational, stat_sn, cmd_sn } =
-            established;
+        let Established {
+            session,
+            initiator,
+            isid,
+            cid,
+            parameters,
+            operational,
+            stat_sn,
+            cmd_sn,
+            membership,
+        } = established;
         let server = match &session {
             Session::Discovery => None,
             Session::Normal { target, access } => {
@@ -121,6 +137,7 @@ impl FullFeature {
             negotiation: Negotiation::new(operational),
             management: super::manage::Functions::default(),
             queue: VecDeque::new(),
+            cancels: VecDeque::new(),
             grants: VecDeque::new(),
             waiting: Vec::new(),
             reading: 0,
@@ -137,6 +154,8 @@ impl FullFeature {
                 pinged: false,
             },
             retry_at: now,
+            local_ip,
+            _membership: membership,
         }
     }
 
@@ -179,7 +198,7 @@ impl FullFeature {
     /// The initiator has closed its side. It should have logged out, but killed ones do not; between PDUs nothing that
     /// was answered is lost.
     pub(super) fn on_end(&mut self) -> Result<(), ProtocolError> {
-        self.is_over = true;
+        self.end();
         match self.awaiting {
             Awaiting::Head(_) => Ok(()),
             _ => Err(ProtocolError {
@@ -216,7 +235,7 @@ impl FullFeature {
             // Nothing that this session does will free memory: the command may be tried again later.
             self.refuse_busy(segment);
         }
-        self.resume(outbox);
+        self.resume(self.waiting.len(), outbox);
         if now < self.keep_alive.next_tick {
             return Ok(());
         }
@@ -240,17 +259,25 @@ impl FullFeature {
     }
 
     #[inline]
-    pub(super) fn on_io(&mut self, done: Completion, outbox: &mut Outbox) {
-        self.in_flight = self.in_flight.saturating_sub(1);
-        self.on_completion(done, outbox);
-        self.resume(outbox);
+    pub(super) fn poll_cancel(&mut self) -> Option<(VolumeId, Tag)> {
+        self.cancels.pop_front()
     }
 
-    /// Goes on with what waits for memory or for other tasks: a completion may have freed both.
     #[inline]
-    fn resume(&mut self, outbox: &mut Outbox) {
-        if !self.waiting.is_empty() {
-            self.resume_waiting(outbox);
+    pub(super) fn on_io(&mut self, done: Completion, outbox: &mut Outbox) {
+        self.in_flight = self.in_flight.saturating_sub(1);
+        // A task that only now begins to wait does so until something else ends, or time passes.
+        let waited = self.waiting.len();
+        self.on_completion(done, outbox);
+        self.resume(waited, outbox);
+    }
+
+    /// Goes on with what waits for memory, and with the first `waiting` tasks that wait for others: a completion may
+    /// have freed both.
+    #[inline]
+    fn resume(&mut self, waiting: usize, outbox: &mut Outbox) {
+        if waiting > 0 {
+            self.resume_waiting(waiting, outbox);
         }
         if !self.grants.is_empty() {
             self.resume_grants(outbox);

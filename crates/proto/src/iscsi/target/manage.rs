@@ -10,6 +10,7 @@ use crate::iscsi::login::operational::Key;
 use crate::iscsi::login::target::Session;
 use crate::outbox::Outbox;
 use crate::scsi::{Lun, ManagementResponse, TaskManagement};
+use blockmux_volume::Tag;
 use blockmux_wire::iscsi::Bhs;
 use blockmux_wire::iscsi::scsi::{FUNCTION_MASK, Function, FunctionResponse, TaskManagementRequest};
 use blockmux_wire::iscsi::session::RejectReason;
@@ -167,6 +168,7 @@ impl FullFeature {
         for slot in slots {
             let Some(entry) = self.tasks.get_mut(slot) else { continue };
             if entry.state == State::Io {
+                self.cancels.push_back((entry.volume, Tag(slot as u64)));
                 entry.state = State::Aborted(function);
                 self.tasks.forget_name(slot);
                 left = left.saturating_add(1);

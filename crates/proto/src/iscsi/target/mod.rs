@@ -47,12 +47,13 @@ mod transfer;
 mod tests;
 
 use super::login::chap::SEED_LEN;
-use super::login::target::TargetLogin;
+use super::login::target::{Established, TargetLogin};
 use super::node::Node;
+use super::sessions::{HangUp, LoginPermit};
 use crate::exports::VolumeId;
 use crate::outbox::Outbox;
 use crate::session::{Demand, ProtocolError, StreamSession, Target, Timed};
-use blockmux_volume::{Chunk, Completion, Io, Pool};
+use blockmux_volume::{Chunk, Completion, Io, Pool, Tag};
 use entrance::Entrance;
 use full::FullFeature;
 use std::sync::Arc;
@@ -67,6 +68,8 @@ pub struct TargetSession {
     pool: Pool,
     /// The latest time that this session was told.
     now: Instant,
+    /// The address that the initiator has connected to; empty if nobody said.
+    local_ip: String,
 }
 
 enum Phase {
@@ -91,7 +94,25 @@ impl TargetSession {
     ) -> TargetSession {
         let login = TargetLogin::new(node.clone(), group_tag, seed);
         let phase = Phase::Entrance(Box::new(Entrance::new(login, now)));
-        TargetSession { phase, outbox: Outbox::default(), node, group_tag, pool, now }
+        let local_ip = String::new();
+        TargetSession { phase, outbox: Outbox::default(), node, group_tag, pool, now, local_ip }
+    }
+
+    /// The same with leave to log in, over a connection to `local_ip` that `hang_up` cuts: when its initiator logs in
+    /// again, this session ends. An IPv6 address is in brackets.
+    #[must_use]
+    pub fn admitted(mut self, permit: LoginPermit, local_ip: String, hang_up: HangUp) -> TargetSession {
+        if let Phase::Entrance(entrance) = &mut self.phase {
+            entrance.admit(permit, hang_up);
+        }
+        self.local_ip = local_ip;
+        self
+    }
+
+    fn enter(&mut self, established: Established) {
+        let (node, pool, local_ip) = (self.node.clone(), self.pool.clone(), std::mem::take(&mut self.local_ip));
+        let full = FullFeature::new(node, (self.group_tag, local_ip), established, pool, self.now);
+        self.phase = Phase::Full(Box::new(full));
     }
 }
 
@@ -107,7 +128,12 @@ impl Timed for TargetSession {
     fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
         self.now = now;
         match &mut self.phase {
-            Phase::Entrance(entrance) => entrance.on_timeout(now, &mut self.outbox),
+            Phase::Entrance(entrance) => {
+                if let Some(established) = entrance.on_timeout(now, &mut self.outbox)? {
+                    self.enter(*established);
+                }
+                Ok(())
+            }
             Phase::Full(full) => full.on_timeout(now, &mut self.outbox),
             Phase::Closing => Ok(()),
         }
@@ -130,9 +156,7 @@ impl StreamSession for TargetSession {
             let established;
             (taken, established) = entrance.on_bytes(input.unread(), &mut self.outbox)?;
             if let Some(established) = established {
-                let (node, pool) = (self.node.clone(), self.pool.clone());
-                let full = FullFeature::new(node, self.group_tag, *established, pool, self.now);
-                self.phase = Phase::Full(Box::new(full));
+                self.enter(*established);
             }
         }
         match &mut self.phase {
@@ -173,6 +197,14 @@ impl Target for TargetSession {
     fn poll_io(&mut self) -> Option<(VolumeId, Io)> {
         match &mut self.phase {
             Phase::Full(full) => full.poll_io(),
+            Phase::Entrance(_) | Phase::Closing => None,
+        }
+    }
+
+    #[inline]
+    fn poll_cancel(&mut self) -> Option<(VolumeId, Tag)> {
+        match &mut self.phase {
+            Phase::Full(full) => full.poll_cancel(),
             Phase::Entrance(_) | Phase::Closing => None,
         }
     }

@@ -4,7 +4,7 @@ use super::full::FullFeature;
 use crate::iscsi::login::operational::{Key, Operational};
 use crate::iscsi::login::target::Session;
 use crate::iscsi::name::Name;
-use crate::iscsi::node::TargetNode;
+use crate::iscsi::node::{Portal, TargetNode};
 use crate::iscsi::text::{self, MAX_TEXT, Pair, REJECT, Text};
 use crate::outbox::Outbox;
 use blockmux_wire::iscsi::session::*;
@@ -138,7 +138,7 @@ impl FullFeature {
         let may_see = |target: &&TargetNode| target.access_of(&self.initiator).is_some();
         match (&self.session, pair.value) {
             (Session::Discovery, "All") => {
-                self.node.targets().iter().filter(may_see).for_each(|target| name_target(target, out));
+                self.node.targets().iter().filter(may_see).for_each(|target| self.name_target(target, out));
             }
             (Session::Discovery, name) => {
                 let name = Name::new(name).ok();
@@ -148,11 +148,11 @@ impl FullFeature {
                     .iter()
                     .filter(named)
                     .filter(may_see)
-                    .for_each(|target| name_target(target, out));
+                    .for_each(|target| self.name_target(target, out));
             }
             (Session::Normal { target, .. }, name) => {
                 if name.is_empty() || Name::new(name).is_ok_and(|name| name == target.name) {
-                    name_target(target, out);
+                    self.name_target(target, out);
                 } else {
                     out.push(pair.key, REJECT);
                 }
@@ -183,11 +183,12 @@ impl FullFeature {
         let seconds = |key| u16::try_from(self.parameters.get(key)).unwrap_or(u16::MAX);
         (seconds(Key::DefaultTime2Wait), seconds(Key::DefaultTime2Retain))
     }
-}
 
-fn name_target(target: &TargetNode, out: &mut Text) {
-    out.push("TargetName", target.name.as_str());
-    for portal in &target.portals {
-        out.push("TargetAddress", &format!("{},{}", portal.address, portal.group_tag));
+    fn name_target(&self, target: &TargetNode, out: &mut Text) {
+        out.push("TargetName", target.name.as_str());
+        for Portal { address, group_tag } in &target.portals {
+            let host = if address.starts_with(':') { self.local_ip.as_str() } else { "" };
+            out.push("TargetAddress", &format!("{host}{address},{group_tag}"));
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! The tasks of a session: what is kept of each command until it is answered.
 
 use super::transfer::Transfer;
+use crate::exports::VolumeId;
 use crate::scsi::{Lun, Response, Task};
 
 /// One command under way.
@@ -16,6 +17,8 @@ pub(super) struct Entry {
     /// Its device server's part; `None` if it was refused before.
     pub(super) task: Option<Task>,
     pub(super) state: State,
+    /// The volume of its I/O in flight.
+    pub(super) volume: VolumeId,
     pub(super) transfer: Transfer,
     /// Memory that its data-out was given, in bytes.
     pub(super) memory: usize,

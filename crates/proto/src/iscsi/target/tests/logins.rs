@@ -4,6 +4,7 @@ use super::*;
 use crate::iscsi::login::chap::Challenge;
 use crate::iscsi::node::Redirect;
 use crate::session::Timed;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 fn names() -> String {
@@ -223,4 +224,59 @@ fn a_command_before_the_login_ends_the_connection() {
     let mut initiator = Initiator::connect();
     let command = initiator.request(0, &[0; 6], None, None);
     assert!(initiator.send(&command, b"").is_err());
+}
+
+#[test]
+fn who_logs_in_again_gets_in_when_nothing_of_the_old_session_is_left() {
+    let (node, exports) = node(None);
+    let connect = || {
+        let mut initiator = Initiator::connect_to((node.clone(), exports.clone()), Pool::new(usize::MAX));
+        initiator.pump.holds_io = true;
+        initiator
+    };
+    let cuts = Arc::new(AtomicUsize::new(0));
+    let mut first = connect();
+    let (permit, counted) = (node.begin_login().unwrap(), cuts.clone());
+    let hang_up = Arc::new(move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+    });
+    first.pump.session = TargetSession::new(node.clone(), 1, Pool::new(usize::MAX), [3; 32], Instant::now())
+        .admitted(permit, "192.0.2.9".into(), hang_up);
+    first.enter("");
+    first.command(0, &[0; 6], None, None);
+    assert_eq!(first.command(0, &write10(0, 1), None, Some(&[7; 512])).len(), 0, "its write is in flight");
+    let mut other = connect();
+    let mut other_isid = login_request(0x87);
+    other_isid.isid = [0x80, 9, 9, 9, 9, 9];
+    assert_eq!(other.exchange(&other_isid, names().as_bytes()).len(), 1, "another port is another session");
+    assert_eq!(cuts.load(Ordering::Relaxed), 0);
+
+    let mut again = connect();
+    assert_eq!(again.exchange(&login_request(0x87), names().as_bytes()).len(), 0);
+    assert_eq!(cuts.load(Ordering::Relaxed), 1);
+    first.pump.session.on_end().unwrap();
+    assert!(first.is_closed());
+    let until = again.pump.session.poll_timeout().unwrap();
+    again.pump.session.on_timeout(until).unwrap();
+    assert_eq!(again.receive().len(), 0, "the write may still change something");
+    drop(first);
+    let until = again.pump.session.poll_timeout().unwrap();
+    again.pump.session.on_timeout(until).unwrap();
+    let [response] = again.receive().try_into().unwrap();
+    assert_eq!(response.as_a::<LoginResponse>().status.get(), 0);
+    assert_eq!(sense(&again.command(0, &[0; 6], None, None)[0]), (6, 0x2900));
+}
+
+#[test]
+fn who_logs_in_again_in_vain_is_told_after_30_seconds() {
+    let (node, exports) = node(None);
+    let connect = || Initiator::connect_to((node.clone(), exports.clone()), Pool::new(usize::MAX));
+    let (mut first, mut again) = (connect(), connect());
+    first.enter("");
+    assert_eq!(again.exchange(&login_request(0x87), names().as_bytes()).len(), 0);
+    let session = &mut again.pump.session;
+    let error = session.on_timeout(Instant::now() + Duration::from_secs(31)).unwrap_err();
+    assert_eq!(error.what, "logged in again, and its old session did not end within 30 seconds");
+    let [response] = again.receive().try_into().unwrap();
+    assert_eq!(LoginStatus(response.as_a::<LoginResponse>().status.get()), LoginStatus::OUT_OF_RESOURCES);
 }

@@ -187,6 +187,37 @@ fn an_aborted_task_is_never_answered_and_the_abort_waits_for_its_io() {
 }
 
 #[test]
+fn the_volume_is_asked_to_cancel_what_nobody_waits_for() {
+    let mut initiator = Initiator::log_in("");
+    initiator.pump.holds_io = true;
+    for lun in [0, 1, 0] {
+        initiator.command(lun, &read10(0, 1), Some(512), None);
+    }
+    let first = initiator.pump.submitted[0].1.tag;
+    initiator.exchange(&management(Function::ABORT_TASK, 0, 3), b"");
+    assert_eq!(initiator.pump.cancelled, [(VolumeId(0), first)]);
+    initiator.pump.session.on_end().unwrap();
+    initiator.pump.run().unwrap();
+    let rest: Vec<_> = initiator.pump.submitted.iter().skip(1).map(|(volume, io)| (*volume, io.tag)).collect();
+    assert_eq!(initiator.pump.cancelled[1..], rest);
+}
+
+#[test]
+fn a_portal_of_all_addresses_is_named_by_the_one_that_was_reached() {
+    let (node, exports) = node(None);
+    let mut target = node.targets()[0].clone();
+    target.portals = vec![Portal { address: ":3260".into(), group_tag: 1 }];
+    let node = Arc::new(Node::new(vec![target]));
+    let mut initiator = Initiator::connect_to((node.clone(), exports), Pool::new(usize::MAX));
+    initiator.pump.session = TargetSession::new(node.clone(), 1, Pool::new(usize::MAX), [3; 32], Instant::now())
+        .admitted(node.begin_login().unwrap(), "[::1]".into(), Arc::new(|| ()));
+    initiator.enter("");
+    let request = text_request(RESERVED_TAG, FLAG_FINAL, 0);
+    let [answer] = initiator.exchange(&request, b"SendTargets=\0").try_into().unwrap();
+    assert_eq!(answer.value("TargetAddress"), "[::1]:3260,1");
+}
+
+#[test]
 fn a_write_that_waits_for_data_is_aborted_at_once_and_its_late_data_dropped() {
     let mut initiator = Initiator::log_in("ImmediateData=No\0");
     let command = initiator.request(0, &write10(0, 1), None, Some(512));

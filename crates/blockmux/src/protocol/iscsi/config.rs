@@ -1,0 +1,280 @@
+//! Targets from the config file: which volumes are logical units of which target, and who may see them.
+//!
+//! Keys that RFC 7143 has a name for have that name.
+
+use super::{PREFIX, default_target, secret};
+use crate::address::ListenAddress;
+use crate::failure::Failure;
+use crate::protocol::{ISCSI, Settings};
+use blockmux_engine::socket::Address;
+use blockmux_proto::iscsi::login::chap::{Algorithm, Credentials};
+use blockmux_proto::iscsi::login::operational::{CRC32C, Key, Parameters};
+use blockmux_proto::iscsi::name::Name;
+use blockmux_proto::iscsi::node::{Chap, offer};
+use serde::Deserialize;
+use std::collections::{BTreeMap, HashSet};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+/// One `[[iscsi_target]]`, as it was written.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct TargetEntry {
+    #[serde(rename = "TargetName")]
+    target_name: String,
+    #[serde(rename = "TargetAlias", default)]
+    target_alias: String,
+    /// Those of the listeners that lead to it; none means all.
+    #[serde(default)]
+    portals: Vec<ListenAddress>,
+    /// Volumes by LUN.
+    luns: BTreeMap<String, String>,
+    #[serde(rename = "HeaderDigest")]
+    header_digest: Option<Digest>,
+    #[serde(rename = "DataDigest")]
+    data_digest: Option<Digest>,
+    #[serde(rename = "InitialR2T")]
+    initial_r2t: Option<bool>,
+    #[serde(rename = "ImmediateData")]
+    immediate_data: Option<bool>,
+    #[serde(rename = "MaxRecvDataSegmentLength")]
+    max_recv_data_segment_length: Option<u32>,
+    #[serde(rename = "MaxBurstLength")]
+    max_burst_length: Option<u32>,
+    #[serde(rename = "FirstBurstLength")]
+    first_burst_length: Option<u32>,
+    #[serde(rename = "MaxOutstandingR2T")]
+    max_outstanding_r2t: Option<u32>,
+    /// Who may log in; none means everybody, without proof.
+    #[serde(default)]
+    acl: Vec<AclEntry>,
+}
+
+/// What is accepted of a digest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+enum Digest {
+    /// It stays off.
+    None,
+    /// It has to be on.
+    #[serde(rename = "CRC32C")]
+    Crc32c,
+    /// As the initiator likes.
+    #[serde(rename = "None,CRC32C")]
+    Either,
+}
+
+/// One `[[iscsi_target.acl]]`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AclEntry {
+    /// Left out: every initiator that no other entry names.
+    #[serde(rename = "InitiatorName")]
+    initiator_name: Option<String>,
+    /// What it sees; left out: every LUN.
+    luns: Option<Vec<u16>>,
+    /// What it has to call itself, and where the secret is that it has to know.
+    #[serde(rename = "CHAP_N")]
+    chap_n: Option<String>,
+    secret_file: Option<PathBuf>,
+    /// What the target calls itself when it is asked to prove itself, and where its secret is.
+    #[serde(rename = "target_CHAP_N")]
+    target_chap_n: Option<String>,
+    target_secret_file: Option<PathBuf>,
+}
+
+/// A target, its secrets read.
+#[derive(Clone, Debug)]
+pub(crate) struct ConfiguredTarget {
+    pub(super) name: Name,
+    pub(super) alias: String,
+    /// Those of the listeners that lead to it; none means all.
+    portals: Vec<SocketAddr>,
+    /// Names of volumes by LUN.
+    pub(super) luns: BTreeMap<u16, String>,
+    pub(super) offer: Parameters,
+    /// Not empty; those that name an initiator come first.
+    pub(super) acl: Vec<Acl>,
+}
+
+/// Who may log in to a target, and what it sees.
+#[derive(Clone, Debug)]
+pub(super) struct Acl {
+    pub(super) initiator: Option<Name>,
+    pub(super) chap: Option<Chap>,
+    /// `None`: every LUN.
+    pub(super) luns: Option<Vec<u16>>,
+}
+
+impl ConfiguredTarget {
+    /// Reads what an entry says, and the files that it names. A relative path is from the config file's directory on.
+    pub(crate) fn prepare(entry: TargetEntry, directory: &Path) -> Result<ConfiguredTarget, Failure> {
+        let written = entry.target_name.clone();
+        let wrong = |what: String| Failure::request(format!("iscsi_target `{written}`: {what}"));
+        let name = Name::new(&written).map_err(|error| wrong(format!("{error}; write it as {PREFIX}NAME")))?;
+        if entry.target_alias.len() > ISCSI.max_description || entry.target_alias.contains('\0') {
+            return Err(wrong("TargetAlias has more than 255 bytes, or a NUL; shorten it".to_owned()));
+        }
+        let luns = entry.luns.iter().map(|(lun, volume)| {
+            let lun = lun.parse().ok().filter(|lun| *lun <= MAX_LUN);
+            let lun = lun.ok_or_else(|| wrong(format!("LUNs are numbers from 0 to {MAX_LUN}")))?;
+            Ok((lun, volume.clone()))
+        });
+        let luns: BTreeMap<u16, String> = luns.collect::<Result<_, Failure>>()?;
+        if luns.is_empty() || luns.len() > MAX_LUNS {
+            return Err(wrong(format!("`luns` has to map 1 to {MAX_LUNS} LUNs, as luns = {{ 0 = \"disk0\" }}")));
+        }
+        let portals = entry.portals.iter().map(|portal| match portal.resolve(ISCSI.port)? {
+            Address::Tcp(address) => Ok(address),
+            Address::Unix(_) => Err(wrong("a portal is no Unix socket; write host:port".to_owned())),
+        });
+        let portals = portals.collect::<Result<_, _>>()?;
+        let offer = entry.offer().map_err(wrong)?;
+        let acl = entry.acl.iter().map(|acl| acl.prepare(&luns, directory, &wrong));
+        let mut acl = acl.collect::<Result<Vec<_>, _>>()?;
+        let mut named = HashSet::new();
+        if let Some(twice) = acl.iter().find(|acl| !named.insert(acl.initiator.clone())) {
+            let who = twice.initiator.as_ref().map_or("every initiator", Name::as_str);
+            return Err(wrong(format!("two acl entries are for {who}; make one of them")));
+        }
+        if acl.is_empty() {
+            acl.push(Acl { initiator: None, chap: None, luns: None });
+        }
+        acl.sort_by_key(|acl| acl.initiator.is_none());
+        Ok(ConfiguredTarget { name, alias: entry.target_alias, portals, luns, offer, acl })
+    }
+
+    /// Whether that listener leads to it.
+    pub(super) fn is_at(&self, listener: &SocketAddr) -> bool {
+        let is_same = |portal: &SocketAddr| {
+            (portal.ip() == listener.ip() || portal.ip().is_unspecified())
+                && (portal.port() == listener.port() || portal.port() == 0)
+        };
+        self.portals.is_empty() || self.portals.iter().any(is_same)
+    }
+
+    /// Whether every initiator has to prove itself.
+    fn asks_everybody(&self) -> bool {
+        self.acl.iter().all(|acl| acl.chap.is_some())
+    }
+}
+
+impl TargetEntry {
+    fn offer(&self) -> Result<Parameters, String> {
+        let mut offer = offer();
+        for (key, digest) in [(Key::HeaderDigest, self.header_digest), (Key::DataDigest, self.data_digest)] {
+            offer = match digest {
+                None | Some(Digest::Either) => offer,
+                Some(Digest::None) => offer.with(key, 0),
+                Some(Digest::Crc32c) => offer.with(key, CRC32C).requiring(key),
+            };
+        }
+        let switches = [(Key::InitialR2T, self.initial_r2t), (Key::ImmediateData, self.immediate_data)];
+        for (key, value) in switches {
+            offer = value.map_or(offer, |value| offer.with(key, u32::from(value)));
+        }
+        let lengths = 512..=(1 << 24) - 1;
+        for (key, name, value, bounds) in [
+            (
+                Key::MaxRecvDataSegmentLength,
+                "MaxRecvDataSegmentLength",
+                self.max_recv_data_segment_length,
+                lengths.clone(),
+            ),
+            (Key::MaxBurstLength, "MaxBurstLength", self.max_burst_length, lengths.clone()),
+            (Key::FirstBurstLength, "FirstBurstLength", self.first_burst_length, lengths),
+            (Key::MaxOutstandingR2T, "MaxOutstandingR2T", self.max_outstanding_r2t, 1..=65_535),
+        ] {
+            let Some(value) = value else { continue };
+            if !bounds.contains(&value) {
+                return Err(format!("{name} is a number from {} to {}", bounds.start(), bounds.end()));
+            }
+            offer = offer.with(key, value);
+        }
+        if offer.get(Key::FirstBurstLength) > offer.get(Key::MaxBurstLength) {
+            return Err("FirstBurstLength is above MaxBurstLength; lower it".to_owned());
+        }
+        Ok(offer)
+    }
+}
+
+impl AclEntry {
+    fn prepare(
+        &self,
+        luns: &BTreeMap<u16, String>,
+        directory: &Path,
+        wrong: &impl Fn(String) -> Failure,
+    ) -> Result<Acl, Failure> {
+        let initiator = self.initiator_name.as_deref().map(Name::new).transpose();
+        let initiator = initiator.map_err(|error| wrong(format!("InitiatorName: {error}")))?;
+        if let Some(lun) = self.luns.iter().flatten().find(|lun| !luns.contains_key(lun)) {
+            return Err(wrong(format!("an acl entry has LUN {lun}, which `luns` does not map")));
+        }
+        let both = |name: &Option<String>, file: &Option<PathBuf>, keys: [&str; 2]| match (name, file) {
+            (None, None) => Ok(None),
+            (Some(name), Some(file)) => {
+                let secret = secret::read(&directory.join(file))?;
+                let credentials = Credentials::new(name, secret);
+                credentials.map(Some).ok_or_else(|| wrong(format!("{} has to have 1 to 255 bytes", keys[0])))
+            }
+            _ => Err(wrong(format!("{} and {} go together; write both", keys[0], keys[1]))),
+        };
+        let own = both(&self.chap_n, &self.secret_file, ["CHAP_N", "secret_file"])?;
+        let target = both(
+            &self.target_chap_n,
+            &self.target_secret_file,
+            ["target_CHAP_N", "target_secret_file"],
+        )?;
+        let chap = match (own, target) {
+            (None, None) => None,
+            (None, Some(_)) => {
+                return Err(wrong("target_CHAP_N needs CHAP_N and secret_file, too".to_owned()));
+            }
+            // RFC 7143 §9.2.1.
+            (Some(own), Some(target)) if own.secret() == target.secret() => {
+                return Err(wrong("initiator and target have the same secret; give them two".to_owned()));
+            }
+            (Some(initiator), target) => Some(Chap { initiator, target, algorithms: Algorithm::ALL.to_vec() }),
+        };
+        Ok(Acl { initiator, chap, luns: self.luns.clone() })
+    }
+}
+
+/// Whether volumes of these names can be served as the settings say.
+pub(super) fn check(settings: &Settings, volumes: &[&str]) -> Result<(), String> {
+    let mut names = HashSet::new();
+    if settings.iscsi.is_empty() {
+        for volume in volumes {
+            let target = default_target(volume);
+            let advice = "rename it, as in NAME=mem:1g, or leave iSCSI out, as with --nbd :10809";
+            if Name::new(&target).is_err() {
+                return Err(format!(
+                    "`{volume}` cannot be in an iSCSI name, which has only letters, digits, `-` and `.`; {advice}"
+                ));
+            }
+            if !names.insert(target) {
+                return Err(format!("`{volume}` and another volume differ only in case; {advice}"));
+            }
+        }
+        return Ok(());
+    }
+    for target in &settings.iscsi {
+        let name = target.name.as_str();
+        if !names.insert(name.to_owned()) {
+            return Err(format!("two iscsi_targets are called `{name}`; rename one"));
+        }
+        if let Some(missing) = target.luns.values().find(|volume| !volumes.contains(&volume.as_str())) {
+            return Err(format!("iscsi_target `{name}`: there is no volume `{missing}`; add it, or correct `luns`"));
+        }
+    }
+    Ok(())
+}
+
+/// Whether somebody may log in to a target without proof.
+pub(super) fn is_open(settings: &Settings) -> bool {
+    settings.iscsi.is_empty() || !settings.iscsi.iter().all(ConfiguredTarget::asks_everybody)
+}
+
+/// The greatest number of the flat addressing method (SAM-5 §4.7.7.4).
+const MAX_LUN: u16 = 0x3fff;
+/// Of one target.
+const MAX_LUNS: usize = 256;

@@ -1,0 +1,121 @@
+//! From volumes and settings to targets that are served.
+
+use super::config::{Acl, ConfiguredTarget};
+use super::{PREFIX, default_target, name};
+use crate::protocol::Service;
+use blockmux_engine::iscsi;
+use blockmux_engine::listener::Serve;
+use blockmux_engine::socket::Address;
+use blockmux_proto::exports::VolumeId;
+use blockmux_proto::iscsi::name::Name;
+use blockmux_proto::iscsi::node::{Access, Node, Portal, TargetNode};
+use blockmux_proto::scsi::{self, Identity, LogicalUnit, TargetPort};
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+/// A volume as a logical unit; whatever target leads to it, it is the same one.
+type Unit = (VolumeId, Arc<LogicalUnit>);
+
+/// Serves to accepted connections: one for each address, in order.
+pub(super) fn serve(service: &Service<'_>) -> Vec<Serve> {
+    let Service { exports, addresses, settings } = service;
+    let machine = machine_id();
+    let units: Vec<(&str, Unit)> = exports
+        .iter()
+        .map(|(id, export)| {
+            let identity = Identity {
+                read_only: export.read_only,
+                ..Identity::of(&format!("{PREFIX}{}\n{machine}", export.name))
+            };
+            (export.name.as_str(), (id, LogicalUnit::new(identity, export.volume.clone())))
+        })
+        .collect();
+    let portals = Portals::new(addresses, &settings.iscsi);
+    let targets = if settings.iscsi.is_empty() {
+        let of_export = exports.iter().zip(&units).map(|((_, export), (_, unit))| {
+            let target = TargetNode::new(name(&default_target(&export.name)), portals.all(), Vec::new());
+            let view = view(&target.name, &target.portals).with_unit(0, unit.0, unit.1.clone());
+            let access = vec![Access { initiator: None, chap: None, target: Arc::new(view) }];
+            TargetNode { alias: export.description.clone(), access, ..target }
+        });
+        of_export.collect()
+    } else {
+        settings.iscsi.iter().map(|target| configured(target, &units, portals.of(target))).collect()
+    };
+    let node = Arc::new(Node::new(targets));
+    portals.groups().map(|group_tag| iscsi::serve(&node, exports, group_tag)).collect()
+}
+
+fn configured(configured: &ConfiguredTarget, units: &[(&str, Unit)], portals: Vec<Portal>) -> TargetNode {
+    let access = configured.acl.iter().map(|Acl { initiator, chap, luns }| {
+        let seen = configured.luns.iter().filter(|(lun, _)| luns.as_ref().is_none_or(|luns| luns.contains(lun)));
+        let view = seen.fold(view(&configured.name, &portals), |view, (lun, volume)| {
+            match units.iter().find(|(name, _)| name == volume) {
+                Some((_, (id, unit))) => view.with_unit(*lun, *id, unit.clone()),
+                None => view,
+            }
+        });
+        Access { initiator: initiator.clone(), chap: chap.clone(), target: Arc::new(view) }
+    });
+    let access = access.collect();
+    let target = TargetNode::new(configured.name.clone(), portals, access);
+    TargetNode { alias: configured.alias.clone(), offer: configured.offer, ..target }
+}
+
+/// A target's logical units as some initiators see them, without any yet. Each portal group is a port.
+fn view(name: &Name, portals: &[Portal]) -> scsi::Target {
+    let mut groups: Vec<u16> = portals.iter().map(|portal| portal.group_tag).collect();
+    groups.dedup();
+    let port = |group_tag: &u16| TargetPort {
+        relative_id: *group_tag,
+        group: *group_tag,
+        name: format!("{name},t,0x{group_tag:04x}").into(),
+    };
+    scsi::Target::new(name.as_str(), groups.iter().map(port).collect())
+}
+
+/// The listeners as portals. They are one portal group, so that a session may use any of them, unless some lead to
+/// other targets than others.
+struct Portals {
+    portals: Vec<(SocketAddr, Portal)>,
+}
+
+impl Portals {
+    fn new(addresses: &[Address], targets: &[ConfiguredTarget]) -> Portals {
+        let tcp = addresses.iter().filter_map(|address| match address {
+            Address::Tcp(tcp) => Some(*tcp),
+            Address::Unix(_) => None,
+        });
+        let is_one_group = addresses.iter().all(|address| match address {
+            Address::Tcp(tcp) => targets.iter().all(|target| target.is_at(tcp)),
+            Address::Unix(_) => true,
+        });
+        let portal = |(group_tag, tcp): (u16, SocketAddr)| {
+            let port = tcp.port();
+            // A listener on all addresses is reached at the one that the initiator has found.
+            let address = if tcp.ip().is_unspecified() { format!(":{port}") } else { tcp.to_string() };
+            (tcp, Portal { address, group_tag: if is_one_group { 1 } else { group_tag } })
+        };
+        Portals { portals: (1..).zip(tcp).map(portal).collect() }
+    }
+
+    fn all(&self) -> Vec<Portal> {
+        self.portals.iter().map(|(_, portal)| portal.clone()).collect()
+    }
+
+    fn of(&self, target: &ConfiguredTarget) -> Vec<Portal> {
+        let own = self.portals.iter().filter(|(tcp, _)| target.is_at(tcp));
+        own.map(|(_, portal)| portal.clone()).collect()
+    }
+
+    /// The group of each listener, in order.
+    fn groups(&self) -> impl Iterator<Item = u16> {
+        self.portals.iter().map(|(_, portal)| portal.group_tag)
+    }
+}
+
+/// What tells this machine from others: two of them that serve a volume of one name must not look like two paths to one
+/// volume, which some initiators would then use as that. Empty if it has none.
+fn machine_id() -> String {
+    std::fs::read_to_string("/etc/machine-id").unwrap_or_default().trim().to_owned()
+}

@@ -1,0 +1,235 @@
+//! Standard iSCSI initiators against our target.
+
+use crate::daemon::Daemon;
+use crate::program::{BLOCKMUX, blockmux, half_empty_file, has, succeed, text};
+use serde_json::Value;
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Output};
+
+fn serve(args: &[&str]) -> (Daemon, String) {
+    let daemon = Daemon::serve(&[&["--iscsi", "127.0.0.1:0"], args].concat());
+    let url = daemon.urls_of("iscsi").remove(0);
+    (daemon, url)
+}
+
+/// `iscsi://host:port`
+fn portal(url: &str) -> String {
+    url.split('/').take(3).collect::<Vec<_>>().join("/")
+}
+
+#[test]
+fn libiscsis_tools_see_what_is_served() {
+    if !has("iscsi-ls") {
+        return;
+    }
+    let (_daemon, url) = serve(&["a=mem:64m", "B2=null:1g"]);
+    assert!(url.ends_with("/iqn.2026-11.blockmux:a/0"), "{url}");
+    let list = succeed(Command::new("iscsi-ls").args(["--show-luns", &portal(&url)]));
+    let targets: Vec<_> = list.lines().filter_map(|line| line.strip_prefix("Target:")).collect();
+    let address = portal(&url).replace("iscsi://", "");
+    let named = |name: &str| format!("iqn.2026-11.blockmux:{name} Portal:{address},1");
+    assert_eq!(targets, [named("a"), named("b2")]);
+    assert_eq!(list.lines().filter(|line| line.trim_start().starts_with("Lun:0 ")).count(), 2, "{list}");
+    let inquiry = succeed(Command::new("iscsi-inq").arg(&url));
+    assert!(inquiry.contains("BLOCKMUX"), "{inquiry}");
+    let capacity = succeed(Command::new("iscsi-readcapacity16").arg(&url));
+    assert!(capacity.contains("Total size:67108864"), "{capacity}");
+}
+
+#[test]
+fn a_volume_has_the_same_identity_after_a_restart_and_another_than_its_neighbours() {
+    if !has("iscsi-inq") {
+        return;
+    }
+    let identities = || {
+        let (daemon, _) = serve(&["a=mem:1m", "b=mem:1m"]);
+        let inquire = |url: &String| succeed(Command::new("iscsi-inq").args(["-e", "1", "-c", "128", url]));
+        daemon.urls_of("iscsi").iter().map(inquire).collect::<Vec<_>>()
+    };
+    let first = identities();
+    assert_ne!(first[0], first[1]);
+    assert_eq!(first, identities());
+}
+
+#[test]
+fn qemu_img_converts_and_compares() {
+    if !has_qemu_iscsi() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let source = half_empty_file(directory.path(), 16 << 20);
+    let (_daemon, url) = serve(&["mem:16m"]);
+    let info = succeed(Command::new("qemu-img").args(["info", &url]));
+    assert!(info.contains("(16777216 bytes)"), "{info}");
+    let formats = ["-n", "-f", "raw", "-O", "raw"];
+    succeed(Command::new("qemu-img").arg("convert").args(formats).arg(&source).arg(&url));
+    let formats = ["-f", "raw", "-F", "raw"];
+    succeed(Command::new("qemu-img").arg("compare").args(formats).arg(&source).arg(&url));
+    let map = succeed(Command::new("qemu-img").args(["map", "--output=json", "-f", "raw", &url]));
+    let map: Value = serde_json::from_str(&map).unwrap();
+    let zeroes: Vec<_> = map.as_array().unwrap().iter().map(|extent| extent["zero"] == true).collect();
+    assert_eq!(zeroes, [false, true, false, true]);
+}
+
+#[test]
+fn qemu_io_writes_patterns_and_finds_them() {
+    if !has_qemu_iscsi() {
+        return;
+    }
+    let (_daemon, url) = serve(&["mem:16m"]);
+    let said = qemu_io(
+        &url,
+        &[
+            "write -P 0xab 64k 1m",
+            "write -f -P 0xcd 1088k 4k",
+            "write -z -u 128k 64k",
+            "discard 256k 64k",
+            "flush",
+            "read -P 0xab 64k 64k",
+            "read -P 0 128k 64k",
+            "read -P 0xcd 1088k 4k",
+            "aio_write -P 1 2m 1m",
+            "aio_write -P 2 3m 1m",
+            "aio_flush",
+            "read -P 1 2m 1m",
+            "read -P 2 3m 1m",
+            "write -P 3 4m 8m",
+            "read -P 3 4m 8m",
+        ],
+    );
+    assert!(!said.contains("failed"), "{said}");
+}
+
+#[test]
+fn a_read_only_volume_is_write_protected() {
+    if !has_qemu_iscsi() {
+        return;
+    }
+    let (_daemon, url) = serve(&["mem:1m", "--read-only"]);
+    let mut qemu_io = Command::new("qemu-io");
+    let output = qemu_io.args(["-f", "raw", "-c", "write 0 4k"]).arg(&url).output().unwrap();
+    assert!(!output.status.success(), "{}", text(&output.stdout));
+    let read = succeed(Command::new("qemu-io").args(["-r", "-f", "raw", "-c", "read -P 0 0 4k"]).arg(&url));
+    assert!(!read.contains("failed"), "{read}");
+}
+
+#[test]
+fn who_knows_the_secret_logs_in_and_sees_its_luns() {
+    if !has("iscsi-ls") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let config = guarded(directory.path());
+    let (mut daemon, url) =
+        serve(&["a=mem:1m", "b=mem:2m", "--config", config.to_str().unwrap(), "--nbd", ":0"]);
+    let target = "iqn.2026-11.com.example:guarded";
+    assert!(url.ends_with(&format!("/{target}/0")), "{url}");
+    let inquire = |user: &[(&str, &str)], initiator: &str, lun: u16| {
+        let url = format!("{}/{target}/{lun}", portal(&url));
+        let mut inq = Command::new("iscsi-readcapacity16");
+        inq.args(["-i", initiator, &url]).envs(user.iter().copied()).output().unwrap()
+    };
+    let user = [("LIBISCSI_CHAP_USERNAME", "user"), ("LIBISCSI_CHAP_PASSWORD", "initiator-secret")];
+    let mutual = [
+        user[0],
+        user[1],
+        ("LIBISCSI_CHAP_TARGET_USERNAME", "target"),
+        ("LIBISCSI_CHAP_TARGET_PASSWORD", "the-target-secret"),
+    ];
+    let is_in = |output: &Output| output.status.success() && text(&output.stdout).contains("Total size:");
+    assert!(is_in(&inquire(&user, "iqn.1993-08.org.debian:01:one", 0)));
+    assert!(is_in(&inquire(&mutual, "iqn.1993-08.org.debian:01:one", 5)));
+    assert!(!is_in(&inquire(&[], "iqn.1993-08.org.debian:01:one", 0)), "without a word");
+    let wrong = [user[0], ("LIBISCSI_CHAP_PASSWORD", "another-secret-x")];
+    assert!(!is_in(&inquire(&wrong, "iqn.1993-08.org.debian:01:one", 0)), "a wrong secret");
+    daemon.wait_for_line("answered a CHAP challenge wrongly");
+    assert!(!is_in(&inquire(&user, "iqn.1993-08.org.debian:01:two", 0)), "another's secret");
+    // The second initiator is asked for nothing and sees one LUN.
+    assert!(is_in(&inquire(&[], "iqn.1993-08.org.debian:01:three", 5)));
+    assert!(!is_in(&inquire(&[], "iqn.1993-08.org.debian:01:three", 0)), "a masked LUN");
+}
+
+/// A target with CHAP for one initiator, none for another, and nothing for all others; and its secrets.
+fn guarded(directory: &Path) -> std::path::PathBuf {
+    for (name, secret) in [("initiator", "initiator-secret\n"), ("target", "the-target-secret\n")] {
+        let path = directory.join(format!("{name}.secret"));
+        std::fs::write(&path, secret).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+    }
+    let config = directory.join("blockmux.toml");
+    let text = "
+        [[iscsi_target]]
+        TargetName = 'iqn.2026-11.com.example:guarded'
+        luns = { 0 = 'a', 5 = 'b' }
+        [[iscsi_target.acl]]
+        InitiatorName = 'iqn.1993-08.org.debian:01:one'
+        CHAP_N = 'user'
+        secret_file = 'initiator.secret'
+        target_CHAP_N = 'target'
+        target_secret_file = 'target.secret'
+        [[iscsi_target.acl]]
+        InitiatorName = 'iqn.1993-08.org.debian:01:three'
+        luns = [5]
+    ";
+    std::fs::write(&config, text).unwrap();
+    config
+}
+
+#[test]
+fn a_secret_that_others_may_read_is_refused_before_anything_is_served() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = guarded(directory.path());
+    let secret = directory.path().join("initiator.secret");
+    std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o644)).unwrap();
+    let output = blockmux(["serve", "a=mem:1m", "b=mem:1m", "--config", config.to_str().unwrap()]);
+    let expected = format!(
+        "blockmux: secret file {}: others may read or write it; run chmod 600 on it\n",
+        secret.display()
+    );
+    assert_eq!((text(&output.stderr), output.status.code()), (expected, Some(2)));
+}
+
+#[test]
+fn its_own_port_is_named_with_a_way_out_when_another_program_has_it() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let output = blockmux(["serve", "mem:1m", "--iscsi", &address]);
+    let expected = format!(
+        "blockmux: cannot listen on {address}: another program listens there; stop it, or use another port, such as \
+         --iscsi 127.0.0.1:0\n"
+    );
+    assert_eq!((text(&output.stderr), output.status.code()), (expected, Some(2)));
+}
+
+#[test]
+fn a_command_finds_its_url_in_the_environment() {
+    let script = format!("echo $BLOCKMUX_ISCSI_URL; {BLOCKMUX} --version");
+    let output = blockmux(["serve", "a=mem:1m", "--run", &script]);
+    let said = text(&output.stdout);
+    assert!(said.starts_with("iscsi://127.0.0.1:") && said.contains("/iqn.2026-11.blockmux:a/0\n"), "{said}");
+}
+
+fn qemu_io(url: &str, commands: &[&str]) -> String {
+    let mut qemu_io = Command::new("qemu-io");
+    qemu_io.args(["-f", "raw", "-t", "none"]);
+    for command in commands {
+        qemu_io.args(["-c", command]);
+    }
+    succeed(qemu_io.arg(url))
+}
+
+/// Whether QEMU speaks iSCSI here: that is a package of its own.
+#[expect(clippy::print_stdout, reason = "a skipped test says why")]
+fn has_qemu_iscsi() -> bool {
+    if !has("qemu-img") || !has("qemu-io") {
+        return false;
+    }
+    let help = succeed(Command::new("qemu-img").arg("--help"));
+    let speaks = help.split_whitespace().any(|word| word == "iscsi");
+    if !speaks {
+        println!("skipped: QEMU without its iSCSI module, Debian package qemu-block-extra");
+    }
+    speaks
+}

@@ -1,0 +1,164 @@
+//! Work of logical units that no session carries on: a sanitize operation whose command was aborted, whose session is
+//! gone, or that was answered before it was done.
+//!
+//! A unit calls when it has such work. Then a task is started that is a nexus of its own, carries on what there is, and
+//! ends.
+
+use crate::reactor::{EngineCore, Progress, Task};
+use blockmux_proto::exports::{Exports, VolumeId};
+use blockmux_proto::iscsi::node::Node;
+use blockmux_proto::scsi::{self, DeviceServer, Nexus, Step, TargetPort};
+use blockmux_volume::{Channel, Completion, Core, IoError, Waker};
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+/// Has the units of a node's targets call, once there is a core to do their work.
+pub(super) struct Background {
+    /// Every unit once, by any number.
+    units: Arc<scsi::Target>,
+    exports: Exports,
+    begun: OnceLock<()>,
+}
+
+impl Background {
+    pub(super) fn new(node: &Node, exports: &Exports) -> Background {
+        let access = node.targets().iter().flat_map(|target| &target.access);
+        let units = access.flat_map(|access| access.target.units());
+        let mut all = scsi::Target::new("", Vec::new());
+        for (_, volume, unit) in units {
+            // A volume has one unit, so that a volume's place is as good as a number.
+            if let Ok(number) = u16::try_from(volume.0) {
+                all = all.with_unit(number, volume, unit.clone());
+            }
+        }
+        Background { units: Arc::new(all), exports: exports.clone(), begun: OnceLock::new() }
+    }
+
+    /// Has the work done on `core`, unless it is on another one already.
+    pub(super) fn begin_on(&self, core: &Rc<EngineCore>) {
+        self.begun.get_or_init(|| {
+            let is_called = Arc::new(AtomicBool::new(false));
+            for (.., unit) in self.units.units() {
+                let (units, exports) = (self.units.clone(), self.exports.clone());
+                let (inbox, is_called) = (core.inbox().clone(), is_called.clone());
+                unit.on_background(move || {
+                    if is_called.swap(true, Ordering::AcqRel) {
+                        return;
+                    }
+                    let (units, exports, is_called) = (units.clone(), exports.clone(), is_called.clone());
+                    inbox.send(move |core| {
+                        // From here on another call is for another look.
+                        is_called.store(false, Ordering::Release);
+                        if !core.is_stopping() {
+                            BackgroundTask::spawn(core, units, exports);
+                        }
+                    });
+                });
+            }
+        });
+    }
+}
+
+/// Carries on what there is.
+struct BackgroundTask {
+    /// Drops its work before the channels.
+    task: Option<scsi::Task>,
+    server: DeviceServer,
+    exports: Exports,
+    channels: Vec<(VolumeId, Box<dyn Channel>)>,
+    done: Vec<Completion>,
+    /// An I/O has not completed.
+    is_in_flight: bool,
+    core: Rc<EngineCore>,
+    waker: Waker,
+}
+
+impl BackgroundTask {
+    fn spawn(core: &Rc<EngineCore>, units: Arc<scsi::Target>, exports: Exports) {
+        core.spawn(|waker| {
+            let port = TargetPort { relative_id: 0, group: 0, name: "".into() };
+            BackgroundTask {
+                task: None,
+                server: DeviceServer::new(units, Nexus::iscsi("", [0; 6], port)),
+                exports,
+                channels: Vec::new(),
+                done: Vec::with_capacity(1),
+                is_in_flight: false,
+                core: core.clone(),
+                waker: waker.clone(),
+            }
+        });
+    }
+
+    /// Does what a step asks for; answers whether the task is over.
+    fn take(&mut self, step: Step) -> bool {
+        match step {
+            Step::Io { volume, io } => {
+                let tag = io.tag;
+                match self.channel(volume) {
+                    Ok(channel) => {
+                        channel.submit(io);
+                        channel.kick();
+                    }
+                    Err(error) => self.done.push(Completion { tag, result: Err(error) }),
+                }
+                self.is_in_flight = true;
+            }
+            // The volume is for others most of the time.
+            Step::Wait => self.core.wake_at(self.core.now() + PAUSE, &self.waker),
+            Step::DataOut { .. } | Step::Done(_) => return true,
+        }
+        false
+    }
+
+    fn channel(&mut self, volume: VolumeId) -> Result<&mut Box<dyn Channel>, IoError> {
+        if let Some(at) = self.channels.iter().position(|(id, _)| *id == volume) {
+            return Ok(&mut self.channels[at].1);
+        }
+        let export = self.exports.get(volume).ok_or(IoError::PathLost)?;
+        let core: Rc<dyn Core> = self.core.clone();
+        self.channels.push((volume, export.volume.open(&core, 1, self.waker.clone())?));
+        Ok(&mut self.channels.last_mut().ok_or(IoError::PathLost)?.1)
+    }
+
+    /// The next step of the task, or the first one of another; `None` if there is none to take now.
+    fn next(&mut self) -> Option<Step> {
+        let Some(task) = &mut self.task else {
+            let (task, step) = self.server.poll_background()?;
+            self.task = Some(task);
+            return Some(step);
+        };
+        if !self.is_in_flight {
+            return Some(self.server.resume(task));
+        }
+        self.channels.iter_mut().for_each(|(_, channel)| channel.poll(&mut self.done));
+        let done = self.done.pop()?;
+        self.is_in_flight = false;
+        Some(self.server.on_io(task, done))
+    }
+}
+
+impl Task for BackgroundTask {
+    fn run(&mut self) -> Progress {
+        if self.core.is_stopping() {
+            return Progress::Done;
+        }
+        loop {
+            let Some(step) = self.next() else {
+                return if self.task.is_some() { Progress::Idle } else { Progress::Done };
+            };
+            let waits = matches!(step, Step::Wait);
+            if self.take(step) {
+                self.task = None;
+            }
+            if waits {
+                return Progress::Drained;
+            }
+        }
+    }
+}
+
+/// How long a unit's background work rests after each piece.
+const PAUSE: Duration = Duration::from_millis(1);

@@ -1,0 +1,179 @@
+//! The sessions of a node: what bounds logins, and how an initiator that logs in again ends the session that it had
+//! (RFC 7143 §6.3.5, session reinstatement).
+//!
+//! An initiator that has lost its connection logs in again by the same name and ISID. Its new session must not begin
+//! before the old one is over: a write of the old session that comes late would undo what the new one has written. So
+//! the old one's connection is cut, its tasks end, and only then the new login gets its last response.
+
+use super::name::Name;
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Cuts a session's connection, from any thread: the session sees that its peer has left.
+pub type HangUp = Arc<dyn Fn() + Send + Sync>;
+
+/// The sessions and logins of a node.
+#[derive(Default)]
+pub(super) struct Sessions {
+    live: Mutex<Live>,
+    /// How many logins are under way.
+    logins: AtomicUsize,
+}
+
+#[derive(Default)]
+struct Live {
+    sessions: HashMap<SessionName, Entry>,
+    last_tsih: u16,
+}
+
+struct Entry {
+    tsih: u16,
+    hang_up: Option<HangUp>,
+}
+
+/// What makes a session the same one again (RFC 7143 §4.4.3.1): its I_T nexus.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct SessionName {
+    pub(super) initiator: Name,
+    pub(super) isid: [u8; 6],
+    pub(super) target: Name,
+    pub(super) group_tag: u16,
+}
+
+/// A session's place among the others, as long as it lives.
+pub(super) struct Membership {
+    sessions: Arc<Sessions>,
+    name: SessionName,
+    tsih: u16,
+}
+
+/// A connection's leave to log in, held until it has.
+pub struct LoginPermit(Arc<Sessions>);
+
+impl Sessions {
+    /// Leave for one more login; `None` if too many are under way.
+    pub(super) fn begin_login(self: &Arc<Sessions>) -> Option<LoginPermit> {
+        if self.logins.fetch_add(1, Ordering::Relaxed) >= MAX_LOGINS {
+            self.logins.fetch_sub(1, Ordering::Relaxed);
+            return None;
+        }
+        Some(LoginPermit(self.clone()))
+    }
+
+    /// Adds a session; while there is another of that name, cuts its connection and answers `None`: ask again.
+    pub(super) fn join(
+        self: &Arc<Sessions>,
+        name: &SessionName,
+        hang_up: Option<HangUp>,
+    ) -> Option<Membership> {
+        let mut live = self.live();
+        if let Some(other) = live.sessions.get(name) {
+            if let Some(hang_up) = &other.hang_up {
+                hang_up();
+            }
+            return None;
+        }
+        let tsih = live.next_tsih();
+        live.sessions.insert(name.clone(), Entry { tsih, hang_up });
+        Some(Membership { sessions: self.clone(), name: name.clone(), tsih })
+    }
+
+    /// A handle for a session that nobody asks for again.
+    pub(super) fn next_tsih(&self) -> u16 {
+        self.live().next_tsih()
+    }
+
+    fn live(&self) -> MutexGuard<'_, Live> {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Live {
+    /// Never 0, and no other session's as long as there are fewer than 65,535.
+    fn next_tsih(&mut self) -> u16 {
+        for _ in 0..=u16::MAX {
+            self.last_tsih = self.last_tsih.wrapping_add(1).max(1);
+            if self.sessions.values().all(|entry| entry.tsih != self.last_tsih) {
+                break;
+            }
+        }
+        self.last_tsih
+    }
+}
+
+impl Membership {
+    /// The session's handle.
+    pub(super) fn tsih(&self) -> u16 {
+        self.tsih
+    }
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        self.sessions.live().sessions.remove(&self.name);
+    }
+}
+
+impl Drop for LoginPermit {
+    fn drop(&mut self) {
+        self.0.logins.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl fmt::Debug for LoginPermit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("LoginPermit")
+    }
+}
+
+/// Logins under way at a time; each may take 30 seconds and keep 64 KiB of text.
+pub const MAX_LOGINS: usize = 512;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(isid: u8) -> SessionName {
+        let of = |name| Name::new(name).unwrap();
+        SessionName { initiator: of("iqn.a"), isid: [0, 0, 0, 0, 0, isid], target: of("iqn.t"), group_tag: 1 }
+    }
+
+    #[test]
+    fn a_session_that_comes_again_waits_until_the_other_is_gone() {
+        let sessions = Arc::new(Sessions::default());
+        let cuts = Arc::new(AtomicUsize::new(0));
+        let hang_up = |cuts: Arc<AtomicUsize>| -> Option<HangUp> {
+            Some(Arc::new(move || {
+                cuts.fetch_add(1, Ordering::Relaxed);
+            }))
+        };
+        let first = sessions.join(&name(1), hang_up(cuts.clone())).unwrap();
+        let other = sessions.join(&name(2), None).unwrap();
+        assert!(first.tsih() != 0 && first.tsih() != other.tsih());
+        assert!(sessions.join(&name(1), None).is_none());
+        assert_eq!(cuts.load(Ordering::Relaxed), 1);
+        drop(first);
+        assert!(sessions.join(&name(1), None).is_some());
+    }
+
+    #[test]
+    fn a_handle_is_never_that_of_a_living_session() {
+        let sessions = Arc::new(Sessions::default());
+        let first = sessions.join(&name(1), None).unwrap();
+        for _ in 0..=u16::MAX {
+            let tsih = sessions.next_tsih();
+            assert!(tsih != 0 && tsih != first.tsih());
+        }
+    }
+
+    #[test]
+    fn logins_are_bounded_and_a_permit_returns() {
+        let sessions = Arc::new(Sessions::default());
+        let mut permits: Vec<_> = (0..MAX_LOGINS).map(|_| sessions.begin_login().unwrap()).collect();
+        assert!(sessions.begin_login().is_none());
+        permits.pop();
+        assert!(sessions.begin_login().is_some());
+    }
+}
