@@ -120,8 +120,10 @@ impl Plan {
                 }
                 None => {
                     add(How::Local(subject.volume.clone()));
-                    let (reached, others): (Vec<_>, Vec<_>) =
-                        PROTOCOLS.iter().copied().partition(|protocol: &&Protocol| protocol.connect.is_some());
+                    let (reached, others): (Vec<_>, Vec<_>) = PROTOCOLS
+                        .iter()
+                        .copied()
+                        .partition(|protocol: &&Protocol| protocol.connect.is_some());
                     self.skipped
                         .extend(others.iter().map(|protocol| (job.name.clone(), protocol.no_initiator())));
                     for protocol in reached {

@@ -45,7 +45,8 @@ fn run(url: &str) {
     let tests = tests(&said);
     let failed: Vec<_> = tests.iter().filter(|test| test.failed).collect();
     assert!(failed.is_empty(), "{} of {} tests failed:\n{failed:#?}", failed.len(), tests.len());
-    let [ran, passed] = summary(&said).unwrap_or_else(|| panic!("no summary: {said}{}", text(&output.stderr)));
+    let [ran, passed] =
+        summary(&said).unwrap_or_else(|| panic!("no summary: {said}{}", text(&output.stderr)));
     assert_eq!((ran, passed), (tests.len(), tests.len()));
     assert!(ran >= LEAST, "only {ran} tests ran");
     let skipped: Vec<_> = tests.iter().filter(|test| !test.skipped.is_empty()).collect();

@@ -110,7 +110,8 @@ impl ConfiguredTarget {
     pub(crate) fn prepare(entry: TargetEntry, directory: &Path) -> Result<ConfiguredTarget, Failure> {
         let written = entry.target_name.clone();
         let wrong = |what: String| Failure::request(format!("iscsi_target `{written}`: {what}"));
-        let name = Name::new(&written).map_err(|error| wrong(format!("{error}; write it as {PREFIX}NAME")))?;
+        let name =
+            Name::new(&written).map_err(|error| wrong(format!("{error}; write it as {PREFIX}NAME")))?;
         if entry.target_alias.len() > ISCSI.max_description || entry.target_alias.contains('\0') {
             return Err(wrong("TargetAlias has more than 255 bytes, or a NUL; shorten it".to_owned()));
         }
@@ -121,7 +122,9 @@ impl ConfiguredTarget {
         });
         let luns: BTreeMap<u16, String> = luns.collect::<Result<_, Failure>>()?;
         if luns.is_empty() || luns.len() > MAX_LUNS {
-            return Err(wrong(format!("`luns` has to map 1 to {MAX_LUNS} LUNs, as luns = {{ 0 = \"disk0\" }}")));
+            return Err(wrong(format!(
+                "`luns` has to map 1 to {MAX_LUNS} LUNs, as luns = {{ 0 = \"disk0\" }}"
+            )));
         }
         let portals = entry.portals.iter().map(|portal| match portal.resolve(ISCSI.port)? {
             Address::Tcp(address) => Ok(address),
@@ -219,11 +222,8 @@ impl AclEntry {
             _ => Err(wrong(format!("{} and {} go together; write both", keys[0], keys[1]))),
         };
         let own = both(&self.chap_n, &self.secret_file, ["CHAP_N", "secret_file"])?;
-        let target = both(
-            &self.target_chap_n,
-            &self.target_secret_file,
-            ["target_CHAP_N", "target_secret_file"],
-        )?;
+        let target =
+            both(&self.target_chap_n, &self.target_secret_file, ["target_CHAP_N", "target_secret_file"])?;
         let chap = match (own, target) {
             (None, None) => None,
             (None, Some(_)) => {
@@ -233,7 +233,9 @@ impl AclEntry {
             (Some(own), Some(target)) if own.secret() == target.secret() => {
                 return Err(wrong("initiator and target have the same secret; give them two".to_owned()));
             }
-            (Some(initiator), target) => Some(Chap { initiator, target, algorithms: Algorithm::ALL.to_vec() }),
+            (Some(initiator), target) => {
+                Some(Chap { initiator, target, algorithms: Algorithm::ALL.to_vec() })
+            }
         };
         Ok(Acl { initiator, chap, luns: self.luns.clone() })
     }
@@ -263,7 +265,9 @@ pub(super) fn check(settings: &Settings, volumes: &[&str]) -> Result<(), String>
             return Err(format!("two iscsi_targets are called `{name}`; rename one"));
         }
         if let Some(missing) = target.luns.values().find(|volume| !volumes.contains(&volume.as_str())) {
-            return Err(format!("iscsi_target `{name}`: there is no volume `{missing}`; add it, or correct `luns`"));
+            return Err(format!(
+                "iscsi_target `{name}`: there is no volume `{missing}`; add it, or correct `luns`"
+            ));
         }
     }
     Ok(())

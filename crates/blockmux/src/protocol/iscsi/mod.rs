@@ -47,7 +47,9 @@ fn ways(settings: &Settings, address: &Address, volume: &str) -> Vec<Way> {
         let commands = vec![
             format!("iscsi-inq {}", shell_word(&url)),
             format!("qemu-img info {}", shell_word(&url)),
-            format!("iscsiadm -m discovery -t st -p {portal} && iscsiadm -m node -T {target} -p {portal} --login"),
+            format!(
+                "iscsiadm -m discovery -t st -p {portal} && iscsiadm -m node -T {target} -p {portal} --login"
+            ),
         ];
         Way { url, commands, variables: Vec::new() }
     };

@@ -48,7 +48,8 @@ pub(super) fn serve(service: &Service<'_>) -> Vec<Serve> {
 
 fn configured(configured: &ConfiguredTarget, units: &[(&str, Unit)], portals: Vec<Portal>) -> TargetNode {
     let access = configured.acl.iter().map(|Acl { initiator, chap, luns }| {
-        let seen = configured.luns.iter().filter(|(lun, _)| luns.as_ref().is_none_or(|luns| luns.contains(lun)));
+        let seen =
+            configured.luns.iter().filter(|(lun, _)| luns.as_ref().is_none_or(|luns| luns.contains(lun)));
         let view = seen.fold(view(&configured.name, &portals), |view, (lun, volume)| {
             match units.iter().find(|(name, _)| name == volume) {
                 Some((_, (id, unit))) => view.with_unit(*lun, *id, unit.clone()),

@@ -471,10 +471,9 @@ mod tests {
     #[test]
     fn what_is_required_is_agreed_on_or_the_login_fails() {
         let wanted = Parameters::standard().with(Key::HeaderDigest, CRC32C).requiring(Key::HeaderDigest);
-        for (proposed, answer, expected) in [
-            ("None,CRC32C", "CRC32C", Ok(CRC32C)),
-            ("None", "Reject", Err(NegotiationError::Required)),
-        ] {
+        for (proposed, answer, expected) in
+            [("None,CRC32C", "CRC32C", Ok(CRC32C)), ("None", "Reject", Err(NegotiationError::Required))]
+        {
             let (mut operational, mut out) = (Operational::new(wanted), Text::default());
             operational.on_pair(pair("HeaderDigest", proposed), &mut out).unwrap();
             assert_eq!(out.as_bytes(), format!("HeaderDigest={answer}\0").as_bytes());

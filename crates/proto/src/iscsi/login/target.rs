@@ -170,12 +170,7 @@ impl TargetLogin {
         self.respond(flags, failure.status, 0, &text, outbox);
     }
 
-    fn advance(
-        &mut self,
-        request: &LoginRequest,
-        text: &[u8],
-        outbox: &mut Outbox,
-    ) -> Result<(), Failure> {
+    fn advance(&mut self, request: &LoginRequest, text: &[u8], outbox: &mut Outbox) -> Result<(), Failure> {
         self.check(request)?;
         let (transit, goes_on) = (request.flags & FLAG_TRANSIT != 0, request.flags & FLAG_CONTINUE != 0);
         if self.text.len().saturating_add(text.len()) > text::MAX_TEXT {

@@ -110,7 +110,8 @@ impl TargetSession {
     }
 
     fn enter(&mut self, established: Established) {
-        let (node, pool, local_ip) = (self.node.clone(), self.pool.clone(), std::mem::take(&mut self.local_ip));
+        let (node, pool, local_ip) =
+            (self.node.clone(), self.pool.clone(), std::mem::take(&mut self.local_ip));
         let full = FullFeature::new(node, (self.group_tag, local_ip), established, pool, self.now);
         self.phase = Phase::Full(Box::new(full));
     }

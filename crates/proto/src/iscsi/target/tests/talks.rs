@@ -198,7 +198,8 @@ fn the_volume_is_asked_to_cancel_what_nobody_waits_for() {
     assert_eq!(initiator.pump.cancelled, [(VolumeId(0), first)]);
     initiator.pump.session.on_end().unwrap();
     initiator.pump.run().unwrap();
-    let rest: Vec<_> = initiator.pump.submitted.iter().skip(1).map(|(volume, io)| (*volume, io.tag)).collect();
+    let rest: Vec<_> =
+        initiator.pump.submitted.iter().skip(1).map(|(volume, io)| (*volume, io.tag)).collect();
     assert_eq!(initiator.pump.cancelled[1..], rest);
 }
 
@@ -209,8 +210,12 @@ fn a_portal_of_all_addresses_is_named_by_the_one_that_was_reached() {
     target.portals = vec![Portal { address: ":3260".into(), group_tag: 1 }];
     let node = Arc::new(Node::new(vec![target]));
     let mut initiator = Initiator::connect_to((node.clone(), exports), Pool::new(usize::MAX));
-    initiator.pump.session = TargetSession::new(node.clone(), 1, Pool::new(usize::MAX), [3; 32], Instant::now())
-        .admitted(node.begin_login().unwrap(), "[::1]".into(), Arc::new(|| ()));
+    initiator.pump.session =
+        TargetSession::new(node.clone(), 1, Pool::new(usize::MAX), [3; 32], Instant::now()).admitted(
+            node.begin_login().unwrap(),
+            "[::1]".into(),
+            Arc::new(|| ()),
+        );
     initiator.enter("");
     let request = text_request(RESERVED_TAG, FLAG_FINAL, 0);
     let [answer] = initiator.exchange(&request, b"SendTargets=\0").try_into().unwrap();
