@@ -118,7 +118,11 @@ const WRONG: &[(&[&str], &str)] = &[
         &["info", "iscsi://user@host/iqn.a/0?secret_file=/nowhere/secret"],
         "secret file /nowhere/secret: No such file or directory (os error 2); check its path",
     ),
-    (&["info", "iser://host"], "iser://host: iser is not spoken yet; use nbd://host/export or"),
+    (
+        &["info", "iser://host"],
+        "iser://host: iser is not spoken yet; use nbd://host/export or nbd+unix:///export?socket=PATH or \
+     iscsi://host/target-name/lun",
+    ),
     (
         &["info", "ftp://host"],
         "ftp://host: no protocol is called `ftp`; use nbd://host/export or nbd+unix:///export?socket=PATH or \
@@ -140,7 +144,8 @@ const WRONG: &[(&[&str], &str)] = &[
     ),
     (
         &["discover", "mem:1g"],
-        "mem:1g: is not a URL; use nbd://host/export or nbd+unix:///export?socket=PATH",
+        "mem:1g: is not a URL; use nbd://host/export or nbd+unix:///export?socket=PATH or \
+         iscsi://host/target-name/lun",
     ),
     (&["copy", "mem:1m", "mem:1m"], "mem:1m: source and destination are the same"),
     (&["copy", "file:/nowhere/disk.img", "mem:1m"], "file:/nowhere/disk.img: does not exist; check its path"),
