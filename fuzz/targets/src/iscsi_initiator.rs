@@ -4,8 +4,8 @@
 //!   stream = record ...      record = 0                        our own target answers what it has not seen yet
 //!                                   | kind, length (2), bytes  what a hostile one sends
 //! ```
-//! Bits of a kind: 1, the task tag is one of a command in flight, the next of the high four bits; 2, the numbers of
-//! status and commands are right.
+//! Bits of a kind: 1, the task tag is that of a command, so many before the last as the high four bits say; 2, the
+//! numbers of commands are right.
 
 use crate::choices::Choices;
 use crate::wire::Wire;
@@ -128,7 +128,7 @@ impl Run<'_> {
         let mut bytes = bytes.to_vec();
         if bytes.len() >= 48 {
             if kind & 1 != 0
-                && let Some(tag) = self.sent.tags.get(usize::from(kind >> 4) % self.sent.tags.len().max(1))
+                && let Some(tag) = self.sent.tags.iter().rev().nth(usize::from(kind >> 4))
             {
                 bytes[16..20].copy_from_slice(&tag.to_be_bytes());
             }

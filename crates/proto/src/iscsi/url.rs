@@ -147,7 +147,7 @@ impl Url {
             Some((name, password)) => (name, Some(password)),
             None => (text, None),
         };
-        if name.is_empty() || name.contains(':') {
+        if name.is_empty() || name.contains([':', '@', '\0']) {
             return Err(UrlError::User("write user@host or user%password@host"));
         }
         self.user = Some(name.to_owned());
