@@ -13,6 +13,8 @@
 mod bring_up;
 mod command;
 mod extents;
+mod finish;
+mod job;
 mod plan;
 mod queue;
 mod sense;
@@ -27,7 +29,8 @@ pub use sense::SenseCode;
 pub use unit::{UnitInfo, UnmapLimits};
 
 pub(crate) use command::{Request, Transfer};
-pub(crate) use queue::{Outcome, Queue};
+pub(crate) use finish::Outcome;
+pub(crate) use queue::Queue;
 
 /// The most I/O that a queue has under way.
 pub(crate) const DEPTH: usize = 1024;

@@ -7,14 +7,13 @@
 //! that is alone does not wait, but takes memory from the heap, so that there always is an end after which to ask the
 //! pool again.
 
-use super::bring_up::{BringUp, Learned, MOST_DATA_IN, UnitRefused};
+use super::DEPTH;
+use super::bring_up::{BringUp, MOST_DATA_IN};
 use super::command::{Request, Transfer};
+use super::job::{Command, Job, Piece};
 use super::plan::{Kind, Pieces, Plan, STATUS_LEN, Terms, UNMAP_LEN, ZEROES};
-use super::sense::SenseCode;
 use super::unit::UnitInfo;
-use super::verdict::{self, Verdict};
-use super::{DEPTH, extents};
-use crate::scsi::{Lun, Status};
+use crate::scsi::Lun;
 use crate::slots::{Key, Slots};
 use blockmux_volume::{Completion, Extent, Io, IoError, Memory, Op, Output, Pool, Seg, SgList, VolumeInfo};
 use blockmux_wire::scsi::provisioning::{UnmapDescriptor, UnmapHeader};
@@ -23,82 +22,31 @@ use zerocopy::IntoBytes;
 
 /// I/O under way at one logical unit. `T` is what a transport keeps beside each command.
 pub(crate) struct Queue<T> {
-    bring_up: Option<BringUp>,
+    pub(super) bring_up: Option<BringUp>,
     /// The bring-up's command is under way, or waits.
-    asked: bool,
-    unit: Option<UnitInfo>,
-    luns: Vec<Lun>,
-    terms: Terms,
-    info: VolumeInfo,
-    pool: Pool,
-    jobs: Slots<Job>,
-    commands: Slots<Command<T>>,
+    pub(super) asked: bool,
+    pub(super) unit: Option<UnitInfo>,
+    pub(super) luns: Vec<Lun>,
+    pub(super) terms: Terms,
+    pub(super) info: VolumeInfo,
+    pub(super) pool: Pool,
+    pub(super) jobs: Slots<Job>,
+    pub(super) commands: Slots<Command<T>>,
     /// Jobs with more commands to send.
-    ready: VecDeque<Key>,
+    pub(super) ready: VecDeque<Key>,
     /// Jobs that wait for memory, first come first served; while there are any, something is under way.
-    waiting: VecDeque<Key>,
+    pub(super) waiting: VecDeque<Key>,
     /// Commands to send again.
-    again: VecDeque<Piece>,
+    pub(super) again: VecDeque<Piece>,
     /// Commands to send again in a while.
-    later: VecDeque<Piece>,
-    done: VecDeque<Completion>,
-    next_age: u64,
-    zeroes: Option<Seg>,
+    pub(super) later: VecDeque<Piece>,
+    pub(super) done: VecDeque<Completion>,
+    pub(super) next_age: u64,
+    pub(super) zeroes: Option<Seg>,
     /// Nothing new is sent: what is left is for another session.
-    is_draining: bool,
+    pub(super) is_draining: bool,
     /// Nothing new is taken.
-    is_closed: bool,
-}
-
-/// How a command ended.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Outcome<'a> {
-    /// The status.
-    pub(crate) status: Status,
-    /// As it came; may be empty.
-    pub(crate) sense: &'a [u8],
-    /// How much data moved, in bytes.
-    pub(crate) moved: u32,
-}
-
-/// One I/O from submission to completion.
-struct Job {
-    io: Io,
-    /// Smaller is older.
-    age: u64,
-    pieces: Pieces,
-    /// Bytes of the range that commands were made for.
-    issued: u64,
-    /// Commands under way, or to be sent again.
-    in_flight: u32,
-    is_ready: bool,
-    /// The first error of any of its commands.
-    error: Option<IoError>,
-    /// Where read data is, when the I/O brought no memory.
-    buffer: Option<SgList>,
-    extents: Vec<Extent>,
-}
-
-/// A part of an I/O as a command.
-#[derive(Clone, Copy)]
-struct Piece {
-    /// `None`: of the bring-up.
-    job: Option<Key>,
-    kind: Kind,
-    /// In bytes.
-    offset: u64,
-    len: u64,
-    /// How often it was sent again.
-    tries: u32,
-}
-
-/// A command under way.
-struct Command<T> {
-    piece: Piece,
-    transfer: Transfer,
-    /// Data that is not the I/O's own.
-    payload: Option<SgList>,
-    transport: T,
+    pub(super) is_closed: bool,
 }
 
 impl<T: Default> Queue<T> {
@@ -316,34 +264,6 @@ impl<T: Default> Queue<T> {
         }
     }
 
-    /// A command has ended.
-    ///
-    /// # Errors
-    /// If the unit turns out to be no volume for us.
-    #[inline]
-    pub(crate) fn finish(&mut self, key: Key, outcome: Outcome<'_>) -> Result<(), UnitRefused> {
-        let Some(command) = self.commands.remove(key) else { return Ok(()) };
-        let sense = match outcome.status {
-            Status::CHECK_CONDITION => SenseCode::parse(outcome.sense),
-            _ => None,
-        };
-        let mut verdict = verdict::of(outcome.status, sense);
-        let Some(job) = command.piece.job else {
-            return self.on_answer(verdict, sense, &command, outcome.moved);
-        };
-        if verdict == Verdict::Good && !command.is_whole(outcome.moved) {
-            verdict = Verdict::Failed(IoError::Medium);
-        }
-        if verdict == Verdict::Good && command.piece.kind == Kind::Status {
-            self.on_lba_status(&command, job, outcome.moved);
-        }
-        self.finish_piece(command.piece, job, verdict);
-        if !self.waiting.is_empty() {
-            self.give_memory();
-        }
-        Ok(())
-    }
-
     /// Takes an I/O that needs commands.
     #[inline]
     fn take(&mut self, io: Io, pieces: Pieces) {
@@ -370,7 +290,7 @@ impl<T: Default> Queue<T> {
     }
 
     /// Makes ready what waits for memory, as far as there is some.
-    fn give_memory(&mut self) {
+    pub(super) fn give_memory(&mut self) {
         while let Some(&key) = self.waiting.front() {
             if let Some(job) = self.jobs.get_mut(key) {
                 let len = job.io.len as usize; // checked: at most MAX_TRANSFER
@@ -438,187 +358,13 @@ impl<T: Default> Queue<T> {
     fn zeroes(&mut self) -> &Seg {
         self.zeroes.get_or_insert_with(|| Memory::from_heap(ZEROES).seg(0, ZEROES))
     }
-
-    /// An answer to the bring-up.
-    fn on_answer(
-        &mut self,
-        verdict: Verdict,
-        sense: Option<SenseCode>,
-        command: &Command<T>,
-        moved: u32,
-    ) -> Result<(), UnitRefused> {
-        let Some(bring_up) = &mut self.bring_up else { return Ok(()) };
-        let data = command.received(moved);
-        match bring_up.on_done(verdict, sense, &data)? {
-            Learned::More => self.asked = false,
-            Learned::Later => self.later.push_back(command.piece),
-            Learned::All => {
-                if let Some(bring_up) = self.bring_up.take() {
-                    let (unit, luns) = bring_up.into_parts();
-                    (self.terms, self.info) = (Terms::new(&unit), unit.volume_info());
-                    (self.unit, self.luns) = (Some(unit), luns);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn on_lba_status(&mut self, command: &Command<T>, job: Key, moved: u32) {
-        let data = command.received(moved);
-        let Some(job) = self.jobs.get_mut(job) else { return };
-        let blocks = self.terms.blocks(job.io.offset, job.io.len);
-        let asked = job.io.len.wrapping_shr(self.terms.block_len.trailing_zeros());
-        let (block_len, is_zero) = (self.terms.block_len, self.terms.unmapped_is_zero);
-        job.extents = extents::parse(&data, blocks.lba, asked, block_len, is_zero);
-    }
-
-    /// A part of a job has ended: goes on with the job.
-    #[inline]
-    fn finish_piece(&mut self, piece: Piece, key: Key, verdict: Verdict) {
-        let Some(job) = self.jobs.get_mut(key) else { return };
-        match verdict {
-            Verdict::Good => {}
-            Verdict::Again | Verdict::Later if piece.tries < MAX_TRIES => {
-                let piece = Piece { tries: piece.tries.saturating_add(1), ..piece };
-                let queue = if verdict == Verdict::Again { &mut self.again } else { &mut self.later };
-                return queue.push_back(piece);
-            }
-            Verdict::Again => job.fail(IoError::Aborted),
-            Verdict::Later => job.fail(IoError::NoMemory),
-            Verdict::Illegal(_) => {
-                if let Some(again) = self.do_otherwise(piece, key) {
-                    return self.again.push_back(again);
-                }
-            }
-            Verdict::Failed(error) => job.fail(error),
-        }
-        let Some(job) = self.jobs.get_mut(key) else { return };
-        job.in_flight = job.in_flight.saturating_sub(1);
-        if job.error.is_none() && job.has_more() {
-            if !std::mem::replace(&mut job.is_ready, true) {
-                self.ready.push_back(key);
-            }
-        } else if job.in_flight == 0 {
-            self.complete(key);
-        }
-    }
-
-    /// The unit does not know a command: does the same with others that it may know, or fails the job. A piece that is
-    /// returned is to be sent instead.
-    #[cold]
-    fn do_otherwise(&mut self, piece: Piece, key: Key) -> Option<Piece> {
-        let job = self.jobs.get_mut(key)?;
-        match piece.kind {
-            Kind::WriteSame { .. } => {
-                self.terms.write_same = None;
-                match job.io.op {
-                    Op::WriteZeroes { only_fast: false, fua, .. } => {
-                        job.go_back(piece.offset, self.terms.written_zeroes(fua));
-                    }
-                    _ => job.fail(IoError::Unsupported),
-                }
-            }
-            // What is no longer needed may stay.
-            Kind::Unmap => {
-                self.terms.unmap = None;
-                job.issued = job.io.len;
-            }
-            Kind::Status => {
-                self.terms.lba_status = false;
-                job.extents = vec![all_data(job.io.len)];
-            }
-            Kind::Flush if self.terms.long_flush => {
-                self.terms.long_flush = false;
-                return Some(piece);
-            }
-            // A unit without cache needs no command to empty it.
-            Kind::Flush if !self.terms.write_cache => {}
-            _ => job.fail(IoError::Unsupported),
-        }
-        None
-    }
-
-    #[inline]
-    fn complete(&mut self, key: Key) {
-        let Some(job) = self.jobs.remove(key) else { return };
-        let (tag, op) = (job.io.tag, job.io.op);
-        let result = match job.error {
-            Some(error) => Err(error),
-            None => Ok(match op {
-                Op::Read => Output::Data(job.io.data.or(job.buffer).unwrap_or_default()),
-                // It is never wrong to take for data what the unit does not tell.
-                Op::BlockStatus if job.extents.is_empty() => Output::Extents(vec![all_data(job.io.len)]),
-                Op::BlockStatus => Output::Extents(job.extents),
-                _ => Output::Nothing,
-            }),
-        };
-        self.done.push_back(Completion { tag, result });
-    }
-}
-
-impl Job {
-    /// The next piece of this job, if one may be sent now.
-    #[inline]
-    fn carve(&mut self, key: Key) -> Option<Piece> {
-        if self.in_flight >= WINDOW || self.error.is_some() {
-            return None;
-        }
-        let job = Some(key);
-        if self.pieces.kind == Kind::Flush || self.issued >= self.io.len {
-            if self.in_flight > 0 || !std::mem::take(&mut self.pieces.then_flush) {
-                return None;
-            }
-            self.in_flight = 1;
-            return Some(Piece { job, kind: Kind::Flush, offset: 0, len: 0, tries: 0 });
-        }
-        let len = self.io.len.saturating_sub(self.issued).min(self.pieces.max);
-        let offset = self.io.offset.saturating_add(self.issued);
-        self.issued = self.issued.saturating_add(len);
-        self.in_flight = self.in_flight.saturating_add(1);
-        Some(Piece { job, kind: self.pieces.kind, offset, len, tries: 0 })
-    }
-
-    /// Whether there is a piece to send, as soon as others have ended.
-    #[inline]
-    fn has_more(&self) -> bool {
-        self.issued < self.io.len || (self.in_flight == 0 && self.pieces.then_flush)
-    }
-
-    fn fail(&mut self, error: IoError) {
-        self.error.get_or_insert(error);
-    }
-
-    /// Does again, in another way, what lies from `offset` on. What was done already is done twice then, which changes
-    /// nothing.
-    fn go_back(&mut self, offset: u64, pieces: Pieces) {
-        self.pieces = pieces;
-        self.issued = self.issued.min(offset.saturating_sub(self.io.offset));
-    }
-}
-
-impl<T> Command<T> {
-    /// Whether all the data moved that a successful command moves.
-    #[inline]
-    fn is_whole(&self, moved: u32) -> bool {
-        match self.transfer {
-            Transfer::Nothing => true,
-            Transfer::In(len) => moved == len || self.piece.kind == Kind::Status,
-            Transfer::Out(len) => moved == len,
-        }
-    }
-
-    /// The data-in that came, of a command with a payload of its own.
-    fn received(&self, moved: u32) -> Vec<u8> {
-        let Some(payload) = &self.payload else { return Vec::new() };
-        payload.slice(0, payload.len().min(moved as usize)).to_vec()
-    }
 }
 
 fn memory(pool: &Pool, len: usize) -> SgList {
     SgList::one(pool.take_payload(len).unwrap_or_else(|| Memory::from_heap(len)).seg(0, len))
 }
 
-fn all_data(len: u64) -> Extent {
+pub(super) fn all_data(len: u64) -> Extent {
     Extent { len, hole: false, zero: false }
 }
 
@@ -630,13 +376,6 @@ fn empty_output(io: Io) -> Output {
         _ => Output::Nothing,
     }
 }
-
-/// The most commands that one I/O has under way.
-const WINDOW: u32 = 4;
-
-/// Unit attentions, aborts and busy answers that one command may meet. With the pauses of transports, a unit may be
-/// busy for half a minute.
-const MAX_TRIES: u32 = 64;
 
 /// A read up to this many bytes may be lent memory by the transport, and takes none before its data comes.
 pub(crate) const LEND_UP_TO: u64 = 64 << 10;
