@@ -45,7 +45,7 @@ fn run(server: &mut DeviceServer, cdb: &[u8], data_out: &SgList, data_in: &SgLis
     loop {
         step = match step {
             Step::Done(response) => return response.status,
-            Step::Wait => server.resume(&mut task),
+            Step::Wait | Step::Pause(_) => server.resume(&mut task),
             Step::DataOut { len } => server.on_data_out(&mut task, data_out.slice(0, len)),
             Step::Io { io, .. } => {
                 let output = match io.op {

@@ -36,11 +36,16 @@ fn every_test_passes_with_digests() {
     run(&format!("{}?data_digest=crc32c", daemon.urls_of("iscsi")[0]));
 }
 
-/// Runs the suite; with a second path to the volume, so that its tests of several paths run, too.
+/// Runs the suite, and its tests of several paths again with two.
 fn run(url: &str) {
+    check("ALL", &[url], LEAST, MAY_SKIP);
+    check("ALL.MultipathIO", &[url, url], 4, &[]);
+}
+
+fn check(which: &str, urls: &[&str], least: usize, may_skip: &[(&str, &str)]) {
     let mut suite = Command::new("timeout");
-    let output = suite.args(["900", "iscsi-test-cu", "--dataloss", "--allow-sanitize", url, url]).output();
-    let output = output.unwrap();
+    suite.args(["900", "iscsi-test-cu", "--dataloss", "--allow-sanitize", "--test", which]).args(urls);
+    let output = suite.output().unwrap();
     let said = text(&output.stdout);
     let tests = tests(&said);
     let failed: Vec<_> = tests.iter().filter(|test| test.failed).collect();
@@ -48,9 +53,9 @@ fn run(url: &str) {
     let [ran, passed] =
         summary(&said).unwrap_or_else(|| panic!("no summary: {said}{}", text(&output.stderr)));
     assert_eq!((ran, passed), (tests.len(), tests.len()));
-    assert!(ran >= LEAST, "only {ran} tests ran");
+    assert!(ran >= least, "only {ran} tests ran");
     let skipped: Vec<_> = tests.iter().filter(|test| !test.skipped.is_empty()).collect();
-    let expected = |name: &str| MAY_SKIP.iter().any(|(may, _)| *may == name);
+    let expected = |name: &str| may_skip.iter().any(|(may, _)| *may == name);
     let unexpected: Vec<_> = skipped.iter().filter(|test| !expected(&test.name)).collect();
     assert!(unexpected.is_empty(), "skipped: {unexpected:#?}");
 }

@@ -12,7 +12,7 @@ use blockmux_volume::{Channel, Completion, Core, IoError, Waker};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Has the units of a node's targets call, once there is a core to do their work.
 pub(super) struct Background {
@@ -71,6 +71,8 @@ struct BackgroundTask {
     done: Vec<Completion>,
     /// An I/O has not completed.
     is_in_flight: bool,
+    /// The task goes on then.
+    rest_until: Option<Instant>,
     core: Rc<EngineCore>,
     waker: Waker,
 }
@@ -86,6 +88,7 @@ impl BackgroundTask {
                 channels: Vec::new(),
                 done: Vec::with_capacity(1),
                 is_in_flight: false,
+                rest_until: None,
                 core: core.clone(),
                 waker: waker.clone(),
             }
@@ -106,8 +109,8 @@ impl BackgroundTask {
                 }
                 self.is_in_flight = true;
             }
-            // The volume is for others most of the time.
-            Step::Wait => self.core.wake_at(self.core.now() + PAUSE, &self.waker),
+            Step::Wait => self.rest_until = Some(self.core.now() + RETRY),
+            Step::Pause(time) => self.rest_until = Some(self.core.now() + time),
             Step::DataOut { .. } | Step::Done(_) => return true,
         }
         false
@@ -130,7 +133,12 @@ impl BackgroundTask {
             self.task = Some(task);
             return Some(step);
         };
-        if !self.is_in_flight {
+        if let Some(until) = self.rest_until {
+            if self.core.now() < until {
+                self.core.wake_at(until, &self.waker);
+                return None;
+            }
+            self.rest_until = None;
             return Some(self.server.resume(task));
         }
         self.channels.iter_mut().for_each(|(_, channel)| channel.poll(&mut self.done));
@@ -149,16 +157,12 @@ impl Task for BackgroundTask {
             let Some(step) = self.next() else {
                 return if self.task.is_some() { Progress::Idle } else { Progress::Done };
             };
-            let waits = matches!(step, Step::Wait);
             if self.take(step) {
                 self.task = None;
-            }
-            if waits {
-                return Progress::Drained;
             }
         }
     }
 }
 
-/// How long a unit's background work rests after each piece.
-const PAUSE: Duration = Duration::from_millis(1);
+/// How long a task waits for others before it is asked again.
+const RETRY: Duration = Duration::from_millis(1);

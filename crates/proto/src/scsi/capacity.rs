@@ -19,7 +19,9 @@ pub(super) fn read_capacity_10(cx: &mut Context<'_>) -> Outcome {
 pub(super) fn read_capacity_16(cx: &mut Context<'_>) -> Outcome {
     cx.unit.refresh();
     let view = &cx.unit.view;
-    let per_physical = view.info.physical_block.checked_div(view.block_len).unwrap_or(1).max(1);
+    // RAM changes any block without touching its neighbours, whatever it would rather be asked for.
+    let physical = if view.info.volatile { view.block_len } else { view.info.physical_block };
+    let per_physical = physical.checked_div(view.block_len).unwrap_or(1).max(1);
     let provisioning = match (view.is_thin(), view.unmaps_to_zeroes()) {
         (false, _) => 0,
         (true, false) => LBPME,

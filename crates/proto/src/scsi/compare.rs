@@ -17,7 +17,8 @@ pub(super) fn compare_and_write(cx: &mut Context<'_>) -> Outcome {
     let range = cx.range_of(cdb.u64(2), cdb.byte(13).into())?;
     cx.check_writable()?;
     if range.len == 0 {
-        return Ok(Action::good());
+        // Whoever sends data along means more blocks than the field can say.
+        return if cx.command.data_out_len > 0 { Err(Sense::in_cdb(13).into()) } else { Ok(Action::good()) };
     }
     cx.work(ReadModifyWrite {
         kind: Kind::CompareAndWrite,

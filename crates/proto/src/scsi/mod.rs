@@ -3,7 +3,7 @@
 //! ```text
 //!   transport ──Command──▶ DeviceServer::begin ──▶ Step::DataOut ──▶ on_data_out ─┐
 //!      ▲                                      ├──▶ Step::Io ───────▶ on_io ───────┤
-//!      │                                      ├──▶ Step::Wait ─────▶ resume ──────┤
+//!      │                              ├──▶ Step::Wait, Step::Pause ▶ resume ──────┤
 //!      └───────────── Response ◀── Step::Done ◀───────────────────────────────────┘
 //! ```
 //! A [`Target`] maps LUNs to [`LogicalUnit`]s, which all sessions share: they hold reservations, mode pages, unit
@@ -71,6 +71,7 @@ pub use blockmux_wire::scsi::status::Status;
 
 use crate::exports::VolumeId;
 use blockmux_volume::{Io, SgList};
+use std::time::Duration;
 
 /// What a transport hands over (SAM-5 §5.1, Execute Command).
 #[derive(Clone, Copy, Debug)]
@@ -120,6 +121,8 @@ pub enum Step {
     /// Another task holds it up, of any nexus. Ask again with [`DeviceServer::resume`] after each completion of the
     /// session, and after a millisecond without one.
     Wait,
+    /// To leave the volume to others for that long; then [`DeviceServer::resume`].
+    Pause(Duration),
     /// The end; drop the task.
     Done(Response),
 }

@@ -32,8 +32,15 @@ pub(super) fn write(cx: &mut Context<'_>) -> Outcome {
     if range.len == 0 {
         return Ok(Action::good());
     }
+    *cx.transfer_len = range.len;
+    let len = cx.whole_blocks(range.len)?;
+    if len == 0 {
+        return Ok(Action::good());
+    }
     *cx.state = State::WriteData { offset: range.offset, fua: range.flags & FUA != 0 };
-    cx.data_out(range.len)
+    let outcome = cx.data_out(len);
+    *cx.transfer_len = range.len;
+    outcome
 }
 
 /// Waits for a locked range to come free, then does the I/O.
@@ -182,12 +189,21 @@ mod tests {
     }
 
     #[test]
-    fn a_write_with_too_little_data_writes_nothing_and_says_how_much_it_wanted() {
+    fn a_write_with_too_little_data_writes_its_whole_blocks_and_says_how_much_it_wanted() {
         let mut client = Bench::new().client("a");
-        let short = client.run_with(&[0x2a, 0, 0, 0, 0, 0, 0, 0, 2, 0], &[7; 512]);
-        assert_eq!(short.transfer_len, 1024);
-        assert_eq!(short.check(), (5, 0x0e03));
+        let two = [0x2a, 0, 0, 0, 0, 0, 0, 0, 2, 0];
+        let none = client.run_with(&two, &[]);
+        assert_eq!(none.transfer_len, 1024);
+        none.good();
+        let part = client.run_with(&two, &[7; 500]);
+        assert_eq!(part.transfer_len, 1024);
+        assert_eq!(part.check(), (5, 0x0e03));
         assert_eq!(client.run(&[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0]).good(), [0; 512]);
+        let short = client.run_with(&two, &[7; 512]);
+        assert_eq!(short.transfer_len, 1024);
+        short.good();
+        let both = client.run(&[0x28, 0, 0, 0, 0, 0, 0, 0, 2, 0]).good();
+        assert_eq!((&both[..512], &both[512..]), (&[7; 512][..], &[0; 512][..]));
         let long = client.run_with(&[0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0], &[7; 1024]);
         assert_eq!(long.transfer_len, 512);
         long.good();

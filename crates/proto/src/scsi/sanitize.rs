@@ -12,6 +12,7 @@ use super::unit::LogicalUnit;
 use blockmux_volume::{Op, Output, Seg, SgList};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A sanitize operation of a logical unit.
 pub(super) struct Sanitize {
@@ -46,23 +47,22 @@ impl Sanitize {
         !self.is_driven && !self.has_failed
     }
 
-    /// The next piece, unless all is done.
-    fn next(&self) -> Option<Action> {
+    /// What comes next, in bytes: where, how much, and in which pass; `None` if all is done.
+    fn next(&self) -> Option<(u64, u64, u64)> {
         let pass = self.done.checked_div(self.size)?;
         let at = self.done.checked_rem(self.size)?;
-        if pass >= self.passes.into() {
-            return None;
-        }
-        let left = self.size.saturating_sub(at);
-        let Some(pattern) = &self.pattern else {
-            let op = Op::WriteZeroes { fua: false, may_unmap: true, only_fast: false };
-            return Some(Action::Io(op, at, left.min(ERASE_PIECE), None));
-        };
-        let len = left.min(OVERWRITE_PIECE);
-        let inverts = self.inverts && !pass.is_multiple_of(2);
-        let mask = if inverts { 0xff } else { 0 };
-        let bytes: Vec<u8> = pattern.iter().cycle().map(|byte| byte ^ mask).take(len as usize).collect();
-        Some(Action::Io(Op::Write { fua: false }, at, len, Some(SgList::one(Seg::from_slice(&bytes)))))
+        let most = if self.pattern.is_some() { OVERWRITE_PIECE } else { ERASE_PIECE };
+        (pass < self.passes.into()).then(|| (at, self.size.saturating_sub(at).min(most), pass))
+    }
+
+    /// What is written in even passes, and what in odd ones; `None` for a block erase.
+    fn pieces(&self) -> Option<[SgList; 2]> {
+        let block = self.pattern.as_deref()?;
+        let copies = (OVERWRITE_PIECE as usize).checked_div(block.len())?.max(1);
+        let plain = block.repeat(copies);
+        let odd: Vec<u8> =
+            if self.inverts { plain.iter().map(|byte| !byte).collect() } else { plain.clone() };
+        Some([plain, odd].map(|bytes| SgList::one(Seg::from_slice(&bytes))))
     }
 }
 
@@ -169,7 +169,8 @@ pub(super) fn carry_on(cx: &mut Context<'_>) -> Outcome {
     if !claimed {
         return Ok(Action::good());
     }
-    let mut work = Driver { unit: cx.unit.unit.clone(), piece: 0 };
+    let pieces = cx.unit.unit.look(|state| state.sanitize.as_ref().and_then(Sanitize::pieces));
+    let mut work = Driver { unit: cx.unit.unit.clone(), pieces, piece: 0 };
     let first = work.next();
     if !matches!(first, Ok(Action::Done(_))) {
         cx.work(work);
@@ -180,6 +181,8 @@ pub(super) fn carry_on(cx: &mut Context<'_>) -> Outcome {
 /// The task that carries a sanitize operation on; when it is dropped, the operation waits for another.
 struct Driver {
     unit: Arc<LogicalUnit>,
+    /// What is written in even passes, and what in odd ones.
+    pieces: Option<[SgList; 2]>,
     /// Bytes that are being written.
     piece: u64,
 }
@@ -187,16 +190,17 @@ struct Driver {
 impl Driver {
     fn next(&mut self) -> Outcome {
         let next = self.unit.look(|state| state.sanitize.as_ref().and_then(Sanitize::next));
-        match next {
-            Some(Action::Io(op, at, len, data)) => {
-                self.piece = len;
-                Ok(Action::Io(op, at, len, data))
-            }
-            _ => {
-                self.unit.change(|state| state.sanitize = None);
-                Ok(Action::good())
-            }
-        }
+        let Some((at, len, pass)) = next else {
+            self.unit.change(|state| state.sanitize = None);
+            return Ok(Action::good());
+        };
+        self.piece = len;
+        let Some([even, odd]) = &self.pieces else {
+            let op = Op::WriteZeroes { fua: false, may_unmap: true, only_fast: false };
+            return Ok(Action::Io(op, at, len, None));
+        };
+        let data = if pass.is_multiple_of(2) { even } else { odd };
+        Ok(Action::Io(Op::Write { fua: false }, at, len, Some(data.slice(0, len as usize))))
     }
 }
 
@@ -207,8 +211,7 @@ impl Work for Driver {
                 sanitize.done = sanitize.done.saturating_add(self.piece);
             }
         });
-        // One piece at a turn: other units of the core are not held up.
-        Ok(Action::Wait)
+        Ok(Action::Pause(PAUSE))
     }
 
     fn on_resume(&mut self, _cx: &mut Context<'_>) -> Outcome {
@@ -239,10 +242,12 @@ impl Drop for Driver {
 
 const IMMED: u8 = 1 << 7;
 const INVERT: u8 = 1 << 7;
-/// Bytes that one turn overwrites.
-const OVERWRITE_PIECE: u64 = 128 << 10;
+/// Bytes that one turn overwrites: with the pause, 128 MiB in a second.
+const OVERWRITE_PIECE: u64 = 4 << 20;
 /// Bytes that one turn erases.
 const ERASE_PIECE: u64 = 64 << 20;
+/// After each turn, for whoever else uses the storage below.
+const PAUSE: Duration = Duration::from_millis(32);
 
 #[cfg(test)]
 mod tests {

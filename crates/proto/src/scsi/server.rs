@@ -150,7 +150,7 @@ impl DeviceServer {
         self.step(task, outcome)
     }
 
-    /// Asks a task again that has to [`Step::Wait`].
+    /// Asks a task again that has to [`Step::Wait`] or to [`Step::Pause`].
     pub fn resume(&mut self, task: &mut Task) -> Step {
         let outcome = self.advance(task, |cx| match std::mem::replace(cx.state, State::Ended) {
             State::Work(mut work) => {
@@ -238,6 +238,7 @@ impl DeviceServer {
         let (status, sense, data_in) = match outcome {
             Ok(Action::DataOut(len)) => return Step::DataOut { len },
             Ok(Action::Wait) => return Step::Wait,
+            Ok(Action::Pause(time)) => return Step::Pause(time),
             Ok(Action::Io(op, offset, len, data)) => {
                 task.op = op;
                 let volume = unit.map_or(VolumeId(u32::MAX), |unit| unit.volume);

@@ -10,6 +10,7 @@ use crate::exports::VolumeId;
 use blockmux_volume::{MAX_TRANSFER, Op, Output, SgList};
 use blockmux_wire::scsi::cdb::PROTECT_MASK;
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
+use std::time::Duration;
 
 /// One command under way. To abort it, wait until its I/O has completed, then drop it.
 #[derive(Debug)]
@@ -86,6 +87,8 @@ pub(super) enum Action {
     IoOn(VolumeId, Op, u64, u64, Option<SgList>),
     /// To be asked again later.
     Wait,
+    /// To be asked again after that long.
+    Pause(Duration),
 }
 
 impl Action {
@@ -229,6 +232,21 @@ impl Context<'_> {
         match usize::try_from(len) {
             Ok(len) if len > 0 && len <= MAX_TRANSFER as usize => Ok(Action::DataOut(len)),
             _ => Err(Failure::internal()),
+        }
+    }
+
+    /// How much of `len` bytes a write takes when the initiator's data ends before what its CDB names: the whole blocks
+    /// that are there, and the residual tells of the rest. FCP-4 §9.4.2 lets this be, or writing nothing; initiators
+    /// test for this. Data that ends within a block is refused.
+    #[inline]
+    pub(super) fn whole_blocks(&self, len: u64) -> Result<u64, Failure> {
+        let has = u64::from(self.command.data_out_len);
+        if has >= len {
+            return Ok(len);
+        }
+        match has.checked_rem(self.unit.view.block_len.into()) {
+            Some(0) => Ok(has),
+            _ => Err(Sense::illegal(Asc::INVALID_FIELD_IN_COMMAND_INFORMATION_UNIT).into()),
         }
     }
 

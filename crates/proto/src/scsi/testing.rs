@@ -89,7 +89,7 @@ impl Client {
         loop {
             step = match step {
                 Step::Done(response) => return answer(response),
-                Step::Wait => panic!("nothing else is under way"),
+                Step::Wait | Step::Pause(_) => panic!("nothing else is under way"),
                 next => self.turn(&mut task, next, data_out, &mut sent),
             }
         }
@@ -123,7 +123,7 @@ impl Client {
                 self.channel.poll(&mut done);
                 self.server.on_io(task, done.pop().unwrap())
             }
-            Step::Wait => self.server.resume(task),
+            Step::Wait | Step::Pause(_) => self.server.resume(task),
             Step::Done(_) => unreachable!("the caller ends"),
         }
     }

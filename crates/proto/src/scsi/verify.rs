@@ -46,13 +46,9 @@ pub(super) fn write_and_verify(cx: &mut Context<'_>) -> Outcome {
     if range.len == 0 {
         return Ok(Action::good());
     }
-    // When the initiator's data is shorter than its CDB says, the whole blocks of it are written, and the residual
-    // tells of the rest: of the two ways that FCP-4 §9.4.2 leaves here the one that initiators test for. WRITE takes
-    // the other, and writes nothing.
-    let whole = u64::from(cx.command.data_out_len).checked_div(cx.unit.view.block_len.into()).unwrap_or(0);
-    let len = range.len.min(whole.saturating_mul(cx.unit.view.block_len.into()));
+    *cx.transfer_len = range.len;
+    let len = cx.whole_blocks(range.len)?;
     if len == 0 {
-        *cx.transfer_len = range.len;
         return Ok(Action::good());
     }
     cx.work(WriteAndVerify { offset: range.offset, len, compare, data: SgList::default() });
@@ -193,10 +189,10 @@ mod tests {
     #[test]
     fn of_data_that_is_too_short_the_whole_blocks_are_written() {
         let mut client = Bench::new().client("a");
-        for (len, expected) in [(0, 0), (200, 0), (512, 512), (1023, 512)] {
+        for (len, status, expected) in [(0, 0, 0), (200, 2, 0), (512, 0, 512), (1023, 2, 0)] {
             client.run_with(&[0x41, 0, 0, 0, 0, 0, 0, 0, 2, 0], &[1; 512]).good();
             let short = client.run_with(&[0x2e, 2, 0, 0, 0, 0, 0, 0, 2, 0], &vec![2; len]);
-            assert_eq!((short.status.0, short.transfer_len), (0, 1024));
+            assert_eq!((short.status.0, short.transfer_len), (status, 1024));
             let read = client.run(&[0x28, 0, 0, 0, 0, 0, 0, 0, 2, 0]).good();
             assert_eq!(read.iter().filter(|&&byte| byte == 2).count(), expected);
         }

@@ -104,6 +104,7 @@ fn third_party_copy() -> Vec<u8> {
 fn block_limits(view: &View) -> BlockLimits {
     let blocks = |bytes: u32| bytes.checked_div(view.block_len).unwrap_or(0);
     let mut limits = BlockLimits {
+        flags: WSNZ,
         maximum_compare_and_write_length: MAX_COMPARE_BLOCKS,
         optimal_transfer_length_granularity: U16::new(blocks(view.info.physical_block).max(1) as u16),
         maximum_transfer_length: U32::new(view.max_transfer_blocks()),
@@ -199,7 +200,7 @@ mod tests {
         let mut thick = Bench::over(shaped(thick)).client("a");
         let mut thin = Bench::new().client("a");
         let limits = thin.run(&[0x12, 1, 0xb0, 1, 0, 0]).good();
-        assert_eq!(limits[4..12], [0, 255, 0, 8, 0, 1, 0, 0]);
+        assert_eq!(limits[4..12], [1, 255, 0, 8, 0, 1, 0, 0]);
         assert_eq!(limits[20..32], [255, 255, 255, 255, 0, 0, 1, 0, 0, 0, 0, 128]);
         assert_eq!(limits[44..48], [0, 0, 8, 0]);
         assert_eq!(thick.run(&[0x12, 1, 0xb0, 1, 0, 0]).good()[20..48], [0; 28]);
@@ -216,7 +217,7 @@ mod tests {
         assert_eq!(thick.run_with(&[0x41, 8, 0, 0, 0, 0, 0, 0, 1, 0], &[0; 512]).check(), (5, 0x2400));
         assert_eq!(
             thin.run(&[0x9e, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 32, 0, 0]).good()[8..16],
-            [0, 0, 2, 0, 0, 3, 0xc0, 0]
+            [0, 0, 2, 0, 0, 0, 0xc0, 0]
         );
     }
 }

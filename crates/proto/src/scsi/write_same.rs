@@ -7,15 +7,15 @@ use blockmux_volume::{Op, Output, Seg, SgList};
 use blockmux_wire::scsi::opcode::Opcode;
 use blockmux_wire::scsi::provisioning::{WRITE_SAME_ANCHOR, WRITE_SAME_NDOB, WRITE_SAME_UNMAP};
 
-/// Writes one block to each of a range; 0 blocks mean all that follow (VPD page B0h, WSNZ is 0), and none is too long.
+/// Writes one block to each of a range, however long. That 0 blocks mean all that follow is not offered (VPD page B0h,
+/// WSNZ): initiators that ask for it with UNMAP expect zeroes whatever block they send.
 ///
 /// A block of zeroes becomes one request to the volume, which may unmap with UNMAP and keeps the blocks provisioned
 /// with ANCHOR. Another block is written even with UNMAP: what is read later must be what was sent.
 pub(super) fn write_same(cx: &mut Context<'_>) -> Outcome {
-    let mut range = cx.range()?;
+    let range = cx.range()?;
     if range.blocks == 0 {
-        let rest = cx.unit.view.blocks.saturating_sub(range.lba);
-        range = cx.range_of(range.lba, rest)?;
+        return Err(Sense::in_cdb(cx.length_field()).into());
     }
     let (anchor, unmap) = (range.flags & WRITE_SAME_ANCHOR != 0, range.flags & WRITE_SAME_UNMAP != 0);
     let has_data = cx.command.cdb.opcode() != Opcode::WRITE_SAME_16 || range.flags & WRITE_SAME_NDOB == 0;
@@ -28,10 +28,7 @@ pub(super) fn write_same(cx: &mut Context<'_>) -> Outcome {
     cx.check_writable()?;
     let zeroes = Op::WriteZeroes { fua: false, may_unmap: unmap && !anchor, only_fast: false };
     if !has_data {
-        return match range.len {
-            0 => Ok(Action::good()),
-            len => cx.last_io(zeroes, range.offset, len, None),
-        };
+        return cx.last_io(zeroes, range.offset, range.len, None);
     }
     cx.work(WriteSame {
         offset: range.offset,
@@ -69,9 +66,6 @@ impl WriteSame {
 
 impl Work for WriteSame {
     fn on_data_out(&mut self, cx: &mut Context<'_>, data: SgList) -> Outcome {
-        if self.left == 0 {
-            return Ok(Action::good());
-        }
         if is_zero(&data) {
             return cx.last_io(self.zeroes, self.offset, self.left, None);
         }
@@ -112,12 +106,14 @@ mod tests {
     }
 
     #[test]
-    fn no_blocks_mean_all_that_follow() {
+    fn no_blocks_are_refused_as_the_limits_say() {
         let mut client = Bench::new().client("a");
-        client.run_with(&[0x41, 0, 0, 0, 0, 1, 0, 0, 0, 0], &[6; 512]).good();
-        assert_eq!(read(&mut client, 0, 1), [0; 512]);
-        assert_eq!(client.run(&[0x28, 0, 0, 0, 0x3f, 0xff, 0, 0, 1, 0]).good(), [6; 512]);
-        assert_eq!(client.run_with(&[0x41, 0, 0, 0, 0x40, 1, 0, 0, 0, 0], &[6; 512]).check(), (5, 0x2100));
+        assert_eq!(client.run(&[0x12, 1, 0xb0, 1, 0, 0]).good()[4], 1);
+        let none = |opcode: u8, flags: u8, len: usize| [&[opcode, flags][..], &vec![0; len]].concat();
+        for cdb in [none(0x41, 0, 8), none(0x41, 8, 8), none(0x93, 0, 14)] {
+            assert_eq!(client.run_with(&cdb, &[6; 512]).check(), (5, 0x2400));
+        }
+        assert_eq!(client.run(&none(0x93, 1, 14)).check(), (5, 0x2400));
     }
 
     #[test]

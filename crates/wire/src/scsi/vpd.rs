@@ -147,6 +147,8 @@ pub const V_SUP: u8 = 1 << 0;
 /// Extended INQUIRY: the unit attention of a lost nexus is for that nexus.
 pub const LUICLR: u8 = 1 << 0;
 
+/// WSNZ: WRITE SAME of no blocks is refused.
+pub const WSNZ: u8 = 1 << 0;
 /// UGAVALID: the alignment of unmap granules is known.
 pub const UGAVALID: u32 = 1 << 31;
 /// MEDIUM ROTATION RATE is not reported.

@@ -3,7 +3,7 @@
 use super::full::{FullFeature, MAX_IMMEDIATE, PAYLOAD_IN_FLIGHT, status};
 use super::receive::Purpose;
 use super::replies::Expected;
-use super::tasks::{Entry, State, TaskTable};
+use super::tasks::{Entry, Pausing, State, TaskTable};
 use super::transfer::{Misfit, Transfer};
 use crate::exports::VolumeId;
 use crate::iscsi::login::operational::Key;
@@ -16,6 +16,7 @@ use blockmux_wire::iscsi::session::RejectReason;
 use blockmux_wire::iscsi::{Bhs, FLAG_FINAL, RESERVED_TAG};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 use smallvec::SmallVec;
+use std::time::Instant;
 use zerocopy::transmute_ref;
 
 impl FullFeature {
@@ -167,20 +168,36 @@ impl FullFeature {
         }
     }
 
-    /// Asks the first `count` tasks again that wait for others.
-    pub(super) fn resume_waiting(&mut self, count: usize, outbox: &mut Outbox) {
-        for _ in 0..count {
+    /// Asks every task again that waits for others.
+    pub(super) fn resume_waiting(&mut self, outbox: &mut Outbox) {
+        for _ in 0..self.waiting.len() {
             if self.waiting.is_empty() {
                 return;
             }
             let slot = self.waiting.remove(0);
-            let Some(entry) = self.tasks.get_mut(slot).filter(|entry| entry.state == State::Wait) else {
-                continue;
-            };
-            if let (Some(server), Some(task)) = (&mut self.server, &mut entry.task) {
-                let step = server.resume(task);
-                self.drive(slot, step, outbox);
-            }
+            self.resume_task(slot, outbox);
+        }
+    }
+
+    /// Asks every task again whose pause is over, and lets those begin that were not told the time yet.
+    pub(super) fn resume_pausing(&mut self, now: Instant, outbox: &mut Outbox) {
+        let begin = |pausing: &mut Pausing| now.checked_add(pausing.time).unwrap_or(now);
+        for pausing in self.pausing.iter_mut().filter(|pausing| pausing.until.is_none()) {
+            pausing.until = Some(begin(pausing));
+        }
+        while let Some(at) =
+            self.pausing.iter().position(|pausing| pausing.until.is_some_and(|end| end <= now))
+        {
+            let slot = self.pausing.swap_remove(at).slot;
+            self.resume_task(slot, outbox);
+        }
+    }
+
+    fn resume_task(&mut self, slot: usize, outbox: &mut Outbox) {
+        let entry = self.tasks.get_mut(slot).filter(|entry| entry.state == State::Wait);
+        if let (Some(server), Some(task)) = (&mut self.server, entry.and_then(|entry| entry.task.as_mut())) {
+            let step = server.resume(task);
+            self.drive(slot, step, outbox);
         }
     }
 
@@ -267,6 +284,10 @@ impl FullFeature {
                 Step::Wait => {
                     entry.state = State::Wait;
                     return self.waiting.push(slot);
+                }
+                Step::Pause(time) => {
+                    entry.state = State::Wait;
+                    return self.pausing.push(Pausing { slot, time, until: None });
                 }
                 Step::Done(response) => {
                     if entry.transfer.is_open() {

@@ -23,7 +23,7 @@ use super::receive::{Awaiting, LENT_PAYLOAD, Purpose, Segment, is_intact};
 use super::replies::Replies;
 use super::sequence::{Admission, CommandWindow};
 use super::talk::Negotiation;
-use super::tasks::TaskTable;
+use super::tasks::{Pausing, TaskTable};
 use crate::exports::VolumeId;
 use crate::iscsi::digest::Crc;
 use crate::iscsi::login::operational::{Key, Parameters};
@@ -66,6 +66,8 @@ pub(super) struct FullFeature {
     pub(super) grants: VecDeque<usize>,
     /// Tasks that wait for other tasks.
     pub(super) waiting: Vec<usize>,
+    /// Tasks that leave the volume to others for a while.
+    pub(super) pausing: Vec<Pausing>,
     /// Data-in that tasks may bring, in bytes.
     pub(super) reading: usize,
     /// Memory that data-out was given, in bytes.
@@ -140,6 +142,7 @@ impl FullFeature {
             cancels: VecDeque::new(),
             grants: VecDeque::new(),
             waiting: Vec::new(),
+            pausing: Vec::new(),
             reading: 0,
             granted: 0,
             in_flight: 0,
@@ -223,7 +226,9 @@ impl FullFeature {
         let retries = matches!(self.awaiting, Awaiting::Memory(_))
             || !self.grants.is_empty()
             || !self.waiting.is_empty();
-        Some(if retries { self.retry_at.min(self.keep_alive.next_tick) } else { self.keep_alive.next_tick })
+        let paused = self.pausing.iter().map(|pausing| pausing.until.unwrap_or(self.retry_at)).min();
+        let retry = if retries { Some(self.retry_at) } else { None };
+        [paused, retry].into_iter().flatten().chain([self.keep_alive.next_tick]).min()
     }
 
     pub(super) fn on_timeout(&mut self, now: Instant, outbox: &mut Outbox) -> Result<(), ProtocolError> {
@@ -235,7 +240,8 @@ impl FullFeature {
             // Nothing that this session does will free memory: the command may be tried again later.
             self.refuse_busy(segment);
         }
-        self.resume(self.waiting.len(), outbox);
+        self.resume(outbox);
+        self.resume_pausing(now, outbox);
         if now < self.keep_alive.next_tick {
             return Ok(());
         }
@@ -244,7 +250,7 @@ impl FullFeature {
             self.keep_alive.pinged = false;
         } else if std::mem::replace(&mut self.keep_alive.pinged, true) {
             return Err(ProtocolError {
-                what: "did not answer a ping within 15 seconds",
+                what: "did not answer a ping within a minute",
                 reference: "RFC 7143 §11.19, NOP-In",
             });
         } else {
@@ -266,18 +272,15 @@ impl FullFeature {
     #[inline]
     pub(super) fn on_io(&mut self, done: Completion, outbox: &mut Outbox) {
         self.in_flight = self.in_flight.saturating_sub(1);
-        // A task that only now begins to wait does so until something else ends, or time passes.
-        let waited = self.waiting.len();
         self.on_completion(done, outbox);
-        self.resume(waited, outbox);
+        self.resume(outbox);
     }
 
-    /// Goes on with what waits for memory, and with the first `waiting` tasks that wait for others: a completion may
-    /// have freed both.
+    /// Goes on with what waits for memory or for other tasks: a completion may have freed both.
     #[inline]
-    fn resume(&mut self, waiting: usize, outbox: &mut Outbox) {
-        if waiting > 0 {
-            self.resume_waiting(waiting, outbox);
+    fn resume(&mut self, outbox: &mut Outbox) {
+        if !self.waiting.is_empty() {
+            self.resume_waiting(outbox);
         }
         if !self.grants.is_empty() {
             self.resume_grants(outbox);
@@ -447,8 +450,10 @@ pub(super) const PAYLOAD_IN_FLIGHT: usize = 64 << 20;
 /// How often an empty pool and waiting tasks are asked again, apart from each completion.
 const RETRY: Duration = Duration::from_millis(1);
 
-/// How long an initiator may be silent before it is pinged, and then until it is given up.
-const PING_INTERVAL: Duration = Duration::from_secs(15);
+/// How long an initiator may be silent before it is pinged, and then until it is given up. Programs with an initiator
+/// in them that answers only when it is called sleep for up to a minute; and an initiator that has lost its connection
+/// does not wait for this, but logs in again.
+const PING_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The transfer tag of a ping. One is enough: there is only one at a time.
 const PING_TAG: u32 = 0x8000_0000;

@@ -164,6 +164,7 @@ impl FullFeature {
         let slots = self.tasks.select(is_meant);
         self.grants.retain(|slot| !slots.contains(slot));
         self.waiting.retain(|slot| !slots.contains(slot));
+        self.pausing.retain(|pausing| !slots.contains(&pausing.slot));
         let mut left: usize = 0;
         for slot in slots {
             let Some(entry) = self.tasks.get_mut(slot) else { continue };

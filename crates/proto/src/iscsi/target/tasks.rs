@@ -3,6 +3,7 @@
 use super::transfer::Transfer;
 use crate::exports::VolumeId;
 use crate::scsi::{Lun, Response, Task};
+use std::time::{Duration, Instant};
 
 /// One command under way.
 pub(super) struct Entry {
@@ -26,6 +27,14 @@ pub(super) struct Entry {
     pub(super) response: Option<Response>,
 }
 
+/// A task that pauses.
+pub(super) struct Pausing {
+    pub(super) slot: usize,
+    pub(super) time: Duration,
+    /// `None` until somebody says what time it is.
+    pub(super) until: Option<Instant>,
+}
+
 /// What a task waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
@@ -33,7 +42,7 @@ pub(super) enum State {
     Data,
     /// The volume.
     Io,
-    /// Another task.
+    /// Another task, or time.
     Wait,
     /// Nothing: it has ended, but data is still to come.
     Ended,
