@@ -3,8 +3,7 @@
 use super::bring_up::{Learned, UnitRefused};
 use super::extents;
 use super::job::{Command, Piece};
-use super::plan::Kind;
-use super::plan::Terms;
+use super::plan::{Kind, Terms};
 use super::queue::{Queue, all_data};
 use super::sense::SenseCode;
 use super::verdict::{self, Verdict};

@@ -1,6 +1,6 @@
 //! I/O under way at one logical unit: cut into commands, put together again.
 //!
-//! An I/O that the unit takes whole is one command; a longer one is cut into pieces, of which [`WINDOW`] are under way
+//! An I/O that the unit takes whole is one command; a longer one is cut into pieces, of which four are under way
 //! at a time. The completion comes after the last, and after the flush that stands in for FUA where there is none.
 //!
 //! A long read that brought no memory gets some before it is sent, and waits for its turn while the pool has none. One
@@ -360,6 +360,7 @@ impl<T: Default> Queue<T> {
     }
 }
 
+/// A little memory for a command's own data, from the pool if it has some.
 fn memory(pool: &Pool, len: usize) -> SgList {
     SgList::one(pool.take_payload(len).unwrap_or_else(|| Memory::from_heap(len)).seg(0, len))
 }
@@ -378,6 +379,6 @@ fn empty_output(io: Io) -> Output {
 }
 
 /// A read up to this many bytes may be lent memory by the transport, and takes none before its data comes.
-pub(crate) const LEND_UP_TO: u64 = 64 << 10;
+const LEND_UP_TO: u64 = 64 << 10;
 
 const FLUSH: Pieces = Pieces { kind: Kind::Flush, max: 0, then_flush: true };
