@@ -249,6 +249,39 @@ fn tgtd_and_we_prove_who_we_are_and_have_digests() {
 }
 
 #[test]
+fn a_password_in_a_url_is_used_and_never_told() {
+    if !has("tgtd") {
+        return;
+    }
+    let server = Server::tgtd();
+    server.tgtadm(&["--op", "new", "--mode", "account", "--user", "user", "--password", SECRET]).unwrap();
+    server.tgtadm(&["--op", "bind", "--mode", "account", "--tid", "1", "--user", "user"]).unwrap();
+    let url = format!("iscsi://user%{SECRET}@127.0.0.1:{}/{TARGET}/1", server.port);
+    let report = server.path("report");
+    let report = report.to_str().unwrap();
+    let short =
+        ["--runtime", "0.05", "--runs", "1", "--no_ceiling", "--rw", "randread", "-v", "--report", report];
+    for args in [
+        &["info", &url][..],
+        &["info", "--json", &url],
+        &["discover", &url],
+        &["copy", "-v", &url, "mem:8m"],
+        &["copy", &format!("delay:1us:{url}"), "mem:1m"],
+        &[&["bench", &url][..], &short].concat(),
+    ] {
+        let output = blockmux(args);
+        let said = text(&output.stdout) + &text(&output.stderr);
+        let too_small = args.contains(&"mem:1m");
+        assert_eq!(output.status.success(), !too_small, "{said}");
+        assert!(!said.contains(SECRET), "{args:?}: {said}");
+    }
+    for name in ["bench.json", "bench.html"] {
+        let written = std::fs::read_to_string(server.path("report").join(name)).unwrap();
+        assert!(!written.contains(SECRET), "{name}");
+    }
+}
+
+#[test]
 fn istgt_is_discovered_described_and_copied_to_and_from() {
     if !has("istgt") {
         return;
