@@ -1,6 +1,7 @@
 //! Standard output, and texts that come from elsewhere made fit for a terminal.
 
 use crate::failure::Failure;
+use blockmux_volume::Spec;
 use blockmux_volume::units::human_size;
 use std::borrow::Cow;
 use std::io::{ErrorKind, IsTerminal, Write};
@@ -49,6 +50,12 @@ impl Write for Log {
     }
 }
 
+/// A volume as it was written, but without passwords in URLs.
+pub(crate) fn without_passwords(written: &str) -> String {
+    let spec = written.contains('@').then(|| written.parse::<Spec>().ok()).flatten();
+    spec.map_or_else(|| written.to_owned(), |spec| spec.to_string())
+}
+
 /// `text` with control characters escaped: a server's words must not move the cursor.
 pub(crate) fn printable(text: &str) -> Cow<'_, str> {
     if !text.contains(char::is_control) {
@@ -83,6 +90,19 @@ mod tests {
     fn control_characters_do_not_reach_the_terminal() {
         assert_eq!(printable("plain \u{e9}"), "plain \u{e9}");
         assert_eq!(printable("\u{1b}[2Jx\n"), "\\u{1b}[2Jx\\n");
+    }
+
+    #[test]
+    fn a_password_is_left_out_wherever_its_url_stands() {
+        let url = "iscsi://user%secret@host/iqn.a/0";
+        for (written, shown) in [
+            (url, "iscsi://user@host/iqn.a/0"),
+            (&format!("delay:1ms:{url}"), "delay:1ms:iscsi://user@host/iqn.a/0"),
+            ("mem:1024m", "mem:1024m"),
+            ("--report", "--report"),
+        ] {
+            assert_eq!(without_passwords(written), shown);
+        }
     }
 
     #[test]

@@ -124,6 +124,10 @@ impl Run<'_> {
             self.in_flight.push((volume, io));
         }
         assert!(self.in_flight.len() <= self.session.depth() as usize);
+        while let Some((volume, tag)) = self.session.poll_cancel() {
+            let is_it = |(on, io): &(VolumeId, Io)| *on == volume && io.tag == tag;
+            assert!(self.in_flight.iter().any(is_it), "{tag:?} is not in flight and to be cancelled");
+        }
         self.in_flight.len() > before
     }
 

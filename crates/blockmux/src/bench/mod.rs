@@ -12,7 +12,7 @@ mod measure;
 mod plan;
 
 use crate::failure::{self, Failure};
-use crate::output::{printable, shell_word};
+use crate::output::{printable, shell_word, without_passwords};
 use crate::poll::Poll;
 use crate::show;
 use blockmux_lab::result::{Comparison, Machine, Run};
@@ -139,7 +139,7 @@ fn verdict(comparison: &Comparison) -> Result<ExitCode, Failure> {
 
 fn command_line() -> String {
     let mut words = vec!["blockmux".to_owned()];
-    words.extend(std::env::args().skip(1).map(|word| shell_word(&word).into_owned()));
+    words.extend(std::env::args().skip(1).map(|word| shell_word(&without_passwords(&word)).into_owned()));
     printable(&words.join(" ")).into_owned()
 }
 

@@ -6,6 +6,7 @@ use super::lane::{How, Lane};
 use crate::failure::Failure;
 use crate::machine::memory_bytes;
 use crate::open::{self, Use};
+use crate::output::without_passwords;
 use crate::protocol::{self, PROTOCOLS, Protocol};
 use blockmux_engine::cores::{Cores, CoresConfig};
 use blockmux_engine::reactor::PollPolicy;
@@ -35,7 +36,10 @@ pub(super) struct Plan {
 
 /// A volume as the command line names it.
 struct Subject {
+    /// As it was written.
     name: String,
+    /// The same without passwords.
+    shown: String,
     volume: Arc<dyn Volume>,
     /// The protocol of a URL, and its sockets.
     remote: Option<(&'static Protocol, Transport)>,
@@ -97,14 +101,15 @@ impl Plan {
         self.ceiling_bytes = self.ceiling_bytes.max(size.min(MOST_CEILING_BYTES));
         let remote = if opened.is_remote { protocol::of_url(name) } else { None };
         let holds_data = !opened.is_fresh && keeps_content(&spec);
-        Ok(Subject { name: name.to_owned(), volume: opened.volume, remote, holds_data })
+        let (name, shown) = (name.to_owned(), without_passwords(name));
+        Ok(Subject { name, shown, volume: opened.volume, remote, holds_data })
     }
 
     /// Leaves a job out for volumes that it would overwrite without having been asked for.
     fn spare(&mut self, job: &Job, subjects: &[&Subject]) {
         self.skipped.extend(subjects.iter().map(|subject| {
             let ask = "give --rw write or --rw randwrite to allow that";
-            (job.name.clone(), format!("{} would be overwritten ({ask})", subject.name))
+            (job.name.clone(), format!("{} would be overwritten ({ask})", subject.shown))
         }));
     }
 
@@ -112,7 +117,8 @@ impl Plan {
     fn add_job(&mut self, job: &Job, subjects: &[&Subject], policies: &[PollPolicy], args: &Args) {
         let mut protocols: Vec<(&'static Protocol, Transport)> = Vec::new();
         for subject in subjects {
-            let mut add = |how| self.lanes.push(Lane { how, job: job.clone(), target: subject.name.clone() });
+            let mut add =
+                |how| self.lanes.push(Lane { how, job: job.clone(), target: subject.shown.clone() });
             match subject.remote {
                 Some((protocol, transport)) => {
                     let how = |poll| How::Remote(protocol, transport, subject.volume.clone(), poll);

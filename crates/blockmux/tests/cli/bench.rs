@@ -64,14 +64,15 @@ fn into_a_pipe_goes_plain_text_of_80_columns_and_no_progress() {
         assert!(line.chars().count() <= 80 || line.starts_with(&bench.path("")), "{line}");
     }
     assert!(!out.contains(['\u{1b}', '\r']));
-    for part in
-        ["1 MiB sequential write, depth 8", "\nlocal ", "\nnbd ", "\nceiling sleeps ", "\nceiling spins "]
-    {
+    let ceilings = ["nbd", "iscsi"]
+        .map(|name| [format!("\n{name} ceiling sleeps "), format!("\n{name} ceiling spins ")]);
+    let rows = ["1 MiB sequential write, depth 8", "\nlocal ", "\nnbd ", "\niscsi "];
+    for part in rows.iter().copied().chain(ceilings.iter().flatten().map(String::as_str)) {
         assert!(out.contains(part), "no {part:?} in {out}");
     }
     assert!(bench.read("bench.html").contains("<title>Blockmux"));
-    // Eight jobs of two subjects and two ceilings.
-    assert_eq!(jobs(&bench.json()).len(), 32);
+    // Eight jobs of three subjects and four ceilings.
+    assert_eq!(jobs(&bench.json()).len(), 56);
 }
 
 #[test]
@@ -80,7 +81,7 @@ fn every_pattern_runs_and_its_figures_agree_with_each_other() {
     let patterns = "--rw read,write,randread,randwrite --rw readwrite --rw randrw,trim,randtrim";
     printed(&bench.run(&format!("mem:16m --no_ceiling --iodepth 1,8 --numjobs 1,2 {patterns}"), &[]));
     let report = bench.json();
-    assert_eq!(jobs(&report).len(), 8 * 2 * 2 * 2);
+    assert_eq!(jobs(&report).len(), 8 * 2 * 2 * 3);
     let mut seen = 0;
     for job in jobs(&report) {
         let option = |name: &str| job["job options"][name].as_str().unwrap();
@@ -114,16 +115,19 @@ fn processor_time_of_both_sides_is_told_with_user_and_system_apart() {
     let words = "mem:16m --no_ceiling --rw randread --iodepth 32 --runs 1 --runtime 0.5";
     printed(&bench.command(words, &[]).output().unwrap());
     let report = bench.json();
-    let [local, nbd] = jobs(&report).as_slice() else { panic!("two rows") };
+    let [local, remote @ ..] = jobs(&report).as_slice() else { panic!("no rows") };
     let of_run = |job: &Value, name: &str| number(&job["blockmux"]["runs"][0][name]);
     assert_eq!(local["blockmux"]["runs"][0]["target_cpu_ns"], Value::Null);
-    for side in ["target", "initiator"] {
-        let (cpu, system) = (format!("{side}_cpu_ns"), format!("{side}_system_ns"));
-        assert!(of_run(nbd, &system) <= of_run(nbd, &cpu), "{side}");
+    assert_eq!(remote.len(), 2, "NBD and iSCSI");
+    for job in remote {
+        for side in ["target", "initiator"] {
+            let (cpu, system) = (format!("{side}_cpu_ns"), format!("{side}_system_ns"));
+            assert!(of_run(job, &system) <= of_run(job, &cpu), "{side}");
+        }
+        let percent = number(&job["usr_cpu"]) + number(&job["sys_cpu"]);
+        let expected = of_run(job, "initiator_cpu_ns") / of_run(job, "runtime_ns") * 100.0;
+        assert!((percent - expected).abs() < 0.01, "{percent} for {expected}");
     }
-    let percent = number(&nbd["usr_cpu"]) + number(&nbd["sys_cpu"]);
-    let expected = of_run(nbd, "initiator_cpu_ns") / of_run(nbd, "runtime_ns") * 100.0;
-    assert!((percent - expected).abs() < 0.01, "{percent} for {expected}");
 }
 
 #[test]
@@ -308,16 +312,16 @@ fn an_interrupted_bench_ends_cleanly_with_what_it_has() {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
         let mut said = String::new();
-        while said.matches("run 1/1 of ").count() < 2 {
+        while said.matches("run 1/1 of ").count() < 3 {
             assert_ne!(stderr.read_line(&mut said).unwrap(), 0, "{said}");
         }
         kill_process(Pid::from_child(&child), signal).unwrap();
         stderr.read_to_string(&mut said).unwrap();
-        assert!(said.ends_with("\nblockmux: interrupted; 2 of 4 runs were done\n"), "{said}");
+        assert!(said.ends_with("\nblockmux: interrupted; 3 of 6 runs were done\n"), "{said}");
         let output = child.wait_with_output().unwrap();
         assert_eq!(output.status.code(), Some(status));
         let out = text(&output.stdout);
         assert!(out.contains("sequential read") && !out.contains("sequential write"), "{out}");
-        assert_eq!(jobs(&bench.json()).len(), 2);
+        assert_eq!(jobs(&bench.json()).len(), 3);
     }
 }

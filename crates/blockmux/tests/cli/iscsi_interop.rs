@@ -27,7 +27,8 @@ fn libiscsis_tools_see_what_is_served() {
     let (_daemon, url) = serve(&["a=mem:64m", "B2=null:1g"]);
     assert!(url.ends_with("/iqn.2026-11.blockmux:a/0"), "{url}");
     let list = succeed(Command::new("iscsi-ls").args(["--show-luns", &portal(&url)]));
-    let targets: Vec<_> = list.lines().filter_map(|line| line.strip_prefix("Target:")).collect();
+    let mut targets: Vec<_> = list.lines().filter_map(|line| line.strip_prefix("Target:")).collect();
+    targets.sort_unstable();
     let address = portal(&url).replace("iscsi://", "");
     let named = |name: &str| format!("iqn.2026-11.blockmux:{name} Portal:{address},1");
     assert_eq!(targets, [named("a"), named("b2")]);

@@ -29,6 +29,9 @@ pub(crate) struct TargetEntry {
     portals: Vec<ListenAddress>,
     /// Volumes by LUN.
     luns: BTreeMap<String, String>,
+    /// Their medium can be ejected and loaded (RMB of INQUIRY data).
+    #[serde(default)]
+    removable: bool,
     #[serde(rename = "HeaderDigest")]
     header_digest: Option<Digest>,
     #[serde(rename = "DataDigest")]
@@ -91,6 +94,7 @@ pub(crate) struct ConfiguredTarget {
     portals: Vec<SocketAddr>,
     /// Names of volumes by LUN.
     pub(super) luns: BTreeMap<u16, String>,
+    pub(super) removable: bool,
     pub(super) offer: Parameters,
     /// Not empty; those that name an initiator come first.
     pub(super) acl: Vec<Acl>,
@@ -143,7 +147,8 @@ impl ConfiguredTarget {
             acl.push(Acl { initiator: None, chap: None, luns: None });
         }
         acl.sort_by_key(|acl| acl.initiator.is_none());
-        Ok(ConfiguredTarget { name, alias: entry.target_alias, portals, luns, offer, acl })
+        let TargetEntry { target_alias: alias, removable, .. } = entry;
+        Ok(ConfiguredTarget { name, alias, portals, luns, removable, offer, acl })
     }
 
     /// Whether that listener leads to it.

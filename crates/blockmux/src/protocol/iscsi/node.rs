@@ -23,8 +23,10 @@ pub(super) fn serve(service: &Service<'_>) -> Vec<Serve> {
     let units: Vec<(&str, Unit)> = exports
         .iter()
         .map(|(id, export)| {
+            let mut targets = settings.iscsi.iter().filter(|target| target.removable);
             let identity = Identity {
                 read_only: export.read_only,
+                removable: targets.any(|target| target.luns.values().any(|volume| *volume == export.name)),
                 ..Identity::of(&format!("{PREFIX}{}\n{machine}", export.name))
             };
             (export.name.as_str(), (id, LogicalUnit::new(identity, export.volume.clone())))
