@@ -1,6 +1,6 @@
 //! Signals that end the program: the first gracefully, the second at once.
 
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::flag;
 use signal_hook::iterator::Signals;
 use std::sync::Arc;
@@ -29,4 +29,9 @@ pub(crate) fn watch<E: Send + 'static>(events: &Sender<E>, event: fn(i32) -> E) 
         }
     });
     Ok(())
+}
+
+/// A write beyond the limit of a file's size fails like any other that finds no room; it does not end the process.
+pub(crate) fn outlive_file_limit() -> io::Result<()> {
+    flag::register(SIGXFSZ, Arc::default()).map(|_| ())
 }
