@@ -1,6 +1,6 @@
 //! Signals that end the program: the first gracefully, the second at once.
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::flag;
 use signal_hook::iterator::Signals;
 use std::sync::Arc;
@@ -41,4 +41,9 @@ fn is_ignored(signal: i32) -> bool {
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
     // The lowest bit is signal 1.
     mask >> (signal - 1) & 1 == 1
+}
+
+/// A write beyond the limit of a file's size fails like any other that finds no room; it does not end the process.
+pub(crate) fn outlive_file_limit() -> io::Result<()> {
+    flag::register(SIGXFSZ, Arc::default()).map(|_| ())
 }

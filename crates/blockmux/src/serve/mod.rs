@@ -4,6 +4,7 @@
 //! connections are accepted and `ready` is printed. A signal, or the end of `--run`'s command, stops it: I/O in flight
 //! completes, and every volume is flushed.
 
+mod alive;
 mod announce;
 mod command;
 mod config;
@@ -77,6 +78,8 @@ enum Event {
     Signal,
     /// The command of `--run` has ended.
     CommandEnded(io::Result<ExitStatus>),
+    /// A core ended before it was asked to.
+    CoreEnded,
 }
 
 fn at_least_one(text: &str) -> Result<NonZeroUsize, &'static str> {
@@ -98,6 +101,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode, Failure> {
     let announcement = Announcement::new(&exports, &addresses, &setup.settings);
     allow_files();
     let cores = start(&setup, listeners, &exports)?;
+    alive::watch(&cores, &sender);
     let status = match command {
         Some(command) => {
             let running = Running::start(&command, &announcement, &sender)?;
@@ -182,6 +186,14 @@ fn wait(events: &Receiver<Event>, running: Option<&Running>) -> Result<ExitCode,
             (Ok(Event::Signal), None) | (Err(_), _) => return Ok(ExitCode::SUCCESS),
             (Ok(Event::Signal), Some(running)) => running.terminate(),
             (Ok(Event::CommandEnded(status)), _) => return command::exit_code(status),
+            (Ok(Event::CoreEnded), running) => {
+                if let Some(running) = running {
+                    running.terminate();
+                }
+                return Err(Failure::run(
+                    "a core has ended, and its connections with it; start again with -v",
+                ));
+            }
         }
     }
 }

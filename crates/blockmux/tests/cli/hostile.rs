@@ -2,12 +2,12 @@
 
 use crate::daemon::Daemon;
 use crate::program::{BLOCKMUX, blockmux, text};
-use crate::raw_client::{RawClient, WRITE};
-use rustix::process::{Resource, Rlimit, Signal, getrlimit, prlimit};
-use std::io::{Read, Write};
+use crate::raw_client::{FUA, RawClient, WRITE};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
-use std::process::Output;
+use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::time::Duration;
@@ -53,6 +53,52 @@ fn a_lack_of_file_descriptors_is_said_once_while_it_lasts() {
     daemon.stderr.read_to_string(&mut rest).unwrap();
     // It may come back while the crowd leaves, but is not said at each of the attempts, twenty a second.
     assert!(rest.matches("cannot accept").count() <= 3, "{rest}");
+}
+
+#[test]
+fn a_log_that_nobody_reads_or_has_closed_keeps_nobody_from_being_served() {
+    for is_closed in [false, true] {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
+        let (log, stderr) = std::io::pipe().unwrap();
+        let mut command = Command::new(BLOCKMUX);
+        command.args(["serve", "mem:1m", "--cores", "1", "--nbd"]).arg(format!("unix:{}", path.display()));
+        let mut child = command.stdout(Stdio::piped()).stderr(stderr).spawn().unwrap();
+        // The other end is the child's alone.
+        drop(command);
+        BufReader::new(child.stdout.take().unwrap()).lines().find(|line| line.as_ref().unwrap() == "ready");
+        let log = (!is_closed).then_some(log);
+        let mut other = RawClient::connect(&path);
+        // What is said of so many does not fit into the pipe.
+        for _ in 0..2000 {
+            let mut socket = UnixStream::connect(&path).unwrap();
+            socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+            let _ = socket.write_all(b"GET / HTTP/1.1\r\n\r\n");
+            let _ = socket.read_to_end(&mut Vec::new());
+            assert_eq!(other.write(0, 0, &[1; 512]), 0);
+        }
+        kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+        assert!(child.wait().unwrap().success());
+        if let Some(mut log) = log {
+            let mut said = String::new();
+            log.read_to_string(&mut said).unwrap();
+            assert!(said.contains("client flag that was not offered"), "{said}");
+        }
+    }
+}
+
+#[test]
+fn a_write_beyond_the_limit_of_a_files_size_is_refused_and_the_daemon_goes_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("disk");
+    std::fs::File::create(&path).unwrap().set_len(4 << 20).unwrap();
+    let daemon = Daemon::serve(&[&format!("file:{}", path.display())]);
+    let limit = Rlimit { current: Some(1 << 20), ..getrlimit(Resource::Fsize) };
+    prlimit(Some(daemon.pid()), Resource::Fsize, limit).unwrap();
+    let mut client = RawClient::connect(&daemon.socket());
+    assert_eq!(client.write(FUA, 2 << 20, &[1; 4096]), ENOSPC);
+    assert_eq!(client.write(FUA, 0, &[1; 4096]), 0);
+    assert_eq!(client.read(2 << 20, 512), [0; 512]);
 }
 
 #[test]
@@ -279,3 +325,6 @@ fn reply_of_sevens(head: &[u8; 28]) -> Vec<u8> {
 /// How a client says good-bye: as an option, and as a request, of which the cookie is its own.
 const OPT_ABORT: &[u8] = b"IHAVEOPT\0\0\0\x02\0\0\0\0";
 const CMD_DISC: &[u8] = b"\x25\x60\x95\x13\0\0\0\x02";
+
+/// `NBD_ENOSPC`.
+const ENOSPC: u32 = 28;

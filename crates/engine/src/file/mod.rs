@@ -21,6 +21,7 @@
 //!
 //! **Errors.** Reading beyond the end of a file that was cut while it was served is a medium error, not zeroes.
 
+mod bounce;
 mod channel;
 mod errno;
 mod extents;

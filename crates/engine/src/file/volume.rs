@@ -1,6 +1,7 @@
 //! The volume itself: what all cores share of an open file.
 
-use super::channel::{FileChannel, zero_pages};
+use super::bounce::zero_pages;
+use super::channel::FileChannel;
 use super::open::{self, BlockOptions, FileOptions, OpenError};
 use super::probe::{Direct, Zeroing};
 use crate::reactor::EngineCore;

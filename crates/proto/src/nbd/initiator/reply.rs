@@ -315,6 +315,12 @@ impl Transmission {
                 return fault("reported an error at an offset outside the request", TYPES);
             }
         }
+        if let Some(request) = self.requests.get_mut(head.cookie) {
+            request.error_chunks = request.error_chunks.saturating_add(1);
+            if request.error_chunks > MAX_ERROR_CHUNKS {
+                return fault("reported tens of thousands of errors of one request", TYPES);
+            }
+        }
         self.fail_with_errno(head.cookie, fixed.error.get());
         self.end_chunk(head.cookie, last, outbox)?;
         Ok(Progress::Took(size))
@@ -449,6 +455,8 @@ const OFFSET_SIZE: usize = size_of::<u64>();
 const CONTEXT_SIZE: usize = size_of::<u32>();
 /// Far more than the longest message takes.
 const MAX_ERROR_CHUNK: u64 = 64 << 10;
+/// Of one reply: one for each 512 bytes of the largest request. Without a bound a reply might never end.
+const MAX_ERROR_CHUNKS: u32 = 1 << 16;
 const MAX_DESCRIPTORS: u64 = 1 << 20;
 
 pub(super) const TRANSMISSION: &str = "proto.md, \"Transmission\"";

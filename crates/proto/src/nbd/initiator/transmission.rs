@@ -83,6 +83,8 @@ pub(super) struct Request {
     pub(super) coverage: Coverage,
     /// The first error that its reply reported.
     pub(super) error: Option<IoError>,
+    /// How many error chunks its reply had.
+    pub(super) error_chunks: u32,
 }
 
 impl Transmission {
@@ -294,8 +296,16 @@ impl Transmission {
             job.issued = if cmd == Cmd::NBD_CMD_BLOCK_STATUS { job.io.len } else { at.saturating_add(len) };
             let offset = job.io.offset.saturating_add(at);
             let coverage = Coverage::default();
-            let cookie =
-                self.requests.insert(Request { job: key, cmd, flags, offset, len, coverage, error: None });
+            let cookie = self.requests.insert(Request {
+                job: key,
+                cmd,
+                flags,
+                offset,
+                len,
+                coverage,
+                error: None,
+                error_chunks: 0,
+            });
             self.terms.push(outbox, cmd, flags, cookie, offset, len);
             if zeroes {
                 let zeroes = self
@@ -326,6 +336,7 @@ impl Transmission {
             len: 0,
             coverage: Coverage::default(),
             error: None,
+            error_chunks: 0,
         });
         self.terms.push(outbox, cmd, 0, cookie, 0, 0);
     }

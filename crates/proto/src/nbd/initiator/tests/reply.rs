@@ -290,6 +290,20 @@ fn a_server_that_breaks_a_read_is_told_what_it_did() {
 }
 
 #[test]
+fn a_reply_of_errors_without_end_is_a_fault() {
+    for headers in CHUNKED {
+        let mut client = Client::ready(headers, SIZE, 1, usize::MAX);
+        client.read(0, 0, 512);
+        let request = sent(&mut client);
+        let errors = chunk(headers, request, false, ERROR, &failure(5, "")).repeat(1 << 16);
+        client.feed(&errors).unwrap();
+        let one_more = chunk(headers, request, false, ERROR, &failure(5, ""));
+        let error = client.feed(&one_more).unwrap_err();
+        assert_eq!(error.what, "reported tens of thousands of errors of one request");
+    }
+}
+
+#[test]
 fn a_server_that_breaks_block_status_is_told_what_it_did() {
     for headers in CHUNKED {
         let reply = |(kind, payload): (ReplyType, Vec<u8>)| {
