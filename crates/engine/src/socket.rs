@@ -231,6 +231,7 @@ const UNIX_BUFFER: usize = 1 << 20;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use blockmux_volume::{Chunk, Memory};
 
     #[test]
     fn a_stale_unix_socket_is_replaced_and_a_live_one_is_not() {
@@ -240,6 +241,20 @@ mod tests {
         drop(std::os::unix::net::UnixListener::bind(dir.path().join("socket")).unwrap());
         let _live = Listener::bind(&address).unwrap();
         assert_eq!(Listener::bind(&address).err().unwrap().kind(), io::ErrorKind::AddrInUse);
+    }
+
+    #[test]
+    fn a_connection_that_was_hung_up_has_ended_for_both_sides() {
+        let listener = Listener::bind(&Address::Tcp("127.0.0.1:0".parse().unwrap())).unwrap();
+        let Address::Tcp(address) = *listener.address() else { panic!("it listens on TCP") };
+        let mut peer = std::net::TcpStream::connect(address).unwrap();
+        let stream = listener.accept().unwrap();
+        assert_eq!(stream.local_ip(), Some(address.ip()));
+        let hang_up = stream.hang_up();
+        std::thread::spawn(hang_up).join().unwrap();
+        assert_eq!(io::Read::read(&mut peer, &mut [0]).unwrap(), 0);
+        let mut chunk = Chunk::new(Memory::from_heap(4096));
+        assert_eq!(sys::recv_chunk(stream.as_raw_fd(), &mut chunk).unwrap(), 0);
     }
 
     #[test]

@@ -13,7 +13,6 @@ use blockmux_proto::exports::{Export, Exports};
 use blockmux_volume::{Spec, VolumeInfo};
 use std::collections::HashSet;
 use std::num::NonZeroUsize;
-use std::path::Path;
 use std::str::FromStr;
 use std::thread;
 
@@ -77,9 +76,7 @@ impl Setup {
         for volume in &volumes {
             protocols(&listeners).try_for_each(|protocol| check_description(protocol, volume))?;
         }
-        let directory = args.config.as_deref().and_then(Path::parent).unwrap_or(Path::new(""));
-        let prepared =
-            config.iscsi_target.into_iter().map(|entry| ConfiguredTarget::prepare(entry, directory));
+        let prepared = config.iscsi_target.into_iter().map(ConfiguredTarget::prepare);
         let settings = Settings { iscsi: prepared.collect::<Result<_, _>>()? };
         let names: Vec<&str> = volumes.iter().map(|volume| volume.name.as_str()).collect();
         protocols(&listeners)

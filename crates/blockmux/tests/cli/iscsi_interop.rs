@@ -160,20 +160,25 @@ fn guarded(directory: &Path) -> std::path::PathBuf {
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
     }
     let config = directory.join("blockmux.toml");
-    let text = "
+    let secret = |name: &str| directory.join(format!("{name}.secret")).display().to_string();
+    let text = format!(
+        "
         [[iscsi_target]]
         TargetName = 'iqn.2026-11.com.example:guarded'
-        luns = { 0 = 'a', 5 = 'b' }
+        luns = {{ 0 = 'a', 5 = 'b' }}
         [[iscsi_target.acl]]
         InitiatorName = 'iqn.1993-08.org.debian:01:one'
         CHAP_N = 'user'
-        secret_file = 'initiator.secret'
+        secret_file = '{}'
         target_CHAP_N = 'target'
-        target_secret_file = 'target.secret'
+        target_secret_file = '{}'
         [[iscsi_target.acl]]
         InitiatorName = 'iqn.1993-08.org.debian:01:three'
         luns = [5]
-    ";
+        ",
+        secret("initiator"),
+        secret("target")
+    );
     std::fs::write(&config, text).unwrap();
     config
 }

@@ -14,7 +14,7 @@ use blockmux_proto::iscsi::node::{Chap, offer};
 use serde::Deserialize;
 use std::collections::{BTreeMap, HashSet};
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// One `[[iscsi_target]]`, as it was written.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -110,8 +110,8 @@ pub(super) struct Acl {
 }
 
 impl ConfiguredTarget {
-    /// Reads what an entry says, and the files that it names. A relative path is from the config file's directory on.
-    pub(crate) fn prepare(entry: TargetEntry, directory: &Path) -> Result<ConfiguredTarget, Failure> {
+    /// Reads what an entry says, and the files that it names.
+    pub(crate) fn prepare(entry: TargetEntry) -> Result<ConfiguredTarget, Failure> {
         let written = entry.target_name.clone();
         let wrong = |what: String| Failure::request(format!("iscsi_target `{written}`: {what}"));
         let name =
@@ -136,7 +136,7 @@ impl ConfiguredTarget {
         });
         let portals = portals.collect::<Result<_, _>>()?;
         let offer = entry.offer().map_err(wrong)?;
-        let acl = entry.acl.iter().map(|acl| acl.prepare(&luns, directory, &wrong));
+        let acl = entry.acl.iter().map(|acl| acl.prepare(&luns, &wrong));
         let mut acl = acl.collect::<Result<Vec<_>, _>>()?;
         let mut named = HashSet::new();
         if let Some(twice) = acl.iter().find(|acl| !named.insert(acl.initiator.clone())) {
@@ -209,7 +209,6 @@ impl AclEntry {
     fn prepare(
         &self,
         luns: &BTreeMap<u16, String>,
-        directory: &Path,
         wrong: &impl Fn(String) -> Failure,
     ) -> Result<Acl, Failure> {
         let initiator = self.initiator_name.as_deref().map(Name::new).transpose();
@@ -220,7 +219,7 @@ impl AclEntry {
         let both = |name: &Option<String>, file: &Option<PathBuf>, keys: [&str; 2]| match (name, file) {
             (None, None) => Ok(None),
             (Some(name), Some(file)) => {
-                let secret = secret::read(&directory.join(file))?;
+                let secret = secret::read(file)?;
                 let credentials = Credentials::new(name, secret);
                 credentials.map(Some).ok_or_else(|| wrong(format!("{} has to have 1 to 255 bytes", keys[0])))
             }
@@ -287,3 +286,72 @@ pub(super) fn is_open(settings: &Settings) -> bool {
 const MAX_LUN: u16 = 0x3fff;
 /// Of one target.
 const MAX_LUNS: usize = 256;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn prepare(text: &str) -> Result<ConfiguredTarget, String> {
+        let entry: TargetEntry = toml::from_str(text).map_err(|error| error.message().to_owned())?;
+        ConfiguredTarget::prepare(entry).map_err(|failure| failure.to_string())
+    }
+
+    #[test]
+    fn a_target_has_what_its_table_says() {
+        let target = prepare(
+            "TargetName = 'iqn.2026-11.T:a'\nluns = { 0 = 'x', 16383 = 'y' }\nportals = ['192.0.2.1']\n\
+             DataDigest = 'CRC32C'\nInitialR2T = true\nMaxBurstLength = 65536\nFirstBurstLength = 512",
+        );
+        let target = target.unwrap();
+        assert_eq!(target.name.as_str(), "iqn.2026-11.t:a");
+        assert_eq!(target.luns.keys().copied().collect::<Vec<_>>(), [0, 16_383]);
+        assert!(target.is_at(&"192.0.2.1:3260".parse().unwrap()));
+        assert!(!target.is_at(&"192.0.2.2:3260".parse().unwrap()));
+        assert!(target.offer.is_on(Key::InitialR2T) && target.offer.is_on(Key::DataDigest));
+        assert_eq!((target.acl.len(), target.asks_everybody()), (1, false));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_its_target() {
+        let with = |rest: &str| prepare(&format!("TargetName = 'iqn.a'\nluns = {{ 0 = 'x' }}\n{rest}"));
+        let wrong = "iscsi_target `iqn.a`: ";
+        for (rest, expected) in [
+            ("MaxBurstLength = 511", "MaxBurstLength is a number from 512 to 16777215"),
+            ("MaxBurstLength = 512", "FirstBurstLength is above MaxBurstLength; lower it"),
+            ("portals = ['unix:/s']", "a portal is no Unix socket; write host:port"),
+            ("[[acl]]\nluns = [1]", "an acl entry has LUN 1, which `luns` does not map"),
+            ("[[acl]]\nCHAP_N = 'u'", "CHAP_N and secret_file go together; write both"),
+            ("[[acl]]\n[[acl]]", "two acl entries are for every initiator; make one of them"),
+        ] {
+            assert_eq!(with(rest).unwrap_err(), format!("{wrong}{expected}"));
+        }
+        let error = prepare("TargetName = 'disk'\nluns = { 0 = 'x' }").unwrap_err();
+        assert!(error.ends_with("; write it as iqn.2026-11.blockmux:NAME"), "{error}");
+        for luns in ["{}", "{ 16384 = 'x' }", "{ a = 'x' }"] {
+            assert!(prepare(&format!("TargetName = 'iqn.a'\nluns = {luns}")).is_err(), "{luns}");
+        }
+        assert!(with("HeaderDigest = 'crc'").unwrap_err().starts_with("unknown variant `crc`"));
+    }
+
+    #[test]
+    fn names_and_volumes_must_fit_before_anything_is_opened() {
+        let settings =
+            |text: &[&str]| Settings { iscsi: text.iter().map(|text| prepare(text).unwrap()).collect() };
+        let none = Settings::default();
+        assert_eq!(check(&none, &["disk0", "b.c-1"]), Ok(()));
+        assert!(check(&none, &["a_b"]).unwrap_err().starts_with("`a_b` cannot be in an iSCSI name"));
+        assert!(
+            check(&none, &["a", "A"]).unwrap_err().starts_with("`A` and another volume differ only in case")
+        );
+        let target = "TargetName = 'iqn.a'\nluns = { 0 = 'x' }";
+        assert_eq!(check(&settings(&[target]), &["x", "a_b"]), Ok(()));
+        assert_eq!(
+            check(&settings(&[target]), &["y"]).unwrap_err(),
+            "iscsi_target `iqn.a`: there is no volume `x`; add it, or correct `luns`"
+        );
+        assert_eq!(
+            check(&settings(&[target, target]), &["x"]).unwrap_err(),
+            "two iscsi_targets are called `iqn.a`; rename one"
+        );
+    }
+}
