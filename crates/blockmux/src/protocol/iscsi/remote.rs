@@ -193,7 +193,7 @@ impl IscsiRemote {
             let Ok(name) = Name::new(&target.name) else { continue };
             let url = Url { target: Some(name.clone()), lun: 0, ..self.place_of(address, target) };
             // Where one does not answer, the others will not, and each would be waited for as long.
-            if is_silent || url.host != self.url.host {
+            if is_silent || (&url.host, url.port) != (&self.url.host, self.url.port) {
                 exports.push(found(&url, None));
                 continue;
             }

@@ -4,9 +4,9 @@
 //!   Login ──FullFeaturePhase──▶ Full: bring-up ──▶ I/O ──on_stop, all complete──▶ logout ──▶ Over
 //!     └──────── refused ─────────────┴───────────────────────────────────────────────────────▶ Over
 //! ```
-//! [`InitiatorSession`] is driven as [`crate::session`] says: `login` agrees on everything, [`scsi::initiator`] learns
-//! what the unit is like and cuts I/O into commands, and what is here numbers them, moves their data and reads what
-//! comes back (`full`, `send`, `receive`, `reply`). [`DiscoverySession`] asks what targets there are.
+//! [`InitiatorSession`] is driven as [`crate::session`] says: `login` agrees on everything, [`crate::scsi::initiator`]
+//! learns what the unit is like and cuts I/O into commands, and what is here numbers them, moves their data and reads
+//! what comes back (`full`, `send`, `receive`, `reply`). [`DiscoverySession`] asks what targets there are.
 //!
 //! What bounds a session: 30 seconds for login and bring-up; 1024 I/O, four commands each; as many commands as the
 //! target's window has; one ping, and the session is given up when it stays silent for 10 seconds more. A session has
