@@ -42,6 +42,11 @@ impl Failure {
     }
 }
 
+/// The exit status of what a signal has ended, as a shell says it.
+pub(crate) fn status_of_signal(signal: i32) -> ExitCode {
+    ExitCode::from(128 + u8::try_from(signal).unwrap_or(0))
+}
+
 /// What is wrong with the command line, in one line.
 pub(crate) fn from_command_line(error: &clap::Error) -> Failure {
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
@@ -76,7 +81,14 @@ fn wrong_value(error: &clap::Error) -> Option<String> {
     let value = text(ContextKind::InvalidValue).filter(|value| !value.is_empty())?;
     let why = match (error.source(), error.get(ContextKind::ValidValue)) {
         (Some(source), _) if source.is::<ParseIntError>() => "is not a whole number".to_owned(),
-        (Some(source), _) => source.to_string(),
+        (Some(source), _) => {
+            let why = source.to_string();
+            // clap writes a range as Rust does.
+            match why.split_once(" is not in ").and_then(|(_, range)| range.split_once("..=")) {
+                Some((least, most)) => format!("write a number from {least} to {most}"),
+                None => why,
+            }
+        }
         (None, Some(ContextValue::Strings(known))) => format!("is none of {}", known.join(", ")),
         (None, _) => return None,
     };

@@ -10,9 +10,12 @@ mod copy;
 mod discover;
 mod failure;
 mod info;
+mod log;
+mod machine;
 mod open;
 mod output;
 mod patience;
+mod poll;
 mod protocol;
 mod reach;
 mod report;
@@ -23,7 +26,8 @@ mod signals;
 use clap::error::ErrorKind;
 use clap::{ArgAction, Parser, Subcommand};
 use failure::Failure;
-use std::io::IsTerminal;
+use log::Log;
+use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 use tracing::level_filters::LevelFilter;
 
@@ -58,7 +62,7 @@ impl Command {
     fn run(self) -> Result<ExitCode, Failure> {
         match self {
             Command::Serve(args) => serve::run(args),
-            Command::Copy(args) => copy::run(&args).map(|()| ExitCode::SUCCESS),
+            Command::Copy(args) => copy::run(&args),
             Command::Info(args) => info::run(&args).map(|()| ExitCode::SUCCESS),
             Command::Discover(args) => discover::run(&args).map(|()| ExitCode::SUCCESS),
             Command::Bench(args) => bench::run(&args),
@@ -72,8 +76,16 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return on_no_command(&error),
     };
-    start_log(cli.verbose);
-    cli.command.run().unwrap_or_else(|failure| failure.report())
+    let log = match start_log(cli.verbose) {
+        Ok(log) => log,
+        Err(error) => return Failure::run(format!("cannot start a thread: {error}")).report(),
+    };
+    if let Err(error) = signals::outlive_file_limit() {
+        return Failure::run(format!("cannot watch for signals: {error}")).report();
+    }
+    let result = cli.command.run();
+    log.finish();
+    result.unwrap_or_else(|failure| failure.report())
 }
 
 /// Help, the version, or what is wrong with the command line.
@@ -86,21 +98,24 @@ fn on_no_command(error: &clap::Error) -> ExitCode {
     failure::from_command_line(error).report()
 }
 
-fn start_log(verbose: u8) {
+fn start_log(verbose: u8) -> io::Result<Log> {
     let level = match verbose {
         0 => LevelFilter::WARN,
         1 => LevelFilter::INFO,
         2 => LevelFilter::DEBUG,
         _ => LevelFilter::TRACE,
     };
+    let log = Log::start()?;
+    let writer = log.clone();
     tracing_subscriber::fmt()
         .compact()
         .without_time()
         .with_target(false)
         .with_max_level(level)
-        .with_ansi(std::io::stderr().is_terminal() && output::may_colour())
-        .with_writer(output::Log::new)
+        .with_ansi(io::stderr().is_terminal() && output::may_colour())
+        .with_writer(move || writer.clone())
         .init();
+    Ok(log)
 }
 
 /// Where `--verbose` stands in every list of options.

@@ -1,6 +1,7 @@
 //! From a spec to a volume that can be used.
 
 use crate::failure::Failure;
+use crate::machine::memory_bytes;
 use crate::patience::patiently;
 use crate::reach;
 use blockmux_engine::file::{BlockOptions, FileOptions, FileVolume, OpenError};
@@ -74,8 +75,7 @@ pub(crate) fn open(spec: &Spec, how: Use) -> Result<Opened, Failure> {
 
 fn open_mem(spec: &Spec, size: u64) -> Result<Arc<dyn Volume>, Failure> {
     // Untouched blocks cost nothing but their states, so a volume may be larger than memory, within reason.
-    let memory = rustix::system::sysinfo();
-    let most = (memory.totalram as u64).saturating_mul(memory.mem_unit.into()).saturating_mul(MEMORY_TIMES);
+    let most = memory_bytes().saturating_mul(MEMORY_TIMES);
     let refuse = || {
         let most = human_size(most);
         Failure::request(format!("{spec}: more RAM than this machine can promise; take at most {most}"))

@@ -3,7 +3,7 @@
 use crate::failure::Failure;
 use blockmux_volume::units::human_size;
 use std::borrow::Cow;
-use std::io::{ErrorKind, IsTerminal, Write};
+use std::io::{ErrorKind, Write};
 
 /// Writes `text` and a newline, at once. A reader that has gone is no failure: it has what it wanted.
 pub(crate) fn print(text: impl std::fmt::Display) -> Result<(), Failure> {
@@ -19,34 +19,6 @@ pub(crate) fn print(text: impl std::fmt::Display) -> Result<(), Failure> {
 /// Whether escape sequences for colours are welcome on a terminal.
 pub(crate) fn may_colour() -> bool {
     std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
-}
-
-/// Standard error for whole lines of log: on a terminal they take the place of a progress bar that stands there, which
-/// is drawn again below them.
-pub(crate) struct Log {
-    is_terminal: bool,
-}
-
-impl Log {
-    /// For one line.
-    pub(crate) fn new() -> Log {
-        Log { is_terminal: std::io::stderr().is_terminal() }
-    }
-}
-
-impl Write for Log {
-    fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
-        let mut stderr = std::io::stderr().lock();
-        if self.is_terminal {
-            stderr.write_all(b"\r\x1b[K")?;
-        }
-        stderr.write_all(line)?;
-        Ok(line.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        std::io::stderr().flush()
-    }
 }
 
 /// `text` with control characters escaped: a server's words must not move the cursor.

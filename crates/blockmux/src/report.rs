@@ -28,7 +28,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     for path in &args.files {
         let name = path.display();
         let text = std::fs::read_to_string(path)
-            .map_err(|error| Failure::request(format!("{name}: cannot read it: {error}")))?;
+            .map_err(|error| Failure::request(format!("{name}: cannot read it: {error}; {TAKEN}")))?;
         let comparison = fio_json::from_json(&text)
             .map_err(|error| Failure::request(format!("{name}: {error}; {TAKEN}")))?;
         comparisons.push((label(path), comparison));
@@ -37,9 +37,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         return Err(Failure::request("no file given; name a bench.json"));
     };
     if let Some(dir) = &args.report {
-        std::fs::create_dir_all(dir).map_err(|error| {
-            Failure::request(format!("--report {}: {error}; name another directory", dir.display()))
-        })?;
+        show::make_directory(dir)?;
     }
     show::show(&merged, args.report.as_deref(), args.json)
 }

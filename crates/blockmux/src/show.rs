@@ -8,6 +8,17 @@ use blockmux_lab::{fio_json, page, table};
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
+/// Makes the report's directory. Whether it can be made is found out before minutes of measuring and not after.
+///
+/// # Errors
+/// If it cannot be made.
+pub(crate) fn make_directory(report: &Path) -> Result<(), Failure> {
+    std::fs::create_dir_all(report).map_err(|error| {
+        let dir = report.display();
+        Failure::request(format!("--report {dir}: cannot make this directory: {error}; name another one"))
+    })
+}
+
 /// Writes the report into that directory, if there shall be one, and prints the JSON, or the table and where the
 /// report is.
 ///

@@ -1,6 +1,6 @@
 //! Signals that end the program: the first gracefully, the second at once.
 
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::flag;
 use signal_hook::iterator::Signals;
 use std::sync::Arc;
@@ -8,18 +8,21 @@ use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::Sender;
 use std::{io, thread};
 
-/// Turns SIGTERM and SIGINT into events; one more of them ends the process at once, with status 1.
+/// Turns SIGTERM, SIGINT and SIGHUP into events; one more of them ends the process at once, with status 1.
+///
+/// A SIGHUP that whoever started the process has it ignore, as nohup does, stays ignored.
 ///
 /// # Errors
 /// If the system refuses to tell of them.
 pub(crate) fn watch<E: Send + 'static>(events: &Sender<E>, event: fn(i32) -> E) -> io::Result<()> {
     let was_asked = Arc::new(AtomicBool::new(false));
-    for signal in [SIGTERM, SIGINT] {
+    let watched = if is_ignored(SIGHUP) { &[SIGTERM, SIGINT][..] } else { &[SIGTERM, SIGINT, SIGHUP] };
+    for &signal in watched {
         // In this order: the first signal finds the flag unset, and sets it.
         flag::register_conditional_shutdown(signal, 1, was_asked.clone())?;
         flag::register(signal, was_asked.clone())?;
     }
-    let mut signals = Signals::new([SIGTERM, SIGINT])?;
+    let mut signals = Signals::new(watched)?;
     let events = events.clone();
     thread::spawn(move || {
         for signal in signals.forever() {
@@ -29,4 +32,18 @@ pub(crate) fn watch<E: Send + 'static>(events: &Sender<E>, event: fn(i32) -> E) 
         }
     });
     Ok(())
+}
+
+/// Whether the process ignores a signal; not, if the system does not say.
+fn is_ignored(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    // The lowest bit is signal 1.
+    mask >> (signal - 1) & 1 == 1
+}
+
+/// A write beyond the limit of a file's size fails like any other that finds no room; it does not end the process.
+pub(crate) fn outlive_file_limit() -> io::Result<()> {
+    flag::register(SIGXFSZ, Arc::default()).map(|_| ())
 }

@@ -106,6 +106,7 @@ fn connect(address: &Address, timeout: Duration) -> io::Result<Box<dyn ReadWrite
             let socket = TcpStream::connect_timeout(address, timeout)?;
             socket.set_read_timeout(Some(timeout))?;
             socket.set_write_timeout(Some(timeout))?;
+            socket.set_nodelay(true)?;
             Ok(Box::new(socket))
         }
         Address::Unix(path) => {

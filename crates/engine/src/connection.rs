@@ -115,6 +115,9 @@ impl<H: Host> Connection<H> {
                 Some(full) => inflow = if full { Inflow::More } else { Inflow::Drained },
                 None if self.has_ended => {
                     session.on_end()?;
+                    if self.chunk.as_ref().is_some_and(|chunk| !chunk.unread().is_empty()) {
+                        return Err(CUT.into());
+                    }
                     return Ok(Inflow::Finished);
                 }
                 None => return Ok(Inflow::Empty),
@@ -318,6 +321,8 @@ enum Feed {
     Closed,
 }
 
+const CUT: ProtocolError =
+    ProtocolError { what: "left in the middle of a message", reference: "a message is sent whole" };
 /// A receive buffer: deep writes want 128 KiB or more, and a parser never needs half of it in one piece.
 const CHUNK: usize = 256 << 10;
 const _: () = assert!(CHUNK >= 2 * MAX_DEMAND);

@@ -106,8 +106,10 @@ impl Drop for Cores {
             thread.inbox.send(|core| core.end());
         }
         for thread in &mut self.threads {
-            if let Some(Err(_)) = thread.thread.take().map(JoinHandle::join) {
-                tracing::error!("a core has panicked");
+            match thread.thread.take().map(JoinHandle::join) {
+                Some(Err(_)) => tracing::error!("a core has panicked"),
+                Some(Ok(Err(error))) => tracing::error!("a core's ring broke: {error}"),
+                Some(Ok(Ok(()))) | None => {}
             }
         }
     }

@@ -38,7 +38,9 @@ impl ConnectionLimit {
         self.open.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn permit(&self) -> Option<Permit> {
+    /// A place for one more connection, until it is dropped; `None` if as many are open as may be.
+    #[must_use]
+    pub fn permit(&self) -> Option<Permit> {
         if self.open.fetch_add(1, Ordering::Relaxed) >= self.most {
             self.open.fetch_sub(1, Ordering::Relaxed);
             return None;

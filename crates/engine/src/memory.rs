@@ -1,4 +1,5 @@
-//! RAM volumes' memory from the system itself: huge pages where the host has them, and holes given back.
+//! Memory between us and the system: of RAM volumes, in huge pages where the host has them and with holes given back,
+//! and what the heap does not need.
 #![expect(unsafe_code, reason = "maps and unmaps memory")]
 
 use blockmux_volume::Pages;
@@ -36,6 +37,16 @@ pub fn map_pages(len: usize) -> io::Result<Arc<Pages>> {
     unsafe { libc::madvise(first.as_ptr().cast(), len, libc::MADV_HUGEPAGE) };
     // SAFETY: valid and zero until `mapping` is dropped.
     Ok(unsafe { Pages::from_raw(first, len, Box::new(mapping)) })
+}
+
+/// Has the heap give to the system what it holds unused, wherever that lies: after a burst of short buffers it would
+/// keep all of them for the few that are still in use between them.
+pub(crate) fn trim_heap() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: it changes nothing that is allocated.
+    unsafe {
+        libc::malloc_trim(0);
+    }
 }
 
 struct Mapping {

@@ -13,6 +13,7 @@ use blockmux_proto::nbd::target::TargetSession;
 use blockmux_volume::{Core, Pool, VolumeInfo};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tracing::warn;
 
 /// Serves `exports` to each connection that is accepted.
 #[must_use]
@@ -46,7 +47,13 @@ pub type ConnectError = blocking::ConnectError<Refused>;
 pub fn connect(endpoint: Endpoint) -> Result<RemoteVolume<NbdDialer>, ConnectError> {
     let session = ask(&endpoint.address, &endpoint.export, Mode::Info)?;
     let silent = || ConnectError::Silent { address: endpoint.address.clone() };
-    let info = session.volume_info().ok_or_else(silent)?;
+    let (export, info) = session.export().zip(session.volume_info()).ok_or_else(silent)?;
+    let rest = export.size.saturating_sub(info.size);
+    if rest > 0 {
+        // No request can reach them ("Size constraints").
+        let (address, block) = (&endpoint.address, info.logical_block);
+        warn!("{address}: its last {rest} bytes are no whole block of {block} bytes and are left out");
+    }
     let connections = if info.shared_flush { endpoint.connections } else { 1 };
     let patience = endpoint.patience;
     Ok(RemoteVolume::new(NbdDialer { endpoint, first: info.clone() }, info, connections, patience))

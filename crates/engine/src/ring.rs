@@ -16,7 +16,8 @@ use std::time::Duration;
 
 /// Is told what became of its entries, on the core's own thread.
 pub trait Completer {
-    /// The entry submitted with `token` is done: `result` as the system call would return it, errors negative.
+    /// The entry submitted with `token` is done: `result` as the system call would return it, errors negative. Tokens
+    /// that the completer did not choose are to be ignored: cancellations have one, too.
     fn complete(&self, token: u32, result: i32);
 }
 
@@ -26,7 +27,7 @@ pub struct Ring {
     owners: RefCell<Vec<Option<Owner>>>,
     /// Finished entries on the way from the queue to their owners; kept for its memory.
     reaped: Cell<Vec<(u64, i32)>>,
-    /// Entries whose completion is work that a spinning core waits for: file I/O, but not readiness of a socket.
+    /// Entries whose memory the kernel may use until they complete: file I/O, but not readiness of a socket.
     in_flight_io: Cell<u32>,
 }
 
@@ -130,10 +131,8 @@ impl Ring {
         }
     }
 
-    /// Whether file I/O is in flight, which a spinning core had better wait for awake.
-    #[inline]
-    #[must_use]
-    pub fn has_io_in_flight(&self) -> bool {
+    /// Whether the kernel may still use what completers hold.
+    fn has_io_in_flight(&self) -> bool {
         self.in_flight_io.get() > 0
     }
 
@@ -290,7 +289,7 @@ fn unpack(user_data: u64) -> (u32, bool, u32) {
 }
 
 /// Token of a cancellation itself, which no completer needs to know; each ignores tokens that it did not choose.
-pub const CANCEL_TOKEN: u32 = u32::MAX;
+const CANCEL_TOKEN: u32 = u32::MAX;
 
 /// Entries between two system calls; more are submitted in between.
 const SQ_ENTRIES: u32 = 256;

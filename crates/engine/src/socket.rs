@@ -7,8 +7,7 @@ use std::io;
 use std::net::{IpAddr, Shutdown, SocketAddr};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::UnixStream;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -71,7 +70,12 @@ impl Stream {
             Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {}
             Err(error) => return Err(error),
         }
-        prepare(&socket, matches!(address, Address::Tcp(_)))?;
+        let is_tcp = matches!(address, Address::Tcp(_));
+        prepare(&socket, is_tcp)?;
+        if is_tcp {
+            // Whoever serves may have all the time to read, but whoever uses a volume has to notice that it is gone.
+            socket.set_tcp_user_timeout(Some(ANSWER_TIMEOUT))?;
+        }
         Ok(Stream { socket: Arc::new(socket), peer: address.to_string() })
     }
 
@@ -137,18 +141,23 @@ impl AsRawFd for Stream {
 pub struct Listener {
     socket: Socket,
     address: Address,
+    /// The Unix socket's file.
+    file: Option<FileId>,
 }
 
+/// Device and inode.
+type FileId = (u64, u64);
+
 impl Listener {
-    /// Listens at `address`; with TCP port 0 the system chooses one, see [`Listener::address`].
+    /// Listens at `asked`; with TCP port 0 the system chooses one, see [`Listener::address`].
     ///
     /// A Unix socket file that nobody listens on any more is replaced.
     ///
     /// # Errors
     /// If the address is in use, forbidden or not this host's.
-    pub fn bind(address: &Address) -> io::Result<Listener> {
-        let socket = address.socket()?;
-        match address {
+    pub fn bind(asked: &Address) -> io::Result<Listener> {
+        let socket = asked.socket()?;
+        match asked {
             Address::Tcp(tcp) => {
                 socket.set_reuse_address(true)?;
                 if tcp.is_ipv6() {
@@ -156,19 +165,19 @@ impl Listener {
                 }
             }
             Address::Unix(path) => {
-                if is_stale_socket(path) {
+                if is_stale_socket(asked, path) {
                     std::fs::remove_file(path)?;
                 }
             }
         }
-        socket.bind(&address.to_sock_addr()?)?;
+        socket.bind(&asked.to_sock_addr()?)?;
         socket.listen(BACKLOG)?;
-        let address = match address {
-            Address::Tcp(_) => socket.local_addr()?.as_socket().map(Address::Tcp),
-            Address::Unix(_) => None,
-        }
-        .unwrap_or_else(|| address.clone());
-        Ok(Listener { socket, address })
+        let (address, file) = match asked {
+            Address::Tcp(_) => (socket.local_addr()?.as_socket().map(Address::Tcp), None),
+            Address::Unix(path) => (None, file_at(path)),
+        };
+        let address = address.unwrap_or_else(|| asked.clone());
+        Ok(Listener { socket, address, file })
     }
 
     /// Where it listens.
@@ -196,16 +205,25 @@ impl AsRawFd for Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         if let Address::Unix(path) = &self.address {
-            // Already gone is as good.
-            let _ = std::fs::remove_file(path);
+            // Already gone is as good; and another's that has taken its place is left alone.
+            if self.file.is_some() && file_at(path) == self.file {
+                let _ = std::fs::remove_file(path);
+            }
         }
     }
 }
 
 /// Whether a socket's file is left over from a process that has ended. Only a socket is ever replaced.
-fn is_stale_socket(path: &Path) -> bool {
+fn is_stale_socket(address: &Address, path: &Path) -> bool {
+    // Without waiting: who listens may not accept just now.
+    let connect = || address.socket()?.connect(&address.to_sock_addr()?);
     std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket())
-        && UnixStream::connect(path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+        && connect().is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+}
+
+/// Which file is there now.
+fn file_at(path: &Path) -> Option<FileId> {
+    std::fs::symlink_metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()))
 }
 
 fn prepare(socket: &Socket, is_tcp: bool) -> io::Result<()> {
@@ -226,6 +244,8 @@ fn prepare(socket: &Socket, is_tcp: bool) -> io::Result<()> {
 const BACKLOG: i32 = 1024;
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
+/// How long a target's host may not acknowledge what was sent; left to itself, the system waits for a quarter of an hour.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 const UNIX_BUFFER: usize = 1 << 20;
 
 #[cfg(test)]
@@ -255,6 +275,30 @@ mod tests {
         assert_eq!(io::Read::read(&mut peer, &mut [0]).unwrap(), 0);
         let mut chunk = Chunk::new(Memory::from_heap(4096));
         assert_eq!(sys::recv_chunk(stream.as_raw_fd(), &mut chunk).unwrap(), 0);
+    }
+
+    #[test]
+    fn a_listener_that_does_not_accept_is_live_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let address = Address::Unix(dir.path().join("socket"));
+        let live = Listener::bind(&address).unwrap();
+        live.socket.listen(0).unwrap();
+        let _waiting: Vec<_> = (0..2).map(|_| Stream::connect(&address)).collect();
+        assert_eq!(Listener::bind(&address).err().unwrap().kind(), io::ErrorKind::AddrInUse);
+    }
+
+    #[test]
+    fn a_socket_that_has_taken_the_place_of_ours_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let address = Address::Unix(path.clone());
+        let first = Listener::bind(&address).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let second = Listener::bind(&address).unwrap();
+        drop(first);
+        assert!(path.exists());
+        drop(second);
+        assert!(!path.exists());
     }
 
     #[test]

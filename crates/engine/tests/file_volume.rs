@@ -324,6 +324,36 @@ fn a_file_cut_while_it_is_served_has_medium_errors() {
 }
 
 #[test]
+fn a_last_block_that_the_file_has_not_whole_is_filled_up_with_zeroes() {
+    for (direct, aligned) in [(false, true), (true, true), (true, false)] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk");
+        std::fs::write(&path, pattern(10_000, 3)).unwrap();
+        let options = FileOptions { direct: Some(direct), ..FileOptions::default() };
+        let volume = match FileVolume::open(&path, options) {
+            Err(OpenError::NoDirect(_)) => {
+                return skip("direct I/O", "the temporary folder's file system has none");
+            }
+            opened => opened.unwrap(),
+        };
+        let size = volume.info().size;
+        assert_eq!(size, 10_000_u64.next_multiple_of(volume.info().logical_block.into()));
+        let mut bench = Bench::new(&volume);
+        let whole = [pattern(10_000, 3), vec![0; size as usize - 10_000]].concat();
+        let memory = Memory::from_heap(size as usize + 1);
+        memory.seg(0, size as usize + 1).copy_from(&vec![0xee; size as usize + 1]);
+        let data = SgList::one(memory.seg(usize::from(!aligned), size as usize));
+        assert!(bench.run(READ, 0, size, Some(data)).unwrap().into_data().to_vec() == whole);
+        assert_eq!(bench.extents(0, size).iter().map(|extent| extent.len).sum::<u64>(), size);
+        assert_eq!(path.metadata().unwrap().len(), 10_000, "reading changes no file");
+        let block = u64::from(volume.info().logical_block);
+        bench.write(size - block, &vec![7; block as usize]);
+        assert!(all_are(&bench.read(size - block, block), 7));
+        assert_eq!(path.metadata().unwrap().len(), size);
+    }
+}
+
+#[test]
 fn a_read_only_volume_reads_beside_a_writer_and_refuses_to_write() {
     let mut writer = Bench::on_new_file(false);
     writer.write(0, &[5; 4096]);

@@ -135,7 +135,14 @@ impl Labels {
         let prefix = if row.kind.is_ceiling() && self.ceilings_differ { row.protocol.as_str() } else { "" };
         let is_named = row.kind.is_ceiling() || row.subject == row.target;
         let target = if self.targets_differ && !is_named { row.target.as_str() } else { "" };
-        let words = [prefix, row.subject.as_str(), target, verb];
+        // A merged report's directory comes last: "ceiling sleeps (before)".
+        let (subject, from) = match row.subject.split_once(" (") {
+            Some((subject, _)) if row.kind.is_ceiling() => {
+                (subject, row.subject[subject.len()..].trim_start())
+            }
+            _ => (row.subject.as_str(), ""),
+        };
+        let words = [prefix, subject, target, verb, from];
         words.into_iter().filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ")
     }
 }
@@ -341,6 +348,8 @@ mod tests {
         let spins = row("ceiling", Kind::CeilingSpinning, "", "", "nbd");
         let all = [local.clone(), nbd.clone(), url.clone(), spins.clone()];
         assert_eq!(labels(&all), ["local", "nbd", "nbd://h/x", "ceiling spins"]);
+        let merged = Row { subject: "ceiling (before)".into(), ..spins.clone() };
+        assert_eq!(labels(&[merged]), ["ceiling spins (before)"]);
         let unix = Row { protocol: "nbd+unix".into(), ..spins.clone() };
         assert_eq!(labels(&[spins, unix]), ["nbd ceiling spins", "nbd+unix ceiling spins"]);
         let other = Row { target: "null:1g".into(), ..local.clone() };

@@ -162,6 +162,13 @@ pub struct Range {
 }
 
 impl Job {
+    /// A name that says what it does: `randread-4k-qd32`, with several workers `randread-4k-qd32-x4`.
+    #[must_use]
+    pub fn name_by_shape(&self) -> String {
+        let workers = if self.numjobs > 1 { format!("-x{}", self.numjobs) } else { String::new() };
+        format!("{}-{}-qd{}{workers}", self.rw.name(), short(self.bs.into()), self.iodepth)
+    }
+
     /// Whether the job can run on a volume of `volume_size` bytes in blocks of `volume_block` bytes.
     ///
     /// # Errors
@@ -327,6 +334,13 @@ mod tests {
 
     fn fault(options: &[(&str, &str)]) -> String {
         job(options).validate(MIB, 512).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_shape_names_a_job() {
+        let shape = [("rw", "randread"), ("iodepth", "32"), ("bs", "1m")];
+        assert_eq!(job(&shape).name_by_shape(), "randread-1m-qd32");
+        assert_eq!(job(&[("numjobs", "4"), ("bs", "512")]).name_by_shape(), "read-512-qd1-x4");
     }
 
     #[test]

@@ -133,6 +133,12 @@ pub struct Spread {
 }
 
 impl Run {
+    /// Whether nothing came back in the measured time, not even an error.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.ios() == 0 && self.errors == 0
+    }
+
     /// I/O per second, all directions.
     #[must_use]
     pub fn iops(&self) -> f64 {

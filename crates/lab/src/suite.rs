@@ -14,24 +14,24 @@ use std::fmt;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Suite {
     /// What `--suite` calls it.
-    pub name: &'static str,
+    name: &'static str,
     /// The study's title.
-    pub title: String,
+    title: String,
     /// Who published it.
-    pub publisher: String,
+    publisher: String,
     /// When, as `YYYY-MM-DD`, if that is known.
-    pub date: Option<String>,
+    date: Option<String>,
     /// What was measured on what.
-    pub study: String,
+    study: String,
     /// How the jobs here differ from it.
-    pub adapted: String,
+    adapted: String,
     /// What came out, in words.
-    pub finding: String,
+    finding: String,
     /// What to bear in mind about the figures.
-    pub note: String,
+    note: String,
     jobs: Vec<Job>,
     /// The study's own, then those that are run beside them.
-    protocols: Vec<(String, bool)>,
+    protocols: Vec<String>,
     published: Vec<Figures>,
 }
 
@@ -70,33 +70,14 @@ pub struct PublishedFigure {
     pub job: Job,
 }
 
-/// One job under one protocol: a row to measure, with what was published for it.
+/// One job under one protocol: a row to measure.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SuiteRow {
     /// "iscsi", "iser", "srp", "nbd", "aoe", "nvme-tcp", or "local" for a volume without a protocol. The caller knows
     /// which of them it can run.
     pub protocol: String,
-    /// Whether the study measured this protocol; else it is run for comparison.
-    pub studied: bool,
     /// What to do.
     pub job: Job,
-    /// Figures of the study: none for a protocol that it did not measure, several if it had several links or units.
-    pub published: Vec<Published>,
-}
-
-/// One published figure.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Published {
-    /// The figure.
-    pub value: f64,
-    /// Of what.
-    pub unit: Unit,
-    /// Link, disks, depth: what tells it from the other figures of its row.
-    pub label: String,
-    /// The study gives it only roughly.
-    pub approximate: bool,
-    /// Title, publisher and date.
-    pub source: String,
 }
 
 /// What a published figure counts.
@@ -153,25 +134,13 @@ impl fmt::Display for Unit {
 
 /// There is no such suite.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown suite `{name}`; known are {}", Suite::names().join(" "))]
+#[error("unknown suite `{name}`; known are {}", DATA.map(|(name, _)| name).join(" "))]
 pub struct UnknownSuite {
     /// The name as given.
     pub name: String,
 }
 
 impl Suite {
-    /// What suites there are, in the order of their studies.
-    #[must_use]
-    pub fn names() -> Vec<&'static str> {
-        DATA.iter().map(|(name, _)| *name).collect()
-    }
-
-    /// All suites.
-    #[must_use]
-    pub fn all() -> Vec<Suite> {
-        DATA.iter().map(|(name, text)| Suite::load(name, text)).collect()
-    }
-
     /// The suite called `name`.
     ///
     /// # Errors
@@ -183,23 +152,13 @@ impl Suite {
             .ok_or_else(|| UnknownSuite { name: name.to_owned() })
     }
 
-    /// Title, publisher and date in one line.
-    #[must_use]
-    pub fn source(&self) -> String {
-        let date = self.date.as_ref().map_or_else(String::new, |date| format!(", {date}"));
-        format!("\"{}\", {}{date}", self.title, self.publisher)
-    }
-
     /// Every job under every protocol, job by job, each for `runtime_ms` after `ramp_time_ms`.
     #[must_use]
     pub fn rows(&self, runtime_ms: u64, ramp_time_ms: u64) -> Vec<SuiteRow> {
-        let pairs =
-            self.jobs.iter().flat_map(|job| self.protocols.iter().map(move |protocol| (job, protocol)));
-        let row = |(job, (protocol, studied)): (&Job, &(String, bool))| SuiteRow {
+        let pairs = self.jobs.iter().flat_map(|job| self.protocols.iter().map(move |own| (job, own)));
+        let row = |(job, protocol): (&Job, &String)| SuiteRow {
             protocol: protocol.clone(),
-            studied: *studied,
             job: Job { runtime_ms, ramp_time_ms, ..job.clone() },
-            published: self.published_for(protocol, &job.name),
         };
         pairs.map(row).collect()
     }
@@ -207,16 +166,8 @@ impl Suite {
     /// What reports show of it.
     #[must_use]
     pub fn to_study(&self) -> Study {
-        let figures = self.rows(1, 0).into_iter().flat_map(|row| {
-            row.published.into_iter().map(move |published| PublishedFigure {
-                protocol: row.protocol.clone(),
-                label: published.label,
-                value: published.value,
-                unit: published.unit,
-                approximate: published.approximate,
-                job: row.job.clone(),
-            })
-        });
+        let rows = self.rows(1, 0);
+        let figures = rows.iter().flat_map(|row| self.published_for(&row.protocol, &row.job));
         Study {
             source: self.source(),
             setting: self.study.clone(),
@@ -227,16 +178,22 @@ impl Suite {
         }
     }
 
-    fn published_for(&self, protocol: &str, job: &str) -> Vec<Published> {
-        let figures =
-            self.published.iter().filter(|figures| figures.protocol == protocol && figures.job == job);
-        let published = figures.flat_map(|figures| {
-            figures.by_unit().map(|(unit, value)| Published {
+    /// Title, publisher and date in one line.
+    fn source(&self) -> String {
+        let date = self.date.as_ref().map_or_else(String::new, |date| format!(", {date}"));
+        format!("\"{}\", {}{date}", self.title, self.publisher)
+    }
+
+    fn published_for(&self, protocol: &str, job: &Job) -> Vec<PublishedFigure> {
+        let of_row = |figures: &&Figures| figures.protocol == protocol && figures.job == job.name;
+        let published = self.published.iter().filter(of_row).flat_map(|figures| {
+            figures.by_unit().map(|(unit, value)| PublishedFigure {
+                protocol: protocol.to_owned(),
+                label: figures.label.clone(),
                 value,
                 unit,
-                label: figures.label.clone(),
                 approximate: figures.approximate,
-                source: self.source(),
+                job: job.clone(),
             })
         });
         published.collect()
@@ -246,8 +203,6 @@ impl Suite {
     /// If the data is not what it should be, which a test excludes.
     fn load(name: &'static str, text: &str) -> Suite {
         let file: File = toml::from_str(text).unwrap_or_else(|error| panic!("{name}: {error}"));
-        let studied = file.protocols.into_iter().map(|protocol| (protocol, true));
-        let beside = file.also.into_iter().map(|protocol| (protocol, false));
         Suite {
             name,
             title: file.title,
@@ -258,7 +213,7 @@ impl Suite {
             finding: file.finding,
             note: file.note,
             jobs: file.job.into_iter().map(Entry::into_job).collect(),
-            protocols: studied.chain(beside).collect(),
+            protocols: [file.protocols, file.also].concat(),
             published: file.published,
         }
     }
@@ -279,9 +234,8 @@ pub fn default_jobs(runtime_ms: u64, ramp_time_ms: u64) -> Vec<Job> {
         (Rw::Write, 1024, 8),
     ];
     let job = |(rw, kib, iodepth): (Rw, u32, u32)| {
-        let bs = if kib < 1024 { format!("{kib}k") } else { format!("{}m", kib / 1024) };
-        let name = format!("{}-{bs}-qd{iodepth}", rw.name());
-        Job { name, rw, bs: kib << 10, iodepth, runtime_ms, ramp_time_ms, ..Job::default() }
+        let job = Job { rw, bs: kib << 10, iodepth, runtime_ms, ramp_time_ms, ..Job::default() };
+        Job { name: job.name_by_shape(), ..job }
     };
     cells.map(job).to_vec()
 }
@@ -349,7 +303,8 @@ impl Figures {
     }
 }
 
-const DATA: &[(&str, &str)] = &[
+/// Every suite by its name, in the order of their studies.
+const DATA: [(&str, &str); 4] = [
     ("aatrokoski-2007", include_str!("../data/aatrokoski-2007.toml")),
     ("chelsio-iwarp", include_str!("../data/chelsio-iwarp.toml")),
     ("zeta-2016", include_str!("../data/zeta-2016.toml")),
@@ -364,10 +319,17 @@ mod tests {
         Suite::by_name(name).unwrap()
     }
 
+    fn all() -> Vec<Suite> {
+        DATA.map(|(name, _)| suite(name)).into()
+    }
+
+    fn published_for(suite: &Suite, protocol: &str, job: &str) -> Vec<PublishedFigure> {
+        suite.published_for(protocol, suite.jobs.iter().find(|known| known.name == job).unwrap())
+    }
+
     /// The one figure of that cell.
     fn figure(suite: &Suite, protocol: &str, job: &str, label: &str, unit: Unit) -> f64 {
-        let found: Vec<f64> = suite
-            .published_for(protocol, job)
+        let found: Vec<f64> = published_for(suite, protocol, job)
             .into_iter()
             .filter(|published| published.label == label && published.unit == unit)
             .map(|published| published.value)
@@ -382,9 +344,7 @@ mod tests {
 
     #[test]
     fn every_suite_runs_on_a_small_volume() {
-        assert_eq!(Suite::all().len(), 4);
-        for suite in Suite::all() {
-            assert_eq!(suite, Suite::by_name(suite.name).unwrap());
+        for suite in all() {
             let rows = suite.rows(250, 50);
             assert_eq!(rows.len(), suite.jobs.len() * suite.protocols.len());
             for row in &rows {
@@ -399,26 +359,18 @@ mod tests {
     }
 
     #[test]
-    fn every_figure_has_a_row_a_source_and_a_value() {
-        for suite in Suite::all() {
-            let rows = suite.rows(1, 0);
-            let shown: usize = rows.iter().map(|row| row.published.len()).sum();
-            assert_eq!(shown, suite.published.iter().map(|figures| figures.by_unit().count()).sum::<usize>());
-            for row in &rows {
-                assert!(row.studied || row.published.is_empty(), "{}: {}", suite.name, row.protocol);
-                for published in &row.published {
-                    assert!(published.value > 0.0 && published.source.contains(&suite.title));
-                }
-            }
+    fn every_cell_has_a_value_and_every_value_is_above_nothing() {
+        for suite in all() {
             assert!(suite.published.iter().all(|figures| figures.by_unit().next().is_some()));
+            assert!(suite.to_study().figures.iter().all(|figure| figure.value > 0.0));
         }
     }
 
     #[test]
     fn names_of_protocols_and_jobs_are_known_and_single() {
-        for suite in Suite::all() {
+        for suite in all() {
             let mut jobs: Vec<&str> = suite.jobs.iter().map(|job| job.name.as_str()).collect();
-            let mut protocols: Vec<&str> = suite.protocols.iter().map(|(name, _)| name.as_str()).collect();
+            let mut protocols: Vec<&str> = suite.protocols.iter().map(String::as_str).collect();
             let known = ["iscsi", "iser", "srp", "nbd", "aoe", "nvme-tcp", "local"];
             assert!(protocols.iter().all(|protocol| known.contains(protocol)), "{protocols:?}");
             for names in [&mut jobs, &mut protocols] {
@@ -432,7 +384,7 @@ mod tests {
 
     #[test]
     fn a_study_holds_every_figure_of_its_suite_beside_a_job_of_it() {
-        for suite in Suite::all() {
+        for suite in all() {
             let (study, rows) = (suite.to_study(), suite.rows(1000, 0));
             let count = suite.published.iter().map(|figures| figures.by_unit().count()).sum::<usize>();
             assert_eq!(study.figures.len(), count);
@@ -469,7 +421,7 @@ mod tests {
     fn sources_say_title_publisher_and_date_where_known() {
         assert_eq!(suite("taocloud-2022").source(), "\"FASS iSCSI vs NVMe/TCP\", TaoCloud, 2022-07-29");
         assert_eq!(suite("chelsio-iwarp").date, None);
-        for suite in Suite::all() {
+        for suite in all() {
             for text in [&suite.study, &suite.adapted, &suite.finding, &suite.note] {
                 assert!(text.len() > 20 && !text.contains('\n'), "{}: {text}", suite.name);
             }
@@ -534,8 +486,8 @@ mod tests {
         let suite = suite("taocloud-2022");
         for (protocol, depth) in [("iscsi", "qd32"), ("nvme-tcp", "qd256x2")] {
             for rw in ["randread", "randwrite"] {
-                let alone = suite.published_for(protocol, &format!("{rw}-4k-qd1"))[0].value;
-                let best = suite.published_for(protocol, &format!("{rw}-4k-{depth}"));
+                let alone = published_for(&suite, protocol, &format!("{rw}-4k-qd1"))[0].value;
+                let best = published_for(&suite, protocol, &format!("{rw}-4k-{depth}"));
                 assert_eq!(best.len(), 1);
                 assert!(best[0].unit == Unit::Iops && best[0].value > 1e6 / alone, "{protocol} {rw}");
             }

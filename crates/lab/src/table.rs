@@ -153,9 +153,13 @@ impl Table<'_> {
     fn line(&self, row: &Row) -> String {
         let label = shortened(&plain(&self.labels.label(row)), self.subject_width);
         let mut line = format!("{label:<0$}", self.subject_width);
+        let mut end = self.subject_width;
         for column in &self.columns {
             let text = column.cell.text(self.comparison, row).unwrap_or_else(|| "-".into());
-            let _ = write!(line, "{text:>0$}", column.width);
+            end += column.width;
+            // A number too long for its column takes room from the next one's, and never touches a neighbour.
+            let room = end.saturating_sub(line.chars().count() + 1);
+            let _ = write!(line, " {text:>room$}");
         }
         line
     }
@@ -249,6 +253,10 @@ pub(crate) fn troubles(row: &Row) -> Vec<String> {
     }
     if verify_errors > 0 {
         troubles.push(format!("{verify_errors} blocks did not hold what was written"));
+    }
+    let idle = row.runs.iter().filter(|run| run.is_idle()).count();
+    if idle > 0 {
+        troubles.push(format!("no I/O completed in {idle} of {} runs", row.runs.len()));
     }
     troubles
 }

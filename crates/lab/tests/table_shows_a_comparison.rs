@@ -116,6 +116,20 @@ fn no_line_is_wider_than_asked_for() {
 }
 
 #[test]
+fn a_number_too_long_for_its_column_does_not_touch_its_neighbour() {
+    let mut comparison = fixture::plain_comparison();
+    // A ceiling of a few I/O, on a machine that had other things to do.
+    for run in &mut comparison.rows[1].runs {
+        let ios = run.ios();
+        run.target_cpu_ns = Some(ios * 36_360_000);
+        run.initiator_cpu_ns = Some(ios * 36_900);
+    }
+    let text = render(&comparison, None, Width(80), Colour::Off);
+    let line = text.lines().find(|line| line.starts_with("nbd ")).unwrap();
+    assert!(line.ends_with(" 36360 36.9 111k 91%"), "{line}");
+}
+
+#[test]
 fn colour_adds_only_escape_sequences() {
     let mut comparison = fixture::plain_comparison();
     comparison.rows[1].runs[0].errors = 2;

@@ -31,6 +31,8 @@ pub(crate) struct Inner {
     out_bytes: Cell<usize>,
     /// Given back and kept for the next taker.
     kept_bytes: Cell<usize>,
+    /// Given back to the heap since the heap was last trimmed.
+    shed_bytes: Cell<usize>,
     limit_bytes: usize,
 }
 
@@ -42,6 +44,7 @@ impl Pool {
             free: std::array::from_fn(|_| RefCell::new(Vec::new())),
             out_bytes: Cell::new(0),
             kept_bytes: Cell::new(0),
+            shed_bytes: Cell::new(0),
             limit_bytes,
         }))
     }
@@ -112,6 +115,18 @@ impl Pool {
         self.0.out_bytes.get()
     }
 
+    /// Whether so much has gone back to the heap since [`Pool::note_trimmed`] that it should give some to the system.
+    #[inline]
+    #[must_use]
+    pub fn has_shed_much(&self) -> bool {
+        self.0.shed_bytes.get() >= MUCH_BYTES
+    }
+
+    /// The heap has given to the system what it does not need.
+    pub fn note_trimmed(&self) {
+        self.0.shed_bytes.set(0);
+    }
+
     /// The most bytes that can be out.
     #[must_use]
     pub fn limit_bytes(&self) -> usize {
@@ -130,6 +145,7 @@ impl Inner {
             self.kept_bytes.set(kept);
             self.free[class].borrow_mut().push(memory);
         } else {
+            self.shed_bytes.set(self.shed_bytes.get().saturating_add(size));
             memory.leave_pool();
         }
     }
@@ -153,6 +169,8 @@ const SMALLEST: usize = 4096;
 const CLASSES: usize = (MAX_TRANSFER.trailing_zeros() - SMALLEST.trailing_zeros() + 1) as usize;
 /// Enough for 128 buffers of 256 KiB; what a burst took beyond goes back to the heap.
 const KEEP_BYTES: usize = 32 << 20;
+/// What a heap may keep without being asked for it.
+const MUCH_BYTES: usize = 8 << 20;
 
 #[cfg(test)]
 mod tests {
@@ -213,7 +231,10 @@ mod tests {
         drop(all);
         assert_eq!(pool.0.free[CLASSES - 1].borrow().len(), 1);
         assert_eq!(pool.out_bytes(), 0);
+        assert!(pool.has_shed_much());
+        pool.note_trimmed();
         drop(pool.take(4096));
+        assert!(!pool.has_shed_much());
         assert_eq!(pool.0.free[0].borrow().len(), 0, "of all sizes together");
         drop((pool.take(MAX_TRANSFER as usize), pool.take(4096)));
         assert_eq!(pool.0.kept_bytes.get(), MAX_TRANSFER as usize);

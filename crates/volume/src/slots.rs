@@ -5,19 +5,28 @@ use crate::io::Tag;
 /// A table whose index is the tag below. It has room for the channel's depth from the start, so that a request
 /// allocates nothing.
 pub(crate) struct Slots<T> {
+    /// As many as were ever in use at a time, so that the memory of the others is not touched.
     slots: Vec<Option<T>>,
     free: Vec<u32>,
+    depth: u32,
 }
 
 impl<T> Slots<T> {
     pub(crate) fn new(depth: u32) -> Slots<T> {
-        Slots { slots: (0..depth).map(|_| None).collect(), free: (0..depth).rev().collect() }
+        Slots { slots: Vec::with_capacity(depth as usize), free: Vec::with_capacity(depth as usize), depth }
     }
 
     #[inline]
     pub(crate) fn insert(&mut self, value: T) -> Tag {
-        let index =
-            self.free.pop().expect("no more I/O in flight than the depth that the channel was opened with");
+        let index = self.free.pop().unwrap_or_else(|| {
+            let index = self.slots.len() as u32;
+            assert!(
+                index < self.depth,
+                "no more I/O in flight than the depth that the channel was opened with"
+            );
+            self.slots.push(None);
+            index
+        });
         self.slots[index as usize] = Some(value);
         Tag(index.into())
     }

@@ -115,7 +115,7 @@ impl Volume for StripeVolume {
             info: self.info.clone(),
             layout: self.layout,
             parents: Slots::new(depth),
-            parts: (0..depth as usize * members.len()).map(|_| Output::Nothing).collect(),
+            parts: Vec::with_capacity(depth as usize * members.len()),
             cut: (0..members.len()).map(|_| SgList::default()).collect(),
             done: Vec::with_capacity(depth as usize),
             below: Vec::with_capacity(depth as usize),
@@ -174,7 +174,7 @@ struct StripeChannel {
     members: Vec<Box<dyn Channel>>,
     /// What was submitted here; its place is the tag on every member.
     parents: Slots<Parent>,
-    /// What each member brought for each parent, until all have.
+    /// What each member brought for each parent, until all have; for as many parents as there ever were at a time.
     parts: Vec<Output>,
     /// Each member's share of the data that is being cut; empty in between.
     cut: Vec<SgList>,
@@ -244,15 +244,25 @@ impl StripeChannel {
         let left = self.members.len() as u32;
         let (op, data, error) = (Op::Flush, None, None);
         let parent = Parent { tag, op, offset: 0, len: 0, data, whole: false, left, error };
-        let tag = self.parents.insert(parent);
+        let tag = self.begin(parent);
         self.members.iter_mut().for_each(|member| member.submit(Io::new(tag, Op::Flush, 0, 0)));
+    }
+
+    #[inline]
+    fn begin(&mut self, parent: Parent) -> Tag {
+        let tag = self.parents.insert(parent);
+        let parts = (tag.0 as usize + 1) * self.members.len();
+        if self.parts.len() < parts {
+            self.parts.resize_with(parts, Output::default);
+        }
+        tag
     }
 
     #[inline]
     fn submit_whole(&mut self, io: Io) {
         let Io { tag, op, offset, len, data } = io;
         let parent = Parent { tag, op, offset, len, data: None, whole: true, left: 1, error: None };
-        let tag = self.parents.insert(parent);
+        let tag = self.begin(parent);
         let member = self.layout.member_of(offset);
         let offset = self.layout.on_member(member, offset);
         self.members[member].submit(Io { tag, op, offset, len, data });
@@ -273,7 +283,7 @@ impl StripeChannel {
         }
         let keep = data.filter(|_| op == Op::Read);
         let parent = Parent { tag, op, offset, len, data: keep, whole: false, left: 0, error: None };
-        let tag = self.parents.insert(parent);
+        let tag = self.begin(parent);
         for member in 0..self.members.len() {
             let (offset, len) = self.layout.part(member, offset, len);
             if len > 0 {

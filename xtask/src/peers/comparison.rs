@@ -1,36 +1,10 @@
-//! The comparison itself: every server in turn, again and again, so that a machine that slows down slows all of them.
+//! What a comparison has come to, for the table and the report.
 
-use super::bench::Bench;
-use super::client::{Client, Found, Turn};
-use super::figures::{Rows, Sample};
+use super::client::{SLEEPING, SPINNING};
+use super::figures::{Row, Rows};
 use super::goals::Goal;
-use super::load::Load;
 use super::matrix::Cell;
-use super::server::{Program, Running, Server};
-use anyhow::{Result, bail};
-use indicatif::ProgressBar;
-use std::process::Command;
 use std::time::Duration;
-
-/// One protocol: who serves it, who asks, and what the comparison is to come to.
-pub(crate) struct Protocol {
-    pub(crate) name: &'static str,
-    /// The URL of a server on a port of loopback.
-    pub(crate) url: fn(u16) -> String,
-    /// In the order in which they are shown; the first is our own as it is by default, and is always measured.
-    pub(crate) servers: &'static [Server],
-    pub(crate) clients: fn() -> Vec<Box<dyn Client>>,
-    pub(crate) goals: fn(&Rows) -> Vec<Goal>,
-}
-
-/// What is to be measured.
-pub(crate) struct Plan {
-    pub(crate) protocol: &'static Protocol,
-    pub(crate) servers: Vec<&'static Server>,
-    pub(crate) clients: Vec<Box<dyn Client>>,
-    pub(crate) cells: Vec<Cell>,
-    pub(crate) runs: u32,
-}
 
 /// What was measured.
 pub(crate) struct Comparison {
@@ -61,256 +35,94 @@ pub(crate) struct Taken {
     pub(crate) is_peer: bool,
 }
 
-impl Plan {
-    /// Measures everything `runs` times.
-    ///
-    /// # Errors
-    /// If there is nothing to measure, or a signal came. A server or client that fails is named in the result.
-    pub(crate) fn run(self, bench: &Bench) -> Result<Comparison> {
-        let mut skipped = Vec::new();
-        let clients = self.installed_clients(bench, &mut skipped);
-        bench.fill_file()?;
-        let running = self.start(bench, &mut skipped)?;
-        let clients: Vec<&dyn Client> = clients.iter().map(|&nth| self.clients[nth].as_ref()).collect();
-        let lanes = lanes(&self.cells, &clients, &running, &mut skipped);
-        if lanes.is_empty() {
-            bail!("nothing to measure: {}", skipped.join("; "));
-        }
-        let mut rows = self.measure(bench, &lanes, &mut skipped)?;
-        self.put_in_order(&mut rows, &clients);
-        Ok(Comparison {
-            protocol: self.protocol.name,
-            goals: (self.protocol.goals)(&rows),
-            clients: clients.iter().map(|client| taken_client(*client, bench)).collect(),
-            servers: running.iter().map(|running| taken_server(running, bench)).collect(),
-            rows,
-            skipped,
-            machine: super::machine::words(),
-            placement: bench.processors.words(),
-            runs: self.runs,
-            runtime: bench.runtime,
-            cells: self.cells,
-        })
-    }
-
-    /// Places of the clients that can run.
-    fn installed_clients(&self, bench: &Bench, skipped: &mut Vec<String>) -> Vec<usize> {
-        let mut installed = Vec::new();
-        for (nth, client) in self.clients.iter().enumerate() {
-            match client.program().find(&bench.blockmux) {
-                Ok(_) => installed.push(nth),
-                Err(error) => skipped.push(format!("client {}: {error:#}", client.name())),
-            }
-        }
-        installed
-    }
-
-    /// Starts every server that can be.
-    fn start(&self, bench: &Bench, skipped: &mut Vec<String>) -> Result<Vec<Running>> {
-        let mut running = Vec::new();
-        for server in &self.servers {
-            bench.bar.set_message(format!("starting {}", server.name));
-            match Running::start(server, self.protocol.url, bench) {
-                Ok(started) => running.push(started),
-                Err(error) => {
-                    bench.check_interrupt()?;
-                    skipped.push(format!("server {}: {error:#}", server.name));
-                }
-            }
-        }
-        Ok(running)
-    }
-
-    fn measure(&self, bench: &Bench, lanes: &[Vec<Lane>], skipped: &mut Vec<String>) -> Result<Rows> {
-        let per_run: u64 = lanes.iter().flatten().map(Lane::runs_a_turn).sum();
-        bench.bar.set_length(per_run * u64::from(self.runs));
-        bench.bar.reset_elapsed();
-        let (mut rows, mut failed) = (Rows::default(), Vec::new());
-        for round in 0..self.runs as usize {
-            for (nth, together) in lanes.iter().enumerate() {
-                for lane in rotated(together, round + nth) {
-                    if !failed.contains(lane) {
-                        bench.bar.set_message(format!("run {}/{}: {}", round + 1, self.runs, lane.words()));
-                        if let Err(error) = lane.take_turn(bench, &mut rows) {
-                            bench.check_interrupt()?;
-                            lane.server.pause();
-                            skipped.push(format!("{}: {error:#}", lane.words()));
-                            failed.push(*lane);
-                        }
-                    }
-                    bench.bar.inc(lane.runs_a_turn());
-                }
-            }
-        }
-        bench.bar.finish_and_clear();
-        Ok(rows)
-    }
-
-    /// Rows were made in the order of the turns, which rotates.
-    fn put_in_order(&self, rows: &mut Rows, clients: &[&dyn Client]) {
-        rows.0.sort_by_key(|row| {
-            let client = clients.iter().position(|client| client.name() == row.client);
-            let cell = self.cells.iter().position(|cell| *cell == row.cell);
-            // Ceilings are no servers, and come last, in the order of their names.
-            let server = self.servers.iter().position(|server| server.name == row.server);
-            (client, cell, server.unwrap_or(usize::MAX), row.server)
+impl Comparison {
+    /// How often and how long, and on which processors.
+    pub(crate) fn how_measured(&self) -> String {
+        let seconds = self.runtime.as_secs_f64();
+        let runs = if self.runs == 1 { "One run" } else { "Medians of" };
+        let count = if self.runs == 1 { String::new() } else { format!(" {} alternating runs", self.runs) };
+        let others = self.rows.others().map(|others| {
+            let (median, most) = (others.median * 100.0, others.max * 100.0);
+            format!(" Other programs took {median:.0}% of a processor, in the worst run {most:.0}%.")
         });
-    }
-}
-
-/// One server with one client in one cell.
-#[derive(Clone, Copy)]
-struct Lane<'a> {
-    client: &'a dyn Client,
-    server: &'a Running,
-    cell: Cell,
-    /// It measures the ceilings as well.
-    with_ceilings: bool,
-}
-
-impl PartialEq for Lane<'_> {
-    fn eq(&self, other: &Lane) -> bool {
-        let names = |lane: &Lane| (lane.client.name(), lane.server.server.name);
-        names(self) == names(other) && self.cell == other.cell
-    }
-}
-
-impl Lane<'_> {
-    fn words(&self) -> String {
-        format!("{}, client {}, {}", self.server.server.name, self.client.name(), self.cell.title())
+        format!("{runs}{count} of {seconds} s. {}{}", self.placement, others.unwrap_or_default())
     }
 
-    /// How long a turn takes in runs.
-    fn runs_a_turn(&self) -> u64 {
-        if self.with_ceilings { 3 } else { 1 }
+    /// Median IOPS of a row as a multiple of the best peer's.
+    pub(crate) fn of_best_peer(&self, row: &Row) -> Option<f64> {
+        let peers: Vec<&str> =
+            self.servers.iter().filter(|server| server.is_peer).map(|server| server.name).collect();
+        let is_server = self.servers.iter().any(|server| server.name == row.server);
+        let best = self.rows.best(row.client, &peers, row.cell).filter(|_| is_server)?;
+        Some(row.iops()?.median / best)
     }
 
-    /// Measures once more while other programs take much of the machine; what they leave is no measure of a server.
-    /// It never looks at what was measured to decide that.
-    fn take_turn(&self, bench: &Bench, rows: &mut Rows) -> Result<()> {
-        let Lane { client, server, cell, .. } = *self;
-        let mut attempt = 1;
-        loop {
-            let (sample, ceilings) = self.attempt(bench)?;
-            if sample.others > MOST_OTHERS && attempt < MOST_ATTEMPTS {
-                attempt += 1;
-                continue;
-            }
-            rows.add(client.name(), server.server.name, cell, sample);
-            for (name, sample) in ceilings {
-                rows.add(client.name(), name, cell, sample);
-            }
-            return Ok(());
-        }
-    }
-
-    fn attempt(&self, bench: &Bench) -> Result<(Sample, Vec<(&'static str, Sample)>)> {
-        let Lane { client, server, cell, with_ceilings } = *self;
-        let turn = Turn { bench, server, cell, with_ceilings };
-        let before = Load::now()?;
-        let (found, used) = server.turn(|| client.measure(&turn))?;
-        let others = before.others_since(used)?;
-        let Found { sample, ios, ceilings } = found;
-        if ios <= 0.0 {
-            bail!("no I/O was done");
-        }
-        let server_us = Some(used.as_secs_f64() * 1e6 / ios);
-        let ceilings = ceilings.into_iter().map(|(name, sample)| (name, Sample { others, ..sample }));
-        Ok((Sample { server_us, others, ..sample }, ceilings.collect()))
+    /// Median IOPS of a row as a share of the ceiling that polls as it does; of the faster one where it may do either.
+    pub(crate) fn of_ceiling(&self, row: &Row) -> Option<f64> {
+        let poll = self.servers.iter().find(|server| server.name == row.server)?.poll;
+        let ceilings: &[&str] = match poll {
+            "always" => &[SPINNING],
+            "never" => &[SLEEPING],
+            _ => &[SPINNING, SLEEPING],
+        };
+        Some(row.iops()?.median / self.rows.best(row.client, ceilings, row.cell)?)
     }
 }
-
-/// For each cell and client the lanes that alternate.
-fn lanes<'a>(
-    cells: &[Cell],
-    clients: &[&'a dyn Client],
-    running: &'a [Running],
-    skipped: &mut Vec<String>,
-) -> Vec<Vec<Lane<'a>>> {
-    let mut lanes = Vec::new();
-    for &cell in cells {
-        for &client in clients {
-            if let Some(why) = client.refuses(cell) {
-                let text = format!("client {}, cells of {} connections: {why}", client.name(), cell.numjobs);
-                if !skipped.contains(&text) {
-                    skipped.push(text);
-                }
-                continue;
-            }
-            let is_generator = client.program() == Program::Blockmux;
-            let asks = |running: &&Running| is_generator || !running.server.is_for_generator;
-            let together: Vec<Lane> = running
-                .iter()
-                .filter(asks)
-                .map(|server| {
-                    let Server { program, is_for_generator, .. } = *server.server;
-                    // Ceilings go with our own server in its default policy, which is idle while they are measured.
-                    let with_ceilings = is_generator && program == Program::Blockmux && !is_for_generator;
-                    Lane { client, server, cell, with_ceilings }
-                })
-                .collect();
-            lanes.extend(Some(together).filter(|together| !together.is_empty()));
-        }
-    }
-    lanes
-}
-
-/// All items from the one at `from` on, and then those before it.
-fn rotated<T>(items: &[T], from: usize) -> impl Iterator<Item = &T> {
-    let (before, behind) = items.split_at(from % items.len().max(1));
-    behind.iter().chain(before)
-}
-
-fn taken_client(client: &dyn Client, bench: &Bench) -> Taken {
-    Taken {
-        name: client.name(),
-        version: version(client.program(), bench),
-        command: String::new(),
-        poll: "",
-        is_peer: client.program() != Program::Blockmux,
-    }
-}
-
-fn taken_server(running: &Running, bench: &Bench) -> Taken {
-    let server = running.server;
-    Taken {
-        name: server.name,
-        version: version(server.program, bench),
-        command: running.command.clone(),
-        poll: server.generator_poll,
-        is_peer: server.program != Program::Blockmux,
-    }
-}
-
-fn version(program: Program, bench: &Bench) -> String {
-    let asked = program.find(&bench.blockmux).and_then(|path| bench.run(Command::new(path).arg("--version")));
-    let text = asked.unwrap_or_default();
-    text.lines().next().unwrap_or_default().trim().to_owned()
-}
-
-/// A bar that says how long it still takes.
-pub(crate) fn progress_bar() -> ProgressBar {
-    let bar = ProgressBar::with_draw_target(None, indicatif::ProgressDrawTarget::stderr_with_hz(4));
-    let style = "{bar:24} {percent:>3}% {elapsed} (about {eta} left) {wide_msg}";
-    let style = indicatif::ProgressStyle::with_template(style);
-    bar.set_style(style.unwrap_or_else(|_| indicatif::ProgressStyle::default_bar()));
-    bar.enable_steady_tick(Duration::from_millis(500));
-    bar
-}
-
-/// More than this share of a processor taken by others spoils a run: a machine that rests stays well below.
-const MOST_OTHERS: f64 = 0.08;
-/// So that a machine that never rests takes twice the time at most. It is measured as it is, and the report says so.
-const MOST_ATTEMPTS: u32 = 2;
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use super::super::figures::Sample;
+    use super::super::goals::Bound;
+    use super::super::matrix::Rw;
     use super::*;
 
-    #[test]
-    fn every_server_comes_first_in_its_turn() {
-        let order = |from| rotated(&["a", "b", "c"], from).copied().collect::<String>();
-        assert_eq!([0, 1, 2, 3].map(order), ["abc", "bca", "cab", "abc"]);
-        assert_eq!(rotated::<u8>(&[], 4).count(), 0);
+    /// One cell, four servers and both ceilings, two runs each.
+    pub(crate) fn comparison() -> Comparison {
+        let cell = Cell::new(Rw::RandWrite, 4096, 128, 4);
+        let mut rows = Rows::default();
+        let mut servers = Vec::new();
+        for (name, iops, poll, is_peer) in [
+            ("blockmux", 900.0, "adaptive", false),
+            ("blockmux-never", 600.0, "never", false),
+            ("nbdkit", 300.0, "adaptive", true),
+            ("qemu-storage-daemon", 200.0, "adaptive", true),
+            (SPINNING, 1200.0, "", false),
+            (SLEEPING, 800.0, "", false),
+        ] {
+            for iops in [iops * 990.0, iops * 1010.0] {
+                let sample = Sample {
+                    iops,
+                    mean_us: Some(123.4),
+                    p99_us: Some(45678.9),
+                    server_us: Some(12.34),
+                    others: 0.02,
+                };
+                rows.add("blockmux", name, cell, sample);
+            }
+            if !name.starts_with("ceiling") {
+                let (version, command) = (format!("{name} 1.0"), format!("{name} serve"));
+                servers.push(Taken { name, version, command, poll, is_peer });
+            }
+        }
+        let goal = |ours| Goal::ratio("a goal".into(), Bound::AtLeast(4.0), ours, Some(1.0));
+        Comparison {
+            protocol: "nbd",
+            cells: vec![cell],
+            clients: vec![Taken {
+                name: "blockmux",
+                version: "blockmux 0.1.0".into(),
+                command: String::new(),
+                poll: "",
+                is_peer: false,
+            }],
+            servers,
+            rows,
+            goals: vec![goal(Some(4.5)), goal(Some(3.0)), goal(None)],
+            skipped: vec!["server nbd-server: not installed".into()],
+            machine: "a machine".into(),
+            placement: "Somewhere.".into(),
+            runs: 2,
+            runtime: Duration::from_secs(3),
+        }
     }
 }

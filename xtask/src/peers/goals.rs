@@ -65,6 +65,18 @@ impl Goal {
     }
 }
 
+/// Those that were measured: a filter of cells or clients leaves most of them out.
+pub(crate) fn measured(goals: &[Goal]) -> impl Iterator<Item = &Goal> {
+    goals.iter().filter(|goal| goal.found.is_some())
+}
+
+/// `1 reached, 1 missed, 1 not measured`.
+pub(crate) fn tally(goals: &[Goal]) -> String {
+    let count = |verdict| goals.iter().filter(|goal| goal.is_reached() == verdict).count();
+    let (reached, missed, unknown) = (count(Some(true)), count(Some(false)), count(None));
+    format!("{reached} reached, {missed} missed, {unknown} not measured")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

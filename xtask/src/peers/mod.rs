@@ -3,9 +3,9 @@
 //! ```text
 //!   nbd (a protocol's table of servers, clients, goals)
 //!     │
-//!   comparison: for each round, cell and client ── every server in turn, the others paused ──▶ rows
-//!     │           client ──asks──▶ server, each on its own processor                             │
-//!   matrix: cells                                            table, report (Markdown, JSON) ◀── goals
+//!   plan: for each round, cell and client ── every server in turn, the others paused ──▶ comparison: rows, goals
+//!     │     client ──asks──▶ server, each on its own processor                                 │
+//!   matrix: cells                                                            table, report (Markdown, JSON)
 //! ```
 //! A protocol to come adds a module like `nbd` and, where its clients differ, a client; the rest stays as it is.
 
@@ -20,6 +20,7 @@ mod load;
 mod machine;
 mod matrix;
 mod nbd;
+mod plan;
 mod report;
 mod server;
 mod table;
@@ -27,9 +28,9 @@ mod table;
 use crate::process::cargo;
 use anyhow::{Context, Result, bail};
 use bench::Bench;
-use comparison::{Plan, Protocol};
 use machine::Processors;
 use matrix::Filter;
+use plan::{Plan, Protocol};
 use server::Server;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use std::path::{Path, PathBuf};
@@ -108,7 +109,7 @@ pub(crate) fn run(root: &Path, protocol: Protocols) -> Result<()> {
         processors: if options.pin { Processors::here()? } else { Processors::unbound() },
         runtime: options.runtime.unwrap_or(Duration::from_secs(if options.quick { 1 } else { 3 })),
         size: VOLUME_BYTES,
-        bar: comparison::progress_bar(),
+        bar: plan::progress_bar(),
         interrupted,
     };
     let comparison = plan.run(&bench)?;

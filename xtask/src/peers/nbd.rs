@@ -6,10 +6,10 @@
 //! one core.
 
 use super::client::{Client, Fio, Generator, QemuImg, SLEEPING, SPINNING};
-use super::comparison::Protocol;
 use super::figures::{Row, Rows};
 use super::goals::{Bound, Goal};
 use super::matrix::{Cell, Rw};
+use super::plan::Protocol;
 use super::server::{Place, Program, Server};
 use anyhow::Result;
 use std::fs;

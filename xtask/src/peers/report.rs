@@ -2,6 +2,7 @@
 
 use super::comparison::{Comparison, Taken};
 use super::figures::{Row, Spread};
+use super::goals::{measured, tally};
 use super::matrix::Cell;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
@@ -34,10 +35,11 @@ pub(crate) fn markdown(comparison: &Comparison) -> String {
         }
     }
     out += "\n| goal | wanted | found | |\n|---|---|---:|---|\n";
-    for goal in &comparison.goals {
+    for goal in measured(&comparison.goals) {
         let (wanted, ratio) = (goal.wanted(), goal.ratio_text());
         let _ = writeln!(out, "| {} | {wanted} | {ratio} | {} |", goal.what, goal.verdict());
     }
+    let _ = writeln!(out, "\n{}.", tally(&comparison.goals));
     out += "\nServers:\n\n```\n";
     for Taken { version, command, .. } in &comparison.servers {
         let _ = writeln!(out, "{command}\n    {version}");
@@ -112,7 +114,7 @@ const FIGURES: [Figure; 3] = [
 
 #[cfg(test)]
 mod tests {
-    use super::super::table::tests::comparison;
+    use super::super::comparison::tests::comparison;
     use super::*;
 
     #[test]
@@ -121,7 +123,10 @@ mod tests {
         let head = "| | blockmux | blockmux-never | nbdkit | qemu-storage-daemon | ceiling, spinning | ceiling, sleeping |";
         assert_eq!(text.matches(head).count(), 3, "{text}");
         assert!(text.contains("| 4 KiB random write, depth 128 x 4 | 900.0 ±1 | 600.0 ±1 |"), "{text}");
-        assert!(text.contains("| a goal | ≥ 4.00 | 3.00 | missed |"), "{text}");
+        assert!(
+            text.contains("| a goal | ≥ 4.00 | 3.00 | missed |\n\n1 reached, 1 missed, 1 not measured."),
+            "{text}"
+        );
         assert!(text.contains("nbdkit serve\n    nbdkit 1.0\n"), "{text}");
     }
 

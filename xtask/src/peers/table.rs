@@ -1,9 +1,8 @@
 //! The comparison on a terminal of 80 columns: a block for each client and cell, a line for each server.
 
-use super::client::{SLEEPING, SPINNING};
 use super::comparison::Comparison;
 use super::figures::Row;
-use super::goals::Goal;
+use super::goals::{Goal, measured, tally};
 use std::fmt::Write as _;
 
 /// The tables, the goals, and what was left out.
@@ -28,40 +27,6 @@ pub(crate) fn render(comparison: &Comparison) -> String {
         });
     }
     out
-}
-
-impl Comparison {
-    /// How often and how long, and on which processors.
-    pub(crate) fn how_measured(&self) -> String {
-        let seconds = self.runtime.as_secs_f64();
-        let runs = if self.runs == 1 { "One run" } else { "Medians of" };
-        let count = if self.runs == 1 { String::new() } else { format!(" {} alternating runs", self.runs) };
-        let others = self.rows.others().map(|others| {
-            let (median, most) = (others.median * 100.0, others.max * 100.0);
-            format!(" Other programs took {median:.0}% of a processor, in the worst run {most:.0}%.")
-        });
-        format!("{runs}{count} of {seconds} s. {}{}", self.placement, others.unwrap_or_default())
-    }
-
-    /// Median IOPS of a row as a multiple of the best peer's.
-    pub(crate) fn of_best_peer(&self, row: &Row) -> Option<f64> {
-        let peers: Vec<&str> =
-            self.servers.iter().filter(|server| server.is_peer).map(|server| server.name).collect();
-        let is_server = self.servers.iter().any(|server| server.name == row.server);
-        let best = self.rows.best(row.client, &peers, row.cell).filter(|_| is_server)?;
-        Some(row.iops()?.median / best)
-    }
-
-    /// Median IOPS of a row as a share of the ceiling that polls as it does; of the faster one where it may do either.
-    pub(crate) fn of_ceiling(&self, row: &Row) -> Option<f64> {
-        let poll = self.servers.iter().find(|server| server.name == row.server)?.poll;
-        let ceilings: &[&str] = match poll {
-            "always" => &[SPINNING],
-            "never" => &[SLEEPING],
-            _ => &[SPINNING, SLEEPING],
-        };
-        Some(row.iops()?.median / self.rows.best(row.client, ceilings, row.cell)?)
-    }
 }
 
 fn line(comparison: &Comparison, row: &Row) -> String {
@@ -92,13 +57,11 @@ fn line(comparison: &Comparison, row: &Row) -> String {
 
 fn goals(comparison: &Comparison, out: &mut String) {
     *out += "\nGoals   ratio  wanted\n";
-    for goal in comparison.goals.iter().filter(|goal| goal.is_reached().is_some()) {
+    for goal in measured(&comparison.goals) {
         let Goal { what, .. } = goal;
         let _ = writeln!(out, "{:<7}{:>6}  {}  {what}", goal.verdict(), goal.ratio_text(), goal.wanted());
     }
-    let count = |verdict| comparison.goals.iter().filter(|goal| goal.is_reached() == verdict).count();
-    let (reached, missed, unknown) = (count(Some(true)), count(Some(false)), count(None));
-    let _ = writeln!(out, "{reached} reached, {missed} missed, {unknown} not measured");
+    let _ = writeln!(out, "{}", tally(&comparison.goals));
 }
 
 const HEADING: &str = "                        IOPS   ±%   MB/s mean us  p99 us srv us x peer  ceil";
@@ -110,63 +73,10 @@ sockets with the same message sizes and polling (the faster where adaptive).
 ";
 
 #[cfg(test)]
-pub(crate) mod tests {
-    use super::super::comparison::Taken;
-    use super::super::figures::{Rows, Sample};
-    use super::super::goals::Bound;
-    use super::super::matrix::{Cell, Rw};
+mod tests {
+    use super::super::client::SLEEPING;
+    use super::super::comparison::tests::comparison;
     use super::*;
-    use std::time::Duration;
-
-    /// One cell, four servers and both ceilings, two runs each.
-    pub(crate) fn comparison() -> Comparison {
-        let cell = Cell::new(Rw::RandWrite, 4096, 128, 4);
-        let mut rows = Rows::default();
-        let mut servers = Vec::new();
-        for (name, iops, poll, is_peer) in [
-            ("blockmux", 900.0, "adaptive", false),
-            ("blockmux-never", 600.0, "never", false),
-            ("nbdkit", 300.0, "adaptive", true),
-            ("qemu-storage-daemon", 200.0, "adaptive", true),
-            (SPINNING, 1200.0, "", false),
-            (SLEEPING, 800.0, "", false),
-        ] {
-            for iops in [iops * 990.0, iops * 1010.0] {
-                let sample = Sample {
-                    iops,
-                    mean_us: Some(123.4),
-                    p99_us: Some(45678.9),
-                    server_us: Some(12.34),
-                    others: 0.02,
-                };
-                rows.add("blockmux", name, cell, sample);
-            }
-            if !name.starts_with("ceiling") {
-                let (version, command) = (format!("{name} 1.0"), format!("{name} serve"));
-                servers.push(Taken { name, version, command, poll, is_peer });
-            }
-        }
-        let goal = |ours| Goal::ratio("a goal".into(), Bound::AtLeast(4.0), ours, Some(1.0));
-        Comparison {
-            protocol: "nbd",
-            cells: vec![cell],
-            clients: vec![Taken {
-                name: "blockmux",
-                version: "blockmux 0.1.0".into(),
-                command: String::new(),
-                poll: "",
-                is_peer: false,
-            }],
-            servers,
-            rows,
-            goals: vec![goal(Some(4.5)), goal(Some(3.0)), goal(None)],
-            skipped: vec!["server nbd-server: not installed".into()],
-            machine: "a machine".into(),
-            placement: "Somewhere.".into(),
-            runs: 2,
-            runtime: Duration::from_secs(3),
-        }
-    }
 
     #[test]
     fn the_table_fits_eighty_columns_and_names_everything() {

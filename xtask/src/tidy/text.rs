@@ -21,6 +21,7 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
         findings.extend(wide_lines(path, text));
         findings.extend(broken_links(tree, path, text));
         findings.extend(missing_functions(tree, path, text));
+        findings.extend(missing_sources(tree, path, text));
     }
     findings
 }
@@ -107,8 +108,7 @@ fn links(line: &str) -> impl Iterator<Item = &str> {
 fn missing_functions(tree: &Tree, path: &str, text: &str) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (at, line) in text.lines().enumerate() {
-        for (file, function) in line.split('`').skip(1).step_by(2).filter_map(|code| code.split_once(".rs::"))
-        {
+        for (file, function) in code_spans(line).filter_map(|code| code.split_once(".rs::")) {
             let (file, declared) = (format!("/{file}.rs"), format!("fn {function}("));
             if !tree.ending(&file).any(|(_, source)| source.contains(&declared)) {
                 let what = format!("no {} has a function {function}; name one that exists", &file[1..]);
@@ -117,6 +117,26 @@ fn missing_functions(tree: &Tree, path: &str, text: &str) -> Vec<Finding> {
         }
     }
     findings
+}
+
+/// Sources that a page sends its reader to and that have moved on; long tables leave `crates/` out.
+fn missing_sources(tree: &Tree, path: &str, text: &str) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (at, line) in text.lines().enumerate() {
+        let sources = code_spans(line).filter(|code| code.contains("/src/") || code.contains("/tests/"));
+        for source in sources.filter(|code| !code.contains(char::is_whitespace)) {
+            let file = source.split("::").next().unwrap_or_default().trim_end_matches('/');
+            if !tree.has(file) && !tree.has(&format!("crates/{file}")) {
+                findings.push(Finding::new(path, at + 1, format!("{source} does not exist; name what does")));
+            }
+        }
+    }
+    findings
+}
+
+/// What stands between backquotes.
+fn code_spans(line: &str) -> impl Iterator<Item = &str> {
+    line.split('`').skip(1).step_by(2)
 }
 
 /// `link` from the root, as seen in the document at `path`.
@@ -210,6 +230,13 @@ mod tests {
         let tree = tree(&[("x/b/a.rs", "fn holds() {}\n"), ("page.md", page)]);
         let findings = missing_functions(&tree, "page.md", page);
         assert_eq!(places(&findings), [("page.md", 2), ("page.md", 3)]);
+    }
+
+    #[test]
+    fn sources_that_a_page_names_exist() {
+        let page = "`crates/a/src/b.rs` `a/src/b.rs::f` `a/src/`\n`crates/a/src/c.rs`\n`b.rs` `cp a/src/x y`\n`a/tests/`\n";
+        let tree = tree(&[("crates/a/src/b.rs", "")]);
+        assert_eq!(places(&missing_sources(&tree, "page.md", page)), [("page.md", 2), ("page.md", 4)]);
     }
 
     #[test]

@@ -25,6 +25,8 @@ pub(super) fn jobs(args: &Args, files: &[&String]) -> Result<Jobs, Failure> {
     if let (Some(_), Some(file)) = (&args.suite, files.first()) {
         return Err(Failure::request(format!("{file}: a suite has its own jobs; leave one of them out")));
     }
+    // Before anything is said of options: what is no job file has set none.
+    let mut jobs = jobs_of_files(files)?;
     let others =
         if args.suite.is_some() { Some("the suite") } else { files.first().map(|file| file.as_str()) };
     if let (Some((name, _)), Some(others)) = (shape, others) {
@@ -43,7 +45,6 @@ pub(super) fn jobs(args: &Args, files: &[&String]) -> Result<Jobs, Failure> {
         }
         return Ok(Jobs { jobs: Vec::new(), are_usual: false });
     }
-    let mut jobs = jobs_of_files(files)?;
     if files.is_empty() {
         let base = times(args)?;
         let mut own = match shape {
@@ -58,7 +59,7 @@ pub(super) fn jobs(args: &Args, files: &[&String]) -> Result<Jobs, Failure> {
     for (job, _) in &mut jobs {
         set_all(job, args)?;
         if shape.is_some() {
-            job.name = name_of(job);
+            job.name = job.name_by_shape();
         }
     }
     Ok(Jobs { jobs, are_usual: files.is_empty() && shape.is_none() })
@@ -153,16 +154,6 @@ pub(super) fn times(args: &Args) -> Result<Job, Failure> {
     set(&mut job, "runtime", args.runtime.as_deref())?;
     set(&mut job, "ramp_time", args.ramp_time.as_deref())?;
     Ok(job)
-}
-
-fn name_of(job: &Job) -> String {
-    let bs = match job.bs {
-        bs if bs.is_multiple_of(1 << 20) => format!("{}m", bs >> 20),
-        bs if bs.is_multiple_of(1 << 10) => format!("{}k", bs >> 10),
-        bs => bs.to_string(),
-    };
-    let workers = if job.numjobs > 1 { format!("-x{}", job.numjobs) } else { String::new() };
-    format!("{}-{bs}-qd{}{workers}", job.rw.name(), job.iodepth)
 }
 
 /// In bytes.

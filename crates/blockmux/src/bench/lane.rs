@@ -85,7 +85,10 @@ impl Lane {
             }
             How::Remote(_, _, volume, policy) => {
                 let initiator = plan.initiator_cores(*policy, self.job.numjobs)?;
-                self.bench(volume, false, &initiator, None, progress)
+                let run = self.bench(volume, false, &initiator, None, progress);
+                // A server is told good-bye, as its protocol wants it.
+                initiator.stop(STOP_GRACE);
+                run
             }
             How::Served(protocol, volume, policy) => {
                 let target = plan.target_cores(*policy, self.job.numjobs)?;
@@ -94,7 +97,7 @@ impl Lane {
                 let remote = connect(&address, EXPORT).map_err(|error| self.failed(error))?;
                 let initiator = plan.initiator_cores(*policy, self.job.numjobs)?;
                 let run = self.bench(&remote, false, &initiator, Some(&target), progress);
-                drop(initiator);
+                initiator.stop(STOP_GRACE);
                 target.stop(STOP_GRACE);
                 run
             }

@@ -11,10 +11,11 @@ mod lane;
 mod measure;
 mod plan;
 
-use crate::failure::Failure;
+use crate::failure::{self, Failure};
 use crate::output::{printable, shell_word};
+use crate::poll::Poll;
 use crate::show;
-use blockmux_lab::result::{Comparison, Machine};
+use blockmux_lab::result::{Comparison, Machine, Run};
 use blockmux_lab::when;
 use measure::{End, Measured, measure};
 use plan::Plan;
@@ -73,9 +74,9 @@ pub(crate) struct Args {
     /// How often each lane runs
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: u32,
-    /// Polling of both sides: adaptive, always, never; several times to compare them [default: adaptive]
-    #[arg(long, value_name = "POLICY")]
-    poll: Vec<String>,
+    /// How long idle cores of both sides look for work before they sleep; several times to compare
+    #[arg(long, value_enum, default_value = "adaptive")]
+    poll: Vec<Poll>,
     /// Do not measure the bare sockets
     #[arg(long)]
     no_ceiling: bool,
@@ -89,11 +90,7 @@ pub(crate) struct Args {
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
-    // Where the report goes is found out before minutes of measuring and not after.
-    std::fs::create_dir_all(&args.report).map_err(|error| {
-        let dir = args.report.display();
-        Failure::request(format!("--report {dir}: cannot make this directory: {error}; name another one"))
-    })?;
+    show::make_directory(&args.report)?;
     let mut plan = Plan::make(args)?;
     let (started, skipped) = (when::now(), std::mem::take(&mut plan.skipped));
     let Measured { mut rows, end } = measure(plan, args.runs)?;
@@ -116,8 +113,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
         End::Failed(failure) => Err(failure),
         End::Signal(signal) => {
             Failure::run(format!("interrupted; {done} of {all} runs were done")).report();
-            // As a shell says it.
-            Ok(ExitCode::from(128 + u8::try_from(signal).unwrap_or(0)))
+            Ok(failure::status_of_signal(signal))
         }
         End::Complete => verdict(&comparison),
     }
@@ -129,6 +125,10 @@ fn verdict(comparison: &Comparison) -> Result<ExitCode, Failure> {
     let (failed, wrong): (u64, u64) =
         (runs().map(|run| run.errors).sum(), runs().map(|run| run.verify_errors).sum());
     let what = match (failed, wrong) {
+        (0, 0) if runs().any(Run::is_idle) => {
+            let advice = "raise --runtime, or see what holds the volume up";
+            return Err(Failure::run(format!("no I/O completed in some runs; {advice}")));
+        }
         (0, 0) => return Ok(ExitCode::SUCCESS),
         (failed, 0) => format!("{failed} I/O failed"),
         (0, wrong) => format!("{wrong} blocks did not hold what was written"),

@@ -4,6 +4,7 @@ use super::Args;
 use super::jobs::{Jobs, jobs, times, wrong_option};
 use super::lane::{How, Lane};
 use crate::failure::Failure;
+use crate::machine::memory_bytes;
 use crate::open::{self, Use};
 use crate::protocol::{self, PROTOCOLS, Protocol};
 use blockmux_engine::cores::{Cores, CoresConfig};
@@ -47,7 +48,7 @@ impl Plan {
     pub(super) fn make(args: &Args) -> Result<Plan, Failure> {
         let (names, files): (Vec<&String>, Vec<&String>) =
             args.subjects.iter().partition(|word| word.contains(':'));
-        let policies = policies(&args.poll)?;
+        let policies: Vec<PollPolicy> = args.poll.iter().map(|&poll| poll.into()).collect();
         let mut plan = Plan {
             lanes: Vec::new(),
             skipped: Vec::new(),
@@ -168,7 +169,11 @@ impl Plan {
             return Err(Failure::request("--suite measures one local volume; name one, as mem:1g, or none"));
         };
         let times = times(args)?;
-        let rows = suite.rows(times.runtime_ms, times.ramp_time_ms);
+        let mut rows = suite.rows(times.runtime_ms, times.ramp_time_ms);
+        for of_job in rows.chunk_by_mut(|a, b| a.job == b.job) {
+            // The floor comes first, as it does everywhere else.
+            of_job.sort_by_key(|row| row.protocol != "local");
+        }
         for (at, row) in rows.iter().enumerate() {
             let mut add = |how| self.lanes.push(Lane { how, job: row.job.clone(), target: target.clone() });
             match protocol::by_name(&row.protocol) {
@@ -294,20 +299,6 @@ fn start_cores(count: usize, pin_from: Option<usize>, policy: PollPolicy) -> Res
     Cores::start(&config).map_err(|error| Failure::run(format!("cannot start a core: {error}")))
 }
 
-fn policies(names: &[String]) -> Result<Vec<PollPolicy>, Failure> {
-    if names.is_empty() {
-        return Ok(vec![PollPolicy::ADAPTIVE]);
-    }
-    let known = [PollPolicy::ADAPTIVE, PollPolicy::Always, PollPolicy::Never];
-    names
-        .iter()
-        .map(|name| {
-            let found = known.into_iter().find(|policy| policy.name() == name);
-            found.ok_or_else(|| Failure::request(format!("--poll {name}: is adaptive, always or never")))
-        })
-        .collect()
-}
-
 /// A RAM volume of `--size`, or one that leaves the machine most of its memory.
 fn default_volume(args: &Args) -> Result<String, Failure> {
     let size = match args.size.as_deref().map(units::parse_size) {
@@ -315,10 +306,7 @@ fn default_volume(args: &Args) -> Result<String, Failure> {
         Some(Err(why)) => {
             return Err(Failure::request(format!("--size {}: {why}", args.size.clone().unwrap_or_default())));
         }
-        _ => {
-            let memory = blockmux_lab::result::Machine::here().memory_bytes;
-            (memory / 8).clamp(LEAST_VOLUME, MOST_VOLUME)
-        }
+        _ => (memory_bytes() / 8).clamp(LEAST_VOLUME, MOST_VOLUME),
     };
     Ok(format!("mem:{size}"))
 }

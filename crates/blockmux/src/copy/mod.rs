@@ -8,17 +8,19 @@ mod map;
 mod progress;
 mod task;
 
-use crate::failure::Failure;
+use crate::failure::{self, Failure};
 use crate::open::{self, Opened, Use};
 use crate::output::print;
+use crate::signals;
 use blockmux_engine::cores::{Cores, CoresConfig};
 use blockmux_volume::units::{human_size, parse_size};
 use blockmux_volume::{MAX_TRANSFER, Spec, VolumeInfo};
 use progress::Progress;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::process::ExitCode;
 use std::sync::{Arc, mpsc};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use task::{CopyError, CopyTask, Plan, Side};
 
 /// From where to where, and how.
@@ -43,7 +45,7 @@ pub(crate) struct Args {
 }
 
 /// Copies a volume.
-pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     if args.source == args.destination || is_one_file(&args.source, &args.destination) {
         return Err(Failure::request(format!("{}: source and destination are the same", args.source)));
     }
@@ -60,9 +62,17 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let plan = plan(args, &from, &destination)?;
     let started = Instant::now();
     let progress = Arc::new(Progress::new(from.size));
-    let result = copy(source, destination, plan, &progress)?;
-    result.map_err(|error| Failure::run(explain(&error, args)))?;
-    print(progress.summary(started.elapsed(), args.verify))
+    match copy(source, destination, plan, &progress)? {
+        Ok(()) => {
+            print(progress.summary(started.elapsed(), args.verify))?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Err(CopyError::Interrupted(signal)) => {
+            Failure::run(explain(&CopyError::Interrupted(signal), args)).report();
+            Ok(failure::status_of_signal(signal))
+        }
+        Err(error) => Err(Failure::run(explain(&error, args))),
+    }
 }
 
 /// Whether both are the same file, by whatever paths.
@@ -139,6 +149,8 @@ fn copy(
             Failure::request(format!("cannot start: {error}; io_uring must be permitted here"))
         })?;
     let (sender, result) = mpsc::channel();
+    signals::watch(&sender, |signal| Err(CopyError::Interrupted(signal)))
+        .map_err(|error| Failure::run(format!("cannot watch for signals: {error}")))?;
     let told = progress.clone();
     let ended = || Failure::run("the copying core has ended; try again with -v");
     cores
@@ -150,7 +162,10 @@ fn copy(
             }
         })
         .ok_or_else(ended)?;
-    progress.show_until(&result).map_err(|_| ended())
+    let outcome = progress.show_until(&result).map_err(|_| ended());
+    // Servers are told good-bye, as their protocols want it.
+    cores.stop(GOOD_BYE);
+    outcome
 }
 
 fn explain(error: &CopyError, args: &Args) -> String {
@@ -173,6 +188,7 @@ fn explain(error: &CopyError, args: &Args) -> String {
             "{}: differs from {} at offset {offset}; see that nobody writes them, and copy again",
             args.destination, args.source
         ),
+        CopyError::Interrupted(_) => format!("{}: interrupted; the copy is not complete", args.destination),
     }
 }
 
@@ -181,13 +197,15 @@ const LARGEST: u64 = i64::MAX as u64 / SECTOR * SECTOR;
 const SECTOR: u64 = 512;
 /// To a remote volume: servers that spend a thread on each are as fast with several.
 const CONNECTIONS: u32 = 4;
+/// How long servers may take to answer what is on the way when a copy ends.
+const GOOD_BYE: Duration = Duration::from_secs(1);
 /// For receiving.
 const POOL_BESIDES: usize = 64 << 20;
 
 const EXAMPLES: &str = "\
 What the source knows to be zeroes is not read; the destination is told to
 make holes there. Whatever the destination has beyond the source's size
-stays as it is.
+stays as it is. After Ctrl-C the destination is not complete; status 130.
 
 Examples:
   blockmux copy nbd://192.0.2.7/disk0 file:disk.img

@@ -50,6 +50,8 @@ pub(super) enum CopyError {
     Flush(IoError),
     /// Both sides were read, and are not the same at this byte.
     Differs { offset: u64 },
+    /// Somebody asked for an end, by this signal.
+    Interrupted(i32),
 }
 
 /// Copies, flushes, and compares if asked to.

@@ -1,8 +1,8 @@
 //! The config file: TOML, the same things as on the command line by the same names.
 
-use super::Poll;
 use crate::address::ListenAddress;
 use crate::failure::Failure;
+use crate::poll::Poll;
 use crate::protocol::iscsi::TargetEntry;
 use blockmux_volume::Spec;
 use blockmux_volume::units::human_size;
@@ -64,6 +64,7 @@ impl Config {
                 .replace("unknown field", "unknown key")
                 .replace("missing field", "missing key")
                 .replace("unknown variant", "unknown value")
+                .replace("a nonzero usize", "a number of at least 1")
                 .replace("expected a sequence", A_LIST);
             Failure::request(format!("{}:{line}: {what}", path.display()))
         })
@@ -135,7 +136,7 @@ mod tests {
                 "b.toml:1: invalid type: string \":10809\", expected a list, as nbd = [\":10809\"] or [[volume]] ",
             ),
             ("[volume]", "b.toml:1: invalid type: map, expected a list, as nbd = "),
-            ("cores = 0", "b.toml:1: invalid value: integer `0`"),
+            ("cores = 0", "b.toml:1: invalid value: integer `0`, expected a number of at least 1"),
             ("cores = ", "b.toml:1: "),
         ] {
             let error = parse(text).unwrap_err();

@@ -15,10 +15,11 @@ pub(super) fn all(exports: &Exports) -> Result<(), Failure> {
         .map_err(|error| Failure::run(format!("cannot flush the volumes: {error}")))?;
     let written = exports.iter().map(|(_, export)| export).filter(|export| !export.volume.info().read_only);
     let started: Vec<_> = written.map(|export| (export, start(&cores, &export.volume))).collect();
-    let mut failed = started.into_iter().filter_map(|(export, result)| why_not(export, &result));
-    failed.next().map_or(Ok(()), |reasons| {
-        Err(Failure::run(std::iter::once(reasons).chain(failed).collect::<Vec<_>>().join("; ")))
-    })
+    let failed = started.into_iter().filter_map(|(export, result)| why_not(export, &result));
+    let failed: Vec<_> = failed.collect();
+    // Servers of remote volumes are told good-bye, as their protocols want it.
+    cores.stop(GOOD_BYE);
+    if failed.is_empty() { Ok(()) } else { Err(Failure::run(failed.join("; "))) }
 }
 
 fn start(cores: &Cores, volume: &Arc<dyn Volume>) -> mpsc::Receiver<Result<(), IoError>> {
@@ -72,5 +73,7 @@ impl Task for Flush {
     }
 }
 
+/// How long servers of remote volumes may take to let us go.
+const GOOD_BYE: Duration = Duration::from_secs(1);
 /// How long a volume has for its last flush.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -4,29 +4,29 @@
 //! connections are accepted and `ready` is printed. A signal, or the end of `--run`'s command, stops it: I/O in flight
 //! completes, and every volume is flushed.
 
+mod alive;
 mod announce;
 mod command;
 mod config;
 mod flush;
+mod listen;
 mod setup;
 
-use crate::address::{ListenAddress, is_local};
+use crate::address::ListenAddress;
 use crate::failure::Failure;
+use crate::machine::memory_bytes;
 use crate::output::print;
-use crate::patience::patiently;
-use crate::protocol::{PROTOCOLS, Protocol, Service};
+use crate::poll::Poll;
+use crate::protocol::{Protocol, Service};
 use crate::signals;
 use announce::Announcement;
 use blockmux_engine::cores::{Cores, CoresConfig};
 use blockmux_engine::listener::{ConnectionLimit, ListenerTask, Serve};
-use blockmux_engine::reactor::PollPolicy;
-use blockmux_engine::socket::{Address, Listener};
+use blockmux_engine::socket::Listener;
 use blockmux_proto::exports::Exports;
 use blockmux_volume::MAX_TRANSFER;
 use command::Running;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use rustix::system::sysinfo;
-use serde::Deserialize;
 use setup::{NamedSpec, Setup};
 use std::io;
 use std::num::NonZeroUsize;
@@ -34,7 +34,6 @@ use std::path::PathBuf;
 use std::process::{ExitCode, ExitStatus};
 use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
-use tempfile::TempDir;
 use tracing::{info, warn};
 
 /// What to serve, and how.
@@ -73,34 +72,14 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// When a core that has nothing to do goes to sleep.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Poll {
-    /// A short while after the last activity
-    Adaptive,
-    /// For ever: takes whole processors, and answers fastest
-    Always,
-    /// Not at all: it sleeps at once
-    Never,
-}
-
-impl From<Poll> for PollPolicy {
-    fn from(poll: Poll) -> PollPolicy {
-        match poll {
-            Poll::Adaptive => PollPolicy::ADAPTIVE,
-            Poll::Always => PollPolicy::Always,
-            Poll::Never => PollPolicy::Never,
-        }
-    }
-}
-
 /// What ends the daemon.
 enum Event {
     /// A signal asks for it.
     Signal,
     /// The command of `--run` has ended.
     CommandEnded(io::Result<ExitStatus>),
+    /// A core ended before it was asked to.
+    CoreEnded,
 }
 
 fn at_least_one(text: &str) -> Result<NonZeroUsize, &'static str> {
@@ -114,14 +93,15 @@ pub(crate) fn run(args: Args) -> Result<ExitCode, Failure> {
     let (sender, events) = mpsc::channel();
     signals::watch(&sender, |_| Event::Signal)
         .map_err(|error| Failure::run(format!("cannot watch for signals: {error}")))?;
-    let private = private_directory(&setup, command.is_some())?;
-    let listeners = listen(&setup, private.as_ref())?;
+    let private = listen::private_directory(&setup, command.is_some())?;
+    let listeners = listen::bind(&setup, private.as_ref())?;
     let addresses: Vec<_> =
         listeners.iter().map(|(protocol, listener)| (*protocol, listener.address().clone())).collect();
     let exports = setup.open()?;
     let announcement = Announcement::new(&exports, &addresses, &setup.settings);
     allow_files();
     let cores = start(&setup, listeners, &exports)?;
+    alive::watch(&cores, &sender);
     let status = match command {
         Some(command) => {
             let running = Running::start(&command, &announcement, &sender)?;
@@ -140,67 +120,6 @@ pub(crate) fn run(args: Args) -> Result<ExitCode, Failure> {
     status
 }
 
-/// Where a command's sockets are, if nobody said where to listen.
-fn private_directory(setup: &Setup, has_command: bool) -> Result<Option<TempDir>, Failure> {
-    if !has_command || !setup.listeners.is_empty() {
-        return Ok(None);
-    }
-    let directory = tempfile::Builder::new().prefix("blockmux-").tempdir();
-    directory.map(Some).map_err(|error| {
-        Failure::request(format!(
-            "cannot make a directory for the socket: {error}; set TMPDIR to one that works"
-        ))
-    })
-}
-
-/// Binds what was asked for; else each protocol's private socket, or its own port of loopback.
-fn listen(setup: &Setup, private: Option<&TempDir>) -> Result<Vec<(&'static Protocol, Listener)>, Failure> {
-    let usual = |protocol: &'static Protocol| match private {
-        Some(_) if !protocol.has_unix_sockets() => ListenAddress::ANY_PORT,
-        Some(directory) => ListenAddress::Unix(directory.path().join(format!("{}.sock", protocol.name))),
-        None => ListenAddress::LOOPBACK,
-    };
-    let mut wanted = setup.listeners.clone();
-    if wanted.is_empty() {
-        wanted = PROTOCOLS.iter().map(|&protocol| (protocol, usual(protocol))).collect();
-    }
-    let addresses = wanted
-        .into_iter()
-        .map(|(protocol, address)| Ok((protocol, address.resolve(protocol.port)?)))
-        .collect::<Result<Vec<_>, Failure>>()?;
-    let mut listeners = Vec::new();
-    for (protocol, address) in addresses {
-        let bound = patiently(|| Listener::bind(&address), |error| error.kind() == io::ErrorKind::AddrInUse);
-        listeners.push((protocol, bound.map_err(|error| cannot_listen(protocol, &address, &error))?));
-        if !is_local(&address) && (protocol.is_open)(&setup.settings) {
-            warn!("{address} can be reached from other machines, and there is no authentication");
-        }
-    }
-    Ok(listeners)
-}
-
-fn cannot_listen(protocol: &Protocol, address: &Address, error: &io::Error) -> Failure {
-    let advice = match (error.kind(), address) {
-        (io::ErrorKind::AddrInUse, Address::Tcp(_)) => {
-            let option = protocol.name;
-            &format!(
-                "another program listens there; stop it, or use another port, such as --{option} 127.0.0.1:0"
-            )
-        }
-        (io::ErrorKind::AddrInUse, Address::Unix(_)) => {
-            "another program listens there, or it is no socket; name another path"
-        }
-        (io::ErrorKind::PermissionDenied, Address::Tcp(_)) => "not permitted; use a port from 1024 on",
-        (io::ErrorKind::PermissionDenied, Address::Unix(_)) => {
-            "not permitted; name a path that you may write"
-        }
-        (io::ErrorKind::AddrNotAvailable, _) => "this machine has no such address; `ip address` lists them",
-        (io::ErrorKind::NotFound, _) => "the directory does not exist; create it, or name another path",
-        _ => return Failure::request(format!("cannot listen on {address}: {error}; name another address")),
-    };
-    Failure::request(format!("cannot listen on {address}: {advice}"))
-}
-
 /// Lets the process open as many files as it may: each connection takes one, and one more for each file below.
 fn allow_files() {
     let limit = getrlimit(Resource::Nofile);
@@ -217,7 +136,7 @@ fn start(
     let config = CoresConfig {
         count: setup.cores,
         policy: setup.poll.into(),
-        pool_limit_bytes: buffers_of_each(setup.cores, ram()),
+        pool_limit_bytes: buffers_of_each(setup.cores, memory_bytes()),
         ..CoresConfig::default()
     };
     let cores = Cores::start(&config).map_err(|error| {
@@ -255,14 +174,9 @@ fn serve_all(
 }
 
 /// The most bytes of buffers of one core: what clients can make a daemon hold leaves room for others on the machine.
-fn buffers_of_each(cores: usize, ram: usize) -> usize {
-    (ram / BUFFERS_SHARE / cores).clamp(LEAST_BUFFERS, CoresConfig::default().pool_limit_bytes)
-}
-
-/// The machine's memory, in bytes.
-fn ram() -> usize {
-    let memory = sysinfo();
-    (memory.totalram as usize).saturating_mul(memory.mem_unit as usize)
+fn buffers_of_each(cores: usize, memory_bytes: u64) -> usize {
+    let share = usize::try_from(memory_bytes / BUFFERS_SHARE).unwrap_or(usize::MAX);
+    (share / cores).clamp(LEAST_BUFFERS, CoresConfig::default().pool_limit_bytes)
 }
 
 /// Waits for what ends the daemon; answers the exit status.
@@ -272,12 +186,20 @@ fn wait(events: &Receiver<Event>, running: Option<&Running>) -> Result<ExitCode,
             (Ok(Event::Signal), None) | (Err(_), _) => return Ok(ExitCode::SUCCESS),
             (Ok(Event::Signal), Some(running)) => running.terminate(),
             (Ok(Event::CommandEnded(status)), _) => return command::exit_code(status),
+            (Ok(Event::CoreEnded), running) => {
+                if let Some(running) = running {
+                    running.terminate();
+                }
+                return Err(Failure::run(
+                    "a core has ended, and its connections with it; start again with -v",
+                ));
+            }
         }
     }
 }
 
 /// All cores' buffers together take at most the machine's memory divided by this.
-const BUFFERS_SHARE: usize = 4;
+const BUFFERS_SHARE: u64 = 4;
 /// Half of it is for long payload, and two of the longest requests have to fit.
 const LEAST_BUFFERS: usize = 4 * MAX_TRANSFER as usize;
 /// How long clients have for what is in flight.
@@ -326,7 +248,8 @@ Examples:
   blockmux serve mem:1g --iscsi :3260
   blockmux serve mem:1g --run 'qemu-img info $uri'
 
-SIGTERM or SIGINT: I/O in flight completes, volumes are flushed, status 0.";
+SIGTERM, SIGINT or SIGHUP: I/O in flight completes, volumes are flushed,
+status 0.";
 
 #[cfg(test)]
 mod tests {
@@ -334,9 +257,9 @@ mod tests {
 
     #[test]
     fn all_cores_buffers_take_a_quarter_of_memory_at_most_and_never_too_little_to_work() {
-        let mib = 1 << 20;
-        assert_eq!(buffers_of_each(2, 4096 * mib), 512 * mib);
-        assert_eq!(buffers_of_each(2, 64 << 30), 1024 * mib);
-        assert_eq!(buffers_of_each(256, 4096 * mib), 128 * mib);
+        let (gib, mib) = (1_u64 << 30, 1_usize << 20);
+        assert_eq!(buffers_of_each(2, 4 * gib), 512 * mib);
+        assert_eq!(buffers_of_each(2, 64 * gib), 1024 * mib);
+        assert_eq!(buffers_of_each(256, 4 * gib), 128 * mib);
     }
 }

@@ -2,11 +2,12 @@
 //!
 //! Volumes and listeners of both are served, the file's first; of a single value the command line's counts.
 
+use super::Args;
 use super::config::{Config, VolumeEntry};
-use super::{Args, Poll};
 use crate::address::ListenAddress;
 use crate::failure::Failure;
 use crate::open::{self, Use};
+use crate::poll::Poll;
 use crate::protocol::iscsi::ConfiguredTarget;
 use crate::protocol::{ISCSI, NBD, PROTOCOLS, Protocol, Settings};
 use blockmux_proto::exports::{Export, Exports};
@@ -103,6 +104,12 @@ impl Setup {
             let how = Use { read_only: named.read_only, connections: 1 };
             let volume = open::open(&named.spec, how)?.volume;
             let info = volume.info();
+            if info.size > LARGEST {
+                return Err(Failure::request(format!(
+                    "{}: has {} bytes, and clients count to 2^63 - 1; serve a smaller volume",
+                    named.spec, info.size
+                )));
+            }
             protocols(&self.listeners).try_for_each(|protocol| check_blocks(protocol, &named.spec, &info))?;
             let (name, description) = (named.name.clone(), named.description.clone());
             Ok(Export { name, description, read_only: named.read_only, volume })
@@ -187,6 +194,8 @@ fn check_blocks(protocol: &Protocol, spec: &Spec, info: &VolumeInfo) -> Result<(
 
 /// With its prefix it is an iSCSI name, which has at most 223 bytes (RFC 7143, section 4.2.7.2).
 const MAX_NAME: usize = 200;
+/// Offsets are signed where clients come from: they take a larger volume for an empty one.
+const LARGEST: u64 = i64::MAX as u64;
 const MAX_CORES: usize = 256;
 const DEFAULT_CONNECTIONS: usize = 4096;
 

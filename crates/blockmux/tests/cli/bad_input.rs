@@ -89,6 +89,10 @@ const WRONG: &[(&[&str], &str)] = &[
         &["serve", "log:/nowhere/log:mem:1m", "--nbd", ":0"],
         "log:/nowhere/log: cannot append to it: No such file or directory (os error 2); name another file",
     ),
+    (
+        &["serve", "null:8e", "--nbd", ":0"],
+        "null:8e: has 9223372036854775808 bytes, and clients count to 2^63 - 1; serve a smaller volume",
+    ),
     (&["serve", "mem:1"], "mem:1: is smaller than one block; take at least 512"),
     (
         &["serve", "file:/nowhere/disk.img?size=1m", "--nbd", ":0"],
@@ -135,7 +139,7 @@ const WRONG: &[(&[&str], &str)] = &[
         "mem:1m: has 1048576 bytes, and mem:2m has 2097152; take a destination at least as large",
     ),
     (&["copy", "mem:1m", "null:1m", "--bs", "1000"], "--bs 1000: take a multiple of 512 up to 32 MiB"),
-    (&["copy", "mem:1m", "null:1m", "--iodepth", "0"], "--iodepth 0: 0 is not in 1..=256"),
+    (&["copy", "mem:1m", "null:1m", "--iodepth", "0"], "--iodepth 0: write a number from 1 to 256"),
 ];
 
 #[test]

@@ -189,10 +189,14 @@ fn an_image_in_the_place_of_a_job_file_is_not_read_out() {
     let image = bench.path("disk.img");
     for content in [vec![0; 4096], vec![0xff; 4096], vec![b'a'; (1 << 20) + 1]] {
         std::fs::write(&image, content).unwrap();
-        let output = bench.run("", &[&image]);
-        let expected =
-            format!("blockmux: {image}: is no fio job file; to measure it as a volume, write file:{image}\n");
-        assert_eq!((text(&output.stderr), output.status.code()), (expected, Some(2)));
+        // Not even to be told that an option and the file say the same thing.
+        for options in ["", "--rw randread"] {
+            let output = bench.run(options, &[&image]);
+            let expected = format!(
+                "blockmux: {image}: is no fio job file; to measure it as a volume, write file:{image}\n"
+            );
+            assert_eq!((text(&output.stderr), output.status.code()), (expected, Some(2)));
+        }
     }
 }
 
@@ -207,7 +211,7 @@ fn what_is_wrong_with_an_option_is_said_of_the_option_as_it_was_given() {
         ("mem:1m --verify crc32c --rw randrw", "--verify crc32c: rw=randrw cannot be verified"),
         ("mem:1m --size 2m", "--size 2m: only 1m is left from 0 to the volume's end"),
         ("mem:1m --numjobs 0", "--numjobs 0: from 1 to 1024"),
-        ("mem:1m --poll sometimes", "--poll sometimes: is adaptive, always or never"),
+        ("mem:1m --poll sometimes", "--poll sometimes: is none of adaptive, always, never"),
         ("mem:64m --suite zeta-2016 --bs 4k", "--bs is set by the suite; leave one of them out"),
         ("mem:64m --suite zeta-2016 --verify crc32c", "--verify is set by the suite"),
         ("--suite zeta", "--suite zeta: unknown suite `zeta`; known are "),
@@ -233,6 +237,7 @@ fn every_suite_runs_with_its_figures_beside_ours() {
         let words = format!("mem:64m --no_ceiling --suite {suite} --runs 1 --runtime 0.02");
         let out = printed(&bench.command(&words, &[]).output().unwrap());
         assert!(out.contains(figure), "{out}");
+        assert!(out.find("\nlocal ") < out.find("\nnbd "), "the floor first, as everywhere: {out}");
         let page = bench.read("bench.html");
         assert!(page.contains("Published beside measured") && page.contains("<dt>Measured there</dt>"));
         // A report of the report has them too.
@@ -277,6 +282,19 @@ fn io_that_fails_is_counted_and_the_first_is_named() {
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stdout).contains("    ! "));
     assert!(bench.json()["jobs"][0]["error"] == 5);
+}
+
+#[test]
+fn a_row_of_zeroes_is_not_taken_for_a_measurement() {
+    let bench = Bench::new();
+    let output = bench.run("delay:500ms:mem:4k --no_ceiling --rw randread", &[]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        text(&output.stdout).contains("    ! no I/O completed in 2 of 2 runs"),
+        "{}",
+        text(&output.stdout)
+    );
+    assert!(text(&output.stderr).contains("no I/O completed in some runs; raise --runtime"));
 }
 
 #[test]

@@ -1,10 +1,13 @@
 //! `blockmux copy`: between every kind of volume.
 
 use crate::daemon::Daemon;
-use crate::program::{blockmux, half_empty_file, text};
+use crate::program::{BLOCKMUX, blockmux, half_empty_file, text};
 use crate::raw_client::RawClient;
+use rustix::process::{Pid, Signal, kill_process};
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::process::{Command, Stdio};
 use tempfile::TempDir;
 
 /// Copies, with all else as said; answers what it printed.
@@ -34,6 +37,15 @@ fn a_file_survives_the_way_through_a_server_and_back() {
     assert_eq!(content(&back), content(&source));
     let allocated = std::fs::metadata(&back).unwrap().blocks() * 512;
     assert!(allocated < 6 << 20, "{allocated} bytes are allocated: holes stay holes");
+}
+
+#[test]
+fn the_end_of_a_file_that_is_no_whole_block_is_copied_and_filled_up() {
+    let directory = tempfile::tempdir().unwrap();
+    let bytes: Vec<u8> = (0..10_000_u32).map(|at| (at / 7) as u8).collect();
+    std::fs::write(directory.path().join("odd.img"), &bytes).unwrap();
+    copy(&file(&directory, "odd.img"), &file(&directory, "even.img"), &["--verify"]);
+    assert_eq!(content(&directory.path().join("even.img")), [bytes, vec![0; 240]].concat());
 }
 
 #[test]
@@ -84,6 +96,31 @@ fn a_write_that_fails_is_named_with_its_offset() {
         daemon.url()
     );
     assert_eq!((text(&output.stderr), output.status.code()), (expected, Some(1)));
+}
+
+#[test]
+fn an_interrupted_copy_says_that_it_is_not_complete() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("full.img"), vec![1; 4 << 20]).unwrap();
+    let (from, to) = (file(&directory, "full.img"), file(&directory, "copy.img"));
+    for (signal, status) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+        let mut command = Command::new(BLOCKMUX);
+        // Reads never complete; that they have begun is written down.
+        command.args(["copy", &format!("log:-:fault:op=read,error=stuck:{from}"), &to]);
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+        let mut stderr = BufReader::new(child.stderr.take().unwrap());
+        let mut said = String::new();
+        while !said.contains(" read ") {
+            assert_ne!(stderr.read_line(&mut said).unwrap(), 0, "{said}");
+        }
+        kill_process(Pid::from_child(&child), signal).unwrap();
+        stderr.read_to_string(&mut said).unwrap();
+        assert!(
+            said.ends_with(&format!("blockmux: {to}: interrupted; the copy is not complete\n")),
+            "{said}"
+        );
+        assert_eq!(child.wait().unwrap().code(), Some(status));
+    }
 }
 
 #[test]

@@ -2,12 +2,15 @@
 
 use crate::daemon::Daemon;
 use crate::program::{BLOCKMUX, blockmux, text};
-use crate::raw_client::{RawClient, WRITE};
-use rustix::process::{Resource, Rlimit, Signal, getrlimit, prlimit};
-use std::io::{Read, Write};
+use crate::raw_client::{FUA, RawClient, WRITE};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
-use std::process::Output;
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, mpsc};
+use std::time::Duration;
 use tempfile::TempDir;
 
 #[test]
@@ -23,6 +26,13 @@ fn a_write_whose_data_does_not_come_costs_no_memory_but_the_promise() {
     assert_eq!(RawClient::connect(&daemon.socket()).write(0, 0, &[1; 512]), 0);
     let grown = daemon.resident().saturating_sub(before);
     assert!(grown < 64 << 20, "{grown} bytes for 16 kB");
+}
+
+#[test]
+fn who_leaves_within_a_requests_head_is_named() {
+    let mut daemon = Daemon::serve(&["mem:1m"]);
+    RawClient::connect(&daemon.socket()).send(&[0x25, 0x60, 0x95, 0x13, 0]);
+    daemon.wait_for_line("closing: peer left in the middle of a message");
 }
 
 #[test]
@@ -43,6 +53,52 @@ fn a_lack_of_file_descriptors_is_said_once_while_it_lasts() {
     daemon.stderr.read_to_string(&mut rest).unwrap();
     // It may come back while the crowd leaves, but is not said at each of the attempts, twenty a second.
     assert!(rest.matches("cannot accept").count() <= 3, "{rest}");
+}
+
+#[test]
+fn a_log_that_nobody_reads_or_has_closed_keeps_nobody_from_being_served() {
+    for is_closed in [false, true] {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
+        let (log, stderr) = std::io::pipe().unwrap();
+        let mut command = Command::new(BLOCKMUX);
+        command.args(["serve", "mem:1m", "--cores", "1", "--nbd"]).arg(format!("unix:{}", path.display()));
+        let mut child = command.stdout(Stdio::piped()).stderr(stderr).spawn().unwrap();
+        // The other end is the child's alone.
+        drop(command);
+        BufReader::new(child.stdout.take().unwrap()).lines().find(|line| line.as_ref().unwrap() == "ready");
+        let log = (!is_closed).then_some(log);
+        let mut other = RawClient::connect(&path);
+        // What is said of so many does not fit into the pipe.
+        for _ in 0..2000 {
+            let mut socket = UnixStream::connect(&path).unwrap();
+            socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+            let _ = socket.write_all(b"GET / HTTP/1.1\r\n\r\n");
+            let _ = socket.read_to_end(&mut Vec::new());
+            assert_eq!(other.write(0, 0, &[1; 512]), 0);
+        }
+        kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+        assert!(child.wait().unwrap().success());
+        if let Some(mut log) = log {
+            let mut said = String::new();
+            log.read_to_string(&mut said).unwrap();
+            assert!(said.contains("client flag that was not offered"), "{said}");
+        }
+    }
+}
+
+#[test]
+fn a_write_beyond_the_limit_of_a_files_size_is_refused_and_the_daemon_goes_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("disk");
+    std::fs::File::create(&path).unwrap().set_len(4 << 20).unwrap();
+    let daemon = Daemon::serve(&[&format!("file:{}", path.display())]);
+    let limit = Rlimit { current: Some(1 << 20), ..getrlimit(Resource::Fsize) };
+    prlimit(Some(daemon.pid()), Resource::Fsize, limit).unwrap();
+    let mut client = RawClient::connect(&daemon.socket());
+    assert_eq!(client.write(FUA, 2 << 20, &[1; 4096]), ENOSPC);
+    assert_eq!(client.write(FUA, 0, &[1; 4096]), 0);
+    assert_eq!(client.read(2 << 20, 512), [0; 512]);
 }
 
 #[test]
@@ -79,6 +135,88 @@ fn a_server_that_hangs_up_at_every_request_is_given_up() {
     let output = Server::start(1 << 20, |_, _| false).copied();
     assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
     assert!(text(&output.stderr).contains("volume is out of reach: "), "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_server_whose_export_has_changed_or_is_refused_hears_a_good_bye() {
+    for is_refused in [false, true] {
+        let ((tell, told), asked) = (mpsc::channel(), Arc::new(AtomicU64::new(0)));
+        let server = Server::listen(move |mut socket| {
+            // Who asks first learns of 1 MiB, who comes for it finds more, or is turned away.
+            let mib = 1 + asked.fetch_add(1, Ordering::Relaxed).min(1);
+            let info = [&[0, 0][..], &(mib << 20).to_be_bytes(), &[0, 1]].concat();
+            let is_told = converse(&mut socket, |option| match option {
+                7 if is_refused => Some(vec![(1 << 31 | 2, vec![])]),
+                6 | 7 => Some(vec![(3, info.clone()), (1, vec![])]),
+                _ => Some(vec![(1 << 31 | 1, vec![])]),
+            });
+            if is_told {
+                let mut message = Vec::new();
+                let _ = socket.read_to_end(&mut message);
+                tell.send(message).unwrap();
+            }
+        });
+        assert_eq!(server.copied().status.code(), Some(1));
+        let message = told.recv_timeout(Duration::from_secs(10)).unwrap();
+        let expected = if is_refused { OPT_ABORT } else { CMD_DISC };
+        assert_eq!(message.get(..expected.len()), Some(expected));
+    }
+}
+
+#[test]
+fn a_copy_takes_leave_of_every_connection_also_of_one_that_is_not_ready_yet() {
+    let ((tell, told), asked) = (mpsc::channel(), Arc::new(AtomicU64::new(0)));
+    let (begun, over) = (asked.clone(), Arc::new((Mutex::new(false), Condvar::new())));
+    let server = Server::listen(move |mut socket| {
+        let nth = asked.fetch_add(1, Ordering::Relaxed);
+        // With NBD_FLAG_CAN_MULTI_CONN.
+        let info = [&[0, 0][..], &(1_u64 << 20).to_be_bytes(), &[1, 1]].concat();
+        let is_told = converse(&mut socket, |option| {
+            // The first asks, the second copies, and the others are at their first words until that is over.
+            if nth > 1 {
+                drop(over.1.wait_while(over.0.lock().unwrap(), |over| !*over));
+            }
+            match option {
+                2 => tell.send(()).unwrap(),
+                6 | 7 => return Some(vec![(3, info.clone()), (1, vec![])]),
+                _ => {}
+            }
+            Some(vec![(1 << 31 | 1, vec![])])
+        });
+        let mut head = [0; 28];
+        while is_told && socket.read_exact(&mut head).is_ok() {
+            if head.starts_with(CMD_DISC) {
+                *over.0.lock().unwrap() = true;
+                over.1.notify_all();
+                return tell.send(()).unwrap();
+            }
+            socket.write_all(&reply_of_sevens(&head)).unwrap();
+        }
+    });
+    assert_eq!(server.copied().status.code(), Some(0));
+    for _ in 0..begun.load(Ordering::Relaxed) {
+        told.recv_timeout(Duration::from_secs(10)).expect("a good-bye on every connection");
+    }
+}
+
+#[test]
+fn bytes_behind_the_last_whole_block_of_a_server_are_left_out_and_that_is_said() {
+    let server = Server::listen(|mut socket| {
+        let info = [&[0, 0][..], &(2_u64 * 4096 + 1000).to_be_bytes(), &[0, 1]].concat();
+        let sizes = b"\0\x03\0\0\x10\0\0\0\x10\0\x02\0\0\0";
+        let is_told = converse(&mut socket, |option| match option {
+            6 | 7 => Some(vec![(3, info.clone()), (3, sizes.to_vec()), (1, vec![])]),
+            _ => Some(vec![(1 << 31 | 1, vec![])]),
+        });
+        let mut head = [0; 28];
+        while is_told && socket.read_exact(&mut head).is_ok() && !head.starts_with(CMD_DISC) {
+            socket.write_all(&reply_of_sevens(&head)).unwrap();
+        }
+    });
+    let output = server.copied();
+    assert_eq!(output.status.code(), Some(0));
+    let expected = "its last 1000 bytes are no whole block of 4096 bytes and are left out";
+    assert!(text(&output.stderr).contains(expected), "{}", text(&output.stderr));
 }
 
 #[test]
@@ -177,3 +315,16 @@ fn converse(socket: &mut UnixStream, answer: impl Fn(u8) -> Option<Vec<(u32, Vec
     }
     false
 }
+
+/// The simple reply to a read.
+fn reply_of_sevens(head: &[u8; 28]) -> Vec<u8> {
+    let len = u32::from_be_bytes(head[24..].try_into().unwrap());
+    [b"\x67\x44\x66\x98\0\0\0\0", &head[8..16], &vec![7; len as usize]].concat()
+}
+
+/// How a client says good-bye: as an option, and as a request, of which the cookie is its own.
+const OPT_ABORT: &[u8] = b"IHAVEOPT\0\0\0\x02\0\0\0\0";
+const CMD_DISC: &[u8] = b"\x25\x60\x95\x13\0\0\0\x02";
+
+/// `NBD_ENOSPC`.
+const ENOSPC: u32 = 28;

@@ -78,6 +78,11 @@ impl RawClient {
     pub(crate) fn read(&mut self, offset: u64, len: usize) -> Vec<u8> {
         self.request(READ, 0, offset, len as u32);
         assert_eq!(self.reply(), 0);
+        self.take(len)
+    }
+
+    /// So many bytes that the server sends.
+    pub(crate) fn take(&mut self, len: usize) -> Vec<u8> {
         let mut data = vec![0; len];
         self.socket.read_exact(&mut data).unwrap();
         data

@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 
 #[test]
 fn it_prints_urls_and_commands_and_ready_and_stops_when_asked() {
-    for signal in [Signal::TERM, Signal::INT] {
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
         let mut command = Command::new(BLOCKMUX);
         command.args(["serve", "a=mem:1m", "mem:2m", "--nbd", "127.0.0.1:0"]);
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
@@ -54,6 +54,21 @@ fn its_socket_is_gone_when_it_has_stopped() {
     assert_eq!(daemon.wait().code(), Some(0));
     assert!(client.is_closed());
     assert!(!daemon.socket().exists());
+}
+
+#[test]
+fn a_hangup_that_nohup_has_it_ignore_does_not_end_it() {
+    // As nohup does it.
+    let mut command = Command::new("sh");
+    command.args(["-c", "trap '' HUP; exec \"$0\" serve mem:1m --nbd 127.0.0.1:0", BLOCKMUX]);
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(child.stdout.as_mut().unwrap()).lines().map(Result::unwrap);
+    let lines: Vec<_> = lines.take_while(|line| line != "ready").collect();
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, Signal::HUP).unwrap();
+    assert!(blockmux(["info", lines[1].trim()]).status.success());
+    rustix::process::kill_process(pid, Signal::TERM).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0));
 }
 
 #[test]

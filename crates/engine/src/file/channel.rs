@@ -12,13 +12,15 @@
 //! request for which the pool has no memory waits in its slot, so that the channel's depth bounds the waiting too;
 //! it is tried again whenever the channel is polled, and a timer sees to that.
 
+use super::bounce::{MAX_BOUNCE, for_each_piece};
+use super::errno::io_error;
 use super::extents::{all_data, extents};
 use super::kernel::{Flight, Landing, Manner, Way};
 use super::volume::Disk;
 use crate::reactor::EngineCore;
 use crate::ring::Registration;
 use blockmux_volume::{
-    Channel, Completion, Core, Io, IoError, Memory, Op, Output, Pages, Pool, Seg, SgList, Tag, Waker,
+    Channel, Completion, Core, Io, IoError, Memory, Op, Output, Pool, Seg, SgList, Tag, Waker,
 };
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -48,8 +50,9 @@ impl FileChannel {
         let table = Table {
             disk: disk.clone(),
             zeroes: Memory::from_pages(&disk.zeroes),
-            slots: RefCell::new((0..depth).map(|_| None).collect()),
-            free: RefCell::new((0..depth).rev().collect()),
+            depth,
+            slots: RefCell::new(Vec::with_capacity(depth as usize)),
+            free: RefCell::new(Vec::with_capacity(depth as usize)),
             waiting: RefCell::new(VecDeque::with_capacity(depth as usize)),
             done: RefCell::new(Vec::with_capacity(depth as usize)),
             waker,
@@ -101,6 +104,8 @@ struct Table {
     disk: Arc<Disk>,
     /// This core's handle to a piece of zeroes.
     zeroes: Memory,
+    depth: u32,
+    /// As many as were ever in use at a time, so that the memory of the others is not touched; there is room for all.
     slots: RefCell<Vec<Option<Pending>>>,
     free: RefCell<Vec<u32>>,
     /// Slots that need memory which the pool does not have now, first come first served.
@@ -183,7 +188,7 @@ impl Table {
 
     /// Takes a request that needs the ring.
     fn submit(&self, flight: &Flight<Table>, pool: &Pool, io: Io) {
-        let Some(token) = self.free.borrow_mut().pop() else {
+        let Some(token) = self.free_slot() else {
             // More than the depth that the caller gave.
             let result = Err(IoError::NoMemory);
             return self.done.borrow_mut().push(Completion { tag: io.tag, result });
@@ -209,6 +214,18 @@ impl Table {
             return;
         }
         self.waiting.borrow_mut().push_back(token);
+    }
+
+    fn free_slot(&self) -> Option<u32> {
+        if let Some(token) = self.free.borrow_mut().pop() {
+            return Some(token);
+        }
+        let mut slots = self.slots.borrow_mut();
+        let token = slots.len() as u32;
+        (token < self.depth).then(|| {
+            slots.push(None);
+            token
+        })
     }
 
     fn first_step(&self, io: &Io) -> Step {
@@ -310,7 +327,14 @@ impl Table {
             let step = pending.step;
             // Direct I/O goes on only at a whole block.
             let block = if self.disk.direct.is_some() { u64::from(self.disk.info.logical_block) } else { 1 };
-            let moved = result / block * block;
+            let moved = match pending.op {
+                Op::Read if pending.offset + pending.moved + result == self.disk.end => {
+                    let start = if step == Step::Move { pending.moved } else { 0 };
+                    self.fill_last_block(&memory, start + result);
+                    result.next_multiple_of(self.disk.info.logical_block.into())
+                }
+                _ => result / block * block,
+            };
             if let (Step::Bounce, Op::Read, Some(piece)) = (step, pending.op, memory.segs().first()) {
                 let piece = piece.slice(0, moved as usize);
                 for_each_piece(&pending.data, pending.moved as usize, &piece, |data, bounce| {
@@ -340,6 +364,14 @@ impl Table {
             Op::Read => Output::Data(std::mem::take(&mut pending.data)),
             _ => Output::Nothing,
         }))
+    }
+
+    /// What the file lacks of its last block is zeroes: it would come in `memory` after `at` bytes.
+    fn fill_last_block(&self, memory: &SgList, at: u64) {
+        let missing = self.disk.info.size - self.disk.end;
+        if missing > 0 {
+            memory.slice(at as usize, missing as usize).fill_zero();
+        }
     }
 
     /// What comes after an entry that failed.
@@ -451,80 +483,8 @@ fn needs_sync(op: Op) -> bool {
     }
 }
 
-/// Pairs the pieces of `data`, from byte `skip` on, with the parts of `piece` that belong to them.
-fn for_each_piece(data: &SgList, mut skip: usize, piece: &Seg, mut pair: impl FnMut(&Seg, &Seg)) {
-    let mut at = 0;
-    for seg in data.segs() {
-        let here = seg.len().saturating_sub(skip).min(piece.len() - at);
-        if here > 0 {
-            pair(&seg.slice(skip, here), &piece.slice(at, here));
-            at += here;
-        }
-        skip = skip.saturating_sub(seg.len());
-    }
-}
-
-/// The one table from the system's errors to a volume's.
-fn io_error(errno: i32) -> IoError {
-    match errno {
-        libc::ENOSPC | libc::EDQUOT | libc::EFBIG => IoError::NoSpace,
-        libc::EROFS | libc::EPERM | libc::EACCES | libc::ETXTBSY => IoError::ReadOnly,
-        libc::EOPNOTSUPP | libc::ENOSYS | libc::ENOTTY => IoError::Unsupported,
-        libc::ENOMEM | libc::ENOBUFS => IoError::NoMemory,
-        libc::ECANCELED => IoError::Aborted,
-        // EIO, ENODEV, EREMOTEIO, EBADMSG and all else that a request which was checked can only meet in a device.
-        _ => IoError::Medium,
-    }
-}
-
-/// A piece of zeroes for file systems that have no faster way; all channels of a volume share it.
-pub(super) fn zero_pages() -> Arc<Pages> {
-    Pages::from_heap(MAX_BOUNCE)
-}
-
-/// A larger request bounces piece by piece, so that it cannot want more than the pool has.
-const MAX_BOUNCE: usize = 1 << 20;
 /// A hint need not fill the page cache.
 const MAX_PREFETCH: u64 = 32 << 20;
 /// Interrupted or told to try again, the kernel's own thread gets it done; this ends what never does.
 const MAX_RETRIES: u32 = 100;
 const RETRY_AFTER: Duration = Duration::from_micros(200);
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_error_of_the_system_has_its_meaning() {
-        let table = [
-            (libc::ENOSPC, IoError::NoSpace),
-            (libc::EDQUOT, IoError::NoSpace),
-            (libc::EFBIG, IoError::NoSpace),
-            (libc::EROFS, IoError::ReadOnly),
-            (libc::EPERM, IoError::ReadOnly),
-            (libc::EACCES, IoError::ReadOnly),
-            (libc::ETXTBSY, IoError::ReadOnly),
-            (libc::EOPNOTSUPP, IoError::Unsupported),
-            (libc::ENOSYS, IoError::Unsupported),
-            (libc::ENOTTY, IoError::Unsupported),
-            (libc::ENOMEM, IoError::NoMemory),
-            (libc::ENOBUFS, IoError::NoMemory),
-            (libc::ECANCELED, IoError::Aborted),
-            (libc::EIO, IoError::Medium),
-            (libc::ENODEV, IoError::Medium),
-            (libc::EINVAL, IoError::Medium),
-        ];
-        for (errno, meaning) in table {
-            assert_eq!(io_error(errno), meaning, "errno {errno}");
-        }
-    }
-
-    #[test]
-    fn a_bounce_meets_the_pieces_that_belong_to_it() {
-        let mut data = SgList::one(Seg::from_slice(b"abc"));
-        data.push(Seg::from_slice(b"defg"));
-        let piece = Seg::from_slice(&[0; 4]);
-        for_each_piece(&data, 2, &piece, |data, bounce| data.copy_to_seg(bounce));
-        assert_eq!(piece.to_vec(), b"cdef");
-    }
-}

@@ -29,6 +29,7 @@ pub(super) struct Flight<L> {
     /// The same, as the volume has it open: of a block device it is the one exclusive handle, and only through that
     /// are ranges zeroed which have dirty pages.
     exclusive: Arc<File>,
+    /// Of the slots up to the last that was ever used; there is room for all.
     holds: RefCell<Vec<Hold>>,
     /// Weak, because the ring keeps this flight and the registration keeps the ring.
     registration: OnceCell<Weak<Registration>>,
@@ -67,7 +68,7 @@ impl<L: Landing + 'static> Flight<L> {
         slots: u32,
         landing: L,
     ) -> (Rc<Flight<L>>, Rc<Registration>) {
-        let holds = RefCell::new((0..slots).map(|_| Hold::default()).collect());
+        let holds = RefCell::new(Vec::with_capacity(slots as usize));
         let flight = Rc::new(Flight { file, exclusive, holds, registration: OnceCell::new(), landing });
         let registration = Rc::new(core.register(flight.clone()));
         flight.registration.get_or_init(|| Rc::downgrade(&registration));
@@ -155,13 +156,16 @@ impl<L: Landing + 'static> Flight<L> {
         // With the registration gone nobody waits for what would be next.
         let Some(registration) = self.registration.get().and_then(Weak::upgrade) else { return };
         let mut holds = self.holds.borrow_mut();
+        if holds.len() <= token as usize {
+            holds.resize_with(token as usize + 1, Hold::default);
+        }
         let hold = &mut holds[token as usize];
         assert!(!hold.in_flight, "one entry a slot");
         let entry = build(hold);
         hold.in_flight = true;
         // SAFETY: what `entry` names is one of the files, and the hold's memory and iovecs. This flight owns them, it is the
         // completer that `registration` was made for, and while `in_flight` is set, nothing touches them: `complete`
-        // alone clears it. The table of holds never grows, and an iovec's address does not depend on it.
+        // alone clears it. Where the hold itself is does not matter to the address of either.
         unsafe { registration.push(entry, token) }
     }
 }

@@ -21,7 +21,9 @@
 //!
 //! **Errors.** Reading beyond the end of a file that was cut while it was served is a medium error, not zeroes.
 
+mod bounce;
 mod channel;
+mod errno;
 mod extents;
 mod kernel;
 mod open;

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FileOptions {
     /// In bytes. A shorter file is extended by a hole; of a longer one the beginning is served. `None`: the file's own
-    /// size, rounded down to a whole block.
+    /// size, rounded up to a whole block; what the file lacks of that reads as zeroes, and a write adds it.
     pub size: Option<u64>,
     /// Whether transfers bypass the page cache; `None`: where the file system does that in units of at most 512 bytes.
     pub direct: Option<bool>,
@@ -52,6 +52,9 @@ pub enum OpenError {
     /// A file given as a block device.
     #[error("block:{0}: is not a block device; use file:{0}")]
     NotDevice(PathBuf),
+    /// A pipe, a socket, a directory or a character device, given as a block device.
+    #[error("block:{0}: is neither a block device nor a file; lsblk lists the block devices")]
+    Neither(PathBuf),
     /// A pipe, a socket or a character device.
     #[error("file:{0}: is not a regular file; name one, or use block: for a block device")]
     NotFile(PathBuf),
@@ -71,8 +74,8 @@ pub enum OpenError {
     /// The device is mounted or part of something.
     #[error("block:{0}: is mounted or in use; unmount it, or give ?readonly=on")]
     InUse(PathBuf),
-    /// Less than one block.
-    #[error("{0}: is smaller than one block; give ?size=10G to extend a file")]
+    /// Nothing at all.
+    #[error("{0}: is empty; give ?size=10G to extend a file")]
     Empty(PathBuf),
     /// The size that was asked for.
     #[error("file:{path}: size {size} is not a whole number of {block}-byte blocks; round it")]
@@ -116,6 +119,8 @@ pub(super) struct Opened {
     pub(super) path: PathBuf,
     pub(super) file: File,
     pub(super) info: VolumeInfo,
+    /// Where the file ends, in bytes; within the last block if that is not whole.
+    pub(super) end: u64,
     pub(super) is_device: bool,
     /// The file was created by this.
     pub(super) is_new: bool,
@@ -175,12 +180,13 @@ fn prepare_file(path: &Path, file: File, options: FileOptions) -> Result<Opened,
             return Err(OpenError::BadSize { path: path.into(), size, block });
         }
         Some(size) => size,
-        None => whole_blocks(path, metadata.len(), block),
+        None => metadata.len().next_multiple_of(block.into()),
     };
     if size == 0 {
         return Err(OpenError::Empty(path.into()));
     }
-    if size > metadata.len() {
+    let extends = options.size.is_some() && size > metadata.len();
+    if extends {
         if options.read_only {
             return Err(OpenError::TooShort { path: path.into(), len: metadata.len(), size });
         }
@@ -201,13 +207,15 @@ fn prepare_file(path: &Path, file: File, options: FileOptions) -> Result<Opened,
         rotational: queue.is_rotational(),
         ..VolumeInfo::new(size)
     };
-    Ok(Opened { path: path.into(), file, info, is_device: false, is_new: false, direct, zeroing })
+    let end = if extends { size } else { size.min(metadata.len()) };
+    Ok(Opened { path: path.into(), file, info, end, is_device: false, is_new: false, direct, zeroing })
 }
 
 pub(super) fn open_block(path: &Path, options: BlockOptions) -> Result<Opened, OpenError> {
     let failed = |action| move |source| system_error(path, action, source);
     let metadata = match std::fs::metadata(path) {
-        Ok(found) if !found.file_type().is_block_device() => return Err(OpenError::NotDevice(path.into())),
+        Ok(found) if found.is_file() => return Err(OpenError::NotDevice(path.into())),
+        Ok(found) if !found.file_type().is_block_device() => return Err(OpenError::Neither(path.into())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             return Err(OpenError::MissingDevice(path.into()));
         }
@@ -230,7 +238,8 @@ pub(super) fn open_block(path: &Path, options: BlockOptions) -> Result<Opened, O
     let told = Direct::of(&file, &queue).filter(|direct| direct.offset <= logical);
     let direct = set_direct(path, &file, options.direct, told, |_| true)?;
     let len = file.seek(SeekFrom::End(0)).map_err(failed("measure"))?;
-    let size = whole_blocks(path, len, logical);
+    // A device has whole blocks.
+    let size = len / u64::from(logical) * u64::from(logical);
     if size == 0 {
         return Err(OpenError::Empty(path.into()));
     }
@@ -246,7 +255,7 @@ pub(super) fn open_block(path: &Path, options: BlockOptions) -> Result<Opened, O
         rotational: queue.is_rotational(),
         ..VolumeInfo::new(size)
     };
-    Ok(Opened { path: path.into(), file, info, is_device: true, is_new: false, direct, zeroing })
+    Ok(Opened { path: path.into(), file, info, end: size, is_device: true, is_new: false, direct, zeroing })
 }
 
 /// Opens what exists, without any lock.
@@ -282,15 +291,6 @@ fn set_direct(
     Ok(set)
 }
 
-fn whole_blocks(path: &Path, len: u64, block: u32) -> u64 {
-    let size = len / u64::from(block) * u64::from(block);
-    if size != len {
-        let (path, rest) = (path.display(), len - size);
-        tracing::warn!("{path}: its last {rest} bytes are no whole block of {block} bytes and are left out");
-    }
-    size
-}
-
 fn system_error(path: &Path, action: &'static str, source: io::Error) -> OpenError {
     match source.raw_os_error() {
         Some(libc::EACCES | libc::EPERM) => OpenError::Permission(path.into()),
@@ -324,14 +324,17 @@ mod tests {
         assert!(refusal(&folder.path().join("a/b"), NEW).contains("/a/b: its directory does not exist"));
         assert!(refusal(folder.path(), NEW).contains("is a directory"));
         assert!(refusal(Path::new("/dev/null"), NEW).contains("is not a regular file"));
-        std::fs::write(&missing, b"short").unwrap();
-        assert!(refusal(&missing, FileOptions::default()).contains("is smaller than one block"));
+        std::fs::write(&missing, b"").unwrap();
+        assert!(refusal(&missing, FileOptions::default()).contains("is empty"));
         let odd = FileOptions { size: Some(1000), ..NEW };
         assert!(refusal(&missing, odd).contains("size 1000 is not a whole number of 512-byte blocks"));
         let frozen = FileOptions { read_only: true, ..NEW };
         assert!(refusal(&missing, frozen).contains("cannot be extended"));
         let not_device = open_block(&missing, BlockOptions::default()).map(|_| ()).unwrap_err();
         assert!(not_device.to_string().contains("use file:"));
+        // file: would send them back.
+        let neither = open_block(Path::new("/dev/null"), BlockOptions::default()).map(|_| ()).unwrap_err();
+        assert!(!neither.to_string().contains("use file:"), "{neither}");
     }
 
     #[test]
@@ -362,7 +365,7 @@ mod tests {
         assert_eq!(std::fs::metadata(&path).unwrap().len(), 2 << 20);
         std::fs::write(&path, [1; 1500]).unwrap();
         let opened = open_file(&path, FileOptions { direct: Some(false), ..FileOptions::default() }).unwrap();
-        assert_eq!(opened.info.size, 1024);
+        assert_eq!((opened.info.size, opened.end), (1536, 1500));
     }
 
     #[test]

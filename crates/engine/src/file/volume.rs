@@ -1,6 +1,7 @@
 //! The volume itself: what all cores share of an open file.
 
-use super::channel::{FileChannel, zero_pages};
+use super::bounce::zero_pages;
+use super::channel::FileChannel;
 use super::open::{self, BlockOptions, FileOptions, OpenError};
 use super::probe::{Direct, Zeroing};
 use crate::reactor::EngineCore;
@@ -24,6 +25,8 @@ pub(super) struct Disk {
     /// Holds the lock.
     pub(super) file: Arc<File>,
     pub(super) info: VolumeInfo,
+    /// Where the file ended when it was opened, in bytes: within the last block if that was not whole.
+    pub(super) end: u64,
     pub(super) is_device: bool,
     /// What direct I/O demands; `None`: buffered.
     pub(super) direct: Option<Direct>,
@@ -63,11 +66,11 @@ impl FileVolume {
     }
 
     fn new(opened: open::Opened) -> FileVolume {
-        let open::Opened { path, file, info, is_device, is_new, direct, zeroing } = opened;
+        let open::Opened { path, file, info, end, is_device, is_new, direct, zeroing } = opened;
         let (zeroes, lost_writes) = (zero_pages(), AtomicBool::new(false));
         let file = Arc::new(file);
         FileVolume {
-            disk: Arc::new(Disk { path, file, info, is_device, direct, zeroing, zeroes, lost_writes }),
+            disk: Arc::new(Disk { path, file, info, end, is_device, direct, zeroing, zeroes, lost_writes }),
             is_new,
         }
     }

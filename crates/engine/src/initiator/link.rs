@@ -1,5 +1,7 @@
 //! One connection of a channel, over all its lives: dials, replays, waits, gives up.
 
+use super::retry::{Retry, Verdict};
+use super::silence::{self, Silence};
 use super::{Dialer, RemoteVolume};
 use crate::connection::{Broken, Connection, Inflow};
 use crate::host::{ByteStream, Host};
@@ -10,7 +12,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use tracing::{info, warn};
 
 /// What the links of a channel know of each other.
@@ -35,12 +37,10 @@ pub(super) struct Link<D: Dialer, H: Host> {
     /// Waits for a session, or for room in it; replayed requests first.
     pub(super) queue: VecDeque<Io>,
     pub(super) done: Vec<Completion>,
-    patience: Duration,
-    /// Since when there has been no session.
-    lost_since: Option<Instant>,
-    /// Since when every session has been lost before it completed anything: it may be a request that ends them.
-    fruitless_since: Option<Instant>,
-    pause: Duration,
+    retry: Retry,
+    silence: Silence,
+    /// Requests that the session holds.
+    in_flight: usize,
     /// It had a session since it was last at rest: what waits may have been sent before, and waits for this link.
     was_open: bool,
     is_parked: bool,
@@ -83,7 +83,10 @@ impl<D: Dialer, H: Host> Task for LinkTask<D, H> {
         let mut link = self.0.borrow_mut();
         link.is_parked = true;
         match &mut link.state {
-            State::Open { connection, .. } => connection.park(),
+            State::Open { connection, .. } => {
+                connection.park();
+                link.watch();
+            }
             State::Connecting { connection, .. } => connection.park_connecting(),
             State::Down | State::Pausing { .. } => {}
         }
@@ -111,10 +114,9 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 state: State::Pausing { until: core.now() },
                 queue: VecDeque::with_capacity(depth as usize),
                 done: Vec::with_capacity(depth as usize),
-                patience: volume.patience,
-                lost_since: Some(core.now()),
-                fruitless_since: None,
-                pause: FIRST_PAUSE,
+                retry: Retry::new(volume.patience, core.now()),
+                silence: Silence::default(),
+                in_flight: 0,
                 was_open: false,
                 is_parked: false,
                 is_closing: false,
@@ -130,11 +132,12 @@ impl<D: Dialer, H: Host> Link<D, H> {
         match &mut self.state {
             State::Open { session, is_checked: true, .. } if self.queue.is_empty() && session.room() > 0 => {
                 session.submit(io);
+                self.in_flight += 1;
             }
             State::Down => {
                 self.queue.push_back(io);
                 self.party.alive.set(self.party.alive.get() + 1);
-                self.lost_since = Some(self.core.now());
+                self.retry.begin(self.core.now());
                 self.state = State::Pausing { until: self.core.now() };
                 self.waker.wake();
             }
@@ -147,6 +150,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
     pub(super) fn kick(&mut self, spins: bool) {
         let State::Open { connection, session, .. } = &mut self.state else { return };
         while let Some(completion) = session.poll_done() {
+            self.in_flight -= 1;
             self.done.push(completion);
         }
         if session.outbox().is_empty() {
@@ -157,6 +161,9 @@ impl<D: Dialer, H: Host> Link<D, H> {
         if is_stuck || (spins && self.is_parked) {
             self.waker.wake();
         }
+        if self.is_parked {
+            self.watch();
+        }
     }
 
     #[inline]
@@ -164,7 +171,10 @@ impl<D: Dialer, H: Host> Link<D, H> {
         self.is_parked = false;
         let completed_before = self.done.len();
         let progress = match &mut self.state {
-            State::Open { .. } => self.run_open(),
+            State::Open { .. } => {
+                self.check_silence();
+                self.run_open()
+            }
             State::Down => Progress::Idle,
             State::Pausing { until } if *until > self.core.now() => Progress::Idle,
             State::Pausing { .. } => self.dial(),
@@ -183,7 +193,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
         }
         match self.core.connect(self.dialer.address()) {
             Ok(stream) => {
-                let until = self.core.now() + self.patience.min(CONNECT_TIMEOUT);
+                let until = self.retry.attempt_ends(self.core.now());
                 self.core.wake_at(until, &self.waker);
                 let connection = Connection::new(stream, &self.core, &self.waker);
                 self.state = State::Connecting { connection, until };
@@ -230,26 +240,39 @@ impl<D: Dialer, H: Host> Link<D, H> {
         connection.check_deadline(session)?;
         let inflow = connection.receive(session)?;
         if !*is_checked && let Some(reason) = self.dialer.refusal(session) {
+            // The session has its good-bye ready; whether it arrives changes nothing.
+            let _ = connection.send(session.outbox());
             return Err(Ended::Refused(reason));
         }
         if !*is_checked && session.is_ready() {
-            self.dialer.check(session).map_err(Ended::Refused)?;
-            (*is_checked, self.lost_since, self.was_open) = (true, None, true);
+            if let Err(reason) = self.dialer.check(session) {
+                // The target did nothing wrong, and is not left without a word.
+                session.on_stop();
+                let _ = connection.send(session.outbox());
+                return Err(Ended::Refused(reason));
+            }
+            (*is_checked, self.was_open) = (true, true);
+            self.retry.on_session();
             self.party.is_changed.set(true);
             self.consumer.wake();
         }
         while let Some(completion) = session.poll_done() {
-            (self.fruitless_since, self.pause) = (None, FIRST_PAUSE);
+            self.retry.on_completion();
+            self.in_flight -= 1;
             self.done.push(completion);
         }
         while *is_checked && session.room() > 0 {
             let Some(io) = self.queue.pop_front() else { break };
             session.submit(io);
+            self.in_flight += 1;
         }
         if self.is_closing {
             session.on_stop();
         }
         let has_sent = connection.send(session.outbox())?;
+        if has_sent || matches!(inflow, Inflow::More | Inflow::Drained) {
+            self.silence.on_move();
+        }
         match inflow {
             Inflow::Finished => Err(Ended::Finished),
             Inflow::More => Ok(Progress::More),
@@ -259,9 +282,28 @@ impl<D: Dialer, H: Host> Link<D, H> {
         }
     }
 
+    /// Has the link look later whether the target answers.
+    #[inline]
+    fn watch(&mut self) {
+        let core = &self.core;
+        if self.in_flight > 0
+            && let Some(until) = self.silence.watch(|| core.now())
+        {
+            core.wake_at(until, &self.waker);
+        }
+    }
+
+    #[inline]
+    fn check_silence(&mut self) {
+        let (core, waiting) = (&self.core, self.in_flight);
+        if self.silence.is_to_tell(|| core.now(), waiting > 0) {
+            let (target, seconds) = (self.dialer.address(), silence::PATIENCE.as_secs());
+            warn!(%target, "no answer for {seconds} s, {waiting} requests wait for one");
+        }
+    }
+
     /// The connection is gone: keep what has not completed, and try again after a pause or give up.
     fn lose(&mut self, reason: &str) -> Progress {
-        let now = self.core.now();
         let was_logged_in = matches!(self.state, State::Open { is_checked: true, .. });
         let done_before = self.done.len();
         self.take_back();
@@ -273,33 +315,30 @@ impl<D: Dialer, H: Host> Link<D, H> {
             self.rest();
             return Progress::Drained;
         }
-        if self.done.len() > done_before {
-            (self.fruitless_since, self.pause) = (None, FIRST_PAUSE);
-        } else if was_logged_in {
-            self.fruitless_since.get_or_insert(now);
+        let has_completed = self.done.len() > done_before;
+        if has_completed {
+            self.retry.on_completion();
         }
-        let lost_since = *self.lost_since.get_or_insert(now);
-        let since = self.fruitless_since.map_or(lost_since, |fruitless| fruitless.min(lost_since));
-        if now.duration_since(since) >= self.patience {
-            return self.give_up(reason);
+        match self.retry.on_loss(was_logged_in && !has_completed, self.core.now()) {
+            Verdict::GiveUp => self.give_up(reason),
+            Verdict::Again { at, is_first } => {
+                if is_first && self.was_open {
+                    warn!(target = %self.dialer.address(), "connection lost ({reason}); trying again");
+                }
+                if !self.was_open {
+                    self.party.is_changed.set(true);
+                    self.consumer.wake();
+                }
+                self.state = State::Pausing { until: at };
+                self.core.wake_at(at, &self.waker);
+                Progress::Drained
+            }
         }
-        if self.pause == FIRST_PAUSE && self.was_open {
-            warn!(target = %self.dialer.address(), "connection lost ({reason}); trying again");
-        }
-        if !self.was_open {
-            self.party.is_changed.set(true);
-            self.consumer.wake();
-        }
-        let until = now + self.pause;
-        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
-        self.state = State::Pausing { until };
-        self.core.wake_at(until, &self.waker);
-        Progress::Drained
     }
 
     /// Makes as if it had never had a connection, until the next request; answers how many other links try still.
     fn rest(&mut self) -> usize {
-        (self.pause, self.was_open, self.fruitless_since) = (FIRST_PAUSE, false, None);
+        self.was_open = false;
         let alive = self.party.alive.get().saturating_sub(1);
         self.party.alive.set(alive);
         alive
@@ -331,6 +370,8 @@ impl<D: Dialer, H: Host> Link<D, H> {
 
     /// Ends the session and queues what it had not completed before everything else.
     fn take_back(&mut self) {
+        self.in_flight = 0;
+        self.silence.on_loss();
         if let State::Open { mut session, .. } = std::mem::replace(&mut self.state, State::Down) {
             while let Some(completion) = session.poll_done() {
                 self.done.push(completion);
@@ -362,7 +403,3 @@ impl From<Broken> for Ended {
         Ended::Broken(broken)
     }
 }
-
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-const FIRST_PAUSE: Duration = Duration::from_millis(10);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);

@@ -12,6 +12,8 @@
 //! completed before the loss and was not flushed is as safe as the target made it.
 
 mod link;
+mod retry;
+mod silence;
 
 use crate::host::Host;
 use crate::reactor::EngineCore;

@@ -78,7 +78,7 @@ impl EngineCore {
             (tasks.len() - 1) as u32
         });
         let generation = self.tasks.borrow()[index as usize].generation;
-        let waker = self.ready.waker(u64::from(generation) << 32 | u64::from(index));
+        let waker = self.ready.waker(task_id(index, generation));
         let task: Box<dyn Task> = match make(&waker) {
             Ok(task) => Box::new(task),
             Err(error) => {
@@ -191,8 +191,8 @@ impl EngineCore {
 
     /// Runs a task if it still exists; answers its progress, whether it polls, and whether it was hot already.
     #[inline]
-    pub(super) fn run_task(&self, id: u64, becomes_hot: bool) -> Option<(Progress, bool, bool)> {
-        let (index, generation) = (id as u32 as usize, (id >> 32) as u32);
+    pub(super) fn run_task(&self, id: u64) -> Option<(Progress, bool, bool)> {
+        let (index, generation) = place(id);
         let (mut task, was_hot) = {
             let mut tasks = self.tasks.borrow_mut();
             let slot = tasks.get_mut(index).filter(|slot| slot.generation == generation)?;
@@ -213,13 +213,14 @@ impl EngineCore {
             return None;
         }
         slot.task = Some(task);
-        slot.is_hot = becomes_hot && is_polled && self.policy != PollPolicy::Never;
+        slot.is_hot = is_polled && self.policy != PollPolicy::Never;
         Some((progress, is_polled, was_hot))
     }
 
     pub(super) fn wake_task(&self, id: u64) {
-        if let Some(slot) = self.tasks.borrow().get(id as u32 as usize)
-            && slot.generation == (id >> 32) as u32
+        let (index, generation) = place(id);
+        if let Some(slot) = self.tasks.borrow().get(index)
+            && slot.generation == generation
             && let Some(waker) = &slot.waker
         {
             waker.wake();
@@ -227,9 +228,10 @@ impl EngineCore {
     }
 
     pub(super) fn park_task(&self, id: u64) {
+        let (index, generation) = place(id);
         let task = {
             let mut tasks = self.tasks.borrow_mut();
-            let slot = tasks.get_mut(id as u32 as usize).filter(|slot| slot.generation == (id >> 32) as u32);
+            let slot = tasks.get_mut(index).filter(|slot| slot.generation == generation);
             slot.and_then(|slot| {
                 slot.is_hot = false;
                 slot.task.take()
@@ -237,7 +239,17 @@ impl EngineCore {
         };
         if let Some(mut task) = task {
             task.park();
-            self.tasks.borrow_mut()[id as u32 as usize].task = Some(task);
+            self.tasks.borrow_mut()[index].task = Some(task);
         }
     }
+}
+
+/// Names a task for good: its slot, and how many tasks that slot had before.
+fn task_id(index: u32, generation: u32) -> u64 {
+    u64::from(generation) << 32 | u64::from(index)
+}
+
+#[inline]
+fn place(id: u64) -> (usize, u32) {
+    (id as u32 as usize, (id >> 32) as u32)
 }

@@ -15,7 +15,9 @@ pub use inbox::{Inbox, Message};
 pub(crate) use readiness::WakeOnEvent;
 pub use task::{Progress, Task};
 
+use crate::memory::trim_heap;
 use crate::ring::Ring;
+use blockmux_volume::Core;
 use std::io;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -50,6 +52,8 @@ impl PollPolicy {
 pub struct Reactor {
     core: Rc<EngineCore>,
     hot: Vec<Hot>,
+    /// When the heap is to give back what a burst took.
+    trim_at: Option<Instant>,
 }
 
 struct Hot {
@@ -66,7 +70,7 @@ impl Reactor {
         let core = EngineCore::new(Ring::new()?, policy, pool_limit_bytes);
         let inbox = inbox::open(&core)?;
         core.set_inbox(inbox.clone());
-        Ok((Reactor { core, hot: Vec::new() }, inbox))
+        Ok((Reactor { core, hot: Vec::new(), trim_at: None }, inbox))
     }
 
     /// What runs on this core.
@@ -136,7 +140,7 @@ impl Reactor {
     }
 
     fn run_woken(&mut self, id: u64, now: Instant) {
-        let Some((progress, is_polled, was_hot)) = self.core.run_task(id, true) else { return };
+        let Some((progress, is_polled, was_hot)) = self.core.run_task(id) else { return };
         if !is_polled {
             if progress == Progress::More {
                 self.core.wake_task(id);
@@ -159,7 +163,7 @@ impl Reactor {
             PollPolicy::Never => return false,
         };
         let (core, mut active) = (&self.core, false);
-        self.hot.retain_mut(|hot| match core.run_task(hot.id, true) {
+        self.hot.retain_mut(|hot| match core.run_task(hot.id) {
             None => false,
             Some((Progress::More | Progress::Drained, ..)) => {
                 (active, hot.last_active) = (true, now);
@@ -172,6 +176,22 @@ impl Reactor {
             }
         });
         active
+    }
+
+    /// Trims the heap some time after a burst; answers when to look again. Soon after it, the next may come.
+    fn trim_when_due(&mut self, now: Instant) -> Option<Instant> {
+        let pool = self.core.pool();
+        if !pool.has_shed_much() {
+            return None;
+        }
+        let due = *self.trim_at.get_or_insert(now + TRIM_AFTER);
+        if now < due {
+            return Some(due);
+        }
+        self.trim_at = None;
+        pool.note_trimmed();
+        trim_heap();
+        None
     }
 
     fn keeps_awake(&self, idle: Duration) -> bool {
@@ -189,8 +209,9 @@ impl Reactor {
         if !self.core.ready.is_empty() {
             return Ok(());
         }
-        let timeout = self.core.timers.next().map(|when| when.saturating_duration_since(now));
-        self.core.ring.submit_and_wait(timeout)
+        let trim_at = self.trim_when_due(now);
+        let wake_at = [self.core.timers.next(), trim_at].into_iter().flatten().min();
+        self.core.ring.submit_and_wait(wake_at.map(|when| when.saturating_duration_since(now)))
     }
 }
 
@@ -206,10 +227,13 @@ const MOST_TURNS_UNSUBMITTED: u32 = 4;
 /// With [`PollPolicy::Always`] the core spins on, but asks the ring about sockets that were silent for this long.
 const HOT_WHEN_ALWAYS: Duration = Duration::from_millis(10);
 
+/// Bursts that follow each other more closely use the same memory.
+const TRIM_AFTER: Duration = Duration::from_secs(1);
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use blockmux_volume::{Core, Waker};
+    use blockmux_volume::Waker;
     use std::cell::Cell;
     use std::rc::Weak;
 

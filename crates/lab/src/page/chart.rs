@@ -63,12 +63,22 @@ impl Bars {
         let x = |value: f64| left + value / end * (RIGHT - left);
         let (body, bottom) = self.body(end, x);
         let mut out = String::new();
-        for &tick in &ticks {
+        let every = self.labelled_ticks(&ticks, x(ticks[1]) - left);
+        for (nth, &tick) in ticks.iter().enumerate() {
             line(&mut out, "grid", (x(tick), TOP), (x(tick), bottom));
-            text(&mut out, "tick mid", x(tick), bottom + 14.0, &(self.axis)(tick));
+            if nth.is_multiple_of(every) {
+                text(&mut out, "tick mid", x(tick), bottom + 14.0, &(self.axis)(tick));
+            }
         }
         out.push_str(&body);
         framed(bottom + 20.0, &self.title, &self.description(), &out)
+    }
+
+    /// Each how-manieth tick has its number, so that numbers do not run into each other.
+    fn labelled_ticks(&self, ticks: &[f64], apart: f64) -> usize {
+        let longest = ticks.iter().map(|&tick| (self.axis)(tick).chars().count()).max().unwrap_or(0);
+        // With a character's room between two.
+        ((longest + 1) as f64 * CHAR / apart).ceil().max(1.0) as usize
     }
 
     /// Where bars begin: behind the longest label, so that charts with usual labels are alike.
@@ -319,3 +329,25 @@ const PANEL: f64 = 140.0;
 const PLOT_LEFT: f64 = 40.0;
 const PLOT_RIGHT: f64 = 206.0;
 const LABEL_GAP: f64 = 13.5;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The numbers at the axis under one bar.
+    fn numbers(value: f64, label: &str) -> Vec<String> {
+        let parts = vec![(value, "nbd".to_owned())];
+        let bar = Bar { label: label.to_owned(), parts, runs: Vec::new(), may_break: false };
+        let groups = vec![BarGroup { heading: String::new(), bars: vec![bar] }];
+        let (shown, axis) = (figure::count, svg::tick);
+        let drawn = Bars { title: "t".to_owned(), groups, shown, axis, reference: None }.draw();
+        let ticks = drawn.split(r#"class="tick mid""#).skip(1);
+        ticks.map(|rest| rest.split(['>', '<']).nth(1).unwrap().to_owned()).collect()
+    }
+
+    #[test]
+    fn numbers_at_the_axis_do_not_run_into_each_other() {
+        assert_eq!(numbers(450.0, "nbd"), ["0", "100", "200", "300", "400", "500"]);
+        assert_eq!(numbers(450e3, &"n".repeat(32)), ["0", "200k", "400k"]);
+    }
+}

@@ -130,6 +130,14 @@ pub enum SpecError {
         /// How it is written.
         form: &'static str,
     },
+    /// Something else where options stand.
+    #[error("`{pair}` in `{spec}` has no `=`: write KEY=VALUE")]
+    NoPair {
+        /// What stands there.
+        pair: String,
+        /// The spec.
+        spec: String,
+    },
     /// A bad number.
     #[error("in `{spec}`: {error}")]
     Unit {

@@ -242,7 +242,7 @@ impl<'a> Parser<'a> {
         let mut pairs: Vec<(&str, &str)> = Vec::new();
         for pair in text.split(between).filter(|_| !text.is_empty()) {
             let Some((key, value)) = pair.split_once('=') else {
-                return Err(self.value(pair, "", "write KEY=VALUE"));
+                return Err(SpecError::NoPair { pair: pair.to_owned(), spec: self.spec.to_owned() });
             };
             if pairs.iter().any(|(known, _)| *known == key) {
                 return Err(self.twice(key));

@@ -194,8 +194,9 @@ fn push(outbox: &mut Outbox, headers: Headers, cmd: Cmd, flags: u16, cookie: Key
     }
 }
 
-/// The most that a compact request without payload covers: 32 bits, and whole blocks of any minimum size.
-pub(super) const MAX_COMPACT_EFFECT: u64 = 0xffff_0000;
+/// The most that a compact request without payload covers, in bytes: whole blocks of any minimum size. The field has
+/// 32 bits, but there are servers that take it for signed, qemu-nbd before 5.1 among them.
+pub(super) const MAX_COMPACT_EFFECT: u64 = 0x7fff_0000;
 /// The piece in which zeroes are written to a server that cannot make them itself, in bytes.
 pub(super) const ZEROES: u32 = 256 << 10;
 /// Every server must do unfragmented reads up to this size ("Request types", `NBD_CMD_READ`).

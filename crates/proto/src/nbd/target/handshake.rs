@@ -33,7 +33,7 @@ pub(super) struct Handshake {
     form: Form,
     /// The export for which `base:allocation` was selected last.
     base_allocation: Option<VolumeId>,
-    options: u32,
+    options_left: u32,
     stopping: bool,
     deadline: Instant,
 }
@@ -86,12 +86,12 @@ impl Handshake {
         };
         outbox.push_head(greeting.as_bytes());
         Handshake {
-            exports,
             awaiting: Awaiting::Flags,
             client_flags: 0,
             form: Form::Simple,
             base_allocation: None,
-            options: 0,
+            options_left: options_for(&exports),
+            exports,
             stopping: false,
             deadline: now.checked_add(HANDSHAKE_TIME).unwrap_or(now),
         }
@@ -179,7 +179,7 @@ impl Handshake {
         if flags & !(NBD_FLAG_C_FIXED_NEWSTYLE | NBD_FLAG_C_NO_ZEROES) != 0 {
             return Err(ProtocolError {
                 what: "set a client flag that was not offered",
-                reference: "proto.md, Client flags",
+                reference: "proto.md, \"Client flags\"",
             });
         }
         self.client_flags = flags;
@@ -190,17 +190,15 @@ impl Handshake {
     /// Decides what becomes of an option's data before any of it is looked at.
     fn on_head(&mut self, head: &OptionHead) -> Result<Awaiting, ProtocolError> {
         let (option, length) = (Opt(head.option.get()), head.length.get() as usize);
-        self.options = self.options.saturating_add(1);
         if head.magic.get() != NBD_OPTS_MAGIC {
             return newstyle_error("sent an option with a wrong magic number");
         }
-        if self.options > MAX_OPTIONS {
-            return newstyle_error("sent more than 1,000 options");
-        }
-        let fixed = self.client_flags & NBD_FLAG_C_FIXED_NEWSTYLE != 0;
-        if !fixed && option != Opt::NBD_OPT_EXPORT_NAME {
-            return newstyle_error("sent an option other than an export name without fixed newstyle");
-        }
+        self.options_left = match self.options_left.checked_sub(1) {
+            Some(left) => left,
+            None => return newstyle_error("sent more than 1,000 options and 4 for each export"),
+        };
+        // NBD_FLAG_C_FIXED_NEWSTYLE is not asked for ("Client flags" leaves that to the server): there are clients that
+        // set no flag and send NBD_OPT_GO, and a client that knows no options sends none.
         if option == Opt::NBD_OPT_SET_META_CONTEXT {
             // Whatever becomes of the new selection, the one before is gone.
             self.base_allocation = None;
@@ -388,8 +386,14 @@ fn reply(outbox: &mut Outbox, option: Opt, rep: Rep, parts: &[&[u8]]) {
     parts.iter().for_each(|part| outbox.push_head(part));
 }
 
+/// How many options a client of these exports may send.
+fn options_for(exports: &Exports) -> u32 {
+    let about_each = (exports.iter().count() as u32).saturating_mul(OPTIONS_PER_EXPORT);
+    MAX_OPTIONS.saturating_add(about_each)
+}
+
 fn newstyle_error(what: &'static str) -> Result<Awaiting, ProtocolError> {
-    Err(ProtocolError { what, reference: "proto.md, Newstyle negotiation" })
+    Err(ProtocolError { what, reference: "proto.md, \"Newstyle negotiation\"" })
 }
 
 const STOPPING: Answer = Err(OptionError(Rep::NBD_REP_ERR_SHUTDOWN, "the server is stopping"));
@@ -397,8 +401,11 @@ const STOPPING: Answer = Err(OptionError(Rep::NBD_REP_ERR_SHUTDOWN, "the server 
 /// How long a handshake may take.
 pub(super) const HANDSHAKE_TIME: Duration = Duration::from_secs(30);
 
-/// The most options that one handshake may have.
+/// The most options that one handshake may have, beside those about each export.
 const MAX_OPTIONS: u32 = 1000;
+
+/// Who lists all exports asks about each on the same connection: what it is like, and its contexts.
+const OPTIONS_PER_EXPORT: u32 = 4;
 
 /// The most option data that is looked at, in bytes: 15 names of full length. At most `MAX_DEMAND`.
 const MAX_OPTION_DATA: usize = 64 << 10;

@@ -13,10 +13,10 @@
 //! export, the form of messages, and whether block status can be asked. In transmission, `request` turns bytes into
 //! an operation or a refusal, `pending` remembers it while the volume works, `reply` turns its result into bytes.
 //!
-//! What bounds a session: 1,000 options of 64 KiB and 30 seconds for a handshake; in transmission 1,024 requests and
+//! What bounds a session: 1,000 options, and 4 for each export, of 64 KiB each and 30 seconds for a handshake; in transmission 1,024 requests and
 //! 64 MiB of data and block status in flight, and 1 MiB of replies without data that the client leaves unread. Beyond
-//! those it is not listened to. Memory for long writes comes from the core's pool; when that is empty, the session asks again at
-//! each of its completions and, through [`Timed`], once a millisecond.
+//! those it is not listened to. Memory for long writes comes from the core's pool; when that is empty, the session asks
+//! again at each of its completions and, through [`Timed`], after pauses that grow from 1 to 128 ms.
 //!
 //! The extension `EXTENDED_HEADERS` is that of the protocol document's branch `extension-ext-header`.
 
@@ -82,7 +82,7 @@ impl Timed for TargetSession {
         match &mut self.phase {
             Phase::Handshake(handshake) if now >= handshake.deadline() => Err(ProtocolError {
                 what: "did not finish its handshake within 30 seconds",
-                reference: "proto.md, Termination of the session during option haggling",
+                reference: "proto.md, \"Termination of the session during option haggling\"",
             }),
             Phase::Handshake(_) | Phase::Closing => Ok(()),
             Phase::Transmission(transmission) => {
@@ -142,7 +142,7 @@ impl StreamSession for TargetSession {
         }
         Err(ProtocolError {
             what: "left in the middle of an option",
-            reference: "proto.md, Newstyle negotiation",
+            reference: "proto.md, \"Newstyle negotiation\"",
         })
     }
 

@@ -81,7 +81,7 @@ impl Request {
             false => Ok(0),
             true if self.length > MAX_TRANSFER.into() => Err(ProtocolError {
                 what: "sent a request with more payload than the advertised maximum",
-                reference: "proto.md, Size constraints",
+                reference: "proto.md, \"Size constraints\"",
             }),
             true => Ok(self.length as usize),
         }
@@ -224,9 +224,9 @@ fn check_magic(magic: u32, expected: u32) -> Result<(), ProtocolError> {
     Err(ProtocolError {
         what: "sent a request with a wrong magic number",
         reference: if extended {
-            "extension-ext-header, Request message"
+            "extension-ext-header, \"Request message\""
         } else {
-            "proto.md, Request message"
+            "proto.md, \"Request message\""
         },
     })
 }

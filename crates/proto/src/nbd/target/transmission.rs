@@ -127,7 +127,7 @@ impl Transmission {
             Awaiting::Head | Awaiting::Over => Ok(()),
             _ => Err(ProtocolError {
                 what: "left in the middle of a request's payload",
-                reference: "proto.md, Terminating the transmission phase",
+                reference: "proto.md, \"Terminating the transmission phase\"",
             }),
         }
     }

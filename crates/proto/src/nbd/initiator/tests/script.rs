@@ -1,6 +1,6 @@
 //! For tests: a server that is a list of bytes, and a driver that delivers them in pieces of any size.
 
-use super::{Config, Features, Headers, InitiatorSession, Mode};
+use crate::nbd::initiator::{Config, Features, Headers, InitiatorSession, Mode};
 use crate::session::{Demand, Initiator, MAX_DEMAND, ProtocolError, StreamSession};
 use blockmux_volume::{Chunk, Completion, Io, IoError, Op, Output, Pool, Seg, SgList, Tag};
 use blockmux_wire::nbd::handshake::{NBD_OPTS_MAGIC, NBD_REP_MAGIC, Opt, Rep};

@@ -1,0 +1,94 @@
+//! The log on standard error.
+//!
+//! A thread of its own writes it: whoever reads may be slow or gone, and what peers do wrong makes lines. Neither may
+//! hold up a core, so lines that find no room are counted instead.
+
+use std::io::{IsTerminal, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender, SyncSender, TrySendError};
+use std::time::{Duration, Instant};
+use std::{io, thread};
+
+/// Takes whole lines and never waits; a clone is another handle.
+#[derive(Clone)]
+pub(crate) struct Log {
+    queue: SyncSender<Message>,
+    left_out: Arc<AtomicU64>,
+}
+
+enum Message {
+    Line(Vec<u8>),
+    /// To be answered when everything before has been written.
+    End(Sender<()>),
+}
+
+impl Log {
+    /// Starts the thread.
+    pub(crate) fn start() -> io::Result<Log> {
+        let (queue, messages) = mpsc::sync_channel(QUEUE_LINES);
+        let left_out = Arc::new(AtomicU64::new(0));
+        let counted = left_out.clone();
+        thread::Builder::new().name("log".to_owned()).spawn(move || write_out(&messages, &counted))?;
+        Ok(Log { queue, left_out })
+    }
+
+    /// Waits until all has been written, but not long.
+    pub(crate) fn finish(&self) {
+        let (sender, receiver) = mpsc::channel();
+        let end = Instant::now() + PATIENCE;
+        let mut message = Message::End(sender);
+        while let Err(TrySendError::Full(back)) = self.queue.try_send(message) {
+            if Instant::now() >= end {
+                return;
+            }
+            message = back;
+            thread::park_timeout(PAUSE);
+        }
+        let _ = receiver.recv_timeout(end.saturating_duration_since(Instant::now()));
+    }
+}
+
+impl Write for Log {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        if self.queue.try_send(Message::Line(line.to_vec())).is_err() {
+            self.left_out.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn write_out(messages: &Receiver<Message>, left_out: &AtomicU64) {
+    let is_terminal = io::stderr().is_terminal();
+    while let Ok(message) = messages.recv() {
+        let missing = left_out.swap(0, Ordering::Relaxed);
+        if missing > 0 {
+            let text = format!(" WARN {missing} lines are left out: they came faster than they were read\n");
+            let _ = write_line(is_terminal, text.as_bytes());
+        }
+        // There is nobody left to tell if this fails.
+        let _ = match message {
+            Message::Line(line) => write_line(is_terminal, &line),
+            Message::End(done) => done.send(()).map_err(io::Error::other),
+        };
+    }
+}
+
+/// On a terminal a line takes the place of a progress bar that stands there, which is drawn again below it.
+fn write_line(is_terminal: bool, line: &[u8]) -> io::Result<()> {
+    let mut stderr = io::stderr().lock();
+    if is_terminal {
+        stderr.write_all(b"\r\x1b[K")?;
+    }
+    stderr.write_all(line)
+}
+
+/// More than a busy daemon says while its reader takes a breath.
+const QUEUE_LINES: usize = 1024;
+/// How long a reader may take for the last lines.
+const PATIENCE: Duration = Duration::from_secs(1);
+const PAUSE: Duration = Duration::from_millis(5);

@@ -1,0 +1,40 @@
+//! `--poll`: when a core that has nothing to do goes to sleep, in one word.
+
+use blockmux_engine::reactor::PollPolicy;
+use serde::Deserialize;
+
+/// As the command line and the config file say it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Poll {
+    /// A short while after the last activity
+    Adaptive,
+    /// For ever: takes whole processors, and answers fastest
+    Always,
+    /// Not at all: it sleeps at once
+    Never,
+}
+
+impl From<Poll> for PollPolicy {
+    fn from(poll: Poll) -> PollPolicy {
+        match poll {
+            Poll::Adaptive => PollPolicy::ADAPTIVE,
+            Poll::Always => PollPolicy::Always,
+            Poll::Never => PollPolicy::Never,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::ValueEnum;
+
+    #[test]
+    fn a_policy_is_called_in_reports_as_it_was_asked_for() {
+        for poll in Poll::value_variants() {
+            let asked = poll.to_possible_value().unwrap();
+            assert_eq!(asked.get_name(), PollPolicy::from(*poll).name());
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! Where to listen: what was asked for, else every protocol on its own port of loopback, or in a private directory.
+
+use super::setup::Setup;
+use crate::address::{ListenAddress, is_local};
+use crate::failure::Failure;
+use crate::patience::patiently;
+use crate::protocol::{PROTOCOLS, Protocol};
+use blockmux_engine::socket::{Address, Listener};
+use std::io;
+use tempfile::TempDir;
+use tracing::warn;
+
+/// Where a command's sockets are, if nobody said where to listen.
+pub(super) fn private_directory(setup: &Setup, has_command: bool) -> Result<Option<TempDir>, Failure> {
+    if !has_command || !setup.listeners.is_empty() {
+        return Ok(None);
+    }
+    let directory = tempfile::Builder::new().prefix("blockmux-").tempdir();
+    directory.map(Some).map_err(|error| {
+        Failure::request(format!(
+            "cannot make a directory for the socket: {error}; set TMPDIR to one that works"
+        ))
+    })
+}
+
+/// Binds what was asked for; else each protocol's private socket, or its own port of loopback.
+pub(super) fn bind(
+    setup: &Setup,
+    private: Option<&TempDir>,
+) -> Result<Vec<(&'static Protocol, Listener)>, Failure> {
+    let usual = |protocol: &'static Protocol| match private {
+        Some(_) if !protocol.has_unix_sockets() => ListenAddress::ANY_PORT,
+        Some(directory) => ListenAddress::Unix(directory.path().join(format!("{}.sock", protocol.name))),
+        None => ListenAddress::LOOPBACK,
+    };
+    let mut wanted = setup.listeners.clone();
+    if wanted.is_empty() {
+        wanted = PROTOCOLS.iter().map(|&protocol| (protocol, usual(protocol))).collect();
+    }
+    let addresses = wanted
+        .into_iter()
+        .map(|(protocol, address)| Ok((protocol, address.resolve(protocol.port)?)))
+        .collect::<Result<Vec<_>, Failure>>()?;
+    let mut listeners = Vec::new();
+    for (protocol, address) in addresses {
+        let bound = patiently(|| Listener::bind(&address), |error| error.kind() == io::ErrorKind::AddrInUse);
+        listeners.push((protocol, bound.map_err(|error| cannot_listen(protocol, &address, &error))?));
+        if !is_local(&address) && (protocol.is_open)(&setup.settings) {
+            warn!("{address} can be reached from other machines, and there is no authentication");
+        }
+    }
+    Ok(listeners)
+}
+
+fn cannot_listen(protocol: &Protocol, address: &Address, error: &io::Error) -> Failure {
+    let advice = match (error.kind(), address) {
+        (io::ErrorKind::AddrInUse, Address::Tcp(_)) => {
+            let option = protocol.name;
+            &format!(
+                "another program listens there; stop it, or use another port, such as --{option} 127.0.0.1:0"
+            )
+        }
+        (io::ErrorKind::AddrInUse, Address::Unix(_)) => {
+            "another program listens there, or it is no socket; name another path"
+        }
+        (io::ErrorKind::PermissionDenied, Address::Tcp(_)) => "not permitted; use a port from 1024 on",
+        (io::ErrorKind::PermissionDenied, Address::Unix(_)) => {
+            "not permitted; name a path that you may write"
+        }
+        (io::ErrorKind::AddrNotAvailable, _) => "this machine has no such address; `ip address` lists them",
+        (io::ErrorKind::NotFound, _) => "the directory does not exist; create it, or name another path",
+        _ => return Failure::request(format!("cannot listen on {address}: {error}; name another address")),
+    };
+    Failure::request(format!("cannot listen on {address}: {advice}"))
+}

@@ -1,0 +1,46 @@
+//! What the system's errors mean to whoever uses a volume.
+
+use blockmux_volume::IoError;
+
+/// The one table from the system's errors to a volume's.
+pub(super) fn io_error(errno: i32) -> IoError {
+    match errno {
+        libc::ENOSPC | libc::EDQUOT | libc::EFBIG => IoError::NoSpace,
+        libc::EROFS | libc::EPERM | libc::EACCES | libc::ETXTBSY => IoError::ReadOnly,
+        libc::EOPNOTSUPP | libc::ENOSYS | libc::ENOTTY => IoError::Unsupported,
+        libc::ENOMEM | libc::ENOBUFS => IoError::NoMemory,
+        libc::ECANCELED => IoError::Aborted,
+        // EIO, ENODEV, EREMOTEIO, EBADMSG and all else that a request which was checked can only meet in a device.
+        _ => IoError::Medium,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_error_of_the_system_has_its_meaning() {
+        let table = [
+            (libc::ENOSPC, IoError::NoSpace),
+            (libc::EDQUOT, IoError::NoSpace),
+            (libc::EFBIG, IoError::NoSpace),
+            (libc::EROFS, IoError::ReadOnly),
+            (libc::EPERM, IoError::ReadOnly),
+            (libc::EACCES, IoError::ReadOnly),
+            (libc::ETXTBSY, IoError::ReadOnly),
+            (libc::EOPNOTSUPP, IoError::Unsupported),
+            (libc::ENOSYS, IoError::Unsupported),
+            (libc::ENOTTY, IoError::Unsupported),
+            (libc::ENOMEM, IoError::NoMemory),
+            (libc::ENOBUFS, IoError::NoMemory),
+            (libc::ECANCELED, IoError::Aborted),
+            (libc::EIO, IoError::Medium),
+            (libc::ENODEV, IoError::Medium),
+            (libc::EINVAL, IoError::Medium),
+        ];
+        for (errno, meaning) in table {
+            assert_eq!(io_error(errno), meaning, "errno {errno}");
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! When a link that lost its connection dials again, and when it gives up.
+//!
+//! It gives up when there has been no session for its patience, or when sessions have begun for so long and ended
+//! without completing anything: then it may be a request that ends them. In between it dials after pauses that grow
+//! until something completes.
+
+use std::time::{Duration, Instant};
+
+pub(super) struct Retry {
+    patience: Duration,
+    /// Since when there has been no session.
+    lost_since: Option<Instant>,
+    /// Since when every session has been lost before it completed anything.
+    fruitless_since: Option<Instant>,
+    pause: Duration,
+}
+
+/// What to do about a loss.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    GiveUp,
+    /// Dial at that time; the first of several attempts, or not.
+    Again {
+        at: Instant,
+        is_first: bool,
+    },
+}
+
+impl Retry {
+    /// For a link that begins to dial `now`.
+    pub(super) fn new(patience: Duration, now: Instant) -> Retry {
+        Retry { patience, lost_since: Some(now), fruitless_since: None, pause: FIRST_PAUSE }
+    }
+
+    /// A link that rested begins to dial.
+    pub(super) fn begin(&mut self, now: Instant) {
+        *self = Retry::new(self.patience, now);
+    }
+
+    /// Until when one attempt may take.
+    pub(super) fn attempt_ends(&self, now: Instant) -> Instant {
+        now + self.patience.min(CONNECT_TIMEOUT)
+    }
+
+    /// A session is open.
+    pub(super) fn on_session(&mut self) {
+        self.lost_since = None;
+    }
+
+    /// A request has completed.
+    #[inline]
+    pub(super) fn on_completion(&mut self) {
+        (self.fruitless_since, self.pause) = (None, FIRST_PAUSE);
+    }
+
+    /// An attempt has failed, or a session has ended.
+    pub(super) fn on_loss(&mut self, had_session: bool, now: Instant) -> Verdict {
+        if had_session {
+            self.fruitless_since.get_or_insert(now);
+        }
+        let lost_since = *self.lost_since.get_or_insert(now);
+        let since = self.fruitless_since.map_or(lost_since, |fruitless| fruitless.min(lost_since));
+        if now.duration_since(since) >= self.patience {
+            return Verdict::GiveUp;
+        }
+        let (at, is_first) = (now + self.pause, self.pause == FIRST_PAUSE);
+        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        Verdict::Again { at, is_first }
+    }
+}
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(5);
+
+    /// Loses one attempt after the other, each as soon as it may be made; answers how often, and for how long.
+    fn lose_until_it_gives_up(retry: &mut Retry, had_session: bool, from: Instant) -> (u32, Duration) {
+        let (mut now, mut losses) = (from, 0);
+        loop {
+            losses += 1;
+            match retry.on_loss(had_session, now) {
+                Verdict::GiveUp => return (losses, now - from),
+                Verdict::Again { at, is_first } => {
+                    assert_eq!(is_first, losses == 1);
+                    assert!(at > now && at - now <= LONGEST_PAUSE);
+                    now = at;
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn pauses_grow_until_patience_is_over() {
+        let now = Instant::now();
+        let (losses, time) = lose_until_it_gives_up(&mut Retry::new(PATIENCE, now), false, now);
+        assert!((8..15).contains(&losses), "{losses}");
+        assert!(time >= PATIENCE && time < PATIENCE + LONGEST_PAUSE, "{time:?}");
+    }
+
+    #[test]
+    fn sessions_that_complete_nothing_do_not_prolong_it() {
+        let now = Instant::now();
+        let mut retry = Retry::new(PATIENCE, now);
+        retry.on_session();
+        let (mut at, mut losses) = (now, 0);
+        while let Verdict::Again { at: next, .. } = retry.on_loss(true, at) {
+            (at, losses) = (next, losses + 1);
+            retry.on_session();
+        }
+        assert!(at - now >= PATIENCE && losses < 15, "{losses}");
+    }
+
+    #[test]
+    fn a_completion_or_a_rest_begins_anew() {
+        let now = Instant::now();
+        let mut retry = Retry::new(PATIENCE, now);
+        retry.on_session();
+        assert!(matches!(retry.on_loss(true, now), Verdict::Again { is_first: true, .. }));
+        retry.on_session();
+        retry.on_completion();
+        let later = now + PATIENCE * 2;
+        assert!(matches!(retry.on_loss(true, later), Verdict::Again { is_first: true, .. }));
+        let much_later = later + PATIENCE * 2;
+        retry.begin(much_later);
+        assert!(lose_until_it_gives_up(&mut retry, false, much_later).1 >= PATIENCE);
+    }
+}
