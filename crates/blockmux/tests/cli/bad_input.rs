@@ -93,7 +93,7 @@ const WRONG: &[(&[&str], &str)] = &[
         &["serve", "null:8e", "--nbd", ":0"],
         "null:8e: has 9223372036854775808 bytes, and clients count to 2^63 - 1; serve a smaller volume",
     ),
-    (&["serve", "mem:1"], "mem:1: is smaller than one block; take at least 512"),
+    (&["serve", "mem:1", "--nbd", ":0"], "mem:1: is smaller than one block; take at least 512"),
     (
         &["serve", "file:/nowhere/disk.img?size=1m", "--nbd", ":0"],
         "file:/nowhere/disk.img: its directory does not exist; create that first, or name another path",
