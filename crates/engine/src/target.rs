@@ -66,9 +66,40 @@ impl<S: Target + 'static, H: Host> TargetTask<S, H> {
 }
 
 impl<S: Target, H: Host> TargetTask<S, H> {
-    /// Hands every I/O of the session to its channel and every completion back; answers whether there was any.
+    /// Hands every I/O of the session to its channel and every completion back. A completion may lead to the next I/O,
+    /// as with commands of several steps: there is more to do if that still goes on after so many rounds.
     #[inline]
-    fn move_io(&mut self) -> bool {
+    fn move_io(&mut self) -> Progress {
+        let mut progress = Progress::Idle;
+        for round in 0..ROUNDS_PER_TURN {
+            let submitted = self.submit_io();
+            if submitted {
+                progress = Progress::Drained;
+            } else if round > 0 {
+                return progress;
+            }
+            if self.in_flight == 0 {
+                return progress;
+            }
+            for (_, channel) in &mut self.channels {
+                channel.kick();
+                channel.poll(&mut self.done);
+            }
+            if self.done.is_empty() {
+                return progress;
+            }
+            self.in_flight -= self.done.len() as u32;
+            progress = Progress::Drained;
+            for completion in self.done.drain(..) {
+                self.session.on_io(completion);
+            }
+        }
+        Progress::More
+    }
+
+    /// Submits and cancels what the session wants; answers whether anything was submitted.
+    #[inline]
+    fn submit_io(&mut self) -> bool {
         let mut any = false;
         while let Some((volume, io)) = self.session.poll_io() {
             any = true;
@@ -86,18 +117,6 @@ impl<S: Target, H: Host> TargetTask<S, H> {
             if let Some((_, channel)) = self.channels.iter_mut().find(|(id, _)| *id == volume) {
                 channel.cancel(tag);
             }
-        }
-        if self.in_flight == 0 {
-            return any;
-        }
-        for (_, channel) in &mut self.channels {
-            channel.kick();
-            channel.poll(&mut self.done);
-        }
-        self.in_flight -= self.done.len() as u32;
-        any |= !self.done.is_empty();
-        for completion in self.done.drain(..) {
-            self.session.on_io(completion);
         }
         any
     }
@@ -139,8 +158,10 @@ impl<S: Target, H: Host> TargetTask<S, H> {
             if sent && self.session.outbox().is_empty() {
                 self.moved += 1;
             }
-            if sent || moved {
-                progress = if progress == Progress::More { progress } else { Progress::Drained };
+            if moved == Progress::More {
+                progress = Progress::More;
+            } else if (sent || moved == Progress::Drained) && progress != Progress::More {
+                progress = Progress::Drained;
             }
             // The session may have begun to wait for a deadline just now; nothing else would wake it.
             self.connection.check_new_deadline(&mut self.session)?;
@@ -209,7 +230,9 @@ impl<S: Target, H: Host> Task for TargetTask<S, H> {
             }
         }
         if self.ending == Some(Ending::Gone) {
-            self.move_io();
+            if self.move_io() == Progress::More {
+                progress = Progress::More;
+            }
             self.session.outbox().clear();
         }
         if self.ending.is_some() && self.in_flight == 0 && self.session.outbox().is_empty() {
@@ -238,6 +261,8 @@ impl<S: Target, H: Host> Task for TargetTask<S, H> {
 
 /// How long a peer may keep buffers that others need.
 pub const PATIENCE: Duration = Duration::from_secs(60);
+/// Others get their turn after so many rounds of I/O that each led to the next.
+const ROUNDS_PER_TURN: u32 = 16;
 /// A session that waits for more than this has the rest of a message to come.
 const LONGEST_HEAD: usize = 64;
 

@@ -3,7 +3,8 @@
 use crate::daemon::Daemon;
 use crate::program::{BLOCKMUX, blockmux, half_empty_file, has, succeed, text};
 use serde_json::Value;
-use std::net::TcpListener;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
@@ -215,6 +216,40 @@ fn a_command_finds_its_url_in_the_environment() {
     let output = blockmux(["serve", "a=mem:1m", "--run", &script]);
     let said = text(&output.stdout);
     assert!(said.starts_with("iscsi://127.0.0.1:") && said.contains("/iqn.2026-11.blockmux:a/0\n"), "{said}");
+}
+
+#[test]
+fn who_logs_in_again_ends_its_old_connection() {
+    let (_daemon, url) = serve(&["a=mem:1m", "--cores", "2"]);
+    let address = portal(&url).replace("iscsi://", "");
+    let text = b"InitiatorName=iqn.1993-08.org.debian:01:a\0TargetName=iqn.2026-11.blockmux:a\0";
+    // From operational negotiation to full feature phase, of the same port each time.
+    let mut login = vec![0x43, 0x87, 0, 0, 0, 0, 0, text.len() as u8, 0x80, 1, 2, 3, 4, 5];
+    login.resize(48, 0);
+    login.extend(text);
+    login.resize(login.len().next_multiple_of(4), 0);
+    let log_in = || {
+        let mut stream = TcpStream::connect(&address).unwrap();
+        stream.write_all(&login).unwrap();
+        let mut header = [0; 48];
+        stream.read_exact(&mut header).unwrap();
+        assert_eq!((header[0], header[36]), (0x23, 0), "a login response of success");
+        let len = usize::from(u16::from_be_bytes([header[6], header[7]])).next_multiple_of(4);
+        stream.read_exact(&mut vec![0; len]).unwrap();
+        (stream, u16::from_be_bytes([header[14], header[15]]))
+    };
+    let (mut first, first_tsih) = log_in();
+    let (mut second, second_tsih) = log_in();
+    assert_ne!(first_tsih, second_tsih);
+    assert_eq!(first.read(&mut [0]).unwrap(), 0, "the old connection has ended");
+    // NOP-Out, immediate, with a tag.
+    let mut ping = [0; 48];
+    (ping[0], ping[1], ping[19]) = (0x40, 0x80, 9);
+    ping[20..24].fill(0xff);
+    second.write_all(&ping).unwrap();
+    let mut pong = [0; 48];
+    second.read_exact(&mut pong).unwrap();
+    assert_eq!((pong[0], pong[19]), (0x20, 9));
 }
 
 fn qemu_io(url: &str, commands: &[&str]) -> String {
