@@ -27,10 +27,13 @@ impl Server {
         server
     }
 
-    /// Kills it and starts it again, on the same port and with the same disk.
-    fn restart_tgtd(&mut self) {
+    fn kill(&mut self) {
         self.process.kill().unwrap();
         self.process.wait().unwrap();
+    }
+
+    /// Starts it again, on the same port and with the same disk.
+    fn restart_tgtd(&mut self) {
         self.process = start_tgtd(self.directory.path(), self.port);
         self.set_up_tgtd();
     }
@@ -323,6 +326,8 @@ fn a_target_that_is_killed_and_started_again_is_found_in_the_middle_of_a_copy() 
         copy.args(["copy", &from, &url]).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let disk = server.path("disk.img");
     server.wait_for(|_| std::fs::read(&disk).is_ok_and(|disk| disk[0] != 0));
+    server.kill();
+    assert!(copy.try_wait().unwrap().is_none(), "it has more to copy");
     server.restart_tgtd();
     assert!(copy.try_wait().unwrap().is_none(), "the copy was to be under way all the time");
     let output = copy.wait_with_output().unwrap();

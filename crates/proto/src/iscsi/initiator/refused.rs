@@ -29,13 +29,16 @@ pub enum Refused {
 }
 
 impl Refused {
-    /// Whether the same target may well take us a little later.
+    /// Whether a target that took us before may well do so a little later: it is in trouble, or was just started, and
+    /// many listen before they have been told what they serve and to whom.
     #[must_use]
     pub fn may_pass(&self) -> bool {
         match self {
             Refused::Login(status) => matches!(
                 *status,
-                LoginStatus::TARGET_ERROR
+                LoginStatus::NOT_FOUND
+                    | LoginStatus::AUTHORIZATION_FAILURE
+                    | LoginStatus::TARGET_ERROR
                     | LoginStatus::SERVICE_UNAVAILABLE
                     | LoginStatus::OUT_OF_RESOURCES
                     | LoginStatus::TOO_MANY_CONNECTIONS
@@ -67,8 +70,11 @@ mod tests {
     }
 
     #[test]
-    fn only_a_target_in_trouble_may_take_us_later() {
+    fn a_target_in_trouble_or_just_started_may_take_us_later() {
         assert!(Refused::Login(LoginStatus::SERVICE_UNAVAILABLE).may_pass());
+        assert!(Refused::Login(LoginStatus::NOT_FOUND).may_pass());
+        assert!(Refused::Unit(UnitRefused::NoSuchUnit(crate::scsi::Lun::new(1))).may_pass());
+        assert!(!Refused::Login(LoginStatus::TARGET_REMOVED).may_pass());
         assert!(!Refused::Login(LoginStatus::AUTHENTICATION_FAILURE).may_pass());
         assert!(!Refused::NotProved.may_pass());
     }

@@ -80,10 +80,10 @@ impl std::fmt::Display for Sensed {
 }
 
 impl UnitRefused {
-    /// Whether the same unit may well be there a little later.
+    /// Whether a unit that was there before may well be there again a little later.
     #[must_use]
     pub fn may_pass(&self) -> bool {
-        matches!(self, UnitRefused::NotReady { .. })
+        matches!(self, UnitRefused::NotReady { .. } | UnitRefused::NoSuchUnit(_))
     }
 }
 
