@@ -319,7 +319,7 @@ fn a_target_that_is_killed_and_started_again_is_found_in_the_middle_of_a_copy() 
     let mut server = Server::tgtd();
     let source = half_empty_file(server.directory.path(), SIZE);
     // Slow enough that the target is away for a part of it.
-    let from = format!("rate:bw=1m:file:{}", source.display());
+    let from = format!("rate:bw=512k:file:{}", source.display());
     let url = with(&server.url(1), "reconnect=30s");
     let mut copy = Command::new(BLOCKMUX);
     let mut copy =
