@@ -1,7 +1,7 @@
 //! Operational keys: what each may say, and what two say together (RFC 7143 §13, RFC 7144 §7).
 //!
-//! [`KEYS`] is the one table of both roles. A key is proposed by one side and answered by the other; the answer is a
-//! function of both sides' values ([`Rule`]). So the responder computes it, and the proposer checks that what came
+//! `KEYS` is the one table of both roles. A key is proposed by one side and answered by the other; the answer is a
+//! function of both sides' values (`Rule`). So the responder computes it, and the proposer checks that what came
 //! could have been computed. Only `MaxRecvDataSegmentLength` is declared and never answered: each side has its own.
 
 use crate::iscsi::text::{self, IRRELEVANT, NO, NONE, NOT_UNDERSTOOD, Pair, REJECT, Text, YES};

@@ -16,7 +16,7 @@
 //! command is answered BUSY.
 //!
 //! # What is to come, and where it goes
-//! *Several connections to a session* (MC/S): [`FullFeature`](full::FullFeature) is both session and connection. What
+//! *Several connections to a session* (MC/S): `FullFeature` is both session and connection. What
 //! becomes the session's is `sequence` (CmdSN, with commands that came early held there), the device server, and the
 //! tasks; the frame, `replies` (StatSN, digests) and `negotiation` stay with each connection. The session lives on the
 //! core of its leading connection and others reach it by messages, found by TSIH through [`Node`], which is also where
