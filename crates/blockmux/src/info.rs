@@ -25,8 +25,8 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     match &args.volume {
         Spec::Url(url) => {
-            let described = reach::of_url(url)?.describe()?;
-            if args.json { print(described.json) } else { print(table(url, &described.rows)) }
+            let described = reach::of_url(url.as_written())?.describe()?;
+            if args.json { print(described.json) } else { print(table(&url.to_string(), &described.rows)) }
         }
         spec => {
             let opened = open::open(spec, Use { read_only: true, connections: 1 })?;
@@ -82,7 +82,7 @@ fn is_writable(spec: &Spec) -> Result<bool, Failure> {
         Spec::Delay(_, inner) | Spec::Fault(_, inner) | Spec::Rate(_, inner) | Spec::Log(_, inner) => {
             is_writable(inner)?
         }
-        Spec::Url(url) => reach::of_url(url)?.describe()?.json["read_only"] != true,
+        Spec::Url(url) => reach::of_url(url.as_written())?.describe()?.json["read_only"] != true,
     })
 }
 

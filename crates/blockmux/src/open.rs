@@ -67,7 +67,7 @@ pub(crate) fn open(spec: &Spec, how: Use) -> Result<Opened, Failure> {
             around(inner, &|volume| Arc::new(LogVolume::new(volume, sink.clone())))
         }
         Spec::Url(url) => {
-            let volume = reach::of_url(url)?.open(how.connections)?;
+            let volume = reach::of_url(url.as_written())?.open(how.connections)?;
             Ok(Opened { volume, is_remote: true, is_fresh: false })
         }
     }

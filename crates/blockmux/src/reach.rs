@@ -3,12 +3,14 @@
 use crate::failure::Failure;
 use crate::protocol::{PROTOCOLS, Remote};
 use blockmux_engine::socket::Address;
+use blockmux_volume::spec;
 use std::fmt::Display;
 use std::net::ToSocketAddrs;
 
 /// Reads the URL of a volume on another server.
 pub(crate) fn of_url(url: &str) -> Result<Box<dyn Remote>, Failure> {
-    let wrong = |what: String| Failure::request(format!("{url}: {what}; {}", spoken()));
+    let shown = spec::Url::new(url);
+    let wrong = |what: String| Failure::request(format!("{shown}: {what}; {}", spoken()));
     let Some((scheme, _)) = url.split_once("://") else { return Err(wrong("is not a URL".to_owned())) };
     let scheme = scheme.to_ascii_lowercase();
     let found = PROTOCOLS.iter().find(|protocol| {

@@ -103,7 +103,7 @@ impl Dialer for NbdDialer {
         &self.endpoint.address
     }
 
-    fn session(&self, pool: &Pool, now: Instant) -> InitiatorSession {
+    fn session(&self, _link: u32, pool: &Pool, now: Instant) -> InitiatorSession {
         let config =
             Config { export: self.endpoint.export.clone(), mode: Mode::Go, features: Features::default() };
         InitiatorSession::new(config, pool.clone(), now)

@@ -178,7 +178,6 @@ pub fn peer_process(fd: RawFd) -> Option<u32> {
     if result == 0 && peer.pid > 0 { u32::try_from(peer.pid).ok() } else { None }
 }
 
-#[inline]
 /// Bytes that nobody can guess.
 ///
 /// # Errors
@@ -190,6 +189,7 @@ pub fn random_bytes<const N: usize>() -> io::Result<[u8; N]> {
     if got == N { Ok(bytes) } else { Err(io::ErrorKind::Interrupted.into()) }
 }
 
+#[inline]
 fn check(result: isize) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }

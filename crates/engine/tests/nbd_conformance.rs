@@ -86,7 +86,7 @@ impl Dialer for FormDialer {
         &self.address
     }
 
-    fn session(&self, pool: &Pool, now: Instant) -> InitiatorSession {
+    fn session(&self, _link: u32, pool: &Pool, now: Instant) -> InitiatorSession {
         self.log_in(Mode::Go, pool, now)
     }
 

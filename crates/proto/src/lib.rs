@@ -15,3 +15,4 @@ pub mod session;
 mod slots;
 #[cfg(test)]
 pub(crate) mod testing;
+mod uri;

@@ -60,6 +60,15 @@ impl<T> Slots<T> {
         Some(value)
     }
 
+    /// The key whose short form this is, if that occupant is still there. A table of at most 65,535 slots has one.
+    #[inline]
+    pub(crate) fn find(&self, short: u32) -> Option<Key> {
+        let index = short & u32::from(u16::MAX);
+        let slot = self.slots.get(index as usize)?;
+        let key = Key::new(slot.generation, index);
+        (slot.value.is_some() && key.short() == short).then_some(key)
+    }
+
     /// How many slots are taken.
     #[inline]
     pub(crate) fn len(&self) -> usize {
@@ -93,6 +102,12 @@ impl Key {
         Key(u64::from(generation) << 32 | u64::from(index))
     }
 
+    /// In 32 bits, for peers that repeat no more: the low halves of generation and index.
+    #[inline]
+    pub(crate) fn short(self) -> u32 {
+        self.generation() << 16 | (self.0 & u64::from(u16::MAX)) as u32
+    }
+
     fn index(self) -> usize {
         (self.0 & u64::from(u32::MAX)) as usize
     }
@@ -118,6 +133,8 @@ mod tests {
         assert_eq!(slots.get_mut(second), Some(&mut 'b'));
         assert_eq!(slots.get_mut(Key(0)), None);
         assert_eq!(slots.get_mut(Key(u64::MAX)), None);
+        assert_eq!((slots.find(second.short()), slots.find(first.short())), (Some(second), None));
+        assert_eq!(slots.find(u32::MAX), None);
     }
 
     #[test]

@@ -141,6 +141,9 @@ pub enum IoError {
     /// The volume cannot do this, or not fast.
     #[error("operation not supported")]
     Unsupported,
+    /// Somebody else has reserved the volume.
+    #[error("reserved by another initiator")]
+    Reserved,
     /// The storage below is full.
     #[error("no space left")]
     NoSpace,

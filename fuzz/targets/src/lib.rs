@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 mod choices;
+mod iscsi_initiator;
 mod iscsi_target;
 mod iscsi_target_stream;
 mod nbd_client_stream;
@@ -34,7 +35,9 @@ pub struct Target {
 /// Every target, in order of name.
 pub const TARGETS: &[Target] = &[
     Target { name: "fio_job_file", run: text::fio_job_file },
+    Target { name: "iscsi_initiator", run: iscsi_initiator::iscsi_initiator },
     Target { name: "iscsi_target", run: iscsi_target::iscsi_target },
+    Target { name: "iscsi_url", run: text::iscsi_url },
     Target { name: "nbd_initiator", run: nbd_initiator::nbd_initiator },
     Target { name: "nbd_pair", run: nbd_pair::nbd_pair },
     Target { name: "nbd_target", run: nbd_target::nbd_target },

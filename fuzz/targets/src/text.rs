@@ -1,5 +1,6 @@
 //! What people write: URIs, volume specs and job files. Whatever it is, it is read, or refused in one line.
 
+use blockmux_proto::iscsi;
 use blockmux_proto::nbd::uri::Uri;
 use blockmux_volume::Spec;
 use std::fmt::{Debug, Display};
@@ -10,9 +11,27 @@ pub(crate) fn nbd_uri(data: &[u8]) {
     reads_back::<Uri>(data);
 }
 
+/// Reads `data` as an iSCSI URL.
+pub(crate) fn iscsi_url(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    match text.parse::<iscsi::url::Url>() {
+        Ok(url) if url.password.is_some() => {
+            let shown = url.to_string();
+            assert!(shown.starts_with("iscsi://") && shown.parse::<iscsi::url::Url>().is_err());
+        }
+        Ok(_) => reads_back::<iscsi::url::Url>(data),
+        Err(error) => is_one_line(&error),
+    }
+}
+
 /// Reads `data` as a volume spec.
 pub(crate) fn volume_spec(data: &[u8]) {
-    reads_back::<Spec>(data);
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    match text.parse::<Spec>() {
+        // What is written has no passwords any more; from then on it stays the same.
+        Ok(spec) => reads_back::<Spec>(spec.to_string().as_bytes()),
+        Err(error) => is_one_line(&error),
+    }
 }
 
 /// Reads `data` as a job file of fio's.

@@ -29,6 +29,8 @@ const PEERS: &[Peer] = &[
     peer("iscsi-test-cu", "libiscsi-bin", "libiscsi's conformance suite against the iSCSI target"),
     peer("iscsi-ls", "libiscsi-bin", "iSCSI interop with libiscsi's programs"),
     peer("block-iscsi.so", "qemu-block-extra", "iSCSI interop with QEMU's client"),
+    peer("tgtd", "tgt", "iSCSI initiator interop with tgtd"),
+    peer("istgt", "istgt", "iSCSI initiator interop with istgt"),
     peer("fio", "fio", "NBD interop with fio's nbd engine, verified data"),
     peer("chromium", "chromium", "the report page in a browser"),
 ];

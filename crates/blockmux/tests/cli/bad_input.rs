@@ -103,12 +103,30 @@ const WRONG: &[(&[&str], &str)] = &[
     (&["info"], "the following required arguments were not provided: <URL>; --help shows what there is"),
     (
         &["info", "iscsi://host/iqn/0"],
-        "iscsi://host/iqn/0: iSCSI is served, but cannot be reached by this Blockmux yet; use another initiator, \
-         as qemu-img or iscsi-inq",
+        "iscsi://host/iqn/0: name \"iqn\": an iSCSI name begins with iqn., eui. or naa.",
+    ),
+    (
+        &["info", "iscsi://user%secret@host/iqn.a/x"],
+        "iscsi://user@host/iqn.a/x: logical unit \"x\": write a number from 0 to 16383 behind the target's name",
+    ),
+    (
+        &["info", "iscsi://host"],
+        "iscsi://host: names no target; write iscsi://host/target-name/lun, as `blockmux discover iscsi://host` lists \
+         them",
+    ),
+    (
+        &["info", "iscsi://user@host/iqn.a/0?secret_file=/nowhere/secret"],
+        "secret file /nowhere/secret: No such file or directory (os error 2); check its path",
+    ),
+    (
+        &["info", "iser://host"],
+        "iser://host: iser is not spoken yet; use nbd://host/export or nbd+unix:///export?socket=PATH or \
+     iscsi://host/target-name/lun",
     ),
     (
         &["info", "ftp://host"],
-        "ftp://host: no protocol is called `ftp`; use nbd://host/export or nbd+unix:///export?socket=PATH",
+        "ftp://host: no protocol is called `ftp`; use nbd://host/export or nbd+unix:///export?socket=PATH or \
+         iscsi://host/target-name/lun",
     ),
     (
         &["info", "nbds://host/a"],
@@ -126,7 +144,8 @@ const WRONG: &[(&[&str], &str)] = &[
     ),
     (
         &["discover", "mem:1g"],
-        "mem:1g: is not a URL; use nbd://host/export or nbd+unix:///export?socket=PATH",
+        "mem:1g: is not a URL; use nbd://host/export or nbd+unix:///export?socket=PATH or \
+         iscsi://host/target-name/lun",
     ),
     (&["copy", "mem:1m", "mem:1m"], "mem:1m: source and destination are the same"),
     (&["copy", "file:/nowhere/disk.img", "mem:1m"], "file:/nowhere/disk.img: does not exist; check its path"),

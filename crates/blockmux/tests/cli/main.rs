@@ -14,6 +14,7 @@ mod idle;
 mod interop;
 mod iscsi_conformance;
 mod iscsi_interop;
+mod iscsi_remote_servers;
 mod memory;
 mod program;
 mod proxy;

@@ -27,6 +27,8 @@ pub(super) struct Party {
 /// One connection of a channel, over all its lives.
 pub(super) struct Link<D: Dialer, H: Host> {
     dialer: Arc<D>,
+    /// Its number, for the dialer.
+    number: u32,
     core: Rc<H>,
     /// Wakes the link's own task.
     pub(super) waker: Waker,
@@ -107,6 +109,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
         core.spawn(|waker| {
             let link = Rc::new(RefCell::new(Link {
                 dialer: volume.dialer.clone(),
+                number: volume.next_link(),
                 core: core.clone(),
                 waker: waker.clone(),
                 consumer: consumer.clone(),
@@ -210,7 +213,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
             None => self.lose("no answer"),
             Some(Err(error)) => self.lose(&error.to_string()),
             Some(Ok(())) => {
-                let session = self.dialer.session(self.core.pool(), self.core.now());
+                let session = self.dialer.session(self.number, self.core.pool(), self.core.now());
                 let State::Connecting { connection, .. } = std::mem::replace(&mut self.state, State::Down)
                 else {
                     return Progress::Idle;

@@ -11,6 +11,7 @@
 //! begin for so long and end without completing anything, all requests fail, and the next one starts over. What had
 //! completed before the loss and was not flushed is as safe as the target made it.
 
+pub mod iscsi;
 mod link;
 mod retry;
 mod silence;
@@ -25,6 +26,7 @@ use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// Knows how to reach one remote volume, as often as needed.
@@ -35,8 +37,9 @@ pub trait Dialer: Send + Sync + 'static {
     /// Where to connect.
     fn address(&self) -> &Address;
 
-    /// A new session that logs in.
-    fn session(&self, pool: &Pool, now: Instant) -> Self::Session;
+    /// A new session that logs in. `link` is the same for all sessions of one connection's lives, and no other's: what
+    /// a target still does for the one before can be ended with it.
+    fn session(&self, link: u32, pool: &Pool, now: Instant) -> Self::Session;
 
     /// Whether a session that has just logged in leads to the volume that it is meant to.
     ///
@@ -76,13 +79,16 @@ pub struct RemoteVolume<D: Dialer, H: Host = EngineCore> {
     info: VolumeInfo,
     connections: u32,
     patience: Duration,
+    /// How many links there have been, over all cores.
+    links: AtomicU32,
     host: PhantomData<fn(&H)>,
 }
 
 impl<D: Dialer, H: Host> RemoteVolume<D, H> {
     /// A volume like `info` behind `dialer`; each channel has so many connections and waits so long for a lost one.
     pub fn new(dialer: D, info: VolumeInfo, connections: u32, patience: Duration) -> RemoteVolume<D, H> {
-        RemoteVolume { dialer: Arc::new(dialer), info, connections, patience, host: PhantomData }
+        let (dialer, links) = (Arc::new(dialer), AtomicU32::new(0));
+        RemoteVolume { dialer, info, connections, patience, links, host: PhantomData }
     }
 }
 
@@ -103,6 +109,12 @@ impl<D: Dialer, H: Host> Volume for RemoteVolume<D, H> {
             spins: core.spins(),
             done: Vec::with_capacity(depth as usize),
         }))
+    }
+}
+
+impl<D: Dialer, H: Host> RemoteVolume<D, H> {
+    fn next_link(&self) -> u32 {
+        self.links.fetch_add(1, Ordering::Relaxed)
     }
 }
 

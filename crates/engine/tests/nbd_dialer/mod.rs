@@ -18,7 +18,7 @@ impl Dialer for NbdDialer {
         &self.address
     }
 
-    fn session(&self, pool: &Pool, now: Instant) -> InitiatorSession {
+    fn session(&self, _link: u32, pool: &Pool, now: Instant) -> InitiatorSession {
         let config = Config { export: "disk0".to_owned(), mode: Mode::Go, features: self.features };
         InitiatorSession::new(config, pool.clone(), now)
     }

@@ -1,6 +1,7 @@
-//! iSCSI over TCP (RFC 7143, RFC 7144): text and its keys, login, and the target's sessions.
+//! iSCSI over TCP (RFC 7143, RFC 7144): text and its keys, login, the target's sessions and the initiator's.
 
 mod digest;
+pub mod initiator;
 pub mod login;
 pub mod name;
 pub mod node;
@@ -8,3 +9,4 @@ mod pdu;
 pub mod sessions;
 pub mod target;
 pub mod text;
+pub mod url;

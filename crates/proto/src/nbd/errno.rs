@@ -12,7 +12,7 @@ pub(crate) fn from_io_error(error: IoError, op: Op) -> Errno {
         (IoError::OutOfRange | IoError::Misaligned | IoError::BadLength | IoError::Unsupported, _) => {
             Errno::NBD_EINVAL
         }
-        (IoError::ReadOnly, _) => Errno::NBD_EPERM,
+        (IoError::ReadOnly | IoError::Reserved, _) => Errno::NBD_EPERM,
         (IoError::NoSpace, _) => Errno::NBD_ENOSPC,
         (IoError::NoMemory, _) => Errno::NBD_ENOMEM,
         (IoError::ShuttingDown, _) => Errno::NBD_ESHUTDOWN,
@@ -57,6 +57,7 @@ mod tests {
             (IoError::Misaligned, Op::Read, Errno::NBD_EINVAL),
             (IoError::BadLength, WRITE, Errno::NBD_EINVAL),
             (IoError::ReadOnly, TRIM, Errno::NBD_EPERM),
+            (IoError::Reserved, Op::Read, Errno::NBD_EPERM),
             (IoError::Unsupported, ZERO, Errno::NBD_EINVAL),
             (IoError::Unsupported, FAST_ZERO, Errno::NBD_ENOTSUP),
             (IoError::Unsupported, TRIM, Errno::NBD_EINVAL),

@@ -7,6 +7,9 @@
 //! query parameters are ours: `connections=N`, how many connections to open, and `reconnect=DURATION`, how long to
 //! try to reconnect before I/O fails. A parameter that nobody knows is an error, as the document asks.
 
+pub use crate::uri::{DEFAULT_RECONNECT, MAX_CONNECTIONS, MAX_RECONNECT};
+
+use crate::uri::{self, Written, decode, encode, read_duration};
 use blockmux_wire::nbd::{NBD_DEFAULT_PORT, NBD_MAX_STRING};
 use std::ffi::OsString;
 use std::fmt;
@@ -41,13 +44,6 @@ pub enum Server {
     /// A Unix domain socket; a path that begins with a NUL byte is in the abstract namespace.
     Unix(PathBuf),
 }
-
-/// The most connections of one session to one export.
-pub const MAX_CONNECTIONS: u32 = 16;
-/// How long to try to reconnect when the URI says nothing.
-pub const DEFAULT_RECONNECT: Duration = Duration::from_secs(60);
-/// The longest time to try to reconnect.
-pub const MAX_RECONNECT: Duration = Duration::from_secs(24 * 3600);
 
 /// What is wrong with a URI: the part, and what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -122,13 +118,7 @@ impl fmt::Display for Uri {
         match &self.server {
             Server::Tcp { host, port } => {
                 f.write_str("nbd://")?;
-                if host.contains(':') {
-                    f.write_str("[")?;
-                    encode(f, host.as_bytes(), b":")?;
-                    f.write_str("]")?;
-                } else {
-                    encode(f, host.as_bytes(), b"")?;
-                }
+                uri::encode_host(f, host)?;
                 if *port != NBD_DEFAULT_PORT {
                     write!(f, ":{port}")?;
                 }
@@ -216,37 +206,8 @@ fn tcp_server(authority: &str, socket: Option<Vec<u8>>) -> Result<Server, UriErr
     if authority.contains('@') {
         return Err(wrong("a user name is for TLS, which is not supported yet; remove it"));
     }
-    let (host, port) = if let Some(rest) = authority.strip_prefix('[') {
-        let (host, port) = rest.split_once(']').ok_or(wrong("close the IPv6 address with ]"))?;
-        if !host.contains(':') {
-            return Err(wrong("brackets are for IPv6 addresses only; remove them"));
-        }
-        (host, if port.is_empty() { None } else { Some(port.strip_prefix(':').unwrap_or("?")) })
-    } else {
-        match authority.split_once(':') {
-            Some((_, port)) if port.contains(':') => {
-                return Err(wrong("write an IPv6 address in brackets: nbd://[::1]/export"));
-            }
-            Some((host, port)) => (host, Some(port)),
-            None => (authority, None),
-        }
-    };
-    if host.is_empty() {
-        return Err(wrong("missing; write nbd://localhost/export for this machine"));
-    }
-    let host = String::from_utf8(decode(host).map_err(wrong)?).map_err(|_| wrong("is not UTF-8"))?;
-    if host.chars().any(|c| c.is_control() || c.is_whitespace()) {
-        return Err(wrong("contains blanks or control characters; remove them"));
-    }
-    let port = match port {
-        // RFC 3986 allows a colon with nothing behind it.
-        None | Some("") => NBD_DEFAULT_PORT,
-        Some(port) if port.bytes().all(|digit| digit.is_ascii_digit()) => {
-            port.parse().ok().filter(|&port| port > 0).ok_or(wrong("give a port from 1 to 65535"))?
-        }
-        Some(_) => return Err(wrong("give a port from 1 to 65535 behind the colon")),
-    };
-    Ok(Server::Tcp { host, port })
+    let (host, port) = uri::host_and_port(authority).map_err(wrong)?;
+    Ok(Server::Tcp { host, port: port.unwrap_or(NBD_DEFAULT_PORT) })
 }
 
 fn export_name(path: &str) -> Result<String, UriError> {
@@ -262,71 +223,6 @@ fn export_name(path: &str) -> Result<String, UriError> {
         });
     }
     Ok(name)
-}
-
-/// Undoes percent-encoding.
-fn decode(text: &str) -> Result<Vec<u8>, &'static str> {
-    let (mut bytes, mut left) = (Vec::with_capacity(text.len()), text.as_bytes());
-    while let Some((&first, rest)) = left.split_first() {
-        left = rest;
-        if first != b'%' {
-            bytes.push(first);
-            continue;
-        }
-        let hex = |digit: u8| char::from(digit).to_digit(16);
-        let (byte, rest) = rest
-            .split_first_chunk()
-            .and_then(|(&[high, low], rest)| Some((hex(high)? << 4 | hex(low)?, rest)))
-            .ok_or("% needs two hexadecimal digits behind it; write %25 for a %")?;
-        bytes.push(byte as u8);
-        left = rest;
-    }
-    Ok(bytes)
-}
-
-/// Percent-encodes all but RFC 3986's unreserved characters and what is in `also`.
-fn encode(f: &mut fmt::Formatter<'_>, bytes: &[u8], also: &[u8]) -> fmt::Result {
-    for &byte in bytes {
-        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) || also.contains(&byte) {
-            write!(f, "{}", char::from(byte))?;
-        } else {
-            write!(f, "%{byte:02X}")?;
-        }
-    }
-    Ok(())
-}
-
-/// Reads a whole number with a unit, or 0.
-fn read_duration(text: &str) -> Option<Duration> {
-    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let (number, unit) = text.split_at_checked(end)?;
-    let number: u64 = number.parse().ok()?;
-    let unit_ms = match unit {
-        "" if number == 0 => 1,
-        "ms" => 1,
-        "s" => 1000,
-        "m" => 60_000,
-        "h" => 3_600_000,
-        _ => return None,
-    };
-    let time = Duration::from_millis(number.checked_mul(unit_ms)?);
-    (time <= MAX_RECONNECT).then_some(time)
-}
-
-/// A duration as [`read_duration`] reads it, in the largest unit that is exact.
-struct Written(Duration);
-
-impl fmt::Display for Written {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ms = self.0.as_millis();
-        let units = [("h", 3_600_000), ("m", 60_000), ("s", 1000)];
-        for (unit, unit_ms) in units {
-            if let (Some(number), Some(0)) = (ms.checked_div(unit_ms), ms.checked_rem(unit_ms)) {
-                return write!(f, "{number}{unit}");
-            }
-        }
-        write!(f, "{ms}ms")
-    }
 }
 
 #[cfg(test)]
@@ -389,7 +285,7 @@ mod tests {
             ("nbds+unix:///x?socket=s", "\"nbds+unix://\" asks for TLS"),
             ("nbd://h/x?tls-type=psk", "\"tls-type=psk\" asks for TLS"),
             ("nbd://user@h/x", "host \"user@h\": a user name is for TLS"),
-            ("nbd:///x", "host \"\": missing; write nbd://localhost"),
+            ("nbd:///x", "host \"\": missing; write localhost"),
             ("nbd://:10809/x", "host \":10809\": missing"),
             ("nbd://h:0/x", "host \"h:0\": give a port"),
             ("nbd://h:65536/x", "host \"h:65536\": give a port"),

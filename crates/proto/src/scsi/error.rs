@@ -11,6 +11,8 @@ pub(super) fn from_io_error(error: IoError, op: Op) -> Sense {
         (IoError::Misaligned | IoError::BadLength | IoError::Unsupported, _) => {
             (SenseKey::ILLEGAL_REQUEST, Asc::INVALID_FIELD_IN_CDB)
         }
+        // There is no sense data for a RESERVATION CONFLICT at another device.
+        (IoError::Reserved, _) => (SenseKey::ILLEGAL_REQUEST, Asc::ACCESS_DENIED_NO_ACCESS_RIGHTS),
         (IoError::ReadOnly, _) => (SenseKey::DATA_PROTECT, Asc::WRITE_PROTECTED),
         // SBC-4 §4.7.3.4: a thin provisioned unit without resources.
         (IoError::NoSpace, _) => (SenseKey::DATA_PROTECT, Asc::SPACE_ALLOCATION_FAILED_WRITE_PROTECT),
@@ -39,6 +41,7 @@ mod tests {
             (IoError::BadLength, write, 0x05, 0x2400),
             (IoError::Unsupported, Op::Prefetch, 0x05, 0x2400),
             (IoError::ReadOnly, write, 0x07, 0x2700),
+            (IoError::Reserved, write, 0x05, 0x2002),
             (IoError::NoSpace, write, 0x07, 0x2707),
             (IoError::Medium, Op::Read, 0x03, 0x1100),
             (IoError::Medium, write, 0x03, 0x0c00),

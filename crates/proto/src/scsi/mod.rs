@@ -35,6 +35,7 @@ mod capacity;
 mod compare;
 mod defects;
 mod extended_copy;
+pub mod initiator;
 mod inquiry;
 mod luns;
 mod mode;

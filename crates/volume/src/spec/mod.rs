@@ -20,14 +20,17 @@
 //!
 //! Keys of a fault: `op=read+write+flush+zeroes+discard+prefetch+status` (all), `offset=SIZE` (0), `size=SIZE` (to
 //! the end), `every=N` (1: all) or `probability=0.01`, `seed=N` (0), and `error=` with `medium` (the default),
-//! `nospace`, `readonly`, `unsupported`, `nomemory`, `pathlost`, `aborted`, `shutdown`, `range`, `misaligned`,
-//! `length`, or `stuck` for a request that never completes.
+//! `nospace`, `readonly`, `reserved`, `unsupported`, `nomemory`, `pathlost`, `aborted`, `shutdown`, `range`,
+//! `misaligned`, `length`, or `stuck` for a request that never completes.
 //!
 //! Keys of a rate: `iops=N` and `bw=SIZE` a second for all, `read_iops`, `read_bw`, `write_iops`, `write_bw` apart.
 
 mod parse;
 mod path;
+mod url;
 mod write;
+
+pub use url::Url;
 
 use crate::delay::Delays;
 use crate::fault::Fault;
@@ -36,7 +39,7 @@ use crate::units::UnitError;
 use std::path::PathBuf;
 
 /// A volume as it was named, not yet opened. Parse it with `str::parse`; it prints as the shortest text that reads
-/// back as the same.
+/// back as the same; only passwords in URLs are never printed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Spec {
     /// `mem:`, a volume in RAM of so many bytes.
@@ -63,7 +66,7 @@ pub enum Spec {
     /// `log:`
     Log(LogTarget, Box<Spec>),
     /// Anything with `://`, unchanged.
-    Url(String),
+    Url(Url),
 }
 
 /// A file that holds a volume.

@@ -2,7 +2,7 @@
 
 use super::path::decode;
 use super::write::EFFECTS;
-use super::{BlockSpec, FileSpec, LogTarget, MAX_NESTING, Spec, SpecError};
+use super::{BlockSpec, FileSpec, LogTarget, MAX_NESTING, Spec, SpecError, Url};
 use crate::delay::Delays;
 use crate::fault::{Fault, FaultEffect, FaultWhen};
 use crate::kind::{OpKind, OpSet};
@@ -54,7 +54,7 @@ impl<'a> Parser<'a> {
         };
         match kind {
             _ if is_scheme(kind) && rest.starts_with("//") && !KINDS.contains(&kind) => {
-                Ok(Spec::Url(self.spec.to_owned()))
+                Ok(Spec::Url(Url::new(self.spec)))
             }
             "mem" => Ok(Spec::Mem(self.volume_size(rest)?)),
             "null" => Ok(Spec::Null(self.volume_size(rest)?)),
@@ -335,5 +335,5 @@ const KINDS: [&str; 9] = ["mem", "null", "file", "block", "stripe", "delay", "fa
 const FAULT_KEYS: &str = "op, offset, size, every, probability, error and seed";
 const RATE_KEYS: &str = "iops, bw, read_iops, read_bw, write_iops and write_bw";
 const POSITIVE_SIZE: &str = "write a size above 0, as in 100m";
-const ERRORS: &str = "write medium, nospace, readonly, unsupported, nomemory, pathlost, aborted, shutdown, range, \
+const ERRORS: &str = "write medium, nospace, readonly, reserved, unsupported, nomemory, pathlost, aborted, shutdown, range, \
                       misaligned, length or stuck";

@@ -45,7 +45,7 @@ fn each_kind_is_read() {
     assert_eq!(parse("log:-:mem:1g"), Spec::Log(LogTarget::Stderr, mem()));
     assert_eq!(parse("log:/var/a%3Ab:mem:1g"), Spec::Log(LogTarget::File("/var/a:b".into()), mem()));
     for url in ["nbd://[::1]:10809/disk?x=a,b:c", "nbd+unix:///export?socket=/run/x"] {
-        assert_eq!(parse(url), Spec::Url(url.to_owned()));
+        assert_eq!(parse(url), Spec::Url(Url::new(url)));
     }
     assert_eq!(parse("[mem:1g]"), *mem());
 }
@@ -194,7 +194,8 @@ fn spec() -> impl Strategy<Value = Spec> {
         ),
         (path(), any::<Option<bool>>(), any::<bool>())
             .prop_map(|(path, direct, read_only)| Spec::Block(BlockSpec { path, direct, read_only })),
-        "(nbd|iscsi|nvme\\+tcp)://(\\[::1\\])?[a-z0-9:,/%?=.&]{0,12}".prop_map(Spec::Url),
+        "(nbd|iscsi|nvme\\+tcp)://(\\[::1\\])?[a-z0-9:,/%?=.&]{0,12}"
+            .prop_map(|url| Spec::Url(Url::new(&url))),
     ];
     leaf.prop_recursive(4, 24, 4, |inner| {
         let boxed = inner.clone().prop_map(Box::new);

@@ -40,7 +40,7 @@ impl fmt::Display for Spec {
                 write!(f, "log:%2D:{volume}")
             }
             Spec::Log(LogTarget::File(path), volume) => write!(f, "log:{}:{volume}", encode(path)),
-            Spec::Url(url) => f.write_str(url),
+            Spec::Url(url) => url.fmt(f),
         }
     }
 }
@@ -128,10 +128,11 @@ fn effect_name(effect: FaultEffect) -> &'static str {
 }
 
 /// Words for what happens to a request that fails; every effect has one.
-pub(super) const EFFECTS: [(&str, FaultEffect); 12] = [
+pub(super) const EFFECTS: [(&str, FaultEffect); 13] = [
     ("medium", FaultEffect::Fail(IoError::Medium)),
     ("nospace", FaultEffect::Fail(IoError::NoSpace)),
     ("readonly", FaultEffect::Fail(IoError::ReadOnly)),
+    ("reserved", FaultEffect::Fail(IoError::Reserved)),
     ("unsupported", FaultEffect::Fail(IoError::Unsupported)),
     ("nomemory", FaultEffect::Fail(IoError::NoMemory)),
     ("pathlost", FaultEffect::Fail(IoError::PathLost)),

@@ -1,17 +1,16 @@
 //! iSCSI, as the commands know it.
 //!
 //! Unless the config file has targets, each volume is a target of its own, named `iqn.2026-11.blockmux:NAME`, and in it
-//! the only logical unit, LUN 0. There is only the target's side yet: an initiator makes [`ISCSI`]'s `connect` and
-//! `remote` real.
+//! the only logical unit, LUN 0.
 
 mod config;
 mod node;
+mod remote;
 mod secret;
 
 pub(crate) use config::{ConfiguredTarget, TargetEntry};
 
-use super::{Protocol, Remote, Settings, Way};
-use crate::failure::Failure;
+use super::{Protocol, Settings, Way};
 use crate::output::shell_word;
 use blockmux_engine::socket::Address;
 use blockmux_lab::ceiling::{MessageShape, Transport};
@@ -24,7 +23,7 @@ pub(crate) const ISCSI: Protocol = Protocol {
     port: 3260,
     schemes: &[("iscsi", Transport::Tcp)],
     unspoken_schemes: &[],
-    url_forms: &[],
+    url_forms: &["iscsi://host/target-name/lun"],
     max_description: MAX_ALIAS,
     max_logical_block: 64 << 10,
     // A header each: SCSI Command; Data-In with the status; SCSI Command; SCSI Response.
@@ -33,8 +32,8 @@ pub(crate) const ISCSI: Protocol = Protocol {
     is_open: config::is_open,
     serve: node::serve,
     ways,
-    connect: None,
-    remote,
+    connect: Some(remote::connect),
+    remote: remote::of_url,
 };
 
 /// How clients reach each logical unit that the volume is.
@@ -65,13 +64,6 @@ fn ways(settings: &Settings, address: &Address, volume: &str) -> Vec<Way> {
     mapped.collect()
 }
 
-fn remote(url: &str) -> Result<Box<dyn Remote>, Failure> {
-    Err(Failure::request(format!(
-        "{url}: {}; use another initiator, as qemu-img or iscsi-inq",
-        ISCSI.no_initiator()
-    )))
-}
-
 /// The name of the target that a volume is.
 fn default_target(volume: &str) -> String {
     format!("{PREFIX}{}", volume.to_lowercase())
@@ -100,15 +92,5 @@ mod tests {
     fn a_volume_is_lun_0_of_a_target_of_its_name() {
         assert_eq!(urls("127.0.0.1:3260", "Disk0"), ["iscsi://127.0.0.1/iqn.2026-11.blockmux:disk0/0"]);
         assert_eq!(urls("[::1]:7", "a"), ["iscsi://[::1]:7/iqn.2026-11.blockmux:a/0"]);
-    }
-
-    #[test]
-    fn a_url_is_refused_in_words_that_say_what_to_use() {
-        let said = remote("iscsi://host/iqn.a/0").err().unwrap().to_string();
-        assert_eq!(
-            said,
-            "iscsi://host/iqn.a/0: iSCSI is served, but cannot be reached by this Blockmux yet; use another initiator, \
-             as qemu-img or iscsi-inq"
-        );
     }
 }

@@ -1,0 +1,319 @@
+//! A URL of iSCSI, and what its target tells and has.
+
+use super::{default_target, secret};
+use crate::failure::Failure;
+use crate::output::both_sizes;
+use crate::protocol::{Description, Found, FoundExport, Remote};
+use crate::reach;
+use blockmux_engine::connection::Broken;
+use blockmux_engine::initiator::iscsi::{self, ConnectError, Endpoint};
+use blockmux_engine::socket::Address;
+use blockmux_proto::iscsi::initiator::{FoundTarget, Refused, UnitInfo, wishes};
+use blockmux_proto::iscsi::login::chap::{Algorithm, Credentials, Secret};
+use blockmux_proto::iscsi::login::operational::{CRC32C, Key, Parameters};
+use blockmux_proto::iscsi::name::Name;
+use blockmux_proto::iscsi::node::Chap;
+use blockmux_proto::iscsi::url::Url;
+use blockmux_proto::scsi::Lun;
+use blockmux_volume::Volume;
+use blockmux_volume::spec;
+use blockmux_wire::iscsi::session::LoginStatus;
+use serde_json::{Value, json};
+use std::io::ErrorKind;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Reads a URL, and the files of secrets that it names.
+pub(super) fn of_url(text: &str) -> Result<Box<dyn Remote>, Failure> {
+    let shown = spec::Url::new(text);
+    let url: Url = text.parse().map_err(|error| Failure::request(format!("{shown}: {error}")))?;
+    let chap = chap(&url)?;
+    let initiator = url.initiator.clone().unwrap_or_else(own_name);
+    Ok(Box::new(IscsiRemote { url, initiator, chap }))
+}
+
+/// Reaches LUN 0 of the target that a volume is where we serve it.
+pub(super) fn connect(address: &Address, volume: &str) -> Result<Arc<dyn Volume>, String> {
+    let target = Name::new(&default_target(volume)).map_err(|error| error.to_string())?;
+    let endpoint = Endpoint {
+        address: address.clone(),
+        initiator: own_name(),
+        target,
+        lun: Lun::new(0),
+        chap: None,
+        wishes: wishes(),
+        connections: 1,
+        patience: OWN_PATIENCE,
+    };
+    let volume = iscsi::connect(endpoint).map_err(|error| error.to_string())?;
+    Ok(Arc::new(volume))
+}
+
+struct IscsiRemote {
+    url: Url,
+    initiator: Name,
+    chap: Option<Chap>,
+}
+
+impl Remote for IscsiRemote {
+    fn open(&self, connections: u32) -> Result<Arc<dyn Volume>, Failure> {
+        let target = self.target()?;
+        let connections = self.url.connections.unwrap_or(connections);
+        let volume = self.ask(|address| iscsi::connect(self.endpoint(address, target, connections)))?;
+        Ok(Arc::new(volume))
+    }
+
+    fn describe(&self) -> Result<Description, Failure> {
+        let target = self.target()?;
+        let told = self.ask(|address| iscsi::describe(&self.endpoint(address, target, 1)))?;
+        Ok(Description { rows: self.rows(&told), json: self.json(&told) })
+    }
+
+    fn discover(&self) -> Result<Found, Failure> {
+        self.ask(|address| self.list(address))
+    }
+}
+
+impl IscsiRemote {
+    fn target(&self) -> Result<&Name, Failure> {
+        self.url.target.as_ref().ok_or_else(|| {
+            let url = &self.url;
+            Failure::request(format!(
+                "{url}: names no target; write {url}/target-name/lun, as `blockmux discover {url}` lists them"
+            ))
+        })
+    }
+
+    fn endpoint(&self, address: &Address, target: &Name, connections: u32) -> Endpoint {
+        Endpoint {
+            address: address.clone(),
+            initiator: self.initiator.clone(),
+            target: target.clone(),
+            lun: Lun::new(self.url.lun),
+            chap: self.chap.clone(),
+            wishes: self.wishes(),
+            connections,
+            patience: self.url.reconnect,
+        }
+    }
+
+    /// Who asks for a digest does not go without.
+    fn wishes(&self) -> Parameters {
+        let digests = [(Key::HeaderDigest, self.url.header_digest), (Key::DataDigest, self.url.data_digest)];
+        let wanted = digests.into_iter().filter(|(_, is_wanted)| *is_wanted);
+        wanted.fold(wishes(), |wishes, (key, _)| wishes.with(key, CRC32C).requiring(key))
+    }
+
+    /// Asks every address of the portal in turn, until one can be spoken to.
+    fn ask<T>(&self, ask: impl FnMut(&Address) -> Result<T, ConnectError>) -> Result<T, Failure> {
+        let addresses = reach::addresses(&self.url, &self.url.host, self.url.port)?;
+        let is_out_of_reach = |error: &ConnectError| matches!(error, ConnectError::Broken { .. });
+        reach::ask_each(&self.url, &addresses, ask, is_out_of_reach)?.map_err(|error| self.refused(&error))
+    }
+
+    fn refused(&self, error: &ConnectError) -> Failure {
+        let url = &self.url;
+        let advice = match error {
+            ConnectError::Broken { .. } | ConnectError::Silent { .. } => {
+                "check that an iSCSI target listens there".to_owned()
+            }
+            ConnectError::Refused { refused, .. } => match refused {
+                Refused::Login(LoginStatus::NOT_FOUND | LoginStatus::TARGET_REMOVED) | Refused::Unit(_) => {
+                    format!("`blockmux discover '{}'` lists what it has", url.portal())
+                }
+                Refused::Login(LoginStatus::AUTHENTICATION_FAILURE) | Refused::NoMethod
+                    if url.user.is_none() =>
+                {
+                    "name a user, as user@host and ?secret_file=PATH".to_owned()
+                }
+                Refused::Login(LoginStatus::AUTHENTICATION_FAILURE) => {
+                    "check the user and the secret".to_owned()
+                }
+                Refused::Moved { .. } => "use that address".to_owned(),
+                _ => "ask whoever runs the target".to_owned(),
+            },
+        };
+        Failure::request(format!("{url}: {error}; {advice}"))
+    }
+
+    fn rows(&self, told: &iscsi::Description) -> Vec<(&'static str, String)> {
+        let iscsi::Description { unit, parameters } = told;
+        let access = if unit.read_only { "read-only" } else { "read-write" };
+        let cache = if unit.write_cache { "writes are stable after a flush" } else { "none" };
+        let name = [&unit.vendor, &unit.product, &unit.revision].map(String::as_str).join(" ");
+        vec![
+            ("target", self.url.target.as_ref().map(Name::to_string).unwrap_or_default()),
+            ("lun", self.url.lun.to_string()),
+            ("device", name.trim().to_owned()),
+            ("serial", unit.serial.clone()),
+            ("identity", unit.designator.clone()),
+            ("size", both_sizes(unit.size())),
+            ("access", access.to_owned()),
+            ("blocks", format!("logical {}, physical {}", unit.block_len, unit.physical_block_len)),
+            ("cache", cache.to_owned()),
+            ("provisioning", provisioning(unit).to_owned()),
+            ("session", session(parameters)),
+        ]
+    }
+
+    fn json(&self, told: &iscsi::Description) -> Value {
+        let iscsi::Description { unit, parameters } = told;
+        json!({
+            "url": self.url.to_string(),
+            "protocol": "iscsi",
+            "target": self.url.target.as_ref().map(Name::as_str),
+            "lun": self.url.lun,
+            "vendor": unit.vendor,
+            "product": unit.product,
+            "revision": unit.revision,
+            "serial": unit.serial,
+            "designator": unit.designator,
+            "size": unit.size(),
+            "read_only": unit.read_only,
+            "logical_block": unit.block_len,
+            "physical_block": unit.physical_block_len,
+            "write_cache": unit.write_cache,
+            "provisioning": provisioning(unit),
+            "header_digest": parameters.is_on(Key::HeaderDigest),
+            "data_digest": parameters.is_on(Key::DataDigest),
+            "immediate_data": parameters.is_on(Key::ImmediateData),
+            "initial_r2t": parameters.is_on(Key::InitialR2T),
+            "first_burst": parameters.get(Key::FirstBurstLength),
+            "max_burst": parameters.get(Key::MaxBurstLength),
+            "max_send_segment": parameters.max_send_data_segment_length(),
+        })
+    }
+
+    /// Every logical unit of every target of the portal.
+    fn list(&self, address: &Address) -> Result<Found, ConnectError> {
+        let (targets, left_out) = iscsi::discover(address, &self.initiator, self.chap.clone())?;
+        let mut exports = Vec::new();
+        let mut is_silent = false;
+        for target in &targets {
+            let Ok(name) = Name::new(&target.name) else { continue };
+            let url = Url { target: Some(name.clone()), lun: 0, ..self.place_of(address, target) };
+            // Where one does not answer, the others will not, and each would be waited for as long.
+            if is_silent || url.host != self.url.host {
+                exports.push(found(&url, None));
+                continue;
+            }
+            match self.units(address, &name, &url) {
+                Ok(units) => exports.extend(units),
+                Err(error) => {
+                    tracing::warn!("target {name}: {error}");
+                    is_silent = is_no_answer(&error);
+                    exports.push(found(&url, None));
+                }
+            }
+        }
+        Ok(Found { url: self.url.portal().to_string(), exports, left_out })
+    }
+
+    /// The disks among a target's logical units.
+    fn units(&self, address: &Address, name: &Name, url: &Url) -> Result<Vec<FoundExport>, ConnectError> {
+        let endpoint = self.endpoint(address, name, 1);
+        let mut units = Vec::new();
+        for lun in iscsi::luns(&Endpoint { lun: Lun::new(0), ..endpoint.clone() })? {
+            let Some(number) = lun.number() else { continue };
+            let url = Url { lun: number, ..url.clone() };
+            match iscsi::describe(&Endpoint { lun, ..endpoint.clone() }) {
+                Ok(told) => units.push(found(&url, Some(&told.unit))),
+                // A controller, as some targets have at LUN 0.
+                Err(ConnectError::Refused { refused: Refused::Unit(refused), .. }) => {
+                    tracing::debug!("target {name}: {refused}");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(units)
+    }
+
+    /// Where a target is reached: here, if that is among its addresses or it has none.
+    fn place_of(&self, address: &Address, target: &FoundTarget) -> Url {
+        let places: Vec<&str> =
+            target.addresses.iter().map(|place| place.split(',').next().unwrap_or(place)).collect();
+        let here = address.to_string();
+        let default = self.url.port.to_string();
+        let is_here = |place: &&str| **place == here || format!("{place}:{default}") == here;
+        let elsewhere = places.first().filter(|_| !places.iter().any(is_here));
+        let elsewhere = elsewhere.and_then(|place| format!("iscsi://{place}").parse::<Url>().ok());
+        match elsewhere {
+            Some(place) => Url { host: place.host, port: place.port, ..self.url.clone() },
+            None => self.url.clone(),
+        }
+    }
+}
+
+fn found(url: &Url, unit: Option<&UnitInfo>) -> FoundExport {
+    let description = unit.map(|unit| format!("{} {}", unit.vendor, unit.product).trim().to_owned());
+    FoundExport {
+        name: url.target.as_ref().map(|target| format!("{target}/{}", url.lun)).unwrap_or_default(),
+        url: url.to_string(),
+        description: description.unwrap_or_default(),
+        size: unit.map(UnitInfo::size),
+    }
+}
+
+/// Whether the target was waited for in vain.
+fn is_no_answer(error: &ConnectError) -> bool {
+    matches!(error, ConnectError::Broken { broken: Broken::Socket(error), .. }
+        if error.kind() == ErrorKind::TimedOut)
+}
+
+fn provisioning(unit: &UnitInfo) -> &'static str {
+    match (unit.unmap.is_some(), unit.unmapped_is_zero) {
+        (true, true) => "thin, unmapped blocks read as zeroes",
+        (true, false) => "thin",
+        (false, _) => "full",
+    }
+}
+
+fn session(parameters: &Parameters) -> String {
+    let digest = |key| if parameters.is_on(key) { "CRC32C" } else { "none" };
+    let (header, data) = (digest(Key::HeaderDigest), digest(Key::DataDigest));
+    let (first, burst) = (parameters.get(Key::FirstBurstLength), parameters.get(Key::MaxBurstLength));
+    format!("header digest {header}, data digest {data}, first burst {first}, longest burst {burst}")
+}
+
+/// What the URL says of CHAP.
+fn chap(url: &Url) -> Result<Option<Chap>, Failure> {
+    let Some(user) = &url.user else { return Ok(None) };
+    let credentials = |name: &str, secret: Secret| {
+        Credentials::new(name, secret)
+            .ok_or_else(|| Failure::request(format!("{url}: user `{name}`: a name has 1 to 255 bytes")))
+    };
+    let own = match (&url.password, &url.secret_file) {
+        (Some(password), _) => password.clone(),
+        (None, Some(path)) => secret::read(path)?,
+        (None, None) => return Ok(None),
+    };
+    let target = match (&url.mutual_user, &url.mutual_secret_file) {
+        (Some(name), Some(path)) => {
+            let secret = secret::read(path)?;
+            if secret == own {
+                // RFC 7143 §9.2.1: else either side could have the other compute its answer.
+                return Err(Failure::request(format!(
+                    "{url}: both secrets are the same; the target's own has to be another"
+                )));
+            }
+            Some(credentials(name, secret)?)
+        }
+        _ => None,
+    };
+    let initiator = credentials(user, own)?;
+    Ok(Some(Chap { initiator, target, algorithms: Algorithm::ALL.to_vec() }))
+}
+
+/// This machine's name as an initiator.
+fn own_name() -> Name {
+    let uname = rustix::system::uname();
+    let host = uname.nodename().to_string_lossy().to_lowercase();
+    let fits = |letter: char| letter.is_ascii_alphanumeric() || letter == '.';
+    let host: String = host.chars().map(|letter| if fits(letter) { letter } else { '-' }).take(64).collect();
+    Name::new(&format!("{OWN_NAME}{host}")).expect("it is made of letters that names have")
+}
+
+/// Whoever serves to itself has nobody to wait for.
+const OWN_PATIENCE: Duration = Duration::from_secs(5);
+/// What our own name begins with.
+const OWN_NAME: &str = "iqn.2026-11.blockmux.initiator:";

@@ -1,0 +1,303 @@
+//! Our iSCSI initiator against standard targets.
+
+use crate::program::{BLOCKMUX, blockmux, half_empty_file, has, text};
+use serde_json::Value;
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// A target in the background; ended when dropped.
+struct Server {
+    directory: TempDir,
+    process: Child,
+    port: u16,
+}
+
+impl Server {
+    /// tgtd with one target, whose LUN 1 is a disk of [`SIZE`] bytes.
+    fn tgtd() -> Server {
+        let (directory, port) = (tempfile::tempdir().unwrap(), free_port());
+        std::fs::File::create(directory.path().join("disk.img")).unwrap().set_len(SIZE as u64).unwrap();
+        let process = start_tgtd(directory.path(), port);
+        let server = Server { directory, process, port };
+        server.set_up_tgtd();
+        server
+    }
+
+    /// Kills it and starts it again, on the same port and with the same disk.
+    fn restart_tgtd(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+        self.process = start_tgtd(self.directory.path(), self.port);
+        self.set_up_tgtd();
+    }
+
+    fn set_up_tgtd(&self) {
+        self.wait_for(|server| server.tgtadm(&["--op", "show", "--mode", "sys"]).is_ok());
+        let disk = self.path("disk.img");
+        for args in [
+            &["--op", "new", "--mode", "target", "--tid", "1", "-T", TARGET][..],
+            &[
+                "--op",
+                "new",
+                "--mode",
+                "logicalunit",
+                "--tid",
+                "1",
+                "--lun",
+                "1",
+                "-b",
+                disk.to_str().unwrap(),
+            ],
+            &["--op", "bind", "--mode", "target", "--tid", "1", "-I", "ALL"],
+        ] {
+            self.tgtadm(args).unwrap();
+        }
+    }
+
+    /// istgt with one target, whose LUN 0 is a disk of [`SIZE`] bytes; it asks for CHAP if `auth` says so.
+    fn istgt(auth: &str) -> Server {
+        let (directory, port) = (tempfile::tempdir().unwrap(), free_port());
+        let place = directory.path().display();
+        let (control, mib) = (free_port(), SIZE >> 20);
+        let config = format!(
+            "[Global]\nNodeBase \"iqn.2026-11.t\"\nPidFile {place}/pid\nAuthFile {place}/auth\n\
+             MediaDirectory {place}\nTimeout 30\nNopInInterval 20\nDiscoveryAuthMethod Auto\nMaxSessions 16\n\
+             MaxConnections 4\nMaxR2T 32\nMaxOutstandingR2T 16\nFirstBurstLength 65536\nMaxBurstLength 262144\n\
+             MaxRecvDataSegmentLength 65536\n[UnitControl]\nAuthMethod Auto\nPortal UC1 127.0.0.1:{control}\n\
+             Netmask 127.0.0.1\n[PortalGroup1]\nPortal DA1 127.0.0.1:{port}\n[InitiatorGroup1]\n\
+             InitiatorName \"ALL\"\nNetmask 127.0.0.1\n[LogicalUnit1]\nTargetName disk\n\
+             Mapping PortalGroup1 InitiatorGroup1\nAuthMethod {auth}\nAuthGroup AuthGroup1\nUseDigest Auto\n\
+             UnitType Disk\nQueueDepth 32\nLUN0 Storage {place}/disk.img {mib}MB\n"
+        );
+        std::fs::write(directory.path().join("config"), config).unwrap();
+        let users = format!("[AuthGroup1]\nAuth \"user\" \"{SECRET}\" \"target\" \"{TARGETS_SECRET}\"\n");
+        private_file(directory.path(), "auth", &users);
+        let mut istgt = Command::new("istgt");
+        istgt.arg("-D").arg("-c").arg(directory.path().join("config"));
+        let process = istgt.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let server = Server { directory, process, port };
+        server.wait_for(|server| TcpStream::connect(("127.0.0.1", server.port)).is_ok());
+        server
+    }
+
+    fn wait_for(&self, is_there: impl Fn(&Server) -> bool) {
+        let end = Instant::now() + Duration::from_secs(30);
+        while !is_there(self) {
+            assert!(Instant::now() < end, "the target does not listen");
+            std::thread::yield_now();
+        }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Tells tgtd something; what it says if it does not like that.
+    fn tgtadm(&self, args: &[&str]) -> Result<(), String> {
+        let mut tgtadm = Command::new("tgtadm");
+        tgtadm.env("TGT_IPC_SOCKET", self.path("control")).args(["--lld", "iscsi"]).args(args);
+        let output = tgtadm.output().unwrap();
+        if output.status.success() { Ok(()) } else { Err(text(&output.stderr)) }
+    }
+
+    fn portal(&self) -> String {
+        format!("iscsi://127.0.0.1:{}", self.port)
+    }
+
+    fn url(&self, lun: u16) -> String {
+        format!("{}/{TARGET}/{lun}", self.portal())
+    }
+
+    /// The same for who knows the secret; with `mutual` the target has to know its own.
+    fn url_with_secrets(&self, lun: u16, secret: &str, mutual: Option<&str>) -> String {
+        let own = private_file(self.directory.path(), "secret", secret);
+        let url =
+            format!("iscsi://user@127.0.0.1:{}/{TARGET}/{lun}?secret_file={}", self.port, own.display());
+        match mutual {
+            None => url,
+            Some(secret) => {
+                let theirs = private_file(self.directory.path(), "targets-secret", secret);
+                format!("{url}&mutual_user=target&mutual_secret_file={}", theirs.display())
+            }
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn start_tgtd(directory: &Path, port: u16) -> Child {
+    let mut tgtd = Command::new("tgtd");
+    tgtd.arg("-f").arg("--iscsi").arg(format!("portal=127.0.0.1:{port}"));
+    tgtd.env("TGT_IPC_SOCKET", directory.join("control"));
+    tgtd.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+}
+
+/// A port that nobody had a moment ago; these targets cannot choose one themselves.
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+fn private_file(directory: &Path, name: &str, content: &str) -> PathBuf {
+    let path = directory.join(name);
+    std::fs::write(&path, content).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+    path
+}
+
+fn described(url: &str) -> Value {
+    let output = blockmux(["info", "--json", url]);
+    assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), String::new()));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// What is said about a URL that cannot be used.
+fn refused(url: &str) -> String {
+    let output = blockmux(["info", url]);
+    assert_eq!(output.status.code(), Some(2), "{}", text(&output.stdout));
+    let said = text(&output.stderr);
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert!(!said.contains(SECRET) && !said.contains(TARGETS_SECRET), "{said}");
+    said
+}
+
+fn copies_there_and_back(server: &Server, url: &str) {
+    let source = half_empty_file(server.directory.path(), SIZE);
+    let back = server.path("back.img");
+    let _ = std::fs::remove_file(&back);
+    let file = |path: &Path| format!("file:{}", path.display());
+    for (from, to) in [(file(&source), url.to_owned()), (url.to_owned(), file(&back))] {
+        let output = blockmux(["copy", "--verify", &from, &to]);
+        assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), String::new()), "{from} to {to}");
+    }
+    assert!(std::fs::read(back).unwrap() == std::fs::read(source).unwrap());
+}
+
+fn with(url: &str, parameters: &str) -> String {
+    let separator = if url.contains('?') { '&' } else { '?' };
+    format!("{url}{separator}{parameters}")
+}
+
+#[test]
+fn tgtd_is_discovered_described_and_copied_to_and_from() {
+    if !has("tgtd") {
+        return;
+    }
+    let server = Server::tgtd();
+    let url = server.url(1);
+    let found = blockmux(["discover", &server.portal()]);
+    assert_eq!(text(&found.stdout), format!("{url}  8 MiB  IET VIRTUAL-DISK\n"));
+    let info = described(&url);
+    assert_eq!((&info["size"], &info["read_only"]), (&SIZE.into(), &false.into()));
+    assert_eq!(info["initial_r2t"], true);
+    copies_there_and_back(&server, &url);
+    // Unsolicited data, and several sessions.
+    for (name, value) in [("InitialR2T", "No"), ("ImmediateData", "No"), ("FirstBurstLength", "16384")] {
+        server
+            .tgtadm(&["--op", "update", "--mode", "target", "--tid", "1", "--name", name, "--value", value])
+            .unwrap();
+    }
+    let info = described(&url);
+    assert_eq!((&info["initial_r2t"], &info["immediate_data"]), (&false.into(), &false.into()));
+    copies_there_and_back(&server, &with(&url, "connections=3"));
+    let said = refused(&server.url(0));
+    assert!(said.contains("logical unit 0 is no disk: its device type is 0x0c"), "{said}");
+    let said = refused(&server.url(7));
+    assert!(said.contains("target has no logical unit 7"), "{said}");
+    let said = refused(&format!("{}/iqn.2026-11.t:other/1", server.portal()));
+    assert!(said.contains("target refused the login: not found"), "{said}");
+}
+
+#[test]
+fn tgtd_and_we_prove_who_we_are_and_have_digests() {
+    if !has("tgtd") {
+        return;
+    }
+    let server = Server::tgtd();
+    for (user, secret, direction) in [("user", SECRET, &[][..]), ("target", TARGETS_SECRET, &["--outgoing"])]
+    {
+        server.tgtadm(&["--op", "new", "--mode", "account", "--user", user, "--password", secret]).unwrap();
+        let bind = ["--op", "bind", "--mode", "account", "--tid", "1", "--user", user];
+        server.tgtadm(&[&bind[..], direction].concat()).unwrap();
+    }
+    let said = refused(&server.url(1));
+    assert!(said.contains("name a user, as user@host"), "{said}");
+    let said = refused(&server.url_with_secrets(1, "another-secret", None));
+    assert!(said.contains("authentication failure; check the user and the secret"), "{said}");
+    let said = refused(&server.url_with_secrets(1, SECRET, Some("another-secret")));
+    assert!(said.contains("target did not prove that it knows its own secret"), "{said}");
+    let url = server.url_with_secrets(1, SECRET, Some(TARGETS_SECRET));
+    let said = refused(&with(&url, "header_digest=on"));
+    assert!(said.contains("did not agree to a digest that this initiator requires"), "{said}");
+    for name in ["HeaderDigest", "DataDigest"] {
+        let update =
+            ["--op", "update", "--mode", "target", "--tid", "1", "--name", name, "--value", "None,CRC32C"];
+        server.tgtadm(&update).unwrap();
+    }
+    let url = with(&url, "header_digest=on&data_digest=on&connections=2");
+    let info = described(&url);
+    assert_eq!((&info["header_digest"], &info["data_digest"]), (&true.into(), &true.into()));
+    copies_there_and_back(&server, &url);
+}
+
+#[test]
+fn istgt_is_discovered_described_and_copied_to_and_from() {
+    if !has("istgt") {
+        return;
+    }
+    let server = Server::istgt("Auto");
+    let url = server.url(0);
+    let found = blockmux(["discover", &server.portal()]);
+    assert_eq!(text(&found.stdout), format!("{url}  8 MiB  FreeBSD iSCSI DISK\n"));
+    assert_eq!(described(&url)["size"], SIZE);
+    copies_there_and_back(&server, &url);
+    copies_there_and_back(&server, &with(&url, "header_digest=on&data_digest=on&connections=3"));
+}
+
+#[test]
+fn istgt_and_we_prove_who_we_are() {
+    if !has("istgt") {
+        return;
+    }
+    let server = Server::istgt("CHAP Mutual");
+    let said = refused(&server.url(0));
+    assert!(said.contains("name a user, as user@host"), "{said}");
+    let said = refused(&server.url_with_secrets(0, SECRET, Some("another-secret")));
+    assert!(said.contains("target did not prove that it knows its own secret"), "{said}");
+    copies_there_and_back(&server, &server.url_with_secrets(0, SECRET, Some(TARGETS_SECRET)));
+}
+
+#[test]
+fn a_target_that_is_killed_and_started_again_is_found_in_the_middle_of_a_copy() {
+    if !has("tgtd") {
+        return;
+    }
+    let mut server = Server::tgtd();
+    let source = half_empty_file(server.directory.path(), SIZE);
+    // Slow enough that the target is away for a part of it.
+    let from = format!("rate:bw=4m:file:{}", source.display());
+    let url = with(&server.url(1), "reconnect=30s");
+    let mut copy = Command::new(BLOCKMUX);
+    let copy = copy.args(["copy", &from, &url]).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let disk = server.path("disk.img");
+    server.wait_for(|_| std::fs::read(&disk).is_ok_and(|disk| disk[0] != 0));
+    server.restart_tgtd();
+    let output = copy.wait_with_output().unwrap();
+    let said = text(&output.stderr);
+    assert!(output.status.success() && said.contains("connection lost"), "{said}");
+    assert!(std::fs::read(disk).unwrap() == std::fs::read(source).unwrap());
+}
+
+const TARGET: &str = "iqn.2026-11.t:disk";
+const SIZE: usize = 8 << 20;
+/// As long as istgt takes them.
+const SECRET: &str = "our-secret-1234";
+const TARGETS_SECRET: &str = "its-secret-5678";

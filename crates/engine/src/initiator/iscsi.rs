@@ -1,0 +1,270 @@
+//! Reaching logical units of iSCSI targets.
+//!
+//! CHAP is tried with every algorithm that the endpoint names, and once more with MD5 alone if the target does not
+//! take that: older ones know no other, or have other numbers for them.
+
+use super::{Dialer, RemoteVolume, check_unchanged};
+use crate::blocking::{self, run_session};
+use crate::connection::Broken;
+use crate::socket::Address;
+use crate::sys;
+use blockmux_proto::iscsi::initiator::{
+    Config, DiscoverySession, FoundTarget, InitiatorSession, LoginStatus, Mode, Refused, UnitInfo,
+};
+use blockmux_proto::iscsi::login::chap::{Algorithm, SEED_LEN};
+use blockmux_proto::iscsi::login::operational::Parameters;
+use blockmux_proto::iscsi::name::Name;
+use blockmux_proto::iscsi::node::Chap;
+use blockmux_proto::scsi::Lun;
+use blockmux_volume::{Pool, VolumeInfo};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// How to reach one logical unit.
+#[derive(Clone, Debug)]
+pub struct Endpoint {
+    /// The portal.
+    pub address: Address,
+    /// Our own name.
+    pub initiator: Name,
+    /// The target's.
+    pub target: Name,
+    /// Which of its logical units.
+    pub lun: Lun,
+    /// What to prove, and what the target has to.
+    pub chap: Option<Chap>,
+    /// What to propose.
+    pub wishes: Parameters,
+    /// Sessions of each channel.
+    pub connections: u32,
+    /// How long to try again when a connection is lost, before I/O fails.
+    pub patience: Duration,
+}
+
+/// Why a logical unit cannot be reached.
+pub type ConnectError = blocking::ConnectError<Refused>;
+
+/// What a target told of one of its logical units.
+#[derive(Clone, Debug)]
+pub struct Description {
+    /// The unit.
+    pub unit: UnitInfo,
+    /// What the login agreed on.
+    pub parameters: Parameters,
+}
+
+/// Reaches the unit for I/O: logs in once to learn what it is like.
+///
+/// # Errors
+/// If the target cannot be reached or does not have the unit.
+pub fn connect(endpoint: Endpoint) -> Result<RemoteVolume<IscsiDialer>, ConnectError> {
+    let dialer = IscsiDialer::new(endpoint)?;
+    let (connections, patience) = (dialer.endpoint.connections, dialer.endpoint.patience);
+    let info = dialer.first.volume_info();
+    Ok(RemoteVolume::new(dialer, info, connections, patience))
+}
+
+/// Describes one unit.
+///
+/// # Errors
+/// As for [`connect`].
+pub fn describe(endpoint: &Endpoint) -> Result<Description, ConnectError> {
+    describe_with(endpoint).map(|(told, _)| told)
+}
+
+/// Describes one unit, and says what CHAP was used.
+fn describe_with(endpoint: &Endpoint) -> Result<(Description, Option<Chap>), ConnectError> {
+    let address = &endpoint.address;
+    let (session, chap) = ask(endpoint)?;
+    if let Some(refused) = session.refused() {
+        return Err(ConnectError::Refused { address: address.clone(), refused: refused.clone() });
+    }
+    let told = session.unit().cloned().zip(session.parameters().copied());
+    let (unit, parameters) = told.ok_or_else(|| ConnectError::Silent { address: address.clone() })?;
+    Ok((Description { unit, parameters }, chap))
+}
+
+/// The logical units of a target, as seen from the endpoint's, which need not be there.
+///
+/// # Errors
+/// If the target cannot be reached or refuses the login.
+pub fn luns(endpoint: &Endpoint) -> Result<Vec<Lun>, ConnectError> {
+    let (session, _) = ask(endpoint)?;
+    match session.refused() {
+        Some(refused) if !matches!(refused, Refused::Unit(_)) => {
+            Err(ConnectError::Refused { address: endpoint.address.clone(), refused: refused.clone() })
+        }
+        _ => Ok(session.luns().to_vec()),
+    }
+}
+
+/// Lists the targets of a portal, and how many more it has than we keep.
+///
+/// # Errors
+/// If the portal cannot be reached or does not tell.
+pub fn discover(
+    address: &Address,
+    initiator: &Name,
+    chap: Option<Chap>,
+) -> Result<(Vec<FoundTarget>, u64), ConnectError> {
+    let random = Randomness::new(address)?;
+    let mut last = None;
+    for chap in attempts(chap) {
+        let (isid, seed) = (random.isid(0), random.seed());
+        let mut session = DiscoverySession::new(initiator.clone(), chap, isid, seed, Instant::now());
+        let ran = run_session(address, &mut session, LOG_IN_TIMEOUT, DiscoverySession::is_over);
+        match session.refused() {
+            Some(refused) if is_about_chap(refused) => last = Some(refused.clone()),
+            Some(refused) => {
+                return Err(ConnectError::Refused { address: address.clone(), refused: refused.clone() });
+            }
+            None => {
+                ran.map_err(|broken| ConnectError::Broken { address: address.clone(), broken })?;
+                return Ok((session.targets().to_vec(), session.left_out()));
+            }
+        }
+    }
+    let silent = ConnectError::Silent { address: address.clone() };
+    Err(last.map_or(silent, |refused| ConnectError::Refused { address: address.clone(), refused }))
+}
+
+/// One login from start to end, and what CHAP it used; whether it was refused is for the caller to see.
+fn ask(endpoint: &Endpoint) -> Result<(InitiatorSession, Option<Chap>), ConnectError> {
+    let mut attempts = attempts(endpoint.chap.clone()).peekable();
+    loop {
+        let chap = attempts.next().flatten();
+        let session = ask_once(&Endpoint { chap: chap.clone(), ..endpoint.clone() })?;
+        if attempts.peek().is_none() || !session.refused().is_some_and(is_about_chap) {
+            return Ok((session, chap));
+        }
+    }
+}
+
+fn ask_once(endpoint: &Endpoint) -> Result<InitiatorSession, ConnectError> {
+    let address = &endpoint.address;
+    let random = Randomness::new(address)?;
+    let config = endpoint.config(Mode::Describe, random.isid(0));
+    let mut session = InitiatorSession::new(config, Pool::new(LOG_IN_POOL), random.seed(), Instant::now());
+    let ran = run_session(address, &mut session, LOG_IN_TIMEOUT, InitiatorSession::is_over);
+    match ran {
+        // Only the good-bye is missing.
+        Err(_) if session.unit().is_some() || session.refused().is_some() => Ok(session),
+        Err(broken) => Err(ConnectError::Broken { address: address.clone(), broken }),
+        Ok(()) => Ok(session),
+    }
+}
+
+/// What to try in turn: as it is, and with MD5 alone.
+fn attempts(chap: Option<Chap>) -> impl Iterator<Item = Option<Chap>> {
+    let plain = chap.as_ref().filter(|chap| chap.algorithms.len() > 1).map(|chap| {
+        let algorithms = vec![Algorithm::Md5];
+        Some(Chap { algorithms, ..chap.clone() })
+    });
+    std::iter::once(chap).chain(plain)
+}
+
+/// Whether another algorithm may help.
+fn is_about_chap(refused: &Refused) -> bool {
+    matches!(refused, Refused::Login(LoginStatus::INITIATOR_ERROR | LoginStatus::AUTHENTICATION_FAILURE))
+}
+
+impl Endpoint {
+    fn config(&self, mode: Mode, isid: [u8; 6]) -> Config {
+        Config {
+            initiator: self.initiator.clone(),
+            target: self.target.clone(),
+            lun: self.lun,
+            mode,
+            chap: self.chap.clone(),
+            wishes: self.wishes,
+            isid,
+        }
+    }
+}
+
+/// Dials one logical unit.
+pub struct IscsiDialer {
+    endpoint: Endpoint,
+    /// As the unit was when the volume was opened.
+    first: UnitInfo,
+    random: Randomness,
+}
+
+impl IscsiDialer {
+    /// Logs in once to learn what the unit is like.
+    ///
+    /// # Errors
+    /// As for [`connect`].
+    pub fn new(endpoint: Endpoint) -> Result<IscsiDialer, ConnectError> {
+        let (told, chap) = describe_with(&endpoint)?;
+        let random = Randomness::new(&endpoint.address)?;
+        Ok(IscsiDialer { endpoint: Endpoint { chap, ..endpoint }, first: told.unit, random })
+    }
+
+    /// The unit as it was when it was first seen.
+    #[must_use]
+    pub fn volume_info(&self) -> VolumeInfo {
+        self.first.volume_info()
+    }
+}
+
+impl Dialer for IscsiDialer {
+    type Session = InitiatorSession;
+
+    fn address(&self) -> &Address {
+        &self.endpoint.address
+    }
+
+    fn session(&self, link: u32, pool: &Pool, now: Instant) -> InitiatorSession {
+        let config = self.endpoint.config(Mode::Use, self.random.isid(link));
+        InitiatorSession::new(config, pool.clone(), self.random.seed(), now)
+    }
+
+    fn check(&self, session: &InitiatorSession) -> Result<(), String> {
+        let now = session.unit().ok_or("the unit was not described")?;
+        if now.designator != self.first.designator || now.serial != self.first.serial {
+            return Err("another logical unit has its number now".to_owned());
+        }
+        check_unchanged(&self.first.volume_info(), &now.volume_info(), self.endpoint.connections)
+    }
+
+    fn refusal(&self, session: &InitiatorSession) -> Option<String> {
+        session.refused().filter(|refused| !refused.may_pass()).map(ToString::to_string)
+    }
+}
+
+/// Makes numbers that nobody can guess, without asking the system each time.
+struct Randomness {
+    key: [u8; SEED_LEN],
+    /// Of our sessions, in the ISID (RFC 7143 §11.12.5).
+    number: [u8; 3],
+    seeds: AtomicU64,
+}
+
+impl Randomness {
+    fn new(address: &Address) -> Result<Randomness, ConnectError> {
+        let broken = |error| ConnectError::Broken { address: address.clone(), broken: Broken::Socket(error) };
+        let key = sys::random_bytes().map_err(broken)?;
+        let number = sys::random_bytes().map_err(broken)?;
+        Ok(Randomness { key, number, seeds: AtomicU64::new(0) })
+    }
+
+    /// A seed that was not used before; sessions hash it.
+    fn seed(&self) -> [u8; SEED_LEN] {
+        let count = self.seeds.fetch_add(1, Ordering::Relaxed);
+        let mut seed = self.key;
+        seed.iter_mut().zip(count.to_be_bytes()).for_each(|(byte, add)| *byte ^= add);
+        seed
+    }
+
+    /// The ISID of a link: of type "random", with the link as its qualifier.
+    fn isid(&self, link: u32) -> [u8; 6] {
+        let ([a, b, c], [.., d, e]) = (self.number, link.to_be_bytes());
+        [ISID_RANDOM, a, b, c, d, e]
+    }
+}
+
+const ISID_RANDOM: u8 = 0b10 << 6;
+const LOG_IN_TIMEOUT: Duration = Duration::from_secs(10);
+/// A login has no payload to speak of.
+const LOG_IN_POOL: usize = 4 << 20;

@@ -1,0 +1,343 @@
+//! A discovery session: which targets there are (RFC 7143 §4.3, appendix C).
+//!
+//! ```text
+//!   Login ──▶ SendTargets=All ──answers, as many as it takes──▶ logout ──▶ Over
+//! ```
+
+use super::reply::error;
+use super::send::LOGOUT_TAG;
+use super::{LATE, LOGIN_TIMEOUT, LoginPhase, Refused};
+use crate::iscsi::digest::Digests;
+use crate::iscsi::login::chap::SEED_LEN;
+use crate::iscsi::login::initiator::{CID, Established, Identity, InitiatorLogin, Progress};
+use crate::iscsi::login::operational::{Key, Parameters};
+use crate::iscsi::name::Name;
+use crate::iscsi::node::Chap;
+use crate::iscsi::pdu::{self, Head, Parsed};
+use crate::iscsi::text::{self, Text};
+use crate::outbox::Outbox;
+use crate::session::{Demand, ProtocolError, StreamSession, Timed};
+use blockmux_volume::Chunk;
+use blockmux_wire::iscsi::session::{LogoutReason, LogoutRequest, NopIn, NopOut, TextRequest, TextResponse};
+use blockmux_wire::iscsi::{BHS_LEN, FLAG_CONTINUE, FLAG_FINAL, FLAG_IMMEDIATE, Opcode, RESERVED_TAG, U24};
+use std::time::Instant;
+use zerocopy::{IntoBytes, transmute_ref};
+
+/// A target that discovery has found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FoundTarget {
+    /// Its name.
+    pub name: String,
+    /// Where it is reached: `HOST:PORT,GROUP` each; none: where it was asked for.
+    pub addresses: Vec<String>,
+}
+
+/// Asks a portal for all its targets, and leaves.
+pub struct DiscoverySession {
+    phase: Phase,
+    outbox: Outbox,
+    deadline: Instant,
+    refused: Option<Refused>,
+    targets: Vec<FoundTarget>,
+    left_out: u64,
+}
+
+enum Phase {
+    Login(Box<LoginPhase>),
+    Asking(Asking),
+    Over,
+}
+
+/// The question and its answers so far.
+struct Asking {
+    cmd_sn: u32,
+    exp_stat_sn: u32,
+    text: Vec<u8>,
+    need: usize,
+    is_leaving: bool,
+}
+
+impl DiscoverySession {
+    /// A discovery session of `initiator` on a fresh connection. `seed` is random and used for this session alone.
+    #[must_use]
+    pub fn new(
+        initiator: Name,
+        chap: Option<Chap>,
+        isid: [u8; 6],
+        seed: [u8; SEED_LEN],
+        now: Instant,
+    ) -> DiscoverySession {
+        let mut outbox = Outbox::default();
+        let identity = Identity { initiator, target: None, isid };
+        let wishes = Parameters::standard()
+            .with(Key::MaxRecvDataSegmentLength, MAX_SEGMENT as u32)
+            .with(Key::DefaultTime2Retain, 0);
+        let login = LoginPhase::start(InitiatorLogin::new(identity, chap, wishes, seed), &mut outbox);
+        DiscoverySession {
+            phase: Phase::Login(Box::new(login)),
+            outbox,
+            deadline: now.checked_add(LOGIN_TIMEOUT).unwrap_or(now),
+            refused: None,
+            targets: Vec::new(),
+            left_out: 0,
+        }
+    }
+
+    /// What was found, at most 10,000 targets.
+    #[must_use]
+    pub fn targets(&self) -> &[FoundTarget] {
+        &self.targets
+    }
+
+    /// How many more targets were named than [`DiscoverySession::targets`] holds.
+    #[must_use]
+    pub fn left_out(&self) -> u64 {
+        self.left_out
+    }
+
+    /// Why the target does not tell, if it does not.
+    #[must_use]
+    pub fn refused(&self) -> Option<&Refused> {
+        self.refused.as_ref()
+    }
+
+    /// Whether everything was told, or refused.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        match &self.phase {
+            Phase::Login(_) => false,
+            Phase::Asking(asking) => asking.is_leaving,
+            Phase::Over => true,
+        }
+    }
+
+    fn on_login_bytes(&mut self, bytes: &[u8]) -> Result<usize, ProtocolError> {
+        let Phase::Login(login) = &mut self.phase else { return Ok(0) };
+        let (taken, progress) = login.on_bytes(bytes, &mut self.outbox)?;
+        match progress {
+            Progress::Continues => {}
+            Progress::Refused(refused) => {
+                self.refused = Some(refused);
+                self.phase = Phase::Over;
+            }
+            Progress::Established(established) => {
+                self.phase = Phase::Asking(Asking::begin(&established, &mut self.outbox));
+            }
+        }
+        Ok(taken)
+    }
+
+    /// One PDU behind the login; how many bytes it had, or `None` if more are needed.
+    fn on_pdu(&mut self, rest: &[u8]) -> Result<Option<usize>, ProtocolError> {
+        let Phase::Asking(asking) = &mut self.phase else { return Ok(None) };
+        let head = match pdu::parse(rest, Digests::default())? {
+            Parsed::Needs(need) => {
+                asking.need = need;
+                return Ok(None);
+            }
+            Parsed::Head(head) => head,
+        };
+        if head.data_len > MAX_SEGMENT {
+            return Err(error("sent a data segment above MaxRecvDataSegmentLength", "RFC 7143 §13.12"));
+        }
+        let end = head.len.saturating_add(head.data_len);
+        let whole = end.saturating_add(Digests::default().tail_len(head.data_len));
+        let (Some(data), true) = (rest.get(head.len..end), rest.len() >= whole) else {
+            asking.need = whole;
+            return Ok(None);
+        };
+        asking.need = BHS_LEN;
+        match head.bhs.opcode() {
+            Opcode::TEXT_RESPONSE => {
+                if let Some(text) = asking.on_text(&head, data, &mut self.outbox)? {
+                    (self.targets, self.left_out) = targets_of(&text)?;
+                }
+            }
+            Opcode::NOP_IN => asking.on_nop(transmute_ref!(&head.bhs), &mut self.outbox),
+            Opcode::LOGOUT_RESPONSE if asking.is_leaving => self.phase = Phase::Over,
+            Opcode::ASYNC_MESSAGE => {}
+            Opcode::REJECT => return Err(error("rejected SendTargets=All", "RFC 7143 §11.17")),
+            _ => return Err(error("sent a PDU that does not belong into discovery", "RFC 7143 §4.3")),
+        }
+        Ok(Some(whole))
+    }
+}
+
+impl Asking {
+    fn begin(established: &Established, outbox: &mut Outbox) -> Asking {
+        let asking = Asking {
+            cmd_sn: established.cmd_sn,
+            exp_stat_sn: established.exp_stat_sn,
+            text: Vec::new(),
+            need: BHS_LEN,
+            is_leaving: false,
+        };
+        let mut text = Text::default();
+        text.push("SendTargets", "All");
+        asking.ask(RESERVED_TAG, [0; 8], &text, outbox);
+        asking
+    }
+
+    fn ask(&self, target_transfer_tag: u32, lun: [u8; 8], text: &Text, outbox: &mut Outbox) {
+        let request = TextRequest {
+            opcode: Opcode::TEXT_REQUEST.0 | FLAG_IMMEDIATE,
+            flags: FLAG_FINAL,
+            reserved: [0; 2],
+            total_ahs_length: 0,
+            data_segment_length: U24::new(text.as_bytes().len() as u32),
+            lun,
+            initiator_task_tag: TEXT_TAG.into(),
+            target_transfer_tag: target_transfer_tag.into(),
+            cmd_sn: self.cmd_sn.into(),
+            exp_stat_sn: self.exp_stat_sn.into(),
+            reserved_end: [0; 16],
+        };
+        pdu::push(outbox, Digests::default(), request.as_bytes(), text.as_bytes());
+    }
+
+    /// A part of the answer; all of it, if this was the last.
+    fn on_text(
+        &mut self,
+        head: &Head,
+        data: &[u8],
+        outbox: &mut Outbox,
+    ) -> Result<Option<Vec<u8>>, ProtocolError> {
+        let response: &TextResponse = transmute_ref!(&head.bhs);
+        if self.is_leaving || response.initiator_task_tag.get() != TEXT_TAG {
+            return Err(error("answered a text request that was not sent", "RFC 7143 §11.11"));
+        }
+        self.exp_stat_sn = response.stat_sn.get().wrapping_add(1);
+        if self.text.len().saturating_add(data.len()) > MAX_TEXT {
+            return Err(error("named its targets in more than 4 MiB", "RFC 7143 §11.11"));
+        }
+        self.text.extend_from_slice(data);
+        let tag = response.target_transfer_tag.get();
+        if response.flags & FLAG_CONTINUE != 0 || response.flags & FLAG_FINAL == 0 {
+            if tag == RESERVED_TAG || data.is_empty() {
+                return Err(error("broke off its answer to SendTargets", "RFC 7143 §11.11.3"));
+            }
+            self.ask(tag, response.lun, &Text::default(), outbox);
+            return Ok(None);
+        }
+        self.is_leaving = true;
+        let logout = LogoutRequest {
+            opcode: Opcode::LOGOUT_REQUEST.0 | FLAG_IMMEDIATE,
+            reason: FLAG_FINAL | LogoutReason::CLOSE_SESSION.0,
+            reserved: [0; 2],
+            total_ahs_length: 0,
+            data_segment_length: U24::new(0),
+            reserved_lun: [0; 8],
+            initiator_task_tag: LOGOUT_TAG.into(),
+            cid: CID.into(),
+            reserved_cid: [0; 2],
+            cmd_sn: self.cmd_sn.into(),
+            exp_stat_sn: self.exp_stat_sn.into(),
+            reserved_end: [0; 16],
+        };
+        pdu::push(outbox, Digests::default(), logout.as_bytes(), &[]);
+        Ok(Some(std::mem::take(&mut self.text)))
+    }
+
+    fn on_nop(&self, ping: &NopIn, outbox: &mut Outbox) {
+        if ping.target_transfer_tag.get() == RESERVED_TAG || self.is_leaving {
+            return;
+        }
+        let nop = NopOut {
+            opcode: Opcode::NOP_OUT.0 | FLAG_IMMEDIATE,
+            flags: FLAG_FINAL,
+            reserved: [0; 2],
+            total_ahs_length: 0,
+            data_segment_length: U24::new(0),
+            lun: ping.lun,
+            initiator_task_tag: RESERVED_TAG.into(),
+            target_transfer_tag: ping.target_transfer_tag,
+            cmd_sn: self.cmd_sn.into(),
+            exp_stat_sn: self.exp_stat_sn.into(),
+            reserved_end: [0; 16],
+        };
+        pdu::push(outbox, Digests::default(), nop.as_bytes(), &[]);
+    }
+}
+
+impl Timed for DiscoverySession {
+    fn poll_timeout(&self) -> Option<Instant> {
+        (!matches!(self.phase, Phase::Over)).then_some(self.deadline)
+    }
+
+    fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
+        if matches!(self.phase, Phase::Over) || now < self.deadline { Ok(()) } else { Err(LATE) }
+    }
+}
+
+impl StreamSession for DiscoverySession {
+    fn demand(&self) -> Demand {
+        match &self.phase {
+            Phase::Login(login) => Demand::Bytes(login.need),
+            // A flood of pings has to wait for its answers to be taken.
+            Phase::Asking(_) if self.outbox.len() > MAX_UNSENT => Demand::Nothing,
+            Phase::Asking(asking) => Demand::Bytes(asking.need),
+            Phase::Over => Demand::Close,
+        }
+    }
+
+    fn on_bytes(&mut self, input: &Chunk) -> Result<usize, ProtocolError> {
+        let bytes = input.unread();
+        let mut at = self.on_login_bytes(bytes)?;
+        while self.outbox.len() <= MAX_UNSENT
+            && let Some(taken) = self.on_pdu(bytes.get(at..).unwrap_or_default())?
+        {
+            at = at.saturating_add(taken);
+        }
+        // What comes after the end is of no interest.
+        Ok(if matches!(self.phase, Phase::Over) { bytes.len() } else { at })
+    }
+
+    fn on_placed(&mut self) -> Result<(), ProtocolError> {
+        Ok(())
+    }
+
+    fn on_end(&mut self) -> Result<(), ProtocolError> {
+        if self.is_over() {
+            self.phase = Phase::Over;
+            return Ok(());
+        }
+        Err(error("closed the connection before it had named its targets", "RFC 7143 §4.3"))
+    }
+
+    fn outbox(&mut self) -> &mut Outbox {
+        &mut self.outbox
+    }
+}
+
+/// The targets of a whole answer, and how many more there are.
+fn targets_of(text: &[u8]) -> Result<(Vec<FoundTarget>, u64), ProtocolError> {
+    let (mut targets, mut left_out): (Vec<FoundTarget>, u64) = (Vec::new(), 0);
+    for pair in text::pairs(text) {
+        let pair = pair.map_err(|_| error("sent a malformed list of targets", "RFC 7143 appendix C"))?;
+        let value = || pair.value.chars().filter(|c| !c.is_control()).take(MAX_VALUE).collect::<String>();
+        match pair.key {
+            "TargetName" if targets.len() < MAX_TARGETS => {
+                targets.push(FoundTarget { name: value(), addresses: Vec::new() });
+            }
+            "TargetName" => left_out = left_out.saturating_add(1),
+            "TargetAddress" if left_out == 0 => {
+                if let Some(target) = targets.last_mut() {
+                    target.addresses.push(value());
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok((targets, left_out))
+}
+
+/// The longest data segment that is taken, in bytes.
+const MAX_SEGMENT: usize = 64 << 10;
+/// Of all answers together, in bytes.
+const MAX_TEXT: usize = 4 << 20;
+const MAX_TARGETS: usize = 10_000;
+/// Of a name or an address, in characters.
+const MAX_VALUE: usize = 300;
+/// In bytes.
+const MAX_UNSENT: usize = 16 << 10;
+const TEXT_TAG: u32 = 2;

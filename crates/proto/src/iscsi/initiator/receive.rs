@@ -1,0 +1,230 @@
+//! PDUs as they come off the wire: headers, data segments, and where read data goes.
+//!
+//! ```text
+//!   Head ──short segment, all of it here──▶ reply
+//!    │ └─ long Data-In ──▶ Placing, straight into the I/O's memory ──▶ Tail: padding, digest ──▶ reply
+//! ```
+//! A short read's data is lent on from the receive buffer where it is all that was asked for, and copied elsewhere.
+
+use super::full::FullFeature;
+use super::reply::error;
+use crate::iscsi::digest::{Crc, Digests};
+use crate::iscsi::pdu::{self, Head, Parsed};
+use crate::outbox::Outbox;
+use crate::scsi::initiator::Transfer;
+use crate::session::{Demand, ProtocolError};
+use crate::slots::Key;
+use blockmux_volume::{Chunk, SgList};
+use blockmux_wire::iscsi::scsi::DataIn;
+use blockmux_wire::iscsi::{BHS_LEN, Bhs, DIGEST_LEN, Opcode, padding};
+use zerocopy::transmute_ref;
+
+/// Where in the target's stream we are.
+pub(super) enum Reading {
+    /// At the begin of a PDU, of which so many bytes are needed in one piece.
+    Head(usize),
+    /// In a long Data-In, whose data goes to `place`.
+    Placing { bhs: Bhs, key: Key, place: SgList },
+    /// Behind it: padding and digest.
+    Tail { bhs: Bhs, key: Key, crc: Crc },
+}
+
+/// What a step did.
+enum Step {
+    Took(usize),
+    Needs,
+}
+
+impl Reading {
+    /// At the begin of a PDU.
+    pub(super) const HEAD: Reading = Reading::Head(BHS_LEN);
+
+    #[inline]
+    pub(super) fn demand(&self, digests: Digests) -> Demand {
+        match self {
+            Reading::Head(need) => Demand::Bytes(*need),
+            Reading::Placing { place, .. } => Demand::Place(place.clone()),
+            Reading::Tail { bhs, .. } => Demand::Bytes(digests.tail_len(data_len(bhs))),
+        }
+    }
+
+    pub(super) fn is_between_pdus(&self) -> bool {
+        matches!(self, Reading::Head(_))
+    }
+}
+
+impl FullFeature {
+    /// Takes all that can be taken of `input` from `at` on; returns where it stopped.
+    #[inline]
+    pub(super) fn receive(
+        &mut self,
+        input: &Chunk,
+        mut at: usize,
+        outbox: &mut Outbox,
+    ) -> Result<usize, ProtocolError> {
+        let bytes = input.unread();
+        while !self.is_over() {
+            let rest = bytes.get(at..).unwrap_or_default();
+            let step = match &self.reading {
+                Reading::Head(_) => self.on_head(input, at, rest, outbox)?,
+                Reading::Placing { .. } => Step::Needs,
+                Reading::Tail { .. } => self.on_tail(rest)?,
+            };
+            match step {
+                Step::Took(len) => at = at.saturating_add(len),
+                Step::Needs => return Ok(at),
+            }
+        }
+        Ok(bytes.len())
+    }
+
+    /// The memory of [`Reading::Placing`] is full.
+    pub(super) fn placed(&mut self) -> Result<(), ProtocolError> {
+        match std::mem::replace(&mut self.reading, Reading::HEAD) {
+            Reading::Placing { bhs, key, place } => {
+                let mut crc = Crc::default();
+                if self.terms.digests.data {
+                    crc.add_list(&place);
+                }
+                if self.terms.digests.tail_len(data_len(&bhs)) == 0 {
+                    return self.on_data_in(key, transmute_ref!(&bhs));
+                }
+                self.reading = Reading::Tail { bhs, key, crc };
+            }
+            other => self.reading = other,
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn on_head(
+        &mut self,
+        input: &Chunk,
+        at: usize,
+        rest: &[u8],
+        outbox: &mut Outbox,
+    ) -> Result<Step, ProtocolError> {
+        let head = match pdu::parse(rest, self.terms.digests)? {
+            Parsed::Needs(len) => {
+                self.reading = Reading::Head(len);
+                return Ok(Step::Needs);
+            }
+            Parsed::Head(head) => head,
+        };
+        if head.data_len > self.terms.max_receive_segment {
+            return Err(error("sent a data segment above MaxRecvDataSegmentLength", "RFC 7143 §13.12"));
+        }
+        let end = head.len.saturating_add(head.data_len);
+        let whole = end.saturating_add(self.terms.digests.tail_len(head.data_len));
+        let is_data = head.bhs.opcode() == Opcode::DATA_IN;
+        if rest.len() < whole {
+            if head.data_len <= WHOLE_SEGMENT {
+                self.reading = Reading::Head(whole);
+                return Ok(Step::Needs);
+            }
+            if !is_data {
+                return Err(error(
+                    "sent more than 64 KiB with a PDU that carries no data of blocks",
+                    "RFC 7143 §11",
+                ));
+            }
+            return self.begin_placing(&head);
+        }
+        self.reading = Reading::HEAD;
+        let data = rest.get(head.len..end).unwrap_or_default();
+        if self.terms.digests.data && !data.is_empty() {
+            let covered = rest.get(head.len..whole.saturating_sub(DIGEST_LEN)).unwrap_or_default();
+            let mut crc = Crc::default();
+            crc.add(covered);
+            check_digest(crc, rest.get(..whole).unwrap_or_default())?;
+        }
+        if is_data {
+            let data_in: &DataIn = transmute_ref!(&head.bhs);
+            let key = self.check_data_in(data_in)?;
+            if self.queue.is_lendable(key, data.len()) {
+                self.queue.lend(key, input.lend(at.saturating_add(head.len), data.len()));
+            } else if !data.is_empty() {
+                let place = self.place(key, data_in)?;
+                place.copy_from(data);
+            }
+            self.on_data_in(key, data_in)?;
+        } else {
+            self.on_pdu(&head.bhs, data, outbox)?;
+        }
+        Ok(Step::Took(whole))
+    }
+
+    /// A long Data-In: its data goes to its place.
+    fn begin_placing(&mut self, head: &Head) -> Result<Step, ProtocolError> {
+        let data_in: &DataIn = transmute_ref!(&head.bhs);
+        let key = self.check_data_in(data_in)?;
+        let place = self.place(key, data_in)?;
+        self.reading = Reading::Placing { bhs: head.bhs, key, place };
+        Ok(Step::Took(head.len))
+    }
+
+    fn on_tail(&mut self, rest: &[u8]) -> Result<Step, ProtocolError> {
+        let Reading::Tail { bhs, key, crc } = &self.reading else { return Ok(Step::Needs) };
+        let (bhs, key, mut crc) = (*bhs, *key, *crc);
+        let len = self.terms.digests.tail_len(data_len(&bhs));
+        let Some(tail) = rest.get(..len) else { return Ok(Step::Needs) };
+        self.reading = Reading::HEAD;
+        if self.terms.digests.data {
+            crc.add(tail.get(..padding(data_len(&bhs))).unwrap_or_default());
+            check_digest(crc, tail)?;
+        }
+        self.on_data_in(key, transmute_ref!(&bhs))?;
+        Ok(Step::Took(len))
+    }
+
+    /// Checks a Data-In before any of its data is looked at (RFC 7143 §11.7); data comes strictly in order, as
+    /// DataPDUInOrder and DataSequenceInOrder say.
+    #[inline]
+    fn check_data_in(&mut self, data_in: &DataIn) -> Result<Key, ProtocolError> {
+        let fault = |what| Err(error(what, "RFC 7143 §11.7"));
+        let Some(key) = self.queue.find(data_in.initiator_task_tag.get()) else {
+            return fault("sent data for a task that is not there");
+        };
+        let Some((progress, Transfer::In(expected))) = self.queue.transport(key) else {
+            return fault("sent data for a command that reads none");
+        };
+        let len = data_in.data_segment_length.get();
+        if data_in.buffer_offset.get() != progress.next || data_in.data_sn.get() != progress.data_sn {
+            return fault("sent data out of order");
+        }
+        if progress.next.checked_add(len).is_none_or(|end| end > expected) {
+            return fault("sent more data than was asked for");
+        }
+        Ok(key)
+    }
+
+    /// The memory for a Data-In that was checked.
+    #[inline]
+    fn place(&mut self, key: Key, data_in: &DataIn) -> Result<SgList, ProtocolError> {
+        let from = data_in.buffer_offset.get() as usize;
+        let len = data_in.data_segment_length.get() as usize;
+        let Some((list, base)) = self.queue.data_in(key) else {
+            return Err(error("sent data for a command that reads none", "RFC 7143 §11.7"));
+        };
+        if base == 0 && from == 0 && list.len() == len {
+            return Ok(list.clone());
+        }
+        Ok(list.slice(base.saturating_add(from), len))
+    }
+}
+
+fn check_digest(crc: Crc, bytes: &[u8]) -> Result<(), ProtocolError> {
+    if bytes.ends_with(&crc.bytes()) {
+        return Ok(());
+    }
+    // At error recovery level 0 that is the end of the session.
+    Err(error("sent a data segment whose digest is wrong", "RFC 7143 §7.8"))
+}
+
+fn data_len(bhs: &Bhs) -> usize {
+    bhs.data_segment_length.get() as usize
+}
+
+/// A segment up to this many bytes is waited for in the receive buffer: one large receive for many PDUs costs less
+/// than a receive for each. With header and digests at most `MAX_DEMAND`.
+const WHOLE_SEGMENT: usize = 64 << 10;

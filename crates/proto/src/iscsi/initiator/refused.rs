@@ -1,0 +1,75 @@
+//! A target that says no, properly, or that we do not want: not a breach of the protocol, and one line for the user.
+
+use crate::scsi::initiator::UnitRefused;
+use blockmux_wire::iscsi::session::LoginStatus;
+
+/// Why a session ended without what was asked for, although nobody broke the protocol.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// The target ended the login.
+    #[error("target refused the login: {}", said(*.0))]
+    Login(LoginStatus),
+    /// The target is elsewhere.
+    #[error("target has moved to {address}{}", if *permanent { " for good" } else { "" })]
+    Moved {
+        /// As `TargetAddress` has it: `HOST:PORT`, maybe with a portal group.
+        address: String,
+        /// For good.
+        permanent: bool,
+    },
+    /// There is no way to authenticate that both sides take.
+    #[error("target takes none of the ways to authenticate that were offered")]
+    NoMethod,
+    /// The target did not prove that it is the right one.
+    #[error("target did not prove that it knows its own secret")]
+    NotProved,
+    /// The logical unit is none for us.
+    #[error(transparent)]
+    Unit(#[from] UnitRefused),
+}
+
+impl Refused {
+    /// Whether the same target may well take us a little later.
+    #[must_use]
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Refused::Login(status) => matches!(
+                *status,
+                LoginStatus::TARGET_ERROR
+                    | LoginStatus::SERVICE_UNAVAILABLE
+                    | LoginStatus::OUT_OF_RESOURCES
+                    | LoginStatus::TOO_MANY_CONNECTIONS
+            ),
+            Refused::Unit(refused) => refused.may_pass(),
+            Refused::Moved { .. } | Refused::NoMethod | Refused::NotProved => false,
+        }
+    }
+}
+
+fn said(status: LoginStatus) -> String {
+    match status.name() {
+        Some(name) => name.to_lowercase().replace('_', " "),
+        None => format!("login status {:#06x}", status.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_is_one_line() {
+        assert_eq!(Refused::Login(LoginStatus::NOT_FOUND).to_string(), "target refused the login: not found");
+        let unknown = Refused::Login(LoginStatus(0x02ff)).to_string();
+        assert_eq!(unknown, "target refused the login: login status 0x02ff");
+        let moved = Refused::Moved { address: "192.0.2.1:3260".into(), permanent: true };
+        assert_eq!(moved.to_string(), "target has moved to 192.0.2.1:3260 for good");
+    }
+
+    #[test]
+    fn only_a_target_in_trouble_may_take_us_later() {
+        assert!(Refused::Login(LoginStatus::SERVICE_UNAVAILABLE).may_pass());
+        assert!(!Refused::Login(LoginStatus::AUTHENTICATION_FAILURE).may_pass());
+        assert!(!Refused::NotProved.may_pass());
+    }
+}

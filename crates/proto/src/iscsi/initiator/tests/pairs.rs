@@ -1,0 +1,354 @@
+//! Our initiator with our target: a RAM volume behind one and the same bytes in front of the other.
+
+use super::script::{INITIATOR, TARGET, at_every_split, list, pattern};
+use crate::exports::{Export, Exports, VolumeId};
+use crate::iscsi::initiator::{
+    Config, DiscoverySession, FoundTarget, InitiatorSession, Mode, Refused, wishes,
+};
+use crate::iscsi::login::chap::{Algorithm, Credentials, Secret};
+use crate::iscsi::login::operational::{CRC32C, Key, Parameters};
+use crate::iscsi::name::Name;
+use crate::iscsi::node::{Access, Chap, Node, Portal, TargetNode, offer};
+use crate::iscsi::target::TargetSession;
+use crate::scsi::{self, Identity, LogicalUnit, Lun};
+use crate::session::{Demand, Initiator, ProtocolError, StreamSession};
+use crate::testing::Pump;
+use blockmux_volume::{Chunk, Extent, Io, IoError, MemVolume, Op, Output, Pool, SgList, Tag};
+use blockmux_wire::iscsi::session::LoginStatus;
+use std::sync::Arc;
+use std::time::Instant;
+
+const SIZE: u64 = 4 << 20;
+
+/// Both sides and the bytes between them.
+struct Pair<S> {
+    pump: Pump<TargetSession>,
+    client: S,
+    /// Delivered to the initiator at a time.
+    step: usize,
+    unread: Vec<u8>,
+    placed: usize,
+}
+
+impl<S: StreamSession> Pair<S> {
+    fn new(client: S, offer: Parameters, chap: Option<Chap>, step: usize) -> Pair<S> {
+        let volume = Arc::new(MemVolume::new(SIZE));
+        let export =
+            Export { name: "a".into(), description: String::new(), read_only: false, volume: volume.clone() };
+        let exports = Exports::new(vec![export]);
+        let unit = LogicalUnit::new(Identity::of("a"), volume);
+        let view = scsi::Target::new(TARGET, Vec::new()).with_unit(0, VolumeId(0), unit);
+        let access = Access { initiator: None, chap, target: Arc::new(view) };
+        let portals = vec![Portal { address: "192.0.2.1:3260".into(), group_tag: 1 }];
+        let mut target = TargetNode::new(Name::new(TARGET).unwrap(), portals, vec![access]);
+        target.offer = offer;
+        let node = Arc::new(Node::new(vec![target]));
+        let session = TargetSession::new(node, 1, Pool::new(usize::MAX), [3; 32], Instant::now());
+        let pump = Pump::new(session, &exports).split_at(step);
+        Pair { pump, client, step, unread: Vec::new(), placed: 0 }
+    }
+
+    /// Moves bytes both ways until nothing moves.
+    fn run(&mut self) -> Result<(), ProtocolError> {
+        loop {
+            let out = self.client.outbox().take_bytes();
+            let target = self.pump.client_sends(&out);
+            let back = self.pump.sent();
+            if out.is_empty() && back.is_empty() {
+                return Ok(());
+            }
+            for piece in back.chunks(self.step) {
+                self.unread.extend(piece);
+                while self.turn()? {}
+            }
+            target?;
+        }
+    }
+
+    fn turn(&mut self) -> Result<bool, ProtocolError> {
+        match self.client.demand() {
+            Demand::Bytes(least) if self.unread.len() >= least => {
+                let took = self.client.on_bytes(&Chunk::from_slice(&self.unread))?;
+                self.unread.drain(..took);
+                Ok(true)
+            }
+            Demand::Place(list) if self.unread.len() >= list.len() => {
+                let rest = self.unread.split_off(list.len());
+                list.copy_from(&self.unread);
+                self.unread = rest;
+                self.placed += 1;
+                self.client.on_placed()?;
+                Ok(true)
+            }
+            _ => Ok(false),
+        }
+    }
+}
+
+fn config(wishes: Parameters, chap: Option<Chap>) -> Config {
+    Config {
+        initiator: Name::new(INITIATOR).unwrap(),
+        target: Name::new(TARGET).unwrap(),
+        lun: Lun::new(0),
+        mode: Mode::Use,
+        chap,
+        wishes,
+        isid: [0x80, 0, 0, 0, 0, 1],
+    }
+}
+
+fn initiator(wishes: Parameters, chap: Option<Chap>) -> InitiatorSession {
+    InitiatorSession::new(config(wishes, chap), Pool::new(64 << 20), [5; 32], Instant::now())
+}
+
+impl Pair<InitiatorSession> {
+    fn ready(wishes: Parameters, offer: Parameters, step: usize) -> Pair<InitiatorSession> {
+        let mut pair = Pair::new(initiator(wishes, None), offer, None, step);
+        pair.run().unwrap();
+        assert!(pair.client.is_ready(), "{:?}", pair.client.refused());
+        pair
+    }
+
+    fn call(&mut self, op: Op, offset: u64, len: u64, data: Option<SgList>) -> Result<Output, IoError> {
+        assert!(self.client.room() > 0);
+        self.client.submit(Io { tag: Tag(offset), op, offset, len, data });
+        self.run().unwrap();
+        let done = self.client.poll_done().expect("it completes");
+        assert_eq!((done.tag, self.client.poll_done().is_none()), (Tag(offset), true));
+        done.result
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) {
+        self.call(Op::Write { fua: false }, offset, data.len() as u64, Some(list(data))).unwrap();
+    }
+
+    fn read(&mut self, offset: u64, len: usize) -> Vec<u8> {
+        self.call(Op::Read, offset, len as u64, None).unwrap().into_data().to_vec()
+    }
+}
+
+fn with_digests(parameters: Parameters) -> Parameters {
+    parameters.with(Key::HeaderDigest, CRC32C).with(Key::DataDigest, CRC32C)
+}
+
+/// Ways to move data: what the initiator wishes and the target offers.
+fn ways() -> Vec<(&'static str, Parameters, Parameters)> {
+    let plain = offer();
+    vec![
+        ("all at once", wishes(), plain),
+        ("digests", with_digests(wishes()), plain),
+        ("R2T for all", wishes().with(Key::InitialR2T, 1).with(Key::ImmediateData, 0), plain),
+        ("immediate data and R2T", wishes().with(Key::InitialR2T, 1), plain),
+        ("unsolicited, not immediate", wishes().with(Key::ImmediateData, 0), plain),
+        (
+            "short bursts and segments",
+            with_digests(wishes()).with(Key::MaxRecvDataSegmentLength, 1024),
+            plain
+                .with(Key::MaxRecvDataSegmentLength, 512)
+                .with(Key::MaxBurstLength, 4096)
+                .with(Key::FirstBurstLength, 2048)
+                .with(Key::MaxOutstandingR2T, 2),
+        ),
+    ]
+}
+
+#[test]
+fn what_was_written_is_read_in_every_way_cut_at_every_byte() {
+    at_every_split(|step| {
+        for (name, wishes, offer) in ways() {
+            let mut pair = Pair::ready(wishes, offer, step);
+            for (offset, len) in [(0, 512), (4096, 4096), (8192, 20 * 512)] {
+                let data = pattern(len);
+                pair.write(offset, &data);
+                assert!(pair.read(offset, len) == data, "{name}, {len} bytes, {step} at a time");
+            }
+        }
+    });
+}
+
+#[test]
+fn long_data_is_cut_into_bursts_and_placed() {
+    for (name, wishes, offer) in ways() {
+        let mut pair = Pair::ready(wishes, offer, 100_000);
+        let data = pattern(3 << 20);
+        pair.write(512, &data);
+        assert!(pair.read(512, data.len()) == data, "{name}");
+        let own = list(&vec![0; data.len()]);
+        let output = pair.call(Op::Read, 512, data.len() as u64, Some(own.clone())).unwrap();
+        assert!(own.to_vec() == data && output.into_data().len() == data.len(), "{name}");
+        assert_eq!(pair.placed > 0, name != "short bursts and segments", "{name}");
+    }
+}
+
+#[test]
+fn every_operation_does_what_it_says() {
+    let mut pair = Pair::ready(wishes(), offer(), usize::MAX);
+    let zeroes = |fua, may_unmap, only_fast| Op::WriteZeroes { fua, may_unmap, only_fast };
+    for op in [Op::Flush, Op::Prefetch, Op::Discard { fua: true }] {
+        let len = if op == Op::Flush { 0 } else { 8192 };
+        assert!(pair.call(op, 0, len, None).is_ok(), "{op:?}");
+    }
+    for fua in [false, true] {
+        for may_unmap in [false, true] {
+            pair.write(0, &pattern(1 << 20));
+            assert!(pair.call(zeroes(fua, may_unmap, false), 512, 1 << 19, None).is_ok());
+            assert_eq!(pair.read(0, 512), pattern(512));
+            assert_eq!(pair.read(512, 1 << 19), vec![0; 1 << 19]);
+            assert_eq!(pair.read(512 + (1 << 19), 512), pattern(1 << 20)[512 + (1 << 19)..][..512]);
+        }
+    }
+    pair.call(Op::Write { fua: true }, 0, 512, Some(list(&pattern(512)))).unwrap();
+    assert!(pair.call(zeroes(false, true, true), 0, 1 << 20, None).is_ok());
+    let slow = pair.call(zeroes(false, false, true), 0, 1 << 20, None);
+    assert_eq!(slow.err(), Some(IoError::Unsupported));
+}
+
+#[test]
+fn block_status_tells_holes_from_data() {
+    let mut pair = Pair::ready(wishes(), offer(), 7);
+    pair.write(1 << 20, &pattern(1 << 20));
+    let Output::Extents(extents) = pair.call(Op::BlockStatus, 0, SIZE, None).unwrap() else { panic!() };
+    let extent = |len, is_hole| Extent { len, hole: is_hole, zero: is_hole };
+    assert_eq!(extents, [extent(1 << 20, true), extent(1 << 20, false), extent(2 << 20, true)]);
+}
+
+#[test]
+fn requests_in_flight_may_end_in_any_order() {
+    let mut pair = Pair::ready(wishes(), offer(), usize::MAX);
+    pair.write(0, &pattern(64 << 10));
+    pair.pump.holds_io = true;
+    for n in 0..8 {
+        pair.client.submit(Io::new(Tag(n), Op::Read, n * 4096, 4096));
+    }
+    pair.run().unwrap();
+    pair.pump.submitted.make_contiguous().reverse();
+    while !pair.pump.submitted.is_empty() {
+        pair.pump.finish_one();
+        pair.run().unwrap();
+    }
+    for n in (0..8).rev() {
+        let done = pair.client.poll_done().unwrap();
+        let expected = &pattern(64 << 10)[n as usize * 4096..][..4096];
+        assert_eq!((done.tag, done.result.unwrap().into_data().to_vec()), (Tag(n), expected.to_vec()));
+    }
+}
+
+#[test]
+fn more_than_the_window_waits_its_turn() {
+    let mut pair = Pair::ready(wishes(), offer(), usize::MAX);
+    pair.pump.holds_io = true;
+    let mut submitted = 0;
+    while pair.client.room() > 0 {
+        pair.client.submit(Io::new(Tag(submitted), Op::Read, 0, 512));
+        submitted += 1;
+    }
+    pair.run().unwrap();
+    assert_eq!((submitted, pair.pump.submitted.len()), (256, 256));
+    pair.pump.finish_one();
+    pair.run().unwrap();
+    assert_eq!(pair.client.room(), 1);
+}
+
+#[test]
+fn stopping_waits_for_what_is_in_flight_and_then_logs_out() {
+    let mut pair = Pair::ready(wishes(), offer(), 1);
+    pair.pump.holds_io = true;
+    pair.client.submit(Io::new(Tag(1), Op::Read, 0, 4096));
+    pair.run().unwrap();
+    pair.client.on_stop();
+    pair.client.on_stop();
+    pair.run().unwrap();
+    assert!(!pair.client.is_over() && pair.client.room() == 0);
+    pair.pump.finish_one();
+    pair.run().unwrap();
+    assert!(pair.client.poll_done().unwrap().result.is_ok() && pair.client.is_over());
+    assert!(matches!(pair.client.demand(), Demand::Close));
+    assert!(matches!(pair.pump.session.demand(), Demand::Close));
+}
+
+#[test]
+fn a_target_that_stops_gets_its_due_and_the_rest_is_taken_back() {
+    use crate::session::Target;
+    let mut pair = Pair::ready(wishes(), offer(), usize::MAX);
+    pair.pump.holds_io = true;
+    for n in 0..3 {
+        pair.client.submit(Io::new(Tag(n), Op::Read, 0, 4096));
+    }
+    pair.run().unwrap();
+    pair.pump.session.on_stop();
+    pair.run().unwrap();
+    assert_eq!(pair.client.room(), 0);
+    pair.pump.finish_one();
+    pair.run().unwrap();
+    assert!(pair.client.poll_done().unwrap().result.is_ok());
+    assert!(pair.client.on_end().is_err(), "two are under way");
+    let tags: Vec<_> = pair.client.take_unfinished().into_iter().map(|io| io.tag).collect();
+    assert_eq!(tags, [Tag(1), Tag(2)]);
+}
+
+fn chap(initiator: &str, target: Option<&str>) -> Chap {
+    let credentials =
+        |name, secret: &str| Credentials::new(name, Secret::new(secret.as_bytes()).unwrap()).unwrap();
+    Chap {
+        initiator: credentials("user", initiator),
+        target: target.map(|secret| credentials("target", secret)),
+        algorithms: Algorithm::ALL.to_vec(),
+    }
+}
+
+#[test]
+fn both_sides_prove_who_they_are_cut_at_every_byte() {
+    let there = chap("initiator-secret", Some("target-secret"));
+    at_every_split(|step| {
+        for target in [None, Some("target-secret")] {
+            let here = chap("initiator-secret", target);
+            let client = initiator(with_digests(wishes()), Some(here));
+            let mut pair = Pair::new(client, offer(), Some(there.clone()), step);
+            pair.run().unwrap();
+            assert!(pair.client.is_ready());
+        }
+    });
+    let here = chap("initiator-secret", Some("another-secret"));
+    let mut pair = Pair::new(initiator(wishes(), Some(here)), offer(), Some(there.clone()), 9);
+    pair.run().unwrap();
+    assert_eq!(pair.client.refused(), Some(&Refused::NotProved));
+    for here in [None, Some(chap("wrong", None))] {
+        let is_guess = here.is_some();
+        let mut pair = Pair::new(initiator(wishes(), here), offer(), Some(there.clone()), 9);
+        let ran = pair.run();
+        // A wrong answer is refused after a delay.
+        let refused = Some(&Refused::Login(LoginStatus::AUTHENTICATION_FAILURE));
+        assert!(is_guess || (ran.is_err() && pair.client.refused() == refused), "{ran:?}");
+        assert!(!pair.client.is_ready());
+    }
+}
+
+#[test]
+fn a_target_that_is_not_there_is_refused_in_words() {
+    let elsewhere =
+        Config { target: Name::new("iqn.2026-11.com.example:none").unwrap(), ..config(wishes(), None) };
+    let client = InitiatorSession::new(elsewhere, Pool::new(1 << 20), [5; 32], Instant::now());
+    let mut pair = Pair::new(client, offer(), None, usize::MAX);
+    assert!(pair.run().is_err(), "the target ends the connection");
+    assert_eq!(pair.client.refused(), Some(&Refused::Login(LoginStatus::NOT_FOUND)));
+    let nowhere = Config { lun: Lun::new(7), ..config(wishes(), None) };
+    let client = InitiatorSession::new(nowhere, Pool::new(1 << 20), [5; 32], Instant::now());
+    let mut pair = Pair::new(client, offer(), None, usize::MAX);
+    pair.run().unwrap();
+    assert_eq!(pair.client.refused().unwrap().to_string(), "target has no logical unit 7");
+    assert_eq!(pair.client.luns(), [Lun::new(0)]);
+    assert!(pair.client.is_over());
+}
+
+#[test]
+fn discovery_finds_every_target_and_its_addresses() {
+    at_every_split(|step| {
+        let name = Name::new(INITIATOR).unwrap();
+        let session = DiscoverySession::new(name, None, [0x80, 0, 0, 0, 0, 2], [5; 32], Instant::now());
+        let mut pair = Pair::new(session, offer(), None, step);
+        pair.run().unwrap();
+        assert!(pair.client.is_over() && matches!(pair.client.demand(), Demand::Close));
+        let found = FoundTarget { name: TARGET.into(), addresses: vec!["192.0.2.1:3260,1".into()] };
+        assert_eq!((pair.client.targets(), pair.client.left_out()), (&[found][..], 0));
+    });
+}

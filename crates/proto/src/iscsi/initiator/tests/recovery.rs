@@ -1,0 +1,329 @@
+//! What goes wrong: statuses, silence, targets that leave, and such as break the protocol.
+
+use super::script::*;
+use crate::scsi::{Sense, Status};
+use crate::session::{Initiator, ProtocolError, StreamSession, Timed};
+use blockmux_volume::{IoError, Op, Output};
+use blockmux_wire::iscsi::scsi::*;
+use blockmux_wire::iscsi::session::*;
+use blockmux_wire::iscsi::{FLAG_FINAL, Opcode, RESERVED_TAG};
+use blockmux_wire::scsi::sense::{Asc, SenseKey};
+use std::time::Duration;
+use zerocopy::FromZeros;
+
+const WHOLE: &str = "InitialR2T=No\0MaxRecvDataSegmentLength=262144\0FirstBurstLength=65536\0";
+
+fn check(client: &mut Client, command: &Pdu, key: SenseKey, asc: Asc) {
+    client.status(command, Status::CHECK_CONDITION, Some(Sense::new(key, asc)));
+}
+
+#[test]
+fn a_unit_attention_has_the_command_sent_again() {
+    let mut client = Client::ready(WHOLE, 1 << 20);
+    client.write(1, 0, &pattern(512));
+    for _ in 0..3 {
+        let command = client.command();
+        check(&mut client, &command, SenseKey::UNIT_ATTENTION, Asc::CAPACITY_DATA_HAS_CHANGED);
+    }
+    let command = client.command();
+    assert_eq!(command.data, pattern(512));
+    client.status(&command, Status::GOOD, None);
+    assert!(client.done().1.is_ok());
+}
+
+#[test]
+fn attentions_without_end_fail_the_command() {
+    let mut client = Client::ready(WHOLE, 1 << 20);
+    client.read(1, 0, 512);
+    for _ in 0..=64 {
+        let command = client.command();
+        check(&mut client, &command, SenseKey::ABORTED_COMMAND, Asc::NO_ADDITIONAL_SENSE_INFORMATION);
+    }
+    assert_eq!(client.done_error(), IoError::Aborted);
+}
+
+#[test]
+fn a_busy_unit_is_asked_again_with_growing_pauses() {
+    let mut client = Client::ready(WHOLE, 1 << 20);
+    client.read(1, 0, 512);
+    let mut now = client.session.poll_timeout().unwrap();
+    let mut pauses = Vec::new();
+    for _ in 0..4 {
+        let command = client.command();
+        client.status(&command, Status::TASK_SET_FULL, None);
+        client.session.on_timeout(now).unwrap();
+        assert!(client.sent().is_empty());
+        let when = client.session.poll_timeout().unwrap();
+        pauses.push((when - now).as_millis());
+        now = when;
+        client.session.on_timeout(now).unwrap();
+    }
+    assert_eq!(pauses, [2, 4, 8, 16]);
+    let command = client.command();
+    client.data(&command, &pattern(512));
+    assert!(client.done().1.is_ok());
+}
+
+#[test]
+fn each_failure_has_its_error() {
+    let table = [
+        (SenseKey::MEDIUM_ERROR, Asc::UNRECOVERED_READ_ERROR, IoError::Medium),
+        (SenseKey::DATA_PROTECT, Asc::WRITE_PROTECTED, IoError::ReadOnly),
+        (SenseKey::ILLEGAL_REQUEST, Asc::INVALID_FIELD_IN_CDB, IoError::Unsupported),
+        (SenseKey::ILLEGAL_REQUEST, Asc::LOGICAL_UNIT_NOT_SUPPORTED, IoError::PathLost),
+    ];
+    for (key, asc, error) in table {
+        let mut client = Client::ready(WHOLE, 1 << 20);
+        client.read(1, 0, 512);
+        let command = client.command();
+        check(&mut client, &command, key, asc);
+        assert_eq!(client.done_error(), error, "{key} {asc}");
+    }
+    let mut client = Client::ready(WHOLE, 1 << 20);
+    client.write(1, 0, &pattern(512));
+    let command = client.command();
+    client.status(&command, Status::RESERVATION_CONFLICT, None);
+    assert_eq!(client.done_error(), IoError::Reserved);
+    client.write(2, 0, &pattern(512));
+    let command = client.command();
+    let response = client.response(&command, Status::GOOD);
+    client.send(&ScsiResponse { response: 1, ..response }, &[]).unwrap();
+    assert_eq!(client.done_error(), IoError::Medium, "a target failure");
+    client.write(3, 0, &pattern(512));
+    let command = client.command();
+    let flags = FLAG_FINAL | FLAG_UNDERFLOW;
+    let response = client.response(&command, Status::GOOD);
+    client.send(&ScsiResponse { flags, residual_count: 512.into(), ..response }, &[]).unwrap();
+    assert_eq!(client.done_error(), IoError::Medium, "not all was written");
+}
+
+#[test]
+fn what_the_unit_turns_out_not_to_know_is_done_otherwise() {
+    let illegal = |client: &mut Client, command: &Pdu| {
+        check(client, command, SenseKey::ILLEGAL_REQUEST, Asc::INVALID_COMMAND_OPERATION_CODE);
+    };
+    let zeroes = |only_fast| Op::WriteZeroes { fua: false, may_unmap: true, only_fast };
+    let mut client = Client::ready(WHOLE, 1 << 20);
+    client.submit(1, zeroes(false), 512, 300 << 10, None);
+    let command = client.command();
+    illegal(&mut client, &command);
+    let writes: Vec<_> =
+        client.sent().into_iter().filter(|pdu| pdu.bhs.opcode() == Opcode::SCSI_COMMAND).collect();
+    let cdbs: Vec<_> = writes.iter().map(|pdu| (pdu.cdb()[0], pdu.cdb()[9])).collect();
+    assert_eq!(cdbs, [(0x8a, 1), (0x8a, 1)]);
+    for command in &writes {
+        assert!(command.data.iter().all(|&byte| byte == 0) && !command.data.is_empty());
+        client.status(command, Status::GOOD, None);
+    }
+    assert!(client.done().1.is_ok());
+    client.submit(2, zeroes(true), 0, 512, None);
+    assert_eq!(client.done_error(), IoError::Unsupported);
+    client.submit(3, Op::Flush, 0, 0, None);
+    let long = client.command();
+    illegal(&mut client, &long);
+    let short = client.command();
+    assert_eq!((long.cdb()[0], short.cdb()[0]), (0x91, 0x35));
+    client.status(&short, Status::GOOD, None);
+    assert!(client.done().1.is_ok());
+    client.submit(4, Op::BlockStatus, 0, 4096, None);
+    let command = client.command();
+    illegal(&mut client, &command);
+    assert!(
+        matches!(client.done().1, Ok(Output::Extents(extents)) if extents[0].len == 4096 && !extents[0].hole)
+    );
+    client.submit(5, Op::Discard { fua: false }, 0, 4096, None);
+    let command = client.command();
+    illegal(&mut client, &command);
+    assert!(client.done().1.is_ok());
+    client.submit(6, Op::Discard { fua: false }, 0, 4096, None);
+    assert!(client.done().1.is_ok() && client.sent().is_empty());
+}
+
+#[test]
+fn pings_are_answered_and_a_silent_target_is_noticed() {
+    let mut client = Client::ready(WHOLE, 1 << 20);
+    let ping = NopIn {
+        opcode: Opcode::NOP_IN.0,
+        flags: FLAG_FINAL,
+        lun: [9; 8],
+        initiator_task_tag: RESERVED_TAG.into(),
+        target_transfer_tag: 5.into(),
+        exp_cmd_sn: client.exp_cmd_sn.into(),
+        max_cmd_sn: (client.exp_cmd_sn + 9).into(),
+        ..NopIn::new_zeroed()
+    };
+    client.send(&ping, b"data").unwrap();
+    let [pong] = client.sent().try_into().unwrap();
+    let pong: NopOut = pong.as_a();
+    let tags = (pong.initiator_task_tag.get(), pong.target_transfer_tag.get());
+    assert_eq!((pong.opcode, tags, pong.lun), (0x40, (RESERVED_TAG, 5), [9; 8]));
+    let mut now = client.session.poll_timeout().unwrap();
+    client.session.on_timeout(now).unwrap();
+    assert!(client.sent().is_empty(), "it has just said something");
+    now += Duration::from_secs(10);
+    client.session.on_timeout(now).unwrap();
+    let [nop] = client.sent().try_into().unwrap();
+    assert_eq!((nop.bhs.opcode(), nop.tag()), (Opcode::NOP_OUT, 0xffff_fffe));
+    let answer =
+        NopIn { initiator_task_tag: 0xffff_fffe.into(), target_transfer_tag: RESERVED_TAG.into(), ..ping };
+    client.send(&answer, &[]).unwrap();
+    for seconds in [10, 20] {
+        client.session.on_timeout(now + Duration::from_secs(seconds)).unwrap();
+    }
+    assert_eq!(client.sent().len(), 1);
+    let error = client.session.on_timeout(now + Duration::from_secs(30)).unwrap_err();
+    assert_eq!(error.what, "did not answer within 10 seconds");
+}
+
+#[test]
+fn a_flood_of_pings_waits_until_its_answers_are_taken() {
+    let mut client = Client::ready(WHOLE, 1 << 20);
+    let mut ping = vec![0x20, 0x80];
+    ping.resize(48, 0);
+    ping[16..20].fill(0xff);
+    client.step = 48;
+    client.feed(&ping.repeat(1000)).unwrap();
+    assert!(matches!(client.session.demand(), crate::session::Demand::Nothing));
+    assert!(client.sent().len() < 300);
+    client.feed(&[]).unwrap();
+    assert!(matches!(client.session.demand(), crate::session::Demand::Bytes(_)));
+}
+
+fn event(client: &mut Client, event: AsyncEvent) -> Result<(), ProtocolError> {
+    let message = AsyncMessage {
+        opcode: Opcode::ASYNC_MESSAGE.0,
+        flags: FLAG_FINAL,
+        initiator_task_tag: RESERVED_TAG.into(),
+        stat_sn: client.next_stat_sn().into(),
+        exp_cmd_sn: client.exp_cmd_sn.into(),
+        max_cmd_sn: (client.exp_cmd_sn + 9).into(),
+        async_event: event.0,
+        ..AsyncMessage::new_zeroed()
+    };
+    client.send(&message, &[])
+}
+
+#[test]
+fn a_target_that_asks_for_a_logout_gets_one_when_what_is_under_way_has_ended() {
+    for kind in [AsyncEvent::LOGOUT_REQUEST, AsyncEvent::SESSION_DROP, AsyncEvent::NEGOTIATION_REQUEST] {
+        let mut client = Client::logged_in(WHOLE);
+        client.bring_up(&Unit { max_transfer: 8, ..Unit::default() });
+        client.read(1, 0, 4096);
+        client.write(2, 0, &pattern(64 << 10));
+        let commands = client.sent();
+        assert_eq!(commands.len(), 5, "one, and four of sixteen");
+        event(&mut client, kind).unwrap();
+        assert_eq!(client.session.room(), 0);
+        for command in &commands[1..] {
+            client.status(command, Status::GOOD, None);
+        }
+        assert!(client.sent().is_empty());
+        client.data(&commands[0], &pattern(4096));
+        assert!(client.done().1.is_ok());
+        let [logout] = client.sent().try_into().unwrap();
+        assert_eq!(logout.bhs.opcode(), Opcode::LOGOUT_REQUEST);
+        assert!(client.session.on_end().is_ok() && client.is_closing());
+        let unfinished = client.session.take_unfinished();
+        assert_eq!(unfinished.len(), 1, "it is done on another session");
+    }
+    let mut client = Client::ready(WHOLE, 1 << 20);
+    event(&mut client, AsyncEvent::SCSI_ASYNC_EVENT).unwrap();
+    event(&mut client, AsyncEvent::VENDOR_SPECIFIC).unwrap();
+    assert!(client.session.room() > 0);
+}
+
+#[test]
+fn a_rejected_ping_is_nothing_and_a_rejected_command_the_end() {
+    for (reason, is_end) in [
+        (RejectReason::IMMEDIATE_COMMAND_REJECT, false),
+        (RejectReason::DATA_DIGEST_ERROR, false),
+        (RejectReason::PROTOCOL_ERROR, true),
+        (RejectReason::COMMAND_NOT_SUPPORTED, true),
+        (RejectReason::INVALID_PDU_FIELD, true),
+        (RejectReason(0x77), true),
+    ] {
+        let mut client = Client::ready(WHOLE, 1 << 20);
+        let reject = Reject {
+            opcode: Opcode::REJECT.0,
+            flags: FLAG_FINAL,
+            reason: reason.0,
+            initiator_task_tag: RESERVED_TAG.into(),
+            ..Reject::new_zeroed()
+        };
+        assert_eq!(client.send(&reject, &[0; 48]).is_err(), is_end, "{reason}");
+    }
+}
+
+#[test]
+fn data_that_was_not_asked_for_ends_the_session() {
+    let offsets = [(1, 0, 512, true), (0, 512, 512, true), (0, 0, 1024, true), (0, 0, 512, false)];
+    for (data_sn, offset, len, is_wrong) in offsets {
+        let mut client = Client::ready(WHOLE, 1 << 20);
+        client.read(1, 0, 512);
+        let command = client.command();
+        let data_in = client.data_in(&command, FLAG_FINAL, data_sn, offset);
+        assert_eq!(client.send(&data_in, &pattern(len)).is_err(), is_wrong, "{data_sn} {offset} {len}");
+    }
+    let mut client = Client::ready(WHOLE, 1 << 20);
+    client.write(1, 0, &pattern(512));
+    let command = client.command();
+    let data_in = client.data_in(&command, FLAG_FINAL, 0, 0);
+    assert!(client.send(&data_in, &pattern(512)).is_err(), "a write");
+    // More than was declared, and more than any PDU but Data-In has.
+    let mut client = Client::ready(WHOLE, 1 << 20);
+    assert!(client.feed(&[&[0x25, 0x80, 0, 0, 0, 4, 0, 1][..], &[0; 40]].concat()).is_err());
+    let mut client = Client::ready(WHOLE, 1 << 20);
+    assert!(client.feed(&[&[0x20, 0x80, 0, 0, 0, 1, 0, 1][..], &[0; 40]].concat()).is_err());
+}
+
+#[test]
+fn asking_for_data_wrongly_ends_the_session() {
+    let answers = "InitialR2T=Yes\0ImmediateData=No\0MaxBurstLength=1024\0";
+    for (sn, offset, len) in
+        [(1, 0, 512), (0, 512, 512), (0, 0, 0), (0, 0, 2048), (0, 0, u32::MAX), (0, u32::MAX, 512)]
+    {
+        let mut client = Client::ready(answers, 1 << 20);
+        client.write(1, 0, &pattern(1536));
+        let command = client.command();
+        assert!(client.r2t(&command, sn, offset, len).is_err(), "{sn} {offset} {len}");
+    }
+    let mut client = Client::ready(answers, 1 << 20);
+    client.write(1, 0, &pattern(1536));
+    let command = client.command();
+    client.r2t(&command, 0, 0, 1024).unwrap();
+    assert!(client.r2t(&command, 1, 0, 512).is_err(), "the same again");
+    let mut client = Client::ready(answers, 1 << 20);
+    client.read(1, 0, 512);
+    let command = client.command();
+    assert!(client.r2t(&command, 0, 0, 512).is_err(), "a read");
+}
+
+#[test]
+fn wrong_digests_end_the_session() {
+    let answers = "HeaderDigest=CRC32C\0";
+    let config = config(
+        crate::iscsi::initiator::wishes().with(crate::iscsi::login::operational::Key::HeaderDigest, 1),
+    );
+    let mut client = Client::new(config);
+    client.sent();
+    client.login_response(0x81, LoginStatus::SUCCESS, b"").unwrap();
+    client.sent();
+    client.login_response(0x87, LoginStatus::SUCCESS, answers.as_bytes()).unwrap();
+    let error = client.feed(&[&[0x20, 0x80][..], &[0; 50]].concat()).unwrap_err();
+    assert_eq!(error.what, "sent a header whose digest is wrong");
+}
+
+#[test]
+fn what_has_not_completed_is_taken_back_oldest_first() {
+    let mut client = Client::ready(WHOLE, 1 << 20);
+    for n in 0..4 {
+        client.read(n, 0, 512);
+    }
+    let commands = client.sent();
+    client.data(&commands[2], &pattern(512));
+    assert!(client.session.on_end().is_err());
+    let tags: Vec<_> = client.session.take_unfinished().into_iter().map(|io| io.tag.0).collect();
+    assert_eq!(tags, [0, 1, 3]);
+    assert_eq!(client.done().0, 2);
+    assert!(client.session.take_unfinished().is_empty() && client.session.room() == 0);
+}

@@ -1,0 +1,392 @@
+//! A target by hand, and a driver that delivers its bytes in pieces of any size.
+
+use crate::iscsi::initiator::{Config, InitiatorSession, Mode, wishes};
+use crate::iscsi::login::operational::Parameters;
+use crate::iscsi::name::Name;
+use crate::scsi::{Lun, Sense, Status};
+use crate::session::{Demand, Initiator, MAX_DEMAND, ProtocolError, StreamSession};
+use blockmux_volume::{Chunk, Completion, Io, IoError, Op, Output, Pool, Seg, SgList, Tag};
+use blockmux_wire::iscsi::scsi::*;
+use blockmux_wire::iscsi::session::*;
+use blockmux_wire::iscsi::{BHS_LEN, Bhs, FLAG_FINAL, Opcode, RESERVED_TAG, U24, padding};
+use std::time::Instant;
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
+
+pub(super) const TARGET: &str = "iqn.2026-11.com.example:disk";
+pub(super) const INITIATOR: &str = "iqn.2026-11.com.example:me";
+
+/// One PDU as it came: header and data segment.
+#[derive(Debug, Clone)]
+pub(super) struct Pdu {
+    pub(super) bhs: Bhs,
+    pub(super) data: Vec<u8>,
+}
+
+impl Pdu {
+    pub(super) fn as_a<T: FromBytes>(&self) -> T {
+        T::read_from_bytes(self.bhs.as_bytes()).unwrap()
+    }
+
+    pub(super) fn tag(&self) -> u32 {
+        self.bhs.initiator_task_tag.get()
+    }
+
+    pub(super) fn cdb(&self) -> [u8; 16] {
+        self.as_a::<ScsiCommand>().cdb
+    }
+}
+
+/// A session and its driver.
+pub(super) struct Client {
+    pub(super) session: InitiatorSession,
+    /// Bytes delivered at a time.
+    pub(super) step: usize,
+    /// Received and not taken.
+    unread: Vec<u8>,
+    /// How often payload was placed.
+    pub(super) placed: usize,
+    /// Numbers of the target by hand.
+    pub(super) stat_sn: u32,
+    pub(super) exp_cmd_sn: u32,
+    pub(super) window: u32,
+}
+
+pub(super) fn config(wishes: Parameters) -> Config {
+    Config {
+        initiator: Name::new(INITIATOR).unwrap(),
+        target: Name::new(TARGET).unwrap(),
+        lun: Lun::new(0),
+        mode: Mode::Use,
+        chap: None,
+        wishes,
+        isid: [0x80, 1, 2, 3, 0, 0],
+    }
+}
+
+impl Client {
+    pub(super) fn new(config: Config) -> Client {
+        let session = InitiatorSession::new(config, Pool::new(64 << 20), [5; 32], Instant::now());
+        let (stat_sn, exp_cmd_sn, window) = (1, 1, 64);
+        Client { session, step: usize::MAX, unread: Vec::new(), placed: 0, stat_sn, exp_cmd_sn, window }
+    }
+
+    /// Logged in with these answers to what was proposed, nothing known of the unit.
+    pub(super) fn logged_in(answers: &str) -> Client {
+        let mut client = Client::new(config(wishes()));
+        let [first] = client.sent().try_into().unwrap();
+        assert_eq!(first.bhs.opcode(), Opcode::LOGIN_REQUEST);
+        client
+            .login_response(0x81, LoginStatus::SUCCESS, b"AuthMethod=None\0TargetPortalGroupTag=1\0")
+            .unwrap();
+        let [second] = client.sent().try_into().unwrap();
+        assert_eq!(second.bhs.flags, 0x87);
+        client.login_response(0x87, LoginStatus::SUCCESS, answers.as_bytes()).unwrap();
+        client
+    }
+
+    /// Logged in to a unit of `blocks` blocks of 512 bytes that can do everything.
+    pub(super) fn ready(answers: &str, blocks: u64) -> Client {
+        let mut client = Client::logged_in(answers);
+        client.bring_up(&Unit { blocks, ..Unit::default() });
+        assert!(client.session.is_ready(), "{:?}", client.session.refused());
+        client
+    }
+
+    /// Answers what the session asks about the unit.
+    pub(super) fn bring_up(&mut self, unit: &Unit) {
+        loop {
+            let commands = self.sent();
+            if commands.is_empty() || commands.iter().any(|pdu| pdu.bhs.opcode() != Opcode::SCSI_COMMAND) {
+                return;
+            }
+            for command in commands {
+                match unit.answer(&command.cdb()) {
+                    Ok(data) if data.is_empty() => self.status(&command, Status::GOOD, None),
+                    Ok(data) => self.data(&command, &data),
+                    Err(sense) => self.status(&command, Status::CHECK_CONDITION, Some(sense)),
+                }
+            }
+        }
+    }
+
+    pub(super) fn login_response(
+        &mut self,
+        flags: u8,
+        status: LoginStatus,
+        text: &[u8],
+    ) -> Result<(), ProtocolError> {
+        let response = LoginResponse {
+            opcode: Opcode::LOGIN_RESPONSE.0,
+            flags,
+            tsih: 7.into(),
+            initiator_task_tag: 1.into(),
+            stat_sn: self.next_stat_sn().into(),
+            exp_cmd_sn: self.exp_cmd_sn.into(),
+            max_cmd_sn: (self.exp_cmd_sn + self.window - 1).into(),
+            status: status.0.into(),
+            ..LoginResponse::new_zeroed()
+        };
+        self.send(&response, text)
+    }
+
+    /// All of a command's data-in with its good status, in one PDU.
+    pub(super) fn data(&mut self, command: &Pdu, data: &[u8]) {
+        let expected = command.as_a::<ScsiCommand>().expected_data_transfer_length.get() as usize;
+        let data = &data[..data.len().min(expected)];
+        let residual = expected - data.len();
+        let flags = FLAG_FINAL | FLAG_STATUS | if residual > 0 { FLAG_UNDERFLOW } else { 0 };
+        let data_in =
+            DataIn { residual_count: (residual as u32).into(), ..self.data_in(command, flags, 0, 0) };
+        self.exp_cmd_sn += 1;
+        self.send(&data_in, data).unwrap();
+    }
+
+    /// The header of a Data-In.
+    pub(super) fn data_in(&mut self, command: &Pdu, flags: u8, data_sn: u32, offset: u32) -> DataIn {
+        let stat_sn = if flags & FLAG_STATUS != 0 { self.next_stat_sn() } else { 0 };
+        DataIn {
+            opcode: Opcode::DATA_IN.0,
+            flags,
+            initiator_task_tag: command.tag().into(),
+            target_transfer_tag: RESERVED_TAG.into(),
+            stat_sn: stat_sn.into(),
+            exp_cmd_sn: self.exp_cmd_sn.into(),
+            max_cmd_sn: (self.exp_cmd_sn + self.window - 1).into(),
+            data_sn: data_sn.into(),
+            buffer_offset: offset.into(),
+            ..DataIn::new_zeroed()
+        }
+    }
+
+    /// A response without data.
+    pub(super) fn status(&mut self, command: &Pdu, status: Status, sense: Option<Sense>) {
+        self.exp_cmd_sn += 1;
+        let response = self.response(command, status);
+        let sense = sense.map(|sense| sense.to_bytes().to_vec());
+        let data = sense.map(|sense| [&(sense.len() as u16).to_be_bytes()[..], &sense].concat());
+        self.send(&response, &data.unwrap_or_default()).unwrap();
+    }
+
+    pub(super) fn response(&mut self, command: &Pdu, status: Status) -> ScsiResponse {
+        ScsiResponse {
+            opcode: Opcode::SCSI_RESPONSE.0,
+            flags: FLAG_FINAL,
+            status: status.0,
+            initiator_task_tag: command.tag().into(),
+            stat_sn: self.next_stat_sn().into(),
+            exp_cmd_sn: self.exp_cmd_sn.into(),
+            max_cmd_sn: (self.exp_cmd_sn + self.window - 1).into(),
+            ..ScsiResponse::new_zeroed()
+        }
+    }
+
+    pub(super) fn r2t(&mut self, command: &Pdu, sn: u32, offset: u32, len: u32) -> Result<(), ProtocolError> {
+        let r2t = R2t {
+            opcode: Opcode::R2T.0,
+            flags: FLAG_FINAL,
+            initiator_task_tag: command.tag().into(),
+            target_transfer_tag: (0x100 + sn).into(),
+            stat_sn: self.stat_sn.into(),
+            exp_cmd_sn: self.exp_cmd_sn.into(),
+            max_cmd_sn: (self.exp_cmd_sn + self.window - 1).into(),
+            r2t_sn: sn.into(),
+            buffer_offset: offset.into(),
+            desired_data_transfer_length: len.into(),
+            ..R2t::new_zeroed()
+        };
+        self.send(&r2t, &[])
+    }
+
+    pub(super) fn next_stat_sn(&mut self) -> u32 {
+        self.stat_sn += 1;
+        self.stat_sn - 1
+    }
+
+    /// The target sends a PDU.
+    pub(super) fn send(
+        &mut self,
+        header: &(impl IntoBytes + Immutable),
+        data: &[u8],
+    ) -> Result<(), ProtocolError> {
+        let mut bhs = Bhs::read_from_bytes(header.as_bytes()).unwrap();
+        bhs.data_segment_length = U24::new(data.len() as u32);
+        let bytes = [bhs.as_bytes(), data, &[0; 3][..padding(data.len())]].concat();
+        self.feed(&bytes)
+    }
+
+    /// Delivers bytes from the target.
+    pub(super) fn feed(&mut self, bytes: &[u8]) -> Result<(), ProtocolError> {
+        for piece in bytes.chunks(self.step) {
+            self.unread.extend(piece);
+            while self.turn()? {}
+        }
+        Ok(())
+    }
+
+    /// One turn of the driver; whether anything was done.
+    fn turn(&mut self) -> Result<bool, ProtocolError> {
+        match self.session.demand() {
+            Demand::Bytes(least) => {
+                assert!(0 < least && least <= MAX_DEMAND, "demands {least}");
+                if self.unread.len() < least {
+                    return Ok(false);
+                }
+                let took = self.session.on_bytes(&Chunk::from_slice(&self.unread))?;
+                self.unread.drain(..took);
+                let is_progress =
+                    took > 0 || !matches!(self.session.demand(), Demand::Bytes(n) if n <= least);
+                assert!(is_progress, "took nothing of {} bytes and demands no more", self.unread.len());
+                Ok(true)
+            }
+            Demand::Place(list) if self.unread.len() >= list.len() => {
+                let rest = self.unread.split_off(list.len());
+                list.copy_from(&self.unread);
+                self.unread = rest;
+                self.placed += 1;
+                self.session.on_placed()?;
+                Ok(true)
+            }
+            Demand::Place(_) | Demand::Nothing | Demand::Close => Ok(false),
+        }
+    }
+
+    /// What the session has sent.
+    pub(super) fn sent(&mut self) -> Vec<Pdu> {
+        pdus(&self.session.outbox().take_bytes())
+    }
+
+    /// The one command that the session has sent.
+    pub(super) fn command(&mut self) -> Pdu {
+        let [command] = self.sent().try_into().unwrap();
+        assert_eq!(command.bhs.opcode(), Opcode::SCSI_COMMAND);
+        command
+    }
+
+    pub(super) fn submit(&mut self, tag: u64, op: Op, offset: u64, len: u64, data: Option<SgList>) {
+        assert!(self.session.room() > 0);
+        self.session.submit(Io { tag: Tag(tag), op, offset, len, data });
+    }
+
+    pub(super) fn read(&mut self, tag: u64, offset: u64, len: u64) {
+        self.submit(tag, Op::Read, offset, len, None);
+    }
+
+    pub(super) fn write(&mut self, tag: u64, offset: u64, data: &[u8]) {
+        self.submit(tag, Op::Write { fua: false }, offset, data.len() as u64, Some(list(data)));
+    }
+
+    /// The one completion that there is.
+    pub(super) fn done(&mut self) -> (u64, Result<Output, IoError>) {
+        let Completion { tag, result } = self.session.poll_done().expect("a completion");
+        assert!(self.session.poll_done().is_none(), "more than one completion");
+        (tag.0, result)
+    }
+
+    pub(super) fn done_data(&mut self) -> Vec<u8> {
+        self.done().1.unwrap().into_data().to_vec()
+    }
+
+    pub(super) fn done_error(&mut self) -> IoError {
+        self.done().1.unwrap_err()
+    }
+
+    pub(super) fn is_closing(&self) -> bool {
+        matches!(self.session.demand(), Demand::Close)
+    }
+}
+
+/// A unit that answers by itself.
+pub(super) struct Unit {
+    pub(super) blocks: u64,
+    pub(super) block_len: u32,
+    /// Knows READ CAPACITY (16).
+    pub(super) is_long: bool,
+    pub(super) is_thin: bool,
+    /// Byte 2 of the mode parameter header.
+    pub(super) device_specific: u8,
+    pub(super) write_cache: bool,
+    pub(super) max_transfer: u32,
+    pub(super) max_unmap: u32,
+}
+
+impl Default for Unit {
+    fn default() -> Unit {
+        Unit {
+            blocks: 1 << 20,
+            block_len: 512,
+            is_long: true,
+            is_thin: true,
+            device_specific: 0x10,
+            write_cache: true,
+            max_transfer: 0,
+            max_unmap: u32::MAX,
+        }
+    }
+}
+
+impl Unit {
+    fn answer(&self, cdb: &[u8; 16]) -> Result<Vec<u8>, Sense> {
+        use blockmux_wire::scsi::sense::Asc;
+        let page =
+            |code: u8, body: &[u8]| Ok([&[0, code][..], &(body.len() as u16).to_be_bytes(), body].concat());
+        match (cdb[0], cdb[1], cdb[2]) {
+            (0x00, ..) => Ok(Vec::new()),
+            (0xa0, ..) => Ok([&16u32.to_be_bytes()[..], &[0; 12], &[0, 1, 0, 0, 0, 0, 0, 0]].concat()),
+            (0x12, 0, _) => {
+                Ok([&[0, 0, 6, 2, 91, 0, 0, 2][..], b"MAKER   A DISK          1.0 ", &[0; 60]].concat())
+            }
+            (0x12, _, 0x00) => page(0, &[0, 0x80, 0x83, 0xb0, 0xb1, 0xb2]),
+            (0x12, _, 0x80) => page(0x80, b"  serial "),
+            (0x12, _, 0x83) => page(0x83, &[&[2, 1, 0, 2, b'a', b'b', 1, 3, 0, 8][..], &[0x60; 8]].concat()),
+            (0x12, _, 0xb0) => {
+                let mut limits = vec![0; 60];
+                limits[4..8].copy_from_slice(&self.max_transfer.to_be_bytes());
+                limits[16..20].copy_from_slice(&self.max_unmap.to_be_bytes());
+                limits[20..24].copy_from_slice(&1u32.to_be_bytes());
+                limits[24..28].copy_from_slice(&8u32.to_be_bytes());
+                page(0xb0, &limits)
+            }
+            (0x12, _, 0xb1) => page(0xb1, &[0, 1]),
+            (0x12, _, 0xb2) => page(0xb2, &[0, if self.is_thin { 0xe4 } else { 0 }, 2, 0]),
+            (0x9e, 0x10, _) if self.is_long => {
+                let provisioning = if self.is_thin { 0xc0 } else { 0 };
+                let tail = [&[0, 3, provisioning, 0][..], &[0; 16]].concat();
+                Ok([&(self.blocks - 1).to_be_bytes()[..], &self.block_len.to_be_bytes(), &tail].concat())
+            }
+            (0x25, ..) => {
+                Ok([((self.blocks - 1) as u32).to_be_bytes(), self.block_len.to_be_bytes()].concat())
+            }
+            (0x1a, _, 8) => {
+                let flags = if self.write_cache { 4 } else { 0 };
+                Ok([&[23, 0, self.device_specific, 0, 8, 18, flags][..], &[0; 17]].concat())
+            }
+            _ => Err(Sense::illegal(Asc::INVALID_COMMAND_OPERATION_CODE)),
+        }
+    }
+}
+
+/// Takes PDUs apart, without digests.
+pub(super) fn pdus(mut bytes: &[u8]) -> Vec<Pdu> {
+    let mut all = Vec::new();
+    while !bytes.is_empty() {
+        let (bhs, rest) = Bhs::read_from_prefix(bytes).unwrap();
+        let len = bhs.data_segment_length.get() as usize;
+        all.push(Pdu { bhs, data: rest[..len].to_vec() });
+        bytes = &rest[len + padding(len)..];
+    }
+    all
+}
+
+/// Runs a trace with its bytes cut in every way that matters.
+pub(super) fn at_every_split(trace: impl Fn(usize)) {
+    (1..=BHS_LEN + 4).for_each(&trace);
+    trace(usize::MAX);
+}
+
+pub(super) fn list(bytes: &[u8]) -> SgList {
+    SgList::one(Seg::from_slice(bytes))
+}
+
+pub(super) fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|n| (n * 7 + n / 251) as u8).collect()
+}

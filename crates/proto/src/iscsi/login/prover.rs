@@ -1,0 +1,143 @@
+//! The security stage, seen from the initiator: AuthMethod and CHAP (RFC 7143 §12.1).
+
+use super::chap::{Algorithm, Challenge, MAX_BINARY, SEED_LEN};
+use super::initiator::error;
+use super::security::ChapPairs;
+use crate::iscsi::initiator::Refused;
+use crate::iscsi::node::Chap;
+use crate::iscsi::text::{self, NONE, Text};
+use crate::session::ProtocolError;
+
+/// How far the two sides have proved who they are.
+pub(super) struct Prover {
+    chap: Option<Chap>,
+    /// What the target has to answer.
+    own: Challenge,
+    state: State,
+}
+
+enum State {
+    /// AuthMethod was offered.
+    Offered,
+    /// The algorithms were offered.
+    Algorithms,
+    /// The target's challenge was answered, with this algorithm.
+    Answered(Algorithm),
+    Done,
+}
+
+/// What the answer to a text is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// It asks for more, and the stage cannot end with it.
+    Asks,
+    /// It says the last that this side has to say.
+    Answers,
+    /// There is nothing left to say.
+    Done,
+}
+
+impl Prover {
+    pub(super) fn new(chap: Option<Chap>, seed: [u8; SEED_LEN]) -> Prover {
+        Prover { chap, own: Challenge::from_seed(seed), state: State::Offered }
+    }
+
+    /// Offers what this side can do; answers whether there is something to prove.
+    pub(super) fn offer(&mut self, out: &mut Text) -> bool {
+        match &self.chap {
+            // Who wants to know the target does not talk to one that proves nothing.
+            Some(chap) if chap.target.is_some() => out.push("AuthMethod", "CHAP"),
+            Some(_) => out.push("AuthMethod", "CHAP,None"),
+            None => out.push("AuthMethod", NONE),
+        }
+        self.chap.is_some()
+    }
+
+    /// Takes a whole text of the target. The inner error is a refusal, of either side.
+    pub(super) fn on_text(
+        &mut self,
+        whole: &[u8],
+        out: &mut Text,
+    ) -> Result<Result<Step, Refused>, ProtocolError> {
+        let mut method = None;
+        let mut pairs = ChapPairs::default();
+        for pair in text::pairs(whole) {
+            let pair = pair.map_err(|_| error("sent malformed login text"))?;
+            match pair.key {
+                "AuthMethod" => method = Some(pair.value),
+                "CHAP_A" => pairs.algorithms = Some(pair.value),
+                "CHAP_N" => pairs.name = Some(pair.value),
+                "CHAP_R" => pairs.response = Some(pair.value),
+                "CHAP_I" => pairs.identifier = Some(pair.value),
+                "CHAP_C" => pairs.challenge = Some(pair.value),
+                _ => {}
+            }
+        }
+        match self.state {
+            State::Offered => Ok(self.on_method(method, out)),
+            State::Algorithms => self.on_challenge(&pairs, out).map(Ok),
+            State::Answered(algorithm) => Ok(self.on_proof(algorithm, &pairs)),
+            State::Done => Ok(Ok(Step::Done)),
+        }
+    }
+
+    fn on_method(&mut self, method: Option<&str>, out: &mut Text) -> Result<Step, Refused> {
+        match (method, &self.chap) {
+            (Some("CHAP"), Some(chap)) => {
+                let numbers: Vec<String> =
+                    chap.algorithms.iter().map(|algorithm| algorithm.number().to_string()).collect();
+                out.push("CHAP_A", &numbers.join(","));
+                self.state = State::Algorithms;
+                Ok(Step::Asks)
+            }
+            // Without a word about AuthMethod, None is meant.
+            (None | Some(NONE), chap) if chap.as_ref().is_none_or(|chap| chap.target.is_none()) => {
+                self.state = State::Done;
+                Ok(Step::Done)
+            }
+            (None | Some(NONE), _) => Err(Refused::NotProved),
+            _ => Err(Refused::NoMethod),
+        }
+    }
+
+    /// Answers the target's challenge, and asks it for its own proof.
+    fn on_challenge(&mut self, pairs: &ChapPairs<'_>, out: &mut Text) -> Result<Step, ProtocolError> {
+        let Some(chap) = &self.chap else { return Err(error("sent CHAP keys that nobody asked for")) };
+        let number = |value: Option<&str>| value.and_then(text::parse_number);
+        let algorithm = number(pairs.algorithms)
+            .and_then(Algorithm::from_number)
+            .filter(|algorithm| chap.algorithms.contains(algorithm));
+        let algorithm = algorithm.ok_or_else(|| error("chose a CHAP algorithm that was not offered"))?;
+        let identifier = number(pairs.identifier).and_then(|number| u8::try_from(number).ok());
+        let challenge = pairs.challenge.and_then(|value| text::parse_binary(value, MAX_BINARY));
+        let (Some(identifier), Some(challenge)) = (identifier, challenge) else {
+            return Err(error("sent a malformed CHAP challenge"));
+        };
+        if challenge == self.own.bytes {
+            return Err(error("challenged with what only this side can know"));
+        }
+        out.push("CHAP_N", chap.initiator.name());
+        out.push_binary("CHAP_R", &algorithm.response(identifier, chap.initiator.secret(), &challenge));
+        if chap.target.is_some() {
+            out.push_number("CHAP_I", self.own.identifier.into());
+            out.push_binary("CHAP_C", &self.own.bytes);
+        }
+        self.state = State::Answered(algorithm);
+        Ok(Step::Answers)
+    }
+
+    /// Checks the target's answer, if it owes one.
+    fn on_proof(&mut self, algorithm: Algorithm, pairs: &ChapPairs<'_>) -> Result<Step, Refused> {
+        if let Some(expected) = self.chap.as_ref().and_then(|chap| chap.target.as_ref()) {
+            let (Some(name), Some(response)) = (pairs.name, pairs.response) else {
+                return Err(Refused::NotProved);
+            };
+            let response = text::parse_binary(response, MAX_BINARY).unwrap_or_default();
+            if !self.own.is_met(algorithm, expected, name, &response) {
+                return Err(Refused::NotProved);
+            }
+        }
+        self.state = State::Done;
+        Ok(Step::Done)
+    }
+}

@@ -1,0 +1,426 @@
+//! Learning what a logical unit is like, one command after the other.
+//!
+//! ```text
+//!   TEST UNIT READY ▶ REPORT LUNS ▶ INQUIRY ▶ VPD 00 ▶ 80 ▶ 83 ▶ B0 ▶ B1 ▶ B2
+//!                     ▶ READ CAPACITY (16), or else (10) ▶ MODE SENSE, Caching page
+//! ```
+//! Only INQUIRY and a capacity are needed; a unit that lacks the rest is taken for one that can do little.
+
+use super::command;
+use super::sense::SenseCode;
+use super::unit::{Luns, MAX_LUNS, UnitInfo, UnmapLimits};
+use super::verdict::Verdict;
+use crate::scsi::Lun;
+use blockmux_volume::IoError;
+use blockmux_wire::scsi::capacity::{LBPME, LBPRZ, ReadCapacity10, ReadCapacity16};
+use blockmux_wire::scsi::inquiry::DEVICE_TYPE_BLOCK;
+use blockmux_wire::scsi::mode::{DPOFUA, ModeHeader6, PAGE_ALL, PAGE_CACHING, WCE, WP};
+use blockmux_wire::scsi::vpd::{
+    ASSOCIATION_UNIT, BlockDeviceCharacteristics, BlockLimits, DESIGNATOR_NAA, DesignatorHeader,
+    LBPRZ_ZEROES, LBPU, LBPWS, LogicalBlockProvisioning, PAGE_BLOCK_LIMITS, PAGE_CHARACTERISTICS,
+    PAGE_IDENTIFICATION, PAGE_PROVISIONING, PAGE_SERIAL, PAGE_SUPPORTED, VpdHeader,
+};
+use zerocopy::FromBytes;
+
+/// Why a logical unit is no volume for us.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum UnitRefused {
+    /// Nothing has that number.
+    #[error("target has no logical unit {}", number(*.0))]
+    NoSuchUnit(Lun),
+    /// It is a tape, a changer, a controller.
+    #[error("logical unit {} is no disk: its device type is {device_type:#04x}", number(*.lun))]
+    NotABlockDevice {
+        /// Which.
+        lun: Lun,
+        /// PERIPHERAL DEVICE TYPE.
+        device_type: u8,
+    },
+    /// It cannot be read or written, now or at all.
+    #[error("logical unit {} is not ready: {why}", number(*.lun))]
+    NotReady {
+        /// Which.
+        lun: Lun,
+        /// Its words.
+        why: Sensed,
+    },
+    /// A command that cannot be done without failed.
+    #[error("logical unit {} refused {command}: {why}", number(*.lun))]
+    Command {
+        /// Which.
+        lun: Lun,
+        /// The command's name.
+        command: &'static str,
+        /// Its words.
+        why: Sensed,
+    },
+    /// Its blocks are none that a volume can have, or there are too many.
+    #[error("logical unit {} has {blocks} blocks of {block_len} bytes, which is no volume", number(*.lun))]
+    Geometry {
+        /// Which.
+        lun: Lun,
+        /// How many.
+        blocks: u64,
+        /// Of a block, in bytes.
+        block_len: u32,
+    },
+}
+
+/// Sense data, or that there was none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sensed(pub Option<SenseCode>);
+
+impl std::fmt::Display for Sensed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.0 {
+            Some(code) => code.fmt(f),
+            None => f.write_str("it did not say why"),
+        }
+    }
+}
+
+impl UnitRefused {
+    /// Whether the same unit may well be there a little later.
+    #[must_use]
+    pub fn may_pass(&self) -> bool {
+        matches!(self, UnitRefused::NotReady { .. })
+    }
+}
+
+/// Where learning stands.
+pub(super) struct BringUp {
+    lun: Lun,
+    step: Step,
+    /// How often the current step was sent again.
+    tries: u32,
+    unit: UnitInfo,
+    luns: Luns,
+    /// What of VPD there is.
+    pages: Vec<u8>,
+}
+
+/// What comes of an answer.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Learned {
+    /// The next command is due.
+    More,
+    /// The same again, in a while.
+    Later,
+    /// The unit is known.
+    All,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Step {
+    TestUnitReady,
+    ReportLuns,
+    Inquiry,
+    Page(u8),
+    Capacity16,
+    Capacity10,
+    Caching,
+}
+
+impl BringUp {
+    pub(super) fn new(lun: Lun) -> BringUp {
+        BringUp {
+            lun,
+            step: Step::TestUnitReady,
+            tries: 0,
+            unit: UnitInfo::default(),
+            luns: Vec::new(),
+            pages: Vec::new(),
+        }
+    }
+
+    /// The command that is due, and how much data-in it has room for.
+    pub(super) fn command(&self) -> ([u8; 16], u32) {
+        match self.step {
+            Step::TestUnitReady => ([0; 16], 0),
+            Step::ReportLuns => (command::report_luns(LUNS_LEN), LUNS_LEN),
+            Step::Inquiry => (command::inquiry(None, INQUIRY_LEN), INQUIRY_LEN.into()),
+            Step::Page(page) => (command::inquiry(Some(page), PAGE_LEN), PAGE_LEN.into()),
+            Step::Capacity16 => (command::read_capacity_16(CAPACITY_16_LEN), CAPACITY_16_LEN),
+            Step::Capacity10 => (command::read_capacity_10(), CAPACITY_10_LEN),
+            Step::Caching => (command::mode_sense_6(PAGE_CACHING, MODE_LEN), MODE_LEN.into()),
+        }
+    }
+
+    /// The command ended so, and brought `data`.
+    pub(super) fn on_done(
+        &mut self,
+        verdict: Verdict,
+        sense: Option<SenseCode>,
+        data: &[u8],
+    ) -> Result<Learned, UnitRefused> {
+        match verdict {
+            Verdict::Again if self.tries < MAX_TRIES => {
+                self.tries = self.tries.saturating_add(1);
+                return Ok(Learned::More);
+            }
+            Verdict::Later if self.tries < MAX_TRIES => {
+                self.tries = self.tries.saturating_add(1);
+                return Ok(Learned::Later);
+            }
+            _ => self.tries = 0,
+        }
+        let is_good = verdict == Verdict::Good;
+        match self.step {
+            Step::TestUnitReady => self.on_ready(verdict, sense)?,
+            Step::ReportLuns => self.on_luns(if is_good { data } else { &[] }),
+            Step::Inquiry => self.on_inquiry(is_good, sense, data)?,
+            Step::Page(page) => self.on_page(page, if is_good { data } else { &[] }),
+            Step::Capacity16 => self.on_capacity_16(is_good, data)?,
+            Step::Capacity10 => self.on_capacity_10(is_good, sense, data)?,
+            Step::Caching => {
+                self.on_caching(if is_good { data } else { &[] });
+                return Ok(Learned::All);
+            }
+        }
+        Ok(Learned::More)
+    }
+
+    /// What was learned.
+    pub(super) fn into_parts(self) -> (UnitInfo, Luns) {
+        (self.unit, self.luns)
+    }
+
+    /// The logical units of the target, as far as they were told.
+    pub(super) fn luns(&self) -> &[Lun] {
+        &self.luns
+    }
+
+    fn on_ready(&mut self, verdict: Verdict, sense: Option<SenseCode>) -> Result<(), UnitRefused> {
+        // A unit that is not there still lists the others. Reservations do not keep anybody from asking.
+        let goes_on = match verdict {
+            Verdict::Failed(IoError::PathLost) => sense.is_some_and(is_missing),
+            Verdict::Good | Verdict::Illegal(_) | Verdict::Failed(IoError::Reserved) => true,
+            _ => false,
+        };
+        if !goes_on {
+            return Err(UnitRefused::NotReady { lun: self.lun, why: Sensed(sense) });
+        }
+        self.step = Step::ReportLuns;
+        Ok(())
+    }
+
+    fn on_luns(&mut self, data: &[u8]) {
+        let luns = data.get(8..).unwrap_or_default().as_chunks::<8>().0;
+        let told = data.first_chunk().map_or(0, |len| u32::from_be_bytes(*len) / 8) as usize;
+        self.luns = luns.iter().take(told.min(MAX_LUNS)).map(|lun| Lun(u64::from_be_bytes(*lun))).collect();
+        self.step = Step::Inquiry;
+    }
+
+    fn on_inquiry(
+        &mut self,
+        is_good: bool,
+        sense: Option<SenseCode>,
+        data: &[u8],
+    ) -> Result<(), UnitRefused> {
+        if !is_good && sense.is_some_and(is_missing) {
+            return Err(UnitRefused::NoSuchUnit(self.lun));
+        }
+        let Some(&peripheral) = data.first().filter(|_| is_good) else {
+            return Err(UnitRefused::Command { lun: self.lun, command: "INQUIRY", why: Sensed(sense) });
+        };
+        if peripheral & QUALIFIER_MASK != 0 {
+            return Err(UnitRefused::NoSuchUnit(self.lun));
+        }
+        if peripheral != DEVICE_TYPE_BLOCK {
+            return Err(UnitRefused::NotABlockDevice { lun: self.lun, device_type: peripheral });
+        }
+        self.unit.vendor = text(data.get(8..16));
+        self.unit.product = text(data.get(16..32));
+        self.unit.revision = text(data.get(32..36));
+        self.step = Step::Page(PAGE_SUPPORTED);
+        Ok(())
+    }
+
+    fn on_page(&mut self, page: u8, data: &[u8]) {
+        if let Ok((header, rest)) = VpdHeader::read_from_prefix(data)
+            && header.page_code == page
+        {
+            let body = rest.get(..usize::from(header.page_length.get())).unwrap_or(rest);
+            match page {
+                PAGE_SUPPORTED => self.pages = body.to_vec(),
+                PAGE_SERIAL => self.unit.serial = text(Some(body)),
+                PAGE_IDENTIFICATION => self.unit.designator = designator(body),
+                PAGE_BLOCK_LIMITS => self.on_limits(body),
+                PAGE_CHARACTERISTICS => {
+                    let rate = padded::<BlockDeviceCharacteristics>(body).medium_rotation_rate.get();
+                    self.unit.rotational = rate >= SLOWEST_ROTATION;
+                }
+                _ => self.on_provisioning(body),
+            }
+        }
+        let next = WANTED.iter().find(|wanted| **wanted > page && self.pages.contains(wanted));
+        self.step = next.map_or(Step::Capacity16, |page| Step::Page(*page));
+    }
+
+    fn on_limits(&mut self, body: &[u8]) {
+        let limits: BlockLimits = padded(body);
+        self.unit.max_transfer = limits.maximum_transfer_length.get();
+        self.unit.max_write_same = limits.maximum_write_same_length.get();
+        let max_blocks = limits.maximum_unmap_lba_count.get();
+        let has_room = max_blocks > 0 && limits.maximum_unmap_block_descriptor_count.get() > 0;
+        let granularity = limits.optimal_unmap_granularity.get().max(1);
+        // Only a unit with LBPU keeps this.
+        self.unit.unmap = has_room.then_some(UnmapLimits { max_blocks, granularity });
+    }
+
+    fn on_provisioning(&mut self, body: &[u8]) {
+        let flags = padded::<LogicalBlockProvisioning>(body).flags;
+        self.unit.write_same_unmaps = flags & LBPWS != 0;
+        self.unit.unmapped_is_zero = flags & LBPRZ_ZEROES != 0;
+        if flags & LBPU == 0 {
+            self.unit.unmap = None;
+        }
+    }
+
+    fn on_capacity_16(&mut self, is_good: bool, data: &[u8]) -> Result<(), UnitRefused> {
+        let Some((capacity, _)) =
+            ReadCapacity16::read_from_prefix(data).ok().filter(|_| is_good).filter(|_| has_pages(data))
+        else {
+            self.step = Step::Capacity10;
+            return Ok(());
+        };
+        let last = capacity.returned_logical_block_address.get();
+        let provisioning = capacity.provisioning_and_lowest_aligned_lba.get();
+        self.unit.long_commands = true;
+        self.unit.thin = provisioning & LBPME != 0;
+        self.unit.unmapped_is_zero &= self.unit.thin;
+        self.unit.unmapped_is_zero |= self.unit.thin && provisioning & LBPRZ != 0;
+        if !self.unit.thin {
+            self.unit.unmap = None;
+        }
+        let exponent = u32::from(capacity.logical_blocks_per_physical_block_exponent & EXPONENT_MASK);
+        self.set_geometry(last, capacity.logical_block_length.get(), exponent)
+    }
+
+    fn on_capacity_10(
+        &mut self,
+        is_good: bool,
+        sense: Option<SenseCode>,
+        data: &[u8],
+    ) -> Result<(), UnitRefused> {
+        let capacity = ReadCapacity10::read_from_prefix(data).ok().filter(|_| is_good);
+        let Some((capacity, _)) = capacity else {
+            return Err(UnitRefused::Command { lun: self.lun, command: "READ CAPACITY", why: Sensed(sense) });
+        };
+        let last = capacity.returned_logical_block_address.get();
+        self.unit.unmap = None;
+        self.set_geometry(last.into(), capacity.logical_block_length.get(), 0)
+    }
+
+    fn set_geometry(&mut self, last: u64, block_len: u32, exponent: u32) -> Result<(), UnitRefused> {
+        let blocks = last.saturating_add(1);
+        let is_possible = block_len.is_power_of_two()
+            && (LEAST_BLOCK..=LARGEST_BLOCK).contains(&block_len)
+            && blocks.checked_mul(block_len.into()).is_some();
+        if !is_possible {
+            return Err(UnitRefused::Geometry { lun: self.lun, blocks, block_len });
+        }
+        let physical = block_len.checked_shl(exponent).filter(|len| *len > 0 && *len <= LARGEST_PHYSICAL);
+        self.unit.blocks = blocks;
+        self.unit.block_len = block_len;
+        self.unit.physical_block_len = physical.unwrap_or(block_len);
+        self.step = Step::Caching;
+        Ok(())
+    }
+
+    fn on_caching(&mut self, data: &[u8]) {
+        let Ok((header, rest)) = ModeHeader6::read_from_prefix(data) else {
+            // Nothing is known, so flushes have to be sent.
+            self.unit.write_cache = true;
+            return;
+        };
+        self.unit.read_only = header.device_specific_parameter & WP != 0;
+        self.unit.fua = header.device_specific_parameter & DPOFUA != 0;
+        let page = rest.get(header.block_descriptor_length.into()..).unwrap_or_default();
+        self.unit.write_cache = match page {
+            [code, _, flags, ..] if code & PAGE_ALL == PAGE_CACHING => flags & WCE != 0,
+            _ => true,
+        };
+    }
+}
+
+/// Whether the sense data says that there is no such unit.
+fn is_missing(code: SenseCode) -> bool {
+    use blockmux_wire::scsi::sense::{Asc, SenseKey};
+    code.key == SenseKey::ILLEGAL_REQUEST && code.asc == Asc::LOGICAL_UNIT_NOT_SUPPORTED
+}
+
+/// Whether READ CAPACITY (16) brought a block length at all.
+fn has_pages(data: &[u8]) -> bool {
+    data.get(8..12).is_some_and(|len| len.iter().any(|byte| *byte != 0))
+}
+
+/// What lies at the front of `body`, as if zeroes followed: older pages are shorter.
+fn padded<T: FromBytes + zerocopy::IntoBytes>(body: &[u8]) -> T {
+    let mut value = T::new_zeroed();
+    value.as_mut_bytes().iter_mut().zip(body).for_each(|(to, from)| *to = *from);
+    value
+}
+
+/// ASCII that a device pads with blanks; nothing that a terminal would act on.
+fn text(bytes: Option<&[u8]>) -> String {
+    let printable = |byte: &u8| if (0x20..0x7f).contains(byte) { char::from(*byte) } else { ' ' };
+    bytes.unwrap_or_default().iter().map(printable).collect::<String>().trim().to_owned()
+}
+
+/// The first NAA designator of the unit, or else its EUI-64.
+fn designator(mut body: &[u8]) -> String {
+    let mut eui = String::new();
+    while let Ok((header, rest)) = DesignatorHeader::read_from_prefix(body) {
+        let Some((name, rest)) = rest.split_at_checked(header.designator_length.into()) else { break };
+        body = rest;
+        if header.association_and_type & ASSOCIATION_MASK != ASSOCIATION_UNIT {
+            continue;
+        }
+        let hex = || name.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        match header.association_and_type & DESIGNATOR_TYPE_MASK {
+            DESIGNATOR_NAA => return format!("naa.{}", hex()),
+            DESIGNATOR_EUI if eui.is_empty() => eui = format!("eui.{}", hex()),
+            _ => {}
+        }
+    }
+    eui
+}
+
+fn number(lun: Lun) -> String {
+    lun.number().map_or_else(|| format!("{:#018x}", lun.0), |number| number.to_string())
+}
+
+/// Pages beside the list of pages, in ascending order.
+const WANTED: [u8; 5] =
+    [PAGE_SERIAL, PAGE_IDENTIFICATION, PAGE_BLOCK_LIMITS, PAGE_CHARACTERISTICS, PAGE_PROVISIONING];
+
+/// Unit attentions and the like that one command may meet.
+const MAX_TRIES: u32 = 64;
+
+const INQUIRY_LEN: u16 = 96;
+const PAGE_LEN: u16 = 255;
+const CAPACITY_16_LEN: u32 = 32;
+const CAPACITY_10_LEN: u32 = 8;
+const MODE_LEN: u8 = 192;
+const LUNS_LEN: u32 = 8 + 8 * MAX_LUNS as u32;
+
+/// The most data-in that any of these commands has room for, in bytes.
+pub(super) const MOST_DATA_IN: usize = LUNS_LEN as usize;
+
+/// PERIPHERAL QUALIFIER.
+const QUALIFIER_MASK: u8 = 0b111 << 5;
+/// LOGICAL BLOCKS PER PHYSICAL BLOCK EXPONENT.
+const EXPONENT_MASK: u8 = 0x0f;
+/// MEDIUM ROTATION RATE: less is no number of rounds (SBC-4 §6.6.2).
+const SLOWEST_ROTATION: u16 = 0x0401;
+const ASSOCIATION_MASK: u8 = 0b11 << 4;
+const DESIGNATOR_TYPE_MASK: u8 = 0x0f;
+/// DESIGNATOR TYPE: EUI-64 based.
+const DESIGNATOR_EUI: u8 = 2;
+
+/// Of a logical block, in bytes.
+const LEAST_BLOCK: u32 = 512;
+const LARGEST_BLOCK: u32 = 64 << 10;
+/// In bytes; what is larger is of no use to anybody.
+const LARGEST_PHYSICAL: u32 = 1 << 20;

@@ -1,0 +1,171 @@
+//! Command descriptor blocks as an application client writes them.
+
+use crate::slots::Key;
+use blockmux_wire::scsi::cdb::{Cdb10, Cdb12, Cdb16, EVPD, FUA, Inquiry};
+use blockmux_wire::scsi::opcode::{Opcode, service_action_in_16};
+use blockmux_wire::scsi::provisioning::WRITE_SAME_UNMAP;
+use zerocopy::{Immutable, IntoBytes};
+
+/// One command for a transport to carry.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Request {
+    /// Names it until it is finished.
+    pub(crate) key: Key,
+    /// Padded with zeroes.
+    pub(crate) cdb: [u8; 16],
+    /// What moves.
+    pub(crate) transfer: Transfer,
+}
+
+/// The data of a command, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Transfer {
+    /// None.
+    Nothing,
+    /// To the initiator, up to so many.
+    In(u32),
+    /// To the target, so many.
+    Out(u32),
+}
+
+/// Blocks of a unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Blocks {
+    pub(super) lba: u64,
+    pub(super) count: u32,
+}
+
+/// READ, in the form of 16 bytes or of 10.
+pub(super) fn read(is_long: bool, blocks: Blocks) -> [u8; 16] {
+    let (long, short) = (Opcode::READ_16, Opcode::READ_10);
+    if is_long { cdb_16(long, 0, blocks) } else { cdb_10(short, 0, blocks) }
+}
+
+/// WRITE, in the form of 16 bytes or of 10.
+pub(super) fn write(is_long: bool, blocks: Blocks, fua: bool) -> [u8; 16] {
+    let flags = if fua { FUA } else { 0 };
+    let (long, short) = (Opcode::WRITE_16, Opcode::WRITE_10);
+    if is_long { cdb_16(long, flags, blocks) } else { cdb_10(short, flags, blocks) }
+}
+
+/// SYNCHRONIZE CACHE of the whole unit, in the form of 16 bytes or of 10.
+pub(super) fn synchronize_cache(is_long: bool) -> [u8; 16] {
+    let all = Blocks { lba: 0, count: 0 };
+    let (long, short) = (Opcode::SYNCHRONIZE_CACHE_16, Opcode::SYNCHRONIZE_CACHE_10);
+    if is_long { cdb_16(long, 0, all) } else { cdb_10(short, 0, all) }
+}
+
+/// WRITE SAME (16) of one block of data-out.
+pub(super) fn write_same(blocks: Blocks, may_unmap: bool) -> [u8; 16] {
+    cdb_16(Opcode::WRITE_SAME_16, if may_unmap { WRITE_SAME_UNMAP } else { 0 }, blocks)
+}
+
+/// UNMAP with a parameter list of `len` bytes.
+pub(super) fn unmap(len: u32) -> [u8; 16] {
+    cdb_10(Opcode::UNMAP, 0, Blocks { lba: 0, count: len })
+}
+
+/// GET LBA STATUS from `lba` on.
+pub(super) fn get_lba_status(lba: u64, allocation: u32) -> [u8; 16] {
+    let action = service_action_in_16::GET_LBA_STATUS as u8;
+    cdb_16(Opcode::SERVICE_ACTION_IN_16, action, Blocks { lba, count: allocation })
+}
+
+/// READ CAPACITY (16).
+pub(super) fn read_capacity_16(allocation: u32) -> [u8; 16] {
+    let action = service_action_in_16::READ_CAPACITY_16 as u8;
+    cdb_16(Opcode::SERVICE_ACTION_IN_16, action, Blocks { lba: 0, count: allocation })
+}
+
+/// READ CAPACITY (10).
+pub(super) fn read_capacity_10() -> [u8; 16] {
+    cdb_10(Opcode::READ_CAPACITY_10, 0, Blocks { lba: 0, count: 0 })
+}
+
+/// INQUIRY: standard data, or a page of vital product data.
+pub(super) fn inquiry(page: Option<u8>, allocation: u16) -> [u8; 16] {
+    padded(&Inquiry {
+        opcode: Opcode::INQUIRY.0,
+        flags: if page.is_some() { EVPD } else { 0 },
+        page_code: page.unwrap_or(0),
+        allocation_length: allocation.into(),
+        control: 0,
+    })
+}
+
+/// MODE SENSE (6) of one page without block descriptors.
+pub(super) fn mode_sense_6(page: u8, allocation: u8) -> [u8; 16] {
+    padded(&[Opcode::MODE_SENSE_6.0, DBD, page, 0, allocation, 0])
+}
+
+/// REPORT LUNS.
+pub(super) fn report_luns(allocation: u32) -> [u8; 16] {
+    padded(&Cdb12 {
+        opcode: Opcode::REPORT_LUNS.0,
+        flags: 0,
+        logical_block_address: 0.into(),
+        transfer_length: allocation.into(),
+        group_number: 0,
+        control: 0,
+    })
+}
+
+#[inline]
+fn cdb_16(opcode: Opcode, flags: u8, blocks: Blocks) -> [u8; 16] {
+    padded(&Cdb16 {
+        opcode: opcode.0,
+        flags,
+        logical_block_address: blocks.lba.into(),
+        transfer_length: blocks.count.into(),
+        group_number: 0,
+        control: 0,
+    })
+}
+
+/// The caller sees to it that the numbers fit.
+#[inline]
+fn cdb_10(opcode: Opcode, flags: u8, blocks: Blocks) -> [u8; 16] {
+    padded(&Cdb10 {
+        opcode: opcode.0,
+        flags,
+        logical_block_address: (blocks.lba as u32).into(),
+        group_number: 0,
+        transfer_length: (blocks.count as u16).into(),
+        control: 0,
+    })
+}
+
+#[inline]
+fn padded(cdb: &(impl IntoBytes + Immutable)) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes.iter_mut().zip(cdb.as_bytes()).for_each(|(to, from)| *to = *from);
+    bytes
+}
+
+/// Of MODE SENSE: no block descriptors (SPC-5 §6.14).
+const DBD: u8 = 1 << 3;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_have_their_fields_where_sbc_puts_them() {
+        let blocks = Blocks { lba: 0x0102_0304_0506_0708, count: 0x0a0b };
+        let expected = [0x8a, 8, 1, 2, 3, 4, 5, 6, 7, 8, 0, 0, 0x0a, 0x0b, 0, 0];
+        assert_eq!(write(true, blocks, true), expected);
+        let short = Blocks { lba: 0x0102_0304, count: 0x0506 };
+        assert_eq!(read(false, short)[..10], [0x28, 0, 1, 2, 3, 4, 0, 5, 6, 0]);
+        assert_eq!(synchronize_cache(true)[..2], [0x91, 0]);
+        assert_eq!(synchronize_cache(false)[..2], [0x35, 0]);
+        assert_eq!(write_same(blocks, true)[..3], [0x93, 8, 1]);
+        assert_eq!(unmap(24)[..10], [0x42, 0, 0, 0, 0, 0, 0, 0, 24, 0]);
+        assert_eq!(get_lba_status(5, 4096), [0x9e, 0x12, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 16, 0, 0, 0]);
+        assert_eq!(read_capacity_16(32), [0x9e, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 32, 0, 0]);
+        assert_eq!(read_capacity_10()[..10], [0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(inquiry(Some(0xb0), 255)[..6], [0x12, 1, 0xb0, 0, 255, 0]);
+        assert_eq!(inquiry(None, 96)[..6], [0x12, 0, 0, 0, 96, 0]);
+        assert_eq!(mode_sense_6(8, 192)[..6], [0x1a, 8, 8, 0, 192, 0]);
+        assert_eq!(report_luns(2056)[..12], [0xa0, 0, 0, 0, 0, 0, 0, 0, 8, 8, 0, 0]);
+    }
+}

@@ -1,0 +1,93 @@
+//! From LBA status descriptors to extents (SBC-4 §5.10.2).
+
+use blockmux_volume::Extent;
+use blockmux_wire::scsi::provisioning::{LbaStatusDescriptor, MAPPED};
+use zerocopy::FromBytes;
+
+/// What of `asked` blocks from `lba` on the parameter data of GET LBA STATUS describes, merged, in bytes of
+/// `block_len` each. Empty if it describes nothing of that.
+pub(super) fn parse(
+    data: &[u8],
+    lba: u64,
+    asked: u64,
+    block_len: u32,
+    unmapped_is_zero: bool,
+) -> Vec<Extent> {
+    let mut extents: Vec<Extent> = Vec::new();
+    let mut rest = data.get(HEADER_LEN..).unwrap_or_default();
+    let mut at = lba;
+    let end = lba.saturating_add(asked);
+    while at < end
+        && let Ok((descriptor, tail)) = LbaStatusDescriptor::read_from_prefix(rest)
+    {
+        rest = tail;
+        let first = descriptor.lba_status_logical_block_address.get();
+        let count = u64::from(descriptor.lba_status_number_of_logical_blocks.get());
+        let last = first.saturating_add(count).min(end);
+        // The first may begin before what was asked for; from there on there are no gaps.
+        if first > at || last <= at {
+            break;
+        }
+        let len = last.saturating_sub(at).saturating_mul(block_len.into());
+        at = last;
+        let is_mapped = descriptor.provisioning_status & STATUS_MASK == MAPPED;
+        // An anchored block has its space.
+        let hole = descriptor.provisioning_status & STATUS_MASK == DEALLOCATED;
+        let zero = !is_mapped && unmapped_is_zero;
+        match extents.last_mut() {
+            Some(before) if (before.hole, before.zero) == (hole, zero) => {
+                before.len = before.len.saturating_add(len);
+            }
+            _ => extents.push(Extent { len, hole, zero }),
+        }
+    }
+    extents
+}
+
+/// PARAMETER DATA LENGTH and what is reserved.
+const HEADER_LEN: usize = 8;
+/// PROVISIONING STATUS.
+const STATUS_MASK: u8 = 0x0f;
+const DEALLOCATED: u8 = blockmux_wire::scsi::provisioning::DEALLOCATED;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zerocopy::IntoBytes;
+
+    fn data(descriptors: &[(u64, u32, u8)]) -> Vec<u8> {
+        let mut data = vec![0; HEADER_LEN];
+        for &(lba, count, provisioning_status) in descriptors {
+            let descriptor = LbaStatusDescriptor {
+                lba_status_logical_block_address: lba.into(),
+                lba_status_number_of_logical_blocks: count.into(),
+                provisioning_status,
+                reserved: [0; 3],
+            };
+            data.extend(descriptor.as_bytes());
+        }
+        data
+    }
+
+    fn extent(blocks: u64, hole: bool, zero: bool) -> Extent {
+        Extent { len: blocks.saturating_mul(512), hole, zero }
+    }
+
+    #[test]
+    fn descriptors_are_cut_to_what_was_asked_and_merged() {
+        let data = data(&[(0, 12, 1), (12, 4, 0), (16, 4, 0), (20, 100, 2)]);
+        let expected = [extent(2, true, true), extent(8, false, false), extent(10, false, true)];
+        assert_eq!(parse(&data, 10, 20, 512, true), expected);
+        assert_eq!(parse(&data, 10, 2, 512, false), [extent(2, true, false)]);
+    }
+
+    #[test]
+    fn descriptors_of_something_else_end_the_list() {
+        assert_eq!(parse(&data(&[(0, 4, 1), (9, 4, 0)]), 0, 20, 512, true), [extent(4, true, true)]);
+        for wrong in [&[(5, 4, 1)][..], &[(0, 0, 1)], &[]] {
+            assert_eq!(parse(&data(wrong), 0, 20, 512, true), []);
+        }
+        assert_eq!(parse(b"short", 0, 20, 512, true), []);
+        assert_eq!(parse(&data(&[(u64::MAX, u32::MAX, 0)]), u64::MAX, 1, 512, true), []);
+    }
+}

@@ -1,0 +1,168 @@
+//! How I/O becomes commands of this unit.
+
+use super::command::{self, Blocks, Transfer};
+use super::unit::UnitInfo;
+use blockmux_volume::{IoError, Op};
+
+/// What the unit can do, as far as commands depend on it. What it turns out not to know is taken back.
+pub(super) struct Terms {
+    /// Of a block, in bytes.
+    pub(super) block_len: u32,
+    pub(super) long_commands: bool,
+    pub(super) long_flush: bool,
+    max_transfer: u64,
+    fua: bool,
+    pub(super) write_cache: bool,
+    /// The most that one UNMAP discards, in bytes.
+    pub(super) unmap: Option<u64>,
+    /// The most that one WRITE SAME covers, in bytes.
+    pub(super) write_same: Option<u64>,
+    zeroes_fast: bool,
+    pub(super) lba_status: bool,
+    pub(super) unmapped_is_zero: bool,
+}
+
+/// What becomes of an I/O.
+pub(super) enum Plan {
+    /// It is done: a hint that the unit does not take.
+    Done,
+    /// The unit cannot do it.
+    Fails(IoError),
+    /// One extent of data, as nothing better is known.
+    AllData,
+    /// A flush.
+    Flush,
+    /// Commands for its range.
+    Send(Pieces),
+}
+
+/// How an I/O's range is cut into commands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Pieces {
+    pub(super) kind: Kind,
+    /// The most one command covers, in bytes.
+    pub(super) max: u64,
+    /// A flush has to follow before the I/O is complete.
+    pub(super) then_flush: bool,
+}
+
+/// What one command does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Read,
+    Write {
+        fua: bool,
+    },
+    /// Zeroes, written out.
+    Zeroes,
+    WriteSame {
+        may_unmap: bool,
+    },
+    Unmap,
+    Status,
+    Flush,
+    /// Of the bring-up.
+    Question,
+}
+
+impl Terms {
+    pub(super) fn new(unit: &UnitInfo) -> Terms {
+        let bytes = |blocks: u64| blocks.saturating_mul(unit.block_len.into());
+        let write_same = match unit.max_write_same {
+            0 => MAX_WRITE_SAME_BLOCKS,
+            told => told.min(MAX_WRITE_SAME_BLOCKS),
+        };
+        Terms {
+            block_len: unit.block_len,
+            long_commands: unit.long_commands,
+            long_flush: unit.long_commands,
+            max_transfer: unit.max_transfer_bytes(),
+            fua: unit.fua,
+            write_cache: unit.write_cache,
+            unmap: unit.unmap.map(|limits| bytes(limits.max_blocks.into())),
+            write_same: unit.long_commands.then(|| bytes(write_same)),
+            zeroes_fast: unit.zeroes_fast(),
+            lba_status: unit.thin && unit.long_commands,
+            unmapped_is_zero: unit.unmapped_is_zero,
+        }
+    }
+
+    /// How to do `op` with this unit.
+    #[inline]
+    pub(super) fn plan(&self, op: Op) -> Plan {
+        let pieces = |kind, max| Pieces { kind, max, then_flush: false };
+        let stable = |fua: bool| fua && self.write_cache;
+        match op {
+            Op::Read => Plan::Send(pieces(Kind::Read, self.max_transfer)),
+            Op::Write { fua } => Plan::Send(Pieces {
+                then_flush: stable(fua) && !self.fua,
+                ..pieces(Kind::Write { fua: fua && self.fua }, self.max_transfer)
+            }),
+            Op::Flush => Plan::Flush,
+            Op::Discard { fua } => match self.unmap {
+                Some(max) => Plan::Send(Pieces { then_flush: stable(fua), ..pieces(Kind::Unmap, max) }),
+                None => Plan::Done,
+            },
+            Op::Prefetch => Plan::Done,
+            Op::BlockStatus if self.lba_status => Plan::Send(pieces(Kind::Status, MAX_STATUS)),
+            Op::BlockStatus => Plan::AllData,
+            Op::WriteZeroes { fua, may_unmap, only_fast } => {
+                let is_fast = may_unmap && self.zeroes_fast && self.write_same.is_some();
+                if only_fast && !is_fast {
+                    return Plan::Fails(IoError::Unsupported);
+                }
+                match self.write_same {
+                    Some(max) => Plan::Send(Pieces {
+                        then_flush: stable(fua),
+                        ..pieces(Kind::WriteSame { may_unmap: is_fast }, max)
+                    }),
+                    None => Plan::Send(self.written_zeroes(fua)),
+                }
+            }
+        }
+    }
+
+    /// Zeroes that are written out.
+    pub(super) fn written_zeroes(&self, fua: bool) -> Pieces {
+        let then_flush = fua && self.write_cache;
+        Pieces { kind: Kind::Zeroes, max: self.max_transfer.min(ZEROES as u64), then_flush }
+    }
+
+    /// The command for `len` bytes at `offset`.
+    #[inline]
+    pub(super) fn cdb(&self, kind: Kind, offset: u64, len: u64) -> ([u8; 16], Transfer) {
+        let blocks = self.blocks(offset, len);
+        let long = self.long_commands;
+        match kind {
+            Kind::Read => (command::read(long, blocks), Transfer::In(len as u32)),
+            Kind::Write { fua } => (command::write(long, blocks, fua), Transfer::Out(len as u32)),
+            Kind::Zeroes => (command::write(long, blocks, false), Transfer::Out(len as u32)),
+            Kind::WriteSame { may_unmap } => {
+                (command::write_same(blocks, may_unmap), Transfer::Out(self.block_len))
+            }
+            Kind::Unmap => (command::unmap(UNMAP_LEN), Transfer::Out(UNMAP_LEN)),
+            Kind::Status => {
+                (command::get_lba_status(blocks.lba, STATUS_LEN as u32), Transfer::In(STATUS_LEN as u32))
+            }
+            Kind::Flush | Kind::Question => (command::synchronize_cache(self.long_flush), Transfer::Nothing),
+        }
+    }
+
+    /// A range in blocks; it is whole blocks, and a piece has at most 32 bits of them.
+    #[inline]
+    pub(super) fn blocks(&self, offset: u64, len: u64) -> Blocks {
+        let shift = self.block_len.trailing_zeros();
+        Blocks { lba: offset.wrapping_shr(shift), count: len.wrapping_shr(shift) as u32 }
+    }
+}
+
+/// Of one piece of zeroes that are written out, in bytes.
+pub(super) const ZEROES: usize = 256 << 10;
+/// An UNMAP parameter list with one descriptor, in bytes.
+pub(super) const UNMAP_LEN: u32 = 24;
+/// Room for GET LBA STATUS parameter data, in bytes: 255 descriptors.
+pub(super) const STATUS_LEN: usize = 4088;
+/// More than that would keep some targets busy for longer than anybody waits.
+const MAX_WRITE_SAME_BLOCKS: u64 = 0xffff;
+/// What one question about block status is about, in bytes. The answer need not cover it.
+const MAX_STATUS: u64 = u64::MAX;

@@ -1,0 +1,121 @@
+//! The one table from how a command ended to what becomes of it (SAM-5 §5.3.1, SPC-5 §4.4.7).
+
+use super::sense::SenseCode;
+use blockmux_volume::IoError;
+use blockmux_wire::scsi::sense::{Asc, SenseKey};
+use blockmux_wire::scsi::status::Status;
+
+/// What becomes of a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// It was done.
+    Good,
+    /// It was not done, for a reason that is over: send it again.
+    Again,
+    /// It was not done, for a reason that passes: send it again in a while.
+    Later,
+    /// The unit does not know the command, or not so.
+    Illegal(Asc),
+    /// It was not done, and never will be.
+    Failed(IoError),
+}
+
+/// What becomes of a command that ended with `status` and, with CHECK CONDITION, this sense data.
+#[inline]
+pub(super) fn of(status: Status, sense: Option<SenseCode>) -> Verdict {
+    match status {
+        Status::GOOD | Status::CONDITION_MET => Verdict::Good,
+        Status::CHECK_CONDITION => sense.map_or(Verdict::Failed(IoError::Medium), of_sense),
+        Status::BUSY | Status::TASK_SET_FULL | Status::ACA_ACTIVE => Verdict::Later,
+        Status::RESERVATION_CONFLICT => Verdict::Failed(IoError::Reserved),
+        Status::TASK_ABORTED => Verdict::Again,
+        _ => Verdict::Failed(IoError::Medium),
+    }
+}
+
+#[cold]
+fn of_sense(SenseCode { key, asc }: SenseCode) -> Verdict {
+    match (key, asc) {
+        (SenseKey::NO_SENSE | SenseKey::RECOVERED_ERROR | SenseKey::COMPLETED, _) => Verdict::Good,
+        (SenseKey::UNIT_ATTENTION, _) => Verdict::Again,
+        (SenseKey::ABORTED_COMMAND, Asc::INSUFFICIENT_RESOURCES) => Verdict::Later,
+        (SenseKey::ABORTED_COMMAND, _) => Verdict::Again,
+        (
+            SenseKey::NOT_READY,
+            Asc::BECOMING_READY | Asc::ASYMMETRIC_ACCESS_STATE_TRANSITION | Asc::SANITIZE_IN_PROGRESS,
+        ) => Verdict::Later,
+        (
+            SenseKey::NOT_READY,
+            Asc::TARGET_PORT_IN_STANDBY_STATE
+            | Asc::TARGET_PORT_IN_UNAVAILABLE_STATE
+            | Asc::LOGICAL_UNIT_COMMUNICATION_FAILURE,
+        )
+        | (SenseKey::ILLEGAL_REQUEST, Asc::LOGICAL_UNIT_NOT_SUPPORTED) => Verdict::Failed(IoError::PathLost),
+        (SenseKey::ILLEGAL_REQUEST, Asc::LOGICAL_BLOCK_ADDRESS_OUT_OF_RANGE) => {
+            Verdict::Failed(IoError::OutOfRange)
+        }
+        (SenseKey::ILLEGAL_REQUEST, asc) => Verdict::Illegal(asc),
+        (SenseKey::DATA_PROTECT, Asc::SPACE_ALLOCATION_FAILED_WRITE_PROTECT) => {
+            Verdict::Failed(IoError::NoSpace)
+        }
+        (SenseKey::DATA_PROTECT, _) => Verdict::Failed(IoError::ReadOnly),
+        _ => Verdict::Failed(IoError::Medium),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_status_has_its_verdict() {
+        let table = [
+            (Status::GOOD, Verdict::Good),
+            (Status::CONDITION_MET, Verdict::Good),
+            (Status::CHECK_CONDITION, Verdict::Failed(IoError::Medium)),
+            (Status::BUSY, Verdict::Later),
+            (Status::TASK_SET_FULL, Verdict::Later),
+            (Status::ACA_ACTIVE, Verdict::Later),
+            (Status::RESERVATION_CONFLICT, Verdict::Failed(IoError::Reserved)),
+            (Status::TASK_ABORTED, Verdict::Again),
+            (Status(0x77), Verdict::Failed(IoError::Medium)),
+        ];
+        for (status, verdict) in table {
+            assert_eq!(of(status, None), verdict, "{status}");
+        }
+    }
+
+    #[test]
+    fn every_sense_key_has_its_verdict() {
+        let failed = |error| Verdict::Failed(error);
+        let table = [
+            (0x0, 0x0000, Verdict::Good),
+            (0x1, 0x1700, Verdict::Good),
+            (0xf, 0x0000, Verdict::Good),
+            (0x2, 0x0401, Verdict::Later),
+            (0x2, 0x040a, Verdict::Later),
+            (0x2, 0x041b, Verdict::Later),
+            (0x2, 0x040b, failed(IoError::PathLost)),
+            (0x2, 0x040c, failed(IoError::PathLost)),
+            (0x2, 0x0800, failed(IoError::PathLost)),
+            (0x2, 0x3a00, failed(IoError::Medium)),
+            (0x3, 0x1100, failed(IoError::Medium)),
+            (0x4, 0x4400, failed(IoError::Medium)),
+            (0x5, 0x2000, Verdict::Illegal(Asc(0x2000))),
+            (0x5, 0x2400, Verdict::Illegal(Asc(0x2400))),
+            (0x5, 0x2100, failed(IoError::OutOfRange)),
+            (0x5, 0x2500, failed(IoError::PathLost)),
+            (0x6, 0x2900, Verdict::Again),
+            (0x6, 0x2a09, Verdict::Again),
+            (0x7, 0x2700, failed(IoError::ReadOnly)),
+            (0x7, 0x2707, failed(IoError::NoSpace)),
+            (0xb, 0x0000, Verdict::Again),
+            (0xb, 0x5503, Verdict::Later),
+            (0xe, 0x1d00, failed(IoError::Medium)),
+        ];
+        for (key, asc, verdict) in table {
+            let code = SenseCode { key: SenseKey(key), asc: Asc(asc) };
+            assert_eq!(of(Status::CHECK_CONDITION, Some(code)), verdict, "{code}");
+        }
+    }
+}

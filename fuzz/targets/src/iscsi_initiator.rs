@@ -1,0 +1,409 @@
+//! A hostile target against the iSCSI initiator: every request comes to one end, and one only.
+//!
+//! ```text
+//!   stream = record ...      record = 0                        our own target answers what it has not seen yet
+//!                                   | kind, length (2), bytes  what a hostile one sends
+//! ```
+//! Bits of a kind: 1, the task tag is that of a command, so many before the last as the high four bits say; 2, the
+//! numbers of commands are right.
+
+use crate::choices::Choices;
+use crate::wire::Wire;
+use blockmux_proto::exports::VolumeId;
+use blockmux_proto::iscsi::initiator::{Config, InitiatorSession, Mode, wishes};
+use blockmux_proto::iscsi::login::operational::{CRC32C, Key, Parameters};
+use blockmux_proto::iscsi::name::Name;
+use blockmux_proto::iscsi::node::{Access, Node, Portal, TargetNode};
+use blockmux_proto::iscsi::target::TargetSession;
+use blockmux_proto::scsi::{Identity, LogicalUnit, Lun, Target as ScsiTarget};
+use blockmux_proto::session::{Demand, Initiator, ProtocolError, StreamSession, Target, Timed};
+use blockmux_volume::conformance::TestCore;
+use blockmux_volume::{
+    Channel, Chunk, Completion, Io, MemVolume, Op, Output, Pool, Seg, SgList, Tag, Volume, Waker,
+};
+use blockmux_wire::iscsi::scsi::ScsiCommand;
+use blockmux_wire::iscsi::{Bhs, Opcode, RESERVED_TAG, padding};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+use zerocopy::{FromBytes, transmute_ref};
+
+/// Reads `data` as choices and records.
+pub(crate) fn iscsi_initiator(data: &[u8]) {
+    let (mut choices, stream) = Choices::split(data);
+    let now = Instant::now();
+    let pool = Pool::new(choices.of(&[64 << 20, 64 << 20, 16 << 10]));
+    let wishes = wish(choices.byte());
+    let config = Config {
+        initiator: name("iqn.2026-11.i:me"),
+        target: name(TARGET),
+        lun: Lun::new(0),
+        mode: choices.of(&[Mode::Use, Mode::Use, Mode::Use, Mode::Describe]),
+        chap: None,
+        wishes,
+        isid: [0x80, 0, 0, 0, 0, 1],
+    };
+    let mut run = Run {
+        session: InitiatorSession::new(config, pool.clone(), [7; 32], now),
+        good: GoodTarget::new(now),
+        choices,
+        records: &stream,
+        wire: Wire::new(Vec::new()),
+        pool,
+        now,
+        in_flight: HashMap::new(),
+        next_tag: 0,
+        sent: Sent::default(),
+        is_over: false,
+    };
+    let mut quiet_turns = 0;
+    for _ in 0..MAX_TURNS {
+        quiet_turns = if run.turn() { 0 } else { quiet_turns + 1 };
+        if quiet_turns == 2 {
+            break;
+        }
+    }
+    run.finish();
+}
+
+struct Run<'a> {
+    choices: Choices<'a>,
+    session: InitiatorSession,
+    good: GoodTarget,
+    /// What is left of the stream.
+    records: &'a [u8],
+    wire: Wire,
+    pool: Pool,
+    now: Instant,
+    /// Submitted and not completed.
+    in_flight: HashMap<Tag, Io>,
+    next_tag: u64,
+    sent: Sent,
+    is_over: bool,
+}
+
+impl Run<'_> {
+    /// Some of what a driver does; whether anything moved.
+    fn turn(&mut self) -> bool {
+        let mut moved = self.submit();
+        moved |= self.send();
+        moved |= self.wire.is_drained() && self.next_record();
+        moved |= !self.is_over && self.receive();
+        moved |= self.poll_done();
+        match self.choices.byte() {
+            255 => self.session.on_stop(),
+            254 => self.pass_time(),
+            _ => {}
+        }
+        moved
+    }
+
+    fn receive(&mut self) -> bool {
+        match self.wire.turn(&mut self.session, &mut self.choices) {
+            Ok(moved) => moved,
+            Err(error) => self.on_error(error),
+        }
+    }
+
+    fn on_error(&mut self, error: ProtocolError) -> bool {
+        let text = error.to_string();
+        assert!(!text.contains('\n') && error.reference.starts_with("RFC 7143 "), "{text}");
+        self.is_over = true;
+        true
+    }
+
+    /// The target sends its next message.
+    fn next_record(&mut self) -> bool {
+        let Some((&kind, rest)) = self.records.split_first() else { return false };
+        self.records = rest;
+        if kind == 0 {
+            let bytes = self.good.answer(&std::mem::take(&mut self.sent.unseen));
+            self.wire.push(&bytes);
+            return true;
+        }
+        let len = rest.first_chunk().map_or(0, |len| usize::from(u16::from_be_bytes(*len)));
+        let rest = rest.get(2..).unwrap_or_default();
+        let (bytes, rest) = rest.split_at(len.min(rest.len()));
+        self.records = rest;
+        let mut bytes = bytes.to_vec();
+        if bytes.len() >= 48 {
+            if kind & 1 != 0
+                && let Some(tag) = self.sent.tags.iter().rev().nth(usize::from(kind >> 4))
+            {
+                bytes[16..20].copy_from_slice(&tag.to_be_bytes());
+            }
+            if kind & 2 != 0 {
+                let cmd_sn = self.sent.cmd_sn.unwrap_or(1);
+                bytes[28..32].copy_from_slice(&cmd_sn.to_be_bytes());
+                bytes[32..36].copy_from_slice(&cmd_sn.wrapping_add(16).to_be_bytes());
+            }
+        }
+        self.wire.push(&bytes);
+        true
+    }
+
+    /// Submits what the choices say, at most a few at once.
+    fn submit(&mut self) -> bool {
+        if !self.session.is_ready() || self.is_over {
+            assert!(self.session.is_ready() || self.session.room() == 0);
+            return false;
+        }
+        let before = self.next_tag;
+        for _ in 0..self.choices.below(4) {
+            if self.session.room() == 0 || self.next_tag >= MAX_REQUESTS {
+                break;
+            }
+            let io = self.request();
+            let former = self.in_flight.insert(io.tag, io.clone());
+            assert!(former.is_none());
+            self.session.submit(io);
+        }
+        self.next_tag > before
+    }
+
+    /// A request that fits the volume, mostly.
+    fn request(&mut self) -> Io {
+        let info = self.session.volume_info().expect("a session that is ready knows its volume");
+        let (fua, flag) = (self.choices.byte() & 1 != 0, self.choices.byte());
+        let op = match self.choices.below(12) {
+            0..=4 => Op::Read,
+            5..=6 => Op::Write { fua },
+            7 => Op::Flush,
+            8 => Op::WriteZeroes { fua, may_unmap: flag & 1 != 0, only_fast: flag & 2 != 0 },
+            9 => Op::Discard { fua },
+            10 => Op::Prefetch,
+            _ => Op::BlockStatus,
+        };
+        let block = u64::from(info.logical_block);
+        let mut offset = u64::from(self.choices.byte() & 15) * block;
+        let mut len = match self.choices.byte() {
+            0..=159 => block,
+            byte @ 160..=223 => block * u64::from(byte - 160),
+            byte @ 224..=252 => block * 8 * u64::from(byte - 224),
+            253 => info.size.saturating_sub(offset),
+            254 => 1,
+            _ => u64::MAX,
+        };
+        if op == Op::Flush {
+            (offset, len) = (0, 0);
+        }
+        let tag = Tag(self.next_tag);
+        self.next_tag += 1;
+        let mut io = Io::new(tag, op, offset, len);
+        let wants_data = matches!(op, Op::Write { .. }) || op == Op::Read && flag & 4 != 0;
+        if wants_data && len <= MAX_DATA && info.check(&Io { op: Op::Read, ..io.clone() }).is_ok() {
+            let len = len as usize;
+            let mut data = SgList::default();
+            // In two pieces, so that they have to be told apart.
+            for part in [len / 3, len - len / 3] {
+                if part > 0 {
+                    data.push(Seg::from_slice(&vec![flag; part]));
+                }
+            }
+            io.data = Some(data);
+        }
+        io
+    }
+
+    fn send(&mut self) -> bool {
+        let bytes = self.session.outbox().take_bytes();
+        self.sent.on_sent(&bytes, self.session.parameters());
+        !bytes.is_empty()
+    }
+
+    fn pass_time(&mut self) {
+        if let Some(when) = self.session.poll_timeout()
+            && !self.is_over
+        {
+            self.now = self.now.max(when);
+            if let Err(error) = self.session.on_timeout(self.now) {
+                self.on_error(error);
+            }
+        }
+    }
+
+    fn poll_done(&mut self) -> bool {
+        let mut any = false;
+        while let Some(done) = self.session.poll_done() {
+            any = true;
+            let io = self.in_flight.remove(&done.tag).expect("what completes is in flight");
+            check(&io, &done);
+        }
+        any
+    }
+
+    /// The target leaves, or the connection is given up.
+    fn finish(mut self) {
+        let leaves = !self.is_over && self.wire.is_drained() && self.choices.byte() < 128;
+        if leaves && let Err(error) = self.session.on_end() {
+            self.on_error(error);
+        }
+        self.send();
+        self.poll_done();
+        if self.session.is_over() {
+            assert!(matches!(self.session.demand(), Demand::Close) && self.session.room() == 0);
+        }
+        if let Some(refused) = self.session.refused() {
+            assert!(!refused.to_string().contains('\n'));
+        }
+        assert!(self.session.luns().len() <= 256);
+        let unfinished = self.session.take_unfinished();
+        assert!(unfinished.is_sorted_by_key(|io| io.tag), "what is taken back is oldest first");
+        for io in unfinished {
+            let submitted = self.in_flight.remove(&io.tag).expect("what is taken back is in flight");
+            assert_eq!((io.op, io.offset, io.len), (submitted.op, submitted.offset, submitted.len));
+            assert_eq!(io.data.map(|data| data.len()), submitted.data.map(|data| data.len()));
+        }
+        assert!(self.in_flight.is_empty(), "lost: {:?}", self.in_flight);
+        assert!(self.session.poll_done().is_none() && self.session.take_unfinished().is_empty());
+        drop(self.session);
+        drop(self.wire);
+        assert_eq!(self.pool.out_bytes(), 0, "memory is lost");
+    }
+}
+
+/// Whether a completion brings what its request asked for.
+fn check(io: &Io, done: &Completion) {
+    match (io.op, &done.result) {
+        (_, Err(_)) => {}
+        (Op::Read, Ok(Output::Data(data))) => {
+            assert_eq!(data.len() as u64, io.len);
+            if let Some(own) = &io.data {
+                let address = |list: &SgList| list.segs().first().map(Seg::as_ptr);
+                assert_eq!(address(data), address(own), "a read went elsewhere");
+            }
+        }
+        (Op::BlockStatus, Ok(Output::Extents(extents))) => {
+            assert_eq!(extents.is_empty(), io.len == 0);
+            assert!(extents.iter().all(|extent| extent.len > 0));
+            assert!(extents.iter().map(|extent| extent.len).sum::<u64>() <= io.len);
+        }
+        (op, Ok(output)) => {
+            assert!(matches!(output, Output::Nothing) && !matches!(op, Op::Read | Op::BlockStatus), "{op:?}");
+        }
+    }
+}
+
+/// What the initiator has sent.
+#[derive(Default)]
+struct Sent {
+    /// Not yet seen by the good target.
+    unseen: Vec<u8>,
+    /// Of commands, the latest last.
+    tags: Vec<u32>,
+    /// Of the next command.
+    cmd_sn: Option<u32>,
+}
+
+impl Sent {
+    /// Takes whole PDUs, and checks what no initiator may do.
+    fn on_sent(&mut self, bytes: &[u8], agreed: Option<&Parameters>) {
+        self.unseen.extend(bytes);
+        let digest = |key| agreed.map_or(0, |agreed| if agreed.is_on(key) { 4 } else { 0 });
+        let mut rest = bytes;
+        while let Ok((bhs, _)) = Bhs::read_from_prefix(rest) {
+            let is_login = bhs.opcode() == Opcode::LOGIN_REQUEST;
+            let (header, data) =
+                if is_login { (0, 0) } else { (digest(Key::HeaderDigest), digest(Key::DataDigest)) };
+            let len = bhs.data_segment_length.get() as usize;
+            let tail = if len > 0 { padding(len) + data } else { 0 };
+            rest = rest.get(48 + header + len + tail..).expect("it sends whole PDUs");
+            self.on_pdu(&bhs, len, agreed);
+        }
+        assert!(rest.is_empty(), "it sends whole PDUs");
+    }
+
+    fn on_pdu(&mut self, bhs: &Bhs, len: usize, agreed: Option<&Parameters>) {
+        let most = agreed.map_or(8192, Parameters::max_send_data_segment_length);
+        assert!(len <= most, "{} with {len} bytes of data", bhs.opcode());
+        assert_eq!(bhs.ahs_len(), 0);
+        let command: &ScsiCommand = transmute_ref!(bhs);
+        match bhs.opcode() {
+            Opcode::SCSI_COMMAND => {
+                let (tag, cmd_sn) = (command.initiator_task_tag.get(), command.cmd_sn.get());
+                assert!(tag != RESERVED_TAG && !bhs.is_immediate());
+                assert_eq!(cmd_sn, self.cmd_sn.unwrap_or(cmd_sn), "CmdSN has a gap");
+                assert!(len as u32 <= command.expected_data_transfer_length.get());
+                self.cmd_sn = Some(cmd_sn.wrapping_add(1));
+                self.tags.push(tag);
+            }
+            Opcode::DATA_OUT => assert!(len > 0 && self.tags.contains(&command.initiator_task_tag.get())),
+            Opcode::LOGIN_REQUEST | Opcode::NOP_OUT | Opcode::LOGOUT_REQUEST => assert!(bhs.is_immediate()),
+            other => panic!("an initiator does not send {other}"),
+        }
+    }
+}
+
+/// Our own target over a RAM volume, to be talked to now and then.
+struct GoodTarget {
+    session: TargetSession,
+    channel: Box<dyn Channel>,
+    unread: Vec<u8>,
+}
+
+impl GoodTarget {
+    fn new(now: Instant) -> GoodTarget {
+        let volume = Arc::new(MemVolume::new(SIZE));
+        let unit = LogicalUnit::new(Identity::of("disk0"), volume.clone());
+        let view = Arc::new(ScsiTarget::new(TARGET, Vec::new()).with_unit(0, VolumeId(0), unit));
+        let access = vec![Access { initiator: None, chap: None, target: view }];
+        let portals = vec![Portal { address: "192.0.2.1:3260".into(), group_tag: 1 }];
+        let node = Arc::new(Node::new(vec![TargetNode::new(name(TARGET), portals, access)]));
+        let session = TargetSession::new(node, 1, Pool::new(usize::MAX), [0; 32], now);
+        let core = TestCore::new().as_core();
+        let channel = volume.open(&core, session.depth(), Waker::idle()).expect("a RAM volume opens");
+        GoodTarget { session, channel, unread: Vec::new() }
+    }
+
+    /// What it says to `bytes`; nothing any more once it finds them wrong.
+    fn answer(&mut self, bytes: &[u8]) -> Vec<u8> {
+        self.unread.extend(bytes);
+        while self.receive() {
+            while let Some((_, io)) = self.session.poll_io() {
+                let mut done = Vec::new();
+                self.channel.submit(io);
+                self.channel.poll(&mut done);
+                done.into_iter().for_each(|done| self.session.on_io(done));
+            }
+        }
+        self.session.outbox().take_bytes()
+    }
+
+    fn receive(&mut self) -> bool {
+        match self.session.demand() {
+            Demand::Bytes(least) if self.unread.len() >= least => {
+                let taken = self.session.on_bytes(&Chunk::from_slice(&self.unread)).unwrap_or(0);
+                self.unread.drain(..taken);
+                taken > 0
+            }
+            Demand::Place(list) if self.unread.len() >= list.len() => {
+                let rest = self.unread.split_off(list.len());
+                list.copy_from(&self.unread);
+                self.unread = rest;
+                self.session.on_placed().is_ok()
+            }
+            _ => false,
+        }
+    }
+}
+
+/// Ways to move data.
+fn wish(choice: u8) -> Parameters {
+    match choice % 4 {
+        0 | 1 => wishes(),
+        2 => wishes().with(Key::InitialR2T, 1).with(Key::ImmediateData, 0),
+        _ => wishes().with(Key::HeaderDigest, CRC32C).with(Key::DataDigest, CRC32C),
+    }
+}
+
+fn name(name: &str) -> Name {
+    Name::new(name).expect("it is a name")
+}
+
+const TARGET: &str = "iqn.2026-11.t:a";
+/// Of the good target's volume, in bytes.
+const SIZE: u64 = 512 << 10;
+const MAX_TURNS: usize = 4000;
+const MAX_REQUESTS: u64 = 64;
+/// Of one request, in bytes.
+const MAX_DATA: u64 = 1 << 20;
