@@ -259,14 +259,14 @@ impl FullFeature {
 
     /// Forgets a task; its place in the window is free again.
     #[inline]
-    pub(super) fn drop_task(&mut self, slot: usize) -> Option<Entry> {
-        let entry = self.tasks.remove(slot)?;
+    pub(super) fn drop_task(&mut self, slot: usize) {
+        let Some(entry) = self.tasks.get_mut(slot) else { return };
         self.reading = self.reading.saturating_sub(bounded(entry.data_in.unwrap_or(0)));
         self.granted = self.granted.saturating_sub(entry.memory);
         if !entry.is_immediate {
             self.window.release();
         }
-        Some(entry)
+        self.tasks.remove(slot);
     }
 
     /// Walks a task from step to step as far as it goes.
@@ -357,13 +357,14 @@ impl FullFeature {
     /// Ends a task with its response.
     #[inline]
     fn answer(&mut self, slot: usize, response: &Response, outbox: &mut Outbox) {
-        let Some(entry) = self.drop_task(slot) else { return };
+        let Some(entry) = self.tasks.get_mut(slot) else { return };
         let expected = Expected {
             itt: entry.itt,
             data_in: entry.data_in,
             data_out: entry.data_out,
             r2ts: entry.transfer.r2t_count(),
         };
+        self.drop_task(slot);
         self.replies.command(outbox, self.window, expected, response);
     }
 
