@@ -178,21 +178,6 @@ mod tests {
     }
 
     #[test]
-    fn every_server_serves_the_same_name_on_its_port() {
-        let dir = tempfile::tempdir().unwrap();
-        for server in SERVERS {
-            let (dir, file) = (dir.path().to_owned(), Path::new("disk.img"));
-            let place = Place { dir, file, port: 34567, size: 1 << 30, poll: server.poll };
-            let mut command = Command::new("server");
-            (server.arguments)(&place, &mut command).unwrap();
-            let config = fs::read_to_string(place.dir.join("config")).unwrap_or_default();
-            assert!(format!("{command:?}{config}").contains("34567"), "{}", server.name);
-            let url = (server.url)(34567);
-            assert!(url.contains("127.0.0.1:34567/") && url.contains(EXPORT), "{url}");
-        }
-    }
-
-    #[test]
     fn no_cell_is_deeper_than_istgts_queue() {
         assert_eq!(whole().iter().map(|cell| cell.iodepth).max(), Some(MOST_DEPTH));
     }

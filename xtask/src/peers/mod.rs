@@ -194,6 +194,9 @@ const VOLUME_BYTES: u64 = 1 << 30;
 mod tests {
     use super::*;
     use clap::Parser;
+    use server::Place;
+    use std::fs;
+    use std::process::Command;
 
     #[derive(Parser)]
     struct Line {
@@ -232,6 +235,22 @@ mod tests {
         ] {
             let Err(error) = plan(&format!("nbd {words}")) else { panic!("{words} is wrong") };
             assert!(error.to_string().contains(answer), "{error}");
+        }
+    }
+
+    #[test]
+    fn every_server_serves_the_same_name_on_its_port() {
+        let dir = tempfile::tempdir().unwrap();
+        for server in nbd::NBD.servers.iter().chain(iscsi::ISCSI.servers) {
+            let (dir, file) = (dir.path().join(server.name), Path::new("disk.img"));
+            fs::create_dir_all(&dir).unwrap();
+            let place = Place { dir, file, port: 34567, size: 1 << 30, poll: server.poll };
+            let mut command = Command::new("server");
+            (server.arguments)(&place, &mut command).unwrap();
+            let config = fs::read_to_string(place.dir.join("config")).unwrap_or_default();
+            assert!(format!("{command:?}{config}").contains("34567"), "{}", server.name);
+            let url = (server.url)(34567);
+            assert!(url.contains("127.0.0.1:34567/") && url.contains(ours::EXPORT), "{url}");
         }
     }
 }

@@ -147,7 +147,6 @@ const NBDKIT: &str = "nbdkit";
 mod tests {
     use super::super::figures::Sample;
     use super::*;
-    use std::path::Path;
 
     #[test]
     fn the_goals_hold_the_right_rows_against_each_other() {
@@ -174,19 +173,6 @@ mod tests {
             goals(&rows).iter().filter_map(|goal| Some((goal.found?, goal.is_reached()?))).collect();
         let expected = [(9.0, true), (0.125, true), (0.95, true), (0.75, false), (1.5, true), (1.1, true)];
         assert_eq!(found, expected);
-    }
-
-    #[test]
-    fn every_server_is_told_the_port() {
-        let dir = tempfile::tempdir().unwrap();
-        for server in SERVERS {
-            let (dir, file) = (dir.path().to_owned(), Path::new("disk.img"));
-            let place = Place { dir, file, port: 34567, size: 1 << 30, poll: server.poll };
-            let mut command = Command::new("server");
-            (server.arguments)(&place, &mut command).unwrap();
-            let config = fs::read_to_string(place.dir.join("config")).unwrap_or_default();
-            assert!(format!("{command:?}{config}").contains("34567"), "{}", server.name);
-        }
     }
 
     #[test]
