@@ -3,6 +3,8 @@
 //! Every server listens on TCP loopback and has one target with one disk of the same size in memory: its own, or the one
 //! file in memory that tgtd and istgt share. Options are the programs' defaults but for what that takes, and for istgt's
 //! queue, which is made as deep as the deepest cell.
+//! istgt takes about a second to log somebody in, and the generator counts from the moment when it asks: runs of it must
+//! be of several seconds, and even then its rows are too low by that second.
 //!
 //! A connection is a session of its own: neither side has several connections in one session (MC/S) yet, so there are
 //! no cells of them. Two rows of Blockmux stand beside the three ways of polling, for our own generator alone, since
