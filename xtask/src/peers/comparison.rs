@@ -1,6 +1,5 @@
 //! What a comparison has come to, for the table and the report.
 
-use super::client::{SLEEPING, SPINNING};
 use super::figures::{Row, Rows};
 use super::goals::Goal;
 use super::matrix::Cell;
@@ -30,8 +29,8 @@ pub(crate) struct Taken {
     pub(crate) version: String,
     /// How a server was started; empty for a client.
     pub(crate) command: String,
-    /// How our generator polled when it asked it.
-    pub(crate) poll: &'static str,
+    /// The ceilings that a server's rows are shares of; none for a client, nor where another protocol is served.
+    pub(crate) ceilings: &'static [&'static str],
     pub(crate) is_peer: bool,
 }
 
@@ -59,18 +58,14 @@ impl Comparison {
 
     /// Median IOPS of a row as a share of the ceiling that polls as it does; of the faster one where it may do either.
     pub(crate) fn of_ceiling(&self, row: &Row) -> Option<f64> {
-        let poll = self.servers.iter().find(|server| server.name == row.server)?.poll;
-        let ceilings: &[&str] = match poll {
-            "always" => &[SPINNING],
-            "never" => &[SLEEPING],
-            _ => &[SPINNING, SLEEPING],
-        };
+        let ceilings = self.servers.iter().find(|server| server.name == row.server)?.ceilings;
         Some(row.iops()?.median / self.rows.best(row.client, ceilings, row.cell)?)
     }
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use super::super::client::{SLEEPING, SPINNING};
     use super::super::figures::Sample;
     use super::super::goals::Bound;
     use super::super::matrix::Rw;
@@ -81,13 +76,14 @@ pub(crate) mod tests {
         let cell = Cell::new(Rw::RandWrite, 4096, 128, 4);
         let mut rows = Rows::default();
         let mut servers = Vec::new();
-        for (name, iops, poll, is_peer) in [
-            ("blockmux", 900.0, "adaptive", false),
-            ("blockmux-never", 600.0, "never", false),
-            ("nbdkit", 300.0, "adaptive", true),
-            ("qemu-storage-daemon", 200.0, "adaptive", true),
-            (SPINNING, 1200.0, "", false),
-            (SLEEPING, 800.0, "", false),
+        let either: &[&str] = &[SPINNING, SLEEPING];
+        for (name, iops, ceilings, is_peer) in [
+            ("blockmux", 900.0, either, false),
+            ("blockmux-never", 600.0, &[SLEEPING], false),
+            ("nbdkit", 300.0, either, true),
+            ("qemu-storage-daemon", 200.0, either, true),
+            (SPINNING, 1200.0, &[], false),
+            (SLEEPING, 800.0, &[], false),
         ] {
             for iops in [iops * 990.0, iops * 1010.0] {
                 let sample = Sample {
@@ -101,7 +97,7 @@ pub(crate) mod tests {
             }
             if !name.starts_with("ceiling") {
                 let (version, command) = (format!("{name} 1.0"), format!("{name} serve"));
-                servers.push(Taken { name, version, command, poll, is_peer });
+                servers.push(Taken { name, version, command, ceilings, is_peer });
             }
         }
         let goal = |ours| Goal::ratio("a goal".into(), Bound::AtLeast(4.0), ours, Some(1.0));
@@ -112,7 +108,7 @@ pub(crate) mod tests {
                 name: "blockmux",
                 version: "blockmux 0.1.0".into(),
                 command: String::new(),
-                poll: "",
+                ceilings: &[],
                 is_peer: false,
             }],
             servers,

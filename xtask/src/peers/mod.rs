@@ -1,7 +1,7 @@
 //! Programs that nobody here wrote: installing them for the tests, and measuring Blockmux beside them.
 //!
 //! ```text
-//!   nbd (a protocol's table of servers, clients, goals)
+//!   nbd, iscsi (a protocol's table of servers, clients, goals) ── ours: Blockmux in each of them
 //!     │
 //!   plan: for each round, cell and client ── every server in turn, the others paused ──▶ comparison: rows, goals
 //!     │     client ──asks──▶ server, each on its own processor                                 │
@@ -16,10 +16,12 @@ mod figures;
 mod goals;
 mod group;
 mod install;
+mod iscsi;
 mod load;
 mod machine;
 mod matrix;
 mod nbd;
+mod ours;
 mod plan;
 mod report;
 mod server;
@@ -45,6 +47,8 @@ pub(crate) use install::install;
 pub(crate) enum Protocols {
     /// NBD: nbdkit, nbd-server, qemu-nbd and qemu-storage-daemon, asked by Blockmux's generator, fio and qemu-img
     Nbd(Options),
+    /// iSCSI: tgtd and istgt, asked by Blockmux's generator, iscsi-perf and qemu-img
+    Iscsi(Options),
 }
 
 /// What to measure and where the result goes.
@@ -59,7 +63,7 @@ pub(crate) struct Options {
     /// Only a few cells, and less of each
     #[arg(long)]
     quick: bool,
-    /// Only these clients: blockmux, fio, qemu-img
+    /// Only these clients, as they are called in tables; Blockmux's generator is blockmux
     #[arg(long, value_name = "CLIENT", value_delimiter = ',')]
     only: Vec<String>,
     /// Only these servers, beside Blockmux as it is by default
@@ -71,7 +75,7 @@ pub(crate) struct Options {
     /// Only cells of these depths
     #[arg(long, value_delimiter = ',')]
     iodepth: Vec<u32>,
-    /// Only cells of so many connections
+    /// Only cells of so many connections, each a session of its own
     #[arg(long, value_delimiter = ',')]
     numjobs: Vec<u32>,
     /// Bind servers to one processor and clients to another, rather than let all use all as users do
@@ -90,9 +94,7 @@ pub(crate) struct Options {
 /// # Errors
 /// If options make no sense, Blockmux does not build, or a signal ends it. What a peer lacks or breaks is printed.
 pub(crate) fn run(root: &Path, protocol: Protocols) -> Result<()> {
-    let (protocol, options) = match protocol {
-        Protocols::Nbd(options) => (&nbd::NBD, options),
-    };
+    let (protocol, options) = protocol.chosen();
     let plan = options.plan(protocol)?;
     if let Some(output) = &options.output {
         // Whether it can be written is found out before minutes of measuring and not after.
@@ -119,6 +121,15 @@ pub(crate) fn run(root: &Path, protocol: Protocols) -> Result<()> {
     let text = if options.markdown { report::markdown(&comparison) } else { table::render(&comparison) };
     println!("{}", text.trim_end());
     Ok(())
+}
+
+impl Protocols {
+    fn chosen(self) -> (&'static Protocol, Options) {
+        match self {
+            Protocols::Nbd(options) => (&nbd::NBD, options),
+            Protocols::Iscsi(options) => (&iscsi::ISCSI, options),
+        }
+    }
 }
 
 impl Options {
@@ -183,6 +194,9 @@ const VOLUME_BYTES: u64 = 1 << 30;
 mod tests {
     use super::*;
     use clap::Parser;
+    use server::Place;
+    use std::fs;
+    use std::process::Command;
 
     #[derive(Parser)]
     struct Line {
@@ -191,20 +205,23 @@ mod tests {
     }
 
     fn plan(words: &str) -> Result<Plan> {
-        let Protocols::Nbd(options) =
-            Line::try_parse_from(format!("peers nbd {words}").split_whitespace())?.protocol;
-        options.plan(&nbd::NBD)
+        let line = Line::try_parse_from(format!("peers {words}").split_whitespace())?;
+        let (protocol, options) = line.protocol.chosen();
+        options.plan(protocol)
     }
 
     #[test]
     fn options_choose_servers_clients_and_cells() {
-        let chosen = plan("--only fio --servers nbdkit,qemu-nbd --bs 4k --iodepth 1,32 --runs 2").unwrap();
+        let chosen =
+            plan("nbd --only fio --servers nbdkit,qemu-nbd --bs 4k --iodepth 1,32 --runs 2").unwrap();
         let servers: Vec<_> = chosen.servers.iter().map(|server| server.name).collect();
         assert_eq!(servers, ["blockmux", "nbdkit", "qemu-nbd"]);
         assert_eq!(chosen.clients.iter().map(|client| client.name()).collect::<Vec<_>>(), ["fio"]);
         assert_eq!((chosen.cells.len(), chosen.runs), (8, 2));
-        let all = plan("").unwrap();
-        assert_eq!((all.servers.len(), all.clients.len(), all.cells.len(), all.runs), (7, 3, 16, 5));
+        for protocol in ["nbd", "iscsi"] {
+            let all = plan(protocol).unwrap();
+            assert_eq!((all.servers.len(), all.clients.len(), all.cells.len(), all.runs), (7, 3, 16, 5));
+        }
     }
 
     #[test]
@@ -216,8 +233,24 @@ mod tests {
             ("--runtime 0", "from 0.01 to 3600"),
             ("--runs 0", "0 is not in 1..=100"),
         ] {
-            let Err(error) = plan(words) else { panic!("{words} is wrong") };
+            let Err(error) = plan(&format!("nbd {words}")) else { panic!("{words} is wrong") };
             assert!(error.to_string().contains(answer), "{error}");
+        }
+    }
+
+    #[test]
+    fn every_server_serves_the_same_name_on_its_port() {
+        let dir = tempfile::tempdir().unwrap();
+        for server in nbd::NBD.servers.iter().chain(iscsi::ISCSI.servers) {
+            let (dir, file) = (dir.path().join(server.name), Path::new("disk.img"));
+            fs::create_dir_all(&dir).unwrap();
+            let place = Place { dir, file, port: 34567, size: 1 << 30, poll: server.poll };
+            let mut command = Command::new("server");
+            (server.arguments)(&place, &mut command).unwrap();
+            let config = fs::read_to_string(place.dir.join("config")).unwrap_or_default();
+            assert!(format!("{command:?}{config}").contains("34567"), "{}", server.name);
+            let url = (server.url)(34567);
+            assert!(url.contains("127.0.0.1:34567/") && url.contains(ours::EXPORT), "{url}");
         }
     }
 }

@@ -8,9 +8,10 @@
 use super::client::{Client, Fio, Generator, QemuImg, SLEEPING, SPINNING};
 use super::figures::{Row, Rows};
 use super::goals::{Bound, Goal};
-use super::matrix::{Cell, Rw};
+use super::matrix::{Cell, Rw, deep};
+use super::ours::{self, ALWAYS, BLOCKMUX, CellGoals, EXPORT, NEVER};
 use super::plan::Protocol;
-use super::server::{Place, Program, Server};
+use super::server::{Place, Program, Server, peer};
 use anyhow::Result;
 use std::fs;
 use std::process::Command;
@@ -18,7 +19,6 @@ use std::process::Command;
 /// NBD over TCP.
 pub(crate) const NBD: Protocol = Protocol {
     name: "nbd",
-    url: |port| format!("nbd://127.0.0.1:{port}/{EXPORT}"),
     servers: SERVERS,
     clients: || {
         let engine = |url: &str| vec!["--ioengine=nbd".to_owned(), format!("--uri={url}")];
@@ -30,55 +30,23 @@ pub(crate) const NBD: Protocol = Protocol {
 };
 
 const SERVERS: &[Server] = &[
-    blockmux(BLOCKMUX, "adaptive", |place, command| serve(place, command, "adaptive")),
-    Server {
-        is_for_generator: true,
-        ..blockmux(ALWAYS, "always", |place, command| serve(place, command, "always"))
-    },
-    Server {
-        is_for_generator: true,
-        ..blockmux(NEVER, "never", |place, command| serve(place, command, "never"))
-    },
-    Server { has_own_memory: true, ..peer(NBDKIT, "nbdkit", nbdkit) },
-    Server { is_daemon: true, ..peer("nbd-server", "nbd-server", nbd_server) },
-    peer("qemu-nbd", "qemu-utils", qemu_nbd),
-    peer("qemu-storage-daemon", "qemu-system-common", qemu_storage_daemon),
+    ours::adaptive(url, serve),
+    ours::always(url, serve),
+    ours::never(url, serve),
+    Server { has_own_memory: true, ..peer(NBDKIT, "nbdkit", url, nbdkit) },
+    Server { is_daemon: true, ..peer("nbd-server", "nbd-server", url, nbd_server) },
+    peer("qemu-nbd", "qemu-utils", url, qemu_nbd),
+    peer("qemu-storage-daemon", "qemu-system-common", url, qemu_storage_daemon),
 ];
 
-type Arguments = fn(&Place, &mut Command) -> Result<()>;
-
-const fn blockmux(name: &'static str, poll: &'static str, arguments: Arguments) -> Server {
-    Server {
-        name,
-        program: Program::Blockmux,
-        arguments,
-        has_own_memory: true,
-        is_daemon: false,
-        generator_poll: poll,
-        is_for_generator: false,
-    }
+/// The URL of the volume that Blockmux and its peers serve.
+pub(crate) fn url(port: u16) -> String {
+    format!("nbd://127.0.0.1:{port}/{EXPORT}")
 }
 
-const fn peer(name: &'static str, package: &'static str, arguments: Arguments) -> Server {
-    Server {
-        name,
-        program: Program::Peer(name, package),
-        arguments,
-        has_own_memory: false,
-        is_daemon: false,
-        generator_poll: "adaptive",
-        is_for_generator: false,
-    }
-}
-
-fn serve(place: &Place, command: &mut Command, poll: &str) -> Result<()> {
-    command.arg("serve").arg(format!("{EXPORT}=mem:{}", place.size));
-    command.arg("--nbd").arg(format!("127.0.0.1:{}", place.port)).args(["--poll", poll]);
-    if poll == "always" {
-        // Each core takes a whole processor: one is for the client.
-        command.args(["--cores", "1"]);
-    }
-    Ok(())
+/// Blockmux serves its volume over NBD.
+pub(crate) fn serve(place: &Place, command: &mut Command) -> Result<()> {
+    ours::serve(place, command, "--nbd")
 }
 
 fn nbdkit(place: &Place, command: &mut Command) -> Result<()> {
@@ -130,31 +98,19 @@ fn goals(rows: &Rows) -> Vec<Goal> {
         .filter(|server| server.program != Program::Blockmux)
         .map(|server| server.name)
         .collect();
-    [deep_goals(rows, &peers), large_goals(rows, &peers), latency_goals(rows)].concat()
+    let deep: Vec<Goal> = deep().into_iter().flat_map(|cell| deep_goals(rows, &peers, cell)).collect();
+    [deep, large_goals(rows, &peers), latency_goals(rows)].concat()
 }
 
 /// 4 KiB at depth 32.
-fn deep_goals(rows: &Rows, peers: &[&str]) -> Vec<Goal> {
-    let mut goals = Vec::new();
-    for (rw, numjobs) in [(Rw::RandRead, 1), (Rw::RandRead, 4), (Rw::RandWrite, 1), (Rw::RandWrite, 4)] {
-        let cell = Cell::new(rw, 4 << 10, 32, numjobs);
-        let iops = |server| rows.iops(OURS, server, cell);
-        let cpu = |server| rows.get(OURS, server, cell)?.median(|sample| sample.server_us);
-        let mut add = |what: &str, bound, ours, theirs| {
-            goals.push(Goal::ratio(format!("{}: {what}", cell.short()), bound, ours, theirs));
-        };
-        add("IOPS, of nbdkit", Bound::AtLeast(4.0), iops(BLOCKMUX), iops(NBDKIT));
-        add("server CPU per I/O, of nbdkit", Bound::AtMost(0.25), cpu(BLOCKMUX), cpu(NBDKIT));
-        add("always, of spinning ceiling", Bound::AtLeast(0.85), iops(ALWAYS), iops(SPINNING));
-        add("never, of sleeping ceiling", Bound::AtLeast(0.9), iops(NEVER), iops(SLEEPING));
-        add(
-            "fio, of best peer",
-            Bound::AtLeast(1.3),
-            rows.iops(FIO, BLOCKMUX, cell),
-            rows.best(FIO, peers, cell),
-        );
-    }
-    goals
+fn deep_goals(rows: &Rows, peers: &[&str], cell: Cell) -> Vec<Goal> {
+    let mut goals = CellGoals::new(rows, cell);
+    goals.add("IOPS, of nbdkit", Bound::AtLeast(4.0), goals.iops(BLOCKMUX), goals.iops(NBDKIT));
+    goals.add("server CPU per I/O, of nbdkit", Bound::AtMost(0.25), goals.cpu(BLOCKMUX), goals.cpu(NBDKIT));
+    goals.add_shares_of_ceilings();
+    let (ours, best) = (rows.iops(FIO, BLOCKMUX, cell), rows.best(FIO, peers, cell));
+    goals.add("fio, of best peer", Bound::AtLeast(1.3), ours, best);
+    goals.all()
 }
 
 fn large_goals(rows: &Rows, peers: &[&str]) -> Vec<Goal> {
@@ -182,20 +138,15 @@ fn latency_goals(rows: &Rows) -> Vec<Goal> {
     goals
 }
 
-const EXPORT: &str = "disk0";
 const MOST_CONNECTIONS: u32 = 16;
 const OURS: &str = "blockmux";
 const FIO: &str = "fio";
-const BLOCKMUX: &str = "blockmux";
-const ALWAYS: &str = "blockmux-always";
-const NEVER: &str = "blockmux-never";
 const NBDKIT: &str = "nbdkit";
 
 #[cfg(test)]
 mod tests {
     use super::super::figures::Sample;
     use super::*;
-    use std::path::Path;
 
     #[test]
     fn the_goals_hold_the_right_rows_against_each_other() {
@@ -222,19 +173,6 @@ mod tests {
             goals(&rows).iter().filter_map(|goal| Some((goal.found?, goal.is_reached()?))).collect();
         let expected = [(9.0, true), (0.125, true), (0.95, true), (0.75, false), (1.5, true), (1.1, true)];
         assert_eq!(found, expected);
-    }
-
-    #[test]
-    fn every_server_is_told_the_port() {
-        let dir = tempfile::tempdir().unwrap();
-        for server in SERVERS {
-            let place =
-                Place { dir: dir.path().to_owned(), file: Path::new("disk.img"), port: 34567, size: 1 << 30 };
-            let mut command = Command::new("server");
-            (server.arguments)(&place, &mut command).unwrap();
-            let config = fs::read_to_string(dir.path().join("config")).unwrap_or_default();
-            assert!(format!("{command:?}{config}").contains("34567"), "{}", server.name);
-        }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Measuring: every server in turn, again and again, so that a machine that slows down slows all of them.
 
 use super::bench::Bench;
-use super::client::{Client, Found, Turn};
+use super::client::{Client, Found, SLEEPING, SPINNING, Turn};
 use super::comparison::{Comparison, Taken};
 use super::figures::{Rows, Sample};
 use super::goals::Goal;
@@ -16,8 +16,6 @@ use std::time::Duration;
 /// One protocol: who serves it, who asks, and what the comparison is to come to.
 pub(crate) struct Protocol {
     pub(crate) name: &'static str,
-    /// The URL of a server on a port of loopback.
-    pub(crate) url: fn(u16) -> String,
     /// In the order in which they are shown; the first is our own as it is by default, and is always measured.
     pub(crate) servers: &'static [Server],
     pub(crate) clients: fn() -> Vec<Box<dyn Client>>,
@@ -54,7 +52,7 @@ impl Plan {
             protocol: self.protocol.name,
             goals: (self.protocol.goals)(&rows),
             clients: clients.iter().map(|client| taken_client(*client, bench)).collect(),
-            servers: running.iter().map(|running| taken_server(running, bench)).collect(),
+            servers: running.iter().map(|running| taken_server(running, self.protocol, bench)).collect(),
             rows,
             skipped,
             machine: super::machine::words(),
@@ -82,7 +80,7 @@ impl Plan {
         let mut running = Vec::new();
         for server in &self.servers {
             bench.bar.set_message(format!("starting {}", server.name));
-            match Running::start(server, self.protocol.url, bench) {
+            match Running::start(server, bench) {
                 Ok(started) => running.push(started),
                 Err(error) => {
                     bench.check_interrupt()?;
@@ -203,7 +201,7 @@ fn lanes<'a>(
     for &cell in cells {
         for &client in clients {
             if let Some(why) = client.refuses(cell) {
-                let text = format!("client {}, cells of {} connections: {why}", client.name(), cell.numjobs);
+                let text = format!("client {}, some cells: {why}", client.name());
                 if !skipped.contains(&text) {
                     skipped.push(text);
                 }
@@ -238,18 +236,24 @@ fn taken_client(client: &dyn Client, bench: &Bench) -> Taken {
         name: client.name(),
         version: version(client.program(), bench),
         command: String::new(),
-        poll: "",
+        ceilings: &[],
         is_peer: client.program() != Program::Blockmux,
     }
 }
 
-fn taken_server(running: &Running, bench: &Bench) -> Taken {
+fn taken_server(running: &Running, protocol: &Protocol, bench: &Bench) -> Taken {
     let server = running.server;
+    let ceilings: &[&str] = match server.poll {
+        _ if !running.url.starts_with(&format!("{}://", protocol.name)) => &[],
+        "always" => &[SPINNING],
+        "never" => &[SLEEPING],
+        _ => &[SPINNING, SLEEPING],
+    };
     Taken {
         name: server.name,
         version: version(server.program, bench),
         command: running.command.clone(),
-        poll: server.generator_poll,
+        ceilings,
         is_peer: server.program != Program::Blockmux,
     }
 }

@@ -16,17 +16,24 @@ pub(crate) struct Server {
     /// In tables and on the command line.
     pub(crate) name: &'static str,
     pub(crate) program: Program,
+    /// The URL of what it serves on a port of loopback.
+    pub(crate) url: Url,
     /// Adds what the program has to be told. May write files to the place's directory.
-    pub(crate) arguments: fn(&Place, &mut Command) -> Result<()>,
+    pub(crate) arguments: Arguments,
+    /// What has to be run once it accepts connections, before it serves anything.
+    pub(crate) set_up: fn(&Place) -> Result<Vec<Command>>,
     /// It has memory of its own, which must be written once: what was never written is read from nowhere.
     pub(crate) has_own_memory: bool,
     /// It puts itself into the background and leaves its number in the file `pid` of its directory.
     pub(crate) is_daemon: bool,
-    /// How our own generator polls when it asks this server.
-    pub(crate) generator_poll: &'static str,
+    /// How our own generator polls when it asks this server, and the server if it is our own.
+    pub(crate) poll: &'static str,
     /// Only our own generator asks it: others have no polling policy to go with it.
     pub(crate) is_for_generator: bool,
 }
+
+pub(crate) type Url = fn(u16) -> String;
+pub(crate) type Arguments = fn(&Place, &mut Command) -> Result<()>;
 
 /// Where a program comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +53,8 @@ pub(crate) struct Place<'a> {
     pub(crate) port: u16,
     /// Bytes of the volume.
     pub(crate) size: u64,
+    /// How to poll, if it is ours.
+    pub(crate) poll: &'static str,
 }
 
 /// A server that runs, and is paused but for its turns.
@@ -72,16 +81,36 @@ impl Program {
     }
 }
 
+/// A program that nobody here wrote, which serves the file in memory and does not leave the foreground.
+pub(crate) const fn peer(
+    name: &'static str,
+    package: &'static str,
+    url: Url,
+    arguments: Arguments,
+) -> Server {
+    Server {
+        name,
+        program: Program::Peer(name, package),
+        url,
+        arguments,
+        set_up: |_| Ok(Vec::new()),
+        has_own_memory: false,
+        is_daemon: false,
+        poll: "adaptive",
+        is_for_generator: false,
+    }
+}
+
 impl Running {
-    /// Starts it, waits until it accepts connections, fills and reads its volume, and pauses it.
+    /// Starts it, waits until it accepts connections, sets it up, fills and reads its volume, and pauses it.
     ///
     /// # Errors
     /// If any of that fails, with the end of the server's own log.
-    pub(crate) fn start(server: &'static Server, url: fn(u16) -> String, bench: &Bench) -> Result<Running> {
+    pub(crate) fn start(server: &'static Server, bench: &Bench) -> Result<Running> {
         let program = server.program.find(&bench.blockmux)?;
         let (dir, file) = (bench.dir_of(server.name)?, bench.file());
         let log = dir.join("log");
-        let place = Place { dir, file: &file, port: free_port()?, size: bench.size };
+        let place = Place { dir, file: &file, port: free_port()?, size: bench.size, poll: server.poll };
         let mut command = bench.command(Side::Server, &program);
         (server.arguments)(&place, &mut command)?;
         let log_file = File::create(&log)?;
@@ -93,9 +122,9 @@ impl Running {
         };
         let said = || last_line(&log).unwrap_or_else(|| "it has said nothing".to_owned());
         let group = started.with_context(said)?;
-        let mut running = Running { server, url: url(place.port), command: words_of(&command, bench), group };
-        let ready = running.wait_until_ready(place.port, bench).and_then(|()| running.fill(&file, bench));
-        ready.with_context(said)?;
+        let mut running =
+            Running { server, url: (server.url)(place.port), command: words_of(&command, bench), group };
+        running.make_ready(&place, bench).with_context(said)?;
         running.group.pause()?;
         Ok(running)
     }
@@ -117,6 +146,14 @@ impl Running {
     pub(crate) fn pause(&self) {
         // A server that has ended needs no pause.
         let _ = self.group.pause();
+    }
+
+    fn make_ready(&mut self, place: &Place, bench: &Bench) -> Result<()> {
+        self.wait_until_ready(place.port, bench)?;
+        for mut command in (self.server.set_up)(place)? {
+            bench.run(&mut command).context("it cannot be set up")?;
+        }
+        self.fill(place.file, bench)
     }
 
     fn wait_until_ready(&mut self, port: u16, bench: &Bench) -> Result<()> {
@@ -178,22 +215,19 @@ mod tests {
     use super::super::bench::tests::bench;
     use super::*;
 
-    const BROKEN: Server = Server {
-        name: "broken",
-        program: Program::Peer("sh", "dash"),
-        arguments: |_, command| {
+    const BROKEN: Server = peer(
+        "sh",
+        "dash",
+        |port| port.to_string(),
+        |_, command| {
             command.args(["-c", "echo no such volume >&2; exit 3"]);
             Ok(())
         },
-        has_own_memory: false,
-        is_daemon: false,
-        generator_poll: "adaptive",
-        is_for_generator: false,
-    };
+    );
 
     #[test]
     fn a_server_that_ends_at_once_is_quoted() {
-        let Err(error) = Running::start(&BROKEN, |port| port.to_string(), &bench()) else {
+        let Err(error) = Running::start(&BROKEN, &bench()) else {
             panic!("it cannot run");
         };
         let text = format!("{error:#}");

@@ -14,6 +14,7 @@ pub struct Cdb {
 impl Cdb {
     /// The CDB in `bytes`; `None` if there is none or it is longer than any that is spoken here. A transport with a
     /// field of fixed length hands over the whole field.
+    #[inline]
     #[must_use]
     pub fn new(bytes: &[u8]) -> Option<Cdb> {
         let mut cdb = Cdb { bytes: [0; MAX_CDB_LEN], len: u8::try_from(bytes.len()).ok()? };

@@ -302,8 +302,7 @@ fn dispatch(target: &Target, nexus: &Nexus, unit: &mut Attached, task: &mut Task
     if unit.unit.generation() != unit.seen {
         unit.refresh();
     }
-    let command = task.command;
-    let entry = find_entry(&command)?;
+    let entry = find_entry(&task.command)?;
     if unit.view.has_attention && !entry.rules.contains(Rules::DESPITE_ATTENTION) {
         if let Some(asc) = unit.unit.take_attention(unit.key) {
             unit.refresh();
@@ -332,7 +331,7 @@ fn dispatch(target: &Target, nexus: &Nexus, unit: &mut Attached, task: &mut Task
         target,
         nexus,
         unit,
-        command: &command,
+        command: &task.command,
         state: &mut task.state,
         transfer_len: &mut task.transfer_len,
     };

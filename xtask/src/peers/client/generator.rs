@@ -29,7 +29,7 @@ impl Client for Generator {
         // No ramp, so that all I/O is counted when the server's processor time is divided among it.
         command.args(["--runs", "1", "--ramp_time", "0", "--json"]);
         command.args(["--runtime", &format!("{:.3}", bench.runtime.as_secs_f64())]);
-        command.args(["--poll", server.server.generator_poll, "--report"]).arg(bench.dir_of("generator")?);
+        command.args(["--poll", server.server.poll, "--report"]).arg(bench.dir_of("generator")?);
         if !with_ceilings {
             command.arg("--no_ceiling");
         }

@@ -2,6 +2,7 @@
 
 mod fio;
 mod generator;
+mod iscsi_perf;
 mod qemu_img;
 
 use super::bench::Bench;
@@ -12,6 +13,7 @@ use anyhow::Result;
 
 pub(crate) use fio::Fio;
 pub(crate) use generator::{Generator, SLEEPING, SPINNING};
+pub(crate) use iscsi_perf::IscsiPerf;
 pub(crate) use qemu_img::QemuImg;
 
 /// A program that asks a server.

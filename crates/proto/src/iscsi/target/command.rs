@@ -259,14 +259,14 @@ impl FullFeature {
 
     /// Forgets a task; its place in the window is free again.
     #[inline]
-    pub(super) fn drop_task(&mut self, slot: usize) -> Option<Entry> {
-        let entry = self.tasks.remove(slot)?;
+    pub(super) fn drop_task(&mut self, slot: usize) {
+        let Some(entry) = self.tasks.get_mut(slot) else { return };
         self.reading = self.reading.saturating_sub(bounded(entry.data_in.unwrap_or(0)));
         self.granted = self.granted.saturating_sub(entry.memory);
         if !entry.is_immediate {
             self.window.release();
         }
-        Some(entry)
+        self.tasks.remove(slot);
     }
 
     /// Walks a task from step to step as far as it goes.
@@ -357,13 +357,14 @@ impl FullFeature {
     /// Ends a task with its response.
     #[inline]
     fn answer(&mut self, slot: usize, response: &Response, outbox: &mut Outbox) {
-        let Some(entry) = self.drop_task(slot) else { return };
+        let Some(entry) = self.tasks.get_mut(slot) else { return };
         let expected = Expected {
             itt: entry.itt,
             data_in: entry.data_in,
             data_out: entry.data_out,
             r2ts: entry.transfer.r2t_count(),
         };
+        self.drop_task(slot);
         self.replies.command(outbox, self.window, expected, response);
     }
 
@@ -395,11 +396,11 @@ impl FullFeature {
         let reads = pdu.flags & FLAG_READ != 0;
         let data_out = writes.then_some(length);
         let mut data_in = reads.then_some(if writes { 0 } else { length });
-        let mut cdb: SmallVec<[u8; 32]> = SmallVec::from_slice(&pdu.cdb);
+        let mut extended: SmallVec<[u8; 32]> = SmallVec::new();
         for segment in AhsIter::new(ahs) {
             let segment = segment.map_err(|_| RejectReason::INVALID_PDU_FIELD)?;
             match segment.ahs_type {
-                AhsType::EXTENDED_CDB => cdb.extend_from_slice(segment.data),
+                AhsType::EXTENDED_CDB => extended.extend_from_slice(segment.data),
                 AhsType::BIDIRECTIONAL_READ_DATA_LENGTH if reads && writes => {
                     let length = segment.data.first_chunk().ok_or(RejectReason::INVALID_PDU_FIELD)?;
                     data_in = Some(u32::from_be_bytes(*length));
@@ -407,9 +408,15 @@ impl FullFeature {
                 _ => return Err(RejectReason::INVALID_PDU_FIELD),
             }
         }
+        let cdb = if extended.is_empty() {
+            Cdb::new(&pdu.cdb)
+        } else {
+            extended.insert_from_slice(0, &pdu.cdb);
+            Cdb::new(&extended)
+        };
         let command = Command {
             lun: Lun(u64::from_be_bytes(pdu.lun)),
-            cdb: Cdb::new(&cdb).ok_or(RejectReason::COMMAND_NOT_SUPPORTED)?,
+            cdb: cdb.ok_or(RejectReason::COMMAND_NOT_SUPPORTED)?,
             attribute,
             data_out_len: data_out.unwrap_or(0),
             data_in_len: data_in.unwrap_or(0),

@@ -3,6 +3,7 @@
 use super::transfer::Transfer;
 use crate::exports::VolumeId;
 use crate::scsi::{Lun, Response, Task};
+use blockmux_wire::iscsi::RESERVED_TAG;
 use std::time::{Duration, Instant};
 
 /// One command under way.
@@ -55,8 +56,8 @@ pub(super) enum State {
 #[derive(Default)]
 pub(super) struct TaskTable {
     slots: Vec<Option<Entry>>,
-    /// Of each slot, side by side to be searched: the initiator's tag, if it is taken.
-    itts: Vec<Option<u32>>,
+    /// Of each slot, side by side to be searched: the initiator's tag, or the reserved one.
+    itts: Vec<u32>,
     /// Of each slot: how often it was used; tells a late transfer tag from a right one.
     generations: Vec<u8>,
     free: Vec<usize>,
@@ -87,13 +88,13 @@ impl TaskTable {
             Some(slot) => slot,
             None => {
                 self.slots.push(None);
-                self.itts.push(None);
+                self.itts.push(RESERVED_TAG);
                 self.generations.push(0);
                 self.slots.len().saturating_sub(1)
             }
         };
         if let (Some(place), Some(itt)) = (self.slots.get_mut(slot), self.itts.get_mut(slot)) {
-            *itt = Some(entry.itt);
+            *itt = entry.itt;
             *place = Some(entry);
         }
         slot
@@ -104,28 +105,36 @@ impl TaskTable {
         self.slots.get_mut(slot)?.as_mut()
     }
 
+    /// Frees a slot. An entry is too large to be handed out for nothing: take what is wanted of it before.
     #[inline]
-    pub(super) fn remove(&mut self, slot: usize) -> Option<Entry> {
-        let entry = self.slots.get_mut(slot)?.take()?;
+    pub(super) fn remove(&mut self, slot: usize) {
+        let Some(place) = self.slots.get_mut(slot) else { return };
+        let Some(entry) = place else { return };
+        self.immediate = self.immediate.saturating_sub(usize::from(entry.is_immediate));
+        *place = None;
         if let (Some(itt), Some(generation)) = (self.itts.get_mut(slot), self.generations.get_mut(slot)) {
-            *itt = None;
+            *itt = RESERVED_TAG;
             *generation = generation.wrapping_add(1);
         }
         self.free.push(slot);
-        self.immediate = self.immediate.saturating_sub(usize::from(entry.is_immediate));
-        Some(entry)
     }
 
     /// The task that the initiator calls so and that was not aborted.
     #[inline]
     pub(super) fn find(&self, itt: u32) -> Option<usize> {
-        self.itts.iter().position(|&taken| taken == Some(itt))
+        // Every command asks, of up to a whole window of tags and mostly in vain. Without an early end they are
+        // compared several at a time.
+        let is_taken = self.itts.iter().fold(false, |is_taken, &taken| is_taken | (taken == itt));
+        if !is_taken || itt == RESERVED_TAG {
+            return None;
+        }
+        self.itts.iter().position(|&taken| taken == itt)
     }
 
     /// An aborted task has no name any more: the initiator may use it again.
     pub(super) fn forget_name(&mut self, slot: usize) {
         if let Some(itt) = self.itts.get_mut(slot) {
-            *itt = None;
+            *itt = RESERVED_TAG;
         }
     }
 
@@ -147,5 +156,53 @@ impl TaskTable {
     #[inline]
     pub(super) fn slot_of(ttt: u32) -> usize {
         (ttt & 0x7fff) as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(itt: u32, is_immediate: bool) -> Entry {
+        Entry {
+            itt,
+            lun: Lun::new(0),
+            data_in: None,
+            data_out: None,
+            is_immediate,
+            task: None,
+            state: State::Io,
+            volume: VolumeId(0),
+            transfer: Transfer::default(),
+            memory: 0,
+            response: None,
+        }
+    }
+
+    #[test]
+    fn a_task_is_found_by_its_tag_until_it_is_removed_or_loses_its_name() {
+        let mut tasks = TaskTable::default();
+        let slots: Vec<usize> = (0..100).map(|itt| tasks.insert(entry(itt, false))).collect();
+        assert!((0..100).all(|itt| tasks.find(itt) == Some(slots[itt as usize])));
+        assert_eq!((tasks.find(100), tasks.find(RESERVED_TAG), tasks.len()), (None, None, 100));
+        tasks.remove(slots[7]);
+        tasks.forget_name(slots[8]);
+        assert_eq!((tasks.find(7), tasks.find(8), tasks.find(9)), (None, None, Some(slots[9])));
+        assert_eq!((tasks.find(RESERVED_TAG), tasks.len()), (None, 99));
+    }
+
+    #[test]
+    fn a_place_is_used_again_with_other_transfer_tags() {
+        let mut tasks = TaskTable::default();
+        let slot = tasks.insert(entry(1, true));
+        let tag = tasks.transfer_tag(slot, 0);
+        assert_eq!(tasks.immediate(), 1);
+        tasks.remove(slot);
+        // Again in vain.
+        tasks.remove(slot);
+        assert!(tasks.is_empty() && tasks.get_mut(slot).is_none());
+        assert_eq!((tasks.insert(entry(2, false)), tasks.immediate()), (slot, 0));
+        assert_ne!(tasks.transfer_tag(slot, 0), tag);
+        assert_eq!(TaskTable::slot_of(tasks.transfer_tag(slot, 0)), slot);
     }
 }

@@ -1,0 +1,186 @@
+//! iSCSI: who serves it, who asks, and what the comparison is to come to.
+//!
+//! Every server listens on TCP loopback and has one target with one disk of the same size in memory: its own, or the one
+//! file in memory that tgtd and istgt share. Options are the programs' defaults but for what that takes, and for istgt's
+//! queue, which is made as deep as the deepest cell.
+//! istgt takes about a second to log somebody in, and the generator counts from the moment when it asks: runs of it must
+//! be of several seconds, and even then its rows are too low by that second.
+//!
+//! A connection is a session of its own: neither side has several connections in one session (MC/S) yet, so there are
+//! no cells of them. Two rows of Blockmux stand beside the three ways of polling, for our own generator alone, since
+//! no other client can ask for both: `blockmux-digests` is asked for header and data digests, and `blockmux-nbd` serves
+//! NBD, so that what iSCSI costs the target can be held against it in one run.
+
+use super::client::{Client, Generator, IscsiPerf, QemuImg};
+use super::figures::Rows;
+use super::goals::{Bound, Goal};
+use super::matrix::{Cell, Rw, deep};
+use super::nbd;
+use super::ours::{self, BLOCKMUX, CellGoals, EXPORT};
+use super::plan::Protocol;
+use super::server::{Place, Program, Server, peer};
+use anyhow::Result;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+/// iSCSI over TCP.
+pub(crate) const ISCSI: Protocol = Protocol {
+    name: "iscsi",
+    servers: SERVERS,
+    clients: || {
+        let clients: Vec<Box<dyn Client>> = vec![Box::new(Generator), Box::new(IscsiPerf), Box::new(QemuImg)];
+        clients
+    },
+    goals,
+};
+
+const SERVERS: &[Server] = &[
+    ours::adaptive(lun_0, serve),
+    ours::always(lun_0, serve),
+    ours::never(lun_0, serve),
+    Server {
+        name: DIGESTS,
+        is_for_generator: true,
+        ..ours::adaptive(|port| lun_0(port) + "?header_digest=on&data_digest=on", serve)
+    },
+    Server { name: OVER_NBD, is_for_generator: true, ..ours::adaptive(nbd::url, nbd::serve) },
+    // LUN 0 is its controller.
+    Server { set_up: set_up_tgtd, ..peer(TGTD, "tgt", |port| lun(port, 1), tgtd) },
+    peer("istgt", "istgt", lun_0, istgt),
+];
+
+fn lun_0(port: u16) -> String {
+    lun(port, 0)
+}
+
+fn lun(port: u16, lun: u8) -> String {
+    format!("iscsi://127.0.0.1:{port}/{NODE_BASE}:{EXPORT}/{lun}")
+}
+
+fn serve(place: &Place, command: &mut Command) -> Result<()> {
+    ours::serve(place, command, "--iscsi")
+}
+
+fn tgtd(place: &Place, command: &mut Command) -> Result<()> {
+    command.env(CONTROL_VARIABLE, place.dir.join(CONTROL_SOCKET));
+    command.args(["--foreground", "--iscsi", &format!("portal=127.0.0.1:{}", place.port)]);
+    Ok(())
+}
+
+/// tgtd begins with no target, and is told of it while it runs.
+fn set_up_tgtd(place: &Place) -> Result<Vec<Command>> {
+    let tgtadm = Program::Peer("tgtadm", "tgt").find(Path::new(""))?;
+    let command = |words: &str| {
+        let mut command = Command::new(&tgtadm);
+        command.env(CONTROL_VARIABLE, place.dir.join(CONTROL_SOCKET));
+        command.args(["--lld", "iscsi", "--tid", "1"]).args(words.split(' '));
+        command
+    };
+    let target = command(&format!("--op new --mode target --targetname {NODE_BASE}:{EXPORT}"));
+    let mut disk = command("--op new --mode logicalunit --lun 1 --bstype rdwr --backing-store");
+    disk.arg(place.file);
+    let everybody = command("--op bind --mode target --initiator-address ALL");
+    Ok(vec![target, disk, everybody])
+}
+
+fn istgt(place: &Place, command: &mut Command) -> Result<()> {
+    let config = place.dir.join("config");
+    let (port, dir, file) = (place.port, place.dir.display(), place.file.display());
+    let mib = place.size >> 20;
+    // It insists on being controllable; the same port of another address of loopback is free as a rule.
+    let text = format!(
+        "[Global]\nNodeBase \"{NODE_BASE}\"\nPidFile {dir}/pid\nMediaDirectory {dir}\nDiscoveryAuthMethod None\n\
+         [UnitControl]\nAuthMethod None\nPortal UC1 127.0.0.2:{port}\nNetmask 127.0.0.1\n\
+         [PortalGroup1]\nPortal DA1 127.0.0.1:{port}\n\
+         [InitiatorGroup1]\nInitiatorName \"ALL\"\nNetmask 127.0.0.1\n\
+         [LogicalUnit1]\nTargetName {EXPORT}\nMapping PortalGroup1 InitiatorGroup1\nAuthMethod None\n\
+         UnitType Disk\nQueueDepth {MOST_DEPTH}\nLUN0 Storage {file} {mib}MB\n"
+    );
+    fs::write(&config, text)?;
+    command.arg("-D").arg("-c").arg(config);
+    Ok(())
+}
+
+fn goals(rows: &Rows) -> Vec<Goal> {
+    let deep = deep().into_iter().flat_map(|cell| deep_goals(rows, cell));
+    deep.chain([Rw::RandRead, Rw::RandWrite].into_iter().flat_map(|rw| wider_goals(rows, rw))).collect()
+}
+
+/// 4 KiB at depth 32.
+fn deep_goals(rows: &Rows, cell: Cell) -> Vec<Goal> {
+    let mut goals = CellGoals::new(rows, cell);
+    goals.add("IOPS, of tgtd", Bound::AtLeast(12.0), goals.iops(BLOCKMUX), goals.iops(TGTD));
+    goals.add_shares_of_ceilings();
+    goals.add("server CPU per I/O, of NBD's", Bound::AtMost(1.15), goals.cpu(BLOCKMUX), goals.cpu(OVER_NBD));
+    goals.add("digests, of none", Bound::AtLeast(0.7), goals.iops(DIGESTS), goals.iops(BLOCKMUX));
+    goals.all()
+}
+
+/// More I/O in flight than 32 on one session must not make it slower.
+fn wider_goals(rows: &Rows, rw: Rw) -> Vec<Goal> {
+    let narrow = CellGoals::new(rows, Cell::new(rw, 4 << 10, 32, 1)).iops(BLOCKMUX);
+    let wide = [(128, 1), (32, 4), (128, 4)];
+    let goals = wide.map(|(iodepth, numjobs)| {
+        let mut goals = CellGoals::new(rows, Cell::new(rw, 4 << 10, iodepth, numjobs));
+        goals.add("IOPS, of qd32", Bound::AtLeast(1.0), goals.iops(BLOCKMUX), narrow);
+        goals.all()
+    });
+    goals.concat()
+}
+
+const DIGESTS: &str = "blockmux-digests";
+const OVER_NBD: &str = "blockmux-nbd";
+const TGTD: &str = "tgtd";
+/// Blockmux names the targets so that volumes are.
+const NODE_BASE: &str = "iqn.2026-11.blockmux";
+/// It tells tgtd and tgtadm which socket they talk over, so that no other tgtd is told.
+const CONTROL_VARIABLE: &str = "TGT_IPC_SOCKET";
+/// In the server's directory.
+const CONTROL_SOCKET: &str = "control";
+const MOST_DEPTH: u32 = 128;
+
+#[cfg(test)]
+mod tests {
+    use super::super::client::{SLEEPING, SPINNING};
+    use super::super::figures::Sample;
+    use super::super::matrix::whole;
+    use super::super::ours::{ALWAYS, NEVER};
+    use super::*;
+
+    #[test]
+    fn the_goals_hold_the_right_rows_against_each_other() {
+        let mut rows = Rows::default();
+        let cell = Cell::new(Rw::RandWrite, 4 << 10, 32, 1);
+        let mut add = |server, cell, iops, server_us| {
+            let sample = Sample { iops, server_us: Some(server_us), ..Sample::default() };
+            rows.add(Generator.name(), server, cell, sample);
+        };
+        for (server, iops, server_us) in [
+            (BLOCKMUX, 600.0, 2.5),
+            (ALWAYS, 800.0, 9.0),
+            (NEVER, 450.0, 9.0),
+            (DIGESTS, 450.0, 9.0),
+            (OVER_NBD, 700.0, 2.0),
+            (TGTD, 40.0, 25.0),
+            (SPINNING, 1000.0, 9.0),
+            (SLEEPING, 500.0, 9.0),
+        ] {
+            add(server, cell, iops, server_us);
+        }
+        add(BLOCKMUX, Cell { iodepth: 128, ..cell }, 900.0, 9.0);
+        add(BLOCKMUX, Cell { numjobs: 4, ..cell }, 300.0, 9.0);
+        let found: Vec<_> =
+            goals(&rows).iter().filter_map(|goal| Some((goal.found?, goal.is_reached()?))).collect();
+        let (of_one, of_qd32) = (
+            [(15.0, true), (0.8, false), (0.9, true), (1.25, false), (0.75, true)],
+            [(1.5, true), (0.5, false)],
+        );
+        assert_eq!(found, [&of_one[..], &of_qd32].concat());
+    }
+
+    #[test]
+    fn no_cell_is_deeper_than_istgts_queue() {
+        assert_eq!(whole().iter().map(|cell| cell.iodepth).max(), Some(MOST_DEPTH));
+    }
+}
