@@ -18,7 +18,7 @@ use blockmux_volume::{IoError, Volume};
 use std::ops::Add;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 use worker::Worker;
@@ -61,8 +61,12 @@ pub enum RunError {
     CoreEnded,
 }
 
-/// What the caller's thread tells the workers.
-struct Control(AtomicU8);
+/// What the caller's thread tells the workers, and they tell it.
+struct Control {
+    phase: AtomicU8,
+    /// Workers that have not heard from the volume yet.
+    waiting: AtomicU32,
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Phase {
@@ -73,12 +77,12 @@ enum Phase {
 
 impl Control {
     fn set(&self, phase: Phase) {
-        self.0.store(phase as u8, Ordering::Release);
+        self.phase.store(phase as u8, Ordering::Release);
     }
 
     #[inline]
     fn phase(&self) -> Phase {
-        match self.0.load(Ordering::Acquire) {
+        match self.phase.load(Ordering::Acquire) {
             0 => Phase::Ramp,
             1 => Phase::Measure,
             _ => Phase::Stop,
@@ -124,6 +128,7 @@ impl Bench<'_> {
     /// If the job does not fit the volume, or the volume fails to open or to answer. I/O that fails is counted.
     pub fn run(&self) -> Result<Run, RunError> {
         let (control, tallies) = self.start(None)?;
+        wait_for_first_answers(&control);
         self.wait(Duration::from_millis(self.job.ramp_time_ms), 0);
         let before = self.cpu_times();
         control.set(Phase::Measure);
@@ -152,7 +157,10 @@ impl Bench<'_> {
         self.job.validate(info.size, info.logical_block)?;
         let ranges =
             (0..self.job.numjobs).map(|nth| self.job.range(info.size, nth)).collect::<Result<Vec<_>, _>>()?;
-        let control = Arc::new(Control(AtomicU8::new(Phase::Ramp as u8)));
+        let control = Arc::new(Control {
+            phase: AtomicU8::new(Phase::Ramp as u8),
+            waiting: AtomicU32::new(self.job.numjobs),
+        });
         let (sender, tallies) = mpsc::channel();
         for (nth, range) in ranges.into_iter().enumerate() {
             let assignment = Assignment {
@@ -213,6 +221,15 @@ impl Bench<'_> {
     }
 }
 
+/// Logging in is not what is measured, and the ramp is not meant for it. A volume that takes its time for the I/O
+/// itself is measured all the same.
+fn wait_for_first_answers(control: &Control) {
+    let end = Instant::now() + FIRST_ANSWER_PATIENCE;
+    while control.waiting.load(Ordering::Acquire) > 0 && Instant::now() < end {
+        std::thread::park_timeout(FIRST_ANSWER_PAUSE);
+    }
+}
+
 impl Tally {
     fn merge(&mut self, other: &Tally) {
         for (mine, theirs) in
@@ -251,4 +268,7 @@ impl Tally {
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(120);
 /// A day: a fill ends when it is done.
 const FILL_TIMEOUT: Duration = Duration::from_secs(86_400);
+/// Some targets take seconds for a log-in.
+const FIRST_ANSWER_PATIENCE: Duration = Duration::from_secs(10);
+const FIRST_ANSWER_PAUSE: Duration = Duration::from_millis(1);
 const PROGRESS_EVERY: Duration = Duration::from_millis(100);

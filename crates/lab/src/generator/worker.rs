@@ -10,6 +10,7 @@ use crate::pattern::{Action, Pattern};
 use blockmux_engine::reactor::{EngineCore, Progress, Task};
 use blockmux_volume::{Channel, Completion, Core, Io, IoError, Memory, Op, Output, SgList, Tag, Volume};
 use std::rc::Rc;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 use std::time::{Instant, SystemTime};
 use tracing::warn;
@@ -26,6 +27,8 @@ pub(super) struct Worker {
     /// Stop by itself after so many passes.
     passes: Option<u64>,
     control: Arc<Control>,
+    /// Something has come back.
+    has_begun: bool,
     phase: Phase,
     measured_from: Instant,
     tally: Tally,
@@ -85,6 +88,7 @@ impl Worker {
             own_buffers,
             passes,
             control,
+            has_begun: false,
             phase: Phase::Ramp,
             measured_from: Instant::now(),
             tally: Tally::default(),
@@ -111,6 +115,10 @@ impl Worker {
         self.channel.poll(&mut self.done);
         if self.done.is_empty() {
             return 0;
+        }
+        if !self.has_begun {
+            self.has_begun = true;
+            self.control.waiting.fetch_sub(1, Ordering::Release);
         }
         let (now, mut done) = (Instant::now(), std::mem::take(&mut self.done));
         let count = done.len();
