@@ -154,6 +154,14 @@ fn names_cannot_send_escape_sequences_to_the_terminal() {
 }
 
 #[test]
+fn a_run_in_which_nothing_came_back_is_told_of() {
+    let mut comparison = fixture::plain_comparison();
+    comparison.rows[1].runs[0].read = blockmux_lab::result::Direction::default();
+    let text = render(&comparison, None, Width(80), Colour::Off);
+    assert!(text.contains("    ! no I/O completed in 1 of 5 runs\n"), "{text}");
+}
+
+#[test]
 fn one_run_has_no_spread_and_nothing_measured_says_so() {
     let mut comparison = fixture::plain_comparison();
     comparison.rows.retain(|row| row.kind == Kind::Protocol);

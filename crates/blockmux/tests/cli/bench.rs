@@ -289,19 +289,6 @@ fn io_that_fails_is_counted_and_the_first_is_named() {
 }
 
 #[test]
-fn a_row_of_zeroes_is_not_taken_for_a_measurement() {
-    let bench = Bench::new();
-    let output = bench.run("delay:500ms:mem:4k --no_ceiling --rw randread", &[]);
-    assert_eq!(output.status.code(), Some(1));
-    assert!(
-        text(&output.stdout).contains("    ! no I/O completed in 2 of 2 runs"),
-        "{}",
-        text(&output.stdout)
-    );
-    assert!(text(&output.stderr).contains("no I/O completed in some runs; raise --runtime"));
-}
-
-#[test]
 fn an_interrupted_bench_ends_cleanly_with_what_it_has() {
     for (signal, status) in [(Signal::INT, 130), (Signal::TERM, 143)] {
         let bench = Bench::new();
