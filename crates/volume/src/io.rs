@@ -76,6 +76,16 @@ impl Io {
     pub fn new(tag: Tag, op: Op, offset: u64, len: u64) -> Io {
         Io { tag, op, offset, len, data: None }
     }
+
+    /// What a request of no length brings.
+    #[must_use]
+    pub fn into_empty_output(self) -> Output {
+        match self.op {
+            Op::Read => Output::Data(self.data.unwrap_or_default()),
+            Op::BlockStatus => Output::Extents(Vec::new()),
+            _ => Output::Nothing,
+        }
+    }
 }
 
 /// A run of blocks with the same state.
@@ -87,6 +97,14 @@ pub struct Extent {
     pub hole: bool,
     /// Reads as zeroes; `false` means not known.
     pub zero: bool,
+}
+
+impl Extent {
+    /// What is said of `len` bytes, not 0, that have data, or of which nothing is known.
+    #[must_use]
+    pub fn data(len: u64) -> Extent {
+        Extent { len, hole: false, zero: false }
+    }
 }
 
 /// What a completed request brings.

@@ -14,13 +14,13 @@
 
 use super::bounce::{MAX_BOUNCE, for_each_piece};
 use super::errno::io_error;
-use super::extents::{all_data, extents};
+use super::extents::extents;
 use super::kernel::{Flight, Landing, Manner, Way};
 use super::volume::Disk;
 use crate::reactor::EngineCore;
 use crate::ring::Registration;
 use blockmux_volume::{
-    Channel, Completion, Core, Io, IoError, Memory, Op, Output, Pool, Seg, SgList, Tag, Waker,
+    Channel, Completion, Core, Extent, Io, IoError, Memory, Op, Output, Pool, Seg, SgList, Tag, Waker,
 };
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -169,11 +169,11 @@ impl Table {
             Op::Flush if disk.info.read_only => Some(Ok(Output::Nothing)),
             Op::Flush => None,
             Op::BlockStatus if io.len == 0 => Some(Ok(Output::Extents(Vec::new()))),
-            Op::BlockStatus if disk.is_device => Some(Ok(Output::Extents(vec![all_data(io.len)]))),
+            Op::BlockStatus if disk.is_device => Some(Ok(Output::Extents(vec![Extent::data(io.len)]))),
             Op::BlockStatus => {
                 // Of a file system that cannot tell, all is data.
                 let found = extents(file, io.offset, io.len, disk.info.logical_block.into());
-                Some(Ok(Output::Extents(found.unwrap_or_else(|_| vec![all_data(io.len)]))))
+                Some(Ok(Output::Extents(found.unwrap_or_else(|_| vec![Extent::data(io.len)]))))
             }
             Op::Read if io.len == 0 => Some(Ok(Output::Data(io.data.clone().unwrap_or_default()))),
             _ if io.len == 0 => Some(Ok(Output::Nothing)),

@@ -28,7 +28,7 @@ pub(super) fn extents(file: &File, offset: u64, len: u64, block: u64) -> io::Res
         }
         let hole = kernel::seek_hole(file, data)?.map_or(end, |hole| hole.next_multiple_of(block).min(end));
         if hole > data {
-            extents.push(Extent { len: hole - data, hole: false, zero: false });
+            extents.push(Extent::data(hole - data));
         }
         at = hole.max(data);
         if at == end {
@@ -36,14 +36,9 @@ pub(super) fn extents(file: &File, offset: u64, len: u64, block: u64) -> io::Res
         }
     }
     if extents.is_empty() {
-        extents.push(all_data(len));
+        extents.push(Extent::data(len));
     }
     Ok(extents)
-}
-
-/// What is said of a range of which nothing is known.
-pub(super) fn all_data(len: u64) -> Extent {
-    Extent { len, hole: false, zero: false }
 }
 
 /// In one answer: about a tenth of a millisecond of seeking.

@@ -17,6 +17,22 @@ pub(super) struct Head {
     pub(super) data_len: usize,
 }
 
+impl Head {
+    /// The data segment in `bytes`, which begin with this header, and how long the whole PDU is.
+    ///
+    /// # Errors
+    /// How long it is, if it has not come whole.
+    #[inline]
+    pub(super) fn segment<'a>(&self, bytes: &'a [u8], digests: Digests) -> Result<(&'a [u8], usize), usize> {
+        let end = self.len.saturating_add(self.data_len);
+        let whole = end.saturating_add(digests.tail_len(self.data_len));
+        match bytes.get(self.len..end) {
+            Some(data) if bytes.len() >= whole => Ok((data, whole)),
+            _ => Err(whole),
+        }
+    }
+}
+
 /// What the first bytes of a PDU are.
 pub(super) enum Parsed {
     Head(Head),

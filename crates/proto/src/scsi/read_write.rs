@@ -28,19 +28,9 @@ pub(super) fn read(cx: &mut Context<'_>) -> Outcome {
 pub(super) fn write(cx: &mut Context<'_>) -> Outcome {
     let range = cx.range()?;
     cx.check_transfer(&range, cx.length_field())?;
-    cx.check_writable()?;
-    if range.len == 0 {
-        return Ok(Action::good());
-    }
-    *cx.transfer_len = range.len;
-    let len = cx.whole_blocks(range.len)?;
-    if len == 0 {
-        return Ok(Action::good());
-    }
+    let Some(len) = cx.begin_write(&range)? else { return Ok(Action::good()) };
     *cx.state = State::WriteData { offset: range.offset, fua: range.flags & FUA != 0 };
-    let outcome = cx.data_out(len);
-    *cx.transfer_len = range.len;
-    outcome
+    cx.write_data_out(&range, len)
 }
 
 /// Waits for a locked range to come free, then does the I/O.

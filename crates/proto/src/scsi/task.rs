@@ -239,7 +239,7 @@ impl Context<'_> {
     /// that are there, and the residual tells of the rest. FCP-4 §9.4.2 lets this be, or writing nothing; initiators
     /// test for this. Data that ends within a block is refused.
     #[inline]
-    pub(super) fn whole_blocks(&self, len: u64) -> Result<u64, Failure> {
+    fn whole_blocks(&self, len: u64) -> Result<u64, Failure> {
         let has = u64::from(self.command.data_out_len);
         if has >= len {
             return Ok(len);
@@ -248,6 +248,26 @@ impl Context<'_> {
             Some(0) => Ok(has),
             _ => Err(Sense::illegal(Asc::INVALID_FIELD_IN_COMMAND_INFORMATION_UNIT).into()),
         }
+    }
+
+    /// How much of `range` a write takes, which may end with the initiator's data; `None`: it has nothing to do.
+    #[inline]
+    pub(super) fn begin_write(&mut self, range: &Range) -> Result<Option<u64>, Failure> {
+        self.check_writable()?;
+        if range.len == 0 {
+            return Ok(None);
+        }
+        *self.transfer_len = range.len;
+        let len = self.whole_blocks(range.len)?;
+        Ok((len > 0).then_some(len))
+    }
+
+    /// Asks for the `len` bytes that [`Context::begin_write`] found; the residual is that of the whole range.
+    #[inline]
+    pub(super) fn write_data_out(&mut self, range: &Range, len: u64) -> Outcome {
+        let outcome = self.data_out(len);
+        *self.transfer_len = range.len;
+        outcome
     }
 
     /// Asks for `len` bytes of data-out, where more would be as wrong as less.

@@ -42,19 +42,9 @@ pub(super) fn write_and_verify(cx: &mut Context<'_>) -> Outcome {
         0b01 => true,
         _ => return Err(Sense::cdb_bit(1, 2).into()),
     };
-    cx.check_writable()?;
-    if range.len == 0 {
-        return Ok(Action::good());
-    }
-    *cx.transfer_len = range.len;
-    let len = cx.whole_blocks(range.len)?;
-    if len == 0 {
-        return Ok(Action::good());
-    }
+    let Some(len) = cx.begin_write(&range)? else { return Ok(Action::good()) };
     cx.work(WriteAndVerify { offset: range.offset, len, compare, data: SgList::default() });
-    let outcome = cx.data_out(len);
-    *cx.transfer_len = range.len;
-    outcome
+    cx.write_data_out(&range, len)
 }
 
 struct Verify {

@@ -4,12 +4,12 @@
 //!   Login ──▶ SendTargets=All ──answers, as many as it takes──▶ logout ──▶ Over
 //! ```
 
+use super::immediate::Numbers;
 use super::reply::error;
-use super::send::LOGOUT_TAG;
 use super::{LATE, LOGIN_TIMEOUT, LoginPhase, Refused};
 use crate::iscsi::digest::Digests;
 use crate::iscsi::login::chap::SEED_LEN;
-use crate::iscsi::login::initiator::{CID, Established, Identity, InitiatorLogin, Progress};
+use crate::iscsi::login::initiator::{Established, Identity, InitiatorLogin, Progress};
 use crate::iscsi::login::operational::{Key, Parameters};
 use crate::iscsi::name::Name;
 use crate::iscsi::node::Chap;
@@ -18,7 +18,7 @@ use crate::iscsi::text::{self, Text};
 use crate::outbox::Outbox;
 use crate::session::{Demand, ProtocolError, StreamSession, Timed};
 use blockmux_volume::Chunk;
-use blockmux_wire::iscsi::session::{LogoutReason, LogoutRequest, NopIn, NopOut, TextRequest, TextResponse};
+use blockmux_wire::iscsi::session::{NopIn, TextRequest, TextResponse};
 use blockmux_wire::iscsi::{BHS_LEN, FLAG_CONTINUE, FLAG_FINAL, FLAG_IMMEDIATE, Opcode, RESERVED_TAG, U24};
 use std::time::Instant;
 use zerocopy::{IntoBytes, transmute_ref};
@@ -140,11 +140,12 @@ impl DiscoverySession {
         if head.data_len > MAX_SEGMENT {
             return Err(error("sent a data segment above MaxRecvDataSegmentLength", "RFC 7143 §13.12"));
         }
-        let end = head.len.saturating_add(head.data_len);
-        let whole = end.saturating_add(Digests::default().tail_len(head.data_len));
-        let (Some(data), true) = (rest.get(head.len..end), rest.len() >= whole) else {
-            asking.need = whole;
-            return Ok(None);
+        let (data, whole) = match head.segment(rest, Digests::default()) {
+            Ok(found) => found,
+            Err(whole) => {
+                asking.need = whole;
+                return Ok(None);
+            }
         };
         asking.need = BHS_LEN;
         match head.bhs.opcode() {
@@ -220,41 +221,20 @@ impl Asking {
             return Ok(None);
         }
         self.is_leaving = true;
-        let logout = LogoutRequest {
-            opcode: Opcode::LOGOUT_REQUEST.0 | FLAG_IMMEDIATE,
-            reason: FLAG_FINAL | LogoutReason::CLOSE_SESSION.0,
-            reserved: [0; 2],
-            total_ahs_length: 0,
-            data_segment_length: U24::new(0),
-            reserved_lun: [0; 8],
-            initiator_task_tag: LOGOUT_TAG.into(),
-            cid: CID.into(),
-            reserved_cid: [0; 2],
-            cmd_sn: self.cmd_sn.into(),
-            exp_stat_sn: self.exp_stat_sn.into(),
-            reserved_end: [0; 16],
-        };
+        let logout = self.numbers().logout();
         pdu::push(outbox, Digests::default(), logout.as_bytes(), &[]);
         Ok(Some(std::mem::take(&mut self.text)))
+    }
+
+    fn numbers(&self) -> Numbers {
+        Numbers { cmd_sn: self.cmd_sn, exp_stat_sn: self.exp_stat_sn }
     }
 
     fn on_nop(&self, ping: &NopIn, outbox: &mut Outbox) {
         if ping.target_transfer_tag.get() == RESERVED_TAG || self.is_leaving {
             return;
         }
-        let nop = NopOut {
-            opcode: Opcode::NOP_OUT.0 | FLAG_IMMEDIATE,
-            flags: FLAG_FINAL,
-            reserved: [0; 2],
-            total_ahs_length: 0,
-            data_segment_length: U24::new(0),
-            lun: ping.lun,
-            initiator_task_tag: RESERVED_TAG.into(),
-            target_transfer_tag: ping.target_transfer_tag,
-            cmd_sn: self.cmd_sn.into(),
-            exp_stat_sn: self.exp_stat_sn.into(),
-            reserved_end: [0; 16],
-        };
+        let nop = self.numbers().nop_out(RESERVED_TAG, ping.target_transfer_tag.get(), ping.lun);
         pdu::push(outbox, Digests::default(), nop.as_bytes(), &[]);
     }
 }

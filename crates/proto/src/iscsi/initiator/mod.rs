@@ -14,6 +14,7 @@
 
 mod discovery;
 mod full;
+mod immediate;
 mod receive;
 mod refused;
 mod reply;
@@ -374,11 +375,12 @@ impl LoginPhase {
             if head.data_len > DEFAULT_DATA_SEGMENT_LENGTH as usize {
                 return fault("sent more than 8192 bytes in a login response");
             }
-            let end = head.len.saturating_add(head.data_len);
-            let whole = end.saturating_add(Digests::default().tail_len(head.data_len));
-            let (Some(text), true) = (rest.get(head.len..end), rest.len() >= whole) else {
-                self.need = whole;
-                return Ok((at, Progress::Continues));
+            let (text, whole) = match head.segment(rest, Digests::default()) {
+                Ok(found) => found,
+                Err(whole) => {
+                    self.need = whole;
+                    return Ok((at, Progress::Continues));
+                }
             };
             let response: &LoginResponse = transmute_ref!(&head.bhs);
             at = at.saturating_add(whole);

@@ -114,24 +114,22 @@ impl FullFeature {
         if head.data_len > self.terms.max_receive_segment {
             return Err(error("sent a data segment above MaxRecvDataSegmentLength", "RFC 7143 §13.12"));
         }
-        let end = head.len.saturating_add(head.data_len);
-        let whole = end.saturating_add(self.terms.digests.tail_len(head.data_len));
         let is_data = head.bhs.opcode() == Opcode::DATA_IN;
-        if rest.len() < whole {
-            if head.data_len <= WHOLE_SEGMENT {
+        let (data, whole) = match head.segment(rest, self.terms.digests) {
+            Ok(found) => found,
+            Err(whole) if head.data_len <= WHOLE_SEGMENT => {
                 self.reading = Reading::Head(whole);
                 return Ok(Step::Needs);
             }
-            if !is_data {
+            Err(_) if is_data => return self.begin_placing(&head),
+            Err(_) => {
                 return Err(error(
                     "sent more than 64 KiB with a PDU that carries no data of blocks",
                     "RFC 7143 §11",
                 ));
             }
-            return self.begin_placing(&head);
-        }
+        };
         self.reading = Reading::HEAD;
-        let data = rest.get(head.len..end).unwrap_or_default();
         if self.terms.digests.data && !data.is_empty() {
             let covered = rest.get(head.len..whole.saturating_sub(DIGEST_LEN)).unwrap_or_default();
             let mut crc = Crc::default();

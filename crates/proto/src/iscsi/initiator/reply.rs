@@ -1,7 +1,7 @@
 //! What a target's PDUs mean, once they are here.
 
 use super::full::FullFeature;
-use super::send::{LOGOUT_TAG, PING_TAG};
+use super::immediate::{LOGOUT_TAG, PING_TAG};
 use crate::outbox::Outbox;
 use crate::scsi::Status;
 use crate::scsi::initiator::{Outcome, Transfer};

@@ -1,15 +1,15 @@
 //! What a session sends: commands and their data, pings and answers to pings, the logout.
 
 use super::full::FullFeature;
-use crate::iscsi::login::initiator::CID;
+use super::immediate::{Numbers, PING_TAG};
 use crate::iscsi::pdu;
 use crate::outbox::Outbox;
 use crate::scsi::initiator::{Request, Transfer};
 use crate::slots::Key;
 use blockmux_volume::SgList;
 use blockmux_wire::iscsi::scsi::{ATTR_SIMPLE, DataOut, FLAG_READ, FLAG_WRITE, ScsiCommand};
-use blockmux_wire::iscsi::session::{LogoutReason, LogoutRequest, NopIn, NopOut};
-use blockmux_wire::iscsi::{FLAG_FINAL, FLAG_IMMEDIATE, Opcode, RESERVED_TAG, U24};
+use blockmux_wire::iscsi::session::NopIn;
+use blockmux_wire::iscsi::{FLAG_FINAL, Opcode, RESERVED_TAG, U24};
 use zerocopy::IntoBytes;
 
 impl FullFeature {
@@ -122,7 +122,7 @@ impl FullFeature {
 
     /// Asks a silent target whether it is there.
     pub(super) fn send_ping(&self, outbox: &mut Outbox) {
-        let nop = self.nop_out(PING_TAG, RESERVED_TAG, self.lun.0.to_be_bytes());
+        let nop = self.numbers().nop_out(PING_TAG, RESERVED_TAG, self.lun.0.to_be_bytes());
         pdu::push(outbox, self.terms.digests, nop.as_bytes(), &[]);
     }
 
@@ -130,48 +130,18 @@ impl FullFeature {
     pub(super) fn send_pong(&mut self, ping: &NopIn, outbox: &mut Outbox) {
         if self.may_send() {
             self.pongs = self.pongs.saturating_add(1);
-            let nop = self.nop_out(RESERVED_TAG, ping.target_transfer_tag.get(), ping.lun);
+            let nop = self.numbers().nop_out(RESERVED_TAG, ping.target_transfer_tag.get(), ping.lun);
             pdu::push(outbox, self.terms.digests, nop.as_bytes(), &[]);
         }
     }
 
     /// Ends the session in order.
     pub(super) fn send_logout(&self, outbox: &mut Outbox) {
-        let logout = LogoutRequest {
-            opcode: Opcode::LOGOUT_REQUEST.0 | FLAG_IMMEDIATE,
-            reason: FLAG_FINAL | LogoutReason::CLOSE_SESSION.0,
-            reserved: [0; 2],
-            total_ahs_length: 0,
-            data_segment_length: U24::new(0),
-            reserved_lun: [0; 8],
-            initiator_task_tag: LOGOUT_TAG.into(),
-            cid: CID.into(),
-            reserved_cid: [0; 2],
-            cmd_sn: self.cmd_sn.into(),
-            exp_stat_sn: self.exp_stat_sn.into(),
-            reserved_end: [0; 16],
-        };
+        let logout = self.numbers().logout();
         pdu::push(outbox, self.terms.digests, logout.as_bytes(), &[]);
     }
 
-    /// A NOP-Out for immediate delivery, which takes no place in the window.
-    fn nop_out(&self, initiator_task_tag: u32, target_transfer_tag: u32, lun: [u8; 8]) -> NopOut {
-        NopOut {
-            opcode: Opcode::NOP_OUT.0 | FLAG_IMMEDIATE,
-            flags: FLAG_FINAL,
-            reserved: [0; 2],
-            total_ahs_length: 0,
-            data_segment_length: U24::new(0),
-            lun,
-            initiator_task_tag: initiator_task_tag.into(),
-            target_transfer_tag: target_transfer_tag.into(),
-            cmd_sn: self.cmd_sn.into(),
-            exp_stat_sn: self.exp_stat_sn.into(),
-            reserved_end: [0; 16],
-        }
+    fn numbers(&self) -> Numbers {
+        Numbers { cmd_sn: self.cmd_sn, exp_stat_sn: self.exp_stat_sn }
     }
 }
-
-/// Tags that no command has: a table of commands has no such place.
-pub(super) const PING_TAG: u32 = 0xffff_fffe;
-pub(super) const LOGOUT_TAG: u32 = 0xffff_fffd;

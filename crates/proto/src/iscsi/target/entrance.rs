@@ -81,11 +81,12 @@ impl Entrance {
             if head.data_len > DEFAULT_DATA_SEGMENT_LENGTH as usize {
                 return Err(error("sent more than 8192 bytes in a login request"));
             }
-            let end = head.len.saturating_add(head.data_len);
-            let whole = end.saturating_add(Digests::default().tail_len(head.data_len));
-            let (Some(text), true) = (rest.get(head.len..end), rest.len() >= whole) else {
-                self.needs = whole;
-                break;
+            let (text, whole) = match head.segment(rest, Digests::default()) {
+                Ok(found) => found,
+                Err(whole) => {
+                    self.needs = whole;
+                    break;
+                }
             };
             let request: &LoginRequest = transmute_ref!(&head.bhs);
             taken = taken.saturating_add(whole);

@@ -149,8 +149,8 @@ impl Transmission {
             Plan::Done => Ok(Output::Nothing),
             Plan::Fails(error) => Err(error),
             // Requests of no length are not to be sent, nor are they needed.
-            Plan::AllData | Plan::Send(_) if io.len == 0 => Ok(empty_output(io)),
-            Plan::AllData => Ok(Output::Extents(vec![all_data(io.len)])),
+            Plan::AllData | Plan::Send(_) if io.len == 0 => Ok(io.into_empty_output()),
+            Plan::AllData => Ok(Output::Extents(vec![Extent::data(io.len)])),
             Plan::Flush => {
                 let key = self.insert_job(io, FLUSH);
                 return self.send_flush(key, outbox);
@@ -355,7 +355,7 @@ impl Transmission {
             Some(_) if op == Op::Prefetch => Ok(Output::Nothing),
             // Nor can it be wrong to take for data what the server cannot tell.
             Some(IoError::Unsupported | IoError::BadLength) if op == Op::BlockStatus => {
-                Ok(Output::Extents(vec![all_data(job.io.len)]))
+                Ok(Output::Extents(vec![Extent::data(job.io.len)]))
             }
             // It is too long to be fast.
             Some(IoError::BadLength) if matches!(op, Op::WriteZeroes { only_fast: true, .. }) => {
@@ -391,19 +391,6 @@ impl Job {
         if self.extents.is_some() {
             self.extents = Some(Box::new(Extents::new(self.io.len.min(max), block)));
         }
-    }
-}
-
-fn all_data(len: u64) -> Extent {
-    Extent { len, hole: false, zero: false }
-}
-
-/// What a request of no length brings.
-fn empty_output(io: Io) -> Output {
-    match io.op {
-        Op::Read => Output::Data(io.data.unwrap_or_default()),
-        Op::BlockStatus => Output::Extents(Vec::new()),
-        _ => Output::Nothing,
     }
 }
 

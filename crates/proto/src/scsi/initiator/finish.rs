@@ -4,12 +4,12 @@ use super::bring_up::{Learned, UnitRefused};
 use super::extents;
 use super::job::{Command, Piece};
 use super::plan::{Kind, Terms};
-use super::queue::{Queue, all_data};
+use super::queue::Queue;
 use super::sense::SenseCode;
 use super::verdict::{self, Verdict};
 use crate::scsi::Status;
 use crate::slots::Key;
-use blockmux_volume::{Completion, IoError, Op, Output};
+use blockmux_volume::{Completion, Extent, IoError, Op, Output};
 
 /// How a command ended.
 #[derive(Clone, Copy, Debug)]
@@ -137,7 +137,7 @@ impl<T: Default> Queue<T> {
             }
             Kind::Status => {
                 self.terms.lba_status = false;
-                job.extents = vec![all_data(job.io.len)];
+                job.extents = vec![Extent::data(job.io.len)];
             }
             Kind::Flush if self.terms.long_flush => {
                 self.terms.long_flush = false;
@@ -159,7 +159,7 @@ impl<T: Default> Queue<T> {
             None => Ok(match op {
                 Op::Read => Output::Data(job.io.data.or(job.buffer).unwrap_or_default()),
                 // It is never wrong to take for data what the unit does not tell.
-                Op::BlockStatus if job.extents.is_empty() => Output::Extents(vec![all_data(job.io.len)]),
+                Op::BlockStatus if job.extents.is_empty() => Output::Extents(vec![Extent::data(job.io.len)]),
                 Op::BlockStatus => Output::Extents(job.extents),
                 _ => Output::Nothing,
             }),

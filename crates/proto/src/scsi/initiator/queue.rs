@@ -152,8 +152,8 @@ impl<T: Default> Queue<T> {
         let result = match self.terms.plan(io.op) {
             Plan::Done => Ok(Output::Nothing),
             Plan::Fails(error) => Err(error),
-            Plan::AllData | Plan::Send(_) if io.len == 0 => Ok(empty_output(io)),
-            Plan::AllData => Ok(Output::Extents(vec![all_data(io.len)])),
+            Plan::AllData | Plan::Send(_) if io.len == 0 => Ok(io.into_empty_output()),
+            Plan::AllData => Ok(Output::Extents(vec![Extent::data(io.len)])),
             Plan::Flush => return self.take(io, FLUSH),
             Plan::Send(pieces) => return self.take(io, pieces),
         };
@@ -363,19 +363,6 @@ impl<T: Default> Queue<T> {
 /// A little memory for a command's own data, from the pool if it has some.
 fn memory(pool: &Pool, len: usize) -> SgList {
     SgList::one(pool.take_payload(len).unwrap_or_else(|| Memory::from_heap(len)).seg(0, len))
-}
-
-pub(super) fn all_data(len: u64) -> Extent {
-    Extent { len, hole: false, zero: false }
-}
-
-/// What a request of no length brings.
-fn empty_output(io: Io) -> Output {
-    match io.op {
-        Op::Read => Output::Data(io.data.unwrap_or_default()),
-        Op::BlockStatus => Output::Extents(Vec::new()),
-        _ => Output::Nothing,
-    }
 }
 
 /// A read up to this many bytes may be lent memory by the transport, and takes none before its data comes.

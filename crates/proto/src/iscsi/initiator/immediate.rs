@@ -1,0 +1,52 @@
+//! PDUs for immediate delivery, which take no place in the window of commands: NOP-Out and the logout.
+
+use crate::iscsi::login::initiator::CID;
+use blockmux_wire::iscsi::session::{LogoutReason, LogoutRequest, NopOut};
+use blockmux_wire::iscsi::{FLAG_FINAL, FLAG_IMMEDIATE, Opcode, U24};
+
+/// What every request says of the session's numbers (RFC 7143 §4.2.2).
+#[derive(Clone, Copy)]
+pub(super) struct Numbers {
+    pub(super) cmd_sn: u32,
+    pub(super) exp_stat_sn: u32,
+}
+
+impl Numbers {
+    pub(super) fn nop_out(self, initiator_task_tag: u32, target_transfer_tag: u32, lun: [u8; 8]) -> NopOut {
+        NopOut {
+            opcode: Opcode::NOP_OUT.0 | FLAG_IMMEDIATE,
+            flags: FLAG_FINAL,
+            reserved: [0; 2],
+            total_ahs_length: 0,
+            data_segment_length: U24::new(0),
+            lun,
+            initiator_task_tag: initiator_task_tag.into(),
+            target_transfer_tag: target_transfer_tag.into(),
+            cmd_sn: self.cmd_sn.into(),
+            exp_stat_sn: self.exp_stat_sn.into(),
+            reserved_end: [0; 16],
+        }
+    }
+
+    /// Ends the session in order.
+    pub(super) fn logout(self) -> LogoutRequest {
+        LogoutRequest {
+            opcode: Opcode::LOGOUT_REQUEST.0 | FLAG_IMMEDIATE,
+            reason: FLAG_FINAL | LogoutReason::CLOSE_SESSION.0,
+            reserved: [0; 2],
+            total_ahs_length: 0,
+            data_segment_length: U24::new(0),
+            reserved_lun: [0; 8],
+            initiator_task_tag: LOGOUT_TAG.into(),
+            cid: CID.into(),
+            reserved_cid: [0; 2],
+            cmd_sn: self.cmd_sn.into(),
+            exp_stat_sn: self.exp_stat_sn.into(),
+            reserved_end: [0; 16],
+        }
+    }
+}
+
+/// Tags that no command has: a table of commands has no such place.
+pub(super) const PING_TAG: u32 = 0xffff_fffe;
+pub(super) const LOGOUT_TAG: u32 = 0xffff_fffd;
