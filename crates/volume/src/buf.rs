@@ -241,6 +241,18 @@ impl Seg {
         Seg { memory: self.memory.clone(), start, len: len as u32, writable: self.writable }
     }
 
+    /// Tells the processor that this piece is about to be used. Then whoever copies does not wait for the translation of
+    /// its address and its first lines, one piece after the other; what follows, hardware fetches ahead by itself.
+    #[inline]
+    pub fn prefetch(&self) {
+        #[cfg(target_arch = "x86_64")]
+        for line in (0..self.len().min(PREFETCHED)).step_by(CACHE_LINE) {
+            use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
+            // SAFETY: in bounds, and a hint changes nothing.
+            unsafe { _mm_prefetch::<_MM_HINT_ET0>(self.as_ptr().add(line).cast()) };
+        }
+    }
+
     /// Copies `source` to the beginning of this piece.
     ///
     /// # Panics
@@ -610,6 +622,12 @@ impl Drop for Heap {
 const PAGE: usize = 4096;
 /// From so many bytes on, the allocator gets fresh pages from the system, which are clear.
 const UNTOUCHED: usize = 256 << 10;
+
+/// How many bytes of a piece are fetched ahead, a line at a time.
+#[cfg(target_arch = "x86_64")]
+const PREFETCHED: usize = 512;
+#[cfg(target_arch = "x86_64")]
+const CACHE_LINE: usize = 64;
 
 #[cfg(test)]
 mod tests {

@@ -55,7 +55,7 @@ impl Volume for MemVolume {
         Ok(Box::new(MemChannel {
             memory: Memory::from_pages(&self.shared.pages),
             shared: self.shared.clone(),
-            done: Vec::with_capacity(depth as usize),
+            pending: Vec::with_capacity(depth as usize),
         }))
     }
 }
@@ -64,20 +64,29 @@ struct MemChannel {
     shared: Arc<Shared>,
     /// This core's handle: reads are lent through it, so that cores share no counter.
     memory: Memory,
-    done: Vec<Completion>,
+    /// What was submitted since the last poll.
+    pending: Vec<Io>,
 }
 
 impl Channel for MemChannel {
+    /// Only fetches the memory: by the time of the poll, that of all that was submitted together has come.
     #[inline]
     fn submit(&mut self, io: Io) {
-        let tag = io.tag;
-        let result = self.shared.info.check(&io).map(|()| self.execute(io));
-        self.done.push(Completion { tag, result });
+        if self.shared.info.check(&io).is_ok() {
+            self.memory.seg(io.offset as usize, io.len as usize).prefetch();
+        }
+        self.pending.push(io);
     }
 
     #[inline]
     fn poll(&mut self, done: &mut Vec<Completion>) {
-        done.append(&mut self.done);
+        let mut pending = std::mem::take(&mut self.pending);
+        done.extend(pending.drain(..).map(|io| {
+            let tag = io.tag;
+            let result = self.shared.info.check(&io).map(|()| self.execute(io));
+            Completion { tag, result }
+        }));
+        self.pending = pending;
     }
 }
 
