@@ -1,6 +1,6 @@
 //! One request to a volume and its completion.
 
-use crate::buf::SgList;
+use crate::sg_list::SgList;
 
 /// Chosen by the submitter, unique among its I/O in flight on one channel.
 ///

@@ -3,9 +3,10 @@
 //! A read without a buffer is lent the volume's own memory. Blocks never written, or zeroed or discarded in whole
 //! units, are holes: they cost no memory and block status says so.
 
-use crate::buf::{Memory, Pages, SgList};
+use crate::buf::{Memory, Pages};
 use crate::io::{Completion, Extent, Io, IoError, Op, Output};
 use crate::ready::Waker;
+use crate::sg_list::SgList;
 use crate::volume::{Channel, Core, Volume, VolumeInfo};
 use std::rc::Rc;
 use std::sync::Arc;

@@ -1,8 +1,9 @@
 //! A volume that reads as zeroes and forgets what is written: the floor below every measurement.
 
-use crate::buf::{Memory, Pages, SgList};
+use crate::buf::{Memory, Pages};
 use crate::io::{Completion, Extent, Io, IoError, Op, Output};
 use crate::ready::Waker;
+use crate::sg_list::SgList;
 use crate::volume::{Channel, Core, MAX_TRANSFER, Volume, VolumeInfo};
 use std::rc::Rc;
 use std::sync::Arc;

@@ -9,9 +9,10 @@
 //! and a member's queue needs no more depth than the stripe's own. A request that fails on one member may have
 //! changed others.
 
-use crate::buf::{Seg, SgList};
+use crate::buf::Seg;
 use crate::io::{Completion, Extent, Io, IoError, Op, Output, Tag};
 use crate::ready::Waker;
+use crate::sg_list::SgList;
 use crate::slots::Slots;
 use crate::volume::{Channel, Core, Volume, VolumeInfo};
 use std::rc::Rc;

@@ -2,9 +2,10 @@
 
 use super::client::data_of;
 use super::{Client, DEPTH, Harness, Outcome, fail, pattern};
-use crate::buf::{Chunk, Memory, Seg, SgList};
+use crate::buf::{Chunk, Memory, Seg};
 use crate::io::{Io, IoError, Op, Output, Tag};
 use crate::random::{SplitMix, mix};
+use crate::sg_list::SgList;
 use crate::volume::{MAX_TRANSFER, VolumeInfo};
 use std::collections::HashMap;
 

@@ -1,9 +1,10 @@
 //! A user of a channel that believes nothing.
 
 use super::{Outcome, Turn, fail};
-use crate::buf::{Seg, SgList};
+use crate::buf::Seg;
 use crate::io::{Completion, Io, IoError, Op, Output, Tag};
 use crate::ready::ReadyList;
+use crate::sg_list::SgList;
 use crate::volume::{Channel, Core, Volume};
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;

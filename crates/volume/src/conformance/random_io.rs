@@ -4,9 +4,10 @@ use super::cases::scattered;
 use super::client::data_of;
 use super::ranges::check_extents;
 use super::{Client, Failure, Harness, Outcome, fail, mix, pattern};
-use crate::buf::{Memory, SgList};
+use crate::buf::Memory;
 use crate::io::{Completion, Io, Op, Tag};
 use crate::random::SplitMix;
+use crate::sg_list::SgList;
 use std::collections::HashMap;
 
 /// A random walk, with up to [`WIDTH`] requests in flight on one of two channels that never touch the same blocks

@@ -1,8 +1,8 @@
 //! Cases about requests that name a range and carry no data.
 
 use super::{Client, Failure, Harness, Outcome, fail, pattern};
-use crate::buf::SgList;
 use crate::io::{Extent, Io, IoError, Op, Output, Tag};
+use crate::sg_list::SgList;
 use crate::volume::MAX_TRANSFER;
 
 /// Every combination of the flags.

@@ -1,0 +1,152 @@
+//! Lists of pieces of I/O memory.
+
+use crate::buf::Seg;
+use smallvec::SmallVec;
+
+/// A scatter-gather list: what an iovec, an SGE list or an NVMe SGL is made from.
+#[derive(Clone, Debug, Default)]
+pub struct SgList(SmallVec<[Seg; 1]>);
+
+impl SgList {
+    /// A list of one piece.
+    #[inline]
+    #[must_use]
+    pub fn one(seg: Seg) -> SgList {
+        SgList(SmallVec::from_buf([seg]))
+    }
+
+    /// Adds a piece at the end.
+    pub fn push(&mut self, seg: Seg) {
+        self.0.push(seg);
+    }
+
+    /// The pieces in order.
+    #[inline]
+    #[must_use]
+    pub fn segs(&self) -> &[Seg] {
+        &self.0
+    }
+
+    /// Bytes in all pieces.
+    #[inline]
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.iter().map(Seg::len).sum()
+    }
+
+    /// Whether there are no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The part at `offset`, `len` bytes long.
+    ///
+    /// # Panics
+    /// If it lies outside.
+    #[must_use]
+    pub fn slice(&self, offset: usize, len: usize) -> SgList {
+        let (mut skip, mut left, mut part) = (offset, len, SgList::default());
+        for seg in &self.0 {
+            let here = seg.len().saturating_sub(skip).min(left);
+            if here > 0 {
+                part.push(seg.slice(skip, here));
+            }
+            skip = skip.saturating_sub(seg.len());
+            left -= here;
+        }
+        assert!(left == 0, "slice of {len} bytes at {offset} from {} bytes", self.len());
+        part
+    }
+
+    /// Copies `source` to the beginning.
+    ///
+    /// # Panics
+    /// If `source` is longer.
+    pub fn copy_from(&self, mut source: &[u8]) {
+        for seg in &self.0 {
+            let here;
+            (here, source) = source.split_at(seg.len().min(source.len()));
+            seg.copy_from(here);
+        }
+        assert!(source.is_empty());
+    }
+
+    /// Fills `target` from the beginning.
+    ///
+    /// # Panics
+    /// If `target` is longer.
+    pub fn copy_to(&self, mut target: &mut [u8]) {
+        for seg in &self.0 {
+            let here;
+            (here, target) = target.split_at_mut(seg.len().min(target.len()));
+            seg.copy_to(here);
+        }
+        assert!(target.is_empty());
+    }
+
+    /// Copies all bytes to the beginning of `target`.
+    ///
+    /// # Panics
+    /// If `target` is shorter.
+    #[inline]
+    pub fn copy_to_list(&self, target: &SgList) {
+        if let ([from], [to]) = (self.segs(), target.segs()) {
+            return from.copy_to_seg(to);
+        }
+        let mut at = 0;
+        for from in &self.0 {
+            let mut done = 0;
+            for to in target.slice(at, from.len()).segs() {
+                from.slice(done, to.len()).copy_to_seg(to);
+                done += to.len();
+            }
+            at += from.len();
+        }
+    }
+
+    /// Fills all pieces with zeroes.
+    pub fn fill_zero(&self) {
+        self.0.iter().for_each(Seg::fill_zero);
+    }
+
+    /// A copy of the bytes.
+    #[must_use]
+    pub fn to_vec(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.len()];
+        self.copy_to(&mut bytes);
+        bytes
+    }
+}
+
+impl From<Seg> for SgList {
+    fn from(seg: Seg) -> SgList {
+        SgList::one(seg)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::buf::Memory;
+
+    #[test]
+    fn a_slice_of_a_list_crosses_pieces() {
+        let mut list = SgList::one(Seg::from_slice(b"abc"));
+        list.push(Seg::from_slice(b"defg"));
+        assert_eq!(list.slice(1, 4).to_vec(), b"bcde");
+        assert_eq!(list.slice(3, 4).to_vec(), b"defg");
+        assert_eq!(list.slice(7, 0).len(), 0);
+    }
+
+    #[test]
+    fn lists_cut_differently_copy_to_each_other() {
+        let mut from = SgList::one(Seg::from_slice(b"abc"));
+        from.push(Seg::from_slice(b"defg"));
+        let memory = Memory::from_heap(7);
+        let mut to = SgList::one(memory.seg(0, 5));
+        to.push(memory.seg(5, 2));
+        from.copy_to_list(&to);
+        assert_eq!(to.to_vec(), b"abcdefg");
+    }
+}
