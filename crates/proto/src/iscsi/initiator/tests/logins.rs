@@ -241,7 +241,8 @@ fn unit_attentions_and_busy_units_are_waited_for() {
     let now = client.session.poll_timeout().unwrap();
     client.session.on_timeout(now).unwrap();
     assert_eq!(client.sent().len(), 0);
-    client.session.on_timeout(client.session.poll_timeout().unwrap()).unwrap();
+    let deadline = client.session.poll_timeout().unwrap();
+    client.session.on_timeout(deadline).unwrap();
     let command = client.command();
     client.status(&command, Status::GOOD, None);
     client.bring_up(&Unit::default());

@@ -12,8 +12,8 @@ use crate::iscsi::node::{Access, Chap, Node, Portal, TargetNode, offer};
 use crate::iscsi::target::TargetSession;
 use crate::scsi::{self, Identity, LogicalUnit, Lun};
 use crate::session::{Demand, Initiator, ProtocolError, StreamSession};
-use crate::testing::Pump;
-use blockmux_volume::{Chunk, Extent, Io, IoError, MemVolume, Op, Output, Pool, SgList, Tag};
+use crate::testing::{Driver, Pump};
+use blockmux_volume::{Extent, Io, IoError, MemVolume, Op, Output, Pool, SgList, Tag};
 use blockmux_wire::iscsi::session::LoginStatus;
 use std::sync::Arc;
 use std::time::Instant;
@@ -23,11 +23,7 @@ const SIZE: u64 = 4 << 20;
 /// Both sides and the bytes between them.
 struct Pair<S> {
     pump: Pump<TargetSession>,
-    client: S,
-    /// Delivered to the initiator at a time.
-    step: usize,
-    unread: Vec<u8>,
-    placed: usize,
+    client: Driver<S>,
 }
 
 impl<S: StreamSession> Pair<S> {
@@ -45,42 +41,20 @@ impl<S: StreamSession> Pair<S> {
         let node = Arc::new(Node::new(vec![target]));
         let session = TargetSession::new(node, 1, Pool::new(usize::MAX), [3; 32], Instant::now());
         let pump = Pump::new(session, &exports).split_at(step);
-        Pair { pump, client, step, unread: Vec::new(), placed: 0 }
+        Pair { pump, client: Driver::of(client, step) }
     }
 
     /// Moves bytes both ways until nothing moves.
     fn run(&mut self) -> Result<(), ProtocolError> {
         loop {
-            let out = self.client.outbox().take_bytes();
+            let out = self.client.sent();
             let target = self.pump.client_sends(&out);
             let back = self.pump.sent();
             if out.is_empty() && back.is_empty() {
                 return Ok(());
             }
-            for piece in back.chunks(self.step) {
-                self.unread.extend(piece);
-                while self.turn()? {}
-            }
+            self.client.feed(&back)?;
             target?;
-        }
-    }
-
-    fn turn(&mut self) -> Result<bool, ProtocolError> {
-        match self.client.demand() {
-            Demand::Bytes(least) if self.unread.len() >= least => {
-                let took = self.client.on_bytes(&Chunk::from_slice(&self.unread))?;
-                self.unread.drain(..took);
-                Ok(true)
-            }
-            Demand::Place(list) if self.unread.len() >= list.len() => {
-                let rest = self.unread.split_off(list.len());
-                list.copy_from(&self.unread);
-                self.unread = rest;
-                self.placed += 1;
-                self.client.on_placed()?;
-                Ok(true)
-            }
-            _ => Ok(false),
         }
     }
 }
@@ -105,17 +79,16 @@ impl Pair<InitiatorSession> {
     fn ready(wishes: Parameters, offer: Parameters, step: usize) -> Pair<InitiatorSession> {
         let mut pair = Pair::new(initiator(wishes, None), offer, None, step);
         pair.run().unwrap();
-        assert!(pair.client.is_ready(), "{:?}", pair.client.refused());
+        assert!(pair.client.session.is_ready(), "{:?}", pair.client.session.refused());
         pair
     }
 
     fn call(&mut self, op: Op, offset: u64, len: u64, data: Option<SgList>) -> Result<Output, IoError> {
-        assert!(self.client.room() > 0);
-        self.client.submit(Io { tag: Tag(offset), op, offset, len, data });
+        self.client.submit(offset, op, offset, len, data);
         self.run().unwrap();
-        let done = self.client.poll_done().expect("it completes");
-        assert_eq!((done.tag, self.client.poll_done().is_none()), (Tag(offset), true));
-        done.result
+        let (tag, result) = self.client.done();
+        assert_eq!(tag, offset);
+        result
     }
 
     fn write(&mut self, offset: u64, data: &[u8]) {
@@ -176,7 +149,7 @@ fn long_data_is_cut_into_bursts_and_placed() {
         let own = list(&vec![0; data.len()]);
         let output = pair.call(Op::Read, 512, data.len() as u64, Some(own.clone())).unwrap();
         assert!(own.to_vec() == data && output.into_data().len() == data.len(), "{name}");
-        assert_eq!(pair.placed > 0, name != "short bursts and segments", "{name}");
+        assert_eq!(pair.client.placed > 0, name != "short bursts and segments", "{name}");
     }
 }
 
@@ -218,7 +191,7 @@ fn requests_in_flight_may_end_in_any_order() {
     pair.write(0, &pattern(64 << 10));
     pair.pump.holds_io = true;
     for n in 0..8 {
-        pair.client.submit(Io::new(Tag(n), Op::Read, n * 4096, 4096));
+        pair.client.session.submit(Io::new(Tag(n), Op::Read, n * 4096, 4096));
     }
     pair.run().unwrap();
     pair.pump.submitted.make_contiguous().reverse();
@@ -227,7 +200,7 @@ fn requests_in_flight_may_end_in_any_order() {
         pair.run().unwrap();
     }
     for n in (0..8).rev() {
-        let done = pair.client.poll_done().unwrap();
+        let done = pair.client.session.poll_done().unwrap();
         let expected = &pattern(64 << 10)[n as usize * 4096..][..4096];
         assert_eq!((done.tag, done.result.unwrap().into_data().to_vec()), (Tag(n), expected.to_vec()));
     }
@@ -238,31 +211,31 @@ fn more_than_the_window_waits_its_turn() {
     let mut pair = Pair::ready(wishes(), offer(), usize::MAX);
     pair.pump.holds_io = true;
     let mut submitted = 0;
-    while pair.client.room() > 0 {
-        pair.client.submit(Io::new(Tag(submitted), Op::Read, 0, 512));
+    while pair.client.session.room() > 0 {
+        pair.client.session.submit(Io::new(Tag(submitted), Op::Read, 0, 512));
         submitted += 1;
     }
     pair.run().unwrap();
     assert_eq!((submitted, pair.pump.submitted.len()), (256, 256));
     pair.pump.finish_one();
     pair.run().unwrap();
-    assert_eq!(pair.client.room(), 1);
+    assert_eq!(pair.client.session.room(), 1);
 }
 
 #[test]
 fn stopping_waits_for_what_is_in_flight_and_then_logs_out() {
     let mut pair = Pair::ready(wishes(), offer(), 1);
     pair.pump.holds_io = true;
-    pair.client.submit(Io::new(Tag(1), Op::Read, 0, 4096));
+    pair.client.session.submit(Io::new(Tag(1), Op::Read, 0, 4096));
     pair.run().unwrap();
-    pair.client.on_stop();
-    pair.client.on_stop();
+    pair.client.session.on_stop();
+    pair.client.session.on_stop();
     pair.run().unwrap();
-    assert!(!pair.client.is_over() && pair.client.room() == 0);
+    assert!(!pair.client.session.is_over() && pair.client.session.room() == 0);
     pair.pump.finish_one();
     pair.run().unwrap();
-    assert!(pair.client.poll_done().unwrap().result.is_ok() && pair.client.is_over());
-    assert!(matches!(pair.client.demand(), Demand::Close));
+    assert!(pair.client.session.poll_done().unwrap().result.is_ok() && pair.client.session.is_over());
+    assert!(matches!(pair.client.session.demand(), Demand::Close));
     assert!(matches!(pair.pump.session.demand(), Demand::Close));
 }
 
@@ -272,17 +245,17 @@ fn a_target_that_stops_gets_its_due_and_the_rest_is_taken_back() {
     let mut pair = Pair::ready(wishes(), offer(), usize::MAX);
     pair.pump.holds_io = true;
     for n in 0..3 {
-        pair.client.submit(Io::new(Tag(n), Op::Read, 0, 4096));
+        pair.client.session.submit(Io::new(Tag(n), Op::Read, 0, 4096));
     }
     pair.run().unwrap();
     pair.pump.session.on_stop();
     pair.run().unwrap();
-    assert_eq!(pair.client.room(), 0);
+    assert_eq!(pair.client.session.room(), 0);
     pair.pump.finish_one();
     pair.run().unwrap();
-    assert!(pair.client.poll_done().unwrap().result.is_ok());
-    assert!(pair.client.on_end().is_err(), "two are under way");
-    let tags: Vec<_> = pair.client.take_unfinished().into_iter().map(|io| io.tag).collect();
+    assert!(pair.client.session.poll_done().unwrap().result.is_ok());
+    assert!(pair.client.session.on_end().is_err(), "two are under way");
+    let tags: Vec<_> = pair.client.session.take_unfinished().into_iter().map(|io| io.tag).collect();
     assert_eq!(tags, [Tag(1), Tag(2)]);
 }
 
@@ -305,21 +278,21 @@ fn both_sides_prove_who_they_are_cut_at_every_byte() {
             let client = initiator(with_digests(wishes()), Some(here));
             let mut pair = Pair::new(client, offer(), Some(there.clone()), step);
             pair.run().unwrap();
-            assert!(pair.client.is_ready());
+            assert!(pair.client.session.is_ready());
         }
     });
     let here = chap("initiator-secret", Some("another-secret"));
     let mut pair = Pair::new(initiator(wishes(), Some(here)), offer(), Some(there.clone()), 9);
     pair.run().unwrap();
-    assert_eq!(pair.client.refused(), Some(&Refused::NotProved));
+    assert_eq!(pair.client.session.refused(), Some(&Refused::NotProved));
     for here in [None, Some(chap("wrong", None))] {
         let is_guess = here.is_some();
         let mut pair = Pair::new(initiator(wishes(), here), offer(), Some(there.clone()), 9);
         let ran = pair.run();
         // A wrong answer is refused after a delay.
         let refused = Some(&Refused::Login(LoginStatus::AUTHENTICATION_FAILURE));
-        assert!(is_guess || (ran.is_err() && pair.client.refused() == refused), "{ran:?}");
-        assert!(!pair.client.is_ready());
+        assert!(is_guess || (ran.is_err() && pair.client.session.refused() == refused), "{ran:?}");
+        assert!(!pair.client.session.is_ready());
     }
 }
 
@@ -330,14 +303,14 @@ fn a_target_that_is_not_there_is_refused_in_words() {
     let client = InitiatorSession::new(elsewhere, Pool::new(1 << 20), [5; 32], Instant::now());
     let mut pair = Pair::new(client, offer(), None, usize::MAX);
     assert!(pair.run().is_err(), "the target ends the connection");
-    assert_eq!(pair.client.refused(), Some(&Refused::Login(LoginStatus::NOT_FOUND)));
+    assert_eq!(pair.client.session.refused(), Some(&Refused::Login(LoginStatus::NOT_FOUND)));
     let nowhere = Config { lun: Lun::new(7), ..config(wishes(), None) };
     let client = InitiatorSession::new(nowhere, Pool::new(1 << 20), [5; 32], Instant::now());
     let mut pair = Pair::new(client, offer(), None, usize::MAX);
     pair.run().unwrap();
-    assert_eq!(pair.client.refused().unwrap().to_string(), "target has no logical unit 7");
-    assert_eq!(pair.client.luns(), [Lun::new(0)]);
-    assert!(pair.client.is_over());
+    assert_eq!(pair.client.session.refused().unwrap().to_string(), "target has no logical unit 7");
+    assert_eq!(pair.client.session.luns(), [Lun::new(0)]);
+    assert!(pair.client.session.is_over());
 }
 
 #[test]
@@ -347,8 +320,8 @@ fn discovery_finds_every_target_and_its_addresses() {
         let session = DiscoverySession::new(name, None, [0x80, 0, 0, 0, 0, 2], [5; 32], Instant::now());
         let mut pair = Pair::new(session, offer(), None, step);
         pair.run().unwrap();
-        assert!(pair.client.is_over() && matches!(pair.client.demand(), Demand::Close));
+        assert!(pair.client.session.is_over() && matches!(pair.client.session.demand(), Demand::Close));
         let found = FoundTarget { name: TARGET.into(), addresses: vec!["192.0.2.1:3260,1".into()] };
-        assert_eq!((pair.client.targets(), pair.client.left_out()), (&[found][..], 0));
+        assert_eq!((pair.client.session.targets(), pair.client.session.left_out()), (&[found][..], 0));
     });
 }

@@ -1,14 +1,16 @@
-//! A target by hand, and a driver that delivers its bytes in pieces of any size.
+//! A target by hand, whose bytes a driver delivers in pieces of any size.
 
 use crate::iscsi::initiator::{Config, InitiatorSession, Mode, wishes};
 use crate::iscsi::login::operational::Parameters;
 use crate::iscsi::name::Name;
 use crate::scsi::{Lun, Sense, Status};
-use crate::session::{Demand, Initiator, MAX_DEMAND, ProtocolError, StreamSession};
-use blockmux_volume::{Chunk, Completion, Io, IoError, Op, Output, Pool, Seg, SgList, Tag};
+use crate::session::{Initiator, ProtocolError};
+use crate::testing::Driver;
+use blockmux_volume::{Op, Pool, Seg, SgList};
 use blockmux_wire::iscsi::scsi::*;
 use blockmux_wire::iscsi::session::*;
 use blockmux_wire::iscsi::{BHS_LEN, Bhs, FLAG_FINAL, Opcode, RESERVED_TAG, U24, padding};
+use std::ops::{Deref, DerefMut};
 use std::time::Instant;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
@@ -36,15 +38,9 @@ impl Pdu {
     }
 }
 
-/// A session and its driver.
+/// A session, its driver, and the target by hand.
 pub(super) struct Client {
-    pub(super) session: InitiatorSession,
-    /// Bytes delivered at a time.
-    pub(super) step: usize,
-    /// Received and not taken.
-    unread: Vec<u8>,
-    /// How often payload was placed.
-    pub(super) placed: usize,
+    driver: Driver<InitiatorSession>,
     /// Numbers of the target by hand.
     pub(super) stat_sn: u32,
     pub(super) exp_cmd_sn: u32,
@@ -66,8 +62,7 @@ pub(super) fn config(wishes: Parameters) -> Config {
 impl Client {
     pub(super) fn new(config: Config) -> Client {
         let session = InitiatorSession::new(config, Pool::new(64 << 20), [5; 32], Instant::now());
-        let (stat_sn, exp_cmd_sn, window) = (1, 1, 64);
-        Client { session, step: usize::MAX, unread: Vec::new(), placed: 0, stat_sn, exp_cmd_sn, window }
+        Client { driver: Driver::of(session, usize::MAX), stat_sn: 1, exp_cmd_sn: 1, window: 64 }
     }
 
     /// Logged in with these answers to what was proposed, nothing known of the unit.
@@ -214,45 +209,9 @@ impl Client {
         self.feed(&bytes)
     }
 
-    /// Delivers bytes from the target.
-    pub(super) fn feed(&mut self, bytes: &[u8]) -> Result<(), ProtocolError> {
-        for piece in bytes.chunks(self.step) {
-            self.unread.extend(piece);
-            while self.turn()? {}
-        }
-        Ok(())
-    }
-
-    /// One turn of the driver; whether anything was done.
-    fn turn(&mut self) -> Result<bool, ProtocolError> {
-        match self.session.demand() {
-            Demand::Bytes(least) => {
-                assert!(0 < least && least <= MAX_DEMAND, "demands {least}");
-                if self.unread.len() < least {
-                    return Ok(false);
-                }
-                let took = self.session.on_bytes(&Chunk::from_slice(&self.unread))?;
-                self.unread.drain(..took);
-                let is_progress =
-                    took > 0 || !matches!(self.session.demand(), Demand::Bytes(n) if n <= least);
-                assert!(is_progress, "took nothing of {} bytes and demands no more", self.unread.len());
-                Ok(true)
-            }
-            Demand::Place(list) if self.unread.len() >= list.len() => {
-                let rest = self.unread.split_off(list.len());
-                list.copy_from(&self.unread);
-                self.unread = rest;
-                self.placed += 1;
-                self.session.on_placed()?;
-                Ok(true)
-            }
-            Demand::Place(_) | Demand::Nothing | Demand::Close => Ok(false),
-        }
-    }
-
     /// What the session has sent.
     pub(super) fn sent(&mut self) -> Vec<Pdu> {
-        pdus(&self.session.outbox().take_bytes())
+        pdus(&self.driver.sent())
     }
 
     /// The one command that the session has sent.
@@ -262,36 +221,22 @@ impl Client {
         command
     }
 
-    pub(super) fn submit(&mut self, tag: u64, op: Op, offset: u64, len: u64, data: Option<SgList>) {
-        assert!(self.session.room() > 0);
-        self.session.submit(Io { tag: Tag(tag), op, offset, len, data });
-    }
-
-    pub(super) fn read(&mut self, tag: u64, offset: u64, len: u64) {
-        self.submit(tag, Op::Read, offset, len, None);
-    }
-
     pub(super) fn write(&mut self, tag: u64, offset: u64, data: &[u8]) {
         self.submit(tag, Op::Write { fua: false }, offset, data.len() as u64, Some(list(data)));
     }
+}
 
-    /// The one completion that there is.
-    pub(super) fn done(&mut self) -> (u64, Result<Output, IoError>) {
-        let Completion { tag, result } = self.session.poll_done().expect("a completion");
-        assert!(self.session.poll_done().is_none(), "more than one completion");
-        (tag.0, result)
+impl Deref for Client {
+    type Target = Driver<InitiatorSession>;
+
+    fn deref(&self) -> &Driver<InitiatorSession> {
+        &self.driver
     }
+}
 
-    pub(super) fn done_data(&mut self) -> Vec<u8> {
-        self.done().1.unwrap().into_data().to_vec()
-    }
-
-    pub(super) fn done_error(&mut self) -> IoError {
-        self.done().1.unwrap_err()
-    }
-
-    pub(super) fn is_closing(&self) -> bool {
-        matches!(self.session.demand(), Demand::Close)
+impl DerefMut for Client {
+    fn deref_mut(&mut self) -> &mut Driver<InitiatorSession> {
+        &mut self.driver
     }
 }
 

@@ -1,24 +1,16 @@
-//! For tests: a server that is a list of bytes, and a driver that delivers them in pieces of any size.
+//! For tests: a server that is a list of bytes, which a driver delivers in pieces of any size.
 
 use crate::nbd::initiator::{Config, Features, Headers, InitiatorSession, Mode};
-use crate::session::{Demand, Initiator, MAX_DEMAND, ProtocolError, StreamSession};
-use blockmux_volume::{Chunk, Completion, Io, IoError, Op, Output, Pool, Seg, SgList, Tag};
+use crate::session::Initiator;
+use crate::testing::Driver;
+use blockmux_volume::{Pool, Seg, SgList};
 use blockmux_wire::nbd::handshake::{NBD_OPTS_MAGIC, NBD_REP_MAGIC, Opt, Rep};
 use blockmux_wire::nbd::transmission::{
     NBD_EXTENDED_REPLY_MAGIC, NBD_SIMPLE_REPLY_MAGIC, NBD_STRUCTURED_REPLY_MAGIC, ReplyType,
 };
 use std::time::Instant;
 
-/// A session and its driver.
-pub(super) struct Client {
-    pub(super) session: InitiatorSession,
-    /// Bytes delivered at a time.
-    step: usize,
-    /// Received and not taken.
-    unread: Vec<u8>,
-    /// How often payload was placed.
-    pub(super) placed: usize,
-}
+pub(super) type Client = Driver<InitiatorSession>;
 
 impl Client {
     pub(super) fn new(mode: Mode, features: Features, step: usize) -> Client {
@@ -27,8 +19,7 @@ impl Client {
 
     pub(super) fn with_pool(mode: Mode, features: Features, step: usize, pool: Pool) -> Client {
         let config = Config { export: "x".into(), mode, features };
-        let session = InitiatorSession::new(config, pool, Instant::now());
-        Client { session, step, unread: Vec::new(), placed: 0 }
+        Driver::of(InitiatorSession::new(config, pool, Instant::now()), step)
     }
 
     /// A session in transmission, block status included where the headers allow it, its outbox empty.
@@ -61,82 +52,6 @@ impl Client {
         assert!(client.session.is_ready());
         client.sent();
         client
-    }
-
-    /// Delivers bytes from the server.
-    pub(super) fn feed(&mut self, bytes: &[u8]) -> Result<(), ProtocolError> {
-        for piece in bytes.chunks(self.step) {
-            self.unread.extend(piece);
-            while self.turn()? {}
-        }
-        Ok(())
-    }
-
-    /// One turn of the driver; whether anything was done.
-    fn turn(&mut self) -> Result<bool, ProtocolError> {
-        match self.session.demand() {
-            Demand::Bytes(least) => {
-                assert!(0 < least && least <= MAX_DEMAND, "demands {least}");
-                if self.unread.len() < least {
-                    return Ok(false);
-                }
-                let took = self.session.on_bytes(&Chunk::from_slice(&self.unread))?;
-                self.unread.drain(..took);
-                let is_progress =
-                    took > 0 || !matches!(self.session.demand(), Demand::Bytes(n) if n <= least);
-                assert!(is_progress, "took nothing of {} bytes and demands no more", self.unread.len());
-                Ok(true)
-            }
-            Demand::Place(list) if self.unread.len() >= list.len() => {
-                let rest = self.unread.split_off(list.len());
-                list.copy_from(&self.unread);
-                self.unread = rest;
-                self.placed += 1;
-                self.session.on_placed()?;
-                Ok(true)
-            }
-            Demand::Place(_) | Demand::Nothing | Demand::Close => Ok(false),
-        }
-    }
-
-    /// What the session wants to send.
-    pub(super) fn sent(&mut self) -> Vec<u8> {
-        self.session.outbox().take_bytes()
-    }
-
-    pub(super) fn submit(&mut self, tag: u64, op: Op, offset: u64, len: u64, data: Option<SgList>) {
-        assert!(self.session.room() > 0);
-        self.session.submit(Io { tag: Tag(tag), op, offset, len, data });
-    }
-
-    /// Submits a read without a buffer.
-    pub(super) fn read(&mut self, tag: u64, offset: u64, len: u64) {
-        self.submit(tag, Op::Read, offset, len, None);
-    }
-
-    /// The one completion that there is.
-    pub(super) fn done(&mut self) -> (u64, Result<Output, IoError>) {
-        let Completion { tag, result } = self.session.poll_done().expect("a completion");
-        assert!(self.session.poll_done().is_none(), "more than one completion");
-        (tag.0, result)
-    }
-
-    /// The data of the one completion that there is.
-    pub(super) fn done_data(&mut self) -> Vec<u8> {
-        self.done().1.unwrap().into_data().to_vec()
-    }
-
-    /// The error of the one completion that there is.
-    pub(super) fn done_error(&mut self) -> IoError {
-        self.done().1.unwrap_err()
-    }
-
-    pub(super) fn assert_nothing_done(&mut self) {
-        assert!(self.session.poll_done().is_none());
-    }
-
-    pub(super) fn is_closing(&self) -> bool {
-        matches!(self.session.demand(), Demand::Close)
     }
 }
 

@@ -1,0 +1,99 @@
+//! An initiator session driven by hand: what its peer sends comes in pieces of any size.
+
+use crate::session::{Demand, Initiator, MAX_DEMAND, ProtocolError, StreamSession};
+use blockmux_volume::{Chunk, Completion, Io, IoError, Op, Output, SgList, Tag};
+
+/// A session and its driver, which asserts that every demand can be met and that meeting it leads somewhere.
+pub(crate) struct Driver<S> {
+    pub(crate) session: S,
+    /// Bytes delivered at a time.
+    pub(crate) step: usize,
+    /// Received and not taken.
+    unread: Vec<u8>,
+    /// How often payload was placed.
+    pub(crate) placed: usize,
+}
+
+impl<S: StreamSession> Driver<S> {
+    pub(crate) fn of(session: S, step: usize) -> Driver<S> {
+        Driver { session, step, unread: Vec::new(), placed: 0 }
+    }
+
+    /// Delivers bytes from the peer.
+    pub(crate) fn feed(&mut self, bytes: &[u8]) -> Result<(), ProtocolError> {
+        for piece in bytes.chunks(self.step) {
+            self.unread.extend(piece);
+            while self.turn()? {}
+        }
+        Ok(())
+    }
+
+    /// One turn; whether anything was done.
+    fn turn(&mut self) -> Result<bool, ProtocolError> {
+        match self.session.demand() {
+            Demand::Bytes(least) => {
+                assert!(0 < least && least <= MAX_DEMAND, "demands {least}");
+                if self.unread.len() < least {
+                    return Ok(false);
+                }
+                let took = self.session.on_bytes(&Chunk::from_slice(&self.unread))?;
+                self.unread.drain(..took);
+                let is_progress =
+                    took > 0 || !matches!(self.session.demand(), Demand::Bytes(n) if n <= least);
+                assert!(is_progress, "took nothing of {} bytes and demands no more", self.unread.len());
+                Ok(true)
+            }
+            Demand::Place(list) if self.unread.len() >= list.len() => {
+                let rest = self.unread.split_off(list.len());
+                list.copy_from(&self.unread);
+                self.unread = rest;
+                self.placed = self.placed.saturating_add(1);
+                self.session.on_placed()?;
+                Ok(true)
+            }
+            Demand::Place(_) | Demand::Nothing | Demand::Close => Ok(false),
+        }
+    }
+
+    /// What the session wants to send.
+    pub(crate) fn sent(&mut self) -> Vec<u8> {
+        self.session.outbox().take_bytes()
+    }
+
+    pub(crate) fn is_closing(&self) -> bool {
+        matches!(self.session.demand(), Demand::Close)
+    }
+}
+
+impl<S: Initiator> Driver<S> {
+    pub(crate) fn submit(&mut self, tag: u64, op: Op, offset: u64, len: u64, data: Option<SgList>) {
+        assert!(self.session.room() > 0);
+        self.session.submit(Io { tag: Tag(tag), op, offset, len, data });
+    }
+
+    /// Submits a read without a buffer.
+    pub(crate) fn read(&mut self, tag: u64, offset: u64, len: u64) {
+        self.submit(tag, Op::Read, offset, len, None);
+    }
+
+    /// The one completion that there is.
+    pub(crate) fn done(&mut self) -> (u64, Result<Output, IoError>) {
+        let Completion { tag, result } = self.session.poll_done().expect("a completion");
+        assert!(self.session.poll_done().is_none(), "more than one completion");
+        (tag.0, result)
+    }
+
+    /// The data of the one completion that there is.
+    pub(crate) fn done_data(&mut self) -> Vec<u8> {
+        self.done().1.unwrap().into_data().to_vec()
+    }
+
+    /// The error of the one completion that there is.
+    pub(crate) fn done_error(&mut self) -> IoError {
+        self.done().1.unwrap_err()
+    }
+
+    pub(crate) fn assert_nothing_done(&mut self) {
+        assert!(self.session.poll_done().is_none());
+    }
+}

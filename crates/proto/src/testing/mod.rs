@@ -1,0 +1,7 @@
+//! For tests: either side of a session driven by hand, without a socket or an engine.
+
+mod driver;
+mod pump;
+
+pub(crate) use driver::Driver;
+pub(crate) use pump::Pump;
