@@ -8,6 +8,7 @@
 //! numbers of commands are right.
 
 use crate::choices::Choices;
+use crate::requests::Requests;
 use crate::wire::Wire;
 use blockmux_proto::exports::VolumeId;
 use blockmux_proto::iscsi::initiator::{Config, InitiatorSession, Mode, wishes};
@@ -18,12 +19,9 @@ use blockmux_proto::iscsi::target::TargetSession;
 use blockmux_proto::scsi::{Identity, LogicalUnit, Lun, Target as ScsiTarget};
 use blockmux_proto::session::{Demand, Initiator, ProtocolError, StreamSession, Target, Timed};
 use blockmux_volume::conformance::TestCore;
-use blockmux_volume::{
-    Channel, Chunk, Completion, Io, MemVolume, Op, Output, Pool, Seg, SgList, Tag, Volume, Waker,
-};
+use blockmux_volume::{Channel, Chunk, MemVolume, Pool, Volume, Waker};
 use blockmux_wire::iscsi::scsi::ScsiCommand;
 use blockmux_wire::iscsi::{Bhs, Opcode, RESERVED_TAG, padding};
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 use zerocopy::{FromBytes, transmute_ref};
@@ -51,8 +49,7 @@ pub(crate) fn iscsi_initiator(data: &[u8]) {
         wire: Wire::new(Vec::new()),
         pool,
         now,
-        in_flight: HashMap::new(),
-        next_tag: 0,
+        requests: Requests::default(),
         sent: Sent::default(),
         is_over: false,
     };
@@ -75,9 +72,7 @@ struct Run<'a> {
     wire: Wire,
     pool: Pool,
     now: Instant,
-    /// Submitted and not completed.
-    in_flight: HashMap<Tag, Io>,
-    next_tag: u64,
+    requests: Requests,
     sent: Sent,
     is_over: bool,
 }
@@ -89,7 +84,7 @@ impl Run<'_> {
         moved |= self.send();
         moved |= self.wire.is_drained() && self.next_record();
         moved |= !self.is_over && self.receive();
-        moved |= self.poll_done();
+        moved |= self.requests.poll_done(&mut self.session);
         match self.choices.byte() {
             255 => self.session.on_stop(),
             254 => self.pass_time(),
@@ -142,67 +137,14 @@ impl Run<'_> {
         true
     }
 
-    /// Submits what the choices say, at most a few at once.
+    /// Submits what the choices say, once there is a volume.
     fn submit(&mut self) -> bool {
         if !self.session.is_ready() || self.is_over {
             assert!(self.session.is_ready() || self.session.room() == 0);
             return false;
         }
-        let before = self.next_tag;
-        for _ in 0..self.choices.below(4) {
-            if self.session.room() == 0 || self.next_tag >= MAX_REQUESTS {
-                break;
-            }
-            let io = self.request();
-            let former = self.in_flight.insert(io.tag, io.clone());
-            assert!(former.is_none());
-            self.session.submit(io);
-        }
-        self.next_tag > before
-    }
-
-    /// A request that fits the volume, mostly.
-    fn request(&mut self) -> Io {
         let info = self.session.volume_info().expect("a session that is ready knows its volume");
-        let (fua, flag) = (self.choices.byte() & 1 != 0, self.choices.byte());
-        let op = match self.choices.below(12) {
-            0..=4 => Op::Read,
-            5..=6 => Op::Write { fua },
-            7 => Op::Flush,
-            8 => Op::WriteZeroes { fua, may_unmap: flag & 1 != 0, only_fast: flag & 2 != 0 },
-            9 => Op::Discard { fua },
-            10 => Op::Prefetch,
-            _ => Op::BlockStatus,
-        };
-        let block = u64::from(info.logical_block);
-        let mut offset = u64::from(self.choices.byte() & 15) * block;
-        let mut len = match self.choices.byte() {
-            0..=159 => block,
-            byte @ 160..=223 => block * u64::from(byte - 160),
-            byte @ 224..=252 => block * 8 * u64::from(byte - 224),
-            253 => info.size.saturating_sub(offset),
-            254 => 1,
-            _ => u64::MAX,
-        };
-        if op == Op::Flush {
-            (offset, len) = (0, 0);
-        }
-        let tag = Tag(self.next_tag);
-        self.next_tag += 1;
-        let mut io = Io::new(tag, op, offset, len);
-        let wants_data = matches!(op, Op::Write { .. }) || op == Op::Read && flag & 4 != 0;
-        if wants_data && len <= MAX_DATA && info.check(&Io { op: Op::Read, ..io.clone() }).is_ok() {
-            let len = len as usize;
-            let mut data = SgList::default();
-            // In two pieces, so that they have to be told apart.
-            for part in [len / 3, len - len / 3] {
-                if part > 0 {
-                    data.push(Seg::from_slice(&vec![flag; part]));
-                }
-            }
-            io.data = Some(data);
-        }
-        io
+        self.requests.submit(&mut self.session, &info, &mut self.choices)
     }
 
     fn send(&mut self) -> bool {
@@ -222,16 +164,6 @@ impl Run<'_> {
         }
     }
 
-    fn poll_done(&mut self) -> bool {
-        let mut any = false;
-        while let Some(done) = self.session.poll_done() {
-            any = true;
-            let io = self.in_flight.remove(&done.tag).expect("what completes is in flight");
-            check(&io, &done);
-        }
-        any
-    }
-
     /// The target leaves, or the connection is given up.
     fn finish(mut self) {
         let leaves = !self.is_over && self.wire.is_drained() && self.choices.byte() < 128;
@@ -239,7 +171,7 @@ impl Run<'_> {
             self.on_error(error);
         }
         self.send();
-        self.poll_done();
+        self.requests.poll_done(&mut self.session);
         if self.session.is_over() {
             assert!(matches!(self.session.demand(), Demand::Close) && self.session.room() == 0);
         }
@@ -247,40 +179,10 @@ impl Run<'_> {
             assert!(!refused.to_string().contains('\n'));
         }
         assert!(self.session.luns().len() <= 256);
-        let unfinished = self.session.take_unfinished();
-        assert!(unfinished.is_sorted_by_key(|io| io.tag), "what is taken back is oldest first");
-        for io in unfinished {
-            let submitted = self.in_flight.remove(&io.tag).expect("what is taken back is in flight");
-            assert_eq!((io.op, io.offset, io.len), (submitted.op, submitted.offset, submitted.len));
-            assert_eq!(io.data.map(|data| data.len()), submitted.data.map(|data| data.len()));
-        }
-        assert!(self.in_flight.is_empty(), "lost: {:?}", self.in_flight);
-        assert!(self.session.poll_done().is_none() && self.session.take_unfinished().is_empty());
+        self.requests.take_back(&mut self.session);
         drop(self.session);
         drop(self.wire);
         assert_eq!(self.pool.out_bytes(), 0, "memory is lost");
-    }
-}
-
-/// Whether a completion brings what its request asked for.
-fn check(io: &Io, done: &Completion) {
-    match (io.op, &done.result) {
-        (_, Err(_)) => {}
-        (Op::Read, Ok(Output::Data(data))) => {
-            assert_eq!(data.len() as u64, io.len);
-            if let Some(own) = &io.data {
-                let address = |list: &SgList| list.segs().first().map(Seg::as_ptr);
-                assert_eq!(address(data), address(own), "a read went elsewhere");
-            }
-        }
-        (Op::BlockStatus, Ok(Output::Extents(extents))) => {
-            assert_eq!(extents.is_empty(), io.len == 0);
-            assert!(extents.iter().all(|extent| extent.len > 0));
-            assert!(extents.iter().map(|extent| extent.len).sum::<u64>() <= io.len);
-        }
-        (op, Ok(output)) => {
-            assert!(matches!(output, Output::Nothing) && !matches!(op, Op::Read | Op::BlockStatus), "{op:?}");
-        }
     }
 }
 
@@ -404,6 +306,3 @@ const TARGET: &str = "iqn.2026-11.t:a";
 /// Of the good target's volume, in bytes.
 const SIZE: u64 = 512 << 10;
 const MAX_TURNS: usize = 4000;
-const MAX_REQUESTS: u64 = 64;
-/// Of one request, in bytes.
-const MAX_DATA: u64 = 1 << 20;

@@ -2,16 +2,16 @@
 
 use crate::choices::Choices;
 use crate::iscsi_target_stream::TargetStream;
+use crate::served::Served;
 use crate::wire::Wire;
-use blockmux_proto::exports::{Export, Exports, VolumeId};
+use blockmux_proto::exports::{Export, Exports};
 use blockmux_proto::iscsi::login::chap::{Algorithm, Credentials, Secret};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::{Access, Chap, Node, Portal, TargetNode};
 use blockmux_proto::iscsi::target::TargetSession;
 use blockmux_proto::scsi::{Identity, LogicalUnit, Target as ScsiTarget};
 use blockmux_proto::session::{Demand, StreamSession, Target, Timed};
-use blockmux_volume::conformance::TestCore;
-use blockmux_volume::{Channel, Completion, Io, IoError, MemVolume, Op, Output, Pool, Waker};
+use blockmux_volume::{MemVolume, Pool};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -30,16 +30,11 @@ pub(crate) fn iscsi_target(data: &[u8]) {
 struct Run<'a> {
     choices: Choices<'a>,
     session: TargetSession,
-    exports: Exports,
-    channels: Vec<Box<dyn Channel>>,
+    served: Served,
     wire: Wire,
     pool: Pool,
     now: Instant,
-    /// Polled and not completed.
-    in_flight: Vec<(VolumeId, Io)>,
     stream: TargetStream,
-    /// How much more may be read, in bytes, so that one input does not take seconds.
-    budget: u64,
     /// Nothing more is received: the initiator broke the protocol, or has left.
     is_over: bool,
 }
@@ -48,23 +43,16 @@ impl Run<'_> {
     fn new(mut choices: Choices<'_>, stream: Vec<u8>) -> Run<'_> {
         let exports = exports();
         let pool = Pool::new(choices.of(&[usize::MAX, 64 << 10, 128 << 10, 1 << 20]));
-        let core = TestCore::with_pool(&pool).as_core();
         let now = Instant::now();
         let session = TargetSession::new(node(&exports), 1, pool.clone(), [0; 32], now);
-        let open = |export: &Export| {
-            export.volume.open(&core, session.depth(), Waker::idle()).expect("a RAM volume opens")
-        };
         Run {
             choices,
-            channels: exports.iter().map(|(_, export)| open(export)).collect(),
+            served: Served::open(exports, &pool, session.depth()),
             session,
-            exports,
             wire: Wire::new(stream),
             pool,
             now,
-            in_flight: Vec::new(),
             stream: TargetStream::default(),
-            budget: READ_BUDGET,
             is_over: false,
         }
     }
@@ -72,16 +60,8 @@ impl Run<'_> {
     /// Some of what a driver does; whether anything moved.
     fn turn(&mut self) -> bool {
         let mut moved = self.receive();
-        moved |= self.poll_io();
-        let complete = match self.choices.byte() {
-            0..=127 => self.in_flight.len(),
-            byte => usize::from(byte) % 4,
-        };
-        for _ in 0..complete.min(self.in_flight.len()) {
-            let at = self.choices.below(self.in_flight.len().min(256));
-            self.complete(at);
-            moved = true;
-        }
+        moved |= self.served.poll_io(&mut self.session);
+        moved |= self.served.complete_some(&mut self.session, &mut self.choices);
         if self.choices.byte() < 192 {
             moved |= self.send();
         }
@@ -115,41 +95,6 @@ impl Run<'_> {
         }
     }
 
-    fn poll_io(&mut self) -> bool {
-        let before = self.in_flight.len();
-        while let Some((volume, io)) = self.session.poll_io() {
-            let export = self.exports.get(volume).expect("the volume exists");
-            assert_eq!(export.volume.info().check(&io), Ok(()), "{io:?}");
-            assert!(self.in_flight.iter().all(|(_, other)| other.tag != io.tag), "{io:?} has another's tag");
-            self.in_flight.push((volume, io));
-        }
-        assert!(self.in_flight.len() <= self.session.depth() as usize);
-        while let Some((volume, tag)) = self.session.poll_cancel() {
-            let is_it = |(on, io): &(VolumeId, Io)| *on == volume && io.tag == tag;
-            assert!(self.in_flight.iter().any(is_it), "{tag:?} is not in flight and to be cancelled");
-        }
-        self.in_flight.len() > before
-    }
-
-    /// Completes one I/O as its volume does, or as the input wants it to fail.
-    fn complete(&mut self, at: usize) {
-        let (volume, io) = self.in_flight.swap_remove(at);
-        let tag = io.tag;
-        let result = match self.choices.byte() {
-            _ if io.op == Op::Read && io.len > self.budget => Err(IoError::NoMemory),
-            240.. => Err(IoError::Medium),
-            _ => {
-                self.budget -= if io.op == Op::Read { io.len } else { 0 };
-                let (channel, mut done) = (&mut self.channels[volume.0 as usize], Vec::new());
-                channel.submit(io);
-                channel.kick();
-                channel.poll(&mut done);
-                done.pop().map_or(Ok(Output::Nothing), |done: Completion| done.result)
-            }
-        };
-        self.session.on_io(Completion { tag, result });
-    }
-
     fn send(&mut self) -> bool {
         let outbox = self.session.outbox();
         assert!(outbox.len() <= MAX_OUTBOX, "{} bytes are queued", outbox.len());
@@ -175,10 +120,8 @@ impl Run<'_> {
     fn finish(mut self) {
         let mut moved = true;
         while moved {
-            moved = self.receive() | self.poll_io();
-            while !self.in_flight.is_empty() {
-                self.complete(0);
-            }
+            moved = self.receive() | self.served.poll_io(&mut self.session);
+            self.served.complete_all(&mut self.session, &mut self.choices);
             moved |= self.send();
             moved |= self.pass_time();
         }
@@ -228,6 +171,4 @@ const SIZE: u64 = 512 << 10;
 const MAX_OUTBOX: usize = (64 << 20) + (32 << 20) + (2 << 20);
 /// In bytes: the data-out in flight that the session promises, rounded up to whole buffers, and copies for digests.
 const MAX_POOLED: usize = 256 << 20;
-/// In bytes: one read of full length.
-const READ_BUDGET: u64 = 33 << 20;
 const MAX_TURNS: usize = 1000;

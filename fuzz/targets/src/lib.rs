@@ -20,6 +20,8 @@ mod nbd_pair;
 mod nbd_server_stream;
 mod nbd_target;
 mod outbox;
+mod requests;
+mod served;
 mod text;
 mod wire;
 

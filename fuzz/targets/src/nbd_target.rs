@@ -2,15 +2,13 @@
 
 use crate::choices::Choices;
 use crate::nbd_server_stream::ServerStream;
+use crate::served::Served;
 use crate::wire::Wire;
-use blockmux_proto::exports::{Export, Exports, VolumeId};
+use blockmux_proto::exports::{Export, Exports};
 use blockmux_proto::nbd::target::TargetSession;
 use blockmux_proto::outbox::{Outbox, Piece};
 use blockmux_proto::session::{Demand, ProtocolError, StreamSession, Target, Timed};
-use blockmux_volume::conformance::TestCore;
-use blockmux_volume::{
-    Channel, Completion, Io, IoError, MemVolume, NullVolume, Op, Output, Pool, Volume, Waker,
-};
+use blockmux_volume::{MemVolume, NullVolume, Pool, Volume};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
@@ -29,16 +27,11 @@ pub(crate) fn nbd_target(data: &[u8]) {
 struct Run<'a> {
     choices: Choices<'a>,
     session: TargetSession,
-    exports: Exports,
-    channels: Vec<Box<dyn Channel>>,
+    served: Served,
     wire: Wire,
     pool: Pool,
     now: Instant,
-    /// Polled and not completed.
-    in_flight: Vec<(VolumeId, Io)>,
     stream: ServerStream,
-    /// How much more may be read, in bytes, so that one input does not take seconds.
-    budget: u64,
     /// The client broke the protocol.
     is_broken: bool,
     /// Nothing more is received: the client broke the protocol, or has left.
@@ -49,23 +42,16 @@ impl Run<'_> {
     fn new(mut choices: Choices<'_>, stream: Vec<u8>) -> Run<'_> {
         let exports = exports();
         let pool = Pool::new(choices.of(&[usize::MAX, 64 << 10, 128 << 10, 1 << 20]));
-        let core = TestCore::with_pool(&pool).as_core();
         let now = Instant::now();
         let session = TargetSession::new(exports.clone(), pool.clone(), now);
-        let open = |export: &Export| {
-            export.volume.open(&core, session.depth(), Waker::idle()).expect("a fuzz target fails loudly")
-        };
         Run {
             choices,
-            channels: exports.iter().map(|(_, export)| open(export)).collect(),
+            served: Served::open(exports, &pool, session.depth()),
             session,
-            exports,
             wire: Wire::new(stream),
             pool,
             now,
-            in_flight: Vec::new(),
             stream: ServerStream::default(),
-            budget: READ_BUDGET,
             is_broken: false,
             is_over: false,
         }
@@ -74,16 +60,8 @@ impl Run<'_> {
     /// Some of what a driver does; whether anything moved.
     fn turn(&mut self) -> bool {
         let mut moved = self.receive();
-        moved |= self.poll_io();
-        let complete = match self.choices.byte() {
-            0..=127 => self.in_flight.len(),
-            byte => usize::from(byte) % 4,
-        };
-        for _ in 0..complete.min(self.in_flight.len()) {
-            let at = self.choices.below(self.in_flight.len().min(256));
-            self.complete(at);
-            moved = true;
-        }
+        moved |= self.served.poll_io(&mut self.session);
+        moved |= self.served.complete_some(&mut self.session, &mut self.choices);
         let send = match self.choices.byte() {
             0..=127 => usize::MAX,
             byte => usize::from(byte - 128) << 5,
@@ -122,46 +100,6 @@ impl Run<'_> {
         }
     }
 
-    fn poll_io(&mut self) -> bool {
-        let before = self.in_flight.len();
-        while let Some((volume, io)) = self.session.poll_io() {
-            let export = self.exports.get(volume).expect("the volume exists");
-            assert_eq!(export.volume.info().check(&io), Ok(()), "{io:?}");
-            assert!(!(export.read_only && io.op.is_write()), "{io:?} of a read-only export");
-            assert!(io.len > 0 || io.op == Op::Flush, "{io:?} is nothing to do");
-            assert!(self.in_flight.iter().all(|(_, other)| other.tag != io.tag), "{io:?} has another's tag");
-            self.in_flight.push((volume, io));
-        }
-        assert!(self.in_flight.len() <= self.session.depth() as usize);
-        self.in_flight.len() > before
-    }
-
-    /// Completes one I/O as its volume does, or as the input wants it to fail.
-    fn complete(&mut self, at: usize) {
-        let (volume, io) = self.in_flight.swap_remove(at);
-        let tag = io.tag;
-        let choice = self.choices.byte();
-        let is_expensive = io.op == Op::Read && io.len > self.budget;
-        let result = match choice {
-            _ if is_expensive => Err(IoError::NoMemory),
-            224.. => Err(self.choices.of(&ERRORS)),
-            // What no volume may do, and no client may suffer from.
-            222 => Ok(Output::Nothing),
-            223 => Ok(Output::Extents(Vec::new())),
-            _ => {
-                self.budget -= if io.op == Op::Read { io.len } else { 0 };
-                let (channel, mut done) = (&mut self.channels[volume.0 as usize], Vec::new());
-                channel.submit(io);
-                channel.kick();
-                channel.poll(&mut done);
-                let done: Completion = done.pop().expect("this volume completes at once");
-                assert_eq!(done.tag, tag);
-                done.result
-            }
-        };
-        self.session.on_io(Completion { tag, result });
-    }
-
     /// Sends at most `len` bytes.
     fn send(&mut self, len: usize) -> bool {
         let outbox = self.session.outbox();
@@ -189,10 +127,8 @@ impl Run<'_> {
     fn finish(mut self) {
         let mut moved = true;
         while moved {
-            moved = self.receive() | self.poll_io();
-            while !self.in_flight.is_empty() {
-                self.complete(0);
-            }
+            moved = self.receive() | self.served.poll_io(&mut self.session);
+            self.served.complete_all(&mut self.session, &mut self.choices);
             moved |= self.send(usize::MAX);
             moved |= self.pass_time();
         }
@@ -243,26 +179,10 @@ fn exports() -> Exports {
 /// Made once: its zeroes are many.
 static HUGE: LazyLock<Arc<NullVolume>> = LazyLock::new(|| Arc::new(NullVolume::new(1 << 50)));
 
-const ERRORS: [IoError; 11] = [
-    IoError::OutOfRange,
-    IoError::Misaligned,
-    IoError::BadLength,
-    IoError::ReadOnly,
-    IoError::Unsupported,
-    IoError::NoSpace,
-    IoError::Medium,
-    IoError::NoMemory,
-    IoError::PathLost,
-    IoError::Aborted,
-    IoError::ShuttingDown,
-];
-
 /// Of each RAM volume, in bytes: long payload fits.
 const SIZE: u64 = 192 << 10;
 /// What the session promises, and one more of everything.
 const MAX_OUTBOX: usize = (64 << 20) + (32 << 20) + (2 << 20);
 /// In bytes: the payload in flight that the session promises, rounded up to whole buffers.
 const MAX_POOLED: usize = 128 << 20;
-/// In bytes: one read of full length.
-const READ_BUDGET: u64 = 33 << 20;
 const MAX_TURNS: usize = 1000;

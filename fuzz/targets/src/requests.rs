@@ -1,0 +1,142 @@
+//! The requests that a fuzz target submits to an initiator: each comes to one end, and one only.
+
+use crate::choices::Choices;
+use blockmux_proto::session::Initiator;
+use blockmux_volume::{Completion, Io, Op, Output, Seg, SgList, Tag, VolumeInfo};
+use std::collections::HashMap;
+
+/// What was submitted and has not completed.
+#[derive(Default)]
+pub(crate) struct Requests {
+    in_flight: HashMap<Tag, Io>,
+    next_tag: u64,
+    /// Of writes, so that one input does not take seconds.
+    bytes: u64,
+}
+
+impl Requests {
+    /// Submits what the choices say, at most a few at once, to a session over a volume of that kind.
+    pub(crate) fn submit<S: Initiator>(
+        &mut self,
+        session: &mut S,
+        info: &VolumeInfo,
+        choices: &mut Choices<'_>,
+    ) -> bool {
+        let before = self.next_tag;
+        for _ in 0..choices.below(4) {
+            if session.room() == 0 || self.next_tag >= MAX_REQUESTS {
+                break;
+            }
+            let io = self.next(info, choices);
+            let former = self.in_flight.insert(io.tag, io.clone());
+            assert!(former.is_none());
+            session.submit(io);
+        }
+        self.next_tag > before
+    }
+
+    /// A request that fits the volume, mostly.
+    fn next(&mut self, info: &VolumeInfo, choices: &mut Choices<'_>) -> Io {
+        let (fua, flag) = (choices.byte() & 1 != 0, choices.byte());
+        let op = match choices.below(12) {
+            0..=4 => Op::Read,
+            5..=6 => Op::Write { fua },
+            7 => Op::Flush,
+            8 => Op::WriteZeroes { fua, may_unmap: flag & 1 != 0, only_fast: flag & 2 != 0 },
+            9 => Op::Discard { fua },
+            10 => Op::Prefetch,
+            _ => Op::BlockStatus,
+        };
+        let block = u64::from(info.logical_block);
+        let mut offset = u64::from(choices.byte() & 15) * block;
+        let mut len = match choices.byte() {
+            0..=159 => block,
+            byte @ 160..=223 => block * u64::from(byte - 160),
+            byte @ 224..=251 => block * 16 * u64::from(byte - 224),
+            252 => info.size.saturating_sub(offset),
+            253 => 32 << 20,
+            254 => 1,
+            _ => u64::MAX,
+        };
+        if op == Op::Flush {
+            (offset, len) = (0, 0);
+        }
+        let tag = Tag(self.next_tag);
+        self.next_tag += 1;
+        let mut io = Io::new(tag, op, offset, len);
+        let wants_data = matches!(op, Op::Write { .. }) || op == Op::Read && flag & 4 != 0;
+        if wants_data && info.check(&Io { op: Op::Read, ..io.clone() }).is_ok() {
+            self.bytes += len;
+            let len = if self.bytes <= MAX_BYTES { len as usize } else { 0 };
+            let mut data = SgList::default();
+            // In two pieces, so that they have to be told apart.
+            for part in [len / 3, len - len / 3] {
+                if part > 0 {
+                    data.push(Seg::from_slice(&vec![flag; part]));
+                }
+            }
+            io.data = Some(data);
+        }
+        io
+    }
+
+    /// Takes every completion of the session; whether there was any.
+    pub(crate) fn poll_done<S: Initiator>(&mut self, session: &mut S) -> bool {
+        let mut any = false;
+        while let Some(done) = session.poll_done() {
+            any = true;
+            let io = self.in_flight.remove(&done.tag).expect("what completes is in flight");
+            check(&io, &done);
+        }
+        any
+    }
+
+    /// The most that buffers from the pool may hold for reads in flight, in bytes.
+    pub(crate) fn read_buffers(&self) -> usize {
+        self.in_flight.values().filter(|io| io.op == Op::Read).map(buffer_len).sum()
+    }
+
+    /// The connection is given up: the session gives back everything that has not completed.
+    pub(crate) fn take_back<S: Initiator>(&mut self, session: &mut S) {
+        let unfinished = session.take_unfinished();
+        assert!(unfinished.is_sorted_by_key(|io| io.tag), "what is taken back is oldest first");
+        for io in unfinished {
+            let submitted = self.in_flight.remove(&io.tag).expect("what is taken back is in flight");
+            assert_eq!((io.op, io.offset, io.len), (submitted.op, submitted.offset, submitted.len));
+            assert_eq!(io.data.map(|data| data.len()), submitted.data.map(|data| data.len()));
+        }
+        assert!(self.in_flight.is_empty(), "lost: {:?}", self.in_flight);
+        assert!(session.poll_done().is_none() && session.take_unfinished().is_empty());
+    }
+}
+
+/// Whether a completion brings what its request asked for.
+fn check(io: &Io, done: &Completion) {
+    match (io.op, &done.result) {
+        (_, Err(_)) => {}
+        (Op::Read, Ok(Output::Data(data))) => {
+            assert_eq!(data.len() as u64, io.len);
+            if let Some(own) = &io.data {
+                let address = |list: &SgList| list.segs().first().map(Seg::as_ptr);
+                assert_eq!(address(data), address(own), "a read went elsewhere");
+            }
+        }
+        (Op::BlockStatus, Ok(Output::Extents(extents))) => {
+            assert_eq!(extents.is_empty(), io.len == 0);
+            assert!(extents.iter().all(|extent| extent.len > 0));
+            assert!(extents.iter().map(|extent| extent.len).sum::<u64>() <= io.len);
+        }
+        (op, Ok(output)) => {
+            assert!(matches!(output, Output::Nothing) && !matches!(op, Op::Read | Op::BlockStatus), "{op:?}");
+        }
+    }
+}
+
+/// What a pool's buffer for this read counts.
+fn buffer_len(io: &Io) -> usize {
+    if io.data.is_none() && io.len <= 32 << 20 { (io.len as usize).max(4096).next_power_of_two() } else { 0 }
+}
+
+const MAX_REQUESTS: u64 = 64;
+/// Of all writes of an input.
+const MAX_BYTES: u64 = 1 << 20;

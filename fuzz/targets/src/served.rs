@@ -1,0 +1,112 @@
+//! The volumes behind a target session that is fuzzed: what it asks of them is checked, and fails when the input says
+//! so.
+
+use crate::choices::Choices;
+use blockmux_proto::exports::{Export, Exports, VolumeId};
+use blockmux_proto::session::Target;
+use blockmux_volume::conformance::TestCore;
+use blockmux_volume::{Channel, Completion, Io, IoError, Op, Output, Pool, Waker};
+
+/// Volumes, and the I/O to them in flight.
+pub(crate) struct Served {
+    exports: Exports,
+    channels: Vec<Box<dyn Channel>>,
+    /// Polled and not completed.
+    in_flight: Vec<(VolumeId, Io)>,
+    /// How much more may be read, in bytes, so that one input does not take seconds.
+    budget: u64,
+}
+
+impl Served {
+    /// Opens every export for a session of that depth.
+    pub(crate) fn open(exports: Exports, pool: &Pool, depth: u32) -> Served {
+        let core = TestCore::with_pool(pool).as_core();
+        let open = |export: &Export| {
+            export.volume.open(&core, depth, Waker::idle()).expect("a fuzz target's volume opens")
+        };
+        let channels = exports.iter().map(|(_, export)| open(export)).collect();
+        Served { exports, channels, in_flight: Vec::new(), budget: READ_BUDGET }
+    }
+
+    /// Takes every I/O that the session has; whether there was any.
+    pub(crate) fn poll_io<S: Target>(&mut self, session: &mut S) -> bool {
+        let before = self.in_flight.len();
+        while let Some((volume, io)) = session.poll_io() {
+            let export = self.exports.get(volume).expect("the volume exists");
+            assert_eq!(export.volume.info().check(&io), Ok(()), "{io:?}");
+            assert!(!(export.read_only && io.op.is_write()), "{io:?} of a read-only export");
+            assert!(io.len > 0 || io.op == Op::Flush, "{io:?} is nothing to do");
+            assert!(self.in_flight.iter().all(|(_, other)| other.tag != io.tag), "{io:?} has another's tag");
+            self.in_flight.push((volume, io));
+        }
+        assert!(self.in_flight.len() <= session.depth() as usize);
+        while let Some((volume, tag)) = session.poll_cancel() {
+            let is_it = |(on, io): &(VolumeId, Io)| *on == volume && io.tag == tag;
+            assert!(self.in_flight.iter().any(is_it), "{tag:?} is not in flight and to be cancelled");
+        }
+        self.in_flight.len() > before
+    }
+
+    /// Completes as many as the choices say, in the order that they say; whether there was any.
+    pub(crate) fn complete_some<S: Target>(&mut self, session: &mut S, choices: &mut Choices<'_>) -> bool {
+        let count = match choices.byte() {
+            0..=127 => self.in_flight.len(),
+            byte => usize::from(byte) % 4,
+        };
+        let count = count.min(self.in_flight.len());
+        for _ in 0..count {
+            let at = choices.below(self.in_flight.len().min(256));
+            self.complete(at, session, choices);
+        }
+        count > 0
+    }
+
+    /// Completes what is in flight, oldest first.
+    pub(crate) fn complete_all<S: Target>(&mut self, session: &mut S, choices: &mut Choices<'_>) {
+        while !self.in_flight.is_empty() {
+            self.complete(0, session, choices);
+        }
+    }
+
+    /// Completes one I/O as its volume does, or as the input wants it to fail.
+    fn complete<S: Target>(&mut self, at: usize, session: &mut S, choices: &mut Choices<'_>) {
+        let (volume, io) = self.in_flight.swap_remove(at);
+        let tag = io.tag;
+        let choice = choices.byte();
+        let result = match choice {
+            _ if io.op == Op::Read && io.len > self.budget => Err(IoError::NoMemory),
+            224.. => Err(choices.of(&ERRORS)),
+            // What no volume may do, and no peer may suffer from.
+            222 => Ok(Output::Nothing),
+            223 => Ok(Output::Extents(Vec::new())),
+            _ => {
+                self.budget -= if io.op == Op::Read { io.len } else { 0 };
+                let (channel, mut done) = (&mut self.channels[volume.0 as usize], Vec::new());
+                channel.submit(io);
+                channel.kick();
+                channel.poll(&mut done);
+                let done = done.pop().expect("this volume completes at once");
+                assert_eq!(done.tag, tag);
+                done.result
+            }
+        };
+        session.on_io(Completion { tag, result });
+    }
+}
+
+const ERRORS: [IoError; 11] = [
+    IoError::OutOfRange,
+    IoError::Misaligned,
+    IoError::BadLength,
+    IoError::ReadOnly,
+    IoError::Unsupported,
+    IoError::NoSpace,
+    IoError::Medium,
+    IoError::NoMemory,
+    IoError::PathLost,
+    IoError::Aborted,
+    IoError::ShuttingDown,
+];
+
+/// In bytes: one read of full length.
+const READ_BUDGET: u64 = 33 << 20;
