@@ -256,7 +256,11 @@ fn transport_ids(list: &[u8], length: usize, field: u16) -> Result<Vec<&[u8]>, S
             0x05 => usize::from(u16::from_be_bytes([high, low])).saturating_add(4),
             _ => 24,
         };
-        let (id, after) = rest.split_at_checked(len).ok_or(Sense::in_parameters(field))?;
+        // Of the longest iSCSI name, an ISID and padding. Each is kept for as long as it is registered.
+        let (id, after) = rest
+            .split_at_checked(len)
+            .filter(|_| len <= MAX_TRANSPORT_ID)
+            .ok_or(Sense::in_parameters(field))?;
         ids.push(id);
         rest = after;
     }
@@ -277,13 +281,18 @@ impl Work for Saving {
         match cx.unit.unit.served.store().and_then(|store| store.is_saved(self.ticket)) {
             None => Ok(Action::Wait),
             Some(true) => Ok(Action::good()),
-            Some(false) => Err(Sense::new(SenseKey::HARDWARE_ERROR, Asc::WRITE_ERROR).into()),
+            Some(false) => {
+                cx.unit.unit.served.take_back(self.ticket);
+                Err(Sense::new(SenseKey::HARDWARE_ERROR, Asc::WRITE_ERROR).into())
+            }
         }
     }
 }
 
 /// The longest parameter list, in bytes: some hundred TransportIDs.
 const MAX_LIST: usize = 32 << 10;
+/// The longest TransportID, in bytes.
+const MAX_TRANSPORT_ID: usize = 256;
 
 #[cfg(test)]
 mod tests {
@@ -466,6 +475,11 @@ mod tests {
         assert_eq!(out(&mut a, 0, 0, &both), Status::GOOD);
         assert_eq!(keys(&mut a).len(), 8 + 4 * 8);
         assert_eq!(out(&mut a, 6, 0, &list(0, 5, 8)), Status::CHECK_CONDITION);
+        let mut long = list(5, 5, 8);
+        long.extend([0, 0, 1, 4, 0x45, 0, 1, 0]);
+        long.resize(24 + 4 + 0x104, b'x');
+        let cdb = [0x5f, 0, 0, 0, 0, 0, 0, 1, 0x20, 0];
+        assert_eq!(a.run_with(&cdb, &long).check(), (5, 0x2600), "no name is that long");
     }
 
     #[test]
@@ -485,6 +499,7 @@ mod tests {
     struct Shelf {
         images: Mutex<Vec<Vec<u8>>>,
         is_slow: Mutex<bool>,
+        is_full: Mutex<bool>,
     }
 
     impl ReservationStore for Shelf {
@@ -495,8 +510,25 @@ mod tests {
         }
 
         fn is_saved(&self, _ticket: SaveTicket) -> Option<bool> {
-            (!*self.is_slow.lock().unwrap()).then_some(true)
+            (!*self.is_slow.lock().unwrap()).then_some(!*self.is_full.lock().unwrap())
         }
+    }
+
+    #[test]
+    fn what_cannot_be_kept_has_changed_nothing() {
+        let (shelf, volume) = (Arc::new(Shelf::default()), Arc::new(MemVolume::new(1 << 20)));
+        let served = Served::with_store(volume.clone(), shelf.clone(), &[]).unwrap();
+        let bench = Bench::around(LogicalUnit::over(Identity::of("a"), &served), volume);
+        let (mut a, mut b) = (bench.client("a"), bench.client("b"));
+        assert_eq!(out(&mut a, 6, 0, &list(0, 1, 1)), Status::GOOD);
+        *shelf.is_full.lock().unwrap() = true;
+        let reserve = a.run_with(&[0x5f, 1, 3, 0, 0, 0, 0, 0, 24, 0], &list(1, 0, 0));
+        assert_eq!(reserve.check(), (4, 0x0c00));
+        assert_eq!(b.run(&[0x5e, 1, 0, 0, 0, 0, 0, 0, 8, 0]).good(), [0, 0, 0, 1, 0, 0, 0, 0]);
+        b.run_with(&WRITE, &[0; 512]).good();
+        *shelf.is_full.lock().unwrap() = false;
+        assert_eq!(out(&mut a, 1, 3, &list(1, 0, 0)), Status::GOOD);
+        assert_eq!(b.run(&READ).status, Status::RESERVATION_CONFLICT);
     }
 
     #[test]

@@ -53,6 +53,8 @@ pub(crate) struct Table {
     /// Who holds the whole volume by a RESERVE of SPC-2.
     pub(crate) reserved_by: Option<Holder>,
     last_holder: u64,
+    /// What was there before the last change, as long as nobody knows whether that is kept.
+    before: Option<(SaveTicket, Reservations)>,
 }
 
 /// Somebody who can hold a RESERVE of SPC-2: one nexus of a logical unit, as long as its session lasts.
@@ -162,13 +164,26 @@ impl Served {
         change: impl FnOnce(&mut Table) -> Result<Notices, E>,
     ) -> Result<Option<SaveTicket>, E> {
         let mut table = self.lock();
-        let persisted = table.reservations.persists;
+        let before = table.reservations.clone();
         let notices = change(&mut table)?;
         self.tell(&table, &Change::Reservations { notices: &notices, aborts });
-        let must_save = persisted || table.reservations.persists;
+        let must_save = before.persists || table.reservations.persists;
         // Within the lock, so that images are saved in the order of the changes.
         let store = self.store.as_ref().filter(|_| must_save);
-        Ok(store.map(|store| store.save(&to_image(&table.reservations))))
+        let ticket = store.map(|store| store.save(&to_image(&table.reservations)));
+        table.before = ticket.map(|ticket| (ticket, before));
+        Ok(ticket)
+    }
+
+    /// The change with that ticket is not kept: takes it back, unless others have built on it.
+    pub(crate) fn take_back(&self, ticket: SaveTicket) {
+        let mut table = self.lock();
+        if let Some((_, before)) = table.before.take_if(|(last, _)| *last == ticket) {
+            // PRGENERATION never goes back: who has read the change asks again.
+            let generation = table.reservations.generation;
+            table.reservations = Reservations { generation, ..before };
+            self.tell(&table, &Change::Reservations { notices: &Notices::new(), aborts: false });
+        }
     }
 
     /// Ends a RESERVE of SPC-2 that `holder` has; `None`: whoever has it.
