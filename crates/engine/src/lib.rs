@@ -27,6 +27,7 @@ pub mod reactor;
 pub mod ring;
 pub mod sim;
 pub mod socket;
+pub mod state;
 pub mod sys;
 pub mod target;
 mod timers;

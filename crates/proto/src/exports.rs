@@ -1,5 +1,6 @@
 //! What a target offers: named volumes.
 
+use crate::served::Served;
 use blockmux_volume::Volume;
 use std::sync::Arc;
 
@@ -22,13 +23,29 @@ pub struct Export {
 
 /// All volumes of a target; a clone is another handle to the same list.
 #[derive(Clone)]
-pub struct Exports(Arc<[Export]>);
+pub struct Exports(Arc<[(Export, Arc<Served>)]>);
 
 impl Exports {
     /// A list in the order given; the first is the default where a protocol has one.
     #[must_use]
     pub fn new(exports: Vec<Export>) -> Exports {
+        let served = exports.into_iter().map(|export| {
+            let served = Served::new(export.volume.clone());
+            (export, served)
+        });
+        Exports(served.collect())
+    }
+
+    /// The same where somebody has made of the volumes what is served of them.
+    #[must_use]
+    pub fn of_served(exports: Vec<(Export, Arc<Served>)>) -> Exports {
         Exports(exports.into())
+    }
+
+    /// The volume of the export with that id, as every protocol serves it.
+    #[must_use]
+    pub fn served(&self, id: VolumeId) -> Option<&Arc<Served>> {
+        self.0.get(id.0 as usize).map(|(_, served)| served)
     }
 
     /// The export of that name.
@@ -40,12 +57,12 @@ impl Exports {
     /// The export with that id.
     #[must_use]
     pub fn get(&self, id: VolumeId) -> Option<&Export> {
-        self.0.get(id.0 as usize)
+        self.0.get(id.0 as usize).map(|(export, _)| export)
     }
 
     /// All exports in order.
     pub fn iter(&self) -> impl Iterator<Item = (VolumeId, &Export)> {
-        (0..).map(VolumeId).zip(self.0.iter())
+        (0..).map(VolumeId).zip(self.0.iter().map(|(export, _)| export))
     }
 
     /// The first export.

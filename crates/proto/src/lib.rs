@@ -11,6 +11,7 @@ pub mod iscsi;
 pub mod nbd;
 pub mod outbox;
 pub mod scsi;
+pub mod served;
 pub mod session;
 mod slots;
 #[cfg(test)]

@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer, de};
 use std::fs::File;
 use std::io::Read;
 use std::num::NonZeroUsize;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// All of a file. Every key may be left out.
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
@@ -24,6 +24,7 @@ pub(super) struct Config {
     pub(super) cores: Option<NonZeroUsize>,
     pub(super) poll: Option<Poll>,
     pub(super) max_connections: Option<NonZeroUsize>,
+    pub(super) state: Option<PathBuf>,
 }
 
 /// One `[[volume]]`.
@@ -95,6 +96,7 @@ mod tests {
             cores = 2
             poll = 'never'
             max_connections = 10
+            state = '/s'
             read_only = true
             [[volume]]
             name = 'a'
@@ -116,6 +118,7 @@ mod tests {
         assert_eq!((config.nbd.len(), config.read_only), (2, true));
         assert_eq!((config.cores, config.poll), (NonZeroUsize::new(2), Some(Poll::Never)));
         assert_eq!(config.max_connections, NonZeroUsize::new(10));
+        assert_eq!(config.state.as_deref(), Some(Path::new("/s")));
         assert_eq!(parse("").unwrap(), Config::default());
     }
 

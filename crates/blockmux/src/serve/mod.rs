@@ -11,6 +11,7 @@ mod config;
 mod flush;
 mod listen;
 mod setup;
+mod state;
 
 use crate::address::ListenAddress;
 use crate::failure::Failure;
@@ -67,6 +68,9 @@ pub(crate) struct Args {
     /// Connections at a time [default: 4096]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     max_connections: Option<NonZeroUsize>,
+    /// Keep reservations here that initiators want to outlive a restart [default: ~/.local/state/blockmux]
+    #[arg(long, value_name = "DIR")]
+    state: Option<PathBuf>,
     /// Print one JSON object instead of text when ready
     #[arg(long, conflicts_with = "run")]
     json: bool,
@@ -235,6 +239,10 @@ each volume is a target of its own. A secret file is chmod 600:
   luns = [0]
   CHAP_N = \"host\"
   secret_file = \"host.secret\"
+
+--state: initiators can ask for reservations that outlive a restart (APTPL).
+They are kept in that directory, $XDG_STATE_HOME/blockmux if that is set, one
+file for each such volume. Nobody else may write there.
 
 --run: the command finds the first URL in $BLOCKMUX_URL and $uri, all of
 them in $BLOCKMUX_URLS, and NBD's in $BLOCKMUX_NBD_URL; $nbd has QEMU's old

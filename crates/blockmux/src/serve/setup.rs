@@ -4,6 +4,7 @@
 
 use super::Args;
 use super::config::{Config, VolumeEntry};
+use super::state;
 use crate::address::ListenAddress;
 use crate::failure::Failure;
 use crate::open::{self, Use};
@@ -14,6 +15,7 @@ use blockmux_proto::exports::{Export, Exports};
 use blockmux_volume::{Spec, VolumeInfo};
 use std::collections::HashSet;
 use std::num::NonZeroUsize;
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::thread;
 
@@ -33,6 +35,8 @@ pub(super) struct Setup {
     pub(super) cores: usize,
     pub(super) poll: Poll,
     pub(super) max_connections: usize,
+    /// Where reservations are kept; `None` if there is no such place.
+    state: Option<PathBuf>,
 }
 
 #[derive(Debug)]
@@ -95,6 +99,7 @@ impl Setup {
             cores,
             poll: args.poll.or(config.poll).unwrap_or(Poll::Adaptive),
             max_connections: max_connections.map_or(DEFAULT_CONNECTIONS, NonZeroUsize::get),
+            state: args.state.or(config.state).or_else(state::default_directory),
         })
     }
 
@@ -112,9 +117,10 @@ impl Setup {
             }
             protocols(&self.listeners).try_for_each(|protocol| check_blocks(protocol, &named.spec, &info))?;
             let (name, description) = (named.name.clone(), named.description.clone());
-            Ok(Export { name, description, read_only: named.read_only, volume })
+            let served = state::served(self.state.as_deref(), &name, &named.spec, volume.clone())?;
+            Ok((Export { name, description, read_only: named.read_only, volume }, served))
         });
-        exports.collect::<Result<Vec<_>, _>>().map(Exports::new)
+        exports.collect::<Result<Vec<_>, _>>().map(Exports::of_served)
     }
 }
 

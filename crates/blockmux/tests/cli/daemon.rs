@@ -32,6 +32,7 @@ impl Daemon {
         let listener = format!("unix:{}", directory.path().join("socket").display());
         let mut command = Command::new(BLOCKMUX);
         command.args(["serve", "--json", "--nbd", &listener]).args(args);
+        command.env("XDG_STATE_HOME", directory.path().join("state"));
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();

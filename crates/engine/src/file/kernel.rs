@@ -232,7 +232,7 @@ pub(super) fn set_direct(file: &File) -> io::Result<()> {
 }
 
 /// Locks the file for this open file alone; `WouldBlock` if another has it.
-pub(super) fn lock_exclusive(file: &File) -> io::Result<()> {
+pub(crate) fn lock_exclusive(file: &File) -> io::Result<()> {
     // SAFETY: no address is passed.
     check(unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) })
 }

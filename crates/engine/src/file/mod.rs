@@ -30,5 +30,6 @@ mod open;
 mod probe;
 mod volume;
 
+pub(crate) use kernel::lock_exclusive;
 pub use open::{BlockOptions, FileOptions, OpenError};
 pub use volume::FileVolume;

@@ -1,9 +1,9 @@
 //! COMPARE AND WRITE and ORWRITE: reading and writing as one (SBC-4 §5.3, §5.10).
 
 use super::bytes::{first_difference, or};
-use super::ranges::RangeGuard;
 use super::sense::Sense;
 use super::task::{Action, Context, Outcome, Work};
+use crate::served::RangeGuard;
 use blockmux_volume::{Op, Output, Seg, SgList};
 use blockmux_wire::scsi::cdb::FUA;
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
@@ -87,18 +87,17 @@ impl Work for ReadModifyWrite {
     }
 
     fn on_resume(&mut self, cx: &mut Context<'_>) -> Outcome {
-        self.guard = RangeGuard::lock(&cx.unit.unit, self.offset, self.len);
-        match self.guard {
-            Some(_) => Ok(Action::Io(Op::Read, self.offset, self.len, None)),
-            None => Ok(Action::Wait),
+        if !RangeGuard::take(&mut self.guard, &cx.unit.unit.served, self.offset, self.len) {
+            return Ok(Action::Wait);
         }
+        Ok(Action::IoAlone(Op::Read, self.offset, self.len, None))
     }
 
     fn on_io(&mut self, _cx: &mut Context<'_>, output: Output) -> Outcome {
         match output {
             Output::Data(read) => {
                 let data = self.modify(&read)?;
-                Ok(Action::Io(Op::Write { fua: self.fua }, self.offset, self.len, Some(data)))
+                Ok(Action::IoAlone(Op::Write { fua: self.fua }, self.offset, self.len, Some(data)))
             }
             _ => Ok(Action::good()),
         }
@@ -110,6 +109,7 @@ mod tests {
     use crate::scsi::testing::{Bench, answer, command};
     use crate::scsi::{Lun, Status, Step};
 
+    const WRITE: [u8; 10] = [0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0];
     const CAW: [u8; 16] = [0x89, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0];
 
     #[test]
@@ -178,14 +178,64 @@ mod tests {
     }
 
     #[test]
+    fn a_write_that_began_before_is_compared_with() {
+        let bench = Bench::new();
+        let (mut first, mut second) = (bench.client("a"), bench.client("b"));
+        let (mut write, step) = first.server.begin(&command(Lun::new(0), &WRITE, 512));
+        let in_flight = first.turn(&mut write, step, &[5; 512], &mut 0);
+        assert!(matches!(in_flight, Step::Io { .. }));
+        let data = [[5; 512], [7; 512]].concat();
+        let (mut compare, step) = second.server.begin(&command(Lun::new(0), &CAW, 1024));
+        assert!(matches!(second.turn(&mut compare, step, &data, &mut 0), Step::Wait));
+        assert!(matches!(second.server.resume(&mut compare), Step::Wait));
+        // One that comes now is held until the comparison is over.
+        let (mut late, step) = first.server.begin(&command(Lun::new(0), &WRITE, 512));
+        assert!(matches!(first.turn(&mut late, step, &[6; 512], &mut 0), Step::Wait));
+        let Step::Done(response) = first.turn(&mut write, in_flight, &[], &mut 0) else {
+            panic!("it is done")
+        };
+        answer(response).good();
+        let mut step = second.server.resume(&mut compare);
+        while !matches!(step, Step::Done(_)) {
+            assert!(matches!(first.server.resume(&mut late), Step::Wait));
+            step = second.turn(&mut compare, step, &[], &mut 0);
+        }
+        let Step::Done(response) = step else { unreachable!() };
+        answer(response).good();
+        assert!(matches!(first.server.resume(&mut late), Step::Io { .. }));
+    }
+
+    #[test]
+    fn whatever_changes_blocks_waits_for_them() {
+        let bench = Bench::new();
+        let (mut first, mut second) = (bench.client("a"), bench.client("b"));
+        let (mut compare, step) = first.server.begin(&command(Lun::new(0), &CAW, 1024));
+        first.turn(&mut compare, step, &[0; 1024], &mut 0);
+        let unmap = [0, 22, 0, 16, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0];
+        let changes: [(&[u8], &[u8]); 4] = [
+            (&WRITE, &[1; 512]),
+            (&[0x41, 0, 0, 0, 0, 0, 0, 0, 1, 0], &[1; 512]),
+            (&[0x42, 0, 0, 0, 0, 0, 0, 0, 24, 0], &unmap),
+            (&[0x2e, 2, 0, 0, 0, 0, 0, 0, 1, 0], &[1; 512]),
+        ];
+        for (cdb, data) in changes {
+            let (mut task, mut step) = second.server.begin(&command(Lun::new(0), cdb, data.len()));
+            if let Step::DataOut { .. } = step {
+                step = second.turn(&mut task, step, data, &mut 0);
+            }
+            assert!(matches!(step, Step::Wait), "{cdb:x?}");
+        }
+    }
+
+    #[test]
     fn a_task_that_is_dropped_gives_its_range_back() {
         let bench = Bench::new();
         let mut client = bench.client("a");
         let (mut task, step) = client.server.begin(&command(Lun::new(0), &CAW, 1024));
         client.turn(&mut task, step, &[0; 1024], &mut 0);
-        assert!(bench.unit.ranges.is_locked(0, 512));
+        assert!(bench.unit.served.is_locked(0, 512));
         drop(task);
-        assert!(!bench.unit.ranges.is_locked(0, 512));
+        assert!(!bench.unit.served.is_locked(0, 512));
     }
 
     #[test]

@@ -4,7 +4,6 @@
 //! anything is copied; then one piece at a time is read and written.
 
 use super::Status;
-use super::reservations::Registrant;
 use super::sense::Sense;
 use super::task::{Action, Context, Failure, Outcome, Work, answer};
 use super::unit::LogicalUnit;
@@ -185,12 +184,12 @@ fn place(end: &End, lba: u64, offset: u16, len: u64) -> Result<(VolumeId, u64), 
 
 /// Every unit that takes part is asked, as if its blocks were read and written by commands of this nexus.
 fn check_access(cx: &Context<'_>, ends: &[End], segments: &[Segment]) -> Result<(), Failure> {
-    let who = Registrant::of(cx.nexus);
+    let who = cx.nexus.registrant();
     for segment in segments {
         let (from, to) = both(ends, segment.from_end, segment.to_end)?;
-        let access =
-            |end: &End| end.unit.look(|state| (state.reservations.access(&who), state.write_protected));
-        let ((source, _), (destination, is_protected)) = (access(from), access(to));
+        let access = |end: &End| end.unit.served.look(|table| table.reservations.access(Some(&who)));
+        let (source, destination) = (access(from), access(to));
+        let is_protected = to.unit.look(|state| state.write_protected);
         if !source.reads || !destination.writes {
             return Err(Failure::status(Status::RESERVATION_CONFLICT));
         }

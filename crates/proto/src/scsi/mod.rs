@@ -6,8 +6,8 @@
 //!      │                              ├──▶ Step::Wait, Step::Pause ▶ resume ──────┤
 //!      └───────────── Response ◀── Step::Done ◀───────────────────────────────────┘
 //! ```
-//! A [`Target`] maps LUNs to [`LogicalUnit`]s, which all sessions share: they hold reservations, mode pages, unit
-//! attentions and locked ranges beside the volume. A session has one [`DeviceServer`], on its own core; it is one
+//! A [`Target`] maps LUNs to [`LogicalUnit`]s, which all sessions share: they hold mode pages and unit attentions beside
+//! the volume. What other protocols share too, reservations and locked ranges, is in [`crate::served`]. A session has one [`DeviceServer`], on its own core; it is one
 //! I_T nexus. It keeps a copy of what a READ or WRITE needs to know of the shared state, and one atomic load tells
 //! whether the copy is still good, so that those commands take no lock and allocate nothing.
 //!
@@ -19,9 +19,6 @@ mod cdb;
 mod error;
 mod lun;
 mod nexus;
-mod persistence;
-mod ranges;
-mod reservations;
 mod sense;
 mod server;
 mod table;
@@ -52,14 +49,13 @@ mod vpd;
 mod write_same;
 
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
 
 pub use cdb::Cdb;
 pub use lun::Lun;
 pub use nexus::{Nexus, TargetPort};
-pub use persistence::{ImageError, ReservationStore, SaveTicket};
 pub use sense::{Sense, SenseBytes};
 pub use server::{DeviceServer, ManagementResponse, TaskManagement};
 pub use target::Target;

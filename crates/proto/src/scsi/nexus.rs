@@ -1,5 +1,6 @@
 //! Who talks to whom: an I_T nexus is an initiator port and a target port (SAM-5 §4.3).
 
+use crate::served::Registrant;
 use std::sync::Arc;
 
 /// An initiator port and a target port; one session.
@@ -14,11 +15,11 @@ pub struct Nexus {
 /// A target port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TargetPort {
-    /// RELATIVE TARGET PORT IDENTIFIER, from 1.
+    /// RELATIVE TARGET PORT IDENTIFIER, from 1; another one for each port that leads to the same unit.
     pub relative_id: u16,
     /// The target port group that it belongs to.
     pub group: u16,
-    /// Its name as a SCSI name string: with iSCSI, `iqn...,t,0x0001`.
+    /// Its name as a SCSI name string: with iSCSI, `iqn...,t,0x0001`. The same after each restart.
     pub name: Arc<str>,
 }
 
@@ -26,6 +27,11 @@ impl Nexus {
     /// PROTOCOL IDENTIFIER (SPC-5 §7.6.1).
     pub(super) fn protocol(&self) -> u8 {
         self.initiator.first().map_or(0, |first| first & 0x0f)
+    }
+
+    /// Its name where reservations are kept.
+    pub(super) fn registrant(&self) -> Registrant {
+        Registrant { initiator: self.initiator.clone(), port: self.target_port.name.clone() }
     }
 
     /// A nexus of an iSCSI session (SPC-5 §7.6.4.6): the TransportID is `NAME,i,0xISID`.

@@ -1,27 +1,29 @@
 //! PERSISTENT RESERVE IN and OUT (SPC-5 §6.16, §6.17).
 
 use super::Status;
-use super::persistence::{SaveTicket, to_image};
-use super::reservations::*;
 use super::sense::Sense;
 use super::task::{Action, Context, Failure, Outcome, Work, answer};
-use super::unit::UnitState;
+use crate::served::{Move, Notices, Preempt, Refused, Register, Registrant, Reservations, SaveTicket};
 use blockmux_volume::Output;
 use blockmux_wire::scsi::opcode::{persistent_reserve_in, persistent_reserve_out as out};
 use blockmux_wire::scsi::reservation::*;
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use zerocopy::{FromBytes, IntoBytes, U16, U32, U64};
 
 pub(super) fn reserve_in(cx: &mut Context<'_>) -> Outcome {
     let cdb = &cx.command.cdb;
-    let can_persist = cx.unit.unit.store.is_some();
-    let all = cx.unit.unit.look(|state| state.reservations.clone());
+    let can_persist = cx.unit.unit.served.store().is_some();
+    let all = cx.unit.unit.served.look(|table| table.reservations.clone());
     let body = match u16::from(cdb.byte(1) & 0x1f) {
         persistent_reserve_in::READ_KEYS => {
             all.registrations.iter().flat_map(|registration| registration.key.to_be_bytes()).collect()
         }
         persistent_reserve_in::READ_RESERVATION => reservation(&all),
-        persistent_reserve_in::READ_FULL_STATUS => full_status(&all),
+        persistent_reserve_in::READ_FULL_STATUS => {
+            full_status(&all, &cx.unit.unit.look(|state| state.ports.clone()))
+        }
         _ => return answer(capabilities(&all, can_persist).as_bytes(), cdb.u16(7).into()),
     };
     let header = ReserveInHeader {
@@ -43,7 +45,8 @@ fn reservation(all: &Reservations) -> Vec<u8> {
     descriptor.as_bytes().to_vec()
 }
 
-fn full_status(all: &Reservations) -> Vec<u8> {
+/// A port that no target has any more is 0, which is no identifier.
+fn full_status(all: &Reservations, ports: &BTreeMap<Arc<str>, u16>) -> Vec<u8> {
     let mut bytes = Vec::new();
     for registration in &all.registrations {
         let held = all.reservation.as_ref().filter(|_| all.holds(&registration.who));
@@ -53,7 +56,9 @@ fn full_status(all: &Reservations) -> Vec<u8> {
             flags: if held.is_some() { R_HOLDER } else { 0 },
             scope_and_type: held.map_or(0, |held| held.kind.0),
             reserved_too: [0; 4],
-            relative_target_port_identifier: U16::new(registration.who.port),
+            relative_target_port_identifier: U16::new(
+                ports.get(&registration.who.port).copied().unwrap_or(0),
+            ),
             additional_descriptor_length: U32::new(registration.who.initiator.len() as u32),
         };
         bytes.extend(descriptor.as_bytes());
@@ -97,22 +102,17 @@ pub(super) fn reserve_out(cx: &mut Context<'_>) -> Outcome {
 fn change(cx: &mut Context<'_>, bytes: &[u8]) -> Outcome {
     let action = u16::from(cx.command.cdb.byte(1) & 0x1f);
     let wanted = Wanted::parse(cx, action, bytes)?;
-    let who = Registrant::of(cx.nexus);
-    if wanted.persists() && cx.unit.unit.store.is_none() {
+    let who = cx.nexus.registrant();
+    let served = &cx.unit.unit.served;
+    if wanted.persists() && served.store().is_none() {
         return Err(Sense::in_parameters(20).into());
     }
-    let ticket = cx.unit.unit.change(|state| {
+    let ticket = served.change(action == out::PREEMPT_AND_ABORT, |table| {
         // SPC-2 §5.5.1: a RESERVE that is held keeps persistent reservations out.
-        if state.reserved_by.is_some() {
+        if table.reserved_by.is_some() {
             return Err(Failure::status(Status::RESERVATION_CONFLICT));
         }
-        let persisted = state.reservations.persists;
-        let notices = wanted.apply(&mut state.reservations, &who)?;
-        tell(state, &notices, action == out::PREEMPT_AND_ABORT);
-        let must_save = persisted || state.reservations.persists;
-        // Within the lock, so that images are saved in the order of the changes.
-        let store = cx.unit.unit.store.as_ref().filter(|_| must_save);
-        Ok(store.map(|store| store.save(&to_image(&state.reservations))))
+        wanted.apply(&mut table.reservations, &who)
     })?;
     cx.unit.refresh();
     match ticket {
@@ -122,17 +122,6 @@ fn change(cx: &mut Context<'_>, bytes: &[u8]) -> Outcome {
             let outcome = saving.on_resume(cx);
             cx.work(saving);
             outcome
-        }
-    }
-}
-
-fn tell(state: &mut UnitState, notices: &Notices, aborts: bool) {
-    for (who, what) in notices {
-        for nexus in state.nexuses.iter_mut().filter(|nexus| nexus.who == *who) {
-            nexus.attend(*what);
-            if aborts && *what == Asc::REGISTRATIONS_PREEMPTED {
-                nexus.abort_tasks();
-            }
         }
     }
 }
@@ -174,9 +163,7 @@ impl Wanted {
     fn parse_move(cx: &Context<'_>, bytes: &[u8]) -> Result<Wanted, Sense> {
         let (list, rest) = RegisterAndMove::ref_from_prefix(bytes).map_err(|_| Sense::in_parameters(0))?;
         let port = list.relative_target_port_identifier.get();
-        if !cx.target.ports.iter().any(|known| known.relative_id == port) {
-            return Err(Sense::in_parameters(18));
-        }
+        let port = port_name(cx, port).ok_or(Sense::in_parameters(18))?;
         let ids = transport_ids(rest, list.transport_id_length.get() as usize, 20)?;
         let [id] = ids.as_slice() else { return Err(Sense::in_parameters(20)) };
         Ok(Wanted::Move(Move {
@@ -226,7 +213,7 @@ fn refusal(refused: Refused) -> Failure {
 
 /// Who is registered: the nexus; with SPEC_I_PT each listed initiator port; with ALL_TG_PT those on every target port.
 fn whom(cx: &Context<'_>, flags: u8, rest: &[u8]) -> Result<Vec<Registrant>, Sense> {
-    let own = Registrant::of(cx.nexus);
+    let own = cx.nexus.registrant();
     let mut initiators = vec![own.initiator.clone()];
     if flags & SPEC_I_PT != 0 {
         if u16::from(cx.command.cdb.byte(1) & 0x1f) != out::REGISTER {
@@ -240,12 +227,23 @@ fn whom(cx: &Context<'_>, flags: u8, rest: &[u8]) -> Result<Vec<Registrant>, Sen
     }
     let ports = match flags & ALL_TG_PT {
         0 => vec![own.port],
-        _ => cx.target.ports.iter().map(|port| port.relative_id).collect(),
+        _ => cx.target.ports.iter().map(|port| port.name.clone()).collect(),
     };
-    let each = initiators
-        .iter()
-        .flat_map(|initiator| ports.iter().map(|&port| Registrant { initiator: initiator.clone(), port }));
+    let each = initiators.iter().flat_map(|initiator| {
+        ports.iter().map(|port| Registrant { initiator: initiator.clone(), port: port.clone() })
+    });
     Ok(each.collect())
+}
+
+/// The name of a port that leads to the unit, also through another target.
+fn port_name(cx: &Context<'_>, relative_id: u16) -> Option<Arc<str>> {
+    let own = cx.target.ports.iter().find(|port| port.relative_id == relative_id);
+    own.map(|port| port.name.clone()).or_else(|| {
+        cx.unit.unit.look(|state| {
+            let found = state.ports.iter().find(|(_, id)| **id == relative_id);
+            found.map(|(name, _)| name.clone())
+        })
+    })
 }
 
 /// Splits a list of TransportIDs; `field` is where its length was.
@@ -258,7 +256,11 @@ fn transport_ids(list: &[u8], length: usize, field: u16) -> Result<Vec<&[u8]>, S
             0x05 => usize::from(u16::from_be_bytes([high, low])).saturating_add(4),
             _ => 24,
         };
-        let (id, after) = rest.split_at_checked(len).ok_or(Sense::in_parameters(field))?;
+        // Of the longest iSCSI name, an ISID and padding. Each is kept for as long as it is registered.
+        let (id, after) = rest
+            .split_at_checked(len)
+            .filter(|_| len <= MAX_TRANSPORT_ID)
+            .ok_or(Sense::in_parameters(field))?;
         ids.push(id);
         rest = after;
     }
@@ -276,21 +278,27 @@ impl Work for Saving {
     }
 
     fn on_resume(&mut self, cx: &mut Context<'_>) -> Outcome {
-        match cx.unit.unit.store.as_ref().and_then(|store| store.is_saved(self.ticket)) {
+        match cx.unit.unit.served.store().and_then(|store| store.is_saved(self.ticket)) {
             None => Ok(Action::Wait),
             Some(true) => Ok(Action::good()),
-            Some(false) => Err(Sense::new(SenseKey::HARDWARE_ERROR, Asc::WRITE_ERROR).into()),
+            Some(false) => {
+                cx.unit.unit.served.take_back(self.ticket);
+                Err(Sense::new(SenseKey::HARDWARE_ERROR, Asc::WRITE_ERROR).into())
+            }
         }
     }
 }
 
 /// The longest parameter list, in bytes: some hundred TransportIDs.
 const MAX_LIST: usize = 32 << 10;
+/// The longest TransportID, in bytes.
+const MAX_TRANSPORT_ID: usize = 256;
 
 #[cfg(test)]
 mod tests {
     use crate::scsi::testing::{Bench, Client, answer, command};
-    use crate::scsi::{Identity, LogicalUnit, Lun, ReservationStore, SaveTicket, Status, Step};
+    use crate::scsi::{Identity, LogicalUnit, Lun, Status, Step};
+    use crate::served::{ReservationStore, SaveTicket, Served};
     use blockmux_volume::MemVolume;
     use std::sync::{Arc, Mutex};
 
@@ -467,6 +475,11 @@ mod tests {
         assert_eq!(out(&mut a, 0, 0, &both), Status::GOOD);
         assert_eq!(keys(&mut a).len(), 8 + 4 * 8);
         assert_eq!(out(&mut a, 6, 0, &list(0, 5, 8)), Status::CHECK_CONDITION);
+        let mut long = list(5, 5, 8);
+        long.extend([0, 0, 1, 4, 0x45, 0, 1, 0]);
+        long.resize(24 + 4 + 0x104, b'x');
+        let cdb = [0x5f, 0, 0, 0, 0, 0, 0, 1, 0x20, 0];
+        assert_eq!(a.run_with(&cdb, &long).check(), (5, 0x2600), "no name is that long");
     }
 
     #[test]
@@ -486,6 +499,7 @@ mod tests {
     struct Shelf {
         images: Mutex<Vec<Vec<u8>>>,
         is_slow: Mutex<bool>,
+        is_full: Mutex<bool>,
     }
 
     impl ReservationStore for Shelf {
@@ -496,8 +510,25 @@ mod tests {
         }
 
         fn is_saved(&self, _ticket: SaveTicket) -> Option<bool> {
-            (!*self.is_slow.lock().unwrap()).then_some(true)
+            (!*self.is_slow.lock().unwrap()).then_some(!*self.is_full.lock().unwrap())
         }
+    }
+
+    #[test]
+    fn what_cannot_be_kept_has_changed_nothing() {
+        let (shelf, volume) = (Arc::new(Shelf::default()), Arc::new(MemVolume::new(1 << 20)));
+        let served = Served::with_store(volume.clone(), shelf.clone(), &[]).unwrap();
+        let bench = Bench::around(LogicalUnit::over(Identity::of("a"), &served), volume);
+        let (mut a, mut b) = (bench.client("a"), bench.client("b"));
+        assert_eq!(out(&mut a, 6, 0, &list(0, 1, 1)), Status::GOOD);
+        *shelf.is_full.lock().unwrap() = true;
+        let reserve = a.run_with(&[0x5f, 1, 3, 0, 0, 0, 0, 0, 24, 0], &list(1, 0, 0));
+        assert_eq!(reserve.check(), (4, 0x0c00));
+        assert_eq!(b.run(&[0x5e, 1, 0, 0, 0, 0, 0, 0, 8, 0]).good(), [0, 0, 0, 1, 0, 0, 0, 0]);
+        b.run_with(&WRITE, &[0; 512]).good();
+        *shelf.is_full.lock().unwrap() = false;
+        assert_eq!(out(&mut a, 1, 3, &list(1, 0, 0)), Status::GOOD);
+        assert_eq!(b.run(&READ).status, Status::RESERVATION_CONFLICT);
     }
 
     #[test]
@@ -505,9 +536,8 @@ mod tests {
         let shelf = Arc::new(Shelf::default());
         let volume = Arc::new(MemVolume::new(1 << 20));
         let bench = |image: &[u8]| {
-            let unit =
-                LogicalUnit::with_store(Identity::of("a"), volume.clone(), shelf.clone(), image).unwrap();
-            Bench::around(unit, volume.clone())
+            let served = Served::with_store(volume.clone(), shelf.clone(), image).unwrap();
+            Bench::around(LogicalUnit::over(Identity::of("a"), &served), volume.clone())
         };
         let first = bench(&[]);
         let mut a = first.client("a");

@@ -1,8 +1,8 @@
 //! READ and WRITE of 6 to 16 bytes, WRITE ATOMIC (SBC-4 §5.13 to 5.18, §5.36 to 5.40, §5.43).
 
-use super::ranges::RangeGuard;
 use super::sense::Sense;
-use super::task::{Action, Context, Failure, Outcome, State, Work};
+use super::task::{Action, Context, Outcome, State, Work};
+use crate::served::RangeGuard;
 use blockmux_volume::{Op, Output, SgList};
 use blockmux_wire::scsi::cdb::FUA;
 
@@ -18,9 +18,6 @@ pub(super) fn read(cx: &mut Context<'_>) -> Outcome {
         cx.work(FlushThenRead { offset: range.offset, len: range.len });
         return Ok(Action::Io(Op::Flush, 0, 0, None));
     }
-    if cx.unit.unit.ranges.is_locked(range.offset, range.len) {
-        return hold(cx, Op::Read, range.offset, range.len, None);
-    }
     cx.last_io(Op::Read, range.offset, range.len, None)
 }
 
@@ -31,12 +28,6 @@ pub(super) fn write(cx: &mut Context<'_>) -> Outcome {
     let Some(len) = cx.begin_write(&range)? else { return Ok(Action::good()) };
     *cx.state = State::WriteData { offset: range.offset, fua: range.flags & FUA != 0 };
     cx.write_data_out(&range, len)
-}
-
-/// Waits for a locked range to come free, then does the I/O.
-pub(super) fn hold(cx: &mut Context<'_>, op: Op, offset: u64, len: u64, data: Option<SgList>) -> Outcome {
-    cx.work(Held { op, offset, len, data });
-    Ok(Action::Wait)
 }
 
 /// WRITE ATOMIC (16): TRANSFER LENGTH has 16 bits, and ATOMIC BOUNDARY the two bytes before it.
@@ -72,27 +63,6 @@ impl Work for FlushThenRead {
     }
 }
 
-/// An I/O whose range is locked.
-struct Held {
-    op: Op,
-    offset: u64,
-    len: u64,
-    data: Option<SgList>,
-}
-
-impl Work for Held {
-    fn on_io(&mut self, _cx: &mut Context<'_>, _output: Output) -> Outcome {
-        Err(Failure::internal())
-    }
-
-    fn on_resume(&mut self, cx: &mut Context<'_>) -> Outcome {
-        if cx.unit.unit.ranges.is_locked(self.offset, self.len) {
-            return Ok(Action::Wait);
-        }
-        cx.last_io(self.op, self.offset, self.len, self.data.take())
-    }
-}
-
 /// A write that no other command sees half of.
 struct Atomic {
     offset: u64,
@@ -109,12 +79,11 @@ impl Work for Atomic {
 
     fn on_resume(&mut self, cx: &mut Context<'_>) -> Outcome {
         let len = self.data.len() as u64;
-        self.guard = RangeGuard::lock(&cx.unit.unit, self.offset, len);
-        if self.guard.is_none() {
+        if !RangeGuard::take(&mut self.guard, &cx.unit.unit.served, self.offset, len) {
             return Ok(Action::Wait);
         }
         let data = std::mem::take(&mut self.data);
-        Ok(Action::Io(Op::Write { fua: self.fua }, self.offset, len, Some(data)))
+        Ok(Action::IoAlone(Op::Write { fua: self.fua }, self.offset, len, Some(data)))
     }
 
     fn on_io(&mut self, _cx: &mut Context<'_>, _output: Output) -> Outcome {

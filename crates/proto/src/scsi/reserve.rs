@@ -6,28 +6,28 @@
 use super::Status;
 use super::sense::Sense;
 use super::task::{Action, Context, Failure, Outcome};
+use crate::served::Notices;
 
 pub(super) fn reserve(cx: &mut Context<'_>) -> Outcome {
     check(cx)?;
     let key = cx.unit.key;
-    let reserved = cx.unit.unit.change(|state| {
+    let reserved = cx.unit.unit.served.change(false, |table| {
         // SPC-5 §5.13.3, CRH is 0: registrations keep reservations of this kind out.
-        if state.reserved_by.is_some_and(|holder| holder != key)
-            || !state.reservations.registrations.is_empty()
+        if table.reserved_by.is_some_and(|holder| holder != key)
+            || !table.reservations.registrations.is_empty()
         {
-            return false;
+            return Err(Failure::status(Status::RESERVATION_CONFLICT));
         }
-        state.reserved_by = Some(key);
-        true
+        table.reserved_by = Some(key);
+        Ok(Notices::new())
     });
-    if reserved { Ok(Action::good()) } else { Err(Failure::status(Status::RESERVATION_CONFLICT)) }
+    reserved.map(|_| Action::good())
 }
 
 /// SPC-2 §7.16: GOOD for everyone, with an effect for the holder.
 pub(super) fn release(cx: &mut Context<'_>) -> Outcome {
     check(cx)?;
-    let key = cx.unit.key;
-    cx.unit.unit.change(|state| state.reserved_by = state.reserved_by.filter(|&holder| holder != key));
+    cx.unit.unit.served.release(Some(cx.unit.key));
     Ok(Action::good())
 }
 

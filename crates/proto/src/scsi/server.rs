@@ -8,13 +8,15 @@ use super::table::{self, Entry, Rules};
 use super::target::Target;
 use super::task::{Action, Context, Failure, Outcome, State, Task};
 use super::unit::{LogicalUnit, NexusKey, UnitState, View};
-use super::{Cdb, Command, Lun, Response, Status, Step, TaskAttribute, inquiry, luns, read_write, sanitize};
+use super::{Cdb, Command, Lun, Response, Status, Step, TaskAttribute, inquiry, luns, sanitize};
 use crate::exports::VolumeId;
+use crate::served::Lane;
 use blockmux_volume::{Completion, Io, Op, SgList, Tag};
 use blockmux_wire::scsi::cdb::NACA;
 use blockmux_wire::scsi::opcode::Opcode;
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 use smallvec::SmallVec;
+use std::rc::Rc;
 use std::sync::Arc;
 
 /// One I_T nexus of a target; it lives as long as its session, on the session's core. See the module's words.
@@ -31,6 +33,8 @@ pub(super) struct Attached {
     pub(super) volume: VolumeId,
     pub(super) unit: Arc<LogicalUnit>,
     pub(super) key: NexusKey,
+    /// The nexus's I/O on the volume.
+    lane: Rc<Lane>,
     /// How this nexus's copies ended, oldest first.
     pub(super) copies: Vec<CopyResult>,
     /// The generation that `view` was made of.
@@ -68,7 +72,8 @@ impl DeviceServer {
         let units = target.units().map(|(number, volume, unit)| {
             let key = unit.attach(&nexus);
             let (seen, view) = unit.view(key);
-            Attached { number, volume, unit: unit.clone(), key, copies: Vec::new(), seen, view }
+            let lane = Lane::new(&unit.served);
+            Attached { number, volume, unit: unit.clone(), key, lane, copies: Vec::new(), seen, view }
         });
         DeviceServer { units: units.collect(), target: target.clone(), nexus }
     }
@@ -89,6 +94,8 @@ impl DeviceServer {
             op: Op::Flush,
             transfer_len: 0,
             abort_epoch: 0,
+            passage: None,
+            held: None,
         };
         let outcome = match task.unit.and_then(|unit| self.units.get_mut(unit)) {
             Some(unit) => dispatch(&self.target, &self.nexus, unit, &mut task),
@@ -104,9 +111,6 @@ impl DeviceServer {
         let outcome = self.advance(task, |cx| match std::mem::replace(cx.state, State::Ended) {
             State::WriteData { offset, fua } => {
                 let len = data.len() as u64;
-                if cx.unit.unit.ranges.is_locked(offset, len) {
-                    return read_write::hold(cx, Op::Write { fua }, offset, len, Some(data));
-                }
                 cx.last_io(Op::Write { fua }, offset, len, Some(data))
             }
             State::Parameters(on_parameters) => {
@@ -126,6 +130,7 @@ impl DeviceServer {
     /// The I/O that [`Step::Io`] asked for has completed.
     #[inline]
     pub fn on_io(&mut self, task: &mut Task, done: Completion) -> Step {
+        task.passage = None;
         let output = match done.result {
             Ok(output) => output,
             Err(error) => {
@@ -152,6 +157,13 @@ impl DeviceServer {
 
     /// Asks a task again that has to [`Step::Wait`] or to [`Step::Pause`].
     pub fn resume(&mut self, task: &mut Task) -> Step {
+        if let Some(held) = task.held.take() {
+            // Whether it is aborted is asked like any time that a task goes on.
+            return match self.advance(task, |_| Ok(Action::Wait)) {
+                Ok(_) => self.submit(task, held.0, held.1),
+                failed => self.step(task, failed),
+            };
+        }
         let outcome = self.advance(task, |cx| match std::mem::replace(cx.state, State::Ended) {
             State::Work(mut work) => {
                 let outcome = work.on_resume(cx);
@@ -181,6 +193,8 @@ impl DeviceServer {
             op: Op::Flush,
             transfer_len: 0,
             abort_epoch: unit.view.abort_epoch,
+            passage: None,
+            held: None,
         };
         let outcome = self.advance(&mut task, sanitize::carry_on);
         match self.step(&mut task, outcome) {
@@ -199,7 +213,7 @@ impl DeviceServer {
             TaskManagement::AbortTaskSet | TaskManagement::ClearAca => {}
             // SAM-5 §5.14.8: with TAS, the others' tasks end with TASK ABORTED, and there is no unit attention.
             TaskManagement::ClearTaskSet => unit.unit.change(UnitState::abort_all_tasks),
-            TaskManagement::LogicalUnitReset => unit.unit.change(UnitState::reset),
+            TaskManagement::LogicalUnitReset => unit.unit.reset(),
         }
         ManagementResponse::FunctionComplete
     }
@@ -240,13 +254,16 @@ impl DeviceServer {
             Ok(Action::Wait) => return Step::Wait,
             Ok(Action::Pause(time)) => return Step::Pause(time),
             Ok(Action::Io(op, offset, len, data)) => {
+                let volume = unit.map_or(NO_VOLUME, |unit| unit.volume);
+                return self.submit(task, volume, Io { tag: Tag(0), op, offset, len, data });
+            }
+            Ok(Action::IoAlone(op, offset, len, data)) => {
                 task.op = op;
-                let volume = unit.map_or(VolumeId(u32::MAX), |unit| unit.volume);
+                let volume = unit.map_or(NO_VOLUME, |unit| unit.volume);
                 return Step::Io { volume, io: Io { tag: Tag(0), op, offset, len, data } };
             }
             Ok(Action::IoOn(volume, op, offset, len, data)) => {
-                task.op = op;
-                return Step::Io { volume, io: Io { tag: Tag(0), op, offset, len, data } };
+                return self.submit(task, volume, Io { tag: Tag(0), op, offset, len, data });
             }
             Ok(Action::Done(data_in)) => {
                 if !data_in.is_empty() {
@@ -261,6 +278,24 @@ impl DeviceServer {
         };
         task.state = State::Ended;
         Step::Done(Response { status, sense, data_in, transfer_len: task.transfer_len })
+    }
+
+    /// Hands an I/O out, or holds it while another task has its range for itself.
+    #[inline]
+    fn submit(&self, task: &mut Task, volume: VolumeId, io: Io) -> Step {
+        task.op = io.op;
+        if matches!(io.op, Op::Read | Op::Write { .. } | Op::WriteZeroes { .. } | Op::Discard { .. }) {
+            let own = task.unit.and_then(|unit| self.units.get(unit)).filter(|unit| unit.volume == volume);
+            let unit = own.or_else(|| self.units.iter().find(|unit| unit.volume == volume));
+            if let Some(unit) = unit {
+                task.passage = unit.lane.pass(io.offset, io.len);
+                if task.passage.is_none() {
+                    task.held = Some(Box::new((volume, io)));
+                    return Step::Wait;
+                }
+            }
+        }
+        Step::Io { volume, io }
     }
 }
 
@@ -374,3 +409,6 @@ fn keep_working(cx: &mut Context<'_>, work: Box<dyn super::task::Work>, outcome:
     }
     outcome
 }
+
+/// Of I/O that no unit asks for; there is none.
+const NO_VOLUME: VolumeId = VolumeId(u32::MAX);

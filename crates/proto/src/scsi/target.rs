@@ -12,7 +12,7 @@ use std::sync::Arc;
 pub struct Target {
     /// The target device's name as a SCSI name string: with iSCSI, the target's IQN.
     pub name: Arc<str>,
-    /// Every port of the target; a session is on one of them.
+    /// Every port of the target; a session is on one of them. Units that are added later know them.
     pub ports: Vec<TargetPort>,
     units: BTreeMap<u16, (VolumeId, Arc<LogicalUnit>)>,
 }
@@ -27,6 +27,7 @@ impl Target {
     /// Adds a logical unit; of several with one number the last counts. Numbers have 14 bits.
     #[must_use]
     pub fn with_unit(mut self, number: u16, volume: VolumeId, unit: Arc<LogicalUnit>) -> Target {
+        unit.add_ports(&self.ports);
         self.units.insert(number & 0x3fff, (volume, unit));
         self
     }

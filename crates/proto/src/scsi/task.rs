@@ -7,7 +7,8 @@ use super::server::Attached;
 use super::target::Target;
 use super::{Command, Status};
 use crate::exports::VolumeId;
-use blockmux_volume::{MAX_TRANSFER, Op, Output, SgList};
+use crate::served::Passage;
+use blockmux_volume::{Io, MAX_TRANSFER, Op, Output, SgList};
 use blockmux_wire::scsi::cdb::PROTECT_MASK;
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 use std::time::Duration;
@@ -24,6 +25,10 @@ pub struct Task {
     pub(super) transfer_len: u64,
     /// As it was when the task began; another one aborts it.
     pub(super) abort_epoch: u32,
+    /// Counts the I/O in flight.
+    pub(super) passage: Option<Passage>,
+    /// An I/O that waits until its range is not locked any more.
+    pub(super) held: Option<Box<(VolumeId, Io)>>,
 }
 
 /// What a task waits for.
@@ -74,7 +79,7 @@ pub(super) trait Work {
     }
 }
 
-/// What a handler wants next.
+/// What a handler wants next. I/O on a range that another task has locked waits, without asking the handler.
 #[derive(Debug)]
 pub(super) enum Action {
     /// GOOD, with data-in.
@@ -83,6 +88,8 @@ pub(super) enum Action {
     DataOut(usize),
     /// An I/O: operation, offset and length in bytes, data.
     Io(Op, u64, u64, Option<SgList>),
+    /// The same within the range that the task has locked.
+    IoAlone(Op, u64, u64, Option<SgList>),
     /// An I/O on another unit of the target.
     IoOn(VolumeId, Op, u64, u64, Option<SgList>),
     /// To be asked again later.

@@ -9,40 +9,40 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 /// A target with one logical unit at LUN 0, and the channel to its volume.
-pub(super) struct Bench {
-    pub(super) unit: Arc<LogicalUnit>,
-    pub(super) target: Arc<Target>,
-    pub(super) volume: Arc<dyn Volume>,
+pub(crate) struct Bench {
+    pub(crate) unit: Arc<LogicalUnit>,
+    pub(crate) target: Arc<Target>,
+    pub(crate) volume: Arc<dyn Volume>,
 }
 
 /// One session with a [`Bench`].
-pub(super) struct Client {
-    pub(super) server: DeviceServer,
-    pub(super) channel: Box<dyn Channel>,
+pub(crate) struct Client {
+    pub(crate) server: DeviceServer,
+    pub(crate) channel: Box<dyn Channel>,
 }
 
 /// What came back, easy to compare.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Answer {
-    pub(super) status: Status,
+pub(crate) struct Answer {
+    pub(crate) status: Status,
     /// Key, code and qualifier.
-    pub(super) sense: Option<(u8, u16)>,
-    pub(super) data: Vec<u8>,
-    pub(super) transfer_len: u64,
+    pub(crate) sense: Option<(u8, u16)>,
+    pub(crate) data: Vec<u8>,
+    pub(crate) transfer_len: u64,
 }
 
 impl Bench {
     /// Over a RAM volume of 8 MiB.
-    pub(super) fn new() -> Bench {
+    pub(crate) fn new() -> Bench {
         Bench::over(Arc::new(MemVolume::new(8 << 20)))
     }
 
-    pub(super) fn over(volume: Arc<dyn Volume>) -> Bench {
+    pub(crate) fn over(volume: Arc<dyn Volume>) -> Bench {
         Bench::with(Identity::of("a"), volume)
     }
 
     /// Whose medium can be ejected.
-    pub(super) fn removable() -> Bench {
+    pub(crate) fn removable() -> Bench {
         Bench::with(Identity { removable: true, ..Identity::of("a") }, Arc::new(MemVolume::new(8 << 20)))
     }
 
@@ -50,21 +50,21 @@ impl Bench {
         Bench::around(LogicalUnit::new(identity, volume.clone()), volume)
     }
 
-    pub(super) fn around(unit: Arc<LogicalUnit>, volume: Arc<dyn Volume>) -> Bench {
+    pub(crate) fn around(unit: Arc<LogicalUnit>, volume: Arc<dyn Volume>) -> Bench {
         let target = Target::new("iqn.2026-11.t:t", vec![port(1), port(2)]);
         let target = Arc::new(target.with_unit(0, VolumeId(0), unit.clone()));
         Bench { unit, target, volume }
     }
 
     /// A session whose power-on attention has been seen.
-    pub(super) fn client(&self, name: &str) -> Client {
+    pub(crate) fn client(&self, name: &str) -> Client {
         let mut client = self.fresh_client(name);
         let first = client.run(&[0, 0, 0, 0, 0, 0]);
         assert_eq!(first.sense, Some((6, 0x2900)));
         client
     }
 
-    pub(super) fn fresh_client(&self, name: &str) -> Client {
+    pub(crate) fn fresh_client(&self, name: &str) -> Client {
         let nexus = Nexus::iscsi(&format!("iqn.2026-11.i:{name}"), [0, 0, 0, 0, 0, 1], port(1));
         let core: Rc<dyn Core> = Rc::new(TestCore { pool: Pool::new(usize::MAX) });
         let channel = self.volume.open(&core, 64, Waker::idle()).unwrap();
@@ -74,16 +74,16 @@ impl Bench {
 
 impl Client {
     /// A command without data-out.
-    pub(super) fn run(&mut self, cdb: &[u8]) -> Answer {
+    pub(crate) fn run(&mut self, cdb: &[u8]) -> Answer {
         self.run_with(cdb, &[])
     }
 
     /// A command with as much data-out as there is.
-    pub(super) fn run_with(&mut self, cdb: &[u8], data_out: &[u8]) -> Answer {
+    pub(crate) fn run_with(&mut self, cdb: &[u8], data_out: &[u8]) -> Answer {
         self.run_on(Lun::new(0), cdb, data_out)
     }
 
-    pub(super) fn run_on(&mut self, lun: Lun, cdb: &[u8], data_out: &[u8]) -> Answer {
+    pub(crate) fn run_on(&mut self, lun: Lun, cdb: &[u8], data_out: &[u8]) -> Answer {
         let (mut task, mut step) = self.server.begin(&command(lun, cdb, data_out.len()));
         let mut sent = 0;
         loop {
@@ -96,7 +96,7 @@ impl Client {
     }
 
     /// A command that waits now and then, for nobody.
-    pub(super) fn run_waiting(&mut self, cdb: &[u8], data_out: &[u8]) -> Answer {
+    pub(crate) fn run_waiting(&mut self, cdb: &[u8], data_out: &[u8]) -> Answer {
         let (mut task, mut step) = self.server.begin(&command(Lun::new(0), cdb, data_out.len()));
         let mut sent = 0;
         loop {
@@ -108,7 +108,7 @@ impl Client {
     }
 
     /// One step that is not the last.
-    pub(super) fn turn(&mut self, task: &mut Task, step: Step, data_out: &[u8], sent: &mut usize) -> Step {
+    pub(crate) fn turn(&mut self, task: &mut Task, step: Step, data_out: &[u8], sent: &mut usize) -> Step {
         match step {
             Step::DataOut { len } => {
                 let data = Seg::from_slice(&data_out[*sent..*sent + len]);
@@ -129,7 +129,7 @@ impl Client {
     }
 }
 
-pub(super) fn command(lun: Lun, cdb: &[u8], data_out_len: usize) -> Command {
+pub(crate) fn command(lun: Lun, cdb: &[u8], data_out_len: usize) -> Command {
     Command {
         lun,
         cdb: Cdb::new(cdb).unwrap(),
@@ -139,7 +139,7 @@ pub(super) fn command(lun: Lun, cdb: &[u8], data_out_len: usize) -> Command {
     }
 }
 
-pub(super) fn answer(response: Response) -> Answer {
+pub(crate) fn answer(response: Response) -> Answer {
     Answer {
         status: response.status,
         sense: response.sense.map(|sense| (sense.key.0, sense.asc.0)),
@@ -151,31 +151,31 @@ pub(super) fn answer(response: Response) -> Answer {
 impl Answer {
     /// Data of a command that succeeded.
     #[track_caller]
-    pub(super) fn good(self) -> Vec<u8> {
+    pub(crate) fn good(self) -> Vec<u8> {
         assert_eq!((self.status, self.sense), (Status::GOOD, None));
         self.data
     }
 
     /// Key and code of a command that did not.
     #[track_caller]
-    pub(super) fn check(self) -> (u8, u16) {
+    pub(crate) fn check(self) -> (u8, u16) {
         assert_eq!(self.status, Status::CHECK_CONDITION);
         self.sense.unwrap()
     }
 }
 
-pub(super) fn port(relative_id: u16) -> TargetPort {
+pub(crate) fn port(relative_id: u16) -> TargetPort {
     let name = format!("iqn.2026-11.t:t,t,0x{relative_id:04x}");
     TargetPort { relative_id, group: relative_id, name: name.into() }
 }
 
 /// A RAM volume that says that it is something else.
-pub(super) fn shaped(info: VolumeInfo) -> Arc<dyn Volume> {
+pub(crate) fn shaped(info: VolumeInfo) -> Arc<dyn Volume> {
     Arc::new(Shaped { inner: MemVolume::new(info.size), info: Mutex::new(info) })
 }
 
 /// A RAM volume, and what gives it another size up to 8 MiB.
-pub(super) fn resizable(size: u64) -> (Arc<dyn Volume>, impl Fn(u64)) {
+pub(crate) fn resizable(size: u64) -> (Arc<dyn Volume>, impl Fn(u64)) {
     let shaped = Arc::new(Shaped { inner: MemVolume::new(8 << 20), info: Mutex::new(VolumeInfo::new(size)) });
     let handle = shaped.clone();
     (shaped, move |size| handle.info.lock().unwrap().size = size)

@@ -33,7 +33,7 @@ fn a_resize_is_told_to_everyone_but_who_found_it_out() {
     assert_eq!(capacity, [0, 0, 0x1f, 0xff, 0, 0, 2, 0]);
     assert_eq!(b.run(&TUR).check(), (6, 0x2a09));
     set_size(2 << 20);
-    bench.unit.on_resize();
+    bench.unit.served.on_resize();
     assert_eq!(a.run(&TUR).check(), (6, 0x2a09));
     assert_eq!(b.run(&TUR).check(), (6, 0x2a09));
     assert_eq!(a.run(&[0x28, 0, 0, 0, 0x10, 0, 0, 0, 1, 0]).check(), (5, 0x2100));
@@ -144,6 +144,6 @@ proptest! {
         cdb.extend(rest.iter().take(31).map(|byte| if low { byte & 0x1f } else { *byte }));
         let answer = drive(&mut client, &cdb, &data_out);
         prop_assert_eq!(answer.status == Status::CHECK_CONDITION, answer.sense.is_some());
-        prop_assert!(!bench.unit.ranges.is_locked(0, u64::MAX));
+        prop_assert!(!bench.unit.served.is_locked(0, u64::MAX));
     }
 }

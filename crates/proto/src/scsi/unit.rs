@@ -1,4 +1,4 @@
-//! A logical unit: a volume, and what every nexus shares about it.
+//! A logical unit: a volume, and what every nexus shares about it beyond what all protocols do ([`Served`]).
 //!
 //! [`LogicalUnit::generation`] grows with each change that some nexus must know of. A [`DeviceServer`] keeps a
 //! [`View`] and takes the lock only when the generation is another than the one its view was made of.
@@ -6,17 +6,16 @@
 //! [`DeviceServer`]: super::DeviceServer
 
 use super::alua::{self, AccessStates};
-use super::nexus::Nexus;
-use super::persistence::{ImageError, ReservationStore, from_image};
-use super::ranges::Ranges;
-use super::reservations::{Access, Registrant, Reservations};
+use super::nexus::{Nexus, TargetPort};
 use super::sanitize::Sanitize;
 use super::sense::Sense;
+use crate::served::{Access, Change, Holder, Notice, Registrant, Served, Watcher};
 use blockmux_volume::{MAX_TRANSFER, Volume, VolumeInfo};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 use smallvec::SmallVec;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 /// How a logical unit presents itself: its names in INQUIRY data and designators, and what it can be asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,10 +61,8 @@ impl Identity {
 /// A volume as a logical unit; all targets and sessions that lead to the volume share one.
 pub struct LogicalUnit {
     pub(super) identity: Identity,
-    volume: Arc<dyn Volume>,
+    pub(super) served: Arc<Served>,
     generation: AtomicU64,
-    pub(super) ranges: Ranges,
-    pub(super) store: Option<Arc<dyn ReservationStore>>,
     call: OnceLock<Box<dyn Fn() + Send + Sync>>,
     state: Mutex<UnitState>,
 }
@@ -78,16 +75,14 @@ pub(super) struct UnitState {
     pub(super) descriptor_sense: bool,
     /// SWP of the Control mode page.
     pub(super) write_protected: bool,
-    pub(super) reservations: Reservations,
     /// Of asymmetric access.
     pub(super) access_states: AccessStates,
     /// A sanitize operation that is not over.
     pub(super) sanitize: Option<Sanitize>,
-    /// The nexus that holds a RESERVE of SPC-2.
-    pub(super) reserved_by: Option<NexusKey>,
     /// The medium of a removable unit is out.
     pub(super) ejected: bool,
-    last_key: u64,
+    /// RELATIVE TARGET PORT IDENTIFIERs of all ports that lead here, by their names.
+    pub(super) ports: BTreeMap<Arc<str>, u16>,
     /// The size at the last look, in bytes; 0: not looked yet.
     size: u64,
 }
@@ -106,8 +101,7 @@ pub(super) struct NexusState {
 }
 
 /// One nexus of a logical unit, as long as its session lasts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct NexusKey(u64);
+pub(super) type NexusKey = Holder;
 
 /// What a nexus has to know for each command, good as long as the generation stays.
 #[derive(Clone, Debug)]
@@ -164,47 +158,25 @@ impl View {
 }
 
 impl LogicalUnit {
-    /// A logical unit over a volume.
+    /// A logical unit over a volume that nothing else serves.
     #[must_use]
     pub fn new(identity: Identity, volume: Arc<dyn Volume>) -> Arc<LogicalUnit> {
-        Arc::new(LogicalUnit::build(identity, volume, None, UnitState::default()))
+        LogicalUnit::over(identity, &Served::new(volume))
     }
 
-    /// A logical unit whose reservations can survive a restart; `image` is what `store` has kept.
-    ///
-    /// # Errors
-    /// If the image is damaged.
-    pub fn with_store(
-        identity: Identity,
-        volume: Arc<dyn Volume>,
-        store: Arc<dyn ReservationStore>,
-        image: &[u8],
-    ) -> Result<Arc<LogicalUnit>, ImageError> {
-        let state = UnitState { reservations: from_image(image)?, ..UnitState::default() };
-        Ok(Arc::new(LogicalUnit::build(identity, volume, Some(store), state)))
-    }
-
-    fn build(
-        identity: Identity,
-        volume: Arc<dyn Volume>,
-        store: Option<Arc<dyn ReservationStore>>,
-        state: UnitState,
-    ) -> LogicalUnit {
-        LogicalUnit {
+    /// A logical unit over a volume that others may serve, too: other units, and other protocols.
+    #[must_use]
+    pub fn over(identity: Identity, served: &Arc<Served>) -> Arc<LogicalUnit> {
+        let unit = Arc::new(LogicalUnit {
             identity,
-            volume,
+            served: served.clone(),
             generation: AtomicU64::new(0),
-            ranges: Ranges::default(),
-            store,
             call: OnceLock::new(),
-            state: Mutex::new(state),
-        }
-    }
-
-    /// The volume has another size: every initiator is told with the next command. Also found out by whatever asks
-    /// for the capacity.
-    pub fn on_resize(&self) {
-        self.change(|state| state.see_size(self.volume.info().size, None));
+            state: Mutex::default(),
+        });
+        let watcher: Weak<LogicalUnit> = Arc::downgrade(&unit);
+        served.watch(watcher);
+        unit
     }
 
     /// Has `call` called whenever there is work that no command carries on, from any thread: then somebody's device
@@ -229,7 +201,7 @@ impl LogicalUnit {
     }
 
     pub(super) fn info(&self) -> VolumeInfo {
-        let info = self.volume.info();
+        let info = self.served.volume().info();
         VolumeInfo { read_only: info.read_only || self.identity.read_only, ..info }
     }
 
@@ -249,12 +221,11 @@ impl LogicalUnit {
 
     /// Adds a nexus; its first command is told of the power on (SAM-5 §5.14.1).
     pub(super) fn attach(&self, nexus: &Nexus) -> NexusKey {
+        let key = self.served.new_holder();
         self.change(|state| {
-            state.last_key = state.last_key.saturating_add(1);
-            let key = NexusKey(state.last_key);
             state.nexuses.push(NexusState {
                 key,
-                who: Registrant::of(nexus),
+                who: nexus.registrant(),
                 group: nexus.target_port.group,
                 abort_epoch: 0,
                 prevents_removal: false,
@@ -267,30 +238,47 @@ impl LogicalUnit {
 
     /// Forgets a nexus whose session is over.
     pub(super) fn detach(&self, key: NexusKey) {
-        self.change(|state| {
-            state.nexuses.retain(|nexus| nexus.key != key);
-            state.reserved_by = state.reserved_by.filter(|&holder| holder != key);
-        });
+        self.change(|state| state.nexuses.retain(|nexus| nexus.key != key));
+        self.served.release(Some(key));
+    }
+
+    /// Knows these ports from now on as ways that lead here.
+    pub(super) fn add_ports(&self, ports: &[TargetPort]) {
+        let known = ports.iter().map(|port| (port.name.clone(), port.relative_id));
+        self.change(|state| state.ports.extend(known));
+    }
+
+    /// SAM-5 §6.3.3, logical unit reset: what only lasts until one goes.
+    pub(super) fn reset(&self) {
+        self.served.release(None);
+        self.change(UnitState::reset);
     }
 
     /// The state as `key` sees it, and the generation that this is true for.
     pub(super) fn view(&self, key: NexusKey) -> (u64, View) {
-        let mut state = self.lock();
+        // What is asked of the volume comes first: with the lock of the unit held, that of the volume is not taken.
+        let asked = self.generation();
         let info = self.info();
+        let who = self.look(|state| state.who(key));
+        let (access, is_reserved_by_other) = self.served.look(|table| {
+            let is_reserved_by_other = table.reserved_by.is_some_and(|holder| holder != key);
+            let access = who.as_ref().map_or(Access::ALL, |who| table.reservations.access(Some(who)));
+            (access, is_reserved_by_other)
+        });
+        let mut state = self.lock();
+        // A change in between leads to another look.
+        let mut generation = asked;
         if state.see_size(info.size, Some(key)) {
-            self.generation.fetch_add(1, Ordering::Release);
+            let before = self.generation.fetch_add(1, Ordering::Release);
+            if before == asked {
+                generation = asked.wrapping_add(1);
+            }
         }
-        let generation = self.generation();
         // Blocks of fewer than 512 bytes are no blocks of a disk.
         let block_len = info.logical_block.max(512);
-        let is_reserved_by_other = state.reserved_by.is_some_and(|holder| holder != key);
-        let open = Access { reads: true, writes: true };
-        let (access, abort_epoch) = match state.nexuses.iter().find(|nexus| nexus.key == key) {
-            Some(nexus) => (state.reservations.access(&nexus.who), nexus.abort_epoch),
-            None => (open, 0),
-        };
+        let abort_epoch = state.nexus(key).map_or(0, |nexus| nexus.abort_epoch);
         let view = View {
-            is_reserved: is_reserved_by_other || access != open,
+            is_reserved: is_reserved_by_other || access != Access::ALL,
             access,
             is_reserved_by_other,
             abort_epoch,
@@ -320,9 +308,43 @@ impl LogicalUnit {
     }
 }
 
+impl Watcher for LogicalUnit {
+    fn on_change(&self, change: &Change<'_>) {
+        self.change(|state| match change {
+            Change::Reservations { notices, aborts } => {
+                for (who, notice) in *notices {
+                    state.tell(who, *notice, *aborts);
+                }
+            }
+            Change::Size => {
+                state.see_size(self.served.volume().info().size, None);
+            }
+        });
+    }
+}
+
 impl UnitState {
+    /// Tells every nexus of a registrant what others have done to it.
+    fn tell(&mut self, who: &Registrant, notice: Notice, aborts: bool) {
+        let asc = match notice {
+            Notice::ReservationsPreempted => Asc::RESERVATIONS_PREEMPTED,
+            Notice::RegistrationsPreempted => Asc::REGISTRATIONS_PREEMPTED,
+            Notice::ReservationsReleased => Asc::RESERVATIONS_RELEASED,
+        };
+        for nexus in self.nexuses.iter_mut().filter(|nexus| nexus.who == *who) {
+            nexus.attend(asc);
+            if aborts && notice == Notice::RegistrationsPreempted {
+                nexus.abort_tasks();
+            }
+        }
+    }
+
     pub(super) fn nexus(&mut self, key: NexusKey) -> Option<&mut NexusState> {
         self.nexuses.iter_mut().find(|nexus| nexus.key == key)
+    }
+
+    fn who(&self, key: NexusKey) -> Option<Registrant> {
+        self.nexuses.iter().find(|nexus| nexus.key == key).map(|nexus| nexus.who.clone())
     }
 
     fn not_ready(&self, key: NexusKey) -> Option<Sense> {
@@ -335,11 +357,9 @@ impl UnitState {
         self.ejected.then_some(Sense::new(SenseKey::NOT_READY, Asc::MEDIUM_NOT_PRESENT))
     }
 
-    /// SAM-5 §6.3.3, logical unit reset: what only lasts until one goes.
-    pub(super) fn reset(&mut self) {
+    fn reset(&mut self) {
         self.nexuses.iter_mut().for_each(|nexus| nexus.prevents_removal = false);
         (self.descriptor_sense, self.write_protected) = (false, false);
-        self.reserved_by = None;
         self.abort_all_tasks();
         self.attend_all(None, Asc::BUS_DEVICE_RESET_FUNCTION_OCCURRED);
     }

@@ -29,35 +29,49 @@ pub(super) fn serve(service: &Service<'_>) -> Vec<Serve> {
                 removable: targets.any(|target| target.luns.values().any(|volume| *volume == export.name)),
                 ..Identity::of(&format!("{PREFIX}{}\n{machine}", export.name))
             };
-            (export.name.as_str(), (id, LogicalUnit::new(identity, export.volume.clone())))
+            let served = exports.served(id).expect("it is one of the exports");
+            (export.name.as_str(), (id, LogicalUnit::over(identity, served)))
         })
         .collect();
     let portals = Portals::new(addresses, &settings.iscsi);
     let targets = if settings.iscsi.is_empty() {
         let of_export = exports.iter().zip(&units).map(|((_, export), (_, unit))| {
             let target = TargetNode::new(name(&default_target(&export.name)), portals.all(), Vec::new());
-            let view = view(&target.name, &target.portals).with_unit(0, unit.0, unit.1.clone());
+            let view = view(&target.name, &target.portals, 0).with_unit(0, unit.0, unit.1.clone());
             let access = vec![Access { initiator: None, chap: None, target: Arc::new(view) }];
             TargetNode { alias: export.description.clone(), access, ..target }
         });
         of_export.collect()
     } else {
-        settings.iscsi.iter().map(|target| configured(target, &units, portals.of(target))).collect()
+        let mut ports = 0;
+        let of_entry = settings.iscsi.iter().map(|target| {
+            let portals = portals.of(target);
+            let first = ports;
+            ports += groups(&portals).len();
+            configured(target, &units, portals, first)
+        });
+        of_entry.collect()
     };
     let node = Arc::new(Node::new(targets));
     portals.groups().map(|group_tag| iscsi::serve(&node, exports, group_tag)).collect()
 }
 
-fn configured(configured: &ConfiguredTarget, units: &[(&str, Unit)], portals: Vec<Portal>) -> TargetNode {
+fn configured(
+    configured: &ConfiguredTarget,
+    units: &[(&str, Unit)],
+    portals: Vec<Portal>,
+    ports_before: usize,
+) -> TargetNode {
     let access = configured.acl.iter().map(|Acl { initiator, chap, luns }| {
         let seen =
             configured.luns.iter().filter(|(lun, _)| luns.as_ref().is_none_or(|luns| luns.contains(lun)));
-        let view = seen.fold(view(&configured.name, &portals), |view, (lun, volume)| {
-            match units.iter().find(|(name, _)| name == volume) {
-                Some((_, (id, unit))) => view.with_unit(*lun, *id, unit.clone()),
-                None => view,
-            }
-        });
+        let view =
+            seen.fold(view(&configured.name, &portals, ports_before), |view, (lun, volume)| {
+                match units.iter().find(|(name, _)| name == volume) {
+                    Some((_, (id, unit))) => view.with_unit(*lun, *id, unit.clone()),
+                    None => view,
+                }
+            });
         Access { initiator: initiator.clone(), chap: chap.clone(), target: Arc::new(view) }
     });
     let access = access.collect();
@@ -65,16 +79,22 @@ fn configured(configured: &ConfiguredTarget, units: &[(&str, Unit)], portals: Ve
     TargetNode { alias: configured.alias.clone(), offer: configured.offer, ..target }
 }
 
-/// A target's logical units as some initiators see them, without any yet. Each portal group is a port.
-fn view(name: &Name, portals: &[Portal]) -> scsi::Target {
-    let mut groups: Vec<u16> = portals.iter().map(|portal| portal.group_tag).collect();
-    groups.dedup();
-    let port = |group_tag: &u16| TargetPort {
-        relative_id: *group_tag,
-        group: *group_tag,
+/// A target's logical units as some initiators see them, without any yet. Each portal group is a port; no two ports of
+/// targets that share a unit have one number, so `ports_before` are of other targets.
+fn view(name: &Name, portals: &[Portal], ports_before: usize) -> scsi::Target {
+    let port = |(nth, group_tag): (usize, u16)| TargetPort {
+        relative_id: u16::try_from(ports_before + nth + 1).unwrap_or(u16::MAX),
+        group: group_tag,
         name: format!("{name},t,0x{group_tag:04x}").into(),
     };
-    scsi::Target::new(name.as_str(), groups.iter().map(port).collect())
+    scsi::Target::new(name.as_str(), groups(portals).into_iter().enumerate().map(port).collect())
+}
+
+/// The portal groups of portals that are in order.
+fn groups(portals: &[Portal]) -> Vec<u16> {
+    let mut groups: Vec<u16> = portals.iter().map(|portal| portal.group_tag).collect();
+    groups.dedup();
+    groups
 }
 
 /// The listeners as portals. They are one portal group, so that a session may use any of them, unless some lead to

@@ -18,9 +18,11 @@ use super::reply::BASE_ALLOCATION_ID;
 use super::terms::{Form, Terms};
 use crate::exports::{Export, Exports, VolumeId};
 use crate::outbox::Outbox;
+use crate::served::Served;
 use crate::session::{Demand, ProtocolError};
 use blockmux_wire::nbd::NBD_MAX_STRING;
 use blockmux_wire::nbd::handshake::*;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -352,6 +354,11 @@ impl Handshake {
     fn find(&self, name: &str) -> Result<(VolumeId, &Export), OptionError> {
         let found = if name.is_empty() { self.exports.default_export() } else { self.exports.find(name) };
         found.ok_or(OptionError(Rep::NBD_REP_ERR_UNKNOWN, "no such export"))
+    }
+
+    /// The volume that was agreed on, as every protocol serves it.
+    pub(super) fn served(&self, terms: &Terms) -> Option<&Arc<Served>> {
+        self.exports.served(terms.volume)
     }
 
     fn terms(&self, id: VolumeId, export: &Export) -> Terms {

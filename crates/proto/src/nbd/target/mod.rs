@@ -18,6 +18,9 @@
 //! those it is not listened to. Memory for long writes comes from the core's pool; when that is empty, the session asks
 //! again at each of its completions and, through [`Timed`], after pauses that grow from 1 to 128 ms.
 //!
+//! A client cannot register for reservations: one that somebody else holds keeps its writes out, or its reads as well,
+//! with `NBD_EPERM`. Requests on a range that a SCSI command has for itself wait until that is over.
+//!
 //! The extension `EXTENDED_HEADERS` is that of the protocol document's branch `extension-ext-header`.
 
 mod handshake;
@@ -33,6 +36,7 @@ mod tests;
 
 use crate::exports::{Exports, VolumeId};
 use crate::outbox::Outbox;
+use crate::served::Fence;
 use crate::session::{Demand, ProtocolError, StreamSession, Target, Timed};
 use blockmux_volume::{Chunk, Completion, Io, Pool};
 use handshake::{Handshake, Next};
@@ -48,6 +52,7 @@ pub struct TargetSession {
     now: Instant,
 }
 
+#[expect(clippy::large_enum_variant, reason = "a session spends its life in the larger one")]
 enum Phase {
     Handshake(Handshake),
     Transmission(Transmission),
@@ -86,7 +91,7 @@ impl Timed for TargetSession {
             }),
             Phase::Handshake(_) | Phase::Closing => Ok(()),
             Phase::Transmission(transmission) => {
-                transmission.on_timeout(now);
+                transmission.on_timeout(now, &mut self.outbox);
                 Ok(())
             }
         }
@@ -110,7 +115,12 @@ impl StreamSession for TargetSession {
             (taken, next) = handshake.on_bytes(input.unread(), &mut self.outbox)?;
             match next {
                 Some(Next::Transmit(terms)) => {
-                    let transmission = Transmission::new(terms, self.pool.clone(), self.now);
+                    let Some(served) = handshake.served(&terms) else {
+                        self.phase = Phase::Closing;
+                        return Ok(taken);
+                    };
+                    let transmission =
+                        Transmission::new(terms, Fence::new(served), self.pool.clone(), self.now);
                     self.phase = Phase::Transmission(transmission);
                 }
                 Some(Next::Close) => self.phase = Phase::Closing,

@@ -22,8 +22,9 @@ use super::request::{Refusal, Request};
 use super::terms::Terms;
 use crate::exports::VolumeId;
 use crate::outbox::Outbox;
+use crate::served::Fence;
 use crate::session::{Demand, ProtocolError};
-use blockmux_volume::{Chunk, Completion, Io, Op, Pool, SHORT_PAYLOAD, SgList};
+use blockmux_volume::{Chunk, Completion, Io, IoError, Op, Pool, SHORT_PAYLOAD, SgList};
 use blockmux_wire::nbd::transmission::*;
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -37,6 +38,9 @@ pub(super) struct Transmission {
     pending: PendingTable,
     /// In flight, but not yet taken by the driver.
     queue: VecDeque<Io>,
+    /// In flight, but their ranges are locked by others.
+    held: VecDeque<Io>,
+    fence: Fence,
     /// Data of the request that waits for room, in bytes; 0 if none does.
     waits_for: usize,
     pool: Pool,
@@ -44,6 +48,8 @@ pub(super) struct Transmission {
     retry_at: Instant,
     /// The pause after that.
     retry_after: Duration,
+    /// The latest time that this session was told.
+    now: Instant,
     stopping: bool,
 }
 
@@ -66,17 +72,20 @@ enum Awaiting {
 }
 
 impl Transmission {
-    pub(super) fn new(terms: Terms, pool: Pool, now: Instant) -> Transmission {
+    pub(super) fn new(terms: Terms, fence: Fence, pool: Pool, now: Instant) -> Transmission {
         Transmission {
             replies: Replies::new(terms.form),
             terms,
             awaiting: Awaiting::Head,
             pending: PendingTable::default(),
             queue: VecDeque::new(),
+            held: VecDeque::new(),
+            fence,
             waits_for: 0,
             pool,
             retry_at: now,
             retry_after: MEMORY_RETRY,
+            now,
             stopping: false,
         }
     }
@@ -94,6 +103,8 @@ impl Transmission {
             Awaiting::Query(_, length) => Demand::Bytes(*length),
             Awaiting::Skip { .. } => Demand::Bytes(1),
             Awaiting::Place { data, .. } => Demand::Place(data.clone()),
+            // What was asked for before is done first.
+            Awaiting::Over if !self.held.is_empty() => Demand::Nothing,
             Awaiting::Over => Demand::Close,
         }
     }
@@ -137,13 +148,20 @@ impl Transmission {
     }
 
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
-        matches!(self.awaiting, Awaiting::Memory(_)).then_some(self.retry_at)
+        let waits_for_memory = matches!(self.awaiting, Awaiting::Memory(_));
+        let memory = waits_for_memory.then_some(self.retry_at);
+        let range = self.held.front().map(|_| self.now.checked_add(RANGE_RETRY).unwrap_or(self.now));
+        memory.into_iter().chain(range).min()
     }
 
-    pub(super) fn on_timeout(&mut self, now: Instant) {
-        self.retry_at = now.checked_add(self.retry_after).unwrap_or(now);
-        self.retry_after = self.retry_after.saturating_mul(2).min(LONGEST_MEMORY_RETRY);
-        self.take_memory();
+    pub(super) fn on_timeout(&mut self, now: Instant, outbox: &mut Outbox) {
+        self.now = now;
+        if matches!(self.awaiting, Awaiting::Memory(_)) && now >= self.retry_at {
+            self.retry_at = now.checked_add(self.retry_after).unwrap_or(now);
+            self.retry_after = self.retry_after.saturating_mul(2).min(LONGEST_MEMORY_RETRY);
+            self.take_memory();
+        }
+        self.resume_held(outbox);
     }
 
     #[inline]
@@ -160,6 +178,9 @@ impl Transmission {
         }
         // What has just completed may have given memory back.
         self.take_memory();
+        if !self.held.is_empty() {
+            self.resume_held(outbox);
+        }
     }
 
     /// Whether a request with that much data may be taken now. When the core's buffers are short, a client gets a
@@ -297,13 +318,46 @@ impl Transmission {
         let Pending { offset, length, op, .. } = accepted;
         if self.stopping {
             self.replies.refuse(outbox, accepted.address(), &STOPPING);
+        } else if !self.is_admitted(op) {
+            self.replies.refuse(outbox, accepted.address(), &Refusal::of_io_error(IoError::Reserved, op));
         } else if length > 0 || op == Op::Flush {
             let tag = self.pending.insert(accepted);
-            self.queue.push_back(Io { tag, op, offset, len: length, data });
+            self.submit(Io { tag, op, offset, len: length, data });
         } else if op == Op::Read {
             self.replies.no_data(outbox, accepted.address());
         } else {
             self.replies.success(outbox, accepted.address());
+        }
+    }
+
+    /// Whether reservations let the client do this. A flush is for what was written before, and does nobody harm.
+    #[inline]
+    fn is_admitted(&mut self, op: Op) -> bool {
+        let access = self.fence.access();
+        op == Op::Flush || if op.is_write() { access.writes } else { access.reads }
+    }
+
+    /// Hands an I/O out, or holds it while somebody else has its range for itself.
+    #[inline]
+    fn submit(&mut self, io: Io) {
+        if io.op == Op::Read || io.op.is_write() {
+            match self.fence.pass(io.offset, io.len) {
+                Some(passage) => self.pending.begin(io.tag, passage),
+                None => return self.held.push_back(io),
+            }
+        }
+        self.queue.push_back(io);
+    }
+
+    /// Tries every I/O again that is held, if it is still allowed.
+    fn resume_held(&mut self, outbox: &mut Outbox) {
+        for _ in 0..self.held.len() {
+            let Some(io) = self.held.pop_front() else { return };
+            if self.is_admitted(io.op) {
+                self.submit(io);
+            } else if let Some(pending) = self.pending.remove(io.tag) {
+                self.replies.finish(outbox, &pending, Err(IoError::Reserved));
+            }
         }
     }
 
@@ -351,6 +405,9 @@ const QUERY_OF_ONE: usize = size_of::<u64>() + size_of::<u32>();
 
 /// When an empty pool is asked again, apart from each completion; the pause doubles each time.
 const MEMORY_RETRY: Duration = Duration::from_millis(1);
+
+/// When a range that is locked is looked at again, apart from each completion.
+const RANGE_RETRY: Duration = Duration::from_millis(1);
 
 /// Thousands may wait for the buffers that a few keep, and together they must not take a processor.
 const LONGEST_MEMORY_RETRY: Duration = Duration::from_millis(128);

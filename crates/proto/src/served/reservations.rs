@@ -1,58 +1,63 @@
 //! Registrations and the persistent reservation of a volume: who is there, who holds it, and who is told (SPC-5 §5.13).
 //!
-//! Nothing here knows of commands: a change is asked for by name, and answers with what to do about the others.
+//! Nothing here knows of commands: a change is asked for by name, and answers with what to do about the others. The
+//! words are SPC's, and so are the numbers of the types; NVMe has the same six types and rules (NVM Express Base
+//! Specification, "Reservations"), so that its hosts can be registered beside SCSI's nexuses.
 
-use super::nexus::Nexus;
 use blockmux_wire::scsi::reservation::ReservationType;
-use blockmux_wire::scsi::sense::Asc;
 use std::sync::Arc;
 
-/// One end that can be registered: an initiator port as it comes in through one target port.
+/// Somebody who can be registered, by names that stay the same over a restart.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Registrant {
-    /// The initiator port's TransportID.
-    pub(super) initiator: Arc<[u8]>,
-    /// RELATIVE TARGET PORT IDENTIFIER.
-    pub(super) port: u16,
+pub(crate) struct Registrant {
+    /// With SCSI the initiator port's TransportID, which has at least 24 bytes; a host identifier of NVMe has 8 or 16.
+    pub(crate) initiator: Arc<[u8]>,
+    /// With SCSI the name of the target port that it came in through; empty where a host counts and not its path.
+    pub(crate) port: Arc<str>,
 }
 
 /// A registered key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Registration {
-    pub(super) who: Registrant,
+pub(crate) struct Registration {
+    pub(crate) who: Registrant,
     /// Not 0.
-    pub(super) key: u64,
+    pub(crate) key: u64,
 }
 
 /// A reservation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Reservation {
-    pub(super) kind: ReservationType,
+pub(crate) struct Reservation {
+    pub(crate) kind: ReservationType,
     /// Who holds it; with a type of all registrants, who took it.
-    pub(super) holder: Registrant,
+    pub(crate) holder: Registrant,
 }
 
 /// Everything about one volume. A volume without registrations has no reservation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Reservations {
+pub(crate) struct Reservations {
     /// PRGENERATION: counts changes since the start.
-    pub(super) generation: u32,
-    pub(super) registrations: Vec<Registration>,
-    pub(super) reservation: Option<Reservation>,
+    pub(crate) generation: u32,
+    pub(crate) registrations: Vec<Registration>,
+    pub(crate) reservation: Option<Reservation>,
     /// APTPL of the last registration: everything here survives a restart.
-    pub(super) persists: bool,
+    pub(crate) persists: bool,
 }
 
-/// What one nexus may do with the blocks.
+/// What somebody may do with the blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Access {
-    pub(super) reads: bool,
-    pub(super) writes: bool,
+pub(crate) struct Access {
+    pub(crate) reads: bool,
+    pub(crate) writes: bool,
+}
+
+impl Access {
+    pub(crate) const ALL: Access = Access { reads: true, writes: true };
+    pub(crate) const NONE: Access = Access { reads: false, writes: false };
 }
 
 /// Why a change is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Refused {
+pub(crate) enum Refused {
     /// RESERVATION CONFLICT.
     Conflict,
     /// Released with another type than it has.
@@ -66,67 +71,72 @@ pub(super) enum Refused {
 }
 
 /// Who is to be told of what.
-pub(super) type Notices = Vec<(Registrant, Asc)>;
+pub(crate) type Notices = Vec<(Registrant, Notice)>;
+
+/// What a registrant is told when others have changed something, each protocol in its own words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Notice {
+    /// All registrations were cleared, and the reservation with them.
+    ReservationsPreempted,
+    /// Its registration was removed.
+    RegistrationsPreempted,
+    /// There is no reservation any more, or another one.
+    ReservationsReleased,
+}
 
 /// What REGISTER asks for.
-pub(super) struct Register<'a> {
+pub(crate) struct Register<'a> {
     /// `None`: whatever key there was.
-    pub(super) key: Option<u64>,
-    pub(super) new_key: u64,
+    pub(crate) key: Option<u64>,
+    pub(crate) new_key: u64,
     /// Who is registered: the nexus itself, and with SPEC_I_PT or ALL_TG_PT others.
-    pub(super) whom: &'a [Registrant],
-    pub(super) persists: bool,
+    pub(crate) whom: &'a [Registrant],
+    pub(crate) persists: bool,
 }
 
 /// What PREEMPT asks for.
-pub(super) struct Preempt {
-    pub(super) key: u64,
+pub(crate) struct Preempt {
+    pub(crate) key: u64,
     /// Whose registrations go.
-    pub(super) victim_key: u64,
-    pub(super) kind: ReservationType,
+    pub(crate) victim_key: u64,
+    pub(crate) kind: ReservationType,
 }
 
 /// What REGISTER AND MOVE asks for.
-pub(super) struct Move {
-    pub(super) key: u64,
-    pub(super) new_key: u64,
-    pub(super) to: Registrant,
-    pub(super) unregister: bool,
-    pub(super) persists: bool,
-}
-
-impl Registrant {
-    pub(super) fn of(nexus: &Nexus) -> Registrant {
-        Registrant { initiator: nexus.initiator.clone(), port: nexus.target_port.relative_id }
-    }
+pub(crate) struct Move {
+    pub(crate) key: u64,
+    pub(crate) new_key: u64,
+    pub(crate) to: Registrant,
+    pub(crate) unregister: bool,
+    pub(crate) persists: bool,
 }
 
 impl Reservations {
-    /// What `who` may do (SPC-5 table 66).
-    pub(super) fn access(&self, who: &Registrant) -> Access {
-        let Some(reservation) = &self.reservation else { return Access { reads: true, writes: true } };
+    /// What `who` may do (SPC-5 table 66); `None` is somebody who cannot be registered.
+    pub(crate) fn access(&self, who: Option<&Registrant>) -> Access {
+        let Some(reservation) = &self.reservation else { return Access::ALL };
         let kind = reservation.kind;
-        let has_access = match kind.admits_registrants() {
+        let has_access = who.is_some_and(|who| match kind.admits_registrants() {
             true => self.key_of(who).is_some(),
             false => reservation.holder == *who,
-        };
+        });
         Access { reads: has_access || kind.is_write_exclusive(), writes: has_access }
     }
 
     /// Whether `who` holds the reservation.
-    pub(super) fn holds(&self, who: &Registrant) -> bool {
+    pub(crate) fn holds(&self, who: &Registrant) -> bool {
         self.reservation.as_ref().is_some_and(|reservation| match reservation.kind.is_all_registrants() {
             true => self.key_of(who).is_some(),
             false => reservation.holder == *who,
         })
     }
 
-    pub(super) fn key_of(&self, who: &Registrant) -> Option<u64> {
+    pub(crate) fn key_of(&self, who: &Registrant) -> Option<u64> {
         self.registrations.iter().find(|registration| registration.who == *who).map(|found| found.key)
     }
 
     /// REGISTER and REGISTER AND IGNORE EXISTING KEY (SPC-5 §5.13.7).
-    pub(super) fn register(&mut self, who: &Registrant, what: &Register<'_>) -> Result<Notices, Refused> {
+    pub(crate) fn register(&mut self, who: &Registrant, what: &Register<'_>) -> Result<Notices, Refused> {
         if what.key.is_some_and(|key| key != self.key_of(who).unwrap_or(0)) {
             return Err(Refused::Conflict);
         }
@@ -151,7 +161,7 @@ impl Reservations {
     }
 
     /// RESERVE (SPC-5 §5.13.9).
-    pub(super) fn reserve(
+    pub(crate) fn reserve(
         &mut self,
         who: &Registrant,
         key: u64,
@@ -169,7 +179,7 @@ impl Reservations {
     }
 
     /// RELEASE (SPC-5 §5.13.11.2).
-    pub(super) fn release(
+    pub(crate) fn release(
         &mut self,
         who: &Registrant,
         key: u64,
@@ -185,18 +195,18 @@ impl Reservations {
     }
 
     /// CLEAR (SPC-5 §5.13.11.5).
-    pub(super) fn clear(&mut self, who: &Registrant, key: u64) -> Result<Notices, Refused> {
+    pub(crate) fn clear(&mut self, who: &Registrant, key: u64) -> Result<Notices, Refused> {
         self.check_key(who, key)?;
         self.bump();
         self.reservation = None;
         let gone = std::mem::take(&mut self.registrations).into_iter();
         let others = gone.filter(|registration| registration.who != *who);
-        Ok(others.map(|registration| (registration.who, Asc::RESERVATIONS_PREEMPTED)).collect())
+        Ok(others.map(|registration| (registration.who, Notice::ReservationsPreempted)).collect())
     }
 
     /// PREEMPT, and what PREEMPT AND ABORT changes here (SPC-5 §5.13.11.4). Whoever is told of it has lost its
     /// registration, but for those that RESERVATIONS RELEASED is for.
-    pub(super) fn preempt(&mut self, who: &Registrant, what: &Preempt) -> Result<Notices, Refused> {
+    pub(crate) fn preempt(&mut self, who: &Registrant, what: &Preempt) -> Result<Notices, Refused> {
         self.check_key(who, what.key)?;
         let held = self.reservation.clone();
         let takes_over = match &held {
@@ -217,14 +227,14 @@ impl Reservations {
         self.registrations.retain(|registration| {
             let stays = registration.who == *who || !is_victim(registration);
             if !stays {
-                notices.push((registration.who.clone(), Asc::REGISTRATIONS_PREEMPTED));
+                notices.push((registration.who.clone(), Notice::RegistrationsPreempted));
             }
             stays
         });
         if takes_over {
             // Whatever the types: those that stay are told that it is another now.
             if held.is_some_and(|held| held.kind != what.kind) {
-                notices.extend(self.others(who).map(|other| (other, Asc::RESERVATIONS_RELEASED)));
+                notices.extend(self.others(who).map(|other| (other, Notice::ReservationsReleased)));
             }
             self.reservation = Some(Reservation { kind: what.kind, holder: who.clone() });
         }
@@ -232,7 +242,7 @@ impl Reservations {
     }
 
     /// REGISTER AND MOVE (SPC-5 §5.13.8).
-    pub(super) fn register_and_move(&mut self, who: &Registrant, what: &Move) -> Result<Notices, Refused> {
+    pub(crate) fn register_and_move(&mut self, who: &Registrant, what: &Move) -> Result<Notices, Refused> {
         self.check_key(who, what.key)?;
         if what.new_key == 0 {
             return Err(Refused::NoKey);
@@ -268,7 +278,7 @@ impl Reservations {
     fn drop_reservation(&mut self, who: &Registrant) -> Notices {
         match self.reservation.take() {
             Some(held) if held.kind.admits_registrants() => {
-                self.others(who).map(|other| (other, Asc::RESERVATIONS_RELEASED)).collect()
+                self.others(who).map(|other| (other, Notice::ReservationsReleased)).collect()
             }
             _ => Notices::new(),
         }
@@ -296,7 +306,7 @@ impl Reservations {
 }
 
 /// The most registrations of one volume.
-pub(super) const MAX_REGISTRATIONS: usize = 1024;
+pub(crate) const MAX_REGISTRATIONS: usize = 1024;
 
 #[cfg(test)]
 mod tests {
@@ -305,7 +315,7 @@ mod tests {
     type Kind = ReservationType;
 
     fn who(name: &str) -> Registrant {
-        Registrant { initiator: name.as_bytes().into(), port: 1 }
+        Registrant { initiator: name.as_bytes().into(), port: "t,1".into() }
     }
 
     /// With `a`, `b` and `c` registered under 1, 2 and 3.
@@ -333,7 +343,7 @@ mod tests {
             let mut all = three();
             all.reserve(&who("a"), 1, kind).unwrap();
             let access = ["a", "b", "x"].map(|name| {
-                let access = all.access(&who(name));
+                let access = all.access(Some(&who(name)));
                 format!("{}{}", if access.reads { "r" } else { "" }, if access.writes { "w" } else { "" })
             });
             assert_eq!(access, expected, "{kind}");
@@ -365,7 +375,7 @@ mod tests {
         assert_eq!(all.reservation, None);
         let mut all = three();
         all.reserve(&who("a"), 1, Kind::WRITE_EXCLUSIVE_REGISTRANTS_ONLY).unwrap();
-        let told = ["b", "c"].map(|name| (who(name), Asc::RESERVATIONS_RELEASED));
+        let told = ["b", "c"].map(|name| (who(name), Notice::ReservationsReleased));
         assert_eq!(all.register(&who("a"), &leave), Ok(told.to_vec()));
         let mut all = three();
         all.reserve(&who("a"), 1, Kind::WRITE_EXCLUSIVE_ALL_REGISTRANTS).unwrap();
@@ -405,7 +415,7 @@ mod tests {
         let mut all = three();
         all.reserve(&who("a"), 1, Kind::EXCLUSIVE_ACCESS).unwrap();
         assert_eq!(all.clear(&who("x"), 0), Err(Refused::Conflict));
-        let told = ["a", "c"].map(|name| (who(name), Asc::RESERVATIONS_PREEMPTED));
+        let told = ["a", "c"].map(|name| (who(name), Notice::ReservationsPreempted));
         assert_eq!(all.clear(&who("b"), 2), Ok(told.to_vec()));
         assert_eq!((all.registrations.len(), all.reservation, all.generation), (0, None, 4));
     }
@@ -415,7 +425,7 @@ mod tests {
         let mut all = three();
         all.reserve(&who("a"), 1, Kind::EXCLUSIVE_ACCESS_REGISTRANTS_ONLY).unwrap();
         let what = Preempt { key: 2, victim_key: 1, kind: Kind::WRITE_EXCLUSIVE };
-        let told = vec![(who("a"), Asc::REGISTRATIONS_PREEMPTED), (who("c"), Asc::RESERVATIONS_RELEASED)];
+        let told = vec![(who("a"), Notice::RegistrationsPreempted), (who("c"), Notice::ReservationsReleased)];
         assert_eq!(all.preempt(&who("b"), &what), Ok(told));
         assert_eq!(all.reservation, Some(Reservation { kind: Kind::WRITE_EXCLUSIVE, holder: who("b") }));
         assert_eq!(all.key_of(&who("a")), None);
@@ -428,10 +438,10 @@ mod tests {
         let preempt = |victim_key| Preempt { key: 2, victim_key, kind: Kind::WRITE_EXCLUSIVE };
         assert_eq!(all.preempt(&who("b"), &preempt(9)), Err(Refused::Conflict));
         assert_eq!(all.preempt(&who("b"), &preempt(0)), Err(Refused::NoKey));
-        assert_eq!(all.preempt(&who("b"), &preempt(3)), Ok(vec![(who("c"), Asc::REGISTRATIONS_PREEMPTED)]));
+        assert_eq!(all.preempt(&who("b"), &preempt(3)), Ok(vec![(who("c"), Notice::RegistrationsPreempted)]));
         assert!(all.holds(&who("a")));
         let own = Preempt { key: 1, victim_key: 1, kind: Kind::WRITE_EXCLUSIVE };
-        assert_eq!(all.preempt(&who("a"), &own), Ok(vec![(who("b"), Asc::RESERVATIONS_RELEASED)]));
+        assert_eq!(all.preempt(&who("a"), &own), Ok(vec![(who("b"), Notice::ReservationsReleased)]));
         assert_eq!(all.reservation.unwrap().kind, Kind::WRITE_EXCLUSIVE);
     }
 
@@ -442,7 +452,7 @@ mod tests {
         let preempt = |victim_key| Preempt { key: 2, victim_key, kind: Kind::EXCLUSIVE_ACCESS };
         all.preempt(&who("b"), &preempt(1)).unwrap();
         assert_eq!(all.reservation.as_ref().unwrap().kind, Kind::EXCLUSIVE_ACCESS_ALL_REGISTRANTS);
-        assert_eq!(all.preempt(&who("b"), &preempt(0)), Ok(vec![(who("c"), Asc::REGISTRATIONS_PREEMPTED)]));
+        assert_eq!(all.preempt(&who("b"), &preempt(0)), Ok(vec![(who("c"), Notice::RegistrationsPreempted)]));
         assert_eq!(all.reservation, Some(Reservation { kind: Kind::EXCLUSIVE_ACCESS, holder: who("b") }));
     }
 

@@ -1,7 +1,7 @@
 //! Reservations that survive a restart: APTPL (SPC-5 §5.13.5).
 //!
-//! The device server makes an image of the registrations and the reservation; a [`ReservationStore`] keeps it, in a
-//! file or wherever the engine likes. No change is acknowledged before its image is kept.
+//! An image is made of the registrations and the reservation; a [`ReservationStore`] keeps it, in a file or wherever the
+//! engine likes. No change is acknowledged before its image is kept.
 
 use super::reservations::{MAX_REGISTRATIONS, Registrant, Registration, Reservation, Reservations};
 use blockmux_wire::scsi::reservation::ReservationType;
@@ -23,22 +23,33 @@ pub trait ReservationStore: Send + Sync {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SaveTicket(pub u64);
 
-/// An image that is none: nothing of it was taken.
+/// An image that cannot be used: nothing of it was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not an image of reservations, or a damaged one, at byte {at}")]
-pub struct ImageError {
-    /// Where it stops making sense.
-    pub at: usize,
+pub enum ImageError {
+    /// Not an image, or not as it was written.
+    #[error("is damaged at byte {at}")]
+    Damaged {
+        /// Where it stops making sense.
+        at: usize,
+    },
+    /// Written by a program that knows more than this one.
+    #[error("is of version {version}, and this program knows {VERSION} and earlier ones")]
+    Later {
+        /// Its version.
+        version: u8,
+    },
 }
 
 /// ```text
-/// magic 8 | registrations u32 | type u8, or 0 | holder u32 | { key u64 | port u16 | length u32 | TransportID }...
+/// magic 7 | version u8 | CRC-32C of all that follows u32
+/// registrations u32 | type u8, or 0 | holder u32
+/// { key u64 | length u16 | target port's name | length u16 | TransportID }...
 /// ```
-pub(super) fn to_image(all: &Reservations) -> Vec<u8> {
+pub(crate) fn to_image(all: &Reservations) -> Vec<u8> {
     if !all.persists || all.registrations.is_empty() {
         return Vec::new();
     }
-    let mut image = MAGIC.to_vec();
+    let mut image = Vec::new();
     image.extend((all.registrations.len() as u32).to_be_bytes());
     let reservation = all.reservation.as_ref();
     image.push(reservation.map_or(0, |reservation| reservation.kind.0));
@@ -49,21 +60,32 @@ pub(super) fn to_image(all: &Reservations) -> Vec<u8> {
     image.extend((holder.unwrap_or(0) as u32).to_be_bytes());
     for registration in &all.registrations {
         image.extend(registration.key.to_be_bytes());
-        image.extend(registration.who.port.to_be_bytes());
-        image.extend((registration.who.initiator.len() as u32).to_be_bytes());
-        image.extend(&*registration.who.initiator);
+        for name in [registration.who.port.as_bytes(), &*registration.who.initiator] {
+            // Names of SCSI ports have at most 65,535 bytes: TransportIDs count theirs in as many bits.
+            let len = u16::try_from(name.len()).unwrap_or(u16::MAX);
+            image.extend(len.to_be_bytes());
+            image.extend(name.get(..len.into()).unwrap_or(name));
+        }
     }
-    image
+    [&MAGIC[..], &[VERSION], &crc32c::crc32c(&image).to_be_bytes(), &image].concat()
 }
 
 /// What [`to_image`] made.
-pub(super) fn from_image(image: &[u8]) -> Result<Reservations, ImageError> {
+pub(crate) fn from_image(image: &[u8]) -> Result<Reservations, ImageError> {
     if image.is_empty() {
         return Ok(Reservations::default());
     }
     let mut reader = Reader { image, at: 0 };
-    if reader.take::<8>()? != *MAGIC {
-        return Err(ImageError { at: 0 });
+    if reader.take::<7>()? != *MAGIC {
+        return Err(ImageError::Damaged { at: 0 });
+    }
+    let [version] = reader.take()?;
+    if version > VERSION {
+        return Err(ImageError::Later { version });
+    }
+    let crc = u32::from_be_bytes(reader.take()?);
+    if crc32c::crc32c(image.get(reader.at..).unwrap_or_default()) != crc {
+        return Err(reader.error());
     }
     let count = u32::from_be_bytes(reader.take()?) as usize;
     let [kind] = reader.take()?;
@@ -74,9 +96,8 @@ pub(super) fn from_image(image: &[u8]) -> Result<Reservations, ImageError> {
     let mut registrations = Vec::with_capacity(count);
     for _ in 0..count {
         let key = u64::from_be_bytes(reader.take()?);
-        let port = u16::from_be_bytes(reader.take()?);
-        let len = u32::from_be_bytes(reader.take()?) as usize;
-        let initiator = reader.slice(len)?.into();
+        let port = str::from_utf8(reader.name()?).map_err(|_| reader.error())?.into();
+        let initiator = reader.name()?.into();
         registrations.push(Registration { who: Registrant { initiator, port }, key });
     }
     let reservation = match (ReservationType(kind), registrations.get(holder)) {
@@ -103,6 +124,11 @@ impl<'a> Reader<'a> {
         here.try_into().map_err(|_| self.error())
     }
 
+    fn name(&mut self) -> Result<&'a [u8], ImageError> {
+        let len = u16::from_be_bytes(self.take()?);
+        self.slice(len.into())
+    }
+
     fn slice(&mut self, len: usize) -> Result<&'a [u8], ImageError> {
         let end = self.at.checked_add(len).ok_or(self.error())?;
         let here = self.image.get(self.at..end).ok_or(self.error())?;
@@ -111,7 +137,7 @@ impl<'a> Reader<'a> {
     }
 
     fn error(&self) -> ImageError {
-        ImageError { at: self.at }
+        ImageError::Damaged { at: self.at }
     }
 }
 
@@ -121,17 +147,18 @@ impl fmt::Debug for dyn ReservationStore {
     }
 }
 
-const MAGIC: &[u8; 8] = b"bmx-pr-1";
+const MAGIC: &[u8; 7] = b"bmux-pr";
+const VERSION: u8 = 1;
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scsi::reservations::Register;
+    use crate::served::Register;
 
     fn example() -> Reservations {
         let mut all = Reservations::default();
         for (key, name) in [(1, &b"first"[..]), (u64::MAX, b"x")] {
-            let who = Registrant { initiator: name.into(), port: 7 };
+            let who = Registrant { initiator: name.into(), port: "iqn.2026-11.t:t,t,0x0007".into() };
             let whom = [who.clone()];
             let what = Register { key: None, new_key: key, whom: &whom, persists: true };
             all.register(&who, &what).unwrap();
@@ -156,10 +183,29 @@ mod tests {
             assert!(from_image(&image[..len]).is_err(), "{len} bytes");
         }
         assert!(from_image(&[&image[..], &[0]].concat()).is_err());
-        for at in 8..17 {
+        for at in 0..image.len() {
             let mut image = image.clone();
-            image[at] = 0xff;
+            image[at] ^= 0x40;
             assert!(from_image(&image).is_err(), "byte {at}");
         }
+    }
+
+    #[test]
+    fn an_image_that_makes_no_sense_is_refused_whatever_its_sum() {
+        let image = to_image(&example());
+        for at in 12..21 {
+            let mut body = image[12..].to_vec();
+            body[at - 12] = 0xff;
+            let image = [&image[..8], &crc32c::crc32c(&body).to_be_bytes(), &body].concat();
+            assert!(matches!(from_image(&image), Err(ImageError::Damaged { at: 13.. })), "byte {at}");
+        }
+    }
+
+    #[test]
+    fn an_image_of_a_later_version_is_told_apart() {
+        let mut image = to_image(&example());
+        image[7] = 2;
+        let error = from_image(&image).unwrap_err();
+        assert_eq!(error.to_string(), "is of version 2, and this program knows 1 and earlier ones");
     }
 }

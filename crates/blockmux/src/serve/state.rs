@@ -1,0 +1,93 @@
+//! Where reservations are kept that outlive a restart, and for which volume.
+
+use crate::failure::Failure;
+use blockmux_engine::state::StateFile;
+use blockmux_proto::served::Served;
+use blockmux_volume::Volume;
+use blockmux_volume::spec::Spec;
+use std::env;
+use std::path::{Path, PathBuf, absolute};
+use std::sync::Arc;
+use tracing::info;
+
+/// Where the state of programs is, by the XDG Base Directory Specification; `None` for a user without a home.
+pub(super) fn default_directory() -> Option<PathBuf> {
+    // The specification has relative paths ignored.
+    let directory = |variable| env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute());
+    let state =
+        directory("XDG_STATE_HOME").or_else(|| directory("HOME").map(|home| home.join(".local/state")));
+    state.map(|state| state.join("blockmux"))
+}
+
+/// A volume as it is served, with the reservations that were kept of it. One whose reservations cannot be read is not
+/// served: whoever was kept out would get in.
+pub(super) fn served(
+    directory: Option<&Path>,
+    name: &str,
+    spec: &Spec,
+    volume: Arc<dyn Volume>,
+) -> Result<Arc<Served>, Failure> {
+    let Some(directory) = directory else { return Ok(Served::new(volume)) };
+    let wrong = |what: String| Failure::request(format!("reservations of `{name}`: {what}"));
+    let opened = StateFile::open(directory, &identity(spec, name));
+    let (file, image) = opened.map_err(|error| wrong(error.to_string()))?;
+    if !image.is_empty() {
+        info!("`{name}`: reservations from {}", file.path().display());
+    }
+    let path = file.path().display().to_string();
+    Served::with_store(volume, file, &image).map_err(|error| {
+        wrong(format!("{path} {error}; move it away to serve the volume without reservations"))
+    })
+}
+
+/// What names the volume's content, and stays the same when it is called or decorated otherwise.
+fn identity(spec: &Spec, name: &str) -> String {
+    match spec {
+        // RAM is not the same as before, but its users take it for that.
+        Spec::Mem(_) | Spec::Null(_) => format!("{spec} {name}"),
+        Spec::File(file) => {
+            let path = file.path.canonicalize().or_else(|_| absolute(&file.path));
+            format!("file:{}", path.as_deref().unwrap_or(&file.path).display())
+        }
+        // What a link below /dev/disk leads to has another name after a restart, and the link the same.
+        Spec::Block(block) => {
+            format!("block:{}", absolute(&block.path).as_deref().unwrap_or(&block.path).display())
+        }
+        Spec::Stripe { chunk, members } => {
+            let members: Vec<String> = members.iter().map(|member| identity(member, name)).collect();
+            format!("stripe:{chunk}:[{}]", members.join("],["))
+        }
+        Spec::Delay(_, inner) | Spec::Fault(_, inner) | Spec::Rate(_, inner) | Spec::Log(_, inner) => {
+            identity(inner, name)
+        }
+        Spec::Url(url) => url.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(spec: &str) -> String {
+        identity(&spec.parse().unwrap(), "disk0")
+    }
+
+    #[test]
+    fn a_volume_is_known_by_its_content_whatever_it_is_called() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().canonicalize().unwrap().join("a.img");
+        std::fs::write(&path, [0; 512]).unwrap();
+        let link = path.with_file_name("link");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        let expected = format!("file:{}", path.display());
+        assert_eq!(named(&format!("file:{}", link.display())), expected);
+        assert_eq!(named(&format!("delay:1ms:log:-:file:{}?direct=off&size=1m", path.display())), expected);
+        assert_eq!(named("block:/dev/disk/by-id/a?readonly=on"), "block:/dev/disk/by-id/a");
+        assert_eq!(named("mem:1g"), "mem:1g disk0");
+        assert_eq!(
+            named("stripe:64k:block:/dev/a,block:/dev/b"),
+            "stripe:65536:[block:/dev/a],[block:/dev/b]"
+        );
+        assert_eq!(named("nbd://host/a"), "nbd://host/a");
+    }
+}

@@ -1,0 +1,122 @@
+//! Reservations of a daemon's volumes: over every protocol, and over a restart.
+
+use crate::daemon::Daemon;
+use crate::program::{BLOCKMUX, text};
+use crate::raw_client::{self, RawClient, TRIM};
+use crate::raw_iscsi::{CHECK_CONDITION, GOOD, RESERVATION_CONFLICT, RawIscsi};
+use rustix::process::Signal;
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+const ARGS: [&str; 3] = ["mem:8m", "--iscsi", "127.0.0.1:0"];
+const REGISTER: u8 = 0;
+const RESERVE: u8 = 1;
+const EXCLUSIVE_ACCESS: u8 = 3;
+const WRITE_EXCLUSIVE: u8 = 1;
+const APTPL: u8 = 1;
+const READ_KEYS: u8 = 0;
+const READ_RESERVATION: u8 = 1;
+const NAMES: [&str; 2] = ["iqn.2026-11.i:a", "iqn.2026-11.i:b"];
+
+fn login(daemon: &Daemon, name: &str) -> RawIscsi {
+    RawIscsi::login(&daemon.urls_of("iscsi")[0], name)
+}
+
+/// Killed as by a power loss, and started again.
+fn restart(daemon: &mut Daemon) {
+    daemon.signal(Signal::KILL);
+    daemon.wait();
+    daemon.start_again(&ARGS);
+}
+
+/// The one file in which the daemon keeps reservations.
+fn kept(daemon: &Daemon) -> Option<PathBuf> {
+    let state = fs::read_dir(daemon.directory.path().join("state/blockmux")).ok()?;
+    let mut files = state.map(|entry| entry.unwrap().path());
+    files.find(|path| path.extension().is_some_and(|extension| extension == "reservations"))
+}
+
+#[test]
+fn what_an_initiator_reserves_keeps_nbd_clients_out_until_it_lets_go() {
+    let daemon = Daemon::serve(&ARGS);
+    let (mut scsi, mut nbd) = (login(&daemon, NAMES[0]), RawClient::connect(&daemon.socket()));
+    assert_eq!(scsi.reserve_out(REGISTER, 0, [0, 7], 0), GOOD);
+    assert_eq!(nbd.write(0, 0, &[1; 512]), 0);
+    assert_eq!(scsi.reserve_out(RESERVE, WRITE_EXCLUSIVE, [7, 0], 0), GOOD);
+    assert_eq!((nbd.write(0, 0, &[2; 512]), nbd.simple(TRIM, 0, 0, 512)), (EPERM, EPERM));
+    assert_eq!(nbd.simple(raw_client::WRITE_ZEROES, 0, 0, 512), EPERM);
+    assert_eq!(nbd.read(0, 512), [1; 512]);
+    assert_eq!(scsi.reserve_out(REGISTER, 0, [7, 0], 0), GOOD);
+    assert_eq!(nbd.write(0, 0, &[2; 512]), 0);
+    assert!(kept(&daemon).is_none(), "nobody asked for that");
+}
+
+#[test]
+fn aptpl_fences_others_after_the_daemon_was_killed_until_it_is_given_up() {
+    let mut daemon = Daemon::serve(&ARGS);
+    let mut a = login(&daemon, NAMES[0]);
+    assert_eq!(a.reserve_out(REGISTER, 0, [0, 7], APTPL), GOOD);
+    assert_eq!(a.reserve_out(RESERVE, EXCLUSIVE_ACCESS, [7, 0], 0), GOOD);
+    restart(&mut daemon);
+    // SPC-5 §5.13.1: PRGENERATION begins with 0 again, everything else is as it was.
+    let (mut a, mut b) = (login(&daemon, NAMES[0]), login(&daemon, NAMES[1]));
+    assert_eq!(b.reserve_in(READ_KEYS), [0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 7]);
+    let held = b.reserve_in(READ_RESERVATION);
+    assert_eq!(
+        (held[..8].to_vec(), held[15], held[21]),
+        (vec![0, 0, 0, 0, 0, 0, 0, 16], 7, EXCLUSIVE_ACCESS)
+    );
+    assert_eq!((a.access(), b.access()), ([GOOD; 2], [RESERVATION_CONFLICT; 2]));
+    let mut nbd = RawClient::connect(&daemon.socket());
+    assert_eq!((nbd.simple(raw_client::READ, 0, 0, 512), nbd.write(0, 0, &[0; 512])), (EPERM, EPERM));
+    // The same registration without APTPL: nothing of it is there after the next time.
+    assert_eq!(a.reserve_out(REGISTER, 0, [7, 8], 0), GOOD);
+    assert!(kept(&daemon).is_none());
+    assert_eq!(b.access(), [RESERVATION_CONFLICT; 2]);
+    restart(&mut daemon);
+    let mut b = login(&daemon, NAMES[1]);
+    assert_eq!(b.reserve_in(READ_KEYS), [0; 8]);
+    assert_eq!(b.access(), [GOOD; 2]);
+}
+
+#[test]
+fn reservations_that_cannot_be_read_are_no_reason_to_let_everybody_in() {
+    let mut daemon = Daemon::serve(&ARGS);
+    assert_eq!(login(&daemon, NAMES[0]).reserve_out(REGISTER, 0, [0, 7], APTPL), GOOD);
+    let file = kept(&daemon).unwrap();
+    daemon.signal(Signal::KILL);
+    daemon.wait();
+    let content = fs::read(&file).unwrap();
+    let version = content.len() - kept_image_len(&content) + 7;
+    for (at, expected) in [(content.len() - 1, "is damaged at byte 12"), (version, "is of version ")] {
+        let mut content = content.clone();
+        content[at] ^= 2;
+        fs::write(&file, content).unwrap();
+        let mut serve = Command::new(BLOCKMUX);
+        serve.args(["serve", "mem:8m", "--nbd", "127.0.0.1:0", "--run", "true", "--state"]);
+        let output = serve.arg(file.parent().unwrap()).output().unwrap();
+        let said = text(&output.stderr);
+        assert!(said.contains(expected), "{said}");
+    }
+}
+
+/// What follows the identity in the file.
+fn kept_image_len(content: &[u8]) -> usize {
+    content.len() - 2 - usize::from(u16::from_be_bytes([content[0], content[1]]))
+}
+
+#[test]
+fn without_a_place_to_keep_them_reservations_that_should_outlive_it_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let in_the_way = directory.path().join("file");
+    fs::write(&in_the_way, "").unwrap();
+    let state = in_the_way.join("state");
+    let daemon = Daemon::serve(&[&ARGS[..], &["--state", state.to_str().unwrap()]].concat());
+    let mut a = login(&daemon, NAMES[0]);
+    assert_eq!(a.reserve_out(REGISTER, 0, [0, 7], APTPL), CHECK_CONDITION);
+    assert_eq!(a.reserve_in(READ_KEYS).len(), 8, "what failed has changed nothing");
+    assert_eq!(a.reserve_out(REGISTER, 0, [0, 7], 0), GOOD);
+}
+
+const EPERM: u32 = 1;

@@ -1,0 +1,216 @@
+//! A volume as everybody serves it: what its users share, whatever protocol and target they came in by.
+//!
+//! ```text
+//!   iSCSI target ──▶ LogicalUnit ─┐                       ┌─ Reservations: who may read and write
+//!   iSCSI target ──▶ LogicalUnit ─┼──▶ Served ── Volume   ├─ Ranges: who reads and writes as one
+//!   NBD export   ──▶ Fence ───────┘       └───────────────┴─ Watchers: who is told of changes
+//! ```
+//! A volume is served once however many ways lead to it, so that a reservation that one initiator takes keeps the
+//! clients of every other protocol out, COMPARE AND WRITE is one action to all of them, and a new size reaches all.
+//!
+//! I/O takes no lock for that: each user has a copy of what concerns it and compares one number to know whether the
+//! copy is still good, and the ranges are looked at by way of a [`Lane`] of its own.
+
+mod fence;
+mod image;
+mod ranges;
+mod reservations;
+
+#[cfg(test)]
+mod tests;
+
+pub use image::{ImageError, ReservationStore, SaveTicket};
+
+pub(crate) use fence::Fence;
+pub(crate) use image::to_image;
+pub(crate) use ranges::{Lane, Passage, RangeGuard};
+pub(crate) use reservations::{
+    Access, Move, Notice, Notices, Preempt, Refused, Register, Registrant, Reservations,
+};
+
+use blockmux_volume::Volume;
+use image::from_image;
+use ranges::Ranges;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// A volume, and what all who use it share about it.
+pub struct Served {
+    volume: Arc<dyn Volume>,
+    /// Grows with each change of the table.
+    generation: AtomicU64,
+    table: Mutex<Table>,
+    ranges: Ranges,
+    store: Option<Arc<dyn ReservationStore>>,
+    watchers: Mutex<Vec<Weak<dyn Watcher>>>,
+}
+
+/// Who may do what.
+#[derive(Default)]
+pub(crate) struct Table {
+    pub(crate) reservations: Reservations,
+    /// Who holds the whole volume by a RESERVE of SPC-2.
+    pub(crate) reserved_by: Option<Holder>,
+    last_holder: u64,
+    /// What was there before the last change, as long as nobody knows whether that is kept.
+    before: Option<(SaveTicket, Reservations)>,
+}
+
+/// Somebody who can hold a RESERVE of SPC-2: one nexus of a logical unit, as long as its session lasts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Holder(u64);
+
+/// Hears of changes that others have made.
+pub(crate) trait Watcher: Send + Sync {
+    /// Something has changed. Called with the table locked, from any thread: look at it later.
+    fn on_change(&self, change: &Change<'_>);
+}
+
+/// What has changed.
+pub(crate) enum Change<'a> {
+    /// Reservations, and those who are to be told why; with `aborts`, tasks of registrants that were preempted end.
+    Reservations { notices: &'a Notices, aborts: bool },
+    /// The size of the volume.
+    Size,
+}
+
+impl Served {
+    /// A volume that nobody has reserved.
+    #[must_use]
+    pub fn new(volume: Arc<dyn Volume>) -> Arc<Served> {
+        Arc::new(Served::build(volume, None, Table::default()))
+    }
+
+    /// A volume whose reservations can survive a restart; `image` is what `store` has kept.
+    ///
+    /// # Errors
+    /// If the image is damaged, or of a later version.
+    pub fn with_store(
+        volume: Arc<dyn Volume>,
+        store: Arc<dyn ReservationStore>,
+        image: &[u8],
+    ) -> Result<Arc<Served>, ImageError> {
+        let table = Table { reservations: from_image(image)?, ..Table::default() };
+        Ok(Arc::new(Served::build(volume, Some(store), table)))
+    }
+
+    fn build(volume: Arc<dyn Volume>, store: Option<Arc<dyn ReservationStore>>, table: Table) -> Served {
+        Served {
+            volume,
+            generation: AtomicU64::new(0),
+            table: Mutex::new(table),
+            ranges: Ranges::default(),
+            store,
+            watchers: Mutex::default(),
+        }
+    }
+
+    /// The volume itself.
+    #[must_use]
+    pub fn volume(&self) -> &Arc<dyn Volume> {
+        &self.volume
+    }
+
+    /// The volume has another size: everybody is told, each by the means of its protocol.
+    pub fn on_resize(&self) {
+        let table = self.lock();
+        self.tell(&table, &Change::Size);
+    }
+
+    /// What keeps reservations over a restart, if something does.
+    pub(crate) fn store(&self) -> Option<&Arc<dyn ReservationStore>> {
+        self.store.as_ref()
+    }
+
+    /// Tells `watcher` of every change from now on, as long as it lives.
+    pub(crate) fn watch(&self, watcher: Weak<dyn Watcher>) {
+        let mut watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
+        watchers.retain(|watcher| watcher.strong_count() > 0);
+        watchers.push(watcher);
+    }
+
+    /// Somebody new who can hold a RESERVE of SPC-2.
+    pub(crate) fn new_holder(&self) -> Holder {
+        let mut table = self.lock();
+        table.last_holder = table.last_holder.saturating_add(1);
+        Holder(table.last_holder)
+    }
+
+    /// Whether a byte of the range is locked.
+    #[cfg(test)]
+    pub(crate) fn is_locked(&self, offset: u64, len: u64) -> bool {
+        self.ranges.is_locked(offset, len)
+    }
+
+    #[inline]
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    /// Looks at the table.
+    pub(crate) fn look<R>(&self, look: impl FnOnce(&Table) -> R) -> R {
+        look(&self.lock())
+    }
+
+    /// Changes the table, tells whom it concerns, and begins to save what has to survive a restart. With `aborts`,
+    /// tasks of registrants that are preempted end.
+    ///
+    /// # Errors
+    /// If `change` fails; then it has changed nothing.
+    pub(crate) fn change<E>(
+        &self,
+        aborts: bool,
+        change: impl FnOnce(&mut Table) -> Result<Notices, E>,
+    ) -> Result<Option<SaveTicket>, E> {
+        let mut table = self.lock();
+        let before = table.reservations.clone();
+        let notices = change(&mut table)?;
+        self.tell(&table, &Change::Reservations { notices: &notices, aborts });
+        let must_save = before.persists || table.reservations.persists;
+        // Within the lock, so that images are saved in the order of the changes.
+        let store = self.store.as_ref().filter(|_| must_save);
+        let ticket = store.map(|store| store.save(&to_image(&table.reservations)));
+        table.before = ticket.map(|ticket| (ticket, before));
+        Ok(ticket)
+    }
+
+    /// The change with that ticket is not kept: takes it back, unless others have built on it.
+    pub(crate) fn take_back(&self, ticket: SaveTicket) {
+        let mut table = self.lock();
+        if let Some((_, before)) = table.before.take_if(|(last, _)| *last == ticket) {
+            // PRGENERATION never goes back: who has read the change asks again.
+            let generation = table.reservations.generation;
+            table.reservations = Reservations { generation, ..before };
+            self.tell(&table, &Change::Reservations { notices: &Notices::new(), aborts: false });
+        }
+    }
+
+    /// Ends a RESERVE of SPC-2 that `holder` has; `None`: whoever has it.
+    pub(crate) fn release(&self, holder: Option<Holder>) {
+        let mut table = self.lock();
+        if table.reserved_by.is_some() && (holder.is_none() || table.reserved_by == holder) {
+            table.reserved_by = None;
+            self.tell(&table, &Change::Reservations { notices: &Notices::new(), aborts: false });
+        }
+    }
+
+    /// Has everybody look again; the lock is held, so that who sees the new generation and then locks sees the change.
+    fn tell(&self, _locked: &Table, change: &Change<'_>) {
+        self.generation.fetch_add(1, Ordering::Release);
+        let watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
+        for watcher in watchers.iter().filter_map(Weak::upgrade) {
+            watcher.on_change(change);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Served {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Served").field("info", &self.volume.info()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,203 @@
+//! One volume behind an NBD session and SCSI sessions: each meets what the others do.
+
+use super::Served;
+use crate::exports::{Export, Exports, VolumeId};
+use crate::nbd::target::TargetSession;
+use crate::scsi::testing::{Bench, Client, answer, command, port};
+use crate::scsi::{DeviceServer, Identity, LogicalUnit, Lun, Nexus, Status, Step, Target, TaskManagement};
+use crate::session::{Demand, StreamSession, Timed};
+use crate::testing::Pump;
+use blockmux_volume::conformance::TestCore;
+use blockmux_volume::{MemVolume, Pool, Volume, Waker};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+struct Both {
+    exports: Exports,
+    bench: Bench,
+}
+
+impl Both {
+    fn new() -> Both {
+        let volume: Arc<dyn Volume> = Arc::new(MemVolume::new(8 << 20));
+        let name = "a".to_owned();
+        let export = Export { name, description: String::new(), read_only: false, volume: volume.clone() };
+        let exports = Exports::new(vec![export]);
+        let unit = LogicalUnit::over(Identity::of("a"), exports.served(VolumeId(0)).unwrap());
+        Both { exports, bench: Bench::around(unit, volume) }
+    }
+
+    /// In transmission, with simple replies.
+    fn nbd(&self) -> Pump<TargetSession> {
+        let session = TargetSession::new(self.exports.clone(), Pool::new(usize::MAX), Instant::now());
+        let mut pump = Pump::new(session, &self.exports);
+        pump.exchange(b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\0");
+        pump
+    }
+}
+
+/// Sends one request and answers the error of its reply.
+fn ask(nbd: &mut Pump<TargetSession>, command: u8, data: &[u8]) -> u32 {
+    let reply = nbd.exchange(&request(command, data));
+    u32::from_be_bytes(reply[4..8].try_into().unwrap())
+}
+
+/// For the first block.
+fn request(command: u8, data: &[u8]) -> Vec<u8> {
+    let (offset, length) = if command == FLUSH { (0, 0) } else { (0, 512_u32) };
+    let head = [&b"\x25\x60\x95\x13\0\0\0"[..], &[command], &[0; 8], &[offset; 8], &length.to_be_bytes()];
+    [&head.concat()[..], data].concat()
+}
+
+fn reserve_out(client: &mut Client, action: u8, kind: u8, key: u64, other_key: u64) -> Status {
+    let mut list = [key.to_be_bytes(), other_key.to_be_bytes()].concat();
+    list.extend([0; 8]);
+    client.run_with(&[0x5f, action, kind, 0, 0, 0, 0, 0, 24, 0], &list).status
+}
+
+fn begin_compare(client: &mut Client) -> (crate::scsi::Task, Step) {
+    let (mut task, step) = client.server.begin(&command(Lun::new(0), &COMPARE, 1024));
+    let step = client.turn(&mut task, step, &[0; 1024], &mut 0);
+    (task, step)
+}
+
+const READ: u8 = 0;
+const WRITE: u8 = 1;
+const FLUSH: u8 = 3;
+const TRIM: u8 = 4;
+const CACHE: u8 = 5;
+const ZEROES: u8 = 6;
+const EPERM: u32 = 1;
+const COMPARE: [u8; 16] = [0x89, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0];
+
+#[test]
+fn a_reservation_keeps_nbd_out_as_its_type_says() {
+    for (kind, reads) in [(1, true), (3, false), (5, true), (6, false), (7, true), (8, false)] {
+        let both = Both::new();
+        let (mut scsi, mut nbd) = (both.bench.client("a"), both.nbd());
+        assert_eq!(ask(&mut nbd, WRITE, &[1; 512]), 0);
+        assert_eq!(reserve_out(&mut scsi, 0, 0, 0, 1), Status::GOOD);
+        assert_eq!(ask(&mut nbd, WRITE, &[2; 512]), 0, "a registration alone keeps nobody out");
+        assert_eq!(reserve_out(&mut scsi, 1, kind, 1, 0), Status::GOOD);
+        for (command, data) in [(WRITE, &[3; 512][..]), (TRIM, &[]), (ZEROES, &[])] {
+            assert_eq!(ask(&mut nbd, command, data), EPERM, "type {kind}, command {command}");
+        }
+        for command in [READ, CACHE] {
+            assert_eq!(ask(&mut nbd, command, &[]), if reads { 0 } else { EPERM }, "type {kind}");
+        }
+        assert_eq!(ask(&mut nbd, FLUSH, &[]), 0);
+        assert_eq!(ask(&mut both.nbd(), WRITE, &[3; 512]), EPERM, "nor does a new connection get in");
+        assert_eq!(scsi.run(&[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0]).good(), [2; 512]);
+        assert_eq!(reserve_out(&mut scsi, 2, kind, 1, 0), Status::GOOD);
+        assert_eq!(ask(&mut nbd, WRITE, &[4; 512]), 0);
+    }
+}
+
+#[test]
+fn a_reserve_of_spc_2_keeps_nbd_out_until_it_ends() {
+    let both = Both::new();
+    let (mut scsi, mut nbd) = (both.bench.client("a"), both.nbd());
+    scsi.run(&[0x16, 0, 0, 0, 0, 0]).good();
+    assert_eq!((ask(&mut nbd, READ, &[]), ask(&mut nbd, WRITE, &[1; 512])), (EPERM, EPERM));
+    scsi.server.manage(TaskManagement::LogicalUnitReset, Lun::new(0));
+    assert_eq!(ask(&mut nbd, WRITE, &[1; 512]), 0);
+    assert_eq!(scsi.run(&[0; 6]).check(), (6, 0x2903));
+    scsi.run(&[0x16, 0, 0, 0, 0, 0]).good();
+    assert_eq!(ask(&mut nbd, READ, &[]), EPERM);
+    drop(scsi);
+    assert_eq!(ask(&mut nbd, READ, &[]), 0);
+}
+
+#[test]
+fn nbd_waits_for_a_compare_and_write_of_its_block_and_for_no_other() {
+    let both = Both::new();
+    let (mut scsi, mut nbd) = (both.bench.client("a"), both.nbd());
+    let (mut task, mut step) = begin_compare(&mut scsi);
+    assert!(matches!(step, Step::Io { .. }));
+    for (command, data) in [(WRITE, &[7; 512][..]), (TRIM, &[]), (READ, &[])] {
+        assert_eq!(nbd.exchange(&request(command, data)), b"");
+    }
+    // Beside it nothing waits; and what waits is still answered when the client says that it leaves.
+    let mut beside = request(READ, &[]);
+    beside[22] = 2;
+    assert_eq!(nbd.exchange(&beside).len(), 16 + 512);
+    nbd.client_sends(&request(2, &[])).unwrap();
+    assert!(matches!(nbd.session.demand(), Demand::Nothing));
+    while !matches!(step, Step::Done(_)) {
+        step = scsi.turn(&mut task, step, &[], &mut 0);
+    }
+    drop(task);
+    let now = nbd.session.poll_timeout().expect("it looks again in a while");
+    nbd.session.on_timeout(now).unwrap();
+    nbd.run().unwrap();
+    assert_eq!(nbd.sent().len(), 16 + 16 + 16 + 512);
+    assert!(matches!(nbd.session.demand(), Demand::Close));
+}
+
+#[test]
+fn what_waits_for_a_range_is_refused_when_the_volume_was_reserved_meanwhile() {
+    let both = Both::new();
+    let (mut scsi, mut nbd) = (both.bench.client("a"), both.nbd());
+    let (task, _step) = begin_compare(&mut scsi);
+    assert_eq!(nbd.exchange(&request(WRITE, &[7; 512])), b"");
+    assert_eq!(reserve_out(&mut scsi, 0, 0, 0, 1), Status::GOOD);
+    assert_eq!(reserve_out(&mut scsi, 1, 1, 1, 0), Status::GOOD);
+    drop(task);
+    nbd.session.on_timeout(Instant::now() + Duration::from_secs(1)).unwrap();
+    assert_eq!(nbd.sent()[4..8], EPERM.to_be_bytes());
+}
+
+#[test]
+fn a_compare_and_write_waits_for_nbd_s_writes_that_began_before() {
+    let both = Both::new();
+    let (mut scsi, mut nbd) = (both.bench.client("a"), both.nbd());
+    nbd.holds_io = true;
+    nbd.client_sends(&request(WRITE, &[7; 512])).unwrap();
+    let (mut task, step) = begin_compare(&mut scsi);
+    assert!(matches!(step, Step::Wait));
+    assert!(matches!(scsi.server.resume(&mut task), Step::Wait));
+    nbd.finish_one();
+    let step = scsi.server.resume(&mut task);
+    let Step::Done(response) = scsi.turn(&mut task, step, &[], &mut 0) else { panic!("it has read") };
+    assert_eq!(answer(response).check(), (0xe, 0x1d00), "it compares with what was written before");
+}
+
+/// A target of its own over the same unit.
+fn client_of(unit: &Arc<LogicalUnit>, target: u16, volume: &Arc<dyn Volume>) -> Client {
+    let mut port = port(target);
+    port.name = format!("iqn.2026-11.t:{target},t,0x0001").into();
+    let nexus = Nexus::iscsi("iqn.2026-11.i:a", [0, 0, 0, 0, 0, 1], port.clone());
+    let target = Target::new("iqn.2026-11.t:t", vec![port]).with_unit(0, VolumeId(0), unit.clone());
+    let channel = volume.open(&TestCore::new().as_core(), 64, Waker::idle()).unwrap();
+    let mut client = Client { server: DeviceServer::new(Arc::new(target), nexus), channel };
+    assert_eq!(client.run(&[0; 6]).check(), (6, 0x2900));
+    client
+}
+
+#[test]
+fn one_initiator_is_another_registrant_on_another_target_of_one_volume() {
+    let volume: Arc<dyn Volume> = Arc::new(MemVolume::new(8 << 20));
+    let served = Served::new(volume.clone());
+    // One unit on two targets, and a unit of another name over the same volume.
+    let units =
+        [LogicalUnit::over(Identity::of("a"), &served), LogicalUnit::over(Identity::of("b"), &served)];
+    let mut first = client_of(&units[0], 1, &volume);
+    let mut second = client_of(&units[0], 2, &volume);
+    let mut third = client_of(&units[1], 3, &volume);
+    assert_eq!(reserve_out(&mut first, 0, 0, 0, 1), Status::GOOD);
+    assert_eq!(reserve_out(&mut first, 1, 3, 1, 0), Status::GOOD);
+    for other in [&mut second, &mut third] {
+        assert_eq!(other.run(&[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0]).status, Status::RESERVATION_CONFLICT);
+    }
+    assert_eq!(reserve_out(&mut second, 0, 0, 0, 2), Status::GOOD);
+    assert_eq!(reserve_out(&mut third, 0, 0, 0, 3), Status::GOOD);
+    let keys = third.run(&[0x5e, 0, 0, 0, 0, 0, 0, 1, 0, 0]).good();
+    assert_eq!((keys[7], keys[15], keys[23], keys[31]), (24, 1, 2, 3));
+    let status = second.run(&[0x5e, 3, 0, 0, 0, 0, 0, 4, 0, 0]).good();
+    let each = (status.len() - 8) / 3;
+    assert_eq!([0, 1].map(|nth| status[8 + nth * each + 19]), [1, 2], "their ports are told apart");
+    assert_eq!(reserve_out(&mut third, 5, 3, 3, 1), Status::GOOD);
+    assert_eq!(first.run(&[0; 6]).check(), (6, 0x2a05), "it is told through another unit");
+    assert_eq!(first.run(&[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0]).status, Status::RESERVATION_CONFLICT);
+    third.run(&[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0]).good();
+}
