@@ -33,12 +33,14 @@
 //! are.
 
 mod command;
+mod connection;
 mod entrance;
 mod full;
 mod manage;
 mod receive;
 mod replies;
 mod sequence;
+mod shared;
 mod talk;
 mod tasks;
 mod transfer;
@@ -175,7 +177,7 @@ impl StreamSession for TargetSession {
 
     fn on_end(&mut self) -> Result<(), ProtocolError> {
         match &mut self.phase {
-            Phase::Full(full) => full.on_end(),
+            Phase::Full(full) => full.on_end(&mut self.outbox),
             Phase::Entrance(_) | Phase::Closing => {
                 self.phase = Phase::Closing;
                 Ok(())
