@@ -159,5 +159,6 @@ pub fn offer() -> Parameters {
         .with(Key::DefaultTime2Wait, 2)
         .with(Key::DefaultTime2Retain, 0)
         .with(Key::MaxOutstandingR2T, 8)
+        .with(Key::ErrorRecoveryLevel, 1)
         .with(Key::iSCSIProtocolLevel, 2)
 }

@@ -192,6 +192,7 @@ impl Operational {
     /// The session discovers only: most keys are irrelevant.
     pub fn set_discovery(&mut self) {
         self.is_discovery = true;
+        self.own.set(Key::ErrorRecoveryLevel, 0);
     }
 
     /// What is agreed on so far.
@@ -253,7 +254,11 @@ impl Operational {
             out.push(row.name, IRRELEVANT);
             return Ok(());
         }
-        match answer(row, pair.value, self.own.get(row.key), self.own.is_required(row.key)) {
+        let own = match row.key {
+            Key::MaxOutstandingR2T if self.recovers() => 1,
+            key => self.own.get(key),
+        };
+        match answer(row, pair.value, own, self.own.is_required(row.key)) {
             Some(value) => {
                 self.agreed.set(row.key, value);
                 out.push(row.name, &format(row, value));
@@ -289,6 +294,9 @@ impl Operational {
         if KEYS.iter().any(|row| is_missing(&row)) {
             return Err(NegotiationError::Required);
         }
+        if self.recovers() {
+            self.agreed.set(Key::MaxOutstandingR2T, 1);
+        }
         let max_burst = self.agreed.get(Key::MaxBurstLength);
         if self.agreed.get(Key::FirstBurstLength) > max_burst {
             if self.settled & bit(Key::FirstBurstLength) != 0 && self.settled & bit(Key::MaxBurstLength) != 0
@@ -298,6 +306,11 @@ impl Operational {
             self.agreed.set(Key::FirstBurstLength, max_burst);
         }
         Ok(self.agreed)
+    }
+
+    /// Whether one R2T at a time is all that can be recovered (RFC 7143 §13.19).
+    fn recovers(&self) -> bool {
+        self.agreed.get(Key::ErrorRecoveryLevel) > 0 && self.agreed.is_on(Key::DataSequenceInOrder)
     }
 
     fn on_declaration(&mut self, value: &str, least: u32, most: u32) -> Result<(), NegotiationError> {
@@ -543,6 +556,26 @@ mod tests {
         assert_eq!((agreed.get(Key::MaxBurstLength), agreed.get(Key::FirstBurstLength)), (65_536, 65_536));
         assert!(agreed.is_on(Key::HeaderDigest) && !agreed.is_on(Key::DataDigest));
         assert_eq!(agreed.max_send_data_segment_length(), 262_144);
+    }
+
+    #[test]
+    fn with_recovery_there_is_one_r2t_at_a_time() {
+        for keys in [["ErrorRecoveryLevel", "MaxOutstandingR2T"], ["MaxOutstandingR2T", "ErrorRecoveryLevel"]]
+        {
+            let mut target = Operational::new(wishes().with(Key::ErrorRecoveryLevel, 1));
+            let mut out = Text::default();
+            for key in keys {
+                target.on_pair(pair(key, "2"), &mut out).unwrap();
+            }
+            let agreed = target.finish().unwrap();
+            let both = (agreed.get(Key::ErrorRecoveryLevel), agreed.get(Key::MaxOutstandingR2T));
+            assert_eq!(both, (1, 1), "{keys:?}");
+        }
+        let mut discovery = Operational::new(wishes().with(Key::ErrorRecoveryLevel, 1));
+        discovery.set_discovery();
+        let mut out = Text::default();
+        discovery.on_pair(pair("ErrorRecoveryLevel", "2"), &mut out).unwrap();
+        assert_eq!(out.as_bytes(), b"ErrorRecoveryLevel=0\0");
     }
 
     #[test]

@@ -39,6 +39,7 @@ impl Turn<'_> {
             self.misfit(immediate, is_final, most).map(|misfit| data_sense(misfit.into()))
         };
         let mut entry = Entry {
+            owner: self.connection.key,
             itt: pdu.initiator_task_tag.get(),
             lun: request.command.lun,
             data_in: request.data_in,
@@ -92,8 +93,22 @@ impl Turn<'_> {
         let (offset, len) = (pdu.buffer_offset.get(), pdu.data_segment_length.get());
         let checked = entry.transfer.check(ttt, pdu.data_sn.get(), offset, len);
         if entry.state == State::Data
+            && !entry.transfer.is_lost()
             && let Err(misfit) = checked
         {
+            if self.connection.level > 0 && entry.transfer.is_gap(pdu.data_sn.get(), offset) {
+                entry.transfer.lose();
+                return Purpose::Data {
+                    slot,
+                    offset,
+                    is_final: pdu.flags & FLAG_FINAL != 0,
+                    is_immediate: false,
+                };
+            }
+            if ttt == RESERVED_TAG && entry.transfer.has_lost() {
+                // Unsolicited data that was given up, and is asked for by now.
+                return Purpose::Nothing;
+            }
             let is_open = entry.transfer.is_open();
             self.fail(slot, data_sense(misfit.into()));
             if !is_open {
@@ -118,6 +133,9 @@ impl Turn<'_> {
         if entry.state != State::Data {
             entry.transfer.discard(is_final);
             return self.end_if_closed(slot);
+        }
+        if entry.transfer.is_lost() {
+            return self.skip(slot, is_final);
         }
         if let Some(lent) = lent
             && !entry.transfer.put(offset, &lent)
@@ -311,7 +329,7 @@ impl Turn<'_> {
 
     /// Goes on with a task that collects data.
     #[inline]
-    fn go_on(&mut self, slot: usize) {
+    pub(super) fn go_on(&mut self, slot: usize) {
         match self.take_data(slot) {
             Some(step) => self.drive(slot, step),
             None => self.ask(slot),
@@ -342,7 +360,11 @@ impl Turn<'_> {
             }
         }
         let max_burst = self.connection.parameters.get(Key::MaxBurstLength);
-        let max_outstanding = self.connection.parameters.get(Key::MaxOutstandingR2T);
+        // What is lost is asked for again in order only if nothing else was asked for (RFC 7143 §13.19).
+        let max_outstanding = match self.connection.level {
+            0 => self.connection.parameters.get(Key::MaxOutstandingR2T),
+            _ => 1,
+        };
         let Some(entry) = self.session.tasks.get_mut(slot) else { return };
         let to = (entry.lun.0.to_be_bytes(), entry.itt);
         while let Some(grant) = self
@@ -362,6 +384,7 @@ impl Turn<'_> {
         let Some(entry) = self.session.tasks.get_mut(slot) else { return };
         let expected = Expected {
             itt: entry.itt,
+            lun: entry.lun.0.to_be_bytes(),
             data_in: entry.data_in,
             data_out: entry.data_out,
             r2ts: entry.transfer.r2t_count(),
@@ -473,6 +496,6 @@ pub(super) fn bounded(len: u32) -> usize {
 /// UNEXPECTED UNSOLICITED DATA.
 const UNEXPECTED_UNSOLICITED_DATA: Asc = Asc(0x0c0c);
 /// NOT ENOUGH UNSOLICITED DATA; the RFC's "incorrect amount of data".
-const NOT_ENOUGH_DATA: Asc = Asc(0x0c0d);
+pub(super) const NOT_ENOUGH_DATA: Asc = Asc(0x0c0d);
 /// PROTOCOL SERVICE CRC ERROR.
 pub(super) const CRC_ERROR: Asc = Asc(0x4705);

@@ -6,19 +6,24 @@ use super::replies::Replies;
 use super::talk::Negotiation;
 use super::tasks::Pausing;
 use crate::exports::VolumeId;
-use crate::iscsi::login::operational::Parameters;
+use crate::iscsi::login::operational::{Key, Parameters};
 use crate::iscsi::login::target::Established;
 use crate::outbox::Outbox;
 use crate::session::Demand;
-use blockmux_volume::{Io, Pool, Tag};
+use blockmux_volume::{Io, Memory, Pool, Seg, Tag};
 use blockmux_wire::iscsi::BHS_LEN;
+use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::time::Instant;
 
 /// A connection in full feature phase.
 pub(super) struct Connection {
+    /// Tells it from the session's other connections, those of the past included.
+    pub(super) key: u32,
     pub(super) cid: u16,
     pub(super) parameters: Parameters,
+    /// ErrorRecoveryLevel.
+    pub(super) level: u32,
     pub(super) replies: Replies,
     pub(super) negotiation: Negotiation,
     /// In flight, but not yet taken by the driver.
@@ -41,6 +46,12 @@ pub(super) struct Connection {
     pub(super) in_flight: usize,
     pub(super) pool: Pool,
     pub(super) awaiting: Awaiting,
+    /// Additional header segments of a PDU that is taken whole, and its data if that was placed.
+    pub(super) gathering: (SmallVec<[u8; 16]>, Option<Seg>),
+    /// When to look for data that does not come.
+    pub(super) look_at: Instant,
+    /// A request that was held is next, but there was no room for its data-in.
+    pub(super) is_held_up: bool,
     /// Data-in of the command that waits for room, in bytes; 0 if none does.
     pub(super) waits_for: usize,
     /// Nothing is accepted any more; what is in flight ends.
@@ -68,7 +79,9 @@ impl Connection {
     pub(super) fn new(established: &Established, local_ip: String, pool: Pool, now: Instant) -> Connection {
         let Established { cid, parameters, operational, stat_sn, .. } = established;
         Connection {
+            key: 0,
             cid: *cid,
+            level: parameters.get(Key::ErrorRecoveryLevel),
             replies: Replies::new(parameters, *stat_sn, pool.clone()),
             parameters: *parameters,
             negotiation: Negotiation::new(operational.clone()),
@@ -83,6 +96,9 @@ impl Connection {
             in_flight: 0,
             pool,
             awaiting: Awaiting::Head(BHS_LEN),
+            gathering: (SmallVec::new(), None),
+            look_at: now,
+            is_held_up: false,
             waits_for: 0,
             stopping: false,
             is_over: false,
@@ -121,10 +137,12 @@ impl Connection {
         }
         let retries = matches!(self.awaiting, Awaiting::Memory(_))
             || !self.grants.is_empty()
-            || !self.waiting.is_empty();
+            || !self.waiting.is_empty()
+            || self.is_held_up;
         let paused = self.pausing.iter().map(|pausing| pausing.until.unwrap_or(self.retry_at)).min();
         let retry = if retries { Some(self.retry_at) } else { None };
-        [paused, retry].into_iter().flatten().chain([self.keep_alive.next_tick]).min()
+        let look = (self.level > 0 && self.live > 0).then_some(self.look_at);
+        [paused, retry, look].into_iter().flatten().chain([self.keep_alive.next_tick]).min()
     }
 
     /// Whether a command with that much data-in may be taken now. What waits here waits for reads to be answered and
@@ -140,5 +158,10 @@ impl Connection {
     #[inline]
     pub(super) fn segment_len(&self, segment: &Segment) -> usize {
         segment.len.saturating_add(self.replies.digests().tail_len(segment.len))
+    }
+
+    /// Memory for what must be kept, of the pool or, when that is empty, of the heap.
+    pub(super) fn take_or_make(&self, len: usize) -> Seg {
+        self.pool.take(len).unwrap_or_else(|| Memory::from_heap(len)).seg(0, len)
     }
 }

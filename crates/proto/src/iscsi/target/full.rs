@@ -20,6 +20,7 @@
 //! management, which is in `manage`.
 
 use super::connection::Connection;
+use super::early::{Next, Whole};
 use super::receive::{Awaiting, LENT_PAYLOAD, Purpose, Segment, is_intact};
 use super::sequence::Admission;
 use super::shared::Shared;
@@ -32,10 +33,11 @@ use crate::iscsi::pdu::{self, Head, Parsed};
 use crate::outbox::Outbox;
 use crate::scsi::{Response, Status};
 use crate::session::{Demand, ProtocolError};
-use blockmux_volume::{Chunk, Completion, Io, Pool, SgList, Tag};
+use blockmux_volume::{Chunk, Completion, Io, Pool, Seg, SgList, Tag};
 use blockmux_wire::iscsi::scsi::{FLAG_READ, FunctionResponse, ScsiCommand};
 use blockmux_wire::iscsi::session::{AsyncEvent, RejectReason};
 use blockmux_wire::iscsi::{BHS_LEN, Bhs, Opcode};
+use smallvec::SmallVec;
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -87,7 +89,10 @@ impl FullFeature {
 
     /// The memory of [`Demand::Place`] is full.
     pub(super) fn on_placed(&mut self, outbox: &mut Outbox) {
-        self.turn(outbox, |turn| turn.on_placed());
+        self.turn(outbox, |turn| {
+            turn.on_placed();
+            turn.deliver_early();
+        });
     }
 
     /// The initiator has closed its side. It should have logged out, but killed ones do not; between PDUs nothing that
@@ -147,6 +152,9 @@ impl Turn<'_> {
             && let Some(taken) = self.step(input, at)?
         {
             at = at.saturating_add(taken);
+            if !self.session.early.is_empty() {
+                self.deliver_early();
+            }
         }
         Ok(at)
     }
@@ -175,6 +183,10 @@ impl Turn<'_> {
         }
         self.resume();
         self.resume_pausing(now);
+        if self.connection.level > 0 && now >= self.connection.look_at {
+            self.connection.look_at = now.checked_add(LOOK_INTERVAL).unwrap_or(now);
+            self.recover_stalled();
+        }
         if now < self.connection.keep_alive.next_tick {
             return Ok(());
         }
@@ -210,6 +222,9 @@ impl Turn<'_> {
         }
         if matches!(self.connection.awaiting, Awaiting::Memory(_)) {
             self.take_memory();
+        }
+        if self.connection.is_held_up {
+            self.deliver_early();
         }
     }
 
@@ -292,7 +307,10 @@ impl Turn<'_> {
                 self.connection.awaiting = Awaiting::Memory(segment);
                 self.take_memory();
             }
-            Purpose::Talk | Purpose::Data { .. } => self.connection.awaiting = Awaiting::Segment(segment),
+            Purpose::Whole if whole > here && segment.len > LENT_PAYLOAD => self.gather(segment),
+            Purpose::Talk | Purpose::Data { .. } | Purpose::Whole => {
+                self.connection.awaiting = Awaiting::Segment(segment);
+            }
         }
         Ok(Some(head.len))
     }
@@ -300,41 +318,156 @@ impl Turn<'_> {
     /// Acts on a header; says whom its data is for.
     #[inline]
     fn on_head(&mut self, head: &Head, ahs: &[u8]) -> Result<Purpose, ProtocolError> {
-        let opcode = head.bhs.opcode();
+        let (bhs, opcode) = (&head.bhs, head.bhs.opcode());
+        // CmdSN and ExpStatSN lie at the same places in all of them; only some have a CmdSN.
+        let command: &ScsiCommand = transmute_ref!(bhs);
+        if self.connection.level > 0 {
+            self.connection.replies.acknowledge(command.exp_stat_sn.get());
+        }
         match opcode {
-            Opcode::DATA_OUT => return Ok(self.on_data_out(&head.bhs)),
+            Opcode::DATA_OUT => return Ok(self.on_data_out_head(bhs)),
             Opcode::SCSI_COMMAND
             | Opcode::NOP_OUT
             | Opcode::TASK_MANAGEMENT_REQUEST
             | Opcode::TEXT_REQUEST
             | Opcode::LOGOUT_REQUEST => {}
+            Opcode::SNACK_REQUEST if self.connection.level > 0 => {
+                self.on_snack(bhs);
+                return Ok(Purpose::Nothing);
+            }
             _ => {
                 let reason = match opcode {
                     Opcode::SNACK_REQUEST => RejectReason::SNACK_REJECT,
                     Opcode::LOGIN_REQUEST => RejectReason::PROTOCOL_ERROR,
                     _ => RejectReason::COMMAND_NOT_SUPPORTED,
                 };
-                self.reject(reason, &head.bhs);
+                self.reject(reason, bhs);
                 return Ok(Purpose::Nothing);
             }
         }
-        // CmdSN lies at the same place in all of them.
-        let command: &ScsiCommand = transmute_ref!(&head.bhs);
-        match self.session.window.admit(command.cmd_sn.get(), head.bhs.is_immediate()) {
+        match self.session.window.admission(command.cmd_sn.get(), bhs.is_immediate()) {
             Admission::Ignored => return Ok(Purpose::Nothing),
-            // On the only connection, and without recovery, what is missing will never come.
-            Admission::Early => {
+            Admission::Early if !self.may_fill_gaps() => {
                 return Err(ProtocolError {
                     what: "left a gap in CmdSN on the session's only connection",
                     reference: "RFC 7143 §4.2.2.1",
                 });
             }
-            Admission::Now => {}
+            Admission::Now if !self.is_checked_whole(head.data_len) => {}
+            Admission::Early | Admission::Now => {
+                self.connection.gathering.0 = SmallVec::from_slice(ahs);
+                return Ok(Purpose::Whole);
+            }
+        }
+        if !bhs.is_immediate() {
+            self.session.window.advance();
         }
         if opcode == Opcode::SCSI_COMMAND {
-            return Ok(self.on_command(command, &head.bhs, ahs));
+            return Ok(self.on_command(command, bhs, ahs));
         }
         Ok(Purpose::Talk)
+    }
+
+    /// Data of a command that waits for its turn waits with it.
+    #[inline]
+    fn on_data_out_head(&mut self, bhs: &Bhs) -> Purpose {
+        let (key, itt) = (self.connection.key, bhs.initiator_task_tag.get());
+        if !self.session.early.is_empty() && self.session.early.has_command(key, itt) {
+            self.connection.gathering.0 = SmallVec::new();
+            return Purpose::Whole;
+        }
+        self.on_data_out(bhs)
+    }
+
+    /// Whether what is missing before a command may come still. On the only connection, and without recovery, it never
+    /// will.
+    pub(super) fn may_fill_gaps(&self) -> bool {
+        self.connection.level > 0 || self.connection.parameters.get(Key::MaxConnections) > 1
+    }
+
+    /// From error recovery level 1 on, a request whose data has a wrong digest is as if it had never come, and is sent
+    /// again (RFC 7143 §7.8): it is acted upon only when its data is here.
+    #[inline]
+    fn is_checked_whole(&self, data_len: usize) -> bool {
+        self.connection.level > 0 && data_len > 0 && self.connection.replies.digests().data
+    }
+
+    /// A request has come with all its data.
+    pub(super) fn on_whole(&mut self, bhs: Bhs, data: Option<Seg>, is_good: bool) {
+        let ahs = std::mem::take(&mut self.connection.gathering.0);
+        let (is_immediate, key) = (bhs.is_immediate(), self.connection.key);
+        let whole = Whole { bhs, ahs, data, is_good };
+        if bhs.opcode() == Opcode::DATA_OUT {
+            let whole = self.own(whole);
+            return self.session.early.add_data(key, whole);
+        }
+        if !is_good {
+            return;
+        }
+        let command: &ScsiCommand = transmute_ref!(&bhs);
+        let cmd_sn = command.cmd_sn.get();
+        match self.session.window.admission(cmd_sn, is_immediate) {
+            Admission::Ignored => {}
+            Admission::Early => {
+                let whole = self.own(whole);
+                self.session.early.hold(cmd_sn, key, whole);
+            }
+            Admission::Now => {
+                if !is_immediate {
+                    self.session.window.advance();
+                }
+                self.carry_out(whole);
+            }
+        }
+    }
+
+    /// Delivers requests that were held, as long as it is this connection's turn and there is room for their data-in. Not
+    /// within a data segment, lest a function that was held aborts the task whose data comes.
+    pub(super) fn deliver_early(&mut self) {
+        if !matches!(self.connection.awaiting, Awaiting::Head(_)) {
+            return;
+        }
+        self.connection.is_held_up = false;
+        while !self.connection.is_over
+            && let Some(next) = self.session.early.next(self.session.window.exp_cmd_sn())
+        {
+            match next {
+                Next::Of(owner, _) if owner != self.connection.key => return,
+                Next::Of(_, bhs) if !self.connection.has_room(data_in_of(&bhs), self.outbox) => {
+                    self.connection.is_held_up = true;
+                    return;
+                }
+                Next::Nobody | Next::Of(..) => {}
+            }
+            let taken = self.session.early.take(self.session.window.exp_cmd_sn());
+            self.session.window.advance();
+            if let Some((request, data)) = taken {
+                self.carry_out(request);
+                data.into_iter().for_each(|data| self.carry_out(data));
+            }
+        }
+    }
+
+    /// Does what a request or data asks for that is here whole.
+    fn carry_out(&mut self, whole: Whole) {
+        let Whole { bhs, ahs, data, is_good } = whole;
+        let purpose = match bhs.opcode() {
+            Opcode::SCSI_COMMAND => self.on_command(transmute_ref!(&bhs), &bhs, &ahs),
+            Opcode::DATA_OUT => self.on_data_out(&bhs),
+            _ => return self.on_talk(&bhs, &data.map(|data| data.to_vec()).unwrap_or_default()),
+        };
+        let len = bhs.data_segment_length.get() as usize;
+        self.conclude(Segment { bhs, len, purpose }, data, is_good);
+    }
+
+    /// The same in memory of its own: the receive buffer is for what comes next.
+    fn own(&self, mut whole: Whole) -> Whole {
+        if let Some(lent) = whole.data.take_if(|data| !data.is_writable()) {
+            let memory = self.connection.take_or_make(lent.len());
+            lent.copy_to_seg(&memory);
+            whole.data = Some(memory);
+        }
+        whole
     }
 }
 
@@ -347,6 +480,10 @@ pub(super) fn status(status: Status) -> Response {
 #[inline]
 fn data_in_of(bhs: &Bhs) -> usize {
     let command: &ScsiCommand = transmute_ref!(bhs);
+    if bhs.opcode() == Opcode::SNACK_REQUEST {
+        // As much as there is: it waits until everything else was sent.
+        return PAYLOAD_IN_FLIGHT;
+    }
     if bhs.opcode() == Opcode::SCSI_COMMAND && bhs.flags & FLAG_READ != 0 {
         return super::command::bounded(command.expected_data_transfer_length.get());
     }
@@ -365,6 +502,10 @@ pub(super) const PAYLOAD_IN_FLIGHT: usize = 64 << 20;
 
 /// How often an empty pool and waiting tasks are asked again, apart from each completion.
 const RETRY: Duration = Duration::from_millis(1);
+
+/// How often to look for data that was asked for and does not come: it is asked for again when nothing has come from one
+/// look to the next but one.
+const LOOK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// How long an initiator may be silent before it is pinged, and then until it is given up. Programs with an initiator
 /// in them that answers only when it is called sleep for up to a minute; and an initiator that has lost its connection

@@ -10,9 +10,9 @@ use crate::iscsi::login::operational::Key;
 use crate::iscsi::login::target::Session;
 use crate::scsi::{Lun, ManagementResponse, TaskManagement};
 use blockmux_volume::Tag;
-use blockmux_wire::iscsi::Bhs;
 use blockmux_wire::iscsi::scsi::{FUNCTION_MASK, Function, FunctionResponse, TaskManagementRequest};
 use blockmux_wire::iscsi::session::RejectReason;
+use blockmux_wire::iscsi::{Bhs, Opcode};
 use zerocopy::transmute_ref;
 
 /// Functions that wait for the tasks that they aborted.
@@ -43,12 +43,12 @@ impl Turn<'_> {
         let knows_queries = self.connection.parameters.get(Key::iSCSIProtocolLevel) >= RFC_7144;
         match function {
             Function::ABORT_TASK => self.abort_task(request),
-            Function::ABORT_TASK_SET => self.manage_unit(itt, lun, TaskManagement::AbortTaskSet),
-            Function::CLEAR_TASK_SET => self.manage_unit(itt, lun, TaskManagement::ClearTaskSet),
-            Function::CLEAR_ACA => self.manage_unit(itt, lun, TaskManagement::ClearAca),
-            Function::LOGICAL_UNIT_RESET => self.manage_unit(itt, lun, TaskManagement::LogicalUnitReset),
-            Function::TARGET_WARM_RESET => self.reset_target(itt, false),
-            Function::TARGET_COLD_RESET => self.reset_target(itt, true),
+            Function::ABORT_TASK_SET => self.manage_unit(request, TaskManagement::AbortTaskSet),
+            Function::CLEAR_TASK_SET => self.manage_unit(request, TaskManagement::ClearTaskSet),
+            Function::CLEAR_ACA => self.manage_unit(request, TaskManagement::ClearAca),
+            Function::LOGICAL_UNIT_RESET => self.manage_unit(request, TaskManagement::LogicalUnitReset),
+            Function::TARGET_WARM_RESET => self.reset_target(request, false),
+            Function::TARGET_COLD_RESET => self.reset_target(request, true),
             Function::TASK_REASSIGN => {
                 let response = FunctionResponse::TASK_ALLEGIANCE_REASSIGNMENT_NOT_SUPPORTED;
                 self.respond(itt, response);
@@ -61,7 +61,10 @@ impl Turn<'_> {
                 let is_there = !self.session.tasks.select(|entry| entry.lun == lun).is_empty();
                 self.respond(itt, answer_to_query(is_there));
             }
-            Function::I_T_NEXUS_RESET if knows_queries => self.abort(itt, |_| true, false),
+            Function::I_T_NEXUS_RESET if knows_queries => {
+                self.abort_early(request, |_| true);
+                self.abort(itt, |_| true, false);
+            }
             _ => self.respond(itt, FunctionResponse::TASK_MANAGEMENT_FUNCTION_NOT_SUPPORTED),
         }
     }
@@ -83,18 +86,24 @@ impl Turn<'_> {
 
     /// The session is over: nothing more is answered.
     pub(super) fn end(&mut self) {
+        self.session.early.forget(self.connection.key);
         self.abort_tasks(|_| true, None);
         self.session.management = Functions::default();
         self.connection.is_over = true;
     }
 
-    /// RFC 7143 §11.6.1: a task that is not there may be one whose answer is on its way, or one that has not come.
+    /// RFC 7143 §11.6.1: a task that is not there may be one whose answer is on its way, or one that has not come. The
+    /// latter's number counts as received, so that it is never done.
     fn abort_task(&mut self, request: &TaskManagementRequest) {
         let (itt, referenced) = (request.initiator_task_tag.get(), request.referenced_task_tag.get());
         if self.session.tasks.find(referenced).is_some() {
             return self.abort(itt, |entry| entry.itt == referenced, false);
         }
-        let response = if self.session.window.is_ahead(request.ref_cmd_sn.get()) {
+        let ref_cmd_sn = request.ref_cmd_sn.get();
+        let response = if self.session.window.is_ahead(ref_cmd_sn) {
+            if self.may_fill_gaps() && is_before(ref_cmd_sn, request.cmd_sn.get()) {
+                self.session.early.cancel(ref_cmd_sn);
+            }
             FunctionResponse::FUNCTION_COMPLETE
         } else {
             FunctionResponse::TASK_DOES_NOT_EXIST
@@ -102,7 +111,8 @@ impl Turn<'_> {
         self.respond(itt, response);
     }
 
-    fn manage_unit(&mut self, itt: u32, lun: Lun, function: TaskManagement) {
+    fn manage_unit(&mut self, request: &TaskManagementRequest, function: TaskManagement) {
+        let (itt, lun) = (request.initiator_task_tag.get(), Lun(u64::from_be_bytes(request.lun)));
         let Some(server) = &mut self.session.server else { return };
         match server.manage(function, lun) {
             ManagementResponse::IncorrectLogicalUnitNumber => {
@@ -114,20 +124,32 @@ impl Turn<'_> {
             }
             ManagementResponse::FunctionComplete => {
                 // Both addressing methods name the same unit.
-                let is_there = |entry: &Entry| entry.lun == lun || entry.lun.number() == lun.number();
-                self.abort(itt, is_there, false);
+                let is_it = |other: Lun| other == lun || other.number() == lun.number();
+                self.abort_early(request, is_it);
+                self.abort(itt, |entry| is_it(entry.lun), false);
             }
         }
     }
 
-    fn reset_target(&mut self, itt: u32, is_cold: bool) {
+    fn reset_target(&mut self, request: &TaskManagementRequest, is_cold: bool) {
         if let (Some(server), Session::Normal { access, .. }) = (&mut self.session.server, &self.session.kind)
         {
             for (number, ..) in access.target.units() {
                 server.manage(TaskManagement::LogicalUnitReset, Lun::new(number));
             }
         }
-        self.abort(itt, |_| true, is_cold);
+        self.abort_early(request, |_| true);
+        self.abort(request.initiator_task_tag.get(), |_| true, is_cold);
+    }
+
+    /// Aborts commands that wait for their turn and were sent before the function that wants it.
+    fn abort_early(&mut self, request: &TaskManagementRequest, is_it: impl Fn(Lun) -> bool) {
+        let meant = self.session.early.select(|bhs, cmd_sn| {
+            bhs.opcode() == Opcode::SCSI_COMMAND
+                && is_before(cmd_sn, request.cmd_sn.get())
+                && is_it(Lun(u64::from_be_bytes(bhs.lun)))
+        });
+        meant.into_iter().for_each(|cmd_sn| self.session.early.cancel(cmd_sn));
     }
 
     /// Aborts tasks, and answers the function that wants it when they are gone.
@@ -170,6 +192,11 @@ impl Turn<'_> {
         }
         left
     }
+}
+
+/// Whether one CmdSN comes before another.
+fn is_before(cmd_sn: u32, other: u32) -> bool {
+    other.wrapping_sub(cmd_sn).wrapping_sub(1) < (1 << 31) - 1
 }
 
 fn answer_to_query(is_there: bool) -> FunctionResponse {

@@ -5,13 +5,20 @@
 //!   new ────▶ │   Entrance   │ ─────────────────▶ │                FullFeature                  │
 //!             │ entrance.rs  │                    │ full.rs, receive.rs  command.rs, transfer.rs│
 //!             └──────────────┘                    │ talk.rs  manage.rs  replies.rs  sequence.rs │
+//!                                                 │ early.rs  kept.rs  snack.rs                 │
 //!                     │ refused                   └─────────────────────────────────────────────┘
 //!                     ▼                                   │ logged out, reset, stopped
 //!                  Closing ──────▶ Demand::Close ◀────────┘
 //! ```
+//! *Error recovery level 1* (RFC 7143 §7): what has a StatSN is kept until it is acknowledged (`kept`), and sent again for
+//! SNACK; a request whose data has a wrong digest counts as not received, and those behind it wait (`early`); data-out
+//! that is lost is asked for again (`snack`, `transfer`). A wrong header digest ends the connection at every level: not
+//! even the length of the PDU can be believed, and there is no layer below that would find the next one (§7.8).
+//!
 //! What bounds a session: 64 requests, 64 KiB of text and 30 seconds for a login; then 256 commands in the window and
 //! 16 immediate ones, 64 MiB of data-in and as much memory for data-out, 16 task management functions, 64 KiB of text,
-//! and 1 MiB of answers that the initiator leaves unread. Memory for data-out comes from the core's pool; R2Ts are
+//! and 1 MiB of answers that the initiator leaves unread; with recovery, 544 answers and 32 MiB of data-in that are not
+//! acknowledged, and 65 MiB of requests that wait for their turn. Memory for data-out comes from the core's pool; R2Ts are
 //! sent only for what has memory, so that asked-for data never waits. For unasked-for data that waits in vain, the
 //! command is answered BUSY.
 //!
@@ -22,10 +29,8 @@
 //! core of its leading connection and others reach it by messages, found by TSIH through [`Node`], which is also where
 //! reinstatement finds the session to end.
 //!
-//! *Error recovery levels 1 and 2*: `replies` keeps what ExpStatSN has not acknowledged, and Data-In is made anew from
-//! the volume for SNACK; `transfer` asks again by recovery R2Ts for what a wrong digest made it drop; a lost
-//! connection's tasks stay in the table, without connection, until TASK REASSIGN or DefaultTime2Retain ends them.
-//! Until then the answer to ErrorRecoveryLevel is 0.
+//! *Error recovery level 2*: a lost connection's tasks stay in the table, without connection, until TASK REASSIGN or
+//! DefaultTime2Retain ends them. Until then the answer to ErrorRecoveryLevel is at most 1.
 //!
 //! *iSER* (RFC 5047, RFC 7145): the datamover's seam runs between control PDUs and data movement. `replies` would
 //! hand `data_in` and `r2t` to the datamover as Put_Data and Get_Data instead of making PDUs, and `transfer` learns of
@@ -34,13 +39,16 @@
 
 mod command;
 mod connection;
+mod early;
 mod entrance;
 mod full;
+mod kept;
 mod manage;
 mod receive;
 mod replies;
 mod sequence;
 mod shared;
+mod snack;
 mod talk;
 mod tasks;
 mod transfer;

@@ -40,6 +40,8 @@ pub(super) enum Purpose {
     Data { slot: usize, offset: u32, is_final: bool, is_immediate: bool },
     /// A request that is done when its data is here.
     Talk,
+    /// A request that waits for its turn, or is acted upon only with all its data.
+    Whole,
     /// Nobody.
     Nothing,
 }
@@ -70,8 +72,13 @@ impl Turn<'_> {
         if !is_good && segment.purpose != Purpose::Nothing {
             self.reject(RejectReason::DATA_DIGEST_ERROR, &segment.bhs);
         }
+        if segment.purpose == Purpose::Whole {
+            let data = lent.or_else(|| self.connection.gathering.1.take());
+            return self.on_whole(segment.bhs, data, is_good);
+        }
         if let Purpose::Data { slot, offset, is_final, is_immediate } = segment.purpose {
-            if !is_good {
+            let may_come_again = self.connection.level > 0;
+            if !is_good && (!may_come_again || !self.lose(slot)) {
                 self.fail(slot, data_sense(CRC_ERROR));
             }
             self.on_data(slot, offset, segment.len, lent.filter(|_| is_good), (is_final, is_immediate));
@@ -83,7 +90,9 @@ impl Turn<'_> {
         let Awaiting::Memory(segment) = self.connection.awaiting else { return true };
         let Purpose::Data { slot, offset, .. } = segment.purpose else { return true };
         let wants = self.session.tasks.get_mut(slot).is_some_and(|entry| {
-            entry.state == State::Data && entry.transfer.wanted(offset, segment.len).1 > 0
+            entry.state == State::Data
+                && !entry.transfer.is_lost()
+                && entry.transfer.wanted(offset, segment.len).1 > 0
         });
         if !wants {
             self.connection.awaiting = Awaiting::Tail { segment, crc: Crc::default(), excess: segment.len };
@@ -106,6 +115,14 @@ impl Turn<'_> {
             None => Awaiting::Tail { segment, crc: Crc::default(), excess: segment.len },
         };
         true
+    }
+
+    /// Receives the data of a request that is taken whole into memory of its own.
+    #[cold]
+    pub(super) fn gather(&mut self, segment: Segment) {
+        let place = self.connection.take_or_make(segment.len);
+        self.connection.gathering.1 = Some(place.clone());
+        self.connection.awaiting = Awaiting::Place { segment, place, filled: 0, buffer_is_empty: false };
     }
 
     /// There is no memory for a command's data: it may be tried again.

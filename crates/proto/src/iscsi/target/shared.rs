@@ -1,5 +1,6 @@
 //! What the connections of a session share: its name, its nexus, its command numbers and its tasks.
 
+use super::early::Early;
 use super::full::WINDOW;
 use super::manage::Functions;
 use super::sequence::CommandWindow;
@@ -19,6 +20,7 @@ pub(super) struct Shared {
     /// `None` in a discovery session.
     pub(super) server: Option<DeviceServer>,
     pub(super) window: CommandWindow,
+    pub(super) early: Early,
     pub(super) tasks: TaskTable,
     pub(super) management: Functions,
     /// The last to go: by then nothing of this session reaches a volume any more.
@@ -42,6 +44,7 @@ impl Shared {
             initiator,
             server,
             window: CommandWindow::new(cmd_sn, WINDOW),
+            early: Early::default(),
             tasks: TaskTable::default(),
             management: Functions::default(),
             _membership: membership,

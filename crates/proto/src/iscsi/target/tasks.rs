@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 
 /// One command under way.
 pub(super) struct Entry {
+    /// The connection that it is allegiant to (RFC 7143 §4.2.2.3).
+    pub(super) owner: u32,
     pub(super) itt: u32,
     pub(super) lun: Lun,
     /// The initiator's room for data-in, in bytes; `None`: it reads nothing.
@@ -155,6 +157,7 @@ mod tests {
 
     fn entry(itt: u32, is_immediate: bool) -> Entry {
         Entry {
+            owner: 0,
             itt,
             lun: Lun::new(0),
             data_in: None,

@@ -4,6 +4,7 @@
 mod commands;
 mod hostile;
 mod logins;
+mod recovery;
 mod talks;
 
 use super::TargetSession;
