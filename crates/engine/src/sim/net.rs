@@ -73,6 +73,8 @@ pub struct SimStream {
     /// 0 dialled, 1 accepted; it sends into the pipe of that number.
     side: usize,
     peer: String,
+    /// Shared by all owners; the last one closes it.
+    owners: Rc<()>,
 }
 
 /// Wakes the task of a stream.
@@ -206,6 +208,7 @@ impl SimNet {
             wire: wire.clone(),
             side,
             peer: peer.to_owned(),
+            owners: Rc::default(),
         };
         if let Some(backlog) = backlog {
             self.0.connections.set(self.0.connections.get() + 1);
@@ -317,6 +320,16 @@ impl Pipe {
 impl ByteStream for SimStream {
     type Watch = SimWatch;
 
+    fn share(&self) -> SimStream {
+        SimStream {
+            net: self.net.clone(),
+            wire: self.wire.clone(),
+            side: self.side,
+            peer: self.peer.clone(),
+            owners: self.owners.clone(),
+        }
+    }
+
     fn peer(&self) -> &str {
         &self.peer
     }
@@ -409,6 +422,9 @@ impl ByteStream for SimStream {
 impl Drop for SimStream {
     /// As TCP does it: an orderly end, or a reset if something was left unread.
     fn drop(&mut self) {
+        if Rc::strong_count(&self.owners) > 1 {
+            return;
+        }
         let now = self.net.now();
         let left_unread = {
             let mut incoming = self.incoming().borrow_mut();

@@ -178,6 +178,8 @@ pub struct Operational {
     proposed: u32,
     declared: bool,
     is_discovery: bool,
+    /// Of a connection that is not the leading one: keys that are the session's are settled.
+    joins: bool,
 }
 
 impl Operational {
@@ -186,7 +188,28 @@ impl Operational {
     pub fn new(own: Parameters) -> Operational {
         let mut agreed = Parameters::standard();
         agreed.set(Key::MaxRecvDataSegmentLength, DEFAULT_DATA_SEGMENT_LENGTH);
-        Operational { own, agreed, settled: 0, proposed: 0, declared: false, is_discovery: false }
+        Operational {
+            own,
+            agreed,
+            settled: 0,
+            proposed: 0,
+            declared: false,
+            is_discovery: false,
+            joins: false,
+        }
+    }
+
+    /// The same for another connection of a session that agreed on `session`: what is not the connection's own stays
+    /// (RFC 7143 §13, "Leading Only").
+    #[must_use]
+    pub fn joining(own: Parameters, session: Parameters) -> Operational {
+        let standard = Parameters::standard();
+        let mut agreed = session;
+        for key in OF_CONNECTIONS {
+            agreed.set(key, standard.get(key));
+        }
+        agreed.max_send_data_segment_length = DEFAULT_DATA_SEGMENT_LENGTH;
+        Operational { agreed, joins: true, ..Operational::new(own) }
     }
 
     /// The session discovers only: most keys are irrelevant.
@@ -250,7 +273,7 @@ impl Operational {
             self.proposed &= !bit(row.key);
             return self.on_answer(row, pair.value);
         }
-        if self.is_discovery && row.normal_only {
+        if self.is_discovery && row.normal_only || self.joins && !OF_CONNECTIONS.contains(&row.key) {
             out.push(row.name, IRRELEVANT);
             return Ok(());
         }
@@ -410,6 +433,9 @@ fn name_of(key: Key) -> &'static str {
 
 /// Of `MaxRecvDataSegmentLength`, in bytes; also what holds during login (RFC 7143 §13.12).
 pub const DEFAULT_DATA_SEGMENT_LENGTH: u32 = 8192;
+
+/// Keys that each connection of a session has for itself.
+const OF_CONNECTIONS: [Key; 3] = [Key::HeaderDigest, Key::DataDigest, Key::MaxRecvDataSegmentLength];
 
 const KEY_COUNT: usize = Key::iSCSIProtocolLevel as usize + 1;
 
@@ -576,6 +602,24 @@ mod tests {
         let mut out = Text::default();
         discovery.on_pair(pair("ErrorRecoveryLevel", "2"), &mut out).unwrap();
         assert_eq!(out.as_bytes(), b"ErrorRecoveryLevel=0\0");
+    }
+
+    #[test]
+    fn another_connection_negotiates_what_is_its_own_and_nothing_else() {
+        let session = wishes().with(Key::MaxBurstLength, 4096).with(Key::FirstBurstLength, 512);
+        let mut target = Operational::joining(wishes(), session);
+        let mut out = Text::default();
+        for (key, value) in [("HeaderDigest", "CRC32C"), ("MaxBurstLength", "8192"), ("InitialR2T", "Yes")] {
+            target.on_pair(pair(key, value), &mut out).unwrap();
+        }
+        assert_eq!(
+            out.as_bytes(),
+            b"HeaderDigest=CRC32C\0MaxBurstLength=Irrelevant\0InitialR2T=Irrelevant\0"
+        );
+        let agreed = target.finish().unwrap();
+        assert_eq!((agreed.get(Key::MaxBurstLength), agreed.get(Key::InitialR2T)), (4096, 0));
+        assert_eq!(agreed.max_send_data_segment_length(), 8192);
+        assert!(agreed.is_on(Key::HeaderDigest) && !agreed.is_on(Key::DataDigest));
     }
 
     #[test]

@@ -81,9 +81,14 @@ impl Turn<'_> {
         let slot =
             if ttt == RESERVED_TAG { self.session.tasks.find(itt) } else { Some(TaskTable::slot_of(ttt)) };
         let Some(slot) = slot else { return Purpose::Nothing };
+        let key = self.connection.key;
         let current = self.session.tasks.get_mut(slot).map_or(0, |entry| entry.transfer.current_r2t());
         let is_current = ttt == RESERVED_TAG || self.session.tasks.transfer_tag(slot, current) == ttt;
-        let Some(entry) = self.session.tasks.get_mut(slot).filter(|entry| is_current && entry.itt == itt)
+        let Some(entry) = self
+            .session
+            .tasks
+            .get_mut(slot)
+            .filter(|entry| is_current && entry.itt == itt && entry.owner == key)
         else {
             return Purpose::Nothing;
         };

@@ -56,8 +56,12 @@ pub(super) struct Connection {
     pub(super) waits_for: usize,
     /// Nothing is accepted any more; what is in flight ends.
     pub(super) stopping: bool,
-    /// Logged out, or reset.
+    /// Logged out, reset, or lost.
     pub(super) is_over: bool,
+    /// The session knows it no more.
+    pub(super) has_left: bool,
+    /// The connection, by key, that brought the request to log this one out, and that request's tag.
+    pub(super) tells_end_to: Option<(u32, u32)>,
     pub(super) keep_alive: KeepAlive,
     /// When to ask the pool and waiting tasks again.
     pub(super) retry_at: Instant,
@@ -76,10 +80,16 @@ pub(super) struct KeepAlive {
 
 impl Connection {
     /// What a login agreed on.
-    pub(super) fn new(established: &Established, local_ip: String, pool: Pool, now: Instant) -> Connection {
+    pub(super) fn new(
+        key: u32,
+        established: &Established,
+        local_ip: String,
+        pool: Pool,
+        now: Instant,
+    ) -> Connection {
         let Established { cid, parameters, operational, stat_sn, .. } = established;
         Connection {
-            key: 0,
+            key,
             cid: *cid,
             level: parameters.get(Key::ErrorRecoveryLevel),
             replies: Replies::new(parameters, *stat_sn, pool.clone()),
@@ -102,6 +112,8 @@ impl Connection {
             waits_for: 0,
             stopping: false,
             is_over: false,
+            has_left: false,
+            tells_end_to: None,
             keep_alive: KeepAlive {
                 next_tick: now.checked_add(PING_INTERVAL).unwrap_or(now),
                 heard: false,

@@ -21,6 +21,7 @@
 
 use super::connection::Connection;
 use super::early::{Next, Whole};
+use super::local::LocalSessions;
 use super::receive::{Awaiting, LENT_PAYLOAD, Purpose, Segment, is_intact};
 use super::sequence::Admission;
 use super::shared::Shared;
@@ -30,10 +31,11 @@ use crate::iscsi::login::operational::Key;
 use crate::iscsi::login::target::Established;
 use crate::iscsi::node::Node;
 use crate::iscsi::pdu::{self, Head, Parsed};
+use crate::iscsi::sessions::Membership;
 use crate::outbox::Outbox;
 use crate::scsi::{Response, Status};
 use crate::session::{Demand, ProtocolError};
-use blockmux_volume::{Chunk, Completion, Io, Pool, Seg, SgList, Tag};
+use blockmux_volume::{Chunk, Completion, Io, Pool, Seg, SgList, Tag, Waker};
 use blockmux_wire::iscsi::scsi::{FLAG_READ, FunctionResponse, ScsiCommand};
 use blockmux_wire::iscsi::session::{AsyncEvent, RejectReason};
 use blockmux_wire::iscsi::{BHS_LEN, Bhs, Opcode};
@@ -57,19 +59,50 @@ pub(super) struct Turn<'a> {
     pub(super) outbox: &'a mut Outbox,
 }
 
+impl Drop for FullFeature {
+    /// A driver that has ended early leaves nothing in the session.
+    fn drop(&mut self) {
+        self.turn(&mut Outbox::default(), |turn| {
+            turn.end();
+            turn.abandon();
+        });
+    }
+}
+
+/// What a connection brings along into full feature phase.
+pub(super) struct Surroundings {
+    pub(super) node: Arc<Node>,
+    pub(super) group_tag: u16,
+    /// The address that the initiator has connected to.
+    pub(super) local_ip: String,
+    pub(super) local: Rc<LocalSessions>,
+    pub(super) pool: Pool,
+    /// Has the connection's driver take a turn.
+    pub(super) waker: Waker,
+}
+
 impl FullFeature {
     /// The leading connection of a session that begins.
-    pub(super) fn new(
-        node: Arc<Node>,
-        portal: (u16, String),
-        established: Established,
-        pool: Pool,
+    pub(super) fn lead(with: Surroundings, mut established: Established, now: Instant) -> FullFeature {
+        let session = Shared::new(with.node.clone(), with.group_tag, &mut established);
+        let tsih = session.membership.as_ref().map(Membership::tsih);
+        let shared = Rc::new(RefCell::new(session));
+        if let Some(tsih) = tsih {
+            with.local.add(&with.node, tsih, &shared);
+        }
+        FullFeature::join(with, &shared, established, now)
+    }
+
+    /// A connection of a session; [`Shared::admit`] has just said that it may be added.
+    pub(super) fn join(
+        with: Surroundings,
+        shared: &Rc<RefCell<Shared>>,
+        mut established: Established,
         now: Instant,
     ) -> FullFeature {
-        let (group_tag, local_ip) = portal;
-        let connection = Connection::new(&established, local_ip, pool, now);
-        let shared = Shared::new(node, group_tag, established);
-        FullFeature { connection, shared: Rc::new(RefCell::new(shared)) }
+        let key = shared.borrow_mut().add_link(&mut established, &with.waker);
+        let connection = Connection::new(key, &established, with.local_ip, with.pool, now);
+        FullFeature { connection, shared: shared.clone() }
     }
 
     pub(super) fn demand(&self, outbox: &Outbox) -> Demand {
@@ -98,7 +131,7 @@ impl FullFeature {
     /// The initiator has closed its side. It should have logged out, but killed ones do not; between PDUs nothing that
     /// was answered is lost.
     pub(super) fn on_end(&mut self, outbox: &mut Outbox) -> Result<(), ProtocolError> {
-        self.turn(outbox, |turn| turn.end());
+        self.turn(outbox, |turn| turn.lose_connection());
         match self.connection.awaiting {
             Awaiting::Head(_) => Ok(()),
             _ => Err(ProtocolError {
@@ -136,10 +169,21 @@ impl FullFeature {
         self.turn(outbox, |turn| turn.on_io(done));
     }
 
+    /// A turn of the driver begins.
+    #[inline]
+    pub(super) fn on_turn(&mut self, outbox: &mut Outbox) {
+        self.turn(outbox, |turn| turn.on_turn());
+    }
+
     #[inline]
     fn turn<T>(&mut self, outbox: &mut Outbox, act: impl FnOnce(&mut Turn<'_>) -> T) -> T {
         let session = &mut *self.shared.borrow_mut();
-        act(&mut Turn { session, connection: &mut self.connection, outbox })
+        let mut turn = Turn { session, connection: &mut self.connection, outbox };
+        let result = act(&mut turn);
+        if turn.connection.is_over {
+            turn.leave();
+        }
+        result
     }
 }
 
@@ -432,7 +476,7 @@ impl Turn<'_> {
             && let Some(next) = self.session.early.next(self.session.window.exp_cmd_sn())
         {
             match next {
-                Next::Of(owner, _) if owner != self.connection.key => return,
+                Next::Of(owner, _) if owner != self.connection.key => return self.session.call(owner),
                 Next::Of(_, bhs) if !self.connection.has_room(data_in_of(&bhs), self.outbox) => {
                     self.connection.is_held_up = true;
                     return;

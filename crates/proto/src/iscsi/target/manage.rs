@@ -5,6 +5,7 @@
 //! ended by the device server, with their next step.
 
 use super::full::Turn;
+use super::shared::Mail;
 use super::tasks::{Entry, State};
 use crate::iscsi::login::operational::Key;
 use crate::iscsi::login::target::Session;
@@ -26,6 +27,22 @@ struct Waiting {
     /// Tasks whose I/O has not completed.
     left: usize,
     ends_session: bool,
+    /// The connection that brought it; `None` if that is over.
+    requester: Option<u32>,
+}
+
+/// A function that is done.
+pub(super) struct Done {
+    itt: u32,
+    ends_session: bool,
+}
+
+impl Functions {
+    /// What a connection has asked for is done in silence.
+    pub(super) fn forget(&mut self, key: u32) {
+        let of_it = |waiting: &&mut Waiting| waiting.requester == Some(key);
+        self.0.iter_mut().flatten().filter(of_it).for_each(|waiting| waiting.requester = None);
+    }
 }
 
 impl Turn<'_> {
@@ -79,17 +96,14 @@ impl Turn<'_> {
         if waiting.left > 0 {
             return;
         }
-        let done = *waiting;
+        let (requester, done) =
+            (waiting.requester, Done { itt: waiting.itt, ends_session: waiting.ends_session });
         *place = None;
-        self.complete(done);
-    }
-
-    /// The session is over: nothing more is answered.
-    pub(super) fn end(&mut self) {
-        self.session.early.forget(self.connection.key);
-        self.abort_tasks(|_| true, None);
-        self.session.management = Functions::default();
-        self.connection.is_over = true;
+        match requester {
+            Some(key) if key == self.connection.key => self.complete(done),
+            Some(key) => self.session.post(key, Mail::FunctionDone(done)),
+            None => {}
+        }
     }
 
     /// RFC 7143 §11.6.1: a task that is not there may be one whose answer is on its way, or one that has not come. The
@@ -156,24 +170,31 @@ impl Turn<'_> {
     fn abort(&mut self, itt: u32, is_meant: impl Fn(&Entry) -> bool, ends_session: bool) {
         let Some(function) = self.session.management.0.iter().position(Option::is_none) else { return };
         let left = self.abort_tasks(is_meant, Some(function));
-        let waiting = Waiting { itt, left, ends_session };
         if left == 0 {
-            return self.complete(waiting);
+            return self.complete(Done { itt, ends_session });
         }
+        let waiting = Waiting { itt, left, ends_session, requester: Some(self.connection.key) };
         if let Some(place) = self.session.management.0.get_mut(function) {
             *place = Some(waiting);
         }
     }
 
-    fn complete(&mut self, function: Waiting) {
+    pub(super) fn complete(&mut self, function: Done) {
+        if self.connection.is_over {
+            return;
+        }
         self.respond(function.itt, FunctionResponse::FUNCTION_COMPLETE);
         if function.ends_session {
-            self.end();
+            self.end_session();
         }
     }
 
-    /// Drops tasks; returns how many of them still wait for the volume.
-    fn abort_tasks(&mut self, is_meant: impl Fn(&Entry) -> bool, function: Option<usize>) -> usize {
+    /// Drops tasks; returns how many of them still wait for the volume, or for the connection that they belong to.
+    pub(super) fn abort_tasks(
+        &mut self,
+        is_meant: impl Fn(&Entry) -> bool,
+        function: Option<usize>,
+    ) -> usize {
         let slots = self.session.tasks.select(is_meant);
         self.connection.grants.retain(|slot| !slots.contains(slot));
         self.connection.waiting.retain(|slot| !slots.contains(slot));
@@ -181,7 +202,14 @@ impl Turn<'_> {
         let mut left: usize = 0;
         for slot in slots {
             let Some(entry) = self.session.tasks.get_mut(slot) else { continue };
-            if entry.state == State::Io {
+            let (owner, is_in_flight) = (entry.owner, entry.state == State::Io);
+            if owner != self.connection.key {
+                entry.state = State::Aborted(function);
+                self.session.tasks.forget_name(slot);
+                let mail = if is_in_flight { Mail::Cancel(slot) } else { Mail::Drop(slot, function) };
+                self.session.post(owner, mail);
+                left = left.saturating_add(1);
+            } else if is_in_flight {
                 self.connection.cancels.push_back((entry.volume, Tag(slot as u64)));
                 entry.state = State::Aborted(function);
                 self.session.tasks.forget_name(slot);

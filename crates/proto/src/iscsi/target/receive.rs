@@ -46,6 +46,40 @@ pub(super) enum Purpose {
     Nothing,
 }
 
+impl Awaiting {
+    /// The task whose data comes now.
+    pub(super) fn slot(&self) -> Option<usize> {
+        match self.segment()?.purpose {
+            Purpose::Data { slot, .. } => Some(slot),
+            Purpose::Talk | Purpose::Whole | Purpose::Nothing => None,
+        }
+    }
+
+    fn segment(&self) -> Option<&Segment> {
+        match self {
+            Awaiting::Segment(segment)
+            | Awaiting::Memory(segment)
+            | Awaiting::Place { segment, .. }
+            | Awaiting::Tail { segment, .. } => Some(segment),
+            Awaiting::Head(_) => None,
+        }
+    }
+
+    /// The data that comes now is for nobody.
+    pub(super) fn discard(&mut self) {
+        match self {
+            Awaiting::Memory(segment) => {
+                let segment = Segment { purpose: Purpose::Nothing, ..*segment };
+                *self = Awaiting::Tail { segment, crc: Crc::default(), excess: segment.len };
+            }
+            Awaiting::Segment(segment) | Awaiting::Place { segment, .. } | Awaiting::Tail { segment, .. } => {
+                segment.purpose = Purpose::Nothing
+            }
+            Awaiting::Head(_) => {}
+        }
+    }
+}
+
 impl Turn<'_> {
     /// The memory of [`Demand::Place`] is full.
     pub(super) fn on_placed(&mut self) {

@@ -1,15 +1,26 @@
-//! What the connections of a session share: its name, its nexus, its command numbers and its tasks.
+//! What the connections of a session share: its name, its nexus, its command numbers and its tasks; and what they leave
+//! for each other.
+//!
+//! All connections of a session live on one core, and each has its driver there. What a driver has begun it has to end:
+//! I/O completes to the connection that submitted it, and only that connection frees the places of its tasks. So where
+//! one connection does something to another's task, it marks the task and leaves a [`Mail`] for that connection, which
+//! is woken for it.
 
 use super::early::Early;
 use super::full::WINDOW;
-use super::manage::Functions;
+use super::manage::{Done, Functions};
 use super::sequence::CommandWindow;
 use super::tasks::TaskTable;
-use crate::iscsi::login::target::{Established, Session};
+use crate::iscsi::login::operational::{Key, Parameters};
+use crate::iscsi::login::target::{
+    Established, Failure, Invitation, Session, no_such_session, too_many_connections,
+};
 use crate::iscsi::name::Name;
 use crate::iscsi::node::Node;
 use crate::iscsi::sessions::Membership;
 use crate::scsi::{DeviceServer, Nexus};
+use blockmux_volume::Waker;
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// A session without its connections.
@@ -17,37 +28,189 @@ pub(super) struct Shared {
     pub(super) node: Arc<Node>,
     pub(super) kind: Session,
     pub(super) initiator: Name,
+    /// What the leading connection agreed on.
+    parameters: Parameters,
     /// `None` in a discovery session.
     pub(super) server: Option<DeviceServer>,
     pub(super) window: CommandWindow,
     pub(super) early: Early,
     pub(super) tasks: TaskTable,
     pub(super) management: Functions,
-    /// The last to go: by then nothing of this session reaches a volume any more.
-    _membership: Option<Membership>,
+    links: Vec<Link>,
+    last_key: u32,
+    /// No connection is added any more.
+    is_over: bool,
+    /// The last to go: by then nothing of this session reaches a volume any more. `None` in a discovery session.
+    pub(super) membership: Option<Membership>,
+}
+
+/// A connection as the others see it.
+struct Link {
+    key: u32,
+    cid: u16,
+    waker: Waker,
+    mail: VecDeque<Mail>,
+    /// It was woken, and has not looked.
+    is_called: bool,
+    /// It has been told to end, or ends by itself.
+    is_ending: bool,
+}
+
+/// What one connection leaves for another.
+pub(super) enum Mail {
+    /// That task was aborted while its I/O is in flight.
+    Cancel(usize),
+    /// That task was aborted, by the function in that place, and waits for nothing.
+    Drop(usize, Option<usize>),
+    /// A function that this connection has brought is done.
+    FunctionDone(Done),
+    /// End. Whoever wants to know is told by the task tag of its request.
+    End(Option<(u32, u32)>),
+    /// The connection that a request with this tag logs out is closed.
+    LoggedOut(u32),
 }
 
 impl Shared {
     /// What a login through the portal group `group_tag` agreed on.
-    pub(super) fn new(node: Arc<Node>, group_tag: u16, established: Established) -> Shared {
-        let Established { session: kind, initiator, isid, cmd_sn, membership, .. } = established;
-        let server = match &kind {
+    pub(super) fn new(node: Arc<Node>, group_tag: u16, established: &mut Established) -> Shared {
+        let server = match &established.session {
             Session::Discovery => None,
             Session::Normal { target, access } => {
-                let nexus = Nexus::iscsi(initiator.as_str(), isid, target.port(access, group_tag));
+                let port = target.port(access, group_tag);
+                let nexus = Nexus::iscsi(established.initiator.as_str(), established.isid, port);
                 Some(DeviceServer::new(access.target.clone(), nexus))
             }
         };
         Shared {
             node,
-            kind,
-            initiator,
+            kind: established.session.clone(),
+            initiator: established.initiator.clone(),
+            parameters: established.parameters,
             server,
-            window: CommandWindow::new(cmd_sn, WINDOW),
+            window: CommandWindow::new(established.cmd_sn, WINDOW),
             early: Early::default(),
             tasks: TaskTable::default(),
             management: Functions::default(),
-            _membership: membership,
+            links: Vec::new(),
+            last_key: 0,
+            is_over: false,
+            membership: established.membership.take(),
         }
+    }
+
+    /// What a login has to know that adds a connection; `None` if none can be added.
+    pub(super) fn invitation(&self) -> Option<Invitation> {
+        let membership = self.membership.as_ref().filter(|_| !self.is_over)?;
+        Some(Invitation {
+            name: membership.name().clone(),
+            tsih: membership.tsih(),
+            parameters: self.parameters,
+            exp_cmd_sn: self.window.exp_cmd_sn(),
+            max_cmd_sn: self.window.max_cmd_sn(),
+        })
+    }
+
+    /// Whether a connection with this CID may be added now. One with the same CID is told to end (RFC 7143 §6.3.4), and
+    /// until it has, the answer is not yet.
+    pub(super) fn admit(&mut self, cid: u16) -> Result<bool, Failure> {
+        if self.is_over || self.membership.as_ref().is_none_or(Membership::is_unwanted) {
+            return Err(no_such_session());
+        }
+        if let Some(old) = self.links.iter().find(|link| link.cid == cid) {
+            let key = old.key;
+            self.tell_to_end(key, None);
+            return Ok(false);
+        }
+        if self.links.len() >= self.parameters.get(Key::MaxConnections) as usize {
+            return Err(too_many_connections());
+        }
+        Ok(true)
+    }
+
+    /// Adds a connection; returns its key.
+    pub(super) fn add_link(&mut self, established: &mut Established, waker: &Waker) -> u32 {
+        self.last_key = self.last_key.wrapping_add(1);
+        let key = self.last_key;
+        if let (Some(membership), Some(hang_up)) = (&self.membership, established.hang_up.take()) {
+            membership.add_connection(key, hang_up);
+        }
+        self.links.push(Link {
+            key,
+            cid: established.cid,
+            waker: waker.clone(),
+            mail: VecDeque::new(),
+            is_called: false,
+            is_ending: false,
+        });
+        key
+    }
+
+    /// A connection is gone.
+    pub(super) fn remove_link(&mut self, key: u32) {
+        self.links.retain(|link| link.key != key);
+        self.is_over |= self.links.is_empty();
+        if let Some(membership) = &self.membership {
+            membership.remove_connection(key);
+        }
+    }
+
+    /// A connection will be gone soon.
+    pub(super) fn is_ending(&mut self, key: u32) {
+        self.link(key).into_iter().for_each(|link| link.is_ending = true);
+    }
+
+    /// The connection with that CID.
+    pub(super) fn key_of(&self, cid: u16) -> Option<u32> {
+        self.links.iter().find(|link| link.cid == cid && !link.is_ending).map(|link| link.key)
+    }
+
+    /// Has a connection take a turn.
+    pub(super) fn call(&mut self, key: u32) {
+        if let Some(link) = self.link(key)
+            && !std::mem::replace(&mut link.is_called, true)
+        {
+            link.waker.wake();
+        }
+    }
+
+    /// Leaves something for a connection.
+    pub(super) fn post(&mut self, key: u32, mail: Mail) {
+        if let Some(link) = self.link(key) {
+            link.mail.push_back(mail);
+            self.call(key);
+        }
+    }
+
+    /// Tells a connection to end, once.
+    pub(super) fn tell_to_end(&mut self, key: u32, reply: Option<(u32, u32)>) {
+        if let Some(link) = self.link(key).filter(|link| !link.is_ending) {
+            link.is_ending = true;
+            self.post(key, Mail::End(reply));
+        }
+    }
+
+    /// The session is over: no connection is added, and all but `key` are told to end.
+    pub(super) fn end(&mut self, key: u32) {
+        self.is_over = true;
+        let others = self.links.iter().map(|link| link.key).filter(|other| *other != key);
+        for other in others.collect::<Vec<_>>() {
+            self.tell_to_end(other, None);
+        }
+    }
+
+    /// Whether a connection was called since it looked last.
+    #[inline]
+    pub(super) fn was_called(&mut self, key: u32) -> bool {
+        self.link(key).is_some_and(|link| std::mem::take(&mut link.is_called))
+    }
+
+    /// The next that was left for a connection.
+    pub(super) fn next_mail(&mut self, key: u32) -> Option<Mail> {
+        self.link(key)?.mail.pop_front()
+    }
+
+    #[inline]
+    fn link(&mut self, key: u32) -> Option<&mut Link> {
+        self.links.iter_mut().find(|link| link.key == key)
     }
 }

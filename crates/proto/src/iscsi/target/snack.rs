@@ -7,7 +7,6 @@
 
 use super::command::{CRC_ERROR, NOT_ENOUGH_DATA, data_sense};
 use super::full::Turn;
-use super::receive::{Awaiting, Purpose};
 use super::tasks::State;
 use blockmux_wire::iscsi::scsi::{FUNCTION_MASK, SnackRequest, SnackType};
 use blockmux_wire::iscsi::session::RejectReason;
@@ -94,23 +93,6 @@ impl Turn<'_> {
                 Some(State::Data) => self.go_on(slot),
                 _ => self.end_if_closed(slot),
             }
-        }
-    }
-}
-
-impl Awaiting {
-    /// The task whose data comes now.
-    fn slot(&self) -> Option<usize> {
-        let (Awaiting::Segment(segment)
-        | Awaiting::Memory(segment)
-        | Awaiting::Place { segment, .. }
-        | Awaiting::Tail { segment, .. }) = self
-        else {
-            return None;
-        };
-        match segment.purpose {
-            Purpose::Data { slot, .. } => Some(slot),
-            Purpose::Talk | Purpose::Whole | Purpose::Nothing => None,
         }
     }
 }

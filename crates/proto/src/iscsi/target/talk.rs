@@ -167,22 +167,33 @@ impl Turn<'_> {
 
     fn on_logout(&mut self, bhs: &Bhs) {
         let request: &LogoutRequest = transmute_ref!(bhs);
+        let itt = request.initiator_task_tag.get();
         let result = match LogoutReason(request.reason & REASON_MASK) {
-            LogoutReason::CLOSE_SESSION => LogoutResult::CLOSED_SUCCESSFULLY,
-            LogoutReason::CLOSE_CONNECTION if request.cid.get() == self.connection.cid => {
+            LogoutReason::CLOSE_SESSION => {
+                self.end_session();
                 LogoutResult::CLOSED_SUCCESSFULLY
             }
-            LogoutReason::CLOSE_CONNECTION => LogoutResult::CID_NOT_FOUND,
+            LogoutReason::CLOSE_CONNECTION if request.cid.get() == self.connection.cid => {
+                self.end();
+                LogoutResult::CLOSED_SUCCESSFULLY
+            }
+            LogoutReason::CLOSE_CONNECTION => match self.session.key_of(request.cid.get()) {
+                // It is answered when that connection is closed.
+                Some(key) => return self.session.tell_to_end(key, Some((self.connection.key, itt))),
+                None => LogoutResult::CID_NOT_FOUND,
+            },
             LogoutReason::REMOVE_CONNECTION_FOR_RECOVERY => LogoutResult::CONNECTION_RECOVERY_NOT_SUPPORTED,
             _ => {
                 return self.reject(RejectReason::INVALID_PDU_FIELD, bhs);
             }
         };
-        let itt = request.initiator_task_tag.get();
-        if result == LogoutResult::CLOSED_SUCCESSFULLY {
-            self.end();
-        }
-        self.connection.replies.logout(self.outbox, self.session.window, itt, result, self.times());
+        self.log_out(itt, result);
+    }
+
+    /// Answers a logout request.
+    pub(super) fn log_out(&mut self, itt: u32, result: LogoutResult) {
+        let times = self.times();
+        self.connection.replies.logout(self.outbox, self.session.window, itt, result, times);
     }
 
     /// DefaultTime2Wait and DefaultTime2Retain, in seconds.

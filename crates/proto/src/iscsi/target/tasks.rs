@@ -130,6 +130,12 @@ impl TaskTable {
         }
     }
 
+    /// Slots of all tasks of a connection, the aborted ones included.
+    pub(super) fn slots_of(&self, owner: u32) -> Vec<usize> {
+        let is_its = |entry: &Option<Entry>| entry.as_ref().is_some_and(|entry| entry.owner == owner);
+        self.slots.iter().enumerate().filter(|(_, entry)| is_its(entry)).map(|(slot, _)| slot).collect()
+    }
+
     /// Slots of the tasks that have not been aborted and are so.
     pub(super) fn select(&self, is_so: impl Fn(&Entry) -> bool) -> Vec<usize> {
         let named = self.slots.iter().enumerate().filter_map(|(slot, entry)| Some((slot, entry.as_ref()?)));

@@ -2,12 +2,13 @@
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
 mod commands;
+mod connections;
 mod hostile;
 mod logins;
 mod recovery;
 mod talks;
 
-use super::TargetSession;
+use super::{LocalSessions, TargetSession};
 use crate::exports::{Export, Exports, VolumeId};
 use crate::iscsi::digest;
 use crate::iscsi::login::chap::{Algorithm, Credentials, Secret};

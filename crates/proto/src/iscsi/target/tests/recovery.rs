@@ -265,7 +265,9 @@ fn unsolicited_data_of_a_command_that_waits_waits_with_it() {
 
 #[test]
 fn spoilt_data_is_asked_for_again_from_its_first_byte() {
-    for (segment, step) in [(512_usize, 1), (512, 700), (512, usize::MAX), (70_000, 5000), (70_000, usize::MAX)] {
+    for (segment, step) in
+        [(512_usize, 1), (512, 700), (512, usize::MAX), (70_000, 5000), (70_000, usize::MAX)]
+    {
         let keys = "DataDigest=CRC32C\0ImmediateData=No\0MaxBurstLength=1048576\0";
         let mut initiator = recovering(keys);
         initiator.pump = initiator.pump.split_at(step);
