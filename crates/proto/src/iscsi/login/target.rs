@@ -11,7 +11,8 @@
 //! missing. A login that fails gets a response that says why, and the connection is closed.
 
 use super::chap::SEED_LEN;
-use super::operational::{NegotiationError, Operational, Parameters};
+use super::failure::{Failure, authentication_failure, failure, initiator_error, no_such_session};
+use super::operational::{Operational, Parameters};
 use super::security::{ChapPairs, Security};
 use crate::iscsi::digest::Digests;
 use crate::iscsi::name::Name;
@@ -109,16 +110,6 @@ pub(in crate::iscsi) enum Progress {
     /// The login failed, and the response that says so is still to be sent by [`TargetLogin::refuse`]: at once, or,
     /// lest secrets be guessed fast, after a delay.
     Failed(Failure),
-}
-
-/// Why a login failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::iscsi) struct Failure {
-    pub(in crate::iscsi) status: LoginStatus,
-    /// Half a sentence about the initiator.
-    pub(in crate::iscsi) what: &'static str,
-    /// Where the target is, when it moved.
-    address: Option<String>,
 }
 
 impl TargetLogin {
@@ -492,48 +483,6 @@ impl Invitation {
     fn is_for(&self, initiator: &Name, target: &Name, group_tag: u16) -> bool {
         self.name.initiator == *initiator && self.name.target == *target && self.name.group_tag == group_tag
     }
-}
-
-impl From<&NegotiationError> for Failure {
-    fn from(error: &NegotiationError) -> Failure {
-        initiator_error(match error {
-            NegotiationError::Repeated => "negotiated a key twice",
-            NegotiationError::ImpossibleAnswer => "gave an answer that the proposed value does not allow",
-            NegotiationError::NotNow => "negotiated a key outside a login",
-            NegotiationError::BadDeclaration => "declared a MaxRecvDataSegmentLength out of bounds",
-            NegotiationError::Required => "did not agree to a digest that this target requires",
-            NegotiationError::FirstBurstAboveMaxBurst => "proposed FirstBurstLength above MaxBurstLength",
-        })
-    }
-}
-
-impl Failure {
-    /// A failure that is not the initiator's.
-    pub(in crate::iscsi) fn of(status: LoginStatus) -> Failure {
-        failure(status, "came while the target is stopping")
-    }
-}
-
-/// There is none of that handle, or it is another's.
-pub(in crate::iscsi) fn no_such_session() -> Failure {
-    failure(LoginStatus::SESSION_DOES_NOT_EXIST, "named a session that is not there")
-}
-
-/// The session has as many connections as it may have.
-pub(in crate::iscsi) fn too_many_connections() -> Failure {
-    failure(LoginStatus::TOO_MANY_CONNECTIONS, "made more connections than MaxConnections")
-}
-
-fn failure(status: LoginStatus, what: &'static str) -> Failure {
-    Failure { status, what, address: None }
-}
-
-pub(super) fn initiator_error(what: &'static str) -> Failure {
-    failure(LoginStatus::INITIATOR_ERROR, what)
-}
-
-pub(super) fn authentication_failure(what: &'static str) -> Failure {
-    failure(LoginStatus::AUTHENTICATION_FAILURE, what)
 }
 
 /// The most requests of one login.

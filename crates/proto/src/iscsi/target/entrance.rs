@@ -3,8 +3,9 @@
 use super::local::{LocalSessions, Place};
 use super::shared::Shared;
 use crate::iscsi::digest::Digests;
+use crate::iscsi::login::failure::{Failure, no_such_session};
 use crate::iscsi::login::operational::DEFAULT_DATA_SEGMENT_LENGTH;
-use crate::iscsi::login::target::{Established, Failure, Progress, TargetLogin, no_such_session};
+use crate::iscsi::login::target::{Established, Progress, TargetLogin};
 use crate::iscsi::node::Node;
 use crate::iscsi::pdu::{self, Parsed};
 use crate::iscsi::sessions::{HangUp, LoginPermit};

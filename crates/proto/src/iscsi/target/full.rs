@@ -20,7 +20,6 @@
 //! management, which is in `manage`.
 
 use super::connection::Connection;
-use super::early::{Next, Whole};
 use super::local::LocalSessions;
 use super::receive::{Awaiting, LENT_PAYLOAD, Purpose, Segment, is_intact};
 use super::sequence::Admission;
@@ -35,7 +34,7 @@ use crate::iscsi::sessions::Membership;
 use crate::outbox::Outbox;
 use crate::scsi::{Response, Status};
 use crate::session::{Demand, ProtocolError};
-use blockmux_volume::{Chunk, Completion, Io, Pool, Seg, SgList, Tag, Waker};
+use blockmux_volume::{Chunk, Completion, Io, Pool, SgList, Tag, Waker};
 use blockmux_wire::iscsi::scsi::{FLAG_READ, FunctionResponse, ScsiCommand};
 use blockmux_wire::iscsi::session::{AsyncEvent, RejectReason};
 use blockmux_wire::iscsi::{BHS_LEN, Bhs, Opcode};
@@ -411,108 +410,6 @@ impl Turn<'_> {
         }
         Ok(Purpose::Talk)
     }
-
-    /// Data of a command that waits for its turn waits with it.
-    #[inline]
-    fn on_data_out_head(&mut self, bhs: &Bhs) -> Purpose {
-        let (key, itt) = (self.connection.key, bhs.initiator_task_tag.get());
-        if !self.session.early.is_empty() && self.session.early.has_command(key, itt) {
-            self.connection.gathering.0 = SmallVec::new();
-            return Purpose::Whole;
-        }
-        self.on_data_out(bhs)
-    }
-
-    /// Whether what is missing before a command may come still. On the only connection, and without recovery, it never
-    /// will.
-    pub(super) fn may_fill_gaps(&self) -> bool {
-        self.connection.level > 0 || self.connection.parameters.get(Key::MaxConnections) > 1
-    }
-
-    /// From error recovery level 1 on, a request whose data has a wrong digest is as if it had never come, and is sent
-    /// again (RFC 7143 §7.8): it is acted upon only when its data is here.
-    #[inline]
-    fn is_checked_whole(&self, data_len: usize) -> bool {
-        self.connection.level > 0 && data_len > 0 && self.connection.replies.digests().data
-    }
-
-    /// A request has come with all its data.
-    pub(super) fn on_whole(&mut self, bhs: Bhs, data: Option<Seg>, is_good: bool) {
-        let ahs = std::mem::take(&mut self.connection.gathering.0);
-        let (is_immediate, key) = (bhs.is_immediate(), self.connection.key);
-        let whole = Whole { bhs, ahs, data, is_good };
-        if bhs.opcode() == Opcode::DATA_OUT {
-            let whole = self.own(whole);
-            return self.session.early.add_data(key, whole);
-        }
-        if !is_good {
-            return;
-        }
-        let command: &ScsiCommand = transmute_ref!(&bhs);
-        let cmd_sn = command.cmd_sn.get();
-        match self.session.window.admission(cmd_sn, is_immediate) {
-            Admission::Ignored => {}
-            Admission::Early => {
-                let whole = self.own(whole);
-                self.session.early.hold(cmd_sn, key, whole);
-            }
-            Admission::Now => {
-                if !is_immediate {
-                    self.session.window.advance();
-                }
-                self.carry_out(whole);
-            }
-        }
-    }
-
-    /// Delivers requests that were held, as long as it is this connection's turn and there is room for their data-in. Not
-    /// within a data segment, lest a function that was held aborts the task whose data comes.
-    pub(super) fn deliver_early(&mut self) {
-        if !matches!(self.connection.awaiting, Awaiting::Head(_)) {
-            return;
-        }
-        self.connection.is_held_up = false;
-        while !self.connection.is_over
-            && let Some(next) = self.session.early.next(self.session.window.exp_cmd_sn())
-        {
-            match next {
-                Next::Of(owner, _) if owner != self.connection.key => return self.session.call(owner),
-                Next::Of(_, bhs) if !self.connection.has_room(data_in_of(&bhs), self.outbox) => {
-                    self.connection.is_held_up = true;
-                    return;
-                }
-                Next::Nobody | Next::Of(..) => {}
-            }
-            let taken = self.session.early.take(self.session.window.exp_cmd_sn());
-            self.session.window.advance();
-            if let Some((request, data)) = taken {
-                self.carry_out(request);
-                data.into_iter().for_each(|data| self.carry_out(data));
-            }
-        }
-    }
-
-    /// Does what a request or data asks for that is here whole.
-    fn carry_out(&mut self, whole: Whole) {
-        let Whole { bhs, ahs, data, is_good } = whole;
-        let purpose = match bhs.opcode() {
-            Opcode::SCSI_COMMAND => self.on_command(transmute_ref!(&bhs), &bhs, &ahs),
-            Opcode::DATA_OUT => self.on_data_out(&bhs),
-            _ => return self.on_talk(&bhs, &data.map(|data| data.to_vec()).unwrap_or_default()),
-        };
-        let len = bhs.data_segment_length.get() as usize;
-        self.conclude(Segment { bhs, len, purpose }, data, is_good);
-    }
-
-    /// The same in memory of its own: the receive buffer is for what comes next.
-    fn own(&self, mut whole: Whole) -> Whole {
-        if let Some(lent) = whole.data.take_if(|data| !data.is_writable()) {
-            let memory = self.connection.take_or_make(lent.len());
-            lent.copy_to_seg(&memory);
-            whole.data = Some(memory);
-        }
-        whole
-    }
 }
 
 /// A bare status.
@@ -522,7 +419,7 @@ pub(super) fn status(status: Status) -> Response {
 
 /// The data-in that a command may bring, in bytes.
 #[inline]
-fn data_in_of(bhs: &Bhs) -> usize {
+pub(super) fn data_in_of(bhs: &Bhs) -> usize {
     let command: &ScsiCommand = transmute_ref!(bhs);
     if bhs.opcode() == Opcode::SNACK_REQUEST {
         // As much as there is: it waits until everything else was sent.

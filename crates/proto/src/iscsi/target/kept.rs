@@ -9,7 +9,7 @@
 //! What bounds this: an initiator that does not acknowledge loses the oldest answers, and its SNACK for them is
 //! rejected. When the core is short of memory, data is not kept at all.
 
-use super::replies::{Cut, Expected};
+use super::answer::{Cut, Expected};
 use crate::scsi::Response;
 use blockmux_wire::iscsi::BHS_LEN;
 use smallvec::SmallVec;

@@ -36,6 +36,7 @@
 //! what has come by Data_Completion_Notify instead of Data-Out; commands, sequence, tasks and management stay as they
 //! are.
 
+mod answer;
 mod command;
 mod connection;
 mod early;
@@ -47,6 +48,7 @@ mod local;
 mod manage;
 mod receive;
 mod replies;
+mod request;
 mod sequence;
 mod shared;
 mod snack;

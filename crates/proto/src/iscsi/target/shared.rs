@@ -11,10 +11,9 @@ use super::full::WINDOW;
 use super::manage::{Done, Functions};
 use super::sequence::CommandWindow;
 use super::tasks::TaskTable;
+use crate::iscsi::login::failure::{Failure, no_such_session, too_many_connections};
 use crate::iscsi::login::operational::{Key, Parameters};
-use crate::iscsi::login::target::{
-    Established, Failure, Invitation, Session, no_such_session, too_many_connections,
-};
+use crate::iscsi::login::target::{Established, Invitation, Session};
 use crate::iscsi::name::Name;
 use crate::iscsi::node::Node;
 use crate::iscsi::sessions::Membership;
