@@ -51,6 +51,9 @@ pub trait ByteStream: Sized {
     #[must_use]
     fn share(&self) -> Self;
 
+    /// Closes it for every owner: both sides see the end.
+    fn close(&self);
+
     /// The peer's address, for messages.
     fn peer(&self) -> &str;
 
@@ -125,6 +128,10 @@ impl ByteStream for Stream {
 
     fn share(&self) -> Stream {
         Stream::share(self)
+    }
+
+    fn close(&self) {
+        Stream::hang_up(self)();
     }
 
     fn peer(&self) -> &str {

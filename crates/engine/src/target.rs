@@ -4,7 +4,7 @@
 //! does not take, keeps them from others: when they are short, it is cut off after [`PATIENCE`].
 
 use crate::connection::{Broken, Connection, Inflow};
-use crate::host::Host;
+use crate::host::{ByteStream, Host};
 use crate::listener::Permit;
 use crate::reactor::{EngineCore, Progress, Task};
 use blockmux_proto::exports::{Exports, VolumeId};
@@ -32,6 +32,7 @@ pub struct TargetTask<S: Target, H: Host = EngineCore> {
     /// Why no more is received; the connection ends once nothing is in flight and everything is sent.
     ending: Option<Ending>,
     told_to_stop: bool,
+    is_lingering: bool,
     /// Takes the connection to the core that it belongs on.
     relocate: Option<Relocate<H>>,
     /// Given back when the connection ends, here or where it went.
@@ -91,6 +92,7 @@ impl<S: Target + 'static, H: Host> TargetTask<S, H> {
             kept: None,
             ending: None,
             told_to_stop: false,
+            is_lingering: false,
             relocate,
             permit: Some(permit),
         });
@@ -207,6 +209,23 @@ impl<S: Target, H: Host> TargetTask<S, H> {
         }
     }
 
+    /// The connection is over, and the session goes on without it: time passes, and I/O is done.
+    fn linger(&mut self) -> Progress {
+        if !std::mem::replace(&mut self.is_lingering, true) {
+            debug!(peer = self.connection.peer(), "connection closed; its session is kept");
+            self.connection.stream().close();
+            self.ending = Some(Ending::Gone);
+        }
+        let progress = self.move_io();
+        // What a session without connection says, it says to nobody; its deadlines break nothing.
+        let _ = self.connection.check_deadline(&mut self.session);
+        self.session.outbox().clear();
+        match self.move_io() {
+            Progress::Idle => progress,
+            moved => moved,
+        }
+    }
+
     /// Hands the connection over if it belongs on another core; whether it went.
     fn go_home(&mut self) -> bool {
         let Some(home) = self.session.moves_to() else { return false };
@@ -280,7 +299,14 @@ impl<S: Target, H: Host> Task for TargetTask<S, H> {
             }
             self.session.outbox().clear();
         }
-        if self.ending.is_some() && self.in_flight == 0 && self.session.outbox().is_empty() {
+        let is_sent = self.session.outbox().is_empty();
+        if self.ending.is_some() && is_sent && self.session.lingers() {
+            if self.core.is_stopping() {
+                self.session.on_stop();
+            }
+            progress = self.linger();
+        }
+        if self.ending.is_some() && self.in_flight == 0 && is_sent && !self.session.lingers() {
             debug!(peer = self.connection.peer(), "connection closed");
             return Progress::Done;
         }
@@ -314,7 +340,6 @@ const LONGEST_HEAD: usize = 64;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::ByteStream;
     use crate::listener::ConnectionLimit;
     use crate::sim::{SimCore, SimNet, SimStream, Weather, World};
     use crate::socket::Address;

@@ -116,6 +116,12 @@ pub trait Target: StreamSession {
         None
     }
 
+    /// Whether the session is to be driven on although its connection is over and may be closed: deadlines, I/O and
+    /// turns, but no bytes any more.
+    fn lingers(&self) -> bool {
+        false
+    }
+
     /// The target is stopping: finish what is in flight, refuse what comes, then ask to close.
     fn on_stop(&mut self);
 }

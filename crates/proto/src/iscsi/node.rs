@@ -156,9 +156,9 @@ pub fn offer() -> Parameters {
         .with(Key::MaxBurstLength, 1 << 20)
         .with(Key::FirstBurstLength, 256 << 10)
         .with(Key::DefaultTime2Wait, 2)
-        .with(Key::DefaultTime2Retain, 0)
+        .with(Key::DefaultTime2Retain, 20)
         .with(Key::MaxOutstandingR2T, 8)
-        .with(Key::ErrorRecoveryLevel, 1)
+        .with(Key::ErrorRecoveryLevel, 2)
         .with(Key::MaxConnections, 8)
         .with(Key::iSCSIProtocolLevel, 2)
 }

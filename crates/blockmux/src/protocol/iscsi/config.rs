@@ -200,7 +200,7 @@ impl TargetEntry {
             (Key::FirstBurstLength, "FirstBurstLength", self.first_burst_length, lengths),
             (Key::MaxOutstandingR2T, "MaxOutstandingR2T", self.max_outstanding_r2t, 1..=65_535),
             (Key::MaxConnections, "MaxConnections", self.max_connections, 1..=MAX_CONNECTIONS),
-            (Key::ErrorRecoveryLevel, "ErrorRecoveryLevel", self.error_recovery_level, 0..=1),
+            (Key::ErrorRecoveryLevel, "ErrorRecoveryLevel", self.error_recovery_level, 0..=2),
             (Key::DefaultTime2Wait, "DefaultTime2Wait", self.default_time2_wait, 0..=3600),
             (Key::DefaultTime2Retain, "DefaultTime2Retain", self.default_time2_retain, 0..=3600),
         ] {

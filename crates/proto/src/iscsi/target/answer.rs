@@ -101,19 +101,8 @@ impl Replies {
         expected: Expected,
         response: &Response,
     ) {
-        let room = expected.data_in.unwrap_or(0) as usize;
-        let len = response.data_in.len().min(room);
-        let cut = Cut {
-            first: (0, 0),
-            len,
-            max_burst: self.max_burst,
-            max_segment: self.max_segment,
-            collapses: len > 0 && response.status == Status::GOOD && expected.data_out.is_none(),
-            stat_sn: self.next_stat_sn(),
-            snack_tag: 0,
-            asks: self.kept.is_some(),
-            confirmed: 0,
-        };
+        let cut = Cut { stat_sn: self.next_stat_sn(), ..self.cut(expected, response) };
+        let len = cut.len;
         let data_sns = self.data_in(outbox, window, expected, response, cut, 0..u32::MAX);
         if !cut.collapses {
             self.status(outbox, window, expected, response, cut, data_sns);
@@ -123,6 +112,29 @@ impl Replies {
         {
             let outcome = Outcome { expected, response: response.clone(), cut };
             kept.keep(cut.stat_sn, What::Command(outcome));
+        }
+    }
+
+    /// The answer to a command that cannot be sent here.
+    pub(super) fn outcome(&self, expected: Expected, response: &Response) -> Outcome {
+        Outcome { expected, response: response.clone(), cut: self.cut(expected, response) }
+    }
+
+    /// How an answer is cut that has no number yet.
+    #[inline]
+    fn cut(&self, expected: Expected, response: &Response) -> Cut {
+        let room = expected.data_in.unwrap_or(0) as usize;
+        let len = response.data_in.len().min(room);
+        Cut {
+            first: (0, 0),
+            len,
+            max_burst: self.max_burst,
+            max_segment: self.max_segment,
+            collapses: len > 0 && response.status == Status::GOOD && expected.data_out.is_none(),
+            stat_sn: 0,
+            snack_tag: 0,
+            asks: self.kept.is_some(),
+            confirmed: 0,
         }
     }
 

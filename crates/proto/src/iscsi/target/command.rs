@@ -26,6 +26,8 @@ impl Turn<'_> {
                 return Purpose::Nothing;
             }
         };
+        // Who uses a tag again has no use for what it stood for.
+        self.session.forget_answer(pdu.initiator_task_tag.get());
         let immediate = pdu.data_segment_length.get();
         let is_final = pdu.flags & FLAG_FINAL != 0;
         let first_burst = self.connection.parameters.get(Key::FirstBurstLength);
@@ -45,6 +47,7 @@ impl Turn<'_> {
             task: None,
             state: State::Data,
             volume: VolumeId(u32::MAX),
+            in_flight_at: None,
             transfer: Transfer::new(immediate, !is_final, most),
             memory: 0,
             response: None,
@@ -172,6 +175,11 @@ impl Turn<'_> {
             debug_assert!(false, "{:?} completed but is not in flight", done.tag);
             return;
         };
+        entry.in_flight_at = None;
+        if entry.owner != self.connection.key {
+            let owner = entry.owner;
+            return self.hand_on(slot, owner, done);
+        }
         if let State::Aborted(function) = entry.state {
             self.drop_task(slot);
             return self.on_aborted(function);
@@ -209,7 +217,9 @@ impl Turn<'_> {
     }
 
     fn resume_task(&mut self, slot: usize) {
-        let entry = self.session.tasks.get_mut(slot).filter(|entry| entry.state == State::Wait);
+        let key = self.connection.key;
+        let is_its = |entry: &&mut Entry| entry.state == State::Wait && entry.owner == key;
+        let entry = self.session.tasks.get_mut(slot).filter(is_its);
         if let (Some(server), Some(task)) =
             (&mut self.session.server, entry.and_then(|entry| entry.task.as_mut()))
         {
@@ -279,12 +289,15 @@ impl Turn<'_> {
     #[inline]
     pub(super) fn drop_task(&mut self, slot: usize) {
         let Some(entry) = self.session.tasks.get_mut(slot) else { return };
-        self.connection.reading = self.connection.reading.saturating_sub(bounded(entry.data_in.unwrap_or(0)));
-        self.connection.granted = self.connection.granted.saturating_sub(entry.memory);
+        let connection = &mut *self.connection;
+        if entry.owner == connection.key {
+            connection.reading = connection.reading.saturating_sub(bounded(entry.data_in.unwrap_or(0)));
+            connection.granted = connection.granted.saturating_sub(entry.memory);
+            connection.live = connection.live.saturating_sub(1);
+        }
         if !entry.is_immediate {
             self.session.window.release();
         }
-        self.connection.live = self.connection.live.saturating_sub(1);
         self.session.tasks.remove(slot);
     }
 
@@ -297,6 +310,7 @@ impl Turn<'_> {
                 Step::Io { volume, mut io } => {
                     io.tag = Tag(slot as u64);
                     (entry.state, entry.volume) = (State::Io, volume);
+                    entry.in_flight_at = Some(self.connection.key);
                     self.connection.in_flight = self.connection.in_flight.saturating_add(1);
                     return self.connection.queue.push_back((volume, io));
                 }
@@ -351,7 +365,8 @@ impl Turn<'_> {
 
     /// Sends what R2Ts may be sent, or queues for the memory that they need.
     fn ask(&mut self, slot: usize) {
-        let Some(entry) = self.session.tasks.get_mut(slot) else { return };
+        let is_failed = self.connection.is_failed;
+        let Some(entry) = self.session.tasks.get_mut(slot).filter(|_| !is_failed) else { return };
         if !entry.transfer.has_memory() {
             if !entry.transfer.wants_grant() {
                 return;
@@ -392,6 +407,10 @@ impl Turn<'_> {
             r2ts: entry.transfer.r2t_count(),
         };
         self.drop_task(slot);
+        if self.connection.is_failed {
+            let outcome = self.connection.replies.outcome(expected, response);
+            return self.session.park(self.connection.key, outcome);
+        }
         self.connection.replies.command(self.outbox, self.session.window, expected, response);
     }
 }

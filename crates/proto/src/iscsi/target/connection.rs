@@ -58,6 +58,10 @@ pub(super) struct Connection {
     pub(super) stopping: bool,
     /// Logged out, reset, or lost.
     pub(super) is_over: bool,
+    /// It has no socket any more, and its tasks stay.
+    pub(super) is_failed: bool,
+    /// For so long; `None` until somebody says what time it is.
+    pub(super) lingers_until: Option<Instant>,
     /// The session knows it no more.
     pub(super) has_left: bool,
     /// The connection, by key, that brought the request to log this one out, and that request's tag.
@@ -112,6 +116,8 @@ impl Connection {
             waits_for: 0,
             stopping: false,
             is_over: false,
+            is_failed: false,
+            lingers_until: None,
             has_left: false,
             tells_end_to: None,
             keep_alive: KeepAlive {
@@ -125,7 +131,7 @@ impl Connection {
     }
 
     pub(super) fn demand(&self, outbox: &Outbox) -> Demand {
-        if self.is_over || (self.stopping && self.live == 0) {
+        if self.is_closed() || (self.stopping && self.live == 0) {
             return Demand::Close;
         }
         match &self.awaiting {
@@ -153,6 +159,9 @@ impl Connection {
             || self.is_held_up;
         let paused = self.pausing.iter().map(|pausing| pausing.until.unwrap_or(self.retry_at)).min();
         let retry = if retries { Some(self.retry_at) } else { None };
+        if self.is_failed {
+            return [paused, retry, Some(self.look_at)].into_iter().flatten().min();
+        }
         let look = (self.level > 0 && self.live > 0).then_some(self.look_at);
         [paused, retry, look].into_iter().flatten().chain([self.keep_alive.next_tick]).min()
     }
@@ -170,6 +179,12 @@ impl Connection {
     #[inline]
     pub(super) fn segment_len(&self, segment: &Segment) -> usize {
         segment.len.saturating_add(self.replies.digests().tail_len(segment.len))
+    }
+
+    /// Nothing is received or sent any more.
+    #[inline]
+    pub(super) fn is_closed(&self) -> bool {
+        self.is_over || self.is_failed
     }
 
     /// Memory for what must be kept, of the pool or, when that is empty, of the heap.

@@ -219,7 +219,7 @@ impl Turn<'_> {
             return;
         }
         self.connection.is_held_up = false;
-        while !self.connection.is_over
+        while !self.connection.is_closed()
             && let Some(next) = self.session.early.next(self.session.window.exp_cmd_sn())
         {
             match next {

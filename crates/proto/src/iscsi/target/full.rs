@@ -130,10 +130,11 @@ impl FullFeature {
     /// The initiator has closed its side. It should have logged out, but killed ones do not; between PDUs nothing that
     /// was answered is lost.
     pub(super) fn on_end(&mut self, outbox: &mut Outbox) -> Result<(), ProtocolError> {
+        let was_between = matches!(self.connection.awaiting, Awaiting::Head(_));
         self.turn(outbox, |turn| turn.lose_connection());
-        match self.connection.awaiting {
-            Awaiting::Head(_) => Ok(()),
-            _ => Err(ProtocolError {
+        match was_between {
+            true => Ok(()),
+            false => Err(ProtocolError {
                 what: "left in the middle of a PDU's data segment",
                 reference: "RFC 7143 §11.2",
             }),
@@ -168,6 +169,11 @@ impl FullFeature {
         self.turn(outbox, |turn| turn.on_io(done));
     }
 
+    /// Whether there is more to do although the connection is over.
+    pub(super) fn lingers(&self) -> bool {
+        self.connection.is_failed && !self.connection.is_over
+    }
+
     /// A turn of the driver begins.
     #[inline]
     pub(super) fn on_turn(&mut self, outbox: &mut Outbox) {
@@ -191,7 +197,7 @@ impl Turn<'_> {
     #[inline]
     pub(super) fn on_bytes(&mut self, input: &Chunk, mut at: usize) -> Result<usize, ProtocolError> {
         self.connection.keep_alive.heard = true;
-        while !self.connection.is_over
+        while !self.connection.is_closed()
             && let Some(taken) = self.step(input, at)?
         {
             at = at.saturating_add(taken);
@@ -204,6 +210,9 @@ impl Turn<'_> {
 
     /// Announces that the session will be dropped (RFC 7143 §11.9, AsyncEvent 3), and lets what is in flight end.
     pub(super) fn on_stop(&mut self) {
+        if self.connection.is_failed {
+            return self.end();
+        }
         if !std::mem::replace(&mut self.connection.stopping, true) && !self.connection.is_over {
             let (wait, retain) = self.times();
             self.connection.replies.event(
@@ -226,6 +235,10 @@ impl Turn<'_> {
         }
         self.resume();
         self.resume_pausing(now);
+        if self.connection.is_failed {
+            self.linger(now);
+            return Ok(());
+        }
         if self.connection.level > 0 && now >= self.connection.look_at {
             self.connection.look_at = now.checked_add(LOOK_INTERVAL).unwrap_or(now);
             self.recover_stalled();

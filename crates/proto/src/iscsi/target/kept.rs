@@ -100,6 +100,16 @@ impl Kept {
         })
     }
 
+    /// Takes all answers to commands, oldest first.
+    pub(super) fn take_commands(&mut self) -> Vec<Outcome> {
+        self.len = 0;
+        let commands = self.answers.drain(..).filter_map(|answer| match answer.what {
+            What::Command(outcome) => Some(outcome),
+            What::Pdu { .. } => None,
+        });
+        commands.collect()
+    }
+
     fn drop_oldest(&mut self) {
         if let Some(answer) = self.answers.pop_front() {
             self.len = self.len.saturating_sub(answer.len);

@@ -5,9 +5,9 @@
 
 use super::full::Turn;
 use super::shared::Mail;
-use super::tasks::State;
-use blockmux_volume::Tag;
-use blockmux_wire::iscsi::session::LogoutResult;
+use super::tasks::{Entry, State};
+use blockmux_volume::{Completion, IoError, Tag};
+use blockmux_wire::iscsi::session::{AsyncEvent, LogoutResult};
 
 impl Turn<'_> {
     /// A turn of the driver begins.
@@ -34,6 +34,10 @@ impl Turn<'_> {
                     self.connection.tells_end_to = reply;
                     self.end();
                 }
+                Mail::Fail(reply) => self.fail_connection(reply),
+                Mail::Adopted(adopted) => self.on_adopted(&adopted),
+                Mail::Completed(done) => self.on_completion(done),
+                Mail::Lost(cid) => self.announce_loss(cid),
                 Mail::LoggedOut(itt) => self.log_out(itt, LogoutResult::CLOSED_SUCCESSFULLY),
             }
         }
@@ -41,8 +45,23 @@ impl Turn<'_> {
 
     /// The initiator has left without a logout, or the connection is broken.
     pub(super) fn lose_connection(&mut self) {
-        if !self.connection.is_over {
+        let keeps_tasks =
+            self.connection.level > 1 && !self.connection.stopping && !self.session.is_unwanted();
+        if keeps_tasks && !self.connection.is_closed() {
+            self.fail_connection(None);
+            self.session.announce_loss(self.connection.cid);
+        } else if !keeps_tasks && !self.connection.is_over {
             self.end_session();
+        }
+    }
+
+    /// Tells the initiator that a connection was lost (RFC 7143 §11.9.1).
+    fn announce_loss(&mut self, cid: u16) {
+        if !self.connection.is_closed() {
+            let (wait, retain) = self.times();
+            let parameters = [cid, wait, retain];
+            let window = self.session.window;
+            self.connection.replies.event(self.outbox, window, AsyncEvent::CONNECTION_DROP, parameters);
         }
     }
 
@@ -63,6 +82,7 @@ impl Turn<'_> {
         self.session.early.forget(key);
         self.abort_tasks(|entry| entry.owner == key, None);
         self.session.management.forget(key);
+        self.session.forget_parked(key);
     }
 
     /// Leaves the session once nothing of this connection reaches a volume any more.
@@ -80,10 +100,20 @@ impl Turn<'_> {
     /// The driver has dropped what was in flight: nothing of it will complete.
     pub(super) fn abandon(&mut self) {
         let key = self.connection.key;
+        for slot in self.session.tasks.slots_in_flight_at(key) {
+            let tag = Tag(slot as u64);
+            self.on_completion(Completion { tag, result: Err(IoError::PathLost) });
+        }
         for slot in self.session.tasks.slots_of(key) {
-            let state = self.session.tasks.get_mut(slot).map(|entry| entry.state);
+            let Some(entry) = self.session.tasks.get_mut(slot) else { continue };
+            if entry.in_flight_at.is_some() {
+                // That connection frees its place.
+                entry.owner = 0;
+                continue;
+            }
+            let state = entry.state;
             self.drop_task(slot);
-            if let Some(State::Aborted(function)) = state {
+            if let State::Aborted(function) = state {
                 self.on_aborted(function);
             }
         }
@@ -92,7 +122,10 @@ impl Turn<'_> {
     fn cancel(&mut self, slot: usize) {
         let entry = self.session.tasks.get_mut(slot);
         // Its I/O may have completed since.
-        if let Some(entry) = entry.filter(|entry| matches!(entry.state, State::Aborted(_))) {
+        let key = self.connection.key;
+        let is_meant =
+            |entry: &&mut Entry| matches!(entry.state, State::Aborted(_)) && entry.in_flight_at == Some(key);
+        if let Some(entry) = entry.filter(is_meant) {
             self.connection.cancels.push_back((entry.volume, Tag(slot as u64)));
         }
     }

@@ -66,6 +66,7 @@ impl Turn<'_> {
             Function::LOGICAL_UNIT_RESET => self.manage_unit(request, TaskManagement::LogicalUnitReset),
             Function::TARGET_WARM_RESET => self.reset_target(request, false),
             Function::TARGET_COLD_RESET => self.reset_target(request, true),
+            Function::TASK_REASSIGN if self.connection.level > 1 => self.reassign(request),
             Function::TASK_REASSIGN => {
                 let response = FunctionResponse::TASK_ALLEGIANCE_REASSIGNMENT_NOT_SUPPORTED;
                 self.respond(itt, response);
@@ -202,21 +203,26 @@ impl Turn<'_> {
         let mut left: usize = 0;
         for slot in slots {
             let Some(entry) = self.session.tasks.get_mut(slot) else { continue };
-            let (owner, is_in_flight) = (entry.owner, entry.state == State::Io);
-            if owner != self.connection.key {
-                entry.state = State::Aborted(function);
-                self.session.tasks.forget_name(slot);
-                let mail = if is_in_flight { Mail::Cancel(slot) } else { Mail::Drop(slot, function) };
-                self.session.post(owner, mail);
-                left = left.saturating_add(1);
-            } else if is_in_flight {
-                self.connection.cancels.push_back((entry.volume, Tag(slot as u64)));
-                entry.state = State::Aborted(function);
-                self.session.tasks.forget_name(slot);
-                left = left.saturating_add(1);
-            } else {
-                self.drop_task(slot);
+            let (owner, key) = (entry.owner, self.connection.key);
+            let is_waited_for = entry.state == State::Io;
+            match entry.in_flight_at {
+                Some(at) if at == key => {
+                    self.connection.cancels.push_back((entry.volume, Tag(slot as u64)));
+                }
+                Some(at) => self.session.post(at, Mail::Cancel(slot)),
+                // That I/O has completed, and its completion is on its way to the owner.
+                None if is_waited_for => {}
+                None if owner != key => self.session.post(owner, Mail::Drop(slot, function)),
+                None => {
+                    self.drop_task(slot);
+                    continue;
+                }
             }
+            left = left.saturating_add(1);
+            if let Some(entry) = self.session.tasks.get_mut(slot) {
+                entry.state = State::Aborted(function);
+            }
+            self.session.tasks.forget_name(slot);
         }
         left
     }

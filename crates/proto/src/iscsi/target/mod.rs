@@ -36,6 +36,7 @@
 //! what has come by Data_Completion_Notify instead of Data-Out; commands, sequence, tasks and management stay as they
 //! are.
 
+mod allegiance;
 mod answer;
 mod command;
 mod connection;
@@ -279,6 +280,13 @@ impl Target for TargetSession {
     fn on_turn(&mut self) {
         if let Phase::Full(full) = &mut self.phase {
             full.on_turn(&mut self.outbox);
+        }
+    }
+
+    fn lingers(&self) -> bool {
+        match &self.phase {
+            Phase::Full(full) => full.lingers(),
+            Phase::Entrance(_) | Phase::Closing => false,
         }
     }
 

@@ -65,6 +65,31 @@ impl Replies {
         self.unsent < UNSENT || outbox.is_empty()
     }
 
+    /// All answers to commands that are not acknowledged.
+    pub(super) fn take_commands(&mut self) -> Vec<Outcome> {
+        self.kept.as_mut().map(Kept::take_commands).unwrap_or_default()
+    }
+
+    /// Sends the answer to a command that has come on another connection: its data from `exp_data_sn` on, as long as
+    /// segments may be here, and then its status.
+    pub(super) fn reassigned(
+        &mut self,
+        outbox: &mut Outbox,
+        window: CommandWindow,
+        outcome: Outcome,
+        exp_data_sn: u32,
+    ) {
+        let Outcome { expected, response, cut } = outcome;
+        let first = exp_data_sn.clamp(cut.first.0, cut.end());
+        let mut cut = cut.again(first, self.max_segment, 0);
+        cut.stat_sn = self.next_stat_sn();
+        let end = self.data_in(outbox, window, expected, &response, cut, 0..u32::MAX);
+        self.status(outbox, window, expected, &response, cut, end);
+        if let Some(kept) = &mut self.kept {
+            kept.keep(cut.stat_sn, What::Command(Outcome { expected, response, cut }));
+        }
+    }
+
     /// The initiator has every answer before this number.
     #[inline]
     pub(super) fn acknowledge(&mut self, exp_stat_sn: u32) {

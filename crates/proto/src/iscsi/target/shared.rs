@@ -6,8 +6,10 @@
 //! one connection does something to another's task, it marks the task and leaves a [`Mail`] for that connection, which
 //! is woken for it.
 
+use super::allegiance::Adopted;
 use super::early::Early;
 use super::full::WINDOW;
+use super::kept::Outcome;
 use super::manage::{Done, Functions};
 use super::sequence::CommandWindow;
 use super::tasks::TaskTable;
@@ -18,7 +20,7 @@ use crate::iscsi::name::Name;
 use crate::iscsi::node::Node;
 use crate::iscsi::sessions::Membership;
 use crate::scsi::{DeviceServer, Nexus};
-use blockmux_volume::Waker;
+use blockmux_volume::{Completion, Waker};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -35,6 +37,8 @@ pub(super) struct Shared {
     pub(super) early: Early,
     pub(super) tasks: TaskTable,
     pub(super) management: Functions,
+    /// Answers to commands of connections that have failed.
+    parked: Vec<Parked>,
     links: Vec<Link>,
     last_key: u32,
     /// No connection is added any more.
@@ -53,6 +57,14 @@ struct Link {
     is_called: bool,
     /// It has been told to end, or ends by itself.
     is_ending: bool,
+    /// It has no socket any more.
+    is_failed: bool,
+}
+
+/// An answer that waits for TASK REASSIGN.
+struct Parked {
+    owner: u32,
+    outcome: Outcome,
 }
 
 /// What one connection leaves for another.
@@ -63,6 +75,14 @@ pub(super) enum Mail {
     Drop(usize, Option<usize>),
     /// A function that this connection has brought is done.
     FunctionDone(Done),
+    /// Leave your tasks to others. Whoever wants to know is told by the task tag of its request.
+    Fail(Option<(u32, u32)>),
+    /// Another connection has taken a task.
+    Adopted(Adopted),
+    /// I/O of a task that was another connection's.
+    Completed(Completion),
+    /// The connection with this CID was lost.
+    Lost(u16),
     /// End. Whoever wants to know is told by the task tag of its request.
     End(Option<(u32, u32)>),
     /// The connection that a request with this tag logs out is closed.
@@ -90,6 +110,7 @@ impl Shared {
             early: Early::default(),
             tasks: TaskTable::default(),
             management: Functions::default(),
+            parked: Vec::new(),
             links: Vec::new(),
             last_key: 0,
             is_over: false,
@@ -112,15 +133,20 @@ impl Shared {
     /// Whether a connection with this CID may be added now. One with the same CID is told to end (RFC 7143 §6.3.4), and
     /// until it has, the answer is not yet.
     pub(super) fn admit(&mut self, cid: u16) -> Result<bool, Failure> {
-        if self.is_over || self.membership.as_ref().is_none_or(Membership::is_unwanted) {
+        if self.is_unwanted() {
             return Err(no_such_session());
         }
-        if let Some(old) = self.links.iter().find(|link| link.cid == cid) {
+        if let Some(old) = self.links.iter().find(|link| link.cid == cid && !link.is_failed) {
             let key = old.key;
-            self.tell_to_end(key, None);
+            if self.parameters.get(Key::ErrorRecoveryLevel) > 1 && !old.is_ending {
+                self.post(key, Mail::Fail(None));
+            } else {
+                self.tell_to_end(key, None);
+            }
             return Ok(false);
         }
-        if self.links.len() >= self.parameters.get(Key::MaxConnections) as usize {
+        let active = self.links.iter().filter(|link| !link.is_failed).count();
+        if active >= self.most_links() {
             return Err(too_many_connections());
         }
         Ok(true)
@@ -140,6 +166,7 @@ impl Shared {
             mail: VecDeque::new(),
             is_called: false,
             is_ending: false,
+            is_failed: false,
         });
         key
     }
@@ -158,9 +185,84 @@ impl Shared {
         self.link(key).into_iter().for_each(|link| link.is_ending = true);
     }
 
-    /// The connection with that CID.
+    /// The connection with that CID; one that has failed only if there is no other.
     pub(super) fn key_of(&self, cid: u16) -> Option<u32> {
-        self.links.iter().find(|link| link.cid == cid && !link.is_ending).map(|link| link.key)
+        let named = self.links.iter().filter(|link| link.cid == cid && !link.is_ending);
+        named.min_by_key(|link| link.is_failed).map(|link| link.key)
+    }
+
+    pub(super) fn has_link(&self, key: u32) -> bool {
+        self.links.iter().any(|link| link.key == key)
+    }
+
+    /// Whether a connection has no socket any more, and its tasks are for others to take.
+    pub(super) fn has_failed(&self, key: u32) -> bool {
+        self.links.iter().any(|link| link.key == key && link.is_failed && !link.is_ending)
+    }
+
+    /// Whether the session has a connection that works.
+    pub(super) fn is_active(&self) -> bool {
+        self.links.iter().any(|link| !link.is_failed && !link.is_ending)
+    }
+
+    /// Whether another session of that name waits for this one's end.
+    pub(super) fn is_unwanted(&self) -> bool {
+        self.is_over || self.membership.as_ref().is_none_or(Membership::is_unwanted)
+    }
+
+    /// A connection has failed. If too many have, the oldest is given up.
+    pub(super) fn on_failed(&mut self, key: u32) {
+        self.link(key).into_iter().for_each(|link| link.is_failed = true);
+        if let Some(membership) = &self.membership {
+            membership.remove_connection(key);
+        }
+        let failed: Vec<u32> =
+            self.links.iter().filter(|link| link.is_failed && !link.is_ending).map(|link| link.key).collect();
+        if failed.len() > self.most_links()
+            && let Some(oldest) = failed.first()
+        {
+            self.tell_to_end(*oldest, None);
+        }
+    }
+
+    /// Has another connection tell the initiator that the one with this CID was lost.
+    pub(super) fn announce_loss(&mut self, cid: u16) {
+        let active = self.links.iter().find(|link| !link.is_failed && !link.is_ending).map(|link| link.key);
+        if let Some(other) = active {
+            self.post(other, Mail::Lost(cid));
+        }
+    }
+
+    /// Keeps an answer for TASK REASSIGN.
+    pub(super) fn park(&mut self, owner: u32, outcome: Outcome) {
+        self.parked.push(Parked { owner, outcome });
+    }
+
+    /// The answer to the command of that tag.
+    pub(super) fn take_parked(&mut self, itt: u32) -> Option<Outcome> {
+        let at = self.parked.iter().position(|parked| parked.outcome.expected.itt == itt)?;
+        Some(self.parked.swap_remove(at).outcome)
+    }
+
+    /// Forgets the answer to the command of that tag.
+    #[inline]
+    pub(super) fn forget_answer(&mut self, itt: u32) {
+        if !self.parked.is_empty() {
+            self.parked.retain(|parked| parked.outcome.expected.itt != itt);
+        }
+    }
+
+    /// Forgets what a connection has left.
+    pub(super) fn forget_parked(&mut self, owner: u32) {
+        self.parked.retain(|parked| parked.owner != owner);
+    }
+
+    pub(super) fn has_parked(&self, owner: u32) -> bool {
+        self.parked.iter().any(|parked| parked.owner == owner)
+    }
+
+    fn most_links(&self) -> usize {
+        self.parameters.get(Key::MaxConnections) as usize
     }
 
     /// Has a connection take a turn.

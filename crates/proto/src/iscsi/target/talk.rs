@@ -1,6 +1,7 @@
 //! What is neither a command nor its data: pings, text, logout (RFC 7143 §11.10, §11.11, §11.14, §11.15, §11.18).
 
 use super::full::Turn;
+use super::shared::Mail;
 use crate::iscsi::login::operational::{Key, Operational};
 use crate::iscsi::login::target::Session;
 use crate::iscsi::name::Name;
@@ -182,7 +183,21 @@ impl Turn<'_> {
                 Some(key) => return self.session.tell_to_end(key, Some((self.connection.key, itt))),
                 None => LogoutResult::CID_NOT_FOUND,
             },
-            LogoutReason::REMOVE_CONNECTION_FOR_RECOVERY => LogoutResult::CONNECTION_RECOVERY_NOT_SUPPORTED,
+            LogoutReason::REMOVE_CONNECTION_FOR_RECOVERY if self.connection.level < 2 => {
+                LogoutResult::CONNECTION_RECOVERY_NOT_SUPPORTED
+            }
+            LogoutReason::REMOVE_CONNECTION_FOR_RECOVERY => match self.session.key_of(request.cid.get()) {
+                Some(key) if key == self.connection.key => {
+                    // Its own answer is the last that is sent on it.
+                    self.log_out(itt, LogoutResult::CLOSED_SUCCESSFULLY);
+                    return self.fail_connection(None);
+                }
+                Some(key) if self.session.has_failed(key) => LogoutResult::CLOSED_SUCCESSFULLY,
+                Some(key) => {
+                    return self.session.post(key, Mail::Fail(Some((self.connection.key, itt))));
+                }
+                None => LogoutResult::CID_NOT_FOUND,
+            },
             _ => {
                 return self.reject(RejectReason::INVALID_PDU_FIELD, bhs);
             }

@@ -23,6 +23,8 @@ pub(super) struct Entry {
     pub(super) state: State,
     /// The volume of its I/O in flight.
     pub(super) volume: VolumeId,
+    /// The connection whose driver has its I/O in flight, if any has.
+    pub(super) in_flight_at: Option<u32>,
     pub(super) transfer: Transfer,
     /// Memory that its data-out was given, in bytes.
     pub(super) memory: usize,
@@ -136,6 +138,13 @@ impl TaskTable {
         self.slots.iter().enumerate().filter(|(_, entry)| is_its(entry)).map(|(slot, _)| slot).collect()
     }
 
+    /// Slots of all tasks whose I/O is in flight at a connection's driver.
+    pub(super) fn slots_in_flight_at(&self, key: u32) -> Vec<usize> {
+        let is_its =
+            |entry: &Option<Entry>| entry.as_ref().is_some_and(|entry| entry.in_flight_at == Some(key));
+        self.slots.iter().enumerate().filter(|(_, entry)| is_its(entry)).map(|(slot, _)| slot).collect()
+    }
+
     /// Slots of the tasks that have not been aborted and are so.
     pub(super) fn select(&self, is_so: impl Fn(&Entry) -> bool) -> Vec<usize> {
         let named = self.slots.iter().enumerate().filter_map(|(slot, entry)| Some((slot, entry.as_ref()?)));
@@ -172,6 +181,7 @@ mod tests {
             task: None,
             state: State::Io,
             volume: VolumeId(0),
+            in_flight_at: None,
             transfer: Transfer::default(),
             memory: 0,
             response: None,

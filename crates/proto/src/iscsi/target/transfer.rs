@@ -188,12 +188,24 @@ impl Transfer {
         if !is_final {
             return true;
         }
+        self.interrupt();
+        self.losses = self.losses.saturating_add(1);
+        self.losses <= MAX_LOSSES
+    }
+
+    /// The connection is lost: nothing of what was asked for comes any more.
+    pub(super) fn interrupt(&mut self) {
         self.is_lost = false;
         self.unsolicited_end = None;
         self.r2t_done = self.r2t_sent;
         (self.data_sn, self.granted) = (0, self.next);
-        self.losses = self.losses.saturating_add(1);
-        self.losses <= MAX_LOSSES
+    }
+
+    /// On another connection the initiator expects an R2T of this number next; later ones it has never seen.
+    pub(super) fn resume_at(&mut self, r2t_sn: u32) {
+        if r2t_sn <= self.r2t_sent {
+            (self.r2t_sent, self.r2t_done) = (r2t_sn, r2t_sn);
+        }
     }
 
     /// Looks whether anything has come since the last look but one. If not, the open sequence is lost as a whole.

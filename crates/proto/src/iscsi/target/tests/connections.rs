@@ -26,7 +26,7 @@ impl Scene {
     }
 
     /// Connected to a portal of that group.
-    fn connect(&self, group_tag: u16) -> Initiator {
+    pub(super) fn connect(&self, group_tag: u16) -> Initiator {
         let pool = Pool::new(usize::MAX);
         let now = Instant::now();
         let session = TargetSession::among(&self.local, self.node.clone(), group_tag, pool, [3; 32], now);
@@ -58,6 +58,11 @@ impl Scene {
         assert_eq!((header.status.get(), header.tsih.get()), (0, tsih), "{:?}", response.text());
         joined.digests(&response);
         joined
+    }
+
+    /// The CmdSN of the session's next command, which is its tag, too.
+    pub(super) fn cmd_sn(&self) -> u32 {
+        self.cmd_sn.get()
     }
 
     /// The next command of the session.

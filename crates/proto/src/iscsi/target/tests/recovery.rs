@@ -98,7 +98,7 @@ fn answers_that_were_never_sent_or_are_acknowledged_are_not_sent_again() {
 
 impl Initiator {
     /// A PDU that says nothing but ExpStatSN.
-    fn acknowledge(&mut self, exp_stat_sn: u32) {
+    pub(super) fn acknowledge(&mut self, exp_stat_sn: u32) {
         let mut nop = NopOut::new_zeroed();
         nop.opcode = Opcode::NOP_OUT.0 | 0x40;
         nop.flags = FLAG_FINAL;
