@@ -75,6 +75,26 @@ impl<H: Host> Connection<H> {
         }
     }
 
+    /// The same for a stream of which `unread` was received before.
+    #[must_use]
+    pub fn resumed(stream: H::Stream, unread: &[u8], core: &Rc<H>, waker: &Waker) -> Connection<H> {
+        let mut connection = Connection::new(stream, core, waker);
+        if !unread.is_empty() {
+            let memory = core.pool().take(CHUNK.max(unread.len()));
+            let memory = memory.unwrap_or_else(|| Memory::from_heap(unread.len() + SMALL_CHUNK));
+            let mut chunk = Chunk::new(memory);
+            chunk.extend(unread);
+            connection.chunk = Some(chunk);
+        }
+        connection
+    }
+
+    /// The stream and what was received and is unread, for another owner.
+    pub fn hand_over(&mut self) -> (H::Stream, Vec<u8>) {
+        let unread = self.chunk.take().map(|chunk| chunk.unread().to_vec());
+        (self.stream.share(), unread.unwrap_or_default())
+    }
+
     /// The peer's address, for messages.
     #[must_use]
     pub fn peer(&self) -> &str {

@@ -43,9 +43,16 @@ pub trait Host: Core + Sized + 'static {
 }
 
 /// A byte stream that never blocks: what cannot be done now fails with [`io::ErrorKind::WouldBlock`].
-pub trait ByteStream {
+pub trait ByteStream: Sized {
     /// Tells a parked task that the stream can move again; dropping it withdraws the wish.
     type Watch;
+
+    /// The same stream for another owner; this one is to be dropped.
+    #[must_use]
+    fn share(&self) -> Self;
+
+    /// Closes it for every owner: both sides see the end.
+    fn close(&self);
 
     /// The peer's address, for messages.
     fn peer(&self) -> &str;
@@ -118,6 +125,14 @@ impl Host for EngineCore {
 
 impl ByteStream for Stream {
     type Watch = SocketWatch;
+
+    fn share(&self) -> Stream {
+        Stream::share(self)
+    }
+
+    fn close(&self) {
+        Stream::hang_up(self)();
+    }
 
     fn peer(&self) -> &str {
         Stream::peer(self)

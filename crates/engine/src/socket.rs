@@ -121,6 +121,12 @@ impl Stream {
         Some(self.socket.local_addr().ok()?.as_socket()?.ip())
     }
 
+    /// The same socket for another owner.
+    #[must_use]
+    pub fn share(&self) -> Stream {
+        Stream { socket: self.socket.clone(), peer: self.peer.clone() }
+    }
+
     /// What cuts the connection, from any thread: both sides see its end.
     pub fn hang_up(&self) -> impl Fn() + Send + Sync + use<> {
         let socket = self.socket.clone();

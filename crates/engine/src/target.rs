@@ -4,11 +4,11 @@
 //! does not take, keeps them from others: when they are short, it is cut off after [`PATIENCE`].
 
 use crate::connection::{Broken, Connection, Inflow};
-use crate::host::Host;
+use crate::host::{ByteStream, Host};
 use crate::listener::Permit;
 use crate::reactor::{EngineCore, Progress, Task};
 use blockmux_proto::exports::{Exports, VolumeId};
-use blockmux_proto::session::{Demand, ProtocolError, Target};
+use blockmux_proto::session::{Demand, Home, ProtocolError, Target};
 use blockmux_volume::{Channel, Completion, Core, IoError, Waker};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -32,9 +32,25 @@ pub struct TargetTask<S: Target, H: Host = EngineCore> {
     /// Why no more is received; the connection ends once nothing is in flight and everything is sent.
     ending: Option<Ending>,
     told_to_stop: bool,
-    /// Given back when the connection ends.
-    _permit: Permit,
+    is_lingering: bool,
+    /// Takes the connection to the core that it belongs on.
+    relocate: Option<Relocate<H>>,
+    /// Given back when the connection ends, here or where it went.
+    permit: Option<Permit>,
 }
+
+/// A connection as it comes to a core.
+pub struct Arrival<S> {
+    /// The socket.
+    pub stream: S,
+    /// What was received on another core and is unread.
+    pub unread: Vec<u8>,
+    /// Its share of the process's connections.
+    pub permit: Permit,
+}
+
+/// Hands a connection over to another core.
+pub type Relocate<H> = Box<dyn Fn(&Home, Arrival<<H as Host>::Stream>)>;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ending {
@@ -47,9 +63,25 @@ enum Ending {
 impl<S: Target + 'static, H: Host> TargetTask<S, H> {
     /// Serves `stream` on `core` with `session`, whose volume ids are places in `exports`.
     pub fn spawn(core: &Rc<H>, stream: H::Stream, session: S, exports: Exports, permit: Permit) {
+        let arrival = Arrival { stream, unread: Vec::new(), permit };
+        TargetTask::receive(core, arrival, session, exports, None);
+    }
+
+    /// The same for a connection that may have been on another core, and may go to another.
+    pub fn receive(
+        core: &Rc<H>,
+        arrival: Arrival<H::Stream>,
+        mut session: S,
+        exports: Exports,
+        relocate: Option<Relocate<H>>,
+    ) {
+        let Arrival { stream, unread, permit } = arrival;
         core.spawn(|waker| TargetTask {
-            connection: Connection::new(stream, core, waker),
-            session,
+            connection: Connection::resumed(stream, &unread, core, waker),
+            session: {
+                session.on_start(waker);
+                session
+            },
             exports,
             channels: Vec::new(),
             core: core.clone(),
@@ -60,7 +92,9 @@ impl<S: Target + 'static, H: Host> TargetTask<S, H> {
             kept: None,
             ending: None,
             told_to_stop: false,
-            _permit: permit,
+            is_lingering: false,
+            relocate,
+            permit: Some(permit),
         });
     }
 }
@@ -175,6 +209,32 @@ impl<S: Target, H: Host> TargetTask<S, H> {
         }
     }
 
+    /// The connection is over, and the session goes on without it: time passes, and I/O is done.
+    fn linger(&mut self) -> Progress {
+        if !std::mem::replace(&mut self.is_lingering, true) {
+            debug!(peer = self.connection.peer(), "connection closed; its session is kept");
+            self.connection.stream().close();
+            self.ending = Some(Ending::Gone);
+        }
+        let progress = self.move_io();
+        // What a session without connection says, it says to nobody; its deadlines break nothing.
+        let _ = self.connection.check_deadline(&mut self.session);
+        self.session.outbox().clear();
+        match self.move_io() {
+            Progress::Idle => progress,
+            moved => moved,
+        }
+    }
+
+    /// Hands the connection over if it belongs on another core; whether it went.
+    fn go_home(&mut self) -> bool {
+        let Some(home) = self.session.moves_to() else { return false };
+        let (Some(relocate), Some(permit)) = (&self.relocate, self.permit.take()) else { return false };
+        let (stream, unread) = self.connection.hand_over();
+        relocate(&home, Arrival { stream, unread, permit });
+        true
+    }
+
     /// Whether it is the peer for which buffers are kept: what is to send waits for it, or the rest of a message does.
     fn peer_keeps_buffers(&mut self) -> bool {
         !self.session.outbox().is_empty()
@@ -223,11 +283,15 @@ impl<S: Target, H: Host> Task for TargetTask<S, H> {
     #[inline]
     fn run(&mut self) -> Progress {
         let mut progress = Progress::Idle;
+        self.session.on_turn();
         if self.ending != Some(Ending::Gone) {
             match self.turn() {
                 Ok(made) => progress = made,
                 Err(broken) => self.on_broken(&broken),
             }
+        }
+        if self.go_home() {
+            return Progress::Done;
         }
         if self.ending == Some(Ending::Gone) {
             if self.move_io() == Progress::More {
@@ -235,7 +299,14 @@ impl<S: Target, H: Host> Task for TargetTask<S, H> {
             }
             self.session.outbox().clear();
         }
-        if self.ending.is_some() && self.in_flight == 0 && self.session.outbox().is_empty() {
+        let is_sent = self.session.outbox().is_empty();
+        if self.ending.is_some() && is_sent && self.session.lingers() {
+            if self.core.is_stopping() {
+                self.session.on_stop();
+            }
+            progress = self.linger();
+        }
+        if self.ending.is_some() && self.in_flight == 0 && is_sent && !self.session.lingers() {
             debug!(peer = self.connection.peer(), "connection closed");
             return Progress::Done;
         }
@@ -269,7 +340,6 @@ const LONGEST_HEAD: usize = 64;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::ByteStream;
     use crate::listener::ConnectionLimit;
     use crate::sim::{SimCore, SimNet, SimStream, Weather, World};
     use crate::socket::Address;

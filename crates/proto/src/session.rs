@@ -9,7 +9,9 @@
 
 use crate::exports::VolumeId;
 use crate::outbox::Outbox;
-use blockmux_volume::{Chunk, Completion, Io, SgList, Tag};
+use blockmux_volume::{Chunk, Completion, Io, SgList, Tag, Waker};
+use std::any::Any;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// The peer broke the protocol, or left; the connection cannot go on.
@@ -102,8 +104,50 @@ pub trait Target: StreamSession {
     /// An I/O has completed.
     fn on_io(&mut self, done: Completion);
 
+    /// The session begins to be driven; `waker` has the driver take another turn.
+    fn on_start(&mut self, _waker: &Waker) {}
+
+    /// A turn begins: another session of this core may have left something for this one.
+    fn on_turn(&mut self) {}
+
+    /// The core that this connection belongs on, if it is not this one. Then the session has taken nothing and wants
+    /// nothing, and the driver hands the stream over with what is unread.
+    fn moves_to(&self) -> Option<Home> {
+        None
+    }
+
+    /// Whether the session is to be driven on although its connection is over and may be closed: deadlines, I/O and
+    /// turns, but no bytes any more.
+    fn lingers(&self) -> bool {
+        false
+    }
+
     /// The target is stopping: finish what is in flight, refuse what comes, then ask to close.
     fn on_stop(&mut self);
+}
+
+/// A core, as the driver knows it that hands connections over to it.
+#[derive(Clone)]
+pub struct Home(Arc<dyn Any + Send + Sync>);
+
+impl Home {
+    /// The core that is reached by `way`. Another call makes another home, even of the same core.
+    #[must_use]
+    pub fn new<T: Any + Send + Sync>(way: T) -> Home {
+        Home(Arc::new(way))
+    }
+
+    /// How it is reached, if that is how.
+    #[must_use]
+    pub fn way<T: Any>(&self) -> Option<&T> {
+        self.0.downcast_ref()
+    }
+
+    /// Whether it is the same.
+    #[must_use]
+    pub fn is(&self, other: &Home) -> bool {
+        std::ptr::addr_eq(Arc::as_ptr(&self.0), Arc::as_ptr(&other.0))
+    }
 }
 
 /// The user side of an initiator session: with a connection under it, it is a channel.

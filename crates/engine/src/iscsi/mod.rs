@@ -1,19 +1,26 @@
 //! iSCSI over real sockets: serving targets.
 //!
+//! A session lives on one core with all its connections. A connection that is accepted on another core is taken there as
+//! soon as its first login request says which session it is for.
+//!
 //! Reaching one belongs here, too, beside [`serve`]: `connect`, `describe` and `list`, as NBD has them.
 
 mod background;
 
 use crate::listener::Serve;
+use crate::reactor::{EngineCore, Inbox};
+use crate::socket::Stream;
 use crate::sys;
-use crate::target::TargetTask;
+use crate::target::{Arrival, Relocate, TargetTask};
 use background::Background;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::iscsi::node::Node;
 use blockmux_proto::iscsi::sessions::MAX_LOGINS;
-use blockmux_proto::iscsi::target::TargetSession;
+use blockmux_proto::iscsi::target::{LocalSessions, TargetSession};
+use blockmux_proto::session::Home;
 use blockmux_volume::Core;
 use std::net::IpAddr;
+use std::rc::Rc;
 use std::sync::Arc;
 use tracing::warn;
 
@@ -21,11 +28,26 @@ use tracing::warn;
 /// units lead to places in `exports`.
 #[must_use]
 pub fn serve(node: &Arc<Node>, exports: &Exports, group_tag: u16) -> Serve {
-    let (node, exports) = (node.clone(), exports.clone());
-    let background = Background::new(&node, &exports);
+    let background = Background::new(node, exports);
+    let portal = Portal { node: node.clone(), exports: exports.clone(), group_tag };
     Arc::new(move |core, stream, permit| {
         background.begin_on(core);
-        let Some(login) = node.begin_login() else {
+        portal.serve(core, Arrival { stream, unread: Vec::new(), permit });
+    })
+}
+
+/// What connections to one portal group need, on every core.
+#[derive(Clone)]
+struct Portal {
+    node: Arc<Node>,
+    exports: Exports,
+    group_tag: u16,
+}
+
+impl Portal {
+    fn serve(&self, core: &Rc<EngineCore>, arrival: Arrival<Stream>) {
+        let stream = &arrival.stream;
+        let Some(login) = self.node.begin_login() else {
             warn!(peer = stream.peer(), "refused: {MAX_LOGINS} logins are under way already");
             return;
         };
@@ -38,10 +60,19 @@ pub fn serve(node: &Arc<Node>, exports: &Exports, group_tag: u16) -> Serve {
         };
         let local_ip = stream.local_ip().map(in_brackets).unwrap_or_default();
         let hang_up = Arc::new(stream.hang_up());
-        let session = TargetSession::new(node.clone(), group_tag, core.pool().clone(), seed, core.now())
+        let sessions = core.local(|| LocalSessions::new(Home::new(core.inbox().clone())));
+        let (node, pool) = (self.node.clone(), core.pool().clone());
+        let session = TargetSession::among(&sessions, node, self.group_tag, pool, seed, core.now())
             .admitted(login, local_ip, hang_up);
-        TargetTask::spawn(core, stream, session, exports.clone(), permit);
-    })
+        let portal = self.clone();
+        let relocate: Relocate<EngineCore> = Box::new(move |home, arrival| {
+            let portal = portal.clone();
+            if let Some(inbox) = home.way::<Inbox>() {
+                inbox.send(move |core| portal.serve(core, arrival));
+            }
+        });
+        TargetTask::receive(core, arrival, session, self.exports.clone(), Some(relocate));
+    }
 }
 
 /// As it stands before a colon and a port.

@@ -26,6 +26,8 @@ pub struct EngineCore {
     stopping: Cell<bool>,
     pub(super) ended: Cell<bool>,
     pub(super) policy: PollPolicy,
+    /// What parts of the engine keep here, one of each type.
+    locals: RefCell<Vec<Rc<dyn Any>>>,
 }
 
 struct TaskSlot {
@@ -52,6 +54,7 @@ impl EngineCore {
             stopping: Cell::new(false),
             ended: Cell::new(false),
             policy,
+            locals: RefCell::default(),
         })
     }
 
@@ -148,6 +151,16 @@ impl EngineCore {
     #[must_use]
     pub fn live_tasks(&self) -> usize {
         self.live_tasks.get()
+    }
+
+    /// What this core has of that type; `make` makes it the first time.
+    pub fn local<T: 'static>(&self, make: impl FnOnce() -> T) -> Rc<T> {
+        let found = self.locals.borrow().iter().find_map(|local| local.clone().downcast().ok());
+        found.unwrap_or_else(|| {
+            let made = Rc::new(make());
+            self.locals.borrow_mut().push(made.clone());
+            made
+        })
     }
 
     /// The polling policy.

@@ -73,6 +73,10 @@ pub struct SimStream {
     /// 0 dialled, 1 accepted; it sends into the pipe of that number.
     side: usize,
     peer: String,
+    /// Shared by all owners; the last one closes it.
+    owners: Rc<()>,
+    /// It has been closed.
+    is_closed: Rc<Cell<bool>>,
 }
 
 /// Wakes the task of a stream.
@@ -206,6 +210,8 @@ impl SimNet {
             wire: wire.clone(),
             side,
             peer: peer.to_owned(),
+            owners: Rc::default(),
+            is_closed: Rc::default(),
         };
         if let Some(backlog) = backlog {
             self.0.connections.set(self.0.connections.get() + 1);
@@ -317,6 +323,42 @@ impl Pipe {
 impl ByteStream for SimStream {
     type Watch = SimWatch;
 
+    fn share(&self) -> SimStream {
+        SimStream {
+            net: self.net.clone(),
+            wire: self.wire.clone(),
+            side: self.side,
+            peer: self.peer.clone(),
+            owners: self.owners.clone(),
+            is_closed: self.is_closed.clone(),
+        }
+    }
+
+    /// As TCP does it: an orderly end, or a reset if something was left unread.
+    fn close(&self) {
+        if self.is_closed.replace(true) {
+            return;
+        }
+        let now = self.net.now();
+        let left_unread = {
+            let mut incoming = self.incoming().borrow_mut();
+            incoming.is_reader_gone = true;
+            if let Some(writer) = incoming.writer.take() {
+                writer.wake();
+            }
+            incoming.arrived(now) > 0
+        };
+        if left_unread {
+            return self.break_off();
+        }
+        let mut outgoing = self.outgoing().borrow_mut();
+        let ends_at = outgoing.last_arrival.max(now + self.net.up_to(self.net.0.weather.delay));
+        outgoing.ends_at = Some(ends_at);
+        if let Some(reader) = outgoing.reader.take() {
+            self.net.wake_at(ends_at, &reader);
+        }
+    }
+
     fn peer(&self) -> &str {
         &self.peer
     }
@@ -407,25 +449,9 @@ impl ByteStream for SimStream {
 }
 
 impl Drop for SimStream {
-    /// As TCP does it: an orderly end, or a reset if something was left unread.
     fn drop(&mut self) {
-        let now = self.net.now();
-        let left_unread = {
-            let mut incoming = self.incoming().borrow_mut();
-            incoming.is_reader_gone = true;
-            if let Some(writer) = incoming.writer.take() {
-                writer.wake();
-            }
-            incoming.arrived(now) > 0
-        };
-        if left_unread {
-            return self.break_off();
-        }
-        let mut outgoing = self.outgoing().borrow_mut();
-        let ends_at = outgoing.last_arrival.max(now + self.net.up_to(self.net.0.weather.delay));
-        outgoing.ends_at = Some(ends_at);
-        if let Some(reader) = outgoing.reader.take() {
-            self.net.wake_at(ends_at, &reader);
+        if Rc::strong_count(&self.owners) == 1 {
+            self.close();
         }
     }
 }

@@ -1,8 +1,7 @@
 //! What a target serves: its names, portals, and who may see which logical units.
 //!
 //! A [`Node`] is shared by all cores and does not change, but for the list of its sessions; a new configuration is a
-//! new one. State that a session has across its connections belongs here, too, as soon as there is more than one
-//! connection to a session (RFC 7143 §6.3.4).
+//! new one.
 
 use super::login::chap::{Algorithm, Credentials};
 use super::login::operational::{CRC32C, Key, Parameters};
@@ -157,7 +156,9 @@ pub fn offer() -> Parameters {
         .with(Key::MaxBurstLength, 1 << 20)
         .with(Key::FirstBurstLength, 256 << 10)
         .with(Key::DefaultTime2Wait, 2)
-        .with(Key::DefaultTime2Retain, 0)
+        .with(Key::DefaultTime2Retain, 20)
         .with(Key::MaxOutstandingR2T, 8)
+        .with(Key::ErrorRecoveryLevel, 2)
+        .with(Key::MaxConnections, 8)
         .with(Key::iSCSIProtocolLevel, 2)
 }

@@ -3,12 +3,16 @@
 //!
 //! An initiator that has lost its connection logs in again by the same name and ISID. Its new session must not begin
 //! before the old one is over: a write of the old session that comes late would undo what the new one has written. So
-//! the old one's connection is cut, its tasks end, and only then the new login gets its last response.
+//! the old one's connections are cut, its tasks end, and only then the new login gets its last response.
+//!
+//! A session lives on the core of its leading connection. A login to it on another core learns from here which one that
+//! is (§6.3.4).
 
 use super::name::Name;
+use crate::session::Home;
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Cuts a session's connection, from any thread: the session sees that its peer has left.
@@ -30,7 +34,11 @@ struct Live {
 
 struct Entry {
     tsih: u16,
-    hang_up: Option<HangUp>,
+    home: Home,
+    /// Of each connection, by its key.
+    hang_ups: Vec<(u32, HangUp)>,
+    /// Another session of that name waits for this one's end.
+    is_unwanted: Arc<AtomicBool>,
 }
 
 /// What makes a session the same one again (RFC 7143 §4.4.3.1): its I_T nexus.
@@ -47,6 +55,7 @@ pub(super) struct Membership {
     sessions: Arc<Sessions>,
     name: SessionName,
     tsih: u16,
+    is_unwanted: Arc<AtomicBool>,
 }
 
 /// A connection's leave to log in, held until it has.
@@ -62,22 +71,26 @@ impl Sessions {
         Some(LoginPermit(self.clone()))
     }
 
-    /// Adds a session; while there is another of that name, cuts its connection and answers `None`: ask again.
-    pub(super) fn join(
-        self: &Arc<Sessions>,
-        name: &SessionName,
-        hang_up: Option<HangUp>,
-    ) -> Option<Membership> {
+    /// Adds a session that lives on the core `home`; while there is another of that name, cuts its connections and
+    /// answers `None`: ask again.
+    pub(super) fn join(self: &Arc<Sessions>, name: &SessionName, home: &Home) -> Option<Membership> {
         let mut live = self.live();
         if let Some(other) = live.sessions.get(name) {
-            if let Some(hang_up) = &other.hang_up {
-                hang_up();
-            }
+            other.is_unwanted.store(true, Ordering::Relaxed);
+            other.hang_ups.iter().for_each(|(_, hang_up)| hang_up());
             return None;
         }
-        let tsih = live.next_tsih();
-        live.sessions.insert(name.clone(), Entry { tsih, hang_up });
-        Some(Membership { sessions: self.clone(), name: name.clone(), tsih })
+        let (tsih, is_unwanted) = (live.next_tsih(), Arc::new(AtomicBool::new(false)));
+        let entry =
+            Entry { tsih, home: home.clone(), hang_ups: Vec::new(), is_unwanted: is_unwanted.clone() };
+        live.sessions.insert(name.clone(), entry);
+        Some(Membership { sessions: self.clone(), name: name.clone(), tsih, is_unwanted })
+    }
+
+    /// Where the session of that handle lives.
+    pub(super) fn home_of(&self, tsih: u16) -> Option<Home> {
+        let live = self.live();
+        live.sessions.values().find(|entry| entry.tsih == tsih).map(|entry| entry.home.clone())
     }
 
     /// A handle for a session that nobody asks for again.
@@ -107,6 +120,29 @@ impl Membership {
     /// The session's handle.
     pub(super) fn tsih(&self) -> u16 {
         self.tsih
+    }
+
+    pub(super) fn name(&self) -> &SessionName {
+        &self.name
+    }
+
+    /// Whether another session of that name waits for this one's end.
+    pub(super) fn is_unwanted(&self) -> bool {
+        self.is_unwanted.load(Ordering::Relaxed)
+    }
+
+    /// The session has another connection.
+    pub(super) fn add_connection(&self, key: u32, hang_up: HangUp) {
+        if let Some(entry) = self.sessions.live().sessions.get_mut(&self.name) {
+            entry.hang_ups.push((key, hang_up));
+        }
+    }
+
+    /// One of its connections is over.
+    pub(super) fn remove_connection(&self, key: u32) {
+        if let Some(entry) = self.sessions.live().sessions.get_mut(&self.name) {
+            entry.hang_ups.retain(|(of, _)| *of != key);
+        }
     }
 }
 
@@ -144,24 +180,33 @@ mod tests {
     fn a_session_that_comes_again_waits_until_the_other_is_gone() {
         let sessions = Arc::new(Sessions::default());
         let cuts = Arc::new(AtomicUsize::new(0));
-        let hang_up = |cuts: Arc<AtomicUsize>| -> Option<HangUp> {
-            Some(Arc::new(move || {
+        let (home, elsewhere) = (Home::new(()), Home::new(()));
+        let first = sessions.join(&name(1), &home).unwrap();
+        for key in [0, 1, 2] {
+            let cuts = cuts.clone();
+            let hang_up = move || {
                 cuts.fetch_add(1, Ordering::Relaxed);
-            }))
-        };
-        let first = sessions.join(&name(1), hang_up(cuts.clone())).unwrap();
-        let other = sessions.join(&name(2), None).unwrap();
+            };
+            first.add_connection(key, Arc::new(hang_up));
+        }
+        first.remove_connection(1);
+        let other = sessions.join(&name(2), &elsewhere).unwrap();
+        let home_of = |membership: &Membership| sessions.home_of(membership.tsih()).unwrap();
+        assert!(home_of(&first).is(&home) && home_of(&other).is(&elsewhere));
         assert!(first.tsih() != 0 && first.tsih() != other.tsih());
-        assert!(sessions.join(&name(1), None).is_none());
-        assert_eq!(cuts.load(Ordering::Relaxed), 1);
+        assert!(sessions.join(&name(1), &home).is_none());
+        assert_eq!(cuts.load(Ordering::Relaxed), 2, "every connection that it has");
+        assert!(first.is_unwanted() && !other.is_unwanted());
+        let tsih = first.tsih();
         drop(first);
-        assert!(sessions.join(&name(1), None).is_some());
+        assert!(sessions.home_of(tsih).is_none());
+        assert!(sessions.join(&name(1), &home).is_some());
     }
 
     #[test]
     fn a_handle_is_never_that_of_a_living_session() {
         let sessions = Arc::new(Sessions::default());
-        let first = sessions.join(&name(1), None).unwrap();
+        let first = sessions.join(&name(1), &Home::new(())).unwrap();
         for _ in 0..=u16::MAX {
             let tsih = sessions.next_tsih();
             assert!(tsih != 0 && tsih != first.tsih());

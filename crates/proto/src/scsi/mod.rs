@@ -124,7 +124,7 @@ pub enum Step {
 }
 
 /// How a task ended.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Response {
     /// The status.
     pub status: Status,

@@ -89,6 +89,7 @@ impl<S: Target> Pump<S> {
     /// Turns until nothing moves.
     pub(crate) fn run(&mut self) -> Result<(), ProtocolError> {
         loop {
+            self.session.on_turn();
             let moved = self.receive()?;
             while let Some(io) = self.session.poll_io() {
                 self.submitted.push_back(io);

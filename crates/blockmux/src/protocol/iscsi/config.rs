@@ -48,6 +48,14 @@ pub(crate) struct TargetEntry {
     first_burst_length: Option<u32>,
     #[serde(rename = "MaxOutstandingR2T")]
     max_outstanding_r2t: Option<u32>,
+    #[serde(rename = "MaxConnections")]
+    max_connections: Option<u32>,
+    #[serde(rename = "ErrorRecoveryLevel")]
+    error_recovery_level: Option<u32>,
+    #[serde(rename = "DefaultTime2Wait")]
+    default_time2_wait: Option<u32>,
+    #[serde(rename = "DefaultTime2Retain")]
+    default_time2_retain: Option<u32>,
     /// Who may log in; none means everybody, without proof.
     #[serde(default)]
     acl: Vec<AclEntry>,
@@ -191,6 +199,10 @@ impl TargetEntry {
             (Key::MaxBurstLength, "MaxBurstLength", self.max_burst_length, lengths.clone()),
             (Key::FirstBurstLength, "FirstBurstLength", self.first_burst_length, lengths),
             (Key::MaxOutstandingR2T, "MaxOutstandingR2T", self.max_outstanding_r2t, 1..=65_535),
+            (Key::MaxConnections, "MaxConnections", self.max_connections, 1..=MAX_CONNECTIONS),
+            (Key::ErrorRecoveryLevel, "ErrorRecoveryLevel", self.error_recovery_level, 0..=2),
+            (Key::DefaultTime2Wait, "DefaultTime2Wait", self.default_time2_wait, 0..=3600),
+            (Key::DefaultTime2Retain, "DefaultTime2Retain", self.default_time2_retain, 0..=3600),
         ] {
             let Some(value) = value else { continue };
             if !bounds.contains(&value) {
@@ -284,6 +296,8 @@ pub(super) fn is_open(settings: &Settings) -> bool {
 
 /// The greatest number of the flat addressing method (SAM-5 §4.7.7.4).
 const MAX_LUN: u16 = 0x3fff;
+/// Of one session.
+const MAX_CONNECTIONS: u32 = 64;
 /// Of one target.
 const MAX_LUNS: usize = 256;
 
@@ -300,7 +314,8 @@ mod tests {
     fn a_target_has_what_its_table_says() {
         let target = prepare(
             "TargetName = 'iqn.2026-11.T:a'\nluns = { 0 = 'x', 16383 = 'y' }\nportals = ['192.0.2.1']\n\
-             DataDigest = 'CRC32C'\nInitialR2T = true\nMaxBurstLength = 65536\nFirstBurstLength = 512",
+             DataDigest = 'CRC32C'\nInitialR2T = true\nMaxBurstLength = 65536\nFirstBurstLength = 512\n\
+             MaxConnections = 2\nErrorRecoveryLevel = 0",
         );
         let target = target.unwrap();
         assert_eq!(target.name.as_str(), "iqn.2026-11.t:a");
@@ -308,6 +323,8 @@ mod tests {
         assert!(target.is_at(&"192.0.2.1:3260".parse().unwrap()));
         assert!(!target.is_at(&"192.0.2.2:3260".parse().unwrap()));
         assert!(target.offer.is_on(Key::InitialR2T) && target.offer.is_on(Key::DataDigest));
+        let limits = [Key::MaxConnections, Key::ErrorRecoveryLevel].map(|key| target.offer.get(key));
+        assert_eq!(limits, [2, 0]);
         assert_eq!((target.acl.len(), target.asks_everybody()), (1, false));
     }
 
@@ -316,6 +333,7 @@ mod tests {
         let with = |rest: &str| prepare(&format!("TargetName = 'iqn.a'\nluns = {{ 0 = 'x' }}\n{rest}"));
         let wrong = "iscsi_target `iqn.a`: ";
         for (rest, expected) in [
+            ("MaxConnections = 65", "MaxConnections is a number from 1 to 64"),
             ("MaxBurstLength = 511", "MaxBurstLength is a number from 512 to 16777215"),
             ("MaxBurstLength = 512", "FirstBurstLength is above MaxBurstLength; lower it"),
             ("portals = ['unix:/s']", "a portal is no Unix socket; write host:port"),

@@ -178,6 +178,8 @@ pub struct Operational {
     proposed: u32,
     declared: bool,
     is_discovery: bool,
+    /// Of a connection that is not the leading one: keys that are the session's are settled.
+    joins: bool,
 }
 
 impl Operational {
@@ -186,12 +188,34 @@ impl Operational {
     pub fn new(own: Parameters) -> Operational {
         let mut agreed = Parameters::standard();
         agreed.set(Key::MaxRecvDataSegmentLength, DEFAULT_DATA_SEGMENT_LENGTH);
-        Operational { own, agreed, settled: 0, proposed: 0, declared: false, is_discovery: false }
+        Operational {
+            own,
+            agreed,
+            settled: 0,
+            proposed: 0,
+            declared: false,
+            is_discovery: false,
+            joins: false,
+        }
+    }
+
+    /// The same for another connection of a session that agreed on `session`: what is not the connection's own stays
+    /// (RFC 7143 §13, "Leading Only").
+    #[must_use]
+    pub fn joining(own: Parameters, session: Parameters) -> Operational {
+        let standard = Parameters::standard();
+        let mut agreed = session;
+        for key in OF_CONNECTIONS {
+            agreed.set(key, standard.get(key));
+        }
+        agreed.max_send_data_segment_length = DEFAULT_DATA_SEGMENT_LENGTH;
+        Operational { agreed, joins: true, ..Operational::new(own) }
     }
 
     /// The session discovers only: most keys are irrelevant.
     pub fn set_discovery(&mut self) {
         self.is_discovery = true;
+        self.own.set(Key::ErrorRecoveryLevel, 0);
     }
 
     /// What is agreed on so far.
@@ -249,11 +273,15 @@ impl Operational {
             self.proposed &= !bit(row.key);
             return self.on_answer(row, pair.value);
         }
-        if self.is_discovery && row.normal_only {
+        if self.is_discovery && row.normal_only || self.joins && !OF_CONNECTIONS.contains(&row.key) {
             out.push(row.name, IRRELEVANT);
             return Ok(());
         }
-        match answer(row, pair.value, self.own.get(row.key), self.own.is_required(row.key)) {
+        let own = match row.key {
+            Key::MaxOutstandingR2T if self.recovers() => 1,
+            key => self.own.get(key),
+        };
+        match answer(row, pair.value, own, self.own.is_required(row.key)) {
             Some(value) => {
                 self.agreed.set(row.key, value);
                 out.push(row.name, &format(row, value));
@@ -289,6 +317,9 @@ impl Operational {
         if KEYS.iter().any(|row| is_missing(&row)) {
             return Err(NegotiationError::Required);
         }
+        if self.recovers() {
+            self.agreed.set(Key::MaxOutstandingR2T, 1);
+        }
         let max_burst = self.agreed.get(Key::MaxBurstLength);
         if self.agreed.get(Key::FirstBurstLength) > max_burst {
             if self.settled & bit(Key::FirstBurstLength) != 0 && self.settled & bit(Key::MaxBurstLength) != 0
@@ -298,6 +329,11 @@ impl Operational {
             self.agreed.set(Key::FirstBurstLength, max_burst);
         }
         Ok(self.agreed)
+    }
+
+    /// Whether one R2T at a time is all that can be recovered (RFC 7143 §13.19).
+    fn recovers(&self) -> bool {
+        self.agreed.get(Key::ErrorRecoveryLevel) > 0 && self.agreed.is_on(Key::DataSequenceInOrder)
     }
 
     fn on_declaration(&mut self, value: &str, least: u32, most: u32) -> Result<(), NegotiationError> {
@@ -397,6 +433,9 @@ fn name_of(key: Key) -> &'static str {
 
 /// Of `MaxRecvDataSegmentLength`, in bytes; also what holds during login (RFC 7143 §13.12).
 pub const DEFAULT_DATA_SEGMENT_LENGTH: u32 = 8192;
+
+/// Keys that each connection of a session has for itself.
+const OF_CONNECTIONS: [Key; 3] = [Key::HeaderDigest, Key::DataDigest, Key::MaxRecvDataSegmentLength];
 
 const KEY_COUNT: usize = Key::iSCSIProtocolLevel as usize + 1;
 
@@ -543,6 +582,44 @@ mod tests {
         assert_eq!((agreed.get(Key::MaxBurstLength), agreed.get(Key::FirstBurstLength)), (65_536, 65_536));
         assert!(agreed.is_on(Key::HeaderDigest) && !agreed.is_on(Key::DataDigest));
         assert_eq!(agreed.max_send_data_segment_length(), 262_144);
+    }
+
+    #[test]
+    fn with_recovery_there_is_one_r2t_at_a_time() {
+        for keys in [["ErrorRecoveryLevel", "MaxOutstandingR2T"], ["MaxOutstandingR2T", "ErrorRecoveryLevel"]]
+        {
+            let mut target = Operational::new(wishes().with(Key::ErrorRecoveryLevel, 1));
+            let mut out = Text::default();
+            for key in keys {
+                target.on_pair(pair(key, "2"), &mut out).unwrap();
+            }
+            let agreed = target.finish().unwrap();
+            let both = (agreed.get(Key::ErrorRecoveryLevel), agreed.get(Key::MaxOutstandingR2T));
+            assert_eq!(both, (1, 1), "{keys:?}");
+        }
+        let mut discovery = Operational::new(wishes().with(Key::ErrorRecoveryLevel, 1));
+        discovery.set_discovery();
+        let mut out = Text::default();
+        discovery.on_pair(pair("ErrorRecoveryLevel", "2"), &mut out).unwrap();
+        assert_eq!(out.as_bytes(), b"ErrorRecoveryLevel=0\0");
+    }
+
+    #[test]
+    fn another_connection_negotiates_what_is_its_own_and_nothing_else() {
+        let session = wishes().with(Key::MaxBurstLength, 4096).with(Key::FirstBurstLength, 512);
+        let mut target = Operational::joining(wishes(), session);
+        let mut out = Text::default();
+        for (key, value) in [("HeaderDigest", "CRC32C"), ("MaxBurstLength", "8192"), ("InitialR2T", "Yes")] {
+            target.on_pair(pair(key, value), &mut out).unwrap();
+        }
+        assert_eq!(
+            out.as_bytes(),
+            b"HeaderDigest=CRC32C\0MaxBurstLength=Irrelevant\0InitialR2T=Irrelevant\0"
+        );
+        let agreed = target.finish().unwrap();
+        assert_eq!((agreed.get(Key::MaxBurstLength), agreed.get(Key::InitialR2T)), (4096, 0));
+        assert_eq!(agreed.max_send_data_segment_length(), 8192);
+        assert!(agreed.is_on(Key::HeaderDigest) && !agreed.is_on(Key::DataDigest));
     }
 
     #[test]

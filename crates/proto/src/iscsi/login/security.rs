@@ -1,7 +1,8 @@
 //! The security stage, seen from the target: AuthMethod and CHAP (RFC 7143 §12.1).
 
 use super::chap::{Algorithm, Challenge, MAX_BINARY};
-use super::target::{Failure, TargetLogin, authentication_failure, initiator_error};
+use super::failure::{Failure, authentication_failure, initiator_error};
+use super::target::TargetLogin;
 use crate::iscsi::node::Chap;
 use crate::iscsi::text::{self, NONE, Pair, REJECT, Text};
 use blockmux_wire::iscsi::session::Stage;

@@ -11,7 +11,8 @@
 //! missing. A login that fails gets a response that says why, and the connection is closed.
 
 use super::chap::SEED_LEN;
-use super::operational::{NegotiationError, Operational, Parameters};
+use super::failure::{Failure, authentication_failure, failure, initiator_error, no_such_session};
+use super::operational::{Operational, Parameters};
 use super::security::{ChapPairs, Security};
 use crate::iscsi::digest::Digests;
 use crate::iscsi::name::Name;
@@ -20,6 +21,7 @@ use crate::iscsi::pdu;
 use crate::iscsi::sessions::{HangUp, Membership, SessionName};
 use crate::iscsi::text::{self, Text};
 use crate::outbox::Outbox;
+use crate::session::Home;
 use blockmux_wire::iscsi::session::*;
 use blockmux_wire::iscsi::{FLAG_CONTINUE, Opcode, U24};
 use std::sync::Arc;
@@ -43,8 +45,12 @@ pub(in crate::iscsi) struct TargetLogin {
     pub(super) security: Security,
     operational: Operational,
     stat_sn: u32,
+    /// Where the session will live.
+    home: Home,
     /// Cuts this login's connection.
     hang_up: Option<HangUp>,
+    /// The session that the connection is to be added to; `None`: it begins one.
+    invitation: Option<Invitation>,
     /// All is agreed on, and the session's last response waits for another session's end.
     leaving: Option<Leaving>,
 }
@@ -54,8 +60,19 @@ struct Leaving {
     flags: u8,
     text: Text,
     established: Box<Established>,
-    /// `None`: it discovers, and so there is none of that name.
+    /// `None`: it discovers, and so there is none of that name, or joins one that there is.
     name: Option<SessionName>,
+}
+
+/// A session that another connection may be added to, as its login has to know it.
+#[derive(Clone)]
+pub(in crate::iscsi) struct Invitation {
+    pub(in crate::iscsi) name: SessionName,
+    pub(in crate::iscsi) tsih: u16,
+    /// What its leading connection agreed on.
+    pub(in crate::iscsi) parameters: Parameters,
+    pub(in crate::iscsi) exp_cmd_sn: u32,
+    pub(in crate::iscsi) max_cmd_sn: u32,
 }
 
 /// What a session is for.
@@ -75,8 +92,10 @@ pub(in crate::iscsi) struct Established {
     pub(in crate::iscsi) operational: Operational,
     pub(in crate::iscsi) stat_sn: u32,
     pub(in crate::iscsi) cmd_sn: u32,
-    /// `None` in a discovery session.
+    /// `None` in a discovery session, and for a connection that is not the leading one.
     pub(in crate::iscsi) membership: Option<Membership>,
+    /// Cuts the connection.
+    pub(in crate::iscsi) hang_up: Option<HangUp>,
 }
 
 /// What becomes of the login after a request.
@@ -93,19 +112,14 @@ pub(in crate::iscsi) enum Progress {
     Failed(Failure),
 }
 
-/// Why a login failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::iscsi) struct Failure {
-    pub(in crate::iscsi) status: LoginStatus,
-    /// Half a sentence about the initiator.
-    pub(in crate::iscsi) what: &'static str,
-    /// Where the target is, when it moved.
-    address: Option<String>,
-}
-
 impl TargetLogin {
-    /// A login over a connection to a portal of this group; `seed` is random.
-    pub(in crate::iscsi) fn new(node: Arc<Node>, group_tag: u16, seed: [u8; SEED_LEN]) -> TargetLogin {
+    /// A login on the core `home` over a connection to a portal of this group; `seed` is random.
+    pub(in crate::iscsi) fn new(
+        node: Arc<Node>,
+        group_tag: u16,
+        seed: [u8; SEED_LEN],
+        home: Home,
+    ) -> TargetLogin {
         TargetLogin {
             node,
             group_tag,
@@ -120,7 +134,9 @@ impl TargetLogin {
             security: Security::Begins,
             operational: Operational::new(offer()),
             stat_sn: 0,
+            home,
             hang_up: None,
+            invitation: None,
             leaving: None,
         }
     }
@@ -130,34 +146,59 @@ impl TargetLogin {
         self.hang_up = Some(hang_up);
     }
 
-    /// Takes a request with its text, and answers it.
+    /// Whether no request has come.
+    pub(in crate::iscsi) fn is_new(&self) -> bool {
+        self.first.is_none()
+    }
+
+    /// The first request names this session.
+    pub(in crate::iscsi) fn invite(&mut self, invitation: Invitation) {
+        self.invitation = Some(invitation);
+    }
+
+    /// Takes a request with its text, and answers it. `admit` says, when all is agreed on, whether the session that
+    /// the connection is to join has room for this CID, or will have.
     pub(in crate::iscsi) fn on_request(
         &mut self,
         request: &LoginRequest,
         text: &[u8],
         outbox: &mut Outbox,
+        admit: &mut dyn FnMut(u16) -> Result<bool, Failure>,
     ) -> Progress {
         match self.advance(request, text, outbox) {
             Ok(()) if self.leaving.is_none() => Progress::Continues,
-            Ok(()) => self.establish(outbox).map_or(Progress::Waits, Progress::Established),
+            Ok(()) => self.establish(outbox, admit),
             Err(failure) => Progress::Failed(failure),
         }
     }
 
-    /// Ends a login on which all is agreed, unless the initiator's other session of that name is still there.
-    pub(in crate::iscsi) fn establish(&mut self, outbox: &mut Outbox) -> Option<Box<Established>> {
-        let membership = match &self.leaving.as_ref()?.name {
-            Some(name) => Some(self.node.sessions.join(name, self.hang_up.clone())?),
-            None => None,
+    /// Ends a login on which all is agreed, unless the initiator's other session of that name, or the session's other
+    /// connection of that CID, is still there.
+    pub(in crate::iscsi) fn establish(
+        &mut self,
+        outbox: &mut Outbox,
+        admit: &mut dyn FnMut(u16) -> Result<bool, Failure>,
+    ) -> Progress {
+        let Some(leaving) = &self.leaving else { return Progress::Continues };
+        let (tsih, membership) = match (&leaving.name, &self.invitation) {
+            (_, Some(invitation)) => match admit(leaving.established.cid) {
+                Ok(true) => (invitation.tsih, None),
+                Ok(false) => return Progress::Waits,
+                Err(failure) => return Progress::Failed(failure),
+            },
+            (Some(name), None) => match self.node.sessions.join(name, &self.home) {
+                Some(membership) => (membership.tsih(), Some(membership)),
+                None => return Progress::Waits,
+            },
+            (None, None) => (self.node.sessions.next_tsih(), None),
         };
-        let tsih = match &membership {
-            Some(membership) => membership.tsih(),
-            None => self.node.sessions.next_tsih(),
+        let Some(Leaving { flags, text, mut established, .. }) = self.leaving.take() else {
+            return Progress::Continues;
         };
-        let Leaving { flags, text, mut established, .. } = self.leaving.take()?;
         self.respond(flags, LoginStatus::SUCCESS, tsih, &text, outbox);
         (established.stat_sn, established.membership) = (self.stat_sn, membership);
-        Some(established)
+        established.hang_up = self.hang_up.take();
+        Progress::Established(established)
     }
 
     /// Sends the response that ends a failed login.
@@ -220,12 +261,9 @@ impl TargetLogin {
             if request.version_min > VERSION {
                 return Err(failure(LoginStatus::UNSUPPORTED_VERSION, "speaks another version of iSCSI"));
             }
-            if request.tsih.get() != 0 {
-                // Sessions have one connection each: there is none to add to.
-                return Err(failure(
-                    LoginStatus::SESSION_DOES_NOT_EXIST,
-                    "named a session that is not there",
-                ));
+            let is_there = |invitation: &Invitation| invitation.name.isid == request.isid;
+            if request.tsih.get() != 0 && !self.invitation.as_ref().is_some_and(is_there) {
+                return Err(no_such_session());
             }
             return self.check_stages(request, current, next);
         };
@@ -287,6 +325,7 @@ impl TargetLogin {
         let initiator =
             Name::new(initiator).map_err(|_| initiator_error("logged in under a malformed InitiatorName"))?;
         match session_type {
+            "Discovery" if self.invitation.is_some() => return Err(no_such_session()),
             "Discovery" => {
                 self.session = Some(Session::Discovery);
                 self.operational.set_discovery();
@@ -295,7 +334,13 @@ impl TargetLogin {
                 let name = target.ok_or_else(|| missing("logged in without TargetName"))?;
                 let session = self.find_target(name, &initiator)?;
                 if let Session::Normal { target, .. } = &session {
-                    self.operational = Operational::new(target.offer);
+                    self.operational = match &self.invitation {
+                        Some(invitation) if invitation.is_for(&initiator, &target.name, self.group_tag) => {
+                            Operational::joining(target.offer, invitation.parameters)
+                        }
+                        Some(_) => return Err(no_such_session()),
+                        None => Operational::new(target.offer),
+                    };
                     if !target.alias.is_empty() {
                         out.push("TargetAlias", &target.alias);
                     }
@@ -399,6 +444,7 @@ impl TargetLogin {
             stat_sn: self.stat_sn,
             cmd_sn: request.cmd_sn.get(),
             membership: None,
+            hang_up: None,
         });
         Ok(Leaving { flags, text, established, name })
     }
@@ -406,6 +452,10 @@ impl TargetLogin {
     fn respond(&mut self, flags: u8, status: LoginStatus, tsih: u16, text: &Text, outbox: &mut Outbox) {
         let Some(first) = self.first else { return };
         let cmd_sn = first.cmd_sn.get();
+        let (exp_cmd_sn, max_cmd_sn) = match &self.invitation {
+            Some(Invitation { exp_cmd_sn, max_cmd_sn, .. }) => (*exp_cmd_sn, *max_cmd_sn),
+            None => (cmd_sn, cmd_sn),
+        };
         let response = LoginResponse {
             opcode: Opcode::LOGIN_RESPONSE.0,
             flags,
@@ -418,8 +468,8 @@ impl TargetLogin {
             initiator_task_tag: self.initiator_task_tag.into(),
             reserved: [0; 4],
             stat_sn: self.stat_sn.into(),
-            exp_cmd_sn: cmd_sn.into(),
-            max_cmd_sn: cmd_sn.into(),
+            exp_cmd_sn: exp_cmd_sn.into(),
+            max_cmd_sn: max_cmd_sn.into(),
             status: status.0.into(),
             reserved_end: [0; 10],
         };
@@ -428,36 +478,11 @@ impl TargetLogin {
     }
 }
 
-impl From<&NegotiationError> for Failure {
-    fn from(error: &NegotiationError) -> Failure {
-        initiator_error(match error {
-            NegotiationError::Repeated => "negotiated a key twice",
-            NegotiationError::ImpossibleAnswer => "gave an answer that the proposed value does not allow",
-            NegotiationError::NotNow => "negotiated a key outside a login",
-            NegotiationError::BadDeclaration => "declared a MaxRecvDataSegmentLength out of bounds",
-            NegotiationError::Required => "did not agree to a digest that this target requires",
-            NegotiationError::FirstBurstAboveMaxBurst => "proposed FirstBurstLength above MaxBurstLength",
-        })
+impl Invitation {
+    /// Whether it is that initiator's session with that target, through the same portal group (RFC 7143 §4.4.3).
+    fn is_for(&self, initiator: &Name, target: &Name, group_tag: u16) -> bool {
+        self.name.initiator == *initiator && self.name.target == *target && self.name.group_tag == group_tag
     }
-}
-
-impl Failure {
-    /// A failure that is not the initiator's.
-    pub(in crate::iscsi) fn of(status: LoginStatus) -> Failure {
-        failure(status, "came while the target is stopping")
-    }
-}
-
-fn failure(status: LoginStatus, what: &'static str) -> Failure {
-    Failure { status, what, address: None }
-}
-
-pub(super) fn initiator_error(what: &'static str) -> Failure {
-    failure(LoginStatus::INITIATOR_ERROR, what)
-}
-
-pub(super) fn authentication_failure(what: &'static str) -> Failure {
-    failure(LoginStatus::AUTHENTICATION_FAILURE, what)
 }
 
 /// The most requests of one login.

@@ -1,51 +1,44 @@
 //! SCSI commands: from the PDU to the device server and back (RFC 7143 §4.2.4, §11.3, §11.4, §11.7, §11.8).
 
-use super::full::{FullFeature, MAX_IMMEDIATE, PAYLOAD_IN_FLIGHT, status};
+use super::answer::Expected;
+use super::full::{PAYLOAD_IN_FLIGHT, Turn, status};
 use super::receive::Purpose;
-use super::replies::Expected;
 use super::tasks::{Entry, Pausing, State, TaskTable};
 use super::transfer::{Misfit, Transfer};
 use crate::exports::VolumeId;
 use crate::iscsi::login::operational::Key;
-use crate::outbox::Outbox;
-use crate::scsi::{Cdb, Command, Lun, Response, Sense, Status, Step, TaskAttribute};
+use crate::scsi::{Response, Sense, Status, Step};
 use blockmux_volume::{Completion, MAX_TRANSFER, Seg, SgList, Tag};
-use blockmux_wire::iscsi::ahs::{AhsIter, AhsType};
 use blockmux_wire::iscsi::scsi::*;
-use blockmux_wire::iscsi::session::RejectReason;
 use blockmux_wire::iscsi::{Bhs, FLAG_FINAL, RESERVED_TAG};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
-use smallvec::SmallVec;
 use std::time::Instant;
 use zerocopy::transmute_ref;
 
-impl FullFeature {
+impl Turn<'_> {
     /// A command that is next in order.
     #[inline]
-    pub(super) fn on_command(
-        &mut self,
-        pdu: &ScsiCommand,
-        bhs: &Bhs,
-        ahs: &[u8],
-        outbox: &mut Outbox,
-    ) -> Purpose {
+    pub(super) fn on_command(&mut self, pdu: &ScsiCommand, bhs: &Bhs, ahs: &[u8]) -> Purpose {
         let request = match self.check_command(pdu, bhs, ahs) {
             Ok(request) => request,
             Err(reason) => {
-                self.replies.reject(outbox, self.window, reason, bhs);
+                self.reject(reason, bhs);
                 return Purpose::Nothing;
             }
         };
+        // Who uses a tag again has no use for what it stood for.
+        self.session.forget_answer(pdu.initiator_task_tag.get());
         let immediate = pdu.data_segment_length.get();
         let is_final = pdu.flags & FLAG_FINAL != 0;
-        let first_burst = self.parameters.get(Key::FirstBurstLength);
+        let first_burst = self.connection.parameters.get(Key::FirstBurstLength);
         let most = request.data_out.unwrap_or(0).min(first_burst);
-        let refusal = if self.stopping {
+        let refusal = if self.connection.stopping {
             Some(status(Status::BUSY))
         } else {
             self.misfit(immediate, is_final, most).map(|misfit| data_sense(misfit.into()))
         };
         let mut entry = Entry {
+            owner: self.connection.key,
             itt: pdu.initiator_task_tag.get(),
             lun: request.command.lun,
             data_in: request.data_in,
@@ -54,15 +47,16 @@ impl FullFeature {
             task: None,
             state: State::Data,
             volume: VolumeId(u32::MAX),
+            in_flight_at: None,
             transfer: Transfer::new(immediate, !is_final, most),
             memory: 0,
             response: None,
         };
-        self.reading = self.reading.saturating_add(bounded(entry.data_in.unwrap_or(0)));
+        self.connection.reading = self.connection.reading.saturating_add(bounded(entry.data_in.unwrap_or(0)));
         if !entry.is_immediate {
-            self.window.occupy();
+            self.session.window.occupy();
         }
-        let step = match (refusal, &mut self.server) {
+        let step = match (refusal, &mut self.session.server) {
             (None, Some(server)) => {
                 let (task, step) = server.begin(&request.command);
                 entry.task = Some(task);
@@ -70,8 +64,9 @@ impl FullFeature {
             }
             (refusal, _) => Step::Done(refusal.unwrap_or_else(|| status(Status::BUSY))),
         };
-        let slot = self.tasks.insert(entry);
-        self.drive(slot, step, outbox);
+        let slot = self.session.tasks.insert(entry);
+        self.connection.live = self.connection.live.saturating_add(1);
+        self.drive(slot, step);
         if immediate == 0 {
             return Purpose::Nothing;
         }
@@ -80,14 +75,21 @@ impl FullFeature {
 
     /// A Data-Out: what becomes of its data. That of a task that is gone, aborted perhaps, is dropped.
     #[inline]
-    pub(super) fn on_data_out(&mut self, bhs: &Bhs, outbox: &mut Outbox) -> Purpose {
+    pub(super) fn on_data_out(&mut self, bhs: &Bhs) -> Purpose {
         let pdu: &DataOut = transmute_ref!(bhs);
         let (itt, ttt) = (pdu.initiator_task_tag.get(), pdu.target_transfer_tag.get());
-        let slot = if ttt == RESERVED_TAG { self.tasks.find(itt) } else { Some(TaskTable::slot_of(ttt)) };
+        let slot =
+            if ttt == RESERVED_TAG { self.session.tasks.find(itt) } else { Some(TaskTable::slot_of(ttt)) };
         let Some(slot) = slot else { return Purpose::Nothing };
-        let current = self.tasks.get_mut(slot).map_or(0, |entry| entry.transfer.current_r2t());
-        let is_current = ttt == RESERVED_TAG || self.tasks.transfer_tag(slot, current) == ttt;
-        let Some(entry) = self.tasks.get_mut(slot).filter(|entry| is_current && entry.itt == itt) else {
+        let key = self.connection.key;
+        let current = self.session.tasks.get_mut(slot).map_or(0, |entry| entry.transfer.current_r2t());
+        let is_current = ttt == RESERVED_TAG || self.session.tasks.transfer_tag(slot, current) == ttt;
+        let Some(entry) = self
+            .session
+            .tasks
+            .get_mut(slot)
+            .filter(|entry| is_current && entry.itt == itt && entry.owner == key)
+        else {
             return Purpose::Nothing;
         };
         if matches!(entry.state, State::Aborted(_)) {
@@ -96,12 +98,26 @@ impl FullFeature {
         let (offset, len) = (pdu.buffer_offset.get(), pdu.data_segment_length.get());
         let checked = entry.transfer.check(ttt, pdu.data_sn.get(), offset, len);
         if entry.state == State::Data
+            && !entry.transfer.is_lost()
             && let Err(misfit) = checked
         {
+            if self.connection.level > 0 && entry.transfer.is_gap(pdu.data_sn.get(), offset) {
+                entry.transfer.lose();
+                return Purpose::Data {
+                    slot,
+                    offset,
+                    is_final: pdu.flags & FLAG_FINAL != 0,
+                    is_immediate: false,
+                };
+            }
+            if ttt == RESERVED_TAG && entry.transfer.has_lost() {
+                // Unsolicited data that was given up, and is asked for by now.
+                return Purpose::Nothing;
+            }
             let is_open = entry.transfer.is_open();
             self.fail(slot, data_sense(misfit.into()));
             if !is_open {
-                self.end_if_closed(slot, outbox);
+                self.end_if_closed(slot);
                 return Purpose::Nothing;
             }
         }
@@ -117,25 +133,27 @@ impl FullFeature {
         len: usize,
         lent: Option<Seg>,
         (is_final, is_immediate): (bool, bool),
-        outbox: &mut Outbox,
     ) {
-        let Some(entry) = self.tasks.get_mut(slot) else { return };
+        let Some(entry) = self.session.tasks.get_mut(slot) else { return };
         if entry.state != State::Data {
             entry.transfer.discard(is_final);
-            return self.end_if_closed(slot, outbox);
+            return self.end_if_closed(slot);
+        }
+        if entry.transfer.is_lost() {
+            return self.skip(slot, is_final);
         }
         if let Some(lent) = lent
             && !entry.transfer.put(offset, &lent)
         {
             if !self.give_memory(slot) {
                 self.fail(slot, status(Status::BUSY));
-                return self.on_data(slot, offset, len, None, (is_final, is_immediate), outbox);
+                return self.on_data(slot, offset, len, None, (is_final, is_immediate));
             }
-            if let Some(entry) = self.tasks.get_mut(slot) {
+            if let Some(entry) = self.session.tasks.get_mut(slot) {
                 entry.transfer.put(offset, &lent);
             }
         }
-        let Some(entry) = self.tasks.get_mut(slot) else { return };
+        let Some(entry) = self.session.tasks.get_mut(slot) else { return };
         let advanced = if is_immediate {
             entry.transfer.advance_immediate(len as u32, is_final);
             Ok(())
@@ -144,99 +162,108 @@ impl FullFeature {
         };
         if let Err(misfit) = advanced {
             self.fail(slot, data_sense(misfit.into()));
-            return self.end_if_closed(slot, outbox);
+            return self.end_if_closed(slot);
         }
-        self.go_on(slot, outbox);
+        self.go_on(slot);
     }
 
     /// The volume has finished an I/O.
     #[inline]
-    pub(super) fn on_completion(&mut self, done: Completion, outbox: &mut Outbox) {
+    pub(super) fn on_completion(&mut self, done: Completion) {
         let slot = usize::try_from(done.tag.0).unwrap_or(usize::MAX);
-        let Some(entry) = self.tasks.get_mut(slot) else {
+        let Some(entry) = self.session.tasks.get_mut(slot) else {
             debug_assert!(false, "{:?} completed but is not in flight", done.tag);
             return;
         };
+        entry.in_flight_at = None;
+        if entry.owner != self.connection.key {
+            let owner = entry.owner;
+            return self.hand_on(slot, owner, done);
+        }
         if let State::Aborted(function) = entry.state {
             self.drop_task(slot);
-            return self.on_aborted(function, outbox);
+            return self.on_aborted(function);
         }
         debug_assert!(entry.state == State::Io, "{:?} completed but is not in flight", done.tag);
-        if let (Some(server), Some(task)) = (&mut self.server, &mut entry.task) {
+        if let (Some(server), Some(task)) = (&mut self.session.server, &mut entry.task) {
             let step = server.on_io(task, done);
-            self.drive(slot, step, outbox);
+            self.drive(slot, step);
         }
     }
 
     /// Asks every task again that waits for others.
-    pub(super) fn resume_waiting(&mut self, outbox: &mut Outbox) {
-        for _ in 0..self.waiting.len() {
-            if self.waiting.is_empty() {
+    pub(super) fn resume_waiting(&mut self) {
+        for _ in 0..self.connection.waiting.len() {
+            if self.connection.waiting.is_empty() {
                 return;
             }
-            let slot = self.waiting.remove(0);
-            self.resume_task(slot, outbox);
+            let slot = self.connection.waiting.remove(0);
+            self.resume_task(slot);
         }
     }
 
     /// Asks every task again whose pause is over, and lets those begin that were not told the time yet.
-    pub(super) fn resume_pausing(&mut self, now: Instant, outbox: &mut Outbox) {
+    pub(super) fn resume_pausing(&mut self, now: Instant) {
         let begin = |pausing: &mut Pausing| now.checked_add(pausing.time).unwrap_or(now);
-        for pausing in self.pausing.iter_mut().filter(|pausing| pausing.until.is_none()) {
+        for pausing in self.connection.pausing.iter_mut().filter(|pausing| pausing.until.is_none()) {
             pausing.until = Some(begin(pausing));
         }
         while let Some(at) =
-            self.pausing.iter().position(|pausing| pausing.until.is_some_and(|end| end <= now))
+            self.connection.pausing.iter().position(|pausing| pausing.until.is_some_and(|end| end <= now))
         {
-            let slot = self.pausing.swap_remove(at).slot;
-            self.resume_task(slot, outbox);
+            let slot = self.connection.pausing.swap_remove(at).slot;
+            self.resume_task(slot);
         }
     }
 
-    fn resume_task(&mut self, slot: usize, outbox: &mut Outbox) {
-        let entry = self.tasks.get_mut(slot).filter(|entry| entry.state == State::Wait);
-        if let (Some(server), Some(task)) = (&mut self.server, entry.and_then(|entry| entry.task.as_mut())) {
+    fn resume_task(&mut self, slot: usize) {
+        let key = self.connection.key;
+        let is_its = |entry: &&mut Entry| entry.state == State::Wait && entry.owner == key;
+        let entry = self.session.tasks.get_mut(slot).filter(is_its);
+        if let (Some(server), Some(task)) =
+            (&mut self.session.server, entry.and_then(|entry| entry.task.as_mut()))
+        {
             let step = server.resume(task);
-            self.drive(slot, step, outbox);
+            self.drive(slot, step);
         }
     }
 
     /// Lets writes ask for data that had no memory, in order, as long as there is some.
-    pub(super) fn resume_grants(&mut self, outbox: &mut Outbox) {
-        while let Some(&slot) = self.grants.front() {
-            let wants = self.tasks.get_mut(slot).is_some_and(|entry| {
+    pub(super) fn resume_grants(&mut self) {
+        while let Some(&slot) = self.connection.grants.front() {
+            let wants = self.session.tasks.get_mut(slot).is_some_and(|entry| {
                 entry.state == State::Data && entry.transfer.wants_grant() && !entry.transfer.has_memory()
             });
             if wants && !self.give_memory(slot) {
                 return;
             }
-            self.grants.pop_front();
+            self.connection.grants.pop_front();
             if wants {
-                self.ask(slot, outbox);
+                self.ask(slot);
             }
         }
     }
 
     /// Gives a task's round its memory, if there is some.
     pub(super) fn give_memory(&mut self, slot: usize) -> bool {
-        let Some(entry) = self.tasks.get_mut(slot) else { return false };
+        let Some(entry) = self.session.tasks.get_mut(slot) else { return false };
         if entry.transfer.has_memory() {
             return true;
         }
         let len = entry.transfer.round_len();
-        if self.granted > 0 && self.granted.saturating_add(len) > PAYLOAD_IN_FLIGHT {
+        if self.connection.granted > 0 && self.connection.granted.saturating_add(len) > PAYLOAD_IN_FLIGHT {
             return false;
         }
-        let Some(memory) = self.pool.take(len) else { return false };
+        let Some(memory) = self.connection.pool.take(len) else { return false };
         entry.transfer.set_memory(memory.seg(0, len));
         entry.memory = entry.memory.saturating_add(len);
-        self.granted = self.granted.saturating_add(len);
+        self.connection.granted = self.connection.granted.saturating_add(len);
         true
     }
 
     /// The task has failed; its response waits until no more of its data is to come.
     pub(super) fn fail(&mut self, slot: usize, response: Response) {
-        if let Some(entry) = self.tasks.get_mut(slot)
+        if let Some(entry) = self.session.tasks.get_mut(slot)
             && entry.state == State::Data
         {
             entry.task = None;
@@ -246,48 +273,54 @@ impl FullFeature {
     }
 
     /// Answers a task that has ended, once all its data has come.
-    pub(super) fn end_if_closed(&mut self, slot: usize, outbox: &mut Outbox) {
+    pub(super) fn end_if_closed(&mut self, slot: usize) {
         let closed = self
+            .session
             .tasks
             .get_mut(slot)
             .filter(|entry| entry.state == State::Ended && !entry.transfer.is_open())
             .and_then(|entry| entry.response.take());
         if let Some(response) = closed {
-            self.answer(slot, &response, outbox);
+            self.answer(slot, &response);
         }
     }
 
     /// Forgets a task; its place in the window is free again.
     #[inline]
     pub(super) fn drop_task(&mut self, slot: usize) {
-        let Some(entry) = self.tasks.get_mut(slot) else { return };
-        self.reading = self.reading.saturating_sub(bounded(entry.data_in.unwrap_or(0)));
-        self.granted = self.granted.saturating_sub(entry.memory);
-        if !entry.is_immediate {
-            self.window.release();
+        let Some(entry) = self.session.tasks.get_mut(slot) else { return };
+        let connection = &mut *self.connection;
+        if entry.owner == connection.key {
+            connection.reading = connection.reading.saturating_sub(bounded(entry.data_in.unwrap_or(0)));
+            connection.granted = connection.granted.saturating_sub(entry.memory);
+            connection.live = connection.live.saturating_sub(1);
         }
-        self.tasks.remove(slot);
+        if !entry.is_immediate {
+            self.session.window.release();
+        }
+        self.session.tasks.remove(slot);
     }
 
     /// Walks a task from step to step as far as it goes.
     #[inline]
-    fn drive(&mut self, slot: usize, mut step: Step, outbox: &mut Outbox) {
+    fn drive(&mut self, slot: usize, mut step: Step) {
         loop {
-            let Some(entry) = self.tasks.get_mut(slot) else { return };
+            let Some(entry) = self.session.tasks.get_mut(slot) else { return };
             match step {
                 Step::Io { volume, mut io } => {
                     io.tag = Tag(slot as u64);
                     (entry.state, entry.volume) = (State::Io, volume);
-                    self.in_flight = self.in_flight.saturating_add(1);
-                    return self.queue.push_back((volume, io));
+                    entry.in_flight_at = Some(self.connection.key);
+                    self.connection.in_flight = self.connection.in_flight.saturating_add(1);
+                    return self.connection.queue.push_back((volume, io));
                 }
                 Step::Wait => {
                     entry.state = State::Wait;
-                    return self.waiting.push(slot);
+                    return self.connection.waiting.push(slot);
                 }
                 Step::Pause(time) => {
                     entry.state = State::Wait;
-                    return self.pausing.push(Pausing { slot, time, until: None });
+                    return self.connection.pausing.push(Pausing { slot, time, until: None });
                 }
                 Step::Done(response) => {
                     if entry.transfer.is_open() {
@@ -296,14 +329,14 @@ impl FullFeature {
                         entry.response = Some(response);
                         return;
                     }
-                    return self.answer(slot, &response, outbox);
+                    return self.answer(slot, &response);
                 }
                 Step::DataOut { len } => {
                     entry.state = State::Data;
                     entry.transfer.begin_round(u32::try_from(len).unwrap_or(u32::MAX));
                     match self.take_data(slot) {
                         Some(next) => step = next,
-                        None => return self.ask(slot, outbox),
+                        None => return self.ask(slot),
                     }
                 }
             }
@@ -312,18 +345,18 @@ impl FullFeature {
 
     /// Goes on with a task that collects data.
     #[inline]
-    fn go_on(&mut self, slot: usize, outbox: &mut Outbox) {
+    pub(super) fn go_on(&mut self, slot: usize) {
         match self.take_data(slot) {
-            Some(step) => self.drive(slot, step, outbox),
-            None => self.ask(slot, outbox),
+            Some(step) => self.drive(slot, step),
+            None => self.ask(slot),
         }
     }
 
     /// Hands a round's data over, if all of it is here.
     #[inline]
     fn take_data(&mut self, slot: usize) -> Option<Step> {
-        let entry = self.tasks.get_mut(slot).filter(|entry| entry.transfer.is_complete())?;
-        let (server, task) = (self.server.as_mut()?, entry.task.as_mut()?);
+        let entry = self.session.tasks.get_mut(slot).filter(|entry| entry.transfer.is_complete())?;
+        let (server, task) = (self.session.server.as_mut()?, entry.task.as_mut()?);
         let data = entry.transfer.take_data();
         // A second round whose data came with the first, beyond what that wanted, was dropped.
         let Some(data) = data else { return Some(Step::Done(data_sense(NOT_ENOUGH_DATA))) };
@@ -331,116 +364,55 @@ impl FullFeature {
     }
 
     /// Sends what R2Ts may be sent, or queues for the memory that they need.
-    fn ask(&mut self, slot: usize, outbox: &mut Outbox) {
-        let Some(entry) = self.tasks.get_mut(slot) else { return };
+    fn ask(&mut self, slot: usize) {
+        let is_failed = self.connection.is_failed;
+        let Some(entry) = self.session.tasks.get_mut(slot).filter(|_| !is_failed) else { return };
         if !entry.transfer.has_memory() {
             if !entry.transfer.wants_grant() {
                 return;
             }
             // Whoever came first gets memory first.
-            if !self.grants.is_empty() || !self.give_memory(slot) {
-                return self.grants.push_back(slot);
+            if !self.connection.grants.is_empty() || !self.give_memory(slot) {
+                return self.connection.grants.push_back(slot);
             }
         }
-        let max_burst = self.parameters.get(Key::MaxBurstLength);
-        let max_outstanding = self.parameters.get(Key::MaxOutstandingR2T);
-        let Some(entry) = self.tasks.get_mut(slot) else { return };
+        let max_burst = self.connection.parameters.get(Key::MaxBurstLength);
+        // What is lost is asked for again in order only if nothing else was asked for (RFC 7143 §13.19).
+        let max_outstanding = match self.connection.level {
+            0 => self.connection.parameters.get(Key::MaxOutstandingR2T),
+            _ => 1,
+        };
+        let Some(entry) = self.session.tasks.get_mut(slot) else { return };
         let to = (entry.lun.0.to_be_bytes(), entry.itt);
-        while let Some(grant) =
-            self.tasks.get_mut(slot).and_then(|entry| entry.transfer.grant(max_burst, max_outstanding))
+        while let Some(grant) = self
+            .session
+            .tasks
+            .get_mut(slot)
+            .and_then(|entry| entry.transfer.grant(max_burst, max_outstanding))
         {
-            let ttt = self.tasks.transfer_tag(slot, grant.r2t_sn);
-            self.replies.r2t(outbox, self.window, to, ttt, grant);
+            let ttt = self.session.tasks.transfer_tag(slot, grant.r2t_sn);
+            self.connection.replies.r2t(self.outbox, self.session.window, to, ttt, grant);
         }
     }
 
     /// Ends a task with its response.
     #[inline]
-    fn answer(&mut self, slot: usize, response: &Response, outbox: &mut Outbox) {
-        let Some(entry) = self.tasks.get_mut(slot) else { return };
+    fn answer(&mut self, slot: usize, response: &Response) {
+        let Some(entry) = self.session.tasks.get_mut(slot) else { return };
         let expected = Expected {
             itt: entry.itt,
+            lun: entry.lun.0.to_be_bytes(),
             data_in: entry.data_in,
             data_out: entry.data_out,
             r2ts: entry.transfer.r2t_count(),
         };
         self.drop_task(slot);
-        self.replies.command(outbox, self.window, expected, response);
+        if self.connection.is_failed {
+            let outcome = self.connection.replies.outcome(expected, response);
+            return self.session.park(self.connection.key, outcome);
+        }
+        self.connection.replies.command(self.outbox, self.session.window, expected, response);
     }
-
-    /// Checks what a command's PDU must be like to be a command at all.
-    #[inline]
-    fn check_command(&self, pdu: &ScsiCommand, bhs: &Bhs, ahs: &[u8]) -> Result<Request, RejectReason> {
-        let itt = pdu.initiator_task_tag.get();
-        let writes = pdu.flags & FLAG_WRITE != 0;
-        if self.server.is_none() {
-            return Err(RejectReason::PROTOCOL_ERROR);
-        }
-        if itt == RESERVED_TAG || self.tasks.find(itt).is_some() {
-            return Err(RejectReason::INVALID_PDU_FIELD);
-        }
-        if bhs.is_immediate() && self.tasks.immediate() >= MAX_IMMEDIATE {
-            return Err(RejectReason::IMMEDIATE_COMMAND_REJECT);
-        }
-        if !writes && (pdu.flags & FLAG_FINAL == 0 || pdu.data_segment_length.get() > 0) {
-            return Err(RejectReason::INVALID_PDU_FIELD);
-        }
-        let attribute = match pdu.flags & ATTR_MASK {
-            ATTR_UNTAGGED | ATTR_SIMPLE => TaskAttribute::Simple,
-            ATTR_ORDERED => TaskAttribute::Ordered,
-            ATTR_HEAD_OF_QUEUE => TaskAttribute::HeadOfQueue,
-            ATTR_ACA => TaskAttribute::Aca,
-            _ => return Err(RejectReason::INVALID_PDU_FIELD),
-        };
-        let length = pdu.expected_data_transfer_length.get();
-        let reads = pdu.flags & FLAG_READ != 0;
-        let data_out = writes.then_some(length);
-        let mut data_in = reads.then_some(if writes { 0 } else { length });
-        let mut extended: SmallVec<[u8; 32]> = SmallVec::new();
-        for segment in AhsIter::new(ahs) {
-            let segment = segment.map_err(|_| RejectReason::INVALID_PDU_FIELD)?;
-            match segment.ahs_type {
-                AhsType::EXTENDED_CDB => extended.extend_from_slice(segment.data),
-                AhsType::BIDIRECTIONAL_READ_DATA_LENGTH if reads && writes => {
-                    let length = segment.data.first_chunk().ok_or(RejectReason::INVALID_PDU_FIELD)?;
-                    data_in = Some(u32::from_be_bytes(*length));
-                }
-                _ => return Err(RejectReason::INVALID_PDU_FIELD),
-            }
-        }
-        let cdb = if extended.is_empty() {
-            Cdb::new(&pdu.cdb)
-        } else {
-            extended.insert_from_slice(0, &pdu.cdb);
-            Cdb::new(&extended)
-        };
-        let command = Command {
-            lun: Lun(u64::from_be_bytes(pdu.lun)),
-            cdb: cdb.ok_or(RejectReason::COMMAND_NOT_SUPPORTED)?,
-            attribute,
-            data_out_len: data_out.unwrap_or(0),
-            data_in_len: data_in.unwrap_or(0),
-        };
-        Ok(Request { command, data_in, data_out })
-    }
-
-    /// Whether data comes with a command, or unasked behind it, that was not agreed on (RFC 7143 §13.10, §13.11).
-    #[inline]
-    fn misfit(&self, immediate: u32, is_final: bool, most: u32) -> Option<Misfit> {
-        let no_immediate = immediate > 0 && !self.parameters.is_on(Key::ImmediateData);
-        let no_unsolicited = !is_final && self.parameters.is_on(Key::InitialR2T);
-        if no_immediate || no_unsolicited {
-            return Some(Misfit::Unexpected);
-        }
-        (immediate > most).then_some(Misfit::WrongAmount)
-    }
-}
-
-/// A command and how much data it may move, in bytes; `None` where it says that it does not.
-struct Request {
-    command: Command,
-    data_in: Option<u32>,
-    data_out: Option<u32>,
 }
 
 impl From<Misfit> for Asc {
@@ -471,6 +443,6 @@ pub(super) fn bounded(len: u32) -> usize {
 /// UNEXPECTED UNSOLICITED DATA.
 const UNEXPECTED_UNSOLICITED_DATA: Asc = Asc(0x0c0c);
 /// NOT ENOUGH UNSOLICITED DATA; the RFC's "incorrect amount of data".
-const NOT_ENOUGH_DATA: Asc = Asc(0x0c0d);
+pub(super) const NOT_ENOUGH_DATA: Asc = Asc(0x0c0d);
 /// PROTOCOL SERVICE CRC ERROR.
 pub(super) const CRC_ERROR: Asc = Asc(0x4705);

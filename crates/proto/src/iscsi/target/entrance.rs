@@ -1,14 +1,21 @@
-//! The login phase of a connection: the frame of login PDUs, and time.
+//! The login phase of a connection: the frame of login PDUs, time, and the session that a connection is to join.
 
+use super::local::{LocalSessions, Place};
+use super::shared::Shared;
 use crate::iscsi::digest::Digests;
+use crate::iscsi::login::failure::{Failure, no_such_session};
 use crate::iscsi::login::operational::DEFAULT_DATA_SEGMENT_LENGTH;
-use crate::iscsi::login::target::{Established, Failure, Progress, TargetLogin};
+use crate::iscsi::login::target::{Established, Progress, TargetLogin};
+use crate::iscsi::node::Node;
 use crate::iscsi::pdu::{self, Parsed};
 use crate::iscsi::sessions::{HangUp, LoginPermit};
 use crate::outbox::Outbox;
-use crate::session::{Demand, ProtocolError};
+use crate::session::{Demand, Home, ProtocolError};
 use blockmux_wire::iscsi::session::{LoginRequest, LoginStatus};
 use blockmux_wire::iscsi::{BHS_LEN, Opcode};
+use std::cell::RefCell;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zerocopy::transmute_ref;
 
@@ -23,12 +30,23 @@ pub(super) struct Entrance {
     /// When to look again whether the initiator's other session of that name is over.
     waits_until: Option<Instant>,
     latest: Instant,
+    node: Arc<Node>,
+    local: Rc<LocalSessions>,
+    /// The session that the connection is to join. It may end meanwhile.
+    invited: Option<Weak<RefCell<Shared>>>,
+    /// The core that session lives on, if it is not this one.
+    moves_to: Option<Home>,
     /// Given back when the login is over.
     _permit: Option<LoginPermit>,
 }
 
 impl Entrance {
-    pub(super) fn new(login: TargetLogin, now: Instant) -> Entrance {
+    pub(super) fn new(
+        login: TargetLogin,
+        node: Arc<Node>,
+        local: Rc<LocalSessions>,
+        now: Instant,
+    ) -> Entrance {
         let deadline = now.checked_add(LOGIN_TIME).unwrap_or(now);
         Entrance {
             login,
@@ -37,6 +55,10 @@ impl Entrance {
             guessed: None,
             waits_until: None,
             latest: now,
+            node,
+            local,
+            invited: None,
+            moves_to: None,
             _permit: None,
         }
     }
@@ -53,10 +75,20 @@ impl Entrance {
     }
 
     pub(super) fn demand(&self) -> Demand {
-        match (&self.guessed, self.waits_until) {
-            (None, None) => Demand::Bytes(self.needs),
+        match (&self.guessed, self.waits_until, &self.moves_to) {
+            (None, None, None) => Demand::Bytes(self.needs),
             _ => Demand::Nothing,
         }
+    }
+
+    /// The core that the session lives on which the connection is to join. Nothing was taken then.
+    pub(super) fn moves_to(&self) -> Option<&Home> {
+        self.moves_to.as_ref()
+    }
+
+    /// The session that the connection has just been admitted to.
+    pub(super) fn joined(&self) -> Option<Rc<RefCell<Shared>>> {
+        self.invited.as_ref()?.upgrade()
     }
 
     /// Takes one request at a time; returns how many bytes that were, and what the login agreed on at its end.
@@ -66,7 +98,7 @@ impl Entrance {
         outbox: &mut Outbox,
     ) -> Result<(usize, Option<Box<Established>>), ProtocolError> {
         let mut taken: usize = 0;
-        while self.guessed.is_none() && self.waits_until.is_none() {
+        while self.guessed.is_none() && self.waits_until.is_none() && self.moves_to.is_none() {
             let rest = input.get(taken..).unwrap_or_default();
             let head = match pdu::parse(rest, Digests::default())? {
                 Parsed::Needs(len) => {
@@ -89,9 +121,15 @@ impl Entrance {
                 }
             };
             let request: &LoginRequest = transmute_ref!(&head.bhs);
+            if self.login.is_new() && request.tsih.get() != 0 && !self.find(request.tsih.get()) {
+                break;
+            }
             taken = taken.saturating_add(whole);
             self.needs = BHS_LEN;
-            match self.login.on_request(request, text, outbox) {
+            let invited = self.invited.clone();
+            let progress =
+                self.login.on_request(request, text, outbox, &mut |cid| admit(invited.as_ref(), cid));
+            match progress {
                 Progress::Continues => {}
                 Progress::Waits => self.waits_until = Some(self.latest),
                 Progress::Established(established) => return Ok((taken, Some(established))),
@@ -117,8 +155,14 @@ impl Entrance {
         self.latest = now;
         if self.waits_until.is_some() {
             self.waits_until = now.checked_add(REINSTATEMENT_POLL);
-            if let Some(established) = self.login.establish(outbox) {
-                return Ok(Some(established));
+            let invited = self.invited.clone();
+            match self.login.establish(outbox, &mut |cid| admit(invited.as_ref(), cid)) {
+                Progress::Established(established) => return Ok(Some(established)),
+                Progress::Failed(failure) => {
+                    self.login.refuse(&failure, outbox);
+                    return Err(error(failure.what));
+                }
+                Progress::Waits | Progress::Continues => {}
             }
         }
         if now < self.deadline {
@@ -137,10 +181,32 @@ impl Entrance {
         }
     }
 
+    /// Finds the session that the first request names. Whether it can be looked for on this core.
+    fn find(&mut self, tsih: u16) -> bool {
+        match self.local.find(&self.node, tsih) {
+            Place::Here(session) => {
+                if let Some(invitation) = session.borrow().invitation() {
+                    self.login.invite(invitation);
+                    self.invited = Some(Rc::downgrade(&session));
+                }
+            }
+            Place::Elsewhere(home) => self.moves_to = Some(home),
+            // The login is refused.
+            Place::Nowhere => {}
+        }
+        self.moves_to.is_none()
+    }
+
     /// The target is stopping: whoever is not in yet is sent away.
     pub(super) fn on_stop(&mut self, outbox: &mut Outbox) {
         self.login.refuse(&Failure::of(LoginStatus::SERVICE_UNAVAILABLE), outbox);
     }
+}
+
+/// Whether a session has room for a connection, or will have.
+fn admit(invited: Option<&Weak<RefCell<Shared>>>, cid: u16) -> Result<bool, Failure> {
+    let session = invited.and_then(Weak::upgrade).ok_or_else(no_such_session)?;
+    session.borrow_mut().admit(cid)
 }
 
 fn error(what: &'static str) -> ProtocolError {

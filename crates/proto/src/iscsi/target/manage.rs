@@ -4,16 +4,16 @@
 //! nothing of them reaches the volume any more. Tasks of other sessions that CLEAR TASK SET and resets concern are
 //! ended by the device server, with their next step.
 
-use super::full::FullFeature;
+use super::full::Turn;
+use super::shared::Mail;
 use super::tasks::{Entry, State};
 use crate::iscsi::login::operational::Key;
 use crate::iscsi::login::target::Session;
-use crate::outbox::Outbox;
 use crate::scsi::{Lun, ManagementResponse, TaskManagement};
 use blockmux_volume::Tag;
-use blockmux_wire::iscsi::Bhs;
 use blockmux_wire::iscsi::scsi::{FUNCTION_MASK, Function, FunctionResponse, TaskManagementRequest};
 use blockmux_wire::iscsi::session::RejectReason;
+use blockmux_wire::iscsi::{Bhs, Opcode};
 use zerocopy::transmute_ref;
 
 /// Functions that wait for the tasks that they aborted.
@@ -27,158 +27,210 @@ struct Waiting {
     /// Tasks whose I/O has not completed.
     left: usize,
     ends_session: bool,
+    /// The connection that brought it; `None` if that is over.
+    requester: Option<u32>,
 }
 
-impl FullFeature {
-    pub(super) fn on_management(&mut self, bhs: &Bhs, outbox: &mut Outbox) {
+/// A function that is done.
+pub(super) struct Done {
+    itt: u32,
+    ends_session: bool,
+}
+
+impl Functions {
+    /// What a connection has asked for is done in silence.
+    pub(super) fn forget(&mut self, key: u32) {
+        let of_it = |waiting: &&mut Waiting| waiting.requester == Some(key);
+        self.0.iter_mut().flatten().filter(of_it).for_each(|waiting| waiting.requester = None);
+    }
+}
+
+impl Turn<'_> {
+    pub(super) fn on_management(&mut self, bhs: &Bhs) {
         let request: &TaskManagementRequest = transmute_ref!(bhs);
         let lun = Lun(u64::from_be_bytes(request.lun));
         let itt = request.initiator_task_tag.get();
-        if self.server.is_none() {
-            return self.replies.reject(outbox, self.window, RejectReason::PROTOCOL_ERROR, bhs);
+        if self.session.server.is_none() {
+            return self.reject(RejectReason::PROTOCOL_ERROR, bhs);
         }
-        if self.management.0.iter().all(Option::is_some) {
-            return self.replies.reject(outbox, self.window, RejectReason::IMMEDIATE_COMMAND_REJECT, bhs);
+        if self.session.management.0.iter().all(Option::is_some) {
+            return self.reject(RejectReason::IMMEDIATE_COMMAND_REJECT, bhs);
         }
         let function = Function(request.function & FUNCTION_MASK);
-        let knows_queries = self.parameters.get(Key::iSCSIProtocolLevel) >= RFC_7144;
-        let respond = |this: &mut FullFeature, response, outbox: &mut Outbox| {
-            this.replies.management(outbox, this.window, itt, response);
-        };
+        let knows_queries = self.connection.parameters.get(Key::iSCSIProtocolLevel) >= RFC_7144;
         match function {
-            Function::ABORT_TASK => self.abort_task(request, outbox),
-            Function::ABORT_TASK_SET => self.manage_unit(itt, lun, TaskManagement::AbortTaskSet, outbox),
-            Function::CLEAR_TASK_SET => self.manage_unit(itt, lun, TaskManagement::ClearTaskSet, outbox),
-            Function::CLEAR_ACA => self.manage_unit(itt, lun, TaskManagement::ClearAca, outbox),
-            Function::LOGICAL_UNIT_RESET => {
-                self.manage_unit(itt, lun, TaskManagement::LogicalUnitReset, outbox)
-            }
-            Function::TARGET_WARM_RESET => self.reset_target(itt, false, outbox),
-            Function::TARGET_COLD_RESET => self.reset_target(itt, true, outbox),
+            Function::ABORT_TASK => self.abort_task(request),
+            Function::ABORT_TASK_SET => self.manage_unit(request, TaskManagement::AbortTaskSet),
+            Function::CLEAR_TASK_SET => self.manage_unit(request, TaskManagement::ClearTaskSet),
+            Function::CLEAR_ACA => self.manage_unit(request, TaskManagement::ClearAca),
+            Function::LOGICAL_UNIT_RESET => self.manage_unit(request, TaskManagement::LogicalUnitReset),
+            Function::TARGET_WARM_RESET => self.reset_target(request, false),
+            Function::TARGET_COLD_RESET => self.reset_target(request, true),
+            Function::TASK_REASSIGN if self.connection.level > 1 => self.reassign(request),
             Function::TASK_REASSIGN => {
                 let response = FunctionResponse::TASK_ALLEGIANCE_REASSIGNMENT_NOT_SUPPORTED;
-                respond(self, response, outbox);
+                self.respond(itt, response);
             }
             Function::QUERY_TASK if knows_queries => {
-                let is_there = self.tasks.find(request.referenced_task_tag.get()).is_some();
-                respond(self, answer_to_query(is_there), outbox);
+                let is_there = self.session.tasks.find(request.referenced_task_tag.get()).is_some();
+                self.respond(itt, answer_to_query(is_there));
             }
             Function::QUERY_TASK_SET if knows_queries => {
-                let is_there = !self.tasks.select(|entry| entry.lun == lun).is_empty();
-                respond(self, answer_to_query(is_there), outbox);
+                let is_there = !self.session.tasks.select(|entry| entry.lun == lun).is_empty();
+                self.respond(itt, answer_to_query(is_there));
             }
-            Function::I_T_NEXUS_RESET if knows_queries => self.abort(itt, |_| true, false, outbox),
-            _ => respond(self, FunctionResponse::TASK_MANAGEMENT_FUNCTION_NOT_SUPPORTED, outbox),
+            Function::I_T_NEXUS_RESET if knows_queries => {
+                self.abort_early(request, |_| true);
+                self.abort(itt, |_| true, false);
+            }
+            _ => self.respond(itt, FunctionResponse::TASK_MANAGEMENT_FUNCTION_NOT_SUPPORTED),
         }
     }
 
     /// The I/O of an aborted task has completed.
-    pub(super) fn on_aborted(&mut self, function: Option<usize>, outbox: &mut Outbox) {
-        let Some(place) = function.and_then(|function| self.management.0.get_mut(function)) else { return };
+    pub(super) fn on_aborted(&mut self, function: Option<usize>) {
+        let Some(place) = function.and_then(|function| self.session.management.0.get_mut(function)) else {
+            return;
+        };
         let Some(waiting) = place else { return };
         waiting.left = waiting.left.saturating_sub(1);
         if waiting.left > 0 {
             return;
         }
-        let done = *waiting;
+        let (requester, done) =
+            (waiting.requester, Done { itt: waiting.itt, ends_session: waiting.ends_session });
         *place = None;
-        self.complete(done, outbox);
-    }
-
-    /// The session is over: nothing more is answered.
-    pub(super) fn end(&mut self) {
-        self.abort_tasks(|_| true, None);
-        self.management = Functions::default();
-        self.is_over = true;
-    }
-
-    /// RFC 7143 §11.6.1: a task that is not there may be one whose answer is on its way, or one that has not come.
-    fn abort_task(&mut self, request: &TaskManagementRequest, outbox: &mut Outbox) {
-        let (itt, referenced) = (request.initiator_task_tag.get(), request.referenced_task_tag.get());
-        if self.tasks.find(referenced).is_some() {
-            return self.abort(itt, |entry| entry.itt == referenced, false, outbox);
+        match requester {
+            Some(key) if key == self.connection.key => self.complete(done),
+            Some(key) => self.session.post(key, Mail::FunctionDone(done)),
+            None => {}
         }
-        let response = if self.window.is_ahead(request.ref_cmd_sn.get()) {
+    }
+
+    /// RFC 7143 §11.6.1: a task that is not there may be one whose answer is on its way, or one that has not come. The
+    /// latter's number counts as received, so that it is never done.
+    fn abort_task(&mut self, request: &TaskManagementRequest) {
+        let (itt, referenced) = (request.initiator_task_tag.get(), request.referenced_task_tag.get());
+        if self.session.tasks.find(referenced).is_some() {
+            return self.abort(itt, |entry| entry.itt == referenced, false);
+        }
+        let ref_cmd_sn = request.ref_cmd_sn.get();
+        let response = if self.session.window.is_ahead(ref_cmd_sn) {
+            if self.may_fill_gaps() && is_before(ref_cmd_sn, request.cmd_sn.get()) {
+                self.session.early.cancel(ref_cmd_sn);
+            }
             FunctionResponse::FUNCTION_COMPLETE
         } else {
             FunctionResponse::TASK_DOES_NOT_EXIST
         };
-        self.replies.management(outbox, self.window, itt, response);
+        self.respond(itt, response);
     }
 
-    fn manage_unit(&mut self, itt: u32, lun: Lun, function: TaskManagement, outbox: &mut Outbox) {
-        let Some(server) = &mut self.server else { return };
+    fn manage_unit(&mut self, request: &TaskManagementRequest, function: TaskManagement) {
+        let (itt, lun) = (request.initiator_task_tag.get(), Lun(u64::from_be_bytes(request.lun)));
+        let Some(server) = &mut self.session.server else { return };
         match server.manage(function, lun) {
             ManagementResponse::IncorrectLogicalUnitNumber => {
                 let response = FunctionResponse::LUN_DOES_NOT_EXIST;
-                self.replies.management(outbox, self.window, itt, response);
+                self.respond(itt, response);
             }
             ManagementResponse::FunctionComplete if function == TaskManagement::ClearAca => {
-                self.replies.management(outbox, self.window, itt, FunctionResponse::FUNCTION_COMPLETE);
+                self.respond(itt, FunctionResponse::FUNCTION_COMPLETE);
             }
             ManagementResponse::FunctionComplete => {
                 // Both addressing methods name the same unit.
-                let is_there = |entry: &Entry| entry.lun == lun || entry.lun.number() == lun.number();
-                self.abort(itt, is_there, false, outbox);
+                let is_it = |other: Lun| other == lun || other.number() == lun.number();
+                self.abort_early(request, is_it);
+                self.abort(itt, |entry| is_it(entry.lun), false);
             }
         }
     }
 
-    fn reset_target(&mut self, itt: u32, is_cold: bool, outbox: &mut Outbox) {
-        if let (Some(server), Session::Normal { access, .. }) = (&mut self.server, &self.session) {
+    fn reset_target(&mut self, request: &TaskManagementRequest, is_cold: bool) {
+        if let (Some(server), Session::Normal { access, .. }) = (&mut self.session.server, &self.session.kind)
+        {
             for (number, ..) in access.target.units() {
                 server.manage(TaskManagement::LogicalUnitReset, Lun::new(number));
             }
         }
-        self.abort(itt, |_| true, is_cold, outbox);
+        self.abort_early(request, |_| true);
+        self.abort(request.initiator_task_tag.get(), |_| true, is_cold);
+    }
+
+    /// Aborts commands that wait for their turn and were sent before the function that wants it.
+    fn abort_early(&mut self, request: &TaskManagementRequest, is_it: impl Fn(Lun) -> bool) {
+        let meant = self.session.early.select(|bhs, cmd_sn| {
+            bhs.opcode() == Opcode::SCSI_COMMAND
+                && is_before(cmd_sn, request.cmd_sn.get())
+                && is_it(Lun(u64::from_be_bytes(bhs.lun)))
+        });
+        meant.into_iter().for_each(|cmd_sn| self.session.early.cancel(cmd_sn));
     }
 
     /// Aborts tasks, and answers the function that wants it when they are gone.
-    fn abort(
-        &mut self,
-        itt: u32,
-        is_meant: impl Fn(&Entry) -> bool,
-        ends_session: bool,
-        outbox: &mut Outbox,
-    ) {
-        let Some(function) = self.management.0.iter().position(Option::is_none) else { return };
+    fn abort(&mut self, itt: u32, is_meant: impl Fn(&Entry) -> bool, ends_session: bool) {
+        let Some(function) = self.session.management.0.iter().position(Option::is_none) else { return };
         let left = self.abort_tasks(is_meant, Some(function));
-        let waiting = Waiting { itt, left, ends_session };
         if left == 0 {
-            return self.complete(waiting, outbox);
+            return self.complete(Done { itt, ends_session });
         }
-        if let Some(place) = self.management.0.get_mut(function) {
+        let waiting = Waiting { itt, left, ends_session, requester: Some(self.connection.key) };
+        if let Some(place) = self.session.management.0.get_mut(function) {
             *place = Some(waiting);
         }
     }
 
-    fn complete(&mut self, function: Waiting, outbox: &mut Outbox) {
-        self.replies.management(outbox, self.window, function.itt, FunctionResponse::FUNCTION_COMPLETE);
+    pub(super) fn complete(&mut self, function: Done) {
+        if self.connection.is_over {
+            return;
+        }
+        self.respond(function.itt, FunctionResponse::FUNCTION_COMPLETE);
         if function.ends_session {
-            self.end();
+            self.end_session();
         }
     }
 
-    /// Drops tasks; returns how many of them still wait for the volume.
-    fn abort_tasks(&mut self, is_meant: impl Fn(&Entry) -> bool, function: Option<usize>) -> usize {
-        let slots = self.tasks.select(is_meant);
-        self.grants.retain(|slot| !slots.contains(slot));
-        self.waiting.retain(|slot| !slots.contains(slot));
-        self.pausing.retain(|pausing| !slots.contains(&pausing.slot));
+    /// Drops tasks; returns how many of them still wait for the volume, or for the connection that they belong to.
+    pub(super) fn abort_tasks(
+        &mut self,
+        is_meant: impl Fn(&Entry) -> bool,
+        function: Option<usize>,
+    ) -> usize {
+        let slots = self.session.tasks.select(is_meant);
+        self.connection.grants.retain(|slot| !slots.contains(slot));
+        self.connection.waiting.retain(|slot| !slots.contains(slot));
+        self.connection.pausing.retain(|pausing| !slots.contains(&pausing.slot));
         let mut left: usize = 0;
         for slot in slots {
-            let Some(entry) = self.tasks.get_mut(slot) else { continue };
-            if entry.state == State::Io {
-                self.cancels.push_back((entry.volume, Tag(slot as u64)));
-                entry.state = State::Aborted(function);
-                self.tasks.forget_name(slot);
-                left = left.saturating_add(1);
-            } else {
-                self.drop_task(slot);
+            let Some(entry) = self.session.tasks.get_mut(slot) else { continue };
+            let (owner, key) = (entry.owner, self.connection.key);
+            let is_waited_for = entry.state == State::Io;
+            match entry.in_flight_at {
+                Some(at) if at == key => {
+                    self.connection.cancels.push_back((entry.volume, Tag(slot as u64)));
+                }
+                Some(at) => self.session.post(at, Mail::Cancel(slot)),
+                // That I/O has completed, and its completion is on its way to the owner.
+                None if is_waited_for => {}
+                None if owner != key => self.session.post(owner, Mail::Drop(slot, function)),
+                None => {
+                    self.drop_task(slot);
+                    continue;
+                }
             }
+            left = left.saturating_add(1);
+            if let Some(entry) = self.session.tasks.get_mut(slot) {
+                entry.state = State::Aborted(function);
+            }
+            self.session.tasks.forget_name(slot);
         }
         left
     }
+}
+
+/// Whether one CmdSN comes before another.
+fn is_before(cmd_sn: u32, other: u32) -> bool {
+    other.wrapping_sub(cmd_sn).wrapping_sub(1) < (1 << 31) - 1
 }
 
 fn answer_to_query(is_there: bool) -> FunctionResponse {

@@ -1,44 +1,58 @@
-//! The iSCSI target: one session for one initiator's connection (RFC 7143).
+//! The iSCSI target: one connection of an initiator's session (RFC 7143).
 //!
 //! ```text
 //!             ┌──────────────┐  FullFeaturePhase  ┌─────────────────────────────────────────────┐
 //!   new ────▶ │   Entrance   │ ─────────────────▶ │                FullFeature                  │
 //!             │ entrance.rs  │                    │ full.rs, receive.rs  command.rs, transfer.rs│
 //!             └──────────────┘                    │ talk.rs  manage.rs  replies.rs  sequence.rs │
+//!                                                 │ early.rs  kept.rs  snack.rs  links.rs       │
 //!                     │ refused                   └─────────────────────────────────────────────┘
 //!                     ▼                                   │ logged out, reset, stopped
 //!                  Closing ──────▶ Demand::Close ◀────────┘
 //! ```
-//! What bounds a session: 64 requests, 64 KiB of text and 30 seconds for a login; then 256 commands in the window and
+//! *Several connections to a session* (MC/S): they live on one core and share what is the session's (`shared`): command
+//! numbers, nexus, tasks. A [`TargetSession`] is one of them; its first login request says which session it is for, and
+//! `local` where that is (`docs/decisions/0010-several-connections-to-a-session.md`). `links` is what connections do
+//! for each other.
+//!
+//! *Error recovery level 1* (RFC 7143 §7): what has a StatSN is kept until it is acknowledged (`kept`), and sent again for
+//! SNACK; a request whose data has a wrong digest counts as not received, and those behind it wait (`early`); data-out
+//! that is lost is asked for again (`snack`, `transfer`). A wrong header digest ends the connection at every level: not
+//! even the length of the PDU can be believed, and there is no layer below that would find the next one (§7.8).
+//!
+//! What bounds a connection: 64 requests, 64 KiB of text and 30 seconds for a login; then 256 commands in the window and
 //! 16 immediate ones, 64 MiB of data-in and as much memory for data-out, 16 task management functions, 64 KiB of text,
-//! and 1 MiB of answers that the initiator leaves unread. Memory for data-out comes from the core's pool; R2Ts are
+//! and 1 MiB of answers that the initiator leaves unread; with recovery, 544 answers and 32 MiB of data-in that are not
+//! acknowledged, and 65 MiB of requests that wait for their turn. Memory for data-out comes from the core's pool; R2Ts are
 //! sent only for what has memory, so that asked-for data never waits. For unasked-for data that waits in vain, the
 //! command is answered BUSY.
 //!
 //! # What is to come, and where it goes
-//! *Several connections to a session* (MC/S): `FullFeature` is both session and connection. What
-//! becomes the session's is `sequence` (CmdSN, with commands that came early held there), the device server, and the
-//! tasks; the frame, `replies` (StatSN, digests) and `negotiation` stay with each connection. The session lives on the
-//! core of its leading connection and others reach it by messages, found by TSIH through [`Node`], which is also where
-//! reinstatement finds the session to end.
-//!
-//! *Error recovery levels 1 and 2*: `replies` keeps what ExpStatSN has not acknowledged, and Data-In is made anew from
-//! the volume for SNACK; `transfer` asks again by recovery R2Ts for what a wrong digest made it drop; a lost
-//! connection's tasks stay in the table, without connection, until TASK REASSIGN or DefaultTime2Retain ends them.
-//! Until then the answer to ErrorRecoveryLevel is 0.
+//! *Error recovery level 2*: a lost connection's tasks stay in the table, without connection, until TASK REASSIGN or
+//! DefaultTime2Retain ends them. Until then the answer to ErrorRecoveryLevel is at most 1.
 //!
 //! *iSER* (RFC 5047, RFC 7145): the datamover's seam runs between control PDUs and data movement. `replies` would
 //! hand `data_in` and `r2t` to the datamover as Put_Data and Get_Data instead of making PDUs, and `transfer` learns of
 //! what has come by Data_Completion_Notify instead of Data-Out; commands, sequence, tasks and management stay as they
 //! are.
 
+mod allegiance;
+mod answer;
 mod command;
+mod connection;
+mod early;
 mod entrance;
 mod full;
+mod kept;
+mod links;
+mod local;
 mod manage;
 mod receive;
 mod replies;
+mod request;
 mod sequence;
+mod shared;
+mod snack;
 mod talk;
 mod tasks;
 mod transfer;
@@ -52,14 +66,16 @@ use super::node::Node;
 use super::sessions::{HangUp, LoginPermit};
 use crate::exports::VolumeId;
 use crate::outbox::Outbox;
-use crate::session::{Demand, ProtocolError, StreamSession, Target, Timed};
-use blockmux_volume::{Chunk, Completion, Io, Pool, Tag};
+use crate::session::{Demand, Home, ProtocolError, StreamSession, Target, Timed};
+use blockmux_volume::{Chunk, Completion, Io, Pool, Tag, Waker};
 use entrance::Entrance;
-use full::FullFeature;
+use full::{FullFeature, Surroundings};
+pub use local::LocalSessions;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// An initiator's session with an iSCSI target.
+/// One connection of an initiator's session with an iSCSI target.
 pub struct TargetSession {
     phase: Phase,
     outbox: Outbox,
@@ -70,6 +86,9 @@ pub struct TargetSession {
     now: Instant,
     /// The address that the initiator has connected to; empty if nobody said.
     local_ip: String,
+    /// The sessions of this core.
+    local: Rc<LocalSessions>,
+    waker: Waker,
 }
 
 enum Phase {
@@ -92,10 +111,33 @@ impl TargetSession {
         seed: [u8; SEED_LEN],
         now: Instant,
     ) -> TargetSession {
-        let login = TargetLogin::new(node.clone(), group_tag, seed);
-        let phase = Phase::Entrance(Box::new(Entrance::new(login, now)));
-        let local_ip = String::new();
-        TargetSession { phase, outbox: Outbox::default(), node, group_tag, pool, now, local_ip }
+        let local = LocalSessions::new(Home::new(()));
+        TargetSession::among(&local, node, group_tag, pool, seed, now)
+    }
+
+    /// The same on a core with these sessions: the initiator may add its connection to one of them.
+    #[must_use]
+    pub fn among(
+        local: &Rc<LocalSessions>,
+        node: Arc<Node>,
+        group_tag: u16,
+        pool: Pool,
+        seed: [u8; SEED_LEN],
+        now: Instant,
+    ) -> TargetSession {
+        let login = TargetLogin::new(node.clone(), group_tag, seed, local.home().clone());
+        let entrance = Entrance::new(login, node.clone(), local.clone(), now);
+        TargetSession {
+            phase: Phase::Entrance(Box::new(entrance)),
+            outbox: Outbox::default(),
+            node,
+            group_tag,
+            pool,
+            now,
+            local_ip: String::new(),
+            local: local.clone(),
+            waker: Waker::idle(),
+        }
     }
 
     /// The same with leave to log in, over a connection to `local_ip` that `hang_up` cuts: when its initiator logs in
@@ -110,9 +152,22 @@ impl TargetSession {
     }
 
     fn enter(&mut self, established: Established) {
-        let (node, pool, local_ip) =
-            (self.node.clone(), self.pool.clone(), std::mem::take(&mut self.local_ip));
-        let full = FullFeature::new(node, (self.group_tag, local_ip), established, pool, self.now);
+        let joined = match &self.phase {
+            Phase::Entrance(entrance) => entrance.joined(),
+            Phase::Full(_) | Phase::Closing => None,
+        };
+        let with = Surroundings {
+            node: self.node.clone(),
+            group_tag: self.group_tag,
+            local_ip: std::mem::take(&mut self.local_ip),
+            local: self.local.clone(),
+            pool: self.pool.clone(),
+            waker: self.waker.clone(),
+        };
+        let full = match joined {
+            Some(shared) => FullFeature::join(with, &shared, established, self.now),
+            None => FullFeature::lead(with, established, self.now),
+        };
         self.phase = Phase::Full(Box::new(full));
     }
 }
@@ -175,7 +230,7 @@ impl StreamSession for TargetSession {
 
     fn on_end(&mut self) -> Result<(), ProtocolError> {
         match &mut self.phase {
-            Phase::Full(full) => full.on_end(),
+            Phase::Full(full) => full.on_end(&mut self.outbox),
             Phase::Entrance(_) | Phase::Closing => {
                 self.phase = Phase::Closing;
                 Ok(())
@@ -214,6 +269,31 @@ impl Target for TargetSession {
     fn on_io(&mut self, done: Completion) {
         if let Phase::Full(full) = &mut self.phase {
             full.on_io(done, &mut self.outbox);
+        }
+    }
+
+    fn on_start(&mut self, waker: &Waker) {
+        self.waker = waker.clone();
+    }
+
+    #[inline]
+    fn on_turn(&mut self) {
+        if let Phase::Full(full) = &mut self.phase {
+            full.on_turn(&mut self.outbox);
+        }
+    }
+
+    fn lingers(&self) -> bool {
+        match &self.phase {
+            Phase::Full(full) => full.lingers(),
+            Phase::Entrance(_) | Phase::Closing => false,
+        }
+    }
+
+    fn moves_to(&self) -> Option<Home> {
+        match &self.phase {
+            Phase::Entrance(entrance) => entrance.moves_to().cloned(),
+            Phase::Full(_) | Phase::Closing => None,
         }
     }
 

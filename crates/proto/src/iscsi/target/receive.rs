@@ -1,10 +1,9 @@
 //! Data segments: where the bytes of a PDU behind its header go. The drawing is in `full`.
 
 use super::command::{CRC_ERROR, data_sense};
-use super::full::{FullFeature, status};
+use super::full::{Turn, status};
 use super::tasks::State;
 use crate::iscsi::digest::{self, Crc};
-use crate::outbox::Outbox;
 use crate::scsi::Status;
 use blockmux_volume::{Seg, SgList};
 use blockmux_wire::iscsi::session::RejectReason;
@@ -41,73 +40,101 @@ pub(super) enum Purpose {
     Data { slot: usize, offset: u32, is_final: bool, is_immediate: bool },
     /// A request that is done when its data is here.
     Talk,
+    /// A request that waits for its turn, or is acted upon only with all its data.
+    Whole,
     /// Nobody.
     Nothing,
 }
 
-impl FullFeature {
+impl Awaiting {
+    /// The task whose data comes now.
+    pub(super) fn slot(&self) -> Option<usize> {
+        match self.segment()?.purpose {
+            Purpose::Data { slot, .. } => Some(slot),
+            Purpose::Talk | Purpose::Whole | Purpose::Nothing => None,
+        }
+    }
+
+    fn segment(&self) -> Option<&Segment> {
+        match self {
+            Awaiting::Segment(segment)
+            | Awaiting::Memory(segment)
+            | Awaiting::Place { segment, .. }
+            | Awaiting::Tail { segment, .. } => Some(segment),
+            Awaiting::Head(_) => None,
+        }
+    }
+
+    /// The data that comes now is for nobody.
+    pub(super) fn discard(&mut self) {
+        match self {
+            Awaiting::Memory(segment) => {
+                let segment = Segment { purpose: Purpose::Nothing, ..*segment };
+                *self = Awaiting::Tail { segment, crc: Crc::default(), excess: segment.len };
+            }
+            Awaiting::Segment(segment) | Awaiting::Place { segment, .. } | Awaiting::Tail { segment, .. } => {
+                segment.purpose = Purpose::Nothing
+            }
+            Awaiting::Head(_) => {}
+        }
+    }
+}
+
+impl Turn<'_> {
     /// The memory of [`Demand::Place`] is full.
-    pub(super) fn on_placed(&mut self, outbox: &mut Outbox) {
-        match std::mem::replace(&mut self.awaiting, Awaiting::Head(BHS_LEN)) {
+    pub(super) fn on_placed(&mut self) {
+        match std::mem::replace(&mut self.connection.awaiting, Awaiting::Head(BHS_LEN)) {
             Awaiting::Place { segment, place, .. } => {
                 let mut crc = Crc::default();
                 let excess = segment.len.saturating_sub(place.len());
-                if self.replies.digests().data {
+                if self.connection.replies.digests().data {
                     crc.add_list(&SgList::one(place));
                 }
-                if excess == 0 && self.replies.digests().tail_len(segment.len) == 0 {
-                    self.conclude(segment, None, true, outbox);
+                if excess == 0 && self.connection.replies.digests().tail_len(segment.len) == 0 {
+                    self.conclude(segment, None, true);
                 } else {
-                    self.awaiting = Awaiting::Tail { segment, crc, excess };
+                    self.connection.awaiting = Awaiting::Tail { segment, crc, excess };
                 }
             }
-            other => self.awaiting = other,
+            other => self.connection.awaiting = other,
         }
     }
 
     /// A segment has come, and was put where it belongs unless it is `lent`.
     #[inline]
-    pub(super) fn conclude(
-        &mut self,
-        segment: Segment,
-        lent: Option<Seg>,
-        is_good: bool,
-        outbox: &mut Outbox,
-    ) {
+    pub(super) fn conclude(&mut self, segment: Segment, lent: Option<Seg>, is_good: bool) {
         if !is_good && segment.purpose != Purpose::Nothing {
-            self.replies.reject(outbox, self.window, RejectReason::DATA_DIGEST_ERROR, &segment.bhs);
+            self.reject(RejectReason::DATA_DIGEST_ERROR, &segment.bhs);
+        }
+        if segment.purpose == Purpose::Whole {
+            let data = lent.or_else(|| self.connection.gathering.1.take());
+            return self.on_whole(segment.bhs, data, is_good);
         }
         if let Purpose::Data { slot, offset, is_final, is_immediate } = segment.purpose {
-            if !is_good {
+            let may_come_again = self.connection.level > 0;
+            if !is_good && (!may_come_again || !self.lose(slot)) {
                 self.fail(slot, data_sense(CRC_ERROR));
             }
-            self.on_data(
-                slot,
-                offset,
-                segment.len,
-                lent.filter(|_| is_good),
-                (is_final, is_immediate),
-                outbox,
-            );
+            self.on_data(slot, offset, segment.len, lent.filter(|_| is_good), (is_final, is_immediate));
         }
     }
 
     /// Gives memory to the data-out that waits for some, if the pool has any; whether it need not wait any more.
     pub(super) fn take_memory(&mut self) -> bool {
-        let Awaiting::Memory(segment) = self.awaiting else { return true };
+        let Awaiting::Memory(segment) = self.connection.awaiting else { return true };
         let Purpose::Data { slot, offset, .. } = segment.purpose else { return true };
-        let wants = self.tasks.get_mut(slot).is_some_and(|entry| {
-            entry.state == State::Data && entry.transfer.wanted(offset, segment.len).1 > 0
+        let wants = self.session.tasks.get_mut(slot).is_some_and(|entry| {
+            entry.state == State::Data
+                && !entry.transfer.is_lost()
+                && entry.transfer.wanted(offset, segment.len).1 > 0
         });
         if !wants {
-            self.awaiting = Awaiting::Tail { segment, crc: Crc::default(), excess: segment.len };
+            self.connection.awaiting = Awaiting::Tail { segment, crc: Crc::default(), excess: segment.len };
             return true;
         }
-        if self
-            .tasks
-            .get_mut(slot)
-            .is_some_and(|entry| entry.transfer.round_len().next_power_of_two() > self.pool.limit_bytes())
-        {
+        if self.session.tasks.get_mut(slot).is_some_and(|entry| {
+            entry.transfer.round_len().next_power_of_two() > self.connection.pool.limit_bytes()
+        }) {
             // It would wait for ever.
             self.refuse_busy(segment);
             return true;
@@ -115,12 +142,21 @@ impl FullFeature {
         if !self.give_memory(slot) {
             return false;
         }
-        let place = self.tasks.get_mut(slot).and_then(|entry| entry.transfer.place(offset, segment.len));
-        self.awaiting = match place {
+        let place =
+            self.session.tasks.get_mut(slot).and_then(|entry| entry.transfer.place(offset, segment.len));
+        self.connection.awaiting = match place {
             Some(place) => Awaiting::Place { segment, place, filled: 0, buffer_is_empty: false },
             None => Awaiting::Tail { segment, crc: Crc::default(), excess: segment.len },
         };
         true
+    }
+
+    /// Receives the data of a request that is taken whole into memory of its own.
+    #[cold]
+    pub(super) fn gather(&mut self, segment: Segment) {
+        let place = self.connection.take_or_make(segment.len);
+        self.connection.gathering.1 = Some(place.clone());
+        self.connection.awaiting = Awaiting::Place { segment, place, filled: 0, buffer_is_empty: false };
     }
 
     /// There is no memory for a command's data: it may be tried again.
@@ -128,28 +164,30 @@ impl FullFeature {
         if let Purpose::Data { slot, .. } = segment.purpose {
             self.fail(slot, status(Status::BUSY));
         }
-        self.awaiting = Awaiting::Tail { segment, crc: Crc::default(), excess: segment.len };
+        self.connection.awaiting = Awaiting::Tail { segment, crc: Crc::default(), excess: segment.len };
     }
 
     /// Copies what the receive buffer has of a payload to its place; returns how many bytes it took.
-    pub(super) fn fill_place(&mut self, unread: &[u8], outbox: &mut Outbox) -> Option<usize> {
-        let Awaiting::Place { place, filled, buffer_is_empty, .. } = &mut self.awaiting else { return None };
+    pub(super) fn fill_place(&mut self, unread: &[u8]) -> Option<usize> {
+        let Awaiting::Place { place, filled, buffer_is_empty, .. } = &mut self.connection.awaiting else {
+            return None;
+        };
         let left = place.len().saturating_sub(*filled);
         let here = unread.get(..left.min(unread.len())).unwrap_or_default();
         place.slice(*filled, here.len()).copy_from(here);
         *filled = filled.saturating_add(here.len());
         *buffer_is_empty = true;
         if here.len() == left {
-            self.on_placed(outbox);
+            self.on_placed();
             return Some(left);
         }
         (!here.is_empty()).then_some(here.len())
     }
 
     /// Drops data, then checks padding and digest behind it.
-    pub(super) fn step_tail(&mut self, unread: &[u8], outbox: &mut Outbox) -> Option<usize> {
-        let digests = self.replies.digests();
-        let Awaiting::Tail { segment, crc, excess } = &mut self.awaiting else { return None };
+    pub(super) fn step_tail(&mut self, unread: &[u8]) -> Option<usize> {
+        let digests = self.connection.replies.digests();
+        let Awaiting::Tail { segment, crc, excess } = &mut self.connection.awaiting else { return None };
         let dropped = unread.get(..unread.len().min(*excess)).unwrap_or_default();
         *excess = excess.saturating_sub(dropped.len());
         if digests.data {
@@ -166,8 +204,8 @@ impl FullFeature {
         }
         let (segment, is_good) = (*segment, !digests.data || sent == crc.bytes());
         let taken = dropped.len().saturating_add(tail_len);
-        self.awaiting = Awaiting::Head(BHS_LEN);
-        self.conclude(segment, None, is_good, outbox);
+        self.connection.awaiting = Awaiting::Head(BHS_LEN);
+        self.conclude(segment, None, is_good);
         Some(taken)
     }
 }

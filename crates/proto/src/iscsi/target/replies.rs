@@ -1,14 +1,14 @@
 //! PDUs to the initiator, with StatSN, ExpCmdSN and MaxCmdSN filled in.
 //!
-//! StatSN counts what a connection has answered (RFC 7143 §4.2.2.2). Recovery within a connection would keep what is
-//! sent here until ExpStatSN acknowledges it.
+//! StatSN counts what a connection has answered (RFC 7143 §4.2.2.2). From error recovery level 1 on, what is answered is
+//! kept until ExpStatSN acknowledges it: see `kept`.
 
+use super::kept::{Kept, Outcome, What};
 use super::sequence::CommandWindow;
 use crate::iscsi::digest::Digests;
 use crate::iscsi::login::operational::{Key, Parameters};
 use crate::iscsi::pdu;
 use crate::outbox::Outbox;
-use crate::scsi::{Response, Status};
 use blockmux_volume::{Pool, SgList};
 use blockmux_wire::iscsi::scsi::*;
 use blockmux_wire::iscsi::session::*;
@@ -20,25 +20,15 @@ use zerocopy::IntoBytes;
 pub(super) struct Replies {
     digests: Digests,
     stat_sn: u32,
-    max_burst: usize,
+    pub(super) max_burst: usize,
     /// The longest data segment that the initiator takes, in bytes.
-    max_segment: usize,
-    pool: Pool,
+    pub(super) max_segment: usize,
+    pub(super) pool: Pool,
     /// Bytes pushed without payload since the outbox was last seen empty: what an initiator that does not read
     /// makes us keep.
     unsent: usize,
-}
-
-/// What a command's end is measured by.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Expected {
-    pub(super) itt: u32,
-    /// How much data-in the initiator has room for, in bytes; `None`: it reads nothing.
-    pub(super) data_in: Option<u32>,
-    /// How much data-out it has, in bytes; `None`: it writes nothing.
-    pub(super) data_out: Option<u32>,
-    /// R2Ts sent.
-    pub(super) r2ts: u32,
+    /// What may have to be sent again; `None` at error recovery level 0.
+    pub(super) kept: Option<Kept>,
 }
 
 impl Replies {
@@ -53,6 +43,7 @@ impl Replies {
             max_segment: parameters.max_send_data_segment_length(),
             pool,
             unsent: 0,
+            kept: (parameters.get(Key::ErrorRecoveryLevel) > 0).then(|| Kept::new(stat_sn)),
         }
     }
 
@@ -74,100 +65,166 @@ impl Replies {
         self.unsent < UNSENT || outbox.is_empty()
     }
 
-    /// Ends a command: data with the status in its last PDU if that can be, else a response.
-    #[inline]
-    pub(super) fn command(
-        &mut self,
-        outbox: &mut Outbox,
-        window: CommandWindow,
-        expected: Expected,
-        response: &Response,
-    ) {
-        let room = expected.data_in.unwrap_or(0) as usize;
-        let len = response.data_in.len().min(room);
-        let collapses = len > 0 && response.status == Status::GOOD && expected.data_out.is_none();
-        let data_sns = self.data_in(outbox, window, expected, response, len, collapses);
-        if collapses {
-            return;
-        }
-        let residual = Residual::of(expected, response);
-        let mut data = SmallVec::<[u8; 64]>::new();
-        if let Some(sense) = &response.sense {
-            let sense = sense.to_bytes();
-            data.extend_from_slice(&(sense.len() as u16).to_be_bytes());
-            data.extend_from_slice(&sense);
-        }
-        let pdu = ScsiResponse {
-            opcode: Opcode::SCSI_RESPONSE.0,
-            flags: FLAG_FINAL | residual.flags | residual.bidirectional_flags,
-            response: blockmux_wire::iscsi::scsi::Response::COMMAND_COMPLETED_AT_TARGET.0,
-            status: response.status.0,
-            total_ahs_length: 0,
-            data_segment_length: U24::new(data.len() as u32),
-            status_qualifier: 0.into(),
-            reserved: [0; 6],
-            initiator_task_tag: expected.itt.into(),
-            snack_tag: 0.into(),
-            stat_sn: self.next_stat_sn().into(),
-            exp_cmd_sn: window.exp_cmd_sn().into(),
-            max_cmd_sn: window.max_cmd_sn().into(),
-            exp_data_sn: data_sns.wrapping_add(expected.r2ts).into(),
-            bidirectional_read_residual_count: residual.bidirectional_count.into(),
-            residual_count: residual.count.into(),
-        };
-        self.send(outbox, pdu.as_bytes(), &data);
+    /// All answers to commands that are not acknowledged.
+    pub(super) fn take_commands(&mut self) -> Vec<Outcome> {
+        self.kept.as_mut().map(Kept::take_commands).unwrap_or_default()
     }
 
-    /// Sends `len` bytes of data in segments that the initiator takes, each burst ended; returns how many PDUs.
-    #[inline]
-    fn data_in(
+    /// Sends the answer to a command that has come on another connection: its data from `exp_data_sn` on, as long as
+    /// segments may be here, and then its status.
+    pub(super) fn reassigned(
         &mut self,
         outbox: &mut Outbox,
         window: CommandWindow,
-        expected: Expected,
-        response: &Response,
-        len: usize,
-        collapses: bool,
-    ) -> u32 {
-        let (mut offset, mut burst, mut data_sn): (usize, usize, u32) = (0, 0, 0);
-        while offset < len {
-            let left_in_burst = self.max_burst.saturating_sub(burst);
-            let here = len.saturating_sub(offset).min(self.max_segment).min(left_in_burst).max(1);
-            let is_last = offset.saturating_add(here) == len;
-            burst = burst.saturating_add(here);
-            let ends_burst = is_last || burst >= self.max_burst;
-            let mut pdu = DataIn {
-                opcode: Opcode::DATA_IN.0,
-                flags: if ends_burst { FLAG_FINAL } else { 0 },
-                reserved: 0,
-                status: 0,
-                total_ahs_length: 0,
-                data_segment_length: U24::new(here as u32),
-                lun: [0; 8],
-                initiator_task_tag: expected.itt.into(),
-                target_transfer_tag: RESERVED_TAG.into(),
-                stat_sn: 0.into(),
-                exp_cmd_sn: window.exp_cmd_sn().into(),
-                max_cmd_sn: window.max_cmd_sn().into(),
-                data_sn: data_sn.into(),
-                buffer_offset: (offset as u32).into(),
-                residual_count: 0.into(),
-            };
-            if is_last && collapses {
-                let residual = Residual::of(expected, response);
-                pdu.flags |= FLAG_STATUS | residual.flags;
-                pdu.status = response.status.0;
-                pdu.stat_sn = self.next_stat_sn().into();
-                pdu.residual_count = residual.count.into();
-            }
-            self.send_lent(outbox, pdu.as_bytes(), &response.data_in, (offset, here));
-            if ends_burst {
-                burst = 0;
-            }
-            offset = offset.saturating_add(here);
-            data_sn = data_sn.wrapping_add(1);
+        outcome: Outcome,
+        exp_data_sn: u32,
+    ) {
+        let Outcome { expected, response, cut } = outcome;
+        let first = exp_data_sn.clamp(cut.first.0, cut.end());
+        let mut cut = cut.again(first, self.max_segment, 0);
+        cut.stat_sn = self.next_stat_sn();
+        let end = self.data_in(outbox, window, expected, &response, cut, 0..u32::MAX);
+        self.status(outbox, window, expected, &response, cut, end);
+        if let Some(kept) = &mut self.kept {
+            kept.keep(cut.stat_sn, What::Command(Outcome { expected, response, cut }));
         }
-        data_sn
+    }
+
+    /// The initiator has every answer before this number.
+    #[inline]
+    pub(super) fn acknowledge(&mut self, exp_stat_sn: u32) {
+        if let Some(kept) = &mut self.kept {
+            kept.acknowledge(exp_stat_sn, self.stat_sn);
+        }
+    }
+
+    /// Sends answers again as they were: `count` from `first` on, or with 0 all there are (RFC 7143 §11.16, Status
+    /// SNACK).
+    ///
+    /// # Errors
+    /// If they were never sent or have been acknowledged; if they are not kept any more.
+    pub(super) fn answers_again(
+        &mut self,
+        outbox: &mut Outbox,
+        window: CommandWindow,
+        first: u32,
+        count: u32,
+    ) -> Result<(), RejectReason> {
+        let Some(kept) = self.kept.take() else { return Err(RejectReason::SNACK_REJECT) };
+        let result = self.send_again(outbox, window, &kept, first, count);
+        self.kept = Some(kept);
+        result
+    }
+
+    fn send_again(
+        &mut self,
+        outbox: &mut Outbox,
+        window: CommandWindow,
+        kept: &Kept,
+        first: u32,
+        count: u32,
+    ) -> Result<(), RejectReason> {
+        let unacknowledged = self.stat_sn.wrapping_sub(kept.acknowledged());
+        let left = unacknowledged.saturating_sub(first.wrapping_sub(kept.acknowledged()));
+        if left == 0 || count > left {
+            return Err(RejectReason::PROTOCOL_ERROR);
+        }
+        let count = if count == 0 { left } else { count };
+        let numbers = || (0..count).map(|nth| first.wrapping_add(nth));
+        if numbers().any(|stat_sn| kept.find(stat_sn).is_none()) {
+            return Err(RejectReason::SNACK_REJECT);
+        }
+        for what in numbers().filter_map(|stat_sn| kept.find(stat_sn)) {
+            match what {
+                What::Pdu { header, data } => {
+                    let mut header = *header;
+                    for (place, value) in [(28, window.exp_cmd_sn()), (32, window.max_cmd_sn())] {
+                        if let Some(field) = header.get_mut(place..).and_then(<[u8]>::first_chunk_mut) {
+                            *field = value.to_be_bytes();
+                        }
+                    }
+                    self.send(outbox, &header, data);
+                }
+                What::Command(Outcome { expected, response, cut }) => {
+                    let end = cut.end();
+                    if cut.collapses {
+                        let last = end.wrapping_sub(1)..end;
+                        self.data_in(outbox, window, *expected, response, *cut, last);
+                    } else {
+                        self.status(outbox, window, *expected, response, *cut, end);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends Data-In PDUs of a command again: `count` from `first` on, or with 0 all there are (RFC 7143 §11.16, Data
+    /// SNACK). `None` if the command has no answer here.
+    pub(super) fn data_again(
+        &mut self,
+        outbox: &mut Outbox,
+        window: CommandWindow,
+        itt: u32,
+        (first, count): (u32, u32),
+    ) -> Option<Result<(), RejectReason>> {
+        let outcome = self.kept.as_mut()?.command(|outcome| outcome.expected.itt == itt)?.clone();
+        let cut = outcome.cut;
+        let left = cut.end().checked_sub(first).filter(|_| first >= cut.confirmed).unwrap_or(0);
+        if left == 0 || count > left {
+            return Some(Err(RejectReason::PROTOCOL_ERROR));
+        }
+        if cut.max_segment > self.max_segment {
+            // The initiator takes shorter segments now, and has to say how it wants them by R-Data.
+            return Some(Err(RejectReason::SNACK_REJECT));
+        }
+        let wanted = first..first.saturating_add(if count == 0 { left } else { count });
+        self.data_in(outbox, window, outcome.expected, &outcome.response, cut, wanted);
+        Some(Ok(()))
+    }
+
+    /// Sends all data of a command from the PDU `first` on, in segments as long as they may be now, and its status apart
+    /// with the SNACK's tag (RFC 7143 §11.16, R-Data SNACK).
+    ///
+    /// # Errors
+    /// If that data was not sent, or has been acknowledged.
+    pub(super) fn resegment(
+        &mut self,
+        outbox: &mut Outbox,
+        window: CommandWindow,
+        itt: u32,
+        first: u32,
+        snack_tag: u32,
+    ) -> Result<(), RejectReason> {
+        let max_segment = self.max_segment;
+        let outcome = self.kept.as_mut().and_then(|kept| kept.command(|outcome| outcome.expected.itt == itt));
+        let outcome = outcome.ok_or(RejectReason::PROTOCOL_ERROR)?;
+        if first < outcome.cut.confirmed || first >= outcome.cut.end() {
+            return Err(RejectReason::PROTOCOL_ERROR);
+        }
+        outcome.cut = outcome.cut.again(first, max_segment, snack_tag);
+        let Outcome { expected, response, cut } = outcome.clone();
+        let end = self.data_in(outbox, window, expected, &response, cut, 0..u32::MAX);
+        self.status(outbox, window, expected, &response, cut, end);
+        Ok(())
+    }
+
+    /// The initiator has all Data-In PDUs before `first` of the command whose PDUs had the tag `ttt`; an answer that is
+    /// acknowledged as a whole needs that no more.
+    ///
+    /// # Errors
+    /// If no Data-In had that tag, or not as many were sent.
+    pub(super) fn confirm_data(&mut self, ttt: u32, first: u32) -> Result<(), RejectReason> {
+        let Some(kept) = &mut self.kept else { return Err(RejectReason::INVALID_DATA_ACK) };
+        let behind = kept.acknowledged().wrapping_sub(ttt);
+        match kept.command(|outcome| outcome.cut.stat_sn == ttt) {
+            Some(Outcome { cut, .. }) if (cut.confirmed..=cut.end()).contains(&first) => {
+                cut.confirmed = first;
+                Ok(())
+            }
+            None if (1..1 << 31).contains(&behind) => Ok(()),
+            _ => Err(RejectReason::INVALID_DATA_ACK),
+        }
     }
 
     /// Asks for data.
@@ -221,7 +278,7 @@ impl Replies {
             max_cmd_sn: window.max_cmd_sn().into(),
             reserved_end: [0; 12],
         };
-        self.send(outbox, pdu.as_bytes(), &[]);
+        self.send_answer(outbox, pdu.as_bytes(), &[]);
     }
 
     /// Answers a ping of the initiator's with as much of its data as it takes back.
@@ -266,7 +323,11 @@ impl Replies {
             max_cmd_sn: window.max_cmd_sn().into(),
             reserved_end: [0; 12],
         };
-        self.send(outbox, pdu.as_bytes(), data);
+        if itt == RESERVED_TAG {
+            self.send(outbox, pdu.as_bytes(), data);
+        } else {
+            self.send_answer(outbox, pdu.as_bytes(), data);
+        }
     }
 
     /// A text response, with F or C as `flags`; `ttt` is reserved in the last one.
@@ -292,7 +353,7 @@ impl Replies {
             max_cmd_sn: window.max_cmd_sn().into(),
             reserved_end: [0; 12],
         };
-        self.send(outbox, pdu.as_bytes(), text);
+        self.send_answer(outbox, pdu.as_bytes(), text);
     }
 
     pub(super) fn logout(
@@ -321,7 +382,7 @@ impl Replies {
             time2retain: times.1.into(),
             reserved_end: [0; 4],
         };
-        self.send(outbox, pdu.as_bytes(), &[]);
+        self.send_answer(outbox, pdu.as_bytes(), &[]);
     }
 
     /// Tells of an event that no request asked for.
@@ -352,7 +413,7 @@ impl Replies {
             parameter3: parameter3.into(),
             reserved_end: [0; 4],
         };
-        self.send(outbox, pdu.as_bytes(), &[]);
+        self.send_answer(outbox, pdu.as_bytes(), &[]);
     }
 
     /// Refuses a PDU, whose header goes back.
@@ -380,23 +441,40 @@ impl Replies {
             data_sn: 0.into(),
             reserved_end: [0; 8],
         };
-        self.send(outbox, pdu.as_bytes(), of.as_bytes());
+        self.send_answer(outbox, pdu.as_bytes(), of.as_bytes());
     }
 
-    fn next_stat_sn(&mut self) -> u32 {
+    pub(super) fn next_stat_sn(&mut self) -> u32 {
         let stat_sn = self.stat_sn;
         self.stat_sn = stat_sn.wrapping_add(1);
         stat_sn
     }
 
+    /// Sends a PDU that has a StatSN of its own.
+    fn send_answer(&mut self, outbox: &mut Outbox, header: &[u8], data: &[u8]) {
+        self.send(outbox, header, data);
+        if let Some(kept) = &mut self.kept
+            && let Some(header) = header.first_chunk()
+        {
+            let what = What::Pdu { header: *header, data: SmallVec::from_slice(data) };
+            kept.keep(self.stat_sn.wrapping_sub(1), what);
+        }
+    }
+
     #[inline]
-    fn send(&mut self, outbox: &mut Outbox, header: &[u8], data: &[u8]) {
+    pub(super) fn send(&mut self, outbox: &mut Outbox, header: &[u8], data: &[u8]) {
         self.count(outbox, header.len().saturating_add(data.len()));
         pdu::push(outbox, self.digests, header, data);
     }
 
     #[inline]
-    fn send_lent(&mut self, outbox: &mut Outbox, header: &[u8], data: &SgList, part: (usize, usize)) {
+    pub(super) fn send_lent(
+        &mut self,
+        outbox: &mut Outbox,
+        header: &[u8],
+        data: &SgList,
+        part: (usize, usize),
+    ) {
         self.count(outbox, header.len());
         pdu::push_lent(outbox, self.digests, &self.pool, header, data, part);
     }
@@ -407,44 +485,6 @@ impl Replies {
             self.unsent = 0;
         }
         self.unsent = self.unsent.saturating_add(len);
-    }
-}
-
-/// What a command moved less or more than expected (RFC 7143 §11.4.5).
-struct Residual {
-    flags: u8,
-    count: u32,
-    bidirectional_flags: u8,
-    bidirectional_count: u32,
-}
-
-impl Residual {
-    fn of(expected: Expected, response: &Response) -> Residual {
-        // Of a bidirectional command, the count is of its data-out.
-        let main = expected.data_out.or(expected.data_in).unwrap_or(0);
-        let (flags, count) = match (expected.data_out, expected.data_in) {
-            // No command of the device server moves both ways: only one of them is its transfer.
-            (Some(_), Some(_)) if !response.data_in.is_empty() => difference(0, main),
-            _ => difference(response.transfer_len, main),
-        };
-        let (mut bidirectional_flags, mut bidirectional_count) = (0, 0);
-        if let (Some(_), Some(data_in)) = (expected.data_out, expected.data_in) {
-            let (flags, count) = difference(response.data_in.len() as u64, data_in);
-            // The o and u bits lie two places above O and U.
-            (bidirectional_flags, bidirectional_count) = (flags << 2, count);
-        }
-        Residual { flags, count, bidirectional_flags, bidirectional_count }
-    }
-}
-
-/// O or U, and by how much.
-fn difference(moved: u64, expected: u32) -> (u8, u32) {
-    let expected = u64::from(expected);
-    let count = u32::try_from(moved.abs_diff(expected)).unwrap_or(u32::MAX);
-    match moved.cmp(&expected) {
-        std::cmp::Ordering::Less => (FLAG_UNDERFLOW, count),
-        std::cmp::Ordering::Equal => (0, 0),
-        std::cmp::Ordering::Greater => (FLAG_OVERFLOW, count),
     }
 }
 

@@ -1,7 +1,6 @@
 //! Command numbering: ExpCmdSN, MaxCmdSN and the window between them (RFC 7143 §4.2.2.1).
 //!
-//! This is the session's and not the connection's: with several connections it moves to what they share, and a
-//! command that came early waits there for those before it.
+//! This is the session's, whose connections share it. A command that came early waits for those before it: see `early`.
 
 /// Where a session is in its commands.
 #[derive(Clone, Copy, Debug)]
@@ -39,21 +38,23 @@ impl CommandWindow {
         self.exp_cmd_sn.wrapping_add(self.free).wrapping_sub(1)
     }
 
-    /// Takes a request. If it is to be done now, the next one is expected.
+    /// What becomes of a request.
     #[inline]
-    pub(super) fn admit(&mut self, cmd_sn: u32, is_immediate: bool) -> Admission {
-        if is_immediate {
-            return Admission::Now;
-        }
+    pub(super) fn admission(self, cmd_sn: u32, is_immediate: bool) -> Admission {
         let ahead = cmd_sn.wrapping_sub(self.exp_cmd_sn);
-        if ahead >= self.free {
-            return Admission::Ignored;
+        if is_immediate || (ahead == 0 && self.free > 0) {
+            Admission::Now
+        } else if ahead >= self.free {
+            Admission::Ignored
+        } else {
+            Admission::Early
         }
-        if ahead > 0 {
-            return Admission::Early;
-        }
+    }
+
+    /// The request with the number that was expected is done, or counts as done.
+    #[inline]
+    pub(super) fn advance(&mut self) {
         self.exp_cmd_sn = self.exp_cmd_sn.wrapping_add(1);
-        Admission::Now
     }
 
     /// Whether a command with that number has not come yet, but may.
@@ -77,6 +78,16 @@ impl CommandWindow {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl CommandWindow {
+        fn admit(&mut self, cmd_sn: u32, is_immediate: bool) -> Admission {
+            let admission = self.admission(cmd_sn, is_immediate);
+            if admission == Admission::Now && !is_immediate {
+                self.advance();
+            }
+            admission
+        }
+    }
 
     #[test]
     fn only_the_next_command_is_done_now() {

@@ -1,12 +1,12 @@
 //! What is neither a command nor its data: pings, text, logout (RFC 7143 §11.10, §11.11, §11.14, §11.15, §11.18).
 
-use super::full::FullFeature;
+use super::full::Turn;
+use super::shared::Mail;
 use crate::iscsi::login::operational::{Key, Operational};
 use crate::iscsi::login::target::Session;
 use crate::iscsi::name::Name;
 use crate::iscsi::node::{Portal, TargetNode};
 use crate::iscsi::text::{self, MAX_TEXT, Pair, REJECT, Text};
-use crate::outbox::Outbox;
 use blockmux_wire::iscsi::session::*;
 use blockmux_wire::iscsi::{Bhs, FLAG_CONTINUE, FLAG_FINAL, Opcode, RESERVED_TAG};
 use zerocopy::transmute_ref;
@@ -43,82 +43,82 @@ impl Negotiation {
     }
 }
 
-impl FullFeature {
+impl Turn<'_> {
     /// A request other than a command, with all its data.
-    pub(super) fn on_talk(&mut self, bhs: &Bhs, data: &[u8], outbox: &mut Outbox) {
+    pub(super) fn on_talk(&mut self, bhs: &Bhs, data: &[u8]) {
         match bhs.opcode() {
-            Opcode::NOP_OUT => self.on_nop(bhs, data, outbox),
-            Opcode::TEXT_REQUEST => self.on_text(bhs, data, outbox),
-            Opcode::LOGOUT_REQUEST => self.on_logout(bhs, outbox),
-            _ => self.on_management(bhs, outbox),
+            Opcode::NOP_OUT => self.on_nop(bhs, data),
+            Opcode::TEXT_REQUEST => self.on_text(bhs, data),
+            Opcode::LOGOUT_REQUEST => self.on_logout(bhs),
+            _ => self.on_management(bhs),
         }
     }
 
     /// A ping, or the answer to one; that anything came is all that the latter says.
-    fn on_nop(&mut self, bhs: &Bhs, data: &[u8], outbox: &mut Outbox) {
+    fn on_nop(&mut self, bhs: &Bhs, data: &[u8]) {
         let itt = bhs.initiator_task_tag.get();
         if itt != RESERVED_TAG {
-            self.replies.pong(outbox, self.window, itt, bhs.lun, data);
+            self.connection.replies.pong(self.outbox, self.session.window, itt, bhs.lun, data);
         } else if !bhs.is_immediate() {
             // RFC 7143 §11.18.1: without a tag it must be immediate.
-            self.replies.reject(outbox, self.window, RejectReason::INVALID_PDU_FIELD, bhs);
+            self.reject(RejectReason::INVALID_PDU_FIELD, bhs);
         }
     }
 
-    fn on_text(&mut self, bhs: &Bhs, data: &[u8], outbox: &mut Outbox) {
+    fn on_text(&mut self, bhs: &Bhs, data: &[u8]) {
         let request: &TextRequest = transmute_ref!(bhs);
         let (itt, ttt) = (request.initiator_task_tag.get(), request.target_transfer_tag.get());
         if ttt == RESERVED_TAG {
-            self.negotiation.reset();
-        } else if self.negotiation.ttt != Some(ttt) {
-            return self.replies.reject(outbox, self.window, RejectReason::INVALID_PDU_FIELD, bhs);
+            self.connection.negotiation.reset();
+        } else if self.connection.negotiation.ttt != Some(ttt) {
+            return self.reject(RejectReason::INVALID_PDU_FIELD, bhs);
         }
         let (is_final, goes_on) = (request.flags & FLAG_FINAL != 0, request.flags & FLAG_CONTINUE != 0);
         if itt == RESERVED_TAG || (is_final && goes_on) {
-            return self.replies.reject(outbox, self.window, RejectReason::INVALID_PDU_FIELD, bhs);
+            return self.reject(RejectReason::INVALID_PDU_FIELD, bhs);
         }
-        if self.negotiation.input.len().saturating_add(data.len()) > MAX_TEXT {
-            return self.reset_negotiation(bhs, outbox);
+        if self.connection.negotiation.input.len().saturating_add(data.len()) > MAX_TEXT {
+            return self.reset_negotiation(bhs);
         }
-        self.negotiation.input.extend_from_slice(data);
+        self.connection.negotiation.input.extend_from_slice(data);
         if goes_on {
-            let ttt = self.negotiation.next_ttt();
-            return self.replies.text(outbox, self.window, (itt, ttt), 0, &[]);
+            let ttt = self.connection.negotiation.next_ttt();
+            return self.connection.replies.text(self.outbox, self.session.window, (itt, ttt), 0, &[]);
         }
-        if self.negotiation.output.is_empty() {
-            let input = std::mem::take(&mut self.negotiation.input);
+        if self.connection.negotiation.output.is_empty() {
+            let input = std::mem::take(&mut self.connection.negotiation.input);
             match self.negotiate(&input) {
-                Some(answer) => self.negotiation.output = answer,
-                None => return self.reset_negotiation(bhs, outbox),
+                Some(answer) => self.connection.negotiation.output = answer,
+                None => return self.reset_negotiation(bhs),
             }
         }
-        self.send_text(itt, is_final, outbox);
+        self.send_text(itt, is_final);
     }
 
     /// Sends as much text as the initiator takes at a time.
-    fn send_text(&mut self, itt: u32, is_final: bool, outbox: &mut Outbox) {
-        let len = self.negotiation.output.len().min(self.replies.max_segment());
-        let part: Vec<u8> = self.negotiation.output.drain(..len).collect();
-        let (flags, ttt) = if !self.negotiation.output.is_empty() {
-            (FLAG_CONTINUE, self.negotiation.next_ttt())
+    fn send_text(&mut self, itt: u32, is_final: bool) {
+        let len = self.connection.negotiation.output.len().min(self.connection.replies.max_segment());
+        let part: Vec<u8> = self.connection.negotiation.output.drain(..len).collect();
+        let (flags, ttt) = if !self.connection.negotiation.output.is_empty() {
+            (FLAG_CONTINUE, self.connection.negotiation.next_ttt())
         } else if is_final {
-            self.negotiation.reset();
+            self.connection.negotiation.reset();
             (FLAG_FINAL, RESERVED_TAG)
         } else {
-            (0, self.negotiation.next_ttt())
+            (0, self.connection.negotiation.next_ttt())
         };
-        self.replies.text(outbox, self.window, (itt, ttt), flags, &part);
+        self.connection.replies.text(self.outbox, self.session.window, (itt, ttt), flags, &part);
     }
 
     /// Text that breaks the rules: the negotiation begins anew (RFC 7143 §7.10).
-    fn reset_negotiation(&mut self, bhs: &Bhs, outbox: &mut Outbox) {
-        self.negotiation.reset();
-        self.replies.reject(outbox, self.window, RejectReason::NEGOTIATION_RESET, bhs);
+    fn reset_negotiation(&mut self, bhs: &Bhs) {
+        self.connection.negotiation.reset();
+        self.reject(RejectReason::NEGOTIATION_RESET, bhs);
     }
 
     /// Answers a whole text; `None` if it breaks the rules, and then nothing of it holds.
     fn negotiate(&mut self, input: &[u8]) -> Option<Vec<u8>> {
-        let mut operational = self.negotiation.operational.clone();
+        let mut operational = self.connection.negotiation.operational.clone();
         let mut out = Text::default();
         for pair in text::pairs(input) {
             let pair = pair.ok()?;
@@ -128,22 +128,28 @@ impl FullFeature {
                 _ => operational.on_later_pair(pair, &mut out).ok()?,
             }
         }
-        self.replies.set_max_segment(operational.agreed().max_send_data_segment_length());
-        self.negotiation.operational = operational;
+        self.connection.replies.set_max_segment(operational.agreed().max_send_data_segment_length());
+        self.connection.negotiation.operational = operational;
         Some(out.as_bytes().to_vec())
     }
 
     /// Names targets and where they are (RFC 7143 Appendix C): only those that this initiator may log in to.
     fn send_targets(&self, pair: Pair<'_>, out: &mut Text) {
-        let may_see = |target: &&TargetNode| target.access_of(&self.initiator).is_some();
-        match (&self.session, pair.value) {
+        let may_see = |target: &&TargetNode| target.access_of(&self.session.initiator).is_some();
+        match (&self.session.kind, pair.value) {
             (Session::Discovery, "All") => {
-                self.node.targets().iter().filter(may_see).for_each(|target| self.name_target(target, out));
+                self.session
+                    .node
+                    .targets()
+                    .iter()
+                    .filter(may_see)
+                    .for_each(|target| self.name_target(target, out));
             }
             (Session::Discovery, name) => {
                 let name = Name::new(name).ok();
                 let named = |target: &&TargetNode| Some(&target.name) == name.as_ref();
-                self.node
+                self.session
+                    .node
                     .targets()
                     .iter()
                     .filter(named)
@@ -160,34 +166,61 @@ impl FullFeature {
         }
     }
 
-    fn on_logout(&mut self, bhs: &Bhs, outbox: &mut Outbox) {
+    fn on_logout(&mut self, bhs: &Bhs) {
         let request: &LogoutRequest = transmute_ref!(bhs);
+        let itt = request.initiator_task_tag.get();
         let result = match LogoutReason(request.reason & REASON_MASK) {
-            LogoutReason::CLOSE_SESSION => LogoutResult::CLOSED_SUCCESSFULLY,
-            LogoutReason::CLOSE_CONNECTION if request.cid.get() == self.cid => {
+            LogoutReason::CLOSE_SESSION => {
+                self.end_session();
                 LogoutResult::CLOSED_SUCCESSFULLY
             }
-            LogoutReason::CLOSE_CONNECTION => LogoutResult::CID_NOT_FOUND,
-            LogoutReason::REMOVE_CONNECTION_FOR_RECOVERY => LogoutResult::CONNECTION_RECOVERY_NOT_SUPPORTED,
-            _ => return self.replies.reject(outbox, self.window, RejectReason::INVALID_PDU_FIELD, bhs),
+            LogoutReason::CLOSE_CONNECTION if request.cid.get() == self.connection.cid => {
+                self.end();
+                LogoutResult::CLOSED_SUCCESSFULLY
+            }
+            LogoutReason::CLOSE_CONNECTION => match self.session.key_of(request.cid.get()) {
+                // It is answered when that connection is closed.
+                Some(key) => return self.session.tell_to_end(key, Some((self.connection.key, itt))),
+                None => LogoutResult::CID_NOT_FOUND,
+            },
+            LogoutReason::REMOVE_CONNECTION_FOR_RECOVERY if self.connection.level < 2 => {
+                LogoutResult::CONNECTION_RECOVERY_NOT_SUPPORTED
+            }
+            LogoutReason::REMOVE_CONNECTION_FOR_RECOVERY => match self.session.key_of(request.cid.get()) {
+                Some(key) if key == self.connection.key => {
+                    // Its own answer is the last that is sent on it.
+                    self.log_out(itt, LogoutResult::CLOSED_SUCCESSFULLY);
+                    return self.fail_connection(None);
+                }
+                Some(key) if self.session.has_failed(key) => LogoutResult::CLOSED_SUCCESSFULLY,
+                Some(key) => {
+                    return self.session.post(key, Mail::Fail(Some((self.connection.key, itt))));
+                }
+                None => LogoutResult::CID_NOT_FOUND,
+            },
+            _ => {
+                return self.reject(RejectReason::INVALID_PDU_FIELD, bhs);
+            }
         };
-        let itt = request.initiator_task_tag.get();
-        if result == LogoutResult::CLOSED_SUCCESSFULLY {
-            self.end();
-        }
-        self.replies.logout(outbox, self.window, itt, result, self.times());
+        self.log_out(itt, result);
+    }
+
+    /// Answers a logout request.
+    pub(super) fn log_out(&mut self, itt: u32, result: LogoutResult) {
+        let times = self.times();
+        self.connection.replies.logout(self.outbox, self.session.window, itt, result, times);
     }
 
     /// DefaultTime2Wait and DefaultTime2Retain, in seconds.
     pub(super) fn times(&self) -> (u16, u16) {
-        let seconds = |key| u16::try_from(self.parameters.get(key)).unwrap_or(u16::MAX);
+        let seconds = |key| u16::try_from(self.connection.parameters.get(key)).unwrap_or(u16::MAX);
         (seconds(Key::DefaultTime2Wait), seconds(Key::DefaultTime2Retain))
     }
 
     fn name_target(&self, target: &TargetNode, out: &mut Text) {
         out.push("TargetName", target.name.as_str());
         for Portal { address, group_tag } in &target.portals {
-            let host = if address.starts_with(':') { self.local_ip.as_str() } else { "" };
+            let host = if address.starts_with(':') { self.connection.local_ip.as_str() } else { "" };
             out.push("TargetAddress", &format!("{host}{address},{group_tag}"));
         }
     }

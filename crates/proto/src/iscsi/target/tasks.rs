@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 
 /// One command under way.
 pub(super) struct Entry {
+    /// The connection that it is allegiant to (RFC 7143 §4.2.2.3).
+    pub(super) owner: u32,
     pub(super) itt: u32,
     pub(super) lun: Lun,
     /// The initiator's room for data-in, in bytes; `None`: it reads nothing.
@@ -21,6 +23,8 @@ pub(super) struct Entry {
     pub(super) state: State,
     /// The volume of its I/O in flight.
     pub(super) volume: VolumeId,
+    /// The connection whose driver has its I/O in flight, if any has.
+    pub(super) in_flight_at: Option<u32>,
     pub(super) transfer: Transfer,
     /// Memory that its data-out was given, in bytes.
     pub(super) memory: usize,
@@ -66,16 +70,6 @@ pub(super) struct TaskTable {
 }
 
 impl TaskTable {
-    #[inline]
-    pub(super) fn len(&self) -> usize {
-        self.slots.len().saturating_sub(self.free.len())
-    }
-
-    #[inline]
-    pub(super) fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
     /// How many came with the I bit.
     pub(super) fn immediate(&self) -> usize {
         self.immediate
@@ -138,6 +132,19 @@ impl TaskTable {
         }
     }
 
+    /// Slots of all tasks of a connection, the aborted ones included.
+    pub(super) fn slots_of(&self, owner: u32) -> Vec<usize> {
+        let is_its = |entry: &Option<Entry>| entry.as_ref().is_some_and(|entry| entry.owner == owner);
+        self.slots.iter().enumerate().filter(|(_, entry)| is_its(entry)).map(|(slot, _)| slot).collect()
+    }
+
+    /// Slots of all tasks whose I/O is in flight at a connection's driver.
+    pub(super) fn slots_in_flight_at(&self, key: u32) -> Vec<usize> {
+        let is_its =
+            |entry: &Option<Entry>| entry.as_ref().is_some_and(|entry| entry.in_flight_at == Some(key));
+        self.slots.iter().enumerate().filter(|(_, entry)| is_its(entry)).map(|(slot, _)| slot).collect()
+    }
+
     /// Slots of the tasks that have not been aborted and are so.
     pub(super) fn select(&self, is_so: impl Fn(&Entry) -> bool) -> Vec<usize> {
         let named = self.slots.iter().enumerate().filter_map(|(slot, entry)| Some((slot, entry.as_ref()?)));
@@ -165,6 +172,7 @@ mod tests {
 
     fn entry(itt: u32, is_immediate: bool) -> Entry {
         Entry {
+            owner: 0,
             itt,
             lun: Lun::new(0),
             data_in: None,
@@ -173,6 +181,7 @@ mod tests {
             task: None,
             state: State::Io,
             volume: VolumeId(0),
+            in_flight_at: None,
             transfer: Transfer::default(),
             memory: 0,
             response: None,
@@ -184,11 +193,14 @@ mod tests {
         let mut tasks = TaskTable::default();
         let slots: Vec<usize> = (0..100).map(|itt| tasks.insert(entry(itt, false))).collect();
         assert!((0..100).all(|itt| tasks.find(itt) == Some(slots[itt as usize])));
-        assert_eq!((tasks.find(100), tasks.find(RESERVED_TAG), tasks.len()), (None, None, 100));
+        assert_eq!(
+            (tasks.find(100), tasks.find(RESERVED_TAG), tasks.slots.iter().flatten().count()),
+            (None, None, 100)
+        );
         tasks.remove(slots[7]);
         tasks.forget_name(slots[8]);
         assert_eq!((tasks.find(7), tasks.find(8), tasks.find(9)), (None, None, Some(slots[9])));
-        assert_eq!((tasks.find(RESERVED_TAG), tasks.len()), (None, 99));
+        assert_eq!((tasks.find(RESERVED_TAG), tasks.slots.iter().flatten().count()), (None, 99));
     }
 
     #[test]
@@ -200,7 +212,7 @@ mod tests {
         tasks.remove(slot);
         // Again in vain.
         tasks.remove(slot);
-        assert!(tasks.is_empty() && tasks.get_mut(slot).is_none());
+        assert!(tasks.slots.iter().flatten().count() == 0 && tasks.get_mut(slot).is_none());
         assert_eq!((tasks.insert(entry(2, false)), tasks.immediate()), (slot, 0));
         assert_ne!(tasks.transfer_tag(slot, 0), tag);
         assert_eq!(TaskTable::slot_of(tasks.transfer_tag(slot, 0)), slot);

@@ -2,11 +2,14 @@
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
 mod commands;
+mod connections;
 mod hostile;
 mod logins;
+mod reassign;
+mod recovery;
 mod talks;
 
-use super::TargetSession;
+use super::{LocalSessions, TargetSession};
 use crate::exports::{Export, Exports, VolumeId};
 use crate::iscsi::digest;
 use crate::iscsi::login::chap::{Algorithm, Credentials, Secret};

@@ -7,6 +7,10 @@
 //! ```
 //! Data comes strictly in order (DataPDUInOrder and DataSequenceInOrder are Yes). A *round* is what the device server
 //! has asked for; mostly there is one, of the whole length. Data beyond it is received and dropped.
+//!
+//! A *lost* sequence (RFC 7143 §7.4, §7.9) is one of which a PDU did not come as it was sent. Because data comes in
+//! order, what follows in it is dropped, too; when the sequence has ended, all from the first lost byte on is asked for
+//! again. There is one R2T at a time then (RFC 7143 §13.19), so that nothing else has been asked for meanwhile.
 
 use blockmux_volume::{Seg, SgList};
 use blockmux_wire::iscsi::RESERVED_TAG;
@@ -35,10 +39,19 @@ pub(super) struct Transfer {
     memory: Option<Seg>,
     /// Immediate data, from byte 0 on, as it lies in the receive buffer.
     held: Option<Seg>,
+    /// What comes of this sequence is dropped.
+    is_lost: bool,
+    /// How many sequences were lost.
+    losses: u32,
+    /// The R2T whose data comes now.
+    latest: Grant,
+    /// How far the transfer was when it was last looked at, and how often it was no further.
+    seen: Option<(u32, u32)>,
+    stalls: u32,
 }
 
 /// An R2T to send.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Grant {
     pub(super) r2t_sn: u32,
     pub(super) offset: u32,
@@ -123,6 +136,7 @@ impl Transfer {
             self.burst_end = self.granted;
         }
         self.r2t_sent = self.r2t_sent.wrapping_add(1);
+        self.latest = grant;
         Some(grant)
     }
 
@@ -145,6 +159,70 @@ impl Transfer {
         };
         let fits = offset == self.next && offset.checked_add(len).is_some_and(|last| last <= end);
         if fits && data_sn == self.data_sn { Ok(()) } else { Err(Misfit::WrongAmount) }
+    }
+
+    /// Whether a Data-Out that does not pass [`Transfer::check`] lies behind what it should have followed: what is
+    /// missing in between was lost on its way.
+    pub(super) fn is_gap(&self, data_sn: u32, offset: u32) -> bool {
+        self.is_open() && data_sn > self.data_sn && offset > self.next
+    }
+
+    /// Whether what comes of this sequence is dropped.
+    pub(super) fn is_lost(&self) -> bool {
+        self.is_lost
+    }
+
+    /// Whether a sequence was lost before.
+    pub(super) fn has_lost(&self) -> bool {
+        self.losses > 0
+    }
+
+    /// A PDU of this sequence was lost.
+    pub(super) fn lose(&mut self) {
+        self.is_lost = true;
+    }
+
+    /// A PDU of a lost sequence has come. With `is_final` the sequence is over, and what was lost is asked for next:
+    /// answers `false` if that has happened too often.
+    pub(super) fn skip(&mut self, is_final: bool) -> bool {
+        if !is_final {
+            return true;
+        }
+        self.interrupt();
+        self.losses = self.losses.saturating_add(1);
+        self.losses <= MAX_LOSSES
+    }
+
+    /// The connection is lost: nothing of what was asked for comes any more.
+    pub(super) fn interrupt(&mut self) {
+        self.is_lost = false;
+        self.unsolicited_end = None;
+        self.r2t_done = self.r2t_sent;
+        (self.data_sn, self.granted) = (0, self.next);
+    }
+
+    /// On another connection the initiator expects an R2T of this number next; later ones it has never seen.
+    pub(super) fn resume_at(&mut self, r2t_sn: u32) {
+        if r2t_sn <= self.r2t_sent {
+            (self.r2t_sent, self.r2t_done) = (r2t_sn, r2t_sn);
+        }
+    }
+
+    /// Looks whether anything has come since the last look but one. If not, the open sequence is lost as a whole.
+    pub(super) fn is_stalled(&mut self) -> bool {
+        let now = Some((self.next, self.r2t_sent));
+        if !self.is_open() || std::mem::replace(&mut self.seen, now) != now {
+            self.stalls = 0;
+            return false;
+        }
+        self.stalls = self.stalls.saturating_add(1);
+        self.stalls > 1
+    }
+
+    /// The R2T with that number, if its data has not come.
+    pub(super) fn outstanding(&self, r2t_sn: u32) -> Option<Grant> {
+        let is_open = self.r2t_sent != self.r2t_done;
+        (is_open && self.latest.r2t_sn == r2t_sn).then_some(self.latest)
     }
 
     /// The part of `len` bytes at `offset` that the round wants: where it lies in the round's memory, and how much.
@@ -238,6 +316,9 @@ impl Transfer {
         }
     }
 }
+
+/// Sequences of one command that may be lost before it fails: a path that loses more is broken.
+const MAX_LOSSES: u32 = 32;
 
 #[cfg(test)]
 mod tests {
@@ -346,5 +427,48 @@ mod tests {
         transfer.begin_round(4);
         assert!(transfer.is_complete());
         assert_eq!(transfer.take_data().unwrap().to_vec(), b"cdef");
+    }
+
+    #[test]
+    fn a_lost_sequence_is_asked_for_again_from_where_it_broke() {
+        let mut transfer = Transfer::default();
+        transfer.begin_round(8);
+        transfer.set_memory(Seg::from_slice(&[0; 8]));
+        assert_eq!(transfer.grant(6, 1), Some(Grant { r2t_sn: 0, offset: 0, len: 6 }));
+        assert_eq!(transfer.advance(2, false), Ok(()));
+        assert!(transfer.is_gap(2, 4) && !transfer.is_gap(1, 4) && !transfer.is_gap(2, 2));
+        transfer.lose();
+        assert!(transfer.is_lost() && transfer.skip(false) && transfer.is_open());
+        assert!(transfer.skip(true) && !transfer.is_lost());
+        assert_eq!(transfer.outstanding(0), None);
+        let again = Grant { r2t_sn: 1, offset: 2, len: 6 };
+        assert_eq!((transfer.grant(6, 1), transfer.outstanding(1)), (Some(again), Some(again)));
+        assert_eq!(transfer.check(TTT, 0, 2, 6), Ok(()));
+        assert_eq!(transfer.advance(6, true), Ok(()));
+        assert!(transfer.is_complete());
+    }
+
+    #[test]
+    fn a_transfer_that_loses_everything_is_given_up() {
+        let mut transfer = Transfer::new(0, true, 4);
+        transfer.begin_round(4);
+        for _ in 0..MAX_LOSSES {
+            transfer.lose();
+            assert!(transfer.skip(true));
+            assert_eq!(transfer.grant(4, 1).map(|grant| grant.offset), Some(0));
+        }
+        transfer.lose();
+        assert!(!transfer.skip(true));
+    }
+
+    #[test]
+    fn a_transfer_is_stalled_when_nothing_came_for_two_looks() {
+        let mut transfer = Transfer::new(0, true, 4);
+        transfer.begin_round(4);
+        assert_eq!([(); 3].map(|()| transfer.is_stalled()), [false, false, true]);
+        assert_eq!(transfer.advance(1, false), Ok(()));
+        assert!(!transfer.is_stalled());
+        transfer.skip(true);
+        assert_eq!([(); 3].map(|()| transfer.is_stalled()), [false; 3], "nothing was asked for");
     }
 }

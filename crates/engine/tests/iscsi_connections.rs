@@ -1,0 +1,142 @@
+//! Several connections to one iSCSI session, over sockets and cores: wherever a connection is accepted, it is served
+//! where its session lives.
+
+#[allow(dead_code, reason = "this test is its own initiator")]
+mod iscsi_sides;
+
+use blockmux_engine::cores::{Cores, CoresConfig};
+use blockmux_engine::iscsi;
+use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
+use blockmux_engine::reactor::PollPolicy;
+use blockmux_engine::socket::{Address, Listener};
+use blockmux_proto::exports::{Export, Exports};
+use blockmux_volume::MemVolume;
+use iscsi_sides::node;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A target on several cores, each of which gets the next connection.
+struct Target {
+    address: SocketAddr,
+    limit: ConnectionLimit,
+    _cores: Cores,
+}
+
+impl Target {
+    fn serve(count: usize, policy: PollPolicy) -> Target {
+        let listener = Listener::bind(&Address::Tcp(([127, 0, 0, 1], 0).into())).unwrap();
+        let Address::Tcp(address) = *listener.address() else { unreachable!("it was bound so") };
+        let cores = Cores::start(&CoresConfig { policy, count, ..CoresConfig::default() }).unwrap();
+        let exports = Exports::new(vec![Export {
+            name: "disk".to_owned(),
+            description: String::new(),
+            read_only: false,
+            volume: Arc::new(MemVolume::new(1 << 20)),
+        }]);
+        let (serve, inboxes) = (iscsi::serve(&node(&exports), &exports, 1), cores.inboxes());
+        let limit = ConnectionLimit::new(64);
+        let shared = limit.clone();
+        cores.inboxes()[0].send(move |core| ListenerTask::spawn(core, listener, inboxes, serve, shared));
+        Target { address, limit, _cores: cores }
+    }
+}
+
+/// An initiator's connection by hand, without digests.
+struct Connection(TcpStream);
+
+impl Connection {
+    /// Logs in to a new session, or to the one of that handle; returns the handle.
+    fn log_in(target: &Target, tsih: u16, cid: u16) -> (Connection, u16) {
+        let mut connection = Connection(TcpStream::connect(target.address).unwrap());
+        connection.0.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        let text = b"InitiatorName=iqn.2026-11.i:me\0TargetName=iqn.2026-11.t:disk\0MaxConnections=8\0";
+        let mut header = [0; 48];
+        (header[0], header[1]) = (0x43, 0x87);
+        header[8..14].copy_from_slice(&[0x80, 0, 0, 0, 0, 1]);
+        header[14..16].copy_from_slice(&tsih.to_be_bytes());
+        header[20..22].copy_from_slice(&cid.to_be_bytes());
+        // CmdSN.
+        header[27] = 1;
+        connection.send(header, text);
+        let (response, _) = connection.receive();
+        assert_eq!((response[0], response[36], response[37]), (0x23, 0, 0), "it is let in");
+        (connection, u16::from_be_bytes([response[14], response[15]]))
+    }
+
+    fn send(&mut self, mut header: [u8; 48], data: &[u8]) {
+        header[4..8].copy_from_slice(&(data.len() as u32).to_be_bytes());
+        let mut bytes = [&header[..], data].concat();
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        self.0.write_all(&bytes).unwrap();
+    }
+
+    fn receive(&mut self) -> ([u8; 48], Vec<u8>) {
+        let mut header = [0; 48];
+        self.0.read_exact(&mut header).unwrap();
+        let len = u32::from_be_bytes([0, header[5], header[6], header[7]]) as usize;
+        let mut data = vec![0; len.next_multiple_of(4)];
+        self.0.read_exact(&mut data).unwrap();
+        data.truncate(len);
+        (header, data)
+    }
+
+    /// Sends a command that moves one block: READ(10), WRITE(10), or TEST UNIT READY.
+    fn command(&mut self, cmd_sn: u32, opcode: u8, lba: u8, data: &[u8]) {
+        let mut header = [0; 48];
+        let (direction, len) = match opcode {
+            0x28 => (0x40, 512_u32),
+            0x2a => (0x20, 512),
+            _ => (0, 0),
+        };
+        (header[0], header[1]) = (1, 0x81 | direction);
+        header[16..20].copy_from_slice(&cmd_sn.to_be_bytes());
+        header[20..24].copy_from_slice(&len.to_be_bytes());
+        header[24..28].copy_from_slice(&cmd_sn.to_be_bytes());
+        (header[32], header[37], header[40]) = (opcode, lba, 1);
+        self.send(header, data);
+    }
+}
+
+#[test]
+fn connections_that_other_cores_accept_are_served_where_their_session_lives() {
+    for policy in [PollPolicy::Never, PollPolicy::ADAPTIVE] {
+        let target = Target::serve(3, policy);
+        let (mut leading, tsih) = Connection::log_in(&target, 0, 0);
+        leading.command(1, 0, 0, b"");
+        assert_eq!(leading.receive().0[3], 2, "a unit attention");
+        let mut all = vec![leading];
+        for cid in 1..8 {
+            let (connection, same) = Connection::log_in(&target, tsih, cid);
+            assert_eq!(same, tsih);
+            all.push(connection);
+        }
+        // Each command of a round comes before the one that it has to wait for.
+        let mut cmd_sn = 2;
+        for round in 0..20_u8 {
+            for (place, connection) in all.iter_mut().enumerate().rev() {
+                connection.command(cmd_sn + place as u32, 0x2a, place as u8, &[round; 512]);
+            }
+            for connection in &mut all {
+                let (response, _) = connection.receive();
+                assert_eq!((response[0], response[3]), (0x21, 0));
+            }
+            cmd_sn += all.len() as u32;
+            for (place, connection) in all.iter_mut().enumerate() {
+                connection.command(cmd_sn + place as u32, 0x28, (place as u8 + 1) % 8, b"");
+            }
+            for connection in &mut all {
+                assert_eq!(connection.receive().1, [round; 512]);
+            }
+            cmd_sn += all.len() as u32;
+        }
+        assert_eq!(target.limit.open(), 8);
+        drop(all);
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while target.limit.open() > 0 {
+            assert!(Instant::now() < deadline, "{} connections stay open", target.limit.open());
+            std::thread::yield_now();
+        }
+    }
+}

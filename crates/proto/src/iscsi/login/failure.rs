@@ -1,0 +1,56 @@
+//! Why logins fail, and what the response says of it (RFC 7143 §11.13.5).
+
+use super::operational::NegotiationError;
+use blockmux_wire::iscsi::session::LoginStatus;
+
+/// Why a login failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::iscsi) struct Failure {
+    pub(in crate::iscsi) status: LoginStatus,
+    /// Half a sentence about the initiator.
+    pub(in crate::iscsi) what: &'static str,
+    /// Where the target is, when it moved.
+    pub(super) address: Option<String>,
+}
+
+impl From<&NegotiationError> for Failure {
+    fn from(error: &NegotiationError) -> Failure {
+        initiator_error(match error {
+            NegotiationError::Repeated => "negotiated a key twice",
+            NegotiationError::ImpossibleAnswer => "gave an answer that the proposed value does not allow",
+            NegotiationError::NotNow => "negotiated a key outside a login",
+            NegotiationError::BadDeclaration => "declared a MaxRecvDataSegmentLength out of bounds",
+            NegotiationError::Required => "did not agree to a digest that this target requires",
+            NegotiationError::FirstBurstAboveMaxBurst => "proposed FirstBurstLength above MaxBurstLength",
+        })
+    }
+}
+
+impl Failure {
+    /// A failure that is not the initiator's.
+    pub(in crate::iscsi) fn of(status: LoginStatus) -> Failure {
+        failure(status, "came while the target is stopping")
+    }
+}
+
+/// There is none of that handle, or it is another's.
+pub(in crate::iscsi) fn no_such_session() -> Failure {
+    failure(LoginStatus::SESSION_DOES_NOT_EXIST, "named a session that is not there")
+}
+
+/// The session has as many connections as it may have.
+pub(in crate::iscsi) fn too_many_connections() -> Failure {
+    failure(LoginStatus::TOO_MANY_CONNECTIONS, "made more connections than MaxConnections")
+}
+
+pub(super) fn failure(status: LoginStatus, what: &'static str) -> Failure {
+    Failure { status, what, address: None }
+}
+
+pub(super) fn initiator_error(what: &'static str) -> Failure {
+    failure(LoginStatus::INITIATOR_ERROR, what)
+}
+
+pub(super) fn authentication_failure(what: &'static str) -> Failure {
+    failure(LoginStatus::AUTHENTICATION_FAILURE, what)
+}

@@ -1,0 +1,194 @@
+//! One connection of a session: its frame, its numbers of answers, and what it owes to the driver.
+
+use super::full::{PAYLOAD_IN_FLIGHT, PING_INTERVAL};
+use super::receive::{Awaiting, Segment};
+use super::replies::Replies;
+use super::talk::Negotiation;
+use super::tasks::Pausing;
+use crate::exports::VolumeId;
+use crate::iscsi::login::operational::{Key, Parameters};
+use crate::iscsi::login::target::Established;
+use crate::outbox::Outbox;
+use crate::session::Demand;
+use blockmux_volume::{Io, Memory, Pool, Seg, Tag};
+use blockmux_wire::iscsi::BHS_LEN;
+use smallvec::SmallVec;
+use std::collections::VecDeque;
+use std::time::Instant;
+
+/// A connection in full feature phase.
+pub(super) struct Connection {
+    /// Tells it from the session's other connections, those of the past included.
+    pub(super) key: u32,
+    pub(super) cid: u16,
+    pub(super) parameters: Parameters,
+    /// ErrorRecoveryLevel.
+    pub(super) level: u32,
+    pub(super) replies: Replies,
+    pub(super) negotiation: Negotiation,
+    /// In flight, but not yet taken by the driver.
+    pub(super) queue: VecDeque<(VolumeId, Io)>,
+    /// In flight for nobody, and the driver does not know that yet.
+    pub(super) cancels: VecDeque<(VolumeId, Tag)>,
+    /// Writes that wait for memory before they can ask for data, oldest first.
+    pub(super) grants: VecDeque<usize>,
+    /// Tasks that wait for other tasks.
+    pub(super) waiting: Vec<usize>,
+    /// Tasks that leave the volume to others for a while.
+    pub(super) pausing: Vec<Pausing>,
+    /// Tasks that are this connection's.
+    pub(super) live: usize,
+    /// Data-in that tasks may bring, in bytes.
+    pub(super) reading: usize,
+    /// Memory that data-out was given, in bytes.
+    pub(super) granted: usize,
+    /// I/O that has not completed.
+    pub(super) in_flight: usize,
+    pub(super) pool: Pool,
+    pub(super) awaiting: Awaiting,
+    /// Additional header segments of a PDU that is taken whole, and its data if that was placed.
+    pub(super) gathering: (SmallVec<[u8; 16]>, Option<Seg>),
+    /// When to look for data that does not come.
+    pub(super) look_at: Instant,
+    /// A request that was held is next, but there was no room for its data-in.
+    pub(super) is_held_up: bool,
+    /// Data-in of the command that waits for room, in bytes; 0 if none does.
+    pub(super) waits_for: usize,
+    /// Nothing is accepted any more; what is in flight ends.
+    pub(super) stopping: bool,
+    /// Logged out, reset, or lost.
+    pub(super) is_over: bool,
+    /// It has no socket any more, and its tasks stay.
+    pub(super) is_failed: bool,
+    /// For so long; `None` until somebody says what time it is.
+    pub(super) lingers_until: Option<Instant>,
+    /// The session knows it no more.
+    pub(super) has_left: bool,
+    /// The connection, by key, that brought the request to log this one out, and that request's tag.
+    pub(super) tells_end_to: Option<(u32, u32)>,
+    pub(super) keep_alive: KeepAlive,
+    /// When to ask the pool and waiting tasks again.
+    pub(super) retry_at: Instant,
+    /// The address that the initiator has connected to.
+    pub(super) local_ip: String,
+}
+
+/// Pings an initiator that has been silent (RFC 7143 §11.19).
+pub(super) struct KeepAlive {
+    pub(super) next_tick: Instant,
+    /// Something has come since the last tick.
+    pub(super) heard: bool,
+    /// A ping is unanswered.
+    pub(super) pinged: bool,
+}
+
+impl Connection {
+    /// What a login agreed on.
+    pub(super) fn new(
+        key: u32,
+        established: &Established,
+        local_ip: String,
+        pool: Pool,
+        now: Instant,
+    ) -> Connection {
+        let Established { cid, parameters, operational, stat_sn, .. } = established;
+        Connection {
+            key,
+            cid: *cid,
+            level: parameters.get(Key::ErrorRecoveryLevel),
+            replies: Replies::new(parameters, *stat_sn, pool.clone()),
+            parameters: *parameters,
+            negotiation: Negotiation::new(operational.clone()),
+            queue: VecDeque::new(),
+            cancels: VecDeque::new(),
+            grants: VecDeque::new(),
+            waiting: Vec::new(),
+            pausing: Vec::new(),
+            live: 0,
+            reading: 0,
+            granted: 0,
+            in_flight: 0,
+            pool,
+            awaiting: Awaiting::Head(BHS_LEN),
+            gathering: (SmallVec::new(), None),
+            look_at: now,
+            is_held_up: false,
+            waits_for: 0,
+            stopping: false,
+            is_over: false,
+            is_failed: false,
+            lingers_until: None,
+            has_left: false,
+            tells_end_to: None,
+            keep_alive: KeepAlive {
+                next_tick: now.checked_add(PING_INTERVAL).unwrap_or(now),
+                heard: false,
+                pinged: false,
+            },
+            retry_at: now,
+            local_ip,
+        }
+    }
+
+    pub(super) fn demand(&self, outbox: &Outbox) -> Demand {
+        if self.is_closed() || (self.stopping && self.live == 0) {
+            return Demand::Close;
+        }
+        match &self.awaiting {
+            Awaiting::Head(len) if self.has_room(self.waits_for, outbox) => Demand::Bytes(*len),
+            Awaiting::Head(_) | Awaiting::Memory(_) => Demand::Nothing,
+            Awaiting::Segment(segment) => Demand::Bytes(self.segment_len(segment)),
+            Awaiting::Place { buffer_is_empty: false, .. } => Demand::Bytes(1),
+            Awaiting::Place { place, filled, .. } => {
+                Demand::Place(place.slice(*filled, place.len().saturating_sub(*filled)).into())
+            }
+            Awaiting::Tail { excess, segment, .. } => match excess {
+                0 => Demand::Bytes(self.replies.digests().tail_len(segment.len)),
+                _ => Demand::Bytes(1),
+            },
+        }
+    }
+
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        if self.is_over {
+            return None;
+        }
+        let retries = matches!(self.awaiting, Awaiting::Memory(_))
+            || !self.grants.is_empty()
+            || !self.waiting.is_empty()
+            || self.is_held_up;
+        let paused = self.pausing.iter().map(|pausing| pausing.until.unwrap_or(self.retry_at)).min();
+        let retry = if retries { Some(self.retry_at) } else { None };
+        if self.is_failed {
+            return [paused, retry, Some(self.look_at)].into_iter().flatten().min();
+        }
+        let look = (self.level > 0 && self.live > 0).then_some(self.look_at);
+        [paused, retry, look].into_iter().flatten().chain([self.keep_alive.next_tick]).min()
+    }
+
+    /// Whether a command with that much data-in may be taken now. What waits here waits for reads to be answered and
+    /// sent, which needs nothing more from the initiator than that it reads.
+    #[inline]
+    pub(super) fn has_room(&self, data_in: usize, outbox: &Outbox) -> bool {
+        let payload = self.reading.saturating_add(outbox.len());
+        self.replies.has_room(outbox)
+            && (payload == 0 || payload.saturating_add(data_in) <= PAYLOAD_IN_FLIGHT)
+    }
+
+    /// Of a data segment with padding and digest, in bytes.
+    #[inline]
+    pub(super) fn segment_len(&self, segment: &Segment) -> usize {
+        segment.len.saturating_add(self.replies.digests().tail_len(segment.len))
+    }
+
+    /// Nothing is received or sent any more.
+    #[inline]
+    pub(super) fn is_closed(&self) -> bool {
+        self.is_over || self.is_failed
+    }
+
+    /// Memory for what must be kept, of the pool or, when that is empty, of the heap.
+    pub(super) fn take_or_make(&self, len: usize) -> Seg {
+        self.pool.take(len).unwrap_or_else(|| Memory::from_heap(len)).seg(0, len)
+    }
+}

@@ -1,0 +1,92 @@
+//! What a command's PDU must be like to be a command at all (RFC 7143 §11.3).
+
+use super::full::{MAX_IMMEDIATE, Turn};
+use super::transfer::Misfit;
+use crate::iscsi::login::operational::Key;
+use crate::scsi::{Cdb, Command, Lun, TaskAttribute};
+use blockmux_wire::iscsi::ahs::{AhsIter, AhsType};
+use blockmux_wire::iscsi::scsi::*;
+use blockmux_wire::iscsi::session::RejectReason;
+use blockmux_wire::iscsi::{Bhs, FLAG_FINAL, RESERVED_TAG};
+use smallvec::SmallVec;
+
+/// A command and how much data it may move, in bytes; `None` where it says that it does not.
+pub(super) struct Request {
+    pub(super) command: Command,
+    pub(super) data_in: Option<u32>,
+    pub(super) data_out: Option<u32>,
+}
+
+impl Turn<'_> {
+    /// Checks what a command's PDU must be like to be a command at all.
+    #[inline]
+    pub(super) fn check_command(
+        &self,
+        pdu: &ScsiCommand,
+        bhs: &Bhs,
+        ahs: &[u8],
+    ) -> Result<Request, RejectReason> {
+        let itt = pdu.initiator_task_tag.get();
+        let writes = pdu.flags & FLAG_WRITE != 0;
+        if self.session.server.is_none() {
+            return Err(RejectReason::PROTOCOL_ERROR);
+        }
+        if itt == RESERVED_TAG || self.session.tasks.find(itt).is_some() {
+            return Err(RejectReason::INVALID_PDU_FIELD);
+        }
+        if bhs.is_immediate() && self.session.tasks.immediate() >= MAX_IMMEDIATE {
+            return Err(RejectReason::IMMEDIATE_COMMAND_REJECT);
+        }
+        if !writes && (pdu.flags & FLAG_FINAL == 0 || pdu.data_segment_length.get() > 0) {
+            return Err(RejectReason::INVALID_PDU_FIELD);
+        }
+        let attribute = match pdu.flags & ATTR_MASK {
+            ATTR_UNTAGGED | ATTR_SIMPLE => TaskAttribute::Simple,
+            ATTR_ORDERED => TaskAttribute::Ordered,
+            ATTR_HEAD_OF_QUEUE => TaskAttribute::HeadOfQueue,
+            ATTR_ACA => TaskAttribute::Aca,
+            _ => return Err(RejectReason::INVALID_PDU_FIELD),
+        };
+        let length = pdu.expected_data_transfer_length.get();
+        let reads = pdu.flags & FLAG_READ != 0;
+        let data_out = writes.then_some(length);
+        let mut data_in = reads.then_some(if writes { 0 } else { length });
+        let mut extended: SmallVec<[u8; 32]> = SmallVec::new();
+        for segment in AhsIter::new(ahs) {
+            let segment = segment.map_err(|_| RejectReason::INVALID_PDU_FIELD)?;
+            match segment.ahs_type {
+                AhsType::EXTENDED_CDB => extended.extend_from_slice(segment.data),
+                AhsType::BIDIRECTIONAL_READ_DATA_LENGTH if reads && writes => {
+                    let length = segment.data.first_chunk().ok_or(RejectReason::INVALID_PDU_FIELD)?;
+                    data_in = Some(u32::from_be_bytes(*length));
+                }
+                _ => return Err(RejectReason::INVALID_PDU_FIELD),
+            }
+        }
+        let cdb = if extended.is_empty() {
+            Cdb::new(&pdu.cdb)
+        } else {
+            extended.insert_from_slice(0, &pdu.cdb);
+            Cdb::new(&extended)
+        };
+        let command = Command {
+            lun: Lun(u64::from_be_bytes(pdu.lun)),
+            cdb: cdb.ok_or(RejectReason::COMMAND_NOT_SUPPORTED)?,
+            attribute,
+            data_out_len: data_out.unwrap_or(0),
+            data_in_len: data_in.unwrap_or(0),
+        };
+        Ok(Request { command, data_in, data_out })
+    }
+
+    /// Whether data comes with a command, or unasked behind it, that was not agreed on (RFC 7143 §13.10, §13.11).
+    #[inline]
+    pub(super) fn misfit(&self, immediate: u32, is_final: bool, most: u32) -> Option<Misfit> {
+        let no_immediate = immediate > 0 && !self.connection.parameters.is_on(Key::ImmediateData);
+        let no_unsolicited = !is_final && self.connection.parameters.is_on(Key::InitialR2T);
+        if no_immediate || no_unsolicited {
+            return Some(Misfit::Unexpected);
+        }
+        (immediate > most).then_some(Misfit::WrongAmount)
+    }
+}

@@ -1,0 +1,317 @@
+//! What the connections of a session share: its name, its nexus, its command numbers and its tasks; and what they leave
+//! for each other.
+//!
+//! All connections of a session live on one core, and each has its driver there. What a driver has begun it has to end:
+//! I/O completes to the connection that submitted it, and only that connection frees the places of its tasks. So where
+//! one connection does something to another's task, it marks the task and leaves a [`Mail`] for that connection, which
+//! is woken for it.
+
+use super::allegiance::Adopted;
+use super::early::Early;
+use super::full::WINDOW;
+use super::kept::Outcome;
+use super::manage::{Done, Functions};
+use super::sequence::CommandWindow;
+use super::tasks::TaskTable;
+use crate::iscsi::login::failure::{Failure, no_such_session, too_many_connections};
+use crate::iscsi::login::operational::{Key, Parameters};
+use crate::iscsi::login::target::{Established, Invitation, Session};
+use crate::iscsi::name::Name;
+use crate::iscsi::node::Node;
+use crate::iscsi::sessions::Membership;
+use crate::scsi::{DeviceServer, Nexus};
+use blockmux_volume::{Completion, Waker};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// A session without its connections.
+pub(super) struct Shared {
+    pub(super) node: Arc<Node>,
+    pub(super) kind: Session,
+    pub(super) initiator: Name,
+    /// What the leading connection agreed on.
+    parameters: Parameters,
+    /// `None` in a discovery session.
+    pub(super) server: Option<DeviceServer>,
+    pub(super) window: CommandWindow,
+    pub(super) early: Early,
+    pub(super) tasks: TaskTable,
+    pub(super) management: Functions,
+    /// Answers to commands of connections that have failed.
+    parked: Vec<Parked>,
+    links: Vec<Link>,
+    last_key: u32,
+    /// No connection is added any more.
+    is_over: bool,
+    /// The last to go: by then nothing of this session reaches a volume any more. `None` in a discovery session.
+    pub(super) membership: Option<Membership>,
+}
+
+/// A connection as the others see it.
+struct Link {
+    key: u32,
+    cid: u16,
+    waker: Waker,
+    mail: VecDeque<Mail>,
+    /// It was woken, and has not looked.
+    is_called: bool,
+    /// It has been told to end, or ends by itself.
+    is_ending: bool,
+    /// It has no socket any more.
+    is_failed: bool,
+}
+
+/// An answer that waits for TASK REASSIGN.
+struct Parked {
+    owner: u32,
+    outcome: Outcome,
+}
+
+/// What one connection leaves for another.
+pub(super) enum Mail {
+    /// That task was aborted while its I/O is in flight.
+    Cancel(usize),
+    /// That task was aborted, by the function in that place, and waits for nothing.
+    Drop(usize, Option<usize>),
+    /// A function that this connection has brought is done.
+    FunctionDone(Done),
+    /// Leave your tasks to others. Whoever wants to know is told by the task tag of its request.
+    Fail(Option<(u32, u32)>),
+    /// Another connection has taken a task.
+    Adopted(Adopted),
+    /// I/O of a task that was another connection's.
+    Completed(Completion),
+    /// The connection with this CID was lost.
+    Lost(u16),
+    /// End. Whoever wants to know is told by the task tag of its request.
+    End(Option<(u32, u32)>),
+    /// The connection that a request with this tag logs out is closed.
+    LoggedOut(u32),
+}
+
+impl Shared {
+    /// What a login through the portal group `group_tag` agreed on.
+    pub(super) fn new(node: Arc<Node>, group_tag: u16, established: &mut Established) -> Shared {
+        let server = match &established.session {
+            Session::Discovery => None,
+            Session::Normal { target, access } => {
+                let port = target.port(access, group_tag);
+                let nexus = Nexus::iscsi(established.initiator.as_str(), established.isid, port);
+                Some(DeviceServer::new(access.target.clone(), nexus))
+            }
+        };
+        Shared {
+            node,
+            kind: established.session.clone(),
+            initiator: established.initiator.clone(),
+            parameters: established.parameters,
+            server,
+            window: CommandWindow::new(established.cmd_sn, WINDOW),
+            early: Early::default(),
+            tasks: TaskTable::default(),
+            management: Functions::default(),
+            parked: Vec::new(),
+            links: Vec::new(),
+            last_key: 0,
+            is_over: false,
+            membership: established.membership.take(),
+        }
+    }
+
+    /// What a login has to know that adds a connection; `None` if none can be added.
+    pub(super) fn invitation(&self) -> Option<Invitation> {
+        let membership = self.membership.as_ref().filter(|_| !self.is_over)?;
+        Some(Invitation {
+            name: membership.name().clone(),
+            tsih: membership.tsih(),
+            parameters: self.parameters,
+            exp_cmd_sn: self.window.exp_cmd_sn(),
+            max_cmd_sn: self.window.max_cmd_sn(),
+        })
+    }
+
+    /// Whether a connection with this CID may be added now. One with the same CID is told to end (RFC 7143 §6.3.4), and
+    /// until it has, the answer is not yet.
+    pub(super) fn admit(&mut self, cid: u16) -> Result<bool, Failure> {
+        if self.is_unwanted() {
+            return Err(no_such_session());
+        }
+        if let Some(old) = self.links.iter().find(|link| link.cid == cid && !link.is_failed) {
+            let key = old.key;
+            if self.parameters.get(Key::ErrorRecoveryLevel) > 1 && !old.is_ending {
+                self.post(key, Mail::Fail(None));
+            } else {
+                self.tell_to_end(key, None);
+            }
+            return Ok(false);
+        }
+        let active = self.links.iter().filter(|link| !link.is_failed).count();
+        if active >= self.most_links() {
+            return Err(too_many_connections());
+        }
+        Ok(true)
+    }
+
+    /// Adds a connection; returns its key.
+    pub(super) fn add_link(&mut self, established: &mut Established, waker: &Waker) -> u32 {
+        self.last_key = self.last_key.wrapping_add(1);
+        let key = self.last_key;
+        if let (Some(membership), Some(hang_up)) = (&self.membership, established.hang_up.take()) {
+            membership.add_connection(key, hang_up);
+        }
+        self.links.push(Link {
+            key,
+            cid: established.cid,
+            waker: waker.clone(),
+            mail: VecDeque::new(),
+            is_called: false,
+            is_ending: false,
+            is_failed: false,
+        });
+        key
+    }
+
+    /// A connection is gone.
+    pub(super) fn remove_link(&mut self, key: u32) {
+        self.links.retain(|link| link.key != key);
+        self.is_over |= self.links.is_empty();
+        if let Some(membership) = &self.membership {
+            membership.remove_connection(key);
+        }
+    }
+
+    /// A connection will be gone soon.
+    pub(super) fn is_ending(&mut self, key: u32) {
+        self.link(key).into_iter().for_each(|link| link.is_ending = true);
+    }
+
+    /// The connection with that CID; one that has failed only if there is no other.
+    pub(super) fn key_of(&self, cid: u16) -> Option<u32> {
+        let named = self.links.iter().filter(|link| link.cid == cid && !link.is_ending);
+        named.min_by_key(|link| link.is_failed).map(|link| link.key)
+    }
+
+    pub(super) fn has_link(&self, key: u32) -> bool {
+        self.links.iter().any(|link| link.key == key)
+    }
+
+    /// Whether a connection has no socket any more, and its tasks are for others to take.
+    pub(super) fn has_failed(&self, key: u32) -> bool {
+        self.links.iter().any(|link| link.key == key && link.is_failed && !link.is_ending)
+    }
+
+    /// Whether the session has a connection that works.
+    pub(super) fn is_active(&self) -> bool {
+        self.links.iter().any(|link| !link.is_failed && !link.is_ending)
+    }
+
+    /// Whether another session of that name waits for this one's end.
+    pub(super) fn is_unwanted(&self) -> bool {
+        self.is_over || self.membership.as_ref().is_none_or(Membership::is_unwanted)
+    }
+
+    /// A connection has failed. If too many have, the oldest is given up.
+    pub(super) fn on_failed(&mut self, key: u32) {
+        self.link(key).into_iter().for_each(|link| link.is_failed = true);
+        if let Some(membership) = &self.membership {
+            membership.remove_connection(key);
+        }
+        let failed: Vec<u32> =
+            self.links.iter().filter(|link| link.is_failed && !link.is_ending).map(|link| link.key).collect();
+        if failed.len() > self.most_links()
+            && let Some(oldest) = failed.first()
+        {
+            self.tell_to_end(*oldest, None);
+        }
+    }
+
+    /// Has another connection tell the initiator that the one with this CID was lost.
+    pub(super) fn announce_loss(&mut self, cid: u16) {
+        let active = self.links.iter().find(|link| !link.is_failed && !link.is_ending).map(|link| link.key);
+        if let Some(other) = active {
+            self.post(other, Mail::Lost(cid));
+        }
+    }
+
+    /// Keeps an answer for TASK REASSIGN.
+    pub(super) fn park(&mut self, owner: u32, outcome: Outcome) {
+        self.parked.push(Parked { owner, outcome });
+    }
+
+    /// The answer to the command of that tag.
+    pub(super) fn take_parked(&mut self, itt: u32) -> Option<Outcome> {
+        let at = self.parked.iter().position(|parked| parked.outcome.expected.itt == itt)?;
+        Some(self.parked.swap_remove(at).outcome)
+    }
+
+    /// Forgets the answer to the command of that tag.
+    #[inline]
+    pub(super) fn forget_answer(&mut self, itt: u32) {
+        if !self.parked.is_empty() {
+            self.parked.retain(|parked| parked.outcome.expected.itt != itt);
+        }
+    }
+
+    /// Forgets what a connection has left.
+    pub(super) fn forget_parked(&mut self, owner: u32) {
+        self.parked.retain(|parked| parked.owner != owner);
+    }
+
+    pub(super) fn has_parked(&self, owner: u32) -> bool {
+        self.parked.iter().any(|parked| parked.owner == owner)
+    }
+
+    fn most_links(&self) -> usize {
+        self.parameters.get(Key::MaxConnections) as usize
+    }
+
+    /// Has a connection take a turn.
+    pub(super) fn call(&mut self, key: u32) {
+        if let Some(link) = self.link(key)
+            && !std::mem::replace(&mut link.is_called, true)
+        {
+            link.waker.wake();
+        }
+    }
+
+    /// Leaves something for a connection.
+    pub(super) fn post(&mut self, key: u32, mail: Mail) {
+        if let Some(link) = self.link(key) {
+            link.mail.push_back(mail);
+            self.call(key);
+        }
+    }
+
+    /// Tells a connection to end, once.
+    pub(super) fn tell_to_end(&mut self, key: u32, reply: Option<(u32, u32)>) {
+        if let Some(link) = self.link(key).filter(|link| !link.is_ending) {
+            link.is_ending = true;
+            self.post(key, Mail::End(reply));
+        }
+    }
+
+    /// The session is over: no connection is added, and all but `key` are told to end.
+    pub(super) fn end(&mut self, key: u32) {
+        self.is_over = true;
+        let others = self.links.iter().map(|link| link.key).filter(|other| *other != key);
+        for other in others.collect::<Vec<_>>() {
+            self.tell_to_end(other, None);
+        }
+    }
+
+    /// Whether a connection was called since it looked last.
+    #[inline]
+    pub(super) fn was_called(&mut self, key: u32) -> bool {
+        self.link(key).is_some_and(|link| std::mem::take(&mut link.is_called))
+    }
+
+    /// The next that was left for a connection.
+    pub(super) fn next_mail(&mut self, key: u32) -> Option<Mail> {
+        self.link(key)?.mail.pop_front()
+    }
+
+    #[inline]
+    fn link(&mut self, key: u32) -> Option<&mut Link> {
+        self.links.iter_mut().find(|link| link.key == key)
+    }
+}

@@ -1,0 +1,464 @@
+//! Tasks that outlive their connection: error recovery level 2.
+
+use super::connections::{Scene, function_response, join_request, logout, logout_result, manage, names};
+use super::*;
+use crate::session::{Target, Timed};
+use std::time::Duration;
+
+const LEVEL_2: &str = "ErrorRecoveryLevel=2\0DefaultTime2Wait=2\0DefaultTime2Retain=10\0";
+
+/// A leading connection whose answers so far are acknowledged.
+fn lead(scene: &Scene, keys: &str) -> (Initiator, u16) {
+    let (mut leading, tsih) = scene.lead(&format!("{LEVEL_2}{keys}"));
+    leading.acknowledge(103);
+    (leading, tsih)
+}
+
+impl Initiator {
+    /// Its connection breaks: what it has to do goes on.
+    fn lose(&mut self) {
+        let _ = self.pump.session.on_end();
+        assert!(self.is_closed() && self.pump.session.lingers());
+        drop(self.receive());
+    }
+
+    fn reassign(&mut self, itt: u32, exp_data_sn: u32) -> Vec<Pdu> {
+        let mut request = manage(Function::TASK_REASSIGN, 0, itt);
+        request.exp_data_sn = exp_data_sn.into();
+        self.exchange(&request, b"")
+    }
+
+    /// Lets so much time pass; whether it still lingers.
+    fn wait(&mut self, time: Duration) -> bool {
+        assert!(self.turn().is_empty());
+        let Some(begin) = self.pump.session.poll_timeout() else { return false };
+        let mut now = begin;
+        while now <= begin + time
+            && let Some(next) = self.pump.session.poll_timeout()
+        {
+            now = next.max(now);
+            self.pump.session.on_timeout(now).unwrap();
+        }
+        self.pump.session.lingers()
+    }
+
+    /// What came apart from news of lost connections.
+    fn answers(&mut self) -> Vec<Pdu> {
+        let mut answers = self.turn();
+        answers.retain(|pdu| pdu.bhs.opcode() != Opcode::ASYNC_MESSAGE);
+        answers
+    }
+}
+
+#[test]
+fn a_read_goes_on_where_it_was_and_is_answered_where_it_was_reassigned() {
+    for (begins_before, ends_before) in [(true, true), (true, false), (false, false)] {
+        let scene = Scene::new();
+        let (mut first, tsih) = lead(&scene, "");
+        let mut second = scene.join(tsih, 8, "");
+        scene.command(&mut second, 0, &write10(0, 1), None, Some(&[7; 512]));
+        first.pump.holds_io = true;
+        let itt = scene.cmd_sn();
+        assert!(scene.command(&mut first, 0, &read10(0, 1), Some(512), None).is_empty());
+        assert!(begins_before || !first.pump.submitted.is_empty());
+        first.lose();
+        let [event] = second.turn().try_into().unwrap();
+        let event: AsyncMessage = event.as_a();
+        assert_eq!(AsyncEvent(event.async_event), AsyncEvent::CONNECTION_DROP);
+        assert_eq!((event.parameter1.get(), event.parameter2.get(), event.parameter3.get()), (7, 2, 10));
+        if ends_before {
+            first.pump.finish_one();
+            assert!(first.receive().is_empty(), "there is nobody to answer");
+        }
+        let mut answers = second.reassign(itt, 0);
+        assert_eq!(function_response(&answers.remove(0)), FunctionResponse::FUNCTION_COMPLETE);
+        if !ends_before {
+            assert!(answers.is_empty());
+            assert!(first.turn().is_empty());
+            first.pump.finish_one();
+            answers = second.turn();
+        }
+        let bytes: Vec<u8> = answers.iter().flat_map(|pdu| pdu.data.clone()).collect();
+        assert_eq!(bytes, [7; 512]);
+        assert!(!first.wait(Duration::ZERO), "nothing is left of it");
+        let [gone] = second.reassign(itt, 0).try_into().unwrap();
+        assert_eq!(function_response(&gone), FunctionResponse::TASK_DOES_NOT_EXIST);
+    }
+}
+
+#[test]
+fn an_answer_that_was_not_acknowledged_is_sent_from_exp_data_sn_on() {
+    let data = pattern(4096);
+    for (exp_data_sn, segment, expected) in
+        [(0, 1024, 4), (2, 1024, 2), (2, 512, 4), (4, 1024, 0), (99, 1024, 0)]
+    {
+        let scene = Scene::new();
+        let (mut first, tsih) = lead(&scene, "MaxRecvDataSegmentLength=1024\0");
+        let mut second = scene.join(tsih, 8, &format!("MaxRecvDataSegmentLength={segment}\0"));
+        scene.command(&mut second, 0, &write10(0, 8), None, Some(&data));
+        let itt = scene.cmd_sn();
+        assert_eq!(scene.command(&mut first, 0, &read10(0, 8), Some(4096), None).len(), 4);
+        first.lose();
+        second.answers();
+        let answers = second.reassign(itt, exp_data_sn);
+        let (status, parts) = answers[1..].split_last().unwrap();
+        let numbers: Vec<u32> = parts.iter().map(|pdu| pdu.as_a::<DataIn>().data_sn.get()).collect();
+        assert_eq!(numbers, (exp_data_sn..exp_data_sn + expected).collect::<Vec<_>>());
+        let bytes: Vec<u8> = parts.iter().flat_map(|pdu| pdu.data.clone()).collect();
+        assert!(bytes == data[4096.min(exp_data_sn as usize * 1024)..], "{exp_data_sn} {segment}");
+        let response = assert_good(status);
+        assert_eq!(response.exp_data_sn.get(), exp_data_sn.min(4) + expected);
+        // It has this connection's next number, and can be lost again.
+        let stat_sn = response.stat_sn.get();
+        assert_eq!(stat_sn, answers[0].as_a::<TaskManagementResponse>().stat_sn.get() + 1);
+        second.lose();
+        let mut third = scene.join(tsih, 9, "");
+        assert_eq!(
+            third.reassign(itt, exp_data_sn.min(4)).last().unwrap().bhs.opcode(),
+            Opcode::SCSI_RESPONSE
+        );
+    }
+}
+
+#[test]
+fn an_answer_that_was_acknowledged_is_gone() {
+    let scene = Scene::new();
+    let (mut first, tsih) = lead(&scene, "");
+    let itt = scene.cmd_sn();
+    let [answer] = scene.command(&mut first, 0, &[0; 6], None, None).try_into().unwrap();
+    let mut next = scene.request(&mut first, 0, &[0; 6], None, None);
+    next.exp_stat_sn = (answer.as_a::<ScsiResponse>().stat_sn.get() + 1).into();
+    first.exchange(&next, b"");
+    first.lose();
+    let mut second = scene.join(tsih, 8, "");
+    let [gone] = second.reassign(itt, 0).try_into().unwrap();
+    assert_eq!(function_response(&gone), FunctionResponse::TASK_DOES_NOT_EXIST);
+    let [found, _] = second.reassign(itt + 1, 0).try_into().unwrap();
+    assert_eq!(function_response(&found), FunctionResponse::FUNCTION_COMPLETE);
+}
+
+/// Answers R2Ts with `data` until the command is answered; returns the R2Ts.
+fn give(initiator: &mut Initiator, itt: u32, data: &[u8], mut answers: Vec<Pdu>) -> Vec<R2t> {
+    let mut asked = Vec::new();
+    loop {
+        answers.retain(|pdu| pdu.bhs.opcode() != Opcode::TASK_MANAGEMENT_RESPONSE);
+        let [answer] = answers.try_into().map_err(|answers| format!("{answers:?}")).unwrap();
+        if answer.bhs.opcode() != Opcode::R2T {
+            assert_good(&answer);
+            return asked;
+        }
+        let r2t: R2t = answer.as_a();
+        asked.push(r2t);
+        let begin = r2t.buffer_offset.get() as usize;
+        let end = begin + r2t.desired_data_transfer_length.get() as usize;
+        let pdu = data_out(itt, r2t.target_transfer_tag.get(), 0, begin as u32, true);
+        answers = initiator.exchange(&pdu, &data[begin..end]);
+    }
+}
+
+#[test]
+fn a_write_that_is_cut_at_any_byte_is_asked_for_what_is_missing() {
+    let data = pattern(1024);
+    for (keys, immediate) in [("ImmediateData=No\0", 0), ("InitialR2T=No\0", 256)] {
+        let keys = format!("{keys}FirstBurstLength=512\0MaxBurstLength=512\0DataDigest=CRC32C\0");
+        for at in (0..1400).step_by(7) {
+            let scene = Scene::new();
+            let (mut first, tsih) = lead(&scene, &keys);
+            let mut second = scene.join(tsih, 8, "");
+            let mut command = scene.request(&mut first, 0, &write10(0, 2), None, Some(1024));
+            let itt = command.initiator_task_tag.get();
+            let mut bytes;
+            if immediate > 0 {
+                command.flags &= !FLAG_FINAL;
+                bytes = first.frame(command.as_bytes(), &data[..immediate]);
+                for (data_sn, offset) in [(0, 256), (1, 384)] {
+                    let pdu = data_out(itt, RESERVED_TAG, data_sn, offset, offset == 384);
+                    let range = offset as usize..offset as usize + 128;
+                    bytes.extend(first.frame(pdu.as_bytes(), &data[range]));
+                }
+            } else {
+                let [r2t] = first.exchange(&command, b"").try_into().unwrap();
+                bytes = Vec::new();
+                for (data_sn, offset) in [(0, 0), (1, 256)] {
+                    let ttt = r2t.as_a::<R2t>().target_transfer_tag.get();
+                    let pdu = data_out(itt, ttt, data_sn, offset, offset == 256);
+                    let range = offset as usize..offset as usize + 256;
+                    bytes.extend(first.frame(pdu.as_bytes(), &data[range]));
+                }
+            }
+            first.pump.client_sends(&bytes[..at.min(bytes.len())]).unwrap();
+            let seen = first.receive().len() as u32;
+            first.lose();
+            second.answers();
+            let answers = second.reassign(itt, seen + u32::from(immediate == 0));
+            let is_known = function_response(&answers[0]) == FunctionResponse::FUNCTION_COMPLETE;
+            if is_known {
+                let asked = give(&mut second, itt, &data, answers);
+                assert!(
+                    asked
+                        .iter()
+                        .zip(0..)
+                        .all(|(r2t, nth)| { r2t.r2t_sn.get() == seen + u32::from(immediate == 0) + nth })
+                );
+            } else {
+                // It had not come whole, and is sent again.
+                command.flags |= FLAG_FINAL;
+                let answers = second.exchange(&command, b"");
+                give(&mut second, itt, &data, answers);
+            }
+            let read = scene.command(&mut second, 0, &read10(0, 2), Some(1024), None);
+            let bytes: Vec<u8> = read.into_iter().flat_map(|pdu| pdu.data).collect();
+            assert!(bytes == data, "{immediate} {at}");
+        }
+    }
+}
+
+#[test]
+fn a_write_in_flight_is_done_once_and_answered_on_the_new_connection() {
+    let scene = Scene::new();
+    let (mut first, tsih) = lead(&scene, "");
+    let mut second = scene.join(tsih, 8, "");
+    first.pump.holds_io = true;
+    let itt = scene.cmd_sn();
+    assert!(scene.command(&mut first, 0, &write10(0, 1), None, Some(&[7; 512])).is_empty());
+    first.lose();
+    second.answers();
+    assert_eq!(second.reassign(itt, 0).len(), 1);
+    assert!(second.pump.submitted.is_empty(), "it is not begun again");
+    first.pump.finish_one();
+    let [answer] = second.turn().try_into().unwrap();
+    assert_good(&answer);
+}
+
+#[test]
+fn only_what_a_failed_connection_has_left_can_be_reassigned() {
+    let scene = Scene::new();
+    let (mut first, tsih) = lead(&scene, "");
+    let mut second = scene.join(tsih, 8, "");
+    first.pump.holds_io = true;
+    let itt = scene.cmd_sn();
+    assert!(scene.command(&mut first, 0, &read10(0, 1), Some(512), None).is_empty());
+    for connection in [&mut first, &mut second] {
+        let [answer] = connection.reassign(itt, 0).try_into().unwrap();
+        assert_eq!(function_response(&answer), FunctionResponse::TASK_STILL_ALLEGIANT);
+    }
+    for unknown in 1000..2000 {
+        let [answer] = second.reassign(unknown, 0).try_into().unwrap();
+        assert_eq!(function_response(&answer), FunctionResponse::TASK_DOES_NOT_EXIST);
+    }
+}
+
+#[test]
+fn a_connection_is_removed_for_recovery_by_another_by_itself_or_by_its_successor() {
+    for way in 0..3 {
+        let scene = Scene::new();
+        let (mut first, tsih) = lead(&scene, "");
+        first.pump.holds_io = true;
+        let itt = scene.cmd_sn();
+        assert!(scene.command(&mut first, 0, &read10(0, 1), Some(512), None).is_empty());
+        let remove = |cid| logout(LogoutReason::REMOVE_CONNECTION_FOR_RECOVERY, cid);
+        let mut second = match way {
+            0 => {
+                let mut second = scene.join(tsih, 8, "");
+                assert!(second.exchange(&remove(7), b"").is_empty());
+                assert!(first.turn().is_empty());
+                let [answer] = second.turn().try_into().unwrap();
+                let response: LogoutResponse = answer.as_a();
+                assert_eq!(logout_result(&answer), LogoutResult::CLOSED_SUCCESSFULLY);
+                assert_eq!((response.time2wait.get(), response.time2retain.get()), (2, 10));
+                second
+            }
+            1 => {
+                let [answer] = first.exchange(&remove(7), b"").try_into().unwrap();
+                assert_eq!(logout_result(&answer), LogoutResult::CLOSED_SUCCESSFULLY);
+                scene.join(tsih, 8, "")
+            }
+            _ => {
+                let mut again = scene.connect(1);
+                assert!(again.exchange(&join_request(tsih, 7), names().as_bytes()).is_empty());
+                assert!(first.turn().is_empty());
+                let due = again.pump.session.poll_timeout().unwrap();
+                again.pump.session.on_timeout(due).unwrap();
+                assert_eq!(again.receive()[0].as_a::<LoginResponse>().status.get(), 0);
+                again
+            }
+        };
+        assert!(first.is_closed() && first.pump.session.lingers());
+        if way < 2 {
+            let [again] = second.exchange(&remove(7), b"").try_into().unwrap();
+            assert_eq!(logout_result(&again), LogoutResult::CLOSED_SUCCESSFULLY);
+        }
+        let [unknown] = second.exchange(&remove(99), b"").try_into().unwrap();
+        assert_eq!(logout_result(&unknown), LogoutResult::CID_NOT_FOUND);
+        assert_eq!(second.reassign(itt, 0).len(), 1);
+        first.pump.finish_one();
+        assert_eq!(second.turn().len(), 1);
+    }
+}
+
+#[test]
+fn what_nobody_takes_ends_after_time2wait_and_time2retain() {
+    let scene = Scene::new();
+    let (mut first, tsih) = lead(&scene, "ImmediateData=No\0");
+    let mut second = scene.join(tsih, 8, "");
+    let command = scene.request(&mut first, 0, &write10(0, 1), None, Some(512));
+    let itt = command.initiator_task_tag.get();
+    assert_eq!(first.exchange(&command, b"").len(), 1);
+    first.lose();
+    second.answers();
+    assert!(first.wait(Duration::from_millis(11_900)));
+    assert!(!first.wait(Duration::from_millis(200)));
+    let [gone] = second.reassign(itt, 0).try_into().unwrap();
+    assert_eq!(function_response(&gone), FunctionResponse::TASK_DOES_NOT_EXIST);
+    assert_good(&scene.command(&mut second, 0, &[0; 6], None, None)[0]);
+    // Without any connection, the session itself ends.
+    second.lose();
+    assert!(second.wait(Duration::from_millis(11_900)));
+    assert!(!second.wait(Duration::from_millis(200)));
+    let mut late = scene.connect(1);
+    let status = late.login_error(&join_request(tsih, 9), names().as_bytes()).0;
+    assert_eq!(status, LoginStatus::SESSION_DOES_NOT_EXIST);
+}
+
+#[test]
+fn a_session_without_connections_goes_on_with_the_next_one() {
+    let scene = Scene::new();
+    let (mut first, tsih) = lead(&scene, "");
+    let lost = scene.request(&mut first, 0, &write10(0, 1), None, Some(512));
+    assert!(scene.command(&mut first, 0, &read10(0, 1), Some(512), None).is_empty(), "it waits for its turn");
+    let waited = scene.cmd_sn() - 1;
+    first.lose();
+    assert!(first.wait(Duration::from_secs(1)), "the session is kept");
+    let mut second = scene.join(tsih, 7, "");
+    assert!(!first.wait(Duration::ZERO), "it has nothing left to keep");
+    // What was never carried out is sent again under its number.
+    assert_good(&second.exchange(&lost, &[7; 512])[0]);
+    second.cmd_sn = waited;
+    let read = second.request(0, &read10(0, 1), Some(512), None);
+    let [read] = second.exchange(&read, b"").try_into().unwrap();
+    assert_eq!(read.data, [7; 512]);
+}
+
+#[test]
+fn a_new_session_does_not_wait_for_what_the_old_one_keeps() {
+    let scene = Scene::new();
+    let (mut first, _) = lead(&scene, "ImmediateData=No\0");
+    let command = scene.request(&mut first, 0, &write10(0, 1), None, Some(512));
+    first.exchange(&command, b"");
+    first.lose();
+    let mut again = scene.connect(1);
+    assert!(again.exchange(&login_request(0x87), names().as_bytes()).is_empty());
+    assert!(!first.wait(Duration::ZERO));
+    drop(first);
+    let due = again.pump.session.poll_timeout().unwrap();
+    again.pump.session.on_timeout(due).unwrap();
+    assert_eq!(again.receive().len(), 1);
+}
+
+#[test]
+fn the_oldest_of_too_many_failed_connections_is_given_up() {
+    let scene = Scene::new();
+    let (mut leading, tsih) = lead(&scene, "");
+    let mut failed = Vec::new();
+    for _ in 0..6 {
+        let mut connection = scene.join(tsih, 8, "");
+        connection.pump.holds_io = true;
+        let itt = scene.cmd_sn();
+        assert!(scene.command(&mut connection, 0, &read10(0, 1), Some(512), None).is_empty());
+        connection.lose();
+        failed.push((connection, itt));
+    }
+    leading.answers();
+    let lingers: Vec<bool> = failed
+        .iter_mut()
+        .map(|(connection, _)| {
+            connection.turn();
+            connection.pump.session.lingers()
+        })
+        .collect();
+    assert_eq!(lingers, [false, false, true, true, true, true]);
+    for (at, (_, itt)) in failed.iter().enumerate() {
+        let [answer] = leading.reassign(*itt, 0).try_into().unwrap();
+        let expected =
+            if at < 2 { FunctionResponse::TASK_DOES_NOT_EXIST } else { FunctionResponse::FUNCTION_COMPLETE };
+        assert_eq!(function_response(&answer), expected, "{at}");
+    }
+}
+
+#[test]
+fn a_task_of_a_failed_connection_can_be_aborted_before_and_after_it_was_taken() {
+    for is_taken in [false, true] {
+        for is_in_flight in [false, true] {
+            let scene = Scene::new();
+            let (mut first, tsih) = lead(&scene, "ImmediateData=No\0");
+            let mut second = scene.join(tsih, 8, "");
+            first.pump.holds_io = true;
+            let (cdb, reads, writes) = match is_in_flight {
+                true => (read10(0, 1), Some(512), None),
+                false => (write10(0, 1), None, Some(512)),
+            };
+            let command = scene.request(&mut first, 0, &cdb, reads, writes);
+            let itt = command.initiator_task_tag.get();
+            first.exchange(&command, b"");
+            first.lose();
+            second.answers();
+            if is_taken {
+                second.reassign(itt, 1);
+            }
+            let answers = second.exchange(&manage(Function::ABORT_TASK, 0, itt), b"");
+            first.turn();
+            let answer = match is_in_flight {
+                true => {
+                    assert!(answers.is_empty());
+                    assert_eq!(first.pump.cancelled.len(), 1);
+                    first.pump.finish_one();
+                    second.turn()
+                }
+                false if is_taken => answers,
+                false => second.turn(),
+            };
+            let [answer] = answer.try_into().unwrap();
+            assert_eq!(function_response(&answer), FunctionResponse::FUNCTION_COMPLETE);
+            assert!(!first.wait(Duration::ZERO), "{is_taken} {is_in_flight}");
+            assert_good(&scene.command(&mut second, 0, &[0; 6], None, None)[0]);
+        }
+    }
+}
+
+#[test]
+fn a_connection_that_took_a_task_in_flight_and_ends_leaves_its_place_to_the_io() {
+    let scene = Scene::new();
+    let (mut first, tsih) = lead(&scene, "");
+    let (mut second, mut third) = (scene.join(tsih, 8, ""), scene.join(tsih, 9, ""));
+    first.pump.holds_io = true;
+    let itt = scene.cmd_sn();
+    assert!(scene.command(&mut first, 0, &read10(0, 1), Some(512), None).is_empty());
+    first.lose();
+    second.answers();
+    second.reassign(itt, 0);
+    drop(second);
+    third.answers();
+    // No other task gets that place meanwhile.
+    third.pump.holds_io = true;
+    assert!(scene.command(&mut third, 0, &read10(0, 1), Some(512), None).is_empty());
+    assert_ne!(third.pump.submitted[0].1.tag, first.pump.submitted[0].1.tag);
+    first.pump.finish_one();
+    third.pump.finish_one();
+    assert_eq!(third.answers().len(), 1);
+}
+
+#[test]
+fn a_driver_that_ends_with_io_in_flight_leaves_the_taken_task_an_error() {
+    let scene = Scene::new();
+    let (mut first, tsih) = lead(&scene, "");
+    let mut second = scene.join(tsih, 8, "");
+    first.pump.holds_io = true;
+    let itt = scene.cmd_sn();
+    assert!(scene.command(&mut first, 0, &read10(0, 1), Some(512), None).is_empty());
+    first.lose();
+    second.answers();
+    second.reassign(itt, 0);
+    drop(first);
+    let [answer] = second.answers().try_into().unwrap();
+    assert_eq!(answer.as_a::<ScsiResponse>().status, 2);
+}
