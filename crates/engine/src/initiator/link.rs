@@ -1,5 +1,6 @@
 //! One connection of a channel, over all its lives: dials, replays, waits, gives up.
 
+use super::moves::{Move, Moves};
 use super::retry::{Retry, Verdict};
 use super::silence::{self, Silence};
 use super::{Dialer, RemoteVolume};
@@ -29,6 +30,7 @@ pub(super) struct Link<D: Dialer, H: Host> {
     dialer: Arc<D>,
     /// Its number, for the dialer.
     number: u32,
+    moves: Moves,
     core: Rc<H>,
     /// Wakes the link's own task.
     pub(super) waker: Waker,
@@ -110,6 +112,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
             let link = Rc::new(RefCell::new(Link {
                 dialer: volume.dialer.clone(),
                 number: volume.next_link(),
+                moves: Moves::from(volume.dialer.address().clone()),
                 core: core.clone(),
                 waker: waker.clone(),
                 consumer: consumer.clone(),
@@ -194,7 +197,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
         if self.is_closing {
             return Progress::Idle;
         }
-        match self.core.connect(self.dialer.address()) {
+        match self.core.connect(self.moves.address()) {
             Ok(stream) => {
                 let until = self.retry.attempt_ends(self.core.now());
                 self.core.wake_at(until, &self.waker);
@@ -232,6 +235,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
             Err(Ended::Broken(broken)) => self.lose(&broken.to_string()),
             Err(Ended::Finished) => self.lose("target closed the connection"),
             Err(Ended::Refused(reason)) => self.give_up(&reason),
+            Err(Ended::Moved(moved)) => self.follow(moved),
         }
     }
 
@@ -242,6 +246,9 @@ impl<D: Dialer, H: Host> Link<D, H> {
         };
         connection.check_deadline(session)?;
         let inflow = connection.receive(session)?;
+        if !*is_checked && let Some(moved) = self.dialer.moved(session) {
+            return Err(moved.map_or_else(Ended::Refused, Ended::Moved));
+        }
         if !*is_checked && let Some(reason) = self.dialer.refusal(session) {
             // The session has its good-bye ready; whether it arrives changes nothing.
             let _ = connection.send(session.outbox());
@@ -255,6 +262,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 return Err(Ended::Refused(reason));
             }
             (*is_checked, self.was_open) = (true, true);
+            self.moves.settle();
             self.retry.on_session();
             self.party.is_changed.set(true);
             self.consumer.wake();
@@ -300,8 +308,23 @@ impl<D: Dialer, H: Host> Link<D, H> {
     fn check_silence(&mut self) {
         let (core, waiting) = (&self.core, self.in_flight);
         if self.silence.is_to_tell(|| core.now(), waiting > 0) {
-            let (target, seconds) = (self.dialer.address(), silence::PATIENCE.as_secs());
+            let (target, seconds) = (self.moves.address(), silence::PATIENCE.as_secs());
             warn!(%target, "no answer for {seconds} s, {waiting} requests wait for one");
+        }
+    }
+
+    /// The target is elsewhere: goes there at once.
+    fn follow(&mut self, moved: Move) -> Progress {
+        let (from, to) = (self.moves.address().clone(), moved.address.clone());
+        match self.moves.follow(moved) {
+            Ok(()) => {
+                info!(%from, %to, "target has moved");
+                self.state = State::Pausing { until: self.core.now() };
+                Progress::More
+            }
+            Err(problem) => {
+                self.give_up(&format!("target at {from} says that it has moved to {to}, {problem}"))
+            }
         }
     }
 
@@ -326,12 +349,13 @@ impl<D: Dialer, H: Host> Link<D, H> {
             Verdict::GiveUp => self.give_up(reason),
             Verdict::Again { at, is_first } => {
                 if is_first && self.was_open {
-                    warn!(target = %self.dialer.address(), "connection lost ({reason}); trying again");
+                    warn!(target = %self.moves.address(), "connection lost ({reason}); trying again");
                 }
                 if !self.was_open {
                     self.party.is_changed.set(true);
                     self.consumer.wake();
                 }
+                self.moves.go_home();
                 self.state = State::Pausing { until: at };
                 self.core.wake_at(at, &self.waker);
                 Progress::Drained
@@ -342,6 +366,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
     /// Makes as if it had never had a connection, until the next request; answers how many other links try still.
     fn rest(&mut self) -> usize {
         self.was_open = false;
+        self.moves.go_home();
         let alive = self.party.alive.get().saturating_sub(1);
         self.party.alive.set(alive);
         alive
@@ -350,11 +375,10 @@ impl<D: Dialer, H: Host> Link<D, H> {
     /// Rests until the next request; the channel sees to those that wait.
     fn give_up(&mut self, reason: &str) -> Progress {
         self.take_back();
+        let target = self.moves.address().clone();
         match self.rest() {
-            0 => warn!(target = %self.dialer.address(), "volume is out of reach: {reason}"),
-            alive => {
-                info!(target = %self.dialer.address(), "one connection less, {alive} are left: {reason}")
-            }
+            0 => warn!(%target, "volume is out of reach: {reason}"),
+            alive => info!(%target, "one connection less, {alive} are left: {reason}"),
         }
         self.party.is_changed.set(true);
         self.consumer.wake();
@@ -399,6 +423,7 @@ enum Ended {
     Broken(Broken),
     Finished,
     Refused(String),
+    Moved(Move),
 }
 
 impl From<Broken> for Ended {

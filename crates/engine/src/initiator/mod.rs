@@ -10,9 +10,13 @@
 //! some targets take fewer connections than we would like. When nothing answers for the volume's patience, or sessions
 //! begin for so long and end without completing anything, all requests fail, and the next one starts over. What had
 //! completed before the loss and was not flushed is as safe as the target made it.
+//!
+//! A target may say that it is elsewhere. A link follows it there at once; when that connection is lost, it asks where
+//! it asked first, unless the move was for good.
 
 pub mod iscsi;
 mod link;
+mod moves;
 mod retry;
 mod silence;
 
@@ -22,6 +26,7 @@ use crate::socket::Address;
 use blockmux_proto::session::Initiator;
 use blockmux_volume::{Channel, Completion, Core, Io, IoError, Pool, Volume, VolumeInfo, Waker};
 use link::{Link, Party};
+pub use moves::Move;
 use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::rc::Rc;
@@ -49,6 +54,14 @@ pub trait Dialer: Send + Sync + 'static {
 
     /// Why the target turned the session away, if it did and trying again is of no use.
     fn refusal(&self, session: &Self::Session) -> Option<String>;
+
+    /// Where the target says that it is instead, if it does.
+    ///
+    /// # Errors
+    /// If that is no address that can be dialled.
+    fn moved(&self, _session: &Self::Session) -> Option<Result<Move, String>> {
+        None
+    }
 }
 
 /// Whether a volume that was like `first` can be used on as it is `now`, over so many connections. For

@@ -129,7 +129,9 @@ impl IscsiRemote {
                 Refused::Login(LoginStatus::AUTHENTICATION_FAILURE) => {
                     "check the user and the secret".to_owned()
                 }
-                Refused::Moved { .. } => "use that address".to_owned(),
+                Refused::Moved { .. } | Refused::Lost { .. } => {
+                    "ask whoever runs the target where it is".to_owned()
+                }
                 _ => "ask whoever runs the target".to_owned(),
             },
         };

@@ -12,6 +12,7 @@
 //! target's window has; one ping, and the session is given up when it stays silent for 10 seconds more. A session has
 //! one connection and error recovery level 0: whatever goes wrong below SCSI ends it, and another session replays.
 
+mod address;
 mod discovery;
 mod full;
 mod immediate;
@@ -24,6 +25,7 @@ mod send;
 mod tests;
 
 pub use crate::scsi::initiator::{SenseCode, UnitInfo, UnitRefused, UnmapLimits};
+pub use address::TargetAddress;
 pub use blockmux_wire::iscsi::session::LoginStatus;
 pub use discovery::{DiscoverySession, FoundTarget};
 pub use refused::Refused;
