@@ -120,6 +120,15 @@ pub trait Initiator: StreamSession {
     /// The next completion.
     fn poll_done(&mut self) -> Option<Completion>;
 
+    /// The volume's size in bytes, once when it is known and whenever it has changed; `None` also from sessions whose
+    /// volume never changes.
+    fn poll_size(&mut self) -> Option<u64> {
+        None
+    }
+
+    /// Another session with the same volume has learned that it is of this size now.
+    fn resize(&mut self, _size: u64) {}
+
     /// The connection is gone: takes back every request that has not completed, oldest first, to be replayed on
     /// another session.
     fn take_unfinished(&mut self) -> Vec<Io>;

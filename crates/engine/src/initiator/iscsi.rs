@@ -274,7 +274,12 @@ impl Dialer for IscsiDialer {
         if now.designator != self.first.designator || now.serial != self.first.serial {
             return Err("another logical unit has its number now".to_owned());
         }
-        check_unchanged(&self.first.volume_info(), &now.volume_info(), self.endpoint.connections)
+        let (first, mut info) = (self.first.volume_info(), now.volume_info());
+        if !now.designator.is_empty() || !now.serial.is_empty() {
+            // It is the same one, and may well have grown meanwhile.
+            info.size = first.size;
+        }
+        check_unchanged(&first, &info, self.endpoint.connections)
     }
 
     fn refusal(&self, session: &InitiatorSession) -> Option<String> {

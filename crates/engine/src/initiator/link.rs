@@ -3,7 +3,7 @@
 use super::moves::{Move, Moves};
 use super::retry::{Retry, Verdict};
 use super::silence::{self, Silence};
-use super::{Dialer, RemoteVolume};
+use super::{Dialer, Known, RemoteVolume};
 use crate::connection::{Broken, Connection, Inflow};
 use crate::host::{ByteStream, Host};
 use crate::reactor::{Progress, Task};
@@ -13,6 +13,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 use tracing::{info, warn};
 
@@ -28,6 +29,7 @@ pub(super) struct Party {
 /// One connection of a channel, over all its lives.
 pub(super) struct Link<D: Dialer, H: Host> {
     dialer: Arc<D>,
+    known: Arc<Known>,
     /// Its number, for the dialer.
     number: u32,
     moves: Moves,
@@ -111,6 +113,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
         core.spawn(|waker| {
             let link = Rc::new(RefCell::new(Link {
                 dialer: volume.dialer.clone(),
+                known: volume.known.clone(),
                 number: volume.next_link(),
                 moves: Moves::from(volume.dialer.address().clone()),
                 core: core.clone(),
@@ -148,6 +151,13 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 self.waker.wake();
             }
             _ => self.queue.push_back(io),
+        }
+    }
+
+    /// Another session has learned that the volume is of this size.
+    pub(super) fn resize(&mut self, size: u64) {
+        if let State::Open { session, .. } = &mut self.state {
+            session.resize(size);
         }
     }
 
@@ -266,6 +276,15 @@ impl<D: Dialer, H: Host> Link<D, H> {
             self.retry.on_session();
             self.party.is_changed.set(true);
             self.consumer.wake();
+        }
+        if let Some(size) = session.poll_size() {
+            let was = self.known.size.swap(size, Ordering::Relaxed);
+            if was != size {
+                let how = if size > was { "grown" } else { "shrunk" };
+                info!(target = %self.moves.address(), "volume has {how} from {was} to {size} bytes");
+                self.party.is_changed.set(true);
+                self.consumer.wake();
+            }
         }
         while let Some(completion) = session.poll_done() {
             self.retry.on_completion();

@@ -231,6 +231,10 @@ impl FullFeature {
     /// Sends what may be sent, and logs out when it is time.
     #[inline]
     pub(super) fn advance(&mut self, outbox: &mut Outbox) {
+        if self.queue.is_strange() {
+            // A new session asks what it is now.
+            self.leave();
+        }
         self.send_commands(outbox);
         let is_due = match self.ending {
             Ending::No | Ending::LoggingOut | Ending::Over => false,

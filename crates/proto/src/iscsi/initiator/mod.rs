@@ -334,6 +334,19 @@ impl Initiator for InitiatorSession {
         }
     }
 
+    fn poll_size(&mut self) -> Option<u64> {
+        let Phase::Full(full) = &mut self.phase else { return None };
+        let size = full.queue.poll_size()?;
+        self.unit = full.queue.unit().cloned();
+        Some(size)
+    }
+
+    fn resize(&mut self, size: u64) {
+        if let Phase::Full(full) = &mut self.phase {
+            full.queue.resize(size);
+        }
+    }
+
     fn on_stop(&mut self) {
         self.is_stopping = true;
         match &mut self.phase {

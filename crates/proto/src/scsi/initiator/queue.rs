@@ -11,6 +11,7 @@ use super::DEPTH;
 use super::bring_up::{BringUp, MOST_DATA_IN};
 use super::command::{Request, Transfer};
 use super::job::{Command, Job, Piece};
+use super::news::News;
 use super::plan::{Kind, Pieces, Plan, STATUS_LEN, Terms, UNMAP_LEN, ZEROES};
 use super::unit::UnitInfo;
 use crate::scsi::Lun;
@@ -26,6 +27,7 @@ pub(crate) struct Queue<T> {
     /// The bring-up's command is under way, or waits.
     pub(super) asked: bool,
     pub(super) unit: Option<UnitInfo>,
+    pub(super) news: News,
     pub(super) luns: Vec<Lun>,
     pub(super) terms: Terms,
     pub(super) info: VolumeInfo,
@@ -57,6 +59,7 @@ impl<T: Default> Queue<T> {
             bring_up: Some(BringUp::new(lun)),
             asked: false,
             unit: None,
+            news: News::default(),
             luns: Vec::new(),
             terms: Terms::new(&unknown),
             info: unknown.volume_info(),
@@ -97,7 +100,8 @@ impl<T: Default> Queue<T> {
     /// I/O of which no command was sent.
     #[inline]
     pub(crate) fn unsent(&self) -> usize {
-        self.ready.len().saturating_add(self.again.len())
+        let asks = usize::from(self.news.has_questions());
+        self.ready.len().saturating_add(self.again.len()).saturating_add(asks)
     }
 
     /// Whether no command is under way.
@@ -179,6 +183,10 @@ impl<T: Default> Queue<T> {
     pub(crate) fn next(&mut self) -> Option<Request> {
         if self.is_draining {
             return None;
+        }
+        if let Some(question) = self.news.next() {
+            let kind = Kind::News(question);
+            return Some(self.begin(Piece { job: None, kind, offset: 0, len: 0, tries: 0 }));
         }
         if let Some(piece) = self.again.pop_front() {
             return Some(self.begin(piece));

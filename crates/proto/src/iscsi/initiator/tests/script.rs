@@ -94,13 +94,16 @@ impl Client {
             if commands.is_empty() || commands.iter().any(|pdu| pdu.bhs.opcode() != Opcode::SCSI_COMMAND) {
                 return;
             }
-            for command in commands {
-                match unit.answer(&command.cdb()) {
-                    Ok(data) if data.is_empty() => self.status(&command, Status::GOOD, None),
-                    Ok(data) => self.data(&command, &data),
-                    Err(sense) => self.status(&command, Status::CHECK_CONDITION, Some(sense)),
-                }
-            }
+            commands.iter().for_each(|command| self.answer(unit, command));
+        }
+    }
+
+    /// Answers one command as the unit does.
+    pub(super) fn answer(&mut self, unit: &Unit, command: &Pdu) {
+        match unit.answer(&command.cdb()) {
+            Ok(data) if data.is_empty() => self.status(command, Status::GOOD, None),
+            Ok(data) => self.data(command, &data),
+            Err(sense) => self.status(command, Status::CHECK_CONDITION, Some(sense)),
         }
     }
 
