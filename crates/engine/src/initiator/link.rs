@@ -1,5 +1,6 @@
-//! One connection of a channel, over all its lives: dials, replays, waits, gives up.
+//! One session of a channel, over all its lives: dials, replays, waits, gives up.
 
+use super::lanes::{Dial, Lanes};
 use super::moves::{Move, Moves};
 use super::retry::{Retry, Verdict};
 use super::silence::{self, Silence};
@@ -7,13 +8,12 @@ use super::{Dialer, Known, RemoteVolume};
 use crate::connection::{Broken, Connection, Inflow};
 use crate::host::{ByteStream, Host};
 use crate::reactor::{Progress, Task};
-use blockmux_proto::session::{Initiator, StreamSession};
+use blockmux_proto::session::Initiator;
 use blockmux_volume::{Completion, Io, Op, Waker};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 use tracing::{info, warn};
 
@@ -26,7 +26,7 @@ pub(super) struct Party {
     pub(super) is_changed: Cell<bool>,
 }
 
-/// One connection of a channel, over all its lives.
+/// One session of a channel, over all its lives.
 pub(super) struct Link<D: Dialer, H: Host> {
     dialer: Arc<D>,
     known: Arc<Known>,
@@ -67,7 +67,7 @@ enum State<S, H: Host> {
     },
     /// Logging in, or logged in.
     Open {
-        connection: Connection<H>,
+        lanes: Lanes<H>,
         session: S,
         is_checked: bool,
     },
@@ -89,8 +89,8 @@ impl<D: Dialer, H: Host> Task for LinkTask<D, H> {
         let mut link = self.0.borrow_mut();
         link.is_parked = true;
         match &mut link.state {
-            State::Open { connection, .. } => {
-                connection.park();
+            State::Open { lanes, .. } => {
+                lanes.park();
                 link.watch();
             }
             State::Connecting { connection, .. } => connection.park_connecting(),
@@ -164,15 +164,12 @@ impl<D: Dialer, H: Host> Link<D, H> {
     /// Sends what `submit` has queued up, and takes over what completed without the target.
     #[inline]
     pub(super) fn kick(&mut self, spins: bool) {
-        let State::Open { connection, session, .. } = &mut self.state else { return };
+        let State::Open { lanes, session, .. } = &mut self.state else { return };
         while let Some(completion) = session.poll_done() {
             self.in_flight -= 1;
             self.done.push(completion);
         }
-        if session.outbox().is_empty() {
-            return;
-        }
-        let is_stuck = connection.send(session.outbox()).is_err() || !session.outbox().is_empty();
+        let Some(is_stuck) = lanes.send_now(session) else { return };
         // A spinning core looks for the answer itself; a stuck send is the task's to sort out.
         if is_stuck || (spins && self.is_parked) {
             self.waker.wake();
@@ -231,7 +228,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 else {
                     return Progress::Idle;
                 };
-                self.state = State::Open { connection, session, is_checked: false };
+                self.state = State::Open { lanes: Lanes::new(connection), session, is_checked: false };
                 self.run_open();
                 Progress::More
             }
@@ -251,24 +248,25 @@ impl<D: Dialer, H: Host> Link<D, H> {
 
     #[inline]
     fn turn(&mut self) -> Result<Progress, Ended> {
-        let State::Open { connection, session, is_checked } = &mut self.state else {
+        let State::Open { lanes, session, is_checked } = &mut self.state else {
             return Ok(Progress::Idle);
         };
-        connection.check_deadline(session)?;
-        let inflow = connection.receive(session)?;
+        let dial = Dial { core: &self.core, waker: &self.waker, address: self.moves.address() };
+        let is_dialled = lanes.dial(session, &dial)?;
+        let inflow = lanes.receive(session, &dial)?;
         if !*is_checked && let Some(moved) = self.dialer.moved(session) {
             return Err(moved.map_or_else(Ended::Refused, Ended::Moved));
         }
         if !*is_checked && let Some(reason) = self.dialer.refusal(session) {
             // The session has its good-bye ready; whether it arrives changes nothing.
-            let _ = connection.send(session.outbox());
+            let _ = lanes.send_now(session);
             return Err(Ended::Refused(reason));
         }
         if !*is_checked && session.is_ready() {
             if let Err(reason) = self.dialer.check(session) {
                 // The target did nothing wrong, and is not left without a word.
                 session.on_stop();
-                let _ = connection.send(session.outbox());
+                let _ = lanes.send_now(session);
                 return Err(Ended::Refused(reason));
             }
             (*is_checked, self.was_open) = (true, true);
@@ -277,14 +275,11 @@ impl<D: Dialer, H: Host> Link<D, H> {
             self.party.is_changed.set(true);
             self.consumer.wake();
         }
-        if let Some(size) = session.poll_size() {
-            let was = self.known.size.swap(size, Ordering::Relaxed);
-            if was != size {
-                let how = if size > was { "grown" } else { "shrunk" };
-                info!(target = %self.moves.address(), "volume has {how} from {was} to {size} bytes");
-                self.party.is_changed.set(true);
-                self.consumer.wake();
-            }
+        if let Some(size) = session.poll_size()
+            && self.known.take_size(size, self.moves.address())
+        {
+            self.party.is_changed.set(true);
+            self.consumer.wake();
         }
         while let Some(completion) = session.poll_done() {
             self.retry.on_completion();
@@ -299,7 +294,8 @@ impl<D: Dialer, H: Host> Link<D, H> {
         if self.is_closing {
             session.on_stop();
         }
-        let has_sent = connection.send(session.outbox())?;
+        let dial = Dial { core: &self.core, waker: &self.waker, address: self.moves.address() };
+        let has_sent = lanes.send(session, &dial)? || is_dialled;
         if has_sent || matches!(inflow, Inflow::More | Inflow::Drained) {
             self.silence.on_move();
         }

@@ -4,7 +4,8 @@
 //!   consumer ──submit──▶ RemoteChannel ──▶ Link ──▶ session ──▶ connection ──▶ socket
 //!                                           │ connection lost: dial again, replay what had not completed
 //! ```
-//! A channel has one `Link` or several, each a connection of its own. A link that loses its connection keeps every
+//! A channel has one `Link` or several, each a session of its own, with one connection or, where the protocol has that,
+//! several ([`blockmux_proto::session`]). A link that loses its connection keeps every
 //! request that has not completed, dials again with growing pauses, and replays them on the new session; a request
 //! so completes exactly once. A link that does not get a connection while others have one hands its requests to them:
 //! some targets take fewer connections than we would like. When nothing answers for the volume's patience, or sessions
@@ -18,6 +19,7 @@
 //! it asked first, unless the move was for good.
 
 pub mod iscsi;
+mod lanes;
 mod link;
 mod moves;
 mod retry;
@@ -36,6 +38,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use tracing::info;
 
 /// Knows how to reach one remote volume, as often as needed.
 pub trait Dialer: Send + Sync + 'static {
@@ -114,6 +117,16 @@ struct Known {
 impl Known {
     fn info(&self) -> VolumeInfo {
         VolumeInfo { size: self.size.load(Ordering::Relaxed), ..self.first.clone() }
+    }
+
+    /// A target told how large the volume is; whether that is news.
+    fn take_size(&self, size: u64, target: &Address) -> bool {
+        let was = self.size.swap(size, Ordering::Relaxed);
+        if was != size {
+            let how = if size > was { "grown" } else { "shrunk" };
+            info!(%target, "volume has {how} from {was} to {size} bytes");
+        }
+        was != size
     }
 }
 

@@ -216,6 +216,17 @@ impl<T: Default> Queue<T> {
         self.commands.get_mut(key).map(|command| (&mut command.transport, command.transfer))
     }
 
+    /// The commands under way that `is_meant` picks, in no order.
+    pub(crate) fn keys_of(&self, is_meant: impl Fn(&T) -> bool) -> Vec<Key> {
+        self.commands.keys_of(|command| is_meant(&command.transport))
+    }
+
+    /// A command under way, as it was when it was sent.
+    pub(crate) fn request(&mut self, key: Key) -> Option<Request> {
+        let command = self.commands.get_mut(key)?;
+        Some(Request { key, cdb: command.cdb, transfer: command.transfer })
+    }
+
     /// The command that a peer names by the short form of its key.
     #[inline]
     pub(crate) fn find(&self, short: u32) -> Option<Key> {
@@ -328,7 +339,7 @@ impl<T: Default> Queue<T> {
             Kind::Read | Kind::Write { .. } | Kind::Flush => None,
             _ => Some(self.payload(piece)),
         };
-        let key = self.commands.insert(Command { piece, transfer, payload, transport: T::default() });
+        let key = self.commands.insert(Command { piece, cdb, transfer, payload, transport: T::default() });
         Request { key, cdb, transfer }
     }
 
