@@ -56,7 +56,7 @@ impl Target {
     /// Runs the suite with these wishes.
     fn conforms(&self, wishes: Parameters, connections: u32) {
         let [volume, read_only] = ["disk", "frozen"].map(|export| -> Arc<dyn Volume> {
-            let dialer = IscsiDialer { address: self.address.clone(), export, wishes };
+            let dialer = IscsiDialer::new(&self.address, export, wishes);
             let mut session = dialer.log_in(Mode::Describe, u32::MAX, &Pool::new(1 << 20), Instant::now());
             run_session(&self.address, &mut session, PATIENCE, InitiatorSession::is_over).unwrap();
             let info = session.volume_info().unwrap();

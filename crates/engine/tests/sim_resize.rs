@@ -80,7 +80,7 @@ fn a_volume_that_grows_or_shrinks_is_seen_on_every_core() {
         let permit = limit.permit().expect("there is no limit");
         TargetTask::spawn(core, stream, session, exports.clone(), permit);
     });
-    let dialer = IscsiDialer { address, export: "disk0", wishes: wishes() };
+    let dialer = IscsiDialer::new(&address, "disk0", wishes());
     let info = VolumeInfo { lends_reads: true, ..VolumeInfo::new(SMALL) };
     let volume = RemoteVolume::<_, SimCore>::new(dialer, info, 2, Duration::from_secs(5));
     let mut clients = Clients { world, channels: Vec::new() };
