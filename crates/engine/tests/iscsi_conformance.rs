@@ -18,9 +18,13 @@ use blockmux_proto::iscsi::login::operational::{CRC32C, Key, Parameters};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::scsi::Lun;
 use blockmux_volume::{MemVolume, Pool, Volume};
+use blockmux_wire::iscsi::session::LoginStatus;
 use conforms::conforms;
 use iscsi_sides::{IscsiDialer, node, target_name};
-use std::sync::Arc;
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Serves one volume, also as `frozen`, which refuses writes; it ends when dropped.
@@ -52,7 +56,7 @@ impl Target {
     /// Runs the suite with these wishes.
     fn conforms(&self, wishes: Parameters, connections: u32) {
         let [volume, read_only] = ["disk", "frozen"].map(|export| -> Arc<dyn Volume> {
-            let dialer = IscsiDialer { address: self.address.clone(), export, wishes };
+            let dialer = IscsiDialer::new(&self.address, export, wishes);
             let mut session = dialer.log_in(Mode::Describe, u32::MAX, &Pool::new(1 << 20), Instant::now());
             run_session(&self.address, &mut session, PATIENCE, InitiatorSession::is_over).unwrap();
             let info = session.volume_info().unwrap();
@@ -103,20 +107,83 @@ fn what_an_endpoint_names_is_found_and_conforms() {
     let (found, left_out) = discover(&target.address, &initiator, None).unwrap();
     let names: Vec<_> = found.iter().map(|target| target.name.as_str()).collect();
     assert_eq!((names, left_out), (vec!["iqn.2026-11.t:disk", "iqn.2026-11.t:frozen"], 0));
-    let endpoint = |export| Endpoint {
-        address: target.address.clone(),
-        initiator: initiator.clone(),
-        target: target_name(export),
+    let endpoint = |export| Endpoint { target: target_name(export), ..endpoint_at(&target.address) };
+    assert_eq!(luns(&Endpoint { lun: Lun::new(9), ..endpoint("disk") }).unwrap(), [Lun::new(0)]);
+    let [volume, read_only] =
+        ["disk", "frozen"].map(|export| -> Arc<dyn Volume> { Arc::new(connect(endpoint(export)).unwrap()) });
+    conforms(volume, read_only);
+}
+
+/// A portal that sends everybody to `to`; how many have come, and where it is. It ends with the test.
+fn redirector(status: LoginStatus, to: impl Fn() -> String + Send + 'static) -> (Arc<AtomicUsize>, Address) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = Address::Tcp(listener.local_addr().unwrap());
+    let asked = Arc::new(AtomicUsize::new(0));
+    let count = asked.clone();
+    std::thread::spawn(move || {
+        while let Ok((mut socket, _)) = listener.accept() {
+            let mut request = [0; 48];
+            socket.read_exact(&mut request).unwrap();
+            let len = usize::from(u16::from_be_bytes([request[6], request[7]]));
+            socket.read_exact(&mut vec![0; len.next_multiple_of(4)]).unwrap();
+            count.fetch_add(1, Ordering::Relaxed);
+            let mut text = format!("TargetAddress={},1\0", to()).into_bytes();
+            // A login response (RFC 7143 §11.13) with the length of its text, the initiator's task tag, and a status.
+            let mut response = [0; 48];
+            (response[0], response[7]) = (0x23, text.len() as u8);
+            response[16..20].copy_from_slice(&request[16..20]);
+            response[36..38].copy_from_slice(&status.0.to_be_bytes());
+            text.resize(text.len().next_multiple_of(4), 0);
+            socket.write_all(&[&response[..], &text].concat()).unwrap();
+        }
+    });
+    (asked, address)
+}
+
+fn endpoint_at(address: &Address) -> Endpoint {
+    Endpoint {
+        address: address.clone(),
+        initiator: Name::new("iqn.2026-11.i:me").unwrap(),
+        target: target_name("disk"),
         lun: Lun::new(0),
         chap: None,
         wishes: wishes(),
         connections: 2,
         patience: PATIENCE,
-    };
-    assert_eq!(luns(&Endpoint { lun: Lun::new(9), ..endpoint("disk") }).unwrap(), [Lun::new(0)]);
-    let [volume, read_only] =
-        ["disk", "frozen"].map(|export| -> Arc<dyn Volume> { Arc::new(connect(endpoint(export)).unwrap()) });
-    conforms(volume, read_only);
+    }
+}
+
+#[test]
+fn a_target_that_has_moved_is_followed_and_asked_where_it_was_unless_that_was_for_good() {
+    for (status, expected) in
+        [(LoginStatus::TARGET_MOVED_TEMPORARILY, 6), (LoginStatus::TARGET_MOVED_PERMANENTLY, 2)]
+    {
+        let target = Target::serve(ram());
+        let place = target.address.to_string();
+        let (asked, address) = redirector(status, move || place.clone());
+        let frozen = Endpoint { target: target_name("frozen"), ..endpoint_at(&address) };
+        let [volume, read_only] = [endpoint_at(&address), frozen]
+            .map(|endpoint| -> Arc<dyn Volume> { Arc::new(connect(endpoint).unwrap()) });
+        conforms(volume, read_only);
+        // Both are asked once to describe the unit, and then by every session of every channel that is opened.
+        let asked = asked.load(Ordering::Relaxed);
+        assert!(if expected == 2 { asked == 2 } else { asked >= expected }, "{status}: {asked}");
+    }
+}
+
+#[test]
+fn targets_that_send_us_in_a_circle_are_both_named() {
+    let first = Arc::new(OnceLock::new());
+    let there = first.clone();
+    let (_, second) =
+        redirector(LoginStatus::TARGET_MOVED_PERMANENTLY, move || Address::to_string(there.wait()));
+    let place = second.to_string();
+    let (_, address) = redirector(LoginStatus::TARGET_MOVED_TEMPORARILY, move || place.clone());
+    first.set(address.clone()).unwrap();
+    let error = connect(endpoint_at(&address)).err().unwrap().to_string();
+    let expected =
+        format!("target at {second} says that it has moved to {address},1, which has sent us on already");
+    assert!(error.ends_with(&expected), "{error}");
 }
 
 const PATIENCE: Duration = Duration::from_secs(30);

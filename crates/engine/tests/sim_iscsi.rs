@@ -18,13 +18,14 @@ use blockmux_proto::iscsi::target::TargetSession;
 use blockmux_volume::Pool;
 use iscsi_sides::{IscsiDialer, node};
 use std::cell::OnceCell;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// iSCSI as the initiator wishes it, with one node for all of the target's lives.
 struct Iscsi {
     wishes: Parameters,
     node: OnceCell<Arc<Node>>,
+    agreed: Arc<OnceLock<Parameters>>,
 }
 
 impl Protocol for Iscsi {
@@ -37,7 +38,7 @@ impl Protocol for Iscsi {
     }
 
     fn dialer(&self, address: &Address) -> IscsiDialer {
-        IscsiDialer { address: address.clone(), export: "disk0", wishes: self.wishes }
+        IscsiDialer { agreed: self.agreed.clone(), ..IscsiDialer::new(address, "disk0", self.wishes) }
     }
 }
 
@@ -59,17 +60,37 @@ fn wishes_of(seed: u64) -> Parameters {
 
 /// Runs the scenario of every seed, or of the one that the environment names, each with the next of the three wishes.
 fn run_seeds(seeds: u64, scenario: impl Fn(u64) -> Scenario) -> Vec<Outcome> {
+    run_seeds_with(seeds, wishes_of, scenario).into_iter().map(|(outcome, _)| outcome).collect()
+}
+
+/// The same with other wishes; also what was agreed on.
+fn run_seeds_with(
+    seeds: u64,
+    wishes_of: impl Fn(u64) -> Parameters,
+    scenario: impl Fn(u64) -> Scenario,
+) -> Vec<(Outcome, Parameters)> {
     let one = std::env::var("BLOCKMUX_SIM_SEED").ok();
     let one = one.map(|seed| seed.parse().expect("BLOCKMUX_SIM_SEED is a number"));
     let seeds = one.map_or(0..seeds, |seed| seed..seed + 1);
     let outcomes = seeds.map(|seed| {
-        let protocol = Iscsi { wishes: wishes_of(seed), node: OnceCell::new() };
+        let agreed = Arc::new(OnceLock::new());
+        let protocol = Iscsi { wishes: wishes_of(seed), node: OnceCell::new(), agreed: agreed.clone() };
         match scenario(seed).run(protocol) {
-            Ok(outcome) => outcome,
+            Ok(outcome) => (outcome, *agreed.get().expect("there was a session")),
             Err(failure) => panic!("{failure}"),
         }
     });
     outcomes.collect()
+}
+
+/// The same over several connections of each session, with digests, at an error recovery level.
+fn wishes_with_lanes(seed: u64, level: u32) -> Parameters {
+    wishes_of(seed)
+        .with(Key::HeaderDigest, CRC32C)
+        .with(Key::DataDigest, CRC32C)
+        .with(Key::MaxConnections, 1 + seed as u32 / 3 % 4)
+        .with(Key::ErrorRecoveryLevel, level)
+        .with(Key::DefaultTime2Retain, 20)
 }
 
 fn is_one_seed() -> bool {
@@ -191,6 +212,7 @@ fn everything_at_once() {
         most_per_call: 2000,
         breaks_within: Some(300_000),
         stalls_per_thousand: 5,
+        ..Weather::FAIR
     };
     run_seeds(100, |seed| Scenario {
         weather: storm,
@@ -201,6 +223,86 @@ fn everything_at_once() {
         pool_bytes: 4 << 20,
         ..Scenario::new(seed)
     });
+}
+
+#[test]
+fn several_connections_of_a_session_are_one() {
+    let late = Weather { delay: ms(3), stalls_per_thousand: 10, window: 30_000, ..FRAGMENTING };
+    let outcomes = run_seeds_with(
+        60,
+        |seed| wishes_with_lanes(seed, 0),
+        |seed| Scenario { weather: late, volume_delay: ms(2), ..Scenario::new(seed) },
+    );
+    for (outcome, agreed) in outcomes {
+        let most = agreed.get(Key::MaxConnections);
+        assert_eq!((outcome.connections, outcome.breaks), (most.into(), 0));
+    }
+}
+
+#[test]
+fn what_a_session_loses_with_one_of_its_connections_is_replayed_exactly_once() {
+    for level in 0..=2 {
+        run_seeds_with(
+            60,
+            |seed| wishes_with_lanes(seed, level),
+            |seed| Scenario {
+                weather: Weather { breaks_within: Some(200_000), ..FRAGMENTING },
+                requests: 150,
+                most_blocks: 3,
+                ..Scenario::new(seed)
+            },
+        );
+    }
+}
+
+#[test]
+fn what_comes_damaged_is_sent_again_and_from_level_1_on_no_session_ends() {
+    let mut damaged_sessions = 0;
+    for level in 0..=1 {
+        let outcomes = run_seeds_with(
+            60,
+            |seed| wishes_with_lanes(seed, level),
+            |seed| Scenario {
+                weather: Weather { damaged_per_thousand: 20, ..Weather::FAIR },
+                volume_delay: ms(2),
+                ..Scenario::new(seed)
+            },
+        );
+        for (outcome, agreed) in outcomes {
+            let is_more = outcome.connections > agreed.get(Key::MaxConnections).into();
+            damaged_sessions += u32::from(is_more);
+            assert!(!is_more || agreed.get(Key::ErrorRecoveryLevel) == 0, "{outcome:?}");
+        }
+    }
+    assert!(is_one_seed() || damaged_sessions > 10, "only {damaged_sessions} sessions were damaged");
+}
+
+#[test]
+fn everything_at_once_over_several_connections() {
+    let storm = Weather {
+        delay: ms(3),
+        bytes_per_s: Some(50_000_000),
+        window: 30_000,
+        most_per_call: 2000,
+        breaks_within: Some(300_000),
+        stalls_per_thousand: 5,
+        damaged_per_thousand: 2,
+    };
+    for level in 0..=2 {
+        run_seeds_with(
+            40,
+            |seed| wishes_with_lanes(seed, level),
+            |seed| Scenario {
+                weather: storm,
+                volume_delay: ms(5),
+                medium_errors_per_million: 10_000,
+                connections: 1 + seed as u32 % 2,
+                trouble: Some(Trouble { every: ms(500), lasts: ms(300), is_crash: !seed.is_multiple_of(3) }),
+                pool_bytes: 4 << 20,
+                ..Scenario::new(seed)
+            },
+        );
+    }
 }
 
 #[test]

@@ -165,6 +165,7 @@ fn everything_at_once() {
         most_per_call: 2000,
         breaks_within: Some(300_000),
         stalls_per_thousand: 5,
+        ..Weather::FAIR
     };
     run_seeds(100, |seed| Scenario {
         weather: storm,

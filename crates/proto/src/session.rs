@@ -6,6 +6,11 @@
 //! ```
 //! The driver's turn, over and over: while [`StreamSession::demand`] asks for bytes and there are some, show them;
 //! take every I/O and submit it, and cancel what is to be cancelled; hand in what completed; send what the outbox holds.
+//!
+//! A session of an initiator may have several connections, its lanes, all driven on one core
+//! (`docs/decisions/0011-connections-of-one-session.md`). It says when it wants one more ([`Initiator::poll_dial`]), and
+//! hears when that is there or gone. The calls of [`StreamSession`] and [`Timed`] are about one lane: the first, until
+//! [`Initiator::select`] names another. A session that knows nothing of lanes has one, and all of that is the default.
 
 use crate::exports::VolumeId;
 use crate::outbox::Outbox;
@@ -164,9 +169,36 @@ pub trait Initiator: StreamSession {
     /// The next completion.
     fn poll_done(&mut self) -> Option<Completion>;
 
+    /// The volume's size in bytes, once when it is known and whenever it has changed; `None` also from sessions whose
+    /// volume never changes.
+    fn poll_size(&mut self) -> Option<u64> {
+        None
+    }
+
+    /// Another session with the same volume has learned that it is of this size now.
+    fn resize(&mut self, _size: u64) {}
+
     /// The connection is gone: takes back every request that has not completed, oldest first, to be replayed on
     /// another session.
     fn take_unfinished(&mut self) -> Vec<Io>;
+
+    /// From now on bytes, outbox and deadlines are those of this lane.
+    fn select(&mut self, _lane: usize) {}
+
+    /// A lane that the session wants a connection for, to where the first one goes, and when to dial. Each is named once
+    /// until it is lost.
+    fn poll_dial(&mut self) -> Option<(usize, Instant)> {
+        None
+    }
+
+    /// The connection of a lane is there: the lane's outbox has what it begins with.
+    fn on_connected(&mut self, _lane: usize, _now: Instant) {}
+
+    /// The connection of a lane is gone, or could not be had. Whether the session goes on: without it, or with another
+    /// one that [`Initiator::poll_dial`] asks for. If not, it is to be taken back whole.
+    fn on_lost(&mut self, _lane: usize, _now: Instant) -> bool {
+        false
+    }
 
     /// Ends the session softly once nothing is in flight.
     fn on_stop(&mut self);

@@ -2,14 +2,20 @@
 //!
 //! CHAP is tried with every algorithm that the endpoint names, and once more with MD5 alone if the target does not
 //! take that: older ones know no other, or have other numbers for them.
+//!
+//! A target that says that it has moved is followed, up to four times in a row. To look up the name of a host takes
+//! time that a core does not have: a link follows to addresses, and to names that were looked up when the volume was
+//! opened.
 
-use super::{Dialer, RemoteVolume, check_unchanged};
+use super::moves::Moves;
+use super::{Dialer, Move, RemoteVolume, check_unchanged};
 use crate::blocking::{self, run_session};
 use crate::connection::Broken;
 use crate::socket::Address;
 use crate::sys;
 use blockmux_proto::iscsi::initiator::{
-    Config, DiscoverySession, FoundTarget, InitiatorSession, LoginStatus, Mode, Refused, UnitInfo,
+    Config, DiscoverySession, FoundTarget, InitiatorSession, LoginStatus, Mode, Refused, TargetAddress,
+    UnitInfo,
 };
 use blockmux_proto::iscsi::login::chap::{Algorithm, SEED_LEN};
 use blockmux_proto::iscsi::login::operational::Parameters;
@@ -17,6 +23,7 @@ use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::Chap;
 use blockmux_proto::scsi::Lun;
 use blockmux_volume::{Pool, VolumeInfo};
+use std::net::{IpAddr, ToSocketAddrs};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -69,19 +76,7 @@ pub fn connect(endpoint: Endpoint) -> Result<RemoteVolume<IscsiDialer>, ConnectE
 /// # Errors
 /// As for [`connect`].
 pub fn describe(endpoint: &Endpoint) -> Result<Description, ConnectError> {
-    describe_with(endpoint).map(|(told, _)| told)
-}
-
-/// Describes one unit, and says what CHAP was used.
-fn describe_with(endpoint: &Endpoint) -> Result<(Description, Option<Chap>), ConnectError> {
-    let address = &endpoint.address;
-    let (session, chap) = ask(endpoint)?;
-    if let Some(refused) = session.refused() {
-        return Err(ConnectError::Refused { address: address.clone(), refused: refused.clone() });
-    }
-    let told = session.unit().cloned().zip(session.parameters().copied());
-    let (unit, parameters) = told.ok_or_else(|| ConnectError::Silent { address: address.clone() })?;
-    Ok((Description { unit, parameters }, chap))
+    Answer::to(endpoint)?.description()
 }
 
 /// The logical units of a target, as seen from the endpoint's, which need not be there.
@@ -89,12 +84,12 @@ fn describe_with(endpoint: &Endpoint) -> Result<(Description, Option<Chap>), Con
 /// # Errors
 /// If the target cannot be reached or refuses the login.
 pub fn luns(endpoint: &Endpoint) -> Result<Vec<Lun>, ConnectError> {
-    let (session, _) = ask(endpoint)?;
-    match session.refused() {
+    let answer = Answer::to(endpoint)?;
+    match answer.session.refused() {
         Some(refused) if !matches!(refused, Refused::Unit(_)) => {
-            Err(ConnectError::Refused { address: endpoint.address.clone(), refused: refused.clone() })
+            Err(ConnectError::Refused { address: answer.address().clone(), refused: refused.clone() })
         }
-        _ => Ok(session.luns().to_vec()),
+        _ => Ok(answer.session.luns().to_vec()),
     }
 }
 
@@ -128,7 +123,56 @@ pub fn discover(
     Err(last.map_or(silent, |refused| ConnectError::Refused { address: address.clone(), refused }))
 }
 
-/// One login from start to end, and what CHAP it used; whether it was refused is for the caller to see.
+/// One login from start to end, wherever the target sent us; whether it was refused is for the caller to see.
+struct Answer {
+    session: InitiatorSession,
+    /// What CHAP it used.
+    chap: Option<Chap>,
+    moves: Moves,
+    /// Hosts that the target named, and where they are.
+    names: Vec<(TargetAddress, Address)>,
+}
+
+impl Answer {
+    fn to(endpoint: &Endpoint) -> Result<Answer, ConnectError> {
+        let mut moves = Moves::from(endpoint.address.clone());
+        let mut names = Vec::new();
+        loop {
+            let from = moves.address().clone();
+            let (session, chap) = ask(&Endpoint { address: from.clone(), ..endpoint.clone() })?;
+            let Some(Refused::Moved { address: to, permanent }) = session.refused() else {
+                moves.settle();
+                return Ok(Answer { session, chap, moves, names });
+            };
+            let lost = |problem| {
+                let refused = Refused::Lost { from: from.to_string(), to: to.clone(), problem };
+                ConnectError::Refused { address: from.clone(), refused }
+            };
+            let place: TargetAddress = to.parse().map_err(lost)?;
+            let found =
+                (place.host.as_str(), place.port).to_socket_addrs().ok().and_then(|mut all| all.next());
+            let address = Address::Tcp(found.ok_or_else(|| lost("a host that cannot be found"))?);
+            names.push((place, address.clone()));
+            moves.follow(Move { address, is_permanent: *permanent }).map_err(lost)?;
+        }
+    }
+
+    fn address(&self) -> &Address {
+        self.moves.address()
+    }
+
+    fn description(&self) -> Result<Description, ConnectError> {
+        let address = self.address();
+        if let Some(refused) = self.session.refused() {
+            return Err(ConnectError::Refused { address: address.clone(), refused: refused.clone() });
+        }
+        let told = self.session.unit().cloned().zip(self.session.parameters().copied());
+        let (unit, parameters) = told.ok_or_else(|| ConnectError::Silent { address: address.clone() })?;
+        Ok(Description { unit, parameters })
+    }
+}
+
+/// One login from start to end at one address, and what CHAP it used.
 fn ask(endpoint: &Endpoint) -> Result<(InitiatorSession, Option<Chap>), ConnectError> {
     let mut attempts = attempts(endpoint.chap.clone()).peekable();
     loop {
@@ -187,6 +231,8 @@ pub struct IscsiDialer {
     endpoint: Endpoint,
     /// As the unit was when the volume was opened.
     first: UnitInfo,
+    /// Hosts that the target named when it was first asked.
+    names: Vec<(TargetAddress, Address)>,
     random: Randomness,
 }
 
@@ -196,9 +242,12 @@ impl IscsiDialer {
     /// # Errors
     /// As for [`connect`].
     pub fn new(endpoint: Endpoint) -> Result<IscsiDialer, ConnectError> {
-        let (told, chap) = describe_with(&endpoint)?;
+        let answer = Answer::to(&endpoint)?;
+        let first = answer.description()?.unit;
+        let Answer { chap, moves, names, .. } = answer;
         let random = Randomness::new(&endpoint.address)?;
-        Ok(IscsiDialer { endpoint: Endpoint { chap, ..endpoint }, first: told.unit, random })
+        let address = moves.home().clone();
+        Ok(IscsiDialer { endpoint: Endpoint { address, chap, ..endpoint }, first, names, random })
     }
 
     /// The unit as it was when it was first seen.
@@ -225,11 +274,33 @@ impl Dialer for IscsiDialer {
         if now.designator != self.first.designator || now.serial != self.first.serial {
             return Err("another logical unit has its number now".to_owned());
         }
-        check_unchanged(&self.first.volume_info(), &now.volume_info(), self.endpoint.connections)
+        let (first, mut info) = (self.first.volume_info(), now.volume_info());
+        if !now.designator.is_empty() || !now.serial.is_empty() {
+            // It is the same one, and may well have grown meanwhile.
+            info.size = first.size;
+        }
+        check_unchanged(&first, &info, self.endpoint.connections)
     }
 
     fn refusal(&self, session: &InitiatorSession) -> Option<String> {
         session.refused().filter(|refused| !refused.may_pass()).map(ToString::to_string)
+    }
+
+    fn moved(&self, session: &InitiatorSession) -> Option<Result<Move, String>> {
+        let Some(Refused::Moved { address: to, permanent }) = session.refused() else { return None };
+        let place: TargetAddress = match to.parse() {
+            Ok(place) => place,
+            Err(problem) => return Some(Err(format!("target says that it has moved to {to}, {problem}"))),
+        };
+        let known =
+            || self.names.iter().find(|(known, _)| (&known.host, known.port) == (&place.host, place.port));
+        let found = match place.host.parse::<IpAddr>() {
+            Ok(ip) => Some(Address::Tcp((ip, place.port).into())),
+            Err(_) => known().map(|(_, address)| address.clone()),
+        };
+        let lost =
+            || format!("target says that it has moved to {to}, a host that was not known when it was opened");
+        Some(found.map(|address| Move { address, is_permanent: *permanent }).ok_or_else(lost))
     }
 }
 

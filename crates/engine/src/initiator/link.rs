@@ -1,12 +1,14 @@
-//! One connection of a channel, over all its lives: dials, replays, waits, gives up.
+//! One session of a channel, over all its lives: dials, replays, waits, gives up.
 
+use super::lanes::{Dial, Lanes};
+use super::moves::{Move, Moves};
 use super::retry::{Retry, Verdict};
 use super::silence::{self, Silence};
-use super::{Dialer, RemoteVolume};
+use super::{Dialer, Known, RemoteVolume};
 use crate::connection::{Broken, Connection, Inflow};
 use crate::host::{ByteStream, Host};
 use crate::reactor::{Progress, Task};
-use blockmux_proto::session::{Initiator, StreamSession};
+use blockmux_proto::session::Initiator;
 use blockmux_volume::{Completion, Io, Op, Waker};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -24,11 +26,13 @@ pub(super) struct Party {
     pub(super) is_changed: Cell<bool>,
 }
 
-/// One connection of a channel, over all its lives.
+/// One session of a channel, over all its lives.
 pub(super) struct Link<D: Dialer, H: Host> {
     dialer: Arc<D>,
+    known: Arc<Known>,
     /// Its number, for the dialer.
     number: u32,
+    moves: Moves,
     core: Rc<H>,
     /// Wakes the link's own task.
     pub(super) waker: Waker,
@@ -63,7 +67,7 @@ enum State<S, H: Host> {
     },
     /// Logging in, or logged in.
     Open {
-        connection: Connection<H>,
+        lanes: Lanes<H>,
         session: S,
         is_checked: bool,
     },
@@ -85,8 +89,8 @@ impl<D: Dialer, H: Host> Task for LinkTask<D, H> {
         let mut link = self.0.borrow_mut();
         link.is_parked = true;
         match &mut link.state {
-            State::Open { connection, .. } => {
-                connection.park();
+            State::Open { lanes, .. } => {
+                lanes.park();
                 link.watch();
             }
             State::Connecting { connection, .. } => connection.park_connecting(),
@@ -109,7 +113,9 @@ impl<D: Dialer, H: Host> Link<D, H> {
         core.spawn(|waker| {
             let link = Rc::new(RefCell::new(Link {
                 dialer: volume.dialer.clone(),
+                known: volume.known.clone(),
                 number: volume.next_link(),
+                moves: Moves::from(volume.dialer.address().clone()),
                 core: core.clone(),
                 waker: waker.clone(),
                 consumer: consumer.clone(),
@@ -148,18 +154,22 @@ impl<D: Dialer, H: Host> Link<D, H> {
         }
     }
 
+    /// Another session has learned that the volume is of this size.
+    pub(super) fn resize(&mut self, size: u64) {
+        if let State::Open { session, .. } = &mut self.state {
+            session.resize(size);
+        }
+    }
+
     /// Sends what `submit` has queued up, and takes over what completed without the target.
     #[inline]
     pub(super) fn kick(&mut self, spins: bool) {
-        let State::Open { connection, session, .. } = &mut self.state else { return };
+        let State::Open { lanes, session, .. } = &mut self.state else { return };
         while let Some(completion) = session.poll_done() {
             self.in_flight -= 1;
             self.done.push(completion);
         }
-        if session.outbox().is_empty() {
-            return;
-        }
-        let is_stuck = connection.send(session.outbox()).is_err() || !session.outbox().is_empty();
+        let Some(is_stuck) = lanes.send_now(session) else { return };
         // A spinning core looks for the answer itself; a stuck send is the task's to sort out.
         if is_stuck || (spins && self.is_parked) {
             self.waker.wake();
@@ -194,7 +204,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
         if self.is_closing {
             return Progress::Idle;
         }
-        match self.core.connect(self.dialer.address()) {
+        match self.core.connect(self.moves.address()) {
             Ok(stream) => {
                 let until = self.retry.attempt_ends(self.core.now());
                 self.core.wake_at(until, &self.waker);
@@ -218,7 +228,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 else {
                     return Progress::Idle;
                 };
-                self.state = State::Open { connection, session, is_checked: false };
+                self.state = State::Open { lanes: Lanes::new(connection), session, is_checked: false };
                 self.run_open();
                 Progress::More
             }
@@ -232,30 +242,42 @@ impl<D: Dialer, H: Host> Link<D, H> {
             Err(Ended::Broken(broken)) => self.lose(&broken.to_string()),
             Err(Ended::Finished) => self.lose("target closed the connection"),
             Err(Ended::Refused(reason)) => self.give_up(&reason),
+            Err(Ended::Moved(moved)) => self.follow(moved),
         }
     }
 
     #[inline]
     fn turn(&mut self) -> Result<Progress, Ended> {
-        let State::Open { connection, session, is_checked } = &mut self.state else {
+        let State::Open { lanes, session, is_checked } = &mut self.state else {
             return Ok(Progress::Idle);
         };
-        connection.check_deadline(session)?;
-        let inflow = connection.receive(session)?;
+        let dial = Dial { core: &self.core, waker: &self.waker, address: self.moves.address() };
+        let is_dialled = lanes.dial(session, &dial)?;
+        let inflow = lanes.receive(session, &dial)?;
+        if !*is_checked && let Some(moved) = self.dialer.moved(session) {
+            return Err(moved.map_or_else(Ended::Refused, Ended::Moved));
+        }
         if !*is_checked && let Some(reason) = self.dialer.refusal(session) {
             // The session has its good-bye ready; whether it arrives changes nothing.
-            let _ = connection.send(session.outbox());
+            let _ = lanes.send_now(session);
             return Err(Ended::Refused(reason));
         }
         if !*is_checked && session.is_ready() {
             if let Err(reason) = self.dialer.check(session) {
                 // The target did nothing wrong, and is not left without a word.
                 session.on_stop();
-                let _ = connection.send(session.outbox());
+                let _ = lanes.send_now(session);
                 return Err(Ended::Refused(reason));
             }
             (*is_checked, self.was_open) = (true, true);
+            self.moves.settle();
             self.retry.on_session();
+            self.party.is_changed.set(true);
+            self.consumer.wake();
+        }
+        if let Some(size) = session.poll_size()
+            && self.known.take_size(size, self.moves.address())
+        {
             self.party.is_changed.set(true);
             self.consumer.wake();
         }
@@ -272,7 +294,8 @@ impl<D: Dialer, H: Host> Link<D, H> {
         if self.is_closing {
             session.on_stop();
         }
-        let has_sent = connection.send(session.outbox())?;
+        let dial = Dial { core: &self.core, waker: &self.waker, address: self.moves.address() };
+        let has_sent = lanes.send(session, &dial)? || is_dialled;
         if has_sent || matches!(inflow, Inflow::More | Inflow::Drained) {
             self.silence.on_move();
         }
@@ -300,8 +323,23 @@ impl<D: Dialer, H: Host> Link<D, H> {
     fn check_silence(&mut self) {
         let (core, waiting) = (&self.core, self.in_flight);
         if self.silence.is_to_tell(|| core.now(), waiting > 0) {
-            let (target, seconds) = (self.dialer.address(), silence::PATIENCE.as_secs());
+            let (target, seconds) = (self.moves.address(), silence::PATIENCE.as_secs());
             warn!(%target, "no answer for {seconds} s, {waiting} requests wait for one");
+        }
+    }
+
+    /// The target is elsewhere: goes there at once.
+    fn follow(&mut self, moved: Move) -> Progress {
+        let (from, to) = (self.moves.address().clone(), moved.address.clone());
+        match self.moves.follow(moved) {
+            Ok(()) => {
+                info!(%from, %to, "target has moved");
+                self.state = State::Pausing { until: self.core.now() };
+                Progress::More
+            }
+            Err(problem) => {
+                self.give_up(&format!("target at {from} says that it has moved to {to}, {problem}"))
+            }
         }
     }
 
@@ -326,12 +364,13 @@ impl<D: Dialer, H: Host> Link<D, H> {
             Verdict::GiveUp => self.give_up(reason),
             Verdict::Again { at, is_first } => {
                 if is_first && self.was_open {
-                    warn!(target = %self.dialer.address(), "connection lost ({reason}); trying again");
+                    warn!(target = %self.moves.address(), "connection lost ({reason}); trying again");
                 }
                 if !self.was_open {
                     self.party.is_changed.set(true);
                     self.consumer.wake();
                 }
+                self.moves.go_home();
                 self.state = State::Pausing { until: at };
                 self.core.wake_at(at, &self.waker);
                 Progress::Drained
@@ -342,6 +381,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
     /// Makes as if it had never had a connection, until the next request; answers how many other links try still.
     fn rest(&mut self) -> usize {
         self.was_open = false;
+        self.moves.go_home();
         let alive = self.party.alive.get().saturating_sub(1);
         self.party.alive.set(alive);
         alive
@@ -350,11 +390,10 @@ impl<D: Dialer, H: Host> Link<D, H> {
     /// Rests until the next request; the channel sees to those that wait.
     fn give_up(&mut self, reason: &str) -> Progress {
         self.take_back();
+        let target = self.moves.address().clone();
         match self.rest() {
-            0 => warn!(target = %self.dialer.address(), "volume is out of reach: {reason}"),
-            alive => {
-                info!(target = %self.dialer.address(), "one connection less, {alive} are left: {reason}")
-            }
+            0 => warn!(%target, "volume is out of reach: {reason}"),
+            alive => info!(%target, "one connection less, {alive} are left: {reason}"),
         }
         self.party.is_changed.set(true);
         self.consumer.wake();
@@ -399,6 +438,7 @@ enum Ended {
     Broken(Broken),
     Finished,
     Refused(String),
+    Moved(Move),
 }
 
 impl From<Broken> for Ended {

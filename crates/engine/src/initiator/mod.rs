@@ -4,15 +4,24 @@
 //!   consumer ──submit──▶ RemoteChannel ──▶ Link ──▶ session ──▶ connection ──▶ socket
 //!                                           │ connection lost: dial again, replay what had not completed
 //! ```
-//! A channel has one `Link` or several, each a connection of its own. A link that loses its connection keeps every
+//! A channel has one `Link` or several, each a session of its own, with one connection or, where the protocol has that,
+//! several ([`blockmux_proto::session`]). A link that loses its connection keeps every
 //! request that has not completed, dials again with growing pauses, and replays them on the new session; a request
 //! so completes exactly once. A link that does not get a connection while others have one hands its requests to them:
 //! some targets take fewer connections than we would like. When nothing answers for the volume's patience, or sessions
 //! begin for so long and end without completing anything, all requests fail, and the next one starts over. What had
 //! completed before the loss and was not flushed is as safe as the target made it.
+//!
+//! A volume may grow or shrink while it is used, as far as its protocol tells: [`Volume::info`] says how large it is now,
+//! and what is submitted from then on is checked against that.
+//!
+//! A target may say that it is elsewhere. A link follows it there at once; when that connection is lost, it asks where
+//! it asked first, unless the move was for good.
 
 pub mod iscsi;
+mod lanes;
 mod link;
+mod moves;
 mod retry;
 mod silence;
 
@@ -22,12 +31,14 @@ use crate::socket::Address;
 use blockmux_proto::session::Initiator;
 use blockmux_volume::{Channel, Completion, Core, Io, IoError, Pool, Volume, VolumeInfo, Waker};
 use link::{Link, Party};
+pub use moves::Move;
 use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use tracing::info;
 
 /// Knows how to reach one remote volume, as often as needed.
 pub trait Dialer: Send + Sync + 'static {
@@ -49,6 +60,14 @@ pub trait Dialer: Send + Sync + 'static {
 
     /// Why the target turned the session away, if it did and trying again is of no use.
     fn refusal(&self, session: &Self::Session) -> Option<String>;
+
+    /// Where the target says that it is instead, if it does.
+    ///
+    /// # Errors
+    /// If that is no address that can be dialled.
+    fn moved(&self, _session: &Self::Session) -> Option<Result<Move, String>> {
+        None
+    }
 }
 
 /// Whether a volume that was like `first` can be used on as it is `now`, over so many connections. For
@@ -59,6 +78,9 @@ pub trait Dialer: Send + Sync + 'static {
 pub fn check_unchanged(first: &VolumeInfo, now: &VolumeInfo, connections: u32) -> Result<(), String> {
     if now.size != first.size {
         return Err(format!("the volume has {} bytes now, it had {}", now.size, first.size));
+    }
+    if now.write_cache && !first.write_cache {
+        return Err("the volume has a write cache now, and had none to be flushed".to_owned());
     }
     if now.logical_block > first.logical_block {
         let (now, first) = (now.logical_block, first.logical_block);
@@ -76,7 +98,7 @@ pub fn check_unchanged(first: &VolumeInfo, now: &VolumeInfo, connections: u32) -
 /// A volume that a remote target serves.
 pub struct RemoteVolume<D: Dialer, H: Host = EngineCore> {
     dialer: Arc<D>,
-    info: VolumeInfo,
+    known: Arc<Known>,
     connections: u32,
     patience: Duration,
     /// How many links there have been, over all cores.
@@ -84,17 +106,42 @@ pub struct RemoteVolume<D: Dialer, H: Host = EngineCore> {
     host: PhantomData<fn(&H)>,
 }
 
+/// What all channels of a volume know.
+struct Known {
+    /// As it was when it was opened.
+    first: VolumeInfo,
+    /// In bytes, as it is now.
+    size: AtomicU64,
+}
+
+impl Known {
+    fn info(&self) -> VolumeInfo {
+        VolumeInfo { size: self.size.load(Ordering::Relaxed), ..self.first.clone() }
+    }
+
+    /// A target told how large the volume is; whether that is news.
+    fn take_size(&self, size: u64, target: &Address) -> bool {
+        let was = self.size.swap(size, Ordering::Relaxed);
+        if was != size {
+            let how = if size > was { "grown" } else { "shrunk" };
+            info!(%target, "volume has {how} from {was} to {size} bytes");
+        }
+        was != size
+    }
+}
+
 impl<D: Dialer, H: Host> RemoteVolume<D, H> {
     /// A volume like `info` behind `dialer`; each channel has so many connections and waits so long for a lost one.
     pub fn new(dialer: D, info: VolumeInfo, connections: u32, patience: Duration) -> RemoteVolume<D, H> {
         let (dialer, links) = (Arc::new(dialer), AtomicU32::new(0));
-        RemoteVolume { dialer, info, connections, patience, links, host: PhantomData }
+        let known = Arc::new(Known { size: AtomicU64::new(info.size), first: info });
+        RemoteVolume { dialer, known, connections, patience, links, host: PhantomData }
     }
 }
 
 impl<D: Dialer, H: Host> Volume for RemoteVolume<D, H> {
     fn info(&self) -> VolumeInfo {
-        self.info.clone()
+        self.known.info()
     }
 
     fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
@@ -102,7 +149,8 @@ impl<D: Dialer, H: Host> Volume for RemoteVolume<D, H> {
         let party = Rc::new(Party::default());
         let links = (0..self.connections).map(|_| Link::spawn(&core, self, depth, &waker, &party));
         Ok(Box::new(RemoteChannel {
-            info: self.info.clone(),
+            info: self.known.info(),
+            known: self.known.clone(),
             links: links.collect(),
             party,
             next: 0,
@@ -120,6 +168,7 @@ impl<D: Dialer, H: Host> RemoteVolume<D, H> {
 
 struct RemoteChannel<D: Dialer, H: Host> {
     info: VolumeInfo,
+    known: Arc<Known>,
     links: Vec<Rc<RefCell<Link<D, H>>>>,
     party: Rc<Party>,
     /// Whose turn it is.
@@ -132,7 +181,11 @@ struct RemoteChannel<D: Dialer, H: Host> {
 impl<D: Dialer, H: Host> Channel for RemoteChannel<D, H> {
     #[inline]
     fn submit(&mut self, io: Io) {
-        if let Err(error) = self.info.check(&io) {
+        let mut checked = self.info.check(&io);
+        if checked == Err(IoError::OutOfRange) && self.look_at_size() {
+            checked = self.info.check(&io);
+        }
+        if let Err(error) = checked {
             return self.done.push(Completion { tag: io.tag, result: Err(error) });
         }
         self.next_link().borrow_mut().submit(io);
@@ -148,6 +201,7 @@ impl<D: Dialer, H: Host> Channel for RemoteChannel<D, H> {
     #[inline]
     fn poll(&mut self, done: &mut Vec<Completion>) {
         if self.party.is_changed.take() {
+            self.look_at_size();
             self.share_out();
         }
         done.append(&mut self.done);
@@ -166,6 +220,18 @@ impl<D: Dialer, H: Host> RemoteChannel<D, H> {
         let at = in_turn.clone().find(|&at| self.links[at].borrow().is_open()).unwrap_or(first);
         self.next = if at + 1 == count { 0 } else { at + 1 };
         &self.links[at]
+    }
+
+    /// Takes over what another channel, or a link of this one, has learned of the volume's size; whether that is news.
+    #[cold]
+    fn look_at_size(&mut self) -> bool {
+        let size = self.known.size.load(Ordering::Relaxed);
+        let is_news = size != self.info.size;
+        self.info.size = size;
+        if is_news {
+            self.links.iter().for_each(|link| link.borrow_mut().resize(size));
+        }
+        is_news
     }
 
     /// Finds another link for what waits at one that has no connection, or fails it where all have given up.

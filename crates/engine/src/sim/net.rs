@@ -29,6 +29,9 @@ pub struct Weather {
     pub breaks_within: Option<u64>,
     /// So many of a thousand sends are held up by up to [`LONGEST_STALL`].
     pub stalls_per_thousand: u32,
+    /// So many of a thousand sends have a bit of their payload turned around: for protocols that notice. What is sent as
+    /// a header, and with it short answers, stays as it is.
+    pub damaged_per_thousand: u32,
 }
 
 impl Weather {
@@ -40,6 +43,7 @@ impl Weather {
         most_per_call: usize::MAX,
         breaks_within: None,
         stalls_per_thousand: 0,
+        damaged_per_thousand: 0,
     };
 }
 
@@ -396,11 +400,19 @@ impl ByteStream for SimStream {
             return Err(io::ErrorKind::WouldBlock.into());
         }
         let mut bytes = VecDeque::with_capacity(fits);
+        let mut may_damage =
+            weather.damaged_per_thousand > 0 && self.net.below(1000) < weather.damaged_per_thousand.into();
         for piece in outbox.pieces() {
             let left = fits - bytes.len();
             match piece {
                 Piece::Head(head) => bytes.extend(&head[..left.min(head.len())]),
-                Piece::Payload(seg) => bytes.extend(seg.slice(0, left.min(seg.len())).to_vec()),
+                Piece::Payload(seg) => {
+                    let mut payload = seg.slice(0, left.min(seg.len())).to_vec();
+                    if let Some(first) = payload.first_mut().filter(|_| std::mem::take(&mut may_damage)) {
+                        *first ^= 0x40;
+                    }
+                    bytes.extend(payload);
+                }
             }
         }
         outbox.consume(fits);

@@ -9,7 +9,7 @@ use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::{Access, Node, Portal, TargetNode};
 use blockmux_proto::scsi::{Identity, LogicalUnit, Lun, Target};
 use blockmux_volume::{Pool, VolumeInfo};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 /// The target that an export is.
@@ -36,9 +36,15 @@ pub(crate) struct IscsiDialer {
     pub(crate) address: Address,
     pub(crate) export: &'static str,
     pub(crate) wishes: Parameters,
+    /// What the first session has agreed on.
+    pub(crate) agreed: Arc<OnceLock<Parameters>>,
 }
 
 impl IscsiDialer {
+    pub(crate) fn new(address: &Address, export: &'static str, wishes: Parameters) -> IscsiDialer {
+        IscsiDialer { address: address.clone(), export, wishes, agreed: Arc::default() }
+    }
+
     pub(crate) fn log_in(&self, mode: Mode, link: u32, pool: &Pool, now: Instant) -> InitiatorSession {
         let [a, b, c, d] = link.to_be_bytes();
         let config = Config {
@@ -66,6 +72,7 @@ impl Dialer for IscsiDialer {
     }
 
     fn check(&self, session: &InitiatorSession) -> Result<(), String> {
+        session.parameters().map(|agreed| self.agreed.get_or_init(|| *agreed));
         let info: Option<VolumeInfo> = session.volume_info();
         info.map(|_| ()).ok_or_else(|| "the unit was not described".to_owned())
     }

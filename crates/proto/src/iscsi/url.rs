@@ -7,7 +7,9 @@
 //! everybody who sees the command line; `secret_file=PATH` names a file instead. `mutual_user=NAME` and
 //! `mutual_secret_file=PATH` are what the target has to prove, `initiator=NAME` is our own name,
 //! `header_digest=on|off` and `data_digest=on|off` (off) ask for CRC32C, `connections=N` is how many sessions to open,
-//! and `reconnect=DURATION` how long to try to reconnect before I/O fails.
+//! `max_connections=N` how many connections each of them may have (1), `error_recovery_level=0..2` how much of what goes
+//! wrong a session survives (0), and `reconnect=DURATION` how long to try to reconnect before I/O fails. The latter two
+//! are what the target is asked for; it may agree on less.
 //!
 //! A URL prints without its password.
 
@@ -51,6 +53,10 @@ pub struct Url {
     pub data_digest: bool,
     /// How many sessions to open, 1 to [`MAX_CONNECTIONS`]; `None`: the engine decides.
     pub connections: Option<u32>,
+    /// How many connections each session may have, 1 to [`MAX_CONNECTIONS`].
+    pub max_connections: u32,
+    /// Of RFC 7143 §7.1.5, 0 to 2.
+    pub error_recovery_level: u32,
     /// How long to try to reconnect before I/O fails; whole milliseconds.
     pub reconnect: Duration,
 }
@@ -125,6 +131,8 @@ impl FromStr for Url {
             header_digest: false,
             data_digest: false,
             connections: None,
+            max_connections: 1,
+            error_recovery_level: 0,
             reconnect: DEFAULT_RECONNECT,
         };
         if let Some(user) = user {
@@ -214,6 +222,14 @@ impl Url {
                 let count = value.parse().ok().filter(|count| (1..=MAX_CONNECTIONS).contains(count));
                 self.connections = Some(count.ok_or(Problem::Words("give a number from 1 to 16"))?);
             }
+            "max_connections" => {
+                let most = value.parse().ok().filter(|most| (1..=MAX_CONNECTIONS).contains(most));
+                self.max_connections = most.ok_or(Problem::Words("give a number from 1 to 16"))?;
+            }
+            "error_recovery_level" => {
+                let level = value.parse().ok().filter(|level| *level <= 2);
+                self.error_recovery_level = level.ok_or(Problem::Words("give a number from 0 to 2"))?;
+            }
             "reconnect" => {
                 let time = read_duration(value);
                 let problem = Problem::Words("give a time such as 500ms, 30s, 5m or 2h, at most 24h");
@@ -275,6 +291,11 @@ impl fmt::Display for Url {
         query.text("header_digest", self.header_digest.then_some("on"))?;
         query.text("data_digest", self.data_digest.then_some("on"))?;
         query.text("connections", self.connections.map(|count| count.to_string()).as_deref())?;
+        let most = Some(self.max_connections).filter(|most| *most != 1).map(|most| most.to_string());
+        query.text("max_connections", most.as_deref())?;
+        let level =
+            Some(self.error_recovery_level).filter(|level| *level != 0).map(|level| level.to_string());
+        query.text("error_recovery_level", level.as_deref())?;
         let reconnect = (self.reconnect != DEFAULT_RECONNECT).then(|| Written(self.reconnect).to_string());
         query.text("reconnect", reconnect.as_deref())
     }
@@ -319,7 +340,7 @@ fn target_and_lun(path: &str) -> Result<(Option<Name>, u16), UrlError> {
     Ok((Some(target), number.ok_or_else(|| UrlError::Lun(lun.chars().take(MAX_SHOWN).collect()))?))
 }
 
-const KEYS: [&str; 9] = [
+const KEYS: [&str; 11] = [
     "user",
     "secret_file",
     "mutual_user",
@@ -328,10 +349,12 @@ const KEYS: [&str; 9] = [
     "header_digest",
     "data_digest",
     "connections",
+    "max_connections",
+    "error_recovery_level",
     "reconnect",
 ];
 const UNKNOWN: &str = "unknown; known are user, secret_file, mutual_user, mutual_secret_file, initiator, \
-                       header_digest, data_digest, connections and reconnect";
+                       header_digest, data_digest, connections, max_connections, error_recovery_level and reconnect";
 /// Flat space addressing has 14 bits.
 const MAX_LUNS: u16 = 1 << 14;
 /// Of a part that an error repeats, in characters.
@@ -366,7 +389,8 @@ mod tests {
     fn parameters_are_read_and_written_back() {
         let text = format!(
             "iscsi://user@h/{TARGET}/9?secret_file=/run/a%26b&mutual_user=target%20one&mutual_secret_file=m\
-             &initiator=iqn.2026-11.me:x&header_digest=on&data_digest=on&connections=4&reconnect=90s"
+             &initiator=iqn.2026-11.me:x&header_digest=on&data_digest=on&connections=4&max_connections=2\
+             &error_recovery_level=1&reconnect=90s"
         );
         let url: Url = text.parse().unwrap();
         assert!(url.header_digest && url.data_digest);
@@ -416,6 +440,11 @@ mod tests {
             ("iscsi://h?initiator=me", "name \"me\": an iSCSI name begins with"),
             ("iscsi://h?reconnect=5", "parameter \"reconnect=5\": give a time"),
             ("iscsi://h?connections=1&connections=2", "parameter \"connections=2\": given twice"),
+            ("iscsi://h?max_connections=17", "parameter \"max_connections=17\": give a number from 1 to 16"),
+            (
+                "iscsi://h?error_recovery_level=3",
+                "parameter \"error_recovery_level=3\": give a number from 0 to 2",
+            ),
             ("iscsi://h?secret_file=", "parameter \"secret_file=\": name a file"),
         ] {
             match text.parse::<Url>() {

@@ -9,7 +9,7 @@ pub(crate) struct Driver<S> {
     /// Bytes delivered at a time.
     pub(crate) step: usize,
     /// Received and not taken.
-    unread: Vec<u8>,
+    pub(crate) unread: Vec<u8>,
     /// How often payload was placed.
     pub(crate) placed: usize,
 }

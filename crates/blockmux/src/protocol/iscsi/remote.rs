@@ -101,7 +101,14 @@ impl IscsiRemote {
     fn wishes(&self) -> Parameters {
         let digests = [(Key::HeaderDigest, self.url.header_digest), (Key::DataDigest, self.url.data_digest)];
         let wanted = digests.into_iter().filter(|(_, is_wanted)| *is_wanted);
-        wanted.fold(wishes(), |wishes, (key, _)| wishes.with(key, CRC32C).requiring(key))
+        let mut wishes = wishes()
+            .with(Key::MaxConnections, self.url.max_connections)
+            .with(Key::ErrorRecoveryLevel, self.url.error_recovery_level);
+        if self.url.error_recovery_level == 2 {
+            // A target that keeps the tasks of a lost connection for no time at all cannot move them.
+            wishes = wishes.with(Key::DefaultTime2Retain, RETAIN_S);
+        }
+        wanted.fold(wishes, |wishes, (key, _)| wishes.with(key, CRC32C).requiring(key))
     }
 
     /// Asks every address of the portal in turn, until one can be spoken to.
@@ -129,7 +136,9 @@ impl IscsiRemote {
                 Refused::Login(LoginStatus::AUTHENTICATION_FAILURE) => {
                     "check the user and the secret".to_owned()
                 }
-                Refused::Moved { .. } => "use that address".to_owned(),
+                Refused::Moved { .. } | Refused::Lost { .. } => {
+                    "ask whoever runs the target where it is".to_owned()
+                }
                 _ => "ask whoever runs the target".to_owned(),
             },
         };
@@ -181,6 +190,8 @@ impl IscsiRemote {
             "first_burst": parameters.get(Key::FirstBurstLength),
             "max_burst": parameters.get(Key::MaxBurstLength),
             "max_send_segment": parameters.max_send_data_segment_length(),
+            "max_connections": parameters.get(Key::MaxConnections),
+            "error_recovery_level": parameters.get(Key::ErrorRecoveryLevel),
         })
     }
 
@@ -272,7 +283,11 @@ fn session(parameters: &Parameters) -> String {
     let digest = |key| if parameters.is_on(key) { "CRC32C" } else { "none" };
     let (header, data) = (digest(Key::HeaderDigest), digest(Key::DataDigest));
     let (first, burst) = (parameters.get(Key::FirstBurstLength), parameters.get(Key::MaxBurstLength));
-    format!("header digest {header}, data digest {data}, first burst {first}, longest burst {burst}")
+    let (most, level) = (parameters.get(Key::MaxConnections), parameters.get(Key::ErrorRecoveryLevel));
+    format!(
+        "header digest {header}, data digest {data}, first burst {first}, longest burst {burst}, \
+         connections {most}, error recovery level {level}"
+    )
 }
 
 /// What the URL says of CHAP.
@@ -313,6 +328,8 @@ fn own_name() -> Name {
     Name::new(&format!("{OWN_NAME}{host}")).expect("it is made of letters that names have")
 }
 
+/// How long a target should keep the tasks of a connection that was lost.
+const RETAIN_S: u32 = 20;
 /// Whoever serves to itself has nobody to wait for.
 const OWN_PATIENCE: Duration = Duration::from_secs(5);
 /// What our own name begins with.

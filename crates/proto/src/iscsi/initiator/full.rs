@@ -1,14 +1,13 @@
 //! Full feature phase: the state of a session, its window of commands, its deadlines and its end.
 
-use super::receive::Reading;
+use super::lane::{Lane, PING_INTERVAL};
 use super::{LATE, UnitInfo, UnitRefused};
-use crate::iscsi::digest::Digests;
 use crate::iscsi::login::initiator::Established;
 use crate::iscsi::login::operational::{Key as Name, Parameters};
-use crate::outbox::Outbox;
 use crate::scsi::Lun;
 use crate::scsi::initiator::Queue;
 use crate::session::{Demand, ProtocolError};
+use crate::slots::Key;
 use blockmux_volume::{Chunk, Completion, Io, Pool};
 use std::time::{Duration, Instant};
 
@@ -18,12 +17,10 @@ pub(super) struct FullFeature {
     pub(super) queue: Queue<Progress>,
     pub(super) terms: Terms,
     pub(super) pool: Pool,
-    pub(super) reading: Reading,
     pub(super) cmd_sn: u32,
     pub(super) max_cmd_sn: u32,
-    pub(super) exp_stat_sn: u32,
-    /// Answers to the target's pings that may be unsent.
-    pub(super) pongs: u32,
+    /// The target has refused to go on with a task.
+    pub(super) is_beyond_recovery: bool,
     ending: Ending,
     refused: Option<UnitRefused>,
     /// When the unit has to be known.
@@ -31,28 +28,41 @@ pub(super) struct FullFeature {
     timers: Timers,
 }
 
-/// What login agreed on, as far as every PDU depends on it.
+/// What the first login agreed on for all connections.
 #[derive(Clone, Copy)]
 pub(super) struct Terms {
-    pub(super) digests: Digests,
     pub(super) immediate_data: bool,
     pub(super) initial_r2t: bool,
     /// In bytes.
     pub(super) first_burst: u32,
     pub(super) max_burst: u32,
-    pub(super) max_send_segment: u32,
-    pub(super) max_receive_segment: usize,
+    /// Of error recovery.
+    pub(super) level: u32,
+    /// Between the loss of a connection and the next.
+    pub(super) wait: Duration,
+    /// How long the target keeps the tasks of a connection that was lost.
+    pub(super) retain: Duration,
 }
 
-/// How far a command's data has moved.
+/// How far a command's data has moved, and where.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Progress {
+    /// The connection that it belongs to.
+    pub(super) lane: u16,
+    /// Its number.
+    pub(super) cmd_sn: u32,
     /// The next byte of data-in, or the first of data-out that was neither sent nor asked for.
     pub(super) next: u32,
     /// Of the next Data-In.
     pub(super) data_sn: u32,
     /// Of the next R2T.
     pub(super) r2t_sn: u32,
+    /// From there on Data-In or R2Ts were asked for again.
+    pub(super) asked_from: Option<u32>,
+    /// Its response came before its data: how many Data-In there are, and the response's number.
+    pub(super) held: Option<(u32, u32)>,
+    /// It has just moved to another connection: the target may begin anew with its R2Ts.
+    pub(super) is_moved: bool,
 }
 
 /// How far the session has come with ending.
@@ -72,41 +82,27 @@ enum Ending {
 struct Timers {
     /// The latest time that this session was told.
     now: Instant,
-    next_tick: Instant,
-    /// Something has come since the last tick.
-    heard: bool,
-    /// A ping is unanswered.
-    pinged: bool,
     /// When to send again what met a busy unit; `None`: the time is to be asked for first.
     retry_at: Option<Instant>,
     pause: Duration,
 }
 
 impl FullFeature {
-    pub(super) fn new(lun: Lun, established: Established, pool: Pool, deadline: Instant) -> FullFeature {
-        let Established { parameters, cmd_sn, max_cmd_sn, exp_stat_sn } = established;
+    pub(super) fn new(lun: Lun, established: &Established, pool: Pool, deadline: Instant) -> FullFeature {
+        let Established { parameters, cmd_sn, max_cmd_sn, .. } = *established;
         let now = deadline.checked_sub(super::LOGIN_TIMEOUT).unwrap_or(deadline);
         FullFeature {
             lun,
             queue: Queue::new(lun, pool.clone()),
             terms: Terms::new(&parameters),
             pool,
-            reading: Reading::HEAD,
             cmd_sn,
             max_cmd_sn,
-            exp_stat_sn,
-            pongs: 0,
+            is_beyond_recovery: false,
             ending: Ending::No,
             refused: None,
             deadline,
-            timers: Timers {
-                now,
-                next_tick: now.checked_add(PING_INTERVAL).unwrap_or(now),
-                heard: true,
-                pinged: false,
-                retry_at: None,
-                pause: FIRST_PAUSE,
-            },
+            timers: Timers { now, retry_at: None, pause: FIRST_PAUSE },
         }
     }
 
@@ -124,44 +120,45 @@ impl FullFeature {
         self.ending == Ending::Over
     }
 
+    /// The latest time that this session was told.
+    pub(super) fn now(&self) -> Instant {
+        self.timers.now
+    }
+
     #[inline]
-    pub(super) fn demand(&self, outbox: &Outbox) -> Demand {
+    pub(super) fn demand(&self, lane: &Lane) -> Demand {
         if self.ending == Ending::Over {
             return Demand::Close;
         }
-        if self.pongs >= MAX_PONGS && !outbox.is_empty() {
+        if lane.pongs >= MAX_PONGS && !lane.outbox.is_empty() {
             return Demand::Nothing;
         }
-        self.reading.demand(self.terms.digests)
+        lane.reading.demand(lane.terms.digests)
     }
 
     #[inline]
     pub(super) fn on_bytes(
         &mut self,
+        lane: &mut Lane,
         input: &Chunk,
         start: usize,
-        outbox: &mut Outbox,
     ) -> Result<usize, ProtocolError> {
-        self.timers.heard = true;
-        if outbox.is_empty() {
-            self.pongs = 0;
+        lane.ticks.heard = true;
+        if lane.outbox.is_empty() {
+            lane.pongs = 0;
         }
-        let taken = self.receive(input, start, outbox)?;
-        self.advance(outbox);
-        Ok(taken)
+        self.receive(lane, input, start)
     }
 
     #[inline]
-    pub(super) fn on_placed(&mut self, outbox: &mut Outbox) -> Result<(), ProtocolError> {
-        self.timers.heard = true;
-        self.placed()?;
-        self.advance(outbox);
-        Ok(())
+    pub(super) fn on_placed(&mut self, lane: &mut Lane) -> Result<(), ProtocolError> {
+        lane.ticks.heard = true;
+        self.placed(lane)
     }
 
-    /// The target has closed its side; whether it may.
-    pub(super) fn on_end(&mut self) -> bool {
-        let is_allowed = self.queue.is_quiet() && self.reading.is_between_pdus();
+    /// The target has closed its side of the only connection; whether it may.
+    pub(super) fn on_end(&mut self, lane: &Lane) -> bool {
+        let is_allowed = self.queue.is_quiet() && lane.reading.is_between_pdus();
         self.ending = Ending::Over;
         is_allowed
     }
@@ -176,9 +173,9 @@ impl FullFeature {
     }
 
     #[inline]
-    pub(super) fn submit(&mut self, io: Io, outbox: &mut Outbox) {
+    pub(super) fn submit(&mut self, io: Io, lanes: &mut [Lane]) {
         self.queue.submit(io);
-        self.send_commands(outbox);
+        self.send_commands(lanes);
     }
 
     #[inline]
@@ -188,12 +185,11 @@ impl FullFeature {
 
     pub(super) fn take_unfinished(&mut self) -> Vec<Io> {
         self.ending = Ending::Over;
-        self.reading = Reading::HEAD;
         self.queue.take_unfinished()
     }
 
     /// Ends softly once everything is complete; before the unit is known, at once.
-    pub(super) fn stop(&mut self, outbox: &mut Outbox) {
+    pub(super) fn stop(&mut self, lanes: &mut [Lane]) {
         if matches!(self.ending, Ending::No | Ending::ByTarget) {
             self.ending = Ending::ByUs;
             self.queue.close();
@@ -203,7 +199,7 @@ impl FullFeature {
                 self.queue.drain();
             }
         }
-        self.advance(outbox);
+        self.advance(lanes);
     }
 
     /// The target wants the session to end: what is under way ends here.
@@ -230,16 +226,20 @@ impl FullFeature {
 
     /// Sends what may be sent, and logs out when it is time.
     #[inline]
-    pub(super) fn advance(&mut self, outbox: &mut Outbox) {
-        self.send_commands(outbox);
+    pub(super) fn advance(&mut self, lanes: &mut [Lane]) {
+        if self.queue.is_strange() {
+            // A new session asks what it is now.
+            self.leave();
+        }
+        self.send_commands(lanes);
         let is_due = match self.ending {
             Ending::No | Ending::LoggingOut | Ending::Over => false,
             Ending::ByTarget => self.queue.is_quiet(),
             Ending::ByUs if self.queue.unit().is_none() => self.queue.is_quiet(),
             Ending::ByUs => self.queue.is_empty(),
         };
-        if is_due {
-            self.send_logout(outbox);
+        if is_due && let Some(lane) = lanes.iter_mut().find(|lane| lane.is_open()) {
+            self.send_logout(lane);
             self.ending = Ending::LoggingOut;
         }
     }
@@ -248,6 +248,16 @@ impl FullFeature {
     #[inline]
     pub(super) fn may_send(&self) -> bool {
         !matches!(self.ending, Ending::LoggingOut | Ending::Over)
+    }
+
+    /// Whether a connection that is lost can be replaced.
+    pub(super) fn recovers_connections(&self) -> bool {
+        self.terms.level == 2
+    }
+
+    /// Whether more connections would be of use.
+    pub(super) fn is_used(&self) -> bool {
+        self.ending == Ending::No && self.queue.unit().is_some()
     }
 
     /// How many more commands the target takes (RFC 7143 §4.2.2.1).
@@ -268,11 +278,19 @@ impl FullFeature {
         }
     }
 
-    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+    /// The task that the target names on this connection, if it is one of its tasks.
+    #[inline]
+    pub(super) fn find(&mut self, lane: &Lane, tag: u32) -> Option<Key> {
+        let key = self.queue.find(tag)?;
+        let (progress, _) = self.queue.transport(key)?;
+        (progress.lane == lane.cid).then_some(key)
+    }
+
+    pub(super) fn poll_timeout(&self, lane: &Lane) -> Option<Instant> {
         if self.ending == Ending::Over {
             return None;
         }
-        let mut next = self.timers.next_tick;
+        let mut next = lane.ticks.next;
         if self.queue.unit().is_none() {
             next = next.min(self.deadline);
         }
@@ -282,31 +300,38 @@ impl FullFeature {
         Some(next)
     }
 
-    pub(super) fn on_timeout(&mut self, now: Instant, outbox: &mut Outbox) -> Result<(), ProtocolError> {
+    /// Some time has passed, for the session.
+    pub(super) fn on_timeout(&mut self, now: Instant, lanes: &mut [Lane]) -> Result<(), ProtocolError> {
         self.timers.now = now;
         if self.queue.unit().is_none() && now >= self.deadline {
             return Err(LATE);
         }
-        self.retry(now, outbox);
-        if now < self.timers.next_tick {
+        self.retry(now, lanes);
+        Ok(())
+    }
+
+    /// Some time has passed, for one connection.
+    pub(super) fn on_tick(&mut self, now: Instant, lane: &mut Lane) -> Result<(), ProtocolError> {
+        if now < lane.ticks.next {
             return Ok(());
         }
-        self.timers.next_tick = now.checked_add(PING_INTERVAL).unwrap_or(now);
-        if std::mem::take(&mut self.timers.heard) {
-            self.timers.pinged = false;
-        } else if std::mem::replace(&mut self.timers.pinged, true) || !self.may_send() {
+        lane.ticks.next = now.checked_add(PING_INTERVAL).unwrap_or(now);
+        self.ask_again(lane)?;
+        if std::mem::take(&mut lane.ticks.heard) {
+            lane.ticks.pinged = false;
+        } else if std::mem::replace(&mut lane.ticks.pinged, true) || !self.may_send() {
             return Err(ProtocolError {
                 what: "did not answer within 10 seconds",
                 reference: "RFC 7143 §11.18, NOP-Out",
             });
         } else {
-            self.send_ping(outbox);
+            self.send_ping(lane);
         }
         Ok(())
     }
 
     /// Sends again what met a busy unit, with growing pauses as long as it stays busy.
-    fn retry(&mut self, now: Instant, outbox: &mut Outbox) {
+    fn retry(&mut self, now: Instant, lanes: &mut [Lane]) {
         if !self.queue.has_later() {
             (self.timers.retry_at, self.timers.pause) = (None, FIRST_PAUSE);
             return;
@@ -317,7 +342,7 @@ impl FullFeature {
                 self.timers.retry_at = None;
                 self.timers.pause = self.timers.pause.saturating_mul(2).min(LONGEST_PAUSE);
                 self.queue.resume();
-                self.advance(outbox);
+                self.advance(lanes);
             }
             Some(_) => {}
         }
@@ -326,26 +351,21 @@ impl FullFeature {
 
 impl Terms {
     fn new(parameters: &Parameters) -> Terms {
+        let seconds = |key| Duration::from_secs(parameters.get(key).into());
         Terms {
-            digests: Digests {
-                header: parameters.is_on(Name::HeaderDigest),
-                data: parameters.is_on(Name::DataDigest),
-            },
             immediate_data: parameters.is_on(Name::ImmediateData),
             initial_r2t: parameters.is_on(Name::InitialR2T),
             first_burst: parameters.get(Name::FirstBurstLength),
             max_burst: parameters.get(Name::MaxBurstLength),
-            max_send_segment: parameters.max_send_data_segment_length() as u32,
-            max_receive_segment: parameters.get(Name::MaxRecvDataSegmentLength) as usize,
+            level: parameters.get(Name::ErrorRecoveryLevel),
+            wait: seconds(Name::DefaultTime2Wait),
+            retain: seconds(Name::DefaultTime2Retain),
         }
     }
 }
 
 /// Serial numbers further apart than this are behind each other (RFC 1982).
-const SERIAL_HALF: u32 = 1 << 31;
-
-/// How long a target may be silent before it is pinged, and then until it is given up.
-const PING_INTERVAL: Duration = Duration::from_secs(10);
+pub(super) const SERIAL_HALF: u32 = 1 << 31;
 
 /// Between two attempts at a busy unit.
 const FIRST_PAUSE: Duration = Duration::from_millis(2);

@@ -1,6 +1,6 @@
 //! PDUs for immediate delivery, which take no place in the window of commands: NOP-Out and the logout.
 
-use crate::iscsi::login::initiator::CID;
+use crate::iscsi::login::initiator::FIRST_CID;
 use blockmux_wire::iscsi::session::{LogoutReason, LogoutRequest, NopOut};
 use blockmux_wire::iscsi::{FLAG_FINAL, FLAG_IMMEDIATE, Opcode, U24};
 
@@ -38,7 +38,7 @@ impl Numbers {
             data_segment_length: U24::new(0),
             reserved_lun: [0; 8],
             initiator_task_tag: LOGOUT_TAG.into(),
-            cid: CID.into(),
+            cid: FIRST_CID.into(),
             reserved_cid: [0; 2],
             cmd_sn: self.cmd_sn.into(),
             exp_stat_sn: self.exp_stat_sn.into(),
@@ -50,3 +50,5 @@ impl Numbers {
 /// Tags that no command has: a table of commands has no such place.
 pub(super) const PING_TAG: u32 = 0xffff_fffe;
 pub(super) const LOGOUT_TAG: u32 = 0xffff_fffd;
+/// Makes the tag of the request to move a task of the task's own.
+pub(super) const MOVE_TAG: u32 = 1 << 15;

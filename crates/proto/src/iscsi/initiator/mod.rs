@@ -9,42 +9,56 @@
 //! what comes back (`full`, `send`, `receive`, `reply`). [`DiscoverySession`] asks what targets there are.
 //!
 //! What bounds a session: 30 seconds for login and bring-up; 1024 I/O, four commands each; as many commands as the
-//! target's window has; one ping, and the session is given up when it stays silent for 10 seconds more. A session has
-//! one connection and error recovery level 0: whatever goes wrong below SCSI ends it, and another session replays.
+//! target's window has; one ping, and the connection is given up when it stays silent for 10 seconds more.
+//!
+//! # Several connections, and what goes wrong
+//!
+//! A session may have several connections, if both sides agree on it (`MaxConnections`): one queue of commands with one
+//! sequence of numbers, each command on the connection that has the least to do, where its data and its status come, too
+//! (RFC 7143 §4.2.2.1, §4.2.4.1). `lane` is one of them. The driver sees them through the calls of
+//! [`crate::session::Initiator`] that name a lane: the session says when it wants one more, and which one is meant is
+//! said by [`select`](crate::session::Initiator::select).
+//!
+//! At error recovery level 0 whatever goes wrong below SCSI ends the session with all its connections, and another
+//! session replays. At level 1 what came damaged is sent again, and at level 2 a connection that is lost is replaced, and
+//! its commands go on (`recovery`, `statuses`).
 
+mod address;
 mod discovery;
 mod full;
 mod immediate;
+mod lane;
+mod login;
 mod receive;
+mod recovery;
 mod refused;
 mod reply;
 mod send;
+mod statuses;
 
 #[cfg(test)]
 mod tests;
 
 pub use crate::scsi::initiator::{SenseCode, UnitInfo, UnitRefused, UnmapLimits};
+pub use address::TargetAddress;
 pub use blockmux_wire::iscsi::session::LoginStatus;
 pub use discovery::{DiscoverySession, FoundTarget};
 pub use refused::Refused;
 
-use super::digest::Digests;
 use super::login::chap::SEED_LEN;
-use super::login::initiator::{Identity, InitiatorLogin, Progress};
-use super::login::operational::{DEFAULT_DATA_SEGMENT_LENGTH, Key, Parameters};
+use super::login::initiator::{Established, FIRST_CID, Identity, InitiatorLogin, Joining, Progress};
+use super::login::operational::{Key, Parameters};
 use super::name::Name;
 use super::node::Chap;
-use super::pdu::{self, Parsed};
 use crate::outbox::Outbox;
 use crate::scsi::Lun;
 use crate::session::{Demand, Initiator, ProtocolError, StreamSession, Timed};
 use blockmux_volume::{Chunk, Completion, Io, IoError, Pool, VolumeInfo};
-use blockmux_wire::iscsi::session::LoginResponse;
-use blockmux_wire::iscsi::{BHS_LEN, Opcode};
 use full::FullFeature;
+use lane::{Lane, Phase};
+use login::LoginPhase;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
-use zerocopy::transmute_ref;
 
 /// What to reach, and how.
 #[derive(Clone, Debug)]
@@ -87,10 +101,17 @@ pub fn wishes() -> Parameters {
         .with(Key::MaxOutstandingR2T, 8)
 }
 
-/// One session with a target, over one connection, from its first byte on.
+/// One session with a target, over one connection or several, from its first byte on.
 pub struct InitiatorSession {
-    phase: Phase,
-    outbox: Outbox,
+    /// The first is the one that begins the session.
+    lanes: Vec<Lane>,
+    /// Which of them is meant.
+    selected: usize,
+    /// What a lane sends that there is not.
+    nobodys: Outbox,
+    /// `None` before the first login has ended, and where it was refused.
+    full: Option<Box<FullFeature>>,
+    logins: Logins,
     pool: Pool,
     lun: Lun,
     mode: Mode,
@@ -105,10 +126,27 @@ pub struct InitiatorSession {
     failed: VecDeque<Completion>,
 }
 
-enum Phase {
-    Login(Box<LoginPhase>),
-    Full(Box<FullFeature>),
-    Over,
+/// What every login of a session says.
+struct Logins {
+    identity: Identity,
+    chap: Option<Chap>,
+    wishes: Parameters,
+    seed: [u8; SEED_LEN],
+    /// How many there were.
+    count: u8,
+    /// Names the session to those after the first.
+    tsih: u16,
+}
+
+impl Logins {
+    /// A login that has not begun.
+    fn next(&mut self) -> InitiatorLogin {
+        let mut seed = self.seed;
+        // No two logins may ask the same of a target (RFC 7143 §12.1.3).
+        seed.iter_mut().take(1).for_each(|byte| *byte ^= self.count);
+        self.count = self.count.wrapping_add(1);
+        InitiatorLogin::new(self.identity.clone(), self.chap.clone(), self.wishes, seed)
+    }
 }
 
 impl InitiatorSession {
@@ -117,12 +155,17 @@ impl InitiatorSession {
     #[must_use]
     pub fn new(config: Config, pool: Pool, seed: [u8; SEED_LEN], now: Instant) -> InitiatorSession {
         let Config { initiator, target, lun, mode, chap, wishes, isid } = config;
-        let mut outbox = Outbox::default();
         let identity = Identity { initiator, target: Some(target), isid };
-        let login = LoginPhase::start(InitiatorLogin::new(identity, chap, wishes, seed), &mut outbox);
+        let mut logins = Logins { identity, chap, wishes, seed, count: 0, tsih: 0 };
+        let mut first = Lane::new(FIRST_CID, Phase::Dialing, now);
+        let login = LoginPhase::start(logins.next(), &mut first.outbox);
+        first.phase = Phase::Login(Box::new(login));
         InitiatorSession {
-            phase: Phase::Login(Box::new(login)),
-            outbox,
+            lanes: vec![first],
+            selected: 0,
+            nobodys: Outbox::default(),
+            full: None,
+            logins,
             pool,
             lun,
             mode,
@@ -155,7 +198,7 @@ impl InitiatorSession {
         &self.luns
     }
 
-    /// What the login agreed on, once it is over.
+    /// What the first login agreed on, once it is over.
     #[must_use]
     pub fn parameters(&self) -> Option<&Parameters> {
         self.parameters.as_ref()
@@ -170,33 +213,57 @@ impl InitiatorSession {
     /// Whether the session has come to its end: everything asked for was told, or refused, or it was stopped.
     #[must_use]
     pub fn is_over(&self) -> bool {
-        match &self.phase {
-            Phase::Login(_) => false,
-            Phase::Full(full) => full.is_over(),
-            Phase::Over => true,
+        match &self.full {
+            Some(full) => full.is_over(),
+            None => !self.is_logging_in(),
         }
     }
 
+    fn is_logging_in(&self) -> bool {
+        self.lanes.first().is_some_and(|lane| matches!(lane.phase, Phase::Login(_)))
+    }
+
+    /// Takes responses to the selected connection's login, if that is not over.
+    #[inline]
     fn on_login_bytes(&mut self, bytes: &[u8]) -> Result<usize, ProtocolError> {
-        let Phase::Login(login) = &mut self.phase else { return Ok(0) };
-        let (taken, progress) = login.on_bytes(bytes, &mut self.outbox)?;
+        let Some(lane) = self.lanes.get_mut(self.selected) else { return Ok(0) };
+        let Phase::Login(login) = &mut lane.phase else { return Ok(0) };
+        let (taken, progress) = login.on_bytes(bytes, &mut lane.outbox)?;
         match progress {
             Progress::Continues => {}
             Progress::Refused(refused) => {
-                self.refused = Some(refused);
-                self.phase = Phase::Over;
-            }
-            Progress::Established(established) => {
-                self.parameters = Some(established.parameters);
-                let mut full = FullFeature::new(self.lun, established, self.pool.clone(), self.deadline);
-                if self.is_stopping {
-                    full.stop(&mut self.outbox);
+                lane.phase = Phase::Over;
+                // Of a further connection: the session goes on without it.
+                if self.full.is_none() {
+                    self.refused = Some(refused);
                 }
-                full.advance(&mut self.outbox);
-                self.phase = Phase::Full(Box::new(full));
             }
+            Progress::Established(established) => self.on_established(&established),
         }
         Ok(taken)
+    }
+
+    fn on_established(&mut self, established: &Established) {
+        if let Some(full) = &mut self.full {
+            if let Some(lane) = self.lanes.get_mut(self.selected) {
+                full.join(lane, established);
+            }
+            return;
+        }
+        self.parameters = Some(established.parameters);
+        self.logins.tsih = established.tsih;
+        let full = FullFeature::new(self.lun, established, self.pool.clone(), self.deadline);
+        let now = full.now();
+        if let Some(first) = self.lanes.first_mut() {
+            first.open(&established.parameters, established.exp_stat_sn, now);
+        }
+        let most = established.parameters.get(Key::MaxConnections).min(MAX_LANES) as u16;
+        let wanted = || Phase::Wanted { at: now };
+        self.lanes.extend((1..most).map(|cid| Lane::new(cid, wanted(), now)));
+        let full = self.full.insert(Box::new(full));
+        if self.is_stopping {
+            full.stop(&mut self.lanes);
+        }
     }
 
     /// Notes what the bring-up has come to.
@@ -205,7 +272,7 @@ impl InitiatorSession {
         if self.unit.is_some() || self.refused.is_some() {
             return;
         }
-        let Phase::Full(full) = &mut self.phase else { return };
+        let Some(full) = &mut self.full else { return };
         let (unit, refused) = full.bring_up();
         if unit.is_none() && refused.is_none() {
             return;
@@ -214,66 +281,84 @@ impl InitiatorSession {
         self.unit = unit.cloned();
         self.luns = full.luns().to_vec();
         if self.refused.is_some() || self.mode == Mode::Describe {
-            full.stop(&mut self.outbox);
+            full.stop(&mut self.lanes);
         }
     }
 }
 
 impl Timed for InitiatorSession {
     fn poll_timeout(&self) -> Option<Instant> {
-        match &self.phase {
-            Phase::Login(_) => Some(self.deadline),
-            Phase::Full(full) => full.poll_timeout(),
-            Phase::Over => None,
+        let lane = self.lanes.get(self.selected)?;
+        match (&self.full, &lane.phase) {
+            (None, Phase::Login(_)) => Some(self.deadline),
+            (Some(_), Phase::Login(_)) => lane.ticks.next.checked_add(LOGIN_TIMEOUT),
+            (Some(full), _) => full.poll_timeout(lane),
+            _ => None,
         }
     }
 
     fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
-        match &mut self.phase {
-            Phase::Login(_) if now >= self.deadline => Err(LATE),
-            Phase::Full(full) => full.on_timeout(now, &mut self.outbox),
-            Phase::Login(_) | Phase::Over => Ok(()),
+        let Some(full) = &mut self.full else {
+            return if self.is_logging_in() && now >= self.deadline { Err(LATE) } else { Ok(()) };
+        };
+        full.on_timeout(now, &mut self.lanes)?;
+        let Some(lane) = self.lanes.get_mut(self.selected) else { return Ok(()) };
+        if lane.is_connected() {
+            return full.on_tick(now, lane);
         }
+        let is_late = lane.ticks.next.checked_add(LOGIN_TIMEOUT).is_some_and(|late| now >= late);
+        if is_late { Err(LATE) } else { Ok(()) }
     }
 }
 
 impl StreamSession for InitiatorSession {
     #[inline]
     fn demand(&self) -> Demand {
-        match &self.phase {
-            Phase::Login(login) => Demand::Bytes(login.need),
-            Phase::Full(full) => full.demand(&self.outbox),
-            Phase::Over => Demand::Close,
+        let Some(lane) = self.lanes.get(self.selected) else { return Demand::Close };
+        match (&self.full, &lane.phase) {
+            (_, Phase::Over) => Demand::Close,
+            (None, Phase::Login(login)) => Demand::Bytes(login.need),
+            (Some(full), Phase::Login(login)) if !full.is_over() => Demand::Bytes(login.need),
+            (Some(full), _) => full.demand(lane),
+            _ => Demand::Nothing,
         }
     }
 
     #[inline]
     fn on_bytes(&mut self, input: &Chunk) -> Result<usize, ProtocolError> {
-        let taken = self.on_login_bytes(input.unread())?;
-        let taken = match &mut self.phase {
-            Phase::Full(full) => full.on_bytes(input, taken, &mut self.outbox)?,
-            Phase::Login(_) => taken,
+        let mut taken = self.on_login_bytes(input.unread())?;
+        let Some(lane) = self.lanes.get_mut(self.selected) else { return Ok(input.unread().len()) };
+        if matches!(lane.phase, Phase::Over) {
             // What comes after the end is of no interest.
-            Phase::Over => input.unread().len(),
-        };
+            return Ok(input.unread().len());
+        }
+        if let Some(full) = &mut self.full {
+            if lane.is_connected() {
+                taken = full.on_bytes(lane, input, taken)?;
+            }
+            full.advance(&mut self.lanes);
+        }
         self.look_at_unit();
         Ok(taken)
     }
 
     fn on_placed(&mut self) -> Result<(), ProtocolError> {
-        match &mut self.phase {
-            Phase::Full(full) => full.on_placed(&mut self.outbox),
-            Phase::Login(_) | Phase::Over => Ok(()),
-        }
+        let (Some(full), Some(lane)) = (&mut self.full, self.lanes.get_mut(self.selected)) else {
+            return Ok(());
+        };
+        full.on_placed(lane)?;
+        full.advance(&mut self.lanes);
+        Ok(())
     }
 
     /// Without anything under way the target may leave, as one does that is shut down; the driver, who knows whether it
-    /// had asked for the end, reconnects.
+    /// had asked for the end, reconnects. One of several connections it may leave at any time: that is a loss.
     fn on_end(&mut self) -> Result<(), ProtocolError> {
-        let is_allowed = match &mut self.phase {
-            Phase::Login(_) => false,
-            Phase::Full(full) => full.on_end(),
-            Phase::Over => true,
+        let is_alone = self.lanes.len() == 1;
+        let is_allowed = match (&mut self.full, self.lanes.get(self.selected)) {
+            (Some(full), Some(lane)) if is_alone && !full.recovers_connections() => full.on_end(lane),
+            (Some(_), _) => true,
+            (None, lane) => lane.is_none_or(|lane| matches!(lane.phase, Phase::Over)),
         };
         if is_allowed {
             return Ok(());
@@ -286,7 +371,10 @@ impl StreamSession for InitiatorSession {
 
     #[inline]
     fn outbox(&mut self) -> &mut Outbox {
-        &mut self.outbox
+        match self.lanes.get_mut(self.selected) {
+            Some(lane) => &mut lane.outbox,
+            None => &mut self.nobodys,
+        }
     }
 }
 
@@ -298,100 +386,102 @@ impl Initiator for InitiatorSession {
     /// Not more than the target's window of commands has room for.
     #[inline]
     fn room(&self) -> usize {
-        match &self.phase {
-            Phase::Full(full) if self.is_ready() => full.room(),
+        match &self.full {
+            Some(full) if self.is_ready() => full.room(),
             _ => 0,
         }
     }
 
     #[inline]
     fn submit(&mut self, io: Io) {
-        match &mut self.phase {
-            Phase::Full(full) => full.submit(io, &mut self.outbox),
-            Phase::Login(_) | Phase::Over => {
-                self.failed.push_back(Completion { tag: io.tag, result: Err(IoError::PathLost) });
-            }
+        match &mut self.full {
+            Some(full) => full.submit(io, &mut self.lanes),
+            None => self.failed.push_back(Completion { tag: io.tag, result: Err(IoError::PathLost) }),
         }
     }
 
     #[inline]
     fn poll_done(&mut self) -> Option<Completion> {
-        match &mut self.phase {
-            Phase::Full(full) => full.poll_done(),
-            Phase::Login(_) | Phase::Over => self.failed.pop_front(),
+        match &mut self.full {
+            Some(full) => full.poll_done(),
+            None => self.failed.pop_front(),
         }
     }
 
     /// What has completed and was not polled yet is not among them. When the target asked for a logout, what was not
     /// sent until then is.
     fn take_unfinished(&mut self) -> Vec<Io> {
-        self.outbox.clear();
-        match &mut self.phase {
-            Phase::Full(full) => full.take_unfinished(),
-            Phase::Login(_) | Phase::Over => Vec::new(),
+        self.lanes.iter_mut().for_each(|lane| {
+            lane.outbox.clear();
+            lane.phase = Phase::Over;
+        });
+        self.full.as_mut().map_or_else(Vec::new, |full| full.take_unfinished())
+    }
+
+    fn poll_size(&mut self) -> Option<u64> {
+        let full = self.full.as_mut()?;
+        let size = full.queue.poll_size()?;
+        self.unit = full.queue.unit().cloned();
+        Some(size)
+    }
+
+    fn resize(&mut self, size: u64) {
+        if let Some(full) = &mut self.full {
+            full.queue.resize(size);
         }
     }
 
     fn on_stop(&mut self) {
         self.is_stopping = true;
-        match &mut self.phase {
+        match &mut self.full {
+            Some(full) => full.stop(&mut self.lanes),
             // Nothing is agreed on that could be ended in order.
-            Phase::Login(_) => self.phase = Phase::Over,
-            Phase::Full(full) => full.stop(&mut self.outbox),
-            Phase::Over => {}
+            None => self.lanes.iter_mut().for_each(|lane| lane.phase = Phase::Over),
         }
     }
-}
 
-/// The frame of login responses.
-struct LoginPhase {
-    login: InitiatorLogin,
-    /// Bytes in one piece that it needs to go on.
-    need: usize,
-}
-
-impl LoginPhase {
-    fn start(mut login: InitiatorLogin, outbox: &mut Outbox) -> LoginPhase {
-        login.start(outbox);
-        LoginPhase { login, need: BHS_LEN }
+    #[inline]
+    fn select(&mut self, lane: usize) {
+        self.selected = lane;
     }
 
-    /// Takes responses until there are no more or the login is over; returns how many bytes that were.
-    fn on_bytes(&mut self, bytes: &[u8], outbox: &mut Outbox) -> Result<(usize, Progress), ProtocolError> {
-        let mut at: usize = 0;
-        loop {
-            let rest = bytes.get(at..).unwrap_or_default();
-            let head = match pdu::parse(rest, Digests::default())? {
-                Parsed::Needs(need) => {
-                    self.need = need;
-                    return Ok((at, Progress::Continues));
-                }
-                Parsed::Head(head) => head,
-            };
-            let fault = |what| Err(ProtocolError { what, reference: "RFC 7143 §6.3, Login Phase" });
-            if head.bhs.opcode() != Opcode::LOGIN_RESPONSE {
-                return fault("sent something else than a login response during login");
-            }
-            if head.data_len > DEFAULT_DATA_SEGMENT_LENGTH as usize {
-                return fault("sent more than 8192 bytes in a login response");
-            }
-            let (text, whole) = match head.segment(rest, Digests::default()) {
-                Ok(found) => found,
-                Err(whole) => {
-                    self.need = whole;
-                    return Ok((at, Progress::Continues));
-                }
-            };
-            let response: &LoginResponse = transmute_ref!(&head.bhs);
-            at = at.saturating_add(whole);
-            self.need = BHS_LEN;
-            match self.login.on_response(response, text, outbox)? {
-                Progress::Continues => {}
-                end => return Ok((at, end)),
-            }
+    #[inline]
+    fn poll_dial(&mut self) -> Option<(usize, Instant)> {
+        if self.lanes.len() == 1 && !matches!(self.lanes.first()?.phase, Phase::Wanted { .. }) {
+            return None;
         }
+        if !self.is_ready() || !self.full.as_ref()?.is_used() {
+            return None;
+        }
+        let (place, lane) =
+            self.lanes.iter_mut().enumerate().find(|(_, lane)| matches!(lane.phase, Phase::Wanted { .. }))?;
+        let Phase::Wanted { at } = std::mem::replace(&mut lane.phase, Phase::Dialing) else { return None };
+        Some((place, at))
+    }
+
+    fn on_connected(&mut self, lane: usize, now: Instant) {
+        let (Some(full), Some(lane)) = (&self.full, self.lanes.get_mut(lane)) else { return };
+        let joining = Joining {
+            tsih: self.logins.tsih,
+            cid: lane.cid,
+            cmd_sn: full.cmd_sn,
+            exp_stat_sn: lane.statuses.expected(),
+        };
+        let login = LoginPhase::start(self.logins.next().joining(joining), &mut lane.outbox);
+        lane.phase = Phase::Login(Box::new(login));
+        lane.ticks.next = now;
+    }
+
+    fn on_lost(&mut self, lane: usize, now: Instant) -> bool {
+        let others_are_open =
+            self.lanes.iter().enumerate().any(|(place, other)| place != lane && other.is_open());
+        let (Some(full), Some(lane)) = (&mut self.full, self.lanes.get_mut(lane)) else { return false };
+        full.lose(lane, others_are_open, now)
     }
 }
+
+/// The most connections of one session.
+pub const MAX_LANES: u32 = 16;
 
 const LATE: ProtocolError = ProtocolError {
     what: "did not finish login and bring-up within 30 seconds",

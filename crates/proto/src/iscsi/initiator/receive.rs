@@ -7,10 +7,10 @@
 //! A short read's data is lent on from the receive buffer where it is all that was asked for, and copied elsewhere.
 
 use super::full::FullFeature;
+use super::lane::Lane;
 use super::reply::error;
 use crate::iscsi::digest::{Crc, Digests};
 use crate::iscsi::pdu::{self, Head, Parsed};
-use crate::outbox::Outbox;
 use crate::scsi::initiator::Transfer;
 use crate::session::{Demand, ProtocolError};
 use crate::slots::Key;
@@ -27,6 +27,8 @@ pub(super) enum Reading {
     Placing { bhs: Bhs, key: Key, place: SgList },
     /// Behind it: padding and digest.
     Tail { bhs: Bhs, key: Key, crc: Crc },
+    /// In a long Data-In that cannot be taken: so many bytes are to be dropped.
+    Skipping(usize),
 }
 
 /// What a step did.
@@ -45,6 +47,7 @@ impl Reading {
             Reading::Head(need) => Demand::Bytes(*need),
             Reading::Placing { place, .. } => Demand::Place(place.clone()),
             Reading::Tail { bhs, .. } => Demand::Bytes(digests.tail_len(data_len(bhs))),
+            Reading::Skipping(_) => Demand::Bytes(1),
         }
     }
 
@@ -58,17 +61,27 @@ impl FullFeature {
     #[inline]
     pub(super) fn receive(
         &mut self,
+        lane: &mut Lane,
         input: &Chunk,
         mut at: usize,
-        outbox: &mut Outbox,
     ) -> Result<usize, ProtocolError> {
         let bytes = input.unread();
         while !self.is_over() {
             let rest = bytes.get(at..).unwrap_or_default();
-            let step = match &self.reading {
-                Reading::Head(_) => self.on_head(input, at, rest, outbox)?,
+            let step = match &mut lane.reading {
+                Reading::Head(_) => self.on_head(lane, input, at, rest)?,
                 Reading::Placing { .. } => Step::Needs,
-                Reading::Tail { .. } => self.on_tail(rest)?,
+                Reading::Tail { .. } => self.on_tail(lane, rest)?,
+                Reading::Skipping(left) => {
+                    let here = rest.len().min(*left);
+                    *left = left.saturating_sub(here);
+                    if *left == 0 {
+                        lane.reading = Reading::HEAD;
+                    } else if here == 0 {
+                        return Ok(at);
+                    }
+                    Step::Took(here)
+                }
             };
             match step {
                 Step::Took(len) => at = at.saturating_add(len),
@@ -79,19 +92,20 @@ impl FullFeature {
     }
 
     /// The memory of [`Reading::Placing`] is full.
-    pub(super) fn placed(&mut self) -> Result<(), ProtocolError> {
-        match std::mem::replace(&mut self.reading, Reading::HEAD) {
+    pub(super) fn placed(&mut self, lane: &mut Lane) -> Result<(), ProtocolError> {
+        let digests = lane.terms.digests;
+        match std::mem::replace(&mut lane.reading, Reading::HEAD) {
             Reading::Placing { bhs, key, place } => {
                 let mut crc = Crc::default();
-                if self.terms.digests.data {
+                if digests.data {
                     crc.add_list(&place);
                 }
-                if self.terms.digests.tail_len(data_len(&bhs)) == 0 {
-                    return self.on_data_in(key, transmute_ref!(&bhs));
+                if digests.tail_len(data_len(&bhs)) == 0 {
+                    return self.on_data_in(lane, key, transmute_ref!(&bhs));
                 }
-                self.reading = Reading::Tail { bhs, key, crc };
+                lane.reading = Reading::Tail { bhs, key, crc };
             }
-            other => self.reading = other,
+            other => lane.reading = other,
         }
         Ok(())
     }
@@ -99,29 +113,30 @@ impl FullFeature {
     #[inline]
     fn on_head(
         &mut self,
+        lane: &mut Lane,
         input: &Chunk,
         at: usize,
         rest: &[u8],
-        outbox: &mut Outbox,
     ) -> Result<Step, ProtocolError> {
-        let head = match pdu::parse(rest, self.terms.digests)? {
+        let digests = lane.terms.digests;
+        let head = match pdu::parse(rest, digests)? {
             Parsed::Needs(len) => {
-                self.reading = Reading::Head(len);
+                lane.reading = Reading::Head(len);
                 return Ok(Step::Needs);
             }
             Parsed::Head(head) => head,
         };
-        if head.data_len > self.terms.max_receive_segment {
+        if head.data_len > lane.terms.max_receive_segment {
             return Err(error("sent a data segment above MaxRecvDataSegmentLength", "RFC 7143 §13.12"));
         }
         let is_data = head.bhs.opcode() == Opcode::DATA_IN;
-        let (data, whole) = match head.segment(rest, self.terms.digests) {
+        let (data, whole) = match head.segment(rest, digests) {
             Ok(found) => found,
             Err(whole) if head.data_len <= WHOLE_SEGMENT => {
-                self.reading = Reading::Head(whole);
+                lane.reading = Reading::Head(whole);
                 return Ok(Step::Needs);
             }
-            Err(_) if is_data => return self.begin_placing(&head),
+            Err(whole) if is_data => return self.begin_placing(lane, &head, whole),
             Err(_) => {
                 return Err(error(
                     "sent more than 64 KiB with a PDU that carries no data of blocks",
@@ -129,71 +144,91 @@ impl FullFeature {
                 ));
             }
         };
-        self.reading = Reading::HEAD;
-        if self.terms.digests.data && !data.is_empty() {
+        lane.reading = Reading::HEAD;
+        if digests.data && !data.is_empty() {
             let covered = rest.get(head.len..whole.saturating_sub(DIGEST_LEN)).unwrap_or_default();
             let mut crc = Crc::default();
             crc.add(covered);
-            check_digest(crc, rest.get(..whole).unwrap_or_default())?;
+            if !rest.get(..whole).unwrap_or_default().ends_with(&crc.bytes()) {
+                self.on_damaged(lane, &head.bhs)?;
+                return Ok(Step::Took(whole));
+            }
         }
         if is_data {
             let data_in: &DataIn = transmute_ref!(&head.bhs);
-            let key = self.check_data_in(data_in)?;
-            if self.queue.is_lendable(key, data.len()) {
-                self.queue.lend(key, input.lend(at.saturating_add(head.len), data.len()));
-            } else if !data.is_empty() {
-                let place = self.place(key, data_in)?;
-                place.copy_from(data);
+            if let Some(key) = self.check_data_in(lane, data_in)? {
+                if self.queue.is_lendable(key, data.len()) {
+                    self.queue.lend(key, input.lend(at.saturating_add(head.len), data.len()));
+                } else if !data.is_empty() {
+                    let place = self.place(key, data_in)?;
+                    place.copy_from(data);
+                }
+                self.on_data_in(lane, key, data_in)?;
             }
-            self.on_data_in(key, data_in)?;
         } else {
-            self.on_pdu(&head.bhs, data, outbox)?;
+            self.on_pdu(lane, &head.bhs, data)?;
         }
         Ok(Step::Took(whole))
     }
 
     /// A long Data-In: its data goes to its place.
-    fn begin_placing(&mut self, head: &Head) -> Result<Step, ProtocolError> {
+    fn begin_placing(&mut self, lane: &mut Lane, head: &Head, whole: usize) -> Result<Step, ProtocolError> {
         let data_in: &DataIn = transmute_ref!(&head.bhs);
-        let key = self.check_data_in(data_in)?;
-        let place = self.place(key, data_in)?;
-        self.reading = Reading::Placing { bhs: head.bhs, key, place };
+        match self.check_data_in(lane, data_in)? {
+            Some(key) => {
+                let place = self.place(key, data_in)?;
+                lane.reading = Reading::Placing { bhs: head.bhs, key, place };
+            }
+            None => lane.reading = Reading::Skipping(whole.saturating_sub(head.len)),
+        }
         Ok(Step::Took(head.len))
     }
 
-    fn on_tail(&mut self, rest: &[u8]) -> Result<Step, ProtocolError> {
-        let Reading::Tail { bhs, key, crc } = &self.reading else { return Ok(Step::Needs) };
+    fn on_tail(&mut self, lane: &mut Lane, rest: &[u8]) -> Result<Step, ProtocolError> {
+        let Reading::Tail { bhs, key, crc } = &lane.reading else { return Ok(Step::Needs) };
         let (bhs, key, mut crc) = (*bhs, *key, *crc);
-        let len = self.terms.digests.tail_len(data_len(&bhs));
+        let digests = lane.terms.digests;
+        let len = digests.tail_len(data_len(&bhs));
         let Some(tail) = rest.get(..len) else { return Ok(Step::Needs) };
-        self.reading = Reading::HEAD;
-        if self.terms.digests.data {
+        lane.reading = Reading::HEAD;
+        if digests.data {
             crc.add(tail.get(..padding(data_len(&bhs))).unwrap_or_default());
-            check_digest(crc, tail)?;
+            if !tail.ends_with(&crc.bytes()) {
+                self.on_damaged(lane, &bhs)?;
+                return Ok(Step::Took(len));
+            }
         }
-        self.on_data_in(key, transmute_ref!(&bhs))?;
+        self.on_data_in(lane, key, transmute_ref!(&bhs))?;
         Ok(Step::Took(len))
     }
 
     /// Checks a Data-In before any of its data is looked at (RFC 7143 §11.7); data comes strictly in order, as
-    /// DataPDUInOrder and DataSequenceInOrder say.
+    /// DataPDUInOrder and DataSequenceInOrder say. `None`: it is to be dropped, at error recovery level 1 and above.
     #[inline]
-    fn check_data_in(&mut self, data_in: &DataIn) -> Result<Key, ProtocolError> {
+    fn check_data_in(&mut self, lane: &mut Lane, data_in: &DataIn) -> Result<Option<Key>, ProtocolError> {
         let fault = |what| Err(error(what, "RFC 7143 §11.7"));
-        let Some(key) = self.queue.find(data_in.initiator_task_tag.get()) else {
-            return fault("sent data for a task that is not there");
+        let Some(key) = self.find(lane, data_in.initiator_task_tag.get()) else {
+            // Something that was asked for twice may come after its task has ended.
+            return if self.terms.level > 0 {
+                Ok(None)
+            } else {
+                fault("sent data for a task that is not there")
+            };
         };
         let Some((progress, Transfer::In(expected))) = self.queue.transport(key) else {
             return fault("sent data for a command that reads none");
         };
         let len = data_in.data_segment_length.get();
+        if data_in.data_sn.get() != progress.data_sn && self.terms.level > 0 {
+            return self.on_other_data(lane, key, data_in);
+        }
         if data_in.buffer_offset.get() != progress.next || data_in.data_sn.get() != progress.data_sn {
             return fault("sent data out of order");
         }
         if progress.next.checked_add(len).is_none_or(|end| end > expected) {
             return fault("sent more data than was asked for");
         }
-        Ok(key)
+        Ok(Some(key))
     }
 
     /// The memory for a Data-In that was checked.
@@ -209,14 +244,6 @@ impl FullFeature {
         }
         Ok(list.slice(base.saturating_add(from), len))
     }
-}
-
-fn check_digest(crc: Crc, bytes: &[u8]) -> Result<(), ProtocolError> {
-    if bytes.ends_with(&crc.bytes()) {
-        return Ok(());
-    }
-    // At error recovery level 0 that is the end of the session.
-    Err(error("sent a data segment whose digest is wrong", "RFC 7143 §7.8"))
 }
 
 fn data_len(bhs: &Bhs) -> usize {

@@ -17,6 +17,16 @@ pub enum Refused {
         /// For good.
         permanent: bool,
     },
+    /// The target is elsewhere, but that cannot be where it is.
+    #[error("target at {from} says that it has moved to {to}, {problem}")]
+    Lost {
+        /// Where that was said.
+        from: String,
+        /// As `TargetAddress` has it.
+        to: String,
+        /// Why nobody goes there, as half a sentence.
+        problem: &'static str,
+    },
     /// There is no way to authenticate that both sides take.
     #[error("target takes none of the ways to authenticate that were offered")]
     NoMethod,
@@ -44,7 +54,7 @@ impl Refused {
                     | LoginStatus::TOO_MANY_CONNECTIONS
             ),
             Refused::Unit(refused) => refused.may_pass(),
-            Refused::Moved { .. } | Refused::NoMethod | Refused::NotProved => false,
+            Refused::Moved { .. } | Refused::Lost { .. } | Refused::NoMethod | Refused::NotProved => false,
         }
     }
 }

@@ -2,13 +2,13 @@
 
 use super::full::FullFeature;
 use super::immediate::{LOGOUT_TAG, PING_TAG};
-use crate::outbox::Outbox;
+use super::lane::Lane;
 use crate::scsi::Status;
 use crate::scsi::initiator::{Outcome, Transfer};
 use crate::session::ProtocolError;
 use crate::slots::Key;
 use blockmux_wire::iscsi::scsi::{
-    DataIn, FLAG_OVERFLOW, FLAG_STATUS, FLAG_UNDERFLOW, R2t, Response, ScsiResponse,
+    DataIn, FLAG_ACKNOWLEDGE, FLAG_OVERFLOW, FLAG_STATUS, FLAG_UNDERFLOW, R2t, Response, ScsiResponse,
 };
 use blockmux_wire::iscsi::session::{AsyncEvent, AsyncMessage, LogoutResponse, NopIn, Reject, RejectReason};
 use blockmux_wire::iscsi::{Bhs, Opcode, RESERVED_TAG};
@@ -17,31 +17,41 @@ use zerocopy::transmute_ref;
 impl FullFeature {
     /// A PDU other than Data-In, with all its data.
     #[inline]
-    pub(super) fn on_pdu(
-        &mut self,
-        bhs: &Bhs,
-        data: &[u8],
-        outbox: &mut Outbox,
-    ) -> Result<(), ProtocolError> {
+    pub(super) fn on_pdu(&mut self, lane: &mut Lane, bhs: &Bhs, data: &[u8]) -> Result<(), ProtocolError> {
         // These numbers lie at the same place in all PDUs of a target.
         let common: &NopIn = transmute_ref!(bhs);
         self.on_numbers(common.exp_cmd_sn.get(), common.max_cmd_sn.get());
         let stat_sn = common.stat_sn.get();
         match bhs.opcode() {
             Opcode::SCSI_RESPONSE => {
-                self.acknowledge(stat_sn);
-                self.on_response(transmute_ref!(bhs), data)
+                if !self.on_status(lane, stat_sn)? {
+                    return Ok(());
+                }
+                self.on_response(lane, transmute_ref!(bhs), data)
             }
-            Opcode::R2T => self.on_r2t(transmute_ref!(bhs), outbox),
-            Opcode::NOP_IN => self.on_nop(common, stat_sn, outbox),
+            Opcode::R2T => self.on_r2t(lane, transmute_ref!(bhs)),
+            Opcode::NOP_IN => self.on_nop(lane, common, stat_sn),
             Opcode::ASYNC_MESSAGE => {
-                self.acknowledge(stat_sn);
-                self.on_event(transmute_ref!(bhs));
+                if self.on_status(lane, stat_sn)? {
+                    self.on_event(transmute_ref!(bhs));
+                }
                 Ok(())
             }
             Opcode::REJECT => {
-                self.acknowledge(stat_sn);
-                on_reject(transmute_ref!(bhs))
+                if !self.on_status(lane, stat_sn)? {
+                    return Ok(());
+                }
+                let reject: &Reject = transmute_ref!(bhs);
+                if RejectReason(reject.reason) == RejectReason::DATA_DIGEST_ERROR {
+                    self.on_rejected(lane, data);
+                }
+                on_reject(reject)
+            }
+            Opcode::TASK_MANAGEMENT_RESPONSE => {
+                if !self.on_status(lane, stat_sn)? {
+                    return Ok(());
+                }
+                self.on_moved(lane, transmute_ref!(bhs))
             }
             Opcode::LOGOUT_RESPONSE => {
                 let response: &LogoutResponse = transmute_ref!(bhs);
@@ -57,25 +67,43 @@ impl FullFeature {
 
     /// A Data-In that was checked, and whose data is where it belongs.
     #[inline]
-    pub(super) fn on_data_in(&mut self, key: Key, data_in: &DataIn) -> Result<(), ProtocolError> {
+    pub(super) fn on_data_in(
+        &mut self,
+        lane: &mut Lane,
+        key: Key,
+        data_in: &DataIn,
+    ) -> Result<(), ProtocolError> {
         self.on_numbers(data_in.exp_cmd_sn.get(), data_in.max_cmd_sn.get());
         let Some((progress, _)) = self.queue.transport(key) else { return Ok(()) };
         progress.next = progress.next.saturating_add(data_in.data_segment_length.get());
         progress.data_sn = progress.data_sn.wrapping_add(1);
-        let moved = progress.next;
-        if data_in.flags & FLAG_STATUS == 0 {
+        let (moved, next) = (progress.next, progress.data_sn);
+        if self.terms.level > 0 {
+            self.after_data(lane, key);
+            if data_in.flags & FLAG_ACKNOWLEDGE != 0 {
+                self.acknowledge_data(lane, data_in, next);
+            }
+        }
+        if data_in.flags & FLAG_STATUS == 0 || !self.on_status(lane, data_in.stat_sn.get())? {
             return Ok(());
         }
-        self.acknowledge(data_in.stat_sn.get());
         // Status that needs sense data has a response of its own.
-        self.finish(key, Outcome { status: Status(data_in.status), sense: &[], moved });
+        self.finish(lane, key, Outcome { status: Status(data_in.status), sense: &[], moved });
         Ok(())
     }
 
-    fn on_response(&mut self, response: &ScsiResponse, data: &[u8]) -> Result<(), ProtocolError> {
-        let Some(key) = self.queue.find(response.initiator_task_tag.get()) else {
+    fn on_response(
+        &mut self,
+        lane: &mut Lane,
+        response: &ScsiResponse,
+        data: &[u8],
+    ) -> Result<(), ProtocolError> {
+        let Some(key) = self.find(lane, response.initiator_task_tag.get()) else {
             return Err(error("answered a task that is not there", "RFC 7143 §11.4"));
         };
+        if !self.has_all_data(lane, key, response.stat_sn.get(), response.exp_data_sn.get()) {
+            return Ok(());
+        }
         let Some((progress, transfer)) = self.queue.transport(key) else { return Ok(()) };
         let moved = match transfer {
             Transfer::Nothing => 0,
@@ -86,35 +114,47 @@ impl FullFeature {
         if Response(response.response) != Response::COMMAND_COMPLETED_AT_TARGET {
             // There is no status then, and nothing is known of the command.
             let status = Status::CHECK_CONDITION;
-            self.finish(key, Outcome { status, sense: &[], moved });
+            self.finish(lane, key, Outcome { status, sense: &[], moved });
             return Ok(());
         }
         let sense = match data.split_first_chunk() {
             Some((len, sense)) => sense.get(..u16::from_be_bytes(*len).into()).unwrap_or(sense),
             None => &[],
         };
-        self.finish(key, Outcome { status: Status(response.status), sense, moved });
+        self.finish(lane, key, Outcome { status: Status(response.status), sense, moved });
         Ok(())
     }
 
     #[inline]
-    fn finish(&mut self, key: Key, outcome: Outcome<'_>) {
+    fn finish(&mut self, lane: &mut Lane, key: Key, outcome: Outcome<'_>) {
+        lane.in_flight = lane.in_flight.saturating_sub(1);
+        lane.recovery.losses = 0;
         if let Err(refused) = self.queue.finish(key, outcome) {
             self.refuse(refused);
         }
     }
 
-    /// The target asks for data. All of it is sent at once, so that no R2T is ever outstanding here.
-    fn on_r2t(&mut self, r2t: &R2t, outbox: &mut Outbox) -> Result<(), ProtocolError> {
+    /// The target asks for data. All of it is sent at once, so that no R2T is ever outstanding here. What it asks for
+    /// again at error recovery level 1 it has not got, or got damaged.
+    fn on_r2t(&mut self, lane: &mut Lane, r2t: &R2t) -> Result<(), ProtocolError> {
         let fault = |what| Err(error(what, "RFC 7143 §11.8"));
-        let Some(key) = self.queue.find(r2t.initiator_task_tag.get()) else {
+        let level = self.terms.level;
+        let Some(key) = self.find(lane, r2t.initiator_task_tag.get()) else {
             return fault("asked for data of a task that is not there");
         };
         let Some((progress, Transfer::Out(expected))) = self.queue.transport(key) else {
             return fault("asked for data of a command that writes none");
         };
         let (from, len) = (r2t.buffer_offset.get(), r2t.desired_data_transfer_length.get());
-        if r2t.r2t_sn.get() != progress.r2t_sn || from != progress.next {
+        if std::mem::take(&mut progress.is_moved) {
+            progress.r2t_sn = r2t.r2t_sn.get();
+        }
+        if r2t.r2t_sn.get() != progress.r2t_sn && level > 0 {
+            self.ask_for_data(lane, key, r2t.r2t_sn.get(), false);
+            return Ok(());
+        }
+        if r2t.r2t_sn.get() != progress.r2t_sn || from > progress.next || (from < progress.next && level == 0)
+        {
             return fault("asked for data out of order");
         }
         let Some(end) = from.checked_add(len).filter(|end| len > 0 && *end <= expected) else {
@@ -123,19 +163,21 @@ impl FullFeature {
         if len > self.terms.max_burst || r2t.target_transfer_tag.get() == RESERVED_TAG {
             return fault("asked for more than MaxBurstLength, or without a tag");
         }
-        (progress.next, progress.r2t_sn) = (end, progress.r2t_sn.wrapping_add(1));
-        self.send_sequence(key, r2t.target_transfer_tag.get(), from, end, outbox);
+        (progress.next, progress.r2t_sn) = (end.max(progress.next), progress.r2t_sn.wrapping_add(1));
+        self.send_sequence(lane, key, r2t.target_transfer_tag.get(), from, end);
         Ok(())
     }
 
-    fn on_nop(&mut self, nop: &NopIn, stat_sn: u32, outbox: &mut Outbox) -> Result<(), ProtocolError> {
+    fn on_nop(&mut self, lane: &mut Lane, nop: &NopIn, stat_sn: u32) -> Result<(), ProtocolError> {
         match nop.initiator_task_tag.get() {
-            RESERVED_TAG => {}
-            PING_TAG => self.acknowledge(stat_sn),
+            RESERVED_TAG => self.on_next_status(lane, stat_sn)?,
+            PING_TAG => {
+                self.on_status(lane, stat_sn)?;
+            }
             _ => return Err(error("answered a ping that was not sent", "RFC 7143 §11.19")),
         }
         if nop.target_transfer_tag.get() != RESERVED_TAG {
-            self.send_pong(nop, outbox);
+            self.send_pong(lane, nop);
         }
         Ok(())
     }
@@ -149,12 +191,6 @@ impl FullFeature {
             | AsyncEvent::NEGOTIATION_REQUEST => self.leave(),
             _ => {}
         }
-    }
-
-    /// Notes that a status has come (RFC 7143 §4.2.2.2).
-    #[inline]
-    fn acknowledge(&mut self, stat_sn: u32) {
-        self.exp_stat_sn = stat_sn.wrapping_add(1);
     }
 }
 

@@ -1,9 +1,9 @@
 //! What a session sends: commands and their data, pings and answers to pings, the logout.
 
-use super::full::FullFeature;
+use super::full::{FullFeature, Progress};
 use super::immediate::{Numbers, PING_TAG};
+use super::lane::Lane;
 use crate::iscsi::pdu;
-use crate::outbox::Outbox;
 use crate::scsi::initiator::{Request, Transfer};
 use crate::slots::Key;
 use blockmux_volume::SgList;
@@ -13,20 +13,35 @@ use blockmux_wire::iscsi::{FLAG_FINAL, Opcode, RESERVED_TAG, U24};
 use zerocopy::IntoBytes;
 
 impl FullFeature {
-    /// Sends commands as long as there are some and the window is open.
+    /// Sends commands as long as there are some and the window is open, each on the connection that has the least to do.
+    /// They all are numbered in one sequence, by which the target puts them in order again (RFC 7143 §4.2.2.1).
     #[inline]
-    pub(super) fn send_commands(&mut self, outbox: &mut Outbox) {
+    pub(super) fn send_commands(&mut self, lanes: &mut [Lane]) {
         while self.may_send()
             && self.window() > 0
+            && let Some(lane) =
+                lanes.iter_mut().filter(|lane| lane.is_open()).min_by_key(|lane| lane.in_flight)
             && let Some(request) = self.queue.next()
         {
-            self.send_command(&request, outbox);
+            let cmd_sn = self.cmd_sn;
+            self.cmd_sn = cmd_sn.wrapping_add(1);
+            lane.in_flight = lane.in_flight.saturating_add(1);
+            self.send_command(lane, &request, cmd_sn);
         }
+    }
+
+    /// Sends a command once more, as if for the first time, but with the number that it has (RFC 7143 §7.2.1).
+    pub(super) fn send_again(&mut self, lane: &mut Lane, key: Key) {
+        let Some(request) = self.queue.request(key) else { return };
+        let Some((progress, _)) = self.queue.transport(key) else { return };
+        let cmd_sn = progress.cmd_sn;
+        *progress = Progress::default();
+        self.send_command(lane, &request, cmd_sn);
     }
 
     /// Sends a command with the data that may go with it unasked (RFC 7143 §4.2.4.2).
     #[inline]
-    fn send_command(&mut self, request: &Request, outbox: &mut Outbox) {
+    fn send_command(&mut self, lane: &mut Lane, request: &Request, cmd_sn: u32) {
         let (mut flags, mut expected, mut immediate, mut unsolicited) = (FLAG_FINAL | ATTR_SIMPLE, 0, 0, 0);
         match request.transfer {
             Transfer::Nothing => {}
@@ -39,13 +54,16 @@ impl FullFeature {
                 expected = len;
                 let first = len.min(self.terms.first_burst);
                 if self.terms.immediate_data {
-                    immediate = first.min(self.terms.max_send_segment);
+                    immediate = first.min(lane.terms.max_send_segment);
                 }
                 unsolicited = if self.terms.initial_r2t { immediate } else { first };
                 if unsolicited > immediate {
                     flags &= !FLAG_FINAL;
                 }
             }
+        }
+        if let Some((progress, _)) = self.queue.transport(request.key) {
+            (progress.lane, progress.cmd_sn, progress.next) = (lane.cid, cmd_sn, unsolicited);
         }
         let tag = request.key.short();
         let command = ScsiCommand {
@@ -58,21 +76,17 @@ impl FullFeature {
             lun: self.lun.0.to_be_bytes(),
             initiator_task_tag: tag.into(),
             expected_data_transfer_length: expected.into(),
-            cmd_sn: self.cmd_sn.into(),
-            exp_stat_sn: self.exp_stat_sn.into(),
+            cmd_sn: cmd_sn.into(),
+            exp_stat_sn: lane.statuses.expected().into(),
             cdb: request.cdb,
         };
-        self.cmd_sn = self.cmd_sn.wrapping_add(1);
         if immediate > 0 {
-            self.send_data(request.key, command.as_bytes(), 0, immediate, outbox);
+            self.send_data(lane, request.key, command.as_bytes(), 0, immediate);
         } else {
-            pdu::push(outbox, self.terms.digests, command.as_bytes(), &[]);
+            pdu::push(&mut lane.outbox, lane.terms.digests, command.as_bytes(), &[]);
         }
-        if unsolicited > 0 {
-            self.send_sequence(request.key, RESERVED_TAG, immediate, unsolicited, outbox);
-            if let Some((progress, _)) = self.queue.transport(request.key) {
-                progress.next = unsolicited;
-            }
+        if unsolicited > immediate {
+            self.send_sequence(lane, request.key, RESERVED_TAG, immediate, unsolicited);
         }
     }
 
@@ -80,15 +94,15 @@ impl FullFeature {
     #[inline]
     pub(super) fn send_sequence(
         &mut self,
+        lane: &mut Lane,
         key: Key,
         target_transfer_tag: u32,
         from: u32,
         end: u32,
-        outbox: &mut Outbox,
     ) {
         let (mut at, mut data_sn) = (from, 0_u32);
         while at < end {
-            let len = end.saturating_sub(at).min(self.terms.max_send_segment);
+            let len = end.saturating_sub(at).min(lane.terms.max_send_segment);
             let next = at.saturating_add(len);
             let data_out = DataOut {
                 opcode: Opcode::DATA_OUT.0,
@@ -100,48 +114,48 @@ impl FullFeature {
                 initiator_task_tag: key.short().into(),
                 target_transfer_tag: target_transfer_tag.into(),
                 reserved_cmd_sn: [0; 4],
-                exp_stat_sn: self.exp_stat_sn.into(),
+                exp_stat_sn: lane.statuses.expected().into(),
                 reserved_end: [0; 4],
                 data_sn: data_sn.into(),
                 buffer_offset: at.into(),
                 reserved_last: [0; 4],
             };
-            self.send_data(key, data_out.as_bytes(), at, len, outbox);
+            self.send_data(lane, key, data_out.as_bytes(), at, len);
             (at, data_sn) = (next, data_sn.wrapping_add(1));
         }
     }
 
     /// A header with a part of a command's data-out, by reference.
     #[inline]
-    fn send_data(&mut self, key: Key, header: &[u8], from: u32, len: u32, outbox: &mut Outbox) {
-        let (digests, nothing) = (self.terms.digests, SgList::default());
+    fn send_data(&mut self, lane: &mut Lane, key: Key, header: &[u8], from: u32, len: u32) {
+        let nothing = SgList::default();
         let (data, base) = self.queue.data_out(key).unwrap_or((&nothing, 0));
         let range = (base.saturating_add(from as usize), len as usize);
-        pdu::push_lent(outbox, digests, &self.pool, header, data, range);
+        pdu::push_lent(&mut lane.outbox, lane.terms.digests, &self.pool, header, data, range);
     }
 
     /// Asks a silent target whether it is there.
-    pub(super) fn send_ping(&self, outbox: &mut Outbox) {
-        let nop = self.numbers().nop_out(PING_TAG, RESERVED_TAG, self.lun.0.to_be_bytes());
-        pdu::push(outbox, self.terms.digests, nop.as_bytes(), &[]);
+    pub(super) fn send_ping(&self, lane: &mut Lane) {
+        let nop = self.numbers(lane).nop_out(PING_TAG, RESERVED_TAG, self.lun.0.to_be_bytes());
+        pdu::push(&mut lane.outbox, lane.terms.digests, nop.as_bytes(), &[]);
     }
 
     /// Answers the target's ping; what data it has need not come back.
-    pub(super) fn send_pong(&mut self, ping: &NopIn, outbox: &mut Outbox) {
+    pub(super) fn send_pong(&mut self, lane: &mut Lane, ping: &NopIn) {
         if self.may_send() {
-            self.pongs = self.pongs.saturating_add(1);
-            let nop = self.numbers().nop_out(RESERVED_TAG, ping.target_transfer_tag.get(), ping.lun);
-            pdu::push(outbox, self.terms.digests, nop.as_bytes(), &[]);
+            lane.pongs = lane.pongs.saturating_add(1);
+            let nop = self.numbers(lane).nop_out(RESERVED_TAG, ping.target_transfer_tag.get(), ping.lun);
+            pdu::push(&mut lane.outbox, lane.terms.digests, nop.as_bytes(), &[]);
         }
     }
 
-    /// Ends the session in order.
-    pub(super) fn send_logout(&self, outbox: &mut Outbox) {
-        let logout = self.numbers().logout();
-        pdu::push(outbox, self.terms.digests, logout.as_bytes(), &[]);
+    /// Ends the session in order, and with it all its connections.
+    pub(super) fn send_logout(&self, lane: &mut Lane) {
+        let logout = self.numbers(lane).logout();
+        pdu::push(&mut lane.outbox, lane.terms.digests, logout.as_bytes(), &[]);
     }
 
-    fn numbers(&self) -> Numbers {
-        Numbers { cmd_sn: self.cmd_sn, exp_stat_sn: self.exp_stat_sn }
+    fn numbers(&self, lane: &Lane) -> Numbers {
+        Numbers { cmd_sn: self.cmd_sn, exp_stat_sn: lane.statuses.expected() }
     }
 }

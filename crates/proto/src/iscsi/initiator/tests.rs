@@ -2,6 +2,8 @@
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
 mod commands;
+mod lanes;
+mod levels;
 mod logins;
 mod pairs;
 mod recovery;

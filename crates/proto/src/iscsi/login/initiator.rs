@@ -31,9 +31,24 @@ pub(in crate::iscsi) struct Identity {
     pub(in crate::iscsi) isid: [u8; 6],
 }
 
+/// What a connection says that joins a session, or takes the place of one that was lost (RFC 7143 §6.3.6, §7.2).
+#[derive(Clone, Copy, Debug)]
+pub(in crate::iscsi) struct Joining {
+    /// The session's, as its first login told.
+    pub(in crate::iscsi) tsih: u16,
+    /// The connection's own number.
+    pub(in crate::iscsi) cid: u16,
+    /// Of the session's next command.
+    pub(in crate::iscsi) cmd_sn: u32,
+    /// Of the connection that was lost, or 0.
+    pub(in crate::iscsi) exp_stat_sn: u32,
+}
+
 /// A login under way.
 pub(in crate::iscsi) struct InitiatorLogin {
     identity: Identity,
+    /// `None`: this connection begins a session.
+    joining: Option<Joining>,
     prover: Prover,
     operational: Operational,
     stage: Stage,
@@ -57,8 +72,12 @@ pub(in crate::iscsi) enum Progress {
 #[derive(Clone, Copy, Debug)]
 pub(in crate::iscsi) struct Established {
     pub(in crate::iscsi) parameters: Parameters,
+    /// Names the session to connections that join it.
+    pub(in crate::iscsi) tsih: u16,
     /// Of the first command.
     pub(in crate::iscsi) cmd_sn: u32,
+    /// The next command that the target expects.
+    pub(in crate::iscsi) exp_cmd_sn: u32,
     pub(in crate::iscsi) max_cmd_sn: u32,
     pub(in crate::iscsi) exp_stat_sn: u32,
 }
@@ -77,6 +96,7 @@ impl InitiatorLogin {
         }
         InitiatorLogin {
             identity,
+            joining: None,
             prover: Prover::new(chap, seed),
             operational,
             stage: Stage::SECURITY_NEGOTIATION,
@@ -85,6 +105,13 @@ impl InitiatorLogin {
             text: Vec::new(),
             exp_stat_sn: 0,
         }
+    }
+
+    /// The same for a connection of a session that there is.
+    pub(in crate::iscsi) fn joining(mut self, joining: Joining) -> InitiatorLogin {
+        self.exp_stat_sn = joining.exp_stat_sn;
+        self.joining = Some(joining);
+        self
     }
 
     /// Sends the first request.
@@ -177,7 +204,10 @@ impl InitiatorLogin {
         match (proof, granted) {
             (Proof::Done, true) => {
                 self.stage = Stage::LOGIN_OPERATIONAL_NEGOTIATION;
-                self.operational.propose_all(&mut out);
+                match self.joining {
+                    None => self.operational.propose_all(&mut out),
+                    Some(_) => self.operational.propose_connection(&mut out),
+                }
                 self.send(&out, true, outbox);
             }
             (Proof::Answers, true) => return Err(error("went on before it had seen a CHAP response")),
@@ -213,7 +243,9 @@ impl InitiatorLogin {
         let parameters = self.operational.finish().map_err(|cause| negotiation(&cause))?;
         Ok(Progress::Established(Established {
             parameters,
+            tsih: response.tsih.get(),
             cmd_sn: FIRST_CMD_SN,
+            exp_cmd_sn: response.exp_cmd_sn.get(),
             max_cmd_sn: response.max_cmd_sn.get(),
             exp_stat_sn: self.exp_stat_sn,
         }))
@@ -230,6 +262,7 @@ impl InitiatorLogin {
             Some(next) => FLAG_TRANSIT | stages(self.stage, next),
             None => stages(self.stage, Stage(0)),
         };
+        let joining = self.joining;
         let request = LoginRequest {
             opcode: Opcode::LOGIN_REQUEST.0 | FLAG_IMMEDIATE,
             flags,
@@ -238,11 +271,11 @@ impl InitiatorLogin {
             total_ahs_length: 0,
             data_segment_length: U24::new(text.as_bytes().len() as u32),
             isid: self.identity.isid,
-            tsih: 0.into(),
+            tsih: joining.map_or(0, |joining| joining.tsih).into(),
             initiator_task_tag: LOGIN_TAG.into(),
-            cid: CID.into(),
+            cid: joining.map_or(FIRST_CID, |joining| joining.cid).into(),
             reserved: [0; 2],
-            cmd_sn: FIRST_CMD_SN.into(),
+            cmd_sn: joining.map_or(FIRST_CMD_SN, |joining| joining.cmd_sn).into(),
             exp_stat_sn: self.exp_stat_sn.into(),
             reserved_end: [0; 16],
         };
@@ -283,8 +316,8 @@ pub(super) fn error(what: &'static str) -> ProtocolError {
 /// Keys that a target declares and that need no answer.
 const DECLARATIONS: [&str; 4] = ["TargetName", "TargetAlias", "TargetAddress", "TargetPortalGroupTag"];
 
-/// The connection's number; the first of its session.
-pub(in crate::iscsi) const CID: u16 = 0;
+/// The number of a session's first connection.
+pub(in crate::iscsi) const FIRST_CID: u16 = 0;
 
 /// The number of the first command.
 const FIRST_CMD_SN: u32 = 1;

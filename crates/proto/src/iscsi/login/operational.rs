@@ -252,6 +252,17 @@ impl Operational {
         }
     }
 
+    /// Proposes what each connection has for itself: the first operational request of a connection that joins a session,
+    /// which may name nothing else (RFC 7143 §13, "leading only").
+    pub fn propose_connection(&mut self, out: &mut Text) {
+        self.declare(out);
+        for row in KEYS.iter().filter(|row| matches!(row.key, Key::HeaderDigest | Key::DataDigest)) {
+            self.proposed |= bit(row.key);
+            let is_required = self.own.is_required(row.key);
+            out.push(row.name, &proposal(row, self.own.get(row.key), is_required));
+        }
+    }
+
     /// Takes a pair of a login: an answer to what was proposed, or a proposal, whose answer is written to `out`.
     /// Any key may come here; unknown ones are answered so.
     ///

@@ -44,6 +44,9 @@ pub enum UnitRefused {
         /// Its words.
         why: Sensed,
     },
+    /// Somebody else has it for himself, and it tells nobody else how large it is.
+    #[error("logical unit {} is reserved by another initiator", number(*.0))]
+    Reserved(Lun),
     /// A command that cannot be done without failed.
     #[error("logical unit {} refused {command}: {why}", number(*.lun))]
     Command {
@@ -83,7 +86,7 @@ impl UnitRefused {
     /// Whether a unit that was there before may well be there again a little later.
     #[must_use]
     pub fn may_pass(&self) -> bool {
-        matches!(self, UnitRefused::NotReady { .. } | UnitRefused::NoSuchUnit(_))
+        matches!(self, UnitRefused::NotReady { .. } | UnitRefused::NoSuchUnit(_) | UnitRefused::Reserved(_))
     }
 }
 
@@ -140,8 +143,10 @@ impl BringUp {
             Step::ReportLuns => (command::report_luns(LUNS_LEN), LUNS_LEN),
             Step::Inquiry => (command::inquiry(None, INQUIRY_LEN), INQUIRY_LEN.into()),
             Step::Page(page) => (command::inquiry(Some(page), PAGE_LEN), PAGE_LEN.into()),
-            Step::Capacity16 => (command::read_capacity_16(CAPACITY_16_LEN), CAPACITY_16_LEN),
-            Step::Capacity10 => (command::read_capacity_10(), CAPACITY_10_LEN),
+            Step::Capacity16 => {
+                (command::read_capacity_16(command::CAPACITY_16_LEN), command::CAPACITY_16_LEN)
+            }
+            Step::Capacity10 => (command::read_capacity_10(), command::CAPACITY_10_LEN),
             Step::Caching => (command::mode_sense_6(PAGE_CACHING, MODE_LEN), MODE_LEN.into()),
         }
     }
@@ -170,10 +175,13 @@ impl BringUp {
             Step::ReportLuns => self.on_luns(if is_good { data } else { &[] }),
             Step::Inquiry => self.on_inquiry(is_good, sense, data)?,
             Step::Page(page) => self.on_page(page, if is_good { data } else { &[] }),
+            Step::Capacity10 if verdict == Verdict::Failed(IoError::Reserved) => {
+                return Err(UnitRefused::Reserved(self.lun));
+            }
             Step::Capacity16 => self.on_capacity_16(is_good, data)?,
             Step::Capacity10 => self.on_capacity_10(is_good, sense, data)?,
             Step::Caching => {
-                self.on_caching(if is_good { data } else { &[] });
+                caching(if is_good { data } else { &[] }, &mut self.unit);
                 return Ok(Learned::All);
             }
         }
@@ -303,13 +311,11 @@ impl BringUp {
         sense: Option<SenseCode>,
         data: &[u8],
     ) -> Result<(), UnitRefused> {
-        let capacity = ReadCapacity10::read_from_prefix(data).ok().filter(|_| is_good);
-        let Some((capacity, _)) = capacity else {
+        let Some((last, block_len)) = capacity(data, false).filter(|_| is_good) else {
             return Err(UnitRefused::Command { lun: self.lun, command: "READ CAPACITY", why: Sensed(sense) });
         };
-        let last = capacity.returned_logical_block_address.get();
         self.unit.unmap = None;
-        self.set_geometry(last.into(), capacity.logical_block_length.get(), 0)
+        self.set_geometry(last, block_len, 0)
     }
 
     fn set_geometry(&mut self, last: u64, block_len: u32, exponent: u32) -> Result<(), UnitRefused> {
@@ -327,21 +333,32 @@ impl BringUp {
         self.step = Step::Caching;
         Ok(())
     }
+}
 
-    fn on_caching(&mut self, data: &[u8]) {
-        let Ok((header, rest)) = ModeHeader6::read_from_prefix(data) else {
-            // Nothing is known, so flushes have to be sent.
-            self.unit.write_cache = true;
-            return;
-        };
-        self.unit.read_only = header.device_specific_parameter & WP != 0;
-        self.unit.fua = header.device_specific_parameter & DPOFUA != 0;
-        let page = rest.get(header.block_descriptor_length.into()..).unwrap_or_default();
-        self.unit.write_cache = match page {
-            [code, _, flags, ..] if code & PAGE_ALL == PAGE_CACHING => flags & WCE != 0,
-            _ => true,
-        };
+/// What MODE SENSE (6) of the Caching page says.
+pub(super) fn caching(data: &[u8], unit: &mut UnitInfo) {
+    let Ok((header, rest)) = ModeHeader6::read_from_prefix(data) else {
+        // Nothing is known, so flushes have to be sent.
+        unit.write_cache = true;
+        return;
+    };
+    unit.read_only = header.device_specific_parameter & WP != 0;
+    unit.fua = header.device_specific_parameter & DPOFUA != 0;
+    let page = rest.get(header.block_descriptor_length.into()..).unwrap_or_default();
+    unit.write_cache = match page {
+        [code, _, flags, ..] if code & PAGE_ALL == PAGE_CACHING => flags & WCE != 0,
+        _ => true,
+    };
+}
+
+/// The last block and the length of a block, of READ CAPACITY (16) or (10).
+pub(super) fn capacity(data: &[u8], is_long: bool) -> Option<(u64, u32)> {
+    if is_long {
+        let (capacity, _) = ReadCapacity16::read_from_prefix(data).ok().filter(|_| has_pages(data))?;
+        return Some((capacity.returned_logical_block_address.get(), capacity.logical_block_length.get()));
     }
+    let (capacity, _) = ReadCapacity10::read_from_prefix(data).ok()?;
+    Some((capacity.returned_logical_block_address.get().into(), capacity.logical_block_length.get()))
 }
 
 /// Whether the sense data says that there is no such unit.
@@ -400,9 +417,7 @@ const MAX_TRIES: u32 = 64;
 
 const INQUIRY_LEN: u16 = 96;
 const PAGE_LEN: u16 = 255;
-const CAPACITY_16_LEN: u32 = 32;
-const CAPACITY_10_LEN: u32 = 8;
-const MODE_LEN: u8 = 192;
+pub(super) const MODE_LEN: u8 = 192;
 const LUNS_LEN: u32 = 8 + 8 * MAX_LUNS as u32;
 
 /// The most data-in that any of these commands has room for, in bytes.

@@ -3,6 +3,7 @@
 use super::bring_up::{Learned, UnitRefused};
 use super::extents;
 use super::job::{Command, Piece};
+use super::news::question;
 use super::plan::{Kind, Terms};
 use super::queue::Queue;
 use super::sense::SenseCode;
@@ -35,6 +36,9 @@ impl<T: Default> Queue<T> {
             _ => None,
         };
         let mut verdict = verdict::of(outcome.status, sense);
+        if let Some(code) = sense {
+            self.on_sense(code);
+        }
         let Some(job) = command.piece.job else {
             return self.on_answer(verdict, sense, &command, outcome.moved);
         };
@@ -59,6 +63,10 @@ impl<T: Default> Queue<T> {
         command: &Command<T>,
         moved: u32,
     ) -> Result<(), UnitRefused> {
+        if let Some(question) = question(command.piece.kind) {
+            self.on_news(question, verdict, command, moved);
+            return Ok(());
+        }
         let Some(bring_up) = &mut self.bring_up else { return Ok(()) };
         let data = command.received(moved);
         match bring_up.on_done(verdict, sense, &data)? {
@@ -68,6 +76,7 @@ impl<T: Default> Queue<T> {
                 if let Some(bring_up) = self.bring_up.take() {
                     let (unit, luns) = bring_up.into_parts();
                     (self.terms, self.info) = (Terms::new(&unit), unit.volume_info());
+                    self.news.on_size(self.info.size);
                     (self.unit, self.luns) = (Some(unit), luns);
                 }
             }
@@ -170,4 +179,4 @@ impl<T: Default> Queue<T> {
 
 /// Unit attentions, aborts and busy answers that one command may meet. With the pauses of transports, a unit may be
 /// busy for half a minute.
-const MAX_TRIES: u32 = 64;
+pub(super) const MAX_TRIES: u32 = 64;

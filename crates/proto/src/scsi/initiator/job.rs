@@ -39,6 +39,8 @@ pub(super) struct Piece {
 /// A command under way.
 pub(super) struct Command<T> {
     pub(super) piece: Piece,
+    /// As it was sent.
+    pub(super) cdb: [u8; 16],
     pub(super) transfer: Transfer,
     /// Data that is not the I/O's own.
     pub(super) payload: Option<SgList>,

@@ -1,6 +1,7 @@
 //! How I/O becomes commands of this unit.
 
 use super::command::{self, Blocks, Transfer};
+use super::news::Question;
 use super::unit::UnitInfo;
 use blockmux_volume::{IoError, Op};
 
@@ -13,6 +14,8 @@ pub(super) struct Terms {
     max_transfer: u64,
     fua: bool,
     pub(super) write_cache: bool,
+    /// There was no cache when the unit was first seen, and whoever writes was told so.
+    promised_stable: bool,
     /// The most that one UNMAP discards, in bytes.
     pub(super) unmap: Option<u64>,
     /// The most that one WRITE SAME covers, in bytes.
@@ -63,6 +66,8 @@ pub(super) enum Kind {
     Flush,
     /// Of the bring-up.
     Question,
+    /// What has changed.
+    News(Question),
 }
 
 impl Terms {
@@ -79,6 +84,7 @@ impl Terms {
             max_transfer: unit.max_transfer_bytes(),
             fua: unit.fua,
             write_cache: unit.write_cache,
+            promised_stable: !unit.write_cache,
             unmap: unit.unmap.map(|limits| bytes(limits.max_blocks.into())),
             write_same: unit.long_commands.then(|| bytes(write_same)),
             zeroes_fast: unit.zeroes_fast(),
@@ -91,40 +97,46 @@ impl Terms {
     #[inline]
     pub(super) fn plan(&self, op: Op) -> Plan {
         let pieces = |kind, max| Pieces { kind, max, then_flush: false };
-        let stable = |fua: bool| fua && self.write_cache;
+        let fua = |fua: bool| fua || (self.promised_stable && self.write_cache);
+        let stable = |asked: bool| fua(asked) && self.write_cache;
         match op {
             Op::Read => Plan::Send(pieces(Kind::Read, self.max_transfer)),
-            Op::Write { fua } => Plan::Send(Pieces {
-                then_flush: stable(fua) && !self.fua,
-                ..pieces(Kind::Write { fua: fua && self.fua }, self.max_transfer)
+            Op::Write { fua: asked } => Plan::Send(Pieces {
+                then_flush: stable(asked) && !self.fua,
+                ..pieces(Kind::Write { fua: fua(asked) && self.fua }, self.max_transfer)
             }),
             Op::Flush => Plan::Flush,
-            Op::Discard { fua } => match self.unmap {
-                Some(max) => Plan::Send(Pieces { then_flush: stable(fua), ..pieces(Kind::Unmap, max) }),
+            Op::Discard { fua: asked } => match self.unmap {
+                Some(max) => Plan::Send(Pieces { then_flush: stable(asked), ..pieces(Kind::Unmap, max) }),
                 None => Plan::Done,
             },
             Op::Prefetch => Plan::Done,
             Op::BlockStatus if self.lba_status => Plan::Send(pieces(Kind::Status, MAX_STATUS)),
             Op::BlockStatus => Plan::AllData,
-            Op::WriteZeroes { fua, may_unmap, only_fast } => {
+            Op::WriteZeroes { fua: asked, may_unmap, only_fast } => {
                 let is_fast = may_unmap && self.zeroes_fast && self.write_same.is_some();
                 if only_fast && !is_fast {
                     return Plan::Fails(IoError::Unsupported);
                 }
                 match self.write_same {
                     Some(max) => Plan::Send(Pieces {
-                        then_flush: stable(fua),
+                        then_flush: stable(asked),
                         ..pieces(Kind::WriteSame { may_unmap: is_fast }, max)
                     }),
-                    None => Plan::Send(self.written_zeroes(fua)),
+                    None => Plan::Send(self.written_zeroes(asked)),
                 }
             }
         }
     }
 
+    /// The unit's cache is another now. A write that nobody flushes, as there was no cache to flush, is made stable.
+    pub(super) fn set_caching(&mut self, unit: &UnitInfo) {
+        (self.fua, self.write_cache) = (unit.fua, unit.write_cache);
+    }
+
     /// Zeroes that are written out.
     pub(super) fn written_zeroes(&self, fua: bool) -> Pieces {
-        let then_flush = fua && self.write_cache;
+        let then_flush = (fua || self.promised_stable) && self.write_cache;
         Pieces { kind: Kind::Zeroes, max: self.max_transfer.min(ZEROES as u64), then_flush }
     }
 
@@ -144,6 +156,7 @@ impl Terms {
             Kind::Status => {
                 (command::get_lba_status(blocks.lba, STATUS_LEN as u32), Transfer::In(STATUS_LEN as u32))
             }
+            Kind::News(question) => question.command(self.long_commands),
             Kind::Flush | Kind::Question => (command::synchronize_cache(self.long_flush), Transfer::Nothing),
         }
     }

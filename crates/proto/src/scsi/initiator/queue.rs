@@ -11,6 +11,7 @@ use super::DEPTH;
 use super::bring_up::{BringUp, MOST_DATA_IN};
 use super::command::{Request, Transfer};
 use super::job::{Command, Job, Piece};
+use super::news::News;
 use super::plan::{Kind, Pieces, Plan, STATUS_LEN, Terms, UNMAP_LEN, ZEROES};
 use super::unit::UnitInfo;
 use crate::scsi::Lun;
@@ -26,6 +27,7 @@ pub(crate) struct Queue<T> {
     /// The bring-up's command is under way, or waits.
     pub(super) asked: bool,
     pub(super) unit: Option<UnitInfo>,
+    pub(super) news: News,
     pub(super) luns: Vec<Lun>,
     pub(super) terms: Terms,
     pub(super) info: VolumeInfo,
@@ -57,6 +59,7 @@ impl<T: Default> Queue<T> {
             bring_up: Some(BringUp::new(lun)),
             asked: false,
             unit: None,
+            news: News::default(),
             luns: Vec::new(),
             terms: Terms::new(&unknown),
             info: unknown.volume_info(),
@@ -97,7 +100,8 @@ impl<T: Default> Queue<T> {
     /// I/O of which no command was sent.
     #[inline]
     pub(crate) fn unsent(&self) -> usize {
-        self.ready.len().saturating_add(self.again.len())
+        let asks = usize::from(self.news.has_questions());
+        self.ready.len().saturating_add(self.again.len()).saturating_add(asks)
     }
 
     /// Whether no command is under way.
@@ -180,6 +184,10 @@ impl<T: Default> Queue<T> {
         if self.is_draining {
             return None;
         }
+        if let Some(question) = self.news.next() {
+            let kind = Kind::News(question);
+            return Some(self.begin(Piece { job: None, kind, offset: 0, len: 0, tries: 0 }));
+        }
         if let Some(piece) = self.again.pop_front() {
             return Some(self.begin(piece));
         }
@@ -206,6 +214,17 @@ impl<T: Default> Queue<T> {
     #[inline]
     pub(crate) fn transport(&mut self, key: Key) -> Option<(&mut T, Transfer)> {
         self.commands.get_mut(key).map(|command| (&mut command.transport, command.transfer))
+    }
+
+    /// The commands under way that `is_meant` picks, in no order.
+    pub(crate) fn keys_of(&self, is_meant: impl Fn(&T) -> bool) -> Vec<Key> {
+        self.commands.keys_of(|command| is_meant(&command.transport))
+    }
+
+    /// A command under way, as it was when it was sent.
+    pub(crate) fn request(&mut self, key: Key) -> Option<Request> {
+        let command = self.commands.get_mut(key)?;
+        Some(Request { key, cdb: command.cdb, transfer: command.transfer })
     }
 
     /// The command that a peer names by the short form of its key.
@@ -320,7 +339,7 @@ impl<T: Default> Queue<T> {
             Kind::Read | Kind::Write { .. } | Kind::Flush => None,
             _ => Some(self.payload(piece)),
         };
-        let key = self.commands.insert(Command { piece, transfer, payload, transport: T::default() });
+        let key = self.commands.insert(Command { piece, cdb, transfer, payload, transport: T::default() });
         Request { key, cdb, transfer }
     }
 

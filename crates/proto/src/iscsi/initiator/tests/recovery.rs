@@ -21,14 +21,118 @@ fn check(client: &mut Client, command: &Pdu, key: SenseKey, asc: Asc) {
 fn a_unit_attention_has_the_command_sent_again() {
     let mut client = Client::ready(WHOLE, 1 << 20);
     client.write(1, 0, &pattern(512));
-    for _ in 0..3 {
+    for asc in [
+        Asc::REPORTED_LUNS_DATA_HAS_CHANGED,
+        Asc::RESERVATIONS_RELEASED,
+        Asc::POWER_ON_RESET_OR_BUS_DEVICE_RESET_OCCURRED,
+    ] {
         let command = client.command();
-        check(&mut client, &command, SenseKey::UNIT_ATTENTION, Asc::CAPACITY_DATA_HAS_CHANGED);
+        check(&mut client, &command, SenseKey::UNIT_ATTENTION, asc);
     }
     let command = client.command();
     assert_eq!(command.data, pattern(512));
     client.status(&command, Status::GOOD, None);
     assert!(client.done().1.is_ok());
+}
+
+/// Has a write meet an attention; what is asked before it is sent again.
+fn attention(client: &mut Client, asc: Asc) -> (Pdu, Pdu) {
+    client.write(1, 0, &pattern(512));
+    let command = client.command();
+    check(client, &command, SenseKey::UNIT_ATTENTION, asc);
+    let [question, again] = client.sent().try_into().unwrap();
+    assert_eq!(again.cdb(), command.cdb());
+    (question, again)
+}
+
+#[test]
+fn a_unit_that_has_grown_or_shrunk_is_seen_to() {
+    for is_long in [true, false] {
+        let mut client = Client::logged_in(WHOLE);
+        client.bring_up(&Unit { blocks: 8, is_long, ..Unit::default() });
+        assert_eq!((client.session.poll_size(), client.session.poll_size()), (Some(4096), None));
+        for blocks in [16_u64, 4] {
+            let (question, again) = attention(&mut client, Asc::CAPACITY_DATA_HAS_CHANGED);
+            let capacity = match question.cdb()[0] {
+                0x9e => [&(blocks - 1).to_be_bytes()[..], &512_u32.to_be_bytes(), &[0; 20]].concat(),
+                _ => [(blocks as u32 - 1).to_be_bytes(), 512_u32.to_be_bytes()].concat(),
+            };
+            client.data(&question, &capacity);
+            client.status(&again, Status::GOOD, None);
+            assert!(client.done().1.is_ok());
+            assert_eq!(client.session.poll_size(), Some(blocks * 512));
+            assert_eq!(client.session.volume_info().unwrap().size, blocks * 512);
+            client.read(2, (blocks - 1) * 512, 512);
+            let command = client.command();
+            client.data(&command, &pattern(512));
+            assert_eq!(client.done_data(), pattern(512));
+            client.read(2, blocks * 512, 512);
+            assert_eq!(client.done_error(), IoError::OutOfRange);
+        }
+        client.session.resize(8192);
+        client.read(2, 15 * 512, 512);
+        assert_eq!((client.sent().len(), client.session.poll_size()), (1, None));
+    }
+}
+
+#[test]
+fn a_cache_that_was_switched_on_loses_nothing_that_nobody_flushes() {
+    for device_specific in [0x10, 0] {
+        let mut client = Client::logged_in(WHOLE);
+        client.bring_up(&Unit { write_cache: false, device_specific, ..Unit::default() });
+        let (question, again) = attention(&mut client, Asc::MODE_PARAMETERS_CHANGED);
+        assert_eq!((question.cdb()[0], question.cdb()[2]), (0x1a, 8));
+        client.data(&question, &[&[23, 0, device_specific, 0, 8, 18, 4][..], &[0; 17]].concat());
+        client.status(&again, Status::GOOD, None);
+        assert!(client.done().1.is_ok());
+        client.write(2, 0, &pattern(512));
+        let command = client.command();
+        assert_eq!(command.cdb()[1] & 8 != 0, device_specific != 0, "FUA");
+        client.status(&command, Status::GOOD, None);
+        if device_specific == 0 {
+            let flush = client.command();
+            assert_eq!(flush.cdb()[0], 0x91);
+            client.status(&flush, Status::GOOD, None);
+        }
+        assert!(client.done().1.is_ok());
+    }
+}
+
+#[test]
+fn a_unit_that_may_be_another_one_is_looked_at_by_another_session() {
+    let capacity = |last: u64, len: u32| [&last.to_be_bytes()[..], &len.to_be_bytes(), &[0; 20]].concat();
+    for is_inquiry in [true, false] {
+        let mut client = Client::ready(WHOLE, 1 << 20);
+        if is_inquiry {
+            client.write(1, 0, &pattern(512));
+            let command = client.command();
+            check(&mut client, &command, SenseKey::UNIT_ATTENTION, Asc::INQUIRY_DATA_HAS_CHANGED);
+        } else {
+            let (question, again) = attention(&mut client, Asc::CAPACITY_DATA_HAS_CHANGED);
+            client.data(&question, &capacity(99, 4096));
+            client.status(&again, Status::BUSY, None);
+        }
+        let [logout] = client.sent().try_into().unwrap();
+        assert_eq!(logout.bhs.opcode(), Opcode::LOGOUT_REQUEST);
+        assert_eq!(client.session.take_unfinished().len(), 1, "it is done on another session");
+    }
+}
+
+#[test]
+fn a_unit_that_somebody_has_reserved_is_said_to_be() {
+    let mut client = Client::logged_in(WHOLE);
+    loop {
+        let command = client.command();
+        if matches!(command.cdb()[0], 0x9e | 0x25) {
+            client.status(&command, Status::RESERVATION_CONFLICT, None);
+        } else {
+            client.answer(&Unit::default(), &command);
+        }
+        if let Some(refused) = client.session.refused() {
+            assert_eq!(refused.to_string(), "logical unit 0 is reserved by another initiator");
+            return assert!(refused.may_pass());
+        }
+    }
 }
 
 #[test]

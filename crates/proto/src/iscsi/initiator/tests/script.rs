@@ -1,5 +1,6 @@
 //! A target by hand, whose bytes a driver delivers in pieces of any size.
 
+use crate::iscsi::digest;
 use crate::iscsi::initiator::{Config, InitiatorSession, Mode, wishes};
 use crate::iscsi::login::operational::Parameters;
 use crate::iscsi::name::Name;
@@ -10,6 +11,7 @@ use blockmux_volume::{Op, Pool, Seg, SgList};
 use blockmux_wire::iscsi::scsi::*;
 use blockmux_wire::iscsi::session::*;
 use blockmux_wire::iscsi::{BHS_LEN, Bhs, FLAG_FINAL, Opcode, RESERVED_TAG, U24, padding};
+use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 use std::time::Instant;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
@@ -45,6 +47,11 @@ pub(super) struct Client {
     pub(super) stat_sn: u32,
     pub(super) exp_cmd_sn: u32,
     pub(super) window: u32,
+    /// Data segments have digests.
+    pub(super) has_digests: bool,
+    lane: usize,
+    /// StatSN, and what was received and not taken, of the lanes that are not meant now.
+    others: BTreeMap<usize, (u32, Vec<u8>)>,
 }
 
 pub(super) fn config(wishes: Parameters) -> Config {
@@ -62,12 +69,36 @@ pub(super) fn config(wishes: Parameters) -> Config {
 impl Client {
     pub(super) fn new(config: Config) -> Client {
         let session = InitiatorSession::new(config, Pool::new(64 << 20), [5; 32], Instant::now());
-        Client { driver: Driver::of(session, usize::MAX), stat_sn: 1, exp_cmd_sn: 1, window: 64 }
+        Client {
+            driver: Driver::of(session, usize::MAX),
+            stat_sn: 1,
+            exp_cmd_sn: 1,
+            window: 64,
+            has_digests: false,
+            lane: 0,
+            others: BTreeMap::new(),
+        }
+    }
+
+    /// Another connection is meant from now on.
+    pub(super) fn select(&mut self, lane: usize) {
+        let (stat_sn, unread) = self.others.remove(&lane).unwrap_or((1, Vec::new()));
+        let before = (
+            std::mem::replace(&mut self.stat_sn, stat_sn),
+            std::mem::replace(&mut self.driver.unread, unread),
+        );
+        self.others.insert(std::mem::replace(&mut self.lane, lane), before);
+        self.session.select(lane);
     }
 
     /// Logged in with these answers to what was proposed, nothing known of the unit.
     pub(super) fn logged_in(answers: &str) -> Client {
-        let mut client = Client::new(config(wishes()));
+        Client::logged_in_with(wishes(), answers)
+    }
+
+    /// The same with other wishes.
+    pub(super) fn logged_in_with(wishes: Parameters, answers: &str) -> Client {
+        let mut client = Client::new(config(wishes));
         let [first] = client.sent().try_into().unwrap();
         assert_eq!(first.bhs.opcode(), Opcode::LOGIN_REQUEST);
         client
@@ -94,13 +125,16 @@ impl Client {
             if commands.is_empty() || commands.iter().any(|pdu| pdu.bhs.opcode() != Opcode::SCSI_COMMAND) {
                 return;
             }
-            for command in commands {
-                match unit.answer(&command.cdb()) {
-                    Ok(data) if data.is_empty() => self.status(&command, Status::GOOD, None),
-                    Ok(data) => self.data(&command, &data),
-                    Err(sense) => self.status(&command, Status::CHECK_CONDITION, Some(sense)),
-                }
-            }
+            commands.iter().for_each(|command| self.answer(unit, command));
+        }
+    }
+
+    /// Answers one command as the unit does.
+    pub(super) fn answer(&mut self, unit: &Unit, command: &Pdu) {
+        match unit.answer(&command.cdb()) {
+            Ok(data) if data.is_empty() => self.status(command, Status::GOOD, None),
+            Ok(data) => self.data(command, &data),
+            Err(sense) => self.status(command, Status::CHECK_CONDITION, Some(sense)),
         }
     }
 
@@ -205,13 +239,35 @@ impl Client {
     ) -> Result<(), ProtocolError> {
         let mut bhs = Bhs::read_from_bytes(header.as_bytes()).unwrap();
         bhs.data_segment_length = U24::new(data.len() as u32);
-        let bytes = [bhs.as_bytes(), data, &[0; 3][..padding(data.len())]].concat();
+        let mut bytes = [bhs.as_bytes(), data, &[0; 3][..padding(data.len())]].concat();
+        if self.has_digests && !data.is_empty() {
+            bytes.extend(digest::of(&bytes[BHS_LEN..]));
+        }
         self.feed(&bytes)
+    }
+
+    /// The same with a data segment that comes damaged.
+    pub(super) fn send_damaged(
+        &mut self,
+        header: &(impl IntoBytes + Immutable),
+        data: &[u8],
+    ) -> Result<(), ProtocolError> {
+        let mut bhs = Bhs::read_from_bytes(header.as_bytes()).unwrap();
+        bhs.data_segment_length = U24::new(data.len() as u32);
+        let mut bytes = [bhs.as_bytes(), data, &[0; 3][..padding(data.len())]].concat();
+        let digest = digest::of(&bytes[BHS_LEN..]);
+        bytes[BHS_LEN + data.len() / 2] ^= 0x10;
+        self.feed(&[&bytes[..], &digest].concat())
+    }
+
+    /// The connection is another one now.
+    pub(super) fn forget_unread(&mut self) {
+        self.driver.unread.clear();
     }
 
     /// What the session has sent.
     pub(super) fn sent(&mut self) -> Vec<Pdu> {
-        pdus(&self.driver.sent())
+        pdus(&self.driver.sent(), self.has_digests)
     }
 
     /// The one command that the session has sent.
@@ -310,14 +366,16 @@ impl Unit {
     }
 }
 
-/// Takes PDUs apart, without digests.
-pub(super) fn pdus(mut bytes: &[u8]) -> Vec<Pdu> {
+/// Takes PDUs apart, with digests of data or without.
+fn pdus(mut bytes: &[u8], has_digests: bool) -> Vec<Pdu> {
     let mut all = Vec::new();
     while !bytes.is_empty() {
         let (bhs, rest) = Bhs::read_from_prefix(bytes).unwrap();
         let len = bhs.data_segment_length.get() as usize;
         all.push(Pdu { bhs, data: rest[..len].to_vec() });
-        bytes = &rest[len + padding(len)..];
+        let digest = if has_digests && len > 0 { 4 } else { 0 };
+        assert!(digest == 0 || digest::of(&rest[..len + padding(len)]) == rest[len + padding(len)..][..4]);
+        bytes = &rest[len + padding(len) + digest..];
     }
     all
 }

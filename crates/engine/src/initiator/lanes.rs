@@ -1,0 +1,212 @@
+//! The connections of one session: its first, which the link has dialled, and those that it asks for later.
+
+use crate::connection::{Broken, Connection, Inflow};
+use crate::host::{ByteStream, Host};
+use crate::socket::Address;
+use blockmux_proto::session::Initiator;
+use blockmux_volume::Waker;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+use tracing::info;
+
+/// The connections of one session, each at its lane's place.
+pub(super) struct Lanes<H: Host>(Vec<Slot<H>>);
+
+enum Slot<H: Host> {
+    /// The session has no use for it, now or any more.
+    Absent,
+    /// To be dialled.
+    Waiting {
+        until: Instant,
+    },
+    Connecting {
+        connection: Connection<H>,
+        until: Instant,
+    },
+    Open(Connection<H>),
+}
+
+/// What dialling needs.
+pub(super) struct Dial<'a, H: Host> {
+    pub(super) core: &'a Rc<H>,
+    pub(super) waker: &'a Waker,
+    pub(super) address: &'a Address,
+}
+
+impl<H: Host> Lanes<H> {
+    pub(super) fn new(first: Connection<H>) -> Lanes<H> {
+        Lanes(vec![Slot::Open(first)])
+    }
+
+    /// Calls deadlines and receives, once for each connection.
+    ///
+    /// # Errors
+    /// If a connection is lost without which the session does not go on.
+    #[inline]
+    pub(super) fn receive(
+        &mut self,
+        session: &mut impl Initiator,
+        dial: &Dial<'_, H>,
+    ) -> Result<Inflow, Broken> {
+        let mut all = Inflow::Empty;
+        for (lane, slot) in self.0.iter_mut().enumerate() {
+            let Slot::Open(connection) = slot else { continue };
+            session.select(lane);
+            let received = connection.check_deadline(session).and_then(|()| connection.receive(session));
+            match received {
+                Ok(Inflow::Finished) if !session.on_lost(lane, dial.core.now()) => {
+                    return Ok(Inflow::Finished);
+                }
+                Ok(Inflow::Finished) => slot.forget(dial, lane, &"the target closed it"),
+                Ok(inflow) => all = merged(all, inflow),
+                Err(broken) => {
+                    // What it has to say yet is said, as far as that goes.
+                    let _ = connection.send(session.outbox());
+                    if !session.on_lost(lane, dial.core.now()) {
+                        return Err(broken);
+                    }
+                    slot.forget(dial, lane, &broken);
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    /// Sends what every lane's outbox holds; answers whether any went.
+    ///
+    /// # Errors
+    /// As for [`Lanes::receive`].
+    #[inline]
+    pub(super) fn send(&mut self, session: &mut impl Initiator, dial: &Dial<'_, H>) -> Result<bool, Broken> {
+        let mut any = false;
+        for (lane, slot) in self.0.iter_mut().enumerate() {
+            let Slot::Open(connection) = slot else { continue };
+            session.select(lane);
+            match connection.send(session.outbox()) {
+                Ok(has_sent) => any |= has_sent,
+                Err(broken) if !session.on_lost(lane, dial.core.now()) => return Err(broken),
+                Err(broken) => slot.forget(dial, lane, &broken),
+            }
+        }
+        Ok(any)
+    }
+
+    /// Sends what can be sent at once; whether something is left for the task to sort out.
+    #[inline]
+    pub(super) fn send_now(&mut self, session: &mut impl Initiator) -> Option<bool> {
+        let (mut had_any, mut is_stuck) = (false, false);
+        for (lane, slot) in self.0.iter_mut().enumerate() {
+            session.select(lane);
+            if session.outbox().is_empty() {
+                continue;
+            }
+            had_any = true;
+            is_stuck |= match slot {
+                Slot::Open(connection) => {
+                    connection.send(session.outbox()).is_err() || !session.outbox().is_empty()
+                }
+                _ => true,
+            };
+        }
+        had_any.then_some(is_stuck)
+    }
+
+    /// Dials what the session asks for, and looks after what is being dialled; whether something has come of it.
+    ///
+    /// # Errors
+    /// If a connection cannot be had without which the session does not go on.
+    #[inline]
+    pub(super) fn dial(&mut self, session: &mut impl Initiator, dial: &Dial<'_, H>) -> Result<bool, Broken> {
+        while let Some((lane, until)) = session.poll_dial() {
+            if self.0.len() <= lane {
+                self.0.resize_with(lane + 1, || Slot::Absent);
+            }
+            self.0[lane] = Slot::Waiting { until };
+            dial.core.wake_at(until, dial.waker);
+        }
+        let mut is_changed = false;
+        for (lane, slot) in self.0.iter_mut().enumerate() {
+            if matches!(slot, Slot::Open(_) | Slot::Absent) {
+                continue;
+            }
+            match slot.advance(dial) {
+                Ok(false) => {}
+                Ok(true) => {
+                    session.on_connected(lane, dial.core.now());
+                    is_changed = true;
+                }
+                Err(broken) => {
+                    if !session.on_lost(lane, dial.core.now()) {
+                        return Err(broken);
+                    }
+                    slot.forget(dial, lane, &broken);
+                    is_changed = true;
+                }
+            }
+        }
+        Ok(is_changed)
+    }
+
+    /// Asks for whatever the connections wait for.
+    #[inline]
+    pub(super) fn park(&mut self) {
+        for slot in &mut self.0 {
+            match slot {
+                Slot::Open(connection) => connection.park(),
+                Slot::Connecting { connection, .. } => connection.park_connecting(),
+                Slot::Absent | Slot::Waiting { .. } => {}
+            }
+        }
+    }
+}
+
+impl<H: Host> Slot<H> {
+    /// The connection is gone, and the session goes on.
+    fn forget(&mut self, dial: &Dial<'_, H>, lane: usize, reason: &dyn std::fmt::Display) {
+        info!(target = %dial.address, "connection {lane} of the session is lost ({reason}); it goes on");
+        *self = Slot::Absent;
+        dial.waker.wake();
+    }
+
+    /// One step towards a connection; whether it is there.
+    fn advance(&mut self, dial: &Dial<'_, H>) -> Result<bool, Broken> {
+        let now = dial.core.now();
+        match self {
+            Slot::Waiting { until } if *until > now => Ok(false),
+            Slot::Waiting { .. } => {
+                let stream = dial.core.connect(dial.address)?;
+                let until = now + CONNECT_TIMEOUT;
+                dial.core.wake_at(until, dial.waker);
+                let connection = Connection::new(stream, dial.core, dial.waker);
+                *self = Slot::Connecting { connection, until };
+                self.advance(dial)
+            }
+            Slot::Connecting { connection, until } => match connection.stream().connect_result() {
+                None if *until > now => Ok(false),
+                None => Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into()),
+                Some(Err(error)) => Err(error.into()),
+                Some(Ok(())) => {
+                    if let Slot::Connecting { connection, .. } = std::mem::replace(self, Slot::Absent) {
+                        *self = Slot::Open(connection);
+                    }
+                    Ok(true)
+                }
+            },
+            Slot::Open(_) | Slot::Absent => Ok(false),
+        }
+    }
+}
+
+/// What came over several connections, taken together.
+#[inline]
+fn merged(one: Inflow, other: Inflow) -> Inflow {
+    let rank = |inflow| match inflow {
+        Inflow::Empty | Inflow::Blocked => 0,
+        Inflow::Drained => 1,
+        Inflow::More => 2,
+        Inflow::Finished => 3,
+    };
+    if rank(other) > rank(one) { other } else { one }
+}
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);

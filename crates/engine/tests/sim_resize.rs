@@ -1,0 +1,110 @@
+//! A volume that grows and shrinks behind an iSCSI target: its initiator sees it, on every core.
+
+mod iscsi_sides;
+
+use blockmux_engine::initiator::RemoteVolume;
+use blockmux_engine::listener::ConnectionLimit;
+use blockmux_engine::sim::{SimCore, SimNet, Weather, World};
+use blockmux_engine::socket::Address;
+use blockmux_engine::target::TargetTask;
+use blockmux_proto::exports::{Export, Exports};
+use blockmux_proto::iscsi::initiator::wishes;
+use blockmux_proto::iscsi::target::TargetSession;
+use blockmux_volume::{
+    Channel, Core, Io, IoError, MemVolume, Op, Output, ReadyList, Tag, Volume, VolumeInfo, Waker,
+};
+use iscsi_sides::{IscsiDialer, node};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+const SMALL: u64 = 1 << 20;
+const LARGE: u64 = 2 << 20;
+
+/// Says that it is smaller than what lies below.
+struct Elastic {
+    below: MemVolume,
+    size: AtomicU64,
+}
+
+impl Volume for Elastic {
+    fn info(&self) -> VolumeInfo {
+        VolumeInfo { size: self.size.load(Ordering::Relaxed), ..self.below.info() }
+    }
+
+    fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
+        self.below.open(core, depth, waker)
+    }
+}
+
+/// A world with clients of one volume, each on a core of its own.
+struct Clients {
+    world: World,
+    channels: Vec<Box<dyn Channel>>,
+}
+
+impl Clients {
+    fn open(&mut self, volume: &dyn Volume) {
+        let core: Rc<dyn Core> = self.world.add_core(16 << 20);
+        self.channels.push(volume.open(&core, 4, ReadyList::new().waker(0)).unwrap());
+    }
+
+    fn read(&mut self, channel: usize, offset: u64) -> Result<Output, IoError> {
+        let channel = &mut self.channels[channel];
+        channel.submit(Io::new(Tag(1), Op::Read, offset, 4096));
+        channel.kick();
+        self.world.run_for(Duration::from_secs(1)).unwrap();
+        let mut done = Vec::new();
+        channel.poll(&mut done);
+        assert_eq!(done.len(), 1);
+        done.remove(0).result
+    }
+}
+
+#[test]
+fn a_volume_that_grows_or_shrinks_is_seen_on_every_core() {
+    let elastic = Arc::new(Elastic { below: MemVolume::new(LARGE), size: AtomicU64::new(SMALL) });
+    let mut world = World::new(SimNet::new(1, Weather::FAIR));
+    let (target, address) = (world.add_core(16 << 20), Address::Unix("/target".into()));
+    let export = Export {
+        name: "disk0".to_owned(),
+        description: String::new(),
+        read_only: false,
+        volume: elastic.clone(),
+    };
+    let (exports, limit) = (Exports::new(vec![export]), ConnectionLimit::new(usize::MAX));
+    let node = node(&exports);
+    world.net().listen(&target, &address, move |core, stream| {
+        let session = TargetSession::new(node.clone(), 1, core.pool().clone(), [3; 32], core.now());
+        let permit = limit.permit().expect("there is no limit");
+        TargetTask::spawn(core, stream, session, exports.clone(), permit);
+    });
+    let dialer = IscsiDialer::new(&address, "disk0", wishes());
+    let info = VolumeInfo { lends_reads: true, ..VolumeInfo::new(SMALL) };
+    let volume = RemoteVolume::<_, SimCore>::new(dialer, info, 2, Duration::from_secs(5));
+    let mut clients = Clients { world, channels: Vec::new() };
+    (0..2).for_each(|_| clients.open(&volume));
+    for channel in [0, 1] {
+        assert!(clients.read(channel, 0).is_ok());
+        assert_eq!(clients.read(channel, SMALL).unwrap_err(), IoError::OutOfRange);
+    }
+    elastic.size.store(LARGE, Ordering::Relaxed);
+    // Whoever logs in asks for the capacity, from which the target learns of it.
+    clients.open(&volume);
+    clients.world.run_for(Duration::from_secs(1)).unwrap();
+    assert!(clients.read(0, 0).is_ok());
+    assert_eq!(volume.info().size, LARGE);
+    // The other channel has heard nothing from the target yet.
+    for channel in [1, 0, 1, 0] {
+        assert!(clients.read(channel, LARGE - 4096).is_ok(), "{channel}");
+    }
+    elastic.size.store(SMALL, Ordering::Relaxed);
+    clients.open(&volume);
+    clients.world.run_for(Duration::from_secs(1)).unwrap();
+    assert!(clients.read(1, 0).is_ok());
+    assert_eq!(volume.info().size, SMALL);
+    for channel in [0, 1, 0, 1] {
+        assert_eq!(clients.read(channel, SMALL).unwrap_err(), IoError::OutOfRange);
+    }
+}

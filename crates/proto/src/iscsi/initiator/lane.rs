@@ -1,0 +1,138 @@
+//! One connection of a session: its login, what is agreed on for it alone, and where in its streams we are.
+
+use super::login::LoginPhase;
+use super::receive::Reading;
+use super::statuses::Statuses;
+use crate::iscsi::digest::Digests;
+use crate::iscsi::login::operational::{Key as Name, Parameters};
+use crate::outbox::Outbox;
+use crate::slots::Key;
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+/// One connection of a session.
+pub(super) struct Lane {
+    /// Its number in the session, on the wire too (CID).
+    pub(super) cid: u16,
+    pub(super) phase: Phase,
+    pub(super) outbox: Outbox,
+    pub(super) terms: Terms,
+    pub(super) reading: Reading,
+    pub(super) statuses: Statuses,
+    /// Answers to the target's pings that may be unsent.
+    pub(super) pongs: u32,
+    /// Commands under way that belong to it.
+    pub(super) in_flight: u32,
+    pub(super) recovery: Recovery,
+    pub(super) ticks: Ticks,
+}
+
+/// How far a connection has come.
+pub(super) enum Phase {
+    /// The driver is to connect then.
+    Wanted {
+        at: Instant,
+    },
+    /// The driver connects.
+    Dialing,
+    Login(Box<LoginPhase>),
+    Open,
+    /// It has taken the place of one that was lost, whose tasks move here one after the other.
+    Moving(VecDeque<Key>),
+    /// There is none, and will be none.
+    Over,
+}
+
+/// What login agreed on for one connection.
+#[derive(Clone, Copy)]
+pub(super) struct Terms {
+    pub(super) digests: Digests,
+    pub(super) max_send_segment: u32,
+    pub(super) max_receive_segment: usize,
+}
+
+/// How a connection that was lost is replaced.
+#[derive(Default)]
+pub(super) struct Recovery {
+    /// Until when another one has to be there; `None`: none was lost.
+    pub(super) by: Option<Instant>,
+    /// How many were lost since a command has completed.
+    pub(super) losses: u32,
+}
+
+/// Whether the target says anything.
+pub(super) struct Ticks {
+    pub(super) next: Instant,
+    /// Something has come since the last tick.
+    pub(super) heard: bool,
+    /// A ping is unanswered.
+    pub(super) pinged: bool,
+}
+
+impl Lane {
+    pub(super) fn new(cid: u16, phase: Phase, now: Instant) -> Lane {
+        Lane {
+            cid,
+            phase,
+            outbox: Outbox::default(),
+            terms: Terms::new(&Parameters::standard()),
+            reading: Reading::HEAD,
+            statuses: Statuses::from(0),
+            pongs: 0,
+            in_flight: 0,
+            recovery: Recovery::default(),
+            ticks: Ticks::from(now),
+        }
+    }
+
+    /// Whether commands may be sent on it.
+    #[inline]
+    pub(super) fn is_open(&self) -> bool {
+        matches!(self.phase, Phase::Open)
+    }
+
+    /// Whether it is in full feature phase.
+    #[inline]
+    pub(super) fn is_connected(&self) -> bool {
+        matches!(self.phase, Phase::Open | Phase::Moving(_))
+    }
+
+    /// The login is over.
+    pub(super) fn open(&mut self, parameters: &Parameters, exp_stat_sn: u32, now: Instant) {
+        self.phase = Phase::Open;
+        self.terms = Terms::new(parameters);
+        self.reading = Reading::HEAD;
+        self.statuses = Statuses::from(exp_stat_sn);
+        self.pongs = 0;
+        self.ticks = Ticks::from(now);
+    }
+
+    /// The connection is gone; another one is to take its place.
+    pub(super) fn want(&mut self, at: Instant) {
+        self.phase = Phase::Wanted { at };
+        self.outbox.clear();
+        self.reading = Reading::HEAD;
+    }
+}
+
+impl Terms {
+    fn new(parameters: &Parameters) -> Terms {
+        Terms {
+            digests: Digests {
+                header: parameters.is_on(Name::HeaderDigest),
+                data: parameters.is_on(Name::DataDigest),
+            },
+            max_send_segment: parameters.max_send_data_segment_length() as u32,
+            max_receive_segment: parameters.get(Name::MaxRecvDataSegmentLength) as usize,
+        }
+    }
+}
+
+impl Ticks {
+    fn from(now: Instant) -> Ticks {
+        Ticks { next: now.checked_add(PING_INTERVAL).unwrap_or(now), heard: true, pinged: false }
+    }
+}
+
+/// How long a target may be silent before it is pinged, and then until it is given up.
+pub(super) const PING_INTERVAL: Duration = Duration::from_secs(10);

@@ -1,0 +1,65 @@
+//! A login's responses as they come off the wire.
+
+use crate::iscsi::digest::Digests;
+use crate::iscsi::login::initiator::{InitiatorLogin, Progress};
+use crate::iscsi::login::operational::DEFAULT_DATA_SEGMENT_LENGTH;
+use crate::iscsi::pdu::{self, Parsed};
+use crate::outbox::Outbox;
+use crate::session::ProtocolError;
+use blockmux_wire::iscsi::session::LoginResponse;
+use blockmux_wire::iscsi::{BHS_LEN, Opcode};
+use zerocopy::transmute_ref;
+
+/// The frame of login responses.
+pub(super) struct LoginPhase {
+    login: InitiatorLogin,
+    /// Bytes in one piece that it needs to go on.
+    pub(super) need: usize,
+}
+
+impl LoginPhase {
+    pub(super) fn start(mut login: InitiatorLogin, outbox: &mut Outbox) -> LoginPhase {
+        login.start(outbox);
+        LoginPhase { login, need: BHS_LEN }
+    }
+
+    /// Takes responses until there are no more or the login is over; returns how many bytes that were.
+    pub(super) fn on_bytes(
+        &mut self,
+        bytes: &[u8],
+        outbox: &mut Outbox,
+    ) -> Result<(usize, Progress), ProtocolError> {
+        let mut at: usize = 0;
+        loop {
+            let rest = bytes.get(at..).unwrap_or_default();
+            let head = match pdu::parse(rest, Digests::default())? {
+                Parsed::Needs(need) => {
+                    self.need = need;
+                    return Ok((at, Progress::Continues));
+                }
+                Parsed::Head(head) => head,
+            };
+            let fault = |what| Err(ProtocolError { what, reference: "RFC 7143 §6.3, Login Phase" });
+            if head.bhs.opcode() != Opcode::LOGIN_RESPONSE {
+                return fault("sent something else than a login response during login");
+            }
+            if head.data_len > DEFAULT_DATA_SEGMENT_LENGTH as usize {
+                return fault("sent more than 8192 bytes in a login response");
+            }
+            let (text, whole) = match head.segment(rest, Digests::default()) {
+                Ok(found) => found,
+                Err(whole) => {
+                    self.need = whole;
+                    return Ok((at, Progress::Continues));
+                }
+            };
+            let response: &LoginResponse = transmute_ref!(&head.bhs);
+            at = at.saturating_add(whole);
+            self.need = BHS_LEN;
+            match self.login.on_response(response, text, outbox)? {
+                Progress::Continues => {}
+                end => return Ok((at, end)),
+            }
+        }
+    }
+}

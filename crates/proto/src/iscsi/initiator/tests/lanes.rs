@@ -1,0 +1,309 @@
+//! Several connections of one session, and what becomes of their commands when one is lost.
+
+use super::script::*;
+use crate::iscsi::initiator::wishes;
+use crate::iscsi::login::operational::Key;
+use crate::iscsi::text;
+use crate::scsi::Status;
+use crate::session::{Demand, Initiator, StreamSession, Timed};
+use blockmux_wire::iscsi::scsi::*;
+use blockmux_wire::iscsi::session::*;
+use blockmux_wire::iscsi::{FLAG_FINAL, Opcode, RESERVED_TAG};
+use std::time::{Duration, Instant};
+use zerocopy::FromZeros;
+
+const ANSWERS: &str = "InitialR2T=No\0MaxRecvDataSegmentLength=262144\0FirstBurstLength=65536\0\
+                       DefaultTime2Wait=1\0DefaultTime2Retain=20\0";
+
+fn now() -> Instant {
+    // Every time that a session is told is later than its begin.
+    Instant::now() + Duration::from_secs(1)
+}
+
+/// Ready over so many connections.
+fn ready(count: u32, level: u32) -> Client {
+    let wishes = wishes()
+        .with(Key::MaxConnections, count)
+        .with(Key::ErrorRecoveryLevel, level)
+        .with(Key::DefaultTime2Retain, 20);
+    let answers = format!("{ANSWERS}MaxConnections={count}\0ErrorRecoveryLevel={level}\0");
+    let mut client = Client::logged_in_with(wishes, &answers);
+    assert!(client.session.poll_dial().is_none(), "nobody knows yet what the unit is like");
+    client.bring_up(&Unit::default());
+    for lane in 1..count as usize {
+        assert_eq!(client.session.poll_dial().unwrap().0, lane);
+        log_in(&mut client, lane);
+    }
+    assert!(client.session.poll_dial().is_none());
+    client.select(0);
+    client
+}
+
+/// Connects a lane and logs it in; its first request.
+fn log_in(client: &mut Client, lane: usize) -> LoginRequest {
+    client.select(lane);
+    client.session.on_connected(lane, now());
+    let [first] = client.sent().try_into().unwrap();
+    client.login_response(0x81, LoginStatus::SUCCESS, b"AuthMethod=None\0").unwrap();
+    let [second] = client.sent().try_into().unwrap();
+    let keys: Vec<_> = text::pairs(&second.data).map(|pair| pair.unwrap().key.to_owned()).collect();
+    assert_eq!(keys, ["MaxRecvDataSegmentLength", "HeaderDigest", "DataDigest"]);
+    client.login_response(0x87, LoginStatus::SUCCESS, b"MaxRecvDataSegmentLength=262144\0").unwrap();
+    first.as_a()
+}
+
+fn number(pdu: &Pdu) -> u32 {
+    pdu.as_a::<ScsiCommand>().cmd_sn.get()
+}
+
+#[test]
+fn connections_join_with_the_sessions_number_and_one_of_their_own() {
+    let mut client = ready(1, 0);
+    assert!(client.session.poll_dial().is_none());
+    let wishes = wishes().with(Key::MaxConnections, 2);
+    client = Client::logged_in_with(wishes, "MaxConnections=2\0");
+    client.bring_up(&Unit::default());
+    assert_eq!(client.session.poll_dial().unwrap().0, 1);
+    let next = client.exp_cmd_sn;
+    let login = log_in(&mut client, 1);
+    assert_eq!((login.tsih.get(), login.cid.get(), login.isid), (7, 1, [0x80, 1, 2, 3, 0, 0]));
+    assert_eq!((login.cmd_sn.get(), login.exp_stat_sn.get()), (next, 0));
+}
+
+#[test]
+fn commands_go_where_the_least_is_to_do_in_one_sequence_and_stay_there() {
+    let mut client = ready(3, 0);
+    for tag in 0..7 {
+        client.read(tag, tag * 512, 512);
+    }
+    let mut sent = Vec::new();
+    for lane in 0..3 {
+        client.select(lane);
+        sent.push(client.sent());
+    }
+    assert_eq!(sent.iter().map(Vec::len).collect::<Vec<_>>(), [3, 2, 2]);
+    let mut numbers: Vec<_> = sent.iter().flatten().map(number).collect();
+    numbers.sort_unstable();
+    assert!(numbers.windows(2).all(|pair| pair[0] + 1 == pair[1]));
+    for (lane, commands) in sent.iter().enumerate().rev() {
+        client.select(lane);
+        client.data(&commands[0], &pattern(512));
+        assert_eq!(client.done_data(), pattern(512));
+    }
+    // A response on another connection than the command's is a fault (RFC 7143 §4.2.5.1).
+    client.select(2);
+    let stray = client.response(&sent[0][1], Status::GOOD);
+    assert!(client.send(&stray, &[]).is_err());
+}
+
+#[test]
+fn statuses_are_numbered_for_each_connection() {
+    let mut client = ready(2, 0);
+    for round in 0..3 {
+        client.read(1, 0, 512);
+        client.read(2, 512, 512);
+        for lane in [1, 0] {
+            client.select(lane);
+            let command = client.command();
+            // Two of the login, the bring-up on the first, and one in each round.
+            assert_eq!(command.as_a::<ScsiCommand>().exp_stat_sn.get(), client.stat_sn, "{lane}, {round}");
+            client.data(&command, &pattern(512));
+            assert!(client.done().1.is_ok());
+        }
+    }
+}
+
+#[test]
+fn a_connection_that_is_not_to_be_had_is_done_without() {
+    for is_refused in [true, false] {
+        let mut client = Client::logged_in_with(wishes().with(Key::MaxConnections, 2), "MaxConnections=2\0");
+        client.bring_up(&Unit::default());
+        assert_eq!(client.session.poll_dial().unwrap().0, 1);
+        if is_refused {
+            client.select(1);
+            client.session.on_connected(1, now());
+            client.sent();
+            client.login_response(0, LoginStatus::TOO_MANY_CONNECTIONS, b"").unwrap();
+            assert!(matches!(client.session.demand(), Demand::Close));
+        }
+        assert!(client.session.on_lost(1, now()) && client.session.poll_dial().is_none());
+        client.select(0);
+        client.read(1, 0, 512);
+        let command = client.command();
+        client.data(&command, &pattern(512));
+        assert!(client.done().1.is_ok() && client.session.refused().is_none());
+    }
+}
+
+#[test]
+fn below_level_2_a_connection_that_is_lost_ends_the_session() {
+    for level in [0, 1] {
+        let mut client = ready(2, level);
+        client.read(1, 0, 512);
+        client.read(2, 0, 512);
+        assert!(!client.session.on_lost(1, now()));
+        assert_eq!(client.session.take_unfinished().len(), 2);
+    }
+}
+
+/// Answers the request to move a command's task.
+fn answer_move(client: &mut Client, request: &Pdu, command: &Pdu, response: FunctionResponse) -> bool {
+    let request: TaskManagementRequest = request.as_a();
+    assert_eq!((request.opcode, request.function), (0x42, 0x88));
+    assert_eq!(request.referenced_task_tag.get(), command.tag());
+    assert_eq!(request.ref_cmd_sn.get(), number(command));
+    let answer = TaskManagementResponse {
+        opcode: Opcode::TASK_MANAGEMENT_RESPONSE.0,
+        flags: FLAG_FINAL,
+        response: response.0,
+        initiator_task_tag: request.initiator_task_tag,
+        stat_sn: client.next_stat_sn().into(),
+        ..TaskManagementResponse::new_zeroed()
+    };
+    client.send(&answer, &[]).is_ok()
+}
+
+const DONE: FunctionResponse = FunctionResponse::FUNCTION_COMPLETE;
+
+#[test]
+fn at_level_2_the_tasks_of_a_lost_connection_go_on_over_another_one() {
+    for count in [1, 2] {
+        let mut client = ready(count, 2);
+        let lost = count as usize - 1;
+        for tag in 0..3 * u64::from(count) {
+            client.write(tag, 0, &pattern(100 << 10));
+        }
+        (0..u64::from(count)).for_each(|tag| client.read(100 + tag, 0, 1024));
+        client.select(lost);
+        let mut commands = client.sent();
+        commands.retain(|pdu| pdu.bhs.opcode() == Opcode::SCSI_COMMAND);
+        assert_eq!(commands.len(), 4);
+        // The first two have arrived.
+        client.exp_cmd_sn = number(&commands[2]);
+        let (exp_stat_sn, lost_at) = (client.stat_sn, now());
+        assert!(client.session.on_lost(lost, lost_at));
+        let dial = client.session.poll_dial().unwrap();
+        assert_eq!(dial, (lost, lost_at + Duration::from_secs(1)), "the target's time to wait");
+        assert_eq!(client.session.poll_dial(), None);
+        let login = log_in(&mut client, lost);
+        assert_eq!((login.cid.get(), login.tsih.get()), (lost as u16, 7));
+        assert_eq!(login.exp_stat_sn.get(), exp_stat_sn);
+        let [third, fourth, first_move] = client.sent().try_into().unwrap();
+        assert_eq!([number(&third), number(&fourth)], [number(&commands[2]), number(&commands[3])]);
+        assert_eq!((&third.data, third.tag()), (&commands[2].data, commands[2].tag()));
+        // What is new goes elsewhere meanwhile, or waits.
+        client.read(200, 0, 512);
+        assert!(client.sent().is_empty());
+        assert!(answer_move(&mut client, &first_move, &commands[0], DONE));
+        let second_move = client.sent().remove(0);
+        assert!(answer_move(&mut client, &second_move, &commands[1], DONE));
+        // A target may count its R2Ts from where it likes, and asks for what it lacks.
+        client.r2t(&commands[0], 5, 32 << 10, 64 << 10).unwrap();
+        client.r2t(&commands[0], 6, 96 << 10, 4 << 10).unwrap();
+        let asked: Vec<_> = client.sent().into_iter().filter(|pdu| pdu.tag() == commands[0].tag()).collect();
+        let asked: Vec<u8> = asked.iter().flat_map(|pdu| pdu.data.clone()).collect();
+        assert!(asked == pattern(100 << 10)[32 << 10..]);
+        for command in &commands[..3] {
+            client.status(command, Status::GOOD, None);
+            assert!(client.done().1.is_ok());
+        }
+        client.data(&commands[3], &pattern(1024));
+        assert_eq!(client.done_data(), pattern(1024));
+    }
+}
+
+#[test]
+fn a_read_goes_on_where_it_was_when_its_connection_was_lost() {
+    let mut client = ready(1, 2);
+    client.read(1, 0, 1024);
+    let command = client.command();
+    let half = client.data_in(&command, 0, 0, 0);
+    client.send(&half, &pattern(512)).unwrap();
+    client.exp_cmd_sn = number(&command) + 1;
+    // In the middle of a PDU.
+    let rest = client.data_in(&command, FLAG_FINAL, 1, 512);
+    client.feed(&zerocopy::IntoBytes::as_bytes(&rest)[..20]).unwrap();
+    assert!(client.session.on_lost(0, now()) && client.session.poll_dial().is_some());
+    client.forget_unread();
+    log_in(&mut client, 0);
+    let [request] = client.sent().try_into().unwrap();
+    assert_eq!(request.as_a::<TaskManagementRequest>().exp_data_sn.get(), 1);
+    assert!(answer_move(&mut client, &request, &command, DONE));
+    let rest = client.data_in(&command, FLAG_FINAL | FLAG_STATUS, 1, 512);
+    client.send(&rest, &pattern(1024)[512..]).unwrap();
+    assert_eq!(client.done_data(), pattern(1024));
+}
+
+#[test]
+fn a_session_whose_tasks_cannot_be_moved_is_replaced() {
+    for response in
+        [FunctionResponse::TASK_DOES_NOT_EXIST, FunctionResponse::TASK_ALLEGIANCE_REASSIGNMENT_NOT_SUPPORTED]
+    {
+        let mut client = ready(1, 2);
+        client.write(1, 0, &pattern(512));
+        let command = client.command();
+        client.exp_cmd_sn = number(&command) + 1;
+        assert!(client.session.on_lost(0, now()) && client.session.poll_dial().is_some());
+        log_in(&mut client, 0);
+        let [request] = client.sent().try_into().unwrap();
+        assert!(!answer_move(&mut client, &request, &command, response));
+        assert!(!client.session.on_lost(0, now()));
+        assert_eq!(client.session.take_unfinished().len(), 1);
+    }
+}
+
+#[test]
+fn attempts_to_replace_a_connection_come_to_an_end() {
+    // Within the time for which the target keeps its tasks.
+    let mut client = ready(1, 2);
+    client.write(1, 0, &pattern(512));
+    let begin = now();
+    let mut at = begin;
+    let mut attempts = 0;
+    while client.session.on_lost(0, at) {
+        at = client.session.poll_dial().unwrap().1;
+        attempts += 1;
+        assert!(attempts < 1000);
+    }
+    assert!(at >= begin + Duration::from_secs(21) && at < begin + Duration::from_secs(22));
+    // After a few that were lost before anything completed.
+    let mut client = ready(1, 2);
+    client.write(1, 0, &pattern(512));
+    client.command();
+    for is_last in [false, false, false, true] {
+        assert_eq!(client.session.on_lost(0, now()), !is_last);
+        if !is_last {
+            client.session.poll_dial().unwrap();
+            log_in(&mut client, 0);
+        }
+    }
+    // And a session without anything to do has no use for one.
+    assert!(!ready(1, 2).session.on_lost(0, now()));
+    assert!(ready(2, 2).session.on_lost(0, now()));
+}
+
+#[test]
+fn every_connection_is_pinged_and_the_silent_one_given_up() {
+    let mut client = ready(2, 2);
+    for lane in [1, 0] {
+        client.select(lane);
+        let mut when = client.session.poll_timeout().unwrap();
+        client.session.on_timeout(when).unwrap();
+        when = client.session.poll_timeout().unwrap();
+        client.session.on_timeout(when).unwrap();
+        assert_eq!(client.sent().iter().map(|pdu| pdu.bhs.opcode()).collect::<Vec<_>>(), [Opcode::NOP_OUT]);
+        if lane == 0 {
+            let answer = NopIn {
+                opcode: Opcode::NOP_IN.0,
+                flags: FLAG_FINAL,
+                initiator_task_tag: 0xffff_fffe.into(),
+                target_transfer_tag: RESERVED_TAG.into(),
+                stat_sn: client.next_stat_sn().into(),
+                ..NopIn::new_zeroed()
+            };
+            client.send(&answer, &[]).unwrap();
+        }
+        let when = client.session.poll_timeout().unwrap();
+        assert_eq!(client.session.on_timeout(when).is_err(), lane == 1);
+    }
+}

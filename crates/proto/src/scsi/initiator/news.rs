@@ -1,0 +1,151 @@
+//! What a unit attention says has changed, and asking about it again (SPC-5 §5.14, SBC-4 §4.10).
+//!
+//! The command that met the attention is sent again, and before it a question: for the capacity, or for the cache. What
+//! was learned holds for what is submitted from then on. A unit whose INQUIRY data has changed may be another one
+//! altogether: then the transport is told to begin anew, which asks everything again.
+
+use super::bring_up::{MODE_LEN, caching, capacity};
+use super::command::{self, Transfer};
+use super::finish::MAX_TRIES;
+use super::job::{Command, Piece};
+use super::plan::Kind;
+use super::queue::Queue;
+use super::verdict::Verdict;
+use blockmux_wire::scsi::mode::PAGE_CACHING;
+use blockmux_wire::scsi::sense::{Asc, SenseKey};
+
+use super::sense::SenseCode;
+
+/// What is asked again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Question {
+    Capacity,
+    Caching,
+}
+
+/// What has changed and was not asked about yet.
+#[derive(Default)]
+pub(super) struct News {
+    capacity_is_due: bool,
+    caching_is_due: bool,
+    /// The unit's size, in bytes, since nobody has taken it.
+    size: Option<u64>,
+    /// The unit may be another one.
+    is_strange: bool,
+}
+
+impl News {
+    /// The next question, if any is due.
+    #[inline]
+    pub(super) fn next(&mut self) -> Option<Question> {
+        if std::mem::take(&mut self.capacity_is_due) {
+            return Some(Question::Capacity);
+        }
+        std::mem::take(&mut self.caching_is_due).then_some(Question::Caching)
+    }
+
+    #[inline]
+    pub(super) fn has_questions(&self) -> bool {
+        self.capacity_is_due || self.caching_is_due
+    }
+
+    /// The size is known, or another one.
+    pub(super) fn on_size(&mut self, bytes: u64) {
+        self.size = Some(bytes);
+    }
+}
+
+impl Question {
+    pub(super) fn command(self, is_long: bool) -> ([u8; 16], Transfer) {
+        match self {
+            Question::Capacity if is_long => {
+                (command::read_capacity_16(command::CAPACITY_16_LEN), Transfer::In(command::CAPACITY_16_LEN))
+            }
+            Question::Capacity => (command::read_capacity_10(), Transfer::In(command::CAPACITY_10_LEN)),
+            Question::Caching => {
+                (command::mode_sense_6(PAGE_CACHING, MODE_LEN), Transfer::In(MODE_LEN.into()))
+            }
+        }
+    }
+}
+
+impl<T: Default> Queue<T> {
+    /// The unit's size, once when it is known and whenever it has changed since.
+    #[inline]
+    pub(crate) fn poll_size(&mut self) -> Option<u64> {
+        self.news.size.take()
+    }
+
+    /// Whether the unit may have become another one.
+    #[inline]
+    pub(crate) fn is_strange(&self) -> bool {
+        self.news.is_strange
+    }
+
+    /// Somebody else has learned that the unit has another size.
+    pub(crate) fn resize(&mut self, bytes: u64) {
+        if let Some(unit) = &mut self.unit {
+            unit.blocks = bytes.wrapping_shr(unit.block_len.trailing_zeros());
+            self.info.size = bytes;
+        }
+    }
+
+    /// A command has met sense data.
+    #[cold]
+    pub(super) fn on_sense(&mut self, code: SenseCode) {
+        if self.unit.is_none() || code.key != SenseKey::UNIT_ATTENTION {
+            return;
+        }
+        match code.asc {
+            Asc::CAPACITY_DATA_HAS_CHANGED => self.news.capacity_is_due = true,
+            Asc::PARAMETERS_CHANGED | Asc::MODE_PARAMETERS_CHANGED => self.news.caching_is_due = true,
+            Asc::INQUIRY_DATA_HAS_CHANGED => self.news.is_strange = true,
+            _ => {}
+        }
+    }
+
+    /// A question was answered. Without an answer, what was known goes on.
+    pub(super) fn on_news(&mut self, question: Question, verdict: Verdict, command: &Command<T>, moved: u32) {
+        let piece = command.piece;
+        let again = Piece { tries: piece.tries.saturating_add(1), ..piece };
+        match verdict {
+            Verdict::Again if piece.tries < MAX_TRIES => return self.again.push_back(again),
+            Verdict::Later if piece.tries < MAX_TRIES => return self.later.push_back(again),
+            Verdict::Good => {}
+            _ => return,
+        }
+        let data = command.received(moved);
+        match question {
+            Question::Capacity => self.on_capacity(&data),
+            Question::Caching => self.on_caching(&data),
+        }
+    }
+
+    fn on_capacity(&mut self, data: &[u8]) {
+        let Some(unit) = &mut self.unit else { return };
+        let Some((last, block_len)) = capacity(data, unit.long_commands) else { return };
+        let blocks = last.saturating_add(1);
+        if block_len != unit.block_len || blocks.checked_mul(block_len.into()).is_none() {
+            self.news.is_strange = true;
+            return;
+        }
+        unit.blocks = blocks;
+        self.info.size = unit.size();
+        self.news.on_size(self.info.size);
+    }
+
+    fn on_caching(&mut self, data: &[u8]) {
+        let Some(unit) = &mut self.unit else { return };
+        caching(data, unit);
+        self.info.read_only = unit.read_only;
+        self.terms.set_caching(unit);
+    }
+}
+
+/// Whether this is a question of ours.
+pub(super) fn question(kind: Kind) -> Option<Question> {
+    match kind {
+        Kind::News(question) => Some(question),
+        _ => None,
+    }
+}
