@@ -172,7 +172,8 @@ impl FullFeature {
         let overdue = lane.statuses.on_tick().map_err(|()| {
             error("did not send again within 10 seconds what was asked for", "RFC 7143 §7.3")
         })?;
-        for stat_sn in overdue.to_vec() {
+        let overdue = overdue.to_vec();
+        for stat_sn in overdue {
             self.ask_for_status(lane, stat_sn, 1);
         }
         Ok(())
