@@ -43,15 +43,26 @@ impl Target {
     }
 }
 
+impl Target {
+    /// Waits until nothing of any connection is left.
+    fn wait_until_empty(&self) {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while self.limit.open() > 0 {
+            assert!(Instant::now() < deadline, "{} connections stay open", self.limit.open());
+            std::thread::yield_now();
+        }
+    }
+}
+
 /// An initiator's connection by hand, without digests.
 struct Connection(TcpStream);
 
 impl Connection {
     /// Logs in to a new session, or to the one of that handle; returns the handle.
-    fn log_in(target: &Target, tsih: u16, cid: u16) -> (Connection, u16) {
+    fn log_in(target: &Target, tsih: u16, cid: u16, keys: &str) -> (Connection, u16) {
         let mut connection = Connection(TcpStream::connect(target.address).unwrap());
         connection.0.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-        let text = b"InitiatorName=iqn.2026-11.i:me\0TargetName=iqn.2026-11.t:disk\0MaxConnections=8\0";
+        let text = format!("InitiatorName=iqn.2026-11.i:me\0TargetName=iqn.2026-11.t:disk\0{keys}");
         let mut header = [0; 48];
         (header[0], header[1]) = (0x43, 0x87);
         header[8..14].copy_from_slice(&[0x80, 0, 0, 0, 0, 1]);
@@ -59,7 +70,7 @@ impl Connection {
         header[20..22].copy_from_slice(&cid.to_be_bytes());
         // CmdSN.
         header[27] = 1;
-        connection.send(header, text);
+        connection.send(header, text.as_bytes());
         let (response, _) = connection.receive();
         assert_eq!((response[0], response[36], response[37]), (0x23, 0, 0), "it is let in");
         (connection, u16::from_be_bytes([response[14], response[15]]))
@@ -103,12 +114,12 @@ impl Connection {
 fn connections_that_other_cores_accept_are_served_where_their_session_lives() {
     for policy in [PollPolicy::Never, PollPolicy::ADAPTIVE] {
         let target = Target::serve(3, policy);
-        let (mut leading, tsih) = Connection::log_in(&target, 0, 0);
+        let (mut leading, tsih) = Connection::log_in(&target, 0, 0, "MaxConnections=8\0");
         leading.command(1, 0, 0, b"");
         assert_eq!(leading.receive().0[3], 2, "a unit attention");
         let mut all = vec![leading];
         for cid in 1..8 {
-            let (connection, same) = Connection::log_in(&target, tsih, cid);
+            let (connection, same) = Connection::log_in(&target, tsih, cid, "");
             assert_eq!(same, tsih);
             all.push(connection);
         }
@@ -133,10 +144,62 @@ fn connections_that_other_cores_accept_are_served_where_their_session_lives() {
         }
         assert_eq!(target.limit.open(), 8);
         drop(all);
-        let deadline = Instant::now() + Duration::from_secs(10);
-        while target.limit.open() > 0 {
-            assert!(Instant::now() < deadline, "{} connections stay open", target.limit.open());
-            std::thread::yield_now();
-        }
+        target.wait_until_empty();
     }
+}
+
+#[test]
+fn a_task_outlives_its_connection_and_its_session_ends_when_its_time_is_over() {
+    for policy in [PollPolicy::Never, PollPolicy::ADAPTIVE] {
+        let target = Target::serve(2, policy);
+        let keys = "ErrorRecoveryLevel=2\0DefaultTime2Wait=1\0DefaultTime2Retain=0\0";
+        let (mut first, tsih) = Connection::log_in(&target, 0, 0, keys);
+        first.command(1, 0, 0, b"");
+        first.receive();
+        // A write whose data never comes on this connection.
+        let mut header = [0; 48];
+        (header[0], header[1]) = (1, 0xa1);
+        (header[19], header[22], header[27]) = (2, 2, 2);
+        (header[32], header[40]) = (0x2a, 1);
+        first.send(header, b"");
+        assert_eq!(first.receive().0[0], 0x31);
+        drop(first);
+        let (mut second, _) = Connection::log_in(&target, tsih, 1, "");
+        let mut reassign = [0; 48];
+        (reassign[0], reassign[1], reassign[19], reassign[23], reassign[27]) = (0x42, 0x88, 9, 2, 3);
+        second.send(reassign, b"");
+        let (answer, _) = second.receive();
+        assert_eq!((answer[0], answer[2]), (0x22, 0), "{answer:?}");
+        let (r2t, _) = second.receive();
+        assert_eq!(r2t[0], 0x31);
+        let mut data_out = [0; 48];
+        (data_out[0], data_out[1], data_out[19]) = (5, 0x80, 2);
+        data_out[20..24].copy_from_slice(&r2t[20..24]);
+        second.send(data_out, &[7; 512]);
+        let (answer, _) = second.receive();
+        assert_eq!((answer[0], answer[3]), (0x21, 0));
+        second.command(3, 0x28, 0, b"");
+        assert_eq!(second.receive().1, [7; 512]);
+        drop(second);
+        target.wait_until_empty();
+    }
+}
+
+#[test]
+fn a_connection_that_breaks_the_protocol_is_closed_though_its_session_is_kept() {
+    let target = Target::serve(1, PollPolicy::Never);
+    let keys = "ErrorRecoveryLevel=2\0DefaultTime2Wait=1\0DefaultTime2Retain=0\0";
+    let (mut first, tsih) = Connection::log_in(&target, 0, 0, keys);
+    let mut header = [0; 48];
+    (header[0], header[5]) = (1, 0xff);
+    first.0.write_all(&header).unwrap();
+    let mut rest = Vec::new();
+    first.0.read_to_end(&mut rest).unwrap();
+    assert!(rest.is_empty());
+    let (mut second, same) = Connection::log_in(&target, tsih, 0, "");
+    assert_eq!(same, tsih);
+    second.command(1, 0, 0, b"");
+    assert_eq!(second.receive().0[3], 2, "a unit attention");
+    drop(second);
+    target.wait_until_empty();
 }

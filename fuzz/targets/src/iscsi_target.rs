@@ -136,7 +136,7 @@ impl Run<'_> {
 }
 
 /// An open target and one behind CHAP.
-fn node(exports: &Exports) -> Arc<Node> {
+pub(crate) fn node(exports: &Exports) -> Arc<Node> {
     let chap = Chap {
         initiator: Credentials::new("user", Secret::new(b"initiator-secret").expect("it is short"))
             .expect("the name is short"),
@@ -155,7 +155,7 @@ fn node(exports: &Exports) -> Arc<Node> {
     Arc::new(Node::new(vec![target("iqn.2026-11.t:a", None), target("iqn.2026-11.t:b", Some(chap))]))
 }
 
-fn exports() -> Exports {
+pub(crate) fn exports() -> Exports {
     let export = |name: &str| Export {
         name: name.into(),
         description: String::new(),

@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 mod choices;
+mod iscsi_connections;
 mod iscsi_initiator;
 mod iscsi_target;
 mod iscsi_target_stream;
@@ -37,6 +38,7 @@ pub struct Target {
 /// Every target, in order of name.
 pub const TARGETS: &[Target] = &[
     Target { name: "fio_job_file", run: text::fio_job_file },
+    Target { name: "iscsi_connections", run: iscsi_connections::iscsi_connections },
     Target { name: "iscsi_initiator", run: iscsi_initiator::iscsi_initiator },
     Target { name: "iscsi_target", run: iscsi_target::iscsi_target },
     Target { name: "iscsi_url", run: text::iscsi_url },

@@ -1,0 +1,210 @@
+//! A hostile initiator with several connections: they join sessions, break, and take each other's tasks.
+//!
+//! ```text
+//!   stream:  ( what happens to which connection (1 byte) │ length (2 bytes) │ bytes that it sends )*
+//! ```
+
+use crate::choices::Choices;
+use crate::iscsi_target::{exports, node};
+use crate::wire::Wire;
+use blockmux_proto::exports::{Exports, VolumeId};
+use blockmux_proto::iscsi::node::Node;
+use blockmux_proto::iscsi::target::{LocalSessions, TargetSession};
+use blockmux_proto::session::{Demand, Home, StreamSession, Target, Timed};
+use blockmux_volume::conformance::TestCore;
+use blockmux_volume::{Channel, Completion, Io, IoError, Op, Output, Pool, Waker};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Reads `data` as choices and what happens.
+pub(crate) fn iscsi_connections(data: &[u8]) {
+    let (choices, stream) = Choices::split(data);
+    let mut run = Run::new(choices);
+    let mut rest = &stream[..];
+    for _ in 0..MAX_EVENTS {
+        let Some(([event, high, low], tail)) = rest.split_first_chunk::<3>() else { break };
+        let len = usize::from(u16::from_be_bytes([*high, *low])).min(tail.len());
+        let (bytes, tail) = tail.split_at(len);
+        rest = tail;
+        run.happen(*event, bytes);
+    }
+    run.finish();
+}
+
+struct Run<'a> {
+    choices: Choices<'a>,
+    node: Arc<Node>,
+    local: Rc<LocalSessions>,
+    exports: Exports,
+    channels: Vec<Box<dyn Channel>>,
+    pool: Pool,
+    now: Instant,
+    lines: [Option<Line>; 4],
+    /// How much more may be read, in bytes, so that one input does not take seconds.
+    budget: u64,
+}
+
+/// One connection and its driver.
+struct Line {
+    session: TargetSession,
+    wire: Wire,
+    in_flight: Vec<(VolumeId, Io)>,
+    /// Nothing is received any more.
+    is_over: bool,
+}
+
+impl Run<'_> {
+    fn new(choices: Choices<'_>) -> Run<'_> {
+        let exports = exports();
+        let pool = Pool::new(usize::MAX);
+        let core = TestCore::with_pool(&pool).as_core();
+        let channels = exports.iter().map(|(_, export)| {
+            export.volume.open(&core, MOST_IN_FLIGHT, Waker::idle()).expect("a RAM volume opens")
+        });
+        Run {
+            choices,
+            node: node(&exports),
+            local: LocalSessions::new(Home::new(())),
+            channels: channels.collect(),
+            exports,
+            pool,
+            now: Instant::now(),
+            lines: [None, None, None, None],
+            budget: READ_BUDGET,
+        }
+    }
+
+    fn happen(&mut self, event: u8, bytes: &[u8]) {
+        let at = usize::from(event & 3);
+        if event & LEAVES != 0 {
+            self.leave(at);
+        }
+        if event & DROPPED != 0 {
+            self.lines[at] = None;
+        }
+        if event & TIME_PASSES != 0 {
+            self.pass_time();
+        }
+        if self.lines[at].is_none() {
+            let (node, pool) = (self.node.clone(), self.pool.clone());
+            let session = TargetSession::among(&self.local, node, 1, pool, [0; 32], self.now);
+            self.lines[at] =
+                Some(Line { session, wire: Wire::new(Vec::new()), in_flight: Vec::new(), is_over: false });
+        }
+        if let Some(line) = &mut self.lines[at] {
+            line.wire.push(bytes);
+        }
+        for _ in 0..TURNS {
+            (0..self.lines.len()).for_each(|at| self.turn(at, event & HOLDS_IO != 0));
+        }
+    }
+
+    fn leave(&mut self, at: usize) {
+        if let Some(line) = self.lines[at].as_mut().filter(|line| !line.is_over) {
+            line.is_over = true;
+            let _ = line.session.on_end();
+            assert!(matches!(line.session.demand(), Demand::Close));
+        }
+    }
+
+    /// Some of what a driver does.
+    fn turn(&mut self, at: usize, holds_io: bool) {
+        let Some(line) = &mut self.lines[at] else { return };
+        line.session.on_turn();
+        if !line.is_over && line.wire.turn(&mut line.session, &mut self.choices).is_err() {
+            line.is_over = true;
+            let _ = line.session.on_end();
+        }
+        while let Some((volume, io)) = line.session.poll_io() {
+            let export = self.exports.get(volume).expect("the volume exists");
+            assert_eq!(export.volume.info().check(&io), Ok(()), "{io:?}");
+            assert!(line.in_flight.iter().all(|(_, other)| other.tag != io.tag), "{io:?} has another's tag");
+            line.in_flight.push((volume, io));
+        }
+        while let Some((volume, tag)) = line.session.poll_cancel() {
+            let is_it = |(on, io): &(VolumeId, Io)| *on == volume && io.tag == tag;
+            assert!(line.in_flight.iter().any(is_it), "{tag:?} is not in flight and to be cancelled");
+        }
+        let sent = line.session.outbox().take_bytes();
+        assert!(sent.len() <= MAX_OUTBOX, "{} bytes are queued", sent.len());
+        if !holds_io {
+            self.complete(at);
+        }
+        if let Some(line) = &self.lines[at]
+            && matches!(line.session.demand(), Demand::Close)
+            && line.in_flight.is_empty()
+            && !line.session.lingers()
+        {
+            self.lines[at] = None;
+        }
+    }
+
+    /// Completes all I/O of a connection as its volume does.
+    fn complete(&mut self, at: usize) {
+        let Some(line) = &mut self.lines[at] else { return };
+        for (volume, io) in std::mem::take(&mut line.in_flight) {
+            let tag = io.tag;
+            let result = if io.op == Op::Read && io.len > self.budget {
+                Err(IoError::NoMemory)
+            } else {
+                self.budget -= if io.op == Op::Read { io.len } else { 0 };
+                let (channel, mut done) = (&mut self.channels[volume.0 as usize], Vec::new());
+                channel.submit(io);
+                channel.kick();
+                channel.poll(&mut done);
+                done.pop().map_or(Ok(Output::Nothing), |done: Completion| done.result)
+            };
+            line.session.on_io(Completion { tag, result });
+        }
+    }
+
+    /// Moves the clock to the next deadline if that is near, or on by ten seconds.
+    fn pass_time(&mut self) {
+        let next = self.lines.iter().flatten().filter_map(|line| line.session.poll_timeout()).min();
+        let near = next.filter(|when| *when < self.now + Duration::from_secs(10));
+        self.now = near.map_or(self.now + Duration::from_secs(10), |when| when.max(self.now));
+        for line in self.lines.iter_mut().flatten() {
+            if line.session.poll_timeout().is_some_and(|when| when <= self.now)
+                && line.session.on_timeout(self.now).is_err()
+            {
+                line.is_over = true;
+                let _ = line.session.on_end();
+            }
+        }
+    }
+
+    /// Lets everything that began come to its end, and everybody leave.
+    fn finish(mut self) {
+        for _ in 0..TURNS {
+            (0..self.lines.len()).for_each(|at| self.turn(at, false));
+        }
+        for at in 0..self.lines.len() {
+            self.leave(at);
+            (0..self.lines.len()).for_each(|at| self.turn(at, false));
+        }
+        // A failed connection is kept for an hour at most, and looks around all the while.
+        for _ in 0..TURNS {
+            self.now += Duration::from_secs(3 * 3600);
+            self.pass_time();
+            (0..self.lines.len()).for_each(|at| self.turn(at, false));
+        }
+        assert!(self.lines.iter().all(Option::is_none), "a connection does not end");
+        assert_eq!(self.pool.out_bytes(), 0, "memory is lost");
+    }
+}
+
+const LEAVES: u8 = 4;
+const DROPPED: u8 = 8;
+const TIME_PASSES: u8 = 16;
+const HOLDS_IO: u8 = 32;
+
+/// Turns of every driver after each event.
+const TURNS: usize = 4;
+const MAX_EVENTS: usize = 300;
+/// Of one connection.
+const MOST_IN_FLIGHT: u32 = 272 * 4;
+/// What a session promises, and what it keeps to be sent again.
+const MAX_OUTBOX: usize = (64 << 20) + (64 << 20) + (2 << 20);
+/// In bytes: one read of full length.
+const READ_BUDGET: u64 = 33 << 20;
