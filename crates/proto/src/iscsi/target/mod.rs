@@ -6,6 +6,7 @@
 //!             │ entrance.rs  │                    │ full.rs, receive.rs  command.rs, transfer.rs│
 //!             └──────────────┘                    │ talk.rs  manage.rs  replies.rs  sequence.rs │
 //!                                                 │ early.rs  kept.rs  snack.rs  links.rs       │
+//!                                                 │ allegiance.rs                               │
 //!                     │ refused                   └─────────────────────────────────────────────┘
 //!                     ▼                                   │ logged out, reset, stopped
 //!                  Closing ──────▶ Demand::Close ◀────────┘
@@ -20,6 +21,9 @@
 //! that is lost is asked for again (`snack`, `transfer`). A wrong header digest ends the connection at every level: not
 //! even the length of the PDU can be believed, and there is no layer below that would find the next one (§7.8).
 //!
+//! *Error recovery level 2*: a connection that is lost has *failed*, and its tasks stay with its driver until TASK
+//! REASSIGN takes them to another connection, or their time is over (`allegiance`).
+//!
 //! What bounds a connection: 64 requests, 64 KiB of text and 30 seconds for a login; then 256 commands in the window and
 //! 16 immediate ones, 64 MiB of data-in and as much memory for data-out, 16 task management functions, 64 KiB of text,
 //! and 1 MiB of answers that the initiator leaves unread; with recovery, 544 answers and 32 MiB of data-in that are not
@@ -28,9 +32,6 @@
 //! command is answered BUSY.
 //!
 //! # What is to come, and where it goes
-//! *Error recovery level 2*: a lost connection's tasks stay in the table, without connection, until TASK REASSIGN or
-//! DefaultTime2Retain ends them. Until then the answer to ErrorRecoveryLevel is at most 1.
-//!
 //! *iSER* (RFC 5047, RFC 7145): the datamover's seam runs between control PDUs and data movement. `replies` would
 //! hand `data_in` and `r2t` to the datamover as Put_Data and Get_Data instead of making PDUs, and `transfer` learns of
 //! what has come by Data_Completion_Notify instead of Data-Out; commands, sequence, tasks and management stay as they
