@@ -143,6 +143,7 @@ fn redirector(status: LoginStatus, to: impl Fn() -> String + Send + 'static) -> 
 fn endpoint_at(address: &Address) -> Endpoint {
     Endpoint {
         address: address.clone(),
+        further: Vec::new(),
         initiator: Name::new("iqn.2026-11.i:me").unwrap(),
         target: target_name("disk"),
         lun: Lun::new(0),

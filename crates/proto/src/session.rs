@@ -155,6 +155,19 @@ impl Home {
     }
 }
 
+/// How well a session reaches its volume, where there are several ways to it; the better ones are less.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum PathRank {
+    /// The way that the target prefers.
+    Best,
+    /// It costs more.
+    Good,
+    /// It may work in a while.
+    Poor,
+    /// Not now.
+    Unusable,
+}
+
 /// The user side of an initiator session: with a connection under it, it is a channel.
 pub trait Initiator: StreamSession {
     /// Whether log-in is done and [`Initiator::room`] means something.
@@ -181,6 +194,17 @@ pub trait Initiator: StreamSession {
     /// The connection is gone: takes back every request that has not completed, oldest first, to be replayed on
     /// another session.
     fn take_unfinished(&mut self) -> Vec<Io>;
+
+    /// How well it reaches its volume. A session that is `Unusable` takes requests all the same.
+    fn path_rank(&self) -> PathRank {
+        PathRank::Best
+    }
+
+    /// A request that was taken and that another session may be able to do, but not this one now. Only where the session
+    /// was told that there are others.
+    fn poll_misplaced(&mut self) -> Option<Io> {
+        None
+    }
 
     /// From now on bytes, outbox and deadlines are those of this lane.
     fn select(&mut self, _lane: usize) {}

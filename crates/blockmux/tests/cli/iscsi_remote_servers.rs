@@ -299,6 +299,40 @@ fn istgt_is_discovered_described_and_copied_to_and_from() {
 }
 
 #[test]
+fn istgt_takes_several_connections_to_a_session() {
+    if !has("istgt") {
+        return;
+    }
+    let server = Server::istgt("Auto");
+    let url = with(&server.url(0), "header_digest=on&data_digest=on&max_connections=3");
+    assert_eq!(described(&url)["max_connections"], 3);
+    copies_there_and_back(&server, &url);
+    let url = with(&url, "error_recovery_level=2");
+    assert_eq!(described(&url)["error_recovery_level"], 0, "what it does not have is done without");
+    copies_there_and_back(&server, &url);
+}
+
+#[test]
+fn a_portal_that_does_not_answer_is_one_path_less() {
+    if !has("tgtd") {
+        return;
+    }
+    let server = Server::tgtd();
+    let nobody = free_port();
+    for portals in [
+        format!("127.0.0.1:{nobody},127.0.0.1:{}", server.port),
+        format!("127.0.0.1:{},127.0.0.1:{nobody}", server.port),
+    ] {
+        let url = format!("iscsi://{portals}/{TARGET}/1");
+        let source = half_empty_file(server.directory.path(), SIZE);
+        let output = blockmux(["copy", "--verify", &format!("file:{}", source.display()), &url]);
+        let said = text(&output.stderr);
+        assert!(output.status.success() && said.contains("one path less"), "{said}");
+        assert_eq!(described(&url)["size"], SIZE);
+    }
+}
+
+#[test]
 fn istgt_and_we_prove_who_we_are() {
     if !has("istgt") {
         return;

@@ -6,6 +6,9 @@
 //! A target that says that it has moved is followed, up to four times in a row. To look up the name of a host takes
 //! time that a core does not have: a link follows to addresses, and to names that were looked up when the volume was
 //! opened.
+//!
+//! Several portals may lead to one unit. It is recognised by its designator and serial number; a portal that leads to
+//! another one is refused, and one that does not answer when the volume is opened may do so later.
 
 use super::moves::Moves;
 use super::{Dialer, Move, RemoteVolume, check_unchanged};
@@ -26,12 +29,15 @@ use blockmux_volume::{Pool, VolumeInfo};
 use std::net::{IpAddr, ToSocketAddrs};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use tracing::warn;
 
 /// How to reach one logical unit.
 #[derive(Clone, Debug)]
 pub struct Endpoint {
     /// The portal.
     pub address: Address,
+    /// Other portals that lead to the same unit: each is a path of its own.
+    pub further: Vec<Address>,
     /// Our own name.
     pub initiator: Name,
     /// The target's.
@@ -42,7 +48,7 @@ pub struct Endpoint {
     pub chap: Option<Chap>,
     /// What to propose.
     pub wishes: Parameters,
-    /// Sessions of each channel.
+    /// Sessions of each channel by each path.
     pub connections: u32,
     /// How long to try again when a connection is lost, before I/O fails.
     pub patience: Duration,
@@ -76,7 +82,14 @@ pub fn connect(endpoint: Endpoint) -> Result<RemoteVolume<IscsiDialer>, ConnectE
 /// # Errors
 /// As for [`connect`].
 pub fn describe(endpoint: &Endpoint) -> Result<Description, ConnectError> {
-    Answer::to(endpoint)?.description()
+    let mut first = None;
+    for endpoint in endpoint.paths() {
+        match Answer::to(&endpoint).and_then(|answer| answer.description()) {
+            Err(error) => first = first.or(Some(error)),
+            told => return told,
+        }
+    }
+    Err(first.unwrap_or_else(|| ConnectError::Silent { address: endpoint.address.clone() }))
 }
 
 /// The logical units of a target, as seen from the endpoint's, which need not be there.
@@ -213,6 +226,12 @@ fn is_about_chap(refused: &Refused) -> bool {
 }
 
 impl Endpoint {
+    /// The same by each of its portals alone.
+    fn paths(&self) -> impl Iterator<Item = Endpoint> {
+        let portals = std::iter::once(&self.address).chain(&self.further);
+        portals.map(|address| Endpoint { address: address.clone(), further: Vec::new(), ..self.clone() })
+    }
+
     fn config(&self, mode: Mode, isid: [u8; 6]) -> Config {
         Config {
             initiator: self.initiator.clone(),
@@ -231,6 +250,8 @@ pub struct IscsiDialer {
     endpoint: Endpoint,
     /// As the unit was when the volume was opened.
     first: UnitInfo,
+    /// Where each path begins.
+    homes: Vec<Address>,
     /// Hosts that the target named when it was first asked.
     names: Vec<(TargetAddress, Address)>,
     random: Randomness,
@@ -242,12 +263,36 @@ impl IscsiDialer {
     /// # Errors
     /// As for [`connect`].
     pub fn new(endpoint: Endpoint) -> Result<IscsiDialer, ConnectError> {
-        let answer = Answer::to(&endpoint)?;
-        let first = answer.description()?.unit;
-        let Answer { chap, moves, names, .. } = answer;
         let random = Randomness::new(&endpoint.address)?;
-        let address = moves.home().clone();
-        Ok(IscsiDialer { endpoint: Endpoint { address, chap, ..endpoint }, first, names, random })
+        let (mut homes, mut names) = (Vec::new(), Vec::new());
+        let mut seen: Option<(UnitInfo, Option<Chap>, Address)> = None;
+        let mut lost = None;
+        for path in endpoint.paths() {
+            let told = Answer::to(&path).and_then(|answer| Ok((answer.description()?.unit, answer)));
+            let (unit, answer) = match told {
+                Ok(told) => told,
+                // It may be there later, and others may be there now.
+                Err(error) if !endpoint.further.is_empty() && may_pass(&error) => {
+                    warn!("one path less: {error}");
+                    homes.push(path.address);
+                    lost = lost.or(Some(error));
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            let Answer { chap, moves, names: more, .. } = answer;
+            if let Some((first, _, at)) = &seen {
+                is_same(first, &unit, at)
+                    .map_err(|refused| ConnectError::Refused { address: path.address.clone(), refused })?;
+            }
+            names.extend(more);
+            homes.push(moves.home().clone());
+            seen = seen.or(Some((unit, chap, path.address)));
+        }
+        let Some((first, chap, _)) = seen else {
+            return Err(lost.unwrap_or_else(|| ConnectError::Silent { address: endpoint.address.clone() }));
+        };
+        Ok(IscsiDialer { endpoint: Endpoint { chap, ..endpoint }, first, homes, names, random })
     }
 
     /// The unit as it was when it was first seen.
@@ -261,12 +306,21 @@ impl Dialer for IscsiDialer {
     type Session = InitiatorSession;
 
     fn address(&self) -> &Address {
-        &self.endpoint.address
+        self.path(0)
+    }
+
+    fn paths(&self) -> usize {
+        self.homes.len()
+    }
+
+    fn path(&self, path: usize) -> &Address {
+        self.homes.get(path).unwrap_or(&self.endpoint.address)
     }
 
     fn session(&self, link: u32, pool: &Pool, now: Instant) -> InitiatorSession {
         let config = self.endpoint.config(Mode::Use, self.random.isid(link));
-        InitiatorSession::new(config, pool.clone(), self.random.seed(), now)
+        let session = InitiatorSession::new(config, pool.clone(), self.random.seed(), now);
+        if self.homes.len() > 1 { session.with_other_paths() } else { session }
     }
 
     fn check(&self, session: &InitiatorSession) -> Result<(), String> {
@@ -304,6 +358,28 @@ impl Dialer for IscsiDialer {
     }
 }
 
+/// Whether a path that was not to be had may well be a little later.
+fn may_pass(error: &ConnectError) -> bool {
+    match error {
+        ConnectError::Refused { refused, .. } => refused.may_pass(),
+        ConnectError::Broken { .. } | ConnectError::Silent { .. } => true,
+    }
+}
+
+/// Whether the unit at the end of a path is the `first`, which was seen by way of `at`.
+fn is_same(first: &UnitInfo, unit: &UnitInfo, at: &Address) -> Result<(), Refused> {
+    let name = |unit: &UnitInfo| match (unit.designator.as_str(), unit.serial.as_str()) {
+        ("", "") => "a unit without any name".to_owned(),
+        ("", serial) => format!("{} {} with serial number {serial}", unit.vendor, unit.product),
+        (designator, _) => designator.to_owned(),
+    };
+    let has_name = !unit.designator.is_empty() || !unit.serial.is_empty();
+    if has_name && (&first.designator, &first.serial) == (&unit.designator, &unit.serial) {
+        return Ok(());
+    }
+    Err(Refused::AnotherUnit { unit: name(unit), first: name(first), at: at.to_string() })
+}
+
 /// Makes numbers that nobody can guess, without asking the system each time.
 struct Randomness {
     key: [u8; SEED_LEN],
@@ -339,3 +415,38 @@ const ISID_RANDOM: u8 = 0b10 << 6;
 const LOG_IN_TIMEOUT: Duration = Duration::from_secs(10);
 /// A login has no payload to speak of.
 const LOG_IN_POOL: usize = 4 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn unit(designator: &str, serial: &str) -> UnitInfo {
+        let (vendor, product) = ("MAKER".to_owned(), "DISK".to_owned());
+        UnitInfo {
+            vendor,
+            product,
+            designator: designator.into(),
+            serial: serial.into(),
+            ..UnitInfo::default()
+        }
+    }
+
+    #[test]
+    fn a_unit_is_recognised_by_its_name_and_one_without_never() {
+        let at = Address::Tcp(([192, 0, 2, 1], 3260).into());
+        let said = |first, there| is_same(&first, &there, &at).map_err(|refused| refused.to_string());
+        assert_eq!(said(unit("naa.1", "a"), unit("naa.1", "a")), Ok(()));
+        assert_eq!(said(unit("", "a"), unit("", "a")), Ok(()));
+        assert_eq!(
+            said(unit("naa.1", "a"), unit("naa.2", "a")).unwrap_err(),
+            "leads to naa.2, not to naa.1 as 192.0.2.1:3260 does"
+        );
+        assert_eq!(
+            said(unit("", "a"), unit("", "b")).unwrap_err(),
+            "leads to MAKER DISK with serial number b, not to MAKER DISK with serial number a as 192.0.2.1:3260 does"
+        );
+        assert!(
+            said(unit("", ""), unit("", "")).unwrap_err().starts_with("leads to a unit without any name")
+        );
+    }
+}

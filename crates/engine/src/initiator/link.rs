@@ -8,13 +8,13 @@ use super::{Dialer, Known, RemoteVolume};
 use crate::connection::{Broken, Connection, Inflow};
 use crate::host::{ByteStream, Host};
 use crate::reactor::{Progress, Task};
-use blockmux_proto::session::Initiator;
-use blockmux_volume::{Completion, Io, Op, Waker};
+use blockmux_proto::session::{Initiator, PathRank};
+use blockmux_volume::{Completion, Io, IoError, Op, Tag, Waker};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
 /// What the links of a channel know of each other.
@@ -22,6 +22,8 @@ use tracing::{info, warn};
 pub(super) struct Party {
     /// How many have a connection, or try to get one.
     pub(super) alive: Cell<usize>,
+    /// How many have a session.
+    open: Cell<usize>,
     /// Requests may have to move from one to another.
     pub(super) is_changed: Cell<bool>,
 }
@@ -32,6 +34,12 @@ pub(super) struct Link<D: Dialer, H: Host> {
     known: Arc<Known>,
     /// Its number, for the dialer.
     number: u32,
+    /// Others go by other paths.
+    has_other_paths: bool,
+    /// As it was when the channel was last told.
+    rank: Option<PathRank>,
+    /// Since when requests wait for the path to become one.
+    stranded_since: Option<Instant>,
     moves: Moves,
     core: Rc<H>,
     /// Wakes the link's own task.
@@ -104,6 +112,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
     pub(super) fn spawn(
         core: &Rc<H>,
         volume: &RemoteVolume<D, H>,
+        path: usize,
         depth: u32,
         consumer: &Waker,
         party: &Rc<Party>,
@@ -115,7 +124,10 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 dialer: volume.dialer.clone(),
                 known: volume.known.clone(),
                 number: volume.next_link(),
-                moves: Moves::from(volume.dialer.address().clone()),
+                has_other_paths: volume.dialer.paths() > 1,
+                rank: None,
+                stranded_since: None,
+                moves: Moves::from(volume.dialer.path(path).clone()),
                 core: core.clone(),
                 waker: waker.clone(),
                 consumer: consumer.clone(),
@@ -139,7 +151,11 @@ impl<D: Dialer, H: Host> Link<D, H> {
     #[inline]
     pub(super) fn submit(&mut self, io: Io) {
         match &mut self.state {
-            State::Open { session, is_checked: true, .. } if self.queue.is_empty() && session.room() > 0 => {
+            State::Open { session, is_checked: true, .. }
+                if self.queue.is_empty()
+                    && session.room() > 0
+                    && !(self.has_other_paths && session.path_rank() == PathRank::Unusable) =>
+            {
                 session.submit(io);
                 self.in_flight += 1;
             }
@@ -270,6 +286,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 return Err(Ended::Refused(reason));
             }
             (*is_checked, self.was_open) = (true, true);
+            self.party.open.set(self.party.open.get() + 1);
             self.moves.settle();
             self.retry.on_session();
             self.party.is_changed.set(true);
@@ -286,7 +303,25 @@ impl<D: Dialer, H: Host> Link<D, H> {
             self.in_flight -= 1;
             self.done.push(completion);
         }
-        while *is_checked && session.room() > 0 {
+        while let Some(io) = session.poll_misplaced() {
+            self.in_flight -= 1;
+            self.queue.push_back(io);
+        }
+        let rank = is_checked.then(|| session.path_rank());
+        let is_none = self.has_other_paths && rank == Some(PathRank::Unusable);
+        if self.has_other_paths && (rank != self.rank || (is_none && !self.queue.is_empty())) {
+            self.rank = rank;
+            self.party.is_changed.set(true);
+            self.consumer.wake();
+        }
+        if !is_none || self.queue.is_empty() {
+            self.stranded_since = None;
+        } else if self.core.now()
+            >= *self.stranded_since.get_or_insert(self.core.now()) + self.retry.patience()
+        {
+            self.done.extend(self.queue.drain(..).map(|io| lost(io.tag)));
+        }
+        while *is_checked && !is_none && session.room() > 0 {
             let Some(io) = self.queue.pop_front() else { break };
             session.submit(io);
             self.in_flight += 1;
@@ -351,7 +386,11 @@ impl<D: Dialer, H: Host> Link<D, H> {
         if self.is_closing {
             return Progress::Idle;
         }
-        if was_logged_in && self.queue.is_empty() {
+        if self.has_other_paths {
+            self.party.is_changed.set(true);
+            self.consumer.wake();
+        }
+        if was_logged_in && self.queue.is_empty() && !self.has_other_paths {
             // Servers close what is idle; the next request dials.
             self.rest();
             return Progress::Drained;
@@ -361,6 +400,14 @@ impl<D: Dialer, H: Host> Link<D, H> {
             self.retry.on_completion();
         }
         match self.retry.on_loss(was_logged_in && !has_completed, self.core.now()) {
+            Verdict::GiveUp if self.has_other_paths && self.party.open.get() > 0 => {
+                self.retry.begin(self.core.now());
+                self.moves.go_home();
+                let until = self.core.now() + PROBE_PAUSE;
+                self.state = State::Pausing { until };
+                self.core.wake_at(until, &self.waker);
+                Progress::Drained
+            }
             Verdict::GiveUp => self.give_up(reason),
             Verdict::Again { at, is_first } => {
                 if is_first && self.was_open {
@@ -400,21 +447,36 @@ impl<D: Dialer, H: Host> Link<D, H> {
         Progress::Drained
     }
 
+    /// How well it reaches the volume, if it has a session.
     #[inline]
-    pub(super) fn is_open(&self) -> bool {
-        matches!(self.state, State::Open { is_checked: true, .. })
+    pub(super) fn rank(&self) -> Option<PathRank> {
+        match &self.state {
+            State::Open { session, is_checked: true, .. } => Some(session.path_rank()),
+            _ => None,
+        }
     }
 
-    /// What waits here and was never sent, or has been given up.
+    /// Whether requests get anywhere by it.
+    pub(super) fn is_usable(&self) -> bool {
+        self.rank().is_some_and(|rank| !self.has_other_paths || rank != PathRank::Unusable)
+    }
+
+    /// What waits here and was never sent, or has been given up; by one of several paths, whatever waits for it.
     pub(super) fn hand_over(&mut self) -> VecDeque<Io> {
-        if self.was_open || self.is_open() { VecDeque::new() } else { std::mem::take(&mut self.queue) }
+        let waits_for_it = self.was_open && !self.has_other_paths;
+        if waits_for_it || self.is_usable() { VecDeque::new() } else { std::mem::take(&mut self.queue) }
     }
 
     /// Ends the session and queues what it had not completed before everything else.
     fn take_back(&mut self) {
         self.in_flight = 0;
         self.silence.on_loss();
-        if let State::Open { mut session, .. } = std::mem::replace(&mut self.state, State::Down) {
+        if let State::Open { mut session, is_checked, .. } = std::mem::replace(&mut self.state, State::Down) {
+            let open = self.party.open.get();
+            self.party.open.set(open.saturating_sub(usize::from(is_checked)));
+            while let Some(io) = session.poll_misplaced() {
+                self.queue.push_front(io);
+            }
             while let Some(completion) = session.poll_done() {
                 self.done.push(completion);
             }
@@ -432,6 +494,14 @@ impl<D: Dialer, H: Host> Link<D, H> {
         });
     }
 }
+
+/// By no path anybody gets there.
+fn lost(tag: Tag) -> Completion {
+    Completion { tag, result: Err(IoError::PathLost) }
+}
+
+/// How long a path is left alone that was lost for all patience, while others are there.
+const PROBE_PAUSE: Duration = Duration::from_secs(5);
 
 /// Why a session is over.
 enum Ended {

@@ -12,6 +12,12 @@
 //! begin for so long and end without completing anything, all requests fail, and the next one starts over. What had
 //! completed before the loss and was not flushed is as safe as the target made it.
 //!
+//! Where several paths lead to a volume, a channel has links by each of them. Requests go in turn over those whose target
+//! calls them the best ([`PathRank`]). What was under way by a path that is lost goes on by another at once, and so does
+//! what the target does not do there now; the path is tried again, every few seconds as long as others do. As with
+//! every multipath, a target that still works on what came by the lost path may do that after the other path has done
+//! the same, and more: only what ends the lost session there prevents it, which a session by another port does not.
+//!
 //! A volume may grow or shrink while it is used, as far as its protocol tells: [`Volume::info`] says how large it is now,
 //! and what is submitted from then on is checked against that.
 //!
@@ -28,7 +34,7 @@ mod silence;
 use crate::host::Host;
 use crate::reactor::EngineCore;
 use crate::socket::Address;
-use blockmux_proto::session::Initiator;
+use blockmux_proto::session::{Initiator, PathRank};
 use blockmux_volume::{Channel, Completion, Core, Io, IoError, Pool, Volume, VolumeInfo, Waker};
 use link::{Link, Party};
 pub use moves::Move;
@@ -48,7 +54,17 @@ pub trait Dialer: Send + Sync + 'static {
     /// Where to connect.
     fn address(&self) -> &Address;
 
-    /// A new session that logs in. `link` is the same for all sessions of one connection's lives, and no other's: what
+    /// How many ways there are to the volume: portals that all lead there.
+    fn paths(&self) -> usize {
+        1
+    }
+
+    /// Where to connect for one of them.
+    fn path(&self, _path: usize) -> &Address {
+        self.address()
+    }
+
+    /// A new session that logs in by one of the paths. `link` is the same for all sessions of one connection's lives, and no other's: what
     /// a target still does for the one before can be ended with it.
     fn session(&self, link: u32, pool: &Pool, now: Instant) -> Self::Session;
 
@@ -147,7 +163,8 @@ impl<D: Dialer, H: Host> Volume for RemoteVolume<D, H> {
     fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
         let core = H::from_core(core).ok_or(IoError::Unsupported)?;
         let party = Rc::new(Party::default());
-        let links = (0..self.connections).map(|_| Link::spawn(&core, self, depth, &waker, &party));
+        let all = (0..self.connections).flat_map(|_| 0..self.dialer.paths());
+        let links = all.map(|path| Link::spawn(&core, self, path, depth, &waker, &party));
         Ok(Box::new(RemoteChannel {
             info: self.known.info(),
             known: self.known.clone(),
@@ -212,12 +229,24 @@ impl<D: Dialer, H: Host> Channel for RemoteChannel<D, H> {
 }
 
 impl<D: Dialer, H: Host> RemoteChannel<D, H> {
-    /// The link whose turn it is, among those with a session if there are any.
+    /// The link whose turn it is, among those with a session if there are any, by the best path.
     #[inline]
     fn next_link(&mut self) -> &Rc<RefCell<Link<D, H>>> {
         let (first, count) = (self.next, self.links.len());
         let in_turn = (first..count).chain(0..first);
-        let at = in_turn.clone().find(|&at| self.links[at].borrow().is_open()).unwrap_or(first);
+        let rank = |at: usize| self.links[at].borrow().rank();
+        let mut best: Option<(usize, PathRank)> = None;
+        for at in in_turn {
+            if let Some(rank) = rank(at)
+                && best.is_none_or(|(_, found)| rank < found)
+            {
+                best = Some((at, rank));
+                if rank == PathRank::Best {
+                    break;
+                }
+            }
+        }
+        let at = best.map_or(first, |(at, _)| at);
         self.next = if at + 1 == count { 0 } else { at + 1 };
         &self.links[at]
     }
@@ -237,7 +266,7 @@ impl<D: Dialer, H: Host> RemoteChannel<D, H> {
     /// Finds another link for what waits at one that has no connection, or fails it where all have given up.
     fn share_out(&mut self) {
         let is_hopeless = self.party.alive.get() == 0;
-        if !is_hopeless && !self.links.iter().any(|link| link.borrow().is_open()) {
+        if !is_hopeless && !self.links.iter().any(|link| link.borrow().is_usable()) {
             return;
         }
         for at in 0..self.links.len() {

@@ -32,6 +32,10 @@ impl Retry {
         Retry { patience, lost_since: Some(now), fruitless_since: None, pause: FIRST_PAUSE }
     }
 
+    pub(super) fn patience(&self) -> Duration {
+        self.patience
+    }
+
     /// A link that rested begins to dial.
     pub(super) fn begin(&mut self, now: Instant) {
         *self = Retry::new(self.patience, now);

@@ -1,8 +1,9 @@
 //! iSCSI URLs, as libiscsi writes them.
 //!
 //! ```text
-//!   iscsi://[user[%password]@]host[:port]/target-name/lun[?PARAMETER[&PARAMETER]...]
+//!   iscsi://[user[%password]@]host[:port][,host[:port]].../target-name/lun[?PARAMETER[&PARAMETER]...]
 //! ```
+//! Several portals are several paths to one logical unit.
 //! Without a target it names a portal, for discovery; without a number, LUN 0. A password in a URL can be seen by
 //! everybody who sees the command line; `secret_file=PATH` names a file instead. `mutual_user=NAME` and
 //! `mutual_secret_file=PATH` are what the target has to prove, `initiator=NAME` is our own name,
@@ -31,6 +32,8 @@ pub struct Url {
     pub host: String,
     /// The portal's port.
     pub port: u16,
+    /// Other portals that lead to the same unit, at most 7: hosts and ports.
+    pub further: Vec<(String, u16)>,
     /// `None`: all targets of the portal.
     pub target: Option<Name>,
     /// The logical unit's number, below 16,384.
@@ -114,12 +117,25 @@ impl FromStr for Url {
             None => (None, place),
         };
         let (authority, path) = place.split_once('/').unwrap_or((place, ""));
-        let (host, port) = uri::host_and_port(authority)
-            .map_err(|problem| UrlError::Host { part: authority.to_owned(), problem })?;
+        let mut portals = Vec::new();
+        for part in authority.split(',') {
+            let wrong = |problem| UrlError::Host { part: part.to_owned(), problem };
+            let (host, port) = uri::host_and_port(part).map_err(wrong)?;
+            let portal = (host, port.unwrap_or(ISCSI_DEFAULT_PORT));
+            if portals.contains(&portal) {
+                return Err(wrong("is a path that was named before; remove one"));
+            }
+            if portals.len() >= MAX_PORTALS {
+                return Err(wrong("is one portal too many; name at most 8"));
+            }
+            portals.push(portal);
+        }
+        let (host, port) = portals.remove(0);
         let (target, lun) = target_and_lun(path)?;
         let mut url = Url {
             host,
-            port: port.unwrap_or(ISCSI_DEFAULT_PORT),
+            port,
+            further: portals,
             target,
             lun,
             user: None,
@@ -147,7 +163,7 @@ impl Url {
     /// The portal alone, and how to log in there.
     #[must_use]
     pub fn portal(&self) -> Url {
-        Url { target: None, lun: 0, ..self.clone() }
+        Url { target: None, lun: 0, further: Vec::new(), ..self.clone() }
     }
 
     fn set_user(&mut self, text: &str) -> Result<(), UrlError> {
@@ -272,9 +288,14 @@ impl fmt::Display for Url {
         if let Some(user) = before {
             write!(f, "{user}@")?;
         }
-        uri::encode_host(f, &self.host)?;
-        if self.port != ISCSI_DEFAULT_PORT {
-            write!(f, ":{}", self.port)?;
+        let first = std::iter::once((&self.host, self.port));
+        let further = self.further.iter().map(|(host, port)| (host, *port));
+        for (place, (host, port)) in first.chain(further).enumerate() {
+            f.write_str(if place == 0 { "" } else { "," })?;
+            uri::encode_host(f, host)?;
+            if port != ISCSI_DEFAULT_PORT {
+                write!(f, ":{port}")?;
+            }
         }
         if let Some(target) = &self.target {
             write!(f, "/{target}/{}", self.lun)?;
@@ -355,6 +376,8 @@ const KEYS: [&str; 11] = [
 ];
 const UNKNOWN: &str = "unknown; known are user, secret_file, mutual_user, mutual_secret_file, initiator, \
                        header_digest, data_digest, connections, max_connections, error_recovery_level and reconnect";
+/// The most portals of one unit.
+const MAX_PORTALS: usize = 8;
 /// Flat space addressing has 14 bits.
 const MAX_LUNS: u16 = 1 << 14;
 /// Of a part that an error repeats, in characters.
@@ -398,6 +421,23 @@ mod tests {
         assert_eq!(url.to_string(), text);
         let odd = format!("iscsi://h/{TARGET}/0?user=a%25b&secret_file=s");
         assert_eq!(odd.parse::<Url>().unwrap().to_string(), odd);
+    }
+
+    #[test]
+    fn several_portals_are_read_and_written_back() {
+        let text = format!("iscsi://h,h:3261,[::1]:7/{TARGET}/1");
+        let url: Url = text.parse().unwrap();
+        assert_eq!((url.host.as_str(), url.port), ("h", 3260));
+        assert_eq!(url.further, [("h".to_owned(), 3261), ("::1".to_owned(), 7)]);
+        assert_eq!((url.to_string(), url.portal().to_string()), (text, "iscsi://h".to_owned()));
+        for (authority, expected) in [
+            ("h,", "host \"\": missing"),
+            ("h,h:3260", "host \"h:3260\": is a path that was named before"),
+            ("a,b,c,d,e,f,g,i,j", "host \"j\": is one portal too many"),
+        ] {
+            let error = format!("iscsi://{authority}/{TARGET}/1").parse::<Url>().unwrap_err().to_string();
+            assert!(error.starts_with(expected), "{error}");
+        }
     }
 
     #[test]

@@ -37,6 +37,7 @@ pub(super) fn connect(address: &Address, volume: &str) -> Result<Arc<dyn Volume>
     let target = Name::new(&default_target(volume)).map_err(|error| error.to_string())?;
     let endpoint = Endpoint {
         address: address.clone(),
+        further: Vec::new(),
         initiator: own_name(),
         target,
         lun: Lun::new(0),
@@ -59,13 +60,21 @@ impl Remote for IscsiRemote {
     fn open(&self, connections: u32) -> Result<Arc<dyn Volume>, Failure> {
         let target = self.target()?;
         let connections = self.url.connections.unwrap_or(connections);
-        let volume = self.ask(|address| iscsi::connect(self.endpoint(address, target, connections)))?;
+        let further = self.further()?;
+        let volume = self.ask(|address| {
+            let endpoint = self.endpoint(address, target, connections);
+            iscsi::connect(Endpoint { further: further.clone(), ..endpoint })
+        })?;
         Ok(Arc::new(volume))
     }
 
     fn describe(&self) -> Result<Description, Failure> {
         let target = self.target()?;
-        let told = self.ask(|address| iscsi::describe(&self.endpoint(address, target, 1)))?;
+        let further = self.further()?;
+        let told = self.ask(|address| {
+            let endpoint = self.endpoint(address, target, 1);
+            iscsi::describe(&Endpoint { further: further.clone(), ..endpoint })
+        })?;
         Ok(Description { rows: self.rows(&told), json: self.json(&told) })
     }
 
@@ -87,6 +96,7 @@ impl IscsiRemote {
     fn endpoint(&self, address: &Address, target: &Name, connections: u32) -> Endpoint {
         Endpoint {
             address: address.clone(),
+            further: Vec::new(),
             initiator: self.initiator.clone(),
             target: target.clone(),
             lun: Lun::new(self.url.lun),
@@ -109,6 +119,17 @@ impl IscsiRemote {
             wishes = wishes.with(Key::DefaultTime2Retain, RETAIN_S);
         }
         wanted.fold(wishes, |wishes, (key, _)| wishes.with(key, CRC32C).requiring(key))
+    }
+
+    /// The other portals, each by the first address that its name has.
+    fn further(&self) -> Result<Vec<Address>, Failure> {
+        let first = |(host, port): &(String, u16)| {
+            let found = reach::addresses(&self.url, host, *port)?;
+            found.into_iter().next().ok_or_else(|| {
+                Failure::request(format!("{}: host `{host}` has no address; check its name", self.url))
+            })
+        };
+        self.url.further.iter().map(first).collect()
     }
 
     /// Asks every address of the portal in turn, until one can be spoken to.
@@ -136,6 +157,7 @@ impl IscsiRemote {
                 Refused::Login(LoginStatus::AUTHENTICATION_FAILURE) => {
                     "check the user and the secret".to_owned()
                 }
+                Refused::AnotherUnit { .. } => "name only portals of one target".to_owned(),
                 Refused::Moved { .. } | Refused::Lost { .. } => {
                     "ask whoever runs the target where it is".to_owned()
                 }
@@ -202,7 +224,8 @@ impl IscsiRemote {
         let mut is_silent = false;
         for target in &targets {
             let Ok(name) = Name::new(&target.name) else { continue };
-            let url = Url { target: Some(name.clone()), lun: 0, ..self.place_of(address, target) };
+            let place = self.place_of(address, target);
+            let url = Url { target: Some(name.clone()), lun: 0, further: Vec::new(), ..place };
             // Where one does not answer, the others will not, and each would be waited for as long.
             if is_silent || (&url.host, url.port) != (&self.url.host, self.url.port) {
                 exports.push(found(&url, None));

@@ -6,7 +6,7 @@ use crate::iscsi::login::initiator::Established;
 use crate::iscsi::login::operational::{Key as Name, Parameters};
 use crate::scsi::Lun;
 use crate::scsi::initiator::Queue;
-use crate::session::{Demand, ProtocolError};
+use crate::session::{Demand, PathRank, ProtocolError};
 use crate::slots::Key;
 use blockmux_volume::{Chunk, Completion, Io, Pool};
 use std::time::{Duration, Instant};
@@ -82,6 +82,8 @@ enum Ending {
 struct Timers {
     /// The latest time that this session was told.
     now: Instant,
+    /// When to ask again how well the path leads to the unit, if it is not the best.
+    access_at: Instant,
     /// When to send again what met a busy unit; `None`: the time is to be asked for first.
     retry_at: Option<Instant>,
     pause: Duration,
@@ -102,7 +104,7 @@ impl FullFeature {
             ending: Ending::No,
             refused: None,
             deadline,
-            timers: Timers { now, retry_at: None, pause: FIRST_PAUSE },
+            timers: Timers { now, access_at: now, retry_at: None, pause: FIRST_PAUSE },
         }
     }
 
@@ -297,6 +299,9 @@ impl FullFeature {
         if self.queue.has_later() {
             next = next.min(self.timers.retry_at.unwrap_or(self.timers.now));
         }
+        if self.queue.path_rank() != PathRank::Best {
+            next = next.min(self.timers.access_at);
+        }
         Some(next)
     }
 
@@ -307,6 +312,14 @@ impl FullFeature {
             return Err(LATE);
         }
         self.retry(now, lanes);
+        if now >= self.timers.access_at {
+            // A path that is none just now may become one without a word: nothing is sent on it that could meet one.
+            self.timers.access_at = now.checked_add(ACCESS_INTERVAL).unwrap_or(now);
+            if self.queue.path_rank() != PathRank::Best {
+                self.queue.ask_for_access();
+                self.advance(lanes);
+            }
+        }
         Ok(())
     }
 
@@ -366,6 +379,9 @@ impl Terms {
 
 /// Serial numbers further apart than this are behind each other (RFC 1982).
 pub(super) const SERIAL_HALF: u32 = 1 << 31;
+
+/// Between two questions for the state of a path that is not the best.
+const ACCESS_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Between two attempts at a busy unit.
 const FIRST_PAUSE: Duration = Duration::from_millis(2);

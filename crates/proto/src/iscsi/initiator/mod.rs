@@ -52,7 +52,7 @@ use super::name::Name;
 use super::node::Chap;
 use crate::outbox::Outbox;
 use crate::scsi::Lun;
-use crate::session::{Demand, Initiator, ProtocolError, StreamSession, Timed};
+use crate::session::{Demand, Initiator, PathRank, ProtocolError, StreamSession, Timed};
 use blockmux_volume::{Chunk, Completion, Io, IoError, Pool, VolumeInfo};
 use full::FullFeature;
 use lane::{Lane, Phase};
@@ -118,6 +118,7 @@ pub struct InitiatorSession {
     /// When the unit has to be known.
     deadline: Instant,
     is_stopping: bool,
+    has_other_paths: bool,
     refused: Option<Refused>,
     unit: Option<UnitInfo>,
     luns: Vec<Lun>,
@@ -171,12 +172,21 @@ impl InitiatorSession {
             mode,
             deadline: now.checked_add(LOGIN_TIMEOUT).unwrap_or(now),
             is_stopping: false,
+            has_other_paths: false,
             refused: None,
             unit: None,
             luns: Vec::new(),
             parameters: None,
             failed: VecDeque::new(),
         }
+    }
+
+    /// The same where other sessions lead to the same unit: what a target port does not do now is handed back
+    /// ([`Initiator::poll_misplaced`]).
+    #[must_use]
+    pub fn with_other_paths(mut self) -> InitiatorSession {
+        self.has_other_paths = true;
+        self
     }
 
     /// The logical unit, once it is known.
@@ -252,7 +262,10 @@ impl InitiatorSession {
         }
         self.parameters = Some(established.parameters);
         self.logins.tsih = established.tsih;
-        let full = FullFeature::new(self.lun, established, self.pool.clone(), self.deadline);
+        let mut full = FullFeature::new(self.lun, established, self.pool.clone(), self.deadline);
+        if self.has_other_paths {
+            full.queue.set_other_paths();
+        }
         let now = full.now();
         if let Some(first) = self.lanes.first_mut() {
             first.open(&established.parameters, established.exp_stat_sn, now);
@@ -429,6 +442,16 @@ impl Initiator for InitiatorSession {
         if let Some(full) = &mut self.full {
             full.queue.resize(size);
         }
+    }
+
+    #[inline]
+    fn path_rank(&self) -> PathRank {
+        self.full.as_ref().map_or(PathRank::Best, |full| full.queue.path_rank())
+    }
+
+    #[inline]
+    fn poll_misplaced(&mut self) -> Option<Io> {
+        self.full.as_mut()?.queue.poll_misplaced()
     }
 
     fn on_stop(&mut self) {

@@ -27,6 +27,16 @@ pub enum Refused {
         /// Why nobody goes there, as half a sentence.
         problem: &'static str,
     },
+    /// Of several paths to one unit, this one leads to another.
+    #[error("leads to {unit}, not to {first} as {at} does")]
+    AnotherUnit {
+        /// What it leads to.
+        unit: String,
+        /// What the first path leads to.
+        first: String,
+        /// Where that is.
+        at: String,
+    },
     /// There is no way to authenticate that both sides take.
     #[error("target takes none of the ways to authenticate that were offered")]
     NoMethod,
@@ -54,7 +64,11 @@ impl Refused {
                     | LoginStatus::TOO_MANY_CONNECTIONS
             ),
             Refused::Unit(refused) => refused.may_pass(),
-            Refused::Moved { .. } | Refused::Lost { .. } | Refused::NoMethod | Refused::NotProved => false,
+            Refused::Moved { .. }
+            | Refused::Lost { .. }
+            | Refused::AnotherUnit { .. }
+            | Refused::NoMethod
+            | Refused::NotProved => false,
         }
     }
 }

@@ -13,12 +13,13 @@ use super::verdict::Verdict;
 use crate::scsi::Lun;
 use blockmux_volume::IoError;
 use blockmux_wire::scsi::capacity::{LBPME, LBPRZ, ReadCapacity10, ReadCapacity16};
-use blockmux_wire::scsi::inquiry::DEVICE_TYPE_BLOCK;
+use blockmux_wire::scsi::inquiry::{DEVICE_TYPE_BLOCK, TPGS_IMPLICIT_AND_EXPLICIT};
 use blockmux_wire::scsi::mode::{DPOFUA, ModeHeader6, PAGE_ALL, PAGE_CACHING, WCE, WP};
 use blockmux_wire::scsi::vpd::{
-    ASSOCIATION_UNIT, BlockDeviceCharacteristics, BlockLimits, DESIGNATOR_NAA, DesignatorHeader,
-    LBPRZ_ZEROES, LBPU, LBPWS, LogicalBlockProvisioning, PAGE_BLOCK_LIMITS, PAGE_CHARACTERISTICS,
-    PAGE_IDENTIFICATION, PAGE_PROVISIONING, PAGE_SERIAL, PAGE_SUPPORTED, VpdHeader,
+    ASSOCIATION_PORT, ASSOCIATION_UNIT, BlockDeviceCharacteristics, BlockLimits, DESIGNATOR_NAA,
+    DESIGNATOR_PORT_GROUP, DESIGNATOR_T10_VENDOR, DesignatorHeader, LBPRZ_ZEROES, LBPU, LBPWS,
+    LogicalBlockProvisioning, PAGE_BLOCK_LIMITS, PAGE_CHARACTERISTICS, PAGE_IDENTIFICATION,
+    PAGE_PROVISIONING, PAGE_SERIAL, PAGE_SUPPORTED, VpdHeader,
 };
 use zerocopy::FromBytes;
 
@@ -100,6 +101,8 @@ pub(super) struct BringUp {
     luns: Luns,
     /// What of VPD there is.
     pages: Vec<u8>,
+    /// It has target port groups.
+    is_asymmetric: bool,
 }
 
 /// What comes of an answer.
@@ -133,6 +136,7 @@ impl BringUp {
             unit: UnitInfo::default(),
             luns: Vec::new(),
             pages: Vec::new(),
+            is_asymmetric: false,
         }
     }
 
@@ -237,6 +241,7 @@ impl BringUp {
         if peripheral != DEVICE_TYPE_BLOCK {
             return Err(UnitRefused::NotABlockDevice { lun: self.lun, device_type: peripheral });
         }
+        self.is_asymmetric = data.get(5).is_some_and(|flags| flags & TPGS_IMPLICIT_AND_EXPLICIT != 0);
         self.unit.vendor = text(data.get(8..16));
         self.unit.product = text(data.get(16..32));
         self.unit.revision = text(data.get(32..36));
@@ -252,7 +257,10 @@ impl BringUp {
             match page {
                 PAGE_SUPPORTED => self.pages = body.to_vec(),
                 PAGE_SERIAL => self.unit.serial = text(Some(body)),
-                PAGE_IDENTIFICATION => self.unit.designator = designator(body),
+                PAGE_IDENTIFICATION => {
+                    self.unit.designator = designator(body);
+                    self.unit.port_group = port_group(body).filter(|_| self.is_asymmetric);
+                }
                 PAGE_BLOCK_LIMITS => self.on_limits(body),
                 PAGE_CHARACTERISTICS => {
                     let rate = padded::<BlockDeviceCharacteristics>(body).medium_rotation_rate.get();
@@ -385,9 +393,22 @@ fn text(bytes: Option<&[u8]>) -> String {
     bytes.unwrap_or_default().iter().map(printable).collect::<String>().trim().to_owned()
 }
 
-/// The first NAA designator of the unit, or else its EUI-64.
+/// The target port group of the port that the page came by.
+fn port_group(mut body: &[u8]) -> Option<u16> {
+    while let Ok((header, rest)) = DesignatorHeader::read_from_prefix(body) {
+        let (name, rest) = rest.split_at_checked(header.designator_length.into())?;
+        body = rest;
+        let kind = header.association_and_type & (ASSOCIATION_MASK | DESIGNATOR_TYPE_MASK);
+        if let ([_, _, group @ ..], true) = (name, kind == ASSOCIATION_PORT | DESIGNATOR_PORT_GROUP) {
+            return group.first_chunk().map(|group| u16::from_be_bytes(*group));
+        }
+    }
+    None
+}
+
+/// The first NAA designator of the unit, or else its EUI-64, or what its maker calls it.
 fn designator(mut body: &[u8]) -> String {
-    let mut eui = String::new();
+    let (mut eui, mut t10) = (String::new(), String::new());
     while let Ok((header, rest)) = DesignatorHeader::read_from_prefix(body) {
         let Some((name, rest)) = rest.split_at_checked(header.designator_length.into()) else { break };
         body = rest;
@@ -398,10 +419,11 @@ fn designator(mut body: &[u8]) -> String {
         match header.association_and_type & DESIGNATOR_TYPE_MASK {
             DESIGNATOR_NAA => return format!("naa.{}", hex()),
             DESIGNATOR_EUI if eui.is_empty() => eui = format!("eui.{}", hex()),
+            DESIGNATOR_T10_VENDOR if t10.is_empty() => t10 = format!("t10.{}", text(Some(name))),
             _ => {}
         }
     }
-    eui
+    if eui.is_empty() { t10 } else { eui }
 }
 
 fn number(lun: Lun) -> String {

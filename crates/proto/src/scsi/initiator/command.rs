@@ -2,7 +2,7 @@
 
 use crate::slots::Key;
 use blockmux_wire::scsi::cdb::{Cdb10, Cdb12, Cdb16, EVPD, FUA, Inquiry};
-use blockmux_wire::scsi::opcode::{Opcode, service_action_in_16};
+use blockmux_wire::scsi::opcode::{Opcode, maintenance_in, service_action_in_16};
 use blockmux_wire::scsi::provisioning::WRITE_SAME_UNMAP;
 use zerocopy::{Immutable, IntoBytes};
 
@@ -110,6 +110,18 @@ pub(super) fn report_luns(allocation: u32) -> [u8; 16] {
     })
 }
 
+/// REPORT TARGET PORT GROUPS.
+pub(super) fn report_target_port_groups(allocation: u32) -> [u8; 16] {
+    padded(&Cdb12 {
+        opcode: Opcode::MAINTENANCE_IN.0,
+        flags: maintenance_in::REPORT_TARGET_PORT_GROUPS as u8,
+        logical_block_address: 0.into(),
+        transfer_length: allocation.into(),
+        group_number: 0,
+        control: 0,
+    })
+}
+
 #[inline]
 fn cdb_16(opcode: Opcode, flags: u8, blocks: Blocks) -> [u8; 16] {
     padded(&Cdb16 {
@@ -170,6 +182,7 @@ mod tests {
         assert_eq!(inquiry(Some(0xb0), 255)[..6], [0x12, 1, 0xb0, 0, 255, 0]);
         assert_eq!(inquiry(None, 96)[..6], [0x12, 0, 0, 0, 96, 0]);
         assert_eq!(mode_sense_6(8, 192)[..6], [0x1a, 8, 8, 0, 192, 0]);
+        assert_eq!(report_target_port_groups(2056)[..12], [0xa3, 0x0a, 0, 0, 0, 0, 0, 0, 8, 8, 0, 0]);
         assert_eq!(report_luns(2056)[..12], [0xa0, 0, 0, 0, 0, 0, 0, 0, 8, 8, 0, 0]);
     }
 }

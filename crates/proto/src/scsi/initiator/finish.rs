@@ -76,8 +76,9 @@ impl<T: Default> Queue<T> {
                 if let Some(bring_up) = self.bring_up.take() {
                     let (unit, luns) = bring_up.into_parts();
                     (self.terms, self.info) = (Terms::new(&unit), unit.volume_info());
-                    self.news.on_size(self.info.size);
                     (self.unit, self.luns) = (Some(unit), luns);
+                    self.news.on_size(self.info.size);
+                    self.ask_for_access();
                 }
             }
         }
@@ -106,6 +107,10 @@ impl<T: Default> Queue<T> {
             }
             Verdict::Again => job.fail(IoError::Aborted),
             Verdict::Later => job.fail(IoError::NoMemory),
+            Verdict::Elsewhere => {
+                job.is_misplaced = self.access.has_others;
+                job.fail(IoError::PathLost);
+            }
             Verdict::Illegal(_) => {
                 if let Some(again) = self.do_otherwise(piece, key) {
                     return self.again.push_back(again);
@@ -162,6 +167,9 @@ impl<T: Default> Queue<T> {
     #[inline]
     fn complete(&mut self, key: Key) {
         let Some(job) = self.jobs.remove(key) else { return };
+        if job.is_misplaced && job.error == Some(IoError::PathLost) {
+            return self.access.misplaced.push(job.io);
+        }
         let (tag, op) = (job.io.tag, job.io.op);
         let result = match job.error {
             Some(error) => Err(error),

@@ -1,10 +1,11 @@
 //! What a unit attention says has changed, and asking about it again (SPC-5 §5.14, SBC-4 §4.10).
 //!
-//! The command that met the attention is sent again, and before it a question: for the capacity, or for the cache. What
+//! The command that met the attention is sent again, and before it a question: for the capacity, the cache, or how well the path
+//! leads there. What
 //! was learned holds for what is submitted from then on. A unit whose INQUIRY data has changed may be another one
 //! altogether: then the transport is told to begin anew, which asks everything again.
 
-use super::bring_up::{MODE_LEN, caching, capacity};
+use super::bring_up::{MODE_LEN, MOST_DATA_IN, caching, capacity};
 use super::command::{self, Transfer};
 use super::finish::MAX_TRIES;
 use super::job::{Command, Piece};
@@ -21,6 +22,7 @@ use super::sense::SenseCode;
 pub(super) enum Question {
     Capacity,
     Caching,
+    Access,
 }
 
 /// What has changed and was not asked about yet.
@@ -28,6 +30,7 @@ pub(super) enum Question {
 pub(super) struct News {
     capacity_is_due: bool,
     caching_is_due: bool,
+    access_is_due: bool,
     /// The unit's size, in bytes, since nobody has taken it.
     size: Option<u64>,
     /// The unit may be another one.
@@ -41,12 +44,19 @@ impl News {
         if std::mem::take(&mut self.capacity_is_due) {
             return Some(Question::Capacity);
         }
+        if std::mem::take(&mut self.access_is_due) {
+            return Some(Question::Access);
+        }
         std::mem::take(&mut self.caching_is_due).then_some(Question::Caching)
     }
 
     #[inline]
     pub(super) fn has_questions(&self) -> bool {
-        self.capacity_is_due || self.caching_is_due
+        self.capacity_is_due || self.caching_is_due || self.access_is_due
+    }
+
+    pub(super) fn ask_for_access(&mut self) {
+        self.access_is_due = true;
     }
 
     /// The size is known, or another one.
@@ -62,6 +72,10 @@ impl Question {
                 (command::read_capacity_16(command::CAPACITY_16_LEN), Transfer::In(command::CAPACITY_16_LEN))
             }
             Question::Capacity => (command::read_capacity_10(), Transfer::In(command::CAPACITY_10_LEN)),
+            Question::Access => {
+                let room = MOST_DATA_IN as u32;
+                (command::report_target_port_groups(room), Transfer::In(room))
+            }
             Question::Caching => {
                 (command::mode_sense_6(PAGE_CACHING, MODE_LEN), Transfer::In(MODE_LEN.into()))
             }
@@ -93,12 +107,17 @@ impl<T: Default> Queue<T> {
     /// A command has met sense data.
     #[cold]
     pub(super) fn on_sense(&mut self, code: SenseCode) {
-        if self.unit.is_none() || code.key != SenseKey::UNIT_ATTENTION {
+        let Some(unit) = &self.unit else { return };
+        if code.key == SenseKey::NOT_READY && unit.port_group.is_some() {
+            self.access.on_sense(code.asc);
+        }
+        if code.key != SenseKey::UNIT_ATTENTION {
             return;
         }
         match code.asc {
             Asc::CAPACITY_DATA_HAS_CHANGED => self.news.capacity_is_due = true,
             Asc::PARAMETERS_CHANGED | Asc::MODE_PARAMETERS_CHANGED => self.news.caching_is_due = true,
+            Asc::ASYMMETRIC_ACCESS_STATE_CHANGED => self.ask_for_access(),
             Asc::INQUIRY_DATA_HAS_CHANGED => self.news.is_strange = true,
             _ => {}
         }
@@ -118,6 +137,11 @@ impl<T: Default> Queue<T> {
         match question {
             Question::Capacity => self.on_capacity(&data),
             Question::Caching => self.on_caching(&data),
+            Question::Access => {
+                if let Some(group) = self.unit.as_ref().and_then(|unit| unit.port_group) {
+                    self.access.on_report(&data, group);
+                }
+            }
         }
     }
 

@@ -8,6 +8,7 @@
 //! pool again.
 
 use super::DEPTH;
+use super::access::Access;
 use super::bring_up::{BringUp, MOST_DATA_IN};
 use super::command::{Request, Transfer};
 use super::job::{Command, Job, Piece};
@@ -28,6 +29,7 @@ pub(crate) struct Queue<T> {
     pub(super) asked: bool,
     pub(super) unit: Option<UnitInfo>,
     pub(super) news: News,
+    pub(super) access: Access,
     pub(super) luns: Vec<Lun>,
     pub(super) terms: Terms,
     pub(super) info: VolumeInfo,
@@ -60,6 +62,7 @@ impl<T: Default> Queue<T> {
             asked: false,
             unit: None,
             news: News::default(),
+            access: Access::default(),
             luns: Vec::new(),
             terms: Terms::new(&unknown),
             info: unknown.volume_info(),
@@ -296,6 +299,7 @@ impl<T: Default> Queue<T> {
             issued: 0,
             in_flight: 0,
             is_ready: !needs_memory,
+            is_misplaced: false,
             error: None,
             buffer: None,
             extents: Vec::new(),

@@ -44,6 +44,8 @@ pub struct UnitInfo {
     pub max_transfer: u32,
     /// Spinning disks below.
     pub rotational: bool,
+    /// The target port group that it was reached by, where it has several of them (TPGS).
+    pub port_group: Option<u16>,
 }
 
 /// What one UNMAP may do.

@@ -14,6 +14,8 @@ pub(super) enum Verdict {
     Again,
     /// It was not done, for a reason that passes: send it again in a while.
     Later,
+    /// It was not done, as this path does not lead there now.
+    Elsewhere,
     /// The unit does not know the command, or not so.
     Illegal(Asc),
     /// It was not done, and never will be.
@@ -44,12 +46,10 @@ fn of_sense(SenseCode { key, asc }: SenseCode) -> Verdict {
             SenseKey::NOT_READY,
             Asc::BECOMING_READY | Asc::ASYMMETRIC_ACCESS_STATE_TRANSITION | Asc::SANITIZE_IN_PROGRESS,
         ) => Verdict::Later,
-        (
-            SenseKey::NOT_READY,
-            Asc::TARGET_PORT_IN_STANDBY_STATE
-            | Asc::TARGET_PORT_IN_UNAVAILABLE_STATE
-            | Asc::LOGICAL_UNIT_COMMUNICATION_FAILURE,
-        )
+        (SenseKey::NOT_READY, Asc::TARGET_PORT_IN_STANDBY_STATE | Asc::TARGET_PORT_IN_UNAVAILABLE_STATE) => {
+            Verdict::Elsewhere
+        }
+        (SenseKey::NOT_READY, Asc::LOGICAL_UNIT_COMMUNICATION_FAILURE)
         | (SenseKey::ILLEGAL_REQUEST, Asc::LOGICAL_UNIT_NOT_SUPPORTED) => Verdict::Failed(IoError::PathLost),
         (SenseKey::ILLEGAL_REQUEST, Asc::LOGICAL_BLOCK_ADDRESS_OUT_OF_RANGE) => {
             Verdict::Failed(IoError::OutOfRange)
@@ -95,8 +95,8 @@ mod tests {
             (0x2, 0x0401, Verdict::Later),
             (0x2, 0x040a, Verdict::Later),
             (0x2, 0x041b, Verdict::Later),
-            (0x2, 0x040b, failed(IoError::PathLost)),
-            (0x2, 0x040c, failed(IoError::PathLost)),
+            (0x2, 0x040b, Verdict::Elsewhere),
+            (0x2, 0x040c, Verdict::Elsewhere),
             (0x2, 0x0800, failed(IoError::PathLost)),
             (0x2, 0x3a00, failed(IoError::Medium)),
             (0x3, 0x1100, failed(IoError::Medium)),

@@ -2,7 +2,7 @@
 
 use super::script::*;
 use crate::scsi::{Sense, Status};
-use crate::session::{Initiator, ProtocolError, StreamSession, Timed};
+use crate::session::{Initiator, PathRank, ProtocolError, StreamSession, Timed};
 use blockmux_volume::{IoError, Op, Output};
 use blockmux_wire::iscsi::scsi::*;
 use blockmux_wire::iscsi::session::*;
@@ -115,6 +115,41 @@ fn a_unit_that_may_be_another_one_is_looked_at_by_another_session() {
         let [logout] = client.sent().try_into().unwrap();
         assert_eq!(logout.bhs.opcode(), Opcode::LOGOUT_REQUEST);
         assert_eq!(client.session.take_unfinished().len(), 1, "it is done on another session");
+    }
+}
+
+#[test]
+fn what_a_standby_port_does_not_do_is_handed_back_where_there_are_other_paths() {
+    for has_other_paths in [true, false] {
+        let mut client = Client::logged_in_on_paths(has_other_paths, WHOLE);
+        client.bring_up(&Unit { is_asymmetric: true, ..Unit::default() });
+        assert_eq!(client.session.path_rank(), PathRank::Best);
+        client.write(1, 0, &pattern(512));
+        let command = client.command();
+        check(&mut client, &command, SenseKey::NOT_READY, Asc::TARGET_PORT_IN_STANDBY_STATE);
+        assert_eq!(client.session.path_rank(), PathRank::Unusable);
+        if has_other_paths {
+            client.assert_nothing_done();
+            let io = client.session.poll_misplaced().unwrap();
+            assert_eq!((io.tag.0, io.data.unwrap().to_vec()), (1, pattern(512)));
+        } else {
+            assert_eq!(client.done_error(), IoError::PathLost);
+        }
+        assert!(client.session.poll_misplaced().is_none() && client.sent().is_empty());
+        // It is asked from time to time whether it has become one.
+        for (state, rank) in [(2, PathRank::Unusable), (1, PathRank::Good), (0, PathRank::Best)] {
+            let when = client.session.poll_timeout().unwrap();
+            client.session.on_timeout(when).unwrap();
+            let question = client.command();
+            assert_eq!(question.cdb()[..2], [0xa3, 0x0a]);
+            client.data(&question, &[0, 0, 0, 8, state, 0x0f, 0, 1, 0, 0, 0, 0]);
+            assert_eq!(client.session.path_rank(), rank);
+        }
+        client.write(1, 0, &pattern(512));
+        let command = client.command();
+        check(&mut client, &command, SenseKey::UNIT_ATTENTION, Asc::ASYMMETRIC_ACCESS_STATE_CHANGED);
+        let [question, _again] = client.sent().try_into().unwrap();
+        assert_eq!(question.cdb()[..2], [0xa3, 0x0a]);
     }
 }
 

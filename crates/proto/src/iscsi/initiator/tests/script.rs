@@ -98,7 +98,20 @@ impl Client {
 
     /// The same with other wishes.
     pub(super) fn logged_in_with(wishes: Parameters, answers: &str) -> Client {
-        let mut client = Client::new(config(wishes));
+        Client::new(config(wishes)).log_in(answers)
+    }
+
+    /// The same where there are other paths, or not.
+    pub(super) fn logged_in_on_paths(has_others: bool, answers: &str) -> Client {
+        let mut client = Client::new(config(wishes()));
+        if has_others {
+            client.driver.session = client.driver.session.with_other_paths();
+        }
+        client.log_in(answers)
+    }
+
+    fn log_in(mut self, answers: &str) -> Client {
+        let client = &mut self;
         let [first] = client.sent().try_into().unwrap();
         assert_eq!(first.bhs.opcode(), Opcode::LOGIN_REQUEST);
         client
@@ -107,7 +120,7 @@ impl Client {
         let [second] = client.sent().try_into().unwrap();
         assert_eq!(second.bhs.flags, 0x87);
         client.login_response(0x87, LoginStatus::SUCCESS, answers.as_bytes()).unwrap();
-        client
+        self
     }
 
     /// Logged in to a unit of `blocks` blocks of 512 bytes that can do everything.
@@ -308,6 +321,8 @@ pub(super) struct Unit {
     pub(super) write_cache: bool,
     pub(super) max_transfer: u32,
     pub(super) max_unmap: u32,
+    /// Has target port groups; it is reached by group 1.
+    pub(super) is_asymmetric: bool,
 }
 
 impl Default for Unit {
@@ -321,6 +336,7 @@ impl Default for Unit {
             write_cache: true,
             max_transfer: 0,
             max_unmap: u32::MAX,
+            is_asymmetric: false,
         }
     }
 }
@@ -334,11 +350,17 @@ impl Unit {
             (0x00, ..) => Ok(Vec::new()),
             (0xa0, ..) => Ok([&16u32.to_be_bytes()[..], &[0; 12], &[0, 1, 0, 0, 0, 0, 0, 0]].concat()),
             (0x12, 0, _) => {
-                Ok([&[0, 0, 6, 2, 91, 0, 0, 2][..], b"MAKER   A DISK          1.0 ", &[0; 60]].concat())
+                let groups = if self.is_asymmetric { 0x10 } else { 0 };
+                Ok([&[0, 0, 6, 2, 91, groups, 0, 2][..], b"MAKER   A DISK          1.0 ", &[0; 60]].concat())
             }
             (0x12, _, 0x00) => page(0, &[0, 0x80, 0x83, 0xb0, 0xb1, 0xb2]),
             (0x12, _, 0x80) => page(0x80, b"  serial "),
-            (0x12, _, 0x83) => page(0x83, &[&[2, 1, 0, 2, b'a', b'b', 1, 3, 0, 8][..], &[0x60; 8]].concat()),
+            (0x12, _, 0x83) => page(
+                0x83,
+                &[&[2, 1, 0, 2, b'a', b'b', 0x51, 0x95, 0, 4, 0, 0, 0, 1, 1, 3, 0, 8][..], &[0x60; 8]]
+                    .concat(),
+            ),
+            (0xa3, 0x0a, _) => Ok(vec![0, 0, 0, 8, 0, 0x0f, 0, 1, 0, 0, 0, 0]),
             (0x12, _, 0xb0) => {
                 let mut limits = vec![0; 60];
                 limits[4..8].copy_from_slice(&self.max_transfer.to_be_bytes());

@@ -1,0 +1,131 @@
+//! How well this path leads to the unit: asymmetric logical unit access (SPC-5 §5.17), as the application client sees it.
+//!
+//! A unit that has target port groups is asked for their states once it is known, when it says that they have changed,
+//! and from time to time by the transport. Where there are other paths, what meets a standby or unavailable port is
+//! handed back, to be done there.
+
+use super::queue::Queue;
+use crate::session::PathRank;
+use blockmux_volume::Io;
+use blockmux_wire::scsi::alua::{AccessState, PortGroupDescriptor};
+use blockmux_wire::scsi::sense::Asc;
+use zerocopy::FromBytes;
+
+/// What is known of the path.
+pub(super) struct Access {
+    state: AccessState,
+    /// There are other paths.
+    pub(super) has_others: bool,
+    /// I/O for them.
+    pub(super) misplaced: Vec<Io>,
+}
+
+impl Default for Access {
+    fn default() -> Access {
+        Access { state: AccessState::ACTIVE_OPTIMIZED, has_others: false, misplaced: Vec::new() }
+    }
+}
+
+impl Access {
+    /// What sense data says of the state.
+    pub(super) fn on_sense(&mut self, asc: Asc) {
+        self.state = match asc {
+            Asc::TARGET_PORT_IN_STANDBY_STATE => AccessState::STANDBY,
+            Asc::TARGET_PORT_IN_UNAVAILABLE_STATE => AccessState::UNAVAILABLE,
+            Asc::ASYMMETRIC_ACCESS_STATE_TRANSITION => AccessState::TRANSITIONING,
+            _ => self.state,
+        };
+    }
+
+    /// What REPORT TARGET PORT GROUPS says of `group`.
+    pub(super) fn on_report(&mut self, data: &[u8], group: u16) {
+        let told = data.first_chunk().map_or(0, |len| u32::from_be_bytes(*len)) as usize;
+        let mut rest = data.get(4..).unwrap_or_default();
+        rest = rest.get(..told).unwrap_or(rest);
+        while let Ok((found, tail)) = PortGroupDescriptor::read_from_prefix(rest) {
+            if found.target_port_group.get() == group {
+                self.state = AccessState(found.pref_and_access_state & STATE_MASK);
+                return;
+            }
+            let ports = usize::from(found.target_port_count).saturating_mul(PORT_LEN);
+            rest = tail.get(ports..).unwrap_or_default();
+        }
+    }
+
+    fn rank(&self) -> PathRank {
+        match self.state {
+            AccessState::ACTIVE_OPTIMIZED => PathRank::Best,
+            AccessState::ACTIVE_NON_OPTIMIZED | AccessState::LOGICAL_BLOCK_DEPENDENT => PathRank::Good,
+            AccessState::TRANSITIONING => PathRank::Poor,
+            _ => PathRank::Unusable,
+        }
+    }
+}
+
+impl<T: Default> Queue<T> {
+    /// There are other paths to the unit: what cannot be done by this one now is handed back.
+    pub(crate) fn set_other_paths(&mut self) {
+        self.access.has_others = true;
+    }
+
+    /// How well the path leads to the unit.
+    #[inline]
+    pub(crate) fn path_rank(&self) -> PathRank {
+        self.access.rank()
+    }
+
+    /// I/O that is to be done by another path.
+    #[inline]
+    pub(crate) fn poll_misplaced(&mut self) -> Option<Io> {
+        self.access.misplaced.pop()
+    }
+
+    /// Has the unit asked how well the path leads to it, if it tells.
+    pub(crate) fn ask_for_access(&mut self) {
+        if self.unit.as_ref().is_some_and(|unit| unit.port_group.is_some()) {
+            self.news.ask_for_access();
+        }
+    }
+}
+
+/// ASYMMETRIC ACCESS STATE.
+const STATE_MASK: u8 = 0x0f;
+/// Of a target port descriptor, in bytes.
+const PORT_LEN: usize = 4;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Group 7 with two ports and group 1 with none.
+    fn report(seven: AccessState, one: AccessState) -> Vec<u8> {
+        let group = |state: AccessState, group: u8, ports: u8| {
+            [&[0x80 | state.0, 0x0f, 0, group, 0, 0, 0, ports][..], &vec![9; usize::from(ports) * 4]].concat()
+        };
+        let groups = [group(seven, 7, 2), group(one, 1, 0)].concat();
+        [&(groups.len() as u32).to_be_bytes()[..], &groups, b"rubbish that follows"].concat()
+    }
+
+    #[test]
+    fn the_state_is_that_of_our_own_group() {
+        let mut access = Access::default();
+        for (state, rank) in [
+            (AccessState::ACTIVE_NON_OPTIMIZED, PathRank::Good),
+            (AccessState::STANDBY, PathRank::Unusable),
+            (AccessState::OFFLINE, PathRank::Unusable),
+            (AccessState::TRANSITIONING, PathRank::Poor),
+            (AccessState::ACTIVE_OPTIMIZED, PathRank::Best),
+        ] {
+            access.on_report(&report(AccessState::UNAVAILABLE, state), 1);
+            assert_eq!(access.rank(), rank, "{state}");
+            access.on_report(&report(state, AccessState::UNAVAILABLE), 7);
+            assert_eq!(access.rank(), rank, "{state}");
+        }
+        for odd in [&[][..], &[0, 0, 0, 8, 2], &report(AccessState::STANDBY, AccessState::STANDBY)[..20]] {
+            access.on_report(odd, 1);
+            assert_eq!(access.rank(), PathRank::Best);
+        }
+        access.on_sense(Asc::TARGET_PORT_IN_STANDBY_STATE);
+        assert_eq!(access.rank(), PathRank::Unusable);
+    }
+}
