@@ -15,6 +15,7 @@ use blockmux_engine::listener::Serve;
 use blockmux_engine::socket::Address;
 use blockmux_lab::ceiling::{MessageShape, Transport};
 use blockmux_proto::exports::Exports;
+use blockmux_proto::iscsi::node::Chap;
 use blockmux_volume::Volume;
 use serde::Serialize;
 use serde_json::Value;
@@ -63,6 +64,8 @@ pub(crate) type Connect = fn(&Address, &str) -> Result<Arc<dyn Volume>, String>;
 pub(crate) struct Settings {
     /// Targets of iSCSI; without any, each volume is a target of its own.
     pub(crate) iscsi: Vec<iscsi::ConfiguredTarget>,
+    /// What discovery over iSCSI asks for.
+    pub(crate) iscsi_discovery: Option<Chap>,
 }
 
 /// What one protocol serves.

@@ -3,7 +3,7 @@
 use crate::address::ListenAddress;
 use crate::failure::Failure;
 use crate::poll::Poll;
-use crate::protocol::iscsi::TargetEntry;
+use crate::protocol::iscsi::{DiscoveryEntry, TargetEntry};
 use blockmux_volume::Spec;
 use blockmux_volume::units::human_size;
 use serde::{Deserialize, Deserializer, de};
@@ -20,6 +20,7 @@ pub(super) struct Config {
     pub(super) nbd: Vec<ListenAddress>,
     pub(super) iscsi: Vec<ListenAddress>,
     pub(super) iscsi_target: Vec<TargetEntry>,
+    pub(super) iscsi_discovery: Option<DiscoveryEntry>,
     pub(super) read_only: bool,
     pub(super) cores: Option<NonZeroUsize>,
     pub(super) poll: Option<Poll>,

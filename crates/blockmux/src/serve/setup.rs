@@ -9,7 +9,7 @@ use crate::address::ListenAddress;
 use crate::failure::Failure;
 use crate::open::{self, Use};
 use crate::poll::Poll;
-use crate::protocol::iscsi::ConfiguredTarget;
+use crate::protocol::iscsi::{ConfiguredTarget, DiscoveryEntry};
 use crate::protocol::{ISCSI, NBD, PROTOCOLS, Protocol, Settings};
 use blockmux_proto::exports::{Export, Exports};
 use blockmux_volume::{Spec, VolumeInfo};
@@ -82,7 +82,8 @@ impl Setup {
             protocols(&listeners).try_for_each(|protocol| check_description(protocol, volume))?;
         }
         let prepared = config.iscsi_target.into_iter().map(ConfiguredTarget::prepare);
-        let settings = Settings { iscsi: prepared.collect::<Result<_, _>>()? };
+        let discovery = config.iscsi_discovery.as_ref().map(DiscoveryEntry::prepare).transpose()?;
+        let settings = Settings { iscsi: prepared.collect::<Result<_, _>>()?, iscsi_discovery: discovery };
         let names: Vec<&str> = volumes.iter().map(|volume| volume.name.as_str()).collect();
         protocols(&listeners)
             .try_for_each(|protocol| (protocol.check)(&settings, &names).map_err(Failure::request))?;

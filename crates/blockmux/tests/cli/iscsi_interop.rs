@@ -153,15 +153,68 @@ fn who_knows_the_secret_logs_in_and_sees_its_luns() {
     assert!(!is_in(&inquire(&[], "iqn.1993-08.org.debian:01:three", 0)), "a masked LUN");
 }
 
+#[test]
+fn who_discovers_has_to_prove_itself_where_the_config_says_so() {
+    if !has("iscsi-ls") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let secret = secret(directory.path(), "discovery", "discovery-secret");
+    let config = directory.path().join("blockmux.toml");
+    let guard = format!("[iscsi_discovery]\nCHAP_N = 'looks'\nsecret_file = '{secret}'\n");
+    std::fs::write(&config, guard).unwrap();
+    let (mut daemon, url) = serve(&["a=mem:1m", "--config", config.to_str().unwrap()]);
+    let list = |credentials: &str| {
+        let portal = portal(&url).replace("iscsi://", &format!("iscsi://{credentials}"));
+        Command::new("iscsi-ls").arg(portal).output().unwrap()
+    };
+    let found = list("looks%discovery-secret@");
+    assert!(text(&found.stdout).contains("Target:iqn.2026-11.blockmux:a"), "{}", text(&found.stdout));
+    assert!(!text(&list("").stdout).contains("Target:"), "without a word");
+    assert!(!text(&list("looks%another-secret-x@").stdout).contains("Target:"), "a wrong secret");
+    daemon.wait_for_line("answered a CHAP challenge wrongly");
+    // Our own discovery proves itself, too, and the target itself asks for nothing.
+    let ours = format!("{}?secret_file={secret}", portal(&url).replace("iscsi://", "iscsi://looks@"));
+    assert!(text(&blockmux(["discover", &ours]).stdout).contains("iqn.2026-11.blockmux:a"));
+    succeed(Command::new("iscsi-inq").arg(&url));
+}
+
+#[test]
+fn initiators_follow_a_target_to_where_the_config_says_that_it_is() {
+    if !has("iscsi-readcapacity16") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let config = |name: &str, text: &str| {
+        let path = directory.path().join(name);
+        std::fs::write(&path, format!("[[iscsi_target]]\nTargetName = 'iqn.2026-11.com.example:m'\n{text}"))
+            .unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let (_there, url) = serve(&["mem:3m", "--config", &config("there", "luns = { 0 = 'disk0' }")]);
+    let there = portal(&url).replace("iscsi://", "");
+    let cases = [("temporary", "Total size:3145728"), ("permanent", "Target moved permanently(258)")];
+    for (kind, expected) in cases {
+        let moved = format!("luns = {{ 0 = 'disk0' }}\nredirect = '{there}'\nredirect_kind = '{kind}'");
+        let (_here, url) = serve(&["mem:1m", "--config", &config(kind, &moved)]);
+        let output = Command::new("iscsi-readcapacity16").arg(&url).output().unwrap();
+        let said = text(&output.stdout) + &text(&output.stderr);
+        // libiscsi follows a target that is elsewhere for a while, and has its user told of one that moved for good.
+        assert!(said.contains(expected), "{kind}: {said}");
+    }
+}
+
+/// A file with a secret, and its path.
+fn secret(directory: &Path, name: &str, secret: &str) -> String {
+    let path = directory.join(format!("{name}.secret"));
+    std::fs::write(&path, format!("{secret}\n")).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+    path.display().to_string()
+}
+
 /// A target with CHAP for one initiator, none for another, and nothing for all others; and its secrets.
 fn guarded(directory: &Path) -> std::path::PathBuf {
-    for (name, secret) in [("initiator", "initiator-secret\n"), ("target", "the-target-secret\n")] {
-        let path = directory.join(format!("{name}.secret"));
-        std::fs::write(&path, secret).unwrap();
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
-    }
     let config = directory.join("blockmux.toml");
-    let secret = |name: &str| directory.join(format!("{name}.secret")).display().to_string();
     let text = format!(
         "
         [[iscsi_target]]
@@ -177,8 +230,8 @@ fn guarded(directory: &Path) -> std::path::PathBuf {
         InitiatorName = 'iqn.1993-08.org.debian:01:three'
         luns = [5]
         ",
-        secret("initiator"),
-        secret("target")
+        secret(directory, "initiator", "initiator-secret"),
+        secret(directory, "target", "the-target-secret")
     );
     std::fs::write(&config, text).unwrap();
     config

@@ -24,4 +24,5 @@ mod raw_iscsi;
 mod reconnect;
 mod remote_servers;
 mod serve;
+mod token_copy;
 mod trouble;

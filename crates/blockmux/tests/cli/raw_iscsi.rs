@@ -3,19 +3,22 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
-/// One session with LUN 0 of a target.
+/// One session with a target.
 pub(crate) struct RawIscsi {
     socket: TcpStream,
+    /// Which unit commands are for, below 256.
+    pub(crate) lun: u8,
     itt: u32,
     stat_sn: u32,
 }
 
 impl RawIscsi {
-    /// Logs in to what `iscsi://HOST:PORT/TARGET/LUN` names, and hears of the power on.
+    /// Logs in to the target that `iscsi://HOST:PORT/TARGET/LUN` names, and hears of the power on of LUN 0.
     pub(crate) fn login(url: &str, initiator: &str) -> RawIscsi {
         let (address, path) = url.strip_prefix("iscsi://").unwrap().split_once('/').unwrap();
         let target = path.split('/').next().unwrap();
-        let mut session = RawIscsi { socket: TcpStream::connect(address).unwrap(), itt: 0, stat_sn: 0 };
+        let mut session =
+            RawIscsi { socket: TcpStream::connect(address).unwrap(), lun: 0, itt: 0, stat_sn: 0 };
         let keys = format!("InitiatorName={initiator}\0TargetName={target}\0SessionType=Normal\0");
         let mut login = [0; 48];
         // Immediate; from operational negotiation to full feature; the ISID's type is "random".
@@ -37,6 +40,7 @@ impl RawIscsi {
         };
         (head[0], head[1]) = (0x01, 0x81 | moves);
         let expected = data_in_len.max(data_out.len() as u32);
+        head[9] = self.lun;
         head[20..24].copy_from_slice(&expected.to_be_bytes());
         head[24..28].copy_from_slice(&self.itt.to_be_bytes());
         head[32..32 + cdb.len()].copy_from_slice(cdb);

@@ -44,6 +44,8 @@ mod report;
 mod reserve;
 mod sanitize;
 mod start_stop;
+mod token_copy;
+mod tokens;
 mod verify;
 mod vpd;
 mod write_same;

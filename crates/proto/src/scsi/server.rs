@@ -8,7 +8,7 @@ use super::table::{self, Entry, Rules};
 use super::target::Target;
 use super::task::{Action, Context, Failure, Outcome, State, Task};
 use super::unit::{LogicalUnit, NexusKey, UnitState, View};
-use super::{Cdb, Command, Lun, Response, Status, Step, TaskAttribute, inquiry, luns, sanitize};
+use super::{Cdb, Command, Lun, Response, Status, Step, TaskAttribute, inquiry, luns, sanitize, token_copy};
 use crate::exports::VolumeId;
 use crate::served::Lane;
 use blockmux_volume::{Completion, Io, Op, SgList, Tag};
@@ -174,8 +174,8 @@ impl DeviceServer {
         self.step(task, outcome)
     }
 
-    /// Work of a logical unit that no command carries on any more: a sanitize operation whose command was aborted, or
-    /// that was immediate. Drive the task like any other and drop its response. Ask when
+    /// Work of a logical unit that no command carries on any more: a sanitize operation whose command was aborted, what
+    /// was immediate, and the seconds of tokens. Drive the task like any other and drop its response. Ask when
     /// [`LogicalUnit::on_background`] calls; asking when there is nothing costs an atomic load for each unit.
     pub fn poll_background(&mut self) -> Option<(Task, Step)> {
         let at = self.units.iter_mut().position(Attached::has_background)?;
@@ -196,7 +196,7 @@ impl DeviceServer {
             passage: None,
             held: None,
         };
-        let outcome = self.advance(&mut task, sanitize::carry_on);
+        let outcome = self.advance(&mut task, carry_on);
         match self.step(&mut task, outcome) {
             // Another session was faster.
             Step::Done(_) => None,
@@ -259,6 +259,9 @@ impl DeviceServer {
             }
             Ok(Action::IoAlone(op, offset, len, data)) => {
                 task.op = op;
+                if let Some(unit) = unit.filter(|_| op.is_write()) {
+                    unit.unit.served.on_change(offset, len);
+                }
                 let volume = unit.map_or(NO_VOLUME, |unit| unit.volume);
                 return Step::Io { volume, io: Io { tag: Tag(0), op, offset, len, data } };
             }
@@ -284,11 +287,11 @@ impl DeviceServer {
     #[inline]
     fn submit(&self, task: &mut Task, volume: VolumeId, io: Io) -> Step {
         task.op = io.op;
-        if matches!(io.op, Op::Read | Op::Write { .. } | Op::WriteZeroes { .. } | Op::Discard { .. }) {
+        if io.op == Op::Read || io.op.is_write() {
             let own = task.unit.and_then(|unit| self.units.get(unit)).filter(|unit| unit.volume == volume);
             let unit = own.or_else(|| self.units.iter().find(|unit| unit.volume == volume));
             if let Some(unit) = unit {
-                task.passage = unit.lane.pass(io.offset, io.len);
+                task.passage = unit.lane.pass(io.offset, io.len, io.op.is_write());
                 if task.passage.is_none() {
                     task.held = Some(Box::new((volume, io)));
                     return Step::Wait;
@@ -387,6 +390,17 @@ fn find_entry(command: &Command) -> Result<&'static Entry, Failure> {
         return Err(Sense::cdb_bit(control as u16, 2).into());
     }
     Ok(entry)
+}
+
+/// Makes the task that of whatever waits for one.
+fn carry_on(cx: &mut Context<'_>) -> Outcome {
+    for next in [sanitize::carry_on, |cx: &mut Context<'_>| token_copy::carry_on(cx, |_| true)] {
+        match next(cx) {
+            Ok(Action::Done(_)) => {}
+            began => return began,
+        }
+    }
+    token_copy::count_seconds(cx)
 }
 
 /// What a LUN without a logical unit answers (SPC-5 §4.2.1, SAM-5 §5.13).

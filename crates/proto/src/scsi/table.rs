@@ -7,7 +7,7 @@ use super::task::{Context, Failure, Outcome};
 use super::unit::View;
 use super::{
     alua, cache, capacity, compare, defects, extended_copy, inquiry, luns, mode, persistent_reserve,
-    provisioning, read_write, ready, report, reserve, sanitize, start_stop, verify, write_same,
+    provisioning, read_write, ready, report, reserve, sanitize, start_stop, token_copy, verify, write_same,
 };
 use blockmux_wire::scsi::cdb::SERVICE_ACTION_MASK;
 use blockmux_wire::scsi::opcode::sanitize as how;
@@ -188,6 +188,12 @@ const fn copy_in(service_action: u16, begin: Begin) -> Entry {
     action(Opcode::THIRD_PARTY_COPY_IN, service_action, usage, Rules::NONE, begin)
 }
 
+/// POPULATE TOKEN and WRITE USING TOKEN.
+const fn token_command(service_action: u16, begin: Begin) -> Entry {
+    let usage = [0x1f, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x3f, 7];
+    action(Opcode::THIRD_PARTY_COPY_OUT, service_action, usage, Rules::NEEDS_MEDIUM, begin)
+}
+
 /// A service action of SANITIZE.
 const fn erase(service_action: u16, begin: Begin) -> Entry {
     let rules = Rules::NEEDS_MEDIUM;
@@ -286,8 +292,24 @@ pub(super) static TABLE: &[Entry] = &[
         Rules::NEEDS_MEDIUM,
         extended_copy::extended_copy,
     ),
+    reads(token_command(copy_out::POPULATE_TOKEN, token_copy::populate_token)),
+    token_command(copy_out::WRITE_USING_TOKEN, token_copy::write_using_token),
+    action(
+        Opcode::THIRD_PARTY_COPY_OUT,
+        copy_out::COPY_OPERATION_ABORT,
+        [0x1f, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0, 0, 0, 0, 0, 0, 7],
+        Rules::DESPITE_PERSISTENT,
+        token_copy::abort,
+    ),
     copy_in(copy_in::RECEIVE_COPY_STATUS_LID1, extended_copy::copy_status),
     copy_in(copy_in::RECEIVE_COPY_OPERATING_PARAMETERS, extended_copy::operating_parameters),
+    action(
+        Opcode::THIRD_PARTY_COPY_IN,
+        copy_in::RECEIVE_ROD_TOKEN_INFORMATION,
+        [0x1f, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 7],
+        Rules::DESPITE_PERSISTENT,
+        token_copy::rod_token_information,
+    ),
     reads(range_16(Opcode::READ_16, 0xf8, read_write::read)),
     entry(
         Opcode::COMPARE_AND_WRITE,

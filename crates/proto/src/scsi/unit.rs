@@ -9,6 +9,8 @@ use super::alua::{self, AccessStates};
 use super::nexus::{Nexus, TargetPort};
 use super::sanitize::Sanitize;
 use super::sense::Sense;
+use super::token_copy::{Record, TokenClock};
+use super::tokens::Tokens;
 use crate::served::{Access, Change, Holder, Notice, Registrant, Served, Watcher};
 use blockmux_volume::{MAX_TRANSFER, Volume, VolumeInfo};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
@@ -63,6 +65,8 @@ pub struct LogicalUnit {
     pub(super) identity: Identity,
     pub(super) served: Arc<Served>,
     generation: AtomicU64,
+    /// Of its data.
+    pub(super) tokens: Tokens,
     call: OnceLock<Box<dyn Fn() + Send + Sync>>,
     state: Mutex<UnitState>,
 }
@@ -79,6 +83,9 @@ pub(super) struct UnitState {
     pub(super) access_states: AccessStates,
     /// A sanitize operation that is not over.
     pub(super) sanitize: Option<Sanitize>,
+    /// Copies by token and tokens, by nexus and list identifier.
+    pub(super) copies: Vec<Record>,
+    pub(super) token_clock: TokenClock,
     /// The medium of a removable unit is out.
     pub(super) ejected: bool,
     /// RELATIVE TARGET PORT IDENTIFIERs of all ports that lead here, by their names.
@@ -127,7 +134,7 @@ pub(super) struct View {
     pub(super) write_protected: bool,
     /// Why nearly every command fails: a sanitize operation.
     pub(super) sanitizing: Option<Sense>,
-    /// The sanitize operation waits for someone to carry it on.
+    /// A sanitize operation, a copy or the clock of tokens waits for someone to carry it on.
     pub(super) has_background: bool,
     /// Why commands that need the medium cannot have it.
     pub(super) not_ready: Option<Sense>,
@@ -171,6 +178,7 @@ impl LogicalUnit {
             identity,
             served: served.clone(),
             generation: AtomicU64::new(0),
+            tokens: Tokens::default(),
             call: OnceLock::new(),
             state: Mutex::default(),
         });
@@ -238,7 +246,10 @@ impl LogicalUnit {
 
     /// Forgets a nexus whose session is over.
     pub(super) fn detach(&self, key: NexusKey) {
-        self.change(|state| state.nexuses.retain(|nexus| nexus.key != key));
+        self.change(|state| {
+            state.nexuses.retain(|nexus| nexus.key != key);
+            state.copies.retain(|record| !record.is_of(key));
+        });
         self.served.release(Some(key));
     }
 
@@ -288,7 +299,7 @@ impl LogicalUnit {
             descriptor_sense: state.descriptor_sense,
             write_protected: state.write_protected,
             sanitizing: state.sanitize.as_ref().map(Sanitize::sense),
-            has_background: state.sanitize.as_ref().is_some_and(Sanitize::is_abandoned),
+            has_background: state.has_background(),
             not_ready: state.not_ready(key),
             info,
         };
@@ -343,6 +354,12 @@ impl UnitState {
         self.nexuses.iter_mut().find(|nexus| nexus.key == key)
     }
 
+    fn has_background(&self) -> bool {
+        self.sanitize.as_ref().is_some_and(Sanitize::is_abandoned)
+            || self.copies.iter().any(Record::is_abandoned)
+            || self.token_clock.is_abandoned()
+    }
+
     fn who(&self, key: NexusKey) -> Option<Registrant> {
         self.nexuses.iter().find(|nexus| nexus.key == key).map(|nexus| nexus.who.clone())
     }
@@ -358,6 +375,7 @@ impl UnitState {
     }
 
     fn reset(&mut self) {
+        self.copies.clear();
         self.nexuses.iter_mut().for_each(|nexus| nexus.prevents_removal = false);
         (self.descriptor_sense, self.write_protected) = (false, false);
         self.abort_all_tasks();

@@ -6,7 +6,12 @@ use super::nexus::Nexus;
 use super::provisioning::MAX_UNMAP_DESCRIPTORS;
 use super::table::of_opcode;
 use super::task::Context;
+use super::token_copy::{MAX_DESCRIPTORS, MAX_ROD, OPTIMAL_ROD};
+use super::tokens::{DEFAULT_TIMEOUT, MAX_TIMEOUT};
 use super::unit::{Identity, View};
+use blockmux_wire::scsi::copy::{
+    ROD_CHANGE_VULNERABLE, ROD_ZERO, RodTokenFeatures, RodTokenLimits, RodTypeDescriptor, TOKEN_IN, TOKEN_OUT,
+};
 use blockmux_wire::scsi::opcode::Opcode;
 use blockmux_wire::scsi::vpd::*;
 use zerocopy::{FromZeros, IntoBytes, U16, U32, U64};
@@ -19,7 +24,7 @@ pub(super) fn page(cx: &Context<'_>, page_code: u8) -> Option<Vec<u8>> {
         PAGE_SERIAL => cx.unit.unit.identity.serial.as_bytes().to_vec(),
         PAGE_IDENTIFICATION => designators(&cx.unit.unit.identity, &cx.target.name, cx.nexus),
         PAGE_EXTENDED_INQUIRY => extended_inquiry(view).as_bytes().to_vec(),
-        PAGE_THIRD_PARTY_COPY => third_party_copy(),
+        PAGE_THIRD_PARTY_COPY => third_party_copy(view),
         PAGE_BLOCK_LIMITS => block_limits(view).as_bytes().to_vec(),
         PAGE_CHARACTERISTICS => characteristics(view).as_bytes().to_vec(),
         PAGE_PROVISIONING => provisioning(view).as_bytes().to_vec(),
@@ -74,7 +79,7 @@ fn extended_inquiry(view: &View) -> ExtendedInquiry {
 }
 
 /// SPC-5 §7.7.18: which commands there are, what bounds a parameter list, and which descriptors it may have.
-fn third_party_copy() -> Vec<u8> {
+fn third_party_copy(view: &View) -> Vec<u8> {
     let commands = |opcode: Opcode| {
         let actions: Vec<u8> =
             of_opcode(opcode).filter_map(|entry| entry.service_action).map(|sa| sa as u8).collect();
@@ -94,11 +99,49 @@ fn third_party_copy() -> Vec<u8> {
         bytes.extend((body.len() as u16).to_be_bytes());
         bytes.extend(body);
     };
+    add(BLOCK_ROD_TOKEN_LIMITS, rod_token_limits(view).as_bytes().to_vec());
     // With the length of its list before it, and padded to 4 bytes with that.
     add(SUPPORTED_COMMANDS, [&[commands.len() as u8][..], &commands].concat());
     add(PARAMETER_DATA, parameters);
     add(SUPPORTED_DESCRIPTORS, [&[IMPLEMENTED.len() as u8][..], &IMPLEMENTED].concat());
+    add(ROD_TOKEN_FEATURES, rod_token_features(view).as_bytes().to_vec());
+    let types = [(ROD_CHANGE_VULNERABLE, TOKEN_IN | TOKEN_OUT), (ROD_ZERO, TOKEN_IN)];
+    let types = types.map(|(rod_type, flags)| RodTypeDescriptor {
+        rod_type: U32::new(rod_type),
+        flags,
+        ..RodTypeDescriptor::new_zeroed()
+    });
+    let length = (size_of_val(&types) as u16).to_be_bytes();
+    add(SUPPORTED_ROD_TYPES, [&[0, 0][..], &length, types.as_bytes()].concat());
     bytes
+}
+
+fn rod_token_limits(view: &View) -> RodTokenLimits {
+    let blocks = |bytes: u64| bytes.checked_div(view.block_len.into()).unwrap_or(0);
+    RodTokenLimits {
+        vendor_specific: [0; 6],
+        maximum_range_descriptors: U16::new(MAX_DESCRIPTORS),
+        maximum_inactivity_timeout: U32::new(MAX_TIMEOUT),
+        default_inactivity_timeout: U32::new(DEFAULT_TIMEOUT),
+        maximum_token_transfer_size: U64::new(blocks(MAX_ROD)),
+        optimal_transfer_count: U64::new(blocks(OPTIMAL_ROD)),
+    }
+}
+
+fn rod_token_features(view: &View) -> RodTokenFeatures {
+    let granularity = view.info.physical_block.checked_div(view.block_len).unwrap_or(1).max(1);
+    RodTokenFeatures {
+        maximum_token_lifetime: U32::new(u32::MAX),
+        maximum_token_inactivity_timeout: U32::new(MAX_TIMEOUT),
+        descriptors_length: U16::new(48),
+        descriptor_length: U16::new(44),
+        optimal_granularity: U16::new(granularity as u16),
+        maximum_bytes: U64::new(MAX_ROD),
+        optimal_bytes: U64::new(OPTIMAL_ROD),
+        optimal_bytes_to_token: U64::new(MAX_ROD),
+        optimal_bytes_from_token: U64::new(OPTIMAL_ROD),
+        ..RodTokenFeatures::new_zeroed()
+    }
 }
 
 fn block_limits(view: &View) -> BlockLimits {
@@ -162,6 +205,32 @@ const MAX_NAME: usize = 250;
 mod tests {
     use crate::scsi::testing::{Bench, shaped};
     use blockmux_volume::VolumeInfo;
+
+    #[test]
+    fn the_page_of_third_party_copies_has_each_descriptor_whole() {
+        let page = Bench::new().client("a").run(&[0x12, 1, 0x8f, 4, 0, 0]).good();
+        let mut rest = &page[4..];
+        let mut found = Vec::new();
+        while let [kind_high, kind_low, high, low, ..] = *rest {
+            let len = usize::from(u16::from_be_bytes([high, low]));
+            assert_eq!(len % 4, 0);
+            let (descriptor, after) = rest.split_at(4 + len);
+            found.push((u16::from_be_bytes([kind_high, kind_low]), descriptor));
+            rest = after;
+        }
+        let kinds: Vec<_> = found.iter().map(|(kind, _)| *kind).collect();
+        assert_eq!((rest, &kinds[..]), (&[][..], &[0, 1, 4, 8, 0x106, 0x108][..]));
+        let limits = found[0].1;
+        assert_eq!((limits.len(), &limits[10..12], &limits[16..20]), (36, &[1, 0][..], &[0, 0, 0, 60][..]));
+        assert_eq!(found[1].1[4..11], [13, 0x83, 4, 0, 0x10, 0x11, 0x1c]);
+        let features = found[4].1;
+        assert_eq!((features.len(), &features[46..52]), (96, &[0, 48, 0, 0, 0, 44][..]));
+        let types = found[5].1;
+        assert_eq!(
+            (types[7], &types[8..13], &types[72..77]),
+            (128, &[0, 0x80, 0, 1, 3][..], &[0xff, 0xff, 0, 1, 2][..])
+        );
+    }
 
     #[test]
     fn every_listed_page_is_there_in_order() {

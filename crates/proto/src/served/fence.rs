@@ -30,10 +30,10 @@ impl Fence {
         self.access
     }
 
-    /// Lets an I/O on the range begin, unless a byte of it is locked.
+    /// Lets an I/O on the range begin that changes it or does not, unless a byte of it is locked.
     #[inline]
-    pub(crate) fn pass(&self, offset: u64, len: u64) -> Option<Passage> {
-        self.lane.pass(offset, len)
+    pub(crate) fn pass(&self, offset: u64, len: u64, changes: bool) -> Option<Passage> {
+        self.lane.pass(offset, len, changes)
     }
 
     #[cold]

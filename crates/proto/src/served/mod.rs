@@ -23,7 +23,7 @@ pub use image::{ImageError, ReservationStore, SaveTicket};
 
 pub(crate) use fence::Fence;
 pub(crate) use image::to_image;
-pub(crate) use ranges::{Lane, Passage, RangeGuard};
+pub(crate) use ranges::{Lane, Passage, RangeGuard, Watch};
 pub(crate) use reservations::{
     Access, Move, Notice, Notices, Preempt, Refused, Register, Registrant, Reservations,
 };
@@ -116,6 +116,12 @@ impl Served {
     pub fn on_resize(&self) {
         let table = self.lock();
         self.tell(&table, &Change::Size);
+    }
+
+    /// A range changes by I/O that passes no lane, for it is locked by who changes it.
+    #[inline]
+    pub(crate) fn on_change(&self, offset: u64, len: u64) {
+        self.ranges.on_change(offset, len);
     }
 
     /// What keeps reservations over a restart, if something does.

@@ -6,13 +6,16 @@
 //! and begins when all I/O that may not have seen the lock is over. So one side always sees the other; without the
 //! count, a write that began just before the lock could land between the comparison and the write, and be lost.
 //!
+//! The same counts tell whether blocks have changed since a point in time ([`Watch`]): what changes them says so before it
+//! begins, if anybody watches, and who begins to watch waits for the I/O that may not have known.
+//!
 //! A lane has two counts. New I/O is counted in the current one, so that the other runs empty however busy the lane is;
 //! then they change places, and who locks has seen both of them empty. It costs I/O one atomic operation on memory that
 //! no other core touches, and a load of what hardly ever changes.
 
 use super::Served;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The locked ranges of a volume, and all lanes to it.
@@ -20,6 +23,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub(super) struct Ranges {
     /// How many are locked.
     count: AtomicUsize,
+    /// How many watches there are.
+    watches: AtomicUsize,
     /// The place of the count that new I/O is counted in.
     current: AtomicUsize,
     held: Mutex<Held>,
@@ -30,7 +35,8 @@ pub(super) struct Ranges {
 struct Held {
     /// Offset and length in bytes.
     ranges: Vec<(u64, u64)>,
-    /// Counts locks.
+    watched: Vec<Arc<Watched>>,
+    /// Counts locks and watches.
     clock: u64,
     /// The clock when each count was last seen empty in every lane.
     emptied: [u64; 2],
@@ -61,6 +67,20 @@ pub(crate) struct RangeGuard {
     since: u64,
 }
 
+/// Ranges that somebody watches.
+struct Watched {
+    ranges: Arc<[(u64, u64)]>,
+    has_changed: AtomicBool,
+}
+
+/// Tells whether a byte of its ranges may have changed since it began.
+pub(crate) struct Watch {
+    served: Arc<Served>,
+    watched: Arc<Watched>,
+    /// The clock when it began.
+    since: u64,
+}
+
 impl Lane {
     /// A new lane to the volume.
     pub(crate) fn new(served: &Arc<Served>) -> Rc<Lane> {
@@ -69,9 +89,9 @@ impl Lane {
         Rc::new(Lane { served: served.clone(), counts })
     }
 
-    /// Lets an I/O on the range begin, unless a byte of it is locked.
+    /// Lets an I/O on the range begin that changes it or does not, unless a byte of it is locked.
     #[inline]
-    pub(crate) fn pass(self: &Rc<Lane>, offset: u64, len: u64) -> Option<Passage> {
+    pub(crate) fn pass(self: &Rc<Lane>, offset: u64, len: u64, changes: bool) -> Option<Passage> {
         let ranges = &self.served.ranges;
         let place = ranges.current.load(Ordering::Relaxed);
         if let Some(count) = self.counts.0.get(place) {
@@ -79,8 +99,13 @@ impl Lane {
             count.fetch_add(1, Ordering::SeqCst);
         }
         let passage = Passage { lane: self.clone(), place };
-        let is_locked = ranges.count.load(Ordering::SeqCst) != 0 && ranges.overlaps(offset, len);
-        (!is_locked).then_some(passage)
+        if ranges.count.load(Ordering::SeqCst) != 0 && ranges.overlaps(offset, len) {
+            return None;
+        }
+        if changes {
+            ranges.on_change(offset, len);
+        }
+        Some(passage)
     }
 }
 
@@ -108,11 +133,8 @@ impl RangeGuard {
             return None;
         }
         held.ranges.push(range);
-        held.clock = held.clock.saturating_add(1);
         served.ranges.count.store(held.ranges.len(), Ordering::SeqCst);
-        // Counts are looked at after this, by whoever looks.
-        fence(Ordering::SeqCst);
-        Some(RangeGuard { served: served.clone(), range, since: held.clock })
+        Some(RangeGuard { served: served.clone(), range, since: held.tick() })
     }
 
     /// Locks the range if that was not done yet; answers whether its I/O may begin. Ask again until it does.
@@ -125,11 +147,36 @@ impl RangeGuard {
 
     /// Whether all I/O that began without seeing the lock is over; ask again until it is.
     pub(crate) fn is_alone(&self) -> bool {
+        self.served.ranges.is_over_since(self.since)
+    }
+}
+
+impl Watch {
+    /// Watches ranges of offset and length in bytes.
+    pub(crate) fn new(served: &Arc<Served>, ranges: Arc<[(u64, u64)]>) -> Watch {
+        let watched = Arc::new(Watched { ranges, has_changed: AtomicBool::new(false) });
+        let mut held = served.ranges.held();
+        held.watched.push(watched.clone());
+        served.ranges.watches.store(held.watched.len(), Ordering::SeqCst);
+        Watch { served: served.clone(), watched, since: held.tick() }
+    }
+
+    /// Whether it has begun: all I/O is over that may not have known of it. Ask again until it has.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.served.ranges.is_over_since(self.since)
+    }
+
+    /// Whether something that changes a byte has begun since.
+    pub(crate) fn has_changed(&self) -> bool {
+        self.watched.has_changed.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
         let mut held = self.served.ranges.held();
-        if held.emptied.iter().any(|&at| at < self.since) {
-            self.served.ranges.settle(&mut held);
-        }
-        held.emptied.iter().all(|&at| at >= self.since)
+        held.watched.retain(|watched| !Arc::ptr_eq(watched, &self.watched));
+        self.served.ranges.watches.store(held.watched.len(), Ordering::SeqCst);
     }
 }
 
@@ -149,6 +196,32 @@ impl Ranges {
     #[cfg(test)]
     pub(super) fn is_locked(&self, offset: u64, len: u64) -> bool {
         self.count.load(Ordering::SeqCst) != 0 && self.overlaps(offset, len)
+    }
+
+    /// A range changes: whoever watches it is told.
+    #[inline]
+    pub(super) fn on_change(&self, offset: u64, len: u64) {
+        if self.watches.load(Ordering::SeqCst) != 0 {
+            self.tell_watchers((offset, len));
+        }
+    }
+
+    #[cold]
+    fn tell_watchers(&self, range: (u64, u64)) {
+        for watched in &self.held().watched {
+            if watched.ranges.iter().any(|&other| is_overlap(other, range)) {
+                watched.has_changed.store(true, Ordering::SeqCst);
+            }
+        }
+    }
+
+    /// Whether all I/O is over that began before that time.
+    fn is_over_since(&self, since: u64) -> bool {
+        let mut held = self.held();
+        if held.emptied.iter().any(|&at| at < since) {
+            self.settle(&mut held);
+        }
+        held.emptied.iter().all(|&at| at >= since)
     }
 
     /// Sees which counts are empty. When the one that rests is, it takes the place of the other, if somebody still waits
@@ -192,6 +265,14 @@ impl Ranges {
 }
 
 impl Held {
+    /// The time of a lock or watch that was told to all just now.
+    fn tick(&mut self) -> u64 {
+        self.clock = self.clock.saturating_add(1);
+        // Counts are looked at after this, by whoever looks.
+        fence(Ordering::SeqCst);
+        self.clock
+    }
+
     fn see_empty(&mut self, place: usize) {
         if let Some(emptied) = self.emptied.get_mut(place) {
             *emptied = self.clock;
@@ -227,41 +308,63 @@ mod tests {
         assert!(first.is_alone());
         assert!(RangeGuard::lock(&served, 0, 513).is_none());
         let second = RangeGuard::lock(&served, 1024, 512).unwrap();
-        assert!(lane.pass(1023, 1).is_none() && lane.pass(1535, 1).is_none());
-        assert!(lane.pass(0, 512).is_some() && lane.pass(1536, 4096).is_some());
+        assert!(lane.pass(1023, 1, false).is_none() && lane.pass(1535, 1, false).is_none());
+        assert!(lane.pass(0, 512, false).is_some() && lane.pass(1536, 4096, false).is_some());
         drop(first);
-        assert!(lane.pass(512, 512).is_some() && lane.pass(512, 513).is_none());
+        assert!(lane.pass(512, 512, false).is_some() && lane.pass(512, 513, false).is_none());
         drop(second);
-        assert!(lane.pass(0, 1 << 20).is_some());
+        assert!(lane.pass(0, 1 << 20, false).is_some());
     }
 
     #[test]
     fn who_locks_waits_for_io_that_began_before_and_for_no_other() {
         let served = served();
         let (one, other) = (Lane::new(&served), Lane::new(&served));
-        let before = one.pass(0, 512).unwrap();
+        let before = one.pass(0, 512, false).unwrap();
         let guard = RangeGuard::lock(&served, 0, 512).unwrap();
         assert!(!guard.is_alone());
         // Beside the range I/O goes on and on without a gap.
-        let mut beside = other.pass(4096, 512).unwrap();
+        let mut beside = other.pass(4096, 512, false).unwrap();
         for _ in 0..10 {
-            beside = other.pass(4096, 512).unwrap();
+            beside = other.pass(4096, 512, false).unwrap();
             assert!(!guard.is_alone());
         }
         drop(before);
         for _ in 0..3 {
             guard.is_alone();
-            beside = other.pass(4096, 512).unwrap();
+            beside = other.pass(4096, 512, false).unwrap();
         }
         assert!(guard.is_alone());
         drop(beside);
     }
 
     #[test]
+    fn who_watches_is_told_of_what_changes_and_of_nothing_else() {
+        let served = served();
+        let lane = Lane::new(&served);
+        let before = lane.pass(0, 512, true).unwrap();
+        let watch = Watch::new(&served, [(512, 512), (4096, 512)].into());
+        assert!(!watch.has_begun());
+        drop(before);
+        assert!(watch.has_begun());
+        for (offset, changes) in [(512, false), (0, true), (1024, true)] {
+            lane.pass(offset, 512, changes).unwrap();
+            assert!(!watch.has_changed(), "{offset}");
+        }
+        lane.pass(4607, 1, true).unwrap();
+        assert!(watch.has_changed());
+        let other = Watch::new(&served, [(4096, 512)].into());
+        let guard = RangeGuard::lock(&served, 4096, 512).unwrap();
+        assert!(lane.pass(4096, 1, true).is_none() && !other.has_changed(), "it has not begun");
+        drop((guard, watch, other));
+        assert_eq!(served.ranges.watches.load(Ordering::SeqCst), 0);
+    }
+
+    #[test]
     fn a_lane_that_is_gone_holds_nobody_up() {
         let served = served();
         let lane = Lane::new(&served);
-        let passage = lane.pass(0, 1).unwrap();
+        let passage = lane.pass(0, 1, false).unwrap();
         drop(lane);
         let guard = RangeGuard::lock(&served, 0, 1).unwrap();
         assert!(!guard.is_alone(), "its I/O is still in flight");
@@ -298,7 +401,7 @@ mod tests {
                         }
                         // One indivisible step, as far as who locks is concerned.
                         let passage = loop {
-                            match lane.pass(0, 512) {
+                            match lane.pass(0, 512, false) {
                                 Some(passage) => break passage,
                                 None => std::thread::yield_now(),
                             }

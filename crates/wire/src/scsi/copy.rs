@@ -161,3 +161,225 @@ pub const DC: u8 = 1 << 1;
 pub const COPY_COMPLETED: u8 = 1;
 /// COPY OPERATION STATUS: completed with errors.
 pub const COPY_FAILED: u8 = 2;
+
+/// The head of a POPULATE TOKEN parameter list; [`RangeDescriptor`]s follow (SBC-4 §5.12.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct PopulateToken {
+    /// POPULATE TOKEN DATA LENGTH: bytes that follow this field.
+    pub data_length: U16<BE>,
+    /// [`RTV`] and [`IMMED`].
+    pub flags: u8,
+    /// Reserved.
+    pub reserved: u8,
+    /// INACTIVITY TIMEOUT, in seconds; 0 for the default.
+    pub inactivity_timeout: U32<BE>,
+    /// ROD TYPE, if [`RTV`] is set.
+    pub rod_type: U32<BE>,
+    /// Reserved.
+    pub reserved_too: [u8; 2],
+    /// BLOCK DEVICE RANGE DESCRIPTOR LENGTH, in bytes.
+    pub descriptors_length: U16<BE>,
+}
+const _: () = assert!(size_of::<PopulateToken>() == 16);
+
+/// The head of a WRITE USING TOKEN parameter list; [`RangeDescriptor`]s follow (SBC-4 §5.59.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct WriteUsingToken {
+    /// WRITE USING TOKEN DATA LENGTH: bytes that follow this field.
+    pub data_length: U16<BE>,
+    /// [`DEL_TKN`] and [`IMMED`].
+    pub flags: u8,
+    /// Reserved.
+    pub reserved: [u8; 5],
+    /// OFFSET INTO ROD, in blocks of the unit that is written.
+    pub offset_into_rod: U64<BE>,
+    /// ROD TOKEN.
+    pub rod_token: [u8; ROD_TOKEN_LEN],
+    /// Reserved.
+    pub reserved_too: [u8; 6],
+    /// BLOCK DEVICE RANGE DESCRIPTOR LENGTH, in bytes.
+    pub descriptors_length: U16<BE>,
+}
+const _: () = assert!(size_of::<WriteUsingToken>() == 536);
+
+/// A block device range descriptor (SBC-4 §5.12.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct RangeDescriptor {
+    /// LOGICAL BLOCK ADDRESS.
+    pub logical_block_address: U64<BE>,
+    /// NUMBER OF LOGICAL BLOCKS.
+    pub number_of_logical_blocks: U32<BE>,
+    /// Reserved.
+    pub reserved: [u8; 4],
+}
+const _: () = assert!(size_of::<RangeDescriptor>() == 16);
+
+/// A ROD token without what only its creator reads (SPC-5 §5.17.6.4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct RodTokenHead {
+    /// ROD TYPE.
+    pub rod_type: U32<BE>,
+    /// Reserved.
+    pub reserved: [u8; 2],
+    /// ROD TOKEN LENGTH: bytes that follow this field.
+    pub length: U16<BE>,
+    /// COPY MANAGER ROD TOKEN IDENTIFIER.
+    pub identifier: U64<BE>,
+    /// CREATOR LOGICAL UNIT DESCRIPTOR.
+    pub creator: IdentificationCscd,
+    /// NUMBER OF BYTES REPRESENTED: the upper 8 bytes, then the lower.
+    pub bytes_represented: [U64<BE>; 2],
+    /// Reserved.
+    pub reserved_too: [u8; 32],
+    /// Device type specific data: LOGICAL BLOCK LENGTH IN BYTES, then what else READ CAPACITY (16) tells.
+    pub logical_block_length: U32<BE>,
+    /// The rest of it.
+    pub rest: [u8; 28],
+}
+const _: () = assert!(size_of::<RodTokenHead>() == 128);
+
+/// RECEIVE ROD TOKEN INFORMATION up to the sense data (SPC-5 §6.26).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct RodTokenInformation {
+    /// AVAILABLE DATA: bytes that follow this field.
+    pub available_data: U32<BE>,
+    /// RESPONSE TO SERVICE ACTION.
+    pub service_action: u8,
+    /// COPY OPERATION STATUS.
+    pub status: u8,
+    /// OPERATION COUNTER.
+    pub operation_counter: U16<BE>,
+    /// ESTIMATED STATUS UPDATE DELAY, in milliseconds.
+    pub update_delay: U32<BE>,
+    /// EXTENDED COPY COMPLETION STATUS.
+    pub completion_status: u8,
+    /// LENGTH OF THE SENSE DATA FIELD.
+    pub sense_field_length: u8,
+    /// SENSE DATA LENGTH.
+    pub sense_length: u8,
+    /// TRANSFER COUNT UNITS.
+    pub transfer_count_units: u8,
+    /// TRANSFER COUNT.
+    pub transfer_count: U64<BE>,
+    /// SEGMENTS PROCESSED.
+    pub segments_processed: U16<BE>,
+    /// Reserved.
+    pub reserved: [u8; 6],
+}
+const _: () = assert!(size_of::<RodTokenInformation>() == 32);
+
+/// The Block Device ROD Token Limits descriptor of VPD page 8Fh, without its type and length (SBC-4 §6.6.9.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct RodTokenLimits {
+    /// Vendor specific.
+    pub vendor_specific: [u8; 6],
+    /// MAXIMUM RANGE DESCRIPTORS.
+    pub maximum_range_descriptors: U16<BE>,
+    /// MAXIMUM INACTIVITY TIMEOUT, in seconds.
+    pub maximum_inactivity_timeout: U32<BE>,
+    /// DEFAULT INACTIVITY TIMEOUT, in seconds.
+    pub default_inactivity_timeout: U32<BE>,
+    /// MAXIMUM TOKEN TRANSFER SIZE, in blocks.
+    pub maximum_token_transfer_size: U64<BE>,
+    /// OPTIMAL TRANSFER COUNT, in blocks.
+    pub optimal_transfer_count: U64<BE>,
+}
+const _: () = assert!(size_of::<RodTokenLimits>() == 32);
+
+/// The ROD Token Features descriptor of VPD page 8Fh with what it says of block devices, without its type and length
+/// (SPC-5 §7.7.18.8).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct RodTokenFeatures {
+    /// REMOTE TOKENS: 0, tokens of this copy manager alone.
+    pub remote_tokens: u8,
+    /// Reserved.
+    pub reserved: [u8; 11],
+    /// MINIMUM TOKEN LIFETIME, in seconds.
+    pub minimum_token_lifetime: U32<BE>,
+    /// MAXIMUM TOKEN LIFETIME, in seconds.
+    pub maximum_token_lifetime: U32<BE>,
+    /// MAXIMUM TOKEN INACTIVITY TIMEOUT, in seconds.
+    pub maximum_token_inactivity_timeout: U32<BE>,
+    /// Reserved.
+    pub reserved_too: [u8; 18],
+    /// ROD DEVICE TYPE SPECIFIC FEATURES DESCRIPTORS LENGTH: 48.
+    pub descriptors_length: U16<BE>,
+    /// DESCRIPTOR FORMAT and PERIPHERAL DEVICE TYPE: 0, a block device.
+    pub device_type: u8,
+    /// Reserved.
+    pub reserved_again: u8,
+    /// DESCRIPTOR LENGTH: 44.
+    pub descriptor_length: U16<BE>,
+    /// Reserved.
+    pub reserved_still: [u8; 2],
+    /// OPTIMAL BLOCK ROD LENGTH GRANULARITY, in blocks.
+    pub optimal_granularity: U16<BE>,
+    /// MAXIMUM BYTES IN BLOCK ROD.
+    pub maximum_bytes: U64<BE>,
+    /// OPTIMAL BYTES IN BLOCK ROD TRANSFER.
+    pub optimal_bytes: U64<BE>,
+    /// OPTIMAL BYTES TO TOKEN PER SEGMENT.
+    pub optimal_bytes_to_token: U64<BE>,
+    /// OPTIMAL BYTES FROM TOKEN PER SEGMENT.
+    pub optimal_bytes_from_token: U64<BE>,
+    /// Reserved.
+    pub reserved_last: [u8; 8],
+}
+const _: () = assert!(size_of::<RodTokenFeatures>() == 92);
+
+/// A ROD type descriptor of VPD page 8Fh (SPC-5 §7.7.18.9).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct RodTypeDescriptor {
+    /// ROD TYPE.
+    pub rod_type: U32<BE>,
+    /// ECPY_INT, [`TOKEN_IN`], [`TOKEN_OUT`].
+    pub flags: u8,
+    /// Reserved.
+    pub reserved: u8,
+    /// PREFERENCE INDICATOR.
+    pub preference: U16<BE>,
+    /// Reserved.
+    pub reserved_too: [u8; 56],
+}
+const _: () = assert!(size_of::<RodTypeDescriptor>() == 64);
+
+/// Of a ROD token, in bytes.
+pub const ROD_TOKEN_LEN: usize = 512;
+/// ROD TOKEN LENGTH of every such token.
+pub const ROD_TOKEN_LENGTH_FIELD: u16 = 0x01f8;
+/// ROD TYPE: point in time copy, default.
+pub const ROD_POINT_IN_TIME: u32 = 0x0080_0000;
+/// ROD TYPE: point in time copy, change vulnerable.
+pub const ROD_CHANGE_VULNERABLE: u32 = 0x0080_0001;
+/// ROD TYPE: block device zero.
+pub const ROD_ZERO: u32 = 0xffff_0001;
+/// The parameter list says which type the ROD shall have.
+pub const RTV: u8 = 1 << 1;
+/// The token is deleted when the command is done.
+pub const DEL_TKN: u8 = 1 << 1;
+/// Status before the operation is done.
+pub const IMMED: u8 = 1 << 0;
+/// Tokens of the type are taken.
+pub const TOKEN_IN: u8 = 1 << 1;
+/// Tokens of the type are made.
+pub const TOKEN_OUT: u8 = 1 << 0;
+/// COPY OPERATION STATUS: without errors, but of less than was asked for.
+pub const COPY_PARTIAL: u8 = 0x03;
+/// COPY OPERATION STATUS: in progress in the foreground.
+pub const COPY_IN_FOREGROUND: u8 = 0x11;
+/// COPY OPERATION STATUS: in progress in the background.
+pub const COPY_IN_BACKGROUND: u8 = 0x12;
+/// COPY OPERATION STATUS: terminated.
+pub const COPY_TERMINATED: u8 = 0x60;
+/// TRANSFER COUNT UNITS: blocks of the copy destination.
+pub const UNITS_BLOCKS: u8 = 0xf1;
+/// ESTIMATED STATUS UPDATE DELAY of what is over.
+pub const UPDATE_DELAY_OVER: u32 = 0xffff_fffe;

@@ -133,6 +133,12 @@ pub const PAGE_CHARACTERISTICS: u8 = 0xb1;
 /// Logical Block Provisioning.
 pub const PAGE_PROVISIONING: u8 = 0xb2;
 
+/// Third-party copy descriptor: Block Device ROD Token Limits.
+pub const BLOCK_ROD_TOKEN_LIMITS: u16 = 0x0000;
+/// Third-party copy descriptor: ROD Token Features.
+pub const ROD_TOKEN_FEATURES: u16 = 0x0106;
+/// Third-party copy descriptor: Supported ROD Types.
+pub const SUPPORTED_ROD_TYPES: u16 = 0x0108;
 /// Third-party copy descriptor: Supported Commands.
 pub const SUPPORTED_COMMANDS: u16 = 0x0001;
 /// Third-party copy descriptor: Parameter Data.

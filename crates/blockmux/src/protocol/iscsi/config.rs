@@ -10,10 +10,10 @@ use blockmux_engine::socket::Address;
 use blockmux_proto::iscsi::login::chap::{Algorithm, Credentials};
 use blockmux_proto::iscsi::login::operational::{CRC32C, Key, Parameters};
 use blockmux_proto::iscsi::name::Name;
-use blockmux_proto::iscsi::node::{Chap, offer};
+use blockmux_proto::iscsi::node::{Chap, Redirect, offer};
 use serde::Deserialize;
 use std::collections::{BTreeMap, HashSet};
-use std::net::SocketAddr;
+use std::net::{Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 
 /// One `[[iscsi_target]]`, as it was written.
@@ -27,8 +27,13 @@ pub(crate) struct TargetEntry {
     /// Those of the listeners that lead to it; none means all.
     #[serde(default)]
     portals: Vec<ListenAddress>,
-    /// Volumes by LUN.
+    /// Volumes by LUN; none if the target is elsewhere.
+    #[serde(default)]
     luns: BTreeMap<String, String>,
+    /// Where initiators are sent that want to log in, as `host:port`.
+    redirect: Option<String>,
+    /// Whether they are to remember it.
+    redirect_kind: Option<RedirectKind>,
     /// Their medium can be ejected and loaded (RMB of INQUIRY data).
     #[serde(default)]
     removable: bool,
@@ -74,6 +79,26 @@ enum Digest {
     Either,
 }
 
+/// In the words of RFC 7143 §11.13.5: target moved temporarily, target moved permanently.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum RedirectKind {
+    Temporary,
+    Permanent,
+}
+
+/// `[iscsi_discovery]`: what discovery asks for; without it everybody may discover.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct DiscoveryEntry {
+    #[serde(rename = "CHAP_N")]
+    chap_n: Option<String>,
+    secret_file: Option<PathBuf>,
+    #[serde(rename = "target_CHAP_N")]
+    target_chap_n: Option<String>,
+    target_secret_file: Option<PathBuf>,
+}
+
 /// One `[[iscsi_target.acl]]`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -104,6 +129,7 @@ pub(crate) struct ConfiguredTarget {
     pub(super) luns: BTreeMap<u16, String>,
     pub(super) removable: bool,
     pub(super) offer: Parameters,
+    pub(super) redirect: Option<Redirect>,
     /// Not empty; those that name an initiator come first.
     pub(super) acl: Vec<Acl>,
 }
@@ -133,7 +159,9 @@ impl ConfiguredTarget {
             Ok((lun, volume.clone()))
         });
         let luns: BTreeMap<u16, String> = luns.collect::<Result<_, Failure>>()?;
-        if luns.is_empty() || luns.len() > MAX_LUNS {
+        let redirect = entry.redirect().map_err(wrong)?;
+        let is_empty = luns.is_empty() && redirect.is_none();
+        if is_empty || luns.len() > MAX_LUNS {
             return Err(wrong(format!(
                 "`luns` has to map 1 to {MAX_LUNS} LUNs, as luns = {{ 0 = \"disk0\" }}"
             )));
@@ -156,7 +184,7 @@ impl ConfiguredTarget {
         }
         acl.sort_by_key(|acl| acl.initiator.is_none());
         let TargetEntry { target_alias: alias, removable, .. } = entry;
-        Ok(ConfiguredTarget { name, alias, portals, luns, removable, offer, acl })
+        Ok(ConfiguredTarget { name, alias, portals, luns, removable, offer, redirect, acl })
     }
 
     /// Whether that listener leads to it.
@@ -174,7 +202,29 @@ impl ConfiguredTarget {
     }
 }
 
+impl DiscoveryEntry {
+    /// Reads the files that it names.
+    pub(crate) fn prepare(&self) -> Result<Chap, Failure> {
+        let wrong = |what: String| Failure::request(format!("iscsi_discovery: {what}"));
+        let own = (&self.chap_n, &self.secret_file);
+        let chap = chap(own, (&self.target_chap_n, &self.target_secret_file), &wrong)?;
+        chap.ok_or_else(|| wrong("needs CHAP_N and secret_file; without them leave it out".to_owned()))
+    }
+}
+
 impl TargetEntry {
+    fn redirect(&self) -> Result<Option<Redirect>, String> {
+        let kind = self.redirect_kind;
+        let Some(address) = &self.redirect else {
+            let without = "redirect_kind is nothing without redirect; write redirect = \"host:port\"";
+            return if kind.is_none() { Ok(None) } else { Err(without.to_owned()) };
+        };
+        if !is_portal(address) {
+            return Err(format!("redirect: `{address}` is no host:port, as in storage2.example.com:3260"));
+        }
+        Ok(Some(Redirect { address: address.clone(), permanent: kind == Some(RedirectKind::Permanent) }))
+    }
+
     fn offer(&self) -> Result<Parameters, String> {
         let mut offer = offer();
         for (key, digest) in [(Key::HeaderDigest, self.header_digest), (Key::DataDigest, self.data_digest)] {
@@ -228,33 +278,57 @@ impl AclEntry {
         if let Some(lun) = self.luns.iter().flatten().find(|lun| !luns.contains_key(lun)) {
             return Err(wrong(format!("an acl entry has LUN {lun}, which `luns` does not map")));
         }
-        let both = |name: &Option<String>, file: &Option<PathBuf>, keys: [&str; 2]| match (name, file) {
-            (None, None) => Ok(None),
-            (Some(name), Some(file)) => {
-                let secret = secret::read(file)?;
-                let credentials = Credentials::new(name, secret);
-                credentials.map(Some).ok_or_else(|| wrong(format!("{} has to have 1 to 255 bytes", keys[0])))
-            }
-            _ => Err(wrong(format!("{} and {} go together; write both", keys[0], keys[1]))),
-        };
-        let own = both(&self.chap_n, &self.secret_file, ["CHAP_N", "secret_file"])?;
-        let target =
-            both(&self.target_chap_n, &self.target_secret_file, ["target_CHAP_N", "target_secret_file"])?;
-        let chap = match (own, target) {
-            (None, None) => None,
-            (None, Some(_)) => {
-                return Err(wrong("target_CHAP_N needs CHAP_N and secret_file, too".to_owned()));
-            }
-            // RFC 7143 §9.2.1.
-            (Some(own), Some(target)) if own.secret() == target.secret() => {
-                return Err(wrong("initiator and target have the same secret; give them two".to_owned()));
-            }
-            (Some(initiator), target) => {
-                Some(Chap { initiator, target, algorithms: Algorithm::ALL.to_vec() })
-            }
-        };
+        let own = (&self.chap_n, &self.secret_file);
+        let chap = chap(own, (&self.target_chap_n, &self.target_secret_file), wrong)?;
         Ok(Acl { initiator, chap, luns: self.luns.clone() })
     }
+}
+
+/// A name and the file of a secret, as they were written.
+type Named<'a> = (&'a Option<String>, &'a Option<PathBuf>);
+
+/// What is asked of initiators, and what the target proves of itself.
+fn chap(
+    own: Named<'_>,
+    target: Named<'_>,
+    wrong: &impl Fn(String) -> Failure,
+) -> Result<Option<Chap>, Failure> {
+    let both = |(name, file): Named<'_>, keys: [&str; 2]| match (name, file) {
+        (None, None) => Ok(None),
+        (Some(name), Some(file)) => {
+            let secret = secret::read(file)?;
+            let credentials = Credentials::new(name, secret);
+            credentials.map(Some).ok_or_else(|| wrong(format!("{} has to have 1 to 255 bytes", keys[0])))
+        }
+        _ => Err(wrong(format!("{} and {} go together; write both", keys[0], keys[1]))),
+    };
+    let own = both(own, ["CHAP_N", "secret_file"])?;
+    let target = both(target, ["target_CHAP_N", "target_secret_file"])?;
+    match (own, target) {
+        (None, None) => Ok(None),
+        (None, Some(_)) => Err(wrong("target_CHAP_N needs CHAP_N and secret_file, too".to_owned())),
+        // RFC 7143 §9.2.1.
+        (Some(own), Some(target)) if own.secret() == target.secret() => {
+            Err(wrong("initiator and target have the same secret; give them two".to_owned()))
+        }
+        (Some(initiator), target) => {
+            Ok(Some(Chap { initiator, target, algorithms: Algorithm::ALL.to_vec() }))
+        }
+    }
+}
+
+/// Whether it is what TargetAddress has before the portal group (RFC 7143 §13.8), with a port.
+fn is_portal(text: &str) -> bool {
+    let Some((host, port)) = text.rsplit_once(':') else { return false };
+    let is_host = |host: &str| {
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-.".contains(&byte);
+        !host.is_empty() && host.len() <= MAX_HOST && host.bytes().all(is_plain)
+    };
+    let is_host = match host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+        Some(ip) => ip.parse::<Ipv6Addr>().is_ok(),
+        None => is_host(host),
+    };
+    is_host && port.parse::<u16>().is_ok_and(|port| port > 0)
 }
 
 /// Whether volumes of these names can be served as the settings say.
@@ -300,6 +374,8 @@ const MAX_LUN: u16 = 0x3fff;
 const MAX_CONNECTIONS: u32 = 64;
 /// Of one target.
 const MAX_LUNS: usize = 256;
+/// The longest name of a host.
+const MAX_HOST: usize = 253;
 
 #[cfg(test)]
 mod tests {
@@ -329,6 +405,23 @@ mod tests {
     }
 
     #[test]
+    fn a_target_that_moved_needs_no_volumes() {
+        let to = |rest: &str| prepare(&format!("TargetName = 'iqn.a'\n{rest}"));
+        let moved = to("redirect = 'storage2.example.com:3260'\nredirect_kind = 'permanent'").unwrap();
+        let address = "storage2.example.com:3260".to_owned();
+        assert_eq!(moved.redirect, Some(Redirect { address, permanent: true }));
+        assert!(!to("redirect = '[2001:db8::2]:7'").unwrap().redirect.unwrap().permanent);
+        for address in ["", "host", ":3260", "host:0", "host:x", "a b:1", "[::1:1", "h,1:3260", "[h]:1"] {
+            let error = to(&format!("redirect = '{address}'")).unwrap_err();
+            assert!(error.contains(&format!("redirect: `{address}` is no host:port")), "{error}");
+        }
+        assert!(to("redirect_kind = 'permanent'").unwrap_err().contains("is nothing without redirect"));
+        assert!(
+            to("redirect = 'h:1'\nredirect_kind = 'for a while'").unwrap_err().contains("unknown variant")
+        );
+    }
+
+    #[test]
     fn what_is_wrong_is_named_with_its_target() {
         let with = |rest: &str| prepare(&format!("TargetName = 'iqn.a'\nluns = {{ 0 = 'x' }}\n{rest}"));
         let wrong = "iscsi_target `iqn.a`: ";
@@ -353,8 +446,10 @@ mod tests {
 
     #[test]
     fn names_and_volumes_must_fit_before_anything_is_opened() {
-        let settings =
-            |text: &[&str]| Settings { iscsi: text.iter().map(|text| prepare(text).unwrap()).collect() };
+        let settings = |text: &[&str]| Settings {
+            iscsi: text.iter().map(|text| prepare(text).unwrap()).collect(),
+            ..Settings::default()
+        };
         let none = Settings::default();
         assert_eq!(check(&none, &["disk0", "b.c-1"]), Ok(()));
         assert!(check(&none, &["a_b"]).unwrap_err().starts_with("`a_b` cannot be in an iSCSI name"));

@@ -8,7 +8,7 @@ mod node;
 mod remote;
 mod secret;
 
-pub(crate) use config::{ConfiguredTarget, TargetEntry};
+pub(crate) use config::{ConfiguredTarget, DiscoveryEntry, TargetEntry};
 
 use super::{Protocol, Settings, Way};
 use crate::output::shell_word;

@@ -52,7 +52,11 @@ pub(super) fn serve(service: &Service<'_>) -> Vec<Serve> {
         });
         of_entry.collect()
     };
-    let node = Arc::new(Node::new(targets));
+    let node = Node::new(targets);
+    let node = Arc::new(match &settings.iscsi_discovery {
+        Some(chap) => node.with_discovery_chap(chap.clone()),
+        None => node,
+    });
     portals.groups().map(|group_tag| iscsi::serve(&node, exports, group_tag)).collect()
 }
 
@@ -76,7 +80,8 @@ fn configured(
     });
     let access = access.collect();
     let target = TargetNode::new(configured.name.clone(), portals, access);
-    TargetNode { alias: configured.alias.clone(), offer: configured.offer, ..target }
+    let (alias, redirect) = (configured.alias.clone(), configured.redirect.clone());
+    TargetNode { alias, redirect, offer: configured.offer, ..target }
 }
 
 /// A target's logical units as some initiators see them, without any yet. Each portal group is a port; no two ports of

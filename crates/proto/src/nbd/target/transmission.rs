@@ -341,7 +341,7 @@ impl Transmission {
     #[inline]
     fn submit(&mut self, io: Io) {
         if io.op == Op::Read || io.op.is_write() {
-            match self.fence.pass(io.offset, io.len) {
+            match self.fence.pass(io.offset, io.len, io.op.is_write()) {
                 Some(passage) => self.pending.begin(io.tag, passage),
                 None => return self.held.push_back(io),
             }
