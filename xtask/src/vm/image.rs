@@ -86,7 +86,10 @@ pub(crate) fn build(scripts: &Path, kernel: &Kernel, image: &Path) -> Result<()>
         let script = script?.path();
         fs::copy(&script, root.join(script.file_name().context("a script has a name")?))?;
     }
-    pack(root, image)
+    // Another run may be booting the image that is there.
+    let part = image.with_extension(format!("{}.part", std::process::id()));
+    pack(root, &part)?;
+    fs::rename(part, image).with_context(|| image.display().to_string())
 }
 
 fn copy_to_the_same_place(file: &Path, root: &Path) -> Result<()> {
