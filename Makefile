@@ -2,10 +2,10 @@
 # may (root on Debian), and says what it skips when it may not.
 
 .DEFAULT_GOAL := help
-.PHONY: help bench test fmt clean
+.PHONY: help bench test test-vm fmt clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-7s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 bench: ## Build, measure every protocol on loopback, print the table and write the report (ARGS="--runtime 5")
 	cargo build --release --package blockmux
@@ -14,6 +14,10 @@ bench: ## Build, measure every protocol on loopback, print the table and write t
 test: ## Everything that must hold before a change goes in
 	cargo xtask install-peers
 	cargo xtask ci
+
+test-vm: ## Tests with the Linux kernel as the peer, emulated (ARGS="iscsi" for one script of tests/vm)
+	cargo xtask install-peers
+	cargo xtask vm $(ARGS)
 
 fmt: ## Format all sources
 	cargo fmt --all

@@ -6,6 +6,7 @@ mod fuzz;
 mod peers;
 mod process;
 mod tidy;
+mod vm;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -27,6 +28,11 @@ enum Task {
     Tidy,
     /// Installs the programs that interop tests run against, if this is Debian and we are root
     InstallPeers,
+    /// Tests with the Linux kernel as the peer, which runs emulated
+    Vm {
+        /// Scripts of tests/vm; all if none is named
+        scripts: Vec<String>,
+    },
     /// Measures Blockmux beside the programs that people use today
     Peers {
         #[command(subcommand)]
@@ -58,6 +64,12 @@ fn run(task: Task, root: &Path) -> Result<()> {
         Task::Tidy => tidy::run(root),
         Task::InstallPeers => {
             peers::install();
+            Ok(())
+        }
+        Task::Vm { scripts } => {
+            for line in vm::run(root, &scripts, &mut |line| println!("{line}"))? {
+                println!("{line}");
+            }
             Ok(())
         }
         Task::Peers { protocol } => peers::run(root, protocol),

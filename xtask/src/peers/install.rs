@@ -33,7 +33,21 @@ const PEERS: &[Peer] = &[
     peer("istgt", "istgt", "iSCSI initiator interop with istgt"),
     peer("fio", "fio", "NBD interop with fio's nbd engine, verified data"),
     peer("chromium", "chromium", "the report page in a browser"),
+    peer("qemu-system-x86_64", "qemu-system-x86", KERNEL),
+    peer("busybox", "busybox-static", KERNEL),
+    peer("kmod", "kmod", KERNEL),
+    peer("depmod", "kmod", KERNEL),
+    peer("iscsid", "open-iscsi", KERNEL),
+    peer("iscsiadm", "open-iscsi", KERNEL),
+    peer("mkfs.xfs", "xfsprogs", KERNEL),
+    peer("xfs_repair", "xfsprogs", KERNEL),
+    peer("sg_inq", "sg3-utils", KERNEL),
+    peer("sg_persist", "sg3-utils", KERNEL),
+    peer("sg_reset", "sg3-utils", KERNEL),
 ];
+
+/// What needs all of these programs at once.
+const KERNEL: &str = "tests with the Linux kernel";
 
 const fn peer(program: &'static str, package: &'static str, tests: &'static str) -> Peer {
     Peer { program, package, tests }
@@ -64,6 +78,11 @@ pub(crate) fn install() {
     } else {
         println!("test peers: {} of {} missing: {why}", still.len(), PEERS.len());
     }
+}
+
+/// The Debian package that has `program`, if tests run against it.
+pub(crate) fn package(program: &str) -> Option<&'static str> {
+    PEERS.iter().find(|peer| peer.program == program).map(|peer| peer.package)
 }
 
 fn is_installed(program: &str) -> bool {
@@ -177,7 +196,7 @@ mod tests {
 
     #[test]
     fn a_package_with_several_missing_programs_is_installed_once() {
-        let wanted = missing(|program| !program.starts_with("qemu-"));
+        let wanted = missing(|program| !program.starts_with("qemu-") || program.starts_with("qemu-system"));
         assert_eq!(wanted.len(), 4);
         assert_eq!(packages(&wanted), ["qemu-system-common", "qemu-utils"]);
     }

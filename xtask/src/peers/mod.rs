@@ -40,7 +40,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-pub(crate) use install::install;
+pub(crate) use install::{install, package};
 
 /// The protocol to compare servers of.
 #[derive(clap::Subcommand)]

@@ -104,14 +104,20 @@ fn links(line: &str) -> impl Iterator<Item = &str> {
     line.split("](").skip(1).filter_map(|rest| rest.split(')').next())
 }
 
-/// Functions named as `file.rs::function` that no such file has: mostly tests that a page relies on.
+/// Functions named as `file.rs::function`, and checks named as `file.sh::check`, that no such file has: mostly tests
+/// that a page relies on.
 fn missing_functions(tree: &Tree, path: &str, text: &str) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (at, line) in text.lines().enumerate() {
-        for (file, function) in code_spans(line).filter_map(|code| code.split_once(".rs::")) {
-            let (file, declared) = (format!("/{file}.rs"), format!("fn {function}("));
-            if !tree.ending(&file).any(|(_, source)| source.contains(&declared)) {
-                let what = format!("no {} has a function {function}; name one that exists", &file[1..]);
+        for code in code_spans(line) {
+            let Some((file, name)) = code.split_once("::") else { continue };
+            let declared = match file.rsplit_once('.') {
+                Some((_, "rs")) => format!("fn {name}("),
+                Some((_, "sh")) => format!("\ncheck {name}\n"),
+                _ => continue,
+            };
+            if !tree.ending(&format!("/{file}")).any(|(_, source)| source.contains(&declared)) {
+                let what = format!("no {file} has {name}; name what exists");
                 findings.push(Finding::new(path, at + 1, what));
             }
         }
@@ -226,10 +232,18 @@ mod tests {
 
     #[test]
     fn functions_that_a_page_names_exist() {
-        let page = "`a.rs::holds` `b/a.rs::holds` and `a.rs`\n`a.rs::hold`\n`c.rs::holds` code::path\n";
+        let page =
+            "`a.rs::holds` `b/a.rs::holds` and `a.rs`\n`a.rs::hold`\n`c.rs::holds` code::path `Type::new`\n";
         let tree = tree(&[("x/b/a.rs", "fn holds() {}\n"), ("page.md", page)]);
         let findings = missing_functions(&tree, "page.md", page);
         assert_eq!(places(&findings), [("page.md", 2), ("page.md", 3)]);
+    }
+
+    #[test]
+    fn checks_of_scripts_that_a_page_names_exist() {
+        let page = "`vm.sh::it_boots` `vm.sh`\n`vm.sh::it_boot`\n";
+        let tree = tree(&[("tests/vm.sh", "# A.\ncheck it_boots\ntrue\n"), ("page.md", page)]);
+        assert_eq!(places(&missing_functions(&tree, "page.md", page)), [("page.md", 2)]);
     }
 
     #[test]

@@ -372,6 +372,18 @@ mod tests {
         }
     }
 
+    /// Or else a disk that is only written by another looks like one without a write cache to be flushed.
+    #[test]
+    fn who_may_read_may_sense_modes_and_not_select_them() {
+        let bench = Bench::new();
+        let (mut a, mut b) = (bench.client("a"), bench.client("b"));
+        register(&mut a, 1);
+        assert_eq!(out(&mut a, 1, 1, &list(1, 0, 0)), Status::GOOD);
+        b.run(&[0x1a, 0, 0x3f, 0, 255, 0]).good();
+        b.run(&[0x5a, 0, 0x3f, 0, 0, 0, 0, 0, 255, 0]).good();
+        assert_eq!(b.run_with(&[0x15, 0x10, 0, 0, 4, 0], &[0; 4]).status, Status::RESERVATION_CONFLICT);
+    }
+
     #[test]
     fn every_command_meets_an_exclusive_access_as_the_tables_say() {
         let bench = Bench::new();

@@ -220,7 +220,12 @@ pub(super) static TABLE: &[Entry] = &[
     entry(Opcode::MODE_SELECT_6, [0x11, 0, 0, 0xff, 7], Rules::NONE, mode::select_6),
     legacy(Opcode::RESERVE_6, [0, 0, 0, 0, 7], reserve::reserve),
     legacy(Opcode::RELEASE_6, [0, 0, 0, 0, 7], reserve::release),
-    entry(Opcode::MODE_SENSE_6, [0x08, 0xff, 0xff, 0xff, 7], Rules::DESPITE_SANITIZE, mode::sense_6),
+    entry(
+        Opcode::MODE_SENSE_6,
+        [0x08, 0xff, 0xff, 0xff, 7],
+        Rules::DESPITE_SANITIZE.and(Rules::READS),
+        mode::sense_6,
+    ),
     entry(
         Opcode::START_STOP_UNIT,
         [1, 0, 0x0f, 0xf7, 7],
@@ -270,7 +275,7 @@ pub(super) static TABLE: &[Entry] = &[
     entry(
         Opcode::MODE_SENSE_10,
         [0x18, 0xff, 0xff, 0, 0, 0, 0xff, 0xff, 7],
-        Rules::DESPITE_SANITIZE,
+        Rules::DESPITE_SANITIZE.and(Rules::READS),
         mode::sense_10,
     ),
     reserve_in(pr_in::READ_KEYS),

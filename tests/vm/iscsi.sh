@@ -1,0 +1,98 @@
+# The kernel's iSCSI initiator, open-iscsi, against `blockmux serve --iscsi`.
+. /lib.sh
+. /open-iscsi.inc
+
+host run 'umask 77
+  echo initiator-secret >own
+  echo the-targets-secret >targets
+  cat >blockmux.toml' "<<END
+    [[volume]]
+    name = 'ram'
+    spec = 'mem:512m'
+    [[volume]]
+    name = 'file'
+    spec = 'file:disk.img?size=384m'
+    [[iscsi_target]]
+    TargetName = 'iqn.2026-11.test:guarded'
+    luns = { 0 = 'ram', 5 = 'file' }
+    HeaderDigest = 'CRC32C'
+    DataDigest = 'CRC32C'
+    [[iscsi_target.acl]]
+    InitiatorName = '$INITIATOR'
+    CHAP_N = 'initiator'
+    secret_file = 'own'
+    target_CHAP_N = 'target'
+    target_secret_file = 'targets'
+    [[iscsi_target]]
+    TargetName = 'iqn.2026-11.test:open'
+    luns = { 0 = 'file' }
+END"
+serve "--config blockmux.toml --iscsi $HOST:3260"
+
+check discovery_names_the_targets
+iscsiadm -m discovery -t sendtargets -p "$HOST" | sort >found
+printf '%s\n' "$HOST:3260,1 iqn.2026-11.test:guarded" "$HOST:3260,1 iqn.2026-11.test:open" | diff - found
+
+check who_does_not_know_the_secrets_stays_out
+fails node guarded --login
+set_up guarded node.session.auth.authmethod CHAP
+set_up guarded node.session.auth.username initiator
+set_up guarded node.session.auth.password another-secret
+fails node guarded --login
+set_up guarded node.session.auth.password initiator-secret
+set_up guarded node.session.auth.username_in target
+set_up guarded node.session.auth.password_in another-secret
+fails node guarded --login
+fails iscsiadm -m session
+
+check both_sides_prove_who_they_are_and_agree_on_digests
+set_up guarded node.session.auth.password_in the-targets-secret
+set_up guarded 'node.conn[0].iscsi.HeaderDigest' CRC32C,None
+set_up guarded 'node.conn[0].iscsi.DataDigest' CRC32C,None
+node guarded --login
+iscsiadm -m session -P 2 >session
+grep 'HeaderDigest: CRC32C' session
+grep 'DataDigest: CRC32C' session
+disk=$(disk_of guarded 0)
+test "$(cat "/sys/block/${disk#/dev/}/size")" = 1048576
+test "$(cat "/sys/block/${disk#/dev/}/device/vendor")" = 'BLOCKMUX'
+
+check an_xfs_holds_what_was_copied_into_it
+file_system xfs "$disk"
+
+check an_ext4_holds_what_was_copied_into_it
+file_system ext4 "$disk"
+
+check fio_finds_what_it_wrote
+verified_io "$disk"
+
+check a_discard_gives_the_files_blocks_back
+file=$(disk_of guarded 5)
+dd if=/dev/urandom of="$file" bs=1M count=16 oflag=direct
+host run 'test $(du --block-size=1M disk.img | cut -f 1) -ge 16'
+blkdiscard "$file"
+host run 'test $(du --block-size=1M disk.img | cut -f 1) -lt 2'
+is_zero "$file" 16
+
+check a_logout_ends_the_session
+node guarded --logout
+fails iscsiadm -m session
+test ! -b "$disk"
+
+check several_sessions_see_the_same_disk
+set_up open node.session.nr_sessions 3
+node open --login
+test "$(iscsiadm -m session | wc -l)" = 3
+jobs=
+for nth in 1 2 3; do
+  verified_io "$(disk_of open 0 $nth)" --offset=$((nth * 64))m &
+  jobs="$jobs $!"
+done
+for job in $jobs; do wait "$job"; done
+dd if=/dev/urandom of=random bs=1M count=4
+dd if=random of="$(disk_of open 0 1)" bs=1M oflag=direct
+dd if="$(disk_of open 0 3)" bs=1M count=4 iflag=direct | cmp - random
+node open --logout
+
+check the_daemon_stops_when_it_is_asked_to
+host stop target

@@ -1,0 +1,95 @@
+# Our iSCSI initiator against LIO, the kernel's target, which is in the guest here.
+. /lib.sh
+modprobe -a target_core_file iscsi_target_mod
+mount -t configfs none /sys/kernel/config
+lio=/sys/kernel/config/target
+prefix=iqn.2026-11.test
+# It misses some of its modules, keys of RFC 7144, and GET LBA STATUS, which are not there.
+unimportant='db_root: cannot open|Unable to load target_core_|Unable to locate key|Unsupported SA: 0x12'
+
+# A disk in memory, of 32 MiB.
+truncate -s 32M disk
+mkdir -p $lio/core/fileio_0/disk
+echo "fd_dev_name=$PWD/disk,fd_dev_size=$((32 << 20))" >$lio/core/fileio_0/disk/control
+echo lio0 >$lio/core/fileio_0/disk/wwn/vpd_unit_serial
+echo 1 >$lio/core/fileio_0/disk/enable
+echo 1 >$lio/core/fileio_0/disk/attrib/emulate_tpu
+mkdir $lio/iscsi
+
+# target NAME AUTHENTICATION: with that disk as its LUN 0, for everybody.
+target() {
+  tpg=$lio/iscsi/$prefix:$1/tpgt_1
+  mkdir -p "$tpg/lun/lun_0" "$tpg/np/$GUEST:3260"
+  ln -s $lio/core/fileio_0/disk "$tpg/lun/lun_0/disk"
+  echo 1 >"$tpg/attrib/generate_node_acls"
+  echo 1 >"$tpg/attrib/cache_dynamic_acls"
+  echo 0 >"$tpg/attrib/demo_mode_write_protect"
+  echo "$2" >"$tpg/attrib/authentication"
+  echo 1 >"$tpg/enable"
+}
+target open 0
+target guarded 1
+# Each takes a line's end for a part of its value.
+printf initiator >"$tpg/auth/userid"
+printf initiator-secret >"$tpg/auth/password"
+printf target >"$tpg/auth/userid_mutual"
+printf the-targets-secret >"$tpg/auth/password_mutual"
+echo CHAP >"$tpg/param/AuthMethod"
+echo CRC32C >"$tpg/param/HeaderDigest"
+echo CRC32C >"$tpg/param/DataDigest"
+host run 'umask 77
+  echo initiator-secret >own
+  echo the-targets-secret >targets
+  echo another-secret >wrong
+  head -c 8M /dev/urandom >source.img
+  truncate -s 32M source.img'
+open="iscsi://$GUEST/$prefix:open/0"
+guarded="iscsi://initiator@$GUEST/$prefix:guarded/0"
+mutual="mutual_user=target&mutual_secret_file=targets"
+digests="header_digest=on&data_digest=on"
+
+check discovery_names_the_targets
+host run "blockmux discover iscsi://$GUEST >found; cat found
+  grep -x '$open  32 MiB  LIO-ORG FILEIO' found
+  grep '$prefix:guarded' found"
+kernel_is_content 'no valid values|negotiation failed'
+
+check a_disk_is_described
+host run "blockmux info '$open' && blockmux info --json '$open' | grep '\"size\": *33554432'"
+
+check what_is_copied_there_comes_back
+host run "blockmux copy --verify file:source.img '$open'"
+host run "blockmux copy '$open?connections=4' file:back.img"
+host run "cmp source.img back.img"
+fails is_zero disk 8
+
+check who_does_not_know_the_secrets_stays_out
+host run "! blockmux info '$guarded?secret_file=wrong&$digests' 2>said
+  grep 'authentication failure' said"
+host run "! blockmux info '$guarded?secret_file=own&mutual_user=target&mutual_secret_file=wrong&$digests' 2>said
+  grep 'did not prove that it knows its own secret' said"
+kernel_is_content 'negotiation failed|do not match|mismatch|Authentication failed'
+
+check both_sides_prove_who_they_are_and_have_digests
+host run "blockmux info --json '$guarded?secret_file=own&$mutual&$digests'"
+host run "blockmux copy --verify file:source.img '$guarded?secret_file=own&$mutual&$digests'"
+
+check the_bench_finds_what_it_wrote
+host run "blockmux bench '$open' --rw randwrite --bs 16k --iodepth 16 --verify crc32c --runs 1 --no_ceiling"
+
+check a_copy_goes_on_after_the_target_was_away
+: >disk
+truncate -s 32M disk
+has_data() { ! is_zero disk 1; }
+host start copy "blockmux copy --verify 'rate:bw=4m:file:source.img' '$open'"
+within 60 has_data
+tpg=$lio/iscsi/$prefix:open/tpgt_1
+grep . "$tpg/dynamic_sessions"
+echo 0 >"$tpg/enable"
+fails grep . "$tpg/dynamic_sessions"
+rmdir "$tpg/np/$GUEST:3260"
+fails host run "blockmux info '$open?reconnect=0s'"
+mkdir "$tpg/np/$GUEST:3260"
+echo 1 >"$tpg/enable"
+host wait copy
+host run "blockmux copy '$open' file:back.img && cmp source.img back.img"

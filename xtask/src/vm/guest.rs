@@ -1,0 +1,236 @@
+//! One guest: a kernel in QEMU that runs one script and powers off.
+//!
+//! Two serial lines lead out of it. The kernel's console goes to a file beside the log. The other one is standard
+//! output of the script, where a line that begins with `@` is for us: `@check SENTENCE`, `@host COMMAND`, with the
+//! command in base64 and its status sent back, and `@end STATUS`.
+
+use super::host::{Host, lines_of};
+use super::kernel::Kernel;
+use super::log::Log;
+use crate::process::succeed;
+use anyhow::{Context, Result};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// What a guest is made of.
+pub(crate) struct Guest<'a> {
+    pub(crate) kernel: &'a Kernel,
+    pub(crate) image: &'a Path,
+    /// Where the programs are that the host runs for it before all others.
+    pub(crate) programs: &'a Path,
+    pub(crate) log: &'a Path,
+}
+
+/// How a script went.
+pub(crate) struct Outcome {
+    /// How many checks passed.
+    pub(crate) checks: usize,
+    pub(crate) passed: bool,
+}
+
+impl Guest<'_> {
+    /// Runs `script` and says how each of its checks went.
+    ///
+    /// # Errors
+    /// If QEMU cannot be run.
+    pub(crate) fn run(&self, script: &str, say: &mut dyn FnMut(&str)) -> Result<Outcome> {
+        let log = Arc::new(Log::create(self.log)?);
+        let addresses = Addresses::of_this_process();
+        let mut host = Host::new(self.programs, addresses.environment(), log.clone())?;
+        let (reader, writer) = std::io::pipe()?;
+        let mut qemu = self.qemu(script, &addresses);
+        qemu.stdin(Stdio::piped()).stdout(writer.try_clone()?).stderr(writer);
+        let mut child = qemu.spawn().context("cannot run QEMU")?;
+        // What holds the writing end goes, so that the reading end knows when QEMU has ended.
+        drop(qemu);
+        let mut answers = child.stdin.take().context("a pipe was asked for")?;
+        let (mut checks, mut status) = (Checks::new(script, say), None);
+        for line in lines_of(reader) {
+            match Said::parse(&line) {
+                Said::Check(sentence) => {
+                    checks.next(sentence);
+                    log.add("check", sentence);
+                }
+                Said::Host(command) => {
+                    let status = host.obey(&decode(command)?);
+                    // A guest that has died meanwhile wants no answer.
+                    let _ = writeln!(answers, "{status}");
+                }
+                Said::End(text) => status = text.parse().ok(),
+                Said::Else => log.add("guest", &line),
+            }
+        }
+        child.wait()?;
+        if status.is_none() {
+            let console = std::fs::read(self.console()).unwrap_or_default();
+            log.add("console", &String::from_utf8_lossy(&console));
+            log.add("host", &format!("the guest died, or was ended because it took {LIMIT_S} s"));
+        }
+        Ok(checks.end(status == Some(0)))
+    }
+
+    /// Where the kernel's console goes.
+    fn console(&self) -> PathBuf {
+        self.log.with_extension("console")
+    }
+
+    fn qemu(&self, script: &str, addresses: &Addresses) -> Command {
+        let mut command = Command::new("timeout");
+        command.args(["--foreground", "--signal=KILL", &LIMIT_S.to_string(), "qemu-system-x86_64"]);
+        command.args(["-accel", "tcg,thread=multi,tb-size=512", "-cpu", "max", "-smp", "2", "-m", "1024"]);
+        command.args(["-nographic", "-nodefaults", "-no-reboot", "-monitor", "none"]);
+        command.arg("-kernel").arg(&self.kernel.image).arg("-initrd").arg(self.image);
+        // On a busy machine Linux finds a wrong frequency for the processor's counter, and its seconds would be others
+        // than ours. What the kernel does not know is in the environment of its first process.
+        let environment = addresses.environment().map(|(name, value)| format!("{name}={value}")).join(" ");
+        command.arg("-append").arg(format!(
+            "console=ttyS0 quiet panic=-1 mitigations=off tsc=unstable clocksource=hpet no_timer_check \
+             random.trust_cpu=on audit=0 apparmor=0 GATEWAY={} SCRIPT={script} {environment}",
+            addresses.gateway()
+        ));
+        command.arg("-serial").arg(format!("file:{}", self.console().display())).args(["-serial", "stdio"]);
+        command.arg("-netdev").arg(addresses.network());
+        command.args(["-device", "virtio-net-pci,netdev=net,romfile="]);
+        command
+    }
+}
+
+/// Addresses that both sides know by the same numbers, so that what one side calls itself, as in discovery, leads
+/// there from the other side, too. They are loopback addresses: nothing is open to other machines, and as there
+/// are many, each run has its own with all the usual ports.
+///
+/// QEMU's network, 127.x.y.0/25, has the guest and a gateway. Behind the gateway QEMU connects for the guest to any
+/// address that this machine can reach; 127.x.y.200 is one where Blockmux listens. At the guest's address QEMU
+/// listens on this machine, and forwards to the guest.
+struct Addresses {
+    x: u32,
+    y: u32,
+}
+
+impl Addresses {
+    fn of_this_process() -> Addresses {
+        let id = std::process::id();
+        Addresses { x: 64 + id / 256 % 128, y: id % 256 }
+    }
+
+    fn host(&self) -> String {
+        format!("127.{}.{}.200", self.x, self.y)
+    }
+
+    fn guest(&self) -> String {
+        format!("127.{}.{}.15", self.x, self.y)
+    }
+
+    fn gateway(&self) -> String {
+        format!("127.{}.{}.2", self.x, self.y)
+    }
+
+    fn environment(&self) -> [(&'static str, String); 2] {
+        [("HOST", self.host()), ("GUEST", self.guest())]
+    }
+
+    /// As QEMU wants to know it.
+    fn network(&self) -> String {
+        let (gateway, guest) = (self.gateway(), self.guest());
+        let forward = format!("hostfwd=tcp:{guest}:{ISCSI_PORT}-{guest}:{ISCSI_PORT}");
+        format!("user,id=net,net=127.{}.{}.0/25,host={gateway},{forward}", self.x, self.y)
+    }
+}
+
+/// A line of the script's output.
+enum Said<'a> {
+    Check(&'a str),
+    Host(&'a str),
+    End(&'a str),
+    Else,
+}
+
+impl Said<'_> {
+    fn parse(line: &str) -> Said<'_> {
+        match line.split_once(' ') {
+            Some(("@check", sentence)) => Said::Check(sentence),
+            Some(("@host", command)) => Said::Host(command),
+            Some(("@end", status)) => Said::End(status),
+            _ => Said::Else,
+        }
+    }
+}
+
+/// The check that a script is at: one ends where the next begins.
+struct Checks<'a> {
+    script: &'a str,
+    say: &'a mut dyn FnMut(&str),
+    sentence: String,
+    began: Instant,
+    passed: usize,
+}
+
+impl<'a> Checks<'a> {
+    /// What comes before the first one is one, too.
+    fn new(script: &'a str, say: &'a mut dyn FnMut(&str)) -> Checks<'a> {
+        Checks { script, say, sentence: "linux_boots".to_owned(), began: Instant::now(), passed: 0 }
+    }
+
+    fn next(&mut self, sentence: &str) {
+        self.tell("ok");
+        self.passed += 1;
+        (self.sentence, self.began) = (sentence.to_owned(), Instant::now());
+    }
+
+    fn end(mut self, passed: bool) -> Outcome {
+        self.tell(if passed { "ok" } else { "FAILED" });
+        Outcome { checks: self.passed + usize::from(passed), passed }
+    }
+
+    fn tell(&mut self, result: &str) {
+        let seconds = self.began.elapsed().as_secs_f64();
+        (self.say)(&format!("{result:<6} {seconds:5.1} s  {}::{}", self.script, self.sentence));
+    }
+}
+
+/// What a guest has sent in base64, so that a command may have several lines.
+fn decode(text: &str) -> Result<String> {
+    succeed(Command::new("sh").args(["-c", "printf %s \"$1\" | base64 -d", "sh", text]))
+}
+
+/// For one script, so that a guest that hangs ends.
+const LIMIT_S: u32 = 300;
+const ISCSI_PORT: u16 = 3260;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_check_lasts_to_the_next_one_and_the_last_one_tells_how_the_script_ended() {
+        let mut lines = Vec::new();
+        let mut say =
+            |line: &str| lines.push(line.split_whitespace().next_back().unwrap().to_owned() + &line[..6]);
+        let mut checks = Checks::new("a.sh", &mut say);
+        checks.next("it_works");
+        let outcome = checks.end(false);
+        assert_eq!((outcome.checks, outcome.passed), (1, false));
+        assert_eq!(lines, ["a.sh::linux_bootsok    ", "a.sh::it_worksFAILED"]);
+    }
+
+    #[test]
+    fn commands_may_have_several_lines() {
+        assert_eq!(decode("cnVuIGEKYg==").unwrap(), "run a\nb");
+        assert!(matches!(Said::parse("@host cnVu"), Said::Host("cnVu")));
+        assert!(matches!(Said::parse("+ echo @check x"), Said::Else));
+    }
+
+    #[test]
+    fn guest_and_gateway_are_in_the_emulated_network_and_the_host_is_not() {
+        let addresses = Addresses { x: 64, y: 7 };
+        assert_eq!(addresses.host(), "127.64.7.200");
+        let network = addresses.network();
+        assert!(
+            network
+                .starts_with("user,id=net,net=127.64.7.0/25,host=127.64.7.2,hostfwd=tcp:127.64.7.15:3260-")
+        );
+    }
+}

@@ -1,0 +1,219 @@
+//! What a guest's script asks this machine for: programs, which run in a directory of this test, and all of which end
+//! with it.
+//!
+//! | a script says | and goes on when |
+//! |---|---|
+//! | `host run COMMAND` | it has ended; its status is the script's |
+//! | `host start NAME COMMAND` | it has been started |
+//! | `host until NAME TEXT` | it has said a line with that text; the script fails if it ends before |
+//! | `host kill NAME` | it has been killed, as by a power failure |
+//! | `host stop NAME` | it was asked to end and has; its status is the script's |
+//! | `host wait NAME` | it has ended by itself; its status is the script's |
+//!
+//! `COMMAND` is for a shell, which knows the addresses `HOST` and `GUEST`. What is started is one program.
+
+use super::log::Log;
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, PipeReader};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// This machine, as one test sees it.
+pub(crate) struct Host {
+    directory: TempDir,
+    /// What every program finds in its environment.
+    environment: Vec<(&'static str, String)>,
+    processes: BTreeMap<String, Process>,
+    log: Arc<Log>,
+}
+
+impl Host {
+    /// With the programs in `programs` before all others.
+    ///
+    /// # Errors
+    /// If there is no place for a directory.
+    pub(crate) fn new(
+        programs: &Path,
+        addresses: [(&'static str, String); 2],
+        log: Arc<Log>,
+    ) -> Result<Host> {
+        let path = std::env::var("PATH").unwrap_or_default();
+        let mut environment = vec![("PATH", format!("{}:{path}", programs.display()))];
+        environment.extend(addresses);
+        Ok(Host { directory: tempfile::tempdir()?, environment, processes: BTreeMap::new(), log })
+    }
+
+    /// Does what a script asks for, and answers with the status that it is to have. What cannot be done has status 1.
+    pub(crate) fn obey(&mut self, line: &str) -> i32 {
+        self.log.add("host", line);
+        let status = self.try_to_obey(line).unwrap_or_else(|error| {
+            self.log.add("host", &format!("{error:#}"));
+            1
+        });
+        if status != 0 {
+            self.log.add("host", &format!("status {status}"));
+        }
+        status
+    }
+
+    fn try_to_obey(&mut self, line: &str) -> Result<i32> {
+        let (verb, rest) = split(line);
+        if verb == "run" {
+            return Ok(code(self.process("run", rest)?.end()?));
+        }
+        let (name, rest) = split(rest);
+        match verb {
+            "start" => {
+                let process = self.process(name, &format!("exec {rest}"))?;
+                self.processes.insert(name.to_owned(), process);
+                Ok(0)
+            }
+            "until" => self.named(name)?.until(rest).map(|()| 0),
+            "kill" => {
+                let mut process = self.take(name)?;
+                process.child.kill()?;
+                process.end().map(|_| 0)
+            }
+            "stop" => {
+                let process = self.take(name)?;
+                kill_process(Pid::from_child(&process.child), Signal::TERM)?;
+                process.end().map(code)
+            }
+            "wait" => self.take(name)?.end().map(code),
+            _ => bail!("nobody knows how to {verb}"),
+        }
+    }
+
+    fn process(&self, name: &str, command: &str) -> Result<Process> {
+        let mut shell = Command::new("sh");
+        shell.arg("-ec").arg(command).current_dir(&self.directory);
+        shell.envs(self.environment.iter().map(|(name, value)| (name, value)));
+        Process::start(shell, name, self.log.clone())
+    }
+
+    fn named(&mut self, name: &str) -> Result<&mut Process> {
+        self.processes.get_mut(name).with_context(|| format!("no {name} was started"))
+    }
+
+    fn take(&mut self, name: &str) -> Result<Process> {
+        self.processes.remove(name).with_context(|| format!("no {name} was started"))
+    }
+}
+
+/// A program that runs; killed when dropped.
+struct Process {
+    child: Child,
+    /// What it says. Its end is the program's.
+    lines: Receiver<String>,
+}
+
+impl Process {
+    fn start(mut command: Command, name: &str, log: Arc<Log>) -> Result<Process> {
+        let (reader, writer) = std::io::pipe()?;
+        command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
+        let child = command.spawn().with_context(|| format!("cannot start {name}"))?;
+        let (sender, lines) = mpsc::channel();
+        let name = name.to_owned();
+        thread::spawn(move || {
+            for line in lines_of(reader) {
+                log.add(&name, &line);
+                // Nobody may be there to listen; the log is.
+                let _ = sender.send(line);
+            }
+        });
+        Ok(Process { child, lines })
+    }
+
+    /// Waits for a line with `text`.
+    fn until(&mut self, text: &str) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(line) if line.contains(text) => return Ok(()),
+                Ok(_) => {}
+                Err(RecvTimeoutError::Disconnected) => bail!("it ended without saying {text}"),
+                Err(RecvTimeoutError::Timeout) => bail!("it did not say {text} within {PATIENCE:?}"),
+            }
+        }
+    }
+
+    /// Waits for its end.
+    fn end(mut self) -> Result<ExitStatus> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(_) => {}
+                Err(RecvTimeoutError::Disconnected) => return Ok(self.child.wait()?),
+                Err(RecvTimeoutError::Timeout) => bail!("it did not end within {PATIENCE:?}"),
+            }
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Lines of text, whatever the bytes are.
+pub(crate) fn lines_of(reader: PipeReader) -> impl Iterator<Item = String> {
+    BufReader::new(reader).split(b'\n').map_while(std::io::Result::ok).map(|mut line| {
+        line.pop_if(|byte| *byte == b'\r');
+        String::from_utf8_lossy(&line).into_owned()
+    })
+}
+
+/// The first word, and what stands behind it.
+fn split(text: &str) -> (&str, &str) {
+    text.split_once(char::is_whitespace).unwrap_or((text, ""))
+}
+
+/// As a shell has it.
+fn code(status: ExitStatus) -> i32 {
+    status.code().or_else(|| Some(128 + status.signal()?)).unwrap_or(1)
+}
+
+/// For each thing that a script waits for.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host(directory: &Path) -> (Host, std::path::PathBuf) {
+        let path = directory.join("log");
+        let log = Arc::new(Log::create(&path).unwrap());
+        let addresses = [("HOST", "127.0.0.2".to_owned()), ("GUEST", "127.0.0.3".to_owned())];
+        (Host::new(directory, addresses, log).unwrap(), path)
+    }
+
+    #[test]
+    fn a_script_gets_the_status_of_what_it_asked_for() {
+        let directory = tempfile::tempdir().unwrap();
+        let (mut host, log) = host(directory.path());
+        assert_eq!(host.obey("run echo $HOST > file"), 0);
+        assert_eq!(host.obey("run test $(cat file) = 127.0.0.2"), 0);
+        assert_eq!(host.obey("run exit 3"), 3);
+        assert_eq!(host.obey("run false\ntrue"), 1);
+        assert_eq!(host.obey("start cat sleep 1000"), 0);
+        assert_eq!(host.obey("stop cat"), 128 + 15);
+        assert_eq!(host.obey("start echo printf 'a\\nready at last\\n'"), 0);
+        assert_eq!(host.obey("until echo ready"), 0);
+        assert_eq!(host.obey("until echo ready"), 1);
+        assert_eq!(host.obey("wait echo"), 0);
+        assert_eq!(host.obey("kill echo"), 1);
+        assert_eq!(host.obey("dance"), 1);
+        let said = std::fs::read_to_string(log).unwrap();
+        assert!(said.contains("echo     ready at last") && said.contains("no echo was started"), "{said}");
+    }
+}

@@ -1,0 +1,208 @@
+//! A guest's file system: programs of this machine with their libraries, modules of the guest's kernel, and the scripts.
+//! It is unpacked into the guest's memory and gone with it.
+
+use super::kernel::Kernel;
+use crate::process::{find, succeed};
+use anyhow::{Context, Result, bail};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Programs for the guest; busybox has the usual ones.
+pub(crate) const PROGRAMS: &[&str] = &[
+    "busybox",
+    "dash",
+    "kmod",
+    "iscsid",
+    "iscsiadm",
+    "nbd-client",
+    "mkfs.xfs",
+    "xfs_repair",
+    "mkfs.ext4",
+    "e2fsck",
+    "fio",
+    "sg_reset",
+    "sg_persist",
+    "sg_inq",
+];
+
+/// Modules for the guest, beside those that they need.
+const MODULES: &[&str] = &[
+    "virtio_net",
+    "configfs",
+    "crc32c_generic",
+    "crc32c_intel",
+    "sd_mod",
+    "ext4",
+    "xfs",
+    "iscsi_tcp",
+    "iscsi_target_mod",
+    "target_core_file",
+    "nbd",
+];
+
+/// Files of this machine that programs read.
+const FILES: &[&str] = &["/etc/iscsi/iscsid.conf", "/etc/mke2fs.conf", "/etc/protocols"];
+
+/// Writes an image with the scripts of `scripts` to `image`. Its first process is the script `init` there.
+///
+/// # Errors
+/// If a program or a module is not there, or nothing can be written.
+pub(crate) fn build(scripts: &Path, kernel: &Kernel, image: &Path) -> Result<()> {
+    let directory = tempfile::tempdir_in(image.parent().context("an image lies in a directory")?)?;
+    let root = directory.path();
+    for empty in [
+        "dev",
+        "proc",
+        "sys",
+        "run/lock",
+        "tmp",
+        "mnt",
+        "var/lib/iscsi",
+        "etc",
+        "usr/bin",
+        "usr/lib",
+        "lib64",
+    ] {
+        fs::create_dir_all(root.join(empty))?;
+    }
+    for (link, to) in [("bin", "usr/bin"), ("sbin", "usr/bin"), ("usr/sbin", "bin"), ("lib", "usr/lib")] {
+        symlink(to, root.join(link))?;
+    }
+    symlink("dash", root.join("usr/bin/sh"))?;
+    symlink("kmod", root.join("usr/bin/modprobe"))?;
+    let programs = PROGRAMS.iter().map(|program| find(program).with_context(|| format!("no {program}")));
+    let programs = programs.collect::<Result<Vec<_>>>()?;
+    for (name, program) in PROGRAMS.iter().zip(&programs) {
+        fs::copy(program, root.join("usr/bin").join(name)).with_context(|| program.display().to_string())?;
+    }
+    for file in libraries(&programs)?.iter().map(PathBuf::as_path).chain(FILES.iter().map(Path::new)) {
+        copy_to_the_same_place(file, root)?;
+    }
+    copy_modules(kernel, root)?;
+    for script in fs::read_dir(scripts)? {
+        let script = script?.path();
+        fs::copy(&script, root.join(script.file_name().context("a script has a name")?))?;
+    }
+    // Another run may be booting the image that is there.
+    let part = image.with_extension(format!("{}.part", std::process::id()));
+    pack(root, &part)?;
+    fs::rename(part, image).with_context(|| image.display().to_string())
+}
+
+fn copy_to_the_same_place(file: &Path, root: &Path) -> Result<()> {
+    let path = file.strip_prefix("/").with_context(|| file.display().to_string())?;
+    let to = root.join(path);
+    fs::create_dir_all(to.parent().unwrap_or(root))?;
+    fs::copy(file, to).with_context(|| file.display().to_string())?;
+    Ok(())
+}
+
+/// The shared libraries of `programs`, each once.
+fn libraries(programs: &[PathBuf]) -> Result<BTreeSet<PathBuf>> {
+    let mut libraries = BTreeSet::new();
+    for program in programs {
+        // It fails for what is linked statically.
+        let said = crate::process::output(Command::new("ldd").arg(program))?;
+        libraries.extend(said.text.lines().filter_map(library));
+    }
+    Ok(libraries)
+}
+
+/// The path in a line of ldd, as `libc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f...)`.
+fn library(line: &str) -> Option<PathBuf> {
+    let (before, _) = line.split_once(" (0x")?;
+    let path = before.split_once("=> ").map_or(before, |(_, path)| path).trim();
+    path.starts_with('/').then(|| path.into())
+}
+
+/// Copies modules, uncompressed: the emulated guest is slow at that.
+fn copy_modules(kernel: &Kernel, root: &Path) -> Result<()> {
+    let modules = root.join("usr/lib/modules").join(&kernel.release);
+    let needs = fs::read_to_string(kernel.modules.join("modules.dep"))?;
+    let built_in = fs::read_to_string(kernel.modules.join("modules.builtin"))?;
+    for file in files_of(MODULES, &needs, &built_in)? {
+        let to = modules.join(&file).with_extension("");
+        fs::create_dir_all(to.parent().unwrap_or(&modules))?;
+        let from = kernel.modules.join(&file);
+        let status = Command::new("xz").arg("-dc").arg(&from).stdout(File::create(to)?).status()?;
+        if !status.success() {
+            bail!("cannot unpack {}", from.display());
+        }
+    }
+    for list in ["modules.builtin", "modules.builtin.modinfo", "modules.order"] {
+        fs::copy(kernel.modules.join(list), modules.join(list)).context(list)?;
+    }
+    succeed(Command::new("depmod").arg("--basedir").arg(root).arg(&kernel.release))?;
+    Ok(())
+}
+
+/// The files of modules and of all that they need. `needs` is `modules.dep`, whose lines have a file and those that it
+/// needs, themselves and through others; `built_in` lists what is part of the kernel.
+fn files_of(names: &[&str], needs: &str, built_in: &str) -> Result<BTreeSet<String>> {
+    let lines = needs.lines().filter_map(|line| line.split_once(':'));
+    let needs: BTreeMap<String, (&str, &str)> =
+        lines.map(|(file, needs)| (module(file), (file, needs))).collect();
+    let mut files = BTreeSet::new();
+    for name in names {
+        match needs.get(*name) {
+            Some((file, needs)) => files.extend([*file].into_iter().chain(needs.split_whitespace())),
+            None if built_in.lines().any(|file| module(file) == *name) => {}
+            None => bail!("the kernel has no module {name}"),
+        }
+    }
+    Ok(files.into_iter().map(str::to_owned).collect())
+}
+
+/// What the kernel calls a module's file.
+fn module(file: &str) -> String {
+    let name = file.rsplit('/').next().unwrap_or_default();
+    name.split('.').next().unwrap_or_default().replace('-', "_")
+}
+
+/// Makes the archive that a kernel takes for its first file system. It is not compressed, for the same reason as modules.
+fn pack(root: &Path, image: &Path) -> Result<()> {
+    let mut find =
+        Command::new("busybox").args(["find", "."]).current_dir(root).stdout(Stdio::piped()).spawn()?;
+    let names = find.stdout.take().context("a pipe was asked for")?;
+    let mut cpio = Command::new("busybox");
+    cpio.args(["cpio", "-o", "-H", "newc", "-R", "0:0"]).current_dir(root);
+    let status = cpio.stdin(names).stdout(File::create(image)?).stderr(Stdio::null()).status()?;
+    if !find.wait()?.success() || !status.success() {
+        bail!("busybox cannot pack {}", image.display());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_ldd_have_libraries_or_none() {
+        for (line, path) in [
+            (
+                "\tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f0)",
+                Some("/lib/x86_64-linux-gnu/libc.so.6"),
+            ),
+            ("\t/lib64/ld-linux-x86-64.so.2 (0x00007f0)", Some("/lib64/ld-linux-x86-64.so.2")),
+            ("\tlinux-vdso.so.1 (0x00007f0)", None),
+            ("\tnot a dynamic executable", None),
+        ] {
+            assert_eq!(library(line), path.map(PathBuf::from), "{line}");
+        }
+    }
+
+    #[test]
+    fn modules_come_with_what_they_need_and_built_in_ones_not_at_all() {
+        let needs =
+            "kernel/fs/xfs/xfs.ko.xz: kernel/lib/libcrc32c.ko.xz\nkernel/a/tcp-a.ko.xz:\nkernel/b.ko.xz:\n";
+        let files = files_of(&["xfs", "tcp_a", "virtio"], needs, "kernel/virtio.ko\n").unwrap();
+        let expected = ["kernel/a/tcp-a.ko.xz", "kernel/fs/xfs/xfs.ko.xz", "kernel/lib/libcrc32c.ko.xz"];
+        assert_eq!(files, expected.map(str::to_owned).into());
+        let error = files_of(&["zfs"], needs, "").unwrap_err();
+        assert_eq!(error.to_string(), "the kernel has no module zfs");
+    }
+}

@@ -1,0 +1,144 @@
+//! Tests with the Linux kernel itself as the peer: it runs on this machine in QEMU, emulated in software, which needs
+//! neither root nor KVM.
+//!
+//! ```text
+//!   tests/vm/NAME.sh runs in the guest                           on this machine
+//!     check SENTENCE ──serial──▶ one line of ours, with its time
+//!     host COMMAND ────serial──▶ host: that command, ──────────▶ blockmux, in a directory of this test
+//!                                waits for its status               ▲
+//!     open-iscsi, LIO, nbd, mkfs, fio ◀── TCP over QEMU's own network, the same addresses on both sides
+//! ```
+//! `kernel` fetches Debian's kernel, `image` makes a guest's file system of it and of programs of this machine, `guest`
+//! runs one script, `host` does what the script asks for, and `log` has what everybody said.
+
+mod guest;
+mod host;
+mod image;
+mod kernel;
+mod log;
+
+use crate::peers::package;
+use crate::process::{cargo, find, succeed};
+use anyhow::{Context, Result, bail};
+use guest::Guest;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// Runs the scripts of [`SCRIPTS`] whose names are in `only`, or all; `say` gets a line for each thing that was checked.
+/// Returns lines for the end of a report: how much was checked, or why nothing could be.
+///
+/// # Errors
+/// If something that was checked is not so; the error has the end of that guest's log.
+pub(crate) fn run(root: &Path, only: &[String], say: &mut dyn FnMut(&str)) -> Result<Vec<String>> {
+    let scripts = chosen(&scripts(root)?, only)?;
+    if let Some(missing) = missing() {
+        return Ok(vec![format!("skipped: tests with the Linux kernel ({missing})")]);
+    }
+    let (started, place) = (Instant::now(), target(root).join("vm"));
+    fs::create_dir_all(&place).with_context(|| place.display().to_string())?;
+    let kernel = match kernel::fetch(&place) {
+        Ok(kernel) => kernel,
+        Err(error) => return Ok(vec![format!("skipped: tests with the Linux kernel ({error:#})")]),
+    };
+    succeed(&mut cargo(root, "build --quiet --package blockmux"))?;
+    let image = place.join("image.cpio");
+    image::build(&root.join(SCRIPTS), &kernel, &image)?;
+    let (mut checks, mut failed) = (0, Vec::new());
+    for script in &scripts {
+        let log = place.join(script).with_extension("log");
+        let guest =
+            Guest { kernel: &kernel, image: &image, programs: &target(root).join("debug"), log: &log };
+        let outcome = guest.run(script, say).with_context(|| script.clone())?;
+        checks += outcome.checks;
+        if !outcome.passed {
+            failed.push(format!("{script} failed, all of its log: {}\n{}", log.display(), log::tail(&log)?));
+        }
+    }
+    if !failed.is_empty() {
+        bail!("{}", failed.join("\n"));
+    }
+    let seconds = started.elapsed().as_secs_f64();
+    Ok(vec![format!("Linux {}: {checks} checks passed in {seconds:.0} s", kernel.release)])
+}
+
+/// The names of all scripts, in order.
+fn scripts(root: &Path) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(root.join(SCRIPTS)).context(SCRIPTS)? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        if name.ends_with(".sh") && name != LIBRARY {
+            names.push(name);
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// A script may be named with or without its directory and its ending.
+fn chosen(scripts: &[String], only: &[String]) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for name in only {
+        let stem = Path::new(name).file_stem().unwrap_or_default();
+        match scripts.iter().find(|script| Path::new(script).file_stem() == Some(stem)) {
+            Some(script) => names.push(script.clone()),
+            None => bail!("no test {name} in {SCRIPTS}; there are {}", scripts.join(", ")),
+        }
+    }
+    Ok(if only.is_empty() { scripts.to_vec() } else { names })
+}
+
+/// What keeps us from running a guest, in half a sentence.
+fn missing() -> Option<String> {
+    if std::env::consts::ARCH != "x86_64" {
+        return Some("they need an x86_64 machine, whose programs run in the guest".to_owned());
+    }
+    let program = image::PROGRAMS.iter().chain(NEEDED).find(|program| find(program).is_none())?;
+    Some(match package(program) {
+        Some(package) => format!("no {program}, Debian package {package}"),
+        None => format!("no {program}"),
+    })
+}
+
+/// Where cargo builds.
+fn target(root: &Path) -> PathBuf {
+    root.join(std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from))
+}
+
+/// Where the scripts are, and what they share.
+const SCRIPTS: &str = "tests/vm";
+const LIBRARY: &str = "lib.sh";
+/// Programs that are used here and not in the guest.
+const NEEDED: &[&str] =
+    &["qemu-system-x86_64", "apt-get", "apt-cache", "dpkg-deb", "depmod", "xz", "ldd", "timeout", "sh"];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_script_is_named_as_one_likes() {
+        let scripts = ["iscsi.sh".to_owned(), "lio.sh".to_owned()];
+        assert_eq!(chosen(&scripts, &[]).unwrap(), scripts);
+        for name in ["lio", "lio.sh", "tests/vm/lio.sh"] {
+            assert_eq!(chosen(&scripts, &[name.to_owned()]).unwrap(), ["lio.sh"]);
+        }
+        let error = chosen(&scripts, &["nfs".to_owned()]).unwrap_err().to_string();
+        assert_eq!(error, "no test nfs in tests/vm; there are iscsi.sh, lio.sh");
+    }
+
+    #[test]
+    fn every_script_of_the_repository_can_be_chosen() {
+        let scripts = scripts(crate::repository()).unwrap();
+        assert!(scripts.iter().any(|script| script == "iscsi.sh"));
+        assert!(!scripts.iter().any(|script| script == LIBRARY));
+    }
+
+    #[test]
+    fn each_program_of_the_guest_is_in_a_package_that_make_test_installs() {
+        let always_there = ["dash", "mkfs.ext4", "e2fsck"];
+        for program in image::PROGRAMS.iter().filter(|program| !always_there.contains(program)) {
+            assert!(package(program).is_some(), "{program}");
+        }
+    }
+}
