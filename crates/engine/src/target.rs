@@ -229,7 +229,8 @@ impl<S: Target, H: Host> TargetTask<S, H> {
     /// Hands the connection over if it belongs on another core; whether it went.
     fn go_home(&mut self) -> bool {
         let Some(home) = self.session.moves_to() else { return false };
-        let (Some(relocate), Some(permit)) = (&self.relocate, self.permit.take()) else { return false };
+        let Some(relocate) = &self.relocate else { return false };
+        let Some(permit) = self.permit.take() else { return false };
         let (stream, unread) = self.connection.hand_over();
         relocate(&home, Arrival { stream, unread, permit });
         true

@@ -14,17 +14,20 @@ use blockmux_proto::exports::Exports;
 use blockmux_proto::iscsi::initiator::wishes;
 use blockmux_proto::iscsi::login::operational::{CRC32C, Key, Parameters};
 use blockmux_proto::iscsi::node::Node;
-use blockmux_proto::iscsi::target::TargetSession;
+use blockmux_proto::iscsi::target::{LocalSessions, TargetSession};
+use blockmux_proto::session::Home;
 use blockmux_volume::Pool;
 use iscsi_sides::{IscsiDialer, node};
 use std::cell::OnceCell;
+use std::rc::Rc;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-/// iSCSI as the initiator wishes it, with one node for all of the target's lives.
+/// iSCSI as the initiator wishes it, with one node and one core for all of the target's lives.
 struct Iscsi {
     wishes: Parameters,
     node: OnceCell<Arc<Node>>,
+    local: Rc<LocalSessions>,
     agreed: Arc<OnceLock<Parameters>>,
 }
 
@@ -34,7 +37,7 @@ impl Protocol for Iscsi {
 
     fn target(&self, exports: Exports, pool: Pool, now: Instant) -> TargetSession {
         let node = self.node.get_or_init(|| node(&exports));
-        TargetSession::new(node.clone(), 1, pool, [3; 32], now)
+        TargetSession::among(&self.local, node.clone(), 1, pool, [3; 32], now)
     }
 
     fn dialer(&self, address: &Address) -> IscsiDialer {
@@ -74,7 +77,9 @@ fn run_seeds_with(
     let seeds = one.map_or(0..seeds, |seed| seed..seed + 1);
     let outcomes = seeds.map(|seed| {
         let agreed = Arc::new(OnceLock::new());
-        let protocol = Iscsi { wishes: wishes_of(seed), node: OnceCell::new(), agreed: agreed.clone() };
+        let local = LocalSessions::new(Home::new(()));
+        let (wishes, node) = (wishes_of(seed), OnceCell::new());
+        let protocol = Iscsi { wishes, node, local, agreed: agreed.clone() };
         match scenario(seed).run(protocol) {
             Ok(outcome) => (outcome, *agreed.get().expect("there was a session")),
             Err(failure) => panic!("{failure}"),

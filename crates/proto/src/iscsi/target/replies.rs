@@ -70,8 +70,9 @@ impl Replies {
         self.kept.as_mut().map(Kept::take_commands).unwrap_or_default()
     }
 
-    /// Sends the answer to a command that has come on another connection: its data from `exp_data_sn` on, as long as
-    /// segments may be here, and then its status.
+    /// Sends the answer to a command that has come on another connection: its data from `exp_data_sn` on, in segments as
+    /// long as they may be here, and then its status. 0, and what cannot be right, stands for what was acknowledged
+    /// last (RFC 7143 §11.5.6).
     pub(super) fn reassigned(
         &mut self,
         outbox: &mut Outbox,
@@ -80,7 +81,8 @@ impl Replies {
         exp_data_sn: u32,
     ) {
         let Outcome { expected, response, cut } = outcome;
-        let first = exp_data_sn.clamp(cut.first.0, cut.end());
+        let is_right = exp_data_sn > 0 && (cut.confirmed..=cut.end()).contains(&exp_data_sn);
+        let first = if is_right { exp_data_sn } else { cut.confirmed };
         let mut cut = cut.again(first, self.max_segment, 0);
         cut.stat_sn = self.next_stat_sn();
         let end = self.data_in(outbox, window, expected, &response, cut, 0..u32::MAX);

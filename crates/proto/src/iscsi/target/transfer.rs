@@ -201,9 +201,10 @@ impl Transfer {
         (self.data_sn, self.granted) = (0, self.next);
     }
 
-    /// On another connection the initiator expects an R2T of this number next; later ones it has never seen.
+    /// On another connection the initiator expects an R2T of this number next, unless it is 0; later ones it has never
+    /// seen. RFC 7143 §11.5.6 says nothing of R2Ts, but Linux's target takes the number so.
     pub(super) fn resume_at(&mut self, r2t_sn: u32) {
-        if r2t_sn <= self.r2t_sent {
+        if (1..=self.r2t_sent).contains(&r2t_sn) {
             (self.r2t_sent, self.r2t_done) = (r2t_sn, r2t_sn);
         }
     }
