@@ -235,7 +235,7 @@ mod tests {
     #[test]
     fn every_listed_page_is_there_in_order() {
         let mut client = Bench::new().client("a");
-        let mut page = |code: u8| client.run(&[0x12, 1, code, 1, 0, 0]).good();
+        let mut page = |code: u8| client.run(&[0x12, 1, code, 2, 0, 0]).good();
         let supported = page(0);
         assert_eq!(supported, [0, 0, 0, 8, 0, 0x80, 0x83, 0x86, 0x8f, 0xb0, 0xb1, 0xb2]);
         for &code in &supported[4..] {
