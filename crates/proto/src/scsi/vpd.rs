@@ -222,7 +222,7 @@ mod tests {
         assert_eq!((rest, &kinds[..]), (&[][..], &[0, 1, 4, 8, 0x106, 0x108][..]));
         let limits = found[0].1;
         assert_eq!((limits.len(), &limits[10..12], &limits[16..20]), (36, &[1, 0][..], &[0, 0, 0, 60][..]));
-        assert_eq!(found[1].1[4..11], [13, 0x83, 4, 0, 0x10, 0x11, 0x1c]);
+        assert_eq!(found[1].1[4..11], [11, 0x83, 4, 0, 0x10, 0x11, 0x1c]);
         let features = found[4].1;
         assert_eq!((features.len(), &features[46..52]), (96, &[0, 48, 0, 0, 0, 44][..]));
         let types = found[5].1;
@@ -235,7 +235,7 @@ mod tests {
     #[test]
     fn every_listed_page_is_there_in_order() {
         let mut client = Bench::new().client("a");
-        let mut page = |code: u8| client.run(&[0x12, 1, code, 1, 0, 0]).good();
+        let mut page = |code: u8| client.run(&[0x12, 1, code, 2, 0, 0]).good();
         let supported = page(0);
         assert_eq!(supported, [0, 0, 0, 8, 0, 0x80, 0x83, 0x86, 0x8f, 0xb0, 0xb1, 0xb2]);
         for &code in &supported[4..] {
