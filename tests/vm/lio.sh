@@ -93,3 +93,29 @@ mkdir "$tpg/np/$GUEST:3260"
 echo 1 >"$tpg/enable"
 host wait copy
 host run "blockmux copy '$open' file:back.img && cmp source.img back.img"
+kernel_is_content .     # a target that is taken away has much to say
+
+# LIO grants what its group says, from the next login on.
+tpg=$lio/iscsi/$prefix:open/tpgt_1
+echo 4 >"$tpg/param/MaxConnections"
+echo 2 >"$tpg/param/ErrorRecoveryLevel"
+# has_connections N: so many or more that are established.
+has_connections() { [ "$(ss -Htn state established sport = :3260 | wc -l)" -ge "$1" ]; }
+
+check one_session_has_four_connections
+: >disk
+truncate -s 32M disk
+host start copy "blockmux copy --verify 'rate:bw=4m:file:source.img' '$open?connections=1&max_connections=4'"
+within 60 has_connections 4
+test "$(wc -w <"$tpg/dynamic_sessions")" = 1
+host wait copy
+host run "blockmux copy '$open?connections=1&max_connections=4' file:back.img && cmp source.img back.img"
+
+# Level 2 is agreed on and used where all is well: when a connection is lost there, and the session begins anew, LIO of
+# Linux 6.12 crashes (iscsit_stop_session takes a lock of a connection that it has freed).
+check level_2_is_agreed_on_and_everything_comes_back
+both='connections=1&max_connections=4&error_recovery_level=2&data_digest=on'
+host run "blockmux info --json '$open?$both' >info; cat info
+  grep '\"error_recovery_level\": *2' info"
+host run "blockmux copy --verify file:source.img '$open?$both'"
+host run "blockmux copy '$open?$both' file:back.img && cmp source.img back.img"

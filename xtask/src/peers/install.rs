@@ -41,6 +41,7 @@ const PEERS: &[Peer] = &[
     peer("iscsiadm", "open-iscsi", KERNEL),
     peer("mkfs.xfs", "xfsprogs", KERNEL),
     peer("xfs_repair", "xfsprogs", KERNEL),
+    peer("ss", "iproute2", KERNEL),
     peer("sg_inq", "sg3-utils", KERNEL),
     peer("sg_persist", "sg3-utils", KERNEL),
     peer("sg_reset", "sg3-utils", KERNEL),

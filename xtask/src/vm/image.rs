@@ -26,6 +26,7 @@ pub(crate) const PROGRAMS: &[&str] = &[
     "sg_reset",
     "sg_persist",
     "sg_inq",
+    "ss",
 ];
 
 /// Modules for the guest, beside those that they need.
@@ -41,6 +42,7 @@ const MODULES: &[&str] = &[
     "iscsi_target_mod",
     "target_core_file",
     "nbd",
+    "tcp_diag",
 ];
 
 /// Files of this machine that programs read.
