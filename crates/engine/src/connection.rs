@@ -122,7 +122,11 @@ impl<H: Host> Connection<H> {
                     self.wants_input = false;
                     return Ok(Inflow::Blocked);
                 }
-                Feed::Closed => return Ok(Inflow::Finished),
+                Feed::Closed => {
+                    // What still comes is left where it is: to be told of it would be a turn for nothing.
+                    self.wants_input = false;
+                    return Ok(Inflow::Finished);
+                }
             };
             self.wants_input = true;
             if self.has_ended {
