@@ -4,29 +4,18 @@ use super::lanes::{Dial, Lanes};
 use super::moves::{Move, Moves};
 use super::retry::{Retry, Verdict};
 use super::silence::{self, Silence};
-use super::{Dialer, Known, RemoteVolume};
+use super::{Dialer, Known, Party, RemoteVolume};
 use crate::connection::{Broken, Connection, Inflow};
 use crate::host::{ByteStream, Host};
 use crate::reactor::{Progress, Task};
 use blockmux_proto::session::{Initiator, PathRank};
 use blockmux_volume::{Completion, Io, IoError, Op, Tag, Waker};
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
-
-/// What the links of a channel know of each other.
-#[derive(Default)]
-pub(super) struct Party {
-    /// How many have a connection, or try to get one.
-    pub(super) alive: Cell<usize>,
-    /// How many have a session.
-    open: Cell<usize>,
-    /// Requests may have to move from one to another.
-    pub(super) is_changed: Cell<bool>,
-}
 
 /// One session of a channel, over all its lives.
 pub(super) struct Link<D: Dialer, H: Host> {
@@ -38,8 +27,6 @@ pub(super) struct Link<D: Dialer, H: Host> {
     has_other_paths: bool,
     /// As it was when the channel was last told.
     rank: Option<PathRank>,
-    /// Since when requests wait for the path to become one.
-    stranded_since: Option<Instant>,
     moves: Moves,
     core: Rc<H>,
     /// Wakes the link's own task.
@@ -126,7 +113,6 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 number: volume.next_link(),
                 has_other_paths: volume.dialer.paths() > 1,
                 rank: None,
-                stranded_since: None,
                 moves: Moves::from(volume.dialer.path(path).clone()),
                 core: core.clone(),
                 waker: waker.clone(),
@@ -314,11 +300,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
             self.party.is_changed.set(true);
             self.consumer.wake();
         }
-        if !is_none || self.queue.is_empty() {
-            self.stranded_since = None;
-        } else if self.core.now()
-            >= *self.stranded_since.get_or_insert(self.core.now()) + self.retry.patience()
-        {
+        if self.retry.is_stranded_too_long(is_none && !self.queue.is_empty(), || self.core.now()) {
             self.done.extend(self.queue.drain(..).map(|io| lost(io.tag)));
         }
         while *is_checked && !is_none && session.room() > 0 {

@@ -36,9 +36,9 @@ use crate::reactor::EngineCore;
 use crate::socket::Address;
 use blockmux_proto::session::{Initiator, PathRank};
 use blockmux_volume::{Channel, Completion, Core, Io, IoError, Pool, Volume, VolumeInfo, Waker};
-use link::{Link, Party};
+use link::Link;
 pub use moves::Move;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -181,6 +181,17 @@ impl<D: Dialer, H: Host> RemoteVolume<D, H> {
     fn next_link(&self) -> u32 {
         self.links.fetch_add(1, Ordering::Relaxed)
     }
+}
+
+/// What the links of a channel know of each other.
+#[derive(Default)]
+struct Party {
+    /// How many have a connection, or try to get one.
+    alive: Cell<usize>,
+    /// How many have a session.
+    open: Cell<usize>,
+    /// Requests may have to move from one to another.
+    is_changed: Cell<bool>,
 }
 
 struct RemoteChannel<D: Dialer, H: Host> {

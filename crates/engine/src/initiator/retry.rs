@@ -12,6 +12,8 @@ pub(super) struct Retry {
     lost_since: Option<Instant>,
     /// Since when every session has been lost before it completed anything.
     fruitless_since: Option<Instant>,
+    /// Since when requests wait for the path to become one.
+    stranded_since: Option<Instant>,
     pause: Duration,
 }
 
@@ -29,11 +31,25 @@ pub(super) enum Verdict {
 impl Retry {
     /// For a link that begins to dial `now`.
     pub(super) fn new(patience: Duration, now: Instant) -> Retry {
-        Retry { patience, lost_since: Some(now), fruitless_since: None, pause: FIRST_PAUSE }
+        Retry {
+            patience,
+            lost_since: Some(now),
+            fruitless_since: None,
+            stranded_since: None,
+            pause: FIRST_PAUSE,
+        }
     }
 
-    pub(super) fn patience(&self) -> Duration {
-        self.patience
+    /// Whether requests have waited for the path to become one for all patience, if they still do.
+    #[inline]
+    pub(super) fn is_stranded_too_long(&mut self, waits: bool, now: impl FnOnce() -> Instant) -> bool {
+        if !waits {
+            self.stranded_since = None;
+            return false;
+        }
+        let now = now();
+        let since = *self.stranded_since.get_or_insert(now);
+        now.duration_since(since) >= self.patience
     }
 
     /// A link that rested begins to dial.

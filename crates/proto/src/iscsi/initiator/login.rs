@@ -1,14 +1,48 @@
-//! A login's responses as they come off the wire.
+//! What the logins of a session say, and their responses as they come off the wire.
 
 use crate::iscsi::digest::Digests;
-use crate::iscsi::login::initiator::{InitiatorLogin, Progress};
-use crate::iscsi::login::operational::DEFAULT_DATA_SEGMENT_LENGTH;
+use crate::iscsi::login::chap::SEED_LEN;
+use crate::iscsi::login::initiator::{Identity, InitiatorLogin, Progress};
+use crate::iscsi::login::operational::{DEFAULT_DATA_SEGMENT_LENGTH, Parameters};
+use crate::iscsi::node::Chap;
 use crate::iscsi::pdu::{self, Parsed};
 use crate::outbox::Outbox;
 use crate::session::ProtocolError;
 use blockmux_wire::iscsi::session::LoginResponse;
 use blockmux_wire::iscsi::{BHS_LEN, Opcode};
 use zerocopy::transmute_ref;
+
+/// What every login of a session says.
+pub(super) struct Logins {
+    identity: Identity,
+    chap: Option<Chap>,
+    wishes: Parameters,
+    seed: [u8; SEED_LEN],
+    /// How many there were.
+    count: u8,
+    /// Names the session to those after the first.
+    pub(super) tsih: u16,
+}
+
+impl Logins {
+    pub(super) fn new(
+        identity: Identity,
+        chap: Option<Chap>,
+        wishes: Parameters,
+        seed: [u8; SEED_LEN],
+    ) -> Logins {
+        Logins { identity, chap, wishes, seed, count: 0, tsih: 0 }
+    }
+
+    /// A login that has not begun.
+    pub(super) fn next(&mut self) -> InitiatorLogin {
+        let mut seed = self.seed;
+        // No two logins may ask the same of a target (RFC 7143 §12.1.3).
+        seed.iter_mut().take(1).for_each(|byte| *byte ^= self.count);
+        self.count = self.count.wrapping_add(1);
+        InitiatorLogin::new(self.identity.clone(), self.chap.clone(), self.wishes, seed)
+    }
+}
 
 /// The frame of login responses.
 pub(super) struct LoginPhase {

@@ -46,7 +46,7 @@ pub use discovery::{DiscoverySession, FoundTarget};
 pub use refused::Refused;
 
 use super::login::chap::SEED_LEN;
-use super::login::initiator::{Established, FIRST_CID, Identity, InitiatorLogin, Joining, Progress};
+use super::login::initiator::{Established, FIRST_CID, Identity, Joining, Progress};
 use super::login::operational::{Key, Parameters};
 use super::name::Name;
 use super::node::Chap;
@@ -56,7 +56,7 @@ use crate::session::{Demand, Initiator, PathRank, ProtocolError, StreamSession, 
 use blockmux_volume::{Chunk, Completion, Io, IoError, Pool, VolumeInfo};
 use full::FullFeature;
 use lane::{Lane, Phase};
-use login::LoginPhase;
+use login::{LoginPhase, Logins};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -127,29 +127,6 @@ pub struct InitiatorSession {
     failed: VecDeque<Completion>,
 }
 
-/// What every login of a session says.
-struct Logins {
-    identity: Identity,
-    chap: Option<Chap>,
-    wishes: Parameters,
-    seed: [u8; SEED_LEN],
-    /// How many there were.
-    count: u8,
-    /// Names the session to those after the first.
-    tsih: u16,
-}
-
-impl Logins {
-    /// A login that has not begun.
-    fn next(&mut self) -> InitiatorLogin {
-        let mut seed = self.seed;
-        // No two logins may ask the same of a target (RFC 7143 §12.1.3).
-        seed.iter_mut().take(1).for_each(|byte| *byte ^= self.count);
-        self.count = self.count.wrapping_add(1);
-        InitiatorLogin::new(self.identity.clone(), self.chap.clone(), self.wishes, seed)
-    }
-}
-
 impl InitiatorSession {
     /// A session on a fresh connection. Reads without a buffer take memory from `pool` where nothing can be lent;
     /// `seed` is random and used for this session alone.
@@ -157,7 +134,7 @@ impl InitiatorSession {
     pub fn new(config: Config, pool: Pool, seed: [u8; SEED_LEN], now: Instant) -> InitiatorSession {
         let Config { initiator, target, lun, mode, chap, wishes, isid } = config;
         let identity = Identity { initiator, target: Some(target), isid };
-        let mut logins = Logins { identity, chap, wishes, seed, count: 0, tsih: 0 };
+        let mut logins = Logins::new(identity, chap, wishes, seed);
         let mut first = Lane::new(FIRST_CID, Phase::Dialing, now);
         let login = LoginPhase::start(logins.next(), &mut first.outbox);
         first.phase = Phase::Login(Box::new(login));
@@ -473,11 +450,12 @@ impl Initiator for InitiatorSession {
         if self.lanes.len() == 1 && !matches!(self.lanes.first()?.phase, Phase::Wanted { .. }) {
             return None;
         }
-        if !self.is_ready() || !self.full.as_ref()?.is_used() {
-            return None;
-        }
-        let (place, lane) =
-            self.lanes.iter_mut().enumerate().find(|(_, lane)| matches!(lane.phase, Phase::Wanted { .. }))?;
+        let is_used = self.is_ready() && self.full.as_ref()?.is_used();
+        // The tasks of one that was lost end only over another, however the session goes on.
+        let is_wanted = |lane: &Lane| {
+            matches!(lane.phase, Phase::Wanted { .. }) && (is_used || lane.recovery.by.is_some())
+        };
+        let (place, lane) = self.lanes.iter_mut().enumerate().find(|(_, lane)| is_wanted(lane))?;
         let Phase::Wanted { at } = std::mem::replace(&mut lane.phase, Phase::Dialing) else { return None };
         Some((place, at))
     }

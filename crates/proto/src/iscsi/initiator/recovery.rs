@@ -197,10 +197,10 @@ impl FullFeature {
             return false;
         }
         if lane.is_connected() {
-            let has_use = others_are_open || !self.queue.is_empty();
-            let is_known = self.queue.unit().is_some();
+            // A session that is ending does not wait for a connection: another session replays.
+            let has_use = self.is_used() && (others_are_open || !self.queue.is_empty());
             lane.recovery.losses = lane.recovery.losses.saturating_add(1);
-            let is_possible = self.terms.level == 2 && is_known && has_use && !self.terms.retain.is_zero();
+            let is_possible = self.terms.level == 2 && has_use && !self.terms.retain.is_zero();
             if !is_possible || lane.recovery.losses > MAX_LOSSES || self.is_beyond_recovery {
                 return false;
             }
@@ -210,7 +210,7 @@ impl FullFeature {
             return true;
         }
         match lane.recovery.by {
-            Some(by) if now >= by || matches!(lane.phase, Phase::Over) => false,
+            Some(by) if now >= by || !self.is_used() || matches!(lane.phase, Phase::Over) => false,
             Some(_) => {
                 lane.want(now.checked_add(PAUSE).unwrap_or(now));
                 true

@@ -283,6 +283,37 @@ fn attempts_to_replace_a_connection_come_to_an_end() {
 }
 
 #[test]
+fn a_session_that_ends_waits_for_no_connection() {
+    for is_by_us in [true, false] {
+        for is_lost_before in [true, false] {
+            let mut client = ready(2, 2);
+            client.write(1, 0, &pattern(512));
+            client.write(2, 0, &pattern(512));
+            if is_lost_before {
+                assert!(client.session.on_lost(1, now()));
+            }
+            if is_by_us {
+                client.session.on_stop();
+            } else {
+                let message = AsyncMessage {
+                    opcode: Opcode::ASYNC_MESSAGE.0,
+                    flags: FLAG_FINAL,
+                    initiator_task_tag: RESERVED_TAG.into(),
+                    stat_sn: client.next_stat_sn().into(),
+                    async_event: AsyncEvent::LOGOUT_REQUEST.0,
+                    ..AsyncMessage::new_zeroed()
+                };
+                client.send(&message, &[]).unwrap();
+            }
+            // One that was lost before is dialled still, once.
+            assert_eq!(client.session.poll_dial().is_some(), is_lost_before);
+            assert!(!client.session.on_lost(1, now()));
+            assert_eq!(client.session.take_unfinished().len(), 2);
+        }
+    }
+}
+
+#[test]
 fn every_connection_is_pinged_and_the_silent_one_given_up() {
     let mut client = ready(2, 2);
     for lane in [1, 0] {
