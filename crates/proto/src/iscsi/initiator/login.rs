@@ -1,6 +1,6 @@
 //! A login's responses as they come off the wire.
 
-use crate::iscsi::digest::Digests;
+use crate::iscsi::digests::Digests;
 use crate::iscsi::login::initiator::{InitiatorLogin, Progress};
 use crate::iscsi::login::operational::DEFAULT_DATA_SEGMENT_LENGTH;
 use crate::iscsi::pdu::{self, Parsed};
