@@ -145,6 +145,8 @@ fn namespace(namespace: &Namespace) -> IdentifyNamespace {
     page.nsfeat = NSFEAT_OPTPERF;
     page.npwg = less_one(info.physical_block);
     page.npwa = page.npwg;
+    // A host that takes the optimal size for a stripe takes this for none.
+    page.nows = page.npwg;
     page.npdg = less_one(info.discard_granularity.max(info.logical_block));
     page.npda = page.npdg;
     if namespace.zeroes_deallocated {

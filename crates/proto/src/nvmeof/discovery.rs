@@ -7,7 +7,7 @@ use blockmux_wire::nvmeof::fabrics::{
     AddressFamily, CNTLID_DYNAMIC, DiscoveryEntry, DiscoveryHeader, EFLAGS_DUPRETINFO, SubsystemType,
     TREQ_DISABLE_SQ_FLOW_CONTROL, TransportType,
 };
-use std::net::IpAddr;
+use core::net::IpAddr;
 use zerocopy::{FromZeros, IntoBytes};
 
 /// The whole page for a host that has reached `local` of this machine.

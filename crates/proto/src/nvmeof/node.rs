@@ -3,7 +3,7 @@
 use crate::nvme::nqn::Nqn;
 use crate::nvme::subsystem::Subsystem;
 use blockmux_wire::nvmeof::tcp::NVME_DISCOVERY_PORT;
-use std::net::{IpAddr, SocketAddr};
+use core::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -37,10 +37,10 @@ use crate::outbox::Outbox;
 use crate::session::{Demand, ProtocolError, StreamSession, Target, Timed};
 use blockmux_volume::{Chunk, Completion, Io, Pool, SgList};
 use commands::Commands;
+use core::net::IpAddr;
 use receive::Awaiting;
 use send::Sender;
 use std::collections::VecDeque;
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -160,7 +160,8 @@ impl TargetSession {
         let Some(keep_alive) = self.clock.keep_alive.as_mut().filter(|it| it.next_look <= now) else {
             return Ok(());
         };
-        keep_alive.next_look = now.checked_add(keep_alive.timeout / LOOKS).unwrap_or(now);
+        let pause = keep_alive.timeout.checked_div(LOOKS).unwrap_or_default();
+        keep_alive.next_look = now.checked_add(pause).unwrap_or(now);
         keep_alive.silent =
             if std::mem::take(&mut keep_alive.heard) { 0 } else { keep_alive.silent.saturating_add(1) };
         if keep_alive.silent > LOOKS {

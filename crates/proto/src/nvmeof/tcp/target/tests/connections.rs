@@ -5,7 +5,7 @@ use crate::nvme::HangUp;
 use crate::session::{ProtocolError, Timed};
 use blockmux_wire::nvme::log::LogPage;
 use blockmux_wire::nvme::status::ConnectStatus;
-use std::net::{IpAddr, Ipv4Addr};
+use core::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -43,7 +43,8 @@ fn the_kernels_connection_begins_as_captured() {
 #[test]
 fn a_connect_that_cannot_be_is_refused_and_says_why() {
     let node = node();
-    let cases: [(&dyn Fn(&mut Connect, &mut ConnectData), ConnectStatus, u64); 9] = [
+    type Case<'a> = (&'a dyn Fn(&mut Connect, &mut ConnectData), ConnectStatus, u64);
+    let cases: [Case<'_>; 9] = [
         (&|command, _| command.recfmt = 1.into(), ConnectStatus::CONNECT_INCOMPATIBLE_FORMAT, 0),
         (&|command, _| command.sqsize = 0.into(), ConnectStatus::CONNECT_INVALID_PARAMETERS, 44),
         (&|command, _| command.sqsize = 1024.into(), ConnectStatus::CONNECT_INVALID_PARAMETERS, 44),

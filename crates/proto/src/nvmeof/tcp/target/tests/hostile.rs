@@ -21,7 +21,8 @@ fn fatal(host: &mut Host, bytes: &[u8]) -> (FatalError, u32) {
 #[test]
 fn a_connection_that_begins_wrongly_is_ended_with_the_field() {
     let node = node();
-    let cases: [(&dyn Fn(&mut IcReq), FatalError, u32); 6] = [
+    type Case<'a> = (&'a dyn Fn(&mut IcReq), FatalError, u32);
+    let cases: [Case<'_>; 6] = [
         (&|request| request.common.pdu_type = 4, FatalError::PDU_SEQUENCE_ERROR, 0),
         (&|request| request.common.hlen = 127, FatalError::INVALID_PDU_HEADER_FIELD, 2),
         (&|request| request.common.plen = 129.into(), FatalError::INVALID_PDU_HEADER_FIELD, 4),
