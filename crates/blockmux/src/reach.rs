@@ -57,4 +57,4 @@ fn spoken() -> String {
 }
 
 /// Schemes of protocols to come.
-const LATER: [&str; 5] = ["iser", "srp", "nvme+tcp", "nvme+rdma", "aoe"];
+const LATER: [&str; 4] = ["iser", "srp", "nvme+rdma", "aoe"];

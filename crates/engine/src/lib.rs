@@ -23,6 +23,7 @@ pub mod iscsi;
 pub mod listener;
 pub mod memory;
 pub mod nbd;
+pub mod nvme_tcp;
 pub mod reactor;
 pub mod ring;
 pub mod sim;

@@ -6,9 +6,12 @@
 #![forbid(unsafe_code)]
 #![warn(clippy::indexing_slicing, clippy::unwrap_used, clippy::arithmetic_side_effects)]
 
+mod digest;
 pub mod exports;
 pub mod iscsi;
 pub mod nbd;
+pub mod nvme;
+pub mod nvmeof;
 pub mod outbox;
 pub mod scsi;
 pub mod served;

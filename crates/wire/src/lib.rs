@@ -10,4 +10,6 @@ mod open_enum;
 
 pub mod iscsi;
 pub mod nbd;
+pub mod nvme;
+pub mod nvmeof;
 pub mod scsi;

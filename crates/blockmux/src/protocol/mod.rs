@@ -6,9 +6,11 @@
 
 pub(crate) mod iscsi;
 mod nbd;
+pub(crate) mod nvme_tcp;
 
 pub(crate) use iscsi::ISCSI;
 pub(crate) use nbd::NBD;
+pub(crate) use nvme_tcp::NVME_TCP;
 
 use crate::failure::Failure;
 use blockmux_engine::listener::Serve;
@@ -66,6 +68,8 @@ pub(crate) struct Settings {
     pub(crate) iscsi: Vec<iscsi::ConfiguredTarget>,
     /// What discovery over iSCSI asks for.
     pub(crate) iscsi_discovery: Option<Chap>,
+    /// Subsystems of NVMe; without any, each volume is a subsystem of its own.
+    pub(crate) nvme: Vec<nvme_tcp::ConfiguredSubsystem>,
 }
 
 /// What one protocol serves.
@@ -157,7 +161,7 @@ impl Protocol {
 }
 
 /// Every protocol that Blockmux has.
-pub(crate) const PROTOCOLS: &[&Protocol] = &[&NBD, &ISCSI];
+pub(crate) const PROTOCOLS: &[&Protocol] = &[&NBD, &ISCSI, &NVME_TCP];
 
 /// The protocol of that name.
 pub(crate) fn by_name(name: &str) -> Option<&'static Protocol> {

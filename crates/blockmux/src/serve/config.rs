@@ -4,6 +4,7 @@ use crate::address::ListenAddress;
 use crate::failure::Failure;
 use crate::poll::Poll;
 use crate::protocol::iscsi::{DiscoveryEntry, TargetEntry};
+use crate::protocol::nvme_tcp::SubsystemEntry;
 use blockmux_volume::Spec;
 use blockmux_volume::units::human_size;
 use serde::{Deserialize, Deserializer, de};
@@ -21,6 +22,8 @@ pub(super) struct Config {
     pub(super) iscsi: Vec<ListenAddress>,
     pub(super) iscsi_target: Vec<TargetEntry>,
     pub(super) iscsi_discovery: Option<DiscoveryEntry>,
+    pub(super) nvme_tcp: Vec<ListenAddress>,
+    pub(super) nvme_subsystem: Vec<SubsystemEntry>,
     pub(super) read_only: bool,
     pub(super) cores: Option<NonZeroUsize>,
     pub(super) poll: Option<Poll>,

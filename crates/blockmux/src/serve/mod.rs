@@ -53,6 +53,9 @@ pub(crate) struct Args {
     /// Serve iSCSI here; repeatable [default: 127.0.0.1:3260]
     #[arg(long, value_name = "ADDR")]
     iscsi: Vec<ListenAddress>,
+    /// Serve NVMe/TCP here; repeatable [default: 127.0.0.1:4420]
+    #[arg(long, value_name = "ADDR")]
+    nvme_tcp: Vec<ListenAddress>,
     /// Refuse all writes
     #[arg(long)]
     read_only: bool,

@@ -10,7 +10,8 @@ use crate::failure::Failure;
 use crate::open::{self, Use};
 use crate::poll::Poll;
 use crate::protocol::iscsi::{ConfiguredTarget, DiscoveryEntry};
-use crate::protocol::{ISCSI, NBD, PROTOCOLS, Protocol, Settings};
+use crate::protocol::nvme_tcp::ConfiguredSubsystem;
+use crate::protocol::{ISCSI, NBD, NVME_TCP, PROTOCOLS, Protocol, Settings};
 use blockmux_proto::exports::{Export, Exports};
 use blockmux_volume::{Spec, VolumeInfo};
 use std::collections::HashSet;
@@ -75,7 +76,8 @@ impl Setup {
         });
         let nbd = [config.nbd, args.nbd].concat().into_iter().map(|address| (&NBD, address));
         let iscsi = [config.iscsi, args.iscsi].concat().into_iter().map(|address| (&ISCSI, address));
-        let listeners: Vec<(&'static Protocol, ListenAddress)> = nbd.chain(iscsi).collect();
+        let nvme = [config.nvme_tcp, args.nvme_tcp].concat().into_iter().map(|address| (&NVME_TCP, address));
+        let listeners: Vec<(&'static Protocol, ListenAddress)> = nbd.chain(iscsi).chain(nvme).collect();
         listeners.iter().try_for_each(|(protocol, address)| check_sockets(protocol, address))?;
         let volumes = name_all(config.volume.into_iter().chain(from_args).collect(), read_only)?;
         for volume in &volumes {
@@ -83,7 +85,10 @@ impl Setup {
         }
         let prepared = config.iscsi_target.into_iter().map(ConfiguredTarget::prepare);
         let discovery = config.iscsi_discovery.as_ref().map(DiscoveryEntry::prepare).transpose()?;
-        let settings = Settings { iscsi: prepared.collect::<Result<_, _>>()?, iscsi_discovery: discovery };
+        let iscsi = prepared.collect::<Result<_, _>>()?;
+        let prepared = config.nvme_subsystem.into_iter().map(ConfiguredSubsystem::prepare);
+        let nvme = prepared.collect::<Result<_, _>>()?;
+        let settings = Settings { iscsi, iscsi_discovery: discovery, nvme };
         let names: Vec<&str> = volumes.iter().map(|volume| volume.name.as_str()).collect();
         protocols(&listeners)
             .try_for_each(|protocol| (protocol.check)(&settings, &names).map_err(Failure::request))?;

@@ -1,6 +1,6 @@
 //! iSCSI over TCP (RFC 7143, RFC 7144): text and its keys, login, the target's sessions and the initiator's.
 
-mod digest;
+mod digests;
 pub mod initiator;
 pub mod login;
 pub mod name;

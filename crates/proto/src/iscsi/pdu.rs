@@ -1,6 +1,7 @@
 //! PDUs as bytes: where the parts of one lie in the stream, and how one is sent.
 
-use super::digest::{self, Crc, Digests};
+use super::digests::Digests;
+use crate::digest::{self, Crc};
 use crate::outbox::Outbox;
 use crate::session::ProtocolError;
 use blockmux_volume::{Pool, SgList};

@@ -3,7 +3,7 @@
 use blockmux_volume::SgList;
 
 /// Where two lists first differ, within the length of the shorter.
-pub(super) fn first_difference(a: &SgList, b: &SgList) -> Option<usize> {
+pub(crate) fn first_difference(a: &SgList, b: &SgList) -> Option<usize> {
     let len = a.len().min(b.len());
     let (mut one, mut other) = ([0; PIECE], [0; PIECE]);
     for at in (0..len).step_by(PIECE) {

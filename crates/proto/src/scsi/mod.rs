@@ -14,7 +14,7 @@
 //! One table maps operation codes to what carries them out and to what REPORT SUPPORTED OPERATION CODES says; each
 //! family of commands is a file.
 
-mod bytes;
+pub(crate) mod bytes;
 mod cdb;
 mod error;
 mod lun;

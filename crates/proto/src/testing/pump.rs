@@ -90,7 +90,7 @@ impl<S: Target> Pump<S> {
     pub(crate) fn run(&mut self) -> Result<(), ProtocolError> {
         loop {
             self.session.on_turn();
-            let moved = self.receive()?;
+            let mut moved = self.receive()?;
             while let Some(io) = self.session.poll_io() {
                 self.submitted.push_back(io);
             }
@@ -99,6 +99,7 @@ impl<S: Target> Pump<S> {
             }
             while !self.holds_io && !self.submitted.is_empty() {
                 self.finish_one();
+                moved = true;
             }
             if !moved {
                 return Ok(());

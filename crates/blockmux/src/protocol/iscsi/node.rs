@@ -2,6 +2,7 @@
 
 use super::config::{Acl, ConfiguredTarget};
 use super::{PREFIX, default_target, name};
+use crate::machine::machine_id;
 use crate::protocol::Service;
 use blockmux_engine::iscsi;
 use blockmux_engine::listener::Serve;
@@ -140,10 +141,4 @@ impl Portals {
     fn groups(&self) -> impl Iterator<Item = u16> {
         self.portals.iter().map(|(_, portal)| portal.group_tag)
     }
-}
-
-/// What tells this machine from others: two of them that serve a volume of one name must not look like two paths to one
-/// volume, which some initiators would then use as that. Empty if it has none.
-fn machine_id() -> String {
-    std::fs::read_to_string("/etc/machine-id").unwrap_or_default().trim().to_owned()
 }

@@ -8,7 +8,7 @@ use super::immediate::Numbers;
 use super::login::LoginPhase;
 use super::reply::error;
 use super::{LATE, LOGIN_TIMEOUT, Refused};
-use crate::iscsi::digest::Digests;
+use crate::iscsi::digests::Digests;
 use crate::iscsi::login::chap::SEED_LEN;
 use crate::iscsi::login::initiator::{Established, Identity, InitiatorLogin, Progress};
 use crate::iscsi::login::operational::{Key, Parameters};

@@ -3,7 +3,7 @@
 use super::login::LoginPhase;
 use super::receive::Reading;
 use super::statuses::Statuses;
-use crate::iscsi::digest::Digests;
+use crate::iscsi::digests::Digests;
 use crate::iscsi::login::operational::{Key as Name, Parameters};
 use crate::outbox::Outbox;
 use crate::slots::Key;

@@ -1,6 +1,6 @@
 //! What the logins of a session say, and their responses as they come off the wire.
 
-use crate::iscsi::digest::Digests;
+use crate::iscsi::digests::Digests;
 use crate::iscsi::login::chap::SEED_LEN;
 use crate::iscsi::login::initiator::{Identity, InitiatorLogin, Progress};
 use crate::iscsi::login::operational::{DEFAULT_DATA_SEGMENT_LENGTH, Parameters};

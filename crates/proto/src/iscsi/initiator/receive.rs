@@ -9,7 +9,8 @@
 use super::full::FullFeature;
 use super::lane::Lane;
 use super::reply::error;
-use crate::iscsi::digest::{Crc, Digests};
+use crate::digest::Crc;
+use crate::iscsi::digests::Digests;
 use crate::iscsi::pdu::{self, Head, Parsed};
 use crate::scsi::initiator::Transfer;
 use crate::session::{Demand, ProtocolError};

@@ -8,7 +8,7 @@
 
 use super::operational::{NegotiationError, Operational, Parameters};
 use super::prover::{Prover, Step as Proof};
-use crate::iscsi::digest::Digests;
+use crate::iscsi::digests::Digests;
 use crate::iscsi::initiator::Refused;
 use crate::iscsi::name::Name;
 use crate::iscsi::node::Chap;

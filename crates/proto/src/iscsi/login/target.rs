@@ -14,7 +14,7 @@ use super::chap::SEED_LEN;
 use super::failure::{Failure, authentication_failure, failure, initiator_error, no_such_session};
 use super::operational::{Operational, Parameters};
 use super::security::{ChapPairs, Security};
-use crate::iscsi::digest::Digests;
+use crate::iscsi::digests::Digests;
 use crate::iscsi::name::Name;
 use crate::iscsi::node::{Access, Chap, Node, TargetNode, offer};
 use crate::iscsi::pdu;

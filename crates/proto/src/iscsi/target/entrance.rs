@@ -2,7 +2,7 @@
 
 use super::local::{LocalSessions, Place};
 use super::shared::Shared;
-use crate::iscsi::digest::Digests;
+use crate::iscsi::digests::Digests;
 use crate::iscsi::login::failure::{Failure, no_such_session};
 use crate::iscsi::login::operational::DEFAULT_DATA_SEGMENT_LENGTH;
 use crate::iscsi::login::target::{Established, Progress, TargetLogin};

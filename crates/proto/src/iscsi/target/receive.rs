@@ -3,7 +3,7 @@
 use super::command::{CRC_ERROR, data_sense};
 use super::full::{Turn, status};
 use super::tasks::State;
-use crate::iscsi::digest::{self, Crc};
+use crate::digest::{self, Crc};
 use crate::scsi::Status;
 use blockmux_volume::{Seg, SgList};
 use blockmux_wire::iscsi::session::RejectReason;

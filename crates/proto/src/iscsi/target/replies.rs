@@ -5,7 +5,7 @@
 
 use super::kept::{Kept, Outcome, What};
 use super::sequence::CommandWindow;
-use crate::iscsi::digest::Digests;
+use crate::iscsi::digests::Digests;
 use crate::iscsi::login::operational::{Key, Parameters};
 use crate::iscsi::pdu;
 use crate::outbox::Outbox;

@@ -10,8 +10,8 @@ mod recovery;
 mod talks;
 
 use super::{LocalSessions, TargetSession};
+use crate::digest;
 use crate::exports::{Export, Exports, VolumeId};
-use crate::iscsi::digest;
 use crate::iscsi::login::chap::{Algorithm, Credentials, Secret};
 use crate::iscsi::name::Name;
 use crate::iscsi::node::{Access, Chap, Node, Portal, TargetNode};

@@ -1,6 +1,6 @@
 //! A target by hand, whose bytes a driver delivers in pieces of any size.
 
-use crate::iscsi::digest;
+use crate::digest;
 use crate::iscsi::initiator::{Config, InitiatorSession, Mode, wishes};
 use crate::iscsi::login::operational::Parameters;
 use crate::iscsi::name::Name;

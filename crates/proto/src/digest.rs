@@ -1,44 +1,21 @@
-//! Header and data digests: CRC-32C, sent with its least byte first (RFC 7143 §13.1, and the examples of its
-//! predecessor's appendix B.4).
+//! Digests of iSCSI and NVMe/TCP: CRC-32C, sent with its least byte first (RFC 7143 §13.1, and the examples of its
+//! predecessor's appendix B.4; TCP Transport 1.0 §3.5).
 
 use blockmux_volume::{Seg, SgList};
-use blockmux_wire::iscsi::{DIGEST_LEN, padding};
-
-/// Which digests a connection has.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Digests {
-    pub(super) header: bool,
-    pub(super) data: bool,
-}
-
-impl Digests {
-    /// Of a header's digest, in bytes.
-    #[inline]
-    pub(super) fn header_len(self) -> usize {
-        if self.header { DIGEST_LEN } else { 0 }
-    }
-
-    /// Of what follows a data segment of that length: padding and digest, in bytes.
-    #[inline]
-    pub(super) fn tail_len(self, data_len: usize) -> usize {
-        let digest = if self.data && data_len > 0 { DIGEST_LEN } else { 0 };
-        padding(data_len).saturating_add(digest)
-    }
-}
 
 /// A digest in the making.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Crc(u32);
+pub(crate) struct Crc(u32);
 
 impl Crc {
     /// Adds bytes.
     #[inline]
-    pub(super) fn add(&mut self, bytes: &[u8]) {
+    pub(crate) fn add(&mut self, bytes: &[u8]) {
         self.0 = crc32c::crc32c_append(self.0, bytes);
     }
 
     /// Adds memory that nobody writes any more. It goes by way of a small copy, as such memory must.
-    pub(super) fn add_list(&mut self, data: &SgList) {
+    pub(crate) fn add_list(&mut self, data: &SgList) {
         let mut block = [0; BLOCK];
         for seg in data.segs() {
             each_block(seg, &mut block, |bytes, _| self.add(bytes));
@@ -46,7 +23,7 @@ impl Crc {
     }
 
     /// Copies memory that may change meanwhile, and adds what was copied.
-    pub(super) fn add_copying(&mut self, from: &SgList, to: &Seg) {
+    pub(crate) fn add_copying(&mut self, from: &SgList, to: &Seg) {
         let mut block = [0; BLOCK];
         let mut done: usize = 0;
         for seg in from.segs() {
@@ -60,14 +37,14 @@ impl Crc {
 
     /// As it goes on the wire.
     #[inline]
-    pub(super) fn bytes(self) -> [u8; DIGEST_LEN] {
+    pub(crate) fn bytes(self) -> [u8; DIGEST_LEN] {
         self.0.to_le_bytes()
     }
 }
 
 /// The digest of these bytes, as it goes on the wire.
 #[inline]
-pub(super) fn of(bytes: &[u8]) -> [u8; DIGEST_LEN] {
+pub(crate) fn of(bytes: &[u8]) -> [u8; DIGEST_LEN] {
     crc32c::crc32c(bytes).to_le_bytes()
 }
 
@@ -83,6 +60,9 @@ fn each_block(seg: &Seg, block: &mut [u8; BLOCK], mut take: impl FnMut(&[u8], us
         at = at.saturating_add(len);
     }
 }
+
+/// Of a digest, in bytes.
+const DIGEST_LEN: usize = 4;
 
 /// Small enough for the stack and the nearest cache, in bytes.
 const BLOCK: usize = 4096;
@@ -111,12 +91,5 @@ mod tests {
         let mut crc = Crc::default();
         crc.add_copying(&list, &copy);
         assert_eq!((crc.bytes(), copy.to_vec()), (of(&bytes), bytes));
-    }
-
-    #[test]
-    fn only_data_has_a_data_digest() {
-        let digests = Digests { header: true, data: true };
-        assert_eq!((digests.header_len(), digests.tail_len(0), digests.tail_len(5)), (4, 0, 7));
-        assert_eq!(Digests::default().tail_len(6), 2);
     }
 }

@@ -1,0 +1,137 @@
+//! NVMe/TCP, as the commands know it.
+//!
+//! Unless the config file has subsystems, each volume is a subsystem of its own, named `nqn.2026-11.blockmux:NAME`, and
+//! in it the only namespace, number 1. There is only the target's side yet.
+
+mod config;
+
+pub(crate) use config::{ConfiguredSubsystem, SubsystemEntry};
+
+use super::{Protocol, Remote, Service, Settings, Way};
+use crate::failure::Failure;
+use crate::machine::machine_id;
+use crate::output::shell_word;
+use blockmux_engine::listener::Serve;
+use blockmux_engine::nvme_tcp;
+use blockmux_engine::socket::Address;
+use blockmux_lab::ceiling::{MessageShape, Transport};
+use blockmux_proto::nvme::nqn::Nqn;
+use blockmux_proto::nvme::subsystem::{Namespace, Subsystem};
+use blockmux_proto::nvmeof::node::{Node, Port};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// NVMe/TCP's entry in the table.
+pub(crate) const NVME_TCP: Protocol = Protocol {
+    name: "nvme-tcp",
+    title: "NVMe/TCP",
+    port: 4420,
+    schemes: &[("nvme+tcp", Transport::Tcp)],
+    unspoken_schemes: &[],
+    url_forms: &[],
+    // There is no place for one.
+    max_description: usize::MAX,
+    max_logical_block: 64 << 10,
+    // A command capsule; the head of data and a response capsule; a command capsule; a response capsule.
+    shape: MessageShape { read_request: 72, read_reply_head: 48, write_request_head: 72, write_reply: 24 },
+    check: config::check,
+    is_open: |settings| {
+        let subsystems = &settings.nvme;
+        subsystems.is_empty() || subsystems.iter().any(|subsystem| subsystem.hosts.is_empty())
+    },
+    serve,
+    ways,
+    connect: None,
+    remote,
+};
+
+/// Serves to accepted connections: every port leads to every subsystem.
+fn serve(service: &Service<'_>) -> Vec<Serve> {
+    let Service { exports, addresses, settings } = service;
+    let machine = machine_id();
+    // A namespace is one subsystem's: a volume in two of them is two namespaces.
+    let namespace = |nqn: &Nqn, nsid: u32, name: &str| -> Option<Namespace> {
+        let (id, export) = exports.find(name)?;
+        let served = exports.served(id)?.clone();
+        Some(Namespace::new(nsid, id, served, export.read_only, (&format!("{nqn}\n{name}"), &machine)))
+    };
+    let subsystems = subsystems(settings, exports.iter().map(|(_, export)| export.name.as_str()));
+    let subsystems = subsystems.into_iter().map(|subsystem| {
+        let nqn = subsystem.nqn;
+        let namespaces = subsystem.namespaces.iter();
+        let namespaces = namespaces.filter_map(|(nsid, volume)| namespace(&nqn, *nsid, volume)).collect();
+        Arc::new(Subsystem::new(nqn, &machine, namespaces, subsystem.hosts))
+    });
+    let tcp = addresses.iter().filter_map(|address| match address {
+        Address::Tcp(tcp) => Some(*tcp),
+        Address::Unix(_) => None,
+    });
+    let ports = (1..).zip(tcp).map(|(id, address)| Port { id, address }).collect();
+    let node = Arc::new(Node::new(subsystems.collect(), ports, &machine));
+    addresses.iter().map(|_| nvme_tcp::serve(&node, exports)).collect()
+}
+
+/// The subsystems that are configured, or one for each volume.
+fn subsystems<'a>(settings: &Settings, volumes: impl Iterator<Item = &'a str>) -> Vec<ConfiguredSubsystem> {
+    if !settings.nvme.is_empty() {
+        return settings.nvme.clone();
+    }
+    let of_volume = |volume: &str| ConfiguredSubsystem {
+        nqn: Nqn::new(&default_nqn(volume)).expect("a volume's name fits every protocol's"),
+        namespaces: BTreeMap::from([(1, volume.to_owned())]),
+        hosts: Vec::new(),
+    };
+    volumes.map(of_volume).collect()
+}
+
+/// How hosts reach each namespace that the volume is.
+fn ways(settings: &Settings, address: &Address, volume: &str) -> Vec<Way> {
+    let Address::Tcp(tcp) = address else { return Vec::new() };
+    let port = if tcp.port() == NVME_TCP.port { String::new() } else { format!(":{}", tcp.port()) };
+    let host = if tcp.is_ipv6() { format!("[{}]", tcp.ip()) } else { tcp.ip().to_string() };
+    let way = |nqn: &Nqn, nsid: u32| {
+        let url = format!("nvme+tcp://{host}{port}/{nqn}/{nsid}");
+        let nqn = shell_word(nqn.as_str());
+        let connect = format!("nvme connect -t tcp -a {} -s {} -n {nqn}", tcp.ip(), tcp.port());
+        Way { url, commands: vec![connect], variables: Vec::new() }
+    };
+    let subsystems = subsystems(settings, [volume].into_iter());
+    let namespaces = subsystems.iter().flat_map(|subsystem| {
+        let of_volume = subsystem.namespaces.iter().filter(|(_, name)| *name == volume);
+        of_volume.map(|(nsid, _)| (&subsystem.nqn, *nsid))
+    });
+    namespaces.map(|(nqn, nsid)| way(nqn, nsid)).collect()
+}
+
+fn remote(url: &str) -> Result<Box<dyn Remote>, Failure> {
+    Err(Failure::request(format!("{url}: NVMe/TCP is served, but cannot be reached by this Blockmux yet")))
+}
+
+/// The name of the subsystem that a volume is.
+fn default_nqn(volume: &str) -> String {
+    format!("nqn.2026-11.blockmux:{volume}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_volume_is_namespace_1_of_a_subsystem_of_its_name() {
+        let ways = |address: &str| {
+            let address = Address::Tcp(address.parse().unwrap());
+            let mut ways = ways(&Settings::default(), &address, "disk0");
+            let way = ways.pop().unwrap();
+            assert!(ways.is_empty());
+            (way.url, way.commands.join("\n"))
+        };
+        assert_eq!(
+            ways("127.0.0.1:4420"),
+            (
+                "nvme+tcp://127.0.0.1/nqn.2026-11.blockmux:disk0/1".to_owned(),
+                "nvme connect -t tcp -a 127.0.0.1 -s 4420 -n nqn.2026-11.blockmux:disk0".to_owned()
+            )
+        );
+        assert_eq!(ways("[::1]:7").0, "nvme+tcp://[::1]:7/nqn.2026-11.blockmux:disk0/1");
+    }
+}

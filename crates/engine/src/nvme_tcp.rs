@@ -1,0 +1,29 @@
+//! NVMe/TCP over real sockets: serving subsystems.
+//!
+//! Reaching one belongs here, too, beside [`serve`]: `connect`, `describe` and `list`, as NBD has them.
+
+use crate::listener::Serve;
+use crate::target::TargetTask;
+use blockmux_proto::exports::Exports;
+use blockmux_proto::nvmeof::node::{MAX_UNCONNECTED, Node};
+use blockmux_proto::nvmeof::tcp::target::TargetSession;
+use blockmux_volume::Core;
+use std::sync::Arc;
+use tracing::warn;
+
+/// Serves the node's subsystems to each accepted connection. Their namespaces lead to places in `exports`. The
+/// connections of one controller may be on different cores.
+#[must_use]
+pub fn serve(node: &Arc<Node>, exports: &Exports) -> Serve {
+    let (node, exports) = (node.clone(), exports.clone());
+    Arc::new(move |core, stream, permit| {
+        let Some(connect) = node.begin_connect() else {
+            warn!(peer = stream.peer(), "refused: {MAX_UNCONNECTED} connections have no queue yet");
+            return;
+        };
+        let (local_ip, hang_up) = (stream.local_ip(), Arc::new(stream.hang_up()));
+        let session = TargetSession::new(node.clone(), core.pool().clone(), core.now())
+            .admitted(connect, local_ip, hang_up);
+        TargetTask::spawn(core, stream, session, exports.clone(), permit);
+    })
+}

@@ -1,0 +1,265 @@
+//! Controllers and their queues, which may live on different cores (decision 13).
+//!
+//! An association is a host's controller with all of its queues. Its admin queue owns it; each I/O queue has a place in
+//! it. Both are looked at when a queue connects, when the controller is enabled or disabled, and when something ends,
+//! never for a command. The association ends with its admin queue: then all I/O queues are cut off, from whatever core
+//! they are on, and as long as one of them is not gone its host gets no new controller of this subsystem. Else a late
+//! write of the old association could undo what the new one has written.
+
+use super::nqn::Nqn;
+use super::{MAX_IO_QUEUES, MQES};
+use blockmux_wire::nvmeof::fabrics::CNTLID_MAX;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Cuts a queue's connection, from any thread: the session sees that its peer has left.
+pub type HangUp = Arc<dyn Fn() + Send + Sync>;
+
+/// The controllers of a subsystem.
+#[derive(Default)]
+pub(crate) struct Associations {
+    live: Mutex<Live>,
+}
+
+#[derive(Default)]
+struct Live {
+    controllers: BTreeMap<u16, Controller>,
+    last: u16,
+}
+
+/// What cores must know of a controller.
+struct Controller {
+    host: Host,
+    /// Connected I/O queues.
+    queues: Vec<(u16, Option<HangUp>)>,
+    /// CC.EN is set, and no shutdown asked for.
+    is_enabled: bool,
+    /// Its admin queue is gone.
+    is_over: bool,
+}
+
+/// A host as Connect names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Host {
+    pub(crate) nqn: Nqn,
+    pub(crate) id: [u8; 16],
+}
+
+/// A controller's admin queue, as long as it lives.
+pub(crate) struct AdminPlace {
+    associations: Arc<Associations>,
+    pub(crate) cntlid: u16,
+}
+
+/// An I/O queue's place in its association, as long as it lives.
+pub(crate) struct QueuePlace {
+    associations: Arc<Associations>,
+    cntlid: u16,
+    qid: u16,
+}
+
+/// Why a queue cannot be connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unconnected {
+    /// An association of this host is not over yet: ask again.
+    Later,
+    /// There are as many controllers as may be.
+    Full,
+    /// No such controller, or another host's.
+    NoController,
+    /// The controller is not enabled.
+    NotEnabled,
+    /// No such queue, or it is connected already.
+    WrongQueue,
+}
+
+impl Associations {
+    /// A new controller for that host.
+    pub(crate) fn connect_admin(self: &Arc<Associations>, host: Host) -> Result<AdminPlace, Unconnected> {
+        let mut live = self.live();
+        if live.controllers.values().any(|other| other.is_over && other.host == host) {
+            return Err(Unconnected::Later);
+        }
+        let cntlid = live.next().ok_or(Unconnected::Full)?;
+        let controller = Controller { host, queues: Vec::new(), is_enabled: false, is_over: false };
+        live.controllers.insert(cntlid, controller);
+        Ok(AdminPlace { associations: self.clone(), cntlid })
+    }
+
+    /// An I/O queue of a controller that the host has.
+    pub(crate) fn connect_io(
+        self: &Arc<Associations>,
+        host: &Host,
+        cntlid: u16,
+        qid: u16,
+        hang_up: Option<HangUp>,
+    ) -> Result<QueuePlace, Unconnected> {
+        let mut live = self.live();
+        let controller =
+            live.controllers.get_mut(&cntlid).filter(|found| found.host == *host && !found.is_over);
+        let controller = controller.ok_or(Unconnected::NoController)?;
+        if !controller.is_enabled {
+            return Err(Unconnected::NotEnabled);
+        }
+        let is_taken = controller.queues.iter().any(|(taken, _)| *taken == qid);
+        if is_taken || qid == 0 || qid > MAX_IO_QUEUES {
+            return Err(Unconnected::WrongQueue);
+        }
+        controller.queues.push((qid, hang_up));
+        Ok(QueuePlace { associations: self.clone(), cntlid, qid })
+    }
+
+    /// Identifiers of all controllers, in order.
+    pub(crate) fn controllers(&self) -> Vec<u16> {
+        self.live().controllers.keys().copied().collect()
+    }
+
+    fn live(&self) -> MutexGuard<'_, Live> {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Live {
+    /// An identifier that was not used for as long as possible.
+    fn next(&mut self) -> Option<u16> {
+        if self.controllers.len() >= MAX_CONTROLLERS {
+            return None;
+        }
+        loop {
+            self.last = if self.last >= CNTLID_MAX { 1 } else { self.last.saturating_add(1) };
+            if !self.controllers.contains_key(&self.last) {
+                return Some(self.last);
+            }
+        }
+    }
+}
+
+impl Controller {
+    fn cut_queues(&self) {
+        self.queues.iter().filter_map(|(_, hang_up)| hang_up.as_ref()).for_each(|hang_up| hang_up());
+    }
+}
+
+impl AdminPlace {
+    /// CC.EN is set: I/O queues may connect.
+    pub(crate) fn enable(&self) {
+        self.with(|controller| controller.is_enabled = true);
+    }
+
+    /// CC.EN is cleared, or a shutdown begins: all I/O queues end.
+    pub(crate) fn disable(&self) {
+        self.with(|controller| {
+            controller.is_enabled = false;
+            controller.cut_queues();
+        });
+    }
+
+    /// Whether an I/O queue is connected, or was cut off but is not gone.
+    pub(crate) fn has_queues(&self) -> bool {
+        self.with(|controller| !controller.queues.is_empty()).unwrap_or_default()
+    }
+
+    fn with<R>(&self, look: impl FnOnce(&mut Controller) -> R) -> Option<R> {
+        self.associations.live().controllers.get_mut(&self.cntlid).map(look)
+    }
+}
+
+impl Drop for AdminPlace {
+    fn drop(&mut self) {
+        let mut live = self.associations.live();
+        let Some(controller) = live.controllers.get_mut(&self.cntlid) else { return };
+        controller.is_over = true;
+        controller.cut_queues();
+        if controller.queues.is_empty() {
+            live.controllers.remove(&self.cntlid);
+        }
+    }
+}
+
+impl Drop for QueuePlace {
+    fn drop(&mut self) {
+        let mut live = self.associations.live();
+        let Some(controller) = live.controllers.get_mut(&self.cntlid) else { return };
+        controller.queues.retain(|(qid, _)| *qid != self.qid);
+        if controller.is_over && controller.queues.is_empty() {
+            live.controllers.remove(&self.cntlid);
+        }
+    }
+}
+
+/// Controllers of one subsystem.
+pub(crate) const MAX_CONTROLLERS: usize = 1024;
+const _: () = assert!(MAX_IO_QUEUES <= MQES && MAX_CONTROLLERS < CNTLID_MAX as usize);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    fn host(n: u8) -> Host {
+        Host { nqn: Nqn::new("nqn.host").unwrap(), id: [n; 16] }
+    }
+
+    #[test]
+    fn an_io_queue_needs_an_enabled_controller_of_its_host() {
+        let all = Arc::new(Associations::default());
+        let admin = all.connect_admin(host(1)).unwrap();
+        let connect = |host: &Host, cntlid, qid| all.connect_io(host, cntlid, qid, None).map(|_place| ());
+        assert_eq!(connect(&host(1), admin.cntlid, 1), Err(Unconnected::NotEnabled));
+        admin.enable();
+        assert_eq!(connect(&host(2), admin.cntlid, 1), Err(Unconnected::NoController));
+        assert_eq!(connect(&host(1), 99, 1), Err(Unconnected::NoController));
+        assert_eq!(connect(&host(1), admin.cntlid, 0), Err(Unconnected::WrongQueue));
+        assert_eq!(connect(&host(1), admin.cntlid, MAX_IO_QUEUES + 1), Err(Unconnected::WrongQueue));
+        let place = all.connect_io(&host(1), admin.cntlid, 1, None).unwrap();
+        assert_eq!(connect(&host(1), admin.cntlid, 1), Err(Unconnected::WrongQueue));
+        drop(place);
+        assert_eq!(connect(&host(1), admin.cntlid, 1), Ok(()));
+    }
+
+    #[test]
+    fn with_its_admin_queue_an_association_ends_and_its_host_waits_until_it_is_over() {
+        let all = Arc::new(Associations::default());
+        let admin = all.connect_admin(host(1)).unwrap();
+        admin.enable();
+        let cuts = Arc::new(AtomicUsize::new(0));
+        let hang_up: HangUp = {
+            let cuts = cuts.clone();
+            Arc::new(move || {
+                cuts.fetch_add(1, Ordering::Relaxed);
+            })
+        };
+        let queue = all.connect_io(&host(1), admin.cntlid, 1, Some(hang_up)).unwrap();
+        // A second path of the same host is a controller of its own.
+        let other = all.connect_admin(host(1)).unwrap();
+        assert_ne!(other.cntlid, admin.cntlid);
+        drop(admin);
+        assert_eq!(cuts.load(Ordering::Relaxed), 1);
+        assert_eq!(all.connect_admin(host(1)).err(), Some(Unconnected::Later));
+        assert!(all.connect_admin(host(2)).is_ok());
+        drop(queue);
+        assert!(all.connect_admin(host(1)).is_ok());
+        assert_eq!(all.controllers(), [other.cntlid]);
+    }
+
+    #[test]
+    fn a_controller_that_is_disabled_has_queues_until_they_are_gone() {
+        let all = Arc::new(Associations::default());
+        let admin = all.connect_admin(host(1)).unwrap();
+        admin.enable();
+        let queue = all.connect_io(&host(1), admin.cntlid, 1, None).unwrap();
+        admin.disable();
+        assert!(admin.has_queues());
+        drop(queue);
+        assert!(!admin.has_queues());
+    }
+
+    #[test]
+    fn controllers_are_bounded() {
+        let all = Arc::new(Associations::default());
+        let places: Vec<_> = (0..MAX_CONTROLLERS).map(|_| all.connect_admin(host(1)).unwrap()).collect();
+        assert_eq!(all.connect_admin(host(1)).err(), Some(Unconnected::Full));
+        drop(places);
+        assert!(all.connect_admin(host(1)).is_ok());
+    }
+}

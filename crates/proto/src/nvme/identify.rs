@@ -1,0 +1,214 @@
+//! What Identify answers (Base 2.0 §5.17; NVM Command Set 1.0 §4.1.5).
+
+use super::association::Host;
+use super::io::COPY_MAX_RANGES;
+use super::property::VERSION;
+use super::subsystem::{Namespace, Subsystem};
+use super::{MAX_DATA, MAX_EVENT_REQUESTS, MDTS, MQES};
+use blockmux_wire::nvme::feature::AEC_NAMESPACE_ATTRIBUTE;
+use blockmux_wire::nvme::identify::*;
+use blockmux_wire::nvme::status::Status;
+use blockmux_wire::nvme::{CSI_NVM, NSID_ALL, SQE_LEN, Sqe};
+use zerocopy::{FromZeros, IntoBytes};
+
+/// What a page is told of besides the subsystem.
+pub(super) struct Asker<'a> {
+    pub(super) cntlid: u16,
+    pub(super) host: &'a Host,
+    /// Data that a command's capsule on an I/O queue may have, in bytes.
+    pub(super) in_capsule: usize,
+}
+
+/// The page that the command asks for.
+pub(super) fn page(subsystem: &Subsystem, asker: &Asker<'_>, sqe: &Sqe) -> Result<Vec<u8>, Status> {
+    let (cdw10, csi, nsid) = (sqe.cdw10.get(), (sqe.cdw11.get() >> 24) as u8, sqe.nsid.get());
+    // The low byte.
+    let cns = Cns(cdw10 as u8);
+    let from = (cdw10 >> 16) as u16;
+    if subsystem.is_discovery && !matches!(cns, Cns::CONTROLLER) {
+        return Err(Status::INVALID_FIELD_IN_COMMAND);
+    }
+    let of_nvm = || if csi == CSI_NVM { Ok(()) } else { Err(Status::INVALID_FIELD_IN_COMMAND) };
+    match cns {
+        Cns::CONTROLLER => Ok(controller(subsystem, asker).as_bytes().to_vec()),
+        Cns::NAMESPACE | Cns::ALLOCATED_NAMESPACE => {
+            Ok(namespace(find(subsystem, nsid)?).as_bytes().to_vec())
+        }
+        Cns::ACTIVE_NAMESPACE_LIST | Cns::ALLOCATED_NAMESPACE_LIST => list(subsystem, nsid),
+        Cns::IO_COMMAND_SET_ACTIVE_NAMESPACE_LIST => of_nvm().and_then(|()| list(subsystem, nsid)),
+        Cns::NAMESPACE_IDENTIFICATION_DESCRIPTORS => Ok(descriptors(find(subsystem, nsid)?)),
+        Cns::IO_COMMAND_SET_NAMESPACE => {
+            of_nvm()?;
+            find(subsystem, nsid)?;
+            Ok(vec![0; IDENTIFY_LEN])
+        }
+        Cns::IO_COMMAND_SET_CONTROLLER => {
+            of_nvm()?;
+            // MDTS holds for Verify, too; nothing else is limited.
+            let page = IdentifyControllerNvm { vsl: MDTS, ..IdentifyControllerNvm::new_zeroed() };
+            Ok(page.as_bytes().to_vec())
+        }
+        Cns::IO_COMMAND_SET_INDEPENDENT_NAMESPACE => {
+            Ok(independent(find(subsystem, nsid)?).as_bytes().to_vec())
+        }
+        Cns::NAMESPACE_ATTACHED_CONTROLLER_LIST => {
+            find(subsystem, nsid)?;
+            Ok(controllers(subsystem, from))
+        }
+        Cns::CONTROLLER_LIST => Ok(controllers(subsystem, from)),
+        Cns::IO_COMMAND_SETS => {
+            let mut page = vec![0; IDENTIFY_LEN];
+            // One combination: the NVM Command Set.
+            page.first_mut().into_iter().for_each(|first| *first = 1);
+            Ok(page)
+        }
+        _ => Err(Status::INVALID_FIELD_IN_COMMAND),
+    }
+}
+
+fn find(subsystem: &Subsystem, nsid: u32) -> Result<&Namespace, Status> {
+    subsystem.namespace(nsid).ok_or(Status::INVALID_NAMESPACE_OR_FORMAT)
+}
+
+fn controller(subsystem: &Subsystem, asker: &Asker<'_>) -> IdentifyController {
+    let mut page = IdentifyController {
+        sn: text(&subsystem.serial),
+        mn: text("Blockmux"),
+        fr: text(env!("CARGO_PKG_VERSION")),
+        cmic: CMIC_MULTI_PORT | CMIC_MULTI_CONTROLLER,
+        mdts: MDTS,
+        cntlid: asker.cntlid.into(),
+        ver: VERSION.into(),
+        ctratt: CTRATT_HOST_ID_128.into(),
+        cntrltype: ControllerType::IO.0,
+        acl: 3,
+        aerl: MAX_EVENT_REQUESTS.saturating_sub(1) as u8,
+        // One slot, which cannot be written.
+        frmw: 0b11,
+        lpa: LPA_EFFECTS | LPA_EXTENDED,
+        elpe: 0,
+        // A second.
+        kas: 10.into(),
+        maxcmd: MQES.saturating_add(1).into(),
+        sgls: (SGLS_ALIGNED_ANY | SGLS_OFFSET | SGLS_TRANSPORT).into(),
+        subnqn: subsystem.nqn.to_field(),
+        // In units of 16 bytes: the entry alone answers.
+        iorcsz: 1.into(),
+        ioccsz: (SQE_LEN as u32 / 16).into(),
+        msdbd: 1,
+        ..IdentifyController::new_zeroed()
+    };
+    if subsystem.is_discovery {
+        page.cntrltype = ControllerType::DISCOVERY.0;
+        page.ioccsz = 0.into();
+        page.iorcsz = 0.into();
+        return page;
+    }
+    let has_cache = subsystem.namespaces.iter().any(|namespace| namespace.has_cache);
+    page.oaes = AEC_NAMESPACE_ATTRIBUTE.into();
+    page.sqes = 0x66;
+    page.cqes = 0x44;
+    page.nn = subsystem.namespaces.last().map_or(1, |namespace| namespace.nsid).into();
+    page.mnan = page.nn;
+    page.oncs =
+        (ONCS_COMPARE | ONCS_DATASET_MANAGEMENT | ONCS_WRITE_ZEROES | ONCS_SAVE | ONCS_VERIFY | ONCS_COPY)
+            .into();
+    page.vwc = VWC_FLUSH_ALL | if has_cache { VWC_PRESENT } else { 0 };
+    page.cdfs = 1.into();
+    page.ioccsz = (SQE_LEN.saturating_add(asker.in_capsule) as u32 / 16).into();
+    debug_assert!(subsystem.admits(&asker.host.nqn), "only admitted hosts ask");
+    page
+}
+
+/// ASCII, filled with spaces.
+fn text<const N: usize>(text: &str) -> [u8; N] {
+    let mut field = [b' '; N];
+    field.iter_mut().zip(text.bytes()).for_each(|(to, from)| *to = from);
+    field
+}
+
+fn namespace(namespace: &Namespace) -> IdentifyNamespace {
+    let info = namespace.info();
+    let blocks = info.size.wrapping_shr(namespace.block_shift);
+    let mut page = IdentifyNamespace {
+        nsze: blocks.into(),
+        ncap: blocks.into(),
+        nuse: blocks.into(),
+        nmic: NMIC_SHARED,
+        nvmcap: u128::from(info.size).into(),
+        nsattr: if namespace.read_only { NSATTR_WRITE_PROTECTED } else { 0 },
+        nguid: namespace.nguid,
+        ..IdentifyNamespace::new_zeroed()
+    };
+    let per_block = |bytes: u32| u16::try_from(bytes.wrapping_shr(namespace.block_shift)).unwrap_or(u16::MAX);
+    let less_one = |bytes: u32| per_block(bytes).saturating_sub(1).into();
+    page.nsfeat = NSFEAT_OPTPERF;
+    page.npwg = less_one(info.physical_block);
+    page.npwa = page.npwg;
+    // A host that takes the optimal size for a stripe takes this for none.
+    page.nows = page.npwg;
+    page.npdg = less_one(info.discard_granularity.max(info.logical_block));
+    page.npda = page.npdg;
+    if namespace.zeroes_deallocated {
+        page.dlfeat = DLFEAT_ZEROES | DLFEAT_WRITE_ZEROES_DEALLOCATES;
+    }
+    let longest = MAX_DATA.wrapping_shr(namespace.block_shift);
+    page.mssrl = u16::try_from(longest).unwrap_or(u16::MAX).into();
+    page.mcl = (longest.saturating_mul(COPY_MAX_RANGES) as u32).into();
+    page.msrc = COPY_MAX_RANGES.saturating_sub(1) as u8;
+    if let Some(format) = page.lbaf.first_mut() {
+        format.lbads = namespace.block_shift as u8;
+    }
+    page
+}
+
+fn independent(namespace: &Namespace) -> IdentifyNamespaceIndependent {
+    IdentifyNamespaceIndependent {
+        nmic: NMIC_SHARED,
+        nsattr: if namespace.read_only { NSATTR_WRITE_PROTECTED } else { 0 },
+        nstat: NSTAT_READY,
+        ..IdentifyNamespaceIndependent::new_zeroed()
+    }
+}
+
+/// Identifiers above `nsid`.
+fn list(subsystem: &Subsystem, nsid: u32) -> Result<Vec<u8>, Status> {
+    if nsid >= NSID_ALL.saturating_sub(1) {
+        return Err(Status::INVALID_NAMESPACE_OR_FORMAT);
+    }
+    let above = subsystem.namespaces.iter().map(|namespace| namespace.nsid).filter(|&other| other > nsid);
+    let mut page: Vec<u8> = above.take(NAMESPACE_LIST_MAX).flat_map(u32::to_le_bytes).collect();
+    page.resize(IDENTIFY_LEN, 0);
+    Ok(page)
+}
+
+fn descriptors(namespace: &Namespace) -> Vec<u8> {
+    let mut page = Vec::with_capacity(IDENTIFY_LEN);
+    let mut add = |kind: NamespaceIdType, id: &[u8]| {
+        page.extend([kind.0, id.len() as u8, 0, 0]);
+        page.extend(id);
+    };
+    add(NamespaceIdType::NGUID, &namespace.nguid);
+    add(NamespaceIdType::UUID, &uuid(namespace.nguid));
+    add(NamespaceIdType::CSI, &[CSI_NVM]);
+    page.resize(IDENTIFY_LEN, 0);
+    page
+}
+
+/// The same identifier as a UUID of version 8: a hash (RFC 9562 §5.8).
+fn uuid(mut id: [u8; 16]) -> [u8; 16] {
+    let [.., version, _, variant, _, _, _, _, _, _, _] = &mut id;
+    *version = *version & 0x0f | 0x80;
+    *variant = *variant & 0x3f | 0x80;
+    id
+}
+
+/// Identifiers of controllers from `from` on.
+fn controllers(subsystem: &Subsystem, from: u16) -> Vec<u8> {
+    let all = subsystem.associations.controllers();
+    let chosen: Vec<u16> = all.into_iter().filter(|&id| id >= from).take(CONTROLLER_LIST_MAX).collect();
+    let mut page = (chosen.len() as u16).to_le_bytes().to_vec();
+    page.extend(chosen.into_iter().flat_map(u16::to_le_bytes));
+    page.resize(IDENTIFY_LEN, 0);
+    page
+}

@@ -1,0 +1,106 @@
+//! What Get Log Page answers (Base 2.0 §5.16).
+
+use super::subsystem::Subsystem;
+use super::{MAX_DATA, Outcome};
+use blockmux_volume::Seg;
+use blockmux_wire::nvme::Sqe;
+use blockmux_wire::nvme::log::*;
+use blockmux_wire::nvme::opcode::{AdminOpcode, NvmOpcode};
+use blockmux_wire::nvme::status::Status;
+use zerocopy::{FromZeros, IntoBytes};
+
+/// The part of a page that the command asks for. `discovery` makes the discovery log.
+pub(super) fn part(subsystem: &Subsystem, sqe: &Sqe, discovery: &dyn Fn() -> Vec<u8>) -> Outcome {
+    let wanted = wanted_len(sqe.cdw10.get(), sqe.cdw11.get());
+    let offset = u64::from(sqe.cdw13.get()) << 32 | u64::from(sqe.cdw12.get());
+    if wanted > MAX_DATA as u64 || offset % 4 != 0 || sqe.cdw14.get() & OT != 0 {
+        return Outcome::failure(Status::INVALID_FIELD_IN_COMMAND);
+    }
+    // The low byte.
+    let Some(page) = page(subsystem, LogPage(sqe.cdw10.get() as u8), discovery) else {
+        return Outcome::failure(Status::INVALID_LOG_PAGE);
+    };
+    let begin = usize::try_from(offset).unwrap_or(usize::MAX);
+    let Some(rest) = page.get(begin..) else {
+        return Outcome::failure(Status::INVALID_FIELD_IN_COMMAND);
+    };
+    let mut part = rest.to_vec();
+    // At most MAX_DATA; what is beyond the page is zeroes.
+    part.resize(wanted as usize, 0);
+    Outcome::data(Seg::from_slice(&part).into(), 0)
+}
+
+fn page(subsystem: &Subsystem, lid: LogPage, discovery: &dyn Fn() -> Vec<u8>) -> Option<Vec<u8>> {
+    if subsystem.is_discovery {
+        return (lid == LogPage::DISCOVERY).then(discovery);
+    }
+    match lid {
+        LogPage::SUPPORTED_LOG_PAGES => {
+            let lids = (0..=u8::MAX).map(|lid| if is_supported(LogPage(lid)) { LSUPP } else { 0 });
+            Some(lids.flat_map(u32::to_le_bytes).collect())
+        }
+        // No error is remembered beyond the status that said it.
+        LogPage::ERROR_INFORMATION => Some(ErrorEntry::new_zeroed().as_bytes().to_vec()),
+        LogPage::SMART_HEALTH_INFORMATION => Some(smart().as_bytes().to_vec()),
+        LogPage::FIRMWARE_SLOT_INFORMATION => Some(firmware().as_bytes().to_vec()),
+        // Nothing changes while a subsystem is served.
+        LogPage::CHANGED_NAMESPACE_LIST => Some(vec![0; CHANGED_NAMESPACES_MAX * 4]),
+        LogPage::COMMANDS_SUPPORTED_AND_EFFECTS => Some(effects()),
+        _ => None,
+    }
+}
+
+fn is_supported(lid: LogPage) -> bool {
+    matches!(
+        lid,
+        LogPage::SUPPORTED_LOG_PAGES
+            | LogPage::ERROR_INFORMATION
+            | LogPage::SMART_HEALTH_INFORMATION
+            | LogPage::FIRMWARE_SLOT_INFORMATION
+            | LogPage::CHANGED_NAMESPACE_LIST
+            | LogPage::COMMANDS_SUPPORTED_AND_EFFECTS
+    )
+}
+
+fn smart() -> SmartLog {
+    SmartLog {
+        // 300 K: there is no thermometer, and 0 would alarm.
+        composite_temperature: 300.into(),
+        available_spare: 100,
+        available_spare_threshold: 10,
+        ..SmartLog::new_zeroed()
+    }
+}
+
+fn firmware() -> FirmwareSlotLog {
+    let mut page = FirmwareSlotLog { afi: 1, ..FirmwareSlotLog::new_zeroed() };
+    let version = env!("CARGO_PKG_VERSION").bytes().chain(std::iter::repeat(b' '));
+    if let Some(slot) = page.frs.first_mut() {
+        slot.iter_mut().zip(version).for_each(|(to, from)| *to = from);
+    }
+    page
+}
+
+fn effects() -> Vec<u8> {
+    let admin = |opcode: u8| match AdminOpcode(opcode) {
+        AdminOpcode::GET_LOG_PAGE
+        | AdminOpcode::IDENTIFY
+        | AdminOpcode::ABORT
+        | AdminOpcode::SET_FEATURES
+        | AdminOpcode::GET_FEATURES
+        | AdminOpcode::ASYNC_EVENT_REQUEST
+        | AdminOpcode::KEEP_ALIVE => EFFECT_CSUPP,
+        _ => 0,
+    };
+    let io = |opcode: u8| match NvmOpcode(opcode) {
+        NvmOpcode::FLUSH | NvmOpcode::READ | NvmOpcode::COMPARE | NvmOpcode::VERIFY => EFFECT_CSUPP,
+        NvmOpcode::WRITE | NvmOpcode::WRITE_ZEROES | NvmOpcode::DATASET_MANAGEMENT | NvmOpcode::COPY => {
+            EFFECT_CSUPP | EFFECT_LBCC
+        }
+        _ => 0,
+    };
+    let (admin, io) = ((0..=u8::MAX).map(admin), (0..=u8::MAX).map(io));
+    let mut page: Vec<u8> = admin.chain(io).flat_map(u32::to_le_bytes).collect();
+    page.resize(EFFECTS_LEN, 0);
+    page
+}

@@ -1,0 +1,76 @@
+//! NVMe: subsystems, their controllers, and what commands do. Nothing here knows how commands and data travel.
+//!
+//! ```text
+//!   transport ──command──▶ AdminQueue::execute ──▶ Outcome            (at once, or held: asynchronous events)
+//!   transport ──command──▶ IoCommand::parse ─▶ begin ─▶ Step ─▶ on_io ─▶ ... ─▶ Outcome
+//! ```
+//! | file | has |
+//! |---|---|
+//! | `subsystem.rs` | what is served: namespaces, and who may use them; the same for all cores and does not change |
+//! | `association.rs` | which controllers there are, and which queues each has: the only state that cores share |
+//! | `admin.rs` | the admin queue: features, events, properties; `identify.rs` and `log_page.rs` fill its pages |
+//! | `io.rs` | commands of I/O queues, step by step |
+//! | `status.rs` | which status an error of a volume becomes |
+//!
+//! A controller is where its admin queue is: nothing of it is locked for I/O. What other cores must know of it, that it
+//! lives and which queues it has, is its [`association`].
+
+pub(crate) mod admin;
+pub(crate) mod association;
+mod identify;
+pub(crate) mod io;
+mod log_page;
+pub mod nqn;
+pub(crate) mod property;
+mod status;
+pub mod subsystem;
+
+pub use association::HangUp;
+
+use blockmux_volume::SgList;
+use blockmux_wire::nvme::status::{Status, StatusField};
+
+/// How a command ended.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    pub(crate) status: StatusField,
+    /// DW0 and DW1 of the completion.
+    pub(crate) result: u64,
+    /// For the host.
+    pub(crate) data: SgList,
+}
+
+impl Outcome {
+    /// Success without data.
+    #[inline]
+    pub(crate) fn success(result: u64) -> Outcome {
+        Outcome::data(SgList::default(), result)
+    }
+
+    /// Success with data.
+    #[inline]
+    pub(crate) fn data(data: SgList, result: u64) -> Outcome {
+        Outcome { status: StatusField::new(Status::SUCCESSFUL_COMPLETION), result, data }
+    }
+
+    /// A failure that will be the same again.
+    pub(crate) fn failure(status: impl Into<Status>) -> Outcome {
+        Outcome { status: StatusField::final_one(status.into()), result: 0, data: SgList::default() }
+    }
+
+    /// A failure that may not be the same again.
+    pub(crate) fn retry(status: Status) -> Outcome {
+        Outcome { status: StatusField::new(status), result: 0, data: SgList::default() }
+    }
+}
+
+/// MDTS: the most data of one command, in bytes.
+pub(crate) const MAX_DATA: usize = 4096 << MDTS;
+/// As Identify Controller has it: log2, in units of 4 KiB.
+const MDTS: u8 = 8;
+/// CAP.MQES: the most entries of a queue, less one.
+pub(crate) const MQES: u16 = 1023;
+/// The most I/O queues of a controller.
+pub(crate) const MAX_IO_QUEUES: u16 = 128;
+/// Asynchronous Event Requests of a controller that may wait at a time.
+pub(crate) const MAX_EVENT_REQUESTS: usize = 4;

@@ -1,0 +1,127 @@
+//! Subsystems: namespaces, and who may use them.
+
+use super::association::Associations;
+use super::nqn::Nqn;
+use crate::exports::VolumeId;
+use crate::served::Served;
+use blockmux_volume::VolumeInfo;
+use blockmux_wire::nvmeof::fabrics::DISCOVERY_NQN;
+use sha2::{Digest, Sha256};
+use std::sync::Arc;
+
+/// Namespaces under a name, with the controllers that hosts have of it. Shared by all cores.
+pub struct Subsystem {
+    /// Unique in its node.
+    pub nqn: Nqn,
+    /// What Identify tells: 20 characters, the same after each restart.
+    pub(super) serial: String,
+    pub(super) namespaces: Vec<Namespace>,
+    /// Who may connect; nobody listed: everybody.
+    hosts: Vec<Nqn>,
+    pub(crate) associations: Arc<Associations>,
+    pub(super) is_discovery: bool,
+}
+
+/// A volume as a namespace.
+#[derive(Clone)]
+pub struct Namespace {
+    /// From 1, unique in its subsystem.
+    pub nsid: u32,
+    /// Its place among the exports.
+    pub volume: VolumeId,
+    /// What all protocols share of the volume.
+    pub served: Arc<Served>,
+    /// Refuse writes whatever the volume says.
+    pub read_only: bool,
+    /// Its globally unique identifier.
+    pub nguid: [u8; 16],
+    /// log2 of a logical block's size in bytes, which does not change.
+    pub(super) block_shift: u32,
+    /// Whether deallocated blocks read as zeroes.
+    pub(super) zeroes_deallocated: bool,
+    /// Whether a read with FUA has to flush before.
+    pub(super) has_cache: bool,
+}
+
+impl Subsystem {
+    /// A subsystem that everybody may use if `hosts` is empty, and else who is listed. `machine` tells this machine
+    /// from others, whose subsystems must not look like this one.
+    ///
+    /// Namespaces beyond the first 1,024, or with an identifier that another has, are left out.
+    #[must_use]
+    pub fn new(nqn: Nqn, machine: &str, namespaces: Vec<Namespace>, hosts: Vec<Nqn>) -> Subsystem {
+        let mut namespaces = namespaces;
+        namespaces.sort_by_key(|namespace| namespace.nsid);
+        namespaces.dedup_by_key(|namespace| namespace.nsid);
+        namespaces.truncate(MAX_NAMESPACES);
+        let serial =
+            unique(&format!("{nqn}\n{machine}")).iter().take(10).map(|b| format!("{b:02x}")).collect();
+        let associations = Arc::default();
+        Subsystem { nqn, serial, namespaces, hosts, associations, is_discovery: false }
+    }
+
+    /// The discovery subsystem of a node.
+    pub(crate) fn discovery(machine: &str) -> Subsystem {
+        let nqn = Nqn::new(DISCOVERY_NQN).expect("the well-known name is a name");
+        Subsystem { is_discovery: true, ..Subsystem::new(nqn, machine, Vec::new(), Vec::new()) }
+    }
+
+    /// Whether that host may connect.
+    #[must_use]
+    pub fn admits(&self, host: &Nqn) -> bool {
+        self.hosts.is_empty() || self.hosts.contains(host)
+    }
+
+    /// The namespace of that identifier.
+    #[inline]
+    pub(super) fn namespace(&self, nsid: u32) -> Option<&Namespace> {
+        // Mostly they are numbered from 1 on.
+        let at = (nsid as usize).checked_sub(1)?;
+        if let Some(namespace) = self.namespaces.get(at)
+            && namespace.nsid == nsid
+        {
+            return Some(namespace);
+        }
+        self.namespaces.iter().find(|namespace| namespace.nsid == nsid)
+    }
+}
+
+impl Namespace {
+    /// A volume under that identifier; `name` and `machine` make its globally unique identifier, which is the same
+    /// after each restart.
+    #[must_use]
+    pub fn new(
+        nsid: u32,
+        volume: VolumeId,
+        served: Arc<Served>,
+        read_only: bool,
+        (name, machine): (&str, &str),
+    ) -> Namespace {
+        let info = served.volume().info();
+        Namespace {
+            nsid,
+            volume,
+            read_only: read_only || info.read_only,
+            nguid: unique(&format!("{name}\n{machine}")),
+            block_shift: info.logical_block.trailing_zeros(),
+            zeroes_deallocated: info.fast_zeroes,
+            has_cache: info.write_cache,
+            served,
+        }
+    }
+
+    pub(super) fn info(&self) -> VolumeInfo {
+        self.served.volume().info()
+    }
+}
+
+/// Sixteen bytes that only this text has, for all that anybody will see.
+fn unique(text: &str) -> [u8; 16] {
+    let hash = Sha256::digest(text.as_bytes());
+    let mut id = [0; 16];
+    id.iter_mut().zip(hash).for_each(|(to, from)| *to = from);
+    id
+}
+
+/// Namespaces of one subsystem: what one list of identifiers holds.
+pub const MAX_NAMESPACES: usize = 1024;

@@ -1,0 +1,135 @@
+//! Connect: from a connection to a queue (Base 2.0 §3.3.2.2, §6.3).
+
+use super::node::Node;
+use crate::nvme::admin::AdminQueue;
+use crate::nvme::association::{Host, QueuePlace, Unconnected};
+use crate::nvme::io::Gate;
+use crate::nvme::nqn::Nqn;
+use crate::nvme::subsystem::Subsystem;
+use crate::nvme::{HangUp, MQES, Outcome};
+use blockmux_volume::SgList;
+use blockmux_wire::nvme::status::{CONNECT_INVALID_DATA, ConnectStatus, Status};
+use blockmux_wire::nvmeof::fabrics::{
+    CATTR_DISABLE_SQ_FLOW_CONTROL, CNTLID_DYNAMIC, CONNECT_DATA_LEN, Connect, ConnectData,
+};
+use std::mem::offset_of;
+use std::sync::Arc;
+use zerocopy::{FromZeros, IntoBytes};
+
+/// A connection's queue.
+pub(super) enum Queue {
+    Admin(Box<AdminQueue>),
+    Io(IoQueue),
+}
+
+/// A queue of I/O commands. It holds what its commands need; the controller is elsewhere.
+pub(super) struct IoQueue {
+    pub(super) subsystem: Arc<Subsystem>,
+    pub(super) gate: Gate,
+    /// The last to go: by then nothing of this queue reaches a volume any more.
+    _place: QueuePlace,
+}
+
+/// A queue, as it was connected.
+pub(super) struct Connected {
+    pub(super) queue: Queue,
+    pub(super) cntlid: u16,
+    /// In entries.
+    pub(super) size: u16,
+    /// SQHD is told.
+    pub(super) has_flow_control: bool,
+}
+
+/// Why there is no queue.
+#[derive(Debug)]
+pub(super) enum NotConnected {
+    /// An association of this host is not over yet: try again.
+    Later,
+    Refused(Outcome),
+}
+
+/// Connects a queue as the command and its data say.
+pub(super) fn connect(
+    node: &Node,
+    command: &Connect,
+    data: &SgList,
+    hang_up: Option<HangUp>,
+) -> Result<Connected, NotConnected> {
+    let mut told = ConnectData::new_zeroed();
+    if data.len() != CONNECT_DATA_LEN {
+        return Err(refused(Status::DATA_SGL_LENGTH_INVALID));
+    }
+    data.copy_to(told.as_mut_bytes());
+    if command.recfmt.get() != 0 {
+        return Err(refused(ConnectStatus::CONNECT_INCOMPATIBLE_FORMAT));
+    }
+    let sqsize = command.sqsize.get();
+    if sqsize == 0 || sqsize > MQES {
+        return Err(invalid(offset_of!(Connect, sqsize), false));
+    }
+    let Some(subsystem) = Nqn::of_field(&told.subnqn).and_then(|nqn| node.find(&nqn)) else {
+        return Err(invalid(offset_of!(ConnectData, subnqn), true));
+    };
+    let Some(host) = Nqn::of_field(&told.hostnqn) else {
+        return Err(invalid(offset_of!(ConnectData, hostnqn), true));
+    };
+    if told.hostid == [0; 16] {
+        return Err(invalid(offset_of!(ConnectData, hostid), true));
+    }
+    if !subsystem.admits(&host) {
+        return Err(refused(ConnectStatus::CONNECT_INVALID_HOST));
+    }
+    let host = Host { nqn: host, id: told.hostid };
+    let (queue, cntlid) = match command.qid.get() {
+        0 => admin(node, subsystem, host, command, &told)?,
+        qid => (Queue::Io(io(subsystem, &host, qid, &told, hang_up)?), told.cntlid.get()),
+    };
+    let has_flow_control = command.cattr & CATTR_DISABLE_SQ_FLOW_CONTROL == 0;
+    Ok(Connected { queue, cntlid, size: sqsize.saturating_add(1), has_flow_control })
+}
+
+fn admin(
+    node: &Node,
+    subsystem: &Arc<Subsystem>,
+    host: Host,
+    command: &Connect,
+    told: &ConnectData,
+) -> Result<(Queue, u16), NotConnected> {
+    if told.cntlid.get() != CNTLID_DYNAMIC {
+        return Err(invalid(offset_of!(ConnectData, cntlid), true));
+    }
+    let place = subsystem.associations.connect_admin(host.clone()).map_err(|why| match why {
+        Unconnected::Later => NotConnected::Later,
+        _ => refused(ConnectStatus::CONNECT_CONTROLLER_BUSY),
+    })?;
+    let cntlid = place.cntlid;
+    let queue = AdminQueue::new(subsystem.clone(), place, host, node.in_capsule, command.kato.get());
+    Ok((Queue::Admin(Box::new(queue)), cntlid))
+}
+
+fn io(
+    subsystem: &Arc<Subsystem>,
+    host: &Host,
+    qid: u16,
+    told: &ConnectData,
+    hang_up: Option<HangUp>,
+) -> Result<IoQueue, NotConnected> {
+    let place = subsystem.associations.connect_io(host, told.cntlid.get(), qid, hang_up);
+    let place = place.map_err(|why| match why {
+        Unconnected::NoController => invalid(offset_of!(ConnectData, cntlid), true),
+        Unconnected::NotEnabled => refused(Status::COMMAND_SEQUENCE_ERROR),
+        _ => invalid(offset_of!(Connect, qid), false),
+    })?;
+    Ok(IoQueue { subsystem: subsystem.clone(), gate: Gate::new(subsystem), _place: place })
+}
+
+fn refused(status: impl Into<Status>) -> NotConnected {
+    NotConnected::Refused(Outcome::failure(status))
+}
+
+/// The field at `offset` of the command, or of its data, is wrong.
+fn invalid(offset: usize, in_data: bool) -> NotConnected {
+    let place = offset as u32 | if in_data { CONNECT_INVALID_DATA } else { 0 };
+    let outcome = Outcome::failure(ConnectStatus::CONNECT_INVALID_PARAMETERS);
+    NotConnected::Refused(Outcome { result: place.into(), ..outcome })
+}

@@ -1,0 +1,59 @@
+//! The discovery log page: which subsystems a host may connect to, and where (Base 2.0 §5.16.1.23).
+
+use super::node::{Node, Port};
+use crate::nvme::MQES;
+use crate::nvme::nqn::Nqn;
+use blockmux_wire::nvmeof::fabrics::{
+    AddressFamily, CNTLID_DYNAMIC, DiscoveryEntry, DiscoveryHeader, EFLAGS_DUPRETINFO, SubsystemType,
+    TREQ_DISABLE_SQ_FLOW_CONTROL, TransportType,
+};
+use core::net::IpAddr;
+use zerocopy::{FromZeros, IntoBytes};
+
+/// The whole page for a host that has reached `local` of this machine.
+pub(super) fn page(node: &Node, host: &Nqn, local: Option<IpAddr>) -> Vec<u8> {
+    let discovery = node.ports.iter().map(|port| (port, &node.discovery, SubsystemType::CURRENT_DISCOVERY));
+    let admitted = node.subsystems.iter().filter(|subsystem| subsystem.admits(host));
+    let subsystems =
+        admitted.flat_map(|subsystem| node.io_ports().map(move |port| (port, subsystem, SubsystemType::NVM)));
+    let entries: Vec<DiscoveryEntry> = discovery
+        .chain(subsystems)
+        .map(|(port, subsystem, subtype)| entry(port, &subsystem.nqn, subtype, local))
+        .collect();
+    let header = DiscoveryHeader {
+        // What is served does not change.
+        genctr: 1.into(),
+        numrec: (entries.len() as u64).into(),
+        ..DiscoveryHeader::new_zeroed()
+    };
+    let mut page = header.as_bytes().to_vec();
+    entries.iter().for_each(|entry| page.extend(entry.as_bytes()));
+    page
+}
+
+fn entry(port: &Port, nqn: &Nqn, subtype: SubsystemType, local: Option<IpAddr>) -> DiscoveryEntry {
+    let ip = port.reached_at(local);
+    let family = if ip.is_ipv6() { AddressFamily::IPV6 } else { AddressFamily::IPV4 };
+    let is_discovery = subtype == SubsystemType::CURRENT_DISCOVERY;
+    DiscoveryEntry {
+        trtype: TransportType::TCP.0,
+        adrfam: family.0,
+        subtype: subtype.0,
+        treq: TREQ_DISABLE_SQ_FLOW_CONTROL,
+        portid: port.id.into(),
+        cntlid: CNTLID_DYNAMIC.into(),
+        asqsz: MQES.saturating_add(1).into(),
+        eflags: if is_discovery { EFLAGS_DUPRETINFO } else { 0 }.into(),
+        trsvcid: text(&port.address.port().to_string()),
+        subnqn: nqn.to_field(),
+        traddr: text(&ip.to_string()),
+        ..DiscoveryEntry::new_zeroed()
+    }
+}
+
+/// ASCII, filled with spaces.
+fn text<const N: usize>(text: &str) -> [u8; N] {
+    let mut field = [b' '; N];
+    field.iter_mut().zip(text.bytes()).for_each(|(to, from)| *to = from);
+    field
+}

@@ -1,0 +1,13 @@
+//! NVMe over Fabrics: how hosts connect, what discovery tells, and the transports.
+//!
+//! ```text
+//!   tcp::target ──Connect──▶ connect ──▶ AdminQueue or I/O queue of a Subsystem
+//!        │                      ▲
+//!        │                      └── Node: which subsystems there are, and where
+//!        └──commands──▶ nvme::admin, nvme::io
+//! ```
+
+mod connect;
+mod discovery;
+pub mod node;
+pub mod tcp;

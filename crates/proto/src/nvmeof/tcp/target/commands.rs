@@ -1,0 +1,154 @@
+//! The commands of a queue that are under way. A place in the table is the tag of their I/O and of their R2T.
+
+use crate::nvme::io::IoCommand;
+use crate::served::Passage;
+use blockmux_volume::{Seg, SgList};
+use blockmux_wire::nvme::Sqe;
+
+/// One command.
+pub(super) struct Entry {
+    pub(super) sqe: Sqe,
+    pub(super) work: Work,
+    pub(super) state: State,
+    /// The host's data, in bytes.
+    pub(super) data_out: usize,
+    /// What of it has come.
+    pub(super) received: usize,
+    /// Where it goes, unless it is lent.
+    pub(super) memory: Option<Seg>,
+    /// What this command counts for among the payload in flight, in bytes.
+    pub(super) payload: usize,
+    /// A data digest was wrong.
+    pub(super) is_damaged: bool,
+    /// Counts its I/O in flight.
+    pub(super) passage: Option<Passage>,
+}
+
+/// Who carries a command out.
+pub(super) enum Work {
+    Io(IoCommand),
+    Admin,
+    Fabrics,
+}
+
+/// What a command waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// Data that the host was asked for, or will be.
+    Data,
+    /// The volume.
+    Io,
+    /// An asynchronous event.
+    Event,
+    /// The end of an older association.
+    Connect,
+}
+
+/// The table of commands. Places are used again, so that it grows only to the deepest queue that this host ever had.
+#[derive(Default)]
+pub(super) struct Commands {
+    entries: Vec<Option<Entry>>,
+    /// Of each place, side by side to be searched: the CID, or [`NOBODY`].
+    cids: Vec<u32>,
+    free: Vec<usize>,
+    /// How many wait for events.
+    events: usize,
+    /// Of all, in bytes.
+    pub(super) payload: usize,
+}
+
+impl Entry {
+    pub(super) fn new(sqe: Sqe, work: Work, data_out: usize, payload: usize) -> Entry {
+        Entry {
+            sqe,
+            work,
+            state: State::Data,
+            data_out,
+            received: 0,
+            memory: None,
+            payload,
+            is_damaged: false,
+            passage: None,
+        }
+    }
+
+    /// What was received, once all of it is here.
+    pub(super) fn take_memory(&mut self) -> SgList {
+        self.memory.take().map_or_else(SgList::default, SgList::one)
+    }
+}
+
+impl Commands {
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        self.entries.len().saturating_sub(self.free.len())
+    }
+
+    /// Whether none is under way but those that wait for events.
+    #[inline]
+    pub(super) fn is_idle(&self) -> bool {
+        self.len() <= self.events
+    }
+
+    #[inline]
+    pub(super) fn insert(&mut self, entry: Entry) -> usize {
+        self.payload = self.payload.saturating_add(entry.payload);
+        let cid = entry.sqe.cid.get().into();
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.entries.push(None);
+            self.cids.push(NOBODY);
+            self.entries.len().saturating_sub(1)
+        });
+        if let (Some(place), Some(taken)) = (self.entries.get_mut(slot), self.cids.get_mut(slot)) {
+            *place = Some(entry);
+            *taken = cid;
+        }
+        slot
+    }
+
+    #[inline]
+    pub(super) fn get_mut(&mut self, slot: usize) -> Option<&mut Entry> {
+        self.entries.get_mut(slot)?.as_mut()
+    }
+
+    /// Has a command wait for an event.
+    pub(super) fn wait_for_event(&mut self, slot: usize) {
+        if let Some(entry) = self.get_mut(slot) {
+            entry.state = State::Event;
+            self.events = self.events.saturating_add(1);
+        }
+    }
+
+    /// Frees a place; answers with the CID.
+    #[inline]
+    pub(super) fn remove(&mut self, slot: usize) -> Option<u16> {
+        let place = self.entries.get_mut(slot)?;
+        let entry = place.as_ref()?;
+        let cid = entry.sqe.cid.get();
+        self.payload = self.payload.saturating_sub(entry.payload);
+        if entry.state == State::Event {
+            self.events = self.events.saturating_sub(1);
+        }
+        *place = None;
+        if let Some(taken) = self.cids.get_mut(slot) {
+            *taken = NOBODY;
+        }
+        self.free.push(slot);
+        Some(cid)
+    }
+
+    /// The place of the command with that CID.
+    #[inline]
+    pub(super) fn find(&self, cid: u16) -> Option<usize> {
+        // Every command asks, and mostly in vain. Without an early end they are compared several at a time.
+        let cid = u32::from(cid);
+        let is_taken = self.cids.iter().fold(false, |is_taken, &taken| is_taken | (taken == cid));
+        if !is_taken {
+            return None;
+        }
+        self.cids.iter().position(|&taken| taken == cid)
+    }
+}
+
+/// No CID.
+const NOBODY: u32 = u32::MAX;

@@ -1,0 +1,330 @@
+//! From capsules to completions.
+
+use super::TargetSession;
+use super::commands::{Entry, State, Work};
+use super::receive::LENT_PAYLOAD;
+use crate::nvme::admin::{Admin, AdminQueue};
+use crate::nvme::io::{IoCommand, Step, Wanted};
+use crate::nvme::{MAX_DATA, MAX_EVENT_REQUESTS, Outcome};
+use crate::nvmeof::connect::{self, Connected, NotConnected, Queue};
+use crate::nvmeof::discovery;
+use blockmux_volume::{Completion, Io, IoError, Op, Seg, SgList, Tag};
+use blockmux_wire::nvme::opcode::{AdminOpcode, Transfer, transfer};
+use blockmux_wire::nvme::status::Status;
+use blockmux_wire::nvme::{Fuse, PSDT_MASK, PSDT_SGL, SglSubtype, SglType, Sqe};
+use blockmux_wire::nvmeof::fabrics::{
+    ATTRIB_8_BYTES, CONNECT_DATA_LEN, Connect, FabricsType, PropertyGet, PropertySet, fabrics_type,
+};
+use zerocopy::transmute_ref;
+
+impl TargetSession {
+    /// A command, with `capsule_len` bytes of data in its capsule. Answers `false` if there is no room for it now.
+    #[inline]
+    pub(super) fn on_capsule(
+        &mut self,
+        sqe: &Sqe,
+        capsule_len: usize,
+        lend: impl FnOnce() -> Seg,
+        is_good: bool,
+    ) -> bool {
+        // What it moves, if it is what it says; else it is refused before anything moves.
+        let payload = (sqe.dptr.length.get() as usize).min(MAX_DATA);
+        if !self.has_room(payload) {
+            self.waits_for = payload.max(1);
+            return false;
+        }
+        self.waits_for = 0;
+        let cid = sqe.cid.get();
+        let refuse = |session: &mut TargetSession, outcome: &Outcome| {
+            session.sender.outcome(&mut session.outbox, cid, outcome);
+            true
+        };
+        if !is_good {
+            return refuse(self, &Outcome::retry(Status::TRANSIENT_TRANSPORT_ERROR));
+        }
+        if self.stopping {
+            return refuse(self, &Outcome::retry(Status::COMMAND_ABORTED_DUE_TO_SQ_DELETION));
+        }
+        if self.commands.find(cid).is_some() {
+            return refuse(self, &Outcome::failure(Status::COMMAND_ID_CONFLICT));
+        }
+        let accepted = self.accept(sqe).and_then(|(work, out)| {
+            let in_capsule = locate(sqe, &work, out, capsule_len)?;
+            Ok((Entry::new(*sqe, work, out, payload), in_capsule))
+        });
+        let (entry, in_capsule) = match accepted {
+            Ok(accepted) => accepted,
+            Err(status) => return refuse(self, &Outcome::failure(status)),
+        };
+        let len = entry.data_out;
+        let slot = self.commands.insert(entry);
+        match in_capsule {
+            _ if len == 0 => self.begin(slot, SgList::default()),
+            Some(offset) => self.begin(slot, lend().slice(offset, len).into()),
+            None => {
+                self.grants.push_back(slot);
+                self.grant();
+            }
+        }
+        true
+    }
+
+    /// Says who carries a command out, and how much data the host has for it, in bytes.
+    #[inline]
+    fn accept(&self, sqe: &Sqe) -> Result<(Work, usize), Status> {
+        if sqe.fuse() != Fuse::NORMAL || sqe.flags & PSDT_MASK != PSDT_SGL {
+            return Err(Status::INVALID_FIELD_IN_COMMAND);
+        }
+        if AdminOpcode(sqe.opcode) == AdminOpcode::FABRICS {
+            let is_connect = fabrics_type(sqe) == FabricsType::CONNECT;
+            return Ok((Work::Fabrics, if is_connect { CONNECT_DATA_LEN } else { 0 }));
+        }
+        match &self.queue {
+            None => Err(Status::COMMAND_SEQUENCE_ERROR),
+            Some(Queue::Admin(_)) => Ok((Work::Admin, AdminQueue::data_out(sqe))),
+            Some(Queue::Io(queue)) => {
+                let command = IoCommand::parse(&queue.subsystem, sqe)?;
+                let out = command.data_out(sqe.dptr.length.get() as usize);
+                Ok((Work::Io(command), out))
+            }
+        }
+    }
+
+    /// Asks for the data of commands that need it and for which there is memory.
+    fn grant(&mut self) {
+        while let Some(&slot) = self.grants.front() {
+            let Some(entry) = self.commands.get_mut(slot) else {
+                self.grants.pop_front();
+                continue;
+            };
+            let (cid, len) = (entry.sqe.cid.get(), entry.data_out);
+            if len > LENT_PAYLOAD && self.memory_for(slot).is_none() {
+                if self.pool.could_hold(len) {
+                    return;
+                }
+                // It would wait for ever.
+                self.grants.pop_front();
+                self.finish(slot, &Outcome::retry(Status::NAMESPACE_NOT_READY));
+                continue;
+            }
+            self.grants.pop_front();
+            // A place fits: there are at most MAX_COMMANDS.
+            self.sender.r2t(&mut self.outbox, cid, slot as u16, len);
+        }
+    }
+
+    /// All of a command's data is here.
+    #[inline]
+    pub(super) fn begin(&mut self, slot: usize, data: SgList) {
+        let Some(entry) = self.commands.get_mut(slot) else { return };
+        let sqe = entry.sqe;
+        match &mut entry.work {
+            Work::Io(command) => {
+                let step = command.begin(data);
+                self.go_on(slot, step);
+            }
+            Work::Admin => self.administer(slot, &sqe, &data),
+            Work::Fabrics => self.on_fabrics(slot, &sqe, data),
+        }
+    }
+
+    #[inline]
+    fn go_on(&mut self, slot: usize, step: Step) {
+        match step {
+            Step::Io(wanted) => self.submit(slot, wanted),
+            Step::Done(outcome) => self.finish(slot, &outcome),
+        }
+    }
+
+    /// Hands an I/O out if reservations allow it, or holds it while somebody else has its range for itself.
+    #[inline]
+    fn submit(&mut self, slot: usize, wanted: Wanted) {
+        let (Some(entry), Some(Queue::Io(queue))) = (self.commands.get_mut(slot), &mut self.queue) else {
+            return;
+        };
+        entry.state = State::Io;
+        let Wanted { volume, op, offset, len, .. } = wanted;
+        if !queue.gate.admits(volume, op) {
+            return self.io_failed(slot, IoError::Reserved);
+        }
+        if op == Op::Read || op.is_write() {
+            entry.passage = queue.gate.pass(volume, offset, len);
+            if entry.passage.is_none() {
+                return self.held.push_back((slot, wanted));
+            }
+        }
+        self.in_flight = self.in_flight.saturating_add(1);
+        self.io.push_back((volume, Io { tag: Tag(slot as u64), op, offset, len, data: wanted.data }));
+    }
+
+    fn io_failed(&mut self, slot: usize, error: IoError) {
+        self.on_result(slot, Err(error));
+    }
+
+    #[inline]
+    pub(super) fn io_done(&mut self, done: Completion) {
+        if let Ok(slot) = usize::try_from(done.tag.0) {
+            self.on_result(slot, done.result);
+        }
+    }
+
+    #[inline]
+    fn on_result(&mut self, slot: usize, result: Result<blockmux_volume::Output, IoError>) {
+        let Some(entry) = self.commands.get_mut(slot) else { return };
+        entry.passage = None;
+        let Work::Io(command) = &mut entry.work else { return };
+        let step = command.on_io(result);
+        if self.is_over {
+            // Nobody waits for the rest.
+            self.commands.remove(slot);
+            return;
+        }
+        self.go_on(slot, step);
+    }
+
+    /// Goes on with whatever waits, if it can.
+    pub(super) fn resume(&mut self) {
+        for _ in 0..self.held.len() {
+            if let Some((slot, wanted)) = self.held.pop_front() {
+                self.submit(slot, wanted);
+            }
+        }
+        if let Some((slot, data)) = self.connecting.take()
+            && let Some(entry) = self.commands.get_mut(slot)
+        {
+            let sqe = entry.sqe;
+            self.connect(slot, &sqe, data);
+        }
+        self.grant();
+        self.take_memory();
+    }
+
+    fn administer(&mut self, slot: usize, sqe: &Sqe, data: &SgList) {
+        let Some(Queue::Admin(admin)) = &mut self.queue else { return };
+        let (node, local_ip, host) = (&self.node, self.local_ip, admin.host.nqn.clone());
+        let log = || discovery::page(node, &host, local_ip);
+        let commands = &self.commands;
+        let executed = admin.execute(sqe, data, slot, &|cid| commands.find(cid), &log);
+        let keep_alive = admin.keep_alive();
+        self.set_keep_alive(keep_alive);
+        match executed {
+            Admin::Held => self.commands.wait_for_event(slot),
+            Admin::Aborted(other) => {
+                self.finish(other, &Outcome::failure(Status::COMMAND_ABORT_REQUESTED));
+                self.finish(slot, &Outcome::success(0));
+            }
+            Admin::Done(outcome) => {
+                let room = sqe.dptr.length.get() as usize;
+                let fits = outcome.data.len() <= room && is_from_transport(sqe);
+                if fits || outcome.data.is_empty() {
+                    self.finish(slot, &outcome);
+                } else {
+                    self.finish(slot, &Outcome::failure(Status::DATA_SGL_LENGTH_INVALID));
+                }
+            }
+        }
+    }
+
+    fn on_fabrics(&mut self, slot: usize, sqe: &Sqe, data: SgList) {
+        let outcome = match (fabrics_type(sqe), &mut self.queue) {
+            (FabricsType::CONNECT, None) => return self.connect(slot, sqe, data),
+            (FabricsType::CONNECT, Some(_)) | (_, None) => Outcome::failure(Status::COMMAND_SEQUENCE_ERROR),
+            (FabricsType::PROPERTY_GET, Some(Queue::Admin(admin))) => {
+                let get: &PropertyGet = transmute_ref!(sqe);
+                let is_long = get.attrib & 7 == ATTRIB_8_BYTES;
+                let value = admin.properties.get(&admin.place, get.ofst.get(), is_long);
+                value.map_or_else(Outcome::failure, Outcome::success)
+            }
+            (FabricsType::PROPERTY_SET, Some(Queue::Admin(admin))) => {
+                let set: &PropertySet = transmute_ref!(sqe);
+                let is_long = set.attrib & 7 == ATTRIB_8_BYTES;
+                let done = admin.properties.set(&admin.place, set.ofst.get(), is_long, set.value.get());
+                if !admin.properties.is_ready() {
+                    // A reset or a shutdown ends requests for events without an answer (Base 2.0 §5.2).
+                    for event in admin.take_events() {
+                        self.commands.remove(event);
+                    }
+                }
+                done.map_or_else(Outcome::failure, |()| Outcome::success(0))
+            }
+            (FabricsType::DISCONNECT, Some(Queue::Admin(_))) => {
+                Outcome::failure(Status::DISCONNECT_INVALID_QUEUE_TYPE)
+            }
+            (FabricsType::DISCONNECT, Some(Queue::Io(_))) => {
+                // What is in flight ends, and then the connection does.
+                self.stopping = true;
+                Outcome::success(0)
+            }
+            _ => Outcome::failure(Status::INVALID_COMMAND_OPCODE),
+        };
+        self.finish(slot, &outcome);
+    }
+
+    fn connect(&mut self, slot: usize, sqe: &Sqe, data: SgList) {
+        let command: &Connect = transmute_ref!(sqe);
+        match connect::connect(&self.node, command, &data, self.hang_up.clone()) {
+            Ok(Connected { queue, cntlid, size, has_flow_control }) => {
+                if let Queue::Admin(admin) = &queue {
+                    self.set_keep_alive(admin.keep_alive());
+                }
+                self.queue = Some(queue);
+                self.permit = None;
+                self.depth = usize::from(size).saturating_add(MAX_EVENT_REQUESTS);
+                self.sender.on_connected(size, has_flow_control);
+                self.finish(slot, &Outcome::success(cntlid.into()));
+            }
+            Err(NotConnected::Refused(outcome)) => self.finish(slot, &outcome),
+            Err(NotConnected::Later) => {
+                if let Some(entry) = self.commands.get_mut(slot) {
+                    entry.state = State::Connect;
+                }
+                self.connecting = Some((slot, data));
+            }
+        }
+    }
+
+    /// A command is over.
+    #[inline]
+    pub(super) fn finish(&mut self, slot: usize, outcome: &Outcome) {
+        if let Some(cid) = self.commands.remove(slot) {
+            self.sender.outcome(&mut self.outbox, cid, outcome);
+        }
+    }
+}
+
+/// Where the host's data is: at an offset in the capsule, or with the transport. Refuses descriptors that do not fit
+/// the command (Base 2.0 §4.1.2, TCP Transport 1.0 §3.2).
+#[inline]
+fn locate(sqe: &Sqe, work: &Work, out: usize, capsule_len: usize) -> Result<Option<usize>, Status> {
+    let (dptr, told) = (&sqe.dptr, sqe.dptr.length.get() as usize);
+    if out > 0 {
+        if told != out {
+            return Err(Status::DATA_SGL_LENGTH_INVALID);
+        }
+        return match (dptr.kind(), dptr.subtype()) {
+            (SglType::DATA_BLOCK, SglSubtype::OFFSET) => {
+                let offset = usize::try_from(dptr.address.get()).map_err(|_| Status::SGL_OFFSET_INVALID)?;
+                let end = offset.checked_add(out).filter(|&end| end <= capsule_len);
+                end.map(|_| Some(offset)).ok_or(Status::SGL_OFFSET_INVALID)
+            }
+            (SglType::TRANSPORT_DATA_BLOCK, SglSubtype::TRANSPORT) => Ok(None),
+            _ => Err(Status::SGL_DESCRIPTOR_TYPE_INVALID),
+        };
+    }
+    if let Work::Io(command) = work {
+        let wanted = command.data_in();
+        if wanted > 0 && !is_from_transport(sqe) {
+            return Err(Status::SGL_DESCRIPTOR_TYPE_INVALID);
+        }
+        if wanted != told && transfer(sqe.opcode) == Transfer::ControllerToHost {
+            return Err(Status::DATA_SGL_LENGTH_INVALID);
+        }
+    }
+    Ok(None)
+}
+
+/// Whether the transport moves the data.
+#[inline]
+fn is_from_transport(sqe: &Sqe) -> bool {
+    (sqe.dptr.kind(), sqe.dptr.subtype()) == (SglType::TRANSPORT_DATA_BLOCK, SglSubtype::TRANSPORT)
+}

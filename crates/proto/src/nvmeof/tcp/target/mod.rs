@@ -1,0 +1,302 @@
+//! The NVMe/TCP target: one session for one connection, which is one queue of a controller.
+//!
+//! ```text
+//!   IcReq ──▶ Head ──capsule──▶ execute.rs ──▶ nvme::admin, nvme::io ──▶ send.rs
+//!              ▲ │                   │                    ▲
+//!              │ └─H2CData─▶ Data, Memory, Place, Tail    │ poll_io, on_io
+//!              └──────────────── receive.rs               ▼
+//!                                                       volume
+//! ```
+//! The first PDU initializes the connection, the first command is Connect and makes it an admin or an I/O queue. Data in
+//! a capsule is lent from the receive buffer to the volume; else the host is asked for all of a command's data by one
+//! R2T. Up to 64 KiB are lent, too, if they come in one PDU; for longer data memory is taken before it is asked for, so
+//! that it never waits, and it is received straight there.
+//!
+//! What bounds a session: 30 seconds until its queue is connected; then as many commands as the queue has entries, at
+//! most 1,024, and 4 that wait for events, 64 MiB of data in flight and unsent, and 1 MiB of answers that the host
+//! leaves unread. Beyond those it is not listened to. A host whose controller has a Keep Alive Timeout and that is
+//! silent for longer loses all of its queues, whatever cores they are on (decision 13).
+//!
+//! A host that breaks the transport's rules gets a C2HTermReq with the fatal error that the specification names, and
+//! the connection ends.
+
+mod commands;
+mod execute;
+mod receive;
+mod send;
+
+#[cfg(test)]
+mod tests;
+
+use super::super::connect::Queue;
+use super::super::node::{ConnectPermit, Node};
+use crate::exports::VolumeId;
+use crate::nvme::io::Wanted;
+use crate::nvme::{HangUp, MAX_EVENT_REQUESTS, MQES};
+use crate::outbox::Outbox;
+use crate::session::{Demand, ProtocolError, StreamSession, Target, Timed};
+use blockmux_volume::{Chunk, Completion, Io, Pool, SgList};
+use commands::Commands;
+use core::net::IpAddr;
+use receive::Awaiting;
+use send::Sender;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A host's connection to an NVMe/TCP target.
+pub struct TargetSession {
+    node: Arc<Node>,
+    pool: Pool,
+    outbox: Outbox,
+    sender: Sender,
+    awaiting: Awaiting,
+    queue: Option<Queue>,
+    /// The most commands under way.
+    depth: usize,
+    commands: Commands,
+    /// In flight, but not yet taken by the driver.
+    io: VecDeque<(VolumeId, Io)>,
+    /// I/O of commands whose ranges are locked by others.
+    held: VecDeque<(usize, Wanted)>,
+    /// Commands that wait for memory before their data is asked for, oldest first.
+    grants: VecDeque<usize>,
+    /// A Connect that waits for an older association to end, and its data.
+    connecting: Option<(usize, SgList)>,
+    /// Data of the command that waits for room, in bytes; 0 if none does.
+    waits_for: usize,
+    /// I/O that has not completed.
+    in_flight: usize,
+    /// Nothing is accepted any more; what is in flight ends.
+    stopping: bool,
+    /// The connection ends.
+    is_over: bool,
+    clock: Clock,
+    /// What the host has connected to, and how to cut its connection.
+    local_ip: Option<IpAddr>,
+    hang_up: Option<HangUp>,
+    permit: Option<ConnectPermit>,
+}
+
+/// Deadlines.
+struct Clock {
+    /// A queue must be connected by then.
+    connect_by: Instant,
+    /// When to ask the pool, locked ranges and older associations again.
+    retry_at: Instant,
+    /// The next look at whether the host was heard of; `None` without Keep Alive.
+    keep_alive: Option<KeepAlive>,
+}
+
+/// Whether the host keeps its controller alive (Base 2.0 §3.9).
+struct KeepAlive {
+    timeout: Duration,
+    next_look: Instant,
+    /// Something has come since the last look.
+    heard: bool,
+    /// Looks in a row at which nothing had.
+    silent: u32,
+}
+
+impl TargetSession {
+    /// A session for a host that has just connected. `pool` is the core's, for data from the host. The host has 30
+    /// seconds from `now` on to connect a queue.
+    #[must_use]
+    pub fn new(node: Arc<Node>, pool: Pool, now: Instant) -> TargetSession {
+        TargetSession {
+            node,
+            sender: Sender::new(pool.clone()),
+            pool,
+            outbox: Outbox::default(),
+            awaiting: Awaiting::IcReq,
+            queue: None,
+            depth: 1,
+            commands: Commands::default(),
+            io: VecDeque::new(),
+            held: VecDeque::new(),
+            grants: VecDeque::new(),
+            connecting: None,
+            waits_for: 0,
+            in_flight: 0,
+            stopping: false,
+            is_over: false,
+            clock: Clock {
+                connect_by: now.checked_add(CONNECT_TIME).unwrap_or(now),
+                retry_at: now,
+                keep_alive: None,
+            },
+            local_ip: None,
+            hang_up: None,
+            permit: None,
+        }
+    }
+
+    /// The same with leave to connect a queue, over a connection to `local_ip` that `hang_up` cuts: that is how an
+    /// I/O queue ends with its controller.
+    #[must_use]
+    pub fn admitted(
+        mut self,
+        permit: ConnectPermit,
+        local_ip: Option<IpAddr>,
+        hang_up: HangUp,
+    ) -> TargetSession {
+        (self.permit, self.local_ip, self.hang_up) = (Some(permit), local_ip, Some(hang_up));
+        self
+    }
+
+    /// Whether a command with that much data may be taken now.
+    #[inline]
+    fn has_room(&self, data_len: usize) -> bool {
+        let payload = self.commands.payload.saturating_add(self.outbox.len()).saturating_add(data_len);
+        let is_alone = self.commands.is_idle() && self.outbox.is_empty();
+        self.commands.len() < self.depth
+            && self.sender.has_room(&self.outbox)
+            && (payload <= blockmux_volume::SHORT_PAYLOAD
+                || payload <= PAYLOAD_IN_FLIGHT && (is_alone || !self.pool.is_short()))
+    }
+
+    /// Looks whether the host is still there.
+    fn check_keep_alive(&mut self, now: Instant) -> Result<(), ProtocolError> {
+        let Some(keep_alive) = self.clock.keep_alive.as_mut().filter(|it| it.next_look <= now) else {
+            return Ok(());
+        };
+        let pause = keep_alive.timeout.checked_div(LOOKS).unwrap_or_default();
+        keep_alive.next_look = now.checked_add(pause).unwrap_or(now);
+        keep_alive.silent =
+            if std::mem::take(&mut keep_alive.heard) { 0 } else { keep_alive.silent.saturating_add(1) };
+        if keep_alive.silent > LOOKS {
+            self.is_over = true;
+            return Err(ProtocolError {
+                what: "did not keep its controller alive within its Keep Alive Timeout",
+                reference: "NVMe Base 2.0 §3.9",
+            });
+        }
+        Ok(())
+    }
+
+    /// A new timeout; `None` is none.
+    fn set_keep_alive(&mut self, timeout: Option<Duration>) {
+        if self.clock.keep_alive.as_ref().map(|it| it.timeout) == timeout {
+            return;
+        }
+        // The first look is made as soon as somebody says what time it is.
+        let next_look = self.clock.retry_at;
+        self.clock.keep_alive =
+            timeout.map(|timeout| KeepAlive { timeout, next_look, heard: true, silent: 0 });
+    }
+
+    fn waits(&self) -> bool {
+        !self.held.is_empty()
+            || !self.grants.is_empty()
+            || self.connecting.is_some()
+            || matches!(self.awaiting, Awaiting::Memory(_))
+    }
+}
+
+impl Timed for TargetSession {
+    fn poll_timeout(&self) -> Option<Instant> {
+        if self.is_over {
+            return None;
+        }
+        let connect = if self.queue.is_none() { Some(self.clock.connect_by) } else { None };
+        let retry = if self.waits() { Some(self.clock.retry_at) } else { None };
+        let keep_alive = self.clock.keep_alive.as_ref().map(|keep_alive| keep_alive.next_look);
+        [connect, retry, keep_alive].into_iter().flatten().min()
+    }
+
+    fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
+        if self.queue.is_none() && now >= self.clock.connect_by {
+            self.is_over = true;
+            return Err(ProtocolError {
+                what: "did not connect a queue within 30 seconds",
+                reference: "NVMe Base 2.0 §3.3.2.2",
+            });
+        }
+        self.clock.retry_at = now.checked_add(RETRY).unwrap_or(now);
+        self.resume();
+        self.check_keep_alive(now)
+    }
+}
+
+impl StreamSession for TargetSession {
+    fn demand(&self) -> Demand {
+        if self.is_over || (self.stopping && self.commands.is_idle()) {
+            return Demand::Close;
+        }
+        self.wants()
+    }
+
+    #[inline]
+    fn on_bytes(&mut self, input: &Chunk) -> Result<usize, ProtocolError> {
+        if let Some(keep_alive) = &mut self.clock.keep_alive {
+            keep_alive.heard = true;
+        }
+        let mut at: usize = 0;
+        while !self.is_over
+            && let Some(taken) = self.step(input, at)?
+        {
+            at = at.saturating_add(taken);
+        }
+        Ok(at)
+    }
+
+    fn on_placed(&mut self) -> Result<(), ProtocolError> {
+        self.placed();
+        Ok(())
+    }
+
+    fn on_end(&mut self) -> Result<(), ProtocolError> {
+        let was_over = std::mem::replace(&mut self.is_over, true);
+        self.held.clear();
+        self.grants.clear();
+        self.connecting = None;
+        match self.awaiting {
+            Awaiting::Head(_) | Awaiting::IcReq => Ok(()),
+            _ if was_over => Ok(()),
+            _ => Err(ProtocolError {
+                what: "left in the middle of a PDU's data",
+                reference: "TCP Transport 1.0 §3.6",
+            }),
+        }
+    }
+
+    #[inline]
+    fn outbox(&mut self) -> &mut Outbox {
+        &mut self.outbox
+    }
+}
+
+impl Target for TargetSession {
+    fn depth(&self) -> u32 {
+        MAX_COMMANDS as u32
+    }
+
+    #[inline]
+    fn poll_io(&mut self) -> Option<(VolumeId, Io)> {
+        self.io.pop_front()
+    }
+
+    #[inline]
+    fn on_io(&mut self, done: Completion) {
+        self.in_flight = self.in_flight.saturating_sub(1);
+        self.io_done(done);
+        if self.waits() {
+            self.resume();
+        }
+    }
+
+    fn on_stop(&mut self) {
+        self.stopping = true;
+    }
+}
+
+/// The most commands of one queue: its entries, and those that wait for events.
+const MAX_COMMANDS: usize = MQES as usize + 1 + MAX_EVENT_REQUESTS;
+/// The most data of one session, in bytes, what waits in its outbox included.
+const PAYLOAD_IN_FLIGHT: usize = 64 << 20;
+/// Until a queue is connected.
+const CONNECT_TIME: Duration = Duration::from_secs(30);
+/// How often an empty pool, locked ranges and older associations are asked again, apart from each completion.
+const RETRY: Duration = Duration::from_millis(1);
+/// How often it is looked whether the host was heard of, in a Keep Alive Timeout.
+const LOOKS: u32 = 4;

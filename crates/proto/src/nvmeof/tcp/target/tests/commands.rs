@@ -1,0 +1,393 @@
+//! Commands that do what they say.
+
+use super::*;
+use crate::served::Served;
+use crate::session::Timed;
+use blockmux_volume::{Op, SHORT_PAYLOAD};
+use blockmux_wire::nvme::feature::{EXHID, FeatureId};
+use blockmux_wire::nvme::identify::{
+    IdentifyController, IdentifyNamespace, NSATTR_WRITE_PROTECTED, ONCS_COMPARE,
+};
+use blockmux_wire::nvme::nvm::{DSM_DEALLOCATE, FUA};
+use proptest::prelude::*;
+
+#[test]
+fn data_goes_both_ways_in_capsules_and_by_r2t_with_every_digest() {
+    for digests in 0..4 {
+        let (mut io, _admin) = Host::io(&node(), digests);
+        // In its capsule; asked for and lent; asked for and placed.
+        for (slba, len) in [(0, 512), (8, 8192), (100, 16384), (1000, 128 << 10), (2000, 1 << 20)] {
+            let data = pattern(len);
+            let mut write = nvm(NvmOpcode::WRITE, 1, slba, len as u32 / 512);
+            if len <= 8192 {
+                assert!(io.run(write, &data).1.status.is_success());
+            } else {
+                io.send(&mut write, &[]);
+                let r2t: R2t = io.received()[0].as_a();
+                assert_eq!((r2t.cccid, r2t.r2to.get(), r2t.r2tl.get() as usize), (write.cid, 0, len));
+                let bytes = io.h2c_data(&r2t, 0, &data, true);
+                io.pump.client_sends(&bytes).unwrap();
+                assert!(io.end_of(write).1.status.is_success());
+            }
+            let (read, cqe) = io.run(nvm(NvmOpcode::READ, 1, slba, len as u32 / 512), &[]);
+            assert!(cqe.status.is_success());
+            assert!(read == data, "{len} bytes with digests {digests}");
+        }
+        assert!(io.pump.placed > 0);
+    }
+}
+
+#[test]
+fn data_may_come_in_any_number_of_pdus() {
+    for len in [SHORT_PAYLOAD.min(32 << 10), 512 << 10] {
+        let (mut io, _admin) = Host::io(&node(), DGST_DATA);
+        let data = pattern(len);
+        let mut write = nvm(NvmOpcode::WRITE, 1, 0, len as u32 / 512);
+        io.send(&mut write, &[]);
+        let r2t: R2t = io.received()[0].as_a();
+        for (n, piece) in data.chunks(len / 4).enumerate() {
+            let bytes = io.h2c_data(&r2t, n * len / 4, piece, n == 3);
+            io.pump.client_sends(&bytes).unwrap();
+        }
+        assert!(io.end_of(write).1.status.is_success());
+        assert!(io.run(nvm(NvmOpcode::READ, 1, 0, len as u32 / 512), &[]).0 == data);
+    }
+}
+
+#[test]
+fn without_flow_control_a_read_s_success_goes_without_saying() {
+    let node = node();
+    let (_admin, cntlid) = Host::admin(&node, 0);
+    let mut io = Host::initialized(&node, 0);
+    let connected = io.connect(1, cntlid, CATTR_DISABLE_SQ_FLOW_CONTROL);
+    assert_eq!(connected.sqhd.get(), 0xffff);
+    io.send(&mut nvm(NvmOpcode::READ, 1, 0, 8), &[]);
+    let pdus = io.received();
+    assert_eq!((pdus.len(), pdus[0].common.flags), (1, FLAG_LAST | FLAG_SUCCESS));
+    // What fails is told.
+    io.send(&mut nvm(NvmOpcode::READ, 1, SIZE / 512, 8), &[]);
+    assert_eq!(refusal(&io.received()[0].cqe()), Status::LBA_OUT_OF_RANGE);
+}
+
+#[test]
+fn data_for_the_host_is_aligned_as_it_asked() {
+    let node = node();
+    let mut host = Host::new(&node);
+    let request = IcReq { hpda: 31, ..ic_req(DGST_HEADER) };
+    host.pump.exchange(request.as_bytes());
+    host.digests = DGST_HEADER;
+    assert!(host.connect(0, CNTLID_DYNAMIC, 0).status.is_success());
+    host.enable();
+    host.send(&mut admin(AdminOpcode::IDENTIFY, 0, 1, 0, 4096), &[]);
+    let pdus = host.received();
+    assert_eq!((pdus[0].common.pdo, pdus[0].data.len()), (128, 4096));
+}
+
+#[test]
+fn sqhd_counts_completions_round_the_queue() {
+    let (mut io, _admin) = Host::io(&node(), 0);
+    let flush = nvm(NvmOpcode::FLUSH, 1, 0, 1);
+    let heads: Vec<u16> = (0..40).map(|_| io.run(flush, &[]).1.sqhd.get()).collect();
+    // Connect was the first, and the queue has 32 entries.
+    assert_eq!((heads[0], heads[30], heads[31]), (2, 0, 1));
+}
+
+#[test]
+fn compare_verify_and_zeroes_look_at_blocks_and_copy_moves_them() {
+    let (mut io, _admin) = Host::io(&node(), 0);
+    let data = pattern(4096);
+    assert!(io.run(nvm(NvmOpcode::WRITE, 1, 8, 8), &data).1.status.is_success());
+    let compare = nvm(NvmOpcode::COMPARE, 1, 8, 8);
+    assert!(io.run(compare, &data).1.status.is_success());
+    let mut other = data.clone();
+    other[4095] ^= 1;
+    assert_eq!(refusal(&io.run(compare, &other).1), Status::COMPARE_FAILURE);
+    assert!(io.run(nvm(NvmOpcode::VERIFY, 1, 0, 64), &[]).1.status.is_success());
+    // Two ranges, one after the other, to block 100.
+    let mut ranges = Vec::new();
+    for (slba, nlb) in [(12_u64, 3_u16), (8, 3)] {
+        ranges.extend([0; 8]);
+        ranges.extend(slba.to_le_bytes());
+        ranges.extend(nlb.to_le_bytes());
+        ranges.extend([0; 14]);
+    }
+    let copy = Sqe { cdw12: 1.into(), ..nvm(NvmOpcode::COPY, 1, 100, 1) };
+    assert!(io.run(copy, &ranges).1.status.is_success());
+    let (copied, _) = io.run(nvm(NvmOpcode::READ, 1, 100, 8), &[]);
+    assert!(copied == [&data[2048..], &data[..2048]].concat());
+    assert!(io.run(nvm(NvmOpcode::WRITE_ZEROES, 1, 9, 2), &[]).1.status.is_success());
+    let (read, _) = io.run(nvm(NvmOpcode::READ, 1, 8, 4), &[]);
+    assert!(read == [&data[..512], &[0; 1024], &data[1536..2048]].concat());
+    let mut dsm = Vec::new();
+    for slba in [8_u64, 11] {
+        dsm.extend([0; 4]);
+        dsm.extend(1_u32.to_le_bytes());
+        dsm.extend(slba.to_le_bytes());
+    }
+    let deallocate =
+        Sqe { cdw10: 1.into(), cdw11: DSM_DEALLOCATE.into(), ..nvm(NvmOpcode::DATASET_MANAGEMENT, 1, 0, 1) };
+    assert!(io.run(deallocate, &dsm).1.status.is_success());
+    assert!(io.run(nvm(NvmOpcode::READ, 1, 8, 4), &[]).0 == [0; 2048]);
+    // Linux sends a whole page for one range.
+    dsm.resize(4096, 0);
+    let deallocate = Sqe { cdw10: 0.into(), ..deallocate };
+    assert!(io.run(deallocate, &dsm).1.status.is_success());
+}
+
+#[test]
+fn fua_and_flush_reach_the_volume() {
+    let (mut io, _admin) = Host::io(&node(), 0);
+    io.pump.holds_io = true;
+    let fua = |sqe: Sqe| Sqe { cdw12: (sqe.cdw12.get() | FUA).into(), ..sqe };
+    io.send(
+        &mut Sqe { dptr: SglDescriptor::in_capsule(0, 512), ..fua(nvm(NvmOpcode::WRITE, 1, 0, 1)) },
+        &[7; 512],
+    );
+    io.send(&mut fua(nvm(NvmOpcode::WRITE_ZEROES, 1, 0, 1)), &[]);
+    io.send(&mut nvm(NvmOpcode::FLUSH, 1, 0, 1), &[]);
+    io.send(&mut nvm(NvmOpcode::FLUSH, u32::MAX, 0, 1), &[]);
+    let ops: Vec<(u32, Op)> = io.pump.submitted.iter().map(|(volume, io)| (volume.0, io.op)).collect();
+    let zeroes = Op::WriteZeroes { fua: true, may_unmap: false, only_fast: false };
+    assert_eq!(ops, [(0, Op::Write { fua: true }), (0, zeroes), (0, Op::Flush), (1, Op::Flush)]);
+    while !io.pump.submitted.is_empty() {
+        io.pump.finish_one();
+        io.pump.run().unwrap();
+    }
+    // The flush of all namespaces was two.
+    assert_eq!(io.received().len(), 4);
+}
+
+#[test]
+fn identify_tells_what_is_served() {
+    let (mut host, cntlid) = Host::admin(&node(), 0);
+    let mut identify = |cns: u32, nsid: u32| host.run(admin(AdminOpcode::IDENTIFY, nsid, cns, 0, 4096), &[]);
+    let page = IdentifyController::read_from_bytes(&identify(1, 0).0).unwrap();
+    assert_eq!((page.cntlid.get(), page.mdts, page.nn.get()), (cntlid, 8, 2));
+    assert_eq!((page.ioccsz.get() * 16, page.icdoff.get()), (64 + 8192, 0));
+    assert_eq!((Nqn::of_field(&page.subnqn), page.vwc & 1), (Nqn::new(NQN), 0));
+    assert!(page.oncs.get() & ONCS_COMPARE != 0);
+    for (nsid, nsattr) in [(1, 0), (2, NSATTR_WRITE_PROTECTED)] {
+        let page = IdentifyNamespace::read_from_bytes(&identify(0, nsid).0).unwrap();
+        assert_eq!((page.nsze.get(), page.lbaf[0].lbads, page.nsattr), (SIZE / 512, 9, nsattr));
+        assert_ne!(page.nguid, [0; 16]);
+    }
+    let list = |page: Vec<u8>| page.chunks(4).map(|id| id[0]).take_while(|&id| id > 0).collect::<Vec<u8>>();
+    assert_eq!((list(identify(2, 0).0), list(identify(2, 1).0)), (vec![1, 2], vec![2]));
+    let descriptors = identify(3, 1).0;
+    assert_eq!((descriptors[0], descriptors[1], descriptors[20], descriptors[40]), (2, 16, 3, 4));
+    assert_eq!(identify(0x13, 0).0[..4], [1, 0, cntlid as u8, 0]);
+    assert_eq!(identify(6, 0).0[0], 8);
+    for (cns, nsid) in [(0, 3), (0, u32::MAX), (3, 9), (8, 0)] {
+        assert_eq!(refusal(&identify(cns, nsid).1), Status::INVALID_NAMESPACE_OR_FORMAT, "{cns}");
+    }
+    assert_eq!(refusal(&identify(0x77, 0).1), Status::INVALID_FIELD_IN_COMMAND);
+    let short = host.run(admin(AdminOpcode::IDENTIFY, 0, 1, 0, 4095), &[]);
+    assert_eq!(refusal(&short.1), Status::DATA_SGL_LENGTH_INVALID);
+}
+
+#[test]
+fn log_pages_are_there_and_may_be_read_in_parts() {
+    let (mut host, _) = Host::admin(&node(), 0);
+    for (lid, len) in [(0, 1024), (1, 64), (2, 512), (3, 512), (4, 4096), (5, 4096)] {
+        let log = admin(AdminOpcode::GET_LOG_PAGE, u32::MAX, (len / 4 - 1) << 16 | lid, 0, len);
+        let (page, cqe) = host.run(log, &[]);
+        assert!(cqe.status.is_success() && page.len() == len as usize, "{lid}");
+        let part =
+            Sqe { cdw12: 8.into(), ..admin(AdminOpcode::GET_LOG_PAGE, u32::MAX, 3 << 16 | lid, 0, 16) };
+        assert_eq!(host.run(part, &[]).0, page[8..24]);
+    }
+    let wrong = |cdw12: u32, lid: u32| Sqe {
+        cdw12: cdw12.into(),
+        ..admin(AdminOpcode::GET_LOG_PAGE, 0, 3 << 16 | lid, 0, 16)
+    };
+    for (sqe, status) in [
+        (wrong(2, 2), Status::INVALID_FIELD_IN_COMMAND),
+        (wrong(516, 2), Status::INVALID_FIELD_IN_COMMAND),
+        (wrong(0, 0xc0), Status::INVALID_LOG_PAGE),
+        (wrong(0, 0x70), Status::INVALID_LOG_PAGE),
+    ] {
+        assert_eq!(refusal(&host.run(sqe, &[]).1), status);
+    }
+    let long = admin(AdminOpcode::GET_LOG_PAGE, 0, 0xffff << 16 | 2, 0xffff, u32::MAX);
+    assert_eq!(refusal(&host.run(long, &[]).1), Status::INVALID_FIELD_IN_COMMAND);
+}
+
+#[test]
+fn features_are_set_and_told() {
+    let (mut host, _) = Host::admin(&node(), 0);
+    let mut set = |fid: FeatureId, value: u32| {
+        host.run(admin(AdminOpcode::SET_FEATURES, 0, fid.0.into(), value, 0), &[]).1
+    };
+    assert_eq!(set(FeatureId::NUMBER_OF_QUEUES, 3 << 16 | 3).result.get(), 127 << 16 | 127);
+    assert_eq!(refusal(&set(FeatureId::NUMBER_OF_QUEUES, 0xffff)), Status::INVALID_FIELD_IN_COMMAND);
+    assert!(set(FeatureId::ASYNCHRONOUS_EVENT_CONFIGURATION, 0x900).status.is_success());
+    assert!(set(FeatureId::KEEP_ALIVE_TIMER, 9000).status.is_success());
+    assert_eq!(refusal(&set(FeatureId::VOLATILE_WRITE_CACHE, 1)), Status::FEATURE_NOT_CHANGEABLE);
+    assert_eq!(refusal(&set(FeatureId(0xc5), 1)), Status::INVALID_FIELD_IN_COMMAND);
+    let mut get = |cdw10: u32, cdw11: u32, room: u32| {
+        host.run(admin(AdminOpcode::GET_FEATURES, 0, cdw10, cdw11, room), &[])
+    };
+    assert_eq!(get(FeatureId::ASYNCHRONOUS_EVENT_CONFIGURATION.0.into(), 0, 0).1.result.get(), 0x900);
+    assert_eq!(get(FeatureId::KEEP_ALIVE_TIMER.0.into(), 0, 0).1.result.get(), 9000);
+    assert_eq!(get(3 << 8 | u32::from(FeatureId::KEEP_ALIVE_TIMER.0), 0, 0).1.result.get(), 4);
+    assert_eq!(get(FeatureId::HOST_IDENTIFIER.0.into(), EXHID, 16).0, [1; 16]);
+    let behavior = admin(AdminOpcode::SET_FEATURES, 0, FeatureId::HOST_BEHAVIOR_SUPPORT.0.into(), 0, 0);
+    assert!(host.run(behavior, &[3; 512]).1.status.is_success());
+    let behavior = admin(AdminOpcode::GET_FEATURES, 0, FeatureId::HOST_BEHAVIOR_SUPPORT.0.into(), 0, 512);
+    assert_eq!(host.run(behavior, &[]).0, [3; 512]);
+}
+
+#[test]
+fn requests_for_events_wait_are_bounded_and_can_be_aborted() {
+    let (mut host, _) = Host::admin(&node(), 0);
+    let event = admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0, 0, 0, 0);
+    let mut waiting = Vec::new();
+    for _ in 0..4 {
+        let mut sqe = event;
+        host.send(&mut sqe, &[]);
+        waiting.push(sqe.cid.get());
+        assert!(host.received().is_empty());
+    }
+    let more = host.run(event, &[]).1;
+    assert_eq!(refusal(&more), Status::ASYNCHRONOUS_EVENT_REQUEST_LIMIT_EXCEEDED);
+    let mut abort = admin(AdminOpcode::ABORT, 0, u32::from(waiting[1]) << 16, 0, 0);
+    host.send(&mut abort, &[]);
+    let pdus = host.received();
+    let (aborted, cqe) = (pdus[0].cqe(), pdus[1].cqe());
+    assert_eq!((aborted.cid.get(), refusal(&aborted)), (waiting[1], Status::COMMAND_ABORT_REQUESTED));
+    assert_eq!((cqe.cid, cqe.result.get()), (abort.cid, 0));
+    // What is not there is not aborted, and a command of another queue is left alone.
+    for cdw10 in [u32::from(waiting[1]) << 16, u32::from(waiting[0]) << 16 | 1] {
+        assert_eq!(host.run(admin(AdminOpcode::ABORT, 0, cdw10, 0, 0), &[]).1.result.get(), 1);
+    }
+}
+
+#[test]
+fn a_reservation_of_another_protocol_keeps_the_host_out() {
+    use crate::served::{Notices, Table};
+    let node = node();
+    let (mut io, _admin) = Host::io(&node, 0);
+    let served: &std::sync::Arc<Served> = node.1.served(VolumeId(0)).unwrap();
+    let holder = served.new_holder();
+    let reserve = |table: &mut Table| -> Result<Notices, ()> {
+        table.reserved_by = Some(holder);
+        Ok(Notices::new())
+    };
+    served.change(false, reserve).unwrap();
+    let (_, cqe) = io.run(nvm(NvmOpcode::READ, 1, 0, 1), &[]);
+    assert_eq!(refusal(&cqe), Status::RESERVATION_CONFLICT);
+    assert_eq!(refusal(&io.run(nvm(NvmOpcode::WRITE, 1, 0, 1), &[7; 512]).1), Status::RESERVATION_CONFLICT);
+    assert!(io.run(nvm(NvmOpcode::FLUSH, 1, 0, 1), &[]).1.status.is_success());
+    served.release(Some(holder));
+    assert!(io.run(nvm(NvmOpcode::READ, 1, 0, 1), &[]).1.status.is_success());
+}
+
+#[test]
+fn a_command_whose_range_somebody_has_for_itself_waits() {
+    use crate::served::RangeGuard;
+    let node = node();
+    let (mut io, _admin) = Host::io(&node, 0);
+    let guard = RangeGuard::lock(node.1.served(VolumeId(0)).unwrap(), 0, 512).unwrap();
+    let mut read = nvm(NvmOpcode::READ, 1, 0, 1);
+    io.send(&mut read, &[]);
+    assert!(io.received().is_empty());
+    assert!(io.run(nvm(NvmOpcode::READ, 1, 1, 1), &[]).1.status.is_success());
+    drop(guard);
+    let now = io.pump.session.poll_timeout().unwrap();
+    io.pump.session.on_timeout(now).unwrap();
+    io.pump.run().unwrap();
+    assert!(io.end_of(read).1.status.is_success());
+}
+
+#[test]
+fn a_target_that_stops_finishes_what_is_in_flight_and_leaves_events_unanswered() {
+    let node = node();
+    let (mut io, mut admin_queue) = Host::io(&node, 0);
+    io.pump.holds_io = true;
+    let mut read = nvm(NvmOpcode::READ, 1, 0, 8);
+    io.send(&mut read, &[]);
+    admin_queue.send(&mut admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0, 0, 0, 0), &[]);
+    crate::session::Target::on_stop(&mut io.pump.session);
+    crate::session::Target::on_stop(&mut admin_queue.pump.session);
+    assert!(!io.is_closed() && admin_queue.is_closed());
+    io.pump.finish_one();
+    assert!(io.is_closed());
+    assert!(io.end_of(read).1.status.is_success());
+}
+
+/// Everything once: the capsules and data of a queue, of which connecting is the begin.
+fn everything(cntlid: u16, digests: u8) -> Vec<u8> {
+    let host = Host::new(&node());
+    let host = Host { digests, ..host };
+    let mut bytes = ic_req(digests).as_bytes().to_vec();
+    let (connect, data) = connect(NQN, 1, cntlid, 0);
+    let numbered = |sqe: Sqe, cid: u16| Sqe { cid: cid.into(), ..sqe };
+    bytes.extend(host.capsule(&numbered(connect, 1), data.as_bytes()));
+    let write = nvm(NvmOpcode::WRITE, 1, 0, 4);
+    let in_capsule = Sqe { dptr: SglDescriptor::in_capsule(0, 2048), ..write };
+    bytes.extend(host.capsule(&numbered(in_capsule, 2), &pattern(2048)));
+    for (cid, len) in [(3_u16, 8192_usize), (4, 80 << 10)] {
+        bytes.extend(host.capsule(&numbered(nvm(NvmOpcode::WRITE, 1, 100, len as u32 / 512), cid), &[]));
+        // The second command of this queue that is under way has the second place.
+        let r2t = R2t { cccid: cid.into(), ttag: (cid - 2).into(), ..R2t::new_zeroed() };
+        bytes.extend(host.h2c_data(&r2t, 0, &pattern(len), true));
+    }
+    bytes.extend(host.capsule(&numbered(nvm(NvmOpcode::READ, 1, 1000, 8), 5), &[]));
+    bytes.extend(host.capsule(&numbered(nvm(NvmOpcode::READ, 7, 0, 8), 6), &[]));
+    bytes.extend(host.capsule(&numbered(nvm(NvmOpcode::FLUSH, 1, 0, 1), 7), &[]));
+    bytes
+}
+
+/// What the target answers to these parts, received at most `step` bytes at a time. I/O completes at the very end, so
+/// that the order of answers does not depend on the cuts.
+fn answers(node: &(Arc<Node>, Exports), parts: &[&[u8]], step: usize) -> Vec<u8> {
+    let host = Host::new(node);
+    let mut pump = host.pump.split_at(step);
+    pump.holds_io = true;
+    parts.iter().for_each(|part| pump.client_sends(part).unwrap());
+    while !pump.submitted.is_empty() {
+        pump.finish_one();
+    }
+    pump.sent()
+}
+
+#[test]
+fn a_session_is_the_same_however_its_bytes_are_cut() {
+    for digests in [0, DGST_HEADER | DGST_DATA] {
+        let node = node();
+        let (_admin, cntlid) = Host::admin(&node, digests);
+        let bytes = everything(cntlid, digests);
+        let whole = answers(&node, &[&bytes], usize::MAX);
+        assert!(whole.len() > IC_LEN + 4096 + 9 * 24, "{}", whole.len());
+        for step in (1..150).chain([4095, 4096, 8192, 65_536]) {
+            assert!(answers(&node, &[&bytes], step) == whole, "digests {digests} in steps of {step}");
+        }
+        // Every single cut, but for the inside of long data.
+        for cut in (0..2000).chain(bytes.len() - 300..bytes.len()) {
+            let (front, back) = bytes.split_at(cut);
+            assert!(answers(&node, &[front, back], usize::MAX) == whole, "digests {digests} cut at {cut}");
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn bytes_with_errors_never_panic(
+        digests in 0..4_u8,
+        flips in prop::collection::vec((0..1_000_000_usize, any::<u8>()), 1..8),
+        step in 1..5000_usize,
+    ) {
+        let node = node();
+        let (_admin, cntlid) = Host::admin(&node, digests);
+        let mut bytes = everything(cntlid, digests);
+        let len = bytes.len();
+        // Errors in headers matter most, and the long data is most of the bytes: keep out of it.
+        for (at, value) in flips {
+            let at = at % (len - (80 << 10));
+            bytes[if at < 3700 { at } else { at + (80 << 10) }] = value;
+        }
+        let mut pump = Host::new(&node).pump.split_at(step);
+        let _ = pump.client_sends(&bytes);
+        let _ = pump.session.on_end();
+    }
+}

@@ -1,0 +1,217 @@
+//! Connect, the life of a controller, discovery.
+
+use super::*;
+use crate::nvme::HangUp;
+use crate::session::{ProtocolError, Timed};
+use blockmux_wire::nvme::log::LogPage;
+use blockmux_wire::nvme::status::ConnectStatus;
+use core::net::{IpAddr, Ipv4Addr};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// The Linux host 6.12 connects to a discovery controller; its bytes.
+#[test]
+fn the_kernels_connection_begins_as_captured() {
+    let mut host = Host::new(&node());
+    let mut bytes = [0; IC_LEN];
+    bytes[..8].copy_from_slice(&[0x00, 0x00, 0x80, 0x00, 0x80, 0x00, 0x00, 0x00]);
+    let mut expected = [0; IC_LEN];
+    // MAXH2CDATA is ours; the kernel's target said 4 MiB.
+    expected[..16].copy_from_slice(&[1, 0, 0x80, 0, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x10, 0]);
+    assert_eq!(host.pump.exchange(&bytes), expected);
+
+    let mut connect = [0; 72 + 1024];
+    connect[..8].copy_from_slice(&[0x04, 0x00, 0x48, 0x48, 0x48, 0x04, 0x00, 0x00]);
+    connect[8..13].copy_from_slice(&[0x7f, 0x40, 0x00, 0x00, 0x01]);
+    connect[40..54].copy_from_slice(&[0, 4, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0x1f, 0]);
+    connect[72..90].copy_from_slice(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 0xff, 0xff]);
+    connect[328..364].copy_from_slice(DISCOVERY_NQN.as_bytes());
+    connect[584..584 + HOST.len()].copy_from_slice(HOST.as_bytes());
+    let answer = host.pump.exchange(&connect);
+    assert_eq!(answer, [5, 0, 0x18, 0, 0x18, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
+
+    let mut get = [0; 72];
+    get[..8].copy_from_slice(&[0x04, 0x00, 0x48, 0x00, 0x48, 0x00, 0x00, 0x00]);
+    get[8..13].copy_from_slice(&[0x7f, 0x40, 0x01, 0x00, 0x04]);
+    (get[47], get[48]) = (0x5a, 1);
+    let answer = host.pump.exchange(&get);
+    assert_eq!(answer[..8], [5, 0, 0x18, 0, 0x18, 0, 0, 0]);
+    assert_eq!(answer[8..10], [0xff, 0x03]);
+    assert_eq!(answer[16..], [2, 0, 0, 0, 1, 0, 0, 0]);
+}
+
+#[test]
+fn a_connect_that_cannot_be_is_refused_and_says_why() {
+    let node = node();
+    type Case<'a> = (&'a dyn Fn(&mut Connect, &mut ConnectData), ConnectStatus, u64);
+    let cases: [Case<'_>; 9] = [
+        (&|command, _| command.recfmt = 1.into(), ConnectStatus::CONNECT_INCOMPATIBLE_FORMAT, 0),
+        (&|command, _| command.sqsize = 0.into(), ConnectStatus::CONNECT_INVALID_PARAMETERS, 44),
+        (&|command, _| command.sqsize = 1024.into(), ConnectStatus::CONNECT_INVALID_PARAMETERS, 44),
+        (&|_, data| data.cntlid = 1.into(), ConnectStatus::CONNECT_INVALID_PARAMETERS, 1 << 16 | 16),
+        (&|_, data| data.subnqn = [b'x'; 256], ConnectStatus::CONNECT_INVALID_PARAMETERS, 1 << 16 | 256),
+        (&|_, data| data.subnqn[4] = b'x', ConnectStatus::CONNECT_INVALID_PARAMETERS, 1 << 16 | 256),
+        (&|_, data| data.hostnqn = [0; 256], ConnectStatus::CONNECT_INVALID_PARAMETERS, 1 << 16 | 512),
+        (&|_, data| data.hostid = [0; 16], ConnectStatus::CONNECT_INVALID_PARAMETERS, 1 << 16),
+        (
+            &|_, data| data.subnqn = Nqn::new(PRIVATE).unwrap().to_field(),
+            ConnectStatus::CONNECT_INVALID_HOST,
+            0,
+        ),
+    ];
+    let mut host = Host::initialized(&node, 0);
+    for (change, status, result) in cases {
+        let (command, mut data) = connect(NQN, 0, CNTLID_DYNAMIC, 0);
+        let mut command = Connect::read_from_bytes(command.as_bytes()).unwrap();
+        change(&mut command, &mut data);
+        let (_, cqe) = host.run(Sqe::read_from_bytes(command.as_bytes()).unwrap(), data.as_bytes());
+        assert_eq!((refusal(&cqe), cqe.result.get()), (status.into(), result));
+    }
+    // After all of that the connection is as good as before.
+    assert!(host.connect(0, CNTLID_DYNAMIC, 0).status.is_success());
+    let again = host.connect(0, CNTLID_DYNAMIC, 0);
+    assert_eq!(refusal(&again), Status::COMMAND_SEQUENCE_ERROR);
+}
+
+#[test]
+fn before_connect_and_before_enable_only_fabrics_commands_are_carried_out() {
+    let node = node();
+    let mut host = Host::initialized(&node, 0);
+    let identify = admin(AdminOpcode::IDENTIFY, 0, 1, 0, 4096);
+    assert_eq!(refusal(&host.run(identify, &[]).1), Status::COMMAND_SEQUENCE_ERROR);
+    assert!(host.connect(0, CNTLID_DYNAMIC, 0).status.is_success());
+    assert_eq!(refusal(&host.run(identify, &[]).1), Status::COMMAND_SEQUENCE_ERROR);
+    assert_eq!(host.csts(), 0);
+    host.enable();
+    assert_eq!(host.csts(), 1);
+    assert_eq!(host.run(identify, &[]).0.len(), 4096);
+}
+
+#[test]
+fn an_io_queue_belongs_to_a_controller_that_its_host_has_enabled() {
+    let node = node();
+    let (mut admin, cntlid) = Host::admin(&node, 0);
+    let mut io = Host::initialized(&node, 0);
+    let wrong = io.connect(1, cntlid + 1, 0);
+    assert_eq!((refusal(&wrong).0, wrong.result.get()), (0x182, 1 << 16 | 16));
+    let wrong = io.connect(999, cntlid, 0);
+    assert_eq!((refusal(&wrong).0, wrong.result.get()), (0x182, 42));
+    assert!(io.connect(1, cntlid, 0).status.is_success());
+    let mut again = Host::initialized(&node, 0);
+    assert_eq!(refusal(&again.connect(1, cntlid, 0)).0, 0x182);
+    // Disabled, no queue can be connected, and the controller is not reset before its queues are gone.
+    assert!(admin.set_cc(0x0046_0060).status.is_success());
+    assert_eq!(refusal(&again.connect(2, cntlid, 0)), Status::COMMAND_SEQUENCE_ERROR);
+    assert_eq!(admin.csts(), 1);
+    drop(io);
+    assert_eq!(admin.csts(), 0);
+}
+
+#[test]
+fn with_its_admin_queue_a_controller_s_other_queues_are_cut_off_and_its_host_waits_for_them() {
+    let node = node();
+    let (admin, cntlid) = Host::admin(&node, 0);
+    let cuts = Arc::new(AtomicUsize::new(0));
+    let hang_up: HangUp = {
+        let cuts = cuts.clone();
+        Arc::new(move || {
+            cuts.fetch_add(1, Ordering::Relaxed);
+        })
+    };
+    let mut io = Host::initialized(&node, 0);
+    io.pump.session.hang_up = Some(hang_up);
+    assert!(io.connect(1, cntlid, 0).status.is_success());
+    io.pump.holds_io = true;
+    io.send(&mut nvm(NvmOpcode::WRITE, 1, 0, 1), &[]);
+    drop(admin);
+    assert_eq!(cuts.load(Ordering::Relaxed), 1);
+    // The host comes again: it gets its controller when nothing of the old one is left.
+    let mut next = Host::initialized(&node, 0);
+    let (mut command, data) = connect(NQN, 0, CNTLID_DYNAMIC, 0);
+    next.send(&mut command, data.as_bytes());
+    let soon = next.now + Duration::from_millis(5);
+    next.pump.session.on_timeout(soon).unwrap();
+    assert!(next.received().is_empty());
+    drop(io);
+    assert!(next.pump.session.poll_timeout().unwrap() <= soon + Duration::from_millis(1));
+    next.pump.session.on_timeout(soon + Duration::from_millis(1)).unwrap();
+    assert!(next.end_of(command).1.status.is_success());
+}
+
+#[test]
+fn a_host_that_is_silent_for_longer_than_its_keep_alive_timeout_loses_its_controller() {
+    let node = node();
+    let (mut admin, _) = Host::admin(&node, 0);
+    let mut time = admin.now;
+    let mut pass = |admin: &mut Host, seconds: u32| -> Result<(), ProtocolError> {
+        let until = time + Duration::from_secs(seconds.into());
+        while let Some(next) = admin.pump.session.poll_timeout().filter(|&next| next <= until) {
+            time = time.max(next);
+            admin.pump.session.on_timeout(time)?;
+        }
+        time = until;
+        Ok(())
+    };
+    for _ in 0..20 {
+        pass(&mut admin, 3).unwrap();
+        let keep_alive = super::admin(AdminOpcode::KEEP_ALIVE, 0, 0, 0, 0);
+        assert!(admin.run(keep_alive, &[]).1.status.is_success());
+    }
+    let error = pass(&mut admin, 9).unwrap_err();
+    assert_eq!(error.what, "did not keep its controller alive within its Keep Alive Timeout");
+    assert!(admin.is_closed());
+}
+
+#[test]
+fn who_connects_no_queue_in_time_is_let_go() {
+    let mut host = Host::initialized(&node(), 0);
+    let deadline = host.pump.session.poll_timeout().unwrap();
+    assert_eq!(deadline, host.now + super::super::CONNECT_TIME);
+    assert!(host.pump.session.on_timeout(deadline).is_err());
+    assert!(host.is_closed());
+}
+
+#[test]
+fn discovery_tells_of_the_subsystems_that_the_host_may_use() {
+    let node = node();
+    let mut host = Host::initialized(&node, 0);
+    host.pump.session.local_ip = Some(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 7)));
+    let (command, data) = connect(DISCOVERY_NQN, 0, CNTLID_DYNAMIC, 0);
+    assert!(host.run(command, data.as_bytes()).1.status.is_success());
+    host.enable();
+    let (id, _) = host.run(admin(AdminOpcode::IDENTIFY, 0, 1, 0, 4096), &[]);
+    assert_eq!(id[111], 2);
+    // 4 KiB, which is more than there is.
+    let log = admin(AdminOpcode::GET_LOG_PAGE, 0, 1023 << 16 | u32::from(LogPage::DISCOVERY.0), 0, 4096);
+    let (page, _) = host.run(log, &[]);
+    let header = DiscoveryHeader::read_from_bytes(&page[..1024]).unwrap();
+    assert_eq!(header.numrec.get(), 2);
+    let entry = |n: usize| DiscoveryEntry::read_from_bytes(&page[n * 1024..][..1024]).unwrap();
+    assert_eq!(SubsystemType(entry(1).subtype), SubsystemType::CURRENT_DISCOVERY);
+    let disk = entry(2);
+    assert_eq!(
+        (SubsystemType(disk.subtype), Nqn::of_field(&disk.subnqn)),
+        (SubsystemType::NVM, Nqn::new(NQN))
+    );
+    assert!(disk.traddr.starts_with(b"192.0.2.7 ") && disk.trsvcid.starts_with(b"4420 "));
+    assert_eq!((disk.trtype, disk.adrfam, disk.portid.get()), (3, 1, 1));
+    assert_eq!(page[3072..], [0; 1024]);
+    // No I/O, and no other page.
+    let smart = admin(AdminOpcode::GET_LOG_PAGE, 0, 127 << 16 | 2, 0, 512);
+    assert_eq!(refusal(&host.run(smart, &[]).1), Status::INVALID_LOG_PAGE);
+}
+
+#[test]
+fn disconnect_ends_an_io_queue_and_no_admin_queue() {
+    let (mut io, mut admin) = Host::io(&node(), 0);
+    let disconnect = Sqe {
+        opcode: AdminOpcode::FABRICS.0,
+        flags: 0x40,
+        nsid: u32::from(FabricsType::DISCONNECT.0).into(),
+        ..Sqe::new_zeroed()
+    };
+    assert_eq!(refusal(&admin.run(disconnect, &[]).1), Status::DISCONNECT_INVALID_QUEUE_TYPE);
+    assert!(!admin.is_closed());
+    assert!(io.run(disconnect, &[]).1.status.is_success());
+    assert!(io.is_closed());
+}

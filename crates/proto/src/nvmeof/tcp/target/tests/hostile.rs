@@ -1,0 +1,275 @@
+//! What hosts can do wrong, and what they are told.
+
+use super::*;
+use crate::nvme::MAX_DATA;
+use crate::session::Timed;
+use blockmux_wire::nvme::nvm::PRINFO_MASK;
+use blockmux_wire::nvme::{NSID_ALL, SglSubtype, SglType};
+
+/// The fatal error that the host is told, and where it is.
+fn fatal(host: &mut Host, bytes: &[u8]) -> (FatalError, u32) {
+    let error = host.pump.client_sends(bytes);
+    assert!(error.is_err(), "nobody complains");
+    assert!(host.is_closed());
+    let pdus = host.received();
+    let last = pdus.last().unwrap();
+    assert_eq!(last.kind(), PduType::C2H_TERM_REQ);
+    let request = TermReq::read_from_bytes(&last.header).unwrap();
+    (FatalError(request.fes.get()), request.fei.get())
+}
+
+#[test]
+fn a_connection_that_begins_wrongly_is_ended_with_the_field() {
+    let node = node();
+    type Case<'a> = (&'a dyn Fn(&mut IcReq), FatalError, u32);
+    let cases: [Case<'_>; 6] = [
+        (&|request| request.common.pdu_type = 4, FatalError::PDU_SEQUENCE_ERROR, 0),
+        (&|request| request.common.hlen = 127, FatalError::INVALID_PDU_HEADER_FIELD, 2),
+        (&|request| request.common.plen = 129.into(), FatalError::INVALID_PDU_HEADER_FIELD, 4),
+        (&|request| request.common.plen = u32::MAX.into(), FatalError::INVALID_PDU_HEADER_FIELD, 4),
+        (&|request| request.pfv = 1.into(), FatalError::UNSUPPORTED_PARAMETER, 8),
+        (&|request| request.hpda = 32, FatalError::INVALID_PDU_HEADER_FIELD, 10),
+    ];
+    for (change, status, offset) in cases {
+        let mut request = ic_req(0);
+        change(&mut request);
+        assert_eq!(fatal(&mut Host::new(&node), request.as_bytes()), (status, offset));
+    }
+}
+
+#[test]
+fn a_pdu_that_cannot_be_is_answered_with_the_fatal_error_for_it() {
+    let node = node();
+    let capsule = |change: &dyn Fn(&mut CommonHeader)| {
+        let mut bytes = pdu(0, PduType::CAPSULE_CMD, 0, nvm(NvmOpcode::WRITE, 1, 0, 1).as_bytes(), &[0; 512]);
+        change(CommonHeader::mut_from_prefix(&mut bytes).unwrap().0);
+        bytes
+    };
+    let field = FatalError::INVALID_PDU_HEADER_FIELD;
+    let cases = [
+        (capsule(&|common| common.pdu_type = 5), field, 0),
+        (capsule(&|common| common.pdu_type = 0xff), field, 0),
+        (capsule(&|common| common.pdu_type = 0), FatalError::PDU_SEQUENCE_ERROR, 0),
+        (capsule(&|common| common.hlen = 71), field, 2),
+        (capsule(&|common| common.flags = FLAG_HDGST), field, 1),
+        (capsule(&|common| common.flags = FLAG_DDGST), field, 1),
+        (capsule(&|common| common.pdo = 71), field, 3),
+        (capsule(&|common| common.pdo = 74), field, 3),
+        (capsule(&|common| common.pdo = 255), field, 3),
+        (capsule(&|common| common.plen = 8.into()), field, 4),
+        (capsule(&|common| common.plen = (72 + 8193).into()), field, 4),
+        (capsule(&|common| common.plen = u32::MAX.into()), field, 4),
+        // Data that nobody asked for, and more than was agreed on.
+        (pdu(0, PduType::H2C_DATA, FLAG_LAST, &[0; 16], &[0; 8]), field, 10),
+        (pdu(0, PduType::H2C_DATA, FLAG_LAST, &[0; 16], &[]), field, 4),
+    ];
+    for (bytes, status, offset) in cases {
+        let (mut io, _admin) = Host::io(&node, 0);
+        assert_eq!(fatal(&mut io, &bytes), (status, offset), "{:x?}", &bytes[..24]);
+    }
+    let mut long = pdu(0, PduType::H2C_DATA, FLAG_LAST, &[0; 16], &[0; 8]);
+    long[4..8].copy_from_slice(&(24 + MAX_DATA as u32 + 4).to_le_bytes());
+    let (mut io, _admin) = Host::io(&node, 0);
+    assert_eq!(fatal(&mut io, &long).0, FatalError::DATA_TRANSFER_LIMIT_EXCEEDED);
+}
+
+#[test]
+fn data_beside_what_was_asked_for_is_fatal() {
+    let node = node();
+    let cases: [(usize, usize, u16, bool, FatalError, u32); 6] = [
+        (512, 1024, 0, false, FatalError::DATA_TRANSFER_OUT_OF_RANGE, 12),
+        (0, 16384 + 4, 0, true, FatalError::DATA_TRANSFER_OUT_OF_RANGE, 12),
+        (0, 512, 0, true, FatalError::INVALID_PDU_HEADER_FIELD, 1),
+        (0, 16384, 0, false, FatalError::INVALID_PDU_HEADER_FIELD, 1),
+        (0, 16384, 1, true, FatalError::INVALID_PDU_HEADER_FIELD, 8),
+        (usize::MAX, 16384, 0, true, FatalError::DATA_TRANSFER_OUT_OF_RANGE, 12),
+    ];
+    for (offset, len, other_cid, is_last, status, place) in cases {
+        let (mut io, _admin) = Host::io(&node, 0);
+        io.send(&mut nvm(NvmOpcode::WRITE, 1, 0, 32), &[]);
+        let r2t: R2t = io.received()[0].as_a();
+        let r2t = R2t { cccid: (r2t.cccid.get() + other_cid).into(), ..r2t };
+        let bytes = io.h2c_data(&r2t, offset, &vec![0; len], is_last);
+        assert_eq!(fatal(&mut io, &bytes), (status, place));
+        assert!(io.pump.submitted.is_empty());
+    }
+}
+
+#[test]
+fn a_wrong_header_digest_is_fatal_and_a_wrong_data_digest_is_not() {
+    let node = node();
+    let (mut io, _admin) = Host::io(&node, 3);
+    let write = Sqe { dptr: SglDescriptor::in_capsule(0, 512), ..nvm(NvmOpcode::WRITE, 1, 0, 1) };
+    let good = io.capsule(&write, &[7; 512]);
+    let mut bytes = good.clone();
+    *bytes.last_mut().unwrap() ^= 1;
+    io.pump.client_sends(&bytes).unwrap();
+    let cqe = io.received()[0].cqe();
+    assert_eq!((cqe.status.status(), cqe.status.do_not_retry()), (Status::TRANSIENT_TRANSPORT_ERROR, false));
+    // The same of data that was asked for, short and long.
+    for blocks in [32, 256] {
+        let mut write = nvm(NvmOpcode::WRITE, 1, 0, blocks);
+        io.send(&mut write, &[]);
+        let r2t: R2t = io.received()[0].as_a();
+        let mut bytes = io.h2c_data(&r2t, 0, &vec![7; blocks as usize * 512], true);
+        *bytes.last_mut().unwrap() ^= 1;
+        io.pump.client_sends(&bytes).unwrap();
+        assert_eq!(io.end_of(write).1.status.status(), Status::TRANSIENT_TRANSPORT_ERROR);
+    }
+    assert_eq!(io.run(nvm(NvmOpcode::READ, 1, 0, 1), &[]).0, [0; 512]);
+    let mut bytes = good;
+    bytes[72] ^= 1;
+    let sent = u32::from_le_bytes(bytes[72..76].try_into().unwrap());
+    assert_eq!(fatal(&mut io, &bytes), (FatalError::HEADER_DIGEST_ERROR, sent));
+}
+
+#[test]
+fn a_command_that_cannot_be_done_has_its_status_and_harms_nothing() {
+    let (mut io, _admin) = Host::io(&node(), 0);
+    let end = SIZE / 512;
+    let read = |slba, blocks| nvm(NvmOpcode::READ, 1, slba, blocks);
+    let with = |sqe: Sqe, dptr| Sqe { dptr, ..sqe };
+    let write = nvm(NvmOpcode::WRITE, 1, 0, 1);
+    let field = Status::INVALID_FIELD_IN_COMMAND;
+    let cases = [
+        (read(end, 1), Status::LBA_OUT_OF_RANGE),
+        (read(end - 1, 2), Status::LBA_OUT_OF_RANGE),
+        (read(u64::MAX, 1), Status::LBA_OUT_OF_RANGE),
+        (read(u64::MAX >> 9, 8), Status::LBA_OUT_OF_RANGE),
+        (read(0, 2049), field),
+        (Sqe { nsid: 0.into(), ..read(0, 1) }, Status::INVALID_NAMESPACE_OR_FORMAT),
+        (Sqe { nsid: 3.into(), ..read(0, 1) }, Status::INVALID_NAMESPACE_OR_FORMAT),
+        (Sqe { nsid: NSID_ALL.into(), ..read(0, 1) }, Status::INVALID_NAMESPACE_OR_FORMAT),
+        (Sqe { opcode: 0x99, ..read(0, 1) }, Status::INVALID_COMMAND_OPCODE),
+        (Sqe { flags: 0x41, ..read(0, 1) }, field),
+        (Sqe { flags: 0, ..read(0, 1) }, field),
+        (Sqe { cdw12: PRINFO_MASK.into(), ..read(0, 1) }, field),
+        (with(read(0, 1), SglDescriptor::transport(511)), Status::DATA_SGL_LENGTH_INVALID),
+        (with(read(0, 1), SglDescriptor::transport(1024)), Status::DATA_SGL_LENGTH_INVALID),
+        (with(read(0, 1), SglDescriptor::in_capsule(0, 512)), Status::SGL_DESCRIPTOR_TYPE_INVALID),
+        (with(write, SglDescriptor::transport(513)), Status::DATA_SGL_LENGTH_INVALID),
+        (with(write, SglDescriptor::in_capsule(0, 512)), Status::SGL_OFFSET_INVALID),
+        (with(write, SglDescriptor::in_capsule(u64::MAX, 512)), Status::SGL_OFFSET_INVALID),
+        (
+            with(write, SglDescriptor::new(SglType::KEYED_DATA_BLOCK, SglSubtype::ADDRESS, 0, 512)),
+            Status::SGL_DESCRIPTOR_TYPE_INVALID,
+        ),
+        (nvm(NvmOpcode::WRITE, 2, 0, 1), Status::NAMESPACE_IS_WRITE_PROTECTED),
+        (nvm(NvmOpcode::WRITE_ZEROES, 2, 0, 1), Status::NAMESPACE_IS_WRITE_PROTECTED),
+        (nvm(NvmOpcode::WRITE_ZEROES, 1, end, 1), Status::LBA_OUT_OF_RANGE),
+        (Sqe { cdw12: (1 << 8).into(), ..nvm(NvmOpcode::COPY, 1, 0, 1) }, field),
+        (Sqe { cdw12: 0xff.into(), ..nvm(NvmOpcode::COPY, 1, 0, 1) }, Status::COMMAND_SIZE_LIMIT_EXCEEDED),
+    ];
+    for (sqe, status) in cases {
+        assert_eq!(refusal(&io.run(sqe, &[]).1), status, "{sqe:?}");
+    }
+    // Too many of a page of ranges, and a source range that is too long.
+    let mut range = [0; 32];
+    range[16..18].copy_from_slice(&u16::MAX.to_le_bytes());
+    let copy = Sqe { cdw12: 0.into(), ..nvm(NvmOpcode::COPY, 1, 0, 1) };
+    assert_eq!(refusal(&io.run(copy, &range).1), Status::COMMAND_SIZE_LIMIT_EXCEEDED);
+    assert_eq!(io.run(read(0, 1), &[]).0, [0; 512]);
+}
+
+#[test]
+fn a_cid_that_is_in_use_is_a_conflict() {
+    let (mut io, _admin) = Host::io(&node(), 0);
+    io.pump.holds_io = true;
+    let mut read = nvm(NvmOpcode::READ, 1, 0, 1);
+    io.send(&mut read, &[]);
+    let again = io.capsule(&read, &[]);
+    io.pump.client_sends(&again).unwrap();
+    assert_eq!(refusal(&io.received()[0].cqe()), Status::COMMAND_ID_CONFLICT);
+    io.pump.finish_one();
+    assert!(io.end_of(read).1.status.is_success());
+}
+
+#[test]
+fn no_more_commands_than_the_queue_has_entries_are_taken() {
+    let (mut io, _admin) = Host::io(&node(), 0);
+    io.pump.holds_io = true;
+    for _ in 0..60 {
+        io.send(&mut nvm(NvmOpcode::READ, 1, 0, 1), &[]);
+    }
+    let taken = io.pump.submitted.len();
+    assert_eq!((taken, matches!(io.pump.session.demand(), Demand::Nothing)), (36, true));
+    while !io.pump.submitted.is_empty() {
+        io.pump.finish_one();
+        io.pump.run().unwrap();
+    }
+    assert_eq!(io.received().len(), 2 * 60);
+}
+
+#[test]
+fn a_host_that_reads_nothing_is_not_listened_to() {
+    let (mut io, _admin) = Host::io(&node(), 0);
+    let bytes: Vec<u8> = (0..60_000_u16)
+        .flat_map(|cid| io.capsule(&Sqe { cid: cid.into(), ..nvm(NvmOpcode::FLUSH, 9, 0, 1) }, &[]))
+        .collect();
+    io.pump.client_sends(&bytes).unwrap();
+    assert!(matches!(io.pump.session.demand(), Demand::Nothing));
+    assert!(io.pump.session.outbox().len() < 1 << 21);
+    let first = io.received().len();
+    io.pump.run().unwrap();
+    assert_eq!(first + io.received().len(), 60_000);
+}
+
+#[test]
+fn data_waits_for_memory_before_it_is_asked_for() {
+    let node = node();
+    let (_admin, cntlid) = Host::admin(&node, 0);
+    let pool = Pool::new(4 << 20);
+    let mut io = Host::with_pool((&node.0, &node.1), pool.clone());
+    io.pump.exchange(ic_req(0).as_bytes());
+    assert!(io.connect(1, cntlid, 0).status.is_success());
+    let taken: Vec<_> = std::iter::from_fn(|| pool.take_payload(1 << 20)).collect();
+    assert!(!taken.is_empty());
+    let mut write = nvm(NvmOpcode::WRITE, 1, 0, 2048);
+    io.send(&mut write, &[]);
+    assert!(io.received().is_empty());
+    drop(taken);
+    let now = io.pump.session.poll_timeout().unwrap();
+    io.pump.session.on_timeout(now).unwrap();
+    let r2t: R2t = io.received()[0].as_a();
+    let bytes = io.h2c_data(&r2t, 0, &pattern(1 << 20), true);
+    io.pump.client_sends(&bytes).unwrap();
+    assert!(io.end_of(write).1.status.is_success());
+}
+
+#[test]
+fn a_write_that_ends_anywhere_does_nothing() {
+    let node = node();
+    let (mut io, _admin) = Host::io(&node, 0);
+    let write = Sqe { dptr: SglDescriptor::in_capsule(0, 512), ..nvm(NvmOpcode::WRITE, 1, 0, 1) };
+    let bytes = io.capsule(&write, &[7; 512]);
+    for cut in 0..bytes.len() {
+        io.pump.client_sends(&bytes[..cut]).unwrap();
+        let _ = io.pump.session.on_end();
+        assert!(io.is_closed() && io.received().is_empty());
+        drop(io);
+        // Its controller is still there.
+        io = Host::initialized(&node, 0);
+        assert!(io.connect(1, 1, 0).status.is_success(), "cut at {cut}");
+    }
+    assert_eq!(io.run(nvm(NvmOpcode::READ, 1, 0, 1), &[]).0, [0; 512]);
+}
+
+#[test]
+fn a_host_that_says_why_it_ends_is_not_answered() {
+    let (mut io, _admin) = Host::io(&node(), 3);
+    let request = TermReq {
+        common: CommonHeader {
+            pdu_type: PduType::H2C_TERM_REQ.0,
+            flags: 0,
+            hlen: 24,
+            pdo: 0,
+            plen: 24.into(),
+        },
+        fes: FatalError::HEADER_DIGEST_ERROR.0.into(),
+        fei: 0.into(),
+        reserved: [0; 10],
+    };
+    let error = io.pump.client_sends(request.as_bytes()).unwrap_err();
+    assert_eq!(error.what, "ended the connection: a header digest of ours is wrong");
+    assert!(io.is_closed() && io.received().is_empty());
+}

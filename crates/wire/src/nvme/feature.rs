@@ -1,0 +1,114 @@
+//! Features (Base 2.0 §5.27.1).
+
+use crate::open_enum::open_enum;
+
+open_enum! {
+    /// FID in CDW10 of Set Features and Get Features.
+    pub enum FeatureId(u8) {
+        /// Arbitration.
+        ARBITRATION = 0x01,
+        /// Power Management.
+        POWER_MANAGEMENT = 0x02,
+        /// Temperature Threshold.
+        TEMPERATURE_THRESHOLD = 0x04,
+        /// Error Recovery.
+        ERROR_RECOVERY = 0x05,
+        /// Volatile Write Cache.
+        VOLATILE_WRITE_CACHE = 0x06,
+        /// Number of Queues.
+        NUMBER_OF_QUEUES = 0x07,
+        /// Write Atomicity Normal.
+        WRITE_ATOMICITY_NORMAL = 0x0a,
+        /// Asynchronous Event Configuration.
+        ASYNCHRONOUS_EVENT_CONFIGURATION = 0x0b,
+        /// Timestamp.
+        TIMESTAMP = 0x0e,
+        /// Keep Alive Timer.
+        KEEP_ALIVE_TIMER = 0x0f,
+        /// Host Behavior Support: 512 bytes of data.
+        HOST_BEHAVIOR_SUPPORT = 0x16,
+        /// I/O Command Set Profile.
+        IO_COMMAND_SET_PROFILE = 0x19,
+        /// Host Identifier: 8 or 16 bytes of data.
+        HOST_IDENTIFIER = 0x81,
+        /// Reservation Notification Mask.
+        RESERVATION_NOTIFICATION_MASK = 0x82,
+        /// Reservation Persistence.
+        RESERVATION_PERSISTENCE = 0x83,
+        /// Namespace Write Protection Config.
+        NAMESPACE_WRITE_PROTECTION_CONFIG = 0x84,
+    }
+}
+
+open_enum! {
+    /// SEL in CDW10 of Get Features.
+    pub enum Select(u8) {
+        /// The current value.
+        CURRENT = 0,
+        /// The default.
+        DEFAULT = 1,
+        /// What is saved.
+        SAVED = 2,
+        /// Whether it can be saved, is one namespace's, and can be changed: [`CAPABILITY_CHANGEABLE`].
+        SUPPORTED_CAPABILITIES = 3,
+    }
+}
+
+/// SV in CDW10 of Set Features: save the value.
+pub const SAVE: u32 = 1 << 31;
+/// In the result of Get Features with [`Select::SUPPORTED_CAPABILITIES`].
+pub const CAPABILITY_SAVEABLE: u32 = 1;
+/// In the result of Get Features with [`Select::SUPPORTED_CAPABILITIES`].
+pub const CAPABILITY_NAMESPACE_SPECIFIC: u32 = 1 << 1;
+/// In the result of Get Features with [`Select::SUPPORTED_CAPABILITIES`].
+pub const CAPABILITY_CHANGEABLE: u32 = 1 << 2;
+
+/// WCE in CDW11 of Volatile Write Cache.
+pub const WCE: u32 = 1;
+/// EXHID in CDW11 of Host Identifier: 16 bytes.
+pub const EXHID: u32 = 1;
+/// Of Host Behavior Support, in bytes.
+pub const HOST_BEHAVIOR_LEN: usize = 512;
+
+/// Asynchronous Event Configuration: Namespace Attribute Notices.
+pub const AEC_NAMESPACE_ATTRIBUTE: u32 = 1 << 8;
+/// Asynchronous Event Configuration: Asymmetric Namespace Access Change Notices.
+pub const AEC_ANA_CHANGE: u32 = 1 << 11;
+/// Asynchronous Event Configuration: Discovery Log Page Change Notification.
+pub const AEC_DISCOVERY_CHANGE: u32 = 1 << 31;
+
+open_enum! {
+    /// Asynchronous event type: three bits of an Asynchronous Event Request's result (Base 2.0 figure 143).
+    pub enum EventType(u8) {
+        /// An error.
+        ERROR = 0,
+        /// SMART / health.
+        SMART = 1,
+        /// A notice: [`Notice`].
+        NOTICE = 2,
+        /// Of the I/O command set.
+        IO_COMMAND_SPECIFIC = 6,
+        /// A vendor's.
+        VENDOR_SPECIFIC = 7,
+    }
+}
+
+open_enum! {
+    /// Asynchronous event information of a notice (Base 2.0 figure 146).
+    pub enum Notice(u8) {
+        /// Read the Changed Namespace List.
+        NAMESPACE_ATTRIBUTE_CHANGED = 0x00,
+        /// Firmware is being activated.
+        FIRMWARE_ACTIVATION_STARTING = 0x01,
+        /// Read the ANA log page.
+        ASYMMETRIC_NAMESPACE_ACCESS_CHANGE = 0x03,
+        /// Read the discovery log page.
+        DISCOVERY_LOG_PAGE_CHANGE = 0xf0,
+    }
+}
+
+/// The result of an Asynchronous Event Request: what happened, and the log page to read.
+#[must_use]
+pub const fn event(kind: EventType, information: u8, log_page: u8) -> u32 {
+    (log_page as u32) << 16 | (information as u32) << 8 | (kind.0 & 7) as u32
+}

@@ -1,0 +1,498 @@
+//! Identify (Base 2.0 §5.17; NVM Command Set 1.0 §4.1.5): every structure is [`IDENTIFY_LEN`] bytes.
+
+mod bits;
+
+pub use bits::*;
+
+use super::NQN_FIELD_LEN;
+use crate::open_enum::open_enum;
+use zerocopy::{
+    FromBytes, Immutable, IntoBytes, KnownLayout, LittleEndian as LE, U16, U32, U64, U128, Unaligned,
+};
+
+open_enum! {
+    /// CNS in CDW10 of Identify (Base 2.0 figure 274).
+    pub enum Cns(u8) {
+        /// [`IdentifyNamespace`].
+        NAMESPACE = 0x00,
+        /// [`IdentifyController`].
+        CONTROLLER = 0x01,
+        /// 1,024 namespace identifiers above NSID.
+        ACTIVE_NAMESPACE_LIST = 0x02,
+        /// [`NamespaceDescriptor`]s.
+        NAMESPACE_IDENTIFICATION_DESCRIPTORS = 0x03,
+        /// Of the command set in CDW11: [`IdentifyNamespaceNvm`].
+        IO_COMMAND_SET_NAMESPACE = 0x05,
+        /// Of the command set in CDW11: [`IdentifyControllerNvm`].
+        IO_COMMAND_SET_CONTROLLER = 0x06,
+        /// As 02h, of namespaces with the command set in CDW11.
+        IO_COMMAND_SET_ACTIVE_NAMESPACE_LIST = 0x07,
+        /// [`IdentifyNamespaceIndependent`].
+        IO_COMMAND_SET_INDEPENDENT_NAMESPACE = 0x08,
+        /// As 02h, of allocated namespaces.
+        ALLOCATED_NAMESPACE_LIST = 0x10,
+        /// As 00h, of an allocated namespace.
+        ALLOCATED_NAMESPACE = 0x11,
+        /// Controllers attached to NSID, from CNTID: a number of two bytes, and identifiers.
+        NAMESPACE_ATTACHED_CONTROLLER_LIST = 0x12,
+        /// Controllers of the subsystem, from CNTID.
+        CONTROLLER_LIST = 0x13,
+        /// Combinations of I/O command sets: 512 vectors of 64 bits.
+        IO_COMMAND_SETS = 0x1c,
+    }
+}
+
+/// Identify Controller (Base 2.0 figure 276).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct IdentifyController {
+    /// PCI vendor.
+    pub vid: U16<LE>,
+    /// PCI subsystem vendor.
+    pub ssvid: U16<LE>,
+    /// Serial number, ASCII, filled with spaces.
+    pub sn: [u8; 20],
+    /// Model number, ASCII, filled with spaces.
+    pub mn: [u8; 40],
+    /// Firmware revision, ASCII, filled with spaces.
+    pub fr: [u8; 8],
+    /// Recommended arbitration burst.
+    pub rab: u8,
+    /// Vendor's OUI.
+    pub ieee: [u8; 3],
+    /// Multi-path capabilities: [`CMIC_MULTI_PORT`] and its neighbours.
+    pub cmic: u8,
+    /// Maximum data transfer size: log2, in units of CAP.MPSMIN (4 KiB); 0 is no limit.
+    pub mdts: u8,
+    /// Controller identifier.
+    pub cntlid: U16<LE>,
+    /// As VS.
+    pub ver: U32<LE>,
+    /// Resume latency, in microseconds.
+    pub rtd3r: U32<LE>,
+    /// Entry latency, in microseconds.
+    pub rtd3e: U32<LE>,
+    /// Asynchronous events supported: bits as in the feature's `AEC_*`.
+    pub oaes: U32<LE>,
+    /// Controller attributes: [`CTRATT_HOST_ID_128`] and its neighbours.
+    pub ctratt: U32<LE>,
+    /// Read recovery levels.
+    pub rrls: U16<LE>,
+    #[doc(hidden)]
+    pub reserved_102: [u8; 9],
+    /// [`ControllerType`].
+    pub cntrltype: u8,
+    /// FRU globally unique identifier.
+    pub fguid: [u8; 16],
+    /// Command retry delay times 1 to 3, in units of 100 ms.
+    pub crdt: [U16<LE>; 3],
+    #[doc(hidden)]
+    pub reserved_134: [u8; 122],
+    /// Optional admin commands.
+    pub oacs: U16<LE>,
+    /// Concurrent Aborts, less one.
+    pub acl: u8,
+    /// Concurrent Asynchronous Event Requests, less one.
+    pub aerl: u8,
+    /// Firmware updates.
+    pub frmw: u8,
+    /// Log page attributes: [`LPA_EFFECTS`] and its neighbours.
+    pub lpa: u8,
+    /// Entries of the error log, less one.
+    pub elpe: u8,
+    /// Power states, less one.
+    pub npss: u8,
+    /// Admin vendor specific command configuration.
+    pub avscc: u8,
+    /// Autonomous power state transitions.
+    pub apsta: u8,
+    /// Warning temperature, in kelvins.
+    pub wctemp: U16<LE>,
+    /// Critical temperature, in kelvins.
+    pub cctemp: U16<LE>,
+    /// Of firmware activation, in units of 100 ms.
+    pub mtfa: U16<LE>,
+    /// Host memory buffer.
+    pub hmpre: U32<LE>,
+    /// Host memory buffer.
+    pub hmmin: U32<LE>,
+    /// In bytes.
+    pub tnvmcap: U128<LE>,
+    /// In bytes.
+    pub unvmcap: U128<LE>,
+    /// Replay protected memory.
+    pub rpmbs: U32<LE>,
+    /// Device self-test, in minutes.
+    pub edstt: U16<LE>,
+    /// Device self-test options.
+    pub dsto: u8,
+    /// Firmware update granularity.
+    pub fwug: u8,
+    /// Keep alive granularity, in units of 100 ms; 0 is no Keep Alive.
+    pub kas: U16<LE>,
+    /// Host controlled thermal management.
+    pub hctma: U16<LE>,
+    /// In kelvins.
+    pub mntmt: U16<LE>,
+    /// In kelvins.
+    pub mxtmt: U16<LE>,
+    /// Sanitize capabilities.
+    pub sanicap: U32<LE>,
+    /// Host memory buffer.
+    pub hmminds: U32<LE>,
+    /// Host memory buffer.
+    pub hmmaxd: U16<LE>,
+    /// NVM sets.
+    pub nsetidmax: U16<LE>,
+    /// Endurance groups.
+    pub endgidmax: U16<LE>,
+    /// ANA transition time, in seconds.
+    pub anatt: u8,
+    /// ANA capabilities: bit n for a state, bit 6 a group identifier does not change.
+    pub anacap: u8,
+    /// The greatest ANA group identifier.
+    pub anagrpmax: U32<LE>,
+    /// How many ANA groups there are.
+    pub nanagrpid: U32<LE>,
+    /// Persistent event log size, in units of 64 KiB.
+    pub pels: U32<LE>,
+    /// Domain.
+    pub domain_identifier: U16<LE>,
+    #[doc(hidden)]
+    pub reserved_358: [u8; 10],
+    /// Of an endurance group, in bytes.
+    pub megcap: U128<LE>,
+    #[doc(hidden)]
+    pub reserved_384: [u8; 128],
+    /// Submission queue entry sizes: log2 of the least in the low four bits, of the greatest in the high.
+    pub sqes: u8,
+    /// Completion queue entry sizes.
+    pub cqes: u8,
+    /// Commands in flight on one queue.
+    pub maxcmd: U16<LE>,
+    /// The greatest namespace identifier.
+    pub nn: U32<LE>,
+    /// Optional NVM commands: [`ONCS_COMPARE`] and its neighbours.
+    pub oncs: U16<LE>,
+    /// Fused operations: bit 0 compare and write.
+    pub fuses: U16<LE>,
+    /// Format attributes.
+    pub fna: u8,
+    /// Volatile write cache: [`VWC_PRESENT`] and its neighbours.
+    pub vwc: u8,
+    /// Atomic write unit, normal, in logical blocks less one.
+    pub awun: U16<LE>,
+    /// Atomic write unit, power fail, in logical blocks less one.
+    pub awupf: U16<LE>,
+    /// Vendor specific command configuration.
+    pub icsvscc: u8,
+    /// Namespace write protection.
+    pub nwpc: u8,
+    /// Atomic compare and write unit, in logical blocks less one.
+    pub acwu: U16<LE>,
+    /// Copy descriptor formats: a bit each.
+    pub cdfs: U16<LE>,
+    /// SGLs: [`SGLS_ALIGNED_ANY`] and its neighbours.
+    pub sgls: U32<LE>,
+    /// How many namespaces are allowed, or 0 for NN.
+    pub mnan: U32<LE>,
+    /// Domain namespace attachments.
+    pub maxdna: U128<LE>,
+    /// Controller namespace attachments.
+    pub maxcna: U32<LE>,
+    /// Optimal aggregated queue depth (Base 2.1).
+    pub oaqd: U32<LE>,
+    #[doc(hidden)]
+    pub reserved_568: [u8; 200],
+    /// The subsystem's NQN, with its end.
+    pub subnqn: [u8; NQN_FIELD_LEN],
+    #[doc(hidden)]
+    pub reserved_1024: [u8; 768],
+    /// Fabrics: a command capsule's greatest size, in units of 16 bytes.
+    pub ioccsz: U32<LE>,
+    /// Fabrics: a response capsule's greatest size, in units of 16 bytes.
+    pub iorcsz: U32<LE>,
+    /// Fabrics: where in a capsule its data begins, behind the entry, in units of 16 bytes.
+    pub icdoff: U16<LE>,
+    /// Fabrics: controller attributes. Bit 0: the static controller model.
+    pub fcatt: u8,
+    /// Fabrics: SGL data blocks of one command.
+    pub msdbd: u8,
+    /// Fabrics: optional commands. Bit 0: Disconnect.
+    pub ofcs: U16<LE>,
+    /// Of a discovery controller.
+    pub dctype: u8,
+    #[doc(hidden)]
+    pub reserved_1807: [u8; 241],
+    /// Power state descriptors.
+    pub psd: [[u8; 32]; 32],
+    /// A vendor's.
+    pub vs: [u8; 1024],
+}
+const _: () = assert!(size_of::<IdentifyController>() == IDENTIFY_LEN);
+
+/// Identify Namespace of the NVM Command Set (NVM Command Set 1.0 figure 97).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct IdentifyNamespace {
+    /// Size, in logical blocks.
+    pub nsze: U64<LE>,
+    /// Capacity, in logical blocks.
+    pub ncap: U64<LE>,
+    /// What is allocated, in logical blocks.
+    pub nuse: U64<LE>,
+    /// Features: [`NSFEAT_THIN`] and its neighbours.
+    pub nsfeat: u8,
+    /// LBA formats, less one.
+    pub nlbaf: u8,
+    /// The format in use in the low four bits.
+    pub flbas: u8,
+    /// Metadata capabilities.
+    pub mc: u8,
+    /// Data protection capabilities.
+    pub dpc: u8,
+    /// Data protection settings.
+    pub dps: u8,
+    /// Sharing: bit 0 by several controllers.
+    pub nmic: u8,
+    /// Reservation capabilities: [`RESCAP_PTPL`] and its neighbours.
+    pub rescap: u8,
+    /// Format progress.
+    pub fpi: u8,
+    /// How deallocated blocks read, in the low three bits; bit 3: Write Zeroes may deallocate.
+    pub dlfeat: u8,
+    /// Atomic write unit, normal, in logical blocks less one.
+    pub nawun: U16<LE>,
+    /// Atomic write unit, power fail, in logical blocks less one.
+    pub nawupf: U16<LE>,
+    /// Atomic compare and write unit, in logical blocks less one.
+    pub nacwu: U16<LE>,
+    /// Atomic boundary size.
+    pub nabsn: U16<LE>,
+    /// Atomic boundary offset.
+    pub nabo: U16<LE>,
+    /// Atomic boundary size, power fail.
+    pub nabspf: U16<LE>,
+    /// Optimal I/O boundary, in logical blocks.
+    pub noiob: U16<LE>,
+    /// In bytes.
+    pub nvmcap: U128<LE>,
+    /// Preferred write granularity, in logical blocks less one.
+    pub npwg: U16<LE>,
+    /// Preferred write alignment, in logical blocks less one.
+    pub npwa: U16<LE>,
+    /// Preferred deallocate granularity, in logical blocks less one.
+    pub npdg: U16<LE>,
+    /// Preferred deallocate alignment, in logical blocks less one.
+    pub npda: U16<LE>,
+    /// Optimal write size, in logical blocks less one.
+    pub nows: U16<LE>,
+    /// Copy: the longest source range, in logical blocks.
+    pub mssrl: U16<LE>,
+    /// Copy: the longest copy, in logical blocks.
+    pub mcl: U32<LE>,
+    /// Copy: source ranges, less one.
+    pub msrc: u8,
+    #[doc(hidden)]
+    pub reserved_81: [u8; 11],
+    /// ANA group, or 0.
+    pub anagrpid: U32<LE>,
+    #[doc(hidden)]
+    pub reserved_96: [u8; 3],
+    /// Attributes: bit 0 write protected.
+    pub nsattr: u8,
+    /// NVM set.
+    pub nvmsetid: U16<LE>,
+    /// Endurance group.
+    pub endgid: U16<LE>,
+    /// Namespace globally unique identifier, or zeroes.
+    pub nguid: [u8; 16],
+    /// IEEE extended unique identifier, or zeroes.
+    pub eui64: [u8; 8],
+    /// Formats.
+    pub lbaf: [LbaFormat; 64],
+    /// A vendor's.
+    pub vs: [u8; 3712],
+}
+const _: () = assert!(size_of::<IdentifyNamespace>() == IDENTIFY_LEN);
+
+/// One LBA format (NVM Command Set 1.0 figure 98).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct LbaFormat {
+    /// Metadata, in bytes.
+    pub ms: U16<LE>,
+    /// log2 of a logical block's size, in bytes.
+    pub lbads: u8,
+    /// Relative performance; 0 is best.
+    pub rp: u8,
+}
+const _: () = assert!(size_of::<LbaFormat>() == 4);
+
+/// Identify Namespace that is the same in every command set (Base 2.0 figure 280).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct IdentifyNamespaceIndependent {
+    /// Features; bit 4: the identifiers may be used for something else later.
+    pub nsfeat: u8,
+    /// As in [`IdentifyNamespace`].
+    pub nmic: u8,
+    /// As in [`IdentifyNamespace`].
+    pub rescap: u8,
+    /// As in [`IdentifyNamespace`].
+    pub fpi: u8,
+    /// As in [`IdentifyNamespace`].
+    pub anagrpid: U32<LE>,
+    /// As in [`IdentifyNamespace`].
+    pub nsattr: u8,
+    #[doc(hidden)]
+    pub reserved_9: u8,
+    /// NVM set.
+    pub nvmsetid: U16<LE>,
+    /// Endurance group.
+    pub endgid: U16<LE>,
+    /// Status: bit 0 ready.
+    pub nstat: u8,
+    #[doc(hidden)]
+    pub reserved_15: [u8; 4081],
+}
+const _: () = assert!(size_of::<IdentifyNamespaceIndependent>() == IDENTIFY_LEN);
+
+/// What the NVM Command Set adds about a namespace (NVM Command Set 1.0 figure 100).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct IdentifyNamespaceNvm {
+    /// Storage tag mask.
+    pub lbstm: U64<LE>,
+    /// Protection information capabilities.
+    pub pic: u8,
+    #[doc(hidden)]
+    pub reserved_9: [u8; 3],
+    /// Extended formats.
+    pub elbaf: [U32<LE>; 64],
+    #[doc(hidden)]
+    pub reserved_268: [u8; 3828],
+}
+const _: () = assert!(size_of::<IdentifyNamespaceNvm>() == IDENTIFY_LEN);
+
+/// What the NVM Command Set adds about a controller (NVM Command Set 1.0 figure 101).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct IdentifyControllerNvm {
+    /// Verify: log2 of the most, in units of CAP.MPSMIN; 0 is no limit.
+    pub vsl: u8,
+    /// Write Zeroes: as VSL.
+    pub wzsl: u8,
+    /// Write Uncorrectable: as VSL.
+    pub wusl: u8,
+    /// Dataset Management: ranges of one command; 0 is no limit.
+    pub dmrl: u8,
+    /// Dataset Management: logical blocks of one range; 0 is no limit.
+    pub dmrsl: U32<LE>,
+    /// Dataset Management: logical blocks of one command; 0 is no limit.
+    pub dmsl: U64<LE>,
+    #[doc(hidden)]
+    pub reserved_16: [u8; 4080],
+}
+const _: () = assert!(size_of::<IdentifyControllerNvm>() == IDENTIFY_LEN);
+
+/// The head of one namespace identification descriptor; NIDL bytes follow (Base 2.0 figure 277).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct NamespaceDescriptor {
+    /// [`NamespaceIdType`]; 0 ends the list.
+    pub nidt: u8,
+    /// In bytes.
+    pub nidl: u8,
+    #[doc(hidden)]
+    pub reserved: [u8; 2],
+}
+const _: () = assert!(size_of::<NamespaceDescriptor>() == 4);
+
+open_enum! {
+    /// NIDT (Base 2.0 figure 277).
+    pub enum NamespaceIdType(u8) {
+        /// 8 bytes.
+        EUI64 = 1,
+        /// 16 bytes.
+        NGUID = 2,
+        /// 16 bytes.
+        UUID = 3,
+        /// The command set: 1 byte.
+        CSI = 4,
+    }
+}
+
+open_enum! {
+    /// CNTRLTYPE (Base 2.0 figure 276).
+    pub enum ControllerType(u8) {
+        /// Not told: an old controller.
+        NOT_REPORTED = 0,
+        /// With I/O queues.
+        IO = 1,
+        /// Discovery.
+        DISCOVERY = 2,
+        /// Administration only.
+        ADMINISTRATIVE = 3,
+    }
+}
+
+/// Of every Identify data structure, in bytes.
+pub const IDENTIFY_LEN: usize = 4096;
+/// The most namespaces of one list.
+pub const NAMESPACE_LIST_MAX: usize = 1024;
+/// The most controllers of one list.
+pub const CONTROLLER_LIST_MAX: usize = 2047;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::mem::offset_of;
+
+    #[test]
+    fn fields_are_where_the_specification_has_them() {
+        assert_eq!(offset_of!(IdentifyController, cntlid), 78);
+        assert_eq!(offset_of!(IdentifyController, cntrltype), 111);
+        assert_eq!(offset_of!(IdentifyController, oacs), 256);
+        assert_eq!(offset_of!(IdentifyController, kas), 320);
+        assert_eq!(offset_of!(IdentifyController, anatt), 342);
+        assert_eq!(offset_of!(IdentifyController, sqes), 512);
+        assert_eq!(offset_of!(IdentifyController, sgls), 536);
+        assert_eq!(offset_of!(IdentifyController, subnqn), 768);
+        assert_eq!(offset_of!(IdentifyController, ioccsz), 1792);
+        assert_eq!(offset_of!(IdentifyController, psd), 2048);
+        assert_eq!(offset_of!(IdentifyNamespace, nvmcap), 48);
+        assert_eq!(offset_of!(IdentifyNamespace, anagrpid), 92);
+        assert_eq!(offset_of!(IdentifyNamespace, nguid), 104);
+        assert_eq!(offset_of!(IdentifyNamespace, lbaf), 128);
+    }
+
+    /// The begin of what the Linux target 6.12 told of itself.
+    #[test]
+    fn a_controller_reads_as_the_kernel_sent_it() {
+        let mut bytes = [0; IDENTIFY_LEN];
+        bytes[4..24].copy_from_slice(b"2a03b34f5b8d49d13f68");
+        bytes[24..64].copy_from_slice(b"Linux                                   ");
+        bytes[64..72].copy_from_slice(b"6.12.117");
+        bytes[78..84].copy_from_slice(&[0x01, 0x00, 0x00, 0x03, 0x01, 0x00]);
+        let controller = IdentifyController::ref_from_bytes(&bytes).unwrap();
+        assert_eq!(&controller.sn, b"2a03b34f5b8d49d13f68");
+        assert_eq!(&controller.fr, b"6.12.117");
+        assert_eq!(controller.ver.get(), super::super::property::version(1, 3, 0));
+        assert_eq!(controller.cntlid.get(), 1);
+    }
+
+    /// The begin of what the Linux target 6.12 told of a namespace of 100 MiB with blocks of 4 KiB.
+    #[test]
+    fn a_namespace_reads_as_the_kernel_sent_it() {
+        let mut bytes = [0; IDENTIFY_LEN];
+        bytes[..18].copy_from_slice(&[0, 0x90, 1, 0, 0, 0, 0, 0, 0, 0x90, 1, 0, 0, 0, 0, 0, 0, 0x90]);
+        bytes[30] = NMIC_SHARED;
+        bytes[92] = 1;
+        bytes[130] = 12;
+        let namespace = IdentifyNamespace::ref_from_bytes(&bytes).unwrap();
+        assert_eq!((namespace.nsze.get(), namespace.ncap.get()), (0x19000, 0x19000));
+        assert_eq!((namespace.nmic, namespace.anagrpid.get()), (NMIC_SHARED, 1));
+        assert_eq!(namespace.lbaf[usize::from(namespace.flbas)].lbads, 12);
+    }
+}

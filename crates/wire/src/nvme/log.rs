@@ -1,0 +1,225 @@
+//! Log pages (Base 2.0 §5.16.1).
+
+use crate::open_enum::open_enum;
+use zerocopy::{
+    FromBytes, Immutable, IntoBytes, KnownLayout, LittleEndian as LE, U16, U32, U64, U128, Unaligned,
+};
+
+open_enum! {
+    /// LID in CDW10 of Get Log Page (Base 2.0 figure 202).
+    pub enum LogPage(u8) {
+        /// Supported Log Pages: 256 numbers of 4 bytes; bit 0: supported.
+        SUPPORTED_LOG_PAGES = 0x00,
+        /// [`ErrorEntry`]s.
+        ERROR_INFORMATION = 0x01,
+        /// [`SmartLog`].
+        SMART_HEALTH_INFORMATION = 0x02,
+        /// [`FirmwareSlotLog`].
+        FIRMWARE_SLOT_INFORMATION = 0x03,
+        /// Up to 1,024 namespace identifiers.
+        CHANGED_NAMESPACE_LIST = 0x04,
+        /// 256 admin opcodes' and 256 I/O opcodes' effects, 4 bytes each, and 2,048 bytes reserved.
+        COMMANDS_SUPPORTED_AND_EFFECTS = 0x05,
+        /// [`AnaHeader`] and [`AnaGroupDescriptor`]s.
+        ASYMMETRIC_NAMESPACE_ACCESS = 0x0c,
+        /// Feature Identifiers Supported and Effects: 256 numbers of 4 bytes.
+        FEATURE_IDENTIFIERS_SUPPORTED_AND_EFFECTS = 0x12,
+        /// [`crate::nvmeof::fabrics::DiscoveryHeader`] and [`crate::nvmeof::fabrics::DiscoveryEntry`]s.
+        DISCOVERY = 0x70,
+        /// [`ReservationNotification`].
+        RESERVATION_NOTIFICATION = 0x80,
+    }
+}
+
+/// One entry of the error information log (Base 2.0 figure 206).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct ErrorEntry {
+    /// Counts errors from 1; 0 is no entry.
+    pub error_count: U64<LE>,
+    /// Queue.
+    pub sqid: U16<LE>,
+    /// Command.
+    pub cid: U16<LE>,
+    /// Its status field.
+    pub status: U16<LE>,
+    /// Byte and bit of the command that are wrong, or FFFFh.
+    pub parameter_error_location: U16<LE>,
+    /// The first block that failed.
+    pub lba: U64<LE>,
+    /// Namespace.
+    pub nsid: U32<LE>,
+    /// None.
+    pub vendor_specific: u8,
+    /// Transport type.
+    pub trtype: u8,
+    #[doc(hidden)]
+    pub reserved: [u8; 2],
+    /// What the command says.
+    pub command_specific: U64<LE>,
+    /// What the transport says.
+    pub transport_specific: U16<LE>,
+    #[doc(hidden)]
+    pub reserved_end: [u8; 22],
+}
+const _: () = assert!(size_of::<ErrorEntry>() == 64);
+
+/// SMART / Health Information (Base 2.0 figure 207).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct SmartLog {
+    /// One bit for each warning.
+    pub critical_warning: u8,
+    /// In kelvins.
+    pub composite_temperature: U16<LE>,
+    /// In percent.
+    pub available_spare: u8,
+    /// In percent.
+    pub available_spare_threshold: u8,
+    /// In percent.
+    pub percentage_used: u8,
+    /// Of endurance groups.
+    pub endurance_group_critical_warning: u8,
+    #[doc(hidden)]
+    pub reserved: [u8; 25],
+    /// In thousands of 512 bytes.
+    pub data_units_read: U128<LE>,
+    /// In thousands of 512 bytes.
+    pub data_units_written: U128<LE>,
+    /// Commands.
+    pub host_read_commands: U128<LE>,
+    /// Commands.
+    pub host_write_commands: U128<LE>,
+    /// In minutes.
+    pub controller_busy_time: U128<LE>,
+    /// Power cycles.
+    pub power_cycles: U128<LE>,
+    /// In hours.
+    pub power_on_hours: U128<LE>,
+    /// Power losses without notice.
+    pub unsafe_shutdowns: U128<LE>,
+    /// Errors.
+    pub media_errors: U128<LE>,
+    /// How many entries the error log has had.
+    pub error_information_log_entries: U128<LE>,
+    /// Temperatures, and reserved bytes.
+    pub rest: [u8; 320],
+}
+const _: () = assert!(size_of::<SmartLog>() == 512);
+
+/// Firmware Slot Information (Base 2.0 figure 208).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct FirmwareSlotLog {
+    /// The active slot in bits 2 to 0.
+    pub afi: u8,
+    #[doc(hidden)]
+    pub reserved: [u8; 7],
+    /// The revision in each slot, ASCII.
+    pub frs: [[u8; 8]; 7],
+    #[doc(hidden)]
+    pub reserved_end: [u8; 448],
+}
+const _: () = assert!(size_of::<FirmwareSlotLog>() == 512);
+
+/// The head of the Asymmetric Namespace Access log (Base 2.0 figure 220).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct AnaHeader {
+    /// CHGCNT.
+    pub chgcnt: U64<LE>,
+    /// How many group descriptors follow.
+    pub nagd: U16<LE>,
+    #[doc(hidden)]
+    pub reserved: [u8; 6],
+}
+const _: () = assert!(size_of::<AnaHeader>() == 16);
+
+/// One group of the Asymmetric Namespace Access log; its namespace identifiers follow (Base 2.0 figure 221).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct AnaGroupDescriptor {
+    /// The group, from 1.
+    pub agid: U32<LE>,
+    /// How many namespace identifiers follow.
+    pub nnsid: U32<LE>,
+    /// CHGCNT.
+    pub chgcnt: U64<LE>,
+    /// [`AnaState`] in the low four bits.
+    pub state: u8,
+    #[doc(hidden)]
+    pub reserved: [u8; 15],
+}
+const _: () = assert!(size_of::<AnaGroupDescriptor>() == 32);
+
+/// The reservation notification log (Base 2.0 figure 273).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct ReservationNotification {
+    /// Counts log pages from 1; 0: there is none.
+    pub log_page_count: U64<LE>,
+    /// 0 none, 1 registration preempted, 2 reservation released, 3 reservation preempted.
+    pub kind: u8,
+    /// How many more there are.
+    pub available: u8,
+    #[doc(hidden)]
+    pub reserved: [u8; 2],
+    /// Namespace.
+    pub nsid: U32<LE>,
+    #[doc(hidden)]
+    pub reserved_end: [u8; 48],
+}
+const _: () = assert!(size_of::<ReservationNotification>() == 64);
+
+open_enum! {
+    /// Asymmetric namespace access states (Base 2.0 §8.1.3).
+    pub enum AnaState(u8) {
+        /// The best path.
+        OPTIMIZED = 0x1,
+        /// A path that costs.
+        NON_OPTIMIZED = 0x2,
+        /// No access now.
+        INACCESSIBLE = 0x3,
+        /// No access any more.
+        PERSISTENT_LOSS = 0x4,
+        /// Changing.
+        CHANGE = 0xf,
+    }
+}
+
+/// NUMD of Get Log Page: how many bytes to return.
+#[inline]
+#[must_use]
+pub const fn wanted_len(cdw10: u32, cdw11: u32) -> u64 {
+    // A number of 32 bits in halves; one more of it, times four, fits 64.
+    (((cdw11 as u64 & 0xffff) << 16 | cdw10 as u64 >> 16) + 1) * 4
+}
+
+/// RAE in CDW10: keep the event that this page belongs to.
+pub const RAE: u32 = 1 << 15;
+/// RGO in CDW10's log specific parameter, for the ANA log: groups only, no namespaces.
+pub const ANA_RGO: u32 = 1 << 8;
+/// OT in CDW14: LPO is an index, not an offset.
+pub const OT: u32 = 1 << 23;
+/// Commands supported and effects: supported.
+pub const EFFECT_CSUPP: u32 = 1;
+/// Commands supported and effects: changes content of logical blocks.
+pub const EFFECT_LBCC: u32 = 1 << 1;
+/// Supported log pages: supported.
+pub const LSUPP: u32 = 1;
+/// Of the commands supported and effects log, in bytes.
+pub const EFFECTS_LEN: usize = 4096;
+/// The most namespaces of a changed namespace list; more are one entry of FFFFFFFFh.
+pub const CHANGED_NAMESPACES_MAX: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The Linux host 6.12 reads the head of the discovery log.
+    #[test]
+    fn a_log_pages_length_is_read_as_the_kernel_sent_it() {
+        assert_eq!(wanted_len(0x00ff_8070, 0), 1024);
+        assert_eq!(wanted_len(u32::MAX, u32::MAX), 1 << 34);
+    }
+}

@@ -1,0 +1,247 @@
+//! NVMe: the structures of the Base Specification 2.0 and 2.1 and of the NVM Command Set Specification 1.0 and 1.1.
+//!
+//! ```text
+//!   submission queue entry, 64 bytes ──▶ controller ──▶ completion queue entry, 16 bytes
+//!   opcode, CID, NSID, DPTR, CDW10-15                   DW0-1, SQHD, SQID, CID, status
+//! ```
+//! Everything is little-endian. Field names are the specification's in snake case; an offset in a doc comment is in
+//! bytes from the begin of the structure. What only fabrics have is in [`crate::nvmeof`].
+
+pub mod feature;
+pub mod identify;
+pub mod log;
+pub mod nvm;
+pub mod opcode;
+pub mod property;
+pub mod reservation;
+pub mod status;
+
+use crate::open_enum::open_enum;
+use status::StatusField;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, LittleEndian as LE, U16, U32, U64, Unaligned};
+
+/// A submission queue entry: a command (Base 2.0 §3.3.3.1, figure 87).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Sqe {
+    /// [`opcode::AdminOpcode`] or [`opcode::NvmOpcode`].
+    pub opcode: u8,
+    /// FUSE in [`FUSE_MASK`], PSDT in [`PSDT_MASK`].
+    pub flags: u8,
+    /// Command identifier: unique among the queue's commands in flight.
+    pub cid: U16<LE>,
+    /// Namespace, from 1; [`NSID_ALL`].
+    pub nsid: U32<LE>,
+    /// What the opcode says.
+    pub cdw2: U32<LE>,
+    /// What the opcode says.
+    pub cdw3: U32<LE>,
+    /// Metadata pointer.
+    pub mptr: U64<LE>,
+    /// Data pointer: over fabrics one SGL descriptor.
+    pub dptr: SglDescriptor,
+    /// What the opcode says.
+    pub cdw10: U32<LE>,
+    /// What the opcode says.
+    pub cdw11: U32<LE>,
+    /// What the opcode says.
+    pub cdw12: U32<LE>,
+    /// What the opcode says.
+    pub cdw13: U32<LE>,
+    /// What the opcode says.
+    pub cdw14: U32<LE>,
+    /// What the opcode says.
+    pub cdw15: U32<LE>,
+}
+const _: () = assert!(size_of::<Sqe>() == SQE_LEN);
+
+impl Sqe {
+    /// CDW10 and CDW11 as one number: the starting LBA of most NVM commands.
+    #[inline]
+    #[must_use]
+    pub const fn slba(&self) -> u64 {
+        (self.cdw11.get() as u64) << 32 | self.cdw10.get() as u64
+    }
+
+    /// Which half of a fused operation this is.
+    #[inline]
+    #[must_use]
+    pub const fn fuse(&self) -> Fuse {
+        Fuse(self.flags & FUSE_MASK)
+    }
+}
+
+/// A completion queue entry (Base 2.0 §3.3.3.2, figure 89).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Cqe {
+    /// DW0 and DW1: what the command says.
+    pub result: U64<LE>,
+    /// How far the controller has read the submission queue.
+    pub sqhd: U16<LE>,
+    /// Submission queue; reserved over fabrics.
+    pub sqid: U16<LE>,
+    /// The command's.
+    pub cid: U16<LE>,
+    /// Status with its phase bit; over fabrics that bit is 0.
+    pub status: StatusField,
+}
+const _: () = assert!(size_of::<Cqe>() == CQE_LEN);
+
+/// A Scatter Gather List descriptor (Base 2.0 §4.1.2).
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct SglDescriptor {
+    /// An address, or with [`SglSubtype::OFFSET`] an offset into the capsule's data.
+    pub address: U64<LE>,
+    /// In bytes. A keyed descriptor has 24 bits of length here and the key's first byte.
+    pub length: U32<LE>,
+    /// A keyed descriptor's key goes on here.
+    pub reserved: [u8; 3],
+    /// [`SglType`] in the high four bits, [`SglSubtype`] in the low.
+    pub identifier: u8,
+}
+const _: () = assert!(size_of::<SglDescriptor>() == 16);
+
+impl SglDescriptor {
+    /// A descriptor of this type.
+    #[must_use]
+    pub const fn new(kind: SglType, subtype: SglSubtype, address: u64, length: u32) -> SglDescriptor {
+        SglDescriptor {
+            address: U64::new(address),
+            length: U32::new(length),
+            reserved: [0; 3],
+            identifier: kind.0 << 4 | subtype.0 & 0xf,
+        }
+    }
+
+    /// Data in the command's own capsule, `offset` bytes behind its begin.
+    #[must_use]
+    pub const fn in_capsule(offset: u64, length: u32) -> SglDescriptor {
+        SglDescriptor::new(SglType::DATA_BLOCK, SglSubtype::OFFSET, offset, length)
+    }
+
+    /// Data that the transport moves.
+    #[must_use]
+    pub const fn transport(length: u32) -> SglDescriptor {
+        SglDescriptor::new(SglType::TRANSPORT_DATA_BLOCK, SglSubtype::TRANSPORT, 0, length)
+    }
+
+    /// Its type.
+    #[inline]
+    #[must_use]
+    pub const fn kind(&self) -> SglType {
+        SglType(self.identifier >> 4)
+    }
+
+    /// Its subtype.
+    #[inline]
+    #[must_use]
+    pub const fn subtype(&self) -> SglSubtype {
+        SglSubtype(self.identifier & 0xf)
+    }
+}
+
+open_enum! {
+    /// SGL descriptor types (Base 2.0 figure 115).
+    pub enum SglType(u8) {
+        /// Where data is.
+        DATA_BLOCK = 0x0,
+        /// Data of a read that nobody wants.
+        BIT_BUCKET = 0x1,
+        /// More descriptors.
+        SEGMENT = 0x2,
+        /// The last segment of descriptors.
+        LAST_SEGMENT = 0x3,
+        /// Where data is, and the key to it: RDMA.
+        KEYED_DATA_BLOCK = 0x4,
+        /// Data that the transport moves: TCP.
+        TRANSPORT_DATA_BLOCK = 0x5,
+        /// A vendor's.
+        VENDOR_SPECIFIC = 0xf,
+    }
+}
+
+open_enum! {
+    /// SGL descriptor subtypes (Base 2.0 figure 116, and the transports').
+    pub enum SglSubtype(u8) {
+        /// The address is one.
+        ADDRESS = 0x0,
+        /// The address is an offset into the capsule.
+        OFFSET = 0x1,
+        /// The transport's own (TCP Transport 1.0 §3.2); with a keyed descriptor: invalidate the key (RDMA).
+        TRANSPORT = 0xa,
+        /// With a keyed descriptor: invalidate the key (RDMA Transport 1.0).
+        INVALIDATE_KEY = 0xf,
+    }
+}
+
+open_enum! {
+    /// FUSE (Base 2.0 figure 86).
+    pub enum Fuse(u8) {
+        /// Not fused.
+        NORMAL = 0,
+        /// The first of two.
+        FIRST = 1,
+        /// The second of two.
+        SECOND = 2,
+    }
+}
+
+/// Of a submission queue entry, in bytes.
+pub const SQE_LEN: usize = 64;
+/// Of a completion queue entry, in bytes.
+pub const CQE_LEN: usize = 16;
+/// FUSE, in a command's flags.
+pub const FUSE_MASK: u8 = 0x03;
+/// PSDT, in a command's flags.
+pub const PSDT_MASK: u8 = 0xc0;
+/// PSDT: DPTR is an SGL, MPTR the address of a buffer. The only one that fabrics have.
+pub const PSDT_SGL: u8 = 0x40;
+/// PSDT: DPTR is an SGL, and so is what MPTR points to.
+pub const PSDT_SGL_METADATA: u8 = 0x80;
+/// Every namespace, or none in particular.
+pub const NSID_ALL: u32 = 0xffff_ffff;
+/// Of the longest NVMe Qualified Name with its end, in bytes (Base 2.0 §4.5).
+pub const NQN_FIELD_LEN: usize = 256;
+/// Of the longest NVMe Qualified Name, in bytes.
+pub const NQN_MAX_LEN: usize = 223;
+/// The Command Set Identifier of the NVM Command Set.
+pub const CSI_NVM: u8 = 0;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use opcode::NvmOpcode;
+
+    /// A flush and a write of 4 KiB with its data in the capsule, as the Linux host 6.12 sent them.
+    #[test]
+    fn commands_read_as_the_kernel_sent_them() {
+        let mut bytes = [0; SQE_LEN];
+        bytes[..8].copy_from_slice(&[0x00, 0x40, 0x56, 0x00, 0x01, 0x00, 0x00, 0x00]);
+        bytes[39] = 0x5a;
+        let flush = Sqe::read_from_bytes(&bytes).unwrap();
+        assert_eq!(NvmOpcode(flush.opcode), NvmOpcode::FLUSH);
+        assert_eq!((flush.flags & PSDT_MASK, flush.cid.get(), flush.nsid.get()), (PSDT_SGL, 0x56, 1));
+        assert_eq!(flush.dptr, SglDescriptor::transport(0));
+
+        bytes[..8].copy_from_slice(&[0x01, 0x40, 0x55, 0x00, 0x01, 0x00, 0x00, 0x00]);
+        bytes[32..40].copy_from_slice(&[0x00, 0x10, 0x00, 0x00, 0x00, 0x00, 0x00, 0x01]);
+        let write = Sqe::read_from_bytes(&bytes).unwrap();
+        assert_eq!(NvmOpcode(write.opcode), NvmOpcode::WRITE);
+        assert_eq!(write.dptr, SglDescriptor::in_capsule(0, 4096));
+        assert_eq!((write.slba(), write.fuse()), (0, Fuse::NORMAL));
+    }
+
+    /// As the Linux target 6.12 answered the first Property Get: CAP.
+    #[test]
+    fn a_completion_reads_as_the_kernel_sent_it() {
+        let bytes =
+            [0xff, 0x03, 0x00, 0x0f, 0x20, 0x08, 0, 0, 0x02, 0x00, 0x00, 0x00, 0x01, 0x00, 0x00, 0x00];
+        let cqe = Cqe::read_from_bytes(&bytes).unwrap();
+        assert_eq!((cqe.result.get(), cqe.sqhd.get(), cqe.cid.get()), (0x0820_0f00_03ff, 2, 1));
+        assert!(cqe.status.is_success());
+    }
+}

@@ -1,0 +1,77 @@
+//! Fields and data structures of the NVM Command Set's commands (NVM Command Set 1.0 §3.2).
+
+use crate::open_enum::open_enum;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, LittleEndian as LE, U16, U32, U64, Unaligned};
+
+/// One range of Dataset Management (NVM Command Set 1.0 figure 37).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct DsmRange {
+    /// Context attributes, hints.
+    pub cattr: U32<LE>,
+    /// In logical blocks; not less one.
+    pub nlb: U32<LE>,
+    /// The first logical block.
+    pub slba: U64<LE>,
+}
+const _: () = assert!(size_of::<DsmRange>() == 16);
+
+/// One source range of Copy in descriptor format 0h (NVM Command Set 1.0 figure 32).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct CopySource {
+    #[doc(hidden)]
+    pub reserved: [u8; 8],
+    /// The first logical block.
+    pub slba: U64<LE>,
+    /// In logical blocks, less one.
+    pub nlb: U16<LE>,
+    #[doc(hidden)]
+    pub reserved_middle: [u8; 6],
+    /// Of protection information.
+    pub eilbrt: U32<LE>,
+    /// Of protection information.
+    pub elbat: U16<LE>,
+    /// Of protection information.
+    pub elbatm: U16<LE>,
+}
+const _: () = assert!(size_of::<CopySource>() == 32);
+
+open_enum! {
+    /// Source range descriptor formats of Copy.
+    pub enum CopyFormat(u8) {
+        /// [`CopySource`], 16 bit guards, within the namespace.
+        FORMAT_0 = 0,
+        /// Larger protection information.
+        FORMAT_1 = 1,
+        /// As 0, from any namespace.
+        FORMAT_2 = 2,
+        /// As 1, from any namespace.
+        FORMAT_3 = 3,
+    }
+}
+
+/// NLB in CDW12 of Read, Write, Compare, Verify and Write Zeroes: logical blocks, less one.
+pub const NLB_MASK: u32 = 0xffff;
+/// DEAC in CDW12 of Write Zeroes: deallocate if that leaves zeroes.
+pub const DEAC: u32 = 1 << 25;
+/// PRINFO in CDW12: protection information to be checked or made.
+pub const PRINFO_MASK: u32 = 0xf << 26;
+/// FUA in CDW12.
+pub const FUA: u32 = 1 << 30;
+/// LR in CDW12: limited retry.
+pub const LR: u32 = 1 << 31;
+/// NR in CDW10 of Dataset Management and CDW12 of Copy: ranges, less one.
+pub const NR_MASK: u32 = 0xff;
+/// AD in CDW11 of Dataset Management: deallocate the ranges.
+pub const DSM_DEALLOCATE: u32 = 1 << 2;
+/// The most ranges of one Dataset Management.
+pub const DSM_MAX_RANGES: usize = 256;
+
+/// DESFMT in CDW12 of Copy.
+#[inline]
+#[must_use]
+pub const fn copy_format(cdw12: u32) -> CopyFormat {
+    // Four bits.
+    CopyFormat((cdw12 >> 8 & 0xf) as u8)
+}

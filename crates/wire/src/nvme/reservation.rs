@@ -1,0 +1,136 @@
+//! Data of the reservation commands (Base 2.0 §7.2 to §7.6).
+
+use crate::open_enum::open_enum;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, LittleEndian as LE, U16, U32, U64, Unaligned};
+
+/// Data of Reservation Register and Reservation Acquire: two keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct ReservationKeys {
+    /// CRKEY: the host's current key.
+    pub crkey: U64<LE>,
+    /// Of Register NRKEY, the new key; of Acquire PRKEY, the key to preempt.
+    pub second: U64<LE>,
+}
+const _: () = assert!(size_of::<ReservationKeys>() == 16);
+
+/// The head of Reservation Report's data, extended or not (Base 2.0 figures 403 and 405).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct ReservationStatus {
+    /// GEN: counts registrations, preemptions and clears.
+    pub generation: U32<LE>,
+    /// RTYPE: [`ReservationType`], or 0 for no reservation.
+    pub rtype: u8,
+    /// REGSTRNT: how many registrants follow.
+    pub regstrnt: U16<LE>,
+    #[doc(hidden)]
+    pub reserved: [u8; 2],
+    /// PTPLS: 1 if registrations persist through power loss.
+    pub ptpls: u8,
+    #[doc(hidden)]
+    pub reserved_end: [u8; 14],
+}
+const _: () = assert!(size_of::<ReservationStatus>() == 24);
+
+/// One registrant, of hosts with 64-bit identifiers (Base 2.0 figure 404).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Registrant {
+    /// Controller, or FFFFh for one in no particular.
+    pub cntlid: U16<LE>,
+    /// Bit 0: holds the reservation.
+    pub rcsts: u8,
+    #[doc(hidden)]
+    pub reserved: [u8; 5],
+    /// The host's identifier.
+    pub hostid: U64<LE>,
+    /// Its key.
+    pub rkey: U64<LE>,
+}
+const _: () = assert!(size_of::<Registrant>() == 24);
+
+/// One registrant, of hosts with 128-bit identifiers, as fabrics have them (Base 2.0 figure 406). The head before
+/// these is [`EXTENDED_STATUS_LEN`] long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct RegistrantExtended {
+    /// Controller, or FFFFh for one in no particular.
+    pub cntlid: U16<LE>,
+    /// Bit 0: holds the reservation.
+    pub rcsts: u8,
+    #[doc(hidden)]
+    pub reserved: [u8; 5],
+    /// Its key.
+    pub rkey: U64<LE>,
+    /// The host's identifier.
+    pub hostid: [u8; 16],
+    #[doc(hidden)]
+    pub reserved_end: [u8; 32],
+}
+const _: () = assert!(size_of::<RegistrantExtended>() == 64);
+
+open_enum! {
+    /// RREGA in CDW10 of Reservation Register.
+    pub enum RegisterAction(u8) {
+        /// Register the new key.
+        REGISTER = 0,
+        /// Take the registration away.
+        UNREGISTER = 1,
+        /// Replace the key.
+        REPLACE = 2,
+    }
+}
+
+open_enum! {
+    /// RACQA in CDW10 of Reservation Acquire.
+    pub enum AcquireAction(u8) {
+        /// Acquire.
+        ACQUIRE = 0,
+        /// Preempt.
+        PREEMPT = 1,
+        /// Preempt, and abort commands.
+        PREEMPT_AND_ABORT = 2,
+    }
+}
+
+open_enum! {
+    /// RRELA in CDW10 of Reservation Release.
+    pub enum ReleaseAction(u8) {
+        /// Release.
+        RELEASE = 0,
+        /// Clear reservation and registrations.
+        CLEAR = 1,
+    }
+}
+
+open_enum! {
+    /// RTYPE (Base 2.0 figure 394).
+    pub enum ReservationType(u8) {
+        /// Only the holder writes.
+        WRITE_EXCLUSIVE = 1,
+        /// Only the holder reads and writes.
+        EXCLUSIVE_ACCESS = 2,
+        /// Only registrants write.
+        WRITE_EXCLUSIVE_REGISTRANTS_ONLY = 3,
+        /// Only registrants read and write.
+        EXCLUSIVE_ACCESS_REGISTRANTS_ONLY = 4,
+        /// Only registrants write, and all of them hold it.
+        WRITE_EXCLUSIVE_ALL_REGISTRANTS = 5,
+        /// Only registrants read and write, and all of them hold it.
+        EXCLUSIVE_ACCESS_ALL_REGISTRANTS = 6,
+    }
+}
+
+/// IEKEY in CDW10 of Register, Acquire and Release: do not check the current key.
+pub const IEKEY: u32 = 1 << 3;
+/// CPTPL in CDW10 of Register: two bits; 2 clears, 3 sets persistence through power loss.
+pub const CPTPL_SHIFT: u32 = 30;
+/// RTYPE in CDW10 of Acquire and Release: eight bits.
+pub const RTYPE_SHIFT: u32 = 8;
+/// EDS in CDW11 of Report: the extended data structure.
+pub const EDS: u32 = 1;
+/// RCSTS: holds the reservation.
+pub const RCSTS_HOLDER: u8 = 1;
+/// Of the extended structure's head, in bytes: [`ReservationStatus`] and reserved bytes.
+pub const EXTENDED_STATUS_LEN: usize = 64;

@@ -1,0 +1,285 @@
+//! Fabrics commands and the discovery log (Base 2.0 §6 and §5.16.1.23).
+
+use crate::nvme::{NQN_FIELD_LEN, SQE_LEN, SglDescriptor, Sqe};
+use crate::open_enum::open_enum;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, LittleEndian as LE, U16, U32, U64, Unaligned};
+
+open_enum! {
+    /// FCTYPE: what a command with the opcode of fabrics is (Base 2.0 figure 375).
+    pub enum FabricsType(u8) {
+        /// [`PropertySet`].
+        PROPERTY_SET = 0x00,
+        /// [`Connect`].
+        CONNECT = 0x01,
+        /// [`PropertyGet`].
+        PROPERTY_GET = 0x04,
+        /// Authentication Send.
+        AUTHENTICATION_SEND = 0x05,
+        /// Authentication Receive.
+        AUTHENTICATION_RECEIVE = 0x06,
+        /// Disconnect.
+        DISCONNECT = 0x08,
+    }
+}
+
+/// FCTYPE of a command, where NSID is otherwise.
+#[inline]
+#[must_use]
+pub const fn fabrics_type(sqe: &Sqe) -> FabricsType {
+    FabricsType(sqe.nsid.get().to_le_bytes()[0])
+}
+
+/// Connect (Base 2.0 figure 378); [`ConnectData`] is its data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Connect {
+    /// [`crate::nvme::opcode::AdminOpcode::FABRICS`].
+    pub opcode: u8,
+    /// PSDT.
+    pub flags: u8,
+    /// Command identifier.
+    pub cid: U16<LE>,
+    /// [`FabricsType::CONNECT`].
+    pub fctype: u8,
+    #[doc(hidden)]
+    pub reserved_5: [u8; 19],
+    /// Of the data.
+    pub sgl1: SglDescriptor,
+    /// Format of this command: 0.
+    pub recfmt: U16<LE>,
+    /// Queue: 0 is the admin queue.
+    pub qid: U16<LE>,
+    /// Entries of the queue, less one.
+    pub sqsize: U16<LE>,
+    /// [`CATTR_DISABLE_SQ_FLOW_CONTROL`].
+    pub cattr: u8,
+    #[doc(hidden)]
+    pub reserved_47: u8,
+    /// Keep alive timeout, in milliseconds; 0 is none.
+    pub kato: U32<LE>,
+    #[doc(hidden)]
+    pub reserved_52: [u8; 12],
+}
+const _: () = assert!(size_of::<Connect>() == SQE_LEN);
+
+/// The data of Connect (Base 2.0 figure 379).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct ConnectData {
+    /// Of the host.
+    pub hostid: [u8; 16],
+    /// [`CNTLID_DYNAMIC`], [`CNTLID_STATIC`], or the controller that an I/O queue is for.
+    pub cntlid: U16<LE>,
+    #[doc(hidden)]
+    pub reserved_18: [u8; 238],
+    /// The subsystem's NQN, with its end.
+    pub subnqn: [u8; NQN_FIELD_LEN],
+    /// The host's NQN, with its end.
+    pub hostnqn: [u8; NQN_FIELD_LEN],
+    #[doc(hidden)]
+    pub reserved_768: [u8; 256],
+}
+const _: () = assert!(size_of::<ConnectData>() == CONNECT_DATA_LEN);
+
+/// Property Get (Base 2.0 figure 384).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct PropertyGet {
+    /// [`crate::nvme::opcode::AdminOpcode::FABRICS`].
+    pub opcode: u8,
+    /// PSDT.
+    pub flags: u8,
+    /// Command identifier.
+    pub cid: U16<LE>,
+    /// [`FabricsType::PROPERTY_GET`].
+    pub fctype: u8,
+    #[doc(hidden)]
+    pub reserved_5: [u8; 35],
+    /// Size in the low three bits: 0 four bytes, 1 eight.
+    pub attrib: u8,
+    #[doc(hidden)]
+    pub reserved_41: [u8; 3],
+    /// Of the property: [`crate::nvme::property`].
+    pub ofst: U32<LE>,
+    #[doc(hidden)]
+    pub reserved_48: [u8; 16],
+}
+const _: () = assert!(size_of::<PropertyGet>() == SQE_LEN);
+
+/// Property Set (Base 2.0 figure 387).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct PropertySet {
+    /// [`crate::nvme::opcode::AdminOpcode::FABRICS`].
+    pub opcode: u8,
+    /// PSDT.
+    pub flags: u8,
+    /// Command identifier.
+    pub cid: U16<LE>,
+    /// [`FabricsType::PROPERTY_SET`].
+    pub fctype: u8,
+    #[doc(hidden)]
+    pub reserved_5: [u8; 35],
+    /// Size in the low three bits: 0 four bytes, 1 eight.
+    pub attrib: u8,
+    #[doc(hidden)]
+    pub reserved_41: [u8; 3],
+    /// Of the property: [`crate::nvme::property`].
+    pub ofst: U32<LE>,
+    /// Of four bytes the low ones.
+    pub value: U64<LE>,
+    #[doc(hidden)]
+    pub reserved_56: [u8; 8],
+}
+const _: () = assert!(size_of::<PropertySet>() == SQE_LEN);
+
+/// The head of the discovery log page (Base 2.0 figure 263).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct DiscoveryHeader {
+    /// Counts changes of the log.
+    pub genctr: U64<LE>,
+    /// How many entries follow.
+    pub numrec: U64<LE>,
+    /// 0.
+    pub recfmt: U16<LE>,
+    #[doc(hidden)]
+    pub reserved: [u8; 1006],
+}
+const _: () = assert!(size_of::<DiscoveryHeader>() == DISCOVERY_ENTRY_LEN);
+
+/// One entry of the discovery log page (Base 2.0 figure 264).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct DiscoveryEntry {
+    /// [`TransportType`].
+    pub trtype: u8,
+    /// [`AddressFamily`].
+    pub adrfam: u8,
+    /// [`SubsystemType`].
+    pub subtype: u8,
+    /// Transport requirements: secure channel in the low two bits, bit 2: SQ flow control can be disabled.
+    pub treq: u8,
+    /// Port of the subsystem.
+    pub portid: U16<LE>,
+    /// As in [`ConnectData`].
+    pub cntlid: U16<LE>,
+    /// Entries of the admin queue.
+    pub asqsz: U16<LE>,
+    /// [`EFLAGS_DUPRETINFO`] and its neighbours.
+    pub eflags: U16<LE>,
+    #[doc(hidden)]
+    pub reserved_12: [u8; 20],
+    /// Transport service: a TCP port in decimal, ASCII, filled with spaces.
+    pub trsvcid: [u8; 32],
+    #[doc(hidden)]
+    pub reserved_64: [u8; 192],
+    /// The subsystem's NQN, with its end.
+    pub subnqn: [u8; NQN_FIELD_LEN],
+    /// Transport address: ASCII, filled with spaces.
+    pub traddr: [u8; 256],
+    /// Transport specific address subtype: of TCP the first byte is [`super::tcp::SecurityType`].
+    pub tsas: [u8; 256],
+}
+const _: () = assert!(size_of::<DiscoveryEntry>() == DISCOVERY_ENTRY_LEN);
+
+open_enum! {
+    /// TRTYPE.
+    pub enum TransportType(u8) {
+        /// RDMA.
+        RDMA = 1,
+        /// Fibre Channel.
+        FIBRE_CHANNEL = 2,
+        /// TCP.
+        TCP = 3,
+        /// Within the host.
+        INTRA_HOST = 254,
+    }
+}
+
+open_enum! {
+    /// ADRFAM.
+    pub enum AddressFamily(u8) {
+        /// AF_INET.
+        IPV4 = 1,
+        /// AF_INET6.
+        IPV6 = 2,
+        /// AF_IB.
+        INFINIBAND = 3,
+        /// Fibre Channel.
+        FIBRE_CHANNEL = 4,
+    }
+}
+
+open_enum! {
+    /// SUBTYPE.
+    pub enum SubsystemType(u8) {
+        /// A referral to another discovery subsystem.
+        REFERRAL = 1,
+        /// A subsystem with namespaces.
+        NVM = 2,
+        /// This discovery subsystem.
+        CURRENT_DISCOVERY = 3,
+    }
+}
+
+/// The well-known NQN of every discovery subsystem (Base 2.0 §3.1.2.3).
+pub const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
+/// CNTLID in Connect: any controller, dynamic model.
+pub const CNTLID_DYNAMIC: u16 = 0xffff;
+/// CNTLID in Connect: any controller, static model.
+pub const CNTLID_STATIC: u16 = 0xfffe;
+/// The greatest identifier of a controller.
+pub const CNTLID_MAX: u16 = 0xffef;
+/// CATTR of Connect: no SQ flow control, so SQHD is not told.
+pub const CATTR_DISABLE_SQ_FLOW_CONTROL: u8 = 1 << 2;
+/// ATTRIB of properties: eight bytes.
+pub const ATTRIB_8_BYTES: u8 = 1;
+/// Of [`ConnectData`], in bytes.
+pub const CONNECT_DATA_LEN: usize = 1024;
+/// Of a discovery log entry and of its head, in bytes.
+pub const DISCOVERY_ENTRY_LEN: usize = 1024;
+/// EFLAGS: the same information is to be had from other entries.
+pub const EFLAGS_DUPRETINFO: u16 = 1;
+/// EFLAGS: discovery with a Keep Alive, for as long as the host wants.
+pub const EFLAGS_EPCSD: u16 = 1 << 1;
+/// TREQ: a secure channel is not required.
+pub const TREQ_NOT_REQUIRED: u8 = 2;
+/// TREQ: SQ flow control can be disabled.
+pub const TREQ_DISABLE_SQ_FLOW_CONTROL: u8 = 1 << 2;
+/// In the result of Connect, beside the controller's identifier: authentication is required with DH-HMAC-CHAP.
+pub const AUTHREQ_ATR: u32 = 1 << 17;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As the Linux host 6.12 sent them: Connect of a discovery controller's admin queue, Property Get of CAP, and
+    /// Property Set of CC.
+    #[test]
+    fn fabrics_commands_read_as_the_kernel_sent_them() {
+        let mut bytes = [0; SQE_LEN];
+        bytes[..5].copy_from_slice(&[0x7f, 0x40, 0x00, 0x00, 0x01]);
+        bytes[32..46].copy_from_slice(&[0, 4, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0x1f, 0]);
+        let connect = Connect::read_from_bytes(&bytes).unwrap();
+        assert_eq!(FabricsType(connect.fctype), FabricsType::CONNECT);
+        assert_eq!(connect.sgl1, SglDescriptor::in_capsule(0, 1024));
+        assert_eq!((connect.qid.get(), connect.sqsize.get(), connect.kato.get()), (0, 31, 0));
+        assert_eq!(fabrics_type(&Sqe::read_from_bytes(&bytes).unwrap()), FabricsType::CONNECT);
+
+        let mut bytes = [0; SQE_LEN];
+        bytes[..5].copy_from_slice(&[0x7f, 0x40, 0x01, 0x00, 0x04]);
+        bytes[39] = 0x5a;
+        bytes[40] = ATTRIB_8_BYTES;
+        let get = PropertyGet::read_from_bytes(&bytes).unwrap();
+        assert_eq!(FabricsType(get.fctype), FabricsType::PROPERTY_GET);
+        assert_eq!((get.attrib & 7, get.ofst.get()), (ATTRIB_8_BYTES, crate::nvme::property::CAP));
+
+        let mut bytes = [0; SQE_LEN];
+        bytes[..5].copy_from_slice(&[0x7f, 0x40, 0x01, 0x00, 0x00]);
+        bytes[40..52].copy_from_slice(&[0, 0, 0, 0, 0x14, 0, 0, 0, 0x60, 0, 0x46, 0]);
+        let set = PropertySet::read_from_bytes(&bytes).unwrap();
+        assert_eq!(FabricsType(set.fctype), FabricsType::PROPERTY_SET);
+        assert_eq!((set.ofst.get(), set.value.get()), (crate::nvme::property::CC, 0x46_0060));
+    }
+}
