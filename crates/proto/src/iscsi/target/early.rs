@@ -10,6 +10,7 @@ use super::sequence::Admission;
 use crate::iscsi::login::operational::Key;
 use blockmux_volume::Seg;
 use blockmux_wire::iscsi::scsi::ScsiCommand;
+use blockmux_wire::iscsi::session::RejectReason;
 use blockmux_wire::iscsi::{Bhs, Opcode};
 use smallvec::SmallVec;
 use zerocopy::transmute_ref;
@@ -183,6 +184,13 @@ impl Turn<'_> {
         self.connection.level > 0 && data_len > 0 && self.connection.replies.digests().data
     }
 
+    /// Whether a PDU whose data is damaged is sent again by itself. Data is asked for again; at level 0 nothing comes
+    /// again, and what has a number must take its turn to fail, or those behind it would wait for ever.
+    #[inline]
+    pub(super) fn comes_again(&self, bhs: &Bhs) -> bool {
+        self.connection.level > 0 && bhs.opcode() != Opcode::DATA_OUT
+    }
+
     /// A request has come with all its data.
     pub(super) fn on_whole(&mut self, bhs: Bhs, data: Option<Seg>, is_good: bool) {
         let ahs = std::mem::take(&mut self.connection.gathering.0);
@@ -192,7 +200,7 @@ impl Turn<'_> {
             let whole = self.own(whole);
             return self.session.early.add_data(key, whole);
         }
-        if !is_good {
+        if !is_good && self.comes_again(&bhs) {
             return;
         }
         let command: &ScsiCommand = transmute_ref!(&bhs);
@@ -245,6 +253,7 @@ impl Turn<'_> {
         let purpose = match bhs.opcode() {
             Opcode::SCSI_COMMAND => self.on_command(transmute_ref!(&bhs), &bhs, &ahs),
             Opcode::DATA_OUT => self.on_data_out(&bhs),
+            _ if !is_good => return self.reject(RejectReason::DATA_DIGEST_ERROR, &bhs),
             _ => return self.on_talk(&bhs, &data.map(|data| data.to_vec()).unwrap_or_default()),
         };
         let len = bhs.data_segment_length.get() as usize;

@@ -103,7 +103,8 @@ impl Turn<'_> {
     /// A segment has come, and was put where it belongs unless it is `lent`.
     #[inline]
     pub(super) fn conclude(&mut self, segment: Segment, lent: Option<Seg>, is_good: bool) {
-        if !is_good && segment.purpose != Purpose::Nothing {
+        let is_judged_later = segment.purpose == Purpose::Whole && !self.comes_again(&segment.bhs);
+        if !is_good && segment.purpose != Purpose::Nothing && !is_judged_later {
             self.reject(RejectReason::DATA_DIGEST_ERROR, &segment.bhs);
         }
         if segment.purpose == Purpose::Whole {

@@ -195,6 +195,33 @@ fn commands_are_carried_out_in_the_order_of_cmd_sn_whatever_connection_brings_th
 }
 
 #[test]
+fn at_level_0_what_comes_spoilt_and_early_fails_in_its_turn_and_holds_up_nobody() {
+    let scene = Scene::new();
+    let (mut first, tsih) = scene.lead("ErrorRecoveryLevel=0\0DataDigest=CRC32C\0");
+    let mut second = scene.join(tsih, 8, "DataDigest=CRC32C\0");
+    let slow = scene.request(&mut first, 0, &write10(0, 1), None, Some(512));
+    let spoilt = scene.request(&mut second, 0, &write10(1, 1), None, Some(512));
+    assert!(second.send_spoilt(&spoilt, &[8; 512]).is_empty(), "its turn has not come");
+    let mut ping = NopOut::new_zeroed();
+    ping.flags = FLAG_FINAL;
+    (ping.initiator_task_tag, ping.target_transfer_tag) = (99.into(), RESERVED_TAG.into());
+    ping.cmd_sn = scene.cmd_sn.replace(scene.cmd_sn() + 1).into();
+    assert!(second.send_spoilt(&ping, b"ping").is_empty());
+    assert!(scene.command(&mut first, 0, &read10(0, 1), Some(512), None).is_empty());
+    let [write] = first.exchange(&slow, &[7; 512]).try_into().unwrap();
+    assert_good(&write);
+    let [refusal, failed, no_ping] = second.turn().try_into().unwrap();
+    assert_eq!(reject_reason(&refusal), RejectReason::DATA_DIGEST_ERROR);
+    assert_eq!(
+        (failed.as_a::<ScsiResponse>().initiator_task_tag, sense(&failed)),
+        (spoilt.initiator_task_tag, (0xb, 0x4705))
+    );
+    assert_eq!(reject_reason(&no_ping), RejectReason::DATA_DIGEST_ERROR);
+    let [read] = first.turn().try_into().unwrap();
+    assert_eq!(read.data, [7; 512]);
+}
+
+#[test]
 fn immediate_requests_wait_for_nobody() {
     let scene = Scene::new();
     let (_first, tsih) = scene.lead("");

@@ -28,7 +28,7 @@ impl Initiator {
     }
 
     /// Sends a PDU whose data has a wrong digest.
-    fn send_spoilt(&mut self, header: &(impl IntoBytes + Immutable), data: &[u8]) -> Vec<Pdu> {
+    pub(super) fn send_spoilt(&mut self, header: &(impl IntoBytes + Immutable), data: &[u8]) -> Vec<Pdu> {
         let mut bytes = self.frame(header.as_bytes(), data);
         let at = bytes.len() - 5;
         bytes[at] ^= 1;
