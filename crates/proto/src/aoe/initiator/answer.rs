@@ -37,17 +37,20 @@ impl InitiatorSession {
             return;
         }
         self.paths.on_config(from, config.sector_count, &port);
-        self.pace.set_most(u32::from(config.buffer_count.get()).min(super::flight::MAX_FLIGHTS));
+        self.pace.set_most(u32::from(config.buffer_count.get()).min(super::flight::MAX_PIECES));
         self.heard = self.heard.max(now);
-        if header.tag.get() == 0 {
-            // The target has been started: whatever it was asked before is lost.
+        let path = self.paths.find(from);
+        if let Some(path) = path
+            && header.tag.get() == 0
+        {
+            // The target has been started: whatever it was asked before is lost. Perhaps it is another station now.
             self.flights
                 .iter_mut()
                 .filter(|flight| now.saturating_duration_since(flight.sent) >= NOT_AT_ONCE)
-                .for_each(|flight| flight.due = now);
+                .for_each(|flight| (flight.path, flight.due) = (path, now));
             self.look_at(now);
         }
-        match (&self.disk, self.paths.find(from)) {
+        match (&self.disk, path) {
             (None, Some(path)) => self.identify(path, now),
             _ => self.probe_paths(now),
         }
@@ -85,7 +88,7 @@ impl InitiatorSession {
                 path.large_at = Some(now);
             }
         }
-        self.pace.on_answer(round_trip, self.flights.len());
+        self.pace.on_answer(round_trip, self.flights.of_requests());
         if result == Err(IoError::BadLength) && is_large {
             // The target takes less than it said, as when its interface was changed.
             if let Some(path) = self.paths.get_mut(path_at) {

@@ -18,6 +18,8 @@ pub(super) struct Flights {
     id: u8,
     places: Vec<Place>,
     free: Vec<u8>,
+    /// Those that are pieces of requests.
+    of_requests: u32,
 }
 
 struct Place {
@@ -73,13 +75,14 @@ impl Flights {
             id,
             places: (0..MAX_FLIGHTS).map(|_| place()).collect(),
             free: (0..MAX_FLIGHTS as u8).rev().collect(),
+            of_requests: 0,
         }
     }
 
-    /// How many there are.
+    /// How many are pieces of requests. The window is for these: what is tried and asked beside them is little.
     #[inline]
-    pub(super) fn len(&self) -> u32 {
-        MAX_FLIGHTS.saturating_sub(self.free.len() as u32)
+    pub(super) fn of_requests(&self) -> u32 {
+        self.of_requests
     }
 
     /// Adds one; its tag, or `None` if there is no room.
@@ -88,6 +91,7 @@ impl Flights {
         let at = self.free.pop()?;
         let place = self.places.get_mut(usize::from(at))?;
         place.taken = place.taken.wrapping_add(1) & MOST_TAKEN;
+        self.of_requests = self.of_requests.saturating_add(flight.request.is_some().into());
         place.flight = Some(flight);
         Some(u32::from(self.id) << 24 | place.taken << PLACE_BITS | u32::from(at))
     }
@@ -105,6 +109,7 @@ impl Flights {
         let at = self.place_of(tag)?;
         let flight = self.places.get_mut(at)?.flight.take()?;
         self.free.push(at as u8);
+        self.of_requests = self.of_requests.saturating_sub(flight.request.is_some().into());
         Some(flight)
     }
 
@@ -129,6 +134,8 @@ impl Flights {
     }
 }
 
+/// Pieces of requests in flight. There is room beside them for a trial on each path, and for a question.
+pub(super) const MAX_PIECES: u32 = MAX_FLIGHTS - super::path::MAX_PATHS as u32 - 1;
 /// Commands in flight.
 pub(super) const MAX_FLIGHTS: u32 = 1 << PLACE_BITS;
 const PLACE_BITS: u32 = 7;
@@ -176,6 +183,6 @@ mod tests {
         let mut flights = Flights::new(0);
         assert!((0..MAX_FLIGHTS).all(|n| flights.insert(flight(n.into())).is_some()));
         assert!(flights.insert(flight(0)).is_none());
-        assert_eq!(flights.len(), MAX_FLIGHTS);
+        assert_eq!(flights.iter().count(), MAX_FLIGHTS as usize);
     }
 }

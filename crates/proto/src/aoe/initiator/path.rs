@@ -145,7 +145,8 @@ impl Path {
 
 /// As many sectors as a frame of 1,500 bytes holds.
 pub(super) const SAFE_SECTORS: u8 = 2;
-const MAX_PATHS: usize = 16;
+/// More than a host has interfaces on one network.
+pub(super) const MAX_PATHS: usize = 16;
 /// Some commands are lost on a good path too.
 const SILENT_AFTER: u32 = 4;
 

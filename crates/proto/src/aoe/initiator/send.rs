@@ -27,7 +27,7 @@ impl InitiatorSession {
         if !self.fresh.is_empty() {
             self.take_fresh(now);
         }
-        while self.flights.len() < self.pace.window()
+        while self.flights.of_requests() < self.pace.window()
             && let Some(&key) = self.waiting.front()
         {
             let is_cut = self.requests.get_mut(key).is_none_or(|request| request.is_cut());
