@@ -5,7 +5,7 @@
 //! [`crate::outbox`].
 
 use blockmux_volume::{Chunk, Seg, SgList};
-use blockmux_wire::ethernet::Mac;
+pub use blockmux_wire::ethernet::{EtherType, Mac};
 use std::collections::VecDeque;
 
 /// A network interface: its place among those of the session.

@@ -1,9 +1,9 @@
 //! Packet sockets (`packet(7)`): the calls that no safe crate offers, over addresses of shared I/O memory.
 #![expect(unsafe_code, reason = "system calls over addresses of shared I/O memory")]
 
+use blockmux_proto::frames::{EtherType, Mac};
 use blockmux_proto::frames::{FrameOutbox, OutFrame, PortId};
 use blockmux_volume::Chunk;
-use blockmux_wire::ethernet::{EtherType, Mac};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};

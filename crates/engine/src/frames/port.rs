@@ -1,9 +1,9 @@
 //! A network interface by way of a packet socket.
 
 use super::kernel::{self, Arrival, Instruction};
+use blockmux_proto::frames::EtherType;
 use blockmux_proto::frames::{FrameOutbox, Port, PortId};
 use blockmux_volume::Chunk;
-use blockmux_wire::ethernet::EtherType;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
@@ -101,14 +101,14 @@ fn cost_of(mtu: u32) -> usize {
 fn program(side: Side) -> Vec<Instruction> {
     const ACCEPT: Instruction = (RETURN, 0, 0, u32::MAX);
     const DROP: Instruction = (RETURN, 0, 0, 0);
-    let response = u32::from(blockmux_wire::aoe::AOE_FLAG_RESPONSE);
+    let response = u32::from(blockmux_proto::aoe::AOE_FLAG_RESPONSE);
     match side {
         Side::Target => vec![(LOAD_BYTE, 0, 0, 0), (JUMP_IF_SET, 0, 1, response), DROP, ACCEPT],
         Side::Initiator { id } => vec![
             (LOAD_BYTE, 0, 0, 0),
             (JUMP_IF_SET, 0, 5, response),
             (LOAD_BYTE, 0, 0, 5),
-            (JUMP_IF_EQUAL, 2, 0, u32::from(blockmux_wire::aoe::Command::QUERY_CONFIG_INFORMATION.0)),
+            (JUMP_IF_EQUAL, 2, 0, u32::from(blockmux_proto::aoe::Command::QUERY_CONFIG_INFORMATION.0)),
             (LOAD_BYTE, 0, 0, 6),
             (JUMP_IF_EQUAL, 0, 1, u32::from(id)),
             ACCEPT,

@@ -3,9 +3,9 @@
 use super::core::SimCore;
 use super::net::{SimNet, SimWatch};
 use crate::frames::{Arrival, FrameHost, FramePort, Side};
+use blockmux_proto::frames::Mac;
 use blockmux_proto::frames::{FrameOutbox, Port, PortId};
 use blockmux_volume::{Chunk, Waker};
-use blockmux_wire::ethernet::Mac;
 use std::cell::{Cell, RefCell};
 use std::io;
 use std::rc::Rc;

@@ -4,7 +4,6 @@ use super::recent::{Identity, Known};
 use super::reply::{Kind, Pending};
 use super::{NO_TAG, TargetSession, tag};
 use crate::aoe::{SECTOR, identify, sectors_in};
-use crate::exports::VolumeId;
 use crate::frames::Frame;
 use blockmux_volume::{Io, IoError, Op, Seg, SgList};
 use blockmux_wire::aoe::{AOE_ATA_HEAD, AtaMessage, ErrorCode, Header};
@@ -33,7 +32,7 @@ impl TargetSession {
             Command::DATA_SET_MANAGEMENT if registers.error_or_feature & DSM_TRIM != 0 => Kind::Trim,
             _ => {
                 self.recent.on_other(from.mac, answer.tag.get(), now);
-                return self.without_io(at, volume, answer, registers, frame);
+                return self.without_io(at, answer, registers, frame, now);
             }
         };
         let pending =
@@ -128,14 +127,15 @@ impl TargetSession {
     fn without_io(
         &mut self,
         at: usize,
-        volume: VolumeId,
         answer: Header,
         mut registers: AtaMessage,
         frame: &Frame<'_>,
+        now: Instant,
     ) {
+        let Some(volume) = self.disks.get(at).map(|disk| disk.unit.volume) else { return };
         let from = frame.from;
         let command = Command(registers.command_or_status);
-        let pending = |registers, now| Pending {
+        let pending = |registers| Pending {
             from,
             answer,
             registers,
@@ -164,7 +164,7 @@ impl TargetSession {
                 self.answer(from, answer, reply.as_bytes(), SgList::default());
             }
             // SMART, SET FEATURES and all others.
-            _ => self.fail(&pending(registers, Instant::now()), IoError::Unsupported),
+            _ => self.fail(&pending(registers), IoError::Unsupported),
         }
     }
 }
