@@ -26,6 +26,9 @@ pub trait Host: Core + Sized + 'static {
     /// Starts a task; `make` gets what wakes it. It runs for the first time soon.
     fn spawn<T: Task + 'static>(&self, make: impl FnOnce(&Waker) -> T);
 
+    /// Starts a task if it can be made; if not, nothing is left behind.
+    fn try_spawn<T: Task + 'static, E>(&self, make: impl FnOnce(&Waker) -> Result<T, E>);
+
     /// Begins to connect.
     ///
     /// # Errors
@@ -104,6 +107,11 @@ impl Host for EngineCore {
         EngineCore::spawn(self, make);
     }
 
+    fn try_spawn<T: Task + 'static, E>(&self, make: impl FnOnce(&Waker) -> Result<T, E>) {
+        // Whoever makes it keeps the reason.
+        let _ = EngineCore::try_spawn(self, make);
+    }
+
     fn connect(&self, address: &Address) -> io::Result<Stream> {
         Stream::connect(address)
     }
@@ -120,6 +128,14 @@ impl Host for EngineCore {
 
     fn spins(&self) -> bool {
         self.policy() != PollPolicy::Never
+    }
+}
+
+impl SocketWatch {
+    /// Wakes the task once when a socket is ready for input or output.
+    pub(crate) fn wake_when(&self, socket: &impl AsRawFd, events: i16) {
+        let token = if events == libc::POLLIN { TOKEN_INPUT } else { TOKEN_OUTPUT };
+        self.readiness.arm(&self.registration, socket.as_raw_fd(), events, token);
     }
 }
 
@@ -158,11 +174,11 @@ impl ByteStream for Stream {
     }
 
     fn wake_when_readable(&self, watch: &SocketWatch) {
-        watch.readiness.arm(&watch.registration, self.as_raw_fd(), libc::POLLIN, TOKEN_INPUT);
+        watch.wake_when(self, libc::POLLIN);
     }
 
     fn wake_when_writable(&self, watch: &SocketWatch) {
-        watch.readiness.arm(&watch.registration, self.as_raw_fd(), libc::POLLOUT, TOKEN_OUTPUT);
+        watch.wake_when(self, libc::POLLOUT);
     }
 }
 

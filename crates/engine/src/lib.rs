@@ -11,12 +11,14 @@
 //! threads. Data of sockets moves by plain non-blocking system calls, and data of files through the ring: see
 //! `docs/decisions/0001-sockets-by-system-call.md`.
 //!
-//! Unsafe code is in [`sys`], [`ring`], [`memory`] and `file::kernel` alone.
+//! Unsafe code is in [`sys`], [`ring`], [`memory`], `file::kernel` and `frames::kernel` alone.
 
+pub mod aoe;
 pub mod blocking;
 pub mod connection;
 pub mod cores;
 pub mod file;
+pub mod frames;
 pub mod host;
 pub mod initiator;
 pub mod iscsi;

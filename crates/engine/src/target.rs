@@ -8,14 +8,14 @@ use crate::host::{ByteStream, Host};
 use crate::listener::Permit;
 use crate::reactor::{EngineCore, Progress, Task};
 use blockmux_proto::exports::{Exports, VolumeId};
-use blockmux_proto::session::{Demand, Home, ProtocolError, Target};
+use blockmux_proto::session::{Demand, Home, ProtocolError, StreamSession, Target};
 use blockmux_volume::{Channel, Completion, Core, IoError, Waker};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 use tracing::{debug, warn};
 
 /// Serves one connection until either side ends it.
-pub struct TargetTask<S: Target, H: Host = EngineCore> {
+pub struct TargetTask<S: StreamSession + Target, H: Host = EngineCore> {
     connection: Connection<H>,
     session: S,
     exports: Exports,
@@ -60,7 +60,7 @@ enum Ending {
     Gone,
 }
 
-impl<S: Target + 'static, H: Host> TargetTask<S, H> {
+impl<S: StreamSession + Target + 'static, H: Host> TargetTask<S, H> {
     /// Serves `stream` on `core` with `session`, whose volume ids are places in `exports`.
     pub fn spawn(core: &Rc<H>, stream: H::Stream, session: S, exports: Exports, permit: Permit) {
         let arrival = Arrival { stream, unread: Vec::new(), permit };
@@ -99,7 +99,7 @@ impl<S: Target + 'static, H: Host> TargetTask<S, H> {
     }
 }
 
-impl<S: Target, H: Host> TargetTask<S, H> {
+impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
     /// Hands every I/O of the session to its channel and every completion back. A completion may lead to the next I/O,
     /// as with commands of several steps: there is more to do if that still goes on after so many rounds.
     #[inline]
@@ -280,7 +280,7 @@ impl<S: Target, H: Host> TargetTask<S, H> {
     }
 }
 
-impl<S: Target, H: Host> Task for TargetTask<S, H> {
+impl<S: StreamSession + Target, H: Host> Task for TargetTask<S, H> {
     #[inline]
     fn run(&mut self) -> Progress {
         let mut progress = Progress::Idle;

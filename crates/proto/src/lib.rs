@@ -6,8 +6,10 @@
 #![forbid(unsafe_code)]
 #![warn(clippy::indexing_slicing, clippy::unwrap_used, clippy::arithmetic_side_effects)]
 
+pub mod aoe;
 mod digest;
 pub mod exports;
+pub mod frames;
 pub mod iscsi;
 pub mod nbd;
 pub mod nvme;

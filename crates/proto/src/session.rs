@@ -4,6 +4,8 @@
 //!   socket ──bytes──▶ StreamSession::on_bytes ──▶ Target::poll_io ──▶ channel
 //!   socket ◀─gather── StreamSession::outbox  ◀── Target::on_io   ◀── channel
 //! ```
+//! A protocol on raw frames has a [`FrameSession`] in the place of the stream session; the other side is the same.
+//!
 //! The driver's turn, over and over: while [`StreamSession::demand`] asks for bytes and there are some, show them;
 //! take every I/O and submit it, and cancel what is to be cancelled; hand in what completed; send what the outbox holds.
 //!
@@ -13,6 +15,7 @@
 //! [`Initiator::select`] names another. A session that knows nothing of lanes has one, and all of that is the default.
 
 use crate::exports::VolumeId;
+use crate::frames::{Frame, FrameOutbox, Port, PortId};
 use crate::outbox::Outbox;
 use blockmux_volume::{Chunk, Completion, Io, SgList, Tag, Waker};
 use std::any::Any;
@@ -90,10 +93,24 @@ pub trait StreamSession: Timed {
     fn outbox(&mut self) -> &mut Outbox;
 }
 
+/// A session over frames of one network interface or several, its ports: ATA over Ethernet.
+///
+/// Nothing that comes breaks such a session: whoever sends a frame may be anybody, so that a wrong one is dropped.
+pub trait FrameSession: Timed {
+    /// Takes a frame. Payload may be lent on ([`Frame::lend`]) without a copy.
+    fn on_frame(&mut self, frame: &Frame<'_>, now: Instant);
+
+    /// A port is like this now: it is new, went up or down, or takes frames of another size.
+    fn on_port(&mut self, id: PortId, port: Port, now: Instant);
+
+    /// What is to be sent now, what could not be sent before included.
+    fn frames(&mut self, now: Instant) -> &mut FrameOutbox;
+}
+
 /// The volume side of a target session.
 ///
 /// A session bounds its I/O in flight by [`Target::depth`] and its memory by asking for nothing meanwhile.
-pub trait Target: StreamSession {
+pub trait Target: Timed {
     /// The most I/O that the session ever has in flight.
     fn depth(&self) -> u32;
 
@@ -169,7 +186,7 @@ pub enum PathRank {
 }
 
 /// The user side of an initiator session: with a connection under it, it is a channel.
-pub trait Initiator: StreamSession {
+pub trait Initiator: Timed {
     /// Whether log-in is done and [`Initiator::room`] means something.
     fn is_ready(&self) -> bool;
 

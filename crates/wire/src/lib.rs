@@ -8,6 +8,9 @@
 
 mod open_enum;
 
+pub mod aoe;
+pub mod ata;
+pub mod ethernet;
 pub mod iscsi;
 pub mod nbd;
 pub mod nvme;

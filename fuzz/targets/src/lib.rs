@@ -10,6 +10,7 @@
 //! says what it found.
 #![forbid(unsafe_code)]
 
+mod aoe;
 mod choices;
 mod iscsi_connections;
 mod iscsi_initiator;
@@ -38,6 +39,8 @@ pub struct Target {
 
 /// Every target, in order of name.
 pub const TARGETS: &[Target] = &[
+    Target { name: "aoe_initiator", run: aoe::aoe_initiator },
+    Target { name: "aoe_target", run: aoe::aoe_target },
     Target { name: "fio_job_file", run: text::fio_job_file },
     Target { name: "iscsi_connections", run: iscsi_connections::iscsi_connections },
     Target { name: "iscsi_initiator", run: iscsi_initiator::iscsi_initiator },

@@ -31,6 +31,8 @@ const PEERS: &[Peer] = &[
     peer("block-iscsi.so", "qemu-block-extra", "iSCSI interop with QEMU's client"),
     peer("tgtd", "tgt", "iSCSI initiator interop with tgtd"),
     peer("istgt", "istgt", "iSCSI initiator interop with istgt"),
+    peer("vblade", "vblade", "AoE initiator interop with vblade"),
+    peer("ip", "iproute2", "AoE interop, which needs network namespaces"),
     peer("fio", "fio", "NBD interop with fio's nbd engine, verified data"),
     peer("chromium", "chromium", "the report page in a browser"),
     peer("qemu-system-x86_64", "qemu-system-x86", KERNEL),

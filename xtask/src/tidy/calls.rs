@@ -26,6 +26,7 @@ const BANS: &[Ban] = &[
             ("crates/engine/src/sys", "system calls that no crate wraps"),
             ("crates/engine/src/memory", "mapped and huge pages"),
             ("crates/engine/tests/allocation", "an allocator that counts"),
+            ("crates/engine/src/frames/kernel", "packet sockets, which take addresses of I/O memory"),
             ("crates/engine/src/file/kernel", "submission entries and the system calls of files"),
             ("crates/proto/tests/iscsi_initiator_allocations", "an allocator that counts"),
             ("crates/proto/tests/iscsi_target_allocations", "an allocator that counts"),

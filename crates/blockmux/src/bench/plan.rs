@@ -7,7 +7,7 @@ use crate::failure::Failure;
 use crate::machine::memory_bytes;
 use crate::open::{self, Use};
 use crate::output::without_passwords;
-use crate::protocol::{self, PROTOCOLS, Protocol};
+use crate::protocol::{self, AOE, PROTOCOLS, Protocol};
 use blockmux_engine::cores::{Cores, CoresConfig};
 use blockmux_engine::reactor::PollPolicy;
 use blockmux_engine::sys;
@@ -123,7 +123,10 @@ impl Plan {
                 Some((protocol, transport)) => {
                     let how = |poll| How::Remote(protocol, transport, subject.volume.clone(), poll);
                     policies.iter().for_each(|&poll| add(how(poll)));
-                    protocols.push((protocol, transport));
+                    // Bare sockets are no ceiling of raw frames.
+                    if protocol.name != AOE.name {
+                        protocols.push((protocol, transport));
+                    }
                 }
                 None => {
                     add(How::Local(subject.volume.clone()));
@@ -188,6 +191,9 @@ impl Plan {
                     policies.iter().for_each(|&poll| add(How::Served(protocol, volume.clone(), poll)));
                 }
                 None if row.protocol == "local" => add(How::Local(volume.clone())),
+                None if row.protocol == AOE.name => {
+                    self.skip(row, "AoE is measured by its URL, as aoe://eth0/e0.0".to_owned());
+                }
                 None => self.skip(row, format!("{} is not in this Blockmux yet", row.protocol)),
             }
             let is_last_of_job = rows.get(at + 1).is_none_or(|next| next.job != row.job);

@@ -2,12 +2,15 @@
 //!
 //! A protocol is a module here and an entry of [`PROTOCOLS`]. `serve` takes from it how to listen and what to announce,
 //! URLs as volumes and the commands `info` and `discover` take its [`Remote`], and the bench both of them and the
-//! sizes of its messages.
+//! sizes of its messages. AoE has no listeners and stands beside the table: its URLs are found by [`of_url`], and
+//! `serve` has it by [`aoe::Serving`].
 
+pub(crate) mod aoe;
 pub(crate) mod iscsi;
 mod nbd;
 pub(crate) mod nvme_tcp;
 
+pub(crate) use aoe::AOE;
 pub(crate) use iscsi::ISCSI;
 pub(crate) use nbd::NBD;
 pub(crate) use nvme_tcp::NVME_TCP;
@@ -160,8 +163,13 @@ impl Protocol {
     }
 }
 
-/// Every protocol that Blockmux has.
+/// Every protocol with listeners that Blockmux has.
 pub(crate) const PROTOCOLS: &[&Protocol] = &[&NBD, &ISCSI, &NVME_TCP];
+
+/// Every protocol that has URLs.
+pub(crate) fn spoken() -> impl Iterator<Item = &'static Protocol> {
+    PROTOCOLS.iter().copied().chain([&AOE])
+}
 
 /// The protocol of that name.
 pub(crate) fn by_name(name: &str) -> Option<&'static Protocol> {
@@ -171,9 +179,9 @@ pub(crate) fn by_name(name: &str) -> Option<&'static Protocol> {
 /// The protocol of a URL, and its sockets.
 pub(crate) fn of_url(url: &str) -> Option<(&'static Protocol, Transport)> {
     let (scheme, _) = url.split_once("://")?;
-    PROTOCOLS.iter().find_map(|protocol| {
+    spoken().find_map(|protocol| {
         let (_, transport) = protocol.schemes.iter().find(|(own, _)| scheme.eq_ignore_ascii_case(own))?;
-        Some((*protocol, *transport))
+        Some((protocol, *transport))
     })
 }
 
@@ -187,6 +195,7 @@ mod tests {
         assert_eq!(name("nbd://host/a").as_deref(), Some("nbd"));
         assert_eq!(name("NBD+UNIX:///a?socket=/s").as_deref(), Some("nbd+unix"));
         assert_eq!(name("nbds://host/a"), None);
+        assert_eq!(name("aoe://eth0/e1.2").as_deref(), Some("aoe"));
         assert_eq!(name("mem:1g"), None);
     }
 

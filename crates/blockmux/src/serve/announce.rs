@@ -2,7 +2,8 @@
 
 use crate::failure::Failure;
 use crate::output::printable;
-use crate::protocol::{Protocol, Settings, Way};
+use crate::protocol::aoe::Serving;
+use crate::protocol::{AOE, Protocol, Settings, Way};
 use blockmux_engine::socket::Address;
 use blockmux_proto::exports::Exports;
 use blockmux_volume::units::human_size;
@@ -37,6 +38,14 @@ impl Announcement {
             Announced { name: export.name.clone(), size: export.volume.info().size, ways: ways.collect() }
         });
         Announcement { exports: announced.collect() }
+    }
+
+    /// Adds how each export is reached over AoE.
+    pub(super) fn with_disks(mut self, aoe: &Serving) -> Announcement {
+        for (place, export) in self.exports.iter_mut().enumerate() {
+            export.ways.extend(aoe.ways(place).into_iter().map(|way| (AOE.name, way)));
+        }
+        self
     }
 
     /// For people, with `ready` as the last line.

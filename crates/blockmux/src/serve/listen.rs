@@ -12,7 +12,7 @@ use tracing::warn;
 
 /// Where a command's sockets are, if nobody said where to listen.
 pub(super) fn private_directory(setup: &Setup, has_command: bool) -> Result<Option<TempDir>, Failure> {
-    if !has_command || !setup.listeners.is_empty() {
+    if !has_command || !setup.listeners.is_empty() || setup.aoe.is_wanted() {
         return Ok(None);
     }
     let directory = tempfile::Builder::new().prefix("blockmux-").tempdir();
@@ -34,7 +34,7 @@ pub(super) fn bind(
         None => ListenAddress::LOOPBACK,
     };
     let mut wanted = setup.listeners.clone();
-    if wanted.is_empty() {
+    if wanted.is_empty() && !setup.aoe.is_wanted() {
         wanted = PROTOCOLS.iter().map(|&protocol| (protocol, usual(protocol))).collect();
     }
     let addresses = wanted

@@ -56,6 +56,15 @@ pub(crate) struct Args {
     /// Serve NVMe/TCP here; repeatable [default: 127.0.0.1:4420]
     #[arg(long, value_name = "ADDR")]
     nvme_tcp: Vec<ListenAddress>,
+    /// Serve ATA over Ethernet at this network interface; repeatable
+    #[arg(long, value_name = "IFACE")]
+    aoe: Vec<String>,
+    /// The shelf of all AoE disks; the first volume is slot 0 [default: 0]
+    #[arg(long, value_name = "N")]
+    aoe_shelf: Option<u16>,
+    /// Keep AoE config strings, MAC masks and reservations in this directory
+    #[arg(long, value_name = "DIR")]
+    aoe_state: Option<PathBuf>,
     /// Refuse all writes
     #[arg(long)]
     read_only: bool,
@@ -105,7 +114,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode, Failure> {
     let addresses: Vec<_> =
         listeners.iter().map(|(protocol, listener)| (*protocol, listener.address().clone())).collect();
     let exports = setup.open()?;
-    let announcement = Announcement::new(&exports, &addresses, &setup.settings);
+    let announcement = Announcement::new(&exports, &addresses, &setup.settings).with_disks(&setup.aoe);
     allow_files();
     let cores = start(&setup, listeners, &exports)?;
     alive::watch(&cores, &sender);
@@ -159,6 +168,7 @@ fn start(
             .ask(nth % cores.count(), move |core| ListenerTask::spawn(core, listener, inboxes, serve, limit))
             .ok_or_else(|| Failure::run("a core has ended; start again with -v"))?;
     }
+    setup.aoe.start(&cores, exports)?;
     Ok(cores)
 }
 
@@ -220,6 +230,10 @@ config file, so listen beyond loopback only on networks that you trust.
 
 Names: the volume NAME is NBD's export NAME, and LUN 0 of the iSCSI target
 iqn.2026-11.blockmux:NAME.
+
+ATA over Ethernet has no addresses: the first volume is disk eSHELF.0 at each
+interface of --aoe, the next eSHELF.1, and everybody on that network may use
+them. It needs CAP_NET_RAW, and is served only where --aoe says so.
 
 Config file, the same things by the same names, with _ for -:
   nbd = [\"127.0.0.1:10809\", \"unix:nbd.sock\"]

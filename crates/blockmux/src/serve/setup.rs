@@ -9,9 +9,10 @@ use crate::address::ListenAddress;
 use crate::failure::Failure;
 use crate::open::{self, Use};
 use crate::poll::Poll;
+use crate::protocol::aoe::Serving;
 use crate::protocol::iscsi::{ConfiguredTarget, DiscoveryEntry};
 use crate::protocol::nvme_tcp::ConfiguredSubsystem;
-use crate::protocol::{ISCSI, NBD, NVME_TCP, PROTOCOLS, Protocol, Settings};
+use crate::protocol::{AOE, ISCSI, NBD, NVME_TCP, PROTOCOLS, Protocol, Settings};
 use blockmux_proto::exports::{Export, Exports};
 use blockmux_volume::{Spec, VolumeInfo};
 use std::collections::HashSet;
@@ -32,6 +33,7 @@ pub(super) struct Setup {
     volumes: Vec<NamedVolume>,
     /// Where to listen, as somebody said; if nobody did, it is for the caller to choose, and for every protocol.
     pub(super) listeners: Vec<(&'static Protocol, ListenAddress)>,
+    pub(super) aoe: Serving,
     pub(super) settings: Settings,
     pub(super) cores: usize,
     pub(super) poll: Poll,
@@ -79,9 +81,15 @@ impl Setup {
         let nvme = [config.nvme_tcp, args.nvme_tcp].concat().into_iter().map(|address| (&NVME_TCP, address));
         let listeners: Vec<(&'static Protocol, ListenAddress)> = nbd.chain(iscsi).chain(nvme).collect();
         listeners.iter().try_for_each(|(protocol, address)| check_sockets(protocol, address))?;
+        let aoe = Serving {
+            interfaces: [config.aoe, args.aoe].concat(),
+            shelf: args.aoe_shelf.or(config.aoe_shelf).unwrap_or(0),
+            state: args.aoe_state.or(config.aoe_state),
+        };
         let volumes = name_all(config.volume.into_iter().chain(from_args).collect(), read_only)?;
+        aoe.check(volumes.len())?;
         for volume in &volumes {
-            protocols(&listeners).try_for_each(|protocol| check_description(protocol, volume))?;
+            protocols(&listeners, &aoe).try_for_each(|protocol| check_description(protocol, volume))?;
         }
         let prepared = config.iscsi_target.into_iter().map(ConfiguredTarget::prepare);
         let discovery = config.iscsi_discovery.as_ref().map(DiscoveryEntry::prepare).transpose()?;
@@ -90,7 +98,7 @@ impl Setup {
         let nvme = prepared.collect::<Result<_, _>>()?;
         let settings = Settings { iscsi, iscsi_discovery: discovery, nvme };
         let names: Vec<&str> = volumes.iter().map(|volume| volume.name.as_str()).collect();
-        protocols(&listeners)
+        protocols(&listeners, &aoe)
             .try_for_each(|protocol| (protocol.check)(&settings, &names).map_err(Failure::request))?;
         let processors = thread::available_parallelism().map_or(1, NonZeroUsize::get);
         let cores = args.cores.or(config.cores).map_or(processors.min(MAX_CORES), NonZeroUsize::get);
@@ -101,6 +109,7 @@ impl Setup {
         Ok(Setup {
             volumes,
             listeners,
+            aoe,
             settings,
             cores,
             poll: args.poll.or(config.poll).unwrap_or(Poll::Adaptive),
@@ -121,7 +130,8 @@ impl Setup {
                     named.spec, info.size
                 )));
             }
-            protocols(&self.listeners).try_for_each(|protocol| check_blocks(protocol, &named.spec, &info))?;
+            protocols(&self.listeners, &self.aoe)
+                .try_for_each(|protocol| check_blocks(protocol, &named.spec, &info))?;
             let (name, description) = (named.name.clone(), named.description.clone());
             let served = state::served(self.state.as_deref(), &name, &named.spec, volume.clone())?;
             Ok((Export { name, description, read_only: named.read_only, volume }, served))
@@ -167,9 +177,13 @@ fn check_name(name: &str) -> Result<(), String> {
 }
 
 /// Those that volumes are served over; one that has several listeners comes several times.
-fn protocols(listeners: &[(&'static Protocol, ListenAddress)]) -> impl Iterator<Item = &'static Protocol> {
-    let all = if listeners.is_empty() { PROTOCOLS } else { &[] };
-    all.iter().copied().chain(listeners.iter().map(|(protocol, _)| *protocol))
+fn protocols(
+    listeners: &[(&'static Protocol, ListenAddress)],
+    aoe: &Serving,
+) -> impl Iterator<Item = &'static Protocol> {
+    let all = if listeners.is_empty() && !aoe.is_wanted() { PROTOCOLS } else { &[] };
+    let aoe = aoe.is_wanted().then_some(&AOE);
+    all.iter().copied().chain(listeners.iter().map(|(protocol, _)| *protocol)).chain(aoe)
 }
 
 fn check_sockets(protocol: &Protocol, address: &ListenAddress) -> Result<(), Failure> {

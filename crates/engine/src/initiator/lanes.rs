@@ -3,7 +3,7 @@
 use crate::connection::{Broken, Connection, Inflow};
 use crate::host::{ByteStream, Host};
 use crate::socket::Address;
-use blockmux_proto::session::Initiator;
+use blockmux_proto::session::{Initiator, StreamSession};
 use blockmux_volume::Waker;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -45,7 +45,7 @@ impl<H: Host> Lanes<H> {
     #[inline]
     pub(super) fn receive(
         &mut self,
-        session: &mut impl Initiator,
+        session: &mut (impl StreamSession + Initiator),
         dial: &Dial<'_, H>,
     ) -> Result<Inflow, Broken> {
         let mut all = Inflow::Empty;
@@ -77,7 +77,11 @@ impl<H: Host> Lanes<H> {
     /// # Errors
     /// As for [`Lanes::receive`].
     #[inline]
-    pub(super) fn send(&mut self, session: &mut impl Initiator, dial: &Dial<'_, H>) -> Result<bool, Broken> {
+    pub(super) fn send(
+        &mut self,
+        session: &mut (impl StreamSession + Initiator),
+        dial: &Dial<'_, H>,
+    ) -> Result<bool, Broken> {
         let mut any = false;
         for (lane, slot) in self.0.iter_mut().enumerate() {
             let Slot::Open(connection) = slot else { continue };
@@ -93,7 +97,7 @@ impl<H: Host> Lanes<H> {
 
     /// Sends what can be sent at once; whether something is left for the task to sort out.
     #[inline]
-    pub(super) fn send_now(&mut self, session: &mut impl Initiator) -> Option<bool> {
+    pub(super) fn send_now(&mut self, session: &mut (impl StreamSession + Initiator)) -> Option<bool> {
         let (mut had_any, mut is_stuck) = (false, false);
         for (lane, slot) in self.0.iter_mut().enumerate() {
             session.select(lane);
@@ -116,7 +120,11 @@ impl<H: Host> Lanes<H> {
     /// # Errors
     /// If a connection cannot be had without which the session does not go on.
     #[inline]
-    pub(super) fn dial(&mut self, session: &mut impl Initiator, dial: &Dial<'_, H>) -> Result<bool, Broken> {
+    pub(super) fn dial(
+        &mut self,
+        session: &mut (impl StreamSession + Initiator),
+        dial: &Dial<'_, H>,
+    ) -> Result<bool, Broken> {
         while let Some((lane, until)) = session.poll_dial() {
             if self.0.len() <= lane {
                 self.0.resize_with(lane + 1, || Slot::Absent);

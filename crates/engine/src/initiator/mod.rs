@@ -34,7 +34,7 @@ mod silence;
 use crate::host::Host;
 use crate::reactor::EngineCore;
 use crate::socket::Address;
-use blockmux_proto::session::{Initiator, PathRank};
+use blockmux_proto::session::{Initiator, PathRank, StreamSession};
 use blockmux_volume::{Channel, Completion, Core, Io, IoError, Pool, Volume, VolumeInfo, Waker};
 use link::Link;
 pub use moves::Move;
@@ -49,7 +49,7 @@ use tracing::info;
 /// Knows how to reach one remote volume, as often as needed.
 pub trait Dialer: Send + Sync + 'static {
     /// The protocol's session.
-    type Session: Initiator + 'static;
+    type Session: StreamSession + Initiator + 'static;
 
     /// Where to connect.
     fn address(&self) -> &Address;

@@ -1,5 +1,6 @@
 //! Cores on a virtual clock: a small executor whose every turn the seed decides.
 
+use super::lan::SimLan;
 use super::net::{SimNet, SimStream, SimWatch};
 use crate::host::Host;
 use crate::reactor::{Progress, Task};
@@ -19,6 +20,8 @@ pub struct SimCore {
     ready: Rc<ReadyList>,
     tasks: RefCell<Vec<Slot>>,
     stopping: Cell<bool>,
+    /// Where its frames go.
+    lan: RefCell<Option<SimLan>>,
 }
 
 /// A task's place; tasks are few and short-lived, so places are not used again.
@@ -65,6 +68,15 @@ impl SimCore {
     pub fn kill(&self) {
         let tasks: Vec<Slot> = self.tasks.borrow_mut().drain(..).collect();
         drop(tasks);
+    }
+
+    /// Puts the core on a segment: ports that it opens from now on lead there.
+    pub fn join(&self, lan: &SimLan) {
+        *self.lan.borrow_mut() = Some(lan.clone());
+    }
+
+    pub(super) fn lan(&self) -> Option<SimLan> {
+        self.lan.borrow().clone()
     }
 
     /// The network that this core is on.
@@ -124,6 +136,16 @@ impl Host for SimCore {
         waker.wake();
     }
 
+    fn try_spawn<T: Task + 'static, E>(&self, make: impl FnOnce(&Waker) -> Result<T, E>) {
+        let id = self.tasks.borrow().len();
+        let waker = self.ready.waker(id as u64);
+        self.tasks.borrow_mut().push(Slot { waker: waker.clone(), task: None });
+        if let Ok(task) = make(&waker) {
+            self.tasks.borrow_mut()[id].task = Some(Box::new(task));
+            waker.wake();
+        }
+    }
+
     fn connect(&self, address: &Address) -> io::Result<SimStream> {
         self.net.connect(address)
     }
@@ -163,6 +185,7 @@ impl World {
             ready: ReadyList::new(),
             tasks: RefCell::default(),
             stopping: Cell::new(false),
+            lan: RefCell::default(),
         });
         self.cores.push(core.clone());
         core

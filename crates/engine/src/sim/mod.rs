@@ -6,6 +6,9 @@
 //!     │                                stalls, breaks                    │
 //!     └───────────────▶ Ledger: what every block may hold ◀──────────────┘
 //! ```
+//! Protocols on frames have a [`SimLan`] in the place of the network, which loses, doubles and delays frames, and
+//! [`FrameScenario`] in the place of [`Scenario`].
+//!
 //! What runs is what serves real sockets: [`crate::target::TargetTask`], [`crate::initiator::RemoteVolume`] and
 //! [`crate::connection::Connection`], over [`SimCore`] in place of a thread with a ring. Time stands still while
 //! anything can run and then jumps to the next event, so that hours pass in seconds; everything follows from one seed,
@@ -14,12 +17,16 @@
 mod client;
 mod core;
 mod crash;
+mod frames;
+mod lan;
 mod ledger;
 mod net;
 mod scenario;
 
 pub use core::{Hang, SimCore, World};
 pub use crash::{CrashVolume, Observer};
+pub use frames::{FrameOutcome, FrameScenario, FrameTrouble};
+pub use lan::{LATEST, LanWeather, SimLan, SimPort};
 pub use ledger::{BLOCK, Ledger};
 pub use net::{LONGEST_STALL, SimNet, SimStream, SimWatch, Weather};
 pub use scenario::{Failure, Outcome, Protocol, Scenario, Trouble};

@@ -86,6 +86,12 @@ pub struct SimStream {
 /// Wakes the task of a stream.
 pub struct SimWatch(pub(super) Waker);
 
+impl SimWatch {
+    pub(super) fn waker(&self) -> &Waker {
+        &self.0
+    }
+}
+
 struct Wire {
     pipes: [RefCell<Pipe>; 2],
     opens_at: Instant,

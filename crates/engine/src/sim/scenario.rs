@@ -11,7 +11,7 @@ use crate::listener::ConnectionLimit;
 use crate::socket::Address;
 use crate::target::TargetTask;
 use blockmux_proto::exports::{Export, Exports};
-use blockmux_proto::session::Target;
+use blockmux_proto::session::{StreamSession, Target};
 use blockmux_volume::{Core, Pool, ReadyList, Volume};
 use std::cell::Cell;
 use std::fmt;
@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 /// A protocol, both sides.
 pub trait Protocol {
     /// The target's session.
-    type Target: Target + 'static;
+    type Target: StreamSession + Target + 'static;
     /// What makes the initiator's.
     type Dialer: Dialer;
 

@@ -65,7 +65,7 @@ impl<S: StreamSession> Driver<S> {
     }
 }
 
-impl<S: Initiator> Driver<S> {
+impl<S: StreamSession + Initiator> Driver<S> {
     pub(crate) fn submit(&mut self, tag: u64, op: Op, offset: u64, len: u64, data: Option<SgList>) {
         assert!(self.session.room() > 0);
         self.session.submit(Io { tag: Tag(tag), op, offset, len, data });

@@ -2,7 +2,7 @@
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
 use crate::exports::{Exports, VolumeId};
-use crate::session::{Demand, ProtocolError, Target};
+use crate::session::{Demand, ProtocolError, StreamSession, Target};
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{Channel, Chunk, Completion, Io, Memory, SgList, Tag, Waker};
 use std::collections::VecDeque;
@@ -27,7 +27,7 @@ pub(crate) struct Pump<S> {
     pub(crate) placed: usize,
 }
 
-impl<S: Target> Pump<S> {
+impl<S: StreamSession + Target> Pump<S> {
     pub(crate) fn new(session: S, exports: &Exports) -> Pump<S> {
         let core = TestCore::new().as_core();
         let open = |export: &crate::exports::Export| {

@@ -1,0 +1,143 @@
+//! ATA over Ethernet, as the commands know it.
+//!
+//! It has no connections, so that nothing listens: interfaces are served, all of them by one core, and a volume is a
+//! disk there by its place. Nothing is served on raw frames unless an interface is named. That needs `CAP_NET_RAW`, and
+//! whoever is on the network of an interface can use the disks.
+
+mod remote;
+mod store;
+
+use super::{Protocol, Settings, Way};
+use crate::failure::Failure;
+use blockmux_engine::aoe::{self, ServeError};
+use blockmux_engine::cores::Cores;
+use blockmux_lab::ceiling::{MessageShape, Transport};
+use blockmux_proto::aoe::Address as Disk;
+use blockmux_proto::aoe::unit::Unit;
+use blockmux_proto::exports::{Exports, VolumeId};
+use blockmux_wire::aoe::{ANY_SHELF, ANY_SLOT};
+use std::io::ErrorKind;
+use std::path::PathBuf;
+
+/// AoE as a protocol of URLs. It is not among those with listeners.
+pub(crate) const AOE: Protocol = Protocol {
+    name: "aoe",
+    title: "ATA over Ethernet",
+    port: 0,
+    schemes: &[("aoe", Transport::Tcp)],
+    unspoken_schemes: &[],
+    url_forms: &["aoe://IFACE/eSHELF.SLOT"],
+    max_description: usize::MAX,
+    max_logical_block: blockmux_wire::ata::ATA_SECTOR as u32,
+    shape: MessageShape { read_request: 36, read_reply_head: 36, write_request_head: 36, write_reply: 36 },
+    check: |_, _| Ok(()),
+    is_open: |_: &Settings| true,
+    serve: |_| Vec::new(),
+    ways: |_, _, _| Vec::new(),
+    connect: None,
+    remote: remote::of_url,
+};
+
+/// What is served where.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Serving {
+    /// Network interfaces; none: nothing is served.
+    pub(crate) interfaces: Vec<String>,
+    /// All disks are in this shelf.
+    pub(crate) shelf: u16,
+    /// Where config strings, masks and reservations are kept.
+    pub(crate) state: Option<PathBuf>,
+}
+
+impl Serving {
+    /// Whether there is anything to do.
+    pub(crate) fn is_wanted(&self) -> bool {
+        !self.interfaces.is_empty()
+    }
+
+    /// Whether so many volumes have addresses.
+    pub(crate) fn check(&self, volumes: usize) -> Result<(), Failure> {
+        if self.shelf == ANY_SHELF {
+            return Err(Failure::request("shelf 65535 means every shelf; use 0 to 65534"));
+        }
+        if self.is_wanted() && volumes > usize::from(ANY_SLOT) {
+            return Err(Failure::request(format!(
+                "a shelf has {ANY_SLOT} slots, and there are {volumes} volumes; serve fewer with --aoe"
+            )));
+        }
+        Ok(())
+    }
+
+    /// How the volume at that place is reached.
+    pub(crate) fn ways(&self, place: usize) -> Vec<Way> {
+        let disk = self.disk(place);
+        let way = |interface: &String| Way {
+            url: format!("aoe://{interface}/{disk}"),
+            commands: vec![
+                "modprobe aoe".to_owned(),
+                "aoe-discover && aoe-stat".to_owned(),
+                format!("blockdev --getsize64 /dev/etherd/{disk}"),
+            ],
+            variables: Vec::new(),
+        };
+        self.interfaces.iter().map(way).collect()
+    }
+
+    /// Begins to serve.
+    pub(crate) fn start(&self, cores: &Cores, exports: &Exports) -> Result<(), Failure> {
+        if !self.is_wanted() {
+            return Ok(());
+        }
+        let units = (0..exports.iter().count()).map(|place| {
+            let disk = self.disk(place);
+            let (kept, store) = store::open(self.state.as_deref(), disk)?;
+            Ok(Unit::new(disk, VolumeId(place as u32), kept, store))
+        });
+        let units: Vec<Unit> = units.collect::<Result<_, Failure>>()?;
+        let (interfaces, exports) = (self.interfaces.clone(), exports.clone());
+        cores
+            .ask(0, move |core| aoe::serve(core, &interfaces, exports, units))
+            .ok_or_else(|| Failure::run("a core has ended; start again with -v"))?
+            .map_err(|error| cannot_serve(&error))
+    }
+
+    fn disk(&self, place: usize) -> Disk {
+        Disk { shelf: self.shelf, slot: place as u8 }
+    }
+}
+
+fn cannot_serve(error: &ServeError) -> Failure {
+    match error {
+        ServeError::Port(port) => cannot_open(port),
+        ServeError::Address(_) => Failure::request(error),
+    }
+}
+
+/// Why an interface cannot be used, and what to do.
+fn cannot_open(port: &blockmux_engine::frames::target::PortError) -> Failure {
+    let advice = match port.error.kind() {
+        ErrorKind::PermissionDenied => {
+            "raw frames need CAP_NET_RAW; run as root, or give the program that capability"
+        }
+        ErrorKind::NetworkDown => "bring it up, as with `ip link set IFACE up`",
+        _ => "`ip link` lists what there is",
+    };
+    Failure::request(format!("{port}; {advice}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn volumes_are_the_slots_of_a_shelf() {
+        let serving =
+            Serving { interfaces: vec!["eth0".to_owned(), "eth1".to_owned()], shelf: 7, state: None };
+        let urls: Vec<String> = serving.ways(3).into_iter().map(|way| way.url).collect();
+        assert_eq!(urls, ["aoe://eth0/e7.3", "aoe://eth1/e7.3"]);
+        assert!(serving.check(255).is_ok());
+        assert!(serving.check(256).unwrap_err().to_string().contains("a shelf has 255 slots"));
+        let every = Serving { shelf: 65_535, ..serving };
+        assert!(every.check(1).unwrap_err().to_string().contains("every shelf"));
+    }
+}

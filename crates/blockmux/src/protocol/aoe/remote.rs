@@ -1,0 +1,115 @@
+//! A URL of AoE: a disk on a network, what it tells of itself, and who else is there.
+
+use super::{AOE, cannot_open};
+use crate::failure::Failure;
+use crate::output::both_sizes;
+use crate::protocol::{Description, Found, FoundExport, Remote};
+use blockmux_engine::aoe::{self, ConnectError, Endpoint};
+use blockmux_proto::aoe::discovery;
+use blockmux_proto::aoe::url::Url;
+use blockmux_volume::Volume;
+use serde_json::json;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Reads a URL.
+pub(super) fn of_url(text: &str) -> Result<Box<dyn Remote>, Failure> {
+    let url = Url::parse(text).map_err(|error| Failure::request(format!("{text}: {error}")))?;
+    Ok(Box::new(AoeRemote { text: text.to_owned(), url }))
+}
+
+struct AoeRemote {
+    /// As it was given.
+    text: String,
+    url: Url,
+}
+
+impl AoeRemote {
+    fn endpoint(&self) -> Result<Endpoint, Failure> {
+        let AoeRemote { text, url } = self;
+        let address = url.address.ok_or_else(|| {
+            Failure::request(format!("{text}: names no disk; `blockmux discover '{text}'` lists those there"))
+        })?;
+        let patience = url.reconnect.map_or(PATIENCE, |seconds| Duration::from_secs(seconds.into()));
+        Ok(Endpoint { interfaces: url.interfaces.clone(), address, patience })
+    }
+
+    fn failed(&self, error: &ConnectError) -> Failure {
+        match error {
+            ConnectError::Port(port) => cannot_open(port),
+            ConnectError::Silent { .. } => {
+                let all = format!("aoe://{}", self.url.interfaces.join(","));
+                Failure::request(format!(
+                    "{}: {error}; `blockmux discover {all}` lists those that do",
+                    self.text
+                ))
+            }
+        }
+    }
+}
+
+impl Remote for AoeRemote {
+    fn open(&self, _connections: u32) -> Result<Arc<dyn Volume>, Failure> {
+        let volume = aoe::connect(self.endpoint()?).map_err(|error| self.failed(&error))?;
+        Ok(Arc::new(volume))
+    }
+
+    fn describe(&self) -> Result<Description, Failure> {
+        let endpoint = self.endpoint()?;
+        let described = aoe::describe(&endpoint).map_err(|error| self.failed(&error))?;
+        let (disk, stations) = (&described.disk, &described.stations);
+        let size = disk.volume_info().size;
+        let shown = stations.iter().map(|(name, sectors)| format!("{name}, {sectors} sectors a frame"));
+        let rows = vec![
+            ("disk", endpoint.address.to_string()),
+            ("size", both_sizes(size)),
+            ("model", disk.model.clone()),
+            ("serial", disk.serial.clone()),
+            ("write cache", if disk.write_cache { "on" } else { "off" }.to_owned()),
+            ("trim", if disk.trim_sectors > 0 { "yes" } else { "no" }.to_owned()),
+            ("station", shown.collect::<Vec<_>>().join("; ")),
+        ];
+        let json = json!({
+            "url": self.text,
+            "protocol": AOE.name,
+            "disk": endpoint.address.to_string(),
+            "size": size,
+            // ATA has no bit for it: writes are refused when they come.
+            "read_only": false,
+            "model": disk.model,
+            "serial": disk.serial,
+            "write_cache": disk.write_cache,
+            "trim": disk.trim_sectors > 0,
+            "stations": stations.iter().map(|(name, sectors)| json!({ "station": name, "sectors": sectors })).collect::<Vec<_>>(),
+        });
+        Ok(Description { rows, json })
+    }
+
+    fn discover(&self) -> Result<Found, Failure> {
+        let interfaces = &self.url.interfaces;
+        let (found, left_out) = aoe::discover(interfaces, DISCOVERY).map_err(|error| cannot_open(&error))?;
+        let export = |found: discovery::Found| {
+            let interface = interfaces.get(usize::from(found.station.port.0)).map_or("", String::as_str);
+            let config = String::from_utf8_lossy(&found.config).into_owned();
+            let model = found.disk.as_ref().map_or("", |disk| disk.model.as_str());
+            let described = [format!("at {}", found.station.mac), model.to_owned(), config];
+            FoundExport {
+                name: found.address.to_string(),
+                url: format!("aoe://{interface}/{}", found.address),
+                description: described
+                    .into_iter()
+                    .filter(|part| !part.is_empty())
+                    .collect::<Vec<_>>()
+                    .join(", "),
+                size: found.disk.map(|disk| disk.volume_info().size),
+            }
+        };
+        let exports = found.into_iter().map(export).collect();
+        Ok(Found { url: format!("aoe://{}", interfaces.join(",")), exports, left_out })
+    }
+}
+
+/// As other protocols wait for a lost connection.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How long answers are waited for.
+const DISCOVERY: Duration = Duration::from_secs(1);

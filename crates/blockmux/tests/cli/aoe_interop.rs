@@ -1,0 +1,300 @@
+//! ATA over Ethernet between two network namespaces that the test makes, against vblade and against ourselves.
+//!
+//! That takes root. Without it, or without `ip`, every test here prints a line that begins with `skipped: ` and ends.
+
+use crate::program::{BLOCKMUX, half_empty_file, has, succeed, text};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Two namespaces and a cable between them; the interface is called `cable` in both.
+struct Cable {
+    target: String,
+    initiator: String,
+}
+
+impl Cable {
+    /// `None` if it cannot be made, and that has been said.
+    fn new(mtu: u32) -> Option<Cable> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        if !has("ip") {
+            return None;
+        }
+        if !rustix::process::geteuid().is_root() {
+            skip("network namespaces need root");
+            return None;
+        }
+        let (own, nth) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let [target, initiator] = ["t", "i"].map(|side| format!("blockmux-{own}-{nth}{side}"));
+        for name in [&target, &initiator] {
+            let made = Command::new("ip").args(["netns", "add", name]).output().unwrap();
+            if !made.status.success() {
+                skip(&format!("network namespaces cannot be made here: {}", text(&made.stderr)));
+                return None;
+            }
+        }
+        let cable = Cable { target, initiator };
+        let add =
+            ["-n", &cable.target, "link", "add", "cable", "type", "veth", "peer", "name", "cable", "netns"];
+        let added = Command::new("ip").args(add).arg(&cable.initiator).output().unwrap();
+        if !added.status.success() {
+            skip(&format!("no veth here: {}", text(&added.stderr)));
+            return None;
+        }
+        for name in [&cable.target, &cable.initiator] {
+            succeed(Command::new("ip").args(["-n", name, "link", "set", "lo", "up"]));
+            cable.ip(name, &["mtu", &mtu.to_string(), "up"]);
+        }
+        Some(cable)
+    }
+
+    fn ip(&self, name: &str, set: &[&str]) {
+        succeed(Command::new("ip").args(["-n", name, "link", "set", "cable"]).args(set));
+    }
+
+    /// A program in the target's namespace.
+    fn at_target(&self, program: &str) -> Command {
+        within(&self.target, program)
+    }
+
+    /// Our program in the initiator's.
+    fn blockmux(&self, args: &[&str]) -> Output {
+        within(&self.initiator, BLOCKMUX).args(args).output().unwrap()
+    }
+
+    /// What it prints.
+    fn says(&self, args: &[&str]) -> String {
+        succeed(within(&self.initiator, BLOCKMUX).args(args))
+    }
+
+    fn serve(&self, args: &[&str]) -> Server {
+        let mut command = self.at_target(BLOCKMUX);
+        Server::start(command.args(["serve", "--json"]).args(args))
+    }
+}
+
+impl Drop for Cable {
+    fn drop(&mut self) {
+        for name in [&self.target, &self.initiator] {
+            // It may not have been made.
+            let _ = Command::new("ip").args(["netns", "del", name]).output();
+        }
+    }
+}
+
+#[expect(clippy::print_stdout, reason = "the reason of a skipped test")]
+fn skip(why: &str) {
+    println!("skipped: {why}");
+}
+
+fn within(namespace: &str, program: &str) -> Command {
+    let mut command = Command::new("ip");
+    command.args(["netns", "exec", namespace, program]);
+    command
+}
+
+/// Ended by force when dropped, if it still runs. `ip netns exec` becomes the program, so that the child is it.
+struct Server {
+    child: Child,
+    ready: String,
+}
+
+impl Server {
+    /// Waits for its first line.
+    fn start(command: &mut Command) -> Server {
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut ready = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut ready).unwrap();
+        if ready.is_empty() {
+            let mut error = String::new();
+            child.stderr.take().unwrap().read_to_string(&mut error).unwrap();
+            panic!("did not start: {error}");
+        }
+        Server { child, ready }
+    }
+
+    fn urls(&self) -> Vec<String> {
+        let json: Value = serde_json::from_str(&self.ready).unwrap();
+        let exports = json["exports"].as_array().unwrap().iter();
+        exports
+            .flat_map(|export| export["urls"].as_array().unwrap())
+            .map(|url| url.as_str().unwrap().to_owned())
+            .collect()
+    }
+
+    fn stop(mut self) {
+        kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
+        assert!(self.child.wait().unwrap().success());
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Copies a file to the disk and back; both are the same then.
+fn copies_there_and_back(cable: &Cable, url: &str, directory: &Path, len: usize) {
+    let source = half_empty_file(directory, len);
+    let spec = format!("file:{}", source.display());
+    let copied = directory.join("copied");
+    let back = format!("file:{}", copied.display());
+    cable.says(&["copy", &spec, url]);
+    std::fs::write(&copied, "").unwrap();
+    std::fs::File::options().write(true).open(&copied).unwrap().set_len(len as u64).unwrap();
+    cable.says(&["copy", url, &back]);
+    assert!(std::fs::read(&source).unwrap() == std::fs::read(&copied).unwrap(), "{url}");
+}
+
+#[test]
+fn our_initiator_uses_a_disk_of_vblade() {
+    if !has("vblade") {
+        return;
+    }
+    for mtu in [1500, 9000] {
+        let Some(cable) = Cable::new(mtu) else { return };
+        let directory = tempfile::tempdir().unwrap();
+        let disk = directory.path().join("disk");
+        std::fs::File::create(&disk).unwrap().set_len(8 << 20).unwrap();
+        let mut vblade = cable.at_target("vblade");
+        let mut child = vblade
+            .args(["3", "1", "cable"])
+            .arg(&disk)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let info: Value = serde_json::from_str(&cable.says(&["info", "--json", "aoe://cable/e3.1"])).unwrap();
+        assert_eq!((info["size"].as_u64(), info["disk"].as_str()), (Some(8 << 20), Some("e3.1")), "{info}");
+        let sectors = if mtu == 1500 { 2 } else { 17 };
+        assert_eq!(info["stations"][0]["sectors"].as_u64(), Some(sectors), "{info}");
+        let found = cable.says(&["discover", "aoe://cable"]);
+        assert!(found.contains("aoe://cable/e3.1") && found.contains("8 MiB"), "{found}");
+        copies_there_and_back(&cable, "aoe://cable/e3.1", directory.path(), 8 << 20);
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+}
+
+#[test]
+fn both_sides_of_ours_use_each_other_at_every_mtu() {
+    for mtu in [1500, 4132, 4608, 9000] {
+        let Some(cable) = Cable::new(mtu) else { return };
+        let server = cable.serve(&["a=mem:8m", "b=mem:1g", "--aoe", "cable", "--aoe-shelf", "7"]);
+        assert_eq!(server.urls(), ["aoe://cable/e7.0", "aoe://cable/e7.1"]);
+        let found = cable.says(&["discover", "aoe://cable"]);
+        assert_eq!(found.lines().count(), 2, "{found}");
+        assert!(found.contains("aoe://cable/e7.1  1 GiB"), "{found}");
+        let directory = tempfile::tempdir().unwrap();
+        copies_there_and_back(&cable, "aoe://cable/e7.0", directory.path(), 8 << 20);
+        server.stop();
+    }
+}
+
+#[test]
+fn a_disk_is_a_subject_of_the_bench_and_can_be_served_again() {
+    let Some(cable) = Cable::new(9000) else { return };
+    let _server = cable.serve(&["mem:64m", "--aoe", "cable"]);
+    let options = ["--rw", "randrw", "--bs", "4k", "--iodepth", "16", "--runtime", "1", "--json"];
+    let directory = tempfile::tempdir().unwrap();
+    let mut bench = within(&cable.initiator, BLOCKMUX);
+    // It leaves its results where it runs.
+    bench.current_dir(directory.path()).args(["bench", "aoe://cable/e0.0"]).args(options);
+    let json = succeed(&mut bench);
+    assert!(json.contains("\"aoe\""), "{json}");
+    let gateway = "blockmux-gateway";
+    let command = format!("{BLOCKMUX} info $BLOCKMUX_URL");
+    let info = cable.says(&["serve", &format!("{gateway}=aoe://cable/e0.0"), "--run", &command]);
+    assert!(info.contains("64 MiB"), "{info}");
+}
+
+#[test]
+fn loopback_carries_frames_too() {
+    let Some(cable) = Cable::new(1500) else { return };
+    let server = cable.serve(&["mem:8m", "--aoe", "lo"]);
+    let info = succeed(cable.at_target(BLOCKMUX).args(["info", "aoe://lo/e0.0"]));
+    assert!(info.contains("8 MiB"), "{info}");
+    server.stop();
+}
+
+#[test]
+fn a_disk_that_nobody_has_and_an_interface_that_is_not_there_are_told() {
+    let Some(cable) = Cable::new(1500) else { return };
+    let nobody = cable.blockmux(&["info", "aoe://cable/e9.9"]);
+    assert!(text(&nobody.stderr).contains("no disk e9.9 answers at cable"), "{}", text(&nobody.stderr));
+    let nowhere = cable.blockmux(&["info", "aoe://none/e9.9"]);
+    assert!(text(&nowhere.stderr).contains("interface none: "), "{}", text(&nowhere.stderr));
+    let refused = cable.blockmux(&["serve", "mem:1m", "--aoe", "none"]);
+    assert!(text(&refused.stderr).contains("`ip link` lists"), "{}", text(&refused.stderr));
+    cable.ip(&cable.initiator, &["down"]);
+    let down = cable.blockmux(&["info", "aoe://cable/e9.9"]);
+    assert!(text(&down.stderr).contains("bring it up"), "{}", text(&down.stderr));
+}
+
+#[test]
+fn without_the_capability_it_is_said_what_is_missing() {
+    if !has("setpriv") {
+        return;
+    }
+    let Some(cable) = Cable::new(1500) else { return };
+    for args in [&["serve", "mem:1m", "--aoe", "cable"][..], &["info", "aoe://cable/e0.0"]] {
+        let mut command = within(&cable.initiator, "setpriv");
+        command.args(["--bounding-set=-net_raw", BLOCKMUX]).args(args);
+        let output = command.output().unwrap();
+        assert!(!output.status.success());
+        assert!(text(&output.stderr).contains("raw frames need CAP_NET_RAW"), "{}", text(&output.stderr));
+    }
+    // What does not ask for frames does not need it.
+    let mut command = within(&cable.initiator, "setpriv");
+    succeed(command.args(["--bounding-set=-net_raw", BLOCKMUX, "serve", "mem:1m", "--run", "true"]));
+}
+
+#[test]
+fn io_goes_on_when_the_interface_goes_down_and_comes_up_and_when_the_target_is_started_again() {
+    let Some(cable) = Cable::new(9000) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let (source, disk) = (half_empty_file(directory.path(), 32 << 20), directory.path().join("disk"));
+    std::fs::File::create(&disk).unwrap().set_len(32 << 20).unwrap();
+    let (from, spec) = (format!("file:{}", source.display()), format!("file:{}", disk.display()));
+    let server = cable.serve(&[&spec, "--aoe", "cable"]);
+    let mut copy = within(&cable.initiator, BLOCKMUX);
+    let mut copy = copy.args(["copy", &from, "aoe://cable/e0.0"]).stdout(Stdio::null()).spawn().unwrap();
+    for name in [&cable.target, &cable.initiator] {
+        cable.ip(name, &["down"]);
+        cable.ip(name, &["up"]);
+    }
+    server.stop();
+    let server = cable.serve(&[&spec, "--aoe", "cable"]);
+    assert!(copy.wait().unwrap().success());
+    server.stop();
+    assert!(std::fs::read(&source).unwrap() == std::fs::read(&disk).unwrap());
+}
+
+#[test]
+fn a_network_that_loses_frames_loses_no_data() {
+    if !has("tc") {
+        return;
+    }
+    for percent in ["1%", "5%", "20%"] {
+        let Some(cable) = Cable::new(9000) else { return };
+        for name in [&cable.target, &cable.initiator] {
+            let netem =
+                ["qdisc", "add", "dev", "cable", "root", "netem", "loss", percent, "duplicate", percent];
+            let made = Command::new("tc").args(["-n", name]).args(netem).output().unwrap();
+            if !made.status.success() {
+                skip(&format!("the kernel has no netem: {}", text(&made.stderr)));
+                return;
+            }
+        }
+        let server = cable.serve(&["mem:4m", "--aoe", "cable"]);
+        let directory = tempfile::tempdir().unwrap();
+        copies_there_and_back(&cable, "aoe://cable/e0.0", directory.path(), 4 << 20);
+        server.stop();
+    }
+}

@@ -1,0 +1,132 @@
+//! ATA over Ethernet over real interfaces: serving disks, and reaching one.
+
+use crate::frames::target::{FrameTargetTask, PortError};
+use crate::frames::volume::{self, FrameVolume};
+use crate::frames::{Side, blocking};
+use crate::reactor::EngineCore;
+use blockmux_proto::aoe::Address;
+use blockmux_proto::aoe::discovery::{DiscoverySession, Found};
+use blockmux_proto::aoe::initiator::{Config, Disk, InitiatorSession};
+use blockmux_proto::aoe::target::{DoubleAddress, TargetSession};
+use blockmux_proto::aoe::unit::Unit;
+use blockmux_proto::exports::Exports;
+use blockmux_proto::session::Initiator;
+use blockmux_volume::Pool;
+use std::io;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+/// Where a disk is to be found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    /// Network interfaces.
+    pub interfaces: Vec<String>,
+    /// Its address there.
+    pub address: Address,
+    /// How long nothing may be heard of it before I/O fails.
+    pub patience: Duration,
+}
+
+/// Why disks cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// An interface.
+    #[error(transparent)]
+    Port(#[from] PortError),
+    /// The addresses.
+    #[error(transparent)]
+    Address(#[from] DoubleAddress),
+}
+
+/// Why a disk cannot be reached.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// An interface.
+    #[error(transparent)]
+    Port(#[from] PortError),
+    /// Nobody has it, or says so.
+    #[error("no disk {address} answers at {interfaces}")]
+    Silent {
+        /// The disk's.
+        address: Address,
+        /// Separated by commas.
+        interfaces: String,
+    },
+}
+
+/// A disk that has answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Described {
+    /// What it says of itself.
+    pub disk: Disk,
+    /// The stations that have it, and of how many sectors frames pass to each.
+    pub stations: Vec<(String, u8)>,
+}
+
+/// Whether this process may use raw frames at all.
+///
+/// # Errors
+/// Why not.
+pub fn check_allowed(interface: &str) -> io::Result<()> {
+    crate::frames::PacketPort::open(interface, Side::Target).map(drop)
+}
+
+/// Serves disks at some interfaces, on this core.
+///
+/// # Errors
+/// If an interface cannot be opened, or two disks have one address.
+pub fn serve(
+    core: &Rc<EngineCore>,
+    interfaces: &[String],
+    exports: Exports,
+    units: Vec<Unit>,
+) -> Result<(), ServeError> {
+    let session = TargetSession::new(exports.clone(), units)?;
+    Ok(FrameTargetTask::spawn(core, interfaces, session, exports)?)
+}
+
+/// Reaches a disk for I/O: asks once what it is like.
+///
+/// # Errors
+/// If it does not answer.
+pub fn connect(endpoint: Endpoint) -> Result<FrameVolume, ConnectError> {
+    let disk = describe(&endpoint)?.disk;
+    Ok(FrameVolume::new(endpoint.interfaces, endpoint.address, disk.volume_info(), endpoint.patience))
+}
+
+/// Describes one disk.
+///
+/// # Errors
+/// As for [`connect`].
+pub fn describe(endpoint: &Endpoint) -> Result<Described, ConnectError> {
+    let Endpoint { interfaces, address, .. } = endpoint;
+    let id = volume::next_id();
+    let config = Config { address: *address, patience: ANSWER_TIMEOUT, id };
+    let mut session = InitiatorSession::new(config, Pool::new(POOL), Instant::now());
+    let side = Side::Initiator { id };
+    let found = blocking::run_session(interfaces, side, &mut session, ANSWER_TIMEOUT, |session| {
+        session.is_ready() && !session.is_probing()
+    })?;
+    let disk = session.disk().filter(|_| found || session.is_ready()).cloned();
+    let silent = || ConnectError::Silent { address: *address, interfaces: interfaces.join(",") };
+    let disk = disk.ok_or_else(silent)?;
+    let name = |port: u16| interfaces.get(usize::from(port)).map_or("", String::as_str);
+    let stations = session.stations();
+    let stations = stations.map(|(at, sectors)| (format!("{} at {}", at.mac, name(at.port.0)), sectors));
+    Ok(Described { disk, stations: stations.collect() })
+}
+
+/// Lists the disks that answer at some interfaces within a while, and how many more there were than we keep.
+///
+/// # Errors
+/// If an interface cannot be opened.
+pub fn discover(interfaces: &[String], time: Duration) -> Result<(Vec<Found>, u64), PortError> {
+    let (id, now) = (volume::next_id(), Instant::now());
+    let mut session = DiscoverySession::new(id, now, now + time);
+    let side = Side::Initiator { id };
+    blocking::run_session(interfaces, side, &mut session, time, DiscoverySession::is_over)?;
+    Ok(session.into_found())
+}
+
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+const POOL: usize = 4 << 20;

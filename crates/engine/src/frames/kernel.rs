@@ -1,0 +1,285 @@
+//! Packet sockets (`packet(7)`): the calls that no safe crate offers, over addresses of shared I/O memory.
+#![expect(unsafe_code, reason = "system calls over addresses of shared I/O memory")]
+
+use blockmux_proto::frames::{EtherType, Mac};
+use blockmux_proto::frames::{FrameOutbox, OutFrame, PortId};
+use blockmux_volume::Chunk;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::time::Duration;
+
+/// A frame that was received: so many bytes, from that station. It begins where the one before it ended, a stride on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arrival {
+    /// Its sender.
+    pub mac: Mac,
+    /// In bytes; 0 if it was not for us or did not fit.
+    pub len: usize,
+}
+
+/// What the kernel says of an interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Interface {
+    pub(super) index: i32,
+    pub(super) mac: Mac,
+    pub(super) mtu: u32,
+    pub(super) is_up: bool,
+}
+
+/// One instruction of a classic BPF program: code, jumps if true and if false, operand.
+pub(super) type Instruction = (u16, u8, u8, u32);
+
+/// A packet socket that receives nothing until it is bound. Its frames come and go without the Ethernet header.
+pub(super) fn open() -> io::Result<OwnedFd> {
+    // SAFETY: creates a new descriptor.
+    let fd = unsafe {
+        libc::socket(libc::AF_PACKET, libc::SOCK_DGRAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC, 0)
+    };
+    check(fd as isize)?;
+    // SAFETY: the descriptor is new and ours.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Receives frames of that type on that interface, and no others, from now on.
+pub(super) fn bind(fd: &OwnedFd, index: i32, ether_type: EtherType) -> io::Result<()> {
+    let address = address(index, ether_type, Mac::default());
+    let len = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+    // SAFETY: the address lives during the call and is as long as it says.
+    check(unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), len) } as isize)?;
+    Ok(())
+}
+
+/// Has the kernel drop frames that the program returns 0 for.
+pub(super) fn filter(fd: &OwnedFd, program: &[Instruction]) -> io::Result<()> {
+    let mut filter: Vec<libc::sock_filter> =
+        program.iter().map(|&(code, jt, jf, k)| libc::sock_filter { code, jt, jf, k }).collect();
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: the program and its instructions live during the call.
+    let result = unsafe {
+        libc::setsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_FILTER,
+            (&raw const program).cast(),
+            size_of::<libc::sock_fprog>() as libc::socklen_t,
+        )
+    };
+    check(result as isize)?;
+    Ok(())
+}
+
+/// Asks for a receive and a send buffer of so many bytes, beyond the system's limit if that is allowed.
+pub(super) fn set_buffers(fd: &OwnedFd, bytes: i32) {
+    let pairs = [(libc::SO_RCVBUFFORCE, libc::SO_RCVBUF), (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF)];
+    for (forced, asked) in pairs {
+        if set_int(fd, forced, bytes).is_err() {
+            // The system's limit then; less is slower, not wrong.
+            let _ = set_int(fd, asked, bytes);
+        }
+    }
+}
+
+/// The receive buffer's size, as the kernel counts.
+pub(super) fn receive_buffer(fd: &OwnedFd) -> io::Result<usize> {
+    let mut bytes: libc::c_int = 0;
+    let mut len = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: `bytes` and `len` live during the call, and `len` is the size of `bytes`.
+    let result = unsafe {
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_RCVBUF,
+            (&raw mut bytes).cast(),
+            &raw mut len,
+        )
+    };
+    check(result as isize)?;
+    Ok(usize::try_from(bytes).unwrap_or(0))
+}
+
+fn set_int(fd: &OwnedFd, option: libc::c_int, value: libc::c_int) -> io::Result<()> {
+    // SAFETY: the value lives during the call.
+    let result = unsafe {
+        libc::setsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            option,
+            (&raw const value).cast(),
+            size_of::<libc::c_int>() as libc::socklen_t,
+        )
+    };
+    check(result as isize)?;
+    Ok(())
+}
+
+/// Looks an interface up by its name.
+pub(super) fn interface(fd: &OwnedFd, name: &str) -> io::Result<Interface> {
+    // SAFETY: all fields may be zero.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    // One byte stays zero.
+    if name.is_empty() || name.len() >= request.ifr_name.len() {
+        return Err(io::ErrorKind::NotFound.into());
+    }
+    for (place, byte) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *place = byte as libc::c_char;
+    }
+    let mut ask = |what| {
+        // SAFETY: the request lives during the call; each of these fills one member of its union.
+        check(unsafe { libc::ioctl(fd.as_raw_fd(), what, &raw mut request) } as isize)?;
+        Ok::<_, io::Error>(request.ifr_ifru)
+    };
+    let (index, mtu) = (ask(libc::SIOCGIFINDEX)?, ask(libc::SIOCGIFMTU)?);
+    let (flags, hardware) = (ask(libc::SIOCGIFFLAGS)?, ask(libc::SIOCGIFHWADDR)?);
+    // SAFETY: each is the member that its call has filled.
+    let (index, mtu, flags, hardware) =
+        unsafe { (index.ifru_ifindex, mtu.ifru_mtu, flags.ifru_flags, hardware.ifru_hwaddr) };
+    let mut mac = Mac::default();
+    for (place, byte) in mac.0.iter_mut().zip(hardware.sa_data) {
+        *place = byte as u8;
+    }
+    let up = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
+    Ok(Interface { index, mac, mtu: u32::try_from(mtu).unwrap_or(0), is_up: flags & up == up })
+}
+
+/// Receives frames into the chunk's spare part, one every `stride` bytes, as many as there are and fit. The chunk is
+/// told of whole strides.
+///
+/// # Errors
+/// As `recvmmsg(2)`; `WouldBlock` if there is none.
+#[inline]
+pub(super) fn receive(
+    fd: RawFd,
+    chunk: &mut Chunk,
+    stride: usize,
+    arrivals: &mut Vec<Arrival>,
+) -> io::Result<()> {
+    let spare = chunk.spare();
+    let count = (spare.len() / stride).min(BATCH);
+    let mut iovecs = [const { MaybeUninit::<libc::iovec>::uninit() }; BATCH];
+    let mut senders = [const { MaybeUninit::<libc::sockaddr_ll>::uninit() }; BATCH];
+    let mut messages = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; BATCH];
+    for at in 0..count {
+        let place = &mut spare[at * stride..][..stride];
+        iovecs[at].write(libc::iovec { iov_base: place.as_mut_ptr().cast(), iov_len: stride });
+        // SAFETY: all fields may be zero.
+        let mut message: libc::mmsghdr = unsafe { std::mem::zeroed() };
+        message.msg_hdr.msg_name = senders[at].as_mut_ptr().cast();
+        message.msg_hdr.msg_namelen = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+        message.msg_hdr.msg_iov = iovecs[at].as_mut_ptr();
+        message.msg_hdr.msg_iovlen = 1;
+        messages[at].write(message);
+    }
+    // SAFETY: the first `count` messages are written, and what they name lives during the call.
+    let received = unsafe {
+        libc::recvmmsg(
+            fd,
+            messages.as_mut_ptr().cast(),
+            count as libc::c_uint,
+            libc::MSG_DONTWAIT,
+            std::ptr::null_mut(),
+        )
+    };
+    let received = check(received as isize)?;
+    for (message, sender) in messages.iter().zip(&senders).take(received) {
+        // SAFETY: the kernel has filled the first `received` messages and their senders.
+        let (message, sender) = unsafe { (message.assume_init_ref(), sender.assume_init_ref()) };
+        let [a, b, c, d, e, f, ..] = sender.sll_addr;
+        let is_for_us =
+            matches!(sender.sll_pkttype, libc::PACKET_HOST | libc::PACKET_BROADCAST | libc::PACKET_MULTICAST);
+        let is_whole = message.msg_hdr.msg_flags & libc::MSG_TRUNC == 0;
+        let len = if is_for_us && is_whole { message.msg_len as usize } else { 0 };
+        arrivals.push(Arrival { mac: Mac([a, b, c, d, e, f]), len });
+    }
+    chunk.fill(received * stride);
+    Ok(())
+}
+
+/// Sends the frames at the front of the outbox that go to that port, in one call, and removes those that went.
+///
+/// # Errors
+/// As `sendmmsg(2)` for the first of them; `WouldBlock` if there is no room.
+#[inline]
+pub(super) fn send(
+    fd: RawFd,
+    index: i32,
+    ether_type: EtherType,
+    port: PortId,
+    outbox: &mut FrameOutbox,
+) -> io::Result<usize> {
+    let mut iovecs = [const { MaybeUninit::<libc::iovec>::uninit() }; MAX_IOVECS];
+    let mut receivers = [const { MaybeUninit::<libc::sockaddr_ll>::uninit() }; BATCH];
+    let mut messages = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; BATCH];
+    let (mut count, mut used) = (0, 0);
+    for frame in outbox.iter().take_while(|frame| frame.to.port == port).take(BATCH) {
+        let pieces = 1 + frame.payload.segs().len();
+        if used + pieces > MAX_IOVECS {
+            break;
+        }
+        gather(frame, &mut iovecs[used..used + pieces]);
+        receivers[count].write(address(index, ether_type, frame.to.mac));
+        // SAFETY: all fields may be zero.
+        let mut message: libc::mmsghdr = unsafe { std::mem::zeroed() };
+        message.msg_hdr.msg_name = receivers[count].as_mut_ptr().cast();
+        message.msg_hdr.msg_namelen = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+        message.msg_hdr.msg_iov = iovecs[used].as_mut_ptr();
+        message.msg_hdr.msg_iovlen = pieces;
+        messages[count].write(message);
+        (count, used) = (count + 1, used + pieces);
+    }
+    // SAFETY: the first `count` messages are written, and what they name lives during the call: heads and payload in
+    // the outbox.
+    let sent = unsafe {
+        libc::sendmmsg(fd, messages.as_mut_ptr().cast(), count as libc::c_uint, libc::MSG_DONTWAIT)
+    };
+    let sent = check(sent as isize)?;
+    (0..sent).for_each(|_| drop(outbox.pop()));
+    Ok(sent)
+}
+
+fn gather(frame: &OutFrame, iovecs: &mut [MaybeUninit<libc::iovec>]) {
+    let head = frame.head();
+    let pieces = frame.payload.segs().iter().map(|seg| (seg.as_ptr(), seg.len()));
+    for (slot, (base, len)) in
+        iovecs.iter_mut().zip(std::iter::once((head.as_ptr().cast_mut(), head.len())).chain(pieces))
+    {
+        slot.write(libc::iovec { iov_base: base.cast(), iov_len: len });
+    }
+}
+
+/// Waits until one of the sockets can be read, or the time is over.
+pub(super) fn wait_readable(fds: &[RawFd], time: Duration) -> io::Result<()> {
+    let mut polls: Vec<libc::pollfd> =
+        fds.iter().map(|&fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 }).collect();
+    let milliseconds = i32::try_from(time.as_micros().div_ceil(1000)).unwrap_or(i32::MAX);
+    // SAFETY: the list lives during the call and is as long as it says.
+    let result = unsafe { libc::poll(polls.as_mut_ptr(), polls.len() as libc::nfds_t, milliseconds) };
+    match check(result as isize) {
+        Err(error) if error.kind() != io::ErrorKind::Interrupted => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn address(index: i32, ether_type: EtherType, mac: Mac) -> libc::sockaddr_ll {
+    let mut sll_addr = [0; 8];
+    sll_addr[..6].copy_from_slice(&mac.0);
+    libc::sockaddr_ll {
+        sll_family: libc::AF_PACKET as u16,
+        sll_protocol: ether_type.0.to_be(),
+        sll_ifindex: index,
+        sll_hatype: 0,
+        sll_pkttype: 0,
+        sll_halen: 6,
+        sll_addr,
+    }
+}
+
+#[inline]
+fn check(result: isize) -> io::Result<usize> {
+    usize::try_from(result).map_err(|_| io::Error::last_os_error())
+}
+
+/// Frames of one call.
+pub(super) const BATCH: usize = 64;
+/// A frame is a head and mostly one piece of payload.
+const MAX_IOVECS: usize = 4 * BATCH;

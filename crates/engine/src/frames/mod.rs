@@ -1,0 +1,112 @@
+//! Raw frames: network interfaces as ports of a [`FrameSession`](blockmux_proto::session::FrameSession).
+//!
+//! ```text
+//!   interface ──recvmmsg──▶ Wire ──Frame──▶ session ──poll_io──▶ channel
+//!   interface ◀─sendmmsg── Wire ◀─outbox── session ◀──on_io──── channel
+//! ```
+//! A port is a packet socket that is bound to one interface and one EtherType, so that other traffic never reaches it,
+//! with a filter in the kernel for what is not meant for this side. A batch of frames comes with one call and goes with
+//! one, payload straight to and from where it is. It needs `CAP_NET_RAW` and nothing else.
+//!
+//! Unsafe code is in `kernel` alone. [`FrameHost`] is the seam to the simulator, as [`crate::host`] is for streams.
+
+pub mod blocking;
+mod kernel;
+pub mod port;
+pub mod target;
+pub mod volume;
+mod wire;
+
+pub use kernel::Arrival;
+pub use port::{PacketPort, Side};
+pub(crate) use wire::Wire;
+
+use crate::host::{Host, SocketWatch};
+use crate::reactor::EngineCore;
+use blockmux_proto::frames::{FrameOutbox, Port, PortId};
+use blockmux_volume::Chunk;
+use std::io;
+
+/// A core that frames come to.
+pub trait FrameHost: Host {
+    /// A network interface.
+    type Port: FramePort<Watch = Self::Watch>;
+
+    /// Opens the interface of that name for one side of a protocol.
+    ///
+    /// # Errors
+    /// If there is none, or it is not allowed.
+    fn open_port(&self, interface: &str, side: Side) -> io::Result<Self::Port>;
+}
+
+/// A network interface that never blocks: what cannot be done now fails with [`io::ErrorKind::WouldBlock`].
+pub trait FramePort {
+    /// Tells a parked task that frames can move again.
+    type Watch;
+
+    /// What it is like now.
+    ///
+    /// # Errors
+    /// If it is not there any more; it may come back.
+    fn look(&mut self) -> io::Result<Port>;
+
+    /// Bytes from one received frame to the next.
+    fn stride(&self) -> usize;
+
+    /// Receives frames into the spare part of `chunk`, one every [`FramePort::stride`], and tells of each.
+    ///
+    /// # Errors
+    /// If none is there, or the interface is down.
+    fn receive(&mut self, chunk: &mut Chunk, arrivals: &mut Vec<Arrival>) -> io::Result<()>;
+
+    /// Sends frames at the front of `outbox` that go to this port, `id`, and removes them.
+    ///
+    /// # Errors
+    /// If there is no room, or the interface is down.
+    fn send(&mut self, id: PortId, outbox: &mut FrameOutbox) -> io::Result<usize>;
+
+    /// Has the task woken once when there is something to receive.
+    fn wake_when_readable(&self, watch: &Self::Watch);
+
+    /// Has the task woken once when something can be sent.
+    fn wake_when_writable(&self, watch: &Self::Watch);
+}
+
+impl FrameHost for EngineCore {
+    type Port = PacketPort;
+
+    fn open_port(&self, interface: &str, side: Side) -> io::Result<PacketPort> {
+        PacketPort::open(interface, side)
+    }
+}
+
+impl FramePort for PacketPort {
+    type Watch = SocketWatch;
+
+    fn look(&mut self) -> io::Result<Port> {
+        PacketPort::look(self)
+    }
+
+    #[inline]
+    fn stride(&self) -> usize {
+        PacketPort::stride(self)
+    }
+
+    #[inline]
+    fn receive(&mut self, chunk: &mut Chunk, arrivals: &mut Vec<Arrival>) -> io::Result<()> {
+        PacketPort::receive(self, chunk, arrivals)
+    }
+
+    #[inline]
+    fn send(&mut self, id: PortId, outbox: &mut FrameOutbox) -> io::Result<usize> {
+        PacketPort::send(self, id, outbox)
+    }
+
+    fn wake_when_readable(&self, watch: &SocketWatch) {
+        watch.wake_when(self, libc::POLLIN);
+    }
+
+    fn wake_when_writable(&self, watch: &SocketWatch) {
+        watch.wake_when(self, libc::POLLOUT);
+    }
+}

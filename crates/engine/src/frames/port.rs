@@ -1,0 +1,181 @@
+//! A network interface by way of a packet socket.
+
+use super::kernel::{self, Arrival, Instruction};
+use blockmux_proto::frames::EtherType;
+use blockmux_proto::frames::{FrameOutbox, Port, PortId};
+use blockmux_volume::Chunk;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+/// Which frames of ATA over Ethernet are meant for whoever has the port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// Requests.
+    Target,
+    /// Answers: to config queries, and to commands whose tags begin with this byte.
+    Initiator {
+        /// The upper byte of tags.
+        id: u8,
+    },
+}
+
+/// An interface and the frames of one side of AoE on it.
+pub struct PacketPort {
+    fd: OwnedFd,
+    name: String,
+    /// The interface that the socket is bound to.
+    index: i32,
+    stride: usize,
+}
+
+impl PacketPort {
+    /// Opens the interface of that name.
+    ///
+    /// # Errors
+    /// As `packet(7)`: `PermissionDenied` without `CAP_NET_RAW`, `ENODEV` if there is no such interface.
+    pub fn open(name: &str, side: Side) -> io::Result<PacketPort> {
+        let fd = kernel::open()?;
+        let interface = kernel::interface(&fd, name)?;
+        kernel::set_buffers(&fd, BUFFER);
+        kernel::filter(&fd, &program(side))?;
+        kernel::bind(&fd, interface.index, EtherType::ETH_P_AOE)?;
+        let stride = stride_of(interface.mtu);
+        Ok(PacketPort { fd, name: name.to_owned(), index: interface.index, stride })
+    }
+
+    /// The interface's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What the interface is like now. One that was removed and made again under its name is taken for the same.
+    ///
+    /// # Errors
+    /// If there is none of that name.
+    pub fn look(&mut self) -> io::Result<Port> {
+        let interface = kernel::interface(&self.fd, &self.name)?;
+        if interface.index != self.index {
+            kernel::bind(&self.fd, interface.index, EtherType::ETH_P_AOE)?;
+            self.index = interface.index;
+        }
+        self.stride = stride_of(interface.mtu);
+        let room = kernel::receive_buffer(&self.fd)?;
+        let buffers = u32::try_from(room / cost_of(interface.mtu)).unwrap_or(u32::MAX);
+        Ok(Port { mac: interface.mac, mtu: interface.mtu, buffers, is_up: interface.is_up })
+    }
+
+    #[inline]
+    pub(super) fn stride(&self) -> usize {
+        self.stride
+    }
+
+    #[inline]
+    pub(super) fn receive(&mut self, chunk: &mut Chunk, arrivals: &mut Vec<Arrival>) -> io::Result<()> {
+        kernel::receive(self.fd.as_raw_fd(), chunk, self.stride, arrivals)
+    }
+
+    #[inline]
+    pub(super) fn send(&mut self, id: PortId, outbox: &mut FrameOutbox) -> io::Result<usize> {
+        kernel::send(self.fd.as_raw_fd(), self.index, EtherType::ETH_P_AOE, id, outbox)
+    }
+}
+
+impl AsRawFd for PacketPort {
+    fn as_raw_fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+}
+
+/// Room for one frame: on cache lines of its own, with some for tags that a driver may have left in.
+fn stride_of(mtu: u32) -> usize {
+    (mtu as usize).clamp(MIN_MTU, MAX_MTU).next_multiple_of(64) + 64
+}
+
+/// What a waiting frame costs of the receive buffer at most: its memory is a power of two, and there is a descriptor.
+fn cost_of(mtu: u32) -> usize {
+    (mtu as usize).clamp(MIN_MTU, MAX_MTU).next_power_of_two() + 1024
+}
+
+/// Drops in the kernel what is for the other side, or for another queue of this one.
+fn program(side: Side) -> Vec<Instruction> {
+    const ACCEPT: Instruction = (RETURN, 0, 0, u32::MAX);
+    const DROP: Instruction = (RETURN, 0, 0, 0);
+    let response = u32::from(blockmux_proto::aoe::AOE_FLAG_RESPONSE);
+    match side {
+        Side::Target => vec![(LOAD_BYTE, 0, 0, 0), (JUMP_IF_SET, 0, 1, response), DROP, ACCEPT],
+        Side::Initiator { id } => vec![
+            (LOAD_BYTE, 0, 0, 0),
+            (JUMP_IF_SET, 0, 5, response),
+            (LOAD_BYTE, 0, 0, 5),
+            (JUMP_IF_EQUAL, 2, 0, u32::from(blockmux_proto::aoe::Command::QUERY_CONFIG_INFORMATION.0)),
+            (LOAD_BYTE, 0, 0, 6),
+            (JUMP_IF_EQUAL, 0, 1, u32::from(id)),
+            ACCEPT,
+            DROP,
+        ],
+    }
+}
+
+/// `BPF_LD | BPF_B | BPF_ABS`.
+const LOAD_BYTE: u16 = 0x30;
+/// `BPF_JMP | BPF_JSET | BPF_K`.
+const JUMP_IF_SET: u16 = 0x45;
+/// `BPF_JMP | BPF_JEQ | BPF_K`.
+const JUMP_IF_EQUAL: u16 = 0x15;
+/// `BPF_RET | BPF_K`.
+const RETURN: u16 = 0x06;
+
+/// Of each direction, in bytes: 64 of the largest usual frames and more.
+const BUFFER: i32 = 4 << 20;
+const MIN_MTU: usize = 1500;
+/// Ethernet's own limit is far below.
+const MAX_MTU: usize = 65_535;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether the kernel would deliver the frame.
+    fn delivers(program: &[Instruction], frame: &[u8]) -> bool {
+        let (mut at, mut loaded) = (0, 0);
+        loop {
+            let (code, jt, jf, k) = program[at];
+            at += 1;
+            match code {
+                LOAD_BYTE => loaded = u32::from(frame[k as usize]),
+                JUMP_IF_SET => at += usize::from(if loaded & k != 0 { jt } else { jf }),
+                JUMP_IF_EQUAL => at += usize::from(if loaded == k { jt } else { jf }),
+                _ => return k != 0,
+            }
+        }
+    }
+
+    #[test]
+    fn each_side_gets_what_is_meant_for_it() {
+        let frame = |flags, command, id| [flags, 0, 0, 1, 1, command, id, 0, 0, 0];
+        let (target, initiator) = (program(Side::Target), program(Side::Initiator { id: 7 }));
+        let all = [
+            (frame(0x10, 0, 7), true, false),
+            (frame(0x10, 1, 7), true, false),
+            (frame(0x18, 0, 7), false, true),
+            (frame(0x18, 0, 8), false, false),
+            (frame(0x18, 1, 0), false, true),
+            (frame(0x1c, 0, 7), false, true),
+        ];
+        for (frame, to_target, to_initiator) in all {
+            let got = (delivers(&target, &frame), delivers(&initiator, &frame));
+            assert_eq!(got, (to_target, to_initiator), "{frame:x?}");
+        }
+    }
+
+    #[test]
+    fn an_interface_that_is_not_there_is_an_error() {
+        match PacketPort::open("no-such-iface", Side::Target) {
+            Ok(_) => panic!("it is not there"),
+            Err(error) => {
+                assert!(matches!(error.raw_os_error(), Some(libc::ENODEV | libc::EPERM)), "{error}")
+            }
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! A remote disk on frames: an initiator session with ports under it is a channel.
+//!
+//! There is no connection to lose. The session itself sends again what was not answered and fails what has waited too
+//! long, so that a channel here is no more than the session, its ports and a task that looks at them.
+
+use super::{FrameHost, Side, Wire};
+use crate::reactor::{EngineCore, Progress, Task};
+use blockmux_proto::aoe::Address;
+use blockmux_proto::aoe::initiator::{Config, InitiatorSession};
+use blockmux_proto::session::Initiator;
+use blockmux_volume::{Channel, Completion, Core, Io, IoError, Volume, VolumeInfo, Waker};
+use std::cell::RefCell;
+use std::marker::PhantomData;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
+use tracing::warn;
+
+/// A disk that answers at some interfaces.
+pub struct FrameVolume<H: FrameHost = EngineCore> {
+    interfaces: Vec<String>,
+    address: Address,
+    info: VolumeInfo,
+    patience: Duration,
+    host: PhantomData<fn(&H)>,
+}
+
+impl<H: FrameHost> FrameVolume<H> {
+    /// A disk like `info` at an address, by way of these interfaces; I/O fails when nothing is heard of it for so long.
+    #[must_use]
+    pub fn new(
+        interfaces: Vec<String>,
+        address: Address,
+        info: VolumeInfo,
+        patience: Duration,
+    ) -> FrameVolume<H> {
+        FrameVolume { interfaces, address, info, patience, host: PhantomData }
+    }
+}
+
+impl<H: FrameHost> Volume for FrameVolume<H> {
+    fn info(&self) -> VolumeInfo {
+        self.info.clone()
+    }
+
+    fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
+        let core = H::from_core(core).ok_or(IoError::Unsupported)?;
+        let id = next_id();
+        let mut made = None;
+        core.try_spawn(|own| {
+            let wire = Wire::open(&core, own, &self.interfaces, Side::Initiator { id });
+            let wire = wire.map_err(|(interface, error)| warn!(interface, "cannot be opened: {error}"))?;
+            let config = Config { address: self.address, patience: self.patience, id };
+            let link = Rc::new(RefCell::new(Link {
+                wire,
+                session: InitiatorSession::new(config, core.pool().clone(), core.now()),
+                first: self.info.clone(),
+                core: core.clone(),
+                waker: own.clone(),
+                consumer: waker.clone(),
+                done: Vec::with_capacity(depth as usize),
+                is_parked: false,
+                is_checked: false,
+                is_closing: false,
+            }));
+            made = Some(link.clone());
+            Ok::<_, ()>(LinkTask(link))
+        });
+        let link = made.ok_or(IoError::PathLost)?;
+        Ok(Box::new(FrameChannel { info: self.info.clone(), link, done: Vec::new() }))
+    }
+}
+
+struct FrameChannel<H: FrameHost> {
+    info: VolumeInfo,
+    link: Rc<RefCell<Link<H>>>,
+    /// Requests that were wrong from the start.
+    done: Vec<Completion>,
+}
+
+struct Link<H: FrameHost> {
+    wire: Wire<H>,
+    session: InitiatorSession,
+    /// As the disk was when the volume was opened.
+    first: VolumeInfo,
+    core: Rc<H>,
+    waker: Waker,
+    consumer: Waker,
+    done: Vec<Completion>,
+    is_parked: bool,
+    is_checked: bool,
+    is_closing: bool,
+}
+
+struct LinkTask<H: FrameHost>(Rc<RefCell<Link<H>>>);
+
+impl<H: FrameHost> Channel for FrameChannel<H> {
+    #[inline]
+    fn submit(&mut self, io: Io) {
+        if let Err(error) = self.info.check(&io) {
+            return self.done.push(Completion { tag: io.tag, result: Err(error) });
+        }
+        self.link.borrow_mut().session.submit(io);
+    }
+
+    #[inline]
+    fn kick(&mut self) {
+        let link = &mut *self.link.borrow_mut();
+        let now = link.core.now();
+        link.wire.send(&mut link.session, now);
+        link.take_done();
+        link.wire.arm(&link.session, now);
+        // A spinning core looks for the answer itself; what is stuck is the task's to sort out.
+        if link.wire.is_stuck() || (link.is_parked && link.core.spins()) {
+            link.waker.wake();
+        }
+    }
+
+    #[inline]
+    fn poll(&mut self, done: &mut Vec<Completion>) {
+        done.append(&mut self.done);
+        done.append(&mut self.link.borrow_mut().done);
+    }
+}
+
+impl<H: FrameHost> Drop for FrameChannel<H> {
+    fn drop(&mut self) {
+        let mut link = self.link.borrow_mut();
+        link.is_closing = true;
+        link.waker.wake();
+    }
+}
+
+impl<H: FrameHost> Link<H> {
+    fn take_done(&mut self) {
+        while let Some(completion) = self.session.poll_done() {
+            self.done.push(completion);
+        }
+    }
+
+    #[inline]
+    fn run(&mut self) -> Progress {
+        if self.is_closing {
+            // There is nobody to say goodbye to.
+            return Progress::Done;
+        }
+        self.is_parked = false;
+        let now = self.core.now();
+        self.wire.check_time(&mut self.session, now);
+        let received = self.wire.receive(&mut self.session, now);
+        self.check_disk();
+        let sent = self.wire.send(&mut self.session, now);
+        let before = self.done.len();
+        self.take_done();
+        if self.done.len() > before {
+            self.consumer.wake();
+        }
+        self.wire.arm(&self.session, now);
+        match received {
+            Progress::Idle if sent => Progress::Drained,
+            received => received,
+        }
+    }
+
+    /// Says so if the disk that has answered is not the one that was meant: nothing will be sent to it.
+    fn check_disk(&mut self) {
+        if self.is_checked || !self.session.is_ready() {
+            return;
+        }
+        self.is_checked = true;
+        let is_same = self.session.volume_info().is_some_and(|now| now.size == self.first.size);
+        if !is_same {
+            warn!("the disk has another size than when it was opened: it is not used");
+            self.session.on_stop();
+        }
+    }
+}
+
+impl<H: FrameHost> Task for LinkTask<H> {
+    #[inline]
+    fn run(&mut self) -> Progress {
+        self.0.borrow_mut().run()
+    }
+
+    fn is_polled(&self) -> bool {
+        true
+    }
+
+    fn park(&mut self) {
+        let mut link = self.0.borrow_mut();
+        link.is_parked = true;
+        link.wire.park();
+    }
+}
+
+/// The upper byte of a queue's tags. It begins anywhere, so that those of two processes mostly differ.
+pub(crate) fn next_id() -> u8 {
+    static NEXT: AtomicU8 = AtomicU8::new(0);
+    static FIRST: std::sync::OnceLock<u8> = std::sync::OnceLock::new();
+    let first = *FIRST.get_or_init(|| crate::sys::random_bytes().map_or(0, |[byte]: [u8; 1]| byte));
+    first.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed))
+}

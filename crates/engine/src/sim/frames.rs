@@ -1,0 +1,255 @@
+//! One simulation of ATA over Ethernet from its seed to its verdict: the engine's own tasks on a [`SimLan`].
+
+use super::client::{Client, Plan};
+use super::core::{SimCore, World};
+use super::crash::CrashVolume;
+use super::lan::{LanWeather, SimLan};
+use super::ledger::Ledger;
+use super::net::{SimNet, Weather};
+use crate::frames::target::FrameTargetTask;
+use crate::frames::volume::FrameVolume;
+use crate::host::Host;
+use blockmux_proto::aoe::Address;
+use blockmux_proto::aoe::target::TargetSession;
+use blockmux_proto::aoe::unit::{Kept, Unit};
+use blockmux_proto::exports::{Export, Exports, VolumeId};
+use blockmux_volume::{Core, Volume};
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// What is simulated; the same scenario always goes the same way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FrameScenario {
+    /// Decides everything that is left to chance.
+    pub seed: u64,
+    /// The network.
+    pub weather: LanWeather,
+    /// Of the volume, of [`super::BLOCK`] bytes each.
+    pub blocks: u64,
+    /// How many requests the client makes.
+    pub requests: u32,
+    /// How many of them at a time.
+    pub depth: u32,
+    /// The longest request, in blocks.
+    pub most_blocks: u64,
+    /// Interfaces of each side.
+    pub ports: usize,
+    /// How long the volume takes at most.
+    pub volume_delay: Duration,
+    /// How often the target is stopped and started again, or the cables are pulled out.
+    pub trouble: Option<FrameTrouble>,
+}
+
+/// What happens again and again, after up to so much time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FrameTrouble {
+    /// The target is stopped in order and started again.
+    TargetRestarts(Duration),
+    /// All interfaces go down and come up.
+    CablesOut(Duration),
+}
+
+/// What a simulation has come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FrameOutcome {
+    /// Virtual time.
+    pub took: Duration,
+    /// Frames that were sent.
+    pub frames: u64,
+    /// How often there was trouble.
+    pub troubles: u32,
+}
+
+impl FrameScenario {
+    /// A fair day.
+    #[must_use]
+    pub fn new(seed: u64) -> FrameScenario {
+        FrameScenario {
+            seed,
+            weather: LanWeather::FAIR,
+            blocks: 64,
+            requests: 200,
+            depth: 8,
+            most_blocks: 8,
+            ports: 1,
+            volume_delay: Duration::ZERO,
+            trouble: None,
+        }
+    }
+
+    /// Runs it to its end.
+    ///
+    /// # Errors
+    /// If a request did not complete exactly once and rightly, a write was done again after a newer one, a block holds
+    /// what it must not, memory is not given back, or it does not come to its end.
+    pub fn run(&self) -> Result<FrameOutcome, String> {
+        self.run_out().map_err(|what| format!("seed {}: {what}\nin {self:?}", self.seed))
+    }
+
+    fn run_out(&self) -> Result<FrameOutcome, String> {
+        let mut run = Run::new(self);
+        run.start_target();
+        let finished = run.start_client();
+        let mut troubles = 0;
+        while !finished.get() {
+            let Some(trouble) = self.trouble else {
+                run.run_until(|| finished.get())?;
+                break;
+            };
+            let (FrameTrouble::TargetRestarts(most) | FrameTrouble::CablesOut(most)) = trouble;
+            run.pass(most)?;
+            if finished.get() {
+                break;
+            }
+            troubles += 1;
+            if matches!(trouble, FrameTrouble::CablesOut(_)) {
+                run.lan.set_up(false);
+                run.pass(most)?;
+                run.lan.set_up(true);
+            } else {
+                run.stop_target()?;
+                run.pass(most)?;
+                run.start_target();
+            }
+        }
+        let initiator = run.initiator.clone();
+        run.run_until(|| initiator.is_idle())?;
+        run.stop_target()?;
+        run.verdict()?;
+        let took = run.world.net().now() - run.began;
+        Ok(FrameOutcome { took, frames: run.lan.sent(), troubles })
+    }
+}
+
+struct Run {
+    scenario: FrameScenario,
+    world: World,
+    lan: SimLan,
+    began: Instant,
+    ledger: Arc<Mutex<Ledger>>,
+    volume: Arc<CrashVolume>,
+    exports: Exports,
+    initiator: Rc<SimCore>,
+    targets: Vec<Rc<SimCore>>,
+}
+
+impl Run {
+    fn new(scenario: &FrameScenario) -> Run {
+        let ledger = Arc::new(Mutex::new(Ledger::new(scenario.blocks)));
+        let observed = ledger.clone();
+        let volume = Arc::new(CrashVolume::new(
+            scenario.blocks,
+            scenario.volume_delay,
+            0,
+            scenario.seed ^ 1,
+            Box::new(move |block, bytes| {
+                observed.lock().unwrap_or_else(PoisonError::into_inner).on_executed(block, bytes);
+            }),
+        ));
+        let export = Export {
+            name: "disk0".to_owned(),
+            description: String::new(),
+            read_only: false,
+            volume: volume.clone(),
+        };
+        let mut world = World::new(SimNet::new(scenario.seed, Weather::FAIR));
+        let lan = SimLan::new(scenario.weather);
+        let initiator = world.add_core(64 << 20);
+        initiator.join(&lan);
+        Run {
+            scenario: *scenario,
+            began: world.net().now(),
+            world,
+            lan,
+            ledger,
+            volume,
+            exports: Exports::new(vec![export]),
+            initiator,
+            targets: Vec::new(),
+        }
+    }
+
+    fn interfaces(&self) -> Vec<String> {
+        (0..self.scenario.ports).map(|at| format!("sim{at}")).collect()
+    }
+
+    fn start_client(&self) -> Rc<Cell<bool>> {
+        let scenario = &self.scenario;
+        let remote: FrameVolume<SimCore> =
+            FrameVolume::new(self.interfaces(), ADDRESS, self.volume.info(), PATIENCE);
+        let plan = Plan {
+            requests: scenario.requests,
+            depth: scenario.depth,
+            most_blocks: scenario.most_blocks,
+            allows_medium_errors: false,
+            allows_path_lost: false,
+        };
+        let finished = Rc::new(Cell::new(false));
+        let core: Rc<dyn Core> = self.initiator.clone();
+        self.initiator.spawn(|waker| {
+            let channel = remote.open(&core, scenario.depth, waker.clone());
+            let channel = channel.expect("a remote volume opens on its own kind of host");
+            let (ledger, seed) = (self.ledger.clone(), scenario.seed ^ 2);
+            Client::new(&self.initiator, channel, ledger, plan, seed, finished.clone())
+        });
+        finished
+    }
+
+    fn start_target(&mut self) {
+        let core = self.world.add_core(64 << 20);
+        core.join(&self.lan);
+        let unit = Unit::new(ADDRESS, VolumeId(0), Kept::default(), None);
+        let session = TargetSession::new(self.exports.clone(), vec![unit]).expect("it is one disk");
+        FrameTargetTask::spawn(&core, &self.interfaces(), session, self.exports.clone())
+            .expect("the segment has a port for everybody");
+        self.targets.push(core);
+    }
+
+    fn stop_target(&mut self) -> Result<(), String> {
+        self.targets.iter().for_each(|target| target.stop());
+        self.run_until(|| self.targets.iter().all(|target| target.is_idle()))?;
+        for target in self.targets.drain(..) {
+            if target.pool().out_bytes() > 0 {
+                return Err("the target has not given back its buffers".to_owned());
+            }
+            self.world.remove_core(&target);
+        }
+        Ok(())
+    }
+
+    fn verdict(&self) -> Result<(), String> {
+        if self.initiator.pool().out_bytes() > 0 {
+            return Err("the initiator has not given back its buffers".to_owned());
+        }
+        let mut ledger = self.ledger.lock().unwrap_or_else(PoisonError::into_inner);
+        for block in 0..self.scenario.blocks {
+            let content = self.volume.content(block);
+            ledger.check("volume", block, &content);
+        }
+        match (ledger.first_fault(), ledger.stale_writes()) {
+            (Some(fault), _) => Err(fault.to_owned()),
+            // A target that is started again does not know what the one before has done.
+            (None, stale) if stale > 0 && self.scenario.trouble.is_none() => {
+                Err(format!("{stale} writes were done after they had been acknowledged"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn run_until(&self, done: impl FnMut() -> bool) -> Result<(), String> {
+        self.world.run_until(LIMIT, done).map_err(|hang| hang.to_string())
+    }
+
+    /// Lets up to so much time pass.
+    fn pass(&self, most: Duration) -> Result<(), String> {
+        self.world.run_for(self.world.net().up_to(most)).map_err(|hang| hang.to_string())
+    }
+}
+
+const ADDRESS: Address = Address { shelf: 7, slot: 0 };
+/// Longer than any trouble.
+const PATIENCE: Duration = Duration::from_secs(300);
+/// Virtual time for any part of a simulation; more is a hang.
+const LIMIT: Duration = Duration::from_secs(600);

@@ -1,0 +1,214 @@
+//! Finds the disks of a network: asks all stations, and each that answers what its disk is like.
+
+use super::Address;
+use super::identify::Disk;
+use crate::frames::{Frame, FrameOutbox, MAX_HEAD, Port, PortId, Station};
+use crate::session::{FrameSession, Timed};
+use blockmux_volume::SgList;
+use blockmux_wire::aoe::{
+    ANY_SHELF, ANY_SLOT, AOE_ATA_HEAD, AOE_MAX_CONFIG, AOE_VERSION, AtaMessage, Command, ConfigMessage,
+    Header,
+};
+use blockmux_wire::ata;
+use blockmux_wire::ethernet::Mac;
+use std::time::{Duration, Instant};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// One disk at one station.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// Where it says it is.
+    pub address: Address,
+    /// Who said so.
+    pub station: Station,
+    /// How many commands it takes at a time.
+    pub buffer_count: u16,
+    /// How many sectors of a frame it takes.
+    pub sector_count: u8,
+    /// Its firmware's version.
+    pub firmware_version: u16,
+    /// Its config string.
+    pub config: Vec<u8>,
+    /// What it is like, if it said that too.
+    pub disk: Option<Disk>,
+}
+
+/// Asks for disks for a while.
+pub struct DiscoverySession {
+    id: u8,
+    ports: Vec<Port>,
+    found: Vec<Found>,
+    left_out: u64,
+    outbox: FrameOutbox,
+    ask_at: Option<Instant>,
+    ends: Instant,
+}
+
+impl DiscoverySession {
+    /// Asks until `ends`.
+    #[must_use]
+    pub fn new(id: u8, now: Instant, ends: Instant) -> DiscoverySession {
+        let outbox = FrameOutbox::default();
+        DiscoverySession {
+            id,
+            ports: Vec::new(),
+            found: Vec::new(),
+            left_out: 0,
+            outbox,
+            ask_at: Some(now),
+            ends,
+        }
+    }
+
+    /// Whether the time is over.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.ask_at.is_none()
+    }
+
+    /// What was found, in the order of addresses, and how many were found beyond.
+    #[must_use]
+    pub fn into_found(mut self) -> (Vec<Found>, u64) {
+        self.found.sort_by_key(|found| (found.address, found.station));
+        (self.found, self.left_out)
+    }
+
+    fn ask(&mut self) {
+        let up = (0..).map(PortId).zip(&self.ports).filter(|(_, port)| port.is_up);
+        let all: Vec<Station> = up.map(|(port, _)| Station { port, mac: Mac::BROADCAST }).collect();
+        let query = ConfigMessage { version_and_command: AOE_VERSION << 4, ..NO_CONFIG };
+        let head = self.head(ANY_SHELF, ANY_SLOT, Command::QUERY_CONFIG_INFORMATION, 0);
+        all.into_iter().for_each(|station| self.push(station, &head, query.as_bytes()));
+        for at in 0..self.found.len() {
+            self.identify(at);
+        }
+    }
+
+    /// Asks the disk at that place what it is like, unless it has said so.
+    fn identify(&mut self, at: usize) {
+        let Some(found) = self.found.get(at).filter(|found| found.disk.is_none()) else { return };
+        let (station, address) = (found.station, found.address);
+        let registers = AtaMessage {
+            aflags: 0,
+            error_or_feature: 0,
+            sector_count: 1,
+            command_or_status: ata::Command::IDENTIFY_DEVICE.0,
+            lba: AtaMessage::lba28(0),
+            reserved: [0; 2],
+        };
+        let head = self.head(address.shelf, address.slot, Command::ISSUE_ATA_COMMAND, at as u32);
+        self.push(station, &head, registers.as_bytes());
+    }
+
+    fn head(&self, shelf: u16, slot: u8, command: Command, number: u32) -> Header {
+        Header {
+            version_and_flags: AOE_VERSION << 4,
+            error: 0,
+            major: shelf.into(),
+            minor: slot,
+            command: command.0,
+            tag: (u32::from(self.id) << 24 | number).into(),
+        }
+    }
+
+    fn push(&mut self, to: Station, head: &Header, message: &[u8]) {
+        let mut bytes = [0; MAX_HEAD];
+        let parts = head.as_bytes().iter().chain(message);
+        bytes.iter_mut().zip(parts).for_each(|(place, byte)| *place = *byte);
+        let len = size_of::<Header>().saturating_add(message.len());
+        self.outbox.push(to, bytes.get(..len).unwrap_or_default(), SgList::default());
+    }
+
+    fn on_config(&mut self, header: &Header, message: &[u8], station: Station) {
+        let Ok((config, rest)) = ConfigMessage::read_from_prefix(message) else { return };
+        let address = Address { shelf: header.major.get(), slot: header.minor };
+        let is_known = self.found.iter().any(|found| found.address == address && found.station == station);
+        let is_any = address.shelf == ANY_SHELF || address.slot == ANY_SLOT;
+        if header.is_error() || is_known || is_any || station.mac.is_group() {
+            return;
+        }
+        if self.found.len() >= MAX_FOUND {
+            self.left_out = self.left_out.saturating_add(1);
+            return;
+        }
+        let len = usize::from(config.string_length.get()).min(AOE_MAX_CONFIG);
+        self.found.push(Found {
+            address,
+            station,
+            buffer_count: config.buffer_count.get(),
+            sector_count: config.sector_count,
+            firmware_version: config.firmware_version.get(),
+            config: rest.get(..len).unwrap_or_default().to_vec(),
+            disk: None,
+        });
+        self.identify(self.found.len().saturating_sub(1));
+    }
+
+    fn on_identify(&mut self, header: &Header, frame: &Frame<'_>) {
+        let tag = header.tag.get();
+        let at = (tag & 0x00ff_ffff) as usize;
+        if let Some(found) = self.found.get_mut(at).filter(|found| found.station == frame.from)
+            && tag >> 24 == u32::from(self.id)
+            && !header.is_error()
+        {
+            found.disk = frame.bytes().get(AOE_ATA_HEAD..).and_then(Disk::from_bytes);
+        }
+    }
+}
+
+impl Timed for DiscoverySession {
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.ask_at.map(|at| at.min(self.ends))
+    }
+
+    fn on_timeout(&mut self, now: Instant) -> Result<(), crate::session::ProtocolError> {
+        if now >= self.ends {
+            self.ask_at = None;
+        } else if self.ask_at.is_some_and(|at| at <= now) {
+            self.ask();
+            self.ask_at = Some(now.checked_add(ASK_AGAIN).unwrap_or(now));
+        }
+        Ok(())
+    }
+}
+
+impl FrameSession for DiscoverySession {
+    fn on_frame(&mut self, frame: &Frame<'_>, _now: Instant) {
+        let Ok((header, message)) = Header::read_from_prefix(frame.bytes()) else { return };
+        if !header.is_response() || header.version() != AOE_VERSION {
+            return;
+        }
+        match Command(header.command) {
+            Command::QUERY_CONFIG_INFORMATION => self.on_config(&header, message, frame.from),
+            Command::ISSUE_ATA_COMMAND => self.on_identify(&header, frame),
+            _ => {}
+        }
+    }
+
+    fn on_port(&mut self, id: PortId, port: Port, now: Instant) {
+        let at = usize::from(id.0);
+        if self.ports.len() <= at {
+            self.ports.resize(at.saturating_add(1), Port { is_up: false, ..port });
+        }
+        if let Some(place) = self.ports.get_mut(at) {
+            *place = port;
+        }
+        self.ask_at = self.ask_at.map(|_| now);
+    }
+
+    fn frames(&mut self, _now: Instant) -> &mut FrameOutbox {
+        &mut self.outbox
+    }
+}
+
+const NO_CONFIG: ConfigMessage = ConfigMessage {
+    buffer_count: zerocopy::U16::ZERO,
+    firmware_version: zerocopy::U16::ZERO,
+    sector_count: 0,
+    version_and_command: 0,
+    string_length: zerocopy::U16::ZERO,
+};
+/// Disks that are kept of those that answer.
+const MAX_FOUND: usize = 4096;
+/// The network may have lost the question or the answer.
+const ASK_AGAIN: Duration = Duration::from_millis(200);

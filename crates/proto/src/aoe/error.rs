@@ -1,0 +1,103 @@
+//! Errors of a volume and what ATA says of them, both ways. One table.
+
+use blockmux_volume::IoError;
+use blockmux_wire::aoe::ErrorCode;
+use blockmux_wire::ata::{
+    ATA_ERROR_ABRT, ATA_ERROR_IDNF, ATA_ERROR_UNC, ATA_STATUS_DF, ATA_STATUS_DRDY, ATA_STATUS_ERR,
+};
+
+/// How a command is answered that did not succeed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// The status and the error register.
+    Registers { status: u8, error: u8 },
+    /// AoE's own error.
+    Code(ErrorCode),
+    /// Not at all: the initiator sends it again.
+    Silence,
+}
+
+/// What a target answers.
+pub(super) fn refusal(error: IoError, is_write: bool) -> Refusal {
+    let registers = |error| Refusal::Registers { status: ATA_STATUS_DRDY | ATA_STATUS_ERR, error };
+    match error {
+        IoError::OutOfRange => registers(ATA_ERROR_IDNF),
+        IoError::Misaligned | IoError::BadLength | IoError::Unsupported | IoError::Aborted => {
+            registers(ATA_ERROR_ABRT)
+        }
+        // Of a write this bit says that the medium is protected.
+        IoError::ReadOnly => registers(ATA_ERROR_ABRT | ATA_ERROR_UNC),
+        IoError::Medium if !is_write => registers(ATA_ERROR_UNC),
+        IoError::Medium | IoError::NoSpace => {
+            Refusal::Registers { status: ATA_STATUS_DRDY | ATA_STATUS_DF, error: 0 }
+        }
+        IoError::Reserved => Refusal::Code(ErrorCode::TARGET_IS_RESERVED),
+        IoError::PathLost | IoError::ShuttingDown => Refusal::Code(ErrorCode::DEVICE_UNAVAILABLE),
+        IoError::NoMemory => Refusal::Silence,
+    }
+}
+
+/// What an initiator makes of registers; `Ok` if the command succeeded.
+pub(super) fn of_registers(status: u8, error: u8, is_write: bool) -> Result<(), IoError> {
+    if status & ATA_STATUS_DF != 0 {
+        return Err(IoError::Medium);
+    }
+    if status & ATA_STATUS_ERR == 0 {
+        return Ok(());
+    }
+    Err(match error {
+        _ if error & ATA_ERROR_IDNF != 0 => IoError::OutOfRange,
+        _ if error & ATA_ERROR_UNC != 0 && is_write => IoError::ReadOnly,
+        _ if error & ATA_ERROR_UNC != 0 => IoError::Medium,
+        _ if error & ATA_ERROR_ABRT != 0 => IoError::Unsupported,
+        _ => IoError::Medium,
+    })
+}
+
+/// What an initiator makes of AoE's own errors.
+pub(super) fn of_code(code: ErrorCode) -> IoError {
+    match code {
+        ErrorCode::TARGET_IS_RESERVED => IoError::Reserved,
+        ErrorCode::DEVICE_UNAVAILABLE => IoError::PathLost,
+        ErrorCode::BAD_ARGUMENT_PARAMETER => IoError::BadLength,
+        _ => IoError::Unsupported,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_cross_the_wire_as_what_they_are_or_as_the_nearest() {
+        use IoError as E;
+        let all = [
+            (E::OutOfRange, E::OutOfRange),
+            (E::Misaligned, E::Unsupported),
+            (E::BadLength, E::Unsupported),
+            (E::ReadOnly, E::ReadOnly),
+            (E::Unsupported, E::Unsupported),
+            (E::Reserved, E::Reserved),
+            (E::NoSpace, E::Medium),
+            (E::Medium, E::Medium),
+            (E::PathLost, E::PathLost),
+            (E::Aborted, E::Unsupported),
+            (E::ShuttingDown, E::PathLost),
+        ];
+        for (sent, arrives) in all {
+            let got = match refusal(sent, true) {
+                Refusal::Registers { status, error } => of_registers(status, error, true).unwrap_err(),
+                Refusal::Code(code) => of_code(code),
+                Refusal::Silence => panic!("{sent} is not answered"),
+            };
+            assert_eq!(got, arrives, "{sent}");
+        }
+        assert_eq!(refusal(E::NoMemory, true), Refusal::Silence);
+        let Refusal::Registers { status, error } = refusal(E::Medium, false) else {
+            panic!("it has registers")
+        };
+        assert_eq!(of_registers(status, error, false), Err(E::Medium));
+        assert_eq!(of_registers(ATA_STATUS_DRDY, 0, true), Ok(()));
+        assert_eq!(of_registers(0, 0, true), Ok(()), "vblade says nothing else of a flush");
+    }
+}

@@ -1,0 +1,188 @@
+//! Commands that wait for their answers.
+//!
+//! A command that is not answered in time is sent again under the same tag. A new tag would tell which of the two was
+//! answered; but the target knows a write that it has done already only by its tag, and doing it again later could undo
+//! a newer one (`target/recent.rs`). So the tag stays, and only commands that were sent once measure the round trip.
+//!
+//! ```text
+//!   tag:  id 8 | how often the place was taken 17 | place 7
+//! ```
+//! The id differs between the queues of one machine, so that none takes the answers to another's commands.
+
+use crate::slots::Key;
+use blockmux_volume::SgList;
+use std::time::Instant;
+
+/// The table of them.
+pub(super) struct Flights {
+    id: u8,
+    places: Vec<Place>,
+    free: Vec<u8>,
+    /// Those that are pieces of requests.
+    of_requests: u32,
+}
+
+struct Place {
+    /// Of the tag; goes round.
+    taken: u32,
+    flight: Option<Flight>,
+}
+
+/// One command.
+pub(super) struct Flight {
+    pub(super) what: What,
+    /// Of the request that it is a piece of.
+    pub(super) request: Option<Key>,
+    /// In sectors.
+    pub(super) block: u64,
+    pub(super) sectors: u8,
+    /// Where its data is in the request's, in bytes.
+    pub(super) offset: u64,
+    /// What goes to the target.
+    pub(super) data: SgList,
+    /// The path that it was sent on last.
+    pub(super) path: usize,
+    pub(super) first_sent: Instant,
+    pub(super) sent: Instant,
+    pub(super) due: Instant,
+    /// How often it was sent.
+    pub(super) sends: u32,
+}
+
+/// What a command does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum What {
+    Read,
+    Write,
+    Trim,
+    Flush,
+    /// Asks what the disk is like.
+    Identify,
+    /// Reads into nowhere with a request that is as long as the answer: do frames of that size pass?
+    Probe,
+}
+
+impl What {
+    pub(super) fn is_write(self) -> bool {
+        matches!(self, What::Write | What::Trim)
+    }
+}
+
+impl Flights {
+    pub(super) fn new(id: u8) -> Flights {
+        let place = || Place { taken: 0, flight: None };
+        Flights {
+            id,
+            places: (0..MAX_FLIGHTS).map(|_| place()).collect(),
+            free: (0..MAX_FLIGHTS as u8).rev().collect(),
+            of_requests: 0,
+        }
+    }
+
+    /// How many are pieces of requests. The window is for these: what is tried and asked beside them is little.
+    #[inline]
+    pub(super) fn of_requests(&self) -> u32 {
+        self.of_requests
+    }
+
+    /// Adds one; its tag, or `None` if there is no room.
+    #[inline]
+    pub(super) fn insert(&mut self, flight: Flight) -> Option<u32> {
+        let at = self.free.pop()?;
+        let place = self.places.get_mut(usize::from(at))?;
+        place.taken = place.taken.wrapping_add(1) & MOST_TAKEN;
+        self.of_requests = self.of_requests.saturating_add(flight.request.is_some().into());
+        place.flight = Some(flight);
+        Some(u32::from(self.id) << 24 | place.taken << PLACE_BITS | u32::from(at))
+    }
+
+    /// The one with that tag.
+    #[inline]
+    pub(super) fn get_mut(&mut self, tag: u32) -> Option<&mut Flight> {
+        let at = self.place_of(tag)?;
+        self.places.get_mut(at)?.flight.as_mut()
+    }
+
+    /// Takes it out; its tag is not valid again for a long time.
+    #[inline]
+    pub(super) fn remove(&mut self, tag: u32) -> Option<Flight> {
+        let at = self.place_of(tag)?;
+        let flight = self.places.get_mut(at)?.flight.take()?;
+        self.free.push(at as u8);
+        self.of_requests = self.of_requests.saturating_sub(flight.request.is_some().into());
+        Some(flight)
+    }
+
+    /// Tags and flights of all.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &Flight)> {
+        let id = u32::from(self.id) << 24;
+        (0u32..).zip(&self.places).filter_map(move |(at, place)| {
+            Some((id | place.taken << PLACE_BITS | at, place.flight.as_ref()?))
+        })
+    }
+
+    /// All of them, to be changed.
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Flight> {
+        self.places.iter_mut().filter_map(|place| place.flight.as_mut())
+    }
+
+    fn place_of(&self, tag: u32) -> Option<usize> {
+        let at = (tag & (MAX_FLIGHTS - 1)) as usize;
+        let place = self.places.get(at)?;
+        let is_it = tag >> 24 == u32::from(self.id) && (tag >> PLACE_BITS) & MOST_TAKEN == place.taken;
+        (is_it && place.flight.is_some()).then_some(at)
+    }
+}
+
+/// Pieces of requests in flight. There is room beside them for a trial on each path, and for a question.
+pub(super) const MAX_PIECES: u32 = MAX_FLIGHTS - super::path::MAX_PATHS as u32 - 1;
+/// Commands in flight.
+pub(super) const MAX_FLIGHTS: u32 = 1 << PLACE_BITS;
+const PLACE_BITS: u32 = 7;
+const MOST_TAKEN: u32 = (1 << (24 - PLACE_BITS)) - 1;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flight(block: u64) -> Flight {
+        let now = Instant::now();
+        Flight {
+            what: What::Read,
+            request: None,
+            block,
+            sectors: 1,
+            offset: 0,
+            data: SgList::default(),
+            path: 0,
+            first_sent: now,
+            sent: now,
+            due: now,
+            sends: 1,
+        }
+    }
+
+    #[test]
+    fn a_tag_is_good_for_one_command_only() {
+        let mut flights = Flights::new(0xab);
+        let first = flights.insert(flight(1)).unwrap();
+        assert_eq!(first >> 24, 0xab);
+        assert_eq!(flights.get_mut(first).unwrap().block, 1);
+        assert!(flights.remove(first).is_some() && flights.remove(first).is_none());
+        let second = flights.insert(flight(2)).unwrap();
+        assert_ne!(first, second);
+        assert!(flights.get_mut(first).is_none() && flights.get_mut(second ^ 1 << 24).is_none());
+        assert_eq!(
+            flights.iter().map(|(tag, flight)| (tag, flight.block)).collect::<Vec<_>>(),
+            [(second, 2)]
+        );
+    }
+
+    #[test]
+    fn there_is_room_for_so_many() {
+        let mut flights = Flights::new(0);
+        assert!((0..MAX_FLIGHTS).all(|n| flights.insert(flight(n.into())).is_some()));
+        assert!(flights.insert(flight(0)).is_none());
+        assert_eq!(flights.iter().count(), MAX_FLIGHTS as usize);
+    }
+}

@@ -1,0 +1,344 @@
+//! The initiator against a script, a frame at a time.
+#![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
+
+use super::*;
+use crate::frames::Station;
+use blockmux_volume::{Chunk, Op, Tag};
+use blockmux_wire::aoe::{AOE_ATA_HEAD, AtaMessage, ConfigMessage, Header};
+use blockmux_wire::ata;
+use blockmux_wire::ethernet::Mac;
+use zerocopy::{FromBytes, IntoBytes};
+
+const TARGET: Mac = Mac([2, 0x77, 0, 0, 0, 1]);
+const PORT: Port = Port { mac: Mac([2; 6]), mtu: 1500, buffers: 64, is_up: true };
+const ADDRESS: Address = Address { shelf: 1, slot: 1 };
+const PATIENCE: Duration = Duration::from_secs(5);
+
+struct Bench {
+    session: InitiatorSession,
+    now: Instant,
+}
+
+/// A frame of the initiator.
+#[derive(Debug)]
+struct Sent {
+    to: Station,
+    header: Header,
+    bytes: Vec<u8>,
+}
+
+impl Sent {
+    fn registers(&self) -> AtaMessage {
+        AtaMessage::read_from_prefix(&self.bytes[10..]).unwrap().0
+    }
+}
+
+impl Bench {
+    fn new() -> Bench {
+        let now = Instant::now();
+        let config = Config { address: ADDRESS, patience: PATIENCE, id: 0xab };
+        let mut session = InitiatorSession::new(config, Pool::new(64 << 20), now);
+        session.on_port(PortId(0), PORT, now);
+        Bench { session, now }
+    }
+
+    /// One that knows its disk of 1 GiB, with so many buffers and sectors of a frame.
+    fn ready(buffers: u16, sectors: u8) -> Bench {
+        let mut bench = Bench::new();
+        bench.sent();
+        bench.hear(0, TARGET, &config(buffers, sectors));
+        let identify = bench.sent().pop().unwrap();
+        assert_eq!(identify.registers().command_or_status, ata::Command::IDENTIFY_DEVICE.0);
+        let disk = crate::aoe::identify::describe(ADDRESS, &VolumeInfo::new(1 << 30));
+        bench.answer(&identify, 0x40, 0, disk.as_bytes());
+        assert!(bench.session.is_ready());
+        bench
+    }
+
+    fn sent(&mut self) -> Vec<Sent> {
+        let outbox = self.session.frames(self.now);
+        let frames = std::iter::from_fn(|| outbox.pop());
+        frames
+            .map(|frame| {
+                let bytes = frame.to_vec();
+                Sent { to: frame.to, header: Header::read_from_prefix(&bytes).unwrap().0, bytes }
+            })
+            .collect()
+    }
+
+    fn hear(&mut self, port: u16, from: Mac, bytes: &[u8]) {
+        let chunk = Chunk::from_slice(bytes);
+        let from = Station { port: PortId(port), mac: from };
+        self.session.on_frame(&Frame::new(from, &chunk, bytes.len()), self.now);
+    }
+
+    fn answer(&mut self, sent: &Sent, status: u8, error: u8, data: &[u8]) {
+        let bytes = answer(sent, status, error, data);
+        self.hear(sent.to.port.0, sent.to.mac, &bytes);
+    }
+
+    fn pass(&mut self, time: Duration) {
+        self.now += time;
+        self.session.on_timeout(self.now).unwrap();
+    }
+
+    fn read(&mut self, tag: u64, len: u64) {
+        self.session.submit(Io::new(Tag(tag), Op::Read, 0, len));
+    }
+
+    fn done(&mut self) -> Vec<(u64, Result<usize, IoError>)> {
+        let done = std::iter::from_fn(|| self.session.poll_done());
+        done.map(|done| (done.tag.0, done.result.map(|output| output.into_data().len()))).collect()
+    }
+}
+
+fn config(buffers: u16, sectors: u8) -> Vec<u8> {
+    let header =
+        Header { version_and_flags: 0x18, error: 0, major: 1.into(), minor: 1, command: 1, tag: 0.into() };
+    let config = ConfigMessage {
+        buffer_count: buffers.into(),
+        firmware_version: 0.into(),
+        sector_count: sectors,
+        version_and_command: 0x10,
+        string_length: 0.into(),
+    };
+    [header.as_bytes(), config.as_bytes()].concat()
+}
+
+fn answer(sent: &Sent, status: u8, error: u8, data: &[u8]) -> Vec<u8> {
+    let mut head = sent.bytes[..AOE_ATA_HEAD].to_vec();
+    (head[0], head[13], head[11]) = (0x18, status, error);
+    head.extend(data);
+    head
+}
+
+#[test]
+fn it_asks_everybody_then_the_disk_and_is_ready() {
+    let mut bench = Bench::new();
+    let asked = bench.sent();
+    assert_eq!((asked.len(), asked[0].to.mac, asked[0].header.command), (1, Mac::BROADCAST, 1));
+    assert_eq!((asked[0].header.major.get(), asked[0].header.minor), (1, 1));
+    bench.pass(Duration::from_millis(250));
+    assert_eq!(bench.sent().len(), 1, "nobody has answered");
+    assert_eq!((bench.session.is_ready(), bench.session.room()), (false, 0));
+    let bench = Bench::ready(16, 2);
+    assert_eq!((bench.session.volume_info().unwrap().size, bench.session.room()), (1 << 30, MAX_REQUESTS));
+}
+
+#[test]
+fn a_request_is_as_many_commands_as_frames_are_small() {
+    let mut bench = Bench::ready(16, 2);
+    bench.read(7, 4096);
+    let sent = bench.sent();
+    let cut: Vec<_> =
+        sent.iter().map(|sent| (sent.registers().block(), sent.registers().sector_count)).collect();
+    assert_eq!(cut, [(0, 2), (2, 2), (4, 2), (6, 2)]);
+    for sent in sent.iter().rev() {
+        assert!(bench.done().is_empty());
+        bench.answer(sent, 0x40, 0, &[sent.registers().lba[0]; 1024]);
+    }
+    let done = bench.session.poll_done().unwrap().result.unwrap().into_data().to_vec();
+    assert_eq!([done[0], done[1024], done[2048], done[4095]], [0, 2, 4, 6]);
+}
+
+#[test]
+fn no_more_is_in_flight_than_the_target_has_buffers() {
+    let mut bench = Bench::ready(3, 2);
+    (0..10).for_each(|tag| bench.read(tag, 512));
+    assert_eq!(bench.sent().len(), 3);
+    let mut bench = Bench::ready(200, 2);
+    (0..100).for_each(|tag| bench.read(tag, 512));
+    let first = bench.sent();
+    assert_eq!(first.len(), 4, "it starts with few");
+    first.iter().for_each(|sent| bench.answer(sent, 0x40, 0, &[0; 512]));
+    assert!(bench.sent().len() > 4, "and takes more with every answer");
+}
+
+#[test]
+fn what_is_not_answered_is_sent_again_under_the_same_tag() {
+    let mut bench = Bench::ready(16, 2);
+    bench.session.submit(Io {
+        data: Some(blockmux_volume::SgList::one(Seg::from_slice(&[5; 512]))),
+        ..Io::new(Tag(1), Op::Write { fua: false }, 512, 512)
+    });
+    let first = bench.sent().pop().unwrap();
+    bench.pass(Duration::from_secs(1));
+    let second = bench.sent().pop().unwrap();
+    assert_eq!(first.bytes, second.bytes);
+    bench.pass(Duration::from_secs(1));
+    bench.answer(&first, 0x40, 0, &[]);
+    assert_eq!(bench.done(), [(1, Ok(0))]);
+    assert!(
+        bench.sent().is_empty(),
+        "what waited to be sent again is not sent: its memory has another owner"
+    );
+    bench.answer(&second, 0x40, 0, &[]);
+    assert!(bench.done().is_empty(), "once");
+}
+
+#[test]
+fn requests_fail_once_when_nothing_is_heard_for_the_patience() {
+    let mut bench = Bench::ready(4, 2);
+    (0..10).for_each(|tag| bench.read(tag, 512));
+    let mut sent = bench.sent();
+    for _ in 0..49 {
+        bench.pass(PATIENCE / 50);
+        sent.extend(bench.sent());
+    }
+    assert_eq!(bench.done(), []);
+    bench.pass(PATIENCE / 50);
+    let mut done = bench.done();
+    done.sort_unstable_by_key(|done| done.0);
+    assert_eq!(done, (0..10).map(|tag| (tag, Err(IoError::PathLost))).collect::<Vec<_>>());
+    sent.retain(|sent| sent.header.command == 0);
+    sent.iter().for_each(|sent| bench.answer(sent, 0x40, 0, &[0; 512]));
+    assert_eq!((bench.done(), bench.session.held()), (vec![], 0));
+    bench.read(11, 512);
+    let again = bench.sent().into_iter().find(|sent| sent.header.command == 0).unwrap();
+    bench.answer(&again, 0x40, 0, &[0; 512]);
+    assert_eq!(bench.done(), [(11, Ok(512))], "it starts over");
+}
+
+#[test]
+fn what_the_target_refuses_fails_with_what_it_said() {
+    let all = [(0x41, 0x10, IoError::OutOfRange), (0x41, 0x40, IoError::Medium), (0x60, 0, IoError::Medium)];
+    for (status, error, expected) in all {
+        let mut bench = Bench::ready(16, 2);
+        bench.read(1, 512);
+        let sent = bench.sent().pop().unwrap();
+        bench.answer(&sent, status, error, &[]);
+        assert_eq!(bench.done(), [(1, Err(expected))]);
+    }
+    let mut bench = Bench::ready(16, 2);
+    bench.read(1, 512);
+    let sent = bench.sent().pop().unwrap();
+    let mut refusal = answer(&sent, 0, 0, &[]);
+    (refusal[0], refusal[1]) = (0x1c, 6);
+    bench.hear(0, TARGET, &refusal);
+    assert_eq!(bench.done(), [(1, Err(IoError::Reserved))]);
+}
+
+#[test]
+fn what_answers_no_question_is_dropped() {
+    let mut bench = Bench::ready(16, 2);
+    bench.read(1, 512);
+    let sent = bench.sent().pop().unwrap();
+    let good = answer(&sent, 0x40, 0, &[1; 512]);
+    let with = |at: usize, byte: u8| {
+        let mut bytes = good.clone();
+        bytes[at] = byte;
+        bytes
+    };
+    let wrong = [
+        ("no response", with(0, 0x10)),
+        ("another version", with(0, 0x28)),
+        ("another shelf", with(3, 2)),
+        ("another slot", with(4, 2)),
+        ("another command", with(5, 2)),
+        ("another queue's tag", with(6, 0xac)),
+        ("a tag that never was", with(8, 0xff)),
+        ("too short", good[..AOE_ATA_HEAD + 511].to_vec()),
+        ("no registers", good[..12].to_vec()),
+    ];
+    for (what, bytes) in &wrong {
+        bench.hear(0, TARGET, bytes);
+        assert!(bench.done().is_empty(), "{what}");
+    }
+    bench.hear(0, Mac([6; 6]), &good);
+    assert!(bench.done().is_empty(), "from nobody that has the disk");
+    bench.hear(0, TARGET, &good);
+    assert_eq!(bench.done(), [(1, Ok(512))]);
+}
+
+#[test]
+fn large_frames_are_used_when_one_has_come_back() {
+    let mut bench = Bench::ready(16, 2);
+    bench.session.on_port(PortId(0), Port { mtu: 9000, ..PORT }, bench.now);
+    bench.hear(0, TARGET, &config(16, 16));
+    let probe = bench.sent().pop().unwrap();
+    assert_eq!(
+        (probe.registers().sector_count, probe.bytes.len()),
+        (16, AOE_ATA_HEAD + 16 * 512),
+        "both ways"
+    );
+    bench.read(1, 2048);
+    let small = bench.sent();
+    assert_eq!(small.len(), 2, "meanwhile small ones");
+    small.iter().for_each(|sent| bench.answer(sent, 0x40, 0, &[0; 1024]));
+    for _ in 0..3 {
+        bench.pass(Duration::from_secs(1));
+    }
+    let probes: Vec<_> = bench
+        .sent()
+        .into_iter()
+        .filter(|sent| sent.header.command == 0 && sent.registers().sector_count > 2)
+        .collect();
+    let half = probes.last().unwrap();
+    assert_eq!(half.registers().sector_count, 8, "a switch on the way takes no jumbo frames");
+    bench.answer(half, 0x40, 0, &[0; 8 * 512]);
+    assert_eq!(bench.session.stations().next().unwrap().1, 8);
+    bench.read(2, 4096);
+    assert_eq!(bench.sent().pop().unwrap().registers().sector_count, 8);
+}
+
+#[test]
+fn large_frames_that_pass_no_more_are_cut() {
+    let mut bench = Bench::ready(16, 2);
+    bench.session.on_port(PortId(0), Port { mtu: 9000, ..PORT }, bench.now);
+    bench.hear(0, TARGET, &config(16, 16));
+    let probe = bench.sent().pop().unwrap();
+    bench.answer(&probe, 0x40, 0, &[0; 16 * 512]);
+    bench.read(1, 8192);
+    assert_eq!(bench.sent().pop().unwrap().registers().sector_count, 16);
+    let mut read = 0;
+    for _ in 0..40 {
+        bench.pass(Duration::from_millis(100));
+        for sent in bench.sent() {
+            if sent.header.command == 0
+                && sent.bytes.len() == AOE_ATA_HEAD
+                && sent.registers().sector_count <= 2
+            {
+                read += u32::from(sent.registers().sector_count);
+                bench.answer(&sent, 0x40, 0, &[0; 1024]);
+            }
+        }
+    }
+    assert_eq!((bench.done(), read), (vec![(1, Ok(8192))], 16));
+}
+
+#[test]
+fn an_interface_that_comes_up_again_goes_on_at_once() {
+    let mut bench = Bench::ready(16, 2);
+    bench.read(1, 512);
+    bench.sent();
+    bench.session.on_port(PortId(0), Port { is_up: false, ..PORT }, bench.now);
+    bench.pass(PATIENCE / 2);
+    bench.sent();
+    bench.session.on_port(PortId(0), PORT, bench.now);
+    bench.pass(Duration::ZERO);
+    let sent = bench.sent();
+    let read = sent.iter().find(|sent| sent.header.command == 0).unwrap();
+    bench.answer(read, 0x40, 0, &[0; 512]);
+    assert_eq!(bench.done(), [(1, Ok(512))]);
+}
+
+#[test]
+fn a_second_station_takes_its_share_and_then_all() {
+    let mut bench = Bench::ready(16, 2);
+    let other = Mac([2, 0x77, 0, 0, 0, 2]);
+    bench.hear(0, other, &config(16, 2));
+    (0..4).for_each(|tag| bench.read(tag, 512));
+    let sent = bench.sent();
+    assert_eq!(sent.iter().filter(|sent| sent.to.mac == other).count(), 2);
+    let mut answered = 0;
+    for _ in 0..40 {
+        bench.pass(Duration::from_millis(100));
+        for sent in bench.sent() {
+            if sent.to.mac == TARGET && sent.header.command == 0 {
+                bench.answer(&sent, 0x40, 0, &[0; 512]);
+                answered += 1;
+            }
+        }
+    }
+    assert_eq!(bench.done().len(), 4, "after {answered} answers of the one that is left");
+}

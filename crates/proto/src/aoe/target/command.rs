@@ -1,0 +1,181 @@
+//! ATA commands: from registers to I/O, or a refusal.
+
+use super::recent::{Identity, Known};
+use super::reply::{Kind, Pending};
+use super::{NO_TAG, TargetSession, tag};
+use crate::aoe::{SECTOR, identify, sectors_in};
+use crate::frames::Frame;
+use blockmux_volume::{Io, IoError, Op, Seg, SgList};
+use blockmux_wire::aoe::{AOE_ATA_HEAD, AtaMessage, ErrorCode, Header};
+use blockmux_wire::ata::{ATA_SECTOR, ATA_STATUS_DRDY, Command, DSM_TRIM, POWER_ACTIVE, TrimRange};
+use smallvec::SmallVec;
+use std::time::Instant;
+use zerocopy::{FromBytes, IntoBytes};
+
+impl TargetSession {
+    /// A command has come for the disk at that place.
+    #[inline]
+    pub(super) fn on_ata(&mut self, at: usize, answer: Header, frame: &Frame<'_>, now: Instant) {
+        let from = frame.from;
+        let Some(rest) = frame.bytes().get(size_of::<Header>()..) else { return };
+        let Ok((registers, data)) = AtaMessage::read_from_prefix(rest) else { return };
+        let Some(disk) = self.disks.get(at) else { return };
+        let (command, volume) = (Command(registers.command_or_status), disk.unit.volume);
+        if command != Command::IDENTIFY_DEVICE && disk.is_reserved_from(from.mac) {
+            return self.refuse(from, answer, registers.as_bytes(), ErrorCode::TARGET_IS_RESERVED);
+        }
+        let kind = match command {
+            Command::READ_SECTORS | Command::READ_SECTORS_EXT => Kind::Read,
+            Command::WRITE_SECTORS | Command::WRITE_SECTORS_EXT => Kind::Write,
+            Command::READ_VERIFY_SECTORS | Command::READ_VERIFY_SECTORS_EXT => Kind::Verify,
+            Command::FLUSH_CACHE | Command::FLUSH_CACHE_EXT => Kind::Flush,
+            Command::DATA_SET_MANAGEMENT if registers.error_or_feature & DSM_TRIM != 0 => Kind::Trim,
+            _ => {
+                self.recent.on_other(from.mac, answer.tag.get(), now);
+                return self.without_io(at, answer, registers, frame, now);
+            }
+        };
+        let pending =
+            Pending { from, answer, registers, volume, kind, ranges: SmallVec::new(), is_recent: false, now };
+        if kind == Kind::Flush {
+            self.recent.on_other(from.mac, answer.tag.get(), now);
+            return self.start(pending, Io::new(NO_TAG, Op::Flush, 0, 0));
+        }
+        // The registers hold 28 bits or 48 as the command says, whatever the flag says of it.
+        let most = self.port(from.port).map_or(0, |port| sectors_in(port.mtu));
+        let sectors = registers.sector_count;
+        if sectors == 0 || sectors > most {
+            return self.refuse(from, answer, registers.as_bytes(), ErrorCode::BAD_ARGUMENT_PARAMETER);
+        }
+        let bytes = usize::from(sectors).saturating_mul(ATA_SECTOR);
+        if kind == Kind::Write || kind == Kind::Trim {
+            let Some(seg) = data.get(..bytes).and_then(|_| frame.lend(AOE_ATA_HEAD, bytes)) else {
+                return self.refuse(from, answer, registers.as_bytes(), ErrorCode::BAD_ARGUMENT_PARAMETER);
+            };
+            return self.on_change(at, pending, data.get(..bytes).unwrap_or_default(), seg);
+        }
+        self.recent.on_other(from.mac, answer.tag.get(), now);
+        let offset = block(command, &registers).saturating_mul(SECTOR);
+        self.start(pending, Io::new(NO_TAG, Op::Read, offset, bytes as u64));
+    }
+
+    /// A command that changes the disk, with its data.
+    fn on_change(&mut self, at: usize, mut pending: Pending, data: &[u8], seg: Seg) {
+        let (who, number) = (pending.from.mac, pending.answer.tag.get());
+        let registers = pending.registers;
+        if !self.has_room(who) {
+            return;
+        }
+        if self.exports.get(pending.volume).is_some_and(|export| export.read_only) {
+            return self.fail(&pending, IoError::ReadOnly);
+        }
+        let command = Command(registers.command_or_status);
+        let identity = Identity {
+            unit: at as u16,
+            command: command.0,
+            sectors: registers.sector_count,
+            block: block(command, &registers),
+            digest: crc32c::crc32c(data),
+        };
+        match self.recent.on_write(who, number, identity, pending.now) {
+            Known::New => pending.is_recent = true,
+            Known::InFlight => return,
+            Known::Done { status, error } => {
+                return self.answer_registers(&pending, status, error, SgList::default());
+            }
+        }
+        if pending.kind == Kind::Trim {
+            let (ranges, _) = data.as_chunks::<8>();
+            let ranges = ranges.iter().map(|range| TrimRange(u64::from_le_bytes(*range).into()));
+            // The last one first, as they are taken from the end.
+            pending.ranges = ranges.filter(|range| range.count() > 0).rev().collect();
+            return self.trim(pending);
+        }
+        let offset = identity.block.saturating_mul(SECTOR);
+        let mut io = Io::new(NO_TAG, Op::Write { fua: false }, offset, data.len() as u64);
+        io.data = Some(SgList::one(seg));
+        self.start(pending, io);
+    }
+
+    /// Goes on with a trim: its next range, or its end.
+    pub(super) fn trim(&mut self, mut pending: Pending) {
+        match pending.ranges.pop() {
+            Some(range) => {
+                let (offset, len) =
+                    (range.block().saturating_mul(SECTOR), range.count().saturating_mul(SECTOR));
+                let io = Io::new(NO_TAG, Op::Discard { fua: false }, offset, len);
+                self.start(pending, io);
+            }
+            None => self.succeed(&pending, SgList::default()),
+        }
+    }
+
+    /// Puts a command in flight.
+    #[inline]
+    pub(super) fn start(&mut self, pending: Pending, mut io: Io) {
+        if !self.has_room(pending.from.mac) {
+            return;
+        }
+        let count = self.in_flight.entry(pending.from.mac).or_default();
+        *count = count.saturating_add(1);
+        let volume = pending.volume;
+        io.tag = tag(self.pending.insert(pending));
+        self.ready.push_back((volume, io));
+    }
+
+    /// What is answered at once.
+    fn without_io(
+        &mut self,
+        at: usize,
+        answer: Header,
+        mut registers: AtaMessage,
+        frame: &Frame<'_>,
+        now: Instant,
+    ) {
+        let Some(volume) = self.disks.get(at).map(|disk| disk.unit.volume) else { return };
+        let from = frame.from;
+        let command = Command(registers.command_or_status);
+        let pending = |registers| Pending {
+            from,
+            answer,
+            registers,
+            volume,
+            kind: Kind::Verify,
+            ranges: SmallVec::new(),
+            is_recent: false,
+            now,
+        };
+        match command {
+            Command::IDENTIFY_DEVICE if registers.sector_count != 1 => {
+                self.refuse(from, answer, registers.as_bytes(), ErrorCode::BAD_ARGUMENT_PARAMETER);
+            }
+            Command::IDENTIFY_DEVICE => {
+                let Some((export, disk)) = self.exports.get(volume).zip(self.disks.get(at)) else { return };
+                let mut info = export.volume.info();
+                info.read_only |= export.read_only;
+                let data = identify::describe(disk.unit.address, &info);
+                registers.sector_count = 0;
+                let reply = super::reply::with_status(registers, ATA_STATUS_DRDY, 0);
+                self.answer(from, answer, reply.as_bytes(), SgList::one(Seg::from_slice(data.as_bytes())));
+            }
+            Command::CHECK_POWER_MODE => {
+                let mut reply = super::reply::with_status(registers, ATA_STATUS_DRDY, 0);
+                reply.sector_count = POWER_ACTIVE;
+                self.answer(from, answer, reply.as_bytes(), SgList::default());
+            }
+            // SMART, SET FEATURES and all others.
+            _ => self.fail(&pending(registers), IoError::Unsupported),
+        }
+    }
+}
+
+/// The block that a command addresses: 48 bits with the forms that are called EXT, else 28.
+fn block(command: Command, registers: &AtaMessage) -> u64 {
+    let [a, b, c, d, e, f] = registers.lba;
+    match command {
+        Command::READ_SECTORS_EXT | Command::WRITE_SECTORS_EXT | Command::READ_VERIFY_SECTORS_EXT => {
+            u64::from_le_bytes([a, b, c, d, e, f, 0, 0])
+        }
+        _ => u64::from_le_bytes([a, b, c, d & 0x0f, 0, 0, 0, 0]),
+    }
+}

@@ -1,0 +1,209 @@
+//! What is not ATA: config query, MAC mask list, reserve and release (AoEr11 sections 3.2 to 3.4).
+
+use super::{MAX_BUFFERS, TargetSession};
+use crate::aoe::sectors_in;
+use crate::aoe::unit::{Kept, MAX_MASKS, MAX_RESERVED};
+use crate::frames::{PortId, Station};
+use blockmux_volume::{Seg, SgList};
+use blockmux_wire::aoe::{
+    AOE_FLAG_RESPONSE, AOE_MAX_CONFIG, AOE_VERSION, Command, ConfigCommand, ConfigMessage, DirectiveCommand,
+    ErrorCode, Header, MacDirective, MacMaskCommand, MacMaskError, MacMaskMessage, ReserveCommand,
+    ReserveMessage,
+};
+use blockmux_wire::ethernet::Mac;
+use zerocopy::{FromBytes, IntoBytes};
+
+impl TargetSession {
+    /// A config query: reads, tests or sets the config string. A test that fails is not answered.
+    pub(super) fn on_config(&mut self, at: usize, answer: Header, message: &[u8], from: Station) {
+        let Ok((config, rest)) = ConfigMessage::read_from_prefix(message) else { return };
+        let Some(disk) = self.disks.get(at) else { return };
+        let command = config.command();
+        let len = usize::from(config.string_length.get());
+        let string = rest.get(..len).filter(|string| string.len() <= AOE_MAX_CONFIG);
+        let has = &disk.kept.config;
+        let code = match (command, string) {
+            (ConfigCommand::READ, _) => None,
+            (ConfigCommand::TEST, Some(string)) if string == has => None,
+            (ConfigCommand::TEST_PREFIX, Some(string)) if has.starts_with(string) => None,
+            (ConfigCommand::TEST | ConfigCommand::TEST_PREFIX, Some(_)) => return,
+            (ConfigCommand::SET | ConfigCommand::FORCE_SET, Some(_)) if disk.is_reserved_from(from.mac) => {
+                Some(ErrorCode::TARGET_IS_RESERVED)
+            }
+            (ConfigCommand::SET, Some(string)) if !has.is_empty() && string != has => {
+                Some(ErrorCode::CONFIG_STRING_PRESENT)
+            }
+            (ConfigCommand::SET | ConfigCommand::FORCE_SET, Some(string)) => {
+                let string = string.to_vec();
+                self.change(at, |kept| {
+                    kept.config = string;
+                    Ok(())
+                })
+            }
+            _ => Some(ErrorCode::BAD_ARGUMENT_PARAMETER),
+        };
+        self.answer_config(at, answer, command, from, code);
+    }
+
+    /// Tells everybody at a port of all disks there, as after a start: who waits for one need not ask again.
+    pub(super) fn advertise(&mut self, port: PortId) {
+        for at in 0..self.disks.len() {
+            let Some(disk) = self.disks.get_mut(at) else { return };
+            disk.refresh();
+            let request = Header {
+                version_and_flags: AOE_VERSION << 4 | AOE_FLAG_RESPONSE,
+                error: 0,
+                major: 0.into(),
+                minor: 0,
+                command: Command::QUERY_CONFIG_INFORMATION.0,
+                tag: 0.into(),
+            };
+            let answer = disk.answer_to(&request);
+            let listeners = match disk.kept.masks.is_empty() {
+                true => vec![Mac::BROADCAST],
+                false => disk.kept.masks.clone(),
+            };
+            for mac in listeners {
+                self.answer_config(at, answer, ConfigCommand::READ, Station { port, mac }, None);
+            }
+        }
+    }
+
+    fn answer_config(
+        &mut self,
+        at: usize,
+        answer: Header,
+        command: ConfigCommand,
+        to: Station,
+        code: Option<ErrorCode>,
+    ) {
+        let Some((port, disk)) = self.port(to.port).zip(self.disks.get(at)) else { return };
+        let message = ConfigMessage {
+            buffer_count: (port.buffers.clamp(1, MAX_BUFFERS) as u16).into(),
+            firmware_version: FIRMWARE_VERSION.into(),
+            sector_count: sectors_in(port.mtu),
+            version_and_command: AOE_VERSION << 4 | command.0 & 0x0f,
+            string_length: (disk.kept.config.len() as u16).into(),
+        };
+        if let Some(code) = code {
+            return self.refuse(to, answer, message.as_bytes(), code);
+        }
+        let string = match disk.kept.config.as_slice() {
+            [] => SgList::default(),
+            string => SgList::one(Seg::from_slice(string)),
+        };
+        self.answer(to, answer, message.as_bytes(), string);
+    }
+
+    /// Reads or edits the list of those that are listened to.
+    pub(super) fn on_mask(&mut self, at: usize, answer: Header, message: &[u8], from: Station) {
+        let Ok((request, rest)) = MacMaskMessage::read_from_prefix(message) else { return };
+        let mut reply = MacMaskMessage { error: MacMaskError::NONE.0, count: 0, ..request };
+        let code = match MacMaskCommand(request.command) {
+            MacMaskCommand::READ => None,
+            MacMaskCommand::EDIT if self.is_reserved(at, from) => Some(ErrorCode::TARGET_IS_RESERVED),
+            MacMaskCommand::EDIT => {
+                let count = usize::from(request.count);
+                let Ok((directives, _)) = <[MacDirective]>::ref_from_prefix_with_elems(rest, count) else {
+                    return self.refuse(from, answer, reply.as_bytes(), ErrorCode::BAD_ARGUMENT_PARAMETER);
+                };
+                let mut refused = None;
+                let code = self.change(at, |kept| {
+                    edit(kept, directives).map_err(|why| {
+                        refused = Some(why);
+                        ErrorCode::BAD_ARGUMENT_PARAMETER
+                    })
+                });
+                if let Some((error, done)) = refused {
+                    // Not AoE's error but the list's own, with the place of the directive.
+                    (reply.error, reply.count) = (error.0, done);
+                    return self.answer(from, answer, reply.as_bytes(), SgList::default());
+                }
+                code
+            }
+            _ => Some(ErrorCode::BAD_ARGUMENT_PARAMETER),
+        };
+        if let Some(code) = code {
+            return self.refuse(from, answer, reply.as_bytes(), code);
+        }
+        let Some(disk) = self.disks.get(at) else { return };
+        let masks = &disk.kept.masks;
+        reply.count = masks.len() as u8;
+        let entry = |mac: &Mac| MacDirective { reserved: 0, command: 0, mac: *mac };
+        let list: Vec<MacDirective> = masks.iter().map(entry).collect();
+        let data = bytes(list.as_bytes());
+        self.answer(from, answer, reply.as_bytes(), data);
+    }
+
+    /// Reads or replaces the list of those that a disk is reserved for; an empty one releases it.
+    pub(super) fn on_reserve(&mut self, at: usize, answer: Header, message: &[u8], from: Station) {
+        let Ok((request, rest)) = ReserveMessage::read_from_prefix(message) else { return };
+        let mut reply = ReserveMessage { count: 0, ..request };
+        let code = match ReserveCommand(request.command) {
+            ReserveCommand::READ => None,
+            ReserveCommand::SET if self.is_reserved(at, from) => Some(ErrorCode::TARGET_IS_RESERVED),
+            ReserveCommand::SET | ReserveCommand::FORCE_SET => {
+                match <[Mac]>::ref_from_prefix_with_elems(rest, request.count.into()) {
+                    Ok((macs, _)) if macs.len() <= MAX_RESERVED => self.change(at, |kept| {
+                        kept.reserved = macs.to_vec();
+                        Ok(())
+                    }),
+                    _ => Some(ErrorCode::BAD_ARGUMENT_PARAMETER),
+                }
+            }
+            _ => Some(ErrorCode::BAD_ARGUMENT_PARAMETER),
+        };
+        if let Some(code) = code {
+            return self.refuse(from, answer, reply.as_bytes(), code);
+        }
+        let Some(disk) = self.disks.get(at) else { return };
+        reply.count = disk.kept.reserved.len() as u8;
+        let data = bytes(disk.kept.reserved.as_bytes());
+        self.answer(from, answer, reply.as_bytes(), data);
+    }
+
+    fn is_reserved(&self, at: usize, from: Station) -> bool {
+        self.disks.get(at).is_some_and(|disk| disk.is_reserved_from(from.mac))
+    }
+
+    /// Changes what is set on a disk; why not, if it was not.
+    fn change(
+        &mut self,
+        at: usize,
+        change: impl FnOnce(&mut Kept) -> Result<(), ErrorCode>,
+    ) -> Option<ErrorCode> {
+        let disk = self.disks.get_mut(at)?;
+        let changed = disk.unit.change(change);
+        disk.refresh();
+        match changed {
+            Some(Ok(())) => None,
+            Some(Err(code)) => Some(code),
+            // What cannot be kept is not set.
+            None => Some(ErrorCode::DEVICE_UNAVAILABLE),
+        }
+    }
+}
+
+/// Follows the directives in order, all or none; else why, and how many would have been followed.
+fn edit(kept: &mut Kept, directives: &[MacDirective]) -> Result<(), (MacMaskError, u8)> {
+    for (done, directive) in (0..).zip(directives) {
+        let has = kept.masks.contains(&directive.mac);
+        match DirectiveCommand(directive.command) {
+            DirectiveCommand::NONE => {}
+            DirectiveCommand::ADD if has => {}
+            DirectiveCommand::ADD if kept.masks.len() >= MAX_MASKS => {
+                return Err((MacMaskError::LIST_FULL, done));
+            }
+            DirectiveCommand::ADD => kept.masks.push(directive.mac),
+            DirectiveCommand::DELETE => kept.masks.retain(|mac| *mac != directive.mac),
+            _ => return Err((MacMaskError::BAD_DIRECTIVE, done)),
+        }
+    }
+    Ok(())
+}
+
+fn bytes(bytes: &[u8]) -> SgList {
+    if bytes.is_empty() { SgList::default() } else { SgList::one(Seg::from_slice(bytes)) }
+}
+
+const FIRMWARE_VERSION: u16 = 1;

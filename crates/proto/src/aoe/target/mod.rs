@@ -1,0 +1,257 @@
+//! The target: any number of disks at any number of ports.
+//!
+//! ```text
+//!   on_frame ─▶ header: version, address ─▶ mask ─┬▶ command.rs: registers ─▶ recent.rs ─▶ Pending ─▶ poll_io
+//!                                                 └▶ control.rs: config string, masks, reservation
+//!   frames  ◀─ reply.rs: registers and data ◀── on_io
+//! ```
+//! Everything is answered to the port and the station that it came from. What makes no sense is not answered; what
+//! makes sense and cannot be done is refused. Bounds: [`DEPTH`] commands in flight and [`DEPTH_OF_ONE`] of each
+//! initiator, [`MAX_UNSENT`] frames that wait to be sent; what comes beyond is lost, as in a network, and comes again.
+
+mod command;
+mod control;
+mod recent;
+mod reply;
+#[cfg(test)]
+pub(in crate::aoe) mod tests;
+
+use self::recent::Recent;
+use self::reply::Pending;
+use super::unit::{Kept, Unit};
+use crate::exports::{Exports, VolumeId};
+use crate::frames::{Frame, FrameOutbox, Port, PortId, Station};
+use crate::session::{FrameSession, Target, Timed};
+use crate::slots::{Key, Slots};
+use blockmux_volume::{Completion, Io, SgList, Tag};
+use blockmux_wire::aoe::{
+    ANY_SHELF, ANY_SLOT, AOE_FLAG_ERROR, AOE_FLAG_RESPONSE, AOE_VERSION, Command, ErrorCode, Header,
+};
+use blockmux_wire::ethernet::Mac;
+use std::collections::{HashMap, VecDeque};
+use std::time::Instant;
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Serves disks to whoever sends frames.
+pub struct TargetSession {
+    exports: Exports,
+    /// In the order of their addresses.
+    disks: Vec<Disk>,
+    ports: Vec<Port>,
+    pending: Slots<Pending>,
+    /// Of each initiator that has any in flight.
+    in_flight: HashMap<Mac, u32>,
+    recent: Recent,
+    ready: VecDeque<(VolumeId, Io)>,
+    outbox: FrameOutbox,
+    stops: bool,
+}
+
+/// A disk, and a copy of what is set on it.
+struct Disk {
+    unit: Unit,
+    version: u32,
+    kept: Kept,
+}
+
+/// Two disks cannot have the same address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("two disks have the address {0}")]
+pub struct DoubleAddress(pub super::Address);
+
+impl TargetSession {
+    /// A target with these disks, whose volumes are places in `exports`.
+    ///
+    /// # Errors
+    /// If two have the same address.
+    pub fn new(exports: Exports, mut units: Vec<Unit>) -> Result<TargetSession, DoubleAddress> {
+        units.sort_by_key(|unit| unit.address);
+        for pair in units.windows(2) {
+            if let [first, second] = pair
+                && first.address == second.address
+            {
+                return Err(DoubleAddress(first.address));
+            }
+        }
+        let disk = |unit: Unit| Disk { version: unit.version(), kept: unit.kept(), unit };
+        Ok(TargetSession {
+            exports,
+            disks: units.into_iter().map(disk).collect(),
+            ports: Vec::new(),
+            pending: Slots::default(),
+            in_flight: HashMap::new(),
+            recent: Recent::default(),
+            ready: VecDeque::new(),
+            outbox: FrameOutbox::default(),
+            stops: false,
+        })
+    }
+
+    /// Whether nothing is in flight and nothing left to send.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.pending.is_empty() && self.outbox.is_empty()
+    }
+
+    /// The places of the disks that a request is for, as a range.
+    fn addressed(&self, header: &Header) -> std::ops::Range<usize> {
+        let (shelf, slot) = (header.major.get(), header.minor);
+        if shelf == ANY_SHELF {
+            return 0..self.disks.len();
+        }
+        let at = |disk: &Disk| (disk.unit.address.shelf, disk.unit.address.slot);
+        let first = if slot == ANY_SLOT { 0 } else { slot };
+        self.disks.partition_point(|disk| at(disk) < (shelf, first))
+            ..self.disks.partition_point(|disk| at(disk) <= (shelf, slot))
+    }
+
+    fn port(&self, id: PortId) -> Option<&Port> {
+        self.ports.get(usize::from(id.0))
+    }
+
+    /// Answers with `message` and data behind it.
+    fn answer(&mut self, to: Station, header: Header, message: &[u8], data: SgList) {
+        let mut head = [0; crate::frames::MAX_HEAD];
+        let len = size_of::<Header>();
+        let (first, rest) = head.split_at_mut(len);
+        first.copy_from_slice(header.as_bytes());
+        let (place, _) = rest.split_at_mut(message.len().min(rest.len()));
+        place.copy_from_slice(message);
+        let head = head.get(..len.saturating_add(message.len())).unwrap_or_default();
+        self.outbox.push(to, head, data);
+    }
+
+    /// Refuses with AoE's own error; the message goes back as it came.
+    fn refuse(&mut self, to: Station, mut header: Header, message: &[u8], code: ErrorCode) {
+        header.version_and_flags |= AOE_FLAG_ERROR;
+        header.error = code.0;
+        self.answer(to, header, message, SgList::default());
+    }
+
+    /// Whether there is room for another command of that initiator.
+    fn has_room(&self, who: Mac) -> bool {
+        self.pending.len() < DEPTH as usize
+            && self.in_flight.get(&who).is_none_or(|count| *count < DEPTH_OF_ONE)
+    }
+}
+
+impl Disk {
+    /// Brings the copy up to date.
+    #[inline]
+    fn refresh(&mut self) {
+        let version = self.unit.version();
+        if version != self.version {
+            (self.version, self.kept) = (version, self.unit.kept());
+        }
+    }
+
+    fn listens_to(&self, who: Mac) -> bool {
+        self.kept.masks.is_empty() || self.kept.masks.contains(&who)
+    }
+
+    /// Whether it is reserved for others.
+    fn is_reserved_from(&self, who: Mac) -> bool {
+        !self.kept.reserved.is_empty() && !self.kept.reserved.contains(&who)
+    }
+
+    /// The head of an answer to `request`.
+    fn answer_to(&self, request: &Header) -> Header {
+        Header {
+            version_and_flags: AOE_VERSION << 4 | AOE_FLAG_RESPONSE,
+            error: 0,
+            major: self.unit.address.shelf.into(),
+            minor: self.unit.address.slot,
+            ..*request
+        }
+    }
+}
+
+impl Timed for TargetSession {}
+
+impl FrameSession for TargetSession {
+    fn on_frame(&mut self, frame: &Frame<'_>, now: Instant) {
+        let Ok((header, rest)) = Header::read_from_prefix(frame.bytes()) else { return };
+        if header.is_response() || self.stops || self.outbox.len() >= MAX_UNSENT {
+            return;
+        }
+        let command = Command(header.command);
+        let is_for_all = header.major.get() == ANY_SHELF || header.minor == ANY_SLOT;
+        if is_for_all && command != Command::QUERY_CONFIG_INFORMATION {
+            // Nobody means to read or change all disks at once.
+            return;
+        }
+        for at in self.addressed(&header) {
+            let Some(disk) = self.disks.get_mut(at) else { return };
+            disk.refresh();
+            if !disk.listens_to(frame.from.mac) {
+                continue;
+            }
+            let answer = disk.answer_to(&header);
+            if header.version() != AOE_VERSION {
+                self.refuse(frame.from, answer, &[], ErrorCode::UNSUPPORTED_VERSION);
+                continue;
+            }
+            match command {
+                Command::ISSUE_ATA_COMMAND => self.on_ata(at, answer, frame, now),
+                Command::QUERY_CONFIG_INFORMATION => self.on_config(at, answer, rest, frame.from),
+                Command::MAC_MASK_LIST => self.on_mask(at, answer, rest, frame.from),
+                Command::RESERVE_RELEASE => self.on_reserve(at, answer, rest, frame.from),
+                _ => self.refuse(frame.from, answer, &[], ErrorCode::UNRECOGNIZED_COMMAND_CODE),
+            }
+        }
+    }
+
+    fn on_port(&mut self, id: PortId, port: Port, _now: Instant) {
+        let at = usize::from(id.0);
+        let down = Port { is_up: false, ..port };
+        if self.ports.len() <= at {
+            self.ports.resize(at.saturating_add(1), down);
+        }
+        let was_up = self.port(id).is_some_and(|old| *old == port);
+        if let Some(place) = self.ports.get_mut(at) {
+            *place = port;
+        }
+        if port.is_up && !was_up {
+            self.advertise(id);
+        }
+    }
+
+    fn frames(&mut self, _now: Instant) -> &mut FrameOutbox {
+        &mut self.outbox
+    }
+}
+
+impl Target for TargetSession {
+    fn depth(&self) -> u32 {
+        DEPTH
+    }
+
+    #[inline]
+    fn poll_io(&mut self) -> Option<(VolumeId, Io)> {
+        self.ready.pop_front()
+    }
+
+    fn on_io(&mut self, done: Completion) {
+        self.finish(Key(done.tag.0), done.result);
+    }
+
+    fn on_stop(&mut self) {
+        self.stops = true;
+    }
+}
+
+/// The key of a command in flight as its tag.
+fn tag(key: Key) -> Tag {
+    Tag(key.0)
+}
+
+/// Of I/O that gets its tag when it is put in flight.
+const NO_TAG: Tag = Tag(0);
+/// Commands in flight.
+pub const DEPTH: u32 = 1024;
+/// Commands of one initiator in flight: twice what it is told.
+const DEPTH_OF_ONE: u32 = 2 * MAX_BUFFERS;
+/// The most commands that initiators are told to have outstanding.
+const MAX_BUFFERS: u32 = 128;
+/// Frames that wait to be sent; a query of all shelves may go beyond by as many disks as there are.
+const MAX_UNSENT: usize = 4096;

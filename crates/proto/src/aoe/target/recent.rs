@@ -1,0 +1,229 @@
+//! The writes that each initiator sent lately, so that none is done twice.
+//!
+//! An initiator that hears nothing sends a write again, and the network may deliver a frame twice by itself. Done at
+//! once, a second time harms nothing. Done late, it would undo a newer write to the same blocks, which the initiator
+//! sent after the first time was answered. So a write that was done lately is only answered again, and one that is
+//! being done is not answered twice.
+//!
+//! What tells them apart is the tag, with address and data. AoE does not ask initiators for tags that differ for long:
+//! one that numbers its requests by place sends the same tag soon with something else. Then tags say nothing about its
+//! writes, and it is remembered as such and its writes are all done, as other targets do it. Of an initiator that
+//! repeats a write under another tag, as Linux does, the repetition is another write.
+//!
+//! Bounds: [`MAX_INITIATORS`] of [`WINDOW`] writes each, which count for [`LIFETIME`] and for the next [`LIFESPAN`]
+//! commands of their initiator, so that the tags of one that counts them round may come again.
+
+use blockmux_wire::ethernet::Mac;
+use std::collections::{HashMap, VecDeque};
+use std::time::{Duration, Instant};
+
+/// What makes two writes the same one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Identity {
+    /// The disk's place in the target.
+    pub(super) unit: u16,
+    /// The ATA command.
+    pub(super) command: u8,
+    pub(super) sectors: u8,
+    pub(super) block: u64,
+    /// CRC-32C of the data.
+    pub(super) digest: u32,
+}
+
+/// What is known of a write that came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Known {
+    /// Nothing: do it.
+    New,
+    /// It is being done.
+    InFlight,
+    /// It was done, and answered with this status and error register.
+    Done { status: u8, error: u8 },
+}
+
+#[derive(Default)]
+pub(super) struct Recent {
+    initiators: HashMap<Mac, Initiator>,
+}
+
+#[derive(Default)]
+struct Initiator {
+    writes: HashMap<u32, Write>,
+    /// Their tags, oldest first.
+    order: VecDeque<u32>,
+    /// Its tags come again with other requests.
+    reuses_tags: bool,
+    last: Option<Instant>,
+    /// Commands that came.
+    seen: u64,
+}
+
+struct Write {
+    identity: Identity,
+    known: Known,
+    at: Instant,
+    /// The initiator's commands by then.
+    seen: u64,
+}
+
+impl Recent {
+    /// A write has come.
+    pub(super) fn on_write(&mut self, who: Mac, tag: u32, identity: Identity, now: Instant) -> Known {
+        if self.initiators.len() >= MAX_INITIATORS && !self.initiators.contains_key(&who) {
+            self.forget_one();
+        }
+        let initiator = self.initiators.entry(who).or_default();
+        initiator.last = Some(now);
+        initiator.seen = initiator.seen.wrapping_add(1);
+        if initiator.reuses_tags {
+            return Known::New;
+        }
+        let seen = initiator.seen;
+        match initiator.writes.get_mut(&tag) {
+            Some(write) if !write.counts(seen, now) => {
+                *write = Write { identity, known: Known::InFlight, at: now, seen };
+            }
+            Some(write) if write.identity == identity => return write.known,
+            Some(_) => initiator.give_up(),
+            None => {
+                if initiator.order.len() >= WINDOW
+                    && let Some(oldest) = initiator.order.pop_front()
+                {
+                    initiator.writes.remove(&oldest);
+                }
+                initiator.order.push_back(tag);
+                initiator.writes.insert(tag, Write { identity, known: Known::InFlight, at: now, seen });
+            }
+        }
+        Known::New
+    }
+
+    /// Something else than a write has come.
+    #[inline]
+    pub(super) fn on_other(&mut self, who: Mac, tag: u32, now: Instant) {
+        let Some(initiator) = self.initiators.get_mut(&who) else { return };
+        initiator.seen = initiator.seen.wrapping_add(1);
+        if initiator.writes.get(&tag).is_some_and(|write| write.counts(initiator.seen, now)) {
+            initiator.give_up();
+        }
+    }
+
+    /// A write was answered.
+    pub(super) fn on_answer(&mut self, who: Mac, tag: u32, status: u8, error: u8, now: Instant) {
+        if let Some(write) = self.initiators.get_mut(&who).and_then(|of| of.writes.get_mut(&tag)) {
+            (write.known, write.at) = (Known::Done { status, error }, now);
+        }
+    }
+
+    /// A write was not done and is not answered: it may come again.
+    pub(super) fn on_silence(&mut self, who: Mac, tag: u32) {
+        if let Some(initiator) = self.initiators.get_mut(&who)
+            && initiator.writes.remove(&tag).is_some()
+        {
+            initiator.order.retain(|other| *other != tag);
+        }
+    }
+
+    /// Forgets the initiator that was silent for longest.
+    fn forget_one(&mut self) {
+        let oldest = self.initiators.iter().min_by_key(|(_, initiator)| initiator.last).map(|(mac, _)| *mac);
+        if let Some(mac) = oldest {
+            self.initiators.remove(&mac);
+        }
+    }
+}
+
+impl Write {
+    /// Whether it says anything still of what comes under its tag.
+    fn counts(&self, seen: u64, now: Instant) -> bool {
+        let is_fresh =
+            now.saturating_duration_since(self.at) < LIFETIME && seen.wrapping_sub(self.seen) < LIFESPAN;
+        is_fresh || self.known == Known::InFlight
+    }
+}
+
+impl Initiator {
+    fn give_up(&mut self) {
+        self.reuses_tags = true;
+        (self.writes, self.order) = (HashMap::new(), VecDeque::new());
+    }
+}
+
+/// Who sends forged addresses makes the target remember so many at most.
+const MAX_INITIATORS: usize = 1024;
+/// More than any window of an initiator, many times over.
+const WINDOW: usize = 2048;
+/// Half of the tags that Linux counts round.
+const LIFESPAN: u64 = 16_384;
+/// No network delivers a frame later than that.
+const LIFETIME: Duration = Duration::from_secs(30);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WHO: Mac = Mac([2, 0, 0, 0, 0, 1]);
+
+    fn write(block: u64, digest: u32) -> Identity {
+        Identity { unit: 0, command: 0x34, sectors: 2, block, digest }
+    }
+
+    #[test]
+    fn a_write_is_new_once() {
+        let (mut recent, now) = (Recent::default(), Instant::now());
+        assert_eq!(recent.on_write(WHO, 7, write(1, 1), now), Known::New);
+        assert_eq!(recent.on_write(WHO, 7, write(1, 1), now), Known::InFlight);
+        recent.on_answer(WHO, 7, 0x40, 0, now);
+        assert_eq!(recent.on_write(WHO, 7, write(1, 1), now), Known::Done { status: 0x40, error: 0 });
+        assert_eq!(recent.on_write(Mac([4; 6]), 7, write(1, 1), now), Known::New, "of another initiator");
+        assert_eq!(recent.on_write(WHO, 7, write(1, 1), now + LIFETIME), Known::New, "much later");
+        recent.on_silence(WHO, 7);
+        assert_eq!(recent.on_write(WHO, 7, write(1, 1), now + LIFETIME), Known::New, "it was never done");
+    }
+
+    #[test]
+    fn who_uses_tags_again_has_all_its_writes_done() {
+        let now = Instant::now();
+        for other in [write(2, 1), write(1, 2)] {
+            let mut recent = Recent::default();
+            assert_eq!(recent.on_write(WHO, 7, write(1, 1), now), Known::New);
+            recent.on_answer(WHO, 7, 0x40, 0, now);
+            assert_eq!(recent.on_write(WHO, 7, other, now), Known::New);
+            assert_eq!(recent.on_write(WHO, 7, write(1, 1), now), Known::New);
+        }
+        let mut recent = Recent::default();
+        recent.on_write(WHO, 7, write(1, 1), now);
+        recent.on_answer(WHO, 7, 0x40, 0, now);
+        recent.on_other(WHO, 7, now);
+        assert_eq!(recent.on_write(WHO, 7, write(1, 1), now), Known::New);
+    }
+
+    #[test]
+    fn tags_may_come_again_after_many_commands() {
+        let (mut recent, now) = (Recent::default(), Instant::now());
+        recent.on_write(WHO, 7, write(1, 1), now);
+        recent.on_answer(WHO, 7, 0x40, 0, now);
+        (0..LIFESPAN as u32).for_each(|n| recent.on_other(WHO, 100 + n, now));
+        recent.on_other(WHO, 7, now);
+        assert_eq!(recent.on_write(WHO, 7, write(2, 1), now), Known::New);
+        assert_eq!(recent.on_write(WHO, 7, write(2, 1), now), Known::InFlight, "it still counts");
+    }
+
+    #[test]
+    fn only_so_much_is_remembered() {
+        let (mut recent, now) = (Recent::default(), Instant::now());
+        for tag in 0..WINDOW as u32 + 1 {
+            recent.on_write(WHO, tag, write(tag.into(), 0), now);
+        }
+        let initiator = &recent.initiators[&WHO];
+        assert_eq!((initiator.writes.len(), initiator.order.len()), (WINDOW, WINDOW));
+        assert_eq!(recent.on_write(WHO, 1, write(1, 0), now), Known::InFlight);
+        assert_eq!(recent.on_write(WHO, 0, write(0, 0), now), Known::New);
+        for forged in 0..MAX_INITIATORS as u32 {
+            let [a, b, c, d] = forged.to_be_bytes();
+            recent.on_write(Mac([6, 6, a, b, c, d]), 0, write(0, 0), now + Duration::from_secs(1));
+        }
+        assert_eq!(recent.initiators.len(), MAX_INITIATORS);
+        assert!(!recent.initiators.contains_key(&WHO), "the one that was silent for longest");
+    }
+}

@@ -1,0 +1,494 @@
+//! The target driven by hand, with RAM volumes behind it.
+#![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
+
+use super::*;
+use crate::aoe::Address;
+use crate::aoe::identify::Disk as Identified;
+use crate::exports::Export;
+use blockmux_volume::conformance::TestCore;
+use blockmux_volume::{Channel, Chunk, MemVolume, Waker};
+use blockmux_wire::aoe::{AtaMessage, ConfigCommand, ConfigMessage, MacDirective, ReserveCommand};
+use blockmux_wire::ata;
+use std::sync::{Arc, Mutex};
+
+/// A target with disks e1.0, e1.1 (read-only) and e2.0 of 1 MiB, and its volumes.
+pub(in crate::aoe) struct Bench {
+    pub(in crate::aoe) target: TargetSession,
+    channels: Vec<Box<dyn Channel>>,
+    holds_io: bool,
+    held: VecDeque<(VolumeId, Io)>,
+    now: Instant,
+    tag: u32,
+}
+
+const WHO: Mac = Mac([0x52, 0x54, 0, 0x77, 0, 1]);
+const OTHER: Mac = Mac([0x52, 0x54, 0, 0x77, 0, 2]);
+pub(in crate::aoe) const PORT: Port =
+    Port { mac: Mac([2, 0x77, 0, 0, 0, 1]), mtu: 9000, buffers: 64, is_up: true };
+const E1_0: Address = Address { shelf: 1, slot: 0 };
+const E1_1: Address = Address { shelf: 1, slot: 1 };
+const E2_0: Address = Address { shelf: 2, slot: 0 };
+const SIZE: u64 = 1 << 20;
+
+pub(in crate::aoe) fn units() -> (Exports, Vec<Unit>) {
+    let export = |name: &str, read_only| Export {
+        name: name.to_owned(),
+        description: String::new(),
+        read_only,
+        volume: Arc::new(MemVolume::new(SIZE)),
+    };
+    let exports = Exports::new(vec![export("a", false), export("b", true), export("c", false)]);
+    let unit = |address, id| Unit::new(address, VolumeId(id), Kept::default(), None);
+    (exports, vec![unit(E2_0, 2), unit(E1_0, 0), unit(E1_1, 1)])
+}
+
+impl Bench {
+    pub(in crate::aoe) fn new() -> Bench {
+        let (exports, units) = units();
+        Bench::with(&exports, units)
+    }
+
+    fn with(exports: &Exports, units: Vec<Unit>) -> Bench {
+        let core = TestCore::new().as_core();
+        let open = |export: &Export| export.volume.open(&core, DEPTH, Waker::idle()).unwrap();
+        let channels = exports.iter().map(|(_, export)| open(export)).collect();
+        let mut target = TargetSession::new(exports.clone(), units).unwrap();
+        let now = Instant::now();
+        target.on_port(PortId(0), PORT, now);
+        target.outbox.clear();
+        Bench { target, channels, holds_io: false, held: VecDeque::new(), now, tag: 0 }
+    }
+
+    pub(in crate::aoe) fn frame(&mut self, from: Mac, bytes: &[u8], now: Instant) -> Vec<(Station, Vec<u8>)> {
+        let chunk = Chunk::from_slice(bytes);
+        let from = Station { port: PortId(0), mac: from };
+        self.target.on_frame(&Frame::new(from, &chunk, bytes.len()), now);
+        self.run();
+        self.replies(now)
+    }
+
+    fn replies(&mut self, now: Instant) -> Vec<(Station, Vec<u8>)> {
+        let outbox = self.target.frames(now);
+        std::iter::from_fn(|| outbox.pop()).map(|frame| (frame.to, frame.to_vec())).collect()
+    }
+
+    fn run(&mut self) {
+        while let Some((volume, io)) = self.target.poll_io() {
+            if self.holds_io {
+                self.held.push_back((volume, io));
+                continue;
+            }
+            self.submit(volume, io);
+        }
+    }
+
+    fn submit(&mut self, volume: VolumeId, io: Io) {
+        let channel = &mut self.channels[volume.0 as usize];
+        let mut done = Vec::new();
+        channel.submit(io);
+        channel.kick();
+        channel.poll(&mut done);
+        done.into_iter().for_each(|done| self.target.on_io(done));
+    }
+
+    fn let_go(&mut self) -> usize {
+        let held: Vec<_> = self.held.drain(..).collect();
+        let count = held.len();
+        held.into_iter().for_each(|(volume, io)| self.submit(volume, io));
+        count
+    }
+
+    /// Sends under a new tag; the only answer's header and the rest, if there is one.
+    fn ask(
+        &mut self,
+        from: Mac,
+        to: (u16, u8),
+        command: Command,
+        message: &[u8],
+    ) -> Option<(Header, Vec<u8>)> {
+        self.tag += 1;
+        let bytes = request(to, command, self.tag, message);
+        let mut replies = self.frame(from, &bytes, self.now);
+        assert!(replies.len() <= 1);
+        let (station, reply) = replies.pop()?;
+        assert_eq!(station.mac, from);
+        let (header, rest) = Header::read_from_prefix(&reply).unwrap();
+        assert_eq!((header.tag.get(), header.is_response(), header.version()), (self.tag, true, AOE_VERSION));
+        Some((header, rest.to_vec()))
+    }
+
+    /// Status and error register, and the data.
+    fn ata(&mut self, command: ata::Command, block: u64, sectors: u8, data: &[u8]) -> (u8, u8, Vec<u8>) {
+        let message = registers(command, block, sectors, data);
+        let (header, rest) = self.ask(WHO, (1, 0), Command::ISSUE_ATA_COMMAND, &message).unwrap();
+        assert!(!header.is_error(), "{:?}", ErrorCode(header.error));
+        let (registers, data) = AtaMessage::read_from_prefix(&rest).unwrap();
+        (registers.command_or_status, registers.error_or_feature, data.to_vec())
+    }
+
+    fn config(&mut self, from: Mac, command: ConfigCommand, string: &[u8]) -> Option<(u8, Vec<u8>)> {
+        let message = config(command, string);
+        let (header, rest) = self.ask(from, (1, 0), Command::QUERY_CONFIG_INFORMATION, &message)?;
+        let (answer, string) = ConfigMessage::read_from_prefix(&rest).unwrap();
+        if !header.is_error() {
+            assert_eq!(string.len(), usize::from(answer.string_length.get()));
+        }
+        Some((header.error, string.to_vec()))
+    }
+}
+
+fn request(to: (u16, u8), command: Command, tag: u32, message: &[u8]) -> Vec<u8> {
+    let header = Header {
+        version_and_flags: AOE_VERSION << 4,
+        error: 0,
+        major: to.0.into(),
+        minor: to.1,
+        command: command.0,
+        tag: tag.into(),
+    };
+    [header.as_bytes(), message].concat()
+}
+
+fn registers(command: ata::Command, block: u64, sectors: u8, data: &[u8]) -> Vec<u8> {
+    let is_ext = matches!(command, ata::Command::READ_SECTORS_EXT | ata::Command::WRITE_SECTORS_EXT);
+    let message = AtaMessage {
+        aflags: if is_ext { 0x40 } else { 0 },
+        error_or_feature: u8::from(command == ata::Command::DATA_SET_MANAGEMENT),
+        sector_count: sectors,
+        command_or_status: command.0,
+        lba: if is_ext { AtaMessage::lba48(block) } else { AtaMessage::lba28(block) },
+        reserved: [0; 2],
+    };
+    [message.as_bytes(), data].concat()
+}
+
+fn config(command: ConfigCommand, string: &[u8]) -> Vec<u8> {
+    let message = ConfigMessage {
+        buffer_count: 0.into(),
+        firmware_version: 0.into(),
+        sector_count: 0,
+        version_and_command: AOE_VERSION << 4 | command.0,
+        string_length: (string.len() as u16).into(),
+    };
+    [message.as_bytes(), string].concat()
+}
+
+const OK: u8 = 0x40;
+const ERR: u8 = 0x41;
+
+#[test]
+fn the_kernels_query_and_identify_are_answered() {
+    let mut bench = Bench::new();
+    let query = [0x10, 0, 0xff, 0xff, 0xff, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let answers = bench.frame(WHO, &query, bench.now);
+    let expected = |shelf, slot| [0x18, 0, 0, shelf, slot, 1, 0, 0, 0, 0, 0, 64, 0, 1, 17, 0x10, 0, 0];
+    let bytes: Vec<_> = answers.iter().map(|(_, bytes)| bytes.as_slice()).collect();
+    assert_eq!(bytes, [expected(1, 0), expected(1, 1), expected(2, 0)]);
+    let identify = [0x10, 0, 0, 1, 0, 0, 0, 1, 0xdf, 0x9c, 0, 0, 1, 0xec, 0, 0, 0, 0xa0, 0, 0, 0, 0];
+    let answers = bench.frame(WHO, &identify, bench.now);
+    let (head, data) = answers[0].1.split_at(22);
+    assert_eq!(head, [0x18, 0, 0, 1, 0, 0, 0, 1, 0xdf, 0x9c, 0, 0, 0, 0x40, 0, 0, 0, 0xa0, 0, 0, 0, 0]);
+    assert_eq!(Identified::from_bytes(data).unwrap().sectors, SIZE / 512);
+}
+
+#[test]
+fn queries_reach_the_disks_that_they_name() {
+    let mut bench = Bench::new();
+    let mut count = |shelf, slot| {
+        let query =
+            request((shelf, slot), Command::QUERY_CONFIG_INFORMATION, 1, &config(ConfigCommand::READ, b""));
+        bench.frame(WHO, &query, bench.now).len()
+    };
+    assert_eq!([count(0xffff, 0xff), count(1, 0xff), count(2, 0xff), count(3, 0xff)], [3, 2, 1, 0]);
+    assert_eq!([count(0xffff, 0), count(1, 1), count(1, 2)], [3, 1, 0]);
+}
+
+#[test]
+fn what_was_written_is_read_in_both_forms() {
+    let mut bench = Bench::new();
+    let data: Vec<u8> = (0..1024u32).map(|n| n as u8 ^ 0x5a).collect();
+    assert_eq!(bench.ata(ata::Command::WRITE_SECTORS_EXT, 7, 2, &data), (OK, 0, vec![]));
+    assert_eq!(bench.ata(ata::Command::READ_SECTORS, 7, 2, &[]), (OK, 0, data.clone()));
+    assert_eq!(bench.ata(ata::Command::WRITE_SECTORS, 9, 2, &data), (OK, 0, vec![]));
+    assert_eq!(bench.ata(ata::Command::READ_SECTORS_EXT, 8, 2, &[]).2, [&data[512..], &data[..512]].concat());
+    assert_eq!(bench.ata(ata::Command::READ_VERIFY_SECTORS, 8, 2, &[]), (OK, 0, vec![]));
+    assert_eq!(bench.ata(ata::Command::FLUSH_CACHE, 0, 0, &[]), (OK, 0, vec![]));
+    assert_eq!(bench.ata(ata::Command::FLUSH_CACHE_EXT, 0, 0, &[]), (OK, 0, vec![]));
+    assert_eq!(bench.ata(ata::Command::CHECK_POWER_MODE, 0, 0, &[]), (OK, 0, vec![]));
+}
+
+#[test]
+fn a_trim_forgets_its_ranges_and_nothing_else() {
+    let mut bench = Bench::new();
+    assert_eq!(bench.ata(ata::Command::WRITE_SECTORS, 0, 16, &[7; 16 * 512]).0, OK);
+    let mut ranges = [0; 512];
+    ranges[..8].copy_from_slice(ata::TrimRange::new(2, 3).as_bytes());
+    ranges[16..24].copy_from_slice(ata::TrimRange::new(8, 1).as_bytes());
+    assert_eq!(bench.ata(ata::Command::DATA_SET_MANAGEMENT, 0, 1, &ranges), (OK, 0, vec![]));
+    let data = bench.ata(ata::Command::READ_SECTORS, 0, 16, &[]).2;
+    let written: Vec<usize> = (0..16).filter(|at| data[at * 512..][..512] == [7; 512]).collect();
+    assert_eq!(written, [0, 1, 5, 6, 7, 9, 10, 11, 12, 13, 14, 15]);
+    ranges[..8].copy_from_slice(ata::TrimRange::new(1 << 40, 1).as_bytes());
+    assert_eq!(bench.ata(ata::Command::DATA_SET_MANAGEMENT, 0, 1, &ranges), (ERR, 0x10, vec![]));
+}
+
+#[test]
+fn what_cannot_be_done_is_refused_with_the_right_bits() {
+    let mut bench = Bench::new();
+    let last = SIZE / 512 - 1;
+    assert_eq!(bench.ata(ata::Command::READ_SECTORS_EXT, last, 1, &[]).0, OK);
+    assert_eq!(bench.ata(ata::Command::READ_SECTORS_EXT, last, 2, &[]), (ERR, 0x10, vec![]));
+    assert_eq!(bench.ata(ata::Command::READ_SECTORS_EXT, (1 << 48) - 1, 1, &[]), (ERR, 0x10, vec![]));
+    assert_eq!(bench.ata(ata::Command::WRITE_SECTORS_EXT, last + 1, 1, &[1; 512]), (ERR, 0x10, vec![]));
+    for unknown in [ata::Command::SMART, ata::Command::SET_FEATURES, ata::Command(0)] {
+        assert_eq!(bench.ata(unknown, 0, 1, &[]), (ERR, 0x04, vec![]), "{unknown}");
+    }
+    let write = registers(ata::Command::WRITE_SECTORS, 0, 1, &[1; 512]);
+    let (_, rest) = bench.ask(WHO, (1, 1), Command::ISSUE_ATA_COMMAND, &write).unwrap();
+    assert_eq!((rest[3], rest[1]), (ERR, 0x44), "it is read-only");
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_or_dropped_and_harms_nothing() {
+    let mut bench = Bench::new();
+    assert_eq!(bench.ata(ata::Command::WRITE_SECTORS, 0, 1, &[9; 512]).0, OK);
+    let ata = Command::ISSUE_ATA_COMMAND;
+    let mut code =
+        |to, command, message: &[u8]| bench.ask(WHO, to, command, message).map(|(head, _)| head.error);
+    let bad = Some(ErrorCode::BAD_ARGUMENT_PARAMETER.0);
+    assert_eq!(code((1, 0), ata, &registers(ata::Command::WRITE_SECTORS, 0, 1, &[1; 511])), bad, "too short");
+    assert_eq!(
+        code((1, 0), ata, &registers(ata::Command::WRITE_SECTORS, 0, 0, &[1; 512])),
+        bad,
+        "no sectors"
+    );
+    assert_eq!(code((1, 0), ata, &registers(ata::Command::READ_SECTORS, 0, 18, &[])), bad, "no such frame");
+    assert_eq!(code((1, 0), ata, &registers(ata::Command::IDENTIFY_DEVICE, 0, 2, &[])), bad);
+    assert_eq!(code((1, 0), Command(9), &[]), Some(ErrorCode::UNRECOGNIZED_COMMAND_CODE.0));
+    assert_eq!(code((1, 9), ata, &registers(ata::Command::READ_SECTORS, 0, 1, &[])), None, "no such disk");
+    for all in [(0xffff, 0xff), (1, 0xff), (0xffff, 0)] {
+        let write = registers(ata::Command::WRITE_SECTORS, 0, 1, &[1; 512]);
+        assert_eq!(code(all, ata, &write), None, "nobody writes to all disks");
+    }
+    let write = request((1, 0), ata, 77, &registers(ata::Command::WRITE_SECTORS, 0, 1, &[1; 512]));
+    for len in 0..22 {
+        assert!(bench.frame(WHO, &write[..len], bench.now).is_empty(), "{len} bytes");
+    }
+    let version_2 = [&[0x20], &write[1..]].concat();
+    let answer = &bench.frame(WHO, &version_2, bench.now)[0].1;
+    assert_eq!(answer[..2], [0x1c, ErrorCode::UNSUPPORTED_VERSION.0]);
+    let response = [&[0x18], &write[1..]].concat();
+    assert!(bench.frame(WHO, &response, bench.now).is_empty());
+    assert_eq!(bench.ata(ata::Command::READ_SECTORS, 0, 1, &[]).2, [9; 512]);
+}
+
+#[test]
+fn a_late_duplicate_does_not_undo_a_newer_write() {
+    let mut bench = Bench::new();
+    let write = |tag, byte| {
+        let message = registers(ata::Command::WRITE_SECTORS, 0, 1, &[byte; 512]);
+        request((1, 0), Command::ISSUE_ATA_COMMAND, tag, &message)
+    };
+    let first = bench.frame(WHO, &write(0x1001, 1), bench.now);
+    bench.frame(WHO, &write(0x1002, 2), bench.now);
+    assert_eq!(bench.frame(WHO, &write(0x1001, 1), bench.now), first, "answered as before");
+    assert_eq!(bench.ata(ata::Command::READ_SECTORS, 0, 1, &[]).2, [2; 512]);
+    bench.frame(OTHER, &write(0x1001, 1), bench.now);
+    assert_eq!(bench.ata(ata::Command::READ_SECTORS, 0, 1, &[]).2, [1; 512], "another initiator's");
+
+    bench.holds_io = true;
+    assert!(bench.frame(WHO, &write(0x1003, 5), bench.now).is_empty());
+    assert!(bench.frame(WHO, &write(0x1003, 5), bench.now).is_empty());
+    assert_eq!(bench.let_go(), 1, "what is being done is not done twice");
+    assert_eq!(bench.replies(bench.now).len(), 1);
+}
+
+#[test]
+fn no_more_commands_than_the_limits_are_in_flight() {
+    let mut bench = Bench::new();
+    bench.holds_io = true;
+    let read = |tag| {
+        let message = registers(ata::Command::READ_SECTORS, 0, 1, &[]);
+        request((1, 0), Command::ISSUE_ATA_COMMAND, tag, &message)
+    };
+    for who in 0..8 {
+        (0..DEPTH).for_each(|tag| {
+            bench.frame(Mac([2, 0, 0, 0, 0, who]), &read(tag), bench.now);
+        });
+        assert_eq!(bench.held.len(), (DEPTH_OF_ONE * (u32::from(who) + 1)).min(DEPTH) as usize);
+    }
+    assert_eq!(bench.let_go(), DEPTH as usize);
+    assert_eq!(bench.replies(bench.now).len(), DEPTH as usize);
+    assert!(bench.target.is_idle() && bench.target.in_flight.is_empty());
+    bench.frame(WHO, &read(0), bench.now);
+    assert_eq!(bench.let_go(), 1);
+}
+
+#[test]
+fn config_strings_are_read_tested_and_set() {
+    use ConfigCommand as C;
+    /// What is asked, and what is answered if anything: an error's code, and the string.
+    type Case = (C, &'static [u8], Option<(u8, &'static [u8])>);
+    let mut bench = Bench::new();
+    let present = ErrorCode::CONFIG_STRING_PRESENT.0;
+    let all: [Case; 13] = [
+        (C::READ, b"", Some((0, b""))),
+        (C::TEST, b"", Some((0, b""))),
+        (C::TEST, b"host", None),
+        (C::SET, b"host:a", Some((0, b"host:a"))),
+        (C::SET, b"host:a", Some((0, b"host:a"))),
+        (C::SET, b"host:b", Some((present, b""))),
+        (C::TEST, b"host:a", Some((0, b"host:a"))),
+        (C::TEST, b"host", None),
+        (C::TEST_PREFIX, b"host", Some((0, b"host:a"))),
+        (C::TEST_PREFIX, b"guest", None),
+        (C::TEST_PREFIX, b"host:ab", None),
+        (C::FORCE_SET, b"x", Some((0, b"x"))),
+        (C(9), b"", Some((ErrorCode::BAD_ARGUMENT_PARAMETER.0, b""))),
+    ];
+    for (command, string, expected) in all {
+        let expected = expected.map(|(code, string)| (code, string.to_vec()));
+        assert_eq!(bench.config(WHO, command, string), expected, "{command} {string:?}");
+    }
+    let long = bench.config(WHO, C::FORCE_SET, &[b'x'; 1025]).unwrap();
+    assert_eq!(long.0, ErrorCode::BAD_ARGUMENT_PARAMETER.0);
+    assert_eq!(bench.config(WHO, C::FORCE_SET, &[b'y'; 1024]), Some((0, vec![b'y'; 1024])));
+}
+
+#[test]
+fn only_those_of_a_mask_list_are_listened_to() {
+    let mut bench = Bench::new();
+    let edit = |directives: &[(u8, Mac)]| {
+        let mut message = vec![0, 1, 0, directives.len() as u8];
+        for (command, mac) in directives {
+            message.extend(MacDirective { reserved: 0, command: *command, mac: *mac }.as_bytes());
+        }
+        message
+    };
+    let mut mask = |from, message: &[u8]| {
+        let answer = bench.ask(from, (1, 0), Command::MAC_MASK_LIST, message);
+        answer.map(|(head, rest)| (head.error, rest[2], rest[3], rest[4..].to_vec()))
+    };
+    let list = |macs: &[Mac]| macs.iter().flat_map(|mac| [&[0, 0], &mac.0[..]].concat()).collect::<Vec<u8>>();
+    assert_eq!(mask(WHO, &[0, 0, 0, 0]), Some((0, 0, 0, vec![])));
+    assert_eq!(mask(WHO, &edit(&[(1, WHO), (7, OTHER)])), Some((0, 2, 1, vec![])), "all or none");
+    let both = edit(&[(1, WHO), (1, OTHER), (1, WHO), (0, OTHER)]);
+    assert_eq!(mask(WHO, &both), Some((0, 0, 2, list(&[WHO, OTHER]))));
+    assert_eq!(mask(WHO, &edit(&[(2, OTHER)])), Some((0, 0, 1, list(&[WHO]))));
+    assert_eq!(mask(OTHER, &[0, 0, 0, 0]), None, "it is not listened to");
+    let cut = &edit(&[(1, WHO), (1, OTHER)])[..12];
+    assert_eq!(mask(WHO, cut).map(|answer| answer.0), Some(ErrorCode::BAD_ARGUMENT_PARAMETER.0));
+    let many: Vec<_> = (0..MAX_MASKS_AND_ONE).map(|n| (1, Mac([4, 0, 0, 0, 0, n]))).collect();
+    assert_eq!(mask(WHO, &edit(&many)), Some((0, 3, MAX_MASKS_AND_ONE - 2, vec![])), "the list is full");
+    let read = registers(ata::Command::READ_SECTORS, 0, 1, &[]);
+    assert!(bench.ask(OTHER, (1, 0), Command::ISSUE_ATA_COMMAND, &read).is_none());
+    assert!(bench.ask(OTHER, (2, 0), Command::ISSUE_ATA_COMMAND, &read).is_some(), "another disk");
+    assert!(bench.ask(WHO, (1, 0), Command::ISSUE_ATA_COMMAND, &read).is_some());
+}
+
+const MAX_MASKS_AND_ONE: u8 = crate::aoe::unit::MAX_MASKS as u8 + 1;
+
+#[test]
+fn a_reserved_disk_refuses_others() {
+    let mut bench = Bench::new();
+    let message = |command: ReserveCommand, macs: &[Mac]| {
+        let mut bytes = vec![command.0, macs.len() as u8];
+        bytes.extend(macs.iter().flat_map(|mac| mac.0));
+        bytes
+    };
+    let mut reserve = |from, command, macs: &[Mac]| {
+        let answer = bench.ask(from, (1, 0), Command::RESERVE_RELEASE, &message(command, macs));
+        answer.map(|(head, rest)| (head.error, rest[2..].to_vec())).unwrap()
+    };
+    let reserved = ErrorCode::TARGET_IS_RESERVED.0;
+    assert_eq!(reserve(WHO, ReserveCommand::SET, &[WHO]), (0, WHO.0.to_vec()));
+    assert_eq!(reserve(OTHER, ReserveCommand::READ, &[]), (0, WHO.0.to_vec()));
+    assert_eq!(reserve(OTHER, ReserveCommand::SET, &[OTHER]).0, reserved);
+    assert_eq!(reserve(OTHER, ReserveCommand(3), &[]).0, ErrorCode::BAD_ARGUMENT_PARAMETER.0);
+    let write = registers(ata::Command::WRITE_SECTORS, 0, 1, &[1; 512]);
+    let mut code = |from, command, message: &[u8]| bench.ask(from, (1, 0), command, message).unwrap().0.error;
+    assert_eq!(code(OTHER, Command::ISSUE_ATA_COMMAND, &write), reserved);
+    assert_eq!(
+        code(OTHER, Command::ISSUE_ATA_COMMAND, &registers(ata::Command::IDENTIFY_DEVICE, 0, 1, &[])),
+        0
+    );
+    assert_eq!(
+        code(OTHER, Command::QUERY_CONFIG_INFORMATION, &config(ConfigCommand::SET, b"mine")),
+        reserved
+    );
+    assert_eq!(code(OTHER, Command::QUERY_CONFIG_INFORMATION, &config(ConfigCommand::READ, b"")), 0);
+    assert_eq!(code(OTHER, Command::MAC_MASK_LIST, &[0, 1, 0, 0]), reserved);
+    assert_eq!(code(WHO, Command::ISSUE_ATA_COMMAND, &write), 0);
+    let forced = message(ReserveCommand::FORCE_SET, &[OTHER]);
+    assert_eq!(code(OTHER, Command::RESERVE_RELEASE, &forced), 0);
+    assert_eq!(code(WHO, Command::ISSUE_ATA_COMMAND, &write), reserved);
+    assert_eq!(code(OTHER, Command::RESERVE_RELEASE, &message(ReserveCommand::SET, &[])), 0, "released");
+    assert_eq!(code(WHO, Command::ISSUE_ATA_COMMAND, &write), 0);
+}
+
+#[test]
+fn what_is_set_is_kept_and_comes_back_with_the_next_target() {
+    struct Store(Arc<Mutex<Vec<u8>>>);
+    impl crate::aoe::unit::UnitStore for Store {
+        fn save(&self, image: &[u8]) -> bool {
+            *self.0.lock().unwrap() = image.to_vec();
+            true
+        }
+    }
+    let image = Arc::new(Mutex::new(Vec::new()));
+    let (exports, _) = units();
+    let unit = Unit::new(E1_0, VolumeId(0), Kept::default(), Some(Box::new(Store(image.clone()))));
+    let mut bench = Bench::with(&exports, vec![unit]);
+    assert_eq!(bench.config(WHO, ConfigCommand::SET, b"mine").unwrap().0, 0);
+    let kept = Kept::from_image(&image.lock().unwrap()).unwrap();
+    let mut next = Bench::with(&exports, vec![Unit::new(E1_0, VolumeId(0), kept, None)]);
+    assert_eq!(next.config(WHO, ConfigCommand::READ, b""), Some((0, b"mine".to_vec())));
+}
+
+#[test]
+fn a_port_that_comes_up_is_told_of_all_disks() {
+    let (exports, units) = units();
+    let mut target = TargetSession::new(exports, units).unwrap();
+    let now = Instant::now();
+    let mut count = |port| {
+        target.on_port(PortId(1), port, now);
+        let outbox = target.frames(now);
+        let all: Vec<_> = std::iter::from_fn(|| outbox.pop()).collect();
+        assert!(all.iter().all(|frame| frame.to == Station { port: PortId(1), mac: Mac::BROADCAST }));
+        all.len()
+    };
+    assert_eq!(count(Port { is_up: false, ..PORT }), 0);
+    assert_eq!([count(PORT), count(PORT)], [3, 0]);
+    assert_eq!(count(Port { mtu: 1500, ..PORT }), 3, "frames have another size now");
+}
+
+#[test]
+fn two_disks_with_one_address_are_no_target() {
+    let (exports, mut units) = units();
+    units.push(Unit::new(E1_0, VolumeId(2), Kept::default(), None));
+    assert_eq!(TargetSession::new(exports, units).err(), Some(DoubleAddress(E1_0)));
+}
+
+#[test]
+fn frames_with_errors_never_panic() {
+    let mut bench = Bench::new();
+    let messages = [
+        (Command::ISSUE_ATA_COMMAND, registers(ata::Command::WRITE_SECTORS_EXT, 0, 2, &[1; 1024])),
+        (Command::ISSUE_ATA_COMMAND, registers(ata::Command::DATA_SET_MANAGEMENT, 0, 1, &[1; 512])),
+        (Command::QUERY_CONFIG_INFORMATION, config(ConfigCommand::SET, b"mine")),
+        (Command::MAC_MASK_LIST, vec![0, 1, 0, 1, 0, 1, 2, 3, 4, 5, 6, 7]),
+        (Command::RESERVE_RELEASE, vec![1, 1, 2, 3, 4, 5, 6, 7]),
+    ];
+    for (command, message) in messages {
+        let good = request((1, 0), command, 1, &message);
+        for at in 0..good.len().min(64) {
+            for bit in 0..8 {
+                let mut bytes = good.clone();
+                bytes[at] ^= 1 << bit;
+                for (_, reply) in bench.frame(OTHER, &bytes, bench.now) {
+                    assert!(reply.len() <= 9000);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,339 @@
+//! ATA over Ethernet, as the specification AoEr11 has it: what follows the Ethernet header of a frame of type 0x88A2.
+//!
+//! Every message is a [`Header`] and the message of its command; requests and responses look the same. Numbers are
+//! big-endian, except the registers' block address ([`AtaMessage::lba`]). No structure here has padding.
+
+use crate::ethernet::Mac;
+use crate::open_enum::open_enum;
+use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, U32, Unaligned};
+
+/// What all messages begin with (section 2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Header {
+    /// The version in the upper four bits, flags in the lower: [`AOE_FLAG_RESPONSE`], [`AOE_FLAG_ERROR`].
+    pub version_and_flags: u8,
+    /// [`ErrorCode`] of a response with [`AOE_FLAG_ERROR`].
+    pub error: u8,
+    /// The shelf; [`ANY_SHELF`] in a request is every one.
+    pub major: U16<BE>,
+    /// The slot; [`ANY_SLOT`] in a request is every one.
+    pub minor: u8,
+    /// [`Command`].
+    pub command: u8,
+    /// The initiator's; comes back in the response.
+    pub tag: U32<BE>,
+}
+const _: () = assert!(size_of::<Header>() == 10);
+
+impl Header {
+    /// The protocol's version.
+    #[must_use]
+    pub const fn version(&self) -> u8 {
+        self.version_and_flags >> 4
+    }
+
+    /// Whether it is a response.
+    #[must_use]
+    pub const fn is_response(&self) -> bool {
+        self.version_and_flags & AOE_FLAG_RESPONSE != 0
+    }
+
+    /// Whether it is a response that refuses.
+    #[must_use]
+    pub const fn is_error(&self) -> bool {
+        self.version_and_flags & AOE_FLAG_ERROR != 0
+    }
+}
+
+/// The message of command 0: an ATA command, or its registers afterwards (section 3.1). Data follows: of a write in
+/// the request, of a read in the response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct AtaMessage {
+    /// `AOE_AFLAG_*`.
+    pub aflags: u8,
+    /// Feature register of a request, error register of a response.
+    pub error_or_feature: u8,
+    /// Sector count register.
+    pub sector_count: u8,
+    /// Command register of a request, status register of a response.
+    pub command_or_status: u8,
+    /// Block address, lowest byte first. Without [`AOE_AFLAG_EXTENDED`] it has 28 bits, the upper four in the lower
+    /// half of byte 3.
+    pub lba: [u8; 6],
+    /// Zero.
+    pub reserved: [u8; 2],
+}
+const _: () = assert!(size_of::<AtaMessage>() == 12);
+
+impl AtaMessage {
+    /// The block that the registers address.
+    #[must_use]
+    pub const fn block(&self) -> u64 {
+        let [a, b, c, d, e, f] = self.lba;
+        if self.aflags & AOE_AFLAG_EXTENDED != 0 {
+            u64::from_le_bytes([a, b, c, d, e, f, 0, 0])
+        } else {
+            u64::from_le_bytes([a, b, c, d & 0x0f, 0, 0, 0, 0])
+        }
+    }
+
+    /// A block's address in 48 bits; what is above is lost.
+    #[must_use]
+    pub const fn lba48(block: u64) -> [u8; 6] {
+        let [a, b, c, d, e, f, _, _] = block.to_le_bytes();
+        [a, b, c, d, e, f]
+    }
+
+    /// A block's address in 28 bits, with the register's LBA bit and the two that used to be 1; what is above is lost.
+    #[must_use]
+    pub const fn lba28(block: u64) -> [u8; 6] {
+        let [a, b, c, d, ..] = block.to_le_bytes();
+        [a, b, c, d & 0x0f | 0xe0, 0, 0]
+    }
+}
+
+/// The message of command 1 (section 3.2); `string_length` bytes of the config string follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct ConfigMessage {
+    /// How many commands the target can have outstanding before frames are dropped; of a response.
+    pub buffer_count: U16<BE>,
+    /// Of a response.
+    pub firmware_version: U16<BE>,
+    /// The most sectors of one command; 0 means 2 to old initiators.
+    pub sector_count: u8,
+    /// The version in the upper four bits, [`ConfigCommand`] in the lower.
+    pub version_and_command: u8,
+    /// In bytes, at most [`AOE_MAX_CONFIG`].
+    pub string_length: U16<BE>,
+}
+const _: () = assert!(size_of::<ConfigMessage>() == 8);
+
+impl ConfigMessage {
+    /// What to do with the config string.
+    #[must_use]
+    pub const fn command(&self) -> ConfigCommand {
+        ConfigCommand(self.version_and_command & 0x0f)
+    }
+}
+
+/// The message of command 2 (section 3.3); `count` [`MacDirective`]s follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct MacMaskMessage {
+    /// Zero.
+    pub reserved: u8,
+    /// [`MacMaskCommand`].
+    pub command: u8,
+    /// [`MacMaskError`] of a response.
+    pub error: u8,
+    /// Directives that follow.
+    pub count: u8,
+}
+const _: () = assert!(size_of::<MacMaskMessage>() == 4);
+
+/// One entry of a MAC mask list, or one change to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct MacDirective {
+    /// Zero.
+    pub reserved: u8,
+    /// [`DirectiveCommand`].
+    pub command: u8,
+    /// Whose.
+    pub mac: Mac,
+}
+const _: () = assert!(size_of::<MacDirective>() == 8);
+
+/// The message of command 3 (section 3.4); `count` addresses follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct ReserveMessage {
+    /// [`ReserveCommand`].
+    pub command: u8,
+    /// Addresses that follow.
+    pub count: u8,
+}
+const _: () = assert!(size_of::<ReserveMessage>() == 2);
+
+open_enum! {
+    /// What a message is about.
+    pub enum Command(u8) {
+        /// Issue an ATA command.
+        ISSUE_ATA_COMMAND = 0,
+        /// Query config information.
+        QUERY_CONFIG_INFORMATION = 1,
+        /// MAC mask list.
+        MAC_MASK_LIST = 2,
+        /// Reserve and release.
+        RESERVE_RELEASE = 3,
+    }
+}
+
+open_enum! {
+    /// Why a request was refused.
+    pub enum ErrorCode(u8) {
+        /// The server does not know the command.
+        UNRECOGNIZED_COMMAND_CODE = 1,
+        /// A value in the arguments is not valid.
+        BAD_ARGUMENT_PARAMETER = 2,
+        /// The server cannot use the device any more.
+        DEVICE_UNAVAILABLE = 3,
+        /// The config string is set already.
+        CONFIG_STRING_PRESENT = 4,
+        /// The server does not speak this version.
+        UNSUPPORTED_VERSION = 5,
+        /// Another initiator has reserved the target.
+        TARGET_IS_RESERVED = 6,
+    }
+}
+
+open_enum! {
+    /// What to do with a config string.
+    pub enum ConfigCommand(u8) {
+        /// Answer with it.
+        READ = 0,
+        /// Answer only if it is exactly this.
+        TEST = 1,
+        /// Answer only if it begins with this.
+        TEST_PREFIX = 2,
+        /// Set it if it is empty.
+        SET = 3,
+        /// Set it.
+        FORCE_SET = 4,
+    }
+}
+
+open_enum! {
+    /// What to do with a MAC mask list.
+    pub enum MacMaskCommand(u8) {
+        /// Answer with it.
+        READ = 0,
+        /// Change it.
+        EDIT = 1,
+    }
+}
+
+open_enum! {
+    /// How a MAC mask list changes.
+    pub enum DirectiveCommand(u8) {
+        /// Not at all.
+        NONE = 0,
+        /// Add the address.
+        ADD = 1,
+        /// Remove the address.
+        DELETE = 2,
+    }
+}
+
+open_enum! {
+    /// Why a MAC mask list was not changed.
+    pub enum MacMaskError(u8) {
+        /// It was.
+        NONE = 0,
+        /// For no reason that has a number.
+        UNSPECIFIED = 1,
+        /// A directive's command is unknown.
+        BAD_DIRECTIVE = 2,
+        /// It has no room.
+        LIST_FULL = 3,
+    }
+}
+
+open_enum! {
+    /// What to do with the list of those that a target is reserved for.
+    pub enum ReserveCommand(u8) {
+        /// Answer with it.
+        READ = 0,
+        /// Replace it, if the sender may.
+        SET = 1,
+        /// Replace it, whoever holds it.
+        FORCE_SET = 2,
+    }
+}
+
+/// The version of these messages.
+pub const AOE_VERSION: u8 = 1;
+/// The message is a response.
+pub const AOE_FLAG_RESPONSE: u8 = 1 << 3;
+/// The request was refused; with [`AOE_FLAG_RESPONSE`].
+pub const AOE_FLAG_ERROR: u8 = 1 << 2;
+
+/// ATA flag: the address has 48 bits.
+pub const AOE_AFLAG_EXTENDED: u8 = 1 << 6;
+/// ATA flag: the device register's own bit.
+pub const AOE_AFLAG_DEVICE: u8 = 1 << 4;
+/// ATA flag: a write may be answered before it is done.
+pub const AOE_AFLAG_ASYNCHRONOUS: u8 = 1 << 1;
+/// ATA flag: data goes to the device.
+pub const AOE_AFLAG_WRITE: u8 = 1 << 0;
+
+/// In a request: every shelf.
+pub const ANY_SHELF: u16 = 0xffff;
+/// In a request: every slot.
+pub const ANY_SLOT: u8 = 0xff;
+/// The longest config string, in bytes.
+pub const AOE_MAX_CONFIG: usize = 1024;
+/// What comes before the data of an ATA command, in bytes, without the Ethernet header.
+pub const AOE_ATA_HEAD: usize = size_of::<Header>() + size_of::<AtaMessage>();
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Behind the Ethernet header.
+    fn parse<T: FromBytes + Unaligned>(bytes: &[u8]) -> (Header, T) {
+        let (header, rest) = Header::read_from_prefix(bytes).unwrap();
+        (header, T::read_from_prefix(rest).unwrap().0)
+    }
+
+    #[test]
+    fn a_query_and_its_answer_read_as_the_kernel_and_vblade_sent_them() {
+        let query = [0x10, 0, 0xff, 0xff, 0xff, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        let (header, config) = parse::<ConfigMessage>(&query);
+        assert_eq!((header.version(), header.is_response(), header.is_error()), (AOE_VERSION, false, false));
+        assert_eq!((header.major.get(), header.minor), (ANY_SHELF, ANY_SLOT));
+        assert_eq!(Command(header.command), Command::QUERY_CONFIG_INFORMATION);
+        assert_eq!((config.command(), config.string_length.get()), (ConfigCommand::READ, 0));
+
+        let answer = [0x18, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0, 0x80, 0x40, 0x19, 0x11, 0x10, 0, 0];
+        let (header, config) = parse::<ConfigMessage>(&answer);
+        assert_eq!((header.is_response(), header.major.get(), header.minor), (true, 1, 1));
+        assert_eq!((config.buffer_count.get(), config.sector_count), (128, 17));
+        assert_eq!(config.version_and_command >> 4, AOE_VERSION);
+    }
+
+    #[test]
+    fn ata_commands_read_as_the_kernel_sent_them() {
+        let read = [0x10, 0, 0, 1, 1, 0, 0, 2, 0xdf, 0xa7, 0x40, 0, 8, 0x24, 0, 0, 0, 0, 0, 0, 0, 0];
+        let (header, ata) = parse::<AtaMessage>(&read);
+        assert_eq!((header.tag.get(), Command(header.command)), (0x2_dfa7, Command::ISSUE_ATA_COMMAND));
+        assert_eq!((ata.aflags, ata.sector_count), (AOE_AFLAG_EXTENDED, 8));
+        assert_eq!(crate::ata::Command(ata.command_or_status), crate::ata::Command::READ_SECTORS_EXT);
+        let write = [0x10, 0, 0, 1, 1, 0, 0, 8, 0xdf, 0xc4, 0x41, 0, 8, 0x34, 0, 0, 0, 0, 0, 0, 0, 0];
+        let (_, ata) = parse::<AtaMessage>(&write);
+        assert_eq!(ata.aflags, AOE_AFLAG_EXTENDED | AOE_AFLAG_WRITE);
+        // The kernel identifies without the E bit and with the bits of the device register.
+        let identify = [0x10, 0, 0, 1, 1, 0, 0, 1, 0xdf, 0x9c, 0, 0, 1, 0xec, 0, 0, 0, 0xa0, 0, 0, 0, 0];
+        assert_eq!(parse::<AtaMessage>(&identify).1.block(), 0);
+    }
+
+    #[test]
+    fn block_addresses_have_48_or_28_bits() {
+        let message = |aflags, lba| AtaMessage {
+            aflags,
+            error_or_feature: 0,
+            sector_count: 1,
+            command_or_status: 0,
+            lba,
+            reserved: [0; 2],
+        };
+        let block = 0x1234_5678_9abc;
+        assert_eq!(message(AOE_AFLAG_EXTENDED, AtaMessage::lba48(block)).block(), block);
+        assert_eq!(AtaMessage::lba48(block)[0], 0xbc);
+        assert_eq!(message(0, AtaMessage::lba28(0xfed_cba9)).block(), 0xfed_cba9);
+        assert_eq!(AtaMessage::lba28(0)[3], 0xe0);
+    }
+}

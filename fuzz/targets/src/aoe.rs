@@ -1,0 +1,108 @@
+//! Hostile frames against both sides of ATA over Ethernet. What comes never breaks a session, and what it is asked to do
+//! never lies outside the disk.
+
+use crate::choices::Choices;
+use blockmux_proto::aoe::Address;
+use blockmux_proto::aoe::initiator::{Config, InitiatorSession};
+use blockmux_proto::aoe::target::{DEPTH, TargetSession};
+use blockmux_proto::aoe::unit::{Kept, Unit};
+use blockmux_proto::exports::{Export, Exports, VolumeId};
+use blockmux_proto::frames::{Frame, Port, PortId, Station};
+use blockmux_proto::session::{FrameSession, Initiator, Target, Timed};
+use blockmux_volume::conformance::TestCore;
+use blockmux_volume::{Chunk, Io, MemVolume, Op, Pool, Seg, SgList, Tag, Volume, Waker};
+use blockmux_wire::ethernet::Mac;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Reads `data` as frames to a target: each has its length, its sender and its bytes.
+pub(crate) fn aoe_target(data: &[u8]) {
+    let (mut choices, stream) = Choices::split(data);
+    let volume = Arc::new(MemVolume::new(SIZE));
+    let core = TestCore::new().as_core();
+    let mut channel = volume.open(&core, DEPTH, Waker::idle()).expect("a fuzz target fails loudly");
+    let exports = Exports::new(vec![Export {
+        name: "disk".to_owned(),
+        description: String::new(),
+        read_only: choices.of(&[false, false, true]),
+        volume,
+    }]);
+    let unit = Unit::new(ADDRESS, VolumeId(0), Kept::default(), None);
+    let mut target = TargetSession::new(exports, vec![unit]).expect("it is one disk");
+    let mut now = Instant::now();
+    target.on_port(PortId(0), PORT, now);
+    for bytes in frames(&stream) {
+        let chunk = Chunk::from_slice(bytes);
+        let from = Station {
+            port: PortId(choices.of(&[0, 0, 0, 1])),
+            mac: Mac([2, 0, 0, 0, 0, choices.of(&[1, 2])]),
+        };
+        target.on_frame(&Frame::new(from, &chunk, bytes.len()), now);
+        while let Some((_, io)) = target.poll_io() {
+            assert!(io.op == Op::Flush || io.len <= 0xffff * 512, "{io:?}");
+            let mut done = Vec::new();
+            channel.submit(io);
+            channel.poll(&mut done);
+            done.into_iter().for_each(|done| target.on_io(done));
+        }
+        let outbox = target.frames(now);
+        while let Some(frame) = outbox.pop() {
+            assert!(frame.len() <= PORT.mtu as usize, "an answer has to fit a frame");
+        }
+        now += Duration::from_millis(choices.of(&[0, 1, 1000, 60_000]));
+    }
+    assert!(target.is_idle());
+}
+
+/// Reads `data` as frames to an initiator with a few requests; every one of them completes once, or fails once.
+pub(crate) fn aoe_initiator(data: &[u8]) {
+    let (mut choices, stream) = Choices::split(data);
+    let mut now = Instant::now();
+    let config = Config { address: ADDRESS, patience: Duration::from_secs(5), id: 0 };
+    let mut session = InitiatorSession::new(config, Pool::new(1 << 20), now);
+    session.on_port(PortId(0), PORT, now);
+    let (mut submitted, mut completed) = (0u64, 0);
+    for bytes in frames(&stream) {
+        let chunk = Chunk::from_slice(bytes);
+        let from = Station { port: PortId(0), mac: Mac([2, 0, 0, 0, 0, choices.of(&[1, 1, 2])]) };
+        session.on_frame(&Frame::new(from, &chunk, bytes.len()), now);
+        if session.room() > 0 && submitted < 16 {
+            let len = choices.of(&[512, 1024, 8192, 0]);
+            let op = choices.of(&[Op::Read, Op::Write { fua: true }, Op::Discard { fua: false }, Op::Flush]);
+            let mut io = Io::new(Tag(submitted), op, 0, if op == Op::Flush { 0 } else { len });
+            io.data =
+                matches!(op, Op::Write { .. }).then(|| SgList::one(Seg::from_slice(&vec![1; len as usize])));
+            session.submit(io);
+            submitted += 1;
+        }
+        now += Duration::from_millis(choices.of(&[0, 0, 1, 50]));
+        session.on_timeout(now).expect("nothing breaks it");
+        while session.frames(now).pop().is_some() {}
+        completed += std::iter::from_fn(|| session.poll_done()).count() as u64;
+    }
+    for _ in 0..200 {
+        now += Duration::from_millis(100);
+        session.on_timeout(now).expect("nothing breaks it");
+        while session.frames(now).pop().is_some() {}
+        completed += std::iter::from_fn(|| session.poll_done()).count() as u64;
+    }
+    assert_eq!((completed, session.held()), (submitted, 0), "each completes once");
+}
+
+/// Frames, each behind its length in 16 bits.
+fn frames(stream: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let mut rest = stream;
+    std::iter::from_fn(move || {
+        let (len, after) = rest.split_first_chunk::<2>()?;
+        let len = usize::from(u16::from_be_bytes(*len) % 2048).min(after.len());
+        let (frame, after) = after.split_at(len);
+        rest = after;
+        Some(frame)
+    })
+    .take(MAX_FRAMES)
+}
+
+const ADDRESS: Address = Address { shelf: 1, slot: 0 };
+const PORT: Port = Port { mac: Mac([2; 6]), mtu: 1500, buffers: 64, is_up: true };
+const SIZE: u64 = 64 << 10;
+const MAX_FRAMES: usize = 64;
