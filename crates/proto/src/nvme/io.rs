@@ -9,7 +9,6 @@ use super::subsystem::{Namespace, Subsystem};
 use super::{MAX_DATA, Outcome};
 use crate::exports::VolumeId;
 use crate::scsi::bytes::first_difference;
-use crate::served::{Fence, Passage};
 use blockmux_volume::{IoError, Op, Output, SgList};
 use blockmux_wire::nvme::nvm::{
     CopyFormat, CopySource, DEAC, DSM_DEALLOCATE, DSM_MAX_RANGES, DsmRange, FUA, NLB_MASK, NR_MASK,
@@ -82,37 +81,6 @@ pub(crate) struct Wanted {
     pub(crate) offset: u64,
     pub(crate) len: u64,
     pub(crate) data: Option<SgList>,
-}
-
-/// A queue's way to the volumes of its subsystem.
-pub(crate) struct Gate {
-    fences: Vec<(VolumeId, Fence)>,
-}
-
-impl Gate {
-    pub(crate) fn new(subsystem: &Subsystem) -> Gate {
-        let fence = |namespace: &Namespace| (namespace.volume, Fence::new(&namespace.served));
-        Gate { fences: subsystem.namespaces.iter().map(fence).collect() }
-    }
-
-    /// Whether reservations let the host do this. A flush is for what was written before, and does nobody harm.
-    #[inline]
-    pub(crate) fn admits(&mut self, volume: VolumeId, op: Op) -> bool {
-        let Some(fence) = self.fence(volume) else { return false };
-        let access = fence.access();
-        op == Op::Flush || if op.is_write() { access.writes } else { access.reads }
-    }
-
-    /// Lets an I/O begin, unless a byte of its range is locked.
-    #[inline]
-    pub(crate) fn pass(&mut self, volume: VolumeId, op: Op, (offset, len): (u64, u64)) -> Option<Passage> {
-        self.fence(volume)?.pass(offset, len, op.is_write())
-    }
-
-    #[inline]
-    fn fence(&mut self, volume: VolumeId) -> Option<&mut Fence> {
-        self.fences.iter_mut().find(|(id, _)| *id == volume).map(|(_, fence)| fence)
-    }
 }
 
 impl IoCommand {

@@ -3,7 +3,7 @@
 use super::association::Associations;
 use super::nqn::Nqn;
 use crate::exports::VolumeId;
-use crate::served::Served;
+use crate::served::{Gate, Served};
 use blockmux_volume::VolumeInfo;
 use blockmux_wire::nvmeof::fabrics::DISCOVERY_NQN;
 use sha2::{Digest, Sha256};
@@ -58,6 +58,11 @@ impl Subsystem {
             unique(&format!("{nqn}\n{machine}")).iter().take(10).map(|b| format!("{b:02x}")).collect();
         let associations = Arc::default();
         Subsystem { nqn, serial, namespaces, hosts, associations, is_discovery: false }
+    }
+
+    /// A new queue's way to the volumes.
+    pub(crate) fn gate(&self) -> Gate {
+        Gate::new(self.namespaces.iter().map(|namespace| (namespace.volume, &namespace.served)))
     }
 
     /// The discovery subsystem of a node.

@@ -3,10 +3,10 @@
 use super::node::Node;
 use crate::nvme::admin::AdminQueue;
 use crate::nvme::association::{Host, QueuePlace, Unconnected};
-use crate::nvme::io::Gate;
 use crate::nvme::nqn::Nqn;
 use crate::nvme::subsystem::Subsystem;
 use crate::nvme::{HangUp, MQES, Outcome};
+use crate::served::Gate;
 use blockmux_volume::SgList;
 use blockmux_wire::nvme::status::{CONNECT_INVALID_DATA, ConnectStatus, Status};
 use blockmux_wire::nvmeof::fabrics::{
@@ -120,7 +120,7 @@ fn io(
         Unconnected::NotEnabled => refused(Status::COMMAND_SEQUENCE_ERROR),
         _ => invalid(offset_of!(Connect, qid), false),
     })?;
-    Ok(IoQueue { subsystem: subsystem.clone(), gate: Gate::new(subsystem), _place: place })
+    Ok(IoQueue { subsystem: subsystem.clone(), gate: subsystem.gate(), _place: place })
 }
 
 fn refused(status: impl Into<Status>) -> NotConnected {

@@ -12,6 +12,7 @@
 //! copy is still good, and the ranges are looked at by way of a [`Lane`] of its own.
 
 mod fence;
+mod gate;
 mod image;
 mod ranges;
 mod reservations;
@@ -22,6 +23,7 @@ mod tests;
 pub use image::{ImageError, ReservationStore, SaveTicket};
 
 pub(crate) use fence::Fence;
+pub(crate) use gate::Gate;
 pub(crate) use image::to_image;
 pub(crate) use ranges::{Lane, Passage, RangeGuard, Watch};
 pub(crate) use reservations::{

@@ -35,8 +35,9 @@ impl TargetSession {
                 return self.without_io(at, answer, registers, frame, now);
             }
         };
+        let ranges = SmallVec::new();
         let pending =
-            Pending { from, answer, registers, volume, kind, ranges: SmallVec::new(), is_recent: false, now };
+            Pending { from, answer, registers, volume, kind, ranges, is_recent: false, now, passage: None };
         if kind == Kind::Flush {
             self.recent.on_other(from.mac, answer.tag.get(), now);
             return self.start(pending, Io::new(NO_TAG, Op::Flush, 0, 0));
@@ -110,11 +111,21 @@ impl TargetSession {
         }
     }
 
-    /// Puts a command in flight.
+    /// Puts a command in flight if reservations allow it. While somebody else has its range for itself it is not
+    /// answered: that is over sooner than the initiator sends it again.
     #[inline]
-    pub(super) fn start(&mut self, pending: Pending, mut io: Io) {
+    pub(super) fn start(&mut self, mut pending: Pending, mut io: Io) {
         if !self.has_room(pending.from.mac) {
             return;
+        }
+        if !self.gate.admits(pending.volume, io.op) {
+            return self.fail(&pending, IoError::Reserved);
+        }
+        if io.op != Op::Flush {
+            pending.passage = self.gate.pass(pending.volume, io.op, (io.offset, io.len));
+            if pending.passage.is_none() {
+                return self.keep_silent(&pending);
+            }
         }
         let count = self.in_flight.entry(pending.from.mac).or_default();
         *count = count.saturating_add(1);
@@ -144,6 +155,7 @@ impl TargetSession {
             ranges: SmallVec::new(),
             is_recent: false,
             now,
+            passage: None,
         };
         match command {
             Command::IDENTIFY_DEVICE if registers.sector_count != 1 => {

@@ -21,6 +21,7 @@ use self::reply::Pending;
 use super::unit::{Kept, Unit};
 use crate::exports::{Exports, VolumeId};
 use crate::frames::{Frame, FrameOutbox, Port, PortId, Station};
+use crate::served::Gate;
 use crate::session::{FrameSession, Target, Timed};
 use crate::slots::{Key, Slots};
 use blockmux_volume::{Completion, Io, SgList, Tag};
@@ -35,6 +36,7 @@ use zerocopy::{FromBytes, IntoBytes};
 /// Serves disks to whoever sends frames.
 pub struct TargetSession {
     exports: Exports,
+    gate: Gate,
     /// In the order of their addresses.
     disks: Vec<Disk>,
     ports: Vec<Port>,
@@ -74,7 +76,10 @@ impl TargetSession {
             }
         }
         let disk = |unit: Unit| Disk { version: unit.version(), kept: unit.kept(), unit };
+        let gate =
+            Gate::new(units.iter().filter_map(|unit| Some((unit.volume, exports.served(unit.volume)?))));
         Ok(TargetSession {
+            gate,
             exports,
             disks: units.into_iter().map(disk).collect(),
             ports: Vec::new(),

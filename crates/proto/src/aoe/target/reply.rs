@@ -4,6 +4,7 @@ use super::TargetSession;
 use crate::aoe::error::{Refusal, refusal};
 use crate::exports::VolumeId;
 use crate::frames::Station;
+use crate::served::Passage;
 use crate::slots::Key;
 use blockmux_volume::{IoError, Output, SgList};
 use blockmux_wire::aoe::{AtaMessage, Header};
@@ -27,6 +28,8 @@ pub(super) struct Pending {
     pub(super) is_recent: bool,
     /// When it came.
     pub(super) now: Instant,
+    /// Its I/O is in flight.
+    pub(super) passage: Option<Passage>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +46,8 @@ impl TargetSession {
     /// The volume has done what was asked.
     #[inline]
     pub(super) fn finish(&mut self, key: Key, result: Result<Output, IoError>) {
-        let Some(pending) = self.pending.remove(key) else { return };
+        let Some(mut pending) = self.pending.remove(key) else { return };
+        pending.passage = None;
         let who = pending.from.mac;
         if let Some(count) = self.in_flight.get_mut(&who) {
             *count = count.saturating_sub(1);
@@ -79,11 +83,16 @@ impl TargetSession {
         if let Refusal::Registers { status, error } = refusal {
             return self.answer_registers(pending, status, error, SgList::default());
         }
-        if pending.is_recent {
-            self.recent.on_silence(pending.from.mac, pending.answer.tag.get());
-        }
+        self.keep_silent(pending);
         if let Refusal::Code(code) = refusal {
             self.refuse(pending.from, pending.answer, pending.registers.as_bytes(), code);
+        }
+    }
+
+    /// The command was not done, and is when it is sent again.
+    pub(super) fn keep_silent(&mut self, pending: &Pending) {
+        if pending.is_recent {
+            self.recent.on_silence(pending.from.mac, pending.answer.tag.get());
         }
     }
 

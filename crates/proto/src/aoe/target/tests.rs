@@ -389,6 +389,29 @@ fn only_those_of_a_mask_list_are_listened_to() {
 const MAX_MASKS_AND_ONE: u8 = crate::aoe::unit::MAX_MASKS as u8 + 1;
 
 #[test]
+fn what_other_protocols_reserve_or_lock_is_kept() {
+    use crate::served::{Notices, RangeGuard, Table};
+    let mut bench = Bench::new();
+    let served = bench.target.exports.served(VolumeId(0)).unwrap().clone();
+    let write = registers(ata::Command::WRITE_SECTORS, 0, 1, &[1; 512]);
+    let mut ask = || bench.ask(WHO, (1, 0), Command::ISSUE_ATA_COMMAND, &write).map(|(head, _)| head.error);
+    let holder = served.new_holder();
+    let reserve = |table: &mut Table| -> Result<Notices, ()> {
+        table.reserved_by = Some(holder);
+        Ok(Notices::new())
+    };
+    served.change(false, reserve).unwrap();
+    assert_eq!(ask(), Some(ErrorCode::TARGET_IS_RESERVED.0));
+    served.release(Some(holder));
+    assert_eq!(ask(), Some(0));
+    let guard = RangeGuard::lock(&served, 0, 512).unwrap();
+    assert!(guard.is_alone(), "nothing is in flight any more");
+    assert_eq!(ask(), None);
+    drop(guard);
+    assert_eq!(ask(), Some(0));
+}
+
+#[test]
 fn a_reserved_disk_refuses_others() {
     let mut bench = Bench::new();
     let message = |command: ReserveCommand, macs: &[Mac]| {

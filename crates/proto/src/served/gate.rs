@@ -1,0 +1,36 @@
+//! The fences of several volumes: one NVMe queue, or all who use an AoE target.
+
+use super::{Fence, Passage, Served};
+use crate::exports::VolumeId;
+use blockmux_volume::Op;
+use std::sync::Arc;
+
+/// A session's way to its volumes.
+pub(crate) struct Gate {
+    fences: Vec<(VolumeId, Fence)>,
+}
+
+impl Gate {
+    pub(crate) fn new<'a>(volumes: impl Iterator<Item = (VolumeId, &'a Arc<Served>)>) -> Gate {
+        Gate { fences: volumes.map(|(volume, served)| (volume, Fence::new(served))).collect() }
+    }
+
+    /// Whether reservations let the client do this. A flush is for what was written before, and does nobody harm.
+    #[inline]
+    pub(crate) fn admits(&mut self, volume: VolumeId, op: Op) -> bool {
+        let Some(fence) = self.fence(volume) else { return false };
+        let access = fence.access();
+        op == Op::Flush || if op.is_write() { access.writes } else { access.reads }
+    }
+
+    /// Lets an I/O begin, unless a byte of its range is locked.
+    #[inline]
+    pub(crate) fn pass(&mut self, volume: VolumeId, op: Op, (offset, len): (u64, u64)) -> Option<Passage> {
+        self.fence(volume)?.pass(offset, len, op.is_write())
+    }
+
+    #[inline]
+    fn fence(&mut self, volume: VolumeId) -> Option<&mut Fence> {
+        self.fences.iter_mut().find(|(id, _)| *id == volume).map(|(_, fence)| fence)
+    }
+}
