@@ -105,8 +105,8 @@ impl Gate {
 
     /// Lets an I/O begin, unless a byte of its range is locked.
     #[inline]
-    pub(crate) fn pass(&mut self, volume: VolumeId, offset: u64, len: u64) -> Option<Passage> {
-        self.fence(volume)?.pass(offset, len)
+    pub(crate) fn pass(&mut self, volume: VolumeId, op: Op, offset: u64, len: u64) -> Option<Passage> {
+        self.fence(volume)?.pass(offset, len, op.is_write())
     }
 
     #[inline]

@@ -148,7 +148,7 @@ impl TargetSession {
             return self.io_failed(slot, IoError::Reserved);
         }
         if op == Op::Read || op.is_write() {
-            entry.passage = queue.gate.pass(volume, offset, len);
+            entry.passage = queue.gate.pass(volume, op, offset, len);
             if entry.passage.is_none() {
                 return self.held.push_back((slot, wanted));
             }
