@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 #![warn(clippy::indexing_slicing, clippy::unwrap_used, clippy::arithmetic_side_effects)]
 
+mod coverage;
 mod digest;
 pub mod exports;
 pub mod iscsi;
