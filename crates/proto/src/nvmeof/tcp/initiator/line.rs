@@ -1,7 +1,7 @@
 //! One connection to a controller: what it agreed on, and where in the controller's stream we are.
 
 use super::Digests;
-use super::pdu::{Fault, Header};
+use super::pdu::{self, Fault, Header};
 use crate::digest::Crc;
 use crate::nvmeof::initiator::Commands;
 use crate::outbox::Outbox;
@@ -12,7 +12,7 @@ use blockmux_wire::nvmeof::tcp::{
     COMMON_HEADER_LEN, CommonHeader, DATA_LEN, DGST_DATA, DGST_HEADER, DIGEST_LEN, FatalError, IC_LEN, IcReq,
     IcResp, MAXH2CDATA_MIN, PDA_MAX, PduType, TermReq,
 };
-use zerocopy::{FromBytes, FromZeros, IntoBytes};
+use zerocopy::{FromBytes, FromZeros, IntoBytes, transmute_ref};
 
 /// A connection with one queue.
 pub(super) struct Line {
@@ -60,7 +60,7 @@ impl Line {
         outbox.push_head(request.as_bytes());
         Line {
             terms: Terms { digests, alignment: 4, max_h2c_data: MAXH2CDATA_MIN, in_capsule },
-            reading: Reading::Head(IC_LEN),
+            reading: Reading::Head(DATA_LEN),
             pool,
             is_open: false,
             last_header: [0; DATA_LEN],
@@ -106,13 +106,18 @@ impl Line {
         if let Some(header) = bytes.first_chunk() {
             self.last_header = *header;
         }
-        if let Ok((common, _)) = CommonHeader::read_from_prefix(bytes)
-            && PduType(common.pdu_type) != PduType::IC_RESP
-        {
-            let fes = FatalError::PDU_SEQUENCE_ERROR;
-            return Err(Fault::new("sent something else than ICResp first", fes, reference));
+        match CommonHeader::read_from_prefix(bytes).map(|(common, _)| PduType(common.pdu_type)) {
+            Ok(PduType::IC_RESP) | Err(_) => {}
+            Ok(PduType::C2H_TERM_REQ) => return Err(pdu::ended(transmute_ref!(&self.last_header))),
+            Ok(_) => {
+                let fes = FatalError::PDU_SEQUENCE_ERROR;
+                return Err(Fault::new("sent something else than ICResp first", fes, reference));
+            }
         }
-        let Ok((response, _)) = IcResp::read_from_prefix(bytes) else { return Ok(None) };
+        let Ok((response, _)) = IcResp::read_from_prefix(bytes) else {
+            self.reading = Reading::Head(IC_LEN);
+            return Ok(None);
+        };
         let common = response.common;
         if usize::from(common.hlen) != IC_LEN || common.plen.get() as usize != IC_LEN {
             return Err(Fault::field("sent an ICResp of a wrong length", 2, reference));

@@ -20,6 +20,9 @@ mod queue;
 mod receive;
 mod send;
 
+#[cfg(test)]
+mod tests;
+
 pub use crate::nvmeof::initiator::{
     AdminConfig, Ask, ControllerInfo, FoundSubsystem, HostId, Names, NamespaceInfo, Refused,
 };

@@ -146,7 +146,7 @@ impl Head {
 
 /// What the controller says of us as it ends the connection.
 #[cold]
-fn ended(request: &TermReq) -> Fault {
+pub(super) fn ended(request: &TermReq) -> Fault {
     let what = match FatalError(request.fes.get()) {
         FatalError::INVALID_PDU_HEADER_FIELD => "ended the connection: a field of a header is invalid",
         FatalError::PDU_SEQUENCE_ERROR => "ended the connection: a PDU out of sequence",
