@@ -12,8 +12,8 @@ use blockmux_proto::exports::{Export, Exports};
 use blockmux_proto::iscsi::initiator::{InitiatorSession, Mode, wishes};
 use blockmux_proto::iscsi::node::{Access, Node, Portal, TargetNode};
 use blockmux_proto::iscsi::target::TargetSession;
-use blockmux_proto::session::NoControl;
 use blockmux_proto::scsi::{Identity, LogicalUnit, Target, TargetPort};
+use blockmux_proto::session::NoControl;
 use blockmux_volume::{
     Channel, Completion, Core, DelayVolume, Delays, Io, IoError, MemVolume, Op, Pool, ReadyList, Seg, SgList,
     Tag, Volume, VolumeInfo, Waker,

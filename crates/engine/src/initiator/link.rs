@@ -241,7 +241,8 @@ impl<D: Dialer, H: Host> Link<D, H> {
     #[inline]
     fn is_control_due(&mut self) -> bool {
         self.turns = self.turns.wrapping_add(1);
-        !self.is_open() || self.turns.is_multiple_of(CONTROL_EVERY)
+        let is_open = matches!(self.state, State::Open { is_checked: true, .. });
+        !is_open || self.turns.is_multiple_of(CONTROL_EVERY)
     }
 
     /// Lets the control do what it has to; without it there is no session.
