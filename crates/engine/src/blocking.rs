@@ -48,7 +48,7 @@ pub fn run_session<S: StreamSession>(
 ) -> Result<(), Broken> {
     run(address, session, timeout, done).map_err(|broken| match broken {
         // How the system tells that it was waited for in vain.
-        Broken::Socket(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+        Broken::Socket(error) if is_timeout(&error) => {
             let words = format!("no answer within {} s", timeout.as_secs());
             Broken::Socket(io::Error::new(ErrorKind::TimedOut, words))
         }
@@ -66,6 +66,10 @@ fn run<S: StreamSession>(
     let deadline = Instant::now() + timeout;
     let mut chunk = Chunk::new(Memory::from_heap(2 * MAX_DEMAND));
     loop {
+        let now = Instant::now();
+        if session.poll_timeout().is_some_and(|due| now >= due) {
+            session.on_timeout(now)?;
+        }
         let sent = socket.write_all(&session.outbox().take_bytes());
         // A target that has told all may be gone before it hears the good-bye.
         if done(session) {
@@ -81,11 +85,15 @@ fn run<S: StreamSession>(
                 if chunk.room() < MAX_DEMAND {
                     chunk.compact();
                 }
+                let due = session.poll_timeout().map_or(deadline, |due| due.min(deadline));
+                socket.wait_at_most(due.saturating_duration_since(Instant::now()).max(SHORTEST_WAIT))?;
                 match socket.read(chunk.spare()) {
                     Ok(0) => return session.on_end().map_err(Broken::from),
                     Ok(received) => chunk.fill(received),
                     // What is left of an io_uring that this thread had may do that.
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    // It is the session's time.
+                    Err(error) if is_timeout(&error) && due < deadline => {}
                     Err(error) => return Err(error.into()),
                 }
             }
@@ -120,8 +128,29 @@ fn connect(address: &Address, timeout: Duration) -> io::Result<Box<dyn ReadWrite
     }
 }
 
-trait ReadWrite: Read + Write {}
-impl<T: Read + Write> ReadWrite for T {}
+trait ReadWrite: Read + Write {
+    /// How long reading waits.
+    fn wait_at_most(&self, time: Duration) -> io::Result<()>;
+}
+
+impl ReadWrite for TcpStream {
+    fn wait_at_most(&self, time: Duration) -> io::Result<()> {
+        self.set_read_timeout(Some(time))
+    }
+}
+
+impl ReadWrite for Socket {
+    fn wait_at_most(&self, time: Duration) -> io::Result<()> {
+        self.set_read_timeout(Some(time))
+    }
+}
+
+fn is_timeout(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)
+}
+
+/// No time at all would be forever.
+const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 
 #[cfg(test)]
 mod tests {

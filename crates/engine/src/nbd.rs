@@ -10,6 +10,7 @@ use blockmux_proto::nbd::initiator::{
     Config, ExportInfo, Features, InitiatorSession, ListedExport, Mode, Refused,
 };
 use blockmux_proto::nbd::target::TargetSession;
+use blockmux_proto::session::NoControl;
 use blockmux_volume::{Core, Pool, VolumeInfo};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -98,12 +99,19 @@ pub struct NbdDialer {
 
 impl Dialer for NbdDialer {
     type Session = InitiatorSession;
+    type Control = NoControl;
 
     fn address(&self) -> &Address {
         &self.endpoint.address
     }
 
-    fn session(&self, _link: u32, pool: &Pool, now: Instant) -> InitiatorSession {
+    fn session(
+        &self,
+        _link: u32,
+        _control: Option<&NoControl>,
+        pool: &Pool,
+        now: Instant,
+    ) -> InitiatorSession {
         let config =
             Config { export: self.endpoint.export.clone(), mode: Mode::Go, features: Features::default() };
         InitiatorSession::new(config, pool.clone(), now)

@@ -12,6 +12,7 @@ use blockmux_engine::reactor::PollPolicy;
 use blockmux_engine::socket::{Address, Listener};
 use blockmux_proto::exports::{Export, Exports};
 use blockmux_proto::nbd::initiator::{Config, Features, Headers, InitiatorSession, Mode};
+use blockmux_proto::session::NoControl;
 use blockmux_volume::{MemVolume, Pool, Volume, VolumeInfo};
 use conforms::conforms;
 use std::path::Path;
@@ -81,12 +82,19 @@ impl FormDialer {
 
 impl Dialer for FormDialer {
     type Session = InitiatorSession;
+    type Control = NoControl;
 
     fn address(&self) -> &Address {
         &self.address
     }
 
-    fn session(&self, _link: u32, pool: &Pool, now: Instant) -> InitiatorSession {
+    fn session(
+        &self,
+        _link: u32,
+        _control: Option<&NoControl>,
+        pool: &Pool,
+        now: Instant,
+    ) -> InitiatorSession {
         self.log_in(Mode::Go, pool, now)
     }
 

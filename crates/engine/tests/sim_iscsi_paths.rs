@@ -13,6 +13,7 @@ use blockmux_proto::iscsi::initiator::{InitiatorSession, Mode, wishes};
 use blockmux_proto::iscsi::node::{Access, Node, Portal, TargetNode};
 use blockmux_proto::iscsi::target::TargetSession;
 use blockmux_proto::scsi::{Identity, LogicalUnit, Target, TargetPort};
+use blockmux_proto::session::NoControl;
 use blockmux_volume::{
     Channel, Completion, Core, DelayVolume, Delays, Io, IoError, MemVolume, Op, Pool, ReadyList, Seg, SgList,
     Tag, Volume, VolumeInfo, Waker,
@@ -32,6 +33,7 @@ struct TwoPaths([IscsiDialer; 2]);
 
 impl Dialer for TwoPaths {
     type Session = InitiatorSession;
+    type Control = NoControl;
 
     fn address(&self) -> &Address {
         &self.0[0].address
@@ -45,7 +47,13 @@ impl Dialer for TwoPaths {
         &self.0[path].address
     }
 
-    fn session(&self, link: u32, pool: &Pool, now: Instant) -> InitiatorSession {
+    fn session(
+        &self,
+        link: u32,
+        _control: Option<&NoControl>,
+        pool: &Pool,
+        now: Instant,
+    ) -> InitiatorSession {
         self.0[0].log_in(Mode::Use, link, pool, now).with_other_paths()
     }
 

@@ -185,6 +185,53 @@ pub enum PathRank {
     Unusable,
 }
 
+/// What has to be open before an initiator's session can be, and for as long as that is: an admin queue of NVMe.
+pub trait Control: StreamSession {
+    /// Whether a session may begin.
+    fn is_ready(&self) -> bool;
+
+    /// The session beside it is over: ends this one softly, at once.
+    fn on_stop(&mut self);
+}
+
+/// The control of protocols that have none.
+#[derive(Debug)]
+pub enum NoControl {}
+
+impl Timed for NoControl {}
+
+impl StreamSession for NoControl {
+    fn demand(&self) -> Demand {
+        match *self {}
+    }
+
+    fn on_bytes(&mut self, _input: &Chunk) -> Result<usize, ProtocolError> {
+        match *self {}
+    }
+
+    fn on_placed(&mut self) -> Result<(), ProtocolError> {
+        match *self {}
+    }
+
+    fn on_end(&mut self) -> Result<(), ProtocolError> {
+        match *self {}
+    }
+
+    fn outbox(&mut self) -> &mut Outbox {
+        match *self {}
+    }
+}
+
+impl Control for NoControl {
+    fn is_ready(&self) -> bool {
+        match *self {}
+    }
+
+    fn on_stop(&mut self) {
+        match *self {}
+    }
+}
+
 /// The user side of an initiator session: with a connection under it, it is a channel.
 pub trait Initiator: Timed {
     /// Whether log-in is done and [`Initiator::room`] means something.

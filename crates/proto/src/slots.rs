@@ -69,6 +69,15 @@ impl<T> Slots<T> {
         (slot.value.is_some() && key.short() == short).then_some(key)
     }
 
+    /// The key whose form in 16 bits this is, if that occupant is still there. A table of at most 1,024 slots has one.
+    #[inline]
+    pub(crate) fn find_narrow(&self, narrow: u16) -> Option<Key> {
+        let index = u32::from(narrow & NARROW_INDEX);
+        let slot = self.slots.get(index as usize)?;
+        let key = Key::new(slot.generation, index);
+        (slot.value.is_some() && key.narrow() == narrow).then_some(key)
+    }
+
     /// How many slots are taken.
     #[inline]
     pub(crate) fn len(&self) -> usize {
@@ -108,6 +117,12 @@ impl Key {
         self.generation() << 16 | (self.0 & u64::from(u16::MAX)) as u32
     }
 
+    /// In 16 bits: ten of the index, and six of the generation.
+    #[inline]
+    pub(crate) fn narrow(self) -> u16 {
+        (self.generation() as u16) << NARROW_INDEX.count_ones() | self.0 as u16 & NARROW_INDEX
+    }
+
     fn index(self) -> usize {
         (self.0 & u64::from(u32::MAX)) as usize
     }
@@ -117,9 +132,24 @@ impl Key {
     }
 }
 
+/// The index in a key of 16 bits.
+const NARROW_INDEX: u16 = (1 << 10) - 1;
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_key_of_16_bits_is_good_for_one_occupant_only() {
+        let mut slots = Slots::default();
+        let keys: Vec<_> = (0..1024).map(|n| slots.insert(n)).collect();
+        assert!(keys.iter().all(|key| slots.find_narrow(key.narrow()) == Some(*key)));
+        slots.remove(keys[1023]);
+        assert_eq!(slots.find_narrow(keys[1023].narrow()), None);
+        let again = slots.insert(0);
+        assert_eq!(slots.find_narrow(keys[1023].narrow()), None);
+        assert_eq!(slots.find_narrow(again.narrow()), Some(again));
+    }
 
     #[test]
     fn a_key_is_good_for_one_occupant_only() {

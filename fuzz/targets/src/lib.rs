@@ -21,6 +21,7 @@ mod nbd_initiator;
 mod nbd_pair;
 mod nbd_server_stream;
 mod nbd_target;
+mod nvme_tcp_initiator;
 mod nvme_tcp_target;
 mod outbox;
 mod requests;
@@ -50,7 +51,9 @@ pub const TARGETS: &[Target] = &[
     Target { name: "nbd_pair", run: nbd_pair::nbd_pair },
     Target { name: "nbd_target", run: nbd_target::nbd_target },
     Target { name: "nbd_uri", run: text::nbd_uri },
+    Target { name: "nvme_tcp_initiator", run: nvme_tcp_initiator::nvme_tcp_initiator },
     Target { name: "nvme_tcp_target", run: nvme_tcp_target::nvme_tcp_target },
+    Target { name: "nvme_url", run: text::nvme_url },
     Target { name: "outbox", run: outbox::outbox },
     Target { name: "volume_spec", run: text::volume_spec },
 ];

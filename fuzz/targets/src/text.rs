@@ -2,6 +2,7 @@
 
 use blockmux_proto::iscsi;
 use blockmux_proto::nbd::uri::Uri;
+use blockmux_proto::nvmeof;
 use blockmux_volume::Spec;
 use std::fmt::{Debug, Display};
 use std::str::FromStr;
@@ -20,6 +21,15 @@ pub(crate) fn iscsi_url(data: &[u8]) {
             assert!(shown.starts_with("iscsi://") && shown.parse::<iscsi::url::Url>().is_err());
         }
         Ok(_) => reads_back::<iscsi::url::Url>(data),
+        Err(error) => is_one_line(&error),
+    }
+}
+
+/// Reads `data` as a URL of NVMe/TCP.
+pub(crate) fn nvme_url(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    match text.parse::<nvmeof::url::Url>() {
+        Ok(_) => reads_back::<nvmeof::url::Url>(data),
         Err(error) => is_one_line(&error),
     }
 }

@@ -29,6 +29,7 @@ const BANS: &[Ban] = &[
             ("crates/engine/src/frames/kernel", "packet sockets, which take addresses of I/O memory"),
             ("crates/engine/src/file/kernel", "submission entries and the system calls of files"),
             ("crates/proto/tests/iscsi_initiator_allocations", "an allocator that counts"),
+            ("crates/proto/tests/nvme_tcp_initiator_allocations", "an allocator that counts"),
             ("crates/proto/tests/iscsi_target_allocations", "an allocator that counts"),
             ("crates/proto/tests/nvme_tcp_target_allocations", "an allocator that counts"),
             ("crates/proto/tests/scsi_no_allocation", "an allocator that counts"),

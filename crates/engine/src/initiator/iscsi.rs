@@ -25,6 +25,7 @@ use blockmux_proto::iscsi::login::operational::Parameters;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::Chap;
 use blockmux_proto::scsi::Lun;
+use blockmux_proto::session::NoControl;
 use blockmux_volume::{Pool, VolumeInfo};
 use std::net::{IpAddr, ToSocketAddrs};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -304,6 +305,7 @@ impl IscsiDialer {
 
 impl Dialer for IscsiDialer {
     type Session = InitiatorSession;
+    type Control = NoControl;
 
     fn address(&self) -> &Address {
         self.path(0)
@@ -317,7 +319,13 @@ impl Dialer for IscsiDialer {
         self.homes.get(path).unwrap_or(&self.endpoint.address)
     }
 
-    fn session(&self, link: u32, pool: &Pool, now: Instant) -> InitiatorSession {
+    fn session(
+        &self,
+        link: u32,
+        _control: Option<&NoControl>,
+        pool: &Pool,
+        now: Instant,
+    ) -> InitiatorSession {
         let config = self.endpoint.config(Mode::Use, self.random.isid(link));
         let session = InitiatorSession::new(config, pool.clone(), self.random.seed(), now);
         if self.homes.len() > 1 { session.with_other_paths() } else { session }

@@ -1,5 +1,6 @@
 //! One session of a channel, over all its lives: dials, replays, waits, gives up.
 
+use super::control::ControlLine;
 use super::lanes::{Dial, Lanes};
 use super::moves::{Move, Moves};
 use super::retry::{Retry, Verdict};
@@ -34,6 +35,8 @@ pub(super) struct Link<D: Dialer, H: Host> {
     /// Wakes whoever uses the channel.
     consumer: Waker,
     party: Rc<Party>,
+    /// Open before the session and as long as it is; `None` where the protocol has none, or without a connection.
+    control: Option<ControlLine<D::Control, H>>,
     state: State<D::Session, H>,
     /// Waits for a session, or for room in it; replayed requests first.
     pub(super) queue: VecDeque<Io>,
@@ -45,6 +48,8 @@ pub(super) struct Link<D: Dialer, H: Host> {
     /// It had a session since it was last at rest: what waits may have been sent before, and waits for this link.
     was_open: bool,
     is_parked: bool,
+    /// How often it has run.
+    turns: u32,
     /// The channel is gone: say goodbye and end.
     pub(super) is_closing: bool,
 }
@@ -60,6 +65,8 @@ enum State<S, H: Host> {
         connection: Connection<H>,
         until: Instant,
     },
+    /// The control is brought up: until then nothing else can be.
+    Controlling,
     /// Logging in, or logged in.
     Open {
         lanes: Lanes<H>,
@@ -83,13 +90,16 @@ impl<D: Dialer, H: Host> Task for LinkTask<D, H> {
     fn park(&mut self) {
         let mut link = self.0.borrow_mut();
         link.is_parked = true;
+        if let Some(control) = &mut link.control {
+            control.park();
+        }
         match &mut link.state {
             State::Open { lanes, .. } => {
                 lanes.park();
                 link.watch();
             }
             State::Connecting { connection, .. } => connection.park_connecting(),
-            State::Down | State::Pausing { .. } => {}
+            State::Down | State::Pausing { .. } | State::Controlling => {}
         }
     }
 }
@@ -118,6 +128,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 waker: waker.clone(),
                 consumer: consumer.clone(),
                 party: party.clone(),
+                control: None,
                 state: State::Pausing { until: core.now() },
                 queue: VecDeque::with_capacity(depth as usize),
                 done: Vec::with_capacity(depth as usize),
@@ -126,6 +137,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 in_flight: 0,
                 was_open: false,
                 is_parked: false,
+                turns: 0,
                 is_closing: false,
             }));
             made = Some(link.clone());
@@ -183,8 +195,10 @@ impl<D: Dialer, H: Host> Link<D, H> {
 
     #[inline]
     fn run(&mut self) -> Progress {
-        self.is_parked = false;
+        let was_parked = std::mem::replace(&mut self.is_parked, false);
         let completed_before = self.done.len();
+        let controlled =
+            if was_parked || self.is_control_due() { self.run_control() } else { Progress::Idle };
         let progress = match &mut self.state {
             State::Open { .. } => {
                 self.check_silence();
@@ -194,12 +208,53 @@ impl<D: Dialer, H: Host> Link<D, H> {
             State::Pausing { until } if *until > self.core.now() => Progress::Idle,
             State::Pausing { .. } => self.dial(),
             State::Connecting { .. } => self.run_connecting(),
+            State::Controlling => self.run_controlling(),
         };
+        let progress = if progress == Progress::Idle { controlled } else { progress };
         if self.done.len() > completed_before {
             self.consumer.wake();
         }
         let ends = self.is_closing && !matches!(self.state, State::Open { .. });
-        if ends { Progress::Done } else { progress }
+        if ends {
+            self.end_control();
+            return Progress::Done;
+        }
+        progress
+    }
+
+    /// Whether a task that runs over and over looks at its control now: not each time, which would cost a system call
+    /// each time, but all the time while nothing goes without it.
+    #[inline]
+    fn is_control_due(&mut self) -> bool {
+        self.turns = self.turns.wrapping_add(1);
+        let is_open = matches!(self.state, State::Open { is_checked: true, .. });
+        !is_open || self.turns.is_multiple_of(CONTROL_EVERY)
+    }
+
+    /// Lets the control do what it has to; without it there is no session.
+    #[inline]
+    fn run_control(&mut self) -> Progress {
+        let Some(control) = &mut self.control else { return Progress::Idle };
+        let turn = control.turn();
+        let refusal = self.dialer.control_refusal(control.session());
+        match (turn, refusal) {
+            (_, Some(reason)) => self.give_up(&reason),
+            (Ok(progress), None) => progress,
+            (Err(broken), None) => self.lose(&broken.to_string()),
+        }
+    }
+
+    /// Once the control is ready, dials for the session.
+    fn run_controlling(&mut self) -> Progress {
+        let is_ready = self.control.as_ref().is_some_and(ControlLine::is_ready);
+        if is_ready { self.dial() } else { Progress::Idle }
+    }
+
+    /// The session is over: says goodbye.
+    fn end_control(&mut self) {
+        if let Some(mut control) = self.control.take() {
+            control.end();
+        }
     }
 
     fn dial(&mut self) -> Progress {
@@ -225,11 +280,21 @@ impl<D: Dialer, H: Host> Link<D, H> {
             None => self.lose("no answer"),
             Some(Err(error)) => self.lose(&error.to_string()),
             Some(Ok(())) => {
-                let session = self.dialer.session(self.number, self.core.pool(), self.core.now());
                 let State::Connecting { connection, .. } = std::mem::replace(&mut self.state, State::Down)
                 else {
                     return Progress::Idle;
                 };
+                let (pool, now) = (self.core.pool(), self.core.now());
+                if self.control.is_none()
+                    && let Some(control) = self.dialer.control(pool, now)
+                {
+                    self.control = Some(ControlLine::new(connection, control));
+                    self.state = State::Controlling;
+                    self.run_control();
+                    return Progress::More;
+                }
+                let control = self.control.as_ref().map(ControlLine::session);
+                let session = self.dialer.session(self.number, control, pool, now);
                 self.state = State::Open { lanes: Lanes::new(connection), session, is_checked: false };
                 self.run_open();
                 Progress::More
@@ -453,6 +518,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
     fn take_back(&mut self) {
         self.in_flight = 0;
         self.silence.on_loss();
+        self.end_control();
         if let State::Open { mut session, is_checked, .. } = std::mem::replace(&mut self.state, State::Down) {
             let open = self.party.open.get();
             self.party.open.set(open.saturating_sub(usize::from(is_checked)));
@@ -484,6 +550,8 @@ fn lost(tag: Tag) -> Completion {
 
 /// How long a path is left alone that was lost for all patience, while others are there.
 const PROBE_PAUSE: Duration = Duration::from_secs(5);
+/// Runs of a task that is busy between two looks at its control.
+const CONTROL_EVERY: u32 = 64;
 
 /// Why a session is over.
 enum Ended {

@@ -23,18 +23,22 @@
 //!
 //! A target may say that it is elsewhere. A link follows it there at once; when that connection is lost, it asks where
 //! it asked first, unless the move was for good.
+//!
+//! A protocol may need a second connection beside each, which is opened first and lives as long: see `control`.
 
+mod control;
 pub mod iscsi;
 mod lanes;
 mod link;
 mod moves;
+pub mod nvme;
 mod retry;
 mod silence;
 
 use crate::host::Host;
 use crate::reactor::EngineCore;
 use crate::socket::Address;
-use blockmux_proto::session::{Initiator, PathRank, StreamSession};
+use blockmux_proto::session::{Control, Initiator, PathRank, StreamSession};
 use blockmux_volume::{Channel, Completion, Core, Io, IoError, Pool, Volume, VolumeInfo, Waker};
 use link::Link;
 pub use moves::Move;
@@ -51,6 +55,10 @@ pub trait Dialer: Send + Sync + 'static {
     /// The protocol's session.
     type Session: StreamSession + Initiator + 'static;
 
+    /// What has to be open before a session and beside it, on a connection of its own; [`NoControl`] for protocols
+    /// without.
+    type Control: Control + 'static;
+
     /// Where to connect.
     fn address(&self) -> &Address;
 
@@ -64,9 +72,16 @@ pub trait Dialer: Send + Sync + 'static {
         self.address()
     }
 
-    /// A new session that logs in by one of the paths. `link` is the same for all sessions of one connection's lives, and no other's: what
+    /// A new control for the session to come, if the protocol has one.
+    fn control(&self, _pool: &Pool, _now: Instant) -> Option<Self::Control> {
+        None
+    }
+
+    /// A new session that logs in by one of the paths, beside the control that [`Dialer::control`] made and that
+    /// is ready. `link` is the same for all sessions of one connection's lives, and no other's: what
     /// a target still does for the one before can be ended with it.
-    fn session(&self, link: u32, pool: &Pool, now: Instant) -> Self::Session;
+    fn session(&self, link: u32, control: Option<&Self::Control>, pool: &Pool, now: Instant)
+    -> Self::Session;
 
     /// Whether a session that has just logged in leads to the volume that it is meant to.
     ///
@@ -82,6 +97,11 @@ pub trait Dialer: Send + Sync + 'static {
     /// # Errors
     /// If that is no address that can be dialled.
     fn moved(&self, _session: &Self::Session) -> Option<Result<Move, String>> {
+        None
+    }
+
+    /// The same of a control, and whether what it has found is what it is meant to lead to.
+    fn control_refusal(&self, _control: &Self::Control) -> Option<String> {
         None
     }
 }

@@ -8,6 +8,7 @@ use blockmux_proto::iscsi::login::operational::Parameters;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::{Access, Node, Portal, TargetNode};
 use blockmux_proto::scsi::{Identity, LogicalUnit, Lun, Target};
+use blockmux_proto::session::NoControl;
 use blockmux_volume::{Pool, VolumeInfo};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -62,12 +63,19 @@ impl IscsiDialer {
 
 impl Dialer for IscsiDialer {
     type Session = InitiatorSession;
+    type Control = NoControl;
 
     fn address(&self) -> &Address {
         &self.address
     }
 
-    fn session(&self, link: u32, pool: &Pool, now: Instant) -> InitiatorSession {
+    fn session(
+        &self,
+        link: u32,
+        _control: Option<&NoControl>,
+        pool: &Pool,
+        now: Instant,
+    ) -> InitiatorSession {
         self.log_in(Mode::Use, link, pool, now)
     }
 

@@ -3,6 +3,7 @@
 use blockmux_engine::initiator::Dialer;
 use blockmux_engine::socket::Address;
 use blockmux_proto::nbd::initiator::{Config, Features, InitiatorSession, Mode};
+use blockmux_proto::session::NoControl;
 use blockmux_volume::Pool;
 use std::time::Instant;
 
@@ -13,12 +14,19 @@ pub(crate) struct NbdDialer {
 
 impl Dialer for NbdDialer {
     type Session = InitiatorSession;
+    type Control = NoControl;
 
     fn address(&self) -> &Address {
         &self.address
     }
 
-    fn session(&self, _link: u32, pool: &Pool, now: Instant) -> InitiatorSession {
+    fn session(
+        &self,
+        _link: u32,
+        _control: Option<&NoControl>,
+        pool: &Pool,
+        now: Instant,
+    ) -> InitiatorSession {
         let config = Config { export: "disk0".to_owned(), mode: Mode::Go, features: self.features };
         InitiatorSession::new(config, pool.clone(), now)
     }

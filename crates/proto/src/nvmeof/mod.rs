@@ -5,9 +5,13 @@
 //!        │                      ▲
 //!        │                      └── Node: which subsystems there are, and where
 //!        └──commands──▶ nvme::admin, nvme::io
+//!
+//!   tcp::initiator ◀──commands── initiator: an admin queue's questions, I/O of one namespace
 //! ```
 
 mod connect;
 mod discovery;
+pub mod initiator;
 pub mod node;
 pub mod tcp;
+pub mod url;

@@ -1,14 +1,14 @@
 //! NVMe/TCP, as the commands know it.
 //!
 //! Unless the config file has subsystems, each volume is a subsystem of its own, named `nqn.2026-11.blockmux:NAME`, and
-//! in it the only namespace, number 1. There is only the target's side yet.
+//! in it the only namespace, number 1.
 
 mod config;
+mod remote;
 
 pub(crate) use config::{ConfiguredSubsystem, SubsystemEntry};
 
-use super::{Protocol, Remote, Service, Settings, Way};
-use crate::failure::Failure;
+use super::{Protocol, Service, Settings, Way};
 use crate::machine::machine_id;
 use crate::output::shell_word;
 use blockmux_engine::listener::Serve;
@@ -28,7 +28,7 @@ pub(crate) const NVME_TCP: Protocol = Protocol {
     port: 4420,
     schemes: &[("nvme+tcp", Transport::Tcp)],
     unspoken_schemes: &[],
-    url_forms: &[],
+    url_forms: &["nvme+tcp://host/subsystem-nqn/nsid"],
     // There is no place for one.
     max_description: usize::MAX,
     max_logical_block: 64 << 10,
@@ -41,8 +41,8 @@ pub(crate) const NVME_TCP: Protocol = Protocol {
     },
     serve,
     ways,
-    connect: None,
-    remote,
+    connect: Some(remote::connect),
+    remote: remote::of_url,
 };
 
 /// Serves to accepted connections: every port leads to every subsystem.
@@ -101,10 +101,6 @@ fn ways(settings: &Settings, address: &Address, volume: &str) -> Vec<Way> {
         of_volume.map(|(nsid, _)| (&subsystem.nqn, *nsid))
     });
     namespaces.map(|(nqn, nsid)| way(nqn, nsid)).collect()
-}
-
-fn remote(url: &str) -> Result<Box<dyn Remote>, Failure> {
-    Err(Failure::request(format!("{url}: NVMe/TCP is served, but cannot be reached by this Blockmux yet")))
 }
 
 /// The name of the subsystem that a volume is.

@@ -7,7 +7,6 @@
 //! [`InitiatorSession`] is driven as [`crate::session`] says. When it is over, its demand is [`Demand::Close`]; then
 //! [`InitiatorSession::refused`] says whether the server would not have us.
 
-mod coverage;
 mod export;
 mod extents;
 mod handshake;

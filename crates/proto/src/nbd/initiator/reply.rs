@@ -5,10 +5,10 @@
 //! where it belongs; block status is read descriptor by descriptor. Every length is checked against the request
 //! before anything is done with it.
 
-use super::coverage::Misfit;
 use super::export::Headers;
 use super::head::{self, Head, Kind, shortest};
 use super::transmission::Transmission;
+use crate::coverage::Misfit;
 use crate::outbox::Outbox;
 use crate::session::ProtocolError;
 use crate::slots::Key;

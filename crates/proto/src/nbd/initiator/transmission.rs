@@ -8,11 +8,12 @@
 //! once its data comes, everything behind that would wait too. One that is alone does not wait, but takes memory
 //! from the heap, so that there always is a reply after which to ask the pool again.
 
+use super::DEPTH;
 use super::export::ExportInfo;
 use super::extents::Extents;
 use super::reply::{LEND_UP_TO, Reading};
 use super::request::{Pieces, Plan, Terms, ZEROES, push_disconnect};
-use super::{DEPTH, coverage::Coverage};
+use crate::coverage::Coverage;
 use crate::nbd::errno::to_io_error;
 use crate::outbox::Outbox;
 use crate::slots::{Key, Slots};

@@ -1,14 +1,15 @@
-//! Which bytes of a read have arrived: every byte exactly once (proto.md, "Request types", `NBD_CMD_READ`).
+//! Which bytes of a transfer have come, or were asked for: every byte exactly once (NBD: proto.md, "Request types",
+//! `NBD_CMD_READ`; NVMe/TCP: TCP Transport 1.0 §3.3.2).
 
 use smallvec::SmallVec;
 
 /// Byte ranges relative to the request's offset, sorted, apart from each other.
 #[derive(Default)]
-pub(super) struct Coverage(SmallVec<[(u32, u32); 2]>);
+pub(crate) struct Coverage(SmallVec<[(u32, u32); 2]>);
 
 /// What is wrong with a range.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Misfit {
+pub(crate) enum Misfit {
     /// Some of its bytes had arrived before.
     Overlap,
     /// It would make more than [`MAX_RANGES`] ranges with gaps between them.
@@ -17,19 +18,19 @@ pub(super) enum Misfit {
 
 impl Coverage {
     /// Whether nothing has arrived.
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     /// Whether all of a request of `len` bytes has arrived.
     #[inline]
-    pub(super) fn is_whole(&self, len: u64) -> bool {
+    pub(crate) fn is_whole(&self, len: u64) -> bool {
         matches!(self.0.as_slice(), [(0, end)] if u64::from(*end) == len)
     }
 
     /// Adds bytes `start..end`, which are not none.
     #[inline]
-    pub(super) fn add(&mut self, start: u32, end: u32) -> Result<(), Misfit> {
+    pub(crate) fn add(&mut self, start: u32, end: u32) -> Result<(), Misfit> {
         if self.0.is_empty() {
             self.0.push((start, end));
             return Ok(());

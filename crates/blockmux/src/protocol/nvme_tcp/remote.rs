@@ -1,0 +1,287 @@
+//! A URL of NVMe/TCP, and what its subsystem tells and has.
+
+use super::default_nqn;
+use crate::failure::Failure;
+use crate::output::both_sizes;
+use crate::protocol::{Description, Found, FoundExport, Remote};
+use crate::reach;
+use blockmux_engine::initiator::nvme::{self, ConnectError, Endpoint, host_nqn_of};
+use blockmux_engine::socket::Address;
+use blockmux_proto::nvme::nqn::Nqn;
+use blockmux_proto::nvmeof::tcp::initiator::{
+    ControllerInfo, Digests, FoundSubsystem, HostId, Names, NamespaceInfo, Refused,
+};
+use blockmux_proto::nvmeof::url::{Url, read_uuid};
+use blockmux_volume::Volume;
+use blockmux_volume::spec;
+use blockmux_wire::nvme::status::ConnectStatus;
+use blockmux_wire::nvmeof::fabrics::{DISCOVERY_NQN, SubsystemType, TransportType};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Reads a URL.
+pub(super) fn of_url(text: &str) -> Result<Box<dyn Remote>, Failure> {
+    let shown = spec::Url::new(text);
+    let url: Url = text.parse().map_err(|error| Failure::request(format!("{shown}: {error}")))?;
+    Ok(Box::new(NvmeRemote { url }))
+}
+
+/// Reaches namespace 1 of the subsystem that a volume is where we serve it.
+pub(super) fn connect(address: &Address, volume: &str) -> Result<Arc<dyn Volume>, String> {
+    let url = "nvme+tcp://localhost".parse::<Url>().map_err(|error| error.to_string())?;
+    let subsystem = Nqn::new(&default_nqn(volume)).ok_or("the volume's name makes no NQN")?;
+    let endpoint = Endpoint { patience: OWN_PATIENCE, ..endpoint(&url, address, &subsystem, 1) };
+    let volume = nvme::connect(endpoint).map_err(|error| error.to_string())?;
+    Ok(Arc::new(volume))
+}
+
+struct NvmeRemote {
+    url: Url,
+}
+
+impl Remote for NvmeRemote {
+    fn open(&self, connections: u32) -> Result<Arc<dyn Volume>, Failure> {
+        let subsystem = self.subsystem()?;
+        let connections = self.url.connections.unwrap_or(connections);
+        let volume =
+            self.ask(|address| nvme::connect(endpoint(&self.url, address, subsystem, connections)))?;
+        Ok(Arc::new(volume))
+    }
+
+    fn describe(&self) -> Result<Description, Failure> {
+        let subsystem = self.subsystem()?;
+        let told = self.ask(|address| nvme::describe(&endpoint(&self.url, address, subsystem, 1)))?;
+        Ok(Description { rows: self.rows(subsystem, &told), json: self.json(subsystem, &told) })
+    }
+
+    /// Of a discovery controller every subsystem, and with a subsystem in the URL its namespaces.
+    fn discover(&self) -> Result<Found, Failure> {
+        self.ask(|address| self.list(address))
+    }
+}
+
+impl NvmeRemote {
+    fn subsystem(&self) -> Result<&Nqn, Failure> {
+        self.url.subsystem.as_ref().ok_or_else(|| {
+            let url = &self.url;
+            Failure::request(format!(
+                "{url}: names no subsystem; write {url}/subsystem-nqn/nsid, as `blockmux discover {url}` lists them"
+            ))
+        })
+    }
+
+    /// Asks every address of the host in turn, until one can be spoken to.
+    fn ask<T>(&self, ask: impl FnMut(&Address) -> Result<T, ConnectError>) -> Result<T, Failure> {
+        let addresses = reach::addresses(&self.url, &self.url.host, self.url.port)?;
+        let is_out_of_reach = |error: &ConnectError| matches!(error, ConnectError::Broken { .. });
+        reach::ask_each(&self.url, &addresses, ask, is_out_of_reach)?.map_err(|error| self.refused(&error))
+    }
+
+    fn refused(&self, error: &ConnectError) -> Failure {
+        let url = &self.url;
+        let list = format!("`blockmux discover '{}'` lists what it has", url.discovery());
+        let advice = match error {
+            ConnectError::Broken { .. } | ConnectError::Silent { .. } => {
+                "check that an NVMe/TCP target listens there".to_owned()
+            }
+            ConnectError::Refused { refused, .. } => match refused {
+                Refused::NoNamespace(_) => list,
+                Refused::Connect(status) => match ConnectStatus(status.status().0) {
+                    ConnectStatus::CONNECT_INVALID_HOST => {
+                        "name a host that it lets in, as ?hostnqn=NQN".to_owned()
+                    }
+                    ConnectStatus::CONNECT_INVALID_PARAMETERS => list,
+                    _ => "ask whoever runs the target".to_owned(),
+                },
+                _ => "ask whoever runs the target".to_owned(),
+            },
+        };
+        Failure::request(format!("{url}: {error}; {advice}"))
+    }
+
+    fn rows(&self, subsystem: &Nqn, told: &nvme::Description) -> Vec<(&'static str, String)> {
+        let nvme::Description { controller, namespace } = told;
+        let access = if namespace.read_only { "read-only" } else { "read-write" };
+        let cache = if namespace.write_cache { "writes are stable after a flush" } else { "none" };
+        let device = format!("{} {}", controller.model, controller.firmware);
+        vec![
+            ("subsystem", subsystem.to_string()),
+            ("namespace", namespace.nsid.to_string()),
+            ("device", device.trim().to_owned()),
+            ("serial", controller.serial.clone()),
+            ("identity", namespace.identity.clone()),
+            ("size", both_sizes(namespace.size())),
+            ("access", access.to_owned()),
+            ("blocks", format!("logical {}, physical {}", namespace.block_len, namespace.physical_block)),
+            ("cache", cache.to_owned()),
+            ("provisioning", provisioning(namespace).to_owned()),
+            ("queues", self.queues(controller, namespace)),
+        ]
+    }
+
+    fn queues(&self, controller: &ControllerInfo, namespace: &NamespaceInfo) -> String {
+        let entries = controller.max_entries.min(self.url.queue_size.into());
+        let digest = |is_on| if is_on { "CRC32C" } else { "none" };
+        let (header, data) = (digest(self.url.header_digest), digest(self.url.data_digest));
+        format!(
+            "{entries} entries, {} bytes a command, {} of them with it, header digest {header}, data digest {data}",
+            namespace.max_transfer, controller.in_capsule
+        )
+    }
+
+    fn json(&self, subsystem: &Nqn, told: &nvme::Description) -> Value {
+        let nvme::Description { controller, namespace } = told;
+        json!({
+            "url": self.url.to_string(),
+            "protocol": "nvme-tcp",
+            "subsystem": subsystem.as_str(),
+            "nsid": namespace.nsid,
+            "cntlid": controller.cntlid,
+            "version": controller.version,
+            "model": controller.model,
+            "firmware": controller.firmware,
+            "serial": controller.serial,
+            "identity": namespace.identity,
+            "size": namespace.size(),
+            "read_only": namespace.read_only,
+            "logical_block": namespace.block_len,
+            "physical_block": namespace.physical_block,
+            "write_cache": namespace.write_cache,
+            "provisioning": provisioning(namespace),
+            "optimal_io_boundary": namespace.noiob,
+            "max_transfer": namespace.max_transfer,
+            "max_entries": controller.max_entries,
+            "in_capsule_data": controller.in_capsule,
+            "header_digest": self.url.header_digest,
+            "data_digest": self.url.data_digest,
+        })
+    }
+
+    fn list(&self, address: &Address) -> Result<Found, ConnectError> {
+        if let Some(subsystem) = &self.url.subsystem {
+            let exports = self.namespaces(address, subsystem, &self.url)?;
+            return Ok(Found { url: self.url.to_string(), exports, left_out: 0 });
+        }
+        let discovery = Nqn::new(DISCOVERY_NQN).expect("the specification's own name is one");
+        let (found, left_out) = nvme::discover(&endpoint(&self.url, address, &discovery, 1))?;
+        let mut exports = Vec::new();
+        for found in found.iter().filter(|found| is_for_us(found)) {
+            let Some(nqn) = Nqn::new(&found.nqn) else { continue };
+            let Some(url) = self.place_of(address, found, &nqn) else { continue };
+            // Others may be out of our reach, and each would be waited for.
+            if (&url.host, url.port) != (&self.url.host, self.url.port) {
+                exports.push(export(&url, None));
+                continue;
+            }
+            match self.namespaces(address, &nqn, &url) {
+                Ok(namespaces) => exports.extend(namespaces),
+                Err(error) => {
+                    tracing::warn!("subsystem {nqn}: {error}");
+                    exports.push(export(&url, None));
+                }
+            }
+        }
+        Ok(Found { url: self.url.discovery().to_string(), exports, left_out })
+    }
+
+    fn namespaces(&self, address: &Address, nqn: &Nqn, url: &Url) -> Result<Vec<FoundExport>, ConnectError> {
+        let (controller, namespaces) = nvme::namespaces(&endpoint(url, address, nqn, 1))?;
+        let of_namespace = |namespace: &NamespaceInfo| {
+            export(&Url { nsid: namespace.nsid, ..url.clone() }, Some((&controller, namespace)))
+        };
+        Ok(namespaces.iter().map(of_namespace).collect())
+    }
+
+    /// Where a subsystem is reached: as the URL says where that is the same place.
+    fn place_of(&self, address: &Address, found: &FoundSubsystem, nqn: &Nqn) -> Option<Url> {
+        let here = Url { subsystem: Some(nqn.clone()), nsid: 1, ..self.url.clone() };
+        let host =
+            if found.address.contains(':') { format!("[{}]", found.address) } else { found.address.clone() };
+        if format!("{host}:{}", found.service) == address.to_string() {
+            return Some(here);
+        }
+        let port = found.service.parse().ok().filter(|port| *port > 0)?;
+        Some(Url { host: found.address.clone(), port, ..here })
+    }
+}
+
+/// A subsystem with namespaces that this side can speak to.
+fn is_for_us(found: &FoundSubsystem) -> bool {
+    TransportType(found.transport) == TransportType::TCP && SubsystemType(found.kind) == SubsystemType::NVM
+}
+
+fn export(url: &Url, told: Option<(&ControllerInfo, &NamespaceInfo)>) -> FoundExport {
+    FoundExport {
+        name: url.subsystem.as_ref().map(|nqn| format!("{nqn}/{}", url.nsid)).unwrap_or_default(),
+        url: url.to_string(),
+        description: told.map(|(controller, _)| controller.model.clone()).unwrap_or_default(),
+        size: told.map(|(_, namespace)| namespace.size()),
+    }
+}
+
+fn provisioning(namespace: &NamespaceInfo) -> &'static str {
+    match (namespace.max_deallocate_blocks.is_some(), namespace.is_thin) {
+        (true, true) => "thin",
+        (true, false) => "deallocates",
+        (false, _) => "full",
+    }
+}
+
+fn endpoint(url: &Url, address: &Address, subsystem: &Nqn, connections: u32) -> Endpoint {
+    let host_id = url.host_id.or_else(|| url.host_nqn.as_ref().map(id_of_nqn)).unwrap_or_else(own_id);
+    let own = || Nqn::new(&host_nqn_of(&host_id)).expect("it is made of letters that names have");
+    let host = url.host_nqn.clone().unwrap_or_else(own);
+    Endpoint {
+        address: address.clone(),
+        names: Names { host, host_id, subsystem: subsystem.clone() },
+        nsid: url.nsid,
+        digests: Digests { header: url.header_digest, data: url.data_digest },
+        entries: url.queue_size,
+        keep_alive: url.keep_alive,
+        connections,
+        patience: url.reconnect,
+    }
+}
+
+/// The identifier in a host's name, as most have one, or one that is made from the name.
+fn id_of_nqn(nqn: &Nqn) -> HostId {
+    let uuid = nqn.as_str().rsplit_once("uuid:").and_then(|(_, uuid)| read_uuid(uuid));
+    uuid.unwrap_or_else(|| hash(nqn.as_str()))
+}
+
+/// This machine's identifier as a host.
+fn own_id() -> HostId {
+    let uname = rustix::system::uname();
+    let machine = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
+    hash(&format!("{} {}", uname.nodename().to_string_lossy(), machine.trim()))
+}
+
+/// A UUID of version 8, the same for the same text: FNV-1a.
+fn hash(text: &str) -> HostId {
+    let (basis, prime) =
+        (0x6c62_272e_07bb_0142_62b8_2175_6295_c58d_u128, 0x0100_0000_0000_0000_0000_013b_u128);
+    let hash = text.bytes().fold(basis, |hash, byte| (hash ^ u128::from(byte)).wrapping_mul(prime));
+    let mut id = hash.to_be_bytes();
+    id[6] = id[6] & 0x0f | 0x80;
+    id[8] = id[8] & 0x3f | 0x80;
+    id
+}
+
+/// Whoever serves to itself has nobody to wait for.
+const OWN_PATIENCE: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hosts_identifier_is_that_in_its_name() {
+        let id = [0x11; 16];
+        assert_eq!(id_of_nqn(&Nqn::new(&host_nqn_of(&id)).unwrap()), id);
+        let other = id_of_nqn(&Nqn::new("nqn.2026-11.test:host").unwrap());
+        assert_eq!((other[6] >> 4, other[8] >> 6), (8, 2));
+        assert_eq!(other, hash("nqn.2026-11.test:host"));
+        assert_ne!(other, hash("nqn.2026-11.test:other"));
+    }
+}

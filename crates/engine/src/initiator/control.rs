@@ -1,0 +1,60 @@
+//! The second connection of a link, where a protocol needs one: an admin queue of NVMe.
+//!
+//! ```text
+//!   dial ▶ ControlLine ▶ ready ▶ dial ▶ session
+//! ```
+//! It belongs to its link, on the link's core, and both live and die together: a session without its control is none,
+//! and a control without its session has nothing to do. See decision 14.
+
+use crate::connection::{Broken, Connection, Inflow};
+use crate::host::Host;
+use crate::reactor::Progress;
+use blockmux_proto::session::Control;
+
+/// A control with the connection under it.
+pub(super) struct ControlLine<C, H: Host> {
+    connection: Connection<H>,
+    session: C,
+}
+
+impl<C: Control, H: Host> ControlLine<C, H> {
+    pub(super) fn new(connection: Connection<H>, session: C) -> ControlLine<C, H> {
+        ControlLine { connection, session }
+    }
+
+    pub(super) fn session(&self) -> &C {
+        &self.session
+    }
+
+    /// Whether the session that it is for may begin.
+    pub(super) fn is_ready(&self) -> bool {
+        self.session.is_ready()
+    }
+
+    /// Receives and sends what there is.
+    #[inline]
+    pub(super) fn turn(&mut self) -> Result<Progress, Broken> {
+        self.connection.check_deadline(&mut self.session)?;
+        let inflow = self.connection.receive(&mut self.session)?;
+        self.connection.send(self.session.outbox())?;
+        match inflow {
+            Inflow::Finished => {
+                let error = std::io::Error::other("the controller closed its admin queue");
+                Err(Broken::Socket(error))
+            }
+            Inflow::More => Ok(Progress::More),
+            Inflow::Drained => Ok(Progress::Drained),
+            Inflow::Empty | Inflow::Blocked => Ok(Progress::Idle),
+        }
+    }
+
+    pub(super) fn park(&mut self) {
+        self.connection.park();
+    }
+
+    /// Says goodbye; whether that arrives changes nothing.
+    pub(super) fn end(&mut self) {
+        self.session.on_stop();
+        let _ = self.connection.send(self.session.outbox());
+    }
+}

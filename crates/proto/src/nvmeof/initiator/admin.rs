@@ -1,0 +1,285 @@
+//! The commands of an admin queue under way: those of the bring-up, Keep Alive, and the shutdown at the end.
+
+use super::Names;
+use super::bring_up::{BringUp, Learned};
+use super::command::{self, Commands, Progress, Request, Transfer};
+use super::discovery::FoundSubsystem;
+use super::info::{ControllerInfo, NamespaceInfo};
+use super::refused::Refused;
+use crate::session::ProtocolError;
+use crate::slots::{Key, Slots};
+use blockmux_volume::{Seg, SgList};
+use blockmux_wire::nvme::Cqe;
+use blockmux_wire::nvme::opcode::AdminOpcode;
+use blockmux_wire::nvme::property::{
+    CC, CC_EN, CC_IOCQES_SHIFT, CC_IOSQES_SHIFT, CC_SHN_NORMAL, CC_SHN_SHIFT,
+};
+use std::time::{Duration, Instant};
+
+pub use super::bring_up::Ask;
+
+/// What an admin queue is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AdminConfig {
+    /// Who connects, and where to.
+    pub names: Names,
+    /// What to ask.
+    pub ask: Ask,
+    /// Keep alive timeout, whole milliseconds; 0: none.
+    pub keep_alive: Duration,
+}
+
+/// An admin queue's commands.
+pub(crate) struct Admin {
+    commands: Slots<Command>,
+    bring_up: BringUp,
+    /// A question is under way, or waits.
+    is_asked: bool,
+    refused: Option<Refused>,
+    keep_alive: Duration,
+    /// A Keep Alive is to be sent.
+    is_due: bool,
+    is_shutting_down: bool,
+    timers: Timers,
+}
+
+struct Timers {
+    /// The latest time that this queue was told.
+    now: Instant,
+    /// When everything has to be known.
+    deadline: Instant,
+    next_keep_alive: Option<Instant>,
+    /// Since when the controller is to become ready, once that time was told, and how long it may take.
+    unready: Option<(Option<Instant>, Duration)>,
+    /// When to ask again.
+    ask_again: Option<Instant>,
+}
+
+struct Command {
+    purpose: Purpose,
+    transfer: Transfer,
+    payload: SgList,
+    progress: Progress,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Purpose {
+    Question,
+    KeepAlive,
+    Shutdown,
+}
+
+impl Admin {
+    pub(crate) fn new(config: AdminConfig, now: Instant) -> Admin {
+        let kato_ms = u32::try_from(config.keep_alive.as_millis()).unwrap_or(u32::MAX);
+        let keep_alive = Duration::from_millis(kato_ms.into());
+        Admin {
+            commands: Slots::default(),
+            bring_up: BringUp::new(config.ask, config.names, kato_ms),
+            is_asked: false,
+            refused: None,
+            keep_alive,
+            is_due: false,
+            is_shutting_down: false,
+            timers: Timers {
+                now,
+                deadline: now.checked_add(BRING_UP_TIMEOUT).unwrap_or(now),
+                next_keep_alive: if kato_ms > 0 { half(now, keep_alive) } else { None },
+                unready: None,
+                ask_again: None,
+            },
+        }
+    }
+
+    /// Whether everything is known that was asked for.
+    pub(crate) fn is_known(&self) -> bool {
+        self.bring_up.is_known()
+    }
+
+    pub(crate) fn refused(&self) -> Option<&Refused> {
+        self.refused.as_ref()
+    }
+
+    pub(crate) fn controller(&self) -> &ControllerInfo {
+        &self.bring_up.controller
+    }
+
+    pub(crate) fn namespaces(&self) -> &[NamespaceInfo] {
+        &self.bring_up.namespaces
+    }
+
+    /// What the discovery log page has, and how many entries more than we keep.
+    pub(crate) fn found(&self) -> (&[FoundSubsystem], u64) {
+        (&self.bring_up.found.0, self.bring_up.found.1)
+    }
+
+    /// Ends the association in order, as far as there is one.
+    pub(crate) fn shut_down(&mut self) {
+        self.is_shutting_down = true;
+    }
+
+    /// The next command to send.
+    pub(crate) fn next(&mut self) -> Option<Request> {
+        if self.is_shutting_down || self.refused.is_some() {
+            return None;
+        }
+        if std::mem::take(&mut self.is_due) {
+            let sqe = command::admin(AdminOpcode::KEEP_ALIVE);
+            return Some(self.begin(Purpose::KeepAlive, sqe, Transfer::Nothing, SgList::default()));
+        }
+        if std::mem::replace(&mut self.is_asked, true) {
+            return None;
+        }
+        let (sqe, transfer, payload) = self.bring_up.question()?;
+        Some(self.begin(Purpose::Question, sqe, transfer, payload))
+    }
+
+    /// The last command: a normal shutdown.
+    pub(crate) fn last(&mut self) -> Request {
+        let sizes = 6 << CC_IOSQES_SHIFT | 4 << CC_IOCQES_SHIFT;
+        let sqe = command::property_set(CC, sizes | CC_SHN_NORMAL << CC_SHN_SHIFT | CC_EN);
+        self.begin(Purpose::Shutdown, sqe, Transfer::Nothing, SgList::default())
+    }
+
+    /// Whether there is a controller that could be shut down.
+    pub(crate) fn is_enabled(&self) -> bool {
+        self.bring_up.is_enabled()
+    }
+
+    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
+        let timers = &self.timers;
+        // Whether it becomes ready is looked at whenever that is asked.
+        let is_due = !self.is_known() && timers.unready.is_none();
+        let bring_up = is_due.then_some(timers.deadline);
+        [bring_up, timers.ask_again, timers.next_keep_alive].into_iter().flatten().min()
+    }
+
+    /// # Errors
+    /// If the controller is silent.
+    pub(crate) fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
+        self.timers.now = now;
+        if self.timers.ask_again.is_some_and(|at| now >= at) {
+            self.on_pause_over(now);
+        }
+        let is_late = now >= self.timers.deadline && self.timers.unready.is_none() && !self.is_known();
+        if is_late && self.refused.is_none() {
+            return Err(ProtocolError {
+                what: "did not tell what it is within 30 seconds",
+                reference: "NVMe Base 2.0 §3.5, Controller Initialization",
+            });
+        }
+        if self.timers.next_keep_alive.is_some_and(|at| now >= at) {
+            let is_unanswered =
+                !self.commands.keys_of(|command| command.purpose == Purpose::KeepAlive).is_empty();
+            if is_unanswered {
+                return Err(ProtocolError {
+                    what: "did not answer a Keep Alive in time",
+                    reference: "NVMe Base 2.0 §3.9, Keep Alive",
+                });
+            }
+            // Before the controller is enabled there is nothing to keep.
+            self.is_due = self.is_enabled();
+            // Half of the time is left for it to get there.
+            self.timers.next_keep_alive = half(now, self.keep_alive);
+        }
+        Ok(())
+    }
+
+    /// Asks again, unless the controller has had its time to become ready.
+    fn on_pause_over(&mut self, now: Instant) {
+        self.timers.ask_again = None;
+        self.is_asked = false;
+        let Some((since, time)) = &mut self.timers.unready else { return };
+        if now.saturating_duration_since(*since.get_or_insert(now)) >= *time {
+            self.refused.get_or_insert(Refused::NotReady(time.as_secs().max(1)));
+        }
+    }
+
+    fn begin(
+        &mut self,
+        purpose: Purpose,
+        sqe: blockmux_wire::nvme::Sqe,
+        transfer: Transfer,
+        payload: SgList,
+    ) -> Request {
+        let progress = Progress::default();
+        let key = self.commands.insert(Command { purpose, transfer, payload, progress });
+        Request { key, sqe, transfer }
+    }
+
+    /// The bring-up's question was answered.
+    fn on_answer(&mut self, command: &Command, cqe: &Cqe) {
+        let is_whole = command.progress.is_whole(command.transfer) && !command.progress.is_corrupt;
+        if cqe.status.is_success() && !is_whole {
+            // Ask again: a digest was wrong, or data was missing. The deadline bounds how often.
+            return self.pause();
+        }
+        let data = match command.transfer {
+            Transfer::In(_) => command.payload.to_vec(),
+            _ => Vec::new(),
+        };
+        match self.bring_up.on_answer(cqe, &data) {
+            Ok(Learned::More | Learned::All) => {
+                self.is_asked = false;
+                if self.timers.unready.take().is_some() {
+                    let anew = self.timers.now.checked_add(BRING_UP_TIMEOUT);
+                    self.timers.deadline = anew.unwrap_or(self.timers.deadline);
+                }
+            }
+            Ok(Learned::Later(time)) => {
+                self.timers.unready.get_or_insert((None, time));
+                self.pause();
+            }
+            Err(refused) => {
+                self.refused.get_or_insert(refused);
+            }
+        }
+    }
+
+    fn pause(&mut self) {
+        self.timers.ask_again = self.timers.now.checked_add(PAUSE);
+    }
+}
+
+impl Commands for Admin {
+    fn find(&self, cid: u16) -> Option<Key> {
+        self.commands.find_narrow(cid)
+    }
+
+    fn transport(&mut self, key: Key) -> Option<(&mut Progress, Transfer)> {
+        self.commands.get_mut(key).map(|command| (&mut command.progress, command.transfer))
+    }
+
+    fn data_out(&mut self, key: Key) -> Option<(&SgList, usize)> {
+        self.commands.get_mut(key).map(|command| (&command.payload, 0))
+    }
+
+    fn data_in(&mut self, key: Key) -> Option<(&SgList, usize)> {
+        self.commands.get_mut(key).map(|command| (&command.payload, 0))
+    }
+
+    fn is_lendable(&mut self, _key: Key, _len: usize) -> bool {
+        false
+    }
+
+    fn lend(&mut self, _key: Key, _data: Seg) {}
+
+    fn finish(&mut self, key: Key, cqe: &Cqe) {
+        let Some(command) = self.commands.remove(key) else { return };
+        match command.purpose {
+            Purpose::Question => self.on_answer(&command, cqe),
+            // What matters is that it was answered.
+            Purpose::KeepAlive | Purpose::Shutdown => {}
+        }
+    }
+}
+
+/// When half of the time from now on is over.
+fn half(now: Instant, time: Duration) -> Option<Instant> {
+    now.checked_add(time.checked_div(2)?)
+}
+
+/// For everything that is asked, CAP.TO apart.
+const BRING_UP_TIMEOUT: Duration = Duration::from_secs(30);
+/// Between two questions whether the controller is ready.
+const PAUSE: Duration = Duration::from_millis(20);

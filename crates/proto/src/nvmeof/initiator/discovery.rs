@@ -1,0 +1,197 @@
+//! Reading the discovery log page, piece by piece (Base 2.0 §5.16.1.23).
+
+use super::info::text;
+use blockmux_wire::nvmeof::fabrics::{DISCOVERY_ENTRY_LEN, DiscoveryEntry, DiscoveryHeader};
+use zerocopy::FromBytes;
+
+/// One entry of a discovery log page.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FoundSubsystem {
+    /// The subsystem's name.
+    pub nqn: String,
+    /// TRTYPE: 3 is TCP.
+    pub transport: u8,
+    /// SUBTYPE: 1 a referral, 2 a subsystem with namespaces, 3 this discovery subsystem.
+    pub kind: u8,
+    /// Where: an address.
+    pub address: String,
+    /// Where: for TCP a port.
+    pub service: String,
+    /// It is not to be had without TLS.
+    pub needs_tls: bool,
+}
+
+/// A log page in the making.
+#[derive(Default)]
+pub(super) struct LogReader {
+    generation: u64,
+    records: u64,
+    /// The next entry to read; `None`: the header comes first.
+    next: Option<u64>,
+    found: Vec<FoundSubsystem>,
+    restarts: u32,
+}
+
+/// What comes after a piece.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    More,
+    Whole,
+    /// It changed each time that it was read.
+    Restless,
+}
+
+impl LogReader {
+    /// Where the next piece begins, and how long it is, in bytes.
+    pub(super) fn piece(&self) -> (u64, u32) {
+        let entry = DISCOVERY_ENTRY_LEN as u64;
+        match self.next {
+            None => (0, DISCOVERY_ENTRY_LEN as u32),
+            // Read again, to see whether it is still the same.
+            Some(next) if next >= self.wanted() => (0, DISCOVERY_ENTRY_LEN as u32),
+            Some(next) => {
+                let count = self.wanted().saturating_sub(next).min(ENTRIES_AT_ONCE);
+                (next.saturating_add(1).saturating_mul(entry), count.saturating_mul(entry) as u32)
+            }
+        }
+    }
+
+    /// A piece has come.
+    pub(super) fn on_piece(&mut self, data: &[u8]) -> Next {
+        match self.next {
+            None => self.begin(data),
+            Some(next) if next >= self.wanted() => {
+                let is_same = DiscoveryHeader::read_from_bytes(data)
+                    .is_ok_and(|header| header.genctr.get() == self.generation);
+                if is_same {
+                    return Next::Whole;
+                }
+                self.restarts = self.restarts.saturating_add(1);
+                if self.restarts >= MAX_RESTARTS { Next::Restless } else { self.begin(data) }
+            }
+            Some(next) => {
+                let mut count = 0;
+                for entry in data.chunks_exact(DISCOVERY_ENTRY_LEN) {
+                    if let Ok(entry) = DiscoveryEntry::ref_from_bytes(entry) {
+                        self.found.push(found(entry));
+                    }
+                    count = u64::saturating_add(count, 1);
+                }
+                self.next = Some(next.saturating_add(count.max(1)));
+                Next::More
+            }
+        }
+    }
+
+    /// What was found, and how many entries more there are than we keep.
+    pub(super) fn into_found(self) -> (Vec<FoundSubsystem>, u64) {
+        let left_out = self.records.saturating_sub(MAX_ENTRIES);
+        (self.found, left_out)
+    }
+
+    fn begin(&mut self, data: &[u8]) -> Next {
+        let Ok(header) = DiscoveryHeader::ref_from_bytes(data) else { return Next::Restless };
+        (self.generation, self.records) = (header.genctr.get(), header.numrec.get());
+        self.found.clear();
+        self.next = Some(0);
+        if self.records == 0 { Next::Whole } else { Next::More }
+    }
+
+    fn wanted(&self) -> u64 {
+        self.records.min(MAX_ENTRIES)
+    }
+}
+
+fn found(entry: &DiscoveryEntry) -> FoundSubsystem {
+    FoundSubsystem {
+        nqn: text(&entry.subnqn),
+        transport: entry.trtype,
+        kind: entry.subtype,
+        address: text(&entry.traddr),
+        service: text(&entry.trsvcid),
+        needs_tls: entry.treq & TREQ_SECURE == TREQ_REQUIRED,
+    }
+}
+
+/// The secure channel in TREQ.
+const TREQ_SECURE: u8 = 3;
+/// It is required.
+const TREQ_REQUIRED: u8 = 1;
+/// The most entries that are kept.
+const MAX_ENTRIES: u64 = 10_000;
+/// Read by one command: every controller takes 4 KiB.
+const ENTRIES_AT_ONCE: u64 = 4;
+/// How often to begin anew when the log changes.
+const MAX_RESTARTS: u32 = 8;
+
+#[cfg(test)]
+#[allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
+mod tests {
+    use super::*;
+    use zerocopy::{FromZeros, IntoBytes};
+
+    fn header(generation: u64, records: u64) -> Vec<u8> {
+        let head = DiscoveryHeader {
+            genctr: generation.into(),
+            numrec: records.into(),
+            ..DiscoveryHeader::new_zeroed()
+        };
+        head.as_bytes().to_vec()
+    }
+
+    fn entries(count: usize) -> Vec<u8> {
+        let mut entry = DiscoveryEntry { trtype: 3, subtype: 2, treq: 1, ..DiscoveryEntry::new_zeroed() };
+        entry.subnqn[..5].copy_from_slice(b"nqn.a");
+        entry.traddr = [b' '; 256];
+        entry.traddr[..7].copy_from_slice(b"::1\0\x07\xff ");
+        entry.as_bytes().repeat(count)
+    }
+
+    #[test]
+    fn a_log_is_read_in_pieces_and_looked_at_again() {
+        let mut reader = LogReader::default();
+        assert_eq!(reader.piece(), (0, 1024));
+        assert_eq!(reader.on_piece(&header(7, 5)), Next::More);
+        assert_eq!(reader.piece(), (1024, 4096));
+        assert_eq!(reader.on_piece(&entries(4)), Next::More);
+        assert_eq!(reader.piece(), (5 * 1024, 1024));
+        assert_eq!(reader.on_piece(&entries(1)), Next::More);
+        assert_eq!(reader.piece(), (0, 1024));
+        assert_eq!(reader.on_piece(&header(7, 5)), Next::Whole);
+        let (found, left_out) = reader.into_found();
+        assert_eq!((found.len(), left_out), (5, 0));
+        assert_eq!((found[0].nqn.as_str(), found[0].address.as_str()), ("nqn.a", "::1"));
+        assert!(found[0].needs_tls);
+    }
+
+    #[test]
+    fn a_log_that_changes_is_read_anew_and_not_forever() {
+        let mut reader = LogReader::default();
+        let mut next = Next::More;
+        for generation in 0..100 {
+            next = reader.on_piece(&header(generation, 1));
+            if next != Next::More {
+                break;
+            }
+            assert_eq!(reader.on_piece(&entries(1)), Next::More);
+        }
+        assert_eq!(next, Next::Restless);
+    }
+
+    #[test]
+    fn a_log_of_any_length_costs_bounded_memory() {
+        let mut reader = LogReader::default();
+        reader.on_piece(&header(0, u64::MAX));
+        let mut pieces = 0;
+        while reader.piece().0 > 0 {
+            reader.on_piece(&entries(4));
+            pieces += 1;
+        }
+        assert_eq!(pieces, 2500);
+        assert_eq!(reader.on_piece(&header(0, u64::MAX)), Next::Whole);
+        assert_eq!(
+            reader.into_found(),
+            (vec![found(DiscoveryEntry::ref_from_bytes(&entries(1)).unwrap()); 10_000], u64::MAX - 10_000)
+        );
+    }
+}

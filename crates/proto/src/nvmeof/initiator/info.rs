@@ -1,0 +1,248 @@
+//! What Identify tells of a controller and a namespace, as far as a host uses it.
+
+use super::refused::Refused;
+use blockmux_volume::{MAX_TRANSFER, VolumeInfo};
+use blockmux_wire::nvme::identify::{
+    DLFEAT_WRITE_ZEROES_DEALLOCATES, IdentifyController, IdentifyControllerNvm, IdentifyNamespace,
+    NSATTR_WRITE_PROTECTED, NSFEAT_OPTPERF, NSFEAT_THIN, NamespaceDescriptor, NamespaceIdType,
+    ONCS_DATASET_MANAGEMENT, ONCS_WRITE_ZEROES, VWC_PRESENT,
+};
+use blockmux_wire::nvme::nvm::NLB_MASK;
+use blockmux_wire::nvme::{CQE_LEN, SQE_LEN};
+use zerocopy::FromBytes;
+
+/// A controller.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ControllerInfo {
+    /// Its identifier, which Connect told.
+    pub cntlid: u16,
+    /// As VS has it.
+    pub version: u32,
+    /// Serial number.
+    pub serial: String,
+    /// Model number.
+    pub model: String,
+    /// Firmware revision.
+    pub firmware: String,
+    /// The most entries of a queue.
+    pub max_entries: u32,
+    /// The most data of one command, in bytes; `None`: no limit.
+    pub max_transfer: Option<u64>,
+    /// The most data that may go with a command of an I/O queue, in bytes.
+    pub in_capsule: u32,
+    /// Commands in flight on one queue; 0: as many as it has entries for.
+    pub max_commands: u16,
+    /// Optional NVM commands: ONCS.
+    pub oncs: u16,
+    /// A volatile write cache is present.
+    pub write_cache: bool,
+    /// The most logical blocks of one Write Zeroes, as log2 in units of the least page; 0: not told.
+    pub wzsl: u8,
+    /// The most logical blocks of one range of Dataset Management; 0: no limit.
+    pub dmrsl: u32,
+    /// The most logical blocks of one Dataset Management; 0: no limit.
+    pub dmsl: u64,
+    /// log2 of the least memory page, in bytes.
+    pub page_shift: u32,
+}
+
+/// A namespace.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NamespaceInfo {
+    /// Its number in its subsystem.
+    pub nsid: u32,
+    /// In logical blocks.
+    pub blocks: u64,
+    /// Of a logical block, in bytes.
+    pub block_len: u32,
+    /// What is efficient to write, in bytes.
+    pub physical_block: u32,
+    /// Write protected.
+    pub read_only: bool,
+    /// Writes are stable only after a flush.
+    pub write_cache: bool,
+    /// Thin provisioning.
+    pub is_thin: bool,
+    /// The most data of one command, in bytes.
+    pub max_transfer: u64,
+    /// The most logical blocks of one Write Zeroes; `None`: not supported.
+    pub max_zeroes_blocks: Option<u64>,
+    /// Write Zeroes deallocates where it is asked to.
+    pub zeroes_deallocate: bool,
+    /// The most logical blocks that one command deallocates; `None`: not supported.
+    pub max_deallocate_blocks: Option<u64>,
+    /// What is deallocated in one piece, in bytes.
+    pub deallocate_granularity: u32,
+    /// Optimal I/O boundary, in logical blocks; 0: none.
+    pub noiob: u16,
+    /// What names the namespace wherever it is, in text: UUID, NGUID or EUI64; empty if it has none.
+    pub identity: String,
+}
+
+impl ControllerInfo {
+    /// What Identify Controller tells, on top of what is known.
+    pub(super) fn identify(&mut self, data: &[u8]) {
+        let Ok(told) = IdentifyController::ref_from_bytes(data) else { return };
+        self.serial = text(&told.sn);
+        self.model = text(&told.mn);
+        self.firmware = text(&told.fr);
+        let pages = (told.mdts > 0).then(|| 1_u64.checked_shl(told.mdts.into())).flatten();
+        self.max_transfer = pages.map(|pages| pages.saturating_mul(1 << self.page_shift.min(31)));
+        // A capsule has the entry in it, and a response's size is nothing for us to choose.
+        let capsule = told.ioccsz.get().saturating_mul(CQE_LEN as u32);
+        let has_offset = told.icdoff.get() > 0;
+        self.in_capsule = if has_offset { 0 } else { capsule.saturating_sub(SQE_LEN as u32) };
+        self.max_commands = told.maxcmd.get();
+        self.oncs = told.oncs.get();
+        self.write_cache = told.vwc & VWC_PRESENT != 0;
+    }
+
+    /// What the NVM Command Set tells of the controller.
+    pub(super) fn identify_nvm(&mut self, data: &[u8]) {
+        let Ok(told) = IdentifyControllerNvm::ref_from_bytes(data) else { return };
+        (self.wzsl, self.dmrsl, self.dmsl) = (told.wzsl, told.dmrsl.get(), told.dmsl.get());
+    }
+}
+
+impl NamespaceInfo {
+    /// What Identify Namespace tells.
+    pub(super) fn identify(
+        nsid: u32,
+        data: &[u8],
+        controller: &ControllerInfo,
+    ) -> Result<NamespaceInfo, Refused> {
+        let told = IdentifyNamespace::ref_from_bytes(data).map_err(|_| Refused::NoNamespace(nsid))?;
+        if told.nsze.get() == 0 {
+            return Err(Refused::NoNamespace(nsid));
+        }
+        // Four bits, and two more above two others.
+        let format = usize::from(told.flbas & 0xf | (told.flbas >> 1 & 0x30));
+        let format = told.lbaf.get(format).copied().ok_or(Refused::NoNamespace(nsid))?;
+        let (lbads, metadata) = (format.lbads, format.ms.get());
+        if !LBADS.contains(&lbads) || metadata != 0 {
+            return Err(Refused::Format { nsid, lbads, metadata });
+        }
+        let block_len = 1_u32 << (lbads & 31);
+        let in_bytes = |blocks_less_one: u16| {
+            let blocks = u32::from(blocks_less_one).saturating_add(1);
+            let bytes = blocks.saturating_mul(block_len);
+            if bytes.is_power_of_two() { bytes } else { block_len }
+        };
+        let has_hints = told.nsfeat & NSFEAT_OPTPERF != 0;
+        let hinted = |blocks: u16| if has_hints { in_bytes(blocks) } else { block_len };
+        let blocks = told.nsze.get().min(u64::MAX >> lbads);
+        let max_blocks = u64::from(NLB_MASK).saturating_add(1);
+        let most = u64::from(MOST_PER_COMMAND).min(max_blocks.saturating_mul(block_len.into()));
+        let max_transfer = controller.max_transfer.map_or(most, |max| max.min(most));
+        let max_transfer = max_transfer.max(block_len.into());
+        let max_zeroes = match controller.wzsl {
+            0 => controller.max_transfer,
+            shift => 1_u64.checked_shl(u32::from(shift).saturating_add(controller.page_shift)),
+        };
+        let max_zeroes = max_zeroes.map_or(max_blocks, |bytes| (bytes >> lbads).clamp(1, max_blocks));
+        let limit = |told: u64| if told == 0 { u32::MAX.into() } else { told.min(u32::MAX.into()) };
+        let max_deallocate = limit(controller.dmrsl.into()).min(limit(controller.dmsl));
+        let can = |command: u16| controller.oncs & command != 0;
+        Ok(NamespaceInfo {
+            nsid,
+            blocks,
+            block_len,
+            physical_block: hinted(told.npwg.get()),
+            read_only: told.nsattr & NSATTR_WRITE_PROTECTED != 0,
+            write_cache: controller.write_cache,
+            is_thin: told.nsfeat & NSFEAT_THIN != 0,
+            max_transfer,
+            max_zeroes_blocks: can(ONCS_WRITE_ZEROES).then_some(max_zeroes),
+            zeroes_deallocate: told.dlfeat & DLFEAT_WRITE_ZEROES_DEALLOCATES != 0,
+            max_deallocate_blocks: can(ONCS_DATASET_MANAGEMENT).then_some(max_deallocate),
+            deallocate_granularity: hinted(told.npdg.get()),
+            noiob: told.noiob.get(),
+            identity: identity(&told.nguid, &told.eui64),
+        })
+    }
+
+    /// What the namespace identification descriptors tell.
+    pub(super) fn describe(&mut self, mut data: &[u8]) {
+        while let Ok((head, rest)) = NamespaceDescriptor::read_from_prefix(data) {
+            let Some((id, rest)) = rest.split_at_checked(head.nidl.into()) else { return };
+            match NamespaceIdType(head.nidt) {
+                NamespaceIdType(0) => return,
+                NamespaceIdType::UUID if is_set(id) => {
+                    if let Ok(uuid) = <&[u8; 16]>::try_from(id) {
+                        self.identity = format!("uuid.{}", uuid_text(uuid));
+                        return;
+                    }
+                }
+                _ => {}
+            }
+            data = rest;
+        }
+    }
+
+    /// In bytes.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.blocks.saturating_mul(self.block_len.into())
+    }
+
+    /// The namespace as a volume.
+    #[must_use]
+    pub fn volume_info(&self) -> VolumeInfo {
+        let granularity = self.max_deallocate_blocks.map_or(0, |_| self.deallocate_granularity);
+        VolumeInfo {
+            logical_block: self.block_len,
+            physical_block: self.physical_block.max(self.block_len),
+            read_only: self.read_only,
+            write_cache: self.write_cache,
+            discard_granularity: granularity,
+            fast_zeroes: self.max_zeroes_blocks.is_some() && self.zeroes_deallocate,
+            // Of one controller the specification says so; of several, hosts with many paths rely on it as well.
+            shared_flush: true,
+            ..VolumeInfo::new(self.size())
+        }
+    }
+}
+
+/// A UUID as people write it.
+#[must_use]
+pub fn uuid_text(uuid: &[u8; 16]) -> String {
+    let mut text = String::with_capacity(36);
+    for (at, byte) in uuid.iter().enumerate() {
+        if matches!(at, 4 | 6 | 8 | 10) {
+            text.push('-');
+        }
+        text.push_str(&format!("{byte:02x}"));
+    }
+    text
+}
+
+fn identity(nguid: &[u8; 16], eui64: &[u8; 8]) -> String {
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    if is_set(nguid) {
+        format!("nguid.{}", hex(nguid))
+    } else if is_set(eui64) {
+        format!("eui.{}", hex(eui64))
+    } else {
+        String::new()
+    }
+}
+
+fn is_set(id: &[u8]) -> bool {
+    id.iter().any(|&byte| byte != 0)
+}
+
+/// ASCII filled with spaces, whatever the controller has put there.
+pub(super) fn text(field: &[u8]) -> String {
+    let end = field.iter().position(|&byte| byte == 0).unwrap_or(field.len());
+    let letters = field.iter().take(end).map(|&byte| {
+        let letter = char::from(byte);
+        if letter.is_ascii_graphic() || letter == ' ' { letter } else { '?' }
+    });
+    letters.collect::<String>().trim().to_owned()
+}
+
+/// Logical blocks of 512 bytes to 64 KiB.
+const LBADS: std::ops::RangeInclusive<u8> = 9..=16;
+/// The most data of one command, in bytes: more makes nothing faster, and some controllers take memory for all of it.
+const MOST_PER_COMMAND: u32 = 1 << 20;
+const _: () = assert!(MOST_PER_COMMAND <= MAX_TRANSFER);

@@ -1,0 +1,48 @@
+//! A host's side of NVMe over Fabrics, the same for every transport: what an admin queue asks, and a namespace as a
+//! queue of I/O (Base 2.0 §3.3, NVM Command Set 1.0).
+//!
+//! ```text
+//!   Admin: Connect, properties, Identify ... ──Request──▶ transport ──▶ controller
+//!   Queue: submit ──▶ Job ──cut into commands──▶ next ──Request──▶ transport
+//!          poll_done ◀── Job ◀── verdict on the status ◀── finish ◀── transport
+//! ```
+//! A transport asks for the next command whenever it may send one, moves the data that [`Commands`] names, and hands
+//! in the completion. Commands that failed for a reason that passes are sent again after a pause.
+
+mod admin;
+mod bring_up;
+mod command;
+mod discovery;
+mod finish;
+mod info;
+mod job;
+mod plan;
+mod queue;
+mod refused;
+mod verdict;
+
+pub use admin::{AdminConfig, Ask};
+pub use command::HostId;
+pub use discovery::FoundSubsystem;
+pub use info::{ControllerInfo, NamespaceInfo, uuid_text};
+pub use refused::Refused;
+
+pub(crate) use admin::Admin;
+pub(crate) use command::{Commands, Request, Transfer};
+pub(crate) use queue::Queue;
+
+use crate::nvme::nqn::Nqn;
+
+/// Who connects, and where to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Names {
+    /// The host's name.
+    pub host: Nqn,
+    /// The host's identifier: reservations belong to it.
+    pub host_id: HostId,
+    /// The subsystem's name.
+    pub subsystem: Nqn,
+}
+
+/// The most I/O that a queue has under way, and the most entries of one.
+pub const DEPTH: usize = 1024;

@@ -1,0 +1,102 @@
+//! The one table from how a command ended to what becomes of it (Base 2.0 §3.3.3.2.1; NVM Command Set 1.0 §3.2).
+
+use blockmux_volume::IoError;
+use blockmux_wire::nvme::status::{Status, StatusField};
+
+/// What becomes of a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// It was done.
+    Good,
+    /// It was not done, for a reason that passes: send it again in a while, and say this if that never helps.
+    Later(IoError),
+    /// The controller does not know the command, or not so.
+    Illegal,
+    /// It was not done, and never will be.
+    Failed(IoError),
+}
+
+/// What becomes of a command of an I/O queue that ended with `field`. DNR makes every failure final.
+#[inline]
+pub(super) fn of(field: StatusField) -> Verdict {
+    if field.is_success() {
+        return Verdict::Good;
+    }
+    match of_failure(field.status()) {
+        Verdict::Later(error) if field.do_not_retry() => Verdict::Failed(error),
+        verdict => verdict,
+    }
+}
+
+#[cold]
+fn of_failure(status: Status) -> Verdict {
+    match status {
+        Status::COMMAND_ABORT_REQUESTED
+        | Status::COMMANDS_ABORTED_DUE_TO_POWER_LOSS
+        | Status::COMMAND_ABORTED_DUE_TO_SQ_DELETION
+        | Status::COMMAND_ABORTED_DUE_TO_PREEMPT_AND_ABORT
+        | Status::COMMAND_INTERRUPTED
+        | Status::COMMAND_ABORTED_BY_HOST => Verdict::Later(IoError::Aborted),
+        Status::TRANSIENT_TRANSPORT_ERROR
+        | Status::DATA_TRANSFER_ERROR
+        | Status::NAMESPACE_NOT_READY
+        | Status::FORMAT_IN_PROGRESS
+        | Status::SANITIZE_IN_PROGRESS => Verdict::Later(IoError::Medium),
+        Status::INTERNAL_PATH_ERROR
+        | Status::ASYMMETRIC_ACCESS_INACCESSIBLE
+        | Status::ASYMMETRIC_ACCESS_TRANSITION
+        | Status::CONTROLLER_PATHING_ERROR
+        | Status::HOST_PATHING_ERROR => Verdict::Later(IoError::PathLost),
+        Status::ASYMMETRIC_ACCESS_PERSISTENT_LOSS | Status::INVALID_NAMESPACE_OR_FORMAT => {
+            Verdict::Failed(IoError::PathLost)
+        }
+        Status::INVALID_COMMAND_OPCODE
+        | Status::INVALID_FIELD_IN_COMMAND
+        | Status::COMMAND_SIZE_LIMIT_EXCEEDED => Verdict::Illegal,
+        Status::LBA_OUT_OF_RANGE => Verdict::Failed(IoError::OutOfRange),
+        Status::DATA_SGL_LENGTH_INVALID | Status::ATOMIC_WRITE_UNIT_EXCEEDED => {
+            Verdict::Failed(IoError::BadLength)
+        }
+        Status::CAPACITY_EXCEEDED => Verdict::Failed(IoError::NoSpace),
+        Status::RESERVATION_CONFLICT => Verdict::Failed(IoError::Reserved),
+        Status::NAMESPACE_IS_WRITE_PROTECTED
+        | Status::ATTEMPTED_WRITE_TO_READ_ONLY_RANGE
+        | Status::OPERATION_DENIED
+        | Status::ACCESS_DENIED => Verdict::Failed(IoError::ReadOnly),
+        _ => Verdict::Failed(IoError::Medium),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_status_has_its_verdict() {
+        let of_new = |status| of(StatusField::new(status));
+        assert_eq!(of_new(Status::SUCCESSFUL_COMPLETION), Verdict::Good);
+        assert_eq!(of_new(Status::NAMESPACE_NOT_READY), Verdict::Later(IoError::Medium));
+        assert_eq!(of_new(Status::COMMAND_ABORT_REQUESTED), Verdict::Later(IoError::Aborted));
+        assert_eq!(of_new(Status::ASYMMETRIC_ACCESS_TRANSITION), Verdict::Later(IoError::PathLost));
+        assert_eq!(of_new(Status::INVALID_COMMAND_OPCODE), Verdict::Illegal);
+        let failures = [
+            (Status::ASYMMETRIC_ACCESS_PERSISTENT_LOSS, IoError::PathLost),
+            (Status::LBA_OUT_OF_RANGE, IoError::OutOfRange),
+            (Status::DATA_SGL_LENGTH_INVALID, IoError::BadLength),
+            (Status::CAPACITY_EXCEEDED, IoError::NoSpace),
+            (Status::RESERVATION_CONFLICT, IoError::Reserved),
+            (Status::NAMESPACE_IS_WRITE_PROTECTED, IoError::ReadOnly),
+            (Status::UNRECOVERED_READ_ERROR, IoError::Medium),
+            (Status(0x7ff), IoError::Medium),
+        ];
+        for (status, error) in failures {
+            assert_eq!(of_new(status), Verdict::Failed(error), "{status}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_to_be_tried_again_is_not() {
+        let verdict = of(StatusField::final_one(Status::NAMESPACE_NOT_READY));
+        assert_eq!(verdict, Verdict::Failed(IoError::Medium));
+    }
+}

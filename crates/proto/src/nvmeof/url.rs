@@ -1,0 +1,318 @@
+//! URLs of namespaces.
+//!
+//! ```text
+//!   nvme+tcp://host[:port][/subsystem-nqn[/nsid]][?PARAMETER[&PARAMETER]...]
+//! ```
+//! Without a subsystem it names a discovery controller; without a number, namespace 1. Parameters have the names that
+//! nvme-cli gives them: `hostnqn=NQN` and `hostid=UUID` are who we are, `hdr_digest=on|off` and `data_digest=on|off`
+//! (off) ask for CRC-32C, `queue_size=N` (1024) is how many entries an I/O queue has, `keep_alive_tmo=SECONDS` (5) how
+//! long the controller waits for a sign of us, and `ctrl_loss_tmo=SECONDS` (60) how long to try to reconnect before I/O
+//! fails. `connections=N` is how many I/O queues each core opens.
+
+use super::initiator::{DEPTH, HostId};
+use crate::nvme::nqn::Nqn;
+use crate::uri::{self, DEFAULT_RECONNECT, MAX_CONNECTIONS, MAX_RECONNECT, decode, encode};
+use blockmux_wire::nvmeof::tcp::NVME_TCP_PORT;
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// A namespace, where its subsystem is, and how to connect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Url {
+    /// A name or an address; an IPv6 address without brackets.
+    pub host: String,
+    /// The port.
+    pub port: u16,
+    /// `None`: discovery.
+    pub subsystem: Option<Nqn>,
+    /// The namespace's number, from 1.
+    pub nsid: u32,
+    /// Our own name; `None`: the engine's.
+    pub host_nqn: Option<Nqn>,
+    /// Our own identifier; `None`: it follows from the name.
+    pub host_id: Option<HostId>,
+    /// CRC-32C over headers.
+    pub header_digest: bool,
+    /// CRC-32C over data.
+    pub data_digest: bool,
+    /// Entries of an I/O queue, 2 to 1,024.
+    pub queue_size: u16,
+    /// How many I/O queues each core opens, 1 to [`MAX_CONNECTIONS`]; `None`: the engine decides.
+    pub connections: Option<u32>,
+    /// Keep alive timeout, whole seconds; 0: none.
+    pub keep_alive: Duration,
+    /// How long to try to reconnect before I/O fails; whole seconds.
+    pub reconnect: Duration,
+}
+
+/// What is wrong with a URL: the part, and what to do.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum UrlError {
+    /// It begins with no scheme of NVMe/TCP.
+    #[error("this is no NVMe/TCP URL; write nvme+tcp://host[:port]/subsystem-nqn/nsid")]
+    Scheme,
+    /// The part between `//` and the next `/`.
+    #[error("host {part:?}: {problem}")]
+    Host {
+        /// As it was written.
+        part: String,
+        /// What to do.
+        problem: &'static str,
+    },
+    /// The subsystem's name, or ours.
+    #[error("name {0:?}: write nqn. and what follows, at most 223 bytes without blanks")]
+    Name(String),
+    /// The number behind the subsystem's name.
+    #[error("namespace {0:?}: write a number from 1 behind the subsystem's name")]
+    Nsid(String),
+    /// A query parameter.
+    #[error("parameter {part:?}: {problem}")]
+    Parameter {
+        /// As it was written.
+        part: String,
+        /// What to do.
+        problem: &'static str,
+    },
+}
+
+impl FromStr for Url {
+    type Err = UrlError;
+
+    fn from_str(text: &str) -> Result<Url, UrlError> {
+        let (scheme, rest) = text.split_once("://").ok_or(UrlError::Scheme)?;
+        if !scheme.eq_ignore_ascii_case("nvme+tcp") {
+            return Err(UrlError::Scheme);
+        }
+        let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (authority, path) = place.split_once('/').unwrap_or((place, ""));
+        let (host, port) = uri::host_and_port(authority)
+            .map_err(|problem| UrlError::Host { part: shown(authority), problem })?;
+        let (subsystem, nsid) = subsystem_and_nsid(path)?;
+        let mut url = Url {
+            host,
+            port: port.unwrap_or(NVME_TCP_PORT),
+            subsystem,
+            nsid,
+            host_nqn: None,
+            host_id: None,
+            header_digest: false,
+            data_digest: false,
+            queue_size: DEFAULT_QUEUE_SIZE,
+            connections: None,
+            keep_alive: DEFAULT_KEEP_ALIVE,
+            reconnect: DEFAULT_RECONNECT,
+        };
+        url.set_parameters(query)?;
+        Ok(url)
+    }
+}
+
+impl Url {
+    /// The discovery controller there, and how to connect.
+    #[must_use]
+    pub fn discovery(&self) -> Url {
+        Url { subsystem: None, nsid: 1, ..self.clone() }
+    }
+
+    fn set_parameters(&mut self, query: &str) -> Result<(), UrlError> {
+        let mut seen: Vec<&str> = Vec::new();
+        for part in query.split('&').filter(|part| !part.is_empty()) {
+            let (key, raw) = part.split_once('=').unwrap_or((part, ""));
+            let wrong = |problem| UrlError::Parameter { part: shown(part), problem };
+            if seen.contains(&key) {
+                return Err(wrong("given twice; remove one"));
+            }
+            seen.push(key);
+            let value = decode(raw).map_err(wrong)?;
+            let value = String::from_utf8(value).map_err(|_| wrong("is not UTF-8"))?;
+            self.set_parameter(key, &value).map_err(wrong)?;
+        }
+        Ok(())
+    }
+
+    fn set_parameter(&mut self, key: &str, value: &str) -> Result<(), &'static str> {
+        let on_off = || match value {
+            "on" => Ok(true),
+            "off" => Ok(false),
+            _ => Err("write on or off"),
+        };
+        let number =
+            || Some(value).filter(|value| is_number(value)).and_then(|value| value.parse::<u32>().ok());
+        let seconds = |max: Duration| {
+            let time = number().map(|seconds| Duration::from_secs(seconds.into()));
+            time.filter(|time| *time <= max)
+        };
+        match key {
+            "hostnqn" => {
+                self.host_nqn =
+                    Some(Nqn::new(value).ok_or("write nqn. and what follows, at most 223 bytes")?);
+            }
+            "hostid" => self.host_id = Some(read_uuid(value).ok_or("write a UUID")?),
+            "hdr_digest" => self.header_digest = on_off()?,
+            "data_digest" => self.data_digest = on_off()?,
+            "queue_size" => {
+                let size = number().filter(|size| (2..=DEPTH as u32).contains(size));
+                self.queue_size = size.ok_or("give a number from 2 to 1024")? as u16;
+            }
+            "connections" => {
+                let count = number().filter(|count| (1..=MAX_CONNECTIONS).contains(count));
+                self.connections = Some(count.ok_or("give a number from 1 to 16")?);
+            }
+            "keep_alive_tmo" => {
+                self.keep_alive =
+                    seconds(MAX_KEEP_ALIVE).ok_or("give whole seconds, at most 3600; 0 is none")?;
+            }
+            "ctrl_loss_tmo" => {
+                self.reconnect = seconds(MAX_RECONNECT).ok_or("give whole seconds, at most 86400")?;
+            }
+            _ => {
+                return Err("unknown; there are hostnqn, hostid, hdr_digest, data_digest, queue_size, \
+                            connections, keep_alive_tmo and ctrl_loss_tmo");
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Url {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("nvme+tcp://")?;
+        uri::encode_host(f, &self.host)?;
+        if self.port != NVME_TCP_PORT {
+            write!(f, ":{}", self.port)?;
+        }
+        if let Some(subsystem) = &self.subsystem {
+            f.write_str("/")?;
+            encode(f, subsystem.as_str().as_bytes(), b":")?;
+            write!(f, "/{}", self.nsid)?;
+        }
+        let mut separator = '?';
+        let mut put = |f: &mut fmt::Formatter<'_>, key: &str, value: Option<String>| {
+            let Some(value) = value else { return Ok(()) };
+            write!(f, "{}{key}=", std::mem::replace(&mut separator, '&'))?;
+            encode(f, value.as_bytes(), b":")
+        };
+        let differs =
+            |value: Duration, default: Duration| (value != default).then(|| value.as_secs().to_string());
+        put(f, "hostnqn", self.host_nqn.as_ref().map(Nqn::to_string))?;
+        put(f, "hostid", self.host_id.as_ref().map(uuid_text))?;
+        put(f, "hdr_digest", self.header_digest.then(|| "on".to_owned()))?;
+        put(f, "data_digest", self.data_digest.then(|| "on".to_owned()))?;
+        let size = (self.queue_size != DEFAULT_QUEUE_SIZE).then(|| self.queue_size.to_string());
+        put(f, "queue_size", size)?;
+        put(f, "connections", self.connections.map(|count| count.to_string()))?;
+        put(f, "keep_alive_tmo", differs(self.keep_alive, DEFAULT_KEEP_ALIVE))?;
+        put(f, "ctrl_loss_tmo", differs(self.reconnect, DEFAULT_RECONNECT))
+    }
+}
+
+/// Reads a UUID, with its dashes or without.
+#[must_use]
+pub fn read_uuid(text: &str) -> Option<HostId> {
+    let is_dash = |at: usize| matches!(at, 8 | 13 | 18 | 23);
+    let has_dashes =
+        text.len() == 36 && text.bytes().enumerate().all(|(at, byte)| (byte == b'-') == is_dash(at));
+    if !has_dashes && text.len() != 32 {
+        return None;
+    }
+    let mut digits = text.chars().filter(|&letter| letter != '-').map(|letter| letter.to_digit(16));
+    let mut uuid = [0; 16];
+    for byte in &mut uuid {
+        *byte = (digits.next()?? << 4 | digits.next()??) as u8;
+    }
+    digits.next().is_none().then_some(uuid)
+}
+
+pub use super::initiator::uuid_text;
+
+fn subsystem_and_nsid(path: &str) -> Result<(Option<Nqn>, u32), UrlError> {
+    let path = path.strip_suffix('/').unwrap_or(path);
+    if path.is_empty() {
+        return Ok((None, 1));
+    }
+    let (name, nsid) = path.split_once('/').unwrap_or((path, "1"));
+    let decoded = decode(name).ok().and_then(|bytes| String::from_utf8(bytes).ok());
+    let subsystem = decoded.and_then(|name| Nqn::new(&name));
+    let subsystem = subsystem.ok_or_else(|| UrlError::Name(shown(name)))?;
+    let number = Some(nsid).filter(|nsid| is_number(nsid)).and_then(|nsid| nsid.parse().ok());
+    let number = number.filter(|nsid| (1..u32::MAX).contains(nsid));
+    Ok((Some(subsystem), number.ok_or_else(|| UrlError::Nsid(shown(nsid)))?))
+}
+
+fn is_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|digit| digit.is_ascii_digit())
+}
+
+fn shown(text: &str) -> String {
+    text.chars().take(MAX_SHOWN).collect()
+}
+
+/// As Linux has it.
+const DEFAULT_KEEP_ALIVE: Duration = Duration::from_secs(5);
+const MAX_KEEP_ALIVE: Duration = Duration::from_secs(3600);
+const DEFAULT_QUEUE_SIZE: u16 = DEPTH as u16;
+/// Of what was written wrongly, in characters.
+const MAX_SHOWN: usize = 256;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn url(text: &str) -> Url {
+        text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
+    }
+
+    #[test]
+    fn a_url_names_a_namespace() {
+        let plain = url("nvme+tcp://host/nqn.2026-11.test:a");
+        assert_eq!((plain.host.as_str(), plain.port, plain.nsid), ("host", 4420, 1));
+        assert_eq!(plain.subsystem, Nqn::new("nqn.2026-11.test:a"));
+        let full =
+            url("NVME+TCP://[::1]:7/nqn.a/12?hostnqn=nqn.b&hostid=00112233-4455-6677-8899-aabbccddeeff\
+                        &hdr_digest=on&data_digest=on&queue_size=128&connections=2&keep_alive_tmo=0\
+                        &ctrl_loss_tmo=600");
+        assert_eq!((full.host.as_str(), full.port, full.nsid), ("::1", 7, 12));
+        assert_eq!((full.header_digest, full.data_digest, full.queue_size), (true, true, 128));
+        assert_eq!((full.keep_alive, full.reconnect), (Duration::ZERO, Duration::from_secs(600)));
+        assert_eq!(full.host_id.map(|id| id[1]), Some(0x11));
+        assert_eq!(url("nvme+tcp://host").subsystem, None);
+    }
+
+    #[test]
+    fn what_is_printed_reads_as_the_same() {
+        let texts = [
+            "nvme+tcp://host",
+            "nvme+tcp://[fd77::12]:8009",
+            "nvme+tcp://host/nqn.a%20/3",
+            "nvme+tcp://h/nqn.%C3%A4:b/3?hostnqn=nqn.c&hostid=00112233445566778899aabbccddeeff&hdr_digest=on",
+            "nvme+tcp://h/nqn.a/1?data_digest=on&queue_size=2&connections=16&keep_alive_tmo=9&ctrl_loss_tmo=0",
+        ];
+        for text in texts.iter().filter(|text| !text.contains("%20")) {
+            let first = url(text);
+            assert_eq!(url(&first.to_string()), first, "{text}");
+        }
+        assert!(matches!(texts[2].parse::<Url>(), Err(UrlError::Name(_))));
+    }
+
+    #[test]
+    fn a_wrong_url_says_what_is_wrong() {
+        let cases = [
+            ("nvme://h/nqn.a/1", "this is no NVMe/TCP URL"),
+            ("nvme+tcp:///nqn.a/1", "host \"\""),
+            ("nvme+tcp://h/iqn.a/1", "name \"iqn.a\""),
+            ("nvme+tcp://h/nqn.a/0", "namespace \"0\""),
+            ("nvme+tcp://h/nqn.a/4294967295", "namespace"),
+            ("nvme+tcp://h/nqn.a/1/2", "namespace \"1/2\""),
+            ("nvme+tcp://h/nqn.a?queue_size=1", "from 2 to 1024"),
+            ("nvme+tcp://h/nqn.a?queue_size=+8", "from 2 to 1024"),
+            ("nvme+tcp://h/nqn.a?hostid=0011", "write a UUID"),
+            ("nvme+tcp://h/nqn.a?hdr_digest=on&hdr_digest=on", "given twice"),
+            ("nvme+tcp://h/nqn.a?tls=on", "unknown"),
+        ];
+        for (text, words) in cases {
+            let error = text.parse::<Url>().unwrap_err().to_string();
+            assert!(error.contains(words), "{text}: {error}");
+        }
+    }
+}

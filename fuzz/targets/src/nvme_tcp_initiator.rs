@@ -1,0 +1,282 @@
+//! A hostile controller against both queues of the NVMe/TCP initiator: every request comes to one end, and one only.
+//!
+//! ```text
+//!   stream = record ...      record = 0                        a controller that does all as it is asked answers
+//!                                   | kind, length (2), bytes  what a hostile one sends
+//! ```
+//! Bits of a kind: 1, the CID of data and R2Ts is that of a command, so many before the last as the high four bits say;
+//! 2, the same of a completion.
+
+use crate::choices::Choices;
+use crate::requests::Requests;
+use crate::wire::Wire;
+use blockmux_proto::nvme::nqn::Nqn;
+use blockmux_proto::nvmeof::tcp::initiator::{
+    AdminConfig, AdminSession, Ask, ControllerInfo, Digests, Names, NamespaceInfo, QueueConfig, QueueSession,
+};
+use blockmux_proto::session::{Initiator, ProtocolError, StreamSession, Timed};
+use blockmux_volume::Pool;
+use blockmux_wire::nvme::opcode::{Transfer, transfer};
+use blockmux_wire::nvme::{Cqe, SglSubtype, Sqe};
+use blockmux_wire::nvmeof::tcp::{
+    CAPSULE_RESP_LEN, CapsuleCmd, CapsuleResp, CommonHeader, DATA_LEN, Data, FLAG_LAST, IC_LEN, IcResp,
+    PduType, R2t,
+};
+use std::time::{Duration, Instant};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+/// Reads `data` as choices and records.
+pub(crate) fn nvme_tcp_initiator(data: &[u8]) {
+    let (mut choices, stream) = Choices::split(data);
+    match choices.below(4) {
+        0 => run_admin(choices, &stream),
+        _ => run_queue(choices, &stream),
+    }
+}
+
+fn run_admin(mut choices: Choices<'_>, stream: &[u8]) {
+    let ask = choices.of(&[Ask::Use(1), Ask::Namespace(1), Ask::Namespaces, Ask::Discovery]);
+    let config = AdminConfig { names: names(), ask, keep_alive: Duration::from_secs(5) };
+    let now = Instant::now();
+    let pool = Pool::new(1 << 20);
+    let mut session = AdminSession::new(config, Digests::default(), pool, now);
+    let mut peer = Peer::new(stream);
+    for _ in 0..MAX_TURNS {
+        let moved = peer.turn(&mut session, &mut choices);
+        let Ok(moved) = moved.inspect_err(check_error) else { break };
+        if choices.byte() == 255
+            && let Some(when) = session.poll_timeout()
+            && session.on_timeout(when).inspect_err(check_error).is_err()
+        {
+            break;
+        }
+        if !moved && peer.is_done() {
+            break;
+        }
+    }
+    assert!(session.namespaces().len() <= 1024 && session.found().0.len() <= 10_000);
+    if let Some(refused) = session.refused() {
+        assert!(!refused.to_string().contains('\n'));
+    }
+}
+
+fn run_queue(mut choices: Choices<'_>, stream: &[u8]) {
+    let pool = Pool::new(choices.of(&[64 << 20, 64 << 20, 16 << 10]));
+    let namespace = namespace(&mut choices);
+    let info = namespace.volume_info();
+    let config = QueueConfig {
+        names: names(),
+        controller: ControllerInfo { max_entries: 64, in_capsule: 8192, ..ControllerInfo::default() },
+        namespace,
+        qid: 1,
+        entries: choices.of(&[64, 64, 2]),
+        digests: Digests::default(),
+    };
+    let now = Instant::now();
+    let mut session = QueueSession::new(config, pool.clone(), now);
+    let (mut peer, mut requests, mut is_broken) = (Peer::new(stream), Requests::default(), false);
+    for _ in 0..MAX_TURNS {
+        let mut moved = session.is_ready() && requests.submit(&mut session, &info, &mut choices);
+        match peer.turn(&mut session, &mut choices) {
+            Ok(has_moved) => moved |= has_moved,
+            Err(error) => {
+                check_error(&error);
+                is_broken = true;
+                break;
+            }
+        }
+        moved |= requests.poll_done(&mut session);
+        match choices.byte() {
+            255 => session.on_stop(),
+            254 => {
+                if let Some(when) = session.poll_timeout()
+                    && session.on_timeout(when).inspect_err(check_error).is_err()
+                {
+                    is_broken = true;
+                    break;
+                }
+            }
+            _ => {}
+        }
+        if !moved && peer.is_done() {
+            break;
+        }
+    }
+    if !is_broken && let Err(error) = session.on_end() {
+        check_error(&error);
+    }
+    requests.poll_done(&mut session);
+    requests.take_back(&mut session);
+    drop(session);
+    drop(peer);
+    assert_eq!(pool.out_bytes(), 0, "memory is lost");
+}
+
+/// The controller's end of a connection.
+struct Peer<'a> {
+    /// What is left of the stream.
+    records: &'a [u8],
+    wire: Wire,
+    /// PDUs of the host that the good controller has not answered.
+    unseen: Vec<u8>,
+    /// Of commands, the latest last.
+    cids: Vec<u16>,
+}
+
+impl Peer<'_> {
+    fn new(stream: &[u8]) -> Peer<'_> {
+        Peer { records: stream, wire: Wire::new(Vec::new()), unseen: Vec::new(), cids: Vec::new() }
+    }
+
+    fn is_done(&self) -> bool {
+        self.records.is_empty() && self.wire.is_drained()
+    }
+
+    /// Some of what a driver does; whether anything moved.
+    fn turn<S: StreamSession>(
+        &mut self,
+        session: &mut S,
+        choices: &mut Choices<'_>,
+    ) -> Result<bool, ProtocolError> {
+        let sent = session.outbox().take_bytes();
+        let mut moved = !sent.is_empty();
+        self.on_sent(&sent);
+        moved |= self.wire.is_drained() && self.next_record();
+        moved |= self.wire.turn(session, choices)?;
+        Ok(moved)
+    }
+
+    /// Takes whole PDUs, and checks what no host may do.
+    fn on_sent(&mut self, bytes: &[u8]) {
+        self.unseen.extend(bytes);
+        let mut rest = bytes;
+        while let Ok((common, _)) = CommonHeader::read_from_prefix(rest) {
+            let (pdu, tail) = rest.split_at_checked(common.plen.get() as usize).expect("it sends whole PDUs");
+            rest = tail;
+            match PduType(common.pdu_type) {
+                PduType::IC_REQ | PduType::H2C_TERM_REQ | PduType::H2C_DATA => {}
+                PduType::CAPSULE_CMD => {
+                    let (capsule, _) = CapsuleCmd::read_from_prefix(pdu).expect("it is whole");
+                    self.cids.push(capsule.sqe.cid.get());
+                }
+                other => panic!("a host does not send {other}"),
+            }
+        }
+        assert!(rest.is_empty(), "it sends whole PDUs");
+    }
+
+    /// The controller sends its next message.
+    fn next_record(&mut self) -> bool {
+        let Some((&kind, rest)) = self.records.split_first() else { return false };
+        self.records = rest;
+        if kind == 0 {
+            let bytes = answers(&std::mem::take(&mut self.unseen));
+            self.wire.push(&bytes);
+            return true;
+        }
+        let len = rest.first_chunk().map_or(0, |len| usize::from(u16::from_be_bytes(*len)));
+        let rest = rest.get(2..).unwrap_or_default();
+        let (bytes, rest) = rest.split_at(len.min(rest.len()));
+        self.records = rest;
+        let mut bytes = bytes.to_vec();
+        let at = if kind & 1 != 0 { 8 } else { 20 };
+        if kind & 3 != 0
+            && bytes.len() >= DATA_LEN
+            && let Some(cid) = self.cids.iter().rev().nth(usize::from(kind >> 4))
+        {
+            bytes[at..at + 2].copy_from_slice(&cid.to_le_bytes());
+        }
+        self.wire.push(&bytes);
+        true
+    }
+}
+
+/// What a controller says that does all as it is asked: reads are zeroes.
+fn answers(mut bytes: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    while let Ok((common, _)) = CommonHeader::read_from_prefix(bytes) {
+        let (pdu, rest) = bytes.split_at(common.plen.get() as usize);
+        bytes = rest;
+        match PduType(common.pdu_type) {
+            PduType::IC_REQ => {
+                let common = head(PduType::IC_RESP, IC_LEN, 0);
+                let response = IcResp { common, maxh2cdata: 4096.into(), ..IcResp::new_zeroed() };
+                out.extend(response.as_bytes());
+            }
+            PduType::CAPSULE_CMD => {
+                let (capsule, _) = CapsuleCmd::read_from_prefix(pdu).expect("it was checked");
+                answer(&capsule.sqe, &mut out);
+            }
+            PduType::H2C_DATA => {
+                let (data, _) = Data::read_from_prefix(pdu).expect("it is whole");
+                if data.common.flags & FLAG_LAST != 0 {
+                    complete(data.cccid.get(), 0, &mut out);
+                }
+            }
+            _ => {}
+        }
+    }
+    out
+}
+
+fn answer(sqe: &Sqe, out: &mut Vec<u8>) {
+    let (cid, len) = (sqe.cid.get(), sqe.dptr.length.get());
+    let is_capsule = sqe.dptr.subtype() == SglSubtype::OFFSET;
+    match transfer(sqe.opcode) {
+        Transfer::ControllerToHost if len > 0 => {
+            let common = head(PduType::C2H_DATA, DATA_LEN, len as usize);
+            let data = Data { common, cccid: cid.into(), datal: len.into(), ..Data::new_zeroed() };
+            out.extend(data.as_bytes());
+            out.resize(out.len() + len as usize, 0);
+            complete(cid, 0, out);
+        }
+        Transfer::HostToController if len > 0 && !is_capsule => {
+            let common = head(PduType::R2T, DATA_LEN, 0);
+            let r2t = R2t { common, cccid: cid.into(), r2tl: len.into(), ..R2t::new_zeroed() };
+            out.extend(r2t.as_bytes());
+        }
+        // CSTS.RDY, and whatever else 1 may mean.
+        _ => complete(cid, 1, out),
+    }
+}
+
+fn complete(cid: u16, result: u64, out: &mut Vec<u8>) {
+    let cqe = Cqe { result: result.into(), cid: cid.into(), ..Cqe::new_zeroed() };
+    out.extend(CapsuleResp { common: head(PduType::CAPSULE_RESP, CAPSULE_RESP_LEN, 0), cqe }.as_bytes());
+}
+
+fn head(kind: PduType, hlen: usize, data: usize) -> CommonHeader {
+    let pdo = if data > 0 { hlen as u8 } else { 0 };
+    CommonHeader { pdu_type: kind.0, flags: 0, hlen: hlen as u8, pdo, plen: ((hlen + data) as u32).into() }
+}
+
+fn check_error(error: &ProtocolError) {
+    let text = error.to_string();
+    let reference = error.reference;
+    let is_known = reference.starts_with("TCP Transport §") || reference.starts_with("NVMe Base ");
+    assert!(!text.contains('\n') && is_known, "{text}");
+}
+
+fn namespace(choices: &mut Choices<'_>) -> NamespaceInfo {
+    let can = choices.byte();
+    NamespaceInfo {
+        nsid: 1,
+        blocks: 1024,
+        block_len: 512,
+        physical_block: 512,
+        write_cache: can & 1 != 0,
+        max_transfer: choices.of(&[128 << 10, 4096, 512]),
+        max_zeroes_blocks: (can & 2 != 0).then_some(16),
+        zeroes_deallocate: can & 4 != 0,
+        max_deallocate_blocks: (can & 8 != 0).then_some(64),
+        deallocate_granularity: 4096,
+        ..NamespaceInfo::default()
+    }
+}
+
+fn names() -> Names {
+    let name = |name: &str| Nqn::new(name).expect("it is a name");
+    Names { host: name("nqn.2026-11.t:host"), host_id: [1; 16], subsystem: name("nqn.2026-11.t:a") }
+}
+
+const MAX_TURNS: usize = 4000;
