@@ -1,22 +1,25 @@
-//! One session of a channel, over all its lives: dials, replays, waits, gives up.
+//! One session of a channel, over all its lives: dials, carries requests, and when it is lost (`loss`) replays, waits, gives
+//! up.
+
+mod loss;
 
 use super::control::ControlLine;
 use super::lanes::{Dial, Lanes};
 use super::moves::{Move, Moves};
-use super::retry::{Retry, Verdict};
+use super::retry::Retry;
 use super::silence::{self, Silence};
 use super::{Dialer, Known, Party, RemoteVolume};
 use crate::connection::{Broken, Connection, Inflow};
 use crate::host::{ByteStream, Host};
 use crate::reactor::{Progress, Task};
 use blockmux_proto::session::{Initiator, PathRank};
-use blockmux_volume::{Completion, Io, IoError, Op, Tag, Waker};
+use blockmux_volume::{Completion, Io, IoError, Tag, Waker};
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-use tracing::{info, warn};
+use std::time::Instant;
+use tracing::warn;
 
 /// One session of a channel, over all its lives.
 pub(super) struct Link<D: Dialer, H: Host> {
@@ -410,90 +413,6 @@ impl<D: Dialer, H: Host> Link<D, H> {
         }
     }
 
-    /// The target is elsewhere: goes there at once.
-    fn follow(&mut self, moved: Move) -> Progress {
-        let (from, to) = (self.moves.address().clone(), moved.address.clone());
-        match self.moves.follow(moved) {
-            Ok(()) => {
-                info!(%from, %to, "target has moved");
-                self.state = State::Pausing { until: self.core.now() };
-                Progress::More
-            }
-            Err(problem) => {
-                self.give_up(&format!("target at {from} says that it has moved to {to}, {problem}"))
-            }
-        }
-    }
-
-    /// The connection is gone: keep what has not completed, and try again after a pause or give up.
-    fn lose(&mut self, reason: &str) -> Progress {
-        let was_logged_in = matches!(self.state, State::Open { is_checked: true, .. });
-        let done_before = self.done.len();
-        self.take_back();
-        if self.is_closing {
-            return Progress::Idle;
-        }
-        if self.has_other_paths {
-            self.party.is_changed.set(true);
-            self.consumer.wake();
-        }
-        if was_logged_in && self.queue.is_empty() && !self.has_other_paths {
-            // Servers close what is idle; the next request dials.
-            self.rest();
-            return Progress::Drained;
-        }
-        let has_completed = self.done.len() > done_before;
-        if has_completed {
-            self.retry.on_completion();
-        }
-        match self.retry.on_loss(was_logged_in && !has_completed, self.core.now()) {
-            Verdict::GiveUp if self.has_other_paths && self.party.open.get() > 0 => {
-                self.retry.begin(self.core.now());
-                self.moves.go_home();
-                let until = self.core.now() + PROBE_PAUSE;
-                self.state = State::Pausing { until };
-                self.core.wake_at(until, &self.waker);
-                Progress::Drained
-            }
-            Verdict::GiveUp => self.give_up(reason),
-            Verdict::Again { at, is_first } => {
-                if is_first && self.was_open {
-                    warn!(target = %self.moves.address(), "connection lost ({reason}); trying again");
-                }
-                if !self.was_open {
-                    self.party.is_changed.set(true);
-                    self.consumer.wake();
-                }
-                self.moves.go_home();
-                self.state = State::Pausing { until: at };
-                self.core.wake_at(at, &self.waker);
-                Progress::Drained
-            }
-        }
-    }
-
-    /// Makes as if it had never had a connection, until the next request; answers how many other links try still.
-    fn rest(&mut self) -> usize {
-        self.was_open = false;
-        self.moves.go_home();
-        let alive = self.party.alive.get().saturating_sub(1);
-        self.party.alive.set(alive);
-        alive
-    }
-
-    /// Rests until the next request; the channel sees to those that wait.
-    fn give_up(&mut self, reason: &str) -> Progress {
-        self.take_back();
-        let target = self.moves.address().clone();
-        match self.rest() {
-            0 => warn!(%target, "volume is out of reach: {reason}"),
-            alive => info!(%target, "one connection less, {alive} are left: {reason}"),
-        }
-        self.party.is_changed.set(true);
-        self.consumer.wake();
-        Progress::Drained
-    }
-
     /// How well it reaches the volume, if it has a session.
     #[inline]
     pub(super) fn rank(&self) -> Option<PathRank> {
@@ -513,34 +432,6 @@ impl<D: Dialer, H: Host> Link<D, H> {
         let waits_for_it = self.was_open && !self.has_other_paths;
         if waits_for_it || self.is_usable() { VecDeque::new() } else { std::mem::take(&mut self.queue) }
     }
-
-    /// Ends the session and queues what it had not completed before everything else.
-    fn take_back(&mut self) {
-        self.in_flight = 0;
-        self.silence.on_loss();
-        self.end_control();
-        if let State::Open { mut session, is_checked, .. } = std::mem::replace(&mut self.state, State::Down) {
-            let open = self.party.open.get();
-            self.party.open.set(open.saturating_sub(usize::from(is_checked)));
-            while let Some(io) = session.poll_misplaced() {
-                self.queue.push_front(io);
-            }
-            while let Some(completion) = session.poll_done() {
-                self.done.push(completion);
-            }
-            for io in session.take_unfinished().into_iter().rev() {
-                self.queue.push_front(io);
-            }
-        }
-        // A hint that was lost needs no replay.
-        self.queue.retain(|io| {
-            let is_hint = io.op == Op::Prefetch;
-            if is_hint {
-                self.done.push(Completion { tag: io.tag, result: Ok(blockmux_volume::Output::Nothing) });
-            }
-            !is_hint
-        });
-    }
 }
 
 /// By no path anybody gets there.
@@ -548,8 +439,6 @@ fn lost(tag: Tag) -> Completion {
     Completion { tag, result: Err(IoError::PathLost) }
 }
 
-/// How long a path is left alone that was lost for all patience, while others are there.
-const PROBE_PAUSE: Duration = Duration::from_secs(5);
 /// Runs of a task that is busy between two looks at its control.
 const CONTROL_EVERY: u32 = 64;
 
