@@ -125,12 +125,12 @@ const WRONG: &[(&[&str], &str)] = &[
     (
         &["info", "iser://host"],
         "iser://host: iser is not spoken yet; use nbd://host/export or nbd+unix:///export?socket=PATH or \
-     iscsi://host/target-name/lun or aoe://IFACE/eSHELF.SLOT",
+     iscsi://host/target-name/lun or nvme+tcp://host/subsystem-nqn/nsid or aoe://IFACE/eSHELF.SLOT",
     ),
     (
         &["info", "ftp://host"],
         "ftp://host: no protocol is called `ftp`; use nbd://host/export or nbd+unix:///export?socket=PATH or \
-         iscsi://host/target-name/lun or aoe://IFACE/eSHELF.SLOT",
+         iscsi://host/target-name/lun or nvme+tcp://host/subsystem-nqn/nsid or aoe://IFACE/eSHELF.SLOT",
     ),
     (
         &["info", "nbds://host/a"],
@@ -149,7 +149,7 @@ const WRONG: &[(&[&str], &str)] = &[
     (
         &["discover", "mem:1g"],
         "mem:1g: is not a URL; use nbd://host/export or nbd+unix:///export?socket=PATH or \
-         iscsi://host/target-name/lun or aoe://IFACE/eSHELF.SLOT",
+         iscsi://host/target-name/lun or nvme+tcp://host/subsystem-nqn/nsid or aoe://IFACE/eSHELF.SLOT",
     ),
     (&["copy", "mem:1m", "mem:1m"], "mem:1m: source and destination are the same"),
     (&["copy", "file:/nowhere/disk.img", "mem:1m"], "file:/nowhere/disk.img: does not exist; check its path"),

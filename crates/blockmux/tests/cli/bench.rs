@@ -64,15 +64,15 @@ fn into_a_pipe_goes_plain_text_of_80_columns_and_no_progress() {
         assert!(line.chars().count() <= 80 || line.starts_with(&bench.path("")), "{line}");
     }
     assert!(!out.contains(['\u{1b}', '\r']));
-    let ceilings = ["nbd", "iscsi"]
+    let ceilings = ["nbd", "iscsi", "nvme-tcp"]
         .map(|name| [format!("\n{name} ceiling sleeps "), format!("\n{name} ceiling spins ")]);
-    let rows = ["1 MiB sequential write, depth 8", "\nlocal ", "\nnbd ", "\niscsi "];
+    let rows = ["1 MiB sequential write, depth 8", "\nlocal ", "\nnbd ", "\niscsi ", "\nnvme-tcp "];
     for part in rows.iter().copied().chain(ceilings.iter().flatten().map(String::as_str)) {
         assert!(out.contains(part), "no {part:?} in {out}");
     }
     assert!(bench.read("bench.html").contains("<title>Blockmux"));
-    // Eight jobs of three subjects and four ceilings.
-    assert_eq!(jobs(&bench.json()).len(), 56);
+    // Eight jobs of four subjects and six ceilings.
+    assert_eq!(jobs(&bench.json()).len(), 80);
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn every_pattern_runs_and_its_figures_agree_with_each_other() {
     let patterns = "--rw read,write,randread,randwrite --rw readwrite --rw randrw,trim,randtrim";
     printed(&bench.run(&format!("mem:16m --no_ceiling --iodepth 1,8 --numjobs 1,2 {patterns}"), &[]));
     let report = bench.json();
-    assert_eq!(jobs(&report).len(), 8 * 2 * 2 * 3);
+    assert_eq!(jobs(&report).len(), 8 * 2 * 2 * 4);
     let mut seen = 0;
     for job in jobs(&report) {
         let option = |name: &str| job["job options"][name].as_str().unwrap();
@@ -118,7 +118,7 @@ fn processor_time_of_both_sides_is_told_with_user_and_system_apart() {
     let [local, remote @ ..] = jobs(&report).as_slice() else { panic!("no rows") };
     let of_run = |job: &Value, name: &str| number(&job["blockmux"]["runs"][0][name]);
     assert_eq!(local["blockmux"]["runs"][0]["target_cpu_ns"], Value::Null);
-    assert_eq!(remote.len(), 2, "NBD and iSCSI");
+    assert_eq!(remote.len(), 3, "NBD, iSCSI and NVMe/TCP");
     for job in remote {
         for side in ["target", "initiator"] {
             let (cpu, system) = (format!("{side}_cpu_ns"), format!("{side}_system_ns"));
@@ -299,16 +299,16 @@ fn an_interrupted_bench_ends_cleanly_with_what_it_has() {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
         let mut said = String::new();
-        while said.matches("run 1/1 of ").count() < 3 {
+        while said.matches("run 1/1 of ").count() < 4 {
             assert_ne!(stderr.read_line(&mut said).unwrap(), 0, "{said}");
         }
         kill_process(Pid::from_child(&child), signal).unwrap();
         stderr.read_to_string(&mut said).unwrap();
-        assert!(said.ends_with("\nblockmux: interrupted; 3 of 6 runs were done\n"), "{said}");
+        assert!(said.ends_with("\nblockmux: interrupted; 4 of 8 runs were done\n"), "{said}");
         let output = child.wait_with_output().unwrap();
         assert_eq!(output.status.code(), Some(status));
         let out = text(&output.stdout);
         assert!(out.contains("sequential read") && !out.contains("sequential write"), "{out}");
-        assert_eq!(jobs(&bench.json()).len(), 3);
+        assert_eq!(jobs(&bench.json()).len(), 4);
     }
 }

@@ -55,8 +55,8 @@ pub trait Dialer: Send + Sync + 'static {
     /// The protocol's session.
     type Session: StreamSession + Initiator + 'static;
 
-    /// What has to be open before a session and beside it, on a connection of its own; [`NoControl`] for protocols
-    /// without.
+    /// What has to be open before a session and beside it, on a connection of its own; [`NoControl`](blockmux_proto::session::NoControl)
+    /// for protocols without.
     type Control: Control + 'static;
 
     /// Where to connect.
