@@ -13,7 +13,7 @@
 //! | `status.rs` | which status an error of a volume becomes |
 //!
 //! A controller is where its admin queue is: nothing of it is locked for I/O. What other cores must know of it, that it
-//! lives and which queues it has, is its [`association`].
+//! lives and which queues it has, is its `association`.
 
 pub(crate) mod admin;
 pub(crate) mod association;

@@ -9,7 +9,7 @@
 //! clients of every other protocol out, COMPARE AND WRITE is one action to all of them, and a new size reaches all.
 //!
 //! I/O takes no lock for that: each user has a copy of what concerns it and compares one number to know whether the
-//! copy is still good, and the ranges are looked at by way of a [`Lane`] of its own.
+//! copy is still good, and the ranges are looked at by way of a `Lane` of its own.
 
 mod fence;
 mod gate;

@@ -10,7 +10,7 @@
 //! It keeps every request until all of its commands have been answered, or nothing was heard of the disk for its
 //! patience. Interfaces that go down and come up again, and a target that is started again, only cost time.
 //!
-//! Bounds: [`MAX_REQUESTS`] requests, [`flight::MAX_FLIGHTS`] commands in flight, [`MAX_UNSENT`] frames that wait to be
+//! Bounds: [`MAX_REQUESTS`] requests, `flight::MAX_FLIGHTS` commands in flight, `MAX_UNSENT` frames that wait to be
 //! sent.
 
 mod answer;

@@ -6,8 +6,8 @@
 //!   frames  ◀─ reply.rs: registers and data ◀── on_io
 //! ```
 //! Everything is answered to the port and the station that it came from. What makes no sense is not answered; what
-//! makes sense and cannot be done is refused. Bounds: [`DEPTH`] commands in flight and [`DEPTH_OF_ONE`] of each
-//! initiator, [`MAX_UNSENT`] frames that wait to be sent; what comes beyond is lost, as in a network, and comes again.
+//! makes sense and cannot be done is refused. Bounds: [`DEPTH`] commands in flight and `DEPTH_OF_ONE` of each
+//! initiator, `MAX_UNSENT` frames that wait to be sent; what comes beyond is lost, as in a network, and comes again.
 
 mod command;
 mod control;

@@ -6,7 +6,7 @@
 //!   Queue: submit ──▶ Job ──cut into commands──▶ next ──Request──▶ transport
 //!          poll_done ◀── Job ◀── verdict on the status ◀── finish ◀── transport
 //! ```
-//! A transport asks for the next command whenever it may send one, moves the data that [`Commands`] names, and hands
+//! A transport asks for the next command whenever it may send one, moves the data that `Commands` names, and hands
 //! in the completion. Commands that failed for a reason that passes are sent again after a pause.
 
 mod admin;
