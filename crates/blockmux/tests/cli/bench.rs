@@ -122,7 +122,12 @@ fn processor_time_of_both_sides_is_told_with_user_and_system_apart() {
     for job in remote {
         for side in ["target", "initiator"] {
             let (cpu, system) = (format!("{side}_cpu_ns"), format!("{side}_system_ns"));
-            assert!(of_run(job, &system) <= of_run(job, &cpu), "{side}");
+            let cpu = of_run(job, &cpu);
+            match job["blockmux"]["runs"][0][&system].as_f64() {
+                Some(system) => assert!(system <= cpu, "{side}"),
+                // A side that hardly got a processor, on a machine busy with other things, had no tick to tell by.
+                None => assert!(cpu < 50e6, "{side} used {cpu} ns"),
+            }
         }
         let percent = number(&job["usr_cpu"]) + number(&job["sys_cpu"]);
         let expected = of_run(job, "initiator_cpu_ns") / of_run(job, "runtime_ns") * 100.0;
