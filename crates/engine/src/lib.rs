@@ -15,6 +15,7 @@
 
 pub mod aoe;
 pub mod blocking;
+mod channels;
 pub mod connection;
 pub mod cores;
 pub mod file;

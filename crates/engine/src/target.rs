@@ -3,13 +3,14 @@
 //! A peer may take its time. But one that keeps buffers all the while, for the rest of what it sends or for what it
 //! does not take, keeps them from others: when they are short, it is cut off after [`PATIENCE`].
 
+use crate::channels::Channels;
 use crate::connection::{Broken, Connection, Inflow};
 use crate::host::{ByteStream, Host};
 use crate::listener::Permit;
 use crate::reactor::{EngineCore, Progress, Task};
-use blockmux_proto::exports::{Exports, VolumeId};
+use blockmux_proto::exports::Exports;
 use blockmux_proto::session::{Demand, Home, ProtocolError, StreamSession, Target};
-use blockmux_volume::{Channel, Completion, Core, IoError, Waker};
+use blockmux_volume::Waker;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 use tracing::{debug, warn};
@@ -18,15 +19,11 @@ use tracing::{debug, warn};
 pub struct TargetTask<S: StreamSession + Target, H: Host = EngineCore> {
     connection: Connection<H>,
     session: S,
-    exports: Exports,
-    /// Opened at the first I/O to a volume.
-    channels: Vec<(VolumeId, Box<dyn Channel>)>,
+    channels: Channels,
     core: Rc<H>,
     waker: Waker,
-    done: Vec<Completion>,
-    in_flight: u32,
-    /// Requests that have come and outboxes that were taken, in all.
-    moved: u64,
+    /// Outboxes that were taken, in all.
+    taken: u64,
     /// The peer keeps buffers; when to look at it again, and what had moved by then.
     kept: Option<(Instant, u64)>,
     /// Why no more is received; the connection ends once nothing is in flight and everything is sent.
@@ -82,13 +79,10 @@ impl<S: StreamSession + Target + 'static, H: Host> TargetTask<S, H> {
                 session.on_start(waker);
                 session
             },
-            exports,
-            channels: Vec::new(),
+            channels: Channels::new(exports, core.clone(), waker.clone()),
             core: core.clone(),
             waker: waker.clone(),
-            done: Vec::new(),
-            in_flight: 0,
-            moved: 0,
+            taken: 0,
             kept: None,
             ending: None,
             told_to_stop: false,
@@ -100,71 +94,9 @@ impl<S: StreamSession + Target + 'static, H: Host> TargetTask<S, H> {
 }
 
 impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
-    /// Hands every I/O of the session to its channel and every completion back. A completion may lead to the next I/O,
-    /// as with commands of several steps: there is more to do if that still goes on after so many rounds.
-    #[inline]
-    fn move_io(&mut self) -> Progress {
-        let mut progress = Progress::Idle;
-        for round in 0..ROUNDS_PER_TURN {
-            let submitted = self.submit_io();
-            if submitted {
-                progress = Progress::Drained;
-            } else if round > 0 {
-                return progress;
-            }
-            if self.in_flight == 0 {
-                return progress;
-            }
-            for (_, channel) in &mut self.channels {
-                channel.kick();
-                channel.poll(&mut self.done);
-            }
-            if self.done.is_empty() {
-                return progress;
-            }
-            self.in_flight -= self.done.len() as u32;
-            progress = Progress::Drained;
-            for completion in self.done.drain(..) {
-                self.session.on_io(completion);
-            }
-        }
-        Progress::More
-    }
-
-    /// Submits and cancels what the session wants; answers whether anything was submitted.
-    #[inline]
-    fn submit_io(&mut self) -> bool {
-        let mut any = false;
-        while let Some((volume, io)) = self.session.poll_io() {
-            any = true;
-            self.moved += 1;
-            let tag = io.tag;
-            match self.channel(volume) {
-                Ok(channel) => {
-                    channel.submit(io);
-                    self.in_flight += 1;
-                }
-                Err(error) => self.session.on_io(Completion { tag, result: Err(error) }),
-            }
-        }
-        while let Some((volume, tag)) = self.session.poll_cancel() {
-            if let Some((_, channel)) = self.channels.iter_mut().find(|(id, _)| *id == volume) {
-                channel.cancel(tag);
-            }
-        }
-        any
-    }
-
-    #[inline]
-    fn channel(&mut self, volume: VolumeId) -> Result<&mut Box<dyn Channel>, IoError> {
-        if let Some(at) = self.channels.iter().position(|(id, _)| *id == volume) {
-            return Ok(&mut self.channels[at].1);
-        }
-        let export = self.exports.get(volume).ok_or(IoError::PathLost)?;
-        let core: Rc<dyn Core> = self.core.clone();
-        let channel = export.volume.open(&core, self.session.depth(), self.waker.clone())?;
-        self.channels.push((volume, channel));
-        Ok(&mut self.channels.last_mut().ok_or(IoError::PathLost)?.1)
+    /// Requests that have come and outboxes that were taken, in all.
+    fn moved(&self) -> u64 {
+        self.channels.submitted() + self.taken
     }
 
     #[inline]
@@ -187,10 +119,10 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
                 Inflow::Finished if self.ending.is_none() => self.ending = Some(Ending::Softly),
                 _ => {}
             }
-            let moved = self.move_io();
+            let moved = self.channels.move_io(&mut self.session);
             let sent = self.connection.send(self.session.outbox())?;
             if sent && self.session.outbox().is_empty() {
-                self.moved += 1;
+                self.taken += 1;
             }
             if moved == Progress::More {
                 progress = Progress::More;
@@ -216,11 +148,11 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
             self.connection.stream().close();
             self.ending = Some(Ending::Gone);
         }
-        let progress = self.move_io();
+        let progress = self.channels.move_io(&mut self.session);
         // What a session without connection says, it says to nobody; its deadlines break nothing.
         let _ = self.connection.check_deadline(&mut self.session);
         self.session.outbox().clear();
-        match self.move_io() {
+        match self.channels.move_io(&mut self.session) {
             Progress::Idle => progress,
             moved => moved,
         }
@@ -253,7 +185,7 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
             return Ok(());
         }
         self.kept = None;
-        if moved == self.moved && self.core.pool().is_short() && self.peer_keeps_buffers() {
+        if moved == self.moved() && self.core.pool().is_short() && self.peer_keeps_buffers() {
             return Err(ProtocolError {
                 what: "kept buffers for a minute while others need them",
                 reference: "the server's own bound",
@@ -295,7 +227,7 @@ impl<S: StreamSession + Target, H: Host> Task for TargetTask<S, H> {
             return Progress::Done;
         }
         if self.ending == Some(Ending::Gone) {
-            if self.move_io() == Progress::More {
+            if self.channels.move_io(&mut self.session) == Progress::More {
                 progress = Progress::More;
             }
             self.session.outbox().clear();
@@ -307,7 +239,7 @@ impl<S: StreamSession + Target, H: Host> Task for TargetTask<S, H> {
             }
             progress = self.linger();
         }
-        if self.ending.is_some() && self.in_flight == 0 && is_sent && !self.session.lingers() {
+        if self.ending.is_some() && self.channels.is_idle() && is_sent && !self.session.lingers() {
             debug!(peer = self.connection.peer(), "connection closed");
             return Progress::Done;
         }
@@ -324,7 +256,7 @@ impl<S: StreamSession + Target, H: Host> Task for TargetTask<S, H> {
         }
         if self.kept.is_none() && self.peer_keeps_buffers() {
             let until = self.core.now() + PATIENCE;
-            self.kept = Some((until, self.moved));
+            self.kept = Some((until, self.moved()));
             self.core.wake_at(until, &self.waker);
         }
         self.connection.park();
@@ -333,8 +265,6 @@ impl<S: StreamSession + Target, H: Host> Task for TargetTask<S, H> {
 
 /// How long a peer may keep buffers that others need.
 pub const PATIENCE: Duration = Duration::from_secs(60);
-/// Others get their turn after so many rounds of I/O that each led to the next.
-const ROUNDS_PER_TURN: u32 = 16;
 /// A session that waits for more than this has the rest of a message to come.
 const LONGEST_HEAD: usize = 64;
 
@@ -347,7 +277,7 @@ mod tests {
     use blockmux_proto::exports::Export;
     use blockmux_proto::nbd::target::TargetSession;
     use blockmux_proto::outbox::Outbox;
-    use blockmux_volume::{Chunk, MemVolume, Memory};
+    use blockmux_volume::{Chunk, Core, MemVolume, Memory};
     use std::io;
     use std::sync::Arc;
 

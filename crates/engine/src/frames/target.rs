@@ -1,10 +1,11 @@
 //! A target on frames: ports, session, and a channel for each volume that is used.
 
 use super::{FrameHost, Side, Wire};
+use crate::channels::Channels;
 use crate::reactor::{EngineCore, Progress, Task};
-use blockmux_proto::exports::{Exports, VolumeId};
+use blockmux_proto::exports::Exports;
 use blockmux_proto::session::{FrameSession, Target};
-use blockmux_volume::{Channel, Completion, Core, IoError, Waker};
+use blockmux_volume::Waker;
 use std::io;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -13,13 +14,9 @@ use std::time::{Duration, Instant};
 pub struct FrameTargetTask<S, H: FrameHost = EngineCore> {
     wire: Wire<H>,
     session: S,
-    exports: Exports,
-    /// Opened at the first I/O to a volume.
-    channels: Vec<(VolumeId, Box<dyn Channel>)>,
+    channels: Channels,
     core: Rc<H>,
     waker: Waker,
-    done: Vec<Completion>,
-    in_flight: u32,
     /// When it ends at the latest, once it has been told to stop.
     ends: Option<Instant>,
 }
@@ -45,12 +42,9 @@ impl<S: FrameSession + Target + 'static, H: FrameHost> FrameTargetTask<S, H> {
             Ok(wire) => Ok(FrameTargetTask {
                 wire,
                 session,
-                exports,
-                channels: Vec::new(),
+                channels: Channels::new(exports, core.clone(), waker.clone()),
                 core: core.clone(),
                 waker: waker.clone(),
-                done: Vec::new(),
-                in_flight: 0,
                 ends: None,
             }),
             Err((interface, error)) => {
@@ -59,67 +53,6 @@ impl<S: FrameSession + Target + 'static, H: FrameHost> FrameTargetTask<S, H> {
             }
         });
         failed.map_or(Ok(()), Err)
-    }
-}
-
-impl<S: FrameSession + Target, H: FrameHost> FrameTargetTask<S, H> {
-    /// Hands every I/O of the session to its channel and every completion back, a few rounds of both.
-    #[inline]
-    fn move_io(&mut self) -> Progress {
-        let mut progress = Progress::Idle;
-        for round in 0..ROUNDS_PER_TURN {
-            let submitted = self.submit_io();
-            if submitted {
-                progress = Progress::Drained;
-            } else if round > 0 {
-                return progress;
-            }
-            if self.in_flight == 0 {
-                return progress;
-            }
-            for (_, channel) in &mut self.channels {
-                channel.kick();
-                channel.poll(&mut self.done);
-            }
-            if self.done.is_empty() {
-                return progress;
-            }
-            self.in_flight -= self.done.len() as u32;
-            progress = Progress::Drained;
-            for completion in self.done.drain(..) {
-                self.session.on_io(completion);
-            }
-        }
-        Progress::More
-    }
-
-    #[inline]
-    fn submit_io(&mut self) -> bool {
-        let mut any = false;
-        while let Some((volume, io)) = self.session.poll_io() {
-            any = true;
-            let tag = io.tag;
-            match self.channel(volume) {
-                Ok(channel) => {
-                    channel.submit(io);
-                    self.in_flight += 1;
-                }
-                Err(error) => self.session.on_io(Completion { tag, result: Err(error) }),
-            }
-        }
-        any
-    }
-
-    #[inline]
-    fn channel(&mut self, volume: VolumeId) -> Result<&mut Box<dyn Channel>, IoError> {
-        if let Some(at) = self.channels.iter().position(|(id, _)| *id == volume) {
-            return Ok(&mut self.channels[at].1);
-        }
-        let export = self.exports.get(volume).ok_or(IoError::PathLost)?;
-        let core: Rc<dyn Core> = self.core.clone();
-        let channel = export.volume.open(&core, self.session.depth(), self.waker.clone())?;
-        self.channels.push((volume, channel));
-        Ok(&mut self.channels.last_mut().ok_or(IoError::PathLost)?.1)
     }
 }
 
@@ -135,11 +68,11 @@ impl<S: FrameSession + Target, H: FrameHost> Task for FrameTargetTask<S, H> {
         }
         self.wire.check_time(&mut self.session, now);
         let received = self.wire.receive(&mut self.session, now);
-        let moved = self.move_io();
+        let moved = self.channels.move_io(&mut self.session);
         let sent = self.wire.send(&mut self.session, now);
         self.wire.arm(&self.session, now);
         if let Some(ends) = self.ends {
-            let is_idle = self.in_flight == 0 && self.session.frames(now).is_empty();
+            let is_idle = self.channels.is_idle() && self.session.frames(now).is_empty();
             if is_idle || now >= ends {
                 return Progress::Done;
             }
@@ -162,7 +95,5 @@ impl<S: FrameSession + Target, H: FrameHost> Task for FrameTargetTask<S, H> {
     }
 }
 
-/// Others get their turn after so many rounds of I/O that each led to the next.
-const ROUNDS_PER_TURN: u32 = 16;
 /// What is not sent by then, on an interface that is stuck, is lost.
 const STOPS_WITHIN: Duration = Duration::from_secs(5);

@@ -1,0 +1,105 @@
+//! The channels of a target session: one to each volume that it uses, opened at the first I/O.
+
+use crate::reactor::Progress;
+use blockmux_proto::exports::{Exports, VolumeId};
+use blockmux_proto::session::Target;
+use blockmux_volume::{Channel, Completion, Core, IoError, Waker};
+use std::rc::Rc;
+
+/// A session's channels, and what is in flight in them.
+pub(crate) struct Channels {
+    exports: Exports,
+    open: Vec<(VolumeId, Box<dyn Channel>)>,
+    core: Rc<dyn Core>,
+    waker: Waker,
+    done: Vec<Completion>,
+    in_flight: u32,
+    submitted: u64,
+}
+
+impl Channels {
+    /// For a session whose volume ids are places in `exports`; completions wake `waker`.
+    pub(crate) fn new(exports: Exports, core: Rc<dyn Core>, waker: Waker) -> Channels {
+        Channels { exports, open: Vec::new(), core, waker, done: Vec::new(), in_flight: 0, submitted: 0 }
+    }
+
+    /// Whether nothing is in flight.
+    #[inline]
+    pub(crate) fn is_idle(&self) -> bool {
+        self.in_flight == 0
+    }
+
+    /// How many I/O the session ever had.
+    #[inline]
+    pub(crate) fn submitted(&self) -> u64 {
+        self.submitted
+    }
+
+    /// Hands every I/O of the session to its channel and every completion back. A completion may lead to the next I/O,
+    /// as with commands of several steps: there is more to do if that still goes on after so many rounds.
+    #[inline]
+    pub(crate) fn move_io(&mut self, session: &mut impl Target) -> Progress {
+        let mut progress = Progress::Idle;
+        for round in 0..ROUNDS_PER_TURN {
+            let submitted = self.submit_io(session);
+            if submitted {
+                progress = Progress::Drained;
+            } else if round > 0 {
+                return progress;
+            }
+            if self.in_flight == 0 {
+                return progress;
+            }
+            for (_, channel) in &mut self.open {
+                channel.kick();
+                channel.poll(&mut self.done);
+            }
+            if self.done.is_empty() {
+                return progress;
+            }
+            self.in_flight -= self.done.len() as u32;
+            progress = Progress::Drained;
+            for completion in self.done.drain(..) {
+                session.on_io(completion);
+            }
+        }
+        Progress::More
+    }
+
+    /// Submits and cancels what the session wants; answers whether anything was submitted.
+    #[inline]
+    fn submit_io(&mut self, session: &mut impl Target) -> bool {
+        let before = self.submitted;
+        while let Some((volume, io)) = session.poll_io() {
+            self.submitted += 1;
+            let tag = io.tag;
+            match self.channel(volume, session.depth()) {
+                Ok(channel) => {
+                    channel.submit(io);
+                    self.in_flight += 1;
+                }
+                Err(error) => session.on_io(Completion { tag, result: Err(error) }),
+            }
+        }
+        while let Some((volume, tag)) = session.poll_cancel() {
+            if let Some((_, channel)) = self.open.iter_mut().find(|(id, _)| *id == volume) {
+                channel.cancel(tag);
+            }
+        }
+        self.submitted > before
+    }
+
+    #[inline]
+    fn channel(&mut self, volume: VolumeId, depth: u32) -> Result<&mut Box<dyn Channel>, IoError> {
+        if let Some(at) = self.open.iter().position(|(id, _)| *id == volume) {
+            return Ok(&mut self.open[at].1);
+        }
+        let export = self.exports.get(volume).ok_or(IoError::PathLost)?;
+        let channel = export.volume.open(&self.core, depth, self.waker.clone())?;
+        self.open.push((volume, channel));
+        Ok(&mut self.open.last_mut().ok_or(IoError::PathLost)?.1)
+    }
+}
+
+/// Others get their turn after so many rounds of I/O that each led to the next.
+const ROUNDS_PER_TURN: u32 = 16;
