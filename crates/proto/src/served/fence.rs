@@ -1,6 +1,7 @@
-//! What a client may do that has no name to register by: one NBD connection.
+//! What a client may do that has no name to register by: an NBD connection, an NVMe queue, whoever uses an AoE target.
 
 use super::{Access, Lane, Passage, Served};
+use blockmux_volume::Op;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -21,13 +22,14 @@ impl Fence {
         fence
     }
 
-    /// What the client may do now. It holds no registration, and so whatever anybody reserves keeps it out.
+    /// Whether reservations let the client do this. It holds no registration, and so whatever anybody reserves keeps it
+    /// out. A flush is for what was written before, and does nobody harm.
     #[inline]
-    pub(crate) fn access(&mut self) -> Access {
+    pub(crate) fn admits(&mut self, op: Op) -> bool {
         if self.served.generation() != self.seen {
             self.refresh();
         }
-        self.access
+        op == Op::Flush || if op.is_write() { self.access.writes } else { self.access.reads }
     }
 
     /// Lets an I/O on the range begin that changes it or does not, unless a byte of it is locked.

@@ -15,12 +15,10 @@ impl Gate {
         Gate { fences: volumes.map(|(volume, served)| (volume, Fence::new(served))).collect() }
     }
 
-    /// Whether reservations let the client do this. A flush is for what was written before, and does nobody harm.
+    /// Whether reservations let the client do this.
     #[inline]
     pub(crate) fn admits(&mut self, volume: VolumeId, op: Op) -> bool {
-        let Some(fence) = self.fence(volume) else { return false };
-        let access = fence.access();
-        op == Op::Flush || if op.is_write() { access.writes } else { access.reads }
+        self.fence(volume).is_some_and(|fence| fence.admits(op))
     }
 
     /// Lets an I/O begin, unless a byte of its range is locked.

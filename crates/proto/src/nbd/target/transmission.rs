@@ -318,7 +318,7 @@ impl Transmission {
         let Pending { offset, length, op, .. } = accepted;
         if self.stopping {
             self.replies.refuse(outbox, accepted.address(), &STOPPING);
-        } else if !self.is_admitted(op) {
+        } else if !self.fence.admits(op) {
             self.replies.refuse(outbox, accepted.address(), &Refusal::of_io_error(IoError::Reserved, op));
         } else if length > 0 || op == Op::Flush {
             let tag = self.pending.insert(accepted);
@@ -328,13 +328,6 @@ impl Transmission {
         } else {
             self.replies.success(outbox, accepted.address());
         }
-    }
-
-    /// Whether reservations let the client do this. A flush is for what was written before, and does nobody harm.
-    #[inline]
-    fn is_admitted(&mut self, op: Op) -> bool {
-        let access = self.fence.access();
-        op == Op::Flush || if op.is_write() { access.writes } else { access.reads }
     }
 
     /// Hands an I/O out, or holds it while somebody else has its range for itself.
@@ -353,7 +346,7 @@ impl Transmission {
     fn resume_held(&mut self, outbox: &mut Outbox) {
         for _ in 0..self.held.len() {
             let Some(io) = self.held.pop_front() else { return };
-            if self.is_admitted(io.op) {
+            if self.fence.admits(io.op) {
                 self.submit(io);
             } else if let Some(pending) = self.pending.remove(io.tag) {
                 self.replies.finish(outbox, &pending, Err(IoError::Reserved));
