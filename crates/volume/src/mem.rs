@@ -57,6 +57,7 @@ impl Volume for MemVolume {
             memory: Memory::from_pages(&self.shared.pages),
             shared: self.shared.clone(),
             pending: Vec::with_capacity(depth as usize),
+            refused: Vec::new(),
         }))
     }
 }
@@ -67,27 +68,29 @@ struct MemChannel {
     memory: Memory,
     /// What was submitted since the last poll.
     pending: Vec<Io>,
+    /// What was submitted and cannot be done.
+    refused: Vec<Completion>,
 }
 
 impl Channel for MemChannel {
     /// Only fetches the memory: by the time of the poll, that of all that was submitted together has come.
     #[inline]
     fn submit(&mut self, io: Io) {
-        if self.shared.info.check(&io).is_ok() {
-            self.memory.seg(io.offset as usize, io.len as usize).prefetch();
+        match self.shared.info.check(&io) {
+            Ok(()) => {
+                self.memory.seg(io.offset as usize, io.len as usize).prefetch();
+                self.pending.push(io);
+            }
+            Err(error) => self.refused.push(Completion { tag: io.tag, result: Err(error) }),
         }
-        self.pending.push(io);
     }
 
     #[inline]
     fn poll(&mut self, done: &mut Vec<Completion>) {
         let mut pending = std::mem::take(&mut self.pending);
-        done.extend(pending.drain(..).map(|io| {
-            let tag = io.tag;
-            let result = self.shared.info.check(&io).map(|()| self.execute(io));
-            Completion { tag, result }
-        }));
+        done.extend(pending.drain(..).map(|io| Completion { tag: io.tag, result: Ok(self.execute(io)) }));
         self.pending = pending;
+        done.append(&mut self.refused);
     }
 }
 
