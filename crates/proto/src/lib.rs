@@ -16,6 +16,7 @@ pub mod nbd;
 pub mod nvme;
 pub mod nvmeof;
 pub mod outbox;
+pub mod rdma;
 pub mod scsi;
 pub mod served;
 pub mod session;

@@ -1,0 +1,213 @@
+//! The words between a session and a queue pair: iSER, and later SRP and NVMe/RDMA, over any provider.
+//!
+//! ```text
+//!   wire ──▶ queue pair ──Event──▶ RdmaSession::on_event ──▶ Target::poll_io ──▶ channel
+//!   wire ◀── queue pair ◀──Work─── RdmaSession::poll_work ◀── Target::on_io  ◀── channel
+//! ```
+//! A *queue pair* is a reliable connection in the model of the verbs (RFC 5040, InfiniBand): messages arrive whole, once
+//! and in order, each in a receive buffer that was posted for it; memory that was registered is read and written by the
+//! peer without the session's doing. Software iWARP, RoCEv2 and hardware are providers of it, in the crate `rdma`.
+//!
+//! The driver's turn: hand in every event; take all work and post it; again until neither side has anything. A session
+//! thus hears of a registration in the turn in which it asked for it.
+//!
+//! # Receive buffers
+//! There are [`Endpoint::receives`] of them at first, of [`Endpoint::receive_len`] bytes. Each message takes one, and
+//! [`Work::Receive`] posts one more. A message that finds none, or one that is too short, ends the connection: a protocol
+//! over queue pairs counts credits so that this does not happen.
+
+use crate::session::{ProtocolError, Timed};
+use blockmux_volume::{Seg, SgList};
+use smallvec::SmallVec;
+
+/// The number of a piece of work, chosen by the session; it comes back in [`Event::Done`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct WorkId(pub u64);
+
+/// A steering tag (RFC 5040 §1.1): the name of registered memory. The verbs' R_Key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Stag(pub u32);
+
+/// Memory that one side has opened to the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Remote {
+    /// Its name.
+    pub stag: Stag,
+    /// Where it begins: a tagged offset (RFC 5041), in the verbs a virtual address.
+    pub address: u64,
+    /// In bytes.
+    pub len: u32,
+}
+
+/// What the peer may do with registered memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// RDMA Read from it.
+    RemoteRead,
+    /// RDMA Write to it.
+    RemoteWrite,
+}
+
+/// The head of a message: it is copied, its payload only referred to.
+pub type Head = SmallVec<[u8; 128]>;
+
+/// What a session asks of its queue pair.
+///
+/// Sends, reads and writes are carried out in the order in which they were posted; a send that follows a write is
+/// delivered after the write's data. A read may complete after what was posted behind it.
+#[derive(Debug)]
+pub enum Work {
+    /// The passive side takes the connection that [`Event::Requested`] was about.
+    Accept {
+        /// For the peer, at most [`MAX_PRIVATE_DATA`] bytes.
+        private_data: Vec<u8>,
+    },
+    /// The passive side refuses it. The connection is over once the peer has been told.
+    Reject {
+        /// For the peer, at most [`MAX_PRIVATE_DATA`] bytes.
+        private_data: Vec<u8>,
+    },
+    /// Posts one more receive buffer.
+    Receive,
+    /// A message.
+    Send {
+        /// Comes back when the message is on its way and its payload may be used otherwise.
+        id: WorkId,
+        /// Its beginning.
+        head: Head,
+        /// What follows it, if anything.
+        payload: SgList,
+        /// Memory of the peer that is closed as the message arrives.
+        invalidate: Option<Stag>,
+        /// Whether the peer is to be woken (solicited event).
+        is_solicited: bool,
+    },
+    /// RDMA Read: the peer's memory into ours, of the same length.
+    Read {
+        /// Comes back when all of it is there.
+        id: WorkId,
+        /// Where it goes.
+        local: SgList,
+        /// Where it comes from.
+        remote: Remote,
+    },
+    /// RDMA Write: our memory into the peer's.
+    Write {
+        /// Comes back when our memory may be used otherwise; that it has arrived is known only from what follows.
+        id: WorkId,
+        /// Where it comes from.
+        local: SgList,
+        /// Where it goes: as many bytes, or more.
+        remote: Remote,
+    },
+    /// Opens memory to the peer. [`Event::Registered`] says under which name.
+    Register {
+        /// Comes back with the name.
+        id: WorkId,
+        /// The memory, seen by the peer as one range.
+        local: SgList,
+        /// What the peer may do.
+        access: Access,
+    },
+    /// Closes memory to the peer, at once: what the peer does with it later is refused. It need not be open any more.
+    Invalidate {
+        /// Its name.
+        stag: Stag,
+    },
+    /// Ends the connection once all that was posted is done.
+    Disconnect,
+}
+
+/// Why a piece of work has failed. All of these end the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WorkError {
+    /// It is beyond what the queue pair can do, or the lengths do not match.
+    #[error("it is not possible on this connection")]
+    Local,
+    /// The peer does not allow it.
+    #[error("the peer does not open that memory")]
+    RemoteAccess,
+    /// The connection was over first.
+    #[error("the connection was over")]
+    Flushed,
+}
+
+/// What a queue pair tells its session.
+#[derive(Debug)]
+pub enum Event {
+    /// A peer wants to connect; answered by [`Work::Accept`] or [`Work::Reject`].
+    Requested {
+        /// From the peer, anything at all.
+        private_data: Vec<u8>,
+    },
+    /// The connection is there.
+    Connected {
+        /// From the peer that has accepted; empty on the passive side.
+        private_data: Vec<u8>,
+    },
+    /// The peer did not take the connection. It is over.
+    Refused {
+        /// From the peer, anything at all.
+        private_data: Vec<u8>,
+    },
+    /// A message has come.
+    Received {
+        /// All of it, in one piece. It may lie in a buffer that many messages share: what is kept for long is to be
+        /// copied.
+        message: Seg,
+        /// Memory of ours that the peer has closed by it; it was open until then.
+        invalidated: Option<Stag>,
+    },
+    /// A piece of work is done, well or not.
+    Done {
+        /// Which.
+        id: WorkId,
+        /// How.
+        result: Result<(), WorkError>,
+    },
+    /// Memory has been registered.
+    Registered {
+        /// By which work.
+        id: WorkId,
+        /// How the peer reaches it.
+        remote: Remote,
+    },
+    /// The peer has ended the connection, or it is lost; all work is flushed before.
+    Disconnected,
+}
+
+/// What a session needs of its queue pair, said before the connection is made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    /// Receive buffers that are posted at first.
+    pub receives: u32,
+    /// The length of each in bytes, the longest message that may come.
+    pub receive_len: u32,
+    /// Sends, reads and writes that may be in flight; a session that is told of [`Event::Done`] counts for itself.
+    pub sends: u32,
+    /// RDMA Reads that we would have in flight at a time (ORD), and that we let the peer have (IRD).
+    pub reads: u32,
+    /// Registrations that may be open at a time.
+    pub regions: u32,
+    /// For the peer, on the side that connects: at most [`MAX_PRIVATE_DATA`] bytes.
+    pub private_data: Vec<u8>,
+}
+
+/// The most private data in bytes that every provider carries (InfiniBand's connection manager has the least room).
+pub const MAX_PRIVATE_DATA: usize = 56;
+
+/// A session over a queue pair: iSER, SRP, NVMe/RDMA.
+pub trait RdmaSession: Timed {
+    /// What it needs. Asking changes nothing.
+    fn endpoint(&self) -> Endpoint;
+
+    /// Something has happened.
+    ///
+    /// # Errors
+    /// If the peer broke the protocol: the driver posts what work there is and disconnects.
+    fn on_event(&mut self, event: Event) -> Result<(), ProtocolError>;
+
+    /// The next work. `room` says how many sends, reads and writes the queue pair takes now; at 0, only other work may be
+    /// given.
+    fn poll_work(&mut self, room: usize) -> Option<Work>;
+}
