@@ -4,8 +4,9 @@
 //! Pools and queues grow to what the traffic needs and stay there. How far they grow depends on how the two threads
 //! happen to take turns, so the test waits for a round of thousands of I/Os that allocates nothing: one allocation in
 //! every thousand would spoil each of them.
-#![expect(unsafe_code, reason = "an allocator that counts is an allocator")]
 
+#[path = "../../volume/tests/counting/mod.rs"]
+mod counting;
 mod nbd_dialer;
 
 use blockmux_engine::cores::{Cores, CoresConfig};
@@ -21,34 +22,10 @@ use blockmux_volume::{
     Channel, Completion, Core, Io, MemVolume, Memory, Op, Output, SgList, Tag, Volume, VolumeInfo,
 };
 use nbd_dialer::NbdDialer;
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
-
-struct Counting;
-
-/// Of every thread.
-static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
-
-// SAFETY: the system's allocator does everything. `realloc` and `alloc_zeroed` come through `alloc`.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::SeqCst);
-        // SAFETY: the caller's promises are the same.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, start: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promises are the same.
-        unsafe { System.dealloc(start, layout) }
-    }
-}
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
 
 /// What a round is made of.
 #[derive(Clone, Copy, Debug)]
@@ -88,7 +65,7 @@ impl Driver {
                 submitted: 0,
                 in_flight: 0,
                 rounds: Vec::with_capacity(MOST_ROUNDS),
-                before: ALLOCATIONS.load(Ordering::SeqCst),
+                before: counting::of_all_threads(),
                 result,
             }
         });
@@ -132,7 +109,7 @@ impl Driver {
 
     /// Whether this was the last round.
     fn end_round(&mut self) -> bool {
-        let now = ALLOCATIONS.load(Ordering::SeqCst);
+        let now = counting::of_all_threads();
         self.rounds.push(now - self.before);
         self.before = now;
         self.rounds.last() == Some(&0) || self.rounds.len() == MOST_ROUNDS
@@ -210,10 +187,10 @@ fn thousands_of_ios_over_a_socket_allocate_nothing_in_the_whole_process() {
     let forms = forms.into_iter().flat_map(|features| SIZES.map(|traffic| Traffic { features, ..traffic }));
     let policies = [PollPolicy::Always, PollPolicy::Never].map(|policy| Traffic { policy, ..USUAL });
     for traffic in forms.chain(policies) {
-        let before = ALLOCATIONS.load(Ordering::SeqCst);
+        let before = counting::of_all_threads();
         let rounds = allocations(traffic);
         assert_eq!(rounds.last(), Some(&0), "{traffic:?}: {rounds:?}");
         // The counter counts: to connect takes memory.
-        assert_ne!(ALLOCATIONS.load(Ordering::SeqCst), before);
+        assert_ne!(counting::of_all_threads(), before);
     }
 }

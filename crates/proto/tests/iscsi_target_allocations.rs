@@ -1,41 +1,20 @@
 //! An iSCSI target session allocates nothing per I/O once it has seen its usual depth.
-#![allow(unsafe_code, reason = "a counting allocator")]
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
+
+mod counted_target;
+#[path = "../../volume/tests/counting/mod.rs"]
+mod counting;
 
 use blockmux_proto::exports::VolumeId;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::{Access, Node, Portal, TargetNode};
 use blockmux_proto::iscsi::target::TargetSession;
 use blockmux_proto::scsi::{Identity, LogicalUnit, Target as ScsiTarget};
-use blockmux_proto::session::{StreamSession, Target};
-use blockmux_volume::{Chunk, Completion, MemVolume, Memory, Op, Output, Pool};
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
+use blockmux_proto::session::StreamSession;
+use blockmux_volume::{Chunk, MemVolume, Pool};
+use counted_target::CountedTarget;
 use std::sync::Arc;
 use std::time::Instant;
-
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-// SAFETY: everything is passed on to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: as the caller promised.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: as the caller promised.
-        unsafe { System.dealloc(memory, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 /// A session in full feature phase with these operational keys.
 fn session(keys: &str) -> TargetSession {
@@ -91,46 +70,21 @@ fn push(batch: &mut Vec<u8>, header: &[u8], data: &[u8], digests: bool) {
 #[test]
 fn reads_and_writes_allocate_nothing() {
     const DEPTH: u32 = 16;
+    let data = vec![7; 4096];
     for (keys, digests) in [("", false), ("HeaderDigest=CRC32C\0DataDigest=CRC32C\0", true)] {
         let mut session = session(keys);
-        let mut cmd_sn = 0;
         // The unit attention of the first command.
         let mut first = Vec::new();
-        push(&mut first, &pdu(1, 0x81, 0, 1, cmd_sn, [0; 16]), &[], digests);
+        push(&mut first, &pdu(1, 0x81, 0, 1, 0, [0; 16]), &[], digests);
         take(&mut session, &first);
-        let (data, lent) = (vec![7; 4096], Memory::from_heap(4096));
-        let mut batch = Vec::with_capacity(1 << 20);
-        let mut chunk = Chunk::new(Memory::from_heap(1 << 20));
-        let mut tags = Vec::with_capacity(64);
-        let mut allocations = 0;
-        for turn in 0..200 {
-            batch.clear();
+        let mut cmd_sn = 0;
+        let allocations = CountedTarget::new(session).run_batches(2 * DEPTH as usize, |batch| {
             for tag in 0..DEPTH {
-                cmd_sn += 1;
-                push(&mut batch, &pdu(1, 0xc1, 0, tag, cmd_sn, command(0x28)), &[], digests);
-                cmd_sn += 1;
-                push(&mut batch, &pdu(1, 0xa1, 4096, tag + DEPTH, cmd_sn, command(0x2a)), &data, digests);
+                cmd_sn += 2;
+                push(batch, &pdu(1, 0xc1, 0, tag, cmd_sn - 1, command(0x28)), &[], digests);
+                push(batch, &pdu(1, 0xa1, 4096, tag + DEPTH, cmd_sn, command(0x2a)), &data, digests);
             }
-            chunk.recycle();
-            chunk.extend(&batch);
-            let before = ALLOCATIONS.get();
-            assert_eq!(session.on_bytes(&chunk), Ok(batch.len()));
-            chunk.take(batch.len());
-            while let Some((_, io)) = session.poll_io() {
-                tags.push((io.tag, io.op));
-            }
-            assert_eq!(tags.len(), 2 * DEPTH as usize);
-            for (tag, op) in tags.drain(..) {
-                let read = op == Op::Read;
-                let output = if read { Output::Data(lent.seg(0, 4096).into()) } else { Output::Nothing };
-                session.on_io(Completion { tag, result: Ok(output) });
-            }
-            let sent = session.outbox().len();
-            session.outbox().consume(sent);
-            if turn >= 10 {
-                allocations += ALLOCATIONS.get() - before;
-            }
-        }
+        });
         assert_eq!(allocations, 0, "digests {digests}");
     }
 }
@@ -139,37 +93,19 @@ fn reads_and_writes_allocate_nothing() {
 fn writes_that_are_asked_for_allocate_nothing() {
     let mut session = session("ImmediateData=No\0");
     take(&mut session, &pdu(1, 0x81, 0, 1, 0, [0; 16]));
-    let data = vec![7; 4096];
-    let mut allocations = 0;
-    let mut chunk = Chunk::new(Memory::from_heap(64 << 10));
-    let mut r2t = Vec::with_capacity(48);
-    for turn in 1..200_u32 {
-        let header = pdu(1, 0xa1, 0, 9, turn, command(0x2a));
-        chunk.recycle();
-        chunk.extend(&header);
-        let before = ALLOCATIONS.get();
-        assert_eq!(session.on_bytes(&chunk), Ok(48));
-        chunk.take(48);
-        let asked = ALLOCATIONS.get() - before;
-        r2t.clear();
-        r2t.extend(session.outbox().take_bytes());
-        assert_eq!(r2t[0], 0x31);
-        let mut data_out = pdu(5, 0x80, 4096, 9, 0, [0; 16]);
-        data_out[20..24].copy_from_slice(&r2t[20..24]);
-        chunk.recycle();
-        chunk.extend(&data_out);
-        chunk.extend(&data);
-        let before = ALLOCATIONS.get();
-        assert_eq!(session.on_bytes(&chunk), Ok(48 + 4096));
-        chunk.take(48 + 4096);
-        let (_, io) = session.poll_io().unwrap();
-        session.on_io(Completion { tag: io.tag, result: Ok(Output::Nothing) });
-        drop(io);
-        let sent = session.outbox().len();
-        session.outbox().consume(sent);
-        if turn > 10 {
-            allocations += asked + ALLOCATIONS.get() - before;
-        }
-    }
+    let mut cmd_sn = 0;
+    let allocations = CountedTarget::new(session).run_asked_for(
+        |bytes| {
+            cmd_sn += 1;
+            bytes.extend(pdu(1, 0xa1, 0, 9, cmd_sn, command(0x2a)));
+        },
+        |r2t, bytes| {
+            assert_eq!(r2t[0], 0x31);
+            let mut data_out = pdu(5, 0x80, 4096, 9, 0, [0; 16]);
+            data_out[20..24].copy_from_slice(&r2t[20..24]);
+            bytes.extend(data_out);
+            bytes.extend([7; 4096]);
+        },
+    );
     assert_eq!(allocations, 0);
 }

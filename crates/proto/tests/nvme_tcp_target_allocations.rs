@@ -1,41 +1,20 @@
 //! An NVMe/TCP target session allocates nothing per I/O once it has seen its usual depth.
-#![allow(unsafe_code, reason = "a counting allocator")]
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
+
+mod counted_target;
+#[path = "../../volume/tests/counting/mod.rs"]
+mod counting;
 
 use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme::subsystem::{Namespace, Subsystem};
 use blockmux_proto::nvmeof::node::Node;
 use blockmux_proto::nvmeof::tcp::target::TargetSession;
-use blockmux_proto::session::{StreamSession, Target};
-use blockmux_volume::{Chunk, Completion, MemVolume, Memory, Op, Output, Pool};
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
+use blockmux_proto::session::StreamSession;
+use blockmux_volume::{Chunk, MemVolume, Pool};
+use counted_target::CountedTarget;
 use std::sync::Arc;
 use std::time::Instant;
-
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-// SAFETY: everything is passed on to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: as the caller promised.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: as the caller promised.
-        unsafe { System.dealloc(memory, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 /// An I/O queue, and the admin queue of its controller.
 fn queue(digests: u8) -> (TargetSession, TargetSession) {
@@ -123,79 +102,33 @@ fn take(session: &mut TargetSession, bytes: &[u8]) {
 #[test]
 fn reads_and_writes_allocate_nothing() {
     const DEPTH: u16 = 16;
+    let data = vec![7; 4096];
     for digests in [0, 3] {
-        let (mut session, _admin) = queue(digests);
-        let (data, lent) = (vec![7; 4096], Memory::from_heap(4096));
-        let mut batch = Vec::with_capacity(1 << 20);
-        let mut chunk = Chunk::new(Memory::from_heap(1 << 20));
-        let mut tags = Vec::with_capacity(64);
-        let mut allocations = 0;
-        for turn in 0..200 {
-            batch.clear();
+        let (session, _admin) = queue(digests);
+        let ios = 2 * usize::from(DEPTH) + 1;
+        let allocations = CountedTarget::new(session).run_batches(ios, |batch| {
             for cid in 0..DEPTH {
-                push(&mut batch, &command(2, cid, 4096, false), &[], digests);
-                push(&mut batch, &command(1, cid + DEPTH, 4096, true), &data, digests);
+                push(batch, &command(2, cid, 4096, false), &[], digests);
+                push(batch, &command(1, cid + DEPTH, 4096, true), &data, digests);
             }
-            push(&mut batch, &command(0, 2 * DEPTH, 0, false), &[], digests);
-            chunk.recycle();
-            chunk.extend(&batch);
-            let before = ALLOCATIONS.get();
-            assert_eq!(session.on_bytes(&chunk), Ok(batch.len()));
-            chunk.take(batch.len());
-            while let Some((_, io)) = session.poll_io() {
-                tags.push((io.tag, io.op));
-            }
-            assert_eq!(tags.len(), 2 * usize::from(DEPTH) + 1);
-            for (tag, op) in tags.drain(..) {
-                let read = op == Op::Read;
-                let output = if read { Output::Data(lent.seg(0, 4096).into()) } else { Output::Nothing };
-                session.on_io(Completion { tag, result: Ok(output) });
-            }
-            let sent = session.outbox().len();
-            session.outbox().consume(sent);
-            if turn >= 10 {
-                allocations += ALLOCATIONS.get() - before;
-            }
-        }
+            push(batch, &command(0, 2 * DEPTH, 0, false), &[], digests);
+        });
         assert_eq!(allocations, 0, "digests {digests}");
     }
 }
 
 #[test]
 fn writes_that_are_asked_for_allocate_nothing() {
-    let (mut session, _admin) = queue(0);
-    let data = vec![7; 4096];
-    let mut allocations = 0;
-    let mut chunk = Chunk::new(Memory::from_heap(64 << 10));
-    let (mut capsule, mut h2c_data) = (Vec::with_capacity(128), Vec::with_capacity(8192));
-    push(&mut capsule, &command(1, 9, 4096, false), &[], 0);
-    for turn in 1..200_u32 {
-        chunk.recycle();
-        chunk.extend(&capsule);
-        let before = ALLOCATIONS.get();
-        assert_eq!(session.on_bytes(&chunk), Ok(capsule.len()));
-        chunk.take(capsule.len());
-        let asked = ALLOCATIONS.get() - before;
-        let r2t = session.outbox().take_bytes();
-        assert_eq!(r2t[0], 9);
-        let mut specific = [0; 16];
-        specific[..12].copy_from_slice(&r2t[8..20]);
-        specific[8..12].copy_from_slice(&4096_u32.to_le_bytes());
-        h2c_data.clear();
-        push_pdu(&mut h2c_data, 6, 4, &specific, &data, 0);
-        chunk.recycle();
-        chunk.extend(&h2c_data);
-        let before = ALLOCATIONS.get();
-        assert_eq!(session.on_bytes(&chunk), Ok(h2c_data.len()));
-        chunk.take(h2c_data.len());
-        let (_, io) = session.poll_io().unwrap();
-        session.on_io(Completion { tag: io.tag, result: Ok(Output::Nothing) });
-        drop(io);
-        let sent = session.outbox().len();
-        session.outbox().consume(sent);
-        if turn > 10 {
-            allocations += asked + ALLOCATIONS.get() - before;
-        }
-    }
+    let (session, _admin) = queue(0);
+    let allocations = CountedTarget::new(session).run_asked_for(
+        |bytes| push(bytes, &command(1, 9, 4096, false), &[], 0),
+        |r2t, bytes| {
+            assert_eq!(r2t[0], 9);
+            let mut specific = [0; 16];
+            specific[..12].copy_from_slice(&r2t[8..20]);
+            specific[8..12].copy_from_slice(&4096_u32.to_le_bytes());
+            push_pdu(bytes, 6, 4, &specific, &[7; 4096], 0);
+        },
+    );
     assert_eq!(allocations, 0);
 }

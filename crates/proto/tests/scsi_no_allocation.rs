@@ -1,36 +1,13 @@
 //! Shows that READ, WRITE, SYNCHRONIZE CACHE and UNMAP of one range allocate nothing in the device server.
-#![expect(unsafe_code, reason = "an allocator that counts is an allocator")]
 #![allow(clippy::unwrap_used, reason = "a test")]
+
+#[path = "../../volume/tests/counting/mod.rs"]
+mod counting;
 
 use blockmux_proto::exports::VolumeId;
 use blockmux_proto::scsi::*;
 use blockmux_volume::{Completion, MemVolume, Memory, Op, Output, SgList, Tag};
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::sync::Arc;
-
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-// SAFETY: the system's allocator does everything.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller's promises are the same.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, start: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promises are the same.
-        unsafe { System.dealloc(start, layout) }
-    }
-}
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
 
 /// Walks a command to its end; the volume is this function.
 fn run(server: &mut DeviceServer, cdb: &[u8], data_out: &SgList, data_in: &SgList) -> Status {
@@ -77,12 +54,12 @@ fn commands_on_one_range_allocate_nothing() {
     ];
     assert_eq!(run(&mut server, &[0; 6], &none, &none), Status::CHECK_CONDITION);
     for (cdb, data_out, data_in) in commands {
-        let before = ALLOCATIONS.get();
+        let before = counting::of_this_thread();
         assert_eq!(run(&mut server, cdb, data_out, data_in), Status::GOOD, "{cdb:x?}");
-        assert_eq!(ALLOCATIONS.get() - before, 0, "{cdb:x?}");
+        assert_eq!(counting::of_this_thread() - before, 0, "{cdb:x?}");
     }
     // The counter counts: INQUIRY makes its answer anew.
-    let before = ALLOCATIONS.get();
+    let before = counting::of_this_thread();
     run(&mut server, &[0x12, 0, 0, 0, 96, 0], &none, &none);
-    assert_ne!(ALLOCATIONS.get() - before, 0);
+    assert_ne!(counting::of_this_thread() - before, 0);
 }

@@ -1,37 +1,14 @@
 //! Shows that a request allocates nothing once a channel has been used for a while.
-#![expect(unsafe_code, reason = "an allocator that counts is an allocator")]
+
+mod counting;
 
 use blockmux_volume::*;
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::any::Any;
 use std::cell::Cell;
 use std::num::NonZeroU64;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-// SAFETY: the system's allocator does everything.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller's promises are the same.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, start: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promises are the same.
-        unsafe { System.dealloc(start, layout) }
-    }
-}
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
 
 /// A core whose time goes on by itself, a little each time that somebody looks.
 struct BusyCore {
@@ -111,12 +88,12 @@ fn a_request_within_one_chunk_allocates_nothing() {
         let mut channel = volume.open(&core, DEPTH, ready.waker(0)).unwrap();
         let (memory, mut done) = (Memory::from_heap(8192), Vec::new());
         run(&mut *channel, &memory, &mut done, 2048);
-        let before = ALLOCATIONS.get();
+        let before = counting::of_this_thread();
         run(&mut *channel, &memory, &mut done, 2048);
-        assert_eq!(ALLOCATIONS.get() - before, 0, "{name}");
+        assert_eq!(counting::of_this_thread() - before, 0, "{name}");
         // The counter counts: a list of two pieces does not fit a request without allocating.
         let mut list = SgList::one(memory.seg(0, 512));
         list.push(memory.seg(512, 512));
-        assert_ne!(ALLOCATIONS.get() - before, 0);
+        assert_ne!(counting::of_this_thread() - before, 0);
     }
 }

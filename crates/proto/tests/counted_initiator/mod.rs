@@ -1,0 +1,84 @@
+//! An initiator session whose allocations are counted, driven by hand. The allocations of its peer are not.
+
+use crate::counting;
+use blockmux_proto::session::{Demand, Initiator, StreamSession};
+use blockmux_volume::{Chunk, Io, Memory, Op, Output, SgList, Tag};
+
+/// The session, and who answers: a function of what the session sends to what it receives.
+pub(crate) struct CountedInitiator<S, P> {
+    session: S,
+    peer: P,
+    /// What the session receives.
+    chunk: Chunk,
+    /// What the session has allocated since the first turns of the last run, or since its beginning.
+    pub(crate) allocations: u64,
+}
+
+impl<S: StreamSession + Initiator, P: FnMut(&[u8]) -> Vec<u8>> CountedInitiator<S, P> {
+    /// Logs in.
+    pub(crate) fn new(session: S, peer: P) -> CountedInitiator<S, P> {
+        let chunk = Chunk::new(Memory::from_heap(1 << 20));
+        let mut initiator = CountedInitiator { session, peer, chunk, allocations: 0 };
+        while !initiator.session.is_ready() {
+            initiator.exchange();
+        }
+        initiator
+    }
+
+    /// Does reads, placed reads, writes, flushes and discards, none of which may allocate.
+    pub(crate) fn assert_io_allocates_nothing(&mut self, name: &str) {
+        let memory = SgList::one(Memory::from_heap(4096).seg(0, 4096));
+        let lent = |tag| Io::new(Tag(tag), Op::Read, tag * 4096, 4096);
+        assert_eq!(self.run(lent), 0, "{name}, reads");
+        assert_eq!(self.run(|tag| Io { data: Some(memory.clone()), ..lent(tag) }), 0, "{name}, placed reads");
+        let write = |tag| Io { op: Op::Write { fua: true }, data: Some(memory.clone()), ..lent(tag) };
+        assert_eq!(self.run(write), 0, "{name}, writes");
+        assert_eq!(self.run(|tag| Io::new(Tag(tag), Op::Flush, 0, 0)), 0, "{name}, flushes");
+        let discard = |tag| Io { op: Op::Discard { fua: false }, ..lent(tag) };
+        assert_eq!(self.run(discard), 0, "{name}, discards");
+    }
+
+    /// What `f` does to the session counts.
+    fn counted<R>(&mut self, f: impl FnOnce(&mut S, &Chunk) -> R) -> R {
+        let before = counting::of_this_thread();
+        let result = f(&mut self.session, &self.chunk);
+        self.allocations += counting::of_this_thread() - before;
+        result
+    }
+
+    /// Bytes there, what they cause, and bytes back.
+    fn exchange(&mut self) {
+        let back = (self.peer)(&self.session.outbox().take_bytes());
+        self.chunk.recycle();
+        self.chunk.extend(&back);
+        while let Demand::Bytes(need) = self.session.demand() {
+            if self.chunk.unread().len() < need {
+                break;
+            }
+            let taken = self.counted(|session, chunk| session.on_bytes(chunk).unwrap());
+            self.chunk.take(taken);
+        }
+    }
+
+    /// Turns of I/O at depth 16, after some to get used to it.
+    fn run(&mut self, io: impl Fn(u64) -> Io) -> u64 {
+        for turn in 0..60 {
+            if turn == 10 {
+                self.allocations = 0;
+            }
+            for tag in 0..16 {
+                let io = io(tag);
+                self.counted(|session, _| session.submit(io));
+            }
+            let mut left = 16;
+            while left > 0 {
+                self.exchange();
+                while let Some(done) = self.counted(|session, _| session.poll_done()) {
+                    assert!(matches!(done.result, Ok(Output::Data(_) | Output::Nothing)));
+                    left -= 1;
+                }
+            }
+        }
+        self.allocations
+    }
+}
