@@ -240,10 +240,21 @@ impl Seg {
         Seg { memory: self.memory.clone(), start, len: len as u32, writable: self.writable }
     }
 
-    /// Tells the processor that this piece is about to be used. Then whoever copies does not wait for the translation of
+    /// Tells the processor that this piece is about to be read. Then whoever copies does not wait for the translation of
     /// its address and its first lines, one piece after the other; what follows, hardware fetches ahead by itself.
     #[inline]
-    pub fn prefetch(&self) {
+    pub fn prefetch_to_read(&self) {
+        #[cfg(target_arch = "x86_64")]
+        for line in (0..self.len().min(PREFETCHED)).step_by(CACHE_LINE) {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            // SAFETY: in bounds, and a hint changes nothing.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(self.as_ptr().add(line).cast()) };
+        }
+    }
+
+    /// The same for one that is about to be written, whose lines other processors need not keep.
+    #[inline]
+    pub fn prefetch_to_write(&self) {
         #[cfg(target_arch = "x86_64")]
         for line in (0..self.len().min(PREFETCHED)).step_by(CACHE_LINE) {
             use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};

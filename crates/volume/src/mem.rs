@@ -3,7 +3,7 @@
 //! A read without a buffer is lent the volume's own memory. Blocks never written, or zeroed or discarded in whole
 //! units, are holes: they cost no memory and block status says so.
 
-use crate::buf::{Memory, Pages};
+use crate::buf::{Memory, Pages, Seg};
 use crate::io::{Completion, Extent, Io, IoError, Op, Output};
 use crate::ready::Waker;
 use crate::sg_list::SgList;
@@ -78,7 +78,11 @@ impl Channel for MemChannel {
     fn submit(&mut self, io: Io) {
         match self.shared.info.check(&io) {
             Ok(()) => {
-                self.memory.seg(io.offset as usize, io.len as usize).prefetch();
+                match io.op {
+                    Op::Read => self.at(&io).prefetch_to_read(),
+                    Op::Write { .. } => self.at(&io).prefetch_to_write(),
+                    _ => {}
+                }
                 self.pending.push(io);
             }
             Err(error) => self.refused.push(Completion { tag: io.tag, result: Err(error) }),
@@ -95,12 +99,18 @@ impl Channel for MemChannel {
 }
 
 impl MemChannel {
+    /// The memory that a read or a write is about.
+    #[inline]
+    fn at(&self, io: &Io) -> Seg {
+        self.memory.seg(io.offset as usize, io.len as usize)
+    }
+
     /// Does a request that was checked; RAM cannot fail.
     #[inline]
     fn execute(&self, io: Io) -> Output {
         match io.op {
             Op::Read => {
-                let here = SgList::one(self.memory.seg(io.offset as usize, io.len as usize));
+                let here = SgList::one(self.at(&io));
                 match io.data {
                     None => return Output::Data(here),
                     Some(data) => {
@@ -111,7 +121,7 @@ impl MemChannel {
             }
             Op::Write { .. } => {
                 self.shared.mark_data(io.offset, io.len);
-                let here = SgList::one(self.memory.seg(io.offset as usize, io.len as usize));
+                let here = SgList::one(self.at(&io));
                 if let Some(data) = io.data {
                     data.copy_to_list(&here);
                 }
