@@ -115,10 +115,10 @@ const TERMINAL: &[(&str, &str)] = &[
 ];
 
 /// State machines: what they know of the world is told to them.
-const SANS_IO: &[&str] = &["crates/wire/src/", "crates/proto/src/"];
+const SANS_IO: &[&str] = &["crates/wire/src/", "crates/proto/src/", "crates/rdma/src/"];
 
 /// Crates that make no operating-system calls.
-const NO_OS: &[&str] = &["crates/wire/src/", "crates/proto/src/", "crates/volume/src/"];
+const NO_OS: &[&str] = &["crates/wire/src/", "crates/proto/src/", "crates/rdma/src/", "crates/volume/src/"];
 
 /// Every ban, in every source.
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {

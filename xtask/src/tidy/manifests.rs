@@ -9,10 +9,11 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
     ("wire", &[]),
     ("volume", &[]),
     ("proto", &["wire", "volume"]),
-    ("engine", &["volume", "proto"]),
+    ("rdma", &["wire", "volume", "proto"]),
+    ("engine", &["volume", "proto", "rdma"]),
     ("lab", &["volume", "proto", "engine"]),
     ("blockmux", &["wire", "volume", "proto", "engine", "lab"]),
-    ("fuzz-targets", &["wire", "volume", "proto", "engine", "lab"]),
+    ("fuzz-targets", &["wire", "volume", "proto", "rdma", "engine", "lab"]),
     ("fuzz", &["fuzz-targets"]),
     ("xtask", &[]),
 ];
