@@ -6,8 +6,11 @@
 #![forbid(unsafe_code)]
 #![warn(clippy::indexing_slicing, clippy::unwrap_used, clippy::arithmetic_side_effects)]
 
+mod driven;
+pub mod loopback;
 mod queue_pair;
 mod regions;
 
+pub use driven::Driven;
 pub use queue_pair::{Caps, Fault, QueuePair, Violation};
 pub use regions::{MAX_REGIONS, Refusal, Regions, Seed, Unregistrable};

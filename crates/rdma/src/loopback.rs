@@ -1,0 +1,407 @@
+//! A provider in memory: both ends of a connection in one thread, for tests.
+//!
+//! It does all that [`QueuePair`] says and nothing else, so that whatever runs on it runs on any provider that does as
+//! much. What one end posts is carried out when the other is polled, piece by piece, so that a test decides what comes
+//! before what. A connection can be made to break after any number of pieces.
+
+use crate::queue_pair::{Caps, Fault, QueuePair, Violation};
+use crate::regions::{Regions, Seed};
+use blockmux_proto::rdma::{Access, Endpoint, Event, Remote, Stag, Work, WorkError, WorkId};
+use blockmux_proto::session::Timed;
+use blockmux_volume::{Seg, SgList};
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+/// One end of a connection in memory. Dropping it is to lose the connection.
+pub struct Loopback {
+    own: Rc<RefCell<End>>,
+    peer: Rc<RefCell<End>>,
+    cut: Rc<Cell<Option<u64>>>,
+}
+
+/// The two ends of a connection: the one that connects, and the one that is connected to. `seed` is for the names of
+/// both ends' memory.
+#[must_use]
+pub fn pair(active: &Endpoint, passive: &Endpoint, seed: Seed) -> (Loopback, Loopback) {
+    let reads = active.reads.min(passive.reads);
+    let own = Rc::new(RefCell::new(End::new(active, reads, seed)));
+    let peer = Rc::new(RefCell::new(End::new(passive, reads, seed.map(|byte| !byte))));
+    peer.borrow_mut().inbound.push_back(Packet::Request(active.private_data.clone()));
+    let cut = Rc::new(Cell::new(None));
+    let passive = Loopback { own: peer.clone(), peer: own.clone(), cut: cut.clone() };
+    (Loopback { own, peer, cut }, passive)
+}
+
+impl Loopback {
+    /// Loses the connection once so many more pieces have gone either way, requests to connect and answers included.
+    pub fn cut_after(&self, pieces: u64) {
+        self.cut.set(Some(pieces));
+    }
+
+    /// Takes one piece that the peer has sent; whether there was one.
+    fn deliver(&mut self) -> bool {
+        let (mut own, mut peer) = (self.own.borrow_mut(), self.peer.borrow_mut());
+        let Some(packet) = own.inbound.pop_front() else { return false };
+        match self.cut.get() {
+            Some(0) => {
+                own.end(None);
+                peer.end(None);
+                return true;
+            }
+            Some(left) => self.cut.set(Some(left.saturating_sub(1))),
+            None => {}
+        }
+        if own.state != State::Over {
+            own.take(packet, &mut peer);
+            own.begin(&mut peer);
+            peer.begin(&mut own);
+        }
+        true
+    }
+}
+
+impl Timed for Loopback {}
+
+impl QueuePair for Loopback {
+    fn caps(&self) -> Caps {
+        let own = self.own.borrow();
+        Caps {
+            private_data: PRIVATE_DATA,
+            max_transfer: u32::MAX,
+            reads: own.max_reads,
+            peer_reads: own.max_reads,
+            invalidates: true,
+        }
+    }
+
+    fn room(&self) -> usize {
+        self.own.borrow().room()
+    }
+
+    fn post(&mut self, work: Work) {
+        let (mut own, mut peer) = (self.own.borrow_mut(), self.peer.borrow_mut());
+        own.post(work, &mut peer);
+        own.begin(&mut peer);
+    }
+
+    fn poll(&mut self) -> Option<Event> {
+        loop {
+            let event = self.own.borrow_mut().events.pop_front();
+            if event.is_some() || !self.deliver() {
+                return event;
+            }
+        }
+    }
+
+    fn fault(&self) -> Option<Fault> {
+        self.own.borrow().fault
+    }
+}
+
+impl Drop for Loopback {
+    fn drop(&mut self) {
+        self.own.borrow_mut().end(None);
+        self.peer.borrow_mut().inbound.push_back(Packet::Lost);
+    }
+}
+
+struct End {
+    state: State,
+    max_sends: usize,
+    max_reads: u32,
+    /// Receive buffers that are posted, and how long each is.
+    receives: u32,
+    receive_len: usize,
+    regions: Regions,
+    events: VecDeque<Event>,
+    /// Posted, and not begun.
+    queue: VecDeque<Transfer>,
+    /// Sends, reads and writes that have not come back, in the order in which they were posted.
+    pending: VecDeque<WorkId>,
+    /// Reads on their way.
+    reads: VecDeque<(WorkId, SgList)>,
+    /// What the peer has sent.
+    inbound: VecDeque<Packet>,
+    fault: Option<Fault>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Waits for the peer's request, or for its answer.
+    Connecting,
+    /// Waits for our answer.
+    Requested,
+    Connected,
+    /// We have said that we leave.
+    Leaving,
+    Over,
+}
+
+enum Transfer {
+    Send { id: WorkId, message: SgList, invalidate: Option<Stag> },
+    Read { id: WorkId, local: SgList, remote: Remote },
+    Write { id: WorkId, local: SgList, remote: Remote },
+    Disconnect,
+}
+
+/// What one end has for the other.
+enum Packet {
+    Request(Vec<u8>),
+    Accept(Vec<u8>),
+    Reject(Vec<u8>),
+    Send {
+        id: WorkId,
+        message: SgList,
+        invalidate: Option<Stag>,
+    },
+    Write {
+        id: WorkId,
+        data: SgList,
+        remote: Remote,
+    },
+    Read(Remote),
+    Response(SgList),
+    /// We did wrong, and whether by a read.
+    Terminate(Violation, bool),
+    Goodbye,
+    Lost,
+}
+
+impl End {
+    fn new(endpoint: &Endpoint, reads: u32, seed: Seed) -> End {
+        End {
+            state: State::Connecting,
+            max_sends: endpoint.sends as usize,
+            max_reads: reads,
+            receives: endpoint.receives,
+            receive_len: endpoint.receive_len as usize,
+            regions: Regions::new(endpoint.regions, seed),
+            events: VecDeque::new(),
+            queue: VecDeque::new(),
+            pending: VecDeque::new(),
+            reads: VecDeque::new(),
+            inbound: VecDeque::new(),
+            fault: None,
+        }
+    }
+
+    fn room(&self) -> usize {
+        match self.state {
+            State::Connected => self.max_sends.saturating_sub(self.pending.len()),
+            _ => 0,
+        }
+    }
+
+    fn post(&mut self, work: Work, peer: &mut End) {
+        match work {
+            Work::Receive => self.receives = self.receives.saturating_add(1),
+            Work::Invalidate { stag } => {
+                self.regions.close(stag);
+            }
+            Work::Register { id, local, access } => self.register(id, local, access, peer),
+            Work::Accept { private_data } => self.answer(Packet::Accept(private_data), peer),
+            Work::Reject { private_data } => self.answer(Packet::Reject(private_data), peer),
+            Work::Send { id, head, payload, invalidate, is_solicited: _ } => {
+                let mut message = SgList::one(Seg::from_slice(&head));
+                payload.segs().iter().for_each(|seg| message.push(seg.clone()));
+                self.enqueue(id, Transfer::Send { id, message, invalidate }, true, peer);
+            }
+            Work::Read { id, local, remote } => {
+                let is_possible = self.max_reads > 0
+                    && local.len() == remote.len as usize
+                    && local.segs().iter().all(Seg::is_writable);
+                self.enqueue(id, Transfer::Read { id, local, remote }, is_possible, peer);
+            }
+            Work::Write { id, local, remote } => {
+                let is_possible = local.len() <= remote.len as usize;
+                self.enqueue(id, Transfer::Write { id, local, remote }, is_possible, peer);
+            }
+            Work::Disconnect if self.state == State::Connected => {
+                self.state = State::Leaving;
+                self.queue.push_back(Transfer::Disconnect);
+            }
+            Work::Disconnect => self.lose(peer),
+        }
+    }
+
+    fn register(&mut self, id: WorkId, local: SgList, access: Access, peer: &mut End) {
+        if self.state == State::Over {
+            return self.events.push_back(Event::Done { id, result: Err(WorkError::Flushed) });
+        }
+        match self.regions.register(local, access) {
+            Ok(remote) => self.events.push_back(Event::Registered { id, remote }),
+            Err(_) => self.fail(id, peer),
+        }
+    }
+
+    /// Takes the connection, or does not.
+    fn answer(&mut self, answer: Packet, peer: &mut End) {
+        let (Packet::Accept(data) | Packet::Reject(data)) = &answer else { return };
+        if self.state != State::Requested || data.len() > PRIVATE_DATA {
+            return self.lose(peer);
+        }
+        if matches!(answer, Packet::Accept(_)) {
+            self.state = State::Connected;
+            self.events.push_back(Event::Connected { private_data: Vec::new() });
+        } else {
+            self.end(None);
+        }
+        peer.inbound.push_back(answer);
+    }
+
+    fn enqueue(&mut self, id: WorkId, transfer: Transfer, is_possible: bool, peer: &mut End) {
+        if matches!(self.state, State::Leaving | State::Over) {
+            return self.events.push_back(Event::Done { id, result: Err(WorkError::Flushed) });
+        }
+        if !is_possible || self.room() == 0 {
+            return self.fail(id, peer);
+        }
+        self.pending.push_back(id);
+        self.queue.push_back(transfer);
+    }
+
+    /// Begins what can be begun.
+    fn begin(&mut self, peer: &mut End) {
+        while let Some(next) = self.queue.front() {
+            let has_to_wait = match next {
+                Transfer::Read { .. } => self.reads.len() >= self.max_reads as usize,
+                Transfer::Disconnect => !self.pending.is_empty(),
+                Transfer::Send { .. } | Transfer::Write { .. } => false,
+            };
+            if has_to_wait {
+                return;
+            }
+            let packet = match self.queue.pop_front() {
+                Some(Transfer::Send { id, message, invalidate }) => Packet::Send { id, message, invalidate },
+                Some(Transfer::Write { id, local, remote }) => Packet::Write { id, data: local, remote },
+                Some(Transfer::Read { id, local, remote }) => {
+                    self.reads.push_back((id, local));
+                    Packet::Read(remote)
+                }
+                Some(Transfer::Disconnect) => Packet::Goodbye,
+                None => return,
+            };
+            peer.inbound.push_back(packet);
+        }
+    }
+
+    /// Takes what the peer has sent.
+    fn take(&mut self, packet: Packet, peer: &mut End) {
+        match packet {
+            Packet::Request(private_data) => {
+                self.state = State::Requested;
+                self.events.push_back(Event::Requested { private_data });
+            }
+            Packet::Accept(private_data) => {
+                self.state = State::Connected;
+                self.events.push_back(Event::Connected { private_data });
+            }
+            Packet::Reject(private_data) => self.end(Some(Event::Refused { private_data })),
+            Packet::Send { id, message, invalidate } => match self.receive(&message, invalidate) {
+                Ok(()) => peer.complete(id),
+                Err(violation) => self.terminate(violation, false, peer),
+            },
+            Packet::Write { id, data, remote } => {
+                // No longer than a length of 32 bits, as the sender has checked.
+                let len = data.len() as u32;
+                match self.regions.look_up(remote.stag, remote.address, len, Access::RemoteWrite) {
+                    Ok(memory) => {
+                        data.copy_to_list(&memory);
+                        peer.complete(id);
+                    }
+                    Err(refusal) => self.terminate(refusal.into(), false, peer),
+                }
+            }
+            Packet::Read(Remote { stag, address, len }) => {
+                match self.regions.look_up(stag, address, len, Access::RemoteRead) {
+                    Ok(memory) => peer.inbound.push_back(Packet::Response(memory)),
+                    Err(refusal) => self.terminate(refusal.into(), true, peer),
+                }
+            }
+            Packet::Response(memory) => {
+                if let Some((id, local)) = self.reads.pop_front() {
+                    memory.copy_to_list(&local);
+                    self.complete(id);
+                }
+            }
+            Packet::Terminate(violation, is_of_read) => {
+                self.fault = Some(Fault::Ours(violation));
+                if is_of_read && let Some((id, _)) = self.reads.pop_front() {
+                    self.come_back(id, Err(WorkError::RemoteAccess));
+                }
+                self.end(None);
+            }
+            Packet::Goodbye => {
+                if self.state != State::Leaving || !self.queue.is_empty() {
+                    peer.inbound.push_back(Packet::Goodbye);
+                }
+                self.end(None);
+            }
+            Packet::Lost => self.end(None),
+        }
+    }
+
+    /// Puts a message into a receive buffer.
+    fn receive(&mut self, message: &SgList, invalidate: Option<Stag>) -> Result<(), Violation> {
+        self.receives = self.receives.checked_sub(1).ok_or(Violation::NoReceive)?;
+        if message.len() > self.receive_len {
+            return Err(Violation::TooLong);
+        }
+        if let Some(stag) = invalidate {
+            self.regions.invalidate(stag)?;
+        }
+        let message = Seg::from_slice(&message.to_vec());
+        self.events.push_back(Event::Received { message, invalidated: invalidate });
+        Ok(())
+    }
+
+    fn complete(&mut self, id: WorkId) {
+        self.come_back(id, Ok(()));
+    }
+
+    /// Tells how work went, unless it has come back already.
+    fn come_back(&mut self, id: WorkId, result: Result<(), WorkError>) {
+        if let Some(at) = self.pending.iter().position(|pending| *pending == id) {
+            self.pending.remove(at);
+            self.events.push_back(Event::Done { id, result });
+        }
+    }
+
+    /// Breaks with a peer that did wrong, and tells it.
+    fn terminate(&mut self, violation: Violation, is_of_read: bool, peer: &mut End) {
+        self.fault = Some(Fault::Peer(violation));
+        peer.inbound.push_back(Packet::Terminate(violation, is_of_read));
+        self.end(None);
+    }
+
+    /// Fails work that cannot be done.
+    fn fail(&mut self, id: WorkId, peer: &mut End) {
+        self.events.push_back(Event::Done { id, result: Err(WorkError::Local) });
+        self.lose(peer);
+    }
+
+    /// Breaks off without a word.
+    fn lose(&mut self, peer: &mut End) {
+        if self.state != State::Over {
+            peer.inbound.push_back(Packet::Lost);
+            self.end(None);
+        }
+    }
+
+    /// Flushes everything, and tells that the connection is over, in the words of `last` if there are some.
+    fn end(&mut self, last: Option<Event>) {
+        if std::mem::replace(&mut self.state, State::Over) == State::Over {
+            return;
+        }
+        self.regions.close_all();
+        self.queue.clear();
+        self.reads.clear();
+        let flushed = self.pending.drain(..).map(|id| Event::Done { id, result: Err(WorkError::Flushed) });
+        self.events.extend(flushed);
+        self.events.push_back(last.unwrap_or(Event::Disconnected));
+    }
+}
+
+/// As much as an MPA frame carries.
+const PRIVATE_DATA: usize = 512;
