@@ -6,6 +6,13 @@
 #![forbid(unsafe_code)]
 #![warn(clippy::indexing_slicing, clippy::unwrap_used, clippy::arithmetic_side_effects)]
 
+#[cfg(any(test, feature = "conformance"))]
+#[allow(
+    clippy::indexing_slicing,
+    clippy::arithmetic_side_effects,
+    reason = "a suite for tests: what is out of bounds fails the test"
+)]
+pub mod conformance;
 mod driven;
 pub mod loopback;
 mod queue_pair;

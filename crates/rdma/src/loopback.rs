@@ -1,8 +1,9 @@
 //! A provider in memory: both ends of a connection in one thread, for tests.
 //!
 //! It does all that [`QueuePair`] says and nothing else, so that whatever runs on it runs on any provider that does as
-//! much. What one end posts is carried out when the other is polled, piece by piece, so that a test decides what comes
-//! before what. A connection can be made to break after any number of pieces.
+//! much. What the ends post is carried out piece by piece as they are polled, first what the polled end has to take; the
+//! other end's part is done without its session, as by hardware. A connection can be made to break after any number of
+//! pieces.
 
 use crate::queue_pair::{Caps, Fault, QueuePair, Violation};
 use crate::regions::{Regions, Seed};
@@ -39,25 +40,20 @@ impl Loopback {
         self.cut.set(Some(pieces));
     }
 
-    /// Takes one piece that the peer has sent; whether there was one.
-    fn deliver(&mut self) -> bool {
+    /// Carries out one piece; whether there was one.
+    fn turn(&mut self) -> bool {
         let (mut own, mut peer) = (self.own.borrow_mut(), self.peer.borrow_mut());
-        let Some(packet) = own.inbound.pop_front() else { return false };
-        match self.cut.get() {
-            Some(0) => {
-                own.end(None);
-                peer.end(None);
-                return true;
-            }
-            Some(left) => self.cut.set(Some(left.saturating_sub(1))),
-            None => {}
+        if self.cut.get() == Some(0) {
+            self.cut.set(None);
+            own.end(None);
+            peer.end(None);
+            return true;
         }
-        if own.state != State::Over {
-            own.take(packet, &mut peer);
-            own.begin(&mut peer);
-            peer.begin(&mut own);
+        let has_moved = own.take_next(&mut peer) || peer.take_next(&mut own);
+        if has_moved {
+            self.cut.set(self.cut.get().map(|left| left.saturating_sub(1)));
         }
-        true
+        has_moved
     }
 }
 
@@ -88,7 +84,7 @@ impl QueuePair for Loopback {
     fn poll(&mut self) -> Option<Event> {
         loop {
             let event = self.own.borrow_mut().events.pop_front();
-            if event.is_some() || !self.deliver() {
+            if event.is_some() || !self.turn() {
                 return event;
             }
         }
@@ -286,7 +282,17 @@ impl End {
         }
     }
 
-    /// Takes what the peer has sent.
+    /// Takes what the peer has sent next; whether there was something.
+    fn take_next(&mut self, peer: &mut End) -> bool {
+        let Some(packet) = self.inbound.pop_front() else { return false };
+        if self.state != State::Over {
+            self.take(packet, peer);
+            self.begin(peer);
+            peer.begin(self);
+        }
+        true
+    }
+
     fn take(&mut self, packet: Packet, peer: &mut End) {
         match packet {
             Packet::Request(private_data) => {

@@ -10,8 +10,8 @@ use blockmux_proto::session::Timed;
 /// it the trait says nothing: software iWARP is a stream session too.
 ///
 /// # Connecting
-/// The active side asks for the connection by itself and tells [`Event::Connected`] or [`Event::Refused`]. The passive
-/// side tells [`Event::Requested`], and goes on with [`Work::Accept`] (then [`Event::Connected`]) or [`Work::Reject`]
+/// The active side asks for the connection by itself and tells [`Event::Connected`], or [`Event::Refused`] in the place of
+/// [`Event::Disconnected`]. The passive side tells [`Event::Requested`], and goes on with [`Work::Accept`] (then [`Event::Connected`]) or [`Work::Reject`]
 /// (then [`Event::Disconnected`], once the peer has been told). A peer that goes away before that makes it
 /// [`Event::Disconnected`]. Sends, reads and writes may be posted from `Connected` on; receives and registrations at any
 /// time, also before.

@@ -1,0 +1,262 @@
+//! Reads, writes, and what may be read and written.
+
+use super::pair::{BLANK, Heard, Pair, ample, blank, memory, part, pattern};
+use super::{Connect, Outcome, Side, fail};
+use crate::queue_pair::Violation;
+use crate::regions::Refusal;
+use blockmux_proto::rdma::{Access, Endpoint, Work, WorkError};
+use blockmux_volume::{Chunk, SgList};
+
+/// Writes of every kind of length, to every kind of place; the message behind each finds the data there.
+pub(super) fn writes_come_before_messages(connect: &mut Connect) -> Outcome {
+    for side in Side::BOTH {
+        let mut pair = Pair::connected(connect, &Endpoint { receives: 200, ..ample() })?;
+        let target = blank(200_000, 3);
+        let remote = pair.register(side.other(), &target, Access::RemoteWrite)?;
+        let mut expected = vec![BLANK; 200_000];
+        for (at, len, pieces) in [
+            (0, 1, 1),
+            (1, 0, 1),
+            (66_660, 20, 1),
+            (5, 100, 2),
+            (200, 1460, 1),
+            (3000, 8192, 3),
+            (1, 65_536, 1),
+            (60_000, 100_001, 7),
+            (0, 200_000, 2),
+        ] {
+            let data = pattern(len as u64, len);
+            let write = pair.write(side, &memory(&data, pieces), part(remote, at as u64, len));
+            let send = pair.send(side, b"written", SgList::default(), None);
+            expected[at..at + len].copy_from_slice(&data);
+            pair.settle_with(|_, heard| {
+                if matches!(heard, Heard::Received(..)) && target.to_vec() != expected {
+                    return fail!("a write of {len} bytes at {at} is not there when the message is");
+                }
+                Ok(())
+            })?;
+            pair.expect(side, &[Heard::Done(write, Ok(())), Heard::Done(send, Ok(()))])?;
+            pair.expect(side.other(), &[Heard::Received(b"written".to_vec(), None)])?;
+        }
+        // To more memory than there is data.
+        pair.write(side, &memory(b"short", 1), remote);
+        pair.settle()?;
+        expected[..5].copy_from_slice(b"short");
+        if target.to_vec() != expected {
+            return fail!("a short write to long memory went wrong");
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn reads_fetch_every_byte(connect: &mut Connect) -> Outcome {
+    for side in Side::BOTH {
+        let mut pair = Pair::connected(connect, &ample())?;
+        let source = pattern(5, 300_000);
+        let remote = pair.register(side.other(), &memory(&source, 4), Access::RemoteRead)?;
+        for (at, len, pieces) in [
+            (0, 1, 1),
+            (299_999, 1, 1),
+            (77, 0, 1),
+            (74_999, 2, 1),
+            (3, 1448, 2),
+            (100, 16_384, 4),
+            (0, 65_537, 3),
+            (0, 300_000, 9),
+        ] {
+            let local = blank(len, pieces);
+            let id = pair.read(side, &local, part(remote, at as u64, len));
+            pair.settle_with(|_, heard| {
+                let is_done = *heard == Heard::Done(id, Ok(()));
+                if is_done && local.to_vec() != source[at..at + len] {
+                    return fail!("a read of {len} bytes at {at} does not have them when it is done");
+                }
+                Ok(())
+            })?;
+            pair.expect(side, &[Heard::Done(id, Ok(()))])?;
+            pair.expect(side.other(), &[])?;
+        }
+    }
+    Ok(())
+}
+
+/// Of both ends, the one that lets fewer be on their way decides.
+pub(super) fn reads_wait_their_turn(connect: &mut Connect) -> Outcome {
+    for (ours, theirs) in [(1, 1), (2, 7), (7, 2), (40, 1), (1, 40)] {
+        let active = Endpoint { reads: ours, ..ample() };
+        let passive = Endpoint { reads: theirs, ..ample() };
+        let mut pair = Pair::begin(connect, &active, &passive);
+        pair.accept(&[])?;
+        for side in Side::BOTH {
+            let source = pattern(6, 64_000);
+            let remote = pair.register(side.other(), &memory(&source, 1), Access::RemoteRead)?;
+            let locals: Vec<_> = (0..64).map(|_| blank(1000, 1)).collect();
+            let ids: Vec<u64> = locals
+                .iter()
+                .zip((0..).step_by(1000))
+                .map(|(local, at)| pair.read(side, local, part(remote, at, 1000)))
+                .collect();
+            pair.settle()?;
+            let done: Vec<_> = ids.into_iter().map(|id| Heard::Done(id, Ok(()))).collect();
+            pair.expect(side, &done)?;
+            let fetched: Vec<u8> = locals.iter().flat_map(SgList::to_vec).collect();
+            if fetched != source {
+                return fail!("64 reads of which {ours} and {theirs} may be on their way were mixed up");
+            }
+            if pair.fault(side).is_some() {
+                return fail!("they broke the connection: {:?}", pair.fault(side));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Sends and writes behind a read, and behind one that has to wait.
+pub(super) fn work_behind_a_read_is_done(connect: &mut Connect) -> Outcome {
+    let mut pair = Pair::connected(connect, &Endpoint { reads: 1, ..ample() })?;
+    let source = pattern(8, 50_000);
+    let target = blank(30_000, 1);
+    let from = pair.register(Side::Passive, &memory(&source, 2), Access::RemoteRead)?;
+    let to = pair.register(Side::Passive, &target, Access::RemoteWrite)?;
+    let locals = [blank(50_000, 1), blank(50_000, 3), blank(50_000, 1)];
+    let mut done = Vec::new();
+    for (local, number) in locals.iter().zip(0..) {
+        done.push(pair.read(Side::Active, local, from));
+        let data = memory(&pattern(number, 10_000), 2);
+        done.push(pair.write(Side::Active, &data, part(to, number * 10_000, 10_000)));
+        done.push(pair.send(Side::Active, &[number as u8], SgList::default(), None));
+    }
+    pair.settle_with(|_, heard| match heard {
+        Heard::Received(message, _)
+            if target.slice(usize::from(message[0]) * 10_000, 10_000).to_vec()
+                != pattern(message[0].into(), 10_000) =>
+        {
+            fail!("message {message:?} came before what was written in front of it")
+        }
+        _ => Ok(()),
+    })?;
+    pair.expect(Side::Passive, &[0, 1, 2].map(|number| Heard::Received(vec![number], None)))?;
+    let mut heard = pair.heard(Side::Active);
+    heard.sort_by_key(|heard| if let Heard::Done(id, _) = heard { *id } else { 0 });
+    if heard != done.into_iter().map(|id| Heard::Done(id, Ok(()))).collect::<Vec<_>>() {
+        return fail!("not all of it came back well: {heard:?}");
+    }
+    if locals.iter().any(|local| local.to_vec() != source) {
+        return fail!("a read brought something else");
+    }
+    Ok(())
+}
+
+pub(super) fn both_sides_read_at_once(connect: &mut Connect) -> Outcome {
+    let mut pair = Pair::connected(connect, &Endpoint { reads: 2, ..ample() })?;
+    let mut locals = Vec::new();
+    for side in Side::BOTH {
+        let source = pattern(side as u64, 150_000);
+        let remote = pair.register(side.other(), &memory(&source, 2), Access::RemoteRead)?;
+        for _ in 0..5 {
+            let local = blank(150_000, 2);
+            pair.read(side, &local, remote);
+            pair.send(side, b"beside", SgList::default(), None);
+            locals.push((local, source.clone()));
+        }
+    }
+    pair.settle()?;
+    for (local, source) in locals {
+        if local.to_vec() != source {
+            return fail!("a read that crossed another brought something else");
+        }
+    }
+    for side in Side::BOTH {
+        let heard = pair.heard(side);
+        let good = heard.iter().filter(|heard| matches!(heard, Heard::Done(_, Ok(())))).count();
+        if (heard.len(), good) != (15, 10) {
+            return fail!("{side:?} heard {heard:?}");
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn grants_before_the_connection(connect: &mut Connect) -> Outcome {
+    let mut pair = Pair::begin(connect, &ample(), &ample());
+    let target = blank(10, 1);
+    let remote = pair.register(Side::Active, &target, Access::RemoteWrite)?;
+    pair.accept(&[])?;
+    pair.send(Side::Active, b"first", SgList::default(), None);
+    pair.settle()?;
+    pair.write(Side::Passive, &memory(b"0123456789", 1), remote);
+    pair.settle()?;
+    if target.to_vec() == b"0123456789" { Ok(()) } else { fail!("it was not written") }
+}
+
+/// By a message (Send with Invalidate): together with it, and never before.
+pub(super) fn a_message_closes_memory(connect: &mut Connect) -> Outcome {
+    for side in Side::BOTH {
+        let mut pair = Pair::connected(connect, &Endpoint { regions: 2, ..ample() })?;
+        if !pair.caps(side).invalidates {
+            continue;
+        }
+        let mut last = None;
+        for round in 0..20 {
+            let target = blank(3000, 1);
+            let other = blank(10, 1);
+            let remote = pair.register(side.other(), &target, Access::RemoteWrite)?;
+            let kept = pair.register(side.other(), &other, Access::RemoteRead)?;
+            pair.write(side, &memory(&pattern(round, 3000), 1), remote);
+            pair.send(side, b"closed", SgList::default(), Some(remote.stag));
+            pair.read(side, &blank(10, 1), kept);
+            pair.settle()?;
+            pair.expect(side.other(), &[Heard::Received(b"closed".to_vec(), Some(remote.stag))])?;
+            if target.to_vec() != pattern(round, 3000) {
+                return fail!("what was written before memory was closed is not there");
+            }
+            pair.post(side.other(), Work::Invalidate { stag: kept.stag });
+            // That it is closed already is no error.
+            pair.post(side.other(), Work::Invalidate { stag: remote.stag });
+            if pair.heard(side).iter().any(|heard| !matches!(heard, Heard::Done(_, Ok(())))) {
+                return fail!("not all work came back well");
+            }
+            last = Some((remote, target));
+        }
+        let Some((remote, target)) = last else { continue };
+        pair.write(side, &blank(1, 1), remote);
+        pair.settle()?;
+        pair.expect_refusal(side, Violation::Refused(Refusal::InvalidStag))?;
+        if target.to_vec() != pattern(19, 3000) {
+            return fail!("memory that a message had closed was written");
+        }
+    }
+    Ok(())
+}
+
+/// As many as the endpoint says, over and over; one more fails. What is closed is let go of.
+pub(super) fn registrations_are_bounded(connect: &mut Connect) -> Outcome {
+    let mut pair = Pair::connected(connect, &Endpoint { regions: 3, ..ample() })?;
+    let mut chunk = Chunk::from_slice(b"lent");
+    let lent = SgList::one(chunk.lend(0, 4));
+    chunk.take(4);
+    let mut names = Vec::new();
+    for _ in 0..50 {
+        let remotes = [&lent, &lent, &lent]
+            .map(|lent| pair.register(Side::Active, lent, Access::RemoteRead).map(|remote| remote.stag));
+        for stag in remotes {
+            let stag = stag?;
+            pair.post(Side::Active, Work::Invalidate { stag });
+            names.push(stag.0);
+        }
+    }
+    drop(lent);
+    if !chunk.is_idle() {
+        return fail!("memory that was closed is still held on to");
+    }
+    names.sort_unstable();
+    names.dedup();
+    if names.len() < 149 {
+        return fail!("of 150 names {} were used again at once", 150 - names.len());
+    }
+    for _ in 0..3 {
+        pair.register(Side::Active, &blank(8, 1), Access::RemoteRead)?;
+    }
+    let id = pair.ask_to_register(Side::Active, &blank(8, 1), Access::RemoteRead);
+    pair.settle()?;
+    pair.expect(Side::Active, &[Heard::Done(id, Err(WorkError::Local)), Heard::Disconnected])
+}

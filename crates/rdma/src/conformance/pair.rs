@@ -1,0 +1,250 @@
+//! A connection under test: posts work, and writes down what each end hears.
+
+use super::{Connect, Outcome, Side, Wire, fail};
+use crate::queue_pair::{Caps, Fault, Violation};
+use blockmux_proto::rdma::{Access, Endpoint, Event, Head, Remote, Stag, Work, WorkError, WorkId};
+use blockmux_volume::random::mix;
+use blockmux_volume::{Memory, Seg, SgList};
+
+/// What an end has told, to be compared.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Heard {
+    Requested(Vec<u8>),
+    Connected(Vec<u8>),
+    Refused(Vec<u8>),
+    Received(Vec<u8>, Option<Stag>),
+    Done(u64, Result<(), WorkError>),
+    Registered(u64, Remote),
+    Disconnected,
+}
+
+pub(super) struct Pair {
+    wire: Box<dyn Wire>,
+    heard: [Vec<Heard>; 2],
+    next_id: u64,
+}
+
+impl Pair {
+    /// Both ends, which know nothing of each other yet.
+    pub(super) fn begin(connect: &mut Connect, active: &Endpoint, passive: &Endpoint) -> Pair {
+        Pair { wire: connect(active, passive), heard: [Vec::new(), Vec::new()], next_id: 0 }
+    }
+
+    /// A connection between two such ends.
+    pub(super) fn connected(connect: &mut Connect, endpoint: &Endpoint) -> Outcome<Pair> {
+        let mut pair = Pair::begin(connect, endpoint, endpoint);
+        pair.accept(&[])?;
+        Ok(pair)
+    }
+
+    /// Brings the connection up, which is all that either end hears of.
+    pub(super) fn accept(&mut self, private_data: &[u8]) -> Outcome {
+        self.settle()?;
+        let requested = self.heard(Side::Passive);
+        let [Heard::Requested(_)] = &requested[..] else {
+            return fail!("the passive side heard {requested:?} of a connection");
+        };
+        self.post(Side::Passive, Work::Accept { private_data: private_data.to_vec() });
+        self.settle()?;
+        self.expect(Side::Passive, &[Heard::Connected(Vec::new())])?;
+        self.expect(Side::Active, &[Heard::Connected(private_data.to_vec())])
+    }
+
+    pub(super) fn caps(&mut self, side: Side) -> Caps {
+        self.wire.end(side).caps()
+    }
+
+    pub(super) fn room(&mut self, side: Side) -> usize {
+        self.wire.end(side).room()
+    }
+
+    pub(super) fn fault(&mut self, side: Side) -> Option<Fault> {
+        self.wire.end(side).fault()
+    }
+
+    pub(super) fn cut(&mut self) {
+        self.wire.cut();
+    }
+
+    pub(super) fn post(&mut self, side: Side, work: Work) {
+        self.wire.end(side).post(work);
+    }
+
+    fn id(&mut self) -> WorkId {
+        self.next_id += 1;
+        WorkId(self.next_id)
+    }
+
+    /// Sends a message of which the first bytes are the head; the number of the work.
+    pub(super) fn send(&mut self, side: Side, head: &[u8], payload: SgList, closes: Option<Stag>) -> u64 {
+        let (id, head) = (self.id(), Head::from_slice(head));
+        self.post(side, Work::Send { id, head, payload, invalidate: closes, is_solicited: id.0 % 2 == 0 });
+        id.0
+    }
+
+    pub(super) fn read(&mut self, side: Side, local: &SgList, remote: Remote) -> u64 {
+        let id = self.id();
+        self.post(side, Work::Read { id, local: local.clone(), remote });
+        id.0
+    }
+
+    pub(super) fn write(&mut self, side: Side, local: &SgList, remote: Remote) -> u64 {
+        let id = self.id();
+        self.post(side, Work::Write { id, local: local.clone(), remote });
+        id.0
+    }
+
+    /// Grants memory, which must succeed; everything else that was heard stays.
+    pub(super) fn register(&mut self, side: Side, local: &SgList, access: Access) -> Outcome<Remote> {
+        let id = self.ask_to_register(side, local, access);
+        self.hear(side);
+        let heard = self.log(side);
+        let at = heard.iter().position(|heard| matches!(heard, Heard::Registered(of, _) if *of == id));
+        let Some(Heard::Registered(_, remote)) = at.map(|at| heard.remove(at)) else {
+            return fail!("no memory was registered, but {heard:?} heard");
+        };
+        if remote.len as usize != local.len() {
+            return fail!("{} bytes were registered as {remote:?}", local.len());
+        }
+        Ok(remote)
+    }
+
+    pub(super) fn ask_to_register(&mut self, side: Side, local: &SgList, access: Access) -> u64 {
+        let id = self.id();
+        self.post(side, Work::Register { id, local: local.clone(), access });
+        id.0
+    }
+
+    /// Carries on until nothing moves any more.
+    pub(super) fn settle(&mut self) -> Outcome {
+        self.settle_with(|_, _| Ok(()))
+    }
+
+    /// The same, looking at everything in the moment in which it is heard.
+    pub(super) fn settle_with(&mut self, mut look: impl FnMut(Side, &Heard) -> Outcome) -> Outcome {
+        for _ in 0..MOST_TURNS {
+            let mut has_moved = self.wire.turn();
+            for side in Side::BOTH {
+                while let Some(event) = self.wire.end(side).poll() {
+                    has_moved = true;
+                    let heard = heard(event);
+                    look(side, &heard)?;
+                    self.log(side).push(heard);
+                }
+            }
+            if !has_moved {
+                return Ok(());
+            }
+        }
+        fail!("it is not over after {MOST_TURNS} turns")
+    }
+
+    /// So many turns and not more.
+    pub(super) fn turn(&mut self, turns: u64) {
+        for _ in 0..turns {
+            self.wire.turn();
+            Side::BOTH.into_iter().for_each(|side| self.hear(side));
+        }
+    }
+
+    /// Takes one event of one end, if there is one.
+    pub(super) fn poll_once(&mut self, side: Side) -> bool {
+        let event = self.wire.end(side).poll();
+        let is_some = event.is_some();
+        self.log(side).extend(event.map(heard));
+        is_some
+    }
+
+    fn hear(&mut self, side: Side) {
+        while self.poll_once(side) {}
+    }
+
+    fn log(&mut self, side: Side) -> &mut Vec<Heard> {
+        let [active, passive] = &mut self.heard;
+        if side == Side::Active { active } else { passive }
+    }
+
+    /// What was heard since this was last asked.
+    pub(super) fn heard(&mut self, side: Side) -> Vec<Heard> {
+        std::mem::take(self.log(side))
+    }
+
+    /// Fails unless exactly this was heard.
+    pub(super) fn expect(&mut self, side: Side, expected: &[Heard]) -> Outcome {
+        let heard = self.heard(side);
+        if heard == expected { Ok(()) } else { fail!("{side:?} heard {heard:?} and not {expected:?}") }
+    }
+
+    /// Fails unless the peer of `side` has refused what it did: both know, and both are at the end.
+    pub(super) fn expect_refusal(&mut self, side: Side, violation: Violation) -> Outcome {
+        let expected = [Some(Fault::Ours(violation)), Some(Fault::Peer(violation))];
+        let found = [self.fault(side), self.fault(side.other())];
+        if found != expected {
+            return fail!("the faults are {found:?} and not {expected:?}");
+        }
+        for side in Side::BOTH {
+            let heard = self.heard(side);
+            if heard.iter().filter(|heard| **heard == Heard::Disconnected).count() != 1
+                || heard.last() != Some(&Heard::Disconnected)
+            {
+                return fail!("{side:?} heard {heard:?} of the end");
+            }
+        }
+        Ok(())
+    }
+}
+
+fn heard(event: Event) -> Heard {
+    match event {
+        Event::Requested { private_data } => Heard::Requested(private_data),
+        Event::Connected { private_data } => Heard::Connected(private_data),
+        Event::Refused { private_data } => Heard::Refused(private_data),
+        Event::Received { message, invalidated } => Heard::Received(message.to_vec(), invalidated),
+        Event::Done { id, result } => Heard::Done(id.0, result),
+        Event::Registered { id, remote } => Heard::Registered(id.0, remote),
+        Event::Disconnected => Heard::Disconnected,
+    }
+}
+
+/// An endpoint that has enough of everything.
+pub(super) fn ample() -> Endpoint {
+    Endpoint { receives: 64, receive_len: 4096, sends: 64, reads: 8, regions: 16, private_data: Vec::new() }
+}
+
+/// Part of granted memory.
+pub(super) fn part(remote: Remote, at: u64, len: usize) -> Remote {
+    Remote { address: remote.address + at, len: len as u32, ..remote }
+}
+
+/// Bytes that differ for each place and each `salt`.
+pub(super) fn pattern(salt: u64, len: usize) -> Vec<u8> {
+    let words = (0..).flat_map(|word| mix(mix(salt) ^ word).to_le_bytes());
+    words.take(len).collect()
+}
+
+/// Memory that holds a copy of `bytes`, in so many pieces, of which one may be empty.
+pub(super) fn memory(bytes: &[u8], pieces: usize) -> SgList {
+    // Each piece has a neighbour that is nobody's business.
+    let whole = Memory::from_heap(bytes.len() + pieces + 1);
+    let mut list = SgList::default();
+    let (mut at, mut rest) = (1, bytes);
+    for left in (1..=pieces).rev() {
+        let len = if left == 1 { rest.len() } else { rest.len() / left };
+        let (here, behind) = rest.split_at(len);
+        let seg: Seg = whole.seg(at, len);
+        seg.copy_from(here);
+        list.push(seg);
+        (at, rest) = (at + len + 1, behind);
+    }
+    list
+}
+
+/// Memory full of the same byte.
+pub(super) fn blank(len: usize, pieces: usize) -> SgList {
+    memory(&vec![BLANK; len], pieces)
+}
+
+/// What is in memory that nobody has written.
+pub(super) const BLANK: u8 = 0xee;
+/// More than any case takes, one byte at a time.
+const MOST_TURNS: u32 = 10_000_000;

@@ -1,0 +1,231 @@
+//! What a peer must not do, and what cannot be done.
+
+use super::pair::{BLANK, Heard, Pair, ample, blank, memory, part};
+use super::{Connect, Outcome, Side, fail};
+use crate::queue_pair::Violation;
+use crate::regions::Refusal;
+use blockmux_proto::rdma::{Access, Endpoint, Remote, Stag, Work, WorkError};
+use blockmux_volume::{Chunk, SgList};
+
+/// Every wrong name, range and access, by reads and by writes, from both sides: refused by its own name, and nothing is
+/// touched.
+pub(super) fn ungranted_memory_is_refused(connect: &mut Connect) -> Outcome {
+    type Wrong = fn(Remote) -> Remote;
+    let cases: [(Wrong, Refusal); 9] = [
+        (|remote| Remote { stag: Stag(remote.stag.0 ^ 1), ..remote }, Refusal::InvalidStag),
+        (|remote| Remote { stag: Stag(remote.stag.0 ^ 1 << 31), ..remote }, Refusal::InvalidStag),
+        (|remote| Remote { stag: Stag(0), ..remote }, Refusal::InvalidStag),
+        (|remote| part(remote, 1, 64), Refusal::Bounds),
+        (|remote| part(remote, 0, 65), Refusal::Bounds),
+        (|remote| part(remote, 64, 1), Refusal::Bounds),
+        (|remote| Remote { address: remote.address.wrapping_sub(1), len: 1, ..remote }, Refusal::Bounds),
+        (|remote| Remote { address: u64::MAX, len: 2, ..remote }, Refusal::Wrap),
+        (|remote| Remote { address: u64::MAX - 63, len: 65, ..remote }, Refusal::Wrap),
+    ];
+    for side in Side::BOTH {
+        for access in [Access::RemoteRead, Access::RemoteWrite] {
+            for (wrong, refusal) in cases {
+                refuse(connect, side, access, access, wrong, refusal)?;
+            }
+        }
+        let [read, write] = [Access::RemoteRead, Access::RemoteWrite];
+        refuse(connect, side, read, write, |remote| remote, Refusal::Access)?;
+        refuse(connect, side, write, read, |remote| remote, Refusal::Access)?;
+    }
+    Ok(())
+}
+
+/// Grants one access, uses another at a wrong place, with work behind it.
+fn refuse(
+    connect: &mut Connect,
+    side: Side,
+    granted: Access,
+    used: Access,
+    wrong: fn(Remote) -> Remote,
+    refusal: Refusal,
+) -> Outcome {
+    let mut pair = Pair::connected(connect, &ample())?;
+    let target = blank(64, 2);
+    let neighbours = [blank(64, 1), blank(64, 1)];
+    pair.register(side.other(), &neighbours[0], granted)?;
+    let remote = pair.register(side.other(), &target, granted)?;
+    pair.register(side.other(), &neighbours[1], granted)?;
+    let asked = wrong(remote);
+    let what = format!("{used:?} of {asked:?} where {granted:?} of {remote:?} was granted");
+    let local = memory(&vec![1; asked.len as usize], 1);
+    let wrong = match used {
+        Access::RemoteRead => pair.read(side, &local, asked),
+        Access::RemoteWrite => pair.write(side, &local, asked),
+    };
+    let behind = pair.send(side, b"behind", SgList::default(), None);
+    pair.settle()?;
+    let heard = pair.heard(side);
+    let results: Vec<_> = heard
+        .iter()
+        .filter_map(|heard| if let Heard::Done(id, result) = heard { Some((*id, *result)) } else { None })
+        .collect();
+    let may_be_over = [Ok(()), Err(WorkError::Flushed)];
+    let is_right = match used {
+        Access::RemoteRead => results.contains(&(wrong, Err(WorkError::RemoteAccess))),
+        Access::RemoteWrite => may_be_over.iter().any(|result| results.contains(&(wrong, *result))),
+    };
+    let is_behind_back = may_be_over.iter().any(|result| results.contains(&(behind, *result)));
+    if results.len() != 2 || !is_right || !is_behind_back || heard.last() != Some(&Heard::Disconnected) {
+        return fail!("{what} came back as {heard:?}");
+    }
+    pair.expect(side.other(), &[Heard::Disconnected]).map_err(|error| format!("{what}: {error}"))?;
+    let is_untouched = |list: &SgList, byte| list.to_vec().iter().all(|found| *found == byte);
+    if !neighbours.iter().chain([&target]).all(|list| is_untouched(list, BLANK)) {
+        return fail!("{what} has changed memory");
+    }
+    if !is_untouched(&local, 1) {
+        return fail!("{what} has brought something");
+    }
+    // What was heard of the end has been looked at here already.
+    let faults = [pair.fault(side), pair.fault(side.other())];
+    let violation = Violation::Refused(refusal);
+    let expected = [crate::Fault::Ours(violation), crate::Fault::Peer(violation)];
+    if faults != expected.map(Some) {
+        return fail!("{what}: the faults are {faults:?} and not {expected:?}");
+    }
+    Ok(())
+}
+
+pub(super) fn closed_memory_is_refused(connect: &mut Connect) -> Outcome {
+    for side in Side::BOTH {
+        for access in [Access::RemoteRead, Access::RemoteWrite] {
+            let mut pair = Pair::connected(connect, &ample())?;
+            let target = blank(64, 1);
+            let remote = pair.register(side.other(), &target, access)?;
+            pair.post(side.other(), Work::Invalidate { stag: remote.stag });
+            let local = memory(&[1; 64], 1);
+            match access {
+                Access::RemoteRead => pair.read(side, &local, remote),
+                Access::RemoteWrite => pair.write(side, &local, remote),
+            };
+            pair.settle()?;
+            pair.expect_refusal(side, Violation::Refused(Refusal::InvalidStag))?;
+            if target.to_vec() != [BLANK; 64] || local.to_vec() != [1; 64] {
+                return fail!("{access:?} of closed memory has moved something");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Each connection is a protection domain of its own.
+pub(super) fn foreign_names_are_refused(connect: &mut Connect) -> Outcome {
+    for access in [Access::RemoteRead, Access::RemoteWrite] {
+        let mut first = Pair::connected(connect, &ample())?;
+        let mut second = Pair::connected(connect, &ample())?;
+        let [own, foreign] = [blank(64, 1), blank(64, 1)];
+        second.register(Side::Passive, &own, access)?;
+        let remote = first.register(Side::Passive, &foreign, access)?;
+        let local = memory(&[1; 64], 1);
+        match access {
+            Access::RemoteRead => second.read(Side::Active, &local, remote),
+            Access::RemoteWrite => second.write(Side::Active, &local, remote),
+        };
+        second.settle()?;
+        first.settle()?;
+        second.expect_refusal(Side::Active, Violation::Refused(Refusal::InvalidStag))?;
+        if [own, foreign].iter().any(|list| list.to_vec() != [BLANK; 64]) || local.to_vec() != [1; 64] {
+            return fail!("{access:?} by another connection's name has moved something");
+        }
+        first.expect(Side::Active, &[])?;
+        first.expect(Side::Passive, &[])?;
+    }
+    Ok(())
+}
+
+pub(super) fn closing_what_is_closed(connect: &mut Connect) -> Outcome {
+    for side in Side::BOTH {
+        for is_stale in [false, true] {
+            let mut pair = Pair::connected(connect, &ample())?;
+            if !pair.caps(side).invalidates {
+                continue;
+            }
+            let remote = pair.register(side.other(), &blank(8, 1), Access::RemoteRead)?;
+            let stag = if is_stale { remote.stag } else { Stag(!remote.stag.0) };
+            pair.post(side.other(), Work::Invalidate { stag: remote.stag });
+            pair.send(side, b"closes", SgList::default(), Some(stag));
+            pair.settle()?;
+            let heard = pair.heard(side.other());
+            if heard != [Heard::Disconnected] {
+                return fail!("{heard:?} was heard of a message that closes what is not open");
+            }
+            let violation = Violation::Refused(Refusal::CannotInvalidate);
+            let faults = [pair.fault(side), pair.fault(side.other())];
+            if faults != [crate::Fault::Ours(violation), crate::Fault::Peer(violation)].map(Some) {
+                return fail!("the faults are {faults:?}");
+            }
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn no_receive_buffer(connect: &mut Connect) -> Outcome {
+    for side in Side::BOTH {
+        let mut pair = Pair::connected(connect, &Endpoint { receives: 2, ..ample() })?;
+        pair.post(side.other(), Work::Receive);
+        for _ in 0..3 {
+            pair.send(side, b"fits", SgList::default(), None);
+        }
+        pair.settle()?;
+        pair.expect(side.other(), &vec![Heard::Received(b"fits".to_vec(), None); 3])?;
+        pair.send(side, b"does not", SgList::default(), None);
+        pair.settle()?;
+        pair.expect_refusal(side, Violation::NoReceive)?;
+    }
+    Ok(())
+}
+
+pub(super) fn a_message_too_long(connect: &mut Connect) -> Outcome {
+    for side in Side::BOTH {
+        for too_long in [101, 5000, 200_000] {
+            let mut pair = Pair::connected(connect, &Endpoint { receive_len: 100, ..ample() })?;
+            pair.send(side, &[7; 60], blank(40, 1), None);
+            pair.settle()?;
+            let arrived = pair.heard(side.other());
+            if !matches!(&arrived[..], [Heard::Received(message, None)] if message.len() == 100) {
+                return fail!("of a message that just fits {arrived:?} was heard");
+            }
+            pair.send(side, b"", blank(too_long, 1), None);
+            pair.settle()?;
+            pair.expect_refusal(side, Violation::TooLong)?;
+        }
+    }
+    Ok(())
+}
+
+/// Each kind fails by itself, and its connection with it.
+pub(super) fn impossible_work_fails(connect: &mut Connect) -> Outcome {
+    type Attempt = fn(&mut Pair, Remote) -> u64;
+    let tries: [(&str, Attempt); 4] = [
+        ("a read of another length", |pair, remote| pair.read(Side::Active, &blank(9, 1), remote)),
+        ("a write of more than there is room for", |pair, remote| {
+            pair.write(Side::Active, &blank(11, 1), remote)
+        }),
+        ("a read into what may not be written", |pair, remote| {
+            pair.read(Side::Active, &SgList::one(Chunk::from_slice(&[0; 10]).lend(0, 10)), remote)
+        }),
+        ("a grant to write what may not be written", |pair, _| {
+            let lent = SgList::one(Chunk::from_slice(&[0; 10]).lend(0, 10));
+            pair.ask_to_register(Side::Active, &lent, Access::RemoteWrite)
+        }),
+    ];
+    for (what, attempt) in tries {
+        let mut pair = Pair::connected(connect, &ample())?;
+        let remote = pair.register(Side::Passive, &blank(10, 1), Access::RemoteRead)?;
+        let id = attempt(&mut pair, remote);
+        pair.settle()?;
+        pair.expect(Side::Active, &[Heard::Done(id, Err(WorkError::Local)), Heard::Disconnected])
+            .map_err(|error| format!("{what}: {error}"))?;
+        pair.expect(Side::Passive, &[Heard::Disconnected])?;
+    }
+    let mut pair = Pair::connected(connect, &Endpoint { reads: 0, ..ample() })?;
+    let remote = pair.register(Side::Passive, &blank(10, 1), Access::RemoteRead)?;
+    let id = pair.read(Side::Active, &blank(10, 1), remote);
+    pair.settle()?;
+    pair.expect(Side::Active, &[Heard::Done(id, Err(WorkError::Local)), Heard::Disconnected])
+}
