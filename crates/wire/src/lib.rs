@@ -12,6 +12,7 @@ pub mod aoe;
 pub mod ata;
 pub mod ethernet;
 pub mod iscsi;
+pub mod iser;
 pub mod nbd;
 pub mod nvme;
 pub mod nvmeof;

@@ -1,0 +1,282 @@
+//! iSER, iSCSI over RDMA, as RFC 7145 has it and as Linux speaks it.
+//!
+//! ```text
+//!   iSER header │ Basic Header Segment │ Additional Header Segments │ Data Segment │ padding
+//!   28 bytes    │ 48 bytes             │ TotalAHSLength × 4 bytes   │ DataSegmentLength to 4 │
+//! ```
+//! That is one message of a queue pair: a control-type PDU of iSCSI without digests behind the header of iSER. Data that
+//! was asked for is no message: the target writes and reads the memory that the header of a command names.
+//!
+//! The first byte of every header is its kind ([`IserOpcode`]) in the high half and flags in the low one. Field names are the
+//! RFC's in snake case. [`CmHeader`] is what both sides say in the private data of the connection.
+
+use crate::open_enum::open_enum;
+use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, U32, U64, Unaligned};
+
+/// In front of an iSCSI control-type PDU. A tag of 0 and offset 0 stand where there is no such memory.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct ControlHeader {
+    /// [`IserOpcode::CONTROL`], [`FLAG_WRITE_STAG`] and [`FLAG_READ_STAG`].
+    pub opcode_flags: u8,
+    /// Zero.
+    pub reserved: [u8; 3],
+    /// Names the initiator's data-out, for RDMA Read.
+    pub write_stag: U32<BE>,
+    /// Where it begins.
+    pub write_base_offset: U64<BE>,
+    /// Names the initiator's room for data-in, for RDMA Write.
+    pub read_stag: U32<BE>,
+    /// Where it begins.
+    pub read_base_offset: U64<BE>,
+}
+const _: () = assert!(size_of::<ControlHeader>() == HEADER_LEN);
+
+impl ControlHeader {
+    /// Without memory.
+    #[must_use]
+    pub fn new() -> ControlHeader {
+        ControlHeader { opcode_flags: IserOpcode::CONTROL.0 << OPCODE_SHIFT, ..ControlHeader::default() }
+    }
+
+    /// What kind of message follows, if any does.
+    #[inline]
+    #[must_use]
+    pub const fn opcode(&self) -> IserOpcode {
+        IserOpcode(self.opcode_flags >> OPCODE_SHIFT)
+    }
+
+    /// The memory that the target may read: tag and offset.
+    #[inline]
+    #[must_use]
+    pub fn write(&self) -> Option<(u32, u64)> {
+        let is_there = self.opcode_flags & FLAG_WRITE_STAG != 0;
+        is_there.then(|| (self.write_stag.get(), self.write_base_offset.get()))
+    }
+
+    /// The memory that the target may write: tag and offset.
+    #[inline]
+    #[must_use]
+    pub fn read(&self) -> Option<(u32, u64)> {
+        let is_there = self.opcode_flags & FLAG_READ_STAG != 0;
+        is_there.then(|| (self.read_stag.get(), self.read_base_offset.get()))
+    }
+
+    /// The same with memory that the target may read.
+    #[inline]
+    #[must_use]
+    pub fn with_write(mut self, stag: u32, offset: u64) -> ControlHeader {
+        self.opcode_flags |= FLAG_WRITE_STAG;
+        (self.write_stag, self.write_base_offset) = (stag.into(), offset.into());
+        self
+    }
+
+    /// The same with memory that the target may write.
+    #[inline]
+    #[must_use]
+    pub fn with_read(mut self, stag: u32, offset: u64) -> ControlHeader {
+        self.opcode_flags |= FLAG_READ_STAG;
+        (self.read_stag, self.read_base_offset) = (stag.into(), offset.into());
+        self
+    }
+}
+
+/// The first message of an initiator, where both sides have agreed on `iSERHelloRequired`; Linux never sends it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Hello {
+    /// [`IserOpcode::HELLO`].
+    pub opcode_flags: u8,
+    /// The versions that are spoken: the greatest in the high half, the least in the low one.
+    pub versions: u8,
+    /// RDMA Reads that the initiator takes at a time.
+    pub iser_ird: U16<BE>,
+    /// Zero.
+    pub reserved: [u8; 24],
+}
+const _: () = assert!(size_of::<Hello>() == HEADER_LEN);
+
+/// The target's answer to [`Hello`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct HelloReply {
+    /// [`IserOpcode::HELLO_REPLY`], and [`FLAG_REJECT`] if the connection is refused.
+    pub opcode_flags: u8,
+    /// The greatest version that is spoken in the high half, the one to be spoken in the low one.
+    pub versions: u8,
+    /// RDMA Reads that the target sends at a time.
+    pub iser_ord: U16<BE>,
+    /// Zero.
+    pub reserved: [u8; 24],
+}
+const _: () = assert!(size_of::<HelloReply>() == HEADER_LEN);
+
+/// What both sides put at the front of the private data with which they connect.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct CmHeader {
+    /// [`NO_ZERO_BASED_ADDRESSES`] and [`NO_REMOTE_INVALIDATION`].
+    pub flags: u8,
+    /// Zero.
+    pub reserved: [u8; 3],
+}
+const _: () = assert!(size_of::<CmHeader>() == 4);
+
+impl CmHeader {
+    /// The header at the front of private data; of less than a header, there is none.
+    #[must_use]
+    pub fn of(private_data: &[u8]) -> Option<CmHeader> {
+        CmHeader::read_from_prefix(private_data).ok().map(|(header, _)| header)
+    }
+
+    /// Whether the side that said this can be sent messages that close its memory, or will send such.
+    #[must_use]
+    pub const fn invalidates(&self) -> bool {
+        self.flags & NO_REMOTE_INVALIDATION == 0
+    }
+}
+
+open_enum! {
+    /// What a header is in front of.
+    pub enum IserOpcode(u8) {
+        /// [`ControlHeader`].
+        CONTROL = 1,
+        /// [`Hello`].
+        HELLO = 2,
+        /// [`HelloReply`].
+        HELLO_REPLY = 3,
+    }
+}
+
+/// Of every iSER header, in bytes.
+pub const HEADER_LEN: usize = 28;
+
+/// WSV: the write tag and offset are valid.
+pub const FLAG_WRITE_STAG: u8 = 0x08;
+/// RSV: the read tag and offset are valid.
+pub const FLAG_READ_STAG: u8 = 0x04;
+/// REJ, in [`HelloReply`].
+pub const FLAG_REJECT: u8 = 0x01;
+
+/// Addresses in headers are not counted from the begin of the memory.
+pub const NO_ZERO_BASED_ADDRESSES: u8 = 0x80;
+/// Send with Invalidate is not used.
+pub const NO_REMOTE_INVALIDATION: u8 = 0x40;
+
+const OPCODE_SHIFT: u8 = 4;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::iscsi::scsi::{ScsiCommand, ScsiResponse};
+    use crate::iscsi::session::{LoginRequest, LoginResponse};
+    use crate::iscsi::{BHS_LEN, Opcode};
+
+    /// Messages of Linux 6.12, ib_iser with ib_isert over siw: the first two headers of each.
+    const LOGIN: &str = "10000000000000000000000000000000000000000000000000000000\
+        43870000000001ba00023d00000100000000000000000000000000000000000000000000000000000000000000000000";
+    const LOGIN_RESPONSE: &str = "10000000000000000000000000000000000000000000000000000000\
+        238700000000015000023d00000100010000000000000000238d5d350000000000000000000000000000000000000000";
+    const INQUIRY: &str = "140000000000000000000000000000003ab21901ffff88803f4b4800\
+        01c10000000000000000000000000000010000000000002400000000238d5d3612000000240000000000000000000000";
+    const RESPONSE: &str = "10000000000000000000000000000000000000000000000000000000\
+        218000000000000000000000000000000100000000000000238d5d360000000100000040000000000000000000000000";
+    const WRITE_OF_64_KIB: &str = "18000000f8a72b18ffff888003454000000000000000000000000000\
+        01a1000000002000000000000000000020000000000100000000001f238d5d552a000000010000008000000000000000";
+
+    fn bytes(hex: &str) -> [u8; HEADER_LEN + BHS_LEN] {
+        assert_eq!(hex.len(), 2 * (HEADER_LEN + BHS_LEN));
+        let digit = |at: usize| (hex.as_bytes()[at] as char).to_digit(16).unwrap() as u8;
+        core::array::from_fn(|at| digit(2 * at) << 4 | digit(2 * at + 1))
+    }
+
+    /// The iSER header, and the PDU behind it as a `T`.
+    fn parts<T: FromBytes>(message: &[u8]) -> (ControlHeader, T) {
+        let (header, pdu) = ControlHeader::read_from_prefix(message).unwrap();
+        (header, T::read_from_bytes(pdu).unwrap())
+    }
+
+    #[test]
+    fn the_login_of_linux_names_no_memory() {
+        let message = bytes(LOGIN);
+        let (header, request) = parts::<LoginRequest>(&message);
+        assert_eq!((header, request.data_segment_length.get()), (ControlHeader::new(), 442));
+        assert_eq!((header.read(), header.write()), (None, None));
+        let message = bytes(LOGIN_RESPONSE);
+        let (header, response) = parts::<LoginResponse>(&message);
+        assert_eq!((header, response.tsih.get()), (ControlHeader::new(), 1));
+        assert_eq!([header.as_bytes(), response.as_bytes()].concat_to::<76>(), message);
+    }
+
+    #[test]
+    fn a_read_of_linux_names_its_room() {
+        let message = bytes(INQUIRY);
+        let (header, command) = parts::<ScsiCommand>(&message);
+        assert_eq!(header.opcode(), IserOpcode::CONTROL);
+        assert_eq!((header.read(), header.write()), (Some((0x3ab2_1901, 0xffff_8880_3f4b_4800)), None));
+        let built = ControlHeader::new().with_read(0x3ab2_1901, 0xffff_8880_3f4b_4800);
+        assert_eq!([built.as_bytes(), command.as_bytes()].concat_to::<76>(), message);
+        let (header, response) = parts::<ScsiResponse>(&bytes(RESPONSE));
+        assert_eq!((header, response.opcode), (ControlHeader::new(), Opcode::SCSI_RESPONSE.0));
+        assert_eq!(response.exp_data_sn.get(), 0, "there are no Data-In PDUs");
+    }
+
+    #[test]
+    fn a_long_write_of_linux_has_immediate_data_and_names_the_rest() {
+        let message = bytes(WRITE_OF_64_KIB);
+        let (header, command) = parts::<ScsiCommand>(&message);
+        assert_eq!((header.read(), header.write()), (None, Some((0xf8a7_2b18, 0xffff_8880_0345_4000))));
+        assert_eq!(command.data_segment_length.get(), 8192);
+        assert_eq!(command.expected_data_transfer_length.get(), 65_536);
+        let built = ControlHeader::new().with_write(0xf8a7_2b18, 0xffff_8880_0345_4000);
+        assert_eq!([built.as_bytes(), command.as_bytes()].concat_to::<76>(), message);
+    }
+
+    #[test]
+    fn linux_closes_memory_from_afar_and_counts_addresses_its_own_way() {
+        // From the MPA frames of both sides, behind IRD and ORD.
+        let header = CmHeader::of(&[0x80, 0, 0, 0]).unwrap();
+        assert_eq!(header, CmHeader { flags: NO_ZERO_BASED_ADDRESSES, reserved: [0; 3] });
+        assert!(header.invalidates());
+        assert!(!CmHeader::of(&[0xc0, 0, 0, 0, 7]).unwrap().invalidates());
+        assert_eq!((CmHeader::of(&[0x80, 0, 0]), CmHeader::of(&[])), (None, None));
+    }
+
+    #[test]
+    fn hellos_are_as_long_as_other_headers() {
+        let (hello, _) = Hello::read_from_prefix(&[0x20, 0xa1, 0, 8].concat_zeroes()).unwrap();
+        assert_eq!((hello.opcode_flags >> 4, hello.iser_ird.get()), (IserOpcode::HELLO.0, 8));
+        let (reply, _) = HelloReply::read_from_prefix(&[0x31, 0xaa, 0, 4].concat_zeroes()).unwrap();
+        assert_eq!((reply.opcode_flags >> 4, reply.iser_ord.get()), (IserOpcode::HELLO_REPLY.0, 4));
+        assert!(reply.opcode_flags & FLAG_REJECT != 0);
+    }
+
+    /// Without an allocator, arrays stand in for vectors.
+    trait ConcatTo {
+        fn concat_to<const N: usize>(&self) -> [u8; N];
+    }
+
+    impl ConcatTo for [&[u8]; 2] {
+        fn concat_to<const N: usize>(&self) -> [u8; N] {
+            let [first, second] = self;
+            assert_eq!(first.len() + second.len(), N);
+            core::array::from_fn(|at| {
+                first.get(at).or(second.get(at.wrapping_sub(first.len()))).copied().unwrap()
+            })
+        }
+    }
+
+    trait ConcatZeroes {
+        fn concat_zeroes(self) -> [u8; HEADER_LEN];
+    }
+
+    impl ConcatZeroes for [u8; 4] {
+        fn concat_zeroes(self) -> [u8; HEADER_LEN] {
+            core::array::from_fn(|at| self.get(at).copied().unwrap_or_default())
+        }
+    }
+}
