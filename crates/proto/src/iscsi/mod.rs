@@ -1,7 +1,8 @@
-//! iSCSI over TCP (RFC 7143, RFC 7144): text and its keys, login, the target's sessions and the initiator's.
+//! iSCSI over TCP (RFC 7143, RFC 7144) and over RDMA (iSER, RFC 7145): text and its keys, login, the target's sessions and the initiator's.
 
 mod digests;
 pub mod initiator;
+mod iser;
 pub mod login;
 pub mod name;
 pub mod node;

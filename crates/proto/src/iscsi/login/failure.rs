@@ -22,6 +22,7 @@ impl From<&NegotiationError> for Failure {
             NegotiationError::BadDeclaration => "declared a MaxRecvDataSegmentLength out of bounds",
             NegotiationError::Required => "did not agree to a digest that this target requires",
             NegotiationError::FirstBurstAboveMaxBurst => "proposed FirstBurstLength above MaxBurstLength",
+            NegotiationError::NotIser => "came over RDMA and did not want iSER",
         })
     }
 }

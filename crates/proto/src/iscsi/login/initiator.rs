@@ -8,6 +8,7 @@
 
 use super::operational::{NegotiationError, Operational, Parameters};
 use super::prover::{Prover, Step as Proof};
+use super::rdma::Side;
 use crate::iscsi::digests::Digests;
 use crate::iscsi::initiator::Refused;
 use crate::iscsi::name::Name;
@@ -105,6 +106,12 @@ impl InitiatorLogin {
             text: Vec::new(),
             exp_stat_sn: 0,
         }
+    }
+
+    /// The same over RDMA.
+    pub(in crate::iscsi) fn over_rdma(mut self) -> InitiatorLogin {
+        self.operational = self.operational.over_rdma(Side::Initiator);
+        self
     }
 
     /// The same for a connection of a session that there is.
@@ -306,6 +313,7 @@ fn negotiation(cause: &NegotiationError) -> ProtocolError {
         NegotiationError::BadDeclaration => "declared a MaxRecvDataSegmentLength out of bounds",
         NegotiationError::Required => "did not agree to a digest that this initiator requires",
         NegotiationError::FirstBurstAboveMaxBurst => "agreed on FirstBurstLength above MaxBurstLength",
+        NegotiationError::NotIser => "did not agree to iSER over RDMA",
     })
 }
 

@@ -5,5 +5,6 @@ pub(super) mod failure;
 pub(super) mod initiator;
 pub mod operational;
 mod prover;
+pub mod rdma;
 mod security;
 pub(super) mod target;

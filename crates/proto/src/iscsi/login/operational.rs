@@ -3,7 +3,10 @@
 //! `KEYS` is the one table of both roles. A key is proposed by one side and answered by the other; the answer is a
 //! function of both sides' values (`Rule`). So the responder computes it, and the proposer checks that what came
 //! could have been computed. Only `MaxRecvDataSegmentLength` is declared and never answered: each side has its own.
+//!
+//! Over RDMA some keys are different, see [`Operational::over_rdma`]; on a byte stream the keys of iSER are unknown.
 
+use super::rdma::Side;
 use crate::iscsi::text::{self, IRRELEVANT, NO, NONE, NOT_UNDERSTOOD, Pair, REJECT, Text, YES};
 use blockmux_wire::iscsi::U24;
 
@@ -43,6 +46,14 @@ pub enum Key {
     /// Which document; RFC 7144 is 2.
     #[expect(non_camel_case_types, reason = "the key's name")]
     iSCSIProtocolLevel,
+    /// This is iSER.
+    RDMAExtensions,
+    /// The longest data segment that the initiator takes over RDMA, in bytes.
+    InitiatorRecvDataSegmentLength,
+    /// The longest data segment that the target takes over RDMA, in bytes.
+    TargetRecvDataSegmentLength,
+    /// What the header of a write names begins behind the data that comes unasked.
+    TaggedBufferForSolicitedDataOnly,
 }
 
 /// What both sides' values make together.
@@ -58,6 +69,8 @@ enum Rule {
     Maximum(u32, u32),
     /// Each side's own number, within bounds.
     Declared(u32, u32),
+    /// Yes or No as the initiator says, without an answer.
+    Told,
     /// The first of the proposer's list that the responder takes; values are places in this one.
     FirstOf(&'static [&'static str]),
 }
@@ -71,6 +84,8 @@ struct Row {
     default: u32,
     /// Whether it means nothing in a discovery session.
     normal_only: bool,
+    /// Whether only iSER knows it.
+    iser_only: bool,
 }
 
 /// One value of each key, as a number: Yes is 1, a choice is its place in the list of values.
@@ -78,9 +93,9 @@ struct Row {
 pub struct Parameters {
     values: [u32; KEY_COUNT],
     /// Keys whose value is the only one that will do, one bit each.
-    required: u32,
+    pub(super) required: u32,
     /// The longest data segment that the peer takes, in bytes.
-    max_send_data_segment_length: u32,
+    pub(super) max_send_data_segment_length: u32,
 }
 
 /// The value of `HeaderDigest` and `DataDigest` that stands for CRC32C.
@@ -136,7 +151,7 @@ impl Parameters {
         self.max_send_data_segment_length as usize
     }
 
-    fn set(&mut self, key: Key, value: u32) {
+    pub(super) fn set(&mut self, key: Key, value: u32) {
         if let Some(place) = self.values.get_mut(key as usize) {
             *place = value;
         }
@@ -164,22 +179,27 @@ pub enum NegotiationError {
     /// More unsolicited data than a sequence holds (RFC 7143 §13.14).
     #[error("FirstBurstLength above MaxBurstLength")]
     FirstBurstAboveMaxBurst,
+    /// Over RDMA, but not iSER (RFC 7145 §6).
+    #[error("a login over RDMA that does not want iSER")]
+    NotIser,
 }
 
 /// One negotiation of operational keys, of either role.
 #[derive(Clone, Debug)]
 pub struct Operational {
     /// What this side wants, and its limits.
-    own: Parameters,
-    agreed: Parameters,
+    pub(super) own: Parameters,
+    pub(super) agreed: Parameters,
     /// Keys that were answered or declared, one bit each.
-    settled: u32,
+    pub(super) settled: u32,
     /// Keys that this side proposed and the peer has not answered, one bit each.
     proposed: u32,
     declared: bool,
     is_discovery: bool,
     /// Of a connection that is not the leading one: keys that are the session's are settled.
-    joins: bool,
+    pub(super) joins: bool,
+    /// Who this is, over RDMA.
+    pub(super) iser: Option<Side>,
 }
 
 impl Operational {
@@ -196,6 +216,7 @@ impl Operational {
             declared: false,
             is_discovery: false,
             joins: false,
+            iser: None,
         }
     }
 
@@ -232,7 +253,7 @@ impl Operational {
 
     /// Declares one's own `MaxRecvDataSegmentLength`, once.
     pub fn declare(&mut self, out: &mut Text) {
-        if !std::mem::replace(&mut self.declared, true) {
+        if self.iser.is_none() && !std::mem::replace(&mut self.declared, true) {
             let len = self.own.get(Key::MaxRecvDataSegmentLength);
             self.agreed.set(Key::MaxRecvDataSegmentLength, len);
             out.push_number(name_of(Key::MaxRecvDataSegmentLength), len);
@@ -243,7 +264,8 @@ impl Operational {
     pub fn propose_all(&mut self, out: &mut Text) {
         self.declare(out);
         for row in KEYS.iter().filter(|row| !matches!(row.rule, Rule::Declared(..))) {
-            if self.settled & bit(row.key) != 0 || (self.is_discovery && row.normal_only) {
+            let is_moot = self.is_discovery && row.normal_only || !self.proposes(row);
+            if self.settled & bit(row.key) != 0 || is_moot {
                 continue;
             }
             self.proposed |= bit(row.key);
@@ -256,7 +278,10 @@ impl Operational {
     /// which may name nothing else (RFC 7143 §13, "leading only").
     pub fn propose_connection(&mut self, out: &mut Text) {
         self.declare(out);
-        for row in KEYS.iter().filter(|row| matches!(row.key, Key::HeaderDigest | Key::DataDigest)) {
+        let is_digest = |row: &&Row| matches!(row.key, Key::HeaderDigest | Key::DataDigest);
+        let is_stream = self.iser.is_none();
+        self.joins |= !is_stream;
+        for row in KEYS.iter().filter(|row| is_stream && is_digest(row)) {
             self.proposed |= bit(row.key);
             let is_required = self.own.is_required(row.key);
             out.push(row.name, &proposal(row, self.own.get(row.key), is_required));
@@ -269,12 +294,18 @@ impl Operational {
     /// # Errors
     /// If the peer negotiates as it may not.
     pub fn on_pair(&mut self, pair: Pair<'_>, out: &mut Text) -> Result<(), NegotiationError> {
-        let Some(row) = KEYS.iter().find(|row| row.name == pair.key) else {
-            on_other_key(pair, out);
+        let Some(row) = self.find(pair.key) else {
+            self.on_other_key(pair, out);
             return Ok(());
         };
-        if let Rule::Declared(least, most) = row.rule {
-            return self.on_declaration(pair.value, least, most);
+        match row.rule {
+            Rule::Declared(least, most) => return self.on_declaration(pair.value, least, most),
+            Rule::Told => {
+                let is_yes = text::parse_bool(pair.value).ok_or(NegotiationError::ImpossibleAnswer)?;
+                self.agreed.set(row.key, is_yes.into());
+                return Ok(());
+            }
+            _ => {}
         }
         if self.settled & bit(row.key) != 0 {
             return Err(NegotiationError::Repeated);
@@ -307,11 +338,11 @@ impl Operational {
     /// # Errors
     /// If the key can be negotiated only in a login.
     pub fn on_later_pair(&mut self, pair: Pair<'_>, out: &mut Text) -> Result<(), NegotiationError> {
-        match KEYS.iter().find(|row| row.name == pair.key).map(|row| row.rule) {
+        match self.find(pair.key).map(|row| row.rule) {
             Some(Rule::Declared(least, most)) => self.on_declaration(pair.value, least, most),
             Some(_) => Err(NegotiationError::NotNow),
             None => {
-                on_other_key(pair, out);
+                self.on_other_key(pair, out);
                 Ok(())
             }
         }
@@ -339,7 +370,23 @@ impl Operational {
             }
             self.agreed.set(Key::FirstBurstLength, max_burst);
         }
+        if let Some(side) = self.iser {
+            self.finish_rdma(side)?;
+        }
         Ok(self.agreed)
+    }
+
+    /// The key of that name, where it means something.
+    fn find(&self, name: &str) -> Option<&'static Row> {
+        KEYS.iter().find(|row| row.name == name && (!row.iser_only || self.iser.is_some()))
+    }
+
+    /// Whether an initiator proposes a key: over RDMA no digests, elsewhere nothing of iSER.
+    fn proposes(&self, row: &Row) -> bool {
+        match self.iser {
+            None => !row.iser_only,
+            Some(_) => row.rule != Rule::Told && row.key != Key::HeaderDigest && row.key != Key::DataDigest,
+        }
     }
 
     /// Whether one R2T at a time is all that can be recovered (RFC 7143 §13.19).
@@ -347,7 +394,24 @@ impl Operational {
         self.agreed.get(Key::ErrorRecoveryLevel) > 0 && self.agreed.is_on(Key::DataSequenceInOrder)
     }
 
+    /// Keys without a row: markers are obsolete and must still be understood (RFC 7143 §13.25); on a byte stream this is
+    /// no iSER (RFC 7145 §6). An answer to a key that this side never sent is not answered, lest two sides never end.
+    fn on_other_key(&self, pair: Pair<'_>, out: &mut Text) {
+        let answer = match pair.key {
+            "IFMarker" | "OFMarker" | "RDMAExtensions" => NO,
+            "IFMarkInt" | "OFMarkInt" => REJECT,
+            key if self.iser.is_some() && TOLD_OVER_RDMA.contains(&key) => return,
+            _ if pair.value == NOT_UNDERSTOOD => return,
+            _ => NOT_UNDERSTOOD,
+        };
+        out.push(pair.key, answer);
+    }
+
     fn on_declaration(&mut self, value: &str, least: u32, most: u32) -> Result<(), NegotiationError> {
+        if self.iser.is_some() {
+            // It means nothing over RDMA.
+            return Ok(());
+        }
         let len = text::parse_number(value).filter(|len| (least..=most).contains(len));
         self.agreed.max_send_data_segment_length = len.ok_or(NegotiationError::BadDeclaration)?;
         Ok(())
@@ -364,7 +428,7 @@ impl Operational {
             Rule::Or => value >= own,
             Rule::And | Rule::Minimum(..) | Rule::FirstOf(_) => value <= own,
             Rule::Maximum(..) => value >= own,
-            Rule::Declared(..) => false,
+            Rule::Declared(..) | Rule::Told => false,
         };
         if !is_possible {
             return Err(NegotiationError::ImpossibleAnswer);
@@ -385,14 +449,14 @@ fn answer(row: &Row, proposed: &str, own: u32, is_required: bool) -> Option<u32>
             .filter_map(|choice| values.iter().position(|value| *value == choice))
             .filter_map(|place| u32::try_from(place).ok())
             .find(|place| *place == own || (*place < own && !is_required)),
-        Rule::Declared(..) => None,
+        Rule::Declared(..) | Rule::Told => None,
     }
 }
 
 /// One value, as the peer wrote it.
 fn parse(row: &Row, value: &str) -> Option<u32> {
     match row.rule {
-        Rule::Or | Rule::And => text::parse_bool(value).map(u32::from),
+        Rule::Or | Rule::And | Rule::Told => text::parse_bool(value).map(u32::from),
         Rule::Minimum(least, most) | Rule::Maximum(least, most) | Rule::Declared(least, most) => {
             text::parse_number(value).filter(|number| (least..=most).contains(number))
         }
@@ -405,7 +469,7 @@ fn parse(row: &Row, value: &str) -> Option<u32> {
 /// One value, as it is sent.
 fn format(row: &Row, value: u32) -> String {
     match row.rule {
-        Rule::Or | Rule::And => String::from(if value == 1 { YES } else { NO }),
+        Rule::Or | Rule::And | Rule::Told => String::from(if value == 1 { YES } else { NO }),
         Rule::Minimum(..) | Rule::Maximum(..) | Rule::Declared(..) => value.to_string(),
         Rule::FirstOf(values) => String::from(*values.get(value as usize).unwrap_or(&NONE)),
     }
@@ -422,19 +486,7 @@ fn proposal(row: &Row, own: u32, is_required: bool) -> String {
     }
 }
 
-/// Keys without a row: markers are obsolete and must still be understood (RFC 7143 §13.25); this is no iSER
-/// (RFC 7145 §6.3). An answer to a key that this side never sent is not answered, lest two sides never end.
-fn on_other_key(pair: Pair<'_>, out: &mut Text) {
-    let answer = match pair.key {
-        "IFMarker" | "OFMarker" | "RDMAExtensions" => NO,
-        "IFMarkInt" | "OFMarkInt" => REJECT,
-        _ if pair.value == NOT_UNDERSTOOD => return,
-        _ => NOT_UNDERSTOOD,
-    };
-    out.push(pair.key, answer);
-}
-
-fn bit(key: Key) -> u32 {
+pub(super) fn bit(key: Key) -> u32 {
     1_u32.wrapping_shl(key as u32)
 }
 
@@ -448,7 +500,7 @@ pub const DEFAULT_DATA_SEGMENT_LENGTH: u32 = 8192;
 /// Keys that each connection of a session has for itself.
 const OF_CONNECTIONS: [Key; 3] = [Key::HeaderDigest, Key::DataDigest, Key::MaxRecvDataSegmentLength];
 
-const KEY_COUNT: usize = Key::iSCSIProtocolLevel as usize + 1;
+const KEY_COUNT: usize = Key::TaggedBufferForSolicitedDataOnly as usize + 1;
 
 /// Ordered so that a greater place includes the lesser ones.
 const DIGESTS: &[&str] = &[NONE, "CRC32C"];
@@ -480,12 +532,27 @@ const KEYS: &[Row] = &[
     row(Key::ErrorRecoveryLevel, "ErrorRecoveryLevel", Rule::Minimum(0, 2), 0, false),
     row(Key::TaskReporting, "TaskReporting", Rule::FirstOf(REPORTINGS), 0, true),
     row(Key::iSCSIProtocolLevel, "iSCSIProtocolLevel", Rule::Minimum(0, 31), 1, true),
+    iser_row(Key::RDMAExtensions, "RDMAExtensions", Rule::And, 0),
+    iser_row(Key::InitiatorRecvDataSegmentLength, "InitiatorRecvDataSegmentLength", RECEIVED, 8192),
+    iser_row(Key::TargetRecvDataSegmentLength, "TargetRecvDataSegmentLength", RECEIVED, 8192),
+    // Linux does so without a word, whatever RFC 7145 has as the default.
+    iser_row(Key::TaggedBufferForSolicitedDataOnly, "TaggedBufferForSolicitedDataOnly", Rule::Told, 1),
 ];
 const _: () = assert!(KEYS.len() == KEY_COUNT);
 
 const fn row(key: Key, name: &'static str, rule: Rule, default: u32, normal_only: bool) -> Row {
-    Row { key, name, rule, default, normal_only }
+    Row { key, name, rule, default, normal_only, iser_only: false }
 }
+
+const fn iser_row(key: Key, name: &'static str, rule: Rule, default: u32) -> Row {
+    Row { key, name, rule, default, normal_only: false, iser_only: true }
+}
+
+/// What a message over RDMA may hold besides headers.
+const RECEIVED: Rule = Rule::Minimum(512, U24::MAX);
+
+/// What an initiator says over RDMA without expecting an answer, and what makes no difference here.
+const TOLD_OVER_RDMA: [&str; 3] = ["MaxOutstandingUnexpectedPDUs", "MaxAHSLength", "iSERHelloRequired"];
 
 #[cfg(test)]
 mod tests {

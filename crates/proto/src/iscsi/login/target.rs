@@ -12,7 +12,8 @@
 
 use super::chap::SEED_LEN;
 use super::failure::{Failure, authentication_failure, failure, initiator_error, no_such_session};
-use super::operational::{Operational, Parameters};
+use super::operational::{Key, Operational, Parameters};
+use super::rdma::Side;
 use super::security::{ChapPairs, Security};
 use crate::iscsi::digests::Digests;
 use crate::iscsi::name::Name;
@@ -44,6 +45,7 @@ pub(in crate::iscsi) struct TargetLogin {
     session: Option<Session>,
     pub(super) security: Security,
     operational: Operational,
+    is_over_rdma: bool,
     stat_sn: u32,
     /// Where the session will live.
     home: Home,
@@ -133,12 +135,19 @@ impl TargetLogin {
             session: None,
             security: Security::Begins,
             operational: Operational::new(offer()),
+            is_over_rdma: false,
             stat_sn: 0,
             home,
             hang_up: None,
             invitation: None,
             leaving: None,
         }
+    }
+
+    /// The same over RDMA.
+    pub(in crate::iscsi) fn set_over_rdma(&mut self) {
+        self.is_over_rdma = true;
+        self.operational = self.operational.clone().over_rdma(Side::Target);
     }
 
     /// The same over a connection that `hang_up` cuts.
@@ -334,12 +343,19 @@ impl TargetLogin {
                 let name = target.ok_or_else(|| missing("logged in without TargetName"))?;
                 let session = self.find_target(name, &initiator)?;
                 if let Session::Normal { target, .. } = &session {
-                    self.operational = match &self.invitation {
-                        Some(invitation) if invitation.is_for(&initiator, &target.name, self.group_tag) => {
+                    let operational = match &self.invitation {
+                        Some(invitation)
+                            if invitation.is_for(&initiator, &target.name, self.group_tag)
+                                && invitation.parameters.is_on(Key::RDMAExtensions) == self.is_over_rdma =>
+                        {
                             Operational::joining(target.offer, invitation.parameters)
                         }
                         Some(_) => return Err(no_such_session()),
                         None => Operational::new(target.offer),
+                    };
+                    self.operational = match self.is_over_rdma {
+                        true => operational.over_rdma(Side::Target),
+                        false => operational,
                     };
                     if !target.alias.is_empty() {
                         out.push("TargetAlias", &target.alias);

@@ -120,6 +120,24 @@ impl Replies {
         Outcome { expected, response: response.clone(), cut: self.cut(expected, response) }
     }
 
+    /// Ends a command over RDMA: its data goes to where the initiator wants it, then its response (RFC 5047, Put_Data and
+    /// Send_Control).
+    pub(super) fn command_over_rdma(
+        &mut self,
+        outbox: &mut Outbox,
+        window: CommandWindow,
+        slot: usize,
+        expected: Expected,
+        response: &Response,
+    ) {
+        let cut = Cut { stat_sn: self.next_stat_sn(), ..self.cut(expected, response) };
+        if let Some(mover) = &mut self.mover {
+            mover.put(slot, &response.data_in, cut.len);
+        }
+        // Neither Data-In nor R2T was sent.
+        self.status(outbox, window, Expected { r2ts: 0, ..expected }, response, cut, 0);
+    }
+
     /// How an answer is cut that has no number yet.
     #[inline]
     fn cut(&self, expected: Expected, response: &Response) -> Cut {

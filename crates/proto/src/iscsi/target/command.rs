@@ -65,6 +65,9 @@ impl Turn<'_> {
             (refusal, _) => Step::Done(refusal.unwrap_or_else(|| status(Status::BUSY))),
         };
         let slot = self.session.tasks.insert(entry);
+        if let Some(mover) = &mut self.connection.replies.mover {
+            mover.assign(slot);
+        }
         self.connection.live = self.connection.live.saturating_add(1);
         self.drive(slot, step);
         if immediate == 0 {
@@ -376,6 +379,9 @@ impl Turn<'_> {
                 return self.connection.grants.push_back(slot);
             }
         }
+        if self.connection.replies.mover.is_some() {
+            return self.fetch(slot);
+        }
         let max_burst = self.connection.parameters.get(Key::MaxBurstLength);
         // What is lost is asked for again in order only if nothing else was asked for (RFC 7143 §13.19).
         let max_outstanding = match self.connection.level {
@@ -410,6 +416,15 @@ impl Turn<'_> {
         if self.connection.is_failed {
             let outcome = self.connection.replies.outcome(expected, response);
             return self.session.park(self.connection.key, outcome);
+        }
+        if self.connection.replies.mover.is_some() {
+            return self.connection.replies.command_over_rdma(
+                self.outbox,
+                self.session.window,
+                slot,
+                expected,
+                response,
+            );
         }
         self.connection.replies.command(self.outbox, self.session.window, expected, response);
     }

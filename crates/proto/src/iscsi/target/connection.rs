@@ -1,5 +1,6 @@
 //! One connection of a session: its frame, its numbers of answers, and what it owes to the driver.
 
+use super::datamover::Datamover;
 use super::full::{PAYLOAD_IN_FLIGHT, PING_INTERVAL};
 use super::receive::{Awaiting, Segment};
 use super::replies::Replies;
@@ -170,7 +171,8 @@ impl Connection {
     /// sent, which needs nothing more from the initiator than that it reads.
     #[inline]
     pub(super) fn has_room(&self, data_in: usize, outbox: &Outbox) -> bool {
-        let payload = self.reading.saturating_add(outbox.len());
+        let unsent = self.replies.mover.as_ref().map_or(0, Datamover::unsent);
+        let payload = self.reading.saturating_add(outbox.len()).saturating_add(unsent);
         self.replies.has_room(outbox)
             && (payload == 0 || payload.saturating_add(data_in) <= PAYLOAD_IN_FLIGHT)
     }

@@ -4,6 +4,7 @@
 //! What bounds this: there is at most one request for each number of the window, and 64 MiB of data with them. What
 //! comes beyond that is as if it had never come.
 
+use super::datamover::{Datamover, Remotes};
 use super::full::{Turn, data_in_of};
 use super::receive::{Awaiting, Purpose, Segment};
 use super::sequence::Admission;
@@ -30,6 +31,8 @@ pub(super) struct Whole {
     pub(super) data: Option<Seg>,
     /// Its data digest was right.
     pub(super) is_good: bool,
+    /// Over RDMA: the memory that it names.
+    pub(super) remotes: Remotes,
 }
 
 /// One of them.
@@ -195,7 +198,8 @@ impl Turn<'_> {
     pub(super) fn on_whole(&mut self, bhs: Bhs, data: Option<Seg>, is_good: bool) {
         let ahs = std::mem::take(&mut self.connection.gathering.0);
         let (is_immediate, key) = (bhs.is_immediate(), self.connection.key);
-        let whole = Whole { bhs, ahs, data, is_good };
+        let remotes = self.connection.replies.mover.as_ref().map(Datamover::arriving).unwrap_or_default();
+        let whole = Whole { bhs, ahs, data, is_good, remotes };
         if bhs.opcode() == Opcode::DATA_OUT {
             let whole = self.own(whole);
             return self.session.early.add_data(key, whole);
@@ -249,7 +253,10 @@ impl Turn<'_> {
 
     /// Does what a request or data asks for that is here whole.
     fn carry_out(&mut self, whole: Whole) {
-        let Whole { bhs, ahs, data, is_good } = whole;
+        let Whole { bhs, ahs, data, is_good, remotes } = whole;
+        if let Some(mover) = &mut self.connection.replies.mover {
+            mover.arrive(remotes);
+        }
         let purpose = match bhs.opcode() {
             Opcode::SCSI_COMMAND => self.on_command(transmute_ref!(&bhs), &bhs, &ahs),
             Opcode::DATA_OUT => self.on_data_out(&bhs),
@@ -262,7 +269,8 @@ impl Turn<'_> {
 
     /// The same in memory of its own: the receive buffer is for what comes next.
     fn own(&self, mut whole: Whole) -> Whole {
-        if let Some(lent) = whole.data.take_if(|data| !data.is_writable()) {
+        let is_message = self.connection.replies.mover.is_some();
+        if let Some(lent) = whole.data.take_if(|data| is_message || !data.is_writable()) {
             let memory = self.connection.take_or_make(lent.len());
             lent.copy_to_seg(&memory);
             whole.data = Some(memory);

@@ -36,6 +36,8 @@ pub(super) struct Entrance {
     invited: Option<Weak<RefCell<Shared>>>,
     /// The core that session lives on, if it is not this one.
     moves_to: Option<Home>,
+    /// The connection cannot be handed to another core.
+    is_over_rdma: bool,
     /// Given back when the login is over.
     _permit: Option<LoginPermit>,
 }
@@ -59,6 +61,7 @@ impl Entrance {
             local,
             invited: None,
             moves_to: None,
+            is_over_rdma: false,
             _permit: None,
         }
     }
@@ -67,6 +70,17 @@ impl Entrance {
     pub(super) fn admit(&mut self, permit: LoginPermit, hang_up: HangUp) {
         self._permit = Some(permit);
         self.login.set_hang_up(hang_up);
+    }
+
+    /// The same over RDMA.
+    pub(super) fn set_over_rdma(&mut self) {
+        self.is_over_rdma = true;
+        self.login.set_over_rdma();
+    }
+
+    /// Whether the login waits for something else than a request.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.guessed.is_some() || self.waits_until.is_some()
     }
 
     /// When something must happen.
@@ -190,9 +204,9 @@ impl Entrance {
                     self.invited = Some(Rc::downgrade(&session));
                 }
             }
-            Place::Elsewhere(home) => self.moves_to = Some(home),
+            Place::Elsewhere(home) if !self.is_over_rdma => self.moves_to = Some(home),
             // The login is refused.
-            Place::Nowhere => {}
+            Place::Elsewhere(_) | Place::Nowhere => {}
         }
         self.moves_to.is_none()
     }

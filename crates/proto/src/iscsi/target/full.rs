@@ -47,7 +47,7 @@ use zerocopy::transmute_ref;
 
 /// One connection in full feature phase, and the session that it shares with others.
 pub(super) struct FullFeature {
-    connection: Connection,
+    pub(super) connection: Connection,
     shared: Rc<RefCell<Shared>>,
 }
 
@@ -181,7 +181,7 @@ impl FullFeature {
     }
 
     #[inline]
-    fn turn<T>(&mut self, outbox: &mut Outbox, act: impl FnOnce(&mut Turn<'_>) -> T) -> T {
+    pub(super) fn turn<T>(&mut self, outbox: &mut Outbox, act: impl FnOnce(&mut Turn<'_>) -> T) -> T {
         let session = &mut *self.shared.borrow_mut();
         let mut turn = Turn { session, connection: &mut self.connection, outbox };
         let result = act(&mut turn);
@@ -373,7 +373,7 @@ impl Turn<'_> {
 
     /// Acts on a header; says whom its data is for.
     #[inline]
-    fn on_head(&mut self, head: &Head, ahs: &[u8]) -> Result<Purpose, ProtocolError> {
+    pub(super) fn on_head(&mut self, head: &Head, ahs: &[u8]) -> Result<Purpose, ProtocolError> {
         let (bhs, opcode) = (&head.bhs, head.bhs.opcode());
         // CmdSN and ExpStatSN lie at the same places in all of them; only some have a CmdSN.
         let command: &ScsiCommand = transmute_ref!(bhs);

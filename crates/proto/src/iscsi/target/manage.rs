@@ -204,13 +204,15 @@ impl Turn<'_> {
         for slot in slots {
             let Some(entry) = self.session.tasks.get_mut(slot) else { continue };
             let (owner, key) = (entry.owner, self.connection.key);
-            let is_waited_for = entry.state == State::Io;
+            // Over RDMA, data that is asked for is read from memory that the initiator closes when it hears of the abort.
+            let is_fetching = self.connection.replies.mover.is_some() && entry.transfer.is_asked();
+            let is_waited_for = entry.state == State::Io || is_fetching;
             match entry.in_flight_at {
                 Some(at) if at == key => {
                     self.connection.cancels.push_back((entry.volume, Tag(slot as u64)));
                 }
                 Some(at) => self.session.post(at, Mail::Cancel(slot)),
-                // That I/O has completed, and its completion is on its way to the owner.
+                // That I/O has completed, and its completion is on its way to the owner; or data is.
                 None if is_waited_for => {}
                 None if owner != key => self.session.post(owner, Mail::Drop(slot, function)),
                 None => {

@@ -6,7 +6,7 @@
 //!             │ entrance.rs  │                    │ full.rs, receive.rs  command.rs, transfer.rs│
 //!             └──────────────┘                    │ talk.rs  manage.rs  replies.rs  sequence.rs │
 //!                                                 │ early.rs  kept.rs  snack.rs  links.rs       │
-//!                                                 │ allegiance.rs                               │
+//!                                                 │ allegiance.rs      rdma.rs  datamover.rs    │
 //!                     │ refused                   └─────────────────────────────────────────────┘
 //!                     ▼                                   │ logged out, reset, stopped
 //!                  Closing ──────▶ Demand::Close ◀────────┘
@@ -31,23 +31,26 @@
 //! sent only for what has memory, so that asked-for data never waits. For unasked-for data that waits in vain, the
 //! command is answered BUSY.
 //!
-//! # What is to come, and where it goes
-//! *iSER* (RFC 5047, RFC 7145): the datamover's seam runs between control PDUs and data movement. `replies` would
-//! hand `data_in` and `r2t` to the datamover as Put_Data and Get_Data instead of making PDUs, and `transfer` learns of
-//! what has come by Data_Completion_Notify instead of Data-Out; commands, sequence, tasks and management stay as they
-//! are.
+//! # Over RDMA
+//! [`IserTargetSession`] is the same session over a queue pair (iSER, RFC 7145). The seam is that of RFC 5047: what has come
+//! as a message goes the way of every PDU (`rdma`), control PDUs leave by the outbox, cut into messages (`iser`); and where
+//! `answer` would make Data-In and `command` R2Ts, the datamover writes and reads the initiator's memory (`datamover`).
+//! Commands, sequence, tasks and management know nothing of it.
 
 mod allegiance;
 mod answer;
 mod command;
 mod connection;
+mod datamover;
 mod early;
 mod entrance;
 mod full;
+mod iser;
 mod kept;
 mod links;
 mod local;
 mod manage;
+mod rdma;
 mod receive;
 mod replies;
 mod request;
@@ -62,6 +65,7 @@ mod transfer;
 mod tests;
 
 use super::login::chap::SEED_LEN;
+use super::login::operational::Key;
 use super::login::target::{Established, TargetLogin};
 use super::node::Node;
 use super::sessions::{HangUp, LoginPermit};
@@ -69,8 +73,10 @@ use crate::exports::VolumeId;
 use crate::outbox::Outbox;
 use crate::session::{Demand, Home, ProtocolError, StreamSession, Target, Timed};
 use blockmux_volume::{Chunk, Completion, Io, Pool, Tag, Waker};
+use datamover::Datamover;
 use entrance::Entrance;
 use full::{FullFeature, Surroundings};
+pub use iser::IserTargetSession;
 pub use local::LocalSessions;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -90,6 +96,8 @@ pub struct TargetSession {
     /// The sessions of this core.
     local: Rc<LocalSessions>,
     waker: Waker,
+    /// Over RDMA: whether the initiator takes messages that close its memory.
+    over_rdma: Option<bool>,
 }
 
 enum Phase {
@@ -138,6 +146,7 @@ impl TargetSession {
             local_ip: String::new(),
             local: local.clone(),
             waker: Waker::idle(),
+            over_rdma: None,
         }
     }
 
@@ -165,10 +174,14 @@ impl TargetSession {
             pool: self.pool.clone(),
             waker: self.waker.clone(),
         };
-        let full = match joined {
+        let is_solicited_only = established.parameters.is_on(Key::TaggedBufferForSolicitedDataOnly);
+        let mut full = match joined {
             Some(shared) => FullFeature::join(with, &shared, established, self.now),
             None => FullFeature::lead(with, established, self.now),
         };
+        if let Some(invalidates) = self.over_rdma {
+            full.set_mover(Datamover::new(invalidates, is_solicited_only));
+        }
         self.phase = Phase::Full(Box::new(full));
     }
 }

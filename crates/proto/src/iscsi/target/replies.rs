@@ -3,6 +3,7 @@
 //! StatSN counts what a connection has answered (RFC 7143 §4.2.2.2). From error recovery level 1 on, what is answered is
 //! kept until ExpStatSN acknowledges it: see `kept`.
 
+use super::datamover::Datamover;
 use super::kept::{Kept, Outcome, What};
 use super::sequence::CommandWindow;
 use crate::iscsi::digests::Digests;
@@ -29,6 +30,8 @@ pub(super) struct Replies {
     unsent: usize,
     /// What may have to be sent again; `None` at error recovery level 0.
     pub(super) kept: Option<Kept>,
+    /// Over RDMA: what moves data in the place of Data-In and R2T.
+    pub(super) mover: Option<Datamover>,
 }
 
 impl Replies {
@@ -44,6 +47,7 @@ impl Replies {
             pool,
             unsent: 0,
             kept: (parameters.get(Key::ErrorRecoveryLevel) > 0).then(|| Kept::new(stat_sn)),
+            mover: None,
         }
     }
 

@@ -48,6 +48,11 @@ impl Turn<'_> {
             _ => return Err(RejectReason::INVALID_PDU_FIELD),
         };
         let length = pdu.expected_data_transfer_length.get();
+        if let Some(mover) = &self.connection.replies.mover
+            && !mover.reaches_data_of(pdu, self.connection.parameters.get(Key::FirstBurstLength))
+        {
+            return Err(RejectReason::INVALID_PDU_FIELD);
+        }
         let reads = pdu.flags & FLAG_READ != 0;
         let data_out = writes.then_some(length);
         let mut data_in = reads.then_some(if writes { 0 } else { length });

@@ -145,6 +145,11 @@ impl Transfer {
         self.r2t_done
     }
 
+    /// Whether data was asked for that has not come.
+    pub(super) fn is_asked(&self) -> bool {
+        self.r2t_sent != self.r2t_done
+    }
+
     /// R2Ts sent so far.
     pub(super) fn r2t_count(&self) -> u32 {
         self.r2t_sent

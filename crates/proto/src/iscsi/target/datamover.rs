@@ -1,0 +1,266 @@
+//! Over RDMA: what moves the data of commands in the place of Data-In and R2T (RFC 5047).
+//!
+//! ```text
+//!   Put_Data: RDMA Write ─┐                           ┌─ Send: the response, which closes the initiator's memory
+//!                         ├─▶ `works` ─▶ queue pair ◀─┤
+//!   Get_Data: RDMA Read ──┘                           └─ Send: every other PDU, from the outbox
+//! ```
+//! What is here goes before what is in the outbox: so the data of a read is there before its response, because the queue
+//! pair keeps the order of what it is given. A read of the initiator's memory is as long as the round of its command.
+
+use crate::rdma::{Remote, Stag, Work, WorkId};
+use blockmux_volume::{Seg, SgList};
+use blockmux_wire::iscsi::FLAG_FINAL;
+use blockmux_wire::iscsi::scsi::{FLAG_READ, FLAG_WRITE, ScsiCommand};
+use blockmux_wire::iser::ControlHeader;
+use std::collections::VecDeque;
+
+/// Memory that the initiator has opened for a command: name and begin.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Remotes {
+    /// For its data-in.
+    read: Option<(u32, u64)>,
+    /// With its data-out.
+    write: Option<(u32, u64)>,
+    /// The offset of the data-out that was asked for first.
+    first: Option<u32>,
+}
+
+/// Moves the data of one connection's commands.
+pub(super) struct Datamover {
+    works: VecDeque<Work>,
+    /// For each response that is in the outbox: the memory that it closes.
+    closes: VecDeque<Option<Stag>>,
+    /// Of the PDU that is looked at.
+    arriving: Remotes,
+    /// By the slot of the task.
+    remotes: Vec<Remotes>,
+    /// The initiator takes messages that close its memory.
+    invalidates: bool,
+    /// What a write's header names begins behind the data that comes unasked.
+    is_solicited_only: bool,
+    /// Data-in that has not left, in bytes.
+    unsent: usize,
+}
+
+/// What a piece of work was, by its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Moved {
+    /// A message.
+    Message,
+    /// So many bytes of data-in.
+    Put(u32),
+    /// Data-out, that an R2T of this tag would have asked for.
+    Got(u32),
+}
+
+impl From<&ControlHeader> for Remotes {
+    fn from(header: &ControlHeader) -> Remotes {
+        Remotes { read: header.read(), write: header.write(), first: None }
+    }
+}
+
+impl From<WorkId> for Moved {
+    fn from(id: WorkId) -> Moved {
+        let value = id.0 as u32;
+        match id.0 >> u32::BITS {
+            PUT => Moved::Put(value),
+            GET => Moved::Got(value),
+            _ => Moved::Message,
+        }
+    }
+}
+
+impl Datamover {
+    pub(super) fn new(invalidates: bool, is_solicited_only: bool) -> Datamover {
+        Datamover {
+            works: VecDeque::new(),
+            closes: VecDeque::new(),
+            arriving: Remotes::default(),
+            remotes: Vec::new(),
+            invalidates,
+            is_solicited_only,
+            unsent: 0,
+        }
+    }
+
+    /// A PDU with that memory is looked at.
+    #[inline]
+    pub(super) fn arrive(&mut self, remotes: Remotes) {
+        self.arriving = remotes;
+    }
+
+    pub(super) fn arriving(&self) -> Remotes {
+        self.arriving
+    }
+
+    /// Whether the PDU that is looked at names memory for all data of its command that does not come unasked.
+    pub(super) fn reaches_data_of(&self, command: &ScsiCommand, first_burst: u32) -> bool {
+        let expected = command.expected_data_transfer_length.get();
+        let unasked = match command.flags & FLAG_FINAL {
+            0 => first_burst,
+            _ => command.data_segment_length.get(),
+        };
+        let needs_write = command.flags & FLAG_WRITE != 0 && expected > unasked;
+        let needs_read = command.flags & FLAG_READ != 0 && command.flags & FLAG_WRITE == 0 && expected > 0;
+        (!needs_write || self.arriving.write.is_some()) && (!needs_read || self.arriving.read.is_some())
+    }
+
+    /// The PDU that is looked at is the command of that task.
+    #[inline]
+    pub(super) fn assign(&mut self, slot: usize) {
+        if self.remotes.len() <= slot {
+            self.remotes.resize(slot.saturating_add(1), Remotes::default());
+        }
+        if let Some(remotes) = self.remotes.get_mut(slot) {
+            *remotes = std::mem::take(&mut self.arriving);
+        }
+    }
+
+    /// Sends the first `len` bytes of a task's data-in, which has ended; its response comes next into the outbox.
+    #[inline]
+    pub(super) fn put(&mut self, slot: usize, data: &SgList, len: usize) {
+        let remotes = self.remotes.get(slot).copied().unwrap_or_default();
+        if let Some((stag, address)) = remotes.read
+            && len > 0
+        {
+            let local = if len == data.len() { data.clone() } else { data.slice(0, len) };
+            self.unsent = self.unsent.saturating_add(len);
+            let len = len as u32; // at most the expected length
+            let remote = Remote { stag: Stag(stag), address, len };
+            self.works.push_back(Work::Write {
+                id: WorkId(PUT << u32::BITS | u64::from(len)),
+                local,
+                remote,
+            });
+        }
+        let named = remotes.read.or(remotes.write).filter(|_| self.invalidates);
+        self.closes.push_back(named.map(|(stag, _)| Stag(stag)));
+    }
+
+    /// Asks for data-out of a task: from `offset` on, as much as `place` holds. `tag` is what it is known by.
+    pub(super) fn get(&mut self, slot: usize, tag: u32, place: Seg, offset: u32) {
+        let Some(remotes) = self.remotes.get_mut(slot) else { return };
+        let Some((stag, base)) = remotes.write else { return };
+        let first = *remotes.first.get_or_insert(offset);
+        let begin = if self.is_solicited_only { first } else { 0 };
+        let address = base.wrapping_add(offset.saturating_sub(begin).into());
+        let remote = Remote { stag: Stag(stag), address, len: place.len() as u32 };
+        let id = WorkId(GET << u32::BITS | u64::from(tag));
+        self.works.push_back(Work::Read { id, local: SgList::one(place), remote });
+    }
+
+    /// The next data to move.
+    #[inline]
+    pub(super) fn next(&mut self) -> Option<Work> {
+        self.works.pop_front()
+    }
+
+    /// The memory that the next response closes.
+    #[inline]
+    pub(super) fn closes(&mut self) -> Option<Stag> {
+        self.closes.pop_front().flatten()
+    }
+
+    /// Data-in has left.
+    #[inline]
+    pub(super) fn sent(&mut self, len: u32) {
+        self.unsent = self.unsent.saturating_sub(len as usize);
+    }
+
+    /// Data-in that has not left, in bytes.
+    #[inline]
+    pub(super) fn unsent(&self) -> usize {
+        self.unsent
+    }
+}
+
+/// What a message's number is made of.
+pub(super) const MESSAGE: WorkId = WorkId(0);
+
+/// The high half of a number: data-in.
+const PUT: u64 = 1;
+/// The same: data-out.
+const GET: u64 = 2;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zerocopy::FromZeros;
+
+    fn command(flags: u8, expected: u32, immediate: u32) -> ScsiCommand {
+        let mut command = ScsiCommand::new_zeroed();
+        command.flags = flags;
+        command.expected_data_transfer_length = expected.into();
+        command.data_segment_length = blockmux_wire::iscsi::U24::new(immediate);
+        command
+    }
+
+    fn with(remotes: Remotes) -> Datamover {
+        let mut mover = Datamover::new(true, true);
+        mover.arrive(remotes);
+        mover
+    }
+
+    const READ: Remotes = Remotes { read: Some((1, 100)), write: None, first: None };
+    const WRITE: Remotes = Remotes { read: None, write: Some((2, 100)), first: None };
+
+    #[test]
+    fn memory_is_wanted_for_what_does_not_come_unasked() {
+        let (reads, writes) = (FLAG_FINAL | FLAG_READ, FLAG_FINAL | FLAG_WRITE);
+        let nothing = Remotes::default();
+        let cases = [
+            (nothing, command(FLAG_FINAL, 0, 0), true),
+            (nothing, command(reads, 512, 0), false),
+            (nothing, command(reads, 0, 0), true),
+            (READ, command(reads, 512, 0), true),
+            (WRITE, command(reads, 512, 0), false),
+            (nothing, command(writes, 512, 512), true),
+            (nothing, command(writes, 512, 511), false),
+            (READ, command(writes, 512, 0), false),
+            (WRITE, command(writes, 512, 0), true),
+            (nothing, command(FLAG_WRITE, 8192, 0), true),
+            (nothing, command(FLAG_WRITE, 8193, 0), false),
+        ];
+        for (nth, (remotes, command, expected)) in cases.into_iter().enumerate() {
+            assert_eq!(with(remotes).reaches_data_of(&command, 8192), expected, "case {nth}");
+        }
+    }
+
+    #[test]
+    fn what_is_asked_for_lies_behind_what_came_unasked() {
+        for (is_solicited_only, addresses) in [(true, [100, 104]), (false, [108, 112])] {
+            let mut mover = Datamover::new(true, is_solicited_only);
+            mover.arrive(WRITE);
+            mover.assign(3);
+            mover.get(3, 7, Seg::from_slice(&[0; 4]), 8);
+            mover.get(3, 8, Seg::from_slice(&[0; 4]), 12);
+            let found = [(); 2].map(|()| match mover.next() {
+                Some(Work::Read { id, remote, .. }) => (Moved::from(id), remote.address),
+                other => panic!("{other:?}"),
+            });
+            assert_eq!(found, [(Moved::Got(7), addresses[0]), (Moved::Got(8), addresses[1])]);
+        }
+    }
+
+    #[test]
+    fn an_answer_closes_what_its_command_has_named() {
+        let data = SgList::one(Seg::from_slice(b"abcdef"));
+        for invalidates in [true, false] {
+            let mut mover = Datamover::new(invalidates, true);
+            for (slot, remotes) in [READ, WRITE, Remotes::default()].into_iter().enumerate() {
+                mover.arrive(remotes);
+                mover.assign(slot);
+                mover.put(slot, &data, if slot == 0 { 4 } else { 0 });
+            }
+            let Some(Work::Write { id, local, remote }) = mover.next() else { panic!() };
+            assert_eq!((Moved::from(id), local.to_vec(), remote.len), (Moved::Put(4), b"abcd".to_vec(), 4));
+            assert!(mover.next().is_none());
+            assert_eq!(mover.unsent(), 4);
+            mover.sent(4);
+            assert_eq!(mover.unsent(), 0);
+            let closed = [(); 3].map(|()| mover.closes().map(|stag| stag.0));
+            assert_eq!(closed, if invalidates { [Some(1), Some(2), None] } else { [None; 3] });
+        }
+    }
+}

@@ -1,0 +1,337 @@
+//! The target over a queue pair: iSER (RFC 7145).
+//!
+//! ```text
+//!   Requested ──▶ Accept   │ Received ──▶ `inbox` ──room──▶ login, or a turn (`rdma`)
+//!                          │ Write, Read ◀── datamover     Send ◀── outbox
+//! ```
+//! Both sides say when they connect whether a response may close the memory that its command named; there is no Hello, as
+//! Linux has none. From then on the session is that of iSCSI: what is in the outbox is cut into messages, behind the data
+//! that the datamover has.
+//!
+//! # Receive buffers
+//! There is one for each command of the window and one for the data that may follow it unasked, one for each immediate
+//! command, and [`UNEXPECTED`] for everything else that an initiator may send without being asked. A message gives its
+//! buffer back when it was taken; one that waits for room keeps it, so that nothing is taken from an initiator that it
+//! was not granted.
+
+use super::datamover::{MESSAGE, Moved};
+use super::full::{MAX_IMMEDIATE, WINDOW};
+use super::{Phase, TargetSession};
+use crate::exports::VolumeId;
+use crate::iscsi::iser::{HEADERS_LEN, MAX_AHS, Message, next_pdu, take_pdu};
+use crate::iscsi::login::operational::{DEFAULT_DATA_SEGMENT_LENGTH, Key};
+use crate::rdma::{Endpoint, Event, RdmaSession, Work, WorkError, WorkId};
+use crate::session::{Demand, Home, ProtocolError, StreamSession, Target, Timed};
+use blockmux_volume::{Completion, Io, Seg, SgList, Tag, Waker};
+use blockmux_wire::iscsi::Opcode;
+use blockmux_wire::iser::{CmHeader, HEADER_LEN, NO_REMOTE_INVALIDATION, NO_ZERO_BASED_ADDRESSES};
+use std::collections::VecDeque;
+use std::time::Instant;
+use zerocopy::IntoBytes;
+
+/// One connection of an initiator's session with an iSCSI target, over RDMA.
+pub struct IserTargetSession {
+    session: TargetSession,
+    link: Link,
+    /// Messages that were not taken; there are no more than receive buffers.
+    inbox: VecDeque<Seg>,
+    /// Receive buffers to give back.
+    receives: u32,
+    /// Whether there are buffers for all data that may come unasked.
+    is_granted: bool,
+    /// What a message that had to wait has broken; the next call that can say so does.
+    broken: Option<ProtocolError>,
+}
+
+/// How far the connection has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Link {
+    /// Nobody has asked for it.
+    Listening,
+    /// It is to be accepted with these flags.
+    Requested(u8),
+    Open,
+    /// Its end was asked for.
+    Ending,
+    Over,
+}
+
+impl IserTargetSession {
+    /// The same session as over TCP, before anything has come.
+    #[must_use]
+    pub fn new(mut session: TargetSession) -> IserTargetSession {
+        session.over_rdma = Some(false);
+        if let Phase::Entrance(entrance) = &mut session.phase {
+            entrance.set_over_rdma();
+        }
+        IserTargetSession {
+            session,
+            link: Link::Listening,
+            inbox: VecDeque::new(),
+            receives: 0,
+            is_granted: false,
+            broken: None,
+        }
+    }
+
+    /// Whether the connection is over; its I/O in flight may not be.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.link == Link::Over
+    }
+
+    fn on_requested(&mut self, private_data: &[u8]) {
+        let invalidates = CmHeader::of(private_data).is_some_and(|header| header.invalidates());
+        self.session.over_rdma = Some(invalidates);
+        let refusal = if invalidates { 0 } else { NO_REMOTE_INVALIDATION };
+        self.link = Link::Requested(NO_ZERO_BASED_ADDRESSES | refusal);
+    }
+
+    /// Takes what has come, as far as there is room.
+    #[inline]
+    fn take_messages(&mut self) -> Result<(), ProtocolError> {
+        while let Some(message) = self.inbox.front() {
+            let is_taken = match &mut self.session.phase {
+                Phase::Entrance(entrance) if entrance.is_waiting() => false,
+                Phase::Entrance(_) => {
+                    let request = message.clone();
+                    self.on_login(&request)?;
+                    true
+                }
+                Phase::Full(full) if !full.connection.is_closed() => {
+                    let message = Message::parse(message)?;
+                    full.turn(&mut self.session.outbox, |turn| turn.on_message(&message))?
+                }
+                // What comes after the end is of no interest.
+                Phase::Full(_) | Phase::Closing => true,
+            };
+            if !is_taken {
+                return Ok(());
+            }
+            self.inbox.pop_front();
+            self.receives = self.receives.saturating_add(1);
+        }
+        Ok(())
+    }
+
+    /// A login request as a message.
+    fn on_login(&mut self, message: &Seg) -> Result<(), ProtocolError> {
+        let Phase::Entrance(entrance) = &mut self.session.phase else { return Ok(()) };
+        Message::parse(message)?;
+        // A message need not be padded; the stream that login knows is.
+        let mut pdu = message.to_vec();
+        pdu.drain(..HEADER_LEN);
+        pdu.resize(pdu.len().next_multiple_of(4), 0);
+        let (_, established) = entrance.on_bytes(&pdu, &mut self.session.outbox)?;
+        if let Some(established) = established {
+            self.session.enter(*established);
+            self.grant_unasked();
+        }
+        Ok(())
+    }
+
+    /// Unasked-for data of more than a message takes more receive buffers than were there at first.
+    fn grant_unasked(&mut self) {
+        let Phase::Full(full) = &self.session.phase else { return };
+        let parameters = &full.connection.parameters;
+        if std::mem::replace(&mut self.is_granted, true) || parameters.is_on(Key::InitialR2T) {
+            return;
+        }
+        let messages = parameters.get(Key::FirstBurstLength).div_ceil(DEFAULT_DATA_SEGMENT_LENGTH);
+        let more = messages.min(MAX_UNASKED).saturating_sub(1).saturating_mul(WINDOW);
+        self.receives = self.receives.saturating_add(more);
+    }
+
+    /// There may be room for what had to wait.
+    #[inline]
+    fn resume(&mut self) {
+        if !self.inbox.is_empty()
+            && let Err(error) = self.take_messages()
+        {
+            self.inbox.clear();
+            self.broken.get_or_insert(error);
+        }
+    }
+
+    /// A piece of work is done.
+    fn on_done(&mut self, id: WorkId, result: Result<(), WorkError>) {
+        let TargetSession { phase: Phase::Full(full), outbox, .. } = &mut self.session else { return };
+        if result.is_err() {
+            full.turn(outbox, |turn| turn.lose_connection());
+        }
+        match Moved::from(id) {
+            Moved::Message => {}
+            Moved::Put(len) => full.mover().into_iter().for_each(|mover| mover.sent(len)),
+            Moved::Got(tag) => full.turn(outbox, |turn| turn.on_fetched(tag)),
+        }
+    }
+
+    /// The connection is gone: what was not given to the queue pair never will be.
+    fn on_disconnected(&mut self) -> Result<(), ProtocolError> {
+        self.link = Link::Over;
+        self.inbox.clear();
+        let result = self.session.on_end();
+        while let Phase::Full(full) = &mut self.session.phase
+            && let Some(work) = full.mover().and_then(|mover| mover.next())
+        {
+            if let Work::Read { id, .. } | Work::Write { id, .. } = work {
+                self.on_done(id, Err(WorkError::Flushed));
+            }
+        }
+        self.session.outbox.clear();
+        result
+    }
+
+    /// The next message.
+    #[inline]
+    fn next_message(&mut self) -> Option<Work> {
+        let (bhs, len) = next_pdu(&self.session.outbox)?;
+        let mut invalidate = None;
+        if bhs.opcode() == Opcode::SCSI_RESPONSE
+            && let Phase::Full(full) = &mut self.session.phase
+        {
+            invalidate = full.mover().and_then(|mover| mover.closes());
+        }
+        let head = take_pdu(&mut self.session.outbox, len);
+        Some(Work::Send { id: MESSAGE, head, payload: SgList::default(), invalidate, is_solicited: false })
+    }
+}
+
+impl RdmaSession for IserTargetSession {
+    fn endpoint(&self) -> Endpoint {
+        Endpoint {
+            receives: RECEIVES,
+            receive_len: RECEIVE_LEN,
+            sends: SENDS,
+            reads: READS,
+            regions: 0,
+            private_data: Vec::new(),
+        }
+    }
+
+    fn on_event(&mut self, event: Event) -> Result<(), ProtocolError> {
+        if let Some(error) = self.broken.take() {
+            return Err(error);
+        }
+        match event {
+            Event::Requested { private_data } => self.on_requested(&private_data),
+            Event::Received { message, .. } => {
+                // What cannot be taken now lies in a buffer that others share.
+                self.inbox.push_back(message);
+                self.take_messages()?;
+                if let Some(last) = self.inbox.back_mut() {
+                    *last = Seg::from_slice(&last.to_vec());
+                }
+            }
+            Event::Done { id, result } => {
+                self.on_done(id, result);
+                self.take_messages()?;
+            }
+            Event::Disconnected | Event::Refused { .. } => self.on_disconnected()?,
+            Event::Connected { .. } | Event::Registered { .. } => {}
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn poll_work(&mut self, room: usize) -> Option<Work> {
+        if let Link::Requested(flags) = self.link {
+            self.link = Link::Open;
+            let header = CmHeader { flags, reserved: [0; 3] };
+            return Some(Work::Accept { private_data: header.as_bytes().to_vec() });
+        }
+        if self.link != Link::Open {
+            return None;
+        }
+        if let Some(left) = self.receives.checked_sub(1) {
+            self.receives = left;
+            return Some(Work::Receive);
+        }
+        if room > 0 {
+            if let Phase::Full(full) = &mut self.session.phase
+                && let Some(work) = full.mover().and_then(|mover| mover.next())
+            {
+                return Some(work);
+            }
+            if let Some(work) = self.next_message() {
+                return Some(work);
+            }
+        }
+        if self.session.outbox.is_empty() && matches!(self.session.demand(), Demand::Close) {
+            self.link = Link::Ending;
+            return Some(Work::Disconnect);
+        }
+        None
+    }
+}
+
+impl Timed for IserTargetSession {
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.broken.map(|_| self.session.now).or_else(|| self.session.poll_timeout())
+    }
+
+    fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
+        if let Some(error) = self.broken.take() {
+            return Err(error);
+        }
+        self.session.on_timeout(now)?;
+        self.grant_unasked();
+        self.take_messages()
+    }
+}
+
+impl Target for IserTargetSession {
+    fn depth(&self) -> u32 {
+        self.session.depth()
+    }
+
+    #[inline]
+    fn poll_io(&mut self) -> Option<(VolumeId, Io)> {
+        self.session.poll_io()
+    }
+
+    #[inline]
+    fn poll_cancel(&mut self) -> Option<(VolumeId, Tag)> {
+        self.session.poll_cancel()
+    }
+
+    #[inline]
+    fn on_io(&mut self, done: Completion) {
+        self.session.on_io(done);
+        self.resume();
+    }
+
+    fn on_start(&mut self, waker: &Waker) {
+        self.session.on_start(waker);
+    }
+
+    #[inline]
+    fn on_turn(&mut self) {
+        self.session.on_turn();
+        self.resume();
+    }
+
+    fn moves_to(&self) -> Option<Home> {
+        None
+    }
+
+    fn on_stop(&mut self) {
+        self.session.on_stop();
+    }
+}
+
+/// What an initiator may send beside commands and their data: task management, pings, text, a logout.
+const UNEXPECTED: u32 = 32;
+
+const RECEIVES: u32 = 2 * WINDOW + MAX_IMMEDIATE as u32 + UNEXPECTED;
+
+/// The most messages of unasked-for data that a command has buffers for.
+const MAX_UNASKED: u32 = 32;
+
+const RECEIVE_LEN: u32 = (HEADERS_LEN + MAX_AHS) as u32 + DEFAULT_DATA_SEGMENT_LENGTH;
+
+/// Of each command its data and its response, and as many answers of other kinds.
+const SENDS: u32 = 4 * WINDOW;
+
+/// Reads of the initiator's memory at a time.
+const READS: u32 = 32;

@@ -1,0 +1,88 @@
+//! A connection's turn over RDMA: messages in, and data that was read from the initiator's memory.
+
+use super::datamover::{Datamover, Remotes};
+use super::full::{FullFeature, Turn, data_in_of};
+use super::receive::{Purpose, Segment};
+use super::tasks::{State, TaskTable};
+use crate::iscsi::iser::Message;
+use crate::iscsi::login::operational::Key;
+use crate::iscsi::pdu::Head;
+use crate::session::ProtocolError;
+use blockmux_wire::iscsi::BHS_LEN;
+
+impl FullFeature {
+    /// The connection is a queue pair.
+    pub(super) fn set_mover(&mut self, mover: Datamover) {
+        self.connection.replies.mover = Some(mover);
+    }
+
+    #[inline]
+    pub(super) fn mover(&mut self) -> Option<&mut Datamover> {
+        self.connection.replies.mover.as_mut()
+    }
+}
+
+impl Turn<'_> {
+    /// Takes a message; `false`: there is no room for its data-in yet.
+    ///
+    /// # Errors
+    /// If it is none that may come.
+    pub(super) fn on_message(&mut self, message: &Message) -> Result<bool, ProtocolError> {
+        self.connection.keep_alive.heard = true;
+        let Message { header, bhs, ahs, data } = message;
+        if !self.connection.has_room(data_in_of(bhs), self.outbox) {
+            return Ok(false);
+        }
+        if data.len() > self.connection.parameters.get(Key::MaxRecvDataSegmentLength) as usize {
+            return Err(ProtocolError {
+                what: "sent a data segment above TargetRecvDataSegmentLength",
+                reference: "RFC 7145 §6",
+            });
+        }
+        if let Some(mover) = &mut self.connection.replies.mover {
+            mover.arrive(Remotes::from(header));
+        }
+        let head = Head { bhs: *bhs, len: BHS_LEN.saturating_add(ahs.len()), data_len: data.len() };
+        match self.on_head(&head, ahs)? {
+            Purpose::Talk => self.on_talk(bhs, &data.to_vec()),
+            purpose => {
+                let segment = Segment { bhs: *bhs, len: data.len(), purpose };
+                self.conclude(segment, (!data.is_empty()).then(|| data.clone()), true);
+            }
+        }
+        if !self.session.early.is_empty() {
+            self.deliver_early();
+        }
+        Ok(true)
+    }
+
+    /// Reads what a task's round lacks from the initiator's memory, all at once.
+    pub(super) fn fetch(&mut self, slot: usize) {
+        let Some(entry) = self.session.tasks.get_mut(slot) else { return };
+        let Some(grant) = entry.transfer.grant(u32::MAX, 1) else { return };
+        let Some(place) = entry.transfer.place(grant.offset, grant.len as usize) else { return };
+        let tag = self.session.tasks.transfer_tag(slot, grant.r2t_sn);
+        if let Some(mover) = &mut self.connection.replies.mover {
+            mover.get(slot, tag, place, grant.offset);
+        }
+    }
+
+    /// What was asked for under that tag has been read, or never will be; then the connection is over.
+    pub(super) fn on_fetched(&mut self, tag: u32) {
+        let slot = TaskTable::slot_of(tag);
+        let key = self.connection.key;
+        let Some(entry) = self.session.tasks.get_mut(slot).filter(|entry| entry.owner == key) else { return };
+        let (r2t_sn, state) = (entry.transfer.current_r2t(), entry.state);
+        let asked = entry.transfer.outstanding(r2t_sn);
+        if self.session.tasks.transfer_tag(slot, r2t_sn) != tag {
+            return;
+        }
+        if let State::Aborted(function) = state {
+            self.drop_task(slot);
+            return self.on_aborted(function);
+        }
+        if let Some(grant) = asked {
+            self.on_data(slot, grant.offset, grant.len as usize, None, (true, false));
+        }
+    }
+}
