@@ -68,12 +68,27 @@ impl DiscoverySession {
         seed: [u8; SEED_LEN],
         now: Instant,
     ) -> DiscoverySession {
+        DiscoverySession::build(initiator, chap, isid, seed, now, false)
+    }
+
+    pub(super) fn build(
+        initiator: Name,
+        chap: Option<Chap>,
+        isid: [u8; 6],
+        seed: [u8; SEED_LEN],
+        now: Instant,
+        is_over_rdma: bool,
+    ) -> DiscoverySession {
         let mut outbox = Outbox::default();
         let identity = Identity { initiator, target: None, isid };
         let wishes = Parameters::standard()
             .with(Key::MaxRecvDataSegmentLength, MAX_SEGMENT as u32)
             .with(Key::DefaultTime2Retain, 0);
-        let login = LoginPhase::start(InitiatorLogin::new(identity, chap, wishes, seed), &mut outbox);
+        let mut login = InitiatorLogin::new(identity, chap, wishes, seed);
+        if is_over_rdma {
+            login = login.over_rdma();
+        }
+        let login = LoginPhase::start(login, &mut outbox);
         DiscoverySession {
             phase: Phase::Login(Box::new(login)),
             outbox,

@@ -4,6 +4,7 @@ use super::lane::{Lane, PING_INTERVAL};
 use super::{LATE, UnitInfo, UnitRefused};
 use crate::iscsi::login::initiator::Established;
 use crate::iscsi::login::operational::{Key as Name, Parameters};
+use crate::rdma::Stag;
 use crate::scsi::Lun;
 use crate::scsi::initiator::Queue;
 use crate::session::{Demand, PathRank, ProtocolError};
@@ -63,6 +64,8 @@ pub(super) struct Progress {
     pub(super) held: Option<(u32, u32)>,
     /// It has just moved to another connection: the target may begin anew with its R2Ts.
     pub(super) is_moved: bool,
+    /// Over RDMA: the memory that is open to the target.
+    pub(super) open: Option<Stag>,
 }
 
 /// How far the session has come with ending.
@@ -388,4 +391,4 @@ const FIRST_PAUSE: Duration = Duration::from_millis(2);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
 /// Answers to pings that may wait to be sent; then nothing more is received.
-const MAX_PONGS: u32 = 256;
+pub(super) const MAX_PONGS: u32 = 256;

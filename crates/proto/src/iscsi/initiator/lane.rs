@@ -1,5 +1,6 @@
 //! One connection of a session: its login, what is agreed on for it alone, and where in its streams we are.
 
+use super::datamover::{Datamover, MAX_COMMANDS};
 use super::login::LoginPhase;
 use super::receive::Reading;
 use super::statuses::Statuses;
@@ -25,6 +26,8 @@ pub(super) struct Lane {
     pub(super) in_flight: u32,
     pub(super) recovery: Recovery,
     pub(super) ticks: Ticks,
+    /// Over RDMA: what opens memory to the target in the place of Data-In and R2T.
+    pub(super) mover: Option<Box<Datamover>>,
 }
 
 /// How far a connection has come.
@@ -82,7 +85,14 @@ impl Lane {
             in_flight: 0,
             recovery: Recovery::default(),
             ticks: Ticks::from(now),
+            mover: None,
         }
+    }
+
+    /// Whether a response to one more command finds a receive buffer.
+    #[inline]
+    pub(super) fn has_credit(&self) -> bool {
+        self.mover.is_none() || self.in_flight < MAX_COMMANDS
     }
 
     /// Whether commands may be sent on it.

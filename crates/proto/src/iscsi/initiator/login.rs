@@ -18,6 +18,7 @@ pub(super) struct Logins {
     chap: Option<Chap>,
     wishes: Parameters,
     seed: [u8; SEED_LEN],
+    is_over_rdma: bool,
     /// How many there were.
     count: u8,
     /// Names the session to those after the first.
@@ -31,7 +32,13 @@ impl Logins {
         wishes: Parameters,
         seed: [u8; SEED_LEN],
     ) -> Logins {
-        Logins { identity, chap, wishes, seed, count: 0, tsih: 0 }
+        Logins { identity, chap, wishes, seed, is_over_rdma: false, count: 0, tsih: 0 }
+    }
+
+    /// The same over RDMA.
+    pub(super) fn over_rdma(mut self) -> Logins {
+        self.is_over_rdma = true;
+        self
     }
 
     /// A login that has not begun.
@@ -40,7 +47,8 @@ impl Logins {
         // No two logins may ask the same of a target (RFC 7143 §12.1.3).
         seed.iter_mut().take(1).for_each(|byte| *byte ^= self.count);
         self.count = self.count.wrapping_add(1);
-        InitiatorLogin::new(self.identity.clone(), self.chap.clone(), self.wishes, seed)
+        let login = InitiatorLogin::new(self.identity.clone(), self.chap.clone(), self.wishes, seed);
+        if self.is_over_rdma { login.over_rdma() } else { login }
     }
 }
 

@@ -24,11 +24,14 @@
 //! its commands go on (`recovery`, `statuses`).
 
 mod address;
+mod datamover;
 mod discovery;
 mod full;
 mod immediate;
+mod iser;
 mod lane;
 mod login;
+mod rdma;
 mod receive;
 mod recovery;
 mod refused;
@@ -43,6 +46,7 @@ pub use crate::scsi::initiator::{SenseCode, UnitInfo, UnitRefused, UnmapLimits};
 pub use address::TargetAddress;
 pub use blockmux_wire::iscsi::session::LoginStatus;
 pub use discovery::{DiscoverySession, FoundTarget};
+pub use iser::{IserDiscoverySession, IserInitiatorSession};
 pub use refused::Refused;
 
 use super::login::chap::SEED_LEN;
@@ -132,12 +136,26 @@ impl InitiatorSession {
     /// `seed` is random and used for this session alone.
     #[must_use]
     pub fn new(config: Config, pool: Pool, seed: [u8; SEED_LEN], now: Instant) -> InitiatorSession {
+        InitiatorSession::build(config, pool, seed, now, false)
+    }
+
+    fn build(
+        config: Config,
+        pool: Pool,
+        seed: [u8; SEED_LEN],
+        now: Instant,
+        is_over_rdma: bool,
+    ) -> InitiatorSession {
         let Config { initiator, target, lun, mode, chap, wishes, isid } = config;
         let identity = Identity { initiator, target: Some(target), isid };
         let mut logins = Logins::new(identity, chap, wishes, seed);
+        if is_over_rdma {
+            logins = logins.over_rdma();
+        }
         let mut first = Lane::new(FIRST_CID, Phase::Dialing, now);
         let login = LoginPhase::start(logins.next(), &mut first.outbox);
         first.phase = Phase::Login(Box::new(login));
+        first.mover = is_over_rdma.then(Box::default);
         InitiatorSession {
             lanes: vec![first],
             selected: 0,
@@ -249,7 +267,9 @@ impl InitiatorSession {
         }
         let most = established.parameters.get(Key::MaxConnections).min(MAX_LANES) as u16;
         let wanted = || Phase::Wanted { at: now };
-        self.lanes.extend((1..most).map(|cid| Lane::new(cid, wanted(), now)));
+        let is_over_rdma = self.lanes.first().is_some_and(|lane| lane.mover.is_some());
+        let lane = |cid| Lane { mover: is_over_rdma.then(Box::default), ..Lane::new(cid, wanted(), now) };
+        self.lanes.extend((1..most).map(lane));
         let full = self.full.insert(Box::new(full));
         if self.is_stopping {
             full.stop(&mut self.lanes);

@@ -92,7 +92,7 @@ impl FullFeature {
         Ok(())
     }
 
-    fn on_response(
+    pub(super) fn on_response(
         &mut self,
         lane: &mut Lane,
         response: &ScsiResponse,
@@ -107,9 +107,13 @@ impl FullFeature {
         let Some((progress, transfer)) = self.queue.transport(key) else { return Ok(()) };
         let moved = match transfer {
             Transfer::Nothing => 0,
-            Transfer::In(_) => progress.next,
-            Transfer::Out(len) if response.flags & (FLAG_UNDERFLOW | FLAG_OVERFLOW) == 0 => len,
-            Transfer::Out(len) => len.saturating_sub(response.residual_count.get()),
+            Transfer::In(_) if lane.mover.is_none() => progress.next,
+            Transfer::In(len) | Transfer::Out(len)
+                if response.flags & (FLAG_UNDERFLOW | FLAG_OVERFLOW) == 0 =>
+            {
+                len
+            }
+            Transfer::In(len) | Transfer::Out(len) => len.saturating_sub(response.residual_count.get()),
         };
         if Response(response.response) != Response::COMMAND_COMPLETED_AT_TARGET {
             // There is no status then, and nothing is known of the command.

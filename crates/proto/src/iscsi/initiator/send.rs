@@ -19,8 +19,10 @@ impl FullFeature {
     pub(super) fn send_commands(&mut self, lanes: &mut [Lane]) {
         while self.may_send()
             && self.window() > 0
-            && let Some(lane) =
-                lanes.iter_mut().filter(|lane| lane.is_open()).min_by_key(|lane| lane.in_flight)
+            && let Some(lane) = lanes
+                .iter_mut()
+                .filter(|lane| lane.is_open() && lane.has_credit())
+                .min_by_key(|lane| lane.in_flight)
             && let Some(request) = self.queue.next()
         {
             let cmd_sn = self.cmd_sn;
@@ -56,7 +58,13 @@ impl FullFeature {
                 if self.terms.immediate_data {
                     immediate = first.min(lane.terms.max_send_segment);
                 }
-                unsolicited = if self.terms.initial_r2t { immediate } else { first };
+                if lane.mover.is_some() {
+                    // All at once or nothing: what is left is one read of the target's, with a part or without.
+                    immediate = if immediate == len { len } else { 0 };
+                    unsolicited = immediate;
+                } else {
+                    unsolicited = if self.terms.initial_r2t { immediate } else { first };
+                }
                 if unsolicited > immediate {
                     flags &= !FLAG_FINAL;
                 }
@@ -80,6 +88,9 @@ impl FullFeature {
             exp_stat_sn: lane.statuses.expected().into(),
             cdb: request.cdb,
         };
+        if lane.mover.is_some() {
+            return self.send_over_rdma(lane, request, command, immediate);
+        }
         if immediate > 0 {
             self.send_data(lane, request.key, command.as_bytes(), 0, immediate);
         } else {

@@ -1,0 +1,150 @@
+//! Over RDMA: what opens memory to the target in the place of Data-Out and Data-In (RFC 5047).
+//!
+//! ```text
+//!   command ──▶ Register ──Registered──▶ Send, with the memory's name ──▶ target ──▶ response ──▶ done
+//!                                                                             (closes the memory, or Invalidate does)
+//! ```
+//! A command's memory is open from before it is sent until its response has come. Commands leave in the order of their
+//! numbers, so one whose memory has no name yet holds up those behind it; the queue pair names it in the same turn.
+
+use crate::rdma::{Access, Head, Remote, Stag, Work, WorkId};
+use crate::slots::Key;
+use blockmux_volume::{Seg, SgList};
+use blockmux_wire::iscsi::Bhs;
+use blockmux_wire::iscsi::scsi::ScsiCommand;
+use blockmux_wire::iser::ControlHeader;
+use std::collections::VecDeque;
+use zerocopy::IntoBytes;
+
+/// What one connection has on its way to a target.
+#[derive(Default)]
+pub(super) struct Datamover {
+    /// Commands that were not sent, oldest first.
+    commands: VecDeque<Outgoing>,
+    /// How many of them, from the oldest on, need not ask for a name any more.
+    asked: usize,
+    /// Responses to commands whose memory is still open.
+    open: VecDeque<Answer>,
+    /// The same, where the queue pair has been told to close it.
+    closed: VecDeque<Answer>,
+    /// Receive buffers to give back.
+    pub(super) receives: u32,
+}
+
+/// A command to send.
+struct Outgoing {
+    key: Key,
+    command: ScsiCommand,
+    /// Immediate data.
+    payload: SgList,
+    memory: Memory,
+}
+
+/// A command's memory.
+enum Memory {
+    /// It has none that the target reaches by itself.
+    None,
+    /// To be opened.
+    Closed(SgList, Access),
+    /// The queue pair is at it.
+    Asked(Access),
+    Open(Remote, Access),
+}
+
+/// A response that waits.
+pub(super) struct Answer {
+    stag: Stag,
+    pub(super) bhs: Bhs,
+    pub(super) data: Seg,
+}
+
+impl Datamover {
+    /// Queues a command, with immediate data or with memory to open.
+    #[inline]
+    pub(super) fn push(
+        &mut self,
+        key: Key,
+        command: ScsiCommand,
+        payload: SgList,
+        memory: Option<(SgList, Access)>,
+    ) {
+        let memory = memory.map_or(Memory::None, |(list, access)| Memory::Closed(list, access));
+        self.commands.push_back(Outgoing { key, command, payload, memory });
+    }
+
+    /// The next memory to open.
+    #[inline]
+    pub(super) fn next_registration(&mut self) -> Option<Work> {
+        while let Some(outgoing) = self.commands.get_mut(self.asked) {
+            self.asked = self.asked.saturating_add(1);
+            let Memory::Closed(_, access) = outgoing.memory else { continue };
+            let id = WorkId(REGISTRATION | u64::from(outgoing.key.short()));
+            if let Memory::Closed(local, _) = std::mem::replace(&mut outgoing.memory, Memory::Asked(access)) {
+                return Some(Work::Register { id, local, access });
+            }
+        }
+        None
+    }
+
+    /// Memory has a name now. Returns whose it is; `None`: nobody's that waits for it.
+    #[inline]
+    pub(super) fn on_registered(&mut self, id: WorkId, remote: Remote) -> Option<Key> {
+        let is_it = |outgoing: &&mut Outgoing| {
+            matches!(outgoing.memory, Memory::Asked(_))
+                && id.0 == REGISTRATION | u64::from(outgoing.key.short())
+        };
+        let outgoing = self.commands.iter_mut().find(is_it)?;
+        if let Memory::Asked(access) = outgoing.memory {
+            outgoing.memory = Memory::Open(remote, access);
+        }
+        Some(outgoing.key)
+    }
+
+    /// The next command, as a message.
+    #[inline]
+    pub(super) fn next_command(&mut self) -> Option<Work> {
+        let header = match self.commands.front()?.memory {
+            Memory::Closed(..) | Memory::Asked(_) => return None,
+            Memory::None => ControlHeader::new(),
+            Memory::Open(remote, Access::RemoteWrite) => {
+                ControlHeader::new().with_read(remote.stag.0, remote.address)
+            }
+            Memory::Open(remote, Access::RemoteRead) => {
+                ControlHeader::new().with_write(remote.stag.0, remote.address)
+            }
+        };
+        let Outgoing { command, payload, .. } = self.commands.pop_front()?;
+        self.asked = self.asked.saturating_sub(1);
+        let mut head = Head::from_slice(header.as_bytes());
+        head.extend_from_slice(command.as_bytes());
+        Some(Work::Send { id: MESSAGE, head, payload, invalidate: None, is_solicited: false })
+    }
+
+    /// A response has come, but not closed this memory.
+    pub(super) fn close(&mut self, stag: Stag, bhs: Bhs, data: Seg) {
+        self.open.push_back(Answer { stag, bhs, data });
+    }
+
+    /// The next memory to close.
+    #[inline]
+    pub(super) fn next_to_close(&mut self) -> Option<Work> {
+        let answer = self.open.pop_front()?;
+        let stag = answer.stag;
+        self.closed.push_back(answer);
+        Some(Work::Invalidate { stag })
+    }
+
+    /// A response whose command has no memory open any more.
+    #[inline]
+    pub(super) fn next_answer(&mut self) -> Option<Answer> {
+        self.closed.pop_front()
+    }
+}
+
+/// What a message's number is made of.
+pub(super) const MESSAGE: WorkId = WorkId(0);
+/// In the number of each registration.
+const REGISTRATION: u64 = 1 << 32;
+
+/// Commands of one connection under way at a time.
+pub(super) const MAX_COMMANDS: u32 = 256;

@@ -1,0 +1,389 @@
+//! The initiator over a queue pair: iSER (RFC 7145).
+//!
+//! [`IserInitiatorSession`] is [`InitiatorSession`] whose connections are queue pairs: login, commands, their numbers, pings
+//! and the end are the same; what a command moves, the target fetches and brings by itself (`rdma`, `datamover`).
+//! [`IserDiscoverySession`] is [`DiscoverySession`] in messages.
+//!
+//! There are as many receive buffers as commands may be under way on a connection, and [`UNEXPECTED`] for what a target may
+//! say without being asked.
+
+use super::datamover::{MAX_COMMANDS, MESSAGE};
+use super::full::MAX_PONGS;
+use super::lane::Lane;
+use super::{Config, DiscoverySession, InitiatorSession};
+use crate::iscsi::iser::{HEADERS_LEN, MAX_AHS, Message, next_pdu, take_pdu};
+use crate::iscsi::login::chap::SEED_LEN;
+use crate::iscsi::login::operational::DEFAULT_DATA_SEGMENT_LENGTH;
+use crate::iscsi::name::Name;
+use crate::iscsi::node::Chap;
+use crate::outbox::Outbox;
+use crate::rdma::{Endpoint, Event, RdmaSession, Stag, Work};
+use crate::session::{Demand, Initiator, PathRank, ProtocolError, StreamSession, Timed};
+use blockmux_volume::{Chunk, Completion, Io, Pool, Seg, SgList};
+use blockmux_wire::iser::{CmHeader, HEADER_LEN, NO_ZERO_BASED_ADDRESSES};
+use std::time::Instant;
+use zerocopy::IntoBytes;
+
+/// One session with a target over RDMA, over one connection or several.
+pub struct IserInitiatorSession {
+    session: InitiatorSession,
+    /// Of each lane: whether it has a connection, and its end was not asked for.
+    is_open: Vec<bool>,
+    /// What a response has broken whose command had to wait; the next call that can say so does.
+    broken: Option<ProtocolError>,
+    /// The latest time that this session was told.
+    now: Instant,
+}
+
+impl IserInitiatorSession {
+    /// A session as [`InitiatorSession::new`] makes it, on a queue pair.
+    #[must_use]
+    pub fn new(config: Config, pool: Pool, seed: [u8; SEED_LEN], now: Instant) -> IserInitiatorSession {
+        let session = InitiatorSession::build(config, pool, seed, now, true);
+        IserInitiatorSession { session, is_open: vec![true], broken: None, now }
+    }
+
+    /// As [`InitiatorSession::with_other_paths`].
+    #[must_use]
+    pub fn with_other_paths(mut self) -> IserInitiatorSession {
+        self.session = self.session.with_other_paths();
+        self
+    }
+
+    /// What it is over TCP, to be asked about the unit and the login.
+    #[must_use]
+    pub fn session(&self) -> &InitiatorSession {
+        &self.session
+    }
+
+    fn lane(&mut self) -> Option<&mut Lane> {
+        self.session.lanes.get_mut(self.session.selected)
+    }
+
+    fn set_open(&mut self, is_open: bool) {
+        if let Some(place) = self.is_open.get_mut(self.session.selected) {
+            *place = is_open;
+        }
+    }
+
+    #[inline]
+    fn on_received(&mut self, message: &Seg, invalidated: Option<Stag>) -> Result<(), ProtocolError> {
+        let parsed = Message::parse(message)?;
+        let session = &mut self.session;
+        let Some(lane) = session.lanes.get_mut(session.selected) else { return Ok(()) };
+        if let Some(mover) = &mut lane.mover {
+            mover.receives = mover.receives.saturating_add(1);
+        }
+        match &mut session.full {
+            Some(full) if lane.is_connected() => {
+                if full.is_over() {
+                    return Ok(());
+                }
+                full.on_message(lane, &parsed, invalidated)?;
+            }
+            _ => {
+                session.on_login_bytes(&pdu_of(message))?;
+            }
+        }
+        self.go_on();
+        Ok(())
+    }
+
+    /// Does what has become possible.
+    #[inline]
+    fn go_on(&mut self) {
+        if let Some(full) = &mut self.session.full {
+            full.advance(&mut self.session.lanes);
+        }
+        self.session.look_at_unit();
+    }
+
+    /// Ends commands whose memory the queue pair has closed since.
+    #[inline]
+    fn take_answers(&mut self) {
+        let session = &mut self.session;
+        let (Some(full), Some(lane)) = (&mut session.full, session.lanes.get_mut(session.selected)) else {
+            return;
+        };
+        match full.take_answers(lane) {
+            Ok(false) => {}
+            Ok(true) => self.go_on(),
+            Err(error) => {
+                self.broken.get_or_insert(error);
+            }
+        }
+    }
+}
+
+impl RdmaSession for IserInitiatorSession {
+    fn endpoint(&self) -> Endpoint {
+        endpoint(MAX_COMMANDS)
+    }
+
+    fn on_event(&mut self, event: Event) -> Result<(), ProtocolError> {
+        if let Some(error) = self.broken.take() {
+            return Err(error);
+        }
+        match event {
+            Event::Received { message, invalidated } => self.on_received(&message, invalidated),
+            Event::Registered { id, remote } => {
+                let session = &mut self.session;
+                let lane = session.lanes.get_mut(session.selected);
+                if let (Some(full), Some(lane)) = (&mut session.full, lane) {
+                    full.on_registered(lane, id, remote);
+                }
+                Ok(())
+            }
+            Event::Refused { .. } => {
+                self.set_open(false);
+                Err(REFUSED)
+            }
+            Event::Disconnected => {
+                self.set_open(false);
+                self.session.on_end()
+            }
+            // Work that fails ends the connection, which is told by itself.
+            Event::Requested { .. } | Event::Connected { .. } | Event::Done { .. } => Ok(()),
+        }
+    }
+
+    #[inline]
+    fn poll_work(&mut self, room: usize) -> Option<Work> {
+        self.take_answers();
+        if !*self.is_open.get(self.session.selected)? {
+            return None;
+        }
+        let lane = self.lane()?;
+        let is_flooded = lane.pongs >= MAX_PONGS && !lane.outbox.is_empty();
+        let mover = lane.mover.as_mut()?;
+        if mover.receives > 0 && !is_flooded {
+            mover.receives = mover.receives.saturating_sub(1);
+            return Some(Work::Receive);
+        }
+        if let Some(work) = mover.next_to_close().or_else(|| mover.next_registration()) {
+            return Some(work);
+        }
+        if room > 0
+            && let Some(work) = mover.next_command().or_else(|| next_message(&mut lane.outbox))
+        {
+            return Some(work);
+        }
+        if lane.outbox.is_empty() && matches!(self.session.demand(), Demand::Close) {
+            self.set_open(false);
+            return Some(Work::Disconnect);
+        }
+        None
+    }
+}
+
+impl Timed for IserInitiatorSession {
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.broken.map(|_| self.now).or_else(|| self.session.poll_timeout())
+    }
+
+    fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
+        self.now = now;
+        match self.broken.take() {
+            Some(error) => Err(error),
+            None => self.session.on_timeout(now),
+        }
+    }
+}
+
+impl Initiator for IserInitiatorSession {
+    fn is_ready(&self) -> bool {
+        self.session.is_ready()
+    }
+
+    #[inline]
+    fn room(&self) -> usize {
+        self.session.room()
+    }
+
+    #[inline]
+    fn submit(&mut self, io: Io) {
+        self.session.submit(io);
+    }
+
+    #[inline]
+    fn poll_done(&mut self) -> Option<Completion> {
+        self.session.poll_done()
+    }
+
+    fn poll_size(&mut self) -> Option<u64> {
+        self.session.poll_size()
+    }
+
+    fn resize(&mut self, size: u64) {
+        self.session.resize(size);
+    }
+
+    /// The queue pairs are gone, and with them every way that a target had to what is handed back.
+    fn take_unfinished(&mut self) -> Vec<Io> {
+        self.session.lanes.iter_mut().for_each(|lane| lane.mover = Some(Box::default()));
+        self.is_open.fill(false);
+        self.session.take_unfinished()
+    }
+
+    #[inline]
+    fn path_rank(&self) -> PathRank {
+        self.session.path_rank()
+    }
+
+    #[inline]
+    fn poll_misplaced(&mut self) -> Option<Io> {
+        self.session.poll_misplaced()
+    }
+
+    #[inline]
+    fn select(&mut self, lane: usize) {
+        self.session.select(lane);
+    }
+
+    #[inline]
+    fn poll_dial(&mut self) -> Option<(usize, Instant)> {
+        self.session.poll_dial()
+    }
+
+    fn on_connected(&mut self, lane: usize, now: Instant) {
+        self.is_open.resize(self.is_open.len().max(lane.saturating_add(1)), false);
+        self.is_open.get_mut(lane).into_iter().for_each(|place| *place = true);
+        self.session.on_connected(lane, now);
+    }
+
+    fn on_lost(&mut self, lane: usize, now: Instant) -> bool {
+        self.is_open.get_mut(lane).into_iter().for_each(|place| *place = false);
+        self.session.on_lost(lane, now)
+    }
+
+    fn on_stop(&mut self) {
+        self.session.on_stop();
+    }
+}
+
+/// Asks a portal for all its targets over RDMA, and leaves.
+pub struct IserDiscoverySession {
+    session: DiscoverySession,
+    /// Receive buffers to give back.
+    receives: u32,
+    is_open: bool,
+}
+
+impl IserDiscoverySession {
+    /// A session as [`DiscoverySession::new`] makes it, on a queue pair.
+    #[must_use]
+    pub fn new(
+        initiator: Name,
+        chap: Option<Chap>,
+        isid: [u8; 6],
+        seed: [u8; SEED_LEN],
+        now: Instant,
+    ) -> IserDiscoverySession {
+        let session = DiscoverySession::build(initiator, chap, isid, seed, now, true);
+        IserDiscoverySession { session, receives: 0, is_open: true }
+    }
+
+    /// What it is over TCP, to be asked for what it has found.
+    #[must_use]
+    pub fn session(&self) -> &DiscoverySession {
+        &self.session
+    }
+}
+
+impl Timed for IserDiscoverySession {
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.session.poll_timeout()
+    }
+
+    fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
+        self.session.on_timeout(now)
+    }
+}
+
+impl RdmaSession for IserDiscoverySession {
+    fn endpoint(&self) -> Endpoint {
+        endpoint(1)
+    }
+
+    fn on_event(&mut self, event: Event) -> Result<(), ProtocolError> {
+        match event {
+            Event::Received { message, .. } => {
+                Message::parse(&message)?;
+                self.receives = self.receives.saturating_add(1);
+                self.session.on_bytes(&Chunk::from_slice(&pdu_of(&message))).map(|_| ())
+            }
+            Event::Refused { .. } => {
+                self.is_open = false;
+                Err(REFUSED)
+            }
+            Event::Disconnected => {
+                self.is_open = false;
+                self.session.on_end()
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn poll_work(&mut self, room: usize) -> Option<Work> {
+        if !self.is_open {
+            return None;
+        }
+        if let Some(left) = self.receives.checked_sub(1) {
+            self.receives = left;
+            return Some(Work::Receive);
+        }
+        if room > 0
+            && let Some(work) = next_message(self.session.outbox())
+        {
+            return Some(work);
+        }
+        if self.session.outbox().is_empty() && matches!(self.session.demand(), Demand::Close) {
+            self.is_open = false;
+            return Some(Work::Disconnect);
+        }
+        None
+    }
+}
+
+/// A connection with so many commands under way.
+fn endpoint(commands: u32) -> Endpoint {
+    let header = CmHeader { flags: NO_ZERO_BASED_ADDRESSES, reserved: [0; 3] };
+    Endpoint {
+        receives: commands.saturating_add(UNEXPECTED),
+        receive_len: RECEIVE_LEN,
+        sends: commands.saturating_add(UNEXPECTED),
+        reads: READS,
+        regions: commands,
+        private_data: header.as_bytes().to_vec(),
+    }
+}
+
+/// A control PDU, as a message.
+#[inline]
+fn next_message(outbox: &mut Outbox) -> Option<Work> {
+    let (_, len) = next_pdu(outbox)?;
+    let head = take_pdu(outbox, len);
+    let payload = SgList::default();
+    Some(Work::Send { id: MESSAGE, head, payload, invalidate: None, is_solicited: false })
+}
+
+/// The PDU in a message, padded as it would be in a stream.
+fn pdu_of(message: &Seg) -> Vec<u8> {
+    let mut pdu = message.to_vec();
+    pdu.drain(..HEADER_LEN.min(pdu.len()));
+    pdu.resize(pdu.len().next_multiple_of(4), 0);
+    pdu
+}
+
+const REFUSED: ProtocolError = ProtocolError {
+    what: "refused the RDMA connection: nobody serves iSER there",
+    reference: "RFC 7145, Connection Setup",
+};
+
+/// What a target may send beside responses: pings, events, rejects.
+const UNEXPECTED: u32 = 32;
+
+/// RDMA Reads that the target may have on their way.
+const READS: u32 = 32;
+
+const RECEIVE_LEN: u32 = (HEADERS_LEN + MAX_AHS) as u32 + DEFAULT_DATA_SEGMENT_LENGTH;

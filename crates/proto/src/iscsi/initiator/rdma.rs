@@ -1,0 +1,135 @@
+//! Full feature phase over RDMA: how a command's memory is opened, and what a response means that comes as a message.
+
+use super::full::FullFeature;
+use super::lane::Lane;
+use super::reply::error;
+use crate::iscsi::iser::Message;
+use crate::rdma::{Access, Remote, Stag, WorkId};
+use crate::scsi::initiator::{Request, Transfer};
+use crate::session::ProtocolError;
+use blockmux_volume::{Seg, SgList};
+use blockmux_wire::iscsi::scsi::{ScsiCommand, ScsiResponse};
+use blockmux_wire::iscsi::session::NopIn;
+use blockmux_wire::iscsi::{Bhs, Opcode};
+use smallvec::SmallVec;
+use zerocopy::transmute_ref;
+
+impl FullFeature {
+    /// Queues a command; its data goes with it if it is `immediate`, else the target fetches or brings it.
+    #[inline]
+    pub(super) fn send_over_rdma(
+        &mut self,
+        lane: &mut Lane,
+        request: &Request,
+        command: ScsiCommand,
+        immediate: u32,
+    ) {
+        let (mut payload, mut memory) = (SgList::default(), None);
+        match request.transfer {
+            Transfer::In(len) if len > 0 => {
+                let place = self.queue.data_in(request.key).map(|(list, base)| part(list, base, len));
+                memory = place.map(|place| (place, Access::RemoteWrite));
+            }
+            Transfer::Out(len) if len > 0 => {
+                let data = self.queue.data_out(request.key).map(|(list, base)| part(list, base, len));
+                match immediate {
+                    0 => memory = data.map(|data| (data, Access::RemoteRead)),
+                    _ => payload = data.unwrap_or_default(),
+                }
+            }
+            Transfer::Nothing | Transfer::In(_) | Transfer::Out(_) => {}
+        }
+        if let Some(mover) = &mut lane.mover {
+            mover.push(request.key, command, payload, memory);
+        }
+    }
+
+    /// A command's memory is open.
+    #[inline]
+    pub(super) fn on_registered(&mut self, lane: &mut Lane, id: WorkId, remote: Remote) {
+        let key = lane.mover.as_mut().and_then(|mover| mover.on_registered(id, remote));
+        if let Some((progress, _)) = key.and_then(|key| self.queue.transport(key)) {
+            progress.open = Some(remote.stag);
+        }
+    }
+
+    /// A message from the target.
+    pub(super) fn on_message(
+        &mut self,
+        lane: &mut Lane,
+        message: &Message,
+        invalidated: Option<Stag>,
+    ) -> Result<(), ProtocolError> {
+        lane.ticks.heard = true;
+        if lane.outbox.is_empty() {
+            lane.pongs = 0;
+        }
+        let Message { bhs, data, .. } = message;
+        if data.len() > lane.terms.max_receive_segment {
+            return Err(error("sent a data segment above InitiatorRecvDataSegmentLength", "RFC 7145 §6"));
+        }
+        match bhs.opcode() {
+            Opcode::SCSI_RESPONSE => self.on_answer(lane, bhs, data, invalidated),
+            _ if invalidated.is_some() => {
+                Err(error("closed memory by a message that is no response to its command", "RFC 7145"))
+            }
+            Opcode::DATA_IN | Opcode::R2T => {
+                Err(error("sent a PDU over RDMA that RDMA Write and Read stand for", "RFC 7145"))
+            }
+            _ => self.on_pdu(lane, bhs, &bytes(data)),
+        }
+    }
+
+    /// A response. Its command ends when the target cannot reach its memory any more.
+    #[inline]
+    fn on_answer(
+        &mut self,
+        lane: &mut Lane,
+        bhs: &Bhs,
+        data: &Seg,
+        invalidated: Option<Stag>,
+    ) -> Result<(), ProtocolError> {
+        let common: &NopIn = transmute_ref!(bhs);
+        self.on_numbers(common.exp_cmd_sn.get(), common.max_cmd_sn.get());
+        self.on_status(lane, common.stat_sn.get())?;
+        let key = self.find(lane, bhs.initiator_task_tag.get());
+        let open =
+            key.and_then(|key| self.queue.transport(key)).and_then(|(progress, _)| progress.open.take());
+        if invalidated.is_some() && invalidated != open {
+            return Err(error("closed memory that is not the command's that it answered", "RFC 7145"));
+        }
+        match (open, &mut lane.mover) {
+            (Some(stag), Some(mover)) if invalidated.is_none() => {
+                // The receive buffer is for what comes next.
+                mover.close(stag, *bhs, Seg::from_slice(&data.to_vec()));
+                Ok(())
+            }
+            _ => self.on_response(lane, transmute_ref!(bhs), &bytes(data)),
+        }
+    }
+
+    /// Ends commands whose memory has been closed since.
+    #[inline]
+    pub(super) fn take_answers(&mut self, lane: &mut Lane) -> Result<bool, ProtocolError> {
+        let mut has_any = false;
+        while let Some(answer) = lane.mover.as_mut().and_then(|mover| mover.next_answer()) {
+            let response: &ScsiResponse = transmute_ref!(&answer.bhs);
+            self.on_response(lane, response, &bytes(&answer.data))?;
+            has_any = true;
+        }
+        Ok(has_any)
+    }
+}
+
+/// `len` bytes at `base` of a list.
+fn part(list: &SgList, base: usize, len: u32) -> SgList {
+    let len = len as usize;
+    if base == 0 && list.len() == len { list.clone() } else { list.slice(base, len) }
+}
+
+/// What is mostly nothing, and else a few bytes of sense data.
+fn bytes(data: &Seg) -> SmallVec<[u8; 128]> {
+    let mut bytes = SmallVec::from_elem(0, data.len());
+    data.copy_to(&mut bytes);
+    bytes
+}

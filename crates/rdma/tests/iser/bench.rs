@@ -1,0 +1,203 @@
+//! What the tests stand on: a target with two volumes, and an initiator at the other end of a connection in memory.
+
+use blockmux_proto::exports::{Export, Exports, VolumeId};
+use blockmux_proto::iscsi::initiator::{Config, IserInitiatorSession, Mode};
+use blockmux_proto::iscsi::login::operational::Parameters;
+use blockmux_proto::iscsi::name::Name;
+use blockmux_proto::iscsi::node::{Access, Chap, Node, Portal, TargetNode};
+use blockmux_proto::iscsi::target::{IserTargetSession, LocalSessions, TargetSession};
+use blockmux_proto::rdma::RdmaSession;
+use blockmux_proto::scsi::{self, Identity, LogicalUnit, Lun};
+use blockmux_proto::session::{Home, Initiator, Target};
+use blockmux_rdma::Driven;
+use blockmux_rdma::loopback::{self, Loopback};
+use blockmux_volume::conformance::TestCore;
+use blockmux_volume::{
+    Channel, Completion, Io, IoError, MemVolume, Op, Output, Pool, Seg, SgList, Tag, Waker,
+};
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Instant;
+
+pub(crate) const TARGET: &str = "iqn.2026-11.com.example:disk";
+pub(crate) const INITIATOR: &str = "iqn.2026-11.com.example:me";
+pub(crate) const SIZE: u64 = 8 << 20;
+
+/// What is served: two units of a target.
+pub(crate) struct Served {
+    pub(crate) node: Arc<Node>,
+    pub(crate) exports: Exports,
+    pub(crate) local: Rc<LocalSessions>,
+    pub(crate) pool: Pool,
+}
+
+impl Served {
+    pub(crate) fn new(offer: Parameters, chap: Option<Chap>) -> Served {
+        let export = |name: &str| Export {
+            name: name.into(),
+            description: String::new(),
+            read_only: false,
+            volume: Arc::new(MemVolume::new(SIZE)),
+        };
+        let exports = Exports::new(vec![export("a"), export("b")]);
+        let unit = |at: u32| {
+            let export = exports.get(VolumeId(at)).unwrap();
+            LogicalUnit::new(Identity::of(&export.name), export.volume.clone())
+        };
+        let view = scsi::Target::new(TARGET, Vec::new());
+        let view = view.with_unit(0, VolumeId(0), unit(0)).with_unit(1, VolumeId(1), unit(1));
+        let access = Access { initiator: None, chap, target: Arc::new(view) };
+        let portals = vec![Portal { address: "192.0.2.1:3260".into(), group_tag: 1 }];
+        let mut target = TargetNode::new(Name::new(TARGET).unwrap(), portals, vec![access]);
+        target.offer = offer;
+        let node = Arc::new(Node::new(vec![target]));
+        let local = LocalSessions::new(Home::new(()));
+        Served { node, exports, local, pool: Pool::new(64 << 20) }
+    }
+
+    /// A session that nobody has connected to.
+    pub(crate) fn session(&self) -> IserTargetSession {
+        let (node, pool) = (self.node.clone(), self.pool.clone());
+        let session = TargetSession::among(&self.local, node, 1, pool, [3; 32], Instant::now());
+        IserTargetSession::new(session)
+    }
+}
+
+/// A target's session with its volumes: the smallest possible engine.
+pub(crate) struct Server {
+    pub(crate) driven: Driven<Loopback, IserTargetSession>,
+    channels: Vec<Box<dyn Channel>>,
+    /// Whether I/O stays in `submitted` rather than being done at once.
+    pub(crate) holds_io: bool,
+    pub(crate) submitted: VecDeque<(VolumeId, Io)>,
+    /// I/O whose early end was asked for.
+    pub(crate) cancelled: Vec<(VolumeId, Tag)>,
+}
+
+impl Server {
+    pub(crate) fn new(served: &Served, queue_pair: Loopback) -> Server {
+        let core = TestCore::new().as_core();
+        let session = served.session();
+        let depth = session.depth();
+        let open = |export: &Export| export.volume.open(&core, depth, Waker::idle()).unwrap();
+        Server {
+            driven: Driven::new(session, |_| queue_pair),
+            channels: served.exports.iter().map(|(_, export)| open(export)).collect(),
+            holds_io: false,
+            submitted: VecDeque::new(),
+            cancelled: Vec::new(),
+        }
+    }
+
+    /// Turns until nothing moves; whether anything did.
+    pub(crate) fn run(&mut self) -> bool {
+        let mut has_moved = false;
+        loop {
+            self.driven.on_turn();
+            let mut moves = self.driven.pump();
+            while let Some(io) = self.driven.poll_io() {
+                self.submitted.push_back(io);
+            }
+            while let Some(cancelled) = self.driven.poll_cancel() {
+                self.cancelled.push(cancelled);
+            }
+            while !self.holds_io && !self.submitted.is_empty() {
+                self.finish_one();
+                moves = true;
+            }
+            if !moves {
+                return has_moved;
+            }
+            has_moved = true;
+        }
+    }
+
+    /// Does the oldest I/O that was held, on its volume.
+    pub(crate) fn finish_one(&mut self) {
+        let (volume, io) = self.submitted.pop_front().expect("an I/O is held");
+        let channel = &mut self.channels[volume.0 as usize];
+        let mut done: Vec<Completion> = Vec::new();
+        channel.submit(io);
+        channel.kick();
+        channel.poll(&mut done);
+        done.into_iter().for_each(|done| self.driven.on_io(done));
+    }
+}
+
+/// Both sides, and the connection between them.
+pub(crate) struct Pair<S> {
+    pub(crate) client: Driven<Loopback, S>,
+    pub(crate) server: Server,
+}
+
+/// What a session sees as its peer.
+pub(crate) fn connect<S: RdmaSession>(session: S, served: &Served) -> Pair<S> {
+    let (active, passive) = loopback::pair(&session.endpoint(), &served.session().endpoint(), [9; 32]);
+    Pair { client: Driven::new(session, |_| active), server: Server::new(served, passive) }
+}
+
+impl<S: RdmaSession> Pair<S> {
+    /// Has both sides talk until neither has anything to say.
+    pub(crate) fn run(&mut self) {
+        while self.client.pump() | self.server.run() {}
+    }
+}
+
+pub(crate) fn config(wishes: Parameters) -> Config {
+    Config {
+        initiator: Name::new(INITIATOR).unwrap(),
+        target: Name::new(TARGET).unwrap(),
+        lun: Lun::new(0),
+        mode: Mode::Use,
+        chap: None,
+        wishes,
+        isid: [0x80, 0, 0, 0, 0, 1],
+    }
+}
+
+pub(crate) fn initiator(wishes: Parameters) -> IserInitiatorSession {
+    IserInitiatorSession::new(config(wishes), Pool::new(64 << 20), [5; 32], Instant::now())
+}
+
+impl Pair<IserInitiatorSession> {
+    /// Logged in, and the unit known.
+    pub(crate) fn ready(wishes: Parameters, offer: Parameters) -> Pair<IserInitiatorSession> {
+        let mut pair = connect(initiator(wishes), &Served::new(offer, None));
+        pair.run();
+        let session = pair.client.session();
+        assert!(session.is_ready(), "{:?} {:?}", session.session().refused(), pair.client.broken());
+        pair
+    }
+
+    pub(crate) fn call(
+        &mut self,
+        op: Op,
+        offset: u64,
+        len: u64,
+        data: Option<SgList>,
+    ) -> Result<Output, IoError> {
+        assert!(self.client.room() > 0);
+        self.client.submit(Io { tag: Tag(offset), op, offset, len, data });
+        self.run();
+        let Completion { tag, result } = self.client.poll_done().expect("a completion");
+        assert!(tag == Tag(offset) && self.client.poll_done().is_none());
+        result
+    }
+
+    pub(crate) fn write(&mut self, offset: u64, data: &[u8]) {
+        self.call(Op::Write { fua: false }, offset, data.len() as u64, Some(list(data))).unwrap();
+    }
+
+    pub(crate) fn read(&mut self, offset: u64, len: usize) -> Vec<u8> {
+        self.call(Op::Read, offset, len as u64, None).unwrap().into_data().to_vec()
+    }
+}
+
+pub(crate) fn list(data: &[u8]) -> SgList {
+    SgList::one(Seg::from_slice(data))
+}
+
+pub(crate) fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i % 251) as u8 ^ (i >> 9) as u8).collect()
+}
