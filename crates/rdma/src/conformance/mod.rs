@@ -11,8 +11,10 @@
 //!     fn turn(&mut self) -> bool { false }
 //!     fn cut(&mut self) { self.0.cut_after(0) }
 //! }
+//! let mut seed = 0;
 //! conformance::run(&mut |active, passive| {
-//!     let (active, passive) = loopback::pair(active, passive, [7; 32]);
+//!     seed += 1;
+//!     let (active, passive) = loopback::pair(active, passive, [seed; 32]);
 //!     Box::new(Memory(active, passive))
 //! });
 //! ```
