@@ -4,6 +4,10 @@
 //!   iscsi://[user[%password]@]host[:port][,host[:port]].../target-name/lun[?PARAMETER[&PARAMETER]...]
 //! ```
 //! Several portals are several paths to one logical unit.
+//!
+//! The same with `iser://` is iSCSI over RDMA. `rdma=iwarp` says which kind, of which there is one; `crc=on|off` (off)
+//! whether its frames have CRC32C, which takes the place of both digests.
+//!
 //! Without a target it names a portal, for discovery; without a number, LUN 0. A password in a URL can be seen by
 //! everybody who sees the command line; `secret_file=PATH` names a file instead. `mutual_user=NAME` and
 //! `mutual_secret_file=PATH` are what the target has to prove, `initiator=NAME` is our own name,
@@ -28,6 +32,8 @@ use std::time::Duration;
 /// A logical unit, where its target is, and how to log in there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Url {
+    /// The RDMA that it goes over; `None`: TCP alone.
+    pub rdma: Option<Rdma>,
     /// A name or an address; an IPv6 address without brackets.
     pub host: String,
     /// The portal's port.
@@ -64,11 +70,21 @@ pub struct Url {
     pub reconnect: Duration,
 }
 
+/// How iSER goes over a network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rdma {
+    /// iWARP, which goes over TCP.
+    Iwarp {
+        /// CRC32C over its frames.
+        crc: bool,
+    },
+}
+
 /// What is wrong with a URL: the part, and what to do. A password is never in it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UrlError {
     /// It begins with no scheme of iSCSI.
-    #[error("this is no iSCSI URL; write iscsi://host[:port]/target-name/lun")]
+    #[error("this is no iSCSI URL; write iscsi://host[:port]/target-name/lun, or iser:// for RDMA")]
     Scheme,
     /// What stands before the `@`.
     #[error("user: {0}")]
@@ -107,9 +123,11 @@ impl FromStr for Url {
 
     fn from_str(text: &str) -> Result<Url, UrlError> {
         let (scheme, rest) = text.split_once("://").ok_or(UrlError::Scheme)?;
-        if !scheme.eq_ignore_ascii_case("iscsi") {
-            return Err(UrlError::Scheme);
-        }
+        let rdma = match scheme {
+            tcp if tcp.eq_ignore_ascii_case("iscsi") => None,
+            iser if iser.eq_ignore_ascii_case("iser") => Some(Rdma::Iwarp { crc: false }),
+            _ => return Err(UrlError::Scheme),
+        };
         let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
         // Neither a host nor the name of a target has an @, but a password may.
         let (user, place) = match place.rsplit_once('@') {
@@ -133,6 +151,7 @@ impl FromStr for Url {
         let (host, port) = portals.remove(0);
         let (target, lun) = target_and_lun(path)?;
         let mut url = Url {
+            rdma,
             host,
             port,
             further: portals,
@@ -232,6 +251,19 @@ impl Url {
             "user" => self.user = Some(user()?),
             "mutual_user" => self.mutual_user = Some(user()?),
             "initiator" => self.initiator = Some(Name::new(value).map_err(Problem::Name)?),
+            "rdma" if self.rdma.is_none() => return Err(Problem::Words("belongs to iser://")),
+            "rdma" if value != "iwarp" => return Err(Problem::Words("write iwarp")),
+            "rdma" => {}
+            "crc" if self.rdma.is_none() => {
+                return Err(Problem::Words("belongs to iser://; ask for header_digest and data_digest"));
+            }
+            "crc" => self.rdma = Some(Rdma::Iwarp { crc: on_off()? }),
+            "header_digest" | "data_digest" if self.rdma.is_some() => {
+                return Err(Problem::Words("there are no digests over RDMA; ask for crc=on"));
+            }
+            "max_connections" | "error_recovery_level" if self.rdma.is_some() => {
+                return Err(Problem::Words("belongs to iscsi://; over RDMA there are connections=N"));
+            }
             "header_digest" => self.header_digest = on_off()?,
             "data_digest" => self.data_digest = on_off()?,
             "connections" => {
@@ -280,7 +312,7 @@ impl Url {
 
 impl fmt::Display for Url {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("iscsi://")?;
+        f.write_str(if self.rdma.is_some() { "iser://" } else { "iscsi://" })?;
         // A name that does not fit before the @ is a parameter.
         let is_plain =
             |user: &&String| user.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._~".contains(&b));
@@ -301,6 +333,10 @@ impl fmt::Display for Url {
             write!(f, "/{target}/{}", self.lun)?;
         }
         let mut query = Query { f, separator: '?' };
+        if let Some(Rdma::Iwarp { crc }) = self.rdma {
+            query.text("rdma", Some("iwarp"))?;
+            query.text("crc", crc.then_some("on"))?;
+        }
         if before.is_none() {
             query.text("user", self.user.as_deref())?;
         }
@@ -361,7 +397,9 @@ fn target_and_lun(path: &str) -> Result<(Option<Name>, u16), UrlError> {
     Ok((Some(target), number.ok_or_else(|| UrlError::Lun(lun.chars().take(MAX_SHOWN).collect()))?))
 }
 
-const KEYS: [&str; 11] = [
+const KEYS: [&str; 13] = [
+    "rdma",
+    "crc",
     "user",
     "secret_file",
     "mutual_user",
@@ -374,7 +412,7 @@ const KEYS: [&str; 11] = [
     "error_recovery_level",
     "reconnect",
 ];
-const UNKNOWN: &str = "unknown; known are user, secret_file, mutual_user, mutual_secret_file, initiator, \
+const UNKNOWN: &str = "unknown; known are rdma, crc, user, secret_file, mutual_user, mutual_secret_file, initiator, \
                        header_digest, data_digest, connections, max_connections, error_recovery_level and reconnect";
 /// The most portals of one unit.
 const MAX_PORTALS: usize = 8;
@@ -421,6 +459,17 @@ mod tests {
         assert_eq!(url.to_string(), text);
         let odd = format!("iscsi://h/{TARGET}/0?user=a%25b&secret_file=s");
         assert_eq!(odd.parse::<Url>().unwrap().to_string(), odd);
+    }
+
+    #[test]
+    fn a_url_of_iser_says_what_it_goes_over() {
+        let url: Url = format!("ISER://user@h:7/{TARGET}/2?secret_file=s&connections=2").parse().unwrap();
+        assert_eq!((url.rdma, url.port, url.connections), (Some(Rdma::Iwarp { crc: false }), 7, Some(2)));
+        let text = format!("iser://user@h:7/{TARGET}/2?rdma=iwarp&secret_file=s&connections=2");
+        assert_eq!((url.to_string(), text.parse()), (text, Ok(url)));
+        let url: Url = "iser://h?crc=on&rdma=iwarp".parse().unwrap();
+        assert_eq!(url.portal().to_string(), "iser://h?rdma=iwarp&crc=on");
+        assert_eq!(plain().rdma, None);
     }
 
     #[test]
@@ -485,6 +534,12 @@ mod tests {
                 "iscsi://h?error_recovery_level=3",
                 "parameter \"error_recovery_level=3\": give a number from 0 to 2",
             ),
+            ("iscsi://h?rdma=iwarp", "parameter \"rdma=iwarp\": belongs to iser://"),
+            ("iser://h?rdma=roce", "parameter \"rdma=roce\": write iwarp"),
+            ("iscsi://h?crc=on", "parameter \"crc=on\": belongs to iser://"),
+            ("iser://h?crc=1", "parameter \"crc=1\": write on or off"),
+            ("iser://h?data_digest=on", "parameter \"data_digest=on\": there are no digests"),
+            ("iser://h?max_connections=2", "parameter \"max_connections=2\": belongs to iscsi://"),
             ("iscsi://h?secret_file=", "parameter \"secret_file=\": name a file"),
         ] {
             match text.parse::<Url>() {
@@ -496,7 +551,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_read_or_refused_in_one_line(text in "(iscsi://)?([a-z]{1,4}@)?.{0,60}(\\?[a-z_=&]{0,30})?") {
+        fn any_text_is_read_or_refused_in_one_line(text in "((iscsi|iser)://)?([a-z]{1,4}@)?.{0,60}(\\?[a-z_=&]{0,30})?") {
             match text.parse::<Url>() {
                 Ok(url) => {
                     let without = Url { password: None, ..url.clone() };

@@ -23,7 +23,8 @@ impl Url {
     fn shown(&self) -> (&str, &str) {
         let Some((scheme, rest)) = self.0.split_once("://") else { return (&self.0, "") };
         // In iSCSI only a password can hold an @ or a slash there; elsewhere a path can hold an @.
-        let ends: &[char] = if scheme.eq_ignore_ascii_case("iscsi") { &['?'] } else { &['/', '?', '#'] };
+        let is_iscsi = ["iscsi", "iser"].iter().any(|name| scheme.eq_ignore_ascii_case(name));
+        let ends: &[char] = if is_iscsi { &['?'] } else { &['/', '?', '#'] };
         let authority = rest.split(ends).next().unwrap_or(rest);
         let Some((user, _)) = authority.rsplit_once('@') else { return (&self.0, "") };
         let name = user.split(['%', ':']).next().unwrap_or(user);
@@ -55,6 +56,7 @@ mod tests {
         for (written, shown) in [
             ("iscsi://user%secret@host/iqn.a/0?b=c@d", "iscsi://user@host/iqn.a/0?b=c@d"),
             ("ISCSI://user%se/cr@et@host/iqn.a/0", "ISCSI://user@host/iqn.a/0"),
+            ("iser://user%se/cret@host/iqn.a/0?rdma=iwarp", "iser://user@host/iqn.a/0?rdma=iwarp"),
             ("iscsi://user@host/iqn.a/0", "iscsi://user@host/iqn.a/0"),
             ("nbd://user:secret@host/a", "nbd://user@host/a"),
             ("nbd://host:10809/a@b", "nbd://host:10809/a@b"),
