@@ -1,4 +1,5 @@
 //! What the tests stand on: a target with two volumes, and an initiator at the other end of a connection in memory.
+//! [`Hand`] is a session whose other end is the test itself.
 
 use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_proto::iscsi::initiator::{Config, IserInitiatorSession, Mode};
@@ -6,19 +7,22 @@ use blockmux_proto::iscsi::login::operational::Parameters;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::{Access, Chap, Node, Portal, TargetNode};
 use blockmux_proto::iscsi::target::{IserTargetSession, LocalSessions, TargetSession};
-use blockmux_proto::rdma::RdmaSession;
+use blockmux_proto::rdma::{Event, RdmaSession, Stag, Work};
 use blockmux_proto::scsi::{self, Identity, LogicalUnit, Lun};
-use blockmux_proto::session::{Home, Initiator, Target};
+use blockmux_proto::session::{Home, Initiator, ProtocolError, Target, Timed};
 use blockmux_rdma::Driven;
 use blockmux_rdma::loopback::{self, Loopback};
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{
     Channel, Completion, Io, IoError, MemVolume, Op, Output, Pool, Seg, SgList, Tag, Waker,
 };
+use blockmux_wire::iscsi::Bhs;
+use blockmux_wire::iser::ControlHeader;
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
+use zerocopy::FromBytes;
 
 pub(crate) const TARGET: &str = "iqn.2026-11.com.example:disk";
 pub(crate) const INITIATOR: &str = "iqn.2026-11.com.example:me";
@@ -34,6 +38,10 @@ pub(crate) struct Served {
 
 impl Served {
     pub(crate) fn new(offer: Parameters, chap: Option<Chap>) -> Served {
+        Served::named(TARGET, offer, chap)
+    }
+
+    pub(crate) fn named(name: &str, offer: Parameters, chap: Option<Chap>) -> Served {
         let export = |name: &str| Export {
             name: name.into(),
             description: String::new(),
@@ -45,11 +53,11 @@ impl Served {
             let export = exports.get(VolumeId(at)).unwrap();
             LogicalUnit::new(Identity::of(&export.name), export.volume.clone())
         };
-        let view = scsi::Target::new(TARGET, Vec::new());
+        let view = scsi::Target::new(name, Vec::new());
         let view = view.with_unit(0, VolumeId(0), unit(0)).with_unit(1, VolumeId(1), unit(1));
         let access = Access { initiator: None, chap, target: Arc::new(view) };
         let portals = vec![Portal { address: "192.0.2.1:3260".into(), group_tag: 1 }];
-        let mut target = TargetNode::new(Name::new(TARGET).unwrap(), portals, vec![access]);
+        let mut target = TargetNode::new(Name::new(name).unwrap(), portals, vec![access]);
         target.offer = offer;
         let node = Arc::new(Node::new(vec![target]));
         let local = LocalSessions::new(Home::new(()));
@@ -64,9 +72,21 @@ impl Served {
     }
 }
 
+/// A session with whatever moves its events and work.
+pub(crate) trait Pumped: Target {
+    /// Whether anything moved.
+    fn pump(&mut self) -> bool;
+}
+
+impl Pumped for Driven<Loopback, IserTargetSession> {
+    fn pump(&mut self) -> bool {
+        Driven::pump(self)
+    }
+}
+
 /// A target's session with its volumes: the smallest possible engine.
-pub(crate) struct Server {
-    pub(crate) driven: Driven<Loopback, IserTargetSession>,
+pub(crate) struct Server<D = Driven<Loopback, IserTargetSession>> {
+    pub(crate) driven: D,
     channels: Vec<Box<dyn Channel>>,
     /// Whether I/O stays in `submitted` rather than being done at once.
     pub(crate) holds_io: bool,
@@ -75,14 +95,13 @@ pub(crate) struct Server {
     pub(crate) cancelled: Vec<(VolumeId, Tag)>,
 }
 
-impl Server {
-    pub(crate) fn new(served: &Served, queue_pair: Loopback) -> Server {
+impl<D: Pumped> Server<D> {
+    pub(crate) fn new(served: &Served, driven: D) -> Server<D> {
         let core = TestCore::new().as_core();
-        let session = served.session();
-        let depth = session.depth();
+        let depth = driven.depth();
         let open = |export: &Export| export.volume.open(&core, depth, Waker::idle()).unwrap();
         Server {
-            driven: Driven::new(session, |_| queue_pair),
+            driven,
             channels: served.exports.iter().map(|(_, export)| open(export)).collect(),
             holds_io: false,
             submitted: VecDeque::new(),
@@ -134,7 +153,8 @@ pub(crate) struct Pair<S> {
 /// What a session sees as its peer.
 pub(crate) fn connect<S: RdmaSession>(session: S, served: &Served) -> Pair<S> {
     let (active, passive) = loopback::pair(&session.endpoint(), &served.session().endpoint(), [9; 32]);
-    Pair { client: Driven::new(session, |_| active), server: Server::new(served, passive) }
+    let driven = Driven::new(served.session(), |_| passive);
+    Pair { client: Driven::new(session, |_| active), server: Server::new(served, driven) }
 }
 
 impl<S: RdmaSession> Pair<S> {
@@ -191,6 +211,86 @@ impl Pair<IserInitiatorSession> {
 
     pub(crate) fn read(&mut self, offset: u64, len: usize) -> Vec<u8> {
         self.call(Op::Read, offset, len as u64, None).unwrap().into_data().to_vec()
+    }
+}
+
+/// A session whose work is kept for the test to look at and to answer.
+pub(crate) struct Hand<S> {
+    pub(crate) session: S,
+    pub(crate) works: VecDeque<Work>,
+    /// Receive buffers that the session has given back.
+    pub(crate) receives: u32,
+}
+
+impl<S: RdmaSession> Hand<S> {
+    pub(crate) fn new(session: S) -> Hand<S> {
+        Hand { session, works: VecDeque::new(), receives: 0 }
+    }
+
+    /// Takes all work that there is.
+    pub(crate) fn take(&mut self) -> bool {
+        let before = self.works.len();
+        while let Some(work) = self.session.poll_work(1000) {
+            match work {
+                Work::Receive => self.receives += 1,
+                work => self.works.push_back(work),
+            }
+        }
+        self.works.len() > before
+    }
+
+    /// A message comes, and all work is taken.
+    pub(crate) fn receive(&mut self, message: &[u8], invalidated: Option<Stag>) -> Result<(), ProtocolError> {
+        let message = Seg::from_slice(message);
+        self.session.on_event(Event::Received { message, invalidated })?;
+        self.take();
+        Ok(())
+    }
+
+    /// The next work, a message: what it closes, its header, its PDU and what is behind.
+    pub(crate) fn message(&mut self) -> (Option<Stag>, ControlHeader, Bhs, Vec<u8>) {
+        match self.works.pop_front() {
+            Some(Work::Send { head, payload, invalidate, is_solicited: false, .. }) => {
+                let (header, rest) = ControlHeader::read_from_prefix(&head).unwrap();
+                let (bhs, rest) = Bhs::read_from_prefix(rest).unwrap();
+                (invalidate, header, bhs, [rest, &payload.to_vec()].concat())
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+impl Timed for Hand<IserTargetSession> {}
+
+impl Target for Hand<IserTargetSession> {
+    fn depth(&self) -> u32 {
+        self.session.depth()
+    }
+
+    fn poll_io(&mut self) -> Option<(VolumeId, Io)> {
+        self.session.poll_io()
+    }
+
+    fn poll_cancel(&mut self) -> Option<(VolumeId, Tag)> {
+        self.session.poll_cancel()
+    }
+
+    fn on_io(&mut self, done: Completion) {
+        self.session.on_io(done);
+    }
+
+    fn on_turn(&mut self) {
+        self.session.on_turn();
+    }
+
+    fn on_stop(&mut self) {
+        self.session.on_stop();
+    }
+}
+
+impl Pumped for Hand<IserTargetSession> {
+    fn pump(&mut self) -> bool {
+        self.take()
     }
 }
 

@@ -1,1 +1,242 @@
-//! To come.
+//! What Linux 6.12 said to Linux 6.12, ib_iser to ib_isert over siw, and what our target says to the same.
+//!
+//! The trace has a line for each message and each transfer: `?` and `!` are private data of both sides, `>` and `<` messages
+//! with their iSER header and PDU header (and the text of a login, `|` for each end of a pair), `w` and `r` RDMA Writes and
+//! Reads of the target, with tag, offset and length. The data of blocks is not in it; a pattern stands for that.
+
+use crate::bench::{Hand, Served, Server, pattern};
+use blockmux_proto::iscsi::node::offer;
+use blockmux_proto::iscsi::target::IserTargetSession;
+use blockmux_proto::rdma::{Event, RdmaSession, Remote, Stag, Work};
+use blockmux_wire::iscsi::scsi::{ScsiCommand, ScsiResponse};
+use blockmux_wire::iscsi::session::{LoginRequest, LoginResponse};
+use blockmux_wire::iscsi::{Bhs, Opcode};
+use blockmux_wire::iser::ControlHeader;
+use std::collections::BTreeMap;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+const TRACE: &str = include_str!("linux-6.12-siw.txt");
+
+fn bytes(hex: &str) -> Vec<u8> {
+    (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect()
+}
+
+/// One line behind its first word.
+struct Line<'a> {
+    kind: &'a str,
+    words: Vec<&'a str>,
+    text: &'a str,
+}
+
+fn lines() -> impl Iterator<Item = Line<'static>> {
+    TRACE.lines().map(|line| {
+        let mut parts = line.splitn(4, ' ');
+        let kind = parts.next().unwrap();
+        let words = parts.by_ref().take(2).collect();
+        Line { kind, words, text: parts.next().unwrap_or_default() }
+    })
+}
+
+/// The same after a structure of the wire has seen it.
+fn again<T: FromBytes + IntoBytes + Immutable>(bytes: &[u8]) -> Vec<u8> {
+    T::read_from_bytes(bytes).unwrap().as_bytes().to_vec()
+}
+
+#[test]
+fn every_message_of_linux_is_decoded_and_encoded_to_the_same_bytes() {
+    let mut count = 0;
+    for line in lines().filter(|line| line.kind == ">" || line.kind == "<") {
+        let (header, pdu) = (bytes(line.words[0]), bytes(line.words[1]));
+        assert_eq!(again::<ControlHeader>(&header), header);
+        let header = ControlHeader::read_from_bytes(&header).unwrap();
+        let mut built = ControlHeader::new();
+        if let Some((stag, offset)) = header.write() {
+            built = built.with_write(stag, offset);
+        }
+        if let Some((stag, offset)) = header.read() {
+            built = built.with_read(stag, offset);
+        }
+        assert_eq!(built, header);
+        let encoded = match Bhs::read_from_bytes(&pdu).unwrap().opcode() {
+            Opcode::LOGIN_REQUEST => again::<LoginRequest>(&pdu),
+            Opcode::LOGIN_RESPONSE => again::<LoginResponse>(&pdu),
+            Opcode::SCSI_COMMAND => again::<ScsiCommand>(&pdu),
+            Opcode::SCSI_RESPONSE => again::<ScsiResponse>(&pdu),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(encoded, pdu);
+        count += 1;
+    }
+    assert_eq!(count, 72);
+}
+
+/// What a target did for one command: writes, reads, and the memory that its response closed.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Doing {
+    written: Option<(Stag, u64)>,
+    read: Option<Remote>,
+    closed: Option<Stag>,
+}
+
+fn remote(line: &Line<'_>) -> Remote {
+    let stag = Stag(u32::from_str_radix(line.words[0], 16).unwrap());
+    let address = u64::from_str_radix(line.words[1], 16).unwrap();
+    Remote { stag, address, len: line.text.parse().unwrap() }
+}
+
+/// What Linux's target did, by task tag.
+fn doings_of_linux() -> BTreeMap<u32, Doing> {
+    let (mut doings, mut open) = (BTreeMap::new(), Vec::new());
+    // The memory that a command names says which command a transfer is of.
+    let mut by_stag = BTreeMap::new();
+    for line in lines() {
+        match line.kind {
+            ">" => {
+                let header = ControlHeader::read_from_bytes(&bytes(line.words[0])).unwrap();
+                let bhs = Bhs::read_from_bytes(&bytes(line.words[1])).unwrap();
+                let itt = bhs.initiator_task_tag.get();
+                doings.insert(itt, Doing::default());
+                if let Some((stag, _)) = header.read().or(header.write()) {
+                    by_stag.insert(stag, itt);
+                }
+                open.push(itt);
+            }
+            "<" => {
+                let bhs = Bhs::read_from_bytes(&bytes(line.words[1])).unwrap();
+                let doing = doings.get_mut(&bhs.initiator_task_tag.get()).unwrap();
+                let closes = line.text.strip_prefix("closes ");
+                doing.closed = closes.map(|stag| Stag(u32::from_str_radix(stag, 16).unwrap()));
+            }
+            "w" | "r" => {
+                let remote = remote(&line);
+                let doing = doings.get_mut(&by_stag[&remote.stag.0]).unwrap();
+                match line.kind {
+                    "w" => doing.written = Some((remote.stag, remote.address)),
+                    _ => doing.read = Some(remote),
+                }
+            }
+            _ => {}
+        }
+    }
+    assert_eq!(open.len(), doings.len());
+    doings
+}
+
+/// Does what the target asks for until it has answered; returns what it did, the answer and its data.
+fn answer(server: &mut Server<Hand<IserTargetSession>>) -> (Doing, Bhs, Vec<u8>, Vec<u8>) {
+    let (mut doing, mut data_in) = (Doing::default(), Vec::new());
+    loop {
+        server.run();
+        match server.driven.works.front() {
+            Some(Work::Send { .. }) => break,
+            None => panic!("no answer"),
+            Some(_) => {}
+        }
+        match server.driven.works.pop_front() {
+            Some(Work::Write { id, local, remote }) => {
+                assert!(local.len() <= remote.len as usize);
+                doing.written = Some((remote.stag, remote.address));
+                data_in = local.to_vec();
+                server.driven.session.on_event(Event::Done { id, result: Ok(()) }).unwrap();
+            }
+            Some(Work::Read { id, local, remote }) => {
+                doing.read = Some(remote);
+                let all = pattern(8192 + local.len());
+                local.copy_from(&all[8192..]);
+                server.driven.session.on_event(Event::Done { id, result: Ok(()) }).unwrap();
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    let (closed, header, bhs, data) = server.driven.message();
+    assert_eq!(header, ControlHeader::new());
+    doing.closed = closed;
+    (doing, bhs, data, data_in)
+}
+
+#[test]
+fn our_target_answers_linux_as_linux_does() {
+    let served = Served::named("iqn.2026-11.vmh:lio", offer(), None);
+    let mut server = Server::new(&served, Hand::new(served.session()));
+    let linux = doings_of_linux();
+    let mut commands = 0;
+    for line in lines() {
+        match line.kind {
+            "?" => {
+                let private_data = bytes(line.words[0]);
+                server.driven.session.on_event(Event::Requested { private_data }).unwrap();
+                server.run();
+            }
+            "!" => {
+                let Some(Work::Accept { private_data }) = server.driven.works.pop_front() else { panic!() };
+                assert_eq!(private_data, bytes(line.words[0]));
+            }
+            ">" => {
+                let mut message = bytes(line.words[0]);
+                let pdu = bytes(line.words[1]);
+                let bhs = Bhs::read_from_bytes(&pdu).unwrap();
+                message.extend(&pdu);
+                let len = bhs.data_segment_length.get() as usize;
+                match bhs.opcode() {
+                    Opcode::LOGIN_REQUEST => {
+                        message.extend(format!("{}\0", line.text.replace('|', "\0")).bytes())
+                    }
+                    _ => message.extend(pattern(len)),
+                }
+                message.resize(message.len().next_multiple_of(4), 0);
+                server.driven.receive(&message, None).unwrap();
+                let (doing, response, data, data_in) = answer(&mut server);
+                let itt = bhs.initiator_task_tag.get();
+                assert_eq!(response.initiator_task_tag.get(), itt);
+                if bhs.opcode() == Opcode::LOGIN_REQUEST {
+                    check_login(&response, &data);
+                    continue;
+                }
+                check(&pdu, &response, &doing, &linux[&itt], &data_in);
+                commands += 1;
+            }
+            _ => {}
+        }
+    }
+    assert_eq!(commands, 35);
+}
+
+/// What Linux is told in the login, beside the names.
+fn check_login(response: &Bhs, data: &[u8]) {
+    let response = LoginResponse::read_from_bytes(response.as_bytes()).unwrap();
+    assert_eq!((response.status.get(), response.flags), (0, 0x87));
+    let text = String::from_utf8(data.to_vec()).unwrap();
+    let said: Vec<&str> = text.split('\0').collect();
+    for pair in [
+        "RDMAExtensions=Yes",
+        "InitiatorRecvDataSegmentLength=262144",
+        "TargetRecvDataSegmentLength=8192",
+        "FirstBurstLength=8192",
+        "ImmediateData=Yes",
+        "ErrorRecoveryLevel=0",
+    ] {
+        assert!(said.contains(&pair), "{pair} is not in {said:?}");
+    }
+    assert!(!text.contains("MaxRecvDataSegmentLength") && !text.contains("NotUnderstood"), "{text}");
+}
+
+/// An answer to a command, beside what Linux's target did.
+fn check(pdu: &[u8], response: &Bhs, doing: &Doing, linux: &Doing, data_in: &[u8]) {
+    let command = ScsiCommand::read_from_bytes(pdu).unwrap();
+    let response = ScsiResponse::read_from_bytes(response.as_bytes()).unwrap();
+    assert_eq!(response.opcode, Opcode::SCSI_RESPONSE.0);
+    assert_eq!((response.exp_data_sn.get(), response.exp_cmd_sn.get()), (0, command.cmd_sn.get() + 1));
+    if response.status != 0 {
+        // The first command learns that the unit was just powered on, and Linux asks for pages that not both have.
+        assert_eq!(doing.closed, linux.closed);
+        return;
+    }
+    if linux.written.is_some() {
+        assert_eq!(doing.written, linux.written);
+    }
+    assert_eq!((doing.read, doing.closed), (linux.read, linux.closed));
+    if command.cdb[0] == 0x28 && command.cmd_sn.get() >= 0x1d {
+        let len = command.expected_data_transfer_length.get() as usize;
+        assert!(data_in == pattern(len), "what was written before is read");
+    }
+}

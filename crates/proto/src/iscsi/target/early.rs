@@ -290,7 +290,13 @@ mod tests {
     fn pdu(itt: u32, len: usize) -> Whole {
         let mut bhs = Bhs::new_zeroed();
         bhs.initiator_task_tag = itt.into();
-        Whole { bhs, ahs: SmallVec::new(), data: Some(Seg::from_slice(&vec![0; len])), is_good: true }
+        Whole {
+            bhs,
+            ahs: SmallVec::new(),
+            data: Some(Seg::from_slice(&vec![0; len])),
+            is_good: true,
+            remotes: Remotes::default(),
+        }
     }
 
     #[test]
