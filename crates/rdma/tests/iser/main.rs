@@ -7,3 +7,4 @@ mod cuts;
 mod linux;
 mod manners;
 mod pairs;
+mod targets;

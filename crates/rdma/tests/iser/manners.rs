@@ -1,1 +1,578 @@
-//! To come.
+//! The target, told anything: what an initiator may say and what it may not, message by message.
+
+use crate::bench::{Hand, INITIATOR, Served, Server, TARGET, pattern};
+use blockmux_proto::iscsi::login::operational::{Key, Parameters};
+use blockmux_proto::iscsi::node::offer;
+use blockmux_proto::iscsi::target::{IserTargetSession, TargetSession};
+use blockmux_proto::rdma::{Event, RdmaSession, Stag, Work, WorkError};
+use blockmux_proto::session::{ProtocolError, StreamSession, Target};
+use blockmux_volume::{Chunk, Seg};
+use blockmux_wire::iscsi::scsi::*;
+use blockmux_wire::iscsi::session::*;
+use blockmux_wire::iscsi::{Bhs, FLAG_FINAL, FLAG_IMMEDIATE, Opcode, RESERVED_TAG, U24};
+use blockmux_wire::iser::ControlHeader;
+use std::time::Instant;
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
+
+/// An initiator by hand.
+struct Client {
+    server: Server<Hand<IserTargetSession>>,
+    cmd_sn: u32,
+}
+
+/// What the initiator opens, in these tests always under these names.
+const ROOM: (u32, u64) = (0x11, 0x1000);
+const DATA: (u32, u64) = (0x22, 0x2000);
+
+impl Client {
+    /// Connected with that private data, nothing said.
+    fn connect(served: &Served, private_data: &[u8]) -> (Client, Vec<u8>) {
+        let server = Server::new(served, Hand::new(served.session()));
+        let mut client = Client { server, cmd_sn: 1 };
+        let requested = Event::Requested { private_data: private_data.to_vec() };
+        client.event(requested).unwrap();
+        let Some(Work::Accept { private_data }) = client.works().pop_front() else { panic!("not accepted") };
+        client.event(Event::Connected { private_data: Vec::new() }).unwrap();
+        (client, private_data)
+    }
+
+    /// Logged in as Linux does, with these keys more.
+    fn log_in_to(served: &Served, keys: &str) -> Client {
+        let (mut client, _) = Client::connect(served, &[0x80, 0, 0, 0]);
+        let text = format!(
+            "InitiatorName={INITIATOR}\0TargetName={TARGET}\0SessionType=Normal\0RDMAExtensions=Yes\0{keys}"
+        );
+        client.send(ControlHeader::new(), &login_request(), text.as_bytes()).unwrap();
+        let (bhs, data) = client.answer();
+        let response = LoginResponse::read_from_bytes(bhs.as_bytes()).unwrap();
+        assert_eq!(response.status.get(), 0, "{}", String::from_utf8_lossy(&data));
+        // Their power-on unit attentions.
+        for lun in [0, 1] {
+            let command = client.command(lun, &[0; 6], 0, 0);
+            client.send(ControlHeader::new(), &command, &[]).unwrap();
+            assert_eq!(sense(&client.answer()), (6, 0x2900));
+        }
+        client
+    }
+
+    fn log_in(keys: &str) -> Client {
+        Client::log_in_to(&Served::new(offer(), None), keys)
+    }
+
+    fn works(&mut self) -> &mut std::collections::VecDeque<Work> {
+        &mut self.server.driven.works
+    }
+
+    fn event(&mut self, event: Event) -> Result<(), ProtocolError> {
+        self.server.driven.session.on_event(event)?;
+        self.server.run();
+        Ok(())
+    }
+
+    /// A message: header, PDU with its DataSegmentLength filled in, data.
+    fn send(
+        &mut self,
+        header: ControlHeader,
+        pdu: &(impl IntoBytes + Immutable),
+        data: &[u8],
+    ) -> Result<(), ProtocolError> {
+        let mut bhs = Bhs::read_from_bytes(pdu.as_bytes()).unwrap();
+        bhs.data_segment_length = U24::new(data.len() as u32);
+        self.raw(&[header.as_bytes(), bhs.as_bytes(), data].concat())
+    }
+
+    fn raw(&mut self, message: &[u8]) -> Result<(), ProtocolError> {
+        self.event(Event::Received { message: Seg::from_slice(message), invalidated: None })
+    }
+
+    /// A command of that many bytes; its tag is its CmdSN.
+    fn command(&mut self, lun: u8, cdb: &[u8], flags: u8, expected: u32) -> ScsiCommand {
+        let mut command = ScsiCommand::new_zeroed();
+        command.opcode = Opcode::SCSI_COMMAND.0;
+        command.flags = FLAG_FINAL | flags;
+        command.lun[1] = lun;
+        command.initiator_task_tag = self.cmd_sn.into();
+        command.expected_data_transfer_length = expected.into();
+        command.cmd_sn = self.cmd_sn.into();
+        command.cdb[..cdb.len()].copy_from_slice(cdb);
+        self.cmd_sn += 1;
+        command
+    }
+
+    fn read(&mut self, lba: u32, blocks: u16) -> ScsiCommand {
+        self.command(0, &cdb10(0x28, lba, blocks), FLAG_READ, u32::from(blocks) * 512)
+    }
+
+    fn write(&mut self, lba: u32, blocks: u16) -> ScsiCommand {
+        self.command(0, &cdb10(0x2a, lba, blocks), FLAG_WRITE, u32::from(blocks) * 512)
+    }
+
+    /// The next message of the target, without what it closes.
+    fn answer(&mut self) -> (Bhs, Vec<u8>) {
+        let (_, header, bhs, data) = self.server.driven.message();
+        assert_eq!(header, ControlHeader::new());
+        (bhs, data)
+    }
+
+    fn assert_good(&mut self, itt: u32) {
+        let (bhs, _) = self.answer();
+        assert_eq!(
+            (bhs.opcode(), status(&bhs), bhs.initiator_task_tag.get()),
+            (Opcode::SCSI_RESPONSE, 0, itt)
+        );
+    }
+
+    fn assert_quiet(&mut self) {
+        assert!(self.works().is_empty(), "{:?}", self.server.driven.works);
+    }
+
+    fn done(&mut self, id: blockmux_proto::rdma::WorkId) {
+        self.event(Event::Done { id, result: Ok(()) }).unwrap();
+    }
+
+    /// What the target reads next from our memory: an offset and a length; it gets its data.
+    fn fill(&mut self, data: &[u8]) -> (u64, u32) {
+        let Some(Work::Read { id, local, remote }) = self.works().pop_front() else { panic!() };
+        assert_eq!(remote.stag, Stag(DATA.0));
+        local.copy_from(&data[..remote.len as usize]);
+        self.done(id);
+        (remote.address, remote.len)
+    }
+
+    /// Reads blocks, as one command with room for them.
+    fn blocks(&mut self, lba: u32, blocks: u16) -> Vec<u8> {
+        let command = self.read(lba, blocks);
+        let header = ControlHeader::new().with_read(ROOM.0, ROOM.1);
+        self.send(header, &command, &[]).unwrap();
+        let Some(Work::Write { id, local, remote }) = self.works().pop_front() else { panic!() };
+        assert_eq!((remote.stag, remote.address), (Stag(ROOM.0), ROOM.1));
+        self.done(id);
+        self.assert_good(command.cmd_sn.get());
+        local.to_vec()
+    }
+}
+
+fn login_request() -> LoginRequest {
+    let mut request = LoginRequest::new_zeroed();
+    request.opcode = Opcode::LOGIN_REQUEST.0 | FLAG_IMMEDIATE;
+    request.flags = 0x87;
+    request.isid = [0x80, 1, 2, 3, 4, 5];
+    request.cid = 7.into();
+    request.cmd_sn = 1.into();
+    request
+}
+
+fn data_out(itt: u32, data_sn: u32, offset: u32, is_final: bool) -> DataOut {
+    let mut pdu = DataOut::new_zeroed();
+    pdu.opcode = Opcode::DATA_OUT.0;
+    pdu.flags = if is_final { FLAG_FINAL } else { 0 };
+    pdu.initiator_task_tag = itt.into();
+    pdu.target_transfer_tag = RESERVED_TAG.into();
+    pdu.data_sn = data_sn.into();
+    pdu.buffer_offset = offset.into();
+    pdu
+}
+
+fn management(function: Function, referenced: u32) -> TaskManagementRequest {
+    let mut request = TaskManagementRequest::new_zeroed();
+    request.opcode = Opcode::TASK_MANAGEMENT_REQUEST.0 | FLAG_IMMEDIATE;
+    request.function = FLAG_FINAL | function.0;
+    request.initiator_task_tag = 99.into();
+    request.referenced_task_tag = referenced.into();
+    request
+}
+
+fn cdb10(opcode: u8, lba: u32, blocks: u16) -> [u8; 10] {
+    let mut cdb = [0; 10];
+    cdb[0] = opcode;
+    cdb[2..6].copy_from_slice(&lba.to_be_bytes());
+    cdb[7..9].copy_from_slice(&blocks.to_be_bytes());
+    cdb
+}
+
+fn status(bhs: &Bhs) -> u8 {
+    ScsiResponse::read_from_bytes(bhs.as_bytes()).unwrap().status
+}
+
+/// Sense key and code of a CHECK CONDITION.
+fn sense((bhs, data): &(Bhs, Vec<u8>)) -> (u8, u16) {
+    assert_eq!((bhs.opcode(), status(bhs)), (Opcode::SCSI_RESPONSE, 2), "{bhs:?}");
+    (data[4] & 0xf, u16::from_be_bytes([data[14], data[15]]))
+}
+
+fn with_data() -> ControlHeader {
+    ControlHeader::new().with_write(DATA.0, DATA.1)
+}
+
+fn without_immediate_data() -> Parameters {
+    offer().with(Key::ImmediateData, 0)
+}
+
+#[test]
+fn both_sides_say_whether_memory_is_closed_from_afar() {
+    let served = Served::new(offer(), None);
+    for (said, answered) in
+        [(&[0x80, 0, 0, 0][..], 0x80), (&[0xc0, 0, 0, 0, 1, 2, 3], 0xc0), (&[0x80], 0xc0), (&[], 0xc0)]
+    {
+        let (mut client, answer) = Client::connect(&served, said);
+        assert_eq!(answer, [answered, 0, 0, 0], "{said:?}");
+        let text = format!("InitiatorName={INITIATOR}\0TargetName={TARGET}\0");
+        client.send(ControlHeader::new(), &login_request(), text.as_bytes()).unwrap();
+        client.answer();
+        let command = client.command(0, &[0x12, 0, 0, 0, 36, 0], FLAG_READ, 36);
+        client.send(ControlHeader::new().with_read(ROOM.0, ROOM.1), &command, &[]).unwrap();
+        assert!(matches!(client.works().pop_front(), Some(Work::Write { .. })));
+        let (closed, ..) = client.server.driven.message();
+        assert_eq!(closed, (answered == 0x80).then_some(Stag(ROOM.0)), "{said:?}");
+    }
+}
+
+#[test]
+fn a_login_over_rdma_that_does_not_want_iser_is_refused() {
+    let (mut client, _) = Client::connect(&Served::new(offer(), None), &[0x80, 0, 0, 0]);
+    let text = format!("InitiatorName={INITIATOR}\0TargetName={TARGET}\0RDMAExtensions=No\0");
+    let error = client.send(ControlHeader::new(), &login_request(), text.as_bytes()).unwrap_err();
+    assert_eq!(error.what, "came over RDMA and did not want iSER");
+    client.server.run();
+    let (bhs, _) = client.answer();
+    let response = LoginResponse::read_from_bytes(bhs.as_bytes()).unwrap();
+    assert_eq!(response.status.get(), LoginStatus::INITIATOR_ERROR.0);
+}
+
+#[test]
+fn data_comes_with_the_command_unasked_and_asked_for() {
+    let all = pattern(40 * 512);
+    // Nothing with the command, all of it, a part; and then in messages of their own, before the rest is read.
+    for (immediate, unasked) in [
+        (0, vec![]),
+        (512, vec![]),
+        (8192, vec![]),
+        (4096, vec![512, 3584]),
+        (0, vec![8192]),
+        (0, vec![1, 2, 3]),
+    ] {
+        let mut client = Client::log_in("InitialR2T=No\0FirstBurstLength=8192\0");
+        let mut command = client.write(8, 40);
+        if !unasked.is_empty() {
+            command.flags &= !FLAG_FINAL;
+        }
+        let mut at = immediate;
+        client.send(with_data(), &command, &all[..immediate]).unwrap();
+        for (nth, len) in unasked.iter().enumerate() {
+            client.assert_quiet();
+            let is_last = nth + 1 == unasked.len();
+            let pdu = data_out(command.cmd_sn.get(), nth as u32, at as u32, is_last);
+            client.send(ControlHeader::new(), &pdu, &all[at..at + len]).unwrap();
+            at += len;
+        }
+        // What a header names begins behind what comes unasked, as Linux has it.
+        let asked = client.fill(&all[at..]);
+        assert_eq!(asked, (DATA.1, (all.len() - at) as u32), "{immediate} {unasked:?}");
+        client.assert_good(command.cmd_sn.get());
+        assert!(client.blocks(8, 40) == all, "{immediate} {unasked:?}");
+    }
+}
+
+#[test]
+fn an_initiator_that_says_so_names_all_its_data() {
+    let mut client = Client::log_in("TaggedBufferForSolicitedDataOnly=No\0");
+    let (all, command) = (pattern(16 * 512), client.write(0, 16));
+    client.send(with_data(), &command, &all[..1024]).unwrap();
+    assert_eq!(client.fill(&all[1024..]), (DATA.1 + 1024, 7168));
+    client.assert_good(command.cmd_sn.get());
+    assert!(client.blocks(0, 16) == all);
+}
+
+#[test]
+fn immediate_data_alone_needs_no_memory() {
+    let mut client = Client::log_in("");
+    let (all, command) = (pattern(8192), client.write(3, 16));
+    client.send(ControlHeader::new(), &command, &all).unwrap();
+    client.assert_good(command.cmd_sn.get());
+    assert!(client.blocks(3, 16) == all);
+}
+
+#[test]
+fn commands_that_do_not_name_their_memory_are_rejected_and_the_session_goes_on() {
+    let mut client = Client::log_in("");
+    let read = client.read(0, 8);
+    let (write, partly) = (client.write(0, 8), client.write(0, 8));
+    let cases: [(ScsiCommand, ControlHeader, usize); 4] = [
+        (read, ControlHeader::new(), 0),
+        (read, with_data(), 0),
+        (write, ControlHeader::new().with_read(ROOM.0, ROOM.1), 0),
+        (partly, ControlHeader::new(), 512),
+    ];
+    for (nth, (mut command, header, immediate)) in cases.into_iter().enumerate() {
+        client.cmd_sn = 3 + nth as u32;
+        command.cmd_sn = client.cmd_sn.into();
+        client.send(header, &command, &pattern(immediate)).unwrap();
+        let (bhs, data) = client.answer();
+        assert_eq!((bhs.opcode(), data.len()), (Opcode::REJECT, 48), "case {nth}");
+        client.assert_quiet();
+    }
+    client.cmd_sn = 7;
+    assert_eq!(client.blocks(0, 8), vec![0; 4096]);
+}
+
+#[test]
+fn what_is_no_message_of_iser_ends_the_connection() {
+    let command = Client::log_in("").read(0, 1);
+    let pdu = command.as_bytes();
+    let header = ControlHeader::new().with_read(ROOM.0, ROOM.1);
+    let with = |flags: u8| {
+        let mut header = header;
+        header.opcode_flags = flags;
+        [header.as_bytes(), pdu].concat()
+    };
+    let whole = with(0x14);
+    let mut long = whole.clone();
+    long.extend([0; 4]);
+    let mut cases = vec![Vec::new(), long, with(0x04), with(0x24), with(0x34), with(0xf4)];
+    cases.extend((1..whole.len()).step_by(5).map(|len| whole[..len].to_vec()));
+    let mut claims = whole.clone();
+    claims[28 + 4] = 255; // additional header segments that are not there
+    cases.push(claims);
+    for (nth, message) in cases.into_iter().enumerate() {
+        let mut client = Client::log_in("");
+        let error = client.raw(&message).unwrap_err();
+        assert_eq!(error.reference, "RFC 7145, iSER Header Format", "case {nth}");
+        // During a login it is no better.
+        let (mut client, _) = Client::connect(&Served::new(offer(), None), &[]);
+        assert!(client.raw(&message).is_err(), "case {nth}");
+    }
+    let mut client = Client::log_in("");
+    let command = client.write(0, 32);
+    let error = client.send(with_data(), &command, &pattern(8193)).unwrap_err();
+    assert_eq!(error.what, "sent a data segment above TargetRecvDataSegmentLength");
+}
+
+#[test]
+fn a_login_in_a_session_is_refused() {
+    let mut client = Client::log_in("");
+    client
+        .send(ControlHeader::new(), &login_request(), b"InitiatorName=iqn.2026-11.com.example:me\0")
+        .unwrap();
+    let (bhs, _) = client.answer();
+    assert_eq!(bhs.opcode(), Opcode::REJECT);
+}
+
+#[test]
+fn memory_that_is_not_open_ends_the_connection_and_nothing_is_written() {
+    let mut client = Client::log_in("");
+    let command = client.write(0, 32);
+    client.send(with_data(), &command, &[]).unwrap();
+    let Some(Work::Read { id, .. }) = client.works().pop_front() else { panic!() };
+    client.event(Event::Done { id, result: Err(WorkError::RemoteAccess) }).unwrap();
+    assert!(client.server.submitted.is_empty());
+    assert!(matches!(client.works().pop_front(), Some(Work::Disconnect)));
+    client.event(Event::Disconnected).unwrap();
+    client.assert_quiet();
+    assert!(client.server.driven.session.is_over());
+}
+
+#[test]
+fn an_abort_is_answered_when_the_initiators_memory_is_not_read_any_more() {
+    for function in [Function::ABORT_TASK, Function::ABORT_TASK_SET, Function::LOGICAL_UNIT_RESET] {
+        let mut client = Client::log_in("");
+        let command = client.write(0, 32);
+        client.send(with_data(), &command, &[]).unwrap();
+        let Some(Work::Read { id, local, .. }) = client.works().pop_front() else { panic!() };
+        client.send(ControlHeader::new(), &management(function, command.cmd_sn.get()), &[]).unwrap();
+        client.assert_quiet();
+        local.copy_from(&pattern(32 * 512));
+        client.done(id);
+        let (bhs, _) = client.answer();
+        let response = TaskManagementResponse::read_from_bytes(bhs.as_bytes()).unwrap();
+        assert_eq!((bhs.opcode(), response.response), (Opcode::TASK_MANAGEMENT_RESPONSE, 0), "{function:?}");
+        client.assert_quiet();
+        if function == Function::LOGICAL_UNIT_RESET {
+            let command = client.command(0, &[0; 6], 0, 0);
+            client.send(ControlHeader::new(), &command, &[]).unwrap();
+            assert_eq!(sense(&client.answer()), (6, 0x2903));
+        }
+        assert_eq!(client.blocks(0, 32), vec![0; 32 * 512], "it was never written");
+    }
+}
+
+#[test]
+fn an_abort_of_io_at_the_volume_waits_for_its_end() {
+    let mut client = Client::log_in("");
+    client.server.holds_io = true;
+    let command = client.read(0, 8);
+    client.send(ControlHeader::new().with_read(ROOM.0, ROOM.1), &command, &[]).unwrap();
+    client.send(ControlHeader::new(), &management(Function::ABORT_TASK, command.cmd_sn.get()), &[]).unwrap();
+    client.assert_quiet();
+    assert_eq!(client.server.cancelled.len(), 1);
+    client.server.finish_one();
+    client.server.run();
+    let (bhs, _) = client.answer();
+    assert_eq!(bhs.opcode(), Opcode::TASK_MANAGEMENT_RESPONSE);
+    client.assert_quiet();
+}
+
+#[test]
+fn pings_text_and_the_logout_are_messages_like_others() {
+    let mut client = Client::log_in("");
+    let mut ping = NopOut::new_zeroed();
+    ping.opcode = Opcode::NOP_OUT.0 | FLAG_IMMEDIATE;
+    ping.flags = FLAG_FINAL;
+    (ping.initiator_task_tag, ping.target_transfer_tag) = (5.into(), RESERVED_TAG.into());
+    client.send(ControlHeader::new(), &ping, b"hello").unwrap();
+    let (bhs, data) = client.answer();
+    assert_eq!((bhs.opcode(), &data[..]), (Opcode::NOP_IN, &b"hello\0\0\0"[..]));
+    let mut text = TextRequest::new_zeroed();
+    (text.opcode, text.flags) = (Opcode::TEXT_REQUEST.0 | FLAG_IMMEDIATE, FLAG_FINAL);
+    text.target_transfer_tag = RESERVED_TAG.into();
+    client.send(ControlHeader::new(), &text, b"SendTargets=\0").unwrap();
+    let (bhs, data) = client.answer();
+    assert_eq!(bhs.opcode(), Opcode::TEXT_RESPONSE);
+    assert!(String::from_utf8(data).unwrap().contains("TargetAddress=192.0.2.1:3260,1"));
+    let mut logout = LogoutRequest::new_zeroed();
+    logout.opcode = Opcode::LOGOUT_REQUEST.0 | FLAG_IMMEDIATE;
+    logout.reason = FLAG_FINAL | LogoutReason::CLOSE_SESSION.0;
+    client.send(ControlHeader::new(), &logout, &[]).unwrap();
+    let (bhs, _) = client.answer();
+    assert_eq!(bhs.opcode(), Opcode::LOGOUT_RESPONSE);
+    assert!(matches!(client.works().pop_front(), Some(Work::Disconnect)));
+}
+
+#[test]
+fn an_initiator_is_told_that_the_target_stops() {
+    let mut client = Client::log_in("");
+    client.server.holds_io = true;
+    let command = client.read(0, 8);
+    client.send(ControlHeader::new().with_read(ROOM.0, ROOM.1), &command, &[]).unwrap();
+    client.server.driven.on_stop();
+    client.server.run();
+    let (bhs, _) = client.answer();
+    let event = AsyncMessage::read_from_bytes(bhs.as_bytes()).unwrap();
+    assert_eq!((bhs.opcode(), event.async_event), (Opcode::ASYNC_MESSAGE, AsyncEvent::SESSION_DROP.0));
+    client.assert_quiet();
+    client.server.finish_one();
+    client.server.run();
+    assert!(matches!(client.works().pop_front(), Some(Work::Write { .. })));
+    client.assert_good(command.cmd_sn.get());
+    assert!(matches!(client.works().pop_front(), Some(Work::Disconnect)));
+}
+
+#[test]
+fn every_message_that_is_taken_gives_its_receive_buffer_back() {
+    let mut client = Client::log_in("");
+    let before = client.server.driven.receives;
+    for _ in 0..300 {
+        client.blocks(0, 1);
+    }
+    assert_eq!(client.server.driven.receives - before, 300);
+    assert_eq!(before, 3, "the login and two commands");
+    for (keys, more) in [("FirstBurstLength=8192\0", 0), ("FirstBurstLength=2048\0", 0), ("", 7 * 256)] {
+        // Unasked-for data of one message for each command has its buffer from the beginning; 64 KiB are eight.
+        let client = Client::log_in(&format!("InitialR2T=No\0{keys}"));
+        assert_eq!(client.server.driven.receives, 3 + more, "{keys}");
+    }
+}
+
+#[test]
+fn data_that_was_sent_counts_until_it_has_left() {
+    let mut client = Client::log_in("");
+    let (room, mut taken, mut works) = (ControlHeader::new().with_read(ROOM.0, ROOM.1), 0, Vec::new());
+    // 8 MiB each, of which 64 MiB may be on their way.
+    for _ in 0..10 {
+        let before = client.server.driven.receives;
+        let command = client.read(0, 16_384);
+        client.send(room, &command, &[]).unwrap();
+        taken += client.server.driven.receives - before;
+        works.extend(client.works().drain(..));
+    }
+    assert_eq!(taken, 8);
+    let writes: Vec<_> = works
+        .into_iter()
+        .filter_map(|work| match work {
+            Work::Write { id, .. } => Some(id),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(writes.len(), 8);
+    for id in &writes[..2] {
+        let before = client.server.driven.receives;
+        client.done(*id);
+        assert_eq!(client.server.driven.receives - before, 1, "the next is taken");
+    }
+}
+
+#[test]
+fn reservations_and_compare_and_write_are_those_of_iscsi() {
+    let served = Served::new(offer(), None);
+    let mut client = Client::log_in_to(&served, "");
+    // COMPARE AND WRITE of one block: what is there, and what is to be.
+    let both = [vec![0; 512], pattern(512)].concat();
+    let mut cdb = [0; 16];
+    (cdb[0], cdb[13]) = (0x89, 1);
+    for expected in [(0, None), (2, Some((0xe, 0x1d00)))] {
+        let command = client.command(0, &cdb, FLAG_WRITE, 1024);
+        client.send(with_data(), &command, &[]).unwrap();
+        assert_eq!(client.fill(&both), (DATA.1, 1024));
+        let answer = client.answer();
+        assert_eq!(status(&answer.0), expected.0);
+        assert_eq!(expected.1, expected.1.map(|_| sense(&answer)));
+    }
+    // PERSISTENT RESERVE OUT: register a key, reserve for writes; another initiator writes in vain.
+    let mut list = [0; 24];
+    list[8..16].copy_from_slice(&7_u64.to_be_bytes());
+    let command = client.command(0, &[0x5f, 0, 0, 0, 0, 0, 0, 0, 24, 0], FLAG_WRITE, 24);
+    client.send(with_data(), &command, &[]).unwrap();
+    client.fill(&list);
+    client.assert_good(command.cmd_sn.get());
+    list[..8].copy_from_slice(&7_u64.to_be_bytes());
+    list[8..16].fill(0);
+    let command = client.command(0, &[0x5f, 1, 1, 0, 0, 0, 0, 0, 24, 0], FLAG_WRITE, 24);
+    client.send(with_data(), &command, &list).unwrap();
+    client.assert_good(command.cmd_sn.get());
+    let mut other = Client::connect(&served, &[0x80, 0, 0, 0]).0;
+    let text = format!("InitiatorName=iqn.2026-11.com.example:other\0TargetName={TARGET}\0");
+    other.send(ControlHeader::new(), &login_request(), text.as_bytes()).unwrap();
+    other.answer();
+    let command = other.command(0, &[0; 6], 0, 0);
+    other.send(ControlHeader::new(), &command, &[]).unwrap();
+    other.answer();
+    let command = other.write(0, 1);
+    other.send(ControlHeader::new(), &command, &pattern(512)).unwrap();
+    assert_eq!(status(&other.answer().0), 0x18, "RESERVATION CONFLICT");
+}
+
+#[test]
+fn a_session_of_several_connections_puts_commands_in_order_with_their_memory() {
+    let served = Served::new(without_immediate_data(), None);
+    let mut first = Client::log_in_to(&served, "MaxConnections=2\0");
+    let (mut second, _) = Client::connect(&served, &[0x80, 0, 0, 0]);
+    let mut request = login_request();
+    (request.cid, request.tsih) = (8.into(), 1.into());
+    request.cmd_sn = first.cmd_sn.into();
+    let text = format!("InitiatorName={INITIATOR}\0TargetName={TARGET}\0");
+    second.send(ControlHeader::new(), &request, text.as_bytes()).unwrap();
+    let (bhs, _) = second.answer();
+    assert_eq!(LoginResponse::read_from_bytes(bhs.as_bytes()).unwrap().status.get(), 0);
+    let (all, missing) = (pattern(16 * 512), first.write(0, 16));
+    second.cmd_sn = first.cmd_sn;
+    let early = second.write(16, 16);
+    second.send(ControlHeader::new().with_write(DATA.0, 0x7000), &early, &[]).unwrap();
+    second.assert_quiet();
+    first.send(with_data(), &missing, &[]).unwrap();
+    assert_eq!(first.fill(&all), (DATA.1, 8192));
+    first.assert_good(missing.cmd_sn.get());
+    second.server.run();
+    assert_eq!(second.fill(&all), (0x7000, 8192));
+    second.assert_good(early.cmd_sn.get());
+    let (mut third, _) = Client::connect(&served, &[]);
+    request.tsih = 77.into();
+    assert!(third.send(ControlHeader::new(), &request, text.as_bytes()).is_err(), "there is no such session");
+    // Nor does a connection over TCP belong to this one.
+    let local = &served.local;
+    let mut stream =
+        TargetSession::among(local, served.node.clone(), 1, served.pool.clone(), [4; 32], Instant::now());
+    (request.tsih, request.cid) = (1.into(), 9.into());
+    request.data_segment_length = U24::new(text.len() as u32);
+    let mut bytes = [request.as_bytes(), text.as_bytes()].concat();
+    bytes.resize(bytes.len().next_multiple_of(4), 0);
+    assert!(stream.on_bytes(&Chunk::from_slice(&bytes)).is_err());
+}

@@ -1,0 +1,422 @@
+//! The initiator, told anything: what it opens to a target and when it closes it, and what it does not put up with.
+
+use crate::bench::{Hand, Served, Server, initiator, list, pattern};
+use blockmux_proto::iscsi::initiator::{IserInitiatorSession, wishes};
+use blockmux_proto::iscsi::node::offer;
+use blockmux_proto::iscsi::target::IserTargetSession;
+use blockmux_proto::rdma::{Access, Event, RdmaSession, Remote, Stag, Work, WorkId};
+use blockmux_proto::session::{Initiator, ProtocolError, Timed};
+use blockmux_volume::{Io, IoError, Op, SgList, Tag};
+use blockmux_wire::iscsi::scsi::*;
+use blockmux_wire::iscsi::session::*;
+use blockmux_wire::iscsi::{Bhs, FLAG_FINAL, Opcode, RESERVED_TAG, U24};
+use blockmux_wire::iser::ControlHeader;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
+
+/// Both sides, and the test in between as the network.
+struct Wire {
+    client: Hand<IserInitiatorSession>,
+    server: Server<Hand<IserTargetSession>>,
+    /// What the initiator has open.
+    open: BTreeMap<u32, (SgList, Access)>,
+    next_stag: u32,
+    /// Changes what the target says.
+    mangle: fn(&mut Vec<u8>),
+}
+
+/// Where memory begins for the target.
+const BASE: u64 = 0x1000;
+
+impl Wire {
+    fn new(private_data: &[u8]) -> Wire {
+        let served = Served::new(offer(), None);
+        let server = Server::new(&served, Hand::new(served.session()));
+        let client = Hand::new(initiator(wishes()));
+        let mut wire = Wire { client, server, open: BTreeMap::new(), next_stag: 7, mangle: |_| {} };
+        let requested = Event::Requested { private_data: private_data.to_vec() };
+        wire.server.driven.session.on_event(requested).unwrap();
+        wire.server.run();
+        let Some(Work::Accept { private_data }) = wire.server.driven.works.pop_front() else { panic!() };
+        wire.client.session.on_event(Event::Connected { private_data }).unwrap();
+        wire
+    }
+
+    /// Logged in; the target closes memory itself.
+    fn ready() -> Wire {
+        let mut wire = Wire::new(&[0x80, 0, 0, 0]);
+        wire.run().unwrap();
+        assert!(wire.client.session.is_ready());
+        wire
+    }
+
+    /// Does what the initiator wants of its queue pair; messages stay.
+    fn serve_client(&mut self) {
+        self.client.take();
+        let mut messages = std::mem::take(&mut self.client.works);
+        while let Some(work) = messages.pop_front() {
+            match work {
+                Work::Register { id, local, access } => {
+                    self.next_stag += 1;
+                    let remote =
+                        Remote { stag: Stag(self.next_stag), address: BASE, len: local.len() as u32 };
+                    self.open.insert(self.next_stag, (local, access));
+                    self.client.session.on_event(Event::Registered { id, remote }).unwrap();
+                    let before = std::mem::take(&mut self.client.works);
+                    self.client.take();
+                    messages.append(&mut self.client.works);
+                    self.client.works = before;
+                }
+                Work::Invalidate { stag } => {
+                    assert!(self.open.remove(&stag.0).is_some(), "closes what is not open");
+                }
+                other => self.client.works.push_back(other),
+            }
+        }
+    }
+
+    fn memory(&self, remote: Remote, wanted: Access) -> SgList {
+        let (list, access) = &self.open[&remote.stag.0];
+        assert_eq!(*access, wanted);
+        list.slice((remote.address - BASE) as usize, remote.len as usize)
+    }
+
+    /// Does what the target wants of its queue pair, and passes its messages on.
+    fn serve_server(&mut self) -> Result<bool, ProtocolError> {
+        let mut moves = self.server.run();
+        while let Some(work) = self.server.driven.works.pop_front() {
+            moves = true;
+            match work {
+                Work::Write { id, local, remote } => {
+                    let remote = Remote { len: local.len() as u32, ..remote };
+                    local.copy_to_list(&self.memory(remote, Access::RemoteWrite));
+                    self.done(id);
+                }
+                Work::Read { id, local, remote } => {
+                    self.memory(remote, Access::RemoteRead).copy_to_list(&local);
+                    self.done(id);
+                }
+                Work::Send { head, payload, invalidate, .. } => {
+                    let mut message = [&head[..], &payload.to_vec()].concat();
+                    (self.mangle)(&mut message);
+                    if let Some(stag) = invalidate {
+                        assert!(self.open.remove(&stag.0).is_some(), "closes what is not open");
+                    }
+                    self.client.receive(&message, invalidate)?;
+                }
+                Work::Disconnect => {}
+                other => panic!("{other:?}"),
+            }
+        }
+        Ok(moves)
+    }
+
+    fn done(&mut self, id: WorkId) {
+        self.server.driven.session.on_event(Event::Done { id, result: Ok(()) }).unwrap();
+    }
+
+    /// Passes everything on until there is no more.
+    fn run(&mut self) -> Result<(), ProtocolError> {
+        loop {
+            self.serve_client();
+            let mut moves = false;
+            while let Some(work) = self.client.works.pop_front() {
+                let Work::Send { head, payload, invalidate: None, .. } = work else { continue };
+                moves = true;
+                self.server.driven.receive(&[&head[..], &payload.to_vec()].concat(), None).unwrap();
+            }
+            if !self.serve_server()? && !moves {
+                return Ok(());
+            }
+        }
+    }
+
+    fn submit(&mut self, tag: u64, op: Op, len: usize, data: Option<SgList>) {
+        let offset = tag * 65_536;
+        self.client.session.submit(Io { tag: Tag(tag), op, offset, len: len as u64, data });
+        self.serve_client();
+    }
+
+    /// The command that was sent: its header, its PDU and its data.
+    fn command(&mut self) -> (ControlHeader, ScsiCommand, Vec<u8>) {
+        let (_, header, bhs, data) = self.client.message();
+        (header, ScsiCommand::read_from_bytes(bhs.as_bytes()).unwrap(), data)
+    }
+
+    fn done_tags(&mut self) -> Vec<u64> {
+        std::iter::from_fn(|| self.client.session.poll_done()).map(|done| done.tag.0).collect()
+    }
+
+    /// A PDU of ours in the place of the target's.
+    fn say(
+        &mut self,
+        pdu: &(impl IntoBytes + Immutable),
+        data: &[u8],
+        closes: Option<Stag>,
+    ) -> Result<(), ProtocolError> {
+        let mut bhs = Bhs::read_from_bytes(pdu.as_bytes()).unwrap();
+        bhs.data_segment_length = U24::new(data.len() as u32);
+        let message = [ControlHeader::new().as_bytes(), bhs.as_bytes(), data].concat();
+        self.client.receive(&message, closes)
+    }
+}
+
+fn response(command: &ScsiCommand, status: u8) -> ScsiResponse {
+    let mut response = ScsiResponse::new_zeroed();
+    response.opcode = Opcode::SCSI_RESPONSE.0;
+    response.flags = FLAG_FINAL;
+    response.status = status;
+    response.initiator_task_tag = command.initiator_task_tag;
+    response.exp_cmd_sn = (command.cmd_sn.get() + 1).into();
+    response.max_cmd_sn = (command.cmd_sn.get() + 100).into();
+    response
+}
+
+const WRITE: Op = Op::Write { fua: false };
+
+#[test]
+fn a_command_opens_what_the_target_needs_and_no_more() {
+    let mut wire = Wire::ready();
+    assert!(wire.open.is_empty(), "the bring-up has left nothing open");
+    wire.submit(0, Op::Flush, 0, None);
+    let (header, _, _) = wire.command();
+    assert_eq!(header, ControlHeader::new());
+    wire.submit(1, Op::Read, 4096, None);
+    let (header, command, _) = wire.command();
+    assert_eq!((header.read(), header.write()), (Some((wire.next_stag, BASE)), None));
+    assert_eq!(command.expected_data_transfer_length.get(), 4096);
+    let opened = wire.open.len();
+    wire.submit(2, WRITE, 8192, Some(list(&pattern(8192))));
+    let (header, command, data) = wire.command();
+    assert_eq!((header, command.data_segment_length.get()), (ControlHeader::new(), 8192));
+    assert!(data == pattern(8192) && command.flags & FLAG_FINAL != 0 && wire.open.len() == opened);
+    wire.submit(3, WRITE, 8704, Some(list(&pattern(8704))));
+    let (header, command, data) = wire.command();
+    assert_eq!((header.read(), header.write()), (None, Some((wire.next_stag, BASE))));
+    assert!(data.is_empty() && command.flags & FLAG_FINAL != 0);
+    let (memory, access) = &wire.open[&wire.next_stag];
+    assert!(memory.to_vec() == pattern(8704) && *access == Access::RemoteRead);
+}
+
+#[test]
+fn memory_is_the_callers_own() {
+    let mut wire = Wire::ready();
+    let (data, room) = (list(&pattern(65_536)), list(&vec![0; 65_536]));
+    wire.submit(0, WRITE, 65_536, Some(data.clone()));
+    let (memory, _) = &wire.open[&wire.next_stag];
+    assert_eq!(memory.segs()[0].as_ptr(), data.segs()[0].as_ptr());
+    wire.run().unwrap();
+    assert_eq!(wire.done_tags(), [0]);
+    wire.submit(0, Op::Read, 65_536, Some(room.clone()));
+    let (memory, _) = &wire.open[&wire.next_stag];
+    assert_eq!(memory.segs()[0].as_ptr(), room.segs()[0].as_ptr());
+    wire.run().unwrap();
+    assert!(wire.done_tags() == [0] && room.to_vec() == pattern(65_536) && wire.open.is_empty());
+}
+
+#[test]
+fn a_command_ends_when_its_memory_is_closed_and_not_before() {
+    // This target has been told not to close memory itself.
+    let mut wire = Wire::new(&[0xc0, 0, 0, 0]);
+    wire.run().unwrap();
+    assert!(wire.client.session.is_ready() && wire.open.is_empty());
+    wire.submit(0, Op::Read, 4096, None);
+    let (_, command, _) = wire.command();
+    let stag = Stag(wire.next_stag);
+    let bhs = response(&command, 0);
+    let message = [ControlHeader::new().as_bytes(), bhs.as_bytes()].concat();
+    let message = blockmux_volume::Seg::from_slice(&message);
+    wire.client.session.on_event(Event::Received { message, invalidated: None }).unwrap();
+    assert!(wire.client.session.poll_done().is_none());
+    let mut closed = false;
+    while let Some(work) = wire.client.session.poll_work(100) {
+        assert!(wire.client.session.poll_done().is_none(), "it is open still");
+        closed |= matches!(work, Work::Invalidate { stag: named } if named == stag);
+    }
+    assert!(closed);
+    assert_eq!(wire.done_tags(), [0]);
+}
+
+#[test]
+fn a_target_that_closes_other_memory_than_the_commands_is_left() {
+    let mut wire = Wire::ready();
+    wire.submit(0, Op::Read, 4096, None);
+    let (_, first, _) = wire.command();
+    wire.submit(1, Op::Read, 4096, None);
+    wire.command();
+    let other = Stag(wire.next_stag);
+    assert_eq!(
+        wire.say(&response(&first, 0), &[], Some(other)).unwrap_err().what,
+        "closed memory that is not the command's that it answered"
+    );
+    assert!(wire.done_tags().is_empty());
+    let mut wire = Wire::ready();
+    wire.submit(0, WRITE, 512, Some(list(&pattern(512))));
+    let (_, command, _) = wire.command();
+    assert!(wire.say(&response(&command, 0), &[], Some(Stag(3))).is_err(), "it had none open");
+    let mut wire = Wire::ready();
+    let mut ping = NopIn::new_zeroed();
+    ping.opcode = Opcode::NOP_IN.0;
+    assert!(wire.say(&ping, &[], Some(Stag(3))).is_err(), "no response");
+}
+
+#[test]
+fn what_comes_as_rdma_does_not_come_as_a_message() {
+    for opcode in [Opcode::DATA_IN, Opcode::R2T, Opcode::LOGIN_RESPONSE, Opcode(0x3e)] {
+        let mut wire = Wire::ready();
+        wire.submit(0, Op::Read, 4096, None);
+        let (_, command, _) = wire.command();
+        let mut pdu = DataIn::new_zeroed();
+        (pdu.opcode, pdu.flags) = (opcode.0, FLAG_FINAL);
+        pdu.initiator_task_tag = command.initiator_task_tag;
+        assert!(wire.say(&pdu, &[], None).is_err(), "{opcode:?}");
+        assert!(wire.done_tags().is_empty());
+    }
+}
+
+#[test]
+fn what_is_no_message_of_iser_ends_the_session() {
+    let whole = [ControlHeader::new().as_bytes(), &[0x20; 48]].concat();
+    for len in (0..76).step_by(5) {
+        let mut wire = Wire::ready();
+        assert!(wire.client.receive(&whole[..len], None).is_err(), "{len} bytes");
+        assert!(Wire::new(&[]).client.receive(&whole[..len], None).is_err(), "{len} bytes in a login");
+    }
+    for flags in [0x00, 0x20, 0x30] {
+        let mut message = whole.clone();
+        message[0] = flags;
+        assert!(Wire::ready().client.receive(&message, None).is_err(), "{flags:#x}");
+    }
+}
+
+#[test]
+fn a_target_that_answers_what_was_not_asked_is_left() {
+    let mut wire = Wire::ready();
+    wire.submit(0, Op::Read, 4096, None);
+    let (_, command, _) = wire.command();
+    wire.say(&response(&command, 0), &[], Some(Stag(wire.next_stag))).unwrap();
+    assert_eq!(wire.done_tags(), [0]);
+    assert!(wire.say(&response(&command, 0), &[], None).is_err(), "a second time");
+}
+
+#[test]
+fn a_short_read_and_a_failed_one_are_errors() {
+    let mut wire = Wire::ready();
+    let sense = [0, 18, 0x70, 0, 3, 0, 0, 0, 0, 10, 0, 0, 0, 0, 0x11, 0, 0, 0, 0, 0];
+    let mut short = ScsiResponse::new_zeroed();
+    short.flags = FLAG_FINAL | FLAG_UNDERFLOW;
+    short.residual_count = 512.into();
+    for (nth, is_short) in [true, false].into_iter().enumerate() {
+        wire.submit(nth as u64, Op::Read, 4096, None);
+        let (_, command, _) = wire.command();
+        let mut pdu = response(&command, if is_short { 0 } else { 2 });
+        if is_short {
+            (pdu.flags, pdu.residual_count) = (short.flags, short.residual_count);
+        }
+        let data = if is_short { &[][..] } else { &sense };
+        wire.say(&pdu, data, Some(Stag(wire.next_stag))).unwrap();
+        let done = wire.client.session.poll_done().unwrap();
+        assert_eq!(done.result.err(), Some(IoError::Medium), "{is_short}");
+    }
+}
+
+#[test]
+fn a_window_wider_than_our_receive_buffers_is_not_used() {
+    fn widen(message: &mut Vec<u8>) {
+        let max_cmd_sn = u32::from_be_bytes(message[28 + 32..28 + 36].try_into().unwrap());
+        message[28 + 32..28 + 36].copy_from_slice(&(max_cmd_sn + 1000).to_be_bytes());
+    }
+    let mut wire = Wire::new(&[0x80, 0, 0, 0]);
+    wire.mangle = widen;
+    wire.run().unwrap();
+    for tag in 0..600 {
+        assert!(wire.client.session.room() > 0);
+        wire.client.session.submit(Io::new(Tag(tag), Op::Read, 0, 512));
+    }
+    wire.serve_client();
+    let endpoint = wire.client.session.endpoint();
+    assert_eq!((wire.client.works.len(), wire.open.len()), (256, 256));
+    assert!(endpoint.receives >= 256 && endpoint.regions >= 256);
+    let (header, command, _) = wire.command();
+    let stag = Stag(header.read().unwrap().0);
+    wire.open.remove(&stag.0);
+    let sent = wire.client.works.len();
+    wire.say(&response(&command, 0), &[], Some(stag)).unwrap();
+    wire.serve_client();
+    assert_eq!((wire.done_tags().len(), wire.client.works.len()), (1, sent + 1));
+}
+
+#[test]
+fn a_target_without_iser_is_told_so() {
+    fn deny(message: &mut Vec<u8>) {
+        let len = u32::from_be_bytes(message[32..36].try_into().unwrap()) & U24::MAX;
+        let text = String::from_utf8_lossy(&message[76..76 + len as usize]);
+        let text = text.replace("RDMAExtensions=Yes", "RDMAExtensions=No");
+        message.splice(76.., text.bytes());
+        message[32..36].copy_from_slice(&(text.len() as u32).to_be_bytes());
+    }
+    let mut wire = Wire::new(&[0x80, 0, 0, 0]);
+    wire.mangle = deny;
+    let error = wire.run().unwrap_err();
+    assert_eq!(error.what, "did not agree to iSER over RDMA");
+    let mut nobody = Hand::new(initiator(wishes()));
+    let refused = nobody.session.on_event(Event::Refused { private_data: vec![1; 500] }).unwrap_err();
+    assert_eq!(refused.what, "refused the RDMA connection: nobody serves iSER there");
+}
+
+#[test]
+fn a_flood_of_pings_waits_for_its_answers_to_leave() {
+    let mut wire = Wire::ready();
+    let mut ping = NopIn::new_zeroed();
+    (ping.opcode, ping.flags) = (Opcode::NOP_IN.0, FLAG_FINAL);
+    (ping.initiator_task_tag, ping.target_transfer_tag) = (RESERVED_TAG.into(), 5.into());
+    let message = [ControlHeader::new().as_bytes(), ping.as_bytes()].concat();
+    let mut given_back = 0;
+    for _ in 0..1000 {
+        let message = blockmux_volume::Seg::from_slice(&message);
+        wire.client.session.on_event(Event::Received { message, invalidated: None }).unwrap();
+        // The queue pair takes no more messages.
+        while let Some(work) = wire.client.session.poll_work(0) {
+            assert!(matches!(work, Work::Receive));
+            given_back += 1;
+        }
+    }
+    assert_eq!(given_back, 255);
+    wire.client.receives = 0;
+    wire.client.take();
+    assert_eq!(wire.client.receives + given_back, 1000);
+}
+
+#[test]
+fn a_silent_target_is_pinged_and_then_given_up() {
+    let mut wire = Wire::ready();
+    let mut now = Instant::now();
+    let mut pings = 0;
+    let error = loop {
+        now += Duration::from_secs(11);
+        if let Err(error) = wire.client.session.on_timeout(now) {
+            break error;
+        }
+        wire.serve_client();
+        while let Some(Work::Send { .. }) = wire.client.works.front() {
+            assert_eq!(wire.client.message().2.opcode(), Opcode::NOP_OUT);
+            pings += 1;
+        }
+    };
+    assert_eq!((pings, error.what), (1, "did not answer within 10 seconds"));
+}
+
+#[test]
+fn what_is_unfinished_is_taken_back_and_nothing_refers_to_it() {
+    let mut wire = Wire::ready();
+    let data = list(&pattern(65_536));
+    wire.submit(0, WRITE, 65_536, Some(data));
+    wire.submit(1, Op::Read, 4096, None);
+    // One whose memory was not opened yet.
+    wire.client.session.submit(Io::new(Tag(2), Op::Read, 0, 4096));
+    assert!(wire.client.session.on_event(Event::Disconnected).is_err(), "in the middle of commands");
+    let tags: Vec<_> = wire.client.session.take_unfinished().into_iter().map(|io| io.tag.0).collect();
+    assert_eq!(tags, [0, 1, 2]);
+    assert!(wire.client.session.poll_work(100).is_none());
+}
