@@ -9,10 +9,11 @@
 
 use crate::rdma::{Access, Head, Remote, Stag, Work, WorkId};
 use crate::slots::Key;
-use blockmux_volume::{Seg, SgList};
+use blockmux_volume::SgList;
 use blockmux_wire::iscsi::Bhs;
 use blockmux_wire::iscsi::scsi::ScsiCommand;
 use blockmux_wire::iser::ControlHeader;
+use smallvec::SmallVec;
 use std::collections::VecDeque;
 use zerocopy::IntoBytes;
 
@@ -55,8 +56,11 @@ enum Memory {
 pub(super) struct Answer {
     stag: Stag,
     pub(super) bhs: Bhs,
-    pub(super) data: Seg,
+    pub(super) data: Data,
 }
+
+/// What is behind a header: mostly nothing, and else a few bytes of sense data.
+pub(super) type Data = SmallVec<[u8; 128]>;
 
 impl Datamover {
     /// Queues a command, with immediate data or with memory to open.
@@ -121,7 +125,7 @@ impl Datamover {
     }
 
     /// A response has come, but not closed this memory.
-    pub(super) fn close(&mut self, stag: Stag, bhs: Bhs, data: Seg) {
+    pub(super) fn close(&mut self, stag: Stag, bhs: Bhs, data: Data) {
         self.open.push_back(Answer { stag, bhs, data });
     }
 

@@ -1,5 +1,6 @@
 //! Full feature phase over RDMA: how a command's memory is opened, and what a response means that comes as a message.
 
+use super::datamover::Data;
 use super::full::FullFeature;
 use super::lane::Lane;
 use super::reply::error;
@@ -11,7 +12,6 @@ use blockmux_volume::{Seg, SgList};
 use blockmux_wire::iscsi::scsi::{ScsiCommand, ScsiResponse};
 use blockmux_wire::iscsi::session::NopIn;
 use blockmux_wire::iscsi::{Bhs, Opcode};
-use smallvec::SmallVec;
 use zerocopy::transmute_ref;
 
 impl FullFeature {
@@ -101,7 +101,7 @@ impl FullFeature {
         match (open, &mut lane.mover) {
             (Some(stag), Some(mover)) if invalidated.is_none() => {
                 // The receive buffer is for what comes next.
-                mover.close(stag, *bhs, Seg::from_slice(&data.to_vec()));
+                mover.close(stag, *bhs, bytes(data));
                 Ok(())
             }
             _ => self.on_response(lane, transmute_ref!(bhs), &bytes(data)),
@@ -114,7 +114,7 @@ impl FullFeature {
         let mut has_any = false;
         while let Some(answer) = lane.mover.as_mut().and_then(|mover| mover.next_answer()) {
             let response: &ScsiResponse = transmute_ref!(&answer.bhs);
-            self.on_response(lane, response, &bytes(&answer.data))?;
+            self.on_response(lane, response, &answer.data)?;
             has_any = true;
         }
         Ok(has_any)
@@ -127,9 +127,9 @@ fn part(list: &SgList, base: usize, len: u32) -> SgList {
     if base == 0 && list.len() == len { list.clone() } else { list.slice(base, len) }
 }
 
-/// What is mostly nothing, and else a few bytes of sense data.
-fn bytes(data: &Seg) -> SmallVec<[u8; 128]> {
-    let mut bytes = SmallVec::from_elem(0, data.len());
+/// What lies in the receive buffer.
+fn bytes(data: &Seg) -> Data {
+    let mut bytes = Data::from_elem(0, data.len());
     data.copy_to(&mut bytes);
     bytes
 }
