@@ -13,6 +13,7 @@ pub mod ata;
 pub mod ethernet;
 pub mod iscsi;
 pub mod iser;
+pub mod iwarp;
 pub mod nbd;
 pub mod nvme;
 pub mod nvmeof;

@@ -1,0 +1,223 @@
+//! RDMAP: what messages do (RFC 5040).
+//!
+//! An RDMA Write and a Read Response are tagged, and have no header but DDP's. The others are untagged: Sends lie in
+//! queue 0, a [`ReadRequest`] is a message of its own in queue 1, a [`Terminate`] in queue 2.
+
+use crate::open_enum::open_enum;
+use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, U32, U64, Unaligned};
+
+/// All of an RDMA Read Request behind DDP's header (RFC 5040 §4.4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct ReadRequest {
+    /// Where the data goes: its sender's name for the memory.
+    pub sink_stag: U32<BE>,
+    /// And the offset there.
+    pub sink_to: U64<BE>,
+    /// In bytes.
+    pub rdma_rd_sz: U32<BE>,
+    /// Where the data comes from: the receiver's name for the memory.
+    pub src_stag: U32<BE>,
+    /// And the offset there.
+    pub src_to: U64<BE>,
+}
+const _: () = assert!(size_of::<ReadRequest>() == READ_REQUEST_LEN);
+
+/// What a Terminate message begins with behind DDP's header (RFC 5040 §4.8).
+///
+/// As its flags say, the length of the DDP segment that was wrong follows, its DDP header, and its RDMAP header.
+#[derive(Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Terminate {
+    /// [`Layer`] in the high four bits, the error's type in the low ones.
+    pub layer_etype: u8,
+    /// Of the type.
+    pub error_code: u8,
+    /// [`TERMINATE_LENGTH`] and its neighbours.
+    pub hdrct: u8,
+    #[doc(hidden)]
+    pub reserved: u8,
+}
+const _: () = assert!(size_of::<Terminate>() == TERMINATE_LEN);
+
+impl Terminate {
+    /// An error of a layer, with the flags for what follows.
+    #[inline]
+    #[must_use]
+    pub const fn new(layer: Layer, etype: u8, code: u8, hdrct: u8) -> Terminate {
+        Terminate { layer_etype: layer.0 << 4 | (etype & 0x0f), error_code: code, hdrct, reserved: 0 }
+    }
+
+    /// Who found the error.
+    #[inline]
+    #[must_use]
+    pub const fn layer(&self) -> Layer {
+        Layer(self.layer_etype >> 4)
+    }
+
+    /// [`RdmapErrorType`] or [`crate::iwarp::ddp::DdpErrorType`], as the layer says; 0 for MPA.
+    #[inline]
+    #[must_use]
+    pub const fn etype(&self) -> u8 {
+        self.layer_etype & 0x0f
+    }
+}
+
+impl core::fmt::Debug for Terminate {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(
+            f,
+            "Terminate({} {:#x}/{:#04x}, {:#x})",
+            self.layer(),
+            self.etype(),
+            self.error_code,
+            self.hdrct
+        )
+    }
+}
+
+/// The length of the segment that was wrong, in a Terminate message.
+pub type SegmentLength = U16<BE>;
+
+open_enum! {
+    /// Operation codes (RFC 5040 §4.1).
+    pub enum Opcode(u8) {
+        /// Tagged.
+        RDMA_WRITE = 0x0,
+        /// [`ReadRequest`].
+        RDMA_READ_REQUEST = 0x1,
+        /// Tagged.
+        RDMA_READ_RESPONSE = 0x2,
+        /// A message.
+        SEND = 0x3,
+        /// It closes memory of its receiver, too.
+        SEND_WITH_INVALIDATE = 0x4,
+        /// It wakes its receiver.
+        SEND_WITH_SE = 0x5,
+        /// Both.
+        SEND_WITH_SE_AND_INVALIDATE = 0x6,
+        /// [`Terminate`].
+        TERMINATE = 0x7,
+    }
+}
+
+impl Opcode {
+    /// Whether it is a message of queue 0.
+    #[inline]
+    #[must_use]
+    pub const fn is_send(self) -> bool {
+        self.0 >= Opcode::SEND.0 && self.0 <= Opcode::SEND_WITH_SE_AND_INVALIDATE.0
+    }
+
+    /// Whether it closes memory of its receiver.
+    #[inline]
+    #[must_use]
+    pub const fn invalidates(self) -> bool {
+        matches!(self, Opcode::SEND_WITH_INVALIDATE | Opcode::SEND_WITH_SE_AND_INVALIDATE)
+    }
+}
+
+open_enum! {
+    /// Who found an error (RFC 5040 §4.8).
+    pub enum Layer(u8) {
+        /// [`RdmapErrorType`] is the type.
+        RDMAP = 0x0,
+        /// [`crate::iwarp::ddp::DdpErrorType`] is the type.
+        DDP = 0x1,
+        /// MPA: [`crate::iwarp::mpa::MpaError`] is the code, the type is 0.
+        LLP = 0x2,
+    }
+}
+
+open_enum! {
+    /// Error types of RDMAP (RFC 5040 §4.8).
+    pub enum RdmapErrorType(u8) {
+        /// On the side that says so.
+        LOCAL_CATASTROPHIC = 0x0,
+        /// [`RdmapError::INVALID_STAG`] to [`RdmapError::TO_WRAP`], and what cannot be invalidated.
+        REMOTE_PROTECTION = 0x1,
+        /// The other codes.
+        REMOTE_OPERATION = 0x2,
+    }
+}
+
+open_enum! {
+    /// Error codes of RDMAP (RFC 5040 §4.8).
+    pub enum RdmapError(u8) {
+        /// No memory has that name.
+        INVALID_STAG = 0x00,
+        /// Not all of it lies in the memory.
+        BASE_OR_BOUNDS = 0x01,
+        /// It was opened for something else.
+        ACCESS_RIGHTS = 0x02,
+        /// The memory is another stream's.
+        STAG_NOT_ASSOCIATED = 0x03,
+        /// It goes beyond the largest offset.
+        TO_WRAP = 0x04,
+        /// The version of RDMAP is not ours.
+        INVALID_VERSION = 0x05,
+        /// Not now, not there, or not at all.
+        UNEXPECTED_OPCODE = 0x06,
+        /// The stream cannot go on.
+        CATASTROPHIC_STREAM = 0x07,
+        /// Nor can others.
+        CATASTROPHIC_GLOBAL = 0x08,
+        /// What a message was to close is not open.
+        CANNOT_INVALIDATE = 0x09,
+        /// Something else.
+        UNSPECIFIED = 0xff,
+    }
+}
+
+/// The version of RFC 5040.
+pub const RDMAP_VERSION: u8 = 1;
+
+/// M: the length of the segment follows, and is right.
+pub const TERMINATE_LENGTH: u8 = 0x80;
+/// D: its DDP header follows.
+pub const TERMINATE_DDP: u8 = 0x40;
+/// R: its RDMAP header follows.
+pub const TERMINATE_RDMAP: u8 = 0x20;
+
+/// Of a Read Request, in bytes.
+pub const READ_REQUEST_LEN: usize = 28;
+/// Of a Terminate message without what may follow, in bytes.
+pub const TERMINATE_LEN: usize = 4;
+/// The longest Terminate message behind DDP's header, in bytes: with a Read Request.
+pub const TERMINATE_MAX: usize = TERMINATE_LEN + 2 + super::ddp::UNTAGGED_LEN + READ_REQUEST_LEN;
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::*;
+
+    /// As siw of Linux 6.12 sent it for SRP.
+    #[test]
+    fn a_read_request_is_as_the_kernel_sent_it() {
+        let bytes = [
+            0xf7, 0x39, 0x0a, 0x01, 0xff, 0xff, 0x88, 0x80, 0x3f, 0x44, 0xc0, 0, 0, 0, 0xc0, 0, 0xda, 0x6f,
+            0x6f, 0x18, 0xff, 0xff, 0x88, 0x80, 0x03, 0x30, 0x50, 0,
+        ];
+        let request = ReadRequest::ref_from_bytes(&bytes).unwrap();
+        assert_eq!((request.sink_stag.get(), request.sink_to.get()), (0xf739_0a01, 0xffff_8880_3f44_c000));
+        assert_eq!((request.rdma_rd_sz.get(), request.src_stag.get()), (48 << 10, 0xda6f_6f18));
+        assert_eq!(request.src_to.get(), 0xffff_8880_0330_5000);
+    }
+
+    #[test]
+    fn a_terminate_message_names_layer_type_and_code() {
+        let terminate = Terminate::new(Layer::DDP, 2, 5, TERMINATE_LENGTH | TERMINATE_DDP);
+        assert_eq!(terminate.as_bytes(), [0x12, 0x05, 0xc0, 0]);
+        assert_eq!((terminate.layer(), terminate.etype()), (Layer::DDP, 2));
+        assert_eq!(std::format!("{terminate:?}"), "Terminate(DDP 0x2/0x05, 0xc0)");
+        assert_eq!(TERMINATE_MAX, 52);
+    }
+
+    #[test]
+    fn sends_are_told_from_the_rest() {
+        let sends: std::vec::Vec<u8> = (0..16).filter(|&code| Opcode(code).is_send()).collect();
+        assert_eq!(sends, [3, 4, 5, 6]);
+        let closing: std::vec::Vec<u8> = (0..16).filter(|&code| Opcode(code).invalidates()).collect();
+        assert_eq!(closing, [4, 6]);
+    }
+}
