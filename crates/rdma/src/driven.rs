@@ -171,14 +171,15 @@ impl<Q: QueuePair + StreamSession, S: RdmaSession> StreamSession for Driven<Q, S
 
     #[inline]
     fn outbox(&mut self) -> &mut Outbox {
-        let has_sent = self.queue_pair.outbox().len() < self.shown;
-        let has_moved = self.pump();
+        let left = self.queue_pair.outbox().len();
+        let has_sent = left < self.shown;
+        self.pump();
         let outbox = self.queue_pair.outbox();
         self.shown = outbox.len();
-        // The driver may look only to see whether all is sent. What became possible by that would wait for ever.
+        // The driver may look only to see whether all is sent. What became possible by that would wait for ever, be it
+        // new work or more of what was begun.
         if has_sent
-            && has_moved
-            && !outbox.is_empty()
+            && outbox.len() > left
             && let Some(waker) = &self.waker
         {
             waker.wake();

@@ -14,6 +14,7 @@
 )]
 pub mod conformance;
 mod driven;
+pub mod iwarp;
 pub mod loopback;
 mod queue_pair;
 mod regions;

@@ -105,7 +105,7 @@ fn rebuild(stream: &[u8]) -> BTreeMap<(u8, u8), usize> {
 /// Bit by bit, as no other implementation is at hand here.
 fn crc32c(bytes: &[u8]) -> u32 {
     let byte = |crc: u32, byte: &u8| {
-        (0..8).fold(crc ^ u32::from(*byte), |crc, _| crc >> 1 ^ (crc & 1) * 0x82f6_3b78)
+        (0..8).fold(crc ^ u32::from(*byte), |crc, _| (crc >> 1) ^ ((crc & 1) * 0x82f6_3b78))
     };
     !bytes.iter().fold(u32::MAX, byte)
 }

@@ -1,0 +1,209 @@
+//! FPDUs on their way out: a length, the segment, padding, a CRC, and markers where the peer wants them
+//! (RFC 5044 §4).
+//!
+//! Without CRC and markers, payload goes out by reference. With either it is copied: memory that is lent may change
+//! until it is sent, and the CRC would be that of other bytes; and between markers lie no more than 508 of them.
+
+use blockmux_proto::outbox::Outbox;
+use blockmux_volume::Seg;
+use blockmux_wire::iwarp::mpa::{
+    CRC_LEN, LENGTH_LEN, MARKER_INTERVAL, MARKER_LEN, MULPDU_MIN, Marker, padding,
+};
+use zerocopy::{IntoBytes, U16};
+
+/// What both sides agreed on for one direction, and how far it has come.
+#[derive(Debug)]
+pub(super) struct Framer {
+    pub(super) has_crc: bool,
+    pub(super) has_markers: bool,
+    /// The longest ULPDU, in bytes.
+    mulpdu: usize,
+    /// Bytes of FPDUs so far, to the last place of a marker.
+    position: usize,
+    /// Of the FPDU that is being written.
+    crc: u32,
+    /// Bytes of it so far, markers included; from its length on.
+    written: usize,
+}
+
+impl Framer {
+    pub(super) fn new(has_crc: bool, has_markers: bool, mss: usize) -> Framer {
+        let mulpdu = mulpdu(mss, has_markers);
+        Framer { has_crc, has_markers, mulpdu, position: 0, crc: 0, written: 0 }
+    }
+
+    /// Segments of the stream are this long from now on.
+    pub(super) fn set_mss(&mut self, mss: usize) {
+        self.mulpdu = mulpdu(mss, self.has_markers);
+    }
+
+    /// How much of a message goes behind a header of `header_len` bytes: whole words, so that only the last is padded.
+    #[inline]
+    pub(super) fn room(&self, header_len: usize) -> usize {
+        let room = self.mulpdu.saturating_sub(header_len);
+        room.saturating_sub(room % 4)
+    }
+
+    /// Whether payload has to be copied.
+    #[inline]
+    pub(super) fn copies(&self) -> bool {
+        self.has_crc || self.has_markers
+    }
+
+    /// Begins an FPDU for a ULPDU of `len` bytes, with its header, which is short.
+    #[inline]
+    pub(super) fn begin(&mut self, outbox: &mut Outbox, len: usize, header: &[u8]) {
+        // No more than the MULPDU.
+        let length = (len as u16).to_be_bytes();
+        if self.copies() {
+            (self.crc, self.written) = (0, 0);
+            self.put(outbox, &length);
+            self.put(outbox, header);
+        } else {
+            outbox.push_head(&length);
+            outbox.push_head(header);
+        }
+    }
+
+    /// Some of its payload.
+    #[inline]
+    pub(super) fn put(&mut self, outbox: &mut Outbox, mut bytes: &[u8]) {
+        if !self.has_markers {
+            if self.has_crc {
+                self.crc = crc32c::crc32c_append(self.crc, bytes);
+            }
+            return outbox.push_head(bytes);
+        }
+        while !bytes.is_empty() {
+            self.mark(outbox);
+            let here = MARKER_INTERVAL.saturating_sub(self.position).min(bytes.len());
+            let (now, later) = bytes.split_at(here);
+            self.write(outbox, now);
+            bytes = later;
+        }
+    }
+
+    /// Some of its payload, by reference if that can be.
+    #[inline]
+    pub(super) fn put_seg(&mut self, outbox: &mut Outbox, seg: Seg) {
+        if !self.copies() {
+            return outbox.push_seg(seg);
+        }
+        let mut block = [0; BLOCK];
+        let mut at: usize = 0;
+        while at < seg.len() {
+            let len = seg.len().saturating_sub(at).min(BLOCK);
+            if let Some(bytes) = block.get_mut(..len) {
+                seg.slice(at, len).copy_to(bytes);
+                self.put(outbox, bytes);
+            }
+            at = at.saturating_add(len);
+        }
+    }
+
+    /// Ends an FPDU whose ULPDU has `len` bytes.
+    #[inline]
+    pub(super) fn finish(&mut self, outbox: &mut Outbox, len: usize) {
+        let zeroes = [0; CRC_LEN + 4];
+        let padding = padding(len as u16);
+        if !self.copies() {
+            let tail = zeroes.get(..padding.saturating_add(CRC_LEN)).unwrap_or_default();
+            return outbox.push_head(tail);
+        }
+        self.put(outbox, zeroes.get(..padding).unwrap_or_default());
+        if self.has_markers {
+            self.mark(outbox);
+        }
+        let crc = if self.has_crc { self.crc } else { 0 };
+        outbox.push_head(&crc.to_le_bytes());
+        self.position = self.position.saturating_add(CRC_LEN);
+    }
+
+    /// A marker, if this is the place of one. It belongs to the FPDU that it lies in, or that begins behind it.
+    fn mark(&mut self, outbox: &mut Outbox) {
+        if self.position.is_multiple_of(MARKER_INTERVAL) {
+            self.position = 0;
+            // A multiple of 4, since FPDUs are; and no more than an FPDU is long.
+            let marker = Marker { reserved: [0; 2], fpdu_ptr: U16::new(self.written as u16) };
+            let begins_behind = self.written == 0;
+            self.write(outbox, marker.as_bytes());
+            if begins_behind {
+                self.written = 0;
+            }
+        }
+    }
+
+    fn write(&mut self, outbox: &mut Outbox, bytes: &[u8]) {
+        if self.has_crc {
+            self.crc = crc32c::crc32c_append(self.crc, bytes);
+        }
+        outbox.push_head(bytes);
+        self.position = self.position.saturating_add(bytes.len());
+        self.written = self.written.saturating_add(bytes.len());
+    }
+}
+
+/// The longest ULPDU whose FPDU is no longer than a segment of the stream (RFC 5044 §4.5).
+fn mulpdu(mss: usize, has_markers: bool) -> usize {
+    let markers = if has_markers { mss.div_ceil(MARKER_INTERVAL).saturating_mul(MARKER_LEN) } else { 0 };
+    let framing = markers.saturating_add(LENGTH_LEN).saturating_add(CRC_LEN).saturating_add(mss % 4);
+    mss.saturating_sub(framing).clamp(MULPDU_MIN, MULPDU_MAX)
+}
+
+/// The longest ULPDU that we make, in bytes: with it an FPDU ends on four bytes, and no marker is further from the begin
+/// of its FPDU than it can say.
+const MULPDU_MAX: usize = 64902;
+
+/// Small enough for the stack and the nearest cache, in bytes.
+const BLOCK: usize = 4096;
+
+#[cfg(test)]
+#[allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_fpdu_is_no_longer_than_a_segment() {
+        assert_eq!(mulpdu(1460, false), 1454);
+        assert_eq!(mulpdu(1460, true), 1442);
+        assert_eq!(mulpdu(1463, false), 1454);
+        assert_eq!((mulpdu(0, true), mulpdu(usize::MAX, false)), (MULPDU_MIN, MULPDU_MAX));
+        assert_eq!((MULPDU_MAX + LENGTH_LEN) % 4, 0);
+    }
+
+    #[test]
+    fn a_marker_says_how_far_back_its_fpdu_began() {
+        let mut framer = Framer::new(false, true, 65536);
+        let mut outbox = Outbox::default();
+        // 4 for a marker, 2 + 502 + 4: the next FPDU begins at the second marker, and ends before the third.
+        for len in [502, 502, 1022] {
+            framer.begin(&mut outbox, len, &[1; 14]);
+            framer.put(&mut outbox, &vec![2; len - 14]);
+            framer.finish(&mut outbox, len);
+        }
+        let bytes = outbox.take_bytes();
+        assert_eq!(bytes.len(), 512 + 512 + 4 + 1028 + 8);
+        assert_eq!(bytes[..6], [0, 0, 0, 0, 1, 246]);
+        assert_eq!(bytes[512..518], [0, 0, 0, 0, 1, 246]);
+        assert_eq!(bytes[1024..1030], [0, 0, 0, 0, 3, 254]);
+        assert_eq!(bytes[1536..1540], [0, 0, 1, 252]);
+        assert_eq!(bytes[2048..2052], [0, 0, 3, 252]);
+    }
+
+    #[test]
+    fn the_crc_is_that_of_all_bytes_before_it() {
+        for has_markers in [false, true] {
+            let mut framer = Framer::new(true, has_markers, 65536);
+            let mut outbox = Outbox::default();
+            let payload: Vec<u8> = (0..9001).map(|at| at as u8).collect();
+            let len = 14 + payload.len();
+            framer.begin(&mut outbox, len, &[1; 14]);
+            framer.put_seg(&mut outbox, Seg::from_slice(&payload));
+            framer.finish(&mut outbox, len);
+            let bytes = outbox.take_bytes();
+            let (covered, crc) = bytes.split_at(bytes.len() - 4);
+            assert_eq!(crc32c::crc32c(covered).to_le_bytes(), crc);
+            assert_eq!(bytes.len() % 4, 0);
+        }
+    }
+}

@@ -1,0 +1,454 @@
+//! Software iWARP: a queue pair above, a stream session below.
+//!
+//! ```text
+//!   bytes ──▶ set-up ──▶ FPDU ──▶ untagged: a message, lent or gathered ──▶ Event
+//!                             └─▶ tagged: into registered memory, or into that of our read
+//!   bytes ◀── Outbox ◀── FPDU ◀── sends, writes, read requests ◀── Work
+//!                             ◀── answers to the peer's reads, from registered memory
+//! ```
+//! It speaks MPA (RFC 5044, and RFC 6581 for how connections begin), DDP (RFC 5041) and RDMAP (RFC 5040), as an adapter
+//! does in hardware and Linux's siw in the kernel, and either of them is a peer. Like all sessions it does no I/O: it runs
+//! over any stream, and under the simulator.
+//!
+//! # What bounds it
+//! The endpoint bounds messages, work, reads and registrations; a set-up ends within [`SETUP_TIMEOUT`]; the outbox takes
+//! no more once [`OUTBOX_FULL`] bytes are in it. Reads of the peer wait as table entries until there is room to answer.
+//! A message that comes in several FPDUs is gathered in one buffer, and only one can be on its way.
+//!
+//! # What is copied
+//! Payload goes out by reference and its memory is free again once it is sent; with CRCs or markers it is copied first
+//! ([`framing`]). A message that lies whole in the receive buffer is lent to the session. Tagged payload is copied from
+//! there to its place, or received there directly ([`receive`]). `docs/decisions/` has the reasons.
+
+mod framing;
+mod messages;
+mod pending;
+mod receive;
+mod setup;
+mod transmit;
+mod unframe;
+mod wrong;
+
+#[cfg(test)]
+mod tests;
+
+use crate::queue_pair::{Caps, Fault, QueuePair, Violation};
+use crate::regions::{Regions, Seed};
+use blockmux_proto::outbox::Outbox;
+use blockmux_proto::rdma::{Access, Endpoint, Event, Work, WorkError, WorkId};
+use blockmux_proto::session::{Demand, ProtocolError, StreamSession, Timed};
+use blockmux_volume::{Chunk, Pool, Seg, SgList};
+use blockmux_wire::iwarp::ddp::{Control, FLAG_LAST, QUEUE_TERMINATE, UNTAGGED_LEN, Untagged};
+use blockmux_wire::iwarp::mpa::{ENHANCED_LEN, MAX_PRIVATE_DATA};
+use blockmux_wire::iwarp::rdmap::Opcode;
+use framing::Framer;
+use pending::{Pending, Transfer};
+use receive::Arrival;
+use setup::{Agreement, Answer, Request};
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+use transmit::Transmitter;
+use wrong::{Accusation, Wrong};
+use zerocopy::{IntoBytes, U32};
+
+/// What is chosen for one connection, beside what the session needs of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Whether we want CRCs; the peer may want them too.
+    pub has_crc: bool,
+    /// Whether we want markers in what we receive. They help hardware only.
+    pub wants_markers: bool,
+    /// Connecting: whether by RFC 6581, where both sides tell how many reads they have, or by RFC 5044 alone.
+    pub is_enhanced: bool,
+    /// Connecting by RFC 6581: whether we send an RTR message, so that the peer may send first.
+    pub is_peer_to_peer: bool,
+    /// How many bytes a segment of the stream holds: TCP's maximum segment size.
+    pub mss: usize,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config { has_crc: false, wants_markers: false, is_enhanced: true, is_peer_to_peer: true, mss: 1448 }
+    }
+}
+
+/// One end of an iWARP connection.
+pub struct Iwarp {
+    config: Config,
+    endpoint: Endpoint,
+    phase: Phase,
+    /// What both sides have agreed on; before, what we would.
+    agreement: Agreement,
+    pool: Pool,
+    regions: Regions,
+    outbox: Outbox,
+    arrival: Arrival,
+    transmitter: Transmitter,
+    pending: Pending,
+    events: VecDeque<Event>,
+    fault: Option<Fault>,
+    deadline: Option<Instant>,
+}
+
+/// How far a connection has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// The passive side waits for a request.
+    Listening,
+    /// The active side waits for a reply.
+    Asking,
+    /// The session is to take it or not.
+    Requested(Request),
+    Connected,
+    /// The session leaves once all is done.
+    Leaving,
+    Over,
+}
+
+impl Iwarp {
+    /// The side that connects, over a stream that is there. Its request is in the outbox.
+    #[must_use]
+    pub fn active(endpoint: &Endpoint, config: Config, pool: Pool, seed: Seed, now: Instant) -> Iwarp {
+        let mut iwarp = Iwarp::new(endpoint, config, pool, seed, now);
+        iwarp.phase = Phase::Asking;
+        let request = setup::request(&iwarp.config, endpoint.reads, &endpoint.private_data);
+        iwarp.push_frame(&request);
+        iwarp
+    }
+
+    /// The side that is connected to, over a stream of which nothing was read.
+    #[must_use]
+    pub fn passive(endpoint: &Endpoint, config: Config, pool: Pool, seed: Seed, now: Instant) -> Iwarp {
+        Iwarp::new(endpoint, config, pool, seed, now)
+    }
+
+    fn new(endpoint: &Endpoint, config: Config, pool: Pool, seed: Seed, now: Instant) -> Iwarp {
+        let reads = endpoint.reads;
+        let agreement =
+            Agreement { has_crc: config.has_crc, sends_markers: false, ord: reads, ird: reads, rtr: None };
+        Iwarp {
+            phase: Phase::Listening,
+            agreement,
+            pool,
+            regions: Regions::new(endpoint.regions, seed),
+            outbox: Outbox::default(),
+            arrival: Arrival::new(endpoint.receives),
+            transmitter: Transmitter::new(Framer::new(config.has_crc, false, config.mss)),
+            pending: Pending::default(),
+            events: VecDeque::new(),
+            fault: None,
+            deadline: now.checked_add(SETUP_TIMEOUT),
+            endpoint: endpoint.clone(),
+            config,
+        }
+    }
+
+    /// Segments of the stream hold so many bytes from now on.
+    pub fn set_mss(&mut self, mss: usize) {
+        self.config.mss = mss;
+        self.transmitter.framer.set_mss(mss);
+    }
+
+    fn push_frame(&mut self, frame: &[u8]) {
+        self.outbox.push_head(frame);
+        self.transmitter.count(frame.len());
+    }
+
+    /// Takes a request or a reply; returns how many bytes it had.
+    #[cold]
+    fn on_setup(&mut self, unread: &[u8]) -> Result<usize, ProtocolError> {
+        if let Phase::Requested(_) = self.phase {
+            self.end(None);
+            return Err(EARLY);
+        }
+        let Some(len) = setup::frame_len(unread) else { return Err(self.misbegun(wrong::BAD_REPLY)) };
+        let Some(frame) = unread.get(..len) else {
+            self.arrival.need_setup(len);
+            return Ok(0);
+        };
+        if self.phase == Phase::Listening {
+            let (request, data) = Request::read(frame).inspect_err(|_| self.end(None))?;
+            self.phase = Phase::Requested(request);
+            self.events.push_back(Event::Requested { private_data: data.to_vec() });
+            return Ok(len);
+        }
+        match setup::answer(frame, &self.config, self.endpoint.reads) {
+            Ok(Answer::Taken(agreement, private_data)) => {
+                self.connect(agreement);
+                self.deadline = None;
+                self.transmitter.may_send = true;
+                self.send_rtr(agreement.rtr);
+                self.events.push_back(Event::Connected { private_data });
+                Ok(len)
+            }
+            Ok(Answer::Refused(private_data)) => {
+                self.end(Some(Event::Refused { private_data }));
+                Ok(len)
+            }
+            Err(wrong) => Err(self.misbegun(wrong)),
+        }
+    }
+
+    /// What came is no frame to begin with. The passive side has no way to say so.
+    #[cold]
+    fn misbegun(&mut self, wrong: Wrong) -> ProtocolError {
+        if self.phase == Phase::Asking {
+            return self.terminate(wrong, &[], 0);
+        }
+        self.end(None);
+        ProtocolError {
+            what: "asked with more private data than there may be", reference: "RFC 5044 §7.1.1"
+        }
+    }
+
+    fn connect(&mut self, agreement: Agreement) {
+        self.agreement = agreement;
+        self.phase = Phase::Connected;
+        if agreement.rtr.is_none() {
+            self.deadline = None;
+        }
+        self.transmitter.framer = Framer::new(agreement.has_crc, agreement.sends_markers, self.config.mss);
+        self.arrival.begin(agreement.has_crc, self.config.wants_markers);
+    }
+
+    /// The session's answer to a request.
+    #[cold]
+    fn answer(&mut self, is_taken: bool, private_data: &[u8]) {
+        let Phase::Requested(request) = self.phase else { return self.end(None) };
+        if private_data.len() > PRIVATE_DATA {
+            return self.end(None);
+        }
+        let agreement = request.agreement(&self.config, self.endpoint.reads);
+        let reply = request.reply(&self.config, &agreement, is_taken, private_data);
+        self.push_frame(&reply);
+        if is_taken {
+            self.connect(agreement);
+            self.events.push_back(Event::Connected { private_data: Vec::new() });
+        } else {
+            self.end(None);
+        }
+    }
+
+    #[inline]
+    fn room(&self) -> usize {
+        match self.phase {
+            Phase::Connected => (self.endpoint.sends as usize).saturating_sub(self.pending.len()),
+            _ => 0,
+        }
+    }
+
+    #[inline]
+    fn enqueue(&mut self, id: WorkId, transfer: Transfer, is_possible: bool) {
+        if matches!(self.phase, Phase::Leaving | Phase::Over) {
+            return self.events.push_back(Event::Done { id, result: Err(WorkError::Flushed) });
+        }
+        if !is_possible || self.room() == 0 {
+            return self.fail(id);
+        }
+        self.pending.post(id, transfer);
+        self.transmit();
+    }
+
+    fn register(&mut self, id: WorkId, local: SgList, access: Access) {
+        if self.phase == Phase::Over {
+            return self.events.push_back(Event::Done { id, result: Err(WorkError::Flushed) });
+        }
+        match self.regions.register(local, access) {
+            Ok(remote) => self.events.push_back(Event::Registered { id, remote }),
+            Err(_) => self.fail(id),
+        }
+    }
+
+    /// Work that cannot be done ends the connection.
+    #[cold]
+    fn fail(&mut self, id: WorkId) {
+        self.events.push_back(Event::Done { id, result: Err(WorkError::Local) });
+        self.end(None);
+    }
+
+    /// Tells the peer what it did wrong, and ends the connection. `ulpdu` is the segment, as far as it is there, and
+    /// `len` how long it was.
+    #[cold]
+    fn terminate(&mut self, wrong: Wrong, ulpdu: &[u8], len: usize) -> ProtocolError {
+        if self.phase != Phase::Over {
+            self.fault = Some(Fault::Peer(wrong.violation));
+            self.end(None);
+            let control = Control::new(FLAG_LAST, Opcode::TERMINATE);
+            let (invalidate_stag, qn) = (U32::new(0), U32::new(QUEUE_TERMINATE));
+            let header = Untagged { control, invalidate_stag, qn, msn: U32::new(1), mo: U32::new(0) };
+            let body = wrong.terminate(ulpdu, len);
+            let (framer, outbox) = (&mut self.transmitter.framer, &mut self.outbox);
+            let len = UNTAGGED_LEN.saturating_add(body.len());
+            framer.begin(outbox, len, header.as_bytes());
+            framer.put(outbox, &body);
+            framer.finish(outbox, len);
+        }
+        wrong.error
+    }
+
+    /// The peer says that we did something wrong.
+    #[cold]
+    fn on_terminate(&mut self, body: &[u8]) -> ProtocolError {
+        let accusation = Accusation::read(body);
+        self.fault = Some(Fault::Ours(accusation.violation));
+        if matches!(accusation.violation, Violation::Refused(_)) {
+            self.pending.refuse(accusation.read_msn);
+        }
+        self.end(None);
+        self.outbox.clear();
+        ProtocolError { what: "ended the connection with a Terminate message", reference: "RFC 5040 §5.4" }
+    }
+
+    /// Flushes everything, and tells that the connection is over, in the words of `last` if there are some.
+    #[cold]
+    fn end(&mut self, last: Option<Event>) {
+        if std::mem::replace(&mut self.phase, Phase::Over) == Phase::Over {
+            return;
+        }
+        self.deadline = None;
+        self.regions.close_all();
+        self.transmitter.stop();
+        self.arrival.stop();
+        // What is still to be sent must not change once its memory is said to be free.
+        let rest = self.outbox.take_bytes();
+        self.outbox.push_head(&rest);
+        self.pending.flush(&mut self.events);
+        self.events.push_back(last.unwrap_or(Event::Disconnected));
+    }
+}
+
+impl Timed for Iwarp {
+    #[inline]
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
+        if self.deadline.is_none_or(|deadline| now < deadline) {
+            return Ok(());
+        }
+        self.end(None);
+        Err(ProtocolError { what: "took too long to connect", reference: "the provider's own bound" })
+    }
+}
+
+impl StreamSession for Iwarp {
+    #[inline]
+    fn demand(&self) -> Demand {
+        match self.phase {
+            Phase::Connected | Phase::Leaving => self.arrival.demand(),
+            Phase::Listening | Phase::Asking => Demand::Bytes(self.arrival.setup_len()),
+            // Only to hear that the peer goes away.
+            Phase::Requested(_) => Demand::Bytes(1),
+            Phase::Over => Demand::Close,
+        }
+    }
+
+    #[inline]
+    fn on_bytes(&mut self, input: &Chunk) -> Result<usize, ProtocolError> {
+        match self.phase {
+            Phase::Connected | Phase::Leaving => self.on_fpdus(input),
+            Phase::Over => Ok(input.unread().len()),
+            Phase::Listening | Phase::Asking | Phase::Requested(_) => self.on_setup(input.unread()),
+        }
+    }
+
+    #[inline]
+    fn on_placed(&mut self) -> Result<(), ProtocolError> {
+        self.place_is_full()
+    }
+
+    fn on_end(&mut self) -> Result<(), ProtocolError> {
+        let is_within = self.arrival.is_within() && self.phase != Phase::Over;
+        self.end(None);
+        self.outbox.clear();
+        if is_within {
+            return Err(ProtocolError { what: "left in the middle of a frame", reference: "RFC 5044 §7.2" });
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn outbox(&mut self) -> &mut Outbox {
+        &mut self.outbox
+    }
+}
+
+impl QueuePair for Iwarp {
+    fn caps(&self) -> Caps {
+        Caps {
+            private_data: PRIVATE_DATA,
+            max_transfer: u32::MAX,
+            reads: self.agreement.ord,
+            peer_reads: self.agreement.ird,
+            invalidates: true,
+        }
+    }
+
+    #[inline]
+    fn room(&self) -> usize {
+        self.room()
+    }
+
+    #[inline]
+    fn post(&mut self, work: Work) {
+        match work {
+            Work::Receive => self.arrival.untagged.post_receive(),
+            Work::Invalidate { stag } => {
+                self.regions.close(stag);
+                self.arrival.revoke(stag);
+            }
+            Work::Register { id, local, access } => self.register(id, local, access),
+            Work::Accept { private_data } => self.answer(true, &private_data),
+            Work::Reject { private_data } => self.answer(false, &private_data),
+            Work::Send { id, head, payload, invalidate, is_solicited } => {
+                let is_possible = head.len().saturating_add(payload.len()) <= u32::MAX as usize;
+                self.enqueue(id, Transfer::Send { head, payload, invalidate, is_solicited }, is_possible);
+            }
+            Work::Read { id, local, remote } => {
+                let is_possible = self.agreement.ord > 0
+                    && local.len() == remote.len as usize
+                    && local.segs().iter().all(Seg::is_writable);
+                self.enqueue(id, Transfer::Read { local, remote }, is_possible);
+            }
+            Work::Write { id, local, remote } => {
+                let is_possible = local.len() <= remote.len as usize;
+                self.enqueue(id, Transfer::Write { local, remote }, is_possible);
+            }
+            Work::Disconnect if self.phase == Phase::Connected => self.phase = Phase::Leaving,
+            Work::Disconnect => self.end(None),
+        }
+    }
+
+    #[inline]
+    fn poll(&mut self) -> Option<Event> {
+        if let Some(event) = self.events.pop_front() {
+            return Some(event);
+        }
+        self.transmit();
+        let sent = self.transmitter.sent(&self.outbox);
+        if let Some(id) = self.pending.pop_sent(sent) {
+            return Some(Event::Done { id, result: Ok(()) });
+        }
+        if self.phase == Phase::Leaving && self.pending.is_empty() && self.transmitter.is_idle() {
+            self.end(None);
+        }
+        self.events.pop_front()
+    }
+
+    fn fault(&self) -> Option<Fault> {
+        self.fault
+    }
+}
+
+/// How long a peer may take to ask, to answer, and to send its RTR message.
+pub const SETUP_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// In bytes: with so many in the outbox nothing more is put there.
+pub const OUTBOX_FULL: usize = 256 << 10;
+
+/// What is left for a session of MPA's private data, in bytes.
+const PRIVATE_DATA: usize = MAX_PRIVATE_DATA - ENHANCED_LEN;
+
+const EARLY: ProtocolError =
+    ProtocolError { what: "sent something before its request was answered", reference: "RFC 5044 §7.1.2" };

@@ -1,0 +1,213 @@
+//! How connections begin, with peers that do it in every other way, and with such that do not.
+
+use super::super::{Config, Iwarp, SETUP_TIMEOUT};
+use super::{
+    Driver, Link, READ, SEND, WRITE, ample, fpdu, read_request, setup_frame, tagged, ulpdus, untagged,
+};
+use crate::queue_pair::{Fault, QueuePair, Violation};
+use blockmux_proto::rdma::{Endpoint, Event, Head, Work, WorkId};
+use blockmux_proto::session::Timed;
+use blockmux_volume::{Pool, SgList};
+use std::time::{Duration, Instant};
+
+fn passive() -> Driver {
+    Driver::new(
+        Iwarp::passive(&ample(), Config::default(), Pool::new(1 << 20), [1; 32], Instant::now()),
+        usize::MAX,
+    )
+}
+
+/// It has sent its request.
+fn active(config: Config) -> Driver {
+    let endpoint = Endpoint { private_data: b"ours".to_vec(), ..ample() };
+    let iwarp = Iwarp::active(&endpoint, config, Pool::new(1 << 20), [1; 32], Instant::now());
+    Driver::new(iwarp, usize::MAX)
+}
+
+fn run(driver: &mut Driver, bytes: &[u8]) -> Vec<Event> {
+    driver.push(bytes);
+    while driver.receive() {}
+    driver.events()
+}
+
+fn send(driver: &mut Driver, message: &[u8]) {
+    let (head, payload) = (Head::from_slice(message), SgList::default());
+    driver.post(Work::Send { id: WorkId(1), head, payload, invalidate: None, is_solicited: false });
+}
+
+/// Accepts, and takes the reply.
+fn accept(driver: &mut Driver) -> Vec<u8> {
+    driver.post(Work::Accept { private_data: b"yes".to_vec() });
+    assert!(matches!(&driver.events()[..], [Event::Connected { .. }]));
+    driver.sent(usize::MAX)
+}
+
+#[test]
+fn a_request_is_as_rfc_6581_has_it() {
+    let request = active(Config::default()).sent(usize::MAX);
+    assert_eq!(request, b"MPA ID Req Frame\x10\x02\x00\x08\x80\x08\xc0\x08ours");
+    let config = Config { has_crc: true, wants_markers: true, is_enhanced: false, ..Config::default() };
+    assert_eq!(active(config).sent(usize::MAX), b"MPA ID Req Frame\xc0\x01\x00\x04ours");
+}
+
+#[test]
+fn private_data_of_any_length_and_content_reaches_the_session() {
+    for len in [0, 1, 4, 56, 508, 511, 512] {
+        let data: Vec<u8> = (0..len).map(|at| (at * 7) as u8).collect();
+        let mut driver = passive();
+        let heard = run(&mut driver, &setup_frame(b"q", 0, 1, &data));
+        assert!(matches!(&heard[..], [Event::Requested { private_data }] if *private_data == data));
+        let mut driver = active(Config { is_enhanced: false, ..Config::default() });
+        let heard = run(&mut driver, &setup_frame(b"p", 0, 1, &data));
+        assert!(matches!(&heard[..], [Event::Connected { private_data }] if *private_data == data));
+        let mut driver = active(Config::default());
+        drop(driver.sent(usize::MAX));
+        let heard = run(&mut driver, &setup_frame(b"p", 0x20, 1, &data));
+        assert!(matches!(&heard[..], [Event::Refused { private_data }] if *private_data == data));
+        assert!(driver.has_left());
+    }
+}
+
+#[test]
+fn what_is_no_request_closes_the_stream_without_a_word() {
+    let long = [&b"MPA ID Req Frame\0\x01\x02\x01"[..], &[0; 513]].concat();
+    let cases = [
+        b"GET / HTTP/1.1\r\nHost: a\r\n".to_vec(),
+        setup_frame(b"p", 0, 1, &[]),
+        setup_frame(b"q", 0, 0, &[]),
+        setup_frame(b"q", 0x10, 2, &[0; 3]),
+        long,
+    ];
+    for bytes in cases {
+        let mut driver = passive();
+        let heard = run(&mut driver, &bytes);
+        assert!(matches!(&heard[..], [Event::Disconnected]), "{heard:?}");
+        assert!(driver.error.is_some() && driver.sent(usize::MAX).is_empty() && driver.has_left());
+    }
+}
+
+#[test]
+fn who_sends_before_it_has_an_answer_is_left() {
+    let mut driver = passive();
+    let mut bytes = setup_frame(b"q", 0, 1, b"data");
+    bytes.extend(fpdu(&untagged(SEND, 0, [0, 1, 0], b"early"), false));
+    let heard = run(&mut driver, &bytes);
+    assert!(matches!(&heard[..], [Event::Requested { .. }, Event::Disconnected]), "{heard:?}");
+    assert!(driver.error.is_some());
+}
+
+#[test]
+fn a_wrong_reply_is_answered_by_terminate() {
+    let cases: [(&[u8], u8); 5] = [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", 4),
+        (&setup_frame(b"q", 0x10, 2, &[0; 4]), 4),
+        (&setup_frame(b"p", 0, 1, &[]), 4),
+        (&setup_frame(b"p", 0x10, 2, &[0x80, 8, 0x80, 9]), 6),
+        (&setup_frame(b"p", 0x10, 2, &[0, 8, 0, 8]), 7),
+    ];
+    for (reply, code) in cases {
+        let mut driver = active(Config::default());
+        drop(driver.sent(usize::MAX));
+        let heard = run(&mut driver, reply);
+        assert!(matches!(&heard[..], [Event::Disconnected]), "{heard:?}");
+        let sent = ulpdus(&driver.sent(usize::MAX));
+        assert_eq!(sent, [untagged([0x41, 0x47], 0, [2, 1, 0], &[0x20, code, 0, 0])]);
+        assert_eq!(driver.iwarp.fault(), Some(Fault::Peer(Violation::Other)));
+    }
+}
+
+#[test]
+fn the_passive_side_sends_nothing_before_it_has_received_something() {
+    for request in [setup_frame(b"q", 0, 1, b""), setup_frame(b"q", 0x10, 2, &[0, 1, 0, 1])] {
+        let mut driver = passive();
+        run(&mut driver, &request);
+        let reply = accept(&mut driver);
+        assert!(reply.starts_with(b"MPA ID Rep Frame") && reply.ends_with(b"yes"));
+        send(&mut driver, b"hello");
+        assert!(driver.events().is_empty() && driver.sent(usize::MAX).is_empty());
+        let heard = run(&mut driver, &fpdu(&untagged(SEND, 0, [0, 1, 0], b"first"), false));
+        assert!(matches!(&heard[..], [Event::Received { .. }, Event::Done { .. }]), "{heard:?}");
+        assert_eq!(ulpdus(&driver.sent(usize::MAX)), [untagged(SEND, 0, [0, 1, 0], b"hello")]);
+    }
+}
+
+#[test]
+fn an_rtr_message_of_each_kind_lets_the_passive_side_send_and_is_no_message() {
+    let write = (&[0x80, 0, 0x80, 0], tagged(WRITE, 1, 0, b""), None);
+    let answer = tagged([0xc1, 0x42], 9, 0, b"");
+    let request = untagged(READ, 0, [1, 1, 0], &read_request((9, 0), 0, (1, 0)));
+    let read = (&[0x80, 0, 0x40, 1], request, Some(answer));
+    let send_rtr = (&[0xc0, 0, 0, 0], untagged(SEND, 0, [0, 1, 0], b""), None);
+    for (bits, rtr, answer) in [write, read, send_rtr] {
+        let mut driver = passive();
+        run(&mut driver, &setup_frame(b"q", 0x10, 2, bits));
+        let reply = accept(&mut driver);
+        assert_eq!([reply[20] & 0xc0, reply[22] & 0xc0], [bits[0] & 0xc0, bits[2] & 0xc0]);
+        send(&mut driver, b"hello");
+        assert!(driver.sent(usize::MAX).is_empty());
+        let heard = run(&mut driver, &fpdu(&rtr, false));
+        assert!(matches!(&heard[..], [Event::Done { .. }]), "{heard:?}");
+        let mut sent = ulpdus(&driver.sent(usize::MAX));
+        assert_eq!(sent.remove(0), untagged(SEND, 0, [0, 1, 0], b"hello"));
+        assert_eq!(sent, answer.into_iter().collect::<Vec<_>>());
+        let msn = if bits[0] == 0xc0 { 2 } else { 1 };
+        let heard = run(&mut driver, &fpdu(&untagged(SEND, 0, [0, msn, 0], b"first"), false));
+        assert!(matches!(&heard[..], [Event::Received { .. }]), "{heard:?}");
+    }
+}
+
+#[test]
+fn the_active_side_sends_the_rtr_message_that_was_taken_before_all_else() {
+    for (bits, first) in [([0x80, 8, 0x80, 8], WRITE), ([0x80, 8, 0x40, 8], READ)] {
+        let mut driver = active(Config::default());
+        drop(driver.sent(usize::MAX));
+        let heard = run(&mut driver, &setup_frame(b"p", 0x10, 2, &bits));
+        assert!(matches!(&heard[..], [Event::Connected { .. }]));
+        assert_eq!(driver.iwarp.room(), 64, "a read of nothing is nobody's work");
+        send(&mut driver, b"hello");
+        let sent = ulpdus(&driver.sent(usize::MAX));
+        assert_eq!((&sent[0][..2], &sent[1][..2]), (&first[..], &SEND[..]));
+        if first == READ {
+            let sink = u32::from_be_bytes(sent[0][18..22].try_into().unwrap());
+            let heard = run(&mut driver, &fpdu(&tagged([0xc1, 0x42], sink, 0, b""), false));
+            assert!(matches!(&heard[..], [Event::Done { id: WorkId(1), .. }]), "{heard:?}");
+        }
+    }
+}
+
+#[test]
+fn a_peer_has_20_seconds_to_connect() {
+    let begins = |driver: &mut Driver| {
+        let deadline = driver.iwarp.poll_timeout().unwrap();
+        driver.iwarp.on_timeout(deadline - Duration::from_nanos(1)).unwrap();
+        assert!(driver.events().is_empty());
+        deadline
+    };
+    let mut silent = passive();
+    let mut unanswered = active(Config::default());
+    let mut without_rtr = passive();
+    run(&mut without_rtr, &setup_frame(b"q", 0x10, 2, &[0x80, 0, 0x80, 0]));
+    accept(&mut without_rtr);
+    for driver in [&mut silent, &mut unanswered, &mut without_rtr] {
+        let deadline = begins(driver);
+        assert!(deadline <= Instant::now() + SETUP_TIMEOUT);
+        driver.iwarp.on_timeout(deadline).unwrap_err();
+        assert!(matches!(&driver.events()[..], [Event::Disconnected]));
+        assert!(driver.iwarp.poll_timeout().is_none());
+    }
+    let mut link = Link::new([&ample(), &ample()], [&Config::default(); 2], usize::MAX);
+    link.connect();
+    assert!(link.ends.iter().all(|end| end.iwarp.poll_timeout().is_none()));
+}
+
+#[test]
+fn a_peer_that_goes_away_while_connecting_is_noticed() {
+    for bytes in [&b""[..], b"MPA ID", &setup_frame(b"q", 0, 1, b"data")] {
+        let mut driver = passive();
+        driver.peer_has_closed = true;
+        let heard = run(&mut driver, bytes);
+        assert!(matches!(heard.last(), Some(Event::Disconnected)), "{heard:?}");
+        driver.post(Work::Accept { private_data: Vec::new() });
+        assert!(driver.events().is_empty() && driver.sent(usize::MAX).is_empty());
+    }
+}

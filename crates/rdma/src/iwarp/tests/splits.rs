@@ -1,0 +1,225 @@
+//! Both ends over streams that deliver any number of bytes at a time, and that are lost after any.
+
+use super::super::Config;
+use super::{Link, ample};
+use crate::queue_pair::QueuePair;
+use blockmux_proto::rdma::{Access, Endpoint, Event, Head, Remote, Work, WorkError, WorkId};
+use blockmux_volume::random::mix;
+use blockmux_volume::{Memory, Seg, SgList};
+
+fn bytes(salt: u64, len: usize) -> Vec<u8> {
+    (0..len as u64).map(|at| mix(mix(salt) ^ (at / 8)).to_le_bytes()[(at % 8) as usize]).collect()
+}
+
+fn seg(salt: u64, len: usize) -> Seg {
+    Seg::from_slice(&bytes(salt, len))
+}
+
+/// Memory of the passive side, and what the active side does with it.
+struct Talk {
+    written: Memory,
+    fetched: Memory,
+    posted: u64,
+}
+
+const LEN: usize = 20_000;
+
+/// Posts a bit of everything on the active side.
+fn talk(link: &mut Link) -> Talk {
+    let [written, fetched] = [Memory::from_heap(LEN), Memory::from_heap(LEN)];
+    let mut grant = |local: SgList, access| {
+        link.ends[1].post(Work::Register { id: WorkId(0), local, access });
+        match link.ends[1].iwarp.poll() {
+            Some(Event::Registered { remote, .. }) => remote,
+            other => panic!("{other:?}"),
+        }
+    };
+    let target: Remote = grant(written.seg(0, LEN).into(), Access::RemoteWrite);
+    let mut pieces = SgList::one(seg(5, LEN).slice(0, 777));
+    pieces.push(seg(5, LEN).slice(777, LEN - 777));
+    let source = grant(pieces, Access::RemoteRead);
+    let send = |id, payload: SgList, invalidate, is_solicited| {
+        let head = Head::from_slice(b"head");
+        Work::Send { id: WorkId(id), head, payload, invalidate, is_solicited }
+    };
+    let end = &mut link.ends[0];
+    end.post(send(1, SgList::default(), None, false));
+    end.post(Work::Write { id: WorkId(2), local: seg(4, LEN).into(), remote: target });
+    end.post(Work::Read { id: WorkId(3), local: fetched.seg(0, LEN).into(), remote: source });
+    end.post(send(4, seg(6, 9000).into(), Some(target.stag), true));
+    let whole = Remote { len: 1, ..source };
+    end.post(Work::Read { id: WorkId(5), local: Memory::from_heap(1).seg(0, 1).into(), remote: whole });
+    Talk { written, fetched, posted: 5 }
+}
+
+fn check(talk: &Talk, heard: &[Vec<Event>; 2]) {
+    let mut done: Vec<u64> = heard[0]
+        .iter()
+        .map(|event| match event {
+            Event::Done { id, result: Ok(()) } => id.0,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    done.sort_unstable();
+    assert_eq!(done, (1..=talk.posted).collect::<Vec<_>>());
+    let [Event::Received { message: first, .. }, Event::Received { message, invalidated: Some(_) }] =
+        &heard[1][..]
+    else {
+        panic!("{:?}", heard[1])
+    };
+    assert_eq!(first.to_vec(), b"head");
+    assert_eq!(message.to_vec(), [&b"head"[..], &bytes(6, 9000)].concat());
+    assert!(talk.written.seg(0, LEN).to_vec() == bytes(4, LEN));
+    assert!(talk.fetched.seg(0, LEN).to_vec() == bytes(5, LEN));
+}
+
+fn config(has_crc: bool, wants_markers: bool, mss: usize) -> Config {
+    Config { has_crc, wants_markers, mss, ..Config::default() }
+}
+
+fn link(config: &Config, step: usize) -> Link {
+    let endpoint = Endpoint { reads: 1, ..ample() };
+    Link::new([&endpoint, &endpoint], [config, config], step)
+}
+
+#[test]
+fn a_conversation_is_the_same_however_its_bytes_come() {
+    let steps = (1..40).chain([127, 500, 512, 1000, 1447, 4096, 8191, 30_000, usize::MAX]);
+    for step in steps {
+        for config in [
+            config(false, false, [1448, 8948, 65_483][step % 3]),
+            config(true, step % 2 == 0, [0, 8948, 1448][step % 3]),
+        ] {
+            let mut link = link(&config, step);
+            link.connect();
+            let talk = talk(&mut link);
+            check(&talk, &link.settle());
+        }
+    }
+}
+
+#[test]
+fn fpdus_have_any_size_there_is_with_markers_and_without() {
+    for mss in
+        (128..700).step_by(37).chain([1448, 2048, 4096, 8948, 9000, 16_384, 40_000, 65_483, usize::MAX])
+    {
+        for (has_crc, wants_markers) in [(false, false), (true, false), (false, true), (true, true)] {
+            let mut link = link(&config(has_crc, wants_markers, mss), usize::MAX);
+            link.connect();
+            let talk = talk(&mut link);
+            check(&talk, &link.settle());
+        }
+    }
+}
+
+#[test]
+fn the_size_of_fpdus_may_change_on_the_way() {
+    let mut link = link(&config(false, false, 0), usize::MAX);
+    link.connect();
+    for mss in [65_483, 1448, 536] {
+        let talk = talk(&mut link);
+        link.ends.iter_mut().for_each(|end| end.iwarp.set_mss(mss));
+        check(&talk, &link.settle());
+    }
+}
+
+#[test]
+fn long_payload_is_placed_and_short_payload_is_not() {
+    for (mss, step, is_placed) in [(65_483, 1000, true), (1448, 1000, false), (65_483, usize::MAX, false)] {
+        let mut link = link(&config(step == 1000, false, mss), step);
+        link.connect();
+        let talk = talk(&mut link);
+        check(&talk, &link.settle());
+        assert_eq!(link.ends[1].places > 0, is_placed, "a write, with {mss} and {step}");
+        assert_eq!(link.ends[0].places > 0, is_placed, "an answer to a read, with {mss} and {step}");
+    }
+}
+
+/// Everything that was posted comes back once, what was flushed in the order of posting, and then the end, once.
+#[test]
+fn a_connection_that_is_lost_at_any_byte_gives_all_work_back_once() {
+    for has_crc in [false, true] {
+        let mut at = 0;
+        loop {
+            let mut link = link(&config(has_crc, false, 8948), 61);
+            link.connect();
+            let talk = talk(&mut link);
+            let begin: usize = link.crossed.iter().sum();
+            let mut heard = Vec::new();
+            let mut is_lost = false;
+            loop {
+                let has_moved = link.turn();
+                if link.crossed.iter().sum::<usize>() - begin >= at {
+                    is_lost = has_moved;
+                    break;
+                }
+                let events = link.ends[0].events();
+                drop(link.ends[1].events());
+                if !has_moved && events.is_empty() {
+                    break;
+                }
+                heard.extend(events);
+            }
+            if !is_lost {
+                assert!(at > 2 * LEN, "it was lost up to the end");
+                break;
+            }
+            link.ends.iter_mut().for_each(|end| end.lose());
+            heard.extend(link.ends[0].events());
+            assert!(matches!(heard.pop(), Some(Event::Disconnected)));
+            let ids: Vec<_> = heard
+                .iter()
+                .map(|event| match event {
+                    Event::Done { id, result } => (id.0, *result),
+                    other => panic!("{other:?}"),
+                })
+                .collect();
+            let flushed: Vec<_> = ids.iter().filter(|(_, result)| result.is_err()).collect();
+            assert!(flushed.iter().all(|(_, result)| *result == Err(WorkError::Flushed)));
+            assert!(flushed.is_sorted_by_key(|(id, _)| *id));
+            let mut all: Vec<_> = ids.iter().map(|(id, _)| *id).collect();
+            all.sort_unstable();
+            assert_eq!(all, (1..=talk.posted).collect::<Vec<_>>(), "lost after {at} bytes");
+            let passive = link.ends[1].events();
+            assert!(matches!(passive.last(), Some(Event::Disconnected)));
+            assert_eq!(passive.iter().filter(|event| matches!(event, Event::Disconnected)).count(), 1);
+            at += if at < 700 { 7 } else { 997 };
+        }
+    }
+}
+
+#[test]
+fn the_outbox_is_bounded_whatever_was_posted_and_whatever_the_peer_reads() {
+    let endpoint = Endpoint { regions: 4, ..ample() };
+    let mut link = Link::new([&endpoint, &endpoint], [&Config::default(); 2], usize::MAX);
+    link.connect();
+    let memory = Memory::from_heap(1 << 20);
+    let local = || SgList::one(memory.seg(0, 1 << 20));
+    link.ends[1].post(Work::Register { id: WorkId(0), local: local(), access: Access::RemoteRead });
+    let Some(Event::Registered { remote, .. }) = link.ends[1].iwarp.poll() else { panic!() };
+    link.ends[1].post(Work::Register { id: WorkId(0), local: local(), access: Access::RemoteWrite });
+    let Some(Event::Registered { remote: target, .. }) = link.ends[1].iwarp.poll() else { panic!() };
+    for id in 0..8 {
+        link.ends[0].post(Work::Read {
+            id: WorkId(id),
+            local: Memory::from_heap(1 << 20).seg(0, 1 << 20).into(),
+            remote,
+        });
+        link.ends[0].post(Work::Write { id: WorkId(id), local: local(), remote: target });
+    }
+    let mut done = 0;
+    loop {
+        let mut has_moved = link.turn();
+        for end in &mut link.ends {
+            let events = end.events();
+            has_moved |= !events.is_empty();
+            done += events.len();
+            let len = blockmux_proto::session::StreamSession::outbox(&mut end.iwarp).len();
+            assert!(len < super::super::OUTBOX_FULL + 70_000, "{len}");
+        }
+        if !has_moved {
+            break;
+        }
+    }
+    assert_eq!(done, 16);
+}

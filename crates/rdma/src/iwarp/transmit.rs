@@ -1,0 +1,344 @@
+//! Messages on their way out: ours in the order of their work, and answers to the peer's reads between them.
+//!
+//! A message is cut into FPDUs one by one, as the outbox has room, and the next begins only behind it: receivers follow
+//! one tagged message at a time.
+
+use super::framing::Framer;
+use super::pending::Transfer;
+use super::setup::Rtr;
+use super::wrong::Wrong;
+use super::{Iwarp, OUTBOX_FULL, Phase};
+use blockmux_proto::outbox::Outbox;
+use blockmux_proto::rdma::{Access, Head, Remote, Stag};
+use blockmux_volume::SgList;
+use blockmux_wire::iwarp::ddp::{
+    Control, FLAG_LAST, FLAG_TAGGED, QUEUE_READ, QUEUE_SEND, TAGGED_LEN, Tagged, UNTAGGED_LEN, Untagged,
+};
+use blockmux_wire::iwarp::rdmap::{Opcode, READ_REQUEST_LEN, ReadRequest};
+use std::collections::VecDeque;
+use zerocopy::{FromBytes, IntoBytes, U32, U64};
+
+/// The whole sending side.
+pub(super) struct Transmitter {
+    pub(super) framer: Framer,
+    /// The passive side has to hear something first.
+    pub(super) may_send: bool,
+    /// Bytes that went into the outbox, in all.
+    pushed: u64,
+    current: Option<Outgoing>,
+    /// Whether that is of our work, and no answer.
+    is_work: bool,
+    /// Reads of the peer that wait for their answer.
+    asked: VecDeque<Asked>,
+    /// Messages and Read Requests so far.
+    sends: u32,
+    reads: u32,
+}
+
+/// A Read Request of the peer: the whole segment.
+pub(super) type Asked = [u8; UNTAGGED_LEN + READ_REQUEST_LEN];
+
+/// A message that is being cut.
+struct Outgoing {
+    header: Header,
+    /// What is left of its head, from `head_at` on.
+    head: Head,
+    head_at: usize,
+    /// What is left of its payload, from the byte `seg_at` of the piece `seg` on.
+    payload: SgList,
+    seg: usize,
+    seg_at: usize,
+    /// In bytes, of head and payload.
+    left: usize,
+}
+
+/// Of the next FPDU.
+enum Header {
+    Tagged(Opcode, Stag, u64),
+    Untagged { opcode: Opcode, invalidate: Option<Stag>, msn: u32, mo: u32 },
+}
+
+impl Transmitter {
+    pub(super) fn new(framer: Framer) -> Transmitter {
+        Transmitter {
+            framer,
+            may_send: false,
+            pushed: 0,
+            current: None,
+            is_work: false,
+            asked: VecDeque::new(),
+            sends: 0,
+            reads: 0,
+        }
+    }
+
+    /// So many bytes went into the outbox.
+    #[inline]
+    pub(super) fn count(&mut self, bytes: usize) {
+        self.pushed = self.pushed.wrapping_add(bytes as u64);
+    }
+
+    /// How many bytes have left the outbox, in all.
+    #[inline]
+    pub(super) fn sent(&self, outbox: &Outbox) -> u64 {
+        self.pushed.wrapping_sub(outbox.len() as u64)
+    }
+
+    /// Whether no message is begun, and no read unanswered.
+    pub(super) fn is_idle(&self) -> bool {
+        self.current.is_none() && self.asked.is_empty()
+    }
+
+    /// How many reads of the peer wait for their answer, or for its end.
+    pub(super) fn asked(&self) -> usize {
+        let answering = self.current.is_some() && !self.is_work;
+        self.asked.len().saturating_add(answering.into())
+    }
+
+    /// Takes a read of the peer, which was checked.
+    pub(super) fn ask(&mut self, request: Asked) {
+        self.asked.push_back(request);
+    }
+
+    /// The connection is over.
+    pub(super) fn stop(&mut self) {
+        self.current = None;
+        self.asked.clear();
+    }
+
+    /// Puts the next FPDU of the current message into the outbox; whether that was the last.
+    #[inline]
+    fn cut(&mut self, outbox: &mut Outbox) -> bool {
+        let Some(message) = &mut self.current else { return false };
+        let framer = &mut self.framer;
+        let before = outbox.len();
+        let len = message.left.min(framer.room(message.header.len()));
+        let ulpdu = message.header.len().saturating_add(len);
+        message.left = message.left.saturating_sub(len);
+        let is_last = message.left == 0;
+        message.header.begin(framer, outbox, ulpdu, if is_last { FLAG_LAST } else { 0 });
+        message.header.advance(len);
+        message.put(framer, outbox, len);
+        framer.finish(outbox, ulpdu);
+        self.pushed = self.pushed.wrapping_add(outbox.len().saturating_sub(before) as u64);
+        is_last
+    }
+}
+
+impl Header {
+    #[inline]
+    fn len(&self) -> usize {
+        match self {
+            Header::Tagged(..) => TAGGED_LEN,
+            Header::Untagged { .. } => UNTAGGED_LEN,
+        }
+    }
+
+    #[inline]
+    fn begin(&self, framer: &mut Framer, outbox: &mut Outbox, ulpdu: usize, last: u8) {
+        match self {
+            Header::Tagged(opcode, stag, to) => {
+                let control = Control::new(FLAG_TAGGED | last, *opcode);
+                let header = Tagged { control, stag: U32::new(stag.0), to: U64::new(*to) };
+                framer.begin(outbox, ulpdu, header.as_bytes());
+            }
+            Header::Untagged { opcode, invalidate, msn, mo } => {
+                let header = Untagged {
+                    control: Control::new(last, *opcode),
+                    invalidate_stag: U32::new(invalidate.map_or(0, |stag| stag.0)),
+                    qn: U32::new(QUEUE_SEND),
+                    msn: U32::new(*msn),
+                    mo: U32::new(*mo),
+                };
+                framer.begin(outbox, ulpdu, header.as_bytes());
+            }
+        }
+    }
+
+    #[inline]
+    fn advance(&mut self, len: usize) {
+        match self {
+            Header::Tagged(.., to) => *to = to.wrapping_add(len as u64),
+            // A message is shorter than 4 GiB.
+            Header::Untagged { mo, .. } => *mo = mo.wrapping_add(len as u32),
+        }
+    }
+}
+
+impl Outgoing {
+    #[inline]
+    fn new(header: Header, head: Head, payload: SgList) -> Outgoing {
+        let left = head.len().saturating_add(payload.len());
+        Outgoing { header, head, head_at: 0, payload, seg: 0, seg_at: 0, left }
+    }
+
+    /// Puts the next `len` bytes.
+    #[inline]
+    fn put(&mut self, framer: &mut Framer, outbox: &mut Outbox, mut len: usize) {
+        let head = self.head.get(self.head_at..).unwrap_or_default();
+        let head = head.get(..head.len().min(len)).unwrap_or_default();
+        if !head.is_empty() {
+            framer.put(outbox, head);
+            self.head_at = self.head_at.saturating_add(head.len());
+            len = len.saturating_sub(head.len());
+        }
+        while let Some(seg) = self.payload.segs().get(self.seg) {
+            let here = seg.len().saturating_sub(self.seg_at).min(len);
+            if here > 0 {
+                framer.put_seg(outbox, seg.slice(self.seg_at, here));
+            }
+            self.seg_at = self.seg_at.saturating_add(here);
+            len = len.saturating_sub(here);
+            if self.seg_at < seg.len() {
+                return;
+            }
+            (self.seg, self.seg_at) = (self.seg.saturating_add(1), 0);
+        }
+    }
+}
+
+impl Iwarp {
+    /// Moves what can be moved into the outbox.
+    #[inline]
+    pub(super) fn transmit(&mut self) {
+        if !self.transmitter.may_send || !matches!(self.phase, Phase::Connected | Phase::Leaving) {
+            return;
+        }
+        while self.outbox.len() < OUTBOX_FULL {
+            if self.transmitter.current.is_none() && !self.begin_next() {
+                return;
+            }
+            if self.transmitter.cut(&mut self.outbox) {
+                self.end_message();
+            }
+        }
+    }
+
+    /// Begins a message that has to be cut, if there is one: work and answers in turn.
+    #[inline]
+    fn begin_next(&mut self) -> bool {
+        let is_answers_turn = self.transmitter.is_work;
+        (is_answers_turn && self.begin_answer()) || self.begin_work() || self.begin_answer()
+    }
+
+    #[inline]
+    fn begin_work(&mut self) -> bool {
+        while self.outbox.len() < OUTBOX_FULL
+            && let Some(transfer) = self.pending.begin(self.agreement.ord)
+        {
+            let message = match transfer {
+                Transfer::Send { head, payload, invalidate, is_solicited } => {
+                    let opcode = match (invalidate, is_solicited) {
+                        (None, false) => Opcode::SEND,
+                        (None, true) => Opcode::SEND_WITH_SE,
+                        (Some(_), false) => Opcode::SEND_WITH_INVALIDATE,
+                        (Some(_), true) => Opcode::SEND_WITH_SE_AND_INVALIDATE,
+                    };
+                    self.transmitter.sends = self.transmitter.sends.wrapping_add(1);
+                    let header = Header::Untagged { opcode, invalidate, msn: self.transmitter.sends, mo: 0 };
+                    Outgoing::new(header, head, payload)
+                }
+                Transfer::Write { local, remote } => {
+                    let header = Header::Tagged(Opcode::RDMA_WRITE, remote.stag, remote.address);
+                    Outgoing::new(header, Head::new(), local)
+                }
+                Transfer::Read { local, remote } => {
+                    self.request_read(local, remote);
+                    continue;
+                }
+            };
+            (self.transmitter.current, self.transmitter.is_work) = (Some(message), true);
+            return true;
+        }
+        false
+    }
+
+    /// Answers the oldest read of the peer. Its memory may have been closed since it was asked for.
+    #[inline]
+    fn begin_answer(&mut self) -> bool {
+        let Some(asked) = self.transmitter.asked.pop_front() else { return false };
+        let request = asked.get(UNTAGGED_LEN..).unwrap_or_default();
+        let Ok(request) = ReadRequest::read_from_bytes(request) else { return false };
+        let memory = match request.rdma_rd_sz.get() {
+            0 => SgList::default(),
+            len => {
+                let stag = Stag(request.src_stag.get());
+                match self.regions.look_up(stag, request.src_to.get(), len, Access::RemoteRead) {
+                    Ok(memory) => memory,
+                    Err(refusal) => {
+                        let _ = self.terminate(Wrong::read(refusal), &asked, asked.len());
+                        return false;
+                    }
+                }
+            }
+        };
+        let sink = Stag(request.sink_stag.get());
+        let header = Header::Tagged(Opcode::RDMA_READ_RESPONSE, sink, request.sink_to.get());
+        (self.transmitter.current, self.transmitter.is_work) =
+            (Some(Outgoing::new(header, Head::new(), memory)), false);
+        true
+    }
+
+    /// The last FPDU of the current message is in the outbox.
+    #[inline]
+    fn end_message(&mut self) {
+        let message = self.transmitter.current.take();
+        if self.transmitter.is_work {
+            let is_referred_to = !self.transmitter.framer.copies()
+                && message.is_some_and(|message| !message.payload.is_empty());
+            self.pending.end_current(if is_referred_to { self.transmitter.pushed } else { 0 });
+        }
+    }
+
+    /// Asks the peer for data; what for stands last among the reads.
+    #[inline]
+    fn request_read(&mut self, local: SgList, remote: Remote) {
+        let transmitter = &mut self.transmitter;
+        transmitter.reads = transmitter.reads.wrapping_add(1);
+        // Nobody but the answer to this read gets at its memory by that name: it is not registered.
+        let (msn, sink) = (transmitter.reads, transmitter.reads | SINK);
+        let header = Untagged {
+            control: Control::new(FLAG_LAST, Opcode::RDMA_READ_REQUEST),
+            invalidate_stag: U32::new(0),
+            qn: U32::new(QUEUE_READ),
+            msn: U32::new(msn),
+            mo: U32::new(0),
+        };
+        let request = ReadRequest {
+            sink_stag: U32::new(sink),
+            sink_to: U64::new(0),
+            rdma_rd_sz: U32::new(remote.len),
+            src_stag: U32::new(remote.stag.0),
+            src_to: U64::new(remote.address),
+        };
+        let before = self.outbox.len();
+        transmitter.framer.begin(&mut self.outbox, size_of::<Asked>(), header.as_bytes());
+        transmitter.framer.put(&mut self.outbox, request.as_bytes());
+        transmitter.framer.finish(&mut self.outbox, size_of::<Asked>());
+        transmitter.count(self.outbox.len().saturating_sub(before));
+        self.pending.await_read(msn, sink, local, remote.len);
+    }
+
+    /// Tells the passive side that it may send.
+    #[cold]
+    pub(super) fn send_rtr(&mut self, rtr: Option<Rtr>) {
+        // Nothing is written or read there, so that no name is looked at; 0 may be a special one to hardware.
+        let remote = Remote { stag: Stag(1), address: 0, len: 0 };
+        match rtr {
+            Some(Rtr::Write) => {
+                let header = Header::Tagged(Opcode::RDMA_WRITE, remote.stag, remote.address);
+                self.transmitter.current = Some(Outgoing::new(header, Head::new(), SgList::default()));
+                self.transmitter.cut(&mut self.outbox);
+                self.transmitter.current = None;
+            }
+            Some(Rtr::Read) => {
+                self.pending.begin_rtr();
+                self.request_read(SgList::default(), remote);
+            }
+            Some(Rtr::Send) | None => {}
+        }
+    }
+}
+
+/// In the names under which answers to our reads come.
+const SINK: u32 = 1 << 31;
