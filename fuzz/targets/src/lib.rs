@@ -16,6 +16,8 @@ mod iscsi_connections;
 mod iscsi_initiator;
 mod iscsi_target;
 mod iscsi_target_stream;
+mod iser_initiator;
+mod iser_target;
 mod nbd_client_stream;
 mod nbd_initiator;
 mod nbd_pair;
@@ -47,6 +49,8 @@ pub const TARGETS: &[Target] = &[
     Target { name: "iscsi_initiator", run: iscsi_initiator::iscsi_initiator },
     Target { name: "iscsi_target", run: iscsi_target::iscsi_target },
     Target { name: "iscsi_url", run: text::iscsi_url },
+    Target { name: "iser_initiator", run: iser_initiator::iser_initiator },
+    Target { name: "iser_target", run: iser_target::iser_target },
     Target { name: "nbd_initiator", run: nbd_initiator::nbd_initiator },
     Target { name: "nbd_pair", run: nbd_pair::nbd_pair },
     Target { name: "nbd_target", run: nbd_target::nbd_target },

@@ -1,0 +1,337 @@
+//! A hostile target against the iSER initiator: every request comes to one end, and one only, and none while its memory is
+//! open.
+//!
+//! ```text
+//!   stream = record ...      record = 0                        our own target answers a message that it has not seen yet
+//!                                   | kind, length (2), bytes  what a hostile one sends
+//! ```
+//! Bits of a kind: 1, the task tag is that of a command, so many before the last as the high four bits say; 2, the
+//! numbers of commands are right; 4, it closes the memory that this command has named.
+
+use crate::choices::Choices;
+use crate::requests::Requests;
+use blockmux_proto::exports::VolumeId;
+use blockmux_proto::iscsi::initiator::{Config, IserInitiatorSession, Mode, wishes};
+use blockmux_proto::iscsi::login::operational::Key;
+use blockmux_proto::iscsi::name::Name;
+use blockmux_proto::iscsi::node::{Access as Allowed, Node, Portal, TargetNode};
+use blockmux_proto::iscsi::target::{IserTargetSession, TargetSession};
+use blockmux_proto::rdma::{Access, Event, RdmaSession, Remote, Stag, Work};
+use blockmux_proto::scsi::{Identity, LogicalUnit, Lun, Target as ScsiTarget};
+use blockmux_proto::session::{Initiator, ProtocolError, Target, Timed};
+use blockmux_volume::conformance::TestCore;
+use blockmux_volume::{Channel, MemVolume, Pool, Seg, SgList, Volume, Waker};
+use blockmux_wire::iscsi::Opcode;
+use blockmux_wire::iscsi::scsi::ScsiCommand;
+use blockmux_wire::iser::ControlHeader;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Instant;
+use zerocopy::FromBytes;
+
+/// Reads `data` as choices and records.
+pub(crate) fn iser_initiator(data: &[u8]) {
+    let (mut choices, stream) = Choices::split(data);
+    let now = Instant::now();
+    let pool = Pool::new(choices.of(&[64 << 20, 64 << 20, 16 << 10]));
+    let wishes = wishes().with(Key::ImmediateData, u32::from(choices.byte() % 3 != 0));
+    let config = Config {
+        initiator: name("iqn.2026-11.i:me"),
+        target: name(TARGET),
+        lun: Lun::new(0),
+        mode: choices.of(&[Mode::Use, Mode::Use, Mode::Use, Mode::Describe]),
+        chap: None,
+        wishes,
+        isid: [0x80, 0, 0, 0, 0, 1],
+    };
+    let closes = choices.of(&[0x80, 0x80, 0xc0]);
+    let mut run = Run {
+        session: IserInitiatorSession::new(config, pool.clone(), [7; 32], now),
+        good: GoodTarget::new(closes, now),
+        choices,
+        records: &stream,
+        pool,
+        now,
+        requests: Requests::default(),
+        sent: Sent::default(),
+        open: BTreeMap::new(),
+        last_stag: 0,
+        is_over: false,
+    };
+    run.event(Event::Connected { private_data: vec![closes, 0, 0, 0] });
+    let mut quiet_turns = 0;
+    for _ in 0..MAX_TURNS {
+        quiet_turns = if run.turn() { 0 } else { quiet_turns + 1 };
+        if quiet_turns == 2 {
+            break;
+        }
+    }
+    run.finish();
+}
+
+struct Run<'a> {
+    choices: Choices<'a>,
+    session: IserInitiatorSession,
+    good: GoodTarget,
+    /// What is left of the stream.
+    records: &'a [u8],
+    pool: Pool,
+    now: Instant,
+    requests: Requests,
+    sent: Sent,
+    open: Open,
+    last_stag: u32,
+    is_over: bool,
+}
+
+/// What is open to the target, by name.
+type Open = BTreeMap<u32, (SgList, Access)>;
+
+/// What the initiator has sent.
+#[derive(Default)]
+struct Sent {
+    /// Messages that the good target has not seen.
+    unseen: VecDeque<Vec<u8>>,
+    /// Of commands, the latest last: the tag, and the memory that was named.
+    commands: Vec<(u32, Option<u32>)>,
+    /// Of the next command.
+    cmd_sn: Option<u32>,
+}
+
+impl Run<'_> {
+    /// Some of what a driver does; whether anything moved.
+    fn turn(&mut self) -> bool {
+        let mut moved = self.submit();
+        moved |= self.post();
+        moved |= !self.is_over && self.next_record();
+        moved |= self.post();
+        moved |= self.requests.poll_done(&mut self.session);
+        match self.choices.byte() {
+            255 => self.session.on_stop(),
+            254 => self.pass_time(),
+            _ => {}
+        }
+        moved
+    }
+
+    fn event(&mut self, event: Event) {
+        if let Err(error) = self.session.on_event(event) {
+            self.on_error(error);
+        }
+    }
+
+    fn on_error(&mut self, error: ProtocolError) {
+        let text = error.to_string();
+        assert!(!text.contains('\n') && error.reference.starts_with("RFC 7"), "{text}");
+        self.is_over = true;
+    }
+
+    /// Takes the session's work, as far as there is room.
+    fn post(&mut self) -> bool {
+        let mut moved = false;
+        for _ in 0..MAX_TURNS {
+            let room = self.choices.below(4);
+            let Some(work) = self.session.poll_work(room) else { break };
+            moved = true;
+            match work {
+                Work::Receive | Work::Disconnect => {}
+                Work::Register { id, local, access } => {
+                    self.last_stag += 1;
+                    assert!(!local.is_empty());
+                    let remote = Remote { stag: Stag(self.last_stag), address: 64, len: local.len() as u32 };
+                    self.open.insert(self.last_stag, (local, access));
+                    assert!(self.open.len() <= self.session.endpoint().regions as usize);
+                    self.event(Event::Registered { id, remote });
+                }
+                Work::Invalidate { stag } => drop(self.open.remove(&stag.0)),
+                Work::Send { head, payload, invalidate: None, .. } => {
+                    assert!(room > 0);
+                    let message = [&head[..], &payload.to_vec()].concat();
+                    self.sent.on_message(&message, &self.open);
+                    self.sent.unseen.push_back(message);
+                }
+                other => panic!("an initiator does not post {other:?}"),
+            }
+        }
+        moved
+    }
+
+    /// The target sends its next message.
+    fn next_record(&mut self) -> bool {
+        let Some((&kind, rest)) = self.records.split_first() else { return false };
+        self.records = rest;
+        if kind == 0 {
+            let Some(message) = self.sent.unseen.pop_front() else { return true };
+            for (message, closes) in self.good.answer(&message, &mut self.open) {
+                self.receive(&message, closes);
+            }
+            return true;
+        }
+        let len = rest.first_chunk().map_or(0, |len| usize::from(u16::from_be_bytes(*len)));
+        let rest = rest.get(2..).unwrap_or_default();
+        let (bytes, rest) = rest.split_at(len.min(rest.len()));
+        self.records = rest;
+        let (mut bytes, mut closes) = (bytes.to_vec(), None);
+        let meant = self.sent.commands.iter().rev().nth(usize::from(kind >> 4)).copied();
+        if bytes.len() >= HEADERS {
+            if let Some((tag, stag)) = meant.filter(|_| kind & 1 != 0) {
+                bytes[44..48].copy_from_slice(&tag.to_be_bytes());
+                // A queue pair does not tell of memory that was not open.
+                closes = stag.filter(|stag| kind & 4 != 0 && self.open.remove(stag).is_some());
+            }
+            if kind & 2 != 0 {
+                let cmd_sn = self.sent.cmd_sn.unwrap_or(1);
+                bytes[56..60].copy_from_slice(&cmd_sn.to_be_bytes());
+                bytes[60..64].copy_from_slice(&cmd_sn.wrapping_add(16).to_be_bytes());
+            }
+        }
+        bytes.truncate(self.session.endpoint().receive_len as usize);
+        self.receive(&bytes, closes.map(Stag));
+        true
+    }
+
+    fn receive(&mut self, message: &[u8], invalidated: Option<Stag>) {
+        if !self.is_over {
+            self.event(Event::Received { message: Seg::from_slice(message), invalidated });
+        }
+    }
+
+    /// Submits what the choices say, once there is a volume.
+    fn submit(&mut self) -> bool {
+        if !self.session.is_ready() || self.is_over {
+            assert!(self.session.is_ready() || self.session.room() == 0);
+            return false;
+        }
+        let info = self.session.session().volume_info().expect("a session that is ready knows its volume");
+        self.requests.submit(&mut self.session, &info, &mut self.choices)
+    }
+
+    fn pass_time(&mut self) {
+        if let Some(when) = self.session.poll_timeout()
+            && !self.is_over
+        {
+            self.now = self.now.max(when);
+            if let Err(error) = self.session.on_timeout(self.now) {
+                self.on_error(error);
+            }
+        }
+    }
+
+    /// The connection is lost.
+    fn finish(mut self) {
+        self.requests.poll_done(&mut self.session);
+        self.open.clear();
+        let _ = self.session.on_event(Event::Disconnected);
+        self.requests.poll_done(&mut self.session);
+        if let Some(refused) = self.session.session().refused() {
+            assert!(!refused.to_string().contains('\n'));
+        }
+        self.requests.take_back(&mut self.session);
+        assert!(self.session.poll_work(100).is_none());
+        drop(self.session);
+        assert_eq!(self.pool.out_bytes(), 0, "memory is lost");
+    }
+}
+
+impl Sent {
+    /// Checks what no initiator may do.
+    fn on_message(&mut self, message: &[u8], open: &Open) {
+        let (header, rest) = ControlHeader::read_from_prefix(message).expect("messages have headers");
+        let (command, data) = ScsiCommand::read_from_prefix(rest).expect("messages are PDUs");
+        let len = command.data_segment_length.get() as usize;
+        assert!(len <= data.len() && data.len() <= 8192);
+        if Opcode(command.opcode & 0x3f) != Opcode::SCSI_COMMAND {
+            assert_eq!(header, ControlHeader::new());
+            return;
+        }
+        let (tag, cmd_sn) = (command.initiator_task_tag.get(), command.cmd_sn.get());
+        assert_eq!(cmd_sn, self.cmd_sn.unwrap_or(cmd_sn), "CmdSN has a gap");
+        self.cmd_sn = Some(cmd_sn.wrapping_add(1));
+        let expected = command.expected_data_transfer_length.get() as usize;
+        let named = [(header.read(), Access::RemoteWrite), (header.write(), Access::RemoteRead)];
+        for (stag, access) in named.into_iter().filter_map(|(named, access)| Some((named?.0, access))) {
+            let (memory, granted) = &open[&stag];
+            assert_eq!((memory.len(), *granted, len), (expected, access, 0));
+        }
+        let stag = header.read().or(header.write()).map(|(stag, _)| stag);
+        assert!(stag.is_some() || len == expected, "the target reaches all data");
+        self.commands.push((tag, stag));
+    }
+}
+
+/// Our own target over a RAM volume, to be talked to now and then.
+struct GoodTarget {
+    session: IserTargetSession,
+    channel: Box<dyn Channel>,
+}
+
+impl GoodTarget {
+    fn new(closes: u8, now: Instant) -> GoodTarget {
+        let volume = Arc::new(MemVolume::new(SIZE));
+        let unit = LogicalUnit::new(Identity::of("disk0"), volume.clone());
+        let view = Arc::new(ScsiTarget::new(TARGET, Vec::new()).with_unit(0, VolumeId(0), unit));
+        let access = vec![Allowed { initiator: None, chap: None, target: view }];
+        let portals = vec![Portal { address: "192.0.2.1:3260".into(), group_tag: 1 }];
+        let node = Arc::new(Node::new(vec![TargetNode::new(name(TARGET), portals, access)]));
+        let session = TargetSession::new(node, 1, Pool::new(usize::MAX), [0; 32], now);
+        let mut session = IserTargetSession::new(session);
+        let private_data = vec![closes, 0, 0, 0];
+        session.on_event(Event::Requested { private_data }).expect("anybody may connect");
+        let core = TestCore::new().as_core();
+        let channel = volume.open(&core, session.depth(), Waker::idle()).expect("a RAM volume opens");
+        GoodTarget { session, channel }
+    }
+
+    /// What it says to a message, and what each answer closes; it reaches what is open.
+    fn answer(&mut self, message: &[u8], open: &mut Open) -> Vec<(Vec<u8>, Option<Stag>)> {
+        let mut answers = Vec::new();
+        let event = Event::Received { message: Seg::from_slice(message), invalidated: None };
+        let mut next = self.session.on_event(event).is_ok();
+        while next {
+            next = false;
+            while let Some(work) = self.session.poll_work(100) {
+                next = true;
+                let id = match work {
+                    Work::Write { id, local, remote } => {
+                        if let Some((memory, _)) = open.get(&remote.stag.0) {
+                            local.copy_to_list(memory);
+                        }
+                        id
+                    }
+                    Work::Read { id, local, remote } => {
+                        if let Some((memory, _)) = open.get(&remote.stag.0) {
+                            memory.slice(0, local.len()).copy_to_list(&local);
+                        }
+                        id
+                    }
+                    Work::Send { head, payload, invalidate, .. } => {
+                        let closes = invalidate.filter(|stag| open.remove(&stag.0).is_some());
+                        answers.push(([&head[..], &payload.to_vec()].concat(), closes));
+                        continue;
+                    }
+                    _ => continue,
+                };
+                let _ = self.session.on_event(Event::Done { id, result: Ok(()) });
+            }
+            while let Some((_, io)) = self.session.poll_io() {
+                next = true;
+                let mut done = Vec::new();
+                self.channel.submit(io);
+                self.channel.poll(&mut done);
+                done.into_iter().for_each(|done| self.session.on_io(done));
+            }
+        }
+        answers
+    }
+}
+
+fn name(name: &str) -> Name {
+    Name::new(name).expect("it is a name")
+}
+
+const TARGET: &str = "iqn.2026-11.t:a";
+/// Of iSER and of iSCSI, in bytes.
+const HEADERS: usize = 28 + 48;
+/// Of the good target's volume, in bytes.
+const SIZE: u64 = 512 << 10;
+const MAX_TURNS: usize = 4000;
