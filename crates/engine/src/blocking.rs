@@ -65,6 +65,7 @@ fn run<S: StreamSession>(
     let mut socket = connect(address, timeout)?;
     let deadline = Instant::now() + timeout;
     let mut chunk = Chunk::new(Memory::from_heap(2 * MAX_DEMAND));
+    let mut placed = 0;
     loop {
         let now = Instant::now();
         if session.poll_timeout().is_some_and(|due| now >= due) {
@@ -81,30 +82,54 @@ fn run<S: StreamSession>(
                 let taken = session.on_bytes(&chunk)?;
                 chunk.take(taken);
             }
-            Demand::Bytes(_) => {
-                if chunk.room() < MAX_DEMAND {
-                    chunk.compact();
-                }
+            Demand::Place(list) if placed == list.len() => {
+                placed = 0;
+                session.on_placed()?;
+            }
+            Demand::Place(list) if !chunk.unread().is_empty() => {
+                let here = chunk.unread().len().min(list.len() - placed);
+                list.slice(placed, here).copy_from(&chunk.unread()[..here]);
+                chunk.take(here);
+                placed += here;
+            }
+            Demand::Bytes(_) | Demand::Place(_) => {
                 let due = session.poll_timeout().map_or(deadline, |due| due.min(deadline));
-                socket.wait_at_most(due.saturating_duration_since(Instant::now()).max(SHORTEST_WAIT))?;
-                match socket.read(chunk.spare()) {
-                    Ok(0) => return session.on_end().map_err(Broken::from),
-                    Ok(received) => chunk.fill(received),
-                    // What is left of an io_uring that this thread had may do that.
-                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    // It is the session's time.
-                    Err(error) if is_timeout(&error) && due < deadline => {}
-                    Err(error) => return Err(error.into()),
+                if !receive(socket.as_mut(), &mut chunk, due, deadline)? {
+                    return session.on_end().map_err(Broken::from);
                 }
             }
             Demand::Close => return Ok(()),
-            Demand::Place(_) | Demand::Nothing => {
-                return Err(io::Error::other("a log-in has no payload to wait for").into());
-            }
+            Demand::Nothing => return Err(io::Error::other("a log-in has nothing else to wait for").into()),
         }
         if Instant::now() >= deadline {
             return Err(io::Error::from(ErrorKind::TimedOut).into());
         }
+    }
+}
+
+/// Receives what there is, or waits until it is due; `false` if the target has closed its side.
+fn receive(
+    socket: &mut dyn ReadWrite,
+    chunk: &mut Chunk,
+    due: Instant,
+    deadline: Instant,
+) -> io::Result<bool> {
+    if chunk.room() < MAX_DEMAND && !chunk.compact() {
+        let mut fresh = Chunk::new(Memory::from_heap(chunk.capacity()));
+        fresh.extend(chunk.unread());
+        *chunk = fresh;
+    }
+    socket.wait_at_most(due.saturating_duration_since(Instant::now()).max(SHORTEST_WAIT))?;
+    match socket.read(chunk.spare()) {
+        Ok(received) => {
+            chunk.fill(received);
+            Ok(received > 0)
+        }
+        // What is left of an io_uring that this thread had may do that.
+        Err(error) if error.kind() == ErrorKind::Interrupted => Ok(true),
+        // It is the session's time.
+        Err(error) if is_timeout(&error) && due < deadline => Ok(true),
+        Err(error) => Err(error),
     }
 }
 

@@ -6,7 +6,6 @@
 
 use crate::host::{ByteStream, Host};
 use crate::reactor::EngineCore;
-use blockmux_proto::outbox::Outbox;
 use blockmux_proto::session::{Demand, MAX_DEMAND, ProtocolError, StreamSession};
 use blockmux_volume::{Chunk, Memory, Pool, SgList, Waker};
 use std::io;
@@ -149,14 +148,16 @@ impl<H: Host> Connection<H> {
         }
     }
 
-    /// Sends what it can of `outbox`; answers whether any went.
+    /// Sends what it can of what the session has to send; answers whether any went. What has been sent may make room for
+    /// more, so the session is asked again each time.
     ///
     /// # Errors
     /// If the peer is gone.
     #[inline]
-    pub fn send(&mut self, outbox: &mut Outbox) -> Result<bool, Broken> {
+    pub fn send<S: StreamSession>(&mut self, session: &mut S) -> Result<bool, Broken> {
         let mut any = false;
         for _ in 0..SENDS_PER_TURN {
+            let outbox = session.outbox();
             if outbox.is_empty() {
                 break;
             }
@@ -167,7 +168,7 @@ impl<H: Host> Connection<H> {
                 Err(error) => return Err(error.into()),
             }
         }
-        self.wants_output = !outbox.is_empty();
+        self.wants_output = !session.outbox().is_empty();
         Ok(any)
     }
 

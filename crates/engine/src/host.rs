@@ -60,6 +60,11 @@ pub trait ByteStream: Sized {
     /// The peer's address, for messages.
     fn peer(&self) -> &str;
 
+    /// How many bytes one segment of it holds, where it has segments.
+    fn segment_len(&self) -> Option<usize> {
+        None
+    }
+
     /// `None` while connecting goes on.
     fn connect_result(&self) -> Option<io::Result<()>>;
 
@@ -152,6 +157,10 @@ impl ByteStream for Stream {
 
     fn peer(&self) -> &str {
         Stream::peer(self)
+    }
+
+    fn segment_len(&self) -> Option<usize> {
+        Stream::segment_len(self)
     }
 
     fn connect_result(&self) -> Option<io::Result<()>> {

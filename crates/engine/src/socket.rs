@@ -121,6 +121,12 @@ impl Stream {
         Some(self.socket.local_addr().ok()?.as_socket()?.ip())
     }
 
+    /// How many bytes one of TCP's segments holds now; `None` for a Unix socket.
+    #[must_use]
+    pub fn segment_len(&self) -> Option<usize> {
+        self.socket.tcp_mss().ok().and_then(|bytes| usize::try_from(bytes).ok())
+    }
+
     /// The same socket for another owner.
     #[must_use]
     pub fn share(&self) -> Stream {

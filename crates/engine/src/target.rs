@@ -120,7 +120,7 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
                 _ => {}
             }
             let moved = self.channels.move_io(&mut self.session);
-            let sent = self.connection.send(self.session.outbox())?;
+            let sent = self.connection.send(&mut self.session)?;
             if sent && self.session.outbox().is_empty() {
                 self.taken += 1;
             }
@@ -203,7 +203,7 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
         }
         if matches!(broken, Broken::Protocol(_)) {
             // The session may have a last word for the peer.
-            let _ = self.connection.send(self.session.outbox());
+            let _ = self.connection.send(&mut self.session);
         }
         // What was wrong has been said; what is in flight for the peer need not come to its end any more.
         let _ = self.session.on_end();

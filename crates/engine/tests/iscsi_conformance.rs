@@ -1,13 +1,15 @@
 //! The suite of all volumes over iSCSI: a target on a core of its own, and a remote volume on the test's core.
 
 mod conforms;
+mod iscsi_dialer;
+mod iscsi_names;
 mod iscsi_sides;
 
 use blockmux_engine::blocking::run_session;
 use blockmux_engine::cores::{Cores, CoresConfig};
 use blockmux_engine::file::{FileOptions, FileVolume};
 use blockmux_engine::initiator::RemoteVolume;
-use blockmux_engine::initiator::iscsi::{Endpoint, connect, discover, luns};
+use blockmux_engine::initiator::iscsi::{Endpoint, OverTcp, connect, discover, luns};
 use blockmux_engine::iscsi;
 use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
 use blockmux_engine::reactor::PollPolicy;
@@ -20,7 +22,9 @@ use blockmux_proto::scsi::Lun;
 use blockmux_volume::{MemVolume, Pool, Volume};
 use blockmux_wire::iscsi::session::LoginStatus;
 use conforms::conforms;
-use iscsi_sides::{IscsiDialer, node, target_name};
+use iscsi_dialer::IscsiDialer;
+use iscsi_names::target_name;
+use iscsi_sides::node;
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -104,13 +108,13 @@ fn a_file_conforms() {
 fn what_an_endpoint_names_is_found_and_conforms() {
     let target = Target::serve(ram());
     let initiator = Name::new("iqn.2026-11.i:me").unwrap();
-    let (found, left_out) = discover(&target.address, &initiator, None).unwrap();
+    let (found, left_out) = discover(&target.address, &initiator, None, &OverTcp).unwrap();
     let names: Vec<_> = found.iter().map(|target| target.name.as_str()).collect();
     assert_eq!((names, left_out), (vec!["iqn.2026-11.t:disk", "iqn.2026-11.t:frozen"], 0));
     let endpoint = |export| Endpoint { target: target_name(export), ..endpoint_at(&target.address) };
-    assert_eq!(luns(&Endpoint { lun: Lun::new(9), ..endpoint("disk") }).unwrap(), [Lun::new(0)]);
-    let [volume, read_only] =
-        ["disk", "frozen"].map(|export| -> Arc<dyn Volume> { Arc::new(connect(endpoint(export)).unwrap()) });
+    assert_eq!(luns(&Endpoint { lun: Lun::new(9), ..endpoint("disk") }, &OverTcp).unwrap(), [Lun::new(0)]);
+    let [volume, read_only] = ["disk", "frozen"]
+        .map(|export| -> Arc<dyn Volume> { Arc::new(connect(endpoint(export), OverTcp).unwrap()) });
     conforms(volume, read_only);
 }
 
@@ -164,7 +168,7 @@ fn a_target_that_has_moved_is_followed_and_asked_where_it_was_unless_that_was_fo
         let (asked, address) = redirector(status, move || place.clone());
         let frozen = Endpoint { target: target_name("frozen"), ..endpoint_at(&address) };
         let [volume, read_only] = [endpoint_at(&address), frozen]
-            .map(|endpoint| -> Arc<dyn Volume> { Arc::new(connect(endpoint).unwrap()) });
+            .map(|endpoint| -> Arc<dyn Volume> { Arc::new(connect(endpoint, OverTcp).unwrap()) });
         conforms(volume, read_only);
         // Both are asked once to describe the unit, and then by every session of every channel that is opened.
         let asked = asked.load(Ordering::Relaxed);
@@ -181,7 +185,7 @@ fn targets_that_send_us_in_a_circle_are_both_named() {
     let place = second.to_string();
     let (_, address) = redirector(LoginStatus::TARGET_MOVED_TEMPORARILY, move || place.clone());
     first.set(address.clone()).unwrap();
-    let error = connect(endpoint_at(&address)).err().unwrap().to_string();
+    let error = connect(endpoint_at(&address), OverTcp).err().unwrap().to_string();
     let expected =
         format!("target at {second} says that it has moved to {address},1, which has sent us on already");
     assert!(error.ends_with(&expected), "{error}");

@@ -2,6 +2,7 @@
 //! where its session lives.
 
 #[allow(dead_code, reason = "this test is its own initiator")]
+mod iscsi_names;
 mod iscsi_sides;
 
 use blockmux_engine::cores::{Cores, CoresConfig};

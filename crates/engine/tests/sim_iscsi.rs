@@ -6,6 +6,8 @@
 //! A session that logs in again ends the one before, with everything that it still has to do: what was acknowledged is
 //! never undone by an earlier copy of a replayed write, unlike with NBD.
 
+mod iscsi_dialer;
+mod iscsi_names;
 mod iscsi_sides;
 
 use blockmux_engine::sim::{Outcome, Protocol, Scenario, Trouble, Weather};
@@ -17,7 +19,8 @@ use blockmux_proto::iscsi::node::Node;
 use blockmux_proto::iscsi::target::{LocalSessions, TargetSession};
 use blockmux_proto::session::Home;
 use blockmux_volume::Pool;
-use iscsi_sides::{IscsiDialer, node};
+use iscsi_dialer::IscsiDialer;
+use iscsi_sides::node;
 use std::cell::OnceCell;
 use std::rc::Rc;
 use std::sync::{Arc, OnceLock};

@@ -1,7 +1,8 @@
 //! Several paths to one iSCSI unit: what becomes of requests when one is lost, or is none for a while.
 
 #[allow(dead_code, reason = "the node of these tests has two portal groups")]
-mod iscsi_sides;
+mod iscsi_dialer;
+mod iscsi_names;
 
 use blockmux_engine::initiator::{Dialer, RemoteVolume};
 use blockmux_engine::listener::ConnectionLimit;
@@ -19,7 +20,8 @@ use blockmux_volume::{
     Tag, Volume, VolumeInfo, Waker,
 };
 use blockmux_wire::scsi::alua::AccessState;
-use iscsi_sides::{IscsiDialer, target_name};
+use iscsi_dialer::IscsiDialer;
+use iscsi_names::target_name;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,5 +1,7 @@
 //! A volume that grows and shrinks behind an iSCSI target: its initiator sees it, on every core.
 
+mod iscsi_dialer;
+mod iscsi_names;
 mod iscsi_sides;
 
 use blockmux_engine::initiator::RemoteVolume;
@@ -13,7 +15,8 @@ use blockmux_proto::iscsi::target::TargetSession;
 use blockmux_volume::{
     Channel, Core, Io, IoError, MemVolume, Op, Output, ReadyList, Tag, Volume, VolumeInfo, Waker,
 };
-use iscsi_sides::{IscsiDialer, node};
+use iscsi_dialer::IscsiDialer;
+use iscsi_sides::node;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -89,7 +89,7 @@ pub trait StreamSession: Timed {
     /// If the peer left in the middle of something.
     fn on_end(&mut self) -> Result<(), ProtocolError>;
 
-    /// What waits to be sent.
+    /// What waits to be sent. The driver looks again when it has sent something: there may be room for more then.
     fn outbox(&mut self) -> &mut Outbox;
 }
 

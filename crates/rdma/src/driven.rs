@@ -3,7 +3,8 @@
 //! Over a provider that is a stream session below, such as software iWARP, [`Driven`] is a stream session too, and a
 //! target or an initiator if its session is. So the engine's tasks drive iSER over TCP as they drive iSCSI.
 //!
-//! Work is fetched when bytes have come and before bytes are sent, so that all that one turn brought goes out together.
+//! Work is fetched when bytes have come, and whenever the driver looks at what there is to send: all that one turn
+//! brought goes out together, and what became possible by sending goes at once.
 
 use crate::queue_pair::QueuePair;
 use blockmux_proto::exports::VolumeId;
@@ -23,17 +24,13 @@ pub struct Driven<Q, S> {
     broken: Option<ProtocolError>,
     /// `broken` has been told to the driver.
     is_told: bool,
-    /// Has the driver take another turn, where it gave the means.
-    waker: Option<Waker>,
-    /// How much there was to send when the driver last looked.
-    shown: usize,
 }
 
 impl<Q: QueuePair, S: RdmaSession> Driven<Q, S> {
     /// Joins `session` with the queue pair that `connect` makes for it.
     pub fn new(session: S, connect: impl FnOnce(&Endpoint) -> Q) -> Driven<Q, S> {
         let queue_pair = connect(&session.endpoint());
-        Driven { queue_pair, session, broken: None, is_told: false, waker: None, shown: 0 }
+        Driven { queue_pair, session, broken: None, is_told: false }
     }
 
     /// The session.
@@ -52,6 +49,12 @@ impl<Q: QueuePair, S: RdmaSession> Driven<Q, S> {
     #[inline]
     pub fn queue_pair(&self) -> &Q {
         &self.queue_pair
+    }
+
+    /// The queue pair, to be tuned.
+    #[inline]
+    pub fn queue_pair_mut(&mut self) -> &mut Q {
+        &mut self.queue_pair
     }
 
     /// Why the session has ended the connection, if it was the peer's fault.
@@ -171,20 +174,8 @@ impl<Q: QueuePair + StreamSession, S: RdmaSession> StreamSession for Driven<Q, S
 
     #[inline]
     fn outbox(&mut self) -> &mut Outbox {
-        let left = self.queue_pair.outbox().len();
-        let has_sent = left < self.shown;
         self.pump();
-        let outbox = self.queue_pair.outbox();
-        self.shown = outbox.len();
-        // The driver may look only to see whether all is sent. What became possible by that would wait for ever, be it
-        // new work or more of what was begun.
-        if has_sent
-            && outbox.len() > left
-            && let Some(waker) = &self.waker
-        {
-            waker.wake();
-        }
-        outbox
+        self.queue_pair.outbox()
     }
 }
 
@@ -209,7 +200,6 @@ impl<Q: QueuePair, S: RdmaSession + Target> Target for Driven<Q, S> {
     }
 
     fn on_start(&mut self, waker: &Waker) {
-        self.waker = Some(waker.clone());
         self.session.on_start(waker);
     }
 

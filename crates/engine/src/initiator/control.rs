@@ -36,7 +36,7 @@ impl<C: Control, H: Host> ControlLine<C, H> {
     pub(super) fn turn(&mut self) -> Result<Progress, Broken> {
         self.connection.check_deadline(&mut self.session)?;
         let inflow = self.connection.receive(&mut self.session)?;
-        self.connection.send(self.session.outbox())?;
+        self.connection.send(&mut self.session)?;
         match inflow {
             Inflow::Finished => {
                 let error = std::io::Error::other("the controller closed its admin queue");
@@ -55,6 +55,6 @@ impl<C: Control, H: Host> ControlLine<C, H> {
     /// Says goodbye; whether that arrives changes nothing.
     pub(super) fn end(&mut self) {
         self.session.on_stop();
-        let _ = self.connection.send(self.session.outbox());
+        let _ = self.connection.send(&mut self.session);
     }
 }

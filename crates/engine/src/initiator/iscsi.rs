@@ -1,4 +1,4 @@
-//! Reaching logical units of iSCSI targets.
+//! Reaching logical units of iSCSI targets, over TCP or over RDMA.
 //!
 //! CHAP is tried with every algorithm that the endpoint names, and once more with MD5 alone if the target does not
 //! take that: older ones know no other, or have other numbers for them.
@@ -10,6 +10,8 @@
 //! Several portals may lead to one unit. It is recognised by its designator and serial number; a portal that leads to
 //! another one is refused, and one that does not answer when the volume is opened may do so later.
 
+use super::datamover::With;
+pub use super::datamover::{Datamover, OverIwarp, OverTcp};
 use super::moves::Moves;
 use super::{Dialer, Move, RemoteVolume, check_unchanged};
 use crate::blocking::{self, run_session};
@@ -26,6 +28,7 @@ use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::Chap;
 use blockmux_proto::scsi::Lun;
 use blockmux_proto::session::NoControl;
+use blockmux_rdma::Seed;
 use blockmux_volume::{Pool, VolumeInfo};
 use std::net::{IpAddr, ToSocketAddrs};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -71,8 +74,11 @@ pub struct Description {
 ///
 /// # Errors
 /// If the target cannot be reached or does not have the unit.
-pub fn connect(endpoint: Endpoint) -> Result<RemoteVolume<IscsiDialer>, ConnectError> {
-    let dialer = IscsiDialer::new(endpoint)?;
+pub fn connect<D: Datamover>(
+    endpoint: Endpoint,
+    over: D,
+) -> Result<RemoteVolume<IscsiDialer<D>>, ConnectError> {
+    let dialer = IscsiDialer::new(endpoint, over)?;
     let (connections, patience) = (dialer.endpoint.connections, dialer.endpoint.patience);
     let info = dialer.first.volume_info();
     Ok(RemoteVolume::new(dialer, info, connections, patience))
@@ -82,10 +88,10 @@ pub fn connect(endpoint: Endpoint) -> Result<RemoteVolume<IscsiDialer>, ConnectE
 ///
 /// # Errors
 /// As for [`connect`].
-pub fn describe(endpoint: &Endpoint) -> Result<Description, ConnectError> {
+pub fn describe(endpoint: &Endpoint, over: &impl Datamover) -> Result<Description, ConnectError> {
     let mut first = None;
     for endpoint in endpoint.paths() {
-        match Answer::to(&endpoint).and_then(|answer| answer.description()) {
+        match Answer::to(&endpoint, over).and_then(|answer| answer.description()) {
             Err(error) => first = first.or(Some(error)),
             told => return told,
         }
@@ -97,13 +103,13 @@ pub fn describe(endpoint: &Endpoint) -> Result<Description, ConnectError> {
 ///
 /// # Errors
 /// If the target cannot be reached or refuses the login.
-pub fn luns(endpoint: &Endpoint) -> Result<Vec<Lun>, ConnectError> {
-    let answer = Answer::to(endpoint)?;
-    match answer.session.refused() {
+pub fn luns(endpoint: &Endpoint, over: &impl Datamover) -> Result<Vec<Lun>, ConnectError> {
+    let answer = Answer::to(endpoint, over)?;
+    match answer.iscsi().refused() {
         Some(refused) if !matches!(refused, Refused::Unit(_)) => {
             Err(ConnectError::Refused { address: answer.address().clone(), refused: refused.clone() })
         }
-        _ => Ok(answer.session.luns().to_vec()),
+        _ => Ok(answer.iscsi().luns().to_vec()),
     }
 }
 
@@ -111,17 +117,20 @@ pub fn luns(endpoint: &Endpoint) -> Result<Vec<Lun>, ConnectError> {
 ///
 /// # Errors
 /// If the portal cannot be reached or does not tell.
-pub fn discover(
+pub fn discover<D: Datamover>(
     address: &Address,
     initiator: &Name,
     chap: Option<Chap>,
+    over: &D,
 ) -> Result<(Vec<FoundTarget>, u64), ConnectError> {
     let random = Randomness::new(address)?;
     let mut last = None;
     for chap in attempts(chap) {
-        let (isid, seed) = (random.isid(0), random.seed());
-        let mut session = DiscoverySession::new(initiator.clone(), chap, isid, seed, Instant::now());
-        let ran = run_session(address, &mut session, LOG_IN_TIMEOUT, DiscoverySession::is_over);
+        let with = random.with(Pool::new(LOG_IN_POOL), Instant::now());
+        let mut session = over.discovery(initiator.clone(), chap, random.isid(0), with);
+        let is_over = |session: &D::Discovery| DiscoverySession::is_over(D::found(session));
+        let ran = run_session(address, &mut session, LOG_IN_TIMEOUT, is_over);
+        let session = D::found(&session);
         match session.refused() {
             Some(refused) if is_about_chap(refused) => last = Some(refused.clone()),
             Some(refused) => {
@@ -138,8 +147,8 @@ pub fn discover(
 }
 
 /// One login from start to end, wherever the target sent us; whether it was refused is for the caller to see.
-struct Answer {
-    session: InitiatorSession,
+struct Answer<D: Datamover> {
+    session: D::Session,
     /// What CHAP it used.
     chap: Option<Chap>,
     moves: Moves,
@@ -147,14 +156,14 @@ struct Answer {
     names: Vec<(TargetAddress, Address)>,
 }
 
-impl Answer {
-    fn to(endpoint: &Endpoint) -> Result<Answer, ConnectError> {
+impl<D: Datamover> Answer<D> {
+    fn to(endpoint: &Endpoint, over: &D) -> Result<Answer<D>, ConnectError> {
         let mut moves = Moves::from(endpoint.address.clone());
         let mut names = Vec::new();
         loop {
             let from = moves.address().clone();
-            let (session, chap) = ask(&Endpoint { address: from.clone(), ..endpoint.clone() })?;
-            let Some(Refused::Moved { address: to, permanent }) = session.refused() else {
+            let (session, chap) = ask(&Endpoint { address: from.clone(), ..endpoint.clone() }, over)?;
+            let Some(Refused::Moved { address: to, permanent }) = D::iscsi(&session).refused() else {
                 moves.settle();
                 return Ok(Answer { session, chap, moves, names });
             };
@@ -175,38 +184,45 @@ impl Answer {
         self.moves.address()
     }
 
+    fn iscsi(&self) -> &InitiatorSession {
+        D::iscsi(&self.session)
+    }
+
     fn description(&self) -> Result<Description, ConnectError> {
-        let address = self.address();
-        if let Some(refused) = self.session.refused() {
+        let (address, session) = (self.address(), self.iscsi());
+        if let Some(refused) = session.refused() {
             return Err(ConnectError::Refused { address: address.clone(), refused: refused.clone() });
         }
-        let told = self.session.unit().cloned().zip(self.session.parameters().copied());
+        let told = session.unit().cloned().zip(session.parameters().copied());
         let (unit, parameters) = told.ok_or_else(|| ConnectError::Silent { address: address.clone() })?;
         Ok(Description { unit, parameters })
     }
 }
 
 /// One login from start to end at one address, and what CHAP it used.
-fn ask(endpoint: &Endpoint) -> Result<(InitiatorSession, Option<Chap>), ConnectError> {
+fn ask<D: Datamover>(endpoint: &Endpoint, over: &D) -> Result<(D::Session, Option<Chap>), ConnectError> {
     let mut attempts = attempts(endpoint.chap.clone()).peekable();
     loop {
         let chap = attempts.next().flatten();
-        let session = ask_once(&Endpoint { chap: chap.clone(), ..endpoint.clone() })?;
-        if attempts.peek().is_none() || !session.refused().is_some_and(is_about_chap) {
+        let session = ask_once(&Endpoint { chap: chap.clone(), ..endpoint.clone() }, over)?;
+        if attempts.peek().is_none() || !D::iscsi(&session).refused().is_some_and(is_about_chap) {
             return Ok((session, chap));
         }
     }
 }
 
-fn ask_once(endpoint: &Endpoint) -> Result<InitiatorSession, ConnectError> {
+fn ask_once<D: Datamover>(endpoint: &Endpoint, over: &D) -> Result<D::Session, ConnectError> {
     let address = &endpoint.address;
     let random = Randomness::new(address)?;
     let config = endpoint.config(Mode::Describe, random.isid(0));
-    let mut session = InitiatorSession::new(config, Pool::new(LOG_IN_POOL), random.seed(), Instant::now());
-    let ran = run_session(address, &mut session, LOG_IN_TIMEOUT, InitiatorSession::is_over);
+    let with = random.with(Pool::new(LOG_IN_POOL), Instant::now());
+    let mut session = over.session(config, false, with);
+    let is_over = |session: &D::Session| D::iscsi(session).is_over();
+    let ran = run_session(address, &mut session, LOG_IN_TIMEOUT, is_over);
+    let told = D::iscsi(&session);
     match ran {
         // Only the good-bye is missing.
-        Err(_) if session.unit().is_some() || session.refused().is_some() => Ok(session),
+        Err(_) if told.unit().is_some() || told.refused().is_some() => Ok(session),
         Err(broken) => Err(ConnectError::Broken { address: address.clone(), broken }),
         Ok(()) => Ok(session),
     }
@@ -247,8 +263,9 @@ impl Endpoint {
 }
 
 /// Dials one logical unit.
-pub struct IscsiDialer {
+pub struct IscsiDialer<D: Datamover = OverTcp> {
     endpoint: Endpoint,
+    over: D,
     /// As the unit was when the volume was opened.
     first: UnitInfo,
     /// Where each path begins.
@@ -258,18 +275,18 @@ pub struct IscsiDialer {
     random: Randomness,
 }
 
-impl IscsiDialer {
+impl<D: Datamover> IscsiDialer<D> {
     /// Logs in once to learn what the unit is like.
     ///
     /// # Errors
     /// As for [`connect`].
-    pub fn new(endpoint: Endpoint) -> Result<IscsiDialer, ConnectError> {
+    pub fn new(endpoint: Endpoint, over: D) -> Result<IscsiDialer<D>, ConnectError> {
         let random = Randomness::new(&endpoint.address)?;
         let (mut homes, mut names) = (Vec::new(), Vec::new());
         let mut seen: Option<(UnitInfo, Option<Chap>, Address)> = None;
         let mut lost = None;
         for path in endpoint.paths() {
-            let told = Answer::to(&path).and_then(|answer| Ok((answer.description()?.unit, answer)));
+            let told = Answer::to(&path, &over).and_then(|answer| Ok((answer.description()?.unit, answer)));
             let (unit, answer) = match told {
                 Ok(told) => told,
                 // It may be there later, and others may be there now.
@@ -293,7 +310,7 @@ impl IscsiDialer {
         let Some((first, chap, _)) = seen else {
             return Err(lost.unwrap_or_else(|| ConnectError::Silent { address: endpoint.address.clone() }));
         };
-        Ok(IscsiDialer { endpoint: Endpoint { chap, ..endpoint }, first, homes, names, random })
+        Ok(IscsiDialer { endpoint: Endpoint { chap, ..endpoint }, over, first, homes, names, random })
     }
 
     /// The unit as it was when it was first seen.
@@ -303,8 +320,8 @@ impl IscsiDialer {
     }
 }
 
-impl Dialer for IscsiDialer {
-    type Session = InitiatorSession;
+impl<D: Datamover> Dialer for IscsiDialer<D> {
+    type Session = D::Session;
     type Control = NoControl;
 
     fn address(&self) -> &Address {
@@ -319,20 +336,17 @@ impl Dialer for IscsiDialer {
         self.homes.get(path).unwrap_or(&self.endpoint.address)
     }
 
-    fn session(
-        &self,
-        link: u32,
-        _control: Option<&NoControl>,
-        pool: &Pool,
-        now: Instant,
-    ) -> InitiatorSession {
+    fn session(&self, link: u32, _control: Option<&NoControl>, pool: &Pool, now: Instant) -> D::Session {
         let config = self.endpoint.config(Mode::Use, self.random.isid(link));
-        let session = InitiatorSession::new(config, pool.clone(), self.random.seed(), now);
-        if self.homes.len() > 1 { session.with_other_paths() } else { session }
+        self.over.session(config, self.homes.len() > 1, self.random.with(pool.clone(), now))
     }
 
-    fn check(&self, session: &InitiatorSession) -> Result<(), String> {
-        let now = session.unit().ok_or("the unit was not described")?;
+    fn set_segment_len(&self, session: &mut D::Session, bytes: usize) {
+        D::set_segment_len(session, bytes);
+    }
+
+    fn check(&self, session: &D::Session) -> Result<(), String> {
+        let now = D::iscsi(session).unit().ok_or("the unit was not described")?;
         if now.designator != self.first.designator || now.serial != self.first.serial {
             return Err("another logical unit has its number now".to_owned());
         }
@@ -344,12 +358,13 @@ impl Dialer for IscsiDialer {
         check_unchanged(&first, &info, self.endpoint.connections)
     }
 
-    fn refusal(&self, session: &InitiatorSession) -> Option<String> {
-        session.refused().filter(|refused| !refused.may_pass()).map(ToString::to_string)
+    fn refusal(&self, session: &D::Session) -> Option<String> {
+        D::iscsi(session).refused().filter(|refused| !refused.may_pass()).map(ToString::to_string)
     }
 
-    fn moved(&self, session: &InitiatorSession) -> Option<Result<Move, String>> {
-        let Some(Refused::Moved { address: to, permanent }) = session.refused() else { return None };
+    fn moved(&self, session: &D::Session) -> Option<Result<Move, String>> {
+        let refused = D::iscsi(session).refused();
+        let Some(Refused::Moved { address: to, permanent }) = refused else { return None };
         let place: TargetAddress = match to.parse() {
             Ok(place) => place,
             Err(problem) => return Some(Err(format!("target says that it has moved to {to}, {problem}"))),
@@ -391,6 +406,8 @@ fn is_same(first: &UnitInfo, unit: &UnitInfo, at: &Address) -> Result<(), Refuse
 /// Makes numbers that nobody can guess, without asking the system each time.
 struct Randomness {
     key: [u8; SEED_LEN],
+    /// For the names of memory.
+    region_key: Seed,
     /// Of our sessions, in the ISID (RFC 7143 §11.12.5).
     number: [u8; 3],
     seeds: AtomicU64,
@@ -400,16 +417,18 @@ impl Randomness {
     fn new(address: &Address) -> Result<Randomness, ConnectError> {
         let broken = |error| ConnectError::Broken { address: address.clone(), broken: Broken::Socket(error) };
         let key = sys::random_bytes().map_err(broken)?;
+        let region_key = sys::random_bytes().map_err(broken)?;
         let number = sys::random_bytes().map_err(broken)?;
-        Ok(Randomness { key, number, seeds: AtomicU64::new(0) })
+        Ok(Randomness { key, region_key, number, seeds: AtomicU64::new(0) })
     }
 
-    /// A seed that was not used before; sessions hash it.
-    fn seed(&self) -> [u8; SEED_LEN] {
-        let count = self.seeds.fetch_add(1, Ordering::Relaxed);
-        let mut seed = self.key;
-        seed.iter_mut().zip(count.to_be_bytes()).for_each(|(byte, add)| *byte ^= add);
-        seed
+    /// What one session is made with. Its seeds were not used before; sessions hash them.
+    fn with(&self, pool: Pool, now: Instant) -> With {
+        let count = self.seeds.fetch_add(1, Ordering::Relaxed).to_be_bytes();
+        let (mut seed, mut region_seed) = (self.key, self.region_key);
+        seed.iter_mut().zip(count).for_each(|(byte, add)| *byte ^= add);
+        region_seed.iter_mut().zip(count).for_each(|(byte, add)| *byte ^= add);
+        With { pool, seed, region_seed, now }
     }
 
     /// The ISID of a link: of type "random", with the link as its qualifier.

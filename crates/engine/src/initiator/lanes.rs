@@ -61,7 +61,7 @@ impl<H: Host> Lanes<H> {
                 Ok(inflow) => all = merged(all, inflow),
                 Err(broken) => {
                     // What it has to say yet is said, as far as that goes.
-                    let _ = connection.send(session.outbox());
+                    let _ = connection.send(session);
                     if !session.on_lost(lane, dial.core.now()) {
                         return Err(broken);
                     }
@@ -86,7 +86,7 @@ impl<H: Host> Lanes<H> {
         for (lane, slot) in self.0.iter_mut().enumerate() {
             let Slot::Open(connection) = slot else { continue };
             session.select(lane);
-            match connection.send(session.outbox()) {
+            match connection.send(session) {
                 Ok(has_sent) => any |= has_sent,
                 Err(broken) if !session.on_lost(lane, dial.core.now()) => return Err(broken),
                 Err(broken) => slot.forget(dial, lane, &broken),
@@ -106,9 +106,7 @@ impl<H: Host> Lanes<H> {
             }
             had_any = true;
             is_stuck |= match slot {
-                Slot::Open(connection) => {
-                    connection.send(session.outbox()).is_err() || !session.outbox().is_empty()
-                }
+                Slot::Open(connection) => connection.send(session).is_err() || !session.outbox().is_empty(),
                 _ => true,
             };
         }

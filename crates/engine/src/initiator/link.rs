@@ -297,7 +297,10 @@ impl<D: Dialer, H: Host> Link<D, H> {
                     return Progress::More;
                 }
                 let control = self.control.as_ref().map(ControlLine::session);
-                let session = self.dialer.session(self.number, control, pool, now);
+                let mut session = self.dialer.session(self.number, control, pool, now);
+                if let Some(bytes) = connection.stream().segment_len() {
+                    self.dialer.set_segment_len(&mut session, bytes);
+                }
                 self.state = State::Open { lanes: Lanes::new(connection), session, is_checked: false };
                 self.run_open();
                 Progress::More

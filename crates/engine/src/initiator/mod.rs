@@ -27,6 +27,7 @@
 //! A protocol may need a second connection beside each, which is opened first and lives as long: see `control`.
 
 mod control;
+mod datamover;
 pub mod iscsi;
 mod lanes;
 mod link;
@@ -82,6 +83,9 @@ pub trait Dialer: Send + Sync + 'static {
     /// a target still does for the one before can be ended with it.
     fn session(&self, link: u32, control: Option<&Self::Control>, pool: &Pool, now: Instant)
     -> Self::Session;
+
+    /// The session's connection has segments of so many bytes.
+    fn set_segment_len(&self, _session: &mut Self::Session, _bytes: usize) {}
 
     /// Whether a session that has just logged in leads to the volume that it is meant to.
     ///

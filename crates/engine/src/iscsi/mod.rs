@@ -1,4 +1,4 @@
-//! iSCSI over real sockets: serving targets.
+//! iSCSI over real sockets: serving targets, over TCP and over RDMA (iSER) by the same portals.
 //!
 //! A session lives on one core with all its connections. A connection that is accepted on another core is taken there as
 //! soon as its first login request says which session it is for.
@@ -6,6 +6,7 @@
 //! Reaching one belongs here, too, beside [`serve`]: `connect`, `describe` and `list`, as NBD has them.
 
 mod background;
+mod portal;
 
 use crate::listener::Serve;
 use crate::reactor::{EngineCore, Inbox};
@@ -18,7 +19,9 @@ use blockmux_proto::iscsi::node::Node;
 use blockmux_proto::iscsi::sessions::MAX_LOGINS;
 use blockmux_proto::iscsi::target::{LocalSessions, TargetSession};
 use blockmux_proto::session::Home;
+use blockmux_rdma::iwarp::{self, Iwarp};
 use blockmux_volume::Core;
+use portal::PortalSession;
 use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -51,9 +54,9 @@ impl Portal {
             warn!(peer = stream.peer(), "refused: {MAX_LOGINS} logins are under way already");
             return;
         };
-        let seed = match sys::random_bytes() {
-            Ok(seed) => seed,
-            Err(error) => {
+        let (seed, region_seed) = match (sys::random_bytes(), sys::random_bytes()) {
+            (Ok(seed), Ok(region_seed)) => (seed, region_seed),
+            (Err(error), _) | (_, Err(error)) => {
                 warn!(peer = stream.peer(), "refused: no random numbers for its login: {error}");
                 return;
             }
@@ -62,8 +65,13 @@ impl Portal {
         let hang_up = Arc::new(stream.hang_up());
         let sessions = core.local(|| LocalSessions::new(Home::new(core.inbox().clone())));
         let (node, pool) = (self.node.clone(), core.pool().clone());
-        let session = TargetSession::among(&sessions, node, self.group_tag, pool, seed, core.now())
+        let session = TargetSession::among(&sessions, node, self.group_tag, pool.clone(), seed, core.now())
             .admitted(login, local_ip, hang_up);
+        let config = iwarp::Config::default();
+        let config = iwarp::Config { mss: stream.segment_len().unwrap_or(config.mss), ..config };
+        let now = core.now();
+        let connect = move |endpoint: &_| Iwarp::passive(endpoint, config, pool, region_seed, now);
+        let session = PortalSession::new(session, Box::new(connect));
         let portal = self.clone();
         let relocate: Relocate<EngineCore> = Box::new(move |home, arrival| {
             let portal = portal.clone();

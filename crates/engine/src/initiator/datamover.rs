@@ -1,0 +1,119 @@
+//! How iSCSI moves between us and a target (RFC 5047): over TCP alone, or over RDMA.
+
+use blockmux_proto::iscsi::initiator::{
+    Config, DiscoverySession, InitiatorSession, IserDiscoverySession, IserInitiatorSession,
+};
+use blockmux_proto::iscsi::login::chap::SEED_LEN;
+use blockmux_proto::iscsi::name::Name;
+use blockmux_proto::iscsi::node::Chap;
+use blockmux_proto::session::{Initiator, StreamSession};
+use blockmux_rdma::iwarp::{self, Iwarp};
+use blockmux_rdma::{Driven, Seed};
+use blockmux_volume::Pool;
+use std::time::Instant;
+
+/// What an initiator's sessions go over.
+pub trait Datamover: Clone + Send + Sync + 'static {
+    /// A session with a target.
+    type Session: StreamSession + Initiator + 'static;
+    /// A session with a portal.
+    type Discovery: StreamSession;
+
+    /// A session that logs in.
+    fn session(&self, config: Config, has_other_paths: bool, with: With) -> Self::Session;
+
+    /// A session that asks for a portal's targets.
+    fn discovery(&self, initiator: Name, chap: Option<Chap>, isid: [u8; 6], with: With) -> Self::Discovery;
+
+    /// What any such session is.
+    fn iscsi(session: &Self::Session) -> &InitiatorSession;
+
+    /// What any such session is.
+    fn found(session: &Self::Discovery) -> &DiscoverySession;
+
+    /// The connection's segments hold so many bytes.
+    fn set_segment_len(_session: &mut Self::Session, _bytes: usize) {}
+}
+
+/// What a session is made with. Both seeds are random, and no other session has them.
+pub struct With {
+    /// The core's.
+    pub pool: Pool,
+    /// For the login.
+    pub seed: [u8; SEED_LEN],
+    /// For the names of memory.
+    pub region_seed: Seed,
+    /// Now.
+    pub now: Instant,
+}
+
+/// TCP alone.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OverTcp;
+
+impl Datamover for OverTcp {
+    type Session = InitiatorSession;
+    type Discovery = DiscoverySession;
+
+    fn session(&self, config: Config, has_other_paths: bool, with: With) -> InitiatorSession {
+        let session = InitiatorSession::new(config, with.pool, with.seed, with.now);
+        if has_other_paths { session.with_other_paths() } else { session }
+    }
+
+    fn discovery(&self, initiator: Name, chap: Option<Chap>, isid: [u8; 6], with: With) -> DiscoverySession {
+        DiscoverySession::new(initiator, chap, isid, with.seed, with.now)
+    }
+
+    fn iscsi(session: &InitiatorSession) -> &InitiatorSession {
+        session
+    }
+
+    fn found(session: &DiscoverySession) -> &DiscoverySession {
+        session
+    }
+}
+
+/// iSER over iWARP, which goes over TCP in its turn.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OverIwarp {
+    /// Whether its frames are to have CRCs; the target may want them too.
+    pub has_crc: bool,
+}
+
+impl OverIwarp {
+    fn config(self) -> iwarp::Config {
+        iwarp::Config { has_crc: self.has_crc, ..iwarp::Config::default() }
+    }
+}
+
+impl Datamover for OverIwarp {
+    type Session = Driven<Iwarp, IserInitiatorSession>;
+    type Discovery = Driven<Iwarp, IserDiscoverySession>;
+
+    fn session(&self, config: Config, has_other_paths: bool, with: With) -> Self::Session {
+        let With { pool, seed, region_seed, now } = with;
+        let session = IserInitiatorSession::new(config, pool.clone(), seed, now);
+        let session = if has_other_paths { session.with_other_paths() } else { session };
+        let config = self.config();
+        Driven::new(session, |endpoint| Iwarp::active(endpoint, config, pool, region_seed, now))
+    }
+
+    fn discovery(&self, initiator: Name, chap: Option<Chap>, isid: [u8; 6], with: With) -> Self::Discovery {
+        let With { pool, seed, region_seed, now } = with;
+        let session = IserDiscoverySession::new(initiator, chap, isid, seed, now);
+        let config = self.config();
+        Driven::new(session, |endpoint| Iwarp::active(endpoint, config, pool, region_seed, now))
+    }
+
+    fn iscsi(session: &Self::Session) -> &InitiatorSession {
+        session.session().session()
+    }
+
+    fn found(session: &Self::Discovery) -> &DiscoverySession {
+        session.session().session()
+    }
+
+    fn set_segment_len(session: &mut Self::Session, bytes: usize) {
+        session.queue_pair_mut().set_mss(bytes);
+    }
+}

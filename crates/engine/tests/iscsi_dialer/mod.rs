@@ -1,0 +1,71 @@
+//! Who dials the targets of `iscsi_names` over TCP, for tests.
+
+use crate::iscsi_names::target_name;
+use blockmux_engine::initiator::Dialer;
+use blockmux_engine::socket::Address;
+use blockmux_proto::iscsi::initiator::{Config, InitiatorSession, Mode};
+use blockmux_proto::iscsi::login::operational::Parameters;
+use blockmux_proto::iscsi::name::Name;
+use blockmux_proto::scsi::Lun;
+use blockmux_proto::session::NoControl;
+use blockmux_volume::{Pool, VolumeInfo};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+/// Dials the target that an export is.
+pub(crate) struct IscsiDialer {
+    pub(crate) address: Address,
+    pub(crate) export: &'static str,
+    pub(crate) wishes: Parameters,
+    /// What the first session has agreed on.
+    pub(crate) agreed: Arc<OnceLock<Parameters>>,
+}
+
+impl IscsiDialer {
+    pub(crate) fn new(address: &Address, export: &'static str, wishes: Parameters) -> IscsiDialer {
+        IscsiDialer { address: address.clone(), export, wishes, agreed: Arc::default() }
+    }
+
+    pub(crate) fn log_in(&self, mode: Mode, link: u32, pool: &Pool, now: Instant) -> InitiatorSession {
+        let [a, b, c, d] = link.to_be_bytes();
+        let config = Config {
+            initiator: Name::new("iqn.2026-11.i:me").unwrap(),
+            target: target_name(self.export),
+            lun: Lun::new(0),
+            mode,
+            chap: None,
+            wishes: self.wishes,
+            isid: [0x80, 0, a, b, c, d],
+        };
+        InitiatorSession::new(config, pool.clone(), [7; 32], now)
+    }
+}
+
+impl Dialer for IscsiDialer {
+    type Session = InitiatorSession;
+    type Control = NoControl;
+
+    fn address(&self) -> &Address {
+        &self.address
+    }
+
+    fn session(
+        &self,
+        link: u32,
+        _control: Option<&NoControl>,
+        pool: &Pool,
+        now: Instant,
+    ) -> InitiatorSession {
+        self.log_in(Mode::Use, link, pool, now)
+    }
+
+    fn check(&self, session: &InitiatorSession) -> Result<(), String> {
+        session.parameters().map(|agreed| self.agreed.get_or_init(|| *agreed));
+        let info: Option<VolumeInfo> = session.volume_info();
+        info.map(|_| ()).ok_or_else(|| "the unit was not described".to_owned())
+    }
+
+    fn refusal(&self, session: &InitiatorSession) -> Option<String> {
+        session.refused().filter(|refused| !refused.may_pass()).map(ToString::to_string)
+    }
+}

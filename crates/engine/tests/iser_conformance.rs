@@ -1,0 +1,137 @@
+//! The suite of all volumes over iSER over iWARP: the same portal as for iSCSI, and a remote volume on the test's core.
+
+mod conforms;
+mod iscsi_names;
+mod iscsi_sides;
+
+use blockmux_engine::cores::{Cores, CoresConfig};
+use blockmux_engine::initiator::iscsi::{Datamover, Endpoint, OverIwarp, OverTcp, connect, discover, luns};
+use blockmux_engine::iscsi;
+use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
+use blockmux_engine::reactor::PollPolicy;
+use blockmux_engine::socket::{Address, Listener};
+use blockmux_proto::exports::{Export, Exports};
+use blockmux_proto::iscsi::initiator::wishes;
+use blockmux_proto::iscsi::login::operational::{Key, Parameters};
+use blockmux_proto::iscsi::name::Name;
+use blockmux_proto::scsi::Lun;
+use blockmux_volume::{MemVolume, Volume};
+use conforms::conforms;
+use iscsi_names::target_name;
+use iscsi_sides::node;
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Serves one volume, also as `frozen`, which refuses writes; it ends when dropped.
+struct Target {
+    address: Address,
+    _cores: Cores,
+}
+
+impl Target {
+    fn serve() -> Target {
+        let volume: Arc<dyn Volume> = Arc::new(MemVolume::new(SIZE));
+        let listener = Listener::bind(&Address::Tcp(([127, 0, 0, 1], 0).into())).unwrap();
+        let address = listener.address().clone();
+        let cores =
+            Cores::start(&CoresConfig { policy: PollPolicy::Never, ..CoresConfig::default() }).unwrap();
+        let exports = [("disk", false), ("frozen", true)].map(|(name, read_only)| Export {
+            name: name.to_owned(),
+            description: String::new(),
+            read_only,
+            volume: volume.clone(),
+        });
+        let exports = Exports::new(exports.into());
+        let (serve, inboxes) = (iscsi::serve(&node(&exports), &exports, 1), cores.inboxes());
+        cores.inboxes()[0].send(move |core| {
+            ListenerTask::spawn(core, listener, inboxes, serve, ConnectionLimit::new(64));
+        });
+        Target { address, _cores: cores }
+    }
+
+    fn endpoint(&self, export: &str, wishes: Parameters, connections: u32) -> Endpoint {
+        Endpoint {
+            address: self.address.clone(),
+            further: Vec::new(),
+            initiator: initiator(),
+            target: target_name(export),
+            lun: Lun::new(0),
+            chap: None,
+            wishes,
+            connections,
+            patience: PATIENCE,
+        }
+    }
+
+    fn volume(&self, export: &str, wishes: Parameters, over: impl Datamover) -> Arc<dyn Volume> {
+        Arc::new(connect(self.endpoint(export, wishes, 2), over).unwrap())
+    }
+
+    /// Runs the suite with these wishes.
+    fn conforms(&self, wishes: Parameters, over: impl Datamover) {
+        conforms(self.volume("disk", wishes, over.clone()), self.volume("frozen", wishes, over));
+    }
+}
+
+fn initiator() -> Name {
+    Name::new("iqn.2026-11.i:me").unwrap()
+}
+
+#[test]
+fn a_ram_volume_conforms_over_iser() {
+    Target::serve().conforms(wishes(), OverIwarp { has_crc: false });
+}
+
+#[test]
+fn a_ram_volume_conforms_over_iser_with_crcs() {
+    Target::serve().conforms(wishes(), OverIwarp { has_crc: true });
+}
+
+#[test]
+fn a_ram_volume_conforms_when_all_data_of_writes_is_read_by_the_target() {
+    let wishes = wishes().with(Key::InitialR2T, 1).with(Key::ImmediateData, 0);
+    Target::serve().conforms(wishes, OverIwarp { has_crc: false });
+}
+
+#[test]
+fn a_portal_of_iscsi_lists_its_targets_and_their_units_over_iser() {
+    let target = Target::serve();
+    let over = OverIwarp::default();
+    let (found, left_out) = discover(&target.address, &initiator(), None, &over).unwrap();
+    let names: Vec<_> = found.iter().map(|target| target.name.as_str()).collect();
+    assert_eq!((names, left_out), (vec!["iqn.2026-11.t:disk", "iqn.2026-11.t:frozen"], 0));
+    let endpoint = Endpoint { lun: Lun::new(9), ..target.endpoint("disk", wishes(), 1) };
+    assert_eq!(luns(&endpoint, &over).unwrap(), [Lun::new(0)]);
+}
+
+#[test]
+fn one_port_serves_iscsi_and_iser_side_by_side() {
+    let target = Target::serve();
+    let over_tcp = target.volume("disk", wishes(), OverTcp);
+    let over_rdma = target.volume("frozen", wishes(), OverIwarp::default());
+    conforms(over_tcp, over_rdma);
+    let over_rdma = target.volume("disk", wishes(), OverIwarp::default());
+    let over_tcp = target.volume("frozen", wishes(), OverTcp);
+    conforms(over_rdma, over_tcp);
+}
+
+#[test]
+fn a_connection_that_begins_like_neither_is_closed() {
+    let target = Target::serve();
+    let Address::Tcp(address) = target.address else { panic!("it listens on TCP") };
+    for begin in [&b""[..], b"MPA", b"MPA ID Req Fram3\x10\x02\0\0", b"MPA ID Req Frame\xff\xff\xff\xff"] {
+        let mut socket = TcpStream::connect(address).unwrap();
+        socket.write_all(begin).unwrap();
+        socket.shutdown(Shutdown::Write).unwrap();
+        let mut rest = Vec::new();
+        // It may be cut, too.
+        let _ = socket.read_to_end(&mut rest);
+        assert_eq!(rest, b"");
+    }
+}
+
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Room for the largest transfer and more.
+const SIZE: u64 = 40 << 20;

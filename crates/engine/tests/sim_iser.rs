@@ -1,0 +1,208 @@
+//! iSER over iWARP under the simulator: seeds of each kind of trouble, with CRCs and without.
+//!
+//! A failure prints its seed; `BLOCKMUX_SIM_SEED=17 cargo test -p blockmux-engine --test sim_iser` runs that one alone,
+//! in every kind of trouble.
+
+mod iscsi_names;
+mod iscsi_sides;
+
+use blockmux_engine::initiator::Dialer;
+use blockmux_engine::sim::{Outcome, Protocol, Scenario, Trouble, Weather};
+use blockmux_engine::socket::Address;
+use blockmux_proto::exports::Exports;
+use blockmux_proto::iscsi::initiator::{Config, IserInitiatorSession, Mode, wishes};
+use blockmux_proto::iscsi::login::operational::{Key, Parameters};
+use blockmux_proto::iscsi::name::Name;
+use blockmux_proto::iscsi::node::Node;
+use blockmux_proto::iscsi::target::{IserTargetSession, LocalSessions, TargetSession};
+use blockmux_proto::scsi::Lun;
+use blockmux_proto::session::{Home, NoControl};
+use blockmux_rdma::Driven;
+use blockmux_rdma::iwarp::{self, Iwarp};
+use blockmux_volume::Pool;
+use iscsi_names::target_name;
+use iscsi_sides::node;
+use std::cell::OnceCell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// iSER as the initiator wishes it, with one node and one core for all of the target's lives.
+struct Iser {
+    wishes: Parameters,
+    config: iwarp::Config,
+    node: OnceCell<Arc<Node>>,
+    local: Rc<LocalSessions>,
+}
+
+impl Protocol for Iser {
+    type Target = Driven<Iwarp, IserTargetSession>;
+    type Dialer = IserDialer;
+
+    fn target(&self, exports: Exports, pool: Pool, now: Instant) -> Self::Target {
+        let node = self.node.get_or_init(|| node(&exports));
+        let session = TargetSession::among(&self.local, node.clone(), 1, pool.clone(), [3; 32], now);
+        let config = iwarp::Config::default();
+        Driven::new(IserTargetSession::new(session), |endpoint| {
+            Iwarp::passive(endpoint, config, pool, [4; 32], now)
+        })
+    }
+
+    fn dialer(&self, address: &Address) -> IserDialer {
+        IserDialer { address: address.clone(), wishes: self.wishes, config: self.config.clone() }
+    }
+}
+
+struct IserDialer {
+    address: Address,
+    wishes: Parameters,
+    config: iwarp::Config,
+}
+
+impl Dialer for IserDialer {
+    type Session = Driven<Iwarp, IserInitiatorSession>;
+    type Control = NoControl;
+
+    fn address(&self) -> &Address {
+        &self.address
+    }
+
+    fn session(&self, link: u32, _control: Option<&NoControl>, pool: &Pool, now: Instant) -> Self::Session {
+        let [a, b, c, d] = link.to_be_bytes();
+        let config = Config {
+            initiator: Name::new("iqn.2026-11.i:me").unwrap(),
+            target: target_name("disk0"),
+            lun: Lun::new(0),
+            mode: Mode::Use,
+            chap: None,
+            wishes: self.wishes,
+            isid: [0x80, 0, a, b, c, d],
+        };
+        let session = IserInitiatorSession::new(config, pool.clone(), [7; 32], now);
+        let (config, pool) = (self.config.clone(), pool.clone());
+        Driven::new(session, |endpoint| Iwarp::active(endpoint, config, pool, [8; 32], now))
+    }
+
+    fn check(&self, session: &Self::Session) -> Result<(), String> {
+        let info = session.session().session().volume_info();
+        info.map(|_| ()).ok_or_else(|| "the unit was not described".to_owned())
+    }
+
+    fn refusal(&self, session: &Self::Session) -> Option<String> {
+        let refused = session.session().session().refused();
+        refused.filter(|refused| !refused.may_pass()).map(ToString::to_string)
+    }
+}
+
+/// Whatever is sent at once; every write read by the target; and frames of each kind.
+fn protocol(seed: u64) -> Iser {
+    let wishes = match seed % 2 {
+        0 => wishes(),
+        _ => wishes().with(Key::InitialR2T, 1).with(Key::ImmediateData, 0),
+    };
+    let config = iwarp::Config {
+        has_crc: seed % 3 == 1,
+        wants_markers: seed % 5 == 2,
+        is_enhanced: seed % 7 != 3,
+        mss: [1448, 65_483, 536][seed as usize % 3],
+        ..iwarp::Config::default()
+    };
+    Iser { wishes, config, node: OnceCell::new(), local: LocalSessions::new(Home::new(())) }
+}
+
+/// Runs the scenario of every seed, or of the one that the environment names.
+fn run_seeds(seeds: u64, scenario: impl Fn(u64) -> Scenario) -> Vec<Outcome> {
+    let one = std::env::var("BLOCKMUX_SIM_SEED").ok();
+    let one = one.map(|seed| seed.parse().expect("BLOCKMUX_SIM_SEED is a number"));
+    let seeds = one.map_or(0..seeds, |seed| seed..seed + 1);
+    let run = |seed| match scenario(seed).run(protocol(seed)) {
+        Ok(outcome) => outcome,
+        Err(failure) => panic!("{failure}"),
+    };
+    seeds.map(run).collect()
+}
+
+fn is_one_seed() -> bool {
+    std::env::var_os("BLOCKMUX_SIM_SEED").is_some()
+}
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+const FRAGMENTING: Weather = Weather { most_per_call: 300, ..Weather::FAIR };
+
+#[test]
+fn on_a_fair_day_everything_completes_and_nothing_is_lost() {
+    let outcomes = run_seeds(60, |seed| Scenario { connections: 1 + seed as u32 % 4, ..Scenario::new(seed) });
+    assert!(outcomes.iter().all(|outcome| outcome.breaks == 0 && outcome.connections <= 4));
+}
+
+#[test]
+fn a_network_that_cuts_every_frame_changes_nothing() {
+    run_seeds(40, |seed| Scenario {
+        weather: Weather { most_per_call: 1 + (seed as usize % 7) * 100, ..Weather::FAIR },
+        requests: 60,
+        most_blocks: 4,
+        ..Scenario::new(seed)
+    });
+}
+
+#[test]
+fn long_requests_are_placed_and_pass_through_small_windows() {
+    run_seeds(20, |seed| Scenario {
+        weather: Weather { window: 20 << 10, most_per_call: 30_000, ..Weather::FAIR },
+        blocks: 1024,
+        most_blocks: 512,
+        requests: 40,
+        depth: 4,
+        ..Scenario::new(seed)
+    });
+}
+
+#[test]
+fn what_a_broken_connection_leaves_is_replayed_exactly_once() {
+    let outcomes = run_seeds(100, |seed| Scenario {
+        weather: Weather { breaks_within: Some(60_000), ..FRAGMENTING },
+        connections: 1 + seed as u32 % 3,
+        requests: 150,
+        most_blocks: 3,
+        ..Scenario::new(seed)
+    });
+    let breaks: u64 = outcomes.iter().map(|outcome| outcome.breaks).sum();
+    assert!(is_one_seed() || breaks > 200, "only {breaks} connections broke");
+}
+
+#[test]
+fn a_target_that_loses_its_power_keeps_what_was_flushed_or_forced() {
+    let outcomes = run_seeds(60, |seed| Scenario {
+        trouble: Some(Trouble { every: ms(20), lasts: ms(100), is_crash: !seed.is_multiple_of(3) }),
+        volume_delay: ms(2),
+        connections: 1 + seed as u32 % 3,
+        ..Scenario::new(seed)
+    });
+    let troubles: u32 = outcomes.iter().map(|outcome| outcome.troubles).sum();
+    assert!(is_one_seed() || troubles > 40, "only {troubles} stops and crashes");
+}
+
+#[test]
+fn everything_at_once() {
+    let storm = Weather {
+        delay: ms(3),
+        bytes_per_s: Some(50_000_000),
+        window: 30_000,
+        most_per_call: 2000,
+        breaks_within: Some(300_000),
+        stalls_per_thousand: 5,
+        ..Weather::FAIR
+    };
+    run_seeds(60, |seed| Scenario {
+        weather: storm,
+        volume_delay: ms(5),
+        medium_errors_per_million: 10_000,
+        connections: 1 + seed as u32 % 4,
+        trouble: Some(Trouble { every: ms(500), lasts: ms(300), is_crash: !seed.is_multiple_of(3) }),
+        pool_bytes: 4 << 20,
+        ..Scenario::new(seed)
+    });
+}
