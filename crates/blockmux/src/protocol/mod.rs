@@ -11,7 +11,7 @@ mod nbd;
 pub(crate) mod nvme_tcp;
 
 pub(crate) use aoe::AOE;
-pub(crate) use iscsi::ISCSI;
+pub(crate) use iscsi::{ISCSI, ISER};
 pub(crate) use nbd::NBD;
 pub(crate) use nvme_tcp::NVME_TCP;
 
@@ -59,6 +59,8 @@ pub(crate) struct Protocol {
     pub(crate) connect: Option<Connect>,
     /// Reads a URL that begins with one of its schemes.
     pub(crate) remote: fn(&str) -> Result<Box<dyn Remote>, Failure>,
+    /// The protocol whose listeners serve this one too; [`Protocol::serve`] of both is the same.
+    pub(crate) served_with: Option<&'static str>,
 }
 
 /// From an address and an export's name to the volume, or why there is none.
@@ -149,6 +151,17 @@ impl Protocol {
         self.schemes.iter().any(|(_, transport)| *transport == Transport::Unix)
     }
 
+    /// The protocol that its listeners are served as.
+    pub(crate) fn served_as(&self) -> &'static str {
+        self.served_with.unwrap_or(self.name)
+    }
+
+    /// What its listeners serve: itself, and what is served with it.
+    pub(crate) fn spoken_here(&self) -> impl Iterator<Item = &'static Protocol> {
+        let name = self.name;
+        PROTOCOLS.iter().copied().filter(move |other| other.name == name || other.served_with == Some(name))
+    }
+
     /// Why it is not measured while it has no initiator.
     pub(crate) fn no_initiator(&self) -> String {
         format!("{} is served, but cannot be reached by this Blockmux yet", self.title)
@@ -164,7 +177,7 @@ impl Protocol {
 }
 
 /// Every protocol with listeners that Blockmux has.
-pub(crate) const PROTOCOLS: &[&Protocol] = &[&NBD, &ISCSI, &NVME_TCP];
+pub(crate) const PROTOCOLS: &[&Protocol] = &[&NBD, &ISCSI, &ISER, &NVME_TCP];
 
 /// Every protocol that has URLs.
 pub(crate) fn spoken() -> impl Iterator<Item = &'static Protocol> {
@@ -195,6 +208,7 @@ mod tests {
         assert_eq!(name("nbd://host/a").as_deref(), Some("nbd"));
         assert_eq!(name("NBD+UNIX:///a?socket=/s").as_deref(), Some("nbd+unix"));
         assert_eq!(name("nbds://host/a"), None);
+        assert_eq!(name("iser://host/iqn.a/0?rdma=iwarp").as_deref(), Some("iser"));
         assert_eq!(name("aoe://eth0/e1.2").as_deref(), Some("aoe"));
         assert_eq!(name("mem:1g"), None);
     }

@@ -31,7 +31,10 @@ impl Announcement {
         settings: &Settings,
     ) -> Announcement {
         let announced = exports.iter().map(|(_, export)| {
-            let ways = listeners.iter().flat_map(|(protocol, address)| {
+            let spoken = listeners.iter().flat_map(|(listener, address)| {
+                listener.spoken_here().map(move |protocol| (protocol, address))
+            });
+            let ways = spoken.flat_map(|(protocol, address)| {
                 let ways = (protocol.ways)(settings, &reachable(address), &export.name);
                 ways.into_iter().map(|way| (protocol.name, way))
             });

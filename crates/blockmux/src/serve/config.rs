@@ -20,6 +20,7 @@ pub(super) struct Config {
     pub(super) volume: Vec<VolumeEntry>,
     pub(super) nbd: Vec<ListenAddress>,
     pub(super) iscsi: Vec<ListenAddress>,
+    pub(super) iser: Vec<ListenAddress>,
     pub(super) aoe: Vec<String>,
     pub(super) aoe_shelf: Option<u16>,
     pub(super) aoe_state: Option<PathBuf>,

@@ -35,7 +35,8 @@ pub(super) fn bind(
     };
     let mut wanted = setup.listeners.clone();
     if wanted.is_empty() && !setup.aoe.is_wanted() {
-        wanted = PROTOCOLS.iter().map(|&protocol| (protocol, usual(protocol))).collect();
+        let with_listeners = PROTOCOLS.iter().filter(|protocol| protocol.served_with.is_none());
+        wanted = with_listeners.map(|&protocol| (protocol, usual(protocol))).collect();
     }
     let addresses = wanted
         .into_iter()

@@ -53,6 +53,9 @@ pub(crate) struct Args {
     /// Serve iSCSI here; repeatable [default: 127.0.0.1:3260]
     #[arg(long, value_name = "ADDR")]
     iscsi: Vec<ListenAddress>,
+    /// Serve iSCSI and iSER here, and name iSER alone; repeatable [default: every port of iSCSI]
+    #[arg(long, value_name = "ADDR")]
+    iser: Vec<ListenAddress>,
     /// Serve NVMe/TCP here; repeatable [default: 127.0.0.1:4420]
     #[arg(long, value_name = "ADDR")]
     nvme_tcp: Vec<ListenAddress>,
@@ -172,7 +175,8 @@ fn start(
     Ok(cores)
 }
 
-/// What each listener does with a connection. All of a protocol share what it keeps about the volumes.
+/// What each listener does with a connection. All of a protocol, and of what is served with it, share what it keeps
+/// about the volumes.
 fn serve_all(
     setup: &Setup,
     listeners: Vec<(&'static Protocol, Listener)>,
@@ -181,7 +185,7 @@ fn serve_all(
     let (mut served, mut others) = (Vec::new(), listeners);
     while let Some(&(protocol, _)) = others.first() {
         let (own, rest): (Vec<_>, Vec<_>) =
-            others.into_iter().partition(|(other, _)| other.name == protocol.name);
+            others.into_iter().partition(|(other, _)| other.served_as() == protocol.served_as());
         let addresses: Vec<_> = own.iter().map(|(_, listener)| listener.address().clone()).collect();
         let service = Service { exports, addresses: &addresses, settings: &setup.settings };
         served.extend(own.into_iter().map(|(_, listener)| listener).zip((protocol.serve)(&service)));
@@ -228,6 +232,9 @@ Addresses: host:port, :port for loopback, host for the protocol's port
 choose. NBD has no authentication yet, and iSCSI only with targets from a
 config file, so listen beyond loopback only on networks that you trust.
 
+Every port of iSCSI serves iSER too, over iWARP: what a connection begins with
+tells them apart.
+
 Names: the volume NAME is NBD's export NAME, and LUN 0 of the iSCSI target
 iqn.2026-11.blockmux:NAME.
 
@@ -271,6 +278,7 @@ Examples:
   blockmux serve root=file:root.img data=block:/dev/sdb --nbd :10809
   blockmux serve 'file:disk.img?size=10g' --nbd unix:nbd.sock
   blockmux serve mem:1g --iscsi :3260
+  blockmux serve mem:1g --iscsi 192.0.2.1 --iser 192.0.2.1:3261
   blockmux serve mem:1g --run 'qemu-img info $uri'
 
 SIGTERM, SIGINT or SIGHUP: I/O in flight completes, volumes are flushed,

@@ -12,7 +12,7 @@ use crate::poll::Poll;
 use crate::protocol::aoe::Serving;
 use crate::protocol::iscsi::{ConfiguredTarget, DiscoveryEntry};
 use crate::protocol::nvme_tcp::ConfiguredSubsystem;
-use crate::protocol::{AOE, ISCSI, NBD, NVME_TCP, PROTOCOLS, Protocol, Settings};
+use crate::protocol::{AOE, ISCSI, ISER, NBD, NVME_TCP, PROTOCOLS, Protocol, Settings};
 use blockmux_proto::exports::{Export, Exports};
 use blockmux_volume::{Spec, VolumeInfo};
 use std::collections::HashSet;
@@ -78,8 +78,10 @@ impl Setup {
         });
         let nbd = [config.nbd, args.nbd].concat().into_iter().map(|address| (&NBD, address));
         let iscsi = [config.iscsi, args.iscsi].concat().into_iter().map(|address| (&ISCSI, address));
+        let iser = [config.iser, args.iser].concat().into_iter().map(|address| (&ISER, address));
         let nvme = [config.nvme_tcp, args.nvme_tcp].concat().into_iter().map(|address| (&NVME_TCP, address));
-        let listeners: Vec<(&'static Protocol, ListenAddress)> = nbd.chain(iscsi).chain(nvme).collect();
+        let listeners: Vec<(&'static Protocol, ListenAddress)> =
+            nbd.chain(iscsi).chain(iser).chain(nvme).collect();
         listeners.iter().try_for_each(|(protocol, address)| check_sockets(protocol, address))?;
         let aoe = Serving {
             interfaces: [config.aoe, args.aoe].concat(),

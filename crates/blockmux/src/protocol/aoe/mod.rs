@@ -36,6 +36,7 @@ pub(crate) const AOE: Protocol = Protocol {
     ways: |_, _, _| Vec::new(),
     connect: None,
     remote: remote::of_url,
+    served_with: None,
 };
 
 /// What is served where.

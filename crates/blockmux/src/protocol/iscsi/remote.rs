@@ -1,4 +1,4 @@
-//! A URL of iSCSI, and what its target tells and has.
+//! A URL of iSCSI or iSER, and what its target tells and has.
 
 use super::{default_target, secret};
 use crate::failure::Failure;
@@ -6,14 +6,14 @@ use crate::output::both_sizes;
 use crate::protocol::{Description, Found, FoundExport, Remote};
 use crate::reach;
 use blockmux_engine::connection::Broken;
-use blockmux_engine::initiator::iscsi::{self, ConnectError, Endpoint};
+use blockmux_engine::initiator::iscsi::{self, ConnectError, Datamover, Endpoint, OverIwarp, OverTcp};
 use blockmux_engine::socket::Address;
 use blockmux_proto::iscsi::initiator::{FoundTarget, Refused, UnitInfo, wishes};
 use blockmux_proto::iscsi::login::chap::{Algorithm, Credentials, Secret};
 use blockmux_proto::iscsi::login::operational::{CRC32C, Key, Parameters};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::Chap;
-use blockmux_proto::iscsi::url::Url;
+use blockmux_proto::iscsi::url::{Rdma, Url};
 use blockmux_proto::scsi::Lun;
 use blockmux_volume::Volume;
 use blockmux_volume::spec;
@@ -29,11 +29,25 @@ pub(super) fn of_url(text: &str) -> Result<Box<dyn Remote>, Failure> {
     let url: Url = text.parse().map_err(|error| Failure::request(format!("{shown}: {error}")))?;
     let chap = chap(&url)?;
     let initiator = url.initiator.clone().unwrap_or_else(own_name);
-    Ok(Box::new(IscsiRemote { url, initiator, chap }))
+    Ok(match url.rdma {
+        None => Box::new(IscsiRemote { url, initiator, chap, over: OverTcp }),
+        Some(Rdma::Iwarp { crc }) => {
+            Box::new(IscsiRemote { url, initiator, chap, over: OverIwarp { has_crc: crc } })
+        }
+    })
 }
 
 /// Reaches LUN 0 of the target that a volume is where we serve it.
 pub(super) fn connect(address: &Address, volume: &str) -> Result<Arc<dyn Volume>, String> {
+    connect_over(address, volume, OverTcp)
+}
+
+/// The same by iSER.
+pub(super) fn connect_over_rdma(address: &Address, volume: &str) -> Result<Arc<dyn Volume>, String> {
+    connect_over(address, volume, OverIwarp::default())
+}
+
+fn connect_over(address: &Address, volume: &str, over: impl Datamover) -> Result<Arc<dyn Volume>, String> {
     let target = Name::new(&default_target(volume)).map_err(|error| error.to_string())?;
     let endpoint = Endpoint {
         address: address.clone(),
@@ -46,24 +60,25 @@ pub(super) fn connect(address: &Address, volume: &str) -> Result<Arc<dyn Volume>
         connections: 1,
         patience: OWN_PATIENCE,
     };
-    let volume = iscsi::connect(endpoint).map_err(|error| error.to_string())?;
+    let volume = iscsi::connect(endpoint, over).map_err(|error| error.to_string())?;
     Ok(Arc::new(volume))
 }
 
-struct IscsiRemote {
+struct IscsiRemote<D> {
     url: Url,
     initiator: Name,
     chap: Option<Chap>,
+    over: D,
 }
 
-impl Remote for IscsiRemote {
+impl<D: Datamover> Remote for IscsiRemote<D> {
     fn open(&self, connections: u32) -> Result<Arc<dyn Volume>, Failure> {
         let target = self.target()?;
         let connections = self.url.connections.unwrap_or(connections);
         let further = self.further()?;
         let volume = self.ask(|address| {
             let endpoint = self.endpoint(address, target, connections);
-            iscsi::connect(Endpoint { further: further.clone(), ..endpoint })
+            iscsi::connect(Endpoint { further: further.clone(), ..endpoint }, self.over.clone())
         })?;
         Ok(Arc::new(volume))
     }
@@ -73,7 +88,7 @@ impl Remote for IscsiRemote {
         let further = self.further()?;
         let told = self.ask(|address| {
             let endpoint = self.endpoint(address, target, 1);
-            iscsi::describe(&Endpoint { further: further.clone(), ..endpoint })
+            iscsi::describe(&Endpoint { further: further.clone(), ..endpoint }, &self.over)
         })?;
         Ok(Description { rows: self.rows(&told), json: self.json(&told) })
     }
@@ -83,12 +98,14 @@ impl Remote for IscsiRemote {
     }
 }
 
-impl IscsiRemote {
+impl<D: Datamover> IscsiRemote<D> {
     fn target(&self) -> Result<&Name, Failure> {
         self.url.target.as_ref().ok_or_else(|| {
-            let url = &self.url;
+            let url = self.url.to_string();
+            let (place, query) = url.split_at(url.find('?').unwrap_or(url.len()));
             Failure::request(format!(
-                "{url}: names no target; write {url}/target-name/lun, as `blockmux discover {url}` lists them"
+                "{url}: names no target; write {place}/target-name/lun{query}, \
+                 as `blockmux discover {url}` lists them"
             ))
         })
     }
@@ -143,7 +160,8 @@ impl IscsiRemote {
         let url = &self.url;
         let advice = match error {
             ConnectError::Broken { .. } | ConnectError::Silent { .. } => {
-                "check that an iSCSI target listens there".to_owned()
+                let what = if url.rdma.is_some() { "iSER" } else { "iSCSI" };
+                format!("check that an {what} target listens there")
             }
             ConnectError::Refused { refused, .. } => match refused {
                 Refused::Login(LoginStatus::NOT_FOUND | LoginStatus::TARGET_REMOVED) | Refused::Unit(_) => {
@@ -191,7 +209,7 @@ impl IscsiRemote {
         let iscsi::Description { unit, parameters } = told;
         json!({
             "url": self.url.to_string(),
-            "protocol": "iscsi",
+            "protocol": if self.url.rdma.is_some() { "iser" } else { "iscsi" },
             "target": self.url.target.as_ref().map(Name::as_str),
             "lun": self.url.lun,
             "vendor": unit.vendor,
@@ -219,7 +237,7 @@ impl IscsiRemote {
 
     /// Every logical unit of every target of the portal.
     fn list(&self, address: &Address) -> Result<Found, ConnectError> {
-        let (targets, left_out) = iscsi::discover(address, &self.initiator, self.chap.clone())?;
+        let (targets, left_out) = iscsi::discover(address, &self.initiator, self.chap.clone(), &self.over)?;
         let mut exports = Vec::new();
         let mut is_silent = false;
         for target in &targets {
@@ -247,10 +265,10 @@ impl IscsiRemote {
     fn units(&self, address: &Address, name: &Name, url: &Url) -> Result<Vec<FoundExport>, ConnectError> {
         let endpoint = self.endpoint(address, name, 1);
         let mut units = Vec::new();
-        for lun in iscsi::luns(&Endpoint { lun: Lun::new(0), ..endpoint.clone() })? {
+        for lun in iscsi::luns(&Endpoint { lun: Lun::new(0), ..endpoint.clone() }, &self.over)? {
             let Some(number) = lun.number() else { continue };
             let url = Url { lun: number, ..url.clone() };
-            match iscsi::describe(&Endpoint { lun, ..endpoint.clone() }) {
+            match iscsi::describe(&Endpoint { lun, ..endpoint.clone() }, &self.over) {
                 Ok(told) => units.push(found(&url, Some(&told.unit))),
                 // A controller, as some targets have at LUN 0.
                 Err(ConnectError::Refused { refused: Refused::Unit(refused), .. }) => {

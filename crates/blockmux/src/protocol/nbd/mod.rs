@@ -31,6 +31,7 @@ pub(crate) const NBD: Protocol = Protocol {
     ways: |_, address, name| vec![way(address, name)],
     connect: Some(connect),
     remote: remote::of_url,
+    served_with: None,
 };
 
 fn way(address: &Address, name: &str) -> Way {

@@ -43,6 +43,7 @@ pub(crate) const NVME_TCP: Protocol = Protocol {
     ways,
     connect: Some(remote::connect),
     remote: remote::of_url,
+    served_with: None,
 };
 
 /// Serves to accepted connections: every port leads to every subsystem.
