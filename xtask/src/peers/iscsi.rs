@@ -50,7 +50,8 @@ const SERVERS: &[Server] = &[
     peer("istgt", "istgt", lun_0, istgt),
 ];
 
-fn lun_0(port: u16) -> String {
+/// The unit that our own serves.
+pub(crate) fn lun_0(port: u16) -> String {
     lun(port, 0)
 }
 

@@ -1,7 +1,7 @@
 //! Programs that nobody here wrote: installing them for the tests, and measuring Blockmux beside them.
 //!
 //! ```text
-//!   nbd, iscsi (a protocol's table of servers, clients, goals) ── ours: Blockmux in each of them
+//!   nbd, iscsi, iser (a protocol's table of servers, clients, goals) ── ours: Blockmux in each of them
 //!     │
 //!   plan: for each round, cell and client ── every server in turn, the others paused ──▶ comparison: rows, goals
 //!     │     client ──asks──▶ server, each on its own processor                                 │
@@ -17,6 +17,7 @@ mod goals;
 mod group;
 mod install;
 mod iscsi;
+mod iser;
 mod load;
 mod machine;
 mod matrix;
@@ -49,6 +50,8 @@ pub(crate) enum Protocols {
     Nbd(Options),
     /// iSCSI: tgtd and istgt, asked by Blockmux's generator, iscsi-perf and qemu-img
     Iscsi(Options),
+    /// iSER over iWARP beside our own iSCSI, asked by Blockmux's generator
+    Iser(Options),
 }
 
 /// What to measure and where the result goes.
@@ -128,6 +131,7 @@ impl Protocols {
         match self {
             Protocols::Nbd(options) => (&nbd::NBD, options),
             Protocols::Iscsi(options) => (&iscsi::ISCSI, options),
+            Protocols::Iser(options) => (&iser::ISER, options),
         }
     }
 }
@@ -241,7 +245,7 @@ mod tests {
     #[test]
     fn every_server_serves_the_same_name_on_its_port() {
         let dir = tempfile::tempdir().unwrap();
-        for server in nbd::NBD.servers.iter().chain(iscsi::ISCSI.servers) {
+        for server in nbd::NBD.servers.iter().chain(iscsi::ISCSI.servers).chain(iser::ISER.servers) {
             let (dir, file) = (dir.path().join(server.name), Path::new("disk.img"));
             fs::create_dir_all(&dir).unwrap();
             let place = Place { dir, file, port: 34567, size: 1 << 30, poll: server.poll };

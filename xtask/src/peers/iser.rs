@@ -1,0 +1,113 @@
+//! iSER over iWARP: Blockmux beside its own iSCSI, and what the comparison is to come to.
+//!
+//! No other program serves or asks for iSER without an RDMA device, so the peer is `blockmux-iscsi`, the same volume over
+//! TCP alone, in turn with iSER in one run; and the ceilings. `blockmux-crc` has CRC32C over its frames, which the others
+//! have not. Our own generator asks all of them.
+
+use super::client::{Client, Generator};
+use super::figures::Rows;
+use super::goals::{Bound, Goal};
+use super::iscsi;
+use super::matrix::{Cell, Rw, deep};
+use super::ours::{self, BLOCKMUX, CellGoals};
+use super::plan::Protocol;
+use super::server::{Place, Server};
+use anyhow::Result;
+use std::process::Command;
+
+/// iSCSI over RDMA.
+pub(crate) const ISER: Protocol = Protocol {
+    name: "iser",
+    servers: SERVERS,
+    clients: || {
+        let clients: Vec<Box<dyn Client>> = vec![Box::new(Generator)];
+        clients
+    },
+    goals,
+};
+
+const SERVERS: &[Server] = &[
+    ours::adaptive(url, serve),
+    ours::always(url, serve),
+    ours::never(url, serve),
+    Server { name: CRC, is_for_generator: true, ..ours::adaptive(|port| url(port) + "&crc=on", serve) },
+    Server { name: OVER_TCP, is_for_generator: true, ..ours::adaptive(iscsi::lun_0, serve) },
+];
+
+/// Every port of either serves both.
+fn serve(place: &Place, command: &mut Command) -> Result<()> {
+    ours::serve(place, command, "--iser")
+}
+
+fn url(port: u16) -> String {
+    iscsi::lun_0(port).replace("iscsi://", "iser://") + "?rdma=iwarp"
+}
+
+fn goals(rows: &Rows) -> Vec<Goal> {
+    let small = deep().into_iter().flat_map(|cell| over_tcp(rows, cell, 1.0));
+    let large = LARGE.into_iter().flat_map(|cell| over_tcp(rows, cell, 1.1));
+    let single = [Rw::RandRead, Rw::RandWrite].into_iter().map(|rw| latency(rows, rw));
+    small.chain(large).chain(single).collect()
+}
+
+/// So many times as many as over TCP, and with CRCs hardly fewer.
+fn over_tcp(rows: &Rows, cell: Cell, least: f64) -> Vec<Goal> {
+    let mut goals = CellGoals::new(rows, cell);
+    goals.add("IOPS, of iSCSI's", Bound::AtLeast(least), goals.iops(BLOCKMUX), goals.iops(OVER_TCP));
+    goals.add("CRCs, of none", Bound::AtLeast(0.85), goals.iops(CRC), goals.iops(BLOCKMUX));
+    goals.all()
+}
+
+/// Of single I/O.
+fn latency(rows: &Rows, rw: Rw) -> Goal {
+    let cell = Cell::new(rw, 4 << 10, 1, 1);
+    let of = |server| rows.get(Generator.name(), server, cell)?.median(|sample| sample.mean_us);
+    let what = format!("{}: latency, of iSCSI's", cell.short());
+    Goal::ratio(what, Bound::AtMost(1.15), of(BLOCKMUX), of(OVER_TCP))
+}
+
+const CRC: &str = "blockmux-crc";
+const OVER_TCP: &str = "blockmux-iscsi";
+const LARGE: [Cell; 4] = [
+    Cell::new(Rw::RandRead, 64 << 10, 32, 1),
+    Cell::new(Rw::RandWrite, 64 << 10, 32, 1),
+    Cell::new(Rw::Read, 1 << 20, 8, 1),
+    Cell::new(Rw::Write, 1 << 20, 8, 1),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::super::figures::Sample;
+    use super::super::matrix::whole;
+    use super::*;
+
+    #[test]
+    fn iser_is_held_against_iscsi_and_crcs_against_none() {
+        let mut rows = Rows::default();
+        let mut add = |server, cell, iops, mean_us| {
+            let sample = Sample { iops, mean_us: Some(mean_us), ..Sample::default() };
+            rows.add(Generator.name(), server, cell, sample);
+        };
+        let [small, single] = [32, 1].map(|iodepth| Cell::new(Rw::RandWrite, 4 << 10, iodepth, 1));
+        for (server, iops) in [(BLOCKMUX, 500.0), (OVER_TCP, 400.0), (CRC, 400.0)] {
+            add(server, small, iops, 1.0);
+            add(server, LARGE[3], iops, 1.0);
+        }
+        add(BLOCKMUX, single, 1.0, 24.0);
+        add(OVER_TCP, single, 1.0, 20.0);
+        let found: Vec<_> =
+            goals(&rows).iter().filter_map(|goal| Some((goal.found?, goal.is_reached()?))).collect();
+        assert_eq!(found, [(1.25, true), (0.8, false), (1.25, true), (0.8, false), (1.2, false)]);
+    }
+
+    #[test]
+    fn the_goals_are_about_cells_that_are_measured() {
+        assert!(LARGE.iter().all(|cell| whole().contains(cell)));
+    }
+
+    #[test]
+    fn both_are_asked_for_the_same_unit() {
+        assert_eq!(url(7), "iser://127.0.0.1:7/iqn.2026-11.blockmux:disk0/0?rdma=iwarp");
+        assert_eq!((SERVERS[4].url)(7), "iscsi://127.0.0.1:7/iqn.2026-11.blockmux:disk0/0");
+    }
+}
