@@ -57,4 +57,4 @@ fn spoken() -> String {
 }
 
 /// Schemes of protocols to come.
-const LATER: [&str; 3] = ["iser", "srp", "nvme+rdma"];
+const LATER: [&str; 2] = ["srp", "nvme+rdma"];

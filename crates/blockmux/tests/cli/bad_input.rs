@@ -119,18 +119,23 @@ const WRONG: &[(&[&str], &str)] = &[
          them",
     ),
     (
+        &["info", "iser://host"],
+        "iser://host?rdma=iwarp: names no target; write iser://host/target-name/lun?rdma=iwarp, as `blockmux discover \
+         iser://host?rdma=iwarp` lists them",
+    ),
+    (
         &["info", "iscsi://user@host/iqn.a/0?secret_file=/nowhere/secret"],
         "secret file /nowhere/secret: No such file or directory (os error 2); check its path",
     ),
     (
-        &["info", "iser://host"],
-        "iser://host: iser is not spoken yet; use nbd://host/export or nbd+unix:///export?socket=PATH or \
-     iscsi://host/target-name/lun or nvme+tcp://host/subsystem-nqn/nsid or aoe://IFACE/eSHELF.SLOT",
+        &["info", "srp://host"],
+        "srp://host: srp is not spoken yet; use nbd://host/export or nbd+unix:///export?socket=PATH or \
+     iscsi://host/target-name/lun or iser://host/target-name/lun or nvme+tcp://host/subsystem-nqn/nsid or aoe://IFACE/eSHELF.SLOT",
     ),
     (
         &["info", "ftp://host"],
         "ftp://host: no protocol is called `ftp`; use nbd://host/export or nbd+unix:///export?socket=PATH or \
-         iscsi://host/target-name/lun or nvme+tcp://host/subsystem-nqn/nsid or aoe://IFACE/eSHELF.SLOT",
+         iscsi://host/target-name/lun or iser://host/target-name/lun or nvme+tcp://host/subsystem-nqn/nsid or aoe://IFACE/eSHELF.SLOT",
     ),
     (
         &["info", "nbds://host/a"],
@@ -149,7 +154,7 @@ const WRONG: &[(&[&str], &str)] = &[
     (
         &["discover", "mem:1g"],
         "mem:1g: is not a URL; use nbd://host/export or nbd+unix:///export?socket=PATH or \
-         iscsi://host/target-name/lun or nvme+tcp://host/subsystem-nqn/nsid or aoe://IFACE/eSHELF.SLOT",
+         iscsi://host/target-name/lun or iser://host/target-name/lun or nvme+tcp://host/subsystem-nqn/nsid or aoe://IFACE/eSHELF.SLOT",
     ),
     (&["copy", "mem:1m", "mem:1m"], "mem:1m: source and destination are the same"),
     (&["copy", "file:/nowhere/disk.img", "mem:1m"], "file:/nowhere/disk.img: does not exist; check its path"),

@@ -64,15 +64,16 @@ fn into_a_pipe_goes_plain_text_of_80_columns_and_no_progress() {
         assert!(line.chars().count() <= 80 || line.starts_with(&bench.path("")), "{line}");
     }
     assert!(!out.contains(['\u{1b}', '\r']));
-    let ceilings = ["nbd", "iscsi", "nvme-tcp"]
+    let ceilings = ["nbd", "iscsi", "iser", "nvme-tcp"]
         .map(|name| [format!("\n{name} ceiling sleeps "), format!("\n{name} ceiling spins ")]);
-    let rows = ["1 MiB sequential write, depth 8", "\nlocal ", "\nnbd ", "\niscsi ", "\nnvme-tcp "];
+    let rows =
+        ["1 MiB sequential write, depth 8", "\nlocal ", "\nnbd ", "\niscsi ", "\niser ", "\nnvme-tcp "];
     for part in rows.iter().copied().chain(ceilings.iter().flatten().map(String::as_str)) {
         assert!(out.contains(part), "no {part:?} in {out}");
     }
     assert!(bench.read("bench.html").contains("<title>Blockmux"));
-    // Eight jobs of four subjects and six ceilings.
-    assert_eq!(jobs(&bench.json()).len(), 80);
+    // Eight jobs of five subjects and eight ceilings.
+    assert_eq!(jobs(&bench.json()).len(), 104);
 }
 
 #[test]
@@ -81,7 +82,7 @@ fn every_pattern_runs_and_its_figures_agree_with_each_other() {
     let patterns = "--rw read,write,randread,randwrite --rw readwrite --rw randrw,trim,randtrim";
     printed(&bench.run(&format!("mem:16m --no_ceiling --iodepth 1,8 --numjobs 1,2 {patterns}"), &[]));
     let report = bench.json();
-    assert_eq!(jobs(&report).len(), 8 * 2 * 2 * 4);
+    assert_eq!(jobs(&report).len(), 8 * 2 * 2 * 5);
     let mut seen = 0;
     for job in jobs(&report) {
         let option = |name: &str| job["job options"][name].as_str().unwrap();
@@ -240,7 +241,8 @@ fn every_suite_runs_with_its_figures_beside_ours() {
         ("aatrokoski-2007", "\npublished                 47.0        aoe, 4 disks, 1 Gbit/s, MTU 1500\n"),
         ("zeta-2016", "\npublished       373k      1529        iser, InfiniBand\n"),
         ("taocloud-2022", "\npublished                        127  iscsi, lowest mean latency\n"),
-        ("chelsio-iwarp", "iser is not in this Blockmux yet: "),
+        ("zeta-2016", "srp is not in this Blockmux yet: "),
+        ("chelsio-iwarp", "\niser "),
     ] {
         let bench = Bench::new();
         let words = format!("mem:64m --no_ceiling --suite {suite} --runs 1 --runtime 0.02");

@@ -17,6 +17,7 @@ mod interop;
 mod iscsi_conformance;
 mod iscsi_interop;
 mod iscsi_remote_servers;
+mod iser;
 mod memory;
 mod program;
 mod proxy;

@@ -95,10 +95,11 @@ fn a_command_gets_the_urls_and_gives_the_status() {
     let lines: Vec<_> = out.lines().collect();
     let socket = lines[0].strip_prefix("nbd+unix:///disk0?socket=").unwrap();
     let urls: Vec<_> = lines[1].split(' ').collect();
-    assert_eq!((urls.len(), urls[0], urls[3]), (6, lines[0], &*format!("nbd+unix:///b?socket={socket}")));
+    assert_eq!((urls.len(), urls[0], urls[4]), (8, lines[0], &*format!("nbd+unix:///b?socket={socket}")));
     assert!(urls[1].starts_with("iscsi://127.0.0.1:") && urls[1].ends_with("/iqn.2026-11.blockmux:disk0/0"));
+    assert_eq!(urls[2], urls[1].replace("iscsi://", "iser://") + "?rdma=iwarp");
     assert!(
-        urls[2].starts_with("nvme+tcp://127.0.0.1:") && urls[2].ends_with("/nqn.2026-11.blockmux:disk0/1")
+        urls[3].starts_with("nvme+tcp://127.0.0.1:") && urls[3].ends_with("/nqn.2026-11.blockmux:disk0/1")
     );
     assert_eq!((lines[2], lines[3]), (lines[0], lines[0]));
     assert_eq!(lines[4], format!("nbd:unix:{socket}:exportname=disk0"));

@@ -1,0 +1,135 @@
+//! iSER over iWARP: our own target, reached by our own initiator through every command.
+
+use crate::daemon::Daemon;
+use crate::program::{blockmux, text};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::thread;
+
+fn succeeds(words: &[&str]) -> String {
+    let output = blockmux(words);
+    assert_eq!(output.status.code(), Some(0), "{words:?}: {}", text(&output.stderr));
+    text(&output.stdout)
+}
+
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len as u32 / 4).flat_map(|word| (word.wrapping_mul(2_654_435_761) ^ 0xb10c).to_le_bytes()).collect()
+}
+
+#[test]
+fn every_listener_of_iscsi_is_announced_for_iser_too() {
+    let daemon = Daemon::serve(&["a=mem:8m", "--iscsi", "127.0.0.1:0", "--iser", "127.0.0.1:0"]);
+    let (iscsi, iser) = (daemon.urls_of("iscsi"), daemon.urls_of("iser"));
+    assert_eq!((iscsi.len(), iser.len()), (1, 2));
+    let same = iscsi[0].replace("iscsi://", "iser://") + "?rdma=iwarp";
+    assert_eq!(iser[0], same);
+    // The other one takes both as well, and both lead to one target.
+    let other = iser[1].replace("iser://", "iscsi://").replace("?rdma=iwarp", "");
+    let told = |url: &str| -> Value { serde_json::from_str(&succeeds(&["info", "--json", url])).unwrap() };
+    let first = told(&iscsi[0]);
+    assert_eq!((&first["protocol"], &told(&iser[0])["protocol"]), (&json!("iscsi"), &json!("iser")));
+    for url in [&iser[0], &iser[1], &other] {
+        assert_eq!((&told(url)["serial"], &told(url)["size"]), (&first["serial"], &json!(8 << 20)));
+    }
+    let found = succeeds(&["discover", "--json", iser[0].split("/iqn").next().unwrap()]);
+    let found: Value = serde_json::from_str(&found).unwrap();
+    assert_eq!(
+        (&found["exports"][0]["url"], &found["exports"][0]["size"]),
+        (&json!(iser[0]), &json!(8 << 20))
+    );
+}
+
+#[test]
+fn what_is_copied_there_comes_back_over_either_with_crcs_and_without() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name).display().to_string();
+    let content = pattern(16 << 20);
+    fs::write(path("from"), &content).unwrap();
+    let daemon = Daemon::serve(&["mem:16m", "--iscsi", "127.0.0.1:0"]);
+    let (iscsi, iser) = (&daemon.urls_of("iscsi")[0], &daemon.urls_of("iser")[0]);
+    let with_crc = format!("{iser}&crc=on");
+    for (there, back) in [(iser, iscsi), (&with_crc, iser), (iscsi, &with_crc)] {
+        let (from, to) = (format!("file:{}", path("from")), format!("file:{}?size=16m", path("to")));
+        succeeds(&["copy", &from, there]);
+        succeeds(&["copy", back, &to]);
+        assert!(fs::read(path("to")).unwrap() == content, "there by {there} and back by {back}");
+        fs::remove_file(path("to")).unwrap();
+        succeeds(&["copy", "null:16m", there]);
+    }
+}
+
+#[test]
+fn who_has_to_prove_itself_does_so_over_iser_too() {
+    let directory = tempfile::tempdir().unwrap();
+    let secret = |name: &str, content: &str| {
+        let path = directory.path().join(name);
+        fs::write(&path, content).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        path.display().to_string()
+    };
+    let (right, wrong) = (secret("right", "a secret of its own"), secret("wrong", "another secret"));
+    let config = directory.path().join("config").display().to_string();
+    let text = format!(
+        "[[iscsi_target]]\nTargetName = 'iqn.2026-11.com.example:t'\nluns = {{ 5 = 'disk0' }}\n\
+         [[iscsi_target.acl]]\nCHAP_N = 'me'\nsecret_file = '{right}'\n"
+    );
+    fs::write(&config, text).unwrap();
+    let daemon = Daemon::serve(&["mem:1m", "--config", &config, "--iscsi", "127.0.0.1:0"]);
+    let url = daemon.urls_of("iser").remove(0);
+    assert!(url.ends_with("/iqn.2026-11.com.example:t/5?rdma=iwarp"), "{url}");
+    assert_eq!(blockmux(["info", &url]).status.code(), Some(2));
+    let with = |file: &str| url.replace("iser://", "iser://me@") + "&secret_file=" + file;
+    assert_eq!(blockmux(["info", &with(&wrong)]).status.code(), Some(2));
+    succeeds(&["info", &with(&right)]);
+}
+
+#[test]
+fn a_copy_survives_a_target_that_is_killed_and_started_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name).display().to_string();
+    let content = pattern(8 << 20);
+    fs::write(path("from"), &content).unwrap();
+    // Slow enough that not all is done before the signal, which the second wait proves.
+    let volume = format!("log:-:delay:5ms:file:{}?size=8m", path("disk"));
+    let mut daemon = Daemon::serve(&[&volume, "--iscsi", "127.0.0.1:0"]);
+    let url = daemon.urls_of("iser").remove(0);
+    let place = url.trim_start_matches("iser://").split('/').next().unwrap().to_owned();
+    let from = format!("file:{}", path("from"));
+    let copy =
+        thread::spawn(move || blockmux(["copy", "--verify", "--bs", "64k", "--iodepth", "8", &from, &url]));
+    for _ in 0..20 {
+        daemon.wait_for_line(" write ");
+    }
+    daemon.signal(Signal::KILL);
+    daemon.wait();
+    daemon.start_again(&[&volume, "--iscsi", &place]);
+    daemon.wait_for_line(" write ");
+    let output = copy.join().unwrap();
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    assert!(said.lines().all(|line| line.contains("trying again")), "{said}");
+    assert!(fs::read(path("disk")).unwrap() == content);
+}
+
+#[test]
+fn what_hostile_peers_begin_with_leaves_the_others_alone() {
+    let daemon = Daemon::serve(&["mem:1m", "--iscsi", "127.0.0.1:0"]);
+    let url = daemon.urls_of("iser").remove(0);
+    let place = url.trim_start_matches("iser://").split('/').next().unwrap();
+    let request = b"MPA ID Req Frame\x10\x02\0\x04\x80\x20\x80\x20";
+    let mut held = Vec::new();
+    for extra in [&b""[..], b"\0\0\0\0", b"\xff\xff\xff\xff\xff\xff\xff\xff", &[0x43; 4096], &[0; 4096]] {
+        let mut socket = std::net::TcpStream::connect(place).unwrap();
+        // It may hang up before all is sent.
+        let _ = socket.write_all(&[request, extra].concat());
+        held.push(socket);
+    }
+    succeeds(&["info", &url]);
+    drop(held);
+    succeeds(&["info", &url]);
+    assert!(Path::new(&daemon.socket()).exists());
+}
