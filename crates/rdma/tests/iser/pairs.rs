@@ -1,12 +1,14 @@
 //! Our initiator with our target.
 
-use crate::bench::{Pair, SIZE, Served, connect, initiator, list, pattern};
-use blockmux_proto::iscsi::initiator::{FoundTarget, IserDiscoverySession, wishes};
+use crate::bench::{Pair, SIZE, Served, Server, connect, initiator, list, pattern};
+use blockmux_proto::iscsi::initiator::{FoundTarget, IserDiscoverySession, IserInitiatorSession, wishes};
 use blockmux_proto::iscsi::login::operational::{Key, Parameters};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::offer;
-use blockmux_proto::rdma::RdmaSession;
+use blockmux_proto::rdma::{Endpoint, Event, Head, RdmaSession, Work, WorkId};
 use blockmux_proto::session::{Initiator, Target};
+use blockmux_rdma::loopback::{self, Loopback};
+use blockmux_rdma::{Driven, Fault, QueuePair, Violation};
 use blockmux_volume::{Extent, Io, Op, Output, Seg, SgList, Tag};
 use std::time::Instant;
 
@@ -179,6 +181,101 @@ fn a_target_that_stops_has_its_initiator_leave() {
         pair.client.poll_done().unwrap().result.is_ok() && pair.client.poll_done().unwrap().result.is_ok()
     );
     assert!(pair.client.session().session().is_over() && pair.server.driven.session().is_over());
+}
+
+/// A session of two connections; a queue pair has one session, so that this one is driven by hand.
+struct Lanes {
+    session: IserInitiatorSession,
+    queue_pairs: Vec<Loopback>,
+    servers: Vec<Server>,
+}
+
+impl Lanes {
+    /// One more connection, to the same target.
+    fn dial(&mut self, served: &Served) {
+        let (active, passive) =
+            loopback::pair(&self.session.endpoint(), &served.session().endpoint(), [9; 32]);
+        self.queue_pairs.push(active);
+        self.servers.push(Server::new(served, Driven::new(served.session(), |_| passive)));
+    }
+
+    fn run(&mut self) {
+        let mut moves = true;
+        while moves {
+            moves = false;
+            for (lane, queue_pair) in self.queue_pairs.iter_mut().enumerate() {
+                self.session.select(lane);
+                while let Some(event) = queue_pair.poll() {
+                    self.session.on_event(event).unwrap();
+                    moves = true;
+                }
+            }
+            // What came on one lane may be answered on another.
+            for (lane, queue_pair) in self.queue_pairs.iter_mut().enumerate() {
+                self.session.select(lane);
+                while let Some(work) = self.session.poll_work(queue_pair.room()) {
+                    queue_pair.post(work);
+                    moves = true;
+                }
+            }
+            for server in &mut self.servers {
+                moves |= server.run();
+            }
+        }
+    }
+}
+
+#[test]
+fn a_session_may_have_several_connections() {
+    let served = Served::new(offer(), None);
+    let session = initiator(wishes().with(Key::MaxConnections, 2));
+    let mut lanes = Lanes { session, queue_pairs: Vec::new(), servers: Vec::new() };
+    lanes.dial(&served);
+    lanes.run();
+    assert!(lanes.session.is_ready());
+    let (lane, _) = lanes.session.poll_dial().expect("both sides take two");
+    assert_eq!((lane, lanes.session.poll_dial()), (1, None));
+    lanes.session.on_connected(1, Instant::now());
+    lanes.dial(&served);
+    lanes.run();
+    lanes.servers.iter_mut().for_each(|server| server.holds_io = true);
+    let data = pattern(16 << 10);
+    for n in 0..8 {
+        let (op, len) = (Op::Write { fua: false }, data.len() as u64);
+        let io = Io { tag: Tag(n), op, offset: n * len, len, data: Some(list(&data)) };
+        lanes.session.submit(io);
+    }
+    lanes.run();
+    let counts: Vec<_> = lanes.servers.iter().map(|server| server.submitted.len()).collect();
+    assert_eq!(counts, [4, 4]);
+    lanes.servers.iter_mut().for_each(|server| server.holds_io = false);
+    lanes.run();
+    let done: Vec<_> = std::iter::from_fn(|| lanes.session.poll_done()).collect();
+    assert!(done.len() == 8 && done.iter().all(|done| done.result.is_ok()));
+    // One of them is lost: below error recovery level 2 the session is over.
+    assert!(!lanes.session.on_lost(1, Instant::now()));
+}
+
+#[test]
+fn more_messages_than_there_are_buffers_for_end_the_connection() {
+    let served = Served::new(offer(), None);
+    for (count, fault) in [(560, None), (561, Some(Fault::Peer(Violation::NoReceive)))] {
+        let endpoint = Endpoint { sends: 1000, ..initiator(wishes()).endpoint() };
+        let (mut flood, passive) = loopback::pair(&endpoint, &served.session().endpoint(), [9; 32]);
+        let mut server = Server::new(&served, Driven::new(served.session(), |_| passive));
+        server.run();
+        assert!(matches!(flood.poll(), Some(Event::Connected { .. })));
+        // A login that goes on and on.
+        for _ in 0..count {
+            let (id, payload, mut head) = (WorkId(0), SgList::default(), Head::from_slice(&[0; 76]));
+            (head[0], head[28], head[29]) = (0x10, 0x43, 0x44);
+            flood.post(Work::Send { id, head, payload, invalidate: None, is_solicited: false });
+        }
+        while flood.poll().is_some() {}
+        server.run();
+        assert!(server.driven.broken().is_some(), "more than 64 requests");
+        assert_eq!(server.driven.queue_pair().fault(), fault, "{count} messages");
+    }
 }
 
 #[test]

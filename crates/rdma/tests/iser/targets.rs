@@ -322,6 +322,32 @@ fn a_short_read_and_a_failed_one_are_errors() {
 }
 
 #[test]
+fn a_unit_that_has_grown_is_asked_how_large_it_is() {
+    let mut wire = Wire::ready();
+    wire.client.session.poll_size();
+    wire.submit(0, Op::Read, 4096, None);
+    let (_, command, _) = wire.command();
+    let sense = [0, 18, 0x70, 0, 6, 0, 0, 0, 0, 10, 0, 0, 0, 0, 0x2a, 9, 0, 0, 0, 0];
+    wire.say(&response(&command, 2), &sense, Some(Stag(wire.next_stag))).unwrap();
+    wire.serve_client();
+    let mut is_asked = false;
+    while !wire.client.works.is_empty() {
+        let (header, command, _) = wire.command();
+        let stag = header.read().expect("all of these read").0;
+        let (room, _) = wire.open.remove(&stag).unwrap();
+        // READ CAPACITY(16): the last block and the length of a block.
+        if command.cdb[0] == 0x9e {
+            is_asked = true;
+            room.slice(0, 12).copy_from(&[&0x7fff_u64.to_be_bytes()[..], &512_u32.to_be_bytes()].concat());
+        }
+        wire.say(&response(&command, 0), &[], Some(Stag(stag))).unwrap();
+        wire.serve_client();
+    }
+    assert!(is_asked && wire.done_tags() == [0]);
+    assert_eq!(wire.client.session.poll_size(), Some(0x8000 * 512));
+}
+
+#[test]
 fn a_window_wider_than_our_receive_buffers_is_not_used() {
     fn widen(message: &mut Vec<u8>) {
         let max_cmd_sn = u32::from_be_bytes(message[28 + 32..28 + 36].try_into().unwrap());
