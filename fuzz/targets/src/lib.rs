@@ -18,6 +18,7 @@ mod iscsi_target;
 mod iscsi_target_stream;
 mod iser_initiator;
 mod iser_target;
+mod iwarp;
 mod nbd_client_stream;
 mod nbd_initiator;
 mod nbd_pair;
@@ -51,6 +52,8 @@ pub const TARGETS: &[Target] = &[
     Target { name: "iscsi_url", run: text::iscsi_url },
     Target { name: "iser_initiator", run: iser_initiator::iser_initiator },
     Target { name: "iser_target", run: iser_target::iser_target },
+    Target { name: "iwarp_frames", run: iwarp::iwarp_frames },
+    Target { name: "iwarp_peer", run: iwarp::iwarp_peer },
     Target { name: "nbd_initiator", run: nbd_initiator::nbd_initiator },
     Target { name: "nbd_pair", run: nbd_pair::nbd_pair },
     Target { name: "nbd_target", run: nbd_target::nbd_target },

@@ -1,0 +1,120 @@
+//! Software iWARP allocates nothing per message, write or read once it has seen its usual depth.
+#![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
+
+#[path = "../../volume/tests/counting/mod.rs"]
+mod counting;
+mod iwarp_pipe;
+
+use blockmux_proto::rdma::{Access, Event, Head, Remote, Work, WorkId};
+use blockmux_rdma::QueuePair;
+use blockmux_rdma::iwarp::Config;
+use blockmux_volume::{Memory, SgList};
+use iwarp_pipe::Pipe;
+
+const DEPTH: u64 = 16;
+
+/// What one round posts.
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Sends,
+    Writes,
+    Reads,
+    /// A write and a message that closes its memory, which is then opened anew.
+    WritesAndClosings,
+}
+
+struct Round {
+    pipe: Pipe,
+    ours: Memory,
+    theirs: Memory,
+    len: usize,
+    granted: Vec<Remote>,
+}
+
+impl Round {
+    fn new(config: &Config, len: usize, kind: Kind) -> Round {
+        let (ours, theirs) = (Memory::from_heap(len), Memory::from_heap(len));
+        let mut round = Round { pipe: Pipe::new(config), ours, theirs, len, granted: Vec::with_capacity(32) };
+        let access = if matches!(kind, Kind::Reads) { Access::RemoteRead } else { Access::RemoteWrite };
+        (0..DEPTH).for_each(|_| round.grant(access));
+        round
+    }
+
+    fn grant(&mut self, access: Access) {
+        let local = self.theirs.seg(0, self.len).into();
+        self.pipe.passive.post(Work::Register { id: WorkId(0), local, access });
+        match self.pipe.passive.poll() {
+            Some(Event::Registered { remote, .. }) => self.granted.push(remote),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn post(&mut self, kind: Kind) -> u64 {
+        let local = || SgList::one(self.ours.seg(0, self.len));
+        let active = &mut self.pipe.active;
+        let mut posted = 0;
+        for id in 0..DEPTH {
+            let (id, remote) = (WorkId(id), self.granted[id as usize]);
+            posted += 1;
+            let send = |payload, invalidate| {
+                let head = Head::from_slice(&[7; 76]);
+                Work::Send { id, head, payload, invalidate, is_solicited: false }
+            };
+            match kind {
+                Kind::Sends => active.post(send(local(), None)),
+                Kind::Writes => active.post(Work::Write { id, local: local(), remote }),
+                Kind::Reads => active.post(Work::Read { id, local: local(), remote }),
+                Kind::WritesAndClosings => {
+                    active.post(Work::Write { id, local: local(), remote });
+                    active.post(send(SgList::default(), Some(remote.stag)));
+                    posted += 1;
+                }
+            }
+        }
+        posted
+    }
+
+    /// Until all that was posted has come back, and been heard.
+    fn run(&mut self, kind: Kind) {
+        let mut left = self.post(kind);
+        let mut closed = 0;
+        while left > 0 || self.pipe.moves() {
+            self.pipe.carry();
+            while let Some(event) = self.pipe.active.poll() {
+                assert!(matches!(event, Event::Done { result: Ok(()), .. }), "{event:?}");
+                left -= 1;
+            }
+            while let Some(event) = self.pipe.passive.poll() {
+                let Event::Received { invalidated, .. } = event else { panic!("{event:?}") };
+                closed += u64::from(invalidated.is_some());
+                self.pipe.passive.post(Work::Receive);
+            }
+        }
+        if closed > 0 {
+            self.granted.clear();
+            (0..closed).for_each(|_| self.grant(Access::RemoteWrite));
+        }
+    }
+}
+
+#[test]
+fn messages_writes_and_reads_allocate_nothing() {
+    let kinds = [Kind::Sends, Kind::Writes, Kind::Reads, Kind::WritesAndClosings];
+    for (has_crc, mss) in [(false, 65_483), (false, 1448), (true, 8948)] {
+        let config = Config { has_crc, mss, ..Config::default() };
+        for kind in kinds {
+            for len in [512, 4096, 60_000] {
+                let mut round = Round::new(&config, len, kind);
+                let mut allocations = 0;
+                for turn in 0..60 {
+                    let before = counting::of_this_thread();
+                    round.run(kind);
+                    if turn >= 20 {
+                        allocations += counting::of_this_thread() - before;
+                    }
+                }
+                assert_eq!(allocations, 0, "{kind:?} of {len} bytes, CRC {has_crc}, segments of {mss}");
+            }
+        }
+    }
+}

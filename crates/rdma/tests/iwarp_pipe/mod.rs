@@ -1,0 +1,106 @@
+//! Two ends of an iWARP connection in one thread, and a stream between them that allocates nothing.
+
+use blockmux_proto::outbox::Piece;
+use blockmux_proto::rdma::{Endpoint, Event, Work};
+use blockmux_proto::session::{Demand, StreamSession};
+use blockmux_rdma::QueuePair;
+use blockmux_rdma::iwarp::{Config, Iwarp};
+use blockmux_volume::{Chunk, Memory, Pool};
+use std::time::Instant;
+
+/// A connection that is there.
+pub(crate) struct Pipe {
+    pub(crate) active: Iwarp,
+    pub(crate) passive: Iwarp,
+    /// On the way to the active side, and to the passive one.
+    chunks: [Chunk; 2],
+}
+
+impl Pipe {
+    pub(crate) fn new(config: &Config) -> Pipe {
+        let endpoint = Endpoint {
+            receives: 64,
+            receive_len: 64 << 10,
+            sends: 64,
+            reads: 16,
+            regions: 64,
+            private_data: Vec::new(),
+        };
+        let (pool, now) = (Pool::new(64 << 20), Instant::now());
+        let mut pipe = Pipe {
+            active: Iwarp::active(&endpoint, config.clone(), pool.clone(), [1; 32], now),
+            passive: Iwarp::passive(&endpoint, config.clone(), pool, [2; 32], now),
+            chunks: [(); 2].map(|()| Chunk::new(Memory::from_heap(BUFFER))),
+        };
+        pipe.carry();
+        assert!(matches!(pipe.passive.poll(), Some(Event::Requested { .. })));
+        pipe.passive.post(Work::Accept { private_data: Vec::new() });
+        pipe.carry();
+        for end in [&mut pipe.active, &mut pipe.passive] {
+            assert!(matches!(end.poll(), Some(Event::Connected { .. })));
+        }
+        while pipe.moves() {
+            pipe.carry();
+        }
+        pipe
+    }
+
+    /// Whether anything is to be carried.
+    pub(crate) fn moves(&mut self) -> bool {
+        !self.active.outbox().is_empty() || !self.passive.outbox().is_empty()
+    }
+
+    /// Carries all that is to be sent, both ways.
+    pub(crate) fn carry(&mut self) {
+        carry(&mut self.active, &mut self.passive, &mut self.chunks[1]);
+        carry(&mut self.passive, &mut self.active, &mut self.chunks[0]);
+    }
+}
+
+fn carry(from: &mut Iwarp, to: &mut Iwarp, chunk: &mut Chunk) {
+    chunk.recycle();
+    if chunk.room() < BUFFER / 2 {
+        assert!(chunk.compact(), "something is still lent");
+    }
+    let outbox = from.outbox();
+    let mut sent = 0;
+    for piece in outbox.pieces() {
+        let spare = chunk.spare();
+        let len = match piece {
+            Piece::Head(head) => {
+                let len = head.len().min(spare.len());
+                spare[..len].copy_from_slice(&head[..len]);
+                len
+            }
+            Piece::Payload(seg) => {
+                let len = seg.len().min(spare.len());
+                seg.slice(0, len).copy_to(&mut spare[..len]);
+                len
+            }
+        };
+        chunk.fill(len);
+        sent += len;
+    }
+    outbox.consume(sent);
+    loop {
+        match to.demand() {
+            Demand::Bytes(least) if chunk.unread().len() >= least => {
+                let taken = to.on_bytes(chunk).expect("a good peer");
+                chunk.take(taken);
+            }
+            Demand::Place(list) => {
+                // All of it is there, or comes with the next round: then it is placed as a whole.
+                let here = chunk.unread().len().min(list.len());
+                if here < list.len() {
+                    return;
+                }
+                list.copy_from(&chunk.unread()[..here]);
+                chunk.take(here);
+                to.on_placed().expect("a good peer");
+            }
+            _ => return,
+        }
+    }
+}
+
+const BUFFER: usize = 1 << 20;

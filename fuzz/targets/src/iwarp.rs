@@ -1,0 +1,403 @@
+//! iWARP: its frames by themselves, and a hostile peer against the whole queue pair, on either side.
+//!
+//! ```text
+//!   stream = record ...   record = 0, length, bytes                               as they are
+//!                                | 1, length, segment                             in a frame
+//!                                | 2, control (2), name, offset, MSN, length (2)  a segment that is nearly right
+//! ```
+//! In a segment that is nearly right, a name and an offset choose from what was granted, and an MSN is that of the queue
+//! plus what is there.
+
+use crate::choices::Choices;
+use crate::wire::Wire;
+use blockmux_proto::rdma::{Access, Endpoint, Event, Head, Remote, Stag, Work, WorkId};
+use blockmux_proto::session::{Demand, ProtocolError, StreamSession, Timed};
+use blockmux_rdma::QueuePair;
+use blockmux_rdma::iwarp::{Config, Iwarp, OUTBOX_FULL};
+use blockmux_volume::{Memory, Pool, Seg};
+use blockmux_wire::iwarp::ddp::{Control, TAGGED_LEN, Tagged, UNTAGGED_LEN, Untagged};
+use blockmux_wire::iwarp::mpa::{Enhanced, Marker, ReqRepFrame, fpdu_len};
+use blockmux_wire::iwarp::rdmap::{Opcode, ReadRequest, Terminate};
+use std::time::{Duration, Instant};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Reads `data` as every structure that there is: each survives any bytes, prints, and is the same bytes again.
+pub(crate) fn iwarp_frames(data: &[u8]) {
+    fn again<T: FromBytes + IntoBytes + zerocopy::Immutable + std::fmt::Debug>(data: &[u8]) {
+        if let Ok((value, rest)) = T::read_from_prefix(data) {
+            assert_eq!(value.as_bytes(), &data[..data.len() - rest.len()]);
+            assert!(!format!("{value:?}").is_empty());
+        }
+    }
+    again::<ReqRepFrame>(data);
+    again::<Enhanced>(data);
+    again::<Marker>(data);
+    again::<ReadRequest>(data);
+    again::<Terminate>(data);
+    let mut rest = data;
+    while let [high, low, fpdu @ ..] = rest {
+        let len = u16::from_be_bytes([*high, *low]);
+        assert!(fpdu_len(len).is_multiple_of(4) && fpdu_len(len) >= usize::from(len) + 6);
+        let ulpdu = &fpdu[..fpdu.len().min(len.into())];
+        again::<Tagged>(ulpdu);
+        again::<Untagged>(ulpdu);
+        if let Ok((control, _)) = Control::read_from_prefix(ulpdu) {
+            let flags = control.ddp & !3;
+            assert_eq!(control.is_tagged(), flags & 0x80 != 0);
+            let ours = Control::new(flags, control.opcode());
+            assert_eq!((ours.is_last(), ours.opcode()), (control.is_last(), control.opcode()));
+            assert!(!control.opcode().invalidates() || control.opcode().is_send());
+        }
+        rest = rest.get(fpdu_len(len)..).unwrap_or_default();
+    }
+}
+
+/// Reads `data` as choices and records.
+pub(crate) fn iwarp_peer(data: &[u8]) {
+    let (mut choices, stream) = Choices::split(data);
+    let bits = choices.byte();
+    let config = Config {
+        has_crc: bits & 1 != 0,
+        wants_markers: bits & 14 == 14,
+        is_enhanced: bits & 16 == 0,
+        is_peer_to_peer: bits & 32 == 0,
+        mss: choices.of(&[0, 1448, 8948, 65_483]),
+    };
+    let endpoint =
+        Endpoint { receives: 3, receive_len: 2000, sends: 4, reads: 2, regions: 4, private_data: vec![1; 8] };
+    let (pool, now) = (Pool::new(choices.of(&[1 << 20, 0])), Instant::now());
+    let is_active = bits & 64 != 0;
+    let connect = if is_active { Iwarp::active } else { Iwarp::passive };
+    let mut run = Run {
+        iwarp: connect(&endpoint, config, pool.clone(), [9; 32], now),
+        is_active,
+        field: Field::new(),
+        choices,
+        records: &stream,
+        wire: Wire::new(Vec::new()),
+        msns: [0; 4],
+        sinks: Vec::new(),
+        has_crc: bits & 1 != 0,
+        is_set_up: false,
+        sent: Vec::new(),
+        posted: 0,
+        back: vec![false; MOST_WORK as usize],
+        is_over: false,
+        is_broken: false,
+        now,
+    };
+    run.field.grant(&mut run.iwarp);
+    let mut quiet = 0;
+    for _ in 0..MOST_TURNS {
+        quiet = if run.turn() { 0 } else { quiet + 1 };
+        if quiet == 2 {
+            break;
+        }
+    }
+    run.finish();
+    assert_eq!(pool.out_bytes(), 0, "memory is lost");
+}
+
+/// Granted memory between neighbours that were not.
+struct Field {
+    whole: Memory,
+    granted: Vec<Remote>,
+    /// What our reads fetch goes here.
+    sink: Seg,
+}
+
+impl Field {
+    fn new() -> Field {
+        let whole = Memory::from_heap(3 * GAP + 2 * SIZE);
+        whole.seg(0, whole.len()).copy_from(&vec![CLEAN; whole.len()]);
+        Field { whole, granted: Vec::new(), sink: Memory::from_heap(GAP + SIZE).seg(0, SIZE) }
+    }
+
+    fn grant(&mut self, iwarp: &mut Iwarp) {
+        for (at, access) in [(GAP, Access::RemoteRead), (2 * GAP + SIZE, Access::RemoteWrite)] {
+            iwarp.post(Work::Register { id: WorkId(0), local: self.whole.seg(at, SIZE).into(), access });
+            match iwarp.poll() {
+                Some(Event::Registered { remote, .. }) => self.granted.push(remote),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    fn check(&self) {
+        let bytes = self.whole.seg(0, self.whole.len()).to_vec();
+        let (before, rest) = bytes.split_at(2 * GAP + SIZE);
+        assert!(
+            before.iter().chain(&rest[SIZE..]).all(|byte| *byte == CLEAN),
+            "memory was written that was not granted"
+        );
+    }
+}
+
+struct Run<'a> {
+    iwarp: Iwarp,
+    is_active: bool,
+    field: Field,
+    choices: Choices<'a>,
+    /// What is left of the stream.
+    records: &'a [u8],
+    wire: Wire,
+    /// Of the peer's next message in each queue, less one.
+    msns: [u32; 4],
+    /// Under which names our reads are to be answered.
+    sinks: Vec<u32>,
+    has_crc: bool,
+    /// The peer has sent its frame.
+    is_set_up: bool,
+    /// Not yet looked at: what the peer got.
+    sent: Vec<u8>,
+    posted: u64,
+    /// Which work has come back.
+    back: Vec<bool>,
+    is_over: bool,
+    is_broken: bool,
+    now: Instant,
+}
+
+impl Run<'_> {
+    /// Some of what a driver does; whether anything moved.
+    fn turn(&mut self) -> bool {
+        let mut moved = self.post();
+        moved |= self.send();
+        moved |= self.wire.is_drained() && self.next_record();
+        moved |= !self.is_broken && self.receive();
+        moved |= self.hear();
+        match self.choices.byte() {
+            255 => self.iwarp.post(Work::Disconnect),
+            254 => self.iwarp.post(Work::Invalidate { stag: self.field.granted[1].stag }),
+            253 => self.pass_time(),
+            _ => {}
+        }
+        moved
+    }
+
+    fn receive(&mut self) -> bool {
+        match self.wire.turn(&mut self.iwarp, &mut self.choices) {
+            Ok(moved) => moved,
+            Err(error) => self.on_error(error),
+        }
+    }
+
+    fn on_error(&mut self, error: ProtocolError) -> bool {
+        let text = error.to_string();
+        assert!(
+            !text.contains('\n')
+                && (error.reference.starts_with("RFC ") || error.reference.contains("bound")),
+            "{text}"
+        );
+        self.is_broken = true;
+        true
+    }
+
+    fn pass_time(&mut self) {
+        if let Some(when) = self.iwarp.poll_timeout() {
+            self.now = self.now.max(when) + Duration::from_nanos(1);
+            let error = self.iwarp.on_timeout(self.now).expect_err("a deadline has passed");
+            self.on_error(error);
+        }
+    }
+
+    /// Posts what the choices say while there is room.
+    fn post(&mut self) -> bool {
+        if self.iwarp.room() == 0 || self.posted >= MOST_WORK {
+            return false;
+        }
+        let id = WorkId(self.posted);
+        let len = self.choices.of(&[0, 10, 3000, SIZE]);
+        let local = self.field.sink.slice(0, len).into();
+        let stag = Stag(77);
+        let remote = Remote { stag, address: 5, len: len as u32 };
+        let work = match self.choices.below(5) {
+            0 => Work::Send {
+                id,
+                head: Head::from_slice(b"head"),
+                payload: local,
+                invalidate: None,
+                is_solicited: true,
+            },
+            1 => Work::Read { id, local, remote },
+            2 => Work::Write { id, local, remote },
+            3 => Work::Receive,
+            _ => return false,
+        };
+        self.posted += u64::from(!matches!(work, Work::Receive));
+        self.iwarp.post(work);
+        true
+    }
+
+    fn hear(&mut self) -> bool {
+        let mut moved = false;
+        while let Some(event) = self.iwarp.poll() {
+            moved = true;
+            assert!(!self.is_over || matches!(event, Event::Done { .. }), "{event:?} after the end");
+            match event {
+                Event::Requested { private_data } => {
+                    assert!(private_data.len() <= 512);
+                    let work = match self.choices.below(8) {
+                        0 => Work::Reject { private_data: vec![1; 9] },
+                        _ => Work::Accept { private_data: vec![2; 9] },
+                    };
+                    self.iwarp.post(work);
+                }
+                Event::Done { id, .. } => {
+                    assert!(
+                        id.0 < self.posted && !self.back[id.0 as usize],
+                        "{id:?} comes back twice, or from nowhere"
+                    );
+                    self.back[id.0 as usize] = true;
+                }
+                Event::Received { message, .. } => assert!(message.len() <= 2000),
+                Event::Disconnected | Event::Refused { .. } => self.is_over = true,
+                Event::Connected { .. } => {}
+                Event::Registered { .. } => panic!("it was registered already"),
+            }
+        }
+        moved
+    }
+
+    /// The peer gets what there is to send, and reads it.
+    fn send(&mut self) -> bool {
+        assert!(self.iwarp.outbox().len() < OUTBOX_FULL + (66 << 10), "the outbox has no end");
+        let bytes = self.iwarp.outbox().take_bytes();
+        self.sent.extend(&bytes);
+        if !self.is_set_up || self.sent.len() < 20 {
+            return !bytes.is_empty();
+        }
+        if self.sent.starts_with(b"MPA ID Re") {
+            self.has_crc |= self.sent[16] & 0x40 != 0;
+            let data = usize::from(u16::from_be_bytes([self.sent[18], self.sent[19]]));
+            self.sent.drain(..20 + data);
+        }
+        // Where the peer has asked for markers, only they would say where frames begin.
+        while let Some(length) = self.sent.first_chunk() {
+            let len = u16::from_be_bytes(*length);
+            if self.sent.len() < fpdu_len(len) {
+                break;
+            }
+            let fpdu: Vec<u8> = self.sent.drain(..fpdu_len(len)).collect();
+            let request =
+                fpdu.get(2 + UNTAGGED_LEN..).filter(|_| fpdu[3] & 0x0f == Opcode::RDMA_READ_REQUEST.0);
+            if let Some((request, _)) =
+                request.and_then(|request| ReadRequest::read_from_prefix(request).ok())
+            {
+                self.sinks.push(request.sink_stag.get());
+            }
+        }
+        !bytes.is_empty()
+    }
+
+    /// The peer sends its next message.
+    fn next_record(&mut self) -> bool {
+        let Some((&kind, rest)) = self.records.split_first() else { return false };
+        self.records = rest;
+        if !self.is_set_up && kind != 0 {
+            self.is_set_up = true;
+            self.set_up(kind);
+            return true;
+        }
+        match kind {
+            2 => self.nearly_right(),
+            _ => {
+                let bytes = self.bytes();
+                if kind == 1 { self.frame(&bytes) } else { self.wire.push(&bytes) }
+            }
+        }
+        true
+    }
+
+    /// As many bytes as the next one says.
+    fn bytes(&mut self) -> Vec<u8> {
+        let (len, rest) = self.records.split_first().unwrap_or((&0, &[]));
+        let (bytes, rest) = rest.split_at(rest.len().min((*len).into()));
+        self.records = rest;
+        bytes.to_vec()
+    }
+
+    /// A good request, or a good reply.
+    fn set_up(&mut self, kind: u8) {
+        let key = if self.is_active { b"MPA ID Rep Frame" } else { b"MPA ID Req Frame" };
+        let mut frame = key.to_vec();
+        // Without markers, and by RFC 6581.
+        let crc = if self.has_crc { 0x40 } else { 0 };
+        let (ird, ord) = (0x80 & kind, (kind & 3) << 6);
+        frame.extend([0x10 | crc, 2, 0, 6, ird, 2, ord, 2, kind, kind]);
+        self.wire.push(&frame);
+    }
+
+    fn frame(&mut self, ulpdu: &[u8]) {
+        let mut bytes = (ulpdu.len() as u16).to_be_bytes().to_vec();
+        bytes.extend(ulpdu);
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        let crc = if self.has_crc { crc32c::crc32c(&bytes) } else { 0 };
+        bytes.extend(crc.to_le_bytes());
+        self.wire.push(&bytes);
+    }
+
+    fn nearly_right(&mut self) {
+        let Some((record, rest)) = self.records.split_first_chunk::<7>() else { return };
+        self.records = rest;
+        let [ddp, rdmap, name, offset, msn, high, low] = *record;
+        let len = usize::from(u16::from_be_bytes([high, low])).min(65_500);
+        let granted = self.field.granted[usize::from(name & 1)];
+        let stag = match name >> 1 {
+            0..=95 => granted.stag.0,
+            96 => granted.stag.0 ^ 1,
+            _ => self.sinks.last().copied().unwrap_or(name.into()),
+        };
+        let edges = [granted.address, granted.address + SIZE as u64 - len as u64, 0, u64::MAX];
+        let to = edges[usize::from(offset & 3)]
+            .wrapping_add(u64::from(offset >> 4))
+            .wrapping_sub(u64::from(offset >> 2 & 3));
+        let mut ulpdu = vec![ddp, rdmap];
+        if ddp & 0x80 != 0 {
+            ulpdu.extend(stag.to_be_bytes());
+            ulpdu.extend(to.to_be_bytes());
+            assert_eq!(ulpdu.len(), TAGGED_LEN);
+            ulpdu.resize(TAGGED_LEN + len, 0xaa);
+        } else {
+            let queue = match rdmap & 0x0f {
+                1 => 1,
+                7 => 2,
+                _ => usize::from(offset & 0x80 != 0) * 3,
+            };
+            let number = self.msns[queue].wrapping_add(u32::from(msn) + 1);
+            self.msns[queue] = if ddp & 0x40 != 0 { number } else { number.wrapping_sub(1) };
+            ulpdu.extend(granted.stag.0.to_be_bytes());
+            ulpdu.extend((queue as u32).to_be_bytes());
+            ulpdu.extend(number.to_be_bytes());
+            ulpdu.extend(u32::from(offset & 0x7f).to_be_bytes());
+            assert_eq!(ulpdu.len(), UNTAGGED_LEN);
+            if queue == 1 {
+                ulpdu.extend([0; 12]);
+                ulpdu.extend((len as u32).to_be_bytes());
+                ulpdu.extend(stag.to_be_bytes());
+                ulpdu.extend(to.to_be_bytes());
+            } else {
+                ulpdu.resize(UNTAGGED_LEN + len.min(4000), 0xbb);
+            }
+        }
+        self.frame(&ulpdu);
+    }
+
+    /// The peer leaves, or the connection is given up.
+    fn finish(&mut self) {
+        if let Err(error) = self.iwarp.on_end() {
+            self.on_error(error);
+        }
+        assert!(self.iwarp.outbox().is_empty());
+        self.hear();
+        assert!(self.is_over && matches!(self.iwarp.demand(), Demand::Close) && self.iwarp.room() == 0);
+        assert!(self.back.iter().take(self.posted as usize).all(|back| *back), "work did not come back");
+        self.field.check();
+    }
+}
+
+const SIZE: usize = 70_000;
+const GAP: usize = 4096;
+const CLEAN: u8 = 0xcc;
+const MOST_WORK: u64 = 64;
+const MOST_TURNS: usize = 3000;
