@@ -22,8 +22,14 @@
 //! At error recovery level 0 whatever goes wrong below SCSI ends the session with all its connections, and another
 //! session replays. At level 1 what came damaged is sent again, and at level 2 a connection that is lost is replaced, and
 //! its commands go on (`recovery`, `statuses`).
+//!
+//! # Over RDMA
+//! [`IserInitiatorSession`] is the same session over queue pairs (iSER, RFC 7145), always at error recovery level 0. A
+//! command opens the memory of its I/O to the target and names it; Data-In, R2T and Data-Out do not occur (`rdma`,
+//! `datamover`). Everything else leaves by the outbox and comes as a PDU, as it does over TCP (`iser`).
 
 mod address;
+mod config;
 mod datamover;
 mod discovery;
 mod full;
@@ -45,6 +51,7 @@ mod tests;
 pub use crate::scsi::initiator::{SenseCode, UnitInfo, UnitRefused, UnmapLimits};
 pub use address::TargetAddress;
 pub use blockmux_wire::iscsi::session::LoginStatus;
+pub use config::{Config, Mode, wishes};
 pub use discovery::{DiscoverySession, FoundTarget};
 pub use iser::{IserDiscoverySession, IserInitiatorSession};
 pub use refused::Refused;
@@ -52,8 +59,6 @@ pub use refused::Refused;
 use super::login::chap::SEED_LEN;
 use super::login::initiator::{Established, FIRST_CID, Identity, Joining, Progress};
 use super::login::operational::{Key, Parameters};
-use super::name::Name;
-use super::node::Chap;
 use crate::outbox::Outbox;
 use crate::scsi::Lun;
 use crate::session::{Demand, Initiator, PathRank, ProtocolError, StreamSession, Timed};
@@ -63,47 +68,6 @@ use lane::{Lane, Phase};
 use login::{LoginPhase, Logins};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
-
-/// What to reach, and how.
-#[derive(Clone, Debug)]
-pub struct Config {
-    /// Our own name.
-    pub initiator: Name,
-    /// The target's.
-    pub target: Name,
-    /// Which of its logical units.
-    pub lun: Lun,
-    /// What for.
-    pub mode: Mode,
-    /// What to prove, and what the target has to; `None`: nothing.
-    pub chap: Option<Chap>,
-    /// What to propose; see [`wishes`].
-    pub wishes: Parameters,
-    /// Unique among the sessions of one initiator with one target: another with the same ends the first.
-    pub isid: [u8; 6],
-}
-
-/// What a session is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
-    /// To read and write the unit.
-    Use,
-    /// To learn everything about the unit, and leave.
-    Describe,
-}
-
-/// What an initiator proposes unless it is told otherwise: data at once and in long bursts, no digests.
-#[must_use]
-pub fn wishes() -> Parameters {
-    Parameters::standard()
-        .with(Key::InitialR2T, 0)
-        .with(Key::MaxRecvDataSegmentLength, 256 << 10)
-        .with(Key::MaxBurstLength, 1 << 20)
-        .with(Key::FirstBurstLength, 256 << 10)
-        .with(Key::DefaultTime2Wait, 0)
-        .with(Key::DefaultTime2Retain, 0)
-        .with(Key::MaxOutstandingR2T, 8)
-}
 
 /// One session with a target, over one connection or several, from its first byte on.
 pub struct InitiatorSession {

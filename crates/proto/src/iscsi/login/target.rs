@@ -13,7 +13,6 @@
 use super::chap::SEED_LEN;
 use super::failure::{Failure, authentication_failure, failure, initiator_error, no_such_session};
 use super::operational::{Key, Operational, Parameters};
-use super::rdma::Side;
 use super::security::{ChapPairs, Security};
 use crate::iscsi::digests::Digests;
 use crate::iscsi::name::Name;
@@ -44,8 +43,8 @@ pub(in crate::iscsi) struct TargetLogin {
     initiator: Option<Name>,
     session: Option<Session>,
     pub(super) security: Security,
-    operational: Operational,
-    is_over_rdma: bool,
+    pub(super) operational: Operational,
+    pub(super) is_over_rdma: bool,
     stat_sn: u32,
     /// Where the session will live.
     home: Home,
@@ -142,12 +141,6 @@ impl TargetLogin {
             invitation: None,
             leaving: None,
         }
-    }
-
-    /// The same over RDMA.
-    pub(in crate::iscsi) fn set_over_rdma(&mut self) {
-        self.is_over_rdma = true;
-        self.operational = self.operational.clone().over_rdma(Side::Target);
     }
 
     /// The same over a connection that `hang_up` cuts.
@@ -353,10 +346,7 @@ impl TargetLogin {
                         Some(_) => return Err(no_such_session()),
                         None => Operational::new(target.offer),
                     };
-                    self.operational = match self.is_over_rdma {
-                        true => operational.over_rdma(Side::Target),
-                        false => operational,
-                    };
+                    self.operational = self.as_it_goes(operational);
                     if !target.alias.is_empty() {
                         out.push("TargetAlias", &target.alias);
                     }

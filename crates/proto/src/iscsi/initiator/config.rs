@@ -1,0 +1,47 @@
+//! What a session is to reach, and how.
+
+use crate::iscsi::login::operational::{Key, Parameters};
+use crate::iscsi::name::Name;
+use crate::iscsi::node::Chap;
+use crate::scsi::Lun;
+
+/// What to reach, and how.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Our own name.
+    pub initiator: Name,
+    /// The target's.
+    pub target: Name,
+    /// Which of its logical units.
+    pub lun: Lun,
+    /// What for.
+    pub mode: Mode,
+    /// What to prove, and what the target has to; `None`: nothing.
+    pub chap: Option<Chap>,
+    /// What to propose; see [`wishes`].
+    pub wishes: Parameters,
+    /// Unique among the sessions of one initiator with one target: another with the same ends the first.
+    pub isid: [u8; 6],
+}
+
+/// What a session is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// To read and write the unit.
+    Use,
+    /// To learn everything about the unit, and leave.
+    Describe,
+}
+
+/// What an initiator proposes unless it is told otherwise: data at once and in long bursts, no digests.
+#[must_use]
+pub fn wishes() -> Parameters {
+    Parameters::standard()
+        .with(Key::InitialR2T, 0)
+        .with(Key::MaxRecvDataSegmentLength, 256 << 10)
+        .with(Key::MaxBurstLength, 1 << 20)
+        .with(Key::FirstBurstLength, 256 << 10)
+        .with(Key::DefaultTime2Wait, 0)
+        .with(Key::DefaultTime2Retain, 0)
+        .with(Key::MaxOutstandingR2T, 8)
+}
