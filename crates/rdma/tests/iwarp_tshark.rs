@@ -1,0 +1,238 @@
+//! What we say, read by somebody else: tshark dissects a capture of our own traffic without a malformed mark.
+//!
+//! Without tshark the test prints a line that begins with `skipped: ` and passes.
+#![allow(clippy::arithmetic_side_effects, clippy::indexing_slicing, reason = "an overflow fails the test")]
+
+use blockmux_proto::rdma::{Access, Endpoint, Event, Head, Remote, Stag, Work, WorkId};
+use blockmux_proto::session::{Demand, StreamSession};
+use blockmux_rdma::QueuePair;
+use blockmux_rdma::iwarp::{Config, Iwarp};
+use blockmux_volume::{Chunk, Memory, Pool, SgList};
+use blockmux_wire::iwarp::mpa::fpdu_len;
+use std::fs;
+use std::process::Command;
+use std::time::Instant;
+
+/// A connection that is written down as frames of a network.
+struct Capture {
+    ends: [Iwarp; 2],
+    inbound: [Vec<u8>; 2],
+    pcap: Vec<u8>,
+    /// Of the next byte of each side.
+    sequence: [u32; 2],
+    has_markers: bool,
+    /// Bytes of FPDUs that each side has sent, once it has begun.
+    positions: [Option<usize>; 2],
+}
+
+impl Capture {
+    fn new(config: &Config) -> Capture {
+        let endpoint = Endpoint {
+            receives: 64,
+            receive_len: 16 << 10,
+            sends: 64,
+            reads: 8,
+            regions: 8,
+            private_data: b"private data".to_vec(),
+        };
+        let (pool, now) = (Pool::new(1 << 20), Instant::now());
+        let active = Iwarp::active(&endpoint, config.clone(), pool.clone(), [1; 32], now);
+        let passive = Iwarp::passive(&endpoint, config.clone(), pool, [2; 32], now);
+        // LINKTYPE_RAW: frames begin with an IP header.
+        let header: [u32; 6] = [0xa1b2_c3d4, 0x0004_0002, 0, 0, 65_535, 101];
+        let pcap = header.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let mut capture = Capture {
+            ends: [active, passive],
+            inbound: Default::default(),
+            pcap,
+            sequence: [100, 900],
+            has_markers: config.wants_markers,
+            positions: [None; 2],
+        };
+        capture.segment(0, SYN, &[]);
+        capture.segment(1, SYN | ACK, &[]);
+        capture
+    }
+
+    /// One TCP segment from a side to the other.
+    fn segment(&mut self, from: usize, flags: u8, data: &[u8]) {
+        let mut frame = vec![0x45, 0];
+        frame.extend((40 + data.len() as u16).to_be_bytes());
+        frame.extend([0, 0, 0x40, 0, 64, 6, 0, 0]);
+        frame.extend([10, 0, 0, from as u8, 10, 0, 0, 1 - from as u8]);
+        let ports: [u16; 2] = [40_000, 9_999];
+        frame.extend(ports[from].to_be_bytes());
+        frame.extend(ports[1 - from].to_be_bytes());
+        frame.extend(self.sequence[from].to_be_bytes());
+        frame.extend(if flags & ACK != 0 { self.sequence[1 - from] } else { 0 }.to_be_bytes());
+        frame.extend([0x50, flags, 0xff, 0xff, 0, 0, 0, 0]);
+        frame.extend(data);
+        let len = frame.len() as u32;
+        for word in [0, 0, len, len] {
+            self.pcap.extend(word.to_le_bytes());
+        }
+        self.pcap.extend(frame);
+        self.sequence[from] += data.len() as u32 + u32::from(flags & SYN != 0);
+    }
+
+    /// How long the first frame is: tshark takes a segment with markers for one FPDU.
+    fn frame_len(&mut self, from: usize, bytes: &[u8]) -> usize {
+        let Some(position) = &mut self.positions[from] else {
+            self.positions[from] = Some(0);
+            return bytes.len();
+        };
+        let leading = if self.has_markers && position.is_multiple_of(512) { 4 } else { 0 };
+        let mut left = fpdu_len(u16::from_be_bytes([bytes[leading], bytes[leading + 1]]));
+        let mut len = 0;
+        while left > 0 {
+            if self.has_markers && (*position + len).is_multiple_of(512) {
+                len += 4;
+            }
+            let here = left.min(512 - (*position + len) % 512);
+            (len, left) = (len + here, left - here);
+        }
+        *position += len;
+        len
+    }
+
+    /// Carries everything, an FPDU in a segment; what both sides heard.
+    fn settle(&mut self) -> usize {
+        let mut heard = 0;
+        loop {
+            let mut has_moved = false;
+            for from in 0..2 {
+                while let Some(event) = self.ends[from].poll() {
+                    heard += 1;
+                    match event {
+                        Event::Requested { .. } => {
+                            self.ends[from].post(Work::Accept { private_data: b"yes".to_vec() })
+                        }
+                        _ => {}
+                    }
+                    has_moved = true;
+                }
+                let bytes = self.ends[from].outbox().take_bytes();
+                let mut rest = &bytes[..];
+                while !rest.is_empty() {
+                    let (frame, later) = rest.split_at(self.frame_len(from, rest));
+                    self.segment(from, ACK | PUSH, frame);
+                    rest = later;
+                }
+                has_moved |= !bytes.is_empty();
+                self.inbound[1 - from].extend(&bytes);
+                self.deliver(1 - from);
+            }
+            if !has_moved {
+                return heard;
+            }
+        }
+    }
+
+    fn deliver(&mut self, to: usize) {
+        let (end, inbound) = (&mut self.ends[to], &mut self.inbound[to]);
+        while let Demand::Bytes(least) = end.demand()
+            && inbound.len() >= least
+        {
+            match end.on_bytes(&Chunk::from_slice(inbound)) {
+                Ok(taken) => drop(inbound.drain(..taken)),
+                Err(_) => return inbound.clear(),
+            }
+        }
+    }
+
+    fn grant(&mut self, len: usize, access: Access) -> Remote {
+        let local = Memory::from_heap(len).seg(0, len).into();
+        self.ends[1].post(Work::Register { id: WorkId(0), local, access });
+        match self.ends[1].poll() {
+            Some(Event::Registered { remote, .. }) => remote,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn post(&mut self, work: Work) {
+        self.ends[0].post(work);
+        assert!(self.settle() > 0);
+    }
+}
+
+/// A bit of everything, and a Terminate message in the end; how many messages that are.
+fn talk(config: &Config) -> Vec<u8> {
+    let mut capture = Capture::new(config);
+    capture.settle();
+    let memory = |len: usize| SgList::one(Memory::from_heap(len).seg(0, len));
+    let write = capture.grant(40_000, Access::RemoteWrite);
+    let closed = capture.grant(10, Access::RemoteWrite);
+    let read = capture.grant(40_000, Access::RemoteRead);
+    let id = WorkId(1);
+    for (len, invalidate, is_solicited) in
+        [(0, None, false), (3, None, true), (9000, Some(closed.stag), false), (5, Some(write.stag), true)]
+    {
+        let len_before = Remote { len: 40_000, ..write };
+        if is_solicited {
+            capture.post(Work::Write { id, local: memory(40_000), remote: len_before });
+        }
+        let (head, payload) = (Head::from_slice(&[0; 20]), memory(len));
+        capture.post(Work::Send { id, head, payload, invalidate, is_solicited });
+        if invalidate.is_none() {
+            capture.post(Work::Read { id, local: memory(39_999), remote: Remote { len: 39_999, ..read } });
+        }
+    }
+    capture.ends[0].post(Work::Write {
+        id,
+        local: memory(8),
+        remote: Remote { stag: Stag(4), address: 0, len: 8 },
+    });
+    capture.settle();
+    assert!(capture.ends.iter().all(|end| end.fault().is_some()), "the last one is refused");
+    capture.pcap
+}
+
+#[test]
+#[expect(clippy::print_stdout, reason = "the reason of a skipped test")]
+fn tshark_reads_our_traffic_without_a_malformed_mark() {
+    if Command::new("tshark").arg("--version").output().is_err() {
+        println!("skipped: tshark is not installed");
+        return;
+    }
+    for (has_crc, wants_markers) in [(false, false), (true, false), (false, true), (true, true)] {
+        let config = Config { has_crc, wants_markers, mss: SEGMENT, ..Config::default() };
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("iwarp.pcap");
+        fs::write(&path, talk(&config)).unwrap();
+        let tshark = Command::new("tshark")
+            .args(["-o", "tcp.try_heuristic_first:TRUE", "-V", "-r"])
+            .arg(&path)
+            .output()
+            .unwrap();
+        assert!(tshark.status.success(), "{}", String::from_utf8_lossy(&tshark.stderr));
+        let text = String::from_utf8_lossy(&tshark.stdout).into_owned();
+        for mark in ["Malformed", "Bad CRC", "Bad length", "NOT set"] {
+            assert!(!text.contains(mark), "{}", around(&text, mark));
+        }
+        let count = |what: &str| text.matches(what).count();
+        let opcodes =
+            [("Write", 11), ("Read Request", 2), ("Read Response", 10), ("Send ", 0), ("Terminate", 1)];
+        for (opcode, least) in opcodes {
+            let found = count(&format!("OpCode: {opcode}"));
+            assert!(found >= least, "{found} of {opcode}");
+        }
+        for opcode in ["Send (", "Send with Invalidate (", "Send with SE (", "Send with SE and Invalidate ("]
+        {
+            assert!(count(&format!("OpCode: {opcode}")) > 0, "no {opcode}");
+        }
+        assert_eq!(count("Good CRC") > 25, has_crc);
+    }
+}
+
+/// The frame in which it stands.
+fn around<'a>(text: &'a str, mark: &str) -> &'a str {
+    let at = text.find(mark).unwrap_or_default();
+    let begin = text[..at].rfind("\nFrame ").unwrap_or_default();
+    &text[begin..text[at..].find("\nFrame ").map_or(text.len(), |end| at + end)]
+}
+
+const SYN: u8 = 2;
+const PUSH: u8 = 8;
+const ACK: u8 = 16;
+/// As large as segments with jumbo frames are, in bytes.
+const SEGMENT: usize = 8948;
