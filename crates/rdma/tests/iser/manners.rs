@@ -284,6 +284,30 @@ fn an_initiator_that_says_so_names_all_its_data() {
 }
 
 #[test]
+fn data_that_is_being_read_does_not_come_as_a_message_too() {
+    for ttt in [RESERVED_TAG, 0, 1, 2, 3] {
+        let mut client = Client::log_in("");
+        let command = client.write(8, 40);
+        client.send(with_data(), &command, &[]).unwrap();
+        assert!(matches!(client.works().pop_front(), Some(Work::Read { .. })));
+        let mut pdu = data_out(command.cmd_sn.get(), 0, 0, true);
+        pdu.target_transfer_tag = ttt.into();
+        let error = client.send(ControlHeader::new(), &pdu, &pattern(512)).unwrap_err();
+        assert_eq!(error.what, "sent data as a message that RDMA Read is to bring");
+    }
+}
+
+#[test]
+fn a_target_that_stops_before_anybody_has_connected_hangs_up() {
+    let served = Served::new(offer(), None);
+    let mut server = Server::new(&served, Hand::new(served.session()));
+    server.driven.on_stop();
+    server.run();
+    assert!(matches!(server.driven.works.pop_front(), Some(Work::Disconnect)));
+    assert!(server.driven.works.is_empty());
+}
+
+#[test]
 fn immediate_data_alone_needs_no_memory() {
     let mut client = Client::log_in("");
     let (all, command) = (pattern(8192), client.write(3, 16));

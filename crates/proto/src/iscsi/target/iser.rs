@@ -240,6 +240,11 @@ impl RdmaSession for IserTargetSession {
             let header = CmHeader { flags, reserved: [0; 3] };
             return Some(Work::Accept { private_data: header.as_bytes().to_vec() });
         }
+        if self.link == Link::Listening && matches!(self.session.demand(), Demand::Close) {
+            // It is to stop, and nobody has asked for the connection yet.
+            self.link = Link::Ending;
+            return Some(Work::Disconnect);
+        }
         if self.link != Link::Open {
             return None;
         }

@@ -8,7 +8,9 @@ use crate::iscsi::iser::Message;
 use crate::iscsi::login::operational::Key;
 use crate::iscsi::pdu::Head;
 use crate::session::ProtocolError;
-use blockmux_wire::iscsi::BHS_LEN;
+use blockmux_wire::iscsi::scsi::DataOut;
+use blockmux_wire::iscsi::{BHS_LEN, Opcode, RESERVED_TAG};
+use zerocopy::transmute_ref;
 
 impl FullFeature {
     /// The connection is a queue pair.
@@ -39,6 +41,12 @@ impl Turn<'_> {
                 reference: "RFC 7145 §6",
             });
         }
+        if bhs.opcode() == Opcode::DATA_OUT && !self.may_come_unasked(transmute_ref!(bhs)) {
+            return Err(ProtocolError {
+                what: "sent data as a message that RDMA Read is to bring",
+                reference: "RFC 7145, iSCSI Data-Out",
+            });
+        }
         if let Some(mover) = &mut self.connection.replies.mover {
             mover.arrive(Remotes::from(header));
         }
@@ -54,6 +62,15 @@ impl Turn<'_> {
             self.deliver_early();
         }
         Ok(true)
+    }
+
+    /// Whether a Data-Out is of no task, or of one whose data is not being read: else its memory would have two writers.
+    fn may_come_unasked(&mut self, data_out: &DataOut) -> bool {
+        let slot = self.session.tasks.find(data_out.initiator_task_tag.get());
+        let is_fetched = slot
+            .and_then(|slot| self.session.tasks.get_mut(slot))
+            .is_some_and(|entry| entry.transfer.is_asked());
+        data_out.target_transfer_tag.get() == RESERVED_TAG && !is_fetched
     }
 
     /// Reads what a task's round lacks from the initiator's memory, all at once.
