@@ -119,7 +119,7 @@ fn processor_time_of_both_sides_is_told_with_user_and_system_apart() {
     let [local, remote @ ..] = jobs(&report).as_slice() else { panic!("no rows") };
     let of_run = |job: &Value, name: &str| number(&job["blockmux"]["runs"][0][name]);
     assert_eq!(local["blockmux"]["runs"][0]["target_cpu_ns"], Value::Null);
-    assert_eq!(remote.len(), 3, "NBD, iSCSI and NVMe/TCP");
+    assert_eq!(remote.len(), 4, "NBD, iSCSI, iSER and NVMe/TCP");
     for job in remote {
         for side in ["target", "initiator"] {
             let (cpu, system) = (format!("{side}_cpu_ns"), format!("{side}_system_ns"));
@@ -306,16 +306,16 @@ fn an_interrupted_bench_ends_cleanly_with_what_it_has() {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
         let mut said = String::new();
-        while said.matches("run 1/1 of ").count() < 4 {
+        while said.matches("run 1/1 of ").count() < 5 {
             assert_ne!(stderr.read_line(&mut said).unwrap(), 0, "{said}");
         }
         kill_process(Pid::from_child(&child), signal).unwrap();
         stderr.read_to_string(&mut said).unwrap();
-        assert!(said.ends_with("\nblockmux: interrupted; 4 of 8 runs were done\n"), "{said}");
+        assert!(said.ends_with("\nblockmux: interrupted; 5 of 10 runs were done\n"), "{said}");
         let output = child.wait_with_output().unwrap();
         assert_eq!(output.status.code(), Some(status));
         let out = text(&output.stdout);
         assert!(out.contains("sequential read") && !out.contains("sequential write"), "{out}");
-        assert_eq!(jobs(&bench.json()).len(), 4);
+        assert_eq!(jobs(&bench.json()).len(), 5);
     }
 }
