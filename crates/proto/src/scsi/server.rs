@@ -218,6 +218,12 @@ impl DeviceServer {
         ManagementResponse::FunctionComplete
     }
 
+    /// Whether there is a unit of that number.
+    #[must_use]
+    pub fn has_unit(&self, lun: Lun) -> bool {
+        self.find(lun).is_some()
+    }
+
     #[inline]
     fn find(&self, lun: Lun) -> Option<usize> {
         let number = lun.number()?;

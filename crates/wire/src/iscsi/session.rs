@@ -464,8 +464,6 @@ open_enum! {
         INVALID_PDU_FIELD = 0x09,
         /// Out of resources.
         LONG_OPERATION_REJECT = 0x0a,
-        /// The negotiation has to begin anew.
-        NEGOTIATION_RESET = 0x0b,
         /// Log out first.
         WAITING_FOR_LOGOUT = 0x0c,
     }

@@ -22,6 +22,8 @@ pub(super) struct FullFeature {
     pub(super) max_cmd_sn: u32,
     /// The target has refused to go on with a task.
     pub(super) is_beyond_recovery: bool,
+    /// What the target has said of a connection that we have not lost, as far as we know.
+    pub(super) announced_loss: Option<AnnouncedLoss>,
     ending: Ending,
     refused: Option<UnitRefused>,
     /// When the unit has to be known.
@@ -42,6 +44,16 @@ pub(super) struct Terms {
     /// Between the loss of a connection and the next.
     pub(super) wait: Duration,
     /// How long the target keeps the tasks of a connection that was lost.
+    pub(super) retain: Duration,
+}
+
+/// A connection that is lost, as the target has it (RFC 7143 §11.9).
+#[derive(Clone, Copy)]
+pub(super) struct AnnouncedLoss {
+    pub(super) cid: u16,
+    /// Until the next may take its place.
+    pub(super) wait: Duration,
+    /// How long the target keeps its tasks from then on.
     pub(super) retain: Duration,
 }
 
@@ -104,6 +116,7 @@ impl FullFeature {
             cmd_sn,
             max_cmd_sn,
             is_beyond_recovery: false,
+            announced_loss: None,
             ending: Ending::No,
             refused: None,
             deadline,

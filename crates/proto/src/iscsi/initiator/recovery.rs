@@ -159,8 +159,8 @@ impl FullFeature {
 
     /// The target wants to know how far its data has come (RFC 7143 §11.7.2).
     pub(super) fn acknowledge_data(&mut self, lane: &mut Lane, data_in: &DataIn, next: u32) {
-        let tags = (data_in.initiator_task_tag.get(), data_in.target_transfer_tag.get());
-        send_snack(lane, SnackType::DATA_ACK, data_in.lun, tags.0, tags.1, (next, 0));
+        let tag = data_in.target_transfer_tag.get();
+        send_snack(lane, SnackType::DATA_ACK, data_in.lun, RESERVED_TAG, tag, (next, 0));
     }
 
     fn ask_for_status(&mut self, lane: &mut Lane, first: u32, count: u32) {
@@ -204,8 +204,12 @@ impl FullFeature {
             if !is_possible || lane.recovery.losses > MAX_LOSSES || self.is_beyond_recovery {
                 return false;
             }
-            let at = now.checked_add(self.terms.wait).unwrap_or(now);
-            lane.recovery.by = at.checked_add(self.terms.retain);
+            let (wait, retain) = match self.announced_loss.take() {
+                Some(loss) if loss.cid == lane.cid => (loss.wait, loss.retain),
+                _ => (self.terms.wait, self.terms.retain),
+            };
+            let at = now.checked_add(wait).unwrap_or(now);
+            lane.recovery.by = at.checked_add(retain);
             lane.want(at);
             return true;
         }

@@ -1,6 +1,6 @@
 //! What a target's PDUs mean, once they are here.
 
-use super::full::FullFeature;
+use super::full::{AnnouncedLoss, FullFeature};
 use super::immediate::{LOGOUT_TAG, PING_TAG};
 use super::lane::Lane;
 use crate::scsi::Status;
@@ -12,6 +12,7 @@ use blockmux_wire::iscsi::scsi::{
 };
 use blockmux_wire::iscsi::session::{AsyncEvent, AsyncMessage, LogoutResponse, NopIn, Reject, RejectReason};
 use blockmux_wire::iscsi::{Bhs, Opcode, RESERVED_TAG};
+use std::time::Duration;
 use zerocopy::transmute_ref;
 
 impl FullFeature {
@@ -188,6 +189,15 @@ impl FullFeature {
 
     fn on_event(&mut self, message: &AsyncMessage) {
         match AsyncEvent(message.async_event) {
+            // One connection of several, whose end we see ourselves: all there is to learn is how much time there is.
+            AsyncEvent::CONNECTION_DROP if self.recovers_connections() => {
+                let seconds = |parameter: u16| Duration::from_secs(parameter.into());
+                self.announced_loss = Some(AnnouncedLoss {
+                    cid: message.parameter1.get(),
+                    wait: seconds(message.parameter2.get()),
+                    retain: seconds(message.parameter3.get()),
+                });
+            }
             // What is under way may still end in order, and a new session negotiates anew.
             AsyncEvent::LOGOUT_REQUEST
             | AsyncEvent::CONNECTION_DROP

@@ -238,8 +238,27 @@ impl Operational {
             }
             self.proposed |= bit(row.key);
             let is_required = self.own.is_required(row.key);
-            out.push(row.name, &proposal(row, self.own.get(row.key), is_required));
+            let own = match row.key {
+                // As it has to be with recovery, which is proposed beside it.
+                Key::MaxOutstandingR2T if self.own.get(Key::ErrorRecoveryLevel) > 0 => 1,
+                key => self.own.get(key),
+            };
+            out.push(row.name, &proposal(row, own, is_required));
         }
+    }
+
+    /// Takes all pairs of a text that are not about security, those first on which answers to others depend.
+    ///
+    /// # Errors
+    /// As for [`Operational::on_pair`].
+    pub fn on_pairs<'a>(
+        &mut self,
+        pairs: impl Iterator<Item = Pair<'a>> + Clone,
+        out: &mut Text,
+    ) -> Result<(), NegotiationError> {
+        let comes_first = |pair: &Pair<'_>| FIRST.contains(&pair.key);
+        let mut in_order = pairs.clone().filter(comes_first).chain(pairs.filter(|pair| !comes_first(pair)));
+        in_order.try_for_each(|pair| self.on_pair(pair, out))
     }
 
     /// Proposes what each connection has for itself: the first operational request of a connection that joins a session,
@@ -289,6 +308,8 @@ impl Operational {
         }
         let own = match row.key {
             Key::MaxOutstandingR2T if self.recovers() => 1,
+            // That key came before, in a request of its own, and its answer stands.
+            Key::ErrorRecoveryLevel if self.agreed.get(Key::MaxOutstandingR2T) > 1 => 0,
             key => self.own.get(key),
         };
         match answer(row, pair.value, own, self.own.is_required(row.key)) {
@@ -460,6 +481,9 @@ pub const DEFAULT_DATA_SEGMENT_LENGTH: u32 = 8192;
 /// What an initiator says over RDMA without expecting an answer, and what makes no difference here.
 const TOLD_OVER_RDMA: [&str; 3] = ["MaxOutstandingUnexpectedPDUs", "MaxAHSLength", "iSERHelloRequired"];
 
+/// What `MaxOutstandingR2T` depends on (RFC 7143 §13.19).
+const FIRST: [&str; 2] = ["ErrorRecoveryLevel", "DataSequenceInOrder"];
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -574,13 +598,24 @@ mod tests {
         {
             let mut target = Operational::new(wishes().with(Key::ErrorRecoveryLevel, 1));
             let mut out = Text::default();
-            for key in keys {
-                target.on_pair(pair(key, "2"), &mut out).unwrap();
-            }
+            target.on_pairs(keys.into_iter().map(|key| pair(key, "2")), &mut out).unwrap();
+            assert_eq!(out.as_bytes(), b"ErrorRecoveryLevel=1\0MaxOutstandingR2T=1\0", "{keys:?}");
             let agreed = target.finish().unwrap();
             let both = (agreed.get(Key::ErrorRecoveryLevel), agreed.get(Key::MaxOutstandingR2T));
             assert_eq!(both, (1, 1), "{keys:?}");
         }
+        let mut late = Operational::new(wishes().with(Key::ErrorRecoveryLevel, 1));
+        let mut out = Text::default();
+        for key in ["MaxOutstandingR2T", "ErrorRecoveryLevel"] {
+            late.on_pair(pair(key, "2"), &mut out).unwrap();
+        }
+        assert_eq!(out.as_bytes(), b"MaxOutstandingR2T=2\0ErrorRecoveryLevel=0\0");
+        let mut initiator = Operational::new(wishes().with(Key::ErrorRecoveryLevel, 1));
+        let mut out = Text::default();
+        initiator.propose_all(&mut out);
+        let proposed = text::pairs(out.as_bytes()).map(Result::unwrap);
+        let r2ts = proposed.filter(|pair| pair.key == "MaxOutstandingR2T").map(|pair| pair.value);
+        assert_eq!(r2ts.collect::<Vec<_>>(), ["1"]);
         let mut discovery = Operational::new(wishes().with(Key::ErrorRecoveryLevel, 1));
         discovery.set_discovery();
         let mut out = Text::default();

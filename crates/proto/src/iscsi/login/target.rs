@@ -294,6 +294,7 @@ impl TargetLogin {
             self.identify(whole, out)?;
         }
         let mut chap = ChapPairs::default();
+        let mut others = Vec::new();
         for pair in text::pairs(whole) {
             let pair = pair.map_err(|_| initiator_error("sent malformed login text"))?;
             match pair.key {
@@ -304,9 +305,11 @@ impl TargetLogin {
                 "CHAP_R" => chap.response = Some(pair.value),
                 "CHAP_I" => chap.identifier = Some(pair.value),
                 "CHAP_C" => chap.challenge = Some(pair.value),
-                _ => self.operational.on_pair(pair, out).map_err(|error| Failure::from(&error))?,
+                _ => others.push(pair),
             }
         }
+        let result = self.operational.on_pairs(others.into_iter(), out);
+        result.map_err(|error| Failure::from(&error))?;
         self.on_chap(&chap, out)
     }
 
@@ -457,6 +460,8 @@ impl TargetLogin {
 
     fn respond(&mut self, flags: u8, status: LoginStatus, tsih: u16, text: &Text, outbox: &mut Outbox) {
         let Some(first) = self.first else { return };
+        // Until the session has one, what the initiator has sent (RFC 7143 §11.13.3).
+        let tsih = if tsih == 0 { first.tsih.get() } else { tsih };
         let cmd_sn = first.cmd_sn.get();
         let (exp_cmd_sn, max_cmd_sn) = match &self.invitation {
             Some(Invitation { exp_cmd_sn, max_cmd_sn, .. }) => (*exp_cmd_sn, *max_cmd_sn),

@@ -3,6 +3,10 @@
 //! A function is answered when the I/O of every task of this session that it aborted has completed: after the answer
 //! nothing of them reaches the volume any more. Tasks of other sessions that CLEAR TASK SET and resets concern are
 //! ended by the device server, with their next step.
+//!
+//! Data that was asked for by R2T is not waited for, though RFC 7143 §4.2.3.3 has the initiator send it all the same:
+//! Linux's initiator does not send it after a function, as its setting FastAbort has it by default. What does come is for
+//! no task, and dropped.
 
 use super::full::Turn;
 use super::shared::Mail;
@@ -72,12 +76,14 @@ impl Turn<'_> {
                 self.respond(itt, response);
             }
             Function::QUERY_TASK if knows_queries => {
-                let is_there = self.session.tasks.find(request.referenced_task_tag.get()).is_some();
+                let is_there = self.has_task(request.referenced_task_tag.get(), lun);
                 self.respond(itt, answer_to_query(is_there));
             }
             Function::QUERY_TASK_SET if knows_queries => {
-                let is_there = !self.session.tasks.select(|entry| entry.lun == lun).is_empty();
-                self.respond(itt, answer_to_query(is_there));
+                let has_unit = self.session.server.as_ref().is_some_and(|server| server.has_unit(lun));
+                let is_there = !self.session.tasks.select(|entry| is_same(entry.lun, lun)).is_empty();
+                let answer = answer_to_query(is_there);
+                self.respond(itt, if has_unit { answer } else { FunctionResponse::LUN_DOES_NOT_EXIST });
             }
             Function::I_T_NEXUS_RESET if knows_queries => {
                 self.abort_early(request, |_| true);
@@ -111,7 +117,7 @@ impl Turn<'_> {
     /// latter's number counts as received, so that it is never done.
     fn abort_task(&mut self, request: &TaskManagementRequest) {
         let (itt, referenced) = (request.initiator_task_tag.get(), request.referenced_task_tag.get());
-        if self.session.tasks.find(referenced).is_some() {
+        if self.has_task(referenced, Lun(u64::from_be_bytes(request.lun))) {
             return self.abort(itt, |entry| entry.itt == referenced, false);
         }
         let ref_cmd_sn = request.ref_cmd_sn.get();
@@ -126,6 +132,12 @@ impl Turn<'_> {
         self.respond(itt, response);
     }
 
+    /// Whether a task of that unit has this tag: both name it (SAM-5, I_T_L_Q nexus).
+    fn has_task(&mut self, itt: u32, lun: Lun) -> bool {
+        let entry = self.session.tasks.find(itt).and_then(|slot| self.session.tasks.get_mut(slot));
+        entry.is_some_and(|entry| is_same(entry.lun, lun))
+    }
+
     fn manage_unit(&mut self, request: &TaskManagementRequest, function: TaskManagement) {
         let (itt, lun) = (request.initiator_task_tag.get(), Lun(u64::from_be_bytes(request.lun)));
         let Some(server) = &mut self.session.server else { return };
@@ -138,10 +150,8 @@ impl Turn<'_> {
                 self.respond(itt, FunctionResponse::FUNCTION_COMPLETE);
             }
             ManagementResponse::FunctionComplete => {
-                // Both addressing methods name the same unit.
-                let is_it = |other: Lun| other == lun || other.number() == lun.number();
-                self.abort_early(request, is_it);
-                self.abort(itt, |entry| is_it(entry.lun), false);
+                self.abort_early(request, |other| is_same(other, lun));
+                self.abort(itt, |entry| is_same(entry.lun, lun), false);
             }
         }
     }
@@ -228,6 +238,11 @@ impl Turn<'_> {
         }
         left
     }
+}
+
+/// Whether two LUNs name the same unit, perhaps by two addressing methods.
+fn is_same(one: Lun, other: Lun) -> bool {
+    one == other || (one.number().is_some() && one.number() == other.number())
 }
 
 /// Whether one CmdSN comes before another.

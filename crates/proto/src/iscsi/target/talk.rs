@@ -110,10 +110,10 @@ impl Turn<'_> {
         self.connection.replies.text(self.outbox, self.session.window, (itt, ttt), flags, &part);
     }
 
-    /// Text that breaks the rules: the negotiation begins anew (RFC 7143 §7.10).
+    /// Text that breaks the rules: the negotiation begins anew, and nothing of it holds (RFC 7143, Negotiation Failures).
     fn reset_negotiation(&mut self, bhs: &Bhs) {
         self.connection.negotiation.reset();
-        self.reject(RejectReason::NEGOTIATION_RESET, bhs);
+        self.reject(RejectReason::PROTOCOL_ERROR, bhs);
     }
 
     /// Answers a whole text; `None` if it breaks the rules, and then nothing of it holds.

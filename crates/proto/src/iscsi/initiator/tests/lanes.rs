@@ -213,6 +213,33 @@ fn at_level_2_the_tasks_of_a_lost_connection_go_on_over_another_one() {
 }
 
 #[test]
+fn a_loss_that_the_target_announces_ends_no_session_and_says_how_long_to_wait() {
+    for named in [1, 0] {
+        let mut client = ready(2, 2);
+        client.write(1, 0, &pattern(512));
+        let message = AsyncMessage {
+            opcode: Opcode::ASYNC_MESSAGE.0,
+            flags: FLAG_FINAL,
+            initiator_task_tag: RESERVED_TAG.into(),
+            stat_sn: client.next_stat_sn().into(),
+            exp_cmd_sn: client.exp_cmd_sn.into(),
+            max_cmd_sn: (client.exp_cmd_sn + 9).into(),
+            async_event: AsyncEvent::CONNECTION_DROP.0,
+            parameter1: named.into(),
+            parameter2: 5.into(),
+            parameter3: 30.into(),
+            ..AsyncMessage::new_zeroed()
+        };
+        client.send(&message, &[]).unwrap();
+        assert!(client.session.room() > 0 && client.session.poll_dial().is_none());
+        let lost_at = now();
+        assert!(client.session.on_lost(1, lost_at));
+        let wait = if named == 1 { 5 } else { 1 };
+        assert_eq!(client.session.poll_dial(), Some((1, lost_at + Duration::from_secs(wait))));
+    }
+}
+
+#[test]
 fn a_read_goes_on_where_it_was_when_its_connection_was_lost() {
     let mut client = ready(1, 2);
     client.read(1, 0, 1024);

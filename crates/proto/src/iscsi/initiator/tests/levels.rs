@@ -253,7 +253,7 @@ fn a_target_that_wants_its_data_acknowledged_is_told_how_much_came() {
         ..client.data_in(&command, 0, 0, 0)
     };
     client.send(&first, &pattern(512)).unwrap();
-    assert_eq!(snack(&mut client), (FLAG_FINAL | SnackType::DATA_ACK.0, command.tag(), 77, 1, 0));
+    assert_eq!(snack(&mut client), (FLAG_FINAL | SnackType::DATA_ACK.0, RESERVED_TAG, 77, 1, 0));
 }
 
 #[test]

@@ -95,8 +95,8 @@ fn only_the_segment_length_can_be_negotiated_again() {
             initiator.exchange(&text_request(RESERVED_TAG, FLAG_FINAL, 0), text).try_into().unwrap();
         answer
     };
-    assert_eq!(reject_reason(&say(b"MaxBurstLength=512\0")), RejectReason::NEGOTIATION_RESET);
-    assert_eq!(reject_reason(&say(b"unended")), RejectReason::NEGOTIATION_RESET);
+    assert_eq!(reject_reason(&say(b"MaxBurstLength=512\0")), RejectReason::PROTOCOL_ERROR);
+    assert_eq!(reject_reason(&say(b"unended")), RejectReason::PROTOCOL_ERROR);
     assert_eq!(say(b"MaxRecvDataSegmentLength=1024\0X-a=b\0").data, b"X-a=NotUnderstood\0");
     assert_eq!(initiator.command(0, &read10(0, 4), Some(2048), None).len(), 2);
     let stale = initiator.exchange(&text_request(5, FLAG_FINAL, 0), b"");
@@ -299,7 +299,10 @@ fn queries_tell_whether_tasks_are_there() {
     assert_eq!(ask(Function::QUERY_TASK, 0, itt), FunctionResponse::FUNCTION_SUCCEEDED);
     assert_eq!(ask(Function::QUERY_TASK, 0, itt + 1), FunctionResponse::FUNCTION_COMPLETE);
     assert_eq!(ask(Function::QUERY_TASK_SET, 0, 0), FunctionResponse::FUNCTION_SUCCEEDED);
+    assert_eq!(ask(Function::QUERY_TASK, 1, itt), FunctionResponse::FUNCTION_COMPLETE, "of another unit");
     assert_eq!(ask(Function::QUERY_TASK_SET, 1, 0), FunctionResponse::FUNCTION_COMPLETE);
+    assert_eq!(ask(Function::QUERY_TASK_SET, 9, 0), FunctionResponse::LUN_DOES_NOT_EXIST);
+    assert_eq!(ask(Function::ABORT_TASK, 1, itt), FunctionResponse::TASK_DOES_NOT_EXIST, "of another unit");
 }
 
 #[test]
