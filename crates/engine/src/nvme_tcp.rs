@@ -3,6 +3,7 @@
 //! Reaching one belongs here, too, beside [`serve`]: `connect`, `describe` and `list`, as NBD has them.
 
 use crate::listener::Serve;
+use crate::reactor::bell;
 use crate::target::TargetTask;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::nvmeof::node::{MAX_UNCONNECTED, Node};
@@ -11,10 +12,10 @@ use blockmux_volume::Core;
 use std::sync::Arc;
 use tracing::warn;
 
-/// Serves the node's subsystems to each accepted connection. Their namespaces lead to places in `exports`. The
+/// Serves the node's subsystems to each connection that is accepted at the port of this identifier. Their namespaces lead to places in `exports`. The
 /// connections of one controller may be on different cores.
 #[must_use]
-pub fn serve(node: &Arc<Node>, exports: &Exports) -> Serve {
+pub fn serve(node: &Arc<Node>, port: u16, exports: &Exports) -> Serve {
     let (node, exports) = (node.clone(), exports.clone());
     Arc::new(move |core, stream, permit| {
         let Some(connect) = node.begin_connect() else {
@@ -23,7 +24,12 @@ pub fn serve(node: &Arc<Node>, exports: &Exports) -> Serve {
         };
         let (local_ip, hang_up) = (stream.local_ip(), Arc::new(stream.hang_up()));
         let session = TargetSession::new(node.clone(), core.pool().clone(), core.now())
-            .admitted(connect, local_ip, hang_up);
+            .admitted(connect, local_ip, hang_up)
+            .at_port(port)
+            .with_bell({
+                let core = core.clone();
+                Box::new(move |waker| bell(&core, waker))
+            });
         TargetTask::spawn(core, stream, session, exports.clone(), permit);
     })
 }

@@ -86,6 +86,11 @@ fn a_volume_that_grows_or_shrinks_is_seen_on_every_core() {
     let dialer = IscsiDialer::new(&address, "disk0", wishes());
     let info = VolumeInfo { lends_reads: true, ..VolumeInfo::new(SMALL) };
     let volume = RemoteVolume::<_, SimCore>::new(dialer, info, 2, Duration::from_secs(5));
+    let told = Arc::new(AtomicU64::new(0));
+    let counter = told.clone();
+    volume.on_resize(Box::new(move || {
+        counter.fetch_add(1, Ordering::Relaxed);
+    }));
     let mut clients = Clients { world, channels: Vec::new() };
     (0..2).for_each(|_| clients.open(&volume));
     for channel in [0, 1] {
@@ -97,7 +102,7 @@ fn a_volume_that_grows_or_shrinks_is_seen_on_every_core() {
     clients.open(&volume);
     clients.world.run_for(Duration::from_secs(1)).unwrap();
     assert!(clients.read(0, 0).is_ok());
-    assert_eq!(volume.info().size, LARGE);
+    assert_eq!((volume.info().size, told.load(Ordering::Relaxed)), (LARGE, 1));
     // The other channel has heard nothing from the target yet.
     for channel in [1, 0, 1, 0] {
         assert!(clients.read(channel, LARGE - 4096).is_ok(), "{channel}");
@@ -106,7 +111,7 @@ fn a_volume_that_grows_or_shrinks_is_seen_on_every_core() {
     clients.open(&volume);
     clients.world.run_for(Duration::from_secs(1)).unwrap();
     assert!(clients.read(1, 0).is_ok());
-    assert_eq!(volume.info().size, SMALL);
+    assert_eq!((volume.info().size, told.load(Ordering::Relaxed)), (SMALL, 2));
     for channel in [0, 1, 0, 1] {
         assert_eq!(clients.read(channel, SMALL).unwrap_err(), IoError::OutOfRange);
     }

@@ -38,6 +38,10 @@ impl Volume for DelayVolume {
         self.inner.info()
     }
 
+    fn on_resize(&self, call: Box<dyn Fn() + Send + Sync>) {
+        self.inner.on_resize(call);
+    }
+
     fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
         let inner = self.inner.open(core, depth, waker.clone())?;
         Ok(Box::new(PacedChannel::new(inner, self.delays, core, depth, waker)))

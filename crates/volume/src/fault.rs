@@ -79,6 +79,10 @@ impl Volume for FaultVolume {
         self.inner.info()
     }
 
+    fn on_resize(&self, call: Box<dyn Fn() + Send + Sync>) {
+        self.inner.on_resize(call);
+    }
+
     fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
         let nth = self.opened.fetch_add(1, Ordering::Relaxed);
         let info = self.inner.info();

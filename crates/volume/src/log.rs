@@ -106,6 +106,10 @@ impl Volume for LogVolume {
         self.inner.info()
     }
 
+    fn on_resize(&self, call: Box<dyn Fn() + Send + Sync>) {
+        self.inner.on_resize(call);
+    }
+
     fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
         Ok(Box::new(LogChannel {
             inner: self.inner.open(core, depth, waker)?,

@@ -61,6 +61,10 @@ impl Volume for RateVolume {
         self.inner.info()
     }
 
+    fn on_resize(&self, call: Box<dyn Fn() + Send + Sync>) {
+        self.inner.on_resize(call);
+    }
+
     fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
         let inner = self.inner.open(core, depth, waker.clone())?;
         let origin = *self.buckets.origin.get_or_init(|| core.now());

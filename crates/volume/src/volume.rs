@@ -103,6 +103,10 @@ pub trait Volume: Send + Sync {
     /// # Errors
     /// If the volume cannot be reached or this core cannot drive it.
     fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError>;
+
+    /// Has `call` called from now on, from any thread, whenever the size has become another. A volume that never changes
+    /// its size need not keep it.
+    fn on_resize(&self, _call: Box<dyn Fn() + Send + Sync>) {}
 }
 
 /// One core's queue to a volume: never blocks, never crosses threads (not `Send`, by design).

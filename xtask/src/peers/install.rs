@@ -41,6 +41,7 @@ const PEERS: &[Peer] = &[
     peer("depmod", "kmod", KERNEL),
     peer("iscsid", "open-iscsi", KERNEL),
     peer("iscsiadm", "open-iscsi", KERNEL),
+    peer("nvme", "nvme-cli", KERNEL),
     peer("mkfs.xfs", "xfsprogs", KERNEL),
     peer("xfs_repair", "xfsprogs", KERNEL),
     peer("ss", "iproute2", KERNEL),

@@ -135,7 +135,7 @@ impl Addresses {
     /// As QEMU wants to know it.
     fn network(&self) -> String {
         let (gateway, guest) = (self.gateway(), self.guest());
-        let forward = format!("hostfwd=tcp:{guest}:{ISCSI_PORT}-{guest}:{ISCSI_PORT}");
+        let forward = PORTS.map(|port| format!("hostfwd=tcp:{guest}:{port}-{guest}:{port}")).join(",");
         format!("user,id=net,net=127.{}.{}.0/25,host={gateway},{forward}", self.x, self.y)
     }
 }
@@ -198,7 +198,8 @@ fn decode(text: &str) -> Result<String> {
 
 /// For one script, so that a guest that hangs ends.
 const LIMIT_S: u32 = 300;
-const ISCSI_PORT: u16 = 3260;
+/// Ports of the guest that this machine reaches: those of iSCSI and NVMe/TCP.
+const PORTS: [u16; 2] = [3260, 4420];
 
 #[cfg(test)]
 mod tests {

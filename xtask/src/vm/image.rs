@@ -18,6 +18,7 @@ pub(crate) const PROGRAMS: &[&str] = &[
     "iscsid",
     "iscsiadm",
     "nbd-client",
+    "nvme",
     "mkfs.xfs",
     "xfs_repair",
     "mkfs.ext4",
@@ -42,6 +43,8 @@ const MODULES: &[&str] = &[
     "iscsi_target_mod",
     "target_core_file",
     "nbd",
+    "nvme_tcp",
+    "nvmet_tcp",
     "tcp_diag",
 ];
 

@@ -46,8 +46,8 @@ pub use moves::Move;
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tracing::info;
 
@@ -152,6 +152,8 @@ struct Known {
     first: VolumeInfo,
     /// In bytes, as it is now.
     size: AtomicU64,
+    /// Whoever wants to hear of another size.
+    listeners: Mutex<Vec<Box<dyn Fn() + Send + Sync>>>,
 }
 
 impl Known {
@@ -165,8 +167,13 @@ impl Known {
         if was != size {
             let how = if size > was { "grown" } else { "shrunk" };
             info!(%target, "volume has {how} from {was} to {size} bytes");
+            self.listeners().iter().for_each(|call| call());
         }
         was != size
+    }
+
+    fn listeners(&self) -> MutexGuard<'_, Vec<Box<dyn Fn() + Send + Sync>>> {
+        self.listeners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -174,7 +181,8 @@ impl<D: Dialer, H: Host> RemoteVolume<D, H> {
     /// A volume like `info` behind `dialer`; each channel has so many connections and waits so long for a lost one.
     pub fn new(dialer: D, info: VolumeInfo, connections: u32, patience: Duration) -> RemoteVolume<D, H> {
         let (dialer, links) = (Arc::new(dialer), AtomicU32::new(0));
-        let known = Arc::new(Known { size: AtomicU64::new(info.size), first: info });
+        let known =
+            Arc::new(Known { size: AtomicU64::new(info.size), first: info, listeners: Mutex::default() });
         RemoteVolume { dialer, known, connections, patience, links, host: PhantomData }
     }
 }
@@ -182,6 +190,10 @@ impl<D: Dialer, H: Host> RemoteVolume<D, H> {
 impl<D: Dialer, H: Host> Volume for RemoteVolume<D, H> {
     fn info(&self) -> VolumeInfo {
         self.known.info()
+    }
+
+    fn on_resize(&self, call: Box<dyn Fn() + Send + Sync>) {
+        self.known.listeners().push(call);
     }
 
     fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {

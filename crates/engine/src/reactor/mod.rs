@@ -5,12 +5,14 @@
 //! found nothing for the spin time is *parked*: it asks the ring to be told. When nothing is hot the core sleeps in
 //! the ring, and an idle core uses no processor time at all. [`PollPolicy`] sets the spin time.
 
+mod bell;
 mod core;
 mod inbox;
 mod readiness;
 mod task;
 
 pub use self::core::EngineCore;
+pub(crate) use bell::bell;
 pub use inbox::{Inbox, Message};
 pub(crate) use readiness::WakeOnEvent;
 pub use task::{Progress, Task};

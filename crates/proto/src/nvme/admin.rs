@@ -1,16 +1,20 @@
 //! The admin queue of a controller: everything but I/O (Base 2.0 §5).
 
 use super::association::{AdminPlace, Host};
+use super::events::Events;
 use super::identify::{self, Asker};
+use super::letters::{AbortReply, Letter};
 use super::log_page;
 use super::property::Properties;
-use super::subsystem::Subsystem;
-use super::{MAX_EVENT_REQUESTS, MAX_IO_QUEUES, Outcome};
+use super::subsystem::{Namespace, Subsystem};
+use super::{MAX_ABORTS, MAX_EVENT_REQUESTS, MAX_IO_QUEUES, Outcome};
+use crate::served::{Notices, SaveTicket, Served};
 use blockmux_volume::{Seg, SgList};
-use blockmux_wire::nvme::Sqe;
 use blockmux_wire::nvme::feature::*;
 use blockmux_wire::nvme::opcode::AdminOpcode;
 use blockmux_wire::nvme::status::Status;
+use blockmux_wire::nvme::{NSID_ALL, Sqe};
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,15 +24,25 @@ pub(crate) struct AdminQueue {
     pub(crate) place: AdminPlace,
     pub(crate) properties: Properties,
     pub(crate) host: Host,
+    /// The port that the host has come by.
+    port: u16,
     /// Data that a command's capsule on an I/O queue may have, in bytes.
     in_capsule: usize,
     /// Keep Alive Timeout, in milliseconds; 0 is none.
     kato_ms: u32,
-    event_configuration: u32,
     behavior: [u8; HOST_BEHAVIOR_LEN],
     timestamp: [u8; 8],
-    /// Asynchronous Event Requests that wait, by their places in the transport's table.
-    events: Vec<usize>,
+    events: Events,
+    /// Commands that wait for something elsewhere, by their places in the transport's table.
+    waiting: Vec<(usize, Waiting)>,
+}
+
+/// What a command waits for.
+enum Waiting {
+    /// Another queue has been told to abort a command.
+    Abort(AbortReply),
+    /// A change of reservations is being kept.
+    Saving(Arc<Served>, SaveTicket),
 }
 
 /// What becomes of a command.
@@ -36,6 +50,8 @@ pub(crate) enum Admin {
     Done(Outcome),
     /// It waits for an event.
     Held,
+    /// It waits for something else: [`AdminQueue::poll_waiting`].
+    Waiting,
     /// It aborts another command, which waits for an event: both are over.
     Aborted(usize),
 }
@@ -44,7 +60,7 @@ impl AdminQueue {
     pub(crate) fn new(
         subsystem: Arc<Subsystem>,
         place: AdminPlace,
-        host: Host,
+        (host, port): (Host, u16),
         in_capsule: usize,
         kato_ms: u32,
     ) -> AdminQueue {
@@ -53,12 +69,13 @@ impl AdminQueue {
             place,
             properties: Properties::default(),
             host,
+            port,
             in_capsule,
             kato_ms,
-            event_configuration: 0,
             behavior: [0; HOST_BEHAVIOR_LEN],
             timestamp: [0; 8],
-            events: Vec::new(),
+            events: Events::default(),
+            waiting: Vec::new(),
         }
     }
 
@@ -101,43 +118,147 @@ impl AdminQueue {
                 Ok(page) => Outcome::data(Seg::from_slice(&page).into(), 0),
                 Err(status) => Outcome::failure(status),
             },
-            AdminOpcode::GET_LOG_PAGE => log_page::part(&self.subsystem, sqe, discovery),
+            AdminOpcode::GET_LOG_PAGE => {
+                log_page::part(&self.subsystem, &mut self.events, self.port, sqe, discovery)
+            }
             AdminOpcode::KEEP_ALIVE => Outcome::success(0),
-            AdminOpcode::ASYNC_EVENT_REQUEST if self.events.len() >= MAX_EVENT_REQUESTS => {
+            AdminOpcode::ASYNC_EVENT_REQUEST if self.events.waiting() >= MAX_EVENT_REQUESTS => {
                 Outcome::failure(Status::ASYNCHRONOUS_EVENT_REQUEST_LIMIT_EXCEEDED)
             }
             AdminOpcode::ASYNC_EVENT_REQUEST => {
-                self.events.push(slot);
+                self.events.wait(slot);
                 return Admin::Held;
             }
-            AdminOpcode::SET_FEATURES => self.set_feature(sqe, data),
+            AdminOpcode::SET_FEATURES => return self.set_feature(sqe, data, slot),
             AdminOpcode::GET_FEATURES => self.get_feature(sqe),
-            AdminOpcode::ABORT if !self.subsystem.is_discovery => return self.abort(sqe, find),
+            AdminOpcode::ABORT if !self.subsystem.is_discovery => return self.abort(sqe, slot, find),
             _ => Outcome::failure(Status::INVALID_COMMAND_OPCODE),
         };
         Admin::Done(outcome)
     }
 
-    /// The places of all requests for events, which wait no more.
-    pub(crate) fn take_events(&mut self) -> Vec<usize> {
-        std::mem::take(&mut self.events)
+    /// The controller is reset or shut down: the places of all requests for events, which wait no more.
+    pub(crate) fn reset_events(&mut self) -> impl Iterator<Item = usize> + use<> {
+        self.events.reset().into_iter()
     }
 
-    /// Abort: of the admin queue only those commands are there long enough that wait for events. Commands of I/O
-    /// queues are on other cores, and are left alone: bit 0 of the result says so.
-    fn abort(&mut self, sqe: &Sqe, find: &dyn Fn(u16) -> Option<usize>) -> Admin {
-        let [sqid_low, sqid_high, cid_low, cid_high] = sqe.cdw10.get().to_le_bytes();
-        let (sqid, cid) =
-            (u16::from_le_bytes([sqid_low, sqid_high]), u16::from_le_bytes([cid_low, cid_high]));
-        let found = if sqid == 0 { find(cid) } else { None };
-        let place = found.and_then(|slot| self.events.iter().position(|&event| event == slot));
-        match place {
-            Some(place) => Admin::Aborted(self.events.swap_remove(place)),
-            None => Admin::Done(Outcome::success(1)),
+    /// Somebody has left a letter.
+    pub(crate) fn hear(&mut self, letter: &Letter) {
+        let is_of_another = matches!(letter, Letter::AnaChanged { port } if *port != self.port);
+        if self.properties.is_ready() && !is_of_another {
+            self.events.hear(letter);
         }
     }
 
-    fn set_feature(&mut self, sqe: &Sqe, data: &SgList) -> Outcome {
+    /// The next event that somebody waits for: the place of the request, and the result.
+    pub(crate) fn next_event(&mut self) -> Option<(usize, u32)> {
+        self.events.next()
+    }
+
+    /// Whether somebody waits for an event, which may come from anywhere.
+    pub(crate) fn waits_for_events(&self) -> bool {
+        self.events.waiting() > 0
+    }
+
+    /// Whether a command waits for [`AdminQueue::poll_waiting`].
+    pub(crate) fn waits(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// The next command that waits no more.
+    pub(crate) fn poll_waiting(&mut self) -> Option<(usize, Outcome)> {
+        let outcomes = self.waiting.iter().map(|(_, waiting)| waiting.outcome());
+        let (place, outcome) = outcomes.enumerate().find_map(|(place, outcome)| Some((place, outcome?)))?;
+        Some((self.waiting.remove(place).0, outcome))
+    }
+
+    /// Abort: of the admin queue only those commands are there long enough that wait for events. An I/O queue may be on
+    /// another core, and is told. Bit 0 of the result says that the command was not aborted.
+    fn abort(&mut self, sqe: &Sqe, slot: usize, find: &dyn Fn(u16) -> Option<usize>) -> Admin {
+        let [sqid_low, sqid_high, cid_low, cid_high] = sqe.cdw10.get().to_le_bytes();
+        let (sqid, cid) =
+            (u16::from_le_bytes([sqid_low, sqid_high]), u16::from_le_bytes([cid_low, cid_high]));
+        if sqid != 0 {
+            let aborts = self.waiting.iter().filter(|(_, waiting)| matches!(waiting, Waiting::Abort(_)));
+            if aborts.count() >= MAX_ABORTS {
+                return Admin::Done(Outcome::retry(Status::ABORT_COMMAND_LIMIT_EXCEEDED));
+            }
+            return match self.place.abort(sqid, cid) {
+                Some(reply) => self.wait(slot, Waiting::Abort(reply)),
+                None => Admin::Done(Outcome::success(NOT_ABORTED)),
+            };
+        }
+        match find(cid).filter(|&event| self.events.abort(event)) {
+            Some(event) => Admin::Aborted(event),
+            None => Admin::Done(Outcome::success(NOT_ABORTED)),
+        }
+    }
+
+    fn wait(&mut self, slot: usize, waiting: Waiting) -> Admin {
+        match waiting.outcome() {
+            Some(outcome) => Admin::Done(outcome),
+            None => {
+                self.waiting.push((slot, waiting));
+                Admin::Waiting
+            }
+        }
+    }
+
+    fn set_feature(&mut self, sqe: &Sqe, data: &SgList, slot: usize) -> Admin {
+        // The low byte.
+        if FeatureId(sqe.cdw10.get() as u8) != FeatureId::RESERVATION_PERSISTENCE
+            || self.subsystem.is_discovery
+        {
+            return Admin::Done(self.set_plain_feature(sqe, data));
+        }
+        if sqe.cdw10.get() & SAVE != 0 {
+            return Admin::Done(Outcome::failure(Status::FEATURE_IDENTIFIER_NOT_SAVEABLE));
+        }
+        match self.set_persistence(sqe.nsid.get(), sqe.cdw11.get() & PTPL != 0) {
+            Ok(waiting) => waiting.map_or_else(
+                || Admin::Done(Outcome::success(0)),
+                |(served, ticket)| self.wait(slot, Waiting::Saving(served, ticket)),
+            ),
+            Err(status) => Admin::Done(Outcome::failure(status)),
+        }
+    }
+
+    /// Whether reservations of a namespace survive a restart.
+    fn set_persistence(
+        &self,
+        nsid: u32,
+        persists: bool,
+    ) -> Result<Option<(Arc<Served>, SaveTicket)>, Status> {
+        let served = &self.of_one_namespace(nsid)?.served;
+        if persists && served.store().is_none() {
+            return Err(Status::INVALID_FIELD_IN_COMMAND);
+        }
+        let changed = served.change::<Infallible>(false, |table| {
+            table.reservations.persists = persists;
+            Ok(Notices::new())
+        });
+        let Ok(ticket) = changed;
+        Ok(ticket.map(|ticket| (served.clone(), ticket)))
+    }
+
+    fn of_one_namespace(&self, nsid: u32) -> Result<&Namespace, Status> {
+        self.subsystem.namespace(nsid).ok_or(Status::INVALID_NAMESPACE_OR_FORMAT)
+    }
+
+    /// Sets a Reservation Notification Mask: of one namespace, or of all.
+    fn set_mask(&mut self, nsid: u32, mask: u32) -> Outcome {
+        if mask & !NOTIFICATION_MASK != 0 {
+            return Outcome::failure(Status::INVALID_FIELD_IN_COMMAND);
+        }
+        if nsid != NSID_ALL && self.subsystem.namespace(nsid).is_none() {
+            return Outcome::failure(Status::INVALID_NAMESPACE_OR_FORMAT);
+        }
+        let all = self.subsystem.namespaces.iter().map(|namespace| namespace.nsid);
+        all.filter(|&own| nsid == NSID_ALL || own == nsid).for_each(|own| self.events.set_mask(own, mask));
+        Outcome::success(0)
+    }
+
+    fn set_plain_feature(&mut self, sqe: &Sqe, data: &SgList) -> Outcome {
         if sqe.cdw10.get() & SAVE != 0 {
             return Outcome::failure(Status::FEATURE_IDENTIFIER_NOT_SAVEABLE);
         }
@@ -156,7 +277,8 @@ impl AdminQueue {
                 return Outcome::success(NUMBER_OF_QUEUES.into());
             }
             FeatureId::KEEP_ALIVE_TIMER => self.kato_ms = value,
-            FeatureId::ASYNCHRONOUS_EVENT_CONFIGURATION => self.event_configuration = value,
+            FeatureId::ASYNCHRONOUS_EVENT_CONFIGURATION => self.events.configuration = value,
+            FeatureId::RESERVATION_NOTIFICATION_MASK => return self.set_mask(sqe.nsid.get(), value),
             FeatureId::HOST_BEHAVIOR_SUPPORT => data.copy_to(&mut self.behavior),
             FeatureId::TIMESTAMP => data.copy_to(&mut self.timestamp),
             // The volume's cache is on or not there, and everything else is as it is.
@@ -181,7 +303,19 @@ impl AdminQueue {
                     | FeatureId::TIMESTAMP
                     | FeatureId::NUMBER_OF_QUEUES
             );
-            return Outcome::success(if is_changeable { CAPABILITY_CHANGEABLE } else { 0 }.into());
+            let own = if is_of_namespace(feature) {
+                CAPABILITY_CHANGEABLE | CAPABILITY_NAMESPACE_SPECIFIC
+            } else if is_changeable {
+                CAPABILITY_CHANGEABLE
+            } else {
+                0
+            };
+            return Outcome::success(own.into());
+        }
+        if is_of_namespace(feature) {
+            return self
+                .get_of_namespace(feature, sqe.nsid.get())
+                .map_or_else(Outcome::failure, Outcome::success);
         }
         match feature {
             FeatureId::HOST_BEHAVIOR_SUPPORT => Outcome::data(Seg::from_slice(&self.behavior).into(), 0),
@@ -195,6 +329,14 @@ impl AdminQueue {
         }
     }
 
+    fn get_of_namespace(&self, feature: FeatureId, nsid: u32) -> Result<u64, Status> {
+        let namespace = self.of_one_namespace(nsid)?;
+        Ok(match feature {
+            FeatureId::RESERVATION_NOTIFICATION_MASK => self.events.mask(nsid).into(),
+            _ => namespace.served.look(|table| table.reservations.persists).into(),
+        })
+    }
+
     fn has_feature(&self, feature: FeatureId) -> bool {
         let is_for_all =
             matches!(feature, FeatureId::ASYNCHRONOUS_EVENT_CONFIGURATION | FeatureId::KEEP_ALIVE_TIMER);
@@ -202,7 +344,9 @@ impl AdminQueue {
             feature,
             FeatureId::HOST_BEHAVIOR_SUPPORT | FeatureId::TIMESTAMP | FeatureId::HOST_IDENTIFIER
         );
-        is_for_all || !self.subsystem.is_discovery && (is_with_data || self.current(feature).is_some())
+        is_for_all
+            || !self.subsystem.is_discovery
+                && (is_with_data || is_of_namespace(feature) || self.current(feature).is_some())
     }
 
     /// The value of a feature without data.
@@ -217,13 +361,39 @@ impl AdminQueue {
             | FeatureId::IO_COMMAND_SET_PROFILE => Some(0),
             FeatureId::VOLATILE_WRITE_CACHE => Some(if has_cache() { WCE } else { 0 }),
             FeatureId::NUMBER_OF_QUEUES => Some(NUMBER_OF_QUEUES),
-            FeatureId::ASYNCHRONOUS_EVENT_CONFIGURATION => Some(self.event_configuration),
+            FeatureId::ASYNCHRONOUS_EVENT_CONFIGURATION => Some(self.events.configuration),
             FeatureId::KEEP_ALIVE_TIMER => Some(self.kato_ms),
             _ => None,
         }
     }
 }
 
+impl Waiting {
+    /// What the command ends with, once that is known.
+    fn outcome(&self) -> Option<Outcome> {
+        match self {
+            Waiting::Abort(reply) => {
+                Some(Outcome::success(if reply.was_aborted()? { 0 } else { NOT_ABORTED }))
+            }
+            Waiting::Saving(served, ticket) => {
+                let is_saved = served.store().map_or(Some(true), |store| store.is_saved(*ticket))?;
+                if is_saved {
+                    return Some(Outcome::success(0));
+                }
+                served.take_back(*ticket);
+                Some(Outcome::failure(Status::INTERNAL_ERROR))
+            }
+        }
+    }
+}
+
+/// Whether each namespace has a value of its own.
+fn is_of_namespace(feature: FeatureId) -> bool {
+    matches!(feature, FeatureId::RESERVATION_NOTIFICATION_MASK | FeatureId::RESERVATION_PERSISTENCE)
+}
+
+/// In the result of Abort.
+const NOT_ABORTED: u64 = 1;
 /// As many submission as completion queues, each less one.
 const NUMBER_OF_QUEUES: u32 = (MAX_IO_QUEUES as u32 - 1) << 16 | (MAX_IO_QUEUES as u32 - 1);
 /// KAS in milliseconds.

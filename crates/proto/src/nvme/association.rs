@@ -6,6 +6,7 @@
 //! they are on, and as long as one of them is not gone its host gets no new controller of this subsystem. Else a late
 //! write of the old association could undo what the new one has written.
 
+use super::letters::{AbortOrder, AbortReply, Letter, Letterbox};
 use super::nqn::Nqn;
 use super::{MAX_IO_QUEUES, MQES};
 use blockmux_wire::nvmeof::fabrics::CNTLID_MAX;
@@ -30,12 +31,20 @@ struct Live {
 /// What cores must know of a controller.
 struct Controller {
     host: Host,
+    letters: Arc<Letterbox>,
     /// Connected I/O queues.
-    queues: Vec<(u16, Option<HangUp>)>,
+    queues: Vec<Queue>,
     /// CC.EN is set, and no shutdown asked for.
     is_enabled: bool,
     /// Its admin queue is gone.
     is_over: bool,
+}
+
+/// A connected I/O queue.
+struct Queue {
+    qid: u16,
+    hang_up: Option<HangUp>,
+    letters: Arc<Letterbox>,
 }
 
 /// A host as Connect names it.
@@ -75,13 +84,17 @@ pub(crate) enum Unconnected {
 
 impl Associations {
     /// A new controller for that host.
-    pub(crate) fn connect_admin(self: &Arc<Associations>, host: Host) -> Result<AdminPlace, Unconnected> {
+    pub(crate) fn connect_admin(
+        self: &Arc<Associations>,
+        host: Host,
+        letters: Arc<Letterbox>,
+    ) -> Result<AdminPlace, Unconnected> {
         let mut live = self.live();
         if live.controllers.values().any(|other| other.is_over && other.host == host) {
             return Err(Unconnected::Later);
         }
         let cntlid = live.next().ok_or(Unconnected::Full)?;
-        let controller = Controller { host, queues: Vec::new(), is_enabled: false, is_over: false };
+        let controller = Controller { host, letters, queues: Vec::new(), is_enabled: false, is_over: false };
         live.controllers.insert(cntlid, controller);
         Ok(AdminPlace { associations: self.clone(), cntlid })
     }
@@ -93,6 +106,7 @@ impl Associations {
         cntlid: u16,
         qid: u16,
         hang_up: Option<HangUp>,
+        letters: Arc<Letterbox>,
     ) -> Result<QueuePlace, Unconnected> {
         let mut live = self.live();
         let controller =
@@ -101,17 +115,36 @@ impl Associations {
         if !controller.is_enabled {
             return Err(Unconnected::NotEnabled);
         }
-        let is_taken = controller.queues.iter().any(|(taken, _)| *taken == qid);
+        let is_taken = controller.queues.iter().any(|taken| taken.qid == qid);
         if is_taken || qid == 0 || qid > MAX_IO_QUEUES {
             return Err(Unconnected::WrongQueue);
         }
-        controller.queues.push((qid, hang_up));
+        controller.queues.push(Queue { qid, hang_up, letters });
         Ok(QueuePlace { associations: self.clone(), cntlid, qid })
     }
 
     /// Identifiers of all controllers, in order.
     pub(crate) fn controllers(&self) -> Vec<u16> {
         self.live().controllers.keys().copied().collect()
+    }
+
+    /// Leaves a letter with each controller.
+    pub(crate) fn announce(&self, letter: impl Fn() -> Letter) {
+        self.live().controllers.values().for_each(|controller| controller.letters.post(letter()));
+    }
+
+    /// Leaves a letter with each controller of a host.
+    pub(crate) fn tell_host(&self, host: &[u8], letter: impl Fn() -> Letter) {
+        let live = self.live();
+        let own = live.controllers.values().filter(|controller| controller.host.id == *host);
+        own.for_each(|controller| controller.letters.post(letter()));
+    }
+
+    /// Leaves a letter with each I/O queue of a host.
+    pub(crate) fn tell_queues(&self, host: &[u8], letter: impl Fn() -> Letter) {
+        let live = self.live();
+        let own = live.controllers.values().filter(|controller| controller.host.id == *host);
+        own.flat_map(|controller| &controller.queues).for_each(|queue| queue.letters.post(letter()));
     }
 
     fn live(&self) -> MutexGuard<'_, Live> {
@@ -136,7 +169,7 @@ impl Live {
 
 impl Controller {
     fn cut_queues(&self) {
-        self.queues.iter().filter_map(|(_, hang_up)| hang_up.as_ref()).for_each(|hang_up| hang_up());
+        self.queues.iter().filter_map(|queue| queue.hang_up.as_ref()).for_each(|hang_up| hang_up());
     }
 }
 
@@ -157,6 +190,16 @@ impl AdminPlace {
     /// Whether an I/O queue is connected, or was cut off but is not gone.
     pub(crate) fn has_queues(&self) -> bool {
         self.with(|controller| !controller.queues.is_empty()).unwrap_or_default()
+    }
+
+    /// Has an I/O queue of this controller abort a command; `None` if there is no such queue.
+    pub(crate) fn abort(&self, qid: u16, cid: u16) -> Option<AbortReply> {
+        self.with(|controller| {
+            let queue = controller.queues.iter().find(|queue| queue.qid == qid)?;
+            let (order, reply) = AbortOrder::new(cid);
+            queue.letters.post(Letter::Abort(order));
+            Some(reply)
+        })?
     }
 
     fn with<R>(&self, look: impl FnOnce(&mut Controller) -> R) -> Option<R> {
@@ -180,7 +223,7 @@ impl Drop for QueuePlace {
     fn drop(&mut self) {
         let mut live = self.associations.live();
         let Some(controller) = live.controllers.get_mut(&self.cntlid) else { return };
-        controller.queues.retain(|(qid, _)| *qid != self.qid);
+        controller.queues.retain(|queue| queue.qid != self.qid);
         if controller.is_over && controller.queues.is_empty() {
             live.controllers.remove(&self.cntlid);
         }
@@ -203,15 +246,17 @@ mod tests {
     #[test]
     fn an_io_queue_needs_an_enabled_controller_of_its_host() {
         let all = Arc::new(Associations::default());
-        let admin = all.connect_admin(host(1)).unwrap();
-        let connect = |host: &Host, cntlid, qid| all.connect_io(host, cntlid, qid, None).map(|_place| ());
+        let admin = all.connect_admin(host(1), Letterbox::new(None)).unwrap();
+        let connect = |host: &Host, cntlid, qid| {
+            all.connect_io(host, cntlid, qid, None, Letterbox::new(None)).map(|_place| ())
+        };
         assert_eq!(connect(&host(1), admin.cntlid, 1), Err(Unconnected::NotEnabled));
         admin.enable();
         assert_eq!(connect(&host(2), admin.cntlid, 1), Err(Unconnected::NoController));
         assert_eq!(connect(&host(1), 99, 1), Err(Unconnected::NoController));
         assert_eq!(connect(&host(1), admin.cntlid, 0), Err(Unconnected::WrongQueue));
         assert_eq!(connect(&host(1), admin.cntlid, MAX_IO_QUEUES + 1), Err(Unconnected::WrongQueue));
-        let place = all.connect_io(&host(1), admin.cntlid, 1, None).unwrap();
+        let place = all.connect_io(&host(1), admin.cntlid, 1, None, Letterbox::new(None)).unwrap();
         assert_eq!(connect(&host(1), admin.cntlid, 1), Err(Unconnected::WrongQueue));
         drop(place);
         assert_eq!(connect(&host(1), admin.cntlid, 1), Ok(()));
@@ -220,7 +265,7 @@ mod tests {
     #[test]
     fn with_its_admin_queue_an_association_ends_and_its_host_waits_until_it_is_over() {
         let all = Arc::new(Associations::default());
-        let admin = all.connect_admin(host(1)).unwrap();
+        let admin = all.connect_admin(host(1), Letterbox::new(None)).unwrap();
         admin.enable();
         let cuts = Arc::new(AtomicUsize::new(0));
         let hang_up: HangUp = {
@@ -229,25 +274,25 @@ mod tests {
                 cuts.fetch_add(1, Ordering::Relaxed);
             })
         };
-        let queue = all.connect_io(&host(1), admin.cntlid, 1, Some(hang_up)).unwrap();
+        let queue = all.connect_io(&host(1), admin.cntlid, 1, Some(hang_up), Letterbox::new(None)).unwrap();
         // A second path of the same host is a controller of its own.
-        let other = all.connect_admin(host(1)).unwrap();
+        let other = all.connect_admin(host(1), Letterbox::new(None)).unwrap();
         assert_ne!(other.cntlid, admin.cntlid);
         drop(admin);
         assert_eq!(cuts.load(Ordering::Relaxed), 1);
-        assert_eq!(all.connect_admin(host(1)).err(), Some(Unconnected::Later));
-        assert!(all.connect_admin(host(2)).is_ok());
+        assert_eq!(all.connect_admin(host(1), Letterbox::new(None)).err(), Some(Unconnected::Later));
+        assert!(all.connect_admin(host(2), Letterbox::new(None)).is_ok());
         drop(queue);
-        assert!(all.connect_admin(host(1)).is_ok());
+        assert!(all.connect_admin(host(1), Letterbox::new(None)).is_ok());
         assert_eq!(all.controllers(), [other.cntlid]);
     }
 
     #[test]
     fn a_controller_that_is_disabled_has_queues_until_they_are_gone() {
         let all = Arc::new(Associations::default());
-        let admin = all.connect_admin(host(1)).unwrap();
+        let admin = all.connect_admin(host(1), Letterbox::new(None)).unwrap();
         admin.enable();
-        let queue = all.connect_io(&host(1), admin.cntlid, 1, None).unwrap();
+        let queue = all.connect_io(&host(1), admin.cntlid, 1, None, Letterbox::new(None)).unwrap();
         admin.disable();
         assert!(admin.has_queues());
         drop(queue);
@@ -257,9 +302,10 @@ mod tests {
     #[test]
     fn controllers_are_bounded() {
         let all = Arc::new(Associations::default());
-        let places: Vec<_> = (0..MAX_CONTROLLERS).map(|_| all.connect_admin(host(1)).unwrap()).collect();
-        assert_eq!(all.connect_admin(host(1)).err(), Some(Unconnected::Full));
+        let places: Vec<_> =
+            (0..MAX_CONTROLLERS).map(|_| all.connect_admin(host(1), Letterbox::new(None)).unwrap()).collect();
+        assert_eq!(all.connect_admin(host(1), Letterbox::new(None)).err(), Some(Unconnected::Full));
         drop(places);
-        assert!(all.connect_admin(host(1)).is_ok());
+        assert!(all.connect_admin(host(1), Letterbox::new(None)).is_ok());
     }
 }

@@ -4,8 +4,8 @@ use super::association::Host;
 use super::io::COPY_MAX_RANGES;
 use super::property::VERSION;
 use super::subsystem::{Namespace, Subsystem};
-use super::{MAX_DATA, MAX_EVENT_REQUESTS, MDTS, MQES};
-use blockmux_wire::nvme::feature::AEC_NAMESPACE_ATTRIBUTE;
+use super::{MAX_ABORTS, MAX_DATA, MAX_EVENT_REQUESTS, MDTS, MQES};
+use blockmux_wire::nvme::feature::{AEC_ANA_CHANGE, AEC_NAMESPACE_ATTRIBUTE};
 use blockmux_wire::nvme::identify::*;
 use blockmux_wire::nvme::status::Status;
 use blockmux_wire::nvme::{CSI_NVM, NSID_ALL, SQE_LEN, Sqe};
@@ -81,7 +81,7 @@ fn controller(subsystem: &Subsystem, asker: &Asker<'_>) -> IdentifyController {
         ver: VERSION.into(),
         ctratt: CTRATT_HOST_ID_128.into(),
         cntrltype: ControllerType::IO.0,
-        acl: 3,
+        acl: MAX_ABORTS.saturating_sub(1) as u8,
         aerl: MAX_EVENT_REQUESTS.saturating_sub(1) as u8,
         // One slot, which cannot be written.
         frmw: 0b11,
@@ -106,13 +106,30 @@ fn controller(subsystem: &Subsystem, asker: &Asker<'_>) -> IdentifyController {
     }
     let has_cache = subsystem.namespaces.iter().any(|namespace| namespace.has_cache);
     page.oaes = AEC_NAMESPACE_ATTRIBUTE.into();
+    if subsystem.ana.is_there() {
+        let (count, last) = subsystem.ana.count_and_last();
+        page.cmic |= CMIC_ANA;
+        page.oaes = (AEC_NAMESPACE_ATTRIBUTE | AEC_ANA_CHANGE).into();
+        page.anatt = ANA_TRANSITION_S;
+        page.anacap = ANACAP_OPTIMIZED | ANACAP_NON_OPTIMIZED | ANACAP_INACCESSIBLE | ANACAP_FIXED_GROUPS;
+        page.anagrpmax = last.into();
+        page.nanagrpid = count.into();
+    }
     page.sqes = 0x66;
     page.cqes = 0x44;
     page.nn = subsystem.namespaces.last().map_or(1, |namespace| namespace.nsid).into();
     page.mnan = page.nn;
-    page.oncs =
-        (ONCS_COMPARE | ONCS_DATASET_MANAGEMENT | ONCS_WRITE_ZEROES | ONCS_SAVE | ONCS_VERIFY | ONCS_COPY)
-            .into();
+    page.oncs = (ONCS_COMPARE
+        | ONCS_DATASET_MANAGEMENT
+        | ONCS_WRITE_ZEROES
+        | ONCS_SAVE
+        | ONCS_RESERVATIONS
+        | ONCS_VERIFY
+        | ONCS_COPY)
+        .into();
+    page.fuses = FUSES_COMPARE_AND_WRITE.into();
+    // Of the largest blocks; each namespace says more.
+    page.acwu = (MAX_DATA.wrapping_shr(LARGEST_BLOCK_SHIFT).saturating_sub(1) as u16).into();
     page.vwc = VWC_FLUSH_ALL | if has_cache { VWC_PRESENT } else { 0 };
     page.cdfs = 1.into();
     page.ioccsz = (SQE_LEN.saturating_add(asker.in_capsule) as u32 / 16).into();
@@ -138,11 +155,16 @@ fn namespace(namespace: &Namespace) -> IdentifyNamespace {
         nvmcap: u128::from(info.size).into(),
         nsattr: if namespace.read_only { NSATTR_WRITE_PROTECTED } else { 0 },
         nguid: namespace.nguid,
+        anagrpid: namespace.ana_group.into(),
         ..IdentifyNamespace::new_zeroed()
     };
     let per_block = |bytes: u32| u16::try_from(bytes.wrapping_shr(namespace.block_shift)).unwrap_or(u16::MAX);
     let less_one = |bytes: u32| per_block(bytes).saturating_sub(1).into();
-    page.nsfeat = NSFEAT_OPTPERF;
+    page.nsfeat = NSFEAT_OPTPERF | NSFEAT_ATOMICS;
+    // Whatever fits a command.
+    let largest = MAX_DATA.wrapping_shr(namespace.block_shift).saturating_sub(1);
+    page.nacwu = u16::try_from(largest).unwrap_or(u16::MAX).into();
+    page.rescap = rescap(namespace);
     page.npwg = less_one(info.physical_block);
     page.npwa = page.npwg;
     // A host that takes the optimal size for a stripe takes this for none.
@@ -165,10 +187,17 @@ fn namespace(namespace: &Namespace) -> IdentifyNamespace {
 fn independent(namespace: &Namespace) -> IdentifyNamespaceIndependent {
     IdentifyNamespaceIndependent {
         nmic: NMIC_SHARED,
+        rescap: rescap(namespace),
+        anagrpid: namespace.ana_group.into(),
         nsattr: if namespace.read_only { NSATTR_WRITE_PROTECTED } else { 0 },
         nstat: NSTAT_READY,
         ..IdentifyNamespaceIndependent::new_zeroed()
     }
+}
+
+fn rescap(namespace: &Namespace) -> u8 {
+    let persists = if namespace.served.store().is_some() { RESCAP_PTPL } else { 0 };
+    RESCAP_ALL_TYPES | RESCAP_IEKEY_1_3 | persists
 }
 
 /// Identifiers above `nsid`.
@@ -212,3 +241,8 @@ fn controllers(subsystem: &Subsystem, from: u16) -> Vec<u8> {
     page.resize(IDENTIFY_LEN, 0);
     page
 }
+
+/// No transition takes longer, in seconds.
+const ANA_TRANSITION_S: u8 = 10;
+/// log2 of the largest logical block, in bytes.
+const LARGEST_BLOCK_SHIFT: u32 = 16;

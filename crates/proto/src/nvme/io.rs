@@ -1,15 +1,22 @@
 //! Commands of I/O queues (NVM Command Set 1.0 §3.2).
 //!
 //! A command is parsed before any of its data is waited for, and then goes on step by step: one I/O of the volume at a
-//! time, until it is done. Before each I/O the queue's [`Gate`] asks whether reservations allow it and whether somebody
-//! has its range for itself.
+//! time, until it is done. Before each I/O the queue's [`Gate`] is asked whether reservations allow it and whether
+//! somebody has its range for itself.
+//!
+//! [`Gate`]: crate::served::Gate
 
+use super::fused::CompareAndWrite;
+use super::reservation::Reserving;
 use super::status::of_io_error;
 use super::subsystem::{Namespace, Subsystem};
+use super::traffic::Counts;
 use super::{MAX_DATA, Outcome};
 use crate::exports::VolumeId;
 use crate::scsi::bytes::first_difference;
+use crate::served::Registrant;
 use blockmux_volume::{IoError, Op, Output, SgList};
+use blockmux_wire::nvme::log::AnaState;
 use blockmux_wire::nvme::nvm::{
     CopyFormat, CopySource, DEAC, DSM_DEALLOCATE, DSM_MAX_RANGES, DsmRange, FUA, NLB_MASK, NR_MASK,
     PRINFO_MASK, copy_format,
@@ -47,6 +54,9 @@ enum Kind {
     Verify,
     Deallocate(Box<Ranges>),
     Copy(Box<Copying>),
+    Reserve(Box<Reserving>),
+    /// With the Compare that goes before it.
+    FusedWrite(Box<CompareAndWrite>),
 }
 
 /// What Dataset Management is to deallocate: offsets and lengths in bytes.
@@ -65,10 +75,20 @@ struct Copying {
     shift: u32,
 }
 
+/// Whose commands a queue has, and how they have come.
+pub(crate) struct Origin {
+    /// The host, where reservations are kept.
+    pub(crate) who: Registrant,
+    /// The port's identifier.
+    pub(crate) port: u16,
+}
+
 /// What a command does next.
 pub(crate) enum Step {
     /// This I/O, then `on_io`.
     Io(Wanted),
+    /// Something else has to be over first: `resume` in a while.
+    Wait,
     /// It is over.
     Done(Outcome),
 }
@@ -81,18 +101,25 @@ pub(crate) struct Wanted {
     pub(crate) offset: u64,
     pub(crate) len: u64,
     pub(crate) data: Option<SgList>,
+    /// Reservations have to allow writes for it.
+    pub(crate) needs_write: bool,
+    /// Its range is locked by the command itself.
+    pub(crate) is_alone: bool,
 }
 
 impl IoCommand {
     /// Checks a command, as far as that is possible before its data is here.
     #[inline]
-    pub(crate) fn parse(subsystem: &Subsystem, sqe: &Sqe) -> Result<IoCommand, Status> {
+    pub(crate) fn parse(subsystem: &Subsystem, origin: &Origin, sqe: &Sqe) -> Result<IoCommand, Status> {
         let opcode = NvmOpcode(sqe.opcode);
         if opcode == NvmOpcode::FLUSH && sqe.nsid.get() == NSID_ALL {
             let volumes = subsystem.namespaces.iter().map(|namespace| namespace.volume).collect();
             return Ok(IoCommand::new(VolumeId(0), (0, 0), Kind::FlushAll(volumes)));
         }
         let namespace = subsystem.namespace(sqe.nsid.get()).ok_or(Status::INVALID_NAMESPACE_OR_FORMAT)?;
+        if namespace.ana_group != 0 {
+            reach(subsystem, namespace, origin.port)?;
+        }
         let (volume, flags) = (namespace.volume, sqe.cdw12.get());
         let fua = flags & FUA != 0;
         let kind = match opcode {
@@ -107,6 +134,13 @@ impl IoCommand {
             }
             NvmOpcode::DATASET_MANAGEMENT => return Ok(IoCommand::deallocation(namespace, sqe)),
             NvmOpcode::COPY => return IoCommand::copying(namespace, sqe),
+            NvmOpcode::RESERVATION_REGISTER
+            | NvmOpcode::RESERVATION_ACQUIRE
+            | NvmOpcode::RESERVATION_RELEASE
+            | NvmOpcode::RESERVATION_REPORT => {
+                let reserving = Box::new(Reserving::parse(namespace, &origin.who, sqe)?);
+                return Ok(IoCommand::new(volume, (0, 0), Kind::Reserve(reserving)));
+            }
             _ => return Err(Status::INVALID_COMMAND_OPCODE),
         };
         if flags & PRINFO_MASK != 0 {
@@ -123,6 +157,35 @@ impl IoCommand {
             return Err(Status::NAMESPACE_IS_WRITE_PROTECTED);
         }
         Ok(command)
+    }
+
+    /// Makes a Write one with the Compare `first`, which came before it. Both have to be of the same blocks.
+    pub(crate) fn fuse(&mut self, subsystem: &Subsystem, sqe: &Sqe, first: &IoCommand) -> Result<(), Status> {
+        let namespace = subsystem.namespace(sqe.nsid.get()).ok_or(Status::INVALID_NAMESPACE_OR_FORMAT)?;
+        let range = (self.offset, self.len);
+        let is_same = self.volume == first.volume && range == (first.offset, first.len);
+        match self.kind {
+            Kind::Write { fua } if is_same => {
+                self.kind = Kind::FusedWrite(Box::new(CompareAndWrite::new(namespace, range, fua)));
+                Ok(())
+            }
+            _ => Err(Status::INVALID_FIELD_IN_COMMAND),
+        }
+    }
+
+    /// Whether it can be the first of a fused operation.
+    pub(crate) fn is_compare(&self) -> bool {
+        matches!(self.kind, Kind::Compare(_))
+    }
+
+    /// Of its I/O.
+    pub(crate) fn volume(&self) -> VolumeId {
+        self.volume
+    }
+
+    /// Whether it is for that volume.
+    pub(crate) fn is_for(&self, volume: VolumeId) -> bool {
+        self.volume == volume
     }
 
     fn new(volume: VolumeId, (offset, len): (u64, u64), kind: Kind) -> IoCommand {
@@ -172,9 +235,10 @@ impl IoCommand {
         let list = |len: usize| told.min(LONGEST_LIST).max(len);
         match &self.kind {
             // At most MAX_DATA, as was checked.
-            Kind::Write { .. } | Kind::Compare(_) => self.len as usize,
+            Kind::Write { .. } | Kind::Compare(_) | Kind::FusedWrite(_) => self.len as usize,
             Kind::Deallocate(ranges) => list(ranges.count.saturating_mul(size_of::<DsmRange>())),
             Kind::Copy(copying) => list(copying.count.saturating_mul(size_of::<CopySource>())),
+            Kind::Reserve(reserving) => reserving.data_out(),
             _ => 0,
         }
     }
@@ -182,7 +246,11 @@ impl IoCommand {
     /// The data that the host gets, in bytes.
     #[inline]
     pub(crate) fn data_in(&self) -> usize {
-        if let Kind::Read { .. } = self.kind { self.len as usize } else { 0 }
+        match &self.kind {
+            Kind::Read { .. } => self.len as usize,
+            Kind::Reserve(reserving) => reserving.data_in(),
+            _ => 0,
+        }
     }
 
     /// Its data is here: the first step.
@@ -213,12 +281,59 @@ impl IoCommand {
                 Ok(()) => self.copy_next(),
                 Err(status) => Step::Done(Outcome::failure(status)),
             },
+            Kind::Reserve(reserving) => reserving.begin(&data),
+            // It has no data of its own to begin with.
+            Kind::FusedWrite(_) => Step::Done(Outcome::failure(Status::INTERNAL_ERROR)),
+        }
+    }
+
+    /// The data of both halves of a fused operation is here: the first step.
+    pub(crate) fn begin_fused(&mut self, expected: SgList, data: SgList) -> Step {
+        match &mut self.kind {
+            Kind::FusedWrite(both) => both.begin(expected, data),
+            _ => Step::Done(Outcome::failure(Status::INTERNAL_ERROR)),
+        }
+    }
+
+    /// What the halves of a fused operation end with, if it ends so.
+    pub(crate) fn fused_outcomes(&self, outcome: &Outcome) -> (Outcome, Outcome) {
+        match &self.kind {
+            Kind::FusedWrite(both) => both.outcomes(outcome),
+            _ => (Outcome::failure(Status::INTERNAL_ERROR), outcome.clone()),
+        }
+    }
+
+    /// Asks again whether it can go on.
+    pub(crate) fn resume(&mut self) -> Step {
+        match &mut self.kind {
+            Kind::Reserve(reserving) => reserving.resume(),
+            Kind::FusedWrite(both) => both.resume(),
+            _ => Step::Wait,
+        }
+    }
+
+    /// Counts what it has done.
+    #[inline]
+    pub(crate) fn count(&self, outcome: &Outcome, counts: &Counts) {
+        if !outcome.status.is_success() {
+            if matches!(outcome.status.status(), Status::WRITE_FAULT | Status::UNRECOVERED_READ_ERROR) {
+                counts.failed();
+            }
+            return;
+        }
+        match self.kind {
+            Kind::Read { .. } | Kind::Compare(_) => counts.read(self.len),
+            Kind::Write { .. } | Kind::FusedWrite(_) => counts.wrote(self.len),
+            _ => {}
         }
     }
 
     /// Its I/O is over: the next step.
     #[inline]
     pub(crate) fn on_io(&mut self, result: Result<Output, IoError>) -> Step {
+        if let Kind::FusedWrite(both) = &mut self.kind {
+            return both.on_io(result);
+        }
         let output = match result {
             Ok(output) => output,
             // What cannot be deallocated stays: it is a hint.
@@ -228,7 +343,9 @@ impl IoCommand {
         match &mut self.kind {
             Kind::Read { .. } if self.now == Op::Flush => self.io(Op::Read, None),
             Kind::Read { .. } => self.read_is_here(output.into_data()),
-            Kind::Write { .. } | Kind::Plain(_) | Kind::Verify => Step::Done(Outcome::success(0)),
+            Kind::Write { .. } | Kind::Plain(_) | Kind::Verify | Kind::Reserve(_) | Kind::FusedWrite(_) => {
+                Step::Done(Outcome::success(0))
+            }
             Kind::FlushAll(_) => self.flush_next(),
             Kind::Compare(expected) => Step::Done(compare(&output.into_data(), expected)),
             Kind::Deallocate(_) => self.deallocate_next(),
@@ -258,7 +375,9 @@ impl IoCommand {
     fn io(&mut self, op: Op, data: Option<SgList>) -> Step {
         self.now = op;
         let (offset, len) = if op == Op::Flush { (0, 0) } else { (self.offset, self.len) };
-        Step::Io(Wanted { volume: self.volume, op, offset, len, data })
+        let is_flush = matches!(self.kind, Kind::Plain(Op::Flush) | Kind::FlushAll(_));
+        let needs_write = is_flush || op.is_write();
+        Step::Io(Wanted { volume: self.volume, op, offset, len, data, needs_write, is_alone: false })
     }
 
     fn flush_next(&mut self) -> Step {
@@ -287,7 +406,8 @@ impl IoCommand {
         let Kind::Copy(copying) = &mut self.kind else { return Step::Done(Outcome::success(0)) };
         let Some((offset, len)) = copying.left.pop_front() else { return Step::Done(Outcome::success(0)) };
         self.now = Op::Read;
-        Step::Io(Wanted { volume: self.volume, op: Op::Read, offset, len, data: None })
+        let (volume, op) = (self.volume, Op::Read);
+        Step::Io(Wanted { volume, op, offset, len, data: None, needs_write: false, is_alone: false })
     }
 }
 
@@ -338,7 +458,18 @@ fn bytes(slba: u64, blocks: u64, shift: u32) -> Result<(u64, u64), Status> {
     Ok((slba.wrapping_shl(shift), blocks.wrapping_shl(shift)))
 }
 
-fn compare(read: &SgList, expected: &SgList) -> Outcome {
+/// Whether a port leads to the namespace now.
+fn reach(subsystem: &Subsystem, namespace: &Namespace, port: u16) -> Result<(), Status> {
+    match subsystem.ana.state(namespace.ana_group, port) {
+        AnaState::OPTIMIZED | AnaState::NON_OPTIMIZED => Ok(()),
+        AnaState::CHANGE => Err(Status::ASYMMETRIC_ACCESS_TRANSITION),
+        AnaState::PERSISTENT_LOSS => Err(Status::ASYMMETRIC_ACCESS_PERSISTENT_LOSS),
+        _ => Err(Status::ASYMMETRIC_ACCESS_INACCESSIBLE),
+    }
+}
+
+/// What Compare ends with.
+pub(super) fn compare(read: &SgList, expected: &SgList) -> Outcome {
     if read.len() != expected.len() {
         return Outcome::failure(Status::INTERNAL_ERROR);
     }

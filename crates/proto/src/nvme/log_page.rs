@@ -1,5 +1,6 @@
 //! What Get Log Page answers (Base 2.0 §5.16).
 
+use super::events::Events;
 use super::subsystem::Subsystem;
 use super::{MAX_DATA, Outcome};
 use blockmux_volume::Seg;
@@ -10,14 +11,34 @@ use blockmux_wire::nvme::status::Status;
 use zerocopy::{FromZeros, IntoBytes};
 
 /// The part of a page that the command asks for. `discovery` makes the discovery log.
-pub(super) fn part(subsystem: &Subsystem, sqe: &Sqe, discovery: &dyn Fn() -> Vec<u8>) -> Outcome {
+pub(super) fn part(
+    subsystem: &Subsystem,
+    events: &mut Events,
+    port: u16,
+    sqe: &Sqe,
+    discovery: &dyn Fn() -> Vec<u8>,
+) -> Outcome {
     let wanted = wanted_len(sqe.cdw10.get(), sqe.cdw11.get());
     let offset = u64::from(sqe.cdw13.get()) << 32 | u64::from(sqe.cdw12.get());
     if wanted > MAX_DATA as u64 || offset % 4 != 0 || sqe.cdw14.get() & OT != 0 {
         return Outcome::failure(Status::INVALID_FIELD_IN_COMMAND);
     }
     // The low byte.
-    let Some(page) = page(subsystem, LogPage(sqe.cdw10.get() as u8), discovery) else {
+    let lid = LogPage(sqe.cdw10.get() as u8);
+    let clears = sqe.cdw10.get() & RAE == 0;
+    let page = match lid {
+        _ if subsystem.is_discovery => (lid == LogPage::DISCOVERY).then(discovery),
+        LogPage::CHANGED_NAMESPACE_LIST => Some(events.changed_namespaces(clears)),
+        LogPage::RESERVATION_NOTIFICATION => Some(events.reservation_notification(clears)),
+        LogPage::ASYMMETRIC_NAMESPACE_ACCESS if subsystem.ana.is_there() => {
+            if clears {
+                events.ana_is_read();
+            }
+            Some(subsystem.ana.log(port, sqe.cdw10.get()))
+        }
+        _ => page(subsystem, lid),
+    };
+    let Some(page) = page else {
         return Outcome::failure(Status::INVALID_LOG_PAGE);
     };
     let begin = usize::try_from(offset).unwrap_or(usize::MAX);
@@ -30,40 +51,46 @@ pub(super) fn part(subsystem: &Subsystem, sqe: &Sqe, discovery: &dyn Fn() -> Vec
     Outcome::data(Seg::from_slice(&part).into(), 0)
 }
 
-fn page(subsystem: &Subsystem, lid: LogPage, discovery: &dyn Fn() -> Vec<u8>) -> Option<Vec<u8>> {
-    if subsystem.is_discovery {
-        return (lid == LogPage::DISCOVERY).then(discovery);
-    }
+/// A page that reading does not change.
+fn page(subsystem: &Subsystem, lid: LogPage) -> Option<Vec<u8>> {
     match lid {
         LogPage::SUPPORTED_LOG_PAGES => {
-            let lids = (0..=u8::MAX).map(|lid| if is_supported(LogPage(lid)) { LSUPP } else { 0 });
+            let lids = (0..=u8::MAX).map(LogPage);
+            let lids = lids.map(|lid| if is_supported(subsystem, lid) { LSUPP } else { 0 });
             Some(lids.flat_map(u32::to_le_bytes).collect())
         }
         // No error is remembered beyond the status that said it.
         LogPage::ERROR_INFORMATION => Some(ErrorEntry::new_zeroed().as_bytes().to_vec()),
-        LogPage::SMART_HEALTH_INFORMATION => Some(smart().as_bytes().to_vec()),
+        LogPage::SMART_HEALTH_INFORMATION => Some(smart(subsystem).as_bytes().to_vec()),
         LogPage::FIRMWARE_SLOT_INFORMATION => Some(firmware().as_bytes().to_vec()),
-        // Nothing changes while a subsystem is served.
-        LogPage::CHANGED_NAMESPACE_LIST => Some(vec![0; CHANGED_NAMESPACES_MAX * 4]),
         LogPage::COMMANDS_SUPPORTED_AND_EFFECTS => Some(effects()),
         _ => None,
     }
 }
 
-fn is_supported(lid: LogPage) -> bool {
-    matches!(
-        lid,
-        LogPage::SUPPORTED_LOG_PAGES
-            | LogPage::ERROR_INFORMATION
-            | LogPage::SMART_HEALTH_INFORMATION
-            | LogPage::FIRMWARE_SLOT_INFORMATION
-            | LogPage::CHANGED_NAMESPACE_LIST
-            | LogPage::COMMANDS_SUPPORTED_AND_EFFECTS
-    )
+fn is_supported(subsystem: &Subsystem, lid: LogPage) -> bool {
+    lid == LogPage::ASYMMETRIC_NAMESPACE_ACCESS && subsystem.ana.is_there()
+        || matches!(
+            lid,
+            LogPage::SUPPORTED_LOG_PAGES
+                | LogPage::ERROR_INFORMATION
+                | LogPage::SMART_HEALTH_INFORMATION
+                | LogPage::FIRMWARE_SLOT_INFORMATION
+                | LogPage::CHANGED_NAMESPACE_LIST
+                | LogPage::COMMANDS_SUPPORTED_AND_EFFECTS
+                | LogPage::RESERVATION_NOTIFICATION
+        )
 }
 
-fn smart() -> SmartLog {
+fn smart(subsystem: &Subsystem) -> SmartLog {
+    let totals = subsystem.traffic.totals();
+    let thousands = |bytes: u64| u128::from(bytes.div_ceil(512 * 1000)).into();
     SmartLog {
+        data_units_read: thousands(totals.read_bytes),
+        data_units_written: thousands(totals.written_bytes),
+        host_read_commands: u128::from(totals.reads).into(),
+        host_write_commands: u128::from(totals.writes).into(),
+        media_errors: u128::from(totals.media_errors).into(),
         // 300 K: there is no thermometer, and 0 would alarm.
         composite_temperature: 300.into(),
         available_spare: 100,
@@ -93,7 +120,14 @@ fn effects() -> Vec<u8> {
         _ => 0,
     };
     let io = |opcode: u8| match NvmOpcode(opcode) {
-        NvmOpcode::FLUSH | NvmOpcode::READ | NvmOpcode::COMPARE | NvmOpcode::VERIFY => EFFECT_CSUPP,
+        NvmOpcode::FLUSH
+        | NvmOpcode::READ
+        | NvmOpcode::COMPARE
+        | NvmOpcode::VERIFY
+        | NvmOpcode::RESERVATION_REGISTER
+        | NvmOpcode::RESERVATION_REPORT
+        | NvmOpcode::RESERVATION_ACQUIRE
+        | NvmOpcode::RESERVATION_RELEASE => EFFECT_CSUPP,
         NvmOpcode::WRITE | NvmOpcode::WRITE_ZEROES | NvmOpcode::DATASET_MANAGEMENT | NvmOpcode::COPY => {
             EFFECT_CSUPP | EFFECT_LBCC
         }

@@ -7,31 +7,42 @@
 //! | file | has |
 //! |---|---|
 //! | `subsystem.rs` | what is served: namespaces, and who may use them; the same for all cores and does not change |
-//! | `association.rs` | which controllers there are, and which queues each has: the only state that cores share |
-//! | `admin.rs` | the admin queue: features, events, properties; `identify.rs` and `log_page.rs` fill its pages |
-//! | `io.rs` | commands of I/O queues, step by step |
+//! | `association.rs` | which controllers there are, and which queues each has; no command looks at it |
+//! | `ana.rs` | how well each port leads to each namespace |
+//! | `letters.rs` | what queues on other cores leave for a queue: news and orders |
+//! | `admin.rs` | the admin queue: features, properties; `identify.rs` and `log_page.rs` fill its pages |
+//! | `events.rs` | asynchronous events, and what the host has read of them |
+//! | `io.rs` | commands of I/O queues, step by step; `reservation.rs` and `fused.rs` have those that are not I/O alone |
+//! | `traffic.rs` | counts what I/O queues have done |
 //! | `status.rs` | which status an error of a volume becomes |
 //!
 //! A controller is where its admin queue is: nothing of it is locked for I/O. What other cores must know of it, that it
 //! lives and which queues it has, is its `association`.
 
 pub(crate) mod admin;
+pub mod ana;
 pub(crate) mod association;
+mod events;
+mod fused;
 mod identify;
 pub(crate) mod io;
+pub(crate) mod letters;
 mod log_page;
 pub mod nqn;
 pub(crate) mod property;
+mod reservation;
 mod status;
 pub mod subsystem;
+pub(crate) mod traffic;
 
 pub use association::HangUp;
+pub use letters::Ring;
 
 use blockmux_volume::SgList;
 use blockmux_wire::nvme::status::{Status, StatusField};
 
 /// How a command ended.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Outcome {
     pub(crate) status: StatusField,
     /// DW0 and DW1 of the completion.
@@ -58,6 +69,12 @@ impl Outcome {
         Outcome { status: StatusField::final_one(status.into()), result: 0, data: SgList::default() }
     }
 
+    /// The end of a command that was not begun: where only the path is wrong, another try may find a better one.
+    pub(crate) fn refusal(status: Status) -> Outcome {
+        const PATH: u16 = 3;
+        if status.0 >> 8 == PATH { Outcome::retry(status) } else { Outcome::failure(status) }
+    }
+
     /// A failure that may not be the same again.
     pub(crate) fn retry(status: Status) -> Outcome {
         Outcome { status: StatusField::new(status), result: 0, data: SgList::default() }
@@ -72,5 +89,7 @@ const MDTS: u8 = 8;
 pub(crate) const MQES: u16 = 1023;
 /// The most I/O queues of a controller.
 pub(crate) const MAX_IO_QUEUES: u16 = 128;
+/// Aborts of commands on I/O queues that may wait at a time.
+pub(crate) const MAX_ABORTS: usize = 4;
 /// Asynchronous Event Requests of a controller that may wait at a time.
 pub(crate) const MAX_EVENT_REQUESTS: usize = 4;

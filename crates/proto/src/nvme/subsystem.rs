@@ -1,13 +1,18 @@
 //! Subsystems: namespaces, and who may use them.
 
+use super::ana::{Ana, AnaGroup};
 use super::association::Associations;
+use super::letters::Letter;
 use super::nqn::Nqn;
+use super::reservation::notification;
+use super::traffic::Traffic;
 use crate::exports::VolumeId;
-use crate::served::{Gate, Served};
+use crate::served::{Change, Gate, Notice, Registrant, Served, Watcher};
 use blockmux_volume::VolumeInfo;
+use blockmux_wire::nvme::log::AnaState;
 use blockmux_wire::nvmeof::fabrics::DISCOVERY_NQN;
 use sha2::{Digest, Sha256};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// Namespaces under a name, with the controllers that hosts have of it. Shared by all cores.
 pub struct Subsystem {
@@ -20,6 +25,17 @@ pub struct Subsystem {
     hosts: Vec<Nqn>,
     pub(crate) associations: Arc<Associations>,
     pub(super) is_discovery: bool,
+    pub(crate) traffic: Traffic,
+    pub(super) ana: Ana,
+    /// Hear of what happens to the namespaces, as long as the subsystem is served.
+    _watches: Vec<Arc<NamespaceWatch>>,
+}
+
+/// Passes what happens to a volume on to the controllers.
+struct NamespaceWatch {
+    nsid: u32,
+    volume: VolumeId,
+    associations: Arc<Associations>,
 }
 
 /// A volume as a namespace.
@@ -41,6 +57,8 @@ pub struct Namespace {
     pub(super) zeroes_deallocated: bool,
     /// Whether a read with FUA has to flush before.
     pub(super) has_cache: bool,
+    /// ANAGRPID; 0 without groups.
+    pub(super) ana_group: u32,
 }
 
 impl Subsystem {
@@ -56,13 +74,40 @@ impl Subsystem {
         namespaces.truncate(MAX_NAMESPACES);
         let serial =
             unique(&format!("{nqn}\n{machine}")).iter().take(10).map(|b| format!("{b:02x}")).collect();
-        let associations = Arc::default();
-        Subsystem { nqn, serial, namespaces, hosts, associations, is_discovery: false }
+        let associations = Arc::<Associations>::default();
+        let watches =
+            namespaces.iter().map(|namespace| NamespaceWatch::begin(namespace, &associations)).collect();
+        Subsystem {
+            nqn,
+            serial,
+            namespaces,
+            hosts,
+            associations,
+            is_discovery: false,
+            traffic: Traffic::default(),
+            ana: Ana::default(),
+            _watches: watches,
+        }
     }
 
-    /// A new queue's way to the volumes.
-    pub(crate) fn gate(&self) -> Gate {
-        Gate::new(self.namespaces.iter().map(|namespace| (namespace.volume, &namespace.served)))
+    /// The same whose namespaces are reached through ports as these groups say; `ports` are all that lead here.
+    #[must_use]
+    pub fn with_ana(mut self, groups: Vec<AnaGroup>, ports: &[u16]) -> Subsystem {
+        self.ana = Ana::new(groups, ports, &mut self.namespaces);
+        self
+    }
+
+    /// Sets how a group of namespaces is reached through a port; hosts that came by it are told.
+    pub fn set_ana_state(&self, group: u32, port: u16, state: AnaState) {
+        if self.ana.set(group, port, state) {
+            self.associations.announce(|| Letter::AnaChanged { port });
+        }
+    }
+
+    /// The way to the volumes for a new queue of host `who`.
+    pub(crate) fn gate(&self, who: &Registrant) -> Gate {
+        let volumes = self.namespaces.iter().map(|namespace| (namespace.volume, &namespace.served));
+        Gate::new(volumes, Some(who))
     }
 
     /// The discovery subsystem of a node.
@@ -111,12 +156,41 @@ impl Namespace {
             block_shift: info.logical_block.trailing_zeros(),
             zeroes_deallocated: info.fast_zeroes,
             has_cache: info.write_cache,
+            ana_group: 0,
             served,
         }
     }
 
     pub(super) fn info(&self) -> VolumeInfo {
         self.served.volume().info()
+    }
+}
+
+impl NamespaceWatch {
+    fn begin(namespace: &Namespace, associations: &Arc<Associations>) -> Arc<NamespaceWatch> {
+        let (nsid, volume) = (namespace.nsid, namespace.volume);
+        let watch = Arc::new(NamespaceWatch { nsid, volume, associations: associations.clone() });
+        let watcher: Weak<NamespaceWatch> = Arc::downgrade(&watch);
+        namespace.served.watch(watcher);
+        watch
+    }
+}
+
+impl Watcher for NamespaceWatch {
+    fn on_change(&self, change: &Change<'_>) {
+        let (nsid, all) = (self.nsid, &self.associations);
+        match change {
+            Change::Size => all.announce(|| Letter::NamespaceChanged(nsid)),
+            Change::Reservations { notices, aborts } => {
+                for (who, notice) in *notices {
+                    let Some(host) = who.nvme_host() else { continue };
+                    all.tell_host(&host, || Letter::Reservation { nsid, kind: notification(*notice) });
+                    if *aborts && *notice == Notice::RegistrationsPreempted {
+                        all.tell_queues(&host, || Letter::Preempted(self.volume));
+                    }
+                }
+            }
+        }
     }
 }
 

@@ -3,10 +3,13 @@
 use super::node::Node;
 use crate::nvme::admin::AdminQueue;
 use crate::nvme::association::{Host, QueuePlace, Unconnected};
+use crate::nvme::io::Origin;
+use crate::nvme::letters::Letterbox;
 use crate::nvme::nqn::Nqn;
 use crate::nvme::subsystem::Subsystem;
-use crate::nvme::{HangUp, MQES, Outcome};
-use crate::served::Gate;
+use crate::nvme::traffic::Counts;
+use crate::nvme::{HangUp, MQES, Outcome, Ring};
+use crate::served::{Gate, Registrant};
 use blockmux_volume::SgList;
 use blockmux_wire::nvme::status::{CONNECT_INVALID_DATA, ConnectStatus, Status};
 use blockmux_wire::nvmeof::fabrics::{
@@ -26,6 +29,8 @@ pub(super) enum Queue {
 pub(super) struct IoQueue {
     pub(super) subsystem: Arc<Subsystem>,
     pub(super) gate: Gate,
+    pub(super) origin: Origin,
+    pub(super) counts: Counts,
     /// The last to go: by then nothing of this queue reaches a volume any more.
     _place: QueuePlace,
 }
@@ -33,6 +38,7 @@ pub(super) struct IoQueue {
 /// A queue, as it was connected.
 pub(super) struct Connected {
     pub(super) queue: Queue,
+    pub(super) letters: Arc<Letterbox>,
     pub(super) cntlid: u16,
     /// In entries.
     pub(super) size: u16,
@@ -54,6 +60,7 @@ pub(super) fn connect(
     command: &Connect,
     data: &SgList,
     hang_up: Option<HangUp>,
+    (ring, port): (Option<Ring>, u16),
 ) -> Result<Connected, NotConnected> {
     let mut told = ConnectData::new_zeroed();
     if data.len() != CONNECT_DATA_LEN {
@@ -80,47 +87,53 @@ pub(super) fn connect(
         return Err(refused(ConnectStatus::CONNECT_INVALID_HOST));
     }
     let host = Host { nqn: host, id: told.hostid };
+    let letters = Letterbox::new(ring);
     let (queue, cntlid) = match command.qid.get() {
-        0 => admin(node, subsystem, host, command, &told)?,
-        qid => (Queue::Io(io(subsystem, &host, qid, &told, hang_up)?), told.cntlid.get()),
+        0 => admin(node, subsystem, (host, port), command, &told, &letters)?,
+        qid => (Queue::Io(io(subsystem, (&host, port), qid, &told, hang_up, &letters)?), told.cntlid.get()),
     };
     let has_flow_control = command.cattr & CATTR_DISABLE_SQ_FLOW_CONTROL == 0;
-    Ok(Connected { queue, cntlid, size: sqsize.saturating_add(1), has_flow_control })
+    Ok(Connected { queue, letters, cntlid, size: sqsize.saturating_add(1), has_flow_control })
 }
 
 fn admin(
     node: &Node,
     subsystem: &Arc<Subsystem>,
-    host: Host,
+    (host, port): (Host, u16),
     command: &Connect,
     told: &ConnectData,
+    letters: &Arc<Letterbox>,
 ) -> Result<(Queue, u16), NotConnected> {
     if told.cntlid.get() != CNTLID_DYNAMIC {
         return Err(invalid(offset_of!(ConnectData, cntlid), true));
     }
-    let place = subsystem.associations.connect_admin(host.clone()).map_err(|why| match why {
-        Unconnected::Later => NotConnected::Later,
-        _ => refused(ConnectStatus::CONNECT_CONTROLLER_BUSY),
-    })?;
+    let place =
+        subsystem.associations.connect_admin(host.clone(), letters.clone()).map_err(|why| match why {
+            Unconnected::Later => NotConnected::Later,
+            _ => refused(ConnectStatus::CONNECT_CONTROLLER_BUSY),
+        })?;
     let cntlid = place.cntlid;
-    let queue = AdminQueue::new(subsystem.clone(), place, host, node.in_capsule, command.kato.get());
+    let queue = AdminQueue::new(subsystem.clone(), place, (host, port), node.in_capsule, command.kato.get());
     Ok((Queue::Admin(Box::new(queue)), cntlid))
 }
 
 fn io(
     subsystem: &Arc<Subsystem>,
-    host: &Host,
+    (host, port): (&Host, u16),
     qid: u16,
     told: &ConnectData,
     hang_up: Option<HangUp>,
+    letters: &Arc<Letterbox>,
 ) -> Result<IoQueue, NotConnected> {
-    let place = subsystem.associations.connect_io(host, told.cntlid.get(), qid, hang_up);
+    let place = subsystem.associations.connect_io(host, told.cntlid.get(), qid, hang_up, letters.clone());
     let place = place.map_err(|why| match why {
         Unconnected::NoController => invalid(offset_of!(ConnectData, cntlid), true),
         Unconnected::NotEnabled => refused(Status::COMMAND_SEQUENCE_ERROR),
         _ => invalid(offset_of!(Connect, qid), false),
     })?;
-    Ok(IoQueue { subsystem: subsystem.clone(), gate: subsystem.gate(), _place: place })
+    let who = Registrant::of_nvme_host(host.id);
+    let (gate, counts) = (subsystem.gate(&who), subsystem.traffic.counts());
+    Ok(IoQueue { subsystem: subsystem.clone(), gate, origin: Origin { who, port }, counts, _place: place })
 }
 
 fn refused(status: impl Into<Status>) -> NotConnected {

@@ -59,12 +59,23 @@ fn full_status(all: &Reservations, ports: &BTreeMap<Arc<str>, u16>) -> Vec<u8> {
             relative_target_port_identifier: U16::new(
                 ports.get(&registration.who.port).copied().unwrap_or(0),
             ),
-            additional_descriptor_length: U32::new(registration.who.initiator.len() as u32),
+            additional_descriptor_length: U32::new(0),
         };
-        bytes.extend(descriptor.as_bytes());
-        bytes.extend(&*registration.who.initiator);
+        let id = transport_id(&registration.who);
+        let additional_descriptor_length = U32::new(id.len() as u32);
+        bytes.extend(FullStatusDescriptor { additional_descriptor_length, ..descriptor }.as_bytes());
+        bytes.extend(&*id);
     }
     bytes
+}
+
+/// What initiators are told of a registrant. An NVMe host has no TransportID: it gets one of no specific protocol
+/// (SPC-5 §7.6.1), with its identifier at the end.
+fn transport_id(who: &Registrant) -> Arc<[u8]> {
+    who.nvme_host().map_or_else(
+        || who.initiator.clone(),
+        |host| [&[0x0f, 0, 0, 0, 0, 0, 0, 0][..], &host].concat().into(),
+    )
 }
 
 fn capabilities(all: &Reservations, can_persist: bool) -> Capabilities {

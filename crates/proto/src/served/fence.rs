@@ -1,6 +1,7 @@
-//! What a client may do that has no name to register by: an NBD connection, an NVMe queue, whoever uses an AoE target.
+//! What a client may do that has no name to register by, an NBD connection or whoever uses an AoE target, or one name for
+//! all that it does: an NVMe host.
 
-use super::{Access, Lane, Passage, Served};
+use super::{Access, Lane, Passage, Registrant, Served};
 use blockmux_volume::Op;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -9,6 +10,8 @@ use std::sync::Arc;
 pub(crate) struct Fence {
     served: Arc<Served>,
     lane: Rc<Lane>,
+    /// The client's name, if it has one.
+    who: Option<Registrant>,
     /// The generation that `access` was made of.
     seen: u64,
     access: Access,
@@ -16,20 +19,36 @@ pub(crate) struct Fence {
 
 impl Fence {
     pub(crate) fn new(served: &Arc<Served>) -> Fence {
+        Fence::of(served, None)
+    }
+
+    /// The same for a client that may be registered.
+    pub(crate) fn of(served: &Arc<Served>, who: Option<Registrant>) -> Fence {
         let mut fence =
-            Fence { served: served.clone(), lane: Lane::new(served), seen: 0, access: Access::ALL };
+            Fence { served: served.clone(), lane: Lane::new(served), who, seen: 0, access: Access::ALL };
         fence.refresh();
         fence
     }
 
-    /// Whether reservations let the client do this. It holds no registration, and so whatever anybody reserves keeps it
-    /// out. A flush is for what was written before, and does nobody harm.
+    /// Whether reservations let the client do this. A flush is for what was written before, and does nobody harm.
     #[inline]
     pub(crate) fn admits(&mut self, op: Op) -> bool {
+        let access = self.access();
+        op == Op::Flush || if op.is_write() { access.writes } else { access.reads }
+    }
+
+    /// What reservations let the client do. Without a registration, whatever anybody reserves keeps it out.
+    #[inline]
+    pub(crate) fn access(&mut self) -> Access {
         if self.served.generation() != self.seen {
             self.refresh();
         }
-        op == Op::Flush || if op.is_write() { self.access.writes } else { self.access.reads }
+        self.access
+    }
+
+    /// The client changes a range that it has locked.
+    pub(crate) fn changes(&self, offset: u64, len: u64) {
+        self.served.on_change(offset, len);
     }
 
     /// Lets an I/O on the range begin that changes it or does not, unless a byte of it is locked.
@@ -44,7 +63,7 @@ impl Fence {
         self.seen = self.served.generation();
         self.access = self.served.look(|table| match table.reserved_by {
             Some(_) => Access::NONE,
-            None => table.reservations.access(None),
+            None => table.reservations.access(self.who.as_ref()),
         });
     }
 }

@@ -81,7 +81,7 @@ impl Served {
     /// A volume that nobody has reserved.
     #[must_use]
     pub fn new(volume: Arc<dyn Volume>) -> Arc<Served> {
-        Arc::new(Served::build(volume, None, Table::default()))
+        Served::build(volume, None, Table::default())
     }
 
     /// A volume whose reservations can survive a restart; `image` is what `store` has kept.
@@ -94,18 +94,25 @@ impl Served {
         image: &[u8],
     ) -> Result<Arc<Served>, ImageError> {
         let table = Table { reservations: from_image(image)?, ..Table::default() };
-        Ok(Arc::new(Served::build(volume, Some(store), table)))
+        Ok(Served::build(volume, Some(store), table))
     }
 
-    fn build(volume: Arc<dyn Volume>, store: Option<Arc<dyn ReservationStore>>, table: Table) -> Served {
-        Served {
+    fn build(volume: Arc<dyn Volume>, store: Option<Arc<dyn ReservationStore>>, table: Table) -> Arc<Served> {
+        let served = Arc::new(Served {
             volume,
             generation: AtomicU64::new(0),
             table: Mutex::new(table),
             ranges: Ranges::default(),
             store,
             watchers: Mutex::default(),
-        }
+        });
+        let weak = Arc::downgrade(&served);
+        served.volume.on_resize(Box::new(move || {
+            if let Some(served) = weak.upgrade() {
+                served.on_resize();
+            }
+        }));
+        served
     }
 
     /// The volume itself.

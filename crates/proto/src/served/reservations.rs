@@ -10,10 +10,23 @@ use std::sync::Arc;
 /// Somebody who can be registered, by names that stay the same over a restart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Registrant {
-    /// With SCSI the initiator port's TransportID, which has at least 24 bytes; a host identifier of NVMe has 8 or 16.
+    /// With SCSI the initiator port's TransportID, with NVMe the host identifier.
     pub(crate) initiator: Arc<[u8]>,
-    /// With SCSI the name of the target port that it came in through; empty where a host counts and not its path.
+    /// With SCSI the name of the target port that it came in through; empty with NVMe, where a host counts and not its path.
     pub(crate) port: Arc<str>,
+}
+
+impl Registrant {
+    /// An NVMe host, by its identifier.
+    pub(crate) fn of_nvme_host(id: [u8; 16]) -> Registrant {
+        Registrant { initiator: id.into(), port: "".into() }
+    }
+
+    /// The identifier of an NVMe host, if it is one.
+    pub(crate) fn nvme_host(&self) -> Option<[u8; 16]> {
+        // Every port of SCSI has a name.
+        if self.port.is_empty() { (&*self.initiator).try_into().ok() } else { None }
+    }
 }
 
 /// A registered key.

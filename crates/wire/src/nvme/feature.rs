@@ -67,6 +67,10 @@ pub const CAPABILITY_CHANGEABLE: u32 = 1 << 2;
 pub const WCE: u32 = 1;
 /// EXHID in CDW11 of Host Identifier: 16 bytes.
 pub const EXHID: u32 = 1;
+/// PTPL in CDW11 of Reservation Persistence.
+pub const PTPL: u32 = 1;
+/// The bits of Reservation Notification Mask: registration preempted, reservation released, reservation preempted.
+pub const NOTIFICATION_MASK: u32 = 0b1110;
 /// Of Host Behavior Support, in bytes.
 pub const HOST_BEHAVIOR_LEN: usize = 512;
 

@@ -122,6 +122,14 @@ open_enum! {
     }
 }
 
+/// NUMD of Reservation Report, its CDW10: how many bytes to return.
+#[inline]
+#[must_use]
+pub const fn report_len(cdw10: u32) -> u64 {
+    // A number of 32 bits and one, times four, fits 64.
+    (cdw10 as u64 + 1) * 4
+}
+
 /// IEKEY in CDW10 of Register, Acquire and Release: do not check the current key.
 pub const IEKEY: u32 = 1 << 3;
 /// CPTPL in CDW10 of Register: two bits; 2 clears, 3 sets persistence through power loss.

@@ -2,9 +2,13 @@
 
 use super::super::Settings;
 use crate::failure::Failure;
+use blockmux_proto::nvme::ana::{AnaGroup, MAX_ANA_GROUPS};
 use blockmux_proto::nvme::nqn::Nqn;
+use blockmux_proto::nvmeof::node::Port;
+use blockmux_wire::nvme::log::AnaState;
 use serde::Deserialize;
 use std::collections::{BTreeMap, HashSet};
+use std::net::SocketAddr;
 
 /// A subsystem as it is written; keys are the specification's words.
 #[derive(Debug, PartialEq, Eq, Deserialize)]
@@ -16,6 +20,37 @@ pub(crate) struct SubsystemEntry {
     /// Who may connect; without any, everybody.
     #[serde(default)]
     hosts: Vec<String>,
+    /// Namespaces that listeners lead to unequally well.
+    #[serde(default)]
+    ana_group: Vec<AnaGroupEntry>,
+}
+
+/// An ANA group as it is written.
+#[derive(Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AnaGroupEntry {
+    #[serde(rename = "ANAGRPID")]
+    id: u32,
+    namespaces: Vec<u32>,
+    /// States by the listeners' addresses; at others it is optimized.
+    states: BTreeMap<String, State>,
+}
+
+/// An ANA state, by the specification's word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum State {
+    Optimized,
+    NonOptimized,
+    Inaccessible,
+}
+
+/// An ANA group whose numbers are right.
+#[derive(Clone, Debug)]
+pub(crate) struct ConfiguredGroup {
+    id: u32,
+    namespaces: Vec<u32>,
+    states: Vec<(SocketAddr, AnaState)>,
 }
 
 /// A subsystem whose names and numbers are right.
@@ -25,6 +60,7 @@ pub(crate) struct ConfiguredSubsystem {
     /// Names of volumes by namespace identifiers.
     pub(super) namespaces: BTreeMap<u32, String>,
     pub(super) hosts: Vec<Nqn>,
+    pub(super) ana_groups: Vec<ConfiguredGroup>,
 }
 
 impl ConfiguredSubsystem {
@@ -44,8 +80,59 @@ impl ConfiguredSubsystem {
                 number.ok_or_else(|| wrong(format!("namespace {nsid} is not from 1 to {MAX_NSID}")))?;
             Ok((number, volume.clone()))
         });
-        let namespaces = namespaces.collect::<Result<_, Failure>>()?;
-        Ok(ConfiguredSubsystem { nqn, namespaces, hosts })
+        let namespaces: BTreeMap<u32, String> = namespaces.collect::<Result<_, Failure>>()?;
+        let ana_groups = groups(&entry.ana_group, &namespaces).map_err(wrong)?;
+        Ok(ConfiguredSubsystem { nqn, namespaces, hosts, ana_groups })
+    }
+}
+
+impl ConfiguredGroup {
+    /// With the identifiers of ports in the place of their addresses.
+    pub(super) fn at(&self, ports: &[Port]) -> AnaGroup {
+        let id = |address| ports.iter().find(|port| port.address == address).map(|port| port.id);
+        let states = self.states.iter().filter_map(|&(address, state)| Some((id(address)?, state))).collect();
+        AnaGroup { id: self.id, namespaces: self.namespaces.clone(), states }
+    }
+}
+
+fn groups(
+    entries: &[AnaGroupEntry],
+    namespaces: &BTreeMap<u32, String>,
+) -> Result<Vec<ConfiguredGroup>, String> {
+    if entries.len() > MAX_ANA_GROUPS {
+        return Err(format!("there are more than {MAX_ANA_GROUPS} ana_groups; leave some out"));
+    }
+    let (mut ids, mut members) = (HashSet::new(), HashSet::new());
+    let group = |entry: &AnaGroupEntry| {
+        let id = entry.id;
+        if id == 0 || !ids.insert(id) {
+            return Err(format!("ANAGRPID {id}: give each ana_group a number of its own, from 1"));
+        }
+        if let Some(nsid) = entry.namespaces.iter().find(|nsid| !namespaces.contains_key(nsid)) {
+            return Err(format!("ana_group {id}: there is no namespace {nsid}"));
+        }
+        if let Some(nsid) = entry.namespaces.iter().find(|nsid| !members.insert(**nsid)) {
+            return Err(format!("ana_group {id}: namespace {nsid} is in two; take it out of one"));
+        }
+        let states = entry.states.iter().map(|(address, state)| {
+            let address = address.parse().map_err(|_| {
+                format!("ana_group {id}: `{address}` is no listener; write one as 192.0.2.1:4420")
+            });
+            Ok((address?, state.word()))
+        });
+        let states = states.collect::<Result<_, String>>()?;
+        Ok(ConfiguredGroup { id, namespaces: entry.namespaces.clone(), states })
+    };
+    entries.iter().map(group).collect()
+}
+
+impl State {
+    fn word(self) -> AnaState {
+        match self {
+            State::Optimized => AnaState::OPTIMIZED,
+            State::NonOptimized => AnaState::NON_OPTIMIZED,
+            State::Inaccessible => AnaState::INACCESSIBLE,
+        }
     }
 }
 
@@ -83,6 +170,7 @@ mod tests {
         assert_eq!(subsystem.nqn.as_str(), "nqn.a");
         assert_eq!(subsystem.namespaces.get(&256).map(String::as_str), Some("y"));
         assert_eq!(subsystem.hosts, [Nqn::new("nqn.h").unwrap()]);
+        assert!(subsystem.ana_groups.is_empty());
         let settings = Settings { nvme: vec![subsystem.clone()], ..Settings::default() };
         assert_eq!(check(&settings, &["x", "y"]), Ok(()));
         assert!(check(&settings, &["x"]).unwrap_err().contains("there is no volume `y`"));
@@ -98,9 +186,35 @@ mod tests {
             ("nqn = 'nqn.a'\nnamespaces = { x = 'x' }", "namespace x is not from 1"),
             ("nqn = 'nqn.a'\nnamespaces = {}\nhosts = ['h']", "`h` is no NVMe name"),
             ("nqn = 'nqn.a'\nnamespaces = {}\nhost = []", "unknown field"),
+            (&ana("0", "[1]", "{}"), "ANAGRPID 0: give each"),
+            (&format!("{}\n{}", ana("2", "[]", "{}"), ANOTHER), "ANAGRPID 2: give each"),
+            (&ana("2", "[7]", "{}"), "there is no namespace 7"),
+            (&ana("2", "[1, 1]", "{}"), "namespace 1 is in two"),
+            (&ana("2", "[1]", "{ here = 'optimized' }"), "`here` is no listener"),
+            (&ana("2", "[1]", "{ '[::1]:1' = 'best' }"), "unknown variant"),
         ] {
             let failure = prepare(text).unwrap_err();
             assert!(failure.contains(said), "{failure}");
         }
+    }
+
+    /// A subsystem with namespace 1 and an ANA group.
+    fn ana(id: &str, namespaces: &str, states: &str) -> String {
+        format!(
+            "nqn = 'nqn.a'\nnamespaces = {{ 1 = 'x' }}\n[[ana_group]]\nANAGRPID = {id}\n\
+             namespaces = {namespaces}\nstates = {states}"
+        )
+    }
+
+    const ANOTHER: &str = "[[ana_group]]\nANAGRPID = 2\nnamespaces = []\nstates = {}";
+
+    #[test]
+    fn an_ana_group_has_a_state_at_each_listener_that_is_named() {
+        let text = ana("3", "[1]", "{ '[::1]:1' = 'non-optimized', '192.0.2.1:2' = 'inaccessible' }");
+        let subsystem = prepare(&text).unwrap();
+        let port = |id, address: &str| Port { id, address: address.parse().unwrap() };
+        let group = subsystem.ana_groups[0].at(&[port(7, "[::1]:1"), port(8, "127.0.0.1:4420")]);
+        assert_eq!((group.id, group.namespaces.as_slice()), (3, &[1][..]));
+        assert_eq!(group.states, BTreeMap::from([(7, AnaState::NON_OPTIMIZED)]));
     }
 }

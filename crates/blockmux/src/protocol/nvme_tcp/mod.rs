@@ -56,20 +56,29 @@ fn serve(service: &Service<'_>) -> Vec<Serve> {
         let served = exports.served(id)?.clone();
         Some(Namespace::new(nsid, id, served, export.read_only, (&format!("{nqn}\n{name}"), &machine)))
     };
+    let tcp = addresses.iter().enumerate().filter_map(|(at, address)| match address {
+        Address::Tcp(tcp) => Some(Port { id: port_id(at), address: *tcp }),
+        Address::Unix(_) => None,
+    });
+    let ports: Vec<Port> = tcp.collect();
+    let port_ids: Vec<u16> = ports.iter().map(|port| port.id).collect();
     let subsystems = subsystems(settings, exports.iter().map(|(_, export)| export.name.as_str()));
     let subsystems = subsystems.into_iter().map(|subsystem| {
         let nqn = subsystem.nqn;
         let namespaces = subsystem.namespaces.iter();
         let namespaces = namespaces.filter_map(|(nsid, volume)| namespace(&nqn, *nsid, volume)).collect();
-        Arc::new(Subsystem::new(nqn, &machine, namespaces, subsystem.hosts))
+        let groups = subsystem.ana_groups.iter().map(|group| group.at(&ports)).collect();
+        let made = Subsystem::new(nqn, &machine, namespaces, subsystem.hosts);
+        Arc::new(made.with_ana(groups, &port_ids))
     });
-    let tcp = addresses.iter().filter_map(|address| match address {
-        Address::Tcp(tcp) => Some(*tcp),
-        Address::Unix(_) => None,
-    });
-    let ports = (1..).zip(tcp).map(|(id, address)| Port { id, address }).collect();
-    let node = Arc::new(Node::new(subsystems.collect(), ports, &machine));
-    addresses.iter().map(|_| nvme_tcp::serve(&node, exports)).collect()
+    let subsystems = subsystems.collect();
+    let node = Arc::new(Node::new(subsystems, ports, &machine));
+    addresses.iter().enumerate().map(|(at, _)| nvme_tcp::serve(&node, port_id(at), exports)).collect()
+}
+
+/// The identifier of the port that a listener is, by its place among them.
+fn port_id(at: usize) -> u16 {
+    u16::try_from(at + 1).unwrap_or(u16::MAX)
 }
 
 /// The subsystems that are configured, or one for each volume.
@@ -81,6 +90,7 @@ fn subsystems<'a>(settings: &Settings, volumes: impl Iterator<Item = &'a str>) -
         nqn: Nqn::new(&default_nqn(volume)).expect("a volume's name fits every protocol's"),
         namespaces: BTreeMap::from([(1, volume.to_owned())]),
         hosts: Vec::new(),
+        ana_groups: Vec::new(),
     };
     volumes.map(of_volume).collect()
 }

@@ -76,8 +76,10 @@ impl TargetSession {
             }
         }
         let disk = |unit: Unit| Disk { version: unit.version(), kept: unit.kept(), unit };
-        let gate =
-            Gate::new(units.iter().filter_map(|unit| Some((unit.volume, exports.served(unit.volume)?))));
+        let gate = Gate::new(
+            units.iter().filter_map(|unit| Some((unit.volume, exports.served(unit.volume)?))),
+            None,
+        );
         Ok(TargetSession {
             gate,
             exports,

@@ -6,6 +6,14 @@ pub const CMIC_MULTI_PORT: u8 = 1;
 pub const CMIC_MULTI_CONTROLLER: u8 = 1 << 1;
 /// CMIC: asymmetric namespace access.
 pub const CMIC_ANA: u8 = 1 << 3;
+/// ANACAP: the optimized state.
+pub const ANACAP_OPTIMIZED: u8 = 1;
+/// ANACAP: the non-optimized state.
+pub const ANACAP_NON_OPTIMIZED: u8 = 1 << 1;
+/// ANACAP: the inaccessible state.
+pub const ANACAP_INACCESSIBLE: u8 = 1 << 2;
+/// ANACAP: a namespace's group does not change while it is attached.
+pub const ANACAP_FIXED_GROUPS: u8 = 1 << 6;
 /// CTRATT: host identifiers of 128 bits.
 pub const CTRATT_HOST_ID_128: u32 = 1;
 /// CTRATT: commands other than Keep Alive keep the association alive, too.
@@ -50,6 +58,8 @@ pub const SGLS_OFFSET: u32 = 1 << 20;
 pub const SGLS_TRANSPORT: u32 = 1 << 21;
 /// NSFEAT: thin provisioning, NUSE means something.
 pub const NSFEAT_THIN: u8 = 1;
+/// NSFEAT: NAWUN, NAWUPF and NACWU mean something.
+pub const NSFEAT_ATOMICS: u8 = 1 << 1;
 /// NSFEAT: NPWG, NPWA, NPDG, NPDA and NOWS mean something.
 pub const NSFEAT_OPTPERF: u8 = 1 << 4;
 /// NMIC: several controllers may have the namespace.

@@ -1,9 +1,12 @@
 //! The commands of a queue that are under way. A place in the table is the tag of their I/O and of their R2T.
 
+use super::fused::Half;
 use crate::nvme::io::IoCommand;
+use crate::nvme::letters::AbortOrder;
 use crate::served::Passage;
 use blockmux_volume::{Seg, SgList};
 use blockmux_wire::nvme::Sqe;
+use blockmux_wire::nvme::status::Status;
 
 /// One command.
 pub(super) struct Entry {
@@ -22,6 +25,17 @@ pub(super) struct Entry {
     pub(super) is_damaged: bool,
     /// Counts its I/O in flight.
     pub(super) passage: Option<Passage>,
+    /// It is to end early.
+    pub(super) doom: Option<Doom>,
+    /// It is half of a fused operation.
+    pub(super) half: Option<Box<Half>>,
+}
+
+/// The early end of a command.
+pub(super) struct Doom {
+    pub(super) status: Status,
+    /// Who has asked for it and waits for an answer.
+    pub(super) order: Option<AbortOrder>,
 }
 
 /// Who carries a command out.
@@ -38,6 +52,10 @@ pub(super) enum State {
     Data,
     /// The volume.
     Io,
+    /// The other half of its fused operation.
+    Fused,
+    /// Something else that is asked now and then.
+    Other,
     /// An asynchronous event.
     Event,
     /// The end of an older association.
@@ -69,7 +87,14 @@ impl Entry {
             payload,
             is_damaged: false,
             passage: None,
+            doom: None,
+            half: None,
         }
+    }
+
+    /// Has the command end early, unless it was told to already.
+    pub(super) fn doom(&mut self, status: Status, order: Option<AbortOrder>) {
+        self.doom.get_or_insert(Doom { status, order });
     }
 
     /// What was received, once all of it is here.
@@ -104,6 +129,11 @@ impl Commands {
             *taken = cid;
         }
         slot
+    }
+
+    /// All places, taken or not.
+    pub(super) fn slots(&self) -> std::ops::Range<usize> {
+        0..self.entries.len()
     }
 
     #[inline]

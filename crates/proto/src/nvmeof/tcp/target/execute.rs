@@ -2,6 +2,7 @@
 
 use super::TargetSession;
 use super::commands::{Entry, State, Work};
+use super::fused::Fusing;
 use super::receive::LENT_PAYLOAD;
 use crate::nvme::admin::{Admin, AdminQueue};
 use crate::nvme::io::{IoCommand, Step, Wanted};
@@ -35,8 +36,20 @@ impl TargetSession {
         }
         self.waits_for = 0;
         let cid = sqe.cid.get();
+        let first = if sqe.fuse() == Fuse::NORMAL && self.fusing == Fusing::No {
+            None
+        } else {
+            match self.first_half(sqe) {
+                Ok(first) => first,
+                Err(status) => {
+                    self.sender.outcome(&mut self.outbox, cid, &Outcome::failure(status));
+                    return true;
+                }
+            }
+        };
         let refuse = |session: &mut TargetSession, outcome: &Outcome| {
             session.sender.outcome(&mut session.outbox, cid, outcome);
+            session.half_refused(sqe, first);
             true
         };
         if !is_good {
@@ -48,16 +61,19 @@ impl TargetSession {
         if self.commands.find(cid).is_some() {
             return refuse(self, &Outcome::failure(Status::COMMAND_ID_CONFLICT));
         }
-        let accepted = self.accept(sqe).and_then(|(work, out)| {
+        let accepted = self.accept(sqe, first).and_then(|(work, out)| {
             let in_capsule = locate(sqe, &work, out, capsule_len)?;
             Ok((Entry::new(*sqe, work, out, payload), in_capsule))
         });
         let (entry, in_capsule) = match accepted {
             Ok(accepted) => accepted,
-            Err(status) => return refuse(self, &Outcome::failure(status)),
+            Err(status) => return refuse(self, &Outcome::refusal(status)),
         };
         let len = entry.data_out;
         let slot = self.commands.insert(entry);
+        if sqe.fuse() != Fuse::NORMAL {
+            self.half_accepted(slot, first);
+        }
         match in_capsule {
             _ if len == 0 => self.begin(slot, SgList::default()),
             Some(offset) => self.begin(slot, lend().slice(offset, len).into()),
@@ -69,11 +85,15 @@ impl TargetSession {
         true
     }
 
-    /// Says who carries a command out, and how much data the host has for it, in bytes.
+    /// Says who carries a command out, and how much data the host has for it, in bytes. It may be the second half of the
+    /// fused operation whose first is in this place.
     #[inline]
-    fn accept(&self, sqe: &Sqe) -> Result<(Work, usize), Status> {
-        if sqe.fuse() != Fuse::NORMAL || sqe.flags & PSDT_MASK != PSDT_SGL {
+    fn accept(&mut self, sqe: &Sqe, first: Option<usize>) -> Result<(Work, usize), Status> {
+        if sqe.flags & PSDT_MASK != PSDT_SGL {
             return Err(Status::INVALID_FIELD_IN_COMMAND);
+        }
+        if sqe.fuse() != Fuse::NORMAL {
+            return self.accept_half(sqe, first);
         }
         if AdminOpcode(sqe.opcode) == AdminOpcode::FABRICS {
             let is_connect = fabrics_type(sqe) == FabricsType::CONNECT;
@@ -83,11 +103,27 @@ impl TargetSession {
             None => Err(Status::COMMAND_SEQUENCE_ERROR),
             Some(Queue::Admin(_)) => Ok((Work::Admin, AdminQueue::data_out(sqe))),
             Some(Queue::Io(queue)) => {
-                let command = IoCommand::parse(&queue.subsystem, sqe)?;
+                let command = IoCommand::parse(&queue.subsystem, &queue.origin, sqe)?;
                 let out = command.data_out(sqe.dptr.length.get() as usize);
                 Ok((Work::Io(command), out))
             }
         }
+    }
+
+    fn accept_half(&mut self, sqe: &Sqe, first: Option<usize>) -> Result<(Work, usize), Status> {
+        let first = first.and_then(|first| self.commands.get_mut(first));
+        let Some(Queue::Io(queue)) = &self.queue else { return Err(Status::INVALID_FIELD_IN_COMMAND) };
+        if AdminOpcode(sqe.opcode) == AdminOpcode::FABRICS {
+            return Err(Status::INVALID_FIELD_IN_COMMAND);
+        }
+        let mut command = IoCommand::parse(&queue.subsystem, &queue.origin, sqe)?;
+        match first.map(|first| &first.work) {
+            Some(Work::Io(first)) => command.fuse(&queue.subsystem, sqe, first)?,
+            None if command.is_compare() => {}
+            _ => return Err(Status::INVALID_FIELD_IN_COMMAND),
+        }
+        let out = command.data_out(sqe.dptr.length.get() as usize);
+        Ok((Work::Io(command), out))
     }
 
     /// Asks for the data of commands that need it and for which there is memory.
@@ -117,6 +153,12 @@ impl TargetSession {
     #[inline]
     pub(super) fn begin(&mut self, slot: usize, data: SgList) {
         let Some(entry) = self.commands.get_mut(slot) else { return };
+        if entry.doom.is_some() {
+            return self.finish_doomed(slot);
+        }
+        if entry.half.is_some() {
+            return self.on_half(slot, data);
+        }
         let sqe = entry.sqe;
         match &mut entry.work {
             Work::Io(command) => {
@@ -129,10 +171,23 @@ impl TargetSession {
     }
 
     #[inline]
-    fn go_on(&mut self, slot: usize, step: Step) {
+    pub(super) fn go_on(&mut self, slot: usize, step: Step) {
         match step {
             Step::Io(wanted) => self.submit(slot, wanted),
-            Step::Done(outcome) => self.finish(slot, &outcome),
+            Step::Wait => {
+                if let Some(entry) = self.commands.get_mut(slot) {
+                    entry.state = State::Other;
+                }
+                self.waiting.push_back(slot);
+            }
+            Step::Done(outcome) => {
+                if let (Some(entry), Some(Queue::Io(queue))) = (self.commands.get_mut(slot), &self.queue)
+                    && let Work::Io(command) = &entry.work
+                {
+                    command.count(&outcome, &queue.counts);
+                }
+                self.finish(slot, &outcome);
+            }
         }
     }
 
@@ -144,14 +199,21 @@ impl TargetSession {
         };
         entry.state = State::Io;
         let Wanted { volume, op, offset, len, .. } = wanted;
-        if !queue.gate.admits(volume, op) {
-            return self.io_failed(slot, IoError::Reserved);
-        }
-        if op == Op::Read || op.is_write() {
+        if wanted.is_alone {
+            if op.is_write() {
+                queue.gate.changes(volume, (offset, len));
+            }
+        } else if op == Op::Read || op.is_write() {
             entry.passage = queue.gate.pass(volume, op, (offset, len));
             if entry.passage.is_none() {
                 return self.held.push_back((slot, wanted));
             }
+        }
+        // After the I/O is counted, so that whoever preempts this host and then waits for what is counted has waited for
+        // all that was admitted before.
+        let access = queue.gate.access(volume);
+        if !(if wanted.needs_write { access.writes } else { access.reads }) {
+            return self.io_failed(slot, IoError::Reserved);
         }
         self.in_flight = self.in_flight.saturating_add(1);
         self.io.push_back((volume, Io { tag: Tag(slot as u64), op, offset, len, data: wanted.data }));
@@ -173,11 +235,15 @@ impl TargetSession {
         let Some(entry) = self.commands.get_mut(slot) else { return };
         entry.passage = None;
         let Work::Io(command) = &mut entry.work else { return };
+        let was_cut_short = matches!(result, Err(IoError::Aborted));
         let step = command.on_io(result);
         if self.is_over {
             // Nobody waits for the rest.
             self.commands.remove(slot);
             return;
+        }
+        if entry.doom.is_some() && (was_cut_short || !matches!(step, Step::Done(_))) {
+            return self.finish_doomed(slot);
         }
         self.go_on(slot, step);
     }
@@ -188,6 +254,20 @@ impl TargetSession {
             if let Some((slot, wanted)) = self.held.pop_front() {
                 self.submit(slot, wanted);
             }
+        }
+        for _ in 0..self.waiting.len() {
+            if let Some(slot) = self.waiting.pop_front()
+                && let Some(entry) = self.commands.get_mut(slot)
+                && let Work::Io(command) = &mut entry.work
+            {
+                let step = command.resume();
+                self.go_on(slot, step);
+            }
+        }
+        while let Some(Queue::Admin(admin)) = &mut self.queue
+            && let Some((slot, outcome)) = admin.poll_waiting()
+        {
+            self.finish(slot, &outcome);
         }
         if let Some((slot, data)) = self.connecting.take()
             && let Some(entry) = self.commands.get_mut(slot)
@@ -209,6 +289,11 @@ impl TargetSession {
         self.set_keep_alive(keep_alive);
         match executed {
             Admin::Held => self.commands.wait_for_event(slot),
+            Admin::Waiting => {
+                if let Some(entry) = self.commands.get_mut(slot) {
+                    entry.state = State::Other;
+                }
+            }
             Admin::Aborted(other) => {
                 self.finish(other, &Outcome::failure(Status::COMMAND_ABORT_REQUESTED));
                 self.finish(slot, &Outcome::success(0));
@@ -223,6 +308,7 @@ impl TargetSession {
                 }
             }
         }
+        self.tell_events();
     }
 
     fn on_fabrics(&mut self, slot: usize, sqe: &Sqe, data: SgList) {
@@ -241,7 +327,7 @@ impl TargetSession {
                 let done = admin.properties.set(&admin.place, set.ofst.get(), is_long, set.value.get());
                 if !admin.properties.is_ready() {
                     // A reset or a shutdown ends requests for events without an answer (Base 2.0 §5.2).
-                    for event in admin.take_events() {
+                    for event in admin.reset_events() {
                         self.commands.remove(event);
                     }
                 }
@@ -253,6 +339,7 @@ impl TargetSession {
             (FabricsType::DISCONNECT, Some(Queue::Io(_))) => {
                 // What is in flight ends, and then the connection does.
                 self.stopping = true;
+                self.end_fusing();
                 Outcome::success(0)
             }
             _ => Outcome::failure(Status::INVALID_COMMAND_OPCODE),
@@ -262,12 +349,19 @@ impl TargetSession {
 
     fn connect(&mut self, slot: usize, sqe: &Sqe, data: SgList) {
         let command: &Connect = transmute_ref!(sqe);
-        match connect::connect(&self.node, command, &data, self.hang_up.clone()) {
-            Ok(Connected { queue, cntlid, size, has_flow_control }) => {
+        match connect::connect(
+            &self.node,
+            command,
+            &data,
+            self.hang_up.clone(),
+            (self.ring.clone(), self.port),
+        ) {
+            Ok(Connected { queue, letters, cntlid, size, has_flow_control }) => {
                 if let Queue::Admin(admin) = &queue {
                     self.set_keep_alive(admin.keep_alive());
                 }
                 self.queue = Some(queue);
+                self.letters = Some(letters);
                 self.permit = None;
                 self.depth = usize::from(size).saturating_add(MAX_EVENT_REQUESTS);
                 self.sender.on_connected(size, has_flow_control);
@@ -286,6 +380,9 @@ impl TargetSession {
     /// A command is over.
     #[inline]
     pub(super) fn finish(&mut self, slot: usize, outcome: &Outcome) {
+        if let Some(half) = self.commands.get_mut(slot).and_then(|entry| entry.half.take()) {
+            return self.half_finished(slot, &half, outcome);
+        }
         if let Some(cid) = self.commands.remove(slot) {
             self.sender.outcome(&mut self.outbox, cid, outcome);
         }

@@ -22,6 +22,8 @@
 
 mod commands;
 mod execute;
+mod fused;
+mod letters;
 mod receive;
 mod send;
 
@@ -32,12 +34,14 @@ use super::super::connect::Queue;
 use super::super::node::{ConnectPermit, Node};
 use crate::exports::VolumeId;
 use crate::nvme::io::Wanted;
-use crate::nvme::{HangUp, MAX_EVENT_REQUESTS, MQES};
+use crate::nvme::letters::Letterbox;
+use crate::nvme::{HangUp, MAX_EVENT_REQUESTS, MQES, Ring};
 use crate::outbox::Outbox;
 use crate::session::{Demand, ProtocolError, StreamSession, Target, Timed};
-use blockmux_volume::{Chunk, Completion, Io, Pool, SgList};
+use blockmux_volume::{Chunk, Completion, Io, Pool, SgList, Tag, Waker};
 use commands::Commands;
 use core::net::IpAddr;
+use fused::Fusing;
 use receive::Awaiting;
 use send::Sender;
 use std::collections::VecDeque;
@@ -59,6 +63,13 @@ pub struct TargetSession {
     io: VecDeque<(VolumeId, Io)>,
     /// I/O of commands whose ranges are locked by others.
     held: VecDeque<(usize, Wanted)>,
+    /// Commands that are asked now and then whether they can go on.
+    waiting: VecDeque<usize>,
+    /// I/O in flight that is to end early.
+    cancels: VecDeque<(VolumeId, Tag)>,
+    fusing: Fusing,
+    /// What others leave for the queue.
+    letters: Option<Arc<Letterbox>>,
     /// Commands that wait for memory before their data is asked for, oldest first.
     grants: VecDeque<usize>,
     /// A Connect that waits for an older association to end, and its data.
@@ -75,8 +86,16 @@ pub struct TargetSession {
     /// What the host has connected to, and how to cut its connection.
     local_ip: Option<IpAddr>,
     hang_up: Option<HangUp>,
+    /// The port that the host has come by.
+    port: u16,
     permit: Option<ConnectPermit>,
+    /// Makes what has this session take a turn, from any core.
+    bell: Option<Bell>,
+    ring: Option<Ring>,
 }
+
+/// Makes what wakes a session from other threads of what wakes it on its own.
+pub type Bell = Box<dyn FnOnce(&Waker) -> Ring>;
 
 /// Deadlines.
 struct Clock {
@@ -84,6 +103,8 @@ struct Clock {
     connect_by: Instant,
     /// When to ask the pool, locked ranges and older associations again.
     retry_at: Instant,
+    /// When to look for letters.
+    look_at: Instant,
     /// The next look at whether the host was heard of; `None` without Keep Alive.
     keep_alive: Option<KeepAlive>,
 }
@@ -114,6 +135,10 @@ impl TargetSession {
             commands: Commands::default(),
             io: VecDeque::new(),
             held: VecDeque::new(),
+            waiting: VecDeque::new(),
+            cancels: VecDeque::new(),
+            fusing: Fusing::No,
+            letters: None,
             grants: VecDeque::new(),
             connecting: None,
             waits_for: 0,
@@ -123,11 +148,15 @@ impl TargetSession {
             clock: Clock {
                 connect_by: now.checked_add(CONNECT_TIME).unwrap_or(now),
                 retry_at: now,
+                look_at: now,
                 keep_alive: None,
             },
             local_ip: None,
             hang_up: None,
+            port: 0,
             permit: None,
+            bell: None,
+            ring: None,
         }
     }
 
@@ -144,11 +173,27 @@ impl TargetSession {
         self
     }
 
+    /// The same for a host that has come by the port of this identifier.
+    #[must_use]
+    pub fn at_port(mut self, port: u16) -> TargetSession {
+        self.port = port;
+        self
+    }
+
+    /// The same with a bell, by which other cores have it take a turn. Without one it looks ten times a second for what
+    /// they have for its host.
+    #[must_use]
+    pub fn with_bell(mut self, bell: Bell) -> TargetSession {
+        self.bell = Some(bell);
+        self
+    }
+
     /// Whether a command with that much data may be taken now.
     #[inline]
     fn has_room(&self, data_len: usize) -> bool {
         let payload = self.commands.payload.saturating_add(self.outbox.len()).saturating_add(data_len);
-        let is_alone = self.commands.is_idle() && self.outbox.is_empty();
+        // The second half of what is begun does not wait for others.
+        let is_alone = self.commands.is_idle() && self.outbox.is_empty() || self.fusing != Fusing::No;
         self.commands.len() < self.depth
             && self.sender.has_room(&self.outbox)
             && (payload <= blockmux_volume::SHORT_PAYLOAD
@@ -185,8 +230,16 @@ impl TargetSession {
             timeout.map(|timeout| KeepAlive { timeout, next_look, heard: true, silent: 0 });
     }
 
+    /// Whether it has to look for letters itself.
+    fn looks(&self) -> bool {
+        let is_rung = self.letters.as_ref().is_none_or(|letters| letters.is_rung());
+        !is_rung && matches!(&self.queue, Some(Queue::Admin(admin)) if admin.waits_for_events())
+    }
+
     fn waits(&self) -> bool {
         !self.held.is_empty()
+            || !self.waiting.is_empty()
+            || matches!(&self.queue, Some(Queue::Admin(admin)) if admin.waits())
             || !self.grants.is_empty()
             || self.connecting.is_some()
             || matches!(self.awaiting, Awaiting::Memory(_))
@@ -201,7 +254,8 @@ impl Timed for TargetSession {
         let connect = if self.queue.is_none() { Some(self.clock.connect_by) } else { None };
         let retry = if self.waits() { Some(self.clock.retry_at) } else { None };
         let keep_alive = self.clock.keep_alive.as_ref().map(|keep_alive| keep_alive.next_look);
-        [connect, retry, keep_alive].into_iter().flatten().min()
+        let look = if self.looks() { Some(self.clock.look_at) } else { None };
+        [connect, retry, keep_alive, look].into_iter().flatten().min()
     }
 
     fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
@@ -213,6 +267,8 @@ impl Timed for TargetSession {
             });
         }
         self.clock.retry_at = now.checked_add(RETRY).unwrap_or(now);
+        self.clock.look_at = now.checked_add(LOOK).unwrap_or(now);
+        self.read_letters();
         self.resume();
         self.check_keep_alive(now)
     }
@@ -248,6 +304,7 @@ impl StreamSession for TargetSession {
     fn on_end(&mut self) -> Result<(), ProtocolError> {
         let was_over = std::mem::replace(&mut self.is_over, true);
         self.held.clear();
+        self.waiting.clear();
         self.grants.clear();
         self.connecting = None;
         match self.awaiting {
@@ -276,6 +333,19 @@ impl Target for TargetSession {
         self.io.pop_front()
     }
 
+    fn poll_cancel(&mut self) -> Option<(VolumeId, Tag)> {
+        self.cancels.pop_front()
+    }
+
+    fn on_start(&mut self, waker: &Waker) {
+        self.ring = self.bell.take().map(|bell| bell(waker));
+    }
+
+    #[inline]
+    fn on_turn(&mut self) {
+        self.read_letters();
+    }
+
     #[inline]
     fn on_io(&mut self, done: Completion) {
         self.in_flight = self.in_flight.saturating_sub(1);
@@ -287,6 +357,7 @@ impl Target for TargetSession {
 
     fn on_stop(&mut self) {
         self.stopping = true;
+        self.end_fusing();
     }
 }
 
@@ -298,5 +369,7 @@ const PAYLOAD_IN_FLIGHT: usize = 64 << 20;
 const CONNECT_TIME: Duration = Duration::from_secs(30);
 /// How often an empty pool, locked ranges and older associations are asked again, apart from each completion.
 const RETRY: Duration = Duration::from_millis(1);
+/// How often who is not rung for looks for letters.
+const LOOK: Duration = Duration::from_millis(100);
 /// How often it is looked whether the host was heard of, in a Keep Alive Timeout.
 const LOOKS: u32 = 4;

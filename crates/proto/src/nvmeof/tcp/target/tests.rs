@@ -1,9 +1,13 @@
 //! Whole connections as packet traces: what the host sends, what the target answers.
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
+mod ana;
 mod commands;
 mod connections;
+mod events;
+mod fused;
 mod hostile;
+mod reservations;
 
 use super::TargetSession;
 use crate::digest;
@@ -51,15 +55,18 @@ impl Pdu {
     }
 }
 
+/// A volume under that name.
+fn export(name: &str) -> Export {
+    let volume = Arc::new(MemVolume::new(SIZE));
+    Export { name: name.into(), description: String::new(), read_only: name == "b", volume }
+}
+
 /// What is served: a subsystem with namespaces 1 and 2 for everybody, and one for nobody that is here.
 fn node() -> (Arc<Node>, Exports) {
-    let export = |name: &str| Export {
-        name: name.into(),
-        description: String::new(),
-        read_only: name == "b",
-        volume: Arc::new(MemVolume::new(SIZE)),
-    };
-    let exports = Exports::new(vec![export("a"), export("b")]);
+    serve(Exports::new(vec![export("a"), export("b")]))
+}
+
+fn serve(exports: Exports) -> (Arc<Node>, Exports) {
     let namespace = |nsid: u32| {
         let (id, served) = (VolumeId(nsid - 1), exports.served(VolumeId(nsid - 1)).unwrap().clone());
         Namespace::new(nsid, id, served, nsid == 2, ("a", "machine"))
@@ -76,6 +83,8 @@ struct Host {
     pump: Pump<TargetSession>,
     digests: u8,
     cid: u16,
+    /// Every byte of its identifier.
+    id: u8,
     now: Instant,
 }
 
@@ -88,7 +97,7 @@ impl Host {
     fn with_pool((node, exports): (&Arc<Node>, &Exports), pool: Pool) -> Host {
         let now = Instant::now();
         let pump = Pump::new(TargetSession::new(node.clone(), pool, now), exports);
-        Host { pump, digests: 0, cid: 0, now }
+        Host { pump, digests: 0, cid: 0, id: 1, now }
     }
 
     /// Initialized.
@@ -103,7 +112,13 @@ impl Host {
 
     /// With an enabled controller, and its identifier.
     fn admin(node: &(Arc<Node>, Exports), digests: u8) -> (Host, u16) {
+        Host::admin_of(node, digests, 1)
+    }
+
+    /// The same as another host.
+    fn admin_of(node: &(Arc<Node>, Exports), digests: u8, id: u8) -> (Host, u16) {
         let mut host = Host::initialized(node, digests);
+        host.id = id;
         let cqe = host.connect(0, CNTLID_DYNAMIC, 0);
         assert!(cqe.status.is_success());
         host.enable();
@@ -112,8 +127,14 @@ impl Host {
 
     /// An I/O queue, and the admin queue of its controller.
     fn io(node: &(Arc<Node>, Exports), digests: u8) -> (Host, Host) {
-        let (admin, cntlid) = Host::admin(node, digests);
+        Host::io_of(node, digests, 1)
+    }
+
+    /// The same as another host.
+    fn io_of(node: &(Arc<Node>, Exports), digests: u8, id: u8) -> (Host, Host) {
+        let (admin, cntlid) = Host::admin_of(node, digests, id);
         let mut io = Host::initialized(node, digests);
+        io.id = id;
         assert!(io.connect(1, cntlid, 0).status.is_success());
         (io, admin)
     }
@@ -147,6 +168,7 @@ impl Host {
 
     fn connect(&mut self, qid: u16, cntlid: u16, cattr: u8) -> Cqe {
         let (command, data) = connect(NQN, qid, cntlid, cattr);
+        let data = ConnectData { hostid: [self.id; 16], ..data };
         self.run(command, data.as_bytes()).1
     }
 

@@ -277,7 +277,7 @@ fn a_reservation_of_another_protocol_keeps_the_host_out() {
     let (_, cqe) = io.run(nvm(NvmOpcode::READ, 1, 0, 1), &[]);
     assert_eq!(refusal(&cqe), Status::RESERVATION_CONFLICT);
     assert_eq!(refusal(&io.run(nvm(NvmOpcode::WRITE, 1, 0, 1), &[7; 512]).1), Status::RESERVATION_CONFLICT);
-    assert!(io.run(nvm(NvmOpcode::FLUSH, 1, 0, 1), &[]).1.status.is_success());
+    assert_eq!(refusal(&io.run(nvm(NvmOpcode::FLUSH, 1, 0, 1), &[]).1), Status::RESERVATION_CONFLICT);
     served.release(Some(holder));
     assert!(io.run(nvm(NvmOpcode::READ, 1, 0, 1), &[]).1.status.is_success());
 }

@@ -1,0 +1,131 @@
+//! Asymmetric Namespace Access: how well each port leads to each group of namespaces (Base 2.0 §8.1).
+//!
+//! A subsystem without groups has no asymmetry and says nothing of it. With groups, each namespace is in one; how a group
+//! is reached through a port may change while it is served, and hosts are told.
+
+use super::subsystem::Namespace;
+use blockmux_wire::nvme::log::{ANA_RGO, AnaGroupDescriptor, AnaHeader, AnaState};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use zerocopy::{FromZeros, IntoBytes};
+
+/// Namespaces that are reached equally well.
+#[derive(Debug, Default)]
+pub struct AnaGroup {
+    /// ANAGRPID, from 1, unique in its subsystem.
+    pub id: u32,
+    /// Its namespaces, by their identifiers.
+    pub namespaces: Vec<u32>,
+    /// The state at each port, by the port's identifier; at others it is optimized.
+    pub states: BTreeMap<u16, AnaState>,
+}
+
+/// The groups of a subsystem.
+#[derive(Default)]
+pub(crate) struct Ana {
+    groups: Vec<Group>,
+    changes: AtomicU64,
+}
+
+struct Group {
+    id: u32,
+    namespaces: Vec<u32>,
+    /// Of ports that are not as they were at first, or that were named.
+    states: Vec<(u16, AtomicU8)>,
+    changes: AtomicU64,
+}
+
+impl Ana {
+    /// These groups, and one more of all namespaces that are in none of them, if there are any. Says in each namespace
+    /// where it is. A namespace in two groups is in the first.
+    pub(crate) fn new(groups: Vec<AnaGroup>, ports: &[u16], namespaces: &mut [Namespace]) -> Ana {
+        if groups.is_empty() {
+            return Ana::default();
+        }
+        let mut left: BTreeSet<u32> = namespaces.iter().map(|namespace| namespace.nsid).collect();
+        let last = groups.iter().map(|group| group.id).max().unwrap_or(0);
+        let mut made: Vec<Group> = Vec::new();
+        for AnaGroup { id, namespaces, states } in groups {
+            let namespaces = namespaces.into_iter().filter(|nsid| left.remove(nsid)).collect();
+            made.push(Group::new(id, namespaces, ports, &states));
+        }
+        if !left.is_empty() {
+            let id = last.saturating_add(1);
+            made.push(Group::new(id, left.into_iter().collect(), ports, &BTreeMap::new()));
+        }
+        for namespace in namespaces {
+            let own = made.iter().find(|group| group.namespaces.contains(&namespace.nsid));
+            namespace.ana_group = own.map_or(0, |group| group.id);
+        }
+        made.sort_by_key(|group| group.id);
+        Ana { groups: made, changes: AtomicU64::new(0) }
+    }
+
+    pub(crate) fn is_there(&self) -> bool {
+        !self.groups.is_empty()
+    }
+
+    /// How many groups there are, and the greatest identifier.
+    pub(crate) fn count_and_last(&self) -> (u32, u32) {
+        (self.groups.len() as u32, self.groups.last().map_or(0, |group| group.id))
+    }
+
+    /// How a group is reached through a port.
+    pub(crate) fn state(&self, group: u32, port: u16) -> AnaState {
+        let found = self.groups.iter().find(|found| found.id == group);
+        found.map_or(AnaState::OPTIMIZED, |group| group.state(port))
+    }
+
+    /// Sets how a group is reached through a port; answers whether that is news.
+    pub(crate) fn set(&self, group: u32, port: u16, state: AnaState) -> bool {
+        let Some(group) = self.groups.iter().find(|found| found.id == group) else { return false };
+        let Some((_, place)) = group.states.iter().find(|(own, _)| *own == port) else { return false };
+        if place.swap(state.0, Ordering::AcqRel) == state.0 {
+            return false;
+        }
+        let count = self.changes.fetch_add(1, Ordering::AcqRel).saturating_add(1);
+        group.changes.store(count, Ordering::Release);
+        true
+    }
+
+    /// The log page as seen through a port.
+    pub(crate) fn log(&self, port: u16, cdw10: u32) -> Vec<u8> {
+        let header = AnaHeader {
+            chgcnt: self.changes.load(Ordering::Acquire).into(),
+            // At most one for each of MAX_NAMESPACES, and those that are empty.
+            nagd: (self.groups.len() as u16).into(),
+            ..AnaHeader::new_zeroed()
+        };
+        let mut page = header.as_bytes().to_vec();
+        for group in &self.groups {
+            let namespaces = if cdw10 & ANA_RGO == 0 { group.namespaces.as_slice() } else { &[] };
+            let descriptor = AnaGroupDescriptor {
+                agid: group.id.into(),
+                nnsid: (namespaces.len() as u32).into(),
+                chgcnt: group.changes.load(Ordering::Acquire).into(),
+                state: group.state(port).0,
+                ..AnaGroupDescriptor::new_zeroed()
+            };
+            page.extend(descriptor.as_bytes());
+            page.extend(namespaces.iter().copied().flat_map(u32::to_le_bytes));
+        }
+        page
+    }
+}
+
+impl Group {
+    fn new(id: u32, mut namespaces: Vec<u32>, ports: &[u16], states: &BTreeMap<u16, AnaState>) -> Group {
+        namespaces.sort_unstable();
+        let state = |port: u16| states.get(&port).copied().unwrap_or(AnaState::OPTIMIZED);
+        let states = ports.iter().map(|&port| (port, AtomicU8::new(state(port).0))).collect();
+        Group { id, namespaces, states, changes: AtomicU64::new(0) }
+    }
+
+    fn state(&self, port: u16) -> AnaState {
+        let found = self.states.iter().find(|(own, _)| *own == port);
+        found.map_or(AnaState::OPTIMIZED, |(_, state)| AnaState(state.load(Ordering::Acquire)))
+    }
+}
+
+/// The most ANA groups of one subsystem.
+pub const MAX_ANA_GROUPS: usize = 128;

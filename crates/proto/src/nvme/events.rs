@@ -1,0 +1,252 @@
+//! Asynchronous events of a controller (Base 2.0 §5.2), and the logs that clear them.
+//!
+//! An event is told once: the completion of a request names a log page, and until the host has read that page nothing
+//! more of the kind is told. What happens meanwhile is in the page.
+
+use super::letters::Letter;
+use blockmux_wire::nvme::NSID_ALL;
+use blockmux_wire::nvme::feature::*;
+use blockmux_wire::nvme::log::{CHANGED_NAMESPACES_MAX, LogPage, ReservationNotification};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use zerocopy::{FromZeros, IntoBytes};
+
+/// What a controller has to tell, and who waits to hear it.
+#[derive(Default)]
+pub(super) struct Events {
+    /// Asynchronous Event Requests, by their places in the transport's table, oldest first.
+    waiting: VecDeque<usize>,
+    /// Asynchronous Event Configuration.
+    pub(super) configuration: u32,
+    namespaces: Told,
+    ana: Told,
+    reservation: Told,
+    changed: BTreeSet<u32>,
+    notifications: VecDeque<ReservationNotification>,
+    /// Of the last notification.
+    log_page_count: u64,
+    /// Reservation Notification Masks that are not 0.
+    masks: BTreeMap<u32, u32>,
+}
+
+/// How far the host knows of one kind of event.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Told {
+    /// There is nothing to tell.
+    #[default]
+    Nothing,
+    /// There is.
+    Due,
+    /// The host was told, and has not read the log.
+    Yes,
+}
+
+impl Events {
+    /// How many requests wait.
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// A request waits.
+    pub(super) fn wait(&mut self, slot: usize) {
+        self.waiting.push_back(slot);
+    }
+
+    /// Stops waiting; answers whether it did.
+    pub(super) fn abort(&mut self, slot: usize) -> bool {
+        let place = self.waiting.iter().position(|&waiting| waiting == slot);
+        place.and_then(|place| self.waiting.remove(place)).is_some()
+    }
+
+    /// All requests, which wait no more, and nothing is left to be told: the controller is reset.
+    pub(super) fn reset(&mut self) -> VecDeque<usize> {
+        std::mem::take(self).waiting
+    }
+
+    /// Something has happened.
+    pub(super) fn hear(&mut self, letter: &Letter) {
+        match *letter {
+            Letter::NamespaceChanged(nsid) => {
+                // One more than the log has place for says that there were too many.
+                if self.changed.len() <= CHANGED_NAMESPACES_MAX {
+                    self.changed.insert(nsid);
+                }
+                self.namespaces.happen();
+            }
+            Letter::Reservation { nsid, kind } if self.mask(nsid) & 1_u32.wrapping_shl(kind.into()) == 0 => {
+                self.log_page_count = self.log_page_count.checked_add(1).unwrap_or(1);
+                if self.notifications.len() >= MAX_NOTIFICATIONS {
+                    self.notifications.pop_front();
+                }
+                self.notifications.push_back(ReservationNotification {
+                    log_page_count: self.log_page_count.into(),
+                    kind,
+                    nsid: nsid.into(),
+                    ..ReservationNotification::new_zeroed()
+                });
+                self.reservation.happen();
+            }
+            Letter::AnaChanged { .. } => self.ana.happen(),
+            _ => {}
+        }
+    }
+
+    /// The host has read the ANA log page.
+    pub(super) fn ana_is_read(&mut self) {
+        self.ana = Told::Nothing;
+    }
+
+    /// The next event for the oldest request: its place, and the result.
+    pub(super) fn next(&mut self) -> Option<(usize, u32)> {
+        if self.waiting.is_empty() {
+            return None;
+        }
+        let is_wanted = |notice| self.configuration & notice != 0;
+        let result = if is_wanted(AEC_ANA_CHANGE) && self.ana == Told::Due {
+            // First: I/O depends on it.
+            self.ana = Told::Yes;
+            let information = Notice::ASYMMETRIC_NAMESPACE_ACCESS_CHANGE.0;
+            event(EventType::NOTICE, information, LogPage::ASYMMETRIC_NAMESPACE_ACCESS.0)
+        } else if is_wanted(AEC_NAMESPACE_ATTRIBUTE) && self.namespaces == Told::Due {
+            self.namespaces = Told::Yes;
+            let information = Notice::NAMESPACE_ATTRIBUTE_CHANGED.0;
+            event(EventType::NOTICE, information, LogPage::CHANGED_NAMESPACE_LIST.0)
+        } else if self.reservation == Told::Due {
+            self.reservation = Told::Yes;
+            event(EventType::IO_COMMAND_SPECIFIC, 0, LogPage::RESERVATION_NOTIFICATION.0)
+        } else {
+            return None;
+        };
+        Some((self.waiting.pop_front()?, result))
+    }
+
+    /// The Changed Namespace List; with `clears` it begins anew.
+    pub(super) fn changed_namespaces(&mut self, clears: bool) -> Vec<u8> {
+        let mut page: Vec<u8> = match self.changed.len() {
+            0..=CHANGED_NAMESPACES_MAX => self.changed.iter().copied().flat_map(u32::to_le_bytes).collect(),
+            _ => NSID_ALL.to_le_bytes().to_vec(),
+        };
+        page.resize(CHANGED_NAMESPACES_MAX.saturating_mul(4), 0);
+        if clears {
+            self.changed.clear();
+            self.namespaces = Told::Nothing;
+        }
+        page
+    }
+
+    /// The oldest reservation notification; with `clears` the next one follows.
+    pub(super) fn reservation_notification(&mut self, clears: bool) -> Vec<u8> {
+        let more = self.notifications.len().saturating_sub(1);
+        let oldest =
+            if clears { self.notifications.pop_front() } else { self.notifications.front().copied() };
+        let page = oldest.map_or_else(ReservationNotification::new_zeroed, |oldest| {
+            // At most MAX_NOTIFICATIONS.
+            ReservationNotification { available: more as u8, ..oldest }
+        });
+        if clears {
+            self.reservation = if self.notifications.is_empty() { Told::Nothing } else { Told::Due };
+        }
+        page.as_bytes().to_vec()
+    }
+
+    /// The Reservation Notification Mask of a namespace.
+    pub(super) fn mask(&self, nsid: u32) -> u32 {
+        self.masks.get(&nsid).copied().unwrap_or(0)
+    }
+
+    /// Sets the Reservation Notification Mask of a namespace.
+    pub(super) fn set_mask(&mut self, nsid: u32, mask: u32) {
+        if mask == 0 {
+            self.masks.remove(&nsid);
+        } else {
+            self.masks.insert(nsid, mask);
+        }
+    }
+}
+
+impl Told {
+    fn happen(&mut self) {
+        if *self == Told::Nothing {
+            *self = Told::Due;
+        }
+    }
+}
+
+/// Reservation notifications that wait to be read; beyond, the oldest is lost, which the count shows.
+const MAX_NOTIFICATIONS: usize = 128;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all() -> Events {
+        let mut events = Events { configuration: AEC_NAMESPACE_ATTRIBUTE, ..Events::default() };
+        (0..4).for_each(|slot| events.wait(slot));
+        events
+    }
+
+    #[test]
+    fn an_event_is_told_once_until_its_log_is_read() {
+        let mut events = all();
+        assert_eq!(events.next(), None);
+        events.hear(&Letter::NamespaceChanged(3));
+        assert_eq!(events.next(), Some((0, 0x04_0002)));
+        events.hear(&Letter::NamespaceChanged(1));
+        assert_eq!(events.next(), None);
+        assert_eq!(events.changed_namespaces(false)[..12], [1, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0]);
+        events.changed_namespaces(true);
+        assert_eq!(events.next(), None);
+        assert_eq!(events.changed_namespaces(true)[..4], [0; 4]);
+        events.hear(&Letter::NamespaceChanged(2));
+        assert_eq!(events.next(), Some((1, 0x04_0002)));
+    }
+
+    #[test]
+    fn what_the_host_does_not_want_to_hear_waits_in_the_log() {
+        let mut events = all();
+        events.configuration = 0;
+        events.hear(&Letter::NamespaceChanged(3));
+        assert_eq!(events.next(), None);
+        events.configuration = AEC_NAMESPACE_ATTRIBUTE;
+        assert!(events.next().is_some());
+    }
+
+    #[test]
+    fn too_many_changed_namespaces_are_all_of_them() {
+        let mut events = all();
+        (1..=CHANGED_NAMESPACES_MAX as u32).for_each(|nsid| events.hear(&Letter::NamespaceChanged(nsid)));
+        assert_eq!(events.changed_namespaces(false)[4092..], 1024_u32.to_le_bytes());
+        events.hear(&Letter::NamespaceChanged(5000));
+        let page = events.changed_namespaces(true);
+        assert_eq!((&page[..4], &page[4..8]), (&[0xff; 4][..], &[0; 4][..]));
+    }
+
+    #[test]
+    fn reservation_notifications_are_read_one_by_one_and_can_be_masked() {
+        let mut events = all();
+        events.set_mask(2, 1 << 2);
+        for (nsid, kind) in [(1, 1), (2, 2), (2, 3)] {
+            events.hear(&Letter::Reservation { nsid, kind });
+        }
+        assert_eq!(events.next(), Some((0, 0x80_0006)));
+        assert_eq!(events.next(), None);
+        let page = |events: &mut Events| {
+            let page = events.reservation_notification(true);
+            (page[0], page[8], page[9], page[12])
+        };
+        assert_eq!(page(&mut events), (1, 1, 1, 1));
+        assert_eq!(events.next(), Some((1, 0x80_0006)), "there is one more");
+        assert_eq!(page(&mut events), (2, 3, 0, 2));
+        assert_eq!(page(&mut events), (0, 0, 0, 0));
+        (0..1000).for_each(|_| events.hear(&Letter::Reservation { nsid: 1, kind: 1 }));
+        assert_eq!(page(&mut events).2, MAX_NOTIFICATIONS as u8 - 1);
+    }
+
+    #[test]
+    fn a_reset_forgets_everything() {
+        let mut events = all();
+        events.hear(&Letter::NamespaceChanged(3));
+        assert_eq!(events.reset(), [0, 1, 2, 3]);
+        events.wait(7);
+        assert_eq!(events.next(), None);
+    }
+}

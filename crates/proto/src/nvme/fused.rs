@@ -1,0 +1,91 @@
+//! Compare and write, fused: the one fused operation of the NVM Command Set.
+//!
+//! A Compare and a Write of the same blocks, one after the other in a queue, are done as one: the range is locked as by
+//! SCSI's COMPARE AND WRITE, so that whoever else uses the volume, in whatever way, comes before or after both.
+
+use super::Outcome;
+use super::io::{Step, Wanted, compare};
+use super::status::of_io_error;
+use super::subsystem::Namespace;
+use crate::exports::VolumeId;
+use crate::served::{RangeGuard, Served};
+use blockmux_volume::{IoError, Op, Output, SgList};
+use blockmux_wire::nvme::status::Status;
+use std::sync::Arc;
+
+/// Both commands under way.
+pub(super) struct CompareAndWrite {
+    served: Arc<Served>,
+    volume: VolumeId,
+    /// In bytes.
+    offset: u64,
+    len: u64,
+    fua: bool,
+    expected: SgList,
+    data: SgList,
+    guard: Option<RangeGuard>,
+    is_writing: bool,
+}
+
+impl CompareAndWrite {
+    pub(super) fn new(namespace: &Namespace, (offset, len): (u64, u64), fua: bool) -> CompareAndWrite {
+        CompareAndWrite {
+            served: namespace.served.clone(),
+            volume: namespace.volume,
+            offset,
+            len,
+            fua,
+            expected: SgList::default(),
+            data: SgList::default(),
+            guard: None,
+            is_writing: false,
+        }
+    }
+
+    /// The data of both is here.
+    pub(super) fn begin(&mut self, expected: SgList, data: SgList) -> Step {
+        (self.expected, self.data) = (expected, data);
+        self.resume()
+    }
+
+    /// Asks whether the range is its own.
+    pub(super) fn resume(&mut self) -> Step {
+        if !RangeGuard::take(&mut self.guard, &self.served, self.offset, self.len) {
+            return Step::Wait;
+        }
+        self.io(Op::Read, None)
+    }
+
+    /// An I/O is over.
+    pub(super) fn on_io(&mut self, result: Result<Output, IoError>) -> Step {
+        let op = if self.is_writing { Op::Write { fua: self.fua } } else { Op::Read };
+        let output = match result {
+            Ok(output) => output,
+            Err(error) => return Step::Done(of_io_error(error, op)),
+        };
+        if self.is_writing {
+            return Step::Done(Outcome::success(0));
+        }
+        let outcome = compare(&output.into_data(), &self.expected);
+        if !outcome.status.is_success() {
+            return Step::Done(outcome);
+        }
+        self.is_writing = true;
+        self.io(Op::Write { fua: self.fua }, Some(self.data.clone()))
+    }
+
+    /// What each of the two commands ends with, if they end so.
+    pub(super) fn outcomes(&self, outcome: &Outcome) -> (Outcome, Outcome) {
+        let other = Outcome::failure(Status::COMMAND_ABORTED_DUE_TO_FAILED_FUSED_COMMAND);
+        match (outcome.status.is_success(), self.is_writing) {
+            (true, _) => (Outcome::success(0), outcome.clone()),
+            (false, true) => (other, outcome.clone()),
+            (false, false) => (outcome.clone(), other),
+        }
+    }
+
+    fn io(&self, op: Op, data: Option<SgList>) -> Step {
+        let Self { volume, offset, len, .. } = *self;
+        Step::Io(Wanted { volume, op, offset, len, data, needs_write: true, is_alone: true })
+    }
+}

@@ -1,0 +1,282 @@
+//! Reservation Register, Acquire, Release and Report (NVMe Base Specification, "Reservations").
+//!
+//! The table is the volume's, shared with SCSI (decision 12): its words and types are SPC's, and here is where they are
+//! translated. A registrant is a host, by its identifier of 128 bits, whatever controllers and subsystems it uses.
+
+use super::Outcome;
+use super::io::Step;
+use super::subsystem::Namespace;
+use crate::served::{
+    Notice, Notices, Preempt, Refused, Register, Registrant, Reservations, SaveTicket, Served, Watch,
+};
+use blockmux_volume::{Seg, SgList};
+use blockmux_wire::nvme::Sqe;
+use blockmux_wire::nvme::opcode::NvmOpcode;
+use blockmux_wire::nvme::reservation::*;
+use blockmux_wire::nvme::status::Status;
+use blockmux_wire::scsi::reservation::ReservationType as SharedType;
+use sha2::{Digest, Sha256};
+use std::sync::Arc;
+use zerocopy::{FromZeros, IntoBytes};
+
+/// One reservation command under way.
+pub(super) struct Reserving {
+    served: Arc<Served>,
+    who: Registrant,
+    wanted: Wanted,
+    /// The change is made; its image is being kept.
+    saving: Option<SaveTicket>,
+    /// The change is made; I/O that began before it ends.
+    barrier: Option<Watch>,
+}
+
+#[derive(Clone, Copy)]
+enum Wanted {
+    Register {
+        action: RegisterAction,
+        ignores_key: bool,
+        persists: Option<bool>,
+    },
+    Acquire {
+        action: AcquireAction,
+        kind: SharedType,
+    },
+    Release {
+        action: ReleaseAction,
+        kind: SharedType,
+    },
+    /// In bytes.
+    Report {
+        len: usize,
+    },
+}
+
+impl Reserving {
+    /// Checks a command of host `who`.
+    pub(super) fn parse(namespace: &Namespace, who: &Registrant, sqe: &Sqe) -> Result<Reserving, Status> {
+        let cdw10 = sqe.cdw10.get();
+        // Three bits.
+        let (action, ignores_key) = ((cdw10 & 7) as u8, cdw10 & IEKEY != 0);
+        let wanted = match NvmOpcode(sqe.opcode) {
+            NvmOpcode::RESERVATION_REGISTER => {
+                let action = RegisterAction(action);
+                if action.0 > RegisterAction::REPLACE.0 {
+                    return Err(Status::INVALID_FIELD_IN_COMMAND);
+                }
+                let persists = match cdw10.wrapping_shr(CPTPL_SHIFT) {
+                    0 => None,
+                    2 => Some(false),
+                    3 if namespace.served.store().is_some() => Some(true),
+                    _ => return Err(Status::INVALID_FIELD_IN_COMMAND),
+                };
+                Wanted::Register { action, ignores_key, persists }
+            }
+            NvmOpcode::RESERVATION_REPORT => {
+                if sqe.cdw11.get() & EDS == 0 {
+                    // Hosts of fabrics have identifiers of 128 bits, which the short form has no place for.
+                    return Err(Status::HOST_IDENTIFIER_INCONSISTENT_FORMAT);
+                }
+                let len = usize::try_from(report_len(cdw10)).unwrap_or(usize::MAX);
+                if len > super::MAX_DATA {
+                    return Err(Status::INVALID_FIELD_IN_COMMAND);
+                }
+                Wanted::Report { len }
+            }
+            // Since Base 1.3 these have to know their key.
+            _ if ignores_key => return Err(Status::INVALID_FIELD_IN_COMMAND),
+            NvmOpcode::RESERVATION_ACQUIRE => {
+                let action = AcquireAction(action);
+                if action.0 > AcquireAction::PREEMPT_AND_ABORT.0 {
+                    return Err(Status::INVALID_FIELD_IN_COMMAND);
+                }
+                Wanted::Acquire { action, kind: shared_type(cdw10).ok_or(Status::INVALID_FIELD_IN_COMMAND)? }
+            }
+            _ => match ReleaseAction(action) {
+                action @ ReleaseAction::RELEASE => {
+                    let kind = shared_type(cdw10).ok_or(Status::INVALID_FIELD_IN_COMMAND)?;
+                    Wanted::Release { action, kind }
+                }
+                // The type says nothing then.
+                action @ ReleaseAction::CLEAR => Wanted::Release { action, kind: SharedType(0) },
+                _ => return Err(Status::INVALID_FIELD_IN_COMMAND),
+            },
+        };
+        let (served, who) = (namespace.served.clone(), who.clone());
+        Ok(Reserving { served, who, wanted, saving: None, barrier: None })
+    }
+
+    /// The data that the host sends, in bytes.
+    pub(super) fn data_out(&self) -> usize {
+        match self.wanted {
+            Wanted::Register { .. } | Wanted::Acquire { .. } => size_of::<ReservationKeys>(),
+            Wanted::Release { .. } => size_of::<u64>(),
+            Wanted::Report { .. } => 0,
+        }
+    }
+
+    /// The data that the host gets, in bytes.
+    pub(super) fn data_in(&self) -> usize {
+        if let Wanted::Report { len } = self.wanted { len } else { 0 }
+    }
+
+    /// Its data is here: changes the table, or tells what is in it.
+    pub(super) fn begin(&mut self, data: &SgList) -> Step {
+        let mut keys = ReservationKeys::new_zeroed();
+        if let Some(field) = keys.as_mut_bytes().get_mut(..data.len()) {
+            data.copy_to(field);
+        }
+        if let Wanted::Report { len } = self.wanted {
+            let mut report = self.served.look(|table| report(&table.reservations));
+            report.resize(len, 0);
+            return Step::Done(Outcome::data(Seg::from_slice(&report).into(), 0));
+        }
+        let (wanted, who) = (self.wanted, &self.who);
+        let aborts = matches!(wanted, Wanted::Acquire { action: AcquireAction::PREEMPT_AND_ABORT, .. });
+        let changed = self.served.change(aborts, |table| {
+            // A RESERVE of SPC-2 keeps everybody else out.
+            if table.reserved_by.is_some() {
+                return Err(Refused::Conflict);
+            }
+            wanted.apply(&mut table.reservations, who, &keys)
+        });
+        match changed {
+            Err(refused) => return Step::Done(Outcome::failure(refusal(refused))),
+            Ok(ticket) => self.saving = ticket,
+        }
+        if aborts {
+            self.barrier = Some(Watch::new(&self.served, Arc::from([])));
+        }
+        self.resume()
+    }
+
+    /// Asks whether the change is kept, and whether what was to end has.
+    pub(super) fn resume(&mut self) -> Step {
+        if let Some(ticket) = self.saving {
+            match self.served.store().and_then(|store| store.is_saved(ticket)) {
+                None => return Step::Wait,
+                Some(true) => self.saving = None,
+                Some(false) => {
+                    self.served.take_back(ticket);
+                    return Step::Done(Outcome::failure(Status::INTERNAL_ERROR));
+                }
+            }
+        }
+        if self.barrier.as_ref().is_some_and(|barrier| !barrier.has_begun()) {
+            return Step::Wait;
+        }
+        self.barrier = None;
+        Step::Done(Outcome::success(0))
+    }
+}
+
+impl Wanted {
+    fn apply(
+        self,
+        all: &mut Reservations,
+        who: &Registrant,
+        keys: &ReservationKeys,
+    ) -> Result<Notices, Refused> {
+        let (key, second) = (keys.crkey.get(), keys.second.get());
+        match self {
+            Wanted::Register { action, ignores_key, persists } => {
+                let (own, persists) = (all.key_of(who), persists.unwrap_or(all.persists));
+                let knows_key = own == Some(key);
+                let is_allowed = match action {
+                    RegisterAction::REGISTER => own.is_none_or(|own| own == second),
+                    RegisterAction::UNREGISTER => own.is_some() && (ignores_key || knows_key),
+                    _ => ignores_key || knows_key,
+                };
+                if !is_allowed {
+                    return Err(Refused::Conflict);
+                }
+                let new_key = if action == RegisterAction::UNREGISTER { 0 } else { second };
+                if new_key == 0 && action != RegisterAction::UNREGISTER {
+                    return Err(Refused::NoKey);
+                }
+                let whom = std::slice::from_ref(who);
+                all.register(who, &Register { key: None, new_key, whom, persists })
+            }
+            Wanted::Acquire { action: AcquireAction::ACQUIRE, kind } => {
+                all.reserve(who, key, kind).map(|()| Notices::new())
+            }
+            Wanted::Acquire { kind, .. } => all.preempt(who, &Preempt { key, victim_key: second, kind }),
+            Wanted::Release { action: ReleaseAction::CLEAR, .. } => all.clear(who, key),
+            Wanted::Release { kind, .. } => all.release(who, key, kind),
+            Wanted::Report { .. } => Ok(Notices::new()),
+        }
+    }
+}
+
+/// What the reservation notification log calls it.
+pub(super) fn notification(notice: Notice) -> u8 {
+    match notice {
+        Notice::RegistrationsPreempted => 1,
+        Notice::ReservationsReleased => 2,
+        Notice::ReservationsPreempted => 3,
+    }
+}
+
+fn refusal(refused: Refused) -> Status {
+    match refused {
+        Refused::Conflict => Status::RESERVATION_CONFLICT,
+        Refused::InvalidRelease | Refused::NoKey | Refused::ToItself => Status::INVALID_FIELD_IN_COMMAND,
+        // There is no status for it.
+        Refused::Full => Status::INTERNAL_ERROR,
+    }
+}
+
+/// RTYPE in the shared table's words.
+fn shared_type(cdw10: u32) -> Option<SharedType> {
+    // Eight bits.
+    let kind = ReservationType(cdw10.wrapping_shr(RTYPE_SHIFT) as u8);
+    TYPES.iter().find(|(own, _)| *own == kind).map(|(_, shared)| *shared)
+}
+
+/// The extended Reservation Status data structure.
+fn report(all: &Reservations) -> Vec<u8> {
+    let kind = all.reservation.as_ref().map(|reservation| reservation.kind);
+    let rtype = TYPES.iter().find(|(_, shared)| Some(*shared) == kind).map_or(0, |(own, _)| own.0);
+    let head = ReservationStatus {
+        generation: all.generation.into(),
+        rtype,
+        // At most MAX_REGISTRATIONS.
+        regstrnt: (all.registrations.len() as u16).into(),
+        ptpls: all.persists.into(),
+        ..ReservationStatus::new_zeroed()
+    };
+    let mut bytes = head.as_bytes().to_vec();
+    bytes.resize(EXTENDED_STATUS_LEN, 0);
+    for registration in &all.registrations {
+        let registrant = RegistrantExtended {
+            // Of the dynamic controller model.
+            cntlid: u16::MAX.into(),
+            rcsts: if all.holds(&registration.who) { RCSTS_HOLDER } else { 0 },
+            rkey: registration.key.into(),
+            hostid: host_identifier(&registration.who),
+            ..RegistrantExtended::new_zeroed()
+        };
+        bytes.extend(registrant.as_bytes());
+    }
+    bytes
+}
+
+/// What hosts are told of a registrant. SCSI's initiator ports have longer names: what they are told of is a hash.
+fn host_identifier(who: &Registrant) -> [u8; 16] {
+    if let Some(host) = who.nvme_host() {
+        return host;
+    }
+    let hash = Sha256::new().chain_update(&who.initiator).chain_update(who.port.as_bytes()).finalize();
+    let mut id = [0; 16];
+    id.iter_mut().zip(hash).for_each(|(to, from)| *to = from);
+    id
+}
+
+/// The same six types have other numbers in SPC.
+const TYPES: [(ReservationType, SharedType); 6] = [
+    (ReservationType::WRITE_EXCLUSIVE, SharedType::WRITE_EXCLUSIVE),
+    (ReservationType::EXCLUSIVE_ACCESS, SharedType::EXCLUSIVE_ACCESS),
+    (ReservationType::WRITE_EXCLUSIVE_REGISTRANTS_ONLY, SharedType::WRITE_EXCLUSIVE_REGISTRANTS_ONLY),
+    (ReservationType::EXCLUSIVE_ACCESS_REGISTRANTS_ONLY, SharedType::EXCLUSIVE_ACCESS_REGISTRANTS_ONLY),
+    (ReservationType::WRITE_EXCLUSIVE_ALL_REGISTRANTS, SharedType::WRITE_EXCLUSIVE_ALL_REGISTRANTS),
+    (ReservationType::EXCLUSIVE_ACCESS_ALL_REGISTRANTS, SharedType::EXCLUSIVE_ACCESS_ALL_REGISTRANTS),
+];

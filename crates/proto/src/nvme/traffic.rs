@@ -1,0 +1,153 @@
+//! What I/O queues have done, for the SMART / Health log.
+//!
+//! Each queue counts in a place of its own, which no other core writes; who reads the log adds them up.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Everything that queues of a subsystem have done.
+#[derive(Default)]
+pub(crate) struct Traffic {
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    live: Mutex<Live>,
+}
+
+#[derive(Default)]
+struct Live {
+    queues: Vec<Arc<Place>>,
+    /// Of queues that are gone.
+    gone: Totals,
+}
+
+/// Sums.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Totals {
+    pub(crate) reads: u64,
+    pub(crate) writes: u64,
+    /// In bytes.
+    pub(crate) read_bytes: u64,
+    /// In bytes.
+    pub(crate) written_bytes: u64,
+    /// Reads and writes that the medium has failed.
+    pub(crate) media_errors: u64,
+}
+
+/// One queue's counts. Nobody else's is in the same line of a processor's cache.
+#[derive(Default)]
+#[repr(align(128))]
+struct Place {
+    reads: AtomicU64,
+    writes: AtomicU64,
+    read_bytes: AtomicU64,
+    written_bytes: AtomicU64,
+    media_errors: AtomicU64,
+}
+
+/// A queue's hand on its counts.
+pub(crate) struct Counts {
+    shared: Arc<Shared>,
+    place: Arc<Place>,
+}
+
+impl Traffic {
+    /// A place for a new queue.
+    pub(crate) fn counts(&self) -> Counts {
+        let place = Arc::<Place>::default();
+        self.shared.live(|live| live.queues.push(place.clone()));
+        Counts { shared: self.shared.clone(), place }
+    }
+
+    /// All that was done until now.
+    pub(crate) fn totals(&self) -> Totals {
+        self.shared.live(|live| live.queues.iter().fold(live.gone, |sum, place| sum.plus(place.totals())))
+    }
+}
+
+impl Counts {
+    /// A read is done.
+    #[inline]
+    pub(crate) fn read(&self, bytes: u64) {
+        add(&self.place.reads, 1);
+        add(&self.place.read_bytes, bytes);
+    }
+
+    /// A write is done.
+    #[inline]
+    pub(crate) fn wrote(&self, bytes: u64) {
+        add(&self.place.writes, 1);
+        add(&self.place.written_bytes, bytes);
+    }
+
+    /// The medium has failed a command.
+    pub(crate) fn failed(&self) {
+        add(&self.place.media_errors, 1);
+    }
+}
+
+impl Drop for Counts {
+    fn drop(&mut self) {
+        self.shared.live(|live| {
+            live.queues.retain(|place| !Arc::ptr_eq(place, &self.place));
+            live.gone = live.gone.plus(self.place.totals());
+        });
+    }
+}
+
+impl Shared {
+    fn live<R>(&self, look: impl FnOnce(&mut Live) -> R) -> R {
+        look(&mut self.live.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Place {
+    fn totals(&self) -> Totals {
+        Totals {
+            reads: self.reads.load(Ordering::Relaxed),
+            writes: self.writes.load(Ordering::Relaxed),
+            read_bytes: self.read_bytes.load(Ordering::Relaxed),
+            written_bytes: self.written_bytes.load(Ordering::Relaxed),
+            media_errors: self.media_errors.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl Totals {
+    fn plus(self, other: Totals) -> Totals {
+        Totals {
+            reads: self.reads.saturating_add(other.reads),
+            writes: self.writes.saturating_add(other.writes),
+            read_bytes: self.read_bytes.saturating_add(other.read_bytes),
+            written_bytes: self.written_bytes.saturating_add(other.written_bytes),
+            media_errors: self.media_errors.saturating_add(other.media_errors),
+        }
+    }
+}
+
+/// Adds where nobody else writes.
+#[inline]
+fn add(count: &AtomicU64, more: u64) {
+    count.store(count.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_queue_has_done_outlives_it() {
+        let traffic = Traffic::default();
+        let (one, other) = (traffic.counts(), traffic.counts());
+        one.read(512);
+        one.read(1024);
+        other.wrote(4096);
+        other.failed();
+        let totals = Totals { reads: 2, writes: 1, read_bytes: 1536, written_bytes: 4096, media_errors: 1 };
+        assert_eq!(traffic.totals(), totals);
+        drop(one);
+        assert_eq!(traffic.totals(), totals);
+    }
+}
