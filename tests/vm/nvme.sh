@@ -32,9 +32,10 @@ discover 3 | grep 'subnqn: *nqn.2026-11.test:private'
 check a_host_connects_with_several_queues
 connect 1 --nr-io-queues=2 --keep-alive-tmo=5
 test "$(cat /sys/class/nvme/$controller/queue_count)" = 3
-disk=/dev/${controller}n1
+disk=$(disk_of $controller 1)
 test "$(cat "/sys/block/${disk#/dev/}/size")" = 1048576
-test "$(cat "/sys/block/${controller}n2/size")" = 786432
+file=$(disk_of $controller 2)
+test "$(cat "/sys/block/${file#/dev/}/size")" = 786432
 
 check everything_that_identify_has_makes_sense
 nvme id-ctrl /dev/$controller >id
@@ -96,9 +97,9 @@ nvme flush $disk -n 1
 nvme smart-log /dev/$controller | grep -i 'host[_ ]read[_ ]commands[[:space:]]*: [1-9]'
 
 check a_discard_gives_the_files_blocks_back
-dd if=/dev/urandom of="/dev/${controller}n2" bs=1M count=16 oflag=direct
+dd if=/dev/urandom of="$file" bs=1M count=16 oflag=direct
 host run 'test $(du --block-size=1M disk.img | cut -f 1) -ge 16'
-blkdiscard "/dev/${controller}n2"
+blkdiscard "$file"
 host run 'test $(du --block-size=1M disk.img | cut -f 1) -lt 2'
 
 check io_goes_on_after_resets_of_the_controller
@@ -113,14 +114,14 @@ wait $!
 check a_host_may_have_digests
 disconnect $controller
 connect 1 --hdr-digest --data-digest --nr-io-queues=2
-disk=/dev/${controller}n1
+disk=$(disk_of $controller 1)
 verified_io "$disk"
 
 check of_two_hosts_one_can_keep_the_other_from_writing
-one=/dev/${controller}n1
+one=$(disk_of $controller 1)
 first=$controller
 connect 2
-two=/dev/${controller}n1
+two=$(disk_of $controller 1)
 second=$controller
 can_write() { dd if=/dev/zero of="$1" bs=4k count=1 oflag=direct; }
 can_read() { dd if="$1" of=/dev/null bs=4k count=1 iflag=direct; }
@@ -144,7 +145,7 @@ serve "--config blockmux.toml --state state --nvme-tcp $HOST:4420"
 within 60 is_live $second
 fails can_write $two
 connect 1
-one=/dev/${controller}n1
+one=$(disk_of $controller 1)
 first=$controller
 can_write $one
 kernel_is_content .
@@ -167,7 +168,7 @@ disconnect $second
 kernel_is_content 'reservation conflict|Reservation Conflict'
 
 check io_goes_on_after_the_target_was_killed_and_started_again
-disk=/dev/${first}n2
+disk=$(disk_of $first 2)
 verified_io "$disk" --rate=,4m &
 sees_writes "$disk"
 host kill target

@@ -190,6 +190,11 @@ pub trait Control: StreamSession {
     /// Whether a session may begin.
     fn is_ready(&self) -> bool;
 
+    /// The volume's size in bytes, as [`Initiator::poll_size`] tells it.
+    fn poll_size(&mut self) -> Option<u64> {
+        None
+    }
+
     /// The session beside it is over: ends this one softly, at once.
     fn on_stop(&mut self);
 }

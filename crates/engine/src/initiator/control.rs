@@ -31,6 +31,11 @@ impl<C: Control, H: Host> ControlLine<C, H> {
         self.session.is_ready()
     }
 
+    /// The volume's size, when it may be another than before.
+    pub(super) fn poll_size(&mut self) -> Option<u64> {
+        self.session.poll_size()
+    }
+
     /// Receives and sends what there is.
     #[inline]
     pub(super) fn turn(&mut self) -> Result<Progress, Broken> {

@@ -240,6 +240,12 @@ impl<D: Dialer, H: Host> Link<D, H> {
         let Some(control) = &mut self.control else { return Progress::Idle };
         let turn = control.turn();
         let refusal = self.dialer.control_refusal(control.session());
+        if let Some(size) = control.poll_size()
+            && self.known.take_size(size, self.moves.address())
+        {
+            self.party.is_changed.set(true);
+            self.consumer.wake();
+        }
         match (turn, refusal) {
             (_, Some(reason)) => self.give_up(&reason),
             (Ok(progress), None) => progress,

@@ -144,7 +144,9 @@ impl NvmeDialer {
             let (now, first) = (&now.identity, &self.first.identity);
             return Err(format!("another namespace has its number now: {now}, and not {first}"));
         }
-        check_unchanged(&self.first.volume_info(), &now.volume_info(), self.endpoint.connections)
+        // It may have grown or shrunk, which is told elsewhere.
+        let (first, now) = (self.first.volume_info(), now.volume_info());
+        check_unchanged(&VolumeInfo { size: now.size, ..first }, &now, self.endpoint.connections)
     }
 }
 

@@ -5,6 +5,7 @@ use super::bring_up::{BringUp, Learned};
 use super::command::{self, Commands, Progress, Request, Transfer};
 use super::discovery::FoundSubsystem;
 use super::info::{ControllerInfo, NamespaceInfo};
+use super::news::News;
 use super::refused::Refused;
 use crate::session::ProtocolError;
 use crate::slots::{Key, Slots};
@@ -33,6 +34,9 @@ pub struct AdminConfig {
 pub(crate) struct Admin {
     commands: Slots<Command>,
     bring_up: BringUp,
+    /// What comes after everything is known, if the session stays.
+    news: Option<News>,
+    stays: bool,
     /// A question is under way, or waits.
     is_asked: bool,
     refused: Option<Refused>,
@@ -65,6 +69,7 @@ struct Command {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Purpose {
     Question,
+    News,
     KeepAlive,
     Shutdown,
 }
@@ -75,6 +80,8 @@ impl Admin {
         let keep_alive = Duration::from_millis(kato_ms.into());
         Admin {
             commands: Slots::default(),
+            news: None,
+            stays: matches!(config.ask, Ask::Use(_)),
             bring_up: BringUp::new(config.ask, config.names, kato_ms),
             is_asked: false,
             refused: None,
@@ -113,6 +120,11 @@ impl Admin {
         (&self.bring_up.found.0, self.bring_up.found.1)
     }
 
+    /// The namespace's size in bytes, when it is known and whenever it may have changed.
+    pub(crate) fn poll_size(&mut self) -> Option<u64> {
+        self.news.as_mut()?.poll_size()
+    }
+
     /// Ends the association in order, as far as there is one.
     pub(crate) fn shut_down(&mut self) {
         self.is_shutting_down = true;
@@ -126,6 +138,12 @@ impl Admin {
         if std::mem::take(&mut self.is_due) {
             let sqe = command::admin(AdminOpcode::KEEP_ALIVE);
             return Some(self.begin(Purpose::KeepAlive, sqe, Transfer::Nothing, SgList::default()));
+        }
+        if self.is_known() && self.stays {
+            let (controller, namespace) = (&self.bring_up.controller, self.bring_up.namespaces.first()?);
+            let news = self.news.get_or_insert_with(|| News::new(controller, namespace));
+            let (sqe, transfer, payload) = news.next()?;
+            return Some(self.begin(Purpose::News, sqe, transfer, payload));
         }
         if std::mem::replace(&mut self.is_asked, true) {
             return None;
@@ -236,6 +254,15 @@ impl Admin {
         }
     }
 
+    /// The controller has told something, or was asked what.
+    fn on_news(&mut self, command: &Command, cqe: &Cqe) {
+        let Some(news) = &mut self.news else { return };
+        let result = cqe.status.is_success().then(|| cqe.result.get() as u32);
+        let is_whole = command.progress.is_whole(command.transfer) && !command.progress.is_corrupt;
+        let data = (result.is_some() && is_whole).then(|| command.payload.to_vec());
+        news.on_answer(result, data.as_deref(), &self.bring_up.controller);
+    }
+
     fn pause(&mut self) {
         self.timers.ask_again = self.timers.now.checked_add(PAUSE);
     }
@@ -268,6 +295,7 @@ impl Commands for Admin {
         let Some(command) = self.commands.remove(key) else { return };
         match command.purpose {
             Purpose::Question => self.on_answer(&command, cqe),
+            Purpose::News => self.on_news(&command, cqe),
             // What matters is that it was answered.
             Purpose::KeepAlive | Purpose::Shutdown => {}
         }

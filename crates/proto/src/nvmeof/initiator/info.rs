@@ -34,6 +34,8 @@ pub struct ControllerInfo {
     pub max_commands: u16,
     /// Optional NVM commands: ONCS.
     pub oncs: u16,
+    /// Asynchronous events that it may tell of.
+    pub oaes: u32,
     /// A volatile write cache is present.
     pub write_cache: bool,
     /// The most logical blocks of one Write Zeroes, as log2 in units of the least page; 0: not told.
@@ -94,6 +96,7 @@ impl ControllerInfo {
         self.in_capsule = if has_offset { 0 } else { capsule.saturating_sub(SQE_LEN as u32) };
         self.max_commands = told.maxcmd.get();
         self.oncs = told.oncs.get();
+        self.oaes = told.oaes.get();
         self.write_cache = told.vwc & VWC_PRESENT != 0;
     }
 

@@ -16,6 +16,7 @@ mod discovery;
 mod finish;
 mod info;
 mod job;
+mod news;
 mod plan;
 mod queue;
 mod refused;

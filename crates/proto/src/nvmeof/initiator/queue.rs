@@ -124,6 +124,11 @@ impl Queue {
         self.again.append(&mut self.later);
     }
 
+    /// The namespace is of this size now, in bytes.
+    pub(crate) fn resize(&mut self, size: u64) {
+        self.info.size = size;
+    }
+
     /// Takes nothing new.
     pub(crate) fn close(&mut self) {
         self.is_closed = true;

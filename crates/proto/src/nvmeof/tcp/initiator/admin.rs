@@ -140,6 +140,10 @@ impl Control for AdminSession {
         self.admin.is_known() && !self.is_over
     }
 
+    fn poll_size(&mut self) -> Option<u64> {
+        self.admin.poll_size()
+    }
+
     fn on_stop(&mut self) {
         self.end();
     }

@@ -228,6 +228,10 @@ impl Initiator for QueueSession {
         self.queue.poll_done().or_else(|| self.failed.pop_front())
     }
 
+    fn resize(&mut self, size: u64) {
+        self.queue.resize(size);
+    }
+
     /// What has completed and was not polled yet is not among them.
     fn take_unfinished(&mut self) -> Vec<Io> {
         self.outbox.clear();

@@ -150,6 +150,41 @@ fn the_association_is_kept_alive_and_its_loss_is_noticed() {
 }
 
 #[test]
+fn a_new_size_is_heard_of_as_often_as_it_changes() {
+    let mut driver = admin(Ask::Use(1), PLAIN, usize::MAX, Instant::now());
+    let mut subsystem = Subsystem { oaes: 1 << 8, log: vec![0; 4096], ..Subsystem::default() };
+    let opcodes = bring_up(&mut driver, PLAIN, &mut subsystem);
+    assert_eq!(opcodes[9..], [9, 9, 12], "queues, events; the request");
+    assert_eq!((driver.session.poll_size(), driver.session.poll_size()), (Some(4_096_000), None));
+    for blocks in [2000, 500] {
+        subsystem.blocks = blocks;
+        let cid = subsystem.listening.take().unwrap();
+        driver.feed(&PLAIN.response(cid, StatusField::default(), 0x04_0002)).unwrap();
+        assert_eq!(bring_up(&mut driver, PLAIN, &mut subsystem), [2, 6, 12], "the log, the namespace");
+        assert_eq!(driver.session.poll_size(), Some(blocks * 4096));
+    }
+    // A namespace that is gone has no new size, and one whose event fails is not asked again.
+    subsystem.blocks = 0;
+    let cid = subsystem.listening.take().unwrap();
+    driver.feed(&PLAIN.response(cid, StatusField::default(), 0x04_0002)).unwrap();
+    assert_eq!(bring_up(&mut driver, PLAIN, &mut subsystem), [2, 6, 12]);
+    assert_eq!(driver.session.poll_size(), None);
+    let cid = subsystem.listening.take().unwrap();
+    let limit = StatusField::final_one(Status::ASYNCHRONOUS_EVENT_REQUEST_LIMIT_EXCEEDED);
+    driver.feed(&PLAIN.response(cid, limit, 0)).unwrap();
+    assert_eq!(bring_up(&mut driver, PLAIN, &mut subsystem), []);
+    assert!(driver.session.is_ready());
+}
+
+#[test]
+fn a_controller_that_tells_of_no_changes_is_not_asked_to() {
+    let mut driver = admin(Ask::Use(1), PLAIN, usize::MAX, Instant::now());
+    let mut subsystem = Subsystem::default();
+    bring_up(&mut driver, PLAIN, &mut subsystem);
+    assert_eq!((subsystem.listening, driver.session.poll_size()), (None, Some(4_096_000)));
+}
+
+#[test]
 fn a_stop_says_goodbye_once() {
     let mut driver = admin(Ask::Use(1), PLAIN, usize::MAX, Instant::now());
     bring_up(&mut driver, PLAIN, &mut Subsystem::default());

@@ -266,6 +266,9 @@ pub(super) struct Subsystem {
     pub(super) fails: Option<(u8, StatusField)>,
     pub(super) connect_result: u64,
     pub(super) log: Vec<u8>,
+    pub(super) oaes: u32,
+    /// The Asynchronous Event Request that waits.
+    pub(super) listening: Option<u16>,
 }
 
 impl Default for Subsystem {
@@ -279,6 +282,8 @@ impl Default for Subsystem {
             fails: None,
             connect_result: 5,
             log: Vec::new(),
+            oaes: 0,
+            listening: None,
         }
     }
 }
@@ -318,6 +323,7 @@ impl Subsystem {
                 told.mn[..5].copy_from_slice(b"MODEL");
                 (told.mdts, told.vwc) = (5, VWC_PRESENT);
                 told.oncs = (ONCS_WRITE_ZEROES | ONCS_DATASET_MANAGEMENT).into();
+                told.oaes = self.oaes.into();
                 told.ioccsz = ((64 + 8192) / 16).into();
                 told.as_bytes().to_vec()
             }
@@ -363,6 +369,10 @@ pub(super) fn bring_up(driver: &mut Driver<AdminSession>, line: Line, subsystem:
             opcodes.push(sqe.opcode);
             if sqe.opcode == AdminOpcode::FABRICS.0 && sqe.nsid.get() == 1 {
                 assert_eq!((sqe.dptr, pdu.data.len()), (SglDescriptor::in_capsule(0, 1024), 1024));
+            }
+            if sqe.opcode == AdminOpcode::ASYNC_EVENT_REQUEST.0 {
+                subsystem.listening = Some(sqe.cid.get());
+                continue;
             }
             let (data, status, result) = subsystem.answer(&sqe);
             if !data.is_empty() {

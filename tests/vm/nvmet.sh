@@ -1,0 +1,78 @@
+# Our NVMe/TCP initiator against nvmet-tcp, the kernel's target, which is in the guest here.
+. /lib.sh
+. /nvme.inc
+modprobe nvme-core multipath=N
+modprobe -a nvme-tcp nvmet-tcp
+mount -t configfs none /sys/kernel/config
+nvmet=/sys/kernel/config/nvmet
+
+# A disk in memory, of 32 MiB.
+truncate -s 32M disk
+subsystem=$nvmet/subsystems/$NQN
+mkdir "$subsystem"
+echo 1 >"$subsystem/attr_allow_any_host"
+mkdir "$subsystem/namespaces/1"
+printf %s "$PWD/disk" >"$subsystem/namespaces/1/device_path"
+echo 1 >"$subsystem/namespaces/1/buffered_io"
+echo 1 >"$subsystem/namespaces/1/enable"
+port=$nvmet/ports/1
+mkdir "$port"
+echo ipv4 >"$port/addr_adrfam"
+echo tcp >"$port/addr_trtype"
+echo "$GUEST" >"$port/addr_traddr"
+echo 4420 >"$port/addr_trsvcid"
+ln -s "$subsystem" "$port/subsystems/$NQN"
+host run 'head -c 8M /dev/urandom >source.img
+  truncate -s 32M source.img'
+url="nvme+tcp://$GUEST/$NQN/1"
+
+check discovery_names_the_subsystem
+host run "blockmux discover nvme+tcp://$GUEST >found; cat found
+  grep '$NQN/1' found"
+
+check a_namespace_is_described
+host run "blockmux info '$url' && blockmux info --json '$url' | grep '\"size\": *33554432'"
+
+check what_is_copied_there_comes_back
+host run "blockmux copy --verify file:source.img '$url'"
+host run "blockmux copy '$url?connections=4' file:back.img"
+host run "cmp source.img back.img"
+fails is_zero disk 8
+
+check digests_and_a_short_queue_do_no_harm
+host run "blockmux copy --verify file:source.img '$url?hdr_digest=on&data_digest=on&queue_size=8'"
+host run "blockmux copy '$url?hdr_digest=on' file:back.img && cmp source.img back.img"
+
+check the_bench_finds_what_it_wrote
+host run "blockmux bench '$url' --rw randwrite --bs 16k --iodepth 16 --verify crc32c --runs 1 --no_ceiling"
+
+check a_copy_goes_on_after_the_target_was_away
+: >disk
+truncate -s 32M disk
+has_data() { ! is_zero disk 1; }
+host start copy "blockmux copy --verify 'rate:bw=4m:file:source.img' '$url'"
+within 60 has_data
+rm "$port/subsystems/$NQN"
+fails host run "blockmux info '$url?ctrl_loss_tmo=0'"
+ln -s "$subsystem" "$port/subsystems/$NQN"
+host wait copy
+host run "blockmux copy '$url' file:back.img && cmp source.img back.img"
+kernel_is_content .     # a target that is taken away has much to say
+
+# From the kernel's target through our initiator, our target and to the kernel's host.
+check a_namespace_that_grows_is_seen_to_through_a_gateway
+serve "disk=$url --nvme-tcp $HOST:4420"
+NQN=nqn.2026-11.blockmux:disk
+connect 1
+node=$(disk_of $controller 1)
+test "$(cat "/sys/block/${node#/dev/}/size")" = $((32 << 11))
+verified_io "$node"
+truncate -s 48M disk
+echo 1 >"$subsystem/namespaces/1/revalidate_size"
+has_grown() { test "$(cat "/sys/block/${node#/dev/}/size")" = $((48 << 11)); }
+within 60 has_grown
+dd if=/dev/urandom of=random bs=1M count=4
+dd if=random of="$node" bs=1M seek=40 oflag=direct
+dd if=disk bs=1M skip=40 count=4 | cmp - random
+disconnect $controller
+host stop target
