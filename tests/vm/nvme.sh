@@ -110,6 +110,7 @@ for reset in 1 2 3; do
   within 30 is_live $controller
 done
 wait $!
+kernel_is_content 'resetting controller'
 
 check a_host_may_have_digests
 disconnect $controller

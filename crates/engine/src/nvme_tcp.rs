@@ -4,6 +4,7 @@
 
 use crate::listener::Serve;
 use crate::reactor::bell;
+use crate::sys;
 use crate::target::TargetTask;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::nvmeof::node::{MAX_UNCONNECTED, Node};
@@ -22,10 +23,18 @@ pub fn serve(node: &Arc<Node>, port: u16, exports: &Exports) -> Serve {
             warn!(peer = stream.peer(), "refused: {MAX_UNCONNECTED} connections have no queue yet");
             return;
         };
+        let seed = match sys::random_bytes() {
+            Ok(seed) => seed,
+            Err(error) => {
+                warn!(peer = stream.peer(), "refused: no random numbers for its challenges: {error}");
+                return;
+            }
+        };
         let (local_ip, hang_up) = (stream.local_ip(), Arc::new(stream.hang_up()));
         let session = TargetSession::new(node.clone(), core.pool().clone(), core.now())
             .admitted(connect, local_ip, hang_up)
             .at_port(port)
+            .with_seed(seed)
             .with_bell({
                 let core = core.clone();
                 Box::new(move |waker| bell(&core, waker))

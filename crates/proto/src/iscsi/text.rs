@@ -180,7 +180,7 @@ fn parse_hex(digits: &[u8]) -> Option<Vec<u8>> {
     bytes.filter(|bytes| !bytes.is_empty())
 }
 
-fn parse_base64(digits: &[u8]) -> Option<Vec<u8>> {
+pub(crate) fn parse_base64(digits: &[u8]) -> Option<Vec<u8>> {
     let (groups, rest) = digits.as_chunks::<4>();
     if !rest.is_empty() {
         return None;

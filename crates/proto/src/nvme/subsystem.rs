@@ -7,11 +7,13 @@ use super::nqn::Nqn;
 use super::reservation::notification;
 use super::traffic::Traffic;
 use crate::exports::VolumeId;
+use crate::nvmeof::auth::HostSecrets;
 use crate::served::{Change, Gate, Notice, Registrant, Served, Watcher};
 use blockmux_volume::VolumeInfo;
 use blockmux_wire::nvme::log::AnaState;
 use blockmux_wire::nvmeof::fabrics::DISCOVERY_NQN;
 use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
 /// Namespaces under a name, with the controllers that hosts have of it. Shared by all cores.
@@ -23,6 +25,8 @@ pub struct Subsystem {
     pub(super) namespaces: Vec<Namespace>,
     /// Who may connect; nobody listed: everybody.
     hosts: Vec<Nqn>,
+    /// Who has to prove that it is who it says, by name.
+    secrets: BTreeMap<Nqn, Arc<HostSecrets>>,
     pub(crate) associations: Arc<Associations>,
     pub(super) is_discovery: bool,
     pub(crate) traffic: Traffic,
@@ -82,6 +86,7 @@ impl Subsystem {
             serial,
             namespaces,
             hosts,
+            secrets: BTreeMap::new(),
             associations,
             is_discovery: false,
             traffic: Traffic::default(),
@@ -95,6 +100,18 @@ impl Subsystem {
     pub fn with_ana(mut self, groups: Vec<AnaGroup>, ports: &[u16]) -> Subsystem {
         self.ana = Ana::new(groups, ports, &mut self.namespaces);
         self
+    }
+
+    /// The same where these hosts have to prove who they are.
+    #[must_use]
+    pub fn with_secrets(mut self, secrets: BTreeMap<Nqn, HostSecrets>) -> Subsystem {
+        self.secrets = secrets.into_iter().map(|(host, secrets)| (host, Arc::new(secrets))).collect();
+        self
+    }
+
+    /// What that host has to prove, if it has to.
+    pub(crate) fn secrets_of(&self, host: &Nqn) -> Option<&Arc<HostSecrets>> {
+        self.secrets.get(host)
     }
 
     /// Sets how a group of namespaces is reached through a port; hosts that came by it are told.

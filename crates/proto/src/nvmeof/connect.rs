@@ -1,5 +1,6 @@
 //! Connect: from a connection to a queue (Base 2.0 §3.3.2.2, §6.3).
 
+use super::auth::target::Authenticator;
 use super::node::Node;
 use crate::nvme::admin::AdminQueue;
 use crate::nvme::association::{Host, QueuePlace, Unconnected};
@@ -39,6 +40,8 @@ pub(super) struct IoQueue {
 pub(super) struct Connected {
     pub(super) queue: Queue,
     pub(super) letters: Arc<Letterbox>,
+    /// The host has to prove who it is before it may do anything else.
+    pub(super) authenticator: Option<Box<Authenticator>>,
     pub(super) cntlid: u16,
     /// In entries.
     pub(super) size: u16,
@@ -60,7 +63,7 @@ pub(super) fn connect(
     command: &Connect,
     data: &SgList,
     hang_up: Option<HangUp>,
-    (ring, port): (Option<Ring>, u16),
+    (ring, port, seed): (Option<Ring>, u16, Option<[u8; 32]>),
 ) -> Result<Connected, NotConnected> {
     let mut told = ConnectData::new_zeroed();
     if data.len() != CONNECT_DATA_LEN {
@@ -86,6 +89,15 @@ pub(super) fn connect(
     if !subsystem.admits(&host) {
         return Err(refused(ConnectStatus::CONNECT_INVALID_HOST));
     }
+    let authenticator = match (subsystem.secrets_of(&host), seed) {
+        (None, _) => None,
+        // Without random numbers nobody can prove anything.
+        (Some(_), None) => return Err(refused(Status::INTERNAL_ERROR)),
+        (Some(secrets), Some(seed)) => {
+            let (host, subsystem) = (host.as_str(), subsystem.nqn.as_str());
+            Some(Box::new(Authenticator::new(secrets.clone(), host, subsystem, seed)))
+        }
+    };
     let host = Host { nqn: host, id: told.hostid };
     let letters = Letterbox::new(ring);
     let (queue, cntlid) = match command.qid.get() {
@@ -93,7 +105,7 @@ pub(super) fn connect(
         qid => (Queue::Io(io(subsystem, (&host, port), qid, &told, hang_up, &letters)?), told.cntlid.get()),
     };
     let has_flow_control = command.cattr & CATTR_DISABLE_SQ_FLOW_CONTROL == 0;
-    Ok(Connected { queue, letters, cntlid, size: sqsize.saturating_add(1), has_flow_control })
+    Ok(Connected { queue, letters, authenticator, cntlid, size: sqsize.saturating_add(1), has_flow_control })
 }
 
 fn admin(

@@ -9,6 +9,7 @@
 //!   tcp::initiator ◀──commands── initiator: an admin queue's questions, I/O of one namespace
 //! ```
 
+pub mod auth;
 mod connect;
 mod discovery;
 pub mod initiator;

@@ -6,7 +6,7 @@
 mod config;
 mod node;
 mod remote;
-mod secret;
+pub(super) mod secret;
 
 pub(crate) use config::{ConfiguredTarget, DiscoveryEntry, TargetEntry};
 

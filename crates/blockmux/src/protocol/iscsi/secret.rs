@@ -7,8 +7,17 @@ use std::io::Read;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-/// Reads a secret: a regular file that only its owner may read, which has the secret and perhaps a newline.
+/// Reads a secret.
 pub(super) fn read(path: &Path) -> Result<Secret, Failure> {
+    let secret = Secret::new(&line(path)?);
+    secret.ok_or_else(|| {
+        let path = path.display();
+        Failure::request(format!("secret file {path}: has a secret of more than 255 bytes; shorten it"))
+    })
+}
+
+/// Reads a regular file that only its owner may read, which has the secret and perhaps a newline.
+pub(in crate::protocol) fn line(path: &Path) -> Result<Vec<u8>, Failure> {
     let cannot = |reason: &str| Failure::request(format!("secret file {}: {reason}", path.display()));
     // A pipe or a terminal would be waited for.
     let file = File::options().read(true).custom_flags(rustix::fs::OFlags::NONBLOCK.bits() as i32).open(path);
@@ -27,7 +36,7 @@ pub(super) fn read(path: &Path) -> Result<Secret, Failure> {
     if secret.len() < LEAST || secret.contains(&b'\n') || secret.contains(&0) {
         return Err(cannot("has to hold one line of at least 12 bytes, the secret"));
     }
-    Secret::new(secret).ok_or_else(|| cannot("has a secret of more than 255 bytes; shorten it"))
+    Ok(secret.to_vec())
 }
 
 /// Group and others.

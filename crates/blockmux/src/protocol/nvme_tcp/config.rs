@@ -1,14 +1,17 @@
 //! `[[nvme_subsystem]]` of the config file.
 
 use super::super::Settings;
+use super::super::iscsi::secret::line;
 use crate::failure::Failure;
 use blockmux_proto::nvme::ana::{AnaGroup, MAX_ANA_GROUPS};
 use blockmux_proto::nvme::nqn::Nqn;
+use blockmux_proto::nvmeof::auth::{DhGroup, Hash, HostSecrets, Secret, SecretError};
 use blockmux_proto::nvmeof::node::Port;
 use blockmux_wire::nvme::log::AnaState;
 use serde::Deserialize;
 use std::collections::{BTreeMap, HashSet};
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 
 /// A subsystem as it is written; keys are the specification's words.
 #[derive(Debug, PartialEq, Eq, Deserialize)]
@@ -20,9 +23,27 @@ pub(crate) struct SubsystemEntry {
     /// Who may connect; without any, everybody.
     #[serde(default)]
     hosts: Vec<String>,
+    /// Who may connect and has to prove who it is.
+    #[serde(default)]
+    host: Vec<HostEntry>,
     /// Namespaces that listeners lead to unequally well.
     #[serde(default)]
     ana_group: Vec<AnaGroupEntry>,
+}
+
+/// A host with secrets as it is written.
+#[derive(Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct HostEntry {
+    hostnqn: String,
+    /// Of the host, as nvme gen-dhchap-key makes it.
+    dhchap_secret_file: PathBuf,
+    /// Of the controller, for hosts that want a proof.
+    dhchap_ctrl_secret_file: Option<PathBuf>,
+    /// The only hash function.
+    dhchap_hash: Option<String>,
+    /// The only group.
+    dhchap_dhgroup: Option<String>,
 }
 
 /// An ANA group as it is written.
@@ -61,6 +82,7 @@ pub(crate) struct ConfiguredSubsystem {
     pub(super) namespaces: BTreeMap<u32, String>,
     pub(super) hosts: Vec<Nqn>,
     pub(super) ana_groups: Vec<ConfiguredGroup>,
+    pub(super) secrets: BTreeMap<Nqn, HostSecrets>,
 }
 
 impl ConfiguredSubsystem {
@@ -73,7 +95,15 @@ impl ConfiguredSubsystem {
             })
         };
         let nqn = name(&entry.nqn)?;
-        let hosts = entry.hosts.iter().map(|host| name(host)).collect::<Result<_, _>>()?;
+        let mut hosts: Vec<Nqn> = entry.hosts.iter().map(|host| name(host)).collect::<Result<_, _>>()?;
+        let mut secrets = BTreeMap::new();
+        for host in &entry.host {
+            let nqn = name(&host.hostnqn)?;
+            hosts.push(nqn.clone());
+            if secrets.insert(nqn, host.secrets()?).is_some() {
+                return Err(wrong(format!("host `{}` is there twice; remove one", host.hostnqn)));
+            }
+        }
         let namespaces = entry.namespaces.iter().map(|(nsid, volume)| {
             let number = nsid.parse().ok().filter(|nsid| (1..=MAX_NSID).contains(nsid));
             let number =
@@ -82,8 +112,35 @@ impl ConfiguredSubsystem {
         });
         let namespaces: BTreeMap<u32, String> = namespaces.collect::<Result<_, Failure>>()?;
         let ana_groups = groups(&entry.ana_group, &namespaces).map_err(wrong)?;
-        Ok(ConfiguredSubsystem { nqn, namespaces, hosts, ana_groups })
+        Ok(ConfiguredSubsystem { nqn, namespaces, hosts, ana_groups, secrets })
     }
+}
+
+impl HostEntry {
+    fn secrets(&self) -> Result<HostSecrets, Failure> {
+        let wrong = |what: String| Failure::request(format!("host `{}`: {what}", self.hostnqn));
+        let hash = self.dhchap_hash.as_deref().map(|name| {
+            let hashes = "there are hmac(sha256), hmac(sha384) and hmac(sha512)";
+            Hash::of_name(name).ok_or_else(|| wrong(format!("dhchap_hash `{name}`: {hashes}")))
+        });
+        let group = self.dhchap_dhgroup.as_deref().map(|name| {
+            let groups = "there are null, ffdhe2048, ffdhe3072, ffdhe4096, ffdhe6144 and ffdhe8192";
+            DhGroup::of_name(name).ok_or_else(|| wrong(format!("dhchap_dhgroup `{name}`: {groups}")))
+        });
+        Ok(HostSecrets {
+            host: read(&self.dhchap_secret_file)?,
+            controller: self.dhchap_ctrl_secret_file.as_deref().map(read).transpose()?,
+            hash: hash.transpose()?,
+            group: group.transpose()?,
+        })
+    }
+}
+
+/// Reads a secret from a file that only its owner may read.
+fn read(path: &Path) -> Result<Secret, Failure> {
+    let wrong = |what: String| Failure::request(format!("secret file {}: {what}", path.display()));
+    let line = String::from_utf8(line(path)?).map_err(|_| wrong(SecretError::Format.to_string()))?;
+    Secret::parse(&line).map_err(|error| wrong(error.to_string()))
 }
 
 impl ConfiguredGroup {
@@ -207,6 +264,38 @@ mod tests {
     }
 
     const ANOTHER: &str = "[[ana_group]]\nANAGRPID = 2\nnamespaces = []\nstates = {}";
+
+    #[test]
+    fn a_host_s_secrets_come_from_private_files() {
+        use std::os::unix::fs::PermissionsExt;
+        const SECRET: &str = "DHHC-1:00:AQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyAl7OaH:\n";
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let with = |content: &str, mode: u32, more: &str| {
+            std::fs::write(file.path(), content).unwrap();
+            std::fs::set_permissions(file.path(), std::fs::Permissions::from_mode(mode)).unwrap();
+            let path = file.path().display();
+            prepare(&format!(
+                "nqn = 'nqn.a'\nnamespaces = {{}}\n[[host]]\nhostnqn = 'nqn.h'\n\
+                 dhchap_secret_file = '{path}'\n{more}"
+            ))
+        };
+        let subsystem = with(SECRET, 0o600, "dhchap_hash = 'hmac(sha384)'\ndhchap_dhgroup = 'null'").unwrap();
+        let host = Nqn::new("nqn.h").unwrap();
+        assert_eq!((subsystem.hosts.as_slice(), subsystem.secrets.len()), (&[host.clone()][..], 1));
+        let secrets = &subsystem.secrets[&host];
+        assert_eq!((secrets.hash, secrets.group), (Some(Hash::Sha384), Some(DhGroup::Null)));
+        assert!(secrets.controller.is_none());
+        for (content, mode, more, said) in [
+            (SECRET, 0o644, "", "others may read or write it"),
+            ("a secret of one's own", 0o600, "", "is not DHHC-1"),
+            (SECRET, 0o600, "dhchap_hash = 'md5'", "dhchap_hash `md5`: there are"),
+            (SECRET, 0o600, "dhchap_dhgroup = 'modp1024'", "dhchap_dhgroup `modp1024`: there are"),
+        ] {
+            let failure = with(content, mode, more).unwrap_err();
+            assert!(failure.contains(said), "{failure}");
+            assert!(!failure.contains("AQID"), "{failure}");
+        }
+    }
 
     #[test]
     fn an_ana_group_has_a_state_at_each_listener_that_is_named() {

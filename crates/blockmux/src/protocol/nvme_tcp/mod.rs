@@ -69,7 +69,7 @@ fn serve(service: &Service<'_>) -> Vec<Serve> {
         let namespaces = namespaces.filter_map(|(nsid, volume)| namespace(&nqn, *nsid, volume)).collect();
         let groups = subsystem.ana_groups.iter().map(|group| group.at(&ports)).collect();
         let made = Subsystem::new(nqn, &machine, namespaces, subsystem.hosts);
-        Arc::new(made.with_ana(groups, &port_ids))
+        Arc::new(made.with_ana(groups, &port_ids).with_secrets(subsystem.secrets))
     });
     let subsystems = subsystems.collect();
     let node = Arc::new(Node::new(subsystems, ports, &machine));
@@ -91,6 +91,7 @@ fn subsystems<'a>(settings: &Settings, volumes: impl Iterator<Item = &'a str>) -
         namespaces: BTreeMap::from([(1, volume.to_owned())]),
         hosts: Vec::new(),
         ana_groups: Vec::new(),
+        secrets: BTreeMap::new(),
     };
     volumes.map(of_volume).collect()
 }

@@ -14,7 +14,8 @@ use blockmux_wire::nvme::opcode::{AdminOpcode, Transfer, transfer};
 use blockmux_wire::nvme::status::Status;
 use blockmux_wire::nvme::{Fuse, PSDT_MASK, PSDT_SGL, SglSubtype, SglType, Sqe};
 use blockmux_wire::nvmeof::fabrics::{
-    ATTRIB_8_BYTES, CONNECT_DATA_LEN, Connect, FabricsType, PropertyGet, PropertySet, fabrics_type,
+    ATTRIB_8_BYTES, AUTHREQ_ATR, CONNECT_DATA_LEN, Connect, FabricsType, PropertyGet, PropertySet,
+    fabrics_type,
 };
 use zerocopy::transmute_ref;
 
@@ -96,8 +97,15 @@ impl TargetSession {
             return self.accept_half(sqe, first);
         }
         if AdminOpcode(sqe.opcode) == AdminOpcode::FABRICS {
-            let is_connect = fabrics_type(sqe) == FabricsType::CONNECT;
-            return Ok((Work::Fabrics, if is_connect { CONNECT_DATA_LEN } else { 0 }));
+            let len = match fabrics_type(sqe) {
+                FabricsType::CONNECT => CONNECT_DATA_LEN,
+                FabricsType::AUTHENTICATION_SEND => self.message_len(sqe)?,
+                _ => 0,
+            };
+            return Ok((Work::Fabrics, len));
+        }
+        if !self.is_authentic() {
+            return Err(Status::AUTHENTICATION_REQUIRED);
         }
         match &self.queue {
             None => Err(Status::COMMAND_SEQUENCE_ERROR),
@@ -312,9 +320,13 @@ impl TargetSession {
     }
 
     fn on_fabrics(&mut self, slot: usize, sqe: &Sqe, data: SgList) {
+        let is_authentic = self.is_authentic();
         let outcome = match (fabrics_type(sqe), &mut self.queue) {
             (FabricsType::CONNECT, None) => return self.connect(slot, sqe, data),
+            (FabricsType::AUTHENTICATION_SEND, Some(_)) => self.on_message(&data),
+            (FabricsType::AUTHENTICATION_RECEIVE, Some(_)) => self.next_message(sqe),
             (FabricsType::CONNECT, Some(_)) | (_, None) => Outcome::failure(Status::COMMAND_SEQUENCE_ERROR),
+            (_, Some(_)) if !is_authentic => Outcome::failure(Status::AUTHENTICATION_REQUIRED),
             (FabricsType::PROPERTY_GET, Some(Queue::Admin(admin))) => {
                 let get: &PropertyGet = transmute_ref!(sqe);
                 let is_long = get.attrib & 7 == ATTRIB_8_BYTES;
@@ -354,18 +366,22 @@ impl TargetSession {
             command,
             &data,
             self.hang_up.clone(),
-            (self.ring.clone(), self.port),
+            (self.ring.clone(), self.port, self.seed),
         ) {
-            Ok(Connected { queue, letters, cntlid, size, has_flow_control }) => {
+            Ok(Connected { queue, letters, authenticator, cntlid, size, has_flow_control }) => {
                 if let Queue::Admin(admin) = &queue {
                     self.set_keep_alive(admin.keep_alive());
                 }
                 self.queue = Some(queue);
                 self.letters = Some(letters);
-                self.permit = None;
+                self.authenticator = authenticator;
+                if self.is_authentic() {
+                    self.permit = None;
+                }
                 self.depth = usize::from(size).saturating_add(MAX_EVENT_REQUESTS);
                 self.sender.on_connected(size, has_flow_control);
-                self.finish(slot, &Outcome::success(cntlid.into()));
+                let must_prove = if self.authenticator.is_some() { AUTHREQ_ATR } else { 0 };
+                self.finish(slot, &Outcome::success(u64::from(u32::from(cntlid) | must_prove)));
             }
             Err(NotConnected::Refused(outcome)) => self.finish(slot, &outcome),
             Err(NotConnected::Later) => {
@@ -422,6 +438,6 @@ fn locate(sqe: &Sqe, work: &Work, out: usize, capsule_len: usize) -> Result<Opti
 
 /// Whether the transport moves the data.
 #[inline]
-fn is_from_transport(sqe: &Sqe) -> bool {
+pub(super) fn is_from_transport(sqe: &Sqe) -> bool {
     (sqe.dptr.kind(), sqe.dptr.subtype()) == (SglType::TRANSPORT_DATA_BLOCK, SglSubtype::TRANSPORT)
 }

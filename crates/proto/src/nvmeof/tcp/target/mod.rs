@@ -20,6 +20,7 @@
 //! A host that breaks the transport's rules gets a C2HTermReq with the fatal error that the specification names, and
 //! the connection ends.
 
+mod authenticate;
 mod commands;
 mod execute;
 mod fused;
@@ -30,6 +31,7 @@ mod send;
 #[cfg(test)]
 mod tests;
 
+use super::super::auth::target::Authenticator;
 use super::super::connect::Queue;
 use super::super::node::{ConnectPermit, Node};
 use crate::exports::VolumeId;
@@ -56,6 +58,8 @@ pub struct TargetSession {
     sender: Sender,
     awaiting: Awaiting,
     queue: Option<Queue>,
+    /// The host has to prove who it is.
+    authenticator: Option<Box<Authenticator>>,
     /// The most commands under way.
     depth: usize,
     commands: Commands,
@@ -92,6 +96,8 @@ pub struct TargetSession {
     /// Makes what has this session take a turn, from any core.
     bell: Option<Bell>,
     ring: Option<Ring>,
+    /// For challenges.
+    seed: Option<[u8; 32]>,
 }
 
 /// Makes what wakes a session from other threads of what wakes it on its own.
@@ -131,6 +137,7 @@ impl TargetSession {
             outbox: Outbox::default(),
             awaiting: Awaiting::IcReq,
             queue: None,
+            authenticator: None,
             depth: 1,
             commands: Commands::default(),
             io: VecDeque::new(),
@@ -157,6 +164,7 @@ impl TargetSession {
             permit: None,
             bell: None,
             ring: None,
+            seed: None,
         }
     }
 
@@ -170,6 +178,13 @@ impl TargetSession {
         hang_up: HangUp,
     ) -> TargetSession {
         (self.permit, self.local_ip, self.hang_up) = (Some(permit), local_ip, Some(hang_up));
+        self
+    }
+
+    /// The same with random bytes that nobody else knows, without which hosts cannot prove who they are.
+    #[must_use]
+    pub fn with_seed(mut self, seed: [u8; 32]) -> TargetSession {
+        self.seed = Some(seed);
         self
     }
 
@@ -230,6 +245,17 @@ impl TargetSession {
             timeout.map(|timeout| KeepAlive { timeout, next_look, heard: true, silent: 0 });
     }
 
+    /// Whether there is a queue that may be used.
+    fn is_usable(&self) -> bool {
+        self.queue.is_some() && self.is_authentic()
+    }
+
+    /// Whether the host has proved who it is, or need not.
+    #[inline]
+    fn is_authentic(&self) -> bool {
+        self.authenticator.as_ref().is_none_or(|authenticator| authenticator.is_done())
+    }
+
     /// Whether it has to look for letters itself.
     fn looks(&self) -> bool {
         let is_rung = self.letters.as_ref().is_none_or(|letters| letters.is_rung());
@@ -251,7 +277,7 @@ impl Timed for TargetSession {
         if self.is_over {
             return None;
         }
-        let connect = if self.queue.is_none() { Some(self.clock.connect_by) } else { None };
+        let connect = if !self.is_usable() { Some(self.clock.connect_by) } else { None };
         let retry = if self.waits() { Some(self.clock.retry_at) } else { None };
         let keep_alive = self.clock.keep_alive.as_ref().map(|keep_alive| keep_alive.next_look);
         let look = if self.looks() { Some(self.clock.look_at) } else { None };
@@ -259,10 +285,10 @@ impl Timed for TargetSession {
     }
 
     fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
-        if self.queue.is_none() && now >= self.clock.connect_by {
+        if !self.is_usable() && now >= self.clock.connect_by {
             self.is_over = true;
             return Err(ProtocolError {
-                what: "did not connect a queue within 30 seconds",
+                what: "did not connect a queue, and prove who it is, within 30 seconds",
                 reference: "NVMe Base 2.0 §3.3.2.2",
             });
         }

@@ -2,6 +2,7 @@
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
 mod ana;
+mod authenticate;
 mod commands;
 mod connections;
 mod events;

@@ -1,0 +1,225 @@
+//! Messages of in-band authentication and of DH-HMAC-CHAP, which Authentication Send and Receive carry (Base 2.0 §8.13).
+
+use crate::nvme::Sqe;
+use crate::open_enum::open_enum;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, LittleEndian as LE, U16, U32, Unaligned};
+
+/// AUTH_Negotiate: what the host can; [`Protocol`]s follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Negotiate {
+    /// [`MessageType::COMMON`] and [`MessageId::NEGOTIATE`].
+    pub head: Head,
+    /// SC_C: what a secure channel is to be made of; 0 for none.
+    pub sc_c: u8,
+    /// NAPD: how many protocols follow.
+    pub napd: u8,
+}
+const _: () = assert!(size_of::<Negotiate>() == 8);
+
+/// What every message begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Head {
+    /// AUTH_TYPE: [`MessageType`].
+    pub auth_type: u8,
+    /// AUTH_ID: [`MessageId`].
+    pub auth_id: u8,
+    #[doc(hidden)]
+    pub reserved: [u8; 2],
+    /// T_ID: the transaction, which the host numbers.
+    pub t_id: U16<LE>,
+}
+const _: () = assert!(size_of::<Head>() == 6);
+
+/// DH-HMAC-CHAP among the protocols of [`Negotiate`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Protocol {
+    /// AuthID: [`AUTH_ID_DH_HMAC_CHAP`].
+    pub auth_id: u8,
+    #[doc(hidden)]
+    pub reserved: u8,
+    /// HALEN: how many hash functions.
+    pub halen: u8,
+    /// DHLEN: how many groups.
+    pub dhlen: u8,
+    /// [`HashId`]s, the best first or not.
+    pub hash_ids: [u8; 30],
+    /// [`DhGroupId`]s.
+    pub dh_group_ids: [u8; 30],
+}
+const _: () = assert!(size_of::<Protocol>() == 64);
+
+/// DH-HMAC-CHAP_Challenge; the challenge and the controller's exponential follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Challenge {
+    /// [`MessageType::DH_HMAC_CHAP`] and [`MessageId::CHALLENGE`].
+    pub head: Head,
+    /// HL: of a hash, in bytes.
+    pub hl: u8,
+    #[doc(hidden)]
+    pub reserved: u8,
+    /// [`HashId`].
+    pub hash_id: u8,
+    /// [`DhGroupId`].
+    pub dh_group_id: u8,
+    /// DHVLEN: of the exponential, in bytes.
+    pub dhvlen: U16<LE>,
+    /// SEQNUM: S1.
+    pub seqnum: U32<LE>,
+}
+const _: () = assert!(size_of::<Challenge>() == 16);
+
+/// DH-HMAC-CHAP_Reply; the response, the host's challenge and its exponential follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Reply {
+    /// [`MessageType::DH_HMAC_CHAP`] and [`MessageId::REPLY`].
+    pub head: Head,
+    /// HL: of a hash, in bytes.
+    pub hl: u8,
+    #[doc(hidden)]
+    pub reserved: u8,
+    /// CVALID: 1 if the controller is to prove who it is.
+    pub cvalid: u8,
+    #[doc(hidden)]
+    pub reserved_9: u8,
+    /// DHVLEN: of the exponential, in bytes.
+    pub dhvlen: U16<LE>,
+    /// SEQNUM: S2.
+    pub seqnum: U32<LE>,
+}
+const _: () = assert!(size_of::<Reply>() == 16);
+
+/// DH-HMAC-CHAP_Success1; the controller's response follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Success1 {
+    /// [`MessageType::DH_HMAC_CHAP`] and [`MessageId::SUCCESS1`].
+    pub head: Head,
+    /// HL: of a hash, in bytes.
+    pub hl: u8,
+    #[doc(hidden)]
+    pub reserved: u8,
+    /// RVALID: 1 if there is a response.
+    pub rvalid: u8,
+    #[doc(hidden)]
+    pub reserved_9: [u8; 7],
+}
+const _: () = assert!(size_of::<Success1>() == 16);
+
+/// AUTH_Failure1 of the controller and AUTH_Failure2 of the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Failure {
+    /// [`MessageType::COMMON`] and [`MessageId::FAILURE1`] or [`MessageId::FAILURE2`].
+    pub head: Head,
+    /// [`REASON_AUTHENTICATION_FAILURE`].
+    pub reason: u8,
+    /// [`Explanation`].
+    pub explanation: u8,
+}
+const _: () = assert!(size_of::<Failure>() == 8);
+
+open_enum! {
+    /// AUTH_TYPE.
+    pub enum MessageType(u8) {
+        /// Of every protocol.
+        COMMON = 0x00,
+        /// Of DH-HMAC-CHAP.
+        DH_HMAC_CHAP = 0x01,
+    }
+}
+
+open_enum! {
+    /// AUTH_ID.
+    pub enum MessageId(u8) {
+        /// [`Negotiate`].
+        NEGOTIATE = 0x00,
+        /// [`Challenge`].
+        CHALLENGE = 0x01,
+        /// [`Reply`].
+        REPLY = 0x02,
+        /// [`Success1`].
+        SUCCESS1 = 0x03,
+        /// A [`Head`] and ten bytes more.
+        SUCCESS2 = 0x04,
+        /// [`Failure`] of the host.
+        FAILURE2 = 0xf0,
+        /// [`Failure`] of the controller.
+        FAILURE1 = 0xf1,
+    }
+}
+
+open_enum! {
+    /// Hash functions.
+    pub enum HashId(u8) {
+        /// SHA-256.
+        SHA_256 = 1,
+        /// SHA-384.
+        SHA_384 = 2,
+        /// SHA-512.
+        SHA_512 = 3,
+    }
+}
+
+open_enum! {
+    /// Groups of the Diffie-Hellman exchange (RFC 7919).
+    pub enum DhGroupId(u8) {
+        /// No exchange.
+        NULL = 0,
+        /// 2,048 bits.
+        FFDHE2048 = 1,
+        /// 3,072 bits.
+        FFDHE3072 = 2,
+        /// 4,096 bits.
+        FFDHE4096 = 3,
+        /// 6,144 bits.
+        FFDHE6144 = 4,
+        /// 8,192 bits.
+        FFDHE8192 = 5,
+    }
+}
+
+open_enum! {
+    /// Why authentication failed.
+    pub enum Explanation(u8) {
+        /// The response is wrong.
+        AUTHENTICATION_FAILED = 0x01,
+        /// No protocol in common.
+        PROTOCOL_NOT_USABLE = 0x02,
+        /// No secure channel like that.
+        SECURE_CHANNEL_CONCATENATION_MISMATCH = 0x03,
+        /// No hash function in common.
+        HASH_NOT_USABLE = 0x04,
+        /// No group in common.
+        DH_GROUP_NOT_USABLE = 0x05,
+        /// A message's fields make no sense.
+        INCORRECT_PAYLOAD = 0x06,
+        /// Not the message that is due.
+        INCORRECT_MESSAGE = 0x07,
+    }
+}
+
+/// The security protocol of Authentication Send and Receive: SECP, SPSP1 and SPSP0 in CDW10.
+#[inline]
+#[must_use]
+pub const fn security_protocol(sqe: &Sqe) -> u32 {
+    sqe.cdw10.get() >> 8
+}
+
+/// TL of Authentication Send and AL of Authentication Receive: the message's length, in bytes.
+#[inline]
+#[must_use]
+pub const fn message_len(sqe: &Sqe) -> u32 {
+    sqe.cdw11.get()
+}
+
+/// SECP E9h, SPSP1 and SPSP0 01h: these messages.
+pub const SECURITY_PROTOCOL_NVME: u32 = 0xe9_0101;
+/// DH-HMAC-CHAP.
+pub const AUTH_ID_DH_HMAC_CHAP: u8 = 1;
+/// The one reason of [`Failure`].
+pub const REASON_AUTHENTICATION_FAILURE: u8 = 1;

@@ -1,0 +1,65 @@
+# The kernel's NVMe/TCP host by two listeners of `blockmux serve`, which lead to the namespaces unequally well.
+. /lib.sh
+. /nvme.inc
+modprobe nvme-core multipath=Y
+modprobe nvme-tcp
+
+host run "cat >blockmux.toml <<END
+  [[volume]]
+  name = 'one'
+  spec = 'mem:128m'
+  [[volume]]
+  name = 'two'
+  spec = 'mem:64m'
+  [[nvme_subsystem]]
+  nqn = '$NQN'
+  namespaces = { 1 = 'one', 2 = 'two' }
+  [[nvme_subsystem.ana_group]]
+  ANAGRPID = 1
+  namespaces = [1]
+  states = { '$HOST:4421' = 'non-optimized' }
+  [[nvme_subsystem.ana_group]]
+  ANAGRPID = 2
+  namespaces = [2]
+  states = { '$HOST:4421' = 'inaccessible' }
+END"
+serve "--config blockmux.toml --nvme-tcp $HOST:4420 --nvme-tcp $HOST:4421"
+# ana_state PORT NSID: as the kernel knows it.
+ana_state() {
+  for path in /sys/class/nvme/nvme*/nvme*c*n*; do
+    if grep -q "trsvcid=$1" "${path%/*}/address" && [ "$(cat "$path/nsid")" = "$2" ]; then
+      cat "$path/ana_state"
+    fi
+  done
+}
+is_reached() { [ "$(ana_state "$1" "$2")" = "$3" ]; }
+controller_at() { grep -l "trsvcid=$1" /sys/class/nvme/nvme*/address | cut -d / -f 5; }
+
+check each_listener_tells_how_it_leads_to_the_namespaces
+try_to_connect 1 --nr-io-queues=1
+nvme connect -t tcp -a "$HOST" -s 4421 -n $NQN --hostnqn="$(name_of 1)" --hostid="$(uuid_of 1)" --nr-io-queues=1
+within 30 is_reached 4420 1 optimized
+within 30 is_reached 4421 1 non-optimized
+within 30 is_reached 4420 2 optimized
+within 30 is_reached 4421 2 inaccessible
+nvme ana-log "/dev/$(controller_at 4421)"
+
+check io_goes_on_by_the_other_listener_when_the_best_is_lost
+disk=
+for block in /sys/block/nvme*n*; do
+  if [ -e "$block/nsid" ] && [ "$(cat "$block/nsid")" = 1 ]; then disk=/dev/${block##*/}; fi
+done
+within 30 test -b "$disk"
+verified_io "$disk" --rate=,4m &
+sees_writes "$disk"
+disconnect "$(controller_at 4420)"
+sees_writes "$disk"
+wait $!
+kernel_is_content .
+
+check the_best_listener_is_used_again
+try_to_connect 1 --nr-io-queues=1
+within 30 is_reached 4420 1 optimized
+verified_io "$disk"
+nvme disconnect -n $NQN
+host stop target

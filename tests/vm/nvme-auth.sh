@@ -1,0 +1,74 @@
+# The kernel's NVMe/TCP host proves who it is to `blockmux serve --nvme-tcp`, and is proved to.
+. /lib.sh
+. /nvme.inc
+modprobe nvme-core multipath=N
+modprobe nvme-tcp
+
+own=$(nvme gen-dhchap-key --hmac=1 --nqn="$(name_of 1)")
+plain=$(nvme gen-dhchap-key --hmac=0)
+targets=$(nvme gen-dhchap-key --hmac=3 --key-length=64 --nqn=$NQN)
+other=$(nvme gen-dhchap-key --hmac=2 --key-length=48 --nqn="$(name_of 1)")
+host run "umask 77
+  echo '$own' >own
+  echo '$plain' >plain
+  echo '$targets' >targets"
+
+# serve_guarded HASH GROUP
+serve_guarded() {
+  host run "cat >blockmux.toml <<END
+    [[volume]]
+    name = 'disk'
+    spec = 'mem:64m'
+    [[nvme_subsystem]]
+    nqn = '$NQN'
+    namespaces = { 1 = 'disk' }
+    [[nvme_subsystem.host]]
+    hostnqn = '$(name_of 1)'
+    dhchap_secret_file = 'own'
+    dhchap_ctrl_secret_file = 'targets'
+    dhchap_hash = 'hmac($1)'
+    dhchap_dhgroup = '$2'
+    [[nvme_subsystem.host]]
+    hostnqn = '$(name_of 2)'
+    dhchap_secret_file = 'plain'
+END"
+  serve "--config blockmux.toml --nvme-tcp $HOST:4420"
+}
+
+serve_guarded sha256 null
+
+check who_does_not_know_the_secret_stays_out
+fails try_to_connect 1
+fails try_to_connect 1 --dhchap-secret="$other"
+fails try_to_connect 3 --dhchap-secret="$own"
+kernel_is_content .
+
+check who_does_not_believe_the_target_stays_out
+fails try_to_connect 1 --dhchap-secret="$own" --dhchap-ctrl-secret="$other"
+fails try_to_connect 2 --dhchap-secret="$plain" --dhchap-ctrl-secret="$targets"
+kernel_is_content .
+
+check a_host_proves_who_it_is_on_every_queue
+connect 1 --dhchap-secret="$own" --nr-io-queues=2
+verified_io "$(disk_of $controller 1)"
+disconnect $controller
+
+check both_sides_prove_who_they_are
+connect 1 --dhchap-secret="$own" --dhchap-ctrl-secret="$targets" --nr-io-queues=2
+verified_io "$(disk_of $controller 1)"
+disconnect $controller
+
+check a_secret_that_is_not_hashed_and_a_group_that_is_not_named_will_do
+connect 2 --dhchap-secret="$plain" --nr-io-queues=1
+verified_io "$(disk_of $controller 1)"
+disconnect $controller
+host stop target
+
+check every_hash_and_several_groups_agree_with_the_kernel
+for terms in 'sha384 ffdhe2048' 'sha512 ffdhe3072' 'sha256 ffdhe4096'; do
+  serve_guarded $terms
+  connect 1 --dhchap-secret="$own" --dhchap-ctrl-secret="$targets" --nr-io-queues=1
+  dd if=/dev/zero of="$(disk_of $controller 1)" bs=4k count=1 oflag=direct
+  disconnect $controller
+  host stop target
+done
