@@ -27,7 +27,7 @@ host run 'umask 77
     TargetName = 'iqn.2026-11.test:open'
     luns = { 0 = 'file' }
 END"
-serve "--config blockmux.toml --iscsi $HOST:3260"
+serve "--config blockmux.toml --iscsi $HOST:3260 --control unix:control"
 
 check discovery_names_the_targets
 iscsiadm -m discovery -t sendtargets -p "$HOST" | sort >found
@@ -73,6 +73,21 @@ host run 'test $(du --block-size=1M disk.img | cut -f 1) -ge 16'
 blkdiscard "$file"
 host run 'test $(du --block-size=1M disk.img | cut -f 1) -lt 2'
 is_zero "$file" 16
+
+check a_resize_while_it_is_served_is_told_and_seen
+sectors() { cat "/sys/block/${file#/dev/}/size"; }
+has_said() { dmesg | grep "$1"; }
+host run 'blockmux ctl control resize file 448m'
+dd if="$file" of=/dev/null bs=4k count=1 iflag=direct
+within 10 has_said 'Capacity data has changed'
+echo 1 >"/sys/block/${file#/dev/}/device/rescan"
+test "$(sectors)" = $((448 << 11))
+verified_io "$file" --offset=400m
+host run 'blockmux ctl control resize file 384m'
+dd if="$file" of=/dev/null bs=4k count=1 iflag=direct
+echo 1 >"/sys/block/${file#/dev/}/device/rescan"
+test "$(sectors)" = $((384 << 11))
+kernel_is_content 'Capacity data has changed'
 
 check a_logout_ends_the_session
 node guarded --logout

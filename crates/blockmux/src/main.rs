@@ -7,6 +7,7 @@
 mod address;
 mod bench;
 mod copy;
+mod ctl;
 mod discover;
 mod failure;
 mod info;
@@ -52,6 +53,8 @@ enum Command {
     Info(info::Args),
     /// List what a server exports
     Discover(discover::Args),
+    /// Ask a running `serve --control` for its status, or change what it serves
+    Ctl(ctl::Args),
     /// Measure volumes over every protocol, beside the bare sockets
     Bench(Box<bench::Args>),
     /// Show finished measurements again
@@ -65,6 +68,7 @@ impl Command {
             Command::Copy(args) => copy::run(&args),
             Command::Info(args) => info::run(&args).map(|()| ExitCode::SUCCESS),
             Command::Discover(args) => discover::run(&args).map(|()| ExitCode::SUCCESS),
+            Command::Ctl(args) => ctl::run(&args).map(|()| ExitCode::SUCCESS),
             Command::Bench(args) => bench::run(&args),
             Command::Report(args) => report::run(&args).map(|()| ExitCode::SUCCESS),
         }

@@ -34,6 +34,8 @@ pub(crate) struct Use {
     pub(crate) read_only: bool,
     /// Connections of each core to a remote volume, where its URL says nothing and its server lets several be used.
     pub(crate) connections: u32,
+    /// It may be given a larger size later, so that a RAM volume keeps addresses for that.
+    pub(crate) may_grow: bool,
 }
 
 /// Opens a volume.
@@ -44,7 +46,7 @@ pub(crate) fn open(spec: &Spec, how: Use) -> Result<Opened, Failure> {
     };
     match spec {
         Spec::Mem(size) if *size < SECTOR => Err(no_block(spec)),
-        Spec::Mem(size) => open_mem(spec, *size).map(|volume| local(volume, true)),
+        Spec::Mem(size) => open_mem(spec, *size, how.may_grow).map(|volume| local(volume, true)),
         Spec::Null(size) if *size < SECTOR => Err(no_block(spec)),
         Spec::Null(size) => Ok(local(Arc::new(NullVolume::new(*size)), false)),
         Spec::File(file) => {
@@ -73,7 +75,7 @@ pub(crate) fn open(spec: &Spec, how: Use) -> Result<Opened, Failure> {
     }
 }
 
-fn open_mem(spec: &Spec, size: u64) -> Result<Arc<dyn Volume>, Failure> {
+fn open_mem(spec: &Spec, size: u64, may_grow: bool) -> Result<Arc<dyn Volume>, Failure> {
     // Untouched blocks cost nothing but their states, so a volume may be larger than memory, within reason.
     let most = memory_bytes().saturating_mul(MEMORY_TIMES);
     let refuse = || {
@@ -81,7 +83,11 @@ fn open_mem(spec: &Spec, size: u64) -> Result<Arc<dyn Volume>, Failure> {
         Failure::request(format!("{spec}: more RAM than this machine can promise; take at most {most}"))
     };
     let len = usize::try_from(size).ok().filter(|_| size <= most).ok_or_else(refuse)?;
-    Ok(Arc::new(MemVolume::from_pages(map_pages(len).map_err(|_| refuse())?)))
+    let room = if may_grow { size.saturating_mul(ROOM_TIMES).max(LEAST_ROOM).min(most) } else { size };
+    // A limit on addresses may leave less than that.
+    let pages = usize::try_from(room).ok().and_then(|room| map_pages(room).ok());
+    let pages = pages.map_or_else(|| map_pages(len).map_err(|_| refuse()), Ok)?;
+    Ok(Arc::new(MemVolume::within(pages, size)))
 }
 
 fn no_block(spec: &Spec) -> Failure {
@@ -145,5 +151,8 @@ impl<W: Write + Send> LogSink for Lines<W> {
 
 /// The blocks of RAM volumes and of such as hold nothing, in bytes.
 const SECTOR: u64 = 512;
+/// How far a RAM volume can grow: so many times its size, and at least so many bytes.
+const ROOM_TIMES: u64 = 4;
+const LEAST_ROOM: u64 = 16 << 30;
 /// A RAM volume may have so many times the machine's memory.
 const MEMORY_TIMES: u64 = 16;

@@ -2,6 +2,7 @@
 
 use crate::reactor::Progress;
 use blockmux_proto::exports::{Exports, VolumeId};
+use blockmux_proto::served::Meter;
 use blockmux_proto::session::Target;
 use blockmux_volume::{Channel, Completion, Core, IoError, Waker};
 use std::rc::Rc;
@@ -9,12 +10,19 @@ use std::rc::Rc;
 /// A session's channels, and what is in flight in them.
 pub(crate) struct Channels {
     exports: Exports,
-    open: Vec<(VolumeId, Box<dyn Channel>)>,
+    open: Vec<Open>,
     core: Rc<dyn Core>,
     waker: Waker,
     done: Vec<Completion>,
     in_flight: u32,
     submitted: u64,
+}
+
+/// One of them.
+struct Open {
+    volume: VolumeId,
+    channel: Box<dyn Channel>,
+    meter: Meter,
 }
 
 impl Channels {
@@ -50,9 +58,11 @@ impl Channels {
             if self.in_flight == 0 {
                 return progress;
             }
-            for (_, channel) in &mut self.open {
+            for Open { channel, meter, .. } in &mut self.open {
+                let before = self.done.len();
                 channel.kick();
                 channel.poll(&mut self.done);
+                self.done[before..].iter().filter(|done| done.result.is_err()).for_each(|_| meter.fail());
             }
             if self.done.is_empty() {
                 return progress;
@@ -74,7 +84,8 @@ impl Channels {
             self.submitted += 1;
             let tag = io.tag;
             match self.channel(volume, session.depth()) {
-                Ok(channel) => {
+                Ok(Open { channel, meter, .. }) => {
+                    meter.begin(&io);
                     channel.submit(io);
                     self.in_flight += 1;
                 }
@@ -82,22 +93,22 @@ impl Channels {
             }
         }
         while let Some((volume, tag)) = session.poll_cancel() {
-            if let Some((_, channel)) = self.open.iter_mut().find(|(id, _)| *id == volume) {
-                channel.cancel(tag);
+            if let Some(open) = self.open.iter_mut().find(|open| open.volume == volume) {
+                open.channel.cancel(tag);
             }
         }
         self.submitted > before
     }
 
     #[inline]
-    fn channel(&mut self, volume: VolumeId, depth: u32) -> Result<&mut Box<dyn Channel>, IoError> {
-        if let Some(at) = self.open.iter().position(|(id, _)| *id == volume) {
-            return Ok(&mut self.open[at].1);
+    fn channel(&mut self, volume: VolumeId, depth: u32) -> Result<&mut Open, IoError> {
+        if let Some(at) = self.open.iter().position(|open| open.volume == volume) {
+            return Ok(&mut self.open[at]);
         }
-        let export = self.exports.get(volume).ok_or(IoError::PathLost)?;
-        let channel = export.volume.open(&self.core, depth, self.waker.clone())?;
-        self.open.push((volume, channel));
-        Ok(&mut self.open.last_mut().ok_or(IoError::PathLost)?.1)
+        let served = self.exports.served(volume).ok_or(IoError::PathLost)?;
+        let channel = served.volume().open(&self.core, depth, self.waker.clone())?;
+        self.open.push(Open { volume, channel, meter: Meter::new(served) });
+        self.open.last_mut().ok_or(IoError::PathLost)
     }
 }
 

@@ -15,21 +15,44 @@ use tracing::warn;
 /// Starts serving a connection on the core that it is called on. The permit is held as long as the connection lives.
 pub type Serve = Arc<dyn Fn(&Rc<EngineCore>, Stream, Permit) + Send + Sync>;
 
-/// A bound on the connections of a process.
+/// A bound on the connections of a process; a clone is another handle to it.
 #[derive(Clone)]
 pub struct ConnectionLimit {
     open: Arc<AtomicUsize>,
     most: usize,
+    /// Of what has this handle and its clones.
+    part: Arc<AtomicUsize>,
 }
 
 /// One connection's share of the limit.
-pub struct Permit(Arc<AtomicUsize>);
+pub struct Permit {
+    open: Arc<AtomicUsize>,
+    part: Arc<AtomicUsize>,
+}
 
 impl ConnectionLimit {
     /// At most this many at a time.
     #[must_use]
     pub fn new(most: usize) -> ConnectionLimit {
-        ConnectionLimit { open: Arc::default(), most }
+        ConnectionLimit { open: Arc::default(), most, part: Arc::default() }
+    }
+
+    /// The same bound, for a part whose connections are counted by themselves, too.
+    #[must_use]
+    pub fn for_part(&self) -> ConnectionLimit {
+        ConnectionLimit { part: Arc::default(), ..self.clone() }
+    }
+
+    /// How many of this part are open.
+    #[must_use]
+    pub fn open_of_part(&self) -> usize {
+        self.part.load(Ordering::Relaxed)
+    }
+
+    /// How many may be open.
+    #[must_use]
+    pub fn most(&self) -> usize {
+        self.most
     }
 
     /// How many are open.
@@ -45,13 +68,15 @@ impl ConnectionLimit {
             self.open.fetch_sub(1, Ordering::Relaxed);
             return None;
         }
-        Some(Permit(self.open.clone()))
+        self.part.fetch_add(1, Ordering::Relaxed);
+        Some(Permit { open: self.open.clone(), part: self.part.clone() })
     }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.part.fetch_sub(1, Ordering::Relaxed);
+        self.open.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

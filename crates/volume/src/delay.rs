@@ -3,7 +3,7 @@
 use crate::io::{Io, IoError, Op};
 use crate::pace::{Pace, PacedChannel};
 use crate::ready::Waker;
-use crate::volume::{Channel, Core, Volume, VolumeInfo};
+use crate::volume::{Channel, Core, Resize, ResizeError, Volume, VolumeInfo};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -40,6 +40,14 @@ impl Volume for DelayVolume {
 
     fn on_resize(&self, call: Box<dyn Fn() + Send + Sync>) {
         self.inner.on_resize(call);
+    }
+
+    fn look_at_size(&self) -> u64 {
+        self.inner.look_at_size()
+    }
+
+    fn resize(&self, to: Resize) -> Result<u64, ResizeError> {
+        self.inner.resize(to)
     }
 
     fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {

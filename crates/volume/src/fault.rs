@@ -4,7 +4,7 @@ use crate::io::{Completion, Io, IoError, Op, Tag};
 use crate::kind::{OpKind, OpSet};
 use crate::random::{SplitMix, mix};
 use crate::ready::Waker;
-use crate::volume::{Channel, Core, Volume, VolumeInfo};
+use crate::volume::{Channel, Core, Resize, ResizeError, Volume, VolumeInfo};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -81,6 +81,14 @@ impl Volume for FaultVolume {
 
     fn on_resize(&self, call: Box<dyn Fn() + Send + Sync>) {
         self.inner.on_resize(call);
+    }
+
+    fn look_at_size(&self) -> u64 {
+        self.inner.look_at_size()
+    }
+
+    fn resize(&self, to: Resize) -> Result<u64, ResizeError> {
+        self.inner.resize(to)
     }
 
     fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {

@@ -7,10 +7,10 @@ use crate::buf::{Memory, Pages, Seg};
 use crate::io::{Completion, Extent, Io, IoError, Op, Output};
 use crate::ready::Waker;
 use crate::sg_list::SgList;
-use crate::volume::{Channel, Core, Volume, VolumeInfo};
+use crate::volume::{Channel, Core, Resize, ResizeError, Volume, VolumeInfo};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 /// A volume in RAM; its content goes with the process.
 pub struct MemVolume {
@@ -18,9 +18,12 @@ pub struct MemVolume {
 }
 
 struct Shared {
+    /// As it was made; `size` has what it is now.
     info: VolumeInfo,
+    /// In bytes, at most those of the pages.
+    size: AtomicU64,
     pages: Arc<Pages>,
-    /// One state for each [`UNIT`] bytes.
+    /// One state for each [`UNIT`] bytes of the pages.
     states: Vec<AtomicU8>,
 }
 
@@ -34,7 +37,15 @@ impl MemVolume {
     /// A volume over zeroed `pages`.
     #[must_use]
     pub fn from_pages(pages: Arc<Pages>) -> MemVolume {
-        let size = (pages.len() as u64) / 512 * 512;
+        let size = pages.len() as u64;
+        MemVolume::within(pages, size)
+    }
+
+    /// A volume of `size` bytes, rounded down to a whole block, that can grow as far as zeroed `pages` go.
+    #[must_use]
+    pub fn within(pages: Arc<Pages>, size: u64) -> MemVolume {
+        let room = (pages.len() as u64) / BLOCK * BLOCK;
+        let size = size.min(room) / BLOCK * BLOCK;
         let info = VolumeInfo {
             volatile: true,
             discard_granularity: UNIT as u32,
@@ -42,14 +53,31 @@ impl MemVolume {
             lends_reads: true,
             ..VolumeInfo::new(size)
         };
-        let states = (0..size.div_ceil(UNIT)).map(|_| AtomicU8::new(HOLE)).collect();
-        MemVolume { shared: Arc::new(Shared { info, pages, states }) }
+        let states = (0..room.div_ceil(UNIT)).map(|_| AtomicU8::new(HOLE)).collect();
+        MemVolume { shared: Arc::new(Shared { info, size: AtomicU64::new(size), pages, states }) }
     }
 }
 
 impl Volume for MemVolume {
     fn info(&self) -> VolumeInfo {
-        self.shared.info.clone()
+        VolumeInfo { size: self.shared.size(), ..self.shared.info.clone() }
+    }
+
+    fn resize(&self, to: Resize) -> Result<u64, ResizeError> {
+        let Resize::Bytes(size) = to else { return Ok(self.shared.size()) };
+        let (block, most) = (BLOCK as u32, (self.shared.pages.len() as u64) / BLOCK * BLOCK);
+        if size == 0 || !size.is_multiple_of(BLOCK) {
+            return Err(ResizeError::BadSize { size, block });
+        }
+        if size > most {
+            return Err(ResizeError::TooLarge { most });
+        }
+        let was = self.shared.size.swap(size, Ordering::AcqRel);
+        if size < was {
+            // What comes back when it grows again is zeroes, and until then the memory is the system's.
+            self.shared.zero(size, was - size, true);
+        }
+        Ok(size)
     }
 
     fn open(&self, _core: &Rc<dyn Core>, depth: u32, _waker: Waker) -> Result<Box<dyn Channel>, IoError> {
@@ -76,7 +104,7 @@ impl Channel for MemChannel {
     /// Only fetches the memory: by the time of the poll, that of all that was submitted together has come.
     #[inline]
     fn submit(&mut self, io: Io) {
-        match self.shared.info.check(&io) {
+        match self.shared.info.check_within(&io, self.shared.size()) {
             Ok(()) => {
                 match io.op {
                     Op::Read => self.at(&io).prefetch_to_read(),
@@ -139,6 +167,11 @@ impl MemChannel {
 
 impl Shared {
     #[inline]
+    fn size(&self) -> u64 {
+        self.size.load(Ordering::Acquire)
+    }
+
+    #[inline]
     fn mark_data(&self, offset: u64, len: u64) {
         if len == 0 {
             return;
@@ -185,6 +218,8 @@ impl Shared {
     }
 }
 
+/// In bytes.
+const BLOCK: u64 = 512;
 /// Bytes that are allocated or a hole together.
 const UNIT: u64 = 64 << 10;
 /// One answer's length is bounded.
@@ -193,3 +228,55 @@ const HOLE: u8 = 0;
 const DATA: u8 = 1;
 /// On the way from data to hole: a write turns it back into data.
 const ZEROING: u8 = 2;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conformance::{self, Harness};
+
+    fn resized(sizes: &[u64]) -> Arc<dyn Volume> {
+        let volume = MemVolume::within(Pages::from_heap(48 << 20), 40 << 20);
+        for &size in sizes {
+            assert_eq!(volume.resize(Resize::Bytes(size)).unwrap(), size);
+            assert_eq!((volume.info().size, volume.look_at_size()), (size, size));
+        }
+        Arc::new(volume)
+    }
+
+    #[test]
+    fn a_volume_that_was_resized_is_a_volume() {
+        conformance::run(&mut Harness::on_test_core(resized(&[48 << 20])));
+        conformance::run(&mut Harness::on_test_core(resized(&[5 << 20, 40 << 20])));
+    }
+
+    #[test]
+    fn channels_see_the_new_size_with_their_next_request() {
+        let volume = resized(&[]);
+        let mut harness = Harness::on_test_core(volume.clone());
+        let mut client = harness.client(1).unwrap();
+        let (size, block) = (40 << 20, vec![7; 512]);
+        client.write(size - 512, &block).unwrap();
+        assert!(client.write(size, &block).is_err());
+        volume.resize(Resize::Bytes(size + 512)).unwrap();
+        client.write(size, &block).unwrap();
+        volume.resize(Resize::Bytes(size)).unwrap();
+        assert!(client.read(size, 512).is_err());
+        assert_eq!(client.read(size - 512, 512).unwrap(), block);
+        // What was cut off is gone, and a hole.
+        volume.resize(Resize::Bytes(1 << 20)).unwrap();
+        volume.resize(Resize::Bytes(size)).unwrap();
+        assert_eq!(client.read(size - 512, 512).unwrap(), [0; 512]);
+    }
+
+    #[test]
+    fn a_size_that_cannot_be_changes_nothing() {
+        let volume = resized(&[]);
+        assert!(matches!(volume.resize(Resize::Bytes(0)), Err(ResizeError::BadSize { .. })));
+        assert!(matches!(volume.resize(Resize::Bytes(1 << 20 | 1)), Err(ResizeError::BadSize { .. })));
+        let most = 48 << 20;
+        assert!(
+            matches!(volume.resize(Resize::Bytes(most + 512)), Err(ResizeError::TooLarge { most: said }) if said == most)
+        );
+        assert_eq!(volume.resize(Resize::Own).unwrap(), 40 << 20);
+    }
+}

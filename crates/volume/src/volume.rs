@@ -64,13 +64,22 @@ impl VolumeInfo {
     /// What the completion must say if it does not.
     #[inline]
     pub fn check(&self, io: &Io) -> Result<(), IoError> {
+        self.check_within(io, self.size)
+    }
+
+    /// The same where the volume may have another size by now, in bytes.
+    ///
+    /// # Errors
+    /// As of [`VolumeInfo::check`].
+    #[inline]
+    pub fn check_within(&self, io: &Io, size: u64) -> Result<(), IoError> {
         if io.op == Op::Flush {
             return Ok(());
         }
         if io.op.is_write() && self.read_only {
             return Err(IoError::ReadOnly);
         }
-        if io.offset.checked_add(io.len).is_none_or(|end| end > self.size) {
+        if io.offset.checked_add(io.len).is_none_or(|end| end > size) {
             return Err(IoError::OutOfRange);
         }
         if (io.offset | io.len) & u64::from(self.logical_block - 1) != 0 {
@@ -89,10 +98,73 @@ impl VolumeInfo {
     }
 }
 
+/// How large a volume is to become.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resize {
+    /// So many bytes.
+    Bytes(u64),
+    /// As large as what lies below is.
+    Own,
+}
+
+/// Why a volume does not get another size, and what to do about it.
+#[derive(Debug, thiserror::Error)]
+pub enum ResizeError {
+    /// It is as large as what it is made of.
+    #[error("its size follows what lies below; change that, and it is noticed")]
+    Fixed,
+    /// Not a whole number of blocks, or none.
+    #[error("{size} is not one or more whole blocks of {block} bytes; round it")]
+    BadSize {
+        /// In bytes, as asked for.
+        size: u64,
+        /// In bytes.
+        block: u32,
+    },
+    /// More than there is room for.
+    #[error("there is room for at most {most} bytes; give it a size of its own when it is opened")]
+    TooLarge {
+        /// In bytes.
+        most: u64,
+    },
+    /// Nothing of the volume may change.
+    #[error("it is opened read-only; leave the size away to have it looked at again")]
+    ReadOnly,
+    /// The system refused.
+    #[error("cannot {action} it: {source}")]
+    System {
+        /// What was tried.
+        action: &'static str,
+        /// The system's own word.
+        source: std::io::Error,
+    },
+}
+
 /// A linear array of blocks; shared by all cores.
 pub trait Volume: Send + Sync {
     /// What the volume is like now; its size may change over time.
     fn info(&self) -> VolumeInfo;
+
+    /// The size in bytes, looked at afresh where what lies below changes it by itself, as a block device does that was
+    /// made larger: [`Volume::info`] says the same from then on. May wait for the system, so no core calls this; whoever
+    /// serves the volume does from time to time.
+    fn look_at_size(&self) -> u64 {
+        self.info().size
+    }
+
+    /// Gives the volume another size; answers it, in bytes. I/O from then on is held against the new size, and what is
+    /// beyond a smaller one is lost: it reads as zeroes should the volume grow again, but for what was being written there
+    /// at that moment. Nobody is told, that is for who serves the volume. One call at a time; may wait for the system, so
+    /// no core calls this.
+    ///
+    /// # Errors
+    /// If the volume cannot have that size; then it has the one that it had.
+    fn resize(&self, to: Resize) -> Result<u64, ResizeError> {
+        match to {
+            Resize::Own => Ok(self.look_at_size()),
+            Resize::Bytes(_) => Err(ResizeError::Fixed),
+        }
+    }
 
     /// Opens this core's queue to the volume.
     ///

@@ -93,7 +93,7 @@ impl Plan {
 
     fn open(&mut self, name: &str) -> Result<Subject, Failure> {
         let spec: Spec = name.parse().map_err(Failure::request)?;
-        let opened = open::open(&spec, Use { read_only: false, connections: 1 })?;
+        let opened = open::open(&spec, Use { read_only: false, connections: 1, may_grow: false })?;
         if opened.is_fresh {
             self.fresh.push(opened.volume.clone());
         }

@@ -49,7 +49,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     if args.source == args.destination || is_one_file(&args.source, &args.destination) {
         return Err(Failure::request(format!("{}: source and destination are the same", args.source)));
     }
-    let source = open::open(&args.source, Use { read_only: true, connections: CONNECTIONS })?;
+    let source =
+        open::open(&args.source, Use { read_only: true, connections: CONNECTIONS, may_grow: false })?;
     let from = source.volume.info();
     if from.size == 0 || from.size > LARGEST {
         return Err(Failure::request(format!(
@@ -58,7 +59,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
         )));
     }
     let destination = created_as_large(&args.destination, from.size);
-    let destination = open::open(&destination, Use { read_only: false, connections: CONNECTIONS })?;
+    let destination =
+        open::open(&destination, Use { read_only: false, connections: CONNECTIONS, may_grow: false })?;
     let plan = plan(args, &from, &destination)?;
     let started = Instant::now();
     let progress = Arc::new(Progress::new(from.size));

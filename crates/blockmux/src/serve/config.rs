@@ -1,6 +1,7 @@
 //! The config file: TOML, the same things as on the command line by the same names.
 
 use crate::address::ListenAddress;
+use crate::ctl::ControlPath;
 use crate::failure::Failure;
 use crate::poll::Poll;
 use crate::protocol::iscsi::{DiscoveryEntry, TargetEntry};
@@ -33,6 +34,7 @@ pub(super) struct Config {
     pub(super) poll: Option<Poll>,
     pub(super) max_connections: Option<NonZeroUsize>,
     pub(super) state: Option<PathBuf>,
+    pub(super) control: Option<ControlPath>,
 }
 
 /// One `[[volume]]`.

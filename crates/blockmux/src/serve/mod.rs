@@ -8,12 +8,15 @@ mod alive;
 mod announce;
 mod command;
 mod config;
+mod control;
 mod flush;
 mod listen;
 mod setup;
+mod sizes;
 mod state;
 
 use crate::address::ListenAddress;
+use crate::ctl::ControlPath;
 use crate::failure::Failure;
 use crate::machine::memory_bytes;
 use crate::output::print;
@@ -22,11 +25,12 @@ use crate::protocol::{Protocol, Service};
 use crate::signals;
 use announce::Announcement;
 use blockmux_engine::cores::{Cores, CoresConfig};
-use blockmux_engine::listener::{ConnectionLimit, ListenerTask, Serve};
+use blockmux_engine::listener::{ListenerTask, Serve};
 use blockmux_engine::socket::Listener;
 use blockmux_proto::exports::Exports;
 use blockmux_volume::MAX_TRANSFER;
 use command::Running;
+use control::{Control, Parts};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use setup::{NamedSpec, Setup};
 use std::io;
@@ -86,6 +90,9 @@ pub(crate) struct Args {
     /// Keep reservations here that initiators want to outlive a restart [default: ~/.local/state/blockmux]
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
+    /// Take commands of `blockmux ctl` at this Unix socket
+    #[arg(long, value_name = "unix:PATH")]
+    control: Option<ControlPath>,
     /// Print one JSON object instead of text when ready
     #[arg(long, conflicts_with = "run")]
     json: bool,
@@ -114,13 +121,17 @@ pub(crate) fn run(args: Args) -> Result<ExitCode, Failure> {
         .map_err(|error| Failure::run(format!("cannot watch for signals: {error}")))?;
     let private = listen::private_directory(&setup, command.is_some())?;
     let listeners = listen::bind(&setup, private.as_ref())?;
+    let control = setup.control.as_ref().map(control::bind).transpose()?;
     let addresses: Vec<_> =
         listeners.iter().map(|(protocol, listener)| (*protocol, listener.address().clone())).collect();
     let exports = setup.open()?;
     let announcement = Announcement::new(&exports, &addresses, &setup.settings).with_disks(&setup.aoe);
     allow_files();
-    let cores = start(&setup, listeners, &exports)?;
+    let parts = Parts::new(setup.max_connections, &addresses);
+    let cores = start(&setup, listeners, &exports, &parts)?;
     alive::watch(&cores, &sender);
+    let sizes = sizes::watch(&setup, &exports)?;
+    let control = control.map(|listener| Control::start(listener, exports.clone(), parts)).transpose()?;
     let status = match command {
         Some(command) => {
             let running = Running::start(&command, &announcement, &sender)?;
@@ -131,6 +142,8 @@ pub(crate) fn run(args: Args) -> Result<ExitCode, Failure> {
             wait(&events, None)
         }
     };
+    // What is asked of it from here on concerns nobody any more.
+    drop((control, sizes));
     info!("stopping; another signal ends it at once");
     if !cores.stop(GRACE) {
         warn!("connections that did not finish within {} s were cut", GRACE.as_secs());
@@ -151,6 +164,7 @@ fn start(
     setup: &Setup,
     listeners: Vec<(&'static Protocol, Listener)>,
     exports: &Exports,
+    parts: &Parts,
 ) -> Result<Cores, Failure> {
     let config = CoresConfig {
         count: setup.cores,
@@ -164,9 +178,8 @@ fn start(
             setup.cores
         ))
     })?;
-    let limit = ConnectionLimit::new(setup.max_connections);
-    for (nth, (listener, serve)) in serve_all(setup, listeners, exports).into_iter().enumerate() {
-        let (inboxes, limit) = (cores.inboxes(), limit.clone());
+    for (nth, (protocol, listener, serve)) in serve_all(setup, listeners, exports).into_iter().enumerate() {
+        let (inboxes, limit) = (cores.inboxes(), parts.limit_of(protocol));
         cores
             .ask(nth % cores.count(), move |core| ListenerTask::spawn(core, listener, inboxes, serve, limit))
             .ok_or_else(|| Failure::run("a core has ended; start again with -v"))?;
@@ -181,14 +194,15 @@ fn serve_all(
     setup: &Setup,
     listeners: Vec<(&'static Protocol, Listener)>,
     exports: &Exports,
-) -> Vec<(Listener, Serve)> {
+) -> Vec<(&'static Protocol, Listener, Serve)> {
     let (mut served, mut others) = (Vec::new(), listeners);
     while let Some(&(protocol, _)) = others.first() {
         let (own, rest): (Vec<_>, Vec<_>) =
             others.into_iter().partition(|(other, _)| other.served_as() == protocol.served_as());
         let addresses: Vec<_> = own.iter().map(|(_, listener)| listener.address().clone()).collect();
         let service = Service { exports, addresses: &addresses, settings: &setup.settings };
-        served.extend(own.into_iter().map(|(_, listener)| listener).zip((protocol.serve)(&service)));
+        let own = own.into_iter().zip((protocol.serve)(&service));
+        served.extend(own.map(|((protocol, listener), serve)| (protocol, listener, serve)));
         others = rest;
     }
     served
@@ -267,6 +281,10 @@ each volume is a target of its own. A secret file is chmod 600:
 --state: initiators can ask for reservations that outlive a restart (APTPL).
 They are kept in that directory, $XDG_STATE_HOME/blockmux if that is set, one
 file for each such volume. Nobody else may write there.
+
+--control: only its owner and root can use that socket, and the directory is
+one where nobody else may write. A RAM volume can grow then, to 16 GiB or four
+times its size, within 16 times the machine's memory.
 
 --run: the command finds the first URL in $BLOCKMUX_URL and $uri, all of
 them in $BLOCKMUX_URLS, and NBD's in $BLOCKMUX_NBD_URL; $nbd has QEMU's old

@@ -6,6 +6,7 @@ use super::Args;
 use super::config::{Config, VolumeEntry};
 use super::state;
 use crate::address::ListenAddress;
+use crate::ctl::ControlPath;
 use crate::failure::Failure;
 use crate::open::{self, Use};
 use crate::poll::Poll;
@@ -40,6 +41,8 @@ pub(super) struct Setup {
     pub(super) max_connections: usize,
     /// Where reservations are kept; `None` if there is no such place.
     state: Option<PathBuf>,
+    /// Where commands are taken while it runs.
+    pub(super) control: Option<ControlPath>,
 }
 
 #[derive(Debug)]
@@ -116,14 +119,21 @@ impl Setup {
             cores,
             poll: args.poll.or(config.poll).unwrap_or(Poll::Adaptive),
             max_connections: max_connections.map_or(DEFAULT_CONNECTIONS, NonZeroUsize::get),
+            control: args.control.or(config.control),
             state: args.state.or(config.state).or_else(state::default_directory),
         })
+    }
+
+    /// What the volumes are made of, in order.
+    pub(super) fn specs(&self) -> impl Iterator<Item = &Spec> {
+        self.volumes.iter().map(|volume| &volume.spec)
     }
 
     /// Opens all volumes.
     pub(super) fn open(&self) -> Result<Exports, Failure> {
         let exports = self.volumes.iter().map(|named| {
-            let how = Use { read_only: named.read_only, connections: 1 };
+            let may_grow = self.control.is_some();
+            let how = Use { read_only: named.read_only, connections: 1, may_grow };
             let volume = open::open(&named.spec, how)?.volume;
             let info = volume.info();
             if info.size > LARGEST {
@@ -223,7 +233,7 @@ fn check_blocks(protocol: &Protocol, spec: &Spec, info: &VolumeInfo) -> Result<(
 /// With its prefix it is an iSCSI name, which has at most 223 bytes (RFC 7143, section 4.2.7.2).
 const MAX_NAME: usize = 200;
 /// Offsets are signed where clients come from: they take a larger volume for an empty one.
-const LARGEST: u64 = i64::MAX as u64;
+pub(super) const LARGEST: u64 = i64::MAX as u64;
 const MAX_CORES: usize = 256;
 const DEFAULT_CONNECTIONS: usize = 4096;
 

@@ -6,6 +6,7 @@
 mod aoe_interop;
 mod bad_input;
 mod bench;
+mod control;
 mod copy;
 mod daemon;
 mod device_flush;

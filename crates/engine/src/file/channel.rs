@@ -159,7 +159,7 @@ impl Table {
     /// The result of what needs no entry of the ring.
     fn at_once(&self, file: &File, io: &Io) -> Option<Result<Output, IoError>> {
         let disk = &self.disk;
-        if let Err(error) = disk.info.check(io) {
+        if let Err(error) = disk.info.check_within(io, disk.extent.size()) {
             return Some(Err(error));
         }
         if needs_sync(io.op) && disk.has_lost_writes() {
@@ -328,7 +328,7 @@ impl Table {
             // Direct I/O goes on only at a whole block.
             let block = if self.disk.direct.is_some() { u64::from(self.disk.info.logical_block) } else { 1 };
             let moved = match pending.op {
-                Op::Read if pending.offset + pending.moved + result == self.disk.end => {
+                Op::Read if pending.offset + pending.moved + result == self.disk.extent.end() => {
                     let start = if step == Step::Move { pending.moved } else { 0 };
                     self.fill_last_block(&memory, start + result);
                     result.next_multiple_of(self.disk.info.logical_block.into())
@@ -368,8 +368,10 @@ impl Table {
 
     /// What the file lacks of its last block is zeroes: it would come in `memory` after `at` bytes.
     fn fill_last_block(&self, memory: &SgList, at: u64) {
-        let missing = self.disk.info.size - self.disk.end;
-        if missing > 0 {
+        let end = self.disk.extent.end();
+        let missing = end.next_multiple_of(self.disk.info.logical_block.into()) - end;
+        // A resize may come in between.
+        if missing > 0 && at + missing <= memory.len() as u64 {
             memory.slice(at as usize, missing as usize).fill_zero();
         }
     }

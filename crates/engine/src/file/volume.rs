@@ -5,13 +5,14 @@ use super::channel::FileChannel;
 use super::open::{self, BlockOptions, FileOptions, OpenError};
 use super::probe::{Direct, Zeroing};
 use crate::reactor::EngineCore;
-use blockmux_volume::{Channel, Core, IoError, Pages, Volume, VolumeInfo, Waker};
+use blockmux_volume::{Channel, Core, IoError, Pages, Resize, ResizeError, Volume, VolumeInfo, Waker};
 use std::fs::File;
+use std::io::{self, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// A volume over a file or a block device; it runs on cores of the engine alone.
 pub struct FileVolume {
@@ -24,15 +25,21 @@ pub(super) struct Disk {
     pub(super) path: PathBuf,
     /// Holds the lock.
     pub(super) file: Arc<File>,
+    /// As it was opened; `extent` has the size that it has now.
     pub(super) info: VolumeInfo,
-    /// Where the file ended when it was opened, in bytes: within the last block if that was not whole.
-    pub(super) end: u64,
+    pub(super) extent: Extent,
     pub(super) is_device: bool,
     /// What direct I/O demands; `None`: buffered.
     pub(super) direct: Option<Direct>,
     pub(super) zeroing: Zeroing,
     pub(super) zeroes: Arc<Pages>,
     pub(super) lost_writes: AtomicBool,
+}
+
+/// How far the volume goes; the control plane changes it, and channels look at it with each request.
+pub(super) struct Extent {
+    size: AtomicU64,
+    end: AtomicU64,
 }
 
 impl FileVolume {
@@ -68,9 +75,19 @@ impl FileVolume {
     fn new(opened: open::Opened) -> FileVolume {
         let open::Opened { path, file, info, end, is_device, is_new, direct, zeroing } = opened;
         let (zeroes, lost_writes) = (zero_pages(), AtomicBool::new(false));
-        let file = Arc::new(file);
+        let (file, extent) = (Arc::new(file), Extent::new(info.size, end));
         FileVolume {
-            disk: Arc::new(Disk { path, file, info, end, is_device, direct, zeroing, zeroes, lost_writes }),
+            disk: Arc::new(Disk {
+                path,
+                file,
+                info,
+                extent,
+                is_device,
+                direct,
+                zeroing,
+                zeroes,
+                lost_writes,
+            }),
             is_new,
         }
     }
@@ -78,7 +95,27 @@ impl FileVolume {
 
 impl Volume for FileVolume {
     fn info(&self) -> VolumeInfo {
-        self.disk.info.clone()
+        VolumeInfo { size: self.disk.extent.size(), ..self.disk.info.clone() }
+    }
+
+    /// A device is as large as it says. A file is not looked at unasked: one that is cut while it is served has lost what
+    /// was in it, and its clients are told so.
+    fn look_at_size(&self) -> u64 {
+        if self.disk.is_device {
+            let blocks = self.disk.own_len().ok().map(|len| whole_blocks(len, &self.disk.info));
+            // One that is gone, or of which nothing is left, answers with errors.
+            blocks.filter(|&size| size > 0).inspect(|&size| self.disk.extent.set(size, size));
+        }
+        self.disk.extent.size()
+    }
+
+    fn resize(&self, to: Resize) -> Result<u64, ResizeError> {
+        match to {
+            Resize::Own if self.disk.is_device => Ok(self.look_at_size()),
+            Resize::Own => self.disk.take_own_size(),
+            Resize::Bytes(_) if self.disk.is_device => Err(ResizeError::Fixed),
+            Resize::Bytes(size) => self.disk.resize(size),
+        }
     }
 
     fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
@@ -102,6 +139,49 @@ impl Disk {
         opened.map_or_else(|_| self.file.clone(), Arc::new)
     }
 
+    /// How long the file or device is, in bytes.
+    fn own_len(&self) -> io::Result<u64> {
+        // Of a device the metadata do not say.
+        (&*self.file).seek(SeekFrom::End(0))
+    }
+
+    /// Serves all of the file as it is now.
+    fn take_own_size(&self) -> Result<u64, ResizeError> {
+        let len = self.own_len().map_err(failed("measure"))?;
+        let block = self.info.logical_block;
+        let size = len.next_multiple_of(block.into());
+        if size == 0 {
+            return Err(ResizeError::BadSize { size, block });
+        }
+        self.extent.set(size, len);
+        Ok(size)
+    }
+
+    /// Cuts or extends the file. One of which only the beginning is served keeps the rest.
+    fn resize(&self, size: u64) -> Result<u64, ResizeError> {
+        let block = self.info.logical_block;
+        if self.info.read_only {
+            return Err(ResizeError::ReadOnly);
+        }
+        if size == 0 || !size.is_multiple_of(block.into()) {
+            return Err(ResizeError::BadSize { size, block });
+        }
+        let (was, len) = (self.extent.size(), self.own_len().map_err(failed("measure"))?);
+        if size < was && len <= was {
+            // No request that begins now goes where the file is about to end.
+            self.extent.set(size, size);
+        }
+        if size > len || size < was && len <= was {
+            let changed = self.file.set_len(size).and_then(|()| self.file.sync_all());
+            if let Err(error) = changed {
+                let _ = self.take_own_size();
+                return Err(failed("resize")(error));
+            }
+        }
+        self.extent.set(size, size);
+        Ok(size)
+    }
+
     /// Whether writes that completed are known to be lost.
     pub(super) fn has_lost_writes(&self) -> bool {
         self.lost_writes.load(Ordering::Acquire)
@@ -117,4 +197,37 @@ impl Disk {
             );
         }
     }
+}
+
+impl Extent {
+    fn new(size: u64, end: u64) -> Extent {
+        Extent { size: AtomicU64::new(size), end: AtomicU64::new(end) }
+    }
+
+    /// In bytes, whole blocks.
+    #[inline]
+    pub(super) fn size(&self) -> u64 {
+        self.size.load(Ordering::Acquire)
+    }
+
+    /// Where the file ended when that was looked at, in bytes: within the last block if that was not whole.
+    #[inline]
+    pub(super) fn end(&self) -> u64 {
+        self.end.load(Ordering::Acquire)
+    }
+
+    /// A request that was let in by the old size finds the end of the file by itself.
+    fn set(&self, size: u64, end: u64) {
+        self.end.store(end, Ordering::Release);
+        self.size.store(size, Ordering::Release);
+    }
+}
+
+fn whole_blocks(len: u64, info: &VolumeInfo) -> u64 {
+    let block = u64::from(info.logical_block);
+    len / block * block
+}
+
+fn failed(action: &'static str) -> impl Fn(io::Error) -> ResizeError {
+    move |source| ResizeError::System { action, source }
 }

@@ -16,11 +16,13 @@ mod gate;
 mod image;
 mod ranges;
 mod reservations;
+mod traffic;
 
 #[cfg(test)]
 mod tests;
 
 pub use image::{ImageError, ReservationStore, SaveTicket};
+pub use traffic::{Meter, Traffic};
 
 pub(crate) use fence::Fence;
 pub(crate) use gate::Gate;
@@ -30,12 +32,13 @@ pub(crate) use reservations::{
     Access, Move, Notice, Notices, Preempt, Refused, Register, Registrant, Reservations,
 };
 
-use blockmux_volume::Volume;
+use blockmux_volume::{Resize, ResizeError, Volume};
 use image::from_image;
 use ranges::Ranges;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use traffic::Meters;
 
 /// A volume, and what all who use it share about it.
 pub struct Served {
@@ -46,6 +49,9 @@ pub struct Served {
     ranges: Ranges,
     store: Option<Arc<dyn ReservationStore>>,
     watchers: Mutex<Vec<Weak<dyn Watcher>>>,
+    /// In bytes, as everybody has been told; locked while it changes.
+    size: Mutex<u64>,
+    meters: Meters,
 }
 
 /// Who may do what.
@@ -98,6 +104,7 @@ impl Served {
     }
 
     fn build(volume: Arc<dyn Volume>, store: Option<Arc<dyn ReservationStore>>, table: Table) -> Arc<Served> {
+        let size = volume.info().size;
         let served = Arc::new(Served {
             volume,
             generation: AtomicU64::new(0),
@@ -105,11 +112,13 @@ impl Served {
             ranges: Ranges::default(),
             store,
             watchers: Mutex::default(),
+            size: Mutex::new(size),
+            meters: Meters::default(),
         });
         let weak = Arc::downgrade(&served);
         served.volume.on_resize(Box::new(move || {
             if let Some(served) = weak.upgrade() {
-                served.on_resize();
+                served.look_at_size();
             }
         }));
         served
@@ -119,6 +128,40 @@ impl Served {
     #[must_use]
     pub fn volume(&self) -> &Arc<dyn Volume> {
         &self.volume
+    }
+
+    /// Gives the volume another size, and tells everybody, each by the means of its protocol. Answers the size in bytes.
+    /// May wait for the system, so no core calls this.
+    ///
+    /// # Errors
+    /// If the volume cannot have that size.
+    pub fn resize(&self, to: Resize) -> Result<u64, ResizeError> {
+        let mut told = self.size.lock().unwrap_or_else(PoisonError::into_inner);
+        let size = self.volume.resize(to)?;
+        self.tell_size(&mut told, size);
+        Ok(size)
+    }
+
+    /// Looks whether the volume has another size by itself, and tells everybody if it has; answers whether. May wait for
+    /// the system, so no core calls this, unless the volume has just said that it has changed.
+    pub fn look_at_size(&self) -> bool {
+        let mut told = self.size.lock().unwrap_or_else(PoisonError::into_inner);
+        let size = self.volume.look_at_size();
+        self.tell_size(&mut told, size)
+    }
+
+    /// What has been done on the volume.
+    #[must_use]
+    pub fn traffic(&self) -> Traffic {
+        self.meters.sum()
+    }
+
+    fn tell_size(&self, told: &mut u64, size: u64) -> bool {
+        let is_news = std::mem::replace(told, size) != size;
+        if is_news {
+            self.on_resize();
+        }
+        is_news
     }
 
     /// The volume has another size: everybody is told, each by the means of its protocol.

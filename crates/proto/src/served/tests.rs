@@ -8,7 +8,7 @@ use crate::scsi::{DeviceServer, Identity, LogicalUnit, Lun, Nexus, Status, Step,
 use crate::session::{Demand, StreamSession, Timed};
 use crate::testing::Pump;
 use blockmux_volume::conformance::TestCore;
-use blockmux_volume::{MemVolume, Pool, Volume, Waker};
+use blockmux_volume::{MemVolume, Pool, Resize, Volume, Waker};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -200,4 +200,25 @@ fn one_initiator_is_another_registrant_on_another_target_of_one_volume() {
     assert_eq!(first.run(&[0; 6]).check(), (6, 0x2a05), "it is told through another unit");
     assert_eq!(first.run(&[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0]).status, Status::RESERVATION_CONFLICT);
     third.run(&[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0]).good();
+}
+
+#[test]
+fn a_resize_is_told_once_and_nbd_keeps_to_what_is_left() {
+    let both = Both::new();
+    let served = both.exports.served(VolumeId(0)).unwrap().clone();
+    let (mut scsi, mut nbd) = (both.bench.client("a"), both.nbd());
+    assert_eq!(served.resize(Resize::Bytes(4 << 20)).unwrap(), 4 << 20);
+    assert_eq!(scsi.run(&[0; 6]).check(), (6, 0x2a09));
+    scsi.run(&[0; 6]).good();
+    // The same size is no news, whoever looks.
+    served.resize(Resize::Bytes(4 << 20)).unwrap();
+    assert!(!served.look_at_size());
+    scsi.run(&[0; 6]).good();
+    // One that cannot be had is none, either.
+    assert!(served.resize(Resize::Bytes(1 << 40)).is_err());
+    scsi.run(&[0; 6]).good();
+    let mut beyond = request(WRITE, &[1; 512]);
+    beyond[16..24].copy_from_slice(&(6_u64 << 20).to_be_bytes());
+    assert_ne!(nbd.exchange(&beyond)[4..8], [0; 4]);
+    assert_eq!(ask(&mut nbd, WRITE, &[1; 512]), 0);
 }

@@ -1,0 +1,258 @@
+//! `blockmux ctl`: asks a daemon that runs with `serve --control`, and what the two say to each other.
+//!
+//! A connection to the socket carries one [`Request`] and one [`Answer`], each a line of JSON. The socket is for its
+//! owner and root alone, and the daemon asks the system who it is that talks to it.
+
+use crate::failure::Failure;
+use crate::output::{both_sizes, print, printable};
+use blockmux_volume::units::{human_size, parse_size};
+use rustix::fd::AsFd;
+use rustix::net::sockopt::socket_peercred;
+use rustix::process::geteuid;
+use serde::{Deserialize, Serialize};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+/// Which daemon, and what to do.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// The socket of `serve --control`
+    #[arg(value_name = "unix:PATH")]
+    socket: ControlPath,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(clap::Subcommand)]
+enum Command {
+    /// Show volumes, who uses them, and what has been done
+    Status {
+        /// Print one JSON object
+        #[arg(long)]
+        json: bool,
+    },
+    /// Give a volume another size; all who use it are told
+    Resize {
+        /// As it is served
+        name: String,
+        /// The size, as in 10g; without one, that of the file or device below is looked at again
+        #[arg(value_parser = parse_size)]
+        size: Option<u64>,
+    },
+}
+
+/// Where a daemon takes commands: `unix:PATH`, or the path alone.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub(crate) struct ControlPath(pub(crate) PathBuf);
+
+impl FromStr for ControlPath {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<ControlPath, &'static str> {
+        match text.strip_prefix("unix:").unwrap_or(text) {
+            "" => Err("the socket has no path; write unix:PATH"),
+            path => Ok(ControlPath(path.into())),
+        }
+    }
+}
+
+impl TryFrom<String> for ControlPath {
+    type Error = &'static str;
+
+    fn try_from(text: String) -> Result<ControlPath, &'static str> {
+        text.parse()
+    }
+}
+
+/// What is asked of a daemon.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub(crate) enum Request {
+    Status,
+    /// `size` in bytes; without one, that of what lies below.
+    Resize {
+        name: String,
+        size: Option<u64>,
+    },
+}
+
+/// What it answers.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Answer {
+    Status(Status),
+    /// The size in bytes that the volume has now.
+    Resized {
+        size: u64,
+    },
+    /// Why it was not done, and what to do.
+    Failed(String),
+}
+
+/// What a daemon does.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Status {
+    pub(crate) connections: usize,
+    /// How many there may be.
+    pub(crate) max_connections: usize,
+    /// By protocol; those without connections of their own are left out.
+    pub(crate) protocols: Vec<ProtocolStatus>,
+    pub(crate) volumes: Vec<VolumeStatus>,
+}
+
+/// One protocol that a daemon listens for.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct ProtocolStatus {
+    pub(crate) name: String,
+    pub(crate) connections: usize,
+}
+
+/// One volume that a daemon serves, and what has been done on it since.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct VolumeStatus {
+    pub(crate) name: String,
+    /// In bytes.
+    pub(crate) size: u64,
+    pub(crate) read_only: bool,
+    /// Connections that have used it and are there.
+    pub(crate) users: u64,
+    pub(crate) reads: u64,
+    pub(crate) read_bytes: u64,
+    pub(crate) writes: u64,
+    pub(crate) written_bytes: u64,
+    /// Flushes, discards, zeroing and all else.
+    pub(crate) others: u64,
+    pub(crate) failed: u64,
+}
+
+/// Asks the daemon, and shows what it answers.
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let request = match &args.command {
+        Command::Status { .. } => Request::Status,
+        Command::Resize { name, size } => Request::Resize { name: name.clone(), size: *size },
+    };
+    match (ask(&args.socket.0, &request)?, &args.command) {
+        (Answer::Failed(reason), _) => Err(Failure::run(reason)),
+        (Answer::Resized { size }, Command::Resize { name, .. }) => {
+            print(format_args!("{name}  {}", both_sizes(size)))
+        }
+        (Answer::Status(status), Command::Status { json: true }) => {
+            print(serde_json::to_string(&status).map_err(Failure::run)?)
+        }
+        (Answer::Status(status), Command::Status { json: false }) => print(in_words(&status)),
+        _ => Err(Failure::run("the daemon has answered something else; it may be of another version")),
+    }
+}
+
+/// Whether the process at the other end is ours or root's.
+///
+/// # Errors
+/// If it is not, or the system does not say.
+pub(crate) fn check_peer(stream: &UnixStream) -> io::Result<()> {
+    let peer = socket_peercred(stream.as_fd())?;
+    if peer.uid == geteuid() || peer.uid.is_root() {
+        return Ok(());
+    }
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, "the other end belongs to another user"))
+}
+
+/// Reads a line, and what it says.
+///
+/// # Errors
+/// If it does not come in time, is too long or no such message.
+pub(crate) fn read<T: for<'de> Deserialize<'de>>(stream: &UnixStream) -> io::Result<T> {
+    let mut line = String::new();
+    BufReader::new(stream.take(MAX_LINE)).read_line(&mut line)?;
+    if !line.ends_with('\n') {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    serde_json::from_str(&line).map_err(io::Error::from)
+}
+
+/// Writes a message as a line.
+///
+/// # Errors
+/// If the other end does not take it in time.
+pub(crate) fn write(mut stream: &UnixStream, message: &impl Serialize) -> io::Result<()> {
+    let mut line = serde_json::to_vec(message)?;
+    line.push(b'\n');
+    stream.write_all(&line)
+}
+
+fn ask(path: &Path, request: &Request) -> Result<Answer, Failure> {
+    let cannot = |error: io::Error| {
+        Failure::request(format!(
+            "{}: cannot ask the daemon: {error}; is it what `serve --control` names, and does that run?",
+            path.display()
+        ))
+    };
+    let stream = UnixStream::connect(path).map_err(cannot)?;
+    stream.set_read_timeout(Some(PATIENCE)).and_then(|()| write(&stream, request)).map_err(cannot)?;
+    read(&stream).map_err(cannot)
+}
+
+fn in_words(status: &Status) -> String {
+    let mut lines = vec![format!("connections  {} of {}", status.connections, status.max_connections)];
+    let of_protocol =
+        |ProtocolStatus { name, connections }: &ProtocolStatus| format!("  {name}  {connections}");
+    lines.extend(status.protocols.iter().map(of_protocol));
+    for volume in &status.volumes {
+        let read_only = if volume.read_only { "  read-only" } else { "" };
+        lines.push(format!("{}  {}{read_only}", printable(&volume.name), both_sizes(volume.size)));
+        lines.push(format!("  connections  {}", volume.users));
+        let moved = |count: u64, bytes: u64| format!("{count} ({})", human_size(bytes));
+        lines.push(format!("  reads        {}", moved(volume.reads, volume.read_bytes)));
+        lines.push(format!("  writes       {}", moved(volume.writes, volume.written_bytes)));
+        lines.push(format!("  others       {}", volume.others));
+        lines.push(format!("  failed       {}", volume.failed));
+    }
+    lines.join("\n")
+}
+
+/// How long a daemon may take: a file that is resized waits for its disk.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// The longest message, in bytes: the status of tens of thousands of volumes.
+const MAX_LINE: u64 = 16 << 20;
+
+const EXAMPLES: &str = "\
+Examples:
+  blockmux serve mem:1g --control unix:/run/user/1000/blockmux.sock
+  blockmux ctl unix:/run/user/1000/blockmux.sock status
+  blockmux ctl unix:/run/user/1000/blockmux.sock resize disk0 2g
+
+A RAM volume or a file gets the size that is given. Without a size, that of
+the file below is looked at again; a block device or a remote volume that has
+another size by itself is noticed within seconds. iSCSI and NVMe initiators
+are told; NBD and AoE clients see it when they connect or ask again.";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_is_a_line_and_nothing_else_is_taken_for_one() {
+        let (here, there) = UnixStream::pair().unwrap();
+        let request = Request::Resize { name: "a".to_owned(), size: Some(1 << 20) };
+        write(&here, &request).unwrap();
+        assert_eq!(read::<Request>(&there).unwrap(), request);
+        for bytes in [&b"{}\n"[..], b"\n", b"{\"resize\":{\"name\":1}}\n", b"\"status\"", b"\xff\n"] {
+            let (here, there) = UnixStream::pair().unwrap();
+            (&here).write_all(bytes).unwrap();
+            drop(here);
+            assert!(read::<Request>(&there).is_err(), "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn a_socket_is_named_with_or_without_its_kind() {
+        for text in ["unix:/run/b.sock", "/run/b.sock"] {
+            assert_eq!(text.parse(), Ok(ControlPath("/run/b.sock".into())));
+        }
+        assert!("unix:".parse::<ControlPath>().is_err());
+    }
+}

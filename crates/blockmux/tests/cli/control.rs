@@ -1,0 +1,331 @@
+//! A daemon that takes commands while it runs: `serve --control` and `blockmux ctl`.
+
+use crate::daemon::Daemon;
+use crate::program::{BLOCKMUX, blockmux, has, succeed, text};
+use crate::raw_client::RawClient;
+use crate::raw_iscsi::{CHECK_CONDITION, GOOD, RawIscsi};
+use rustix::process::Signal;
+use serde_json::Value;
+use std::fs::{self, Permissions};
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// A daemon, and the directory of its control socket.
+struct Controlled {
+    daemon: Daemon,
+    directory: TempDir,
+}
+
+impl Controlled {
+    fn serve(args: &[&str]) -> Controlled {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = format!("unix:{}", directory.path().join("control").display());
+        let daemon = Daemon::serve(&[&["--control", &socket], args].concat());
+        Controlled { daemon, directory }
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.directory.path().join("control")
+    }
+
+    fn ctl(&self, args: &[&str]) -> Output {
+        let socket = format!("unix:{}", self.socket().display());
+        blockmux([&["ctl", &socket], args].concat())
+    }
+
+    /// What it says when it succeeds.
+    fn said(&self, args: &[&str]) -> String {
+        let output = self.ctl(args);
+        assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
+        text(&output.stdout)
+    }
+
+    /// What it says when it fails.
+    fn refusal(&self, args: &[&str]) -> String {
+        let output = self.ctl(args);
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {}", text(&output.stdout));
+        text(&output.stderr)
+    }
+
+    fn status(&self) -> Value {
+        serde_json::from_str(&self.said(&["status", "--json"])).unwrap()
+    }
+
+    fn login(&self) -> RawIscsi {
+        RawIscsi::login(&self.daemon.urls_of("iscsi")[0], "iqn.2026-11.i:a")
+    }
+}
+
+/// The size in bytes by a READ CAPACITY (16).
+fn capacity(scsi: &mut RawIscsi) -> u64 {
+    let (status, data) = scsi.run(&[0x9e, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 32, 0, 0], &[], 32);
+    assert_eq!(status, GOOD);
+    (u64::from_be_bytes(data[..8].try_into().unwrap()) + 1) * 512
+}
+
+/// Whether a READ (10) of the block succeeds.
+fn can_read(scsi: &mut RawIscsi, block: u32) -> bool {
+    let mut cdb = [0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0];
+    cdb[2..6].copy_from_slice(&block.to_be_bytes());
+    scsi.run(&cdb, &[], 512).0 == GOOD
+}
+
+/// Waits for what happens within seconds.
+fn eventually(what: &str, is_so: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(30);
+    while !is_so() {
+        assert!(Instant::now() < end, "not within time: {what}");
+        std::thread::park_timeout(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn a_resized_ram_volume_is_told_of_to_iscsi_and_seen_by_who_connects_next() {
+    let controlled = Controlled::serve(&["a=mem:8m", "--iscsi", "127.0.0.1:0"]);
+    let mut scsi = controlled.login();
+    let mut nbd = RawClient::connect(&controlled.daemon.socket());
+    assert_eq!(nbd.write(0, 0, &[5; 512]), 0);
+    assert_eq!(nbd.write(0, 6 << 20, &[6; 512]), 0);
+    assert_eq!(controlled.said(&["resize", "a", "16m"]), "a  16777216 (16 MiB)\n");
+    // The unit attention comes once, and what is there stays.
+    assert_eq!(scsi.run(&[0; 6], &[], 0).0, CHECK_CONDITION);
+    assert_eq!(scsi.run(&[0; 6], &[], 0).0, GOOD);
+    assert_eq!(capacity(&mut scsi), 16 << 20);
+    assert!(can_read(&mut scsi, (16 << 11) - 1) && !can_read(&mut scsi, 16 << 11));
+    assert_eq!(nbd.read(0, 512), [5; 512]);
+    // A smaller one loses what is beyond it.
+    controlled.said(&["resize", "a", "4m"]);
+    assert_eq!(scsi.run(&[0; 6], &[], 0).0, CHECK_CONDITION);
+    assert_eq!(capacity(&mut scsi), 4 << 20);
+    assert!(!can_read(&mut scsi, 4 << 11));
+    assert_ne!(nbd.write(0, 6 << 20, &[7; 512]), 0, "it is not there any more");
+    controlled.said(&["resize", "a", "8m"]);
+    assert_eq!(nbd.read(6 << 20, 512), [0; 512]);
+    assert_eq!(nbd.read(0, 512), [5; 512]);
+    // The same again is no news.
+    assert_eq!(scsi.run(&[0; 6], &[], 0).0, CHECK_CONDITION);
+    controlled.said(&["resize", "a", "8m"]);
+    controlled.said(&["resize", "a"]);
+    assert_eq!(scsi.run(&[0; 6], &[], 0).0, GOOD);
+}
+
+#[test]
+fn standard_clients_see_the_new_size() {
+    if !has("nbdinfo") || !has("iscsi-readcapacity16") {
+        return;
+    }
+    let controlled = Controlled::serve(&["mem:8m", "--iscsi", "127.0.0.1:0"]);
+    let url = controlled.daemon.urls_of("iscsi").remove(0);
+    for mib in [24_u64, 3] {
+        controlled.said(&["resize", "disk0", &format!("{mib}m")]);
+        let size = succeed(Command::new("nbdinfo").args(["--size", &controlled.daemon.url()]));
+        assert_eq!(size.trim(), (mib << 20).to_string());
+        let capacity = succeed(Command::new("iscsi-readcapacity16").arg(&url));
+        assert!(capacity.contains(&format!("Total size:{}", mib << 20)), "{capacity}");
+    }
+}
+
+#[test]
+fn a_file_is_cut_and_extended_and_looked_at_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("disk.img");
+    let len = || fs::metadata(&path).unwrap().len();
+    let file = format!("a=file:{}?size=1m", path.display());
+    let controlled = Controlled::serve(&[&file, "--iscsi", "127.0.0.1:0"]);
+    let mut scsi = controlled.login();
+    controlled.said(&["resize", "a", "2m"]);
+    assert_eq!(scsi.run(&[0; 6], &[], 0).0, CHECK_CONDITION);
+    assert_eq!((len(), capacity(&mut scsi)), (2 << 20, 2 << 20));
+    assert!(can_read(&mut scsi, (2 << 11) - 1));
+    controlled.said(&["resize", "a", "512k"]);
+    assert_eq!(scsi.run(&[0; 6], &[], 0).0, CHECK_CONDITION);
+    assert_eq!((len(), capacity(&mut scsi)), (512 << 10, 512 << 10));
+    assert!(!can_read(&mut scsi, 1 << 10));
+    // Others may have changed it; nobody notices before it is asked for.
+    fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(3 << 20).unwrap();
+    assert_eq!(capacity(&mut scsi), 512 << 10);
+    assert_eq!(controlled.said(&["resize", "a"]), "a  3145728 (3 MiB)\n");
+    assert_eq!(scsi.run(&[0; 6], &[], 0).0, CHECK_CONDITION);
+    assert!(can_read(&mut scsi, (3 << 11) - 1));
+}
+
+#[test]
+fn what_cannot_have_that_size_keeps_its_own_and_says_what_to_do() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("frozen.img");
+    fs::write(&path, [7; 4096]).unwrap();
+    let frozen = format!("frozen=file:{}?readonly=on", path.display());
+    let args = ["a=mem:1m", "null=null:1m", "striped=stripe:mem:1m,mem:1m", &frozen];
+    let controlled = Controlled::serve(&args);
+    for (name, size, expected) in [
+        ("b", "1m", "no volume is called `b`; there is a, null, striped, frozen"),
+        ("a", "1000", "a: 1000 is not one or more whole blocks of 512 bytes; round it"),
+        ("a", "0", "a: 0 is not one or more whole blocks of 512 bytes; round it"),
+        ("a", "1e", "a: there is room for at most"),
+        ("a", "15e", "a: clients count to 2^63 - 1 bytes; take a smaller size"),
+        ("null", "2m", "null: its size follows what lies below"),
+        ("striped", "4m", "striped: its size follows what lies below"),
+        ("frozen", "8k", "frozen: it is opened read-only"),
+    ] {
+        let said = controlled.refusal(&["resize", name, size]);
+        assert!(said.starts_with(&format!("blockmux: {expected}")), "{said}");
+    }
+    let sizes = controlled.status();
+    let sizes: Vec<_> = sizes["volumes"].as_array().unwrap().iter().map(|volume| &volume["size"]).collect();
+    assert_eq!(sizes, [1 << 20, 1 << 20, 2 << 20, 4096]);
+    assert_eq!(fs::read(&path).unwrap(), [7; 4096]);
+}
+
+#[test]
+fn the_status_counts_who_is_there_and_what_was_done() {
+    let controlled = Controlled::serve(&["a=mem:8m", "b=null:1g", "--read-only", "--iscsi", "127.0.0.1:0"]);
+    let mut nbd = RawClient::connect(&controlled.daemon.socket());
+    let mut scsi = controlled.login();
+    assert_eq!(nbd.read(0, 4096), [0; 4096]);
+    assert!(can_read(&mut scsi, 0));
+    assert_eq!(scsi.run(&[0x35, 0, 0, 0, 0, 0, 0, 0, 0, 0], &[], 0).0, GOOD);
+    let status = controlled.status();
+    assert_eq!((&status["connections"], &status["max_connections"]), (&2.into(), &4096.into()));
+    let protocols =
+        serde_json::json!([{"name": "nbd", "connections": 1}, {"name": "iscsi", "connections": 1}]);
+    assert_eq!(status["protocols"], protocols);
+    let expected = serde_json::json!({
+        "name": "a", "size": 8 << 20, "read_only": true, "users": 2, "reads": 2, "read_bytes": 4096 + 512,
+        "writes": 0, "written_bytes": 0, "others": 1, "failed": 0,
+    });
+    assert_eq!(status["volumes"][0], expected);
+    assert_eq!(status["volumes"][1]["users"], 0);
+    // What was done stays when those who did it are gone.
+    drop((nbd, scsi));
+    eventually("they are gone", || controlled.status()["connections"] == 0);
+    assert_eq!(
+        (&controlled.status()["volumes"][0]["users"], &controlled.status()["volumes"][0]["reads"]),
+        (&0.into(), &2.into())
+    );
+    let shown = controlled.said(&["status"]);
+    assert!(
+        shown.starts_with("connections  0 of 4096\n  nbd  0\n  iscsi  0\na  8388608 (8 MiB)  read-only\n"),
+        "{shown}"
+    );
+    assert!(shown.contains("\n  reads        2 (4.50 KiB)\n"), "{shown}");
+}
+
+#[test]
+fn a_remote_volume_that_has_changed_by_itself_is_noticed() {
+    let there = Controlled::serve(&["mem:8m", "--iscsi", "127.0.0.1:0"]);
+    let here = Controlled::serve(&[&there.daemon.urls_of("iscsi")[0], "--iscsi", "127.0.0.1:0"]);
+    let mut scsi = here.login();
+    assert!(can_read(&mut scsi, 0));
+    let said = here.refusal(&["resize", "disk0", "16m"]);
+    assert!(
+        said.contains("disk0: its size follows what lies below; change that, and it is noticed"),
+        "{said}"
+    );
+    there.said(&["resize", "disk0", "16m"]);
+    // The next command there is told, and is sent again.
+    assert!(can_read(&mut scsi, 1));
+    eventually("it has grown", || here.status()["volumes"][0]["size"] == 16 << 20);
+    eventually("the initiator is told", || {
+        let mut again = RawIscsi::login(&here.daemon.urls_of("iscsi")[0], "iqn.2026-11.i:b");
+        capacity(&mut again) == 16 << 20
+    });
+}
+
+#[test]
+fn a_block_device_that_has_changed_by_itself_is_noticed() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("disk");
+    fs::File::create(&file).unwrap().set_len(8 << 20).unwrap();
+    let Some(device) = LoopDevice::over(&file) else { return };
+    let controlled = Controlled::serve(&[&format!("block:{}", device.0), "--iscsi", "127.0.0.1:0"]);
+    let mut scsi = controlled.login();
+    assert_eq!(capacity(&mut scsi), 8 << 20);
+    fs::OpenOptions::new().write(true).open(&file).unwrap().set_len(16 << 20).unwrap();
+    succeed(Command::new("losetup").args(["--set-capacity", &device.0]));
+    eventually("it has grown", || controlled.status()["volumes"][0]["size"] == 16 << 20);
+    assert_eq!(scsi.run(&[0; 6], &[], 0).0, CHECK_CONDITION);
+    assert_eq!(capacity(&mut scsi), 16 << 20);
+    assert!(can_read(&mut scsi, (16 << 11) - 1));
+}
+
+/// Detached when dropped.
+struct LoopDevice(String);
+
+impl LoopDevice {
+    /// `None`, and the reason on standard output, where it may not be made.
+    #[expect(clippy::print_stdout, reason = "a skipped test says why")]
+    fn over(file: &Path) -> Option<LoopDevice> {
+        let output = Command::new("losetup").args(["--find", "--show"]).arg(file).output().ok();
+        let made = output.filter(|output| output.status.success());
+        if made.is_none() {
+            println!("skipped: only root may make a loop device");
+        }
+        made.map(|output| LoopDevice(text(&output.stdout).trim().to_owned()))
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").args(["--detach", &self.0]).status();
+    }
+}
+
+#[test]
+fn the_socket_is_for_its_owner_and_goes_with_the_daemon() {
+    let mut controlled = Controlled::serve(&["mem:1m"]);
+    let mode = fs::metadata(controlled.socket()).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    // Who says nothing keeps others waiting for a moment, and no more; nor does it keep the daemon from stopping.
+    let _silent = UnixStream::connect(controlled.socket()).unwrap();
+    controlled.status();
+    controlled.daemon.signal(Signal::TERM);
+    assert!(controlled.daemon.wait().success());
+    assert!(!controlled.socket().exists());
+    let output = controlled.ctl(&["status"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("control: cannot ask the daemon: "), "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_directory_where_others_may_write_is_no_place_for_the_socket() {
+    let directory = tempfile::tempdir().unwrap();
+    for mode in [0o770, 0o707, 0o1777] {
+        fs::set_permissions(directory.path(), Permissions::from_mode(mode)).unwrap();
+        let path = format!("unix:{}/control", directory.path().display());
+        let output = blockmux(["serve", "mem:1m", "--nbd", ":0", "--control", &path]);
+        assert_eq!(output.status.code(), Some(2));
+        let said = text(&output.stderr);
+        assert!(said.contains("others may write in its directory; make one for yourself"), "{said}");
+    }
+}
+
+#[test]
+fn bytes_that_are_no_command_are_refused_and_harm_nothing() {
+    let controlled = Controlled::serve(&["mem:1m"]);
+    for bytes in
+        [&b"\n"[..], b"{\"stop\":{}}\n", b"{\"resize\":{\"name\":\"disk0\",\"size\":-1}}\n", b"\xff\xfe\n"]
+    {
+        let mut stream = UnixStream::connect(controlled.socket()).unwrap();
+        stream.write_all(bytes).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("{\"failed\":\"this is no command that is known here: "), "{answer}");
+    }
+    assert_eq!(controlled.status()["volumes"][0]["size"], 1 << 20);
+}
+
+#[test]
+fn a_config_file_can_name_the_socket() {
+    let directory = tempfile::tempdir().unwrap();
+    let (config, socket) = (directory.path().join("b.toml"), directory.path().join("control"));
+    fs::write(&config, format!("control = 'unix:{}'\n", socket.display())).unwrap();
+    let mut daemon = Daemon::serve(&["mem:1m", "--config", config.to_str().unwrap()]);
+    succeed(Command::new(BLOCKMUX).arg("ctl").arg(&socket).args(["status", "--json"]));
+    daemon.signal(Signal::TERM);
+    assert!(daemon.wait().success());
+}

@@ -1,0 +1,120 @@
+//! What has been done on a volume: counters that each of its users keeps for itself, so that cores share none of them.
+
+use super::Served;
+use blockmux_volume::{Io, Op};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// What has been done on a volume since it is served, by all who use it or used it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// How many use it now: a connection counts from its first I/O on.
+    pub users: u64,
+    /// Reads.
+    pub reads: u64,
+    /// Bytes that they asked for.
+    pub read_bytes: u64,
+    /// Writes.
+    pub writes: u64,
+    /// Bytes that they brought.
+    pub written_bytes: u64,
+    /// Zeroing, discards, flushes and all else.
+    pub others: u64,
+    /// Of all of them, how many failed.
+    pub failed: u64,
+}
+
+/// One user's counters, on one core; they stay in the sum when it is dropped.
+pub struct Meter {
+    served: Arc<Served>,
+    counts: Arc<Counts>,
+}
+
+/// All counters of a volume.
+#[derive(Default)]
+pub(super) struct Meters(Mutex<(Traffic, Vec<Arc<Counts>>)>);
+
+/// Nobody else's are in the same line of a processor's cache.
+#[derive(Default)]
+#[repr(align(128))]
+struct Counts {
+    reads: AtomicU64,
+    read_bytes: AtomicU64,
+    writes: AtomicU64,
+    written_bytes: AtomicU64,
+    others: AtomicU64,
+    failed: AtomicU64,
+}
+
+impl Meter {
+    /// Counters for one more user.
+    #[must_use]
+    pub fn new(served: &Arc<Served>) -> Meter {
+        let counts = Arc::new(Counts::default());
+        served.meters.lock().1.push(counts.clone());
+        Meter { served: served.clone(), counts }
+    }
+
+    /// Counts a request that begins.
+    #[inline]
+    pub fn begin(&self, io: &Io) {
+        match io.op {
+            Op::Read => {
+                add(&self.counts.reads, 1);
+                add(&self.counts.read_bytes, io.len);
+            }
+            Op::Write { .. } => {
+                add(&self.counts.writes, 1);
+                add(&self.counts.written_bytes, io.len);
+            }
+            _ => add(&self.counts.others, 1),
+        }
+    }
+
+    /// Counts one that failed.
+    #[cold]
+    pub fn fail(&self) {
+        add(&self.counts.failed, 1);
+    }
+}
+
+impl Drop for Meter {
+    fn drop(&mut self) {
+        let mut all = self.served.meters.lock();
+        all.0 = all.0.with(&self.counts);
+        all.1.retain(|counts| !Arc::ptr_eq(counts, &self.counts));
+    }
+}
+
+impl Meters {
+    pub(super) fn sum(&self) -> Traffic {
+        let all = self.lock();
+        let sum = all.1.iter().fold(all.0, |sum, counts| sum.with(counts));
+        Traffic { users: all.1.len() as u64, ..sum }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, (Traffic, Vec<Arc<Counts>>)> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Traffic {
+    fn with(self, counts: &Counts) -> Traffic {
+        let sum = |so_far: u64, count: &AtomicU64| so_far.wrapping_add(count.load(Ordering::Relaxed));
+        Traffic {
+            users: self.users,
+            reads: sum(self.reads, &counts.reads),
+            read_bytes: sum(self.read_bytes, &counts.read_bytes),
+            writes: sum(self.writes, &counts.writes),
+            written_bytes: sum(self.written_bytes, &counts.written_bytes),
+            others: sum(self.others, &counts.others),
+            failed: sum(self.failed, &counts.failed),
+        }
+    }
+}
+
+/// Without a locked instruction: one core alone writes it.
+#[inline]
+fn add(count: &AtomicU64, more: u64) {
+    count.store(count.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
+}
