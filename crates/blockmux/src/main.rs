@@ -19,6 +19,7 @@ mod patience;
 mod poll;
 mod protocol;
 mod reach;
+mod records;
 mod report;
 mod serve;
 mod show;

@@ -4,18 +4,18 @@ use crate::failure::Failure;
 use crate::machine::memory_bytes;
 use crate::patience::patiently;
 use crate::reach;
+use crate::records;
 use blockmux_engine::file::{BlockOptions, FileOptions, FileVolume, OpenError};
 use blockmux_engine::memory::map_pages;
 use blockmux_volume::spec::{FileSpec, LogTarget};
 use blockmux_volume::units::human_size;
 use blockmux_volume::{
-    DelayVolume, FaultVolume, LogRecord, LogSink, LogVolume, MemVolume, NullVolume, RateVolume, Spec,
-    StripeVolume, Volume,
+    DelayVolume, FaultVolume, LogSink, LogVolume, MemVolume, NullVolume, RateVolume, Spec, StripeVolume,
+    Volume,
 };
 use std::fs::File;
-use std::io::Write;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// A volume and what opening it has told.
 pub(crate) struct Opened {
@@ -125,28 +125,17 @@ fn open_stripe(spec: &Spec, chunk: u64, members: &[Spec], how: Use) -> Result<Op
 
 fn open_log(target: &LogTarget) -> Result<Arc<dyn LogSink>, Failure> {
     match target {
-        LogTarget::Stderr => Ok(Arc::new(Lines(Mutex::new(std::io::stderr())))),
+        LogTarget::Stderr => records::to(std::io::stderr()),
         LogTarget::File(path) => {
             let file = File::options().create(true).append(true).open(path);
             let file = file.map_err(|error| no_log(path, &error))?;
-            Ok(Arc::new(Lines(Mutex::new(file))))
+            records::to(file)
         }
     }
 }
 
 fn no_log(path: &Path, error: &std::io::Error) -> Failure {
     Failure::request(format!("log:{}: cannot append to it: {error}; name another file", path.display()))
-}
-
-/// Writes a line for each record.
-struct Lines<W>(Mutex<W>);
-
-impl<W: Write + Send> LogSink for Lines<W> {
-    fn record(&self, record: &LogRecord) {
-        let mut target = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // A log that cannot be written must not fail the I/O that it is about.
-        let _ = target.write_all(format!("{record}\n").as_bytes());
-    }
 }
 
 /// The blocks of RAM volumes and of such as hold nothing, in bytes.

@@ -3,12 +3,15 @@
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::flag;
 use signal_hook::iterator::Signals;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use signal_hook::low_level::raise;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
-use std::{io, thread};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{fs, io, thread};
 
-/// Turns SIGTERM, SIGINT and SIGHUP into events; one more of them ends the process at once, with status 1.
+/// Turns SIGTERM, SIGINT and SIGHUP into events; one more of them ends the process at once, with status 1, and removes
+/// what [`leaves`] has named.
 ///
 /// A SIGHUP that whoever started the process has it ignore, as nohup does, stays ignored.
 ///
@@ -18,21 +21,35 @@ pub(crate) fn watch<E: Send + 'static>(events: &Sender<E>, event: fn(i32) -> E) 
     let was_asked = Arc::new(AtomicBool::new(false));
     let watched = if is_ignored(SIGHUP) { &[SIGTERM, SIGINT][..] } else { &[SIGTERM, SIGINT, SIGHUP] };
     for &signal in watched {
-        // In this order: the first signal finds the flag unset, and sets it.
+        // A third one ends it even if what the second one removes does not go away.
         flag::register_conditional_shutdown(signal, 1, was_asked.clone())?;
-        flag::register(signal, was_asked.clone())?;
     }
     let mut signals = Signals::new(watched)?;
     let events = events.clone();
     thread::spawn(move || {
-        for signal in signals.forever() {
-            if events.send(event(signal)).is_err() {
-                return;
-            }
+        let mut signals = signals.forever();
+        // Whoever hears of it may have ended for another reason.
+        let _ = signals.next().map(|signal| events.send(event(signal)));
+        if let Some(again) = signals.next() {
+            was_asked.store(true, Ordering::Release);
+            left().drain(..).for_each(|directory| drop(fs::remove_dir_all(directory)));
+            // The next one of the kind ends the process where it arrives.
+            let _ = raise(again);
         }
     });
     Ok(())
 }
+
+/// A directory of this process alone, which is removed if it has to end at once.
+pub(crate) fn leaves(directory: &Path) {
+    left().push(directory.to_owned());
+}
+
+fn left() -> MutexGuard<'static, Vec<PathBuf>> {
+    LEFT.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+static LEFT: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 /// Whether the process ignores a signal; not, if the system does not say.
 fn is_ignored(signal: i32) -> bool {

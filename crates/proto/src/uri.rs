@@ -112,6 +112,9 @@ pub(crate) struct Written(pub(crate) Duration);
 impl fmt::Display for Written {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ms = self.0.as_millis();
+        if ms == 0 {
+            return f.write_str("0s");
+        }
         let units = [("h", 3_600_000), ("m", 60_000), ("s", 1000)];
         for (unit, unit_ms) in units {
             if let (Some(number), Some(0)) = (ms.checked_div(unit_ms), ms.checked_rem(unit_ms)) {

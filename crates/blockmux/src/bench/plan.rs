@@ -308,7 +308,9 @@ fn keeps_content(spec: &Spec) -> bool {
 
 fn start_cores(count: usize, pin_from: Option<usize>, policy: PollPolicy) -> Result<Cores, Failure> {
     let config = CoresConfig { count, pin_from, policy, ..CoresConfig::default() };
-    Cores::start(&config).map_err(|error| Failure::run(format!("cannot start a core: {error}")))
+    Cores::start(&config).map_err(|error| {
+        Failure::run(format!("cannot start a core: {error}; io_uring must be permitted here"))
+    })
 }
 
 /// A RAM volume of `--size`, or one that leaves the machine most of its memory.

@@ -5,6 +5,7 @@ use crate::address::{ListenAddress, is_local};
 use crate::failure::Failure;
 use crate::patience::patiently;
 use crate::protocol::{PROTOCOLS, Protocol};
+use crate::signals;
 use blockmux_engine::socket::{Address, Listener};
 use std::io;
 use tempfile::TempDir;
@@ -16,7 +17,7 @@ pub(super) fn private_directory(setup: &Setup, has_command: bool) -> Result<Opti
         return Ok(None);
     }
     let directory = tempfile::Builder::new().prefix("blockmux-").tempdir();
-    directory.map(Some).map_err(|error| {
+    directory.inspect(|directory| signals::leaves(directory.path())).map(Some).map_err(|error| {
         Failure::request(format!(
             "cannot make a directory for the socket: {error}; set TMPDIR to one that works"
         ))
@@ -42,6 +43,7 @@ pub(super) fn bind(
         .into_iter()
         .map(|(protocol, address)| Ok((protocol, address.resolve(protocol.port)?)))
         .collect::<Result<Vec<_>, Failure>>()?;
+    refuse_twice(&addresses)?;
     let mut listeners = Vec::new();
     for (protocol, address) in addresses {
         let bound = patiently(|| Listener::bind(&address), |error| error.kind() == io::ErrorKind::AddrInUse);
@@ -51,6 +53,22 @@ pub(super) fn bind(
         }
     }
     Ok(listeners)
+}
+
+/// Whoever names an address twice would be told that another program listens there.
+fn refuse_twice(addresses: &[(&'static Protocol, Address)]) -> Result<(), Failure> {
+    let is_chosen = |address: &Address| matches!(address, Address::Tcp(tcp) if tcp.port() == 0);
+    for (place, (protocol, address)) in addresses.iter().enumerate() {
+        let first = addresses.iter().take(place).find(|(_, other)| other == address && !is_chosen(address));
+        if let Some((other, _)) = first {
+            return Err(Failure::request(if other.name == protocol.name {
+                format!("--{} {address}: is given twice; remove one", protocol.name)
+            } else {
+                format!("{address}: is given for --{} and for --{}; change one", other.name, protocol.name)
+            }));
+        }
+    }
+    Ok(())
 }
 
 fn cannot_listen(protocol: &Protocol, address: &Address, error: &io::Error) -> Failure {

@@ -128,6 +128,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode, Failure> {
     let announcement = Announcement::new(&exports, &addresses, &setup.settings).with_disks(&setup.aoe);
     allow_files();
     let parts = Parts::new(setup.max_connections, &addresses);
+    let limit = parts.limit().clone();
     let cores = start(&setup, listeners, &exports, &parts)?;
     alive::watch(&cores, &sender);
     let sizes = sizes::watch(&setup, &exports)?;
@@ -144,9 +145,14 @@ pub(crate) fn run(args: Args) -> Result<ExitCode, Failure> {
     };
     // What is asked of it from here on concerns nobody any more.
     drop((control, sizes));
-    info!("stopping; another signal ends it at once");
+    let open = limit.open();
+    info!(
+        "stopping; {open} connections have {} s to finish what is in flight; another signal ends it at once",
+        GRACE.as_secs()
+    );
     if !cores.stop(GRACE) {
-        warn!("connections that did not finish within {} s were cut", GRACE.as_secs());
+        let open = limit.open();
+        warn!("{open} connections did not take their answers within {} s, and were cut", GRACE.as_secs());
     }
     flush::all(&exports)?;
     status
@@ -237,7 +243,8 @@ fn wait(events: &Receiver<Event>, running: Option<&Running>) -> Result<ExitCode,
 const BUFFERS_SHARE: u64 = 4;
 /// Half of it is for long payload, and two of the longest requests have to fit.
 const LEAST_BUFFERS: usize = 4 * MAX_TRANSFER as usize;
-/// How long clients have for what is in flight.
+/// How long clients have for what is in flight, and for taking the answers. One that stopped reading without a word, as
+/// behind a cable that was pulled, would else keep the daemon from ending; service managers wait for 90 s by default.
 const GRACE: Duration = Duration::from_secs(10);
 
 const EXAMPLES: &str = "\

@@ -3,7 +3,7 @@
 use crate::daemon::Daemon;
 use crate::program::{BLOCKMUX, blockmux, text};
 use crate::raw_client::RawClient;
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
@@ -255,4 +255,42 @@ fn a_reader_of_standard_output_may_leave() {
     child.stderr.as_mut().unwrap().read_to_string(&mut said).unwrap();
     child.wait().unwrap();
     assert_eq!(said, "0\n");
+}
+
+#[test]
+fn an_address_that_is_given_twice_is_not_blamed_on_another_program() {
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let said = |args: &[&str]| {
+        let output = blockmux([&["serve", "mem:1m"], args].concat());
+        assert_eq!(output.status.code(), Some(2));
+        text(&output.stderr)
+    };
+    let twice = said(&["--nbd", &free, "--nbd", &free]);
+    assert_eq!(twice, format!("blockmux: --nbd {free}: is given twice; remove one\n"));
+    let both = said(&["--nbd", &free, "--iscsi", &free]);
+    assert_eq!(both, format!("blockmux: {free}: is given for --nbd and for --iscsi; change one\n"));
+    // Ports that the system chooses are no two of a kind.
+    drop(Daemon::serve(&["mem:1m", "--iscsi", "127.0.0.1:0", "--iscsi", "127.0.0.1:0"]));
+}
+
+#[test]
+fn a_second_signal_leaves_no_directory_of_the_command_behind() {
+    let place = tempfile::tempdir().unwrap();
+    let mut command = Command::new(BLOCKMUX);
+    // The command does not end when it is asked to, so that the daemon waits for it.
+    command.args(["serve", "mem:1m", "--run", "trap '' TERM; echo begun; cat"]);
+    command.env("TMPDIR", place.path()).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    // The command ends with this.
+    let _stdin = child.stdin.take();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!((line.as_str(), place.path().read_dir().unwrap().count()), ("begun\n", 1));
+    let pid = Pid::from_child(&child);
+    // Signals of a kind that wait are one.
+    for signal in [Signal::TERM, Signal::INT] {
+        kill_process(pid, signal).unwrap();
+    }
+    assert_eq!(child.wait().unwrap().code(), Some(1));
+    assert_eq!(place.path().read_dir().unwrap().count(), 0);
 }

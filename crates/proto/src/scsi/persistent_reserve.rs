@@ -48,6 +48,7 @@ fn reservation(all: &Reservations) -> Vec<u8> {
 /// A port that no target has any more is 0, which is no identifier.
 fn full_status(all: &Reservations, ports: &BTreeMap<Arc<str>, u16>) -> Vec<u8> {
     let mut bytes = Vec::new();
+    let mut gone = Vec::new();
     for registration in &all.registrations {
         let held = all.reservation.as_ref().filter(|_| all.holds(&registration.who));
         let descriptor = FullStatusDescriptor {
@@ -56,9 +57,10 @@ fn full_status(all: &Reservations, ports: &BTreeMap<Arc<str>, u16>) -> Vec<u8> {
             flags: if held.is_some() { R_HOLDER } else { 0 },
             scope_and_type: held.map_or(0, |held| held.kind.0),
             reserved_too: [0; 4],
-            relative_target_port_identifier: U16::new(
-                ports.get(&registration.who.port).copied().unwrap_or(0),
-            ),
+            relative_target_port_identifier: U16::new(match ports.get(&registration.who.port) {
+                Some(id) => *id,
+                None => id_of_gone(&mut gone, &registration.who.port, ports),
+            }),
             additional_descriptor_length: U32::new(0),
         };
         let id = transport_id(&registration.who);
@@ -76,6 +78,17 @@ fn transport_id(who: &Registrant) -> Arc<[u8]> {
         || who.initiator.clone(),
         |host| [&[0x0f, 0, 0, 0, 0, 0, 0, 0][..], &host].concat().into(),
     )
+}
+
+/// A port that was there before a restart and is no more has a number that none has which is there, for 0 is none; ports
+/// count from 1 on, so it comes from the other end.
+fn id_of_gone<'a>(gone: &mut Vec<&'a str>, port: &'a str, ports: &BTreeMap<Arc<str>, u16>) -> u16 {
+    let place = gone.iter().position(|known| *known == port).unwrap_or_else(|| {
+        gone.push(port);
+        gone.len().saturating_sub(1)
+    });
+    let is_free = |id: &u16| !ports.values().any(|used| used == id);
+    (1..=u16::MAX).rev().filter(is_free).nth(place).unwrap_or(u16::MAX)
 }
 
 fn capabilities(all: &Reservations, can_persist: bool) -> Capabilities {
@@ -307,10 +320,12 @@ const MAX_TRANSPORT_ID: usize = 256;
 
 #[cfg(test)]
 mod tests {
+    use super::full_status;
     use crate::scsi::testing::{Bench, Client, answer, command};
     use crate::scsi::{Identity, LogicalUnit, Lun, Status, Step};
-    use crate::served::{ReservationStore, SaveTicket, Served};
+    use crate::served::{Registrant, Registration, ReservationStore, Reservations, SaveTicket, Served};
     use blockmux_volume::MemVolume;
+    use std::collections::BTreeMap;
     use std::sync::{Arc, Mutex};
 
     fn list(key: u64, other_key: u64, flags: u8) -> Vec<u8> {
@@ -467,6 +482,19 @@ mod tests {
         assert_eq!((status[15], &status[20..22], &status[26..28]), (1, &[0, 0][..], &[0, 1][..]));
         assert_eq!(status[32..8 + len], *id);
         assert_eq!(status[8 + len + 12..8 + len + 14], [1, 5]);
+    }
+
+    #[test]
+    fn ports_that_are_gone_have_numbers_of_their_own() {
+        let ports: BTreeMap<Arc<str>, u16> = [("here".into(), 1), ("far".into(), u16::MAX)].into();
+        let registered = |port: &str| Registration {
+            who: Registrant { initiator: vec![0; 24].into(), port: port.into() },
+            key: 1,
+        };
+        let registrations = ["here", "gone", "lost", "gone", "far"].map(registered).into();
+        let status = full_status(&Reservations { registrations, ..Reservations::default() }, &ports);
+        let ids = status.chunks(48).map(|descriptor| u16::from_be_bytes([descriptor[18], descriptor[19]]));
+        assert_eq!(ids.collect::<Vec<_>>(), [1, 0xfffe, 0xfffd, 0xfffe, 0xffff]);
     }
 
     #[test]

@@ -2,13 +2,15 @@
 //!
 //! The operation belongs to the logical unit and not to the command that began it: when that is aborted, or its nexus is
 //! lost, or the unit is reset, whoever asked for it ([`LogicalUnit::on_background`]) goes on with it
-//! ([`DeviceServer::poll_background`]). Until it ends the unit is not ready for anyone.
+//! ([`DeviceServer::poll_background`]). Until it ends the unit is not ready for anyone, and who uses the volume over another
+//! protocol is kept out as by a reservation. It begins when what they have in flight is over.
 //!
 //! [`DeviceServer::poll_background`]: super::DeviceServer::poll_background
 
 use super::sense::{Sense, Specific};
 use super::task::{Action, Context, Failure, Outcome, Work};
 use super::unit::LogicalUnit;
+use crate::served::RangeGuard;
 use blockmux_volume::{Op, Output, Seg, SgList};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 use std::sync::Arc;
@@ -106,9 +108,13 @@ pub(super) fn exit_failure_mode(cx: &mut Context<'_>) -> Outcome {
     if cx.command.cdb.u16(7) != 0 {
         return Err(Sense::in_cdb(7).into());
     }
-    cx.unit
-        .unit
-        .change(|state| state.sanitize = state.sanitize.take().filter(|sanitize| !sanitize.has_failed));
+    let is_over = cx.unit.unit.change(|state| {
+        state.sanitize = state.sanitize.take().filter(|sanitize| !sanitize.has_failed);
+        state.sanitize.is_none()
+    });
+    if is_over {
+        cx.unit.unit.served.close(false);
+    }
     Ok(Action::good())
 }
 
@@ -147,13 +153,16 @@ fn begin(cx: &mut Context<'_>, pattern: Option<Arc<[u8]>>, inverts: bool, passes
             None
         }
     });
-    match (in_the_way, is_immediate) {
-        (Some(sense), _) => Err(sense.into()),
-        (None, true) => {
+    if let Some(sense) = in_the_way {
+        return Err(sense.into());
+    }
+    cx.unit.unit.served.close(true);
+    match is_immediate {
+        true => {
             cx.unit.unit.call_background();
             Ok(Action::good())
         }
-        (None, false) => carry_on(cx),
+        false => carry_on(cx),
     }
 }
 
@@ -170,7 +179,7 @@ pub(super) fn carry_on(cx: &mut Context<'_>) -> Outcome {
         return Ok(Action::good());
     }
     let pieces = cx.unit.unit.look(|state| state.sanitize.as_ref().and_then(Sanitize::pieces));
-    let mut work = Driver { unit: cx.unit.unit.clone(), pieces, piece: 0 };
+    let mut work = Driver { unit: cx.unit.unit.clone(), pieces, piece: 0, guard: None };
     let first = work.next();
     if !matches!(first, Ok(Action::Done(_))) {
         cx.work(work);
@@ -185,22 +194,31 @@ struct Driver {
     pieces: Option<[SgList; 2]>,
     /// Bytes that are being written.
     piece: u64,
+    /// All of the volume: what others have in flight ends first, and what they were just about to begin is refused.
+    guard: Option<RangeGuard>,
 }
 
 impl Driver {
     fn next(&mut self) -> Outcome {
-        let next = self.unit.look(|state| state.sanitize.as_ref().and_then(Sanitize::next));
+        let (next, size) = self.unit.look(|state| match &state.sanitize {
+            Some(sanitize) => (sanitize.next(), sanitize.size),
+            None => (None, 0),
+        });
         let Some((at, len, pass)) = next else {
             self.unit.change(|state| state.sanitize = None);
+            self.unit.served.close(false);
             return Ok(Action::good());
         };
+        if !RangeGuard::take(&mut self.guard, &self.unit.served, 0, size) {
+            return Ok(Action::Wait);
+        }
         self.piece = len;
         let Some([even, odd]) = &self.pieces else {
             let op = Op::WriteZeroes { fua: false, may_unmap: true, only_fast: false };
-            return Ok(Action::Io(op, at, len, None));
+            return Ok(Action::IoAlone(op, at, len, None));
         };
         let data = if pass.is_multiple_of(2) { even } else { odd };
-        Ok(Action::Io(Op::Write { fua: false }, at, len, Some(data.slice(0, len as usize))))
+        Ok(Action::IoAlone(Op::Write { fua: false }, at, len, Some(data.slice(0, len as usize))))
     }
 }
 

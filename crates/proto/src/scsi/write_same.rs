@@ -8,7 +8,7 @@ use blockmux_wire::scsi::opcode::Opcode;
 use blockmux_wire::scsi::provisioning::{WRITE_SAME_ANCHOR, WRITE_SAME_NDOB, WRITE_SAME_UNMAP};
 
 /// Writes one block to each of a range, however long. That 0 blocks mean all that follow is not offered (VPD page B0h,
-/// WSNZ): initiators that ask for it with UNMAP expect zeroes whatever block they send.
+/// WSNZ): initiators that ask for it with UNMAP expect zeroes whatever block they send, as libiscsi's test does with FFh.
 ///
 /// A block of zeroes becomes one request to the volume, which may unmap with UNMAP and keeps the blocks provisioned
 /// with ANCHOR. Another block is written even with UNMAP: what is read later must be what was sent.

@@ -32,6 +32,9 @@ pub(crate) use reservations::{
     Access, Move, Notice, Notices, Preempt, Refused, Register, Registrant, Reservations,
 };
 
+#[cfg(test)]
+pub(crate) use reservations::Registration;
+
 use blockmux_volume::{Resize, ResizeError, Volume};
 use image::from_image;
 use ranges::Ranges;
@@ -60,6 +63,8 @@ pub(crate) struct Table {
     pub(crate) reservations: Reservations,
     /// Who holds the whole volume by a RESERVE of SPC-2.
     pub(crate) reserved_by: Option<Holder>,
+    /// Nobody may use the volume: all that is on it is being destroyed.
+    pub(crate) is_closed: bool,
     last_holder: u64,
     /// What was there before the last change, as long as nobody knows whether that is kept.
     before: Option<(SaveTicket, Reservations)>,
@@ -249,6 +254,14 @@ impl Served {
         let mut table = self.lock();
         if table.reserved_by.is_some() && (holder.is_none() || table.reserved_by == holder) {
             table.reserved_by = None;
+            self.tell(&table, &Change::Reservations { notices: &Notices::new(), aborts: false });
+        }
+    }
+
+    /// Keeps everybody out who asks the table, or lets them in again: a SANITIZE has begun or is over.
+    pub(crate) fn close(&self, is_closed: bool) {
+        let mut table = self.lock();
+        if std::mem::replace(&mut table.is_closed, is_closed) != is_closed {
             self.tell(&table, &Change::Reservations { notices: &Notices::new(), aborts: false });
         }
     }

@@ -222,3 +222,28 @@ fn a_resize_is_told_once_and_nbd_keeps_to_what_is_left() {
     assert_ne!(nbd.exchange(&beyond)[4..8], [0; 4]);
     assert_eq!(ask(&mut nbd, WRITE, &[1; 512]), 0);
 }
+
+#[test]
+fn a_sanitize_waits_for_nbd_s_writes_that_began_before_and_keeps_it_out_until_it_ends() {
+    let both = Both::new();
+    let (mut scsi, mut nbd) = (both.bench.client("a"), both.nbd());
+    assert_eq!(ask(&mut nbd, WRITE, &[1; 512]), 0);
+    // A write is in flight: the erase does not begin.
+    nbd.holds_io = true;
+    nbd.client_sends(&request(WRITE, &[2; 512])).unwrap();
+    let (mut task, step) = scsi.server.begin(&command(Lun::new(0), &[0x48, 2, 0, 0, 0, 0, 0, 0, 0, 0], 0));
+    assert!(matches!(step, Step::Wait), "{step:?}");
+    nbd.finish_one();
+    nbd.holds_io = false;
+    assert_eq!(nbd.sent()[4..8], [0; 4]);
+    let (mut sent, mut step) = (0, scsi.server.resume(&mut task));
+    assert!(matches!(step, Step::Io { .. }), "{step:?}");
+    for (kind, data) in [(WRITE, &[3; 512][..]), (READ, &[]), (ZEROES, &[]), (TRIM, &[])] {
+        assert_eq!(ask(&mut nbd, kind, data), EPERM, "{kind}");
+    }
+    assert_eq!(ask(&mut nbd, FLUSH, &[]), 0);
+    while !matches!(step, Step::Done(_)) {
+        step = scsi.turn(&mut task, step, &[], &mut sent);
+    }
+    assert_eq!(nbd.exchange(&request(READ, &[]))[16..], [0; 512]);
+}
