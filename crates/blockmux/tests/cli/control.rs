@@ -329,3 +329,18 @@ fn a_config_file_can_name_the_socket() {
     daemon.signal(Signal::TERM);
     assert!(daemon.wait().success());
 }
+
+#[test]
+fn all_portals_of_an_iscsi_target_are_paths_where_that_is_asked_for() {
+    let listeners = ["--iscsi", "127.0.0.1:0", "--iscsi", "127.0.0.2:0", "--iscsi", "127.0.0.3:0"];
+    let there = Controlled::serve(&[&["mem:16m"][..], &listeners].concat());
+    let url = there.daemon.urls_of("iscsi").remove(0);
+    for (parameter, paths) in [("", 1), ("?paths=all", 3)] {
+        let here = Daemon::serve(&[&format!("{url}{parameter}")]);
+        let mut nbd = RawClient::connect(&here.socket());
+        assert_eq!(nbd.read(0, 4096), [0; 4096]);
+        eventually("each path has a session", || there.status()["protocols"][1]["connections"] == paths);
+        drop(here);
+        eventually("they are gone", || there.status()["connections"] == 0);
+    }
+}

@@ -327,3 +327,34 @@ fn has_qemu_iscsi() -> bool {
     }
     speaks
 }
+
+#[test]
+fn discovery_says_of_a_target_that_it_wants_a_secret() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = directory.path().join("blockmux.toml");
+    let text = format!(
+        "[[iscsi_target]]\nTargetName = 'iqn.2026-11.com.example:closed'\nluns = {{ 0 = 'a' }}\n\
+         [[iscsi_target.acl]]\nCHAP_N = 'user'\nsecret_file = '{}'\n",
+        secret(directory.path(), "initiator", "initiator-secret")
+    );
+    std::fs::write(&config, text).unwrap();
+    let (_daemon, url) = serve(&["a=mem:1m", "--config", config.to_str().unwrap()]);
+    let said = |url: &str| text_of_discovery(url);
+    let closed = said(&portal(&url));
+    assert!(
+        closed.ends_with("/iqn.2026-11.com.example:closed/0  size unknown  wants a user and a secret\n"),
+        "{closed}"
+    );
+    let user = |name: &str| {
+        let file = directory.path().join("initiator.secret");
+        format!("{}?secret_file={}", portal(&url).replace("://", &format!("://{name}@")), file.display())
+    };
+    assert!(said(&user("nobody")).contains("  wants another user or secret\n"));
+    assert!(said(&user("user")).contains("  1 MiB  BLOCKMUX"));
+}
+
+fn text_of_discovery(url: &str) -> String {
+    let output = blockmux(["discover", url]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    text(&output.stdout)
+}

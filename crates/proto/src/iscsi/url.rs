@@ -13,8 +13,8 @@
 //! `mutual_secret_file=PATH` are what the target has to prove, `initiator=NAME` is our own name,
 //! `header_digest=on|off` and `data_digest=on|off` (off) ask for CRC32C, `connections=N` is how many sessions to open,
 //! `max_connections=N` how many connections each of them may have (1), `error_recovery_level=0..2` how much of what goes
-//! wrong a session survives (0), and `reconnect=DURATION` how long to try to reconnect before I/O fails. The latter two
-//! are what the target is asked for; it may agree on less.
+//! wrong a session survives (0): of these two the target may agree on less. `paths=all` asks the portal for all that lead to
+//! the target, and `reconnect=DURATION` is how long to try to reconnect before I/O fails.
 //!
 //! A URL prints without its password.
 
@@ -66,6 +66,8 @@ pub struct Url {
     pub max_connections: u32,
     /// Of RFC 7143 §7.1.5, 0 to 2.
     pub error_recovery_level: u32,
+    /// Every portal of the target that the first one names is a path, too.
+    pub all_paths: bool,
     /// How long to try to reconnect before I/O fails; whole milliseconds.
     pub reconnect: Duration,
 }
@@ -168,6 +170,7 @@ impl FromStr for Url {
             connections: None,
             max_connections: 1,
             error_recovery_level: 0,
+            all_paths: false,
             reconnect: DEFAULT_RECONNECT,
         };
         if let Some(user) = user {
@@ -278,6 +281,8 @@ impl Url {
                 let level = value.parse().ok().filter(|level| *level <= 2);
                 self.error_recovery_level = level.ok_or(Problem::Words("give a number from 0 to 2"))?;
             }
+            "paths" if value == "all" => self.all_paths = true,
+            "paths" => return Err(Problem::Words("write all, or name the portals in place of the host")),
             "reconnect" => {
                 let time = read_duration(value);
                 let problem = Problem::Words("give a time such as 500ms, 30s, 5m or 2h, at most 24h");
@@ -353,6 +358,7 @@ impl fmt::Display for Url {
         let level =
             Some(self.error_recovery_level).filter(|level| *level != 0).map(|level| level.to_string());
         query.text("error_recovery_level", level.as_deref())?;
+        query.text("paths", self.all_paths.then_some("all"))?;
         let reconnect = (self.reconnect != DEFAULT_RECONNECT).then(|| Written(self.reconnect).to_string());
         query.text("reconnect", reconnect.as_deref())
     }
@@ -397,7 +403,7 @@ fn target_and_lun(path: &str) -> Result<(Option<Name>, u16), UrlError> {
     Ok((Some(target), number.ok_or_else(|| UrlError::Lun(lun.chars().take(MAX_SHOWN).collect()))?))
 }
 
-const KEYS: [&str; 13] = [
+const KEYS: [&str; 14] = [
     "rdma",
     "crc",
     "user",
@@ -410,12 +416,13 @@ const KEYS: [&str; 13] = [
     "connections",
     "max_connections",
     "error_recovery_level",
+    "paths",
     "reconnect",
 ];
 const UNKNOWN: &str = "unknown; known are rdma, crc, user, secret_file, mutual_user, mutual_secret_file, initiator, \
-                       header_digest, data_digest, connections, max_connections, error_recovery_level and reconnect";
+                       header_digest, data_digest, connections, max_connections, error_recovery_level, paths and reconnect";
 /// The most portals of one unit.
-const MAX_PORTALS: usize = 8;
+pub const MAX_PORTALS: usize = 8;
 /// Flat space addressing has 14 bits.
 const MAX_LUNS: u16 = 1 << 14;
 /// Of a part that an error repeats, in characters.
@@ -451,9 +458,10 @@ mod tests {
         let text = format!(
             "iscsi://user@h/{TARGET}/9?secret_file=/run/a%26b&mutual_user=target%20one&mutual_secret_file=m\
              &initiator=iqn.2026-11.me:x&header_digest=on&data_digest=on&connections=4&max_connections=2\
-             &error_recovery_level=1&reconnect=90s"
+             &error_recovery_level=1&paths=all&reconnect=90s"
         );
         let url: Url = text.parse().unwrap();
+        assert!(url.all_paths);
         assert!(url.header_digest && url.data_digest);
         assert_eq!((url.mutual_user.as_deref(), url.connections), (Some("target one"), Some(4)));
         assert_eq!(url.to_string(), text);
@@ -527,6 +535,7 @@ mod tests {
             ("iscsi://h?mutual_user=t&mutual_secret_file=s", "parameter \"mutual_user\": only who proves"),
             ("iscsi://h?header_digest=yes", "parameter \"header_digest=yes\": write on or off"),
             ("iscsi://h?initiator=me", "name \"me\": an iSCSI name begins with"),
+            ("iscsi://h?paths=2", "parameter \"paths=2\": write all, or name the portals"),
             ("iscsi://h?reconnect=5", "parameter \"reconnect=5\": give a time"),
             ("iscsi://h?connections=1&connections=2", "parameter \"connections=2\": given twice"),
             ("iscsi://h?max_connections=17", "parameter \"max_connections=17\": give a number from 1 to 16"),

@@ -8,18 +8,19 @@ use crate::reach;
 use blockmux_engine::connection::Broken;
 use blockmux_engine::initiator::iscsi::{self, ConnectError, Datamover, Endpoint, OverIwarp, OverTcp};
 use blockmux_engine::socket::Address;
-use blockmux_proto::iscsi::initiator::{FoundTarget, Refused, UnitInfo, wishes};
+use blockmux_proto::iscsi::initiator::{FoundTarget, Refused, TargetAddress, UnitInfo, wishes};
 use blockmux_proto::iscsi::login::chap::{Algorithm, Credentials, Secret};
 use blockmux_proto::iscsi::login::operational::{CRC32C, Key, Parameters};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::Chap;
-use blockmux_proto::iscsi::url::{Rdma, Url};
+use blockmux_proto::iscsi::url::{MAX_PORTALS, Rdma, Url};
 use blockmux_proto::scsi::Lun;
 use blockmux_volume::Volume;
 use blockmux_volume::spec;
 use blockmux_wire::iscsi::session::LoginStatus;
 use serde_json::{Value, json};
 use std::io::ErrorKind;
+use std::net::ToSocketAddrs;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -75,20 +76,20 @@ impl<D: Datamover> Remote for IscsiRemote<D> {
     fn open(&self, connections: u32) -> Result<Arc<dyn Volume>, Failure> {
         let target = self.target()?;
         let connections = self.url.connections.unwrap_or(connections);
-        let further = self.further()?;
+        let further = self.further(target)?;
         let volume = self.ask(|address| {
             let endpoint = self.endpoint(address, target, connections);
-            iscsi::connect(Endpoint { further: further.clone(), ..endpoint }, self.over.clone())
+            iscsi::connect(Endpoint { further: beside(address, &further), ..endpoint }, self.over.clone())
         })?;
         Ok(Arc::new(volume))
     }
 
     fn describe(&self) -> Result<Description, Failure> {
         let target = self.target()?;
-        let further = self.further()?;
+        let further = self.further(target)?;
         let told = self.ask(|address| {
             let endpoint = self.endpoint(address, target, 1);
-            iscsi::describe(&Endpoint { further: further.clone(), ..endpoint }, &self.over)
+            iscsi::describe(&Endpoint { further: beside(address, &further), ..endpoint }, &self.over)
         })?;
         Ok(Description { rows: self.rows(&told), json: self.json(&told) })
     }
@@ -138,8 +139,34 @@ impl<D: Datamover> IscsiRemote<D> {
         wanted.fold(wishes, |wishes, (key, _)| wishes.with(key, CRC32C).requiring(key))
     }
 
-    /// The other portals, each by the first address that its name has.
-    fn further(&self) -> Result<Vec<Address>, Failure> {
+    /// The other portals, each by the first address that its name has; with `paths=all` also those that the first one
+    /// knows.
+    fn further(&self, target: &Name) -> Result<Vec<Address>, Failure> {
+        let mut further = self.named()?;
+        if !self.url.all_paths {
+            return Ok(further);
+        }
+        for address in self.ask(|address| self.portals(address, target))? {
+            if further.len() < MAX_PORTALS && !further.contains(&address) {
+                further.push(address);
+            }
+        }
+        Ok(further)
+    }
+
+    /// Every portal that leads to the target, as the portal at that address says.
+    fn portals(&self, address: &Address, target: &Name) -> Result<Vec<Address>, ConnectError> {
+        let (targets, _) = iscsi::discover(address, &self.initiator, self.chap.clone())?;
+        let own = targets.into_iter().filter(|found| found.name == target.as_str());
+        let places = own.flat_map(|found| found.addresses);
+        let found = places.filter_map(|place| {
+            let TargetAddress { host, port, .. } = place.parse().ok()?;
+            (host.as_str(), port).to_socket_addrs().ok()?.next().map(Address::Tcp)
+        });
+        Ok(found.collect())
+    }
+
+    fn named(&self) -> Result<Vec<Address>, Failure> {
         let first = |(host, port): &(String, u16)| {
             let found = reach::addresses(&self.url, host, *port)?;
             found.into_iter().next().ok_or_else(|| {
@@ -252,13 +279,25 @@ impl<D: Datamover> IscsiRemote<D> {
             match self.units(address, &name, &url) {
                 Ok(units) => exports.extend(units),
                 Err(error) => {
-                    tracing::warn!("target {name}: {error}");
+                    let wants_chap = wants_chap(&error);
+                    if !wants_chap {
+                        tracing::warn!("target {name}: {error}");
+                    }
                     is_silent = is_no_answer(&error);
-                    exports.push(found(&url, None));
+                    let description = if wants_chap { self.wanted() } else { "" }.to_owned();
+                    exports.push(FoundExport { description, ..found(&url, None) });
                 }
             }
         }
         Ok(Found { url: self.url.portal().to_string(), exports, left_out })
+    }
+
+    /// What a target wants that does not let us see its units.
+    fn wanted(&self) -> &'static str {
+        match self.chap {
+            None => "wants a user and a secret",
+            Some(_) => "wants another user or secret",
+        }
     }
 
     /// The disks among a target's logical units.
@@ -304,6 +343,18 @@ fn found(url: &Url, unit: Option<&UnitInfo>) -> FoundExport {
         description: description.unwrap_or_default(),
         size: unit.map(UnitInfo::size),
     }
+}
+
+/// All but one.
+fn beside(address: &Address, further: &[Address]) -> Vec<Address> {
+    let others = further.iter().filter(|other| *other != address).take(MAX_PORTALS.saturating_sub(1));
+    others.cloned().collect()
+}
+
+/// Whether the target lets nobody in who does not prove who it is, or not this one.
+fn wants_chap(error: &ConnectError) -> bool {
+    let ConnectError::Refused { refused, .. } = error else { return false };
+    matches!(refused, Refused::Login(LoginStatus::AUTHENTICATION_FAILURE) | Refused::NoMethod)
 }
 
 /// Whether the target was waited for in vain.
