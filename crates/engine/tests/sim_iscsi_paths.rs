@@ -317,3 +317,25 @@ fn what_waits_for_a_path_to_become_one_is_done_then_or_fails_after_patience() {
     paths.run(10_000);
     assert_eq!(paths.ended(), vec![Err(IoError::PathLost); 32]);
 }
+
+#[test]
+fn a_path_that_is_in_standby_at_log_in_is_used_once_it_is_active() {
+    let mut paths = Paths::new(1);
+    paths.kill(1);
+    paths.run(1000);
+    paths.unit.set_access_state(2, AccessState::STANDBY);
+    paths.start(1);
+    paths.run(10_000);
+    paths.counts();
+    paths.write(1);
+    paths.all_end_well();
+    assert_eq!(paths.counts(), [32, 0]);
+    // The target changes over, and the path that was no use is the only one that is.
+    paths.unit.set_access_state(2, AccessState::ACTIVE_OPTIMIZED);
+    paths.unit.set_access_state(1, AccessState::STANDBY);
+    paths.write(2);
+    let done: Vec<_> = (0..4).flat_map(|_| paths.ended()).collect();
+    assert_eq!(done, vec![Ok(()); 32]);
+    paths.holds(2);
+    assert!(paths.counts()[1] >= 32);
+}

@@ -358,3 +358,18 @@ fn text_of_discovery(url: &str) -> String {
     assert!(output.status.success(), "{}", text(&output.stderr));
     text(&output.stdout)
 }
+
+#[test]
+fn iscsi_perf_reads_for_a_second_without_an_error() {
+    if !has("iscsi-perf") {
+        return;
+    }
+    let (_daemon, url) = serve(&["mem:64m"]);
+    for pattern in [&["-r"][..], &[]] {
+        let said = succeed(
+            Command::new("iscsi-perf").args(["-m", "32", "-b", "8", "-t", "1"]).args(pattern).arg(&url),
+        );
+        let average = said.split("iops average ").nth(1).and_then(|rest| rest.split_whitespace().next());
+        assert!(average.is_some_and(|iops| iops.parse::<u64>().is_ok_and(|iops| iops > 0)), "{said}");
+    }
+}

@@ -314,7 +314,7 @@ impl<D: Dialer, H: Host> RemoteChannel<D, H> {
     fn share_out(&mut self) {
         let is_hopeless = self.party.alive.get() == 0;
         if !is_hopeless && !self.links.iter().any(|link| link.borrow().is_usable()) {
-            return;
+            return self.links.iter().for_each(|link| link.borrow_mut().hurry());
         }
         for at in 0..self.links.len() {
             let left = self.links[at].borrow_mut().hand_over();

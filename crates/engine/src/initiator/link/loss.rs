@@ -4,7 +4,7 @@ use super::{Link, State};
 use crate::host::Host;
 use crate::initiator::Dialer;
 use crate::initiator::moves::Move;
-use crate::initiator::retry::Verdict;
+use crate::initiator::retry::{LONGEST_PAUSE, Verdict};
 use crate::reactor::Progress;
 use blockmux_proto::session::Initiator;
 use blockmux_volume::{Completion, Op};
@@ -71,6 +71,17 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 self.core.wake_at(at, &self.waker);
                 Progress::Drained
             }
+        }
+    }
+
+    /// No other path is of use any more, so that this one is tried soon, even if it was none for long.
+    pub(in crate::initiator) fn hurry(&mut self) {
+        let soon = self.core.now() + LONGEST_PAUSE;
+        if let State::Pausing { until } = &mut self.state
+            && *until > soon
+        {
+            *until = soon;
+            self.core.wake_at(soon, &self.waker);
         }
     }
 

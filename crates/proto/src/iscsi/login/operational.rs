@@ -554,6 +554,7 @@ mod tests {
             ("MaxOutstandingR2T", "0", "Reject"),
             ("MaxOutstandingR2T", "9", "4"),
             ("DataPDUInOrder", "No", "Yes"),
+            ("DataSequenceInOrder", "No", "Yes"),
             ("ErrorRecoveryLevel", "2", "0"),
             ("MaxConnections", "8", "1"),
             ("TaskReporting", "FastAbort,RFC3720", "RFC3720"),
