@@ -156,7 +156,7 @@ impl<D: Datamover> IscsiRemote<D> {
 
     /// Every portal that leads to the target, as the portal at that address says.
     fn portals(&self, address: &Address, target: &Name) -> Result<Vec<Address>, ConnectError> {
-        let (targets, _) = iscsi::discover(address, &self.initiator, self.chap.clone())?;
+        let (targets, _) = iscsi::discover(address, &self.initiator, self.chap.clone(), &self.over)?;
         let own = targets.into_iter().filter(|found| found.name == target.as_str());
         let places = own.flat_map(|found| found.addresses);
         let found = places.filter_map(|place| {
