@@ -3,6 +3,7 @@
 pub mod chap;
 pub(super) mod failure;
 pub(super) mod initiator;
+pub(super) mod invitation;
 mod keys;
 pub mod operational;
 mod prover;

@@ -12,6 +12,7 @@
 
 use super::chap::SEED_LEN;
 use super::failure::{Failure, authentication_failure, failure, initiator_error, no_such_session};
+use super::invitation::Invitation;
 use super::operational::{Key, Operational, Parameters};
 use super::security::{ChapPairs, Security};
 use crate::iscsi::digests::Digests;
@@ -63,17 +64,6 @@ struct Leaving {
     established: Box<Established>,
     /// `None`: it discovers, and so there is none of that name, or joins one that there is.
     name: Option<SessionName>,
-}
-
-/// A session that another connection may be added to, as its login has to know it.
-#[derive(Clone)]
-pub(in crate::iscsi) struct Invitation {
-    pub(in crate::iscsi) name: SessionName,
-    pub(in crate::iscsi) tsih: u16,
-    /// What its leading connection agreed on.
-    pub(in crate::iscsi) parameters: Parameters,
-    pub(in crate::iscsi) exp_cmd_sn: u32,
-    pub(in crate::iscsi) max_cmd_sn: u32,
 }
 
 /// What a session is for.
@@ -486,13 +476,6 @@ impl TargetLogin {
         };
         self.stat_sn = self.stat_sn.wrapping_add(1);
         pdu::push(outbox, Digests::default(), response.as_bytes(), text.as_bytes());
-    }
-}
-
-impl Invitation {
-    /// Whether it is that initiator's session with that target, through the same portal group (RFC 7143 §4.4.3).
-    fn is_for(&self, initiator: &Name, target: &Name, group_tag: u16) -> bool {
-        self.name.initiator == *initiator && self.name.target == *target && self.name.group_tag == group_tag
     }
 }
 
