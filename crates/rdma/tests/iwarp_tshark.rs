@@ -103,11 +103,8 @@ impl Capture {
             for from in 0..2 {
                 while let Some(event) = self.ends[from].poll() {
                     heard += 1;
-                    match event {
-                        Event::Requested { .. } => {
-                            self.ends[from].post(Work::Accept { private_data: b"yes".to_vec() })
-                        }
-                        _ => {}
+                    if matches!(event, Event::Requested { .. }) {
+                        self.ends[from].post(Work::Accept { private_data: b"yes".to_vec() });
                     }
                     has_moved = true;
                 }
@@ -188,7 +185,6 @@ fn talk(config: &Config) -> Vec<u8> {
 }
 
 #[test]
-#[expect(clippy::print_stdout, reason = "the reason of a skipped test")]
 fn tshark_reads_our_traffic_without_a_malformed_mark() {
     if Command::new("tshark").arg("--version").output().is_err() {
         println!("skipped: tshark is not installed");

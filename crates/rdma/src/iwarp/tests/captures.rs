@@ -19,8 +19,11 @@ use zerocopy::{FromBytes, IntoBytes, U32, U64};
 const NVME: &[u8] = include_bytes!("../../../../wire/tests/data/nvme-siw.bin");
 const SRP: &[u8] = include_bytes!("../../../../wire/tests/data/srp-siw-crc.bin");
 
+/// What each side has sent, whole.
+type Streams = [Vec<u8>; 2];
+
 /// The segments of both sides in the order of the wire, and the frames before them.
-fn segments(mut capture: &[u8]) -> ([Vec<u8>; 2], Vec<(usize, Vec<u8>)>) {
+fn segments(mut capture: &[u8]) -> (Streams, Vec<(usize, Vec<u8>)>) {
     let (mut streams, mut setup, mut segments) =
         ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()], Vec::new());
     while let [side, a, b, c, d, rest @ ..] = capture {
