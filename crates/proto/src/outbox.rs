@@ -39,14 +39,19 @@ impl Outbox {
     /// Appends a head.
     #[inline]
     pub fn push_head(&mut self, bytes: &[u8]) {
-        let start = self.heads.len();
         self.heads.extend_from_slice(bytes);
-        let end = self.heads.len();
-        self.len = self.len.wrapping_add(bytes.len());
-        match self.parts.back_mut() {
-            Some(Part::Head { end: last, .. }) if *last == start => *last = end,
-            _ => self.parts.push_back(Part::Head { start, end }),
-        }
+        self.count_head(bytes.len());
+    }
+
+    /// Appends a copy of memory, as a head, and shows it for a digest: memory that is lent may change until it is sent.
+    #[inline]
+    pub fn push_copy(&mut self, seg: &Seg) -> &[u8] {
+        let start = self.heads.len();
+        self.heads.resize(start.saturating_add(seg.len()), 0);
+        self.count_head(seg.len());
+        let copy = self.heads.get_mut(start..).unwrap_or_default();
+        seg.copy_to(copy);
+        copy
     }
 
     /// Appends payload, which stays referred to until it is sent.
@@ -133,6 +138,18 @@ impl Outbox {
         self.len = 0;
     }
 
+    /// So many bytes were added to the heads.
+    #[inline]
+    fn count_head(&mut self, len: usize) {
+        let end = self.heads.len();
+        let start = end.saturating_sub(len);
+        self.len = self.len.wrapping_add(len);
+        match self.parts.back_mut() {
+            Some(Part::Head { end: last, .. }) if *last == start => *last = end,
+            _ => self.parts.push_back(Part::Head { start, end }),
+        }
+    }
+
     /// Reuses the space of heads that were sent; moves the rest down only when it has become rare enough to pay.
     #[inline]
     fn reclaim_heads(&mut self) {
@@ -176,6 +193,19 @@ mod tests {
         assert_eq!((outbox.pieces().count(), outbox.len()), (3, 13));
         assert_eq!(outbox.take_bytes(), b"abcdpayloadef");
         assert!(outbox.is_empty());
+    }
+
+    #[test]
+    fn a_copy_is_a_head_and_stays_as_it_was() {
+        let mut outbox = Outbox::default();
+        let memory = Seg::from_slice(b"before");
+        outbox.push_head(b"ab");
+        assert_eq!(outbox.push_copy(&memory), b"before");
+        memory.copy_from(b"behind");
+        outbox.push_copy(&Seg::from_slice(b""));
+        outbox.push_head(b"cd");
+        assert_eq!((outbox.pieces().count(), outbox.len()), (1, 10));
+        assert_eq!(outbox.take_bytes(), b"abbeforecd");
     }
 
     #[test]

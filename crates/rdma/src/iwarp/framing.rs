@@ -89,6 +89,10 @@ impl Framer {
         if !self.copies() {
             return outbox.push_seg(seg);
         }
+        if !self.has_markers {
+            self.crc = crc32c::crc32c_append(self.crc, outbox.push_copy(&seg));
+            return;
+        }
         let mut block = [0; BLOCK];
         let mut at: usize = 0;
         while at < seg.len() {

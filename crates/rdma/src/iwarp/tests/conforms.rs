@@ -29,7 +29,7 @@ fn config(has_crc: bool, wants_markers: bool, mss: usize) -> Config {
 
 #[test]
 fn it_conforms_with_fpdus_of_every_size() {
-    for mss in [0, 536, 1448, 8948, 65483] {
+    for mss in [0, 1448, 65483] {
         conform(&config(false, false, mss), &config(false, false, mss), usize::MAX);
     }
 }
