@@ -44,6 +44,7 @@ const PEERS: &[Peer] = &[
     peer("nvme", "nvme-cli", KERNEL),
     peer("mkfs.xfs", "xfsprogs", KERNEL),
     peer("xfs_repair", "xfsprogs", KERNEL),
+    peer("rdma", "iproute2", KERNEL),
     peer("ss", "iproute2", KERNEL),
     peer("sg_inq", "sg3-utils", KERNEL),
     peer("sg_persist", "sg3-utils", KERNEL),

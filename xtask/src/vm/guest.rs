@@ -94,6 +94,8 @@ impl Guest<'_> {
         command.arg("-serial").arg(format!("file:{}", self.console().display())).args(["-serial", "stdio"]);
         command.arg("-netdev").arg(addresses.network());
         command.args(["-device", "virtio-net-pci,netdev=net,romfile="]);
+        command.arg("-netdev").arg(addresses.rdma_network());
+        command.args(["-device", "virtio-net-pci,netdev=rdma,romfile="]);
         command
     }
 }
@@ -137,6 +139,14 @@ impl Addresses {
         let (gateway, guest) = (self.gateway(), self.guest());
         let forward = PORTS.map(|port| format!("hostfwd=tcp:{guest}:{port}-{guest}:{port}")).join(",");
         format!("user,id=net,net=127.{}.{}.0/25,host={gateway},{forward}", self.x, self.y)
+    }
+
+    /// Linux's RDMA does not go to loopback addresses. So the guest has a second interface, and an address there at which
+    /// a program for each connection leads to the usual port of [`Addresses::host`].
+    fn rdma_network(&self) -> String {
+        let forward =
+            format!("guestfwd=tcp:{RDMA_HOST}:{ISCSI_PORT}-cmd:busybox nc {} {ISCSI_PORT}", self.host());
+        format!("user,id=rdma,net=10.88.0.0/24,host=10.88.0.2,{forward}")
     }
 }
 
@@ -199,7 +209,10 @@ fn decode(text: &str) -> Result<String> {
 /// For one script, so that a guest that hangs ends.
 const LIMIT_S: u32 = 300;
 /// Ports of the guest that this machine reaches: those of iSCSI and NVMe/TCP.
-const PORTS: [u16; 2] = [3260, 4420];
+const PORTS: [u16; 2] = [ISCSI_PORT, 4420];
+const ISCSI_PORT: u16 = 3260;
+/// Known to the script that uses it, `iser.sh`.
+const RDMA_HOST: &str = "10.88.0.200";
 
 #[cfg(test)]
 mod tests {

@@ -2,6 +2,7 @@
 //! It is unpacked into the guest's memory and gone with it.
 
 use super::kernel::Kernel;
+use super::siw;
 use crate::process::{find, succeed};
 use anyhow::{Context, Result, bail};
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,6 +29,7 @@ pub(crate) const PROGRAMS: &[&str] = &[
     "sg_persist",
     "sg_inq",
     "ss",
+    "rdma",
 ];
 
 /// Modules for the guest, beside those that they need.
@@ -46,16 +48,19 @@ const MODULES: &[&str] = &[
     "nvme_tcp",
     "nvmet_tcp",
     "tcp_diag",
+    "ib_iser",
+    "ib_isert",
 ];
 
 /// Files of this machine that programs read.
 const FILES: &[&str] = &["/etc/iscsi/iscsid.conf", "/etc/mke2fs.conf", "/etc/protocols"];
 
-/// Writes an image with the scripts of `scripts` to `image`. Its first process is the script `init` there.
+/// Writes an image with the scripts of `scripts` and, if there is one, the module `siw` to `image`. Its first process is
+/// the script `init` there.
 ///
 /// # Errors
 /// If a program or a module is not there, or nothing can be written.
-pub(crate) fn build(scripts: &Path, kernel: &Kernel, image: &Path) -> Result<()> {
+pub(crate) fn build(scripts: &Path, kernel: &Kernel, siw: Option<&Path>, image: &Path) -> Result<()> {
     let directory = tempfile::tempdir_in(image.parent().context("an image lies in a directory")?)?;
     let root = directory.path();
     for empty in [
@@ -86,7 +91,7 @@ pub(crate) fn build(scripts: &Path, kernel: &Kernel, image: &Path) -> Result<()>
     for file in libraries(&programs)?.iter().map(PathBuf::as_path).chain(FILES.iter().map(Path::new)) {
         copy_to_the_same_place(file, root)?;
     }
-    copy_modules(kernel, root)?;
+    copy_modules(kernel, siw, root)?;
     for script in fs::read_dir(scripts)? {
         let script = script?.path();
         fs::copy(&script, root.join(script.file_name().context("a script has a name")?))?;
@@ -124,11 +129,12 @@ fn library(line: &str) -> Option<PathBuf> {
 }
 
 /// Copies modules, uncompressed: the emulated guest is slow at that.
-fn copy_modules(kernel: &Kernel, root: &Path) -> Result<()> {
+fn copy_modules(kernel: &Kernel, siw: Option<&Path>, root: &Path) -> Result<()> {
     let modules = root.join("usr/lib/modules").join(&kernel.release);
     let needs = fs::read_to_string(kernel.modules.join("modules.dep"))?;
     let built_in = fs::read_to_string(kernel.modules.join("modules.builtin"))?;
-    for file in files_of(MODULES, &needs, &built_in)? {
+    let names = [MODULES, siw::NEEDS].concat();
+    for file in files_of(&names, &needs, &built_in)? {
         let to = modules.join(&file).with_extension("");
         fs::create_dir_all(to.parent().unwrap_or(&modules))?;
         let from = kernel.modules.join(&file);
@@ -136,6 +142,9 @@ fn copy_modules(kernel: &Kernel, root: &Path) -> Result<()> {
         if !status.success() {
             bail!("cannot unpack {}", from.display());
         }
+    }
+    if let Some(siw) = siw {
+        fs::copy(siw, modules.join("siw.ko")).with_context(|| siw.display().to_string())?;
     }
     for list in ["modules.builtin", "modules.builtin.modinfo", "modules.order"] {
         fs::copy(kernel.modules.join(list), modules.join(list)).context(list)?;

@@ -8,14 +8,15 @@
 //!                                waits for its status               ▲
 //!     open-iscsi, LIO, nbd, mkfs, fio ◀── TCP over QEMU's own network, the same addresses on both sides
 //! ```
-//! `kernel` fetches Debian's kernel, `image` makes a guest's file system of it and of programs of this machine, `guest`
-//! runs one script, `host` does what the script asks for, and `log` has what everybody said.
+//! `kernel` fetches Debian's kernel, `siw` builds a module that it lacks, `image` makes a guest's file system of both and
+//! of programs of this machine, `guest` runs one script, `host` does what the script asks for, and `log` has what everybody said.
 
 mod guest;
 mod host;
 mod image;
 mod kernel;
 mod log;
+mod siw;
 
 use crate::peers::package;
 use crate::process::{cargo, find, succeed};
@@ -31,7 +32,7 @@ use std::time::Instant;
 /// # Errors
 /// If something that was checked is not so; the error has the end of that guest's log.
 pub(crate) fn run(root: &Path, only: &[String], say: &mut dyn FnMut(&str)) -> Result<Vec<String>> {
-    let scripts = chosen(&scripts(root)?, only)?;
+    let mut scripts = chosen(&scripts(root)?, only)?;
     if let Some(missing) = missing() {
         return Ok(vec![format!("skipped: tests with the Linux kernel ({missing})")]);
     }
@@ -42,8 +43,19 @@ pub(crate) fn run(root: &Path, only: &[String], say: &mut dyn FnMut(&str)) -> Re
         Err(error) => return Ok(vec![format!("skipped: tests with the Linux kernel ({error:#})")]),
     };
     succeed(&mut cargo(root, "build --quiet --package blockmux"))?;
+    let mut lines = Vec::new();
+    let siw = match siw::build(&place, &kernel) {
+        Ok(module) => Some(module),
+        Err(error) => {
+            if scripts.iter().any(|script| script == OVER_SIW) {
+                lines.push(format!("skipped: {OVER_SIW} ({error:#})"));
+            }
+            scripts.retain(|script| script != OVER_SIW);
+            None
+        }
+    };
     let image = place.join("image.cpio");
-    image::build(&root.join(SCRIPTS), &kernel, &image)?;
+    image::build(&root.join(SCRIPTS), &kernel, siw.as_deref(), &image)?;
     let (mut checks, mut failed) = (0, Vec::new());
     for script in &scripts {
         let log = place.join(script).with_extension("log");
@@ -59,7 +71,8 @@ pub(crate) fn run(root: &Path, only: &[String], say: &mut dyn FnMut(&str)) -> Re
         bail!("{}", failed.join("\n"));
     }
     let seconds = started.elapsed().as_secs_f64();
-    Ok(vec![format!("Linux {}: {checks} checks passed in {seconds:.0} s", kernel.release)])
+    lines.push(format!("Linux {}: {checks} checks passed in {seconds:.0} s", kernel.release));
+    Ok(lines)
 }
 
 /// The names of all scripts, in order.
@@ -108,6 +121,8 @@ fn target(root: &Path) -> PathBuf {
 /// Where the scripts are, and what they share.
 const SCRIPTS: &str = "tests/vm";
 const LIBRARY: &str = "lib.sh";
+/// The script that needs siw.
+const OVER_SIW: &str = "iser.sh";
 /// Programs that are used here and not in the guest.
 const NEEDED: &[&str] =
     &["qemu-system-x86_64", "apt-get", "apt-cache", "dpkg-deb", "depmod", "xz", "ldd", "timeout", "sh"];
@@ -132,6 +147,7 @@ mod tests {
         let scripts = scripts(crate::repository()).unwrap();
         assert!(scripts.iter().any(|script| script == "iscsi.sh"));
         assert!(!scripts.iter().any(|script| script == LIBRARY));
+        assert!(scripts.iter().any(|script| script == OVER_SIW));
     }
 
     #[test]

@@ -1,0 +1,60 @@
+# iSER over siw, Linux's software iWARP: the kernel's initiator against `blockmux serve`, and ours against LIO.
+. /lib.sh
+. /open-iscsi.inc
+modprobe -a siw ib_iser ib_isert target_core_file iscsi_target_mod
+ip addr add 10.88.0.15/24 dev eth1
+ip link set eth1 up
+rdma link add siw0 type siw netdev eth1
+# Where the second interface leads to it; see `rdma_network` in xtask/src/vm/guest.rs.
+target=10.88.0.200
+kernel_is_content 'siw: |Unable to load target_core_|db_root: cannot open'
+
+# serve_disk: from a file, so that it is there again after the target was killed.
+serve_disk() {
+  host run "cat >blockmux.toml <<END
+    [[volume]]
+    name = 'disk'
+    spec = 'file:disk.img?size=192m'
+    [[iscsi_target]]
+    TargetName = 'iqn.2026-11.test:open'
+    luns = { 0 = 'disk' }
+END"
+  serve "--config blockmux.toml --iscsi $HOST:3260"
+}
+serve_disk
+
+over_iser() { iscsiadm -m node -T iqn.2026-11.test:open -p $target "$@"; }
+
+check the_kernel_logs_in_over_iwarp
+over_iser -o new -I iser
+over_iser -o update -n node.session.timeo.replacement_timeout -v 60
+over_iser --login
+iscsiadm -m session -P 1 >session
+grep 'Iface Transport: iser' session
+disk=$(disk_of open 0)
+
+check an_ext4_holds_what_was_copied_into_it
+file_system ext4 "$disk"
+
+check fio_finds_what_it_wrote
+verified_io "$disk"
+
+check io_goes_on_after_the_target_was_killed_and_started_again
+verified_io "$disk" --rate=,4m &
+sees_writes "$disk"
+host kill target
+within 60 grep FAILED /sys/class/iscsi_session/session1/state
+serve_disk
+within 60 grep LOGGED_IN /sys/class/iscsi_session/session1/state
+sees_writes "$disk"
+wait $!
+kernel_is_content .     # a connection that is lost has much to say
+
+check the_same_port_serves_iscsi_at_once
+iscsiadm -m discovery -t sendtargets -p "$HOST"
+node open --login
+verified_io "$(disk_of open 0 2)" --size=4m
+verified_io "$disk" --size=4m
+node open --logout
+over_iser --logout
+host stop target

@@ -1,0 +1,50 @@
+//! siw, Linux's software iWARP, which Debian leaves out of its kernels: built from the kernel's own source.
+
+use super::kernel::Kernel;
+use crate::process::{find, succeed};
+use anyhow::{Context, Result, bail};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The module for `kernel`, built below `place` unless it is there already.
+///
+/// # Errors
+/// If what it is built from is not there, or it cannot be built; the first line says what to install.
+pub(crate) fn build(place: &Path, kernel: &Kernel) -> Result<PathBuf> {
+    let module = place.join(format!("siw-{}.ko", kernel.release));
+    if module.exists() {
+        return Ok(module);
+    }
+    let headers = PathBuf::from(format!("/usr/src/linux-headers-{}", kernel.release));
+    for (path, package) in
+        [(&headers, format!("linux-headers-{}", kernel.release)), (&SOURCE.into(), SOURCE_PACKAGE.into())]
+    {
+        if !path.exists() {
+            bail!("no {}, Debian package {package}", path.display());
+        }
+    }
+    if let Some(program) =
+        ["make", "gcc", "strip", "tar", "xz"].iter().find(|program| find(program).is_none())
+    {
+        bail!("no {program}");
+    }
+    let work = tempfile::tempdir_in(place)?;
+    succeed(Command::new("tar").arg("-xJf").arg(SOURCE).arg("-C").arg(work.path()).arg(DIRECTORY))?;
+    let source = work.path().join(DIRECTORY);
+    let mut make = Command::new("make");
+    make.arg("-C").arg(&headers).arg(format!("M={}", source.display()));
+    succeed(make.args(["CONFIG_RDMA_SIW=m", "modules"])).context("building siw")?;
+    let built = source.join("siw.ko");
+    succeed(Command::new("strip").arg("-g").arg(&built))?;
+    fs::rename(&built, &module).with_context(|| module.display().to_string())?;
+    Ok(module)
+}
+
+/// What siw needs of the kernel's modules: nobody has noted that for a module from elsewhere.
+pub(crate) const NEEDS: &[&str] = &["ib_core", "ib_uverbs", "libcrc32c"];
+
+const SOURCE: &str = "/usr/src/linux-source-6.12.tar.xz";
+const SOURCE_PACKAGE: &str = "linux-source-6.12";
+/// In the archive.
+const DIRECTORY: &str = "linux-source-6.12/drivers/infiniband/sw/siw";
