@@ -4,6 +4,7 @@
 //!   tcp::target ──Connect──▶ connect ──▶ AdminQueue or I/O queue of a Subsystem
 //!        │                      ▲
 //!        │                      └── Node: which subsystems there are, and where
+//!        ├──messages──▶ auth: DH-HMAC-CHAP
 //!        └──commands──▶ nvme::admin, nvme::io
 //!
 //!   tcp::initiator ◀──commands── initiator: an admin queue's questions, I/O of one namespace

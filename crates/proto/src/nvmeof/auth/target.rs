@@ -295,6 +295,9 @@ pub(crate) mod tests {
         Explanation(failure.explanation)
     }
 
+    /// Makes a reply a wrong one.
+    type Spoil = fn(&mut Vec<u8>);
+
     const SUCCESS_2: [u8; 16] = [1, 4, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
     #[test]
@@ -397,7 +400,7 @@ pub(crate) mod tests {
         assert_eq!(explanation(&mut target), Explanation::AUTHENTICATION_FAILED);
         // An exponential of 0, a wrong length, a part, another transaction, and the wrong message.
         let right = |challenge: &[u8]| reply(challenge, &plain, false, "nqn.s").0;
-        let wrongs: [(fn(&mut Vec<u8>), Explanation); 5] = [
+        let wrongs: [(Spoil, Explanation); 5] = [
             (|reply| reply[16 + 64..].fill(0), Explanation::INCORRECT_PAYLOAD),
             (|reply| reply[6] = 48, Explanation::INCORRECT_PAYLOAD),
             (|reply| reply.truncate(100), Explanation::INCORRECT_PAYLOAD),

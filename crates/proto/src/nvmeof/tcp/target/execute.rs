@@ -93,19 +93,20 @@ impl TargetSession {
         if sqe.flags & PSDT_MASK != PSDT_SGL {
             return Err(Status::INVALID_FIELD_IN_COMMAND);
         }
+        let is_fabrics = AdminOpcode(sqe.opcode) == AdminOpcode::FABRICS;
+        if !is_fabrics && !self.is_authentic() {
+            return Err(Status::AUTHENTICATION_REQUIRED);
+        }
         if sqe.fuse() != Fuse::NORMAL {
             return self.accept_half(sqe, first);
         }
-        if AdminOpcode(sqe.opcode) == AdminOpcode::FABRICS {
+        if is_fabrics {
             let len = match fabrics_type(sqe) {
                 FabricsType::CONNECT => CONNECT_DATA_LEN,
                 FabricsType::AUTHENTICATION_SEND => self.message_len(sqe)?,
                 _ => 0,
             };
             return Ok((Work::Fabrics, len));
-        }
-        if !self.is_authentic() {
-            return Err(Status::AUTHENTICATION_REQUIRED);
         }
         match &self.queue {
             None => Err(Status::COMMAND_SEQUENCE_ERROR),

@@ -12,7 +12,10 @@
 //! R2T. Up to 64 KiB are lent, too, if they come in one PDU; for longer data memory is taken before it is asked for, so
 //! that it never waits, and it is received straight there.
 //!
-//! What bounds a session: 30 seconds until its queue is connected; then as many commands as the queue has entries, at
+//! A host that has to prove who it is does so before anything else (`authenticate.rs`). Two commands that are fused wait
+//! for each other (`fused.rs`). What queues on other cores leave for this one is read at each turn (`letters.rs`).
+//!
+//! What bounds a session: 30 seconds until its queue is connected and its host has proved who it is; then as many commands as the queue has entries, at
 //! most 1,024, and 4 that wait for events, 64 MiB of data in flight and unsent, and 1 MiB of answers that the host
 //! leaves unread. Beyond those it is not listened to. A host whose controller has a Keep Alive Timeout and that is
 //! silent for longer loses all of its queues, whatever cores they are on (decision 13).

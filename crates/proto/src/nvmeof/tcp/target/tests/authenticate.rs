@@ -85,6 +85,8 @@ fn a_host_that_has_proved_itself_may_use_each_queue() {
     assert!(cqe.status.is_success());
     let read = nvm(NvmOpcode::READ, 1, 0, 1);
     assert_eq!(refusal(&io.run(read, &[]).1), Status::AUTHENTICATION_REQUIRED);
+    let fused = Sqe { flags: 0x41, ..nvm(NvmOpcode::COMPARE, 1, 0, 1) };
+    assert_eq!(refusal(&io.run(fused, &[0; 512]).1), Status::AUTHENTICATION_REQUIRED);
     prove(&mut io);
     assert!(io.run(read, &[]).1.status.is_success());
     // Once more, which a host may do at any time.
