@@ -5,7 +5,7 @@ modprobe nvme-core multipath=N
 modprobe nvme-tcp
 
 own=$(nvme gen-dhchap-key --hmac=1 --nqn="$(name_of 1)")
-plain=$(nvme gen-dhchap-key --hmac=0)
+plain=$(nvme gen-dhchap-key --hmac=0 --nqn="$(name_of 2)")
 targets=$(nvme gen-dhchap-key --hmac=3 --key-length=64 --nqn=$NQN)
 other=$(nvme gen-dhchap-key --hmac=2 --key-length=48 --nqn="$(name_of 1)")
 host run "umask 77
