@@ -3,7 +3,7 @@
 use super::Status;
 use super::sense::Sense;
 use super::task::{Action, Context, Failure, Outcome, Work, answer};
-use crate::served::{Move, Notices, Preempt, Refused, Register, Registrant, Reservations, SaveTicket};
+use crate::served::{Drain, Move, Notices, Preempt, Refused, Register, Registrant, Reservations, SaveTicket};
 use blockmux_volume::Output;
 use blockmux_wire::scsi::opcode::{persistent_reserve_in, persistent_reserve_out as out};
 use blockmux_wire::scsi::reservation::*;
@@ -139,15 +139,18 @@ fn change(cx: &mut Context<'_>, bytes: &[u8]) -> Outcome {
         wanted.apply(&mut table.reservations, &who)
     })?;
     cx.unit.refresh();
-    match ticket {
-        None => Ok(Action::good()),
-        Some(ticket) => {
-            let mut saving = Saving { ticket };
-            let outcome = saving.on_resume(cx);
-            cx.work(saving);
-            outcome
-        }
+    let drain = takes_away(action).then(|| Drain::new(&cx.unit.unit.served));
+    let mut settling = Settling { drain, ticket };
+    let outcome = settling.on_resume(cx);
+    if matches!(outcome, Ok(Action::Wait)) {
+        cx.work(settling);
     }
+    outcome
+}
+
+/// Whether the service action keeps somebody out who was in, so that what was admitted before has to be over.
+fn takes_away(action: u16) -> bool {
+    matches!(action, out::RESERVE | out::PREEMPT | out::PREEMPT_AND_ABORT | out::REGISTER_AND_MOVE)
 }
 
 /// One service action with its parameters.
@@ -291,22 +294,27 @@ fn transport_ids(list: &[u8], length: usize, field: u16) -> Result<Vec<&[u8]>, S
     if rest.is_empty() { Ok(ids) } else { Err(Sense::in_parameters(field)) }
 }
 
-/// The change is made; its image is being kept.
-struct Saving {
-    ticket: SaveTicket,
+/// The change is made. What was admitted before may still be in flight, of whatever protocol; and an image is being kept.
+struct Settling {
+    drain: Option<Drain>,
+    ticket: Option<SaveTicket>,
 }
 
-impl Work for Saving {
+impl Work for Settling {
     fn on_io(&mut self, _cx: &mut Context<'_>, _output: Output) -> Outcome {
         Err(Failure::internal())
     }
 
     fn on_resume(&mut self, cx: &mut Context<'_>) -> Outcome {
-        match cx.unit.unit.served.store().and_then(|store| store.is_saved(self.ticket)) {
+        if self.drain.as_ref().is_some_and(|drain| !drain.is_over()) {
+            return Ok(Action::Wait);
+        }
+        let Some(ticket) = self.ticket else { return Ok(Action::good()) };
+        match cx.unit.unit.served.store().and_then(|store| store.is_saved(ticket)) {
             None => Ok(Action::Wait),
             Some(true) => Ok(Action::good()),
             Some(false) => {
-                cx.unit.unit.served.take_back(self.ticket);
+                cx.unit.unit.served.take_back(ticket);
                 Err(Sense::new(SenseKey::HARDWARE_ERROR, Asc::WRITE_ERROR).into())
             }
         }

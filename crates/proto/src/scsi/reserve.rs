@@ -5,8 +5,9 @@
 
 use super::Status;
 use super::sense::Sense;
-use super::task::{Action, Context, Failure, Outcome};
-use crate::served::Notices;
+use super::task::{Action, Context, Failure, Outcome, Work};
+use crate::served::{Drain, Notices};
+use blockmux_volume::Output;
 
 pub(super) fn reserve(cx: &mut Context<'_>) -> Outcome {
     check(cx)?;
@@ -21,7 +22,26 @@ pub(super) fn reserve(cx: &mut Context<'_>) -> Outcome {
         table.reserved_by = Some(key);
         Ok(Notices::new())
     });
-    reserved.map(|_| Action::good())
+    reserved?;
+    let mut draining = Draining(Drain::new(&cx.unit.unit.served));
+    let outcome = draining.on_resume(cx);
+    if matches!(outcome, Ok(Action::Wait)) {
+        cx.work(draining);
+    }
+    outcome
+}
+
+/// Waits for what others began before they were kept out.
+struct Draining(Drain);
+
+impl Work for Draining {
+    fn on_io(&mut self, _cx: &mut Context<'_>, _output: Output) -> Outcome {
+        Err(Failure::internal())
+    }
+
+    fn on_resume(&mut self, _cx: &mut Context<'_>) -> Outcome {
+        if self.0.is_over() { Ok(Action::good()) } else { Ok(Action::Wait) }
+    }
 }
 
 /// SPC-2 §7.16: GOOD for everyone, with an effect for the holder.

@@ -10,7 +10,7 @@ use super::task::{Action, Context, Failure, Outcome, State, Task};
 use super::unit::{LogicalUnit, NexusKey, UnitState, View};
 use super::{Cdb, Command, Lun, Response, Status, Step, TaskAttribute, inquiry, luns, sanitize, token_copy};
 use crate::exports::VolumeId;
-use crate::served::Lane;
+use crate::served::{Drain, Lane};
 use blockmux_volume::{Completion, Io, Op, SgList, Tag};
 use blockmux_wire::scsi::cdb::NACA;
 use blockmux_wire::scsi::opcode::Opcode;
@@ -209,6 +209,7 @@ impl DeviceServer {
         let Some(unit) = self.find(lun).and_then(|unit| self.units.get(unit)) else {
             return ManagementResponse::IncorrectLogicalUnitNumber;
         };
+        // What it aborts of others ends with its next step; what is in flight by then, `drain` waits for.
         match function {
             TaskManagement::AbortTaskSet | TaskManagement::ClearAca => {}
             // SAM-5 §5.14.8: with TAS, the others' tasks end with TASK ABORTED, and there is no unit attention.
@@ -222,6 +223,13 @@ impl DeviceServer {
     #[must_use]
     pub fn has_unit(&self, lun: Lun) -> bool {
         self.find(lun).is_some()
+    }
+
+    /// Tells when nothing reaches the volume any more of tasks that [`DeviceServer::manage`] has just aborted, whoever's
+    /// they are: until then a function that aborts others' tasks is not answered. `None`: there is no such unit.
+    pub(crate) fn drain(&self, lun: Lun) -> Option<Drain> {
+        let unit = self.units.get(self.find(lun)?)?;
+        Some(Drain::new(&unit.unit.served))
     }
 
     #[inline]
@@ -253,7 +261,7 @@ impl DeviceServer {
     }
 
     #[inline]
-    fn step(&self, task: &mut Task, outcome: Outcome) -> Step {
+    fn step(&mut self, task: &mut Task, outcome: Outcome) -> Step {
         let unit = task.unit.and_then(|unit| self.units.get(unit));
         let (status, sense, data_in) = match outcome {
             Ok(Action::DataOut(len)) => return Step::DataOut { len },
@@ -265,11 +273,9 @@ impl DeviceServer {
             }
             Ok(Action::IoAlone(op, offset, len, data)) => {
                 task.op = op;
-                if let Some(unit) = unit.filter(|_| op.is_write()) {
-                    unit.unit.served.on_change(offset, len);
-                }
+                task.passage = unit.map(|unit| unit.lane.pass_locked(offset, len, op.is_write()));
                 let volume = unit.map_or(NO_VOLUME, |unit| unit.volume);
-                return Step::Io { volume, io: Io { tag: Tag(0), op, offset, len, data } };
+                return self.begin_io(task, volume, Io { tag: Tag(0), op, offset, len, data });
             }
             Ok(Action::IoOn(volume, op, offset, len, data)) => {
                 return self.submit(task, volume, Io { tag: Tag(0), op, offset, len, data });
@@ -291,20 +297,54 @@ impl DeviceServer {
 
     /// Hands an I/O out, or holds it while another task has its range for itself.
     #[inline]
-    fn submit(&self, task: &mut Task, volume: VolumeId, io: Io) -> Step {
+    fn submit(&mut self, task: &mut Task, volume: VolumeId, io: Io) -> Step {
         task.op = io.op;
-        if io.op == Op::Read || io.op.is_write() {
-            let own = task.unit.and_then(|unit| self.units.get(unit)).filter(|unit| unit.volume == volume);
-            let unit = own.or_else(|| self.units.iter().find(|unit| unit.volume == volume));
-            if let Some(unit) = unit {
-                task.passage = unit.lane.pass(io.offset, io.len, io.op.is_write());
-                if task.passage.is_none() {
-                    task.held = Some(Box::new((volume, io)));
-                    return Step::Wait;
-                }
+        if io.op != Op::Read && !io.op.is_write() {
+            return Step::Io { volume, io };
+        }
+        let unit = self.place_of(task, volume).and_then(|unit| self.units.get(unit));
+        if let Some(unit) = unit {
+            task.passage = unit.lane.pass(io.offset, io.len, io.op.is_write());
+            if task.passage.is_none() {
+                task.held = Some(Box::new((volume, io)));
+                return Step::Wait;
             }
         }
-        Step::Io { volume, io }
+        self.begin_io(task, volume, io)
+    }
+
+    /// Hands an I/O out that is counted, if nothing has come in its way meanwhile: who aborts a task and then waits for
+    /// what is in flight (`Drain`) sees the I/O, or it is seen here that the task is aborted.
+    #[inline]
+    fn begin_io(&mut self, task: &mut Task, volume: VolumeId, io: Io) -> Step {
+        match self.check_counted(task) {
+            Ok(()) => Step::Io { volume, io },
+            Err(failure) => {
+                task.passage = None;
+                self.step(task, Err(failure))
+            }
+        }
+    }
+
+    #[inline]
+    fn check_counted(&mut self, task: &Task) -> Result<(), Failure> {
+        if let Some(unit) = task.unit.and_then(|unit| self.units.get_mut(unit))
+            && unit.is_aborted(task)
+        {
+            return Err(Failure::status(Status::TASK_ABORTED));
+        }
+        if let State::Work(work) = &task.state {
+            work.check()?;
+        }
+        Ok(())
+    }
+
+    /// The unit that an I/O of the task on that volume passes.
+    #[inline]
+    fn place_of(&self, task: &Task, volume: VolumeId) -> Option<usize> {
+        let is_its = |unit: &Attached| unit.volume == volume;
+        let own = task.unit.filter(|&unit| self.units.get(unit).is_some_and(is_its));
+        own.or_else(|| self.units.iter().position(is_its))
     }
 }
 

@@ -73,6 +73,11 @@ pub(super) trait Work {
     /// The I/O that it asked for has failed; the command is over.
     fn on_error(&mut self, _cx: &mut Context<'_>) {}
 
+    /// Asked when an I/O that it wants is counted as in flight: whether that may still begin.
+    fn check(&self) -> Result<(), Failure> {
+        Ok(())
+    }
+
     /// It waited.
     fn on_resume(&mut self, _cx: &mut Context<'_>) -> Outcome {
         Err(Failure::internal())

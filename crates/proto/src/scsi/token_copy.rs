@@ -89,6 +89,13 @@ impl Record {
         self.nexus == nexus && self.list_identifier == list_identifier
     }
 
+    /// Ends a copy that is not over.
+    pub(super) fn terminate(&mut self) {
+        if self.job.is_some() {
+            self.end(COPY_TERMINATED, None);
+        }
+    }
+
     fn end(&mut self, status: u8, sense: Option<Sense>) {
         (self.status, self.sense, self.job) = (status, sense, None);
     }

@@ -203,9 +203,10 @@ impl LogicalUnit {
         }
     }
 
+    /// In the one order that all threads agree on, as `Drain` wants it.
     #[inline]
     pub(super) fn generation(&self) -> u64 {
-        self.generation.load(Ordering::Acquire)
+        self.generation.load(Ordering::SeqCst)
     }
 
     pub(super) fn info(&self) -> VolumeInfo {
@@ -346,6 +347,9 @@ impl UnitState {
             nexus.attend(asc);
             if aborts && notice == Notice::RegistrationsPreempted {
                 nexus.abort_tasks();
+                // Whoever carries them on.
+                let copies = self.copies.iter_mut().filter(|record| record.is_of(nexus.key));
+                copies.for_each(Record::terminate);
             }
         }
     }

@@ -51,10 +51,14 @@ impl Fence {
         self.served.on_change(offset, len);
     }
 
-    /// Lets an I/O on the range begin that changes it or does not, unless a byte of it is locked.
+    /// Lets an I/O on the range begin that changes it or does not, unless a byte of it is locked, or the table has
+    /// changed since the I/O was admitted. Ask again for both from [`Fence::admits`] on.
     #[inline]
     pub(crate) fn pass(&self, offset: u64, len: u64, changes: bool) -> Option<Passage> {
-        self.lane.pass(offset, len, changes)
+        let passage = self.lane.pass(offset, len, changes)?;
+        // Once it is counted: who changes the table and then waits for what was admitted before (`Drain`) sees it, or it
+        // sees the change.
+        (self.served.generation() == self.seen).then_some(passage)
     }
 
     #[cold]

@@ -27,7 +27,7 @@ pub use traffic::{Meter, Traffic};
 pub(crate) use fence::Fence;
 pub(crate) use gate::Gate;
 pub(crate) use image::to_image;
-pub(crate) use ranges::{Lane, Passage, RangeGuard, Watch};
+pub(crate) use ranges::{Drain, Lane, Passage, RangeGuard, Watch};
 pub(crate) use reservations::{
     Access, Move, Notice, Notices, Preempt, Refused, Register, Registrant, Reservations,
 };
@@ -175,12 +175,6 @@ impl Served {
         self.tell(&table, &Change::Size);
     }
 
-    /// A range changes by I/O that passes no lane, for it is locked by who changes it.
-    #[inline]
-    pub(crate) fn on_change(&self, offset: u64, len: u64) {
-        self.ranges.on_change(offset, len);
-    }
-
     /// What keeps reservations over a restart, if something does.
     pub(crate) fn store(&self) -> Option<&Arc<dyn ReservationStore>> {
         self.store.as_ref()
@@ -206,9 +200,10 @@ impl Served {
         self.ranges.is_locked(offset, len)
     }
 
+    /// In the one order that all threads agree on: see [`Drain`].
     #[inline]
     pub(crate) fn generation(&self) -> u64 {
-        self.generation.load(Ordering::Acquire)
+        self.generation.load(Ordering::SeqCst)
     }
 
     /// Looks at the table.

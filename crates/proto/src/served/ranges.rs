@@ -6,7 +6,11 @@
 //! and begins when all I/O that may not have seen the lock is over. So one side always sees the other; without the
 //! count, a write that began just before the lock could land between the comparison and the write, and be lost.
 //!
-//! The same counts tell whether blocks have changed since a point in time ([`Watch`]): what changes them says so before it
+//! The same counts tell when all is over that was in flight at a point in time ([`Drain`]). Who keeps others out changes
+//! the table and then begins a drain; who is let in is counted and then looks whether the table is still what it was let
+//! in by. So here, too, one side always sees the other, and what a drain does not wait for never begins.
+//!
+//! And they tell whether blocks have changed since a point in time ([`Watch`]): what changes them says so before it
 //! begins, if anybody watches, and who begins to watch waits for the I/O that may not have known.
 //!
 //! A lane has two counts. New I/O is counted in the current one, so that the other runs empty however busy the lane is;
@@ -67,6 +71,14 @@ pub(crate) struct RangeGuard {
     since: u64,
 }
 
+/// Tells when all I/O is over that was in flight when it began: what was admitted before a reservation kept it out, or
+/// before it was aborted, still reaches the volume until then.
+pub(crate) struct Drain {
+    served: Arc<Served>,
+    /// The clock when it began.
+    since: u64,
+}
+
 /// Ranges that somebody watches.
 struct Watched {
     ranges: Arc<[(u64, u64)]>,
@@ -93,12 +105,7 @@ impl Lane {
     #[inline]
     pub(crate) fn pass(self: &Rc<Lane>, offset: u64, len: u64, changes: bool) -> Option<Passage> {
         let ranges = &self.served.ranges;
-        let place = ranges.current.load(Ordering::Relaxed);
-        if let Some(count) = self.counts.0.get(place) {
-            // Before the load below, in the one order that all threads agree on.
-            count.fetch_add(1, Ordering::SeqCst);
-        }
-        let passage = Passage { lane: self.clone(), place };
+        let passage = self.count();
         if ranges.count.load(Ordering::SeqCst) != 0 && ranges.overlaps(offset, len) {
             return None;
         }
@@ -106,6 +113,25 @@ impl Lane {
             ranges.on_change(offset, len);
         }
         Some(passage)
+    }
+
+    /// Lets an I/O begin within a range that is locked by who wants it.
+    pub(crate) fn pass_locked(self: &Rc<Lane>, offset: u64, len: u64, changes: bool) -> Passage {
+        let passage = self.count();
+        if changes {
+            self.served.ranges.on_change(offset, len);
+        }
+        passage
+    }
+
+    #[inline]
+    fn count(self: &Rc<Lane>) -> Passage {
+        let place = self.served.ranges.current.load(Ordering::Relaxed);
+        if let Some(count) = self.counts.0.get(place) {
+            // Before whatever is looked at next, in the one order that all threads agree on.
+            count.fetch_add(1, Ordering::SeqCst);
+        }
+        Passage { lane: self.clone(), place }
     }
 }
 
@@ -147,6 +173,19 @@ impl RangeGuard {
 
     /// Whether all I/O that began without seeing the lock is over; ask again until it is.
     pub(crate) fn is_alone(&self) -> bool {
+        self.served.ranges.is_over_since(self.since)
+    }
+}
+
+impl Drain {
+    /// Begins now: after the change that keeps more I/O out.
+    pub(crate) fn new(served: &Arc<Served>) -> Drain {
+        let since = served.ranges.held().tick();
+        Drain { served: served.clone(), since }
+    }
+
+    /// Whether what was in flight is over, whoever's it was; ask again until it is.
+    pub(crate) fn is_over(&self) -> bool {
         self.served.ranges.is_over_since(self.since)
     }
 }
@@ -265,7 +304,7 @@ impl Ranges {
 }
 
 impl Held {
-    /// The time of a lock or watch that was told to all just now.
+    /// The time of a lock, watch or drain that was told to all just now.
     fn tick(&mut self) -> u64 {
         self.clock = self.clock.saturating_add(1);
         // Counts are looked at after this, by whoever looks.
@@ -358,6 +397,27 @@ mod tests {
         assert!(lane.pass(4096, 1, true).is_none() && !other.has_changed(), "it has not begun");
         drop((guard, watch, other));
         assert_eq!(served.ranges.watches.load(Ordering::SeqCst), 0);
+    }
+
+    #[test]
+    fn a_drain_waits_for_what_was_in_flight_and_for_nothing_that_began_after_it() {
+        let served = served();
+        let (one, other) = (Lane::new(&served), Lane::new(&served));
+        assert!(Drain::new(&served).is_over());
+        let before = [one.pass(0, 512, false).unwrap(), other.pass_locked(512, 512, true)];
+        let drain = Drain::new(&served);
+        let mut after = one.pass(4096, 512, true).unwrap();
+        for passage in before {
+            assert!(!drain.is_over());
+            drop(passage);
+        }
+        // I/O that goes on without a gap holds nobody up.
+        for _ in 0..3 {
+            drain.is_over();
+            after = one.pass(4096, 512, true).unwrap();
+        }
+        assert!(drain.is_over());
+        drop(after);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use crate::scsi::{DeviceServer, Identity, LogicalUnit, Lun, Nexus, Status, Step,
 use crate::session::{Demand, StreamSession, Timed};
 use crate::testing::Pump;
 use blockmux_volume::conformance::TestCore;
-use blockmux_volume::{MemVolume, Pool, Resize, Volume, Waker};
+use blockmux_volume::{MemVolume, Op, Pool, Resize, Volume, Waker};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -68,6 +68,7 @@ const TRIM: u8 = 4;
 const CACHE: u8 = 5;
 const ZEROES: u8 = 6;
 const EPERM: u32 = 1;
+const WRITE_10: [u8; 10] = [0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0];
 const COMPARE: [u8; 16] = [0x89, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0];
 
 #[test]
@@ -141,8 +142,8 @@ fn what_waits_for_a_range_is_refused_when_the_volume_was_reserved_meanwhile() {
     let (task, _step) = begin_compare(&mut scsi);
     assert_eq!(nbd.exchange(&request(WRITE, &[7; 512])), b"");
     assert_eq!(reserve_out(&mut scsi, 0, 0, 0, 1), Status::GOOD);
-    assert_eq!(reserve_out(&mut scsi, 1, 1, 1, 0), Status::GOOD);
-    drop(task);
+    let reserve = [0x5f, 1, 1, 0, 0, 0, 0, 0, 24, 0];
+    assert_eq!(answer_after(&mut scsi, &reserve, &keys(1, 0), || drop(task)), Status::GOOD);
     nbd.session.on_timeout(Instant::now() + Duration::from_secs(1)).unwrap();
     assert_eq!(nbd.sent()[4..8], EPERM.to_be_bytes());
 }
@@ -160,6 +161,69 @@ fn a_compare_and_write_waits_for_nbd_s_writes_that_began_before() {
     let step = scsi.server.resume(&mut task);
     let Step::Done(response) = scsi.turn(&mut task, step, &[], &mut 0) else { panic!("it has read") };
     assert_eq!(answer(response).check(), (0xe, 0x1d00), "it compares with what was written before");
+}
+
+/// The answer to a command that waits for others, which `end` ends.
+fn answer_after(client: &mut Client, cdb: &[u8], data_out: &[u8], end: impl FnOnce()) -> Status {
+    let (mut task, mut step) = client.server.begin(&command(Lun::new(0), cdb, data_out.len()));
+    if matches!(step, Step::DataOut { .. }) {
+        step = client.turn(&mut task, step, data_out, &mut 0);
+    }
+    for _ in 0..3 {
+        assert!(matches!(step, Step::Wait), "{step:?}");
+        step = client.server.resume(&mut task);
+    }
+    end();
+    let Step::Done(response) = client.server.resume(&mut task) else { panic!("nothing else is in flight") };
+    response.status
+}
+
+fn keys(key: u64, other_key: u64) -> Vec<u8> {
+    [key.to_be_bytes(), other_key.to_be_bytes(), [0; 8]].concat()
+}
+
+#[test]
+fn who_keeps_others_out_is_answered_when_their_writes_have_left_the_volume() {
+    let preempt = [0x5f, 4, 5, 0, 0, 0, 0, 0, 24, 0];
+    let preempt_and_abort = [0x5f, 5, 5, 0, 0, 0, 0, 0, 24, 0];
+    for cdb in [preempt, preempt_and_abort] {
+        let both = Both::new();
+        let (mut a, mut b) = (both.bench.client("a"), both.bench.client("b"));
+        assert_eq!(reserve_out(&mut a, 0, 0, 0, 1), Status::GOOD);
+        assert_eq!(reserve_out(&mut b, 0, 0, 0, 2), Status::GOOD);
+        assert_eq!(reserve_out(&mut a, 1, 5, 1, 0), Status::GOOD);
+        let (mut task, step) = a.server.begin(&command(Lun::new(0), &WRITE_10, 512));
+        let step = a.turn(&mut task, step, &[7; 512], &mut 0);
+        assert!(matches!(step, Step::Io { .. }));
+        let status = answer_after(&mut b, &cdb, &keys(2, 1), || {
+            a.turn(&mut task, step, &[], &mut 0);
+        });
+        assert_eq!(status, Status::GOOD);
+    }
+    for cdb in [&[0x5f, 1, 1, 0, 0, 0, 0, 0, 24, 0][..], &[0x16, 0, 0, 0, 0, 0]] {
+        let both = Both::new();
+        let (mut scsi, mut nbd) = (both.bench.client("a"), both.nbd());
+        let mut list = Vec::new();
+        if cdb[0] == 0x5f {
+            assert_eq!(reserve_out(&mut scsi, 0, 0, 0, 1), Status::GOOD);
+            list = keys(1, 0);
+        }
+        nbd.holds_io = true;
+        nbd.client_sends(&request(WRITE, &[7; 512])).unwrap();
+        assert_eq!(answer_after(&mut scsi, cdb, &list, || nbd.finish_one()), Status::GOOD);
+    }
+}
+
+#[test]
+fn a_write_that_was_admitted_and_has_not_begun_when_it_is_kept_out_never_begins() {
+    let both = Both::new();
+    let mut scsi = both.bench.client("a");
+    let mut fence = super::Fence::new(both.exports.served(VolumeId(0)).unwrap());
+    assert_eq!(reserve_out(&mut scsi, 0, 0, 0, 1), Status::GOOD);
+    assert!(fence.admits(Op::Write { fua: false }));
+    assert_eq!(reserve_out(&mut scsi, 1, 1, 1, 0), Status::GOOD);
+    assert!(fence.pass(0, 512, true).is_none());
+    assert!(!fence.admits(Op::Write { fua: false }));
 }
 
 /// A target of its own over the same unit.

@@ -45,7 +45,7 @@ impl Turn<'_> {
     fn park(&mut self) {
         let key = self.connection.key;
         self.session.early.forget(key);
-        self.session.management.forget(key);
+        self.forget_functions();
         self.connection.awaiting = Awaiting::Head(BHS_LEN);
         self.connection.gathering.1 = None;
         self.connection.grants.clear();

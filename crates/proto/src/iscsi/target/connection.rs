@@ -10,6 +10,7 @@ use crate::exports::VolumeId;
 use crate::iscsi::login::operational::{Key, Parameters};
 use crate::iscsi::login::target::Established;
 use crate::outbox::Outbox;
+use crate::served::Drain;
 use crate::session::Demand;
 use blockmux_volume::{Io, Memory, Pool, Seg, Tag};
 use blockmux_wire::iscsi::BHS_LEN;
@@ -37,6 +38,8 @@ pub(super) struct Connection {
     pub(super) waiting: Vec<usize>,
     /// Tasks that leave the volume to others for a while.
     pub(super) pausing: Vec<Pausing>,
+    /// Management functions of this connection, by their places, that wait until I/O of other sessions is over.
+    pub(super) drains: Vec<(usize, Drain)>,
     /// Tasks that are this connection's.
     pub(super) live: usize,
     /// Data-in that tasks may bring, in bytes.
@@ -105,6 +108,7 @@ impl Connection {
             grants: VecDeque::new(),
             waiting: Vec::new(),
             pausing: Vec::new(),
+            drains: Vec::new(),
             live: 0,
             reading: 0,
             granted: 0,
@@ -157,6 +161,7 @@ impl Connection {
         let retries = matches!(self.awaiting, Awaiting::Memory(_))
             || !self.grants.is_empty()
             || !self.waiting.is_empty()
+            || !self.drains.is_empty()
             || self.is_held_up;
         let paused = self.pausing.iter().map(|pausing| pausing.until.unwrap_or(self.retry_at)).min();
         let retry = if retries { Some(self.retry_at) } else { None };

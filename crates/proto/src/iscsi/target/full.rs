@@ -273,6 +273,9 @@ impl Turn<'_> {
         if !self.connection.waiting.is_empty() {
             self.resume_waiting();
         }
+        if !self.connection.drains.is_empty() {
+            self.resume_functions();
+        }
         if !self.connection.grants.is_empty() {
             self.resume_grants();
         }

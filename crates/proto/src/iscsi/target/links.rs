@@ -17,6 +17,9 @@ impl Turn<'_> {
             self.read_mail();
             self.deliver_early();
         }
+        if !self.connection.drains.is_empty() {
+            self.resume_functions();
+        }
     }
 
     /// Does what others have left for this connection.
@@ -81,7 +84,7 @@ impl Turn<'_> {
         self.session.is_ending(key);
         self.session.early.forget(key);
         self.abort_tasks(|entry| entry.owner == key, None);
-        self.session.management.forget(key);
+        self.forget_functions();
         self.session.forget_parked(key);
     }
 

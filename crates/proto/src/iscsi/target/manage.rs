@@ -1,8 +1,9 @@
 //! Task management: aborting tasks, and resetting what they run on (RFC 7143 §11.5, §11.6; RFC 7144 §4.2).
 //!
-//! A function is answered when the I/O of every task of this session that it aborted has completed: after the answer
-//! nothing of them reaches the volume any more. Tasks of other sessions that CLEAR TASK SET and resets concern are
-//! ended by the device server, with their next step.
+//! A function is answered when the I/O of every task that it aborted has completed: after the answer nothing of them
+//! reaches the volume any more. Tasks of this session are counted for that. Those of other sessions, which CLEAR TASK SET
+//! and resets concern too, are ended by the device server with their next step; for what they have in flight, the function
+//! waits until all is over that was in flight at the volume.
 //!
 //! Data that was asked for by R2T is not waited for, though RFC 7143 §4.2.3.3 has the initiator send it all the same:
 //! Linux's initiator does not send it after a function, as its setting FastAbort has it by default. What does come is for
@@ -14,6 +15,7 @@ use super::tasks::{Entry, State};
 use crate::iscsi::login::operational::Key;
 use crate::iscsi::login::target::Session;
 use crate::scsi::{Lun, ManagementResponse, TaskManagement};
+use crate::served::Drain;
 use blockmux_volume::Tag;
 use blockmux_wire::iscsi::scsi::{FUNCTION_MASK, Function, FunctionResponse, TaskManagementRequest};
 use blockmux_wire::iscsi::session::RejectReason;
@@ -28,7 +30,7 @@ pub(super) struct Functions([Option<Waiting>; MAX_FUNCTIONS]);
 #[derive(Clone, Copy)]
 struct Waiting {
     itt: u32,
-    /// Tasks whose I/O has not completed.
+    /// Tasks whose I/O has not completed, and volumes where others' has not.
     left: usize,
     ends_session: bool,
     /// The connection that brought it; `None` if that is over.
@@ -43,7 +45,7 @@ pub(super) struct Done {
 
 impl Functions {
     /// What a connection has asked for is done in silence.
-    pub(super) fn forget(&mut self, key: u32) {
+    fn forget(&mut self, key: u32) {
         let of_it = |waiting: &&mut Waiting| waiting.requester == Some(key);
         self.0.iter_mut().flatten().filter(of_it).for_each(|waiting| waiting.requester = None);
     }
@@ -87,7 +89,7 @@ impl Turn<'_> {
             }
             Function::I_T_NEXUS_RESET if knows_queries => {
                 self.abort_early(request, |_| true);
-                self.abort(itt, |_| true, false);
+                self.abort(itt, |_| true, Vec::new(), false);
             }
             _ => self.respond(itt, FunctionResponse::TASK_MANAGEMENT_FUNCTION_NOT_SUPPORTED),
         }
@@ -118,7 +120,7 @@ impl Turn<'_> {
     fn abort_task(&mut self, request: &TaskManagementRequest) {
         let (itt, referenced) = (request.initiator_task_tag.get(), request.referenced_task_tag.get());
         if self.has_task(referenced, Lun(u64::from_be_bytes(request.lun))) {
-            return self.abort(itt, |entry| entry.itt == referenced, false);
+            return self.abort(itt, |entry| entry.itt == referenced, Vec::new(), false);
         }
         let ref_cmd_sn = request.ref_cmd_sn.get();
         let response = if self.session.window.is_ahead(ref_cmd_sn) {
@@ -150,21 +152,25 @@ impl Turn<'_> {
                 self.respond(itt, FunctionResponse::FUNCTION_COMPLETE);
             }
             ManagementResponse::FunctionComplete => {
+                let concerns_others = function != TaskManagement::AbortTaskSet;
+                let drain = if concerns_others { server.drain(lun) } else { None };
                 self.abort_early(request, |other| is_same(other, lun));
-                self.abort(itt, |entry| is_same(entry.lun, lun), false);
+                self.abort(itt, |entry| is_same(entry.lun, lun), Vec::from_iter(drain), false);
             }
         }
     }
 
     fn reset_target(&mut self, request: &TaskManagementRequest, is_cold: bool) {
+        let mut drains = Vec::new();
         if let (Some(server), Session::Normal { access, .. }) = (&mut self.session.server, &self.session.kind)
         {
             for (number, ..) in access.target.units() {
                 server.manage(TaskManagement::LogicalUnitReset, Lun::new(number));
+                drains.extend(server.drain(Lun::new(number)));
             }
         }
         self.abort_early(request, |_| true);
-        self.abort(request.initiator_task_tag.get(), |_| true, is_cold);
+        self.abort(request.initiator_task_tag.get(), |_| true, drains, is_cold);
     }
 
     /// Aborts commands that wait for their turn and were sent before the function that wants it.
@@ -177,16 +183,40 @@ impl Turn<'_> {
         meant.into_iter().for_each(|cmd_sn| self.session.early.cancel(cmd_sn));
     }
 
-    /// Aborts tasks, and answers the function that wants it when they are gone.
-    fn abort(&mut self, itt: u32, is_meant: impl Fn(&Entry) -> bool, ends_session: bool) {
+    /// Aborts tasks, and answers the function that wants it when they are gone, and what `drains` wait for.
+    fn abort(
+        &mut self,
+        itt: u32,
+        is_meant: impl Fn(&Entry) -> bool,
+        mut drains: Vec<Drain>,
+        ends_session: bool,
+    ) {
         let Some(function) = self.session.management.0.iter().position(Option::is_none) else { return };
-        let left = self.abort_tasks(is_meant, Some(function));
+        drains.retain(|drain| !drain.is_over());
+        let left = self.abort_tasks(is_meant, Some(function)).saturating_add(drains.len());
+        self.connection.drains.extend(drains.into_iter().map(|drain| (function, drain)));
         if left == 0 {
             return self.complete(Done { itt, ends_session });
         }
         let waiting = Waiting { itt, left, ends_session, requester: Some(self.connection.key) };
         if let Some(place) = self.session.management.0.get_mut(function) {
             *place = Some(waiting);
+        }
+    }
+
+    /// Goes on with functions that wait for other sessions' I/O, as far as that is over.
+    pub(super) fn resume_functions(&mut self) {
+        while let Some(at) = self.connection.drains.iter().position(|(_, drain)| drain.is_over()) {
+            let (function, _) = self.connection.drains.swap_remove(at);
+            self.on_aborted(Some(function));
+        }
+    }
+
+    /// The connection answers no function any more; those of it that wait for its own tasks end in silence.
+    pub(super) fn forget_functions(&mut self) {
+        self.session.management.forget(self.connection.key);
+        for (function, _) in std::mem::take(&mut self.connection.drains) {
+            self.on_aborted(Some(function));
         }
     }
 

@@ -133,7 +133,11 @@ impl Initiator {
     }
 
     fn enter(&mut self, keys: &str) {
-        let text = format!("InitiatorName={INITIATOR}\0TargetName={TARGET}\0SessionType=Normal\0{keys}");
+        self.enter_as(INITIATOR, keys);
+    }
+
+    fn enter_as(&mut self, name: &str, keys: &str) {
+        let text = format!("InitiatorName={name}\0TargetName={TARGET}\0SessionType=Normal\0{keys}");
         let response = self.login(0x87, text.as_bytes());
         assert_eq!(response.as_a::<LoginResponse>().status.get(), 0, "{:?}", response.text());
         self.header_digest = response.value("HeaderDigest") == "CRC32C";

@@ -45,13 +45,14 @@ impl Driver {
     fn record<R>(&self, change: impl FnOnce(&mut Record) -> R) -> Option<R> {
         self.unit.change(|state| {
             let mut records = state.copies.iter_mut();
-            let own = records.find(|record| record.names(self.nexus, self.list_identifier));
-            // Another copy may have been begun by that identifier when this one was aborted.
-            let is_own = |record: &&mut Record| {
-                record.job.as_ref().is_some_and(|job| Arc::ptr_eq(&job.plan, &self.plan))
-            };
-            own.filter(is_own).map(change)
+            records.find(|record| self.is_own(record)).map(change)
         })
+    }
+
+    /// Another copy may have been begun by that identifier when this one was aborted.
+    fn is_own(&self, record: &Record) -> bool {
+        record.names(self.nexus, self.list_identifier)
+            && record.job.as_ref().is_some_and(|job| Arc::ptr_eq(&job.plan, &self.plan))
     }
 
     fn next(&mut self) -> Outcome {
@@ -106,6 +107,12 @@ impl Driver {
 }
 
 impl Work for Driver {
+    /// It is aborted with its record, which is not always that of who carries it on.
+    fn check(&self) -> Result<(), Failure> {
+        let goes_on = self.unit.look(|state| state.copies.iter().any(|record| self.is_own(record)));
+        if goes_on { Ok(()) } else { Err(Failure::status(Status::TASK_ABORTED)) }
+    }
+
     fn on_io(&mut self, _cx: &mut Context<'_>, output: Output) -> Outcome {
         if let Output::Data(data) = output {
             data.segs().iter().for_each(|seg| self.gathered.push(seg.clone()));

@@ -262,6 +262,33 @@ fn a_reset_aborts_the_tasks_of_its_unit() {
 }
 
 #[test]
+fn what_aborts_another_session_s_write_is_answered_when_that_has_left_the_volume() {
+    for function in [Function::CLEAR_TASK_SET, Function::LOGICAL_UNIT_RESET, Function::TARGET_WARM_RESET] {
+        let node = node(None);
+        let sessions = [INITIATOR, "iqn.2026-11.com.example:other"].map(|name| {
+            let mut initiator = Initiator::connect_to(node.clone(), Pool::new(usize::MAX));
+            initiator.enter_as(name, "");
+            assert_eq!(sense(&initiator.command(0, &[0; 6], None, None)[0]), (6, 0x2900));
+            initiator
+        });
+        let [mut victim, mut other] = sessions;
+        victim.pump.holds_io = true;
+        let command = victim.request(0, &write10(0, 1), None, Some(512));
+        assert!(victim.exchange(&command, &[7; 512]).is_empty());
+        assert!(other.exchange(&management(function, 0, RESERVED_TAG), b"").is_empty(), "{function}");
+        let mut wait = || {
+            let due = other.pump.session.poll_timeout().unwrap();
+            other.pump.session.on_timeout(due).unwrap();
+            other.receive()
+        };
+        assert!(wait().is_empty(), "{function}");
+        victim.pump.finish_one();
+        let [answer] = wait().try_into().unwrap();
+        assert_eq!(function_response(&answer), FunctionResponse::FUNCTION_COMPLETE, "{function}");
+    }
+}
+
+#[test]
 fn a_cold_reset_ends_the_session() {
     let mut initiator = Initiator::log_in("");
     let [answer] =
