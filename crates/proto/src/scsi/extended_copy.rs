@@ -1,10 +1,11 @@
 //! EXTENDED COPY (LID1) and RECEIVE COPY RESULTS (SPC-5 §6.4, §6.20 to 6.24): blocks copied within the target.
 //!
 //! Both ends are logical units of this target, named by a designator of VPD page 83h. A list is checked whole before
-//! anything is copied; then one piece at a time is read and written.
+//! anything is copied; then one piece at a time is read and written. Whether the nexus may read the one unit and write the
+//! other is asked before, and again for each piece, as it would be for a command sent to that unit.
 
-use super::Status;
 use super::sense::Sense;
+use super::server::Attached;
 use super::task::{Action, Context, Failure, Outcome, Work, answer};
 use super::unit::LogicalUnit;
 use crate::exports::VolumeId;
@@ -182,19 +183,14 @@ fn place(end: &End, lba: u64, offset: u16, len: u64) -> Result<(VolumeId, u64), 
     if is_whole(start) && is_whole(len) { Ok((end.volume, start)) } else { Err(Sense::in_parameters(8)) }
 }
 
-/// Every unit that takes part is asked, as if its blocks were read and written by commands of this nexus.
+/// Every unit that takes part is asked, as if its blocks were read and written by commands of this nexus. It is asked
+/// again for each piece.
 fn check_access(cx: &Context<'_>, ends: &[End], segments: &[Segment]) -> Result<(), Failure> {
     let who = cx.nexus.registrant();
     for segment in segments {
         let (from, to) = both(ends, segment.from_end, segment.to_end)?;
-        let access = |end: &End| end.unit.served.look(|table| table.reservations.access(Some(&who)));
-        let (source, destination) = (access(from), access(to));
-        let is_protected = to.unit.look(|state| state.write_protected);
-        if !source.reads || !destination.writes {
-            return Err(Failure::status(Status::RESERVATION_CONFLICT));
-        }
-        if is_protected || to.unit.info().read_only {
-            return Err(Sense::new(SenseKey::DATA_PROTECT, Asc::WRITE_PROTECTED).into());
+        for (end, changes) in [(from, false), (to, true)] {
+            end.unit.view_of(&who).ok_or(Failure::internal_sense())?.check_blocks(changes)?;
         }
     }
     Ok(())
@@ -228,6 +224,10 @@ impl Copy {
 }
 
 impl Work for Copy {
+    fn check(&self, end: &Attached, op: Op) -> Result<(), Failure> {
+        end.view.check_blocks(op.is_write())
+    }
+
     fn on_io(&mut self, cx: &mut Context<'_>, output: Output) -> Outcome {
         let Some(segment) = self.segments.get_mut(self.at) else { return Err(Failure::internal()) };
         let here = segment.left.min(PIECE);
@@ -302,9 +302,11 @@ const MAX_PARAMETERS: usize = 64 << 10;
 
 #[cfg(test)]
 mod tests {
-    use crate::scsi::testing::{Answer, Bench, Client, command};
-    use crate::scsi::{Identity, Lun, Step};
-    use blockmux_volume::{Completion, IoError, Tag};
+    use crate::exports::VolumeId;
+    use crate::scsi::testing::{Answer, Bench, Client, answer, command, port};
+    use crate::scsi::*;
+    use blockmux_volume::{Completion, IoError, MemVolume, Output, Seg, Tag};
+    use std::sync::Arc;
 
     fn cscd() -> Vec<u8> {
         let mut cscd = vec![0xe4, 0, 0, 0, 1, 3, 0, 8];
@@ -356,6 +358,84 @@ mod tests {
         assert_eq!(client.run(&[0x28, 0, 0, 0, 0x3e, 0x80, 0, 0, 2, 0]).good(), blocks[512..1536]);
         let status = results(&mut client, 0, 7).good();
         assert_eq!(status, [0, 0, 0, 8, 1, 0, 2, 1, 0, 0, 8, 1]);
+    }
+
+    /// A target with units `a` and `b`, and two sessions with it; a session that can eject what is in `b`.
+    fn two_units() -> (Arc<LogicalUnit>, DeviceServer, DeviceServer) {
+        let removable = Identity { removable: true, ..Identity::of("b") };
+        let units = [Identity::of("a"), removable]
+            .map(|identity| LogicalUnit::new(identity, Arc::new(MemVolume::new(8 << 20))));
+        let target = Target::new("iqn.2026-11.t:t", vec![port(1)]);
+        let target = target.with_unit(0, VolumeId(0), units[0].clone());
+        let target = Arc::new(target.with_unit(1, VolumeId(1), units[1].clone()));
+        let [first, second] = ["i:a", "i:b"].map(|name| {
+            let nexus = Nexus::iscsi(name, [0, 0, 0, 0, 0, 1], port(1));
+            let mut server = DeviceServer::new(target.clone(), nexus);
+            (0..2).for_each(|lun| drop(server.begin(&command(Lun::new(lun), &[0; 6], 0))));
+            server
+        });
+        let [_, unit] = units;
+        (unit, first, second)
+    }
+
+    /// Takes `b` away in some way.
+    type Take = fn(&LogicalUnit, &mut DeviceServer) -> Option<Task>;
+
+    fn begin(server: &mut DeviceServer, cdb: &[u8]) -> Option<Task> {
+        Some(server.begin(&command(Lun::new(1), cdb, 0)).0)
+    }
+
+    #[test]
+    fn a_unit_that_could_not_be_read_or_written_is_not_copied_from_or_to() {
+        let takes: [(Take, Status, Option<(u8, u16)>); 4] = [
+            (|_, other| begin(other, &[0x16, 0, 0, 0, 0, 0]), Status::RESERVATION_CONFLICT, None),
+            (|_, other| begin(other, &[0x1b, 0, 0, 0, 2, 0]), Status::CHECK_CONDITION, Some((2, 0x3a00))),
+            (
+                |_, other| begin(other, &[0x48, 2, 0, 0, 0, 0, 0, 0, 0, 0]),
+                Status::CHECK_CONDITION,
+                Some((2, 0x041b)),
+            ),
+            (
+                |unit, _| {
+                    unit.set_access_state(1, AccessState::UNAVAILABLE);
+                    None
+                },
+                Status::CHECK_CONDITION,
+                Some((2, 0x040c)),
+            ),
+        ];
+        let other = [&cscd()[..8], &Identity::of("b").naa.to_be_bytes(), &cscd()[16..]].concat();
+        let cscds = [cscd(), other].concat();
+        for (take, status, sense) in takes {
+            for [source, destination] in [[0, 1], [1, 0]] {
+                let mut segment = segment(source, 0, 0, 1);
+                segment[7] = destination as u8;
+                let mut list = vec![1, 0, 0, 64, 0, 0, 0, 0, 0, 0, 0, 28, 0, 0, 0, 0];
+                list.extend([&cscds[..], &segment].concat());
+                let mut cdb = [0x83, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+                cdb[13] = list.len() as u8;
+                let copy = command(Lun::new(0), &cdb, list.len());
+                let expect = |step: Step| {
+                    let Step::Done(response) = step else { panic!("{step:?}") };
+                    let response = answer(response);
+                    assert_eq!((response.status, response.sense), (status, sense), "{source}");
+                };
+                let (unit, mut server, mut other) = two_units();
+                let _taken = take(&unit, &mut other);
+                let (mut task, _) = server.begin(&copy);
+                expect(server.on_data_out(&mut task, Seg::from_slice(&list).into()));
+                // And when that comes between two pieces.
+                let (unit, mut server, mut other) = two_units();
+                let (mut task, _) = server.begin(&copy);
+                let step = server.on_data_out(&mut task, Seg::from_slice(&list).into());
+                assert!(matches!(step, Step::Io { .. }), "{step:?}");
+                if destination == 1 {
+                    let _taken = take(&unit, &mut other);
+                    let read = Output::Data(Seg::from_slice(&[0; 512]).into());
+                    expect(server.on_io(&mut task, Completion { tag: Tag(0), result: Ok(read) }));
+                }
+            }
+        }
     }
 
     #[test]

@@ -1,27 +1,38 @@
 //! SANITIZE (SBC-4 §5.31, §4.11): nothing that was on the volume can be read back.
 //!
+//! It is done when what it wrote is on stable storage. While it lasts nobody else reads or writes a block, by whatever
+//! protocol, as if it were reserved ([`Served`]): what is in flight when it begins ends first, and what was admitted and
+//! has not begun does not begin.
+//!
 //! The operation belongs to the logical unit and not to the command that began it: when that is aborted, or its nexus is
 //! lost, or the unit is reset, whoever asked for it ([`LogicalUnit::on_background`]) goes on with it
-//! ([`DeviceServer::poll_background`]). Until it ends the unit is not ready for anyone, and who uses the volume over another
-//! protocol is kept out as by a reservation. It begins when what they have in flight is over.
+//! ([`DeviceServer::poll_background`]). Until it ends the unit is not ready for anyone.
 //!
 //! [`DeviceServer::poll_background`]: super::DeviceServer::poll_background
+//! [`Served`]: crate::served::Served
 
 use super::sense::{Sense, Specific};
+use super::server::Attached;
 use super::task::{Action, Context, Failure, Outcome, Work};
-use super::unit::LogicalUnit;
-use crate::served::RangeGuard;
+use super::unit::{LogicalUnit, SANITIZING};
+use crate::served::Drain;
 use blockmux_volume::{Op, Output, Seg, SgList};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A sanitize operation of a logical unit.
-pub(super) struct Sanitize {
-    /// The pattern of an overwrite, inverted in every other pass; `None`: a block erase.
+/// What a command asks for.
+struct Wanted {
+    /// The pattern of an overwrite; `None`: a block erase.
     pattern: Option<Arc<[u8]>>,
+    /// Between passes the pattern is inverted, so that the last one leaves it as it is.
     inverts: bool,
     passes: u8,
+}
+
+/// A sanitize operation of a logical unit.
+pub(super) struct Sanitize {
+    what: Wanted,
     /// In bytes, over all passes.
     done: u64,
     /// In bytes, of one pass.
@@ -29,6 +40,8 @@ pub(super) struct Sanitize {
     /// A task carries it on.
     is_driven: bool,
     has_failed: bool,
+    /// AUSE: it may be left alone once it has failed.
+    may_be_left: bool,
 }
 
 impl Sanitize {
@@ -37,11 +50,10 @@ impl Sanitize {
         if self.has_failed {
             return Sense::new(SenseKey::MEDIUM_ERROR, Asc::SANITIZE_COMMAND_FAILED);
         }
-        let total = self.size.saturating_mul(self.passes.into());
+        let total = self.size.saturating_mul(self.what.passes.into());
         let progress = (u128::from(self.done) << 16).checked_div(total.into()).unwrap_or(0);
         let progress = u16::try_from(progress).unwrap_or(u16::MAX);
-        let sense = Sense::new(SenseKey::NOT_READY, Asc::SANITIZE_IN_PROGRESS);
-        Sense { specific: Some(Specific::Progress(progress)), ..sense }
+        Sense { specific: Some(Specific::Progress(progress)), ..SANITIZING }
     }
 
     /// Whether it waits for someone to carry it on.
@@ -49,22 +61,26 @@ impl Sanitize {
         !self.is_driven && !self.has_failed
     }
 
-    /// What comes next, in bytes: where, how much, and in which pass; `None` if all is done.
+    /// What comes next, in bytes: where, how much, and how many passes follow this one; `None` if all is written.
     fn next(&self) -> Option<(u64, u64, u64)> {
         let pass = self.done.checked_div(self.size)?;
         let at = self.done.checked_rem(self.size)?;
-        let most = if self.pattern.is_some() { OVERWRITE_PIECE } else { ERASE_PIECE };
-        (pass < self.passes.into()).then(|| (at, self.size.saturating_sub(at).min(most), pass))
+        let most = if self.what.pattern.is_some() { OVERWRITE_PIECE } else { ERASE_PIECE };
+        let passes = u64::from(self.what.passes);
+        (pass < passes).then(|| {
+            let left = passes.saturating_sub(pass).saturating_sub(1);
+            (at, self.size.saturating_sub(at).min(most), left)
+        })
     }
 
-    /// What is written in even passes, and what in odd ones; `None` for a block erase.
+    /// What is written in the last pass and every second one before it, and what in the others; `None` for a block erase.
     fn pieces(&self) -> Option<[SgList; 2]> {
-        let block = self.pattern.as_deref()?;
+        let block = self.what.pattern.as_deref()?;
         let copies = (OVERWRITE_PIECE as usize).checked_div(block.len())?.max(1);
         let plain = block.repeat(copies);
-        let odd: Vec<u8> =
-            if self.inverts { plain.iter().map(|byte| !byte).collect() } else { plain.clone() };
-        Some([plain, odd].map(|bytes| SgList::one(Seg::from_slice(&bytes))))
+        let other: Vec<u8> =
+            if self.what.inverts { plain.iter().map(|byte| !byte).collect() } else { plain.clone() };
+        Some([plain, other].map(|bytes| SgList::one(Seg::from_slice(&bytes))))
     }
 }
 
@@ -73,7 +89,7 @@ pub(super) fn block_erase(cx: &mut Context<'_>) -> Outcome {
     if cx.command.cdb.u16(7) != 0 {
         return Err(Sense::in_cdb(7).into());
     }
-    begin(cx, None, false, 1)
+    begin(cx, Wanted { pattern: None, inverts: false, passes: 1 })
 }
 
 pub(super) fn overwrite(cx: &mut Context<'_>) -> Outcome {
@@ -98,7 +114,7 @@ pub(super) fn overwrite(cx: &mut Context<'_>) -> Outcome {
         let pattern = pattern.get(..length).ok_or(Sense::in_parameters(2))?;
         // Each block begins with the pattern.
         let block: Arc<[u8]> = pattern.iter().copied().cycle().take(block_len).collect();
-        begin(cx, Some(block), flags & INVERT != 0, passes)
+        begin(cx, Wanted { pattern: Some(block), inverts: flags & INVERT != 0, passes })
     })
 }
 
@@ -108,11 +124,18 @@ pub(super) fn exit_failure_mode(cx: &mut Context<'_>) -> Outcome {
     if cx.command.cdb.u16(7) != 0 {
         return Err(Sense::in_cdb(7).into());
     }
-    let is_over = cx.unit.unit.change(|state| {
-        state.sanitize = state.sanitize.take().filter(|sanitize| !sanitize.has_failed);
-        state.sanitize.is_none()
-    });
-    if is_over {
+    let is_left = cx.unit.unit.change(|state| match &state.sanitize {
+        // There is nothing to leave.
+        None => Ok(false),
+        Some(sanitize) if !sanitize.has_failed => Err(sanitize.sense()),
+        // SBC-4, the SANITIZE command: not without AUSE in the command that has failed.
+        Some(sanitize) if !sanitize.may_be_left => Err(Sense::cdb_bit(1, 4)),
+        Some(_) => {
+            state.sanitize = None;
+            Ok(true)
+        }
+    })?;
+    if is_left {
         cx.unit.unit.served.close(false);
     }
     Ok(Action::good())
@@ -135,35 +158,28 @@ fn check_bits(cx: &Context<'_>) -> Result<(), Sense> {
     }
 }
 
-fn begin(cx: &mut Context<'_>, pattern: Option<Arc<[u8]>>, inverts: bool, passes: u8) -> Outcome {
-    let is_immediate = cx.command.cdb.byte(1) & IMMED != 0;
+fn begin(cx: &mut Context<'_>, what: Wanted) -> Outcome {
+    let flags = cx.command.cdb.byte(1);
+    let may_be_left = flags & AUSE != 0;
     let size = cx.unit.view.blocks.saturating_mul(cx.unit.view.block_len.into());
-    let in_the_way = cx.unit.unit.change(|state| match &state.sanitize {
-        Some(other) if !other.has_failed => Some(other.sense()),
+    // Before the state of the unit is locked; who was second finds the first one's operation, here or elsewhere.
+    let is_first = cx.unit.unit.served.close(true);
+    cx.unit.unit.change(|state| match &state.sanitize {
+        Some(other) if !other.has_failed => Err(other.sense()),
+        // SBC-4, the SANITIZE command, AUSE: what cannot be left alone is not made so by another operation.
+        Some(other) if may_be_left && !other.may_be_left => Err(Sense::cdb_bit(1, 5)),
+        None if !is_first => Err(SANITIZING),
         _ => {
-            state.sanitize = Some(Sanitize {
-                pattern,
-                inverts,
-                passes,
-                done: 0,
-                size,
-                is_driven: false,
-                has_failed: false,
-            });
-            None
+            let (is_driven, has_failed) = (false, false);
+            state.sanitize = Some(Sanitize { what, done: 0, size, is_driven, has_failed, may_be_left });
+            Ok(())
         }
-    });
-    if let Some(sense) = in_the_way {
-        return Err(sense.into());
+    })?;
+    if flags & IMMED == 0 {
+        return carry_on(cx);
     }
-    cx.unit.unit.served.close(true);
-    match is_immediate {
-        true => {
-            cx.unit.unit.call_background();
-            Ok(Action::good())
-        }
-        false => carry_on(cx),
-    }
+    cx.unit.unit.call_background();
+    Ok(Action::good())
 }
 
 /// Makes the task that of the operation, which waits for one.
@@ -179,7 +195,8 @@ pub(super) fn carry_on(cx: &mut Context<'_>) -> Outcome {
         return Ok(Action::good());
     }
     let pieces = cx.unit.unit.look(|state| state.sanitize.as_ref().and_then(Sanitize::pieces));
-    let mut work = Driver { unit: cx.unit.unit.clone(), pieces, piece: 0, guard: None };
+    let drain = Some(Drain::new(&cx.unit.unit.served));
+    let mut work = Driver { unit: cx.unit.unit.clone(), drain, pieces, piece: 0, is_flushing: false };
     let first = work.next();
     if !matches!(first, Ok(Action::Done(_))) {
         cx.work(work);
@@ -190,40 +207,48 @@ pub(super) fn carry_on(cx: &mut Context<'_>) -> Outcome {
 /// The task that carries a sanitize operation on; when it is dropped, the operation waits for another.
 struct Driver {
     unit: Arc<LogicalUnit>,
-    /// What is written in even passes, and what in odd ones.
+    /// I/O that began before the operation.
+    drain: Option<Drain>,
+    /// What is written in the last pass and every second one before it, and what in the others.
     pieces: Option<[SgList; 2]>,
     /// Bytes that are being written.
     piece: u64,
-    /// All of the volume: what others have in flight ends first, and what they were just about to begin is refused.
-    guard: Option<RangeGuard>,
+    /// All is written and becomes stable.
+    is_flushing: bool,
 }
 
 impl Driver {
     fn next(&mut self) -> Outcome {
-        let (next, size) = self.unit.look(|state| match &state.sanitize {
-            Some(sanitize) => (sanitize.next(), sanitize.size),
-            None => (None, 0),
-        });
-        let Some((at, len, pass)) = next else {
-            self.unit.change(|state| state.sanitize = None);
-            self.unit.served.close(false);
-            return Ok(Action::good());
-        };
-        if !RangeGuard::take(&mut self.guard, &self.unit.served, 0, size) {
+        if self.drain.as_ref().is_some_and(|drain| !drain.is_over()) {
             return Ok(Action::Wait);
         }
-        self.piece = len;
-        let Some([even, odd]) = &self.pieces else {
-            let op = Op::WriteZeroes { fua: false, may_unmap: true, only_fast: false };
-            return Ok(Action::IoAlone(op, at, len, None));
+        self.drain = None;
+        let next = self.unit.look(|state| state.sanitize.as_ref().and_then(Sanitize::next));
+        let Some((at, len, left)) = next else {
+            self.is_flushing = true;
+            return Ok(Action::Io(Op::Flush, 0, 0, None));
         };
-        let data = if pass.is_multiple_of(2) { even } else { odd };
-        Ok(Action::IoAlone(Op::Write { fua: false }, at, len, Some(data.slice(0, len as usize))))
+        self.piece = len;
+        let Some([plain, other]) = &self.pieces else {
+            let op = Op::WriteZeroes { fua: false, may_unmap: true, only_fast: false };
+            return Ok(Action::Io(op, at, len, None));
+        };
+        let data = if left.is_multiple_of(2) { plain } else { other };
+        Ok(Action::Io(Op::Write { fua: false }, at, len, Some(data.slice(0, len as usize))))
     }
 }
 
 impl Work for Driver {
+    fn check(&self, _end: &Attached, _op: Op) -> Result<(), Failure> {
+        Ok(())
+    }
+
     fn on_io(&mut self, _cx: &mut Context<'_>, _output: Output) -> Outcome {
+        if self.is_flushing {
+            self.unit.change(|state| state.sanitize = None);
+            self.unit.served.close(false);
+            return Ok(Action::good());
+        }
         self.unit.change(|state| {
             if let Some(sanitize) = &mut state.sanitize {
                 sanitize.done = sanitize.done.saturating_add(self.piece);
@@ -259,6 +284,7 @@ impl Drop for Driver {
 }
 
 const IMMED: u8 = 1 << 7;
+const AUSE: u8 = 1 << 5;
 const INVERT: u8 = 1 << 7;
 /// Bytes that one turn overwrites: with the pause, 128 MiB in a second.
 const OVERWRITE_PIECE: u64 = 4 << 20;
@@ -271,6 +297,7 @@ const PAUSE: Duration = Duration::from_millis(32);
 mod tests {
     use crate::scsi::testing::{Bench, Client, answer, command};
     use crate::scsi::{Lun, Status, Step, TaskManagement};
+    use blockmux_volume::{Completion, IoError, Op, Tag};
 
     const ERASE: [u8; 10] = [0x48, 2, 0, 0, 0, 0, 0, 0, 0, 0];
     const TUR: [u8; 6] = [0; 6];
@@ -297,7 +324,9 @@ mod tests {
         overwrite(&mut client, 1, 2, &[1, 2]).good();
         assert_eq!(ends(&mut client), ([1, 2].repeat(256), [1, 2].repeat(256)));
         overwrite(&mut client, 0x82, 512, &[0xaa; 512]).good();
-        assert_eq!(ends(&mut client), (vec![0x55; 512], vec![0x55; 512]));
+        assert_eq!(ends(&mut client), (vec![0xaa; 512], vec![0xaa; 512]), "whatever the number of passes");
+        overwrite(&mut client, 0x83, 512, &[0xaa; 512]).good();
+        assert_eq!(ends(&mut client), (vec![0xaa; 512], vec![0xaa; 512]));
     }
 
     #[test]
@@ -356,6 +385,70 @@ mod tests {
         assert_eq!(answer(response).status, Status::GOOD);
         b.run(&TUR).good();
         assert_eq!(ends(&mut b), (vec![7; 512], vec![7; 512]));
+    }
+
+    /// Begins an operation, and has its first I/O fail.
+    fn fails(client: &mut Client, flags: u8) {
+        let cdb = [0x48, 2 | flags, 0, 0, 0, 0, 0, 0, 0, 0];
+        let (mut task, step) = client.server.begin(&command(Lun::new(0), &cdb, 0));
+        assert!(matches!(step, Step::Io { .. }));
+        let done = Completion { tag: Tag(0), result: Err(IoError::Medium) };
+        let Step::Done(response) = client.server.on_io(&mut task, done) else { panic!("it has failed") };
+        assert_eq!(answer(response).check(), (3, 0x0c00));
+    }
+
+    #[test]
+    fn one_that_has_failed_is_left_only_if_its_command_allowed_that() {
+        const EXIT: [u8; 10] = [0x48, 0x1f, 0, 0, 0, 0, 0, 0, 0, 0];
+        const AUSE: u8 = 0x20;
+        let bench = Bench::new();
+        let mut client = bench.client("a");
+        fails(&mut client, AUSE);
+        assert_eq!(client.run(&TUR).check(), (3, 0x3103));
+        client.run(&EXIT).good();
+        client.run(&TUR).good();
+        fails(&mut client, 0);
+        assert_eq!(client.run(&EXIT).check(), (5, 0x2400));
+        assert_eq!(client.run(&[0x48, 2 | AUSE, 0, 0, 0, 0, 0, 0, 0, 0]).check(), (5, 0x2400));
+        assert_eq!(client.run(&TUR).check(), (3, 0x3103));
+        client.run_waiting(&ERASE, &[]).good();
+        client.run(&TUR).good();
+        let (task, _step) = client.server.begin(&command(Lun::new(0), &ERASE, 0));
+        assert_eq!(client.run(&EXIT).check(), (2, 0x041b), "it has not failed");
+        drop(task);
+    }
+
+    #[test]
+    fn it_waits_for_what_is_in_flight_and_what_was_admitted_before_never_begins() {
+        let bench = Bench::new();
+        let (mut a, mut b) = (bench.client("a"), bench.client("b"));
+        let write = command(Lun::new(0), &[0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0], 512);
+        let (mut begun, step) = a.server.begin(&write);
+        let io = a.turn(&mut begun, step, &[7; 512], &mut 0);
+        assert!(matches!(io, Step::Io { .. }));
+        let (mut admitted, wants_data) = a.server.begin(&write);
+        let (mut erase, step) = b.server.begin(&command(Lun::new(0), &ERASE, 0));
+        assert!(matches!(step, Step::Wait) && matches!(b.server.resume(&mut erase), Step::Wait));
+        assert!(matches!(a.turn(&mut begun, io, &[], &mut 0), Step::Done(_)));
+        let step = b.server.resume(&mut erase);
+        assert!(matches!(step, Step::Io { .. }));
+        let step = a.turn(&mut admitted, wants_data, &[7; 512], &mut 0);
+        let Step::Done(response) = step else { panic!("{step:?}") };
+        assert_eq!(answer(response).check(), (2, 0x041b));
+    }
+
+    #[test]
+    fn the_last_it_does_is_to_make_all_of_it_stable() {
+        let mut client = Bench::new().client("a");
+        let (mut task, mut step) = client.server.begin(&command(Lun::new(0), &ERASE, 0));
+        let mut ops = Vec::new();
+        while !matches!(step, Step::Done(_)) {
+            if let Step::Io { io, .. } = &step {
+                ops.push(io.op);
+            }
+            step = client.turn(&mut task, step, &[], &mut 0);
+        }
+        assert!(ops.len() == 2 && ops[1] == Op::Flush, "{ops:?}");
     }
 
     #[test]

@@ -134,12 +134,7 @@ impl DeviceServer {
         let output = match done.result {
             Ok(output) => output,
             Err(error) => {
-                if let State::Work(mut work) = std::mem::replace(&mut task.state, State::Ended) {
-                    let _ = self.advance(task, |cx| {
-                        work.on_error(cx);
-                        Ok(Action::good())
-                    });
-                }
+                self.fail_work(task);
                 let sense = from_io_error(error, task.op);
                 return self.step(task, Err(sense.into()));
             }
@@ -317,26 +312,43 @@ impl DeviceServer {
     /// what is in flight (`Drain`) sees the I/O, or it is seen here that the task is aborted.
     #[inline]
     fn begin_io(&mut self, task: &mut Task, volume: VolumeId, io: Io) -> Step {
-        match self.check_counted(task) {
+        match self.check_counted(task, volume) {
             Ok(()) => Step::Io { volume, io },
             Err(failure) => {
                 task.passage = None;
+                self.fail_work(task);
                 self.step(task, Err(failure))
             }
         }
     }
 
     #[inline]
-    fn check_counted(&mut self, task: &Task) -> Result<(), Failure> {
+    fn check_counted(&mut self, task: &Task, volume: VolumeId) -> Result<(), Failure> {
         if let Some(unit) = task.unit.and_then(|unit| self.units.get_mut(unit))
             && unit.is_aborted(task)
         {
             return Err(Failure::status(Status::TASK_ABORTED));
         }
-        if let State::Work(work) = &task.state {
-            work.check()?;
+        let end = self.place_of(task, volume).and_then(|unit| self.units.get_mut(unit));
+        let Some(end) = end else { return Ok(()) };
+        if end.unit.generation() != end.seen {
+            end.refresh();
         }
-        Ok(())
+        match &task.state {
+            State::Work(work) => work.check(end, task.op),
+            _ => end.view.check_sanitize(),
+        }
+    }
+
+    /// Tells the work of a task that its I/O has failed.
+    #[cold]
+    fn fail_work(&mut self, task: &mut Task) {
+        if let State::Work(mut work) = std::mem::replace(&mut task.state, State::Ended) {
+            let _ = self.advance(task, |cx| {
+                work.on_error(cx);
+                Ok(Action::good())
+            });
+        }
     }
 
     /// The unit that an I/O of the task on that volume passes.

@@ -195,8 +195,9 @@ const fn token_command(service_action: u16, begin: Begin) -> Entry {
 }
 
 /// A service action of SANITIZE.
+/// A service action of SANITIZE; what is under way or has failed, it looks at itself.
 const fn erase(service_action: u16, begin: Begin) -> Entry {
-    let rules = Rules::NEEDS_MEDIUM;
+    let rules = Rules::NEEDS_MEDIUM.and(Rules::DESPITE_SANITIZE);
     action(Opcode::SANITIZE, service_action, [0xbf, 0, 0, 0, 0, 0, 0xff, 0xff, 7], rules, begin)
 }
 
@@ -265,10 +266,7 @@ pub(super) static TABLE: &[Entry] = &[
     ),
     erase(how::OVERWRITE, sanitize::overwrite),
     erase(how::BLOCK_ERASE, sanitize::block_erase),
-    Entry {
-        rules: Rules::NEEDS_MEDIUM.and(Rules::DESPITE_SANITIZE),
-        ..erase(how::EXIT_FAILURE_MODE, sanitize::exit_failure_mode)
-    },
+    erase(how::EXIT_FAILURE_MODE, sanitize::exit_failure_mode),
     entry(Opcode::MODE_SELECT_10, [0x11, 0, 0, 0, 0, 0, 0xff, 0xff, 7], Rules::NONE, mode::select_10),
     legacy(Opcode::RESERVE_10, [0x13, 0, 0, 0, 0, 0, 0, 0, 7], reserve::reserve),
     legacy(Opcode::RELEASE_10, [0x13, 0, 0, 0, 0, 0, 0, 0, 7], reserve::release),

@@ -73,9 +73,10 @@ pub(super) trait Work {
     /// The I/O that it asked for has failed; the command is over.
     fn on_error(&mut self, _cx: &mut Context<'_>) {}
 
-    /// Asked when an I/O that it wants is counted as in flight: whether that may still begin.
-    fn check(&self) -> Result<(), Failure> {
-        Ok(())
+    /// Asked when an I/O that it wants on the unit `end` is counted as in flight: whether that may still begin. If not,
+    /// the I/O has failed.
+    fn check(&self, end: &Attached, _op: Op) -> Result<(), Failure> {
+        end.view.check_sanitize()
     }
 
     /// It waited.
@@ -224,13 +225,7 @@ impl Context<'_> {
     /// Refuses to change blocks of a write-protected unit.
     #[inline]
     pub(super) fn check_writable(&self) -> Result<(), Failure> {
-        if self.unit.view.info.read_only {
-            return Err(Sense::new(SenseKey::DATA_PROTECT, Asc::WRITE_PROTECTED).into());
-        }
-        if self.unit.view.write_protected {
-            return Err(Sense::new(SenseKey::DATA_PROTECT, Asc::SOFTWARE_WRITE_PROTECTED).into());
-        }
-        Ok(())
+        self.unit.view.check_writable()
     }
 
     /// Asks for `len` bytes of data-out, which the state that was set then gets.

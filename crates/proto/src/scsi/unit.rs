@@ -5,10 +5,12 @@
 //!
 //! [`DeviceServer`]: super::DeviceServer
 
+use super::Status;
 use super::alua::{self, AccessStates};
 use super::nexus::{Nexus, TargetPort};
 use super::sanitize::Sanitize;
 use super::sense::Sense;
+use super::task::Failure;
 use super::token_copy::{Record, TokenClock};
 use super::tokens::Tokens;
 use crate::served::{Access, Change, Holder, Notice, Registrant, Served, Watcher};
@@ -164,6 +166,40 @@ impl View {
     }
 }
 
+/// What a command is checked for, for what touches blocks of another unit or long after its command was.
+impl View {
+    /// Refuses what the nexus could not read or change by commands sent to this unit.
+    pub(super) fn check_blocks(&self, changes: bool) -> Result<(), Failure> {
+        let is_allowed = if changes { self.access.writes } else { self.access.reads };
+        if self.is_reserved_by_other || !is_allowed {
+            return Err(Failure::status(Status::RESERVATION_CONFLICT));
+        }
+        self.check_sanitize()?;
+        if let Some(sense) = self.not_ready {
+            return Err(sense.into());
+        }
+        if changes { self.check_writable() } else { Ok(()) }
+    }
+
+    /// Refuses whatever is not the sanitize operation.
+    #[inline]
+    pub(super) fn check_sanitize(&self) -> Result<(), Failure> {
+        self.sanitizing.map_or(Ok(()), |sense| Err(sense.into()))
+    }
+
+    /// Refuses to change blocks of a write-protected unit.
+    #[inline]
+    pub(super) fn check_writable(&self) -> Result<(), Failure> {
+        if self.info.read_only {
+            return Err(Sense::new(SenseKey::DATA_PROTECT, Asc::WRITE_PROTECTED).into());
+        }
+        if self.write_protected {
+            return Err(Sense::new(SenseKey::DATA_PROTECT, Asc::SOFTWARE_WRITE_PROTECTED).into());
+        }
+        Ok(())
+    }
+}
+
 impl LogicalUnit {
     /// A logical unit over a volume that nothing else serves.
     #[must_use]
@@ -272,10 +308,10 @@ impl LogicalUnit {
         let asked = self.generation();
         let info = self.info();
         let who = self.look(|state| state.who(key));
-        let (access, is_reserved_by_other) = self.served.look(|table| {
+        let (access, is_reserved_by_other, is_closed) = self.served.look(|table| {
             let is_reserved_by_other = table.reserved_by.is_some_and(|holder| holder != key);
             let access = who.as_ref().map_or(Access::ALL, |who| table.reservations.access(Some(who)));
-            (access, is_reserved_by_other)
+            (access, is_reserved_by_other, table.is_closed)
         });
         let mut state = self.lock();
         // A change in between leads to another look.
@@ -299,12 +335,25 @@ impl LogicalUnit {
             has_attention: state.nexus(key).is_some_and(|nexus| !nexus.attentions.is_empty()),
             descriptor_sense: state.descriptor_sense,
             write_protected: state.write_protected,
-            sanitizing: state.sanitize.as_ref().map(Sanitize::sense),
+            sanitizing: match &state.sanitize {
+                Some(sanitize) => Some(sanitize.sense()),
+                // By way of another unit.
+                None => is_closed.then_some(SANITIZING),
+            },
             has_background: state.has_background(),
             not_ready: state.not_ready(key),
             info,
         };
         (generation, view)
+    }
+
+    /// The state as a registrant's nexus sees it; `None` if it has none.
+    pub(super) fn view_of(&self, who: &Registrant) -> Option<View> {
+        let key = self.look(|state| {
+            let own = state.nexuses.iter().find(|nexus| nexus.who == *who);
+            own.map(|nexus| nexus.key)
+        });
+        key.map(|key| self.view(key).1)
     }
 
     /// Takes the oldest unit attention of a nexus.
@@ -437,6 +486,8 @@ impl NexusState {
     }
 }
 
+/// Why a unit is not ready whose volume is sanitized.
+pub(super) const SANITIZING: Sense = Sense::new(SenseKey::NOT_READY, Asc::SANITIZE_IN_PROGRESS);
 /// The most bytes of one WRITE ATOMIC.
 const MAX_ATOMIC: u32 = 1 << 20;
 /// The most unit attentions that wait for a nexus; beyond, the oldest is lost.

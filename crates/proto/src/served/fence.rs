@@ -30,7 +30,8 @@ impl Fence {
         fence
     }
 
-    /// Whether reservations let the client do this. A flush is for what was written before, and does nobody harm.
+    /// Whether reservations let the client do this, and nothing else keeps everybody out. A flush is for what was written
+    /// before, and does nobody harm.
     #[inline]
     pub(crate) fn admits(&mut self, op: Op) -> bool {
         let access = self.access();
@@ -46,9 +47,15 @@ impl Fence {
         self.access
     }
 
-    /// The client changes a range that it has locked.
-    pub(crate) fn changes(&self, offset: u64, len: u64) {
-        self.served.on_change(offset, len);
+    /// Lets an I/O begin within a range that the client has locked.
+    pub(super) fn pass_locked(&self, offset: u64, len: u64, changes: bool) -> Passage {
+        self.lane.pass_locked(offset, len, changes)
+    }
+
+    /// The same as [`Fence::pass`] for who asks what is allowed once the I/O is counted.
+    #[inline]
+    pub(super) fn count(&self, offset: u64, len: u64, changes: bool) -> Option<Passage> {
+        self.lane.pass(offset, len, changes)
     }
 
     /// Lets an I/O on the range begin that changes it or does not, unless a byte of it is locked, or the table has

@@ -31,17 +31,21 @@ impl Gate {
         self.fence(volume).map_or(Access::NONE, Fence::access)
     }
 
-    /// The client changes a range that it has locked.
-    pub(crate) fn changes(&mut self, volume: VolumeId, (offset, len): (u64, u64)) {
-        if let Some(fence) = self.fence(volume) {
-            fence.changes(offset, len);
-        }
+    /// Lets an I/O begin within a range that the client has locked.
+    pub(crate) fn pass_locked(
+        &mut self,
+        volume: VolumeId,
+        op: Op,
+        (offset, len): (u64, u64),
+    ) -> Option<Passage> {
+        self.fence(volume).map(|fence| fence.pass_locked(offset, len, op.is_write()))
     }
 
-    /// Lets an I/O begin, unless a byte of its range is locked.
+    /// Counts an I/O as in flight, unless a byte of its range is locked. It may begin if it is admitted after that: who
+    /// changes the table and then waits for what was admitted before sees it, or it sees the change.
     #[inline]
     pub(crate) fn pass(&mut self, volume: VolumeId, op: Op, (offset, len): (u64, u64)) -> Option<Passage> {
-        self.fence(volume)?.pass(offset, len, op.is_write())
+        self.fence(volume)?.count(offset, len, op.is_write())
     }
 
     #[inline]

@@ -253,12 +253,15 @@ impl Served {
         }
     }
 
-    /// Keeps everybody out who asks the table, or lets them in again: a SANITIZE has begun or is over.
-    pub(crate) fn close(&self, is_closed: bool) {
+    /// Keeps everybody out who asks the table, or lets them in again: a SANITIZE has begun or is over. Answers whether
+    /// that is a change. What was let in before may still be in flight: see [`Drain`].
+    pub(crate) fn close(&self, is_closed: bool) -> bool {
         let mut table = self.lock();
-        if std::mem::replace(&mut table.is_closed, is_closed) != is_closed {
+        let is_change = std::mem::replace(&mut table.is_closed, is_closed) != is_closed;
+        if is_change {
             self.tell(&table, &Change::Reservations { notices: &Notices::new(), aborts: false });
         }
+        is_change
     }
 
     /// Has everybody look again; the lock is held, so that who sees the new generation and then locks sees the change.

@@ -226,6 +226,35 @@ fn a_write_that_was_admitted_and_has_not_begun_when_it_is_kept_out_never_begins(
     assert!(!fence.admits(Op::Write { fua: false }));
 }
 
+#[test]
+fn nbd_is_kept_out_while_the_volume_is_sanitized_and_ends_first() {
+    const ERASE: [u8; 10] = [0x48, 2, 0, 0, 0, 0, 0, 0, 0, 0];
+    let both = Both::new();
+    let (mut scsi, mut nbd) = (both.bench.client("a"), both.nbd());
+    nbd.holds_io = true;
+    nbd.client_sends(&request(WRITE, &[7; 512])).unwrap();
+    let (mut task, step) = scsi.server.begin(&command(Lun::new(0), &ERASE, 0));
+    assert!(matches!(step, Step::Wait));
+    nbd.finish_one();
+    nbd.sent();
+    nbd.holds_io = false;
+    let mut step = scsi.server.resume(&mut task);
+    assert!(matches!(step, Step::Io { .. }));
+    assert_eq!((ask(&mut nbd, READ, &[]), ask(&mut nbd, WRITE, &[7; 512])), (EPERM, EPERM));
+    // Nor does anybody get in by another unit over the volume.
+    let other = LogicalUnit::over(Identity::of("b"), both.exports.served(VolumeId(0)).unwrap());
+    let mut other = Bench::around(other, both.bench.volume.clone()).client("b");
+    for cdb in [&[0; 6][..], &WRITE_10, &ERASE] {
+        let data_out = if cdb[0] == 0x2a { &[7; 512][..] } else { &[] };
+        assert_eq!(other.run_with(cdb, data_out).check(), (2, 0x041b), "{cdb:x?}");
+    }
+    while !matches!(step, Step::Done(_)) {
+        step = scsi.turn(&mut task, step, &[], &mut 0);
+    }
+    assert_eq!(nbd.exchange(&request(READ, &[]))[16..], [0; 512]);
+    other.run(&[0; 6]).good();
+}
+
 /// A target of its own over the same unit.
 fn client_of(unit: &Arc<LogicalUnit>, target: u16, volume: &Arc<dyn Volume>) -> Client {
     let mut port = port(target);

@@ -126,6 +126,10 @@ impl TargetSession {
             if pending.passage.is_none() {
                 return self.keep_silent(&pending);
             }
+            // Reservations may have changed just before it was counted.
+            if !self.gate.admits(pending.volume, io.op) {
+                return self.fail(&pending, IoError::Reserved);
+            }
         }
         let count = self.in_flight.entry(pending.from.mac).or_default();
         *count = count.saturating_add(1);

@@ -3,6 +3,7 @@
 use super::{Plan, Record, Source};
 use crate::scsi::Status;
 use crate::scsi::sense::Sense;
+use crate::scsi::server::Attached;
 use crate::scsi::task::{Action, Context, Failure, Outcome, Work};
 use crate::scsi::unit::{LogicalUnit, NexusKey};
 use blockmux_volume::{Memory, Op, Output, SgList};
@@ -107,10 +108,14 @@ impl Driver {
 }
 
 impl Work for Driver {
-    /// It is aborted with its record, which is not always that of who carries it on.
-    fn check(&self) -> Result<(), Failure> {
-        let goes_on = self.unit.look(|state| state.copies.iter().any(|record| self.is_own(record)));
-        if goes_on { Ok(()) } else { Err(Failure::status(Status::TASK_ABORTED)) }
+    /// It is aborted with its record, which is not always that of who carries it on. The source has to be ready; but
+    /// whoever has a token may have what it stands for, whatever was reserved since: that was asked when it was made.
+    fn check(&self, end: &Attached, op: Op) -> Result<(), Failure> {
+        if !self.unit.look(|state| state.copies.iter().any(|record| self.is_own(record))) {
+            return Err(Failure::status(Status::TASK_ABORTED));
+        }
+        end.view.check_sanitize()?;
+        end.view.not_ready.filter(|_| op == Op::Read).map_or(Ok(()), |sense| Err(sense.into()))
     }
 
     fn on_io(&mut self, _cx: &mut Context<'_>, output: Output) -> Outcome {

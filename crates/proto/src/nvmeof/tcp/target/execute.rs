@@ -209,9 +209,7 @@ impl TargetSession {
         entry.state = State::Io;
         let Wanted { volume, op, offset, len, .. } = wanted;
         if wanted.is_alone {
-            if op.is_write() {
-                queue.gate.changes(volume, (offset, len));
-            }
+            entry.passage = queue.gate.pass_locked(volume, op, (offset, len));
         } else if op == Op::Read || op.is_write() {
             entry.passage = queue.gate.pass(volume, op, (offset, len));
             if entry.passage.is_none() {
