@@ -1,4 +1,4 @@
-//! REPORT and SET TARGET PORT GROUPS: asymmetric logical unit access (SPC-5 §5.15, §6.37, §6.45).
+//! REPORT and SET TARGET PORT GROUPS: asymmetric logical unit access (SPC-5).
 //!
 //! The state of each target port group belongs to the logical unit. An initiator changes it with SET TARGET PORT
 //! GROUPS; the target itself with [`LogicalUnit::set_access_state`].
@@ -163,6 +163,35 @@ mod tests {
         assert_eq!(a.run(&READ).check(), (6, 0x2a06));
         a.run(&READ).good();
         assert_eq!(a.run(&REPORT).good()[4..10], [1, 0x0f, 0, 1, 0, 2]);
+    }
+
+    #[test]
+    fn each_state_admits_what_it_should() {
+        let mode_sense: &[u8] = &[0x1a, 0, 0x3f, 0, 255, 0];
+        let capacity: [&[u8]; 2] =
+            [&[0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0], &[0x9e, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 32, 0, 0]];
+        let keys: &[u8] = &[0x5e, 0, 0, 0, 0, 0, 0, 0, 8, 0];
+        let always: [&[u8]; 4] = [
+            &[0x12, 0, 0, 0, 36, 0],
+            &[0x03, 0, 0, 0, 18, 0],
+            &[0xa0, 0, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0],
+            &REPORT,
+        ];
+        let mut client = Bench::new().client("a");
+        client.run_with(&set_cdb(8), &[0, 0, 0, 0, 2, 0, 0, 1]).good();
+        for cdb in always.iter().chain(&capacity).chain([&mode_sense, &keys]) {
+            client.run(cdb).good();
+        }
+        for cdb in [&READ[..], &[0; 6]] {
+            assert_eq!(client.run(cdb).check(), (2, 0x040b), "{cdb:x?}");
+        }
+        client.run_with(&set_cdb(8), &[0, 0, 0, 0, 3, 0, 0, 1]).good();
+        always.iter().for_each(|cdb| drop(client.run(cdb).good()));
+        for cdb in capacity.iter().chain([&mode_sense, &keys, &&READ[..], &&[0; 6][..]]) {
+            assert_eq!(client.run(cdb).check(), (2, 0x040c), "{cdb:x?}");
+        }
+        client.run_with(&set_cdb(8), &[0, 0, 0, 0, 0, 0, 0, 1]).good();
+        client.run(&READ).good();
     }
 
     #[test]

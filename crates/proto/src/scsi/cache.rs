@@ -1,4 +1,4 @@
-//! SYNCHRONIZE CACHE and PRE-FETCH (SBC-4 §5.33, §5.34, §5.11, §5.12).
+//! SYNCHRONIZE CACHE and PRE-FETCH (SBC-4).
 
 use super::task::{Action, Context, Outcome};
 use blockmux_volume::Op;
@@ -11,7 +11,7 @@ pub(super) fn synchronize(cx: &mut Context<'_>) -> Outcome {
     cx.last_io(Op::Flush, 0, 0, None)
 }
 
-/// SBC-4 §5.11: GOOD, and not CONDITION MET, says that there may be no room in the cache for all of the blocks: a
+/// SBC-4, the PRE-FETCH commands: GOOD, and not CONDITION MET, says that there may be no room in the cache for all of the blocks: a
 /// volume takes it as a hint. 0 blocks mean all that follow.
 pub(super) fn pre_fetch(cx: &mut Context<'_>) -> Outcome {
     let Some(range) = cx.command.cdb.range() else { return Ok(Action::good()) };

@@ -1,4 +1,4 @@
-//! READ CAPACITY (SBC-4 §5.19, §5.20).
+//! READ CAPACITY (SBC-4).
 
 use super::task::{Context, Outcome, answer};
 use blockmux_wire::scsi::capacity::{LBPME, LBPRZ, ReadCapacity10, ReadCapacity16};
@@ -7,7 +7,7 @@ use zerocopy::{IntoBytes, U16, U32, U64};
 pub(super) fn read_capacity_10(cx: &mut Context<'_>) -> Outcome {
     cx.unit.refresh();
     let view = &cx.unit.view;
-    // SBC-4 §5.19.2: all ones send the initiator to READ CAPACITY (16).
+    // SBC-4, the READ CAPACITY (10) command: all ones send the initiator to READ CAPACITY (16).
     let last = u32::try_from(view.blocks.saturating_sub(1)).unwrap_or(u32::MAX);
     let data = ReadCapacity10 {
         returned_logical_block_address: U32::new(last),

@@ -83,7 +83,7 @@ impl Cdb {
                 let [high, middle, low] = cdb.logical_block_address;
                 CdbRange {
                     lba: u32::from_be_bytes([0, high & 0x1f, middle, low]).into(),
-                    // SBC-4 §5.13: 0 stands for 256, in these CDBs alone.
+                    // SBC-4, the READ (6) command: 0 stands for 256, in these CDBs alone.
                     blocks: if cdb.transfer_length == 0 { 256 } else { cdb.transfer_length.into() },
                 }
             }

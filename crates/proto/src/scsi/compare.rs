@@ -1,4 +1,4 @@
-//! COMPARE AND WRITE and ORWRITE: reading and writing as one (SBC-4 §5.3, §5.10).
+//! COMPARE AND WRITE and ORWRITE: reading and writing as one (SBC-4).
 
 use super::bytes::{first_difference, or};
 use super::sense::Sense;
@@ -71,7 +71,7 @@ impl ReadModifyWrite {
         match self.kind {
             Kind::Or => Ok(Seg::from_slice(&or(read, &self.data)).into()),
             Kind::CompareAndWrite => match first_difference(read, &self.data) {
-                // SBC-4 §5.3: INFORMATION is the offset of the first byte that differs.
+                // SBC-4, the COMPARE AND WRITE command: INFORMATION is the offset of the first byte that differs.
                 Some(at) => Err(Sense::new(SenseKey::MISCOMPARE, Asc::MISCOMPARE_DURING_VERIFY_OPERATION)
                     .with_information(at as u64)),
                 None => Ok(self.data.slice(read.len(), read.len())),

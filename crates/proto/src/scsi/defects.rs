@@ -1,4 +1,4 @@
-//! READ DEFECT DATA (SBC-4 §5.21, §5.22).
+//! READ DEFECT DATA (SBC-4).
 
 use super::task::{Context, Outcome, answer};
 

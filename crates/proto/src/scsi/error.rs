@@ -14,7 +14,7 @@ pub(super) fn from_io_error(error: IoError, op: Op) -> Sense {
         // There is no sense data for a RESERVATION CONFLICT at another device.
         (IoError::Reserved, _) => (SenseKey::ILLEGAL_REQUEST, Asc::ACCESS_DENIED_NO_ACCESS_RIGHTS),
         (IoError::ReadOnly, _) => (SenseKey::DATA_PROTECT, Asc::WRITE_PROTECTED),
-        // SBC-4 §4.7.3.4: a thin provisioned unit without resources.
+        // SBC-4, thin provisioning: a thin provisioned unit without resources.
         (IoError::NoSpace, _) => (SenseKey::DATA_PROTECT, Asc::SPACE_ALLOCATION_FAILED_WRITE_PROTECT),
         (IoError::Medium, op) if op.is_write() || op == Op::Flush => {
             (SenseKey::MEDIUM_ERROR, Asc::WRITE_ERROR)

@@ -1,4 +1,4 @@
-//! EXTENDED COPY (LID1) and RECEIVE COPY RESULTS (SPC-5 §6.4, §6.20 to 6.24): blocks copied within the target.
+//! EXTENDED COPY (LID1) and RECEIVE COPY RESULTS (SPC-5): blocks copied within the target.
 //!
 //! Both ends are logical units of this target, named by a designator of VPD page 83h. A list is checked whole before
 //! anything is copied; then one piece at a time is read and written. Whether the nexus may read the one unit and write the
@@ -12,7 +12,7 @@ use crate::exports::VolumeId;
 use blockmux_volume::{MAX_TRANSFER, Op, Output};
 use blockmux_wire::scsi::copy::*;
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
-use blockmux_wire::scsi::vpd::{DESIGNATOR_NAA, DESIGNATOR_T10_VENDOR};
+use blockmux_wire::scsi::vpd::{CODE_SET_ASCII, CODE_SET_BINARY, DESIGNATOR_NAA, DESIGNATOR_T10_VENDOR};
 use std::sync::Arc;
 use zerocopy::{FromBytes, FromZeros, IntoBytes, U16, U32};
 
@@ -22,6 +22,10 @@ pub(super) const MAX_CSCDS: u16 = 64;
 pub(super) const MAX_SEGMENTS: u16 = 64;
 /// MAXIMUM DESCRIPTOR LIST LENGTH, in bytes.
 pub(super) const MAX_LIST: u32 = 64 * 32 + 64 * 28;
+/// MAXIMUM CONCURRENT COPIES, and in all.
+pub(super) const MAX_COPIES: u8 = 255;
+/// DATA SEGMENT GRANULARITY, a power of two.
+pub(super) const GRANULARITY: u8 = 9;
 /// DESCRIPTOR TYPE CODEs, in ascending order.
 pub(super) const IMPLEMENTED: [u8; 3] =
     [SEGMENT_BLOCK_TO_BLOCK, SEGMENT_OFFSET_TO_OFFSET, CSCD_IDENTIFICATION];
@@ -53,12 +57,19 @@ fn begin_copy(cx: &mut Context<'_>, bytes: &[u8]) -> Outcome {
     }
     let (cscds, rest) = rest.split_at_checked(cscd_len as usize).ok_or(too_long)?;
     let segments = rest.get(..segment_len as usize).ok_or(too_long)?;
+    let keeps_result = match header.flags & LIST_ID_USAGE {
+        LIST_ID_HOLD | LIST_ID_DISCARD => true,
+        LIST_ID_NONE if header.list_identifier == 0 => false,
+        LIST_ID_NONE => return Err(Sense::in_parameters(0).into()),
+        _ => return Err(Sense::in_parameters(1).into()),
+    };
     let ends = parse_cscds(cx, cscds)?;
-    let segments = parse_segments(segments, &ends)?;
+    let segments_at = size_of::<ExtendedCopyHeader>().saturating_add(cscds.len());
+    let segments = parse_segments(segments, &ends, segments_at)?;
     check_access(cx, &ends, &segments)?;
     let result =
         CopyResult { list_identifier: header.list_identifier, status: COPY_FAILED, segments: 0, bytes: 0 };
-    let mut copy = Copy { segments, at: 0, result };
+    let mut copy = Copy { segments, at: 0, result, keeps_result };
     let first = copy.read(cx);
     if !matches!(first, Ok(Action::Done(_))) {
         cx.work(copy);
@@ -81,10 +92,17 @@ fn parse_cscds(cx: &Context<'_>, list: &[u8]) -> Result<Vec<End>, Sense> {
         return Err(Sense::illegal(Asc::TOO_MANY_TARGET_DESCRIPTORS));
     }
     let mut ends = Vec::with_capacity(whole.len());
-    for bytes in whole {
+    for (bytes, at) in whole.iter().zip((size_of::<ExtendedCopyHeader>()..).step_by(32)) {
         let cscd = IdentificationCscd::read_from_bytes(bytes).map_err(|_| Failure::internal_sense())?;
         if cscd.descriptor_type != CSCD_IDENTIFICATION {
             return Err(Sense::illegal(Asc::UNSUPPORTED_TARGET_DESCRIPTOR_TYPE_CODE));
+        }
+        // Neither a null device nor one that is named in another way than by a designator.
+        if cscd.device_type & !PERIPHERAL_DEVICE_TYPE != 0 {
+            return Err(Sense::in_parameters(at.saturating_add(1) as u16));
+        }
+        if cscd.device_type & PERIPHERAL_DEVICE_TYPE != 0 {
+            return Err(aborted(Asc::INCORRECT_COPY_TARGET_DEVICE_TYPE));
         }
         let found = cx.target.units().find(|(_, _, unit)| is_named(unit, &cscd));
         let (_, volume, unit) = found.ok_or(aborted(Asc::COPY_TARGET_DEVICE_NOT_REACHABLE))?;
@@ -98,9 +116,9 @@ fn parse_cscds(cx: &Context<'_>, list: &[u8]) -> Result<Vec<End>, Sense> {
 /// Whether the designator is one that VPD page 83h gives of the unit.
 fn is_named(unit: &LogicalUnit, cscd: &IdentificationCscd) -> bool {
     let Some(designator) = cscd.designator.get(..cscd.designator_length.into()) else { return false };
-    match cscd.association_and_type & 0x3f {
-        DESIGNATOR_NAA => designator == unit.identity.naa.to_be_bytes(),
-        DESIGNATOR_T10_VENDOR => {
+    match (cscd.association_and_type & 0x3f, cscd.code_set & 0x0f) {
+        (DESIGNATOR_NAA, CODE_SET_BINARY) => designator == unit.identity.naa.to_be_bytes(),
+        (DESIGNATOR_T10_VENDOR, CODE_SET_ASCII) => {
             let serial = unit.identity.serial.as_bytes();
             designator.strip_prefix(&unit.identity.vendor).is_some_and(|rest| rest == serial)
         }
@@ -117,7 +135,8 @@ struct Segment {
     from_end: usize,
 }
 
-fn parse_segments(mut list: &[u8], ends: &[End]) -> Result<Vec<Segment>, Sense> {
+/// `at` is where the list begins in the parameter list.
+fn parse_segments(mut list: &[u8], ends: &[End], mut at: usize) -> Result<Vec<Segment>, Sense> {
     let mut segments = Vec::new();
     while let Some(&code) = list.first() {
         let (segment, rest) = match code {
@@ -133,8 +152,13 @@ fn parse_segments(mut list: &[u8], ends: &[End]) -> Result<Vec<Segment>, Sense> 
         if segments.len() >= MAX_SEGMENTS.into() {
             return Err(Sense::illegal(Asc::TOO_MANY_SEGMENT_DESCRIPTORS));
         }
+        let here = list.len().saturating_sub(rest.len());
+        let length = list.get(2..4).and_then(|field| field.try_into().ok()).map_or(0, u16::from_be_bytes);
+        if usize::from(length) != here.saturating_sub(4) {
+            return Err(Sense::in_parameters(at.saturating_add(2) as u16));
+        }
         segments.push(segment?);
-        list = rest;
+        (list, at) = (rest, at.saturating_add(here));
     }
     Ok(segments)
 }
@@ -169,7 +193,7 @@ fn offset_segment(segment: &OffsetSegment, ends: &[End]) -> Result<Segment, Sens
     })
 }
 
-/// SPC-5 §6.4.6.1: a descriptor that is not in the list is a device that cannot be reached.
+/// SPC-5, the EXTENDED COPY command: a descriptor that is not in the list is a device that cannot be reached.
 fn both(ends: &[End], from: usize, to: usize) -> Result<(&End, &End), Sense> {
     ends.get(from).zip(ends.get(to)).ok_or(aborted(Asc::COPY_TARGET_DEVICE_NOT_REACHABLE))
 }
@@ -205,6 +229,8 @@ struct Copy {
     segments: Vec<Segment>,
     at: usize,
     result: CopyResult,
+    /// It has a list identifier to be asked for by.
+    keeps_result: bool,
 }
 
 impl Copy {
@@ -217,9 +243,15 @@ impl Copy {
             self.at = self.at.saturating_add(1);
         }
         self.result.status = COPY_COMPLETED;
-        self.result.segments = self.at as u16;
-        remember(&mut cx.unit.copies, self.result);
+        self.end(cx);
         Ok(Action::good())
+    }
+
+    fn end(&mut self, cx: &mut Context<'_>) {
+        self.result.segments = self.at as u16;
+        if self.keeps_result {
+            remember(&mut cx.unit.copies, self.result);
+        }
     }
 }
 
@@ -247,12 +279,11 @@ impl Work for Copy {
     }
 
     fn on_error(&mut self, cx: &mut Context<'_>) {
-        self.result.segments = self.at as u16;
-        remember(&mut cx.unit.copies, self.result);
+        self.end(cx);
     }
 }
 
-/// SPC-5 §5.17.4.3: a list identifier is used again; of too many, the oldest goes.
+/// SPC-5, third-party copy commands: a list identifier is used again; of too many, the oldest goes.
 fn remember(copies: &mut Vec<CopyResult>, result: CopyResult) {
     copies.retain(|old| old.list_identifier != result.list_identifier);
     if copies.len() >= MAX_RESULTS {
@@ -267,9 +298,9 @@ pub(super) fn operating_parameters(cx: &mut Context<'_>) -> Outcome {
         maximum_segment_count: U16::new(MAX_SEGMENTS),
         maximum_list_length: U32::new(MAX_LIST),
         maximum_segment_length: U32::new(MAX_TRANSFER),
-        total_concurrent_copies: U16::new(255),
-        maximum_concurrent_copies: 255,
-        granularities: [9, 0, 0],
+        total_concurrent_copies: U16::new(MAX_COPIES.into()),
+        maximum_concurrent_copies: MAX_COPIES,
+        granularities: [GRANULARITY, 0, 0],
         implemented_list_length: IMPLEMENTED.len() as u8,
         ..OperatingParameters::new_zeroed()
     };
@@ -293,6 +324,13 @@ pub(super) fn copy_status(cx: &mut Context<'_>) -> Outcome {
     answer(data.as_bytes(), cx.command.cdb.u32(10) as usize)
 }
 
+/// LIST ID USAGE.
+const LIST_ID_USAGE: u8 = 0b11 << 3;
+const LIST_ID_HOLD: u8 = 0b00 << 3;
+const LIST_ID_DISCARD: u8 = 0b10 << 3;
+const LIST_ID_NONE: u8 = 0b11 << 3;
+/// In the second byte of a CSCD descriptor, beside LU ID TYPE and NUL.
+const PERIPHERAL_DEVICE_TYPE: u8 = 0x1f;
 /// Bytes that are copied at a time.
 const PIECE: u64 = 1 << 20;
 /// The most results that are remembered for one nexus.
@@ -358,6 +396,31 @@ mod tests {
         assert_eq!(client.run(&[0x28, 0, 0, 0, 0x3e, 0x80, 0, 0, 2, 0]).good(), blocks[512..1536]);
         let status = results(&mut client, 0, 7).good();
         assert_eq!(status, [0, 0, 0, 8, 1, 0, 2, 1, 0, 0, 8, 1]);
+    }
+
+    #[test]
+    fn descriptors_are_read_to_the_last_field() {
+        let mut client = Bench::new().client("a");
+        let good = (cscd(), segment(0, 0, 8, 1));
+        copy(&mut client, 1, &good.0, &good.1).good();
+        for (at, wrong, sense) in
+            [(1, 1, (0xa, 0x0d03)), (1, 0x20, (5, 0x2600)), (1, 0x40, (5, 0x2600)), (4, 2, (0xa, 0x0d02))]
+        {
+            let mut cscd = good.0.clone();
+            cscd[at] = wrong;
+            assert_eq!(copy(&mut client, 1, &cscd, &good.1).check(), sense, "{at}");
+        }
+        let mut short = good.1.clone();
+        short[3] = 0x17;
+        assert_eq!(copy(&mut client, 1, &good.0, &short).check(), (5, 0x2600));
+        let mut list = vec![2, 0x18, 0, 32, 0, 0, 0, 0, 0, 0, 0, 28, 0, 0, 0, 0];
+        list.extend([&good.0[..], &good.1].concat());
+        assert_eq!(send(&mut client, &list).check(), (5, 0x2600), "an identifier that is not to be used");
+        list[0] = 0;
+        send(&mut client, &list).good();
+        assert_eq!(results(&mut client, 0, 0).check(), (5, 0x2400), "nothing is kept of it");
+        list[1] = 0x08;
+        assert_eq!(send(&mut client, &list).check(), (5, 0x2600), "reserved");
     }
 
     /// A target with units `a` and `b`, and two sessions with it; a session that can eject what is in `b`.

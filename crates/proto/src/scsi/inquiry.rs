@@ -1,4 +1,4 @@
-//! INQUIRY (SPC-5 §6.6).
+//! INQUIRY (SPC-5).
 
 use super::Command;
 use super::sense::Sense;
@@ -14,7 +14,7 @@ pub(super) fn inquiry(cx: &mut Context<'_>) -> Outcome {
         let page = vpd::page(cx, page).ok_or(Sense::in_cdb(2))?;
         return answer(&page, allocation_length);
     }
-    // SPC-5 §6.6.1: a page code without EVPD is an error.
+    // SPC-5, the INQUIRY command: a page code without EVPD is an error.
     if page != 0 {
         return Err(Sense::in_cdb(2).into());
     }
@@ -27,7 +27,7 @@ pub(super) fn inquiry(cx: &mut Context<'_>) -> Outcome {
     answer(data.as_bytes(), allocation_length)
 }
 
-/// SPC-5 §6.6.2: a LUN where no logical unit can be says so in its peripheral qualifier.
+/// SPC-5, the INQUIRY command: a LUN where no logical unit can be says so in its peripheral qualifier.
 pub(super) fn without_unit(command: &Command) -> Outcome {
     let (evpd, page, allocation_length) = fields(command)?;
     if evpd || page != 0 {
@@ -46,7 +46,7 @@ fn fields(command: &Command) -> Result<(bool, u8, usize), Sense> {
     Ok((cdb.flags & EVPD != 0, cdb.page_code, cdb.allocation_length.get().into()))
 }
 
-/// Standard INQUIRY data (SPC-5 §6.6.2).
+/// Standard INQUIRY data (SPC-5).
 fn standard(device_type: u8) -> StandardInquiry {
     let mut version_descriptors = [U16::ZERO; 8];
     for (place, descriptor) in version_descriptors.iter_mut().zip([

@@ -28,7 +28,7 @@ impl Lun {
         (self.0 << 16 == 0 && is_here).then_some(number)
     }
 
-    /// Whether this is the well-known logical unit that lists the others (SPC-5 §8.2).
+    /// Whether this is the well-known logical unit that lists the others (SPC-5).
     #[must_use]
     pub fn is_report_luns(self) -> bool {
         self.0 == REPORT_LUNS_WELL_KNOWN

@@ -1,4 +1,4 @@
-//! REPORT LUNS (SPC-5 §6.34).
+//! REPORT LUNS (SPC-5).
 
 use super::Command;
 use super::sense::Sense;

@@ -1,5 +1,4 @@
-//! MODE SENSE and MODE SELECT with the pages Caching, Control and Informational Exceptions Control (SPC-5 §6.12 to
-//! 6.15, §7.5).
+//! MODE SENSE and MODE SELECT with the pages Caching, Control and Informational Exceptions Control (SPC-5).
 //!
 //! Two bits can be changed, both of Control: D_SENSE and SWP. They are shared by every nexus, last until a reset and
 //! cannot be saved. WCE is what the volume says, so no initiator changes it.
@@ -19,7 +18,7 @@ pub(super) fn sense_6(cx: &mut Context<'_>) -> Outcome {
     let pages = wanted.pages(&cx.unit.view)?;
     let length = descriptor.len().saturating_add(pages.len()).saturating_add(3);
     let header = ModeHeader6 {
-        // SPC-5 §7.5.5: what is longer is cut off, and these pages are not.
+        // SPC-5, MODE DATA LENGTH: what is longer is cut off, and these pages are not.
         mode_data_length: length as u8,
         medium_type: 0,
         device_specific_parameter: device_specific(&cx.unit.view),
@@ -53,8 +52,9 @@ pub(super) fn select_6(cx: &mut Context<'_>) -> Outcome {
     check_select(cx)?;
     let len = cx.command.cdb.byte(4).into();
     cx.parameters(len, size_of::<ModeHeader6>(), |cx, bytes| {
-        let (header, rest) = ModeHeader6::ref_from_prefix(bytes).map_err(|_| Sense::in_parameters(0))?;
-        change(cx, rest, header.block_descriptor_length.into(), false)
+        let (header, _) = ModeHeader6::ref_from_prefix(bytes).map_err(|_| Sense::in_parameters(0))?;
+        let list = List { bytes, head: size_of::<ModeHeader6>(), length_field: 3, is_long: false };
+        change(cx, &list, header.block_descriptor_length.into())
     })
 }
 
@@ -62,9 +62,10 @@ pub(super) fn select_10(cx: &mut Context<'_>) -> Outcome {
     check_select(cx)?;
     let len = cx.command.cdb.u16(7).into();
     cx.parameters(len, size_of::<ModeHeader10>(), |cx, bytes| {
-        let (header, rest) = ModeHeader10::ref_from_prefix(bytes).map_err(|_| Sense::in_parameters(0))?;
+        let (header, _) = ModeHeader10::ref_from_prefix(bytes).map_err(|_| Sense::in_parameters(0))?;
         let is_long = header.long_lba & LONGLBA != 0;
-        change(cx, rest, header.block_descriptor_length.get().into(), is_long)
+        let list = List { bytes, head: size_of::<ModeHeader10>(), length_field: 6, is_long };
+        change(cx, &list, header.block_descriptor_length.get().into())
     })
 }
 
@@ -78,35 +79,35 @@ fn check_select(cx: &Context<'_>) -> Result<(), Sense> {
     }
 }
 
+/// A parameter list of MODE SELECT.
+struct List<'a> {
+    bytes: &'a [u8],
+    /// Length of its header, in bytes.
+    head: usize,
+    /// Where the header has BLOCK DESCRIPTOR LENGTH.
+    length_field: u16,
+    /// LONGLBA.
+    is_long: bool,
+}
+
 /// Takes every page of a parameter list, or none.
-fn change(cx: &mut Context<'_>, rest: &[u8], descriptor_len: usize, is_long: bool) -> Outcome {
+fn change(cx: &mut Context<'_>, list: &List<'_>, descriptor_len: usize) -> Outcome {
     let too_short = Sense::illegal(Asc::PARAMETER_LIST_LENGTH_ERROR);
-    let (descriptor, mut pages) = rest.split_at_checked(descriptor_len).ok_or(too_short)?;
-    check_descriptor(&cx.unit.view, descriptor, is_long)?;
+    let mut at = list.head.saturating_add(descriptor_len);
+    check_descriptor(&cx.unit.view, list, list.bytes.get(list.head..at).ok_or(too_short)?)?;
     let mut control = None;
-    while let [code, length, ..] = *pages {
-        let (page, after) = pages.split_at_checked(usize::from(length).saturating_add(2)).ok_or(too_short)?;
-        let current = page_of(code & PAGE_ALL, PageControl::Current, &cx.unit.view);
-        let changeable = page_of(code & PAGE_ALL, PageControl::Changeable, &cx.unit.view);
-        let (Some(current), Some(changeable)) = (current, changeable) else {
-            return Err(Sense::in_parameters(4).into());
-        };
-        let keeps_the_rest = page.len() == current.len()
-            && page
-                .iter()
-                .zip(&current)
-                .zip(&changeable)
-                .skip(2)
-                .all(|((new, old), mask)| (new ^ old) & !mask == 0);
-        if code & SPF != 0 || !keeps_the_rest {
-            return Err(Sense::in_parameters(6).into());
+    while let [code, length, ..] = *list.bytes.get(at..).unwrap_or_default() {
+        let end = at.saturating_add(usize::from(length)).saturating_add(2);
+        let page = list.bytes.get(at..end).ok_or(too_short)?;
+        if let Some(wrong) = first_wrong(&cx.unit.view, page) {
+            return Err(Sense::in_parameters(at.saturating_add(wrong) as u16).into());
         }
         if code & PAGE_ALL == PAGE_CONTROL {
             control = ControlPage::read_from_bytes(page).ok();
         }
-        pages = after;
+        at = end;
     }
-    if !pages.is_empty() {
+    if at != list.bytes.len() {
         return Err(too_short.into());
     }
     if let Some(control) = control {
@@ -123,17 +124,39 @@ fn change(cx: &mut Context<'_>, rest: &[u8], descriptor_len: usize, is_long: boo
     Ok(Action::good())
 }
 
+/// The first byte of a page that is not as it has to be: there is no such page, it is longer or shorter, or it changes what
+/// cannot be changed.
+fn first_wrong(view: &View, page: &[u8]) -> Option<usize> {
+    let &[code, ..] = page else { return Some(0) };
+    let current = page_of(code & PAGE_ALL, PageControl::Current, view);
+    let changeable = page_of(code & PAGE_ALL, PageControl::Changeable, view);
+    let (Some(current), Some(changeable)) = (current, changeable) else { return Some(0) };
+    if code & SPF != 0 {
+        return Some(0);
+    }
+    if page.len() != current.len() {
+        return Some(1);
+    }
+    let mut bytes = page.iter().zip(&current).zip(&changeable).enumerate().skip(2);
+    bytes.find(|(_, ((new, old), mask))| (*new ^ *old) & !*mask != 0).map(|(at, _)| at)
+}
+
 /// A block descriptor must describe what is there: the volume sets the geometry.
-fn check_descriptor(view: &View, descriptor: &[u8], is_long: bool) -> Result<(), Sense> {
-    let block_len = match (descriptor.len(), is_long) {
+fn check_descriptor(view: &View, list: &List<'_>, descriptor: &[u8]) -> Result<(), Sense> {
+    let (block_len, field) = match (descriptor.len(), list.is_long) {
         (0, _) => return Ok(()),
-        (8, false) => ShortBlockDescriptor::read_from_bytes(descriptor)
-            .map_or(0, |descriptor| descriptor.logical_block_length.get() & 0x00ff_ffff),
-        (16, true) => LongBlockDescriptor::read_from_bytes(descriptor)
-            .map_or(0, |descriptor| descriptor.logical_block_length.get()),
-        _ => return Err(Sense::in_parameters(3)),
+        (8, false) => {
+            let descriptor = ShortBlockDescriptor::read_from_bytes(descriptor);
+            (descriptor.map_or(0, |descriptor| descriptor.logical_block_length.get() & 0x00ff_ffff), 5)
+        }
+        (16, true) => {
+            let descriptor = LongBlockDescriptor::read_from_bytes(descriptor);
+            (descriptor.map_or(0, |descriptor| descriptor.logical_block_length.get()), 12)
+        }
+        _ => return Err(Sense::in_parameters(list.length_field)),
     };
-    if block_len == view.block_len || block_len == 0 { Ok(()) } else { Err(Sense::in_parameters(8)) }
+    let field = list.head.saturating_add(field) as u16;
+    if block_len == view.block_len || block_len == 0 { Ok(()) } else { Err(Sense::in_parameters(field)) }
 }
 
 /// PC.
@@ -254,7 +277,9 @@ const SPF: u8 = 1 << 6;
 
 #[cfg(test)]
 mod tests {
-    use crate::scsi::testing::{Bench, shaped};
+    use crate::scsi::sense::Specific;
+    use crate::scsi::testing::{Bench, command, shaped};
+    use crate::scsi::{Lun, Step};
     use blockmux_volume::VolumeInfo;
 
     const CONTROL: [u8; 6] = [0x1a, 8, 0x0a, 0, 255, 0];
@@ -311,6 +336,34 @@ mod tests {
             client.server.begin(&crate::scsi::testing::command(crate::scsi::Lun::new(0), &[0xff], 0));
         let crate::scsi::Step::Done(response) = step else { panic!("{step:?}") };
         assert_eq!(response.sense.unwrap().to_bytes()[0], 0x72);
+    }
+
+    #[test]
+    fn the_sense_points_at_the_first_byte_that_is_wrong() {
+        let mut client = Bench::new().client("a");
+        let control = [0x0a, 10, 0, 0x10, 0, 0x40, 0, 0, 255, 255, 0, 1];
+        let caching = [&[8, 18, 1][..], &[0; 17]].concat();
+        let descriptor = |block_len| [0, 0, 0, 0, 0, 0, block_len, 0];
+        let with = |descriptor: &[u8], page: &[u8]| {
+            [&[0, 0, 0, 0, 0, 0, 0, descriptor.len() as u8][..], descriptor, page].concat()
+        };
+        for (list, byte) in [
+            (with(&[], &caching), 10),
+            (with(&descriptor(2), &control), 27),
+            (with(&[], &[&caching[..2], &[0; 18], &control].concat()), 8 + 20 + 11),
+            (with(&descriptor(4), &control), 13),
+            (with(&[0; 7], &control), 6),
+            (with(&[], &[0x0a, 9, 0, 0, 0, 0, 0, 0, 0, 0, 0]), 9),
+            (with(&[], &[0x01, 0]), 8),
+        ] {
+            let cdb = [0x55, 0x10, 0, 0, 0, 0, 0, 0, list.len() as u8, 0];
+            let (mut task, step) = client.server.begin(&command(Lun::new(0), &cdb, list.len()));
+            let Step::Done(response) = client.turn(&mut task, step, &list, &mut 0) else {
+                panic!("{list:x?}")
+            };
+            let specific = Specific::Field { in_cdb: false, byte, bit: None };
+            assert_eq!(response.sense.and_then(|sense| sense.specific), Some(specific), "{list:x?}");
+        }
     }
 
     #[test]

@@ -1,8 +1,10 @@
-//! PERSISTENT RESERVE IN and OUT (SPC-5 §6.16, §6.17).
+//! PERSISTENT RESERVE IN and OUT (SPC-5).
 
 use super::Status;
+use super::nexus::{TransportId, is_port_of};
 use super::sense::Sense;
 use super::task::{Action, Context, Failure, Outcome, Work, answer};
+use crate::iscsi::name::Name;
 use crate::served::{Drain, Move, Notices, Preempt, Refused, Register, Registrant, Reservations, SaveTicket};
 use blockmux_volume::Output;
 use blockmux_wire::scsi::opcode::{persistent_reserve_in, persistent_reserve_out as out};
@@ -15,7 +17,12 @@ use zerocopy::{FromBytes, IntoBytes, U16, U32, U64};
 pub(super) fn reserve_in(cx: &mut Context<'_>) -> Outcome {
     let cdb = &cx.command.cdb;
     let can_persist = cx.unit.unit.served.store().is_some();
-    let all = cx.unit.unit.served.look(|table| table.reservations.clone());
+    let (is_reserved, all) =
+        cx.unit.unit.served.look(|table| (table.reserved_by.is_some(), table.reservations.clone()));
+    // SPC-2, the PERSISTENT RESERVE IN command: in conflict with any RESERVE, the nexus's own included.
+    if is_reserved {
+        return Err(Failure::status(Status::RESERVATION_CONFLICT));
+    }
     let body = match u16::from(cdb.byte(1) & 0x1f) {
         persistent_reserve_in::READ_KEYS => {
             all.registrations.iter().flat_map(|registration| registration.key.to_be_bytes()).collect()
@@ -104,9 +111,10 @@ fn capabilities(all: &Reservations, can_persist: bool) -> Capabilities {
 pub(super) fn reserve_out(cx: &mut Context<'_>) -> Outcome {
     let cdb = &cx.command.cdb;
     let (scope, kind) = (cdb.byte(2) >> 4, ReservationType(cdb.byte(2) & 0x0f));
-    // SPC-5 table 202: scope and type count where a reservation is made or released.
+    // SPC-5, the PERSISTENT RESERVE OUT service actions: scope and type count where a reservation is made or released.
+    // A preemption does not always make one.
     let action = u16::from(cdb.byte(1) & 0x1f);
-    if matches!(action, out::RESERVE | out::RELEASE | out::PREEMPT | out::PREEMPT_AND_ABORT) {
+    if matches!(action, out::RESERVE | out::RELEASE) {
         if scope != 0 {
             return Err(Sense::cdb_bit(2, 7).into());
         }
@@ -132,7 +140,7 @@ fn change(cx: &mut Context<'_>, bytes: &[u8]) -> Outcome {
         return Err(Sense::in_parameters(20).into());
     }
     let ticket = served.change(action == out::PREEMPT_AND_ABORT, |table| {
-        // SPC-2 §5.5.1: a RESERVE that is held keeps persistent reservations out.
+        // SPC-2, "Reservations": a RESERVE that is held keeps persistent reservations out.
         if table.reserved_by.is_some() {
             return Err(Failure::status(Status::RESERVATION_CONFLICT));
         }
@@ -155,11 +163,25 @@ fn takes_away(action: u16) -> bool {
 
 /// One service action with its parameters.
 enum Wanted {
-    Register { key: Option<u64>, new_key: u64, whom: Vec<Registrant>, persists: bool },
-    Reserve { key: u64, kind: ReservationType },
-    Release { key: u64, kind: ReservationType },
-    Clear { key: u64 },
-    Preempt(Preempt),
+    Register {
+        key: Option<u64>,
+        new_key: u64,
+        whom: Vec<Registrant>,
+        persists: bool,
+    },
+    Reserve {
+        key: u64,
+        kind: ReservationType,
+    },
+    Release {
+        key: u64,
+        kind: ReservationType,
+    },
+    Clear {
+        key: u64,
+    },
+    /// And whether scope and type are ones that a reservation can have.
+    Preempt(Preempt, bool),
     Move(Move),
 }
 
@@ -183,7 +205,11 @@ impl Wanted {
             out::RESERVE => Ok(Wanted::Reserve { key, kind }),
             out::RELEASE => Ok(Wanted::Release { key, kind }),
             out::CLEAR => Ok(Wanted::Clear { key }),
-            _ => Ok(Wanted::Preempt(Preempt { key, victim_key: other_key, kind })),
+            _ => {
+                let is_whole_unit = cx.command.cdb.byte(2) >> 4 == 0;
+                let makes_sense = is_whole_unit && kind.name().is_some();
+                Ok(Wanted::Preempt(Preempt { key, victim_key: other_key, kind }, makes_sense))
+            }
         }
     }
 
@@ -191,12 +217,13 @@ impl Wanted {
         let (list, rest) = RegisterAndMove::ref_from_prefix(bytes).map_err(|_| Sense::in_parameters(0))?;
         let port = list.relative_target_port_identifier.get();
         let port = port_name(cx, port).ok_or(Sense::in_parameters(18))?;
-        let ids = transport_ids(rest, list.transport_id_length.get() as usize, 20)?;
-        let [id] = ids.as_slice() else { return Err(Sense::in_parameters(20)) };
+        let ids = transport_ids(cx, rest, list.transport_id_length.get() as usize, 20)?;
+        // A node is not one port that the reservation could be moved to.
+        let [TransportId::Port(id)] = ids.as_slice() else { return Err(Sense::in_parameters(20)) };
         Ok(Wanted::Move(Move {
             key: list.reservation_key.get(),
             new_key: list.service_action_reservation_key.get(),
-            to: Registrant { initiator: (*id).into(), port },
+            to: Registrant { initiator: id.clone(), port },
             unregister: list.flags & UNREG != 0,
             persists: list.flags & APTPL != 0,
         }))
@@ -209,7 +236,7 @@ impl Wanted {
     fn apply(&self, all: &mut Reservations, who: &Registrant) -> Result<Notices, Failure> {
         let result = match self {
             Wanted::Register { key, new_key, whom, persists } => {
-                // SPC-5 §5.13.7.3: others are only registered by one who was not registered itself.
+                // SPC-5, "Registering": others are only registered by one who was not registered itself.
                 if whom.len() > 1
                     && all.key_of(who).is_some()
                     && whom.iter().any(|other| other.initiator != who.initiator)
@@ -221,7 +248,13 @@ impl Wanted {
             Wanted::Reserve { key, kind } => all.reserve(who, *key, *kind).map(|()| Notices::new()),
             Wanted::Release { key, kind } => all.release(who, *key, *kind),
             Wanted::Clear { key } => all.clear(who, *key),
-            Wanted::Preempt(what) => all.preempt(who, what),
+            Wanted::Preempt(what, makes_sense) => {
+                let holds_key = all.key_of(who) == Some(what.key);
+                if holds_key && !makes_sense && all.is_taken_over(what.victim_key) {
+                    return Err(Sense::cdb_bit(2, 7).into());
+                }
+                all.preempt(who, what)
+            }
             Wanted::Move(what) => all.register_and_move(who, what),
         };
         result.map_err(refusal)
@@ -238,7 +271,8 @@ fn refusal(refused: Refused) -> Failure {
     }
 }
 
-/// Who is registered: the nexus; with SPEC_I_PT each listed initiator port; with ALL_TG_PT those on every target port.
+/// Who is registered: the nexus; with SPEC_I_PT each listed initiator port, and where a node is listed, those of its ports
+/// that are logged in; with ALL_TG_PT all of them on every target port.
 fn whom(cx: &Context<'_>, flags: u8, rest: &[u8]) -> Result<Vec<Registrant>, Sense> {
     let own = cx.nexus.registrant();
     let mut initiators = vec![own.initiator.clone()];
@@ -247,8 +281,12 @@ fn whom(cx: &Context<'_>, flags: u8, rest: &[u8]) -> Result<Vec<Registrant>, Sen
             return Err(Sense::in_parameters(20));
         }
         let (length, list) = rest.split_first_chunk().ok_or(Sense::in_parameters(24))?;
-        let ids = transport_ids(list, u32::from_be_bytes(*length) as usize, 24)?;
-        initiators.extend(ids.into_iter().map(Into::into));
+        for id in transport_ids(cx, list, u32::from_be_bytes(*length) as usize, 24)? {
+            match id {
+                TransportId::Port(id) => initiators.push(id),
+                TransportId::Node(node) => initiators.extend(ports_of(cx, &node)?),
+            }
+        }
     } else if !rest.is_empty() {
         return Err(Sense::illegal(Asc::PARAMETER_LIST_LENGTH_ERROR));
     }
@@ -262,6 +300,17 @@ fn whom(cx: &Context<'_>, flags: u8, rest: &[u8]) -> Result<Vec<Registrant>, Sen
     Ok(each.collect())
 }
 
+/// The ports of a node that are logged in.
+fn ports_of(cx: &Context<'_>, node: &Name) -> Result<Vec<Arc<[u8]>>, Sense> {
+    let mut ports: Vec<_> = cx.unit.unit.look(|state| {
+        let initiators = state.nexuses.iter().map(|nexus| nexus.who.initiator.clone());
+        initiators.filter(|initiator| is_port_of(initiator, node)).collect()
+    });
+    ports.sort_unstable();
+    ports.dedup();
+    if ports.is_empty() { Err(Sense::in_parameters(24)) } else { Ok(ports) }
+}
+
 /// The name of a port that leads to the unit, also through another target.
 fn port_name(cx: &Context<'_>, relative_id: u16) -> Option<Arc<str>> {
     let own = cx.target.ports.iter().find(|port| port.relative_id == relative_id);
@@ -273,13 +322,18 @@ fn port_name(cx: &Context<'_>, relative_id: u16) -> Option<Arc<str>> {
     })
 }
 
-/// Splits a list of TransportIDs; `field` is where its length was.
-fn transport_ids(list: &[u8], length: usize, field: u16) -> Result<Vec<&[u8]>, Sense> {
+/// Reads a list of TransportIDs; `field` is where its length was.
+fn transport_ids(
+    cx: &Context<'_>,
+    list: &[u8],
+    length: usize,
+    field: u16,
+) -> Result<Vec<TransportId>, Sense> {
     let mut rest = list.get(..length).ok_or(Sense::illegal(Asc::PARAMETER_LIST_LENGTH_ERROR))?;
     let mut ids = Vec::new();
     while let [first, _, high, low, ..] = *rest {
         let len = match first & 0x0f {
-            // SPC-5 §7.6.4.6: an iSCSI TransportID says how long it is, all others have 24 bytes.
+            // SPC-5, TransportIDs: an iSCSI TransportID says how long it is, all others have 24 bytes.
             0x05 => usize::from(u16::from_be_bytes([high, low])).saturating_add(4),
             _ => 24,
         };
@@ -288,7 +342,7 @@ fn transport_ids(list: &[u8], length: usize, field: u16) -> Result<Vec<&[u8]>, S
             .split_at_checked(len)
             .filter(|_| len <= MAX_TRANSPORT_ID)
             .ok_or(Sense::in_parameters(field))?;
-        ids.push(id);
+        ids.push(TransportId::read(id, cx.nexus.protocol()).ok_or(Sense::in_parameters(field))?);
         rest = after;
     }
     if rest.is_empty() { Ok(ids) } else { Err(Sense::in_parameters(field)) }
@@ -521,6 +575,56 @@ mod tests {
         assert_eq!(a.run(&READ).status, Status::RESERVATION_CONFLICT);
         to[19] = 9;
         assert_eq!(out(&mut b, 7, 0, &to), Status::CHECK_CONDITION);
+        // Nor to its own port, through whatever port of the target.
+        for port in [1, 2] {
+            (to[7], to[19]) = (7, port);
+            let cdb = [0x5f, 7, 0, 0, 0, 0, 0, 0, to.len() as u8, 0];
+            assert_eq!(b.run_with(&cdb, &to).check(), (5, 0x2600), "port {port}");
+        }
+        to[24] = 0x46;
+        assert_eq!(out(&mut b, 7, 0, &to), Status::CHECK_CONDITION, "another protocol");
+    }
+
+    #[test]
+    fn a_node_that_is_listed_is_each_of_its_ports_that_is_there() {
+        let bench = Bench::new();
+        let (mut a, mut b) = (bench.client("a"), bench.client("b"));
+        let mut register = list(0, 5, 8);
+        let node = b"iqn.2026-11.i:b\0\0\0\0\0";
+        register.extend([0, 0, 0, 24, 5, 0, 0, 20]);
+        register.extend(node);
+        assert_eq!(out(&mut a, 0, 0, &register), Status::GOOD);
+        assert_eq!(out(&mut a, 1, 5, &list(5, 0, 0)), Status::GOOD);
+        b.run_with(&WRITE, &[0; 512]).good();
+        assert_eq!(out(&mut a, 6, 0, &list(0, 0, 0)), Status::GOOD);
+        register[32 + 14] = b'c';
+        assert_eq!(out(&mut a, 0, 0, &register), Status::CHECK_CONDITION, "nobody knows its ports");
+    }
+
+    #[test]
+    fn who_may_read_may_ask_what_there_is_to_ask() {
+        let bench = Bench::new();
+        let (mut a, mut b) = (bench.client("a"), bench.client("b"));
+        register(&mut a, 1);
+        assert_eq!(out(&mut a, 1, 1, &list(1, 0, 0)), Status::GOOD);
+        b.run(&[0xa3, 0x0c, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0]).good();
+        b.run(&[0xa3, 0x0d, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0]).good();
+    }
+
+    #[test]
+    fn scope_and_type_of_a_preemption_count_where_it_takes_the_reservation_over() {
+        let bench = Bench::new();
+        let (mut a, mut b) = (bench.client("a"), bench.client("b"));
+        register(&mut a, 1);
+        register(&mut b, 2);
+        assert_eq!(out(&mut a, 1, 3, &list(1, 0, 0)), Status::GOOD);
+        let preempt = |kind| [0x5f, 4, kind, 0, 0, 0, 0, 0, 24, 0];
+        for kind in [0, 2, 0x13] {
+            assert_eq!(b.run_with(&preempt(kind), &list(2, 1, 0)).check(), (5, 0x2400), "{kind}");
+            assert_eq!(b.run_with(&preempt(kind), &list(9, 1, 0)).status, Status::RESERVATION_CONFLICT);
+        }
+        assert_eq!(out(&mut a, 4, 0x10, &list(1, 2, 0)), Status::GOOD);
+        assert_eq!(keys(&mut a).len(), 8 + 8);
     }
 
     #[test]

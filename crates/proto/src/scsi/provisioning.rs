@@ -1,4 +1,4 @@
-//! UNMAP and GET LBA STATUS (SBC-4 §5.35, §5.7).
+//! UNMAP and GET LBA STATUS (SBC-4).
 
 use super::sense::Sense;
 use super::task::{Action, Context, Outcome, Range, Work, answer};
@@ -22,7 +22,7 @@ fn unmap_listed(cx: &mut Context<'_>, bytes: &[u8]) -> Outcome {
     let (header, rest) = UnmapHeader::ref_from_prefix(bytes).map_err(|_| Sense::in_parameters(0))?;
     let listed = rest.get(..header.unmap_block_descriptor_data_length.get().into()).unwrap_or(rest);
     let count = listed.len().checked_div(size_of::<UnmapDescriptor>()).unwrap_or(0);
-    // SBC-4 §5.35.2: what is left of a descriptor that is not whole is ignored.
+    // SBC-4, the UNMAP command: what is left of a descriptor that is not whole is ignored.
     let (descriptors, _) = <[UnmapDescriptor]>::ref_from_prefix_with_elems(listed, count)
         .map_err(|_| Sense::in_parameters(2))?;
     if descriptors.len() > MAX_UNMAP_DESCRIPTORS as usize {

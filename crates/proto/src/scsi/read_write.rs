@@ -1,4 +1,4 @@
-//! READ and WRITE of 6 to 16 bytes, WRITE ATOMIC (SBC-4 §5.13 to 5.18, §5.36 to 5.40, §5.43).
+//! READ and WRITE of 6 to 16 bytes, WRITE ATOMIC (SBC-4).
 
 use super::sense::Sense;
 use super::task::{Action, Context, Outcome, State, Work};
@@ -14,7 +14,7 @@ pub(super) fn read(cx: &mut Context<'_>) -> Outcome {
         return Ok(Action::good());
     }
     if range.flags & FUA != 0 && cx.unit.view.info.write_cache {
-        // SBC-4 table 9: what is in the write cache goes to the medium first.
+        // SBC-4, FUA of the READ commands: what is in the write cache goes to the medium first.
         cx.work(FlushThenRead { offset: range.offset, len: range.len });
         return Ok(Action::Io(Op::Flush, 0, 0, None));
     }

@@ -1,4 +1,4 @@
-//! TEST UNIT READY and REQUEST SENSE (SPC-5 §6.43, §6.39).
+//! TEST UNIT READY and REQUEST SENSE (SPC-5).
 
 use super::Command;
 use super::sense::Sense;
@@ -23,7 +23,7 @@ pub(super) fn request_sense(cx: &mut Context<'_>) -> Outcome {
     answer_sense(cx.command, sense)
 }
 
-/// SPC-5 §6.39: the sense data, with status GOOD, say that there is no logical unit.
+/// SPC-5, the REQUEST SENSE command: the sense data, with status GOOD, say that there is no logical unit.
 pub(super) fn sense_without_unit(command: &Command) -> Outcome {
     answer_sense(command, Sense::illegal(Asc::LOGICAL_UNIT_NOT_SUPPORTED))
 }

@@ -1,4 +1,4 @@
-//! REPORT SUPPORTED OPERATION CODES and REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS (SPC-5 §6.35, §6.36).
+//! REPORT SUPPORTED OPERATION CODES and REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS (SPC-5).
 
 use super::sense::Sense;
 use super::table::{Entry, TABLE, of_opcode};
@@ -26,7 +26,11 @@ pub(super) fn operation_codes(cx: &mut Context<'_>) -> Outcome {
             }
             let mut entries = of_opcode(opcode).filter(supported);
             one(
-                entries.find(|entry| entry.service_action.is_none_or(|wanted| wanted == service_action)),
+                entries.find(|entry| match entry.service_action {
+                    Some(wanted) => wanted == service_action,
+                    // A command without them has no other than the first one.
+                    None => options != EITHER || service_action == 0,
+                }),
                 with_timeouts,
             )
         }
@@ -63,7 +67,7 @@ fn one(entry: Option<&Entry>, with_timeouts: bool) -> Vec<u8> {
     bytes.extend((entry.cdb_len() as u16).to_be_bytes());
     let usage = bytes.len();
     bytes.extend(entry.usage());
-    // The service action is itself, and not a mask of bits (SPC-5 §6.35.3).
+    // The service action is itself, and not a mask of bits (SPC-5).
     if let (Some(action), Some(place)) = (entry.service_action, bytes.get_mut(usage.saturating_add(1))) {
         *place = (*place & !0x1f) | action as u8;
     }
@@ -80,7 +84,7 @@ pub(super) fn task_management_functions(cx: &mut Context<'_>) -> Outcome {
     if allocation_length < 4 {
         return Err(Sense::in_cdb(6).into());
     }
-    let mut bytes = vec![ATS | CTS | LURS | ABORT_TASK, ITNRS, 0, 0];
+    let mut bytes = vec![ABORT_TASK | ATS | CTS | LURS | QTS, QTSS | ITNRS, 0, 0];
     if extended {
         if let Some(length) = bytes.last_mut() {
             *length = 12;
@@ -109,6 +113,8 @@ const ABORT_TASK: u8 = 1 << 7;
 const ATS: u8 = 1 << 6;
 const CTS: u8 = 1 << 4;
 const LURS: u8 = 1 << 3;
+const QTS: u8 = 1 << 2;
+const QTSS: u8 = 1 << 1;
 const ITNRS: u8 = 1 << 0;
 
 #[cfg(test)]
@@ -141,6 +147,7 @@ mod tests {
         let mut client = Bench::new().client("a");
         assert_eq!(client.run(&cdb(1, 0x04, 0)).good(), [0, 1, 0, 0]);
         assert_eq!(client.run(&cdb(2, 0x9e, 0x1f)).good(), [0, 1, 0, 0]);
+        assert_eq!(client.run(&cdb(3, 0x12, 5)).good(), [0, 1, 0, 0]);
         assert_eq!(client.run(&cdb(7, 0, 0)).check(), (5, 0x2400));
     }
 
@@ -158,7 +165,7 @@ mod tests {
     fn task_management_functions_are_listed() {
         let mut client = Bench::new().client("a");
         let cdb = |flags| [0xa3, 0x0d, flags, 0, 0, 0, 0, 0, 0, 255, 0, 0];
-        assert_eq!(client.run(&cdb(0)).good(), [0xd8, 1, 0, 0]);
+        assert_eq!(client.run(&cdb(0)).good(), [0xdc, 3, 0, 0]);
         assert_eq!(client.run(&cdb(0x80)).good().len(), 16);
     }
 }

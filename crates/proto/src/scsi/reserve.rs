@@ -1,4 +1,4 @@
-//! RESERVE and RELEASE of 6 and 10 bytes (SPC-2 §7.15 to 7.18).
+//! RESERVE and RELEASE of 6 and 10 bytes (SPC-2).
 //!
 //! The whole unit, for the nexus itself: extents and third parties went out of SPC-2 and of use. The reservation lasts
 //! until it is released, its nexus is lost, or the unit is reset.
@@ -13,7 +13,7 @@ pub(super) fn reserve(cx: &mut Context<'_>) -> Outcome {
     check(cx)?;
     let key = cx.unit.key;
     let reserved = cx.unit.unit.served.change(false, |table| {
-        // SPC-5 §5.13.3, CRH is 0: registrations keep reservations of this kind out.
+        // SPC-2, "Reservations", as CRH is 0: registrations keep reservations of this kind out.
         if table.reserved_by.is_some_and(|holder| holder != key)
             || !table.reservations.registrations.is_empty()
         {
@@ -44,9 +44,13 @@ impl Work for Draining {
     }
 }
 
-/// SPC-2 §7.16: GOOD for everyone, with an effect for the holder.
+/// SPC-2, the RELEASE commands: GOOD for everyone, with an effect for the holder.
 pub(super) fn release(cx: &mut Context<'_>) -> Outcome {
     check(cx)?;
+    // SPC-2, "Reservations": with registrations all of these commands conflict, whoever sends them.
+    if cx.unit.unit.served.look(|table| !table.reservations.registrations.is_empty()) {
+        return Err(Failure::status(Status::RESERVATION_CONFLICT));
+    }
     cx.unit.unit.served.release(Some(cx.unit.key));
     Ok(Action::good())
 }
@@ -83,6 +87,10 @@ mod tests {
         b.run(&RELEASE).good();
         b.run(&[0x12, 0, 0, 0, 36, 0]).good();
         a.run(&MODE_SENSE).good();
+        let keys = [0x5e, 0, 0, 0, 0, 0, 0, 0, 8, 0];
+        assert_eq!(a.run(&keys).status, Status::RESERVATION_CONFLICT, "not even its holder");
+        b.run(&[0x1e, 0, 0, 0, 0, 0]).good();
+        assert_eq!(b.run(&[0x1e, 0, 0, 0, 1, 0]).status, Status::RESERVATION_CONFLICT);
         a.run(&[0x57, 0, 0, 0, 0, 0, 0, 0, 0, 0]).good();
         b.run(&[0x56, 0, 0, 0, 0, 0, 0, 0, 0, 0]).good();
         assert_eq!(a.run(&RESERVE).status, Status::RESERVATION_CONFLICT);
@@ -108,6 +116,7 @@ mod tests {
         a.run_with(&register, &[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0])
             .good();
         assert_eq!(a.run(&RESERVE).status, Status::RESERVATION_CONFLICT);
+        assert_eq!(a.run(&RELEASE).status, Status::RESERVATION_CONFLICT);
         assert_eq!(a.run(&[0x16, 1, 0, 0, 0, 0]).check(), (5, 0x2400));
     }
 }

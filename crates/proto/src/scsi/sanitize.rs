@@ -1,4 +1,4 @@
-//! SANITIZE (SBC-4 §5.31, §4.11): nothing that was on the volume can be read back.
+//! SANITIZE (SBC-4): nothing that was on the volume can be read back.
 //!
 //! It is done when what it wrote is on stable storage. While it lasts nobody else reads or writes a block, by whatever
 //! protocol, as if it were reserved ([`Served`]): what is in flight when it begins ends first, and what was admitted and
@@ -96,7 +96,7 @@ pub(super) fn overwrite(cx: &mut Context<'_>) -> Outcome {
     check(cx)?;
     let len = usize::from(cx.command.cdb.u16(7));
     let block_len = cx.unit.view.block_len as usize;
-    // SBC-4 §5.31.2.2: 4 bytes, then a pattern of at most a block.
+    // SBC-4, the SANITIZE command, OVERWRITE: 4 bytes, then a pattern of at most a block.
     if len < 5 || len > block_len.saturating_add(4) {
         return Err(Sense::in_cdb(7).into());
     }

@@ -1,4 +1,4 @@
-//! Sense data: what went wrong, in fixed or descriptor format (SPC-5 §4.4).
+//! Sense data: what went wrong, in fixed or descriptor format (SPC-5).
 
 use blockmux_wire::scsi::sense::*;
 use smallvec::SmallVec;
@@ -22,7 +22,7 @@ pub struct Sense {
     pub descriptor_format: bool,
 }
 
-/// SENSE KEY SPECIFIC (SPC-5 §4.4.2.4).
+/// SENSE KEY SPECIFIC (SPC-5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Specific {
     /// The field at fault.
@@ -94,7 +94,7 @@ impl Sense {
     }
 
     fn to_fixed(self) -> SenseBytes {
-        // SPC-5 §4.4.3: an INFORMATION that does not fit is left out, and VALID says so.
+        // SPC-5, fixed format sense data: an INFORMATION that does not fit is left out, and VALID says so.
         let information = self.information.and_then(|information| u32::try_from(information).ok());
         let sense = FixedSense {
             response_code: FIXED_CURRENT | if information.is_some() { VALID } else { 0 },

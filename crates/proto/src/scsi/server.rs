@@ -50,8 +50,6 @@ pub enum TaskManagement {
     AbortTaskSet,
     /// Abort every nexus's tasks.
     ClearTaskSet,
-    /// Clear an auto contingent allegiance; there is never one.
-    ClearAca,
     /// Reset the logical unit.
     LogicalUnitReset,
 }
@@ -206,7 +204,7 @@ impl DeviceServer {
         };
         // What it aborts of others ends with its next step; what is in flight by then, `drain` waits for.
         match function {
-            TaskManagement::AbortTaskSet | TaskManagement::ClearAca => {}
+            TaskManagement::AbortTaskSet => {}
             // SAM-5 §5.14.8: with TAS, the others' tasks end with TASK ABORTED, and there is no unit attention.
             TaskManagement::ClearTaskSet => unit.unit.change(UnitState::abort_all_tasks),
             TaskManagement::LogicalUnitReset => unit.unit.reset(),
@@ -218,6 +216,14 @@ impl DeviceServer {
     #[must_use]
     pub fn has_unit(&self, lun: Lun) -> bool {
         self.find(lun).is_some()
+    }
+
+    /// The nexus is lost, or reset, but its session goes on: what only lasts as long as a nexus does is over in every
+    /// unit, and the next command to each is told so. The transport aborts its own tasks.
+    pub fn lose_nexus(&mut self) {
+        for unit in &self.units {
+            unit.unit.lose_nexus(unit.key);
+        }
     }
 
     /// Tells when nothing reaches the volume any more of tasks that [`DeviceServer::manage`] has just aborted, whoever's
@@ -416,7 +422,7 @@ fn dispatch(target: &Target, nexus: &Nexus, unit: &mut Attached, task: &mut Task
         return Err(sense.into());
     }
     if let Some(sense) = unit.view.not_ready
-        && entry.rules.contains(Rules::NEEDS_MEDIUM)
+        && !entry.is_admitted_unready(&unit.view)
     {
         return Err(sense.into());
     }
@@ -443,7 +449,7 @@ fn find_entry(command: &Command) -> Result<&'static Entry, Failure> {
         return Err(Sense::illegal(Asc::INVALID_COMMAND_OPERATION_CODE).into());
     }
     let control = entry.cdb_len().saturating_sub(1);
-    // SPC-5 §6.6.2, NORMACA is 0: there is no auto contingent allegiance to ask for.
+    // NORMACA of the INQUIRY data is 0: there is no auto contingent allegiance to ask for.
     if cdb.byte(control) & NACA != 0 {
         return Err(Sense::cdb_bit(control as u16, 2).into());
     }
@@ -461,7 +467,7 @@ fn carry_on(cx: &mut Context<'_>) -> Outcome {
     token_copy::count_seconds(cx)
 }
 
-/// What a LUN without a logical unit answers (SPC-5 §4.2.1, SAM-5 §5.13).
+/// What a LUN without a logical unit answers (SPC-5, SAM-5 §5.13).
 fn begin_without_unit(target: &Target, command: &Command) -> Outcome {
     match command.cdb.opcode() {
         Opcode::REPORT_LUNS => luns::report(target, command),

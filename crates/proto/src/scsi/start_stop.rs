@@ -1,4 +1,4 @@
-//! START STOP UNIT and PREVENT ALLOW MEDIUM REMOVAL (SBC-4 §5.32, §5.15).
+//! START STOP UNIT and PREVENT ALLOW MEDIUM REMOVAL (SBC-4).
 
 use super::sense::Sense;
 use super::task::{Action, Context, Outcome};
@@ -10,9 +10,9 @@ use blockmux_wire::scsi::sense::Asc;
 pub(super) fn start_stop_unit(cx: &mut Context<'_>) -> Outcome {
     let flags = cx.command.cdb.byte(4);
     let (loej, start) = (flags & LOEJ != 0, flags & START != 0);
-    // SBC-4 §5.32: with a power condition, START and LOEJ are ignored.
+    // SBC-4, the START STOP UNIT command: with a power condition, START and LOEJ are ignored.
     let is_condition = flags & POWER_CONDITION_MASK != 0;
-    // SBC-4 table 13: only a plain start is for everyone.
+    // SBC-4, which commands conflict with persistent reservations: only a plain start is for everyone.
     if !start || is_condition {
         cx.check_holder()?;
     }

@@ -6,8 +6,9 @@ use super::sense::Sense;
 use super::task::{Context, Failure, Outcome};
 use super::unit::View;
 use super::{
-    alua, cache, capacity, compare, defects, extended_copy, inquiry, luns, mode, persistent_reserve,
-    provisioning, read_write, ready, report, reserve, sanitize, start_stop, token_copy, verify, write_same,
+    AccessState, alua, cache, capacity, compare, defects, extended_copy, inquiry, luns, mode,
+    persistent_reserve, provisioning, read_write, ready, report, reserve, sanitize, start_stop, token_copy,
+    verify, write_same,
 };
 use blockmux_wire::scsi::cdb::SERVICE_ACTION_MASK;
 use blockmux_wire::scsi::opcode::sanitize as how;
@@ -42,16 +43,20 @@ impl Rules {
     pub(super) const THIN: Rules = Rules(4);
     /// Of units that write atomically.
     pub(super) const ATOMIC: Rules = Rules(8);
-    /// Whoever may read may do this (SPC-5 table 66, SBC-4 table 13); without, it takes the right to write.
+    /// Whoever may read may do this (SPC-5 and SBC-4, which commands conflict with persistent reservations); without, it takes the right to write.
     pub(super) const READS: Rules = Rules(16);
     /// No persistent reservation stands in its way, or only for some of its bits.
     pub(super) const DESPITE_PERSISTENT: Rules = Rules(32);
-    /// No RESERVE of another nexus stands in its way (SPC-2 table 10).
+    /// No RESERVE of another nexus stands in its way (SPC-2, which commands conflict with reservations).
     pub(super) const DESPITE_RESERVE: Rules = Rules(64);
-    /// Carried out while the unit is being sanitized (SBC-4 §4.11.3).
+    /// Carried out while the unit is being sanitized (SBC-4).
     pub(super) const DESPITE_SANITIZE: Rules = Rules(128);
     /// For everyone at any time.
-    const ALWAYS: Rules = Rules(1 | 32 | 64 | 128);
+    const ALWAYS: Rules = Rules(1 | 32 | 64 | 128 | 256);
+    /// Carried out although the port is unavailable (SPC-4, the model of asymmetric access states).
+    const DESPITE_UNAVAILABLE: Rules = Rules(256);
+    /// Carried out although the port is in standby: it needs the medium for what it is and not for a block.
+    const DESPITE_STANDBY: Rules = Rules(512);
 
     #[inline]
     pub(super) const fn contains(self, other: Rules) -> bool {
@@ -64,7 +69,7 @@ impl Rules {
 }
 
 impl Entry {
-    /// CDB USAGE DATA (SPC-5 §6.35.3): the operation code, then a 1 for each bit that is evaluated. Its length is
+    /// CDB USAGE DATA (SPC-5): the operation code, then a 1 for each bit that is evaluated. Its length is
     /// the CDB's.
     pub(super) fn usage(&self) -> &[u8] {
         self.usage.get(..self.cdb_len()).unwrap_or(&self.usage)
@@ -85,6 +90,16 @@ impl Entry {
         by_type || self.rules.contains(Rules::DESPITE_PERSISTENT)
     }
 
+    /// Whether a unit does this that is not ready: its port is in another state than an active one, or it has no medium.
+    pub(super) fn is_admitted_unready(&self, view: &View) -> bool {
+        let needs_medium = self.rules.contains(Rules::NEEDS_MEDIUM);
+        match view.port {
+            AccessState::ACTIVE_OPTIMIZED | AccessState::ACTIVE_NON_OPTIMIZED => !needs_medium,
+            AccessState::STANDBY => !needs_medium || self.rules.contains(Rules::DESPITE_STANDBY),
+            _ => self.rules.contains(Rules::DESPITE_UNAVAILABLE),
+        }
+    }
+
     /// Whether a unit that is like this has the command.
     #[inline]
     pub(super) fn is_supported(&self, view: &View) -> bool {
@@ -103,7 +118,7 @@ pub(super) fn find(cdb: &Cdb) -> Result<&'static Entry, Failure> {
     let action = u16::from(cdb.byte(1) & SERVICE_ACTION_MASK);
     entries
         .find(|entry| entry.service_action.is_none_or(|wanted| wanted == action))
-        // SPC-5 §4.2.5.2: an unknown service action is an invalid field.
+        // SPC-5, SERVICE ACTION: an unknown service action is an invalid field.
         .ok_or_else(|| Sense::cdb_bit(1, 4).into())
 }
 
@@ -236,13 +251,13 @@ pub(super) static TABLE: &[Entry] = &[
     entry(
         Opcode::PREVENT_ALLOW_MEDIUM_REMOVAL,
         [0, 0, 0, 3, 7],
-        Rules::DESPITE_PERSISTENT,
+        Rules::DESPITE_PERSISTENT.and(Rules::DESPITE_RESERVE),
         start_stop::prevent_allow,
     ),
     entry(
         Opcode::READ_CAPACITY_10,
         [0, 0, 0, 0, 0, 0, 0, 0, 7],
-        Rules::NEEDS_MEDIUM.and(Rules::DESPITE_PERSISTENT),
+        Rules::NEEDS_MEDIUM.and(Rules::DESPITE_PERSISTENT).and(Rules::DESPITE_STANDBY),
         capacity::read_capacity_10,
     ),
     reads(range_10(Opcode::READ_10, 0xf8, read_write::read)),
@@ -337,7 +352,7 @@ pub(super) static TABLE: &[Entry] = &[
         Opcode::SERVICE_ACTION_IN_16,
         service_action_in_16::READ_CAPACITY_16,
         [0x1f, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 7],
-        Rules::NEEDS_MEDIUM.and(Rules::DESPITE_PERSISTENT),
+        Rules::NEEDS_MEDIUM.and(Rules::DESPITE_PERSISTENT).and(Rules::DESPITE_STANDBY),
         capacity::read_capacity_16,
     ),
     action(
@@ -357,28 +372,28 @@ pub(super) static TABLE: &[Entry] = &[
         Opcode::MAINTENANCE_IN,
         maintenance_in::REPORT_TARGET_PORT_GROUPS,
         [0xff, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 7],
-        Rules::DESPITE_PERSISTENT.and(Rules::DESPITE_SANITIZE),
+        Rules::DESPITE_PERSISTENT.and(Rules::DESPITE_SANITIZE).and(Rules::DESPITE_UNAVAILABLE),
         alua::report,
     ),
     action(
         Opcode::MAINTENANCE_IN,
         maintenance_in::REPORT_SUPPORTED_OPERATION_CODES,
         [0x1f, 0x87, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 7],
-        Rules::DESPITE_SANITIZE,
+        Rules::DESPITE_SANITIZE.and(Rules::READS),
         report::operation_codes,
     ),
     action(
         Opcode::MAINTENANCE_IN,
         maintenance_in::REPORT_SUPPORTED_TASK_MANAGEMENT_FUNCTIONS,
         [0x1f, 0x80, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 7],
-        Rules::DESPITE_SANITIZE,
+        Rules::DESPITE_SANITIZE.and(Rules::READS),
         report::task_management_functions,
     ),
     action(
         Opcode::MAINTENANCE_OUT,
         maintenance_out::SET_TARGET_PORT_GROUPS,
         [0x1f, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 7],
-        Rules::NONE,
+        Rules::DESPITE_UNAVAILABLE,
         alua::set_groups,
     ),
     reads(range_12(Opcode::READ_12, 0xf8, read_write::read)),

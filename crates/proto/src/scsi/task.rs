@@ -180,7 +180,7 @@ impl Context<'_> {
     pub(super) fn range_of(&self, lba: u64, blocks: u64) -> Result<Range, Failure> {
         // A CDB of 6 bytes has no flags.
         let flags = if self.command.cdb.byte(0) < 0x20 { 0 } else { self.command.cdb.byte(1) };
-        // SBC-4 table 8 and its relatives: without protection information, only 000b.
+        // SBC-4, RDPROTECT and its relatives: without protection information, only 000b.
         if flags & PROTECT_MASK != 0 {
             return Err(Sense::cdb_bit(1, 7).into());
         }
@@ -199,7 +199,7 @@ impl Context<'_> {
         }
     }
 
-    /// Refuses what would move more at once than VPD page B0h allows (SBC-4 §6.6.4, MAXIMUM TRANSFER LENGTH).
+    /// Refuses what would move more at once than VPD page B0h allows (SBC-4, MAXIMUM TRANSFER LENGTH).
     #[inline]
     pub(super) fn check_transfer(&self, range: &Range, field: u16) -> Result<(), Failure> {
         if range.len > MAX_TRANSFER.into() { Err(Sense::in_cdb(field).into()) } else { Ok(()) }
@@ -218,7 +218,7 @@ impl Context<'_> {
 
     /// Refuses what only a reservation holder may do, where a command's bits decide whether it is that.
     pub(super) fn check_holder(&self) -> Result<(), Failure> {
-        let is_holder = self.unit.view.access.writes;
+        let is_holder = self.unit.view.access.writes && !self.unit.view.is_reserved_by_other;
         if is_holder { Ok(()) } else { Err(Failure::status(Status::RESERVATION_CONFLICT)) }
     }
 
@@ -311,7 +311,7 @@ impl Context<'_> {
     }
 }
 
-/// Parameter data for the initiator, cut off at the allocation length (SPC-5 §4.2.5.6).
+/// Parameter data for the initiator, cut off at the allocation length (SPC-5).
 pub(super) fn answer(bytes: &[u8], allocation_length: usize) -> Outcome {
     let bytes = bytes.get(..allocation_length).unwrap_or(bytes);
     if bytes.is_empty() {

@@ -1,5 +1,5 @@
-//! POPULATE TOKEN, WRITE USING TOKEN, RECEIVE ROD TOKEN INFORMATION and COPY OPERATION ABORT (SBC-4 §5.12, §5.59;
-//! SPC-5 §6.26, §6.3): an initiator asks for a token of some blocks, and has the data written wherever the token is
+//! POPULATE TOKEN, WRITE USING TOKEN, RECEIVE ROD TOKEN INFORMATION and COPY OPERATION ABORT (SBC-4,
+//! SPC-5): an initiator asks for a token of some blocks, and has the data written wherever the token is
 //! shown, on this unit or another one of the target.
 //!
 //! What a nexus has begun is kept by its list identifier, as long as the nexus lasts: how far a copy has come, how it has
@@ -214,7 +214,7 @@ fn parse_write(cx: &Context<'_>, bytes: &[u8]) -> Result<Plan, Failure> {
             Some(rest) => rest.min(wanted),
         },
     };
-    // SBC-4 §5.59.2: whole blocks, the rest of the last one is zeroes.
+    // SBC-4, the WRITE USING TOKEN command: whole blocks, the rest of the last one is zeroes.
     let len = available.checked_next_multiple_of(block_len).ok_or(Sense::in_parameters(8))?;
     truncate(&mut ranges, len);
     Ok(Plan {
@@ -256,7 +256,7 @@ fn parse_ranges(cx: &Context<'_>, list: &[u8], length: u16, field: u16) -> Resul
         return Err(Sense::in_parameters(field).into());
     }
     let list = list.get(..length.into()).unwrap_or(list);
-    // SBC-4 §5.12.2: what is left of a descriptor that is not whole is ignored.
+    // SBC-4, the POPULATE TOKEN command: what is left of a descriptor that is not whole is ignored.
     let count = list.len().checked_div(size_of::<RangeDescriptor>()).unwrap_or(0);
     let (descriptors, _) = <[RangeDescriptor]>::ref_from_prefix_with_elems(list, count)
         .map_err(|_| Sense::in_parameters(field))?;
@@ -293,7 +293,7 @@ fn truncate(ranges: &mut Vec<(u64, u64)>, mut len: u64) {
     ranges.retain(|range| range.1 > 0);
 }
 
-/// SPC-5 §5.17.4.2: what is in progress keeps its list identifier.
+/// SPC-5, third-party copy commands: what is in progress keeps its list identifier.
 fn check_identifier(cx: &Context<'_>) -> Result<(), Failure> {
     let (key, list_identifier) = (cx.unit.key, cx.command.cdb.u32(6));
     let is_busy = cx.unit.unit.look(|state| {
@@ -344,7 +344,7 @@ pub(super) fn rod_token_information(cx: &mut Context<'_>) -> Outcome {
         Some((information(record, block_len), record.token.is_some()))
     });
     let (bytes, has_token) = found.ok_or(Sense::in_cdb(2))?;
-    // SPC-5 §6.26: a token is told once, or not at all to whoever has no room for anything.
+    // SPC-5, the RECEIVE ROD TOKEN INFORMATION command: a token is told once, or not at all to whoever has no room for anything.
     if has_token && (allocation_length == 0 || allocation_length >= bytes.len()) {
         let unit = &cx.unit.unit;
         unit.change(|state| state.copies.retain(|record| !record.names(key, list_identifier)));

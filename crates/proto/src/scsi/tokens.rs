@@ -1,5 +1,5 @@
 //! ROD tokens: names of data for whoever has them, to be written elsewhere without passing through an initiator
-//! (SPC-5 §5.17.6, SBC-4 §4.28).
+//! (SPC-5, SBC-4).
 //!
 //! A volume keeps no old versions of its blocks, so that a token can only promise "point in time copy, change
 //! vulnerable": it stands for the blocks as they were, and is cancelled by whatever changes one of them. A token cannot be
@@ -147,7 +147,7 @@ pub(super) fn new_token(unit: &LogicalUnit, nexus: &Nexus, block_len: u32, len: 
     bytes
 }
 
-/// Whether the token stands for zeroes without end (SBC-4 §4.28.4).
+/// Whether the token stands for zeroes without end (SBC-4).
 pub(super) fn is_zero_token(bytes: &TokenBytes) -> bool {
     bytes.starts_with(&ROD_ZERO.to_be_bytes()) && bytes.iter().skip(8).all(|&byte| byte == 0)
 }

@@ -5,6 +5,7 @@
 //!
 //! [`DeviceServer`]: super::DeviceServer
 
+use super::AccessState;
 use super::Status;
 use super::alua::{self, AccessStates};
 use super::nexus::{Nexus, TargetPort};
@@ -36,7 +37,7 @@ pub struct Identity {
     pub removable: bool,
     /// Refuse writes whatever the volume says.
     pub read_only: bool,
-    /// NAA locally assigned identifier (SPC-5 §7.7.6.6.5): the upper 4 bits are 3.
+    /// NAA locally assigned identifier (SPC-5): the upper 4 bits are 3.
     pub naa: u64,
 }
 
@@ -138,8 +139,10 @@ pub(super) struct View {
     pub(super) sanitizing: Option<Sense>,
     /// A sanitize operation, a copy or the clock of tokens waits for someone to carry it on.
     pub(super) has_background: bool,
-    /// Why commands that need the medium cannot have it.
+    /// Why commands that need the medium cannot have it: the port's state, or there is no medium.
     pub(super) not_ready: Option<Sense>,
+    /// The state of the port's group.
+    pub(super) port: AccessState,
 }
 
 impl View {
@@ -290,6 +293,19 @@ impl LogicalUnit {
         self.served.release(Some(key));
     }
 
+    /// SAM-5, "I_T nexus loss": what a nexus has for itself is over, and it is told.
+    pub(super) fn lose_nexus(&self, key: NexusKey) {
+        self.served.release(Some(key));
+        self.change(|state| {
+            state.copies.retain(|record| !record.is_of(key));
+            if let Some(nexus) = state.nexus(key) {
+                nexus.prevents_removal = false;
+                nexus.abort_tasks();
+                nexus.attend(Asc::I_T_NEXUS_LOSS_OCCURRED);
+            }
+        });
+    }
+
     /// Knows these ports from now on as ways that lead here.
     pub(super) fn add_ports(&self, ports: &[TargetPort]) {
         let known = ports.iter().map(|port| (port.name.clone(), port.relative_id));
@@ -342,6 +358,7 @@ impl LogicalUnit {
             },
             has_background: state.has_background(),
             not_ready: state.not_ready(key),
+            port: state.port(key),
             info,
         };
         (generation, view)
@@ -417,11 +434,14 @@ impl UnitState {
         self.nexuses.iter().find(|nexus| nexus.key == key).map(|nexus| nexus.who.clone())
     }
 
-    fn not_ready(&self, key: NexusKey) -> Option<Sense> {
+    /// The state of the nexus's target port group.
+    fn port(&self, key: NexusKey) -> AccessState {
         let group = self.nexuses.iter().find(|nexus| nexus.key == key).map(|nexus| nexus.group);
-        let access =
-            group.and_then(|group| self.access_states.get(&group)).copied().unwrap_or_default().access;
-        if let Some(sense) = alua::not_ready(access) {
+        group.and_then(|group| self.access_states.get(&group)).copied().unwrap_or_default().access
+    }
+
+    fn not_ready(&self, key: NexusKey) -> Option<Sense> {
+        if let Some(sense) = alua::not_ready(self.port(key)) {
             return Some(sense);
         }
         self.ejected.then_some(Sense::new(SenseKey::NOT_READY, Asc::MEDIUM_NOT_PRESENT))

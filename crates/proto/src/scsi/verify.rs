@@ -1,4 +1,4 @@
-//! VERIFY and WRITE AND VERIFY (SBC-4 §5.35 to 5.37, §5.41 to 5.43).
+//! VERIFY and WRITE AND VERIFY (SBC-4).
 
 use super::bytes::first_difference;
 use super::sense::Sense;

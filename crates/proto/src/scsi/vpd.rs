@@ -1,7 +1,7 @@
-//! Vital product data (SPC-5 §7.7, SBC-4 §6.6).
+//! Vital product data (SPC-5, SBC-4).
 
 use super::compare::MAX_COMPARE_BLOCKS;
-use super::extended_copy::{IMPLEMENTED, MAX_CSCDS, MAX_LIST, MAX_SEGMENTS};
+use super::extended_copy::{GRANULARITY, IMPLEMENTED, MAX_COPIES, MAX_CSCDS, MAX_LIST, MAX_SEGMENTS};
 use super::nexus::Nexus;
 use super::provisioning::MAX_UNMAP_DESCRIPTORS;
 use super::table::of_opcode;
@@ -9,6 +9,7 @@ use super::task::Context;
 use super::token_copy::{MAX_DESCRIPTORS, MAX_ROD, OPTIMAL_ROD};
 use super::tokens::{DEFAULT_TIMEOUT, MAX_TIMEOUT};
 use super::unit::{Identity, View};
+use blockmux_volume::MAX_TRANSFER;
 use blockmux_wire::scsi::copy::{
     ROD_CHANGE_VULNERABLE, ROD_ZERO, RodTokenFeatures, RodTokenLimits, RodTypeDescriptor, TOKEN_IN, TOKEN_OUT,
 };
@@ -34,7 +35,7 @@ pub(super) fn page(cx: &Context<'_>, page_code: u8) -> Option<Vec<u8>> {
     Some([header.as_bytes(), &body].concat())
 }
 
-/// Who the unit, the port and the target are (SPC-5 §7.7.6).
+/// Who the unit, the port and the target are (SPC-5).
 fn designators(identity: &Identity, target: &str, nexus: &Nexus) -> Vec<u8> {
     let port = &nexus.target_port;
     let protocol = nexus.protocol();
@@ -62,7 +63,7 @@ fn designators(identity: &Identity, target: &str, nexus: &Nexus) -> Vec<u8> {
     bytes
 }
 
-/// SPC-5 §7.7.6.11: ends in NUL, and is padded to 4 bytes. An iSCSI name has at most 223 bytes.
+/// SPC-5, the SCSI name string designator: ends in NUL, and is padded to 4 bytes. An iSCSI name has at most 223 bytes.
 fn name_string(name: &str) -> Vec<u8> {
     let mut bytes: Vec<u8> = name.bytes().take(MAX_NAME).collect();
     bytes.resize(bytes.len().saturating_add(1).next_multiple_of(4), 0);
@@ -78,7 +79,7 @@ fn extended_inquiry(view: &View) -> ExtendedInquiry {
     }
 }
 
-/// SPC-5 §7.7.18: which commands there are, what bounds a parameter list, and which descriptors it may have.
+/// SPC-5, the Third-party Copy VPD page: which commands there are, what bounds a parameter list, and which descriptors it may have.
 fn third_party_copy(view: &View) -> Vec<u8> {
     let commands = |opcode: Opcode| {
         let actions: Vec<u8> =
@@ -113,6 +114,11 @@ fn third_party_copy(view: &View) -> Vec<u8> {
     });
     let length = (size_of_val(&types) as u16).to_be_bytes();
     add(SUPPORTED_ROD_TYPES, [&[0, 0][..], &length, types.as_bytes()].concat());
+    // As RECEIVE COPY OPERATING PARAMETERS has it; no inline data.
+    let copies = u32::from(MAX_COPIES).to_be_bytes();
+    let mut general = [copies, copies, MAX_TRANSFER.to_be_bytes(), [GRANULARITY, 0, 0, 0]].concat();
+    general.resize(32, 0);
+    add(GENERAL_COPY_OPERATIONS, general);
     bytes
 }
 
@@ -185,7 +191,7 @@ fn provisioning(view: &View) -> LogicalBlockProvisioning {
     }
 }
 
-/// In ascending order, as SPC-5 §7.7.17 wants them.
+/// In ascending order, as SPC-5 wants them.
 const PAGES: [u8; 8] = [
     PAGE_SUPPORTED,
     PAGE_SERIAL,
@@ -219,12 +225,17 @@ mod tests {
             rest = after;
         }
         let kinds: Vec<_> = found.iter().map(|(kind, _)| *kind).collect();
-        assert_eq!((rest, &kinds[..]), (&[][..], &[0, 1, 4, 8, 0x106, 0x108][..]));
+        assert_eq!((rest, &kinds[..]), (&[][..], &[0, 1, 4, 8, 0x106, 0x108, 0x8001][..]));
         let limits = found[0].1;
         assert_eq!((limits.len(), &limits[10..12], &limits[16..20]), (36, &[1, 0][..], &[0, 0, 0, 60][..]));
         assert_eq!(found[1].1[4..11], [11, 0x83, 4, 0, 0x10, 0x11, 0x1c]);
         let features = found[4].1;
         assert_eq!((features.len(), &features[46..52]), (96, &[0, 48, 0, 0, 0, 44][..]));
+        let general = found[6].1;
+        assert_eq!(
+            (general.len(), &general[4..18]),
+            (36, &[0, 0, 0, 255, 0, 0, 0, 255, 2, 0, 0, 0, 9, 0][..])
+        );
         let types = found[5].1;
         assert_eq!(
             (types[7], &types[8..13], &types[72..77]),

@@ -1,4 +1,4 @@
-//! WRITE SAME (SBC-4 §5.45, §5.46).
+//! WRITE SAME (SBC-4).
 
 use super::bytes::is_zero;
 use super::sense::Sense;

@@ -222,11 +222,7 @@ impl Reservations {
     pub(crate) fn preempt(&mut self, who: &Registrant, what: &Preempt) -> Result<Notices, Refused> {
         self.check_key(who, what.key)?;
         let held = self.reservation.clone();
-        let takes_over = match &held {
-            None => false,
-            Some(held) if held.kind.is_all_registrants() => what.victim_key == 0,
-            Some(held) => self.key_of(&held.holder) == Some(what.victim_key),
-        };
+        let takes_over = self.is_taken_over(what.victim_key);
         if what.victim_key == 0 && !takes_over {
             return Err(Refused::NoKey);
         }
@@ -254,6 +250,15 @@ impl Reservations {
         Ok(notices)
     }
 
+    /// Whether a PREEMPT of that key takes the reservation itself over, and does not only remove registrations.
+    pub(crate) fn is_taken_over(&self, victim_key: u64) -> bool {
+        match &self.reservation {
+            None => false,
+            Some(held) if held.kind.is_all_registrants() => victim_key == 0,
+            Some(held) => self.key_of(&held.holder) == Some(victim_key),
+        }
+    }
+
     /// REGISTER AND MOVE (SPC-5 §5.13.8).
     pub(crate) fn register_and_move(&mut self, who: &Registrant, what: &Move) -> Result<Notices, Refused> {
         self.check_key(who, what.key)?;
@@ -264,7 +269,8 @@ impl Reservations {
             Some(held) if held.holder == *who && !held.kind.is_all_registrants() => held.kind,
             _ => return Err(Refused::Conflict),
         };
-        if what.to == *who {
+        // Through whatever target port.
+        if what.to.initiator == who.initiator {
             return Err(Refused::ToItself);
         }
         if self.key_of(&what.to).is_none() && self.registrations.len() >= MAX_REGISTRATIONS {

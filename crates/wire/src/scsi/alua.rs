@@ -1,4 +1,4 @@
-//! Asymmetric logical unit access: parameter data of REPORT and SET TARGET PORT GROUPS (SPC-5 §6.37, §6.45).
+//! Asymmetric logical unit access: parameter data of REPORT and SET TARGET PORT GROUPS (SPC-5).
 
 use crate::open_enum::open_enum;
 use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, Unaligned};

@@ -1,4 +1,4 @@
-//! READ CAPACITY parameter data (SBC-4 §5.19.2, §5.20.2) and GET LBA STATUS (SBC-4 §5.10).
+//! READ CAPACITY parameter data (SBC-4) and GET LBA STATUS (SBC-4).
 
 use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, U32, U64, Unaligned};
 

@@ -5,7 +5,7 @@ use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U1
 /// The longest CDB that is spoken here, in bytes.
 pub const MAX_CDB_LEN: usize = 32;
 
-/// The typical 6-byte CDB with a logical block address (SPC-5 §4.2.2.2).
+/// The typical 6-byte CDB with a logical block address (SPC-5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Cdb6 {
@@ -20,7 +20,7 @@ pub struct Cdb6 {
 }
 const _: () = assert!(size_of::<Cdb6>() == 6);
 
-/// The typical 10-byte CDB with a logical block address (SPC-5 §4.2.2.3).
+/// The typical 10-byte CDB with a logical block address (SPC-5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Cdb10 {
@@ -39,7 +39,7 @@ pub struct Cdb10 {
 }
 const _: () = assert!(size_of::<Cdb10>() == 10);
 
-/// The typical 12-byte CDB with a logical block address (SPC-5 §4.2.2.4).
+/// The typical 12-byte CDB with a logical block address (SPC-5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Cdb12 {
@@ -58,7 +58,7 @@ pub struct Cdb12 {
 }
 const _: () = assert!(size_of::<Cdb12>() == 12);
 
-/// The typical 16-byte CDB with a long logical block address (SPC-5 §4.2.2.5).
+/// The typical 16-byte CDB with a long logical block address (SPC-5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Cdb16 {
@@ -77,7 +77,7 @@ pub struct Cdb16 {
 }
 const _: () = assert!(size_of::<Cdb16>() == 16);
 
-/// INQUIRY (SPC-5 §6.6).
+/// INQUIRY (SPC-5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Inquiry {

@@ -1,5 +1,4 @@
-//! Third-party copies: parameter lists of EXTENDED COPY (LID1), data of RECEIVE COPY RESULTS (SPC-5 §6.4, §6.20 to
-//! 6.24).
+//! Third-party copies: parameter lists of EXTENDED COPY (LID1), data of RECEIVE COPY RESULTS (SPC-5).
 
 use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, U32, U64, Unaligned};
 
@@ -22,7 +21,7 @@ pub struct ExtendedCopyHeader {
 }
 const _: () = assert!(size_of::<ExtendedCopyHeader>() == 16);
 
-/// The identification descriptor CSCD descriptor: who takes part (SPC-5 §6.4.5.4).
+/// The identification descriptor CSCD descriptor: who takes part (SPC-5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct IdentificationCscd {
@@ -47,7 +46,7 @@ pub struct IdentificationCscd {
 }
 const _: () = assert!(size_of::<IdentificationCscd>() == 32);
 
-/// Block device to block device (SPC-5 §6.4.6.4).
+/// Block device to block device (SPC-5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct BlockSegment {
@@ -72,7 +71,7 @@ pub struct BlockSegment {
 }
 const _: () = assert!(size_of::<BlockSegment>() == 28);
 
-/// Block device with offset to block device with offset (SPC-5 §6.4.6.10).
+/// Block device with offset to block device with offset (SPC-5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct OffsetSegment {
@@ -99,7 +98,7 @@ pub struct OffsetSegment {
 }
 const _: () = assert!(size_of::<OffsetSegment>() == 32);
 
-/// RECEIVE COPY OPERATING PARAMETERS; the type codes follow (SPC-5 §6.23).
+/// RECEIVE COPY OPERATING PARAMETERS; the type codes follow (SPC-5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct OperatingParameters {
@@ -132,7 +131,7 @@ pub struct OperatingParameters {
 }
 const _: () = assert!(size_of::<OperatingParameters>() == 44);
 
-/// RECEIVE COPY STATUS (LID1) (SPC-5 §6.24).
+/// RECEIVE COPY STATUS (LID1) (SPC-5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct CopyStatus {
@@ -162,7 +161,7 @@ pub const COPY_COMPLETED: u8 = 1;
 /// COPY OPERATION STATUS: completed with errors.
 pub const COPY_FAILED: u8 = 2;
 
-/// The head of a POPULATE TOKEN parameter list; [`RangeDescriptor`]s follow (SBC-4 §5.12.2).
+/// The head of a POPULATE TOKEN parameter list; [`RangeDescriptor`]s follow (SBC-4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct PopulateToken {
@@ -183,7 +182,7 @@ pub struct PopulateToken {
 }
 const _: () = assert!(size_of::<PopulateToken>() == 16);
 
-/// The head of a WRITE USING TOKEN parameter list; [`RangeDescriptor`]s follow (SBC-4 §5.59.2).
+/// The head of a WRITE USING TOKEN parameter list; [`RangeDescriptor`]s follow (SBC-4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct WriteUsingToken {
@@ -204,7 +203,7 @@ pub struct WriteUsingToken {
 }
 const _: () = assert!(size_of::<WriteUsingToken>() == 536);
 
-/// A block device range descriptor (SBC-4 §5.12.3).
+/// A block device range descriptor (SBC-4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct RangeDescriptor {
@@ -217,7 +216,7 @@ pub struct RangeDescriptor {
 }
 const _: () = assert!(size_of::<RangeDescriptor>() == 16);
 
-/// A ROD token without what only its creator reads (SPC-5 §5.17.6.4).
+/// A ROD token without what only its creator reads (SPC-5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct RodTokenHead {
@@ -242,7 +241,7 @@ pub struct RodTokenHead {
 }
 const _: () = assert!(size_of::<RodTokenHead>() == 128);
 
-/// RECEIVE ROD TOKEN INFORMATION up to the sense data (SPC-5 §6.26).
+/// RECEIVE ROD TOKEN INFORMATION up to the sense data (SPC-5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct RodTokenInformation {
@@ -273,7 +272,7 @@ pub struct RodTokenInformation {
 }
 const _: () = assert!(size_of::<RodTokenInformation>() == 32);
 
-/// The Block Device ROD Token Limits descriptor of VPD page 8Fh, without its type and length (SBC-4 §6.6.9.3).
+/// The Block Device ROD Token Limits descriptor of VPD page 8Fh, without its type and length (SBC-4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct RodTokenLimits {
@@ -293,7 +292,7 @@ pub struct RodTokenLimits {
 const _: () = assert!(size_of::<RodTokenLimits>() == 32);
 
 /// The ROD Token Features descriptor of VPD page 8Fh with what it says of block devices, without its type and length
-/// (SPC-5 §7.7.18.8).
+/// (SPC-5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct RodTokenFeatures {
@@ -334,7 +333,7 @@ pub struct RodTokenFeatures {
 }
 const _: () = assert!(size_of::<RodTokenFeatures>() == 92);
 
-/// A ROD type descriptor of VPD page 8Fh (SPC-5 §7.7.18.9).
+/// A ROD type descriptor of VPD page 8Fh (SPC-5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct RodTypeDescriptor {

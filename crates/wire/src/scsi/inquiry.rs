@@ -1,8 +1,8 @@
-//! INQUIRY data (SPC-5 §6.6.2).
+//! INQUIRY data (SPC-5).
 
 use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, Unaligned};
 
-/// Standard INQUIRY data (SPC-5 table 142).
+/// Standard INQUIRY data (SPC-5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct StandardInquiry {

@@ -4,5 +4,5 @@
 pub const ADDRESS_METHOD_PERIPHERAL: u8 = 0b00;
 /// ADDRESS METHOD: flat space addressing.
 pub const ADDRESS_METHOD_FLAT: u8 = 0b01;
-/// The well-known logical unit REPORT LUNS (SPC-5 §8.2).
+/// The well-known logical unit REPORT LUNS (SPC-5).
 pub const REPORT_LUNS_WELL_KNOWN: u64 = 0xc101_0000_0000_0000;

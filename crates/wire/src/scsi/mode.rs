@@ -1,4 +1,4 @@
-//! Mode parameters: headers, the block descriptors and pages of block devices (SPC-5 §7.5, SBC-4 §6.5).
+//! Mode parameters: headers, the block descriptors and pages of block devices (SPC-5, SBC-4).
 
 use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, U32, U64, Unaligned};
 
@@ -36,7 +36,7 @@ pub struct ModeHeader10 {
 }
 const _: () = assert!(size_of::<ModeHeader10>() == 8);
 
-/// The short LBA mode parameter block descriptor (SBC-4 §6.5.2.2).
+/// The short LBA mode parameter block descriptor (SBC-4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ShortBlockDescriptor {
@@ -47,7 +47,7 @@ pub struct ShortBlockDescriptor {
 }
 const _: () = assert!(size_of::<ShortBlockDescriptor>() == 8);
 
-/// The long LBA mode parameter block descriptor (SBC-4 §6.5.2.3).
+/// The long LBA mode parameter block descriptor (SBC-4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct LongBlockDescriptor {
@@ -60,7 +60,7 @@ pub struct LongBlockDescriptor {
 }
 const _: () = assert!(size_of::<LongBlockDescriptor>() == 16);
 
-/// The Caching mode page (SBC-4 §6.5.6).
+/// The Caching mode page (SBC-4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct CachingPage {
@@ -75,7 +75,7 @@ pub struct CachingPage {
 }
 const _: () = assert!(size_of::<CachingPage>() == 20);
 
-/// The Control mode page (SPC-5 §7.5.9).
+/// The Control mode page (SPC-5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ControlPage {
@@ -100,7 +100,7 @@ pub struct ControlPage {
 }
 const _: () = assert!(size_of::<ControlPage>() == 12);
 
-/// The Informational Exceptions Control mode page (SPC-5 §7.5.14).
+/// The Informational Exceptions Control mode page (SPC-5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct InformationalExceptionsPage {

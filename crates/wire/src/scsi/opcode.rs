@@ -1,4 +1,4 @@
-//! Operation codes and service actions (SPC-5 annex F.2, SBC-4 §5.1).
+//! Operation codes and service actions (SPC-5, SBC-4).
 
 use crate::open_enum::open_enum;
 
@@ -130,7 +130,7 @@ pub mod maintenance_out {
     pub const SET_TARGET_PORT_GROUPS: u16 = 0x0a;
 }
 
-/// Service actions of [`Opcode::PERSISTENT_RESERVE_IN`] (SPC-5 §6.16).
+/// Service actions of [`Opcode::PERSISTENT_RESERVE_IN`] (SPC-5).
 pub mod persistent_reserve_in {
     /// Every registered key.
     pub const READ_KEYS: u16 = 0x00;
@@ -142,7 +142,7 @@ pub mod persistent_reserve_in {
     pub const READ_FULL_STATUS: u16 = 0x03;
 }
 
-/// Service actions of [`Opcode::PERSISTENT_RESERVE_OUT`] (SPC-5 §6.17).
+/// Service actions of [`Opcode::PERSISTENT_RESERVE_OUT`] (SPC-5).
 pub mod persistent_reserve_out {
     /// Register a key, or take it back.
     pub const REGISTER: u16 = 0x00;
@@ -164,7 +164,7 @@ pub mod persistent_reserve_out {
     pub const REPLACE_LOST_RESERVATION: u16 = 0x08;
 }
 
-/// Service actions of [`Opcode::SANITIZE`] (SBC-4 §5.31).
+/// Service actions of [`Opcode::SANITIZE`] (SBC-4).
 pub mod sanitize {
     /// Overwrite every block with a pattern.
     pub const OVERWRITE: u16 = 0x01;
@@ -176,7 +176,7 @@ pub mod sanitize {
     pub const EXIT_FAILURE_MODE: u16 = 0x1f;
 }
 
-/// Service actions of [`Opcode::THIRD_PARTY_COPY_OUT`] (SPC-5 §5.17.3).
+/// Service actions of [`Opcode::THIRD_PARTY_COPY_OUT`] (SPC-5).
 pub mod third_party_copy_out {
     /// EXTENDED COPY (LID1).
     pub const EXTENDED_COPY_LID1: u16 = 0x00;
@@ -188,7 +188,7 @@ pub mod third_party_copy_out {
     pub const COPY_OPERATION_ABORT: u16 = 0x1c;
 }
 
-/// Service actions of [`Opcode::THIRD_PARTY_COPY_IN`] (SPC-5 §5.17.3).
+/// Service actions of [`Opcode::THIRD_PARTY_COPY_IN`] (SPC-5).
 pub mod third_party_copy_in {
     /// RECEIVE COPY STATUS (LID1).
     pub const RECEIVE_COPY_STATUS_LID1: u16 = 0x00;
@@ -202,7 +202,7 @@ pub mod third_party_copy_in {
     pub const RECEIVE_ROD_TOKEN_INFORMATION: u16 = 0x07;
 }
 
-/// How many bytes a CDB with this operation code has, from its group code (SPC-5 §4.2.5.1); `None` for the variable
+/// How many bytes a CDB with this operation code has, from its group code (SPC-5); `None` for the variable
 /// length and the vendor-specific groups.
 #[must_use]
 pub const fn cdb_len(opcode: u8) -> Option<usize> {

@@ -1,4 +1,4 @@
-//! UNMAP parameter lists, LBA status descriptors, bits of WRITE SAME (SBC-4 §5.35.2, §5.7.2, §5.45).
+//! UNMAP parameter lists, LBA status descriptors, bits of WRITE SAME (SBC-4).
 
 use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, U32, U64, Unaligned};
 

@@ -1,4 +1,4 @@
-//! PERSISTENT RESERVE IN and OUT: parameter data (SPC-5 §6.16, §6.17).
+//! PERSISTENT RESERVE IN and OUT: parameter data (SPC-5).
 
 use crate::open_enum::open_enum;
 use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, U32, U64, Unaligned};
@@ -104,7 +104,7 @@ pub struct FullStatusDescriptor {
 const _: () = assert!(size_of::<FullStatusDescriptor>() == 24);
 
 open_enum! {
-    /// TYPE of a persistent reservation (SPC-5 §6.16.3.4).
+    /// TYPE of a persistent reservation (SPC-5).
     pub enum ReservationType(u8) {
         /// Only the holder writes.
         WRITE_EXCLUSIVE = 0x1,

@@ -1,9 +1,9 @@
-//! Sense data (SPC-5 §4.4).
+//! Sense data (SPC-5).
 
 use crate::open_enum::open_enum;
 use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, U32, U64, Unaligned};
 
-/// Fixed format (SPC-5 §4.4.3).
+/// Fixed format (SPC-5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct FixedSense {
@@ -28,7 +28,7 @@ pub struct FixedSense {
 }
 const _: () = assert!(size_of::<FixedSense>() == 18);
 
-/// The head of the descriptor format (SPC-5 §4.4.2).
+/// The head of the descriptor format (SPC-5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct DescriptorSense {
@@ -47,7 +47,7 @@ pub struct DescriptorSense {
 }
 const _: () = assert!(size_of::<DescriptorSense>() == 8);
 
-/// The information descriptor (SPC-5 §4.4.2.2).
+/// The information descriptor (SPC-5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct InformationDescriptor {
@@ -64,7 +64,7 @@ pub struct InformationDescriptor {
 }
 const _: () = assert!(size_of::<InformationDescriptor>() == 12);
 
-/// The sense key specific descriptor (SPC-5 §4.4.2.4).
+/// The sense key specific descriptor (SPC-5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct SenseKeySpecificDescriptor {
@@ -82,7 +82,7 @@ pub struct SenseKeySpecificDescriptor {
 const _: () = assert!(size_of::<SenseKeySpecificDescriptor>() == 8);
 
 open_enum! {
-    /// SENSE KEY (SPC-5 §4.4.7).
+    /// SENSE KEY (SPC-5).
     pub enum SenseKey(u8) {
         /// Nothing to report.
         NO_SENSE = 0x0,
@@ -138,6 +138,8 @@ open_enum! {
         INVALID_FIELD_IN_COMMAND_INFORMATION_UNIT = 0x0e03,
         /// COPY TARGET DEVICE NOT REACHABLE.
         COPY_TARGET_DEVICE_NOT_REACHABLE = 0x0d02,
+        /// INCORRECT COPY TARGET DEVICE TYPE.
+        INCORRECT_COPY_TARGET_DEVICE_TYPE = 0x0d03,
         /// UNRECOVERED READ ERROR.
         UNRECOVERED_READ_ERROR = 0x1100,
         /// PARAMETER LIST LENGTH ERROR.

@@ -1,4 +1,4 @@
-//! Vital product data (SPC-5 §7.7, SBC-4 §6.6).
+//! Vital product data (SPC-5, SBC-4).
 
 use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, U32, U64, Unaligned};
 
@@ -15,7 +15,7 @@ pub struct VpdHeader {
 }
 const _: () = assert!(size_of::<VpdHeader>() == 4);
 
-/// The head of a designation descriptor (SPC-5 §7.7.6.1).
+/// The head of a designation descriptor (SPC-5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct DesignatorHeader {
@@ -30,7 +30,7 @@ pub struct DesignatorHeader {
 }
 const _: () = assert!(size_of::<DesignatorHeader>() == 4);
 
-/// Extended INQUIRY Data (SPC-5 §7.7.7), without the head.
+/// Extended INQUIRY Data (SPC-5), without the head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ExtendedInquiry {
@@ -47,7 +47,7 @@ pub struct ExtendedInquiry {
 }
 const _: () = assert!(size_of::<ExtendedInquiry>() == 60);
 
-/// Block Limits (SBC-4 §6.6.4), without the head.
+/// Block Limits (SBC-4), without the head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct BlockLimits {
@@ -86,7 +86,7 @@ pub struct BlockLimits {
 }
 const _: () = assert!(size_of::<BlockLimits>() == 60);
 
-/// Block Device Characteristics (SBC-4 §6.6.2), without the head.
+/// Block Device Characteristics (SBC-4), without the head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct BlockDeviceCharacteristics {
@@ -101,7 +101,7 @@ pub struct BlockDeviceCharacteristics {
 }
 const _: () = assert!(size_of::<BlockDeviceCharacteristics>() == 60);
 
-/// Logical Block Provisioning (SBC-4 §6.6.7), without the head.
+/// Logical Block Provisioning (SBC-4), without the head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct LogicalBlockProvisioning {
@@ -139,6 +139,8 @@ pub const BLOCK_ROD_TOKEN_LIMITS: u16 = 0x0000;
 pub const ROD_TOKEN_FEATURES: u16 = 0x0106;
 /// Third-party copy descriptor: Supported ROD Types.
 pub const SUPPORTED_ROD_TYPES: u16 = 0x0108;
+/// General Copy Operations third-party copy descriptor.
+pub const GENERAL_COPY_OPERATIONS: u16 = 0x8001;
 /// Third-party copy descriptor: Supported Commands.
 pub const SUPPORTED_COMMANDS: u16 = 0x0001;
 /// Third-party copy descriptor: Parameter Data.

@@ -68,7 +68,6 @@ impl Turn<'_> {
             Function::ABORT_TASK => self.abort_task(request),
             Function::ABORT_TASK_SET => self.manage_unit(request, TaskManagement::AbortTaskSet),
             Function::CLEAR_TASK_SET => self.manage_unit(request, TaskManagement::ClearTaskSet),
-            Function::CLEAR_ACA => self.manage_unit(request, TaskManagement::ClearAca),
             Function::LOGICAL_UNIT_RESET => self.manage_unit(request, TaskManagement::LogicalUnitReset),
             Function::TARGET_WARM_RESET => self.reset_target(request, false),
             Function::TARGET_COLD_RESET => self.reset_target(request, true),
@@ -88,6 +87,9 @@ impl Turn<'_> {
                 self.respond(itt, if has_unit { answer } else { FunctionResponse::LUN_DOES_NOT_EXIST });
             }
             Function::I_T_NEXUS_RESET if knows_queries => {
+                if let Some(server) = &mut self.session.server {
+                    server.lose_nexus();
+                }
                 self.abort_early(request, |_| true);
                 self.abort(itt, |_| true, Vec::new(), false);
             }
@@ -147,9 +149,6 @@ impl Turn<'_> {
             ManagementResponse::IncorrectLogicalUnitNumber => {
                 let response = FunctionResponse::LUN_DOES_NOT_EXIST;
                 self.respond(itt, response);
-            }
-            ManagementResponse::FunctionComplete if function == TaskManagement::ClearAca => {
-                self.respond(itt, FunctionResponse::FUNCTION_COMPLETE);
             }
             ManagementResponse::FunctionComplete => {
                 let concerns_others = function != TaskManagement::AbortTaskSet;

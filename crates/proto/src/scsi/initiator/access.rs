@@ -1,4 +1,4 @@
-//! How well this path leads to the unit: asymmetric logical unit access (SPC-5 §5.17), as the application client sees it.
+//! How well this path leads to the unit: asymmetric logical unit access (SPC-5), as the application client sees it.
 //!
 //! A unit that has target port groups is asked for their states once it is known, when it says that they have changed,
 //! and from time to time by the transport. Where there are other paths, what meets a standby or unavailable port is

@@ -449,7 +449,7 @@ pub(super) const MOST_DATA_IN: usize = LUNS_LEN as usize;
 const QUALIFIER_MASK: u8 = 0b111 << 5;
 /// LOGICAL BLOCKS PER PHYSICAL BLOCK EXPONENT.
 const EXPONENT_MASK: u8 = 0x0f;
-/// MEDIUM ROTATION RATE: less is no number of rounds (SBC-4 §6.6.2).
+/// MEDIUM ROTATION RATE: less is no number of rounds (SBC-4).
 const SLOWEST_ROTATION: u16 = 0x0401;
 const ASSOCIATION_MASK: u8 = 0b11 << 4;
 const DESIGNATOR_TYPE_MASK: u8 = 0x0f;

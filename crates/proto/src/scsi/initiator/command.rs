@@ -158,7 +158,7 @@ fn padded(cdb: &(impl IntoBytes + Immutable)) -> [u8; 16] {
 pub(super) const CAPACITY_16_LEN: u32 = 32;
 /// Of READ CAPACITY (10) parameter data, in bytes.
 pub(super) const CAPACITY_10_LEN: u32 = 8;
-/// Of MODE SENSE: no block descriptors (SPC-5 §6.14).
+/// Of MODE SENSE: no block descriptors (SPC-5).
 const DBD: u8 = 1 << 3;
 
 #[cfg(test)]

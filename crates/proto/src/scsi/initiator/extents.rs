@@ -1,4 +1,4 @@
-//! From LBA status descriptors to extents (SBC-4 §5.10.2).
+//! From LBA status descriptors to extents (SBC-4).
 
 use blockmux_volume::Extent;
 use blockmux_wire::scsi::provisioning::{LbaStatusDescriptor, MAPPED};

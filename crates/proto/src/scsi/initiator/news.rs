@@ -1,4 +1,4 @@
-//! What a unit attention says has changed, and asking about it again (SPC-5 §5.14, SBC-4 §4.10).
+//! What a unit attention says has changed, and asking about it again (SPC-5, SBC-4).
 //!
 //! The command that met the attention is sent again, and before it a question: for the capacity, the cache, or how well the path
 //! leads there. What

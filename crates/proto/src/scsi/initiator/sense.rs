@@ -1,4 +1,4 @@
-//! Sense data as it comes from a target, in either format (SPC-5 §4.4).
+//! Sense data as it comes from a target, in either format (SPC-5).
 
 use blockmux_wire::scsi::sense::{
     Asc, DESCRIPTOR_CURRENT, DESCRIPTOR_DEFERRED, DescriptorSense, FIXED_CURRENT, FIXED_DEFERRED, SenseKey,

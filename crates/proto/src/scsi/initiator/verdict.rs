@@ -1,4 +1,4 @@
-//! The one table from how a command ended to what becomes of it (SAM-5 §5.3.1, SPC-5 §4.4.7).
+//! The one table from how a command ended to what becomes of it (SAM-5 §5.3.1, SPC-5).
 
 use super::sense::SenseCode;
 use blockmux_volume::IoError;

@@ -289,6 +289,24 @@ fn what_aborts_another_session_s_write_is_answered_when_that_has_left_the_volume
 }
 
 #[test]
+fn a_nexus_that_is_reset_holds_nothing_any_more_and_is_told() {
+    let node = node(None);
+    let [mut first, mut other] = [INITIATOR, "iqn.2026-11.com.example:other"].map(|name| {
+        let mut initiator = Initiator::connect_to(node.clone(), Pool::new(usize::MAX));
+        initiator.enter_as(name, "iSCSIProtocolLevel=2\0");
+        assert_eq!(sense(&initiator.command(0, &[0; 6], None, None)[0]), (6, 0x2900));
+        initiator
+    });
+    assert_good(&first.command(0, &[0x16, 0, 0, 0, 0, 0], None, None)[0]);
+    let status = |answer: &Pdu| answer.as_a::<ScsiResponse>().status;
+    assert_eq!(status(&other.command(0, &[0; 6], None, None)[0]), scsi::Status::RESERVATION_CONFLICT.0);
+    let reset = management(Function::I_T_NEXUS_RESET, 0, RESERVED_TAG);
+    assert_eq!(function_response(&first.exchange(&reset, b"")[0]), FunctionResponse::FUNCTION_COMPLETE);
+    assert_good(&other.command(0, &[0; 6], None, None)[0]);
+    assert_eq!(sense(&first.command(0, &[0; 6], None, None)[0]), (6, 0x2907));
+}
+
+#[test]
 fn a_cold_reset_ends_the_session() {
     let mut initiator = Initiator::log_in("");
     let [answer] =
@@ -310,7 +328,7 @@ fn functions_that_are_not_there_say_so() {
     assert_eq!(ask(Function::LOGICAL_UNIT_RESET, 9), FunctionResponse::LUN_DOES_NOT_EXIST);
     let reassign = FunctionResponse::TASK_ALLEGIANCE_REASSIGNMENT_NOT_SUPPORTED;
     assert_eq!(ask(Function::TASK_REASSIGN, 0), reassign);
-    assert_eq!(ask(Function::CLEAR_ACA, 0), FunctionResponse::FUNCTION_COMPLETE);
+    assert_eq!(ask(Function::CLEAR_ACA, 0), unsupported, "nor is there ever an allegiance");
 }
 
 #[test]
