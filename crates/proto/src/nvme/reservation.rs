@@ -7,7 +7,7 @@ use super::Outcome;
 use super::io::Step;
 use super::subsystem::Namespace;
 use crate::served::{
-    Notice, Notices, Preempt, Refused, Register, Registrant, Reservations, SaveTicket, Served, Watch,
+    Drain, Notice, Notices, Preempt, Refused, Register, Registrant, Reservations, SaveTicket, Served,
 };
 use blockmux_volume::{Seg, SgList};
 use blockmux_wire::nvme::Sqe;
@@ -27,7 +27,7 @@ pub(super) struct Reserving {
     /// The change is made; its image is being kept.
     saving: Option<SaveTicket>,
     /// The change is made; I/O that began before it ends.
-    barrier: Option<Watch>,
+    barrier: Option<Drain>,
 }
 
 #[derive(Clone, Copy)]
@@ -144,7 +144,7 @@ impl Reserving {
             Ok(ticket) => self.saving = ticket,
         }
         if aborts {
-            self.barrier = Some(Watch::new(&self.served, Arc::from([])));
+            self.barrier = Some(Drain::new(&self.served));
         }
         self.resume()
     }
@@ -161,7 +161,7 @@ impl Reserving {
                 }
             }
         }
-        if self.barrier.as_ref().is_some_and(|barrier| !barrier.has_begun()) {
+        if self.barrier.as_ref().is_some_and(|barrier| !barrier.is_over()) {
             return Step::Wait;
         }
         self.barrier = None;

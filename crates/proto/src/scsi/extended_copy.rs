@@ -1,8 +1,8 @@
 //! EXTENDED COPY (LID1) and RECEIVE COPY RESULTS (SPC-5): blocks copied within the target.
 //!
 //! Both ends are logical units of this target, named by a designator of VPD page 83h. A list is checked whole before
-//! anything is copied; then one piece at a time is read and written. Whether the nexus may read the one unit and write the
-//! other is asked before, and again for each piece, as it would be for a command sent to that unit.
+//! anything is copied; then one piece at a time is read and written. Whether the nexus may read the one unit and write
+//! the other is asked before, and again for each piece, as it would be for a command sent to that unit.
 
 use super::sense::Sense;
 use super::server::Attached;

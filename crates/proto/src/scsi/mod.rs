@@ -25,6 +25,7 @@ mod table;
 mod target;
 mod task;
 mod unit;
+mod view;
 
 mod alua;
 mod cache;

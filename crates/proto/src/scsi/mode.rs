@@ -5,7 +5,7 @@
 
 use super::sense::Sense;
 use super::task::{Action, Context, Outcome, answer};
-use super::unit::View;
+use super::view::View;
 use blockmux_wire::scsi::mode::*;
 use blockmux_wire::scsi::sense::Asc;
 use smallvec::SmallVec;
@@ -124,8 +124,8 @@ fn change(cx: &mut Context<'_>, list: &List<'_>, descriptor_len: usize) -> Outco
     Ok(Action::good())
 }
 
-/// The first byte of a page that is not as it has to be: there is no such page, it is longer or shorter, or it changes what
-/// cannot be changed.
+/// The first byte of a page that is not as it has to be: there is no such page, it is longer or shorter, or it changes
+/// what cannot be changed.
 fn first_wrong(view: &View, page: &[u8]) -> Option<usize> {
     let &[code, ..] = page else { return Some(0) };
     let current = page_of(code & PAGE_ALL, PageControl::Current, view);

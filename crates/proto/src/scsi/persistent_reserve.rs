@@ -79,7 +79,7 @@ fn full_status(all: &Reservations, ports: &BTreeMap<Arc<str>, u16>) -> Vec<u8> {
 }
 
 /// What initiators are told of a registrant. An NVMe host has no TransportID: it gets one of no specific protocol
-/// (SPC-5 §7.6.1), with its identifier at the end.
+/// (SPC-5), with its identifier at the end.
 fn transport_id(who: &Registrant) -> Arc<[u8]> {
     who.nvme_host().map_or_else(
         || who.initiator.clone(),

@@ -4,7 +4,7 @@
 use super::cdb::Cdb;
 use super::sense::Sense;
 use super::task::{Context, Failure, Outcome};
-use super::unit::View;
+use super::view::View;
 use super::{
     AccessState, alua, cache, capacity, compare, defects, extended_copy, inquiry, luns, mode,
     persistent_reserve, provisioning, read_write, ready, report, reserve, sanitize, start_stop, token_copy,
@@ -43,7 +43,8 @@ impl Rules {
     pub(super) const THIN: Rules = Rules(4);
     /// Of units that write atomically.
     pub(super) const ATOMIC: Rules = Rules(8);
-    /// Whoever may read may do this (SPC-5 and SBC-4, which commands conflict with persistent reservations); without, it takes the right to write.
+    /// Whoever may read may do this (SPC-5 and SBC-4, which commands conflict with persistent reservations); without, it
+    /// takes the right to write.
     pub(super) const READS: Rules = Rules(16);
     /// No persistent reservation stands in its way, or only for some of its bits.
     pub(super) const DESPITE_PERSISTENT: Rules = Rules(32);

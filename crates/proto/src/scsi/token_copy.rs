@@ -344,7 +344,8 @@ pub(super) fn rod_token_information(cx: &mut Context<'_>) -> Outcome {
         Some((information(record, block_len), record.token.is_some()))
     });
     let (bytes, has_token) = found.ok_or(Sense::in_cdb(2))?;
-    // SPC-5, the RECEIVE ROD TOKEN INFORMATION command: a token is told once, or not at all to whoever has no room for anything.
+    // SPC-5, the RECEIVE ROD TOKEN INFORMATION command: a token is told once, or not at all to whoever has no room for
+    // anything.
     if has_token && (allocation_length == 0 || allocation_length >= bytes.len()) {
         let unit = &cx.unit.unit;
         unit.change(|state| state.copies.retain(|record| !record.names(key, list_identifier)));

@@ -8,7 +8,8 @@ use super::table::of_opcode;
 use super::task::Context;
 use super::token_copy::{MAX_DESCRIPTORS, MAX_ROD, OPTIMAL_ROD};
 use super::tokens::{DEFAULT_TIMEOUT, MAX_TIMEOUT};
-use super::unit::{Identity, View};
+use super::unit::Identity;
+use super::view::View;
 use blockmux_volume::MAX_TRANSFER;
 use blockmux_wire::scsi::copy::{
     ROD_CHANGE_VULNERABLE, ROD_ZERO, RodTokenFeatures, RodTokenLimits, RodTypeDescriptor, TOKEN_IN, TOKEN_OUT,
@@ -79,7 +80,8 @@ fn extended_inquiry(view: &View) -> ExtendedInquiry {
     }
 }
 
-/// SPC-5, the Third-party Copy VPD page: which commands there are, what bounds a parameter list, and which descriptors it may have.
+/// SPC-5, the Third-party Copy VPD page: which commands there are, what bounds a parameter list, and which descriptors
+/// it may have.
 fn third_party_copy(view: &View) -> Vec<u8> {
     let commands = |opcode: Opcode| {
         let actions: Vec<u8> =

@@ -208,6 +208,37 @@ fn a_change_of_the_blocks_cancels_the_token_and_a_change_beside_them_does_not() 
 }
 
 #[test]
+fn a_token_outlives_a_reservation_of_its_source_and_a_copy_no_preemption_of_who_began_it() {
+    let pair = Pair::new();
+    let (mut client, mut other) = (pair.client("a"), pair.client("b"));
+    client.write(0, 0, &blocks(4));
+    let token = client.token(4);
+    let reserve = |other: &mut Client, lun, action, kind, keys: [u64; 2]| {
+        let list = [keys[0].to_be_bytes(), keys[1].to_be_bytes(), [0; 8]].concat();
+        other.run(lun, &[0x5f, action, kind, 0, 0, 0, 0, 0, 24, 0], &list).good();
+    };
+    reserve(&mut other, 0, 6, 0, [0, 1]);
+    reserve(&mut other, 0, 1, 3, [1, 0]);
+    client.write_using(1, 0, 0, &token, &[(0, 4)]).good();
+    assert_eq!(client.read(1, 0, 4), blocks(4));
+    // Of the destination, the registration that let it in is taken away while a copy is under way.
+    reserve(&mut client, 1, 6, 0, [0, 1]);
+    reserve(&mut other, 1, 6, 0, [0, 2]);
+    reserve(&mut other, 1, 1, 5, [2, 0]);
+    let list = write_list(1, 0, &token, &[(8, 4)]);
+    client.run(1, &cdb(0x11, 9, list.len()), &list).good();
+    reserve(&mut other, 1, 5, 5, [2, 1]);
+    while let Some((mut task, step)) = other.server.poll_background() {
+        if matches!(step, Step::Pause(_)) {
+            other.clocks.push(task);
+        } else {
+            other.finish(&mut task, step, &[]);
+        }
+    }
+    assert_eq!(other.read(1, 8, 1), [0; 512], "nobody carries it on");
+}
+
+#[test]
 fn a_change_while_it_is_copied_ends_the_copy_and_its_piece_does_not_count() {
     let pair = Pair::new();
     let (mut client, mut other) = (pair.client("a"), pair.client("b"));
