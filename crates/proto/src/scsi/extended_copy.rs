@@ -443,6 +443,8 @@ mod tests {
 
     /// Takes `b` away in some way.
     type Take = fn(&LogicalUnit, &mut DeviceServer) -> Option<Task>;
+    /// And what a copy is told then.
+    type Taken = (Take, Status, Option<(u8, u16)>);
 
     fn begin(server: &mut DeviceServer, cdb: &[u8]) -> Option<Task> {
         Some(server.begin(&command(Lun::new(1), cdb, 0)).0)
@@ -450,7 +452,7 @@ mod tests {
 
     #[test]
     fn a_unit_that_could_not_be_read_or_written_is_not_copied_from_or_to() {
-        let takes: [(Take, Status, Option<(u8, u16)>); 4] = [
+        let takes: [Taken; 4] = [
             (|_, other| begin(other, &[0x16, 0, 0, 0, 0, 0]), Status::RESERVATION_CONFLICT, None),
             (|_, other| begin(other, &[0x1b, 0, 0, 0, 2, 0]), Status::CHECK_CONDITION, Some((2, 0x3a00))),
             (

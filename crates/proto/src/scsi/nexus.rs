@@ -108,7 +108,10 @@ mod tests {
     fn read(first: u8, text: &str) -> Option<TransportId> {
         let mut id = vec![first, 0, 0, 0];
         id.extend(text.as_bytes());
-        id.resize(4 + (text.len() + 1).next_multiple_of(4).max(20), 0);
+        id.push(0);
+        while id.len() < 24 || !id.len().is_multiple_of(4) {
+            id.push(0);
+        }
         TransportId::read(&id, 5)
     }
 
