@@ -26,6 +26,7 @@ pub mod iscsi;
 pub mod listener;
 pub mod memory;
 pub mod nbd;
+pub mod network;
 pub mod nvme_tcp;
 pub mod reactor;
 pub mod ring;

@@ -178,6 +178,24 @@ pub fn peer_process(fd: RawFd) -> Option<u32> {
     if result == 0 && peer.pid > 0 { u32::try_from(peer.pid).ok() } else { None }
 }
 
+/// Puts the calling thread into a new network, which has nothing but a loopback interface that is down.
+///
+/// # Errors
+/// As `unshare(2)`: `PermissionDenied` without `CAP_SYS_ADMIN`.
+pub fn unshare_network() -> io::Result<()> {
+    // SAFETY: of what threads share, the network is no memory and no descriptor.
+    check(unsafe { libc::unshare(libc::CLONE_NEWNET) } as isize).map(drop)
+}
+
+/// Puts the calling thread into the network that a descriptor stands for.
+///
+/// # Errors
+/// As `setns(2)`.
+pub fn enter_network(fd: &OwnedFd) -> io::Result<()> {
+    // SAFETY: as above; a descriptor of anything else is refused.
+    check(unsafe { libc::setns(fd.as_raw_fd(), libc::CLONE_NEWNET) } as isize).map(drop)
+}
+
 /// Bytes that nobody can guess.
 ///
 /// # Errors

@@ -17,6 +17,7 @@ pub mod generator;
 pub mod histogram;
 pub mod job;
 pub mod job_file;
+pub mod link;
 pub mod machine;
 pub mod options;
 pub mod page;

@@ -2,10 +2,11 @@
 //!
 //! The figures are facts from public studies, in `data/`, one file for each with its source; they are shown beside
 //! what is measured on the machine at hand and never mixed with it. A suite's jobs are the study's on another
-//! stage: a RAM volume on loopback in place of its disks and links.
+//! stage: a RAM volume in place of its disks, and loopback in place of its links unless it is about those.
 
 use crate::figure::Figure;
 use crate::job::{Job, Rw};
+use crate::link::Links;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -33,6 +34,7 @@ pub struct Suite {
     /// The study's own, then those that are run beside them.
     protocols: Vec<String>,
     published: Vec<Figures>,
+    links: Option<Links>,
 }
 
 /// A study as reports show it: what it was about, and its figures beside those measured here.
@@ -163,6 +165,12 @@ impl Suite {
         pairs.map(row).collect()
     }
 
+    /// The links that it is measured over, if it is not measured over loopback.
+    #[must_use]
+    pub fn links(&self) -> Option<&Links> {
+        self.links.as_ref()
+    }
+
     /// What reports show of it.
     #[must_use]
     pub fn to_study(&self) -> Study {
@@ -215,6 +223,7 @@ impl Suite {
             jobs: file.job.into_iter().map(Entry::into_job).collect(),
             protocols: [file.protocols, file.also].concat(),
             published: file.published,
+            links: file.links,
         }
     }
 }
@@ -255,6 +264,7 @@ struct File {
     also: Vec<String>,
     #[serde(default)]
     published: Vec<Figures>,
+    links: Option<Links>,
     job: Vec<Entry>,
 }
 

@@ -4,6 +4,7 @@
 //! are left out, see `Column::keep`.
 
 use crate::figure::{self, Figure, Labels, shortened};
+use crate::link::{self, Grid};
 use crate::result::{Comparison, Row};
 use crate::suite::{PublishedFigure, Study};
 use std::fmt::Write as _;
@@ -28,12 +29,14 @@ pub fn render(comparison: &Comparison, study: Option<&Study>, width: Width, colo
     let longest = comparison.rows.iter().map(|row| labels.label(row).chars().count()).max().unwrap_or(0);
     let subject_width = longest.clamp(MIN_SUBJECT, MAX_SUBJECT);
     let columns = fitting(width.0, subject_width);
-    let table = Table { comparison, study, labels, subject_width, columns, width: width.0, colour };
+    let grids = study.map_or_else(Vec::new, |study| link::grids(comparison, study));
+    let table = Table { comparison, study, grids, labels, subject_width, columns, width: width.0, colour };
     let mut out = String::new();
     table.head(&mut out);
     for group in comparison.groups() {
         table.group(&mut out, &group);
     }
+    table.grids.iter().for_each(|grid| table.grid(&mut out, grid));
     table.not_run(&mut out);
     table.legend(&mut out);
     out
@@ -42,6 +45,7 @@ pub fn render(comparison: &Comparison, study: Option<&Study>, width: Width, colo
 struct Table<'a> {
     comparison: &'a Comparison,
     study: Option<&'a Study>,
+    grids: Vec<Grid>,
     labels: Labels,
     subject_width: usize,
     columns: Vec<&'static Column>,
@@ -95,10 +99,45 @@ impl Table<'_> {
                 let _ = writeln!(out, "{}", self.styled(RED, &format!("    ! {trouble}")));
             }
         }
-        let figures = self.study.iter().flat_map(|study| &study.figures);
+        // Where the study's own tables follow, they have its figures.
+        let study = self.study.filter(|_| self.grids.is_empty());
+        let figures = study.iter().flat_map(|study| &study.figures);
         let figures: Vec<_> = figures.filter(|figure| figure.is_about(&group[0].job)).collect();
         for cell in figures.chunk_by(|a, b| a.name() == b.name()) {
             let _ = writeln!(out, "{}", self.styled(DIM, &self.published(cell)));
+        }
+    }
+
+    /// One of the study's tables, ours beside it.
+    fn grid(&self, out: &mut String, grid: &Grid) {
+        let title = format!("{}, MB/s: here, and there with", plain(&grid.title));
+        let _ = writeln!(out, "\n{}", self.styled(BOLD, &title));
+        // The first word of "12 disks" and "PS3, 4 disks" will do, and everybody knows what 1500 is.
+        let short = |name: &String| {
+            let end = name.find([' ', ',']).unwrap_or(name.len());
+            plain(&name[..end])
+        };
+        let columns = grid.columns.len().max(1);
+        let cell_width = if columns > 2 { GRID_CELL } else { GRID_WIDE };
+        let cells = |cells: Vec<String>| {
+            let cell = |(at, cell): (usize, String)| {
+                let width = if at.is_multiple_of(columns) { GRID_FIRST } else { cell_width };
+                format!("{cell:>width$}")
+            };
+            cells.into_iter().enumerate().map(cell).collect::<String>()
+        };
+        let over = grid.jobs.iter().map(|job| {
+            let width = GRID_FIRST + cell_width * (columns - 1) - 1;
+            format!(" {:─^width$}", format!(" {} ", plain(job)))
+        });
+        let head = grid.jobs.iter().flat_map(|_| grid.columns.iter().map(short)).collect();
+        for line in [over.collect(), cells(head)] {
+            let _ = writeln!(out, "{}", self.styled(DIM, format!("{:GRID_NAME$}{line}", "").trim_end()));
+        }
+        for (name, line) in &grid.lines {
+            let name = plain(&name.replace("MTU ", ""));
+            let line = format!("{name:GRID_NAME$}{}", cells(line.clone()));
+            let _ = writeln!(out, "{}", line.trim_end());
         }
     }
 
@@ -306,6 +345,12 @@ longer runs on a quiet machine help.";
 const PUBLISHED: &str = "published";
 /// What studies have figures of.
 const PUBLISHED_COLUMNS: [&str; 3] = ["IOPS", "MB/s", "mean"];
+/// Room for "10 Gbit/s, 4132".
+const GRID_NAME: usize = 16;
+const GRID_FIRST: usize = 6;
+const GRID_CELL: usize = 5;
+/// Where there is room for "there".
+const GRID_WIDE: usize = 7;
 /// Room for "ceiling sleeps".
 const MIN_SUBJECT: usize = 14;
 const MAX_SUBJECT: usize = 28;

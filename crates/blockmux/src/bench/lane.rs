@@ -1,8 +1,10 @@
 //! One subject under one job, run as often as asked.
 
+use super::cable::{Cable, INITIATOR, INTERFACE, TARGET};
 use super::plan::Plan;
 use crate::failure::Failure;
-use crate::protocol::{Protocol, Service, Settings};
+use crate::protocol::aoe::Serving;
+use crate::protocol::{AOE, Protocol, Service, Settings};
 use blockmux_engine::cores::Cores;
 use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
 use blockmux_engine::reactor::PollPolicy;
@@ -10,6 +12,7 @@ use blockmux_engine::socket::{Address, Listener};
 use blockmux_lab::ceiling::{self, CeilingJob, Transport, Variant};
 use blockmux_lab::generator::Bench;
 use blockmux_lab::job::Job;
+use blockmux_lab::link::{self, Link};
 use blockmux_lab::result::{Kind, Row, Run};
 use blockmux_proto::exports::{Export, Exports};
 use blockmux_volume::Volume;
@@ -25,6 +28,8 @@ pub(super) struct Lane {
     pub(super) job: Job,
     /// The volume's spec or URL.
     pub(super) target: String,
+    /// The link or the stripe that rows of its kind differ in; empty if they do not.
+    pub(super) place: String,
 }
 
 /// What is measured.
@@ -33,6 +38,8 @@ pub(super) enum How {
     Local(Arc<dyn Volume>),
     /// The volume served and reached by this process.
     Served(&'static Protocol, Arc<dyn Volume>, PollPolicy),
+    /// The same over the plan's cable.
+    Linked(&'static Protocol, Arc<dyn Volume>, PollPolicy, Link),
     /// A volume that somebody else serves over such sockets.
     Remote(&'static Protocol, Transport, Arc<dyn Volume>, PollPolicy),
     /// Bare sockets with a protocol's messages.
@@ -40,21 +47,28 @@ pub(super) enum How {
 }
 
 impl Lane {
+    pub(super) fn new(how: How, job: &Job, target: &str) -> Lane {
+        Lane { how, job: job.clone(), target: target.to_owned(), place: String::new() }
+    }
+
     /// What the table calls it.
     pub(super) fn subject(&self) -> String {
-        match &self.how {
-            How::Local(_) => "local".to_owned(),
-            How::Served(protocol, ..) => protocol.name.to_owned(),
-            How::Remote(..) => self.target.clone(),
-            How::Ceiling(..) => "ceiling".to_owned(),
-        }
+        let of = match &self.how {
+            How::Local(_) => "local",
+            How::Served(protocol, ..) | How::Linked(protocol, ..) => protocol.name,
+            How::Remote(..) => &self.target,
+            How::Ceiling(..) => "ceiling",
+        };
+        if self.place.is_empty() { of.to_owned() } else { link::subject(of, &self.place) }
     }
 
     /// Its row, without runs.
     pub(super) fn row(&self) -> Row {
         let (kind, protocol, poll) = match &self.how {
             How::Local(_) => (Kind::Local, String::new(), ""),
-            How::Served(protocol, _, policy) => (Kind::Protocol, protocol.name.to_owned(), policy.name()),
+            How::Served(protocol, _, policy) | How::Linked(protocol, _, policy, _) => {
+                (Kind::Protocol, protocol.name.to_owned(), policy.name())
+            }
             How::Remote(protocol, transport, _, policy) => {
                 (Kind::Protocol, protocol.name_over(*transport), policy.name())
             }
@@ -92,14 +106,18 @@ impl Lane {
             }
             How::Served(protocol, volume, policy) => {
                 let target = plan.target_cores(*policy, self.job.numjobs)?;
-                let connect = protocol.connect.ok_or_else(|| self.failed(protocol.no_initiator()))?;
-                let address = serve(&target, protocol, volume).map_err(|error| self.failed(error))?;
-                let remote = connect(&address, EXPORT).map_err(|error| self.failed(error))?;
+                let remote = self.reach(protocol, volume, &target, Ipv4Addr::LOCALHOST)?;
                 let initiator = plan.initiator_cores(*policy, self.job.numjobs)?;
-                let run = self.bench(&remote, false, &initiator, Some(&target), progress);
-                initiator.stop(STOP_GRACE);
-                target.stop(STOP_GRACE);
-                run
+                self.bench_served(&remote, initiator, target, progress)
+            }
+            How::Linked(protocol, volume, policy, link) => {
+                let cable = plan.cable.as_ref().ok_or_else(|| self.failed("there is no cable"))?;
+                cable.set(*link).map_err(|error| self.failed(error))?;
+                let target = plan.target_cores(*policy, self.job.numjobs)?;
+                let initiator = plan.initiator_cores(*policy, self.job.numjobs)?;
+                cable.enter(&target, &initiator).map_err(|error| self.failed(error))?;
+                let remote = self.reach_over(cable, protocol, volume, &target)?;
+                self.bench_served(&remote, initiator, target, progress)
             }
             How::Ceiling(protocol, transport, variant) => {
                 let (server_cpu, client_cpu) = plan.ceiling_cpus();
@@ -112,6 +130,53 @@ impl Lane {
                 ceiling::run_over(&job, plan.ceiling_data()?).map_err(|error| self.failed(error))
             }
         }
+    }
+
+    /// Serves the volume on a free port of that address of ours, and reaches it.
+    fn reach(
+        &self,
+        protocol: &Protocol,
+        volume: &Arc<dyn Volume>,
+        target: &Cores,
+        at: Ipv4Addr,
+    ) -> Result<Arc<dyn Volume>, Failure> {
+        let connect = protocol.connect.ok_or_else(|| self.failed(protocol.no_initiator()))?;
+        let address = serve(target, protocol, volume, at).map_err(|error| self.failed(error))?;
+        connect(&address, EXPORT).map_err(|error| self.failed(error))
+    }
+
+    /// The same at one end of a cable from the other; AoE has no addresses and takes the interface.
+    fn reach_over(
+        &self,
+        cable: &Cable,
+        protocol: &Protocol,
+        volume: &Arc<dyn Volume>,
+        target: &Cores,
+    ) -> Result<Arc<dyn Volume>, Failure> {
+        if protocol.name == AOE.name {
+            let interfaces = vec![INTERFACE.to_owned()];
+            Serving { interfaces, ..Serving::default() }.start(target, &exports(volume))?;
+            let url = format!("aoe://{INTERFACE}/e0.0");
+            return cable.within(INITIATOR, || (protocol.remote)(&url)?.open(1))?;
+        }
+        let connect = protocol.connect.ok_or_else(|| self.failed(protocol.no_initiator()))?;
+        let address = cable.within(TARGET, || serve(target, protocol, volume, cable.address(TARGET)))?;
+        let address = address.map_err(|error| self.failed(error))?;
+        cable.within(INITIATOR, || connect(&address, EXPORT))?.map_err(|error| self.failed(error))
+    }
+
+    /// Measures what is served by `target`, and ends both sides.
+    fn bench_served(
+        &self,
+        remote: &Arc<dyn Volume>,
+        initiator: Cores,
+        target: Cores,
+        progress: &dyn Fn(f64),
+    ) -> Result<Run, Failure> {
+        let run = self.bench(remote, false, &initiator, Some(&target), progress);
+        initiator.stop(STOP_GRACE);
+        target.stop(STOP_GRACE);
+        run
     }
 
     fn bench(
@@ -131,17 +196,16 @@ impl Lane {
     }
 }
 
-/// Serves `volume` on a free loopback port of `cores`.
-fn serve(cores: &Cores, protocol: &Protocol, volume: &Arc<dyn Volume>) -> std::io::Result<Address> {
-    let anywhere = Address::Tcp(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0));
-    let listener = Listener::bind(&anywhere)?;
+/// Serves `volume` with `cores`, on a free port of an address.
+fn serve(
+    cores: &Cores,
+    protocol: &Protocol,
+    volume: &Arc<dyn Volume>,
+    at: Ipv4Addr,
+) -> std::io::Result<Address> {
+    let listener = Listener::bind(&Address::Tcp(SocketAddr::new(IpAddr::V4(at), 0)))?;
     let address = listener.address().clone();
-    let exports = Exports::new(vec![Export {
-        name: EXPORT.to_owned(),
-        description: String::new(),
-        read_only: false,
-        volume: volume.clone(),
-    }]);
+    let exports = exports(volume);
     let (settings, addresses) = (Settings::default(), [address.clone()]);
     let service = Service { exports: &exports, addresses: &addresses, settings: &settings };
     let (serve, inboxes) = ((protocol.serve)(&service).remove(0), cores.inboxes());
@@ -151,6 +215,16 @@ fn serve(cores: &Cores, protocol: &Protocol, volume: &Arc<dyn Volume>) -> std::i
         })
         .ok_or_else(|| std::io::Error::other("the target's core has ended"))?;
     Ok(address)
+}
+
+/// One volume, as the bench serves it.
+fn exports(volume: &Arc<dyn Volume>) -> Exports {
+    Exports::new(vec![Export {
+        name: EXPORT.to_owned(),
+        description: String::new(),
+        read_only: false,
+        volume: volume.clone(),
+    }])
 }
 
 /// The name under which the bench exports its volume.

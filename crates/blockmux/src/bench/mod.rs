@@ -6,8 +6,10 @@
 //! A lane is one subject under one job. Runs are interleaved: each lane runs once before any runs twice, so that a
 //! machine that slows down slows all of them.
 
+mod cable;
 mod jobs;
 mod lane;
+mod linked;
 mod measure;
 mod plan;
 
@@ -148,7 +150,9 @@ Examples:
   blockmux bench mem:1g --rw write --rw randread --verify crc32c
   blockmux bench mem:1g jobs.fio
 
-Without a volume: every protocol on a RAM volume over loopback. Without --rw,
+Without a volume: every protocol on a RAM volume over loopback. The suite
+aatrokoski-2007 makes networks of its own and a cable between them, which needs
+root and the program ip; they are gone when the bench ends, however it ends. Without --rw,
 --bs, --iodepth and --numjobs: eight usual jobs. Several values of them are
 measured in every combination. A volume that was there before is only written
 to if --rw, a job file or a suite says so. Ctrl-C ends the bench with what has

@@ -1,8 +1,10 @@
 //! What the command line asks for, as lanes.
 
 use super::Args;
+use super::cable::Cable;
 use super::jobs::{Jobs, jobs, times, wrong_option};
 use super::lane::{How, Lane};
+use super::linked;
 use crate::failure::Failure;
 use crate::machine::memory_bytes;
 use crate::open::{self, Use};
@@ -28,6 +30,8 @@ pub(super) struct Plan {
     pub(super) skipped: Vec<(String, String)>,
     /// Volumes that are new and must be written once before reads of them mean anything.
     fresh: Vec<Arc<dyn Volume>>,
+    /// What links are made of, if a suite wants any.
+    pub(super) cable: Option<Cable>,
     ceiling_data: OnceCell<Data>,
     /// Bytes that the ceiling's data has: as much as the volume, so that caches behave alike.
     ceiling_bytes: usize,
@@ -35,12 +39,14 @@ pub(super) struct Plan {
 }
 
 /// A volume as the command line names it.
-struct Subject {
+pub(super) struct Subject {
     /// As it was written.
     name: String,
     /// The same without passwords.
-    shown: String,
-    volume: Arc<dyn Volume>,
+    pub(super) shown: String,
+    /// What tells it from the suite's other local volumes; empty if it is the only one.
+    pub(super) place: String,
+    pub(super) volume: Arc<dyn Volume>,
     /// The protocol of a URL, and its sockets.
     remote: Option<(&'static Protocol, Transport)>,
     /// It was there before us, with content that somebody may want back.
@@ -57,6 +63,7 @@ impl Plan {
             lanes: Vec::new(),
             skipped: Vec::new(),
             fresh: Vec::new(),
+            cable: None,
             ceiling_data: OnceCell::new(),
             ceiling_bytes: 0,
             cpus: sys::allowed_cpus().map_or(1, |cpus| cpus.len()),
@@ -70,7 +77,7 @@ impl Plan {
             }
         }
         if subjects.is_empty() {
-            subjects.push(plan.open(&default_volume(args)?)?);
+            subjects = plan.open_default(args)?;
         }
         match &args.suite {
             Some(name) => plan.add_suite(name, args, &subjects, &policies)?,
@@ -102,7 +109,18 @@ impl Plan {
         let remote = if opened.is_remote { protocol::of_url(name) } else { None };
         let holds_data = !opened.is_fresh && keeps_content(&spec);
         let (name, shown) = (name.to_owned(), without_passwords(name));
-        Ok(Subject { name, shown, volume: opened.volume, remote, holds_data })
+        Ok(Subject { name, shown, place: String::new(), volume: opened.volume, remote, holds_data })
+    }
+
+    /// What is measured if nothing is named.
+    fn open_default(&mut self, args: &Args) -> Result<Vec<Subject>, Failure> {
+        let bytes = default_bytes(args)?;
+        let suite = args.suite.as_deref().and_then(|name| Suite::by_name(name).ok());
+        let Some(links) = suite.as_ref().and_then(Suite::links) else {
+            return Ok(vec![self.open(&format!("mem:{bytes}"))?]);
+        };
+        let stripes = linked::stripes(links, bytes / links.stripes.len().max(1) as u64);
+        stripes.into_iter().map(|(spec, place)| Ok(Subject { place, ..self.open(&spec)? })).collect()
     }
 
     /// Leaves a job out for volumes that it would overwrite without having been asked for.
@@ -117,8 +135,7 @@ impl Plan {
     fn add_job(&mut self, job: &Job, subjects: &[&Subject], policies: &[PollPolicy], args: &Args) {
         let mut protocols: Vec<(&'static Protocol, Transport)> = Vec::new();
         for subject in subjects {
-            let mut add =
-                |how| self.lanes.push(Lane { how, job: job.clone(), target: subject.shown.clone() });
+            let mut add = |how| self.lanes.push(Lane::new(how, job, &subject.shown));
             match subject.remote {
                 Some((protocol, transport)) => {
                     let how = |poll| How::Remote(protocol, transport, subject.volume.clone(), poll);
@@ -160,7 +177,7 @@ impl Plan {
             }
             for variant in [Variant::Sleeping, Variant::Spinning] {
                 let how = How::Ceiling(protocol, transport, variant);
-                self.lanes.push(Lane { how, job: job.clone(), target: String::new() });
+                self.lanes.push(Lane::new(how, job, ""));
             }
         }
     }
@@ -174,6 +191,12 @@ impl Plan {
     ) -> Result<(), Failure> {
         let suite =
             Suite::by_name(name).map_err(|error| Failure::request(format!("--suite {name}: {error}")))?;
+        if let Some(links) = suite.links()
+            && subjects.iter().all(|subject| subject.remote.is_none())
+            && (subjects.len() == 1 || args.subjects.is_empty())
+        {
+            return self.add_linked(&suite, links, args, subjects, policies);
+        }
         let [Subject { name: target, volume, remote: None, .. }] = subjects else {
             return Err(Failure::request("--suite measures one local volume; name one, as mem:1g, or none"));
         };
@@ -184,16 +207,13 @@ impl Plan {
             of_job.sort_by_key(|row| row.protocol != "local");
         }
         for (at, row) in rows.iter().enumerate() {
-            let mut add = |how| self.lanes.push(Lane { how, job: row.job.clone(), target: target.clone() });
+            let mut add = |how| self.lanes.push(Lane::new(how, &row.job, target));
             match protocol::by_name(&row.protocol) {
                 Some(protocol) if protocol.connect.is_none() => self.skip(row, protocol.no_initiator()),
                 Some(protocol) => {
                     policies.iter().for_each(|&poll| add(How::Served(protocol, volume.clone(), poll)));
                 }
                 None if row.protocol == "local" => add(How::Local(volume.clone())),
-                None if row.protocol == AOE.name => {
-                    self.skip(row, "AoE is measured by its URL, as aoe://eth0/e0.0".to_owned());
-                }
                 None => self.skip(row, format!("{} is not in this Blockmux yet", row.protocol)),
             }
             let is_last_of_job = rows.get(at + 1).is_none_or(|next| next.job != row.job);
@@ -213,7 +233,11 @@ impl Plan {
     /// Whether every job fits its volume, before any of them runs.
     fn check(&self, from_options: bool) -> Result<(), Failure> {
         for lane in &self.lanes {
-            if let How::Local(volume) | How::Served(_, volume, _) | How::Remote(_, _, volume, _) = &lane.how {
+            if let How::Local(volume)
+            | How::Served(_, volume, _)
+            | How::Linked(_, volume, ..)
+            | How::Remote(_, _, volume, _) = &lane.how
+            {
                 let info = volume.info();
                 lane.job.validate(info.size, info.logical_block).map_err(|error| match from_options {
                     true => wrong_option(&error),
@@ -313,16 +337,15 @@ fn start_cores(count: usize, pin_from: Option<usize>, policy: PollPolicy) -> Res
     })
 }
 
-/// A RAM volume of `--size`, or one that leaves the machine most of its memory.
-fn default_volume(args: &Args) -> Result<String, Failure> {
-    let size = match args.size.as_deref().map(units::parse_size) {
+/// RAM of `--size`, or so much that the machine keeps most of its memory.
+fn default_bytes(args: &Args) -> Result<u64, Failure> {
+    Ok(match args.size.as_deref().map(units::parse_size) {
         Some(Ok(units::Size::Bytes(bytes))) if args.offset.is_none() => bytes,
         Some(Err(why)) => {
             return Err(Failure::request(format!("--size {}: {why}", args.size.clone().unwrap_or_default())));
         }
         _ => (memory_bytes() / 8).clamp(LEAST_VOLUME, MOST_VOLUME),
-    };
-    Ok(format!("mem:{size}"))
+    })
 }
 
 const LEAST_VOLUME: u64 = 64 << 20;

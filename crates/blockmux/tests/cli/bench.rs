@@ -1,13 +1,15 @@
 //! `blockmux bench` and `blockmux report`: what they print, what they write, and how they end.
 
 use crate::daemon::Daemon;
-use crate::program::{BLOCKMUX, blockmux, text};
+use crate::program::{BLOCKMUX, blockmux, has, text};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::FileExt;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// A directory for a report, and runs of the bench that write it there.
@@ -238,7 +240,6 @@ fn what_is_wrong_with_an_option_is_said_of_the_option_as_it_was_given() {
 #[test]
 fn every_suite_runs_with_its_figures_beside_ours() {
     for (suite, figure) in [
-        ("aatrokoski-2007", "\npublished                 47.0        aoe, 4 disks, 1 Gbit/s, MTU 1500\n"),
         ("zeta-2016", "\npublished       373k      1529        iser, InfiniBand\n"),
         ("taocloud-2022", "\npublished                        127  iscsi, lowest mean latency\n"),
         ("zeta-2016", "srp is not in this Blockmux yet: "),
@@ -261,6 +262,108 @@ fn every_suite_runs_with_its_figures_beside_ours() {
         assert!(report.contains(figure), "{report}");
         assert_eq!(std::fs::read_to_string(bench.path("again/bench.html")).unwrap(), page);
     }
+}
+
+/// Whether networks can be made here; if not, that has been said.
+#[expect(clippy::print_stdout, reason = "the reason of a skipped test")]
+fn makes_networks() -> bool {
+    let is_root = rustix::process::geteuid().is_root();
+    if !is_root {
+        println!("skipped: networks of our own need root");
+    }
+    has("ip") && has("tc") && is_root
+}
+
+#[test]
+fn the_study_of_mtus_runs_over_links_of_its_own_with_its_tables_beside_ours() {
+    if !makes_networks() {
+        return;
+    }
+    let bench = Bench::new();
+    let words = "--suite aatrokoski-2007 --size 64m --runs 1 --runtime 0.02 --ramp_time 0";
+    let out = printed(&bench.command(words, &[]).output().unwrap());
+    for part in [
+        "\naoe, 1 Gbit/s, MTU 4132 ",
+        "\nnbd, no limit, MTU 9000 ",
+        "\nlocal, 12-way stripe ",
+        "\naoe, MB/s: here, and there with\n",
+        " 106 72.0 ",
+    ] {
+        assert!(out.contains(part), "no {part:?} in {out}");
+    }
+    let tables =
+        out.lines().skip_while(|line| !line.contains("here, and there")).take_while(|line| !line.is_empty());
+    assert!(tables.map(|line| line.chars().count()).all(|width| width <= 80), "{out}");
+    let page = bench.read("bench.html");
+    assert!(page.contains("<caption>nbd, MB/s</caption>") && page.contains("PS3, 4 disks"));
+    let report =
+        printed(&blockmux(["report", &bench.path("report/bench.json"), "--report", &bench.path("again")]));
+    assert!(report.contains("\naoe, MB/s: here, and there with\n"), "{report}");
+}
+
+#[test]
+fn without_the_capability_the_study_of_mtus_says_in_one_line_what_it_needs() {
+    if !has("setpriv") {
+        return;
+    }
+    let bench = Bench::new();
+    let mut command = Command::new("setpriv");
+    command.args(["--bounding-set=-sys_admin", BLOCKMUX, "bench", "--suite", "aatrokoski-2007"]);
+    let output = command.args(["--size", "64m", "--report", &bench.path("report")]).output().unwrap();
+    let said = text(&output.stderr);
+    assert_eq!((output.status.code(), said.lines().count()), (Some(2), 1), "{said}");
+    assert!(said.contains("that needs root and the program `ip`"), "{said}");
+}
+
+/// Whether threads of a process are in a network that is not ours.
+fn has_networks(process: u32) -> bool {
+    let here = std::fs::read_link("/proc/self/ns/net").unwrap();
+    let tasks = std::fs::read_dir(format!("/proc/{process}/task")).unwrap().flatten();
+    let network = |task: std::fs::DirEntry| task.path().join("ns/net").read_link().ok();
+    tasks.filter_map(network).any(|network| network != here)
+}
+
+/// Whether any process of that group lives.
+fn lives(group: u32) -> bool {
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    processes.filter_map(|process| std::fs::read_to_string(process.path().join("stat")).ok()).any(|stat| {
+        // Behind the name: state, parent, group.
+        let (_, behind) = stat.rsplit_once(") ").unwrap();
+        behind.split(' ').nth(2) == Some(&group.to_string())
+    })
+}
+
+#[test]
+fn a_bench_that_is_killed_leaves_nobody_in_its_networks_and_no_name_of_them() {
+    if !makes_networks() {
+        return;
+    }
+    let names = || {
+        let names = std::fs::read_dir("/run/netns").into_iter().flatten().flatten();
+        names.map(|name| name.file_name()).filter(|name| !name.to_string_lossy().starts_with("blockmux-"))
+    };
+    let before: Vec<_> = names().collect();
+    for signal in [Signal::KILL, Signal::INT] {
+        let bench = Bench::new();
+        let words = "--suite aatrokoski-2007 --size 64m --runtime 10";
+        let mut command = bench.command(words, &[]);
+        command.process_group(0).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut child = command.spawn().unwrap();
+        while !has_networks(child.id()) {
+            assert!(child.try_wait().unwrap().is_none(), "it ended at once");
+            std::thread::yield_now();
+        }
+        kill_process(Pid::from_child(&child), signal).unwrap();
+        child.wait().unwrap();
+        // An `ip` that it had started ends by itself.
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while lives(child.id()) {
+            assert!(Instant::now() < deadline, "somebody stays in them");
+            std::thread::yield_now();
+        }
+    }
+    // Those of other tests have names that say so.
+    assert!(names().all(|name| before.contains(&name)), "{:?}", names().collect::<Vec<_>>());
 }
 
 #[test]

@@ -9,6 +9,7 @@ mod summary;
 mod svg;
 
 use crate::figure::{self, Figure, Labels};
+use crate::link::{self, Grid};
 use crate::result::{Comparison, Row, Run};
 use crate::suite::Study;
 use crate::table;
@@ -33,6 +34,7 @@ pub fn render(comparison: &Comparison, study: Option<&Study>) -> Result<String, 
         tiles: summary::tiles(comparison, &labels),
         troubles: troubles(comparison, &labels),
         sections,
+        grids: study.map_or_else(Vec::new, |study| link::grids(comparison, study)),
         study,
         skipped: comparison.skipped_by_reason(),
         tables: groups.iter().map(|group| Table::of(comparison, &labels, group)).collect(),
@@ -50,6 +52,8 @@ struct Page<'a> {
     troubles: Vec<String>,
     sections: Vec<Section>,
     study: Option<&'a Study>,
+    /// The study's tables, ours beside them.
+    grids: Vec<Grid>,
     /// (reason, jobs).
     skipped: Vec<(&'a str, Vec<&'a str>)>,
     tables: Vec<Table>,

@@ -1,0 +1,121 @@
+//! Two networks of our own with a cable between them, whose MTU and speed are set as suites ask for.
+//!
+//! Neither has a name: both, and the cable in them, are gone with the process however that ends, and another bench at
+//! the same time has its own. What is plugged is done by `ip` and `tc`.
+
+use crate::failure::Failure;
+use blockmux_engine::cores::Cores;
+use blockmux_engine::network::Network;
+use blockmux_lab::link::Link;
+use std::io::ErrorKind;
+use std::net::Ipv4Addr;
+use std::process::{Command, Stdio};
+
+/// The networks of the target and of the initiator.
+pub(super) struct Cable([Network; 2]);
+
+/// One of its ends.
+pub(super) type End = usize;
+
+pub(super) const TARGET: End = 0;
+pub(super) const INITIATOR: End = 1;
+/// What the interface at either end is called.
+pub(super) const INTERFACE: &str = "cable";
+
+impl Cable {
+    /// Makes the networks, and plugs the cable.
+    ///
+    /// # Errors
+    /// If that is not allowed, or `ip` is not there.
+    pub(super) fn new() -> Result<Cable, Failure> {
+        let network = || {
+            Network::new().map_err(|error| match error.kind() {
+                ErrorKind::PermissionDenied => Failure::request(NEEDS),
+                _ => Failure::request(format!("{NEEDS}: {error}")),
+            })
+        };
+        let cable = Cable([network()?, network()?]);
+        let there = cable.0[INITIATOR].path();
+        let there = there.to_string_lossy();
+        let pair = ["link", "add", INTERFACE, "type", "veth", "peer", "name", INTERFACE, "netns", &there];
+        cable.run(TARGET, "ip", &pair).map_err(|why| Failure::request(format!("{NEEDS}: {why}")))?;
+        for end in [TARGET, INITIATOR] {
+            let address = format!("{}/30", cable.address(end));
+            for words in [&["addr", "add", &address, "dev", INTERFACE][..], &["link", "set", INTERFACE, "up"]]
+            {
+                cable.run(end, "ip", words).map_err(Failure::run)?;
+            }
+        }
+        Ok(cable)
+    }
+
+    /// Makes it such a link.
+    ///
+    /// # Errors
+    /// If the system cannot: what it says.
+    pub(super) fn set(&self, link: Link) -> Result<(), String> {
+        for end in [TARGET, INITIATOR] {
+            self.run(end, "ip", &["link", "set", INTERFACE, "mtu", &link.mtu.to_string()])?;
+            let at = |what: &'static str| ["qdisc", what, "dev", INTERFACE, "root"];
+            match link.gbit_per_s {
+                Some(rate) => {
+                    let rate = format!("{rate}gbit");
+                    let limit = ["tbf", "rate", &rate, "burst", BURST, "limit", LIMIT];
+                    self.run(end, "tc", &[&at("replace")[..], &limit].concat())?;
+                }
+                // There may be none, and no `tc` then either.
+                None => drop(self.run(end, "tc", &at("del"))),
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts the cores of both sides at their ends.
+    ///
+    /// # Errors
+    /// If one cannot.
+    pub(super) fn enter(&self, target: &Cores, initiator: &Cores) -> Result<(), String> {
+        for (end, cores) in [(TARGET, target), (INITIATOR, initiator)] {
+            for nth in 0..cores.count() {
+                let network = self.0[end].clone();
+                let entered = cores.ask(nth, move |_| network.enter()).ok_or("a core has ended")?;
+                entered.map_err(|error| format!("a core cannot enter its network: {error}"))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Does something at one end.
+    ///
+    /// # Errors
+    /// If it cannot be gone to.
+    pub(super) fn within<T: Send>(&self, end: End, work: impl FnOnce() -> T + Send) -> Result<T, Failure> {
+        let done = self.0[end].within(work);
+        done.map_err(|error| Failure::run(format!("cannot enter a network of our own: {error}")))
+    }
+
+    /// The address of one end, of those that documentation uses.
+    pub(super) fn address(&self, end: End) -> Ipv4Addr {
+        Ipv4Addr::new(192, 0, 2, 1 + end as u8)
+    }
+
+    fn run(&self, end: End, program: &str, words: &[&str]) -> Result<(), String> {
+        let run = || Command::new(program).args(words).stdin(Stdio::null()).output();
+        match self.0[end].within(run) {
+            Ok(Ok(output)) if output.status.success() => Ok(()),
+            Ok(Ok(output)) => {
+                let said = String::from_utf8_lossy(&output.stderr);
+                Err(format!("`{program} {}` says: {}", words.join(" "), said.lines().next().unwrap_or("")))
+            }
+            Ok(Err(error)) => Err(format!("cannot run {program} (it comes with iproute2): {error}")),
+            Err(error) => Err(format!("cannot enter a network of our own: {error}")),
+        }
+    }
+}
+
+const NEEDS: &str =
+    "this suite measures over links that it makes itself; that needs root and the program `ip`";
+/// What may pass at once: more than passes in a tick of the slowest clock at 10 Gbit/s.
+const BURST: &str = "1mb";
+/// What may wait, as in an adapter's queue and a switch behind it.
+const LIMIT: &str = "4mb";

@@ -1,0 +1,108 @@
+//! The lanes of a suite that is measured over links of its own.
+
+use super::Args;
+use super::cable::Cable;
+use super::jobs::times;
+use super::lane::{How, Lane};
+use super::plan::{Plan, Subject};
+use crate::failure::Failure;
+use crate::protocol;
+use blockmux_engine::reactor::PollPolicy;
+use blockmux_lab::job::Job;
+use blockmux_lab::link::{self, Link, Links};
+use blockmux_lab::suite::Suite;
+
+impl Plan {
+    /// Every job on the local volumes, and then under each protocol over each link.
+    ///
+    /// # Errors
+    /// If the cable cannot be made.
+    pub(super) fn add_linked(
+        &mut self,
+        suite: &Suite,
+        links: &Links,
+        args: &Args,
+        subjects: &[Subject],
+        policies: &[PollPolicy],
+    ) -> Result<(), Failure> {
+        let Some(served) = subjects.first() else { return Ok(()) };
+        let cable = Cable::new()?;
+        let times = times(args)?;
+        let rows = suite.rows(times.runtime_ms, times.ramp_time_ms);
+        let refused = refused(&cable, links);
+        for row in &rows {
+            let lane = |how, target: &Subject, place| Lane {
+                how,
+                job: row.job.clone(),
+                target: target.shown.clone(),
+                place,
+            };
+            let Some(protocol) = protocol::spoken().find(|protocol| protocol.name == row.protocol) else {
+                for subject in subjects {
+                    self.lanes.push(lane(How::Local(subject.volume.clone()), subject, subject.place.clone()));
+                }
+                continue;
+            };
+            for link in links.of(&row.protocol) {
+                if let Some((_, why)) = refused.iter().find(|(rate, _)| *rate == link.gbit_per_s) {
+                    self.skipped.push((name(&row.job, &row.protocol, link), why.clone()));
+                    continue;
+                }
+                let how = |poll| How::Linked(protocol, served.volume.clone(), poll, link);
+                let linked = policies.iter().map(|&poll| lane(how(poll), served, link.to_string()));
+                self.lanes.extend(linked);
+            }
+        }
+        // The floor comes first, as it does everywhere else, and jobs stay in their order.
+        let order: Vec<Job> = rows.iter().map(|row| row.job.clone()).collect();
+        self.lanes.sort_by_key(|lane| {
+            (order.iter().position(|job| *job == lane.job), !matches!(lane.how, How::Local(_)))
+        });
+        self.cable = Some(cable);
+        Ok(())
+    }
+}
+
+/// The limits that this system cannot set, and why.
+fn refused(cable: &Cable, links: &Links) -> Vec<(Option<u32>, String)> {
+    let mut tried: Vec<Option<u32>> = Vec::new();
+    let mut refused = Vec::new();
+    for link in links.of("aoe") {
+        if !tried.contains(&link.gbit_per_s) {
+            tried.push(link.gbit_per_s);
+            refused.extend(cable.set(link).err().map(|why| (link.gbit_per_s, why)));
+        }
+    }
+    refused
+}
+
+fn name(job: &Job, protocol: &str, link: Link) -> String {
+    format!("{}, {}", job.name, link::subject(protocol, &link.to_string()))
+}
+
+/// Stripes of RAM of `bytes` in all, each with what it is called.
+pub(super) fn stripes(links: &Links, bytes: u64) -> Vec<(String, String)> {
+    let stripe = |&members: &u32| {
+        let each = (bytes / u64::from(members.max(1)) / MIB).max(1);
+        let all = vec![format!("mem:{each}m"); members as usize];
+        (format!("stripe:{}", all.join(",")), link::stripe(members))
+    };
+    links.stripes.iter().map(stripe).collect()
+}
+
+const MIB: u64 = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use blockmux_volume::Spec;
+
+    #[test]
+    fn stripes_are_of_whole_mebibytes() {
+        let suite = Suite::by_name("aatrokoski-2007").unwrap();
+        let stripes = stripes(suite.links().unwrap(), 64 << 20);
+        assert_eq!(stripes[0].1, "4-way stripe");
+        assert!(stripes[1].0.starts_with("stripe:mem:5m,mem:5m,"), "{}", stripes[1].0);
+        assert!(stripes.iter().all(|(spec, _)| spec.parse::<Spec>().is_ok()));
+    }
+}
