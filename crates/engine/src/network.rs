@@ -69,7 +69,6 @@ mod tests {
     }
 
     #[test]
-    #[expect(clippy::print_stdout, reason = "the reason of a skipped test")]
     fn what_is_done_within_is_done_there_and_nowhere_else() {
         let here = own();
         let network = match Network::new() {

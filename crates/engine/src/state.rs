@@ -1,8 +1,10 @@
-//! What a daemon remembers over a restart: the reservations that are to outlive it, one file for each volume.
+//! What a daemon remembers over a restart: the reservations of a volume that are to outlive it, and what initiators have
+//! set on a disk of AoE. One file for each.
 //!
 //! ```text
 //! DIRECTORY/volume-HASH.reservations    length u16 | identity | image, as `Served` makes it
 //! DIRECTORY/volume-HASH.lock            locked by the process that has the volume's reservations
+//! DIRECTORY/e7.3.aoe, e7.3.lock         the same of a disk, as `Kept` makes it
 //! ```
 //! Nothing is created until somebody wants something to be kept. From then on a thread writes each image to a new file,
 //! flushes it, gives it the name of the old one, and flushes the directory. Only the last image counts, so that of
@@ -18,7 +20,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use tracing::warn;
 
-/// Keeps the reservations of one volume in a file.
+/// Keeps the image of one volume's reservations, or of one disk's settings, in a file.
 pub struct StateFile {
     shared: Arc<Shared>,
     writer: Mutex<Option<JoinHandle<()>>>,
@@ -36,19 +38,19 @@ pub enum StateError {
         error: io::Error,
     },
     /// Somebody else could say who is kept out.
-    #[error("{}: others may write it; run chmod go-w on it, or name another directory with --state", path.display())]
+    #[error("{}: others may write it; run chmod go-w on it, or name another directory", path.display())]
     Exposed {
         /// The file or directory.
         path: PathBuf,
     },
     /// Another process has it.
-    #[error("{}: another blockmux has the reservations of this volume; stop it, or give one of them another --state", path.display())]
+    #[error("{}: another blockmux keeps this; stop it, or give one of them another directory", path.display())]
     Locked {
         /// The lock.
         path: PathBuf,
     },
     /// It is no file of ours, or not one of this volume.
-    #[error("{}: is not what was kept of this volume; move it away to serve the volume without reservations", path.display())]
+    #[error("{}: is not what was kept of this volume; move it away to serve the volume without", path.display())]
     Foreign {
         /// The file.
         path: PathBuf,
@@ -62,12 +64,26 @@ impl StateFile {
     /// # Errors
     /// If something was kept that cannot be used.
     pub fn open(directory: &Path, identity: &str) -> Result<(Arc<StateFile>, Vec<u8>), StateError> {
-        let stem = directory.join(format!("volume-{:016x}", hash(identity)));
+        let stem = format!("volume-{:016x}", hash(identity));
+        StateFile::open_named(directory, &stem, "reservations", identity)
+    }
+
+    /// The same of anything else that has a name of its own, in a file of that name.
+    ///
+    /// # Errors
+    /// As for [`StateFile::open`].
+    pub fn open_named(
+        directory: &Path,
+        name: &str,
+        extension: &str,
+        identity: &str,
+    ) -> Result<(Arc<StateFile>, Vec<u8>), StateError> {
+        let file = |extension: &str| directory.join(format!("{name}.{extension}"));
         let place = Place {
             directory: directory.to_owned(),
-            file: stem.with_extension("reservations"),
-            new_file: stem.with_extension("new"),
-            lock: stem.with_extension("lock"),
+            file: file(extension),
+            new_file: file("new"),
+            lock: file("lock"),
             identity: identity.to_owned(),
         };
         let (lock, image) = match place.read()? {
@@ -99,7 +115,7 @@ impl ReservationStore for StateFile {
             match thread::Builder::new().name("state".to_owned()).spawn(move || shared.write_all()) {
                 Ok(handle) => *writer = Some(handle),
                 Err(error) => {
-                    warn!("reservations cannot be kept: {error}");
+                    warn!("{}: cannot be kept: {error}", self.path().display());
                     (state.pending, state.failed) = (None, ticket);
                 }
             }
@@ -170,7 +186,7 @@ impl Shared {
                 match written {
                     Ok(()) => state.saved = ticket,
                     Err(error) => {
-                        warn!("reservations are not kept: {error}");
+                        warn!("not kept: {error}");
                         state.failed = ticket;
                     }
                 }
@@ -360,7 +376,7 @@ mod tests {
         let directory = path.parent().unwrap();
         let (first, _) = open(directory).unwrap();
         let error = open(directory).map(|_| ()).unwrap_err();
-        assert!(error.contains("another blockmux has the reservations of this volume"), "{error}");
+        assert!(error.contains("another blockmux keeps this"), "{error}");
         assert!(save(&first, b""));
         // Without anything kept it is only found out when something is to be.
         let (second, image) = open(directory).unwrap();

@@ -75,9 +75,11 @@ fn throughput_degrades_smoothly_with_loss() {
         let all = run_seeds(20, |seed| FrameScenario { weather, requests: 400, ..FrameScenario::new(seed) });
         all.iter().map(|outcome| outcome.took).sum()
     };
-    let (none, little, much) = (took(0), took(10), took(50));
-    assert!(is_one_seed() || (none < little && little < much), "{none:?} {little:?} {much:?}");
-    assert!(is_one_seed() || much < little * 20, "{little:?} with 1 %, {much:?} with 5 %");
+    let all = [0, 10, 50, 200].map(took);
+    assert!(is_one_seed() || all.is_sorted(), "{all:?}");
+    // As much more as is lost, and some for what is lost again.
+    let [_, one, five, twenty] = all;
+    assert!(is_one_seed() || (five < one * 20 && twenty < five * 12), "{all:?}");
 }
 
 #[test]

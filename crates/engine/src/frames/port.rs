@@ -5,7 +5,7 @@ use blockmux_proto::frames::EtherType;
 use blockmux_proto::frames::{FrameOutbox, Port, PortId};
 use blockmux_volume::Chunk;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 /// Which frames of ATA over Ethernet are meant for whoever has the port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,6 +78,12 @@ impl PacketPort {
     #[inline]
     pub(super) fn send(&mut self, id: PortId, outbox: &mut FrameOutbox) -> io::Result<usize> {
         kernel::send(self.fd.as_raw_fd(), self.index, EtherType::ETH_P_AOE, id, outbox)
+    }
+}
+
+impl AsFd for PacketPort {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 }
 

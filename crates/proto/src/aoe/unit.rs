@@ -1,14 +1,17 @@
 //! One disk of a target, and what initiators set on it: config string, MAC mask list, reservation.
 //!
 //! All of that is rare, and read with every frame. So it is kept behind a lock with a number that changes with it, and a
-//! session has its own copy, which it takes again when the number is another.
+//! session has its own copy, which it takes again when the number is another. A change counts once it is on stable
+//! storage, if it is to outlive the target; that takes its time elsewhere, and the next change builds on it meanwhile.
 
 use super::Address;
 use crate::exports::VolumeId;
+use crate::served::{ReservationStore, SaveTicket};
 use blockmux_wire::aoe::AOE_MAX_CONFIG;
 use blockmux_wire::ethernet::Mac;
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// What initiators have set on a disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -19,13 +22,6 @@ pub struct Kept {
     pub masks: Vec<Mac>,
     /// Who may use it; everybody if it is empty. At most [`MAX_RESERVED`].
     pub reserved: Vec<Mac>,
-}
-
-/// Keeps what is set on one disk beyond the target's life.
-pub trait UnitStore: Send + Sync {
-    /// Replaces what is kept by `image`. Called on a core, and no change is acknowledged before: it is to be quick.
-    /// `false` if that failed.
-    fn save(&self, image: &[u8]) -> bool;
 }
 
 /// An image that is none.
@@ -46,22 +42,46 @@ pub struct Unit {
 struct Shared {
     /// Changes with what is kept.
     version: AtomicU32,
-    kept: Mutex<Kept>,
-    store: Option<Box<dyn UnitStore>>,
+    state: Mutex<State>,
+    store: Option<Arc<dyn ReservationStore>>,
+}
+
+struct State {
+    kept: Kept,
+    /// What it is to become, in the order of changes; at most [`MAX_CHANGES`].
+    next: VecDeque<(SaveTicket, Kept)>,
+}
+
+/// What becomes of a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Changed<E> {
+    /// It counts.
+    Done,
+    /// It will, or not: [`Unit::is_changed`] tells.
+    Saving(SaveTicket),
+    /// It was refused.
+    Refused(E),
+    /// Others are under way.
+    Busy,
 }
 
 impl Unit {
-    /// A disk on which `kept` is set already; without a store changes end with the process.
+    /// A disk on which `kept` is set already; without a store, changes end with the process.
     #[must_use]
-    pub fn new(address: Address, volume: VolumeId, kept: Kept, store: Option<Box<dyn UnitStore>>) -> Unit {
-        let shared = Shared { version: AtomicU32::new(0), kept: Mutex::new(kept), store };
-        Unit { address, volume, shared: Arc::new(shared) }
+    pub fn new(
+        address: Address,
+        volume: VolumeId,
+        kept: Kept,
+        store: Option<Arc<dyn ReservationStore>>,
+    ) -> Unit {
+        let state = Mutex::new(State { kept, next: VecDeque::new() });
+        Unit { address, volume, shared: Arc::new(Shared { version: AtomicU32::new(0), state, store }) }
     }
 
     /// What is set now.
     #[must_use]
     pub fn kept(&self) -> Kept {
-        self.shared.kept.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.state().kept.clone()
     }
 
     #[inline]
@@ -69,21 +89,52 @@ impl Unit {
         self.shared.version.load(Ordering::Acquire)
     }
 
-    /// Changes what is set, if `change` does not refuse; keeps it before it counts. `None` if it cannot be kept.
-    pub(super) fn change<E>(&self, change: impl FnOnce(&mut Kept) -> Result<(), E>) -> Option<Result<(), E>> {
-        let mut kept = self.shared.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut next = kept.clone();
+    /// Changes what is set, if `change` does not refuse, and begins to keep it.
+    pub(super) fn change<E>(&self, change: impl FnOnce(&mut Kept) -> Result<(), E>) -> Changed<E> {
+        let mut state = self.state();
+        let last = state.next.back().map_or(&state.kept, |(_, kept)| kept);
+        let mut next = last.clone();
         if let Err(refused) = change(&mut next) {
-            return Some(Err(refused));
+            return Changed::Refused(refused);
         }
-        if next != *kept {
-            if self.shared.store.as_ref().is_some_and(|store| !store.save(&next.to_image())) {
-                return None;
+        if next == *last {
+            // It counts when that does which it is the same as.
+            return state.next.back().map_or(Changed::Done, |(ticket, _)| Changed::Saving(*ticket));
+        }
+        let Some(store) = &self.shared.store else {
+            self.settle(&mut state, next);
+            return Changed::Done;
+        };
+        if state.next.len() >= MAX_CHANGES {
+            return Changed::Busy;
+        }
+        let ticket = store.save(&next.to_image());
+        state.next.push_back((ticket, next));
+        Changed::Saving(ticket)
+    }
+
+    /// Whether that change counts; `None` while that is not known, `Some(false)` if it could not be kept.
+    pub(super) fn is_changed(&self, ticket: SaveTicket) -> Option<bool> {
+        let saved = self.shared.store.as_ref()?.is_saved(ticket)?;
+        let mut state = self.state();
+        while let Some((first, _)) = state.next.front()
+            && *first <= ticket
+            && let Some((_, next)) = state.next.pop_front()
+        {
+            if saved {
+                self.settle(&mut state, next);
             }
-            *kept = next;
-            self.shared.version.fetch_add(1, Ordering::Release);
         }
-        Some(Ok(()))
+        Some(saved)
+    }
+
+    fn settle(&self, state: &mut State, next: Kept) {
+        state.kept = next;
+        self.shared.version.fetch_add(1, Ordering::Release);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -128,6 +179,8 @@ pub const MAX_MASKS: usize = 128;
 /// Addresses that a disk is reserved for: as many as a frame of 1,500 bytes holds.
 pub const MAX_RESERVED: usize = 240;
 
+/// Changes of one disk that are not kept yet; what is asked beyond is not answered, and comes again.
+const MAX_CHANGES: usize = 16;
 const MAGIC: &[u8] = b"BmxAoE01";
 
 #[cfg(test)]
@@ -149,23 +202,79 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_change_that_cannot_be_kept_is_none() {
-        struct Full;
-        impl UnitStore for Full {
-            fn save(&self, _image: &[u8]) -> bool {
-                false
-            }
+    /// Says of each image what a test has it say.
+    #[derive(Default)]
+    struct Slow(Mutex<(u64, u64, u64)>);
+
+    impl Slow {
+        fn save_up_to(&self, saved: u64) {
+            self.0.lock().unwrap().1 = saved;
         }
-        let address = Address { shelf: 0, slot: 0 };
-        let unit = Unit::new(address, VolumeId(0), Kept::default(), Some(Box::new(Full)));
-        let set = |kept: &mut Kept| {
-            kept.config = b"x".to_vec();
-            Ok::<(), ()>(())
-        };
-        assert_eq!((unit.change(set), unit.kept(), unit.version()), (None, Kept::default(), 0));
-        let unit = Unit::new(address, VolumeId(0), Kept::default(), None);
-        assert_eq!((unit.change(set), unit.version()), (Some(Ok(())), 1));
-        assert_eq!((unit.change(set), unit.version()), (Some(Ok(())), 1), "nothing is new");
+
+        fn fail_up_to(&self, failed: u64) {
+            self.0.lock().unwrap().2 = failed;
+        }
+    }
+
+    impl ReservationStore for Slow {
+        fn save(&self, _image: &[u8]) -> SaveTicket {
+            let mut state = self.0.lock().unwrap();
+            state.0 = state.0.saturating_add(1);
+            SaveTicket(state.0)
+        }
+
+        fn is_saved(&self, ticket: SaveTicket) -> Option<bool> {
+            let (_, saved, failed) = *self.0.lock().unwrap();
+            if ticket.0 <= saved { Some(true) } else { (ticket.0 <= failed).then_some(false) }
+        }
+    }
+
+    fn set(unit: &Unit, config: &[u8]) -> Changed<()> {
+        unit.change(|kept| {
+            kept.config = config.to_vec();
+            Ok(())
+        })
+    }
+
+    fn unit(store: Option<Arc<dyn ReservationStore>>) -> Unit {
+        Unit::new(Address { shelf: 0, slot: 0 }, VolumeId(0), Kept::default(), store)
+    }
+
+    #[test]
+    fn a_change_counts_once_it_is_kept() {
+        let store = Arc::new(Slow::default());
+        let unit = unit(Some(store.clone()));
+        let Changed::Saving(first) = set(&unit, b"a") else { panic!("it takes its time") };
+        let Changed::Saving(second) = set(&unit, b"b") else { panic!("it takes its time") };
+        assert_eq!(set(&unit, b"b"), Changed::Saving(second), "the same again");
+        assert_eq!((unit.is_changed(first), unit.kept().config, unit.version()), (None, vec![], 0));
+        store.save_up_to(first.0);
+        assert_eq!((unit.is_changed(first), unit.kept().config), (Some(true), b"a".to_vec()));
+        store.save_up_to(second.0);
+        assert_eq!((unit.is_changed(second), unit.kept().config), (Some(true), b"b".to_vec()));
+        assert_eq!((unit.is_changed(first), unit.kept().config), (Some(true), b"b".to_vec()), "asked late");
+    }
+
+    #[test]
+    fn a_change_that_cannot_be_kept_does_not_count() {
+        let store = Arc::new(Slow::default());
+        let unit = unit(Some(store.clone()));
+        let Changed::Saving(first) = set(&unit, b"a") else { panic!("it takes its time") };
+        let Changed::Saving(second) = set(&unit, b"b") else { panic!("it takes its time") };
+        store.fail_up_to(second.0);
+        assert_eq!([first, second].map(|ticket| unit.is_changed(ticket)), [Some(false); 2]);
+        assert_eq!((unit.kept(), unit.version()), (Kept::default(), 0));
+        assert_eq!(set(&unit, b""), Changed::Done, "it is what it was");
+        for nth in 0..MAX_CHANGES {
+            assert!(matches!(set(&unit, &[nth as u8]), Changed::Saving(_)));
+        }
+        assert_eq!(set(&unit, b"more"), Changed::Busy);
+    }
+
+    #[test]
+    fn what_is_not_kept_counts_at_once() {
+        let unit = unit(None);
+        assert_eq!((set(&unit, b"x"), unit.version()), (Changed::Done, 1));
+        assert_eq!((set(&unit, b"x"), unit.version()), (Changed::Done, 1), "nothing is new");
     }
 }

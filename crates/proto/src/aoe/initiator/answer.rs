@@ -47,7 +47,7 @@ impl InitiatorSession {
             self.flights
                 .iter_mut()
                 .filter(|flight| now.saturating_duration_since(flight.sent) >= NOT_AT_ONCE)
-                .for_each(|flight| (flight.path, flight.due) = (path, now));
+                .for_each(|flight| (flight.path, flight.due, flight.at_once) = (path, now, true));
             self.look_at(now);
         }
         match (&self.disk, path) {
@@ -81,9 +81,11 @@ impl InitiatorSession {
         }
         let round_trip = (flight.sends == 1).then(|| now.saturating_duration_since(flight.sent));
         let is_large = flight.sectors > SAFE_SECTORS && matches!(flight.what, What::Read | What::Write);
+        let sent = (flight.sends == 1).then_some(flight.sent);
         self.heard = self.heard.max(now);
         if let Some(path) = self.paths.get_mut(path_at) {
             path.silent = 0;
+            path.answered_up_to = path.answered_up_to.max(sent);
             if is_large && result.is_ok() {
                 path.large_at = Some(now);
             }

@@ -45,6 +45,8 @@ pub(super) struct Flight {
     pub(super) first_sent: Instant,
     pub(super) sent: Instant,
     pub(super) due: Instant,
+    /// It is known that no answer comes: it is sent again when due, whatever became of others.
+    pub(super) at_once: bool,
     /// How often it was sent.
     pub(super) sends: u32,
 }
@@ -158,6 +160,7 @@ mod tests {
             first_sent: now,
             sent: now,
             due: now,
+            at_once: false,
             sends: 1,
         }
     }

@@ -221,7 +221,7 @@ impl FrameSession for InitiatorSession {
         if is.is_up && !was.is_up {
             // What was lost meanwhile need not wait any longer; and the target may be another station now.
             self.ask_at = Some(now);
-            self.flights.iter_mut().for_each(|flight| flight.due = now);
+            self.flights.iter_mut().for_each(|flight| (flight.due, flight.at_once) = (now, true));
             self.look_at(now);
         }
     }

@@ -4,6 +4,10 @@
 //! were sent once are measured, and until one is, losses double the time. The second is a congestion window: it starts
 //! small and grows with every answer, faster below the size at which frames were lost last, is halved by a loss, once
 //! for all that was sent before, and is never above the target's buffer count.
+//!
+//! The shortest time is for frames that others have overtaken. As long as nothing that was sent later is answered either,
+//! nothing is taken for lost so soon (`send.rs`): a machine that is busy leaves a target without a processor for longer,
+//! and to send all again then would make it busier and the window small for nothing.
 
 use std::time::{Duration, Instant};
 
@@ -104,7 +108,7 @@ fn part(time: Duration, divisor: u32) -> Duration {
 const FIRST_WINDOW: u32 = 4;
 const SMALLEST_WINDOW: u32 = 2;
 const FIRST_TIMEOUT: Duration = Duration::from_millis(200);
-/// A target that sleeps, on a machine that is busy, takes as long.
+/// A disk takes as long for one command while it answers others.
 const SHORTEST_TIMEOUT: Duration = Duration::from_millis(10);
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(1);
 const MOST_DOUBLINGS: u32 = 7;

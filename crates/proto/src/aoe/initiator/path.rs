@@ -27,6 +27,8 @@ pub(super) struct Path {
     pub(super) probe: Option<u8>,
     /// Commands without an answer in time since the last answer.
     pub(super) silent: u32,
+    /// When the latest of the commands was sent that were sent once and answered.
+    pub(super) answered_up_to: Option<Instant>,
     /// When a frame of more sectors than are safe was answered last.
     pub(super) large_at: Option<Instant>,
 }
@@ -66,7 +68,15 @@ impl Paths {
             }
             return;
         }
-        let mut path = Path { station, target_sectors, sectors: 1, probe: None, silent: 0, large_at: None };
+        let mut path = Path {
+            station,
+            target_sectors,
+            sectors: 1,
+            probe: None,
+            silent: 0,
+            answered_up_to: None,
+            large_at: None,
+        };
         path.measure(port);
         // A target that was started again may be another station: one that is silent has most likely become this one.
         let is_dead = |path: &Path| path.is_silent() && path.station.port == station.port;

@@ -111,6 +111,7 @@ impl InitiatorSession {
             first_sent: now,
             sent: now,
             due,
+            at_once: false,
             sends: 1,
         };
         if let Some(tag) = self.flights.insert(flight) {
@@ -258,7 +259,12 @@ impl InitiatorSession {
         }
         flight.due = later(now, timeout);
         let (sent, path_at) = (flight.sent, flight.path);
+        let is_young = !flight.at_once && now.saturating_duration_since(sent) < STALL;
         let Some(path) = self.paths.get_mut(path_at) else { return };
+        if is_young && path.answered_up_to.is_none_or(|up_to| up_to <= sent) {
+            // Nothing that was sent later is answered either: rather than a frame lost, somebody has no processor now.
+            return;
+        }
         path.silent = path.silent.saturating_add(1);
         if path.is_silent() && self.ask_at.is_none() {
             (self.asked, self.ask_at) = (0, Some(now));
@@ -303,7 +309,7 @@ impl InitiatorSession {
                 }
             }
         }
-        (flight.sent, flight.sends) = (now, flight.sends.saturating_add(1));
+        (flight.sent, flight.sends, flight.at_once) = (now, flight.sends.saturating_add(1), false);
         self.push(tag);
     }
 
@@ -353,6 +359,8 @@ const ASKED: u32 = 1;
 const LARGEST_PROBE: u64 = 255;
 /// A size that was tried so often does not pass.
 const PROBES: u32 = 3;
+/// A target that is up answers something within that time, however busy its machine is.
+const STALL: Duration = Duration::from_millis(50);
 /// A large command that was sent so often, while no other was answered, is made into small ones.
 const LARGE_SENDS: u32 = 5;
 /// All stations are asked soon again at first.

@@ -177,6 +177,28 @@ fn what_is_not_answered_is_sent_again_under_the_same_tag() {
 }
 
 #[test]
+fn a_frame_is_taken_for_lost_soon_only_if_a_later_one_was_answered() {
+    let mut bench = Bench::ready(16, 2);
+    bench.read(1, 512);
+    let first = bench.sent().pop().unwrap();
+    bench.now += Duration::from_millis(1);
+    bench.read(2, 512);
+    let second = bench.sent().pop().unwrap();
+    let window = bench.session.window();
+    bench.pass(Duration::from_millis(30));
+    assert!(bench.sent().is_empty(), "whoever is to answer has no processor, perhaps");
+    assert_eq!(bench.session.window(), window);
+    bench.answer(&second, 0x40, 0, &[0; 512]);
+    bench.pass(Duration::from_millis(15));
+    assert_eq!(bench.sent().pop().unwrap().bytes, first.bytes, "it was overtaken");
+    bench.read(3, 512);
+    let third = bench.sent().pop().unwrap();
+    bench.pass(Duration::from_secs(1));
+    let again: Vec<_> = bench.sent().into_iter().map(|sent| sent.bytes).collect();
+    assert!(again.contains(&third.bytes), "nobody waits for ever");
+}
+
+#[test]
 fn requests_fail_once_when_nothing_is_heard_for_the_patience() {
     let mut bench = Bench::ready(4, 2);
     (0..10).for_each(|tag| bench.read(tag, 512));

@@ -1,5 +1,8 @@
 //! What is not ATA: config query, MAC mask list, reserve and release (AoEr11 sections 3.2 to 3.4).
+//!
+//! What is set is answered once it is kept, which may take its time: `saving.rs`.
 
+use super::saving::{Asked, Outcome};
 use super::{MAX_BUFFERS, TargetSession};
 use crate::aoe::sectors_in;
 use crate::aoe::unit::{Kept, MAX_MASKS, MAX_RESERVED};
@@ -22,16 +25,17 @@ impl TargetSession {
         let len = usize::from(config.string_length.get());
         let string = rest.get(..len).filter(|string| string.len() <= AOE_MAX_CONFIG);
         let has = &disk.kept.config;
-        let code = match (command, string) {
-            (ConfigCommand::READ, _) => None,
-            (ConfigCommand::TEST, Some(string)) if string == has => None,
-            (ConfigCommand::TEST_PREFIX, Some(string)) if has.starts_with(string) => None,
+        let refused = |code| Outcome::Answer(Some(code));
+        let outcome = match (command, string) {
+            (ConfigCommand::READ, _) => Outcome::Answer(None),
+            (ConfigCommand::TEST, Some(string)) if string == has => Outcome::Answer(None),
+            (ConfigCommand::TEST_PREFIX, Some(string)) if has.starts_with(string) => Outcome::Answer(None),
             (ConfigCommand::TEST | ConfigCommand::TEST_PREFIX, Some(_)) => return,
             (ConfigCommand::SET | ConfigCommand::FORCE_SET, Some(_)) if disk.is_reserved_from(from.mac) => {
-                Some(ErrorCode::TARGET_IS_RESERVED)
+                refused(ErrorCode::TARGET_IS_RESERVED)
             }
             (ConfigCommand::SET, Some(string)) if !has.is_empty() && string != has => {
-                Some(ErrorCode::CONFIG_STRING_PRESENT)
+                refused(ErrorCode::CONFIG_STRING_PRESENT)
             }
             (ConfigCommand::SET | ConfigCommand::FORCE_SET, Some(string)) => {
                 let string = string.to_vec();
@@ -40,9 +44,9 @@ impl TargetSession {
                     Ok(())
                 })
             }
-            _ => Some(ErrorCode::BAD_ARGUMENT_PARAMETER),
+            _ => refused(ErrorCode::BAD_ARGUMENT_PARAMETER),
         };
-        self.answer_config(at, answer, command, from, code);
+        self.settle(at, answer, from, Asked::Config(command), outcome);
     }
 
     /// Tells everybody at a port of all disks there, as after a start: who waits for one need not ask again.
@@ -69,7 +73,7 @@ impl TargetSession {
         }
     }
 
-    fn answer_config(
+    pub(super) fn answer_config(
         &mut self,
         at: usize,
         answer: Header,
@@ -98,31 +102,46 @@ impl TargetSession {
     /// Reads or edits the list of those that are listened to.
     pub(super) fn on_mask(&mut self, at: usize, answer: Header, message: &[u8], from: Station) {
         let Ok((request, rest)) = MacMaskMessage::read_from_prefix(message) else { return };
-        let mut reply = MacMaskMessage { error: MacMaskError::NONE.0, count: 0, ..request };
-        let code = match MacMaskCommand(request.command) {
-            MacMaskCommand::READ => None,
-            MacMaskCommand::EDIT if self.is_reserved(at, from) => Some(ErrorCode::TARGET_IS_RESERVED),
+        let outcome = match MacMaskCommand(request.command) {
+            MacMaskCommand::READ => Outcome::Answer(None),
+            MacMaskCommand::EDIT if self.is_reserved(at, from) => {
+                Outcome::Answer(Some(ErrorCode::TARGET_IS_RESERVED))
+            }
             MacMaskCommand::EDIT => {
                 let count = usize::from(request.count);
-                let Ok((directives, _)) = <[MacDirective]>::ref_from_prefix_with_elems(rest, count) else {
-                    return self.refuse(from, answer, reply.as_bytes(), ErrorCode::BAD_ARGUMENT_PARAMETER);
-                };
-                let mut refused = None;
-                let code = self.change(at, |kept| {
-                    edit(kept, directives).map_err(|why| {
-                        refused = Some(why);
-                        ErrorCode::BAD_ARGUMENT_PARAMETER
-                    })
-                });
-                if let Some((error, done)) = refused {
-                    // Not AoE's error but the list's own, with the place of the directive.
-                    (reply.error, reply.count) = (error.0, done);
-                    return self.answer(from, answer, reply.as_bytes(), SgList::default());
+                match <[MacDirective]>::ref_from_prefix_with_elems(rest, count) {
+                    Ok((directives, _)) => {
+                        let mut refused = None;
+                        let outcome = self.change(at, |kept| {
+                            edit(kept, directives).map_err(|why| {
+                                refused = Some(why);
+                                ErrorCode::BAD_ARGUMENT_PARAMETER
+                            })
+                        });
+                        if let Some((error, done)) = refused {
+                            // Not AoE's error but the list's own, with the place of the directive.
+                            let reply = MacMaskMessage { error: error.0, count: done, ..request };
+                            return self.answer(from, answer, reply.as_bytes(), SgList::default());
+                        }
+                        outcome
+                    }
+                    Err(_) => Outcome::Answer(Some(ErrorCode::BAD_ARGUMENT_PARAMETER)),
                 }
-                code
             }
-            _ => Some(ErrorCode::BAD_ARGUMENT_PARAMETER),
+            _ => Outcome::Answer(Some(ErrorCode::BAD_ARGUMENT_PARAMETER)),
         };
+        self.settle(at, answer, from, Asked::Masks(request), outcome);
+    }
+
+    pub(super) fn answer_masks(
+        &mut self,
+        at: usize,
+        answer: Header,
+        request: MacMaskMessage,
+        from: Station,
+        code: Option<ErrorCode>,
+    ) {
+        let mut reply = MacMaskMessage { error: MacMaskError::NONE.0, count: 0, ..request };
         if let Some(code) = code {
             return self.refuse(from, answer, reply.as_bytes(), code);
         }
@@ -138,21 +157,33 @@ impl TargetSession {
     /// Reads or replaces the list of those that a disk is reserved for; an empty one releases it.
     pub(super) fn on_reserve(&mut self, at: usize, answer: Header, message: &[u8], from: Station) {
         let Ok((request, rest)) = ReserveMessage::read_from_prefix(message) else { return };
-        let mut reply = ReserveMessage { count: 0, ..request };
-        let code = match ReserveCommand(request.command) {
-            ReserveCommand::READ => None,
-            ReserveCommand::SET if self.is_reserved(at, from) => Some(ErrorCode::TARGET_IS_RESERVED),
+        let refused = |code| Outcome::Answer(Some(code));
+        let outcome = match ReserveCommand(request.command) {
+            ReserveCommand::READ => Outcome::Answer(None),
+            ReserveCommand::SET if self.is_reserved(at, from) => refused(ErrorCode::TARGET_IS_RESERVED),
             ReserveCommand::SET | ReserveCommand::FORCE_SET => {
                 match <[Mac]>::ref_from_prefix_with_elems(rest, request.count.into()) {
                     Ok((macs, _)) if macs.len() <= MAX_RESERVED => self.change(at, |kept| {
                         kept.reserved = macs.to_vec();
                         Ok(())
                     }),
-                    _ => Some(ErrorCode::BAD_ARGUMENT_PARAMETER),
+                    _ => refused(ErrorCode::BAD_ARGUMENT_PARAMETER),
                 }
             }
-            _ => Some(ErrorCode::BAD_ARGUMENT_PARAMETER),
+            _ => refused(ErrorCode::BAD_ARGUMENT_PARAMETER),
         };
+        self.settle(at, answer, from, Asked::Reserved(request), outcome);
+    }
+
+    pub(super) fn answer_reserved(
+        &mut self,
+        at: usize,
+        answer: Header,
+        request: ReserveMessage,
+        from: Station,
+        code: Option<ErrorCode>,
+    ) {
+        let mut reply = ReserveMessage { count: 0, ..request };
         if let Some(code) = code {
             return self.refuse(from, answer, reply.as_bytes(), code);
         }
@@ -164,23 +195,6 @@ impl TargetSession {
 
     fn is_reserved(&self, at: usize, from: Station) -> bool {
         self.disks.get(at).is_some_and(|disk| disk.is_reserved_from(from.mac))
-    }
-
-    /// Changes what is set on a disk; why not, if it was not.
-    fn change(
-        &mut self,
-        at: usize,
-        change: impl FnOnce(&mut Kept) -> Result<(), ErrorCode>,
-    ) -> Option<ErrorCode> {
-        let disk = self.disks.get_mut(at)?;
-        let changed = disk.unit.change(change);
-        disk.refresh();
-        match changed {
-            Some(Ok(())) => None,
-            Some(Err(code)) => Some(code),
-            // What cannot be kept is not set.
-            None => Some(ErrorCode::DEVICE_UNAVAILABLE),
-        }
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   on_frame ─▶ header: version, address ─▶ mask ─┬▶ command.rs: registers ─▶ recent.rs ─▶ Pending ─▶ poll_io
-//!                                                 └▶ control.rs: config string, masks, reservation
+//!                                                 └▶ control.rs: config string, masks, reservation ─▶ saving.rs
 //!   frames  ◀─ reply.rs: registers and data ◀── on_io
 //! ```
 //! Everything is answered to the port and the station that it came from. What makes no sense is not answered; what
@@ -13,11 +13,13 @@ mod command;
 mod control;
 mod recent;
 mod reply;
+mod saving;
 #[cfg(test)]
 pub(in crate::aoe) mod tests;
 
 use self::recent::Recent;
 use self::reply::Pending;
+use self::saving::Waiting;
 use super::unit::{Kept, Unit};
 use crate::exports::{Exports, VolumeId};
 use crate::frames::{Frame, FrameOutbox, Port, PortId, Station};
@@ -45,6 +47,9 @@ pub struct TargetSession {
     in_flight: HashMap<Mac, u32>,
     recent: Recent,
     ready: VecDeque<(VolumeId, Io)>,
+    /// Who waits for what is set to be kept, and when that is looked at again.
+    waiting: Vec<Waiting>,
+    ask_at: Option<Instant>,
     outbox: FrameOutbox,
     stops: bool,
 }
@@ -89,6 +94,8 @@ impl TargetSession {
             in_flight: HashMap::new(),
             recent: Recent::default(),
             ready: VecDeque::new(),
+            waiting: Vec::new(),
+            ask_at: None,
             outbox: FrameOutbox::default(),
             stops: false,
         })
@@ -173,7 +180,17 @@ impl Disk {
     }
 }
 
-impl Timed for TargetSession {}
+impl Timed for TargetSession {
+    #[inline]
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.ask_at
+    }
+
+    fn on_timeout(&mut self, now: Instant) -> Result<(), crate::session::ProtocolError> {
+        self.look_at_changes(now);
+        Ok(())
+    }
+}
 
 impl FrameSession for TargetSession {
     fn on_frame(&mut self, frame: &Frame<'_>, now: Instant) {
@@ -205,6 +222,9 @@ impl FrameSession for TargetSession {
                 Command::RESERVE_RELEASE => self.on_reserve(at, answer, rest, frame.from),
                 _ => self.refuse(frame.from, answer, &[], ErrorCode::UNRECOGNIZED_COMMAND_CODE),
             }
+        }
+        if !self.waiting.is_empty() {
+            self.look_at_changes(now);
         }
     }
 

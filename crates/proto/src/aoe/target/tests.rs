@@ -449,23 +449,59 @@ fn a_reserved_disk_refuses_others() {
     assert_eq!(code(WHO, Command::ISSUE_ATA_COMMAND, &write), 0);
 }
 
+/// Keeps an image, and says so when a test wants it to.
+#[derive(Default)]
+struct Store(Mutex<(Vec<u8>, Option<bool>)>);
+
+impl crate::served::ReservationStore for Store {
+    fn save(&self, image: &[u8]) -> crate::served::SaveTicket {
+        self.0.lock().unwrap().0 = image.to_vec();
+        crate::served::SaveTicket(1)
+    }
+
+    fn is_saved(&self, _ticket: crate::served::SaveTicket) -> Option<bool> {
+        self.0.lock().unwrap().1
+    }
+}
+
+fn stored(says: Option<bool>) -> (Arc<Store>, Bench) {
+    let store = Arc::new(Store(Mutex::new((Vec::new(), says))));
+    let (exports, _) = units();
+    let unit = Unit::new(E1_0, VolumeId(0), Kept::default(), Some(store.clone()));
+    (store, Bench::with(&exports, vec![unit]))
+}
+
 #[test]
 fn what_is_set_is_kept_and_comes_back_with_the_next_target() {
-    struct Store(Arc<Mutex<Vec<u8>>>);
-    impl crate::aoe::unit::UnitStore for Store {
-        fn save(&self, image: &[u8]) -> bool {
-            *self.0.lock().unwrap() = image.to_vec();
-            true
-        }
-    }
-    let image = Arc::new(Mutex::new(Vec::new()));
-    let (exports, _) = units();
-    let unit = Unit::new(E1_0, VolumeId(0), Kept::default(), Some(Box::new(Store(image.clone()))));
-    let mut bench = Bench::with(&exports, vec![unit]);
+    let (store, mut bench) = stored(Some(true));
     assert_eq!(bench.config(WHO, ConfigCommand::SET, b"mine").unwrap().0, 0);
-    let kept = Kept::from_image(&image.lock().unwrap()).unwrap();
+    let kept = Kept::from_image(&store.0.lock().unwrap().0).unwrap();
+    let (exports, _) = units();
     let mut next = Bench::with(&exports, vec![Unit::new(E1_0, VolumeId(0), kept, None)]);
     assert_eq!(next.config(WHO, ConfigCommand::READ, b""), Some((0, b"mine".to_vec())));
+}
+
+#[test]
+fn what_is_set_is_answered_once_it_is_kept_and_counts_from_then_on() {
+    for (is_kept, code, config) in
+        [(true, 0, &b"mine"[..]), (false, ErrorCode::DEVICE_UNAVAILABLE.0, &b""[..])]
+    {
+        let (store, mut bench) = stored(None);
+        assert_eq!(bench.target.poll_timeout(), None);
+        assert_eq!(bench.config(WHO, ConfigCommand::SET, b"mine"), None);
+        assert_eq!(bench.config(OTHER, ConfigCommand::READ, b""), Some((0, vec![])), "it does not count yet");
+        let due = bench.target.poll_timeout().unwrap();
+        bench.target.on_timeout(due).unwrap();
+        assert!(bench.replies(due).is_empty());
+        store.0.lock().unwrap().1 = Some(is_kept);
+        let due = bench.target.poll_timeout().unwrap();
+        bench.target.on_timeout(due).unwrap();
+        let replies = bench.replies(due);
+        let [(to, frame)] = replies.as_slice() else { panic!("one answer: {replies:?}") };
+        assert_eq!((to.mac, Header::read_from_prefix(frame).unwrap().0.error), (WHO, code));
+        assert_eq!(bench.target.poll_timeout(), None, "nobody waits any more");
+        assert_eq!(bench.config(OTHER, ConfigCommand::READ, b"").unwrap().1, config);
+    }
 }
 
 #[test]

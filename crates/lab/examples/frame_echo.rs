@@ -1,0 +1,220 @@
+//! The ceiling of ATA over Ethernet: bare frames of its sizes there and back, and nothing else.
+//!
+//! ```text
+//! frame_echo serve IFACE [--spin]
+//! frame_echo ask IFACE --mtu 9000 --bs 65536 --iodepth 16 --runtime_ms 1000 [--write] [--spin]
+//! ```
+//! Both sides use the engine's own ports, so that batches, filters and system calls are those of the protocol; there is
+//! no session, no volume, no tag and no repetition. A frame counts whoever's turn it is: an I/O is as many answers as
+//! its block size takes frames. Prints one line: I/O per second.
+
+use blockmux_engine::frames::{Arrival, FramePort, PacketPort, Side};
+use blockmux_proto::frames::{Frame, FrameOutbox, Mac, PortId, Station};
+use blockmux_volume::{Chunk, Memory, Seg, SgList};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::io::ErrorKind;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+use words::{Words, fail};
+
+/// One end.
+struct End {
+    port: PacketPort,
+    chunk: Chunk,
+    arrivals: Vec<Arrival>,
+    outbox: FrameOutbox,
+    spins: bool,
+}
+
+impl End {
+    fn open(interface: &str, side: Side, spins: bool) -> Result<End, String> {
+        let port = PacketPort::open(interface, side).map_err(|error| format!("{interface}: {error}"))?;
+        let chunk = Chunk::new(Memory::from_heap(CHUNK));
+        Ok(End { port, chunk, arrivals: Vec::new(), outbox: FrameOutbox::default(), spins })
+    }
+
+    /// Receives a batch and shows each frame; `false` if there was none.
+    fn receive(&mut self, mut on_frame: impl FnMut(Mac, &[u8], &mut FrameOutbox)) -> Result<bool, String> {
+        self.chunk.recycle();
+        match self.port.receive(&mut self.chunk, &mut self.arrivals) {
+            Ok(()) => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+            Err(error) => return Err(format!("receive: {error}")),
+        }
+        let stride = FramePort::stride(&self.port);
+        for arrival in self.arrivals.drain(..) {
+            let from = Station { port: PortId(0), mac: arrival.mac };
+            on_frame(arrival.mac, Frame::new(from, &self.chunk, arrival.len).bytes(), &mut self.outbox);
+            self.chunk.take(stride);
+        }
+        Ok(true)
+    }
+
+    /// Sends all that waits.
+    fn send(&mut self) -> Result<(), String> {
+        while !self.outbox.is_empty() {
+            match self.port.send(PortId(0), &mut self.outbox) {
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => self.wait(PollFlags::OUT),
+                Err(error) => return Err(format!("send: {error}")),
+            }
+        }
+        Ok(())
+    }
+
+    fn wait(&self, what: PollFlags) {
+        if !self.spins {
+            // Whether it is there or not, it is looked at again.
+            let _ = poll(&mut [PollFd::new(&self.port, what)], Some(&PATIENCE));
+        }
+    }
+}
+
+/// Answers requests until it is ended.
+fn serve(mut end: End) -> Result<(), String> {
+    let data = Memory::from_heap(MOST_DATA);
+    data.seg(0, MOST_DATA).copy_from(&vec![0xA5; MOST_DATA]);
+    loop {
+        let came = end.receive(|mac, frame, outbox| {
+            let Some(head) = frame.first_chunk::<HEAD>() else { return };
+            let mut head = *head;
+            head[0] |= RESPONSE;
+            let wanted = usize::from(u16::from_be_bytes([head[30], head[31]])).min(MOST_DATA);
+            let payload = if wanted == 0 { SgList::default() } else { SgList::one(data.seg(0, wanted)) };
+            outbox.push(Station { port: PortId(0), mac }, &head, payload);
+        })?;
+        end.send()?;
+        if !came {
+            end.wait(PollFlags::IN);
+        }
+    }
+}
+
+/// What is asked for.
+struct Load {
+    /// Of one I/O, in bytes of data.
+    frames: Vec<usize>,
+    /// Frames outstanding.
+    window: usize,
+    is_write: bool,
+    runtime: Duration,
+}
+
+impl Load {
+    fn new(mtu: usize, bs: usize, iodepth: usize, is_write: bool, runtime: Duration) -> Load {
+        let most = ((mtu - HEAD) / SECTOR).max(1) * SECTOR;
+        let frames = (0..bs).step_by(most).map(|at| most.min(bs - at)).collect::<Vec<_>>();
+        Load { window: (iodepth * frames.len()).clamp(1, MOST_WINDOW), frames, is_write, runtime }
+    }
+}
+
+/// Keeps the window full for so long; answers I/O per second.
+fn ask(mut end: End, load: &Load) -> Result<f64, String> {
+    let data = Seg::from_slice(&vec![0x5A; MOST_DATA]);
+    // Until the first answer nobody knows whose interface is at the other end.
+    let (mut server, mut next, mut outstanding, mut answers) = (Mac::BROADCAST, 0, 0, 0_u64);
+    let begun = Instant::now();
+    let mut last = begun;
+    loop {
+        let window = if server == Mac::BROADCAST { 1 } else { load.window };
+        while outstanding < window {
+            let len = load.frames[next % load.frames.len()];
+            next += 1;
+            let mut head = [0; HEAD];
+            (head[0], head[6]) = (0x10, ID);
+            let (wanted, payload) = match load.is_write {
+                true => (0, SgList::one(data.slice(0, len))),
+                false => (len as u16, SgList::default()),
+            };
+            head[30..32].copy_from_slice(&wanted.to_be_bytes());
+            end.outbox.push(Station { port: PortId(0), mac: server }, &head, payload);
+            outstanding += 1;
+        }
+        end.send()?;
+        let mut count = 0;
+        let came = end.receive(|mac, _, _| (server, count) = (mac, count + 1))?;
+        let now = Instant::now();
+        if came {
+            (outstanding, answers, last) =
+                (outstanding - count.min(outstanding), answers + count as u64, now);
+        } else if now - last > STUCK {
+            return Err("no answer".to_owned());
+        } else {
+            end.wait(PollFlags::IN);
+        }
+        if now - begun >= load.runtime {
+            let seconds = (now - begun).as_secs_f64();
+            return Ok(answers as f64 / load.frames.len() as f64 / seconds);
+        }
+    }
+}
+
+fn run() -> Result<(), String> {
+    let words = Words::new();
+    let (what, interface) = (words.at(0)?, words.at(1)?);
+    let spins = words.has("--spin");
+    if what == "serve" {
+        return serve(End::open(interface, Side::Target, spins)?);
+    }
+    let runtime = Duration::from_millis(words.number("--runtime_ms")? as u64);
+    let (mtu, bs, iodepth) = (words.number("--mtu")?, words.number("--bs")?, words.number("--iodepth")?);
+    let load = Load::new(mtu, bs, iodepth, words.has("--write"), runtime);
+    let iops = ask(End::open(interface, Side::Initiator { id: ID }, spins)?, &load)?;
+    #[expect(clippy::print_stdout, reason = "what it is for")]
+    {
+        println!("{iops:.1}");
+    }
+    Ok(())
+}
+
+fn main() -> ExitCode {
+    run().map_or_else(|why| fail(&why), |()| ExitCode::SUCCESS)
+}
+
+/// The command line of an example.
+mod words {
+    use std::process::ExitCode;
+
+    pub(crate) struct Words(Vec<String>);
+
+    impl Words {
+        pub(crate) fn new() -> Words {
+            Words(std::env::args().skip(1).collect())
+        }
+
+        pub(crate) fn at(&self, place: usize) -> Result<&str, String> {
+            self.0.get(place).map(String::as_str).ok_or_else(|| "see the head of this example".to_owned())
+        }
+
+        pub(crate) fn has(&self, name: &str) -> bool {
+            self.0.iter().any(|word| word == name)
+        }
+
+        pub(crate) fn number(&self, name: &str) -> Result<usize, String> {
+            let at =
+                self.0.iter().position(|word| word == name).ok_or_else(|| format!("{name} is missing"))?;
+            self.at(at + 1)?.parse().map_err(|_| format!("{name} takes a number"))
+        }
+    }
+
+    #[expect(clippy::print_stderr, reason = "an example says why it fails")]
+    pub(crate) fn fail(why: &str) -> ExitCode {
+        eprintln!("frame_echo: {why}");
+        ExitCode::FAILURE
+    }
+}
+
+/// AoE's header and ATA's registers.
+const HEAD: usize = 36;
+/// AoE's flag of answers.
+const RESPONSE: u8 = 0x08;
+const SECTOR: usize = 512;
+const MOST_DATA: usize = 16 << 10;
+/// As the engine receives.
+const CHUNK: usize = 1 << 20;
+/// As the initiator has outstanding at most.
+const MOST_WINDOW: usize = 111;
+/// The upper byte of our tags.
+const ID: u8 = 0xEC;
+const PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+const STUCK: Duration = Duration::from_secs(2);
