@@ -2,6 +2,7 @@
 
 use super::group::Group;
 use super::machine::{Processors, Side};
+use super::network::Network;
 use anyhow::{Context, Result, bail};
 use indicatif::ProgressBar;
 use std::fs::{self, File};
@@ -21,6 +22,8 @@ pub(crate) struct Bench {
     /// Our own program.
     pub(crate) blockmux: PathBuf,
     pub(crate) processors: Processors,
+    /// Where programs run, if not in the machine's own network.
+    pub(crate) network: Option<Network>,
     /// Measured time of each run.
     pub(crate) runtime: Duration,
     /// Bytes of each volume.
@@ -46,9 +49,22 @@ impl Bench {
         Ok(dir)
     }
 
-    /// A command on its side's processor.
+    /// A command on its side's processor, in its side's network.
     pub(crate) fn command(&self, side: Side, program: &Path) -> Command {
-        self.processors.command(side, program)
+        let command = self.processors.command(side, program);
+        match &self.network {
+            Some(network) => network.within(side, &command),
+            None => command,
+        }
+    }
+
+    /// Where programs run, in sentences.
+    pub(crate) fn placement(&self) -> String {
+        let words = self.processors.words();
+        match &self.network {
+            Some(network) => format!("{words} Frames pass a veth pair with an MTU of {}.", network.mtu),
+            None => words,
+        }
     }
 
     /// Writes the shared file whole, with bytes that no program takes for a hole.
@@ -140,6 +156,7 @@ pub(crate) mod tests {
             dir: tempfile::tempdir().unwrap(),
             blockmux: "blockmux".into(),
             processors: Processors::here().unwrap(),
+            network: None,
             runtime: Duration::from_millis(1),
             size: 2 << 20,
             bar: ProgressBar::hidden(),

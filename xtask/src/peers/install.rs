@@ -46,6 +46,8 @@ const PEERS: &[Peer] = &[
     peer("xfs_repair", "xfsprogs", KERNEL),
     peer("rdma", "iproute2", KERNEL),
     peer("ss", "iproute2", KERNEL),
+    peer("aoe-discover", "aoetools", KERNEL),
+    peer("aoe-stat", "aoetools", KERNEL),
     peer("sg_inq", "sg3-utils", KERNEL),
     peer("sg_persist", "sg3-utils", KERNEL),
     peer("sg_reset", "sg3-utils", KERNEL),

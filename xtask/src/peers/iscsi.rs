@@ -14,7 +14,7 @@
 use super::client::{Client, Generator, IscsiPerf, QemuImg};
 use super::figures::Rows;
 use super::goals::{Bound, Goal};
-use super::matrix::{Cell, Rw, deep};
+use super::matrix::{self, Cell, Rw, deep};
 use super::nbd;
 use super::ours::{self, BLOCKMUX, CellGoals, EXPORT};
 use super::plan::Protocol;
@@ -32,6 +32,8 @@ pub(crate) const ISCSI: Protocol = Protocol {
         let clients: Vec<Box<dyn Client>> = vec![Box::new(Generator), Box::new(IscsiPerf), Box::new(QemuImg)];
         clients
     },
+    cells: matrix::cells,
+    mtus: &[],
     goals,
 };
 

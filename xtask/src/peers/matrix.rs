@@ -99,6 +99,11 @@ impl Filter {
     }
 }
 
+/// What is compared: few cells or all.
+pub(crate) fn cells(is_quick: bool) -> Vec<Cell> {
+    if is_quick { quick() } else { whole() }
+}
+
 /// Every cell of the comparison.
 pub(crate) fn whole() -> Vec<Cell> {
     let small = [1, 4].into_iter().flat_map(|numjobs| {

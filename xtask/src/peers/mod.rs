@@ -1,7 +1,7 @@
 //! Programs that nobody here wrote: installing them for the tests, and measuring Blockmux beside them.
 //!
 //! ```text
-//!   nbd, iscsi, iser (a protocol's table of servers, clients, goals) ── ours: Blockmux in each of them
+//!   nbd, iscsi, iser, aoe (a protocol's table of servers, clients, goals) ── ours: Blockmux in each of them
 //!     │
 //!   plan: for each round, cell and client ── every server in turn, the others paused ──▶ comparison: rows, goals
 //!     │     client ──asks──▶ server, each on its own processor                                 │
@@ -9,6 +9,7 @@
 //! ```
 //! A protocol to come adds a module like `nbd` and, where its clients differ, a client; the rest stays as it is.
 
+mod aoe;
 mod bench;
 mod client;
 mod comparison;
@@ -22,6 +23,7 @@ mod load;
 mod machine;
 mod matrix;
 mod nbd;
+mod network;
 mod ours;
 mod plan;
 mod report;
@@ -31,8 +33,11 @@ mod table;
 use crate::process::cargo;
 use anyhow::{Context, Result, bail};
 use bench::Bench;
+use comparison::Comparison;
+use figures::Rows;
 use machine::Processors;
 use matrix::Filter;
+use network::Network;
 use plan::{Plan, Protocol};
 use server::Server;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -52,6 +57,8 @@ pub(crate) enum Protocols {
     Iscsi(Options),
     /// iSER over iWARP beside our own iSCSI, asked by Blockmux's generator
     Iser(Options),
+    /// AoE: vblade, asked by Blockmux's generator over a veth pair with small and large frames; needs root
+    Aoe(Options),
 }
 
 /// What to measure and where the result goes.
@@ -103,25 +110,48 @@ pub(crate) fn run(root: &Path, protocol: Protocols) -> Result<()> {
         // Whether it can be written is found out before minutes of measuring and not after.
         write(output, "")?;
     }
-    let blockmux = build(root)?;
+    let blockmux = build(root, protocol)?;
     let interrupted = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
         signal_hook::flag::register(signal, interrupted.clone())?;
     }
-    let bench = Bench {
+    let network = if protocol.mtus.is_empty() { None } else { Some(Network::new()?) };
+    let mut bench = Bench {
         dir: directory_in_memory()?,
         blockmux,
         processors: if options.pin { Processors::here()? } else { Processors::unbound() },
+        network,
         runtime: options.runtime.unwrap_or(Duration::from_secs(if options.quick { 1 } else { 3 })),
         size: VOLUME_BYTES,
         bar: plan::progress_bar(),
         interrupted,
     };
-    let comparison = plan.run(&bench)?;
-    if let Some(output) = &options.output {
-        write(output, &report::json(&comparison))?;
+    if protocol.mtus.is_empty() {
+        let comparison = plan.run(&bench)?;
+        return show(&comparison, &options, options.output.as_deref());
     }
-    let text = if options.markdown { report::markdown(&comparison) } else { table::render(&comparison) };
+    let mut found: Vec<Rows> = Vec::new();
+    for mtu in protocol.mtus {
+        if let Some(network) = &mut bench.network {
+            network.set_mtu(*mtu)?;
+        }
+        let mut comparison = options.plan(protocol)?.run(&bench)?;
+        if let Some(small) = found.last() {
+            comparison.goals.extend(aoe::across_mtus(small, &comparison.rows));
+        }
+        let named = |output: &PathBuf| output.with_extension(format!("{mtu}.json"));
+        show(&comparison, &options, options.output.as_ref().map(named).as_deref())?;
+        found.push(comparison.rows);
+    }
+    Ok(())
+}
+
+/// Prints what was found, and writes it.
+fn show(comparison: &Comparison, options: &Options, output: Option<&Path>) -> Result<()> {
+    if let Some(output) = output {
+        write(output, &report::json(comparison))?;
+    }
+    let text = if options.markdown { report::markdown(comparison) } else { table::render(comparison) };
     println!("{}", text.trim_end());
     Ok(())
 }
@@ -132,6 +162,7 @@ impl Protocols {
             Protocols::Nbd(options) => (&nbd::NBD, options),
             Protocols::Iscsi(options) => (&iscsi::ISCSI, options),
             Protocols::Iser(options) => (&iser::ISER, options),
+            Protocols::Aoe(options) => (&aoe::AOE, options),
         }
     }
 }
@@ -150,7 +181,7 @@ impl Options {
         let servers = protocol.servers.iter().enumerate().filter(wanted).map(|(_, server)| server).collect();
         let filter =
             Filter { bs: self.bs.clone(), iodepth: self.iodepth.clone(), numjobs: self.numjobs.clone() };
-        let cells = filter.of(if self.quick { matrix::quick() } else { matrix::whole() })?;
+        let cells = filter.of((protocol.cells)(self.quick))?;
         let runs = self.runs.unwrap_or(if self.quick { 3 } else { 5 });
         Ok(Plan { protocol, servers, clients, cells, runs })
     }
@@ -176,10 +207,14 @@ fn write(output: &Path, text: &str) -> Result<()> {
 }
 
 /// Builds what is measured; cargo says so itself.
-fn build(root: &Path) -> Result<PathBuf> {
-    let status = cargo(root, "build --release --package blockmux").status().context("cannot run cargo")?;
-    if !status.success() {
-        bail!("blockmux does not build");
+fn build(root: &Path, protocol: &Protocol) -> Result<PathBuf> {
+    let echo = "build --release --package blockmux-lab --example frame_echo";
+    let echo = if protocol.mtus.is_empty() { None } else { Some(echo) };
+    for words in std::iter::once("build --release --package blockmux").chain(echo) {
+        let status = cargo(root, words).status().context("cannot run cargo")?;
+        if !status.success() {
+            bail!("blockmux does not build");
+        }
     }
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
     Ok(root.join(target).join("release/blockmux"))
@@ -226,6 +261,8 @@ mod tests {
             let all = plan(protocol).unwrap();
             assert_eq!((all.servers.len(), all.clients.len(), all.cells.len(), all.runs), (7, 3, 16, 5));
         }
+        let aoe = plan("aoe --bs 4k --quick").unwrap();
+        assert_eq!((aoe.servers.len(), aoe.cells.len(), aoe.runs), (4, 2, 3));
     }
 
     #[test]

@@ -8,7 +8,7 @@
 use super::client::{Client, Fio, Generator, QemuImg, SLEEPING, SPINNING};
 use super::figures::{Row, Rows};
 use super::goals::{Bound, Goal};
-use super::matrix::{Cell, Rw, deep};
+use super::matrix::{self, Cell, Rw, deep};
 use super::ours::{self, ALWAYS, BLOCKMUX, CellGoals, EXPORT, NEVER};
 use super::plan::Protocol;
 use super::server::{Place, Program, Server, peer};
@@ -26,6 +26,8 @@ pub(crate) const NBD: Protocol = Protocol {
             vec![Box::new(Generator), Box::new(Fio { engine }), Box::new(QemuImg)];
         clients
     },
+    cells: matrix::cells,
+    mtus: &[],
     goals,
 };
 

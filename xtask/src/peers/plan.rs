@@ -19,6 +19,10 @@ pub(crate) struct Protocol {
     /// In the order in which they are shown; the first is our own as it is by default, and is always measured.
     pub(crate) servers: &'static [Server],
     pub(crate) clients: fn() -> Vec<Box<dyn Client>>,
+    /// What is measured, and less of it if that is asked for.
+    pub(crate) cells: fn(bool) -> Vec<Cell>,
+    /// One comparison for each over raw frames; none: over TCP on loopback.
+    pub(crate) mtus: &'static [u32],
     pub(crate) goals: fn(&Rows) -> Vec<Goal>,
 }
 
@@ -56,7 +60,7 @@ impl Plan {
             rows,
             skipped,
             machine: super::machine::words(),
-            placement: bench.processors.words(),
+            placement: bench.placement(),
             runs: self.runs,
             runtime: bench.runtime,
             cells: self.cells,

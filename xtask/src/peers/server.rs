@@ -149,7 +149,10 @@ impl Running {
     }
 
     fn make_ready(&mut self, place: &Place, bench: &Bench) -> Result<()> {
-        self.wait_until_ready(place.port, bench)?;
+        match bench.network {
+            Some(_) => self.wait_until_answered(bench)?,
+            None => self.wait_until_ready(place.port, bench)?,
+        }
         for mut command in (self.server.set_up)(place)? {
             bench.run(&mut command).context("it cannot be set up")?;
         }
@@ -170,6 +173,23 @@ impl Running {
             std::thread::park_timeout(READY_EVERY);
         }
         Ok(())
+    }
+
+    /// Raw frames have no connections: it is ready when our own client has found it.
+    fn wait_until_answered(&mut self, bench: &Bench) -> Result<()> {
+        let deadline = Instant::now() + READY_PATIENCE;
+        loop {
+            let mut info = bench.command(Side::Client, &bench.blockmux);
+            let answered = bench.run(info.args(["info", &self.url]));
+            if let Some(status) = self.group.ended()? {
+                bail!("it ended at once, {status}");
+            }
+            match answered {
+                Ok(_) => return Ok(()),
+                Err(error) if Instant::now() >= deadline => return Err(error.context("it does not answer")),
+                Err(_) => bench.check_interrupt()?,
+            }
+        }
     }
 
     /// Writes memory of its own once, and reads every volume once: whatever is done the first time only is done now.

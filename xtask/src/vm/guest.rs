@@ -96,8 +96,21 @@ impl Guest<'_> {
         command.args(["-device", "virtio-net-pci,netdev=net,romfile="]);
         command.arg("-netdev").arg(addresses.rdma_network());
         command.args(["-device", "virtio-net-pci,netdev=rdma,romfile="]);
+        if needs_frames(script) {
+            // It is QEMU's, and gone with it.
+            command.arg("-netdev").arg(format!(
+                "tap,id=frames,ifname={},script=no,downscript=no,vnet_hdr=off",
+                addresses.tap()
+            ));
+            command.args(["-device", "virtio-net-pci,netdev=frames,romfile=,host_mtu=9000"]);
+        }
         command
     }
+}
+
+/// Whether a script needs raw frames, which only a tap carries, and that only root makes.
+pub(crate) fn needs_frames(script: &str) -> bool {
+    script.starts_with("aoe")
 }
 
 /// Addresses that both sides know by the same numbers, so that what one side calls itself, as in discovery, leads
@@ -130,8 +143,13 @@ impl Addresses {
         format!("127.{}.{}.2", self.x, self.y)
     }
 
-    fn environment(&self) -> [(&'static str, String); 2] {
-        [("HOST", self.host()), ("GUEST", self.guest())]
+    /// The interface that frames of the guest's `eth2` come to.
+    fn tap(&self) -> String {
+        format!("bmxvm-{}-{}", self.x, self.y)
+    }
+
+    fn environment(&self) -> [(&'static str, String); 3] {
+        [("HOST", self.host()), ("GUEST", self.guest()), ("TAP", self.tap())]
     }
 
     /// As QEMU wants to know it.

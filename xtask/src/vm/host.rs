@@ -10,7 +10,7 @@
 //! | `host stop NAME` | it was asked to end and has; its status is the script's |
 //! | `host wait NAME` | it has ended by itself; its status is the script's |
 //!
-//! `COMMAND` is for a shell, which knows the addresses `HOST` and `GUEST`. What is started is one program.
+//! `COMMAND` is for a shell, which knows the addresses `HOST` and `GUEST`, and the interface `TAP` if there is one. What is started is one program.
 
 use super::log::Log;
 use anyhow::{Context, Result, bail};
@@ -42,7 +42,7 @@ impl Host {
     /// If there is no place for a directory.
     pub(crate) fn new(
         programs: &Path,
-        addresses: [(&'static str, String); 2],
+        addresses: [(&'static str, String); 3],
         log: Arc<Log>,
     ) -> Result<Host> {
         let path = std::env::var("PATH").unwrap_or_default();
@@ -193,7 +193,8 @@ mod tests {
     fn host(directory: &Path) -> (Host, std::path::PathBuf) {
         let path = directory.join("log");
         let log = Arc::new(Log::create(&path).unwrap());
-        let addresses = [("HOST", "127.0.0.2".to_owned()), ("GUEST", "127.0.0.3".to_owned())];
+        let addresses = [("HOST", "127.0.0.2"), ("GUEST", "127.0.0.3"), ("TAP", "tap")];
+        let addresses = addresses.map(|(name, value)| (name, value.to_owned()));
         (Host::new(directory, addresses, log).unwrap(), path)
     }
 

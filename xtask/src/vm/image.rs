@@ -15,6 +15,9 @@ use std::process::{Command, Stdio};
 pub(crate) const PROGRAMS: &[&str] = &[
     "busybox",
     "dash",
+    "bash",
+    "aoe-discover",
+    "aoe-stat",
     "kmod",
     "iscsid",
     "iscsiadm",
@@ -47,6 +50,7 @@ const MODULES: &[&str] = &[
     "nbd",
     "nvme_tcp",
     "nvmet_tcp",
+    "aoe",
     "tcp_diag",
     "ib_iser",
     "ib_isert",

@@ -33,7 +33,11 @@ impl Client for Generator {
         if !with_ceilings {
             command.arg("--no_ceiling");
         }
-        read(&bench.run(&mut command)?)
+        let mut found = read(&bench.run(&mut command)?)?;
+        if let Some(network) = bench.network.as_ref().filter(|_| *with_ceilings) {
+            found.ceilings = super::frame_echo::ceilings(turn, network)?;
+        }
+        Ok(found)
     }
 }
 

@@ -1,6 +1,7 @@
 //! Programs that ask a server: each measures one cell at a time.
 
 mod fio;
+mod frame_echo;
 mod generator;
 mod iscsi_perf;
 mod qemu_img;

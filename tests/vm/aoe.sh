@@ -1,0 +1,52 @@
+# Linux's AoE driver and aoetools against `blockmux serve --aoe`. Frames pass a tap of this machine, which takes root.
+. /lib.sh
+unimportant='aoe: unexpected rsp|aoe: e7.0: '
+
+disk=/dev/etherd/e7.0
+# Where sysfs has it.
+block='/dev/etherd!e7.0'
+has_disk() {
+  aoe-discover
+  test -b "$disk"
+}
+serve_disk() {
+  serve "'disk=file:disk.img?size=256m' --aoe $TAP --aoe-shelf 7"
+}
+
+host run "ip link set $TAP mtu 9000 up"
+ip link set eth2 mtu 9000 up
+serve_disk
+modprobe aoe aoe_iflist=eth2
+
+check aoe_discover_finds_the_disk
+within 60 has_disk
+test "$(cat '/sys/block/etherd!e7.0/size')" = $((256 << 11))
+within 30 grep up '/sys/block/etherd!e7.0/state'
+aoe-stat | grep -E 'e7\.0 .* up'
+
+check frames_are_as_large_as_the_mtu_takes
+within 30 grep 8704 '/sys/block/etherd!e7.0/payload'
+
+check an_ext4_holds_what_was_copied_into_it
+file_system ext4 "$disk"
+
+check fio_finds_what_it_wrote
+verified_io "$disk"
+
+check io_goes_on_after_the_target_was_killed_and_started_again
+verified_io "$disk" --rate=,4m &
+sees_writes "$block"
+host kill target
+serve_disk
+sees_writes "$block"
+wait $!
+
+check io_goes_on_after_the_interface_was_down
+verified_io "$disk" --rate=,4m &
+sees_writes "$block"
+host run "ip link set $TAP down"
+host run "ip link set $TAP up"
+sees_writes "$block"
+wait $!
+host stop target
+kernel_is_content

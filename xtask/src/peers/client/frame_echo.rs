@@ -1,0 +1,35 @@
+//! The ceiling of raw frames: an example of the lab at both ends of the cable, polling and sleeping.
+
+use super::{SLEEPING, SPINNING, Turn};
+use crate::peers::figures::Sample;
+use crate::peers::group::Group;
+use crate::peers::machine::Side;
+use crate::peers::network::{CABLE, Network};
+use anyhow::{Context, Result};
+use std::process::Stdio;
+
+/// Both ceilings of a cell. The server of the turn is paused meanwhile: it would look at every frame.
+///
+/// # Errors
+/// If the example fails.
+pub(super) fn ceilings(turn: &Turn, network: &Network) -> Result<Vec<(&'static str, Sample)>> {
+    turn.server.pause();
+    [(SLEEPING, None), (SPINNING, Some("--spin"))]
+        .into_iter()
+        .map(|(name, spin)| Ok((name, Sample { iops: echo(turn, network, spin)?, ..Sample::default() })))
+        .collect()
+}
+
+fn echo(turn: &Turn, network: &Network, spin: Option<&str>) -> Result<f64> {
+    let Turn { bench, cell, .. } = turn;
+    let program = bench.blockmux.with_file_name("examples").join("frame_echo");
+    let mut server = bench.command(Side::Server, &program);
+    server.args(["serve", CABLE]).args(spin).stdin(Stdio::null()).stdout(Stdio::null());
+    let _server = Group::start(&mut server)?;
+    let mut client = bench.command(Side::Client, &program);
+    client.args(["ask", CABLE, "--mtu", &network.mtu.to_string(), "--bs", &cell.bs.to_string()]).args(spin);
+    client.args(["--iodepth", &cell.iodepth.to_string()]);
+    client.args(["--runtime_ms", &bench.runtime.as_millis().to_string()]);
+    client.args(cell.rw.is_write().then_some("--write"));
+    bench.run(&mut client)?.trim().parse().context("frame_echo did not say what it reached")
+}

@@ -1,0 +1,123 @@
+//! Two networks with a cable between them, for protocols on raw frames: the servers' and the clients'.
+//!
+//! They have names, so that programs can be started in them, and the names say whose they are: those of a comparison
+//! that was killed are removed by the next one.
+
+use super::machine::Side;
+use crate::process::succeed;
+use anyhow::{Context, Result, bail};
+use std::path::Path;
+use std::process::Command;
+
+/// The networks of a comparison; gone when dropped.
+pub(crate) struct Network {
+    servers: String,
+    clients: String,
+    pub(crate) mtu: u32,
+}
+
+impl Network {
+    /// Makes both, and plugs the cable.
+    ///
+    /// # Errors
+    /// Without root, or without `ip`.
+    pub(crate) fn new() -> Result<Network> {
+        if !rustix::process::geteuid().is_root() {
+            bail!("frames need networks of their own, and those need root");
+        }
+        remove_stale()?;
+        let name = |side| format!("{PREFIX}{}-{side}", std::process::id());
+        let network = Network { servers: name("servers"), clients: name("clients"), mtu: 0 };
+        for name in [&network.servers, &network.clients] {
+            succeed(ip().args(["netns", "add", name])).context("no network can be made")?;
+        }
+        let pair = ["link", "add", CABLE, "type", "veth", "peer", "name", CABLE, "netns", &network.clients];
+        succeed(ip().args(["-n", &network.servers]).args(pair)).context("no cable can be made")?;
+        Ok(network)
+    }
+
+    /// Sets the MTU of both ends.
+    ///
+    /// # Errors
+    /// If `ip` says so.
+    pub(crate) fn set_mtu(&mut self, mtu: u32) -> Result<()> {
+        for name in [&self.servers, &self.clients] {
+            succeed(ip().args(["-n", name, "link", "set", CABLE, "mtu", &mtu.to_string(), "up"]))?;
+        }
+        self.mtu = mtu;
+        Ok(())
+    }
+
+    /// The same command in one side's network.
+    pub(crate) fn within(&self, side: Side, command: &Command) -> Command {
+        let name = if side == Side::Server { &self.servers } else { &self.clients };
+        let mut within = ip();
+        within.args(["netns", "exec", name]).arg(command.get_program()).args(command.get_args());
+        within
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        for name in [&self.servers, &self.clients] {
+            // It may not have been made.
+            let _ = succeed(ip().args(["netns", "del", name]));
+        }
+    }
+}
+
+fn remove_stale() -> Result<()> {
+    let all =
+        succeed(ip().args(["netns", "list"])).context("networks are made by `ip` (package iproute2)")?;
+    let names = all.lines().filter_map(|line| line.split_whitespace().next());
+    for name in names.filter(|name| owner(name).is_some_and(|pid| !is_alive(pid))) {
+        succeed(ip().args(["netns", "del", name]))?;
+    }
+    Ok(())
+}
+
+/// The process that made a network of that name.
+fn owner(name: &str) -> Option<u32> {
+    name.strip_prefix(PREFIX)?.split('-').next()?.parse().ok()
+}
+
+fn is_alive(pid: u32) -> bool {
+    Path::new(&format!("/proc/{pid}")).exists()
+}
+
+fn ip() -> Command {
+    Command::new("ip")
+}
+
+/// What the interface at either end is called.
+pub(crate) const CABLE: &str = "cable";
+const PREFIX: &str = "blockmux-peers-";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_networks_of_ours_have_an_owner() {
+        assert_eq!(owner("blockmux-peers-71-servers"), Some(71));
+        assert_eq!([owner("blockmux-71-0t"), owner("blockmux-peers-x-servers"), owner("vpn")], [None; 3]);
+        assert!(is_alive(std::process::id()));
+    }
+
+    #[test]
+    fn networks_of_a_comparison_that_was_killed_are_removed_by_the_next() {
+        // No process has so high a number.
+        let stale = format!("{PREFIX}{}-servers", u32::MAX);
+        if !rustix::process::geteuid().is_root() || succeed(ip().args(["netns", "add", &stale])).is_err() {
+            return println!("skipped: networks of our own need root");
+        }
+        let mut network = Network::new().unwrap();
+        network.set_mtu(4608).unwrap();
+        let there = |side| succeed(&mut network.within(side, ip().args(["link", "show", CABLE]))).unwrap();
+        assert!([Side::Server, Side::Client].map(there).iter().all(|text| text.contains("mtu 4608")));
+        let names = [network.servers.clone(), stale];
+        drop(network);
+        let left = succeed(ip().args(["netns", "list"])).unwrap();
+        assert!(names.iter().all(|name| !left.contains(name.as_str())), "{left}");
+    }
+}
