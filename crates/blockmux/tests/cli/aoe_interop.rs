@@ -304,3 +304,39 @@ fn a_network_that_loses_frames_loses_no_data() {
         server.stop();
     }
 }
+
+#[test]
+fn tshark_decodes_what_is_said_without_a_malformed_mark() {
+    if !has("tshark") {
+        return;
+    }
+    for mtu in [1500, 9000] {
+        let Some(cable) = Cable::new(mtu) else { return };
+        let directory = tempfile::tempdir().unwrap();
+        let capture = directory.path().join("aoe.pcap");
+        let server = cable.serve(&["a=mem:8m", "b=mem:8m", "--aoe", "cable", "--aoe-shelf", "7"]);
+        let mut tshark = within(&cable.initiator, "tshark");
+        tshark.args(["-q", "-l", "-P", "-i", "cable", "-f", "ether proto 0x88a2", "-w"]).arg(&capture);
+        let mut tshark = tshark.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut seen = BufReader::new(tshark.stdout.take().unwrap());
+        // It says what it sees once it does.
+        let looks = std::thread::scope(|scope| {
+            let first = scope.spawn(|| seen.read_line(&mut String::new()).unwrap());
+            while !first.is_finished() {
+                cable.discovers();
+            }
+            first.join().unwrap()
+        });
+        assert!(looks > 0, "it sees nothing");
+        std::thread::spawn(move || std::io::copy(&mut seen, &mut std::io::sink()));
+        copies_there_and_back(&cable, "aoe://cable/e7.0", directory.path(), 8 << 20);
+        kill_process(Pid::from_child(&tshark), Signal::INT).unwrap();
+        tshark.wait().unwrap();
+        server.stop();
+        let decoded = |filter: &str| {
+            succeed(Command::new("tshark").arg("-r").arg(&capture).args(["-Y", filter])).lines().count()
+        };
+        assert!(decoded("aoe.cmd == 0 && aoe.response == 1") > 100 && decoded("aoe.cmd == 1") > 0);
+        assert_eq!(decoded("_ws.malformed || !aoe"), 0, "malformed at an MTU of {mtu}");
+    }
+}
