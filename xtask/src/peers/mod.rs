@@ -91,6 +91,9 @@ pub(crate) struct Options {
     /// Bind servers to one processor and clients to another, rather than let all use all as users do
     #[arg(long)]
     pin: bool,
+    /// Measure this program rather than build one; of AoE with examples/frame_echo beside it
+    #[arg(long, value_name = "FILE")]
+    blockmux: Option<PathBuf>,
     /// Print Markdown in place of the table
     #[arg(long)]
     markdown: bool,
@@ -110,7 +113,7 @@ pub(crate) fn run(root: &Path, protocol: Protocols) -> Result<()> {
         // Whether it can be written is found out before minutes of measuring and not after.
         write(output, "")?;
     }
-    let blockmux = build(root, protocol)?;
+    let blockmux = options.blockmux.clone().map_or_else(|| build(root, protocol), Ok)?;
     let interrupted = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
         signal_hook::flag::register(signal, interrupted.clone())?;
