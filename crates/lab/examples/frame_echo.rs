@@ -12,10 +12,9 @@ use blockmux_engine::frames::{Arrival, FramePort, PacketPort, Side};
 use blockmux_proto::frames::{Frame, FrameOutbox, Mac, PortId, Station};
 use blockmux_volume::{Chunk, Memory, Seg, SgList};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use std::io::ErrorKind;
-use std::process::ExitCode;
+use std::io::{ErrorKind, Write as _};
 use std::time::{Duration, Instant};
-use words::{Words, fail};
+use words::Words;
 
 /// One end.
 struct End {
@@ -79,7 +78,7 @@ fn serve(mut end: End) -> Result<(), String> {
             let Some(head) = frame.first_chunk::<HEAD>() else { return };
             let mut head = *head;
             head[0] |= RESPONSE;
-            let wanted = usize::from(u16::from_be_bytes([head[30], head[31]])).min(MOST_DATA);
+            let wanted = usize::from(u16::from_be_bytes([head[20], head[21]])).min(MOST_DATA);
             let payload = if wanted == 0 { SgList::default() } else { SgList::one(data.seg(0, wanted)) };
             outbox.push(Station { port: PortId(0), mac }, &head, payload);
         })?;
@@ -126,7 +125,7 @@ fn ask(mut end: End, load: &Load) -> Result<f64, String> {
                 true => (0, SgList::one(data.slice(0, len))),
                 false => (len as u16, SgList::default()),
             };
-            head[30..32].copy_from_slice(&wanted.to_be_bytes());
+            head[20..22].copy_from_slice(&wanted.to_be_bytes());
             end.outbox.push(Station { port: PortId(0), mac: server }, &head, payload);
             outstanding += 1;
         }
@@ -160,21 +159,15 @@ fn run() -> Result<(), String> {
     let (mtu, bs, iodepth) = (words.number("--mtu")?, words.number("--bs")?, words.number("--iodepth")?);
     let load = Load::new(mtu, bs, iodepth, words.has("--write"), runtime);
     let iops = ask(End::open(interface, Side::Initiator { id: ID }, spins)?, &load)?;
-    #[expect(clippy::print_stdout, reason = "what it is for")]
-    {
-        println!("{iops:.1}");
-    }
-    Ok(())
+    writeln!(std::io::stdout(), "{iops:.1}").map_err(|error| error.to_string())
 }
 
-fn main() -> ExitCode {
-    run().map_or_else(|why| fail(&why), |()| ExitCode::SUCCESS)
+fn main() -> Result<(), String> {
+    run()
 }
 
 /// The command line of an example.
 mod words {
-    use std::process::ExitCode;
-
     pub(crate) struct Words(Vec<String>);
 
     impl Words {
@@ -196,16 +189,10 @@ mod words {
             self.at(at + 1)?.parse().map_err(|_| format!("{name} takes a number"))
         }
     }
-
-    #[expect(clippy::print_stderr, reason = "an example says why it fails")]
-    pub(crate) fn fail(why: &str) -> ExitCode {
-        eprintln!("frame_echo: {why}");
-        ExitCode::FAILURE
-    }
 }
 
-/// AoE's header and ATA's registers.
-const HEAD: usize = 36;
+/// AoE's header and ATA's registers, behind the Ethernet header.
+const HEAD: usize = 22;
 /// AoE's flag of answers.
 const RESPONSE: u8 = 0x08;
 const SECTOR: usize = 512;

@@ -8,7 +8,7 @@ use super::client::{Client, Generator};
 use super::figures::Rows;
 use super::goals::{Bound, Goal};
 use super::iscsi;
-use super::matrix::{Cell, Rw, deep};
+use super::matrix::{self, Cell, Rw, deep};
 use super::ours::{self, BLOCKMUX, CellGoals};
 use super::plan::Protocol;
 use super::server::{Place, Server};
@@ -23,6 +23,8 @@ pub(crate) const ISER: Protocol = Protocol {
         let clients: Vec<Box<dyn Client>> = vec![Box::new(Generator)];
         clients
     },
+    cells: matrix::cells,
+    mtus: &[],
     goals,
 };
 
