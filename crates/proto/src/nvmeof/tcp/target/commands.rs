@@ -19,8 +19,10 @@ pub(super) struct Entry {
     pub(super) received: usize,
     /// Where it goes, unless it is lent.
     pub(super) memory: Option<Seg>,
-    /// What this command counts for among the payload in flight, in bytes.
+    /// What this command counts for among the payload in flight, in bytes, once it does.
     pub(super) payload: usize,
+    /// It is begun, or its data was asked for: what it moves is in flight.
+    pub(super) is_counted: bool,
     /// A data digest was wrong.
     pub(super) is_damaged: bool,
     /// Counts its I/O in flight.
@@ -71,7 +73,7 @@ pub(super) struct Commands {
     free: Vec<usize>,
     /// How many wait for events.
     events: usize,
-    /// Of all, in bytes.
+    /// In flight, of all, in bytes.
     pub(super) payload: usize,
 }
 
@@ -85,6 +87,7 @@ impl Entry {
             received: 0,
             memory: None,
             payload,
+            is_counted: false,
             is_damaged: false,
             passage: None,
             doom: None,
@@ -115,9 +118,23 @@ impl Commands {
         self.len() <= self.events
     }
 
+    /// How many there are but for those.
+    #[inline]
+    pub(super) fn under_way(&self) -> usize {
+        self.len().saturating_sub(self.events)
+    }
+
+    /// What a command moves is in flight from now on until it is removed.
+    #[inline]
+    pub(super) fn count(&mut self, slot: usize) {
+        let Some(entry) = self.entries.get_mut(slot).and_then(Option::as_mut) else { return };
+        if !std::mem::replace(&mut entry.is_counted, true) {
+            self.payload = self.payload.saturating_add(entry.payload);
+        }
+    }
+
     #[inline]
     pub(super) fn insert(&mut self, entry: Entry) -> usize {
-        self.payload = self.payload.saturating_add(entry.payload);
         let cid = entry.sqe.cid.get().into();
         let slot = self.free.pop().unwrap_or_else(|| {
             self.entries.push(None);
@@ -155,7 +172,9 @@ impl Commands {
         let place = self.entries.get_mut(slot)?;
         let entry = place.as_ref()?;
         let cid = entry.sqe.cid.get();
-        self.payload = self.payload.saturating_sub(entry.payload);
+        if entry.is_counted {
+            self.payload = self.payload.saturating_sub(entry.payload);
+        }
         if entry.state == State::Event {
             self.events = self.events.saturating_sub(1);
         }

@@ -6,7 +6,7 @@ use super::fused::Fusing;
 use super::receive::LENT_PAYLOAD;
 use crate::nvme::admin::{Admin, AdminQueue};
 use crate::nvme::io::{IoCommand, Step, Wanted};
-use crate::nvme::{MAX_DATA, MAX_EVENT_REQUESTS, Outcome};
+use crate::nvme::{MAX_DATA, Outcome};
 use crate::nvmeof::connect::{self, Connected, NotConnected, Queue};
 use crate::nvmeof::discovery;
 use blockmux_volume::{Completion, Io, IoError, Op, Seg, SgList, Tag};
@@ -20,7 +20,7 @@ use blockmux_wire::nvmeof::fabrics::{
 use zerocopy::transmute_ref;
 
 impl TargetSession {
-    /// A command, with `capsule_len` bytes of data in its capsule. Answers `false` if there is no room for it now.
+    /// A command, with `capsule_len` bytes of data in its capsule.
     #[inline]
     pub(super) fn on_capsule(
         &mut self,
@@ -28,14 +28,9 @@ impl TargetSession {
         capsule_len: usize,
         lend: impl FnOnce() -> Seg,
         is_good: bool,
-    ) -> bool {
+    ) {
         // What it moves, if it is what it says; else it is refused before anything moves.
         let payload = (sqe.dptr.length.get() as usize).min(MAX_DATA);
-        if !self.has_room(payload) {
-            self.waits_for = payload.max(1);
-            return false;
-        }
-        self.waits_for = 0;
         let cid = sqe.cid.get();
         let first = if sqe.fuse() == Fuse::NORMAL && self.fusing == Fusing::No {
             None
@@ -44,14 +39,13 @@ impl TargetSession {
                 Ok(first) => first,
                 Err(status) => {
                     self.sender.outcome(&mut self.outbox, cid, &Outcome::failure(status));
-                    return true;
+                    return;
                 }
             }
         };
         let refuse = |session: &mut TargetSession, outcome: &Outcome| {
             session.sender.outcome(&mut session.outbox, cid, outcome);
             session.half_refused(sqe, first);
-            true
         };
         if !is_good {
             return refuse(self, &Outcome::retry(Status::TRANSIENT_TRANSPORT_ERROR));
@@ -75,15 +69,16 @@ impl TargetSession {
         if sqe.fuse() != Fuse::NORMAL {
             self.half_accepted(slot, first);
         }
-        match in_capsule {
-            _ if len == 0 => self.begin(slot, SgList::default()),
-            Some(offset) => self.begin(slot, lend().slice(offset, len).into()),
-            None => {
-                self.grants.push_back(slot);
-                self.grant();
-            }
+        if let Some(offset) = in_capsule {
+            // It is here, and holds what it holds.
+            self.commands.count(slot);
+            return self.begin(slot, lend().slice(offset, len).into());
         }
-        true
+        if payload == 0 {
+            return self.begin(slot, SgList::default());
+        }
+        self.grants.push_back(slot);
+        self.grant();
     }
 
     /// Says who carries a command out, and how much data the host has for it, in bytes. It may be the second half of the
@@ -135,14 +130,20 @@ impl TargetSession {
         Ok((Work::Io(command), out))
     }
 
-    /// Asks for the data of commands that need it and for which there is memory.
-    fn grant(&mut self) {
+    /// Begins commands that data can be moved for now, or asks for their data. Who has taken a command has to go on
+    /// listening, for the data that makes room comes by the same stream; so it is here that commands wait.
+    pub(super) fn grant(&mut self) {
         while let Some(&slot) = self.grants.front() {
             let Some(entry) = self.commands.get_mut(slot) else {
                 self.grants.pop_front();
                 continue;
             };
-            let (cid, len) = (entry.sqe.cid.get(), entry.data_out);
+            let (cid, len, payload) = (entry.sqe.cid.get(), entry.data_out, entry.payload);
+            // The second half of what is begun does not wait for others.
+            let is_half = entry.half.is_some();
+            if !is_half && !self.has_room(payload) {
+                return;
+            }
             if len > LENT_PAYLOAD && self.memory_for(slot).is_none() {
                 if self.pool.could_hold(len) {
                     return;
@@ -153,6 +154,11 @@ impl TargetSession {
                 continue;
             }
             self.grants.pop_front();
+            self.commands.count(slot);
+            if len == 0 {
+                self.begin(slot, SgList::default());
+                continue;
+            }
             // A place fits: there are at most MAX_COMMANDS.
             self.sender.r2t(&mut self.outbox, cid, slot as u16, len);
         }
@@ -283,7 +289,6 @@ impl TargetSession {
             self.connect(slot, &sqe, data);
         }
         self.grant();
-        self.take_memory();
     }
 
     fn administer(&mut self, slot: usize, sqe: &Sqe, data: &SgList) {
@@ -377,7 +382,7 @@ impl TargetSession {
                 if self.is_authentic() {
                     self.permit = None;
                 }
-                self.depth = usize::from(size).saturating_add(MAX_EVENT_REQUESTS);
+                self.depth = usize::from(size);
                 self.sender.on_connected(size, has_flow_control);
                 let must_prove = if self.authenticator.is_some() { AUTHREQ_ATR } else { 0 };
                 self.finish(slot, &Outcome::success(u64::from(u32::from(cntlid) | must_prove)));

@@ -3,7 +3,7 @@
 //! ```text
 //!   IcReq ──▶ Head ──capsule──▶ execute.rs ──▶ nvme::admin, nvme::io ──▶ send.rs
 //!              ▲ │                   │                    ▲
-//!              │ └─H2CData─▶ Data, Memory, Place, Tail    │ poll_io, on_io
+//!              │ └─H2CData─▶ Data, Place, Tail            │ poll_io, on_io
 //!              └──────────────── receive.rs               ▼
 //!                                                       volume
 //! ```
@@ -15,9 +15,11 @@
 //! A host that has to prove who it is does so before anything else (`authenticate.rs`). Two commands that are fused wait
 //! for each other (`fused.rs`). What queues on other cores leave for this one is read at each turn (`letters.rs`).
 //!
-//! What bounds a session: 30 seconds until its queue is connected and its host has proved who it is; then as many commands as the queue has entries, at
-//! most 1,024, and 4 that wait for events, 64 MiB of data in flight and unsent, and 1 MiB of answers that the host
-//! leaves unread. Beyond those it is not listened to. A host whose controller has a Keep Alive Timeout and that is
+//! What bounds a session: 30 seconds until its queue is connected and its host has proved who it is; then as many
+//! commands as the queue has entries, at most 1,024, and 4 that wait for events, and 1 MiB of answers that the host leaves
+//! unread: until it reads them, it is not listened to. Every command that the queue has an entry for is taken, for the data of those before it lies behind
+//! it in the same stream; but only 64 MiB of data are in flight and unsent, and the commands of more wait before they
+//! are begun or their data is asked for. A host whose controller has a Keep Alive Timeout and that is
 //! silent for longer loses all of its queues, whatever cores they are on (decision 13).
 //!
 //! A host that breaks the transport's rules gets a C2HTermReq with the fatal error that the specification names, and
@@ -44,6 +46,7 @@ use crate::nvme::{HangUp, MAX_EVENT_REQUESTS, MQES, Ring};
 use crate::outbox::Outbox;
 use crate::session::{Demand, ProtocolError, StreamSession, Target, Timed};
 use blockmux_volume::{Chunk, Completion, Io, Pool, SgList, Tag, Waker};
+use blockmux_wire::nvmeof::tcp::COMMON_HEADER_LEN;
 use commands::Commands;
 use core::net::IpAddr;
 use fused::Fusing;
@@ -63,7 +66,7 @@ pub struct TargetSession {
     queue: Option<Queue>,
     /// The host has to prove who it is.
     authenticator: Option<Box<Authenticator>>,
-    /// The most commands under way.
+    /// Entries of the submission queue: the most commands under way, but for those that wait for events.
     depth: usize,
     commands: Commands,
     /// In flight, but not yet taken by the driver.
@@ -77,12 +80,10 @@ pub struct TargetSession {
     fusing: Fusing,
     /// What others leave for the queue.
     letters: Option<Arc<Letterbox>>,
-    /// Commands that wait for memory before their data is asked for, oldest first.
+    /// Commands that wait for room or memory before they are begun or their data is asked for, oldest first.
     grants: VecDeque<usize>,
     /// A Connect that waits for an older association to end, and its data.
     connecting: Option<(usize, SgList)>,
-    /// Data of the command that waits for room, in bytes; 0 if none does.
-    waits_for: usize,
     /// I/O that has not completed.
     in_flight: usize,
     /// Nothing is accepted any more; what is in flight ends.
@@ -138,7 +139,7 @@ impl TargetSession {
             sender: Sender::new(pool.clone()),
             pool,
             outbox: Outbox::default(),
-            awaiting: Awaiting::IcReq,
+            awaiting: Awaiting::IcReq(COMMON_HEADER_LEN),
             queue: None,
             authenticator: None,
             depth: 1,
@@ -151,7 +152,6 @@ impl TargetSession {
             letters: None,
             grants: VecDeque::new(),
             connecting: None,
-            waits_for: 0,
             in_flight: 0,
             stopping: false,
             is_over: false,
@@ -206,16 +206,13 @@ impl TargetSession {
         self
     }
 
-    /// Whether a command with that much data may be taken now.
+    /// Whether that much data may be in flight beside what is.
     #[inline]
     fn has_room(&self, data_len: usize) -> bool {
         let payload = self.commands.payload.saturating_add(self.outbox.len()).saturating_add(data_len);
-        // The second half of what is begun does not wait for others.
-        let is_alone = self.commands.is_idle() && self.outbox.is_empty() || self.fusing != Fusing::No;
-        self.commands.len() < self.depth
-            && self.sender.has_room(&self.outbox)
-            && (payload <= blockmux_volume::SHORT_PAYLOAD
-                || payload <= PAYLOAD_IN_FLIGHT && (is_alone || !self.pool.is_short()))
+        let is_alone = self.commands.payload == 0 && self.outbox.is_empty();
+        payload <= blockmux_volume::SHORT_PAYLOAD
+            || payload <= PAYLOAD_IN_FLIGHT && (is_alone || !self.pool.is_short())
     }
 
     /// Looks whether the host is still there.
@@ -271,7 +268,6 @@ impl TargetSession {
             || matches!(&self.queue, Some(Queue::Admin(admin)) if admin.waits())
             || !self.grants.is_empty()
             || self.connecting.is_some()
-            || matches!(self.awaiting, Awaiting::Memory(_))
     }
 }
 
@@ -337,7 +333,7 @@ impl StreamSession for TargetSession {
         self.grants.clear();
         self.connecting = None;
         match self.awaiting {
-            Awaiting::Head(_) | Awaiting::IcReq => Ok(()),
+            Awaiting::Head(_) | Awaiting::IcReq(_) => Ok(()),
             _ if was_over => Ok(()),
             _ => Err(ProtocolError {
                 what: "left in the middle of a PDU's data",
@@ -373,6 +369,10 @@ impl Target for TargetSession {
     #[inline]
     fn on_turn(&mut self) {
         self.read_letters();
+        // What was sent meanwhile has made room.
+        if !self.grants.is_empty() {
+            self.grant();
+        }
     }
 
     #[inline]

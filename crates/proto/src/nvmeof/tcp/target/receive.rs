@@ -14,14 +14,12 @@ use zerocopy::FromBytes;
 
 /// What the next bytes are.
 pub(super) enum Awaiting {
-    /// The PDU that initializes the connection.
-    IcReq,
+    /// The PDU that initializes the connection: so many bytes of it.
+    IcReq(usize),
     /// A PDU: at least so many bytes of it, in one piece.
     Head(usize),
     /// Data of a command, whole and in one piece, with its digest.
     Data(Arriving),
-    /// The same, for which the pool had no memory.
-    Memory(Arriving),
     /// Data straight into its place.
     Place(Arriving, Seg),
     /// The digest of what was placed.
@@ -39,12 +37,8 @@ pub(super) struct Arriving {
 impl TargetSession {
     pub(super) fn wants(&self) -> Demand {
         match &self.awaiting {
-            Awaiting::IcReq => Demand::Bytes(IC_LEN),
-            Awaiting::Head(_) if self.connecting.is_some() => Demand::Nothing,
-            Awaiting::Head(len) if self.waits_for == 0 || self.has_room(self.waits_for) => {
-                Demand::Bytes(*len)
-            }
-            Awaiting::Head(_) | Awaiting::Memory(_) => Demand::Nothing,
+            Awaiting::Head(_) if !self.listens() => Demand::Nothing,
+            Awaiting::IcReq(len) | Awaiting::Head(len) => Demand::Bytes(*len),
             Awaiting::Data(arriving) => {
                 Demand::Bytes(arriving.len.saturating_add(self.sender.digests.data_len()))
             }
@@ -53,12 +47,18 @@ impl TargetSession {
         }
     }
 
-    /// One PDU or a part of its data; `None` if more bytes, room or memory are needed.
+    /// Whether the next PDU may be looked at. Its command has an entry of the queue, if the host keeps to its size.
+    #[inline]
+    fn listens(&self) -> bool {
+        self.connecting.is_none() && self.sender.has_room(&self.outbox)
+    }
+
+    /// One PDU or a part of its data; `None` if more bytes are needed, or the host has to read first.
     #[inline]
     pub(super) fn step(&mut self, input: &Chunk, at: usize) -> Result<Option<usize>, ProtocolError> {
         let unread = input.unread().get(at..).unwrap_or_default();
         match self.awaiting {
-            Awaiting::IcReq => self.initialize(unread),
+            Awaiting::IcReq(_) => self.initialize(unread),
             Awaiting::Head(_) => self.on_pdu(input, at, unread),
             Awaiting::Data(arriving) => {
                 let len = arriving.len.saturating_add(self.sender.digests.data_len());
@@ -75,7 +75,7 @@ impl TargetSession {
                 self.arrived(arriving, sent == crc.bytes());
                 Ok(Some(DIGEST_LEN))
             }
-            Awaiting::Memory(_) | Awaiting::Place(..) => Ok(None),
+            Awaiting::Place(..) => Ok(None),
         }
     }
 
@@ -93,13 +93,6 @@ impl TargetSession {
         }
     }
 
-    /// Asks again for the memory that data waits for.
-    pub(super) fn take_memory(&mut self) {
-        if let Awaiting::Memory(arriving) = self.awaiting {
-            self.place(arriving);
-        }
-    }
-
     /// Ends the connection with the last word that the transport has for this.
     fn terminate<T>(&mut self, violation: &Violation, pdu: &[u8]) -> Result<T, ProtocolError> {
         self.is_over = true;
@@ -108,10 +101,10 @@ impl TargetSession {
     }
 
     fn initialize(&mut self, unread: &[u8]) -> Result<Option<usize>, ProtocolError> {
-        let Ok((request, _)) = IcReq::read_from_prefix(unread) else { return Ok(None) };
-        let pdu = unread.get(..IC_LEN).unwrap_or_default();
+        let Ok((common, _)) = CommonHeader::read_from_prefix(unread) else { return Ok(None) };
+        let pdu = unread.get(..IC_LEN.min(unread.len())).unwrap_or_default();
         let field = Violation::field;
-        let common = request.common;
+        // Whoever begins with something else hears of it at once: there may be no more to come.
         let wrong = if PduType(common.pdu_type) != PduType::IC_REQ {
             let what = "sent something else than ICReq first";
             Some(Violation::new(FatalError::PDU_SEQUENCE_ERROR, 0, what))
@@ -119,7 +112,17 @@ impl TargetSession {
             Some(field(offset_of!(CommonHeader, hlen), "sent an ICReq with a header of a wrong length"))
         } else if common.plen.get() as usize != IC_LEN {
             Some(field(offset_of!(CommonHeader, plen), "sent an ICReq of a wrong length"))
-        } else if request.pfv.get() != 0 {
+        } else {
+            None
+        };
+        if let Some(violation) = wrong {
+            return self.terminate(&violation, pdu);
+        }
+        let Ok((request, _)) = IcReq::read_from_prefix(unread) else {
+            self.awaiting = Awaiting::IcReq(IC_LEN);
+            return Ok(None);
+        };
+        let wrong = if request.pfv.get() != 0 {
             let offset = offset_of!(IcReq, pfv) as u32;
             let what = "asked for another format of PDUs than there is";
             Some(Violation::new(FatalError::UNSUPPORTED_PARAMETER, offset, what))
@@ -139,7 +142,7 @@ impl TargetSession {
     /// The begin of a PDU is here: a capsule is taken whole, of data the header alone.
     #[inline]
     fn on_pdu(&mut self, input: &Chunk, at: usize, unread: &[u8]) -> Result<Option<usize>, ProtocolError> {
-        if self.connecting.is_some() {
+        if !self.listens() {
             return Ok(None);
         }
         let Ok((common, _)) = CommonHeader::read_from_prefix(unread) else { return Ok(None) };
@@ -169,11 +172,12 @@ impl TargetSession {
                 let is_good =
                     covered.is_empty() || !digests.data || pdu.get(end..) == Some(&digest::of(covered));
                 let Ok((capsule, _)) = CapsuleCmd::read_from_prefix(pdu) else { return Ok(None) };
-                let lend = || input.lend(at.saturating_add(begin), covered.len());
-                self.awaiting = Awaiting::Head(needs);
-                if !self.on_capsule(&capsule.sqe, covered.len(), lend, is_good) {
-                    return Ok(None);
+                if self.commands.under_way() >= self.depth {
+                    self.is_over = true;
+                    return Err(OVERRUN);
                 }
+                let lend = || input.lend(at.saturating_add(begin), covered.len());
+                self.on_capsule(&capsule.sqe, covered.len(), lend, is_good);
                 self.awaiting = Awaiting::Head(COMMON_HEADER_LEN);
             }
             PduType::H2C_DATA => {
@@ -208,6 +212,7 @@ impl TargetSession {
         let slot = usize::from(data.ttag.get());
         let found =
             self.commands.get_mut(slot).filter(|entry| entry.state == State::Data && entry.data_out > 0);
+        let found = found.filter(|entry| entry.is_counted);
         let Some(entry) = found else {
             return Err(Violation::field(offset_of!(Data, ttag), "sent data that was not asked for"));
         };
@@ -241,15 +246,12 @@ impl TargetSession {
         Ok(())
     }
 
-    /// Has data received straight into its command's memory.
+    /// Has data received straight into its command's memory: so much was asked for only when that was there.
     fn place(&mut self, arriving: Arriving) {
-        self.awaiting = match self.memory_for(arriving.slot) {
-            Some(memory) => {
-                let received = self.commands.get_mut(arriving.slot).map_or(0, |entry| entry.received);
-                Awaiting::Place(arriving, memory.slice(received, arriving.len))
-            }
-            None => Awaiting::Memory(arriving),
-        };
+        let Some(entry) = self.commands.get_mut(arriving.slot) else { return };
+        if let Some(memory) = &entry.memory {
+            self.awaiting = Awaiting::Place(arriving, memory.slice(entry.received, arriving.len));
+        }
     }
 
     /// Data lies in the receive buffer. If it is all that the command has, it stays there.
@@ -301,6 +303,12 @@ impl TargetSession {
     }
 }
 
+/// A host has more commands under way than its queue has entries for; the connection ends, and nothing else would tell
+/// the host.
+const OVERRUN: ProtocolError = ProtocolError {
+    what: "sent more commands than its queue has entries",
+    reference: "NVMe Base 2.0, SQ flow control",
+};
 /// Data up to this many bytes is waited for in the receive buffer: one large receive for many PDUs costs less than a
 /// receive for each. With its digest at most `MAX_DEMAND`.
 pub(super) const LENT_PAYLOAD: usize = 64 << 10;

@@ -185,19 +185,109 @@ fn a_cid_that_is_in_use_is_a_conflict() {
 }
 
 #[test]
-fn no_more_commands_than_the_queue_has_entries_are_taken() {
+fn more_commands_than_the_queue_has_entries_end_it() {
     let (mut io, _admin) = Host::io(&node(), 0);
     io.pump.holds_io = true;
-    for _ in 0..60 {
+    for _ in 0..32 {
         io.send(&mut nvm(NvmOpcode::READ, 1, 0, 1), &[]);
     }
-    let taken = io.pump.submitted.len();
-    assert_eq!((taken, matches!(io.pump.session.demand(), Demand::Nothing)), (36, true));
-    while !io.pump.submitted.is_empty() {
-        io.pump.finish_one();
-        io.pump.run().unwrap();
+    assert_eq!(io.pump.submitted.len(), 32);
+    io.pump.finish_one();
+    io.send(&mut nvm(NvmOpcode::READ, 1, 0, 1), &[]);
+    let one_too_many = io.capsule(&Sqe { cid: 99.into(), ..nvm(NvmOpcode::READ, 1, 0, 1) }, &[]);
+    let error = io.pump.client_sends(&one_too_many).unwrap_err();
+    assert_eq!(error.what, "sent more commands than its queue has entries");
+    assert!(io.is_closed());
+}
+
+/// An I/O queue with so many entries, and its admin queue.
+fn deep(node: &(Arc<Node>, Exports), pool: &Pool, entries: u32) -> (Host, Host) {
+    let (admin, cntlid) = Host::admin(node, 0);
+    let mut io = Host::with_pool((&node.0, &node.1), pool.clone());
+    io.pump.exchange(ic_req(0).as_bytes());
+    let (mut command, data) = connect(NQN, 1, cntlid, 0);
+    command.cdw11 = (entries - 1).into();
+    assert!(io.run(command, data.as_bytes()).1.status.is_success());
+    (io, admin)
+}
+
+/// Sends all data that is asked for until nothing comes any more; how many commands have ended.
+fn answer_all(io: &mut Host) -> usize {
+    let mut ended = 0;
+    loop {
+        let pdus = io.received();
+        if pdus.is_empty() {
+            return ended;
+        }
+        for pdu in pdus {
+            if pdu.kind() != PduType::R2T {
+                assert!(pdu.cqe().status.is_success());
+                ended += 1;
+                continue;
+            }
+            let r2t: R2t = pdu.as_a();
+            let bytes = io.h2c_data(&r2t, 0, &vec![7; r2t.r2tl.get() as usize], true);
+            io.pump.client_sends(&bytes).unwrap();
+        }
     }
-    assert_eq!(io.received().len(), 2 * 60);
+}
+
+#[test]
+fn commands_of_more_data_than_may_be_in_flight_do_not_keep_the_data_of_others_from_coming() {
+    let (mut io, _admin) = deep(&node(), &Pool::new(usize::MAX), 128);
+    for _ in 0..70 {
+        io.send(&mut nvm(NvmOpcode::WRITE, 1, 0, 2048), &[]);
+    }
+    assert_eq!(answer_all(&mut io), 70);
+}
+
+#[test]
+fn a_pool_that_is_short_delays_commands_and_not_the_data_of_others() {
+    let pool = Pool::new(4 << 20);
+    let (mut io, _admin) = deep(&node(), &pool, 128);
+    for _ in 0..30 {
+        io.send(&mut nvm(NvmOpcode::WRITE, 1, 0, 512), &[]);
+    }
+    assert!(pool.is_short());
+    assert!(matches!(io.pump.session.demand(), Demand::Bytes(_)));
+    // What waits was not asked for.
+    let asked = io.pump.session.outbox().len() / DATA_LEN;
+    assert!((1..30).contains(&asked));
+    assert_eq!(answer_all(&mut io), 30);
+    assert_eq!(pool.out_bytes(), 0);
+}
+
+#[test]
+fn data_of_a_command_that_still_waits_was_not_asked_for() {
+    let (mut io, _admin) = deep(&node(), &Pool::new(4 << 20), 128);
+    for _ in 0..30 {
+        io.send(&mut nvm(NvmOpcode::WRITE, 1, 0, 512), &[]);
+    }
+    let (cccid, ttag) = (io.cid.into(), 29.into());
+    let early = R2t { cccid, ttag, ..R2t::new_zeroed() };
+    let bytes = io.h2c_data(&early, 0, &[7; 512], false);
+    assert_eq!(fatal(&mut io, &bytes), (FatalError::INVALID_PDU_HEADER_FIELD, 10));
+}
+
+#[test]
+fn who_begins_with_something_short_and_wrong_hears_of_it_at_once() {
+    let node = node();
+    let head =
+        |kind, hlen, plen: u32| CommonHeader { pdu_type: kind, flags: 0, hlen, pdo: 0, plen: plen.into() };
+    let cases = [
+        (head(0xff, 8, 0), FatalError::PDU_SEQUENCE_ERROR, 0),
+        (head(PduType::CAPSULE_CMD.0, 72, 72), FatalError::PDU_SEQUENCE_ERROR, 0),
+        (head(PduType::IC_REQ.0, 128, 0), FatalError::INVALID_PDU_HEADER_FIELD, 4),
+    ];
+    for (common, status, offset) in cases {
+        assert_eq!(fatal(&mut Host::new(&node), common.as_bytes()), (status, offset));
+    }
+    let mut in_pieces = Host::new(&node);
+    for byte in ic_req(0).as_bytes() {
+        assert!(in_pieces.pump.sent().is_empty());
+        in_pieces.pump.client_sends(&[*byte]).unwrap();
+    }
+    assert_eq!(in_pieces.pump.sent().len(), IC_LEN);
 }
 
 #[test]
