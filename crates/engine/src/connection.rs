@@ -4,7 +4,7 @@
 //! call. Receiving goes into a large [`Chunk`], from which sessions lend payload on; payload too large for that goes
 //! straight to where the session wants it. An idle connection holds no buffer at all.
 
-use crate::host::{ByteStream, Host};
+use crate::host::{ByteStream, Ended, Host};
 use crate::reactor::EngineCore;
 use blockmux_proto::session::{Demand, MAX_DEMAND, ProtocolError, StreamSession};
 use blockmux_volume::{Chunk, Memory, Pool, SgList, Waker};
@@ -25,6 +25,12 @@ pub struct Connection<H: Host = EngineCore> {
     /// What [`Connection::park`] must ask the ring for.
     wants_input: bool,
     wants_output: bool,
+    /// The session wants nothing for now.
+    is_blocked: bool,
+    /// The ring was asked for the end of the stream meanwhile.
+    watches_end: bool,
+    /// What the ring has told of that.
+    ended: Ended,
     /// The peer has closed its side.
     has_ended: bool,
     deadline: Option<Instant>,
@@ -69,6 +75,9 @@ impl<H: Host> Connection<H> {
             placed: 0,
             wants_input: true,
             wants_output: false,
+            is_blocked: false,
+            watches_end: false,
+            ended: Ended::Not,
             has_ended: false,
             deadline: None,
         }
@@ -113,12 +122,15 @@ impl<H: Host> Connection<H> {
     #[inline]
     pub fn receive<S: StreamSession>(&mut self, session: &mut S) -> Result<Inflow, Broken> {
         let mut inflow = Inflow::Empty;
+        self.is_blocked = false;
         loop {
             let (wanted, place) = match self.feed(session)? {
                 Feed::Wants(bytes) => (bytes, None),
                 Feed::WantsPlaced(list) => (1, Some(list)),
                 Feed::Blocked => {
                     self.wants_input = false;
+                    self.is_blocked = true;
+                    self.look_for_end()?;
                     return Ok(Inflow::Blocked);
                 }
                 Feed::Closed => {
@@ -176,11 +188,21 @@ impl<H: Host> Connection<H> {
     pub fn park(&mut self) {
         if self.wants_input && !self.has_ended {
             self.stream.wake_when_readable(&self.watch);
+        } else if self.is_blocked {
+            // Nobody receives, and so nobody would see the end.
+            self.watches_end = true;
+            self.stream.wake_when_ended(self.ended, &self.watch);
         }
         if self.wants_output {
             self.stream.wake_when_writable(&self.watch);
         }
         self.shrink();
+    }
+
+    /// Whether the peer sends nothing any more, and the session takes nothing of what it has sent.
+    #[must_use]
+    pub fn is_left(&self) -> bool {
+        self.ended != Ended::Not && self.is_blocked
     }
 
     /// Asks the ring to tell when a connecting socket has an answer.
@@ -220,6 +242,17 @@ impl<H: Host> Connection<H> {
             Some(when) if self.deadline.is_none_or(|kept| when != kept) => self.check_deadline(session),
             _ => Ok(()),
         }
+    }
+
+    /// Looks whether it was the end of the stream that has ended the last sleep.
+    fn look_for_end(&mut self) -> Result<(), Broken> {
+        if std::mem::take(&mut self.watches_end) {
+            self.ended = self.stream.ended();
+            if self.ended == Ended::Both {
+                return Err(io::Error::from(io::ErrorKind::ConnectionReset).into());
+            }
+        }
+        Ok(())
     }
 
     /// Shows the session what is in the chunk until it wants more or nothing.

@@ -92,6 +92,23 @@ pub trait ByteStream: Sized {
 
     /// Has the task woken once when something can be sent, or connecting has ended.
     fn wake_when_writable(&self, watch: &Self::Watch);
+
+    /// What has ended, as far as that is known without receiving.
+    fn ended(&self) -> Ended;
+
+    /// Has the task woken once when more has ended than `so_far`, whatever there is to receive.
+    fn wake_when_ended(&self, so_far: Ended, watch: &Self::Watch);
+}
+
+/// What has ended of a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// Nothing.
+    Not,
+    /// The peer sends nothing any more; of what it has sent, something may be unread.
+    Input,
+    /// Both directions: the connection was reset, or hung up by another owner.
+    Both,
 }
 
 /// Wakes a task through the core's ring.
@@ -137,9 +154,13 @@ impl Host for EngineCore {
 }
 
 impl SocketWatch {
-    /// Wakes the task once when a socket is ready for input or output.
+    /// Wakes the task once when a socket is ready for input or output, or, with other events, has ended.
     pub(crate) fn wake_when(&self, socket: &impl AsRawFd, events: i16) {
-        let token = if events == libc::POLLIN { TOKEN_INPUT } else { TOKEN_OUTPUT };
+        let token = match events {
+            libc::POLLIN => TOKEN_INPUT,
+            libc::POLLOUT => TOKEN_OUTPUT,
+            _ => TOKEN_END,
+        };
         self.readiness.arm(&self.registration, socket.as_raw_fd(), events, token);
     }
 }
@@ -189,6 +210,15 @@ impl ByteStream for Stream {
     fn wake_when_writable(&self, watch: &SocketWatch) {
         watch.wake_when(self, libc::POLLOUT);
     }
+
+    fn ended(&self) -> Ended {
+        sys::ended(self.as_raw_fd())
+    }
+
+    fn wake_when_ended(&self, so_far: Ended, watch: &SocketWatch) {
+        // The end of both directions is told of without being asked for.
+        watch.wake_when(self, if so_far == Ended::Not { libc::POLLRDHUP } else { 0 });
+    }
 }
 
 impl Drop for SocketWatch {
@@ -199,3 +229,4 @@ impl Drop for SocketWatch {
 
 const TOKEN_INPUT: u32 = 0;
 const TOKEN_OUTPUT: u32 = 1;
+const TOKEN_END: u32 = 2;

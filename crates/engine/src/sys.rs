@@ -1,6 +1,7 @@
 //! The few system calls that no safe crate offers as the data path needs them.
 #![expect(unsafe_code, reason = "system calls over addresses of shared I/O memory")]
 
+use crate::host::Ended;
 use blockmux_proto::outbox::{Outbox, Piece};
 use blockmux_volume::{Chunk, SgList};
 use std::io;
@@ -194,6 +195,21 @@ pub fn unshare_network() -> io::Result<()> {
 pub fn enter_network(fd: &OwnedFd) -> io::Result<()> {
     // SAFETY: as above; a descriptor of anything else is refused.
     check(unsafe { libc::setns(fd.as_raw_fd(), libc::CLONE_NEWNET) } as isize).map(drop)
+}
+
+/// What has ended of a stream socket, whatever there is to receive.
+#[must_use]
+pub fn ended(fd: RawFd) -> Ended {
+    let mut poll = libc::pollfd { fd, events: libc::POLLRDHUP, revents: 0 };
+    // SAFETY: the one entry lives during the call, which does not wait.
+    let count = unsafe { libc::poll(&raw mut poll, 1, 0) };
+    if count > 0 && poll.revents & (libc::POLLHUP | libc::POLLERR | libc::POLLNVAL) != 0 {
+        Ended::Both
+    } else if count > 0 && poll.revents & libc::POLLRDHUP != 0 {
+        Ended::Input
+    } else {
+        Ended::Not
+    }
 }
 
 /// Bytes that nobody can guess.

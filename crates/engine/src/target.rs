@@ -1,7 +1,8 @@
 //! A target's side of one connection: socket, session, and a channel for each volume that the peer uses.
 //!
 //! A peer may take its time. But one that keeps buffers all the while, for the rest of what it sends or for what it
-//! does not take, keeps them from others: when they are short, it is cut off after [`PATIENCE`].
+//! does not take, keeps them from others: when they are short, it is cut off after [`PATIENCE`]. So is a peer that has
+//! closed its side while the session takes nothing of what it has sent, unless I/O for it is under way.
 
 use crate::channels::Channels;
 use crate::connection::{Broken, Connection, Inflow};
@@ -178,6 +179,11 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
             }
     }
 
+    /// Whether the peer has closed its side, and there is nothing that could lead to an end of what it has sent.
+    fn is_left(&self) -> bool {
+        self.connection.is_left() && self.channels.is_idle()
+    }
+
     /// Breaks with a peer that has kept buffers and moved nothing since it was last looked at, if others need them.
     fn check_patience(&mut self) -> Result<(), ProtocolError> {
         let Some((until, moved)) = self.kept else { return Ok(()) };
@@ -185,6 +191,12 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
             return Ok(());
         }
         self.kept = None;
+        if moved == self.moved() && self.is_left() {
+            return Err(ProtocolError {
+                what: "left, and for a minute nothing of what it had sent could be taken",
+                reference: "the server's own bound",
+            });
+        }
         if moved == self.moved() && self.core.pool().is_short() && self.peer_keeps_buffers() {
             return Err(ProtocolError {
                 what: "kept buffers for a minute while others need them",
@@ -254,7 +266,7 @@ impl<S: StreamSession + Target, H: Host> Task for TargetTask<S, H> {
         if self.ending == Some(Ending::Gone) {
             return;
         }
-        if self.kept.is_none() && self.peer_keeps_buffers() {
+        if self.kept.is_none() && (self.peer_keeps_buffers() || self.is_left()) {
             let until = self.core.now() + PATIENCE;
             self.kept = Some((until, self.moved()));
             self.core.wake_at(until, &self.waker);
@@ -272,12 +284,16 @@ const LONGEST_HEAD: usize = 64;
 mod tests {
     use super::*;
     use crate::listener::ConnectionLimit;
+    use crate::reactor::{PollPolicy, Reactor};
     use crate::sim::{SimCore, SimNet, SimStream, Weather, World};
     use crate::socket::Address;
-    use blockmux_proto::exports::Export;
+    use crate::socket::{Listener, Stream};
+    use blockmux_proto::exports::{Export, VolumeId};
     use blockmux_proto::nbd::target::TargetSession;
     use blockmux_proto::outbox::Outbox;
-    use blockmux_volume::{Chunk, Core, MemVolume, Memory};
+    use blockmux_proto::session::Timed;
+    use blockmux_volume::{Chunk, Completion, Core, Io, MemVolume, Memory};
+    use std::cell::RefCell;
     use std::io;
     use std::sync::Arc;
 
@@ -379,6 +395,100 @@ mod tests {
         setting.pass(PATIENCE * 3);
         assert!(writers.iter_mut().all(Peer::is_cut_off));
         assert_eq!(setting.target.pool().out_bytes(), 0);
+    }
+
+    /// A session that wants nothing, for ever.
+    #[derive(Default)]
+    struct Deaf(Outbox);
+
+    impl Timed for Deaf {}
+
+    impl StreamSession for Deaf {
+        fn demand(&self) -> Demand {
+            Demand::Nothing
+        }
+
+        fn on_bytes(&mut self, _input: &Chunk) -> Result<usize, ProtocolError> {
+            Ok(0)
+        }
+
+        fn on_placed(&mut self) -> Result<(), ProtocolError> {
+            Ok(())
+        }
+
+        fn on_end(&mut self) -> Result<(), ProtocolError> {
+            Ok(())
+        }
+
+        fn outbox(&mut self) -> &mut Outbox {
+            &mut self.0
+        }
+    }
+
+    impl Target for Deaf {
+        fn depth(&self) -> u32 {
+            1
+        }
+
+        fn poll_io(&mut self) -> Option<(VolumeId, Io)> {
+            None
+        }
+
+        fn on_io(&mut self, _done: Completion) {}
+
+        fn on_stop(&mut self) {}
+    }
+
+    /// A world, a connection that is not listened to, what hangs it up, and what counts it.
+    fn deaf() -> (World, Peer, SimStream, ConnectionLimit) {
+        let mut world = World::new(SimNet::new(1, Weather::FAIR));
+        let (clients, target) = (world.add_core(0), world.add_core(16 << 20));
+        let (limit, accepted) = (ConnectionLimit::new(1), Rc::new(RefCell::new(None)));
+        let (permits, stream_of) = (limit.clone(), accepted.clone());
+        world.net().listen(&target, &address(), move |core, stream| {
+            *stream_of.borrow_mut() = Some(stream.share());
+            let exports = Exports::new(Vec::new());
+            TargetTask::spawn(core, stream, Deaf::default(), exports, permits.permit().unwrap());
+        });
+        let mut peer = Peer(clients.connect(&address()).unwrap());
+        peer.send(b"unread");
+        world.run_for(PATIENCE).unwrap();
+        assert_eq!(limit.open(), 1);
+        let stream = accepted.borrow_mut().take().unwrap();
+        (world, peer, stream, limit)
+    }
+
+    #[test]
+    fn a_connection_that_is_hung_up_ends_although_nobody_listens_to_it() {
+        let (world, _peer, stream, limit) = deaf();
+        stream.close();
+        world.run_for(Duration::from_secs(1)).unwrap();
+        assert_eq!(limit.open(), 0);
+    }
+
+    #[test]
+    fn who_leaves_while_nobody_listens_to_it_is_let_go_after_a_minute() {
+        let (world, peer, _stream, limit) = deaf();
+        peer.0.close();
+        world.run_for(PATIENCE / 2).unwrap();
+        assert_eq!(limit.open(), 1);
+        world.run_for(PATIENCE).unwrap();
+        assert_eq!(limit.open(), 0);
+    }
+
+    #[test]
+    fn the_ring_tells_of_the_end_of_a_socket_that_nobody_reads() {
+        let (mut reactor, _inbox) = Reactor::new(PollPolicy::Never, 1 << 20).unwrap();
+        let listener = Listener::bind(&Address::Tcp("127.0.0.1:0".parse().unwrap())).unwrap();
+        let _peer = Stream::connect(listener.address()).unwrap();
+        // The listener does not block.
+        let stream = std::iter::repeat_with(|| listener.accept()).find_map(Result::ok).unwrap();
+        let (hang_up, limit) = (stream.hang_up(), ConnectionLimit::new(1));
+        let core = reactor.core().clone();
+        TargetTask::spawn(&core, stream, Deaf::default(), Exports::new(Vec::new()), limit.permit().unwrap());
+        let cutter = std::thread::spawn(hang_up);
+        reactor.run_until(|| limit.open() == 0).unwrap();
+        cutter.join().unwrap();
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! A simulated network: listeners, and streams with delay, a window, odd cuts, stalls and sudden ends.
 
 use super::core::SimCore;
-use crate::host::{ByteStream, Host};
+use crate::host::{ByteStream, Ended, Host};
 use crate::reactor::{Progress, Task};
 use crate::socket::Address;
 use crate::timers::Timers;
@@ -115,6 +115,8 @@ struct Pipe {
     /// Parked tasks.
     reader: Option<Waker>,
     writer: Option<Waker>,
+    /// Waits for the end alone.
+    watcher: Option<Waker>,
 }
 
 struct Segment {
@@ -206,6 +208,7 @@ impl SimNet {
                 is_reader_gone: false,
                 reader: None,
                 writer: None,
+                watcher: None,
             })
         };
         let wire = Rc::new(Wire {
@@ -311,7 +314,8 @@ impl SimStream {
             let loses_arrived = self.net.below(2) == 0;
             pipe.segments.retain(|segment| segment.arrives <= now && !loses_arrived);
             pipe.len = pipe.segments.iter().map(|segment| segment.bytes.len()).sum();
-            for waker in [pipe.reader.take(), pipe.writer.take()].into_iter().flatten() {
+            let wakers = [pipe.reader.take(), pipe.writer.take(), pipe.watcher.take()];
+            for waker in wakers.into_iter().flatten() {
                 waker.wake();
             }
         }
@@ -353,8 +357,8 @@ impl ByteStream for SimStream {
         let left_unread = {
             let mut incoming = self.incoming().borrow_mut();
             incoming.is_reader_gone = true;
-            if let Some(writer) = incoming.writer.take() {
-                writer.wake();
+            for waker in [incoming.writer.take(), incoming.watcher.take()].into_iter().flatten() {
+                waker.wake();
             }
             incoming.arrived(now) > 0
         };
@@ -364,8 +368,8 @@ impl ByteStream for SimStream {
         let mut outgoing = self.outgoing().borrow_mut();
         let ends_at = outgoing.last_arrival.max(now + self.net.up_to(self.net.0.weather.delay));
         outgoing.ends_at = Some(ends_at);
-        if let Some(reader) = outgoing.reader.take() {
-            self.net.wake_at(ends_at, &reader);
+        for waker in [outgoing.reader.take(), outgoing.watcher.take()].into_iter().flatten() {
+            self.net.wake_at(ends_at, &waker);
         }
     }
 
@@ -462,6 +466,26 @@ impl ByteStream for SimStream {
             watch.0.wake();
         } else {
             pipe.writer = Some(watch.0.clone());
+        }
+    }
+
+    fn ended(&self) -> Ended {
+        let input_ends = self.incoming().borrow().ends_at;
+        match input_ends {
+            _ if self.wire.is_broken.get() || self.is_closed.get() => Ended::Both,
+            Some(end) if end <= self.net.now() => Ended::Input,
+            _ => Ended::Not,
+        }
+    }
+
+    fn wake_when_ended(&self, so_far: Ended, watch: &SimWatch) {
+        if self.ended() == Ended::Both {
+            return watch.0.wake();
+        }
+        let mut pipe = self.incoming().borrow_mut();
+        match pipe.ends_at.filter(|_| so_far == Ended::Not) {
+            Some(end) => self.net.wake_at(end, &watch.0),
+            None => pipe.watcher = Some(watch.0.clone()),
         }
     }
 }
