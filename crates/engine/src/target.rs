@@ -25,8 +25,8 @@ pub struct TargetTask<S: StreamSession + Target, H: Host = EngineCore> {
     waker: Waker,
     /// Outboxes that were taken, in all.
     taken: u64,
-    /// The peer keeps buffers; when to look at it again, and what had moved by then.
-    kept: Option<(Instant, u64)>,
+    /// The peer keeps buffers.
+    kept: Option<Kept>,
     /// Why no more is received; the connection ends once nothing is in flight and everything is sent.
     ending: Option<Ending>,
     told_to_stop: bool,
@@ -49,6 +49,17 @@ pub struct Arrival<S> {
 
 /// Hands a connection over to another core.
 pub type Relocate<H> = Box<dyn Fn(&Home, Arrival<<H as Host>::Stream>)>;
+
+/// What was seen of a peer that keeps buffers.
+#[derive(Clone, Copy)]
+struct Kept {
+    /// When to look at it again.
+    until: Instant,
+    /// What had moved by then.
+    moved: u64,
+    /// Data that it was asked for.
+    owed: Option<u64>,
+}
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ending {
@@ -169,9 +180,11 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
         true
     }
 
-    /// Whether it is the peer for which buffers are kept: what is to send waits for it, or the rest of a message does.
+    /// Whether it is the peer for which buffers are kept: what is to send waits for it, or data that it was asked for
+    /// does, or the rest of a message.
     fn peer_keeps_buffers(&mut self) -> bool {
         !self.session.outbox().is_empty()
+            || self.session.owed().is_some()
             || match self.session.demand() {
                 Demand::Place(_) => true,
                 Demand::Bytes(wanted) => wanted > LONGEST_HEAD,
@@ -186,18 +199,21 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
 
     /// Breaks with a peer that has kept buffers and moved nothing since it was last looked at, if others need them.
     fn check_patience(&mut self) -> Result<(), ProtocolError> {
-        let Some((until, moved)) = self.kept else { return Ok(()) };
-        if self.core.now() < until {
+        let Some(kept) = self.kept else { return Ok(()) };
+        if self.core.now() < kept.until {
             return Ok(());
         }
         self.kept = None;
-        if moved == self.moved() && self.is_left() {
+        let is_still = kept.moved == self.moved();
+        if is_still && self.is_left() {
             return Err(ProtocolError {
                 what: "left, and for a minute nothing of what it had sent could be taken",
                 reference: "the server's own bound",
             });
         }
-        if moved == self.moved() && self.core.pool().is_short() && self.peer_keeps_buffers() {
+        // Whatever else it does meanwhile, the data that it owes is due.
+        let owes = kept.owed.is_some() && kept.owed == self.session.owed();
+        if self.core.pool().is_short() && (owes || is_still && self.peer_keeps_buffers()) {
             return Err(ProtocolError {
                 what: "kept buffers for a minute while others need them",
                 reference: "the server's own bound",
@@ -268,7 +284,7 @@ impl<S: StreamSession + Target, H: Host> Task for TargetTask<S, H> {
         }
         if self.kept.is_none() && (self.peer_keeps_buffers() || self.is_left()) {
             let until = self.core.now() + PATIENCE;
-            self.kept = Some((until, self.moved()));
+            self.kept = Some(Kept { until, moved: self.moved(), owed: self.session.owed() });
             self.core.wake_at(until, &self.waker);
         }
         self.connection.park();
@@ -397,19 +413,25 @@ mod tests {
         assert_eq!(setting.target.pool().out_bytes(), 0);
     }
 
-    /// A session that wants nothing, for ever.
+    /// A session that wants nothing, for ever; or, if the peer owes it data, answers every byte with one.
     #[derive(Default)]
-    struct Deaf(Outbox);
+    struct Deaf {
+        outbox: Outbox,
+        owed: Option<u64>,
+        /// Waits for what is owed.
+        _memory: Vec<Memory>,
+    }
 
     impl Timed for Deaf {}
 
     impl StreamSession for Deaf {
         fn demand(&self) -> Demand {
-            Demand::Nothing
+            if self.owed.is_some() { Demand::Bytes(1) } else { Demand::Nothing }
         }
 
-        fn on_bytes(&mut self, _input: &Chunk) -> Result<usize, ProtocolError> {
-            Ok(0)
+        fn on_bytes(&mut self, input: &Chunk) -> Result<usize, ProtocolError> {
+            self.outbox.push_head(input.unread());
+            Ok(input.unread().len())
         }
 
         fn on_placed(&mut self) -> Result<(), ProtocolError> {
@@ -421,7 +443,7 @@ mod tests {
         }
 
         fn outbox(&mut self) -> &mut Outbox {
-            &mut self.0
+            &mut self.outbox
         }
     }
 
@@ -435,6 +457,10 @@ mod tests {
         }
 
         fn on_io(&mut self, _done: Completion) {}
+
+        fn owed(&self) -> Option<u64> {
+            self.owed
+        }
 
         fn on_stop(&mut self) {}
     }
@@ -456,6 +482,31 @@ mod tests {
         assert_eq!(limit.open(), 1);
         let stream = accepted.borrow_mut().take().unwrap();
         (world, peer, stream, limit)
+    }
+
+    #[test]
+    fn who_never_sends_what_it_owes_is_cut_off_whatever_else_it_does() {
+        for is_short in [false, true] {
+            let mut world = World::new(SimNet::new(1, Weather::FAIR));
+            let (clients, target) = (world.add_core(0), world.add_core(16 << 20));
+            let limit = ConnectionLimit::new(1);
+            let permits = limit.clone();
+            world.net().listen(&target, &address(), move |core, stream| {
+                let len = if is_short { 4 << 20 } else { 4 << 10 };
+                let _memory = core.pool().take_payload(len).into_iter().collect();
+                let session = Deaf { owed: Some(1), _memory, ..Deaf::default() };
+                let exports = Exports::new(Vec::new());
+                TargetTask::spawn(core, stream, session, exports, permits.permit().unwrap());
+            });
+            let mut peer = Peer(clients.connect(&address()).unwrap());
+            for _ in 0..3 {
+                world.run_for(PATIENCE / 4).unwrap();
+                assert_eq!(limit.open(), 1);
+                peer.send(b"ping");
+            }
+            world.run_for(PATIENCE * 2).unwrap();
+            assert_eq!((limit.open(), target.pool().is_short()), (usize::from(!is_short), false));
+        }
     }
 
     #[test]

@@ -144,6 +144,12 @@ pub trait Target: Timed {
         false
     }
 
+    /// The oldest data that the peer was asked for and that memory waits for, if there is any: another number for each.
+    /// A driver whose buffers are short bounds how long that may take.
+    fn owed(&self) -> Option<u64> {
+        None
+    }
+
     /// The target is stopping: finish what is in flight, refuse what comes, then ask to close.
     fn on_stop(&mut self);
 }

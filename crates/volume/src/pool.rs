@@ -79,6 +79,14 @@ impl Pool {
         size_of_class(class_of(len)) <= self.payload_limit(len)
     }
 
+    /// How much payload one peer should have in flight beside a request that is its only one, in bytes: it takes several
+    /// that keep theirs to leave nothing to the others.
+    #[inline]
+    #[must_use]
+    pub fn peer_share(&self) -> usize {
+        self.0.limit_bytes / 8
+    }
+
     /// Whether the next long payload may have to wait, so that nobody should keep more than a little.
     #[inline]
     #[must_use]
@@ -212,6 +220,7 @@ mod tests {
         assert!(pool.take(SHORT_PAYLOAD).is_some(), "a receive buffer");
         drop((long, short));
         assert!(pool.could_hold(4 << 20) && !pool.could_hold((4 << 20) + 1));
+        assert_eq!(pool.peer_share(), 1 << 20);
         assert!(Pool::new(usize::MAX).take_payload(1 << 20).is_some());
     }
 

@@ -1,7 +1,7 @@
 //! SCSI commands: from the PDU to the device server and back (RFC 7143 §4.2.4, §11.3, §11.4, §11.7, §11.8).
 
 use super::answer::Expected;
-use super::full::{PAYLOAD_IN_FLIGHT, Turn, status};
+use super::full::{Turn, status};
 use super::receive::Purpose;
 use super::tasks::{Entry, Pausing, State, TaskTable};
 use super::transfer::{Misfit, Transfer};
@@ -254,10 +254,14 @@ impl Turn<'_> {
             return true;
         }
         let len = entry.transfer.round_len();
-        if self.connection.granted > 0 && self.connection.granted.saturating_add(len) > PAYLOAD_IN_FLIGHT {
+        if self.connection.granted > 0
+            && self.connection.granted.saturating_add(len) > self.connection.share()
+        {
             return false;
         }
-        let Some(memory) = self.connection.pool.take(len) else { return false };
+        let Some(memory) = self.connection.pool.take_payload(len) else { return false };
+        self.connection.given = self.connection.given.wrapping_add(1);
+        entry.transfer.given = self.connection.given;
         entry.transfer.set_memory(memory.seg(0, len));
         entry.memory = entry.memory.saturating_add(len);
         self.connection.granted = self.connection.granted.saturating_add(len);

@@ -12,7 +12,7 @@ use crate::iscsi::login::target::Established;
 use crate::outbox::Outbox;
 use crate::served::Drain;
 use crate::session::Demand;
-use blockmux_volume::{Io, Memory, Pool, Seg, Tag};
+use blockmux_volume::{Io, Memory, Pool, SHORT_PAYLOAD, Seg, Tag};
 use blockmux_wire::iscsi::BHS_LEN;
 use smallvec::SmallVec;
 use std::collections::VecDeque;
@@ -46,6 +46,8 @@ pub(super) struct Connection {
     pub(super) reading: usize,
     /// Memory that data-out was given, in bytes.
     pub(super) granted: usize,
+    /// How often a round of data-out was given memory.
+    pub(super) given: u64,
     /// I/O that has not completed.
     pub(super) in_flight: usize,
     pub(super) pool: Pool,
@@ -112,6 +114,7 @@ impl Connection {
             live: 0,
             reading: 0,
             granted: 0,
+            given: 0,
             in_flight: 0,
             pool,
             awaiting: Awaiting::Head(BHS_LEN),
@@ -178,8 +181,14 @@ impl Connection {
     pub(super) fn has_room(&self, data_in: usize, outbox: &Outbox) -> bool {
         let unsent = self.replies.mover.as_ref().map_or(0, Datamover::unsent);
         let payload = self.reading.saturating_add(outbox.len()).saturating_add(unsent);
-        self.replies.has_room(outbox)
-            && (payload == 0 || payload.saturating_add(data_in) <= PAYLOAD_IN_FLIGHT)
+        self.replies.has_room(outbox) && (payload == 0 || payload.saturating_add(data_in) <= self.share())
+    }
+
+    /// How much payload may be in flight beside what is the only one.
+    #[inline]
+    pub(super) fn share(&self) -> usize {
+        let share = PAYLOAD_IN_FLIGHT.min(self.pool.peer_share());
+        if self.pool.is_short() { share.min(SHORT_PAYLOAD) } else { share }
     }
 
     /// Of a data segment with padding and digest, in bytes.

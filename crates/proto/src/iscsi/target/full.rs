@@ -104,6 +104,11 @@ impl FullFeature {
         FullFeature { connection, shared: shared.clone() }
     }
 
+    /// The oldest data-out that memory waits for.
+    pub(super) fn owed(&self) -> Option<u64> {
+        self.shared.borrow().tasks.owed(self.connection.key)
+    }
+
     pub(super) fn demand(&self, outbox: &Outbox) -> Demand {
         self.connection.demand(outbox)
     }

@@ -311,6 +311,13 @@ impl Target for TargetSession {
         }
     }
 
+    fn owed(&self) -> Option<u64> {
+        match &self.phase {
+            Phase::Full(full) => full.owed(),
+            Phase::Entrance(_) | Phase::Closing => None,
+        }
+    }
+
     fn on_stop(&mut self) {
         match &mut self.phase {
             Phase::Entrance(entrance) => {

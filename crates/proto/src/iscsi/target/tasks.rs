@@ -138,6 +138,13 @@ impl TaskTable {
         self.slots.iter().enumerate().filter(|(_, entry)| is_its(entry)).map(|(slot, _)| slot).collect()
     }
 
+    /// The oldest data-out of a connection's tasks that memory waits for.
+    pub(super) fn owed(&self, owner: u32) -> Option<u64> {
+        let entries = self.slots.iter().flatten();
+        let owing = entries.filter(|entry| entry.owner == owner && entry.state == State::Data);
+        owing.filter(|entry| entry.transfer.has_memory()).map(|entry| entry.transfer.given).min()
+    }
+
     /// Slots of all tasks whose I/O is in flight at a connection's driver.
     pub(super) fn slots_in_flight_at(&self, key: u32) -> Vec<usize> {
         let is_its =

@@ -37,6 +37,8 @@ pub(super) struct Transfer {
     data_sn: u32,
     /// The round's memory, from `begin` on.
     memory: Option<Seg>,
+    /// Tells what was given its memory earlier from what was later.
+    pub(super) given: u64,
     /// Immediate data, from byte 0 on, as it lies in the receive buffer.
     held: Option<Seg>,
     /// What comes of this sequence is dropped.

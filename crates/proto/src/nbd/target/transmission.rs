@@ -191,7 +191,8 @@ impl Transmission {
         let is_alone = self.pending.is_empty() && outbox.is_empty();
         self.pending.len() < DEPTH as usize
             && (payload <= SHORT_PAYLOAD
-                || payload <= PAYLOAD_IN_FLIGHT && (is_alone || !self.pool.is_short()))
+                || payload <= PAYLOAD_IN_FLIGHT
+                    && (is_alone || payload <= self.pool.peer_share() && !self.pool.is_short()))
             && self.replies.has_room(outbox)
     }
 

@@ -19,6 +19,8 @@ pub(super) struct Entry {
     pub(super) received: usize,
     /// Where it goes, unless it is lent.
     pub(super) memory: Option<Seg>,
+    /// Tells what was begun or asked for earlier from what was later.
+    pub(super) begun: u64,
     /// What this command counts for among the payload in flight, in bytes, once it does.
     pub(super) payload: usize,
     /// It is begun, or its data was asked for: what it moves is in flight.
@@ -75,6 +77,8 @@ pub(super) struct Commands {
     events: usize,
     /// In flight, of all, in bytes.
     pub(super) payload: usize,
+    /// How many commands were begun, or their data asked for.
+    begun: u64,
 }
 
 impl Entry {
@@ -86,6 +90,7 @@ impl Entry {
             data_out,
             received: 0,
             memory: None,
+            begun: 0,
             payload,
             is_counted: false,
             is_damaged: false,
@@ -129,8 +134,17 @@ impl Commands {
     pub(super) fn count(&mut self, slot: usize) {
         let Some(entry) = self.entries.get_mut(slot).and_then(Option::as_mut) else { return };
         if !std::mem::replace(&mut entry.is_counted, true) {
+            self.begun = self.begun.wrapping_add(1);
+            entry.begun = self.begun;
             self.payload = self.payload.saturating_add(entry.payload);
         }
+    }
+
+    /// The oldest data that was asked for and that memory waits for.
+    pub(super) fn owed(&self) -> Option<u64> {
+        let entries = self.entries.iter().flatten();
+        let asked = entries.filter(|entry| entry.memory.is_some() && entry.is_counted);
+        asked.filter(|entry| entry.state == State::Data).map(|entry| entry.begun).min()
     }
 
     #[inline]

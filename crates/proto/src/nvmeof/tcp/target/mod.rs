@@ -212,7 +212,8 @@ impl TargetSession {
         let payload = self.commands.payload.saturating_add(self.outbox.len()).saturating_add(data_len);
         let is_alone = self.commands.payload == 0 && self.outbox.is_empty();
         payload <= blockmux_volume::SHORT_PAYLOAD
-            || payload <= PAYLOAD_IN_FLIGHT && (is_alone || !self.pool.is_short())
+            || payload <= PAYLOAD_IN_FLIGHT
+                && (is_alone || payload <= self.pool.peer_share() && !self.pool.is_short())
     }
 
     /// Looks whether the host is still there.
@@ -382,6 +383,10 @@ impl Target for TargetSession {
         if self.waits() {
             self.resume();
         }
+    }
+
+    fn owed(&self) -> Option<u64> {
+        self.commands.owed()
     }
 
     fn on_stop(&mut self) {

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::nvme::MAX_DATA;
-use crate::session::Timed;
+use crate::session::{Target, Timed};
 use blockmux_wire::nvme::nvm::PRINFO_MASK;
 use blockmux_wire::nvme::{NSID_ALL, SglSubtype, SglType};
 
@@ -215,6 +215,7 @@ fn deep(node: &(Arc<Node>, Exports), pool: &Pool, entries: u32) -> (Host, Host) 
 fn answer_all(io: &mut Host) -> usize {
     let mut ended = 0;
     loop {
+        io.pump.run().unwrap();
         let pdus = io.received();
         if pdus.is_empty() {
             return ended;
@@ -245,6 +246,7 @@ fn commands_of_more_data_than_may_be_in_flight_do_not_keep_the_data_of_others_fr
 fn a_pool_that_is_short_delays_commands_and_not_the_data_of_others() {
     let pool = Pool::new(4 << 20);
     let (mut io, _admin) = deep(&node(), &pool, 128);
+    let of_others = pool.take_payload(1 << 20);
     for _ in 0..30 {
         io.send(&mut nvm(NvmOpcode::WRITE, 1, 0, 512), &[]);
     }
@@ -254,7 +256,40 @@ fn a_pool_that_is_short_delays_commands_and_not_the_data_of_others() {
     let asked = io.pump.session.outbox().len() / DATA_LEN;
     assert!((1..30).contains(&asked));
     assert_eq!(answer_all(&mut io), 30);
+    drop(of_others);
     assert_eq!(pool.out_bytes(), 0);
+}
+
+#[test]
+fn the_host_owes_the_oldest_data_that_memory_waits_for() {
+    let (mut io, _admin) = deep(&node(), &Pool::new(usize::MAX), 128);
+    assert_eq!(io.pump.session.owed(), None);
+    for _ in 0..2 {
+        io.send(&mut nvm(NvmOpcode::WRITE, 1, 0, 512), &[]);
+    }
+    let r2ts: Vec<R2t> = io.received().iter().map(Pdu::as_a).collect();
+    let first = io.pump.session.owed();
+    assert!(first.is_some());
+    let mut answer = |r2t, from: usize, to, is_last| {
+        let bytes = io.h2c_data(r2t, from, &vec![7; to - from], is_last);
+        io.pump.client_sends(&bytes).unwrap();
+        io.pump.session.owed()
+    };
+    assert_eq!(answer(&r2ts[0], 0, 100_000, false), first, "a part is not enough");
+    let second = answer(&r2ts[0], 100_000, 256 << 10, true);
+    assert!(second > first);
+    assert_eq!(answer(&r2ts[1], 0, 256 << 10, true), None);
+}
+
+#[test]
+fn one_host_has_only_its_share_of_the_pool() {
+    let pool = Pool::new(32 << 20);
+    let (mut io, _admin) = deep(&node(), &pool, 128);
+    for _ in 0..30 {
+        io.send(&mut nvm(NvmOpcode::WRITE, 1, 0, 2048), &[]);
+    }
+    assert!((1..=pool.peer_share()).contains(&pool.out_bytes()));
+    assert_eq!(answer_all(&mut io), 30);
 }
 
 #[test]
