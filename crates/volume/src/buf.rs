@@ -119,10 +119,10 @@ impl Memory {
         Memory(Rc::new(Block { start: pages.start, len: pages.len, source }))
     }
 
-    /// Memory that goes back to its pool when the last handle is dropped.
-    pub(crate) fn for_pool(len: usize, home: Home) -> Memory {
-        let heap = Heap::aligned(len);
-        Memory(Rc::new(Block { start: heap.start, len, source: Source::Pool { home, _heap: heap } }))
+    /// Memory that goes back to its pool when the last handle is dropped; `None` if the system has none.
+    pub(crate) fn for_pool(len: usize, home: Home) -> Option<Memory> {
+        let heap = Heap::try_aligned(len).ok()?;
+        Some(Memory(Rc::new(Block { start: heap.start, len, source: Source::Pool { home, _heap: heap } })))
     }
 
     /// In bytes.
@@ -477,26 +477,26 @@ unsafe impl Sync for Heap {}
 impl Backing for Heap {}
 
 impl Heap {
-    fn new(layout: Layout) -> Heap {
-        // SAFETY: every caller's layout has a size above zero.
-        let block = unsafe { alloc_zeroed(layout) };
-        let block = NonNull::new(block).unwrap_or_else(|| handle_alloc_error(layout));
-        Heap { start: block, block, layout }
-    }
-
     /// `len` bytes on whole pages; long ones are untouched, and so cost memory only as far as they are used.
     fn aligned(len: usize) -> Heap {
+        Heap::try_aligned(len).unwrap_or_else(|layout| handle_alloc_error(layout))
+    }
+
+    /// The same, or what could not be had.
+    fn try_aligned(len: usize) -> Result<Heap, Layout> {
         let by_hand = len >= UNTOUCHED;
         let (size, align) = if by_hand { (len + PAGE, 16) } else { (len.max(1), PAGE) };
-        let mut heap =
-            Heap::new(Layout::from_size_align(size, align).expect("a buffer fits the address space"));
+        let layout = Layout::from_size_align(size, align).expect("a buffer fits the address space");
+        // SAFETY: the layout has a size above zero.
+        let block = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(layout)?;
+        let mut heap = Heap { start: block, block, layout };
         if by_hand {
             // An aligned request would make the allocator clear, and so touch, every page.
             let skip = heap.block.align_offset(PAGE);
             // SAFETY: `skip < PAGE`, and PAGE more bytes than `len` were allocated.
             heap.start = unsafe { heap.block.add(skip) };
         }
-        heap
+        Ok(heap)
     }
 }
 impl Drop for Heap {

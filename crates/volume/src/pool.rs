@@ -109,12 +109,17 @@ impl Pool {
         if out > limit_bytes {
             return None;
         }
-        self.0.out_bytes.set(out);
         let free = self.0.free[class].borrow_mut().pop();
-        if free.is_some() {
-            self.0.kept_bytes.set(self.0.kept_bytes.get() - size);
-        }
-        Some(free.unwrap_or_else(|| Memory::for_pool(size, Rc::downgrade(&self.0))))
+        let memory = match free {
+            Some(memory) => {
+                self.0.kept_bytes.set(self.0.kept_bytes.get() - size);
+                memory
+            }
+            // The system may have less than the limit: that is no end of anything, others give theirs back.
+            None => Memory::for_pool(size, Rc::downgrade(&self.0))?,
+        };
+        self.0.out_bytes.set(out);
+        Some(memory)
     }
 
     /// Bytes that are out now.
@@ -231,6 +236,12 @@ mod tests {
         drop(pool);
         seg.copy_from(b"late");
         assert_eq!(seg.to_vec(), b"late");
+    }
+
+    #[test]
+    fn what_the_system_does_not_have_is_not_there() {
+        assert!(Memory::for_pool(1 << 60, Weak::new()).is_none());
+        assert!(Memory::for_pool(4096, Weak::new()).is_some());
     }
 
     #[test]
