@@ -4,11 +4,12 @@ use crate::reactor::{EngineCore, Inbox, Progress, Task, WakeOnEvent};
 use crate::ring::Registration;
 use crate::socket::{Listener, Stream};
 use blockmux_volume::{Core, Waker};
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::rc::Rc;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tracing::warn;
 
@@ -22,19 +23,34 @@ pub struct ConnectionLimit {
     most: usize,
     /// Of what has this handle and its clones.
     part: Arc<AtomicUsize>,
+    half_open: HalfOpen,
 }
 
 /// One connection's share of the limit.
 pub struct Permit {
     open: Arc<AtomicUsize>,
     part: Arc<AtomicUsize>,
+    /// What is entered of it until its peer has come through its handshake.
+    entered: Option<(HalfOpen, Arc<Entry>)>,
+}
+
+/// Connections whose peers have not come through their handshakes, oldest first. Whoever opens many of them and says
+/// nothing must not keep others out: the oldest is let go for a newcomer.
+type HalfOpen = Arc<Mutex<VecDeque<Arc<Entry>>>>;
+
+/// A connection in its handshake.
+struct Entry {
+    /// Cuts it.
+    hang_up: Box<dyn Fn() + Send + Sync>,
+    /// Its share of the limit is another's now.
+    is_replaced: AtomicBool,
 }
 
 impl ConnectionLimit {
     /// At most this many at a time.
     #[must_use]
     pub fn new(most: usize) -> ConnectionLimit {
-        ConnectionLimit { open: Arc::default(), most, part: Arc::default() }
+        ConnectionLimit { open: Arc::default(), most, part: Arc::default(), half_open: HalfOpen::default() }
     }
 
     /// The same bound, for a part whose connections are counted by themselves, too.
@@ -68,15 +84,59 @@ impl ConnectionLimit {
             self.open.fetch_sub(1, Ordering::Relaxed);
             return None;
         }
+        Some(self.share())
+    }
+
+    /// A place for a connection that has just come and that `hang_up` cuts. If as many are open as may be, or too many
+    /// are in their handshakes, the oldest of those is cut; `None` if there is none.
+    #[must_use]
+    pub fn admit(&self, hang_up: impl Fn() + Send + Sync + 'static) -> Option<Permit> {
+        let mut half_open = self.half_open.lock().unwrap_or_else(PoisonError::into_inner);
+        if half_open.len() >= MOST_HALF_OPEN
+            && let Some(oldest) = half_open.pop_front()
+        {
+            (oldest.hang_up)();
+        }
+        let mut permit = match self.permit() {
+            Some(permit) => permit,
+            None => {
+                let oldest = half_open.pop_front()?;
+                oldest.is_replaced.store(true, Ordering::Relaxed);
+                (oldest.hang_up)();
+                self.share()
+            }
+        };
+        let entry = Arc::new(Entry { hang_up: Box::new(hang_up), is_replaced: AtomicBool::new(false) });
+        half_open.push_back(entry.clone());
+        permit.entered = Some((self.half_open.clone(), entry));
+        Some(permit)
+    }
+
+    fn share(&self) -> Permit {
         self.part.fetch_add(1, Ordering::Relaxed);
-        Some(Permit { open: self.open.clone(), part: self.part.clone() })
+        Permit { open: self.open.clone(), part: self.part.clone(), entered: None }
+    }
+}
+
+impl Permit {
+    /// The peer has come through its handshake: the connection is not let go any more for another.
+    pub fn establish(&self) {
+        if let Some((half_open, entry)) = &self.entered {
+            let mut half_open = half_open.lock().unwrap_or_else(PoisonError::into_inner);
+            half_open.retain(|other| !Arc::ptr_eq(other, entry));
+        }
     }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
+        self.establish();
         self.part.fetch_sub(1, Ordering::Relaxed);
-        self.open.fetch_sub(1, Ordering::Relaxed);
+        let is_replaced =
+            self.entered.as_ref().is_some_and(|(_, entry)| entry.is_replaced.load(Ordering::Relaxed));
+        if !is_replaced {
+            self.open.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }
 
@@ -122,7 +182,7 @@ impl ListenerTask {
     }
 
     fn hand_over(&mut self, stream: Stream) {
-        let Some(permit) = self.limit.permit() else {
+        let Some(permit) = self.limit.admit(stream.hang_up()) else {
             warn!(peer = stream.peer(), "refused: {} connections are open already", self.limit.most);
             return;
         };
@@ -173,4 +233,45 @@ fn is_lack_of_resources(error: &io::Error) -> bool {
 }
 
 const ACCEPTS_PER_TURN: usize = 64;
+/// Connections in their handshakes, of all protocols: fewer than each has room for.
+const MOST_HALF_OPEN: usize = 512;
 const RETRY: Duration = Duration::from_millis(100);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The connections that were cut, in order.
+    type Cut = Arc<Mutex<Vec<usize>>>;
+
+    fn admit(limit: &ConnectionLimit, cut: &Cut, number: usize) -> Option<Permit> {
+        let cut = cut.clone();
+        limit.admit(move || cut.lock().unwrap().push(number))
+    }
+
+    #[test]
+    fn a_newcomer_takes_the_place_of_the_oldest_that_is_still_in_its_handshake() {
+        let (limit, cut) = (ConnectionLimit::new(3), Cut::default());
+        let mut permits: Vec<_> = (0..3).map(|number| admit(&limit, &cut, number).unwrap()).collect();
+        permits[0].establish();
+        permits.push(admit(&limit, &cut, 3).unwrap());
+        assert_eq!((*cut.lock().unwrap()).as_slice(), [1]);
+        // The one that was cut ends a little later, and its place is another's by then.
+        drop(permits.remove(1));
+        assert_eq!(limit.open(), 3);
+        permits.iter().for_each(Permit::establish);
+        assert!(admit(&limit, &cut, 4).is_none(), "all have a right to be there");
+        permits.clear();
+        assert_eq!((limit.open(), limit.open_of_part()), (0, 0));
+    }
+
+    #[test]
+    fn only_so_many_are_in_their_handshakes_at_a_time() {
+        let (limit, cut) = (ConnectionLimit::new(usize::MAX), Cut::default());
+        let permits: Vec<_> = (0..MOST_HALF_OPEN + 2).map(|number| admit(&limit, &cut, number)).collect();
+        assert!(permits.iter().all(Option::is_some));
+        assert_eq!((*cut.lock().unwrap()).as_slice(), [0, 1]);
+        drop(permits);
+        assert_eq!((limit.open(), limit.half_open.lock().unwrap().len()), (0, 0));
+    }
+}

@@ -30,6 +30,8 @@ pub struct TargetTask<S: StreamSession + Target, H: Host = EngineCore> {
     /// Why no more is received; the connection ends once nothing is in flight and everything is sent.
     ending: Option<Ending>,
     told_to_stop: bool,
+    /// The peer has come through its handshake, and that is known where connections are counted.
+    is_established: bool,
     is_lingering: bool,
     /// Takes the connection to the core that it belongs on.
     relocate: Option<Relocate<H>>,
@@ -98,6 +100,7 @@ impl<S: StreamSession + Target + 'static, H: Host> TargetTask<S, H> {
             kept: None,
             ending: None,
             told_to_stop: false,
+            is_established: false,
             is_lingering: false,
             relocate,
             permit: Some(permit),
@@ -250,6 +253,10 @@ impl<S: StreamSession + Target, H: Host> Task for TargetTask<S, H> {
                 Ok(made) => progress = made,
                 Err(broken) => self.on_broken(&broken),
             }
+        }
+        if !self.is_established && self.session.is_established() {
+            self.is_established = true;
+            self.permit.iter().for_each(Permit::establish);
         }
         if self.go_home() {
             return Progress::Done;

@@ -200,6 +200,22 @@ impl<Q: QueuePair> Target for PortalSession<Q> {
         }
     }
 
+    fn owed(&self) -> Option<u64> {
+        match self {
+            PortalSession::Looking(_) | PortalSession::Rdma(_) => None,
+            PortalSession::Tcp(session) => session.owed(),
+        }
+    }
+
+    #[inline]
+    fn is_established(&self) -> bool {
+        match self {
+            PortalSession::Looking(_) => false,
+            PortalSession::Tcp(session) => session.is_established(),
+            PortalSession::Rdma(session) => session.is_established(),
+        }
+    }
+
     #[inline]
     fn lingers(&self) -> bool {
         match self {

@@ -311,6 +311,11 @@ impl Target for TargetSession {
         }
     }
 
+    #[inline]
+    fn is_established(&self) -> bool {
+        matches!(self.phase, Phase::Full(_))
+    }
+
     fn owed(&self) -> Option<u64> {
         match &self.phase {
             Phase::Full(full) => full.owed(),

@@ -182,6 +182,11 @@ impl Target for TargetSession {
         }
     }
 
+    #[inline]
+    fn is_established(&self) -> bool {
+        matches!(self.phase, Phase::Transmission(_))
+    }
+
     fn on_stop(&mut self) {
         match &mut self.phase {
             Phase::Handshake(handshake) => handshake.on_stop(),

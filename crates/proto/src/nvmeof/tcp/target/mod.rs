@@ -385,6 +385,11 @@ impl Target for TargetSession {
         }
     }
 
+    #[inline]
+    fn is_established(&self) -> bool {
+        self.queue.is_some()
+    }
+
     fn owed(&self) -> Option<u64> {
         self.commands.owed()
     }
