@@ -3,10 +3,11 @@
 //! A thread of its own writes it: whoever reads may be slow or gone, and what peers do wrong makes lines. Neither may
 //! hold up a core, so lines that find no room are counted instead.
 
+use crate::repeats::{Repeats, WINDOW};
 use std::io::{IsTerminal, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{self, Receiver, Sender, SyncSender, TrySendError};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender, TrySendError};
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
@@ -64,7 +65,21 @@ impl Write for Log {
 
 fn write_out(messages: &Receiver<Message>, left_out: &AtomicU64) {
     let is_terminal = io::stderr().is_terminal();
-    while let Ok(message) = messages.recv() {
+    let mut repeats = Repeats::default();
+    loop {
+        let message = match repeats.is_empty() {
+            true => messages.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            false => messages.recv_timeout(WINDOW),
+        };
+        let (is_end, now) = (matches!(message, Ok(Message::End(_))), Instant::now());
+        for line in repeats.left_out(if is_end { now + WINDOW } else { now }) {
+            let _ = write_line(is_terminal, line.as_bytes());
+        }
+        let message = match message {
+            Ok(message) => message,
+            Err(RecvTimeoutError::Timeout) => continue,
+            Err(RecvTimeoutError::Disconnected) => return,
+        };
         let missing = left_out.swap(0, Ordering::Relaxed);
         if missing > 0 {
             let text = format!(" WARN {missing} lines are left out: they came faster than they were read\n");
@@ -72,6 +87,7 @@ fn write_out(messages: &Receiver<Message>, left_out: &AtomicU64) {
         }
         // There is nobody left to tell if this fails.
         let _ = match message {
+            Message::Line(line) if !repeats.admits(&line, now) => Ok(()),
             Message::Line(line) => write_line(is_terminal, &line),
             Message::End(done) => done.send(()).map_err(io::Error::other),
         };

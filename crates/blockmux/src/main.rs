@@ -20,6 +20,8 @@ mod poll;
 mod protocol;
 mod reach;
 mod records;
+mod regular;
+mod repeats;
 mod report;
 mod serve;
 mod show;

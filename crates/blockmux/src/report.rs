@@ -3,6 +3,9 @@
 use crate::failure::Failure;
 use crate::show;
 use blockmux_lab::fio_json;
+use blockmux_volume::units::human_size;
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 /// Show finished measurements again
@@ -27,7 +30,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let mut comparisons = Vec::new();
     for path in &args.files {
         let name = path.display();
-        let text = std::fs::read_to_string(path)
+        let text = read(path)
             .map_err(|error| Failure::request(format!("{name}: cannot read it: {error}; {TAKEN}")))?;
         let comparison = fio_json::from_json(&text)
             .map_err(|error| Failure::request(format!("{name}: {error}; {TAKEN}")))?;
@@ -42,6 +45,16 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     show::show(&merged, args.report.as_deref(), args.json)
 }
 
+/// Reads a file that may be a pipe, and may be anything.
+fn read(path: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    let len = File::open(path)?.take(MAX_LEN + 1).read_to_string(&mut text)? as u64;
+    if len > MAX_LEN {
+        return Err(io::Error::other(format!("has more than {}", human_size(MAX_LEN))));
+    }
+    Ok(text)
+}
+
 /// What tells a file's rows from another's. Every bench calls its file alike, so the directory says more, and a row's
 /// name has little room.
 fn label(path: &Path) -> String {
@@ -50,6 +63,8 @@ fn label(path: &Path) -> String {
     directory.unwrap_or(path).display().to_string()
 }
 
+/// Far more than thousands of measurements have, in bytes.
+const MAX_LEN: u64 = 64 << 20;
 const TAKEN: &str = "name a bench.json, or what fio --output-format=json wrote";
 const EXAMPLES: &str = "\
 Examples:

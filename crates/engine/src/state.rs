@@ -103,6 +103,24 @@ impl StateFile {
     }
 }
 
+/// Whether reservations can be kept in this directory, which need not exist yet: nothing is made before it is needed.
+///
+/// # Errors
+/// If it is something else, cannot be made, or others may write it.
+pub fn check_directory(directory: &Path) -> Result<(), StateError> {
+    let absolute = std::path::absolute(directory).map_err(at(directory))?;
+    for place in absolute.ancestors() {
+        match fs::metadata(place) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(at(place)(error)),
+            Ok(metadata) if !metadata.is_dir() => return Err(at(place)(ErrorKind::NotADirectory.into())),
+            Ok(metadata) if place == absolute => return check_private(place, &metadata),
+            Ok(_) => break,
+        }
+    }
+    Ok(())
+}
+
 impl ReservationStore for StateFile {
     fn save(&self, image: &[u8]) -> SaveTicket {
         let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
@@ -368,6 +386,20 @@ mod tests {
         assert!(!path.exists());
         drop(file);
         assert!(open(directory).unwrap().1.is_empty());
+    }
+
+    #[test]
+    fn where_nothing_can_be_kept_is_known_before_anything_is_to_be() {
+        let place = tempfile::tempdir().unwrap();
+        let file = place.path().join("file");
+        fs::write(&file, b"").unwrap();
+        let error = |path: &Path| check_directory(path).unwrap_err().to_string();
+        for path in [file.clone(), file.join("state")] {
+            assert!(error(&path).starts_with(&format!("{}", file.display())), "{}", error(&path));
+        }
+        assert!(check_directory(&place.path().join("a/b")).is_ok() && !place.path().join("a").exists());
+        fs::set_permissions(place.path(), fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(error(place.path()).contains("others may write it"));
     }
 
     #[test]

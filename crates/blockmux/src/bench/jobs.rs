@@ -2,12 +2,12 @@
 
 use super::Args;
 use crate::failure::Failure;
+use crate::regular;
 use blockmux_lab::job::{Job, Rw};
 use blockmux_lab::job_file::{self, FileJob};
 use blockmux_lab::options::JobError;
 use blockmux_lab::suite::default_jobs;
 use blockmux_volume::Spec;
-use std::fs::File;
 use std::io::Read;
 
 /// Jobs, and where they come from.
@@ -101,7 +101,8 @@ fn jobs_of_files(files: &[&String]) -> Result<Vec<(Job, Option<String>)>, Failur
 /// The text of a job file. A disk image is easily given in its place, so not all of it is read.
 fn read_job_file(file: &str) -> Result<String, Failure> {
     let mut content = Vec::new();
-    let read = File::open(file).and_then(|opened| opened.take(MOST_JOB_FILE + 1).read_to_end(&mut content));
+    let read =
+        regular::open(file).and_then(|opened| opened.take(MOST_JOB_FILE + 1).read_to_end(&mut content));
     let length = read.map_err(|error| {
         Failure::request(format!("{file}: not a volume (as mem:1g), and no job file either: {error}"))
     })?;

@@ -6,10 +6,10 @@ use crate::failure::Failure;
 use crate::poll::Poll;
 use crate::protocol::iscsi::{DiscoveryEntry, TargetEntry};
 use crate::protocol::nvme_tcp::SubsystemEntry;
+use crate::regular;
 use blockmux_volume::Spec;
 use blockmux_volume::units::human_size;
 use serde::{Deserialize, Deserializer, de};
-use std::fs::File;
 use std::io::Read;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -57,7 +57,7 @@ impl Config {
             Failure::request(format!("cannot read config file {}: {reason}; check --config", path.display()))
         };
         let mut text = String::new();
-        let file = File::open(path).map_err(|error| cannot(error.to_string()))?;
+        let file = regular::open(path).map_err(|error| cannot(error.to_string()))?;
         // It may be no file of text at all.
         file.take(MAX_LEN + 1).read_to_string(&mut text).map_err(|error| cannot(error.to_string()))?;
         if text.len() as u64 > MAX_LEN {

@@ -217,7 +217,9 @@ fn serve_all(
 /// The most bytes of buffers of one core: what clients can make a daemon hold leaves room for others on the machine.
 fn buffers_of_each(cores: usize, memory_bytes: u64) -> usize {
     let share = usize::try_from(memory_bytes / BUFFERS_SHARE).unwrap_or(usize::MAX);
-    (share / cores).clamp(LEAST_BUFFERS, CoresConfig::default().pool_limit_bytes)
+    let half = usize::try_from(memory_bytes / 2).unwrap_or(usize::MAX) / cores;
+    let least = LEAST_BUFFERS.min(half).max(FEWEST_BUFFERS);
+    (share / cores).clamp(least, CoresConfig::default().pool_limit_bytes)
 }
 
 /// Waits for what ends the daemon; answers the exit status.
@@ -243,6 +245,8 @@ fn wait(events: &Receiver<Event>, running: Option<&Running>) -> Result<ExitCode,
 const BUFFERS_SHARE: u64 = 4;
 /// Half of it is for long payload, and two of the longest requests have to fit.
 const LEAST_BUFFERS: usize = 4 * MAX_TRANSFER as usize;
+/// Where that would be more than half of the memory, longer requests are refused before less than this is used.
+const FEWEST_BUFFERS: usize = 16 << 20;
 /// How long clients have for what is in flight, and for taking the answers. One that stopped reading without a word, as
 /// behind a cable that was pulled, would else keep the daemon from ending; service managers wait for 90 s by default.
 const GRACE: Duration = Duration::from_secs(10);
@@ -318,6 +322,8 @@ mod tests {
         let (gib, mib) = (1_u64 << 30, 1_usize << 20);
         assert_eq!(buffers_of_each(2, 4 * gib), 512 * mib);
         assert_eq!(buffers_of_each(2, 64 * gib), 1024 * mib);
-        assert_eq!(buffers_of_each(256, 4 * gib), 128 * mib);
+        assert_eq!(buffers_of_each(256, 128 * gib), 128 * mib);
+        assert_eq!(buffers_of_each(2, 256 * mib as u64), 64 * mib, "half of what a container has");
+        assert_eq!(buffers_of_each(8, 128 * mib as u64), 16 * mib);
     }
 }

@@ -14,6 +14,7 @@ use crate::protocol::aoe::Serving;
 use crate::protocol::iscsi::{ConfiguredTarget, DiscoveryEntry};
 use crate::protocol::nvme_tcp::ConfiguredSubsystem;
 use crate::protocol::{AOE, ISCSI, ISER, NBD, NVME_TCP, PROTOCOLS, Protocol, Settings};
+use blockmux_engine::state::check_directory;
 use blockmux_proto::exports::{Export, Exports};
 use blockmux_volume::{Spec, VolumeInfo};
 use std::collections::HashSet;
@@ -103,7 +104,10 @@ impl Setup {
         let nvme = prepared.collect::<Result<_, _>>()?;
         let settings = Settings { iscsi, iscsi_discovery: discovery, nvme };
         let names: Vec<&str> = volumes.iter().map(|volume| volume.name.as_str()).collect();
+        // What is said of a protocol has to be right although nobody listens for it yet.
+        let told = [(&ISCSI, !settings.iscsi.is_empty()), (&NVME_TCP, !settings.nvme.is_empty())];
         protocols(&listeners, &aoe)
+            .chain(told.into_iter().filter_map(|(protocol, is_told)| is_told.then_some(protocol)))
             .try_for_each(|protocol| (protocol.check)(&settings, &names).map_err(Failure::request))?;
         let processors = thread::available_parallelism().map_or(1, NonZeroUsize::get);
         let cores = args.cores.or(config.cores).map_or(processors.min(MAX_CORES), NonZeroUsize::get);
@@ -111,6 +115,17 @@ impl Setup {
             return Err(Failure::request(format!("{cores} cores are too many; take at most {MAX_CORES}")));
         }
         let max_connections = args.max_connections.or(config.max_connections);
+        let max_connections = max_connections.map_or(DEFAULT_CONNECTIONS, NonZeroUsize::get);
+        if max_connections > MAX_CONNECTIONS {
+            return Err(Failure::request(format!(
+                "{max_connections} connections are too many; take at most {MAX_CONNECTIONS}"
+            )));
+        }
+        let state = args.state.or(config.state);
+        if let Some(directory) = &state {
+            // Who relies on it should not learn of it from the first initiator that does.
+            check_directory(directory).map_err(|error| Failure::request(format!("--state: {error}")))?;
+        }
         Ok(Setup {
             volumes,
             listeners,
@@ -118,9 +133,9 @@ impl Setup {
             settings,
             cores,
             poll: args.poll.or(config.poll).unwrap_or(Poll::Adaptive),
-            max_connections: max_connections.map_or(DEFAULT_CONNECTIONS, NonZeroUsize::get),
+            max_connections,
             control: args.control.or(config.control),
-            state: args.state.or(config.state).or_else(state::default_directory),
+            state: state.or_else(state::default_directory),
         })
     }
 
@@ -236,6 +251,8 @@ const MAX_NAME: usize = 200;
 pub(super) const LARGEST: u64 = i64::MAX as u64;
 const MAX_CORES: usize = 256;
 const DEFAULT_CONNECTIONS: usize = 4096;
+/// As many descriptors as the system gives a process unless it was told otherwise.
+const MAX_CONNECTIONS: usize = 1 << 20;
 
 #[cfg(test)]
 mod tests {

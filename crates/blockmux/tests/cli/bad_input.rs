@@ -49,6 +49,22 @@ const WRONG: &[(&[&str], &str)] = &[
         "`a b` is no name; use 1 to 200 letters, digits, `-`, \
          `_` and `.`",
     ),
+    (
+        &["serve", "mem:1m", "--state", "/dev/null"],
+        "--state: /dev/null: not a directory; check its owner and permissions",
+    ),
+    (
+        &["serve", "--config", "/dev/zero"],
+        "cannot read config file /dev/zero: is no regular file; name one; check --config",
+    ),
+    (
+        &["serve", "mem:1m", "--max-connections", "99999999999999"],
+        "99999999999999 connections are too many; take at most 1048576",
+    ),
+    (
+        &["report", "/dev/zero"],
+        "/dev/zero: cannot read it: has more than 64 MiB; name a bench.json, or what fio --output-format=json wrote",
+    ),
     (&["serve", "a=mem:1m", "a=mem:1m"], "two volumes are called `a`; rename one, as in NAME=mem:1g"),
     (
         &["serve", "mem:1m", "--nbd", "10809"],
@@ -221,5 +237,22 @@ fn what_is_wrong_in_a_config_file_is_named_with_file_and_line() {
         let said = text(&output.stderr);
         assert!(said.starts_with(&format!("blockmux: {}{expected}", path.display())), "{said}");
         assert_eq!((said.lines().count(), output.status.code()), (1, Some(2)), "{said}");
+    }
+}
+
+#[test]
+fn what_a_config_says_of_a_protocol_is_checked_although_nobody_listens_for_it() {
+    let target = |name, volume| format!("[[iscsi_target]]\nname = '{name}'\nluns = {{ 0 = '{volume}' }}\n");
+    let volume = "[[volume]]\nname = 'a'\nspec = 'mem:1m'\n";
+    for (targets, expected) in [
+        (target("iqn.2026-11.com.example:x", "b"), "there is no volume `b`"),
+        (target("iqn.2026-11.com.example:x", "a").repeat(2), "two iscsi_targets are called"),
+    ] {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), format!("{volume}{targets}")).unwrap();
+        let path = file.path().to_str().unwrap();
+        let output = blockmux(["serve", "--config", path, "--nbd", "127.0.0.1:0"]);
+        assert_eq!(output.status.code(), Some(2));
+        assert!(text(&output.stderr).contains(expected), "{}", text(&output.stderr));
     }
 }

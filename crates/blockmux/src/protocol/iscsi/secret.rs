@@ -1,10 +1,10 @@
 //! Secrets from files that nobody else may read.
 
 use crate::failure::Failure;
+use crate::regular;
 use blockmux_proto::iscsi::login::chap::Secret;
-use std::fs::File;
 use std::io::Read;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 /// Reads a secret.
@@ -19,13 +19,8 @@ pub(super) fn read(path: &Path) -> Result<Secret, Failure> {
 /// Reads a regular file that only its owner may read, which has the secret and perhaps a newline.
 pub(in crate::protocol) fn line(path: &Path) -> Result<Vec<u8>, Failure> {
     let cannot = |reason: &str| Failure::request(format!("secret file {}: {reason}", path.display()));
-    // A pipe or a terminal would be waited for.
-    let file = File::options().read(true).custom_flags(rustix::fs::OFlags::NONBLOCK.bits() as i32).open(path);
-    let file = file.map_err(|error| cannot(&format!("{error}; check its path")))?;
+    let file = regular::open(path).map_err(|error| cannot(&format!("{error}; check its path")))?;
     let metadata = file.metadata().map_err(|error| cannot(&error.to_string()))?;
-    if !metadata.is_file() {
-        return Err(cannot("is no regular file; name one"));
-    }
     if metadata.mode() & OTHERS != 0 {
         return Err(cannot("others may read or write it; run chmod 600 on it"));
     }

@@ -1,0 +1,34 @@
+//! Files that a user has named to be read.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+/// Opens a regular file: a pipe or a terminal would be waited for, and a device may have no end.
+///
+/// # Errors
+/// If it cannot be opened, or is something else.
+pub(crate) fn open(path: impl AsRef<Path>) -> io::Result<File> {
+    let without_waiting = rustix::fs::OFlags::NONBLOCK.bits() as i32;
+    let file = File::options().read(true).custom_flags(without_waiting).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("is no regular file; name one"));
+    }
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    #[test]
+    fn a_pipe_is_not_waited_for() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("pipe");
+        assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
+        assert_eq!(open(&path).unwrap_err().to_string(), "is no regular file; name one");
+        assert!(open(directory.path().join("nothing")).is_err());
+    }
+}

@@ -1,0 +1,89 @@
+//! What the log leaves out because it was said before.
+//!
+//! A peer can do the same wrong thing thousands of times a second, and the disk that keeps the log has an end. Lines
+//! that differ only in the peer's port are alike: a few are written, and the rest of some seconds is counted.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+/// Lines of the last seconds.
+#[derive(Default)]
+pub(crate) struct Repeats {
+    alike: HashMap<Vec<u8>, Count>,
+}
+
+struct Count {
+    since: Instant,
+    lines: u32,
+}
+
+impl Repeats {
+    /// Whether a line is to be written.
+    pub(crate) fn admits(&mut self, line: &[u8], now: Instant) -> bool {
+        if self.alike.len() >= MOST_KINDS {
+            // Whoever makes so many kinds of lines is held up by the queue before this.
+            return true;
+        }
+        let count = self.alike.entry(without_port(line).to_vec()).or_insert(Count { since: now, lines: 0 });
+        count.lines = count.lines.saturating_add(1);
+        count.lines <= MOST_ALIKE
+    }
+
+    /// What was left out of the seconds that are over, as lines.
+    pub(crate) fn left_out(&mut self, now: Instant) -> Vec<String> {
+        let mut lines = Vec::new();
+        self.alike.retain(|line, count| {
+            let is_over = now.saturating_duration_since(count.since) >= WINDOW;
+            if is_over && count.lines > MOST_ALIKE {
+                let more = count.lines - MOST_ALIKE;
+                let line = String::from_utf8_lossy(line).trim_end().to_owned();
+                let quote = if line.contains("peer=\"") { "\"" } else { "" };
+                lines.push(format!("{line}{quote}: {more} more like this in {} seconds\n", WINDOW.as_secs()));
+            }
+            !is_over
+        });
+        lines
+    }
+
+    /// Whether anything is counted, so that somebody has to look again.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.alike.is_empty()
+    }
+}
+
+/// The line up to the port of the peer that it names; all of it if it names none.
+fn without_port(line: &[u8]) -> &[u8] {
+    let Some(begin) = line.windows(PEER.len()).rposition(|window| window == PEER) else { return line };
+    let (_, address) = line.split_at(begin + PEER.len());
+    let port = address.iter().rposition(|&byte| byte == b':');
+    port.and_then(|port| line.get(..begin + PEER.len() + port)).unwrap_or(line)
+}
+
+/// How a line names its peer.
+const PEER: &[u8] = b"peer=\"";
+/// Lines alike that are written within [`WINDOW`].
+const MOST_ALIKE: u32 = 5;
+const MOST_KINDS: usize = 4096;
+/// How long lines are counted.
+pub(crate) const WINDOW: Duration = Duration::from_secs(10);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_lines_that_differ_in_the_port_alone_a_few_are_written_and_the_rest_counted() {
+        let (mut repeats, now) = (Repeats::default(), Instant::now());
+        let line = |port: u32| format!(" WARN closing: peer did: wrong peer=\"127.0.0.1:{port}\"\n");
+        let written = (0..1000).filter(|&port| repeats.admits(line(port).as_bytes(), now)).count();
+        assert_eq!(written, 5);
+        assert!(repeats.admits(b" WARN closing: peer did: wrong peer=\"127.0.0.2:1\"\n", now));
+        assert!(repeats.admits(b" INFO serving\n", now));
+        assert!(repeats.left_out(now).is_empty());
+        let expected =
+            " WARN closing: peer did: wrong peer=\"127.0.0.1\": 995 more like this in 10 seconds\n";
+        assert_eq!(repeats.left_out(now + WINDOW), [expected]);
+        assert!(repeats.is_empty());
+        assert!(repeats.admits(line(1).as_bytes(), now + WINDOW));
+    }
+}
