@@ -242,7 +242,8 @@ fn what_is_wrong_in_a_config_file_is_named_with_file_and_line() {
 
 #[test]
 fn what_a_config_says_of_a_protocol_is_checked_although_nobody_listens_for_it() {
-    let target = |name, volume| format!("[[iscsi_target]]\nname = '{name}'\nluns = {{ 0 = '{volume}' }}\n");
+    let target =
+        |name, volume| format!("[[iscsi_target]]\nTargetName = '{name}'\nluns = {{ 0 = '{volume}' }}\n");
     let volume = "[[volume]]\nname = 'a'\nspec = 'mem:1m'\n";
     for (targets, expected) in [
         (target("iqn.2026-11.com.example:x", "b"), "there is no volume `b`"),
