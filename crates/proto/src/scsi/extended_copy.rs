@@ -92,14 +92,10 @@ fn parse_cscds(cx: &Context<'_>, list: &[u8]) -> Result<Vec<End>, Sense> {
         return Err(Sense::illegal(Asc::TOO_MANY_TARGET_DESCRIPTORS));
     }
     let mut ends = Vec::with_capacity(whole.len());
-    for (bytes, at) in whole.iter().zip((size_of::<ExtendedCopyHeader>()..).step_by(32)) {
+    for bytes in whole {
         let cscd = IdentificationCscd::read_from_bytes(bytes).map_err(|_| Failure::internal_sense())?;
         if cscd.descriptor_type != CSCD_IDENTIFICATION {
             return Err(Sense::illegal(Asc::UNSUPPORTED_TARGET_DESCRIPTOR_TYPE_CODE));
-        }
-        // Neither a null device nor one that is named in another way than by a designator.
-        if cscd.device_type & !PERIPHERAL_DEVICE_TYPE != 0 {
-            return Err(Sense::in_parameters(at.saturating_add(1) as u16));
         }
         if cscd.device_type & PERIPHERAL_DEVICE_TYPE != 0 {
             return Err(aborted(Asc::INCORRECT_COPY_TARGET_DEVICE_TYPE));
@@ -329,7 +325,7 @@ const LIST_ID_USAGE: u8 = 0b11 << 3;
 const LIST_ID_HOLD: u8 = 0b00 << 3;
 const LIST_ID_DISCARD: u8 = 0b10 << 3;
 const LIST_ID_NONE: u8 = 0b11 << 3;
-/// In the second byte of a CSCD descriptor, beside LU ID TYPE and NUL.
+/// In the second byte of a CSCD descriptor, beside LU ID TYPE and NUL, which libiscsi's suite wants to be let pass.
 const PERIPHERAL_DEVICE_TYPE: u8 = 0x1f;
 /// Bytes that are copied at a time.
 const PIECE: u64 = 1 << 20;
@@ -403,9 +399,7 @@ mod tests {
         let mut client = Bench::new().client("a");
         let good = (cscd(), segment(0, 0, 8, 1));
         copy(&mut client, 1, &good.0, &good.1).good();
-        for (at, wrong, sense) in
-            [(1, 1, (0xa, 0x0d03)), (1, 0x20, (5, 0x2600)), (1, 0x40, (5, 0x2600)), (4, 2, (0xa, 0x0d02))]
-        {
+        for (at, wrong, sense) in [(1, 1, (0xa, 0x0d03)), (4, 2, (0xa, 0x0d02))] {
             let mut cscd = good.0.clone();
             cscd[at] = wrong;
             assert_eq!(copy(&mut client, 1, &cscd, &good.1).check(), sense, "{at}");
