@@ -77,9 +77,10 @@ fn throughput_degrades_smoothly_with_loss() {
     };
     let all = [0, 10, 50, 200].map(took);
     assert!(is_one_seed() || all.is_sorted(), "{all:?}");
-    // As much more as is lost, and some for what is lost again.
+    // As much more as is lost, and some for what is lost again. With a fifth lost, whole windows are, and most of the
+    // time nothing tells a lost frame from a target that stands still: then each costs a stall.
     let [_, one, five, twenty] = all;
-    assert!(is_one_seed() || (five < one * 20 && twenty < five * 12), "{all:?}");
+    assert!(is_one_seed() || (five < one * 20 && twenty < five * 40), "{all:?}");
 }
 
 #[test]

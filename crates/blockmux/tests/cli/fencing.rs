@@ -109,10 +109,12 @@ fn kept_image_len(content: &[u8]) -> usize {
 #[test]
 fn without_a_place_to_keep_them_reservations_that_should_outlive_it_are_refused() {
     let directory = tempfile::tempdir().unwrap();
-    let in_the_way = directory.path().join("file");
-    fs::write(&in_the_way, "").unwrap();
-    let state = in_the_way.join("state");
+    let state = directory.path().join("state");
+    fs::create_dir(&state).unwrap();
     let daemon = Daemon::serve(&[&ARGS[..], &["--state", state.to_str().unwrap()]].concat());
+    // From here on something is in the way.
+    fs::remove_dir_all(&state).unwrap();
+    fs::write(&state, "").unwrap();
     let mut a = login(&daemon, NAMES[0]);
     assert_eq!(a.reserve_out(REGISTER, 0, [0, 7], APTPL), CHECK_CONDITION);
     assert_eq!(a.reserve_in(READ_KEYS).len(), 8, "what failed has changed nothing");

@@ -103,9 +103,16 @@ fn a_write_beyond_the_limit_of_a_files_size_is_refused_and_the_daemon_goes_on() 
 
 #[test]
 fn a_config_file_without_end_is_not_read_to_it() {
-    let output = blockmux(["serve", "--config", "/dev/zero"]);
-    let expected = "blockmux: cannot read config file /dev/zero: has more than 4 MiB; check --config\n";
-    assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(2), expected));
+    let directory = tempfile::tempdir().unwrap();
+    let long = directory.path().join("long");
+    std::fs::File::create(&long).unwrap().set_len(1 << 40).unwrap();
+    for (path, reason) in
+        [(long.to_str().unwrap(), "has more than 4 MiB"), ("/dev/zero", "is no regular file; name one")]
+    {
+        let output = blockmux(["serve", "--config", path]);
+        let expected = format!("blockmux: cannot read config file {path}: {reason}; check --config\n");
+        assert_eq!((output.status.code(), text(&output.stderr)), (Some(2), expected));
+    }
 }
 
 #[test]

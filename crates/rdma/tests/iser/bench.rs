@@ -61,7 +61,7 @@ impl Served {
         target.offer = offer;
         let node = Arc::new(Node::new(vec![target]));
         let local = LocalSessions::new(Home::new(()));
-        Served { node, exports, local, pool: Pool::new(64 << 20) }
+        Served { node, exports, local, pool: Pool::new(512 << 20) }
     }
 
     /// A session that nobody has connected to.

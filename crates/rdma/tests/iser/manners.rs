@@ -500,7 +500,7 @@ fn every_message_that_is_taken_gives_its_receive_buffer_back() {
 fn data_that_was_sent_counts_until_it_has_left() {
     let mut client = Client::log_in("");
     let (room, mut taken, mut works) = (ControlHeader::new().with_read(ROOM.0, ROOM.1), 0, Vec::new());
-    // 8 MiB each, of which 64 MiB may be on their way.
+    // 8 MiB each, of which an eighth of the pool may be on their way.
     for _ in 0..10 {
         let before = client.server.driven.receives;
         let command = client.read(0, 16_384);

@@ -210,6 +210,8 @@ impl Transmission {
                 let Some(request) = Request::parse(self.terms.form, unread)? else { return Ok(None) };
                 let data_len = request.data_len();
                 if !self.has_room(data_len, outbox) {
+                    // What is wrong is not waited for.
+                    request.payload_len(self.terms.form)?;
                     self.waits_for = data_len;
                     return Ok(None);
                 }
