@@ -17,8 +17,8 @@
 //!
 //! # What is copied
 //! Payload goes out by reference and its memory is free again once it is sent; with CRCs or markers it is copied first
-//! ([`framing`]). A message that lies whole in the receive buffer is lent to the session. Tagged payload is copied from
-//! there to its place, or received there directly ([`receive`]). `docs/decisions/` has the reasons.
+//! (`framing.rs`). A message that lies whole in the receive buffer is lent to the session. Tagged payload is copied from
+//! there to its place, or received there directly (`receive.rs`). `docs/decisions/` has the reasons.
 
 mod framing;
 mod messages;
