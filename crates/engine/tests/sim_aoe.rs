@@ -3,27 +3,15 @@
 //! A failure prints its seed; `BLOCKMUX_SIM_SEED=17 cargo test -p blockmux-engine --test sim_aoe` runs that one alone,
 //! in every kind of trouble.
 
+mod seeds;
+
 use blockmux_engine::sim::{FrameOutcome, FrameScenario, FrameTrouble, LanWeather};
+use seeds::ms;
 use std::time::Duration;
 
 /// Runs the scenario of every seed, or of the one that the environment names.
 fn run_seeds(seeds: u64, scenario: impl Fn(u64) -> FrameScenario) -> Vec<FrameOutcome> {
-    let one = std::env::var("BLOCKMUX_SIM_SEED").ok();
-    let one = one.map(|seed| seed.parse().expect("BLOCKMUX_SIM_SEED is a number"));
-    let seeds = one.map_or(0..seeds, |seed| seed..seed + 1);
-    let outcomes = seeds.map(|seed| match scenario(seed).run() {
-        Ok(outcome) => outcome,
-        Err(failure) => panic!("{failure}"),
-    });
-    outcomes.collect()
-}
-
-fn is_one_seed() -> bool {
-    std::env::var_os("BLOCKMUX_SIM_SEED").is_some()
-}
-
-fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
+    seeds::run_each(seeds, |seed| scenario(seed).run())
 }
 
 /// So many of a thousand frames are lost, as many come twice, and as many come late.
@@ -76,11 +64,11 @@ fn throughput_degrades_smoothly_with_loss() {
         all.iter().map(|outcome| outcome.took).sum()
     };
     let all = [0, 10, 50, 200].map(took);
-    assert!(is_one_seed() || all.is_sorted(), "{all:?}");
+    assert!(seeds::is_one() || all.is_sorted(), "{all:?}");
     // As much more as is lost, and some for what is lost again. With a fifth lost, whole windows are, and most of the
     // time nothing tells a lost frame from a target that stands still: then each costs a stall.
     let [_, one, five, twenty] = all;
-    assert!(is_one_seed() || (five < one * 20 && twenty < five * 40), "{all:?}");
+    assert!(seeds::is_one() || (five < one * 20 && twenty < five * 40), "{all:?}");
 }
 
 #[test]
@@ -101,7 +89,7 @@ fn a_target_that_is_stopped_and_started_again_is_not_noticed() {
         ..FrameScenario::new(seed)
     });
     let troubles: u32 = outcomes.iter().map(|outcome| outcome.troubles).sum();
-    assert!(is_one_seed() || troubles > 10, "only {troubles} stops");
+    assert!(seeds::is_one() || troubles > 10, "only {troubles} stops");
 }
 
 #[test]
@@ -113,7 +101,7 @@ fn interfaces_that_go_down_and_come_up_again_only_cost_time() {
         ..FrameScenario::new(seed)
     });
     let troubles: u32 = outcomes.iter().map(|outcome| outcome.troubles).sum();
-    assert!(is_one_seed() || troubles > 10, "only {troubles} times");
+    assert!(seeds::is_one() || troubles > 10, "only {troubles} times");
 }
 
 #[test]
@@ -121,5 +109,5 @@ fn the_same_seed_does_the_same_again() {
     let scenario = |seed| FrameScenario { weather: storm(100), requests: 80, ..FrameScenario::new(seed) };
     let (first, again) = (run_seeds(5, scenario), run_seeds(5, scenario));
     assert_eq!(first, again);
-    assert!(is_one_seed() || first.windows(2).any(|pair| pair[0].took != pair[1].took));
+    assert!(seeds::is_one() || first.windows(2).any(|pair| pair[0].took != pair[1].took));
 }

@@ -9,8 +9,10 @@
 mod iscsi_dialer;
 mod iscsi_names;
 mod iscsi_sides;
+mod seeds;
+mod storms;
 
-use blockmux_engine::sim::{Outcome, Protocol, Scenario, Trouble, Weather};
+use blockmux_engine::sim::{Failure, Outcome, Protocol, Scenario, Trouble, Weather};
 use blockmux_engine::socket::Address;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::iscsi::initiator::wishes;
@@ -21,10 +23,12 @@ use blockmux_proto::session::Home;
 use blockmux_volume::Pool;
 use iscsi_dialer::IscsiDialer;
 use iscsi_sides::node;
+use seeds::ms;
 use std::cell::OnceCell;
 use std::rc::Rc;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Instant;
+use storms::{FRAGMENTING, STORM, breaks, cut_everywhere, long_requests, stops};
 
 /// iSCSI as the initiator wishes it, with one node and one core for all of the target's lives.
 struct Iscsi {
@@ -75,20 +79,14 @@ fn run_seeds_with(
     wishes_of: impl Fn(u64) -> Parameters,
     scenario: impl Fn(u64) -> Scenario,
 ) -> Vec<(Outcome, Parameters)> {
-    let one = std::env::var("BLOCKMUX_SIM_SEED").ok();
-    let one = one.map(|seed| seed.parse().expect("BLOCKMUX_SIM_SEED is a number"));
-    let seeds = one.map_or(0..seeds, |seed| seed..seed + 1);
-    let outcomes = seeds.map(|seed| {
+    seeds::run_each(seeds, |seed| {
         let agreed = Arc::new(OnceLock::new());
         let local = LocalSessions::new(Home::new(()));
         let (wishes, node) = (wishes_of(seed), OnceCell::new());
         let protocol = Iscsi { wishes, node, local, agreed: agreed.clone() };
-        match scenario(seed).run(protocol) {
-            Ok(outcome) => (outcome, *agreed.get().expect("there was a session")),
-            Err(failure) => panic!("{failure}"),
-        }
-    });
-    outcomes.collect()
+        let outcome = scenario(seed).run(protocol)?;
+        Ok::<_, Box<Failure>>((outcome, *agreed.get().expect("there was a session")))
+    })
 }
 
 /// The same over several connections of each session, with digests, at an error recovery level.
@@ -100,16 +98,6 @@ fn wishes_with_lanes(seed: u64, level: u32) -> Parameters {
         .with(Key::ErrorRecoveryLevel, level)
         .with(Key::DefaultTime2Retain, 20)
 }
-
-fn is_one_seed() -> bool {
-    std::env::var_os("BLOCKMUX_SIM_SEED").is_some()
-}
-
-fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
-}
-
-const FRAGMENTING: Weather = Weather { most_per_call: 300, ..Weather::FAIR };
 
 #[test]
 fn on_a_fair_day_everything_completes_and_nothing_is_lost() {
@@ -137,37 +125,19 @@ fn a_slow_volume_on_a_slow_network_only_takes_longer() {
 
 #[test]
 fn a_network_that_cuts_every_message_changes_nothing() {
-    run_seeds(60, |seed| Scenario {
-        weather: Weather { most_per_call: 1 + (seed as usize % 7) * 100, ..Weather::FAIR },
-        requests: 60,
-        most_blocks: 4,
-        ..Scenario::new(seed)
-    });
+    run_seeds(60, cut_everywhere);
 }
 
 #[test]
 fn long_requests_are_placed_and_pass_through_small_windows() {
-    run_seeds(20, |seed| Scenario {
-        weather: Weather { window: 20 << 10, most_per_call: 30_000, ..Weather::FAIR },
-        blocks: 1024,
-        most_blocks: 512,
-        requests: 40,
-        depth: 4,
-        ..Scenario::new(seed)
-    });
+    run_seeds(20, long_requests);
 }
 
 #[test]
 fn what_a_broken_connection_leaves_is_replayed_exactly_once() {
-    let outcomes = run_seeds(150, |seed| Scenario {
-        weather: Weather { breaks_within: Some(60_000), ..FRAGMENTING },
-        connections: 1 + seed as u32 % 3,
-        requests: 150,
-        most_blocks: 3,
-        ..Scenario::new(seed)
-    });
+    let outcomes = run_seeds(150, breaks);
     let breaks: u64 = outcomes.iter().map(|outcome| outcome.breaks).sum();
-    assert!(is_one_seed() || breaks > 300, "only {breaks} connections broke");
+    assert!(seeds::is_one() || breaks > 300, "only {breaks} connections broke");
 }
 
 #[test]
@@ -177,26 +147,16 @@ fn medium_errors_reach_the_one_request_and_no_other() {
 
 #[test]
 fn a_target_that_is_stopped_and_started_again_is_not_noticed() {
-    let outcomes = run_seeds(100, |seed| Scenario {
-        trouble: Some(Trouble { every: ms(20), lasts: ms(100), is_crash: false }),
-        volume_delay: ms(2),
-        connections: 1 + seed as u32 % 3,
-        ..Scenario::new(seed)
-    });
+    let outcomes = run_seeds(100, |seed| stops(seed, false));
     let troubles: u32 = outcomes.iter().map(|outcome| outcome.troubles).sum();
-    assert!(is_one_seed() || troubles > 100, "only {troubles} stops");
+    assert!(seeds::is_one() || troubles > 100, "only {troubles} stops");
 }
 
 #[test]
 fn a_target_that_loses_its_power_keeps_what_was_flushed_or_forced() {
-    let outcomes = run_seeds(150, |seed| Scenario {
-        trouble: Some(Trouble { every: ms(20), lasts: ms(100), is_crash: true }),
-        volume_delay: ms(2),
-        connections: 1 + seed as u32 % 3,
-        ..Scenario::new(seed)
-    });
+    let outcomes = run_seeds(150, |seed| stops(seed, true));
     let troubles: u32 = outcomes.iter().map(|outcome| outcome.troubles).sum();
-    assert!(is_one_seed() || troubles > 100, "only {troubles} crashes");
+    assert!(seeds::is_one() || troubles > 100, "only {troubles} crashes");
 }
 
 #[test]
@@ -213,24 +173,7 @@ fn a_target_that_stays_away_too_long_fails_requests_and_later_ones_find_it_again
 
 #[test]
 fn everything_at_once() {
-    let storm = Weather {
-        delay: ms(3),
-        bytes_per_s: Some(50_000_000),
-        window: 30_000,
-        most_per_call: 2000,
-        breaks_within: Some(300_000),
-        stalls_per_thousand: 5,
-        ..Weather::FAIR
-    };
-    run_seeds(100, |seed| Scenario {
-        weather: storm,
-        volume_delay: ms(5),
-        medium_errors_per_million: 10_000,
-        connections: 1 + seed as u32 % 4,
-        trouble: Some(Trouble { every: ms(500), lasts: ms(300), is_crash: !seed.is_multiple_of(3) }),
-        pool_bytes: 4 << 20,
-        ..Scenario::new(seed)
-    });
+    run_seeds(100, storms::everything_at_once);
 }
 
 #[test]
@@ -282,32 +225,19 @@ fn what_comes_damaged_is_sent_again_and_from_level_1_on_no_session_ends() {
             assert!(!is_more || agreed.get(Key::ErrorRecoveryLevel) == 0, "{outcome:?}");
         }
     }
-    assert!(is_one_seed() || damaged_sessions > 10, "only {damaged_sessions} sessions were damaged");
+    assert!(seeds::is_one() || damaged_sessions > 10, "only {damaged_sessions} sessions were damaged");
 }
 
 #[test]
 fn everything_at_once_over_several_connections() {
-    let storm = Weather {
-        delay: ms(3),
-        bytes_per_s: Some(50_000_000),
-        window: 30_000,
-        most_per_call: 2000,
-        breaks_within: Some(300_000),
-        stalls_per_thousand: 5,
-        damaged_per_thousand: 2,
-    };
     for level in 0..=2 {
         run_seeds_with(
             40,
             |seed| wishes_with_lanes(seed, level),
             |seed| Scenario {
-                weather: storm,
-                volume_delay: ms(5),
-                medium_errors_per_million: 10_000,
+                weather: Weather { damaged_per_thousand: 2, ..STORM },
                 connections: 1 + seed as u32 % 2,
-                trouble: Some(Trouble { every: ms(500), lasts: ms(300), is_crash: !seed.is_multiple_of(3) }),
-                pool_bytes: 4 << 20,
-                ..Scenario::new(seed)
+                ..storms::everything_at_once(seed)
             },
         );
     }
@@ -323,5 +253,5 @@ fn the_same_seed_does_the_same_again() {
     };
     let (first, again) = (run_seeds(5, scenario), run_seeds(5, scenario));
     assert_eq!(first, again);
-    assert!(is_one_seed() || first.windows(2).any(|pair| pair[0].took != pair[1].took));
+    assert!(seeds::is_one() || first.windows(2).any(|pair| pair[0].took != pair[1].took));
 }

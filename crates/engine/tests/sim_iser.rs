@@ -5,9 +5,11 @@
 
 mod iscsi_names;
 mod iscsi_sides;
+mod seeds;
+mod storms;
 
 use blockmux_engine::initiator::Dialer;
-use blockmux_engine::sim::{Outcome, Protocol, Scenario, Trouble, Weather};
+use blockmux_engine::sim::{Outcome, Protocol, Scenario};
 use blockmux_engine::socket::Address;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::iscsi::initiator::{Config, IserInitiatorSession, Mode, wishes};
@@ -25,7 +27,8 @@ use iscsi_sides::node;
 use std::cell::OnceCell;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
+use storms::{breaks, cut_everywhere, long_requests, stops};
 
 /// iSER as the initiator wishes it, with one node and one core for all of the target's lives.
 struct Iser {
@@ -112,25 +115,8 @@ fn protocol(seed: u64) -> Iser {
 
 /// Runs the scenario of every seed, or of the one that the environment names.
 fn run_seeds(seeds: u64, scenario: impl Fn(u64) -> Scenario) -> Vec<Outcome> {
-    let one = std::env::var("BLOCKMUX_SIM_SEED").ok();
-    let one = one.map(|seed| seed.parse().expect("BLOCKMUX_SIM_SEED is a number"));
-    let seeds = one.map_or(0..seeds, |seed| seed..seed + 1);
-    let run = |seed| match scenario(seed).run(protocol(seed)) {
-        Ok(outcome) => outcome,
-        Err(failure) => panic!("{failure}"),
-    };
-    seeds.map(run).collect()
+    seeds::run_each(seeds, |seed| scenario(seed).run(protocol(seed)))
 }
-
-fn is_one_seed() -> bool {
-    std::env::var_os("BLOCKMUX_SIM_SEED").is_some()
-}
-
-fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
-}
-
-const FRAGMENTING: Weather = Weather { most_per_call: 300, ..Weather::FAIR };
 
 #[test]
 fn on_a_fair_day_everything_completes_and_nothing_is_lost() {
@@ -140,69 +126,29 @@ fn on_a_fair_day_everything_completes_and_nothing_is_lost() {
 
 #[test]
 fn a_network_that_cuts_every_frame_changes_nothing() {
-    run_seeds(40, |seed| Scenario {
-        weather: Weather { most_per_call: 1 + (seed as usize % 7) * 100, ..Weather::FAIR },
-        requests: 60,
-        most_blocks: 4,
-        ..Scenario::new(seed)
-    });
+    run_seeds(40, cut_everywhere);
 }
 
 #[test]
 fn long_requests_are_placed_and_pass_through_small_windows() {
-    run_seeds(20, |seed| Scenario {
-        weather: Weather { window: 20 << 10, most_per_call: 30_000, ..Weather::FAIR },
-        blocks: 1024,
-        most_blocks: 512,
-        requests: 40,
-        depth: 4,
-        ..Scenario::new(seed)
-    });
+    run_seeds(20, long_requests);
 }
 
 #[test]
 fn what_a_broken_connection_leaves_is_replayed_exactly_once() {
-    let outcomes = run_seeds(100, |seed| Scenario {
-        weather: Weather { breaks_within: Some(60_000), ..FRAGMENTING },
-        connections: 1 + seed as u32 % 3,
-        requests: 150,
-        most_blocks: 3,
-        ..Scenario::new(seed)
-    });
+    let outcomes = run_seeds(100, breaks);
     let breaks: u64 = outcomes.iter().map(|outcome| outcome.breaks).sum();
-    assert!(is_one_seed() || breaks > 200, "only {breaks} connections broke");
+    assert!(seeds::is_one() || breaks > 200, "only {breaks} connections broke");
 }
 
 #[test]
 fn a_target_that_loses_its_power_keeps_what_was_flushed_or_forced() {
-    let outcomes = run_seeds(60, |seed| Scenario {
-        trouble: Some(Trouble { every: ms(20), lasts: ms(100), is_crash: !seed.is_multiple_of(3) }),
-        volume_delay: ms(2),
-        connections: 1 + seed as u32 % 3,
-        ..Scenario::new(seed)
-    });
+    let outcomes = run_seeds(60, |seed| stops(seed, !seed.is_multiple_of(3)));
     let troubles: u32 = outcomes.iter().map(|outcome| outcome.troubles).sum();
-    assert!(is_one_seed() || troubles > 40, "only {troubles} stops and crashes");
+    assert!(seeds::is_one() || troubles > 40, "only {troubles} stops and crashes");
 }
 
 #[test]
 fn everything_at_once() {
-    let storm = Weather {
-        delay: ms(3),
-        bytes_per_s: Some(50_000_000),
-        window: 30_000,
-        most_per_call: 2000,
-        breaks_within: Some(300_000),
-        stalls_per_thousand: 5,
-        ..Weather::FAIR
-    };
-    run_seeds(60, |seed| Scenario {
-        weather: storm,
-        volume_delay: ms(5),
-        medium_errors_per_million: 10_000,
-        connections: 1 + seed as u32 % 4,
-        trouble: Some(Trouble { every: ms(500), lasts: ms(300), is_crash: !seed.is_multiple_of(3) }),
-        pool_bytes: 4 << 20,
-        ..Scenario::new(seed)
-    });
+    run_seeds(60, storms::everything_at_once);
 }

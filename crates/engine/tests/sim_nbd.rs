@@ -4,6 +4,8 @@
 //! in every kind of trouble.
 
 mod nbd_dialer;
+mod seeds;
+mod storms;
 
 use blockmux_engine::sim::{Outcome, Protocol, Scenario, Trouble, Weather};
 use blockmux_engine::socket::Address;
@@ -12,7 +14,9 @@ use blockmux_proto::nbd::initiator::Features;
 use blockmux_proto::nbd::target::TargetSession;
 use blockmux_volume::Pool;
 use nbd_dialer::NbdDialer;
-use std::time::{Duration, Instant};
+use seeds::ms;
+use std::time::Instant;
+use storms::{FRAGMENTING, breaks, cut_everywhere, long_requests, stops};
 
 /// NBD in the form that the features lead to.
 struct Nbd(Features);
@@ -32,29 +36,12 @@ impl Protocol for Nbd {
 
 /// Runs the scenario of every seed, or of the one that the environment names, each in the next of the three forms.
 fn run_seeds(seeds: u64, scenario: impl Fn(u64) -> Scenario) -> Vec<Outcome> {
-    let one = std::env::var("BLOCKMUX_SIM_SEED").ok();
-    let one = one.map(|seed| seed.parse().expect("BLOCKMUX_SIM_SEED is a number"));
-    let seeds = one.map_or(0..seeds, |seed| seed..seed + 1);
-    let outcomes = seeds.map(|seed| {
+    seeds::run_each(seeds, |seed| {
         let form = seed % 3;
         let features = Features { extended_headers: form == 2, structured_replies: form >= 1 };
-        match scenario(seed).run(Nbd(features)) {
-            Ok(outcome) => outcome,
-            Err(failure) => panic!("{failure}"),
-        }
-    });
-    outcomes.collect()
+        scenario(seed).run(Nbd(features))
+    })
 }
-
-fn is_one_seed() -> bool {
-    std::env::var_os("BLOCKMUX_SIM_SEED").is_some()
-}
-
-fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
-}
-
-const FRAGMENTING: Weather = Weather { most_per_call: 300, ..Weather::FAIR };
 
 #[test]
 fn on_a_fair_day_everything_completes_and_nothing_is_lost() {
@@ -82,37 +69,19 @@ fn a_slow_volume_on_a_slow_network_only_takes_longer() {
 
 #[test]
 fn a_network_that_cuts_every_message_changes_nothing() {
-    run_seeds(60, |seed| Scenario {
-        weather: Weather { most_per_call: 1 + (seed as usize % 7) * 100, ..Weather::FAIR },
-        requests: 60,
-        most_blocks: 4,
-        ..Scenario::new(seed)
-    });
+    run_seeds(60, cut_everywhere);
 }
 
 #[test]
 fn long_requests_are_placed_and_pass_through_small_windows() {
-    run_seeds(20, |seed| Scenario {
-        weather: Weather { window: 20 << 10, most_per_call: 30_000, ..Weather::FAIR },
-        blocks: 1024,
-        most_blocks: 512,
-        requests: 40,
-        depth: 4,
-        ..Scenario::new(seed)
-    });
+    run_seeds(20, long_requests);
 }
 
 #[test]
 fn what_a_broken_connection_leaves_is_replayed_exactly_once() {
-    let outcomes = run_seeds(150, |seed| Scenario {
-        weather: Weather { breaks_within: Some(60_000), ..FRAGMENTING },
-        connections: 1 + seed as u32 % 3,
-        requests: 150,
-        most_blocks: 3,
-        ..Scenario::new(seed)
-    });
+    let outcomes = run_seeds(150, breaks);
     let breaks: u64 = outcomes.iter().map(|outcome| outcome.breaks).sum();
-    assert!(is_one_seed() || breaks > 300, "only {breaks} connections broke");
+    assert!(seeds::is_one() || breaks > 300, "only {breaks} connections broke");
 }
 
 #[test]
@@ -122,26 +91,16 @@ fn medium_errors_reach_the_one_request_and_no_other() {
 
 #[test]
 fn a_target_that_is_stopped_and_started_again_is_not_noticed() {
-    let outcomes = run_seeds(100, |seed| Scenario {
-        trouble: Some(Trouble { every: ms(20), lasts: ms(100), is_crash: false }),
-        volume_delay: ms(2),
-        connections: 1 + seed as u32 % 3,
-        ..Scenario::new(seed)
-    });
+    let outcomes = run_seeds(100, |seed| stops(seed, false));
     let troubles: u32 = outcomes.iter().map(|outcome| outcome.troubles).sum();
-    assert!(is_one_seed() || troubles > 100, "only {troubles} stops");
+    assert!(seeds::is_one() || troubles > 100, "only {troubles} stops");
 }
 
 #[test]
 fn a_target_that_loses_its_power_keeps_what_was_flushed_or_forced() {
-    let outcomes = run_seeds(150, |seed| Scenario {
-        trouble: Some(Trouble { every: ms(20), lasts: ms(100), is_crash: true }),
-        volume_delay: ms(2),
-        connections: 1 + seed as u32 % 3,
-        ..Scenario::new(seed)
-    });
+    let outcomes = run_seeds(150, |seed| stops(seed, true));
     let troubles: u32 = outcomes.iter().map(|outcome| outcome.troubles).sum();
-    assert!(is_one_seed() || troubles > 100, "only {troubles} crashes");
+    assert!(seeds::is_one() || troubles > 100, "only {troubles} crashes");
 }
 
 #[test]
@@ -158,25 +117,7 @@ fn a_target_that_stays_away_too_long_fails_requests_and_later_ones_find_it_again
 
 #[test]
 fn everything_at_once() {
-    let storm = Weather {
-        delay: ms(3),
-        bytes_per_s: Some(50_000_000),
-        window: 30_000,
-        most_per_call: 2000,
-        breaks_within: Some(300_000),
-        stalls_per_thousand: 5,
-        ..Weather::FAIR
-    };
-    run_seeds(100, |seed| Scenario {
-        weather: storm,
-        volume_delay: ms(5),
-        medium_errors_per_million: 10_000,
-        connections: 1 + seed as u32 % 4,
-        trouble: Some(Trouble { every: ms(500), lasts: ms(300), is_crash: !seed.is_multiple_of(3) }),
-        pool_bytes: 4 << 20,
-        allows_stale_writes: true,
-        ..Scenario::new(seed)
-    });
+    run_seeds(100, |seed| Scenario { allows_stale_writes: true, ..storms::everything_at_once(seed) });
 }
 
 #[test]
@@ -190,5 +131,5 @@ fn the_same_seed_does_the_same_again() {
     };
     let (first, again) = (run_seeds(5, scenario), run_seeds(5, scenario));
     assert_eq!(first, again);
-    assert!(is_one_seed() || first.windows(2).any(|pair| pair[0].took != pair[1].took));
+    assert!(seeds::is_one() || first.windows(2).any(|pair| pair[0].took != pair[1].took));
 }
