@@ -52,7 +52,7 @@ fn reservation(all: &Reservations) -> Vec<u8> {
     descriptor.as_bytes().to_vec()
 }
 
-/// A port that no target has any more is 0, which is no identifier.
+/// Every registrant, and which of them holds the reservation; `ports` are the identifiers of those that are there.
 fn full_status(all: &Reservations, ports: &BTreeMap<Arc<str>, u16>) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut gone = Vec::new();
