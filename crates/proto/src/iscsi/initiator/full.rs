@@ -1,6 +1,7 @@
 //! Full feature phase: the state of a session, its window of commands, its deadlines and its end.
 
 use super::lane::{Lane, PING_INTERVAL};
+use super::send::Burst;
 use super::{LATE, UnitInfo, UnitRefused};
 use crate::iscsi::login::initiator::Established;
 use crate::iscsi::login::operational::{Key as Name, Parameters};
@@ -20,6 +21,7 @@ pub(super) struct FullFeature {
     pub(super) pool: Pool,
     pub(super) cmd_sn: u32,
     pub(super) max_cmd_sn: u32,
+    pub(super) burst: Burst,
     /// The target has refused to go on with a task.
     pub(super) is_beyond_recovery: bool,
     /// What the target has said of a connection that we have not lost, as far as we know.
@@ -115,6 +117,7 @@ impl FullFeature {
             pool,
             cmd_sn,
             max_cmd_sn,
+            burst: Burst::default(),
             is_beyond_recovery: false,
             announced_loss: None,
             ending: Ending::No,
