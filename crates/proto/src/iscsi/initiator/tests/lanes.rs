@@ -71,10 +71,10 @@ fn connections_join_with_the_sessions_number_and_one_of_their_own() {
 }
 
 #[test]
-fn commands_go_where_the_least_is_to_do_in_one_sequence_and_stay_there() {
+fn bursts_of_commands_go_where_the_least_is_to_do_in_one_sequence_and_stay_there() {
     let mut client = ready(3, 0);
     for tag in 0..7 {
-        client.read(tag, tag * 512, 512);
+        client.read(tag, 0, if tag % 2 == 0 { 512 } else { BURST });
     }
     let mut sent = Vec::new();
     for lane in 0..3 {
@@ -100,15 +100,19 @@ fn commands_go_where_the_least_is_to_do_in_one_sequence_and_stay_there() {
 fn statuses_are_numbered_for_each_connection() {
     let mut client = ready(2, 0);
     for round in 0..3 {
-        client.read(1, 0, 512);
-        client.read(2, 512, 512);
+        for _ in 0..2 {
+            client.read(1, 0, 512);
+            client.read(2, 0, BURST);
+        }
         for lane in [1, 0] {
             client.select(lane);
-            let command = client.command();
-            // Two of the login, the bring-up on the first, and one in each round.
-            assert_eq!(command.as_a::<ScsiCommand>().exp_stat_sn.get(), client.stat_sn, "{lane}, {round}");
-            client.data(&command, &pattern(512));
+            let [short, long] = client.sent().try_into().unwrap();
+            // Two of the login, the bring-up on the first, and two in each round.
+            assert_eq!(short.as_a::<ScsiCommand>().exp_stat_sn.get(), client.stat_sn, "{lane}, {round}");
+            client.data(&short, &pattern(512));
             assert!(client.done().1.is_ok());
+            client.status(&long, Status::RESERVATION_CONFLICT, None);
+            assert!(client.done().1.is_err());
         }
     }
 }
@@ -163,6 +167,9 @@ fn answer_move(client: &mut Client, request: &Pdu, command: &Pdu, response: Func
     client.send(&answer, &[]).is_ok()
 }
 
+/// So much data ends a burst: what comes next goes on another connection.
+const BURST: u64 = 256 << 10;
+
 const DONE: FunctionResponse = FunctionResponse::FUNCTION_COMPLETE;
 
 #[test]
@@ -173,7 +180,10 @@ fn at_level_2_the_tasks_of_a_lost_connection_go_on_over_another_one() {
         for tag in 0..3 * u64::from(count) {
             client.write(tag, 0, &pattern(100 << 10));
         }
-        (0..u64::from(count)).for_each(|tag| client.read(100 + tag, 0, 1024));
+        if count == 2 {
+            client.read(100, 0, BURST);
+        }
+        client.read(101, 0, 1024);
         client.select(lost);
         let mut commands = client.sent();
         commands.retain(|pdu| pdu.bhs.opcode() == Opcode::SCSI_COMMAND);
