@@ -292,11 +292,12 @@ impl<H: Host> Connection<H> {
     #[inline]
     fn receive_once(&mut self, wanted: usize, place: Option<&SgList>) -> Result<Option<bool>, Broken> {
         self.make_room(wanted);
+        let most = if self.core.spins() { usize::MAX } else { AT_ONCE_AFTER_SLEEP };
         let Some(chunk) = &mut self.chunk else { return Ok(None) };
         let (result, asked) = match place {
             None => {
-                let room = chunk.room();
-                (self.stream.receive(chunk), room)
+                let asked = chunk.room().min(most);
+                (self.stream.receive(chunk, asked), asked)
             }
             Some(list) => {
                 let missing = list.len() - self.placed;
@@ -384,6 +385,10 @@ const CUT: ProtocolError =
 /// A receive buffer: deep writes want 128 KiB or more, and a parser never needs half of it in one piece.
 const CHUNK: usize = 256 << 10;
 const _: () = assert!(CHUNK >= 2 * MAX_DEMAND);
+/// What is received at once by a core that sleeps when it is idle. By the time it is awake, all of a deep queue has come;
+/// were it answered as one, its peer would sleep meanwhile, and both would take turns. Answers to the first part wake it.
+/// Measured with 4 KiB writes at depth 32: 1.3 to 1.4 times the IOPS; a core that spins would lose at depth 128.
+const AT_ONCE_AFTER_SLEEP: usize = 64 << 10;
 /// Receiving into less than this costs more calls than moving a rest costs.
 const MIN_ROOM: usize = 64 << 10;
 const SMALL_CHUNK: usize = 4096;

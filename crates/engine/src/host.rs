@@ -68,11 +68,11 @@ pub trait ByteStream: Sized {
     /// `None` while connecting goes on.
     fn connect_result(&self) -> Option<io::Result<()>>;
 
-    /// Receives once into the spare part of `chunk`; 0 at the end of the stream.
+    /// Receives once, at most `most` bytes, into the spare part of `chunk`; 0 at the end of the stream.
     ///
     /// # Errors
     /// If nothing is there, or the connection is gone.
-    fn receive(&mut self, chunk: &mut Chunk) -> io::Result<usize>;
+    fn receive(&mut self, chunk: &mut Chunk, most: usize) -> io::Result<usize>;
 
     /// Receives once into `list` from byte `at` on, then into `chunk`, which is told of its share. Returns how many
     /// bytes came in all.
@@ -189,8 +189,8 @@ impl ByteStream for Stream {
     }
 
     #[inline]
-    fn receive(&mut self, chunk: &mut Chunk) -> io::Result<usize> {
-        sys::recv_chunk(self.as_raw_fd(), chunk)
+    fn receive(&mut self, chunk: &mut Chunk, most: usize) -> io::Result<usize> {
+        sys::recv_chunk(self.as_raw_fd(), chunk, most)
     }
 
     #[inline]

@@ -297,7 +297,7 @@ mod tests {
         assert_eq!(io::Read::read(&mut peer, &mut [0]).unwrap(), 0);
         assert_eq!(sys::ended(stream.as_raw_fd()), Ended::Both);
         let mut chunk = Chunk::new(Memory::from_heap(4096));
-        assert_eq!(sys::recv_chunk(stream.as_raw_fd(), &mut chunk).unwrap(), 0);
+        assert_eq!(sys::recv_chunk(stream.as_raw_fd(), &mut chunk, 1).unwrap(), 0);
     }
 
     #[test]

@@ -51,8 +51,10 @@ pub fn send_outbox(fd: RawFd, outbox: &mut Outbox) -> io::Result<usize> {
 /// # Errors
 /// As `recv(2)`; `WouldBlock` if there is nothing.
 #[inline]
-pub fn recv_chunk(fd: RawFd, chunk: &mut Chunk) -> io::Result<usize> {
+pub fn recv_chunk(fd: RawFd, chunk: &mut Chunk, most: usize) -> io::Result<usize> {
     let spare = chunk.spare();
+    let len = spare.len().min(most);
+    let spare = &mut spare[..len];
     // SAFETY: `spare` is exclusive during the call.
     let received = unsafe { libc::recv(fd, spare.as_mut_ptr().cast(), spare.len(), libc::MSG_DONTWAIT) };
     let received = check(received)?;

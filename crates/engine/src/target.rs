@@ -376,7 +376,7 @@ mod tests {
         fn is_cut_off(&mut self) -> bool {
             let mut chunk = Chunk::new(Memory::from_heap(256 << 10));
             loop {
-                match self.0.receive(&mut chunk) {
+                match self.0.receive(&mut chunk, usize::MAX) {
                     Ok(0) => return true,
                     Ok(_) => {}
                     Err(error) => return error.kind() != io::ErrorKind::WouldBlock,

@@ -385,8 +385,8 @@ impl ByteStream for SimStream {
         }
     }
 
-    fn receive(&mut self, chunk: &mut Chunk) -> io::Result<usize> {
-        self.take(chunk.room(), |bytes| chunk.extend(bytes))
+    fn receive(&mut self, chunk: &mut Chunk, most: usize) -> io::Result<usize> {
+        self.take(chunk.room().min(most), |bytes| chunk.extend(bytes))
     }
 
     fn receive_placed(&mut self, list: &SgList, at: usize, chunk: &mut Chunk) -> io::Result<usize> {
