@@ -3,6 +3,7 @@
 use crate::reactor::{EngineCore, Inbox, Progress, Task, WakeOnEvent};
 use crate::ring::Registration;
 use crate::socket::{Listener, Stream};
+use blockmux_proto::iscsi::sessions::MAX_LOGINS;
 use blockmux_volume::{Core, Waker};
 use std::collections::VecDeque;
 use std::io;
@@ -233,8 +234,10 @@ fn is_lack_of_resources(error: &io::Error) -> bool {
 }
 
 const ACCEPTS_PER_TURN: usize = 64;
-/// Connections in their handshakes, of all protocols: fewer than each has room for.
-const MOST_HALF_OPEN: usize = 512;
+/// Connections in their handshakes, of all protocols: fewer than each has room for, lest a newcomer is refused there for
+/// one that was let go for it and has not yet ended.
+const MOST_HALF_OPEN: usize = 256;
+const _: () = assert!(MOST_HALF_OPEN <= MAX_LOGINS / 2);
 const RETRY: Duration = Duration::from_millis(100);
 
 #[cfg(test)]

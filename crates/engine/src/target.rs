@@ -465,6 +465,10 @@ mod tests {
 
         fn on_io(&mut self, _done: Completion) {}
 
+        fn is_established(&self) -> bool {
+            true
+        }
+
         fn owed(&self) -> Option<u64> {
             self.owed
         }

@@ -146,9 +146,7 @@ pub trait Target: Timed {
 
     /// Whether the peer has come through its handshake. Until then a driver that has as many connections as it may have
     /// can let it go for a newcomer.
-    fn is_established(&self) -> bool {
-        true
-    }
+    fn is_established(&self) -> bool;
 
     /// The oldest data that the peer was asked for and that memory waits for, if there is any: another number for each.
     /// A driver whose buffers are short bounds how long that may take.

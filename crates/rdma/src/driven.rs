@@ -212,6 +212,14 @@ impl<Q: QueuePair, S: RdmaSession + Target> Target for Driven<Q, S> {
         self.session.moves_to()
     }
 
+    fn is_established(&self) -> bool {
+        self.session.is_established()
+    }
+
+    fn owed(&self) -> Option<u64> {
+        self.session.owed()
+    }
+
     fn lingers(&self) -> bool {
         self.session.lingers()
     }

@@ -1,7 +1,7 @@
 //! A device that fails and a client that breaks the rules: who is told, and that nobody else notices.
 
 use crate::daemon::Daemon;
-use crate::program::{has, succeed, text};
+use crate::program::{BLOCKMUX, has, succeed, text};
 use crate::raw_client::{RawClient, WRITE};
 use rustix::process::Signal;
 use std::io::{Read, Write};
@@ -125,3 +125,32 @@ fn a_malformed_request_is_one_line_with_the_peer_and_the_rule_and_no_other_conne
 
 /// `NBD_EIO`.
 const EIO: u32 = 5;
+
+#[test]
+fn a_newcomer_is_served_though_hundreds_have_not_come_through_their_handshakes() {
+    let daemon = Daemon::serve(&["mem:1m", "--iscsi", "127.0.0.1:0", "--nvme-tcp", "127.0.0.1:0"]);
+    let of = |scheme: &str| daemon.urls_of(scheme).remove(0);
+    let half_a_login = [&[0x43, 0x87][..], &[0; 40]].concat();
+    let ways: [(&str, &[u8]); 5] = [
+        ("iscsi", b""),
+        ("iscsi", &half_a_login),
+        ("iser", b"MPA ID Req Frame"),
+        ("iser", b"MPA ID Req Frame\x10\x02\0\x04\x80\x20\x80\x20"),
+        ("nvme+tcp", b"\0\0\x80\0\x80\0\0\0"),
+    ];
+    for (scheme, beginning) in ways {
+        let url = of(scheme);
+        let place: SocketAddr = url.split('/').nth(2).unwrap().parse().unwrap();
+        let open = || {
+            let mut socket = TcpStream::connect(place).unwrap();
+            // The first of them may be hung up by now.
+            let _ = socket.write_all(beginning);
+            socket
+        };
+        let held: Vec<TcpStream> = (0..600).map(|_| open()).collect();
+        for _ in 0..3 {
+            succeed(Command::new(BLOCKMUX).args(["info", &url]));
+        }
+        drop(held);
+    }
+}

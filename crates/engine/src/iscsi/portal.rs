@@ -202,8 +202,9 @@ impl<Q: QueuePair> Target for PortalSession<Q> {
 
     fn owed(&self) -> Option<u64> {
         match self {
-            PortalSession::Looking(_) | PortalSession::Rdma(_) => None,
+            PortalSession::Looking(_) => None,
             PortalSession::Tcp(session) => session.owed(),
+            PortalSession::Rdma(session) => session.owed(),
         }
     }
 

@@ -283,6 +283,10 @@ impl Target for Hand<IserTargetSession> {
         self.session.on_turn();
     }
 
+    fn is_established(&self) -> bool {
+        self.session.is_established()
+    }
+
     fn on_stop(&mut self) {
         self.session.on_stop();
     }

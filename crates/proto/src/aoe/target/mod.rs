@@ -262,6 +262,11 @@ impl Target for TargetSession {
         self.finish(Key(done.tag.0), done.result);
     }
 
+    /// There is no handshake.
+    fn is_established(&self) -> bool {
+        true
+    }
+
     fn on_stop(&mut self) {
         self.stops = true;
     }

@@ -320,6 +320,14 @@ impl Target for IserTargetSession {
         None
     }
 
+    fn is_established(&self) -> bool {
+        self.session.is_established()
+    }
+
+    fn owed(&self) -> Option<u64> {
+        self.session.owed()
+    }
+
     fn on_stop(&mut self) {
         self.session.on_stop();
     }
