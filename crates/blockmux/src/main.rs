@@ -139,7 +139,13 @@ Volumes:
   fault:every=100:SPEC       another volume, failing
   rate:iops=1000:SPEC        another volume, not faster than this
   log:-:SPEC                 another volume, watched on standard error
-  nbd://host/export          a volume that another server exports
+  URL                        a volume that another server exports:
+    nbd://host/export
+    nbd+unix:///export?socket=PATH
+    iscsi://host/target-name/lun
+    iser://host/target-name/lun
+    nvme+tcp://host/subsystem-nqn/nsid
+    aoe://IFACE/eSHELF.SLOT
 
 Examples:
   blockmux serve mem:1g

@@ -13,8 +13,8 @@
 //! The generation is how often the block has been written in this run. A stale block, one that an acknowledged
 //! write did not reach, is whole in itself and only its generation gives it away, so whoever knows it should ask.
 
-use crate::crc32c::crc32c;
 use crate::job::Verify;
+use crc32c::crc32c;
 
 /// The smallest block that can be verified, in bytes: its head and a word of pattern.
 pub const MIN_BLOCK: usize = HEAD + 8;

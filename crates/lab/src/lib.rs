@@ -10,7 +10,6 @@
 pub mod ceiling;
 pub mod content;
 mod cpu;
-pub mod crc32c;
 pub mod figure;
 pub mod fio_json;
 pub mod generator;

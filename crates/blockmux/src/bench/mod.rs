@@ -152,11 +152,12 @@ Examples:
 
 Without a volume: every protocol on a RAM volume over loopback. The suite
 aatrokoski-2007 makes networks of its own and a cable between them, which needs
-root and the program ip; they are gone when the bench ends, however it ends. Without --rw,
---bs, --iodepth and --numjobs: eight usual jobs. Several values of them are
-measured in every combination. A volume that was there before is only written
-to if --rw, a job file or a suite says so. Ctrl-C ends the bench with what has
-been measured.
+root and the program ip; they are gone when the bench ends, however it ends.
+
+Without --rw, --bs, --iodepth and --numjobs: eight usual jobs. Several values of
+them are measured in every combination. A volume that was there before is only
+written to if --rw, a job file or a suite says so. Ctrl-C ends the bench with
+what has been measured.
 
 Exit status: 0 done; 1 a run failed, or data was not what had been written; 2
 could not begin; 130 interrupted.";

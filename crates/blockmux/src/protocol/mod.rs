@@ -215,12 +215,23 @@ mod tests {
 
     #[test]
     fn no_two_protocols_share_a_name_or_a_scheme() {
-        let schemes = |protocol: &Protocol| protocol.schemes.iter().map(|(scheme, _)| *scheme);
-        let mut names: Vec<&str> =
-            PROTOCOLS.iter().flat_map(|protocol| schemes(protocol).chain([protocol.title])).collect();
-        let all = names.len();
-        names.sort_unstable();
-        names.dedup();
-        assert_eq!(names.len(), all, "{names:?}");
+        let schemes = |protocol: &'static Protocol| {
+            protocol
+                .schemes
+                .iter()
+                .map(|(scheme, _)| *scheme)
+                .chain(protocol.unspoken_schemes.iter().copied())
+        };
+        let lists: [Vec<&str>; 3] = [
+            spoken().flat_map(schemes).collect(),
+            spoken().map(|protocol| protocol.name).collect(),
+            spoken().map(|protocol| protocol.title).collect(),
+        ];
+        for mut names in lists {
+            let all = names.len();
+            names.sort_unstable();
+            names.dedup();
+            assert_eq!(names.len(), all, "{names:?}");
+        }
     }
 }

@@ -253,15 +253,17 @@ const GRACE: Duration = Duration::from_secs(10);
 
 const EXAMPLES: &str = "\
 Addresses: host:port, :port for loopback, host for the protocol's port
-(NBD 10809, iSCSI 3260), with NBD also unix:PATH; port 0 lets the system
-choose. NBD has no authentication yet, and iSCSI only with targets from a
-config file, so listen beyond loopback only on networks that you trust.
+(NBD 10809, iSCSI 3260, NVMe/TCP 4420), with NBD also unix:PATH; port 0
+lets the system choose. NBD has no authentication, and iSCSI and NVMe/TCP
+only with targets and subsystems from a config file, so listen beyond
+loopback only on networks that you trust.
 
 Every port of iSCSI serves iSER too, over iWARP: what a connection begins with
 tells them apart.
 
-Names: the volume NAME is NBD's export NAME, and LUN 0 of the iSCSI target
-iqn.2026-11.blockmux:NAME.
+Names: the volume NAME is NBD's export NAME, LUN 0 of the iSCSI target
+iqn.2026-11.blockmux:NAME, and namespace 1 of the NVMe subsystem
+nqn.2026-11.blockmux:NAME.
 
 ATA over Ethernet has no addresses: the first volume is disk eSHELF.0 at each
 interface of --aoe, the next eSHELF.1, and everybody on that network may use

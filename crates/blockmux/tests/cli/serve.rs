@@ -1,7 +1,7 @@
 //! `blockmux serve`: from its first word to its end.
 
 use crate::daemon::Daemon;
-use crate::program::{BLOCKMUX, blockmux, text};
+use crate::program::{BLOCKMUX, blockmux, succeed, text};
 use crate::raw_client::RawClient;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
@@ -293,4 +293,31 @@ fn a_second_signal_leaves_no_directory_of_the_command_behind() {
     }
     assert_eq!(child.wait().unwrap().code(), Some(1));
     assert_eq!(place.path().read_dir().unwrap().count(), 0);
+}
+
+#[test]
+fn it_is_reached_over_ipv6_by_every_protocol() {
+    if TcpListener::bind("[::1]:0").is_err() {
+        println!("skipped: no IPv6 on loopback");
+        return;
+    }
+    let places = ["--nbd", "[::1]:0", "--iscsi", "[::1]:0", "--nvme-tcp", "[::1]:0"];
+    let daemon = Daemon::serve(&[&["mem:1m"][..], &places].concat());
+    let directory = tempfile::tempdir().unwrap();
+    let file = |name: &str| directory.path().join(name);
+    for (seed, scheme) in (1..).zip(["nbd", "iscsi", "iser", "nvme+tcp"]) {
+        let url = daemon.urls_of(scheme).remove(0);
+        assert!(url.contains("://[::1]:"), "{url}");
+        let host = url.split('/').nth(2).unwrap();
+        let bytes: Vec<u8> = (0..1 << 20).map(|at: u32| (at / 512 * seed + at) as u8).collect();
+        std::fs::write(file("from"), &bytes).unwrap();
+        let local = |name: &str| format!("file:{}", file(name).display());
+        succeed(Command::new(BLOCKMUX).args(["copy", &local("from"), &url]));
+        let to = format!("file:{}?size=1m", file(scheme).display());
+        succeed(Command::new(BLOCKMUX).args(["copy", &url, &to]));
+        assert!(std::fs::read(file(scheme)).unwrap() == bytes, "{url}");
+        succeed(Command::new(BLOCKMUX).args(["info", &url]));
+        let found = succeed(Command::new(BLOCKMUX).args(["discover", &format!("{scheme}://{host}")]));
+        assert!(found.contains("disk0"), "{found}");
+    }
 }

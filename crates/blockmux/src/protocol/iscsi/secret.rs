@@ -3,6 +3,7 @@
 use crate::failure::Failure;
 use crate::regular;
 use blockmux_proto::iscsi::login::chap::Secret;
+use rustix::process::geteuid;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -21,6 +22,9 @@ pub(in crate::protocol) fn line(path: &Path) -> Result<Vec<u8>, Failure> {
     let cannot = |reason: &str| Failure::request(format!("secret file {}: {reason}", path.display()));
     let file = regular::open(path).map_err(|error| cannot(&format!("{error}; check its path")))?;
     let metadata = file.metadata().map_err(|error| cannot(&error.to_string()))?;
+    if metadata.uid() != geteuid().as_raw() && metadata.uid() != ROOT {
+        return Err(cannot("is somebody else's, who knows it then; make it your own, with chown"));
+    }
     if metadata.mode() & OTHERS != 0 {
         return Err(cannot("others may read or write it; run chmod 600 on it"));
     }
@@ -34,6 +38,7 @@ pub(in crate::protocol) fn line(path: &Path) -> Result<Vec<u8>, Failure> {
     Ok(secret.to_vec())
 }
 
+const ROOT: u32 = 0;
 /// Group and others.
 const OTHERS: u32 = 0o077;
 /// In bytes: 96 bits, below which a secret must not be used without encryption (RFC 7143 §9.2.1).

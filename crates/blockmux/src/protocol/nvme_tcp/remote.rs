@@ -64,9 +64,11 @@ impl Remote for NvmeRemote {
 impl NvmeRemote {
     fn subsystem(&self) -> Result<&Nqn, Failure> {
         self.url.subsystem.as_ref().ok_or_else(|| {
-            let url = &self.url;
+            let url = self.url.to_string();
+            let (place, query) = url.split_at(url.find('?').unwrap_or(url.len()));
             Failure::request(format!(
-                "{url}: names no subsystem; write {url}/subsystem-nqn/nsid, as `blockmux discover {url}` lists them"
+                "{url}: names no subsystem; write {place}/subsystem-nqn/nsid{query}, \
+                 as `blockmux discover {url}` lists them"
             ))
         })
     }
