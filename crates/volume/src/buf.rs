@@ -9,6 +9,7 @@
 #![expect(unsafe_code, reason = "the one module that reads and writes shared I/O memory")]
 
 use crate::pool::Home;
+use memmap2::MmapMut;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 use std::rc::Rc;
@@ -462,19 +463,34 @@ impl Chunk {
     }
 }
 
-/// Memory of the heap, freed on drop.
+/// Memory of the heap or, if it is long, of the system; freed on drop.
 struct Heap {
-    /// Of what may be used.
     start: NonNull<u8>,
-    /// As it was allocated.
-    block: NonNull<u8>,
-    layout: Layout,
+    _memory: Allocated,
 }
-// SAFETY: it is only an address and a size.
+// SAFETY: it is only an address and what frees it.
 unsafe impl Send for Heap {}
 // SAFETY: as above.
 unsafe impl Sync for Heap {}
 impl Backing for Heap {}
+
+enum Allocated {
+    Here { _block: Allocation },
+    Mapped { _pages: MmapMut },
+}
+
+/// Of the allocator.
+struct Allocation {
+    start: NonNull<u8>,
+    layout: Layout,
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout in `try_aligned`.
+        unsafe { dealloc(self.start.as_ptr(), self.layout) }
+    }
+}
 
 impl Heap {
     /// `len` bytes on whole pages; long ones are untouched, and so cost memory only as far as they are used.
@@ -484,31 +500,22 @@ impl Heap {
 
     /// The same, or what could not be had.
     fn try_aligned(len: usize) -> Result<Heap, Layout> {
-        let by_hand = len >= UNTOUCHED;
-        let (size, align) = if by_hand { (len + PAGE, 16) } else { (len.max(1), PAGE) };
-        let layout = Layout::from_size_align(size, align).expect("a buffer fits the address space");
-        // SAFETY: the layout has a size above zero.
-        let block = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(layout)?;
-        let mut heap = Heap { start: block, block, layout };
-        if by_hand {
-            // An aligned request would make the allocator clear, and so touch, every page.
-            let skip = heap.block.align_offset(PAGE);
-            // SAFETY: `skip < PAGE`, and PAGE more bytes than `len` were allocated.
-            heap.start = unsafe { heap.block.add(skip) };
+        let layout = Layout::from_size_align(len.max(1), PAGE).expect("a buffer fits the address space");
+        if len >= UNTOUCHED {
+            let mut pages = MmapMut::map_anon(len).map_err(|_| layout)?;
+            let start = NonNull::new(pages.as_mut_ptr()).ok_or(layout)?;
+            return Ok(Heap { start, _memory: Allocated::Mapped { _pages: pages } });
         }
-        Ok(heap)
-    }
-}
-impl Drop for Heap {
-    fn drop(&mut self) {
-        // SAFETY: allocated with this layout in `new`.
-        unsafe { dealloc(self.block.as_ptr(), self.layout) }
+        // SAFETY: the layout has a size above zero.
+        let start = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(layout)?;
+        Ok(Heap { start, _memory: Allocated::Here { _block: Allocation { start, layout } } })
     }
 }
 
 /// What direct I/O and page-wise release need at most on the platforms we run on.
 const PAGE: usize = 4096;
-/// From so many bytes on, the allocator gets fresh pages from the system, which are clear.
+/// From so many bytes on, memory comes from the system, in fresh pages. The allocator would do that at first, too; but
+/// once such a block was freed, it keeps blocks of that size, and clears and so touches all of the next one.
 const UNTOUCHED: usize = 256 << 10;
 
 /// How many bytes of a piece are fetched ahead, a line at a time.

@@ -75,16 +75,21 @@ impl Bench {
 impl Client {
     /// A command without data-out.
     pub(crate) fn run(&mut self, cdb: &[u8]) -> Answer {
-        self.run_with(cdb, &[])
+        self.run_on(Lun::new(0), cdb, &[])
     }
 
     /// A command with as much data-out as there is.
     pub(crate) fn run_with(&mut self, cdb: &[u8], data_out: &[u8]) -> Answer {
-        self.run_on(Lun::new(0), cdb, data_out)
+        let command = Command { data_in_len: 0, ..command(Lun::new(0), cdb, data_out.len()) };
+        self.run_command(&command, data_out)
     }
 
     pub(crate) fn run_on(&mut self, lun: Lun, cdb: &[u8], data_out: &[u8]) -> Answer {
-        let (mut task, mut step) = self.server.begin(&command(lun, cdb, data_out.len()));
+        self.run_command(&command(lun, cdb, data_out.len()), data_out)
+    }
+
+    fn run_command(&mut self, command: &Command, data_out: &[u8]) -> Answer {
+        let (mut task, mut step) = self.server.begin(command);
         let mut sent = 0;
         loop {
             step = match step {
@@ -135,7 +140,7 @@ pub(crate) fn command(lun: Lun, cdb: &[u8], data_out_len: usize) -> Command {
         cdb: Cdb::new(cdb).unwrap(),
         attribute: TaskAttribute::Simple,
         data_out_len: data_out_len as u32,
-        data_in_len: 1 << 20,
+        data_in_len: if data_out_len > 0 { 0 } else { 1 << 20 },
     }
 }
 

@@ -148,6 +148,8 @@ fn a_login_that_cannot_be_says_why() {
         (text(INITIATOR, "iqn.2026-11.com.example:none"), LoginStatus::NOT_FOUND),
         (text(INITIATOR, HIDDEN), LoginStatus::AUTHORIZATION_FAILURE),
         (names() + "SessionType=Odd\0", LoginStatus::SESSION_TYPE_NOT_SUPPORTED),
+        (names() + &names(), LoginStatus::INITIATOR_ERROR),
+        (names() + "SessionType=Normal\0SessionType=Normal\0", LoginStatus::INITIATOR_ERROR),
         (names() + "ImmediateData=Yes\0ImmediateData=No\0", LoginStatus::INITIATOR_ERROR),
         (names() + "MaxRecvDataSegmentLength=1\0", LoginStatus::INITIATOR_ERROR),
         (names() + "no equals\0", LoginStatus::INITIATOR_ERROR),
@@ -172,6 +174,10 @@ fn a_login_header_that_cannot_be_says_why() {
     assert_eq!(change(|r| r.flags = 0x8f), LoginStatus::INITIATOR_ERROR);
     assert_eq!(change(|r| r.flags = 0x84), LoginStatus::INITIATOR_ERROR);
     assert_eq!(change(|r| r.flags = 0xc7), LoginStatus::INITIATOR_ERROR);
+    let mut initiator = Initiator::connect();
+    initiator.login(0x04, names().as_bytes());
+    let again = initiator.login_error(&login_request(0x04), names().as_bytes());
+    assert_eq!(again.0, LoginStatus::INITIATOR_ERROR, "declared twice");
     let mut initiator = Initiator::connect();
     initiator.login(0x04, names().as_bytes());
     let mut other = login_request(0x87);
@@ -200,8 +206,9 @@ fn a_target_that_moved_says_where_to() {
 #[test]
 fn a_login_has_bounds_in_requests_text_and_time() {
     let mut many = Initiator::connect();
-    for _ in 0..64 {
-        many.login(0x04, names().as_bytes());
+    many.login(0x04, names().as_bytes());
+    for _ in 1..64 {
+        many.login(0x04, b"");
     }
     assert_eq!(many.login_error(&login_request(0x04), b"").0, LoginStatus::INITIATOR_ERROR);
 
