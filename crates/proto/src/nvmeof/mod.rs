@@ -15,5 +15,6 @@ mod connect;
 mod discovery;
 pub mod initiator;
 pub mod node;
+pub mod psk;
 pub mod tcp;
 pub mod url;

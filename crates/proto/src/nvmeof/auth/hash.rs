@@ -39,7 +39,7 @@ impl Hash {
     }
 
     /// Of a hash, in bytes.
-    pub(super) fn len(self) -> usize {
+    pub(in super::super) fn len(self) -> usize {
         match self {
             Hash::Sha256 => 32,
             Hash::Sha384 => 48,
@@ -56,7 +56,7 @@ impl Hash {
     }
 
     /// HMAC over the parts, one after the other.
-    pub(super) fn hmac(self, key: &[u8], parts: &[&[u8]]) -> Vec<u8> {
+    pub(in super::super) fn hmac(self, key: &[u8], parts: &[&[u8]]) -> Vec<u8> {
         match self {
             Hash::Sha256 => hmac::<Hmac<Sha256>>(key, parts),
             Hash::Sha384 => hmac::<Hmac<Sha384>>(key, parts),

@@ -24,6 +24,7 @@ pub(crate) mod target;
 
 pub use group::DhGroup;
 pub use hash::Hash;
+pub(super) use secret::crc_32;
 pub use secret::{Secret, SecretError};
 
 use blockmux_wire::nvmeof::auth::Head;

@@ -79,7 +79,7 @@ impl fmt::Debug for Secret {
 }
 
 /// CRC-32 of Ethernet and zlib.
-fn crc_32(data: &[u8]) -> u32 {
+pub(in super::super) fn crc_32(data: &[u8]) -> u32 {
     !data.iter().fold(u32::MAX, |crc, &byte| {
         (0..8).fold(crc ^ u32::from(byte), |crc, _| crc >> 1 ^ if crc & 1 == 0 { 0 } else { 0xedb8_8320 })
     })
