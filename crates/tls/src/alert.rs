@@ -1,0 +1,49 @@
+//! Alerts: what the peer's mean, and what it is told (RFC 8446 §6).
+
+use super::TlsError;
+
+/// The peer has ended the connection with an alert, or without one.
+pub(crate) fn received(code: Option<u8>, was_open: bool) -> TlsError {
+    let name = match code {
+        None | Some(CLOSE_NOTIFY) => "close_notify".to_owned(),
+        Some(10) => "unexpected_message".to_owned(),
+        Some(20) => "bad_record_mac".to_owned(),
+        Some(HANDSHAKE_FAILURE) => "handshake_failure".to_owned(),
+        Some(47) => "illegal_parameter".to_owned(),
+        Some(50) => "decode_error".to_owned(),
+        Some(DECRYPT_ERROR) => "decrypt_error".to_owned(),
+        Some(70) => "protocol_version".to_owned(),
+        Some(71) => "insufficient_security".to_owned(),
+        Some(80) => "internal_error".to_owned(),
+        Some(109) => "missing_extension".to_owned(),
+        Some(UNKNOWN_PSK_IDENTITY) => "unknown_psk_identity".to_owned(),
+        Some(code) => code.to_string(),
+    };
+    let hint = match code {
+        _ if was_open => "",
+        Some(DECRYPT_ERROR) => ": it has another key of that name",
+        None | Some(CLOSE_NOTIFY | HANDSHAKE_FAILURE | UNKNOWN_PSK_IDENTITY) => {
+            ": it does not know the key, or not for these names"
+        }
+        _ => "",
+    };
+    TlsError::Alert { name, hint }
+}
+
+/// The record with which a server ends a handshake that has not begun to be encrypted.
+pub(crate) fn record(why: &TlsError) -> [u8; 7] {
+    let code = match why {
+        TlsError::UnknownIdentity(_) => UNKNOWN_PSK_IDENTITY,
+        TlsError::WrongKey(_) => DECRYPT_ERROR,
+        TlsError::Broken(_) => DECODE_ERROR,
+        _ => HANDSHAKE_FAILURE,
+    };
+    // An alert of TLS 1.2, as every record before encryption is called, of two bytes; it is fatal.
+    [21, 3, 3, 0, 2, 2, code]
+}
+
+const CLOSE_NOTIFY: u8 = 0;
+const HANDSHAKE_FAILURE: u8 = 40;
+const DECODE_ERROR: u8 = 50;
+const DECRYPT_ERROR: u8 = 51;
+const UNKNOWN_PSK_IDENTITY: u8 = 115;

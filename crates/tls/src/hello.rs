@@ -1,0 +1,102 @@
+//! The keys that a ClientHello offers (RFC 8446 §4.1.2, §4.2.11).
+
+/// The identities in a ClientHello without its header, at most [`MAX_OFFERED`] of them; none if it is not as it should be,
+/// which the library tells.
+#[must_use]
+pub(crate) fn identities(message: &[u8]) -> Vec<&[u8]> {
+    let mut at = Reader(message);
+    let Some(mut extensions) = at.extensions() else { return Vec::new() };
+    while let Some((kind, body)) = extensions.extension() {
+        if kind == PRE_SHARED_KEY {
+            let Some(list) = Reader(body).with_length(2) else { return Vec::new() };
+            let mut list = Reader(list);
+            return std::iter::from_fn(|| list.identity()).take(MAX_OFFERED).collect();
+        }
+    }
+    Vec::new()
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn bytes(&mut self, len: usize) -> Option<&'a [u8]> {
+        let (bytes, rest) = self.0.split_at_checked(len)?;
+        self.0 = rest;
+        Some(bytes)
+    }
+
+    /// A vector behind its length, which has `width` bytes.
+    fn with_length(&mut self, width: usize) -> Option<&'a [u8]> {
+        let len = self.bytes(width)?.iter().fold(0, |len, &byte| len << 8 | usize::from(byte));
+        self.bytes(len)
+    }
+
+    /// Behind version, random, session identifier, cipher suites and compression methods.
+    fn extensions(&mut self) -> Option<Reader<'a>> {
+        self.bytes(2 + 32)?;
+        self.with_length(1)?;
+        self.with_length(2)?;
+        self.with_length(1)?;
+        self.with_length(2).map(Reader)
+    }
+
+    fn extension(&mut self) -> Option<(u16, &'a [u8])> {
+        let kind = self.bytes(2)?;
+        Some((u16::from_be_bytes([kind[0], kind[1]]), self.with_length(2)?))
+    }
+
+    /// Behind each is the age of its ticket.
+    fn identity(&mut self) -> Option<&'a [u8]> {
+        let identity = self.with_length(2)?;
+        self.bytes(4)?;
+        Some(identity)
+    }
+}
+
+const PRE_SHARED_KEY: u16 = 41;
+/// Keys that are looked up for one client.
+pub(crate) const MAX_OFFERED: usize = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hello(psk: &[u8]) -> Vec<u8> {
+        let mut hello = vec![3, 3];
+        hello.extend([7; 32]);
+        hello.extend([1, 9, 0, 2, 0x13, 1, 1, 0]);
+        let mut extensions = vec![0, 43, 0, 3, 2, 3, 4, 0, 41];
+        extensions.extend((psk.len() as u16).to_be_bytes());
+        extensions.extend(psk);
+        hello.extend((extensions.len() as u16).to_be_bytes());
+        hello.extend(extensions);
+        hello
+    }
+
+    #[test]
+    fn identities_are_found_behind_everything_else() {
+        let message = hello(&[0, 15, 0, 2, b'a', b'b', 0, 0, 0, 0, 0, 1, b'c', 0, 0, 0, 0, 0, 33, 32]);
+        assert_eq!(identities(&message), [b"ab".as_slice(), b"c"]);
+    }
+
+    #[test]
+    fn what_is_cut_short_or_lies_about_its_length_offers_no_more_than_is_there() {
+        let message = hello(&[0, 8, 0, 2, b'a', b'b', 0, 0, 0, 0, 0, 3, 2, 9, 9]);
+        for len in 0..message.len() {
+            assert!(identities(&message[..len]).is_empty(), "{len}");
+            let mut spoilt = message.clone();
+            spoilt[len] = 0xff;
+            assert!(identities(&spoilt).len() <= 1);
+        }
+        assert!(identities(&hello(&[])).is_empty());
+        assert!(identities(&hello(&[0, 3, 0, 9, 1])).is_empty());
+    }
+
+    #[test]
+    fn only_so_many_are_looked_at() {
+        let many: Vec<u8> = [0, 1, b'x', 0, 0, 0, 0].repeat(MAX_OFFERED + 1);
+        let mut psk = (many.len() as u16).to_be_bytes().to_vec();
+        psk.extend(many);
+        assert_eq!(identities(&hello(&psk)).len(), MAX_OFFERED);
+    }
+}

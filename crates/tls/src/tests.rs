@@ -1,0 +1,176 @@
+use super::*;
+
+fn psk(identity: &str, fill: u8, hash: Hash) -> Psk {
+    let len = if hash == Hash::Sha256 { 32 } else { 48 };
+    Psk { identity: identity.into(), secret: vec![fill; len], hash }
+}
+
+fn lookup(keys: Vec<Psk>) -> Lookup {
+    Arc::new(move |identity| keys.iter().find(|key| key.identity == identity).cloned())
+}
+
+/// A client and a server, and what is on its way between them.
+struct Pair {
+    client: Tls,
+    server: Tls,
+    /// How many bytes come at a time.
+    step: usize,
+}
+
+impl Pair {
+    fn new(offered: &[Psk], known: Vec<Psk>) -> Pair {
+        Pair {
+            client: Tls::client(offered).unwrap(),
+            server: Tls::server(&lookup(known)).unwrap(),
+            step: usize::MAX,
+        }
+    }
+
+    /// Carries everything until nothing moves. What each side got, and how it failed.
+    fn run(&mut self) -> [(Vec<u8>, Option<TlsError>); 2] {
+        let mut got = [(Vec::new(), None), (Vec::new(), None)];
+        if !self.client.is_open() {
+            self.client.receive(&[], &mut []).unwrap();
+        }
+        loop {
+            let to_server = std::mem::take(self.client.output());
+            let to_client = std::mem::take(self.server.output());
+            if to_server.is_empty() && to_client.is_empty() {
+                return got;
+            }
+            let [client, server] = &mut got;
+            carry(&to_server, self.step, &mut self.server, server);
+            carry(&to_client, self.step, &mut self.client, client);
+        }
+    }
+}
+
+fn carry(bytes: &[u8], step: usize, to: &mut Tls, got: &mut (Vec<u8>, Option<TlsError>)) {
+    let mut plain = [0; 1000];
+    for part in bytes.chunks(step.min(bytes.len().max(1))) {
+        let mut at = 0;
+        while got.1.is_none() {
+            match to.receive(&part[at..], &mut plain) {
+                Ok(moved) => {
+                    at += moved.taken;
+                    got.0.extend(&plain[..moved.given]);
+                    if moved == Moved::default() || to.has_ended() {
+                        break;
+                    }
+                }
+                Err(error) => got.1 = Some(error),
+            }
+        }
+    }
+}
+
+#[test]
+fn both_ends_have_what_the_other_sends_however_it_is_split() {
+    for hash in [Hash::Sha256, Hash::Sha384] {
+        for step in [1, 2, 3, 5, 6, 17, 1000, usize::MAX] {
+            let mut pair = Pair::new(&[psk("a key", 7, hash)], vec![psk("a key", 7, hash)]);
+            pair.step = step;
+            let got = pair.run();
+            assert_eq!(got, [(vec![], None), (vec![], None)], "{hash:?} {step}");
+            assert!(pair.client.is_open() && pair.server.is_open());
+            assert_eq!((pair.client.identity(), pair.server.identity()), (&b"a key"[..], &b"a key"[..]));
+            let long: Vec<u8> = (0..40_000u32).map(|at| (at % 251) as u8).collect();
+            pair.client.send(b"to the server").unwrap();
+            pair.server.send(&long).unwrap();
+            let [client, server] = pair.run();
+            assert_eq!((server.0.as_slice(), server.1), (&b"to the server"[..], None));
+            assert!(client.0 == long && client.1.is_none());
+            pair.client.shrink();
+            pair.server.close();
+            pair.run();
+            assert!(pair.client.has_ended());
+        }
+    }
+}
+
+#[test]
+fn the_first_key_that_the_server_knows_is_taken() {
+    let offered = [psk("new", 1, Hash::Sha384), psk("old", 2, Hash::Sha256)];
+    for (known, name) in [(offered.to_vec(), "new"), (vec![offered[1].clone()], "old")] {
+        let mut pair = Pair::new(&offered, known);
+        assert_eq!(pair.run().map(|got| got.1), [None, None]);
+        assert_eq!((pair.client.identity(), pair.server.identity()), (name.as_bytes(), name.as_bytes()));
+    }
+}
+
+#[test]
+fn both_ends_hear_what_is_wrong_with_a_key() {
+    let offered = psk("key\n1", 1, Hash::Sha256);
+    let [client, server] = Pair::new(std::slice::from_ref(&offered), vec![]).run().map(|got| got.1.unwrap());
+    assert_eq!(server, TlsError::UnknownIdentity("key\\n1".into()));
+    assert!(client.to_string().contains("unknown_psk_identity: it does not know the key"), "{client}");
+    let [client, server] =
+        Pair::new(&[offered], vec![psk("key\n1", 2, Hash::Sha256)]).run().map(|got| got.1.unwrap());
+    assert_eq!(server, TlsError::WrongKey("key\\n1".into()));
+    assert!(client.to_string().contains("decrypt_error: it has another key"), "{client}");
+}
+
+#[test]
+fn what_is_no_tls_is_an_error_and_never_more() {
+    let hostile: [&[u8]; 5] = [
+        &[0; 128],
+        &[0xff; 128],
+        b"GET / HTTP/1.1\r\n\r\n",
+        &[22, 3, 1, 0xff, 0xff, 1, 0, 0, 0],
+        &[22, 3, 1, 0, 5, 1, 0xff, 0xff, 0xff, 0],
+    ];
+    for bytes in hostile {
+        let mut server = Tls::server(&lookup(vec![])).unwrap();
+        let result = server.receive(bytes, &mut [0; 100]);
+        assert!(
+            !server.is_open() && (result.is_err() || result == Ok(Moved { taken: bytes.len(), given: 0 }))
+        );
+    }
+    // Each byte of a handshake, and of a record, made another.
+    let key = psk("a key", 7, Hash::Sha256);
+    let mut client = Tls::client(std::slice::from_ref(&key)).unwrap();
+    client.receive(&[], &mut []).unwrap();
+    let hello = std::mem::take(client.output());
+    for at in 0..hello.len() {
+        let mut spoilt = hello.clone();
+        spoilt[at] ^= 0x41;
+        let mut server = Tls::server(&lookup(vec![key.clone()])).unwrap();
+        let _ = server.receive(&spoilt, &mut []);
+        assert!(!server.is_open());
+    }
+    for at in 0..60 {
+        let mut pair = Pair::new(std::slice::from_ref(&key), vec![key.clone()]);
+        pair.run();
+        pair.client.send(b"some bytes").unwrap();
+        let mut record = std::mem::take(pair.client.output());
+        let last = record.len() - 1;
+        record[at.min(last)] ^= 0x41;
+        let mut plain = [0; 100];
+        let result = pair.server.receive(&record, &mut plain);
+        assert!(!matches!(result, Ok(Moved { given: 1.., .. })), "{at}");
+    }
+}
+
+#[test]
+fn a_handshake_that_never_ends_is_ended() {
+    let mut server = Tls::server(&lookup(vec![])).unwrap();
+    // Records of one byte each, of a message that is said to be as long as one may be.
+    let mut bytes = vec![22, 3, 1, 0, 4, 1, 0, 0xf0, 0];
+    for _ in 0..MAX_HANDSHAKE {
+        bytes.extend([22, 3, 3, 0, 1, 0]);
+    }
+    let mut at = 0;
+    let error = loop {
+        match server.receive(&bytes[at..(at + 100).min(bytes.len())], &mut []) {
+            Ok(moved) => at += moved.taken,
+            Err(error) => break error,
+        }
+        assert!(at < 2 * MAX_HANDSHAKE);
+    };
+    assert!(matches!(error, TlsError::Broken(_)), "{error}");
+}
+
+#[test]
+fn a_key_is_not_shown() {
+    assert_eq!(format!("{:?}", psk("name", 0x41, Hash::Sha256)), "Psk name");
+}
