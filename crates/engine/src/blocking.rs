@@ -1,8 +1,11 @@
 //! A session driven from an ordinary thread: for the one exchange of a log-in, where nothing else runs.
 
 use crate::connection::Broken;
+use crate::secure::Secure;
 use crate::socket::Address;
+use blockmux_proto::outbox::Outbox;
 use blockmux_proto::session::{Demand, MAX_DEMAND, StreamSession};
+use blockmux_tls::TlsError;
 use blockmux_volume::{Chunk, Memory};
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::io::{self, ErrorKind, Read, Write};
@@ -46,7 +49,21 @@ pub fn run_session<S: StreamSession>(
     timeout: Duration,
     done: impl FnMut(&S) -> bool,
 ) -> Result<(), Broken> {
-    run(address, session, timeout, done).map_err(|broken| match broken {
+    run_secured(address, None, session, timeout, done)
+}
+
+/// The same over a connection that is secured, if it is to be.
+///
+/// # Errors
+/// As for [`run_session`], and if there is no secure connection to be had.
+pub fn run_secured<S: StreamSession>(
+    address: &Address,
+    secure: Option<Secure>,
+    session: &mut S,
+    timeout: Duration,
+    done: impl FnMut(&S) -> bool,
+) -> Result<(), Broken> {
+    run(address, secure, session, timeout, done).map_err(|broken| match broken {
         // How the system tells that it was waited for in vain.
         Broken::Socket(error) if is_timeout(&error) => {
             let words = format!("no answer within {} s", timeout.as_secs());
@@ -58,6 +75,7 @@ pub fn run_session<S: StreamSession>(
 
 fn run<S: StreamSession>(
     address: &Address,
+    mut secure: Option<Secure>,
     session: &mut S,
     timeout: Duration,
     mut done: impl FnMut(&S) -> bool,
@@ -71,7 +89,7 @@ fn run<S: StreamSession>(
         if session.poll_timeout().is_some_and(|due| now >= due) {
             session.on_timeout(now)?;
         }
-        let sent = socket.write_all(&session.outbox().take_bytes());
+        let sent = send(socket.as_mut(), &mut secure, session.outbox());
         // A target that has told all may be gone before it hears the good-bye.
         if done(session) {
             return Ok(());
@@ -94,7 +112,7 @@ fn run<S: StreamSession>(
             }
             Demand::Bytes(_) | Demand::Place(_) => {
                 let due = session.poll_timeout().map_or(deadline, |due| due.min(deadline));
-                if !receive(socket.as_mut(), &mut chunk, due, deadline)? {
+                if !receive(socket.as_mut(), &mut secure, &mut chunk, (due, deadline))? {
                     return session.on_end().map_err(Broken::from);
                 }
             }
@@ -107,29 +125,59 @@ fn run<S: StreamSession>(
     }
 }
 
+/// Sends all that there is, or by TLS all that can be.
+fn send(socket: &mut dyn ReadWrite, secure: &mut Option<Secure>, outbox: &mut Outbox) -> Result<(), Broken> {
+    let Some(secure) = secure else { return Ok(socket.write_all(&outbox.take_bytes())?) };
+    if !secure.is_open() {
+        secure.take(&[], &mut Chunk::new(Memory::from_heap(1)))?;
+    }
+    loop {
+        secure.cover(outbox)?;
+        if secure.outgoing().is_empty() {
+            return Ok(());
+        }
+        socket.write_all(&secure.outgoing().take_bytes())?;
+        secure.sent(outbox);
+    }
+}
+
 /// Receives what there is, or waits until it is due; `false` if the target has closed its side.
 fn receive(
     socket: &mut dyn ReadWrite,
+    secure: &mut Option<Secure>,
     chunk: &mut Chunk,
-    due: Instant,
-    deadline: Instant,
-) -> io::Result<bool> {
+    (due, deadline): (Instant, Instant),
+) -> Result<bool, Broken> {
     if chunk.room() < MAX_DEMAND && !chunk.compact() {
         let mut fresh = Chunk::new(Memory::from_heap(chunk.capacity()));
         fresh.extend(chunk.unread());
         *chunk = fresh;
     }
     socket.wait_at_most(due.saturating_duration_since(Instant::now()).max(SHORTEST_WAIT))?;
-    match socket.read(chunk.spare()) {
-        Ok(received) => {
+    let mut records = [0; MOST_RECORDS];
+    let result = match secure {
+        None => socket.read(chunk.spare()),
+        // As many as there is certainly room for what is in them.
+        Some(_) => socket.read(&mut records),
+    };
+    match (result, secure) {
+        (Ok(0), Some(secure)) if !secure.is_open() => Err(TlsError::Left.into()),
+        (Ok(received), Some(secure)) => {
+            let result = secure.take(&records[..received], chunk);
+            let told = socket.write_all(&secure.outgoing().take_bytes());
+            result?;
+            told?;
+            Ok(received > 0 && !secure.has_ended())
+        }
+        (Ok(received), None) => {
             chunk.fill(received);
             Ok(received > 0)
         }
         // What is left of an io_uring that this thread had may do that.
-        Err(error) if error.kind() == ErrorKind::Interrupted => Ok(true),
+        (Err(error), _) if error.kind() == ErrorKind::Interrupted => Ok(true),
         // It is the session's time.
-        Err(error) if is_timeout(&error) && due < deadline => Ok(true),
-        Err(error) => Err(error),
+        (Err(error), _) if is_timeout(&error) && due < deadline => Ok(true),
+        (Err(error), _) => Err(error.into()),
     }
 }
 
@@ -175,6 +223,8 @@ fn is_timeout(error: &io::Error) -> bool {
 }
 
 /// No time at all would be forever.
+/// In bytes, at a time.
+const MOST_RECORDS: usize = 16 << 10;
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 
 #[cfg(test)]

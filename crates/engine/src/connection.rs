@@ -3,10 +3,14 @@
 //! A turn is: parse what is there, receive once, parse that, and later send all that has queued up with one gathering
 //! call. Receiving goes into a large [`Chunk`], from which sessions lend payload on; payload too large for that goes
 //! straight to where the session wants it. An idle connection holds no buffer at all.
+//!
+//! A connection may be secured ([`Secure`]); the session is told when it is, and sees plain bytes.
 
 use crate::host::{ByteStream, Ended, Host};
 use crate::reactor::EngineCore;
+use crate::secure::{Received, Secure};
 use blockmux_proto::session::{Demand, MAX_DEMAND, ProtocolError, StreamSession};
+use blockmux_tls::TlsError;
 use blockmux_volume::{Chunk, Memory, Pool, SgList, Waker};
 use std::io;
 use std::rc::Rc;
@@ -19,6 +23,8 @@ pub struct Connection<H: Host = EngineCore> {
     stream: H::Stream,
     core: Rc<H>,
     waker: Waker,
+    /// TLS, if the peer comes by it or may.
+    secure: Option<Box<Secure>>,
     chunk: Option<Chunk>,
     /// Bytes that have arrived of the payload being placed.
     placed: usize,
@@ -60,6 +66,9 @@ pub enum Broken {
     /// The peer broke the protocol.
     #[error("peer {0}")]
     Protocol(#[from] ProtocolError),
+    /// There is no secure connection with the peer.
+    #[error("peer {0}")]
+    Tls(#[from] TlsError),
 }
 
 impl<H: Host> Connection<H> {
@@ -71,6 +80,7 @@ impl<H: Host> Connection<H> {
             stream,
             core: core.clone(),
             waker: waker.clone(),
+            secure: None,
             chunk: None,
             placed: 0,
             wants_input: true,
@@ -95,6 +105,13 @@ impl<H: Host> Connection<H> {
             connection.chunk = Some(chunk);
         }
         connection
+    }
+
+    /// The same with TLS under the session.
+    #[must_use]
+    pub fn secured(mut self, secure: Option<Secure>) -> Connection<H> {
+        self.secure = secure.map(Box::new);
+        self
     }
 
     /// The stream and what was received and is unread, for another owner.
@@ -146,7 +163,11 @@ impl<H: Host> Connection<H> {
             if inflow != Inflow::Empty {
                 return Ok(inflow);
             }
-            match self.receive_once(wanted, place.as_ref())? {
+            let received = match self.secure {
+                None => self.receive_once(wanted, place.as_ref())?,
+                Some(_) => self.receive_secured(session, wanted)?,
+            };
+            match received {
                 Some(full) => inflow = if full { Inflow::More } else { Inflow::Drained },
                 None if self.has_ended => {
                     session.on_end()?;
@@ -167,6 +188,9 @@ impl<H: Host> Connection<H> {
     /// If the peer is gone.
     #[inline]
     pub fn send<S: StreamSession>(&mut self, session: &mut S) -> Result<bool, Broken> {
+        if self.secure.is_some() {
+            return self.send_secured(session);
+        }
         let mut any = false;
         for _ in 0..SENDS_PER_TURN {
             let outbox = session.outbox();
@@ -181,6 +205,28 @@ impl<H: Host> Connection<H> {
             }
         }
         self.wants_output = !session.outbox().is_empty();
+        Ok(any)
+    }
+
+    /// The same by TLS. The session's bytes stay in its outbox until they are sent.
+    #[cold]
+    fn send_secured<S: StreamSession>(&mut self, session: &mut S) -> Result<bool, Broken> {
+        let Some(secure) = &mut self.secure else { return Ok(false) };
+        let mut any = false;
+        for _ in 0..SENDS_PER_TURN {
+            secure.cover(session.outbox())?;
+            if secure.outgoing().is_empty() {
+                break;
+            }
+            match self.stream.send(secure.outgoing()) {
+                Ok(_) => any = true,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.into()),
+            }
+            secure.sent(session.outbox());
+        }
+        self.wants_output = secure.wants_output(session.outbox());
         Ok(any)
     }
 
@@ -322,6 +368,39 @@ impl<H: Host> Connection<H> {
         }
     }
 
+    /// The same by TLS: payload to be placed goes by the chunk, too.
+    #[cold]
+    fn receive_secured<S: StreamSession>(
+        &mut self,
+        session: &mut S,
+        wanted: usize,
+    ) -> Result<Option<bool>, Broken> {
+        self.make_room(wanted);
+        let (Some(secure), Some(chunk)) = (&mut self.secure, &mut self.chunk) else { return Ok(None) };
+        let asked = chunk.room();
+        let result = secure.receive(&mut self.stream, chunk, self.core.pool());
+        if let Some(identity) = secure.take_identity() {
+            session.on_secured(identity)?;
+        }
+        match result {
+            Ok(Received::Bytes(0)) => {
+                self.has_ended = true;
+                Ok(None)
+            }
+            Ok(Received::Bytes(given)) => Ok(Some(given == asked)),
+            Ok(Received::Plain) => {
+                self.secure = None;
+                Ok(Some(true))
+            }
+            Err(Broken::Socket(error))
+                if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) =>
+            {
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
     /// Sees to a chunk in which `wanted` bytes in one piece fit, and not much less than a whole one is spare. When the
     /// pool has no whole one, the heap gives just enough: a connection that cannot receive would neither finish what
     /// holds the buffers nor notice that its peer has gone.
@@ -355,6 +434,9 @@ impl<H: Host> Connection<H> {
 
     /// Holds no more memory than the bytes of a half-received message need.
     fn shrink(&mut self) {
+        if let Some(secure) = &mut self.secure {
+            secure.shrink();
+        }
         let Some(chunk) = &self.chunk else { return };
         if chunk.is_idle() {
             self.chunk = None;

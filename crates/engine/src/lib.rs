@@ -30,6 +30,7 @@ pub mod network;
 pub mod nvme_tcp;
 pub mod reactor;
 pub mod ring;
+pub mod secure;
 pub mod sim;
 pub mod socket;
 pub mod state;

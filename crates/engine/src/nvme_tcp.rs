@@ -4,11 +4,14 @@
 
 use crate::listener::Serve;
 use crate::reactor::bell;
+use crate::secure::Secure;
 use crate::sys;
 use crate::target::TargetTask;
 use blockmux_proto::exports::Exports;
-use blockmux_proto::nvmeof::node::{MAX_UNCONNECTED, Node};
+use blockmux_proto::nvmeof::node::{MAX_UNCONNECTED, Node, SecureChannel};
+use blockmux_proto::nvmeof::psk::{PskHash, TlsPsk};
 use blockmux_proto::nvmeof::tcp::target::TargetSession;
+use blockmux_tls::{Hash, Lookup, Psk};
 use blockmux_volume::Core;
 use std::sync::Arc;
 use tracing::warn;
@@ -18,6 +21,8 @@ use tracing::warn;
 #[must_use]
 pub fn serve(node: &Arc<Node>, port: u16, exports: &Exports) -> Serve {
     let (node, exports) = (node.clone(), exports.clone());
+    let secure_channel = node.secure_channel();
+    let lookup = lookup(&node);
     Arc::new(move |core, stream, permit| {
         let Some(connect) = node.begin_connect() else {
             warn!(peer = stream.peer(), "refused: {MAX_UNCONNECTED} connections have no queue yet");
@@ -39,6 +44,27 @@ pub fn serve(node: &Arc<Node>, port: u16, exports: &Exports) -> Serve {
                 let core = core.clone();
                 Box::new(move |waker| bell(&core, waker))
             });
-        TargetTask::spawn(core, stream, session, exports.clone(), permit);
+        let secure = match secure_channel {
+            SecureChannel::None => {
+                return TargetTask::spawn(core, stream, session, exports.clone(), permit);
+            }
+            SecureChannel::NotRequired => Secure::if_asked(lookup.clone()),
+            SecureChannel::Required => Secure::server(lookup.clone()),
+        };
+        TargetTask::spawn_secured(core, (stream, secure), session, exports.clone(), permit);
     })
+}
+
+/// A key as TLS has it.
+pub(crate) fn tls_key(key: &TlsPsk) -> Psk {
+    let hash = match key.hash {
+        PskHash::Sha256 => Hash::Sha256,
+        PskHash::Sha384 => Hash::Sha384,
+    };
+    Psk { identity: key.identity.clone().into_bytes(), secret: key.secret().to_vec(), hash }
+}
+
+fn lookup(node: &Arc<Node>) -> Lookup {
+    let keyring = node.keyring().clone();
+    Arc::new(move |identity| keyring.find(identity).as_ref().map(tls_key))
 }

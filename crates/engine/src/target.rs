@@ -9,6 +9,7 @@ use crate::connection::{Broken, Connection, Inflow};
 use crate::host::{ByteStream, Host};
 use crate::listener::Permit;
 use crate::reactor::{EngineCore, Progress, Task};
+use crate::secure::Secure;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::session::{Demand, Home, ProtocolError, StreamSession, Target};
 use blockmux_volume::Waker;
@@ -78,17 +79,39 @@ impl<S: StreamSession + Target + 'static, H: Host> TargetTask<S, H> {
         TargetTask::receive(core, arrival, session, exports, None);
     }
 
+    /// The same over a connection that is secured, or may be.
+    pub fn spawn_secured(
+        core: &Rc<H>,
+        (stream, secure): (H::Stream, Secure),
+        session: S,
+        exports: Exports,
+        permit: Permit,
+    ) {
+        let arrival = Arrival { stream, unread: Vec::new(), permit };
+        TargetTask::start(core, (arrival, Some(secure)), session, exports, None);
+    }
+
     /// The same for a connection that may have been on another core, and may go to another.
     pub fn receive(
         core: &Rc<H>,
         arrival: Arrival<H::Stream>,
+        session: S,
+        exports: Exports,
+        relocate: Option<Relocate<H>>,
+    ) {
+        TargetTask::start(core, (arrival, None), session, exports, relocate);
+    }
+
+    fn start(
+        core: &Rc<H>,
+        (arrival, secure): (Arrival<H::Stream>, Option<Secure>),
         mut session: S,
         exports: Exports,
         relocate: Option<Relocate<H>>,
     ) {
         let Arrival { stream, unread, permit } = arrival;
         core.spawn(|waker| TargetTask {
-            connection: Connection::resumed(stream, &unread, core, waker),
+            connection: Connection::resumed(stream, &unread, core, waker).secured(secure),
             session: {
                 session.on_start(waker);
                 session
@@ -230,10 +253,11 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
         let peer = self.connection.peer();
         match broken {
             Broken::Protocol(error) => warn!(peer, "closing: peer {error}"),
+            Broken::Tls(error) => warn!(peer, "closing: peer {error}"),
             Broken::Socket(error) => debug!(peer, "connection lost: {error}"),
         }
-        if matches!(broken, Broken::Protocol(_)) {
-            // The session may have a last word for the peer.
+        if matches!(broken, Broken::Protocol(_) | Broken::Tls(_)) {
+            // The session, or TLS, may have a last word for the peer.
             let _ = self.connection.send(&mut self.session);
         }
         // What was wrong has been said; what is in flight for the peer need not come to its end any more.

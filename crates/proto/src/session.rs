@@ -77,6 +77,15 @@ pub trait StreamSession: Timed {
     /// If the peer broke the protocol: the driver sends what the outbox holds and closes.
     fn on_bytes(&mut self, input: &Chunk) -> Result<usize, ProtocolError>;
 
+    /// The connection is secured from now on, with the key of that identity: whatever is shown later is the peer's who
+    /// has it. Nothing has been shown before.
+    ///
+    /// # Errors
+    /// If there is no use for such a connection.
+    fn on_secured(&mut self, _identity: &[u8]) -> Result<(), ProtocolError> {
+        Ok(())
+    }
+
     /// The memory of [`Demand::Place`] is full.
     ///
     /// # Errors

@@ -94,6 +94,12 @@ pub enum TlsError {
         /// What it is likely to mean.
         hint: &'static str,
     },
+    /// It should have come by TLS.
+    #[error("has come without TLS, which is required here")]
+    Plain,
+    /// The stream has ended before the handshake.
+    #[error("has left in the middle of the TLS handshake")]
+    Left,
     /// What came is no TLS, or not as it should be.
     #[error("has broken TLS: {0}")]
     Broken(&'static str),

@@ -35,6 +35,9 @@ pub(crate) const PROGRAMS: &[&str] = &[
     "rdma",
 ];
 
+/// Programs that `nvme-tls.sh` needs, beside.
+pub(crate) const FOR_TLS: &[&str] = &["tlshd", "keyctl", "openssl"];
+
 /// Modules for the guest, beside those that they need.
 const MODULES: &[&str] = &[
     "virtio_net",
@@ -50,6 +53,7 @@ const MODULES: &[&str] = &[
     "nbd",
     "nvme_tcp",
     "nvmet_tcp",
+    "tls",
     "aoe",
     "tcp_diag",
     "ib_iser",
@@ -87,9 +91,11 @@ pub(crate) fn build(scripts: &Path, kernel: &Kernel, siw: Option<&Path>, image: 
     }
     symlink("dash", root.join("usr/bin/sh"))?;
     symlink("kmod", root.join("usr/bin/modprobe"))?;
-    let programs = PROGRAMS.iter().map(|program| find(program).with_context(|| format!("no {program}")));
+    let for_tls = FOR_TLS.iter().filter(|program| find(program).is_some());
+    let names: Vec<&str> = PROGRAMS.iter().chain(for_tls).copied().collect();
+    let programs = names.iter().map(|program| find(program).with_context(|| format!("no {program}")));
     let programs = programs.collect::<Result<Vec<_>>>()?;
-    for (name, program) in PROGRAMS.iter().zip(&programs) {
+    for (name, program) in names.iter().zip(&programs) {
         fs::copy(program, root.join("usr/bin").join(name)).with_context(|| program.display().to_string())?;
     }
     for file in libraries(&programs)?.iter().map(PathBuf::as_path).chain(FILES.iter().map(Path::new)) {

@@ -55,6 +55,12 @@ pub(crate) fn run(root: &Path, only: &[String], say: &mut dyn FnMut(&str)) -> Re
             None
         }
     };
+    if let Some(program) = image::FOR_TLS.iter().find(|program| find(program).is_none()) {
+        if scripts.iter().any(|script| script == BY_TLS) {
+            lines.push(format!("skipped: {BY_TLS} (no {program})"));
+        }
+        scripts.retain(|script| script != BY_TLS);
+    }
     let image = place.join("image.cpio");
     image::build(&root.join(SCRIPTS), &kernel, siw.as_deref(), &image)?;
     let (mut checks, mut failed) = (0, Vec::new());
@@ -128,6 +134,8 @@ const SCRIPTS: &str = "tests/vm";
 const LIBRARY: &str = "lib.sh";
 /// The script that needs siw.
 const OVER_SIW: &str = "iser.sh";
+/// The script that needs the kernel's helper for TLS.
+const BY_TLS: &str = "nvme-tls.sh";
 /// Programs that are used here and not in the guest.
 const NEEDED: &[&str] =
     &["qemu-system-x86_64", "apt-get", "apt-cache", "dpkg-deb", "depmod", "xz", "ldd", "timeout", "sh"];

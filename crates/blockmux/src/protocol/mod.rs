@@ -75,6 +75,8 @@ pub(crate) struct Settings {
     pub(crate) iscsi_discovery: Option<Chap>,
     /// Subsystems of NVMe; without any, each volume is a subsystem of its own.
     pub(crate) nvme: Vec<nvme_tcp::ConfiguredSubsystem>,
+    /// Whether hosts have to come by TLS.
+    pub(crate) nvme_tcp_treq: nvme_tcp::Treq,
 }
 
 /// What one protocol serves.

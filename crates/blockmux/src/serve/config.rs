@@ -5,7 +5,7 @@ use crate::ctl::ControlPath;
 use crate::failure::Failure;
 use crate::poll::Poll;
 use crate::protocol::iscsi::{DiscoveryEntry, TargetEntry};
-use crate::protocol::nvme_tcp::SubsystemEntry;
+use crate::protocol::nvme_tcp::{SubsystemEntry, Treq};
 use crate::regular;
 use blockmux_volume::Spec;
 use blockmux_volume::units::human_size;
@@ -28,6 +28,7 @@ pub(super) struct Config {
     pub(super) iscsi_target: Vec<TargetEntry>,
     pub(super) iscsi_discovery: Option<DiscoveryEntry>,
     pub(super) nvme_tcp: Vec<ListenAddress>,
+    pub(super) nvme_tcp_treq: Treq,
     pub(super) nvme_subsystem: Vec<SubsystemEntry>,
     pub(super) read_only: bool,
     pub(super) cores: Option<NonZeroUsize>,

@@ -12,7 +12,7 @@ use crate::open::{self, Use};
 use crate::poll::Poll;
 use crate::protocol::aoe::Serving;
 use crate::protocol::iscsi::{ConfiguredTarget, DiscoveryEntry};
-use crate::protocol::nvme_tcp::ConfiguredSubsystem;
+use crate::protocol::nvme_tcp::{ConfiguredSubsystem, Treq};
 use crate::protocol::{AOE, ISCSI, ISER, NBD, NVME_TCP, PROTOCOLS, Protocol, Settings};
 use blockmux_engine::state::check_directory;
 use blockmux_proto::exports::{Export, Exports};
@@ -102,10 +102,14 @@ impl Setup {
         let iscsi = prepared.collect::<Result<_, _>>()?;
         let prepared = config.nvme_subsystem.into_iter().map(ConfiguredSubsystem::prepare);
         let nvme = prepared.collect::<Result<_, _>>()?;
-        let settings = Settings { iscsi, iscsi_discovery: discovery, nvme };
+        let settings =
+            Settings { iscsi, iscsi_discovery: discovery, nvme, nvme_tcp_treq: config.nvme_tcp_treq };
         let names: Vec<&str> = volumes.iter().map(|volume| volume.name.as_str()).collect();
         // What is said of a protocol has to be right although nobody listens for it yet.
-        let told = [(&ISCSI, !settings.iscsi.is_empty()), (&NVME_TCP, !settings.nvme.is_empty())];
+        let told = [
+            (&ISCSI, !settings.iscsi.is_empty()),
+            (&NVME_TCP, !settings.nvme.is_empty() || settings.nvme_tcp_treq != Treq::default()),
+        ];
         protocols(&listeners, &aoe)
             .chain(told.into_iter().filter_map(|(protocol, is_told)| is_told.then_some(protocol)))
             .try_for_each(|protocol| (protocol.check)(&settings, &names).map_err(Failure::request))?;

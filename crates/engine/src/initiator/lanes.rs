@@ -4,6 +4,7 @@ use crate::connection::{Broken, Connection, Inflow};
 use crate::host::{ByteStream, Host};
 use crate::socket::Address;
 use blockmux_proto::session::{Initiator, StreamSession};
+use blockmux_tls::Psk;
 use blockmux_volume::Waker;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -31,6 +32,8 @@ pub(super) struct Dial<'a, H: Host> {
     pub(super) core: &'a Rc<H>,
     pub(super) waker: &'a Waker,
     pub(super) address: &'a Address,
+    /// What every connection is secured with.
+    pub(super) tls_keys: Option<&'a [Psk]>,
 }
 
 impl<H: Host> Lanes<H> {
@@ -180,10 +183,11 @@ impl<H: Host> Slot<H> {
         match self {
             Slot::Waiting { until } if *until > now => Ok(false),
             Slot::Waiting { .. } => {
+                let secure = super::secure(dial.tls_keys)?;
                 let stream = dial.core.connect(dial.address)?;
                 let until = now + CONNECT_TIMEOUT;
                 dial.core.wake_at(until, dial.waker);
-                let connection = Connection::new(stream, dial.core, dial.waker);
+                let connection = Connection::new(stream, dial.core, dial.waker).secured(secure);
                 *self = Slot::Connecting { connection, until };
                 self.advance(dial)
             }

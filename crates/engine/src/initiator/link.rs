@@ -270,11 +270,18 @@ impl<D: Dialer, H: Host> Link<D, H> {
         if self.is_closing {
             return Progress::Idle;
         }
+        let secure = match super::secure(self.dialer.tls_keys()) {
+            Ok(secure) => secure,
+            Err(error) => {
+                self.give_up(&Broken::from(error).to_string());
+                return Progress::More;
+            }
+        };
         match self.core.connect(self.moves.address()) {
             Ok(stream) => {
                 let until = self.retry.attempt_ends(self.core.now());
                 self.core.wake_at(until, &self.waker);
-                let connection = Connection::new(stream, &self.core, &self.waker);
+                let connection = Connection::new(stream, &self.core, &self.waker).secured(secure);
                 self.state = State::Connecting { connection, until };
                 self.run_connecting()
             }
@@ -330,7 +337,8 @@ impl<D: Dialer, H: Host> Link<D, H> {
         let State::Open { lanes, session, is_checked } = &mut self.state else {
             return Ok(Progress::Idle);
         };
-        let dial = Dial { core: &self.core, waker: &self.waker, address: self.moves.address() };
+        let tls_keys = self.dialer.tls_keys();
+        let dial = Dial { core: &self.core, waker: &self.waker, address: self.moves.address(), tls_keys };
         let is_dialled = lanes.dial(session, &dial)?;
         let inflow = lanes.receive(session, &dial)?;
         if !*is_checked && let Some(moved) = self.dialer.moved(session) {
@@ -388,7 +396,8 @@ impl<D: Dialer, H: Host> Link<D, H> {
         if self.is_closing {
             session.on_stop();
         }
-        let dial = Dial { core: &self.core, waker: &self.waker, address: self.moves.address() };
+        let tls_keys = self.dialer.tls_keys();
+        let dial = Dial { core: &self.core, waker: &self.waker, address: self.moves.address(), tls_keys };
         let has_sent = lanes.send(session, &dial)? || is_dialled;
         if has_sent || matches!(inflow, Inflow::More | Inflow::Drained) {
             self.silence.on_move();

@@ -38,8 +38,10 @@ mod silence;
 
 use crate::host::Host;
 use crate::reactor::EngineCore;
+use crate::secure::Secure;
 use crate::socket::Address;
 use blockmux_proto::session::{Control, Initiator, PathRank, StreamSession};
+use blockmux_tls::{Psk, TlsError};
 use blockmux_volume::{Channel, Completion, Core, Io, IoError, Pool, Volume, VolumeInfo, Waker};
 use link::Link;
 pub use moves::Move;
@@ -71,6 +73,11 @@ pub trait Dialer: Send + Sync + 'static {
     /// Where to connect for one of them.
     fn path(&self, _path: usize) -> &Address {
         self.address()
+    }
+
+    /// The TLS keys that each connection is secured with, the best first; `None`: without TLS.
+    fn tls_keys(&self) -> Option<&[Psk]> {
+        None
     }
 
     /// A new control for the session to come, if the protocol has one.
@@ -108,6 +115,11 @@ pub trait Dialer: Send + Sync + 'static {
     fn control_refusal(&self, _control: &Self::Control) -> Option<String> {
         None
     }
+}
+
+/// What secures a new connection, with these keys.
+fn secure(keys: Option<&[Psk]>) -> Result<Option<Secure>, TlsError> {
+    keys.map(Secure::client).transpose()
 }
 
 /// Whether a volume that was like `first` can be used on as it is `now`, over so many connections. For

@@ -5,13 +5,17 @@
 //! controller, and what had not completed is replayed there. Decision 14 says why.
 
 use super::{Dialer, RemoteVolume, check_unchanged};
-use crate::blocking::{self, run_session};
+use crate::blocking::{self, run_secured};
+use crate::connection::Broken;
+use crate::nvme_tcp::tls_key;
 use crate::socket::Address;
 use blockmux_proto::nvmeof::initiator::uuid_text;
+use blockmux_proto::nvmeof::psk::ConfiguredPsk;
 use blockmux_proto::nvmeof::tcp::initiator::{
     AdminConfig, AdminSession, Ask, ControllerInfo, Digests, FoundSubsystem, Names, NamespaceInfo,
     QueueConfig, QueueSession, Refused,
 };
+use blockmux_tls::Psk;
 use blockmux_volume::{Pool, VolumeInfo};
 use std::time::{Duration, Instant};
 
@@ -34,6 +38,8 @@ pub struct Endpoint {
     pub connections: u32,
     /// How long to try again when a connection is lost, before I/O fails.
     pub patience: Duration,
+    /// The key that every connection is secured with; `None`: without TLS.
+    pub tls_key: Option<ConfiguredPsk>,
 }
 
 /// Why a namespace cannot be reached.
@@ -96,7 +102,10 @@ fn ask(endpoint: &Endpoint, ask: Ask) -> Result<AdminSession, ConnectError> {
     let config = endpoint.admin(ask, Duration::ZERO);
     let pool = Pool::new(CONNECT_POOL);
     let mut session = AdminSession::new(config, endpoint.digests, pool, Instant::now());
-    let ran = run_session(address, &mut session, ASK_TIMEOUT, AdminSession::is_over);
+    let secure = super::secure(endpoint.tls_keys().as_deref());
+    let ran = secure
+        .map_err(Broken::from)
+        .and_then(|secure| run_secured(address, secure, &mut session, ASK_TIMEOUT, AdminSession::is_over));
     if let Some(refused) = session.refused() {
         return Err(ConnectError::Refused { address: address.clone(), refused: *refused });
     }
@@ -113,11 +122,19 @@ impl Endpoint {
     fn admin(&self, ask: Ask, keep_alive: Duration) -> AdminConfig {
         AdminConfig { names: self.names.clone(), ask, keep_alive }
     }
+
+    /// The keys for connections to the subsystem, or to discovery.
+    fn tls_keys(&self) -> Option<Vec<Psk>> {
+        let (key, host) = (self.tls_key.as_ref()?, &self.names.host);
+        let keys = key.retained(host).tls_psks(host, &self.names.subsystem);
+        Some(keys.iter().map(tls_key).collect())
+    }
 }
 
 /// Dials one namespace.
 pub struct NvmeDialer {
     endpoint: Endpoint,
+    tls_keys: Option<Vec<Psk>>,
     /// As the namespace was when the volume was opened.
     first: NamespaceInfo,
 }
@@ -129,7 +146,7 @@ impl NvmeDialer {
     /// As for [`connect`].
     pub fn new(endpoint: Endpoint) -> Result<NvmeDialer, ConnectError> {
         let first = describe(&endpoint)?.namespace;
-        Ok(NvmeDialer { endpoint, first })
+        Ok(NvmeDialer { tls_keys: endpoint.tls_keys(), endpoint, first })
     }
 
     /// The namespace as it was when it was first seen.
@@ -156,6 +173,10 @@ impl Dialer for NvmeDialer {
 
     fn address(&self) -> &Address {
         &self.endpoint.address
+    }
+
+    fn tls_keys(&self) -> Option<&[Psk]> {
+        self.tls_keys.as_deref()
     }
 
     fn control(&self, pool: &Pool, now: Instant) -> Option<AdminSession> {

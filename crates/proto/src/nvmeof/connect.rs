@@ -1,7 +1,8 @@
 //! Connect: from a connection to a queue (Base 2.0 §3.3.2.2, §6.3).
 
 use super::auth::target::Authenticator;
-use super::node::Node;
+use super::node::{Node, SecureChannel};
+use super::psk::TlsPsk;
 use crate::nvme::admin::AdminQueue;
 use crate::nvme::association::{Host, QueuePlace, Unconnected};
 use crate::nvme::io::Origin;
@@ -13,6 +14,7 @@ use crate::nvme::{HangUp, MQES, Outcome, Ring};
 use crate::served::{Gate, Registrant};
 use blockmux_volume::SgList;
 use blockmux_wire::nvme::status::{CONNECT_INVALID_DATA, ConnectStatus, Status};
+use blockmux_wire::nvmeof::auth::{SC_C_NEW_TLS_PSK, SC_C_NONE, SC_C_REPLACE_TLS_PSK};
 use blockmux_wire::nvmeof::fabrics::{
     CATTR_DISABLE_SQ_FLOW_CONTROL, CNTLID_DYNAMIC, CONNECT_DATA_LEN, Connect, ConnectData,
 };
@@ -63,6 +65,7 @@ pub(super) fn connect(
     command: &Connect,
     data: &SgList,
     hang_up: Option<HangUp>,
+    secured: Option<&TlsPsk>,
     (ring, port, seed): (Option<Ring>, u16, Option<[u8; 32]>),
 ) -> Result<Connected, NotConnected> {
     let mut told = ConnectData::new_zeroed();
@@ -86,16 +89,26 @@ pub(super) fn connect(
     if told.hostid == [0; 16] {
         return Err(invalid(offset_of!(ConnectData, hostid), true));
     }
-    if !subsystem.admits(&host) {
+    if !subsystem.admits(&host) || !is_secured_enough(node, &host, &subsystem.nqn, secured) {
         return Err(refused(ConnectStatus::CONNECT_INVALID_HOST));
     }
+    // A key that both have generated proves again what was proved when it was.
+    let is_proved = secured.is_some_and(TlsPsk::is_generated);
     let authenticator = match (subsystem.secrets_of(&host), seed) {
         (None, _) => None,
+        _ if is_proved => None,
         // Without random numbers nobody can prove anything.
         (Some(_), None) => return Err(refused(Status::INTERNAL_ERROR)),
         (Some(secrets), Some(seed)) => {
             let (host, subsystem) = (host.as_str(), subsystem.nqn.as_str());
-            Some(Box::new(Authenticator::new(secrets.clone(), host, subsystem, seed)))
+            let authenticator = Authenticator::new(secrets.clone(), host, subsystem, seed);
+            // A key of TLS is made on admin queues alone, where hosts may come back with it.
+            let sc_c = match secured {
+                _ if command.qid.get() != 0 || node.secure_channel == SecureChannel::None => SC_C_NONE,
+                None => SC_C_NEW_TLS_PSK,
+                Some(_) => SC_C_REPLACE_TLS_PSK,
+            };
+            Some(Box::new(authenticator.with_secure_channel(sc_c)))
         }
     };
     let host = Host { nqn: host, id: told.hostid };
@@ -146,6 +159,15 @@ fn io(
     let who = Registrant::of_nvme_host(host.id);
     let (gate, counts) = (subsystem.gate(&who), subsystem.traffic.counts());
     Ok(IoQueue { subsystem: subsystem.clone(), gate, origin: Origin { who, port }, counts, _place: place })
+}
+
+/// Whether the connection's key is this host's for this subsystem; without one, whether the host has none, or only asks
+/// what there is.
+fn is_secured_enough(node: &Node, host: &Nqn, subsystem: &Nqn, secured: Option<&TlsPsk>) -> bool {
+    match secured {
+        Some(key) => key.is_for(host, subsystem),
+        None => *subsystem == node.discovery.nqn || !node.keyring.has_retained(host, subsystem),
+    }
 }
 
 fn refused(status: impl Into<Status>) -> NotConnected {

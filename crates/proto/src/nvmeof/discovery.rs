@@ -1,11 +1,11 @@
 //! The discovery log page: which subsystems a host may connect to, and where (Base 2.0 §5.16.1.23).
 
-use super::node::{Node, Port};
+use super::node::{Node, Port, SecureChannel};
 use crate::nvme::MQES;
 use crate::nvme::nqn::Nqn;
 use blockmux_wire::nvmeof::fabrics::{
-    AddressFamily, CNTLID_DYNAMIC, DiscoveryEntry, DiscoveryHeader, EFLAGS_DUPRETINFO, SubsystemType,
-    TREQ_DISABLE_SQ_FLOW_CONTROL, TransportType,
+    AddressFamily, CNTLID_DYNAMIC, DiscoveryEntry, DiscoveryHeader, EFLAGS_DUPRETINFO, SECTYPE_TLS_1_3,
+    SubsystemType, TREQ_DISABLE_SQ_FLOW_CONTROL, TREQ_NOT_REQUIRED, TREQ_REQUIRED, TransportType,
 };
 use core::net::IpAddr;
 use zerocopy::{FromZeros, IntoBytes};
@@ -18,7 +18,7 @@ pub(super) fn page(node: &Node, host: &Nqn, local: Option<IpAddr>) -> Vec<u8> {
         admitted.flat_map(|subsystem| node.io_ports().map(move |port| (port, subsystem, SubsystemType::NVM)));
     let entries: Vec<DiscoveryEntry> = discovery
         .chain(subsystems)
-        .map(|(port, subsystem, subtype)| entry(port, &subsystem.nqn, subtype, local))
+        .map(|(port, subsystem, subtype)| entry((port, node.secure_channel), &subsystem.nqn, subtype, local))
         .collect();
     let header = DiscoveryHeader {
         // What is served does not change.
@@ -31,15 +31,27 @@ pub(super) fn page(node: &Node, host: &Nqn, local: Option<IpAddr>) -> Vec<u8> {
     page
 }
 
-fn entry(port: &Port, nqn: &Nqn, subtype: SubsystemType, local: Option<IpAddr>) -> DiscoveryEntry {
+fn entry(
+    (port, secure_channel): (&Port, SecureChannel),
+    nqn: &Nqn,
+    subtype: SubsystemType,
+    local: Option<IpAddr>,
+) -> DiscoveryEntry {
     let ip = port.reached_at(local);
     let family = if ip.is_ipv6() { AddressFamily::IPV6 } else { AddressFamily::IPV4 };
+    let (treq, sectype) = match secure_channel {
+        SecureChannel::None => (0, 0),
+        SecureChannel::NotRequired => (TREQ_NOT_REQUIRED, SECTYPE_TLS_1_3),
+        SecureChannel::Required => (TREQ_REQUIRED, SECTYPE_TLS_1_3),
+    };
+    let mut tsas = [0; 256];
+    tsas[0] = sectype;
     let is_discovery = subtype == SubsystemType::CURRENT_DISCOVERY;
     DiscoveryEntry {
         trtype: TransportType::TCP.0,
         adrfam: family.0,
         subtype: subtype.0,
-        treq: TREQ_DISABLE_SQ_FLOW_CONTROL,
+        treq: TREQ_DISABLE_SQ_FLOW_CONTROL | treq,
         portid: port.id.into(),
         cntlid: CNTLID_DYNAMIC.into(),
         asqsz: MQES.saturating_add(1).into(),
@@ -47,6 +59,7 @@ fn entry(port: &Port, nqn: &Nqn, subtype: SubsystemType, local: Option<IpAddr>) 
         trsvcid: text(&port.address.port().to_string()),
         subnqn: nqn.to_field(),
         traddr: text(&ip.to_string()),
+        tsas,
         ..DiscoveryEntry::new_zeroed()
     }
 }

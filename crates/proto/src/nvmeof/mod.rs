@@ -7,6 +7,8 @@
 //!        ├──messages──▶ auth: DH-HMAC-CHAP
 //!        └──commands──▶ nvme::admin, nvme::io
 //!
+//!   bytes of TLS ──▶ keyring, psk: which key a connection has, and whose it is
+//!
 //!   tcp::initiator ◀──commands── initiator: an admin queue's questions, I/O of one namespace
 //! ```
 
@@ -14,6 +16,7 @@ pub mod auth;
 mod connect;
 mod discovery;
 pub mod initiator;
+pub mod keyring;
 pub mod node;
 pub mod psk;
 pub mod tcp;

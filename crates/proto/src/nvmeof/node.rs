@@ -1,5 +1,6 @@
 //! What is served: subsystems, and the ports that lead to them.
 
+use super::keyring::Keyring;
 use crate::nvme::nqn::Nqn;
 use crate::nvme::subsystem::Subsystem;
 use blockmux_wire::nvmeof::tcp::NVME_DISCOVERY_PORT;
@@ -14,6 +15,9 @@ pub struct Node {
     pub(super) ports: Vec<Port>,
     /// Data that a command's capsule on an I/O queue may have, in bytes.
     pub(super) in_capsule: usize,
+    /// Keys of hosts that come by TLS.
+    pub(super) keyring: Arc<Keyring>,
+    pub(super) secure_channel: SecureChannel,
     /// How many connections have not connected a queue yet.
     unconnected: AtomicUsize,
 }
@@ -27,6 +31,18 @@ pub struct Port {
     pub address: SocketAddr,
 }
 
+/// Whether connections have to be secured (Base 2.0 §5.16.1.23, TREQ and SECTYPE).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SecureChannel {
+    /// It has no TLS.
+    #[default]
+    None,
+    /// TLS is not required: hosts with a key come by TLS, and others without.
+    NotRequired,
+    /// TLS is required.
+    Required,
+}
+
 /// A connection's leave to connect a queue, held until it has.
 pub struct ConnectPermit(Arc<Node>);
 
@@ -35,7 +51,34 @@ impl Node {
     #[must_use]
     pub fn new(subsystems: Vec<Arc<Subsystem>>, ports: Vec<Port>, machine: &str) -> Node {
         let discovery = Arc::new(Subsystem::discovery(machine));
-        Node { subsystems, discovery, ports, in_capsule: IN_CAPSULE, unconnected: AtomicUsize::new(0) }
+        Node {
+            subsystems,
+            discovery,
+            ports,
+            in_capsule: IN_CAPSULE,
+            keyring: Arc::default(),
+            secure_channel: SecureChannel::None,
+            unconnected: AtomicUsize::new(0),
+        }
+    }
+
+    /// The same with hosts that come by TLS, on every port, with these keys.
+    #[must_use]
+    pub fn with_tls(mut self, keyring: Arc<Keyring>, secure_channel: SecureChannel) -> Node {
+        (self.keyring, self.secure_channel) = (keyring, secure_channel);
+        self
+    }
+
+    /// The keys of hosts.
+    #[must_use]
+    pub fn keyring(&self) -> &Arc<Keyring> {
+        &self.keyring
+    }
+
+    /// Whether hosts come by TLS.
+    #[must_use]
+    pub fn secure_channel(&self) -> SecureChannel {
+        self.secure_channel
     }
 
     /// Leave for one more connection to connect its queue; `None` if too many are at it.

@@ -135,6 +135,10 @@ impl InputPsk {
         (bytes.len() == hash.len()).then_some(InputPsk { bytes, hash, kind: Kind::Generated })
     }
 
+    pub(super) fn is_generated(&self) -> bool {
+        self.kind == Kind::Generated
+    }
+
     /// The keys for connections of that host to that subsystem, the newest version first. Names may be too long for
     /// version 0.
     #[must_use]

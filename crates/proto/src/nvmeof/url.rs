@@ -7,13 +7,14 @@
 //! nvme-cli gives them: `hostnqn=NQN` and `hostid=UUID` are who we are, `hdr_digest=on|off` and `data_digest=on|off`
 //! (off) ask for CRC-32C, `queue_size=N` (1024) is how many entries an I/O queue has, `keep_alive_tmo=SECONDS` (5) how
 //! long the controller waits for a sign of us, and `ctrl_loss_tmo=SECONDS` (60) how long to try to reconnect before I/O
-//! fails. `connections=N` is how many I/O queues each core opens.
+//! fails. `tls_key_file=PATH` has the key of TLS, as `nvme gen-tls-key` prints it. `connections=N` is how many I/O queues each core opens.
 
 use super::initiator::{DEPTH, HostId};
 use crate::nvme::nqn::Nqn;
 use crate::uri::{self, DEFAULT_RECONNECT, MAX_CONNECTIONS, MAX_RECONNECT, decode, encode};
 use blockmux_wire::nvmeof::tcp::NVME_TCP_PORT;
 use std::fmt;
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -44,6 +45,8 @@ pub struct Url {
     pub keep_alive: Duration,
     /// How long to try to reconnect before I/O fails; whole seconds.
     pub reconnect: Duration,
+    /// Where the key of TLS is; `None`: without TLS.
+    pub tls_key_file: Option<PathBuf>,
 }
 
 /// What is wrong with a URL: the part, and what to do.
@@ -102,6 +105,7 @@ impl FromStr for Url {
             connections: None,
             keep_alive: DEFAULT_KEEP_ALIVE,
             reconnect: DEFAULT_RECONNECT,
+            tls_key_file: None,
         };
         url.set_parameters(query)?;
         Ok(url)
@@ -166,9 +170,13 @@ impl Url {
             "ctrl_loss_tmo" => {
                 self.reconnect = seconds(MAX_RECONNECT).ok_or("give whole seconds, at most 86400")?;
             }
+            "tls_key_file" => {
+                let path = Some(value).filter(|path| !path.is_empty()).ok_or("name a file")?;
+                self.tls_key_file = Some(path.into());
+            }
             _ => {
                 return Err("unknown; there are hostnqn, hostid, hdr_digest, data_digest, queue_size, \
-                            connections, keep_alive_tmo and ctrl_loss_tmo");
+                            connections, keep_alive_tmo, ctrl_loss_tmo and tls_key_file");
             }
         }
         Ok(())
@@ -203,7 +211,9 @@ impl fmt::Display for Url {
         put(f, "queue_size", size)?;
         put(f, "connections", self.connections.map(|count| count.to_string()))?;
         put(f, "keep_alive_tmo", differs(self.keep_alive, DEFAULT_KEEP_ALIVE))?;
-        put(f, "ctrl_loss_tmo", differs(self.reconnect, DEFAULT_RECONNECT))
+        put(f, "ctrl_loss_tmo", differs(self.reconnect, DEFAULT_RECONNECT))?;
+        let path = self.tls_key_file.as_ref().map(|path| path.to_string_lossy().into_owned());
+        put(f, "tls_key_file", path)
     }
 }
 
@@ -287,6 +297,7 @@ mod tests {
             "nvme+tcp://host/nqn.a%20/3",
             "nvme+tcp://h/nqn.%C3%A4:b/3?hostnqn=nqn.c&hostid=00112233445566778899aabbccddeeff&hdr_digest=on",
             "nvme+tcp://h/nqn.a/1?data_digest=on&queue_size=2&connections=16&keep_alive_tmo=9&ctrl_loss_tmo=0",
+            "nvme+tcp://h/nqn.a/1?tls_key_file=/etc/a%20key",
         ];
         for text in texts.iter().filter(|text| !text.contains("%20")) {
             let first = url(text);
@@ -309,6 +320,7 @@ mod tests {
             ("nvme+tcp://h/nqn.a?hostid=0011", "write a UUID"),
             ("nvme+tcp://h/nqn.a?hdr_digest=on&hdr_digest=on", "given twice"),
             ("nvme+tcp://h/nqn.a?tls=on", "unknown"),
+            ("nvme+tcp://h/nqn.a?tls_key_file=", "name a file"),
         ];
         for (text, words) in cases {
             let error = text.parse::<Url>().unwrap_err().to_string();

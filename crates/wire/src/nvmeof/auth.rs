@@ -17,6 +17,13 @@ pub struct Negotiate {
 }
 const _: () = assert!(size_of::<Negotiate>() == 8);
 
+/// SC_C: nothing is made of it.
+pub const SC_C_NONE: u8 = 0;
+/// SC_C: a new key of TLS, over a connection without it.
+pub const SC_C_NEW_TLS_PSK: u8 = 2;
+/// SC_C: a key of TLS in the place of that which the connection is secured with.
+pub const SC_C_REPLACE_TLS_PSK: u8 = 3;
+
 /// What every message begins with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]

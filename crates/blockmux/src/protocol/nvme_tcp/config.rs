@@ -6,7 +6,8 @@ use crate::failure::Failure;
 use blockmux_proto::nvme::ana::{AnaGroup, MAX_ANA_GROUPS};
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvmeof::auth::{DhGroup, Hash, HostSecrets, Secret, SecretError};
-use blockmux_proto::nvmeof::node::Port;
+use blockmux_proto::nvmeof::node::{Port, SecureChannel};
+use blockmux_proto::nvmeof::psk::{ConfiguredPsk, PskError};
 use blockmux_wire::nvme::log::AnaState;
 use serde::Deserialize;
 use std::collections::{BTreeMap, HashSet};
@@ -23,7 +24,7 @@ pub(crate) struct SubsystemEntry {
     /// Who may connect; without any, everybody.
     #[serde(default)]
     hosts: Vec<String>,
-    /// Who may connect and has to prove who it is.
+    /// Who may connect, too, and what holds for it.
     #[serde(default)]
     host: Vec<HostEntry>,
     /// Namespaces that listeners lead to unequally well.
@@ -31,13 +32,15 @@ pub(crate) struct SubsystemEntry {
     ana_group: Vec<AnaGroupEntry>,
 }
 
-/// A host with secrets as it is written.
+/// A host of which more is said, as it is written.
 #[derive(Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct HostEntry {
     hostnqn: String,
-    /// Of the host, as nvme gen-dhchap-key makes it.
-    dhchap_secret_file: PathBuf,
+    /// Of TLS, as nvme gen-tls-key makes it; with one it has to come by TLS.
+    tls_key_file: Option<PathBuf>,
+    /// Of the host, as nvme gen-dhchap-key makes it; without one it proves nothing.
+    dhchap_secret_file: Option<PathBuf>,
     /// Of the controller, for hosts that want a proof.
     dhchap_ctrl_secret_file: Option<PathBuf>,
     /// The only hash function.
@@ -55,6 +58,29 @@ struct AnaGroupEntry {
     namespaces: Vec<u32>,
     /// States by the listeners' addresses; at others it is optimized.
     states: BTreeMap<String, State>,
+}
+
+/// TREQ, by the specification's words: whether hosts have to come by TLS.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+pub(crate) enum Treq {
+    /// Those that have a key do, and others come without it.
+    #[default]
+    #[serde(rename = "not required")]
+    NotRequired,
+    /// Nobody comes without it.
+    #[serde(rename = "required")]
+    Required,
+}
+
+impl Treq {
+    /// What is so where there are keys, or none.
+    pub(super) fn secure_channel(self, has_keys: bool) -> SecureChannel {
+        match self {
+            Treq::Required => SecureChannel::Required,
+            Treq::NotRequired if has_keys => SecureChannel::NotRequired,
+            Treq::NotRequired => SecureChannel::None,
+        }
+    }
 }
 
 /// An ANA state, by the specification's word.
@@ -83,6 +109,8 @@ pub(crate) struct ConfiguredSubsystem {
     pub(super) hosts: Vec<Nqn>,
     pub(super) ana_groups: Vec<ConfiguredGroup>,
     pub(super) secrets: BTreeMap<Nqn, HostSecrets>,
+    /// Keys of hosts that come by TLS.
+    pub(super) tls_keys: BTreeMap<Nqn, ConfiguredPsk>,
 }
 
 impl ConfiguredSubsystem {
@@ -96,12 +124,18 @@ impl ConfiguredSubsystem {
         };
         let nqn = name(&entry.nqn)?;
         let mut hosts: Vec<Nqn> = entry.hosts.iter().map(|host| name(host)).collect::<Result<_, _>>()?;
-        let mut secrets = BTreeMap::new();
+        let (mut secrets, mut tls_keys) = (BTreeMap::new(), BTreeMap::new());
         for host in &entry.host {
             let nqn = name(&host.hostnqn)?;
-            hosts.push(nqn.clone());
-            if secrets.insert(nqn, host.secrets()?).is_some() {
+            if hosts.contains(&nqn) {
                 return Err(wrong(format!("host `{}` is there twice; remove one", host.hostnqn)));
+            }
+            hosts.push(nqn.clone());
+            if let Some(path) = &host.tls_key_file {
+                tls_keys.insert(nqn.clone(), read_tls_key(path)?);
+            }
+            if let Some(own) = host.secrets()? {
+                secrets.insert(nqn, own);
             }
         }
         let namespaces = entry.namespaces.iter().map(|(nsid, volume)| {
@@ -112,12 +146,12 @@ impl ConfiguredSubsystem {
         });
         let namespaces: BTreeMap<u32, String> = namespaces.collect::<Result<_, Failure>>()?;
         let ana_groups = groups(&entry.ana_group, &namespaces).map_err(wrong)?;
-        Ok(ConfiguredSubsystem { nqn, namespaces, hosts, ana_groups, secrets })
+        Ok(ConfiguredSubsystem { nqn, namespaces, hosts, ana_groups, secrets, tls_keys })
     }
 }
 
 impl HostEntry {
-    fn secrets(&self) -> Result<HostSecrets, Failure> {
+    fn secrets(&self) -> Result<Option<HostSecrets>, Failure> {
         let wrong = |what: String| Failure::request(format!("host `{}`: {what}", self.hostnqn));
         let hash = self.dhchap_hash.as_deref().map(|name| {
             let hashes = "there are hmac(sha256), hmac(sha384) and hmac(sha512)";
@@ -127,12 +161,15 @@ impl HostEntry {
             let groups = "there are null, ffdhe2048, ffdhe3072, ffdhe4096, ffdhe6144 and ffdhe8192";
             DhGroup::of_name(name).ok_or_else(|| wrong(format!("dhchap_dhgroup `{name}`: {groups}")))
         });
-        Ok(HostSecrets {
-            host: read(&self.dhchap_secret_file)?,
-            controller: self.dhchap_ctrl_secret_file.as_deref().map(read).transpose()?,
-            hash: hash.transpose()?,
-            group: group.transpose()?,
-        })
+        let (hash, group) = (hash.transpose()?, group.transpose()?);
+        let controller = self.dhchap_ctrl_secret_file.as_deref().map(read).transpose()?;
+        let Some(file) = &self.dhchap_secret_file else {
+            if controller.is_some() || hash.is_some() || group.is_some() {
+                return Err(wrong("proves nothing without a dhchap_secret_file; add one".to_owned()));
+            }
+            return Ok(None);
+        };
+        Ok(Some(HostSecrets { host: read(file)?, controller, hash, group }))
     }
 }
 
@@ -141,6 +178,13 @@ fn read(path: &Path) -> Result<Secret, Failure> {
     let wrong = |what: String| Failure::request(format!("secret file {}: {what}", path.display()));
     let line = String::from_utf8(line(path)?).map_err(|_| wrong(SecretError::Format.to_string()))?;
     Secret::parse(&line).map_err(|error| wrong(error.to_string()))
+}
+
+/// The same of a key of TLS.
+pub(super) fn read_tls_key(path: &Path) -> Result<ConfiguredPsk, Failure> {
+    let wrong = |what: String| Failure::request(format!("TLS key file {}: {what}", path.display()));
+    let line = String::from_utf8(line(path)?).map_err(|_| wrong(PskError::Format.to_string()))?;
+    ConfiguredPsk::parse(&line).map_err(|error| wrong(error.to_string()))
 }
 
 impl ConfiguredGroup {
@@ -195,6 +239,10 @@ impl State {
 
 /// Whether the settings fit these volumes.
 pub(super) fn check(settings: &Settings, volumes: &[&str]) -> Result<(), String> {
+    let has_keys = settings.nvme.iter().any(|subsystem| !subsystem.tls_keys.is_empty());
+    if settings.nvme_tcp_treq == Treq::Required && !has_keys {
+        return Err("nvme_tcp_treq is `required`, and no host has a key; give one a tls_key_file".to_owned());
+    }
     let mut names = HashSet::new();
     for subsystem in &settings.nvme {
         let nqn = &subsystem.nqn;
@@ -294,6 +342,41 @@ mod tests {
             let failure = with(content, mode, more).unwrap_err();
             assert!(failure.contains(said), "{failure}");
             assert!(!failure.contains("AQID"), "{failure}");
+        }
+    }
+
+    #[test]
+    fn tls_is_required_only_where_somebody_has_a_key() {
+        let settings = Settings { nvme_tcp_treq: Treq::Required, ..Settings::default() };
+        assert!(check(&settings, &[]).unwrap_err().contains("tls_key_file"));
+    }
+
+    #[test]
+    fn a_host_s_tls_key_comes_from_a_private_file() {
+        use std::os::unix::fs::PermissionsExt;
+        const KEY: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let with = |content: &str, mode: u32, more: &str| {
+            std::fs::write(file.path(), content).unwrap();
+            std::fs::set_permissions(file.path(), std::fs::Permissions::from_mode(mode)).unwrap();
+            let path = file.path().display();
+            prepare(&format!(
+                "nqn = 'nqn.a'\nnamespaces = {{}}\n[[host]]\nhostnqn = 'nqn.h'\ntls_key_file = '{path}'\n{more}"
+            ))
+        };
+        let subsystem = with(KEY, 0o600, "").unwrap();
+        assert_eq!(subsystem.tls_keys[&Nqn::new("nqn.h").unwrap()], ConfiguredPsk::parse(KEY).unwrap());
+        assert!(subsystem.secrets.is_empty());
+        for (content, mode, more, said) in [
+            (KEY, 0o640, "", "others may read or write it"),
+            ("a key of one's own", 0o600, "", "is not NVMeTLSkey-1"),
+            (&KEY.replace("VRLb", "VRLc"), 0o600, "", "has a wrong CRC"),
+            (KEY, 0o600, "dhchap_hash = 'hmac(sha256)'", "proves nothing without a dhchap_secret_file"),
+            (KEY, 0o600, "[[host]]\nhostnqn = 'nqn.h'", "`nqn.h` is there twice"),
+        ] {
+            let failure = with(content, mode, more).unwrap_err();
+            assert!(failure.contains(said), "{failure}");
+            assert!(!failure.contains("nN9AQb2"), "{failure}");
         }
     }
 

@@ -6,7 +6,7 @@
 mod config;
 mod remote;
 
-pub(crate) use config::{ConfiguredSubsystem, SubsystemEntry};
+pub(crate) use config::{ConfiguredSubsystem, SubsystemEntry, Treq};
 
 use super::{Protocol, Service, Settings, Way};
 use crate::machine::machine_id;
@@ -17,7 +17,9 @@ use blockmux_engine::socket::Address;
 use blockmux_lab::ceiling::{MessageShape, Transport};
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme::subsystem::{Namespace, Subsystem};
+use blockmux_proto::nvmeof::keyring::Keyring;
 use blockmux_proto::nvmeof::node::{Node, Port};
+use blockmux_wire::nvmeof::fabrics::DISCOVERY_NQN;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -63,6 +65,10 @@ fn serve(service: &Service<'_>) -> Vec<Serve> {
     let ports: Vec<Port> = tcp.collect();
     let port_ids: Vec<u16> = ports.iter().map(|port| port.id).collect();
     let subsystems = subsystems(settings, exports.iter().map(|(_, export)| export.name.as_str()));
+    let keyring = keyring(&subsystems);
+    // A host that proves who it is may have a key made.
+    let has_keys = !keyring.is_empty() || subsystems.iter().any(|subsystem| !subsystem.secrets.is_empty());
+    let secure_channel = settings.nvme_tcp_treq.secure_channel(has_keys);
     let subsystems = subsystems.into_iter().map(|subsystem| {
         let nqn = subsystem.nqn;
         let namespaces = subsystem.namespaces.iter();
@@ -72,8 +78,23 @@ fn serve(service: &Service<'_>) -> Vec<Serve> {
         Arc::new(made.with_ana(groups, &port_ids).with_secrets(subsystem.secrets))
     });
     let subsystems = subsystems.collect();
-    let node = Arc::new(Node::new(subsystems, ports, &machine));
+    let node = Node::new(subsystems, ports, &machine).with_tls(Arc::new(keyring), secure_channel);
+    let node = Arc::new(node);
     addresses.iter().enumerate().map(|(at, _)| nvme_tcp::serve(&node, port_id(at), exports)).collect()
+}
+
+/// The keys of all hosts, for the subsystems that they have them for and for discovery.
+fn keyring(subsystems: &[ConfiguredSubsystem]) -> Keyring {
+    let keyring = Keyring::default();
+    let discovery = Nqn::new(DISCOVERY_NQN).expect("the specification's own name is one");
+    for subsystem in subsystems {
+        for (host, key) in &subsystem.tls_keys {
+            let retained = key.retained(host);
+            keyring.insert(&retained, host, &subsystem.nqn);
+            keyring.insert(&retained, host, &discovery);
+        }
+    }
+    keyring
 }
 
 /// The identifier of the port that a listener is, by its place among them.
@@ -92,6 +113,7 @@ fn subsystems<'a>(settings: &Settings, volumes: impl Iterator<Item = &'a str>) -
         hosts: Vec::new(),
         ana_groups: Vec::new(),
         secrets: BTreeMap::new(),
+        tls_keys: BTreeMap::new(),
     };
     volumes.map(of_volume).collect()
 }

@@ -1,13 +1,16 @@
 //! A URL of NVMe/TCP, and what its subsystem tells and has.
 
+use super::config::read_tls_key;
 use super::default_nqn;
 use crate::failure::Failure;
 use crate::output::both_sizes;
 use crate::protocol::{Description, Found, FoundExport, Remote};
 use crate::reach;
+use blockmux_engine::connection::Broken;
 use blockmux_engine::initiator::nvme::{self, ConnectError, Endpoint, host_nqn_of};
 use blockmux_engine::socket::Address;
 use blockmux_proto::nvme::nqn::Nqn;
+use blockmux_proto::nvmeof::psk::ConfiguredPsk;
 use blockmux_proto::nvmeof::tcp::initiator::{
     ControllerInfo, Digests, FoundSubsystem, HostId, Names, NamespaceInfo, Refused,
 };
@@ -20,11 +23,12 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Reads a URL.
+/// Reads a URL, and the files of keys that it names.
 pub(super) fn of_url(text: &str) -> Result<Box<dyn Remote>, Failure> {
     let shown = spec::Url::new(text);
     let url: Url = text.parse().map_err(|error| Failure::request(format!("{shown}: {error}")))?;
-    Ok(Box::new(NvmeRemote { url }))
+    let tls_key = url.tls_key_file.as_deref().map(read_tls_key).transpose()?;
+    Ok(Box::new(NvmeRemote { url, tls_key }))
 }
 
 /// Reaches namespace 1 of the subsystem that a volume is where we serve it.
@@ -38,6 +42,7 @@ pub(super) fn connect(address: &Address, volume: &str) -> Result<Arc<dyn Volume>
 
 struct NvmeRemote {
     url: Url,
+    tls_key: Option<ConfiguredPsk>,
 }
 
 impl Remote for NvmeRemote {
@@ -45,13 +50,13 @@ impl Remote for NvmeRemote {
         let subsystem = self.subsystem()?;
         let connections = self.url.connections.unwrap_or(connections);
         let volume =
-            self.ask(|address| nvme::connect(endpoint(&self.url, address, subsystem, connections)))?;
+            self.ask(|address| nvme::connect(self.endpoint(&self.url, address, subsystem, connections)))?;
         Ok(Arc::new(volume))
     }
 
     fn describe(&self) -> Result<Description, Failure> {
         let subsystem = self.subsystem()?;
-        let told = self.ask(|address| nvme::describe(&endpoint(&self.url, address, subsystem, 1)))?;
+        let told = self.ask(|address| nvme::describe(&self.endpoint(&self.url, address, subsystem, 1)))?;
         Ok(Description { rows: self.rows(subsystem, &told), json: self.json(subsystem, &told) })
     }
 
@@ -62,6 +67,10 @@ impl Remote for NvmeRemote {
 }
 
 impl NvmeRemote {
+    fn endpoint(&self, url: &Url, address: &Address, subsystem: &Nqn, connections: u32) -> Endpoint {
+        Endpoint { tls_key: self.tls_key.clone(), ..endpoint(url, address, subsystem, connections) }
+    }
+
     fn subsystem(&self) -> Result<&Nqn, Failure> {
         self.url.subsystem.as_ref().ok_or_else(|| {
             let url = self.url.to_string();
@@ -84,6 +93,9 @@ impl NvmeRemote {
         let url = &self.url;
         let list = format!("`blockmux discover '{}'` lists what it has", url.discovery());
         let advice = match error {
+            ConnectError::Broken { broken: Broken::Tls(_), .. } => {
+                "check tls_key_file, hostnqn and the subsystem's name".to_owned()
+            }
             ConnectError::Broken { .. } | ConnectError::Silent { .. } => {
                 "check that an NVMe/TCP target listens there".to_owned()
             }
@@ -91,7 +103,7 @@ impl NvmeRemote {
                 Refused::NoNamespace(_) => list,
                 Refused::Connect(status) => match ConnectStatus(status.status().0) {
                     ConnectStatus::CONNECT_INVALID_HOST => {
-                        "name a host that it lets in, as ?hostnqn=NQN".to_owned()
+                        "name a host that it lets in, as ?hostnqn=NQN, and its key, as ?tls_key_file=PATH, if it has one".to_owned()
                     }
                     ConnectStatus::CONNECT_INVALID_PARAMETERS => list,
                     _ => "ask whoever runs the target".to_owned(),
@@ -166,7 +178,7 @@ impl NvmeRemote {
             return Ok(Found { url: self.url.to_string(), exports, left_out: 0 });
         }
         let discovery = Nqn::new(DISCOVERY_NQN).expect("the specification's own name is one");
-        let (found, left_out) = nvme::discover(&endpoint(&self.url, address, &discovery, 1))?;
+        let (found, left_out) = nvme::discover(&self.endpoint(&self.url, address, &discovery, 1))?;
         let mut exports = Vec::new();
         for found in found.iter().filter(|found| is_for_us(found)) {
             let Some(nqn) = Nqn::new(&found.nqn) else { continue };
@@ -188,7 +200,7 @@ impl NvmeRemote {
     }
 
     fn namespaces(&self, address: &Address, nqn: &Nqn, url: &Url) -> Result<Vec<FoundExport>, ConnectError> {
-        let (controller, namespaces) = nvme::namespaces(&endpoint(url, address, nqn, 1))?;
+        let (controller, namespaces) = nvme::namespaces(&self.endpoint(url, address, nqn, 1))?;
         let of_namespace = |namespace: &NamespaceInfo| {
             export(&Url { nsid: namespace.nsid, ..url.clone() }, Some((&controller, namespace)))
         };
@@ -243,6 +255,7 @@ fn endpoint(url: &Url, address: &Address, subsystem: &Nqn, connections: u32) -> 
         keep_alive: url.keep_alive,
         connections,
         patience: url.reconnect,
+        tls_key: None,
     }
 }
 

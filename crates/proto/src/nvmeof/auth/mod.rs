@@ -10,6 +10,9 @@
 //! Host and controller each have a [`Secret`], in the format that nvme-cli makes. With a group, challenges are hashed
 //! with the key of a Diffie-Hellman exchange, so that who listens cannot try secrets at home.
 //!
+//! A host may ask for a secure channel as well (SC_C): then both make a key of TLS of the exchange and of both challenges, and
+//! the host comes back with it ([`super::psk`], [`super::keyring`]).
+//!
 //! Private exponents have 512 bits, more than RFC 7919 asks for with any of its groups. A controller does two
 //! exponentiations for each attempt, on the connection's core, for whoever knows the name of a host that has a secret:
 //! who finds that too much leaves `ffdhe6144` and `ffdhe8192` alone.
@@ -66,6 +69,8 @@ struct Proof<'a> {
     t_id: u16,
     /// The key of the Diffie-Hellman exchange, if there was one.
     session_key: Option<&'a [u8]>,
+    /// What a secure channel is to be made of.
+    sc_c: u8,
 }
 
 impl Proof<'_> {
@@ -84,8 +89,7 @@ impl Proof<'_> {
             &challenge,
             &self.seqnum.to_le_bytes(),
             &self.t_id.to_le_bytes(),
-            // SC_C: no secure channel is made of it.
-            &[0],
+            &[self.sc_c],
             role.as_bytes(),
             first.as_bytes(),
             &[0],

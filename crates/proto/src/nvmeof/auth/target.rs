@@ -1,6 +1,7 @@
 //! A controller's side of one queue's authentication.
 
 use super::{DhGroup, Hash, HostSecrets, MAX_MESSAGE, Parties, Proof, Prover, Random, head, is_same};
+use crate::nvmeof::psk::InputPsk;
 use blockmux_wire::nvmeof::auth::*;
 use std::sync::Arc;
 use zerocopy::{FromBytes, IntoBytes};
@@ -12,6 +13,10 @@ pub(crate) struct Authenticator {
     random: Random,
     t_id: u16,
     state: State,
+    /// The SC_C that a host may ask for, beside none.
+    secure_channel: u8,
+    /// The key of TLS that was made, valid once all is done.
+    generated: Option<InputPsk>,
     /// The host has proved who it is, and the controller, too, if it was asked to.
     is_done: bool,
 }
@@ -42,6 +47,7 @@ struct Terms {
     challenge: Vec<u8>,
     seqnum: u32,
     private: [u8; 64],
+    sc_c: u8,
 }
 
 impl Authenticator {
@@ -58,8 +64,21 @@ impl Authenticator {
             random: Random::new(seed),
             t_id: 0,
             state: State::Negotiate,
+            secure_channel: SC_C_NONE,
+            generated: None,
             is_done: false,
         }
+    }
+
+    /// The same where a host may have a secure channel made: with this SC_C.
+    pub(crate) fn with_secure_channel(mut self, sc_c: u8) -> Authenticator {
+        self.secure_channel = sc_c;
+        self
+    }
+
+    /// The key of TLS that both sides have, once, when the host has proved who it is.
+    pub(crate) fn take_generated(&mut self) -> Option<InputPsk> {
+        if self.is_done { self.generated.take() } else { None }
     }
 
     /// Whether the host has proved who it is.
@@ -134,7 +153,8 @@ impl Authenticator {
     fn negotiate(&mut self, message: &[u8]) -> Result<Terms, Explanation> {
         let wrong = Explanation::INCORRECT_PAYLOAD;
         let (negotiate, rest) = Negotiate::read_from_prefix(message).map_err(|_| wrong)?;
-        if negotiate.sc_c != 0 {
+        let sc_c = negotiate.sc_c;
+        if sc_c != SC_C_NONE && sc_c != self.secure_channel {
             return Err(Explanation::SECURE_CHANNEL_CONCATENATION_MISMATCH);
         }
         let len = usize::from(negotiate.napd).saturating_mul(size_of::<Protocol>());
@@ -143,27 +163,33 @@ impl Authenticator {
         let ours = ours.ok_or(Explanation::PROTOCOL_NOT_USABLE)?;
         let hashes = ours.hash_ids.get(..ours.halen.into()).ok_or(wrong)?;
         let groups = ours.dh_group_ids.get(..ours.dhlen.into()).ok_or(wrong)?;
-        let is_usable =
-            |hash: &Hash| self.secrets.hash.is_none_or(|only| only == *hash) && hashes.contains(&hash.id().0);
+        let is_usable = |hash: &Hash| {
+            // No cipher suite of TLS has the longest.
+            (sc_c == SC_C_NONE || *hash != Hash::Sha512)
+                && self.secrets.hash.is_none_or(|only| only == *hash)
+                && hashes.contains(&hash.id().0)
+        };
         let hash = Hash::ALL.into_iter().find(is_usable).ok_or(Explanation::HASH_NOT_USABLE)?;
         let is_usable = |group: &DhGroup| {
             let is_wanted = match self.secrets.group {
                 Some(only) => only == *group,
                 None => *group != DhGroup::Null,
             };
+            // The key is made of the exchange.
+            let is_wanted = is_wanted && (sc_c == SC_C_NONE || *group != DhGroup::Null);
             is_wanted && groups.contains(&group.id().0)
         };
         let group = DhGroup::ALL.into_iter().find(is_usable).ok_or(Explanation::DH_GROUP_NOT_USABLE)?;
         let mut challenge = self.random.block().to_vec();
         challenge.truncate(hash.len());
-        Ok(Terms { hash, group, challenge, seqnum: self.random.seqnum(), private: self.random.block() })
+        Ok(Terms { hash, group, challenge, seqnum: self.random.seqnum(), private: self.random.block(), sc_c })
     }
 
     /// Looks at the host's response, and makes one of our own if it wants one.
     fn reply(&mut self, terms: &Terms, message: &[u8]) -> Result<State, Explanation> {
         let wrong = Explanation::INCORRECT_PAYLOAD;
         let (reply, rest) = Reply::read_from_prefix(message).map_err(|_| wrong)?;
-        let Terms { hash, group, challenge, seqnum, private } = terms;
+        let Terms { hash, group, challenge, seqnum, private, sc_c } = terms;
         let hl = hash.len();
         if usize::from(reply.hl) != hl || usize::from(reply.dhvlen.get()) != group.len() || reply.cvalid > 1 {
             return Err(wrong);
@@ -177,12 +203,23 @@ impl Authenticator {
             }
         };
         let t_id = self.t_id;
-        let proof = Proof { hash: *hash, challenge, seqnum: *seqnum, t_id, session_key: key.as_deref() };
+        let proof =
+            Proof { hash: *hash, challenge, seqnum: *seqnum, t_id, session_key: key.as_deref(), sc_c: *sc_c };
         let expected = proof.response(Prover::Host, &self.secrets.host, &self.parties);
         if !is_same(response, &expected) {
             return Err(Explanation::AUTHENTICATION_FAILED);
         }
-        if reply.cvalid == 0 {
+        self.generated = None;
+        if let (true, Some(key)) = (*sc_c != SC_C_NONE, &key) {
+            if reply.cvalid == 0 {
+                return Err(wrong);
+            }
+            let bytes = hash.hmac(&hash.digest(key), &[challenge, own_challenge]);
+            self.generated = InputPsk::generated(*hash, bytes);
+        }
+        // Without a number a challenge is for the key alone (Base 2.2 §8.3.4.5.4).
+        let is_for_key = *sc_c != SC_C_NONE && reply.seqnum.get() == 0;
+        if reply.cvalid == 0 || is_for_key {
             return Ok(State::Success1(*hash, None));
         }
         let secret = self.secrets.controller.as_ref().ok_or(Explanation::AUTHENTICATION_FAILED)?;
@@ -263,7 +300,7 @@ pub(crate) mod tests {
     pub(crate) fn reply(
         challenge: &[u8],
         secret: &Secret,
-        asks: bool,
+        (asks, sc_c): (bool, u8),
         subsystem: &str,
     ) -> (Vec<u8>, Option<Vec<u8>>, Hash) {
         let (told, rest) = Challenge::read_from_prefix(challenge).unwrap();
@@ -271,8 +308,14 @@ pub(crate) mod tests {
         let group = DhGroup::ALL.into_iter().find(|group| group.id().0 == told.dh_group_id).unwrap();
         let (c1, public) = rest.split_at(told.hl.into());
         let key = (group != DhGroup::Null).then(|| group.shared(public, &[3; 64]).unwrap());
-        let proof =
-            Proof { hash, challenge: c1, seqnum: told.seqnum.get(), t_id: 7, session_key: key.as_deref() };
+        let proof = Proof {
+            hash,
+            challenge: c1,
+            seqnum: told.seqnum.get(),
+            t_id: 7,
+            session_key: key.as_deref(),
+            sc_c,
+        };
         let parties = Parties { host: "nqn.h".into(), subsystem: subsystem.into() };
         let response = proof.response(Prover::Host, secret, &parties);
         let message = Reply {
@@ -311,7 +354,7 @@ pub(crate) mod tests {
                     target.on_message(&negotiate(&[1, 2, 3], &[0, 1, 2, 3, 4, 5]));
                     let challenge = target.message(MAX_MESSAGE).unwrap();
                     assert_eq!(challenge.len(), 16 + hash.len() + group.len());
-                    let (reply, key, _) = reply(&challenge, &host, asks, "nqn.s");
+                    let (reply, key, _) = reply(&challenge, &host, (asks, 0), "nqn.s");
                     target.on_message(&reply);
                     let success = target.message(MAX_MESSAGE).unwrap();
                     assert_eq!((success[1], success[8], success.len()), (3, asks.into(), 16 + hash.len()));
@@ -319,7 +362,8 @@ pub(crate) mod tests {
                     if asks {
                         let challenge = vec![0xc2; hash.len()];
                         let session_key = key.as_deref();
-                        let proof = Proof { hash, challenge: &challenge, seqnum: 99, t_id: 7, session_key };
+                        let proof =
+                            Proof { hash, challenge: &challenge, seqnum: 99, t_id: 7, session_key, sc_c: 0 };
                         let parties = Parties { host: "nqn.h".into(), subsystem: "nqn.s".into() };
                         let expected = proof.response(Prover::Controller, &controller, &parties);
                         assert!(success[16..] == expected, "{hash:?} {group:?}");
@@ -337,12 +381,67 @@ pub(crate) mod tests {
             let mut target = authenticator(secrets(None, Some(DhGroup::Null)));
             target.on_message(&negotiate(&[1], &[0]));
             let challenge = target.message(MAX_MESSAGE).unwrap();
-            target.on_message(&reply(&challenge, &Secret::parse(PLAIN).unwrap(), true, "nqn.s").0);
+            target.on_message(&reply(&challenge, &Secret::parse(PLAIN).unwrap(), (true, 0), "nqn.s").0);
             target.message(MAX_MESSAGE).unwrap();
             assert!(!target.is_done());
             target.on_message(&last);
             assert_eq!((target.is_done(), target.has_failed()), (last.len() == 16, last.len() == 8));
         }
+    }
+
+    #[test]
+    fn both_sides_make_a_key_of_tls_where_a_host_asks_for_one() {
+        for (seqnum, hashes, hash) in [(0, &[1, 2, 3][..], Hash::Sha384), (99, &[1], Hash::Sha256)] {
+            let mut target = authenticator(secrets(None, None)).with_secure_channel(SC_C_NEW_TLS_PSK);
+            let mut negotiate = negotiate(hashes, &[0, 1]);
+            negotiate[6] = SC_C_NEW_TLS_PSK;
+            target.on_message(&negotiate);
+            let challenge = target.message(MAX_MESSAGE).unwrap();
+            assert_eq!((challenge[8], challenge[9]), (hash.id().0, 1), "neither SHA-512 nor no group");
+            let plain = Secret::parse(PLAIN).unwrap();
+            let (mut reply, key, _) = reply(&challenge, &plain, (true, SC_C_NEW_TLS_PSK), "nqn.s");
+            reply[12..16].copy_from_slice(&u32::to_le_bytes(seqnum));
+            target.on_message(&reply);
+            assert!(target.take_generated().is_none(), "nothing is proved");
+            let success = target.message(MAX_MESSAGE).unwrap();
+            assert_eq!(success[8], u8::from(seqnum != 0));
+            if seqnum != 0 {
+                assert!(target.take_generated().is_none());
+                target.on_message(&SUCCESS_2);
+            }
+            let (c1, c2) = (&challenge[16..16 + hash.len()], vec![0xc2; hash.len()]);
+            let bytes = hash.hmac(&hash.digest(&key.unwrap()), &[c1, &c2]);
+            assert!(target.take_generated() == InputPsk::generated(hash, bytes) && target.is_done());
+            assert!(target.take_generated().is_none(), "it was taken");
+        }
+    }
+
+    #[test]
+    fn a_key_of_tls_is_made_only_where_it_can_be_used() {
+        let fails = |allowed: u8, hashes: &[u8], groups: &[u8]| {
+            let mut target = authenticator(secrets(None, None)).with_secure_channel(allowed);
+            let mut message = negotiate(hashes, groups);
+            message[6] = SC_C_NEW_TLS_PSK;
+            target.on_message(&message);
+            explanation(&mut target)
+        };
+        assert_eq!(fails(SC_C_NONE, &[1], &[1]), Explanation::SECURE_CHANNEL_CONCATENATION_MISMATCH);
+        assert_eq!(
+            fails(SC_C_REPLACE_TLS_PSK, &[1], &[1]),
+            Explanation::SECURE_CHANNEL_CONCATENATION_MISMATCH
+        );
+        assert_eq!(fails(SC_C_NEW_TLS_PSK, &[3], &[1]), Explanation::HASH_NOT_USABLE);
+        assert_eq!(fails(SC_C_NEW_TLS_PSK, &[1], &[0]), Explanation::DH_GROUP_NOT_USABLE);
+        // Without a challenge of the host's there is no key.
+        let mut target = authenticator(secrets(None, None)).with_secure_channel(SC_C_NEW_TLS_PSK);
+        let mut message = negotiate(&[1], &[1]);
+        message[6] = SC_C_NEW_TLS_PSK;
+        target.on_message(&message);
+        let challenge = target.message(MAX_MESSAGE).unwrap();
+        let plain = Secret::parse(PLAIN).unwrap();
+        target.on_message(&reply(&challenge, &plain, (false, SC_C_NEW_TLS_PSK), "nqn.s").0);
+        assert_eq!(explanation(&mut target), Explanation::INCORRECT_PAYLOAD);
+        assert!(target.take_generated().is_none());
     }
 
     #[test]
@@ -392,14 +491,14 @@ pub(crate) mod tests {
         };
         let plain = Secret::parse(PLAIN).unwrap();
         let (mut target, challenge) = begun(true);
-        target.on_message(&reply(&challenge, &Secret::parse(HASHED).unwrap(), false, "nqn.s").0);
+        target.on_message(&reply(&challenge, &Secret::parse(HASHED).unwrap(), (false, 0), "nqn.s").0);
         assert_eq!(explanation(&mut target), Explanation::AUTHENTICATION_FAILED);
         assert_eq!(target.message(MAX_MESSAGE), None, "it was told");
         let (mut target, challenge) = begun(false);
-        target.on_message(&reply(&challenge, &plain, true, "nqn.s").0);
+        target.on_message(&reply(&challenge, &plain, (true, 0), "nqn.s").0);
         assert_eq!(explanation(&mut target), Explanation::AUTHENTICATION_FAILED);
         // An exponential of 0, a wrong length, a part, another transaction, and the wrong message.
-        let right = |challenge: &[u8]| reply(challenge, &plain, false, "nqn.s").0;
+        let right = |challenge: &[u8]| reply(challenge, &plain, (false, 0), "nqn.s").0;
         let wrongs: [(Spoil, Explanation); 5] = [
             (|reply| reply[16 + 64..].fill(0), Explanation::INCORRECT_PAYLOAD),
             (|reply| reply[6] = 48, Explanation::INCORRECT_PAYLOAD),

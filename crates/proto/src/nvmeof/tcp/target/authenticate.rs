@@ -1,5 +1,6 @@
 //! Authentication Send and Receive, which carry the messages of in-band authentication (Base 2.0 §6).
 
+use super::super::super::connect::Queue;
 use super::TargetSession;
 use super::execute::is_from_transport;
 use crate::nvme::Outcome;
@@ -48,7 +49,12 @@ impl TargetSession {
 
     /// Who has failed to prove itself leaves, with its last answer; who has proved itself is one of many no more.
     fn look_at_authenticator(&mut self) {
-        let Some(authenticator) = &self.authenticator else { return };
+        let Some(authenticator) = &mut self.authenticator else { return };
+        if let Some(key) = authenticator.take_generated()
+            && let Some(Queue::Admin(admin)) = &self.queue
+        {
+            self.node.keyring().insert(&key, &admin.host.nqn, &admin.subsystem.nqn);
+        }
         if authenticator.has_failed() {
             self.stopping = true;
         }

@@ -370,6 +370,7 @@ impl TargetSession {
             command,
             &data,
             self.hang_up.clone(),
+            self.secured.as_deref(),
             (self.ring.clone(), self.port, self.seed),
         ) {
             Ok(Connected { queue, letters, authenticator, cntlid, size, has_flow_control }) => {

@@ -39,6 +39,7 @@ mod tests;
 use super::super::auth::target::Authenticator;
 use super::super::connect::Queue;
 use super::super::node::{ConnectPermit, Node};
+use super::super::psk::TlsPsk;
 use crate::exports::VolumeId;
 use crate::nvme::io::Wanted;
 use crate::nvme::letters::Letterbox;
@@ -102,6 +103,8 @@ pub struct TargetSession {
     ring: Option<Ring>,
     /// For challenges.
     seed: Option<[u8; 32]>,
+    /// The key that the connection is secured with.
+    secured: Option<Box<TlsPsk>>,
 }
 
 /// Makes what wakes a session from other threads of what wakes it on its own.
@@ -168,6 +171,7 @@ impl TargetSession {
             bell: None,
             ring: None,
             seed: None,
+            secured: None,
         }
     }
 
@@ -320,6 +324,15 @@ impl StreamSession for TargetSession {
             at = at.saturating_add(taken);
         }
         Ok(at)
+    }
+
+    fn on_secured(&mut self, identity: &[u8]) -> Result<(), ProtocolError> {
+        let gone = ProtocolError {
+            what: "used a TLS key that is not there any more",
+            reference: "TCP Transport 1.1 §3.6.1",
+        };
+        self.secured = Some(Box::new(self.node.keyring().find(identity).ok_or(gone)?));
+        Ok(())
     }
 
     fn on_placed(&mut self) -> Result<(), ProtocolError> {

@@ -65,7 +65,7 @@ fn prove(host: &mut Host) {
     assert!(send(host, &negotiate(&[1, 2], &[0, 1])).status.is_success());
     let challenge = receive(host, 16 + 48 + 256);
     // The names of the subsystem and the host are those of the other tests there.
-    let answer = reply(&challenge, &secret(), false, NQN).0;
+    let answer = reply(&challenge, &secret(), (false, 0), NQN).0;
     assert!(send(host, &answer).status.is_success());
     assert_eq!(receive(host, 16 + 48)[1], 3);
 }
@@ -101,7 +101,7 @@ fn who_cannot_prove_itself_is_told_and_loses_its_connection() {
     assert!(send(&mut host, &negotiate(&[1], &[1])).status.is_success());
     let challenge = receive(&mut host, 16 + 32 + 256);
     let other = secrets(None, None).controller.unwrap();
-    assert!(send(&mut host, &reply(&challenge, &other, false, NQN).0).status.is_success());
+    assert!(send(&mut host, &reply(&challenge, &other, (false, 0), NQN).0).status.is_success());
     assert!(!host.is_closed());
     let failure = receive(&mut host, 64);
     assert_eq!((failure[1], failure[7]), (0xf1, Explanation::AUTHENTICATION_FAILED.0));
