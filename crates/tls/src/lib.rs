@@ -272,12 +272,12 @@ impl Tls {
             (Some(Offer { first: Some(first), known: None, .. }), _) => {
                 TlsError::UnknownIdentity(first.clone())
             }
-            // The library is as brief about a wrong proof of the key as about a wrong message.
-            (Some(Offer { known: Some(known), .. }), "S2N_ERR_BAD_PSK_BINDER" | "S2N_ERR_BAD_MESSAGE")
-                if !has_answered =>
-            {
-                TlsError::WrongKey(known.clone())
-            }
+            // The library is as brief about a wrong proof of the key, or one by another hash function, as about a wrong
+            // message.
+            (
+                Some(Offer { known: Some(known), .. }),
+                "S2N_ERR_BAD_PSK_BINDER" | "S2N_ERR_BAD_MESSAGE" | "S2N_ERR_SAFETY",
+            ) if !has_answered => TlsError::WrongKey(known.clone()),
             (Some(Offer { first: None, .. }), "S2N_ERR_CIPHER_NOT_SUPPORTED") => TlsError::NoIdentity,
             _ if error.kind() == ErrorType::ProtocolError => TlsError::Broken(error.message()),
             _ => TlsError::Ours(error.message()),

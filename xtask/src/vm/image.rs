@@ -54,6 +54,8 @@ const MODULES: &[&str] = &[
     "nvme_tcp",
     "nvmet_tcp",
     "tls",
+    "gcm",
+    "ghash_generic",
     "aoe",
     "tcp_diag",
     "ib_iser",

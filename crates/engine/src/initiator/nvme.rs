@@ -10,7 +10,7 @@ use crate::connection::Broken;
 use crate::nvme_tcp::tls_key;
 use crate::socket::Address;
 use blockmux_proto::nvmeof::initiator::uuid_text;
-use blockmux_proto::nvmeof::psk::ConfiguredPsk;
+use blockmux_proto::nvmeof::psk::{ConfiguredPsk, TlsPsk};
 use blockmux_proto::nvmeof::tcp::initiator::{
     AdminConfig, AdminSession, Ask, ControllerInfo, Digests, FoundSubsystem, Names, NamespaceInfo,
     QueueConfig, QueueSession, Refused,
@@ -40,6 +40,8 @@ pub struct Endpoint {
     pub patience: Duration,
     /// The key that every connection is secured with; `None`: without TLS.
     pub tls_key: Option<ConfiguredPsk>,
+    /// The version of its identity, 0 or 1; `None`: both are offered.
+    pub tls_identity: Option<u8>,
 }
 
 /// Why a namespace cannot be reached.
@@ -127,7 +129,8 @@ impl Endpoint {
     fn tls_keys(&self) -> Option<Vec<Psk>> {
         let (key, host) = (self.tls_key.as_ref()?, &self.names.host);
         let keys = key.retained(host).tls_psks(host, &self.names.subsystem);
-        Some(keys.iter().map(tls_key).collect())
+        let is_offered = |key: &&TlsPsk| self.tls_identity.is_none_or(|version| key.version() == version);
+        Some(keys.iter().filter(is_offered).map(tls_key).collect())
     }
 }
 

@@ -175,6 +175,12 @@ impl TlsPsk {
         &self.bytes
     }
 
+    /// The version of its identity: 0 or 1.
+    #[must_use]
+    pub fn version(&self) -> u8 {
+        u8::from(self.identity.as_bytes().get(4) == Some(&b'1'))
+    }
+
     /// Whether DH-HMAC-CHAP has made it, so that who has it has proved already who it is.
     #[must_use]
     pub fn is_generated(&self) -> bool {
@@ -341,6 +347,7 @@ mod tests {
         let psks = InputPsk::generated(Hash::Sha384, vec![7; 48]).unwrap();
         let psks = psks.tls_psks(&nqn("nqn.h"), &nqn("nqn.s"));
         assert!(psks.iter().all(TlsPsk::is_generated));
+        assert_eq!((psks[0].version(), psks[1].version()), (1, 0));
         assert!(psks[0].identity.starts_with("NVMe1G02 nqn.h nqn.s "));
         assert_eq!(psks[1].identity, "NVMe0G02 nqn.h nqn.s");
         assert_ne!(psks[0].secret(), psks[1].secret());

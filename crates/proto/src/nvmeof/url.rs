@@ -7,7 +7,9 @@
 //! nvme-cli gives them: `hostnqn=NQN` and `hostid=UUID` are who we are, `hdr_digest=on|off` and `data_digest=on|off`
 //! (off) ask for CRC-32C, `queue_size=N` (1024) is how many entries an I/O queue has, `keep_alive_tmo=SECONDS` (5) how
 //! long the controller waits for a sign of us, and `ctrl_loss_tmo=SECONDS` (60) how long to try to reconnect before I/O
-//! fails. `tls_key_file=PATH` has the key of TLS, as `nvme gen-tls-key` prints it. `connections=N` is how many I/O queues each core opens.
+//! fails. `tls_key_file=PATH` has the key of TLS, as `nvme gen-tls-key` prints it, and
+//! `tls_identity=0|1` the version of the identity that is offered (both, of which servers with GnuTLS look at the first).
+//! `connections=N` is how many I/O queues each core opens.
 
 use super::initiator::{DEPTH, HostId};
 use crate::nvme::nqn::Nqn;
@@ -47,6 +49,8 @@ pub struct Url {
     pub reconnect: Duration,
     /// Where the key of TLS is; `None`: without TLS.
     pub tls_key_file: Option<PathBuf>,
+    /// The version of its identity, 0 or 1; `None`: both.
+    pub tls_identity: Option<u8>,
 }
 
 /// What is wrong with a URL: the part, and what to do.
@@ -106,6 +110,7 @@ impl FromStr for Url {
             keep_alive: DEFAULT_KEEP_ALIVE,
             reconnect: DEFAULT_RECONNECT,
             tls_key_file: None,
+            tls_identity: None,
         };
         url.set_parameters(query)?;
         Ok(url)
@@ -170,13 +175,20 @@ impl Url {
             "ctrl_loss_tmo" => {
                 self.reconnect = seconds(MAX_RECONNECT).ok_or("give whole seconds, at most 86400")?;
             }
+            "tls_identity" => {
+                self.tls_identity = Some(match value {
+                    "0" => 0,
+                    "1" => 1,
+                    _ => return Err("write 0 or 1"),
+                });
+            }
             "tls_key_file" => {
                 let path = Some(value).filter(|path| !path.is_empty()).ok_or("name a file")?;
                 self.tls_key_file = Some(path.into());
             }
             _ => {
                 return Err("unknown; there are hostnqn, hostid, hdr_digest, data_digest, queue_size, \
-                            connections, keep_alive_tmo, ctrl_loss_tmo and tls_key_file");
+                            connections, keep_alive_tmo, ctrl_loss_tmo, tls_key_file and tls_identity");
             }
         }
         Ok(())
@@ -213,7 +225,8 @@ impl fmt::Display for Url {
         put(f, "keep_alive_tmo", differs(self.keep_alive, DEFAULT_KEEP_ALIVE))?;
         put(f, "ctrl_loss_tmo", differs(self.reconnect, DEFAULT_RECONNECT))?;
         let path = self.tls_key_file.as_ref().map(|path| path.to_string_lossy().into_owned());
-        put(f, "tls_key_file", path)
+        put(f, "tls_key_file", path)?;
+        put(f, "tls_identity", self.tls_identity.map(|version| version.to_string()))
     }
 }
 
@@ -297,7 +310,7 @@ mod tests {
             "nvme+tcp://host/nqn.a%20/3",
             "nvme+tcp://h/nqn.%C3%A4:b/3?hostnqn=nqn.c&hostid=00112233445566778899aabbccddeeff&hdr_digest=on",
             "nvme+tcp://h/nqn.a/1?data_digest=on&queue_size=2&connections=16&keep_alive_tmo=9&ctrl_loss_tmo=0",
-            "nvme+tcp://h/nqn.a/1?tls_key_file=/etc/a%20key",
+            "nvme+tcp://h/nqn.a/1?tls_key_file=/etc/a%20key&tls_identity=0",
         ];
         for text in texts.iter().filter(|text| !text.contains("%20")) {
             let first = url(text);
@@ -321,6 +334,7 @@ mod tests {
             ("nvme+tcp://h/nqn.a?hdr_digest=on&hdr_digest=on", "given twice"),
             ("nvme+tcp://h/nqn.a?tls=on", "unknown"),
             ("nvme+tcp://h/nqn.a?tls_key_file=", "name a file"),
+            ("nvme+tcp://h/nqn.a?tls_identity=2", "write 0 or 1"),
         ];
         for (text, words) in cases {
             let error = text.parse::<Url>().unwrap_err().to_string();

@@ -256,6 +256,7 @@ fn endpoint(url: &Url, address: &Address, subsystem: &Nqn, connections: u32) -> 
         connections,
         patience: url.reconnect,
         tls_key: None,
+        tls_identity: url.tls_identity,
     }
 }
 
