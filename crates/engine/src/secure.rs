@@ -97,7 +97,7 @@ impl Secure {
         pool: &Pool,
     ) -> Result<Received, Broken> {
         if let Stage::Unknown { may_be_plain, .. } = &self.stage {
-            let received = stream.receive(chunk)?;
+            let received = stream.receive(chunk, usize::MAX)?;
             if received == 0 {
                 return Ok(Received::Bytes(0));
             }
@@ -111,7 +111,7 @@ impl Secure {
             return Ok(Received::Bytes(given));
         }
         let incoming = self.room_for_records(pool);
-        if stream.receive(incoming)? == 0 {
+        if stream.receive(incoming, usize::MAX)? == 0 {
             return if self.is_open() { Ok(Received::Bytes(0)) } else { Err(TlsError::Left.into()) };
         }
         match self.advance(chunk)? {
@@ -134,7 +134,7 @@ impl Secure {
     /// Encrypts what it can of the session's outbox, if nothing is on its way.
     pub(crate) fn cover(&mut self, outbox: &Outbox) -> Result<(), TlsError> {
         let Stage::Tls(tls) = &mut self.stage else { return Ok(()) };
-        if !tls.is_open() || !self.outgoing.is_empty() || outbox.is_empty() {
+        if !tls.is_open() || !self.outgoing.is_empty() || self.covered > 0 || outbox.is_empty() {
             return Ok(());
         }
         self.scratch.clear();
@@ -242,10 +242,11 @@ const SMALL: usize = 4096;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::Host;
     use crate::sim::{SimNet, SimStream, Weather, World};
     use crate::socket::Address;
     use blockmux_tls::Hash;
-    use blockmux_volume::{Core, Seg};
+    use blockmux_volume::Seg;
     use std::cell::RefCell;
     use std::rc::Rc;
     use std::sync::Arc;
@@ -275,9 +276,10 @@ mod tests {
         }
 
         fn turn(&mut self, pool: &Pool) {
-            if self.failed.is_none()
-                && let Err(error) = self.try_turn(pool)
-            {
+            if self.failed.is_some() {
+                // What is to be said of that is said whole.
+                let _ = self.secure.as_mut().map(|secure| self.stream.send(secure.outgoing()));
+            } else if let Err(error) = self.try_turn(pool) {
                 self.failed = Some(error.to_string());
             }
         }
@@ -285,10 +287,15 @@ mod tests {
         fn try_turn(&mut self, pool: &Pool) -> Result<(), Broken> {
             let received = match &mut self.secure {
                 Some(secure) => secure.receive(&mut self.stream, &mut self.chunk, pool),
-                None => self.stream.receive(&mut self.chunk).map(Received::Bytes).map_err(Broken::from),
+                None => self
+                    .stream
+                    .receive(&mut self.chunk, usize::MAX)
+                    .map(Received::Bytes)
+                    .map_err(Broken::from),
             };
             if let Some(secure) = &mut self.secure {
                 let _ = self.stream.send(secure.outgoing());
+                secure.sent(&mut self.outbox);
             }
             match received {
                 Ok(Received::Plain) => self.secure = None,
