@@ -1,3 +1,5 @@
+//! A client and a server, what is carried between them, and bytes that are neither's.
+
 use super::*;
 
 fn psk(identity: &str, fill: u8, hash: Hash) -> Psk {

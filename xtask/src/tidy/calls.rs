@@ -25,6 +25,7 @@ const BANS: &[Ban] = &[
             ("crates/engine/src/ring", "the kernel owns submitted memory until its completion"),
             ("crates/engine/src/sys", "system calls that no crate wraps"),
             ("crates/engine/src/memory", "mapped and huge pages"),
+            ("crates/tls/src/pipe.rs", "the callbacks of a library in C"),
             ("crates/engine/src/frames/kernel", "packet sockets, which take addresses of I/O memory"),
             ("crates/engine/src/file/kernel", "submission entries and the system calls of files"),
             ("crates/volume/tests/counting/", "an allocator that counts"),
