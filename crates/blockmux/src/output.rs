@@ -28,6 +28,18 @@ pub(crate) fn without_passwords(written: &str) -> String {
     spec.map_or_else(|| written.to_owned(), |spec| spec.to_string())
 }
 
+/// `text` without what stands where passwords stand in URLs: a message may quote a URL that could not be read as one.
+pub(crate) fn masked(text: &str) -> String {
+    let words = text.split(' ').map(|word| {
+        let Some((before, rest)) = word.split_once('%') else { return Cow::from(word) };
+        match rest.rsplit_once('@') {
+            Some((password, behind)) if password != "password" => format!("{before}%...@{behind}").into(),
+            _ => word.into(),
+        }
+    });
+    words.collect::<Vec<_>>().join(" ")
+}
+
 /// `text` with control characters escaped: a server's words must not move the cursor.
 pub(crate) fn printable(text: &str) -> Cow<'_, str> {
     if !text.contains(char::is_control) {
@@ -74,6 +86,18 @@ mod tests {
             ("--report", "--report"),
         ] {
             assert_eq!(without_passwords(written), shown);
+        }
+    }
+
+    #[test]
+    fn a_message_quotes_no_password_of_what_is_no_url() {
+        for (said, shown) in [
+            ("nbd://a@h/x: host \"a%se/cr@et@h:1\": no user", "nbd://a@h/x: host \"a%...@h:1\": no user"),
+            ("`iscsi` in `iscsi:/a%secret@h` is none", "`iscsi` in `iscsi:/a%...@h` is none"),
+            ("write user%password@host", "write user%password@host"),
+            ("write %25 for a %, x@y", "write %25 for a %, x@y"),
+        ] {
+            assert_eq!(masked(said), shown);
         }
     }
 

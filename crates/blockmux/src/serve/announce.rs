@@ -56,6 +56,9 @@ impl Announcement {
         let mut text = String::new();
         for export in &self.exports {
             text += &format!("{}  {}\n", export.name, human_size(export.size));
+            if export.ways.is_empty() {
+                text += "  is out of reach: no listener, or no target of the config, leads to it\n";
+            }
             for (_, way) in &export.ways {
                 text += &format!("  {}\n", printable(&way.url));
                 way.commands.iter().for_each(|command| text += &format!("    {}\n", printable(command)));

@@ -249,7 +249,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
         match (turn, refusal) {
             (_, Some(reason)) => self.give_up(&reason),
             (Ok(progress), None) => progress,
-            (Err(broken), None) => self.lose(&broken.to_string()),
+            (Err(broken), None) => self.lose_to(&broken),
         }
     }
 
@@ -318,7 +318,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
     fn run_open(&mut self) -> Progress {
         match self.turn() {
             Ok(progress) => progress,
-            Err(Ended::Broken(broken)) => self.lose(&broken.to_string()),
+            Err(Ended::Broken(broken)) => self.lose_to(&broken),
             Err(Ended::Finished) => self.lose("target closed the connection"),
             Err(Ended::Refused(reason)) => self.give_up(&reason),
             Err(Ended::Moved(moved)) => self.follow(moved),

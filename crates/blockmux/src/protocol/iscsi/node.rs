@@ -13,6 +13,7 @@ use blockmux_proto::iscsi::node::{Access, Node, Portal, TargetNode};
 use blockmux_proto::scsi::{self, Identity, LogicalUnit, TargetPort};
 use std::net::SocketAddr;
 use std::sync::Arc;
+use tracing::warn;
 
 /// A volume as a logical unit; whatever target leads to it, it is the same one.
 type Unit = (VolumeId, Arc<LogicalUnit>);
@@ -47,6 +48,9 @@ pub(super) fn serve(service: &Service<'_>) -> Vec<Serve> {
         let mut ports = 0;
         let of_entry = settings.iscsi.iter().map(|target| {
             let portals = portals.of(target);
+            if portals.is_empty() {
+                warn!(target = %target.name, "is at none of the listeners, and so out of reach: see its portals");
+            }
             let first = ports;
             ports += groups(&portals).len();
             configured(target, &units, portals, first)
