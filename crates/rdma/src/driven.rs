@@ -24,13 +24,16 @@ pub struct Driven<Q, S> {
     broken: Option<ProtocolError>,
     /// `broken` has been told to the driver.
     is_told: bool,
+    /// How much there was to send when nothing moved any more; `None` if something may move again. The driver looks often
+    /// at what there is to send, and mostly nothing has changed since.
+    settled: Option<usize>,
 }
 
 impl<Q: QueuePair, S: RdmaSession> Driven<Q, S> {
     /// Joins `session` with the queue pair that `connect` makes for it.
     pub fn new(session: S, connect: impl FnOnce(&Endpoint) -> Q) -> Driven<Q, S> {
         let queue_pair = connect(&session.endpoint());
-        Driven { queue_pair, session, broken: None, is_told: false }
+        Driven { queue_pair, session, broken: None, is_told: false, settled: None }
     }
 
     /// The session.
@@ -42,6 +45,7 @@ impl<Q: QueuePair, S: RdmaSession> Driven<Q, S> {
     /// The session, to hand something in; [`Driven::pump`] takes what it then wants.
     #[inline]
     pub fn session_mut(&mut self) -> &mut S {
+        self.settled = None;
         &mut self.session
     }
 
@@ -54,6 +58,7 @@ impl<Q: QueuePair, S: RdmaSession> Driven<Q, S> {
     /// The queue pair, to be tuned.
     #[inline]
     pub fn queue_pair_mut(&mut self) -> &mut Q {
+        self.settled = None;
         &mut self.queue_pair
     }
 
@@ -110,9 +115,18 @@ impl<Q: QueuePair, S: RdmaSession> Driven<Q, S> {
         self.queue_pair.post(Work::Disconnect);
     }
 
+    /// The session gave something away, and may have room now for something else.
+    #[inline]
+    fn unsettle_if(&mut self, has_given: bool) {
+        if has_given {
+            self.settled = None;
+        }
+    }
+
     /// Pumps after the queue pair took something, and says once what the peer did wrong.
     #[inline]
     fn settle<T>(&mut self, taken: Result<T, ProtocolError>) -> Result<T, ProtocolError> {
+        self.settled = None;
         self.pump();
         match self.broken {
             Some(error) if !self.is_told => {
@@ -174,7 +188,11 @@ impl<Q: QueuePair + StreamSession, S: RdmaSession> StreamSession for Driven<Q, S
 
     #[inline]
     fn outbox(&mut self) -> &mut Outbox {
-        self.pump();
+        // What was sent meanwhile has made room.
+        if self.settled != Some(self.queue_pair.outbox().len()) {
+            self.pump();
+            self.settled = Some(self.queue_pair.outbox().len());
+        }
         self.queue_pair.outbox()
     }
 }
@@ -186,38 +204,43 @@ impl<Q: QueuePair, S: RdmaSession + Target> Target for Driven<Q, S> {
 
     #[inline]
     fn poll_io(&mut self) -> Option<(VolumeId, Io)> {
-        self.session.poll_io()
+        let io = self.session.poll_io();
+        self.unsettle_if(io.is_some());
+        io
     }
 
     #[inline]
     fn poll_cancel(&mut self) -> Option<(VolumeId, Tag)> {
-        self.session.poll_cancel()
+        let cancelled = self.session.poll_cancel();
+        self.unsettle_if(cancelled.is_some());
+        cancelled
     }
 
     #[inline]
     fn on_io(&mut self, done: Completion) {
-        self.session.on_io(done);
+        self.session_mut().on_io(done);
     }
 
     fn on_start(&mut self, waker: &Waker) {
-        self.session.on_start(waker);
+        self.session_mut().on_start(waker);
     }
 
     #[inline]
     fn on_turn(&mut self) {
-        self.session.on_turn();
+        self.session_mut().on_turn();
     }
 
     fn moves_to(&self) -> Option<Home> {
         self.session.moves_to()
     }
 
-    fn is_established(&self) -> bool {
-        self.session.is_established()
-    }
-
     fn owed(&self) -> Option<u64> {
         self.session.owed()
+    }
+
+    #[inline]
+    fn is_established(&self) -> bool {
+        self.session.is_established()
     }
 
     fn lingers(&self) -> bool {
@@ -225,7 +248,7 @@ impl<Q: QueuePair, S: RdmaSession + Target> Target for Driven<Q, S> {
     }
 
     fn on_stop(&mut self) {
-        self.session.on_stop();
+        self.session_mut().on_stop();
     }
 }
 
@@ -242,24 +265,28 @@ impl<Q: QueuePair, S: RdmaSession + Initiator> Initiator for Driven<Q, S> {
 
     #[inline]
     fn submit(&mut self, io: Io) {
-        self.session.submit(io);
+        self.session_mut().submit(io);
     }
 
     #[inline]
     fn poll_done(&mut self) -> Option<Completion> {
-        self.session.poll_done()
+        let done = self.session.poll_done();
+        self.unsettle_if(done.is_some());
+        done
     }
 
     fn poll_size(&mut self) -> Option<u64> {
-        self.session.poll_size()
+        let size = self.session.poll_size();
+        self.unsettle_if(size.is_some());
+        size
     }
 
     fn resize(&mut self, size: u64) {
-        self.session.resize(size);
+        self.session_mut().resize(size);
     }
 
     fn take_unfinished(&mut self) -> Vec<Io> {
-        self.session.take_unfinished()
+        self.session_mut().take_unfinished()
     }
 
     #[inline]
@@ -269,11 +296,13 @@ impl<Q: QueuePair, S: RdmaSession + Initiator> Initiator for Driven<Q, S> {
 
     #[inline]
     fn poll_misplaced(&mut self) -> Option<Io> {
-        self.session.poll_misplaced()
+        let io = self.session.poll_misplaced();
+        self.unsettle_if(io.is_some());
+        io
     }
 
     fn on_stop(&mut self) {
-        self.session.on_stop();
+        self.session_mut().on_stop();
     }
 }
 

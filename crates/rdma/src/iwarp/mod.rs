@@ -392,6 +392,9 @@ impl QueuePair for Iwarp {
 
     #[inline]
     fn post(&mut self, work: Work) {
+        if self.phase == Phase::Connected && self.transmit_at_once(&work) {
+            return;
+        }
         match work {
             Work::Receive => self.arrival.untagged.post_receive(),
             Work::Invalidate { stag } => {

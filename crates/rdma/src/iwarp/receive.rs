@@ -185,7 +185,8 @@ impl Iwarp {
             return self.need(total);
         }
         let payload = usize::from(len).saturating_sub(TAGGED_LEN);
-        let place = match self.tagged_place(ulpdu, payload) {
+        let place = tagged_header(ulpdu).and_then(|header| self.tagged_place(&header, payload));
+        let place = match place {
             Ok(place) => place,
             Err(wrong) => return Err(self.terminate(wrong, ulpdu, len.into())),
         };
@@ -275,10 +276,7 @@ impl Iwarp {
         let done = match control {
             Ok(control) if control.is_tagged() => {
                 let payload = ulpdu.get(TAGGED_LEN..).unwrap_or_default();
-                self.tagged_place(ulpdu, payload.len()).map(|place| {
-                    place.copy_from(payload);
-                    self.on_tagged(ulpdu, payload.len());
-                })
+                self.take_tagged(ulpdu, payload)
             }
             Ok(_) => match Untagged::read_from_prefix(ulpdu) {
                 Ok((header, body)) => self.on_untagged(&header, body, ulpdu, lend)?,
@@ -298,20 +296,25 @@ impl Iwarp {
         }
     }
 
+    /// Copies the payload of a tagged segment to where it belongs, if it may be there.
+    #[inline]
+    fn take_tagged(&mut self, ulpdu: &[u8], payload: &[u8]) -> Result<(), Wrong> {
+        let header = tagged_header(ulpdu)?;
+        if header.control.opcode() == Opcode::RDMA_WRITE && !payload.is_empty() {
+            let stag = Stag(header.stag.get());
+            return self.regions.write(stag, header.to.get(), payload).map_err(Wrong::write);
+        }
+        self.tagged_place(&header, payload.len())?.copy_from(payload);
+        self.on_tagged(ulpdu, payload.len());
+        Ok(())
+    }
+
     /// Where the payload of a tagged segment belongs, if it may be there.
     #[inline]
-    fn tagged_place(&mut self, ulpdu: &[u8], payload: usize) -> Result<SgList, Wrong> {
-        let Ok((header, _)) = Tagged::read_from_prefix(ulpdu) else { return Err(wrong::SHORT_FRAME) };
-        let control = header.control;
-        if control.ddp_version() != DDP_VERSION {
-            return Err(wrong::TAGGED_VERSION);
-        }
-        if control.rdmap_version() != RDMAP_VERSION {
-            return Err(wrong::RDMAP_VERSION);
-        }
+    fn tagged_place(&mut self, header: &Tagged, payload: usize) -> Result<SgList, Wrong> {
         // A ULPDU has a length of 16 bits.
         let len = payload as u32;
-        match control.opcode() {
+        match header.control.opcode() {
             // Of a name under which nothing is written, nothing is asked (RFC 5040 §5.1).
             Opcode::RDMA_WRITE if len == 0 => Ok(SgList::default()),
             Opcode::RDMA_WRITE => {
@@ -326,7 +329,7 @@ impl Iwarp {
                 let end = reading.filled.checked_add(len).ok_or(wrong::SINK_BOUNDS)?;
                 if header.to.get() != u64::from(reading.filled)
                     || end > reading.len
-                    || (control.is_last() && end < reading.len)
+                    || (header.control.is_last() && end < reading.len)
                 {
                     return Err(wrong::SINK_BOUNDS);
                 }
@@ -356,6 +359,19 @@ impl Iwarp {
             self.events.push_back(Event::Done { id, result: Ok(()) });
         }
     }
+}
+
+/// The header of a tagged segment, of versions that we know.
+#[inline]
+fn tagged_header(ulpdu: &[u8]) -> Result<Tagged, Wrong> {
+    let Ok((header, _)) = Tagged::read_from_prefix(ulpdu) else { return Err(wrong::SHORT_FRAME) };
+    if header.control.ddp_version() != DDP_VERSION {
+        return Err(wrong::TAGGED_VERSION);
+    }
+    if header.control.rdmap_version() != RDMAP_VERSION {
+        return Err(wrong::RDMAP_VERSION);
+    }
+    Ok(header)
 }
 
 /// Whether the CRC at the end of an FPDU is that of the rest.

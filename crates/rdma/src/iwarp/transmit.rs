@@ -9,7 +9,7 @@ use super::setup::Rtr;
 use super::wrong::Wrong;
 use super::{Iwarp, OUTBOX_FULL, Phase};
 use blockmux_proto::outbox::Outbox;
-use blockmux_proto::rdma::{Access, Head, Remote, Stag};
+use blockmux_proto::rdma::{Access, Head, Remote, Stag, Work};
 use blockmux_volume::SgList;
 use blockmux_wire::iwarp::ddp::{
     Control, FLAG_LAST, FLAG_TAGGED, QUEUE_READ, QUEUE_SEND, TAGGED_LEN, Tagged, UNTAGGED_LEN, Untagged,
@@ -214,6 +214,51 @@ impl Iwarp {
         }
     }
 
+    /// Puts a send or a write into the outbox that fits in one FPDU and has nothing before it, as most have; whether it
+    /// could. What waits, or is longer, is moved from place to place until it is sent.
+    #[inline]
+    pub(super) fn transmit_at_once(&mut self, work: &Work) -> bool {
+        let transmitter = &mut self.transmitter;
+        let is_clear = transmitter.may_send
+            && transmitter.is_idle()
+            && self.pending.is_clear()
+            && self.outbox.len() < OUTBOX_FULL;
+        let (id, header, head, payload) = match work {
+            _ if !is_clear => return false,
+            Work::Send { id, head, payload, invalidate, is_solicited } => {
+                let msn = transmitter.sends.wrapping_add(1);
+                let (opcode, invalidate) = (send_opcode(*invalidate, *is_solicited), *invalidate);
+                (*id, Header::Untagged { opcode, invalidate, msn, mo: 0 }, head.as_slice(), payload)
+            }
+            Work::Write { id, local, remote } if local.len() <= remote.len as usize => {
+                let header = Header::Tagged(Opcode::RDMA_WRITE, remote.stag, remote.address);
+                (*id, header, [].as_slice(), local)
+            }
+            _ => return false,
+        };
+        let len = head.len().saturating_add(payload.len());
+        if len > transmitter.framer.room(header.len()) || self.room() == 0 {
+            return false;
+        }
+        let (transmitter, outbox) = (&mut self.transmitter, &mut self.outbox);
+        let (before, ulpdu) = (outbox.len(), header.len().saturating_add(len));
+        if let Header::Untagged { msn, .. } = header {
+            transmitter.sends = msn;
+        }
+        header.begin(&mut transmitter.framer, outbox, ulpdu, FLAG_LAST);
+        if !head.is_empty() {
+            transmitter.framer.put(outbox, head);
+        }
+        for seg in payload.segs().iter().filter(|seg| !seg.is_empty()) {
+            transmitter.framer.put_seg(outbox, seg.clone());
+        }
+        transmitter.framer.finish(outbox, ulpdu);
+        transmitter.count(outbox.len().saturating_sub(before));
+        let is_referred_to = !transmitter.framer.copies() && !payload.is_empty();
+        self.pending.post_sending(id, if is_referred_to { transmitter.pushed } else { 0 });
+        true
+    }
+
     /// Begins a message that has to be cut, if there is one: work and answers in turn.
     #[inline]
     fn begin_next(&mut self) -> bool {
@@ -228,12 +273,7 @@ impl Iwarp {
         {
             let message = match transfer {
                 Transfer::Send { head, payload, invalidate, is_solicited } => {
-                    let opcode = match (invalidate, is_solicited) {
-                        (None, false) => Opcode::SEND,
-                        (None, true) => Opcode::SEND_WITH_SE,
-                        (Some(_), false) => Opcode::SEND_WITH_INVALIDATE,
-                        (Some(_), true) => Opcode::SEND_WITH_SE_AND_INVALIDATE,
-                    };
+                    let opcode = send_opcode(invalidate, is_solicited);
                     self.transmitter.sends = self.transmitter.sends.wrapping_add(1);
                     let header = Header::Untagged { opcode, invalidate, msn: self.transmitter.sends, mo: 0 };
                     Outgoing::new(header, head, payload)
@@ -337,6 +377,17 @@ impl Iwarp {
             }
             Some(Rtr::Send) | None => {}
         }
+    }
+}
+
+/// What a message is called.
+#[inline]
+fn send_opcode(invalidate: Option<Stag>, is_solicited: bool) -> Opcode {
+    match (invalidate, is_solicited) {
+        (None, false) => Opcode::SEND,
+        (None, true) => Opcode::SEND_WITH_SE,
+        (Some(_), false) => Opcode::SEND_WITH_INVALIDATE,
+        (Some(_), true) => Opcode::SEND_WITH_SE_AND_INVALIDATE,
     }
 }
 
