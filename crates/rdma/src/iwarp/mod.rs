@@ -149,6 +149,18 @@ impl Iwarp {
         self.transmitter.framer.set_mss(mss);
     }
 
+    /// How many bytes segments of the stream hold.
+    #[must_use]
+    pub fn mss(&self) -> usize {
+        self.config.mss
+    }
+
+    /// How many bytes have left the outbox, in all.
+    #[must_use]
+    pub fn sent(&self) -> u64 {
+        self.transmitter.sent(&self.outbox)
+    }
+
     fn push_frame(&mut self, frame: &[u8]) {
         self.outbox.push_head(frame);
         self.transmitter.count(frame.len());
@@ -356,6 +368,11 @@ impl StreamSession for Iwarp {
     #[inline]
     fn on_placed(&mut self) -> Result<(), ProtocolError> {
         self.place_is_full()
+    }
+
+    #[inline]
+    fn is_mostly_placed(&self) -> bool {
+        self.arrival.is_mostly_placed()
     }
 
     fn on_end(&mut self) -> Result<(), ProtocolError> {

@@ -26,6 +26,8 @@ pub(super) struct Arrival {
     has_crc: bool,
     /// Where we wanted markers.
     unframer: Option<Unframer>,
+    /// Rises with long tagged payload, and falls with short.
+    bulk: u32,
     pub(super) untagged: Queues,
 }
 
@@ -70,6 +72,7 @@ impl Arrival {
             state: State::Frame(REQ_REP_LEN),
             has_crc: false,
             unframer: None,
+            bulk: 0,
             untagged: Queues::new(receives),
         }
     }
@@ -101,6 +104,21 @@ impl Arrival {
             State::Place(placing) => Demand::Place(placing.place.clone()),
             State::Tail(placing) => Demand::Bytes(placing.tail_len()),
         }
+    }
+
+    /// Whether what comes is mostly long tagged payload, to be received where it belongs.
+    #[inline]
+    pub(super) fn is_mostly_placed(&self) -> bool {
+        self.bulk >= BULK
+    }
+
+    /// A tagged segment comes with so many bytes of payload.
+    #[inline]
+    fn weigh(&mut self, payload: usize) {
+        self.bulk = match payload {
+            LONG_PAYLOAD.. => self.bulk.saturating_add(BULK).min(2 * BULK),
+            _ => self.bulk.saturating_sub(1),
+        };
     }
 
     /// Whether the stream cannot end here.
@@ -185,6 +203,7 @@ impl Iwarp {
             return self.need(total);
         }
         let payload = usize::from(len).saturating_sub(TAGGED_LEN);
+        self.arrival.weigh(payload);
         let place = tagged_header(ulpdu).and_then(|header| self.tagged_place(&header, payload));
         let place = match place {
             Ok(place) => place,
@@ -300,6 +319,7 @@ impl Iwarp {
     #[inline]
     fn take_tagged(&mut self, ulpdu: &[u8], payload: &[u8]) -> Result<(), Wrong> {
         let header = tagged_header(ulpdu)?;
+        self.arrival.weigh(payload.len());
         if header.control.opcode() == Opcode::RDMA_WRITE && !payload.is_empty() {
             let stag = Stag(header.stag.get());
             return self.regions.write(stag, header.to.get(), payload).map_err(Wrong::write);
@@ -403,3 +423,9 @@ fn crc_of(header: &[u8], place: &SgList) -> u32 {
 /// receive fills the rest of the place and the buffer behind it in one call, so that placing costs no call of its own; but
 /// what is this short has mostly come already.
 pub(super) const PLACED_PAYLOAD: usize = 4 << 10;
+
+/// In bytes: tagged payload of this length is worth a receive of its own, rather than a copy.
+const LONG_PAYLOAD: usize = 16 << 10;
+
+/// How many segments with short payload may come for one with long payload, where that is mostly placed.
+const BULK: u32 = 4;

@@ -318,8 +318,9 @@ impl Target for IserTargetSession {
         self.resume();
     }
 
+    /// Of the queue pair's stream everything is to be shown again there: a queue pair is no thing that can be handed over.
     fn moves_to(&self) -> Option<Home> {
-        None
+        self.session.moves_to()
     }
 
     fn owed(&self) -> Option<u64> {
