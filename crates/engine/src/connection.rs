@@ -403,7 +403,7 @@ const AT_ONCE_AFTER_SLEEP: usize = 64 << 10;
 /// Receiving into less than this part of it costs more calls than moving a rest costs.
 const ROOM: usize = 4;
 /// Where a session has most of what comes placed: what lies in the buffer is copied, and the rest is not.
-const CHUNK_BESIDE_PLACES: usize = 16 << 10;
+const CHUNK_BESIDE_PLACES: usize = SMALL_CHUNK;
 /// A session that wants more than this in one piece gets a whole chunk all the same.
 const WANTED_BESIDE_PLACES: usize = CHUNK_BESIDE_PLACES / 2;
 const SMALL_CHUNK: usize = 4096;

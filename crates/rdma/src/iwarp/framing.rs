@@ -98,10 +98,7 @@ impl Framer {
         if !self.copies() {
             return outbox.push_seg(seg);
         }
-        if !self.has_markers {
-            self.crc = crc32c::crc32c_append(self.crc, outbox.push_copy(&seg));
-            return;
-        }
+        // A block is in the nearest cache when its CRC is made and when it is copied on.
         let mut block = [0; BLOCK];
         let mut at: usize = 0;
         while at < seg.len() {

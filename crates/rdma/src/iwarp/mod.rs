@@ -88,6 +88,10 @@ pub struct Iwarp {
     events: VecDeque<Event>,
     fault: Option<Fault>,
     deadline: Option<Instant>,
+    /// No FPDU has come yet.
+    is_first: bool,
+    /// Connecting: how often the peer may still be nudged.
+    nudges: u32,
 }
 
 /// How far a connection has come.
@@ -111,6 +115,7 @@ impl Iwarp {
     pub fn active(endpoint: &Endpoint, config: Config, pool: Pool, seed: Seed, now: Instant) -> Iwarp {
         let mut iwarp = Iwarp::new(endpoint, config, pool, seed, now);
         iwarp.phase = Phase::Asking;
+        iwarp.nudges = NUDGES;
         let request = setup::request(&iwarp.config, endpoint.reads, &endpoint.private_data);
         iwarp.push_frame(&request);
         iwarp
@@ -138,6 +143,8 @@ impl Iwarp {
             events: VecDeque::new(),
             fault: None,
             deadline: now.checked_add(SETUP_TIMEOUT),
+            is_first: true,
+            nudges: 0,
             endpoint: endpoint.clone(),
             config,
         }
@@ -186,8 +193,10 @@ impl Iwarp {
         }
         match setup::answer(frame, &self.config, self.endpoint.reads) {
             Ok(Answer::Taken(agreement, private_data)) => {
+                // What comes next is due at once, or it is as if the time for it were over.
+                let begun = self.deadline.and_then(|deadline| deadline.checked_sub(SETUP_TIMEOUT));
                 self.connect(agreement);
-                self.deadline = None;
+                self.deadline = begun.and_then(|begun| begun.checked_add(NUDGE));
                 self.transmitter.may_send = true;
                 self.send_rtr(agreement.rtr);
                 self.events.push_back(Event::Connected { private_data });
@@ -199,6 +208,16 @@ impl Iwarp {
             }
             Err(wrong) => Err(self.misbegun(wrong)),
         }
+    }
+
+    /// The peer has accepted us and said nothing since. siw does not notice what comes right behind its answer until more
+    /// comes: so here is more, a write of nothing.
+    #[cold]
+    fn nudge(&mut self, now: Instant) {
+        self.nudges = self.nudges.saturating_sub(1);
+        let pause = NUDGE.saturating_mul(2_u32.saturating_pow(NUDGES.saturating_sub(self.nudges)));
+        self.deadline = if self.nudges > 0 { now.checked_add(pause) } else { None };
+        self.send_nothing();
     }
 
     /// What came is no frame to begin with. The passive side has no way to say so.
@@ -339,6 +358,10 @@ impl Timed for Iwarp {
         if self.deadline.is_none_or(|deadline| now < deadline) {
             return Ok(());
         }
+        if self.nudges > 0 && matches!(self.phase, Phase::Connected | Phase::Leaving) {
+            self.nudge(now);
+            return Ok(());
+        }
         self.end(None);
         Err(ProtocolError { what: "took too long to connect", reference: "the provider's own bound" })
     }
@@ -461,11 +484,18 @@ impl QueuePair for Iwarp {
     }
 }
 
+/// How long a peer may be silent that has accepted us, before it is nudged; each time twice as long as the last.
+const NUDGE: Duration = Duration::from_millis(250);
+const NUDGES: u32 = 5;
+
 /// How long a peer may take to ask, to answer, and to send its RTR message.
 pub const SETUP_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// In bytes: with so many in the outbox nothing more is put there.
-pub const OUTBOX_FULL: usize = 256 << 10;
+/// In bytes: with so many in the outbox nothing more is put there. Most of them are payload that is referred to.
+pub const OUTBOX_FULL: usize = 2 << 20;
+
+/// The same where payload is copied.
+pub const OUTBOX_FULL_OF_COPIES: usize = 256 << 10;
 
 /// What is left for a session of MPA's private data, in bytes.
 const PRIVATE_DATA: usize = MAX_PRIVATE_DATA - ENHANCED_LEN;

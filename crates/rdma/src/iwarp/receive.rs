@@ -309,8 +309,8 @@ impl Iwarp {
     /// The peer has sent something, and so is ready for what we send.
     #[inline]
     fn on_first(&mut self) {
-        if !self.transmitter.may_send {
-            self.transmitter.may_send = true;
+        if self.is_first {
+            (self.is_first, self.transmitter.may_send) = (false, true);
             self.deadline = None;
         }
     }

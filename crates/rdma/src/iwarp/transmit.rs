@@ -7,7 +7,7 @@ use super::framing::Framer;
 use super::pending::Transfer;
 use super::setup::Rtr;
 use super::wrong::Wrong;
-use super::{Iwarp, OUTBOX_FULL, Phase};
+use super::{Iwarp, OUTBOX_FULL, OUTBOX_FULL_OF_COPIES, Phase};
 use blockmux_proto::outbox::Outbox;
 use blockmux_proto::rdma::{Access, Head, Remote, Stag, Work};
 use blockmux_volume::SgList;
@@ -198,13 +198,20 @@ impl Outgoing {
 }
 
 impl Iwarp {
+    /// Whether more may go into the outbox.
+    #[inline]
+    fn has_room_to_send(&self) -> bool {
+        let full = if self.transmitter.framer.copies() { OUTBOX_FULL_OF_COPIES } else { OUTBOX_FULL };
+        self.outbox.len() < full
+    }
+
     /// Moves what can be moved into the outbox.
     #[inline]
     pub(super) fn transmit(&mut self) {
         if !self.transmitter.may_send || !matches!(self.phase, Phase::Connected | Phase::Leaving) {
             return;
         }
-        while self.outbox.len() < OUTBOX_FULL {
+        while self.has_room_to_send() {
             if self.transmitter.current.is_none() && !self.begin_next() {
                 return;
             }
@@ -218,11 +225,9 @@ impl Iwarp {
     /// could. What waits, or is longer, is moved from place to place until it is sent.
     #[inline]
     pub(super) fn transmit_at_once(&mut self, work: &Work) -> bool {
+        let has_room = self.has_room_to_send();
         let transmitter = &mut self.transmitter;
-        let is_clear = transmitter.may_send
-            && transmitter.is_idle()
-            && self.pending.is_clear()
-            && self.outbox.len() < OUTBOX_FULL;
+        let is_clear = has_room && transmitter.may_send && transmitter.is_idle() && self.pending.is_clear();
         let (id, header, head, payload) = match work {
             _ if !is_clear => return false,
             Work::Send { id, head, payload, invalidate, is_solicited } => {
@@ -268,7 +273,7 @@ impl Iwarp {
 
     #[inline]
     fn begin_work(&mut self) -> bool {
-        while self.outbox.len() < OUTBOX_FULL
+        while self.has_room_to_send()
             && let Some(transfer) = self.pending.begin(self.agreement.ord)
         {
             let message = match transfer {
@@ -362,20 +367,24 @@ impl Iwarp {
     /// Tells the passive side that it may send.
     #[cold]
     pub(super) fn send_rtr(&mut self, rtr: Option<Rtr>) {
-        // Nothing is written or read there, so that no name is looked at; 0 may be a special one to hardware.
-        let remote = Remote { stag: Stag(1), address: 0, len: 0 };
         match rtr {
-            Some(Rtr::Write) => {
-                let header = Header::Tagged(Opcode::RDMA_WRITE, remote.stag, remote.address);
-                self.transmitter.current = Some(Outgoing::new(header, Head::new(), SgList::default()));
-                self.transmitter.cut(&mut self.outbox);
-                self.transmitter.current = None;
-            }
+            Some(Rtr::Write) => self.send_nothing(),
             Some(Rtr::Read) => {
                 self.pending.begin_rtr();
-                self.request_read(SgList::default(), remote);
+                self.request_read(SgList::default(), NOTHING);
             }
             Some(Rtr::Send) | None => {}
+        }
+    }
+
+    /// Writes nothing to the peer, unless a message is half sent.
+    #[cold]
+    pub(super) fn send_nothing(&mut self) {
+        if self.transmitter.current.is_none() {
+            let header = Header::Tagged(Opcode::RDMA_WRITE, NOTHING.stag, NOTHING.address);
+            self.transmitter.current = Some(Outgoing::new(header, Head::new(), SgList::default()));
+            self.transmitter.cut(&mut self.outbox);
+            self.transmitter.current = None;
         }
     }
 }
@@ -390,6 +399,9 @@ fn send_opcode(invalidate: Option<Stag>, is_solicited: bool) -> Opcode {
         (Some(_), true) => Opcode::SEND_WITH_SE_AND_INVALIDATE,
     }
 }
+
+/// Nothing is written or read there, so that no name is looked at; 0 may be a special one to hardware.
+const NOTHING: Remote = Remote { stag: Stag(1), address: 0, len: 0 };
 
 /// In the names under which answers to our reads come.
 const SINK: u32 = 1 << 31;
