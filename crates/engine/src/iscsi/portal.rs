@@ -18,7 +18,7 @@ pub(super) enum PortalSession {
     /// Nothing has come yet.
     Looking(Box<Looking>),
     Tcp(TargetSession),
-    Rdma(OverRdma),
+    Rdma(Box<OverRdma>),
 }
 
 pub(super) struct Looking {
@@ -92,7 +92,7 @@ impl PortalSession {
         *self = if begin.starts_with(MPA_REQUEST) {
             let driven = Driven::new(IserTargetSession::new(session), connect);
             // It is the answer to the first few hundred bytes.
-            PortalSession::Rdma(OverRdma { driven, begun: Some(Vec::new()), unsaid: sent as usize })
+            PortalSession::Rdma(Box::new(OverRdma { driven, begun: Some(Vec::new()), unsaid: sent as usize }))
         } else {
             PortalSession::Tcp(session)
         };
