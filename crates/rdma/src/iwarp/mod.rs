@@ -47,7 +47,7 @@ use receive::Arrival;
 use setup::{Agreement, Answer, Request};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
-use transmit::Transmitter;
+use transmit::{NUDGE, NUDGES, Transmitter};
 use wrong::{Accusation, Wrong};
 use zerocopy::{IntoBytes, U32};
 
@@ -208,16 +208,6 @@ impl Iwarp {
             }
             Err(wrong) => Err(self.misbegun(wrong)),
         }
-    }
-
-    /// The peer has accepted us and said nothing since. siw does not notice what comes right behind its answer until more
-    /// comes: so here is more, a write of nothing.
-    #[cold]
-    fn nudge(&mut self, now: Instant) {
-        self.nudges = self.nudges.saturating_sub(1);
-        let pause = NUDGE.saturating_mul(2_u32.saturating_pow(NUDGES.saturating_sub(self.nudges)));
-        self.deadline = if self.nudges > 0 { now.checked_add(pause) } else { None };
-        self.send_nothing();
     }
 
     /// What came is no frame to begin with. The passive side has no way to say so.
@@ -483,10 +473,6 @@ impl QueuePair for Iwarp {
         self.fault
     }
 }
-
-/// How long a peer may be silent that has accepted us, before it is nudged; each time twice as long as the last.
-const NUDGE: Duration = Duration::from_millis(250);
-const NUDGES: u32 = 5;
 
 /// How long a peer may take to ask, to answer, and to send its RTR message.
 pub const SETUP_TIMEOUT: Duration = Duration::from_secs(20);

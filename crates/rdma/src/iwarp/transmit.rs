@@ -16,6 +16,7 @@ use blockmux_wire::iwarp::ddp::{
 };
 use blockmux_wire::iwarp::rdmap::{Opcode, READ_REQUEST_LEN, ReadRequest};
 use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes, U32, U64};
 
 /// The whole sending side.
@@ -377,6 +378,16 @@ impl Iwarp {
         }
     }
 
+    /// The peer has accepted us and said nothing since. siw does not notice what comes right behind its answer until more
+    /// comes: so here is more, a write of nothing.
+    #[cold]
+    pub(super) fn nudge(&mut self, now: Instant) {
+        self.nudges = self.nudges.saturating_sub(1);
+        let pause = NUDGE.saturating_mul(2_u32.saturating_pow(NUDGES.saturating_sub(self.nudges)));
+        self.deadline = if self.nudges > 0 { now.checked_add(pause) } else { None };
+        self.send_nothing();
+    }
+
     /// Writes nothing to the peer, unless a message is half sent.
     #[cold]
     pub(super) fn send_nothing(&mut self) {
@@ -399,6 +410,10 @@ fn send_opcode(invalidate: Option<Stag>, is_solicited: bool) -> Opcode {
         (Some(_), true) => Opcode::SEND_WITH_SE_AND_INVALIDATE,
     }
 }
+
+/// How long a peer may be silent that has accepted us, before it is nudged; each time twice as long as the last.
+pub(super) const NUDGE: Duration = Duration::from_millis(250);
+pub(super) const NUDGES: u32 = 5;
 
 /// Nothing is written or read there, so that no name is looked at; 0 may be a special one to hardware.
 const NOTHING: Remote = Remote { stag: Stag(1), address: 0, len: 0 };
