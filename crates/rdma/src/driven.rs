@@ -7,7 +7,7 @@
 //! brought goes out together, and what became possible by sending goes at once. The driver looks often, and mostly nothing
 //! has changed since it looked last; then nothing is asked.
 //!
-//! An initiator's session may have several connections: each is an [`End`] with a queue pair of its own, made when the
+//! An initiator's session may have several connections: each is an end with a queue pair of its own, made when the
 //! driver has dialled it. Bytes and deadlines are those of the lane that was selected last.
 
 mod end;
