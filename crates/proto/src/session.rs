@@ -83,6 +83,12 @@ pub trait StreamSession: Timed {
     /// As for `on_bytes`.
     fn on_placed(&mut self) -> Result<(), ProtocolError>;
 
+    /// Whether what comes is mostly payload that has a place: then a driver does well to receive little beyond what is
+    /// demanded, because whatever lies in its buffer is copied to its place.
+    fn is_mostly_placed(&self) -> bool {
+        false
+    }
+
     /// The peer has closed its side. An error if that was not allowed at this point.
     ///
     /// # Errors
@@ -142,6 +148,12 @@ pub trait Target: Timed {
     /// turns, but no bytes any more.
     fn lingers(&self) -> bool {
         false
+    }
+
+    /// For [`Target::moves_to`]: what was taken of the stream that the session there has to be shown again, before what is
+    /// unread; and how many bytes that one will say which this one has sent already.
+    fn begun(&mut self) -> (Vec<u8>, u64) {
+        (Vec::new(), 0)
     }
 
     /// Whether the peer has come through its handshake. Until then a driver that has as many connections as it may have

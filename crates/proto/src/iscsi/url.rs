@@ -264,8 +264,8 @@ impl Url {
             "header_digest" | "data_digest" if self.rdma.is_some() => {
                 return Err(Problem::Words("there are no digests over RDMA; ask for crc=on"));
             }
-            "max_connections" | "error_recovery_level" if self.rdma.is_some() => {
-                return Err(Problem::Words("belongs to iscsi://; over RDMA there are connections=N"));
+            "error_recovery_level" if self.rdma.is_some() => {
+                return Err(Problem::Words("belongs to iscsi://; over RDMA it is always 0"));
             }
             "header_digest" => self.header_digest = on_off()?,
             "data_digest" => self.data_digest = on_off()?,
@@ -548,7 +548,8 @@ mod tests {
             ("iscsi://h?crc=on", "parameter \"crc=on\": belongs to iser://"),
             ("iser://h?crc=1", "parameter \"crc=1\": write on or off"),
             ("iser://h?data_digest=on", "parameter \"data_digest=on\": there are no digests"),
-            ("iser://h?max_connections=2", "parameter \"max_connections=2\": belongs to iscsi://"),
+            ("iser://h?max_connections=2", ""),
+            ("iser://h?error_recovery_level=1", "parameter \"error_recovery_level=1\": belongs to iscsi://"),
             ("iscsi://h?secret_file=", "parameter \"secret_file=\": name a file"),
         ] {
             match text.parse::<Url>() {
