@@ -1,7 +1,7 @@
 //! What an admin queue asks, one command after the other, until everything is known.
 //!
 //! ```text
-//!   Connect ▶ CAP ▶ VS ▶ CC ▶ CSTS until RDY ▶ Identify Controller ─┬▶ discovery log
+//!   Connect ▶ proof ▶ CAP ▶ VS ▶ CC ▶ CSTS until RDY ▶ Identify Controller ─┬▶ discovery log
 //!                                                                  ├▶ active list ▶ each namespace
 //!                                                                  └▶ limits ▶ namespace ▶ descriptors ▶ queues
 //! ```
@@ -10,7 +10,9 @@ use super::Names;
 use super::command::{self, Transfer};
 use super::discovery::{FoundSubsystem, LogReader, Next};
 use super::info::{ControllerInfo, NamespaceInfo};
+use super::prove::{self, Proving};
 use super::refused::Refused;
+use crate::nvmeof::auth::Credentials;
 use blockmux_volume::{Memory, Seg, SgList};
 use blockmux_wire::nvme::feature::FeatureId;
 use blockmux_wire::nvme::identify::{Cns, IDENTIFY_LEN};
@@ -20,7 +22,7 @@ use blockmux_wire::nvme::property::{
     CC_IOSQES_SHIFT, CSTS, CSTS_CFS, CSTS_RDY, VS,
 };
 use blockmux_wire::nvme::{CQE_LEN, Cqe, NSID_ALL, SQE_LEN, Sqe};
-use blockmux_wire::nvmeof::fabrics::{AUTHREQ_ATR, CNTLID_DYNAMIC};
+use blockmux_wire::nvmeof::fabrics::CNTLID_DYNAMIC;
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
@@ -52,6 +54,8 @@ pub(super) enum Learned {
 pub(super) struct BringUp {
     ask: Ask,
     names: Names,
+    credentials: Option<Credentials>,
+    proving: Option<Box<Proving>>,
     kato_ms: u32,
     step: Step,
     cap: u64,
@@ -68,6 +72,7 @@ pub(super) struct BringUp {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Connect,
+    Prove,
     Capabilities,
     Version,
     Enable,
@@ -83,10 +88,12 @@ enum Step {
 }
 
 impl BringUp {
-    pub(super) fn new(ask: Ask, names: Names, kato_ms: u32) -> BringUp {
+    pub(super) fn new(ask: Ask, names: Names, credentials: Option<Credentials>, kato_ms: u32) -> BringUp {
         BringUp {
             ask,
             names,
+            credentials,
+            proving: None,
             kato_ms,
             step: Step::Connect,
             cap: 0,
@@ -104,7 +111,8 @@ impl BringUp {
 
     /// Whether the controller has said that it is ready.
     pub(super) fn is_enabled(&self) -> bool {
-        !matches!(self.step, Step::Connect | Step::Capabilities | Step::Version | Step::Enable | Step::Ready)
+        use Step::{Capabilities, Connect, Enable, Prove, Ready, Version};
+        !matches!(self.step, Connect | Prove | Capabilities | Version | Enable | Ready)
     }
 
     /// The next question: the command, what moves, and the memory for that.
@@ -117,6 +125,7 @@ impl BringUp {
                 let sqe = command::connect(0, ADMIN_ENTRIES, self.kato_ms);
                 return Some((sqe, Transfer::Out(data.len() as u32), data));
             }
+            Step::Prove => return self.proving.as_ref()?.question(),
             Step::Capabilities => (command::property_get(CAP, true), 0),
             Step::Version => (command::property_get(VS, false), 0),
             Step::Enable => (command::property_set(CC, self.configuration()), 0),
@@ -146,17 +155,21 @@ impl BringUp {
     /// An answer has come, with its data if the command succeeded.
     pub(super) fn on_answer(&mut self, cqe: &Cqe, data: &[u8]) -> Result<Learned, Refused> {
         let is_good = cqe.status.is_success();
+        if let (Step::Prove, Some(proving)) = (self.step, &mut self.proving) {
+            if proving.on_answer(cqe, data)? {
+                (self.step, self.proving) = (Step::Capabilities, None);
+            }
+            return Ok(Learned::More);
+        }
         if let Some(refused) = self.refusal(cqe) {
             return Err(refused);
         }
         let result = cqe.result.get();
         self.step = match self.step {
             Step::Connect => {
-                if result as u32 & AUTHREQ_ATR != 0 {
-                    return Err(Refused::Authentication);
-                }
                 self.controller.cntlid = result as u16;
-                Step::Capabilities
+                self.proving = prove::asked_for(result, self.credentials.as_ref(), &self.names)?;
+                if self.proving.is_some() { Step::Prove } else { Step::Capabilities }
             }
             Step::Capabilities => {
                 self.cap = result;
@@ -220,7 +233,7 @@ impl BringUp {
                     _ => Step::Known,
                 }
             }
-            Step::Queues | Step::Known => Step::Known,
+            Step::Prove | Step::Queues | Step::Known => Step::Known,
         };
         Ok(if self.is_known() { Learned::All } else { Learned::More })
     }
@@ -235,7 +248,7 @@ impl BringUp {
             Step::Namespace(_) if self.ask == Ask::Namespaces => return None,
             Step::Namespace(nsid) => return Some(Refused::NoNamespace(nsid)),
             Step::Queues => return Some(Refused::NoQueues),
-            Step::Limits | Step::Descriptors | Step::Known => return None,
+            Step::Prove | Step::Limits | Step::Descriptors | Step::Known => return None,
             Step::Capabilities | Step::Version | Step::Ready => "Property Get",
             Step::Enable => "Property Set of CC",
             Step::Controller => "Identify Controller",

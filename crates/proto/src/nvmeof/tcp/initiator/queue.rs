@@ -2,9 +2,10 @@
 
 use super::line::Line;
 use super::{ControllerInfo, Digests, Names, NamespaceInfo, Refused};
+use crate::nvmeof::auth::Credentials;
 use crate::nvmeof::initiator::{DEPTH, Queue};
 use crate::outbox::Outbox;
-use crate::session::{Demand, Initiator, ProtocolError, StreamSession, Timed};
+use crate::session::{Demand, Initiator, PathRank, ProtocolError, StreamSession, Timed};
 use blockmux_volume::{Chunk, Completion, Io, IoError, Pool};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -14,6 +15,8 @@ use std::time::{Duration, Instant};
 pub struct QueueConfig {
     /// Who connects, and where to: as the admin queue did.
     pub names: Names,
+    /// How we prove who we are, if we can.
+    pub credentials: Option<Credentials>,
     /// The controller that the admin queue got.
     pub controller: ControllerInfo,
     /// The namespace.
@@ -60,7 +63,7 @@ impl QueueSession {
     /// A session on a fresh connection. Reads without a buffer take memory from `pool` where nothing can be lent.
     #[must_use]
     pub fn new(config: QueueConfig, pool: Pool, now: Instant) -> QueueSession {
-        let QueueConfig { names, controller, namespace, qid, entries, digests } = config;
+        let QueueConfig { names, credentials, controller, namespace, qid, entries, digests } = config;
         let mut outbox = Outbox::default();
         // Connect's data always goes with it (NVMe Base 2.0 §6.3).
         let in_capsule = controller.in_capsule.max(CONNECT_DATA);
@@ -72,7 +75,8 @@ impl QueueSession {
             0 => entries,
             commands => entries.min(commands.saturating_add(1)),
         };
-        let queue = Queue::new(&names, controller.cntlid, (qid, entries.max(2)), &namespace, pool);
+        let queue =
+            Queue::new(names, credentials, controller.cntlid, (qid, entries.max(2)), &namespace, pool);
         QueueSession {
             line,
             outbox,
@@ -86,6 +90,13 @@ impl QueueSession {
             },
             failed: VecDeque::new(),
         }
+    }
+
+    /// There are other paths to the namespace: what this one cannot do now is for them ([`Initiator::poll_misplaced`]).
+    #[must_use]
+    pub fn with_other_paths(mut self) -> QueueSession {
+        self.queue.set_other_paths();
+        self
     }
 
     /// Why the controller gives us no queue, if it does not.
@@ -230,6 +241,20 @@ impl Initiator for QueueSession {
 
     fn resize(&mut self, size: u64) {
         self.queue.resize(size);
+    }
+
+    #[inline]
+    fn path_rank(&self) -> PathRank {
+        self.queue.path_rank()
+    }
+
+    fn set_path_rank(&mut self, rank: PathRank) {
+        self.queue.set_path_rank(rank);
+    }
+
+    #[inline]
+    fn poll_misplaced(&mut self) -> Option<Io> {
+        self.queue.poll_misplaced()
     }
 
     /// What has completed and was not polled yet is not among them.
