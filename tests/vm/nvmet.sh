@@ -59,6 +59,72 @@ host wait copy
 host run "blockmux copy '$url' file:back.img && cmp source.img back.img"
 kernel_is_content .     # a target that is taken away has much to say
 
+check io_goes_by_the_optimized_port_and_goes_on_by_the_other
+second=$nvmet/ports/2
+mkdir "$second"
+echo ipv4 >"$second/addr_adrfam"
+echo tcp >"$second/addr_trtype"
+echo "$GUEST" >"$second/addr_traddr"
+echo 4421 >"$second/addr_trsvcid"
+echo non-optimized >"$second/ana_groups/1/ana_state"
+ln -s "$subsystem" "$second/subsystems/$NQN"
+paths="nvme+tcp://$GUEST,$GUEST:4421/$NQN/1?iopolicy=queue-depth"
+: >disk
+truncate -s 32M disk
+host start copy "blockmux copy --verify 'rate:bw=2m:file:source.img' '$paths'"
+within 60 has_data
+# The first is none for a while, then the second, then the first is gone altogether.
+echo inaccessible >"$port/ana_groups/1/ana_state"
+sleep 1
+echo optimized >"$port/ana_groups/1/ana_state"
+echo inaccessible >"$second/ana_groups/1/ana_state"
+sleep 1
+echo optimized >"$second/ana_groups/1/ana_state"
+rm "$port/subsystems/$NQN"
+host wait copy
+host run "blockmux copy '$paths' file:back.img && cmp source.img back.img"
+ln -s "$subsystem" "$port/subsystems/$NQN"
+host run "blockmux copy '$url?paths=all' file:back.img && cmp source.img back.img"
+rm "$second/subsystems/$NQN"
+rmdir "$second"
+kernel_is_content .
+
+check both_sides_prove_who_they_are_with_every_hash_and_group
+secret() { nvme gen-dhchap-key --hmac="$1" --key-length="$2" --nqn="$(name_of 1)"; }
+targets=$(secret 3 64)
+other=$(secret 1 32)
+host run "umask 77
+  echo '$targets' >targets
+  echo '$other' >other"
+own_host=$nvmet/hosts/$(name_of 1)
+mkdir "$own_host"
+ln -s "$own_host" "$subsystem/allowed_hosts/"
+echo 0 >"$subsystem/attr_allow_any_host"
+guarded="$url?hostnqn=$(name_of 1)&ctrl_loss_tmo=5"
+for terms in '0 32 sha256 null' '1 32 sha384 ffdhe2048' '2 48 sha512 ffdhe3072' '3 64 sha256 ffdhe4096' \
+  '1 32 sha384 ffdhe6144' '0 64 sha512 ffdhe8192'; do
+  set -- $terms
+  own=$(secret "$1" "$2")
+  echo "$own" >"$own_host/dhchap_key"
+  echo "hmac($3)" >"$own_host/dhchap_hash"
+  echo "$4" >"$own_host/dhchap_dhgroup"
+  host run "umask 77; echo '$own' >own"
+  echo "$targets" >"$own_host/dhchap_ctrl_key"
+  host run "blockmux copy --verify file:source.img '$guarded&dhchap_secret_file=own'"
+  host run "blockmux copy '$guarded&dhchap_secret_file=own&dhchap_ctrl_secret_file=targets' file:back.img"
+  host run "cmp source.img back.img"
+done
+
+check who_cannot_prove_who_it_is_is_told_so_and_an_impostor_is_left
+host run "! blockmux info '$guarded' 2>said; cat said; grep 'wants DH-HMAC-CHAP' said"
+host run "! blockmux info '$guarded&dhchap_secret_file=other' 2>said; cat said; grep 'turned us away' said"
+host run "! blockmux info '$guarded&dhchap_secret_file=own&dhchap_ctrl_secret_file=other' 2>said; cat said
+  grep 'did not prove who it is' said"
+echo 1 >"$subsystem/attr_allow_any_host"
+rm "$subsystem/allowed_hosts/$(name_of 1)"
+rmdir "$own_host"
+kernel_is_content .     # it tells of each who failed
+
 # From the kernel's target through our initiator, our target and to the kernel's host.
 check a_namespace_that_grows_is_seen_to_through_a_gateway
 serve "disk=$url --nvme-tcp $HOST:4420"
