@@ -34,7 +34,7 @@ fn session(in_capsule: u32) -> QueueSession {
             max_deallocate_blocks: Some(2048),
             ..NamespaceInfo::default()
         },
-        qid: 1,
+        queues: 1,
         entries: 64,
         digests: Digests::default(),
     };

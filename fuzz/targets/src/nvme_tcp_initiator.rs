@@ -41,7 +41,8 @@ pub(crate) fn nvme_tcp_initiator(data: &[u8]) {
 
 fn run_admin(mut choices: Choices<'_>, credentials: Option<Credentials>, stream: &[u8]) {
     let ask = choices.of(&[Ask::Use(1), Ask::Namespace(1), Ask::Namespaces, Ask::Discovery]);
-    let config = AdminConfig { names: names(), credentials, ask, keep_alive: Duration::from_secs(5) };
+    let config =
+        AdminConfig { names: names(), credentials, queues: 1, ask, keep_alive: Duration::from_secs(5) };
     let now = Instant::now();
     let pool = Pool::new(1 << 20);
     let mut session = AdminSession::new(config, Digests::default(), pool, now);
@@ -74,7 +75,7 @@ fn run_queue(mut choices: Choices<'_>, credentials: Option<Credentials>, stream:
         credentials,
         controller: ControllerInfo { max_entries: 64, in_capsule: 8192, ..ControllerInfo::default() },
         namespace,
-        qid: 1,
+        queues: 1,
         entries: choices.of(&[64, 64, 2]),
         digests: Digests::default(),
     };

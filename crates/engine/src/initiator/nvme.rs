@@ -1,8 +1,11 @@
 //! Reaching namespaces of NVMe/TCP subsystems.
 //!
-//! Each connection of a channel is an association of its own: an admin queue, which its link holds as its control, and
-//! one I/O queue of the controller that the admin queue got. When either is lost, both are made anew, with another
-//! controller, and what had not completed is replayed there. Decision 14 says why.
+//! Each channel has, by each path, an association of its own: an admin queue, which its link holds as its control, and
+//! I/O queues of the controller that the admin queue got, which are the lanes of one session. When one is lost, all are
+//! made anew, with another controller, and what had not completed is replayed there. Decision 14 says why.
+//!
+//! Several places may lead to one namespace. It is recognised by what names it; a place that leads to another one is
+//! refused, and one that does not answer when the volume is opened may do so later.
 
 use super::seeds::Seeds;
 use super::{Dialer, Policy, RemoteVolume, check_unchanged};
@@ -41,8 +44,8 @@ pub struct Endpoint {
     pub entries: u16,
     /// Keep alive timeout; zero: none.
     pub keep_alive: Duration,
-    /// I/O queues of each channel.
-    pub connections: u32,
+    /// I/O queues of each channel by each path, as far as the controller gives them out.
+    pub queues: u16,
     /// How long to try again when a connection is lost, before I/O fails.
     pub patience: Duration,
 }
@@ -65,9 +68,8 @@ pub struct Description {
 /// If the subsystem cannot be reached or does not have the namespace.
 pub fn connect(endpoint: Endpoint) -> Result<RemoteVolume<NvmeDialer>, ConnectError> {
     let dialer = NvmeDialer::new(endpoint)?;
-    let (connections, patience) = (dialer.endpoint.connections, dialer.endpoint.patience);
-    let info = dialer.first.volume_info();
-    Ok(RemoteVolume::new(dialer, info, connections, patience))
+    let (info, patience) = (dialer.first.volume_info(), dialer.endpoint.patience);
+    Ok(RemoteVolume::new(dialer, info, 1, patience))
 }
 
 /// Describes one namespace.
@@ -141,7 +143,13 @@ impl Endpoint {
     }
 
     fn admin(&self, ask: Ask, keep_alive: Duration, seeds: &Seeds) -> AdminConfig {
-        AdminConfig { names: self.names.clone(), credentials: self.credentials(seeds), ask, keep_alive }
+        AdminConfig {
+            names: self.names.clone(),
+            credentials: self.credentials(seeds),
+            queues: self.queues,
+            ask,
+            keep_alive,
+        }
     }
 
     /// For one queue.
@@ -216,7 +224,7 @@ impl NvmeDialer {
         }
         // It may have grown or shrunk, which is told elsewhere.
         let (first, now) = (self.first.volume_info(), now.volume_info());
-        check_unchanged(&VolumeInfo { size: now.size, ..first }, &now, self.endpoint.connections)
+        check_unchanged(&VolumeInfo { size: now.size, ..first }, &now, 1)
     }
 }
 
@@ -247,13 +255,14 @@ impl Dialer for NvmeDialer {
 
     fn session(&self, _link: u32, control: Option<&AdminSession>, pool: &Pool, now: Instant) -> QueueSession {
         let controller = control.and_then(AdminSession::controller).cloned().unwrap_or_default();
+        let queues = self.endpoint.queues.min(controller.io_queues);
         let namespace = control.and_then(|control| control.namespaces().first()).unwrap_or(&self.first);
         let config = QueueConfig {
             names: self.endpoint.names.clone(),
             credentials: self.endpoint.credentials(&self.seeds),
             controller,
             namespace: namespace.clone(),
-            qid: 1,
+            queues,
             entries: self.endpoint.entries,
             digests: self.endpoint.digests,
         };

@@ -44,7 +44,7 @@ pub(crate) fn endpoint(addresses: &[Address]) -> Endpoint {
         digests: Digests::default(),
         entries: 64,
         keep_alive: Duration::from_secs(5),
-        connections: 1,
+        queues: 1,
         patience: Duration::from_secs(5),
     }
 }
@@ -61,8 +61,13 @@ pub(crate) fn dialer(endpoint: Endpoint) -> NvmeDialer {
 /// The namespace as a host sees it that asks, without any network.
 fn described(node: &Arc<Node>) -> NamespaceInfo {
     let now = Instant::now();
-    let config =
-        AdminConfig { names: names(), credentials: None, ask: Ask::Namespace(1), keep_alive: Duration::ZERO };
+    let config = AdminConfig {
+        names: names(),
+        credentials: None,
+        queues: 1,
+        ask: Ask::Namespace(1),
+        keep_alive: Duration::ZERO,
+    };
     let mut host = AdminSession::new(config, Digests::default(), Pool::new(1 << 20), now);
     let mut target = TargetSession::new(node.clone(), Pool::new(1 << 20), now).at_port(1);
     while !host.is_over() {

@@ -324,7 +324,8 @@ fn endpoint(
         digests: Digests { header: url.header_digest, data: url.data_digest },
         entries: url.queue_size,
         keep_alive: url.keep_alive,
-        connections,
+        // At most MAX_CONNECTIONS.
+        queues: connections as u16,
         patience: url.reconnect,
     }
 }

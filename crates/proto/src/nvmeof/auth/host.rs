@@ -24,6 +24,17 @@ pub struct Credentials {
     pub seed: [u8; 32],
 }
 
+impl Credentials {
+    /// The same for one of several queues, with a seed of its own.
+    #[must_use]
+    pub fn of_queue(self, qid: u16) -> Credentials {
+        let mut seed = self.seed;
+        let number = qid.to_le_bytes().into_iter();
+        seed.iter_mut().rev().zip(number).for_each(|(byte, add)| *byte ^= add);
+        Credentials { seed, ..self }
+    }
+}
+
 impl fmt::Debug for Credentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Credentials")

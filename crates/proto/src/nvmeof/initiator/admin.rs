@@ -27,6 +27,8 @@ pub struct AdminConfig {
     pub names: Names,
     /// How we prove who we are, if we can.
     pub credentials: Option<Credentials>,
+    /// How many I/O queues to ask for, if any are to be used; at least 1.
+    pub queues: u16,
     /// What to ask.
     pub ask: Ask,
     /// Keep alive timeout, whole milliseconds; 0: none.
@@ -88,7 +90,7 @@ impl Admin {
             commands: Slots::default(),
             news: None,
             stays: matches!(config.ask, Ask::Use(_)),
-            bring_up: BringUp::new(config.ask, config.names, config.credentials, kato_ms),
+            bring_up: BringUp::new(config.ask, config.names, config.credentials, (kato_ms, config.queues)),
             is_asked: false,
             refused: None,
             keep_alive,

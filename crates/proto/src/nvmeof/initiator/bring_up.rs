@@ -57,6 +57,7 @@ pub(super) struct BringUp {
     credentials: Option<Credentials>,
     proving: Option<Box<Proving>>,
     kato_ms: u32,
+    queues: u16,
     step: Step,
     cap: u64,
     pub(super) controller: ControllerInfo,
@@ -88,13 +89,19 @@ enum Step {
 }
 
 impl BringUp {
-    pub(super) fn new(ask: Ask, names: Names, credentials: Option<Credentials>, kato_ms: u32) -> BringUp {
+    pub(super) fn new(
+        ask: Ask,
+        names: Names,
+        credentials: Option<Credentials>,
+        (kato_ms, queues): (u32, u16),
+    ) -> BringUp {
         BringUp {
             ask,
             names,
             credentials,
             proving: None,
             kato_ms,
+            queues,
             step: Step::Connect,
             cap: 0,
             controller: ControllerInfo::default(),
@@ -142,8 +149,11 @@ impl BringUp {
                 let (from, len) = self.log.piece();
                 (command::get_log_page(LogPage::DISCOVERY, from, len), len as usize)
             }
-            // One of each kind, less one.
-            Step::Queues => (command::set_features(FeatureId::NUMBER_OF_QUEUES.0, 0), 0),
+            // So many of each kind, less one.
+            Step::Queues => {
+                let less_one = u32::from(self.queues.saturating_sub(1));
+                (command::set_features(FeatureId::NUMBER_OF_QUEUES.0, less_one << 16 | less_one), 0)
+            }
             Step::Known => return None,
         };
         if len == 0 {
@@ -172,10 +182,7 @@ impl BringUp {
                 if self.proving.is_some() { Step::Prove } else { Step::Capabilities }
             }
             Step::Capabilities => {
-                self.cap = result;
-                self.controller.max_entries = ((result & CAP_MQES_MASK) as u32).saturating_add(1);
-                // MPSMIN: four bits, 0 is 4 KiB.
-                self.controller.page_shift = (12_u32).saturating_add((result >> 48 & 0xf) as u32);
+                self.on_capabilities(result);
                 Step::Version
             }
             Step::Version => {
@@ -191,14 +198,7 @@ impl BringUp {
                     _ => Step::Limits,
                 }
             }
-            Step::Log => match self.log.on_piece(data) {
-                Next::More => Step::Log,
-                Next::Restless => return Err(Refused::Command { what: RESTLESS, status: cqe.status }),
-                Next::Whole => {
-                    self.found = std::mem::take(&mut self.log).into_found();
-                    Step::Known
-                }
-            },
+            Step::Log => self.on_log(data, cqe)?,
             Step::Limits => {
                 // Older controllers do not know this question.
                 if is_good {
@@ -214,15 +214,7 @@ impl BringUp {
                 self.left.reverse();
                 self.next_namespace()
             }
-            Step::Namespace(nsid) => match NamespaceInfo::identify(nsid, data, &self.controller) {
-                Ok(namespace) => {
-                    self.namespaces.push(namespace);
-                    Step::Descriptors
-                }
-                // One of a list that went away, or that is none for us.
-                Err(_) if self.ask == Ask::Namespaces => self.next_namespace(),
-                Err(refused) => return Err(refused),
-            },
+            Step::Namespace(nsid) => self.on_namespace(nsid, data)?,
             Step::Descriptors => {
                 if let Some(namespace) = self.namespaces.last_mut().filter(|_| is_good) {
                     namespace.describe(data);
@@ -233,9 +225,50 @@ impl BringUp {
                     _ => Step::Known,
                 }
             }
-            Step::Prove | Step::Queues | Step::Known => Step::Known,
+            Step::Queues => {
+                self.on_queues(result);
+                Step::Known
+            }
+            Step::Prove | Step::Known => Step::Known,
         };
         Ok(if self.is_known() { Learned::All } else { Learned::More })
+    }
+
+    /// A piece of the discovery log page has come.
+    fn on_log(&mut self, data: &[u8], cqe: &Cqe) -> Result<Step, Refused> {
+        match self.log.on_piece(data) {
+            Next::More => Ok(Step::Log),
+            Next::Restless => Err(Refused::Command { what: RESTLESS, status: cqe.status }),
+            Next::Whole => {
+                self.found = std::mem::take(&mut self.log).into_found();
+                Ok(Step::Known)
+            }
+        }
+    }
+
+    fn on_namespace(&mut self, nsid: u32, data: &[u8]) -> Result<Step, Refused> {
+        match NamespaceInfo::identify(nsid, data, &self.controller) {
+            Ok(namespace) => {
+                self.namespaces.push(namespace);
+                Ok(Step::Descriptors)
+            }
+            // One of a list that went away, or that is none for us.
+            Err(_) if self.ask == Ask::Namespaces => Ok(self.next_namespace()),
+            Err(refused) => Err(refused),
+        }
+    }
+
+    fn on_capabilities(&mut self, cap: u64) {
+        self.cap = cap;
+        self.controller.max_entries = ((cap & CAP_MQES_MASK) as u32).saturating_add(1);
+        // MPSMIN: four bits, 0 is 4 KiB.
+        self.controller.page_shift = (12_u32).saturating_add((cap >> 48 & 0xf) as u32);
+    }
+
+    /// The controller has said how many queues it gives us of each kind, less one.
+    fn on_queues(&mut self, numbers: u64) {
+        let given = (numbers as u16).min((numbers >> 16) as u16).saturating_add(1);
+        self.controller.io_queues = given.min(self.queues.max(1));
     }
 
     /// Whether a failure is the end of it.

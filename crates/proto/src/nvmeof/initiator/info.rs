@@ -24,6 +24,8 @@ pub struct ControllerInfo {
     pub model: String,
     /// Firmware revision.
     pub firmware: String,
+    /// I/O queues that it gives us, if any were asked for.
+    pub io_queues: u16,
     /// The most entries of a queue.
     pub max_entries: u32,
     /// The most data of one command, in bytes; `None`: no limit.

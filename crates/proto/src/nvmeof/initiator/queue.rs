@@ -44,7 +44,6 @@ pub(crate) struct Queue {
     /// Commands to send again in a while.
     pub(super) later: VecDeque<Piece>,
     pub(super) done: VecDeque<Completion>,
-    next_age: u64,
     zeroes: Option<Seg>,
     /// Nothing new is taken.
     is_closed: bool,
@@ -90,7 +89,6 @@ impl Queue {
             again: VecDeque::new(),
             later: VecDeque::new(),
             done: VecDeque::new(),
-            next_age: 0,
             zeroes: None,
             is_closed: false,
         }
@@ -151,8 +149,9 @@ impl Queue {
         self.done.pop_front()
     }
 
+    /// Takes an I/O; what has a smaller `age` is older.
     #[inline]
-    pub(crate) fn submit(&mut self, io: Io) {
+    pub(crate) fn submit(&mut self, io: Io, age: u64) {
         let tag = io.tag;
         if let Err(error) = self.info.check(&io) {
             return self.done.push_back(Completion { tag, result: Err(error) });
@@ -163,25 +162,24 @@ impl Queue {
         let result = match self.terms.plan(io.op) {
             Plan::Done => Ok(Output::Nothing),
             Plan::Fails(error) => Err(error),
-            Plan::Send(pieces) if pieces.kind == Kind::Flush => return self.take(io, pieces),
+            Plan::Send(pieces) if pieces.kind == Kind::Flush => return self.take(io, age, pieces),
             Plan::AllData | Plan::Send(_) if io.len == 0 => Ok(io.into_empty_output()),
             Plan::AllData => Ok(Output::Extents(vec![Extent::data(io.len)])),
-            Plan::Send(pieces) => return self.take(io, pieces),
+            Plan::Send(pieces) => return self.take(io, age, pieces),
         };
         self.done.push_back(Completion { tag, result });
     }
 
-    /// All I/O that has not completed, oldest first.
-    pub(crate) fn take_unfinished(&mut self) -> Vec<Io> {
+    /// All I/O that has not completed, with its age.
+    pub(crate) fn take_unfinished(&mut self) -> Vec<(u64, Io)> {
         self.is_closed = true;
-        let mut jobs = self.jobs.take_all();
+        let jobs = self.jobs.take_all();
         self.commands.take_all();
         self.ready.clear();
         self.waiting.clear();
         self.again.clear();
         self.later.clear();
-        jobs.sort_unstable_by_key(|job| job.age);
-        jobs.into_iter().map(|job| job.io).collect()
+        jobs.into_iter().map(|job| (job.age, job.io)).collect()
     }
 
     /// The next command to send, if there is any and the queue has an entry for it.
@@ -231,10 +229,8 @@ impl Queue {
 
     /// Takes an I/O that needs commands.
     #[inline]
-    fn take(&mut self, io: Io, pieces: Pieces) {
+    fn take(&mut self, io: Io, age: u64, pieces: Pieces) {
         let needs_memory = io.op == Op::Read && io.data.is_none() && io.len > LEND_UP_TO;
-        let age = self.next_age;
-        self.next_age = self.next_age.wrapping_add(1);
         let key = self.jobs.insert(Job {
             io,
             age,

@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 use zerocopy::{FromZeros, IntoBytes};
 
 fn admin(ask: Ask, line: Line, step: usize, now: Instant) -> Driver<AdminSession> {
-    let config = AdminConfig { names: names(), credentials: None, ask, keep_alive: Duration::from_secs(5) };
+    let config =
+        AdminConfig { names: names(), credentials: None, queues: 1, ask, keep_alive: Duration::from_secs(5) };
     Driver::of(AdminSession::new(config, line.digests, Pool::new(1 << 20), now), step)
 }
 

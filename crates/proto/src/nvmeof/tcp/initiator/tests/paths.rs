@@ -24,7 +24,7 @@ fn subsystem(state: AnaState, oaes: u32) -> Subsystem {
 
 fn admin(subsystem: &mut Subsystem, now: Instant) -> Driver<AdminSession> {
     let (names, keep_alive) = (names(), Duration::ZERO);
-    let config = AdminConfig { names, credentials: None, ask: Ask::Use(1), keep_alive };
+    let config = AdminConfig { names, credentials: None, queues: 1, ask: Ask::Use(1), keep_alive };
     let session = AdminSession::new(config, Digests::default(), Pool::new(1 << 20), now);
     let mut driver = Driver::of(session, usize::MAX);
     bring_up(&mut driver, PLAIN, subsystem);

@@ -212,7 +212,7 @@ impl Client {
             credentials: None,
             controller: controller(),
             namespace,
-            qid: 1,
+            queues: 1,
             entries,
             digests: line.digests,
         };
