@@ -197,7 +197,7 @@ impl Admin {
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         let timers = &self.timers;
         // Whether it becomes ready is looked at whenever that is asked.
-        let is_due = !self.is_known() && timers.unready.is_none();
+        let is_due = !self.is_ready() && timers.unready.is_none();
         let bring_up = is_due.then_some(timers.deadline);
         let looks = self.news.as_ref().is_some_and(News::is_to_ask_again);
         let look = looks.then(|| timers.look_again.unwrap_or(timers.now));
@@ -212,7 +212,7 @@ impl Admin {
             self.on_pause_over(now);
         }
         self.look_again(now);
-        let is_late = now >= self.timers.deadline && self.timers.unready.is_none() && !self.is_known();
+        let is_late = now >= self.timers.deadline && self.timers.unready.is_none() && !self.is_ready();
         if is_late && self.refused.is_none() {
             return Err(ProtocolError {
                 what: "did not tell what it is within 30 seconds",

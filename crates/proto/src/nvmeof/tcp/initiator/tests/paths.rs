@@ -79,6 +79,17 @@ fn a_page_that_cannot_be_read_does_not_keep_io_from_going() {
 }
 
 #[test]
+fn a_controller_that_never_answers_for_the_page_is_given_up() {
+    let now = Instant::now();
+    let mut subsystem = subsystem(AnaState::OPTIMIZED, AEC_ANA_CHANGE);
+    subsystem.is_silent_about_logs = true;
+    let mut driver = admin(&mut subsystem, now);
+    assert!(!driver.session.is_ready());
+    assert_eq!(driver.session.poll_timeout(), Some(now + Duration::from_secs(30)));
+    assert!(driver.session.on_timeout(now + Duration::from_secs(30)).is_err());
+}
+
+#[test]
 fn what_an_inaccessible_namespace_does_not_do_is_handed_back_where_there_are_other_paths() {
     for status in [
         Status::ASYMMETRIC_ACCESS_INACCESSIBLE,

@@ -270,6 +270,8 @@ pub(super) struct Subsystem {
     pub(super) oaes: u32,
     /// The namespace's, if there are such.
     pub(super) ana_group: u32,
+    /// Get Log Page is never answered.
+    pub(super) is_silent_about_logs: bool,
     /// The Asynchronous Event Request that waits.
     pub(super) listening: Option<u16>,
 }
@@ -287,6 +289,7 @@ impl Default for Subsystem {
             log: Vec::new(),
             oaes: 0,
             ana_group: 0,
+            is_silent_about_logs: false,
             listening: None,
         }
     }
@@ -381,6 +384,9 @@ pub(super) fn bring_up(driver: &mut Driver<AdminSession>, line: Line, subsystem:
             }
             if sqe.opcode == AdminOpcode::ASYNC_EVENT_REQUEST.0 {
                 subsystem.listening = Some(sqe.cid.get());
+                continue;
+            }
+            if sqe.opcode == AdminOpcode::GET_LOG_PAGE.0 && subsystem.is_silent_about_logs {
                 continue;
             }
             let (data, status, result) = subsystem.answer(&sqe);
