@@ -98,8 +98,8 @@ host run "umask 77
   echo '$other' >other"
 own_host=$nvmet/hosts/$(name_of 1)
 mkdir "$own_host"
-ln -s "$own_host" "$subsystem/allowed_hosts/"
 echo 0 >"$subsystem/attr_allow_any_host"
+ln -s "$own_host" "$subsystem/allowed_hosts/"
 guarded="$url?hostnqn=$(name_of 1)&ctrl_loss_tmo=5"
 for terms in '0 32 sha256 null' '1 32 sha384 ffdhe2048' '2 48 sha512 ffdhe3072' '3 64 sha256 ffdhe4096' \
   '1 32 sha384 ffdhe6144' '0 64 sha512 ffdhe8192'; do
@@ -120,8 +120,8 @@ host run "! blockmux info '$guarded' 2>said; cat said; grep 'wants DH-HMAC-CHAP'
 host run "! blockmux info '$guarded&dhchap_secret_file=other' 2>said; cat said; grep 'turned us away' said"
 host run "! blockmux info '$guarded&dhchap_secret_file=own&dhchap_ctrl_secret_file=other' 2>said; cat said
   grep 'did not prove who it is' said"
-echo 1 >"$subsystem/attr_allow_any_host"
 rm "$subsystem/allowed_hosts/$(name_of 1)"
+echo 1 >"$subsystem/attr_allow_any_host"
 rmdir "$own_host"
 kernel_is_content .     # it tells of each who failed
 
