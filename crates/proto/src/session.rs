@@ -217,6 +217,14 @@ pub trait Control: StreamSession {
         None
     }
 
+    /// How well the session reaches its volume, once when it is known and whenever it was looked at again.
+    fn poll_path_rank(&mut self) -> Option<PathRank> {
+        None
+    }
+
+    /// The session has found that it reaches its volume otherwise than was told: looks again.
+    fn look_at_path(&mut self) {}
+
     /// The session beside it is over: ends this one softly, at once.
     fn on_stop(&mut self);
 }
@@ -290,6 +298,9 @@ pub trait Initiator: Timed {
     fn path_rank(&self) -> PathRank {
         PathRank::Best
     }
+
+    /// Its control has learned how well it reaches its volume.
+    fn set_path_rank(&mut self, _rank: PathRank) {}
 
     /// A request that was taken and that another session may be able to do, but not this one now. Only where the session
     /// was told that there are others.

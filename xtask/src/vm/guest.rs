@@ -229,7 +229,7 @@ fn decode(text: &str) -> Result<String> {
 /// For one script, so that a guest that hangs ends.
 const LIMIT_S: u32 = 300;
 /// Ports of the guest that this machine reaches: those of iSCSI and NVMe/TCP.
-const PORTS: [u16; 2] = [ISCSI_PORT, 4420];
+const PORTS: [u16; 3] = [ISCSI_PORT, 4420, 4421];
 const ISCSI_PORT: u16 = 3260;
 /// Known to the scripts that use it, `iser*.sh`.
 const RDMA_HOST: &str = "10.88.0.200";

@@ -137,7 +137,7 @@ impl HostEntry {
 }
 
 /// Reads a secret from a file that only its owner may read.
-fn read(path: &Path) -> Result<Secret, Failure> {
+pub(super) fn read(path: &Path) -> Result<Secret, Failure> {
     let wrong = |what: String| Failure::request(format!("secret file {}: {what}", path.display()));
     let line = String::from_utf8(line(path)?).map_err(|_| wrong(SecretError::Format.to_string()))?;
     Secret::parse(&line).map_err(|error| wrong(error.to_string()))
