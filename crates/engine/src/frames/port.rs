@@ -1,9 +1,11 @@
 //! A network interface by way of a packet socket.
 
 use super::kernel::{self, Arrival, Instruction};
+use super::ring::Ring;
 use blockmux_proto::frames::EtherType;
 use blockmux_proto::frames::{FrameOutbox, Port, PortId};
 use blockmux_volume::Chunk;
+use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
@@ -26,6 +28,10 @@ pub struct PacketPort {
     /// The interface that the socket is bound to.
     index: i32,
     stride: usize,
+    /// Where frames come in; `None` if no memory was left for another one when the MTU changed.
+    ring: Option<Ring>,
+    /// It was slept on: what woke may be an error.
+    was_parked: Cell<bool>,
 }
 
 impl PacketPort {
@@ -36,11 +42,13 @@ impl PacketPort {
     pub fn open(name: &str, side: Side) -> io::Result<PacketPort> {
         let fd = kernel::open()?;
         let interface = kernel::interface(&fd, name)?;
-        kernel::set_buffers(&fd, BUFFER);
+        kernel::set_send_buffer(&fd, BUFFER);
         kernel::filter(&fd, &program(side))?;
-        kernel::bind(&fd, interface.index, EtherType::ETH_P_AOE)?;
         let stride = stride_of(interface.mtu);
-        Ok(PacketPort { fd, name: name.to_owned(), index: interface.index, stride })
+        let ring = Some(Ring::new(&fd, stride)?);
+        kernel::bind(&fd, interface.index, EtherType::ETH_P_AOE)?;
+        let (name, index, was_parked) = (name.to_owned(), interface.index, Cell::new(false));
+        Ok(PacketPort { fd, name, index, stride, ring, was_parked })
     }
 
     /// The interface's name.
@@ -59,9 +67,15 @@ impl PacketPort {
             kernel::bind(&self.fd, interface.index, EtherType::ETH_P_AOE)?;
             self.index = interface.index;
         }
-        self.stride = stride_of(interface.mtu);
-        let room = kernel::receive_buffer(&self.fd)?;
-        let buffers = u32::try_from(room / cost_of(interface.mtu)).unwrap_or(u32::MAX);
+        let stride = stride_of(interface.mtu);
+        if stride != self.stride || self.ring.is_none() {
+            self.stride = stride;
+            self.ring = match self.ring.take() {
+                Some(ring) => Some(ring.replace(&self.fd, stride)?),
+                None => Some(Ring::new(&self.fd, stride)?),
+            };
+        }
+        let buffers = self.ring.as_ref().map_or(0, Ring::slots) as u32;
         Ok(Port { mac: interface.mac, mtu: interface.mtu, buffers, is_up: interface.is_up })
     }
 
@@ -72,7 +86,23 @@ impl PacketPort {
 
     #[inline]
     pub(super) fn receive(&mut self, chunk: &mut Chunk, arrivals: &mut Vec<Arrival>) -> io::Result<()> {
-        kernel::receive(self.fd.as_raw_fd(), chunk, self.stride, arrivals)
+        if let Some(ring) = &mut self.ring {
+            ring.receive(chunk, self.stride, kernel::BATCH, arrivals);
+        }
+        if !arrivals.is_empty() {
+            self.was_parked.set(false);
+            return Ok(());
+        }
+        if self.was_parked.take() {
+            // No other call would tell, and until it is told, the socket wakes whoever waits.
+            kernel::take_error(&self.fd)?;
+        }
+        Err(io::ErrorKind::WouldBlock.into())
+    }
+
+    /// Tells it that it is about to be slept on.
+    pub(super) fn park(&self) {
+        self.was_parked.set(true);
     }
 
     #[inline]
@@ -96,11 +126,6 @@ impl AsRawFd for PacketPort {
 /// Room for one frame: on cache lines of its own, with some for tags that a driver may have left in.
 fn stride_of(mtu: u32) -> usize {
     (mtu as usize).clamp(MIN_MTU, MAX_MTU).next_multiple_of(64) + 64
-}
-
-/// What a waiting frame costs of the receive buffer at most: its memory is a power of two, and there is a descriptor.
-fn cost_of(mtu: u32) -> usize {
-    (mtu as usize).clamp(MIN_MTU, MAX_MTU).next_power_of_two() + 1024
 }
 
 /// Drops in the kernel what is for the other side, or for another queue of this one.
@@ -132,7 +157,7 @@ const JUMP_IF_EQUAL: u16 = 0x15;
 /// `BPF_RET | BPF_K`.
 const RETURN: u16 = 0x06;
 
-/// Of each direction, in bytes: 64 of the largest usual frames and more.
+/// For what is sent, in bytes: 64 of the largest usual frames and more.
 const BUFFER: i32 = 4 << 20;
 const MIN_MTU: usize = 1500;
 /// Ethernet's own limit is far below.
