@@ -8,7 +8,7 @@
 //! no session, no volume, no tag and no repetition. A frame counts whoever's turn it is: an I/O is as many answers as
 //! its block size takes frames. Prints one line: I/O per second.
 
-use blockmux_engine::frames::{Arrival, FramePort, PacketPort, Side};
+use blockmux_engine::frames::{Arrival, FramePort, PacketPort, Share, Side};
 use blockmux_proto::frames::{Frame, FrameOutbox, Mac, PortId, Station};
 use blockmux_volume::{Chunk, Memory, Seg, SgList};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -112,10 +112,15 @@ fn ask(mut end: End, load: &Load) -> Result<f64, String> {
     let data = Seg::from_slice(&vec![0x5A; MOST_DATA]);
     // Until the first answer nobody knows whose interface is at the other end.
     let (mut server, mut next, mut outstanding, mut answers) = (Mac::BROADCAST, 0, 0, 0_u64);
-    let begun = Instant::now();
-    let mut last = begun;
+    let mut begun = Instant::now();
+    let (mut last, mut asked) = (begun, begun);
     loop {
-        let window = if server == Mac::BROADCAST { 1 } else { load.window };
+        let is_known = server != Mac::BROADCAST;
+        if !is_known && Instant::now() - asked >= ASK_AGAIN {
+            // It may not have been there yet.
+            (outstanding, asked) = (0, Instant::now());
+        }
+        let window = if is_known { load.window } else { 1 };
         while outstanding < window {
             let len = load.frames[next % load.frames.len()];
             next += 1;
@@ -133,7 +138,9 @@ fn ask(mut end: End, load: &Load) -> Result<f64, String> {
         let mut count = 0;
         let came = end.receive(|mac, _, _| (server, count) = (mac, count + 1))?;
         let now = Instant::now();
-        if came {
+        if came && !is_known {
+            (outstanding, begun, last) = (0, now, now);
+        } else if came {
             (outstanding, answers, last) =
                 (outstanding - count.min(outstanding), answers + count as u64, now);
         } else if now - last > STUCK {
@@ -141,7 +148,7 @@ fn ask(mut end: End, load: &Load) -> Result<f64, String> {
         } else {
             end.wait(PollFlags::IN);
         }
-        if now - begun >= load.runtime {
+        if is_known && now - begun >= load.runtime {
             let seconds = (now - begun).as_secs_f64();
             return Ok(answers as f64 / load.frames.len() as f64 / seconds);
         }
@@ -153,7 +160,7 @@ fn run() -> Result<(), String> {
     let (what, interface) = (words.at(0)?, words.at(1)?);
     let spins = words.has("--spin");
     if what == "serve" {
-        return serve(End::open(interface, Side::Target, spins)?);
+        return serve(End::open(interface, Side::Target(Share::ALL), spins)?);
     }
     let runtime = Duration::from_millis(words.number("--runtime_ms")? as u64);
     let (mtu, bs, iodepth) = (words.number("--mtu")?, words.number("--bs")?, words.number("--iodepth")?);
@@ -204,4 +211,6 @@ const MOST_WINDOW: usize = 111;
 /// The upper byte of our tags.
 const ID: u8 = 0xEC;
 const PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+/// Until somebody answers.
+const ASK_AGAIN: Duration = Duration::from_millis(50);
 const STUCK: Duration = Duration::from_secs(2);

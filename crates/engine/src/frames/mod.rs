@@ -20,7 +20,7 @@ pub mod volume;
 mod wire;
 
 pub use kernel::Arrival;
-pub use port::{PacketPort, Side};
+pub use port::{PacketPort, Share, Side};
 pub(crate) use wire::Wire;
 
 use crate::host::{Host, SocketWatch};
