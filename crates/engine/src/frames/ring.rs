@@ -7,7 +7,7 @@
 //! in the same order. The kernel copies a frame in while it handles the interrupt and frees its own memory on the
 //! processor that took it; we copy it on into a [`Chunk`] and give the slot back at once, so that whatever is lent of a
 //! frame never keeps the kernel from receiving. To look whether something has come costs no system call.
-//! `docs/decisions/0020` has what that was measured against.
+//! The page 22 of `docs/decisions` has what that was measured against.
 #![expect(unsafe_code, reason = "memory that is shared with the kernel, and the calls that make it")]
 
 use super::kernel::{self, Arrival, check};

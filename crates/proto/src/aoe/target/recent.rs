@@ -261,7 +261,7 @@ mod tests {
             recent.on_write(WHO, tag(n), write(n.into(), 0), now);
             recent.on_answer(WHO, tag(n), 0x40, 0, now);
         }
-        let [old, again, newer, meant] = [0, 1, 2, 3].map(|n| tag(before + n));
+        let [old, again, newer, meant] = [0, 1, 2, 3].map(|n| tag(before.wrapping_add(n)));
         for (tag, digest) in [(again, 1), (newer, 2)] {
             assert_eq!(recent.on_write(WHO, tag, write(7, digest), now), Known::New);
             recent.on_answer(WHO, tag, 0x40, 0, now);

@@ -287,7 +287,7 @@ fn a_late_write_that_linux_has_repeated_under_a_new_tag_does_not_undo_a_newer_on
     let mut bench = Bench::new();
     let mut send = |count: u32, command, data: &[u8]| {
         let message = registers(command, 0, 1, data);
-        let (now, clock) = (bench.now, count * 3 & 0xffff);
+        let (now, clock) = (bench.now, (count * 3) & 0xffff);
         let bytes = request((1, 0), Command::ISSUE_ATA_COMMAND, count << 16 | clock, &message);
         bench.frame(WHO, &bytes, now).pop().unwrap().1[size_of::<Header>() + size_of::<AtaMessage>()..]
             .to_vec()
