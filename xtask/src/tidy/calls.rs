@@ -26,6 +26,7 @@ const BANS: &[Ban] = &[
             ("crates/engine/src/sys", "system calls that no crate wraps"),
             ("crates/engine/src/memory", "mapped and huge pages"),
             ("crates/engine/src/frames/kernel", "packet sockets, which take addresses of I/O memory"),
+            ("crates/engine/src/frames/ring", "frames in memory that is shared with the kernel"),
             ("crates/engine/src/file/kernel", "submission entries and the system calls of files"),
             ("crates/volume/tests/counting/", "an allocator that counts"),
         ],

@@ -31,7 +31,7 @@ impl TargetSession {
             Command::FLUSH_CACHE | Command::FLUSH_CACHE_EXT => Kind::Flush,
             Command::DATA_SET_MANAGEMENT if registers.error_or_feature & DSM_TRIM != 0 => Kind::Trim,
             _ => {
-                self.recent.on_other(from.mac, answer.tag.get(), now);
+                self.recent.on_other(from.mac, at as u16, answer.tag.get(), now);
                 return self.without_io(at, answer, registers, frame, now);
             }
         };
@@ -39,7 +39,7 @@ impl TargetSession {
         let pending =
             Pending { from, answer, registers, volume, kind, ranges, is_recent: false, now, passage: None };
         if kind == Kind::Flush {
-            self.recent.on_other(from.mac, answer.tag.get(), now);
+            self.recent.on_other(from.mac, at as u16, answer.tag.get(), now);
             return self.start(pending, Io::new(NO_TAG, Op::Flush, 0, 0));
         }
         // The registers hold 28 bits or 48 as the command says, whatever the flag says of it.
@@ -55,7 +55,7 @@ impl TargetSession {
             };
             return self.on_change(at, pending, data.get(..bytes).unwrap_or_default(), seg);
         }
-        self.recent.on_other(from.mac, answer.tag.get(), now);
+        self.recent.on_other(from.mac, at as u16, answer.tag.get(), now);
         let offset = block(command, &registers).saturating_mul(SECTOR);
         self.start(pending, Io::new(NO_TAG, Op::Read, offset, bytes as u64));
     }

@@ -11,6 +11,7 @@
 
 mod command;
 mod control;
+mod count;
 mod recent;
 mod reply;
 mod saving;
