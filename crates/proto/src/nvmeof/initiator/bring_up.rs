@@ -180,7 +180,7 @@ impl BringUp {
             }
             Step::Log => match self.log.on_piece(data) {
                 Next::More => Step::Log,
-                Next::Restless => return Err(Refused::Command { what: RESTLESS, status: cqe.status }),
+                Next::Restless => return Err(Refused::Restless),
                 Next::Whole => {
                     self.found = std::mem::take(&mut self.log).into_found();
                     Step::Known
@@ -200,6 +200,10 @@ impl BringUp {
                 self.left = namespaces(data);
                 self.left.reverse();
                 self.next_namespace()
+            }
+            // Nothing is told of a namespace that could be there and is not (Base 2.0, "Identify").
+            Step::Namespace(nsid) if self.ask != Ask::Namespaces && data.iter().all(|byte| *byte == 0) => {
+                return Err(Refused::NoNamespace(nsid));
             }
             Step::Namespace(nsid) => match NamespaceInfo::identify(nsid, data, &self.controller) {
                 Ok(namespace) => {
@@ -280,4 +284,3 @@ fn namespaces(data: &[u8]) -> Vec<u32> {
 
 /// Of the admin queue: the least that the specification lets a fabrics controller take (Base 2.0 §3.3.2.2).
 const ADMIN_ENTRIES: u16 = 32;
-const RESTLESS: &str = "Get Log Page of discovery: the page changes all the time";
