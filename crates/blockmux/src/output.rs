@@ -52,6 +52,19 @@ pub(crate) fn printable(text: &str) -> Cow<'_, str> {
     text.chars().map(escape).collect::<String>().into()
 }
 
+/// `text`, or its beginning and its end where it is long: a server's words must not fill the screen, and what to do is
+/// said last.
+pub(crate) fn shortened(text: &str) -> Cow<'_, str> {
+    let count = text.chars().count();
+    if count <= MAX_LINE {
+        return text.into();
+    }
+    let (begin, end) = (MAX_LINE * 2 / 3, MAX_LINE / 3);
+    let head = text.chars().take(begin);
+    let tail = text.chars().skip(count - end);
+    head.chain(" [...] ".chars()).chain(tail).collect::<String>().into()
+}
+
 /// A size in bytes, exactly and in short.
 pub(crate) fn both_sizes(size: u64) -> String {
     format!("{size} ({})", human_size(size))
@@ -66,9 +79,21 @@ pub(crate) fn shell_word(word: &str) -> Cow<'_, str> {
     format!("'{}'", word.replace('\'', r"'\''")).into()
 }
 
+/// The longest message, in characters: several lines of a terminal.
+const MAX_LINE: usize = 1500;
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_long_message_is_cut_in_the_middle() {
+        assert_eq!(shortened("short"), "short");
+        let long = format!("volume: {}; check --nbd", "x".repeat(3000));
+        let said = shortened(&long);
+        assert!(said.len() < 1600 && said.starts_with("volume: x") && said.ends_with("x; check --nbd"));
+        assert!(said.contains("x [...] x"));
+    }
 
     #[test]
     fn control_characters_do_not_reach_the_terminal() {

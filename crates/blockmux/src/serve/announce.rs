@@ -51,6 +51,12 @@ impl Announcement {
         self
     }
 
+    /// How the export of that name is reached.
+    pub(super) fn urls_of(&self, name: &str) -> Vec<String> {
+        let own = self.exports.iter().filter(|export| export.name == name).flat_map(|export| &export.ways);
+        own.map(|(_, way)| way.url.clone()).collect()
+    }
+
     /// For people, with `ready` as the last line.
     pub(super) fn text(&self) -> String {
         let mut text = String::new();

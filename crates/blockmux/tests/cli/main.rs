@@ -20,6 +20,7 @@ mod iscsi_interop;
 mod iscsi_remote_servers;
 mod iser;
 mod memory;
+mod nvme;
 mod program;
 mod proxy;
 mod raw_client;

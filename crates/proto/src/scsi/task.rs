@@ -3,8 +3,8 @@
 use super::cdb::CdbRange;
 use super::nexus::Nexus;
 use super::sense::Sense;
-use super::server::Attached;
 use super::target::Target;
+use super::units::Attached;
 use super::{Command, Status};
 use crate::exports::VolumeId;
 use crate::served::Passage;

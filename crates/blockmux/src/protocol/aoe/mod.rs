@@ -7,7 +7,7 @@
 mod remote;
 mod store;
 
-use super::{Protocol, Settings, Way};
+use super::{Protocol, Settings, Started, Way};
 use crate::failure::Failure;
 use blockmux_engine::aoe::{self, ServeError, Share};
 use blockmux_engine::cores::Cores;
@@ -32,7 +32,7 @@ pub(crate) const AOE: Protocol = Protocol {
     shape: MessageShape { read_request: 36, read_reply_head: 36, write_request_head: 36, write_reply: 36 },
     check: |_, _| Ok(()),
     is_open: |_: &Settings| true,
-    serve: |_| Vec::new(),
+    serve: |_| Started { serve: Vec::new(), live: None },
     ways: |_, _, _| Vec::new(),
     connect: None,
     remote: remote::of_url,

@@ -2,15 +2,18 @@
 
 use super::super::Settings;
 use super::super::iscsi::secret::line;
+use super::default_nqn;
 use crate::failure::Failure;
 use blockmux_proto::nvme::ana::{AnaGroup, MAX_ANA_GROUPS};
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvmeof::auth::{DhGroup, Hash, HostSecrets, Secret, SecretError};
-use blockmux_proto::nvmeof::node::Port;
+use blockmux_proto::nvmeof::node::{Port, Referral};
 use blockmux_wire::nvme::log::AnaState;
-use serde::Deserialize;
-use std::collections::{BTreeMap, HashSet};
-use std::net::SocketAddr;
+use blockmux_wire::nvmeof::fabrics::DISCOVERY_NQN;
+use blockmux_wire::nvmeof::tcp::NVME_DISCOVERY_PORT;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 /// A subsystem as it is written; keys are the specification's words.
@@ -23,7 +26,7 @@ pub(crate) struct SubsystemEntry {
     /// Who may connect; without any, everybody.
     #[serde(default)]
     hosts: Vec<String>,
-    /// Who may connect and has to prove who it is.
+    /// Who may connect, too, and what holds for it.
     #[serde(default)]
     host: Vec<HostEntry>,
     /// Namespaces that listeners lead to unequally well.
@@ -31,19 +34,41 @@ pub(crate) struct SubsystemEntry {
     ana_group: Vec<AnaGroupEntry>,
 }
 
-/// A host with secrets as it is written.
+/// A host of which more is said, as it is written.
 #[derive(Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct HostEntry {
     hostnqn: String,
-    /// Of the host, as nvme gen-dhchap-key makes it.
-    dhchap_secret_file: PathBuf,
+    /// The namespaces that it sees, by their identifiers; without any word, all.
+    namespaces: Option<Vec<u32>>,
+    /// Of the host, as nvme gen-dhchap-key makes it; without one it proves nothing.
+    dhchap_secret_file: Option<PathBuf>,
     /// Of the controller, for hosts that want a proof.
     dhchap_ctrl_secret_file: Option<PathBuf>,
     /// The only hash function.
     dhchap_hash: Option<String>,
     /// The only group.
     dhchap_dhgroup: Option<String>,
+}
+
+/// `[nvme_discovery]`: what is told to hosts that ask what there is.
+#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct DiscoveryEntry {
+    /// Where else they may ask.
+    #[serde(default)]
+    referral: Vec<ReferralEntry>,
+}
+
+/// Another discovery subsystem as it is written.
+#[derive(Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ReferralEntry {
+    traddr: IpAddr,
+    #[serde(default = "discovery_port")]
+    trsvcid: u16,
+    /// Its own name; without one, that which is well known.
+    subnqn: Option<String>,
 }
 
 /// An ANA group as it is written.
@@ -58,11 +83,14 @@ struct AnaGroupEntry {
 }
 
 /// An ANA state, by the specification's word.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-enum State {
+pub(crate) enum State {
+    /// The best way.
     Optimized,
+    /// A way that costs.
     NonOptimized,
+    /// No way now.
     Inaccessible,
 }
 
@@ -81,6 +109,8 @@ pub(crate) struct ConfiguredSubsystem {
     /// Names of volumes by namespace identifiers.
     pub(super) namespaces: BTreeMap<u32, String>,
     pub(super) hosts: Vec<Nqn>,
+    /// The namespaces that hosts see who do not see all.
+    pub(super) masks: BTreeMap<Nqn, BTreeSet<u32>>,
     pub(super) ana_groups: Vec<ConfiguredGroup>,
     pub(super) secrets: BTreeMap<Nqn, HostSecrets>,
 }
@@ -96,12 +126,18 @@ impl ConfiguredSubsystem {
         };
         let nqn = name(&entry.nqn)?;
         let mut hosts: Vec<Nqn> = entry.hosts.iter().map(|host| name(host)).collect::<Result<_, _>>()?;
-        let mut secrets = BTreeMap::new();
+        let (mut secrets, mut masks) = (BTreeMap::new(), BTreeMap::new());
         for host in &entry.host {
             let nqn = name(&host.hostnqn)?;
-            hosts.push(nqn.clone());
-            if secrets.insert(nqn, host.secrets()?).is_some() {
+            if hosts.contains(&nqn) {
                 return Err(wrong(format!("host `{}` is there twice; remove one", host.hostnqn)));
+            }
+            hosts.push(nqn.clone());
+            if let Some(namespaces) = &host.namespaces {
+                masks.insert(nqn.clone(), namespaces.iter().copied().collect());
+            }
+            if let Some(own) = host.secrets()? {
+                secrets.insert(nqn, own);
             }
         }
         let namespaces = entry.namespaces.iter().map(|(nsid, volume)| {
@@ -112,12 +148,42 @@ impl ConfiguredSubsystem {
         });
         let namespaces: BTreeMap<u32, String> = namespaces.collect::<Result<_, Failure>>()?;
         let ana_groups = groups(&entry.ana_group, &namespaces).map_err(wrong)?;
-        Ok(ConfiguredSubsystem { nqn, namespaces, hosts, ana_groups, secrets })
+        Ok(ConfiguredSubsystem { nqn, namespaces, hosts, masks, ana_groups, secrets })
+    }
+
+    /// The subsystem that a volume is where none are configured.
+    pub(super) fn of_volume(volume: &str) -> ConfiguredSubsystem {
+        ConfiguredSubsystem {
+            nqn: Nqn::new(&default_nqn(volume)).expect("a volume's name fits every protocol's"),
+            namespaces: BTreeMap::from([(1, volume.to_owned())]),
+            hosts: Vec::new(),
+            masks: BTreeMap::new(),
+            ana_groups: Vec::new(),
+            secrets: BTreeMap::new(),
+        }
     }
 }
 
+impl DiscoveryEntry {
+    /// Checks what is written.
+    pub(crate) fn prepare(&self) -> Result<Vec<Referral>, Failure> {
+        let referral = |entry: &ReferralEntry| {
+            let name = entry.subnqn.as_deref().unwrap_or(DISCOVERY_NQN);
+            let nqn = Nqn::new(name).ok_or_else(|| {
+                Failure::request(format!("nvme_discovery: the referral to `{name}` has no NVMe name"))
+            })?;
+            Ok(Referral { address: SocketAddr::new(entry.traddr, entry.trsvcid), nqn })
+        };
+        self.referral.iter().map(referral).collect()
+    }
+}
+
+fn discovery_port() -> u16 {
+    NVME_DISCOVERY_PORT
+}
+
 impl HostEntry {
-    fn secrets(&self) -> Result<HostSecrets, Failure> {
+    fn secrets(&self) -> Result<Option<HostSecrets>, Failure> {
         let wrong = |what: String| Failure::request(format!("host `{}`: {what}", self.hostnqn));
         let hash = self.dhchap_hash.as_deref().map(|name| {
             let hashes = "there are hmac(sha256), hmac(sha384) and hmac(sha512)";
@@ -127,12 +193,15 @@ impl HostEntry {
             let groups = "there are null, ffdhe2048, ffdhe3072, ffdhe4096, ffdhe6144 and ffdhe8192";
             DhGroup::of_name(name).ok_or_else(|| wrong(format!("dhchap_dhgroup `{name}`: {groups}")))
         });
-        Ok(HostSecrets {
-            host: read(&self.dhchap_secret_file)?,
-            controller: self.dhchap_ctrl_secret_file.as_deref().map(read).transpose()?,
-            hash: hash.transpose()?,
-            group: group.transpose()?,
-        })
+        let (hash, group) = (hash.transpose()?, group.transpose()?);
+        let controller = self.dhchap_ctrl_secret_file.as_deref().map(read).transpose()?;
+        let Some(file) = &self.dhchap_secret_file else {
+            if controller.is_some() || hash.is_some() || group.is_some() {
+                return Err(wrong("proves nothing without a dhchap_secret_file; add one".to_owned()));
+            }
+            return Ok(None);
+        };
+        Ok(Some(HostSecrets { host: read(file)?, controller, hash, group }))
     }
 }
 
@@ -184,7 +253,8 @@ fn groups(
 }
 
 impl State {
-    fn word(self) -> AnaState {
+    /// As it is on the wire.
+    pub(crate) fn word(self) -> AnaState {
         match self {
             State::Optimized => AnaState::OPTIMIZED,
             State::NonOptimized => AnaState::NON_OPTIMIZED,
@@ -264,6 +334,41 @@ mod tests {
     }
 
     const ANOTHER: &str = "[[ana_group]]\nANAGRPID = 2\nnamespaces = []\nstates = {}";
+
+    #[test]
+    fn a_host_without_a_secret_may_see_some_of_the_namespaces() {
+        let with = |more: &str| {
+            prepare(&format!(
+                "nqn = 'nqn.a'\nnamespaces = {{ 1 = 'x', 2 = 'y' }}\n[[host]]\nhostnqn = 'nqn.h'\n{more}"
+            ))
+        };
+        let host = Nqn::new("nqn.h").unwrap();
+        let subsystem = with("namespaces = [2]").unwrap();
+        assert_eq!(subsystem.masks, BTreeMap::from([(host.clone(), BTreeSet::from([2]))]));
+        assert!(subsystem.secrets.is_empty() && subsystem.hosts == [host]);
+        assert!(with("").unwrap().masks.is_empty());
+        let lonely = with("dhchap_hash = 'hmac(sha256)'").unwrap_err();
+        assert!(lonely.contains("proves nothing without a dhchap_secret_file"), "{lonely}");
+        let twice = with("[[host]]\nhostnqn = 'nqn.h'").unwrap_err();
+        assert!(twice.contains("host `nqn.h` is there twice"), "{twice}");
+    }
+
+    #[test]
+    fn referrals_have_an_address_and_mostly_the_usual_port_and_name() {
+        let prepare = |text: &str| {
+            let entry: DiscoveryEntry = toml::from_str(text).map_err(|error| error.message().to_owned())?;
+            entry.prepare().map_err(|failure| failure.to_string())
+        };
+        assert_eq!(prepare(""), Ok(Vec::new()));
+        let found = prepare("[[referral]]\ntraddr = '2001:db8::1'").unwrap().remove(0);
+        assert_eq!(
+            (found.address.to_string().as_str(), found.nqn.as_str()),
+            ("[2001:db8::1]:8009", DISCOVERY_NQN)
+        );
+        let wrong = prepare("[[referral]]\ntraddr = '::1'\nsubnqn = 'x'").unwrap_err();
+        assert!(wrong.contains("the referral to `x` has no NVMe name"), "{wrong}");
+        assert!(prepare("[[referral]]\ntraddr = 'host'").is_err());
+    }
 
     #[test]
     fn a_host_s_secrets_come_from_private_files() {

@@ -67,7 +67,7 @@ impl TargetSession {
         if !self.has_room(who) {
             return;
         }
-        if self.exports.get(pending.volume).is_some_and(|export| export.read_only) {
+        if self.disks.get(at).is_some_and(|disk| disk.export.read_only) {
             return self.fail(&pending, IoError::ReadOnly);
         }
         let command = Command(registers.command_or_status);
@@ -166,9 +166,9 @@ impl TargetSession {
                 self.refuse(from, answer, registers.as_bytes(), ErrorCode::BAD_ARGUMENT_PARAMETER);
             }
             Command::IDENTIFY_DEVICE => {
-                let Some((export, disk)) = self.exports.get(volume).zip(self.disks.get(at)) else { return };
-                let mut info = export.volume.info();
-                info.read_only |= export.read_only;
+                let Some(disk) = self.disks.get(at) else { return };
+                let mut info = disk.export.volume.info();
+                info.read_only |= disk.export.read_only;
                 let data = identify::describe(disk.unit.address, &info);
                 registers.sector_count = 0;
                 let reply = super::reply::with_status(registers, ATA_STATUS_DRDY, 0);

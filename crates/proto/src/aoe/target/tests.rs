@@ -51,7 +51,7 @@ impl Bench {
     fn with(exports: &Exports, units: Vec<Unit>) -> Bench {
         let core = TestCore::new().as_core();
         let open = |export: &Export| export.volume.open(&core, DEPTH, Waker::idle()).unwrap();
-        let channels = exports.iter().map(|(_, export)| open(export)).collect();
+        let channels = exports.iter().map(|(_, export)| open(&export)).collect();
         let mut target = TargetSession::new(exports.clone(), units).unwrap();
         let now = Instant::now();
         target.on_port(PortId(0), PORT, now);
@@ -414,8 +414,9 @@ const MAX_MASKS_AND_ONE: u8 = crate::aoe::unit::MAX_MASKS as u8 + 1;
 #[test]
 fn what_other_protocols_reserve_or_lock_is_kept() {
     use crate::served::{Notices, RangeGuard, Table};
-    let mut bench = Bench::new();
-    let served = bench.target.exports.served(VolumeId(0)).unwrap().clone();
+    let (exports, units) = units();
+    let mut bench = Bench::with(&exports, units);
+    let served = exports.served(VolumeId(0)).unwrap();
     let write = registers(ata::Command::WRITE_SECTORS, 0, 1, &[1; 512]);
     let mut ask = || bench.ask(WHO, (1, 0), Command::ISSUE_ATA_COMMAND, &write).map(|(head, _)| head.error);
     let holder = served.new_holder();

@@ -72,7 +72,7 @@ struct Leaving {
 #[derive(Clone)]
 pub(in crate::iscsi) enum Session {
     Discovery,
-    Normal { target: Box<TargetNode>, access: Access },
+    Normal { target: Arc<TargetNode>, access: Access },
 }
 
 /// What a login agreed on.
@@ -386,7 +386,7 @@ impl TargetLogin {
             let what = "asked for a target that has moved";
             return Err(Failure { status, what, address: Some(redirect.address.clone()) });
         }
-        Ok(Session::Normal { target: Box::new(target.clone()), access: access.clone() })
+        Ok(Session::Normal { access: access.clone(), target })
     }
 
     /// What this session has to prove.

@@ -198,7 +198,7 @@ impl BringUp {
                     _ => Step::Limits,
                 }
             }
-            Step::Log => self.on_log(data, cqe)?,
+            Step::Log => self.on_log(data)?,
             Step::Limits => {
                 // Older controllers do not know this question.
                 if is_good {
@@ -235,10 +235,10 @@ impl BringUp {
     }
 
     /// A piece of the discovery log page has come.
-    fn on_log(&mut self, data: &[u8], cqe: &Cqe) -> Result<Step, Refused> {
+    fn on_log(&mut self, data: &[u8]) -> Result<Step, Refused> {
         match self.log.on_piece(data) {
             Next::More => Ok(Step::Log),
-            Next::Restless => Err(Refused::Command { what: RESTLESS, status: cqe.status }),
+            Next::Restless => Err(Refused::Restless),
             Next::Whole => {
                 self.found = std::mem::take(&mut self.log).into_found();
                 Ok(Step::Known)
@@ -247,6 +247,10 @@ impl BringUp {
     }
 
     fn on_namespace(&mut self, nsid: u32, data: &[u8]) -> Result<Step, Refused> {
+        // Nothing is told of a namespace that could be there and is not (Base 2.0, "Identify").
+        if self.ask != Ask::Namespaces && data.iter().all(|byte| *byte == 0) {
+            return Err(Refused::NoNamespace(nsid));
+        }
         match NamespaceInfo::identify(nsid, data, &self.controller) {
             Ok(namespace) => {
                 self.namespaces.push(namespace);
@@ -326,4 +330,3 @@ fn namespaces(data: &[u8]) -> Vec<u32> {
 
 /// Of the admin queue: the least that the specification lets a fabrics controller take (Base 2.0 §3.3.2.2).
 const ADMIN_ENTRIES: u16 = 32;
-const RESTLESS: &str = "Get Log Page of discovery: the page changes all the time";

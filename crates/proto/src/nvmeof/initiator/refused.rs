@@ -54,6 +54,9 @@ pub enum Refused {
         /// One of those.
         at: String,
     },
+    /// Its discovery log was another each time that it was read.
+    #[error("controller's discovery log changes all the time; try again later")]
+    Restless,
     /// It has no I/O queues.
     #[error("controller gives out no I/O queue")]
     NoQueues,
@@ -69,7 +72,11 @@ impl Refused {
                 ConnectStatus::CONNECT_INCOMPATIBLE_FORMAT | ConnectStatus::CONNECT_INVALID_HOST
             ),
             Refused::Command { status, .. } => !status.do_not_retry(),
-            Refused::Fatal | Refused::NotReady(_) | Refused::NoNamespace(_) | Refused::NoQueues => true,
+            Refused::Fatal
+            | Refused::NotReady(_)
+            | Refused::NoNamespace(_)
+            | Refused::NoQueues
+            | Refused::Restless => true,
             Refused::Authentication
             | Refused::Proof(_)
             | Refused::Format { .. }
@@ -112,7 +119,7 @@ mod tests {
     fn a_controller_that_was_just_started_may_take_us_later() {
         let not_there = ConnectStatus::CONNECT_INVALID_PARAMETERS.into();
         assert!(Refused::Connect(StatusField::final_one(not_there)).may_pass());
-        assert!(Refused::NoNamespace(1).may_pass());
+        assert!(Refused::NoNamespace(1).may_pass() && Refused::Restless.may_pass());
         assert!(!Refused::Authentication.may_pass());
         assert!(!Refused::Proof(Unproved::Impostor).may_pass());
     }
