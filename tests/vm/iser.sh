@@ -1,13 +1,8 @@
-# iSER over siw, Linux's software iWARP: the kernel's initiator against `blockmux serve`, and ours against LIO.
+# iSER over siw, Linux's software iWARP: the kernel's initiator against `blockmux serve`.
 . /lib.sh
 . /open-iscsi.inc
-modprobe -a siw ib_iser ib_isert target_core_file iscsi_target_mod
-ip addr add 10.88.0.15/24 dev eth1
-ip link set eth1 up
-rdma link add siw0 type siw netdev eth1
-# Where the second interface leads to it; see `rdma_network` in xtask/src/vm/guest.rs.
-target=10.88.0.200
-kernel_is_content 'siw: |Unable to load target_core_|db_root: cannot open'
+. /siw.inc
+modprobe ib_iser
 
 # serve_disk: from a file, so that it is there again after the target was killed.
 serve_disk() {

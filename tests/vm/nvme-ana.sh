@@ -1,4 +1,5 @@
-# The kernel's NVMe/TCP host by two listeners of `blockmux serve`, which lead to the namespaces unequally well.
+# The kernel's NVMe/TCP host by two listeners of `blockmux serve`, which lead to the namespaces unequally well, and how it
+# hears of what `blockmux ctl` changes.
 . /lib.sh
 . /nvme.inc
 modprobe nvme-core multipath=Y
@@ -23,7 +24,7 @@ host run "cat >blockmux.toml <<END
   namespaces = [2]
   states = { '$HOST:4421' = 'inaccessible' }
 END"
-serve "--config blockmux.toml --nvme-tcp $HOST:4420 --nvme-tcp $HOST:4421"
+serve "--config blockmux.toml --control unix:control --nvme-tcp $HOST:4420 --nvme-tcp $HOST:4421"
 # ana_state PORT NSID: as the kernel knows it.
 ana_state() {
   for path in /sys/class/nvme/nvme*/nvme*c*n*; do
@@ -44,12 +45,48 @@ within 30 is_reached 4420 2 optimized
 within 30 is_reached 4421 2 inaccessible
 nvme ana-log "/dev/$(controller_at 4421)"
 
+# head_of NSID: the disk that all paths to it lead to, which have none of their own.
+head_of() {
+  for block in /sys/block/nvme*n*; do
+    if [ -b "/dev/${block##*/}" ] && [ "$(cat "$block/nsid")" = "$1" ]; then echo "/dev/${block##*/}"; fi
+  done
+}
+has_head() { test -b "$(head_of "$1")"; }
+ctl() { host run "blockmux ctl unix:control $*"; }
+
+check io_follows_states_that_change_from_listener_to_listener
+within 30 has_head 1
+disk=$(head_of 1)
+verified_io "$disk" --rate=,2m &
+sees_writes "$disk"
+ctl ana $NQN 1 inaccessible --at "$HOST:4420"
+within 30 is_reached 4420 1 inaccessible
+sees_writes "$disk"
+ctl ana $NQN 1 optimized --at "$HOST:4420"
+ctl ana $NQN 1 inaccessible --at "$HOST:4421"
+within 30 is_reached 4421 1 inaccessible
+within 30 is_reached 4420 1 optimized
+sees_writes "$disk"
+ctl ana $NQN 1 non-optimized --at "$HOST:4421"
+within 30 is_reached 4421 1 non-optimized
+wait $!
+
+check a_namespace_that_is_attached_is_seen_and_used
+ctl add three=mem:64m
+ctl attach three $NQN 3
+within 30 has_head 3
+within 30 is_reached 4420 3 optimized
+verified_io "$(head_of 3)"
+nvme list-ns "/dev/$(controller_at 4420)" | grep ':0x3$'
+
+check a_namespace_that_is_detached_is_gone_and_the_others_are_not
+ctl detach $NQN 3
+has_no_head() { fails has_head "$1"; }
+within 30 has_no_head 3
+ctl remove three
+verified_io "$disk"
+
 check io_goes_on_by_the_other_listener_when_the_best_is_lost
-disk=
-for block in /sys/block/nvme*n*; do
-  if [ -e "$block/nsid" ] && [ "$(cat "$block/nsid")" = 1 ]; then disk=/dev/${block##*/}; fi
-done
-within 30 test -b "$disk"
 verified_io "$disk" --rate=,4m &
 sees_writes "$disk"
 disconnect "$(controller_at 4420)"

@@ -1,27 +1,7 @@
 # Our NVMe/TCP initiator against nvmet-tcp, the kernel's target, which is in the guest here.
 . /lib.sh
 . /nvme.inc
-modprobe nvme-core multipath=N
-modprobe -a nvme-tcp nvmet-tcp
-mount -t configfs none /sys/kernel/config
-nvmet=/sys/kernel/config/nvmet
-
-# A disk in memory, of 32 MiB.
-truncate -s 32M disk
-subsystem=$nvmet/subsystems/$NQN
-mkdir "$subsystem"
-echo 1 >"$subsystem/attr_allow_any_host"
-mkdir "$subsystem/namespaces/1"
-printf %s "$PWD/disk" >"$subsystem/namespaces/1/device_path"
-echo 1 >"$subsystem/namespaces/1/buffered_io"
-echo 1 >"$subsystem/namespaces/1/enable"
-port=$nvmet/ports/1
-mkdir "$port"
-echo ipv4 >"$port/addr_adrfam"
-echo tcp >"$port/addr_trtype"
-echo "$GUEST" >"$port/addr_traddr"
-echo 4420 >"$port/addr_trsvcid"
-ln -s "$subsystem" "$port/subsystems/$NQN"
+. /nvmet.inc
 host run 'head -c 8M /dev/urandom >source.img
   truncate -s 32M source.img'
 url="nvme+tcp://$GUEST/$NQN/1"
@@ -58,6 +38,36 @@ ln -s "$subsystem" "$port/subsystems/$NQN"
 host wait copy
 host run "blockmux copy '$url' file:back.img && cmp source.img back.img"
 kernel_is_content .     # a target that is taken away has much to say
+
+check io_goes_by_the_optimized_port_and_goes_on_by_the_other
+second=$nvmet/ports/2
+mkdir "$second"
+echo ipv4 >"$second/addr_adrfam"
+echo tcp >"$second/addr_trtype"
+echo "$GUEST" >"$second/addr_traddr"
+echo 4421 >"$second/addr_trsvcid"
+echo non-optimized >"$second/ana_groups/1/ana_state"
+ln -s "$subsystem" "$second/subsystems/$NQN"
+paths="nvme+tcp://$GUEST,$GUEST:4421/$NQN/1?iopolicy=queue-depth"
+: >disk
+truncate -s 32M disk
+host start copy "blockmux copy --verify 'rate:bw=2m:file:source.img' '$paths'"
+within 60 has_data
+# The first is none for a while, then the second, then the first is gone altogether.
+echo inaccessible >"$port/ana_groups/1/ana_state"
+sleep 1
+echo optimized >"$port/ana_groups/1/ana_state"
+echo inaccessible >"$second/ana_groups/1/ana_state"
+sleep 1
+echo optimized >"$second/ana_groups/1/ana_state"
+rm "$port/subsystems/$NQN"
+host wait copy
+host run "blockmux copy '$paths' file:back.img && cmp source.img back.img"
+ln -s "$subsystem" "$port/subsystems/$NQN"
+host run "blockmux copy '$url?paths=all' file:back.img && cmp source.img back.img"
+rm "$second/subsystems/$NQN"
+rmdir "$second"
+kernel_is_content .
 
 # From the kernel's target through our initiator, our target and to the kernel's host.
 check a_namespace_that_grows_is_seen_to_through_a_gateway

@@ -5,12 +5,14 @@
 
 use crate::failure::Failure;
 use crate::output::{both_sizes, print, printable};
+use crate::protocol::nvme_tcp::State;
 use blockmux_volume::units::{human_size, parse_size};
 use rustix::fd::AsFd;
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
 use serde::{Deserialize, Serialize};
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -27,7 +29,7 @@ pub(crate) struct Args {
     command: Command,
 }
 
-#[derive(clap::Subcommand)]
+#[derive(Clone, clap::Subcommand)]
 enum Command {
     /// Show volumes, who uses them, and what has been done
     Status {
@@ -42,6 +44,53 @@ enum Command {
         /// The size, as in 10g; without one, that of the file or device below is looked at again
         #[arg(value_parser = parse_size)]
         size: Option<u64>,
+    },
+    /// Serve one more volume
+    Add {
+        /// As for serve; paths are the daemon's
+        #[arg(value_name = "[NAME=]VOLUME")]
+        volume: String,
+        /// Refuse writes
+        #[arg(long)]
+        read_only: bool,
+        /// For people
+        #[arg(long, value_name = "TEXT", default_value = "")]
+        description: String,
+    },
+    /// Serve a volume no more, wherever it is
+    Remove {
+        /// As it is served
+        name: String,
+    },
+    /// Make a volume a namespace of a subsystem, or a logical unit of an iSCSI target
+    Attach {
+        /// As it is served
+        name: String,
+        /// Subsystem NQN or iSCSI name
+        target: String,
+        /// NSID or LUN [default: the lowest that is free]
+        number: Option<u32>,
+        /// ANAGRPID [default: the last group, if there are any]
+        #[arg(long, value_name = "N")]
+        ana_group: Option<u32>,
+    },
+    /// Take a namespace or a logical unit away; its volume is still served
+    Detach {
+        /// Subsystem NQN or iSCSI name
+        target: String,
+        /// NSID or LUN
+        number: u32,
+    },
+    /// Set how listeners lead to an ANA group; hosts are told
+    Ana {
+        /// Subsystem NQN
+        target: String,
+        /// ANAGRPID
+        group: u32,
+        state: State,
+        /// One listener [default: all]
+        #[arg(long, value_name = "ADDR")]
+        at: Option<SocketAddr>,
     },
 }
 
@@ -79,6 +128,30 @@ pub(crate) enum Request {
         name: String,
         size: Option<u64>,
     },
+    Add {
+        volume: String,
+        read_only: bool,
+        description: String,
+    },
+    Remove {
+        name: String,
+    },
+    Attach {
+        name: String,
+        target: String,
+        number: Option<u32>,
+        ana_group: Option<u32>,
+    },
+    Detach {
+        target: String,
+        number: u32,
+    },
+    Ana {
+        target: String,
+        group: u32,
+        state: State,
+        at: Option<SocketAddr>,
+    },
 }
 
 /// What it answers.
@@ -90,6 +163,16 @@ pub(crate) enum Answer {
     Resized {
         size: u64,
     },
+    /// What the volume is called, and how it is reached.
+    Added {
+        name: String,
+        urls: Vec<String>,
+    },
+    /// NSID or LUN.
+    Attached {
+        number: u32,
+    },
+    Done,
     /// Why it was not done, and what to do.
     Failed(String),
 }
@@ -132,20 +215,42 @@ pub(crate) struct VolumeStatus {
 
 /// Asks the daemon, and shows what it answers.
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let request = match &args.command {
-        Command::Status { .. } => Request::Status,
-        Command::Resize { name, size } => Request::Resize { name: name.clone(), size: *size },
-    };
-    match (ask(&args.socket.0, &request)?, &args.command) {
+    match (ask(&args.socket.0, &args.command.request())?, &args.command) {
         (Answer::Failed(reason), _) => Err(Failure::run(reason)),
         (Answer::Resized { size }, Command::Resize { name, .. }) => {
             print(format_args!("{name}  {}", both_sizes(size)))
         }
+        (Answer::Added { name, urls }, Command::Add { .. }) => {
+            let urls = urls.iter().map(|url| format!("\n  {}", printable(url)));
+            print(format_args!("{}{}", printable(&name), urls.collect::<String>()))
+        }
+        (Answer::Attached { number }, Command::Attach { target, .. }) => {
+            print(format_args!("{}  {number}", printable(target)))
+        }
+        (Answer::Done, Command::Remove { .. } | Command::Detach { .. } | Command::Ana { .. }) => Ok(()),
         (Answer::Status(status), Command::Status { json: true }) => {
             print(serde_json::to_string(&status).map_err(Failure::run)?)
         }
         (Answer::Status(status), Command::Status { json: false }) => print(in_words(&status)),
         _ => Err(Failure::run("the daemon has answered something else; it may be of another version")),
+    }
+}
+
+impl Command {
+    fn request(&self) -> Request {
+        match self.clone() {
+            Command::Status { .. } => Request::Status,
+            Command::Resize { name, size } => Request::Resize { name, size },
+            Command::Add { volume, read_only, description } => {
+                Request::Add { volume, read_only, description }
+            }
+            Command::Remove { name } => Request::Remove { name },
+            Command::Attach { name, target, number, ana_group } => {
+                Request::Attach { name, target, number, ana_group }
+            }
+            Command::Detach { target, number } => Request::Detach { target, number },
+            Command::Ana { target, group, state, at } => Request::Ana { target, group, state, at },
+        }
     }
 }
 
@@ -224,11 +329,21 @@ Examples:
   blockmux serve mem:1g --control unix:/run/user/1000/blockmux.sock
   blockmux ctl unix:/run/user/1000/blockmux.sock status
   blockmux ctl unix:/run/user/1000/blockmux.sock resize disk0 2g
+  blockmux ctl unix:/run/user/1000/blockmux.sock add data=file:/srv/data.img
+  blockmux ctl unix:/run/user/1000/blockmux.sock attach data NQN 2
+  blockmux ctl unix:/run/user/1000/blockmux.sock ana NQN 1 inaccessible
 
 A RAM volume or a file gets the size that is given. Without a size, that of
 the file below is looked at again; a block device or a remote volume that has
 another size by itself is noticed within seconds. iSCSI and NVMe initiators
-are told; NBD and AoE clients see it when they connect or ask again.";
+are told; NBD and AoE clients see it when they connect or ask again.
+
+A volume that is added is an export of NBD and, unless the config file has
+targets or subsystems, a target and a subsystem of its own; AoE has the disks
+that it began with. NVMe hosts are told of namespaces that come and go by an
+event, iSCSI initiators of logical units by a unit attention. I/O on a volume
+that was removed fails; what was written before is flushed. Nothing of this
+outlives the daemon: what is to be there again belongs in the config file.";
 
 #[cfg(test)]
 mod tests {

@@ -1,6 +1,6 @@
 //! What ends the program early: one line that names the thing and says what to do, and the exit status.
 
-use crate::output::{printable, shell_word};
+use crate::output::{masked, printable, shell_word, shortened};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use std::error::Error;
 use std::io::Write;
@@ -34,7 +34,7 @@ impl Failure {
         let text = self.to_string();
         let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
         // There is nobody left to tell if this fails.
-        let _ = writeln!(std::io::stderr(), "blockmux: {}", printable(&line));
+        let _ = writeln!(std::io::stderr(), "blockmux: {}", shortened(&printable(&masked(&line))));
         match self {
             Failure::Request(_) => ExitCode::from(2),
             Failure::Run(_) => ExitCode::FAILURE,

@@ -28,6 +28,18 @@ pub(crate) fn without_passwords(written: &str) -> String {
     spec.map_or_else(|| written.to_owned(), |spec| spec.to_string())
 }
 
+/// `text` without what stands where passwords stand in URLs: a message may quote a URL that could not be read as one.
+pub(crate) fn masked(text: &str) -> String {
+    let words = text.split(' ').map(|word| {
+        let Some((before, rest)) = word.split_once('%') else { return Cow::from(word) };
+        match rest.rsplit_once('@') {
+            Some((password, behind)) if password != "password" => format!("{before}%...@{behind}").into(),
+            _ => word.into(),
+        }
+    });
+    words.collect::<Vec<_>>().join(" ")
+}
+
 /// `text` with control characters escaped: a server's words must not move the cursor.
 pub(crate) fn printable(text: &str) -> Cow<'_, str> {
     if !text.contains(char::is_control) {
@@ -38,6 +50,19 @@ pub(crate) fn printable(text: &str) -> Cow<'_, str> {
         letter => letter.to_string(),
     };
     text.chars().map(escape).collect::<String>().into()
+}
+
+/// `text`, or its beginning and its end where it is long: a server's words must not fill the screen, and what to do is
+/// said last.
+pub(crate) fn shortened(text: &str) -> Cow<'_, str> {
+    let count = text.chars().count();
+    if count <= MAX_LINE {
+        return text.into();
+    }
+    let (begin, end) = (MAX_LINE * 2 / 3, MAX_LINE / 3);
+    let head = text.chars().take(begin);
+    let tail = text.chars().skip(count - end);
+    head.chain(" [...] ".chars()).chain(tail).collect::<String>().into()
 }
 
 /// A size in bytes, exactly and in short.
@@ -54,9 +79,21 @@ pub(crate) fn shell_word(word: &str) -> Cow<'_, str> {
     format!("'{}'", word.replace('\'', r"'\''")).into()
 }
 
+/// The longest message, in characters: several lines of a terminal.
+const MAX_LINE: usize = 1500;
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_long_message_is_cut_in_the_middle() {
+        assert_eq!(shortened("short"), "short");
+        let long = format!("volume: {}; check --nbd", "x".repeat(3000));
+        let said = shortened(&long);
+        assert!(said.len() < 1600 && said.starts_with("volume: x") && said.ends_with("x; check --nbd"));
+        assert!(said.contains("x [...] x"));
+    }
 
     #[test]
     fn control_characters_do_not_reach_the_terminal() {
@@ -74,6 +111,18 @@ mod tests {
             ("--report", "--report"),
         ] {
             assert_eq!(without_passwords(written), shown);
+        }
+    }
+
+    #[test]
+    fn a_message_quotes_no_password_of_what_is_no_url() {
+        for (said, shown) in [
+            ("nbd://a@h/x: host \"a%se/cr@et@h:1\": no user", "nbd://a@h/x: host \"a%...@h:1\": no user"),
+            ("`iscsi` in `iscsi:/a%secret@h` is none", "`iscsi` in `iscsi:/a%...@h` is none"),
+            ("write user%password@host", "write user%password@host"),
+            ("write %25 for a %, x@y", "write %25 for a %, x@y"),
+        ] {
+            assert_eq!(masked(said), shown);
         }
     }
 

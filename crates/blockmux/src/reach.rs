@@ -3,6 +3,7 @@
 use crate::failure::Failure;
 use crate::protocol::{self, Remote};
 use blockmux_engine::socket::Address;
+use blockmux_proto::iscsi::url::MAX_PORTALS;
 use blockmux_volume::spec;
 use std::fmt::Display;
 use std::net::ToSocketAddrs;
@@ -30,6 +31,24 @@ pub(crate) fn addresses(url: impl Display, host: &str, port: u16) -> Result<Vec<
         .to_socket_addrs()
         .map_err(|_| Failure::request(format!("{url}: cannot find host `{host}`; check its name")))?;
     Ok(found.map(Address::Tcp).collect())
+}
+
+/// The first address of each place.
+pub(crate) fn first_addresses(url: impl Display, places: &[(String, u16)]) -> Result<Vec<Address>, Failure> {
+    let first = |(host, port): &(String, u16)| {
+        let found = addresses(&url, host, *port)?;
+        found
+            .into_iter()
+            .next()
+            .ok_or_else(|| Failure::request(format!("{url}: host `{host}` has no address; check its name")))
+    };
+    places.iter().map(first).collect()
+}
+
+/// The other paths beside the one by `address`, as many as may be.
+pub(crate) fn beside(address: &Address, further: &[Address]) -> Vec<Address> {
+    let others = further.iter().filter(|other| *other != address).take(MAX_PORTALS.saturating_sub(1));
+    others.cloned().collect()
 }
 
 /// Asks every address of a server in turn, until one gives an answer, even if that is no; the last error when all are

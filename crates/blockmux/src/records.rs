@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, SyncSender, TryRecvError};
 use std::thread::{self, JoinHandle};
+use tracing::warn;
 
 /// Writes a line for each record to `target`. When the sink is dropped, all have been written.
 pub(crate) fn to(target: impl Write + Send + 'static) -> Result<Arc<dyn LogSink>, Failure> {
@@ -44,26 +45,33 @@ impl Drop for Records {
     }
 }
 
-/// A log that cannot be written must not fail the I/O that it is about, and there is nobody else to tell.
+/// A log that cannot be written must not fail the I/O that it is about; it is said once.
 fn write_out(records: &Receiver<LogRecord>, left_out: &AtomicU64, mut target: impl Write) {
+    let mut is_told = false;
+    let mut tell = |written: std::io::Result<()>| {
+        if let Err(error) = written
+            && !std::mem::replace(&mut is_told, true)
+        {
+            warn!("the log of a volume cannot be written, and lacks lines from here on: {error}");
+        }
+    };
     loop {
         let next = match records.try_recv() {
             Err(TryRecvError::Empty) => {
                 // Nothing stays behind while nothing happens.
-                let _ = target.flush();
+                tell(target.flush());
                 records.recv().map_err(|_| TryRecvError::Disconnected)
             }
             next => next,
         };
         let missing = left_out.swap(0, Ordering::Relaxed);
         if missing > 0 {
-            let _ =
-                writeln!(target, "{missing} records are left out: they came faster than they were written");
+            tell(writeln!(target, "{missing} records are left out: they came faster than they were written"));
         }
         let Ok(record) = next else { break };
-        let _ = writeln!(target, "{record}");
+        tell(writeln!(target, "{record}"));
     }
-    let _ = target.flush();
+    tell(target.flush());
 }
 
 /// Two of each request of many clients at a time, and some MiB.

@@ -27,14 +27,18 @@ pub(crate) fn make_directory(report: &Path) -> Result<(), Failure> {
 pub(crate) fn show(comparison: &Comparison, report: Option<&Path>, as_json: bool) -> Result<(), Failure> {
     let json = fio_json::to_json(comparison);
     let study = study(comparison);
-    let files = report.map(|dir| write_report(dir, comparison, study.as_ref(), &json)).transpose()?;
+    let files = report.map(|dir| write_report(dir, comparison, study.as_ref(), &json)).transpose();
+    // What was measured for minutes is shown even if there is no room for it.
     if as_json {
-        return output::print(json);
+        output::print(json)?;
+    } else {
+        output::print(table::render(comparison, study.as_ref(), width(), colour()))?;
     }
-    output::print(table::render(comparison, study.as_ref(), width(), colour()))?;
-    match files {
-        Some((json, page)) => output::print(format_args!("{}\n{}", json.display(), page.display())),
-        None => Ok(()),
+    match files? {
+        Some((json, page)) if !as_json => {
+            output::print(format_args!("{}\n{}", json.display(), page.display()))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -1,5 +1,6 @@
 //! ATA over Ethernet over real interfaces: serving disks, and reaching one.
 
+pub use crate::frames::Share;
 use crate::frames::target::{FrameTargetTask, PortError};
 use crate::frames::volume::{self, FrameVolume};
 use crate::frames::{Side, blocking};
@@ -68,21 +69,23 @@ pub struct Described {
 /// # Errors
 /// Why not.
 pub fn check_allowed(interface: &str) -> io::Result<()> {
-    crate::frames::PacketPort::open(interface, Side::Target).map(drop)
+    crate::frames::PacketPort::open(interface, Side::Target(Share::ALL)).map(drop)
 }
 
-/// Serves disks at some interfaces, on this core.
+/// Serves disks at some interfaces, on this core: its share of what comes there. The other shares are other cores', of
+/// the same units.
 ///
 /// # Errors
 /// If an interface cannot be opened, or two disks have one address.
 pub fn serve(
     core: &Rc<EngineCore>,
     interfaces: &[String],
+    share: Share,
     exports: Exports,
     units: Vec<Unit>,
 ) -> Result<(), ServeError> {
     let session = TargetSession::new(exports.clone(), units)?;
-    Ok(FrameTargetTask::spawn(core, interfaces, session, exports)?)
+    Ok(FrameTargetTask::spawn(core, interfaces, share, session, exports)?)
 }
 
 /// Reaches a disk for I/O: asks once what it is like.

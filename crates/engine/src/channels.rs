@@ -16,6 +16,8 @@ pub(crate) struct Channels {
     done: Vec<Completion>,
     in_flight: u32,
     submitted: u64,
+    /// The change of `exports` up to which channels of volumes that are gone have been closed.
+    seen: u64,
 }
 
 /// One of them.
@@ -28,7 +30,17 @@ struct Open {
 impl Channels {
     /// For a session whose volume ids are places in `exports`; completions wake `waker`.
     pub(crate) fn new(exports: Exports, core: Rc<dyn Core>, waker: Waker) -> Channels {
-        Channels { exports, open: Vec::new(), core, waker, done: Vec::new(), in_flight: 0, submitted: 0 }
+        let seen = exports.changes();
+        Channels {
+            exports,
+            open: Vec::new(),
+            core,
+            waker,
+            done: Vec::new(),
+            in_flight: 0,
+            submitted: 0,
+            seen,
+        }
     }
 
     /// Whether nothing is in flight.
@@ -47,6 +59,10 @@ impl Channels {
     /// as with commands of several steps: there is more to do if that still goes on after so many rounds.
     #[inline]
     pub(crate) fn move_io(&mut self, session: &mut impl Target) -> Progress {
+        if self.exports.changes() != self.seen && self.is_idle() {
+            self.seen = self.exports.changes();
+            self.open.retain(|open| self.exports.get(open.volume).is_some());
+        }
         let mut progress = Progress::Idle;
         for round in 0..ROUNDS_PER_TURN {
             let submitted = self.submit_io(session);
@@ -84,11 +100,16 @@ impl Channels {
             self.submitted += 1;
             let tag = io.tag;
             match self.channel(volume, session.depth()) {
-                Ok(Open { channel, meter, .. }) => {
-                    meter.begin(&io);
-                    channel.submit(io);
-                    self.in_flight += 1;
-                }
+                Ok(Open { channel, meter, .. }) => match meter.begin(&io) {
+                    Ok(()) => {
+                        channel.submit(io);
+                        self.in_flight += 1;
+                    }
+                    Err(error) => {
+                        meter.fail();
+                        session.on_io(Completion { tag, result: Err(error) });
+                    }
+                },
                 Err(error) => session.on_io(Completion { tag, result: Err(error) }),
             }
         }
@@ -107,7 +128,7 @@ impl Channels {
         }
         let served = self.exports.served(volume).ok_or(IoError::PathLost)?;
         let channel = served.volume().open(&self.core, depth, self.waker.clone())?;
-        self.open.push(Open { volume, channel, meter: Meter::new(served) });
+        self.open.push(Open { volume, channel, meter: Meter::new(&served) });
         self.open.last_mut().ok_or(IoError::PathLost)
     }
 }

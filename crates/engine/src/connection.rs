@@ -163,8 +163,12 @@ impl<H: Host> Connection<H> {
             if inflow != Inflow::Empty {
                 return Ok(inflow);
             }
+            let len = match wanted {
+                ..=WANTED_BESIDE_PLACES if session.is_mostly_placed() => CHUNK_BESIDE_PLACES,
+                _ => CHUNK,
+            };
             let received = match self.secure {
-                None => self.receive_once(wanted, place.as_ref())?,
+                None => self.receive_once(wanted, place.as_ref(), len)?,
                 Some(_) => self.receive_secured(session, wanted)?,
             };
             match received {
@@ -336,8 +340,13 @@ impl<H: Host> Connection<H> {
 
     /// Receives once. Some(whether the buffer came back full), or `None` if nothing came.
     #[inline]
-    fn receive_once(&mut self, wanted: usize, place: Option<&SgList>) -> Result<Option<bool>, Broken> {
-        self.make_room(wanted);
+    fn receive_once(
+        &mut self,
+        wanted: usize,
+        place: Option<&SgList>,
+        len: usize,
+    ) -> Result<Option<bool>, Broken> {
+        self.make_room(wanted, len);
         let most = if self.core.spins() { usize::MAX } else { AT_ONCE_AFTER_SLEEP };
         let Some(chunk) = &mut self.chunk else { return Ok(None) };
         let (result, asked) = match place {
@@ -375,7 +384,7 @@ impl<H: Host> Connection<H> {
         session: &mut S,
         wanted: usize,
     ) -> Result<Option<bool>, Broken> {
-        self.make_room(wanted);
+        self.make_room(wanted, CHUNK);
         let (Some(secure), Some(chunk)) = (&mut self.secure, &mut self.chunk) else { return Ok(None) };
         let asked = chunk.room();
         let result = secure.receive(&mut self.stream, chunk, self.core.pool());
@@ -401,26 +410,28 @@ impl<H: Host> Connection<H> {
         }
     }
 
-    /// Sees to a chunk in which `wanted` bytes in one piece fit, and not much less than a whole one is spare. When the
-    /// pool has no whole one, the heap gives just enough: a connection that cannot receive would neither finish what
+    /// Sees to a chunk of `len` bytes in which `wanted` bytes in one piece fit, and not much less than a whole one is
+    /// spare. When the pool has no whole one, the heap gives just enough: a connection that cannot receive would neither finish what
     /// holds the buffers nor notice that its peer has gone.
     #[inline]
-    fn make_room(&mut self, wanted: usize) {
+    fn make_room(&mut self, wanted: usize, len: usize) {
         let mut unread = 0;
         let mut is_enough = false;
         if let Some(chunk) = &mut self.chunk {
             chunk.recycle();
             unread = chunk.unread().len();
             let missing = wanted.saturating_sub(unread);
-            if chunk.room() >= missing.max(MIN_ROOM) {
+            // A longer one than it should be goes as soon as it is empty, which before a place it is.
+            let is_too_long = chunk.capacity() > len && unread == 0;
+            if !is_too_long && chunk.room() >= missing.max(len / ROOM) {
                 return;
             }
-            if chunk.capacity() == CHUNK && chunk.compact() && chunk.room() >= missing {
+            if chunk.capacity() == len && chunk.compact() && chunk.room() >= missing {
                 return;
             }
             is_enough = chunk.room() >= missing.max(1);
         }
-        let memory = match self.pool().take(CHUNK) {
+        let memory = match self.pool().take(len.max(unread + wanted)) {
             Some(memory) => memory,
             None if is_enough => return,
             None => Memory::from_heap(wanted.max(unread) + SMALL_CHUNK),
@@ -471,8 +482,12 @@ const _: () = assert!(CHUNK >= 2 * MAX_DEMAND);
 /// were it answered as one, its peer would sleep meanwhile, and both would take turns. Answers to the first part wake it.
 /// Measured with 4 KiB writes at depth 32: 1.3 to 1.4 times the IOPS; a core that spins would lose at depth 128.
 const AT_ONCE_AFTER_SLEEP: usize = 64 << 10;
-/// Receiving into less than this costs more calls than moving a rest costs.
-const MIN_ROOM: usize = 64 << 10;
+/// Receiving into less than this part of it costs more calls than moving a rest costs.
+const ROOM: usize = 4;
+/// Where a session has most of what comes placed: what lies in the buffer is copied, and the rest is not.
+const CHUNK_BESIDE_PLACES: usize = SMALL_CHUNK;
+/// A session that wants more than this in one piece gets a whole chunk all the same.
+const WANTED_BESIDE_PLACES: usize = CHUNK_BESIDE_PLACES / 2;
 const SMALL_CHUNK: usize = 4096;
 /// Others get their turn after so many gathering calls.
 const SENDS_PER_TURN: usize = 16;

@@ -11,7 +11,7 @@
 //! threads. Data of sockets moves by plain non-blocking system calls, and data of files through the ring: see
 //! `docs/decisions/0001-sockets-by-system-call.md`.
 //!
-//! Unsafe code is in [`sys`], [`ring`], [`memory`], `file::kernel` and `frames::kernel` alone.
+//! Unsafe code is in [`sys`], [`ring`], [`memory`], `file::kernel`, `frames::kernel` and `frames::ring` alone.
 
 pub mod aoe;
 pub mod blocking;

@@ -46,6 +46,8 @@ pub struct Arrival<S> {
     pub stream: S,
     /// What was received on another core and is unread.
     pub unread: Vec<u8>,
+    /// How many bytes were sent there that the session here says again.
+    pub sent: u64,
     /// Its share of the process's connections.
     pub permit: Permit,
 }
@@ -75,7 +77,7 @@ enum Ending {
 impl<S: StreamSession + Target + 'static, H: Host> TargetTask<S, H> {
     /// Serves `stream` on `core` with `session`, whose volume ids are places in `exports`.
     pub fn spawn(core: &Rc<H>, stream: H::Stream, session: S, exports: Exports, permit: Permit) {
-        let arrival = Arrival { stream, unread: Vec::new(), permit };
+        let arrival = Arrival { stream, unread: Vec::new(), sent: 0, permit };
         TargetTask::receive(core, arrival, session, exports, None);
     }
 
@@ -87,7 +89,7 @@ impl<S: StreamSession + Target + 'static, H: Host> TargetTask<S, H> {
         exports: Exports,
         permit: Permit,
     ) {
-        let arrival = Arrival { stream, unread: Vec::new(), permit };
+        let arrival = Arrival { stream, unread: Vec::new(), sent: 0, permit };
         TargetTask::start(core, (arrival, Some(secure)), session, exports, None);
     }
 
@@ -109,7 +111,7 @@ impl<S: StreamSession + Target + 'static, H: Host> TargetTask<S, H> {
         exports: Exports,
         relocate: Option<Relocate<H>>,
     ) {
-        let Arrival { stream, unread, permit } = arrival;
+        let Arrival { stream, unread, permit, .. } = arrival;
         core.spawn(|waker| TargetTask {
             connection: Connection::resumed(stream, &unread, core, waker).secured(secure),
             session: {
@@ -201,8 +203,10 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
         let Some(home) = self.session.moves_to() else { return false };
         let Some(relocate) = &self.relocate else { return false };
         let Some(permit) = self.permit.take() else { return false };
-        let (stream, unread) = self.connection.hand_over();
-        relocate(&home, Arrival { stream, unread, permit });
+        let (mut unread, sent) = self.session.begun();
+        let (stream, rest) = self.connection.hand_over();
+        unread.extend(rest);
+        relocate(&home, Arrival { stream, unread, sent, permit });
         true
     }
 

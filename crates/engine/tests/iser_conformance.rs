@@ -22,11 +22,13 @@ use iscsi_sides::node;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Serves one volume, also as `frozen`, which refuses writes; it ends when dropped.
 struct Target {
     address: Address,
+    limit: ConnectionLimit,
     _cores: Cores,
 }
 
@@ -35,8 +37,8 @@ impl Target {
         let volume: Arc<dyn Volume> = Arc::new(MemVolume::new(SIZE));
         let listener = Listener::bind(&Address::Tcp(([127, 0, 0, 1], 0).into())).unwrap();
         let address = listener.address().clone();
-        let cores =
-            Cores::start(&CoresConfig { policy: PollPolicy::Never, ..CoresConfig::default() }).unwrap();
+        let config = CoresConfig { policy: PollPolicy::Never, count: 2, ..CoresConfig::default() };
+        let (cores, limit) = (Cores::start(&config).unwrap(), ConnectionLimit::new(64));
         let exports = [("disk", false), ("frozen", true)].map(|(name, read_only)| Export {
             name: name.to_owned(),
             description: String::new(),
@@ -45,10 +47,9 @@ impl Target {
         });
         let exports = Exports::new(exports.into());
         let (serve, inboxes) = (iscsi::serve(&node(&exports), &exports, 1), cores.inboxes());
-        cores.inboxes()[0].send(move |core| {
-            ListenerTask::spawn(core, listener, inboxes, serve, ConnectionLimit::new(64));
-        });
-        Target { address, _cores: cores }
+        let shared = limit.clone();
+        cores.inboxes()[0].send(move |core| ListenerTask::spawn(core, listener, inboxes, serve, shared));
+        Target { address, limit, _cores: cores }
     }
 
     fn endpoint(&self, export: &str, wishes: Parameters, connections: u32) -> Endpoint {
@@ -93,6 +94,31 @@ fn a_ram_volume_conforms_over_iser_with_crcs() {
 fn a_ram_volume_conforms_when_all_data_of_writes_is_read_by_the_target() {
     let wishes = wishes().with(Key::InitialR2T, 1).with(Key::ImmediateData, 0);
     Target::serve().conforms(wishes, OverIwarp { has_crc: false });
+}
+
+/// Each of the target's cores accepts every other connection; those that their session does not live with go to it.
+#[test]
+fn a_session_of_several_connections_conforms_wherever_they_are_accepted() {
+    let (target, wishes) = (Target::serve(), wishes().with(Key::MaxConnections, 4));
+    for over in [OverIwarp { has_crc: false }, OverIwarp { has_crc: true }] {
+        let volume = |export| Arc::new(connect(target.endpoint(export, wishes, 1), over).unwrap());
+        let (disk, frozen) = (volume("disk"), volume("frozen"));
+        let (is_over, mut most) = (AtomicBool::new(false), 0);
+        std::thread::scope(|scope| {
+            let watch = scope.spawn(|| {
+                let mut most = 0;
+                while !is_over.load(Ordering::Relaxed) {
+                    most = most.max(target.limit.open());
+                    std::thread::yield_now();
+                }
+                most
+            });
+            conforms(disk, frozen);
+            is_over.store(true, Ordering::Relaxed);
+            most = watch.join().unwrap();
+        });
+        assert!(most >= 4, "at most {most} connections were open");
+    }
 }
 
 #[test]

@@ -65,10 +65,11 @@ fn throughput_degrades_smoothly_with_loss() {
     };
     let all = [0, 10, 50, 200].map(took);
     assert!(seeds::is_one() || all.is_sorted(), "{all:?}");
-    // As much more as is lost, and some for what is lost again. With a fifth lost, whole windows are, and most of the
-    // time nothing tells a lost frame from a target that stands still: then each costs a stall.
-    let [_, one, five, twenty] = all;
-    assert!(seeds::is_one() || (five < one * 20 && twenty < five * 40), "{all:?}");
+    // As much more as is lost, and about as much again for what is lost again and for the smaller window: a lost frame
+    // costs some round trips, and never a stall of 50 ms, of which a fifth of all frames would mean hundreds.
+    let [fair, one, five, twenty] = all;
+    assert!(seeds::is_one() || (one < fair * 8 && five < one * 8 && twenty < five * 12), "{all:?}");
+    assert!(seeds::is_one() || twenty < Duration::from_secs(5), "{all:?}");
 }
 
 #[test]
@@ -84,7 +85,7 @@ fn a_port_with_few_buffers_only_takes_longer() {
 fn a_target_that_is_stopped_and_started_again_is_not_noticed() {
     let outcomes = run_seeds(40, |seed| FrameScenario {
         weather: storm(5),
-        trouble: Some(FrameTrouble::TargetRestarts(ms(300))),
+        trouble: Some(FrameTrouble::TargetRestarts(ms(60))),
         volume_delay: ms(2),
         ..FrameScenario::new(seed)
     });

@@ -1,14 +1,16 @@
 //! The ceiling of ATA over Ethernet: bare frames of its sizes there and back, and nothing else.
 //!
 //! ```text
-//! frame_echo serve IFACE [--spin]
+//! frame_echo serve IFACE --size 268435456 [--spin]
 //! frame_echo ask IFACE --mtu 9000 --bs 65536 --iodepth 16 --runtime_ms 1000 [--write] [--spin]
 //! ```
 //! Both sides use the engine's own ports, so that batches, filters and system calls are those of the protocol; there is
-//! no session, no volume, no tag and no repetition. A frame counts whoever's turn it is: an I/O is as many answers as
+//! no session, no volume, no tag and no repetition. Data lies in a region as large as the volume would be, or larger than
+//! any cache, a block here and a block there, so that caches help neither more nor less. A frame counts whoever's turn it is: an I/O is as many answers as
 //! its block size takes frames. Prints one line: I/O per second.
 
-use blockmux_engine::frames::{Arrival, FramePort, PacketPort, Side};
+use blockmux_engine::frames::{Arrival, FramePort, PacketPort, Share, Side};
+use blockmux_engine::memory::map_pages;
 use blockmux_proto::frames::{Frame, FrameOutbox, Mac, PortId, Station};
 use blockmux_volume::{Chunk, Memory, Seg, SgList};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -69,17 +71,28 @@ impl End {
     }
 }
 
-/// Answers requests until it is ended.
-fn serve(mut end: End) -> Result<(), String> {
-    let data = Memory::from_heap(MOST_DATA);
-    data.seg(0, MOST_DATA).copy_from(&vec![0xA5; MOST_DATA]);
+/// Answers requests until it is ended. Data comes from and goes to anywhere in so many bytes.
+fn serve(mut end: End, size: usize) -> Result<(), String> {
+    let size = size.clamp(MOST_DATA, MOST_REGION).next_multiple_of(BLOCK);
+    let data = Memory::from_pages(&map_pages(size).map_err(|error| format!("{size} bytes: {error}"))?);
+    let block = [0xA5; BLOCK];
+    (0..size / BLOCK).for_each(|nth| data.seg(nth * BLOCK, BLOCK).copy_from(&block));
+    let mut state = 1_u32;
+    let mut anywhere = |len: usize| {
+        // A generator of Numerical Recipes: good enough to miss caches.
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        let blocks = (size - len) / BLOCK + 1;
+        data.seg(((u64::from(state) * blocks as u64) >> 32) as usize * BLOCK, len)
+    };
     loop {
         let came = end.receive(|mac, frame, outbox| {
-            let Some(head) = frame.first_chunk::<HEAD>() else { return };
+            let Some((head, came)) = frame.split_first_chunk::<HEAD>() else { return };
             let mut head = *head;
             head[0] |= RESPONSE;
             let wanted = usize::from(u16::from_be_bytes([head[20], head[21]])).min(MOST_DATA);
-            let payload = if wanted == 0 { SgList::default() } else { SgList::one(data.seg(0, wanted)) };
+            let payload = if wanted == 0 { SgList::default() } else { SgList::one(anywhere(wanted)) };
+            let came = &came[..came.len().min(MOST_DATA)];
+            anywhere(came.len()).copy_from(came);
             outbox.push(Station { port: PortId(0), mac }, &head, payload);
         })?;
         end.send()?;
@@ -112,10 +125,15 @@ fn ask(mut end: End, load: &Load) -> Result<f64, String> {
     let data = Seg::from_slice(&vec![0x5A; MOST_DATA]);
     // Until the first answer nobody knows whose interface is at the other end.
     let (mut server, mut next, mut outstanding, mut answers) = (Mac::BROADCAST, 0, 0, 0_u64);
-    let begun = Instant::now();
-    let mut last = begun;
+    let mut begun = Instant::now();
+    let (mut last, mut asked) = (begun, begun);
     loop {
-        let window = if server == Mac::BROADCAST { 1 } else { load.window };
+        let is_known = server != Mac::BROADCAST;
+        if !is_known && Instant::now() - asked >= ASK_AGAIN {
+            // It may not have been there yet.
+            (outstanding, asked) = (0, Instant::now());
+        }
+        let window = if is_known { load.window } else { 1 };
         while outstanding < window {
             let len = load.frames[next % load.frames.len()];
             next += 1;
@@ -133,15 +151,17 @@ fn ask(mut end: End, load: &Load) -> Result<f64, String> {
         let mut count = 0;
         let came = end.receive(|mac, _, _| (server, count) = (mac, count + 1))?;
         let now = Instant::now();
-        if came {
+        if came && !is_known {
+            (outstanding, begun, last) = (0, now, now);
+        } else if came {
             (outstanding, answers, last) =
                 (outstanding - count.min(outstanding), answers + count as u64, now);
-        } else if now - last > STUCK {
+        } else if now - last > if is_known { STUCK } else { STARTS_WITHIN } {
             return Err("no answer".to_owned());
         } else {
             end.wait(PollFlags::IN);
         }
-        if now - begun >= load.runtime {
+        if is_known && now - begun >= load.runtime {
             let seconds = (now - begun).as_secs_f64();
             return Ok(answers as f64 / load.frames.len() as f64 / seconds);
         }
@@ -153,7 +173,7 @@ fn run() -> Result<(), String> {
     let (what, interface) = (words.at(0)?, words.at(1)?);
     let spins = words.has("--spin");
     if what == "serve" {
-        return serve(End::open(interface, Side::Target, spins)?);
+        return serve(End::open(interface, Side::Target(Share::ALL), spins)?, words.number("--size")?);
     }
     let runtime = Duration::from_millis(words.number("--runtime_ms")? as u64);
     let (mtu, bs, iodepth) = (words.number("--mtu")?, words.number("--bs")?, words.number("--iodepth")?);
@@ -197,6 +217,10 @@ const HEAD: usize = 22;
 const RESPONSE: u8 = 0x08;
 const SECTOR: usize = 512;
 const MOST_DATA: usize = 16 << 10;
+/// More than any cache holds, and soon filled.
+const MOST_REGION: usize = 128 << 20;
+/// Of the volume.
+const BLOCK: usize = 4096;
 /// As the engine receives.
 const CHUNK: usize = 1 << 20;
 /// As the initiator has outstanding at most.
@@ -204,4 +228,7 @@ const MOST_WINDOW: usize = 111;
 /// The upper byte of our tags.
 const ID: u8 = 0xEC;
 const PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+/// Until somebody answers.
+const ASK_AGAIN: Duration = Duration::from_millis(50);
 const STUCK: Duration = Duration::from_secs(2);
+const STARTS_WITHIN: Duration = Duration::from_secs(20);

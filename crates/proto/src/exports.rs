@@ -2,7 +2,8 @@
 
 use crate::served::Served;
 use blockmux_volume::Volume;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 
 /// Which volume of a target an I/O is for: its place in [`Exports`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -22,8 +23,33 @@ pub struct Export {
 }
 
 /// All volumes of a target; a clone is another handle to the same list.
+///
+/// Volumes come and go while they are served, but an id names one volume for ever: that of a volume that is gone is never
+/// given to another.
 #[derive(Clone)]
-pub struct Exports(Arc<[(Export, Arc<Served>)]>);
+pub struct Exports(Arc<Shared>);
+
+struct Shared {
+    list: RwLock<Vec<Option<Entry>>>,
+    /// How many volumes have gone.
+    changes: AtomicU64,
+}
+
+#[derive(Clone)]
+struct Entry {
+    export: Arc<Export>,
+    served: Arc<Served>,
+}
+
+/// A volume that was served, and how.
+pub struct Removed {
+    /// Its id, which nobody gets any more.
+    pub volume: VolumeId,
+    /// What was exported.
+    pub export: Arc<Export>,
+    /// What all protocols share of it.
+    pub served: Arc<Served>,
+}
 
 impl Exports {
     /// A list in the order given; the first is the default where a protocol has one.
@@ -33,41 +59,114 @@ impl Exports {
             let served = Served::new(export.volume.clone());
             (export, served)
         });
-        Exports(served.collect())
+        Exports::of_served(served.collect())
     }
 
     /// The same where somebody has made of the volumes what is served of them.
     #[must_use]
     pub fn of_served(exports: Vec<(Export, Arc<Served>)>) -> Exports {
-        Exports(exports.into())
+        let entry = |(export, served)| Some(Entry { export: Arc::new(export), served });
+        let list = RwLock::new(exports.into_iter().map(entry).collect());
+        Exports(Arc::new(Shared { list, changes: AtomicU64::new(0) }))
+    }
+
+    /// One more volume; `None` if its name is taken, or there were [`MAX_VOLUMES`] already.
+    #[must_use]
+    pub fn add(&self, export: Export, served: Arc<Served>) -> Option<VolumeId> {
+        let mut list = self.0.list.write().unwrap_or_else(PoisonError::into_inner);
+        let is_taken = list.iter().flatten().any(|entry| entry.export.name == export.name);
+        if is_taken || list.len() >= MAX_VOLUMES {
+            return None;
+        }
+        list.push(Some(Entry { export: Arc::new(export), served }));
+        // Less than MAX_VOLUMES.
+        Some(VolumeId(list.len().saturating_sub(1) as u32))
+    }
+
+    /// Serves the volume of that name no more: nobody finds it here, and nobody's I/O on it is let in.
+    #[must_use]
+    pub fn remove(&self, name: &str) -> Option<Removed> {
+        let (volume, _) = self.find(name)?;
+        let mut list = self.0.list.write().unwrap_or_else(PoisonError::into_inner);
+        let Entry { export, served } = list.get_mut(volume.0 as usize)?.take()?;
+        drop(list);
+        served.retire();
+        self.0.changes.fetch_add(1, Ordering::Release);
+        Some(Removed { volume, export, served })
     }
 
     /// The volume of the export with that id, as every protocol serves it.
     #[must_use]
-    pub fn served(&self, id: VolumeId) -> Option<&Arc<Served>> {
-        self.0.get(id.0 as usize).map(|(_, served)| served)
+    pub fn served(&self, id: VolumeId) -> Option<Arc<Served>> {
+        self.entry(id).map(|entry| entry.served)
     }
 
     /// The export of that name.
     #[must_use]
-    pub fn find(&self, name: &str) -> Option<(VolumeId, &Export)> {
+    pub fn find(&self, name: &str) -> Option<(VolumeId, Arc<Export>)> {
         self.iter().find(|(_, export)| export.name == name)
     }
 
     /// The export with that id.
     #[must_use]
-    pub fn get(&self, id: VolumeId) -> Option<&Export> {
-        self.0.get(id.0 as usize).map(|(export, _)| export)
+    pub fn get(&self, id: VolumeId) -> Option<Arc<Export>> {
+        self.entry(id).map(|entry| entry.export)
     }
 
-    /// All exports in order.
-    pub fn iter(&self) -> impl Iterator<Item = (VolumeId, &Export)> {
-        (0..).map(VolumeId).zip(self.0.iter().map(|(export, _)| export))
+    /// All exports that there are now, in order.
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = (VolumeId, Arc<Export>)> + use<> {
+        let list = self.0.list.read().unwrap_or_else(PoisonError::into_inner);
+        let entries = (0..).map(VolumeId).zip(list.iter());
+        let there: Vec<_> =
+            entries.filter_map(|(id, entry)| Some((id, entry.as_ref()?.export.clone()))).collect();
+        there.into_iter()
     }
 
     /// The first export.
     #[must_use]
-    pub fn default_export(&self) -> Option<(VolumeId, &Export)> {
+    pub fn default_export(&self) -> Option<(VolumeId, Arc<Export>)> {
         self.iter().next()
+    }
+
+    /// Another number whenever a volume has gone: what was opened for it can be closed.
+    #[inline]
+    #[must_use]
+    pub fn changes(&self) -> u64 {
+        self.0.changes.load(Ordering::Acquire)
+    }
+
+    fn entry(&self, id: VolumeId) -> Option<Entry> {
+        let list = self.0.list.read().unwrap_or_else(PoisonError::into_inner);
+        list.get(id.0 as usize)?.clone()
+    }
+}
+
+/// The most volumes that a list ever has, those that are gone included.
+pub const MAX_VOLUMES: usize = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use blockmux_volume::MemVolume;
+
+    fn export(name: &str) -> (Export, Arc<Served>) {
+        let volume: Arc<dyn Volume> = Arc::new(MemVolume::new(1 << 20));
+        let served = Served::new(volume.clone());
+        (Export { name: name.into(), description: String::new(), read_only: false, volume }, served)
+    }
+
+    #[test]
+    fn volumes_come_and_go_and_no_id_names_two() {
+        let exports = Exports::of_served(vec![export("a"), export("b")]);
+        let (again, served) = export("b");
+        assert_eq!(exports.add(again, served), None, "the name is taken");
+        let removed = exports.remove("b").unwrap();
+        assert!(removed.volume == VolumeId(1) && removed.served.is_retired());
+        assert!(exports.remove("b").is_none() && exports.get(VolumeId(1)).is_none());
+        let (again, served) = export("b");
+        assert_eq!(exports.add(again, served), Some(VolumeId(2)));
+        let names: Vec<_> = exports.iter().map(|(id, export)| (id.0, export.name.clone())).collect();
+        assert_eq!(names, [(0, "a".to_owned()), (2, "b".to_owned())]);
+        assert!(exports.served(VolumeId(2)).is_some_and(|served| !served.is_retired()));
     }
 }

@@ -43,17 +43,6 @@ impl Outbox {
         self.count_head(bytes.len());
     }
 
-    /// Appends a copy of memory, as a head, and shows it for a digest: memory that is lent may change until it is sent.
-    #[inline]
-    pub fn push_copy(&mut self, seg: &Seg) -> &[u8] {
-        let start = self.heads.len();
-        self.heads.resize(start.saturating_add(seg.len()), 0);
-        self.count_head(seg.len());
-        let copy = self.heads.get_mut(start..).unwrap_or_default();
-        seg.copy_to(copy);
-        copy
-    }
-
     /// Appends payload, which stays referred to until it is sent.
     #[inline]
     pub fn push_payload(&mut self, data: &SgList) {
@@ -193,19 +182,6 @@ mod tests {
         assert_eq!((outbox.pieces().count(), outbox.len()), (3, 13));
         assert_eq!(outbox.take_bytes(), b"abcdpayloadef");
         assert!(outbox.is_empty());
-    }
-
-    #[test]
-    fn a_copy_is_a_head_and_stays_as_it_was() {
-        let mut outbox = Outbox::default();
-        let memory = Seg::from_slice(b"before");
-        outbox.push_head(b"ab");
-        assert_eq!(outbox.push_copy(&memory), b"before");
-        memory.copy_from(b"behind");
-        outbox.push_copy(&Seg::from_slice(b""));
-        outbox.push_head(b"cd");
-        assert_eq!((outbox.pieces().count(), outbox.len()), (1, 10));
-        assert_eq!(outbox.take_bytes(), b"abbeforecd");
     }
 
     #[test]

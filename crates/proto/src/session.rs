@@ -92,6 +92,12 @@ pub trait StreamSession: Timed {
     /// As for `on_bytes`.
     fn on_placed(&mut self) -> Result<(), ProtocolError>;
 
+    /// Whether what comes is mostly payload that has a place: then a driver does well to receive little beyond what is
+    /// demanded, because whatever lies in its buffer is copied to its place.
+    fn is_mostly_placed(&self) -> bool {
+        false
+    }
+
     /// The peer has closed its side. An error if that was not allowed at this point.
     ///
     /// # Errors
@@ -151,6 +157,12 @@ pub trait Target: Timed {
     /// turns, but no bytes any more.
     fn lingers(&self) -> bool {
         false
+    }
+
+    /// For [`Target::moves_to`]: what was taken of the stream that the session there has to be shown again, before what is
+    /// unread; and how many bytes that one will say which this one has sent already.
+    fn begun(&mut self) -> (Vec<u8>, u64) {
+        (Vec::new(), 0)
     }
 
     /// Whether the peer has come through its handshake. Until then a driver that has as many connections as it may have
@@ -213,6 +225,14 @@ pub trait Control: StreamSession {
     fn poll_size(&mut self) -> Option<u64> {
         None
     }
+
+    /// How well the session reaches its volume, once when it is known and whenever it was looked at again.
+    fn poll_path_rank(&mut self) -> Option<PathRank> {
+        None
+    }
+
+    /// The session has found that it reaches its volume otherwise than was told: looks again.
+    fn look_at_path(&mut self) {}
 
     /// The session beside it is over: ends this one softly, at once.
     fn on_stop(&mut self);
@@ -287,6 +307,9 @@ pub trait Initiator: Timed {
     fn path_rank(&self) -> PathRank {
         PathRank::Best
     }
+
+    /// Its control has learned how well it reaches its volume.
+    fn set_path_rank(&mut self, _rank: PathRank) {}
 
     /// A request that was taken and that another session may be able to do, but not this one now. Only where the session
     /// was told that there are others.

@@ -7,6 +7,8 @@ use std::time::Duration;
 pub const MAX_CONNECTIONS: u32 = 16;
 /// How long to try to reconnect when the URI says nothing.
 pub const DEFAULT_RECONNECT: Duration = Duration::from_secs(60);
+/// The most places that a URL names, each a path of its own.
+pub const MAX_PORTALS: usize = 8;
 /// The longest time to try to reconnect.
 pub const MAX_RECONNECT: Duration = Duration::from_secs(24 * 3600);
 
@@ -55,6 +57,45 @@ pub(crate) fn encode_host(f: &mut fmt::Formatter<'_>, host: &str) -> fmt::Result
     } else {
         encode(f, host.as_bytes(), b"")
     }
+}
+
+/// Reads `host[:port][,host[:port]]...`: at least one place, at most [`MAX_PORTALS`].
+///
+/// # Errors
+/// What is wrong, and with which part.
+pub(crate) fn portals(
+    authority: &str,
+    default_port: u16,
+) -> Result<Vec<(String, u16)>, (&str, &'static str)> {
+    let mut portals = Vec::new();
+    for part in authority.split(',') {
+        let (host, port) = host_and_port(part).map_err(|problem| (part, problem))?;
+        let portal = (host, port.unwrap_or(default_port));
+        if portals.contains(&portal) {
+            return Err((part, "is a path that was named before; remove one"));
+        }
+        if portals.len() >= MAX_PORTALS {
+            return Err((part, "is one portal too many; name at most 8"));
+        }
+        portals.push(portal);
+    }
+    Ok(portals)
+}
+
+/// Writes places as [`portals`] reads them.
+pub(crate) fn encode_portals<'a>(
+    f: &mut fmt::Formatter<'_>,
+    portals: impl Iterator<Item = (&'a str, u16)>,
+    default_port: u16,
+) -> fmt::Result {
+    for (place, (host, port)) in portals.enumerate() {
+        f.write_str(if place == 0 { "" } else { "," })?;
+        encode_host(f, host)?;
+        if port != default_port {
+            write!(f, ":{port}")?;
+        }
+    }
+    Ok(())
 }
 
 /// Undoes percent-encoding.

@@ -380,7 +380,7 @@ impl Client {
         let core = TestCore::with_pool(&pool).as_core();
         let session = TargetSession::new(exports.clone(), pool.clone(), Instant::now());
         let open = |export: &Export| export.volume.open(&core, session.depth(), Waker::idle()).unwrap();
-        let channels = exports.iter().map(|(_, export)| open(export)).collect();
+        let channels = exports.iter().map(|(_, export)| open(&export)).collect();
         let (unread, placed, held) = (vec![], vec![], vec![]);
         let mut client = Client { session, channels, pool, unread, placed, done: 0, holds_io: false, held };
         assert_eq!(client.sent(), b"NBDMAGICIHAVEOPT\0\x03");

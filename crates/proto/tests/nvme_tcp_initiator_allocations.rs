@@ -22,6 +22,7 @@ fn session(in_capsule: u32) -> QueueSession {
     let name = |name| Nqn::new(name).unwrap();
     let config = QueueConfig {
         names: Names { host: name("nqn.a"), host_id: [1; 16], subsystem: name("nqn.b") },
+        credentials: None,
         controller: ControllerInfo { max_entries: 64, in_capsule, ..ControllerInfo::default() },
         namespace: NamespaceInfo {
             nsid: 1,
@@ -33,7 +34,7 @@ fn session(in_capsule: u32) -> QueueSession {
             max_deallocate_blocks: Some(2048),
             ..NamespaceInfo::default()
         },
-        qid: 1,
+        queues: 1,
         entries: 64,
         digests: Digests::default(),
     };

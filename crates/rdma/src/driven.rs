@@ -4,33 +4,60 @@
 //! target or an initiator if its session is. So the engine's tasks drive iSER over TCP as they drive iSCSI.
 //!
 //! Work is fetched when bytes have come, and whenever the driver looks at what there is to send: all that one turn
-//! brought goes out together, and what became possible by sending goes at once.
+//! brought goes out together, and what became possible by sending goes at once. The driver looks often, and mostly nothing
+//! has changed since it looked last; then nothing is asked.
+//!
+//! An initiator's session may have several connections: each is an end with a queue pair of its own, made when the
+//! driver has dialled it. Bytes and deadlines are those of the lane that was selected last.
+
+mod end;
 
 use crate::queue_pair::QueuePair;
 use blockmux_proto::exports::VolumeId;
 use blockmux_proto::outbox::Outbox;
-use blockmux_proto::rdma::{Endpoint, Event, RdmaSession, Work};
+use blockmux_proto::rdma::{Endpoint, RdmaSession};
 use blockmux_proto::session::{
     Demand, Home, Initiator, PathRank, ProtocolError, StreamSession, Target, Timed,
 };
 use blockmux_volume::{Chunk, Completion, Io, Tag, Waker};
+use end::End;
 use std::time::Instant;
 
-/// A session over a queue pair.
+/// A session over a queue pair, or over several.
 pub struct Driven<Q, S> {
-    queue_pair: Q,
+    first: End<Q>,
+    /// Of the lanes behind the first.
+    further: Vec<Option<Box<End<Q>>>>,
+    /// The lane that is looked at.
+    selected: usize,
     session: S,
-    /// What the peer did wrong by the session's rules. It was disconnected for that.
-    broken: Option<ProtocolError>,
-    /// `broken` has been told to the driver.
-    is_told: bool,
+    connect: Option<Box<Connect<Q>>>,
+    /// How often the session was given something, or gave something away.
+    changes: u64,
+    /// A lane without connection has nothing to send.
+    nothing: Outbox,
 }
+
+/// Makes the queue pair of a further connection, which goes where the first one goes.
+type Connect<Q> = dyn FnMut(&Q, &Endpoint, Instant) -> Q;
 
 impl<Q: QueuePair, S: RdmaSession> Driven<Q, S> {
     /// Joins `session` with the queue pair that `connect` makes for it.
     pub fn new(session: S, connect: impl FnOnce(&Endpoint) -> Q) -> Driven<Q, S> {
-        let queue_pair = connect(&session.endpoint());
-        Driven { queue_pair, session, broken: None, is_told: false }
+        let first = End::new(connect(&session.endpoint()));
+        let (further, nothing) = (Vec::new(), Outbox::default());
+        Driven { first, further, selected: 0, session, connect: None, changes: 0, nothing }
+    }
+
+    /// The same for a session that may have several connections: `connect` makes the queue pairs of those behind the first,
+    /// which it is shown.
+    #[must_use]
+    pub fn with_further(
+        mut self,
+        connect: impl FnMut(&Q, &Endpoint, Instant) -> Q + 'static,
+    ) -> Driven<Q, S> {
+        self.connect = Some(Box::new(connect));
+        self
     }
 
     /// The session.
@@ -42,84 +69,73 @@ impl<Q: QueuePair, S: RdmaSession> Driven<Q, S> {
     /// The session, to hand something in; [`Driven::pump`] takes what it then wants.
     #[inline]
     pub fn session_mut(&mut self) -> &mut S {
+        self.changes = self.changes.wrapping_add(1);
         &mut self.session
     }
 
-    /// The queue pair.
+    /// The first queue pair.
     #[inline]
     pub fn queue_pair(&self) -> &Q {
-        &self.queue_pair
+        &self.first.queue_pair
     }
 
-    /// The queue pair, to be tuned.
+    /// The first queue pair, to be tuned.
     #[inline]
     pub fn queue_pair_mut(&mut self) -> &mut Q {
-        &mut self.queue_pair
+        self.changes = self.changes.wrapping_add(1);
+        &mut self.first.queue_pair
     }
 
-    /// Why the session has ended the connection, if it was the peer's fault.
+    /// Why the session has ended the first connection, if it was the peer's fault.
     pub fn broken(&self) -> Option<ProtocolError> {
-        self.broken
+        self.first.broken
     }
 
-    /// Hands in events and posts work until there is neither; whether there was any.
+    /// Hands in events and posts work until there is neither, on the lane that was selected; whether there was any.
     ///
     /// That ends: what comes from the peer has come before, and what work leads to by itself is bounded by the endpoint.
     #[inline]
     pub fn pump(&mut self) -> bool {
-        let mut has_moved = false;
-        loop {
-            let mut moves = false;
-            while let Some(event) = self.queue_pair.poll() {
-                moves = true;
-                self.hand_in(event);
-            }
-            while self.broken.is_none()
-                && let Some(work) = self.session.poll_work(self.queue_pair.room())
-            {
-                moves = true;
-                self.queue_pair.post(work);
-            }
-            if !moves {
-                return has_moved;
-            }
-            has_moved = true;
-        }
+        let Some((end, session)) = self.parts() else { return false };
+        let has_moved = end.pump(session);
+        // What came by one lane may be answered by another.
+        self.changes = self.changes.wrapping_add(has_moved.into());
+        has_moved
+    }
+
+    /// The end of the selected lane, if there is one, and the session.
+    #[inline]
+    fn parts(&mut self) -> Option<(&mut End<Q>, &mut S)> {
+        let end = match self.selected.checked_sub(1) {
+            None => &mut self.first,
+            Some(place) => self.further.get_mut(place)?.as_deref_mut()?,
+        };
+        Some((end, &mut self.session))
     }
 
     #[inline]
-    fn hand_in(&mut self, event: Event) {
-        // A peer that is being left is not listened to; what it holds comes back all the same.
-        if self.broken.is_some() && matches!(event, Event::Received { .. }) {
-            return;
-        }
-        if let Err(error) = self.session.on_event(event)
-            && self.broken.is_none()
-        {
-            self.part(error);
+    fn end(&self) -> Option<&End<Q>> {
+        match self.selected.checked_sub(1) {
+            None => Some(&self.first),
+            Some(place) => self.further.get(place)?.as_deref(),
         }
     }
 
-    /// Has the session's last words sent, and leaves.
-    #[cold]
-    fn part(&mut self, error: ProtocolError) {
-        self.broken = Some(error);
-        while let Some(work) = self.session.poll_work(self.queue_pair.room()) {
-            self.queue_pair.post(work);
-        }
-        self.queue_pair.post(Work::Disconnect);
+    /// The session gave something away, and may have room now for something else.
+    #[inline]
+    fn changed_by<T>(&mut self, given: Option<T>) -> Option<T> {
+        self.changes = self.changes.wrapping_add(given.is_some().into());
+        given
     }
 
     /// Pumps after the queue pair took something, and says once what the peer did wrong.
     #[inline]
     fn settle<T>(&mut self, taken: Result<T, ProtocolError>) -> Result<T, ProtocolError> {
+        self.changes = self.changes.wrapping_add(1);
         self.pump();
-        match self.broken {
-            Some(error) if !self.is_told => {
-                self.is_told = true;
-                Err(error)
-            }
-            _ => taken,
+        match self.parts().and_then(|(end, _)| end.tell_broken()) {
+            Some(error) => Err(error),
+            None => taken,
         }
     }
 }
@@ -127,7 +143,8 @@ impl<Q: QueuePair, S: RdmaSession> Driven<Q, S> {
 impl<Q: QueuePair, S: RdmaSession> Timed for Driven<Q, S> {
     #[inline]
     fn poll_timeout(&self) -> Option<Instant> {
-        match (self.queue_pair.poll_timeout(), self.session.poll_timeout()) {
+        let of_queue_pair = self.end().and_then(|end| end.queue_pair.poll_timeout());
+        match (of_queue_pair, self.session.poll_timeout()) {
             (Some(one), Some(other)) => Some(one.min(other)),
             (one, other) => one.or(other),
         }
@@ -135,15 +152,15 @@ impl<Q: QueuePair, S: RdmaSession> Timed for Driven<Q, S> {
 
     fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
         let is_due = |when: Option<Instant>| when.is_some_and(|when| when <= now);
+        let Some((end, session)) = self.parts() else { return Ok(()) };
         let mut result = Ok(());
-        if is_due(self.queue_pair.poll_timeout()) {
-            result = self.queue_pair.on_timeout(now);
+        if is_due(end.queue_pair.poll_timeout()) {
+            result = end.queue_pair.on_timeout(now);
         }
-        if is_due(self.session.poll_timeout())
-            && let Err(error) = self.session.on_timeout(now)
-            && self.broken.is_none()
+        if is_due(session.poll_timeout())
+            && let Err(error) = session.on_timeout(now)
         {
-            self.part(error);
+            end.part(session, error);
         }
         self.settle(result)
     }
@@ -152,30 +169,58 @@ impl<Q: QueuePair, S: RdmaSession> Timed for Driven<Q, S> {
 impl<Q: QueuePair + StreamSession, S: RdmaSession> StreamSession for Driven<Q, S> {
     #[inline]
     fn demand(&self) -> Demand {
-        self.queue_pair.demand()
+        self.end().map_or(Demand::Nothing, |end| end.queue_pair.demand())
     }
 
     #[inline]
     fn on_bytes(&mut self, input: &Chunk) -> Result<usize, ProtocolError> {
-        let taken = self.queue_pair.on_bytes(input);
+        let Some((end, _)) = self.parts() else { return Ok(0) };
+        let taken = end.queue_pair.on_bytes(input);
         self.settle(taken)
     }
 
     #[inline]
     fn on_placed(&mut self) -> Result<(), ProtocolError> {
-        let taken = self.queue_pair.on_placed();
+        let Some((end, _)) = self.parts() else { return Ok(()) };
+        let taken = end.queue_pair.on_placed();
         self.settle(taken)
     }
 
+    #[inline]
+    fn is_mostly_placed(&self) -> bool {
+        self.end().is_some_and(|end| end.queue_pair.is_mostly_placed())
+    }
+
     fn on_end(&mut self) -> Result<(), ProtocolError> {
-        let ended = self.queue_pair.on_end();
+        let Some((end, _)) = self.parts() else { return Ok(()) };
+        let ended = end.queue_pair.on_end();
         self.settle(ended)
     }
 
     #[inline]
     fn outbox(&mut self) -> &mut Outbox {
-        self.pump();
-        self.queue_pair.outbox()
+        let changes = self.changes;
+        let is_settled = self.parts().is_none_or(|(end, _)| {
+            // What was sent meanwhile has made room.
+            let len = end.queue_pair.outbox().len();
+            end.is_settled(changes, len)
+        });
+        if !is_settled {
+            self.pump();
+        }
+        let changes = self.changes;
+        let end = match self.selected.checked_sub(1) {
+            None => &mut self.first,
+            Some(place) => match self.further.get_mut(place) {
+                Some(Some(end)) => end,
+                _ => return &mut self.nothing,
+            },
+        };
+        if !is_settled {
+            let len = end.queue_pair.outbox().len();
+            end.settle(changes, len);
+        }
+        end.queue_pair.outbox()
     }
 }
 
@@ -186,38 +231,41 @@ impl<Q: QueuePair, S: RdmaSession + Target> Target for Driven<Q, S> {
 
     #[inline]
     fn poll_io(&mut self) -> Option<(VolumeId, Io)> {
-        self.session.poll_io()
+        let io = self.session.poll_io();
+        self.changed_by(io)
     }
 
     #[inline]
     fn poll_cancel(&mut self) -> Option<(VolumeId, Tag)> {
-        self.session.poll_cancel()
+        let cancelled = self.session.poll_cancel();
+        self.changed_by(cancelled)
     }
 
     #[inline]
     fn on_io(&mut self, done: Completion) {
-        self.session.on_io(done);
+        self.session_mut().on_io(done);
     }
 
     fn on_start(&mut self, waker: &Waker) {
-        self.session.on_start(waker);
+        self.session_mut().on_start(waker);
     }
 
     #[inline]
     fn on_turn(&mut self) {
-        self.session.on_turn();
+        self.session_mut().on_turn();
     }
 
     fn moves_to(&self) -> Option<Home> {
         self.session.moves_to()
     }
 
-    fn is_established(&self) -> bool {
-        self.session.is_established()
-    }
-
     fn owed(&self) -> Option<u64> {
         self.session.owed()
+    }
+
+    #[inline]
+    fn is_established(&self) -> bool {
+        self.session.is_established()
     }
 
     fn lingers(&self) -> bool {
@@ -225,7 +273,7 @@ impl<Q: QueuePair, S: RdmaSession + Target> Target for Driven<Q, S> {
     }
 
     fn on_stop(&mut self) {
-        self.session.on_stop();
+        self.session_mut().on_stop();
     }
 }
 
@@ -242,24 +290,26 @@ impl<Q: QueuePair, S: RdmaSession + Initiator> Initiator for Driven<Q, S> {
 
     #[inline]
     fn submit(&mut self, io: Io) {
-        self.session.submit(io);
+        self.session_mut().submit(io);
     }
 
     #[inline]
     fn poll_done(&mut self) -> Option<Completion> {
-        self.session.poll_done()
+        let done = self.session.poll_done();
+        self.changed_by(done)
     }
 
     fn poll_size(&mut self) -> Option<u64> {
-        self.session.poll_size()
+        let size = self.session.poll_size();
+        self.changed_by(size)
     }
 
     fn resize(&mut self, size: u64) {
-        self.session.resize(size);
+        self.session_mut().resize(size);
     }
 
     fn take_unfinished(&mut self) -> Vec<Io> {
-        self.session.take_unfinished()
+        self.session_mut().take_unfinished()
     }
 
     #[inline]
@@ -269,11 +319,42 @@ impl<Q: QueuePair, S: RdmaSession + Initiator> Initiator for Driven<Q, S> {
 
     #[inline]
     fn poll_misplaced(&mut self) -> Option<Io> {
-        self.session.poll_misplaced()
+        let io = self.session.poll_misplaced();
+        self.changed_by(io)
+    }
+
+    #[inline]
+    fn select(&mut self, lane: usize) {
+        self.selected = lane;
+        self.session.select(lane);
+    }
+
+    #[inline]
+    fn poll_dial(&mut self) -> Option<(usize, Instant)> {
+        self.connect.as_ref()?;
+        self.session.poll_dial()
+    }
+
+    fn on_connected(&mut self, lane: usize, now: Instant) {
+        let (Some(connect), Some(place)) = (&mut self.connect, lane.checked_sub(1)) else { return };
+        let end = End::new(connect(&self.first.queue_pair, &self.session.endpoint(), now));
+        self.further.resize_with(self.further.len().max(lane), || None);
+        if let Some(slot) = self.further.get_mut(place) {
+            *slot = Some(Box::new(end));
+        }
+        self.session_mut().on_connected(lane, now);
+    }
+
+    fn on_lost(&mut self, lane: usize, now: Instant) -> bool {
+        // With the queue pair goes every way that the peer had to our memory.
+        if let Some(slot) = lane.checked_sub(1).and_then(|place| self.further.get_mut(place)) {
+            *slot = None;
+        }
+        self.session_mut().on_lost(lane, now)
     }
 
     fn on_stop(&mut self) {
-        self.session.on_stop();
+        self.session_mut().on_stop();
     }
 }
 
@@ -282,7 +363,7 @@ impl<Q: QueuePair, S: RdmaSession + Initiator> Initiator for Driven<Q, S> {
 mod tests {
     use super::*;
     use crate::loopback::{self, Loopback};
-    use blockmux_proto::rdma::{Access, Head, Remote, WorkError, WorkId};
+    use blockmux_proto::rdma::{Access, Event, Head, Remote, Work, WorkError, WorkId};
     use blockmux_volume::{Seg, SgList};
 
     /// Asks by a message for its memory to be filled, and answers such messages.

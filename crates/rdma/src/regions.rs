@@ -173,6 +173,21 @@ impl Regions {
         Ok(region.memory.slice(offset, len as usize))
     }
 
+    /// Copies `bytes` to `address` of what is called `stag`, for a peer that writes there.
+    ///
+    /// # Errors
+    /// If that was not granted; then nothing was copied.
+    #[inline]
+    pub fn write(&self, stag: Stag, address: u64, bytes: &[u8]) -> Result<(), Refusal> {
+        let len = u32::try_from(bytes.len()).map_err(|_| Refusal::Bounds)?;
+        let (region, offset) = self.check(stag, address, len, Access::RemoteWrite)?;
+        match offset {
+            0 => region.memory.copy_from(bytes),
+            _ => region.memory.slice(offset, bytes.len()).copy_from(bytes),
+        }
+        Ok(())
+    }
+
     /// Whether [`Regions::look_up`] would answer memory.
     ///
     /// # Errors
@@ -311,6 +326,26 @@ mod tests {
             let found = regions.look_up(remote.stag, remote.address + at, len, Access::RemoteRead).unwrap();
             assert_eq!(found.to_vec(), (at..at + u64::from(len)).map(|at| at as u8).collect::<Vec<_>>());
         }
+    }
+
+    #[test]
+    fn what_is_written_lies_where_it_was_to_and_nothing_else_has_changed() {
+        let mut regions = Regions::new(4, SEED);
+        let list = pieces(&[3, 1, 60]);
+        let remote = regions.register(list.clone(), Access::RemoteWrite).unwrap();
+        let mut expected = list.to_vec();
+        for (at, len) in [(0, 64), (0, 2), (2, 3), (40, 24), (64, 0)] {
+            let bytes = vec![at as u8 | 0x80; len];
+            regions.write(remote.stag, remote.address + at as u64, &bytes).unwrap();
+            expected[at..at + len].copy_from_slice(&bytes);
+            assert_eq!(list.to_vec(), expected, "{len} bytes at {at}");
+        }
+        for (at, len) in [(0, 65), (1, 64), (64, 1)] {
+            let refused = regions.write(remote.stag, remote.address + at, &vec![0; len]);
+            assert_eq!((refused, list.to_vec()), (Err(Refusal::Bounds), expected.clone()));
+        }
+        let read_only = regions.register(list, Access::RemoteRead).unwrap();
+        assert_eq!(regions.write(read_only.stag, read_only.address, &[0]), Err(Refusal::Access));
     }
 
     #[test]

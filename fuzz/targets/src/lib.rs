@@ -24,6 +24,7 @@ mod nbd_initiator;
 mod nbd_pair;
 mod nbd_server_stream;
 mod nbd_target;
+mod nvme_auth;
 mod nvme_tcp_initiator;
 mod nvme_tcp_target;
 mod outbox;
@@ -58,6 +59,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "nbd_pair", run: nbd_pair::nbd_pair },
     Target { name: "nbd_target", run: nbd_target::nbd_target },
     Target { name: "nbd_uri", run: text::nbd_uri },
+    Target { name: "nvme_auth", run: nvme_auth::nvme_auth },
     Target { name: "nvme_tcp_initiator", run: nvme_tcp_initiator::nvme_tcp_initiator },
     Target { name: "nvme_tcp_target", run: nvme_tcp_target::nvme_tcp_target },
     Target { name: "nvme_url", run: text::nvme_url },

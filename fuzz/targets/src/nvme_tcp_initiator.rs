@@ -8,9 +8,11 @@
 //! 2, the same of a completion.
 
 use crate::choices::Choices;
+use crate::nvme_auth;
 use crate::requests::Requests;
 use crate::wire::Wire;
 use blockmux_proto::nvme::nqn::Nqn;
+use blockmux_proto::nvmeof::auth::{Credentials, DhGroup, HostSecrets, Secret};
 use blockmux_proto::nvmeof::tcp::initiator::{
     AdminConfig, AdminSession, Ask, ControllerInfo, Digests, Names, NamespaceInfo, QueueConfig, QueueSession,
 };
@@ -22,21 +24,25 @@ use blockmux_wire::nvmeof::tcp::{
     CAPSULE_RESP_LEN, CapsuleCmd, CapsuleResp, CommonHeader, DATA_LEN, Data, FLAG_LAST, IC_LEN, IcResp,
     PduType, R2t,
 };
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 /// Reads `data` as choices and records.
 pub(crate) fn nvme_tcp_initiator(data: &[u8]) {
     let (mut choices, stream) = Choices::split(data);
-    match choices.below(4) {
-        0 => run_admin(choices, &stream),
-        _ => run_queue(choices, &stream),
+    let first = choices.byte();
+    let credentials = (first >= 128).then(credentials);
+    match first % 4 {
+        0 => run_admin(choices, credentials, &stream),
+        _ => run_queue(choices, credentials, &stream),
     }
 }
 
-fn run_admin(mut choices: Choices<'_>, stream: &[u8]) {
+fn run_admin(mut choices: Choices<'_>, credentials: Option<Credentials>, stream: &[u8]) {
     let ask = choices.of(&[Ask::Use(1), Ask::Namespace(1), Ask::Namespaces, Ask::Discovery]);
-    let config = AdminConfig { names: names(), ask, keep_alive: Duration::from_secs(5) };
+    let config =
+        AdminConfig { names: names(), credentials, queues: 1, ask, keep_alive: Duration::from_secs(5) };
     let now = Instant::now();
     let pool = Pool::new(1 << 20);
     let mut session = AdminSession::new(config, Digests::default(), pool, now);
@@ -60,15 +66,16 @@ fn run_admin(mut choices: Choices<'_>, stream: &[u8]) {
     }
 }
 
-fn run_queue(mut choices: Choices<'_>, stream: &[u8]) {
+fn run_queue(mut choices: Choices<'_>, credentials: Option<Credentials>, stream: &[u8]) {
     let pool = Pool::new(choices.of(&[64 << 20, 64 << 20, 16 << 10]));
     let namespace = namespace(&mut choices);
     let info = namespace.volume_info();
     let config = QueueConfig {
         names: names(),
+        credentials,
         controller: ControllerInfo { max_entries: 64, in_capsule: 8192, ..ControllerInfo::default() },
         namespace,
-        qid: 1,
+        queues: 1,
         entries: choices.of(&[64, 64, 2]),
         digests: Digests::default(),
     };
@@ -277,6 +284,12 @@ fn namespace(choices: &mut Choices<'_>) -> NamespaceInfo {
 fn names() -> Names {
     let name = |name: &str| Nqn::new(name).expect("it is a name");
     Names { host: name("nqn.2026-11.t:host"), host_id: [1; 16], subsystem: name("nqn.2026-11.t:a") }
+}
+
+fn credentials() -> Credentials {
+    let host = Secret::parse(nvme_auth::OWN).expect("it is a secret");
+    let secrets = HostSecrets { host, controller: None, hash: None, group: Some(DhGroup::Null) };
+    Credentials { secrets: Arc::new(secrets), seed: [1; 32] }
 }
 
 const MAX_TURNS: usize = 4000;

@@ -1,9 +1,10 @@
-//! A hostile host against the NVMe/TCP target, with volumes that fail when the input says so.
+//! A hostile host against the NVMe/TCP target, with volumes that fail, and a namespace that comes and goes, when the input
+//! says so.
 
 use crate::choices::Choices;
 use crate::served::Served;
 use crate::wire::Wire;
-use blockmux_proto::exports::{Export, Exports};
+use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme::subsystem::{Namespace, Subsystem};
 use blockmux_proto::nvmeof::node::{Node, Port};
@@ -33,6 +34,9 @@ struct Run<'a> {
     session: TargetSession,
     /// Keeps controller 1.
     _admin: Option<TargetSession>,
+    /// Where namespace 1 comes and goes.
+    subsystem: Arc<Subsystem>,
+    first: Namespace,
     served: Served,
     wire: Wire,
     pool: Pool,
@@ -55,8 +59,12 @@ impl Run<'_> {
             admin.outbox().clear();
             admin
         });
+        let subsystem = node.subsystems().remove(0);
+        let first = namespace(&exports, VolumeId(0));
         let session = TargetSession::new(node, pool.clone(), now);
         Run {
+            subsystem,
+            first,
             choices,
             served: Served::open(exports, &pool, session.depth()),
             session,
@@ -80,6 +88,9 @@ impl Run<'_> {
         match self.choices.byte() {
             255 => self.session.on_stop(),
             254 => self.leave(),
+            253 => drop(self.subsystem.detach(|namespace| namespace.nsid == self.first.nsid)),
+            // Unless it is there.
+            252 => drop(self.subsystem.attach(self.first.clone(), None)),
             _ => {}
         }
         moved | self.pass_time()
@@ -170,14 +181,17 @@ impl Run<'_> {
 }
 
 fn node(exports: &Exports) -> Arc<Node> {
-    let namespaces = exports.iter().zip(1..).map(|((id, export), nsid)| {
-        let served = exports.served(id).expect("it is in the list").clone();
-        Namespace::new(nsid, id, served, export.read_only, (&export.name, ""))
-    });
+    let namespaces = exports.iter().map(|(id, _)| namespace(exports, id));
     let nqn = Nqn::new("nqn.t").expect("it is a name");
     let subsystem = Arc::new(Subsystem::new(nqn, "", namespaces.collect(), Vec::new()));
     let ports = vec![Port { id: 1, address: ([192, 0, 2, 1], 4420).into() }];
     Arc::new(Node::new(vec![subsystem], ports, ""))
+}
+
+/// The volume as the namespace of the next number.
+fn namespace(exports: &Exports, volume: VolumeId) -> Namespace {
+    let (export, served) = exports.get(volume).zip(exports.served(volume)).expect("it is in the list");
+    Namespace::new(volume.0 + 1, volume, served, export.read_only, (&export.name, ""))
 }
 
 fn exports() -> Exports {

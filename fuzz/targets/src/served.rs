@@ -24,7 +24,7 @@ impl Served {
         let open = |export: &Export| {
             export.volume.open(&core, depth, Waker::idle()).expect("a fuzz target's volume opens")
         };
-        let channels = exports.iter().map(|(_, export)| open(export)).collect();
+        let channels = exports.iter().map(|(_, export)| open(&export)).collect();
         Served { exports, channels, in_flight: Vec::new(), budget: READ_BUDGET }
     }
 

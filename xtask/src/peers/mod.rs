@@ -1,7 +1,7 @@
 //! Programs that nobody here wrote: installing them for the tests, and measuring Blockmux beside them.
 //!
 //! ```text
-//!   nbd, iscsi, iser, aoe (a protocol's table of servers, clients, goals) ── ours: Blockmux in each of them
+//!   nbd, iscsi, iser, nvme, aoe (a protocol's table of servers, clients, goals) ── ours: Blockmux in each of them
 //!     │
 //!   plan: for each round, cell and client ── every server in turn, the others paused ──▶ comparison: rows, goals
 //!     │     client ──asks──▶ server, each on its own processor                                 │
@@ -24,6 +24,7 @@ mod machine;
 mod matrix;
 mod nbd;
 mod network;
+mod nvme;
 mod ours;
 mod plan;
 mod report;
@@ -57,6 +58,8 @@ pub(crate) enum Protocols {
     Iscsi(Options),
     /// iSER over iWARP beside our own iSCSI, asked by Blockmux's generator
     Iser(Options),
+    /// NVMe/TCP beside the ceilings and SPDK's shares of them, asked by Blockmux's generator
+    Nvme(Options),
     /// AoE: vblade, asked by Blockmux's generator over a veth pair with small and large frames; needs root
     Aoe(Options),
 }
@@ -165,6 +168,7 @@ impl Protocols {
             Protocols::Nbd(options) => (&nbd::NBD, options),
             Protocols::Iscsi(options) => (&iscsi::ISCSI, options),
             Protocols::Iser(options) => (&iser::ISER, options),
+            Protocols::Nvme(options) => (&nvme::NVME, options),
             Protocols::Aoe(options) => (&aoe::AOE, options),
         }
     }
@@ -288,7 +292,13 @@ mod tests {
     #[test]
     fn every_server_serves_the_same_name_on_its_port() {
         let dir = tempfile::tempdir().unwrap();
-        for server in nbd::NBD.servers.iter().chain(iscsi::ISCSI.servers).chain(iser::ISER.servers) {
+        for server in nbd::NBD
+            .servers
+            .iter()
+            .chain(iscsi::ISCSI.servers)
+            .chain(iser::ISER.servers)
+            .chain(nvme::NVME.servers)
+        {
             let (dir, file) = (dir.path().join(server.name), Path::new("disk.img"));
             fs::create_dir_all(&dir).unwrap();
             let place = Place { dir, file, port: 34567, size: 1 << 30, poll: server.poll };

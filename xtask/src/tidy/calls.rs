@@ -27,6 +27,7 @@ const BANS: &[Ban] = &[
             ("crates/engine/src/memory", "mapped and huge pages"),
             ("crates/tls/src/pipe.rs", "the callbacks of a library in C"),
             ("crates/engine/src/frames/kernel", "packet sockets, which take addresses of I/O memory"),
+            ("crates/engine/src/frames/ring", "frames in memory that is shared with the kernel"),
             ("crates/engine/src/file/kernel", "submission entries and the system calls of files"),
             ("crates/volume/tests/counting/", "an allocator that counts"),
         ],

@@ -80,7 +80,7 @@ impl Guest<'_> {
     fn qemu(&self, script: &str, addresses: &Addresses) -> Command {
         let mut command = Command::new("timeout");
         command.args(["--foreground", "--signal=KILL", &LIMIT_S.to_string(), "qemu-system-x86_64"]);
-        command.args(["-accel", "tcg,thread=multi,tb-size=512", "-cpu", "max", "-smp", "2", "-m", "1024"]);
+        command.args(["-accel", "tcg,thread=multi,tb-size=512", "-cpu", "max", "-smp", "2", "-m", "1536"]);
         command.args(["-nographic", "-nodefaults", "-no-reboot", "-monitor", "none"]);
         command.arg("-kernel").arg(&self.kernel.image).arg("-initrd").arg(self.image);
         // On a busy machine Linux finds a wrong frequency for the processor's counter, and its seconds would be others
@@ -160,11 +160,13 @@ impl Addresses {
     }
 
     /// Linux's RDMA does not go to loopback addresses. So the guest has a second interface, and an address there at which
-    /// a program for each connection leads to the usual port of [`Addresses::host`].
+    /// a program for each connection leads to the usual port of [`Addresses::host`]. The usual port of its own address
+    /// there is reached from this machine at the next one of [`Addresses::guest`].
     fn rdma_network(&self) -> String {
         let forward =
             format!("guestfwd=tcp:{RDMA_HOST}:{ISCSI_PORT}-cmd:busybox nc {} {ISCSI_PORT}", self.host());
-        format!("user,id=rdma,net=10.88.0.0/24,host=10.88.0.2,{forward}")
+        let backward = format!("hostfwd=tcp:{}:{}-{RDMA_GUEST}:{ISCSI_PORT}", self.guest(), ISCSI_PORT + 1);
+        format!("user,id=rdma,net=10.88.0.0/24,host=10.88.0.2,{forward},{backward}")
     }
 }
 
@@ -227,10 +229,12 @@ fn decode(text: &str) -> Result<String> {
 /// For one script, so that a guest that hangs ends.
 const LIMIT_S: u32 = 300;
 /// Ports of the guest that this machine reaches: those of iSCSI and NVMe/TCP.
-const PORTS: [u16; 2] = [ISCSI_PORT, 4420];
+const PORTS: [u16; 3] = [ISCSI_PORT, 4420, 4421];
 const ISCSI_PORT: u16 = 3260;
-/// Known to the script that uses it, `iser.sh`.
+/// Known to the scripts that use it, `iser*.sh`.
 const RDMA_HOST: &str = "10.88.0.200";
+/// The guest itself there.
+const RDMA_GUEST: &str = "10.88.0.15";
 
 #[cfg(test)]
 mod tests {

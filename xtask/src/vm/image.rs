@@ -33,6 +33,7 @@ pub(crate) const PROGRAMS: &[&str] = &[
     "sg_inq",
     "ss",
     "rdma",
+    "iscsi-test-cu",
 ];
 
 /// Programs that `nvme-tls.sh` needs, beside.
@@ -60,10 +61,18 @@ const MODULES: &[&str] = &[
     "tcp_diag",
     "ib_iser",
     "ib_isert",
+    "rdma_ucm",
 ];
 
 /// Files of this machine that programs read.
-const FILES: &[&str] = &["/etc/iscsi/iscsid.conf", "/etc/mke2fs.conf", "/etc/protocols"];
+const FILES: &[&str] = &[
+    "/etc/iscsi/iscsid.conf",
+    "/etc/mke2fs.conf",
+    "/etc/protocols",
+    // How libibverbs reaches siw; Debian package ibverbs-providers, that of libiscsi needs it.
+    "/etc/libibverbs.d/siw.driver",
+    "/usr/lib/x86_64-linux-gnu/libibverbs/libsiw-rdmav34.so",
+];
 
 /// Writes an image with the scripts of `scripts` and, if there is one, the module `siw` to `image`. Its first process is
 /// the script `init` there.

@@ -208,7 +208,7 @@ fn serve(
     let exports = exports(volume);
     let (settings, addresses) = (Settings::default(), [address.clone()]);
     let service = Service { exports: &exports, addresses: &addresses, settings: &settings };
-    let (serve, inboxes) = ((protocol.serve)(&service).remove(0), cores.inboxes());
+    let (serve, inboxes) = ((protocol.serve)(&service).serve.remove(0), cores.inboxes());
     cores
         .ask(0, move |core| {
             ListenerTask::spawn(core, listener, inboxes, serve, ConnectionLimit::new(MOST_CONNECTIONS))

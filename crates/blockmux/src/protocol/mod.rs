@@ -19,11 +19,14 @@ use crate::failure::Failure;
 use blockmux_engine::listener::Serve;
 use blockmux_engine::socket::Address;
 use blockmux_lab::ceiling::{MessageShape, Transport};
-use blockmux_proto::exports::Exports;
+use blockmux_proto::exports::{Exports, VolumeId};
 use blockmux_proto::iscsi::node::Chap;
+use blockmux_proto::nvmeof::node::Referral;
 use blockmux_volume::Volume;
+use blockmux_wire::nvme::log::AnaState;
 use serde::Serialize;
 use serde_json::Value;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 /// One protocol over stream sockets.
@@ -50,8 +53,8 @@ pub(crate) struct Protocol {
     pub(crate) check: fn(&Settings, &[&str]) -> Result<(), String>,
     /// Whether somebody may use a volume without having proved who it is.
     pub(crate) is_open: fn(&Settings) -> bool,
-    /// Serves to accepted connections: one for each address, in order.
-    pub(crate) serve: fn(&Service<'_>) -> Vec<Serve>,
+    /// Serves to accepted connections.
+    pub(crate) serve: fn(&Service<'_>) -> Started,
     /// How clients reach the export of that name where we serve it.
     pub(crate) ways: fn(&Settings, &Address, &str) -> Vec<Way>,
     /// Reaches the export of that name at an address where we serve it, over one connection; `None` if there is only
@@ -75,6 +78,10 @@ pub(crate) struct Settings {
     pub(crate) iscsi_discovery: Option<Chap>,
     /// Subsystems of NVMe; without any, each volume is a subsystem of its own.
     pub(crate) nvme: Vec<nvme_tcp::ConfiguredSubsystem>,
+    /// Data in capsules of NVMe/TCP, in bytes; `None`: as usual.
+    pub(crate) nvme_in_capsule: Option<usize>,
+    /// Where else hosts of NVMe may discover.
+    pub(crate) nvme_referrals: Vec<Referral>,
     /// Whether hosts have to come by TLS.
     pub(crate) nvme_tcp_treq: nvme_tcp::Treq,
 }
@@ -85,6 +92,62 @@ pub(crate) struct Service<'a> {
     /// Where it listens.
     pub(crate) addresses: &'a [Address],
     pub(crate) settings: &'a Settings,
+}
+
+/// What serves one protocol.
+pub(crate) struct Started {
+    /// For the connections that come to each address, in order.
+    pub(crate) serve: Vec<Serve>,
+    /// What can be changed meanwhile; `None` where the list of exports is all that there is.
+    pub(crate) live: Option<Box<dyn Live>>,
+}
+
+/// What can be changed of a protocol while it is served. Targets are those of iSCSI and subsystems of NVMe. No core calls
+/// this.
+pub(crate) trait Live: Send {
+    /// A volume has come: where no targets are configured, it is one of its own.
+    fn add(&self, volume: VolumeId);
+
+    /// A volume goes, whatever targets have it; they are told by their protocol's means.
+    fn remove(&self, volume: VolumeId);
+
+    /// Whether it has a target of that name.
+    fn has(&self, target: &str) -> bool;
+
+    /// Makes a volume a logical unit or a namespace of a target; answers its number.
+    ///
+    /// # Errors
+    /// If its number is taken or none; what to do.
+    fn attach(&self, target: &str, volume: VolumeId, place: &Place) -> Result<u32, String>;
+
+    /// Takes one away.
+    ///
+    /// # Errors
+    /// If there is none.
+    fn detach(&self, target: &str, number: u32) -> Result<(), String>;
+
+    /// Sets how listeners lead to an ANA group: the one that is named, or all.
+    ///
+    /// # Errors
+    /// If there is no such group or listener.
+    fn set_ana_state(
+        &self,
+        target: &str,
+        _group: u32,
+        _state: AnaState,
+        _at: Option<SocketAddr>,
+    ) -> Result<(), String> {
+        Err(format!("{target}: iSCSI has no ANA groups; name a subsystem of NVMe"))
+    }
+}
+
+/// Where in a target.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Place {
+    /// LUN or NSID; `None`: the lowest that is free.
+    pub(crate) number: Option<u32>,
+    /// ANAGRPID; `None`: the last group, if there are any.
+    pub(crate) ana_group: Option<u32>,
 }
 
 /// How one export is reached through one listener.

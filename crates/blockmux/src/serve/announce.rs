@@ -51,11 +51,20 @@ impl Announcement {
         self
     }
 
+    /// How the export of that name is reached.
+    pub(super) fn urls_of(&self, name: &str) -> Vec<String> {
+        let own = self.exports.iter().filter(|export| export.name == name).flat_map(|export| &export.ways);
+        own.map(|(_, way)| way.url.clone()).collect()
+    }
+
     /// For people, with `ready` as the last line.
     pub(super) fn text(&self) -> String {
         let mut text = String::new();
         for export in &self.exports {
             text += &format!("{}  {}\n", export.name, human_size(export.size));
+            if export.ways.is_empty() {
+                text += "  is out of reach: no listener, or no target of the config, leads to it\n";
+            }
             for (_, way) in &export.ways {
                 text += &format!("  {}\n", printable(&way.url));
                 way.commands.iter().for_each(|command| text += &format!("    {}\n", printable(command)));

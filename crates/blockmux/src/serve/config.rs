@@ -5,7 +5,7 @@ use crate::ctl::ControlPath;
 use crate::failure::Failure;
 use crate::poll::Poll;
 use crate::protocol::iscsi::{DiscoveryEntry, TargetEntry};
-use crate::protocol::nvme_tcp::{SubsystemEntry, Treq};
+use crate::protocol::nvme_tcp::{self, SubsystemEntry, Treq};
 use crate::regular;
 use blockmux_volume::Spec;
 use blockmux_volume::units::human_size;
@@ -30,6 +30,8 @@ pub(super) struct Config {
     pub(super) nvme_tcp: Vec<ListenAddress>,
     pub(super) nvme_tcp_treq: Treq,
     pub(super) nvme_subsystem: Vec<SubsystemEntry>,
+    pub(super) nvme_discovery: nvme_tcp::DiscoveryEntry,
+    pub(super) nvme_in_capsule_data_size: Option<usize>,
     pub(super) read_only: bool,
     pub(super) cores: Option<NonZeroUsize>,
     pub(super) poll: Option<Poll>,

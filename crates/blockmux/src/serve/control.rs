@@ -3,15 +3,19 @@
 //! A thread of its own takes them, one after the other, so that no core waits for what a command waits for. What they
 //! change goes through [`blockmux_proto::served`], as whatever else is shared about a volume.
 
-use super::setup::LARGEST;
+use super::announce::Announcement;
+use super::flush;
+use super::opening::{NamedVolume, Opening};
+use super::setup::{LARGEST, NamedSpec};
 use crate::ctl::{
     Answer, ControlPath, ProtocolStatus, Request, Status, VolumeStatus, check_peer, read, write,
 };
 use crate::failure::Failure;
-use crate::protocol::Protocol;
+use crate::protocol::{Live, Place, Protocol, Settings};
 use blockmux_engine::listener::ConnectionLimit;
 use blockmux_engine::socket::{Address, Listener};
-use blockmux_proto::exports::Exports;
+use blockmux_proto::exports::{Exports, VolumeId};
+use blockmux_proto::served::Served;
 use blockmux_volume::Resize;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::Mode;
@@ -21,10 +25,11 @@ use std::fs::Permissions;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use std::{fs, io};
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 
 /// Takes commands until it is dropped; then the socket's file is gone.
 pub(super) struct Control {
@@ -96,8 +101,7 @@ impl Control {
     ///
     /// # Errors
     /// If the system has no thread for it.
-    pub(super) fn start(listener: Listener, exports: Exports, parts: Parts) -> Result<Control, Failure> {
-        let desk = Desk { exports, parts };
+    pub(super) fn start(listener: Listener, desk: Desk) -> Result<Control, Failure> {
         let start = || {
             let (end, told) = UnixStream::pair()?;
             let run = move || desk.run(&listener, &told);
@@ -118,9 +122,14 @@ impl Drop for Control {
 }
 
 /// Where commands come to.
-struct Desk {
-    exports: Exports,
-    parts: Parts,
+pub(super) struct Desk {
+    pub(super) exports: Exports,
+    pub(super) parts: Parts,
+    /// What can be changed of each protocol.
+    pub(super) lives: Vec<Box<dyn Live>>,
+    pub(super) opening: Opening,
+    pub(super) listeners: Vec<(&'static Protocol, Address)>,
+    pub(super) settings: Settings,
 }
 
 impl Desk {
@@ -154,21 +163,92 @@ impl Desk {
     }
 
     fn answer(&self, request: &Request) -> Answer {
-        match request {
-            Request::Status => Answer::Status(self.status()),
-            Request::Resize { name, size } => match self.resize(name, *size) {
-                Ok(size) => Answer::Resized { size },
-                Err(reason) => Answer::Failed(reason),
-            },
+        let done = match request {
+            Request::Status => Ok(Answer::Status(self.status())),
+            Request::Resize { name, size } => self.resize(name, *size).map(|size| Answer::Resized { size }),
+            Request::Add { volume, read_only, description } => self.add(volume, *read_only, description),
+            Request::Remove { name } => self.remove(name).map(|()| Answer::Done),
+            Request::Attach { name, target, number, ana_group } => {
+                let place = Place { number: *number, ana_group: *ana_group };
+                self.attach(name, target, &place).map(|number| Answer::Attached { number })
+            }
+            Request::Detach { target, number } => {
+                self.live(target).and_then(|live| live.detach(target, *number)).map(|()| Answer::Done)
+            }
+            Request::Ana { target, group, state, at } => {
+                let set = |live: &dyn Live| live.set_ana_state(target, *group, state.word(), *at);
+                self.live(target).and_then(set).map(|()| Answer::Done)
+            }
+        };
+        done.unwrap_or_else(Answer::Failed)
+    }
+
+    /// Serves one more volume.
+    fn add(&self, volume: &str, read_only: bool, description: &str) -> Result<Answer, String> {
+        let NamedSpec { name, spec } = volume.parse()?;
+        let name = name.unwrap_or_else(|| self.free_name());
+        if self.exports.find(&name).is_some() {
+            return Err(format!("a volume is called `{name}` already; take another name"));
         }
+        let read_only = read_only || self.opening.read_only;
+        let named = NamedVolume { name: name.clone(), spec, read_only, description: description.to_owned() };
+        let told = |failure: Failure| failure.to_string();
+        self.opening.protocols.iter().try_for_each(|one| named.check_description(one)).map_err(told)?;
+        let (export, served) = self.opening.open(&named).map_err(told)?;
+        let id = self.exports.add(export, served).ok_or("there are too many volumes; remove one")?;
+        self.lives.iter().for_each(|live| live.add(id));
+        info!("{name} is served");
+        let urls = Announcement::new(&self.exports, &self.listeners, &self.settings).urls_of(&name);
+        Ok(Answer::Added { name, urls })
+    }
+
+    /// The first name of those without one that is free.
+    fn free_name(&self) -> String {
+        let names = (0_u64..).map(|number| format!("disk{number}"));
+        names.into_iter().find(|name| self.exports.find(name).is_none()).unwrap_or_default()
+    }
+
+    /// Serves a volume no more. What is in flight ends, and what was written is flushed.
+    fn remove(&self, name: &str) -> Result<(), String> {
+        let (volume, _) = self.find(name)?;
+        self.lives.iter().for_each(|live| live.remove(volume));
+        let removed = self.exports.remove(name).ok_or("it is gone already")?;
+        let (settling, begun) = (removed.served.settling(), Instant::now());
+        while !settling.is_over() && begun.elapsed() < SETTLE {
+            thread::park_timeout(Duration::from_millis(1));
+        }
+        if !settling.is_over() {
+            let patience = SETTLE.as_secs();
+            warn!("{name}: what was in flight when it was removed is not over after {patience} s");
+        }
+        info!("{name} is not served any more");
+        flush::each(&[removed.export]).map_err(|failure| format!("{name} is removed, but {failure}"))
+    }
+
+    fn attach(&self, name: &str, target: &str, place: &Place) -> Result<u32, String> {
+        let (volume, _) = self.find(name)?;
+        self.live(target)?.attach(target, volume, place)
+    }
+
+    /// The protocol that has a target of that name.
+    fn live(&self, target: &str) -> Result<&dyn Live, String> {
+        let found = self.lives.iter().find(|live| live.has(target));
+        found.map(|live| &**live).ok_or_else(|| {
+            format!("no target of iSCSI and no subsystem of NVMe is called `{target}`; see what is announced")
+        })
+    }
+
+    fn find(&self, name: &str) -> Result<(VolumeId, Arc<Served>), String> {
+        let found = self.exports.find(name).and_then(|(id, _)| Some((id, self.exports.served(id)?)));
+        found.ok_or_else(|| {
+            let names: Vec<_> = self.exports.iter().map(|(_, export)| export.name.clone()).collect();
+            let names = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+            format!("no volume is called `{name}`; there is {names}")
+        })
     }
 
     fn resize(&self, name: &str, size: Option<u64>) -> Result<u64, String> {
-        let found = self.exports.find(name).and_then(|(id, _)| self.exports.served(id));
-        let served = found.ok_or_else(|| {
-            let names: Vec<_> = self.exports.iter().map(|(_, export)| export.name.as_str()).collect();
-            format!("no volume is called `{name}`; there is {}", names.join(", "))
-        })?;
+        let (_, served) = self.find(name)?;
         if size.is_some_and(|size| size > LARGEST) {
             return Err(format!("{name}: clients count to 2^63 - 1 bytes; take a smaller size"));
         }
@@ -229,3 +309,5 @@ const OTHERS_WRITE: u32 = 0o022;
 /// How long whoever connects may take to say what it wants, and to hear the answer.
 const PATIENCE: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(100);
+/// How long what is in flight on a volume may take to end when it is removed.
+const SETTLE: Duration = Duration::from_secs(10);

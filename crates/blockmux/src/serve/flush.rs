@@ -11,9 +11,14 @@ use std::time::Duration;
 
 /// Flushes every volume, all at the same time.
 pub(super) fn all(exports: &Exports) -> Result<(), Failure> {
+    each(&exports.iter().map(|(_, export)| export).collect::<Vec<_>>())
+}
+
+/// Flushes these volumes.
+pub(super) fn each(exports: &[Arc<Export>]) -> Result<(), Failure> {
     let cores = Cores::start(&CoresConfig { policy: PollPolicy::Never, ..CoresConfig::default() })
         .map_err(|error| Failure::run(format!("cannot flush the volumes: {error}")))?;
-    let written = exports.iter().map(|(_, export)| export).filter(|export| !export.volume.info().read_only);
+    let written = exports.iter().filter(|export| !export.volume.info().read_only);
     let started: Vec<_> = written.map(|export| (export, start(&cores, &export.volume))).collect();
     let failed = started.into_iter().filter_map(|(export, result)| why_not(export, &result));
     let failed: Vec<_> = failed.collect();

@@ -11,6 +11,7 @@ mod config;
 mod control;
 mod flush;
 mod listen;
+mod opening;
 mod setup;
 mod sizes;
 mod state;
@@ -21,7 +22,7 @@ use crate::failure::Failure;
 use crate::machine::memory_bytes;
 use crate::output::print;
 use crate::poll::Poll;
-use crate::protocol::{Protocol, Service};
+use crate::protocol::{Live, Protocol, Service, Started};
 use crate::signals;
 use announce::Announcement;
 use blockmux_engine::cores::{Cores, CoresConfig};
@@ -30,7 +31,7 @@ use blockmux_engine::socket::Listener;
 use blockmux_proto::exports::Exports;
 use blockmux_volume::MAX_TRANSFER;
 use command::Running;
-use control::{Control, Parts};
+use control::{Control, Desk, Parts};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use setup::{NamedSpec, Setup};
 use std::io;
@@ -108,6 +109,9 @@ enum Event {
     CoreEnded,
 }
 
+/// A listener, its protocol, and what is done with its connections.
+type Accepting = (&'static Protocol, Listener, Serve);
+
 fn at_least_one(text: &str) -> Result<NonZeroUsize, &'static str> {
     text.parse().map_err(|_| "write a number of at least 1")
 }
@@ -129,10 +133,18 @@ pub(crate) fn run(args: Args) -> Result<ExitCode, Failure> {
     allow_files();
     let parts = Parts::new(setup.max_connections, &addresses);
     let limit = parts.limit().clone();
-    let cores = start(&setup, listeners, &exports, &parts)?;
+    let (cores, lives) = start(&setup, listeners, &exports, &parts)?;
     alive::watch(&cores, &sender);
     let sizes = sizes::watch(&setup, &exports)?;
-    let control = control.map(|listener| Control::start(listener, exports.clone(), parts)).transpose()?;
+    let desk = Desk {
+        exports: exports.clone(),
+        parts,
+        lives,
+        opening: setup.opening(),
+        listeners: addresses,
+        settings: setup.settings.clone(),
+    };
+    let control = control.map(|listener| Control::start(listener, desk)).transpose()?;
     let status = match command {
         Some(command) => {
             let running = Running::start(&command, &announcement, &sender)?;
@@ -171,7 +183,7 @@ fn start(
     listeners: Vec<(&'static Protocol, Listener)>,
     exports: &Exports,
     parts: &Parts,
-) -> Result<Cores, Failure> {
+) -> Result<(Cores, Vec<Box<dyn Live>>), Failure> {
     let config = CoresConfig {
         count: setup.cores,
         policy: setup.poll.into(),
@@ -184,34 +196,37 @@ fn start(
             setup.cores
         ))
     })?;
-    for (nth, (protocol, listener, serve)) in serve_all(setup, listeners, exports).into_iter().enumerate() {
+    let (served, lives) = serve_all(setup, listeners, exports);
+    for (nth, (protocol, listener, serve)) in served.into_iter().enumerate() {
         let (inboxes, limit) = (cores.inboxes(), parts.limit_of(protocol));
         cores
             .ask(nth % cores.count(), move |core| ListenerTask::spawn(core, listener, inboxes, serve, limit))
             .ok_or_else(|| Failure::run("a core has ended; start again with -v"))?;
     }
     setup.aoe.start(&cores, exports)?;
-    Ok(cores)
+    Ok((cores, lives))
 }
 
-/// What each listener does with a connection. All of a protocol, and of what is served with it, share what it keeps
-/// about the volumes.
+/// What each listener does with a connection, and what can be changed meanwhile. All of a protocol, and of what is served
+/// with it, share what it keeps about the volumes.
 fn serve_all(
     setup: &Setup,
     listeners: Vec<(&'static Protocol, Listener)>,
     exports: &Exports,
-) -> Vec<(&'static Protocol, Listener, Serve)> {
-    let (mut served, mut others) = (Vec::new(), listeners);
+) -> (Vec<Accepting>, Vec<Box<dyn Live>>) {
+    let (mut served, mut lives, mut others) = (Vec::new(), Vec::new(), listeners);
     while let Some(&(protocol, _)) = others.first() {
         let (own, rest): (Vec<_>, Vec<_>) =
             others.into_iter().partition(|(other, _)| other.served_as() == protocol.served_as());
         let addresses: Vec<_> = own.iter().map(|(_, listener)| listener.address().clone()).collect();
         let service = Service { exports, addresses: &addresses, settings: &setup.settings };
-        let own = own.into_iter().zip((protocol.serve)(&service));
+        let Started { serve, live } = (protocol.serve)(&service);
+        lives.extend(live);
+        let own = own.into_iter().zip(serve);
         served.extend(own.map(|((protocol, listener), serve)| (protocol, listener, serve)));
         others = rest;
     }
-    served
+    (served, lives)
 }
 
 /// The most bytes of buffers of one core: what clients can make a daemon hold leaves room for others on the machine.
@@ -294,6 +309,21 @@ each volume is a target of its own. A secret file is chmod 600:
 --state: initiators can ask for reservations that outlive a restart (APTPL).
 They are kept in that directory, $XDG_STATE_HOME/blockmux if that is set, one
 file for each such volume. Nobody else may write there.
+
+Subsystems of NVMe/TCP, by the specification's names. A host that is named has
+to prove who it is where it has a secret, and sees the namespaces that are
+named, or all:
+  [[nvme_subsystem]]
+  nqn = \"nqn.2026-11.com.example:disk\"
+  namespaces = { 1 = \"disk0\" }
+  [[nvme_subsystem.host]]
+  hostnqn = \"nqn.2014-08.org.nvmexpress:uuid:...\"
+  namespaces = [1]
+  dhchap_secret_file = \"host.secret\"
+  [[nvme_discovery.referral]]
+  traddr = \"192.0.2.2\"
+Before the first table, how much data a write may bring in its capsule:
+  nvme_in_capsule_data_size = 8192
 
 --control: only its owner and root can use that socket, and the directory is
 one where nobody else may write. A RAM volume can grow then, to 16 GiB or four

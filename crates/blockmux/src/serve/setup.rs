@@ -4,19 +4,20 @@
 
 use super::Args;
 use super::config::{Config, VolumeEntry};
+use super::opening::{NamedVolume, Opening};
 use super::state;
 use crate::address::ListenAddress;
 use crate::ctl::ControlPath;
 use crate::failure::Failure;
-use crate::open::{self, Use};
 use crate::poll::Poll;
 use crate::protocol::aoe::Serving;
 use crate::protocol::iscsi::{ConfiguredTarget, DiscoveryEntry};
 use crate::protocol::nvme_tcp::{ConfiguredSubsystem, Treq};
 use crate::protocol::{AOE, ISCSI, ISER, NBD, NVME_TCP, PROTOCOLS, Protocol, Settings};
 use blockmux_engine::state::check_directory;
-use blockmux_proto::exports::{Export, Exports};
-use blockmux_volume::{Spec, VolumeInfo};
+use blockmux_proto::exports::Exports;
+use blockmux_proto::nvmeof::node::MAX_IN_CAPSULE;
+use blockmux_volume::Spec;
 use std::collections::HashSet;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -26,13 +27,15 @@ use std::thread;
 /// `[NAME=]VOLUME` of the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct NamedSpec {
-    name: Option<String>,
-    spec: Spec,
+    pub(super) name: Option<String>,
+    pub(super) spec: Spec,
 }
 
 /// Everything that a daemon does.
 pub(super) struct Setup {
     volumes: Vec<NamedVolume>,
+    /// Refuse writes to all of them.
+    read_only: bool,
     /// Where to listen, as somebody said; if nobody did, it is for the caller to choose, and for every protocol.
     pub(super) listeners: Vec<(&'static Protocol, ListenAddress)>,
     pub(super) aoe: Serving,
@@ -44,14 +47,6 @@ pub(super) struct Setup {
     state: Option<PathBuf>,
     /// Where commands are taken while it runs.
     pub(super) control: Option<ControlPath>,
-}
-
-#[derive(Debug)]
-struct NamedVolume {
-    name: String,
-    spec: Spec,
-    read_only: bool,
-    description: String,
 }
 
 impl FromStr for NamedSpec {
@@ -95,15 +90,28 @@ impl Setup {
         let volumes = name_all(config.volume.into_iter().chain(from_args).collect(), read_only)?;
         aoe.check(volumes.len())?;
         for volume in &volumes {
-            protocols(&listeners, &aoe).try_for_each(|protocol| check_description(protocol, volume))?;
+            protocols(&listeners, &aoe).try_for_each(|protocol| volume.check_description(protocol))?;
         }
         let prepared = config.iscsi_target.into_iter().map(ConfiguredTarget::prepare);
         let discovery = config.iscsi_discovery.as_ref().map(DiscoveryEntry::prepare).transpose()?;
         let iscsi = prepared.collect::<Result<_, _>>()?;
         let prepared = config.nvme_subsystem.into_iter().map(ConfiguredSubsystem::prepare);
         let nvme = prepared.collect::<Result<_, _>>()?;
-        let settings =
-            Settings { iscsi, iscsi_discovery: discovery, nvme, nvme_tcp_treq: config.nvme_tcp_treq };
+        let nvme_referrals = config.nvme_discovery.prepare()?;
+        let nvme_in_capsule = config.nvme_in_capsule_data_size;
+        if let Some(bytes) = nvme_in_capsule.filter(|bytes| *bytes > MAX_IN_CAPSULE || bytes % 16 != 0) {
+            return Err(Failure::request(format!(
+                "nvme_in_capsule_data_size {bytes}: take a multiple of 16 up to {MAX_IN_CAPSULE}"
+            )));
+        }
+        let settings = Settings {
+            iscsi,
+            iscsi_discovery: discovery,
+            nvme,
+            nvme_in_capsule,
+            nvme_referrals,
+            nvme_tcp_treq: config.nvme_tcp_treq,
+        };
         let names: Vec<&str> = volumes.iter().map(|volume| volume.name.as_str()).collect();
         // What is said of a protocol has to be right although nobody listens for it yet.
         let told = [
@@ -132,6 +140,7 @@ impl Setup {
         }
         Ok(Setup {
             volumes,
+            read_only,
             listeners,
             aoe,
             settings,
@@ -148,25 +157,20 @@ impl Setup {
         self.volumes.iter().map(|volume| &volume.spec)
     }
 
+    /// What it takes to open volumes.
+    pub(super) fn opening(&self) -> Opening {
+        Opening {
+            protocols: protocols(&self.listeners, &self.aoe).collect(),
+            read_only: self.read_only,
+            may_grow: self.control.is_some(),
+            state: self.state.clone(),
+        }
+    }
+
     /// Opens all volumes.
     pub(super) fn open(&self) -> Result<Exports, Failure> {
-        let exports = self.volumes.iter().map(|named| {
-            let may_grow = self.control.is_some();
-            let how = Use { read_only: named.read_only, connections: 1, may_grow };
-            let volume = open::open(&named.spec, how)?.volume;
-            let info = volume.info();
-            if info.size > LARGEST {
-                return Err(Failure::request(format!(
-                    "{}: has {} bytes, and clients count to 2^63 - 1; serve a smaller volume",
-                    named.spec, info.size
-                )));
-            }
-            protocols(&self.listeners, &self.aoe)
-                .try_for_each(|protocol| check_blocks(protocol, &named.spec, &info))?;
-            let (name, description) = (named.name.clone(), named.description.clone());
-            let served = state::served(self.state.as_deref(), &name, &named.spec, volume.clone())?;
-            Ok((Export { name, description, read_only: named.read_only, volume }, served))
-        });
+        let opening = self.opening();
+        let exports = self.volumes.iter().map(|named| opening.open(named));
         exports.collect::<Result<Vec<_>, _>>().map(Exports::of_served)
     }
 }
@@ -227,28 +231,6 @@ fn check_sockets(protocol: &Protocol, address: &ListenAddress) -> Result<(), Fai
     Ok(())
 }
 
-fn check_description(protocol: &Protocol, volume: &NamedVolume) -> Result<(), Failure> {
-    let NamedVolume { name, description, .. } = volume;
-    let most = protocol.max_description;
-    if description.len() > most || description.contains('\0') {
-        return Err(Failure::request(format!(
-            "the description of `{name}` has more than {most} bytes, or a NUL; shorten it"
-        )));
-    }
-    Ok(())
-}
-
-fn check_blocks(protocol: &Protocol, spec: &Spec, info: &VolumeInfo) -> Result<(), Failure> {
-    let (title, most) = (protocol.title, protocol.max_logical_block);
-    if info.logical_block > most {
-        return Err(Failure::request(format!(
-            "{spec}: has blocks of {} bytes, and {title} knows at most {most}; serve another volume",
-            info.logical_block
-        )));
-    }
-    Ok(())
-}
-
 /// With its prefix it is an iSCSI name, which has at most 223 bytes (RFC 7143, section 4.2.7.2).
 const MAX_NAME: usize = 200;
 /// Offsets are signed where clients come from: they take a larger volume for an empty one.
@@ -286,23 +268,6 @@ mod tests {
     #[test]
     fn volumes_without_a_name_are_numbered() {
         assert_eq!(names(&["mem:1m", "a=mem:1m", "mem:1m"]).unwrap(), ["disk0", "a", "disk1"]);
-    }
-
-    #[test]
-    fn a_description_is_short_and_blocks_are_small() {
-        let named = |description| {
-            let (name, spec) = ("a".to_owned(), Spec::Mem(1));
-            NamedVolume { name, spec, read_only: false, description }
-        };
-        assert!(check_description(&NBD, &named("x".repeat(4096))).is_ok());
-        for description in ["x".repeat(4097), "a\0b".to_owned()] {
-            let failure = check_description(&NBD, &named(description)).unwrap_err().to_string();
-            assert!(failure.starts_with("the description of `a` has more than 4096 bytes"), "{failure}");
-        }
-        let info = |logical_block| VolumeInfo { logical_block, ..VolumeInfo::new(1 << 30) };
-        assert!(check_blocks(&NBD, &Spec::Mem(1), &info(1 << 16)).is_ok());
-        let failure = check_blocks(&NBD, &Spec::Mem(1), &info(1 << 17)).unwrap_err().to_string();
-        assert!(failure.starts_with("mem:1: has blocks of 131072 bytes"), "{failure}");
     }
 
     #[test]

@@ -204,6 +204,38 @@ fn both_sides_of_ours_use_each_other_at_every_mtu() {
 }
 
 #[test]
+fn disks_of_one_interface_are_served_by_several_cores() {
+    let Some(cable) = Cable::new(9000) else { return };
+    let disks = ["a=mem:4m", "b=mem:4m", "c=mem:4m", "d=mem:4m"];
+    let server = cable.serve(&[&disks[..], &["--aoe", "cable", "--cores", "2"]].concat());
+    let found = cable.discovers();
+    assert_eq!(found.lines().count(), 4, "each of them once: {found}");
+    let directory = tempfile::tempdir().unwrap();
+    // A slot apart is a core apart.
+    for slot in 0..4 {
+        copies_there_and_back(&cable, &format!("aoe://cable/e0.{slot}"), directory.path(), 4 << 20);
+    }
+    server.stop();
+}
+
+#[test]
+fn an_interface_whose_mtu_changes_is_served_in_frames_of_the_new_size() {
+    let Some(cable) = Cable::new(1500) else { return };
+    let server = cable.serve(&["mem:8m", "--aoe", "cable"]);
+    let directory = tempfile::tempdir().unwrap();
+    for (mtu, sectors) in [("9000", 17), ("1500", 2), ("4608", 8)] {
+        for name in [&cable.target, &cable.initiator] {
+            cable.ip(name, &["mtu", mtu]);
+        }
+        let info = || cable.says(&["info", "--json", "aoe://cable/e0.0"]);
+        let now = || serde_json::from_str::<Value>(&info()).unwrap()["stations"][0]["sectors"].as_u64();
+        assert!((0..1000).any(|_| now() == Some(sectors)), "it never has {sectors} at {mtu}");
+        copies_there_and_back(&cable, "aoe://cable/e0.0", directory.path(), 8 << 20);
+    }
+    server.stop();
+}
+
+#[test]
 fn a_disk_is_a_subject_of_the_bench_and_can_be_served_again() {
     let Some(cable) = Cable::new(9000) else { return };
     let _server = cable.serve(&["mem:64m", "--aoe", "cable"]);

@@ -344,3 +344,107 @@ fn all_portals_of_an_iscsi_target_are_paths_where_that_is_asked_for() {
         eventually("they are gone", || there.status()["connections"] == 0);
     }
 }
+
+/// What `info` says of a volume by that URL, or why not.
+fn info(url: &str) -> Result<Value, String> {
+    let output = blockmux(["info", "--json", url]);
+    if !output.status.success() {
+        return Err(text(&output.stderr));
+    }
+    Ok(serde_json::from_str(&text(&output.stdout)).unwrap())
+}
+
+/// The URLs that `discover` finds.
+fn discovered(server: &str) -> String {
+    let output = blockmux(["discover", "--json", server]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    text(&output.stdout)
+}
+
+#[test]
+fn a_volume_that_is_added_is_on_every_protocol_until_it_is_removed() {
+    let directory = tempfile::tempdir().unwrap();
+    let image = directory.path().join("disk.img");
+    let local = "127.0.0.1:0";
+    let controlled = Controlled::serve(&["a=mem:8m", "--iscsi", local, "--nvme-tcp", local]);
+    let volume = format!("b=file:{}?size=2m", image.display());
+    let said = controlled.said(&["add", &volume]);
+    let urls: Vec<&str> = said.lines().skip(1).map(str::trim).collect();
+    assert!(said.starts_with("b\n") && urls.len() >= 3, "{said}");
+    let of = |scheme: &str| *urls.iter().find(|url| url.starts_with(scheme)).unwrap();
+    for scheme in ["nbd", "iscsi", "nvme+tcp"] {
+        assert_eq!(info(of(scheme)).unwrap()["size"], 2 << 20, "{scheme}");
+    }
+    let server = of("nvme+tcp").split('/').take(3).collect::<Vec<_>>().join("/");
+    assert!(discovered(&server).contains("blockmux:b"));
+    assert!(controlled.refusal(&["add", "b=mem:1m"]).contains("a volume is called `b` already"));
+    let mut scsi = RawIscsi::login(of("iscsi"), "iqn.2026-11.i:a");
+    assert!(can_read(&mut scsi, 0));
+    let block = [3; 512];
+    assert_eq!(scsi.run(&[0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0], &block, 0).0, GOOD);
+    controlled.said(&["remove", "b"]);
+    assert_eq!(fs::read(&image).unwrap()[..512], block, "it is on the disk");
+    assert!(!can_read(&mut scsi, 0));
+    for scheme in ["nbd", "iscsi", "nvme+tcp"] {
+        assert!(info(of(scheme)).is_err(), "{scheme}");
+    }
+    assert!(!discovered(&server).contains("blockmux:b"));
+    assert!(controlled.refusal(&["remove", "b"]).contains("no volume is called `b`; there is a"));
+    // The name is free again, and the first volume was never touched.
+    assert!(controlled.said(&["add", "b=mem:1m", "--read-only"]).starts_with("b\n"));
+    assert_eq!(info(of("nvme+tcp")).unwrap()["read_only"], true);
+    assert!(can_read(&mut controlled.login(), 0));
+    let names: Vec<Value> =
+        controlled.status()["volumes"].as_array().unwrap().iter().map(|one| one["name"].clone()).collect();
+    assert_eq!(names, ["a", "b"]);
+}
+
+#[test]
+fn namespaces_and_logical_units_are_attached_and_detached() {
+    let local = "127.0.0.1:0";
+    let volumes = ["a=mem:8m", "b=mem:2m", "--iscsi", local, "--nvme-tcp", local];
+    let controlled = Controlled::serve(&volumes);
+    let nvme = controlled.daemon.urls_of("nvme+tcp").remove(0);
+    let (nqn, iqn) = ("nqn.2026-11.blockmux:a", "iqn.2026-11.blockmux:a");
+    assert_eq!(controlled.said(&["attach", "b", nqn]), format!("{nqn}  2\n"));
+    let second = format!("{}/2", nvme.strip_suffix("/1").unwrap());
+    assert_eq!(info(&second).unwrap()["size"], 2 << 20);
+    assert!(controlled.refusal(&["attach", "b", nqn, "2"]).contains("there is a namespace 2 already"));
+    controlled.said(&["detach", nqn, "2"]);
+    assert!(info(&second).unwrap_err().contains("there is no namespace 2"));
+    assert!(controlled.refusal(&["detach", nqn, "2"]).contains("there is no namespace 2"));
+    // The same over iSCSI, told by a unit attention.
+    let mut scsi = controlled.login();
+    assert!(can_read(&mut scsi, 0));
+    assert_eq!(controlled.said(&["attach", "b", iqn, "7"]), format!("{iqn}  7\n"));
+    assert_eq!(scsi.run(&[0; 6], &[], 0).0, CHECK_CONDITION);
+    let unit = controlled.daemon.urls_of("iscsi").remove(0).replace(":a/0", ":a/7");
+    assert_eq!(info(&unit).unwrap()["size"], 2 << 20);
+    controlled.said(&["detach", iqn, "7"]);
+    assert!(info(&unit).is_err());
+    assert!(controlled.refusal(&["attach", "b", "nqn.other"]).contains("is called `nqn.other`"));
+    assert!(controlled.refusal(&["ana", nqn, "1", "inaccessible"]).contains("there is no ana_group 1"));
+}
+
+#[test]
+fn an_ana_state_is_set_at_the_listeners_that_there_are() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = directory.path().join("b.toml");
+    let nqn = "nqn.2026-11.com.example:disk";
+    let written = format!(
+        "[[volume]]\nname = 'a'\nspec = 'mem:8m'\n[[nvme_subsystem]]\nnqn = '{nqn}'\n\
+         namespaces = {{ 1 = 'a' }}\n[[nvme_subsystem.ana_group]]\nANAGRPID = 1\nnamespaces = [1]\nstates = {{}}\n\
+         [[nvme_discovery.referral]]\ntraddr = '192.0.2.9'\n"
+    );
+    fs::write(&config, written).unwrap();
+    let config = config.display().to_string();
+    let controlled = Controlled::serve(&["--config", &config, "--nvme-tcp", "127.0.0.1:0"]);
+    let listener = controlled.daemon.urls_of("nvme+tcp").remove(0);
+    let listener = listener.split('/').nth(2).unwrap().to_owned();
+    controlled.said(&["ana", nqn, "1", "inaccessible"]);
+    controlled.said(&["ana", nqn, "1", "non-optimized", "--at", &listener]);
+    assert!(controlled.refusal(&["ana", nqn, "2", "optimized"]).contains("there is no ana_group 2"));
+    let elsewhere = controlled.refusal(&["ana", nqn, "1", "optimized", "--at", "192.0.2.1:4420"]);
+    assert!(elsewhere.contains(&format!("no such listener; there is {listener}")), "{elsewhere}");
+    assert_eq!(controlled.ctl(&["ana", nqn, "1", "best"]).status.code(), Some(2));
+}

@@ -20,6 +20,7 @@ mod iscsi_interop;
 mod iscsi_remote_servers;
 mod iser;
 mod memory;
+mod nvme;
 mod nvme_tls;
 mod program;
 mod proxy;

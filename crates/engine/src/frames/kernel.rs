@@ -3,13 +3,12 @@
 
 use blockmux_proto::frames::{EtherType, Mac};
 use blockmux_proto::frames::{FrameOutbox, OutFrame, PortId};
-use blockmux_volume::Chunk;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
-/// A frame that was received: so many bytes, from that station. It begins where the one before it ended, a stride on.
+/// A frame that was received: so many bytes, from that station. It begins where the one before it began, a stride on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arrival {
     /// Its sender.
@@ -69,41 +68,46 @@ pub(super) fn filter(fd: &OwnedFd, program: &[Instruction]) -> io::Result<()> {
     Ok(())
 }
 
-/// Asks for a receive and a send buffer of so many bytes, beyond the system's limit if that is allowed.
-pub(super) fn set_buffers(fd: &OwnedFd, bytes: i32) {
-    let pairs = [(libc::SO_RCVBUFFORCE, libc::SO_RCVBUF), (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF)];
-    for (forced, asked) in pairs {
-        if set_int(fd, forced, bytes).is_err() {
-            // The system's limit then; less is slower, not wrong.
-            let _ = set_int(fd, asked, bytes);
-        }
+/// Asks for a send buffer of so many bytes, beyond the system's limit if that is allowed.
+pub(super) fn set_send_buffer(fd: &OwnedFd, bytes: i32) {
+    if set_int(fd, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, bytes).is_err() {
+        // The system's limit then; less is slower, not wrong.
+        let _ = set_int(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, bytes);
     }
 }
 
-/// The receive buffer's size, as the kernel counts.
-pub(super) fn receive_buffer(fd: &OwnedFd) -> io::Result<usize> {
-    let mut bytes: libc::c_int = 0;
+/// Takes the error that the socket has had without a call that it could fail, as when its interface went down.
+///
+/// # Errors
+/// That error.
+pub(super) fn take_error(fd: &OwnedFd) -> io::Result<()> {
+    let mut error: libc::c_int = 0;
     let mut len = size_of::<libc::c_int>() as libc::socklen_t;
-    // SAFETY: `bytes` and `len` live during the call, and `len` is the size of `bytes`.
+    // SAFETY: `error` and `len` live during the call, and `len` is the size of `error`.
     let result = unsafe {
         libc::getsockopt(
             fd.as_raw_fd(),
             libc::SOL_SOCKET,
-            libc::SO_RCVBUF,
-            (&raw mut bytes).cast(),
+            libc::SO_ERROR,
+            (&raw mut error).cast(),
             &raw mut len,
         )
     };
     check(result as isize)?;
-    Ok(usize::try_from(bytes).unwrap_or(0))
+    if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) }
 }
 
-fn set_int(fd: &OwnedFd, option: libc::c_int, value: libc::c_int) -> io::Result<()> {
+pub(super) fn set_int(
+    fd: &OwnedFd,
+    level: libc::c_int,
+    option: libc::c_int,
+    value: libc::c_int,
+) -> io::Result<()> {
     // SAFETY: the value lives during the call.
     let result = unsafe {
         libc::setsockopt(
             fd.as_raw_fd(),
-            libc::SOL_SOCKET,
+            level,
             option,
             (&raw const value).cast(),
             size_of::<libc::c_int>() as libc::socklen_t,
@@ -140,59 +144,6 @@ pub(super) fn interface(fd: &OwnedFd, name: &str) -> io::Result<Interface> {
     }
     let up = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
     Ok(Interface { index, mac, mtu: u32::try_from(mtu).unwrap_or(0), is_up: flags & up == up })
-}
-
-/// Receives frames into the chunk's spare part, one every `stride` bytes, as many as there are and fit. The chunk is
-/// told of whole strides.
-///
-/// # Errors
-/// As `recvmmsg(2)`; `WouldBlock` if there is none.
-#[inline]
-pub(super) fn receive(
-    fd: RawFd,
-    chunk: &mut Chunk,
-    stride: usize,
-    arrivals: &mut Vec<Arrival>,
-) -> io::Result<()> {
-    let spare = chunk.spare();
-    let count = (spare.len() / stride).min(BATCH);
-    let mut iovecs = [const { MaybeUninit::<libc::iovec>::uninit() }; BATCH];
-    let mut senders = [const { MaybeUninit::<libc::sockaddr_ll>::uninit() }; BATCH];
-    let mut messages = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; BATCH];
-    for at in 0..count {
-        let place = &mut spare[at * stride..][..stride];
-        iovecs[at].write(libc::iovec { iov_base: place.as_mut_ptr().cast(), iov_len: stride });
-        // SAFETY: all fields may be zero.
-        let mut message: libc::mmsghdr = unsafe { std::mem::zeroed() };
-        message.msg_hdr.msg_name = senders[at].as_mut_ptr().cast();
-        message.msg_hdr.msg_namelen = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
-        message.msg_hdr.msg_iov = iovecs[at].as_mut_ptr();
-        message.msg_hdr.msg_iovlen = 1;
-        messages[at].write(message);
-    }
-    // SAFETY: the first `count` messages are written, and what they name lives during the call.
-    let received = unsafe {
-        libc::recvmmsg(
-            fd,
-            messages.as_mut_ptr().cast(),
-            count as libc::c_uint,
-            libc::MSG_DONTWAIT,
-            std::ptr::null_mut(),
-        )
-    };
-    let received = check(received as isize)?;
-    for (message, sender) in messages.iter().zip(&senders).take(received) {
-        // SAFETY: the kernel has filled the first `received` messages and their senders.
-        let (message, sender) = unsafe { (message.assume_init_ref(), sender.assume_init_ref()) };
-        let [a, b, c, d, e, f, ..] = sender.sll_addr;
-        let is_for_us =
-            matches!(sender.sll_pkttype, libc::PACKET_HOST | libc::PACKET_BROADCAST | libc::PACKET_MULTICAST);
-        let is_whole = message.msg_hdr.msg_flags & libc::MSG_TRUNC == 0;
-        let len = if is_for_us && is_whole { message.msg_len as usize } else { 0 };
-        arrivals.push(Arrival { mac: Mac([a, b, c, d, e, f]), len });
-    }
-    chunk.fill(received * stride);
-    Ok(())
 }
 
 /// Sends the frames at the front of the outbox that go to that port, in one call, and removes those that went.
@@ -275,7 +226,7 @@ fn address(index: i32, ether_type: EtherType, mac: Mac) -> libc::sockaddr_ll {
 }
 
 #[inline]
-fn check(result: isize) -> io::Result<usize> {
+pub(super) fn check(result: isize) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 

@@ -1,24 +1,26 @@
 //! Raw frames: network interfaces as ports of a [`FrameSession`](blockmux_proto::session::FrameSession).
 //!
 //! ```text
-//!   interface ──recvmmsg──▶ Wire ──Frame──▶ session ──poll_io──▶ channel
+//!   interface ────Ring────▶ Wire ──Frame──▶ session ──poll_io──▶ channel
 //!   interface ◀─sendmmsg── Wire ◀─outbox── session ◀──on_io──── channel
 //! ```
 //! A port is a packet socket that is bound to one interface and one EtherType, so that other traffic never reaches it,
-//! with a filter in the kernel for what is not meant for this side. A batch of frames comes with one call and goes with
-//! one, payload straight to and from where it is. It needs `CAP_NET_RAW` and nothing else.
+//! with a filter in the kernel for what is not meant for this side. Frames come by way of memory that is shared with the
+//! kernel, without a call; a batch of them goes with one call, payload straight from where it is. It needs `CAP_NET_RAW`
+//! and nothing else.
 //!
-//! Unsafe code is in `kernel` alone. [`FrameHost`] is the seam to the simulator, as [`crate::host`] is for streams.
+//! Unsafe code is in `kernel` and `ring` alone. [`FrameHost`] is the seam to the simulator, as [`crate::host`] is for streams.
 
 pub mod blocking;
 mod kernel;
 pub mod port;
+mod ring;
 pub mod target;
 pub mod volume;
 mod wire;
 
 pub use kernel::Arrival;
-pub use port::{PacketPort, Side};
+pub use port::{PacketPort, Share, Side};
 pub(crate) use wire::Wire;
 
 use crate::host::{Host, SocketWatch};
@@ -103,6 +105,7 @@ impl FramePort for PacketPort {
     }
 
     fn wake_when_readable(&self, watch: &SocketWatch) {
+        self.park();
         watch.wake_when(self, libc::POLLIN);
     }
 

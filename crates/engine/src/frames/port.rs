@@ -1,22 +1,39 @@
 //! A network interface by way of a packet socket.
 
 use super::kernel::{self, Arrival, Instruction};
+use super::ring::Ring;
 use blockmux_proto::frames::EtherType;
 use blockmux_proto::frames::{FrameOutbox, Port, PortId};
 use blockmux_volume::Chunk;
+use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 /// Which frames of ATA over Ethernet are meant for whoever has the port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// Requests.
-    Target,
+    /// Requests: those in this core's share.
+    Target(Share),
     /// Answers: to config queries, and to commands whose tags begin with this byte.
     Initiator {
         /// The upper byte of tags.
         id: u8,
     },
+}
+
+/// Which requests a core takes of those that come to an interface: all of one initiator for one disk, or none, so that
+/// the same core sees what comes twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// Of the cores.
+    pub nth: u8,
+    /// So many there are; at least one.
+    pub of: u8,
+}
+
+impl Share {
+    /// Of the only core.
+    pub const ALL: Share = Share { nth: 0, of: 1 };
 }
 
 /// An interface and the frames of one side of AoE on it.
@@ -26,6 +43,10 @@ pub struct PacketPort {
     /// The interface that the socket is bound to.
     index: i32,
     stride: usize,
+    /// Where frames come in; `None` if no memory was left for another one when the MTU changed.
+    ring: Option<Ring>,
+    /// It was slept on: what woke may be an error.
+    was_parked: Cell<bool>,
 }
 
 impl PacketPort {
@@ -36,11 +57,13 @@ impl PacketPort {
     pub fn open(name: &str, side: Side) -> io::Result<PacketPort> {
         let fd = kernel::open()?;
         let interface = kernel::interface(&fd, name)?;
-        kernel::set_buffers(&fd, BUFFER);
+        kernel::set_send_buffer(&fd, BUFFER);
         kernel::filter(&fd, &program(side))?;
-        kernel::bind(&fd, interface.index, EtherType::ETH_P_AOE)?;
         let stride = stride_of(interface.mtu);
-        Ok(PacketPort { fd, name: name.to_owned(), index: interface.index, stride })
+        let ring = Some(Ring::new(&fd, stride)?);
+        kernel::bind(&fd, interface.index, EtherType::ETH_P_AOE)?;
+        let (name, index, was_parked) = (name.to_owned(), interface.index, Cell::new(false));
+        Ok(PacketPort { fd, name, index, stride, ring, was_parked })
     }
 
     /// The interface's name.
@@ -59,9 +82,15 @@ impl PacketPort {
             kernel::bind(&self.fd, interface.index, EtherType::ETH_P_AOE)?;
             self.index = interface.index;
         }
-        self.stride = stride_of(interface.mtu);
-        let room = kernel::receive_buffer(&self.fd)?;
-        let buffers = u32::try_from(room / cost_of(interface.mtu)).unwrap_or(u32::MAX);
+        let stride = stride_of(interface.mtu);
+        if stride != self.stride || self.ring.is_none() {
+            self.stride = stride;
+            self.ring = match self.ring.take() {
+                Some(ring) => Some(ring.replace(&self.fd, stride)?),
+                None => Some(Ring::new(&self.fd, stride)?),
+            };
+        }
+        let buffers = self.ring.as_ref().map_or(0, Ring::slots) as u32;
         Ok(Port { mac: interface.mac, mtu: interface.mtu, buffers, is_up: interface.is_up })
     }
 
@@ -72,7 +101,23 @@ impl PacketPort {
 
     #[inline]
     pub(super) fn receive(&mut self, chunk: &mut Chunk, arrivals: &mut Vec<Arrival>) -> io::Result<()> {
-        kernel::receive(self.fd.as_raw_fd(), chunk, self.stride, arrivals)
+        if let Some(ring) = &mut self.ring {
+            ring.receive(chunk, self.stride, kernel::BATCH, arrivals);
+        }
+        if !arrivals.is_empty() {
+            self.was_parked.set(false);
+            return Ok(());
+        }
+        if self.was_parked.take() {
+            // No other call would tell, and until it is told, the socket wakes whoever waits.
+            kernel::take_error(&self.fd)?;
+        }
+        Err(io::ErrorKind::WouldBlock.into())
+    }
+
+    /// Tells it that it is about to be slept on.
+    pub(super) fn park(&self) {
+        self.was_parked.set(true);
     }
 
     #[inline]
@@ -98,18 +143,27 @@ fn stride_of(mtu: u32) -> usize {
     (mtu as usize).clamp(MIN_MTU, MAX_MTU).next_multiple_of(64) + 64
 }
 
-/// What a waiting frame costs of the receive buffer at most: its memory is a power of two, and there is a descriptor.
-fn cost_of(mtu: u32) -> usize {
-    (mtu as usize).clamp(MIN_MTU, MAX_MTU).next_power_of_two() + 1024
-}
-
-/// Drops in the kernel what is for the other side, or for another queue of this one.
+/// Drops in the kernel what is for the other side, for another core, or for another queue of this one.
 fn program(side: Side) -> Vec<Instruction> {
     const ACCEPT: Instruction = (RETURN, 0, 0, u32::MAX);
     const DROP: Instruction = (RETURN, 0, 0, 0);
     let response = u32::from(blockmux_proto::aoe::AOE_FLAG_RESPONSE);
     match side {
-        Side::Target => vec![(LOAD_BYTE, 0, 0, 0), (JUMP_IF_SET, 0, 1, response), DROP, ACCEPT],
+        Side::Target(Share { of: 0 | 1, .. }) => {
+            vec![(LOAD_BYTE, 0, 0, 0), (JUMP_IF_SET, 0, 1, response), DROP, ACCEPT]
+        }
+        Side::Target(Share { nth, of }) => vec![
+            (LOAD_BYTE, 0, 0, 0),
+            (JUMP_IF_SET, 6, 0, response),
+            (LOAD_BYTE, 0, 0, SENDER_LAST),
+            (KEEP, 0, 0, 0),
+            (LOAD_BYTE, 0, 0, SLOT),
+            (XOR_KEPT, 0, 0, 0),
+            (MODULO, 0, 0, of.into()),
+            (JUMP_IF_EQUAL, 1, 0, nth.into()),
+            DROP,
+            ACCEPT,
+        ],
         Side::Initiator { id } => vec![
             (LOAD_BYTE, 0, 0, 0),
             (JUMP_IF_SET, 0, 5, response),
@@ -123,16 +177,26 @@ fn program(side: Side) -> Vec<Instruction> {
     }
 }
 
+/// The last byte of the sender's address: `SKF_LL_OFF` is where the Ethernet header begins.
+const SENDER_LAST: u32 = (libc::SKF_LL_OFF + 11) as u32;
+/// Where AoE has the minor address.
+const SLOT: u32 = 4;
 /// `BPF_LD | BPF_B | BPF_ABS`.
 const LOAD_BYTE: u16 = 0x30;
 /// `BPF_JMP | BPF_JSET | BPF_K`.
 const JUMP_IF_SET: u16 = 0x45;
 /// `BPF_JMP | BPF_JEQ | BPF_K`.
 const JUMP_IF_EQUAL: u16 = 0x15;
+/// `BPF_MISC | BPF_TAX`.
+const KEEP: u16 = 0x07;
+/// `BPF_ALU | BPF_XOR | BPF_X`.
+const XOR_KEPT: u16 = 0xac;
+/// `BPF_ALU | BPF_MOD | BPF_K`.
+const MODULO: u16 = 0x94;
 /// `BPF_RET | BPF_K`.
 const RETURN: u16 = 0x06;
 
-/// Of each direction, in bytes: 64 of the largest usual frames and more.
+/// For what is sent, in bytes: 64 of the largest usual frames and more.
 const BUFFER: i32 = 4 << 20;
 const MIN_MTU: usize = 1500;
 /// Ethernet's own limit is far below.
@@ -142,14 +206,18 @@ const MAX_MTU: usize = 65_535;
 mod tests {
     use super::*;
 
-    /// Whether the kernel would deliver the frame.
-    fn delivers(program: &[Instruction], frame: &[u8]) -> bool {
-        let (mut at, mut loaded) = (0, 0);
+    /// Whether the kernel would deliver the frame of somebody whose address ends so.
+    fn delivers_from(program: &[Instruction], sender: u8, frame: &[u8]) -> bool {
+        let (mut at, mut loaded, mut kept) = (0, 0, 0);
         loop {
             let (code, jt, jf, k) = program[at];
             at += 1;
             match code {
+                LOAD_BYTE if k == SENDER_LAST => loaded = sender.into(),
                 LOAD_BYTE => loaded = u32::from(frame[k as usize]),
+                KEEP => kept = loaded,
+                XOR_KEPT => loaded ^= kept,
+                MODULO => loaded %= k,
                 JUMP_IF_SET => at += usize::from(if loaded & k != 0 { jt } else { jf }),
                 JUMP_IF_EQUAL => at += usize::from(if loaded == k { jt } else { jf }),
                 _ => return k != 0,
@@ -157,10 +225,31 @@ mod tests {
         }
     }
 
+    fn delivers(program: &[Instruction], frame: &[u8]) -> bool {
+        delivers_from(program, 0, frame)
+    }
+
+    #[test]
+    fn each_request_comes_to_one_core_and_all_of_an_initiator_for_a_disk_to_the_same() {
+        let programs: Vec<_> = (0..3).map(|nth| program(Side::Target(Share { nth, of: 3 }))).collect();
+        let mut taken = [0; 3];
+        for (sender, slot) in (0..16).flat_map(|sender| (0..8).map(move |slot| (sender, slot))) {
+            let core = |tag: u8, flags: u8| -> Vec<usize> {
+                let frame = [flags, 0, 0, 1, slot, 0, tag, tag, 0, 0];
+                (0..3).filter(|core| delivers_from(&programs[*core], sender, &frame)).collect()
+            };
+            let cores = core(1, 0x10);
+            assert_eq!((cores.len(), &core(200, 0x10)), (1, &cores), "{sender} {slot}");
+            assert!(core(1, 0x18).is_empty(), "an answer");
+            taken[cores[0]] += 1;
+        }
+        assert!(taken.iter().all(|count| *count > 30), "{taken:?}");
+    }
+
     #[test]
     fn each_side_gets_what_is_meant_for_it() {
         let frame = |flags, command, id| [flags, 0, 0, 1, 1, command, id, 0, 0, 0];
-        let (target, initiator) = (program(Side::Target), program(Side::Initiator { id: 7 }));
+        let (target, initiator) = (program(Side::Target(Share::ALL)), program(Side::Initiator { id: 7 }));
         let all = [
             (frame(0x10, 0, 7), true, false),
             (frame(0x10, 1, 7), true, false),
@@ -177,7 +266,7 @@ mod tests {
 
     #[test]
     fn an_interface_that_is_not_there_is_an_error() {
-        match PacketPort::open("no-such-iface", Side::Target) {
+        match PacketPort::open("no-such-iface", Side::Target(Share::ALL)) {
             Ok(_) => panic!("it is not there"),
             Err(error) => {
                 assert!(matches!(error.raw_os_error(), Some(libc::ENODEV | libc::EPERM)), "{error}")

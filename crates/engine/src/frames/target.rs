@@ -1,6 +1,6 @@
 //! A target on frames: ports, session, and a channel for each volume that is used.
 
-use super::{FrameHost, Side, Wire};
+use super::{FrameHost, Share, Side, Wire};
 use crate::channels::Channels;
 use crate::reactor::{EngineCore, Progress, Task};
 use blockmux_proto::exports::Exports;
@@ -32,13 +32,19 @@ pub struct PortError {
 }
 
 impl<S: FrameSession + Target + 'static, H: FrameHost> FrameTargetTask<S, H> {
-    /// Serves at `interfaces` on `core` with `session`, whose volume ids are places in `exports`.
+    /// Serves at `interfaces` on `core`, its share of what comes there, with `session`, whose volume ids are places in `exports`.
     ///
     /// # Errors
     /// If an interface cannot be opened.
-    pub fn spawn(core: &Rc<H>, interfaces: &[String], session: S, exports: Exports) -> Result<(), PortError> {
+    pub fn spawn(
+        core: &Rc<H>,
+        interfaces: &[String],
+        share: Share,
+        session: S,
+        exports: Exports,
+    ) -> Result<(), PortError> {
         let mut failed = None;
-        core.try_spawn(|waker| match Wire::open(core, waker, interfaces, Side::Target) {
+        core.try_spawn(|waker| match Wire::open(core, waker, interfaces, Side::Target(share)) {
             Ok(wire) => Ok(FrameTargetTask {
                 wire,
                 session,

@@ -9,7 +9,7 @@
 use crate::connection::{Broken, Connection, Inflow};
 use crate::host::Host;
 use crate::reactor::Progress;
-use blockmux_proto::session::Control;
+use blockmux_proto::session::{Control, PathRank};
 
 /// A control with the connection under it.
 pub(super) struct ControlLine<C, H: Host> {
@@ -34,6 +34,17 @@ impl<C: Control, H: Host> ControlLine<C, H> {
     /// The volume's size, when it may be another than before.
     pub(super) fn poll_size(&mut self) -> Option<u64> {
         self.session.poll_size()
+    }
+
+    /// How well the volume is reached, when that was looked at again.
+    pub(super) fn poll_path_rank(&mut self) -> Option<PathRank> {
+        self.session.poll_path_rank()
+    }
+
+    /// The session has found it otherwise than was told. What comes of sending is the next turn's to see.
+    pub(super) fn look_at_path(&mut self) {
+        self.session.look_at_path();
+        let _ = self.connection.send(&mut self.session);
     }
 
     /// Receives and sends what there is.

@@ -6,6 +6,7 @@ use blockmux_proto::iscsi::initiator::{
 use blockmux_proto::iscsi::login::chap::SEED_LEN;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::Chap;
+use blockmux_proto::rdma::Endpoint;
 use blockmux_proto::session::{Initiator, StreamSession};
 use blockmux_rdma::iwarp::{self, Iwarp};
 use blockmux_rdma::{Driven, Seed};
@@ -94,8 +95,17 @@ impl Datamover for OverIwarp {
         let With { pool, seed, region_seed, now } = with;
         let session = IserInitiatorSession::new(config, pool.clone(), seed, now);
         let session = if has_other_paths { session.with_other_paths() } else { session };
-        let config = self.config();
+        let (over, config, core_pool, mut count) = (*self, self.config(), pool.clone(), 0_u64);
+        let further = move |first: &Iwarp, endpoint: &Endpoint, now| {
+            let config = iwarp::Config { mss: first.mss(), ..over.config() };
+            // Of the seeds of sessions, the first eight bytes differ; of their connections, the last.
+            count += 1;
+            let (mut seed, count) = (region_seed, count.to_be_bytes());
+            seed.iter_mut().rev().zip(count.iter().rev()).for_each(|(byte, add)| *byte ^= add);
+            Iwarp::active(endpoint, config, core_pool.clone(), seed, now)
+        };
         Driven::new(session, |endpoint| Iwarp::active(endpoint, config, pool, region_seed, now))
+            .with_further(further)
     }
 
     fn discovery(&self, initiator: Name, chap: Option<Chap>, isid: [u8; 6], with: With) -> Self::Discovery {

@@ -13,6 +13,7 @@
 use super::datamover::With;
 pub use super::datamover::{Datamover, OverIwarp, OverTcp};
 use super::moves::Moves;
+use super::seeds::Seeds;
 use super::{Dialer, Move, RemoteVolume, check_unchanged};
 use crate::blocking::{self, run_session};
 use crate::connection::Broken;
@@ -22,16 +23,14 @@ use blockmux_proto::iscsi::initiator::{
     Config, DiscoverySession, FoundTarget, InitiatorSession, LoginStatus, Mode, Refused, TargetAddress,
     UnitInfo,
 };
-use blockmux_proto::iscsi::login::chap::{Algorithm, SEED_LEN};
+use blockmux_proto::iscsi::login::chap::Algorithm;
 use blockmux_proto::iscsi::login::operational::Parameters;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::Chap;
 use blockmux_proto::scsi::Lun;
 use blockmux_proto::session::NoControl;
-use blockmux_rdma::Seed;
 use blockmux_volume::{Pool, VolumeInfo};
 use std::net::{IpAddr, ToSocketAddrs};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tracing::warn;
 
@@ -403,32 +402,25 @@ fn is_same(first: &UnitInfo, unit: &UnitInfo, at: &Address) -> Result<(), Refuse
     Err(Refused::AnotherUnit { unit: name(unit), first: name(first), at: at.to_string() })
 }
 
-/// Makes numbers that nobody can guess, without asking the system each time.
+/// Numbers that nobody can guess.
 struct Randomness {
-    key: [u8; SEED_LEN],
+    seeds: Seeds,
     /// For the names of memory.
-    region_key: Seed,
+    region_seeds: Seeds,
     /// Of our sessions, in the ISID (RFC 7143 §11.12.5).
     number: [u8; 3],
-    seeds: AtomicU64,
 }
 
 impl Randomness {
     fn new(address: &Address) -> Result<Randomness, ConnectError> {
         let broken = |error| ConnectError::Broken { address: address.clone(), broken: Broken::Socket(error) };
-        let key = sys::random_bytes().map_err(broken)?;
-        let region_key = sys::random_bytes().map_err(broken)?;
-        let number = sys::random_bytes().map_err(broken)?;
-        Ok(Randomness { key, region_key, number, seeds: AtomicU64::new(0) })
+        let (seeds, region_seeds) = (Seeds::new().map_err(broken)?, Seeds::new().map_err(broken)?);
+        Ok(Randomness { seeds, region_seeds, number: sys::random_bytes().map_err(broken)? })
     }
 
-    /// What one session is made with. Its seeds were not used before; sessions hash them.
+    /// What one session is made with.
     fn with(&self, pool: Pool, now: Instant) -> With {
-        let count = self.seeds.fetch_add(1, Ordering::Relaxed).to_be_bytes();
-        let (mut seed, mut region_seed) = (self.key, self.region_key);
-        seed.iter_mut().zip(count).for_each(|(byte, add)| *byte ^= add);
-        region_seed.iter_mut().zip(count).for_each(|(byte, add)| *byte ^= add);
-        With { pool, seed, region_seed, now }
+        With { pool, seed: self.seeds.next(), region_seed: self.region_seeds.next(), now }
     }
 
     /// The ISID of a link: of type "random", with the link as its qualifier.

@@ -31,6 +31,8 @@ pub(super) struct Link<D: Dialer, H: Host> {
     has_other_paths: bool,
     /// As it was when the channel was last told.
     rank: Option<PathRank>,
+    /// As the control has told it, where there is one.
+    told_rank: PathRank,
     moves: Moves,
     core: Rc<H>,
     /// Wakes the link's own task.
@@ -126,6 +128,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 number: volume.next_link(),
                 has_other_paths: volume.dialer.paths() > 1,
                 rank: None,
+                told_rank: PathRank::Best,
                 moves: Moves::from(volume.dialer.path(path).clone()),
                 core: core.clone(),
                 waker: waker.clone(),
@@ -246,10 +249,16 @@ impl<D: Dialer, H: Host> Link<D, H> {
             self.party.is_changed.set(true);
             self.consumer.wake();
         }
+        if let Some(rank) = control.poll_path_rank() {
+            self.told_rank = rank;
+            if let State::Open { session, .. } = &mut self.state {
+                session.set_path_rank(rank);
+            }
+        }
         match (turn, refusal) {
             (_, Some(reason)) => self.give_up(&reason),
             (Ok(progress), None) => progress,
-            (Err(broken), None) => self.lose(&broken.to_string()),
+            (Err(broken), None) => self.lose_to(&broken),
         }
     }
 
@@ -304,6 +313,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 if self.control.is_none()
                     && let Some(control) = self.dialer.control(pool, now)
                 {
+                    self.told_rank = PathRank::Best;
                     self.control = Some(ControlLine::new(connection, control));
                     self.state = State::Controlling;
                     self.run_control();
@@ -314,6 +324,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 if let Some(bytes) = connection.stream().segment_len() {
                     self.dialer.set_segment_len(&mut session, bytes);
                 }
+                session.set_path_rank(self.told_rank);
                 self.state = State::Open { lanes: Lanes::new(connection), session, is_checked: false };
                 self.run_open();
                 Progress::More
@@ -325,7 +336,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
     fn run_open(&mut self) -> Progress {
         match self.turn() {
             Ok(progress) => progress,
-            Err(Ended::Broken(broken)) => self.lose(&broken.to_string()),
+            Err(Ended::Broken(broken)) => self.lose_to(&broken),
             Err(Ended::Finished) => self.lose("target closed the connection"),
             Err(Ended::Refused(reason)) => self.give_up(&reason),
             Err(Ended::Moved(moved)) => self.follow(moved),
@@ -379,6 +390,13 @@ impl<D: Dialer, H: Host> Link<D, H> {
             self.queue.push_back(io);
         }
         let rank = is_checked.then(|| session.path_rank());
+        if rank == Some(PathRank::Unusable)
+            && self.told_rank != PathRank::Unusable
+            && let Some(control) = &mut self.control
+        {
+            self.told_rank = PathRank::Unusable;
+            control.look_at_path();
+        }
         let is_none = self.has_other_paths && rank == Some(PathRank::Unusable);
         if self.has_other_paths && (rank != self.rank || (is_none && !self.queue.is_empty())) {
             self.rank = rank;
@@ -438,6 +456,12 @@ impl<D: Dialer, H: Host> Link<D, H> {
             State::Open { session, is_checked: true, .. } => Some(session.path_rank()),
             _ => None,
         }
+    }
+
+    /// How many requests it has.
+    #[inline]
+    pub(super) fn load(&self) -> usize {
+        self.in_flight + self.queue.len()
     }
 
     /// Whether requests get anywhere by it.

@@ -13,7 +13,7 @@
 //! completed before the loss and was not flushed is as safe as the target made it.
 //!
 //! Where several paths lead to a volume, a channel has links by each of them. Requests go in turn over those whose target
-//! calls them the best ([`PathRank`]). What was under way by a path that is lost goes on by another at once, and so does
+//! calls them the best ([`PathRank`]), or to the one of those that has the fewest ([`Policy`]). What was under way by a path that is lost goes on by another at once, and so does
 //! what the target does not do there now; the path is tried again, every few seconds as long as others do. As with
 //! every multipath, a target that still works on what came by the lost path may do that after the other path has done
 //! the same, and more: only what ends the lost session there prevents it, which a session by another port does not.
@@ -34,6 +34,7 @@ mod link;
 mod moves;
 pub mod nvme;
 mod retry;
+mod seeds;
 mod silence;
 
 use crate::host::Host;
@@ -80,6 +81,11 @@ pub trait Dialer: Send + Sync + 'static {
         None
     }
 
+    /// How requests are shared among the paths that are equally good.
+    fn policy(&self) -> Policy {
+        Policy::RoundRobin
+    }
+
     /// A new control for the session to come, if the protocol has one.
     fn control(&self, _pool: &Pool, _now: Instant) -> Option<Self::Control> {
         None
@@ -120,6 +126,16 @@ pub trait Dialer: Send + Sync + 'static {
 /// What secures a new connection, with these keys.
 fn secure(keys: Option<&[Psk]>) -> Result<Option<Secure>, TlsError> {
     keys.map(Secure::client).transpose()
+}
+
+/// How requests are shared among paths.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Policy {
+    /// In turn.
+    #[default]
+    RoundRobin,
+    /// To the one that has the fewest, in turn where several have as few.
+    QueueDepth,
 }
 
 /// Whether a volume that was like `first` can be used on as it is `now`, over so many connections. For
@@ -218,6 +234,7 @@ impl<D: Dialer, H: Host> Volume for RemoteVolume<D, H> {
             known: self.known.clone(),
             links: links.collect(),
             party,
+            policy: self.dialer.policy(),
             next: 0,
             spins: core.spins(),
             done: Vec::with_capacity(depth as usize),
@@ -247,6 +264,7 @@ struct RemoteChannel<D: Dialer, H: Host> {
     known: Arc<Known>,
     links: Vec<Rc<RefCell<Link<D, H>>>>,
     party: Rc<Party>,
+    policy: Policy,
     /// Whose turn it is.
     next: usize,
     spins: bool,
@@ -293,14 +311,18 @@ impl<D: Dialer, H: Host> RemoteChannel<D, H> {
     fn next_link(&mut self) -> &Rc<RefCell<Link<D, H>>> {
         let (first, count) = (self.next, self.links.len());
         let in_turn = (first..count).chain(0..first);
-        let rank = |at: usize| self.links[at].borrow().rank();
-        let mut best: Option<(usize, PathRank)> = None;
+        let cost = |at: usize| {
+            let link = self.links[at].borrow();
+            let load = if self.policy == Policy::QueueDepth { link.load() } else { 0 };
+            link.rank().map(|rank| (rank, load))
+        };
+        let mut best: Option<(usize, (PathRank, usize))> = None;
         for at in in_turn {
-            if let Some(rank) = rank(at)
-                && best.is_none_or(|(_, found)| rank < found)
+            if let Some(cost) = cost(at)
+                && best.is_none_or(|(_, found)| cost < found)
             {
-                best = Some((at, rank));
-                if rank == PathRank::Best {
+                best = Some((at, cost));
+                if cost == (PathRank::Best, 0) {
                     break;
                 }
             }

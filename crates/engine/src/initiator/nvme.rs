@@ -1,14 +1,19 @@
 //! Reaching namespaces of NVMe/TCP subsystems.
 //!
-//! Each connection of a channel is an association of its own: an admin queue, which its link holds as its control, and
-//! one I/O queue of the controller that the admin queue got. When either is lost, both are made anew, with another
-//! controller, and what had not completed is replayed there. Decision 14 says why.
+//! Each channel has, by each path, an association of its own: an admin queue, which its link holds as its control, and
+//! I/O queues of the controller that the admin queue got, which are the lanes of one session. When one is lost, all are
+//! made anew, with another controller, and what had not completed is replayed there. Decision 14 says why.
+//!
+//! Several places may lead to one namespace. It is recognised by what names it; a place that leads to another one is
+//! refused, and one that does not answer when the volume is opened may do so later.
 
-use super::{Dialer, RemoteVolume, check_unchanged};
+use super::seeds::Seeds;
+use super::{Dialer, Policy, RemoteVolume, check_unchanged};
 use crate::blocking::{self, run_secured};
 use crate::connection::Broken;
 use crate::nvme_tcp::tls_key;
 use crate::socket::Address;
+use blockmux_proto::nvmeof::auth::{Credentials, HostSecrets};
 use blockmux_proto::nvmeof::initiator::uuid_text;
 use blockmux_proto::nvmeof::psk::{ConfiguredPsk, TlsPsk};
 use blockmux_proto::nvmeof::tcp::initiator::{
@@ -17,15 +22,23 @@ use blockmux_proto::nvmeof::tcp::initiator::{
 };
 use blockmux_tls::Psk;
 use blockmux_volume::{Pool, VolumeInfo};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tracing::warn;
 
 /// How to reach one namespace.
 #[derive(Clone, Debug)]
 pub struct Endpoint {
     /// Where the subsystem is.
     pub address: Address,
+    /// Other places that lead to the same namespace: each is a path of its own.
+    pub further: Vec<Address>,
+    /// How requests are shared among paths.
+    pub policy: Policy,
     /// Who connects, and where to.
     pub names: Names,
+    /// What we prove, and what the controller has to.
+    pub secrets: Option<Arc<HostSecrets>>,
     /// Which of its namespaces.
     pub nsid: u32,
     /// What to ask for.
@@ -34,8 +47,8 @@ pub struct Endpoint {
     pub entries: u16,
     /// Keep alive timeout; zero: none.
     pub keep_alive: Duration,
-    /// I/O queues of each channel.
-    pub connections: u32,
+    /// I/O queues of each channel by each path, as far as the controller gives them out.
+    pub queues: u16,
     /// How long to try again when a connection is lost, before I/O fails.
     pub patience: Duration,
     /// The key that every connection is secured with; `None`: without TLS.
@@ -62,9 +75,8 @@ pub struct Description {
 /// If the subsystem cannot be reached or does not have the namespace.
 pub fn connect(endpoint: Endpoint) -> Result<RemoteVolume<NvmeDialer>, ConnectError> {
     let dialer = NvmeDialer::new(endpoint)?;
-    let (connections, patience) = (dialer.endpoint.connections, dialer.endpoint.patience);
-    let info = dialer.first.volume_info();
-    Ok(RemoteVolume::new(dialer, info, connections, patience))
+    let (info, patience) = (dialer.first.volume_info(), dialer.endpoint.patience);
+    Ok(RemoteVolume::new(dialer, info, 1, patience))
 }
 
 /// Describes one namespace.
@@ -72,6 +84,18 @@ pub fn connect(endpoint: Endpoint) -> Result<RemoteVolume<NvmeDialer>, ConnectEr
 /// # Errors
 /// As for [`connect`].
 pub fn describe(endpoint: &Endpoint) -> Result<Description, ConnectError> {
+    let mut first = None;
+    for path in endpoint.paths() {
+        match describe_by(&path) {
+            Err(error) => first = first.or(Some(error)),
+            told => return told,
+        }
+    }
+    Err(first.unwrap_or_else(|| ConnectError::Silent { address: endpoint.address.clone() }))
+}
+
+/// Describes it as one path leads to it.
+fn describe_by(endpoint: &Endpoint) -> Result<Description, ConnectError> {
     let session = ask(endpoint, Ask::Namespace(endpoint.nsid))?;
     let told = session.controller().cloned().zip(session.namespaces().first().cloned());
     let silent = || ConnectError::Silent { address: endpoint.address.clone() };
@@ -101,7 +125,8 @@ pub fn discover(endpoint: &Endpoint) -> Result<(Vec<FoundSubsystem>, u64), Conne
 /// One admin queue from start to end.
 fn ask(endpoint: &Endpoint, ask: Ask) -> Result<AdminSession, ConnectError> {
     let address = &endpoint.address;
-    let config = endpoint.admin(ask, Duration::ZERO);
+    let broken = |error| ConnectError::Broken { address: address.clone(), broken: Broken::Socket(error) };
+    let config = endpoint.admin(ask, Duration::ZERO, &Seeds::new().map_err(broken)?);
     let pool = Pool::new(CONNECT_POOL);
     let mut session = AdminSession::new(config, endpoint.digests, pool, Instant::now());
     let secure = super::secure(endpoint.tls_keys().as_deref());
@@ -109,7 +134,7 @@ fn ask(endpoint: &Endpoint, ask: Ask) -> Result<AdminSession, ConnectError> {
         .map_err(Broken::from)
         .and_then(|secure| run_secured(address, secure, &mut session, ASK_TIMEOUT, AdminSession::is_over));
     if let Some(refused) = session.refused() {
-        return Err(ConnectError::Refused { address: address.clone(), refused: *refused });
+        return Err(ConnectError::Refused { address: address.clone(), refused: refused.clone() });
     }
     match ran {
         // Only the good-bye is missing.
@@ -121,8 +146,26 @@ fn ask(endpoint: &Endpoint, ask: Ask) -> Result<AdminSession, ConnectError> {
 }
 
 impl Endpoint {
-    fn admin(&self, ask: Ask, keep_alive: Duration) -> AdminConfig {
-        AdminConfig { names: self.names.clone(), ask, keep_alive }
+    /// The same by each of its paths alone.
+    fn paths(&self) -> impl Iterator<Item = Endpoint> {
+        let places = std::iter::once(&self.address).chain(&self.further);
+        places.map(|address| Endpoint { address: address.clone(), further: Vec::new(), ..self.clone() })
+    }
+
+    fn admin(&self, ask: Ask, keep_alive: Duration, seeds: &Seeds) -> AdminConfig {
+        AdminConfig {
+            names: self.names.clone(),
+            credentials: self.credentials(seeds),
+            queues: self.queues,
+            ask,
+            keep_alive,
+        }
+    }
+
+    /// For one queue.
+    fn credentials(&self, seeds: &Seeds) -> Option<Credentials> {
+        let secrets = self.secrets.clone()?;
+        Some(Credentials { secrets, seed: seeds.next() })
     }
 
     /// The keys for connections to the subsystem, or to discovery.
@@ -140,16 +183,55 @@ pub struct NvmeDialer {
     tls_keys: Option<Vec<Psk>>,
     /// As the namespace was when the volume was opened.
     first: NamespaceInfo,
+    seeds: Seeds,
 }
 
 impl NvmeDialer {
-    /// Connects once to learn what the namespace is like.
+    /// Connects once by each path to learn what the namespace is like.
     ///
     /// # Errors
     /// As for [`connect`].
     pub fn new(endpoint: Endpoint) -> Result<NvmeDialer, ConnectError> {
-        let first = describe(&endpoint)?.namespace;
-        Ok(NvmeDialer { tls_keys: endpoint.tls_keys(), endpoint, first })
+        let mut seen: Option<(NamespaceInfo, Address)> = None;
+        let mut lost = None;
+        for path in endpoint.paths() {
+            match describe_by(&path) {
+                Ok(told) => {
+                    let namespace = told.namespace;
+                    if let Some((first, at)) = &seen {
+                        is_same(first, &namespace, at).map_err(|refused| ConnectError::Refused {
+                            address: path.address.clone(),
+                            refused,
+                        })?;
+                    }
+                    seen = seen.or(Some((namespace, path.address)));
+                }
+                // It may be there later, and others may be there now.
+                Err(error) if !endpoint.further.is_empty() && may_pass(&error) => {
+                    warn!("one path less: {error}");
+                    lost = lost.or(Some(error));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        let silent = || ConnectError::Silent { address: endpoint.address.clone() };
+        let (first, _) = seen.ok_or_else(|| lost.unwrap_or_else(silent))?;
+        NvmeDialer::of(endpoint, first)
+    }
+
+    /// Of a namespace that is known.
+    ///
+    /// # Errors
+    /// If the system gives no random numbers.
+    pub fn of(endpoint: Endpoint, first: NamespaceInfo) -> Result<NvmeDialer, ConnectError> {
+        let address = endpoint.address.clone();
+        let broken = |error| ConnectError::Broken { address, broken: Broken::Socket(error) };
+        Ok(NvmeDialer {
+            tls_keys: endpoint.tls_keys(),
+            endpoint,
+            first,
+            seeds: Seeds::new().map_err(broken)?,
+        })
     }
 
     /// The namespace as it was when it was first seen.
@@ -166,7 +248,7 @@ impl NvmeDialer {
         }
         // It may have grown or shrunk, which is told elsewhere.
         let (first, now) = (self.first.volume_info(), now.volume_info());
-        check_unchanged(&VolumeInfo { size: now.size, ..first }, &now, self.endpoint.connections)
+        check_unchanged(&VolumeInfo { size: now.size, ..first }, &now, 1)
     }
 }
 
@@ -182,23 +264,38 @@ impl Dialer for NvmeDialer {
         self.tls_keys.as_deref()
     }
 
+    fn paths(&self) -> usize {
+        self.endpoint.further.len() + 1
+    }
+
+    fn path(&self, path: usize) -> &Address {
+        path.checked_sub(1).and_then(|at| self.endpoint.further.get(at)).unwrap_or(&self.endpoint.address)
+    }
+
+    fn policy(&self) -> Policy {
+        self.endpoint.policy
+    }
+
     fn control(&self, pool: &Pool, now: Instant) -> Option<AdminSession> {
-        let config = self.endpoint.admin(Ask::Use(self.endpoint.nsid), self.endpoint.keep_alive);
+        let config = self.endpoint.admin(Ask::Use(self.endpoint.nsid), self.endpoint.keep_alive, &self.seeds);
         Some(AdminSession::new(config, self.endpoint.digests, pool.clone(), now))
     }
 
     fn session(&self, _link: u32, control: Option<&AdminSession>, pool: &Pool, now: Instant) -> QueueSession {
         let controller = control.and_then(AdminSession::controller).cloned().unwrap_or_default();
+        let queues = self.endpoint.queues.min(controller.io_queues);
         let namespace = control.and_then(|control| control.namespaces().first()).unwrap_or(&self.first);
         let config = QueueConfig {
             names: self.endpoint.names.clone(),
+            credentials: self.endpoint.credentials(&self.seeds),
             controller,
             namespace: namespace.clone(),
-            qid: 1,
+            queues,
             entries: self.endpoint.entries,
             digests: self.endpoint.digests,
         };
-        QueueSession::new(config, pool.clone(), now)
+        let session = QueueSession::new(config, pool.clone(), now);
+        if self.paths() > 1 { session.with_other_paths() } else { session }
     }
 
     fn check(&self, _session: &QueueSession) -> Result<(), String> {
@@ -219,6 +316,26 @@ impl Dialer for NvmeDialer {
     }
 }
 
+/// Whether a path that was not to be had may well be a little later.
+fn may_pass(error: &ConnectError) -> bool {
+    match error {
+        ConnectError::Refused { refused, .. } => refused.may_pass(),
+        ConnectError::Broken { .. } | ConnectError::Silent { .. } => true,
+    }
+}
+
+/// Whether the namespace at the end of a path is the `first`, which was seen by way of `at`.
+fn is_same(first: &NamespaceInfo, namespace: &NamespaceInfo, at: &Address) -> Result<(), Refused> {
+    if !first.identity.is_empty() && first.identity == namespace.identity {
+        return Ok(());
+    }
+    let name = |namespace: &NamespaceInfo| match namespace.identity.as_str() {
+        "" => "a namespace without any name".to_owned(),
+        identity => identity.to_owned(),
+    };
+    Err(Refused::AnotherNamespace { namespace: name(namespace), first: name(first), at: at.to_string() })
+}
+
 /// A host's name that is made from its identifier (NVMe Base 2.0 §4.5).
 #[must_use]
 pub fn host_nqn_of(id: &[u8; 16]) -> String {
@@ -228,3 +345,24 @@ pub fn host_nqn_of(id: &[u8; 16]) -> String {
 const ASK_TIMEOUT: Duration = Duration::from_secs(10);
 /// An admin queue has no payload to speak of.
 const CONNECT_POOL: usize = 4 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_namespace_is_recognised_by_its_name_and_one_without_never() {
+        let at = Address::Tcp(([192, 0, 2, 1], 4420).into());
+        let named =
+            |identity: &str| NamespaceInfo { identity: identity.to_owned(), ..NamespaceInfo::default() };
+        let said = |first: &str, there: &str| {
+            is_same(&named(first), &named(there), &at).map_err(|refused| refused.to_string())
+        };
+        assert_eq!(said("uuid.1", "uuid.1"), Ok(()));
+        assert_eq!(
+            said("uuid.1", "uuid.2").unwrap_err(),
+            "leads to uuid.2, not to uuid.1 as 192.0.2.1:4420 does"
+        );
+        assert!(said("", "").unwrap_err().starts_with("leads to a namespace without any name"));
+    }
+}

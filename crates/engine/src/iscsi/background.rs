@@ -4,10 +4,10 @@
 //! A unit calls when it has such work. Then a task is started that is a nexus of its own, carries on what there is, and
 //! ends.
 
-use crate::reactor::{EngineCore, Progress, Task};
+use crate::reactor::{EngineCore, Inbox, Progress, Task};
 use blockmux_proto::exports::{Exports, VolumeId};
-use blockmux_proto::iscsi::node::Node;
-use blockmux_proto::scsi::{self, DeviceServer, Nexus, Step, TargetPort};
+use blockmux_proto::iscsi::node::{Node, UnitChange};
+use blockmux_proto::scsi::{self, DeviceServer, LogicalUnit, MAX_LUN, Nexus, Step, TargetPort};
 use blockmux_volume::{Channel, Completion, Core, IoError, Waker};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,47 +16,66 @@ use std::time::{Duration, Instant};
 
 /// Has the units of a node's targets call, once there is a core to do their work.
 pub(super) struct Background {
-    /// Every unit once, by any number.
-    units: Arc<scsi::Target>,
+    node: Arc<Node>,
     exports: Exports,
     begun: OnceLock<()>,
 }
 
 impl Background {
-    pub(super) fn new(node: &Node, exports: &Exports) -> Background {
-        let access = node.targets().iter().flat_map(|target| &target.access);
-        let units = access.flat_map(|access| access.target.units());
-        let mut all = scsi::Target::new("", Vec::new());
-        for (_, volume, unit) in units {
-            // A volume has one unit, so that a volume's place is as good as a number.
-            if let Ok(number) = u16::try_from(volume.0) {
-                all = all.with_unit(number, volume, unit.clone());
-            }
-        }
-        Background { units: Arc::new(all), exports: exports.clone(), begun: OnceLock::new() }
+    pub(super) fn new(node: &Arc<Node>, exports: &Exports) -> Background {
+        Background { node: node.clone(), exports: exports.clone(), begun: OnceLock::new() }
     }
 
     /// Has the work done on `core`, unless it is on another one already.
     pub(super) fn begin_on(&self, core: &Rc<EngineCore>) {
         self.begun.get_or_init(|| {
             let is_called = Arc::new(AtomicBool::new(false));
-            for (.., unit) in self.units.units() {
-                let (units, exports) = (self.units.clone(), self.exports.clone());
-                let (inbox, is_called) = (core.inbox().clone(), is_called.clone());
-                unit.on_background(move || {
-                    if is_called.swap(true, Ordering::AcqRel) {
-                        return;
-                    }
-                    let (units, exports, is_called) = (units.clone(), exports.clone(), is_called.clone());
-                    inbox.send(move |core| {
-                        // From here on another call is for another look.
-                        is_called.store(false, Ordering::Release);
-                        if !core.is_stopping() {
-                            BackgroundTask::spawn(core, units, exports);
-                        }
-                    });
-                });
+            let watched = Watched {
+                units: Arc::new(scsi::Target::new("", Vec::new())),
+                exports: self.exports.clone(),
+                inbox: core.inbox().clone(),
+                is_called,
+            };
+            let later = watched.clone();
+            self.node.watch_units(Box::new(move |change| match change {
+                UnitChange::Added(volume, unit) => later.watch(volume, unit),
+                UnitChange::Removed(gone) => drop(later.units.remove(|_, volume| volume == gone)),
+            }));
+            for access in self.node.targets().iter().flat_map(|target| &target.access) {
+                access.target.units().for_each(|(_, volume, unit)| watched.watch(volume, &unit));
             }
+        });
+    }
+}
+
+/// The units that may call, and what a call leads to.
+#[derive(Clone)]
+struct Watched {
+    /// Every unit once, by any number.
+    units: Arc<scsi::Target>,
+    exports: Exports,
+    inbox: Inbox,
+    is_called: Arc<AtomicBool>,
+}
+
+impl Watched {
+    fn watch(&self, volume: VolumeId, unit: &Arc<LogicalUnit>) {
+        // A volume has one unit, so that a volume's place is as good as a number.
+        let Some(number) = u16::try_from(volume.0).ok().filter(|number| *number <= MAX_LUN) else { return };
+        self.units.add(number, volume, unit.clone());
+        let Watched { units, exports, inbox, is_called } = self.clone();
+        unit.on_background(move || {
+            if is_called.swap(true, Ordering::AcqRel) {
+                return;
+            }
+            let (units, exports, is_called) = (units.clone(), exports.clone(), is_called.clone());
+            inbox.send(move |core| {
+                // From here on another call is for another look.
+                is_called.store(false, Ordering::Release);
+                if !core.is_stopping() {
+                    BackgroundTask::spawn(core, units, exports);
+                }
+            });
         });
     }
 }
@@ -100,7 +119,8 @@ impl BackgroundTask {
         match step {
             Step::Io { volume, io } => {
                 let tag = io.tag;
-                match self.channel(volume) {
+                let checked = self.exports.served(volume).ok_or(IoError::PathLost);
+                match checked.and_then(|served| served.check(&io)).and_then(|()| self.channel(volume)) {
                     Ok(channel) => {
                         channel.submit(io);
                         channel.kick();

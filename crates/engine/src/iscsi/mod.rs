@@ -35,7 +35,7 @@ pub fn serve(node: &Arc<Node>, exports: &Exports, group_tag: u16) -> Serve {
     let portal = Portal { node: node.clone(), exports: exports.clone(), group_tag };
     Arc::new(move |core, stream, permit| {
         background.begin_on(core);
-        portal.serve(core, Arrival { stream, unread: Vec::new(), permit });
+        portal.serve(core, Arrival { stream, unread: Vec::new(), sent: 0, permit });
     })
 }
 
@@ -71,7 +71,7 @@ impl Portal {
         let config = iwarp::Config { mss: stream.segment_len().unwrap_or(config.mss), ..config };
         let now = core.now();
         let connect = move |endpoint: &_| Iwarp::passive(endpoint, config, pool, region_seed, now);
-        let session = PortalSession::new(session, Box::new(connect));
+        let session = PortalSession::new(session, Box::new(connect), arrival.sent);
         let portal = self.clone();
         let relocate: Relocate<EngineCore> = Box::new(move |home, arrival| {
             let portal = portal.clone();

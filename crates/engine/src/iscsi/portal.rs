@@ -8,36 +8,78 @@ use blockmux_proto::iscsi::target::{IserTargetSession, TargetSession};
 use blockmux_proto::outbox::Outbox;
 use blockmux_proto::rdma::Endpoint;
 use blockmux_proto::session::{Demand, Home, ProtocolError, StreamSession, Target, Timed};
-use blockmux_rdma::{Driven, QueuePair};
+use blockmux_rdma::Driven;
+use blockmux_rdma::iwarp::Iwarp;
 use blockmux_volume::{Chunk, Completion, Io, Tag, Waker};
 use std::time::Instant;
 
-/// A connection to a portal, over TCP or over RDMA with queue pairs of the kind `Q`.
-pub(super) enum PortalSession<Q> {
+/// A connection to a portal, over TCP or over RDMA.
+pub(super) enum PortalSession {
     /// Nothing has come yet.
-    Looking(Box<Looking<Q>>),
+    Looking(Box<Looking>),
     Tcp(TargetSession),
-    Rdma(Driven<Q, IserTargetSession>),
+    Rdma(Box<OverRdma>),
 }
 
-pub(super) struct Looking<Q> {
+pub(super) struct Looking {
     /// Of a session that is to be; `None` only while it becomes one.
-    next: Option<(TargetSession, Connect<Q>)>,
+    next: Option<(TargetSession, Connect)>,
     waker: Waker,
     /// Nothing is said before the peer has.
     outbox: Outbox,
     depth: u32,
+    /// Bytes that were sent on another core.
+    sent: u64,
+}
+
+/// A connection over RDMA.
+///
+/// That of a session on another core goes there. A queue pair is no thing that can be handed over; but until the first
+/// login request all that it has done follows from what has come. So that is shown to another one there, which says the
+/// same once more, to nobody.
+pub(super) struct OverRdma {
+    driven: Driven<Iwarp, IserTargetSession>,
+    /// What has come; `None` once it is known that the connection stays.
+    begun: Option<Vec<u8>>,
+    /// Of what is said, so much was sent on another core.
+    unsaid: usize,
+}
+
+impl OverRdma {
+    fn on_bytes(&mut self, input: &Chunk) -> Result<usize, ProtocolError> {
+        let taken = self.driven.on_bytes(input);
+        if let Some(begun) = &mut self.begun {
+            let took = taken.as_ref().map_or(0, |taken| *taken);
+            begun.extend_from_slice(&input.unread()[..took]);
+            if self.driven.is_established() || begun.len() > LONGEST_BEGIN {
+                self.begun = None;
+            }
+        }
+        taken
+    }
+
+    #[inline]
+    fn outbox(&mut self) -> &mut Outbox {
+        let outbox = self.driven.outbox();
+        if self.unsaid > 0 {
+            let said = outbox.len().min(self.unsaid);
+            outbox.consume(said);
+            self.unsaid -= said;
+        }
+        outbox
+    }
 }
 
 /// Makes the queue pair of a connection.
-pub(super) type Connect<Q> = Box<dyn FnOnce(&Endpoint) -> Q>;
+pub(super) type Connect = Box<dyn FnOnce(&Endpoint) -> Iwarp>;
 
-impl<Q: QueuePair + StreamSession> PortalSession<Q> {
-    /// A connection that `session` serves if it is over TCP, and a queue pair by `connect` with it if over RDMA.
-    pub(super) fn new(session: TargetSession, connect: Connect<Q>) -> PortalSession<Q> {
+impl PortalSession {
+    /// A connection that `session` serves if it is over TCP, and a queue pair by `connect` with it if over RDMA; of what
+    /// that one says, `sent` bytes were sent on another core.
+    pub(super) fn new(session: TargetSession, connect: Connect, sent: u64) -> PortalSession {
         let depth = session.depth();
         let next = Some((session, connect));
-        let looking = Looking { next, waker: Waker::idle(), outbox: Outbox::default(), depth };
+        let looking = Looking { next, waker: Waker::idle(), outbox: Outbox::default(), depth, sent };
         PortalSession::Looking(Box::new(looking))
     }
 
@@ -46,9 +88,11 @@ impl<Q: QueuePair + StreamSession> PortalSession<Q> {
     fn decide(&mut self, begin: &[u8]) {
         let PortalSession::Looking(looking) = self else { return };
         let Some((session, connect)) = looking.next.take() else { return };
-        let waker = looking.waker.clone();
+        let (waker, sent) = (looking.waker.clone(), looking.sent);
         *self = if begin.starts_with(MPA_REQUEST) {
-            PortalSession::Rdma(Driven::new(IserTargetSession::new(session), connect))
+            let driven = Driven::new(IserTargetSession::new(session), connect);
+            // It is the answer to the first few hundred bytes.
+            PortalSession::Rdma(Box::new(OverRdma { driven, begun: Some(Vec::new()), unsaid: sent as usize }))
         } else {
             PortalSession::Tcp(session)
         };
@@ -56,19 +100,19 @@ impl<Q: QueuePair + StreamSession> PortalSession<Q> {
     }
 }
 
-impl<Q> Looking<Q> {
+impl Looking {
     fn session(&mut self) -> Option<&mut TargetSession> {
         self.next.as_mut().map(|(session, _)| session)
     }
 }
 
-impl<Q: QueuePair> Timed for PortalSession<Q> {
+impl Timed for PortalSession {
     #[inline]
     fn poll_timeout(&self) -> Option<Instant> {
         match self {
             PortalSession::Looking(looking) => looking.next.as_ref()?.0.poll_timeout(),
             PortalSession::Tcp(session) => session.poll_timeout(),
-            PortalSession::Rdma(session) => session.poll_timeout(),
+            PortalSession::Rdma(session) => session.driven.poll_timeout(),
         }
     }
 
@@ -78,12 +122,12 @@ impl<Q: QueuePair> Timed for PortalSession<Q> {
                 looking.session().map_or(Ok(()), |session| session.on_timeout(now))
             }
             PortalSession::Tcp(session) => session.on_timeout(now),
-            PortalSession::Rdma(session) => session.on_timeout(now),
+            PortalSession::Rdma(session) => session.driven.on_timeout(now),
         }
     }
 }
 
-impl<Q: QueuePair + StreamSession> StreamSession for PortalSession<Q> {
+impl StreamSession for PortalSession {
     #[inline]
     fn demand(&self) -> Demand {
         match self {
@@ -95,7 +139,7 @@ impl<Q: QueuePair + StreamSession> StreamSession for PortalSession<Q> {
                 _ => Demand::Close,
             },
             PortalSession::Tcp(session) => session.demand(),
-            PortalSession::Rdma(session) => session.demand(),
+            PortalSession::Rdma(session) => session.driven.demand(),
         }
     }
 
@@ -116,7 +160,16 @@ impl<Q: QueuePair + StreamSession> StreamSession for PortalSession<Q> {
         match self {
             PortalSession::Looking(_) => Ok(()),
             PortalSession::Tcp(session) => session.on_placed(),
-            PortalSession::Rdma(session) => session.on_placed(),
+            PortalSession::Rdma(session) => session.driven.on_placed(),
+        }
+    }
+
+    #[inline]
+    fn is_mostly_placed(&self) -> bool {
+        match self {
+            PortalSession::Looking(_) => false,
+            PortalSession::Tcp(session) => session.is_mostly_placed(),
+            PortalSession::Rdma(session) => session.driven.is_mostly_placed(),
         }
     }
 
@@ -124,7 +177,7 @@ impl<Q: QueuePair + StreamSession> StreamSession for PortalSession<Q> {
         match self {
             PortalSession::Looking(looking) => looking.session().map_or(Ok(()), StreamSession::on_end),
             PortalSession::Tcp(session) => session.on_end(),
-            PortalSession::Rdma(session) => session.on_end(),
+            PortalSession::Rdma(session) => session.driven.on_end(),
         }
     }
 
@@ -138,13 +191,13 @@ impl<Q: QueuePair + StreamSession> StreamSession for PortalSession<Q> {
     }
 }
 
-impl<Q: QueuePair> Target for PortalSession<Q> {
+impl Target for PortalSession {
     #[inline]
     fn depth(&self) -> u32 {
         match self {
             PortalSession::Looking(looking) => looking.depth,
             PortalSession::Tcp(session) => session.depth(),
-            PortalSession::Rdma(session) => session.depth(),
+            PortalSession::Rdma(session) => session.driven.depth(),
         }
     }
 
@@ -153,7 +206,7 @@ impl<Q: QueuePair> Target for PortalSession<Q> {
         match self {
             PortalSession::Looking(_) => None,
             PortalSession::Tcp(session) => session.poll_io(),
-            PortalSession::Rdma(session) => session.poll_io(),
+            PortalSession::Rdma(session) => session.driven.poll_io(),
         }
     }
 
@@ -162,7 +215,7 @@ impl<Q: QueuePair> Target for PortalSession<Q> {
         match self {
             PortalSession::Looking(_) => None,
             PortalSession::Tcp(session) => session.poll_cancel(),
-            PortalSession::Rdma(session) => session.poll_cancel(),
+            PortalSession::Rdma(session) => session.driven.poll_cancel(),
         }
     }
 
@@ -171,7 +224,7 @@ impl<Q: QueuePair> Target for PortalSession<Q> {
         match self {
             PortalSession::Looking(_) => {}
             PortalSession::Tcp(session) => session.on_io(done),
-            PortalSession::Rdma(session) => session.on_io(done),
+            PortalSession::Rdma(session) => session.driven.on_io(done),
         }
     }
 
@@ -179,7 +232,7 @@ impl<Q: QueuePair> Target for PortalSession<Q> {
         match self {
             PortalSession::Looking(looking) => looking.waker = waker.clone(),
             PortalSession::Tcp(session) => session.on_start(waker),
-            PortalSession::Rdma(session) => session.on_start(waker),
+            PortalSession::Rdma(session) => session.driven.on_start(waker),
         }
     }
 
@@ -188,7 +241,7 @@ impl<Q: QueuePair> Target for PortalSession<Q> {
         match self {
             PortalSession::Looking(_) => {}
             PortalSession::Tcp(session) => session.on_turn(),
-            PortalSession::Rdma(session) => session.on_turn(),
+            PortalSession::Rdma(session) => session.driven.on_turn(),
         }
     }
 
@@ -196,7 +249,16 @@ impl<Q: QueuePair> Target for PortalSession<Q> {
         match self {
             PortalSession::Looking(_) => None,
             PortalSession::Tcp(session) => session.moves_to(),
-            PortalSession::Rdma(session) => session.moves_to(),
+            PortalSession::Rdma(session) => session.driven.moves_to(),
+        }
+    }
+
+    fn begun(&mut self) -> (Vec<u8>, u64) {
+        match self {
+            PortalSession::Looking(_) | PortalSession::Tcp(_) => (Vec::new(), 0),
+            PortalSession::Rdma(session) => {
+                (session.begun.take().unwrap_or_default(), session.driven.queue_pair().sent())
+            }
         }
     }
 
@@ -204,7 +266,7 @@ impl<Q: QueuePair> Target for PortalSession<Q> {
         match self {
             PortalSession::Looking(_) => None,
             PortalSession::Tcp(session) => session.owed(),
-            PortalSession::Rdma(session) => session.owed(),
+            PortalSession::Rdma(session) => session.driven.owed(),
         }
     }
 
@@ -213,7 +275,7 @@ impl<Q: QueuePair> Target for PortalSession<Q> {
         match self {
             PortalSession::Looking(_) => false,
             PortalSession::Tcp(session) => session.is_established(),
-            PortalSession::Rdma(session) => session.is_established(),
+            PortalSession::Rdma(session) => session.driven.is_established(),
         }
     }
 
@@ -222,7 +284,7 @@ impl<Q: QueuePair> Target for PortalSession<Q> {
         match self {
             PortalSession::Looking(_) => false,
             PortalSession::Tcp(session) => session.lingers(),
-            PortalSession::Rdma(session) => session.lingers(),
+            PortalSession::Rdma(session) => session.driven.lingers(),
         }
     }
 
@@ -230,10 +292,14 @@ impl<Q: QueuePair> Target for PortalSession<Q> {
         match self {
             PortalSession::Looking(looking) => looking.session().into_iter().for_each(Target::on_stop),
             PortalSession::Tcp(session) => session.on_stop(),
-            PortalSession::Rdma(session) => session.on_stop(),
+            PortalSession::Rdma(session) => session.driven.on_stop(),
         }
     }
 }
+
+/// In bytes, more than any set-up and first login request take, in the shortest frames: 8 KiB of text in frames with room
+/// for 108 bytes.
+const LONGEST_BEGIN: usize = 16 << 10;
 
 /// The key of an MPA request (RFC 5044 §7.1.1).
 const MPA_REQUEST: &[u8] = b"MPA ID Req Frame";

@@ -6,6 +6,7 @@ use super::crash::CrashVolume;
 use super::lan::{LanWeather, SimLan};
 use super::ledger::Ledger;
 use super::net::{SimNet, Weather};
+use crate::frames::Share;
 use crate::frames::target::FrameTargetTask;
 use crate::frames::volume::FrameVolume;
 use crate::host::Host;
@@ -202,7 +203,7 @@ impl Run {
         core.join(&self.lan);
         let unit = Unit::new(ADDRESS, VolumeId(0), Kept::default(), None);
         let session = TargetSession::new(self.exports.clone(), vec![unit]).expect("it is one disk");
-        FrameTargetTask::spawn(&core, &self.interfaces(), session, self.exports.clone())
+        FrameTargetTask::spawn(&core, &self.interfaces(), Share::ALL, session, self.exports.clone())
             .expect("the segment has a port for everybody");
         self.targets.push(core);
     }

@@ -33,7 +33,7 @@ impl Net {
         let (exports, units) = super::target::tests::units();
         let core = TestCore::new().as_core();
         let open = |export: &crate::exports::Export| export.volume.open(&core, 1024, Waker::idle()).unwrap();
-        let channels = exports.iter().map(|(_, export)| open(export)).collect();
+        let channels = exports.iter().map(|(_, export)| open(&export)).collect();
         let now = Instant::now();
         let mut target = TargetSession::new(exports, units).unwrap();
         let address = Address { shelf: 1, slot: 0 };

@@ -1,20 +1,35 @@
 //! What a target serves: its names, portals, and who may see which logical units.
 //!
-//! A [`Node`] is shared by all cores and does not change, but for the list of its sessions; a new configuration is a
-//! new one.
+//! A [`Node`] is shared by all cores. Targets and logical units come and go while it is served; whatever else changes
+//! is a new one.
 
 use super::login::chap::{Algorithm, Credentials};
 use super::login::operational::{CRC32C, Key, Parameters};
 use super::name::Name;
 use super::sessions::{LoginPermit, Sessions};
-use crate::scsi::{self, TargetPort};
-use std::sync::Arc;
+use crate::exports::VolumeId;
+use crate::scsi::{self, LogicalUnit, TargetPort};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 /// All targets that are reached through the same portals.
 pub struct Node {
-    targets: Vec<TargetNode>,
+    targets: RwLock<Vec<Arc<TargetNode>>>,
     discovery: Option<Chap>,
     pub(super) sessions: Arc<Sessions>,
+    /// Who is told of units that come and go.
+    watcher: OnceLock<UnitWatcher>,
+}
+
+/// Hears of units that come and go.
+pub type UnitWatcher = Box<dyn Fn(UnitChange<'_>) + Send + Sync>;
+
+/// A unit that has come or gone.
+#[derive(Clone, Copy)]
+pub enum UnitChange<'a> {
+    /// A volume has become a unit.
+    Added(VolumeId, &'a Arc<LogicalUnit>),
+    /// A volume is none any more, whatever targets had it.
+    Removed(VolumeId),
 }
 
 /// One target.
@@ -78,7 +93,37 @@ impl Node {
     /// A node with these targets; discovery is free for all.
     #[must_use]
     pub fn new(targets: Vec<TargetNode>) -> Node {
-        Node { targets, discovery: None, sessions: Arc::default() }
+        let targets = RwLock::new(targets.into_iter().map(Arc::new).collect());
+        Node { targets, discovery: None, sessions: Arc::default(), watcher: OnceLock::new() }
+    }
+
+    /// Serves one more target; answers whether its name was free.
+    pub fn add(&self, target: TargetNode) -> bool {
+        let mut targets = self.targets.write().unwrap_or_else(PoisonError::into_inner);
+        if targets.iter().any(|other| other.name == target.name) {
+            return false;
+        }
+        targets.push(Arc::new(target));
+        true
+    }
+
+    /// Serves a target no more: nobody finds it to log in. Who is logged in stays until its units are taken away, too.
+    pub fn remove(&self, name: &Name) {
+        let mut targets = self.targets.write().unwrap_or_else(PoisonError::into_inner);
+        targets.retain(|target| target.name != *name);
+    }
+
+    /// Tells of units that come and go from now on. Only the first who asks is told.
+    pub fn watch_units(&self, watcher: UnitWatcher) {
+        // Everybody who asks would do the same.
+        let _ = self.watcher.set(watcher);
+    }
+
+    /// Says that a unit has come or gone.
+    pub fn tell(&self, change: UnitChange<'_>) {
+        if let Some(watcher) = self.watcher.get() {
+            watcher(change);
+        }
     }
 
     /// Who discovers has to prove itself, too.
@@ -88,10 +133,10 @@ impl Node {
         self
     }
 
-    /// Every target in order.
+    /// Every target that there is now, in order.
     #[must_use]
-    pub fn targets(&self) -> &[TargetNode] {
-        &self.targets
+    pub fn targets(&self) -> Vec<Arc<TargetNode>> {
+        self.targets.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// What discovery asks for.
@@ -102,8 +147,9 @@ impl Node {
 
     /// The target of that name that is reached through that portal group.
     #[must_use]
-    pub fn find(&self, name: &Name, group_tag: u16) -> Option<&TargetNode> {
-        self.targets.iter().find(|target| target.name == *name && target.is_in_group(group_tag))
+    pub fn find(&self, name: &Name, group_tag: u16) -> Option<Arc<TargetNode>> {
+        let targets = self.targets.read().unwrap_or_else(PoisonError::into_inner);
+        targets.iter().find(|target| target.name == *name && target.is_in_group(group_tag)).cloned()
     }
 
     /// Leave for one more connection to log in; `None` if too many are at it.

@@ -20,6 +20,7 @@
 
 use super::login::chap::Secret;
 use super::name::{Name, NameError};
+pub use crate::uri::MAX_PORTALS;
 use crate::uri::{self, DEFAULT_RECONNECT, MAX_CONNECTIONS, Written, decode, encode, read_duration};
 use blockmux_wire::iscsi::ISCSI_DEFAULT_PORT;
 use std::ffi::OsString;
@@ -137,19 +138,8 @@ impl FromStr for Url {
             None => (None, place),
         };
         let (authority, path) = place.split_once('/').unwrap_or((place, ""));
-        let mut portals = Vec::new();
-        for part in authority.split(',') {
-            let wrong = |problem| UrlError::Host { part: part.to_owned(), problem };
-            let (host, port) = uri::host_and_port(part).map_err(wrong)?;
-            let portal = (host, port.unwrap_or(ISCSI_DEFAULT_PORT));
-            if portals.contains(&portal) {
-                return Err(wrong("is a path that was named before; remove one"));
-            }
-            if portals.len() >= MAX_PORTALS {
-                return Err(wrong("is one portal too many; name at most 8"));
-            }
-            portals.push(portal);
-        }
+        let mut portals = uri::portals(authority, ISCSI_DEFAULT_PORT)
+            .map_err(|(part, problem)| UrlError::Host { part: part.to_owned(), problem })?;
         let (host, port) = portals.remove(0);
         let (target, lun) = target_and_lun(path)?;
         let mut url = Url {
@@ -264,8 +254,8 @@ impl Url {
             "header_digest" | "data_digest" if self.rdma.is_some() => {
                 return Err(Problem::Words("there are no digests over RDMA; ask for crc=on"));
             }
-            "max_connections" | "error_recovery_level" if self.rdma.is_some() => {
-                return Err(Problem::Words("belongs to iscsi://; over RDMA there are connections=N"));
+            "error_recovery_level" if self.rdma.is_some() => {
+                return Err(Problem::Words("belongs to iscsi://; over RDMA it is always 0"));
             }
             "header_digest" => self.header_digest = on_off()?,
             "data_digest" => self.data_digest = on_off()?,
@@ -325,15 +315,9 @@ impl fmt::Display for Url {
         if let Some(user) = before {
             write!(f, "{user}@")?;
         }
-        let first = std::iter::once((&self.host, self.port));
-        let further = self.further.iter().map(|(host, port)| (host, *port));
-        for (place, (host, port)) in first.chain(further).enumerate() {
-            f.write_str(if place == 0 { "" } else { "," })?;
-            uri::encode_host(f, host)?;
-            if port != ISCSI_DEFAULT_PORT {
-                write!(f, ":{port}")?;
-            }
-        }
+        let first = std::iter::once((self.host.as_str(), self.port));
+        let further = self.further.iter().map(|(host, port)| (host.as_str(), *port));
+        uri::encode_portals(f, first.chain(further), ISCSI_DEFAULT_PORT)?;
         if let Some(target) = &self.target {
             write!(f, "/{target}/{}", self.lun)?;
         }
@@ -421,8 +405,6 @@ const KEYS: [&str; 14] = [
 ];
 const UNKNOWN: &str = "unknown; known are rdma, crc, user, secret_file, mutual_user, mutual_secret_file, initiator, \
                        header_digest, data_digest, connections, max_connections, error_recovery_level, paths and reconnect";
-/// The most portals of one unit.
-pub const MAX_PORTALS: usize = 8;
 /// Flat space addressing has 14 bits.
 const MAX_LUNS: u16 = 1 << 14;
 /// Of a part that an error repeats, in characters.
@@ -548,7 +530,8 @@ mod tests {
             ("iscsi://h?crc=on", "parameter \"crc=on\": belongs to iser://"),
             ("iser://h?crc=1", "parameter \"crc=1\": write on or off"),
             ("iser://h?data_digest=on", "parameter \"data_digest=on\": there are no digests"),
-            ("iser://h?max_connections=2", "parameter \"max_connections=2\": belongs to iscsi://"),
+            ("iser://h?max_connections=2", ""),
+            ("iser://h?error_recovery_level=1", "parameter \"error_recovery_level=1\": belongs to iscsi://"),
             ("iscsi://h?secret_file=", "parameter \"secret_file=\": name a file"),
         ] {
             match text.parse::<Url>() {

@@ -6,7 +6,7 @@ use super::identify::{self, Asker};
 use super::letters::{AbortReply, Letter};
 use super::log_page;
 use super::property::Properties;
-use super::subsystem::{Namespace, Subsystem};
+use super::subsystem::{Namespace, Subsystem, View};
 use super::{MAX_ABORTS, MAX_EVENT_REQUESTS, MAX_IO_QUEUES, Outcome};
 use crate::served::{Notices, SaveTicket, Served};
 use blockmux_volume::{Seg, SgList};
@@ -24,6 +24,8 @@ pub(crate) struct AdminQueue {
     pub(crate) place: AdminPlace,
     pub(crate) properties: Properties,
     pub(crate) host: Host,
+    /// The namespaces that the host sees.
+    view: View,
     /// The port that the host has come by.
     port: u16,
     /// Data that a command's capsule on an I/O queue may have, in bytes.
@@ -65,6 +67,7 @@ impl AdminQueue {
         kato_ms: u32,
     ) -> AdminQueue {
         AdminQueue {
+            view: subsystem.view(&host.nqn),
             subsystem,
             place,
             properties: Properties::default(),
@@ -111,15 +114,19 @@ impl AdminQueue {
         if !self.properties.is_ready() {
             return Admin::Done(Outcome::failure(Status::COMMAND_SEQUENCE_ERROR));
         }
+        if !self.subsystem.is_current(&self.view) {
+            self.view = self.subsystem.view(&self.host.nqn);
+        }
         let opcode = AdminOpcode(sqe.opcode);
         let asker = Asker { cntlid: self.place.cntlid, host: &self.host, in_capsule: self.in_capsule };
         let outcome = match opcode {
-            AdminOpcode::IDENTIFY => match identify::page(&self.subsystem, &asker, sqe) {
+            AdminOpcode::IDENTIFY => match identify::page(&self.subsystem, &self.view, &asker, sqe) {
                 Ok(page) => Outcome::data(Seg::from_slice(&page).into(), 0),
                 Err(status) => Outcome::failure(status),
             },
             AdminOpcode::GET_LOG_PAGE => {
-                log_page::part(&self.subsystem, &mut self.events, self.port, sqe, discovery)
+                let logs = (&mut self.events, &*self.place.errors);
+                log_page::part((&self.subsystem, &self.view), logs, self.port, sqe, discovery)
             }
             AdminOpcode::KEEP_ALIVE => Outcome::success(0),
             AdminOpcode::ASYNC_EVENT_REQUEST if self.events.waiting() >= MAX_EVENT_REQUESTS => {
@@ -144,7 +151,13 @@ impl AdminQueue {
 
     /// Somebody has left a letter.
     pub(crate) fn hear(&mut self, letter: &Letter) {
-        let is_of_another = matches!(letter, Letter::AnaChanged { port } if *port != self.port);
+        let is_of_another = match letter {
+            Letter::AnaChanged { port } => *port != self.port,
+            Letter::NamespaceChanged(nsid) | Letter::Reservation { nsid, .. } => {
+                !self.subsystem.shows(&self.host.nqn, *nsid)
+            }
+            _ => false,
+        };
         if self.properties.is_ready() && !is_of_another {
             self.events.hear(letter);
         }
@@ -242,7 +255,7 @@ impl AdminQueue {
     }
 
     fn of_one_namespace(&self, nsid: u32) -> Result<&Namespace, Status> {
-        self.subsystem.namespace(nsid).ok_or(Status::INVALID_NAMESPACE_OR_FORMAT)
+        self.view.namespace(nsid).ok_or(Status::INVALID_NAMESPACE_OR_FORMAT)
     }
 
     /// Sets a Reservation Notification Mask: of one namespace, or of all.
@@ -250,10 +263,10 @@ impl AdminQueue {
         if mask & !NOTIFICATION_MASK != 0 {
             return Outcome::failure(Status::INVALID_FIELD_IN_COMMAND);
         }
-        if nsid != NSID_ALL && self.subsystem.namespace(nsid).is_none() {
+        if nsid != NSID_ALL && self.view.namespace(nsid).is_none() {
             return Outcome::failure(Status::INVALID_NAMESPACE_OR_FORMAT);
         }
-        let all = self.subsystem.namespaces.iter().map(|namespace| namespace.nsid);
+        let all = self.view.iter().map(|namespace| namespace.nsid);
         all.filter(|&own| nsid == NSID_ALL || own == nsid).for_each(|own| self.events.set_mask(own, mask));
         Outcome::success(0)
     }
@@ -351,7 +364,7 @@ impl AdminQueue {
 
     /// The value of a feature without data.
     fn current(&self, feature: FeatureId) -> Option<u32> {
-        let has_cache = || self.subsystem.namespaces.iter().any(|namespace| namespace.info().write_cache);
+        let has_cache = || self.view.iter().any(|namespace| namespace.info().write_cache);
         match feature {
             FeatureId::ARBITRATION
             | FeatureId::POWER_MANAGEMENT

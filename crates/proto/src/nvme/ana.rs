@@ -3,9 +3,9 @@
 //! A subsystem without groups has no asymmetry and says nothing of it. With groups, each namespace is in one; how a group
 //! is reached through a port may change while it is served, and hosts are told.
 
-use super::subsystem::Namespace;
+use super::subsystem::{Namespace, View};
 use blockmux_wire::nvme::log::{ANA_RGO, AnaGroupDescriptor, AnaHeader, AnaState};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -29,7 +29,6 @@ pub(crate) struct Ana {
 
 struct Group {
     id: u32,
-    namespaces: Vec<u32>,
     /// Of ports that are not as they were at first, or that were named.
     states: Vec<(u16, AtomicU8)>,
     changes: AtomicU64,
@@ -38,27 +37,38 @@ struct Group {
 impl Ana {
     /// These groups, and one more of all namespaces that are in none of them, if there are any. Says in each namespace
     /// where it is. A namespace in two groups is in the first.
-    pub(crate) fn new(groups: Vec<AnaGroup>, ports: &[u16], namespaces: &mut [Namespace]) -> Ana {
+    pub(crate) fn new<'a>(
+        groups: Vec<AnaGroup>,
+        ports: &[u16],
+        namespaces: impl Iterator<Item = &'a mut Namespace>,
+    ) -> Ana {
         if groups.is_empty() {
             return Ana::default();
         }
-        let mut left: BTreeSet<u32> = namespaces.iter().map(|namespace| namespace.nsid).collect();
-        let last = groups.iter().map(|group| group.id).max().unwrap_or(0);
-        let mut made: Vec<Group> = Vec::new();
-        for AnaGroup { id, namespaces, states } in groups {
-            let namespaces = namespaces.into_iter().filter(|nsid| left.remove(nsid)).collect();
-            made.push(Group::new(id, namespaces, ports, &states));
-        }
-        if !left.is_empty() {
-            let id = last.saturating_add(1);
-            made.push(Group::new(id, left.into_iter().collect(), ports, &BTreeMap::new()));
-        }
+        let rest = groups.iter().map(|group| group.id).max().unwrap_or(0).saturating_add(1);
+        let mut has_rest = false;
         for namespace in namespaces {
-            let own = made.iter().find(|group| group.namespaces.contains(&namespace.nsid));
-            namespace.ana_group = own.map_or(0, |group| group.id);
+            let own = groups.iter().find(|group| group.namespaces.contains(&namespace.nsid));
+            has_rest |= own.is_none();
+            namespace.ana_group = own.map_or(rest, |group| group.id);
         }
+        let made = groups.iter().map(|group| Group::new(group.id, ports, &group.states));
+        let rest = has_rest.then(|| Group::new(rest, ports, &BTreeMap::new()));
+        let mut made: Vec<Group> = made.chain(rest).collect();
         made.sort_by_key(|group| group.id);
         Ana { groups: made, changes: AtomicU64::new(0) }
+    }
+
+    /// Whether there is a group of that identifier.
+    pub(crate) fn has(&self, group: u32) -> bool {
+        self.groups.iter().any(|found| found.id == group)
+    }
+
+    /// A namespace joins or leaves a group, if there is such a group.
+    pub(crate) fn on_member(&self, group: u32) {
+        if let Some(group) = self.groups.iter().find(|found| found.id == group) {
+            self.count(group);
+        }
     }
 
     pub(crate) fn is_there(&self) -> bool {
@@ -83,13 +93,17 @@ impl Ana {
         if place.swap(state.0, Ordering::AcqRel) == state.0 {
             return false;
         }
-        let count = self.changes.fetch_add(1, Ordering::AcqRel).saturating_add(1);
-        group.changes.store(count, Ordering::Release);
+        self.count(group);
         true
     }
 
-    /// The log page as seen through a port.
-    pub(crate) fn log(&self, port: u16, cdw10: u32) -> Vec<u8> {
+    fn count(&self, group: &Group) {
+        let count = self.changes.fetch_add(1, Ordering::AcqRel).saturating_add(1);
+        group.changes.store(count, Ordering::Release);
+    }
+
+    /// The log page as seen through a port by who has that view.
+    pub(crate) fn log(&self, view: &View, port: u16, cdw10: u32) -> Vec<u8> {
         let header = AnaHeader {
             chgcnt: self.changes.load(Ordering::Acquire).into(),
             // At most one for each of MAX_NAMESPACES, and those that are empty.
@@ -98,7 +112,9 @@ impl Ana {
         };
         let mut page = header.as_bytes().to_vec();
         for group in &self.groups {
-            let namespaces = if cdw10 & ANA_RGO == 0 { group.namespaces.as_slice() } else { &[] };
+            let wants = cdw10 & ANA_RGO == 0;
+            let own = view.iter().filter(|namespace| wants && namespace.ana_group == group.id);
+            let namespaces: Vec<u32> = own.map(|namespace| namespace.nsid).collect();
             let descriptor = AnaGroupDescriptor {
                 agid: group.id.into(),
                 nnsid: (namespaces.len() as u32).into(),
@@ -107,18 +123,17 @@ impl Ana {
                 ..AnaGroupDescriptor::new_zeroed()
             };
             page.extend(descriptor.as_bytes());
-            page.extend(namespaces.iter().copied().flat_map(u32::to_le_bytes));
+            page.extend(namespaces.into_iter().flat_map(u32::to_le_bytes));
         }
         page
     }
 }
 
 impl Group {
-    fn new(id: u32, mut namespaces: Vec<u32>, ports: &[u16], states: &BTreeMap<u16, AnaState>) -> Group {
-        namespaces.sort_unstable();
+    fn new(id: u32, ports: &[u16], states: &BTreeMap<u16, AnaState>) -> Group {
         let state = |port: u16| states.get(&port).copied().unwrap_or(AnaState::OPTIMIZED);
         let states = ports.iter().map(|&port| (port, AtomicU8::new(state(port).0))).collect();
-        Group { id, namespaces, states, changes: AtomicU64::new(0) }
+        Group { id, states, changes: AtomicU64::new(0) }
     }
 
     fn state(&self, port: u16) -> AnaState {

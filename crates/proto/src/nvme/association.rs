@@ -6,6 +6,7 @@
 //! they are on, and as long as one of them is not gone its host gets no new controller of this subsystem. Else a late
 //! write of the old association could undo what the new one has written.
 
+use super::errors::ErrorLog;
 use super::letters::{AbortOrder, AbortReply, Letter, Letterbox};
 use super::nqn::Nqn;
 use super::{MAX_IO_QUEUES, MQES};
@@ -26,12 +27,17 @@ pub(crate) struct Associations {
 struct Live {
     controllers: BTreeMap<u16, Controller>,
     last: u16,
+    /// The subsystem is not served any more.
+    is_closed: bool,
 }
 
 /// What cores must know of a controller.
 struct Controller {
     host: Host,
     letters: Arc<Letterbox>,
+    /// Cuts the admin queue's connection.
+    hang_up: Option<HangUp>,
+    errors: Arc<ErrorLog>,
     /// Connected I/O queues.
     queues: Vec<Queue>,
     /// CC.EN is set, and no shutdown asked for.
@@ -58,13 +64,17 @@ pub(crate) struct Host {
 pub(crate) struct AdminPlace {
     associations: Arc<Associations>,
     pub(crate) cntlid: u16,
+    /// Of the controller.
+    pub(crate) errors: Arc<ErrorLog>,
 }
 
 /// An I/O queue's place in its association, as long as it lives.
 pub(crate) struct QueuePlace {
     associations: Arc<Associations>,
     cntlid: u16,
-    qid: u16,
+    pub(crate) qid: u16,
+    /// Of the controller.
+    pub(crate) errors: Arc<ErrorLog>,
 }
 
 /// Why a queue cannot be connected.
@@ -74,6 +84,8 @@ pub(crate) enum Unconnected {
     Later,
     /// There are as many controllers as may be.
     Full,
+    /// The subsystem is not served any more.
+    Closed,
     /// No such controller, or another host's.
     NoController,
     /// The controller is not enabled.
@@ -87,16 +99,24 @@ impl Associations {
     pub(crate) fn connect_admin(
         self: &Arc<Associations>,
         host: Host,
+        hang_up: Option<HangUp>,
         letters: Arc<Letterbox>,
     ) -> Result<AdminPlace, Unconnected> {
         let mut live = self.live();
+        if live.is_closed {
+            return Err(Unconnected::Closed);
+        }
         if live.controllers.values().any(|other| other.is_over && other.host == host) {
             return Err(Unconnected::Later);
         }
         let cntlid = live.next().ok_or(Unconnected::Full)?;
-        let controller = Controller { host, letters, queues: Vec::new(), is_enabled: false, is_over: false };
+        let queues = Vec::new();
+        let errors = Arc::<ErrorLog>::default();
+        let log = errors.clone();
+        let controller =
+            Controller { host, letters, hang_up, errors: log, queues, is_enabled: false, is_over: false };
         live.controllers.insert(cntlid, controller);
-        Ok(AdminPlace { associations: self.clone(), cntlid })
+        Ok(AdminPlace { associations: self.clone(), cntlid, errors })
     }
 
     /// An I/O queue of a controller that the host has.
@@ -120,7 +140,16 @@ impl Associations {
             return Err(Unconnected::WrongQueue);
         }
         controller.queues.push(Queue { qid, hang_up, letters });
-        Ok(QueuePlace { associations: self.clone(), cntlid, qid })
+        let errors = controller.errors.clone();
+        Ok(QueuePlace { associations: self.clone(), cntlid, qid, errors })
+    }
+
+    /// Nobody connects any more, and who is connected is cut off.
+    pub(crate) fn close(&self) {
+        let mut live = self.live();
+        live.is_closed = true;
+        // The I/O queues go with it.
+        live.controllers.values().filter_map(|controller| controller.hang_up.as_ref()).for_each(|cut| cut());
     }
 
     /// Identifiers of all controllers, in order.
@@ -246,7 +275,7 @@ mod tests {
     #[test]
     fn an_io_queue_needs_an_enabled_controller_of_its_host() {
         let all = Arc::new(Associations::default());
-        let admin = all.connect_admin(host(1), Letterbox::new(None)).unwrap();
+        let admin = all.connect_admin(host(1), None, Letterbox::new(None)).unwrap();
         let connect = |host: &Host, cntlid, qid| {
             all.connect_io(host, cntlid, qid, None, Letterbox::new(None)).map(|_place| ())
         };
@@ -265,7 +294,7 @@ mod tests {
     #[test]
     fn with_its_admin_queue_an_association_ends_and_its_host_waits_until_it_is_over() {
         let all = Arc::new(Associations::default());
-        let admin = all.connect_admin(host(1), Letterbox::new(None)).unwrap();
+        let admin = all.connect_admin(host(1), None, Letterbox::new(None)).unwrap();
         admin.enable();
         let cuts = Arc::new(AtomicUsize::new(0));
         let hang_up: HangUp = {
@@ -276,21 +305,21 @@ mod tests {
         };
         let queue = all.connect_io(&host(1), admin.cntlid, 1, Some(hang_up), Letterbox::new(None)).unwrap();
         // A second path of the same host is a controller of its own.
-        let other = all.connect_admin(host(1), Letterbox::new(None)).unwrap();
+        let other = all.connect_admin(host(1), None, Letterbox::new(None)).unwrap();
         assert_ne!(other.cntlid, admin.cntlid);
         drop(admin);
         assert_eq!(cuts.load(Ordering::Relaxed), 1);
-        assert_eq!(all.connect_admin(host(1), Letterbox::new(None)).err(), Some(Unconnected::Later));
-        assert!(all.connect_admin(host(2), Letterbox::new(None)).is_ok());
+        assert_eq!(all.connect_admin(host(1), None, Letterbox::new(None)).err(), Some(Unconnected::Later));
+        assert!(all.connect_admin(host(2), None, Letterbox::new(None)).is_ok());
         drop(queue);
-        assert!(all.connect_admin(host(1), Letterbox::new(None)).is_ok());
+        assert!(all.connect_admin(host(1), None, Letterbox::new(None)).is_ok());
         assert_eq!(all.controllers(), [other.cntlid]);
     }
 
     #[test]
     fn a_controller_that_is_disabled_has_queues_until_they_are_gone() {
         let all = Arc::new(Associations::default());
-        let admin = all.connect_admin(host(1), Letterbox::new(None)).unwrap();
+        let admin = all.connect_admin(host(1), None, Letterbox::new(None)).unwrap();
         admin.enable();
         let queue = all.connect_io(&host(1), admin.cntlid, 1, None, Letterbox::new(None)).unwrap();
         admin.disable();
@@ -302,10 +331,11 @@ mod tests {
     #[test]
     fn controllers_are_bounded() {
         let all = Arc::new(Associations::default());
-        let places: Vec<_> =
-            (0..MAX_CONTROLLERS).map(|_| all.connect_admin(host(1), Letterbox::new(None)).unwrap()).collect();
-        assert_eq!(all.connect_admin(host(1), Letterbox::new(None)).err(), Some(Unconnected::Full));
+        let places: Vec<_> = (0..MAX_CONTROLLERS)
+            .map(|_| all.connect_admin(host(1), None, Letterbox::new(None)).unwrap())
+            .collect();
+        assert_eq!(all.connect_admin(host(1), None, Letterbox::new(None)).err(), Some(Unconnected::Full));
         drop(places);
-        assert!(all.connect_admin(host(1), Letterbox::new(None)).is_ok());
+        assert!(all.connect_admin(host(1), None, Letterbox::new(None)).is_ok());
     }
 }

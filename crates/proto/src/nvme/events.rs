@@ -20,6 +20,7 @@ pub(super) struct Events {
     namespaces: Told,
     ana: Told,
     reservation: Told,
+    discovery: Told,
     changed: BTreeSet<u32>,
     notifications: VecDeque<ReservationNotification>,
     /// Of the last notification.
@@ -86,6 +87,7 @@ impl Events {
                 self.reservation.happen();
             }
             Letter::AnaChanged { .. } => self.ana.happen(),
+            Letter::DiscoveryChanged => self.discovery.happen(),
             _ => {}
         }
     }
@@ -93,6 +95,11 @@ impl Events {
     /// The host has read the ANA log page.
     pub(super) fn ana_is_read(&mut self) {
         self.ana = Told::Nothing;
+    }
+
+    /// The host has read the discovery log page.
+    pub(super) fn discovery_is_read(&mut self) {
+        self.discovery = Told::Nothing;
     }
 
     /// The next event for the oldest request: its place, and the result.
@@ -110,6 +117,9 @@ impl Events {
             self.namespaces = Told::Yes;
             let information = Notice::NAMESPACE_ATTRIBUTE_CHANGED.0;
             event(EventType::NOTICE, information, LogPage::CHANGED_NAMESPACE_LIST.0)
+        } else if is_wanted(AEC_DISCOVERY_CHANGE) && self.discovery == Told::Due {
+            self.discovery = Told::Yes;
+            event(EventType::NOTICE, Notice::DISCOVERY_LOG_PAGE_CHANGE.0, LogPage::DISCOVERY.0)
         } else if self.reservation == Told::Due {
             self.reservation = Told::Yes;
             event(EventType::IO_COMMAND_SPECIFIC, 0, LogPage::RESERVATION_NOTIFICATION.0)

@@ -1,11 +1,12 @@
 //! What Identify answers (Base 2.0 §5.17; NVM Command Set 1.0 §4.1.5).
 
 use super::association::Host;
-use super::io::COPY_MAX_RANGES;
+use super::errors::MAX_ERRORS;
 use super::property::VERSION;
-use super::subsystem::{Namespace, Subsystem};
+use super::ranges::COPY_MAX_RANGES;
+use super::subsystem::{MAX_NAMESPACES, Namespace, Subsystem, View};
 use super::{MAX_ABORTS, MAX_DATA, MAX_EVENT_REQUESTS, MDTS, MQES};
-use blockmux_wire::nvme::feature::{AEC_ANA_CHANGE, AEC_NAMESPACE_ATTRIBUTE};
+use blockmux_wire::nvme::feature::{AEC_ANA_CHANGE, AEC_DISCOVERY_CHANGE, AEC_NAMESPACE_ATTRIBUTE};
 use blockmux_wire::nvme::identify::*;
 use blockmux_wire::nvme::status::Status;
 use blockmux_wire::nvme::{CSI_NVM, NSID_ALL, SQE_LEN, Sqe};
@@ -20,7 +21,12 @@ pub(super) struct Asker<'a> {
 }
 
 /// The page that the command asks for.
-pub(super) fn page(subsystem: &Subsystem, asker: &Asker<'_>, sqe: &Sqe) -> Result<Vec<u8>, Status> {
+pub(super) fn page(
+    subsystem: &Subsystem,
+    view: &View,
+    asker: &Asker<'_>,
+    sqe: &Sqe,
+) -> Result<Vec<u8>, Status> {
     let (cdw10, csi, nsid) = (sqe.cdw10.get(), (sqe.cdw11.get() >> 24) as u8, sqe.nsid.get());
     // The low byte.
     let cns = Cns(cdw10 as u8);
@@ -30,16 +36,18 @@ pub(super) fn page(subsystem: &Subsystem, asker: &Asker<'_>, sqe: &Sqe) -> Resul
     }
     let of_nvm = || if csi == CSI_NVM { Ok(()) } else { Err(Status::INVALID_FIELD_IN_COMMAND) };
     match cns {
-        Cns::CONTROLLER => Ok(controller(subsystem, asker).as_bytes().to_vec()),
-        Cns::NAMESPACE | Cns::ALLOCATED_NAMESPACE => {
-            Ok(namespace(find(subsystem, nsid)?).as_bytes().to_vec())
-        }
-        Cns::ACTIVE_NAMESPACE_LIST | Cns::ALLOCATED_NAMESPACE_LIST => list(subsystem, nsid),
-        Cns::IO_COMMAND_SET_ACTIVE_NAMESPACE_LIST => of_nvm().and_then(|()| list(subsystem, nsid)),
-        Cns::NAMESPACE_IDENTIFICATION_DESCRIPTORS => Ok(descriptors(find(subsystem, nsid)?)),
+        Cns::CONTROLLER => Ok(controller(subsystem, view, asker).as_bytes().to_vec()),
+        Cns::NAMESPACE | Cns::ALLOCATED_NAMESPACE => match find(view, nsid) {
+            // It could be attached: nothing is told of it, and that is no error.
+            Err(_) if (1..=MAX_NAMESPACES as u32).contains(&nsid) => Ok(vec![0; IDENTIFY_LEN]),
+            found => Ok(namespace(found?).as_bytes().to_vec()),
+        },
+        Cns::ACTIVE_NAMESPACE_LIST | Cns::ALLOCATED_NAMESPACE_LIST => list(view, nsid),
+        Cns::IO_COMMAND_SET_ACTIVE_NAMESPACE_LIST => of_nvm().and_then(|()| list(view, nsid)),
+        Cns::NAMESPACE_IDENTIFICATION_DESCRIPTORS => Ok(descriptors(find(view, nsid)?)),
         Cns::IO_COMMAND_SET_NAMESPACE => {
             of_nvm()?;
-            find(subsystem, nsid)?;
+            find(view, nsid)?;
             Ok(vec![0; IDENTIFY_LEN])
         }
         Cns::IO_COMMAND_SET_CONTROLLER => {
@@ -48,11 +56,9 @@ pub(super) fn page(subsystem: &Subsystem, asker: &Asker<'_>, sqe: &Sqe) -> Resul
             let page = IdentifyControllerNvm { vsl: MDTS, ..IdentifyControllerNvm::new_zeroed() };
             Ok(page.as_bytes().to_vec())
         }
-        Cns::IO_COMMAND_SET_INDEPENDENT_NAMESPACE => {
-            Ok(independent(find(subsystem, nsid)?).as_bytes().to_vec())
-        }
+        Cns::IO_COMMAND_SET_INDEPENDENT_NAMESPACE => Ok(independent(find(view, nsid)?).as_bytes().to_vec()),
         Cns::NAMESPACE_ATTACHED_CONTROLLER_LIST => {
-            find(subsystem, nsid)?;
+            find(view, nsid)?;
             Ok(controllers(subsystem, from))
         }
         Cns::CONTROLLER_LIST => Ok(controllers(subsystem, from)),
@@ -66,11 +72,11 @@ pub(super) fn page(subsystem: &Subsystem, asker: &Asker<'_>, sqe: &Sqe) -> Resul
     }
 }
 
-fn find(subsystem: &Subsystem, nsid: u32) -> Result<&Namespace, Status> {
-    subsystem.namespace(nsid).ok_or(Status::INVALID_NAMESPACE_OR_FORMAT)
+fn find(view: &View, nsid: u32) -> Result<&Namespace, Status> {
+    view.namespace(nsid).ok_or(Status::INVALID_NAMESPACE_OR_FORMAT)
 }
 
-fn controller(subsystem: &Subsystem, asker: &Asker<'_>) -> IdentifyController {
+fn controller(subsystem: &Subsystem, view: &View, asker: &Asker<'_>) -> IdentifyController {
     let mut page = IdentifyController {
         sn: text(&subsystem.serial),
         mn: text("Blockmux"),
@@ -86,7 +92,7 @@ fn controller(subsystem: &Subsystem, asker: &Asker<'_>) -> IdentifyController {
         // One slot, which cannot be written.
         frmw: 0b11,
         lpa: LPA_EFFECTS | LPA_EXTENDED,
-        elpe: 0,
+        elpe: MAX_ERRORS.saturating_sub(1) as u8,
         // A second.
         kas: 10.into(),
         maxcmd: MQES.saturating_add(1).into(),
@@ -102,9 +108,10 @@ fn controller(subsystem: &Subsystem, asker: &Asker<'_>) -> IdentifyController {
         page.cntrltype = ControllerType::DISCOVERY.0;
         page.ioccsz = 0.into();
         page.iorcsz = 0.into();
+        page.oaes = AEC_DISCOVERY_CHANGE.into();
         return page;
     }
-    let has_cache = subsystem.namespaces.iter().any(|namespace| namespace.has_cache);
+    let has_cache = view.iter().any(|namespace| namespace.has_cache);
     page.oaes = AEC_NAMESPACE_ATTRIBUTE.into();
     if subsystem.ana.is_there() {
         let (count, last) = subsystem.ana.count_and_last();
@@ -117,9 +124,11 @@ fn controller(subsystem: &Subsystem, asker: &Asker<'_>) -> IdentifyController {
     }
     page.sqes = 0x66;
     page.cqes = 0x44;
-    page.nn = subsystem.namespaces.last().map_or(1, |namespace| namespace.nsid).into();
+    // What may be attached later, too.
+    page.nn = (MAX_NAMESPACES as u32).into();
     page.mnan = page.nn;
     page.oncs = (ONCS_COMPARE
+        | ONCS_WRITE_UNCORRECTABLE
         | ONCS_DATASET_MANAGEMENT
         | ONCS_WRITE_ZEROES
         | ONCS_SAVE
@@ -201,11 +210,11 @@ fn rescap(namespace: &Namespace) -> u8 {
 }
 
 /// Identifiers above `nsid`.
-fn list(subsystem: &Subsystem, nsid: u32) -> Result<Vec<u8>, Status> {
+fn list(view: &View, nsid: u32) -> Result<Vec<u8>, Status> {
     if nsid >= NSID_ALL.saturating_sub(1) {
         return Err(Status::INVALID_NAMESPACE_OR_FORMAT);
     }
-    let above = subsystem.namespaces.iter().map(|namespace| namespace.nsid).filter(|&other| other > nsid);
+    let above = view.iter().map(|namespace| namespace.nsid).filter(|&other| other > nsid);
     let mut page: Vec<u8> = above.take(NAMESPACE_LIST_MAX).flat_map(u32::to_le_bytes).collect();
     page.resize(IDENTIFY_LEN, 0);
     Ok(page)

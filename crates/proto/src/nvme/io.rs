@@ -7,25 +7,25 @@
 //! [`Gate`]: crate::served::Gate
 
 use super::fused::CompareAndWrite;
+use super::ranges::{COPY_MAX_RANGES, Copying, Ranges};
 use super::reservation::Reserving;
 use super::status::of_io_error;
-use super::subsystem::{Namespace, Subsystem};
+use super::subsystem::{Namespace, Subsystem, View};
 use super::traffic::Counts;
 use super::{MAX_DATA, Outcome};
 use crate::exports::VolumeId;
 use crate::scsi::bytes::first_difference;
-use crate::served::Registrant;
+use crate::served::{Registrant, Served};
 use blockmux_volume::{IoError, Op, Output, SgList};
 use blockmux_wire::nvme::log::AnaState;
 use blockmux_wire::nvme::nvm::{
-    CopyFormat, CopySource, DEAC, DSM_DEALLOCATE, DSM_MAX_RANGES, DsmRange, FUA, NLB_MASK, NR_MASK,
-    PRINFO_MASK, copy_format,
+    CopyFormat, CopySource, DEAC, DSM_DEALLOCATE, DsmRange, FUA, NLB_MASK, NR_MASK, PRINFO_MASK, copy_format,
 };
 use blockmux_wire::nvme::opcode::NvmOpcode;
 use blockmux_wire::nvme::status::Status;
 use blockmux_wire::nvme::{NSID_ALL, Sqe};
 use std::collections::VecDeque;
-use zerocopy::{FromBytes, IntoBytes};
+use std::sync::Arc;
 
 /// One command under way.
 pub(crate) struct IoCommand {
@@ -52,27 +52,13 @@ enum Kind {
     FlushAll(Vec<VolumeId>),
     Compare(SgList),
     Verify,
+    /// The volume that is to say so.
+    Uncorrectable(Arc<Served>),
     Deallocate(Box<Ranges>),
     Copy(Box<Copying>),
     Reserve(Box<Reserving>),
     /// With the Compare that goes before it.
     FusedWrite(Box<CompareAndWrite>),
-}
-
-/// What Dataset Management is to deallocate: offsets and lengths in bytes.
-struct Ranges {
-    left: VecDeque<(u64, u64)>,
-    count: usize,
-    op: Op,
-    shift: u32,
-}
-
-/// What Copy has still to read: offsets and lengths in bytes; the command's own offset is where it writes next.
-struct Copying {
-    left: VecDeque<(u64, u64)>,
-    count: usize,
-    fua: bool,
-    shift: u32,
 }
 
 /// Whose commands a queue has, and how they have come.
@@ -110,13 +96,18 @@ pub(crate) struct Wanted {
 impl IoCommand {
     /// Checks a command, as far as that is possible before its data is here.
     #[inline]
-    pub(crate) fn parse(subsystem: &Subsystem, origin: &Origin, sqe: &Sqe) -> Result<IoCommand, Status> {
+    pub(crate) fn parse(
+        subsystem: &Subsystem,
+        view: &View,
+        origin: &Origin,
+        sqe: &Sqe,
+    ) -> Result<IoCommand, Status> {
         let opcode = NvmOpcode(sqe.opcode);
         if opcode == NvmOpcode::FLUSH && sqe.nsid.get() == NSID_ALL {
-            let volumes = subsystem.namespaces.iter().map(|namespace| namespace.volume).collect();
+            let volumes = view.iter().map(|namespace| namespace.volume).collect();
             return Ok(IoCommand::new(VolumeId(0), (0, 0), Kind::FlushAll(volumes)));
         }
-        let namespace = subsystem.namespace(sqe.nsid.get()).ok_or(Status::INVALID_NAMESPACE_OR_FORMAT)?;
+        let namespace = view.namespace(sqe.nsid.get()).ok_or(Status::INVALID_NAMESPACE_OR_FORMAT)?;
         if namespace.ana_group != 0 {
             reach(subsystem, namespace, origin.port)?;
         }
@@ -128,6 +119,7 @@ impl IoCommand {
             NvmOpcode::FLUSH => return Ok(IoCommand::new(volume, (0, 0), Kind::Plain(Op::Flush))),
             NvmOpcode::COMPARE => Kind::Compare(SgList::default()),
             NvmOpcode::VERIFY => Kind::Verify,
+            NvmOpcode::WRITE_UNCORRECTABLE => Kind::Uncorrectable(namespace.served.clone()),
             NvmOpcode::WRITE_ZEROES => {
                 let may_unmap = flags & DEAC != 0 && namespace.zeroes_deallocated;
                 Kind::Plain(Op::WriteZeroes { fua, may_unmap, only_fast: false })
@@ -149,19 +141,28 @@ impl IoCommand {
         }
         let range = bytes(sqe.slba(), u64::from(flags & NLB_MASK).saturating_add(1), namespace.block_shift)?;
         let command = IoCommand::new(volume, range, kind);
-        let is_too_long = range.1 > MAX_DATA as u64 && !matches!(command.kind, Kind::Plain(_));
+        let moves_data = !matches!(command.kind, Kind::Plain(_) | Kind::Uncorrectable(_));
+        let is_too_long = range.1 > MAX_DATA as u64 && moves_data;
         if is_too_long {
             return Err(Status::INVALID_FIELD_IN_COMMAND);
         }
-        if namespace.read_only && matches!(command.kind, Kind::Write { .. } | Kind::Plain(_)) {
+        if matches!(command.kind, Kind::Uncorrectable(_))
+            && range.0.saturating_add(range.1) > namespace.info().size
+        {
+            // No volume is asked that would notice.
+            return Err(Status::LBA_OUT_OF_RANGE);
+        }
+        if namespace.read_only
+            && matches!(command.kind, Kind::Write { .. } | Kind::Plain(_) | Kind::Uncorrectable(_))
+        {
             return Err(Status::NAMESPACE_IS_WRITE_PROTECTED);
         }
         Ok(command)
     }
 
     /// Makes a Write one with the Compare `first`, which came before it. Both have to be of the same blocks.
-    pub(crate) fn fuse(&mut self, subsystem: &Subsystem, sqe: &Sqe, first: &IoCommand) -> Result<(), Status> {
-        let namespace = subsystem.namespace(sqe.nsid.get()).ok_or(Status::INVALID_NAMESPACE_OR_FORMAT)?;
+    pub(crate) fn fuse(&mut self, view: &View, sqe: &Sqe, first: &IoCommand) -> Result<(), Status> {
+        let namespace = view.namespace(sqe.nsid.get()).ok_or(Status::INVALID_NAMESPACE_OR_FORMAT)?;
         let range = (self.offset, self.len);
         let is_same = self.volume == first.volume && range == (first.offset, first.len);
         match self.kind {
@@ -273,6 +274,8 @@ impl IoCommand {
                 self.io(Op::Read, None)
             }
             Kind::Verify => self.io(Op::Read, None),
+            // What was written before comes first.
+            Kind::Uncorrectable(_) => self.io(Op::Flush, None),
             Kind::Deallocate(ranges) => match ranges.read(&data) {
                 Ok(()) => self.deallocate_next(),
                 Err(status) => Step::Done(Outcome::failure(status)),
@@ -346,6 +349,11 @@ impl IoCommand {
             Kind::Write { .. } | Kind::Plain(_) | Kind::Verify | Kind::Reserve(_) | Kind::FusedWrite(_) => {
                 Step::Done(Outcome::success(0))
             }
+            Kind::Uncorrectable(served) => Step::Done(if served.damage(self.offset, self.len) {
+                Outcome::success(0)
+            } else {
+                Outcome::failure(Status::INTERNAL_ERROR)
+            }),
             Kind::FlushAll(_) => self.flush_next(),
             Kind::Compare(expected) => Step::Done(compare(&output.into_data(), expected)),
             Kind::Deallocate(_) => self.deallocate_next(),
@@ -375,7 +383,8 @@ impl IoCommand {
     fn io(&mut self, op: Op, data: Option<SgList>) -> Step {
         self.now = op;
         let (offset, len) = if op == Op::Flush { (0, 0) } else { (self.offset, self.len) };
-        let is_flush = matches!(self.kind, Kind::Plain(Op::Flush) | Kind::FlushAll(_));
+        let is_flush =
+            matches!(self.kind, Kind::Plain(Op::Flush) | Kind::FlushAll(_) | Kind::Uncorrectable(_));
         let needs_write = is_flush || op.is_write();
         Step::Io(Wanted { volume: self.volume, op, offset, len, data, needs_write, is_alone: false })
     }
@@ -411,48 +420,9 @@ impl IoCommand {
     }
 }
 
-impl Ranges {
-    fn read(&mut self, data: &SgList) -> Result<(), Status> {
-        for index in 0..self.count.min(DSM_MAX_RANGES) {
-            let range: DsmRange = element(data, index)?;
-            let (offset, len) = bytes(range.slba.get(), range.nlb.get().into(), self.shift)?;
-            if len > 0 {
-                self.left.push_back((offset, len));
-            }
-        }
-        Ok(())
-    }
-}
-
-impl Copying {
-    fn read(&mut self, data: &SgList) -> Result<(), Status> {
-        for index in 0..self.count {
-            let source: CopySource = element(data, index)?;
-            let blocks = u64::from(source.nlb.get()).saturating_add(1);
-            let range = bytes(source.slba.get(), blocks, self.shift)?;
-            if range.1 > MAX_DATA as u64 {
-                return Err(Status::COMMAND_SIZE_LIMIT_EXCEEDED);
-            }
-            self.left.push_back(range);
-        }
-        Ok(())
-    }
-}
-
-/// The structure at that place of a list in the host's data.
-fn element<T: FromBytes + IntoBytes>(data: &SgList, index: usize) -> Result<T, Status> {
-    let (len, mut element) = (size_of::<T>(), T::new_zeroed());
-    let at = index.saturating_mul(len);
-    if at.saturating_add(len) > data.len() {
-        return Err(Status::DATA_SGL_LENGTH_INVALID);
-    }
-    data.slice(at, len).copy_to(element.as_mut_bytes());
-    Ok(element)
-}
-
 /// Blocks as offset and length in bytes.
 #[inline]
-fn bytes(slba: u64, blocks: u64, shift: u32) -> Result<(u64, u64), Status> {
+pub(super) fn bytes(slba: u64, blocks: u64, shift: u32) -> Result<(u64, u64), Status> {
     let end = slba.checked_add(blocks).filter(|&end| end <= u64::MAX.wrapping_shr(shift));
     end.ok_or(Status::LBA_OUT_OF_RANGE)?;
     Ok((slba.wrapping_shl(shift), blocks.wrapping_shl(shift)))
@@ -481,5 +451,3 @@ pub(super) fn compare(read: &SgList, expected: &SgList) -> Outcome {
 
 /// Of a buffer with a list of ranges, in bytes.
 const LONGEST_LIST: usize = 4096;
-/// Source ranges of one Copy: a page of them.
-pub(super) const COPY_MAX_RANGES: usize = 128;

@@ -34,6 +34,8 @@ pub(crate) enum Letter {
         /// The port's identifier.
         port: u16,
     },
+    /// To an admin queue of a discovery controller: the discovery log has changed.
+    DiscoveryChanged,
     /// To an I/O queue: abort this command.
     Abort(AbortOrder),
     /// To an I/O queue: its host was preempted, and what it has under way on that volume is to end.
@@ -90,6 +92,7 @@ impl Letter {
             (Letter::NamespaceChanged(one), Letter::NamespaceChanged(other)) => one == other,
             (Letter::Preempted(one), Letter::Preempted(other)) => one == other,
             (Letter::AnaChanged { port: one }, Letter::AnaChanged { port: other }) => one == other,
+            (Letter::DiscoveryChanged, Letter::DiscoveryChanged) => true,
             _ => false,
         }
     }

@@ -1,7 +1,8 @@
 //! What Get Log Page answers (Base 2.0 §5.16).
 
+use super::errors::ErrorLog;
 use super::events::Events;
-use super::subsystem::Subsystem;
+use super::subsystem::{Subsystem, View};
 use super::{MAX_DATA, Outcome};
 use blockmux_volume::Seg;
 use blockmux_wire::nvme::Sqe;
@@ -12,8 +13,8 @@ use zerocopy::{FromZeros, IntoBytes};
 
 /// The part of a page that the command asks for. `discovery` makes the discovery log.
 pub(super) fn part(
-    subsystem: &Subsystem,
-    events: &mut Events,
+    (subsystem, view): (&Subsystem, &View),
+    (events, errors): (&mut Events, &ErrorLog),
     port: u16,
     sqe: &Sqe,
     discovery: &dyn Fn() -> Vec<u8>,
@@ -27,14 +28,23 @@ pub(super) fn part(
     let lid = LogPage(sqe.cdw10.get() as u8);
     let clears = sqe.cdw10.get() & RAE == 0;
     let page = match lid {
-        _ if subsystem.is_discovery => (lid == LogPage::DISCOVERY).then(discovery),
+        LogPage::DISCOVERY if subsystem.is_discovery => {
+            // Before it is made: what changes from here on is told again.
+            if clears {
+                events.discovery_is_read();
+            }
+            Some(discovery())
+        }
+        _ if subsystem.is_discovery => None,
+        LogPage::ERROR_INFORMATION => Some(errors.page()),
+        LogPage::SMART_HEALTH_INFORMATION => Some(smart(subsystem, errors).as_bytes().to_vec()),
         LogPage::CHANGED_NAMESPACE_LIST => Some(events.changed_namespaces(clears)),
         LogPage::RESERVATION_NOTIFICATION => Some(events.reservation_notification(clears)),
         LogPage::ASYMMETRIC_NAMESPACE_ACCESS if subsystem.ana.is_there() => {
             if clears {
                 events.ana_is_read();
             }
-            Some(subsystem.ana.log(port, sqe.cdw10.get()))
+            Some(subsystem.ana.log(view, port, sqe.cdw10.get()))
         }
         _ => page(subsystem, lid),
     };
@@ -59,9 +69,6 @@ fn page(subsystem: &Subsystem, lid: LogPage) -> Option<Vec<u8>> {
             let lids = lids.map(|lid| if is_supported(subsystem, lid) { LSUPP } else { 0 });
             Some(lids.flat_map(u32::to_le_bytes).collect())
         }
-        // No error is remembered beyond the status that said it.
-        LogPage::ERROR_INFORMATION => Some(ErrorEntry::new_zeroed().as_bytes().to_vec()),
-        LogPage::SMART_HEALTH_INFORMATION => Some(smart(subsystem).as_bytes().to_vec()),
         LogPage::FIRMWARE_SLOT_INFORMATION => Some(firmware().as_bytes().to_vec()),
         LogPage::COMMANDS_SUPPORTED_AND_EFFECTS => Some(effects()),
         _ => None,
@@ -82,7 +89,7 @@ fn is_supported(subsystem: &Subsystem, lid: LogPage) -> bool {
         )
 }
 
-fn smart(subsystem: &Subsystem) -> SmartLog {
+fn smart(subsystem: &Subsystem, errors: &ErrorLog) -> SmartLog {
     let totals = subsystem.traffic.totals();
     let thousands = |bytes: u64| u128::from(bytes.div_ceil(512 * 1000)).into();
     SmartLog {
@@ -91,6 +98,7 @@ fn smart(subsystem: &Subsystem) -> SmartLog {
         host_read_commands: u128::from(totals.reads).into(),
         host_write_commands: u128::from(totals.writes).into(),
         media_errors: u128::from(totals.media_errors).into(),
+        error_information_log_entries: u128::from(errors.count()).into(),
         // 300 K: there is no thermometer, and 0 would alarm.
         composite_temperature: 300.into(),
         available_spare: 100,
@@ -128,9 +136,11 @@ fn effects() -> Vec<u8> {
         | NvmOpcode::RESERVATION_REPORT
         | NvmOpcode::RESERVATION_ACQUIRE
         | NvmOpcode::RESERVATION_RELEASE => EFFECT_CSUPP,
-        NvmOpcode::WRITE | NvmOpcode::WRITE_ZEROES | NvmOpcode::DATASET_MANAGEMENT | NvmOpcode::COPY => {
-            EFFECT_CSUPP | EFFECT_LBCC
-        }
+        NvmOpcode::WRITE
+        | NvmOpcode::WRITE_UNCORRECTABLE
+        | NvmOpcode::WRITE_ZEROES
+        | NvmOpcode::DATASET_MANAGEMENT
+        | NvmOpcode::COPY => EFFECT_CSUPP | EFFECT_LBCC,
         _ => 0,
     };
     let (admin, io) = ((0..=u8::MAX).map(admin), (0..=u8::MAX).map(io));

@@ -11,8 +11,9 @@
 //! | `ana.rs` | how well each port leads to each namespace |
 //! | `letters.rs` | what queues on other cores leave for a queue: news and orders |
 //! | `admin.rs` | the admin queue: features, properties; `identify.rs` and `log_page.rs` fill its pages |
+//! | `errors.rs` | remembers what failed, for the error information log |
 //! | `events.rs` | asynchronous events, and what the host has read of them |
-//! | `io.rs` | commands of I/O queues, step by step; `reservation.rs` and `fused.rs` have those that are not I/O alone |
+//! | `io.rs` | commands of I/O queues, step by step; `reservation.rs` and `fused.rs` have those that are not I/O alone, `ranges.rs` the data of others |
 //! | `traffic.rs` | counts what I/O queues have done |
 //! | `status.rs` | which status an error of a volume becomes |
 //!
@@ -22,6 +23,7 @@
 pub(crate) mod admin;
 pub mod ana;
 pub(crate) mod association;
+pub(crate) mod errors;
 mod events;
 mod fused;
 mod identify;
@@ -30,6 +32,7 @@ pub(crate) mod letters;
 mod log_page;
 pub mod nqn;
 pub(crate) mod property;
+mod ranges;
 mod reservation;
 mod status;
 pub mod subsystem;

@@ -120,7 +120,7 @@ mod tests {
     fn bench() -> (Arc<Associations>, AdminPlace, Host) {
         let all = Arc::new(Associations::default());
         let host = Host { nqn: Nqn::new("nqn.h").unwrap(), id: [1; 16] };
-        let place = all.connect_admin(host.clone(), Letterbox::new(None)).unwrap();
+        let place = all.connect_admin(host.clone(), None, Letterbox::new(None)).unwrap();
         (all, place, host)
     }
 

@@ -8,13 +8,13 @@ use super::reservation::notification;
 use super::traffic::Traffic;
 use crate::exports::VolumeId;
 use crate::nvmeof::auth::HostSecrets;
-use crate::served::{Change, Gate, Notice, Registrant, Served, Watcher};
+use crate::served::{Change, Notice, Served, Watcher};
 use blockmux_volume::VolumeInfo;
 use blockmux_wire::nvme::log::AnaState;
-use blockmux_wire::nvmeof::fabrics::DISCOVERY_NQN;
 use sha2::{Digest, Sha256};
-use std::collections::BTreeMap;
-use std::sync::{Arc, Weak};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 
 /// Namespaces under a name, with the controllers that hosts have of it. Shared by all cores.
 pub struct Subsystem {
@@ -22,17 +22,51 @@ pub struct Subsystem {
     pub nqn: Nqn,
     /// What Identify tells: 20 characters, the same after each restart.
     pub(super) serial: String,
-    pub(super) namespaces: Vec<Namespace>,
+    /// In order of their identifiers.
+    namespaces: RwLock<Vec<Attached>>,
+    /// Grows with each change of the namespaces.
+    generation: AtomicU64,
     /// Who may connect; nobody listed: everybody.
     hosts: Vec<Nqn>,
     /// Who has to prove that it is who it says, by name.
     secrets: BTreeMap<Nqn, Arc<HostSecrets>>,
+    /// Which namespaces a host sees; all, if it is not listed.
+    masks: BTreeMap<Nqn, BTreeSet<u32>>,
     pub(crate) associations: Arc<Associations>,
     pub(super) is_discovery: bool,
     pub(crate) traffic: Traffic,
     pub(super) ana: Ana,
-    /// Hear of what happens to the namespaces, as long as the subsystem is served.
-    _watches: Vec<Arc<NamespaceWatch>>,
+}
+
+/// A namespace as long as it is attached.
+struct Attached {
+    namespace: Namespace,
+    /// Hears of what happens to it.
+    _watch: Arc<NamespaceWatch>,
+}
+
+/// The namespaces that a host sees, as they are at one time. Queues look at one of their own, so that no command takes a
+/// lock, and look again when [`Subsystem::is_current`] says so.
+#[derive(Default)]
+pub(crate) struct View {
+    /// In order of their identifiers.
+    namespaces: Vec<Namespace>,
+    /// The generation that it was made of.
+    seen: u64,
+}
+
+/// Why a namespace cannot be attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AttachError {
+    /// Another one has the identifier.
+    #[error("there is a namespace {0} already; take another number")]
+    Taken(u32),
+    /// The identifier is none.
+    #[error("namespace {0} is not from 1 to {MAX_NAMESPACES}")]
+    Number(u32),
+    /// There is no such ANA group.
+    #[error("there is no ana_group {0}")]
+    NoGroup(u32),
 }
 
 /// Passes what happens to a volume on to the controllers.
@@ -72,33 +106,41 @@ impl Subsystem {
     /// Namespaces beyond the first 1,024, or with an identifier that another has, are left out.
     #[must_use]
     pub fn new(nqn: Nqn, machine: &str, namespaces: Vec<Namespace>, hosts: Vec<Nqn>) -> Subsystem {
-        let mut namespaces = namespaces;
-        namespaces.sort_by_key(|namespace| namespace.nsid);
-        namespaces.dedup_by_key(|namespace| namespace.nsid);
-        namespaces.truncate(MAX_NAMESPACES);
-        let serial =
-            unique(&format!("{nqn}\n{machine}")).iter().take(10).map(|b| format!("{b:02x}")).collect();
-        let associations = Arc::<Associations>::default();
-        let watches =
-            namespaces.iter().map(|namespace| NamespaceWatch::begin(namespace, &associations)).collect();
-        Subsystem {
+        let serial = hex(&unique(&format!("{nqn}\n{machine}"))).chars().take(20).collect();
+        let subsystem = Subsystem {
             nqn,
             serial,
-            namespaces,
+            namespaces: RwLock::default(),
+            generation: AtomicU64::new(0),
             hosts,
             secrets: BTreeMap::new(),
-            associations,
+            masks: BTreeMap::new(),
+            associations: Arc::default(),
             is_discovery: false,
             traffic: Traffic::default(),
             ana: Ana::default(),
-            _watches: watches,
+        };
+        for namespace in namespaces {
+            // What cannot be attached is left out, as was said.
+            let _ = subsystem.attach(namespace, None);
         }
+        subsystem
     }
 
     /// The same whose namespaces are reached through ports as these groups say; `ports` are all that lead here.
     #[must_use]
     pub fn with_ana(mut self, groups: Vec<AnaGroup>, ports: &[u16]) -> Subsystem {
-        self.ana = Ana::new(groups, ports, &mut self.namespaces);
+        let mut attached = self.write();
+        let ana = Ana::new(groups, ports, attached.iter_mut().map(|attached| &mut attached.namespace));
+        drop(attached);
+        self.ana = ana;
+        self
+    }
+
+    /// The same where these hosts see these namespaces alone.
+    #[must_use]
+    pub fn with_masks(mut self, masks: BTreeMap<Nqn, BTreeSet<u32>>) -> Subsystem {
+        self.masks = masks;
         self
     }
 
@@ -114,6 +156,12 @@ impl Subsystem {
         self.secrets.get(host)
     }
 
+    /// Whether there is such an ANA group.
+    #[must_use]
+    pub fn has_ana_group(&self, group: u32) -> bool {
+        self.ana.has(group)
+    }
+
     /// Sets how a group of namespaces is reached through a port; hosts that came by it are told.
     pub fn set_ana_state(&self, group: u32, port: u16, state: AnaState) {
         if self.ana.set(group, port, state) {
@@ -121,15 +169,93 @@ impl Subsystem {
         }
     }
 
-    /// The way to the volumes for a new queue of host `who`.
-    pub(crate) fn gate(&self, who: &Registrant) -> Gate {
-        let volumes = self.namespaces.iter().map(|namespace| (namespace.volume, &namespace.served));
-        Gate::new(volumes, Some(who))
+    /// Attaches a namespace, in that ANA group or else, where there are groups, in the last one. Hosts that see it are
+    /// told.
+    ///
+    /// # Errors
+    /// If its identifier is taken or none, or there is no such group.
+    pub fn attach(&self, mut namespace: Namespace, group: Option<u32>) -> Result<(), AttachError> {
+        let nsid = namespace.nsid;
+        if !(1..=MAX_NAMESPACES as u32).contains(&nsid) {
+            return Err(AttachError::Number(nsid));
+        }
+        namespace.ana_group = match group {
+            Some(group) if !self.ana.has(group) => return Err(AttachError::NoGroup(group)),
+            Some(group) => group,
+            None => self.ana.count_and_last().1,
+        };
+        let mut attached = self.write();
+        let Err(place) = attached.binary_search_by_key(&nsid, |other| other.namespace.nsid) else {
+            return Err(AttachError::Taken(nsid));
+        };
+        self.ana.on_member(namespace.ana_group);
+        let watch = NamespaceWatch::begin(&namespace, &self.associations);
+        attached.insert(place, Attached { namespace, _watch: watch });
+        self.tell_change(attached, nsid);
+        Ok(())
     }
 
-    /// The discovery subsystem of a node.
+    /// Detaches the namespaces that these words are true of; hosts that saw them are told. Commands under way end, and
+    /// those that come later find no such namespace. Answers their identifiers.
+    pub fn detach(&self, is_meant: impl Fn(&Namespace) -> bool) -> Vec<u32> {
+        let mut gone = Vec::new();
+        loop {
+            let mut attached = self.write();
+            let Some(place) = attached.iter().position(|one| is_meant(&one.namespace)) else { return gone };
+            let Namespace { nsid, ana_group, .. } = attached.remove(place).namespace;
+            self.ana.on_member(ana_group);
+            gone.push(nsid);
+            self.tell_change(attached, nsid);
+        }
+    }
+
+    /// The lowest identifier from 1 that no namespace has.
+    #[must_use]
+    pub fn free_nsid(&self) -> Option<u32> {
+        let attached = self.read();
+        let is_free = |nsid: &u32| attached.binary_search_by_key(nsid, |one| one.namespace.nsid).is_err();
+        (1..=MAX_NAMESPACES as u32).find(is_free)
+    }
+
+    fn tell_change(&self, attached: RwLockWriteGuard<'_, Vec<Attached>>, nsid: u32) {
+        self.generation.fetch_add(1, Ordering::SeqCst);
+        drop(attached);
+        self.associations.announce(|| Letter::NamespaceChanged(nsid));
+    }
+
+    /// What a host sees.
+    pub(crate) fn view(&self, host: &Nqn) -> View {
+        let attached = self.read();
+        let seen = self.generation.load(Ordering::SeqCst);
+        let own = attached.iter().map(|attached| &attached.namespace);
+        let namespaces = own.filter(|namespace| self.shows(host, namespace.nsid)).cloned().collect();
+        View { namespaces, seen }
+    }
+
+    /// Whether nothing has changed since that view was made.
+    #[inline]
+    pub(crate) fn is_current(&self, view: &View) -> bool {
+        self.generation.load(Ordering::SeqCst) == view.seen
+    }
+
+    /// Whether a host would see a namespace of that identifier.
+    pub(super) fn shows(&self, host: &Nqn, nsid: u32) -> bool {
+        self.masks.get(host).is_none_or(|mask| mask.contains(&nsid))
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Vec<Attached>> {
+        self.namespaces.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Vec<Attached>> {
+        self.namespaces.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The discovery subsystem of a node. Its own name tells it from those of other machines; hosts may as well connect
+    /// to the one that is well known.
     pub(crate) fn discovery(machine: &str) -> Subsystem {
-        let nqn = Nqn::new(DISCOVERY_NQN).expect("the well-known name is a name");
+        let id = hex(&unique(&format!("discovery\n{machine}")));
+        let nqn = Nqn::new(&format!("nqn.2026-11.blockmux:discovery.{id}")).expect("this is a name");
         Subsystem { is_discovery: true, ..Subsystem::new(nqn, machine, Vec::new(), Vec::new()) }
     }
 
@@ -138,10 +264,12 @@ impl Subsystem {
     pub fn admits(&self, host: &Nqn) -> bool {
         self.hosts.is_empty() || self.hosts.contains(host)
     }
+}
 
+impl View {
     /// The namespace of that identifier.
     #[inline]
-    pub(super) fn namespace(&self, nsid: u32) -> Option<&Namespace> {
+    pub(crate) fn namespace(&self, nsid: u32) -> Option<&Namespace> {
         // Mostly they are numbered from 1 on.
         let at = (nsid as usize).checked_sub(1)?;
         if let Some(namespace) = self.namespaces.get(at)
@@ -150,6 +278,11 @@ impl Subsystem {
             return Some(namespace);
         }
         self.namespaces.iter().find(|namespace| namespace.nsid == nsid)
+    }
+
+    /// All of them, in order of their identifiers.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Namespace> {
+        self.namespaces.iter()
     }
 }
 
@@ -219,5 +352,9 @@ fn unique(text: &str) -> [u8; 16] {
     id
 }
 
-/// Namespaces of one subsystem: what one list of identifiers holds.
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Namespaces of one subsystem, and the greatest identifier: what one list of identifiers holds.
 pub const MAX_NAMESPACES: usize = 1024;

@@ -8,7 +8,7 @@ use crate::nvme::association::{Host, QueuePlace, Unconnected};
 use crate::nvme::io::Origin;
 use crate::nvme::letters::Letterbox;
 use crate::nvme::nqn::Nqn;
-use crate::nvme::subsystem::Subsystem;
+use crate::nvme::subsystem::{Subsystem, View};
 use crate::nvme::traffic::Counts;
 use crate::nvme::{HangUp, MQES, Outcome, Ring};
 use crate::served::{Gate, Registrant};
@@ -31,11 +31,15 @@ pub(super) enum Queue {
 /// A queue of I/O commands. It holds what its commands need; the controller is elsewhere.
 pub(super) struct IoQueue {
     pub(super) subsystem: Arc<Subsystem>,
+    /// The namespaces that the host sees.
+    pub(super) view: View,
+    /// The way to their volumes.
     pub(super) gate: Gate,
     pub(super) origin: Origin,
     pub(super) counts: Counts,
+    host: Nqn,
     /// The last to go: by then nothing of this queue reaches a volume any more.
-    _place: QueuePlace,
+    pub(super) place: QueuePlace,
 }
 
 /// A queue, as it was connected.
@@ -83,6 +87,7 @@ pub(super) fn connect(
     let Some(subsystem) = Nqn::of_field(&told.subnqn).and_then(|nqn| node.find(&nqn)) else {
         return Err(invalid(offset_of!(ConnectData, subnqn), true));
     };
+    let subsystem = &subsystem;
     let Some(host) = Nqn::of_field(&told.hostnqn) else {
         return Err(invalid(offset_of!(ConnectData, hostnqn), true));
     };
@@ -114,7 +119,7 @@ pub(super) fn connect(
     let host = Host { nqn: host, id: told.hostid };
     let letters = Letterbox::new(ring);
     let (queue, cntlid) = match command.qid.get() {
-        0 => admin(node, subsystem, (host, port), command, &told, &letters)?,
+        0 => admin(node, subsystem, (host, port), (command, &told), (hang_up, &letters))?,
         qid => (Queue::Io(io(subsystem, (&host, port), qid, &told, hang_up, &letters)?), told.cntlid.get()),
     };
     let has_flow_control = command.cattr & CATTR_DISABLE_SQ_FLOW_CONTROL == 0;
@@ -125,18 +130,19 @@ fn admin(
     node: &Node,
     subsystem: &Arc<Subsystem>,
     (host, port): (Host, u16),
-    command: &Connect,
-    told: &ConnectData,
-    letters: &Arc<Letterbox>,
+    (command, told): (&Connect, &ConnectData),
+    (hang_up, letters): (Option<HangUp>, &Arc<Letterbox>),
 ) -> Result<(Queue, u16), NotConnected> {
     if told.cntlid.get() != CNTLID_DYNAMIC {
         return Err(invalid(offset_of!(ConnectData, cntlid), true));
     }
-    let place =
-        subsystem.associations.connect_admin(host.clone(), letters.clone()).map_err(|why| match why {
+    let place = subsystem.associations.connect_admin(host.clone(), hang_up, letters.clone()).map_err(
+        |why| match why {
             Unconnected::Later => NotConnected::Later,
+            Unconnected::Closed => invalid(offset_of!(ConnectData, subnqn), true),
             _ => refused(ConnectStatus::CONNECT_CONTROLLER_BUSY),
-        })?;
+        },
+    )?;
     let cntlid = place.cntlid;
     let queue = AdminQueue::new(subsystem.clone(), place, (host, port), node.in_capsule, command.kato.get());
     Ok((Queue::Admin(Box::new(queue)), cntlid))
@@ -157,8 +163,34 @@ fn io(
         _ => invalid(offset_of!(Connect, qid), false),
     })?;
     let who = Registrant::of_nvme_host(host.id);
-    let (gate, counts) = (subsystem.gate(&who), subsystem.traffic.counts());
-    Ok(IoQueue { subsystem: subsystem.clone(), gate, origin: Origin { who, port }, counts, _place: place })
+    let mut queue = IoQueue {
+        view: View::default(),
+        gate: Gate::new(std::iter::empty(), Some(&who)),
+        origin: Origin { who, port },
+        counts: subsystem.traffic.counts(),
+        host: host.nqn.clone(),
+        subsystem: subsystem.clone(),
+        place,
+    };
+    queue.look();
+    Ok(queue)
+}
+
+impl IoQueue {
+    /// Looks again which namespaces there are, if that has changed.
+    #[inline]
+    pub(super) fn look_again(&mut self) {
+        if !self.subsystem.is_current(&self.view) {
+            self.look();
+        }
+    }
+
+    #[cold]
+    fn look(&mut self) {
+        self.view = self.subsystem.view(&self.host);
+        let volumes = self.view.iter().map(|namespace| (namespace.volume, &namespace.served));
+        self.gate.lead_to(volumes, Some(&self.origin.who));
+    }
 }
 
 /// Whether the connection's key is this host's for this subsystem; without one, whether the host has none, or only asks

@@ -1,28 +1,30 @@
 //! The discovery log page: which subsystems a host may connect to, and where (Base 2.0 §5.16.1.23).
 
-use super::node::{Node, Port, SecureChannel};
+use super::node::{Node, Port, Referral, SecureChannel};
 use crate::nvme::MQES;
 use crate::nvme::nqn::Nqn;
 use blockmux_wire::nvmeof::fabrics::{
     AddressFamily, CNTLID_DYNAMIC, DiscoveryEntry, DiscoveryHeader, EFLAGS_DUPRETINFO, SECTYPE_TLS_1_3,
     SubsystemType, TREQ_DISABLE_SQ_FLOW_CONTROL, TREQ_NOT_REQUIRED, TREQ_REQUIRED, TransportType,
 };
-use core::net::IpAddr;
+use core::net::{IpAddr, SocketAddr};
 use zerocopy::{FromZeros, IntoBytes};
 
 /// The whole page for a host that has reached `local` of this machine.
 pub(super) fn page(node: &Node, host: &Nqn, local: Option<IpAddr>) -> Vec<u8> {
+    // Before the list: who reads it in parts sees by the header whether it has changed meanwhile.
+    let genctr = node.generation();
+    let all = node.subsystems();
     let discovery = node.ports.iter().map(|port| (port, &node.discovery, SubsystemType::CURRENT_DISCOVERY));
-    let admitted = node.subsystems.iter().filter(|subsystem| subsystem.admits(host));
+    let admitted = all.iter().filter(|subsystem| subsystem.admits(host));
     let subsystems =
         admitted.flat_map(|subsystem| node.io_ports().map(move |port| (port, subsystem, SubsystemType::NVM)));
-    let entries: Vec<DiscoveryEntry> = discovery
+    let own = discovery
         .chain(subsystems)
-        .map(|(port, subsystem, subtype)| entry((port, node.secure_channel), &subsystem.nqn, subtype, local))
-        .collect();
+        .map(|(port, subsystem, subtype)| entry((port, node.secure_channel), &subsystem.nqn, subtype, local));
+    let entries: Vec<DiscoveryEntry> = own.chain(node.referrals.iter().map(referral)).collect();
     let header = DiscoveryHeader {
-        // What is served does not change.
-        genctr: 1.into(),
+        genctr: genctr.into(),
         numrec: (entries.len() as u64).into(),
         ..DiscoveryHeader::new_zeroed()
     };
@@ -37,8 +39,7 @@ fn entry(
     subtype: SubsystemType,
     local: Option<IpAddr>,
 ) -> DiscoveryEntry {
-    let ip = port.reached_at(local);
-    let family = if ip.is_ipv6() { AddressFamily::IPV6 } else { AddressFamily::IPV4 };
+    let address = SocketAddr::new(port.reached_at(local), port.address.port());
     let (treq, sectype) = match secure_channel {
         SecureChannel::None => (0, 0),
         SecureChannel::NotRequired => (TREQ_NOT_REQUIRED, SECTYPE_TLS_1_3),
@@ -48,18 +49,31 @@ fn entry(
     tsas[0] = sectype;
     let is_discovery = subtype == SubsystemType::CURRENT_DISCOVERY;
     DiscoveryEntry {
+        treq: TREQ_DISABLE_SQ_FLOW_CONTROL | treq,
+        portid: port.id.into(),
+        tsas,
+        eflags: if is_discovery { EFLAGS_DUPRETINFO } else { 0 }.into(),
+        ..at(address, nqn, subtype)
+    }
+}
+
+fn referral(referral: &Referral) -> DiscoveryEntry {
+    at(referral.address, &referral.nqn, SubsystemType::REFERRAL)
+}
+
+fn at(address: SocketAddr, nqn: &Nqn, subtype: SubsystemType) -> DiscoveryEntry {
+    let ip = address.ip();
+    let family = if ip.is_ipv6() { AddressFamily::IPV6 } else { AddressFamily::IPV4 };
+    DiscoveryEntry {
         trtype: TransportType::TCP.0,
         adrfam: family.0,
         subtype: subtype.0,
-        treq: TREQ_DISABLE_SQ_FLOW_CONTROL | treq,
-        portid: port.id.into(),
+        treq: TREQ_DISABLE_SQ_FLOW_CONTROL,
         cntlid: CNTLID_DYNAMIC.into(),
         asqsz: MQES.saturating_add(1).into(),
-        eflags: if is_discovery { EFLAGS_DUPRETINFO } else { 0 }.into(),
-        trsvcid: text(&port.address.port().to_string()),
+        trsvcid: text(&address.port().to_string()),
         subnqn: nqn.to_field(),
         traddr: text(&ip.to_string()),
-        tsas,
         ..DiscoveryEntry::new_zeroed()
     }
 }

@@ -1,18 +1,24 @@
 //! What is served: subsystems, and the ports that lead to them.
 
 use super::keyring::Keyring;
+use crate::nvme::letters::Letter;
 use crate::nvme::nqn::Nqn;
 use crate::nvme::subsystem::Subsystem;
+use blockmux_wire::nvmeof::fabrics::DISCOVERY_NQN;
 use blockmux_wire::nvmeof::tcp::NVME_DISCOVERY_PORT;
 use core::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 
 /// All subsystems that are reached through the same ports, and their discovery subsystem. Shared by all cores.
 pub struct Node {
-    pub(super) subsystems: Vec<Arc<Subsystem>>,
+    subsystems: RwLock<Vec<Arc<Subsystem>>>,
     pub(super) discovery: Arc<Subsystem>,
+    /// GENCTR of the discovery log: grows with each change of what it says.
+    generation: AtomicU64,
     pub(super) ports: Vec<Port>,
+    /// Where else hosts may ask.
+    pub(super) referrals: Vec<Referral>,
     /// Data that a command's capsule on an I/O queue may have, in bytes.
     pub(super) in_capsule: usize,
     /// Keys of hosts that come by TLS.
@@ -43,6 +49,15 @@ pub enum SecureChannel {
     Required,
 }
 
+/// Another discovery subsystem that hosts are told of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Referral {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Its name; the well-known one fits all.
+    pub nqn: Nqn,
+}
+
 /// A connection's leave to connect a queue, held until it has.
 pub struct ConnectPermit(Arc<Node>);
 
@@ -50,11 +65,12 @@ impl Node {
     /// A node of these subsystems on these ports. `machine` is as for [`Subsystem::new`].
     #[must_use]
     pub fn new(subsystems: Vec<Arc<Subsystem>>, ports: Vec<Port>, machine: &str) -> Node {
-        let discovery = Arc::new(Subsystem::discovery(machine));
         Node {
-            subsystems,
-            discovery,
+            subsystems: RwLock::new(subsystems),
+            discovery: Arc::new(Subsystem::discovery(machine)),
+            generation: AtomicU64::new(1),
             ports,
+            referrals: Vec::new(),
             in_capsule: IN_CAPSULE,
             keyring: Arc::default(),
             secure_channel: SecureChannel::None,
@@ -81,6 +97,61 @@ impl Node {
         self.secure_channel
     }
 
+    /// The same that tells hosts of other discovery subsystems.
+    #[must_use]
+    pub fn with_referrals(mut self, referrals: Vec<Referral>) -> Node {
+        self.referrals = referrals;
+        self
+    }
+
+    /// The same that takes so many bytes of data in a command's capsule on an I/O queue: rounded down to 16, and at most
+    /// [`MAX_IN_CAPSULE`]. 0: data is always asked for.
+    #[must_use]
+    pub fn with_in_capsule(mut self, bytes: usize) -> Node {
+        self.in_capsule = bytes.min(MAX_IN_CAPSULE) & !15;
+        self
+    }
+
+    /// Serves one more subsystem; who discovers is told. Answers whether its name was free.
+    pub fn add(&self, subsystem: Arc<Subsystem>) -> bool {
+        let mut subsystems = self.subsystems.write().unwrap_or_else(PoisonError::into_inner);
+        if subsystems.iter().any(|other| other.nqn == subsystem.nqn) {
+            return false;
+        }
+        subsystems.push(subsystem);
+        drop(subsystems);
+        self.tell_change();
+        true
+    }
+
+    /// Serves a subsystem no more: its controllers lose their connections, and who discovers is told. Answers whether
+    /// there was one of that name.
+    pub fn remove(&self, nqn: &Nqn) -> bool {
+        let mut subsystems = self.subsystems.write().unwrap_or_else(PoisonError::into_inner);
+        let Some(place) = subsystems.iter().position(|subsystem| subsystem.nqn == *nqn) else { return false };
+        let gone = subsystems.remove(place);
+        drop(subsystems);
+        gone.associations.close();
+        self.tell_change();
+        true
+    }
+
+    /// All subsystems with namespaces, as they are now.
+    #[must_use]
+    pub fn subsystems(&self) -> Vec<Arc<Subsystem>> {
+        self.subsystems.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// GENCTR of the discovery log.
+    pub(super) fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    fn tell_change(&self) {
+        self.generation.fetch_add(1, Ordering::AcqRel);
+        self.discovery.associations.announce(|| Letter::DiscoveryChanged);
+    }
+
     /// Leave for one more connection to connect its queue; `None` if too many are at it.
     #[must_use]
     pub fn begin_connect(self: &Arc<Node>) -> Option<ConnectPermit> {
@@ -92,11 +163,13 @@ impl Node {
     }
 
     /// The subsystem of that name.
-    pub(super) fn find(&self, nqn: &Nqn) -> Option<&Arc<Subsystem>> {
-        if *nqn == self.discovery.nqn {
-            return Some(&self.discovery);
+    #[must_use]
+    pub fn find(&self, nqn: &Nqn) -> Option<Arc<Subsystem>> {
+        if *nqn == self.discovery.nqn || nqn.as_str() == DISCOVERY_NQN {
+            return Some(self.discovery.clone());
         }
-        self.subsystems.iter().find(|subsystem| subsystem.nqn == *nqn)
+        let subsystems = self.subsystems.read().unwrap_or_else(PoisonError::into_inner);
+        subsystems.iter().find(|subsystem| subsystem.nqn == *nqn).cloned()
     }
 
     /// Ports that lead to subsystems with namespaces. The port of discovery is for that alone, unless there is no
@@ -124,5 +197,7 @@ impl Drop for ConnectPermit {
 
 /// Connections that have not connected a queue at a time.
 pub const MAX_UNCONNECTED: usize = 1024;
+/// The most data in a capsule, in bytes: it has to be whole in the buffer that it is received into.
+pub const MAX_IN_CAPSULE: usize = 32 << 10;
 /// As the Linux target has it: a page of data and the entries of Dataset Management go along with their commands.
 const IN_CAPSULE: usize = 8192;

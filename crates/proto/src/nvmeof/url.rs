@@ -1,21 +1,32 @@
 //! URLs of namespaces.
 //!
 //! ```text
-//!   nvme+tcp://host[:port][/subsystem-nqn[/nsid]][?PARAMETER[&PARAMETER]...]
+//!   nvme+tcp://host[:port][,host[:port]]...[/subsystem-nqn[/nsid]][?PARAMETER[&PARAMETER]...]
 //! ```
+//! Several places are several paths to one namespace.
+//!
 //! Without a subsystem it names a discovery controller; without a number, namespace 1. Parameters have the names that
 //! nvme-cli gives them: `hostnqn=NQN` and `hostid=UUID` are who we are, `hdr_digest=on|off` and `data_digest=on|off`
 //! (off) ask for CRC-32C, `queue_size=N` (1024) is how many entries an I/O queue has, `keep_alive_tmo=SECONDS` (5) how
 //! long the controller waits for a sign of us, and `ctrl_loss_tmo=SECONDS` (60) how long to try to reconnect before I/O
-//! fails. `tls_key_file=PATH` has the key of TLS, as `nvme gen-tls-key` prints it, and
-//! `tls_identity=0|1` the version of the identity that is offered (both, of which servers with GnuTLS look at the first).
-//! `connections=N` is how many I/O queues each core opens.
+//! fails. `connections=N` is how many I/O queues each core opens by each path, and `iopolicy=round-robin|queue-depth`
+//! (round-robin) how I/O is shared among paths that are equally good. `paths=all` asks the discovery controller there for
+//! all that lead to the subsystem.
+//!
+//! `tls_key_file=PATH` has the key of TLS, as `nvme gen-tls-key` prints it, and `tls_identity=0|1` the version of the
+//! identity that is offered (both, of which servers with GnuTLS look at the first).
+//!
+//! `dhchap_secret_file=PATH` names the file of the secret that we prove who we are with, and
+//! `dhchap_ctrl_secret_file=PATH` that of the controller's, which it has to prove then. A secret itself is never part of
+//! a URL, which everybody sees who sees the command line.
 
 use super::initiator::{DEPTH, HostId};
 use crate::nvme::nqn::Nqn;
 use crate::uri::{self, DEFAULT_RECONNECT, MAX_CONNECTIONS, MAX_RECONNECT, decode, encode};
 use blockmux_wire::nvmeof::tcp::NVME_TCP_PORT;
+use std::ffi::OsString;
 use std::fmt;
+use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -27,6 +38,8 @@ pub struct Url {
     pub host: String,
     /// The port.
     pub port: u16,
+    /// Other places that lead to the same namespace, at most 7: hosts and ports.
+    pub further: Vec<(String, u16)>,
     /// `None`: discovery.
     pub subsystem: Option<Nqn>,
     /// The namespace's number, from 1.
@@ -35,6 +48,10 @@ pub struct Url {
     pub host_nqn: Option<Nqn>,
     /// Our own identifier; `None`: it follows from the name.
     pub host_id: Option<HostId>,
+    /// Whose first line is our secret.
+    pub secret_file: Option<PathBuf>,
+    /// Whose first line is the controller's secret.
+    pub ctrl_secret_file: Option<PathBuf>,
     /// CRC-32C over headers.
     pub header_digest: bool,
     /// CRC-32C over data.
@@ -43,6 +60,10 @@ pub struct Url {
     pub queue_size: u16,
     /// How many I/O queues each core opens, 1 to [`MAX_CONNECTIONS`]; `None`: the engine decides.
     pub connections: Option<u32>,
+    /// Whether to use all paths that the discovery controller knows.
+    pub all_paths: bool,
+    /// How I/O is shared among paths.
+    pub io_policy: IoPolicy,
     /// Keep alive timeout, whole seconds; 0: none.
     pub keep_alive: Duration,
     /// How long to try to reconnect before I/O fails; whole seconds.
@@ -51,6 +72,16 @@ pub struct Url {
     pub tls_key_file: Option<PathBuf>,
     /// The version of its identity, 0 or 1; `None`: both.
     pub tls_identity: Option<u8>,
+}
+
+/// How I/O is shared among paths that are equally good.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum IoPolicy {
+    /// In turn.
+    #[default]
+    RoundRobin,
+    /// To the one with the least under way.
+    QueueDepth,
 }
 
 /// What is wrong with a URL: the part, and what to do.
@@ -93,26 +124,36 @@ impl FromStr for Url {
         }
         let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (authority, path) = place.split_once('/').unwrap_or((place, ""));
-        let (host, port) = uri::host_and_port(authority)
-            .map_err(|problem| UrlError::Host { part: shown(authority), problem })?;
+        let mut portals = uri::portals(authority, NVME_TCP_PORT)
+            .map_err(|(part, problem)| UrlError::Host { part: shown(part), problem })?;
+        let (host, port) = portals.remove(0);
         let (subsystem, nsid) = subsystem_and_nsid(path)?;
         let mut url = Url {
             host,
-            port: port.unwrap_or(NVME_TCP_PORT),
+            port,
+            further: portals,
             subsystem,
             nsid,
             host_nqn: None,
             host_id: None,
+            secret_file: None,
+            ctrl_secret_file: None,
             header_digest: false,
             data_digest: false,
             queue_size: DEFAULT_QUEUE_SIZE,
             connections: None,
+            all_paths: false,
+            io_policy: IoPolicy::RoundRobin,
             keep_alive: DEFAULT_KEEP_ALIVE,
             reconnect: DEFAULT_RECONNECT,
             tls_key_file: None,
             tls_identity: None,
         };
         url.set_parameters(query)?;
+        if url.ctrl_secret_file.is_some() && url.secret_file.is_none() {
+            let problem = "only who proves who it is can ask for that; give dhchap_secret_file, too";
+            return Err(UrlError::Parameter { part: CTRL_SECRET.to_owned(), problem });
+        }
         Ok(url)
     }
 }
@@ -121,19 +162,32 @@ impl Url {
     /// The discovery controller there, and how to connect.
     #[must_use]
     pub fn discovery(&self) -> Url {
-        Url { subsystem: None, nsid: 1, ..self.clone() }
+        Url { subsystem: None, nsid: 1, further: Vec::new(), ..self.clone() }
     }
 
     fn set_parameters(&mut self, query: &str) -> Result<(), UrlError> {
         let mut seen: Vec<&str> = Vec::new();
         for part in query.split('&').filter(|part| !part.is_empty()) {
             let (key, raw) = part.split_once('=').unwrap_or((part, ""));
+            // An unknown one may be somebody's way to write a secret.
+            let part = if KEYS.contains(&key) { part } else { key };
             let wrong = |problem| UrlError::Parameter { part: shown(part), problem };
             if seen.contains(&key) {
                 return Err(wrong("given twice; remove one"));
             }
             seen.push(key);
             let value = decode(raw).map_err(wrong)?;
+            if matches!(key, SECRET | CTRL_SECRET) {
+                if value.is_empty() || value.contains(&0) {
+                    return Err(wrong("name a file"));
+                }
+                let path = Some(PathBuf::from(OsString::from_vec(value)));
+                match key {
+                    SECRET => self.secret_file = path,
+                    _ => self.ctrl_secret_file = path,
+                }
+                continue;
+            }
             let value = String::from_utf8(value).map_err(|_| wrong("is not UTF-8"))?;
             self.set_parameter(key, &value).map_err(wrong)?;
         }
@@ -168,6 +222,15 @@ impl Url {
                 let count = number().filter(|count| (1..=MAX_CONNECTIONS).contains(count));
                 self.connections = Some(count.ok_or("give a number from 1 to 16")?);
             }
+            "paths" if value == "all" => self.all_paths = true,
+            "paths" => return Err("write all, or name the places where the host is"),
+            "iopolicy" => {
+                self.io_policy = match value {
+                    "round-robin" => IoPolicy::RoundRobin,
+                    "queue-depth" => IoPolicy::QueueDepth,
+                    _ => return Err("write round-robin or queue-depth"),
+                }
+            }
             "keep_alive_tmo" => {
                 self.keep_alive =
                     seconds(MAX_KEEP_ALIVE).ok_or("give whole seconds, at most 3600; 0 is none")?;
@@ -186,10 +249,10 @@ impl Url {
                 let path = Some(value).filter(|path| !path.is_empty()).ok_or("name a file")?;
                 self.tls_key_file = Some(path.into());
             }
-            _ => {
-                return Err("unknown; there are hostnqn, hostid, hdr_digest, data_digest, queue_size, \
-                            connections, keep_alive_tmo, ctrl_loss_tmo, tls_key_file and tls_identity");
+            "dhchap_secret" | "dhchap_ctrl_secret" => {
+                return Err("everybody can see it here; name a file, as dhchap_secret_file does");
             }
+            _ => return Err(UNKNOWN),
         }
         Ok(())
     }
@@ -198,20 +261,25 @@ impl Url {
 impl fmt::Display for Url {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("nvme+tcp://")?;
-        uri::encode_host(f, &self.host)?;
-        if self.port != NVME_TCP_PORT {
-            write!(f, ":{}", self.port)?;
-        }
+        let first = std::iter::once((self.host.as_str(), self.port));
+        let further = self.further.iter().map(|(host, port)| (host.as_str(), *port));
+        uri::encode_portals(f, first.chain(further), NVME_TCP_PORT)?;
         if let Some(subsystem) = &self.subsystem {
             f.write_str("/")?;
             encode(f, subsystem.as_str().as_bytes(), b":")?;
             write!(f, "/{}", self.nsid)?;
         }
         let mut separator = '?';
-        let mut put = |f: &mut fmt::Formatter<'_>, key: &str, value: Option<String>| {
+        let mut put_bytes = |f: &mut fmt::Formatter<'_>, key: &str, value: Option<&[u8]>| {
             let Some(value) = value else { return Ok(()) };
             write!(f, "{}{key}=", std::mem::replace(&mut separator, '&'))?;
-            encode(f, value.as_bytes(), b":")
+            encode(f, value, b":/")
+        };
+        let bytes = |path: &'_ Option<PathBuf>| path.clone().map(|path| path.into_os_string().into_vec());
+        put_bytes(f, SECRET, bytes(&self.secret_file).as_deref())?;
+        put_bytes(f, CTRL_SECRET, bytes(&self.ctrl_secret_file).as_deref())?;
+        let mut put = |f: &mut fmt::Formatter<'_>, key: &str, value: Option<String>| {
+            put_bytes(f, key, value.as_ref().map(String::as_bytes))
         };
         let differs =
             |value: Duration, default: Duration| (value != default).then(|| value.as_secs().to_string());
@@ -222,6 +290,9 @@ impl fmt::Display for Url {
         let size = (self.queue_size != DEFAULT_QUEUE_SIZE).then(|| self.queue_size.to_string());
         put(f, "queue_size", size)?;
         put(f, "connections", self.connections.map(|count| count.to_string()))?;
+        put(f, "paths", self.all_paths.then(|| "all".to_owned()))?;
+        let is_by_depth = self.io_policy == IoPolicy::QueueDepth;
+        put(f, "iopolicy", is_by_depth.then(|| "queue-depth".to_owned()))?;
         put(f, "keep_alive_tmo", differs(self.keep_alive, DEFAULT_KEEP_ALIVE))?;
         put(f, "ctrl_loss_tmo", differs(self.reconnect, DEFAULT_RECONNECT))?;
         let path = self.tls_key_file.as_ref().map(|path| path.to_string_lossy().into_owned());
@@ -248,6 +319,7 @@ pub fn read_uuid(text: &str) -> Option<HostId> {
 }
 
 pub use super::initiator::uuid_text;
+pub use crate::uri::MAX_PORTALS;
 
 fn subsystem_and_nsid(path: &str) -> Result<(Option<Nqn>, u32), UrlError> {
     let path = path.strip_suffix('/').unwrap_or(path);
@@ -271,6 +343,25 @@ fn shown(text: &str) -> String {
     text.chars().take(MAX_SHOWN).collect()
 }
 
+const SECRET: &str = "dhchap_secret_file";
+const CTRL_SECRET: &str = "dhchap_ctrl_secret_file";
+/// What can be shown of a query.
+const KEYS: [&str; 12] = [
+    "hostnqn",
+    "hostid",
+    SECRET,
+    CTRL_SECRET,
+    "hdr_digest",
+    "data_digest",
+    "queue_size",
+    "connections",
+    "paths",
+    "iopolicy",
+    "keep_alive_tmo",
+    "ctrl_loss_tmo",
+];
+const UNKNOWN: &str = "unknown; there are hostnqn, hostid, dhchap_secret_file, dhchap_ctrl_secret_file, hdr_digest, \
+                       data_digest, queue_size, connections, paths, iopolicy, keep_alive_tmo and ctrl_loss_tmo";
 /// As Linux has it.
 const DEFAULT_KEEP_ALIVE: Duration = Duration::from_secs(5);
 const MAX_KEEP_ALIVE: Duration = Duration::from_secs(3600);
@@ -309,6 +400,8 @@ mod tests {
             "nvme+tcp://[fd77::12]:8009",
             "nvme+tcp://host/nqn.a%20/3",
             "nvme+tcp://h/nqn.%C3%A4:b/3?hostnqn=nqn.c&hostid=00112233445566778899aabbccddeeff&hdr_digest=on",
+            "nvme+tcp://h/nqn.a/1?dhchap_secret_file=/run/a%26b&dhchap_ctrl_secret_file=c",
+            "nvme+tcp://h,h:4421,[::1]:7/nqn.a/1?paths=all&iopolicy=queue-depth",
             "nvme+tcp://h/nqn.a/1?data_digest=on&queue_size=2&connections=16&keep_alive_tmo=9&ctrl_loss_tmo=0",
             "nvme+tcp://h/nqn.a/1?tls_key_file=/etc/a%20key&tls_identity=0",
         ];
@@ -332,13 +425,20 @@ mod tests {
             ("nvme+tcp://h/nqn.a?queue_size=+8", "from 2 to 1024"),
             ("nvme+tcp://h/nqn.a?hostid=0011", "write a UUID"),
             ("nvme+tcp://h/nqn.a?hdr_digest=on&hdr_digest=on", "given twice"),
+            ("nvme+tcp://h,h/nqn.a", "named before"),
+            ("nvme+tcp://h/nqn.a?paths=2", "write all"),
+            ("nvme+tcp://h/nqn.a?iopolicy=numa", "write round-robin"),
             ("nvme+tcp://h/nqn.a?tls=on", "unknown"),
             ("nvme+tcp://h/nqn.a?tls_key_file=", "name a file"),
             ("nvme+tcp://h/nqn.a?tls_identity=2", "write 0 or 1"),
+            ("nvme+tcp://h/nqn.a?dhchap_secret_file=", "name a file"),
+            ("nvme+tcp://h/nqn.a?dhchap_ctrl_secret_file=b", "give dhchap_secret_file, too"),
+            ("nvme+tcp://h/nqn.a?dhchap_secret=DHHC-1:00:hunter2:", "everybody can see it here"),
+            ("nvme+tcp://h/nqn.a?key=hunter2", "unknown"),
         ];
         for (text, words) in cases {
             let error = text.parse::<Url>().unwrap_err().to_string();
-            assert!(error.contains(words), "{text}: {error}");
+            assert!(error.contains(words) && !error.contains("hunter2"), "{text}: {error}");
         }
     }
 }

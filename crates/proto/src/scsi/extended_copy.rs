@@ -5,9 +5,9 @@
 //! the other is asked before, and again for each piece, as it would be for a command sent to that unit.
 
 use super::sense::Sense;
-use super::server::Attached;
 use super::task::{Action, Context, Failure, Outcome, Work, answer};
 use super::unit::LogicalUnit;
+use super::units::Attached;
 use crate::exports::VolumeId;
 use blockmux_volume::{MAX_TRANSFER, Op, Output};
 use blockmux_wire::scsi::copy::*;
@@ -104,7 +104,8 @@ fn parse_cscds(cx: &Context<'_>, list: &[u8]) -> Result<Vec<End>, Sense> {
         let (_, volume, unit) = found.ok_or(aborted(Asc::COPY_TARGET_DEVICE_NOT_REACHABLE))?;
         let info = unit.info();
         let block_len = u64::from(info.logical_block.max(512));
-        ends.push(End { volume, unit: unit.clone(), block_len, size: info.size });
+        let size = info.size;
+        ends.push(End { volume, unit, block_len, size });
     }
     Ok(ends)
 }

@@ -25,6 +25,7 @@ mod table;
 mod target;
 mod task;
 mod unit;
+mod units;
 mod view;
 
 mod alua;
@@ -61,7 +62,7 @@ pub use lun::Lun;
 pub use nexus::{Nexus, TargetPort};
 pub use sense::{Sense, SenseBytes};
 pub use server::{DeviceServer, ManagementResponse, TaskManagement};
-pub use target::Target;
+pub use target::{MAX_LUN, Target};
 pub use task::Task;
 pub use unit::{Identity, LogicalUnit};
 

@@ -12,9 +12,9 @@
 //! [`Served`]: crate::served::Served
 
 use super::sense::{Sense, Specific};
-use super::server::Attached;
 use super::task::{Action, Context, Failure, Outcome, Work};
 use super::unit::{LogicalUnit, SANITIZING};
+use super::units::Attached;
 use crate::served::Drain;
 use blockmux_volume::{Op, Output, Seg, SgList};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};

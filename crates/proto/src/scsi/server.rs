@@ -1,46 +1,28 @@
 //! The device server: dispatches commands, and walks each task from step to step.
 
 use super::error::from_io_error;
-use super::extended_copy::CopyResult;
 use super::nexus::Nexus;
 use super::sense::Sense;
 use super::table::{self, Entry, Rules};
 use super::target::Target;
 use super::task::{Action, Context, Failure, Outcome, State, Task};
-use super::unit::{LogicalUnit, NexusKey, UnitState};
-use super::view::View;
+use super::unit::UnitState;
+use super::units::{Attached, Units};
 use super::{Cdb, Command, Lun, Response, Status, Step, TaskAttribute, inquiry, luns, sanitize, token_copy};
 use crate::exports::VolumeId;
-use crate::served::{Drain, Lane};
+use crate::served::Drain;
 use blockmux_volume::{Completion, Io, Op, SgList, Tag};
 use blockmux_wire::scsi::cdb::NACA;
 use blockmux_wire::scsi::opcode::Opcode;
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 use smallvec::SmallVec;
-use std::rc::Rc;
 use std::sync::Arc;
 
 /// One I_T nexus of a target; it lives as long as its session, on the session's core. See the module's words.
 pub struct DeviceServer {
     target: Arc<Target>,
     nexus: Nexus,
-    /// In order of LUN.
-    units: Vec<Attached>,
-}
-
-/// A logical unit as one nexus sees it.
-pub(super) struct Attached {
-    number: u16,
-    pub(super) volume: VolumeId,
-    pub(super) unit: Arc<LogicalUnit>,
-    pub(super) key: NexusKey,
-    /// The nexus's I/O on the volume.
-    lane: Rc<Lane>,
-    /// How this nexus's copies ended, oldest first.
-    pub(super) copies: Vec<CopyResult>,
-    /// The generation that `view` was made of.
-    seen: u64,
-    pub(super) view: View,
+    units: Units,
 }
 
 /// Task management functions (SAM-5 §7). What concerns one task alone, ABORT TASK and QUERY TASK, is the transport's
@@ -68,13 +50,7 @@ impl DeviceServer {
     /// The device server for a new session.
     #[must_use]
     pub fn new(target: Arc<Target>, nexus: Nexus) -> DeviceServer {
-        let units = target.units().map(|(number, volume, unit)| {
-            let key = unit.attach(&nexus);
-            let (seen, view) = unit.view(key);
-            let lane = Lane::new(&unit.served);
-            Attached { number, volume, unit: unit.clone(), key, lane, copies: Vec::new(), seen, view }
-        });
-        DeviceServer { units: units.collect(), target: target.clone(), nexus }
+        DeviceServer { units: Units::new(&target, &nexus), target, nexus }
     }
 
     /// The nexus that this is.
@@ -86,9 +62,10 @@ impl DeviceServer {
     /// Takes a command.
     #[inline]
     pub fn begin(&mut self, command: &Command) -> (Task, Step) {
+        self.units.look_again(&self.target, &self.nexus);
         let mut task = Task {
             command: *command,
-            unit: self.find(command.lun),
+            unit: self.units.find(command.lun),
             state: State::Ended,
             op: Op::Flush,
             transfer_len: 0,
@@ -172,7 +149,7 @@ impl DeviceServer {
     /// was immediate, and the seconds of tokens. Drive the task like any other and drop its response. Ask when
     /// [`LogicalUnit::on_background`] calls; asking when there is nothing costs an atomic load for each unit.
     pub fn poll_background(&mut self) -> Option<(Task, Step)> {
-        let at = self.units.iter_mut().position(Attached::has_background)?;
+        let at = self.units.first_with(Attached::has_background)?;
         let unit = self.units.get(at)?;
         let mut task = Task {
             command: Command {
@@ -200,7 +177,8 @@ impl DeviceServer {
 
     /// Carries out a task management function on what nexuses share; the transport aborts its own tasks.
     pub fn manage(&mut self, function: TaskManagement, lun: Lun) -> ManagementResponse {
-        let Some(unit) = self.find(lun).and_then(|unit| self.units.get(unit)) else {
+        self.units.look_again(&self.target, &self.nexus);
+        let Some(unit) = self.units.find(lun).and_then(|unit| self.units.get(unit)) else {
             return ManagementResponse::IncorrectLogicalUnitNumber;
         };
         // What it aborts of others ends with its next step; what is in flight by then, `drain` waits for.
@@ -216,13 +194,13 @@ impl DeviceServer {
     /// Whether there is a unit of that number.
     #[must_use]
     pub fn has_unit(&self, lun: Lun) -> bool {
-        self.find(lun).is_some()
+        self.units.find(lun).is_some()
     }
 
     /// The nexus is lost, or reset, but its session goes on: what only lasts as long as a nexus does is over in every
     /// unit, and the next command to each is told so. The transport aborts its own tasks.
     pub fn lose_nexus(&mut self) {
-        for unit in &self.units {
+        for unit in self.units.iter() {
             unit.unit.lose_nexus(unit.key);
         }
     }
@@ -230,24 +208,15 @@ impl DeviceServer {
     /// Tells when nothing reaches the volume any more of tasks that [`DeviceServer::manage`] has just aborted, whoever's
     /// they are: until then a function that aborts others' tasks is not answered. `None`: there is no such unit.
     pub(crate) fn drain(&self, lun: Lun) -> Option<Drain> {
-        let unit = self.units.get(self.find(lun)?)?;
+        let unit = self.units.get(self.units.find(lun)?)?;
         Some(Drain::new(&unit.unit.served))
-    }
-
-    #[inline]
-    fn find(&self, lun: Lun) -> Option<usize> {
-        let number = lun.number()?;
-        // LUNs mostly have no gaps, and then the number is the place.
-        match self.units.get(usize::from(number)) {
-            Some(unit) if unit.number == number => Some(number.into()),
-            _ => self.units.binary_search_by_key(&number, |unit| unit.number).ok(),
-        }
     }
 
     #[inline]
     fn advance(&mut self, task: &mut Task, next: impl FnOnce(&mut Context<'_>) -> Outcome) -> Outcome {
         let Some(unit) = task.unit.and_then(|unit| self.units.get_mut(unit)) else {
-            return Err(Failure::internal());
+            // It was taken away while the task was under way.
+            return Err(Sense::illegal(Asc::LOGICAL_UNIT_NOT_SUPPORTED).into());
         };
         if unit.is_aborted(task) {
             return Err(Failure::status(Status::TASK_ABORTED));
@@ -363,39 +332,7 @@ impl DeviceServer {
     fn place_of(&self, task: &Task, volume: VolumeId) -> Option<usize> {
         let is_its = |unit: &Attached| unit.volume == volume;
         let own = task.unit.filter(|&unit| self.units.get(unit).is_some_and(is_its));
-        own.or_else(|| self.units.iter().position(is_its))
-    }
-}
-
-impl Drop for DeviceServer {
-    fn drop(&mut self) {
-        for unit in &self.units {
-            unit.unit.detach(unit.key);
-        }
-    }
-}
-
-impl Attached {
-    /// Whether the unit has work that nobody carries on.
-    fn has_background(&mut self) -> bool {
-        if self.unit.generation() != self.seen {
-            self.refresh();
-        }
-        self.view.has_background
-    }
-
-    /// Whether someone has aborted the task since it began.
-    #[inline]
-    fn is_aborted(&mut self, task: &Task) -> bool {
-        if self.unit.generation() != self.seen {
-            self.refresh();
-        }
-        self.view.abort_epoch != task.abort_epoch
-    }
-
-    /// Looks at the shared state again.
-    pub(super) fn refresh(&mut self) {
-        (self.seen, self.view) = self.unit.view(self.key);
+        own.or_else(|| self.units.place(is_its))
     }
 }
 

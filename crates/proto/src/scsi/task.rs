@@ -3,8 +3,8 @@
 use super::cdb::CdbRange;
 use super::nexus::Nexus;
 use super::sense::Sense;
-use super::server::Attached;
 use super::target::Target;
+use super::units::Attached;
 use super::{Command, Status};
 use crate::exports::VolumeId;
 use crate::served::Passage;
@@ -242,15 +242,6 @@ impl Context<'_> {
         }
     }
 
-    /// Refuses to read for an initiator that means to write.
-    #[inline]
-    pub(super) fn check_reads(&self) -> Result<(), Failure> {
-        if self.command.data_in_len == 0 && self.command.data_out_len > 0 {
-            return Err(Sense::illegal(Asc::INVALID_FIELD_IN_COMMAND_INFORMATION_UNIT).into());
-        }
-        Ok(())
-    }
-
     /// How much of `len` bytes a write takes when the initiator's data ends before what its CDB names: the whole blocks
     /// that are there, and the residual tells of the rest. FCP-4 §9.4.2 lets this be, or writing nothing; initiators
     /// test for this. Data that ends within a block is refused.
@@ -260,7 +251,8 @@ impl Context<'_> {
         if has >= len {
             return Ok(len);
         }
-        // An initiator that means to read is told that this is a write.
+        // An initiator that means to read is told that this is a write, for it would take GOOD for done. The other way
+        // round nothing is lost, and libiscsi's suite wants GOOD.
         let means_to_read = has == 0 && self.command.data_in_len > 0;
         match has.checked_rem(self.unit.view.block_len.into()) {
             Some(0) if !means_to_read => Ok(has),

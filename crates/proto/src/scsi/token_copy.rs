@@ -236,11 +236,13 @@ fn find_source(cx: &Context<'_>, token: &TokenBytes) -> Result<Source, Sense> {
     if is_zero_token(token) {
         return Ok(Source::Zeroes);
     }
-    let found =
-        cx.target.units().find_map(|(_, volume, unit)| Some((volume, unit, unit.tokens.find(token)?)));
+    let found = cx.target.units().find_map(|(_, volume, unit)| {
+        let ranges = unit.tokens.find(token)?;
+        Some((volume, unit, ranges))
+    });
     match found {
         Some((volume, unit, Ok(ranges))) => {
-            Ok(Source::Token { unit: unit.clone(), volume, bytes: Box::new(*token), ranges })
+            Ok(Source::Token { unit, volume, bytes: Box::new(*token), ranges })
         }
         Some((_, _, Err(why))) => Err(Sense::illegal(why)),
         None if token.starts_with(&ROD_CHANGE_VULNERABLE.to_be_bytes()) => {

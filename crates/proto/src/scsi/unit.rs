@@ -233,10 +233,12 @@ impl LogicalUnit {
         let asked = self.generation();
         let info = self.info();
         let who = self.look(|state| state.who(key));
-        let (access, is_reserved_by_other, is_closed) = self.served.look(|table| {
+        let (access, is_reserved_by_other, closed) = self.served.look(|table| {
             let is_reserved_by_other = table.reserved_by.is_some_and(|holder| holder != key);
             let access = who.as_ref().map_or(Access::ALL, |who| table.reservations.access(Some(who)));
-            (access, is_reserved_by_other, table.is_closed)
+            // By way of another unit, or for good.
+            let sanitizing = table.is_closed.then_some(SANITIZING);
+            (access, is_reserved_by_other, if table.is_retired { Some(GONE) } else { sanitizing })
         });
         let mut state = self.lock();
         // A change in between leads to another look.
@@ -262,8 +264,7 @@ impl LogicalUnit {
             write_protected: state.write_protected,
             sanitizing: match &state.sanitize {
                 Some(sanitize) => Some(sanitize.sense()),
-                // By way of another unit.
-                None => is_closed.then_some(SANITIZING),
+                None => closed,
             },
             has_background: state.has_background(),
             not_ready: state.not_ready(key),
@@ -417,5 +418,7 @@ impl NexusState {
 
 /// Why a unit is not ready whose volume is sanitized.
 pub(super) const SANITIZING: Sense = Sense::new(SenseKey::NOT_READY, Asc::SANITIZE_IN_PROGRESS);
+/// Why nothing is done with a unit whose volume is not served any more.
+const GONE: Sense = Sense::new(SenseKey::ILLEGAL_REQUEST, Asc::LOGICAL_UNIT_NOT_SUPPORTED);
 /// The most unit attentions that wait for a nexus; beyond, the oldest is lost.
 const MAX_ATTENTIONS: usize = 8;

@@ -29,7 +29,7 @@ pub(super) struct View {
     pub(super) descriptor_sense: bool,
     /// SWP of the Control mode page.
     pub(super) write_protected: bool,
-    /// Why nearly every command fails: a sanitize operation.
+    /// Why nearly every command fails: a sanitize operation, or the volume is not served any more.
     pub(super) sanitizing: Option<Sense>,
     /// A sanitize operation, a copy or the clock of tokens waits for someone to carry it on.
     pub(super) has_background: bool,

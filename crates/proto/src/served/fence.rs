@@ -74,7 +74,7 @@ impl Fence {
         self.seen = self.served.generation();
         self.access = self.served.look(|table| match table.reserved_by {
             Some(_) => Access::NONE,
-            None if table.is_closed => Access::NONE,
+            None if table.is_closed || table.is_retired => Access::NONE,
             None => table.reservations.access(self.who.as_ref()),
         });
     }

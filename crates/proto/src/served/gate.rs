@@ -19,6 +19,24 @@ impl Gate {
         Gate { fences: volumes.map(|(volume, served)| (volume, Fence::of(served, who.cloned()))).collect() }
     }
 
+    /// The same way to these volumes alone: others are left, and it begins to those that are new.
+    pub(crate) fn lead_to<'a>(
+        &mut self,
+        volumes: impl Iterator<Item = (VolumeId, &'a Arc<Served>)>,
+        who: Option<&Registrant>,
+    ) {
+        let mut before = std::mem::take(&mut self.fences);
+        self.fences.extend(volumes.map(|(volume, served)| {
+            let known = before.iter().position(|(id, _)| *id == volume);
+            known.map_or_else(|| (volume, Fence::of(served, who.cloned())), |known| before.swap_remove(known))
+        }));
+    }
+
+    /// Whether it leads to that volume.
+    pub(crate) fn leads_to(&self, volume: VolumeId) -> bool {
+        self.fences.iter().any(|(id, _)| *id == volume)
+    }
+
     /// Whether reservations let the client do this.
     #[inline]
     pub(crate) fn admits(&mut self, volume: VolumeId, op: Op) -> bool {

@@ -11,6 +11,7 @@
 //! I/O takes no lock for that: each user has a copy of what concerns it and compares one number to know whether the
 //! copy is still good, and the ranges are looked at by way of a `Lane` of its own.
 
+mod damage;
 mod fence;
 mod gate;
 mod image;
@@ -36,6 +37,7 @@ pub(crate) use reservations::{
 pub(crate) use reservations::Registration;
 
 use blockmux_volume::{Resize, ResizeError, Volume};
+use damage::Damage;
 use image::from_image;
 use ranges::Ranges;
 use std::fmt;
@@ -55,6 +57,7 @@ pub struct Served {
     /// In bytes, as everybody has been told; locked while it changes.
     size: Mutex<u64>,
     meters: Meters,
+    damage: Damage,
 }
 
 /// Who may do what.
@@ -65,6 +68,8 @@ pub(crate) struct Table {
     pub(crate) reserved_by: Option<Holder>,
     /// Nobody may use the volume: all that is on it is being destroyed.
     pub(crate) is_closed: bool,
+    /// The volume is not served any more.
+    pub(crate) is_retired: bool,
     last_holder: u64,
     /// What was there before the last change, as long as nobody knows whether that is kept.
     before: Option<(SaveTicket, Reservations)>,
@@ -73,6 +78,17 @@ pub(crate) struct Table {
 /// Somebody who can hold a RESERVE of SPC-2: one nexus of a logical unit, as long as its session lasts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Holder(u64);
+
+/// The end of what was in flight when it was made.
+pub struct Settling(Drain);
+
+impl Settling {
+    /// Whether it is there; ask again until it is.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.0.is_over()
+    }
+}
 
 /// Hears of changes that others have made.
 pub(crate) trait Watcher: Send + Sync {
@@ -119,6 +135,7 @@ impl Served {
             watchers: Mutex::default(),
             size: Mutex::new(size),
             meters: Meters::default(),
+            damage: Damage::default(),
         });
         let weak = Arc::downgrade(&served);
         served.volume.on_resize(Box::new(move || {
@@ -262,6 +279,26 @@ impl Served {
             self.tell(&table, &Change::Reservations { notices: &Notices::new(), aborts: false });
         }
         is_change
+    }
+
+    /// The volume is not served any more: nobody new is let in, for ever. What was let in before is over when
+    /// [`Served::settling`] says so.
+    pub fn retire(&self) {
+        let mut table = self.lock();
+        table.is_retired = true;
+        self.tell(&table, &Change::Reservations { notices: &Notices::new(), aborts: false });
+    }
+
+    /// Whether it is not served any more.
+    #[must_use]
+    pub fn is_retired(&self) -> bool {
+        self.lock().is_retired
+    }
+
+    /// Tells when nothing is in flight any more that was let in before now.
+    #[must_use]
+    pub fn settling(self: &Arc<Served>) -> Settling {
+        Settling(Drain::new(self))
     }
 
     /// Has everybody look again; the lock is held, so that who sees the new generation and then locks sees the change.

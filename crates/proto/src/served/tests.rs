@@ -23,7 +23,7 @@ impl Both {
         let name = "a".to_owned();
         let export = Export { name, description: String::new(), read_only: false, volume: volume.clone() };
         let exports = Exports::new(vec![export]);
-        let unit = LogicalUnit::over(Identity::of("a"), exports.served(VolumeId(0)).unwrap());
+        let unit = LogicalUnit::over(Identity::of("a"), &exports.served(VolumeId(0)).unwrap());
         Both { exports, bench: Bench::around(unit, volume) }
     }
 
@@ -218,7 +218,7 @@ fn who_keeps_others_out_is_answered_when_their_writes_have_left_the_volume() {
 fn a_write_that_was_admitted_and_has_not_begun_when_it_is_kept_out_never_begins() {
     let both = Both::new();
     let mut scsi = both.bench.client("a");
-    let mut fence = super::Fence::new(both.exports.served(VolumeId(0)).unwrap());
+    let mut fence = super::Fence::new(&both.exports.served(VolumeId(0)).unwrap());
     assert_eq!(reserve_out(&mut scsi, 0, 0, 0, 1), Status::GOOD);
     assert!(fence.admits(Op::Write { fua: false }));
     assert_eq!(reserve_out(&mut scsi, 1, 1, 1, 0), Status::GOOD);
@@ -242,7 +242,7 @@ fn nbd_is_kept_out_while_the_volume_is_sanitized_and_ends_first() {
     assert!(matches!(step, Step::Io { .. }));
     assert_eq!((ask(&mut nbd, READ, &[]), ask(&mut nbd, WRITE, &[7; 512])), (EPERM, EPERM));
     // Nor does anybody get in by another unit over the volume.
-    let other = LogicalUnit::over(Identity::of("b"), both.exports.served(VolumeId(0)).unwrap());
+    let other = LogicalUnit::over(Identity::of("b"), &both.exports.served(VolumeId(0)).unwrap());
     let mut other = Bench::around(other, both.bench.volume.clone()).client("b");
     for cdb in [&[0; 6][..], &WRITE_10, &ERASE] {
         let data_out = if cdb[0] == 0x2a { &[7; 512][..] } else { &[] };

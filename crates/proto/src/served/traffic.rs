@@ -1,7 +1,7 @@
 //! What has been done on a volume: counters that each of its users keeps for itself, so that cores share none of them.
 
 use super::Served;
-use blockmux_volume::{Io, Op};
+use blockmux_volume::{Io, IoError, Op};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -55,9 +55,12 @@ impl Meter {
         Meter { served: served.clone(), counts }
     }
 
-    /// Counts a request that begins.
+    /// Counts a request that begins, and asks whether it may.
+    ///
+    /// # Errors
+    /// As for [`Served::check`].
     #[inline]
-    pub fn begin(&self, io: &Io) {
+    pub fn begin(&self, io: &Io) -> Result<(), IoError> {
         match io.op {
             Op::Read => {
                 add(&self.counts.reads, 1);
@@ -69,6 +72,7 @@ impl Meter {
             }
             _ => add(&self.counts.others, 1),
         }
+        self.served.check(io)
     }
 
     /// Counts one that failed.

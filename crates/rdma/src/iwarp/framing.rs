@@ -6,6 +6,7 @@
 
 use blockmux_proto::outbox::Outbox;
 use blockmux_volume::Seg;
+use blockmux_wire::iwarp::ddp::UNTAGGED_LEN;
 use blockmux_wire::iwarp::mpa::{
     CRC_LEN, LENGTH_LEN, MARKER_INTERVAL, MARKER_LEN, MULPDU_MIN, Marker, padding,
 };
@@ -60,8 +61,16 @@ impl Framer {
             self.put(outbox, &length);
             self.put(outbox, header);
         } else {
-            outbox.push_head(&length);
-            outbox.push_head(header);
+            // One run of bytes, and so one call.
+            let mut begin = [0; LENGTH_LEN + UNTAGGED_LEN];
+            if let Some((at_length, rest)) = begin.split_at_mut_checked(LENGTH_LEN)
+                && let Some(at_header) = rest.get_mut(..header.len())
+            {
+                at_length.copy_from_slice(&length);
+                at_header.copy_from_slice(header);
+            }
+            let len = LENGTH_LEN.saturating_add(header.len());
+            outbox.push_head(begin.get(..len).unwrap_or_default());
         }
     }
 
@@ -89,10 +98,7 @@ impl Framer {
         if !self.copies() {
             return outbox.push_seg(seg);
         }
-        if !self.has_markers {
-            self.crc = crc32c::crc32c_append(self.crc, outbox.push_copy(&seg));
-            return;
-        }
+        // A block is in the nearest cache when its CRC is made and when it is copied on.
         let mut block = [0; BLOCK];
         let mut at: usize = 0;
         while at < seg.len() {

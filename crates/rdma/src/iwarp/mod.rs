@@ -47,7 +47,7 @@ use receive::Arrival;
 use setup::{Agreement, Answer, Request};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
-use transmit::Transmitter;
+use transmit::{NUDGE, NUDGES, Transmitter};
 use wrong::{Accusation, Wrong};
 use zerocopy::{IntoBytes, U32};
 
@@ -88,6 +88,10 @@ pub struct Iwarp {
     events: VecDeque<Event>,
     fault: Option<Fault>,
     deadline: Option<Instant>,
+    /// No FPDU has come yet.
+    is_first: bool,
+    /// Connecting: how often the peer may still be nudged.
+    nudges: u32,
 }
 
 /// How far a connection has come.
@@ -111,6 +115,7 @@ impl Iwarp {
     pub fn active(endpoint: &Endpoint, config: Config, pool: Pool, seed: Seed, now: Instant) -> Iwarp {
         let mut iwarp = Iwarp::new(endpoint, config, pool, seed, now);
         iwarp.phase = Phase::Asking;
+        iwarp.nudges = NUDGES;
         let request = setup::request(&iwarp.config, endpoint.reads, &endpoint.private_data);
         iwarp.push_frame(&request);
         iwarp
@@ -138,6 +143,8 @@ impl Iwarp {
             events: VecDeque::new(),
             fault: None,
             deadline: now.checked_add(SETUP_TIMEOUT),
+            is_first: true,
+            nudges: 0,
             endpoint: endpoint.clone(),
             config,
         }
@@ -147,6 +154,18 @@ impl Iwarp {
     pub fn set_mss(&mut self, mss: usize) {
         self.config.mss = mss;
         self.transmitter.framer.set_mss(mss);
+    }
+
+    /// How many bytes segments of the stream hold.
+    #[must_use]
+    pub fn mss(&self) -> usize {
+        self.config.mss
+    }
+
+    /// How many bytes have left the outbox, in all.
+    #[must_use]
+    pub fn sent(&self) -> u64 {
+        self.transmitter.sent(&self.outbox)
     }
 
     fn push_frame(&mut self, frame: &[u8]) {
@@ -174,8 +193,10 @@ impl Iwarp {
         }
         match setup::answer(frame, &self.config, self.endpoint.reads) {
             Ok(Answer::Taken(agreement, private_data)) => {
+                // What comes next is due at once, or it is as if the time for it were over.
+                let begun = self.deadline.and_then(|deadline| deadline.checked_sub(SETUP_TIMEOUT));
                 self.connect(agreement);
-                self.deadline = None;
+                self.deadline = begun.and_then(|begun| begun.checked_add(NUDGE));
                 self.transmitter.may_send = true;
                 self.send_rtr(agreement.rtr);
                 self.events.push_back(Event::Connected { private_data });
@@ -327,6 +348,10 @@ impl Timed for Iwarp {
         if self.deadline.is_none_or(|deadline| now < deadline) {
             return Ok(());
         }
+        if self.nudges > 0 && matches!(self.phase, Phase::Connected | Phase::Leaving) {
+            self.nudge(now);
+            return Ok(());
+        }
         self.end(None);
         Err(ProtocolError { what: "took too long to connect", reference: "the provider's own bound" })
     }
@@ -356,6 +381,11 @@ impl StreamSession for Iwarp {
     #[inline]
     fn on_placed(&mut self) -> Result<(), ProtocolError> {
         self.place_is_full()
+    }
+
+    #[inline]
+    fn is_mostly_placed(&self) -> bool {
+        self.arrival.is_mostly_placed()
     }
 
     fn on_end(&mut self) -> Result<(), ProtocolError> {
@@ -392,6 +422,9 @@ impl QueuePair for Iwarp {
 
     #[inline]
     fn post(&mut self, work: Work) {
+        if self.phase == Phase::Connected && self.transmit_at_once(&work) {
+            return;
+        }
         match work {
             Work::Receive => self.arrival.untagged.post_receive(),
             Work::Invalidate { stag } => {
@@ -444,8 +477,11 @@ impl QueuePair for Iwarp {
 /// How long a peer may take to ask, to answer, and to send its RTR message.
 pub const SETUP_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// In bytes: with so many in the outbox nothing more is put there.
-pub const OUTBOX_FULL: usize = 256 << 10;
+/// In bytes: with so many in the outbox nothing more is put there. Most of them are payload that is referred to.
+pub const OUTBOX_FULL: usize = 2 << 20;
+
+/// The same where payload is copied.
+pub const OUTBOX_FULL_OF_COPIES: usize = 256 << 10;
 
 /// What is left for a session of MPA's private data, in bytes.
 const PRIVATE_DATA: usize = MAX_PRIVATE_DATA - ENHANCED_LEN;

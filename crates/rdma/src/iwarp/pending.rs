@@ -69,6 +69,19 @@ impl Pending {
         self.queue.push_back((Posted { turn: self.turns, id }, transfer));
     }
 
+    /// Whether whatever is posted now is the next to begin.
+    #[inline]
+    pub(super) fn is_clear(&self) -> bool {
+        self.queue.is_empty() && self.current.is_none()
+    }
+
+    /// A send or write is in the outbox that nobody had posted before; it is done once so many bytes are sent.
+    #[inline]
+    pub(super) fn post_sending(&mut self, id: WorkId, end: u64) {
+        self.turns = self.turns.wrapping_add(1);
+        self.sending.push_back((Posted { turn: self.turns, id }, end));
+    }
+
     /// The next transfer, unless it is a read and `reads` are on their way.
     #[inline]
     pub(super) fn begin(&mut self, reads: u32) -> Option<Transfer> {

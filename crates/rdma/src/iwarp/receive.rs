@@ -26,6 +26,8 @@ pub(super) struct Arrival {
     has_crc: bool,
     /// Where we wanted markers.
     unframer: Option<Unframer>,
+    /// Rises with long tagged payload, and falls with short.
+    bulk: u32,
     pub(super) untagged: Queues,
 }
 
@@ -70,6 +72,7 @@ impl Arrival {
             state: State::Frame(REQ_REP_LEN),
             has_crc: false,
             unframer: None,
+            bulk: 0,
             untagged: Queues::new(receives),
         }
     }
@@ -101,6 +104,21 @@ impl Arrival {
             State::Place(placing) => Demand::Place(placing.place.clone()),
             State::Tail(placing) => Demand::Bytes(placing.tail_len()),
         }
+    }
+
+    /// Whether what comes is mostly long tagged payload, to be received where it belongs.
+    #[inline]
+    pub(super) fn is_mostly_placed(&self) -> bool {
+        self.bulk >= BULK
+    }
+
+    /// A tagged segment comes with so many bytes of payload.
+    #[inline]
+    fn weigh(&mut self, payload: usize) {
+        self.bulk = match payload {
+            LONG_PAYLOAD.. => self.bulk.saturating_add(BULK).min(2 * BULK),
+            _ => self.bulk.saturating_sub(1),
+        };
     }
 
     /// Whether the stream cannot end here.
@@ -185,7 +203,9 @@ impl Iwarp {
             return self.need(total);
         }
         let payload = usize::from(len).saturating_sub(TAGGED_LEN);
-        let place = match self.tagged_place(ulpdu, payload) {
+        self.arrival.weigh(payload);
+        let place = tagged_header(ulpdu).and_then(|header| self.tagged_place(&header, payload));
+        let place = match place {
             Ok(place) => place,
             Err(wrong) => return Err(self.terminate(wrong, ulpdu, len.into())),
         };
@@ -275,10 +295,7 @@ impl Iwarp {
         let done = match control {
             Ok(control) if control.is_tagged() => {
                 let payload = ulpdu.get(TAGGED_LEN..).unwrap_or_default();
-                self.tagged_place(ulpdu, payload.len()).map(|place| {
-                    place.copy_from(payload);
-                    self.on_tagged(ulpdu, payload.len());
-                })
+                self.take_tagged(ulpdu, payload)
             }
             Ok(_) => match Untagged::read_from_prefix(ulpdu) {
                 Ok((header, body)) => self.on_untagged(&header, body, ulpdu, lend)?,
@@ -292,26 +309,32 @@ impl Iwarp {
     /// The peer has sent something, and so is ready for what we send.
     #[inline]
     fn on_first(&mut self) {
-        if !self.transmitter.may_send {
-            self.transmitter.may_send = true;
+        if self.is_first {
+            (self.is_first, self.transmitter.may_send) = (false, true);
             self.deadline = None;
         }
     }
 
+    /// Copies the payload of a tagged segment to where it belongs, if it may be there.
+    #[inline]
+    fn take_tagged(&mut self, ulpdu: &[u8], payload: &[u8]) -> Result<(), Wrong> {
+        let header = tagged_header(ulpdu)?;
+        self.arrival.weigh(payload.len());
+        if header.control.opcode() == Opcode::RDMA_WRITE && !payload.is_empty() {
+            let stag = Stag(header.stag.get());
+            return self.regions.write(stag, header.to.get(), payload).map_err(Wrong::write);
+        }
+        self.tagged_place(&header, payload.len())?.copy_from(payload);
+        self.on_tagged(ulpdu, payload.len());
+        Ok(())
+    }
+
     /// Where the payload of a tagged segment belongs, if it may be there.
     #[inline]
-    fn tagged_place(&mut self, ulpdu: &[u8], payload: usize) -> Result<SgList, Wrong> {
-        let Ok((header, _)) = Tagged::read_from_prefix(ulpdu) else { return Err(wrong::SHORT_FRAME) };
-        let control = header.control;
-        if control.ddp_version() != DDP_VERSION {
-            return Err(wrong::TAGGED_VERSION);
-        }
-        if control.rdmap_version() != RDMAP_VERSION {
-            return Err(wrong::RDMAP_VERSION);
-        }
+    fn tagged_place(&mut self, header: &Tagged, payload: usize) -> Result<SgList, Wrong> {
         // A ULPDU has a length of 16 bits.
         let len = payload as u32;
-        match control.opcode() {
+        match header.control.opcode() {
             // Of a name under which nothing is written, nothing is asked (RFC 5040 §5.1).
             Opcode::RDMA_WRITE if len == 0 => Ok(SgList::default()),
             Opcode::RDMA_WRITE => {
@@ -326,7 +349,7 @@ impl Iwarp {
                 let end = reading.filled.checked_add(len).ok_or(wrong::SINK_BOUNDS)?;
                 if header.to.get() != u64::from(reading.filled)
                     || end > reading.len
-                    || (control.is_last() && end < reading.len)
+                    || (header.control.is_last() && end < reading.len)
                 {
                     return Err(wrong::SINK_BOUNDS);
                 }
@@ -358,6 +381,19 @@ impl Iwarp {
     }
 }
 
+/// The header of a tagged segment, of versions that we know.
+#[inline]
+fn tagged_header(ulpdu: &[u8]) -> Result<Tagged, Wrong> {
+    let Ok((header, _)) = Tagged::read_from_prefix(ulpdu) else { return Err(wrong::SHORT_FRAME) };
+    if header.control.ddp_version() != DDP_VERSION {
+        return Err(wrong::TAGGED_VERSION);
+    }
+    if header.control.rdmap_version() != RDMAP_VERSION {
+        return Err(wrong::RDMAP_VERSION);
+    }
+    Ok(header)
+}
+
 /// Whether the CRC at the end of an FPDU is that of the rest.
 #[inline]
 fn is_intact(fpdu: &[u8]) -> bool {
@@ -387,3 +423,9 @@ fn crc_of(header: &[u8], place: &SgList) -> u32 {
 /// receive fills the rest of the place and the buffer behind it in one call, so that placing costs no call of its own; but
 /// what is this short has mostly come already.
 pub(super) const PLACED_PAYLOAD: usize = 4 << 10;
+
+/// In bytes: tagged payload of this length is worth a receive of its own, rather than a copy.
+const LONG_PAYLOAD: usize = 16 << 10;
+
+/// How many segments with short payload may come for one with long payload, where that is mostly placed.
+const BULK: u32 = 4;

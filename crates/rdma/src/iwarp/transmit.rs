@@ -7,15 +7,16 @@ use super::framing::Framer;
 use super::pending::Transfer;
 use super::setup::Rtr;
 use super::wrong::Wrong;
-use super::{Iwarp, OUTBOX_FULL, Phase};
+use super::{Iwarp, OUTBOX_FULL, OUTBOX_FULL_OF_COPIES, Phase};
 use blockmux_proto::outbox::Outbox;
-use blockmux_proto::rdma::{Access, Head, Remote, Stag};
+use blockmux_proto::rdma::{Access, Head, Remote, Stag, Work};
 use blockmux_volume::SgList;
 use blockmux_wire::iwarp::ddp::{
     Control, FLAG_LAST, FLAG_TAGGED, QUEUE_READ, QUEUE_SEND, TAGGED_LEN, Tagged, UNTAGGED_LEN, Untagged,
 };
 use blockmux_wire::iwarp::rdmap::{Opcode, READ_REQUEST_LEN, ReadRequest};
 use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes, U32, U64};
 
 /// The whole sending side.
@@ -198,13 +199,20 @@ impl Outgoing {
 }
 
 impl Iwarp {
+    /// Whether more may go into the outbox.
+    #[inline]
+    fn has_room_to_send(&self) -> bool {
+        let full = if self.transmitter.framer.copies() { OUTBOX_FULL_OF_COPIES } else { OUTBOX_FULL };
+        self.outbox.len() < full
+    }
+
     /// Moves what can be moved into the outbox.
     #[inline]
     pub(super) fn transmit(&mut self) {
         if !self.transmitter.may_send || !matches!(self.phase, Phase::Connected | Phase::Leaving) {
             return;
         }
-        while self.outbox.len() < OUTBOX_FULL {
+        while self.has_room_to_send() {
             if self.transmitter.current.is_none() && !self.begin_next() {
                 return;
             }
@@ -212,6 +220,49 @@ impl Iwarp {
                 self.end_message();
             }
         }
+    }
+
+    /// Puts a send or a write into the outbox that fits in one FPDU and has nothing before it, as most have; whether it
+    /// could. What waits, or is longer, is moved from place to place until it is sent.
+    #[inline]
+    pub(super) fn transmit_at_once(&mut self, work: &Work) -> bool {
+        let has_room = self.has_room_to_send();
+        let transmitter = &mut self.transmitter;
+        let is_clear = has_room && transmitter.may_send && transmitter.is_idle() && self.pending.is_clear();
+        let (id, header, head, payload) = match work {
+            _ if !is_clear => return false,
+            Work::Send { id, head, payload, invalidate, is_solicited } => {
+                let msn = transmitter.sends.wrapping_add(1);
+                let (opcode, invalidate) = (send_opcode(*invalidate, *is_solicited), *invalidate);
+                (*id, Header::Untagged { opcode, invalidate, msn, mo: 0 }, head.as_slice(), payload)
+            }
+            Work::Write { id, local, remote } if local.len() <= remote.len as usize => {
+                let header = Header::Tagged(Opcode::RDMA_WRITE, remote.stag, remote.address);
+                (*id, header, [].as_slice(), local)
+            }
+            _ => return false,
+        };
+        let len = head.len().saturating_add(payload.len());
+        if len > transmitter.framer.room(header.len()) || self.room() == 0 {
+            return false;
+        }
+        let (transmitter, outbox) = (&mut self.transmitter, &mut self.outbox);
+        let (before, ulpdu) = (outbox.len(), header.len().saturating_add(len));
+        if let Header::Untagged { msn, .. } = header {
+            transmitter.sends = msn;
+        }
+        header.begin(&mut transmitter.framer, outbox, ulpdu, FLAG_LAST);
+        if !head.is_empty() {
+            transmitter.framer.put(outbox, head);
+        }
+        for seg in payload.segs().iter().filter(|seg| !seg.is_empty()) {
+            transmitter.framer.put_seg(outbox, seg.clone());
+        }
+        transmitter.framer.finish(outbox, ulpdu);
+        transmitter.count(outbox.len().saturating_sub(before));
+        let is_referred_to = !transmitter.framer.copies() && !payload.is_empty();
+        self.pending.post_sending(id, if is_referred_to { transmitter.pushed } else { 0 });
+        true
     }
 
     /// Begins a message that has to be cut, if there is one: work and answers in turn.
@@ -223,17 +274,12 @@ impl Iwarp {
 
     #[inline]
     fn begin_work(&mut self) -> bool {
-        while self.outbox.len() < OUTBOX_FULL
+        while self.has_room_to_send()
             && let Some(transfer) = self.pending.begin(self.agreement.ord)
         {
             let message = match transfer {
                 Transfer::Send { head, payload, invalidate, is_solicited } => {
-                    let opcode = match (invalidate, is_solicited) {
-                        (None, false) => Opcode::SEND,
-                        (None, true) => Opcode::SEND_WITH_SE,
-                        (Some(_), false) => Opcode::SEND_WITH_INVALIDATE,
-                        (Some(_), true) => Opcode::SEND_WITH_SE_AND_INVALIDATE,
-                    };
+                    let opcode = send_opcode(invalidate, is_solicited);
                     self.transmitter.sends = self.transmitter.sends.wrapping_add(1);
                     let header = Header::Untagged { opcode, invalidate, msn: self.transmitter.sends, mo: 0 };
                     Outgoing::new(header, head, payload)
@@ -322,23 +368,55 @@ impl Iwarp {
     /// Tells the passive side that it may send.
     #[cold]
     pub(super) fn send_rtr(&mut self, rtr: Option<Rtr>) {
-        // Nothing is written or read there, so that no name is looked at; 0 may be a special one to hardware.
-        let remote = Remote { stag: Stag(1), address: 0, len: 0 };
         match rtr {
-            Some(Rtr::Write) => {
-                let header = Header::Tagged(Opcode::RDMA_WRITE, remote.stag, remote.address);
-                self.transmitter.current = Some(Outgoing::new(header, Head::new(), SgList::default()));
-                self.transmitter.cut(&mut self.outbox);
-                self.transmitter.current = None;
-            }
+            Some(Rtr::Write) => self.send_nothing(),
             Some(Rtr::Read) => {
                 self.pending.begin_rtr();
-                self.request_read(SgList::default(), remote);
+                self.request_read(SgList::default(), NOTHING);
             }
             Some(Rtr::Send) | None => {}
         }
     }
+
+    /// The peer has accepted us and said nothing since. siw does not notice what comes right behind its answer until more
+    /// comes: so here is more, a write of nothing.
+    #[cold]
+    pub(super) fn nudge(&mut self, now: Instant) {
+        self.nudges = self.nudges.saturating_sub(1);
+        let pause = NUDGE.saturating_mul(2_u32.saturating_pow(NUDGES.saturating_sub(self.nudges)));
+        self.deadline = if self.nudges > 0 { now.checked_add(pause) } else { None };
+        self.send_nothing();
+    }
+
+    /// Writes nothing to the peer, unless a message is half sent.
+    #[cold]
+    pub(super) fn send_nothing(&mut self) {
+        if self.transmitter.current.is_none() {
+            let header = Header::Tagged(Opcode::RDMA_WRITE, NOTHING.stag, NOTHING.address);
+            self.transmitter.current = Some(Outgoing::new(header, Head::new(), SgList::default()));
+            self.transmitter.cut(&mut self.outbox);
+            self.transmitter.current = None;
+        }
+    }
 }
+
+/// What a message is called.
+#[inline]
+fn send_opcode(invalidate: Option<Stag>, is_solicited: bool) -> Opcode {
+    match (invalidate, is_solicited) {
+        (None, false) => Opcode::SEND,
+        (None, true) => Opcode::SEND_WITH_SE,
+        (Some(_), false) => Opcode::SEND_WITH_INVALIDATE,
+        (Some(_), true) => Opcode::SEND_WITH_SE_AND_INVALIDATE,
+    }
+}
+
+/// How long a peer may be silent that has accepted us, before it is nudged; each time twice as long as the last.
+pub(super) const NUDGE: Duration = Duration::from_millis(250);
+pub(super) const NUDGES: u32 = 5;
+
+/// Nothing is written or read there, so that no name is looked at; 0 may be a special one to hardware.
+const NOTHING: Remote = Remote { stag: Stag(1), address: 0, len: 0 };
 
 /// In the names under which answers to our reads come.
 const SINK: u32 = 1 << 31;

@@ -102,7 +102,7 @@ impl<D: Pumped> Server<D> {
         let open = |export: &Export| export.volume.open(&core, depth, Waker::idle()).unwrap();
         Server {
             driven,
-            channels: served.exports.iter().map(|(_, export)| open(export)).collect(),
+            channels: served.exports.iter().map(|(_, export)| open(&export)).collect(),
             holds_io: false,
             submitted: VecDeque::new(),
             cancelled: Vec::new(),

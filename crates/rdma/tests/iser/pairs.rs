@@ -10,6 +10,8 @@ use blockmux_proto::session::{Initiator, Target};
 use blockmux_rdma::loopback::{self, Loopback};
 use blockmux_rdma::{Driven, Fault, QueuePair, Violation};
 use blockmux_volume::{Extent, Io, Op, Output, Seg, SgList, Tag};
+use std::cell::RefCell;
+use std::rc::Rc;
 use std::time::Instant;
 
 /// Ways to move data: what the initiator wishes and the target offers.
@@ -183,77 +185,91 @@ fn a_target_that_stops_has_its_initiator_leave() {
     assert!(pair.client.session().session().is_over() && pair.server.driven.session().is_over());
 }
 
-/// A session of two connections; a queue pair has one session, so that this one is driven by hand.
+/// A session that may have two connections, and a target that takes as many as are dialled.
 struct Lanes {
-    session: IserInitiatorSession,
-    queue_pairs: Vec<Loopback>,
-    servers: Vec<Server>,
+    client: Driven<Loopback, IserInitiatorSession>,
+    servers: Rc<RefCell<Vec<Server>>>,
 }
 
 impl Lanes {
-    /// One more connection, to the same target.
-    fn dial(&mut self, served: &Served) {
-        let (active, passive) =
-            loopback::pair(&self.session.endpoint(), &served.session().endpoint(), [9; 32]);
-        self.queue_pairs.push(active);
-        self.servers.push(Server::new(served, Driven::new(served.session(), |_| passive)));
+    fn new() -> Lanes {
+        let (served, servers) = (Served::new(offer(), None), Rc::new(RefCell::new(Vec::new())));
+        let accepting = servers.clone();
+        let dial = Rc::new(move |endpoint: &Endpoint| {
+            let (active, passive) = loopback::pair(endpoint, &served.session().endpoint(), [9; 32]);
+            let driven = Driven::new(served.session(), |_| passive);
+            accepting.borrow_mut().push(Server::new(&served, driven));
+            active
+        });
+        let session = initiator(wishes().with(Key::MaxConnections, 2));
+        let client = Driven::new(session, |endpoint| dial(endpoint));
+        Lanes { client: client.with_further(move |_, endpoint, _| dial(endpoint)), servers }
     }
 
+    /// A driver's turns, which goes by what there is to send.
     fn run(&mut self) {
         let mut moves = true;
         while moves {
             moves = false;
-            for (lane, queue_pair) in self.queue_pairs.iter_mut().enumerate() {
-                self.session.select(lane);
-                while let Some(event) = queue_pair.poll() {
-                    self.session.on_event(event).unwrap();
-                    moves = true;
-                }
+            for lane in 0..2 {
+                self.client.select(lane);
+                moves |= self.client.pump();
             }
-            // What came on one lane may be answered on another.
-            for (lane, queue_pair) in self.queue_pairs.iter_mut().enumerate() {
-                self.session.select(lane);
-                while let Some(work) = self.session.poll_work(queue_pair.room()) {
-                    queue_pair.post(work);
-                    moves = true;
-                }
-            }
-            for server in &mut self.servers {
+            for server in self.servers.borrow_mut().iter_mut() {
                 moves |= server.run();
             }
         }
+    }
+
+    fn hold_io(&mut self, holds: bool) {
+        self.servers.borrow_mut().iter_mut().for_each(|server| server.holds_io = holds);
+    }
+
+    fn write_eight(&mut self) {
+        let data = pattern(16 << 10);
+        for n in 0..8 {
+            let (op, len) = (Op::Write { fua: false }, data.len() as u64);
+            let io = Io { tag: Tag(n), op, offset: n * len, len, data: Some(list(&data)) };
+            self.client.submit(io);
+        }
+        self.run();
     }
 }
 
 #[test]
 fn a_session_may_have_several_connections() {
-    let served = Served::new(offer(), None);
-    let session = initiator(wishes().with(Key::MaxConnections, 2));
-    let mut lanes = Lanes { session, queue_pairs: Vec::new(), servers: Vec::new() };
-    lanes.dial(&served);
+    let mut lanes = Lanes::new();
     lanes.run();
-    assert!(lanes.session.is_ready());
-    let (lane, _) = lanes.session.poll_dial().expect("both sides take two");
-    assert_eq!((lane, lanes.session.poll_dial()), (1, None));
-    lanes.session.on_connected(1, Instant::now());
-    lanes.dial(&served);
+    assert!(lanes.client.is_ready());
+    let (lane, _) = lanes.client.poll_dial().expect("both sides take two");
+    assert_eq!((lane, lanes.client.poll_dial()), (1, None));
+    // Until it is there, nothing is to be sent on it, and all goes by the first.
+    lanes.client.select(1);
+    assert!(!lanes.client.pump() && lanes.client.room() > 0);
+    lanes.client.on_connected(1, Instant::now());
     lanes.run();
-    lanes.servers.iter_mut().for_each(|server| server.holds_io = true);
-    let data = pattern(16 << 10);
-    for n in 0..8 {
-        let (op, len) = (Op::Write { fua: false }, data.len() as u64);
-        let io = Io { tag: Tag(n), op, offset: n * len, len, data: Some(list(&data)) };
-        lanes.session.submit(io);
-    }
-    lanes.run();
-    let counts: Vec<_> = lanes.servers.iter().map(|server| server.submitted.len()).collect();
+    lanes.hold_io(true);
+    lanes.write_eight();
+    let counts: Vec<_> = lanes.servers.borrow().iter().map(|server| server.submitted.len()).collect();
     assert_eq!(counts, [4, 4]);
-    lanes.servers.iter_mut().for_each(|server| server.holds_io = false);
+    lanes.hold_io(false);
     lanes.run();
-    let done: Vec<_> = std::iter::from_fn(|| lanes.session.poll_done()).collect();
+    let done: Vec<_> = std::iter::from_fn(|| lanes.client.poll_done()).collect();
     assert!(done.len() == 8 && done.iter().all(|done| done.result.is_ok()));
     // One of them is lost: below error recovery level 2 the session is over.
-    assert!(!lanes.session.on_lost(1, Instant::now()));
+    assert!(!lanes.client.on_lost(1, Instant::now()));
+}
+
+#[test]
+fn a_session_goes_on_without_a_connection_that_could_not_be_had() {
+    let mut lanes = Lanes::new();
+    lanes.run();
+    assert!(lanes.client.poll_dial().is_some());
+    assert!(lanes.client.on_lost(1, Instant::now()));
+    lanes.write_eight();
+    let done: Vec<_> = std::iter::from_fn(|| lanes.client.poll_done()).collect();
+    assert!(done.len() == 8 && done.iter().all(|done| done.result.is_ok()));
+    assert_eq!((lanes.servers.borrow().len(), lanes.client.poll_dial()), (1, None));
 }
 
 #[test]

@@ -47,6 +47,13 @@ impl StatusField {
         self.0.get() & DNR != 0
     }
 
+    /// The same with M: the error log has more.
+    #[inline]
+    #[must_use]
+    pub const fn with_more(self) -> StatusField {
+        StatusField(U16::new(self.0.get() | MORE))
+    }
+
     /// Whether M says that the error log has more.
     #[inline]
     #[must_use]

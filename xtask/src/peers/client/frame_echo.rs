@@ -24,7 +24,11 @@ fn echo(turn: &Turn, network: &Network, spin: Option<&str>) -> Result<f64> {
     let Turn { bench, cell, .. } = turn;
     let program = bench.blockmux.with_file_name("examples").join("frame_echo");
     let mut server = bench.command(Side::Server, &program);
-    server.args(["serve", CABLE]).args(spin).stdin(Stdio::null()).stdout(Stdio::null());
+    server
+        .args(["serve", CABLE, "--size", &bench.size.to_string()])
+        .args(spin)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null());
     let _server = Group::start(&mut server)?;
     let mut client = bench.command(Side::Client, &program);
     client.args(["ask", CABLE, "--mtu", &network.mtu.to_string(), "--bs", &cell.bs.to_string()]).args(spin);

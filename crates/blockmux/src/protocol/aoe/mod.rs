@@ -1,15 +1,15 @@
 //! ATA over Ethernet, as the commands know it.
 //!
-//! It has no connections, so that nothing listens: interfaces are served, all of them by one core, and a volume is a
-//! disk there by its place. Nothing is served on raw frames unless an interface is named. That needs `CAP_NET_RAW`, and
+//! It has no connections, so that nothing listens: interfaces are served, and a volume is a disk there by its place. Each
+//! core takes its share of the frames, all of one initiator for one disk, by a filter in the kernel. Nothing is served on raw frames unless an interface is named. That needs `CAP_NET_RAW`, and
 //! whoever is on the network of an interface can use the disks.
 
 mod remote;
 mod store;
 
-use super::{Protocol, Settings, Way};
+use super::{Protocol, Settings, Started, Way};
 use crate::failure::Failure;
-use blockmux_engine::aoe::{self, ServeError};
+use blockmux_engine::aoe::{self, ServeError, Share};
 use blockmux_engine::cores::Cores;
 use blockmux_lab::ceiling::{MessageShape, Transport};
 use blockmux_proto::aoe::Address as Disk;
@@ -32,7 +32,7 @@ pub(crate) const AOE: Protocol = Protocol {
     shape: MessageShape { read_request: 36, read_reply_head: 36, write_request_head: 36, write_reply: 36 },
     check: |_, _| Ok(()),
     is_open: |_: &Settings| true,
-    serve: |_| Vec::new(),
+    serve: |_| Started { serve: Vec::new(), live: None },
     ways: |_, _, _| Vec::new(),
     connect: None,
     remote: remote::of_url,
@@ -95,11 +95,16 @@ impl Serving {
             Ok(Unit::new(disk, VolumeId(place as u32), kept, store))
         });
         let units: Vec<Unit> = units.collect::<Result<_, Failure>>()?;
-        let (interfaces, exports) = (self.interfaces.clone(), exports.clone());
-        cores
-            .ask(0, move |core| aoe::serve(core, &interfaces, exports, units))
-            .ok_or_else(|| Failure::run("a core has ended; start again with -v"))?
-            .map_err(|error| cannot_serve(&error))
+        let of = cores.count().clamp(1, MOST_CORES);
+        for nth in 0..of {
+            let share = Share { nth: nth as u8, of: of as u8 };
+            let (interfaces, exports, units) = (self.interfaces.clone(), exports.clone(), units.clone());
+            cores
+                .ask(nth, move |core| aoe::serve(core, &interfaces, share, exports, units))
+                .ok_or_else(|| Failure::run("a core has ended; start again with -v"))?
+                .map_err(|error| cannot_serve(&error))?;
+        }
+        Ok(())
     }
 
     fn disk(&self, place: usize) -> Disk {
@@ -125,6 +130,9 @@ fn cannot_open(port: &blockmux_engine::frames::target::PortError) -> Failure {
     };
     Failure::request(format!("{port}; {advice}"))
 }
+
+/// Each frame passes the filters of all.
+const MOST_CORES: usize = 8;
 
 #[cfg(test)]
 mod tests {

@@ -4,6 +4,7 @@
 //! the only logical unit, LUN 0.
 
 mod config;
+mod live;
 mod node;
 mod remote;
 pub(super) mod secret;

@@ -1,55 +1,39 @@
 //! From volumes and settings to targets that are served.
 
 use super::config::{Acl, ConfiguredTarget};
-use super::{PREFIX, default_target, name};
-use crate::machine::machine_id;
-use crate::protocol::Service;
+use super::live::{LiveTargets, Unit, Units};
+use super::{default_target, name};
+use crate::protocol::{Service, Started};
 use blockmux_engine::iscsi;
-use blockmux_engine::listener::Serve;
 use blockmux_engine::socket::Address;
-use blockmux_proto::exports::VolumeId;
+use blockmux_proto::exports::Export;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::{Access, Node, Portal, TargetNode};
-use blockmux_proto::scsi::{self, Identity, LogicalUnit, TargetPort};
+use blockmux_proto::scsi::{self, TargetPort};
 use std::net::SocketAddr;
 use std::sync::Arc;
-
-/// A volume as a logical unit; whatever target leads to it, it is the same one.
-type Unit = (VolumeId, Arc<LogicalUnit>);
+use tracing::warn;
 
 /// Serves to accepted connections: one for each address, in order.
-pub(super) fn serve(service: &Service<'_>) -> Vec<Serve> {
+pub(super) fn serve(service: &Service<'_>) -> Started {
     let Service { exports, addresses, settings } = service;
-    let machine = machine_id();
-    let units: Vec<(&str, Unit)> = exports
-        .iter()
-        .map(|(id, export)| {
-            let mut targets = settings.iscsi.iter().filter(|target| target.removable);
-            let identity = Identity {
-                read_only: export.read_only,
-                removable: targets.any(|target| target.luns.values().any(|volume| *volume == export.name)),
-                ..Identity::of(&format!("{PREFIX}{}\n{machine}", export.name))
-            };
-            let served = exports.served(id).expect("it is one of the exports");
-            (export.name.as_str(), (id, LogicalUnit::over(identity, served)))
-        })
-        .collect();
+    let units = Units::new(exports, settings);
+    let all: Vec<(String, Unit)> =
+        exports.iter().filter_map(|(id, export)| Some((export.name.clone(), units.of(id)?))).collect();
     let portals = Portals::new(addresses, &settings.iscsi);
     let targets = if settings.iscsi.is_empty() {
-        let of_export = exports.iter().zip(&units).map(|((_, export), (_, unit))| {
-            let target = TargetNode::new(name(&default_target(&export.name)), portals.all(), Vec::new());
-            let view = view(&target.name, &target.portals, 0).with_unit(0, unit.0, unit.1.clone());
-            let access = vec![Access { initiator: None, chap: None, target: Arc::new(view) }];
-            TargetNode { alias: export.description.clone(), access, ..target }
-        });
-        of_export.collect()
+        let of_export = exports.iter().zip(&all);
+        of_export.map(|((_, export), (_, unit))| default(&export, unit, portals.all())).collect()
     } else {
         let mut ports = 0;
         let of_entry = settings.iscsi.iter().map(|target| {
             let portals = portals.of(target);
+            if portals.is_empty() {
+                warn!(target = %target.name, "is at none of the listeners, and so out of reach: see its portals");
+            }
             let first = ports;
             ports += groups(&portals).len();
-            configured(target, &units, portals, first)
+            configured(target, &all, portals, first)
         });
         of_entry.collect()
     };
@@ -58,12 +42,22 @@ pub(super) fn serve(service: &Service<'_>) -> Vec<Serve> {
         Some(chap) => node.with_discovery_chap(chap.clone()),
         None => node,
     });
-    portals.groups().map(|group_tag| iscsi::serve(&node, exports, group_tag)).collect()
+    let serve = portals.groups().map(|group_tag| iscsi::serve(&node, exports, group_tag)).collect();
+    let own_portals = settings.iscsi.is_empty().then(|| portals.all());
+    Started { serve, live: Some(Box::new(LiveTargets { node, units, own_portals })) }
+}
+
+/// The target that a volume is where none are configured.
+pub(super) fn default(export: &Export, (id, unit): &Unit, portals: Vec<Portal>) -> TargetNode {
+    let target = TargetNode::new(name(&default_target(&export.name)), portals, Vec::new());
+    let view = view(&target.name, &target.portals, 0).with_unit(0, *id, unit.clone());
+    let access = vec![Access { initiator: None, chap: None, target: Arc::new(view) }];
+    TargetNode { alias: export.description.clone(), access, ..target }
 }
 
 fn configured(
     configured: &ConfiguredTarget,
-    units: &[(&str, Unit)],
+    units: &[(String, Unit)],
     portals: Vec<Portal>,
     ports_before: usize,
 ) -> TargetNode {

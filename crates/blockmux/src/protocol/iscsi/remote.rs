@@ -79,7 +79,10 @@ impl<D: Datamover> Remote for IscsiRemote<D> {
         let further = self.further(target)?;
         let volume = self.ask(|address| {
             let endpoint = self.endpoint(address, target, connections);
-            iscsi::connect(Endpoint { further: beside(address, &further), ..endpoint }, self.over.clone())
+            iscsi::connect(
+                Endpoint { further: reach::beside(address, &further), ..endpoint },
+                self.over.clone(),
+            )
         })?;
         Ok(Arc::new(volume))
     }
@@ -89,7 +92,7 @@ impl<D: Datamover> Remote for IscsiRemote<D> {
         let further = self.further(target)?;
         let told = self.ask(|address| {
             let endpoint = self.endpoint(address, target, 1);
-            iscsi::describe(&Endpoint { further: beside(address, &further), ..endpoint }, &self.over)
+            iscsi::describe(&Endpoint { further: reach::beside(address, &further), ..endpoint }, &self.over)
         })?;
         Ok(Description { rows: self.rows(&told), json: self.json(&told) })
     }
@@ -142,7 +145,7 @@ impl<D: Datamover> IscsiRemote<D> {
     /// The other portals, each by the first address that its name has; with `paths=all` also those that the first one
     /// knows.
     fn further(&self, target: &Name) -> Result<Vec<Address>, Failure> {
-        let mut further = self.named()?;
+        let mut further = reach::first_addresses(&self.url, &self.url.further)?;
         if !self.url.all_paths {
             return Ok(further);
         }
@@ -164,16 +167,6 @@ impl<D: Datamover> IscsiRemote<D> {
             (host.as_str(), port).to_socket_addrs().ok()?.next().map(Address::Tcp)
         });
         Ok(found.collect())
-    }
-
-    fn named(&self) -> Result<Vec<Address>, Failure> {
-        let first = |(host, port): &(String, u16)| {
-            let found = reach::addresses(&self.url, host, *port)?;
-            found.into_iter().next().ok_or_else(|| {
-                Failure::request(format!("{}: host `{host}` has no address; check its name", self.url))
-            })
-        };
-        self.url.further.iter().map(first).collect()
     }
 
     /// Asks every address of the portal in turn, until one can be spoken to.
@@ -343,12 +336,6 @@ fn found(url: &Url, unit: Option<&UnitInfo>) -> FoundExport {
         description: description.unwrap_or_default(),
         size: unit.map(UnitInfo::size),
     }
-}
-
-/// All but one.
-fn beside(address: &Address, further: &[Address]) -> Vec<Address> {
-    let others = further.iter().filter(|other| *other != address).take(MAX_PORTALS.saturating_sub(1));
-    others.cloned().collect()
 }
 
 /// Whether the target lets nobody in who does not prove who it is, or not this one.

@@ -2,7 +2,7 @@
 
 mod remote;
 
-use super::{Protocol, Way};
+use super::{Protocol, Started, Way};
 use crate::output::shell_word;
 use blockmux_engine::nbd::{self, Endpoint};
 use blockmux_engine::socket::Address;
@@ -27,7 +27,11 @@ pub(crate) const NBD: Protocol = Protocol {
     shape: MessageShape { read_request: 32, read_reply_head: 40, write_request_head: 32, write_reply: 32 },
     check: |_, _| Ok(()),
     is_open: |_| true,
-    serve: |service| service.addresses.iter().map(|_| nbd::serve(service.exports.clone())).collect(),
+    serve: |service| {
+        let serve = service.addresses.iter().map(|_| nbd::serve(service.exports.clone()));
+        // A client finds what is there when it connects.
+        Started { serve: serve.collect(), live: None }
+    },
     ways: |_, address, name| vec![way(address, name)],
     connect: Some(connect),
     remote: remote::of_url,

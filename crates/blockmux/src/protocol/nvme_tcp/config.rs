@@ -2,16 +2,19 @@
 
 use super::super::Settings;
 use super::super::iscsi::secret::line;
+use super::default_nqn;
 use crate::failure::Failure;
 use blockmux_proto::nvme::ana::{AnaGroup, MAX_ANA_GROUPS};
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvmeof::auth::{DhGroup, Hash, HostSecrets, Secret, SecretError};
-use blockmux_proto::nvmeof::node::{Port, SecureChannel};
+use blockmux_proto::nvmeof::node::{Port, Referral, SecureChannel};
 use blockmux_proto::nvmeof::psk::{ConfiguredPsk, PskError};
 use blockmux_wire::nvme::log::AnaState;
-use serde::Deserialize;
-use std::collections::{BTreeMap, HashSet};
-use std::net::SocketAddr;
+use blockmux_wire::nvmeof::fabrics::DISCOVERY_NQN;
+use blockmux_wire::nvmeof::tcp::NVME_DISCOVERY_PORT;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 /// A subsystem as it is written; keys are the specification's words.
@@ -39,6 +42,8 @@ struct HostEntry {
     hostnqn: String,
     /// Of TLS, as nvme gen-tls-key makes it; with one it has to come by TLS.
     tls_key_file: Option<PathBuf>,
+    /// The namespaces that it sees, by their identifiers; without any word, all.
+    namespaces: Option<Vec<u32>>,
     /// Of the host, as nvme gen-dhchap-key makes it; without one it proves nothing.
     dhchap_secret_file: Option<PathBuf>,
     /// Of the controller, for hosts that want a proof.
@@ -47,6 +52,26 @@ struct HostEntry {
     dhchap_hash: Option<String>,
     /// The only group.
     dhchap_dhgroup: Option<String>,
+}
+
+/// `[nvme_discovery]`: what is told to hosts that ask what there is.
+#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct DiscoveryEntry {
+    /// Where else they may ask.
+    #[serde(default)]
+    referral: Vec<ReferralEntry>,
+}
+
+/// Another discovery subsystem as it is written.
+#[derive(Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ReferralEntry {
+    traddr: IpAddr,
+    #[serde(default = "discovery_port")]
+    trsvcid: u16,
+    /// Its own name; without one, that which is well known.
+    subnqn: Option<String>,
 }
 
 /// An ANA group as it is written.
@@ -84,11 +109,14 @@ impl Treq {
 }
 
 /// An ANA state, by the specification's word.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-enum State {
+pub(crate) enum State {
+    /// The best way.
     Optimized,
+    /// A way that costs.
     NonOptimized,
+    /// No way now.
     Inaccessible,
 }
 
@@ -107,6 +135,8 @@ pub(crate) struct ConfiguredSubsystem {
     /// Names of volumes by namespace identifiers.
     pub(super) namespaces: BTreeMap<u32, String>,
     pub(super) hosts: Vec<Nqn>,
+    /// The namespaces that hosts see who do not see all.
+    pub(super) masks: BTreeMap<Nqn, BTreeSet<u32>>,
     pub(super) ana_groups: Vec<ConfiguredGroup>,
     pub(super) secrets: BTreeMap<Nqn, HostSecrets>,
     /// Keys of hosts that come by TLS.
@@ -124,7 +154,7 @@ impl ConfiguredSubsystem {
         };
         let nqn = name(&entry.nqn)?;
         let mut hosts: Vec<Nqn> = entry.hosts.iter().map(|host| name(host)).collect::<Result<_, _>>()?;
-        let (mut secrets, mut tls_keys) = (BTreeMap::new(), BTreeMap::new());
+        let (mut secrets, mut masks, mut tls_keys) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         for host in &entry.host {
             let nqn = name(&host.hostnqn)?;
             if hosts.contains(&nqn) {
@@ -133,6 +163,9 @@ impl ConfiguredSubsystem {
             hosts.push(nqn.clone());
             if let Some(path) = &host.tls_key_file {
                 tls_keys.insert(nqn.clone(), read_tls_key(path)?);
+            }
+            if let Some(namespaces) = &host.namespaces {
+                masks.insert(nqn.clone(), namespaces.iter().copied().collect());
             }
             if let Some(own) = host.secrets()? {
                 secrets.insert(nqn, own);
@@ -146,8 +179,39 @@ impl ConfiguredSubsystem {
         });
         let namespaces: BTreeMap<u32, String> = namespaces.collect::<Result<_, Failure>>()?;
         let ana_groups = groups(&entry.ana_group, &namespaces).map_err(wrong)?;
-        Ok(ConfiguredSubsystem { nqn, namespaces, hosts, ana_groups, secrets, tls_keys })
+        Ok(ConfiguredSubsystem { nqn, namespaces, hosts, masks, ana_groups, secrets, tls_keys })
     }
+
+    /// The subsystem that a volume is where none are configured.
+    pub(super) fn of_volume(volume: &str) -> ConfiguredSubsystem {
+        ConfiguredSubsystem {
+            nqn: Nqn::new(&default_nqn(volume)).expect("a volume's name fits every protocol's"),
+            namespaces: BTreeMap::from([(1, volume.to_owned())]),
+            hosts: Vec::new(),
+            masks: BTreeMap::new(),
+            ana_groups: Vec::new(),
+            secrets: BTreeMap::new(),
+            tls_keys: BTreeMap::new(),
+        }
+    }
+}
+
+impl DiscoveryEntry {
+    /// Checks what is written.
+    pub(crate) fn prepare(&self) -> Result<Vec<Referral>, Failure> {
+        let referral = |entry: &ReferralEntry| {
+            let name = entry.subnqn.as_deref().unwrap_or(DISCOVERY_NQN);
+            let nqn = Nqn::new(name).ok_or_else(|| {
+                Failure::request(format!("nvme_discovery: the referral to `{name}` has no NVMe name"))
+            })?;
+            Ok(Referral { address: SocketAddr::new(entry.traddr, entry.trsvcid), nqn })
+        };
+        self.referral.iter().map(referral).collect()
+    }
+}
+
+fn discovery_port() -> u16 {
+    NVME_DISCOVERY_PORT
 }
 
 impl HostEntry {
@@ -174,7 +238,7 @@ impl HostEntry {
 }
 
 /// Reads a secret from a file that only its owner may read.
-fn read(path: &Path) -> Result<Secret, Failure> {
+pub(super) fn read(path: &Path) -> Result<Secret, Failure> {
     let wrong = |what: String| Failure::request(format!("secret file {}: {what}", path.display()));
     let line = String::from_utf8(line(path)?).map_err(|_| wrong(SecretError::Format.to_string()))?;
     Secret::parse(&line).map_err(|error| wrong(error.to_string()))
@@ -228,7 +292,8 @@ fn groups(
 }
 
 impl State {
-    fn word(self) -> AnaState {
+    /// As it is on the wire.
+    pub(crate) fn word(self) -> AnaState {
         match self {
             State::Optimized => AnaState::OPTIMIZED,
             State::NonOptimized => AnaState::NON_OPTIMIZED,
@@ -312,6 +377,41 @@ mod tests {
     }
 
     const ANOTHER: &str = "[[ana_group]]\nANAGRPID = 2\nnamespaces = []\nstates = {}";
+
+    #[test]
+    fn a_host_without_a_secret_may_see_some_of_the_namespaces() {
+        let with = |more: &str| {
+            prepare(&format!(
+                "nqn = 'nqn.a'\nnamespaces = {{ 1 = 'x', 2 = 'y' }}\n[[host]]\nhostnqn = 'nqn.h'\n{more}"
+            ))
+        };
+        let host = Nqn::new("nqn.h").unwrap();
+        let subsystem = with("namespaces = [2]").unwrap();
+        assert_eq!(subsystem.masks, BTreeMap::from([(host.clone(), BTreeSet::from([2]))]));
+        assert!(subsystem.secrets.is_empty() && subsystem.hosts == [host]);
+        assert!(with("").unwrap().masks.is_empty());
+        let lonely = with("dhchap_hash = 'hmac(sha256)'").unwrap_err();
+        assert!(lonely.contains("proves nothing without a dhchap_secret_file"), "{lonely}");
+        let twice = with("[[host]]\nhostnqn = 'nqn.h'").unwrap_err();
+        assert!(twice.contains("host `nqn.h` is there twice"), "{twice}");
+    }
+
+    #[test]
+    fn referrals_have_an_address_and_mostly_the_usual_port_and_name() {
+        let prepare = |text: &str| {
+            let entry: DiscoveryEntry = toml::from_str(text).map_err(|error| error.message().to_owned())?;
+            entry.prepare().map_err(|failure| failure.to_string())
+        };
+        assert_eq!(prepare(""), Ok(Vec::new()));
+        let found = prepare("[[referral]]\ntraddr = '2001:db8::1'").unwrap().remove(0);
+        assert_eq!(
+            (found.address.to_string().as_str(), found.nqn.as_str()),
+            ("[2001:db8::1]:8009", DISCOVERY_NQN)
+        );
+        let wrong = prepare("[[referral]]\ntraddr = '::1'\nsubnqn = 'x'").unwrap_err();
+        assert!(wrong.contains("the referral to `x` has no NVMe name"), "{wrong}");
+        assert!(prepare("[[referral]]\ntraddr = 'host'").is_err());
+    }
 
     #[test]
     fn a_host_s_secrets_come_from_private_files() {

@@ -4,23 +4,22 @@
 //! in it the only namespace, number 1.
 
 mod config;
+mod live;
 mod remote;
 
-pub(crate) use config::{ConfiguredSubsystem, SubsystemEntry, Treq};
+pub(crate) use config::{ConfiguredSubsystem, DiscoveryEntry, State, SubsystemEntry, Treq};
 
-use super::{Protocol, Service, Settings, Way};
+use super::{Protocol, Service, Settings, Started, Way};
 use crate::machine::machine_id;
 use crate::output::shell_word;
-use blockmux_engine::listener::Serve;
 use blockmux_engine::nvme_tcp;
 use blockmux_engine::socket::Address;
 use blockmux_lab::ceiling::{MessageShape, Transport};
 use blockmux_proto::nvme::nqn::Nqn;
-use blockmux_proto::nvme::subsystem::{Namespace, Subsystem};
 use blockmux_proto::nvmeof::keyring::Keyring;
 use blockmux_proto::nvmeof::node::{Node, Port};
 use blockmux_wire::nvmeof::fabrics::DISCOVERY_NQN;
-use std::collections::BTreeMap;
+use live::{LiveSubsystems, Volumes};
 use std::sync::Arc;
 
 /// NVMe/TCP's entry in the table.
@@ -49,38 +48,32 @@ pub(crate) const NVME_TCP: Protocol = Protocol {
 };
 
 /// Serves to accepted connections: every port leads to every subsystem.
-fn serve(service: &Service<'_>) -> Vec<Serve> {
+fn serve(service: &Service<'_>) -> Started {
     let Service { exports, addresses, settings } = service;
-    let machine = machine_id();
-    // A namespace is one subsystem's: a volume in two of them is two namespaces.
-    let namespace = |nqn: &Nqn, nsid: u32, name: &str| -> Option<Namespace> {
-        let (id, export) = exports.find(name)?;
-        let served = exports.served(id)?.clone();
-        Some(Namespace::new(nsid, id, served, export.read_only, (&format!("{nqn}\n{name}"), &machine)))
-    };
     let tcp = addresses.iter().enumerate().filter_map(|(at, address)| match address {
         Address::Tcp(tcp) => Some(Port { id: port_id(at), address: *tcp }),
         Address::Unix(_) => None,
     });
     let ports: Vec<Port> = tcp.collect();
-    let port_ids: Vec<u16> = ports.iter().map(|port| port.id).collect();
-    let subsystems = subsystems(settings, exports.iter().map(|(_, export)| export.name.as_str()));
+    let volumes = Volumes { exports: (*exports).clone(), machine: machine_id() };
+    let names: Vec<String> = exports.iter().map(|(_, export)| export.name.clone()).collect();
+    let subsystems = subsystems(settings, names.iter().map(String::as_str));
     let keyring = keyring(&subsystems);
     // A host that proves who it is may have a key made.
     let has_keys = !keyring.is_empty() || subsystems.iter().any(|subsystem| !subsystem.secrets.is_empty());
     let secure_channel = settings.nvme_tcp_treq.secure_channel(has_keys);
-    let subsystems = subsystems.into_iter().map(|subsystem| {
-        let nqn = subsystem.nqn;
-        let namespaces = subsystem.namespaces.iter();
-        let namespaces = namespaces.filter_map(|(nsid, volume)| namespace(&nqn, *nsid, volume)).collect();
-        let groups = subsystem.ana_groups.iter().map(|group| group.at(&ports)).collect();
-        let made = Subsystem::new(nqn, &machine, namespaces, subsystem.hosts);
-        Arc::new(made.with_ana(groups, &port_ids).with_secrets(subsystem.secrets))
+    let subsystems = subsystems.into_iter().map(|subsystem| volumes.subsystem(subsystem, &ports)).collect();
+    let node = Node::new(subsystems, ports.clone(), &volumes.machine);
+    let node = node.with_referrals(settings.nvme_referrals.clone());
+    let node = node.with_tls(Arc::new(keyring), secure_channel);
+    let node = Arc::new(match settings.nvme_in_capsule {
+        Some(bytes) => node.with_in_capsule(bytes),
+        None => node,
     });
-    let subsystems = subsystems.collect();
-    let node = Node::new(subsystems, ports, &machine).with_tls(Arc::new(keyring), secure_channel);
-    let node = Arc::new(node);
-    addresses.iter().enumerate().map(|(at, _)| nvme_tcp::serve(&node, port_id(at), exports)).collect()
+    let serve = addresses.iter().enumerate().map(|(at, _)| nvme_tcp::serve(&node, port_id(at), exports));
+    let serve = serve.collect();
+    let are_own = settings.nvme.is_empty();
+    Started { serve, live: Some(Box::new(LiveSubsystems { node, volumes, ports, are_own })) }
 }
 
 /// The keys of all hosts, for the subsystems that they have them for and for discovery.
@@ -107,15 +100,7 @@ fn subsystems<'a>(settings: &Settings, volumes: impl Iterator<Item = &'a str>) -
     if !settings.nvme.is_empty() {
         return settings.nvme.clone();
     }
-    let of_volume = |volume: &str| ConfiguredSubsystem {
-        nqn: Nqn::new(&default_nqn(volume)).expect("a volume's name fits every protocol's"),
-        namespaces: BTreeMap::from([(1, volume.to_owned())]),
-        hosts: Vec::new(),
-        ana_groups: Vec::new(),
-        secrets: BTreeMap::new(),
-        tls_keys: BTreeMap::new(),
-    };
-    volumes.map(of_volume).collect()
+    volumes.map(ConfiguredSubsystem::of_volume).collect()
 }
 
 /// How hosts reach each namespace that the volume is.

@@ -1,47 +1,53 @@
 //! A URL of NVMe/TCP, and what its subsystem tells and has.
 
-use super::config::read_tls_key;
+use super::config::{read, read_tls_key};
 use super::default_nqn;
 use crate::failure::Failure;
 use crate::output::both_sizes;
 use crate::protocol::{Description, Found, FoundExport, Remote};
 use crate::reach;
 use blockmux_engine::connection::Broken;
+use blockmux_engine::initiator::Policy;
 use blockmux_engine::initiator::nvme::{self, ConnectError, Endpoint, host_nqn_of};
 use blockmux_engine::socket::Address;
 use blockmux_proto::nvme::nqn::Nqn;
+use blockmux_proto::nvmeof::auth::{HostSecrets, Unproved};
 use blockmux_proto::nvmeof::psk::ConfiguredPsk;
 use blockmux_proto::nvmeof::tcp::initiator::{
     ControllerInfo, Digests, FoundSubsystem, HostId, Names, NamespaceInfo, Refused,
 };
-use blockmux_proto::nvmeof::url::{Url, read_uuid};
+use blockmux_proto::nvmeof::url::{IoPolicy, MAX_PORTALS, Url, read_uuid};
 use blockmux_volume::Volume;
 use blockmux_volume::spec;
 use blockmux_wire::nvme::status::ConnectStatus;
 use blockmux_wire::nvmeof::fabrics::{DISCOVERY_NQN, SubsystemType, TransportType};
 use serde_json::{Value, json};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Reads a URL, and the files of keys that it names.
+/// Reads a URL, and the files of secrets and keys that it names.
 pub(super) fn of_url(text: &str) -> Result<Box<dyn Remote>, Failure> {
     let shown = spec::Url::new(text);
     let url: Url = text.parse().map_err(|error| Failure::request(format!("{shown}: {error}")))?;
+    let secrets = secrets(&url)?;
     let tls_key = url.tls_key_file.as_deref().map(read_tls_key).transpose()?;
-    Ok(Box::new(NvmeRemote { url, tls_key }))
+    Ok(Box::new(NvmeRemote { url, secrets, tls_key }))
 }
 
 /// Reaches namespace 1 of the subsystem that a volume is where we serve it.
 pub(super) fn connect(address: &Address, volume: &str) -> Result<Arc<dyn Volume>, String> {
     let url = "nvme+tcp://localhost".parse::<Url>().map_err(|error| error.to_string())?;
     let subsystem = Nqn::new(&default_nqn(volume)).ok_or("the volume's name makes no NQN")?;
-    let endpoint = Endpoint { patience: OWN_PATIENCE, ..endpoint(&url, address, &subsystem, 1) };
+    let endpoint = Endpoint { patience: OWN_PATIENCE, ..endpoint(&url, None, address, &subsystem, 1) };
     let volume = nvme::connect(endpoint).map_err(|error| error.to_string())?;
     Ok(Arc::new(volume))
 }
 
 struct NvmeRemote {
     url: Url,
+    /// What we prove, and what the controller has to.
+    secrets: Option<Arc<HostSecrets>>,
     tls_key: Option<ConfiguredPsk>,
 }
 
@@ -49,14 +55,21 @@ impl Remote for NvmeRemote {
     fn open(&self, connections: u32) -> Result<Arc<dyn Volume>, Failure> {
         let subsystem = self.subsystem()?;
         let connections = self.url.connections.unwrap_or(connections);
-        let volume =
-            self.ask(|address| nvme::connect(self.endpoint(&self.url, address, subsystem, connections)))?;
+        let further = self.further(subsystem)?;
+        let volume = self.ask(|address| {
+            let endpoint = self.endpoint(&self.url, address, subsystem, connections);
+            nvme::connect(Endpoint { further: reach::beside(address, &further), ..endpoint })
+        })?;
         Ok(Arc::new(volume))
     }
 
     fn describe(&self) -> Result<Description, Failure> {
         let subsystem = self.subsystem()?;
-        let told = self.ask(|address| nvme::describe(&self.endpoint(&self.url, address, subsystem, 1)))?;
+        let further = self.further(subsystem)?;
+        let told = self.ask(|address| {
+            let endpoint = self.endpoint(&self.url, address, subsystem, 1);
+            nvme::describe(&Endpoint { further: reach::beside(address, &further), ..endpoint })
+        })?;
         Ok(Description { rows: self.rows(subsystem, &told), json: self.json(subsystem, &told) })
     }
 
@@ -67,10 +80,6 @@ impl Remote for NvmeRemote {
 }
 
 impl NvmeRemote {
-    fn endpoint(&self, url: &Url, address: &Address, subsystem: &Nqn, connections: u32) -> Endpoint {
-        Endpoint { tls_key: self.tls_key.clone(), ..endpoint(url, address, subsystem, connections) }
-    }
-
     fn subsystem(&self) -> Result<&Nqn, Failure> {
         self.url.subsystem.as_ref().ok_or_else(|| {
             let url = self.url.to_string();
@@ -80,6 +89,34 @@ impl NvmeRemote {
                  as `blockmux discover {url}` lists them"
             ))
         })
+    }
+
+    fn endpoint(&self, url: &Url, address: &Address, subsystem: &Nqn, connections: u32) -> Endpoint {
+        let secrets = self.secrets.clone();
+        Endpoint { tls_key: self.tls_key.clone(), ..endpoint(url, secrets, address, subsystem, connections) }
+    }
+
+    /// The other places, each by the first address that its name has; with `paths=all` also those that the discovery
+    /// controller at the first one knows.
+    fn further(&self, subsystem: &Nqn) -> Result<Vec<Address>, Failure> {
+        let mut further = reach::first_addresses(&self.url, &self.url.further)?;
+        if !self.url.all_paths {
+            return Ok(further);
+        }
+        let (found, _) = self.ask(|address| self.discovered(address))?;
+        let own = found.iter().filter(|found| is_for_us(found) && found.nqn == subsystem.as_str());
+        for address in own.filter_map(address_of) {
+            if further.len() < MAX_PORTALS && !further.contains(&address) {
+                further.push(address);
+            }
+        }
+        Ok(further)
+    }
+
+    /// What the discovery controller at that address has in its log page.
+    fn discovered(&self, address: &Address) -> Result<(Vec<FoundSubsystem>, u64), ConnectError> {
+        let discovery = Nqn::new(DISCOVERY_NQN).expect("the specification's own name is one");
+        nvme::discover(&self.endpoint(&self.url, address, &discovery, 1))
     }
 
     /// Asks every address of the host in turn, until one can be spoken to.
@@ -101,6 +138,18 @@ impl NvmeRemote {
             }
             ConnectError::Refused { refused, .. } => match refused {
                 Refused::NoNamespace(_) => list,
+                Refused::Authentication => {
+                    "name the file of its secret for this host, as ?dhchap_secret_file=PATH".to_owned()
+                }
+                Refused::Proof(Unproved::Rejected(_)) => {
+                    "check dhchap_secret_file and hostnqn, and what the target allows".to_owned()
+                }
+                Refused::Proof(Unproved::Impostor) => {
+                    "check dhchap_ctrl_secret_file, and what answers there".to_owned()
+                }
+                Refused::Proof(Unproved::NotAsked) => {
+                    "have the target ask for it, or leave out dhchap_ctrl_secret_file".to_owned()
+                }
                 Refused::Connect(status) => match ConnectStatus(status.status().0) {
                     ConnectStatus::CONNECT_INVALID_HOST => {
                         "name a host that it lets in, as ?hostnqn=NQN, and its key, as ?tls_key_file=PATH, if it has one".to_owned()
@@ -177,8 +226,7 @@ impl NvmeRemote {
             let exports = self.namespaces(address, subsystem, &self.url)?;
             return Ok(Found { url: self.url.to_string(), exports, left_out: 0 });
         }
-        let discovery = Nqn::new(DISCOVERY_NQN).expect("the specification's own name is one");
-        let (found, left_out) = nvme::discover(&self.endpoint(&self.url, address, &discovery, 1))?;
+        let (found, left_out) = self.discovered(address)?;
         let mut exports = Vec::new();
         for found in found.iter().filter(|found| is_for_us(found)) {
             let Some(nqn) = Nqn::new(&found.nqn) else { continue };
@@ -220,6 +268,12 @@ impl NvmeRemote {
     }
 }
 
+/// Where a subsystem is, if that is an IP address.
+fn address_of(found: &FoundSubsystem) -> Option<Address> {
+    let (ip, port) = (found.address.parse::<IpAddr>().ok()?, found.service.parse().ok()?);
+    Some(Address::Tcp((ip, port).into()))
+}
+
 /// A subsystem with namespaces that this side can speak to.
 fn is_for_us(found: &FoundSubsystem) -> bool {
     TransportType(found.transport) == TransportType::TCP && SubsystemType(found.kind) == SubsystemType::NVM
@@ -242,18 +296,44 @@ fn provisioning(namespace: &NamespaceInfo) -> &'static str {
     }
 }
 
-fn endpoint(url: &Url, address: &Address, subsystem: &Nqn, connections: u32) -> Endpoint {
+/// What the URL says of DH-HMAC-CHAP.
+fn secrets(url: &Url) -> Result<Option<Arc<HostSecrets>>, Failure> {
+    let Some(path) = &url.secret_file else { return Ok(None) };
+    let host = read(path)?;
+    let controller = url.ctrl_secret_file.as_deref().map(read).transpose()?;
+    if controller.as_ref() == Some(&host) {
+        return Err(Failure::request(format!(
+            "{url}: both secrets are the same; the controller's own has to be another"
+        )));
+    }
+    Ok(Some(Arc::new(HostSecrets { host, controller, hash: None, group: None })))
+}
+
+fn endpoint(
+    url: &Url,
+    secrets: Option<Arc<HostSecrets>>,
+    address: &Address,
+    subsystem: &Nqn,
+    connections: u32,
+) -> Endpoint {
     let host_id = url.host_id.or_else(|| url.host_nqn.as_ref().map(id_of_nqn)).unwrap_or_else(own_id);
     let own = || Nqn::new(&host_nqn_of(&host_id)).expect("it is made of letters that names have");
     let host = url.host_nqn.clone().unwrap_or_else(own);
     Endpoint {
         address: address.clone(),
+        further: Vec::new(),
+        policy: match url.io_policy {
+            IoPolicy::RoundRobin => Policy::RoundRobin,
+            IoPolicy::QueueDepth => Policy::QueueDepth,
+        },
         names: Names { host, host_id, subsystem: subsystem.clone() },
+        secrets,
         nsid: url.nsid,
         digests: Digests { header: url.header_digest, data: url.data_digest },
         entries: url.queue_size,
         keep_alive: url.keep_alive,
-        connections,
+        // At most MAX_CONNECTIONS.
+        queues: connections as u16,
         patience: url.reconnect,
         tls_key: None,
         tls_identity: url.tls_identity,

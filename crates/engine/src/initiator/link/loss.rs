@@ -1,6 +1,7 @@
 //! What becomes of a link that has lost its session, or could not get one.
 
 use super::{Link, State};
+use crate::connection::Broken;
 use crate::host::Host;
 use crate::initiator::Dialer;
 use crate::initiator::moves::Move;
@@ -25,6 +26,20 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 self.give_up(&format!("target at {from} says that it has moved to {to}, {problem}"))
             }
         }
+    }
+
+    /// The same where the target may have broken the protocol: that is said even if nothing waits for another connection,
+    /// and nothing else would be.
+    pub(super) fn lose_to(&mut self, broken: &Broken) -> Progress {
+        let had_open = self.was_open;
+        let progress = self.lose(&broken.to_string());
+        let rests = had_open && !self.was_open && matches!(self.state, State::Down);
+        if let Broken::Protocol(error) = broken
+            && rests
+        {
+            warn!(target = %self.moves.address(), "closed the connection: target {error}");
+        }
+        progress
     }
 
     /// The connection is gone: keep what has not completed, and try again after a pause or give up.

@@ -2,7 +2,7 @@
 
 use super::flight::{Flight, What};
 use super::path::SAFE_SECTORS;
-use super::{Disk, InitiatorSession};
+use super::{Disk, InitiatorSession, later};
 use crate::aoe::{SECTOR, error};
 use crate::frames::{Frame, Station};
 use blockmux_volume::{IoError, SgList};
@@ -39,6 +39,9 @@ impl InitiatorSession {
         self.paths.on_config(from, config.sector_count, &port);
         self.pace.set_most(u32::from(config.buffer_count.get()).min(super::flight::MAX_PIECES));
         self.heard = self.heard.max(now);
+        if let Some(sent) = self.asked_at.filter(|_| header.tag.get() == self.ask_tag()) {
+            self.pace.on_first_answer(now.saturating_duration_since(sent));
+        }
         let path = self.paths.find(from);
         if let Some(path) = path
             && header.tag.get() == 0
@@ -79,18 +82,34 @@ impl InitiatorSession {
             // Cut short on its way, or by a target that does not know its own frames: as good as lost.
             return;
         }
-        let round_trip = (flight.sends == 1).then(|| now.saturating_duration_since(flight.sent));
+        let since = now.saturating_duration_since(flight.sent);
+        let is_long = flight.what.is_long();
+        let round_trip = (flight.sends == 1).then_some(since);
+        let is_of_last = flight.sends == 1 || self.pace.is_answerable(since);
+        let answers = if is_of_last { flight.sent } else { flight.first_sent };
+        let repeated = flight.was_overtaken.then(|| now.saturating_duration_since(flight.first_sent));
         let is_large = flight.sectors > SAFE_SECTORS && matches!(flight.what, What::Read | What::Write);
-        let sent = (flight.sends == 1).then_some(flight.sent);
         self.heard = self.heard.max(now);
+        let mut was_quiet = false;
         if let Some(path) = self.paths.get_mut(path_at) {
-            path.silent = 0;
-            path.answered_up_to = path.answered_up_to.max(sent);
+            was_quiet = path.listens > 0;
+            path.on_answer(answers, now);
             if is_large && result.is_ok() {
                 path.large_at = Some(now);
             }
         }
-        self.pace.on_answer(round_trip, self.flights.of_requests());
+        if let Some(time) = round_trip.filter(|_| is_long) {
+            self.pace.on_long_answer(time);
+        }
+        self.pace.on_answer(round_trip.filter(|_| !is_long), self.flights.of_requests());
+        if was_quiet {
+            self.hurry(path_at, now);
+        }
+        match repeated {
+            Some(_) if is_of_last => self.pace.on_needed(),
+            Some(late) => self.pace.on_needless(late),
+            None => {}
+        }
         if result == Err(IoError::BadLength) && is_large {
             // The target takes less than it said, as when its interface was changed.
             if let Some(path) = self.paths.get_mut(path_at) {
@@ -100,6 +119,14 @@ impl InitiatorSession {
             return self.probe_paths(now);
         }
         self.land(tag, result, frame, now);
+    }
+
+    /// Something is heard again on a path: what was not answered meanwhile is soon, or is lost.
+    fn hurry(&mut self, path: usize, now: Instant) {
+        let soon = later(now, self.pace.overtaken_after());
+        let flights = self.flights.iter_mut().filter(|flight| flight.path == path);
+        flights.for_each(|flight| flight.due = flight.due.min(soon));
+        self.look_at(soon);
     }
 
     /// Takes a command that was answered out of flight.

@@ -47,6 +47,8 @@ pub(super) struct Flight {
     pub(super) due: Instant,
     /// It is known that no answer comes: it is sent again when due, whatever became of others.
     pub(super) at_once: bool,
+    /// It was repeated last because others had overtaken it.
+    pub(super) was_overtaken: bool,
     /// How often it was sent.
     pub(super) sends: u32,
 }
@@ -67,6 +69,11 @@ pub(super) enum What {
 impl What {
     pub(super) fn is_write(self) -> bool {
         matches!(self, What::Write | What::Trim)
+    }
+
+    /// Whether it may take a disk much longer than others, so that it says nothing if these are answered before.
+    pub(super) fn is_long(self) -> bool {
+        matches!(self, What::Trim | What::Flush)
     }
 }
 
@@ -161,6 +168,7 @@ mod tests {
             sent: now,
             due: now,
             at_once: false,
+            was_overtaken: false,
             sends: 1,
         }
     }

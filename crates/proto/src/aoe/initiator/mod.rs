@@ -69,6 +69,8 @@ pub struct InitiatorSession {
     /// When all stations are asked for the disk, if they are to be.
     ask_at: Option<Instant>,
     asked: u32,
+    /// When they were asked last.
+    asked_at: Option<Instant>,
     /// When something was heard of the disk last, or was first waited for.
     heard: Instant,
     /// Nothing is due before.
@@ -97,6 +99,7 @@ impl InitiatorSession {
             zeroes: None,
             ask_at: Some(now),
             asked: 0,
+            asked_at: None,
             heard: now,
             next_due: None,
             stops: false,

@@ -27,8 +27,13 @@ pub(super) struct Path {
     pub(super) probe: Option<u8>,
     /// Commands without an answer in time since the last answer.
     pub(super) silent: u32,
-    /// When the latest of the commands was sent that were sent once and answered.
+    /// When the latest of the commands was sent that were answered.
     pub(super) answered_up_to: Option<Instant>,
+    /// When something was heard last.
+    pub(super) heard: Option<Instant>,
+    /// When a command was repeated last to hear something, and how often since something was.
+    pub(super) listened: Option<Instant>,
+    pub(super) listens: u32,
     /// When a frame of more sectors than are safe was answered last.
     pub(super) large_at: Option<Instant>,
 }
@@ -75,6 +80,9 @@ impl Paths {
             probe: None,
             silent: 0,
             answered_up_to: None,
+            heard: None,
+            listened: None,
+            listens: 0,
             large_at: None,
         };
         path.measure(port);
@@ -123,6 +131,19 @@ impl Paths {
 impl Path {
     pub(super) fn is_silent(&self) -> bool {
         self.silent >= SILENT_AFTER
+    }
+
+    /// A command that was sent at that time, or later, was answered.
+    #[inline]
+    pub(super) fn on_answer(&mut self, sent: Instant, now: Instant) {
+        (self.silent, self.listens) = (0, 0);
+        self.answered_up_to = self.answered_up_to.max(Some(sent));
+        self.heard = Some(now);
+    }
+
+    /// Since when nothing is heard, of what was first sent at that time or before.
+    pub(super) fn quiet_since(&self, first_sent: Instant) -> Instant {
+        self.heard.map_or(first_sent, |heard| heard.max(first_sent))
     }
 
     /// Finds out again what size passes.

@@ -1,6 +1,7 @@
 //! What an initiator sends: questions, commands, and what was not answered once more.
 
 use super::flight::{Flight, What};
+use super::pace::STALL;
 use super::path::SAFE_SECTORS;
 use super::request::{Request, Work};
 use super::{InitiatorSession, MAX_REQUESTS, MAX_UNSENT, later};
@@ -67,7 +68,7 @@ impl InitiatorSession {
     fn send_next_of(&mut self, key: Key, now: Instant) -> bool {
         let Some(path) = self.paths.choose(1, &self.ports) else {
             // Whatever comes up wakes it; patience runs meanwhile.
-            let at = later(now, self.pace.timeout());
+            let at = later(now, LOOK_AGAIN);
             self.look_at(at);
             return false;
         };
@@ -98,7 +99,8 @@ impl InitiatorSession {
 
     /// Puts a command in flight and into the outbox.
     pub(super) fn launch(&mut self, launch: Launch, now: Instant) {
-        let due = later(now, self.pace.timeout());
+        let wait = if launch.what.is_long() { self.pace.long_after(1) } else { self.pace.overtaken_after() };
+        let due = later(now, wait);
         let Launch { what, request, block, sectors, offset, data, path } = launch;
         let flight = Flight {
             what,
@@ -112,6 +114,7 @@ impl InitiatorSession {
             sent: now,
             due,
             at_once: false,
+            was_overtaken: false,
             sends: 1,
         };
         if let Some(tag) = self.flights.insert(flight) {
@@ -170,8 +173,9 @@ impl InitiatorSession {
     /// Asks all stations at all ports for the disk, and sees to it that they are asked again if need be.
     pub(super) fn ask(&mut self, now: Instant) {
         let mut bytes = [0; MAX_HEAD];
-        let head =
-            self.config.head(Command::QUERY_CONFIG_INFORMATION, u32::from(self.config.id) << 24 | ASKED);
+        self.asked = self.asked.saturating_add(1);
+        self.asked_at = Some(now);
+        let head = self.config.head(Command::QUERY_CONFIG_INFORMATION, self.ask_tag());
         let query = ConfigMessage {
             buffer_count: 0.into(),
             firmware_version: 0.into(),
@@ -187,10 +191,14 @@ impl InitiatorSession {
             let all = Station { port, mac: Mac::BROADCAST };
             self.outbox.push(all, bytes.get(..len).unwrap_or_default(), SgList::default());
         }
-        self.asked = self.asked.saturating_add(1);
         let needs_answer = self.disk.is_none() || self.paths.iter().any(super::path::Path::is_silent);
-        let pause = if self.asked < ASKED_SOON { ASK_SOON } else { ASK_LATER };
+        let pause = ASK_SOON.saturating_mul(1u32.checked_shl(self.asked).unwrap_or(u32::MAX)).min(ASK_LATER);
         self.ask_at = needs_answer.then(|| later(now, pause));
+    }
+
+    /// The tag of the latest question for the disk. What is answered to nobody's question has 0 there.
+    pub(super) fn ask_tag(&self) -> u32 {
+        u32::from(self.config.id) << 24 | (self.asked & 0xffff).max(1)
     }
 
     /// Tries how large frames may be, on each path where that is not known and not being tried.
@@ -246,46 +254,88 @@ impl InitiatorSession {
         self.next_due = self.flights.iter().map(|(_, flight)| flight.due).chain(patience).min();
     }
 
+    /// A command was not answered in the time that was given it.
     fn repeat(&mut self, tag: u32, now: Instant) {
-        let timeout = self.pace.timeout();
         let Some(flight) = self.flights.get_mut(tag) else { return };
-        let (what, sectors, sends, first_sent) =
-            (flight.what, flight.sectors, flight.sends, flight.first_sent);
-        let waits_too_long = now.saturating_duration_since(first_sent) >= self.config.patience;
+        let (what, sends, first_sent, sent) = (flight.what, flight.sends, flight.first_sent, flight.sent);
         if let Some(key) = flight.request
-            && waits_too_long
+            && now.saturating_duration_since(first_sent) >= self.config.patience
         {
             return self.fail(key, IoError::PathLost);
         }
-        flight.due = later(now, timeout);
-        let (sent, path_at) = (flight.sent, flight.path);
-        let is_young = !flight.at_once && now.saturating_duration_since(sent) < STALL;
+        let (at_once, path_at) = (flight.at_once, flight.path);
         let Some(path) = self.paths.get_mut(path_at) else { return };
-        if is_young && path.answered_up_to.is_none_or(|up_to| up_to <= sent) {
-            // Nothing that was sent later is answered either: rather than a frame lost, somebody has no processor now.
+        let quiet_since = path.quiet_since(first_sent);
+        let is_stall = at_once || now.saturating_duration_since(quiet_since) >= STALL;
+        let is_overtaken = !what.is_long() && path.answered_up_to.is_some_and(|up_to| up_to > sent);
+        if !is_overtaken && !is_stall && !what.is_long() {
+            return self.listen(tag, now);
+        }
+        if is_stall && !is_overtaken {
+            path.silent = path.silent.saturating_add(1);
+            if path.is_silent() && self.ask_at.is_none() {
+                (self.asked, self.ask_at) = (0, Some(now));
+            }
+        }
+        if self.is_given_up(tag, now) {
             return;
         }
-        path.silent = path.silent.saturating_add(1);
-        if path.is_silent() && self.ask_at.is_none() {
-            (self.asked, self.ask_at) = (0, Some(now));
-        }
-        if what == What::Probe {
-            if sends >= PROBES {
-                path.on_probe_lost(sectors);
-                self.forget(tag);
-                self.probe_paths(now);
-                return;
-            }
-        } else {
-            let is_large = sectors > SAFE_SECTORS && matches!(what, What::Read | What::Write);
-            if is_large && sends >= LARGE_SENDS && path.large_at.is_none_or(|at| at < first_sent) {
-                path.on_large_lost();
-                self.probe_paths(now);
-                return self.cut_smaller(tag);
-            }
+        if what != What::Probe && (is_overtaken || is_stall) {
             self.pace.on_loss(sent, now);
         }
+        let wait = match (is_overtaken, is_stall) {
+            (true, _) => self.pace.overtaken_after(),
+            (_, true) => self.pace.timeout(),
+            // Others are answered: it may only take long.
+            _ => self.pace.long_after(sends.saturating_add(1)),
+        };
+        if let Some(flight) = self.flights.get_mut(tag) {
+            (flight.due, flight.was_overtaken) = (later(now, wait), is_overtaken);
+        }
         self.send_again(tag, now);
+    }
+
+    /// Nothing that was sent later is answered either: rather than a frame lost, somebody has no processor now. One
+    /// command is repeated from time to time, so that the answer shows which it is.
+    fn listen(&mut self, tag: u32, now: Instant) {
+        let Some(flight) = self.flights.get_mut(tag) else { return };
+        let Some(path) = self.paths.get_mut(flight.path) else { return };
+        let quiet_since = path.quiet_since(flight.first_sent);
+        let last = path.listened.map_or(quiet_since, |listened| listened.max(quiet_since));
+        let next = later(last, self.pace.listen_after(path.listens));
+        if next > now {
+            flight.due = next.min(later(quiet_since, STALL)).max(later(now, SOON));
+            return;
+        }
+        if flight.what == What::Probe && flight.sends >= PROBES {
+            // A size that does not pass tells nothing of the path.
+            flight.due = later(quiet_since, STALL);
+            return;
+        }
+        (path.listened, path.listens) = (Some(now), path.listens.saturating_add(1));
+        (flight.due, flight.was_overtaken) = (later(now, self.pace.overtaken_after()), false);
+        self.send_again(tag, now);
+    }
+
+    /// A size that was tried often enough does not pass, and what was sent so long in vain is sent in smaller frames.
+    fn is_given_up(&mut self, tag: u32, now: Instant) -> bool {
+        let Some(flight) = self.flights.get_mut(tag) else { return true };
+        let Some(path) = self.paths.get_mut(flight.path) else { return true };
+        let is_large = flight.sectors > SAFE_SECTORS && matches!(flight.what, What::Read | What::Write);
+        if flight.what == What::Probe && flight.sends >= PROBES {
+            path.on_probe_lost(flight.sectors);
+            self.forget(tag);
+        } else if is_large
+            && flight.sends >= LARGE_SENDS
+            && path.large_at.is_none_or(|at| at < flight.first_sent)
+        {
+            path.on_large_lost();
+            self.cut_smaller(tag);
+        } else {
+            return false;
+        }
+        self.probe_paths(now);
+        true
     }
 
     fn send_again(&mut self, tag: u32, now: Instant) {
@@ -353,17 +403,16 @@ impl super::Config {
     }
 }
 
-/// What is answered to nobody's question has 0 there.
-const ASKED: u32 = 1;
 /// A disk that has fewer is read in small frames only.
 const LARGEST_PROBE: u64 = 255;
 /// A size that was tried so often does not pass.
-const PROBES: u32 = 3;
-/// A target that is up answers something within that time, however busy its machine is.
-const STALL: Duration = Duration::from_millis(50);
+const PROBES: u32 = 5;
 /// A large command that was sent so often, while no other was answered, is made into small ones.
 const LARGE_SENDS: u32 = 5;
-/// All stations are asked soon again at first.
-const ASKED_SOON: u32 = 8;
-const ASK_SOON: Duration = Duration::from_millis(250);
+/// All stations are asked again after twice that, then after twice as long each time, until it is this.
+const ASK_SOON: Duration = Duration::from_millis(5);
 const ASK_LATER: Duration = Duration::from_secs(1);
+/// When there is no path.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+/// Nothing is looked at again sooner.
+const SOON: Duration = Duration::from_micros(100);

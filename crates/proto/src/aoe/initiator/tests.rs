@@ -176,26 +176,106 @@ fn what_is_not_answered_is_sent_again_under_the_same_tag() {
     assert!(bench.done().is_empty(), "once");
 }
 
+impl Bench {
+    /// A round trip of 100 microseconds, and a window as large as it gets.
+    fn with_round_trip(mut self) -> Bench {
+        for _ in 0..20 {
+            (0..16).for_each(|tag| self.read(tag, 512));
+            while let sent = self.sent()
+                && !sent.is_empty()
+            {
+                self.now += Duration::from_micros(100);
+                sent.iter().for_each(|sent| self.answer(sent, 0x40, 0, &[0; 512]));
+            }
+        }
+        self.done();
+        self
+    }
+}
+
 #[test]
-fn a_frame_is_taken_for_lost_soon_only_if_a_later_one_was_answered() {
-    let mut bench = Bench::ready(16, 2);
+fn an_overtaken_frame_is_sent_again_after_about_a_round_trip() {
+    let mut bench = Bench::ready(16, 2).with_round_trip();
     bench.read(1, 512);
     let first = bench.sent().pop().unwrap();
-    bench.now += Duration::from_millis(1);
+    bench.now += Duration::from_micros(10);
     bench.read(2, 512);
     let second = bench.sent().pop().unwrap();
     let window = bench.session.window();
-    bench.pass(Duration::from_millis(30));
-    assert!(bench.sent().is_empty(), "whoever is to answer has no processor, perhaps");
-    assert_eq!(bench.session.window(), window);
+    bench.now += Duration::from_micros(90);
     bench.answer(&second, 0x40, 0, &[0; 512]);
-    bench.pass(Duration::from_millis(15));
-    assert_eq!(bench.sent().pop().unwrap().bytes, first.bytes, "it was overtaken");
+    assert!(bench.sent().is_empty(), "it may only be late");
+    bench.pass(Duration::from_millis(1));
+    assert_eq!(bench.sent().pop().unwrap().bytes, first.bytes);
+    assert!(bench.session.window() < window, "the network is too full");
+    bench.answer(&first, 0x40, 0, &[0; 512]);
+    assert_eq!(bench.session.window(), window, "it was only late");
+    bench.done();
     bench.read(3, 512);
     let third = bench.sent().pop().unwrap();
-    bench.pass(Duration::from_secs(1));
-    let again: Vec<_> = bench.sent().into_iter().map(|sent| sent.bytes).collect();
-    assert!(again.contains(&third.bytes), "nobody waits for ever");
+    bench.now += Duration::from_micros(10);
+    bench.read(4, 512);
+    let fourth = bench.sent().pop().unwrap();
+    bench.answer(&fourth, 0x40, 0, &[0; 512]);
+    bench.pass(Duration::from_micros(1100));
+    assert!(bench.sent().is_empty(), "answers come out of order here");
+    bench.pass(Duration::from_millis(1));
+    assert_eq!(bench.sent().pop().unwrap().bytes, third.bytes);
+}
+
+#[test]
+fn while_nothing_is_answered_one_frame_asks_for_all() {
+    let mut bench = Bench::ready(16, 2).with_round_trip();
+    (0..4).for_each(|tag| bench.read(tag, 512));
+    let (sent, window) = (bench.sent(), bench.session.window());
+    assert_eq!(sent.len(), 4);
+    let mut again = Vec::new();
+    for _ in 0..29 {
+        bench.pass(Duration::from_millis(1));
+        again.extend(bench.sent());
+    }
+    assert!((3..6).contains(&again.len()), "{} in 29 ms: seldom, and ever more so", again.len());
+    assert_eq!(bench.session.window(), window, "whoever is to answer has no processor, perhaps");
+    let last = again.pop().unwrap();
+    bench.now += Duration::from_micros(100);
+    bench.answer(&last, 0x40, 0, &[0; 512]);
+    assert_eq!(bench.done().len(), 1);
+    bench.pass(Duration::from_millis(1));
+    let rest: Vec<u32> = bench.sent().iter().map(|sent| sent.header.tag.get()).collect();
+    assert_eq!(rest.len(), 3, "the others were lost, as is known now: {rest:x?}");
+}
+
+#[test]
+fn what_nobody_answers_is_all_sent_again_later() {
+    let mut bench = Bench::ready(16, 2).with_round_trip();
+    (0..4).for_each(|tag| bench.read(tag, 512));
+    let (first, window) = (bench.sent(), bench.session.window());
+    let mut again = Vec::new();
+    for _ in 0..60 {
+        bench.pass(Duration::from_millis(1));
+        again.extend(bench.sent().into_iter().map(|sent| sent.bytes));
+    }
+    assert!(first.iter().all(|sent| again.contains(&sent.bytes)), "nobody waits for ever");
+    assert!(bench.session.window() < window);
+}
+
+#[test]
+fn a_flush_may_take_longer_than_what_is_asked_after_it() {
+    let mut bench = Bench::ready(16, 2).with_round_trip();
+    bench.session.submit(Io::new(Tag(1), Op::Flush, 0, 0));
+    let flush = bench.sent().pop().unwrap();
+    let mut again = 0;
+    for tag in 2..40 {
+        bench.read(tag, 512);
+        bench.now += Duration::from_micros(100);
+        let sent = bench.sent().pop().unwrap();
+        bench.answer(&sent, 0x40, 0, &[0; 512]);
+        bench.pass(Duration::from_millis(2));
+        again += usize::from(bench.sent().iter().any(|sent| sent.bytes == flush.bytes));
+    }
+    assert_eq!(again, 1, "in 80 ms");
+    bench.answer(&flush, 0x40, 0, &[]);
+    assert!(bench.done().contains(&(1, Ok(0))));
 }
 
 #[test]
@@ -287,7 +367,7 @@ fn large_frames_are_used_when_one_has_come_back() {
     let small = bench.sent();
     assert_eq!(small.len(), 2, "meanwhile small ones");
     small.iter().for_each(|sent| bench.answer(sent, 0x40, 0, &[0; 1024]));
-    for _ in 0..3 {
+    for _ in 0..5 {
         bench.pass(Duration::from_secs(1));
     }
     let probes: Vec<_> = bench

@@ -31,7 +31,7 @@ impl TargetSession {
             Command::FLUSH_CACHE | Command::FLUSH_CACHE_EXT => Kind::Flush,
             Command::DATA_SET_MANAGEMENT if registers.error_or_feature & DSM_TRIM != 0 => Kind::Trim,
             _ => {
-                self.recent.on_other(from.mac, answer.tag.get(), now);
+                self.recent.on_other(from.mac, at as u16, answer.tag.get(), now);
                 return self.without_io(at, answer, registers, frame, now);
             }
         };
@@ -39,7 +39,7 @@ impl TargetSession {
         let pending =
             Pending { from, answer, registers, volume, kind, ranges, is_recent: false, now, passage: None };
         if kind == Kind::Flush {
-            self.recent.on_other(from.mac, answer.tag.get(), now);
+            self.recent.on_other(from.mac, at as u16, answer.tag.get(), now);
             return self.start(pending, Io::new(NO_TAG, Op::Flush, 0, 0));
         }
         // The registers hold 28 bits or 48 as the command says, whatever the flag says of it.
@@ -55,7 +55,7 @@ impl TargetSession {
             };
             return self.on_change(at, pending, data.get(..bytes).unwrap_or_default(), seg);
         }
-        self.recent.on_other(from.mac, answer.tag.get(), now);
+        self.recent.on_other(from.mac, at as u16, answer.tag.get(), now);
         let offset = block(command, &registers).saturating_mul(SECTOR);
         self.start(pending, Io::new(NO_TAG, Op::Read, offset, bytes as u64));
     }
@@ -67,7 +67,7 @@ impl TargetSession {
         if !self.has_room(who) {
             return;
         }
-        if self.exports.get(pending.volume).is_some_and(|export| export.read_only) {
+        if self.disks.get(at).is_some_and(|disk| disk.export.read_only) {
             return self.fail(&pending, IoError::ReadOnly);
         }
         let command = Command(registers.command_or_status);
@@ -166,9 +166,9 @@ impl TargetSession {
                 self.refuse(from, answer, registers.as_bytes(), ErrorCode::BAD_ARGUMENT_PARAMETER);
             }
             Command::IDENTIFY_DEVICE => {
-                let Some((export, disk)) = self.exports.get(volume).zip(self.disks.get(at)) else { return };
-                let mut info = export.volume.info();
-                info.read_only |= export.read_only;
+                let Some(disk) = self.disks.get(at) else { return };
+                let mut info = disk.export.volume.info();
+                info.read_only |= disk.export.read_only;
                 let data = identify::describe(disk.unit.address, &info);
                 registers.sector_count = 0;
                 let reply = super::reply::with_status(registers, ATA_STATUS_DRDY, 0);

@@ -11,6 +11,7 @@
 
 mod command;
 mod control;
+mod count;
 mod recent;
 mod reply;
 mod saving;
@@ -21,7 +22,7 @@ use self::recent::Recent;
 use self::reply::Pending;
 use self::saving::Waiting;
 use super::unit::{Kept, Unit};
-use crate::exports::{Exports, VolumeId};
+use crate::exports::{Export, Exports, VolumeId};
 use crate::frames::{Frame, FrameOutbox, Port, PortId, Station};
 use crate::served::Gate;
 use crate::session::{FrameSession, Target, Timed};
@@ -32,12 +33,12 @@ use blockmux_wire::aoe::{
 };
 use blockmux_wire::ethernet::Mac;
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 use std::time::Instant;
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Serves disks to whoever sends frames.
 pub struct TargetSession {
-    exports: Exports,
     gate: Gate,
     /// In the order of their addresses.
     disks: Vec<Disk>,
@@ -57,6 +58,8 @@ pub struct TargetSession {
 /// A disk, and a copy of what is set on it.
 struct Disk {
     unit: Unit,
+    /// Its volume, and whether it may be written.
+    export: Arc<Export>,
     version: u32,
     kept: Kept,
 }
@@ -80,15 +83,16 @@ impl TargetSession {
                 return Err(DoubleAddress(first.address));
             }
         }
-        let disk = |unit: Unit| Disk { version: unit.version(), kept: unit.kept(), unit };
-        let gate = Gate::new(
-            units.iter().filter_map(|unit| Some((unit.volume, exports.served(unit.volume)?))),
-            None,
-        );
+        let served: Vec<_> =
+            units.iter().filter_map(|unit| Some((unit.volume, exports.served(unit.volume)?))).collect();
+        let gate = Gate::new(served.iter().map(|(volume, served)| (*volume, served)), None);
+        let disk = |unit: Unit| {
+            let export = exports.get(unit.volume)?;
+            Some(Disk { version: unit.version(), kept: unit.kept(), export, unit })
+        };
         Ok(TargetSession {
             gate,
-            exports,
-            disks: units.into_iter().map(disk).collect(),
+            disks: units.into_iter().filter_map(disk).collect(),
             ports: Vec::new(),
             pending: Slots::default(),
             in_flight: HashMap::new(),

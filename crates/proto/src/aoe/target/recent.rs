@@ -7,18 +7,23 @@
 //!
 //! What tells them apart is the tag, with address and data. AoE does not ask initiators for tags that differ for long:
 //! one that numbers its requests by place sends the same tag soon with something else. Then tags say nothing about its
-//! writes, and it is remembered as such and its writes are all done, as other targets do it. Of an initiator that
-//! repeats a write under another tag, as Linux does, the repetition is another write.
+//! writes, and it is remembered as such and its writes are all done, as other targets do it.
+//!
+//! Linux repeats a write under a new tag, so that the late one of the two has a tag that was never seen. But its tags
+//! count what it sends to a disk (`count.rs`). A write that was sent before another with the same address and data, as
+//! the count says, and comes after that was done, is done already: had it come in its turn, nothing else would be on the
+//! disk now.
 //!
 //! Bounds: [`MAX_INITIATORS`] of [`WINDOW`] writes each, which count for [`LIFETIME`] and for the next [`LIFESPAN`]
 //! commands of their initiator, so that the tags of one that counts them round may come again.
 
+use super::count::Count;
 use blockmux_wire::ethernet::Mac;
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 /// What makes two writes the same one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Identity {
     /// The disk's place in the target.
     pub(super) unit: u16,
@@ -56,6 +61,10 @@ struct Initiator {
     last: Option<Instant>,
     /// Commands that came.
     seen: u64,
+    /// By the disk's place: how its tags count what is sent there.
+    counts: Vec<Count>,
+    /// The tag of the latest of the same writes that were done, of an initiator that counts.
+    done: HashMap<Identity, u32>,
 }
 
 struct Write {
@@ -79,6 +88,10 @@ impl Recent {
             return Known::New;
         }
         let seen = initiator.seen;
+        initiator.count(identity.unit, tag);
+        if let Some(known) = initiator.known_under_a_later_tag(tag, identity, now) {
+            return known;
+        }
         match initiator.writes.get_mut(&tag) {
             Some(write) if !write.counts(seen, now) => {
                 *write = Write { identity, known: Known::InFlight, at: now, seen };
@@ -88,8 +101,10 @@ impl Recent {
             None => {
                 if initiator.order.len() >= WINDOW
                     && let Some(oldest) = initiator.order.pop_front()
+                    && let Some(write) = initiator.writes.remove(&oldest)
+                    && initiator.done.get(&write.identity) == Some(&oldest)
                 {
-                    initiator.writes.remove(&oldest);
+                    initiator.done.remove(&write.identity);
                 }
                 initiator.order.push_back(tag);
                 initiator.writes.insert(tag, Write { identity, known: Known::InFlight, at: now, seen });
@@ -100,9 +115,10 @@ impl Recent {
 
     /// Something else than a write has come.
     #[inline]
-    pub(super) fn on_other(&mut self, who: Mac, tag: u32, now: Instant) {
+    pub(super) fn on_other(&mut self, who: Mac, unit: u16, tag: u32, now: Instant) {
         let Some(initiator) = self.initiators.get_mut(&who) else { return };
         initiator.seen = initiator.seen.wrapping_add(1);
+        initiator.count(unit, tag);
         if initiator.writes.get(&tag).is_some_and(|write| write.counts(initiator.seen, now)) {
             initiator.give_up();
         }
@@ -110,8 +126,11 @@ impl Recent {
 
     /// A write was answered.
     pub(super) fn on_answer(&mut self, who: Mac, tag: u32, status: u8, error: u8, now: Instant) {
-        if let Some(write) = self.initiators.get_mut(&who).and_then(|of| of.writes.get_mut(&tag)) {
-            (write.known, write.at) = (Known::Done { status, error }, now);
+        let Some(initiator) = self.initiators.get_mut(&who) else { return };
+        let Some(write) = initiator.writes.get_mut(&tag) else { return };
+        (write.known, write.at) = (Known::Done { status, error }, now);
+        if initiator.counts.get(usize::from(write.identity.unit)).is_some_and(Count::is_trusted) {
+            initiator.done.insert(write.identity, tag);
         }
     }
 
@@ -145,7 +164,27 @@ impl Write {
 impl Initiator {
     fn give_up(&mut self) {
         self.reuses_tags = true;
-        (self.writes, self.order) = (HashMap::new(), VecDeque::new());
+        (self.writes, self.order, self.done) = (HashMap::new(), VecDeque::new(), HashMap::new());
+    }
+
+    /// A command has come for that disk.
+    #[inline]
+    fn count(&mut self, unit: u16, tag: u32) {
+        let at = usize::from(unit);
+        if self.counts.len() <= at {
+            self.counts.resize(at.saturating_add(1), Count::default());
+        }
+        if let Some(count) = self.counts.get_mut(at) {
+            count.on_tag(tag);
+        }
+    }
+
+    /// What is known of the same write that was sent after this one and has been done.
+    fn known_under_a_later_tag(&self, tag: u32, identity: Identity, now: Instant) -> Option<Known> {
+        let later = *self.done.get(&identity)?;
+        let count = self.counts.get(usize::from(identity.unit))?;
+        let write = self.writes.get(&later)?;
+        (count.is_before(tag, later) && write.counts(self.seen, now)).then_some(write.known)
     }
 }
 
@@ -194,7 +233,7 @@ mod tests {
         let mut recent = Recent::default();
         recent.on_write(WHO, 7, write(1, 1), now);
         recent.on_answer(WHO, 7, 0x40, 0, now);
-        recent.on_other(WHO, 7, now);
+        recent.on_other(WHO, 0, 7, now);
         assert_eq!(recent.on_write(WHO, 7, write(1, 1), now), Known::New);
     }
 
@@ -203,10 +242,44 @@ mod tests {
         let (mut recent, now) = (Recent::default(), Instant::now());
         recent.on_write(WHO, 7, write(1, 1), now);
         recent.on_answer(WHO, 7, 0x40, 0, now);
-        (0..LIFESPAN as u32).for_each(|n| recent.on_other(WHO, 100 + n, now));
-        recent.on_other(WHO, 7, now);
+        (0..LIFESPAN as u32).for_each(|n| recent.on_other(WHO, 0, 100 + n, now));
+        recent.on_other(WHO, 0, 7, now);
         assert_eq!(recent.on_write(WHO, 7, write(2, 1), now), Known::New);
         assert_eq!(recent.on_write(WHO, 7, write(2, 1), now), Known::InFlight, "it still counts");
+    }
+
+    /// A tag as Linux makes it.
+    fn linux(count: u32) -> u32 {
+        (count & 0x7fff) << 16 | 0x1234
+    }
+
+    /// What becomes of a write that is late, after another was done in its place and a newer one after that. So many
+    /// commands were seen before.
+    fn late_write(before: u32, tag: impl Fn(u32) -> u32) -> (Known, Known) {
+        let (mut recent, now) = (Recent::default(), Instant::now());
+        for n in 0..before {
+            recent.on_write(WHO, tag(n), write(n.into(), 0), now);
+            recent.on_answer(WHO, tag(n), 0x40, 0, now);
+        }
+        let [old, again, newer, meant] = [0, 1, 2, 3].map(|n| tag(before.wrapping_add(n)));
+        for (tag, digest) in [(again, 1), (newer, 2)] {
+            assert_eq!(recent.on_write(WHO, tag, write(7, digest), now), Known::New);
+            recent.on_answer(WHO, tag, 0x40, 0, now);
+        }
+        let late = recent.on_write(WHO, old, write(7, 1), now);
+        (late, recent.on_write(WHO, meant, write(7, 1), now))
+    }
+
+    #[test]
+    fn a_late_write_whose_repetition_under_a_new_tag_was_done_is_not_done_again() {
+        let done = Known::Done { status: 0x40, error: 0 };
+        for before in [100, 32_766, 40_000] {
+            assert_eq!(late_write(before, linux), (done, Known::New), "after {before}");
+        }
+        assert_eq!(late_write(10, linux), (Known::New, Known::New), "it may not be counting");
+        let (places, others) = (|n: u32| 0x0b00_0000 | n << 7, |n: u32| n.wrapping_mul(0x9e37_79b9));
+        assert_eq!(late_write(1000, places), (Known::New, Known::New), "these do not count");
+        assert_eq!(late_write(1000, others), (Known::New, Known::New), "nor do these");
     }
 
     #[test]

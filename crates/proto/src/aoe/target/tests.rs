@@ -51,7 +51,7 @@ impl Bench {
     fn with(exports: &Exports, units: Vec<Unit>) -> Bench {
         let core = TestCore::new().as_core();
         let open = |export: &Export| export.volume.open(&core, DEPTH, Waker::idle()).unwrap();
-        let channels = exports.iter().map(|(_, export)| open(export)).collect();
+        let channels = exports.iter().map(|(_, export)| open(&export)).collect();
         let mut target = TargetSession::new(exports.clone(), units).unwrap();
         let now = Instant::now();
         target.on_port(PortId(0), PORT, now);
@@ -283,6 +283,29 @@ fn what_makes_no_sense_is_refused_or_dropped_and_harms_nothing() {
 }
 
 #[test]
+fn a_late_write_that_linux_has_repeated_under_a_new_tag_does_not_undo_a_newer_one() {
+    let mut bench = Bench::new();
+    let mut send = |count: u32, command, data: &[u8]| {
+        let message = registers(command, 0, 1, data);
+        let (now, clock) = (bench.now, (count * 3) & 0xffff);
+        let bytes = request((1, 0), Command::ISSUE_ATA_COMMAND, count << 16 | clock, &message);
+        bench.frame(WHO, &bytes, now).pop().unwrap().1[size_of::<Header>() + size_of::<AtaMessage>()..]
+            .to_vec()
+    };
+    for count in 1..=40 {
+        send(2 * count, ata::Command::WRITE_SECTORS, &[9; 512]);
+        send(2 * count + 1, ata::Command::READ_SECTORS, &[]);
+    }
+    // The first copy, 100, is on its way.
+    send(101, ata::Command::WRITE_SECTORS, &[1; 512]);
+    send(102, ata::Command::WRITE_SECTORS, &[2; 512]);
+    send(100, ata::Command::WRITE_SECTORS, &[1; 512]);
+    assert_eq!(send(103, ata::Command::READ_SECTORS, &[]), [2; 512]);
+    send(104, ata::Command::WRITE_SECTORS, &[1; 512]);
+    assert_eq!(send(105, ata::Command::READ_SECTORS, &[]), [1; 512], "the same data once more");
+}
+
+#[test]
 fn a_late_duplicate_does_not_undo_a_newer_write() {
     let mut bench = Bench::new();
     let write = |tag, byte| {
@@ -391,8 +414,9 @@ const MAX_MASKS_AND_ONE: u8 = crate::aoe::unit::MAX_MASKS as u8 + 1;
 #[test]
 fn what_other_protocols_reserve_or_lock_is_kept() {
     use crate::served::{Notices, RangeGuard, Table};
-    let mut bench = Bench::new();
-    let served = bench.target.exports.served(VolumeId(0)).unwrap().clone();
+    let (exports, units) = units();
+    let mut bench = Bench::with(&exports, units);
+    let served = exports.served(VolumeId(0)).unwrap();
     let write = registers(ata::Command::WRITE_SECTORS, 0, 1, &[1; 512]);
     let mut ask = || bench.ask(WHO, (1, 0), Command::ISSUE_ATA_COMMAND, &write).map(|(head, _)| head.error);
     let holder = served.new_holder();

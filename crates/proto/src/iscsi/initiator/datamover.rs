@@ -24,6 +24,8 @@ pub(super) struct Datamover {
     commands: VecDeque<Outgoing>,
     /// How many of them, from the oldest on, need not ask for a name any more.
     asked: usize,
+    /// How many of them, from the oldest on, wait for no name any more: names come in the order of asking.
+    named: usize,
     /// Responses to commands whose memory is still open.
     open: VecDeque<Answer>,
     /// The same, where the queue pair has been told to close it.
@@ -97,7 +99,10 @@ impl Datamover {
             matches!(outgoing.memory, Memory::Asked(_))
                 && id.0 == REGISTRATION | u64::from(outgoing.key.short())
         };
-        let outgoing = self.commands.iter_mut().find(is_it)?;
+        let mut unnamed = self.commands.iter_mut().skip(self.named);
+        let before = unnamed.len();
+        let outgoing = unnamed.find(is_it)?;
+        self.named = self.named.saturating_add(before.saturating_sub(unnamed.len()));
         if let Memory::Asked(access) = outgoing.memory {
             outgoing.memory = Memory::Open(remote, access);
         }
@@ -119,6 +124,7 @@ impl Datamover {
         };
         let Outgoing { command, payload, .. } = self.commands.pop_front()?;
         self.asked = self.asked.saturating_sub(1);
+        self.named = self.named.saturating_sub(1);
         let mut head = Head::from_slice(header.as_bytes());
         head.extend_from_slice(command.as_bytes());
         Some(Work::Send { id: MESSAGE, head, payload, invalidate: None, is_solicited: false })

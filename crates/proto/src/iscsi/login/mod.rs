@@ -1,6 +1,7 @@
 //! Login: who talks to whom, and how (RFC 7143 §6).
 
 pub mod chap;
+mod declarations;
 pub(super) mod failure;
 pub(super) mod initiator;
 pub(super) mod invitation;

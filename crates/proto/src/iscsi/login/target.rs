@@ -11,6 +11,7 @@
 //! missing. A login that fails gets a response that says why, and the connection is closed.
 
 use super::chap::SEED_LEN;
+use super::declarations::Declarations;
 use super::failure::{Failure, authentication_failure, failure, initiator_error, no_such_session};
 use super::invitation::Invitation;
 use super::operational::{Key, NegotiationError, Operational, Parameters};
@@ -41,8 +42,7 @@ pub(in crate::iscsi) struct TargetLogin {
     initiator_task_tag: u32,
     /// The text of a request that goes on.
     text: Vec<u8>,
-    /// Of [`DECLARATIONS`], which were made.
-    declared: [bool; DECLARATIONS.len()],
+    declarations: Declarations,
     initiator: Option<Name>,
     session: Option<Session>,
     pub(super) security: Security,
@@ -72,7 +72,7 @@ struct Leaving {
 #[derive(Clone)]
 pub(in crate::iscsi) enum Session {
     Discovery,
-    Normal { target: Box<TargetNode>, access: Access },
+    Normal { target: Arc<TargetNode>, access: Access },
 }
 
 /// What a login agreed on.
@@ -122,7 +122,7 @@ impl TargetLogin {
             requests: 0,
             initiator_task_tag: 0,
             text: Vec::new(),
-            declared: [false; DECLARATIONS.len()],
+            declarations: Declarations::default(),
             initiator: None,
             session: None,
             security: Security::Begins,
@@ -291,9 +291,10 @@ impl TargetLogin {
         for pair in text::pairs(whole) {
             let pair = pair.map_err(|_| initiator_error("sent malformed login text"))?;
             match pair.key {
-                "InitiatorName" | "TargetName" | "SessionType" | "InitiatorAlias" => {
-                    self.declare(pair.key)?
+                key if self.declarations.is_repeated(key) => {
+                    return Err(Failure::from(&NegotiationError::Repeated));
                 }
+                "InitiatorName" | "TargetName" | "SessionType" | "InitiatorAlias" => {}
                 "AuthMethod" => self.on_auth_method(pair, out)?,
                 "CHAP_A" => chap.algorithms = Some(pair.value),
                 "CHAP_N" => chap.name = Some(pair.value),
@@ -306,16 +307,6 @@ impl TargetLogin {
         let result = self.operational.on_pairs(others.into_iter(), out);
         result.map_err(|error| Failure::from(&error))?;
         self.on_chap(&chap, out)
-    }
-
-    /// What is declared once says who wants what for the whole login (RFC 7143 §6.3).
-    fn declare(&mut self, key: &str) -> Result<(), Failure> {
-        let declared =
-            DECLARATIONS.iter().zip(&mut self.declared).find(|(declaration, _)| **declaration == key);
-        match declared.is_some_and(|(_, is_declared)| std::mem::replace(is_declared, true)) {
-            true => Err(Failure::from(&NegotiationError::Repeated)),
-            false => Ok(()),
-        }
     }
 
     /// Reads who wants what from the first text.
@@ -395,7 +386,7 @@ impl TargetLogin {
             let what = "asked for a target that has moved";
             return Err(Failure { status, what, address: Some(redirect.address.clone()) });
         }
-        Ok(Session::Normal { target: Box::new(target.clone()), access: access.clone() })
+        Ok(Session::Normal { access: access.clone(), target })
     }
 
     /// What this session has to prove.
@@ -499,6 +490,3 @@ const MAX_REQUESTS: u32 = 64;
 
 /// The most text in one response, in bytes: what every initiator takes during login.
 const MAX_RESPONSE_TEXT: usize = super::operational::DEFAULT_DATA_SEGMENT_LENGTH as usize;
-
-/// What an initiator says of itself and what it wants (RFC 7143 §13).
-const DECLARATIONS: [&str; 4] = ["InitiatorName", "InitiatorAlias", "TargetName", "SessionType"];

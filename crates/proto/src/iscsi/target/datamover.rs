@@ -1,12 +1,13 @@
 //! Over RDMA: what moves the data of commands in the place of Data-In and R2T (RFC 5047).
 //!
 //! ```text
-//!   Put_Data: RDMA Write ─┐                           ┌─ Send: the response, which closes the initiator's memory
-//!                         ├─▶ `works` ─▶ queue pair ◀─┤
-//!   Get_Data: RDMA Read ──┘                           └─ Send: every other PDU, from the outbox
+//!   Put_Data: RDMA Write ──▶ `answers` ─┐              ┌─ Send: the response, which closes the initiator's memory
+//!                                       ├▶ queue pair ◀┤
+//!   Get_Data: RDMA Read ───▶ `gets` ────┘              └─ Send: every other PDU, from the outbox
 //! ```
-//! What is here goes before what is in the outbox: so the data of a read is there before its response, because the queue
-//! pair keeps the order of what it is given. A read of the initiator's memory is as long as the round of its command.
+//! The data of a read goes right before its response, and the queue pair keeps the order of what it is given. So an
+//! initiator can end the first of many commands, and send the next, while the data of the others is on its way. A read
+//! of the initiator's memory is as long as the round of its command.
 
 use crate::rdma::{Remote, Stag, Work, WorkId};
 use blockmux_volume::{Seg, SgList};
@@ -28,9 +29,10 @@ pub(super) struct Remotes {
 
 /// Moves the data of one connection's commands.
 pub(super) struct Datamover {
-    works: VecDeque<Work>,
-    /// For each response that is in the outbox: the memory that it closes.
-    closes: VecDeque<Option<Stag>>,
+    /// Data-out to read.
+    gets: VecDeque<Get>,
+    /// For each response that is in the outbox, what goes before it and with it.
+    answers: VecDeque<Answer>,
     /// Of the PDU that is looked at.
     arriving: Remotes,
     /// By the slot of the task.
@@ -41,6 +43,20 @@ pub(super) struct Datamover {
     is_solicited_only: bool,
     /// Data-in that has not left, in bytes.
     unsent: usize,
+}
+
+struct Get {
+    id: WorkId,
+    place: Seg,
+    remote: Remote,
+}
+
+/// What a response is to be sent with.
+struct Answer {
+    /// The data-in before it, until that is given to the queue pair.
+    data: Option<(SgList, Remote)>,
+    /// The memory that it closes.
+    closes: Option<Stag>,
 }
 
 /// What a piece of work was, by its number.
@@ -74,8 +90,8 @@ impl From<WorkId> for Moved {
 impl Datamover {
     pub(super) fn new(invalidates: bool, is_solicited_only: bool) -> Datamover {
         Datamover {
-            works: VecDeque::new(),
-            closes: VecDeque::new(),
+            gets: VecDeque::new(),
+            answers: VecDeque::new(),
             arriving: Remotes::default(),
             remotes: Vec::new(),
             invalidates,
@@ -121,21 +137,13 @@ impl Datamover {
     #[inline]
     pub(super) fn put(&mut self, slot: usize, data: &SgList, len: usize) {
         let remotes = self.remotes.get(slot).copied().unwrap_or_default();
-        if let Some((stag, address)) = remotes.read
-            && len > 0
-        {
+        let data = remotes.read.filter(|_| len > 0).map(|(stag, address)| {
             let local = if len == data.len() { data.clone() } else { data.slice(0, len) };
             self.unsent = self.unsent.saturating_add(len);
-            let len = len as u32; // at most the expected length
-            let remote = Remote { stag: Stag(stag), address, len };
-            self.works.push_back(Work::Write {
-                id: WorkId(PUT << u32::BITS | u64::from(len)),
-                local,
-                remote,
-            });
-        }
+            (local, Remote { stag: Stag(stag), address, len: len as u32 }) // at most the expected length
+        });
         let named = remotes.read.or(remotes.write).filter(|_| self.invalidates);
-        self.closes.push_back(named.map(|(stag, _)| Stag(stag)));
+        self.answers.push_back(Answer { data, closes: named.map(|(stag, _)| Stag(stag)) });
     }
 
     /// Asks for data-out of a task: from `offset` on, as much as `place` holds. `tag` is what it is known by.
@@ -147,19 +155,40 @@ impl Datamover {
         let address = base.wrapping_add(offset.saturating_sub(begin).into());
         let remote = Remote { stag: Stag(stag), address, len: place.len() as u32 };
         let id = WorkId(GET << u32::BITS | u64::from(tag));
-        self.works.push_back(Work::Read { id, local: SgList::one(place), remote });
+        self.gets.push_back(Get { id, place, remote });
     }
 
-    /// The next data to move.
+    /// The next data-out to read.
     #[inline]
-    pub(super) fn next(&mut self) -> Option<Work> {
-        self.works.pop_front()
+    pub(super) fn next_get(&mut self) -> Option<Work> {
+        let Get { id, place, remote } = self.gets.pop_front()?;
+        Some(Work::Read { id, local: SgList::one(place), remote })
+    }
+
+    /// The data-in that goes before the next response, if that was not given yet.
+    #[inline]
+    pub(super) fn next_put(&mut self) -> Option<Work> {
+        let (local, remote) = self.answers.front_mut()?.data.take()?;
+        Some(Work::Write { id: put_id(remote.len), local, remote })
     }
 
     /// The memory that the next response closes.
     #[inline]
     pub(super) fn closes(&mut self) -> Option<Stag> {
-        self.closes.pop_front().flatten()
+        self.answers.pop_front()?.closes
+    }
+
+    /// The connection is gone: takes out what was not given to the queue pair, piece by piece.
+    pub(super) fn abandon(&mut self) -> Option<WorkId> {
+        if let Some(get) = self.gets.pop_front() {
+            return Some(get.id);
+        }
+        while let Some(answer) = self.answers.pop_front() {
+            if let Some((_, remote)) = answer.data {
+                return Some(put_id(remote.len));
+            }
+        }
+        None
     }
 
     /// Data-in has left.
@@ -173,6 +202,12 @@ impl Datamover {
     pub(super) fn unsent(&self) -> usize {
         self.unsent
     }
+}
+
+/// The number of so many bytes of data-in.
+#[inline]
+fn put_id(len: u32) -> WorkId {
+    WorkId(PUT << u32::BITS | u64::from(len))
 }
 
 /// What a message's number is made of.
@@ -235,7 +270,7 @@ mod tests {
             mover.assign(3);
             mover.get(3, 7, Seg::from_slice(&[0; 4]), 8);
             mover.get(3, 8, Seg::from_slice(&[0; 4]), 12);
-            let found = [(); 2].map(|()| match mover.next() {
+            let found = [(); 2].map(|()| match mover.next_get() {
                 Some(Work::Read { id, remote, .. }) => (Moved::from(id), remote.address),
                 other => panic!("{other:?}"),
             });
@@ -253,14 +288,30 @@ mod tests {
                 mover.assign(slot);
                 mover.put(slot, &data, if slot == 0 { 4 } else { 0 });
             }
-            let Some(Work::Write { id, local, remote }) = mover.next() else { panic!() };
+            let Some(Work::Write { id, local, remote }) = mover.next_put() else { panic!() };
             assert_eq!((Moved::from(id), local.to_vec(), remote.len), (Moved::Put(4), b"abcd".to_vec(), 4));
-            assert!(mover.next().is_none());
+            assert!(mover.next_put().is_none());
             assert_eq!(mover.unsent(), 4);
             mover.sent(4);
             assert_eq!(mover.unsent(), 0);
             let closed = [(); 3].map(|()| mover.closes().map(|stag| stag.0));
             assert_eq!(closed, if invalidates { [Some(1), Some(2), None] } else { [None; 3] });
         }
+    }
+
+    #[test]
+    fn what_was_not_given_to_the_queue_pair_is_taken_out() {
+        let data = SgList::one(Seg::from_slice(b"abcdef"));
+        let mut mover = with(READ);
+        mover.assign(0);
+        for len in [1, 0, 2, 3] {
+            mover.put(0, &data, len);
+        }
+        assert!(mover.next_put().is_some());
+        mover.arrive(WRITE);
+        mover.assign(1);
+        mover.get(1, 7, Seg::from_slice(&[0; 4]), 0);
+        let rest: Vec<_> = std::iter::from_fn(|| mover.abandon()).map(Moved::from).collect();
+        assert_eq!(rest, [Moved::Got(7), Moved::Put(2), Moved::Put(3)]);
     }
 }

@@ -36,8 +36,6 @@ pub(super) struct Entrance {
     invited: Option<Weak<RefCell<Shared>>>,
     /// The core that session lives on, if it is not this one.
     moves_to: Option<Home>,
-    /// The connection cannot be handed to another core.
-    is_over_rdma: bool,
     /// Given back when the login is over.
     _permit: Option<LoginPermit>,
 }
@@ -61,7 +59,6 @@ impl Entrance {
             local,
             invited: None,
             moves_to: None,
-            is_over_rdma: false,
             _permit: None,
         }
     }
@@ -74,7 +71,6 @@ impl Entrance {
 
     /// The same over RDMA.
     pub(super) fn set_over_rdma(&mut self) {
-        self.is_over_rdma = true;
         self.login.set_over_rdma();
     }
 
@@ -204,9 +200,9 @@ impl Entrance {
                     self.invited = Some(Rc::downgrade(&session));
                 }
             }
-            Place::Elsewhere(home) if !self.is_over_rdma => self.moves_to = Some(home),
+            Place::Elsewhere(home) => self.moves_to = Some(home),
             // The login is refused.
-            Place::Elsewhere(_) | Place::Nowhere => {}
+            Place::Nowhere => {}
         }
         self.moves_to.is_none()
     }

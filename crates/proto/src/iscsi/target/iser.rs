@@ -14,7 +14,7 @@
 //! buffer back when it was taken; one that waits for room keeps it, so that nothing is taken from an initiator that it
 //! was not granted.
 
-use super::datamover::{MESSAGE, Moved};
+use super::datamover::{Datamover, MESSAGE, Moved};
 use super::full::{MAX_IMMEDIATE, WINDOW};
 use super::{Phase, TargetSession};
 use crate::exports::VolumeId;
@@ -172,25 +172,27 @@ impl IserTargetSession {
         self.inbox.clear();
         let result = self.session.on_end();
         while let Phase::Full(full) = &mut self.session.phase
-            && let Some(work) = full.mover().and_then(|mover| mover.next())
+            && let Some(id) = full.mover().and_then(Datamover::abandon)
         {
-            if let Work::Read { id, .. } | Work::Write { id, .. } = work {
-                self.on_done(id, Err(WorkError::Flushed));
-            }
+            self.on_done(id, Err(WorkError::Flushed));
         }
         self.session.outbox.clear();
         result
     }
 
-    /// The next message.
+    /// The next message, or the data that goes before it.
     #[inline]
     fn next_message(&mut self) -> Option<Work> {
         let (bhs, len) = next_pdu(&self.session.outbox)?;
         let mut invalidate = None;
         if bhs.opcode() == Opcode::SCSI_RESPONSE
             && let Phase::Full(full) = &mut self.session.phase
+            && let Some(mover) = full.mover()
         {
-            invalidate = full.mover().and_then(|mover| mover.closes());
+            if let Some(data) = mover.next_put() {
+                return Some(data);
+            }
+            invalidate = mover.closes();
         }
         let head = take_pdu(&mut self.session.outbox, len);
         Some(Work::Send { id: MESSAGE, head, payload: SgList::default(), invalidate, is_solicited: false })
@@ -254,7 +256,7 @@ impl RdmaSession for IserTargetSession {
         }
         if room > 0 {
             if let Phase::Full(full) = &mut self.session.phase
-                && let Some(work) = full.mover().and_then(|mover| mover.next())
+                && let Some(work) = full.mover().and_then(Datamover::next_get)
             {
                 return Some(work);
             }
@@ -316,16 +318,18 @@ impl Target for IserTargetSession {
         self.resume();
     }
 
+    /// Of the queue pair's stream everything is to be shown again there: a queue pair is no thing that can be handed over.
     fn moves_to(&self) -> Option<Home> {
-        None
-    }
-
-    fn is_established(&self) -> bool {
-        self.session.is_established()
+        self.session.moves_to()
     }
 
     fn owed(&self) -> Option<u64> {
         self.session.owed()
+    }
+
+    #[inline]
+    fn is_established(&self) -> bool {
+        self.session.is_established()
     }
 
     fn on_stop(&mut self) {

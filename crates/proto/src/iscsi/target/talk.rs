@@ -9,6 +9,7 @@ use crate::iscsi::node::{Portal, TargetNode};
 use crate::iscsi::text::{self, MAX_TEXT, Pair, REJECT, Text};
 use blockmux_wire::iscsi::session::*;
 use blockmux_wire::iscsi::{Bhs, FLAG_CONTINUE, FLAG_FINAL, Opcode, RESERVED_TAG};
+use std::sync::Arc;
 use zerocopy::transmute_ref;
 
 /// The text negotiation of a connection; there is one at a time.
@@ -135,7 +136,7 @@ impl Turn<'_> {
 
     /// Names targets and where they are (RFC 7143 Appendix C): only those that this initiator may log in to.
     fn send_targets(&self, pair: Pair<'_>, out: &mut Text) {
-        let may_see = |target: &&TargetNode| target.access_of(&self.session.initiator).is_some();
+        let may_see = |target: &&Arc<TargetNode>| target.access_of(&self.session.initiator).is_some();
         match (&self.session.kind, pair.value) {
             (Session::Discovery, "All") => {
                 self.session
@@ -147,7 +148,7 @@ impl Turn<'_> {
             }
             (Session::Discovery, name) => {
                 let name = Name::new(name).ok();
-                let named = |target: &&TargetNode| Some(&target.name) == name.as_ref();
+                let named = |target: &&Arc<TargetNode>| Some(&target.name) == name.as_ref();
                 self.session
                     .node
                     .targets()

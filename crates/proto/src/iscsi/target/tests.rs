@@ -78,7 +78,7 @@ fn node(chap: Option<Chap>) -> (Arc<Node>, Exports) {
         LogicalUnit::new(Identity::of(&export.name), export.volume.clone())
     };
     let view = scsi::Target::new(TARGET, Vec::new());
-    let view = view.with_unit(0, VolumeId(0), unit(0)).with_unit(1, VolumeId(1), unit(1));
+    let view = Arc::new(view.with_unit(0, VolumeId(0), unit(0)).with_unit(1, VolumeId(1), unit(1)));
     let portals = vec![
         Portal { address: "192.0.2.1:3260".into(), group_tag: 1 },
         Portal { address: "[2001:db8::1]:3260".into(), group_tag: 2 },
@@ -86,7 +86,7 @@ fn node(chap: Option<Chap>) -> (Arc<Node>, Exports) {
     let access = |initiator: Option<&str>, chap| Access {
         initiator: initiator.map(|name| Name::new(name).unwrap()),
         chap,
-        target: Arc::new(view.clone()),
+        target: view.clone(),
     };
     let open = TargetNode::new(Name::new(TARGET).unwrap(), portals.clone(), vec![access(None, chap.clone())]);
     let hidden = TargetNode::new(

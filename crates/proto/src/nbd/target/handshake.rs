@@ -280,7 +280,7 @@ impl Handshake {
         }
         let Ok(name) = string(name) else { return refuse("chose an export by a malformed name") };
         let Ok((id, export)) = self.find(name) else { return refuse("chose an export that does not exist") };
-        let terms = self.terms(id, export);
+        let terms = self.terms(id, &export);
         let reply = ExportNameReply {
             size: terms.info.size.into(),
             transmission_flags: terms.transmission_flags().into(),
@@ -306,7 +306,7 @@ impl Handshake {
     fn on_info(&self, option: Opt, data: &[u8], outbox: &mut Outbox) -> Result<Terms, OptionError> {
         let request = InfoRequest::parse(data)?;
         let (id, export) = self.find(request.name)?;
-        let terms = self.terms(id, export);
+        let terms = self.terms(id, &export);
         let mut info = |parts: &[&[u8]]| reply(outbox, option, Rep::NBD_REP_INFO, parts);
         info(&[terms.info_export().as_bytes()]);
         if request.asks_for(Info::NBD_INFO_NAME) {
@@ -351,13 +351,13 @@ impl Handshake {
     }
 
     /// The export of that name; the empty name is the default's.
-    fn find(&self, name: &str) -> Result<(VolumeId, &Export), OptionError> {
+    fn find(&self, name: &str) -> Result<(VolumeId, Arc<Export>), OptionError> {
         let found = if name.is_empty() { self.exports.default_export() } else { self.exports.find(name) };
         found.ok_or(OptionError(Rep::NBD_REP_ERR_UNKNOWN, "no such export"))
     }
 
     /// The volume that was agreed on, as every protocol serves it.
-    pub(super) fn served(&self, terms: &Terms) -> Option<&Arc<Served>> {
+    pub(super) fn served(&self, terms: &Terms) -> Option<Arc<Served>> {
         self.exports.served(terms.volume)
     }
 

@@ -120,7 +120,7 @@ impl StreamSession for TargetSession {
                         return Ok(taken);
                     };
                     let transmission =
-                        Transmission::new(terms, Fence::new(served), self.pool.clone(), self.now);
+                        Transmission::new(terms, Fence::new(&served), self.pool.clone(), self.now);
                     self.phase = Phase::Transmission(transmission);
                 }
                 Some(Next::Close) => self.phase = Phase::Closing,

@@ -17,32 +17,34 @@
 //! exponentiations for each attempt, on the connection's core, for whoever knows the name of a host that has a secret:
 //! who finds that too much leaves `ffdhe6144` and `ffdhe8192` alone.
 //!
-//! `hash.rs` and `group.rs` have the mathematics, `secret.rs` the secrets, and `target.rs` a controller's side of one
-//! queue's authentication.
+//! `hash.rs` and `group.rs` have the mathematics, `secret.rs` the secrets, `target.rs` a controller's side of one
+//! queue's authentication and `host.rs` a host's.
 
 mod group;
 mod hash;
+pub mod host;
 mod secret;
-pub(crate) mod target;
+pub mod target;
 
 pub use group::DhGroup;
 pub use hash::Hash;
+pub use host::{Credentials, Unproved};
 pub(super) use secret::crc_32;
 pub use secret::{Secret, SecretError};
 
 use blockmux_wire::nvmeof::auth::Head;
 use sha2::{Digest, Sha512};
 
-/// What a host has to prove, and what is proved to it.
+/// What a host has to prove, and what is proved to it. Both sides have the same.
 #[derive(Clone, Debug)]
 pub struct HostSecrets {
     /// The host's.
     pub host: Secret,
-    /// The controller's: without it, who asks for a proof gets none.
+    /// The controller's: without it, who asks for a proof gets none, and a host asks for none.
     pub controller: Option<Secret>,
-    /// The only hash function; `None`: the strongest that the host can.
+    /// The only hash function; `None`: the strongest that both can.
     pub hash: Option<Hash>,
-    /// The only group; `None`: the first from 2,048 bits on that the host can.
+    /// The only group; `None`: the first from 2,048 bits on that both can; of a host with a controller that can none, none.
     pub group: Option<DhGroup>,
 }
 
@@ -133,4 +135,4 @@ fn is_same(one: &[u8], other: &[u8]) -> bool {
 }
 
 /// The longest message, in bytes.
-pub(crate) const MAX_MESSAGE: usize = 4096;
+pub const MAX_MESSAGE: usize = 4096;

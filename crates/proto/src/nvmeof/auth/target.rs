@@ -7,7 +7,7 @@ use std::sync::Arc;
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Has a host prove who it is.
-pub(crate) struct Authenticator {
+pub struct Authenticator {
     secrets: Arc<HostSecrets>,
     parties: Parties,
     random: Random,
@@ -52,12 +52,8 @@ struct Terms {
 
 impl Authenticator {
     /// For a host and a subsystem of those names; `seed` is nobody else's.
-    pub(crate) fn new(
-        secrets: Arc<HostSecrets>,
-        host: &str,
-        subsystem: &str,
-        seed: [u8; 32],
-    ) -> Authenticator {
+    #[must_use]
+    pub fn new(secrets: Arc<HostSecrets>, host: &str, subsystem: &str, seed: [u8; 32]) -> Authenticator {
         Authenticator {
             secrets,
             parties: Parties { host: host.to_owned(), subsystem: subsystem.to_owned() },
@@ -83,17 +79,19 @@ impl Authenticator {
 
     /// Whether the host has proved who it is.
     #[inline]
-    pub(crate) fn is_done(&self) -> bool {
+    #[must_use]
+    pub fn is_done(&self) -> bool {
         self.is_done
     }
 
     /// Whether it has failed to, and was told so.
-    pub(crate) fn has_failed(&self) -> bool {
+    #[must_use]
+    pub fn has_failed(&self) -> bool {
         matches!(self.state, State::Failed)
     }
 
     /// Takes a message of the host's.
-    pub(crate) fn on_message(&mut self, message: &[u8]) {
+    pub fn on_message(&mut self, message: &[u8]) {
         let next = self.take(message);
         self.state = next.unwrap_or_else(|explanation| {
             self.is_done = false;
@@ -102,7 +100,7 @@ impl Authenticator {
     }
 
     /// The message that is due to the host, if it is no longer than `most` bytes.
-    pub(crate) fn message(&mut self, most: usize) -> Option<Vec<u8>> {
+    pub fn message(&mut self, most: usize) -> Option<Vec<u8>> {
         let (message, next) = match &self.state {
             State::Challenge(terms) => (self.challenge(terms), State::Reply(terms.clone())),
             State::Success1(hash, proof) => {

@@ -5,9 +5,10 @@ use super::bring_up::{BringUp, Learned};
 use super::command::{self, Commands, Progress, Request, Transfer};
 use super::discovery::FoundSubsystem;
 use super::info::{ControllerInfo, NamespaceInfo};
-use super::news::News;
+use super::news::{News, Topic};
 use super::refused::Refused;
-use crate::session::ProtocolError;
+use crate::nvmeof::auth::Credentials;
+use crate::session::{PathRank, ProtocolError};
 use crate::slots::{Key, Slots};
 use blockmux_volume::{Seg, SgList};
 use blockmux_wire::nvme::Cqe;
@@ -20,10 +21,14 @@ use std::time::{Duration, Instant};
 pub use super::bring_up::Ask;
 
 /// What an admin queue is for.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct AdminConfig {
     /// Who connects, and where to.
     pub names: Names,
+    /// How we prove who we are, if we can.
+    pub credentials: Option<Credentials>,
+    /// How many I/O queues to ask for, if any are to be used; at least 1.
+    pub queues: u16,
     /// What to ask.
     pub ask: Ask,
     /// Keep alive timeout, whole milliseconds; 0: none.
@@ -57,6 +62,8 @@ struct Timers {
     unready: Option<(Option<Instant>, Duration)>,
     /// When to ask again.
     ask_again: Option<Instant>,
+    /// When to look again how well the path leads to the namespace.
+    look_again: Option<Instant>,
 }
 
 struct Command {
@@ -70,6 +77,7 @@ struct Command {
 enum Purpose {
     Question,
     News,
+    Access,
     KeepAlive,
     Shutdown,
 }
@@ -82,7 +90,7 @@ impl Admin {
             commands: Slots::default(),
             news: None,
             stays: matches!(config.ask, Ask::Use(_)),
-            bring_up: BringUp::new(config.ask, config.names, kato_ms),
+            bring_up: BringUp::new(config.ask, config.names, config.credentials, (kato_ms, config.queues)),
             is_asked: false,
             refused: None,
             keep_alive,
@@ -94,6 +102,7 @@ impl Admin {
                 next_keep_alive: if kato_ms > 0 { half(now, keep_alive) } else { None },
                 unready: None,
                 ask_again: None,
+                look_again: None,
             },
         }
     }
@@ -101,6 +110,11 @@ impl Admin {
     /// Whether everything is known that was asked for.
     pub(crate) fn is_known(&self) -> bool {
         self.bring_up.is_known()
+    }
+
+    /// Whether I/O queues may begin.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.is_known() && self.news.as_ref().is_none_or(News::knows_access)
     }
 
     pub(crate) fn refused(&self) -> Option<&Refused> {
@@ -125,6 +139,18 @@ impl Admin {
         self.news.as_mut()?.poll_size()
     }
 
+    /// How well this path leads to the namespace, whenever that was looked at.
+    pub(crate) fn poll_rank(&mut self) -> Option<PathRank> {
+        self.news.as_mut()?.poll_rank()
+    }
+
+    /// A command has met another state than was told: looks again.
+    pub(crate) fn ask_for_access(&mut self) {
+        if let Some(news) = &mut self.news {
+            news.ask_for_access();
+        }
+    }
+
     /// Ends the association in order, as far as there is one.
     pub(crate) fn shut_down(&mut self) {
         self.is_shutting_down = true;
@@ -142,8 +168,12 @@ impl Admin {
         if self.is_known() && self.stays {
             let (controller, namespace) = (&self.bring_up.controller, self.bring_up.namespaces.first()?);
             let news = self.news.get_or_insert_with(|| News::new(controller, namespace));
-            let (sqe, transfer, payload) = news.next()?;
-            return Some(self.begin(Purpose::News, sqe, transfer, payload));
+            let (sqe, transfer, payload, topic) = news.next()?;
+            let purpose = match topic {
+                Topic::Events => Purpose::News,
+                Topic::Access => Purpose::Access,
+            };
+            return Some(self.begin(purpose, sqe, transfer, payload));
         }
         if std::mem::replace(&mut self.is_asked, true) {
             return None;
@@ -167,9 +197,11 @@ impl Admin {
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         let timers = &self.timers;
         // Whether it becomes ready is looked at whenever that is asked.
-        let is_due = !self.is_known() && timers.unready.is_none();
+        let is_due = !self.is_ready() && timers.unready.is_none();
         let bring_up = is_due.then_some(timers.deadline);
-        [bring_up, timers.ask_again, timers.next_keep_alive].into_iter().flatten().min()
+        let looks = self.news.as_ref().is_some_and(News::is_to_ask_again);
+        let look = looks.then(|| timers.look_again.unwrap_or(timers.now));
+        [bring_up, look, timers.ask_again, timers.next_keep_alive].into_iter().flatten().min()
     }
 
     /// # Errors
@@ -179,7 +211,8 @@ impl Admin {
         if self.timers.ask_again.is_some_and(|at| now >= at) {
             self.on_pause_over(now);
         }
-        let is_late = now >= self.timers.deadline && self.timers.unready.is_none() && !self.is_known();
+        self.look_again(now);
+        let is_late = now >= self.timers.deadline && self.timers.unready.is_none() && !self.is_ready();
         if is_late && self.refused.is_none() {
             return Err(ProtocolError {
                 what: "did not tell what it is within 30 seconds",
@@ -201,6 +234,20 @@ impl Admin {
             self.timers.next_keep_alive = half(now, self.keep_alive);
         }
         Ok(())
+    }
+
+    /// Looks how well the path leads to the namespace from time to time, where nobody tells.
+    fn look_again(&mut self, now: Instant) {
+        let Some(news) = self.news.as_mut().filter(|news| news.is_to_ask_again()) else {
+            self.timers.look_again = None;
+            return;
+        };
+        if self.timers.look_again.is_none_or(|at| now >= at) {
+            if self.timers.look_again.is_some() {
+                news.ask_for_access();
+            }
+            self.timers.look_again = now.checked_add(ACCESS_EVERY);
+        }
     }
 
     /// Asks again, unless the controller has had its time to become ready.
@@ -260,7 +307,10 @@ impl Admin {
         let result = cqe.status.is_success().then(|| cqe.result.get() as u32);
         let is_whole = command.progress.is_whole(command.transfer) && !command.progress.is_corrupt;
         let data = (result.is_some() && is_whole).then(|| command.payload.to_vec());
-        news.on_answer(result, data.as_deref(), &self.bring_up.controller);
+        match command.purpose {
+            Purpose::Access => news.on_access(data.as_deref()),
+            _ => news.on_answer(result, data.as_deref(), &self.bring_up.controller),
+        }
     }
 
     fn pause(&mut self) {
@@ -295,7 +345,7 @@ impl Commands for Admin {
         let Some(command) = self.commands.remove(key) else { return };
         match command.purpose {
             Purpose::Question => self.on_answer(&command, cqe),
-            Purpose::News => self.on_news(&command, cqe),
+            Purpose::News | Purpose::Access => self.on_news(&command, cqe),
             // What matters is that it was answered.
             Purpose::KeepAlive | Purpose::Shutdown => {}
         }
@@ -309,5 +359,7 @@ fn half(now: Instant, time: Duration) -> Option<Instant> {
 
 /// For everything that is asked, CAP.TO apart.
 const BRING_UP_TIMEOUT: Duration = Duration::from_secs(30);
+/// Between two looks at how well the path leads to the namespace, where nobody tells.
+const ACCESS_EVERY: Duration = Duration::from_secs(1);
 /// Between two questions whether the controller is ready.
 const PAUSE: Duration = Duration::from_millis(20);

@@ -1,7 +1,7 @@
 //! What an admin queue asks, one command after the other, until everything is known.
 //!
 //! ```text
-//!   Connect ▶ CAP ▶ VS ▶ CC ▶ CSTS until RDY ▶ Identify Controller ─┬▶ discovery log
+//!   Connect ▶ proof ▶ CAP ▶ VS ▶ CC ▶ CSTS until RDY ▶ Identify Controller ─┬▶ discovery log
 //!                                                                  ├▶ active list ▶ each namespace
 //!                                                                  └▶ limits ▶ namespace ▶ descriptors ▶ queues
 //! ```
@@ -10,7 +10,9 @@ use super::Names;
 use super::command::{self, Transfer};
 use super::discovery::{FoundSubsystem, LogReader, Next};
 use super::info::{ControllerInfo, NamespaceInfo};
+use super::prove::{self, Proving};
 use super::refused::Refused;
+use crate::nvmeof::auth::Credentials;
 use blockmux_volume::{Memory, Seg, SgList};
 use blockmux_wire::nvme::feature::FeatureId;
 use blockmux_wire::nvme::identify::{Cns, IDENTIFY_LEN};
@@ -20,7 +22,7 @@ use blockmux_wire::nvme::property::{
     CC_IOSQES_SHIFT, CSTS, CSTS_CFS, CSTS_RDY, VS,
 };
 use blockmux_wire::nvme::{CQE_LEN, Cqe, NSID_ALL, SQE_LEN, Sqe};
-use blockmux_wire::nvmeof::fabrics::{AUTHREQ_ATR, CNTLID_DYNAMIC};
+use blockmux_wire::nvmeof::fabrics::CNTLID_DYNAMIC;
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
@@ -52,7 +54,10 @@ pub(super) enum Learned {
 pub(super) struct BringUp {
     ask: Ask,
     names: Names,
+    credentials: Option<Credentials>,
+    proving: Option<Box<Proving>>,
     kato_ms: u32,
+    queues: u16,
     step: Step,
     cap: u64,
     pub(super) controller: ControllerInfo,
@@ -68,6 +73,7 @@ pub(super) struct BringUp {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Connect,
+    Prove,
     Capabilities,
     Version,
     Enable,
@@ -83,11 +89,19 @@ enum Step {
 }
 
 impl BringUp {
-    pub(super) fn new(ask: Ask, names: Names, kato_ms: u32) -> BringUp {
+    pub(super) fn new(
+        ask: Ask,
+        names: Names,
+        credentials: Option<Credentials>,
+        (kato_ms, queues): (u32, u16),
+    ) -> BringUp {
         BringUp {
             ask,
             names,
+            credentials,
+            proving: None,
             kato_ms,
+            queues,
             step: Step::Connect,
             cap: 0,
             controller: ControllerInfo::default(),
@@ -104,7 +118,8 @@ impl BringUp {
 
     /// Whether the controller has said that it is ready.
     pub(super) fn is_enabled(&self) -> bool {
-        !matches!(self.step, Step::Connect | Step::Capabilities | Step::Version | Step::Enable | Step::Ready)
+        use Step::{Capabilities, Connect, Enable, Prove, Ready, Version};
+        !matches!(self.step, Connect | Prove | Capabilities | Version | Enable | Ready)
     }
 
     /// The next question: the command, what moves, and the memory for that.
@@ -117,6 +132,7 @@ impl BringUp {
                 let sqe = command::connect(0, ADMIN_ENTRIES, self.kato_ms);
                 return Some((sqe, Transfer::Out(data.len() as u32), data));
             }
+            Step::Prove => return self.proving.as_ref()?.question(),
             Step::Capabilities => (command::property_get(CAP, true), 0),
             Step::Version => (command::property_get(VS, false), 0),
             Step::Enable => (command::property_set(CC, self.configuration()), 0),
@@ -133,8 +149,11 @@ impl BringUp {
                 let (from, len) = self.log.piece();
                 (command::get_log_page(LogPage::DISCOVERY, from, len), len as usize)
             }
-            // One of each kind, less one.
-            Step::Queues => (command::set_features(FeatureId::NUMBER_OF_QUEUES.0, 0), 0),
+            // So many of each kind, less one.
+            Step::Queues => {
+                let less_one = u32::from(self.queues.saturating_sub(1));
+                (command::set_features(FeatureId::NUMBER_OF_QUEUES.0, less_one << 16 | less_one), 0)
+            }
             Step::Known => return None,
         };
         if len == 0 {
@@ -146,23 +165,24 @@ impl BringUp {
     /// An answer has come, with its data if the command succeeded.
     pub(super) fn on_answer(&mut self, cqe: &Cqe, data: &[u8]) -> Result<Learned, Refused> {
         let is_good = cqe.status.is_success();
+        if let (Step::Prove, Some(proving)) = (self.step, &mut self.proving) {
+            if proving.on_answer(cqe, data)? {
+                (self.step, self.proving) = (Step::Capabilities, None);
+            }
+            return Ok(Learned::More);
+        }
         if let Some(refused) = self.refusal(cqe) {
             return Err(refused);
         }
         let result = cqe.result.get();
         self.step = match self.step {
             Step::Connect => {
-                if result as u32 & AUTHREQ_ATR != 0 {
-                    return Err(Refused::Authentication);
-                }
                 self.controller.cntlid = result as u16;
-                Step::Capabilities
+                self.proving = prove::asked_for(result, self.credentials.as_ref(), &self.names)?;
+                if self.proving.is_some() { Step::Prove } else { Step::Capabilities }
             }
             Step::Capabilities => {
-                self.cap = result;
-                self.controller.max_entries = ((result & CAP_MQES_MASK) as u32).saturating_add(1);
-                // MPSMIN: four bits, 0 is 4 KiB.
-                self.controller.page_shift = (12_u32).saturating_add((result >> 48 & 0xf) as u32);
+                self.on_capabilities(result);
                 Step::Version
             }
             Step::Version => {
@@ -178,14 +198,7 @@ impl BringUp {
                     _ => Step::Limits,
                 }
             }
-            Step::Log => match self.log.on_piece(data) {
-                Next::More => Step::Log,
-                Next::Restless => return Err(Refused::Command { what: RESTLESS, status: cqe.status }),
-                Next::Whole => {
-                    self.found = std::mem::take(&mut self.log).into_found();
-                    Step::Known
-                }
-            },
+            Step::Log => self.on_log(data)?,
             Step::Limits => {
                 // Older controllers do not know this question.
                 if is_good {
@@ -201,15 +214,7 @@ impl BringUp {
                 self.left.reverse();
                 self.next_namespace()
             }
-            Step::Namespace(nsid) => match NamespaceInfo::identify(nsid, data, &self.controller) {
-                Ok(namespace) => {
-                    self.namespaces.push(namespace);
-                    Step::Descriptors
-                }
-                // One of a list that went away, or that is none for us.
-                Err(_) if self.ask == Ask::Namespaces => self.next_namespace(),
-                Err(refused) => return Err(refused),
-            },
+            Step::Namespace(nsid) => self.on_namespace(nsid, data)?,
             Step::Descriptors => {
                 if let Some(namespace) = self.namespaces.last_mut().filter(|_| is_good) {
                     namespace.describe(data);
@@ -220,9 +225,54 @@ impl BringUp {
                     _ => Step::Known,
                 }
             }
-            Step::Queues | Step::Known => Step::Known,
+            Step::Queues => {
+                self.on_queues(result);
+                Step::Known
+            }
+            Step::Prove | Step::Known => Step::Known,
         };
         Ok(if self.is_known() { Learned::All } else { Learned::More })
+    }
+
+    /// A piece of the discovery log page has come.
+    fn on_log(&mut self, data: &[u8]) -> Result<Step, Refused> {
+        match self.log.on_piece(data) {
+            Next::More => Ok(Step::Log),
+            Next::Restless => Err(Refused::Restless),
+            Next::Whole => {
+                self.found = std::mem::take(&mut self.log).into_found();
+                Ok(Step::Known)
+            }
+        }
+    }
+
+    fn on_namespace(&mut self, nsid: u32, data: &[u8]) -> Result<Step, Refused> {
+        // Nothing is told of a namespace that could be there and is not (Base 2.0, "Identify").
+        if self.ask != Ask::Namespaces && data.iter().all(|byte| *byte == 0) {
+            return Err(Refused::NoNamespace(nsid));
+        }
+        match NamespaceInfo::identify(nsid, data, &self.controller) {
+            Ok(namespace) => {
+                self.namespaces.push(namespace);
+                Ok(Step::Descriptors)
+            }
+            // One of a list that went away, or that is none for us.
+            Err(_) if self.ask == Ask::Namespaces => Ok(self.next_namespace()),
+            Err(refused) => Err(refused),
+        }
+    }
+
+    fn on_capabilities(&mut self, cap: u64) {
+        self.cap = cap;
+        self.controller.max_entries = ((cap & CAP_MQES_MASK) as u32).saturating_add(1);
+        // MPSMIN: four bits, 0 is 4 KiB.
+        self.controller.page_shift = (12_u32).saturating_add((cap >> 48 & 0xf) as u32);
+    }
+
+    /// The controller has said how many queues it gives us of each kind, less one.
+    fn on_queues(&mut self, numbers: u64) {
+        let given = (numbers as u16).min((numbers >> 16) as u16).saturating_add(1);
+        self.controller.io_queues = given.min(self.queues.max(1));
     }
 
     /// Whether a failure is the end of it.
@@ -235,7 +285,7 @@ impl BringUp {
             Step::Namespace(_) if self.ask == Ask::Namespaces => return None,
             Step::Namespace(nsid) => return Some(Refused::NoNamespace(nsid)),
             Step::Queues => return Some(Refused::NoQueues),
-            Step::Limits | Step::Descriptors | Step::Known => return None,
+            Step::Prove | Step::Limits | Step::Descriptors | Step::Known => return None,
             Step::Capabilities | Step::Version | Step::Ready => "Property Get",
             Step::Enable => "Property Set of CC",
             Step::Controller => "Identify Controller",
@@ -280,4 +330,3 @@ fn namespaces(data: &[u8]) -> Vec<u32> {
 
 /// Of the admin queue: the least that the specification lets a fabrics controller take (Base 2.0 §3.3.2.2).
 const ADMIN_ENTRIES: u16 = 32;
-const RESTLESS: &str = "Get Log Page of discovery: the page changes all the time";

@@ -9,6 +9,7 @@ use blockmux_wire::nvme::log::LogPage;
 use blockmux_wire::nvme::nvm::DsmRange;
 use blockmux_wire::nvme::opcode::{AdminOpcode, NvmOpcode};
 use blockmux_wire::nvme::{Cqe, Sqe};
+use blockmux_wire::nvmeof::auth::SECURITY_PROTOCOL_NVME;
 use blockmux_wire::nvmeof::fabrics::{
     ATTRIB_8_BYTES, Connect, ConnectData, FabricsType, PropertyGet, PropertySet,
 };
@@ -163,6 +164,16 @@ pub(super) fn property_set(offset: u32, value: u32) -> Sqe {
         ..PropertySet::new_zeroed()
     };
     transmute!(set)
+}
+
+/// Authentication Send or Receive of a message of so many bytes.
+pub(super) fn authentication(kind: FabricsType, len: u32) -> Sqe {
+    Sqe {
+        nsid: u32::from(kind.0).into(),
+        cdw10: (SECURITY_PROTOCOL_NVME << 8).into(),
+        cdw11: len.into(),
+        ..admin(AdminOpcode::FABRICS)
+    }
 }
 
 /// Identify, of the NVM Command Set where it matters.

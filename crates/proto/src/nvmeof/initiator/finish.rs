@@ -1,14 +1,16 @@
 //! How commands of an I/O queue end, and what that makes of their I/O.
 
-use super::job::Piece;
+use super::command::Transfer;
+use super::job::{Command, Piece};
 use super::plan::Kind;
+use super::prove;
 use super::queue::{Connecting, Queue};
 use super::refused::Refused;
 use super::verdict::{self, Verdict};
+use crate::session::PathRank;
 use crate::slots::Key;
 use blockmux_volume::{Completion, IoError, Op, Output};
 use blockmux_wire::nvme::Cqe;
-use blockmux_wire::nvmeof::fabrics::AUTHREQ_ATR;
 
 impl Queue {
     /// A command has ended.
@@ -16,7 +18,7 @@ impl Queue {
     pub(super) fn on_finished(&mut self, key: Key, cqe: &Cqe) {
         let Some(command) = self.commands.remove(key) else { return };
         let Some(job) = command.piece.job else {
-            self.connecting = on_connected(cqe);
+            self.on_connecting(&command, cqe);
             return;
         };
         let mut verdict = verdict::of(cqe.status);
@@ -25,9 +27,46 @@ impl Queue {
         } else if verdict == Verdict::Good && !command.progress.is_whole(command.transfer) {
             verdict = Verdict::Failed(IoError::Medium);
         }
+        if verdict == Verdict::Elsewhere {
+            // Whatever was told before, until the log page has been read again.
+            self.access.rank = PathRank::Unusable;
+            if !self.access.has_others {
+                verdict = Verdict::Later(IoError::PathLost);
+            }
+        }
         self.finish_piece(command.piece, job, verdict);
         if !self.waiting.is_empty() {
             self.give_memory();
+        }
+    }
+
+    /// A command of the queue itself has ended: Connect, or one that proves who we are.
+    #[cold]
+    fn on_connecting(&mut self, command: &Command, cqe: &Cqe) {
+        let next = match &mut self.connecting {
+            Connecting::Proving(proving, is_asked) => {
+                let is_whole = command.progress.is_whole(command.transfer) && !command.progress.is_corrupt;
+                let data = match (command.transfer, &command.payload) {
+                    (Transfer::In(_), Some(payload)) if is_whole => payload.to_vec(),
+                    _ => Vec::new(),
+                };
+                *is_asked = false;
+                proving.on_answer(cqe, &data).map(|is_done| is_done.then_some(Connecting::Connected))
+            }
+            _ if !cqe.status.is_success() => Err(Refused::Connect(cqe.status)),
+            _ => {
+                let asked = prove::asked_for(cqe.result.get(), self.credentials.as_ref(), &self.names);
+                let connecting = |proving: Option<Box<_>>| match proving {
+                    Some(proving) => Connecting::Proving(proving, false),
+                    None => Connecting::Connected,
+                };
+                asked.map(|proving| Some(connecting(proving)))
+            }
+        };
+        match next {
+            Ok(None) => {}
+            Ok(Some(next)) => self.connecting = next,
+            Err(refused) => self.connecting = Connecting::Refused(refused),
         }
     }
 
@@ -44,6 +83,10 @@ impl Queue {
                 }
                 let piece = Piece { tries: piece.tries.saturating_add(1), ..piece };
                 return self.later.push_back(piece);
+            }
+            Verdict::Elsewhere => {
+                job.is_misplaced = true;
+                job.fail(IoError::PathLost);
             }
             Verdict::Illegal => self.do_otherwise(piece, key),
             Verdict::Later(error) | Verdict::Failed(error) => job.fail(error),
@@ -80,6 +123,9 @@ impl Queue {
     #[inline]
     fn complete(&mut self, key: Key) {
         let Some(job) = self.jobs.remove(key) else { return };
+        if job.is_misplaced && job.error == Some(IoError::PathLost) {
+            return self.access.misplaced.push(job.io);
+        }
         let result = match job.error {
             Some(error) => Err(error),
             None if job.io.op == Op::Read => Ok(Output::Data(job.io.data.or(job.buffer).unwrap_or_default())),
@@ -91,17 +137,6 @@ impl Queue {
 
 fn is_lent(job: &super::job::Job) -> bool {
     job.buffer.as_ref().is_some_and(|list| list.segs().iter().any(|seg| !seg.is_writable()))
-}
-
-/// What the answer to Connect of an I/O queue means.
-fn on_connected(cqe: &Cqe) -> Connecting {
-    if !cqe.status.is_success() {
-        return Connecting::Refused(Refused::Connect(cqe.status));
-    }
-    if cqe.result.get() as u32 & AUTHREQ_ATR != 0 {
-        return Connecting::Refused(Refused::Authentication);
-    }
-    Connecting::Connected
 }
 
 /// How often one command is sent again. With the pauses between them, a namespace may be out of reach for half a

@@ -3,7 +3,7 @@
 use super::refused::Refused;
 use blockmux_volume::{MAX_TRANSFER, VolumeInfo};
 use blockmux_wire::nvme::identify::{
-    DLFEAT_WRITE_ZEROES_DEALLOCATES, IdentifyController, IdentifyControllerNvm, IdentifyNamespace,
+    CMIC_ANA, DLFEAT_WRITE_ZEROES_DEALLOCATES, IdentifyController, IdentifyControllerNvm, IdentifyNamespace,
     NSATTR_WRITE_PROTECTED, NSFEAT_OPTPERF, NSFEAT_THIN, NamespaceDescriptor, NamespaceIdType,
     ONCS_DATASET_MANAGEMENT, ONCS_WRITE_ZEROES, VWC_PRESENT,
 };
@@ -24,6 +24,8 @@ pub struct ControllerInfo {
     pub model: String,
     /// Firmware revision.
     pub firmware: String,
+    /// I/O queues that it gives us, if any were asked for.
+    pub io_queues: u16,
     /// The most entries of a queue.
     pub max_entries: u32,
     /// The most data of one command, in bytes; `None`: no limit.
@@ -36,6 +38,8 @@ pub struct ControllerInfo {
     pub oncs: u16,
     /// Asynchronous events that it may tell of.
     pub oaes: u32,
+    /// Groups of the ANA log page; `None`: every path leads to everything equally well.
+    pub ana_groups: Option<u32>,
     /// A volatile write cache is present.
     pub write_cache: bool,
     /// The most logical blocks of one Write Zeroes, as log2 in units of the least page; 0: not told.
@@ -77,6 +81,8 @@ pub struct NamespaceInfo {
     pub deallocate_granularity: u32,
     /// Optimal I/O boundary, in logical blocks; 0: none.
     pub noiob: u16,
+    /// Its ANA group; 0: none.
+    pub ana_group: u32,
     /// What names the namespace wherever it is, in text: UUID, NGUID or EUI64; empty if it has none.
     pub identity: String,
 }
@@ -97,6 +103,7 @@ impl ControllerInfo {
         self.max_commands = told.maxcmd.get();
         self.oncs = told.oncs.get();
         self.oaes = told.oaes.get();
+        self.ana_groups = (told.cmic & CMIC_ANA != 0).then(|| told.nanagrpid.get());
         self.write_cache = told.vwc & VWC_PRESENT != 0;
     }
 
@@ -160,6 +167,7 @@ impl NamespaceInfo {
             max_deallocate_blocks: can(ONCS_DATASET_MANAGEMENT).then_some(max_deallocate),
             deallocate_granularity: hinted(told.npdg.get()),
             noiob: told.noiob.get(),
+            ana_group: told.anagrpid.get(),
             identity: identity(&told.nguid, &told.eui64),
         })
     }

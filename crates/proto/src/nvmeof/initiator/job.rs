@@ -16,6 +16,8 @@ pub(super) struct Job {
     /// Commands under way, or to be sent again.
     pub(super) in_flight: u32,
     pub(super) is_ready: bool,
+    /// Another path may be able to do it.
+    pub(super) is_misplaced: bool,
     /// The first error of any of its commands.
     pub(super) error: Option<IoError>,
     /// Where read data is, when the I/O brought no memory.

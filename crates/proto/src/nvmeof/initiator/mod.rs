@@ -9,6 +9,7 @@
 //! A transport asks for the next command whenever it may send one, moves the data that `Commands` names, and hands
 //! in the completion. Commands that failed for a reason that passes are sent again after a pause.
 
+mod access;
 mod admin;
 mod bring_up;
 mod command;
@@ -18,6 +19,7 @@ mod info;
 mod job;
 mod news;
 mod plan;
+mod prove;
 mod queue;
 mod refused;
 mod verdict;

@@ -1,32 +1,68 @@
-//! What a controller tells of its own accord: that what Identify tells of a namespace has changed.
+//! What a controller tells of its own accord: that what Identify tells of a namespace has changed, or how well this path
+//! leads to it.
 //!
 //! ```text
-//!   Set Features ▶ Asynchronous Event Request ··· event ▶ the log page that it names ▶ Identify Namespace ─┐
-//!                  ▲                                                                                      │
-//!                  └──────────────────────────────────────────────────────────────────────────────────────┘
+//!   Set Features ▶ ANA log page ▶ Asynchronous Event Request ··· event ▶ the log page that it names ▶ Identify Namespace ─┐
+//!                                 ▲                                                                                      │
+//!                                 └──────────────────────────────────────────────────────────────────────────────────────┘
 //! ```
 //! Reading the page clears the event. Then the namespace is looked at whatever the page says: what else could have
-//! happened to the one namespace that is used.
+//! happened to the one namespace that is used. The ANA log page is read beside that, too, when it is asked for.
 
+use super::access;
 use super::command::{self, Transfer};
 use super::info::{ControllerInfo, NamespaceInfo};
+use crate::session::PathRank;
 use blockmux_volume::{Memory, SgList};
 use blockmux_wire::nvme::Sqe;
-use blockmux_wire::nvme::feature::{AEC_NAMESPACE_ATTRIBUTE, FeatureId};
+use blockmux_wire::nvme::feature::{AEC_ANA_CHANGE, AEC_NAMESPACE_ATTRIBUTE, FeatureId};
 use blockmux_wire::nvme::identify::{Cns, IDENTIFY_LEN};
-use blockmux_wire::nvme::log::{CHANGED_NAMESPACES_MAX, LogPage};
+use blockmux_wire::nvme::log::{ANA_RGO, CHANGED_NAMESPACES_MAX, LogPage};
 use blockmux_wire::nvme::opcode::AdminOpcode;
 
 /// Listens to a controller.
 #[derive(Debug)]
 pub(super) struct News {
     nsid: u32,
+    /// The namespace's ANA group, if there are such.
+    group: Option<u32>,
+    /// Of the ANA log page, in bytes.
+    page_len: u32,
+    /// The events that the controller tells of and we want to hear.
+    events: u32,
     step: Step,
     /// The command of this step is under way.
     is_asked: bool,
     /// The namespace's size, in bytes, when it may be another than before.
     size: Option<u64>,
+    access: Reading,
+    /// It was read once, or asked for in vain.
+    knows_access: bool,
+    /// How well this path leads to the namespace, when it may be otherwise than before.
+    rank: Option<PathRank>,
+    /// As it was when it was last read.
+    last_rank: PathRank,
 }
+
+/// How far a reading of the ANA log page is that was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reading {
+    Done,
+    Due,
+    UnderWay,
+}
+
+/// What a command is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Topic {
+    /// What the controller tells.
+    Events,
+    /// How well the path leads there.
+    Access,
+}
+
+/// A command, what moves, the memory for that, and what it is for.
+pub(super) type Question = (Sqe, Transfer, SgList, Topic);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
@@ -45,22 +81,44 @@ enum Step {
 impl News {
     /// Of that namespace, as it is now.
     pub(super) fn new(controller: &ControllerInfo, namespace: &NamespaceInfo) -> News {
-        let tells = controller.oaes & AEC_NAMESPACE_ATTRIBUTE != 0;
-        let step = if tells { Step::Configure } else { Step::Deaf };
-        News { nsid: namespace.nsid, step, is_asked: false, size: Some(namespace.size()) }
+        let group = controller.ana_groups.map(|_| namespace.ana_group).filter(|group| *group > 0);
+        let ana = if group.is_some() { AEC_ANA_CHANGE } else { 0 };
+        let events = controller.oaes & (AEC_NAMESPACE_ATTRIBUTE | ana);
+        News {
+            nsid: namespace.nsid,
+            group,
+            page_len: access::page_len(controller.ana_groups.unwrap_or(0)),
+            events,
+            step: if events == 0 { Step::Deaf } else { Step::Configure },
+            is_asked: false,
+            size: Some(namespace.size()),
+            access: if group.is_some() { Reading::Due } else { Reading::Done },
+            knows_access: group.is_none(),
+            rank: None,
+            last_rank: PathRank::Best,
+        }
     }
 
-    /// The next command, what moves, and the memory for that.
-    pub(super) fn next(&mut self) -> Option<(Sqe, Transfer, SgList)> {
+    /// The next command.
+    pub(super) fn next(&mut self) -> Option<Question> {
+        if self.access == Reading::Due {
+            self.access = Reading::UnderWay;
+            let len = self.page_len;
+            let memory = SgList::one(Memory::from_heap(len as usize).seg(0, len as usize));
+            return Some((ana_page(len), Transfer::In(len), memory, Topic::Access));
+        }
         if self.step == Step::Deaf || std::mem::replace(&mut self.is_asked, true) {
             return None;
         }
         let (sqe, len) = match self.step {
             Step::Configure => {
                 let fid = FeatureId::ASYNCHRONOUS_EVENT_CONFIGURATION.0;
-                (command::set_features(fid, AEC_NAMESPACE_ATTRIBUTE), 0)
+                (command::set_features(fid, self.events), 0)
             }
             Step::Listen => (command::admin(AdminOpcode::ASYNC_EVENT_REQUEST), 0),
+            Step::Read(LogPage::ASYMMETRIC_NAMESPACE_ACCESS) => {
+                (ana_page(self.page_len), self.page_len as usize)
+            }
             Step::Read(page) => {
                 let len = page_len(page);
                 (command::get_log_page(page, 0, len), len as usize)
@@ -69,9 +127,47 @@ impl News {
             Step::Deaf => return None,
         };
         if len == 0 {
-            return Some((sqe, Transfer::Nothing, SgList::default()));
+            return Some((sqe, Transfer::Nothing, SgList::default(), Topic::Events));
         }
-        Some((sqe, Transfer::In(len as u32), SgList::one(Memory::from_heap(len).seg(0, len))))
+        let memory = SgList::one(Memory::from_heap(len).seg(0, len));
+        Some((sqe, Transfer::In(len as u32), memory, Topic::Events))
+    }
+
+    /// The ANA log page that was asked for has come, or cannot be had: then it is asked for again some time.
+    pub(super) fn on_access(&mut self, page: Option<&[u8]>) {
+        (self.access, self.knows_access) = (Reading::Done, true);
+        self.look_at_page(page);
+    }
+
+    fn look_at_page(&mut self, page: Option<&[u8]>) {
+        let state = page.zip(self.group).and_then(|(page, group)| access::state_of(page, group));
+        if let Some(state) = state {
+            self.last_rank = access::rank(state);
+            self.rank = Some(self.last_rank);
+        }
+    }
+
+    /// How well the path leads to the namespace, once after each reading.
+    pub(super) fn poll_rank(&mut self) -> Option<PathRank> {
+        self.rank.take()
+    }
+
+    /// Whether it is known how well the path leads to the namespace, as far as that can be.
+    pub(super) fn knows_access(&self) -> bool {
+        self.knows_access
+    }
+
+    /// Reads the ANA log page again, if there is one.
+    pub(super) fn ask_for_access(&mut self) {
+        if self.group.is_some() && self.access == Reading::Done {
+            self.access = Reading::Due;
+        }
+    }
+
+    /// Whether nobody would tell of a change that is waited for, so that we have to ask from time to time.
+    pub(super) fn is_to_ask_again(&self) -> bool {
+        let is_deaf = self.events & AEC_ANA_CHANGE == 0 || self.step == Step::Deaf;
+        self.group.is_some() && (is_deaf || self.last_rank == PathRank::Unusable)
     }
 
     /// The command has ended: with that result, and with its data if all of it has come.
@@ -87,11 +183,19 @@ impl News {
             // Three bits of type, eight of information, and the page.
             (Step::Listen, Some(event)) => Step::Read(LogPage((event >> 16) as u8)),
             (Step::Configure | Step::Listen, None) => Step::Deaf,
-            (Step::Read(_), _) => Step::Look,
+            (Step::Read(page), _) => {
+                if page == LogPage::ASYMMETRIC_NAMESPACE_ACCESS {
+                    self.look_at_page(data);
+                }
+                Step::Look
+            }
             (Step::Look, _) => {
                 let namespace =
                     data.and_then(|data| NamespaceInfo::identify(self.nsid, data, controller).ok());
-                self.size = namespace.map(|namespace| namespace.size()).or(self.size);
+                if let Some(namespace) = namespace {
+                    self.size = Some(namespace.size());
+                    self.group = self.group.map(|_| namespace.ana_group);
+                }
                 Step::Listen
             }
             (Step::Deaf, _) => Step::Deaf,
@@ -102,6 +206,13 @@ impl News {
     pub(super) fn poll_size(&mut self) -> Option<u64> {
         self.size.take()
     }
+}
+
+/// The ANA log page, without the namespaces of groups.
+fn ana_page(len: u32) -> Sqe {
+    let mut sqe = command::get_log_page(LogPage::ASYMMETRIC_NAMESPACE_ACCESS, 0, len);
+    sqe.cdw10 |= ANA_RGO;
+    sqe
 }
 
 /// How much of a page is read, in bytes: all of those that events name, and of others their beginning.

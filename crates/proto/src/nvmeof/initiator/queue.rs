@@ -8,11 +8,14 @@
 //! that is alone does not wait, but takes memory from the heap, so that there always is an end after which to ask the
 //! pool again.
 
+use super::access::Access;
 use super::command::{self, Commands, Progress, Request, Transfer};
 use super::info::NamespaceInfo;
 use super::job::{Command, Job, Piece};
 use super::plan::{Kind, Pieces, Plan, RANGE_LEN, Terms, ZEROES};
+use super::prove::Proving;
 use super::{DEPTH, Names, Refused};
+use crate::nvmeof::auth::Credentials;
 use crate::slots::{Key, Slots};
 use blockmux_volume::{Completion, Extent, Io, IoError, Memory, Op, Output, Pool, Seg, SgList, VolumeInfo};
 use blockmux_wire::nvme::Cqe;
@@ -22,8 +25,11 @@ use zerocopy::IntoBytes;
 /// I/O under way at one namespace, over one I/O queue.
 pub(crate) struct Queue {
     pub(super) connecting: Connecting,
+    pub(super) names: Names,
+    pub(super) credentials: Option<Credentials>,
     pub(super) terms: Terms,
     info: VolumeInfo,
+    pub(super) access: Access,
     pool: Pool,
     pub(super) jobs: Slots<Job>,
     pub(super) commands: Slots<Command>,
@@ -38,7 +44,6 @@ pub(crate) struct Queue {
     /// Commands to send again in a while.
     pub(super) later: VecDeque<Piece>,
     pub(super) done: VecDeque<Completion>,
-    next_age: u64,
     zeroes: Option<Seg>,
     /// Nothing new is taken.
     is_closed: bool,
@@ -49,6 +54,8 @@ pub(super) enum Connecting {
     /// To be sent: the queue, its entries, and the data.
     Due(u16, u16, Box<SgList>),
     Sent,
+    /// We are to prove who we are; whether a command for that is under way.
+    Proving(Box<Proving>, bool),
     Connected,
     Refused(Refused),
 }
@@ -56,18 +63,22 @@ pub(super) enum Connecting {
 impl Queue {
     /// Queue `qid` with so many entries, at most [`DEPTH`], of a controller of this identifier.
     pub(crate) fn new(
-        names: &Names,
+        names: Names,
+        credentials: Option<Credentials>,
         cntlid: u16,
         (qid, entries): (u16, u16),
         namespace: &NamespaceInfo,
         pool: Pool,
     ) -> Queue {
-        let data = command::connect_data(names, cntlid);
+        let data = command::connect_data(&names, cntlid);
         let data = SgList::one(Seg::from_slice(data.as_bytes()));
         Queue {
             connecting: Connecting::Due(qid, entries, Box::new(data)),
+            names,
+            credentials,
             terms: Terms::new(namespace),
             info: namespace.volume_info(),
+            access: Access::default(),
             pool,
             jobs: Slots::default(),
             commands: Slots::default(),
@@ -78,7 +89,6 @@ impl Queue {
             again: VecDeque::new(),
             later: VecDeque::new(),
             done: VecDeque::new(),
-            next_age: 0,
             zeroes: None,
             is_closed: false,
         }
@@ -139,8 +149,9 @@ impl Queue {
         self.done.pop_front()
     }
 
+    /// Takes an I/O; what has a smaller `age` is older.
     #[inline]
-    pub(crate) fn submit(&mut self, io: Io) {
+    pub(crate) fn submit(&mut self, io: Io, age: u64) {
         let tag = io.tag;
         if let Err(error) = self.info.check(&io) {
             return self.done.push_back(Completion { tag, result: Err(error) });
@@ -151,25 +162,24 @@ impl Queue {
         let result = match self.terms.plan(io.op) {
             Plan::Done => Ok(Output::Nothing),
             Plan::Fails(error) => Err(error),
-            Plan::Send(pieces) if pieces.kind == Kind::Flush => return self.take(io, pieces),
+            Plan::Send(pieces) if pieces.kind == Kind::Flush => return self.take(io, age, pieces),
             Plan::AllData | Plan::Send(_) if io.len == 0 => Ok(io.into_empty_output()),
             Plan::AllData => Ok(Output::Extents(vec![Extent::data(io.len)])),
-            Plan::Send(pieces) => return self.take(io, pieces),
+            Plan::Send(pieces) => return self.take(io, age, pieces),
         };
         self.done.push_back(Completion { tag, result });
     }
 
-    /// All I/O that has not completed, oldest first.
-    pub(crate) fn take_unfinished(&mut self) -> Vec<Io> {
+    /// All I/O that has not completed, with its age.
+    pub(crate) fn take_unfinished(&mut self) -> Vec<(u64, Io)> {
         self.is_closed = true;
-        let mut jobs = self.jobs.take_all();
+        let jobs = self.jobs.take_all();
         self.commands.take_all();
         self.ready.clear();
         self.waiting.clear();
         self.again.clear();
         self.later.clear();
-        jobs.sort_unstable_by_key(|job| job.age);
-        jobs.into_iter().map(|job| job.io).collect()
+        jobs.into_iter().map(|job| (job.age, job.io)).collect()
     }
 
     /// The next command to send, if there is any and the queue has an entry for it.
@@ -196,28 +206,31 @@ impl Queue {
         }
     }
 
+    /// Connect, and what proves who we are.
     fn connect(&mut self) -> Option<Request> {
-        match std::mem::replace(&mut self.connecting, Connecting::Sent) {
+        let (sqe, transfer, payload) = match &mut self.connecting {
             Connecting::Due(qid, entries, data) => {
-                let piece = Piece { job: None, kind: Kind::Connect, offset: 0, len: 0, tries: 0 };
-                let transfer = Transfer::Out(data.len() as u32);
-                let (payload, progress) = (Some(*data), Progress::default());
-                let key = self.commands.insert(Command { piece, transfer, payload, progress });
-                Some(Request { key, sqe: command::connect(qid, entries, 0), transfer })
+                let question = (command::connect(*qid, *entries, 0), Transfer::Out(data.len() as u32));
+                let data = std::mem::take(&mut **data);
+                self.connecting = Connecting::Sent;
+                (question.0, question.1, data)
             }
-            other => {
-                self.connecting = other;
-                None
+            Connecting::Proving(proving, is_asked @ false) => {
+                *is_asked = true;
+                proving.question()?
             }
-        }
+            _ => return None,
+        };
+        let piece = Piece { job: None, kind: Kind::Connect, offset: 0, len: 0, tries: 0 };
+        let (payload, progress) = (Some(payload), Progress::default());
+        let key = self.commands.insert(Command { piece, transfer, payload, progress });
+        Some(Request { key, sqe, transfer })
     }
 
     /// Takes an I/O that needs commands.
     #[inline]
-    fn take(&mut self, io: Io, pieces: Pieces) {
+    fn take(&mut self, io: Io, age: u64, pieces: Pieces) {
         let needs_memory = io.op == Op::Read && io.data.is_none() && io.len > LEND_UP_TO;
-        let age = self.next_age;
-        self.next_age = self.next_age.wrapping_add(1);
         let key = self.jobs.insert(Job {
             io,
             age,
@@ -225,6 +238,7 @@ impl Queue {
             issued: 0,
             in_flight: 0,
             is_ready: !needs_memory,
+            is_misplaced: false,
             error: None,
             buffer: None,
         });
@@ -304,7 +318,10 @@ impl Commands for Queue {
     #[inline]
     fn data_in(&mut self, key: Key) -> Option<(&SgList, usize)> {
         let piece = self.commands.get_mut(key)?.piece;
-        let job = self.jobs.get_mut(piece.job?)?;
+        let Some(job) = piece.job else {
+            return self.commands.get_mut(key)?.payload.as_ref().map(|payload| (payload, 0));
+        };
+        let job = self.jobs.get_mut(job)?;
         let base = piece.offset.saturating_sub(job.io.offset) as usize;
         if job.io.data.is_none() && job.buffer.is_none() {
             let len = job.io.len as usize; // at most LEND_UP_TO

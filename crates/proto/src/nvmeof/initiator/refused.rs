@@ -1,16 +1,20 @@
 //! A controller that says no, properly, or that we do not want: not a breach of the protocol, and one line for the user.
 
+use crate::nvmeof::auth::Unproved;
 use blockmux_wire::nvme::status::{ConnectStatus, Status, StatusField};
 
 /// Why a session ended without what was asked for, although nobody broke the protocol.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     /// It takes no such queue, or not from us.
     #[error("controller refused to connect: {}", said_of_connect(*.0))]
     Connect(StatusField),
-    /// It wants us to authenticate.
-    #[error("controller wants DH-HMAC-CHAP, which is not spoken yet")]
+    /// It wants us to authenticate, and we have no secret.
+    #[error("controller wants DH-HMAC-CHAP, and there is no secret for it")]
     Authentication,
+    /// It did not believe us, or we did not believe it.
+    #[error("{0}")]
+    Proof(Unproved),
     /// A command that is needed to begin failed.
     #[error("controller failed {what}: {}", said(*.status))]
     Command {
@@ -40,6 +44,19 @@ pub enum Refused {
         /// Of each block, in bytes.
         metadata: u16,
     },
+    /// One of several paths leads to another namespace than the others.
+    #[error("leads to {namespace}, not to {first} as {at} does")]
+    AnotherNamespace {
+        /// What it leads to.
+        namespace: String,
+        /// What the others lead to.
+        first: String,
+        /// One of those.
+        at: String,
+    },
+    /// Its discovery log was another each time that it was read.
+    #[error("controller's discovery log changes all the time; try again later")]
+    Restless,
     /// It has no I/O queues.
     #[error("controller gives out no I/O queue")]
     NoQueues,
@@ -55,8 +72,15 @@ impl Refused {
                 ConnectStatus::CONNECT_INCOMPATIBLE_FORMAT | ConnectStatus::CONNECT_INVALID_HOST
             ),
             Refused::Command { status, .. } => !status.do_not_retry(),
-            Refused::Fatal | Refused::NotReady(_) | Refused::NoNamespace(_) | Refused::NoQueues => true,
-            Refused::Authentication | Refused::Format { .. } => false,
+            Refused::Fatal
+            | Refused::NotReady(_)
+            | Refused::NoNamespace(_)
+            | Refused::NoQueues
+            | Refused::Restless => true,
+            Refused::Authentication
+            | Refused::Proof(_)
+            | Refused::Format { .. }
+            | Refused::AnotherNamespace { .. } => false,
         }
     }
 }
@@ -95,7 +119,8 @@ mod tests {
     fn a_controller_that_was_just_started_may_take_us_later() {
         let not_there = ConnectStatus::CONNECT_INVALID_PARAMETERS.into();
         assert!(Refused::Connect(StatusField::final_one(not_there)).may_pass());
-        assert!(Refused::NoNamespace(1).may_pass());
+        assert!(Refused::NoNamespace(1).may_pass() && Refused::Restless.may_pass());
         assert!(!Refused::Authentication.may_pass());
+        assert!(!Refused::Proof(Unproved::Impostor).may_pass());
     }
 }

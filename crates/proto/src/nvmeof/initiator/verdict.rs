@@ -10,6 +10,8 @@ pub(super) enum Verdict {
     Good,
     /// It was not done, for a reason that passes: send it again in a while, and say this if that never helps.
     Later(IoError),
+    /// It was not done, as this path does not lead to the namespace now: another may.
+    Elsewhere,
     /// The controller does not know the command, or not so.
     Illegal,
     /// It was not done, and never will be.
@@ -24,6 +26,7 @@ pub(super) fn of(field: StatusField) -> Verdict {
     }
     match of_failure(field.status()) {
         Verdict::Later(error) if field.do_not_retry() => Verdict::Failed(error),
+        Verdict::Elsewhere if field.do_not_retry() => Verdict::Failed(IoError::PathLost),
         verdict => verdict,
     }
 }
@@ -42,14 +45,13 @@ fn of_failure(status: Status) -> Verdict {
         | Status::NAMESPACE_NOT_READY
         | Status::FORMAT_IN_PROGRESS
         | Status::SANITIZE_IN_PROGRESS => Verdict::Later(IoError::Medium),
-        Status::INTERNAL_PATH_ERROR
-        | Status::ASYMMETRIC_ACCESS_INACCESSIBLE
-        | Status::ASYMMETRIC_ACCESS_TRANSITION
-        | Status::CONTROLLER_PATHING_ERROR
-        | Status::HOST_PATHING_ERROR => Verdict::Later(IoError::PathLost),
-        Status::ASYMMETRIC_ACCESS_PERSISTENT_LOSS | Status::INVALID_NAMESPACE_OR_FORMAT => {
-            Verdict::Failed(IoError::PathLost)
+        Status::INTERNAL_PATH_ERROR | Status::CONTROLLER_PATHING_ERROR | Status::HOST_PATHING_ERROR => {
+            Verdict::Later(IoError::PathLost)
         }
+        Status::ASYMMETRIC_ACCESS_INACCESSIBLE
+        | Status::ASYMMETRIC_ACCESS_TRANSITION
+        | Status::ASYMMETRIC_ACCESS_PERSISTENT_LOSS => Verdict::Elsewhere,
+        Status::INVALID_NAMESPACE_OR_FORMAT => Verdict::Failed(IoError::PathLost),
         Status::INVALID_COMMAND_OPCODE
         | Status::INVALID_FIELD_IN_COMMAND
         | Status::COMMAND_SIZE_LIMIT_EXCEEDED => Verdict::Illegal,
@@ -77,10 +79,18 @@ mod tests {
         assert_eq!(of_new(Status::SUCCESSFUL_COMPLETION), Verdict::Good);
         assert_eq!(of_new(Status::NAMESPACE_NOT_READY), Verdict::Later(IoError::Medium));
         assert_eq!(of_new(Status::COMMAND_ABORT_REQUESTED), Verdict::Later(IoError::Aborted));
-        assert_eq!(of_new(Status::ASYMMETRIC_ACCESS_TRANSITION), Verdict::Later(IoError::PathLost));
+        assert_eq!(of_new(Status::INTERNAL_PATH_ERROR), Verdict::Later(IoError::PathLost));
+        for status in [
+            Status::ASYMMETRIC_ACCESS_TRANSITION,
+            Status::ASYMMETRIC_ACCESS_INACCESSIBLE,
+            Status::ASYMMETRIC_ACCESS_PERSISTENT_LOSS,
+        ] {
+            assert_eq!(of_new(status), Verdict::Elsewhere);
+            assert_eq!(of(StatusField::final_one(status)), Verdict::Failed(IoError::PathLost));
+        }
         assert_eq!(of_new(Status::INVALID_COMMAND_OPCODE), Verdict::Illegal);
         let failures = [
-            (Status::ASYMMETRIC_ACCESS_PERSISTENT_LOSS, IoError::PathLost),
+            (Status::INVALID_NAMESPACE_OR_FORMAT, IoError::PathLost),
             (Status::LBA_OUT_OF_RANGE, IoError::OutOfRange),
             (Status::DATA_SGL_LENGTH_INVALID, IoError::BadLength),
             (Status::CAPACITY_EXCEEDED, IoError::NoSpace),

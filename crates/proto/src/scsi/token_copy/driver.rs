@@ -3,9 +3,9 @@
 use super::{Plan, Record, Source};
 use crate::scsi::Status;
 use crate::scsi::sense::Sense;
-use crate::scsi::server::Attached;
 use crate::scsi::task::{Action, Context, Failure, Outcome, Work};
 use crate::scsi::unit::{LogicalUnit, NexusKey};
+use crate::scsi::units::Attached;
 use blockmux_volume::{Memory, Op, Output, SgList};
 use blockmux_wire::scsi::copy::*;
 use blockmux_wire::scsi::sense::{Asc, SenseKey};

@@ -197,7 +197,30 @@ fn a_peer_has_20_seconds_to_connect() {
     }
     let mut link = Link::new([&ample(), &ample()], [&Config::default(); 2], usize::MAX);
     link.connect();
-    assert!(link.ends.iter().all(|end| end.iwarp.poll_timeout().is_none()));
+    assert!(link.ends[1].iwarp.poll_timeout().is_none());
+}
+
+#[test]
+fn a_peer_that_has_accepted_and_then_says_nothing_is_nudged_a_few_times() {
+    let connect = || {
+        let mut driver = active(Config::default());
+        drop(driver.sent(usize::MAX));
+        run(&mut driver, &setup_frame(b"p", 0x10, 2, &[0x80, 8, 0x80, 8]));
+        send(&mut driver, b"hello");
+        assert_eq!(ulpdus(&driver.sent(usize::MAX)).len(), 2);
+        driver
+    };
+    let mut silent = connect();
+    let mut nudges = 0;
+    while let Some(deadline) = silent.iwarp.poll_timeout() {
+        silent.iwarp.on_timeout(deadline).unwrap();
+        assert_eq!(ulpdus(&silent.sent(usize::MAX)), [tagged(WRITE, 1, 0, b"")]);
+        nudges += 1;
+    }
+    assert!(nudges == 5 && silent.iwarp.room() > 0, "the connection is still there");
+    let mut talks = connect();
+    run(&mut talks, &fpdu(&untagged(SEND, 0, [0, 1, 0], b"hello"), false));
+    assert!(talks.iwarp.poll_timeout().is_none());
 }
 
 #[test]

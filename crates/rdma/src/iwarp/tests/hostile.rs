@@ -226,7 +226,9 @@ fn more_reads_than_agreed_on_are_refused() {
     let mut driver = connected(false, &Endpoint { reads: 2, regions: 4, ..ample() }, false);
     let field = Field::new(&mut driver);
     let source = (field.read.stag.0, field.read.address);
-    for msn in 1..12 {
+    // As many as fill the outbox, and those that wait.
+    let most = (super::super::OUTBOX_FULL / SIZE + 4) as u32;
+    for msn in 1..=most {
         let request = untagged(READ, 0, [1, msn, 0], &read_request((1, 0), SIZE as u32, source));
         driver.push(&fpdu(&request, false));
         while driver.receive() {}

@@ -191,7 +191,7 @@ fn a_target_that_moved_says_where_to() {
         [(false, LoginStatus::TARGET_MOVED_TEMPORARILY), (true, LoginStatus::TARGET_MOVED_PERMANENTLY)]
     {
         let (old, exports) = node(None);
-        let mut target = old.targets()[0].clone();
+        let mut target = (*old.targets()[0]).clone();
         target.redirect = Some(Redirect { address: "[2001:db8::2]:3260".into(), permanent });
         let mut initiator =
             Initiator::connect_to((Arc::new(Node::new(vec![target])), exports), Pool::new(usize::MAX));

@@ -206,7 +206,7 @@ fn the_volume_is_asked_to_cancel_what_nobody_waits_for() {
 #[test]
 fn a_portal_of_all_addresses_is_named_by_the_one_that_was_reached() {
     let (node, exports) = node(None);
-    let mut target = node.targets()[0].clone();
+    let mut target = (*node.targets()[0]).clone();
     target.portals = vec![Portal { address: ":3260".into(), group_tag: 1 }];
     let node = Arc::new(Node::new(vec![target]));
     let mut initiator = Initiator::connect_to((node.clone(), exports), Pool::new(usize::MAX));

@@ -4,7 +4,7 @@ use super::line::Line;
 use super::{AdminConfig, Ask, ControllerInfo, Digests, FoundSubsystem, NamespaceInfo, Refused};
 use crate::nvmeof::initiator::Admin;
 use crate::outbox::Outbox;
-use crate::session::{Control, Demand, ProtocolError, StreamSession, Timed};
+use crate::session::{Control, Demand, PathRank, ProtocolError, StreamSession, Timed};
 use blockmux_volume::{Chunk, Pool};
 use std::time::Instant;
 
@@ -137,11 +137,20 @@ impl StreamSession for AdminSession {
 
 impl Control for AdminSession {
     fn is_ready(&self) -> bool {
-        self.admin.is_known() && !self.is_over
+        self.admin.is_ready() && !self.is_over
     }
 
     fn poll_size(&mut self) -> Option<u64> {
         self.admin.poll_size()
+    }
+
+    fn poll_path_rank(&mut self) -> Option<PathRank> {
+        self.admin.poll_rank()
+    }
+
+    fn look_at_path(&mut self) {
+        self.admin.ask_for_access();
+        self.advance();
     }
 
     fn on_stop(&mut self) {

@@ -1,260 +1,297 @@
-//! The connection of an I/O queue: reads and writes one namespace.
+//! The I/O queues of one controller that a session has: they read and write one namespace.
+//!
+//! ```text
+//!   submit ──in turn──▶ Lane: I/O queue 1 ──▶ its connection
+//!                  └──▶ Lane: I/O queue 2 ──▶ its connection      dialled once the first is connected
+//! ```
+//! All belong to the association of one admin queue, so that a flush on any of them is for what all have completed. A
+//! queue that cannot be had is done without, but for the first; the loss of one that was there ends the session.
 
-use super::line::Line;
+use super::lane::{Ending, Lane};
 use super::{ControllerInfo, Digests, Names, NamespaceInfo, Refused};
-use crate::nvmeof::initiator::{DEPTH, Queue};
+use crate::nvmeof::auth::Credentials;
 use crate::outbox::Outbox;
-use crate::session::{Demand, Initiator, ProtocolError, StreamSession, Timed};
+use crate::session::{Demand, Initiator, PathRank, ProtocolError, StreamSession, Timed};
 use blockmux_volume::{Chunk, Completion, Io, IoError, Pool};
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-/// What an I/O queue is of.
+/// What I/O queues are of.
 #[derive(Clone, Debug)]
 pub struct QueueConfig {
     /// Who connects, and where to: as the admin queue did.
     pub names: Names,
+    /// How we prove who we are, if we can.
+    pub credentials: Option<Credentials>,
     /// The controller that the admin queue got.
     pub controller: ControllerInfo,
     /// The namespace.
     pub namespace: NamespaceInfo,
-    /// Which I/O queue, from 1.
-    pub qid: u16,
-    /// Entries to ask for, 2 to 1,024; the controller may take less.
+    /// How many, at least 1 and at most as many as the controller gives out.
+    pub queues: u16,
+    /// Entries to ask for, 2 to 1,024 for each; the controller may take less.
     pub entries: u16,
     /// What to ask for.
     pub digests: Digests,
 }
 
-/// One I/O queue, over one connection, from its first byte on.
+/// I/O queues of one controller, from the first byte of the first on. Each is a lane of the session.
 pub struct QueueSession {
-    line: Line,
-    outbox: Outbox,
-    queue: Queue,
-    ending: Ending,
-    timers: Timers,
+    config: QueueConfig,
+    pool: Pool,
+    /// Lane 0.
+    first: Lane,
+    /// Those behind it, in order.
+    further: Vec<Lane>,
+    /// Whose bytes, outbox and deadlines are meant.
+    selected: usize,
+    /// Whose turn it is.
+    next: usize,
+    next_age: u64,
+    has_other_paths: bool,
+    is_stopping: bool,
     /// What was submitted when there was no queue to do it any more.
     failed: VecDeque<Completion>,
-}
-
-/// How far the session has come with ending.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ending {
-    No,
-    /// What was submitted completes here.
-    Stopping,
-    Over,
-}
-
-struct Timers {
-    /// The latest time that this session was told.
     now: Instant,
-    /// When the queue has to be connected.
-    deadline: Instant,
-    /// When to send again what failed for a reason that passes; `None`: the time is to be asked for first.
-    retry_at: Option<Instant>,
-    pause: Duration,
 }
 
 impl QueueSession {
     /// A session on a fresh connection. Reads without a buffer take memory from `pool` where nothing can be lent.
     #[must_use]
     pub fn new(config: QueueConfig, pool: Pool, now: Instant) -> QueueSession {
-        let QueueConfig { names, controller, namespace, qid, entries, digests } = config;
-        let mut outbox = Outbox::default();
-        // Connect's data always goes with it (NVMe Base 2.0 §6.3).
-        let in_capsule = controller.in_capsule.max(CONNECT_DATA);
-        let line = Line::new(digests, in_capsule, pool.clone(), &mut outbox);
-        let most = u32::from(u16::MAX).min(controller.max_entries).min(DEPTH as u32) as u16;
-        let entries = entries.min(most);
-        // MAXCMD counts commands, of which a ring of entries holds one less.
-        let entries = match controller.max_commands {
-            0 => entries,
-            commands => entries.min(commands.saturating_add(1)),
-        };
-        let queue = Queue::new(&names, controller.cntlid, (qid, entries.max(2)), &namespace, pool);
+        let mut first = Lane::new(&config, 1, pool.clone(), now);
+        first.begin(now);
         QueueSession {
-            line,
-            outbox,
-            queue,
-            ending: Ending::No,
-            timers: Timers {
-                now,
-                deadline: now.checked_add(CONNECT_TIMEOUT).unwrap_or(now),
-                retry_at: None,
-                pause: FIRST_PAUSE,
-            },
+            config,
+            pool,
+            first,
+            further: Vec::new(),
+            selected: 0,
+            next: 0,
+            next_age: 0,
+            has_other_paths: false,
+            is_stopping: false,
             failed: VecDeque::new(),
+            now,
         }
+    }
+
+    /// There are other paths to the namespace: what this one cannot do now is for them ([`Initiator::poll_misplaced`]).
+    #[must_use]
+    pub fn with_other_paths(mut self) -> QueueSession {
+        self.has_other_paths = true;
+        self.lanes_mut().for_each(|lane| lane.queue.set_other_paths());
+        self
     }
 
     /// Why the controller gives us no queue, if it does not.
     #[must_use]
     pub fn refused(&self) -> Option<&Refused> {
-        self.queue.refused()
+        self.first.queue.refused()
     }
 
     /// Whether the session has come to its end.
     #[must_use]
     pub fn is_over(&self) -> bool {
-        self.ending == Ending::Over
+        self.lanes().all(|lane| lane.ending == Ending::Over)
     }
 
-    /// Sends what may be sent, and ends when it is time.
+    /// The lane that is selected.
     #[inline]
-    fn advance(&mut self) {
-        if !self.line.is_open || self.ending == Ending::Over {
-            return;
-        }
-        while let Some(request) = self.queue.next() {
-            self.line.send_command(&request, &mut self.queue, &mut self.outbox);
-        }
-        let is_done = self.ending == Ending::Stopping && self.queue.is_empty();
-        if is_done || self.queue.refused().is_some() {
-            self.ending = Ending::Over;
+    fn lane(&self) -> &Lane {
+        self.at(self.selected).unwrap_or(&self.first)
+    }
+
+    #[inline]
+    fn lane_mut(&mut self) -> &mut Lane {
+        match self.selected.checked_sub(1).and_then(|at| self.further.get_mut(at)) {
+            Some(lane) => lane,
+            None => &mut self.first,
         }
     }
 
-    /// Sends again what failed for a reason that passes, with growing pauses as long as it does not.
-    fn retry(&mut self, now: Instant) {
-        if !self.queue.has_later() {
-            (self.timers.retry_at, self.timers.pause) = (None, FIRST_PAUSE);
-            return;
+    #[inline]
+    fn at(&self, lane: usize) -> Option<&Lane> {
+        lane.checked_sub(1).map_or(Some(&self.first), |at| self.further.get(at))
+    }
+
+    #[inline]
+    fn at_mut(&mut self, lane: usize) -> Option<&mut Lane> {
+        match lane.checked_sub(1) {
+            None => Some(&mut self.first),
+            Some(at) => self.further.get_mut(at),
         }
-        match self.timers.retry_at {
-            None => self.timers.retry_at = now.checked_add(self.timers.pause),
-            Some(at) if now >= at => {
-                self.timers.retry_at = None;
-                self.timers.pause = self.timers.pause.saturating_mul(2).min(LONGEST_PAUSE);
-                self.queue.resume();
+    }
+
+    #[inline]
+    fn lanes(&self) -> impl Iterator<Item = &Lane> {
+        std::iter::once(&self.first).chain(&self.further)
+    }
+
+    #[inline]
+    fn lanes_mut(&mut self) -> impl Iterator<Item = &mut Lane> {
+        std::iter::once(&mut self.first).chain(&mut self.further)
+    }
+
+    #[inline]
+    fn count(&self) -> usize {
+        self.further.len().saturating_add(1)
+    }
+
+    /// The lane whose turn it is, of those that take something.
+    #[inline]
+    fn lane_in_turn(&mut self) -> Option<&mut Lane> {
+        let count = self.count();
+        for _ in 0..count {
+            let at = self.next;
+            self.next = if at.saturating_add(1) >= count { 0 } else { at.saturating_add(1) };
+            if self.at(at).is_some_and(|lane| lane.is_usable() && lane.queue.room() > 0) {
+                return self.at_mut(at);
             }
-            Some(_) => {}
         }
+        None
     }
 }
 
 impl Timed for QueueSession {
     fn poll_timeout(&self) -> Option<Instant> {
-        if self.ending == Ending::Over {
-            return None;
-        }
-        let retry = self.queue.has_later().then(|| self.timers.retry_at.unwrap_or(self.timers.now));
-        let connect = (!self.queue.is_connected()).then_some(self.timers.deadline);
-        [retry, connect].into_iter().flatten().min()
+        self.lane().poll_timeout()
     }
 
     fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
-        self.timers.now = now;
-        if !self.queue.is_connected() && now >= self.timers.deadline {
-            return Err(ProtocolError {
-                what: "did not connect an I/O queue within 30 seconds",
-                reference: "NVMe Base 2.0 §6.3, Connect",
-            });
-        }
-        self.retry(now);
-        self.advance();
-        Ok(())
+        self.now = now;
+        self.lane_mut().on_timeout(now)
     }
 }
 
 impl StreamSession for QueueSession {
     #[inline]
     fn demand(&self) -> Demand {
-        if self.ending == Ending::Over { Demand::Close } else { self.line.demand() }
+        self.lane().demand()
     }
 
     #[inline]
     fn on_bytes(&mut self, input: &Chunk) -> Result<usize, ProtocolError> {
-        if self.ending == Ending::Over {
-            // What comes after the end is of no interest.
-            return Ok(input.unread().len());
-        }
-        let taken = self.line.on_bytes(input, &mut self.queue, &mut self.outbox)?;
-        self.advance();
-        Ok(taken)
+        self.lane_mut().on_bytes(input)
     }
 
     #[inline]
     fn on_placed(&mut self) -> Result<(), ProtocolError> {
-        let placed = self.line.placed(&mut self.queue);
-        placed.map_err(|fault| self.line.terminate(fault, &mut self.outbox))?;
-        self.advance();
-        Ok(())
+        self.lane_mut().on_placed()
     }
 
-    /// Without anything under way the controller may leave; the driver, who knows whether it had asked for the end,
-    /// reconnects.
     fn on_end(&mut self) -> Result<(), ProtocolError> {
-        let is_quiet = self.queue.is_empty() && self.queue.is_connected() && self.line.is_between_pdus();
-        if is_quiet || self.ending == Ending::Over {
-            self.ending = Ending::Over;
-            return Ok(());
-        }
-        Err(ProtocolError {
-            what: "closed the connection of an I/O queue in the middle of commands",
-            reference: "TCP Transport §3.1, connection teardown",
-        })
+        self.lane_mut().on_end()
     }
 
     #[inline]
     fn outbox(&mut self) -> &mut Outbox {
-        &mut self.outbox
+        &mut self.lane_mut().outbox
     }
 }
 
 impl Initiator for QueueSession {
     #[inline]
     fn is_ready(&self) -> bool {
-        self.queue.is_connected()
+        self.first.queue.is_connected()
     }
 
     #[inline]
     fn room(&self) -> usize {
-        if self.ending == Ending::No { self.queue.room() } else { 0 }
+        let usable = self.lanes().filter(|lane| lane.is_usable());
+        usable.map(|lane| lane.queue.room()).fold(0, usize::saturating_add)
     }
 
     #[inline]
     fn submit(&mut self, io: Io) {
-        if self.ending == Ending::Over || !self.queue.is_connected() {
-            self.failed.push_back(Completion { tag: io.tag, result: Err(IoError::PathLost) });
-            return;
+        let age = self.next_age;
+        self.next_age = age.wrapping_add(1);
+        match self.lane_in_turn() {
+            Some(lane) => lane.submit(io, age),
+            None => {
+                let error = if self.is_stopping { IoError::ShuttingDown } else { IoError::PathLost };
+                self.failed.push_back(Completion { tag: io.tag, result: Err(error) });
+            }
         }
-        self.queue.submit(io);
-        self.advance();
     }
 
     #[inline]
     fn poll_done(&mut self) -> Option<Completion> {
-        self.queue.poll_done().or_else(|| self.failed.pop_front())
+        let done = self.lanes_mut().find_map(|lane| lane.queue.poll_done());
+        done.or_else(|| self.failed.pop_front())
     }
 
     fn resize(&mut self, size: u64) {
-        self.queue.resize(size);
+        let shift = self.config.namespace.block_len.trailing_zeros();
+        self.config.namespace.blocks = size.wrapping_shr(shift);
+        self.lanes_mut().for_each(|lane| lane.queue.resize(size));
+    }
+
+    /// The first lane to find out that the path is none speaks for all.
+    #[inline]
+    fn path_rank(&self) -> PathRank {
+        self.lanes().map(|lane| lane.queue.path_rank()).max().unwrap_or(PathRank::Best)
+    }
+
+    fn set_path_rank(&mut self, rank: PathRank) {
+        self.lanes_mut().for_each(|lane| lane.queue.set_path_rank(rank));
+    }
+
+    #[inline]
+    fn poll_misplaced(&mut self) -> Option<Io> {
+        self.lanes_mut().find_map(|lane| lane.queue.poll_misplaced())
+    }
+
+    #[inline]
+    fn select(&mut self, lane: usize) {
+        self.selected = lane;
+    }
+
+    #[inline]
+    fn poll_dial(&mut self) -> Option<(usize, Instant)> {
+        let has_all = self.count() >= self.config.queues.into();
+        if has_all || self.is_stopping || !self.is_ready() {
+            return None;
+        }
+        let at = self.count();
+        // There are no more of them than fit a queue's number.
+        let qid = (at as u16).saturating_add(1);
+        let mut lane = Lane::new(&self.config, qid, self.pool.clone(), self.now);
+        lane.queue.set_path_rank(self.path_rank());
+        if self.has_other_paths {
+            lane.queue.set_other_paths();
+        }
+        self.further.push(lane);
+        Some((at, self.now))
+    }
+
+    fn on_connected(&mut self, lane: usize, now: Instant) {
+        if let Some(lane) = self.at_mut(lane) {
+            lane.begin(now);
+        }
+    }
+
+    fn on_lost(&mut self, lane: usize, _now: Instant) -> bool {
+        let Some(lost) = self.at_mut(lane) else { return true };
+        // One that has ended in order, or that there never was, is not missed.
+        let is_missed = lost.ending != Ending::Over && (lane == 0 || lost.queue.is_connected());
+        if is_missed {
+            return false;
+        }
+        lost.ending = Ending::Over;
+        lost.outbox.clear();
+        !self.is_over()
     }
 
     /// What has completed and was not polled yet is not among them.
     fn take_unfinished(&mut self) -> Vec<Io> {
-        self.outbox.clear();
-        self.ending = Ending::Over;
-        self.queue.take_unfinished()
+        let mut all: Vec<(u64, Io)> = self.lanes_mut().flat_map(Lane::take_unfinished).collect();
+        all.sort_unstable_by_key(|(age, _)| *age);
+        all.into_iter().map(|(_, io)| io).collect()
     }
 
     fn on_stop(&mut self) {
-        if self.ending == Ending::No {
-            self.ending = Ending::Stopping;
-            self.queue.close();
-            if !self.queue.is_connected() {
-                // Nothing was begun that could be ended in order.
-                self.ending = Ending::Over;
-            }
-        }
-        self.advance();
+        self.is_stopping = true;
+        self.lanes_mut().for_each(Lane::stop);
     }
 }
-
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
-/// Of Connect, in bytes.
-const CONNECT_DATA: u32 = 1024;
-/// The first pause before a command is sent again.
-const FIRST_PAUSE: Duration = Duration::from_millis(2);
-const LONGEST_PAUSE: Duration = Duration::from_millis(500);

@@ -3,5 +3,7 @@
 
 mod admin;
 mod hostile;
+mod pair;
+mod paths;
 mod queue;
 mod script;

@@ -38,13 +38,15 @@ impl TargetSession {
             match self.first_half(sqe) {
                 Ok(first) => first,
                 Err(status) => {
-                    self.sender.outcome(&mut self.outbox, cid, &Outcome::failure(status));
+                    let outcome = self.remember(sqe, &Outcome::failure(status));
+                    self.sender.outcome(&mut self.outbox, cid, &outcome);
                     return;
                 }
             }
         };
         let refuse = |session: &mut TargetSession, outcome: &Outcome| {
-            session.sender.outcome(&mut session.outbox, cid, outcome);
+            let outcome = session.remember(sqe, outcome);
+            session.sender.outcome(&mut session.outbox, cid, &outcome);
             session.half_refused(sqe, first);
         };
         if !is_good {
@@ -103,11 +105,12 @@ impl TargetSession {
             };
             return Ok((Work::Fabrics, len));
         }
-        match &self.queue {
+        match &mut self.queue {
             None => Err(Status::COMMAND_SEQUENCE_ERROR),
             Some(Queue::Admin(_)) => Ok((Work::Admin, AdminQueue::data_out(sqe))),
             Some(Queue::Io(queue)) => {
-                let command = IoCommand::parse(&queue.subsystem, &queue.origin, sqe)?;
+                queue.look_again();
+                let command = IoCommand::parse(&queue.subsystem, &queue.view, &queue.origin, sqe)?;
                 let out = command.data_out(sqe.dptr.length.get() as usize);
                 Ok((Work::Io(command), out))
             }
@@ -116,13 +119,14 @@ impl TargetSession {
 
     fn accept_half(&mut self, sqe: &Sqe, first: Option<usize>) -> Result<(Work, usize), Status> {
         let first = first.and_then(|first| self.commands.get_mut(first));
-        let Some(Queue::Io(queue)) = &self.queue else { return Err(Status::INVALID_FIELD_IN_COMMAND) };
+        let Some(Queue::Io(queue)) = &mut self.queue else { return Err(Status::INVALID_FIELD_IN_COMMAND) };
+        queue.look_again();
         if AdminOpcode(sqe.opcode) == AdminOpcode::FABRICS {
             return Err(Status::INVALID_FIELD_IN_COMMAND);
         }
-        let mut command = IoCommand::parse(&queue.subsystem, &queue.origin, sqe)?;
+        let mut command = IoCommand::parse(&queue.subsystem, &queue.view, &queue.origin, sqe)?;
         match first.map(|first| &first.work) {
-            Some(Work::Io(first)) => command.fuse(&queue.subsystem, sqe, first)?,
+            Some(Work::Io(first)) => command.fuse(&queue.view, sqe, first)?,
             None if command.is_compare() => {}
             _ => return Err(Status::INVALID_FIELD_IN_COMMAND),
         }
@@ -219,13 +223,23 @@ impl TargetSession {
         } else if op == Op::Read || op.is_write() {
             entry.passage = queue.gate.pass(volume, op, (offset, len));
             if entry.passage.is_none() {
-                return self.held.push_back((slot, wanted));
+                queue.look_again();
+                if queue.gate.leads_to(volume) {
+                    return self.held.push_back((slot, wanted));
+                }
+                return self.finish(slot, &Outcome::failure(Status::INVALID_NAMESPACE_OR_FORMAT));
             }
         }
         // After the I/O is counted, so that whoever preempts this host and then waits for what is counted has waited for
         // all that was admitted before.
         let access = queue.gate.access(volume);
         if !(if wanted.needs_write { access.writes } else { access.reads }) {
+            queue.look_again();
+            if !queue.gate.leads_to(volume) {
+                // It was detached while the command was under way.
+                entry.passage = None;
+                return self.finish(slot, &Outcome::failure(Status::INVALID_NAMESPACE_OR_FORMAT));
+            }
             return self.io_failed(slot, IoError::Reserved);
         }
         self.in_flight = self.in_flight.saturating_add(1);
@@ -404,9 +418,27 @@ impl TargetSession {
         if let Some(half) = self.commands.get_mut(slot).and_then(|entry| entry.half.take()) {
             return self.half_finished(slot, &half, outcome);
         }
+        if !outcome.status.is_success()
+            && let Some(sqe) = self.commands.get_mut(slot).map(|entry| entry.sqe)
+        {
+            let outcome = self.remember(&sqe, outcome);
+            self.commands.remove(slot);
+            return self.sender.outcome(&mut self.outbox, sqe.cid.get(), &outcome);
+        }
         if let Some(cid) = self.commands.remove(slot) {
             self.sender.outcome(&mut self.outbox, cid, outcome);
         }
+    }
+
+    /// Notes a failure in the controller's error log, if there is a controller; answers what the host is told.
+    #[cold]
+    fn remember(&self, sqe: &Sqe, outcome: &Outcome) -> Outcome {
+        let status = match &self.queue {
+            Some(Queue::Admin(admin)) => admin.place.errors.add(0, sqe, outcome.status),
+            Some(Queue::Io(queue)) => queue.place.errors.add(queue.place.qid, sqe, outcome.status),
+            None => outcome.status,
+        };
+        Outcome { status, ..outcome.clone() }
     }
 }
 

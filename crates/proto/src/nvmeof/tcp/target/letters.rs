@@ -27,7 +27,10 @@ impl TargetSession {
         match letter {
             Letter::Abort(order) => self.abort(order),
             Letter::Preempted(volume) => self.preempted(volume),
-            Letter::NamespaceChanged(_) | Letter::Reservation { .. } | Letter::AnaChanged { .. } => {
+            Letter::NamespaceChanged(_)
+            | Letter::Reservation { .. }
+            | Letter::AnaChanged { .. }
+            | Letter::DiscoveryChanged => {
                 if let Some(Queue::Admin(admin)) = &mut self.queue {
                     admin.hear(&letter);
                 }

@@ -3,6 +3,7 @@
 
 mod ana;
 mod authenticate;
+mod changes;
 mod commands;
 mod connections;
 mod events;

@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 use zerocopy::{FromZeros, IntoBytes};
 
 fn admin(ask: Ask, line: Line, step: usize, now: Instant) -> Driver<AdminSession> {
-    let config = AdminConfig { names: names(), ask, keep_alive: Duration::from_secs(5) };
+    let config =
+        AdminConfig { names: names(), credentials: None, queues: 1, ask, keep_alive: Duration::from_secs(5) };
     Driver::of(AdminSession::new(config, line.digests, Pool::new(1 << 20), now), step)
 }
 
@@ -75,7 +76,7 @@ fn a_controller_that_says_no_is_heard() {
         let mut subsystem = subsystem;
         bring_up(&mut driver, PLAIN, &mut subsystem);
         assert!(driver.is_closing() && driver.session.controller().is_none());
-        *driver.session.refused().unwrap()
+        driver.session.refused().unwrap().clone()
     };
     let fails = |opcode: AdminOpcode, status| {
         refused(Subsystem { fails: Some((opcode.0, status)), ..Subsystem::default() }, 1)

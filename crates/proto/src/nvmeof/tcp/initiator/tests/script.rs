@@ -209,9 +209,10 @@ impl Client {
     pub(super) fn fresh(line: Line, namespace: NamespaceInfo, entries: u16) -> Client {
         let config = QueueConfig {
             names: names(),
+            credentials: None,
             controller: controller(),
             namespace,
-            qid: 1,
+            queues: 1,
             entries,
             digests: line.digests,
         };
@@ -267,6 +268,10 @@ pub(super) struct Subsystem {
     pub(super) connect_result: u64,
     pub(super) log: Vec<u8>,
     pub(super) oaes: u32,
+    /// The namespace's, if there are such.
+    pub(super) ana_group: u32,
+    /// Get Log Page is never answered.
+    pub(super) is_silent_about_logs: bool,
     /// The Asynchronous Event Request that waits.
     pub(super) listening: Option<u16>,
 }
@@ -283,6 +288,8 @@ impl Default for Subsystem {
             connect_result: 5,
             log: Vec::new(),
             oaes: 0,
+            ana_group: 0,
+            is_silent_about_logs: false,
             listening: None,
         }
     }
@@ -309,7 +316,9 @@ impl Subsystem {
             (AdminOpcode::GET_LOG_PAGE, ..) => {
                 let from = sqe.cdw12.get() as usize;
                 let len = ((sqe.cdw10.get() >> 16) as usize + 1) * 4;
-                (self.log[from..from + len].to_vec(), good, 0)
+                let mut page = self.log.get(from..).unwrap_or_default().to_vec();
+                page.resize(len, 0);
+                (page, good, 0)
             }
             _ => (Vec::new(), good, 0),
         }
@@ -324,6 +333,8 @@ impl Subsystem {
                 (told.mdts, told.vwc) = (5, VWC_PRESENT);
                 told.oncs = (ONCS_WRITE_ZEROES | ONCS_DATASET_MANAGEMENT).into();
                 told.oaes = self.oaes.into();
+                told.cmic = if self.ana_group > 0 { CMIC_ANA } else { 0 };
+                told.nanagrpid = 1.into();
                 told.ioccsz = ((64 + 8192) / 16).into();
                 told.as_bytes().to_vec()
             }
@@ -338,6 +349,7 @@ impl Subsystem {
                 told.dlfeat = DLFEAT_ZEROES | DLFEAT_WRITE_ZEROES_DEALLOCATES;
                 (told.lbaf[0].lbads, told.lbaf[0].ms) = (self.lbads, self.metadata.into());
                 told.nguid = [0xab; 16];
+                told.anagrpid = self.ana_group.into();
                 told.as_bytes().to_vec()
             }
             Cns::NAMESPACE_IDENTIFICATION_DESCRIPTORS => {
@@ -372,6 +384,9 @@ pub(super) fn bring_up(driver: &mut Driver<AdminSession>, line: Line, subsystem:
             }
             if sqe.opcode == AdminOpcode::ASYNC_EVENT_REQUEST.0 {
                 subsystem.listening = Some(sqe.cid.get());
+                continue;
+            }
+            if sqe.opcode == AdminOpcode::GET_LOG_PAGE.0 && subsystem.is_silent_about_logs {
                 continue;
             }
             let (data, status, result) = subsystem.answer(&sqe);

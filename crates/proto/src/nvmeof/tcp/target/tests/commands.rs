@@ -8,6 +8,7 @@ use blockmux_wire::nvme::feature::{EXHID, FeatureId};
 use blockmux_wire::nvme::identify::{
     IdentifyController, IdentifyNamespace, NSATTR_WRITE_PROTECTED, ONCS_COMPARE,
 };
+use blockmux_wire::nvme::log::{ErrorEntry, SmartLog};
 use blockmux_wire::nvme::nvm::{DSM_DEALLOCATE, FUA};
 use proptest::prelude::*;
 
@@ -162,7 +163,7 @@ fn identify_tells_what_is_served() {
     let (mut host, cntlid) = Host::admin(&node(), 0);
     let mut identify = |cns: u32, nsid: u32| host.run(admin(AdminOpcode::IDENTIFY, nsid, cns, 0, 4096), &[]);
     let page = IdentifyController::read_from_bytes(&identify(1, 0).0).unwrap();
-    assert_eq!((page.cntlid.get(), page.mdts, page.nn.get()), (cntlid, 8, 2));
+    assert_eq!((page.cntlid.get(), page.mdts, page.nn.get()), (cntlid, 8, 1024));
     assert_eq!((page.ioccsz.get() * 16, page.icdoff.get()), (64 + 8192, 0));
     assert_eq!((Nqn::of_field(&page.subnqn), page.vwc & 1), (Nqn::new(NQN), 0));
     assert!(page.oncs.get() & ONCS_COMPARE != 0);
@@ -177,7 +178,8 @@ fn identify_tells_what_is_served() {
     assert_eq!((descriptors[0], descriptors[1], descriptors[20], descriptors[40]), (2, 16, 3, 4));
     assert_eq!(identify(0x13, 0).0[..4], [1, 0, cntlid as u8, 0]);
     assert_eq!(identify(6, 0).0[0], 8);
-    for (cns, nsid) in [(0, 3), (0, u32::MAX), (3, 9), (8, 0)] {
+    assert_eq!(identify(0, 3).0, vec![0; 4096], "it could be there");
+    for (cns, nsid) in [(0, 0), (0, 1025), (0, u32::MAX), (3, 9), (8, 0)] {
         assert_eq!(refusal(&identify(cns, nsid).1), Status::INVALID_NAMESPACE_OR_FORMAT, "{cns}");
     }
     assert_eq!(refusal(&identify(0x77, 0).1), Status::INVALID_FIELD_IN_COMMAND);
@@ -267,7 +269,7 @@ fn a_reservation_of_another_protocol_keeps_the_host_out() {
     use crate::served::{Notices, Table};
     let node = node();
     let (mut io, _admin) = Host::io(&node, 0);
-    let served: &std::sync::Arc<Served> = node.1.served(VolumeId(0)).unwrap();
+    let served: std::sync::Arc<Served> = node.1.served(VolumeId(0)).unwrap();
     let holder = served.new_holder();
     let reserve = |table: &mut Table| -> Result<Notices, ()> {
         table.reserved_by = Some(holder);
@@ -287,7 +289,7 @@ fn a_command_whose_range_somebody_has_for_itself_waits() {
     use crate::served::RangeGuard;
     let node = node();
     let (mut io, _admin) = Host::io(&node, 0);
-    let guard = RangeGuard::lock(node.1.served(VolumeId(0)).unwrap(), 0, 512).unwrap();
+    let guard = RangeGuard::lock(&node.1.served(VolumeId(0)).unwrap(), 0, 512).unwrap();
     let mut read = nvm(NvmOpcode::READ, 1, 0, 1);
     io.send(&mut read, &[]);
     assert!(io.received().is_empty());
@@ -390,4 +392,47 @@ proptest! {
         let _ = pump.client_sends(&bytes);
         let _ = pump.session.on_end();
     }
+}
+
+#[test]
+fn blocks_that_are_uncorrectable_fail_all_reads_until_they_are_written() {
+    let node = node();
+    let (mut io, mut queue) = Host::io(&node, 0);
+    let lost = |slba, blocks| nvm(NvmOpcode::WRITE_UNCORRECTABLE, 1, slba, blocks);
+    assert!(io.run(lost(4, 2), &[]).1.status.is_success());
+    assert_eq!(refusal(&io.run(lost(SIZE / 512 - 1, 2), &[]).1), Status::LBA_OUT_OF_RANGE);
+    let read_only = nvm(NvmOpcode::WRITE_UNCORRECTABLE, 2, 0, 1);
+    assert_eq!(refusal(&io.run(read_only, &[]).1), Status::NAMESPACE_IS_WRITE_PROTECTED);
+    let read = io.run(nvm(NvmOpcode::READ, 1, 0, 8), &[]).1;
+    assert_eq!(refusal(&read), Status::UNRECOVERED_READ_ERROR);
+    assert!(read.status.more(), "the error log knows of it");
+    assert!(io.run(nvm(NvmOpcode::READ, 1, 0, 4), &[]).1.status.is_success());
+    assert!(io.run(nvm(NvmOpcode::WRITE, 1, 4, 1), &[7; 512]).1.status.is_success());
+    assert!(io.run(nvm(NvmOpcode::READ, 1, 4, 1), &[]).1.status.is_success());
+    assert_eq!(refusal(&io.run(nvm(NvmOpcode::VERIFY, 1, 5, 1), &[]).1), Status::UNRECOVERED_READ_ERROR);
+    // The last comes first.
+    let log = admin(AdminOpcode::GET_LOG_PAGE, u32::MAX, 1023 << 16 | 1, 0, 4096);
+    let page = queue.run(log, &[]).0;
+    let entries: Vec<_> = page.chunks(64).map(|entry| ErrorEntry::read_from_bytes(entry).unwrap()).collect();
+    let told =
+        |entry: &ErrorEntry| (entry.error_count.get(), entry.sqid.get(), entry.lba.get(), entry.nsid.get());
+    assert_eq!(entries.iter().take(2).map(told).collect::<Vec<_>>(), [(4, 1, 5, 1), (3, 1, 0, 1)]);
+    assert_eq!(entries[0].status.get() >> 1 & 0x7ff, Status::UNRECOVERED_READ_ERROR.0);
+    assert_eq!(entries.iter().filter(|entry| entry.error_count.get() > 0).count(), 4);
+}
+
+#[test]
+fn the_error_log_keeps_the_last_failures_and_counts_all() {
+    let (mut io, mut queue) = Host::io(&node(), 0);
+    for _ in 0..100 {
+        refusal(&io.run(nvm(NvmOpcode::READ, 9, 0, 1), &[]).1);
+    }
+    let log = admin(AdminOpcode::GET_LOG_PAGE, u32::MAX, 1023 << 16 | 1, 0, 4096);
+    let page = queue.run(log, &[]).0;
+    assert_eq!((page[0], page[63 * 64], page[64 * 63 + 8]), (100, 37, 1));
+    // What the comparison or a reservation was about is no error.
+    assert!(io.run(nvm(NvmOpcode::COMPARE, 1, 0, 1), &[7; 512]).1.status.status() == Status::COMPARE_FAILURE);
+    let smart = admin(AdminOpcode::GET_LOG_PAGE, u32::MAX, 127 << 16 | 2, 0, 512);
+    let smart = SmartLog::read_from_bytes(&queue.run(smart, &[]).0).unwrap();
+    assert_eq!(smart.error_information_log_entries.get(), 100);
 }

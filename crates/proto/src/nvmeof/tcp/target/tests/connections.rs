@@ -3,6 +3,7 @@
 use super::*;
 use crate::nvme::HangUp;
 use crate::session::{ProtocolError, Timed};
+use blockmux_wire::nvme::identify::IdentifyController;
 use blockmux_wire::nvme::log::LogPage;
 use blockmux_wire::nvme::status::ConnectStatus;
 use core::net::{IpAddr, Ipv4Addr};
@@ -214,4 +215,22 @@ fn disconnect_ends_an_io_queue_and_no_admin_queue() {
     assert!(!admin.is_closed());
     assert!(io.run(disconnect, &[]).1.status.is_success());
     assert!(io.is_closed());
+}
+
+#[test]
+fn a_capsule_holds_as_much_data_as_the_controller_was_told_to_take() {
+    for (wanted, len) in [(0, 0), (16 << 10, 16 << 10), (1 << 20, 32 << 10)] {
+        let (shared, exports) = node();
+        let shared = Arc::into_inner(shared).unwrap().with_in_capsule(wanted);
+        let (mut io, mut queue) = Host::io(&(Arc::new(shared), exports), 3);
+        let page = queue.run(admin(AdminOpcode::IDENTIFY, 0, 1, 0, 4096), &[]).0;
+        let page = IdentifyController::read_from_bytes(&page).unwrap();
+        assert_eq!(page.ioccsz.get() as usize * 16, 64 + len);
+        if len > 0 {
+            let data = pattern(len);
+            let write = nvm(NvmOpcode::WRITE, 1, 0, (len / 512) as u32);
+            assert!(io.run(write, &data).1.status.is_success());
+            assert_eq!(io.run(nvm(NvmOpcode::READ, 1, 0, (len / 512) as u32), &[]).0, data);
+        }
+    }
 }

@@ -81,7 +81,7 @@ fn what_waits_is_aborted_at_once_and_what_waits_for_data_with_its_data() {
     use crate::served::RangeGuard;
     let node = node();
     let (mut io, mut queue) = Host::io(&node, 0);
-    let guard = RangeGuard::lock(node.1.served(VolumeId(0)).unwrap(), 0, 512).unwrap();
+    let guard = RangeGuard::lock(&node.1.served(VolumeId(0)).unwrap(), 0, 512).unwrap();
     let mut held = nvm(NvmOpcode::READ, 1, 0, 1);
     io.send(&mut held, &[]);
     let mut write = nvm(NvmOpcode::WRITE, 1, 8, 1);

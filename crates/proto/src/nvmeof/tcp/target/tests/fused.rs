@@ -253,7 +253,7 @@ fn scsi_turn(client: &mut Client, counter: &mut Counter) {
 fn many_writers_over_nvme_and_scsi_never_lose_a_count() {
     let node = node();
     let served = node.1.served(VolumeId(0)).unwrap();
-    let unit = LogicalUnit::over(Identity::of("a"), served);
+    let unit = LogicalUnit::over(Identity::of("a"), &served);
     let bench = Bench::around(unit, served.volume().clone());
     let mut hosts: Vec<_> = (1..=4).map(|id| Host::io_of(&node, 0, id)).collect();
     let mut initiators: Vec<_> = ["x", "y", "z"].map(|name| bench.client(name)).into();

@@ -302,7 +302,7 @@ fn what_is_to_persist_is_acknowledged_when_it_is_kept_and_comes_back() {
 /// An initiator of SCSI on the volume that is namespace 1.
 fn scsi(node: &(Arc<Node>, Exports)) -> Client {
     let served = node.1.served(VolumeId(0)).unwrap();
-    let unit = LogicalUnit::over(Identity::of("a"), served);
+    let unit = LogicalUnit::over(Identity::of("a"), &served);
     Bench::around(unit, served.volume().clone()).client("s")
 }
 

@@ -1,0 +1,123 @@
+//! Targets that are served, and logical units that come and go.
+
+use super::node::default;
+use super::{PREFIX, default_target, name};
+use crate::machine::machine_id;
+use crate::protocol::{Live, Place, Settings};
+use blockmux_proto::exports::{Export, Exports, VolumeId};
+use blockmux_proto::iscsi::node::{Node, Portal, TargetNode, UnitChange};
+use blockmux_proto::scsi::{Identity, LogicalUnit, MAX_LUN};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A volume as a logical unit; whatever target leads to it, it is the same one.
+pub(super) type Unit = (VolumeId, Arc<LogicalUnit>);
+
+/// The logical units that volumes are.
+pub(super) struct Units {
+    exports: Exports,
+    /// Names of volumes whose media can be ejected.
+    removable: BTreeSet<String>,
+    machine: String,
+    made: Mutex<BTreeMap<VolumeId, Arc<LogicalUnit>>>,
+}
+
+/// Everything that initiators find.
+pub(super) struct LiveTargets {
+    pub(super) node: Arc<Node>,
+    pub(super) units: Units,
+    /// Where each volume is a target of its own: the portals of all.
+    pub(super) own_portals: Option<Vec<Portal>>,
+}
+
+impl Units {
+    pub(super) fn new(exports: &Exports, settings: &Settings) -> Units {
+        let targets = settings.iscsi.iter().filter(|target| target.removable);
+        Units {
+            exports: exports.clone(),
+            removable: targets.flat_map(|target| target.luns.values().cloned()).collect(),
+            machine: machine_id(),
+            made: Mutex::default(),
+        }
+    }
+
+    /// The unit that a volume is; `None` if there is no such volume.
+    pub(super) fn of(&self, volume: VolumeId) -> Option<Unit> {
+        let (export, served) = self.exports.get(volume).zip(self.exports.served(volume))?;
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let unit = made.entry(volume).or_insert_with(|| {
+            let Export { name, read_only, .. } = &*export;
+            let identity = Identity {
+                read_only: *read_only,
+                removable: self.removable.contains(name),
+                ..Identity::of(&format!("{PREFIX}{name}\n{}", self.machine))
+            };
+            LogicalUnit::over(identity, &served)
+        });
+        Some((volume, unit.clone()))
+    }
+
+    fn forget(&self, volume: VolumeId) {
+        self.made.lock().unwrap_or_else(PoisonError::into_inner).remove(&volume);
+    }
+}
+
+impl LiveTargets {
+    fn target(&self, name: &str) -> Result<Arc<TargetNode>, String> {
+        let found = self.node.targets().into_iter().find(|target| target.name.as_str() == name);
+        found.ok_or_else(|| format!("there is no target `{name}`"))
+    }
+}
+
+impl Live for LiveTargets {
+    fn add(&self, volume: VolumeId) {
+        let Some((portals, unit)) = self.own_portals.as_ref().zip(self.units.of(volume)) else { return };
+        if let Some(export) = self.units.exports.get(volume) {
+            self.node.add(default(&export, &unit, portals.clone()));
+            self.node.tell(UnitChange::Added(volume, &unit.1));
+        }
+    }
+
+    fn remove(&self, volume: VolumeId) {
+        if let Some(export) = self.units.exports.get(volume).filter(|_| self.own_portals.is_some()) {
+            self.node.remove(&name(&default_target(&export.name)));
+        }
+        for access in self.node.targets().iter().flat_map(|target| &target.access) {
+            access.target.remove(|_, other| other == volume);
+        }
+        self.units.forget(volume);
+        self.node.tell(UnitChange::Removed(volume));
+    }
+
+    fn has(&self, target: &str) -> bool {
+        self.target(target).is_ok()
+    }
+
+    fn attach(&self, target: &str, volume: VolumeId, place: &Place) -> Result<u32, String> {
+        let found = self.target(target)?;
+        let (_, unit) = self.units.of(volume).ok_or("there is no such volume any more")?;
+        let free = || found.access.first()?.target.free_number();
+        let number = match place.number {
+            Some(number) => u16::try_from(number).ok().filter(|number| *number <= MAX_LUN),
+            None => free(),
+        };
+        let number = number.ok_or_else(|| format!("{target}: take a LUN from 0 to {MAX_LUN}"))?;
+        // Whoever may log in sees it.
+        let views = || found.access.iter().map(|access| &access.target);
+        if views().any(|view| view.units().any(|(taken, ..)| taken == number)) {
+            return Err(format!("{target}: there is a LUN {number} already; take another number"));
+        }
+        views().for_each(|view| {
+            view.add(number, volume, unit.clone());
+        });
+        self.node.tell(UnitChange::Added(volume, &unit));
+        Ok(number.into())
+    }
+
+    fn detach(&self, target: &str, number: u32) -> Result<(), String> {
+        let found = self.target(target)?;
+        let views = found.access.iter().map(|access| &access.target);
+        let gone = views.map(|view| view.remove(|own, _| u32::from(own) == number).len()).sum::<usize>();
+        if gone == 0 { Err(format!("{target}: there is no LUN {number}")) } else { Ok(()) }
+    }
+}

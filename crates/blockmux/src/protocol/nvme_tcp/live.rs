@@ -1,0 +1,117 @@
+//! Subsystems that are served, and namespaces that come and go.
+
+use super::{ConfiguredSubsystem, default_nqn};
+use crate::protocol::{Live, Place};
+use blockmux_proto::exports::{Exports, VolumeId};
+use blockmux_proto::nvme::nqn::Nqn;
+use blockmux_proto::nvme::subsystem::{Namespace, Subsystem};
+use blockmux_proto::nvmeof::node::{Node, Port};
+use blockmux_wire::nvme::log::AnaState;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+/// Makes namespaces of volumes.
+pub(super) struct Volumes {
+    pub(super) exports: Exports,
+    pub(super) machine: String,
+}
+
+/// Everything that hosts find.
+pub(super) struct LiveSubsystems {
+    pub(super) node: Arc<Node>,
+    pub(super) volumes: Volumes,
+    pub(super) ports: Vec<Port>,
+    /// Each volume is a subsystem of its own.
+    pub(super) are_own: bool,
+}
+
+impl Volumes {
+    /// A namespace is one subsystem's: a volume in two of them is two namespaces.
+    fn namespace(&self, nqn: &Nqn, nsid: u32, volume: VolumeId) -> Option<Namespace> {
+        let (export, served) = self.exports.get(volume).zip(self.exports.served(volume))?;
+        let name = format!("{nqn}\n{}", export.name);
+        Some(Namespace::new(nsid, volume, served, export.read_only, (&name, &self.machine)))
+    }
+
+    /// A subsystem as it is configured, with those of its volumes that there are.
+    pub(super) fn subsystem(&self, configured: ConfiguredSubsystem, ports: &[Port]) -> Arc<Subsystem> {
+        // The keys of TLS are the node's.
+        let ConfiguredSubsystem { nqn, namespaces, hosts, masks, ana_groups, secrets, tls_keys: _ } =
+            configured;
+        let namespaces = namespaces.iter().filter_map(|(nsid, name)| {
+            let (volume, _) = self.exports.find(name)?;
+            self.namespace(&nqn, *nsid, volume)
+        });
+        let namespaces = namespaces.collect();
+        let groups = ana_groups.iter().map(|group| group.at(ports)).collect();
+        let port_ids: Vec<u16> = ports.iter().map(|port| port.id).collect();
+        let made = Subsystem::new(nqn, &self.machine, namespaces, hosts);
+        Arc::new(made.with_ana(groups, &port_ids).with_masks(masks).with_secrets(secrets))
+    }
+}
+
+impl LiveSubsystems {
+    fn subsystem(&self, name: &str) -> Result<Arc<Subsystem>, String> {
+        let found = self.node.subsystems().into_iter().find(|subsystem| subsystem.nqn.as_str() == name);
+        found.ok_or_else(|| format!("there is no subsystem `{name}`"))
+    }
+}
+
+impl Live for LiveSubsystems {
+    fn add(&self, volume: VolumeId) {
+        if let Some(export) = self.volumes.exports.get(volume).filter(|_| self.are_own) {
+            let configured = ConfiguredSubsystem::of_volume(&export.name);
+            self.node.add(self.volumes.subsystem(configured, &self.ports));
+        }
+    }
+
+    fn remove(&self, volume: VolumeId) {
+        let own = self.volumes.exports.get(volume).filter(|_| self.are_own);
+        if let Some(nqn) = own.and_then(|export| Nqn::new(&default_nqn(&export.name))) {
+            self.node.remove(&nqn);
+        }
+        for subsystem in self.node.subsystems() {
+            subsystem.detach(|namespace| namespace.volume == volume);
+        }
+    }
+
+    fn has(&self, target: &str) -> bool {
+        self.subsystem(target).is_ok()
+    }
+
+    fn attach(&self, target: &str, volume: VolumeId, place: &Place) -> Result<u32, String> {
+        let subsystem = self.subsystem(target)?;
+        let nsid = place.number.or_else(|| subsystem.free_nsid());
+        let nsid = nsid.ok_or_else(|| format!("{target}: every number is taken"))?;
+        let namespace = self.volumes.namespace(&subsystem.nqn, nsid, volume);
+        let namespace = namespace.ok_or("there is no such volume any more")?;
+        subsystem.attach(namespace, place.ana_group).map_err(|error| format!("{target}: {error}"))?;
+        Ok(nsid)
+    }
+
+    fn detach(&self, target: &str, number: u32) -> Result<(), String> {
+        let gone = self.subsystem(target)?.detach(|namespace| namespace.nsid == number);
+        if gone.is_empty() { Err(format!("{target}: there is no namespace {number}")) } else { Ok(()) }
+    }
+
+    fn set_ana_state(
+        &self,
+        target: &str,
+        group: u32,
+        state: AnaState,
+        at: Option<SocketAddr>,
+    ) -> Result<(), String> {
+        let subsystem = self.subsystem(target)?;
+        if !subsystem.has_ana_group(group) {
+            return Err(format!("{target}: there is no ana_group {group}; a config file can name it"));
+        }
+        let own: Vec<&Port> =
+            self.ports.iter().filter(|port| at.is_none_or(|at| at == port.address)).collect();
+        if own.is_empty() {
+            let all: Vec<String> = self.ports.iter().map(|port| port.address.to_string()).collect();
+            return Err(format!("no such listener; there is {}", all.join(", ")));
+        }
+        own.iter().for_each(|port| subsystem.set_ana_state(group, port.id, state));
+        Ok(())
+    }
+}

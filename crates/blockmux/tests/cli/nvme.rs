@@ -1,0 +1,104 @@
+//! NVMe/TCP from the command line: what is served is described, found, copied to and measured, and hosts that misbehave
+//! harm nobody.
+
+use crate::daemon::Daemon;
+use crate::program::{blockmux, half_empty_file, text};
+use crate::raw_iscsi::{GOOD, RawIscsi};
+use serde_json::Value;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::process::Output;
+
+const ARGS: [&str; 5] = ["a=mem:8m", "--nvme-tcp", "127.0.0.1:0", "--iscsi", "127.0.0.1:0"];
+
+fn url(daemon: &Daemon) -> String {
+    daemon.urls_of("nvme+tcp").remove(0)
+}
+
+/// Standard output of what succeeds.
+fn said(output: &Output) -> String {
+    assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), String::new()));
+    text(&output.stdout)
+}
+
+fn json(args: &[&str]) -> Value {
+    serde_json::from_str(&said(&blockmux(args))).unwrap()
+}
+
+#[test]
+fn a_subsystem_is_described_and_found() {
+    let daemon = Daemon::serve(&ARGS);
+    let url = url(&daemon);
+    let told = json(&["info", "--json", &url]);
+    assert_eq!((told["protocol"].as_str(), told["size"].as_u64()), (Some("nvme-tcp"), Some(8 << 20)));
+    let server = url.split('/').take(3).collect::<Vec<_>>().join("/");
+    let found = json(&["discover", "--json", &server]);
+    assert_eq!(found["exports"][0]["url"], *url);
+    // Namespaces and subsystems that are not there.
+    for (wrong, said) in [("/1", "/7"), (":a/1", ":b/1")] {
+        let output = blockmux(["info", &url.replace(wrong, said)]);
+        assert!(!output.status.success() && !output.stderr.is_empty(), "{said}");
+    }
+}
+
+#[test]
+fn what_is_copied_there_comes_back_with_and_without_digests() {
+    let daemon = Daemon::serve(&ARGS);
+    let directory = tempfile::tempdir().unwrap();
+    let source = format!("file:{}", half_empty_file(directory.path(), 8 << 20).display());
+    for (nth, parameters) in ["", "?hdr_digest=on&data_digest=on"].into_iter().enumerate() {
+        let there = format!("{}{parameters}", url(&daemon));
+        let back = directory.path().join(format!("back{nth}"));
+        let back_spec = format!("file:{}", back.display());
+        said(&blockmux(["copy", "--verify", &source, &there]));
+        said(&blockmux(["copy", "--verify", &there, &back_spec]));
+        assert!(std::fs::read(&back).unwrap() == std::fs::read(&source["file:".len()..]).unwrap());
+    }
+}
+
+#[test]
+fn what_scsi_reserves_keeps_nvme_hosts_from_writing() {
+    let daemon = Daemon::serve(&ARGS);
+    let directory = tempfile::tempdir().unwrap();
+    let source = format!("file:{}", half_empty_file(directory.path(), 8 << 20).display());
+    let mut scsi = RawIscsi::login(&daemon.urls_of("iscsi")[0], "iqn.2026-11.i:a");
+    assert_eq!(scsi.reserve_out(0, 0, [0, 7], 0), GOOD);
+    assert_eq!(scsi.reserve_out(1, 1, [7, 0], 0), GOOD);
+    let refused = blockmux(["copy", &source, &url(&daemon)]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(text(&refused.stderr).contains("reserv"), "{}", text(&refused.stderr));
+    assert_eq!(scsi.reserve_out(0, 0, [7, 0], 0), GOOD);
+    said(&blockmux(["copy", "--verify", &source, &url(&daemon)]));
+}
+
+#[test]
+fn hosts_that_stall_flood_or_lie_harm_nobody() {
+    let daemon = Daemon::serve(&ARGS);
+    let url = url(&daemon);
+    let address = url.split('/').nth(2).unwrap().to_owned();
+    let begin = |bytes: &[u8]| {
+        let mut socket = TcpStream::connect(&address).unwrap();
+        // It may be gone before it has taken them.
+        let _ = socket.write_all(bytes);
+        socket
+    };
+    // ICReq: 128 bytes, no digests, MAXR2T 0.
+    let mut ic_req = [0; 128];
+    ic_req[..8].copy_from_slice(&[0, 0, 128, 0, 128, 0, 0, 0]);
+    let mut too_long = ic_req;
+    too_long[4..8].copy_from_slice(&[0xff; 4]);
+    let stalled: Vec<TcpStream> = (0..100).flat_map(|_| [begin(&ic_req[..60]), begin(&ic_req)]).collect();
+    let mut liar = begin(&too_long);
+    let mut answer = Vec::new();
+    liar.read_to_end(&mut answer).unwrap();
+    assert_eq!((answer[0], answer[8]), (3, 1), "C2HTermReq: an invalid PDU header field");
+    // A capsule that is said to have 4 GiB of data, on a connection that was initialized.
+    let mut capsule = begin(&[&ic_req[..], &[4, 0, 72, 72, 0, 0, 0, 0xff], &[0; 64]].concat());
+    let mut answer = Vec::new();
+    capsule.read_to_end(&mut answer).unwrap();
+    assert_eq!(answer[128], 3, "C2HTermReq");
+    let before = daemon.resident();
+    assert_eq!(json(&["info", "--json", &url])["size"], 8 << 20);
+    assert!(daemon.resident() < before + (64 << 20));
+    drop(stalled);
+}

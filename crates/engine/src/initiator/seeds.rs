@@ -1,0 +1,29 @@
+//! Seeds of sessions: random, no two alike, and without asking the system each time.
+
+use crate::sys;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Where the seeds of one volume's sessions come from. Sessions hash them.
+pub(super) struct Seeds {
+    key: [u8; LEN],
+    taken: AtomicU64,
+}
+
+impl Seeds {
+    /// # Errors
+    /// If the system gives no random numbers.
+    pub(super) fn new() -> io::Result<Seeds> {
+        Ok(Seeds { key: sys::random_bytes()?, taken: AtomicU64::new(0) })
+    }
+
+    /// One that was not taken before.
+    pub(super) fn next(&self) -> [u8; LEN] {
+        let count = self.taken.fetch_add(1, Ordering::Relaxed).to_be_bytes();
+        let mut seed = self.key;
+        seed.iter_mut().zip(count).for_each(|(byte, add)| *byte ^= add);
+        seed
+    }
+}
+
+const LEN: usize = 32;

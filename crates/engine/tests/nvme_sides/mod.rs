@@ -1,0 +1,112 @@
+//! Both sides of NVMe/TCP for tests: a node that serves an export as namespace 1, and what reaches that.
+
+use blockmux_engine::initiator::Policy;
+use blockmux_engine::initiator::nvme::{Endpoint, NvmeDialer};
+use blockmux_engine::socket::Address;
+use blockmux_proto::exports::{Export, Exports};
+use blockmux_proto::nvme::ana::AnaGroup;
+use blockmux_proto::nvme::nqn::Nqn;
+use blockmux_proto::nvme::subsystem::{Namespace, Subsystem};
+use blockmux_proto::nvmeof::node::{Node, Port};
+use blockmux_proto::nvmeof::tcp::initiator::{AdminConfig, AdminSession, Ask, Digests, Names, NamespaceInfo};
+use blockmux_proto::nvmeof::tcp::target::TargetSession;
+use blockmux_proto::session::{Demand, StreamSession};
+use blockmux_volume::{Chunk, MemVolume, Pool};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// The ANA group of the namespace.
+pub(crate) const GROUP: u32 = 1;
+
+/// The first export as namespace 1 of a subsystem that two ports lead to.
+pub(crate) fn node(exports: &Exports) -> (Arc<Node>, Arc<Subsystem>) {
+    let (id, export) = exports.iter().next().expect("there is an export");
+    let served = exports.served(id).expect("it is served").clone();
+    let namespace = Namespace::new(1, id, served, export.read_only, (&export.name, "machine"));
+    let subsystem = Subsystem::new(nqn(SUBSYSTEM), "machine", vec![namespace], Vec::new());
+    let groups = vec![AnaGroup { id: GROUP, namespaces: vec![1], states: BTreeMap::new() }];
+    let subsystem = Arc::new(subsystem.with_ana(groups, &[1, 2]));
+    let ports = [1, 2].map(|id| Port { id, address: "0.0.0.0:4420".parse().expect("it is an address") });
+    (Arc::new(Node::new(vec![subsystem.clone()], ports.into(), "machine")), subsystem)
+}
+
+/// How to reach the namespace at one address or several.
+pub(crate) fn endpoint(addresses: &[Address]) -> Endpoint {
+    let (address, further) = addresses.split_first().expect("there is a path");
+    Endpoint {
+        tls_key: None,
+        tls_identity: None,
+        address: address.clone(),
+        further: further.to_vec(),
+        policy: Policy::RoundRobin,
+        names: names(),
+        secrets: None,
+        nsid: 1,
+        digests: Digests::default(),
+        entries: 64,
+        keep_alive: Duration::from_secs(5),
+        queues: 1,
+        patience: Duration::from_secs(5),
+    }
+}
+
+/// What dials it, and checks each time that it is the namespace of an export by the name of `disk0`.
+pub(crate) fn dialer(endpoint: Endpoint) -> NvmeDialer {
+    let (name, description) = ("disk0".to_owned(), String::new());
+    let volume = Arc::new(MemVolume::new(1 << 20));
+    let (node, _) = node(&Exports::new(vec![Export { name, description, read_only: false, volume }]));
+    let first = NamespaceInfo { write_cache: true, ..described(&node) };
+    NvmeDialer::of(endpoint, first).expect("the system has random numbers")
+}
+
+/// The namespace as a host sees it that asks, without any network.
+fn described(node: &Arc<Node>) -> NamespaceInfo {
+    let now = Instant::now();
+    let config = AdminConfig {
+        names: names(),
+        credentials: None,
+        queues: 1,
+        ask: Ask::Namespace(1),
+        keep_alive: Duration::ZERO,
+    };
+    let mut host = AdminSession::new(config, Digests::default(), Pool::new(1 << 20), now);
+    let mut target = TargetSession::new(node.clone(), Pool::new(1 << 20), now).at_port(1);
+    while !host.is_over() {
+        let sent = host.outbox().take_bytes();
+        show(&mut target, &sent);
+        let answer = target.outbox().take_bytes();
+        assert!(!(sent.is_empty() && answer.is_empty()), "nobody says anything");
+        show(&mut host, &answer);
+    }
+    host.namespaces()[0].clone()
+}
+
+/// Shows all of them.
+fn show(session: &mut impl StreamSession, mut bytes: &[u8]) {
+    while !bytes.is_empty() {
+        match session.demand() {
+            Demand::Bytes(_) => {
+                let taken = session.on_bytes(&Chunk::from_slice(bytes)).expect("it keeps to the protocol");
+                bytes = &bytes[taken..];
+            }
+            Demand::Place(list) => {
+                let (here, rest) = bytes.split_at(list.len());
+                list.copy_from(here);
+                session.on_placed().expect("it keeps to the protocol");
+                bytes = rest;
+            }
+            Demand::Nothing | Demand::Close => return,
+        }
+    }
+}
+
+fn names() -> Names {
+    Names { host: nqn("nqn.2026-11.test:host"), host_id: [7; 16], subsystem: nqn(SUBSYSTEM) }
+}
+
+fn nqn(name: &str) -> Nqn {
+    Nqn::new(name).expect("it is a name")
+}
+
+const SUBSYSTEM: &str = "nqn.2026-11.test:disk";

@@ -1,0 +1,206 @@
+//! Several paths to one NVMe namespace: what becomes of requests when one is lost, or is none for a while.
+
+mod nvme_sides;
+#[allow(dead_code, reason = "only iSCSI asks for the volume itself")]
+mod two_paths;
+
+use blockmux_engine::initiator::nvme::Endpoint;
+use blockmux_engine::initiator::{Policy, RemoteVolume};
+use blockmux_engine::listener::ConnectionLimit;
+use blockmux_engine::sim::{SimCore, SimNet, Weather, World};
+use blockmux_engine::target::TargetTask;
+use blockmux_proto::exports::Exports;
+use blockmux_proto::nvme::subsystem::Subsystem;
+use blockmux_proto::nvmeof::node::Node;
+use blockmux_proto::nvmeof::tcp::target::TargetSession;
+use blockmux_volume::{Core, IoError, ReadyList, Volume, VolumeInfo};
+use blockmux_wire::nvme::log::AnaState;
+use nvme_sides::{GROUP, dialer, endpoint, node};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+use two_paths::{Client, PATIENCE, SIZE, Slow, address};
+
+/// One subsystem behind two ports, each on a core of its own, and a client.
+struct Paths {
+    node: Arc<Node>,
+    subsystem: Arc<Subsystem>,
+    exports: [Exports; 2],
+    cores: [Rc<SimCore>; 2],
+    client: Client,
+}
+
+impl Paths {
+    fn new(seed: u64, policy: Policy) -> Paths {
+        Paths::unequal(seed, policy, Duration::ZERO)
+    }
+
+    /// By the second port everything takes so much longer.
+    fn unequal(seed: u64, policy: Policy, longer: Duration) -> Paths {
+        let Slow { exports, counts, .. } = Slow::new(longer);
+        let (node, subsystem) = node(&exports[0]);
+        let mut world = World::new(SimNet::new(seed, Weather::FAIR));
+        let cores = [0, 1].map(|_| world.add_core(16 << 20));
+        let core: Rc<dyn Core> = world.add_core(16 << 20);
+        let dialer = dialer(Endpoint { policy, ..endpoint(&[address(0), address(1)]) });
+        let info = VolumeInfo { lends_reads: true, ..VolumeInfo::new(SIZE) };
+        let volume = RemoteVolume::<_, SimCore>::new(dialer, info, 1, PATIENCE);
+        let channel = volume.open(&core, 64, ReadyList::new().waker(0)).unwrap();
+        let client = Client { world, channel, counts };
+        let mut paths = Paths { node, subsystem, exports, cores, client };
+        (0..2).for_each(|path| paths.start(path));
+        paths.client.run(1000);
+        paths
+    }
+
+    fn start(&mut self, path: usize) {
+        let core = self.client.world.add_core(16 << 20);
+        let (node, exports) = (self.node.clone(), self.exports[path].clone());
+        let limit = ConnectionLimit::new(usize::MAX);
+        self.client.world.net().listen(&core, &address(path), move |core, stream| {
+            let session = TargetSession::new(node.clone(), core.pool().clone(), core.now());
+            let permit = limit.permit().expect("there is no limit");
+            TargetTask::spawn(core, stream, session.at_port(path as u16 + 1), exports.clone(), permit);
+        });
+        self.cores[path] = core;
+    }
+
+    fn kill(&mut self, path: usize) {
+        self.cores[path].kill();
+    }
+
+    fn set(&mut self, path: usize, state: AnaState) {
+        self.subsystem.set_ana_state(GROUP, path as u16 + 1, state);
+    }
+}
+
+#[test]
+fn what_was_under_way_by_a_lost_path_goes_on_by_the_other_and_it_is_used_again_when_it_is_back() {
+    for seed in 0..20 {
+        let mut paths = Paths::new(seed, Policy::RoundRobin);
+        paths.client.write(1);
+        paths.client.all_end_well();
+        assert_eq!(paths.client.counts(), [16, 16], "in turn");
+        paths.client.write(2);
+        paths.client.run(seed % 3);
+        paths.kill(0);
+        paths.client.all_end_well();
+        paths.client.holds(2);
+        paths.client.counts();
+        paths.client.write(3);
+        paths.client.all_end_well();
+        assert_eq!(paths.client.counts(), [0, 32]);
+        paths.start(0);
+        paths.client.run(10_000);
+        paths.client.write(4);
+        paths.client.run(1);
+        paths.kill(1);
+        paths.client.all_end_well();
+        paths.client.holds(4);
+        assert!(paths.client.counts()[0] > 0);
+    }
+}
+
+#[test]
+fn when_no_path_is_left_requests_fail_after_patience_and_later_ones_find_the_first_that_is_back() {
+    let mut paths = Paths::new(1, Policy::RoundRobin);
+    paths.kill(0);
+    paths.kill(1);
+    paths.client.write(1);
+    assert_eq!(paths.client.ended(), []);
+    paths.client.run(12_000);
+    assert_eq!(paths.client.ended(), vec![Err(IoError::PathLost); 32]);
+    paths.start(1);
+    paths.client.write(2);
+    paths.client.run(5000);
+    paths.client.all_end_well();
+    paths.client.holds(2);
+}
+
+#[test]
+fn the_optimized_path_is_used_first_and_changes_are_heard_of() {
+    let mut paths = Paths::new(1, Policy::RoundRobin);
+    paths.set(1, AnaState::NON_OPTIMIZED);
+    paths.client.run(500);
+    paths.client.write(1);
+    paths.client.all_end_well();
+    assert_eq!(paths.client.counts(), [32, 0]);
+    paths.set(0, AnaState::INACCESSIBLE);
+    paths.client.run(500);
+    paths.client.write(2);
+    paths.client.all_end_well();
+    assert_eq!(paths.client.counts(), [0, 32], "it was told before anything was tried");
+    paths.set(0, AnaState::OPTIMIZED);
+    paths.client.run(500);
+    paths.client.write(3);
+    paths.client.all_end_well();
+    assert_eq!(paths.client.counts(), [32, 0]);
+    paths.client.holds(3);
+}
+
+#[test]
+fn what_meets_a_change_before_it_was_told_is_done_by_the_other_path() {
+    for state in [AnaState::INACCESSIBLE, AnaState::CHANGE, AnaState::PERSISTENT_LOSS] {
+        let mut paths = Paths::new(1, Policy::RoundRobin);
+        paths.set(0, state);
+        paths.client.write(1);
+        paths.client.all_end_well();
+        assert_eq!(paths.client.counts(), [0, 32]);
+        paths.client.holds(1);
+    }
+}
+
+#[test]
+fn what_waits_for_a_path_to_become_one_is_done_then_or_fails_after_patience() {
+    let mut paths = Paths::new(1, Policy::RoundRobin);
+    for path in [0, 1] {
+        paths.set(path, AnaState::INACCESSIBLE);
+    }
+    paths.client.write(1);
+    assert_eq!(paths.client.ended(), []);
+    paths.set(1, AnaState::OPTIMIZED);
+    paths.client.run(2000);
+    paths.client.all_end_well();
+    paths.client.holds(1);
+    paths.set(1, AnaState::INACCESSIBLE);
+    paths.client.write(2);
+    assert_eq!(paths.client.ended(), []);
+    paths.client.run(10_000);
+    assert_eq!(paths.client.ended(), vec![Err(IoError::PathLost); 32]);
+}
+
+#[test]
+fn a_path_that_is_inaccessible_at_first_is_used_once_it_is_one() {
+    let mut paths = Paths::new(1, Policy::RoundRobin);
+    paths.kill(1);
+    paths.client.run(1000);
+    paths.set(1, AnaState::INACCESSIBLE);
+    paths.start(1);
+    paths.client.run(10_000);
+    paths.client.counts();
+    paths.client.write(1);
+    paths.client.all_end_well();
+    assert_eq!(paths.client.counts(), [32, 0]);
+    paths.set(1, AnaState::OPTIMIZED);
+    paths.set(0, AnaState::INACCESSIBLE);
+    paths.client.write(2);
+    let done: Vec<_> = (0..4).flat_map(|_| paths.client.ended()).collect();
+    assert_eq!(done, vec![Ok(()); 32]);
+    paths.client.holds(2);
+    assert!(paths.client.counts()[1] >= 32);
+}
+
+#[test]
+fn by_queue_depth_the_path_with_less_to_do_gets_more() {
+    for (policy, expected) in [(Policy::RoundRobin, [16, 16]), (Policy::QueueDepth, [24, 8])] {
+        let mut paths = Paths::unequal(1, policy, Duration::from_millis(500));
+        paths.client.write(1);
+        // What the first path had is done, and the second has all of its part.
+        paths.client.run(100);
+        assert_eq!(paths.client.counts(), [16, 16]);
+        assert_eq!(paths.client.polled(), 16);
+        paths.client.write(2);
+        paths.client.run(100);
+        assert_eq!(paths.client.counts(), expected, "{policy:?}");
+    }
+}

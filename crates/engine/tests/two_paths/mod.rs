@@ -1,0 +1,158 @@
+//! A volume that two portals of a target lead to, and a client that uses it by both.
+
+use blockmux_engine::sim::World;
+use blockmux_engine::socket::Address;
+use blockmux_proto::exports::{Export, Exports};
+use blockmux_volume::{
+    Channel, Completion, Core, DelayVolume, Delays, Io, IoError, MemVolume, Op, Seg, SgList, Tag, Volume,
+    VolumeInfo, Waker,
+};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// Of the volume, in bytes.
+pub(crate) const SIZE: u64 = 1 << 20;
+/// How long requests wait for a path.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Where a portal is.
+pub(crate) fn address(path: usize) -> Address {
+    Address::Unix(format!("/path{path}").into())
+}
+
+/// One slow volume as each portal serves it, by the name of `disk0`.
+pub(crate) struct Slow {
+    pub(crate) volume: Arc<dyn Volume>,
+    pub(crate) exports: [Exports; 2],
+    pub(crate) counts: [Arc<AtomicUsize>; 2],
+}
+
+impl Slow {
+    /// Everything takes 2 ms, and so much longer by the second portal.
+    pub(crate) fn new(longer: Duration) -> Slow {
+        let slowed = |volume, read| -> Arc<dyn Volume> {
+            Arc::new(DelayVolume::new(volume, Delays { read, write: read, ..Delays::default() }))
+        };
+        let volume = slowed(Arc::new(MemVolume::new(SIZE)), Duration::from_millis(2));
+        let mut ways = [volume.clone(), slowed(volume.clone(), longer)].into_iter();
+        let counts = [Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0))];
+        let exports = counts.each_ref().map(|count| {
+            let below = ways.next().expect("there are two");
+            let volume = Arc::new(Counted { below, count: count.clone() });
+            let (name, description) = ("disk0".to_owned(), String::new());
+            Exports::new(vec![Export { name, description, read_only: false, volume }])
+        });
+        Slow { volume, exports, counts }
+    }
+}
+
+/// A volume as one portal sees it: counts what is read and written through it.
+struct Counted {
+    below: Arc<dyn Volume>,
+    count: Arc<AtomicUsize>,
+}
+
+struct CountedChannel {
+    below: Box<dyn Channel>,
+    count: Arc<AtomicUsize>,
+}
+
+impl Volume for Counted {
+    fn info(&self) -> VolumeInfo {
+        self.below.info()
+    }
+
+    fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
+        let below = self.below.open(core, depth, waker)?;
+        Ok(Box::new(CountedChannel { below, count: self.count.clone() }))
+    }
+}
+
+impl Channel for CountedChannel {
+    fn submit(&mut self, io: Io) {
+        self.count.fetch_add(1, Ordering::Relaxed);
+        self.below.submit(io);
+    }
+
+    fn kick(&mut self) {
+        self.below.kick();
+    }
+
+    fn poll(&mut self, done: &mut Vec<Completion>) {
+        self.below.poll(done);
+    }
+}
+
+/// What uses the volume.
+pub(crate) struct Client {
+    pub(crate) world: World,
+    pub(crate) channel: Box<dyn Channel>,
+    pub(crate) counts: [Arc<AtomicUsize>; 2],
+}
+
+impl Client {
+    pub(crate) fn run(&mut self, ms: u64) {
+        self.world.run_for(Duration::from_millis(ms)).unwrap();
+    }
+
+    /// Submits a write of `value` to each of 32 blocks.
+    pub(crate) fn write(&mut self, value: u8) {
+        for block in 0..32_u64 {
+            let data = Some(SgList::one(Seg::from_slice(&[value; 4096])));
+            let op = Op::Write { fua: false };
+            self.channel.submit(Io { tag: Tag(block), op, offset: block * 4096, len: 4096, data });
+        }
+        self.channel.kick();
+    }
+
+    /// How many have completed by now.
+    pub(crate) fn polled(&mut self) -> usize {
+        let mut done = Vec::new();
+        self.channel.poll(&mut done);
+        done.len()
+    }
+
+    /// How requests have ended since the last call; each tag once.
+    pub(crate) fn ended(&mut self) -> Vec<Result<(), IoError>> {
+        let mut done = Vec::new();
+        // What has to go by another path is sent there by whoever polls.
+        for _ in 0..20 {
+            self.channel.poll(&mut done);
+            self.channel.kick();
+            self.run(50);
+        }
+        let mut tags: Vec<_> = done.iter().map(|done| done.tag.0).collect();
+        tags.sort_unstable();
+        assert!(tags.windows(2).all(|pair| pair[0] < pair[1]), "a request completes once");
+        done.into_iter().map(|done| done.result.map(|_| ())).collect()
+    }
+
+    pub(crate) fn all_end_well(&mut self) {
+        assert_eq!(self.ended(), vec![Ok(()); 32]);
+    }
+
+    /// That every block has been written last with `value`.
+    pub(crate) fn holds(&mut self, value: u8) {
+        for block in 0..32 {
+            self.channel.submit(Io::new(Tag(block), Op::Read, block * 4096, 4096));
+        }
+        self.channel.kick();
+        let mut done = Vec::new();
+        for _ in 0..20 {
+            self.run(50);
+            self.channel.poll(&mut done);
+            self.channel.kick();
+        }
+        assert_eq!(done.len(), 32);
+        for done in done {
+            assert!(done.result.unwrap().into_data().to_vec() == [value; 4096]);
+        }
+    }
+
+    /// What went through each portal since the last call.
+    pub(crate) fn counts(&self) -> [usize; 2] {
+        self.counts.each_ref().map(|count| count.swap(0, Ordering::Relaxed))
+    }
+}

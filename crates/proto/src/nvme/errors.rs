@@ -1,0 +1,97 @@
+//! What failed of a controller's commands, for the error information log. Queues on every core write it, when something
+//! fails and never else.
+
+use blockmux_wire::nvme::Sqe;
+use blockmux_wire::nvme::log::ErrorEntry;
+use blockmux_wire::nvme::opcode::{AdminOpcode, NvmOpcode};
+use blockmux_wire::nvme::status::{Status, StatusField};
+use blockmux_wire::nvmeof::fabrics::TransportType;
+use std::collections::VecDeque;
+use std::sync::{Mutex, PoisonError};
+use zerocopy::{FromZeros, IntoBytes};
+
+/// The last failures of one controller.
+#[derive(Default)]
+pub(crate) struct ErrorLog {
+    kept: Mutex<Kept>,
+}
+
+#[derive(Default)]
+struct Kept {
+    /// The last first.
+    entries: VecDeque<ErrorEntry>,
+    count: u64,
+}
+
+impl ErrorLog {
+    /// A command of a queue ends so; answers its status field, which says so if the log tells more.
+    #[cold]
+    pub(crate) fn add(&self, qid: u16, sqe: &Sqe, status: StatusField) -> StatusField {
+        if !is_remembered(status.status()) {
+            return status;
+        }
+        let status = status.with_more();
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.count = kept.count.checked_add(1).unwrap_or(1);
+        kept.entries.truncate(MAX_ERRORS.saturating_sub(1));
+        let entry = ErrorEntry {
+            error_count: kept.count.into(),
+            sqid: qid.into(),
+            cid: sqe.cid,
+            status: status.0,
+            parameter_error_location: NO_LOCATION.into(),
+            lba: if qid > 0 && has_lba(sqe) { sqe.slba() } else { 0 }.into(),
+            nsid: sqe.nsid,
+            trtype: TransportType::TCP.0,
+            ..ErrorEntry::new_zeroed()
+        };
+        kept.entries.push_front(entry);
+        status
+    }
+
+    /// How many there were.
+    pub(super) fn count(&self) -> u64 {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner).count
+    }
+
+    /// The log page: what failed last comes first.
+    pub(super) fn page(&self) -> Vec<u8> {
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut page: Vec<u8> = kept.entries.iter().flat_map(|entry| entry.as_bytes().to_vec()).collect();
+        page.resize(MAX_ERRORS.saturating_mul(size_of::<ErrorEntry>()), 0);
+        page
+    }
+}
+
+/// Whether it is a failure of the command, and not of the path or somebody's wish.
+fn is_remembered(status: Status) -> bool {
+    const PATH: u16 = 3;
+    status.0 >> 8 != PATH
+        && !matches!(
+            status,
+            Status::COMMAND_ABORT_REQUESTED
+                | Status::COMMAND_ABORTED_DUE_TO_SQ_DELETION
+                | Status::COMMAND_ABORTED_DUE_TO_PREEMPT_AND_ABORT
+                | Status::COMMAND_ABORTED_DUE_TO_FAILED_FUSED_COMMAND
+                | Status::RESERVATION_CONFLICT
+                | Status::COMPARE_FAILURE
+        )
+}
+
+fn has_lba(sqe: &Sqe) -> bool {
+    AdminOpcode(sqe.opcode) != AdminOpcode::FABRICS
+        && matches!(
+            NvmOpcode(sqe.opcode),
+            NvmOpcode::READ
+                | NvmOpcode::WRITE
+                | NvmOpcode::COMPARE
+                | NvmOpcode::VERIFY
+                | NvmOpcode::WRITE_ZEROES
+                | NvmOpcode::WRITE_UNCORRECTABLE
+        )
+}
+
+/// Entries of the log.
+pub(super) const MAX_ERRORS: usize = 64;
+/// PARAMETER ERROR LOCATION where none is said.
+const NO_LOCATION: u16 = 0xffff;

@@ -1,0 +1,67 @@
+//! Ranges of blocks that come as a command's data: what Dataset Management deallocates, and what Copy reads.
+
+use super::MAX_DATA;
+use super::io::bytes;
+use blockmux_volume::{Op, SgList};
+use blockmux_wire::nvme::nvm::{CopySource, DSM_MAX_RANGES, DsmRange};
+use blockmux_wire::nvme::status::Status;
+use std::collections::VecDeque;
+use zerocopy::{FromBytes, IntoBytes};
+
+/// What Dataset Management is to deallocate: offsets and lengths in bytes.
+pub(super) struct Ranges {
+    pub(super) left: VecDeque<(u64, u64)>,
+    pub(super) count: usize,
+    pub(super) op: Op,
+    pub(super) shift: u32,
+}
+
+/// What Copy has still to read: offsets and lengths in bytes; the command's own offset is where it writes next.
+pub(super) struct Copying {
+    pub(super) left: VecDeque<(u64, u64)>,
+    pub(super) count: usize,
+    pub(super) fua: bool,
+    pub(super) shift: u32,
+}
+
+impl Ranges {
+    pub(super) fn read(&mut self, data: &SgList) -> Result<(), Status> {
+        for index in 0..self.count.min(DSM_MAX_RANGES) {
+            let range: DsmRange = element(data, index)?;
+            let (offset, len) = bytes(range.slba.get(), range.nlb.get().into(), self.shift)?;
+            if len > 0 {
+                self.left.push_back((offset, len));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Copying {
+    pub(super) fn read(&mut self, data: &SgList) -> Result<(), Status> {
+        for index in 0..self.count {
+            let source: CopySource = element(data, index)?;
+            let blocks = u64::from(source.nlb.get()).saturating_add(1);
+            let range = bytes(source.slba.get(), blocks, self.shift)?;
+            if range.1 > MAX_DATA as u64 {
+                return Err(Status::COMMAND_SIZE_LIMIT_EXCEEDED);
+            }
+            self.left.push_back(range);
+        }
+        Ok(())
+    }
+}
+
+/// The structure at that place of a list in the host's data.
+fn element<T: FromBytes + IntoBytes>(data: &SgList, index: usize) -> Result<T, Status> {
+    let (len, mut element) = (size_of::<T>(), T::new_zeroed());
+    let at = index.saturating_mul(len);
+    if at.saturating_add(len) > data.len() {
+        return Err(Status::DATA_SGL_LENGTH_INVALID);
+    }
+    data.slice(at, len).copy_to(element.as_mut_bytes());
+    Ok(element)
+}
+
+/// Source ranges of one Copy: a page of them.
+pub(super) const COPY_MAX_RANGES: usize = 128;

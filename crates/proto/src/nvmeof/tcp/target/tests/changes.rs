@@ -1,0 +1,196 @@
+//! What changes while it is served: namespaces that come and go, subsystems, and what discovery tells of them.
+
+use super::*;
+use crate::nvmeof::node::Referral;
+use blockmux_wire::nvme::NSID_ALL;
+use blockmux_wire::nvme::feature::{AEC_DISCOVERY_CHANGE, AEC_NAMESPACE_ATTRIBUTE, FeatureId};
+use blockmux_wire::nvme::identify::{IdentifyController, IdentifyNamespace};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A subsystem without namespaces that is served, and a volume for it.
+fn empty() -> ((Arc<Node>, Exports), Arc<Subsystem>) {
+    let exports = Exports::new(vec![export("a"), export("c")]);
+    let masks = BTreeMap::from([(Nqn::new(HOST).unwrap(), BTreeSet::from([1, 2, 7]))]);
+    let subsystem = Subsystem::new(Nqn::new(NQN).unwrap(), "machine", Vec::new(), Vec::new());
+    let subsystem = Arc::new(subsystem.with_masks(masks));
+    let ports = vec![Port { id: 1, address: "192.0.2.1:4420".parse().unwrap() }];
+    ((Arc::new(Node::new(vec![subsystem.clone()], ports, "machine")), exports), subsystem)
+}
+
+fn namespace(exports: &Exports, nsid: u32, at: u32) -> Namespace {
+    Namespace::new(nsid, VolumeId(at), exports.served(VolumeId(at)).unwrap(), false, ("a", "machine"))
+}
+
+fn listens(host: &mut Host, notices: u32) {
+    let fid = FeatureId::ASYNCHRONOUS_EVENT_CONFIGURATION.0.into();
+    assert!(host.run(admin(AdminOpcode::SET_FEATURES, 0, fid, notices, 0), &[]).1.status.is_success());
+}
+
+fn changed(host: &mut Host) -> Vec<u8> {
+    host.run(admin(AdminOpcode::GET_LOG_PAGE, NSID_ALL, 1023 << 16 | 4, 0, 4096), &[]).0
+}
+
+fn listed(host: &mut Host) -> [u8; 8] {
+    let page = host.run(admin(AdminOpcode::IDENTIFY, 0, 2, 0, 4096), &[]).0;
+    page[..8].try_into().unwrap()
+}
+
+#[test]
+fn a_namespace_that_is_attached_is_told_of_and_used_until_it_is_detached() {
+    let (node, subsystem) = empty();
+    let (mut io, mut queue) = Host::io(&node, 0);
+    listens(&mut queue, AEC_NAMESPACE_ATTRIBUTE);
+    let mut events = [admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0, 0, 0, 0); 2];
+    events.iter_mut().for_each(|event| queue.send(event, &[]));
+    assert_eq!(refusal(&io.run(nvm(NvmOpcode::READ, 7, 0, 1), &[]).1), Status::INVALID_NAMESPACE_OR_FORMAT);
+    let page = queue.run(admin(AdminOpcode::IDENTIFY, 7, 0, 0, 4096), &[]).0;
+    assert_eq!(page, vec![0; 4096], "it could be there");
+    subsystem.attach(namespace(&node.1, 7, 0), None).unwrap();
+    assert!(subsystem.attach(namespace(&node.1, 7, 1), None).is_err());
+    assert_eq!(subsystem.free_nsid(), Some(1));
+    queue.pump.run().unwrap();
+    assert_eq!(queue.end_of(events[0]).1.result.get(), 0x04_0002);
+    assert_eq!(
+        (changed(&mut queue)[..8].to_vec(), listed(&mut queue)),
+        (vec![7, 0, 0, 0, 0, 0, 0, 0], [7, 0, 0, 0, 0, 0, 0, 0])
+    );
+    let page = queue.run(admin(AdminOpcode::IDENTIFY, 7, 0, 0, 4096), &[]).0;
+    assert_eq!(IdentifyNamespace::read_from_bytes(&page).unwrap().nsze.get(), SIZE / 512);
+    assert!(io.run(nvm(NvmOpcode::WRITE, 7, 0, 1), &[7; 512]).1.status.is_success());
+    // What is under way ends as ever, what follows finds nothing.
+    io.pump.holds_io = true;
+    let mut read = nvm(NvmOpcode::READ, 7, 0, 1);
+    io.send(&mut read, &[]);
+    assert_eq!(subsystem.detach(|namespace| namespace.volume == VolumeId(0)), [7]);
+    io.pump.finish_one();
+    assert_eq!(io.end_of(read).0, [7; 512]);
+    io.pump.holds_io = false;
+    assert_eq!(refusal(&io.run(nvm(NvmOpcode::READ, 7, 0, 1), &[]).1), Status::INVALID_NAMESPACE_OR_FORMAT);
+    queue.pump.run().unwrap();
+    assert_eq!(queue.end_of(events[1]).1.result.get(), 0x04_0002);
+    assert_eq!((changed(&mut queue)[0], listed(&mut queue)[0]), (7, 0));
+}
+
+#[test]
+fn what_waits_for_a_volume_that_is_detached_ends() {
+    use crate::served::RangeGuard;
+    let (node, subsystem) = empty();
+    subsystem.attach(namespace(&node.1, 1, 0), None).unwrap();
+    let (mut io, _queue) = Host::io(&node, 0);
+    let served = node.1.served(VolumeId(0)).unwrap();
+    let guard = RangeGuard::lock(&served, 0, 512).unwrap();
+    let mut reads = [nvm(NvmOpcode::READ, 1, 0, 1); 2];
+    reads.iter_mut().for_each(|read| io.send(read, &[]));
+    // A copy reads and writes; the detachment comes in between.
+    subsystem.detach(|_| true);
+    assert!(node.1.remove("a").is_some());
+    crate::session::Timed::on_timeout(&mut io.pump.session, io.now).unwrap();
+    let ends: Vec<_> = io.received().iter().map(|pdu| refusal(&pdu.cqe())).collect();
+    assert_eq!(ends, [Status::INVALID_NAMESPACE_OR_FORMAT; 2]);
+    drop(guard);
+}
+
+#[test]
+fn a_host_sees_and_hears_of_the_namespaces_that_it_is_shown() {
+    let (node, subsystem) = empty();
+    let (mut io, mut queue) = Host::io(&node, 0);
+    for nsid in [2, 3] {
+        subsystem.attach(namespace(&node.1, nsid, 0), None).unwrap();
+    }
+    queue.pump.run().unwrap();
+    assert_eq!(
+        (changed(&mut queue)[..8].to_vec(), listed(&mut queue)),
+        (vec![2, 0, 0, 0, 0, 0, 0, 0], [2, 0, 0, 0, 0, 0, 0, 0])
+    );
+    assert!(io.run(nvm(NvmOpcode::READ, 2, 0, 1), &[]).1.status.is_success());
+    assert_eq!(refusal(&io.run(nvm(NvmOpcode::READ, 3, 0, 1), &[]).1), Status::INVALID_NAMESPACE_OR_FORMAT);
+}
+
+/// The admin queue of a discovery controller by that name.
+fn discoverer(node: &(Arc<Node>, Exports), nqn: &str) -> Host {
+    let mut host = Host::initialized(node, 0);
+    let (command, data) = connect(nqn, 0, CNTLID_DYNAMIC, 0);
+    assert!(host.run(command, data.as_bytes()).1.status.is_success());
+    host.enable();
+    host
+}
+
+/// GENCTR, NUMREC, and the subtype and name of each entry.
+fn discovered(host: &mut Host) -> (u64, u64, Vec<(u8, String)>) {
+    let page = host.run(admin(AdminOpcode::GET_LOG_PAGE, 0, 2047 << 16 | 0x70, 0, 8192), &[]).0;
+    let number = |at: usize| u64::from_le_bytes(page[at..at + 8].try_into().unwrap());
+    let entries = page[1024..].chunks(1024).filter(|entry| entry[0] != 0);
+    let name =
+        |entry: &[u8]| (entry[2], Nqn::of_field(entry[256..512].try_into().unwrap()).unwrap().to_string());
+    (number(0), number(8), entries.map(name).collect())
+}
+
+#[test]
+fn a_subsystem_that_comes_or_goes_is_told_to_who_discovers() {
+    let (node, _) = empty();
+    let mut host = discoverer(&node, DISCOVERY_NQN);
+    listens(&mut host, AEC_DISCOVERY_CHANGE);
+    let page = host.run(admin(AdminOpcode::IDENTIFY, 0, 1, 0, 4096), &[]).0;
+    let page = IdentifyController::read_from_bytes(&page).unwrap();
+    assert_eq!(page.oaes.get(), AEC_DISCOVERY_CHANGE);
+    let own = Nqn::of_field(&page.subnqn).unwrap();
+    assert_ne!(own.as_str(), DISCOVERY_NQN);
+    let entries = vec![(3, own.to_string()), (2, NQN.to_owned())];
+    assert_eq!(discovered(&mut host), (1, 2, entries.clone()));
+    let mut events = [admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0, 0, 0, 0); 2];
+    events.iter_mut().for_each(|event| host.send(event, &[]));
+    let other = Subsystem::new(Nqn::new(PRIVATE).unwrap(), "machine", Vec::new(), Vec::new());
+    let other = Arc::new(other);
+    assert!(node.0.add(other.clone()) && !node.0.add(other));
+    host.pump.run().unwrap();
+    assert_eq!(host.end_of(events[0]).1.result.get(), 0x70_f002);
+    let (mut with_other, next) = (entries.clone(), (2, PRIVATE.to_owned()));
+    with_other.push(next);
+    assert_eq!(discovered(&mut host), (2, 3, with_other));
+    assert!(node.0.remove(&Nqn::new(PRIVATE).unwrap()));
+    host.pump.run().unwrap();
+    assert_eq!(host.end_of(events[1]).1.result.get(), 0x70_f002);
+    // By its own name it is the same.
+    assert_eq!(discovered(&mut discoverer(&node, own.as_str())), (3, 2, entries));
+}
+
+#[test]
+fn the_hosts_of_a_subsystem_that_goes_are_cut_off_and_come_back_in_vain() {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    let (node, _) = empty();
+    let cuts = Arc::new(AtomicUsize::new(0));
+    let mut host = Host::new(&node);
+    let hang_up = {
+        let cuts = cuts.clone();
+        Arc::new(move || {
+            cuts.fetch_add(1, Ordering::Relaxed);
+        })
+    };
+    let permit = node.0.begin_connect().unwrap();
+    let session = TargetSession::new(node.0.clone(), Pool::new(usize::MAX), host.now);
+    host.pump.session = session.admitted(permit, None, hang_up);
+    host.pump.exchange(ic_req(0).as_bytes());
+    assert!(host.connect(0, CNTLID_DYNAMIC, 0).status.is_success());
+    assert!(node.0.remove(&Nqn::new(NQN).unwrap()) && !node.0.remove(&Nqn::new(NQN).unwrap()));
+    assert_eq!(cuts.load(Ordering::Relaxed), 1);
+    let mut again = Host::initialized(&node, 0);
+    assert_eq!(refusal(&again.connect(0, CNTLID_DYNAMIC, 0)).0, 0x182);
+}
+
+#[test]
+fn referrals_follow_what_is_served_here() {
+    let (node, exports) = empty().0;
+    let node = Arc::into_inner(node).unwrap();
+    let referral =
+        Referral { address: "[2001:db8::1]:8009".parse().unwrap(), nqn: Nqn::new(DISCOVERY_NQN).unwrap() };
+    let node = (Arc::new(node.with_referrals(vec![referral])), exports);
+    let mut host = discoverer(&node, DISCOVERY_NQN);
+    let (_, count, entries) = discovered(&mut host);
+    assert_eq!((count, entries[2].clone()), (3, (1, DISCOVERY_NQN.to_owned())));
+    let page = host.run(admin(AdminOpcode::GET_LOG_PAGE, 0, 2047 << 16 | 0x70, 0, 8192), &[]).0;
+    let entry = &page[3 * 1024..];
+    assert_eq!(
+        (&entry[..2], &entry[32..36], &entry[512..523]),
+        (&[3, 2][..], &b"8009"[..], &b"2001:db8::1"[..])
+    );
+}

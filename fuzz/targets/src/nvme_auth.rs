@@ -1,0 +1,89 @@
+//! DH-HMAC-CHAP between a host and a controller, with messages that somebody spoils on their way.
+//!
+//! Whatever is done to messages, both sides come to an end, and neither believes who does not know the secret.
+
+use crate::choices::Choices;
+use blockmux_proto::nvme::nqn::Nqn;
+use blockmux_proto::nvmeof::auth::host::{Applicant, Turn};
+use blockmux_proto::nvmeof::auth::target::Authenticator;
+use blockmux_proto::nvmeof::auth::{Credentials, DhGroup, Hash, HostSecrets, MAX_MESSAGE, Secret};
+use std::sync::Arc;
+
+/// Reads `data` as choices and what messages are replaced by.
+pub(crate) fn nvme_auth(data: &[u8]) {
+    let (mut choices, stream) = Choices::split(data);
+    let secret = |text| Secret::parse(text).expect("it is a secret");
+    let hash = choices.of(&[None, Some(Hash::Sha256), Some(Hash::Sha384), Some(Hash::Sha512)]);
+    // An exponentiation takes longer than everything else.
+    let group = choices.of(&[DhGroup::Null, DhGroup::Null, DhGroup::Null, DhGroup::Ffdhe2048]);
+    let (asks, knows, is_known) = (choices.byte() & 1 == 0, choices.byte() & 1 == 0, choices.byte() & 1 == 0);
+    let controller = HostSecrets {
+        host: secret(OWN),
+        controller: Some(secret(if is_known { CONTROLLERS } else { OTHER })),
+        hash,
+        group: Some(group),
+    };
+    let own = HostSecrets {
+        host: secret(if knows { OWN } else { OTHER }),
+        controller: asks.then(|| secret(CONTROLLERS)),
+        hash: choices.of(&[None, hash]),
+        group: Some(group),
+    };
+    let name = |name: &str| Nqn::new(name).expect("it is a name");
+    let credentials = Credentials { secrets: Arc::new(own), seed: [1; 32] };
+    let mut host = Applicant::new(credentials, &name("nqn.h"), &name("nqn.s"));
+    let mut target = Authenticator::new(Arc::new(controller), "nqn.h", "nqn.s", [2; 32]);
+    let (mut stream, mut is_spoiled, mut turns) = (&stream[..], false, 0);
+    let outcome = loop {
+        assert!(turns < MAX_TURNS, "a host has at most five messages");
+        turns += 1;
+        match host.turn() {
+            Turn::Send(message) => {
+                assert!(message.len() <= MAX_MESSAGE);
+                let mut message = message.to_vec();
+                is_spoiled |= spoil(&mut message, &mut choices, &mut stream);
+                target.on_message(&message);
+                host.on_sent();
+            }
+            Turn::Receive => {
+                let Some(mut message) = target.message(MAX_MESSAGE) else { return };
+                assert!(message.len() <= MAX_MESSAGE);
+                is_spoiled |= spoil(&mut message, &mut choices, &mut stream);
+                host.on_message(&message);
+            }
+            Turn::Over(outcome) => break outcome,
+        }
+    };
+    assert!(!target.is_done() || knows, "who does not know the secret was let in");
+    if asks {
+        assert!(outcome.is_err() || is_known, "a controller was believed that does not know its secret");
+    }
+    if !is_spoiled {
+        assert_eq!(outcome.is_ok(), knows && (is_known || !asks));
+        assert_eq!(target.is_done(), outcome.is_ok());
+    }
+}
+
+/// Leaves a message as it is, or changes a byte, cuts it off or puts another in its place; whether it is another now.
+fn spoil(message: &mut Vec<u8>, choices: &mut Choices<'_>, stream: &mut &[u8]) -> bool {
+    let before = message.clone();
+    match choices.byte() {
+        0..=127 => {}
+        128..=191 => {
+            let at = (usize::from(choices.byte()) << 8 | usize::from(choices.byte())) % message.len();
+            message[at] ^= choices.byte();
+        }
+        192..=223 => message.truncate(choices.byte().into()),
+        _ => {
+            let (other, rest) = stream.split_at(stream.len().min(choices.byte().into()));
+            (*message, *stream) = (other.to_vec(), rest);
+        }
+    }
+    *message != before
+}
+
+/// The host's secret.
+pub(crate) const OWN: &str = "DHHC-1:00:AQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyAl7OaH:";
+const CONTROLLERS: &str = "DHHC-1:01:xhpN8YQ0bpjH83p5yxlWLtSiXislYPoRsC6dIx1EcTfiGqn9:";
+const OTHER: &str = "DHHC-1:00:ZWZnaGlqa2xtbm9wcXJzdHV2d3h5ent8fX5/gIGCg4QqhWEu:";
+const MAX_TURNS: usize = 8;

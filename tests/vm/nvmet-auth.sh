@@ -1,0 +1,42 @@
+# Our NVMe/TCP initiator proves who it is to nvmet-tcp, the kernel's target, and is proved to.
+. /lib.sh
+. /nvme.inc
+. /nvmet.inc
+host run 'head -c 2M /dev/urandom >source.img
+  truncate -s 32M source.img'
+url="nvme+tcp://$GUEST/$NQN/1"
+
+check both_sides_prove_who_they_are_with_every_hash_and_group
+secret() { nvme gen-dhchap-key --hmac="$1" --key-length="$2" --nqn="$(name_of 1)"; }
+targets=$(secret 3 64)
+other=$(secret 1 32)
+host run "umask 77
+  echo '$targets' >targets
+  echo '$other' >other"
+own_host=$nvmet/hosts/$(name_of 1)
+mkdir "$own_host"
+echo 0 >"$subsystem/attr_allow_any_host"
+ln -s "$own_host" "$subsystem/allowed_hosts/"
+guarded="$url?hostnqn=$(name_of 1)&ctrl_loss_tmo=5"
+for terms in '0 32 sha256 null' '1 32 sha384 ffdhe2048' '2 48 sha512 ffdhe3072' '3 64 sha256 ffdhe4096' \
+  '1 32 sha384 ffdhe6144' '0 64 sha512 ffdhe8192'; do
+  set -- $terms
+  own=$(secret "$1" "$2")
+  echo "$own" >"$own_host/dhchap_key"
+  echo "hmac($3)" >"$own_host/dhchap_hash"
+  echo "$4" >"$own_host/dhchap_dhgroup"
+  host run "umask 77; echo '$own' >own"
+  echo "$targets" >"$own_host/dhchap_ctrl_key"
+  host run "blockmux info '$guarded&dhchap_secret_file=own'"
+  host run "blockmux copy file:source.img '$guarded&dhchap_secret_file=own&dhchap_ctrl_secret_file=targets'"
+done
+
+check who_cannot_prove_who_it_is_is_told_so_and_an_impostor_is_left
+host run "! blockmux info '$guarded' 2>said; cat said; grep 'wants DH-HMAC-CHAP' said"
+host run "! blockmux info '$guarded&dhchap_secret_file=other' 2>said; cat said; grep 'turned us away' said"
+host run "! blockmux info '$guarded&dhchap_secret_file=own&dhchap_ctrl_secret_file=other' 2>said; cat said
+  grep 'did not prove who it is' said"
+rm "$subsystem/allowed_hosts/$(name_of 1)"
+echo 1 >"$subsystem/attr_allow_any_host"
+rmdir "$own_host"
+kernel_is_content .     # it tells of each who failed
