@@ -98,12 +98,7 @@ impl Setup {
         let prepared = config.nvme_subsystem.into_iter().map(ConfiguredSubsystem::prepare);
         let nvme = prepared.collect::<Result<_, _>>()?;
         let nvme_referrals = config.nvme_discovery.prepare()?;
-        let nvme_in_capsule = config.nvme_in_capsule_data_size;
-        if let Some(bytes) = nvme_in_capsule.filter(|bytes| *bytes > MAX_IN_CAPSULE || bytes % 16 != 0) {
-            return Err(Failure::request(format!(
-                "nvme_in_capsule_data_size {bytes}: take a multiple of 16 up to {MAX_IN_CAPSULE}"
-            )));
-        }
+        let nvme_in_capsule = in_capsule(config.nvme_in_capsule_data_size)?;
         let settings = Settings {
             iscsi,
             iscsi_discovery: discovery,
@@ -172,6 +167,16 @@ impl Setup {
         let opening = self.opening();
         let exports = self.volumes.iter().map(|named| opening.open(named));
         exports.collect::<Result<Vec<_>, _>>().map(Exports::of_served)
+    }
+}
+
+/// Data in capsules of NVMe/TCP, as the configuration says it.
+fn in_capsule(bytes: Option<usize>) -> Result<Option<usize>, Failure> {
+    match bytes {
+        Some(bytes) if bytes > MAX_IN_CAPSULE || bytes % 16 != 0 => Err(Failure::request(format!(
+            "nvme_in_capsule_data_size {bytes}: take a multiple of 16 up to {MAX_IN_CAPSULE}"
+        ))),
+        bytes => Ok(bytes),
     }
 }
 
