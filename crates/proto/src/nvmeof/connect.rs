@@ -84,17 +84,17 @@ pub(super) fn connect(
     if sqsize == 0 || sqsize > MQES {
         return Err(invalid(offset_of!(Connect, sqsize), false));
     }
-    let Some(subsystem) = Nqn::of_field(&told.subnqn).and_then(|nqn| node.find(&nqn)) else {
+    let found = Nqn::of_field(&told.subnqn).and_then(|nqn| node.find(&nqn).map(|subsystem| (nqn, subsystem)));
+    let Some((asked, subsystem)) = &found else {
         return Err(invalid(offset_of!(ConnectData, subnqn), true));
     };
-    let subsystem = &subsystem;
     let Some(host) = Nqn::of_field(&told.hostnqn) else {
         return Err(invalid(offset_of!(ConnectData, hostnqn), true));
     };
     if told.hostid == [0; 16] {
         return Err(invalid(offset_of!(ConnectData, hostid), true));
     }
-    if !subsystem.admits(&host) || !is_secured_enough(node, &host, &subsystem.nqn, secured) {
+    if !subsystem.admits(&host) || !is_secured_enough(node, &host, (asked, &subsystem.nqn), secured) {
         return Err(refused(ConnectStatus::CONNECT_INVALID_HOST));
     }
     // A key that both have generated proves again what was proved when it was.
@@ -193,11 +193,16 @@ impl IoQueue {
     }
 }
 
-/// Whether the connection's key is this host's for this subsystem; without one, whether the host has none, or only asks
-/// what there is.
-fn is_secured_enough(node: &Node, host: &Nqn, subsystem: &Nqn, secured: Option<&TlsPsk>) -> bool {
+/// Whether the connection's key is this host's for the subsystem by the name that it asks for, which may be the
+/// well-known one of discovery; without one, whether the host has none, or only asks what there is.
+fn is_secured_enough(
+    node: &Node,
+    host: &Nqn,
+    (asked, subsystem): (&Nqn, &Nqn),
+    secured: Option<&TlsPsk>,
+) -> bool {
     match secured {
-        Some(key) => key.is_for(host, subsystem),
+        Some(key) => key.is_for(host, asked),
         None => *subsystem == node.discovery.nqn || !node.keyring.has_retained(host, subsystem),
     }
 }
