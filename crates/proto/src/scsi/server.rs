@@ -147,7 +147,8 @@ impl DeviceServer {
 
     /// Work of a logical unit that no command carries on any more: a sanitize operation whose command was aborted, what
     /// was immediate, and the seconds of tokens. Drive the task like any other and drop its response. Ask when
-    /// [`LogicalUnit::on_background`] calls; asking when there is nothing costs an atomic load for each unit.
+    /// [`LogicalUnit::on_background`](super::LogicalUnit::on_background) calls; asking when there is nothing costs an
+    /// atomic load for each unit.
     pub fn poll_background(&mut self) -> Option<(Task, Step)> {
         let at = self.units.first_with(Attached::has_background)?;
         let unit = self.units.get(at)?;

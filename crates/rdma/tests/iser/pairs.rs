@@ -226,7 +226,8 @@ impl Lanes {
     }
 
     fn write_eight(&mut self) {
-        let data = pattern(16 << 10);
+        // So long that four of them are a burst on one connection.
+        let data = pattern(64 << 10);
         for n in 0..8 {
             let (op, len) = (Op::Write { fua: false }, data.len() as u64);
             let io = Io { tag: Tag(n), op, offset: n * len, len, data: Some(list(&data)) };
