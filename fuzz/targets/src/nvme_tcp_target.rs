@@ -66,7 +66,7 @@ impl Run<'_> {
             subsystem,
             first,
             choices,
-            served: Served::open(exports, &pool, session.depth()),
+            served: Served::open(exports, &pool, session.depth()).leaving_ranges(),
             session,
             _admin: admin,
             wire: Wire::new(stream),
