@@ -12,7 +12,7 @@ mod iscsi_sides;
 mod seeds;
 mod storms;
 
-use blockmux_engine::sim::{Failure, Outcome, Protocol, Scenario, Trouble, Weather};
+use blockmux_engine::sim::{Failure, Outcome, Protocol, Scenario, Weather};
 use blockmux_engine::socket::Address;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::iscsi::initiator::wishes;
@@ -28,7 +28,10 @@ use std::cell::OnceCell;
 use std::rc::Rc;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
-use storms::{FRAGMENTING, STORM, breaks, cut_everywhere, long_requests, stops};
+use storms::{
+    FRAGMENTING, STORM, breaks, cut_everywhere, fair_day, long_absences, long_requests, medium_errors,
+    more_broke_than, more_troubles_than, slow_day, stops, the_same_again,
+};
 
 /// iSCSI as the initiator wishes it, with one node and one core for all of the target's lives.
 struct Iscsi {
@@ -101,26 +104,13 @@ fn wishes_with_lanes(seed: u64, level: u32) -> Parameters {
 
 #[test]
 fn on_a_fair_day_everything_completes_and_nothing_is_lost() {
-    let outcomes =
-        run_seeds(100, |seed| Scenario { connections: 1 + seed as u32 % 4, ..Scenario::new(seed) });
+    let outcomes = run_seeds(100, fair_day);
     assert!(outcomes.iter().all(|outcome| outcome.breaks == 0 && outcome.connections <= 4));
 }
 
 #[test]
 fn a_slow_volume_on_a_slow_network_only_takes_longer() {
-    let slow = Weather {
-        delay: ms(5),
-        bytes_per_s: Some(10_000_000),
-        window: 16 << 10,
-        stalls_per_thousand: 10,
-        ..Weather::FAIR
-    };
-    run_seeds(100, |seed| Scenario {
-        weather: slow,
-        volume_delay: ms(20),
-        connections: 1 + seed as u32 % 2,
-        ..Scenario::new(seed)
-    });
+    run_seeds(100, slow_day);
 }
 
 #[test]
@@ -136,39 +126,29 @@ fn long_requests_are_placed_and_pass_through_small_windows() {
 #[test]
 fn what_a_broken_connection_leaves_is_replayed_exactly_once() {
     let outcomes = run_seeds(150, breaks);
-    let breaks: u64 = outcomes.iter().map(|outcome| outcome.breaks).sum();
-    assert!(seeds::is_one() || breaks > 300, "only {breaks} connections broke");
+    more_broke_than(300, &outcomes);
 }
 
 #[test]
 fn medium_errors_reach_the_one_request_and_no_other() {
-    run_seeds(60, |seed| Scenario { medium_errors_per_million: 50_000, ..Scenario::new(seed) });
+    run_seeds(60, medium_errors);
 }
 
 #[test]
 fn a_target_that_is_stopped_and_started_again_is_not_noticed() {
     let outcomes = run_seeds(100, |seed| stops(seed, false));
-    let troubles: u32 = outcomes.iter().map(|outcome| outcome.troubles).sum();
-    assert!(seeds::is_one() || troubles > 100, "only {troubles} stops");
+    more_troubles_than(100, &outcomes);
 }
 
 #[test]
 fn a_target_that_loses_its_power_keeps_what_was_flushed_or_forced() {
     let outcomes = run_seeds(150, |seed| stops(seed, true));
-    let troubles: u32 = outcomes.iter().map(|outcome| outcome.troubles).sum();
-    assert!(seeds::is_one() || troubles > 100, "only {troubles} crashes");
+    more_troubles_than(100, &outcomes);
 }
 
 #[test]
 fn a_target_that_stays_away_too_long_fails_requests_and_later_ones_find_it_again() {
-    run_seeds(60, |seed| Scenario {
-        trouble: Some(Trouble { every: ms(50), lasts: ms(400), is_crash: true }),
-        patience: ms(100),
-        volume_delay: ms(2),
-        // What fails may have been done, and may still be.
-        allows_stale_writes: true,
-        ..Scenario::new(seed)
-    });
+    run_seeds(60, long_absences);
 }
 
 #[test]
@@ -245,13 +225,5 @@ fn everything_at_once_over_several_connections() {
 
 #[test]
 fn the_same_seed_does_the_same_again() {
-    let scenario = |seed| Scenario {
-        weather: Weather { breaks_within: Some(40_000), ..FRAGMENTING },
-        volume_delay: ms(1),
-        requests: 80,
-        ..Scenario::new(seed)
-    };
-    let (first, again) = (run_seeds(5, scenario), run_seeds(5, scenario));
-    assert_eq!(first, again);
-    assert!(seeds::is_one() || first.windows(2).any(|pair| pair[0].took != pair[1].took));
+    the_same_again(|short| run_seeds(5, short));
 }

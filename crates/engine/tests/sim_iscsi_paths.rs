@@ -24,7 +24,10 @@ use iscsi_names::target_name;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use two_paths::{Client, PATIENCE, SIZE, Slow, address};
+use two_paths::{
+    Client, PATIENCE, Paths, SIZE, Slow, address, both_paths_may_be_lost_for_a_while,
+    either_path_may_be_lost_for_a_while,
+};
 
 /// Dials one target by two portals.
 struct TwoPaths([IscsiDialer; 2]);
@@ -65,7 +68,7 @@ impl Dialer for TwoPaths {
 }
 
 /// One target behind two portals, each on a core of its own, and a client.
-struct Paths {
+struct TwoPortals {
     node: Arc<Node>,
     unit: Arc<LogicalUnit>,
     exports: [Exports; 2],
@@ -73,8 +76,8 @@ struct Paths {
     client: Client,
 }
 
-impl Paths {
-    fn new(seed: u64) -> Paths {
+impl TwoPortals {
+    fn new(seed: u64) -> TwoPortals {
         let Slow { volume: below, exports, counts } = Slow::new(Duration::ZERO);
         let unit = LogicalUnit::new(Identity::of("disk0"), below);
         let (id, _) = exports[0].iter().next().unwrap();
@@ -93,10 +96,16 @@ impl Paths {
         let volume = RemoteVolume::<_, SimCore>::new(dialer, info, 1, PATIENCE);
         let channel = volume.open(&core, 64, ReadyList::new().waker(0)).unwrap();
         let client = Client { world, channel, counts };
-        let mut paths = Paths { node, unit, exports, cores, client };
+        let mut paths = TwoPortals { node, unit, exports, cores, client };
         (0..2).for_each(|path| paths.start(path));
         paths.client.run(1000);
         paths
+    }
+}
+
+impl Paths for TwoPortals {
+    fn client(&mut self) -> &mut Client {
+        &mut self.client
     }
 
     fn start(&mut self, path: usize) {
@@ -120,51 +129,17 @@ impl Paths {
 
 #[test]
 fn what_was_under_way_by_a_lost_path_goes_on_by_the_other_and_it_is_used_again_when_it_is_back() {
-    for seed in 0..20 {
-        let mut paths = Paths::new(seed);
-        paths.client.write(1);
-        paths.client.all_end_well();
-        let [first, second] = paths.client.counts();
-        assert!(first == 16 && second == 16, "{first} and {second}: in turn");
-        paths.client.write(2);
-        paths.client.run(seed % 3);
-        paths.kill(0);
-        paths.client.all_end_well();
-        paths.client.holds(2);
-        paths.client.counts();
-        paths.client.write(3);
-        paths.client.all_end_well();
-        assert_eq!(paths.client.counts(), [0, 32]);
-        paths.start(0);
-        paths.client.run(10_000);
-        paths.client.write(4);
-        paths.client.run(1);
-        paths.kill(1);
-        paths.client.all_end_well();
-        paths.client.holds(4);
-        assert!(paths.client.counts()[0] > 0);
-    }
+    either_path_may_be_lost_for_a_while(TwoPortals::new);
 }
 
 #[test]
 fn when_no_path_is_left_requests_fail_after_patience_and_later_ones_find_the_first_that_is_back() {
-    let mut paths = Paths::new(1);
-    paths.kill(0);
-    paths.kill(1);
-    paths.client.write(1);
-    assert_eq!(paths.client.ended(), []);
-    paths.client.run(12_000);
-    assert_eq!(paths.client.ended(), vec![Err(IoError::PathLost); 32]);
-    paths.start(1);
-    paths.client.write(2);
-    paths.client.run(5000);
-    paths.client.all_end_well();
-    paths.client.holds(2);
+    both_paths_may_be_lost_for_a_while(TwoPortals::new(1));
 }
 
 #[test]
 fn the_path_that_the_target_prefers_is_used_and_one_that_is_none_just_now_is_not() {
-    let mut paths = Paths::new(1);
+    let mut paths = TwoPortals::new(1);
     paths.unit.set_access_state(2, AccessState::ACTIVE_NON_OPTIMIZED);
     // The first command by each path meets the attention, and then the state is asked for.
     paths.client.write(1);
@@ -191,7 +166,7 @@ fn the_path_that_the_target_prefers_is_used_and_one_that_is_none_just_now_is_not
 
 #[test]
 fn what_waits_for_a_path_to_become_one_is_done_then_or_fails_after_patience() {
-    let mut paths = Paths::new(1);
+    let mut paths = TwoPortals::new(1);
     for group in [1, 2] {
         paths.unit.set_access_state(group, AccessState::STANDBY);
     }
@@ -210,7 +185,7 @@ fn what_waits_for_a_path_to_become_one_is_done_then_or_fails_after_patience() {
 
 #[test]
 fn a_path_that_is_in_standby_at_log_in_is_used_once_it_is_active() {
-    let mut paths = Paths::new(1);
+    let mut paths = TwoPortals::new(1);
     paths.kill(1);
     paths.client.run(1000);
     paths.unit.set_access_state(2, AccessState::STANDBY);

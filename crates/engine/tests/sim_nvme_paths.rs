@@ -19,10 +19,13 @@ use nvme_sides::{GROUP, dialer, endpoint, node};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
-use two_paths::{Client, PATIENCE, SIZE, Slow, address};
+use two_paths::{
+    Client, PATIENCE, Paths, SIZE, Slow, address, both_paths_may_be_lost_for_a_while,
+    either_path_may_be_lost_for_a_while,
+};
 
 /// One subsystem behind two ports, each on a core of its own, and a client.
-struct Paths {
+struct TwoPorts {
     node: Arc<Node>,
     subsystem: Arc<Subsystem>,
     exports: [Exports; 2],
@@ -30,13 +33,13 @@ struct Paths {
     client: Client,
 }
 
-impl Paths {
-    fn new(seed: u64, policy: Policy) -> Paths {
-        Paths::unequal(seed, policy, Duration::ZERO)
+impl TwoPorts {
+    fn new(seed: u64, policy: Policy) -> TwoPorts {
+        TwoPorts::unequal(seed, policy, Duration::ZERO)
     }
 
     /// By the second port everything takes so much longer.
-    fn unequal(seed: u64, policy: Policy, longer: Duration) -> Paths {
+    fn unequal(seed: u64, policy: Policy, longer: Duration) -> TwoPorts {
         let Slow { exports, counts, .. } = Slow::new(longer);
         let (node, subsystem) = node(&exports[0]);
         let mut world = World::new(SimNet::new(seed, Weather::FAIR));
@@ -47,10 +50,20 @@ impl Paths {
         let volume = RemoteVolume::<_, SimCore>::new(dialer, info, 1, PATIENCE);
         let channel = volume.open(&core, 64, ReadyList::new().waker(0)).unwrap();
         let client = Client { world, channel, counts };
-        let mut paths = Paths { node, subsystem, exports, cores, client };
+        let mut paths = TwoPorts { node, subsystem, exports, cores, client };
         (0..2).for_each(|path| paths.start(path));
         paths.client.run(1000);
         paths
+    }
+
+    fn set(&mut self, path: usize, state: AnaState) {
+        self.subsystem.set_ana_state(GROUP, path as u16 + 1, state);
+    }
+}
+
+impl Paths for TwoPorts {
+    fn client(&mut self) -> &mut Client {
+        &mut self.client
     }
 
     fn start(&mut self, path: usize) {
@@ -68,58 +81,21 @@ impl Paths {
     fn kill(&mut self, path: usize) {
         self.cores[path].kill();
     }
-
-    fn set(&mut self, path: usize, state: AnaState) {
-        self.subsystem.set_ana_state(GROUP, path as u16 + 1, state);
-    }
 }
 
 #[test]
 fn what_was_under_way_by_a_lost_path_goes_on_by_the_other_and_it_is_used_again_when_it_is_back() {
-    for seed in 0..20 {
-        let mut paths = Paths::new(seed, Policy::RoundRobin);
-        paths.client.write(1);
-        paths.client.all_end_well();
-        assert_eq!(paths.client.counts(), [16, 16], "in turn");
-        paths.client.write(2);
-        paths.client.run(seed % 3);
-        paths.kill(0);
-        paths.client.all_end_well();
-        paths.client.holds(2);
-        paths.client.counts();
-        paths.client.write(3);
-        paths.client.all_end_well();
-        assert_eq!(paths.client.counts(), [0, 32]);
-        paths.start(0);
-        paths.client.run(10_000);
-        paths.client.write(4);
-        paths.client.run(1);
-        paths.kill(1);
-        paths.client.all_end_well();
-        paths.client.holds(4);
-        assert!(paths.client.counts()[0] > 0);
-    }
+    either_path_may_be_lost_for_a_while(|seed| TwoPorts::new(seed, Policy::RoundRobin));
 }
 
 #[test]
 fn when_no_path_is_left_requests_fail_after_patience_and_later_ones_find_the_first_that_is_back() {
-    let mut paths = Paths::new(1, Policy::RoundRobin);
-    paths.kill(0);
-    paths.kill(1);
-    paths.client.write(1);
-    assert_eq!(paths.client.ended(), []);
-    paths.client.run(12_000);
-    assert_eq!(paths.client.ended(), vec![Err(IoError::PathLost); 32]);
-    paths.start(1);
-    paths.client.write(2);
-    paths.client.run(5000);
-    paths.client.all_end_well();
-    paths.client.holds(2);
+    both_paths_may_be_lost_for_a_while(TwoPorts::new(1, Policy::RoundRobin));
 }
 
 #[test]
 fn the_optimized_path_is_used_first_and_changes_are_heard_of() {
-    let mut paths = Paths::new(1, Policy::RoundRobin);
+    let mut paths = TwoPorts::new(1, Policy::RoundRobin);
     paths.set(1, AnaState::NON_OPTIMIZED);
     paths.client.run(500);
     paths.client.write(1);
@@ -141,7 +117,7 @@ fn the_optimized_path_is_used_first_and_changes_are_heard_of() {
 #[test]
 fn what_meets_a_change_before_it_was_told_is_done_by_the_other_path() {
     for state in [AnaState::INACCESSIBLE, AnaState::CHANGE, AnaState::PERSISTENT_LOSS] {
-        let mut paths = Paths::new(1, Policy::RoundRobin);
+        let mut paths = TwoPorts::new(1, Policy::RoundRobin);
         paths.set(0, state);
         paths.client.write(1);
         paths.client.all_end_well();
@@ -152,7 +128,7 @@ fn what_meets_a_change_before_it_was_told_is_done_by_the_other_path() {
 
 #[test]
 fn what_waits_for_a_path_to_become_one_is_done_then_or_fails_after_patience() {
-    let mut paths = Paths::new(1, Policy::RoundRobin);
+    let mut paths = TwoPorts::new(1, Policy::RoundRobin);
     for path in [0, 1] {
         paths.set(path, AnaState::INACCESSIBLE);
     }
@@ -171,7 +147,7 @@ fn what_waits_for_a_path_to_become_one_is_done_then_or_fails_after_patience() {
 
 #[test]
 fn a_path_that_is_inaccessible_at_first_is_used_once_it_is_one() {
-    let mut paths = Paths::new(1, Policy::RoundRobin);
+    let mut paths = TwoPorts::new(1, Policy::RoundRobin);
     paths.kill(1);
     paths.client.run(1000);
     paths.set(1, AnaState::INACCESSIBLE);
@@ -193,7 +169,7 @@ fn a_path_that_is_inaccessible_at_first_is_used_once_it_is_one() {
 #[test]
 fn by_queue_depth_the_path_with_less_to_do_gets_more() {
     for (policy, expected) in [(Policy::RoundRobin, [16, 16]), (Policy::QueueDepth, [24, 8])] {
-        let mut paths = Paths::unequal(1, policy, Duration::from_millis(500));
+        let mut paths = TwoPorts::unequal(1, policy, Duration::from_millis(500));
         paths.client.write(1);
         // What the first path had is done, and the second has all of its part.
         paths.client.run(100);

@@ -85,6 +85,55 @@ impl Channel for CountedChannel {
     }
 }
 
+/// The volume behind two portals, each on a core of its own that can be killed and started again, and its client.
+pub(crate) trait Paths {
+    fn client(&mut self) -> &mut Client;
+    fn start(&mut self, path: usize);
+    fn kill(&mut self, path: usize);
+}
+
+/// What was under way by a lost path goes on by the other, and the lost one is used again when it is back.
+pub(crate) fn either_path_may_be_lost_for_a_while<P: Paths>(new: impl Fn(u64) -> P) {
+    for seed in 0..20 {
+        let mut paths = new(seed);
+        paths.client().write(1);
+        paths.client().all_end_well();
+        assert_eq!(paths.client().counts(), [16, 16], "in turn");
+        paths.client().write(2);
+        paths.client().run(seed % 3);
+        paths.kill(0);
+        paths.client().all_end_well();
+        paths.client().holds(2);
+        paths.client().counts();
+        paths.client().write(3);
+        paths.client().all_end_well();
+        assert_eq!(paths.client().counts(), [0, 32]);
+        paths.start(0);
+        paths.client().run(10_000);
+        paths.client().write(4);
+        paths.client().run(1);
+        paths.kill(1);
+        paths.client().all_end_well();
+        paths.client().holds(4);
+        assert!(paths.client().counts()[0] > 0);
+    }
+}
+
+/// When no path is left requests fail after patience, and later ones find the first that is back.
+pub(crate) fn both_paths_may_be_lost_for_a_while(mut paths: impl Paths) {
+    paths.kill(0);
+    paths.kill(1);
+    paths.client().write(1);
+    assert_eq!(paths.client().ended(), []);
+    paths.client().run(12_000);
+    assert_eq!(paths.client().ended(), vec![Err(IoError::PathLost); 32]);
+    paths.start(1);
+    paths.client().write(2);
+    paths.client().run(5000);
+    paths.client().all_end_well();
+    paths.client().holds(2);
+}
+
 /// What uses the volume.
 pub(crate) struct Client {
     pub(crate) world: World,
