@@ -37,6 +37,40 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    #[command(flatten)]
+    Change(Request),
+}
+
+/// Where a daemon takes commands: `unix:PATH`, or the path alone.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub(crate) struct ControlPath(pub(crate) PathBuf);
+
+impl FromStr for ControlPath {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<ControlPath, &'static str> {
+        match text.strip_prefix("unix:").unwrap_or(text) {
+            "" => Err("the socket has no path; write unix:PATH"),
+            path => Ok(ControlPath(path.into())),
+        }
+    }
+}
+
+impl TryFrom<String> for ControlPath {
+    type Error = &'static str;
+
+    fn try_from(text: String) -> Result<ControlPath, &'static str> {
+        text.parse()
+    }
+}
+
+/// What is asked of a daemon; but for the status, as it is asked on the command line.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, clap::Subcommand)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub(crate) enum Request {
+    #[command(skip)]
+    Status,
     /// Give a volume another size; all who use it are told
     Resize {
         /// As it is served
@@ -90,66 +124,6 @@ enum Command {
         state: State,
         /// One listener [default: all]
         #[arg(long, value_name = "ADDR")]
-        at: Option<SocketAddr>,
-    },
-}
-
-/// Where a daemon takes commands: `unix:PATH`, or the path alone.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "String")]
-pub(crate) struct ControlPath(pub(crate) PathBuf);
-
-impl FromStr for ControlPath {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<ControlPath, &'static str> {
-        match text.strip_prefix("unix:").unwrap_or(text) {
-            "" => Err("the socket has no path; write unix:PATH"),
-            path => Ok(ControlPath(path.into())),
-        }
-    }
-}
-
-impl TryFrom<String> for ControlPath {
-    type Error = &'static str;
-
-    fn try_from(text: String) -> Result<ControlPath, &'static str> {
-        text.parse()
-    }
-}
-
-/// What is asked of a daemon.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub(crate) enum Request {
-    Status,
-    /// `size` in bytes; without one, that of what lies below.
-    Resize {
-        name: String,
-        size: Option<u64>,
-    },
-    Add {
-        volume: String,
-        read_only: bool,
-        description: String,
-    },
-    Remove {
-        name: String,
-    },
-    Attach {
-        name: String,
-        target: String,
-        number: Option<u32>,
-        ana_group: Option<u32>,
-    },
-    Detach {
-        target: String,
-        number: u32,
-    },
-    Ana {
-        target: String,
-        group: u32,
-        state: State,
         at: Option<SocketAddr>,
     },
 }
@@ -215,41 +189,33 @@ pub(crate) struct VolumeStatus {
 
 /// Asks the daemon, and shows what it answers.
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    match (ask(&args.socket.0, &args.command.request())?, &args.command) {
-        (Answer::Failed(reason), _) => Err(Failure::run(reason)),
-        (Answer::Resized { size }, Command::Resize { name, .. }) => {
+    let request = args.command.request();
+    match (ask(&args.socket.0, &request)?, &args.command, request) {
+        (Answer::Failed(reason), ..) => Err(Failure::run(reason)),
+        (Answer::Resized { size }, _, Request::Resize { name, .. }) => {
             print(format_args!("{name}  {}", both_sizes(size)))
         }
-        (Answer::Added { name, urls }, Command::Add { .. }) => {
+        (Answer::Added { name, urls }, _, Request::Add { .. }) => {
             let urls = urls.iter().map(|url| format!("\n  {}", printable(url)));
             print(format_args!("{}{}", printable(&name), urls.collect::<String>()))
         }
-        (Answer::Attached { number }, Command::Attach { target, .. }) => {
-            print(format_args!("{}  {number}", printable(target)))
+        (Answer::Attached { number }, _, Request::Attach { target, .. }) => {
+            print(format_args!("{}  {number}", printable(&target)))
         }
-        (Answer::Done, Command::Remove { .. } | Command::Detach { .. } | Command::Ana { .. }) => Ok(()),
-        (Answer::Status(status), Command::Status { json: true }) => {
+        (Answer::Done, _, Request::Remove { .. } | Request::Detach { .. } | Request::Ana { .. }) => Ok(()),
+        (Answer::Status(status), Command::Status { json: true }, _) => {
             print(serde_json::to_string(&status).map_err(Failure::run)?)
         }
-        (Answer::Status(status), Command::Status { json: false }) => print(in_words(&status)),
+        (Answer::Status(status), Command::Status { json: false }, _) => print(in_words(&status)),
         _ => Err(Failure::run("the daemon has answered something else; it may be of another version")),
     }
 }
 
 impl Command {
     fn request(&self) -> Request {
-        match self.clone() {
+        match self {
             Command::Status { .. } => Request::Status,
-            Command::Resize { name, size } => Request::Resize { name, size },
-            Command::Add { volume, read_only, description } => {
-                Request::Add { volume, read_only, description }
-            }
-            Command::Remove { name } => Request::Remove { name },
-            Command::Attach { name, target, number, ana_group } => {
-                Request::Attach { name, target, number, ana_group }
-            }
-            Command::Detach { target, number } => Request::Detach { target, number },
-            Command::Ana { target, group, state, at } => Request::Ana { target, group, state, at },
+            Command::Change(request) => request.clone(),
         }
     }
 }
