@@ -8,7 +8,7 @@ use super::client::{Client, Generator};
 use super::figures::Rows;
 use super::goals::{Bound, Goal};
 use super::iscsi;
-use super::matrix::{self, Cell, Rw, deep};
+use super::matrix::{Cell, Rw, deep};
 use super::ours::{self, BLOCKMUX, CellGoals};
 use super::plan::Protocol;
 use super::server::{Place, Server};
@@ -16,17 +16,7 @@ use anyhow::Result;
 use std::process::Command;
 
 /// iSCSI over RDMA.
-pub(crate) const ISER: Protocol = Protocol {
-    name: "iser",
-    servers: SERVERS,
-    clients: || {
-        let clients: Vec<Box<dyn Client>> = vec![Box::new(Generator)];
-        clients
-    },
-    cells: matrix::cells,
-    mtus: &[],
-    goals,
-};
+pub(crate) const ISER: Protocol = Protocol::of_our_own("iser", SERVERS, goals);
 
 const SERVERS: &[Server] = &[
     ours::adaptive(url, serve),

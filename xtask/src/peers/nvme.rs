@@ -17,17 +17,7 @@ use anyhow::Result;
 use std::process::Command;
 
 /// NVMe over TCP.
-pub(crate) const NVME: Protocol = Protocol {
-    name: "nvme",
-    servers: SERVERS,
-    clients: || {
-        let clients: Vec<Box<dyn Client>> = vec![Box::new(Generator)];
-        clients
-    },
-    cells: matrix::cells,
-    mtus: &[],
-    goals,
-};
+pub(crate) const NVME: Protocol = Protocol::of_our_own("nvme", SERVERS, goals);
 
 const SERVERS: &[Server] = &[
     ours::adaptive(url, serve),

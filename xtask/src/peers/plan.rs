@@ -1,12 +1,12 @@
 //! Measuring: every server in turn, again and again, so that a machine that slows down slows all of them.
 
 use super::bench::Bench;
-use super::client::{Client, Found, SLEEPING, SPINNING, Turn};
+use super::client::{Client, Found, Generator, SLEEPING, SPINNING, Turn};
 use super::comparison::{Comparison, Taken};
 use super::figures::{Rows, Sample};
 use super::goals::Goal;
 use super::load::Load;
-use super::matrix::Cell;
+use super::matrix::{self, Cell};
 use super::server::{Program, Running, Server};
 use anyhow::{Result, bail};
 use indicatif::ProgressBar;
@@ -24,6 +24,24 @@ pub(crate) struct Protocol {
     /// One comparison for each over raw frames; none: over TCP on loopback.
     pub(crate) mtus: &'static [u32],
     pub(crate) goals: fn(&Rows) -> Vec<Goal>,
+}
+
+impl Protocol {
+    /// One that no other program speaks: our own generator alone asks, over TCP on loopback.
+    pub(crate) const fn of_our_own(
+        name: &'static str,
+        servers: &'static [Server],
+        goals: fn(&Rows) -> Vec<Goal>,
+    ) -> Protocol {
+        Protocol {
+            name,
+            servers,
+            clients: || vec![Box::new(Generator)],
+            cells: matrix::cells,
+            mtus: &[],
+            goals,
+        }
+    }
 }
 
 /// What is to be measured.
