@@ -1,9 +1,10 @@
 //! A volume that answers late: a far network or a slow disk, for tests and experiments.
 
+use crate::decorator::Decorator;
 use crate::io::{Io, IoError, Op};
 use crate::pace::{Pace, PacedChannel};
 use crate::ready::Waker;
-use crate::volume::{Channel, Core, Resize, ResizeError, Volume, VolumeInfo};
+use crate::volume::{Channel, Core, Volume};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -33,24 +34,12 @@ impl DelayVolume {
     }
 }
 
-impl Volume for DelayVolume {
-    fn info(&self) -> VolumeInfo {
-        self.inner.info()
+impl Decorator for DelayVolume {
+    fn inner(&self) -> &dyn Volume {
+        &*self.inner
     }
 
-    fn on_resize(&self, call: Box<dyn Fn() + Send + Sync>) {
-        self.inner.on_resize(call);
-    }
-
-    fn look_at_size(&self) -> u64 {
-        self.inner.look_at_size()
-    }
-
-    fn resize(&self, to: Resize) -> Result<u64, ResizeError> {
-        self.inner.resize(to)
-    }
-
-    fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
+    fn open_over(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
         let inner = self.inner.open(core, depth, waker.clone())?;
         Ok(Box::new(PacedChannel::new(inner, self.delays, core, depth, waker)))
     }

@@ -1,10 +1,11 @@
 //! A volume that fails on purpose, the same way for the same seed.
 
+use crate::decorator::Decorator;
 use crate::io::{Completion, Io, IoError, Op, Tag};
 use crate::kind::{OpKind, OpSet};
 use crate::random::{SplitMix, mix};
 use crate::ready::Waker;
-use crate::volume::{Channel, Core, Resize, ResizeError, Volume, VolumeInfo};
+use crate::volume::{Channel, Core, Volume, VolumeInfo};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -74,24 +75,12 @@ impl FaultVolume {
     }
 }
 
-impl Volume for FaultVolume {
-    fn info(&self) -> VolumeInfo {
-        self.inner.info()
+impl Decorator for FaultVolume {
+    fn inner(&self) -> &dyn Volume {
+        &*self.inner
     }
 
-    fn on_resize(&self, call: Box<dyn Fn() + Send + Sync>) {
-        self.inner.on_resize(call);
-    }
-
-    fn look_at_size(&self) -> u64 {
-        self.inner.look_at_size()
-    }
-
-    fn resize(&self, to: Resize) -> Result<u64, ResizeError> {
-        self.inner.resize(to)
-    }
-
-    fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
+    fn open_over(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
         let nth = self.opened.fetch_add(1, Ordering::Relaxed);
         let info = self.inner.info();
         Ok(Box::new(FaultChannel {

@@ -9,6 +9,7 @@
 pub mod buf;
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
+mod decorator;
 mod delay;
 mod fault;
 mod io;

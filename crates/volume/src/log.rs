@@ -1,10 +1,11 @@
 //! A volume that tells what is done to it.
 
+use crate::decorator::Decorator;
 use crate::io::{Completion, Io, IoError, Op, Tag};
 use crate::kind::OpKind;
 use crate::ready::Waker;
 use crate::slots::Slots;
-use crate::volume::{Channel, Core, Resize, ResizeError, Volume, VolumeInfo};
+use crate::volume::{Channel, Core, Volume};
 use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -101,24 +102,12 @@ impl LogVolume {
     }
 }
 
-impl Volume for LogVolume {
-    fn info(&self) -> VolumeInfo {
-        self.inner.info()
+impl Decorator for LogVolume {
+    fn inner(&self) -> &dyn Volume {
+        &*self.inner
     }
 
-    fn on_resize(&self, call: Box<dyn Fn() + Send + Sync>) {
-        self.inner.on_resize(call);
-    }
-
-    fn look_at_size(&self) -> u64 {
-        self.inner.look_at_size()
-    }
-
-    fn resize(&self, to: Resize) -> Result<u64, ResizeError> {
-        self.inner.resize(to)
-    }
-
-    fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
+    fn open_over(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
         Ok(Box::new(LogChannel {
             inner: self.inner.open(core, depth, waker)?,
             sink: self.sink.clone(),

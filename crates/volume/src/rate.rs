@@ -4,10 +4,11 @@
 //! "virtual scheduling" form of the generic cell rate algorithm, ITU-T I.371). A request learns at once when its
 //! turn is, and cores share a bucket through one atomic and no lock.
 
+use crate::decorator::Decorator;
 use crate::io::{Io, IoError, Op};
 use crate::pace::{Pace, PacedChannel};
 use crate::ready::Waker;
-use crate::volume::{Channel, Core, MAX_TRANSFER, Resize, ResizeError, Volume, VolumeInfo};
+use crate::volume::{Channel, Core, MAX_TRANSFER, Volume};
 use std::num::NonZeroU64;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -56,24 +57,12 @@ impl RateVolume {
     }
 }
 
-impl Volume for RateVolume {
-    fn info(&self) -> VolumeInfo {
-        self.inner.info()
+impl Decorator for RateVolume {
+    fn inner(&self) -> &dyn Volume {
+        &*self.inner
     }
 
-    fn on_resize(&self, call: Box<dyn Fn() + Send + Sync>) {
-        self.inner.on_resize(call);
-    }
-
-    fn look_at_size(&self) -> u64 {
-        self.inner.look_at_size()
-    }
-
-    fn resize(&self, to: Resize) -> Result<u64, ResizeError> {
-        self.inner.resize(to)
-    }
-
-    fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
+    fn open_over(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
         let inner = self.inner.open(core, depth, waker.clone())?;
         let origin = *self.buckets.origin.get_or_init(|| core.now());
         let pace = RatePace { origin, buckets: self.buckets.clone() };
