@@ -12,6 +12,7 @@ mod digest;
 pub mod exports;
 pub mod frames;
 pub mod iscsi;
+mod job;
 pub mod nbd;
 pub mod nvme;
 pub mod nvmeof;

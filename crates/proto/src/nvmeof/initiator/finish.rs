@@ -81,7 +81,7 @@ impl Queue {
                 if job.io.len == piece.len && piece.kind == Kind::Read && is_lent(job) {
                     job.buffer = None;
                 }
-                let piece = Piece { tries: piece.tries.saturating_add(1), ..piece };
+                let piece = piece.again();
                 return self.later.push_back(piece);
             }
             Verdict::Elsewhere => {

@@ -2,6 +2,7 @@
 
 use super::command::{self, Blocks, Transfer};
 use super::info::NamespaceInfo;
+use crate::job;
 use blockmux_volume::{IoError, Op};
 use blockmux_wire::nvme::Sqe;
 use blockmux_wire::nvme::nvm::{DEAC, DsmRange, FUA};
@@ -34,14 +35,7 @@ pub(super) enum Plan {
 }
 
 /// How an I/O's range is cut into commands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Pieces {
-    pub(super) kind: Kind,
-    /// The most one command covers, in bytes.
-    pub(super) max: u64,
-    /// A flush has to follow before the I/O is complete.
-    pub(super) then_flush: bool,
-}
+pub(super) type Pieces = job::Pieces<Kind>;
 
 /// What one command does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +56,10 @@ pub(super) enum Kind {
     Flush,
     /// Of the queue itself.
     Connect,
+}
+
+impl job::Kind for Kind {
+    const FLUSH: Kind = Kind::Flush;
 }
 
 impl Terms {
@@ -86,7 +84,7 @@ impl Terms {
         match op {
             Op::Read => pieces(Kind::Read, self.max_transfer),
             Op::Write { fua } => pieces(Kind::Write { fua: stable(fua) }, self.max_transfer),
-            Op::Flush if self.write_cache => Plan::Send(FLUSH),
+            Op::Flush if self.write_cache => Plan::Send(Pieces::FLUSH),
             Op::Flush | Op::Prefetch => Plan::Done,
             Op::BlockStatus => Plan::AllData,
             Op::Discard { fua } => match self.deallocate {
@@ -145,4 +143,3 @@ impl Terms {
 pub(super) const ZEROES: usize = 256 << 10;
 /// The data of Dataset Management with one range, in bytes.
 pub(super) const RANGE_LEN: usize = size_of::<DsmRange>();
-const FLUSH: Pieces = Pieces { kind: Kind::Flush, max: 0, then_flush: true };

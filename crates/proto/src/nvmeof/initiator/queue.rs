@@ -221,7 +221,7 @@ impl Queue {
             }
             _ => return None,
         };
-        let piece = Piece { job: None, kind: Kind::Connect, offset: 0, len: 0, tries: 0 };
+        let piece = Piece::of_the_queue(Kind::Connect);
         let (payload, progress) = (Some(payload), Progress::default());
         let key = self.commands.insert(Command { piece, transfer, payload, progress });
         Some(Request { key, sqe, transfer })
@@ -231,17 +231,7 @@ impl Queue {
     #[inline]
     fn take(&mut self, io: Io, age: u64, pieces: Pieces) {
         let needs_memory = io.op == Op::Read && io.data.is_none() && io.len > LEND_UP_TO;
-        let key = self.jobs.insert(Job {
-            io,
-            age,
-            pieces,
-            issued: 0,
-            in_flight: 0,
-            is_ready: !needs_memory,
-            is_misplaced: false,
-            error: None,
-            buffer: None,
-        });
+        let key = self.jobs.insert(Job::new(io, age, pieces, !needs_memory));
         if needs_memory {
             self.waiting.push_back(key);
             self.give_memory();

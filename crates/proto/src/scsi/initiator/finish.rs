@@ -101,7 +101,7 @@ impl<T: Default> Queue<T> {
         match verdict {
             Verdict::Good => {}
             Verdict::Again | Verdict::Later if piece.tries < MAX_TRIES => {
-                let piece = Piece { tries: piece.tries.saturating_add(1), ..piece };
+                let piece = piece.again();
                 let queue = if verdict == Verdict::Again { &mut self.again } else { &mut self.later };
                 return queue.push_back(piece);
             }

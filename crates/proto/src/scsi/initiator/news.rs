@@ -8,7 +8,7 @@
 use super::bring_up::{MODE_LEN, MOST_DATA_IN, caching, capacity};
 use super::command::{self, Transfer};
 use super::finish::MAX_TRIES;
-use super::job::{Command, Piece};
+use super::job::Command;
 use super::plan::Kind;
 use super::queue::Queue;
 use super::verdict::Verdict;
@@ -126,7 +126,7 @@ impl<T: Default> Queue<T> {
     /// A question was answered. Without an answer, what was known goes on.
     pub(super) fn on_news(&mut self, question: Question, verdict: Verdict, command: &Command<T>, moved: u32) {
         let piece = command.piece;
-        let again = Piece { tries: piece.tries.saturating_add(1), ..piece };
+        let again = piece.again();
         match verdict {
             Verdict::Again if piece.tries < MAX_TRIES => return self.again.push_back(again),
             Verdict::Later if piece.tries < MAX_TRIES => return self.later.push_back(again),

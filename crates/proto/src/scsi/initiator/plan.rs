@@ -3,6 +3,7 @@
 use super::command::{self, Blocks, Transfer};
 use super::news::Question;
 use super::unit::UnitInfo;
+use crate::job;
 use blockmux_volume::{IoError, Op};
 
 /// What the unit can do, as far as commands depend on it. What it turns out not to know is taken back.
@@ -40,14 +41,7 @@ pub(super) enum Plan {
 }
 
 /// How an I/O's range is cut into commands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Pieces {
-    pub(super) kind: Kind,
-    /// The most one command covers, in bytes.
-    pub(super) max: u64,
-    /// A flush has to follow before the I/O is complete.
-    pub(super) then_flush: bool,
-}
+pub(super) type Pieces = job::Pieces<Kind>;
 
 /// What one command does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +62,10 @@ pub(super) enum Kind {
     Question,
     /// What has changed.
     News(Question),
+}
+
+impl job::Kind for Kind {
+    const FLUSH: Kind = Kind::Flush;
 }
 
 impl Terms {

@@ -161,7 +161,7 @@ impl<T: Default> Queue<T> {
             Plan::Fails(error) => Err(error),
             Plan::AllData | Plan::Send(_) if io.len == 0 => Ok(io.into_empty_output()),
             Plan::AllData => Ok(Output::Extents(vec![Extent::data(io.len)])),
-            Plan::Flush => return self.take(io, FLUSH),
+            Plan::Flush => return self.take(io, Pieces::FLUSH),
             Plan::Send(pieces) => return self.take(io, pieces),
         };
         self.done.push_back(Completion { tag, result });
@@ -189,7 +189,7 @@ impl<T: Default> Queue<T> {
         }
         if let Some(question) = self.news.next() {
             let kind = Kind::News(question);
-            return Some(self.begin(Piece { job: None, kind, offset: 0, len: 0, tries: 0 }));
+            return Some(self.begin(Piece::of_the_queue(kind)));
         }
         if let Some(piece) = self.again.pop_front() {
             return Some(self.begin(piece));
@@ -198,7 +198,7 @@ impl<T: Default> Queue<T> {
             if std::mem::replace(&mut self.asked, true) {
                 return None;
             }
-            let piece = Piece { job: None, kind: Kind::Question, offset: 0, len: 0, tries: 0 };
+            let piece = Piece::of_the_queue(Kind::Question);
             return Some(self.begin(piece));
         }
         loop {
@@ -292,18 +292,7 @@ impl<T: Default> Queue<T> {
         let needs_memory = io.op == Op::Read && io.data.is_none() && io.len > LEND_UP_TO;
         let age = self.next_age;
         self.next_age = self.next_age.wrapping_add(1);
-        let key = self.jobs.insert(Job {
-            io,
-            age,
-            pieces,
-            issued: 0,
-            in_flight: 0,
-            is_ready: !needs_memory,
-            is_misplaced: false,
-            error: None,
-            buffer: None,
-            extents: Vec::new(),
-        });
+        let key = self.jobs.insert(Job::new(io, age, pieces, !needs_memory));
         if needs_memory {
             self.waiting.push_back(key);
             self.give_memory();
@@ -390,5 +379,3 @@ fn memory(pool: &Pool, len: usize) -> SgList {
 
 /// A read up to this many bytes may be lent memory by the transport, and takes none before its data comes.
 const LEND_UP_TO: u64 = 64 << 10;
-
-const FLUSH: Pieces = Pieces { kind: Kind::Flush, max: 0, then_flush: true };

@@ -1,0 +1,132 @@
+//! An initiator's I/O where it becomes commands: cut into pieces of what one command covers, some of them under way at a
+//! time, and a flush behind them if they are to be stable and the commands do not say so.
+
+use crate::slots::Key;
+use blockmux_volume::{Extent, Io, IoError, SgList};
+
+/// What a command does, in a protocol's own words.
+pub(crate) trait Kind: Copy + PartialEq {
+    /// Has what was written before made stable; it has no range.
+    const FLUSH: Self;
+}
+
+/// How an I/O's range is cut into commands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Pieces<K> {
+    pub(crate) kind: K,
+    /// The most one command covers, in bytes.
+    pub(crate) max: u64,
+    /// A flush has to follow before the I/O is complete.
+    pub(crate) then_flush: bool,
+}
+
+/// One I/O from submission to completion.
+pub(crate) struct Job<K> {
+    pub(crate) io: Io,
+    /// Smaller is older.
+    pub(crate) age: u64,
+    pub(crate) pieces: Pieces<K>,
+    /// Bytes of the range that commands were made for.
+    pub(crate) issued: u64,
+    /// Commands under way, or to be sent again.
+    pub(crate) in_flight: u32,
+    pub(crate) is_ready: bool,
+    /// Another path may be able to do it.
+    pub(crate) is_misplaced: bool,
+    /// The first error of any of its commands.
+    pub(crate) error: Option<IoError>,
+    /// Where read data is, when the I/O brought no memory.
+    pub(crate) buffer: Option<SgList>,
+    /// What is known so far, where that was asked for.
+    pub(crate) extents: Vec<Extent>,
+}
+
+/// A part of an I/O as a command.
+#[derive(Clone, Copy)]
+pub(crate) struct Piece<K> {
+    /// `None`: of the queue itself.
+    pub(crate) job: Option<Key>,
+    pub(crate) kind: K,
+    /// In bytes.
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+    /// How often it was sent again.
+    pub(crate) tries: u32,
+}
+
+impl<K: Kind> Pieces<K> {
+    /// A flush alone.
+    pub(crate) const FLUSH: Pieces<K> = Pieces { kind: K::FLUSH, max: 0, then_flush: true };
+}
+
+impl<K: Kind> Piece<K> {
+    /// A command of the queue itself, without a range.
+    pub(crate) fn of_the_queue(kind: K) -> Piece<K> {
+        Piece { job: None, kind, offset: 0, len: 0, tries: 0 }
+    }
+
+    /// The same, to be sent once more.
+    pub(crate) fn again(self) -> Piece<K> {
+        Piece { tries: self.tries.saturating_add(1), ..self }
+    }
+}
+
+impl<K: Kind> Job<K> {
+    /// Nothing of it is sent yet; `is_ready` if it has all the memory that it needs.
+    #[inline]
+    pub(crate) fn new(io: Io, age: u64, pieces: Pieces<K>, is_ready: bool) -> Job<K> {
+        Job {
+            io,
+            age,
+            pieces,
+            issued: 0,
+            in_flight: 0,
+            is_ready,
+            is_misplaced: false,
+            error: None,
+            buffer: None,
+            extents: Vec::new(),
+        }
+    }
+
+    /// The next piece of this job, if one may be sent now.
+    #[inline]
+    pub(crate) fn carve(&mut self, key: Key) -> Option<Piece<K>> {
+        if self.in_flight >= WINDOW || self.error.is_some() {
+            return None;
+        }
+        let job = Some(key);
+        if self.pieces.kind == K::FLUSH || self.issued >= self.io.len {
+            if self.in_flight > 0 || !std::mem::take(&mut self.pieces.then_flush) {
+                return None;
+            }
+            self.in_flight = 1;
+            return Some(Piece { job, ..Piece::of_the_queue(K::FLUSH) });
+        }
+        let len = self.io.len.saturating_sub(self.issued).min(self.pieces.max);
+        let offset = self.io.offset.saturating_add(self.issued);
+        self.issued = self.issued.saturating_add(len);
+        self.in_flight = self.in_flight.saturating_add(1);
+        Some(Piece { job, kind: self.pieces.kind, offset, len, tries: 0 })
+    }
+
+    /// Whether there is a piece to send, as soon as others have ended.
+    #[inline]
+    pub(crate) fn has_more(&self) -> bool {
+        self.issued < self.io.len || (self.in_flight == 0 && self.pieces.then_flush)
+    }
+
+    pub(crate) fn fail(&mut self, error: IoError) {
+        self.error.get_or_insert(error);
+    }
+
+    /// Does again, in another way, what lies from `offset` on. What was done already is done twice then, which changes
+    /// nothing.
+    pub(crate) fn go_back(&mut self, offset: u64, pieces: Pieces<K>) {
+        self.pieces = pieces;
+        self.issued = self.issued.min(offset.saturating_sub(self.io.offset));
+    }
+}
+
+/// The most commands that one I/O has under way.
+const WINDOW: u32 = 4;
