@@ -171,7 +171,7 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
             }
             // The session may have begun to wait for a deadline just now; nothing else would wake it.
             self.connection.check_new_deadline(&mut self.session)?;
-            if inflow != Inflow::Blocked {
+            if inflow != Inflow::Blocked || moved == Progress::More {
                 return Ok(progress);
             }
             // What was blocked by I/O in flight or by a full outbox may go on now.
