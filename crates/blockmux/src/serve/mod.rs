@@ -38,6 +38,7 @@ use std::io;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::{ExitCode, ExitStatus};
+use std::sync::Mutex;
 use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 use tracing::{info, warn};
@@ -139,7 +140,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode, Failure> {
     let desk = Desk {
         exports: exports.clone(),
         parts,
-        lives,
+        lives: Mutex::new(lives),
         opening: setup.opening(),
         listeners: addresses,
         settings: setup.settings.clone(),
