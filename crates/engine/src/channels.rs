@@ -7,10 +7,12 @@
 
 use crate::reactor::Progress;
 use blockmux_proto::exports::{Exports, VolumeId};
-use blockmux_proto::served::Meter;
+use blockmux_proto::served::{Left, MOST_LEFT, Meter, Served};
 use blockmux_proto::session::Target;
 use blockmux_volume::{Channel, Completion, Core, IoError, Output, Waker};
 use std::rc::Rc;
+use std::sync::Arc;
+use tracing::warn;
 
 /// A session's channels, and what is in flight in them.
 pub(crate) struct Channels {
@@ -32,6 +34,11 @@ struct Open {
     volume: VolumeId,
     channel: Box<dyn Channel>,
     meter: Meter,
+    /// What it has not completed.
+    in_flight: u32,
+    served: Arc<Served>,
+    /// The peer has gone and this has not ended.
+    left: Option<Left>,
 }
 
 impl Channels {
@@ -62,6 +69,21 @@ impl Channels {
         self.submitted
     }
 
+    /// The peer has gone, and what is in flight is left behind, as long as it lasts.
+    pub(crate) fn leave(&mut self) {
+        for open in self.open.iter_mut().filter(|open| open.in_flight > 0 && open.left.is_none()) {
+            open.left = Some(open.served.leave());
+            if open.served.left_behind() == MOST_LEFT
+                && let Some(export) = self.exports.get(open.volume)
+            {
+                let name = &export.name;
+                warn!(
+                    "{name}: {MOST_LEFT} connections are gone whose I/O has not ended; no more are taken until some has"
+                );
+            }
+        }
+    }
+
     /// Hands I/O of the session to its channel and completions back. A completion may lead to the next I/O, as with
     /// commands of several steps: there is more to do if that still goes on after so many rounds, or so many bytes.
     #[inline]
@@ -82,10 +104,11 @@ impl Channels {
             if self.in_flight == 0 {
                 return progress;
             }
-            for Open { channel, meter, .. } in &mut self.open {
+            for Open { channel, meter, in_flight, .. } in &mut self.open {
                 let before = self.done.len();
                 channel.kick();
                 channel.poll(&mut self.done);
+                *in_flight -= (self.done.len() - before) as u32;
                 self.done[before..].iter().filter(|done| done.result.is_err()).for_each(|_| meter.fail());
             }
             if !self.done.is_empty() {
@@ -113,9 +136,10 @@ impl Channels {
             *left = left.saturating_sub(io.len);
             let tag = io.tag;
             match self.channel(volume, session.depth()) {
-                Ok(Open { channel, meter, .. }) => match meter.begin(&io) {
+                Ok(Open { channel, meter, in_flight, .. }) => match meter.begin(&io) {
                     Ok(()) => {
                         channel.submit(io);
+                        *in_flight += 1;
                         self.in_flight += 1;
                     }
                     Err(error) => {
@@ -160,8 +184,12 @@ impl Channels {
             return Ok(&mut self.open[at]);
         }
         let served = self.exports.served(volume).ok_or(IoError::PathLost)?;
+        if !served.takes_users() {
+            return Err(IoError::NoMemory);
+        }
         let channel = served.volume().open(&self.core, depth, self.waker.clone())?;
-        self.open.push(Open { volume, channel, meter: Meter::new(&served) });
+        let meter = Meter::new(&served);
+        self.open.push(Open { volume, channel, meter, in_flight: 0, served, left: None });
         self.open.last_mut().ok_or(IoError::PathLost)
     }
 }
@@ -180,7 +208,6 @@ mod tests {
     use blockmux_volume::conformance::TestCore;
     use blockmux_volume::{Io, MemVolume, Op, Tag, Volume, VolumeInfo};
     use std::collections::VecDeque;
-    use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
 
     /// A session with commands that never end: each completion leads to the next read.
@@ -188,12 +215,13 @@ mod tests {
         queue: VecDeque<Io>,
         begun: u64,
         completed: u64,
+        refused: u32,
     }
 
     impl Endless {
         fn new(commands: u64, len: u64) -> Endless {
             let queue = (0..commands).map(|tag| Io::new(Tag(tag), Op::Read, 0, len)).collect();
-            Endless { queue, begun: 0, completed: 0 }
+            Endless { queue, begun: 0, completed: 0, refused: 0 }
         }
     }
 
@@ -211,7 +239,10 @@ mod tests {
         }
 
         fn on_io(&mut self, done: Completion) {
-            let Ok(Output::Data(data)) = done.result else { panic!("it was read") };
+            let Ok(Output::Data(data)) = done.result else {
+                self.refused += 1;
+                return;
+            };
             let len = data.len() as u64;
             self.completed += len;
             self.queue.push_back(Io::new(done.tag, Op::Read, 0, len));
@@ -260,11 +291,46 @@ mod tests {
         }
     }
 
-    fn channels(is_released: &Arc<AtomicBool>) -> Channels {
+    fn exports(is_released: &Arc<AtomicBool>) -> Exports {
         let volume =
             Arc::new(GateVolume { inner: MemVolume::new(8 << 20), is_released: is_released.clone() });
         let export = Export { name: "a".to_owned(), description: String::new(), read_only: false, volume };
-        Channels::new(Exports::new(vec![export]), TestCore::new().as_core(), Waker::idle())
+        Exports::new(vec![export])
+    }
+
+    fn channels(is_released: &Arc<AtomicBool>) -> Channels {
+        Channels::new(exports(is_released), TestCore::new().as_core(), Waker::idle())
+    }
+
+    #[test]
+    fn a_volume_where_much_was_left_behind_takes_no_more_users_until_some_has_ended() {
+        let is_released = Arc::new(AtomicBool::new(false));
+        let exports = exports(&is_released);
+        let served = exports.served(VolumeId(0)).unwrap();
+        let core = TestCore::new().as_core();
+        let open = || Channels::new(exports.clone(), core.clone(), Waker::idle());
+        let mut early = (open(), Endless::new(1, 512));
+        early.0.move_io(&mut early.1);
+        let mut left: Vec<_> = (0..MOST_LEFT).map(|_| (open(), Endless::new(1, 512))).collect();
+        for (channels, session) in &mut left {
+            assert!(served.takes_users());
+            channels.move_io(session);
+            channels.leave();
+            channels.leave();
+        }
+        let mut refused = (open(), Endless::new(1, 512));
+        refused.0.move_io(&mut refused.1);
+        assert_eq!((served.left_behind(), refused.1.refused), (MOST_LEFT, 1));
+        // Who was there before goes on.
+        early.1.queue.push_back(Io::new(Tag(1), Op::Read, 0, 512));
+        early.0.move_io(&mut early.1);
+        assert_eq!((early.1.begun, early.1.refused), (1024, 0));
+        left.pop();
+        let mut taken = (open(), Endless::new(1, 512));
+        taken.0.move_io(&mut taken.1);
+        assert_eq!((taken.1.begun, taken.1.refused), (512, 0));
+        drop(left);
+        assert_eq!(served.left_behind(), 0);
     }
 
     #[test]

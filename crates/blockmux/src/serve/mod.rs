@@ -10,6 +10,7 @@ mod command;
 mod config;
 mod control;
 mod flush;
+mod late;
 mod listen;
 mod opening;
 mod setup;
@@ -158,15 +159,8 @@ pub(crate) fn run(args: Args) -> Result<ExitCode, Failure> {
     };
     // What is asked of it from here on concerns nobody any more.
     drop((control, sizes));
-    let open = limit.open();
-    info!(
-        "stopping; {open} connections have {} s to finish what is in flight; another signal ends it at once",
-        GRACE.as_secs()
-    );
-    if !cores.stop(GRACE) {
-        let open = limit.open();
-        warn!("{open} connections did not take their answers within {} s, and were cut", GRACE.as_secs());
-    }
+    info!("{}; another signal ends it at once", late::beginning(&limit, GRACE));
+    cores.stop_or(GRACE, || warn!("{}", late::end(&limit, &exports, GRACE)));
     flush::all(&exports)?;
     status
 }
