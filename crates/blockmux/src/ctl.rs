@@ -236,7 +236,7 @@ pub(crate) fn check_peer(stream: &UnixStream) -> io::Result<()> {
 ///
 /// # Errors
 /// If it does not come in time, is too long or no such message.
-pub(crate) fn read<T: for<'de> Deserialize<'de>>(stream: &UnixStream) -> io::Result<T> {
+pub(crate) fn read<T: for<'de> Deserialize<'de>>(stream: impl Read) -> io::Result<T> {
     let mut line = String::new();
     BufReader::new(stream.take(MAX_LINE)).read_line(&mut line)?;
     if !line.ends_with('\n') {

@@ -1,7 +1,8 @@
 //! What the log leaves out because it was said before.
 //!
-//! A peer can do the same wrong thing thousands of times a second, and the disk that keeps the log has an end. Lines
-//! that differ only in the peer's port are alike: a few are written, and the rest of some seconds is counted.
+//! A peer can do the same wrong thing thousands of times a second, and so can a device that fails; and the disk that
+//! keeps the log has an end. Lines that differ only in the peer's port, or in the place on a volume, are alike: a few
+//! are written, and the rest of some seconds is counted.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -24,7 +25,7 @@ impl Repeats {
             // Whoever makes so many kinds of lines is held up by the queue before this.
             return true;
         }
-        let count = self.alike.entry(without_port(line).to_vec()).or_insert(Count { since: now, lines: 0 });
+        let count = self.alike.entry(kind_of(line).to_vec()).or_insert(Count { since: now, lines: 0 });
         count.lines = count.lines.saturating_add(1);
         count.lines <= MOST_ALIKE
     }
@@ -51,8 +52,11 @@ impl Repeats {
     }
 }
 
-/// The line up to the port of the peer that it names; all of it if it names none.
-fn without_port(line: &[u8]) -> &[u8] {
+/// The line up to the port of the peer that it names, or to the place on a volume; all of it if it names none.
+fn kind_of(line: &[u8]) -> &[u8] {
+    if let Some(begin) = line.windows(PLACE.len()).rposition(|window| window == PLACE) {
+        return line.get(..begin).unwrap_or(line);
+    }
     let Some(begin) = line.windows(PEER.len()).rposition(|window| window == PEER) else { return line };
     let (_, address) = line.split_at(begin + PEER.len());
     let port = address.iter().rposition(|&byte| byte == b':');
@@ -61,6 +65,8 @@ fn without_port(line: &[u8]) -> &[u8] {
 
 /// How a line names its peer.
 const PEER: &[u8] = b"peer=\"";
+/// How it names a place on a volume.
+const PLACE: &[u8] = b" offset=";
 /// Lines alike that are written within [`WINDOW`].
 const MOST_ALIKE: u32 = 5;
 const MOST_KINDS: usize = 4096;
@@ -85,5 +91,20 @@ mod tests {
         assert_eq!(repeats.left_out(now + WINDOW), [expected]);
         assert!(repeats.is_empty());
         assert!(repeats.admits(line(1).as_bytes(), now + WINDOW));
+    }
+
+    #[test]
+    fn lines_that_differ_in_the_place_on_a_volume_are_alike_if_nothing_else_is_other() {
+        let (mut repeats, now) = (Repeats::default(), Instant::now());
+        let line =
+            |what: &str, at: u32| format!(" WARN /a: {what} has failed: why offset={at} length={at}\n");
+        let mut written =
+            |what| (0..1000).filter(|&at| repeats.admits(line(what, at).as_bytes(), now)).count();
+        assert_eq!((written("a read"), written("a write")), (5, 5));
+        let mut left_out = repeats.left_out(now + WINDOW);
+        left_out.sort();
+        let expected = ["a read", "a write"]
+            .map(|what| format!(" WARN /a: {what} has failed: why: 995 more like this in 10 seconds\n"));
+        assert_eq!(left_out, expected);
     }
 }

@@ -1,11 +1,18 @@
 //! The channels of a target session: one to each volume that it uses, opened at the first I/O.
+//!
+//! What a session may do in one turn is bounded in rounds and in bytes. A command of several steps leads from one I/O to
+//! the next for as long as it lasts, and a few bytes from a peer can ask for gigabytes of them: WRITE SAME, VERIFY with
+//! one block for all, EXTENDED COPY. On a volume in RAM all of that would be done at once, and everybody else on the core
+//! would wait for it.
 
 use crate::reactor::Progress;
 use blockmux_proto::exports::{Exports, VolumeId};
-use blockmux_proto::served::Meter;
+use blockmux_proto::served::{Left, MOST_LEFT, Meter, Served};
 use blockmux_proto::session::Target;
-use blockmux_volume::{Channel, Completion, Core, IoError, Waker};
+use blockmux_volume::{Channel, Completion, Core, IoError, Output, Waker};
 use std::rc::Rc;
+use std::sync::Arc;
+use tracing::warn;
 
 /// A session's channels, and what is in flight in them.
 pub(crate) struct Channels {
@@ -13,7 +20,9 @@ pub(crate) struct Channels {
     open: Vec<Open>,
     core: Rc<dyn Core>,
     waker: Waker,
+    /// What has completed and the session has not been given.
     done: Vec<Completion>,
+    /// What the session has not been given of its I/O.
     in_flight: u32,
     submitted: u64,
     /// The change of `exports` up to which channels of volumes that are gone have been closed.
@@ -25,6 +34,11 @@ struct Open {
     volume: VolumeId,
     channel: Box<dyn Channel>,
     meter: Meter,
+    /// What it has not completed.
+    in_flight: u32,
+    served: Arc<Served>,
+    /// The peer has gone and this has not ended.
+    left: Option<Left>,
 }
 
 impl Channels {
@@ -55,8 +69,23 @@ impl Channels {
         self.submitted
     }
 
-    /// Hands every I/O of the session to its channel and every completion back. A completion may lead to the next I/O,
-    /// as with commands of several steps: there is more to do if that still goes on after so many rounds.
+    /// The peer has gone, and what is in flight is left behind, as long as it lasts.
+    pub(crate) fn leave(&mut self) {
+        for open in self.open.iter_mut().filter(|open| open.in_flight > 0 && open.left.is_none()) {
+            open.left = Some(open.served.leave());
+            if open.served.left_behind() == MOST_LEFT
+                && let Some(export) = self.exports.get(open.volume)
+            {
+                let name = &export.name;
+                warn!(
+                    "{name}: {MOST_LEFT} connections are gone whose I/O has not ended; no more are taken until some has"
+                );
+            }
+        }
+    }
+
+    /// Hands I/O of the session to its channel and completions back. A completion may lead to the next I/O, as with
+    /// commands of several steps: there is more to do if that still goes on after so many rounds, or so many bytes.
     #[inline]
     pub(crate) fn move_io(&mut self, session: &mut impl Target) -> Progress {
         if self.exports.changes() != self.seen && self.is_idle() {
@@ -64,45 +93,53 @@ impl Channels {
             self.open.retain(|open| self.exports.get(open.volume).is_some());
         }
         let mut progress = Progress::Idle;
+        let (mut to_submit, mut to_hand_back) = (BYTES_PER_TURN, BYTES_PER_TURN);
         for round in 0..ROUNDS_PER_TURN {
-            let submitted = self.submit_io(session);
+            let submitted = self.submit_io(session, &mut to_submit);
             if submitted {
                 progress = Progress::Drained;
-            } else if round > 0 {
+            } else if round > 0 && self.done.is_empty() {
                 return progress;
             }
             if self.in_flight == 0 {
                 return progress;
             }
-            for Open { channel, meter, .. } in &mut self.open {
+            for Open { channel, meter, in_flight, .. } in &mut self.open {
                 let before = self.done.len();
                 channel.kick();
                 channel.poll(&mut self.done);
+                *in_flight -= (self.done.len() - before) as u32;
                 self.done[before..].iter().filter(|done| done.result.is_err()).for_each(|_| meter.fail());
             }
-            if self.done.is_empty() {
+            if !self.done.is_empty() {
+                progress = Progress::Drained;
+                self.hand_back(session, &mut to_hand_back);
+            } else if to_submit > 0 {
                 return progress;
             }
-            self.in_flight -= self.done.len() as u32;
-            progress = Progress::Drained;
-            for completion in self.done.drain(..) {
-                session.on_io(completion);
+            if to_submit == 0 || to_hand_back == 0 {
+                return Progress::More;
             }
         }
         Progress::More
     }
 
-    /// Submits and cancels what the session wants; answers whether anything was submitted.
+    /// Submits and cancels what the session wants; answers whether anything was submitted. `left` bytes may be: what
+    /// goes beyond is not cut, but nothing follows it.
     #[inline]
-    fn submit_io(&mut self, session: &mut impl Target) -> bool {
+    fn submit_io(&mut self, session: &mut impl Target, left: &mut u64) -> bool {
         let before = self.submitted;
-        while let Some((volume, io)) = session.poll_io() {
+        while *left > 0
+            && let Some((volume, io)) = session.poll_io()
+        {
             self.submitted += 1;
+            *left = left.saturating_sub(io.len);
             let tag = io.tag;
             match self.channel(volume, session.depth()) {
-                Ok(Open { channel, meter, .. }) => match meter.begin(&io) {
+                Ok(Open { channel, meter, in_flight, .. }) => match meter.begin(&io) {
                     Ok(()) => {
                         channel.submit(io);
+                        *in_flight += 1;
                         self.in_flight += 1;
                     }
                     Err(error) => {
@@ -121,17 +158,216 @@ impl Channels {
         self.submitted > before
     }
 
+    /// Gives the session what has completed, the oldest first. With `left` bytes of data the rest waits: what a session
+    /// makes of data, such as comparing it, takes its time.
+    #[inline]
+    fn hand_back(&mut self, session: &mut impl Target, left: &mut u64) {
+        let mut count = 0;
+        for done in &self.done {
+            count += 1;
+            if let Ok(Output::Data(data)) = &done.result {
+                *left = left.saturating_sub(data.len() as u64);
+                if *left == 0 {
+                    break;
+                }
+            }
+        }
+        self.in_flight -= count as u32;
+        for completion in self.done.drain(..count) {
+            session.on_io(completion);
+        }
+    }
+
     #[inline]
     fn channel(&mut self, volume: VolumeId, depth: u32) -> Result<&mut Open, IoError> {
         if let Some(at) = self.open.iter().position(|open| open.volume == volume) {
             return Ok(&mut self.open[at]);
         }
         let served = self.exports.served(volume).ok_or(IoError::PathLost)?;
+        if !served.takes_users() {
+            return Err(IoError::NoMemory);
+        }
         let channel = served.volume().open(&self.core, depth, self.waker.clone())?;
-        self.open.push(Open { volume, channel, meter: Meter::new(&served) });
+        let meter = Meter::new(&served);
+        self.open.push(Open { volume, channel, meter, in_flight: 0, served, left: None });
         self.open.last_mut().ok_or(IoError::PathLost)
     }
 }
 
 /// Others get their turn after so many rounds of I/O that each led to the next.
 const ROUNDS_PER_TURN: u32 = 16;
+/// The same after so many bytes: at the rate of memory, a fraction of a millisecond. All that a deep queue of short
+/// requests asks for at once is less.
+const BYTES_PER_TURN: u64 = 2 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use blockmux_proto::exports::Export;
+    use blockmux_proto::session::Timed;
+    use blockmux_volume::conformance::TestCore;
+    use blockmux_volume::{Io, MemVolume, Op, Tag, Volume, VolumeInfo};
+    use std::collections::VecDeque;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    /// A session with commands that never end: each completion leads to the next read.
+    struct Endless {
+        queue: VecDeque<Io>,
+        begun: u64,
+        completed: u64,
+        refused: u32,
+    }
+
+    impl Endless {
+        fn new(commands: u64, len: u64) -> Endless {
+            let queue = (0..commands).map(|tag| Io::new(Tag(tag), Op::Read, 0, len)).collect();
+            Endless { queue, begun: 0, completed: 0, refused: 0 }
+        }
+    }
+
+    impl Timed for Endless {}
+
+    impl Target for Endless {
+        fn depth(&self) -> u32 {
+            256
+        }
+
+        fn poll_io(&mut self) -> Option<(VolumeId, Io)> {
+            let io = self.queue.pop_front()?;
+            self.begun += io.len;
+            Some((VolumeId(0), io))
+        }
+
+        fn on_io(&mut self, done: Completion) {
+            let Ok(Output::Data(data)) = done.result else {
+                self.refused += 1;
+                return;
+            };
+            let len = data.len() as u64;
+            self.completed += len;
+            self.queue.push_back(Io::new(done.tag, Op::Read, 0, len));
+        }
+
+        fn is_established(&self) -> bool {
+            true
+        }
+
+        fn on_stop(&mut self) {}
+    }
+
+    /// Keeps what is submitted until it is released, then completes all of it at once.
+    struct GateVolume {
+        inner: MemVolume,
+        is_released: Arc<AtomicBool>,
+    }
+
+    struct Gate {
+        inner: Box<dyn Channel>,
+        is_released: Arc<AtomicBool>,
+        held: Vec<Io>,
+    }
+
+    impl Volume for GateVolume {
+        fn info(&self) -> VolumeInfo {
+            self.inner.info()
+        }
+
+        fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
+            let inner = self.inner.open(core, depth, waker)?;
+            Ok(Box::new(Gate { inner, is_released: self.is_released.clone(), held: Vec::new() }))
+        }
+    }
+
+    impl Channel for Gate {
+        fn submit(&mut self, io: Io) {
+            self.held.push(io);
+        }
+
+        fn poll(&mut self, done: &mut Vec<Completion>) {
+            if self.is_released.load(Ordering::Relaxed) {
+                self.held.drain(..).for_each(|io| self.inner.submit(io));
+                self.inner.poll(done);
+            }
+        }
+    }
+
+    fn exports(is_released: &Arc<AtomicBool>) -> Exports {
+        let volume =
+            Arc::new(GateVolume { inner: MemVolume::new(8 << 20), is_released: is_released.clone() });
+        let export = Export { name: "a".to_owned(), description: String::new(), read_only: false, volume };
+        Exports::new(vec![export])
+    }
+
+    fn channels(is_released: &Arc<AtomicBool>) -> Channels {
+        Channels::new(exports(is_released), TestCore::new().as_core(), Waker::idle())
+    }
+
+    #[test]
+    fn a_volume_where_much_was_left_behind_takes_no_more_users_until_some_has_ended() {
+        let is_released = Arc::new(AtomicBool::new(false));
+        let exports = exports(&is_released);
+        let served = exports.served(VolumeId(0)).unwrap();
+        let core = TestCore::new().as_core();
+        let open = || Channels::new(exports.clone(), core.clone(), Waker::idle());
+        let mut early = (open(), Endless::new(1, 512));
+        early.0.move_io(&mut early.1);
+        let mut left: Vec<_> = (0..MOST_LEFT).map(|_| (open(), Endless::new(1, 512))).collect();
+        for (channels, session) in &mut left {
+            assert!(served.takes_users());
+            channels.move_io(session);
+            channels.leave();
+            channels.leave();
+        }
+        let mut refused = (open(), Endless::new(1, 512));
+        refused.0.move_io(&mut refused.1);
+        assert_eq!((served.left_behind(), refused.1.refused), (MOST_LEFT, 1));
+        // Who was there before goes on.
+        early.1.queue.push_back(Io::new(Tag(1), Op::Read, 0, 512));
+        early.0.move_io(&mut early.1);
+        assert_eq!((early.1.begun, early.1.refused), (1024, 0));
+        left.pop();
+        let mut taken = (open(), Endless::new(1, 512));
+        taken.0.move_io(&mut taken.1);
+        assert_eq!((taken.1.begun, taken.1.refused), (512, 0));
+        drop(left);
+        assert_eq!(served.left_behind(), 0);
+    }
+
+    #[test]
+    fn a_turn_is_bounded_in_bytes_whatever_the_length_of_a_step() {
+        for (commands, len) in [(1, 8 << 20), (200, 1 << 20), (256, 64 << 10), (256, 512)] {
+            let mut channels = channels(&Arc::new(AtomicBool::new(true)));
+            let mut session = Endless::new(commands, len);
+            for _ in 0..50 {
+                let before = (session.begun, session.completed);
+                assert_eq!(channels.move_io(&mut session), Progress::More);
+                assert!(session.begun > before.0 && session.completed > before.1, "every turn gets on");
+                let most = BYTES_PER_TURN + len;
+                assert!(session.begun - before.0 < most, "{commands} commands of {len}");
+                assert!(session.completed - before.1 < most, "{commands} commands of {len}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_deep_queue_of_short_requests_is_done_in_one_turn() {
+        let mut channels = channels(&Arc::new(AtomicBool::new(true)));
+        let mut session = Endless::new(256, 4096);
+        channels.move_io(&mut session);
+        assert!(session.completed >= 256 * 4096);
+    }
+
+    #[test]
+    fn what_completes_all_at_once_is_handed_back_over_several_turns() {
+        let is_released = Arc::new(AtomicBool::new(false));
+        let (mut channels, mut session) = (channels(&is_released), Endless::new(8, 1 << 20));
+        while channels.move_io(&mut session) == Progress::More {}
+        assert_eq!((session.begun, session.completed), (8 << 20, 0));
+        is_released.store(true, Ordering::Relaxed);
+        for turn in 1..=4 {
+            assert_eq!(channels.move_io(&mut session), Progress::More);
+            assert_eq!(session.completed, turn * BYTES_PER_TURN);
+        }
+        assert!(!channels.is_idle());
+    }
+}

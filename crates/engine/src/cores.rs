@@ -83,6 +83,11 @@ impl Cores {
     /// Asks every task to finish and waits until all have, at most `grace`; then ends the cores. Answers whether
     /// all had finished.
     pub fn stop(self, grace: Duration) -> bool {
+        self.stop_or(grace, || {})
+    }
+
+    /// The same; when the time is over and not all have finished, calls `late` while everything is still there.
+    pub fn stop_or(self, grace: Duration, late: impl FnOnce()) -> bool {
         for thread in &self.threads {
             thread.inbox.send(|core| core.stop());
         }
@@ -92,8 +97,12 @@ impl Cores {
             let busy = (0..self.count())
                 .filter_map(|nth| self.ask(nth, |core| core.live_tasks()))
                 .any(|live| live > 1);
-            if !busy || Instant::now() >= deadline {
-                return !busy;
+            if !busy {
+                return true;
+            }
+            if Instant::now() >= deadline {
+                late();
+                return false;
             }
             std::thread::park_timeout(STOP_POLL);
         }

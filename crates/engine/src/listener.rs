@@ -24,6 +24,8 @@ pub struct ConnectionLimit {
     most: usize,
     /// Of what has this handle and its clones.
     part: Arc<AtomicUsize>,
+    /// Those that are over, whose I/O is not.
+    left: Arc<AtomicUsize>,
     half_open: HalfOpen,
 }
 
@@ -31,6 +33,9 @@ pub struct ConnectionLimit {
 pub struct Permit {
     open: Arc<AtomicUsize>,
     part: Arc<AtomicUsize>,
+    left: Arc<AtomicUsize>,
+    /// Its peer is gone, and its place another's.
+    has_left: bool,
     /// What is entered of it until its peer has come through its handshake.
     entered: Option<(HalfOpen, Arc<Entry>)>,
 }
@@ -51,7 +56,13 @@ impl ConnectionLimit {
     /// At most this many at a time.
     #[must_use]
     pub fn new(most: usize) -> ConnectionLimit {
-        ConnectionLimit { open: Arc::default(), most, part: Arc::default(), half_open: HalfOpen::default() }
+        ConnectionLimit {
+            open: Arc::default(),
+            most,
+            part: Arc::default(),
+            left: Arc::default(),
+            half_open: HalfOpen::default(),
+        }
     }
 
     /// The same bound, for a part whose connections are counted by themselves, too.
@@ -76,6 +87,12 @@ impl ConnectionLimit {
     #[must_use]
     pub fn open(&self) -> usize {
         self.open.load(Ordering::Relaxed)
+    }
+
+    /// How many are over, whose I/O is not: see [`Permit::leave`].
+    #[must_use]
+    pub fn left(&self) -> usize {
+        self.left.load(Ordering::Relaxed)
     }
 
     /// A place for one more connection, until it is dropped; `None` if as many are open as may be.
@@ -115,7 +132,13 @@ impl ConnectionLimit {
 
     fn share(&self) -> Permit {
         self.part.fetch_add(1, Ordering::Relaxed);
-        Permit { open: self.open.clone(), part: self.part.clone(), entered: None }
+        Permit {
+            open: self.open.clone(),
+            part: self.part.clone(),
+            left: self.left.clone(),
+            has_left: false,
+            entered: None,
+        }
     }
 }
 
@@ -129,14 +152,33 @@ impl Permit {
     }
 }
 
-impl Drop for Permit {
-    fn drop(&mut self) {
+impl Permit {
+    /// The peer is gone, and I/O that it has begun may never end. Another connection may have its place; what is kept
+    /// until the I/O ends is counted apart, and bounded for each volume.
+    pub fn leave(&mut self) {
+        if !std::mem::replace(&mut self.has_left, true) {
+            self.left.fetch_add(1, Ordering::Relaxed);
+            self.give_back();
+        }
+    }
+
+    fn give_back(&self) {
         self.establish();
         self.part.fetch_sub(1, Ordering::Relaxed);
         let is_replaced =
             self.entered.as_ref().is_some_and(|(_, entry)| entry.is_replaced.load(Ordering::Relaxed));
         if !is_replaced {
             self.open.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        if self.has_left {
+            self.left.fetch_sub(1, Ordering::Relaxed);
+        } else {
+            self.give_back();
         }
     }
 }
@@ -266,6 +308,21 @@ mod tests {
         assert!(admit(&limit, &cut, 4).is_none(), "all have a right to be there");
         permits.clear();
         assert_eq!((limit.open(), limit.open_of_part()), (0, 0));
+    }
+
+    #[test]
+    fn who_leaves_i_o_behind_gives_its_place_to_another() {
+        let (limit, cut) = (ConnectionLimit::new(1), Cut::default());
+        let mut gone = admit(&limit, &cut, 0).unwrap();
+        gone.leave();
+        gone.leave();
+        assert_eq!((limit.open(), limit.open_of_part(), limit.left()), (0, 0, 1));
+        let here = admit(&limit, &cut, 1).unwrap();
+        here.establish();
+        assert!(admit(&limit, &cut, 2).is_none());
+        drop(gone);
+        assert_eq!((limit.open(), limit.open_of_part(), limit.left()), (1, 1, 0));
+        assert!(cut.lock().unwrap().is_empty(), "who has left is cut by nobody");
     }
 
     #[test]

@@ -43,6 +43,12 @@ pub enum StateError {
         /// The file or directory.
         path: PathBuf,
     },
+    /// Whoever it belongs to could say who is kept out.
+    #[error("{}: is somebody else's; make it your own, with chown, or name another directory", path.display())]
+    NotOurs {
+        /// The file or directory.
+        path: PathBuf,
+    },
     /// Another process has it.
     #[error("{}: another blockmux keeps this; stop it, or give one of them another directory", path.display())]
     Locked {
@@ -307,12 +313,13 @@ fn options(writes: bool) -> fs::OpenOptions {
 
 fn check_private(path: &Path, metadata: &fs::Metadata) -> Result<(), StateError> {
     let own = fs::metadata("/proc/self").map_err(at(path))?.uid();
-    let is_ours = metadata.uid() == own || metadata.uid() == ROOT;
-    if is_ours && metadata.mode() & OTHERS_WRITE == 0 {
-        Ok(())
-    } else {
-        Err(StateError::Exposed { path: path.to_owned() })
+    if metadata.uid() != own && metadata.uid() != ROOT {
+        return Err(StateError::NotOurs { path: path.to_owned() });
     }
+    if metadata.mode() & OTHERS_WRITE != 0 {
+        return Err(StateError::Exposed { path: path.to_owned() });
+    }
+    Ok(())
 }
 
 fn exists(path: &Path) -> Result<bool, StateError> {
@@ -346,7 +353,7 @@ const MAX_FILE: u64 = 2 << 20;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::os::unix::fs::{PermissionsExt, chown, symlink};
     use tempfile::TempDir;
 
     fn open(directory: &Path) -> Result<(Arc<StateFile>, Vec<u8>), String> {
@@ -439,6 +446,27 @@ mod tests {
         symlink(&elsewhere, &path).unwrap();
         assert!(refused().contains("volume-"), "{}", refused());
     }
+
+    #[test]
+    fn what_belongs_to_another_user_is_refused() {
+        let (_place, path) = kept();
+        let directory = path.parent().unwrap();
+        let give = |path: &Path, owner: u32| chown(path, Some(owner), None);
+        for place in [path.as_path(), directory] {
+            if give(place, NOBODY).is_err() {
+                // Only root can give something away.
+                return;
+            }
+            let error = open(directory).map(|_| ()).unwrap_err();
+            assert!(error.starts_with(&format!("{}: is somebody else's", place.display())), "{error}");
+            give(place, ROOT).unwrap();
+        }
+        assert!(open(directory).is_ok());
+        give(directory, NOBODY).unwrap();
+        assert!(matches!(check_directory(directory), Err(StateError::NotOurs { .. })));
+    }
+
+    const NOBODY: u32 = 65534;
 
     #[test]
     fn what_cannot_be_kept_is_said() {

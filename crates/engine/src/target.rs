@@ -3,6 +3,9 @@
 //! A peer may take its time. But one that keeps buffers all the while, for the rest of what it sends or for what it
 //! does not take, keeps them from others: when they are short, it is cut off after [`PATIENCE`]. So is a peer that has
 //! closed its side while the session takes nothing of what it has sent, unless I/O for it is under way.
+//!
+//! A session whose connection is over is kept until its I/O has ended, for the volume may still write its memory. It takes
+//! no connection's place all the while, as [`Permit::leave`] and [`blockmux_proto::served::Left`] say.
 
 use crate::channels::Channels;
 use crate::connection::{Broken, Connection, Inflow};
@@ -30,6 +33,8 @@ pub struct TargetTask<S: StreamSession + Target, H: Host = EngineCore> {
     kept: Option<Kept>,
     /// Why no more is received; the connection ends once nothing is in flight and everything is sent.
     ending: Option<Ending>,
+    /// How it ended, once that is known where connections are counted although I/O is in flight.
+    left_as: Option<Ending>,
     told_to_stop: bool,
     /// The peer has come through its handshake, and that is known where connections are counted.
     is_established: bool,
@@ -124,6 +129,7 @@ impl<S: StreamSession + Target + 'static, H: Host> TargetTask<S, H> {
             taken: 0,
             kept: None,
             ending: None,
+            left_as: None,
             told_to_stop: false,
             is_established: false,
             is_lingering: false,
@@ -171,7 +177,7 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
             }
             // The session may have begun to wait for a deadline just now; nothing else would wake it.
             self.connection.check_new_deadline(&mut self.session)?;
-            if inflow != Inflow::Blocked {
+            if inflow != Inflow::Blocked || moved == Progress::More {
                 return Ok(progress);
             }
             // What was blocked by I/O in flight or by a full outbox may go on now.
@@ -195,6 +201,19 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
         match self.channels.move_io(&mut self.session) {
             Progress::Idle => progress,
             moved => moved,
+        }
+    }
+
+    /// The peer has said all that it will ever say, and what it has begun goes on.
+    #[cold]
+    fn leave(&mut self) {
+        self.left_as = self.ending;
+        self.channels.leave();
+        if let Some(permit) = &mut self.permit {
+            permit.leave();
+        }
+        if self.ending == Some(Ending::Gone) {
+            self.connection.stream().close();
         }
     }
 
@@ -302,6 +321,10 @@ impl<S: StreamSession + Target, H: Host> Task for TargetTask<S, H> {
             }
             progress = self.linger();
         }
+        if self.ending.is_some() && !self.told_to_stop && !self.channels.is_idle() && !self.session.lingers()
+        {
+            self.leave();
+        }
         if self.ending.is_some() && self.channels.is_idle() && is_sent && !self.session.lingers() {
             debug!(peer = self.connection.peer(), "connection closed");
             return Progress::Done;
@@ -343,7 +366,7 @@ mod tests {
     use blockmux_proto::nbd::target::TargetSession;
     use blockmux_proto::outbox::Outbox;
     use blockmux_proto::session::Timed;
-    use blockmux_volume::{Chunk, Completion, Core, Io, MemVolume, Memory};
+    use blockmux_volume::{Chunk, Completion, Core, DelayVolume, Delays, Io, MemVolume, Memory, Volume};
     use std::cell::RefCell;
     use std::io;
     use std::sync::Arc;
@@ -419,6 +442,7 @@ mod tests {
 
     const READ: u8 = 0;
     const WRITE: u8 = 1;
+    const DISCONNECT: u8 = 2;
 
     #[test]
     fn who_keeps_buffers_that_others_need_is_cut_off_after_a_minute() {
@@ -521,6 +545,55 @@ mod tests {
         assert_eq!(limit.open(), 1);
         let stream = accepted.borrow_mut().take().unwrap();
         (world, peer, stream, limit)
+    }
+
+    #[test]
+    fn whose_i_o_never_ends_leaves_its_place_to_others() {
+        let mut world = World::new(SimNet::new(1, Weather::FAIR));
+        let (clients, target) = (world.add_core(0), world.add_core(16 << 20));
+        let for_ever = Delays { read: Duration::from_secs(1 << 30), ..Delays::default() };
+        let hangs = Arc::new(DelayVolume::new(Arc::new(MemVolume::new(8 << 20)), for_ever));
+        let volumes: [(&str, Arc<dyn Volume>); 2] = [("a", hangs), ("b", Arc::new(MemVolume::new(8 << 20)))];
+        let export = |(name, volume): (&str, Arc<dyn Volume>)| Export {
+            name: name.to_owned(),
+            description: String::new(),
+            read_only: false,
+            volume,
+        };
+        let exports = Exports::new(volumes.map(export).into());
+        let (limit, served) = (ConnectionLimit::new(2), exports.served(VolumeId(0)).unwrap());
+        let permits = limit.clone();
+        world.net().listen(&target, &address(), move |core, stream| {
+            let session = TargetSession::new(exports.clone(), core.pool().clone(), core.now());
+            let permit = permits.permit().expect("there is room for one more");
+            TargetTask::spawn(core, stream, session, exports.clone(), permit);
+        });
+        let client = |name: &str, last: &[u8]| {
+            let mut peer = Peer(clients.connect(&address()).unwrap());
+            peer.send(&[b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\x01", name.as_bytes()].concat());
+            for command in [&[READ][..], last].concat() {
+                let mut request = [0; 28];
+                request[..4].copy_from_slice(b"\x25\x60\x95\x13");
+                (request[7], request[26]) = (command, 2);
+                peer.send(&request);
+            }
+            world.run_for(Duration::from_secs(1)).unwrap();
+            peer
+        };
+        let mut stays = client("b", &[]);
+        let mut gone = Vec::new();
+        for left in 1..=20 {
+            // Some say that they go, and keep the socket.
+            let peer = client("a", if left % 2 == 0 { &[DISCONNECT] } else { &[] });
+            if left % 2 != 0 {
+                assert_eq!(limit.open(), 2, "it is there");
+                peer.0.close();
+                world.run_for(Duration::from_secs(1)).unwrap();
+            }
+            gone.push(peer);
+            assert_eq!((limit.open(), limit.left(), served.left_behind()), (1, left, left));
+        }
+        assert!(!stays.is_cut_off());
     }
 
     #[test]

@@ -2,12 +2,15 @@
 //!
 //! A read without a buffer is lent the volume's own memory. Blocks never written, or zeroed or discarded in whole
 //! units, are holes: they cost no memory and block status says so.
+//!
+//! One request can have all of the volume zeroed. That is done a part at a time, lest everybody on the core waits for it.
 
 use crate::buf::{Memory, Pages, Seg};
 use crate::io::{Completion, Extent, Io, IoError, Op, Output};
 use crate::ready::Waker;
 use crate::sg_list::SgList;
 use crate::volume::{Channel, Core, Resize, ResizeError, Volume, VolumeInfo};
+use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -80,11 +83,13 @@ impl Volume for MemVolume {
         Ok(size)
     }
 
-    fn open(&self, _core: &Rc<dyn Core>, depth: u32, _waker: Waker) -> Result<Box<dyn Channel>, IoError> {
+    fn open(&self, _core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
         Ok(Box::new(MemChannel {
             memory: Memory::from_pages(&self.shared.pages),
             shared: self.shared.clone(),
             pending: Vec::with_capacity(depth as usize),
+            zeroing: VecDeque::new(),
+            waker,
             refused: Vec::new(),
         }))
     }
@@ -96,6 +101,9 @@ struct MemChannel {
     memory: Memory,
     /// What was submitted since the last poll.
     pending: Vec<Io>,
+    /// What has more to zero than is done at once, as much of it as is left.
+    zeroing: VecDeque<Io>,
+    waker: Waker,
     /// What was submitted and cannot be done.
     refused: Vec<Completion>,
 }
@@ -109,6 +117,9 @@ impl Channel for MemChannel {
                 match io.op {
                     Op::Read => self.at(&io).prefetch_to_read(),
                     Op::Write { .. } => self.at(&io).prefetch_to_write(),
+                    Op::WriteZeroes { .. } | Op::Discard { .. } if io.len > ZEROED_AT_ONCE => {
+                        return self.zeroing.push_back(io);
+                    }
                     _ => {}
                 }
                 self.pending.push(io);
@@ -122,11 +133,34 @@ impl Channel for MemChannel {
         let mut pending = std::mem::take(&mut self.pending);
         done.extend(pending.drain(..).map(|io| Completion { tag: io.tag, result: Ok(self.execute(io)) }));
         self.pending = pending;
+        if !self.zeroing.is_empty() {
+            self.zero_part(done);
+        }
         done.append(&mut self.refused);
     }
 }
 
 impl MemChannel {
+    /// Zeroes the next part of the oldest request that has so many. The volume may be smaller by now: what is beyond its
+    /// end is zeroes already.
+    #[cold]
+    fn zero_part(&mut self, done: &mut Vec<Completion>) {
+        let Some(io) = self.zeroing.front_mut() else { return };
+        let may_unmap = !matches!(io.op, Op::WriteZeroes { may_unmap: false, .. });
+        // The parts are of whole units, or what is freed would not be.
+        let end = (io.offset + ZEROED_AT_ONCE) / UNIT * UNIT;
+        let len = io.len.min(end - io.offset);
+        self.shared.zero(io.offset, len, may_unmap);
+        (io.offset, io.len) = (io.offset + len, io.len - len);
+        if io.len == 0 {
+            done.push(Completion { tag: io.tag, result: Ok(Output::Nothing) });
+            self.zeroing.pop_front();
+        }
+        if !self.zeroing.is_empty() {
+            self.waker.wake();
+        }
+    }
+
     /// The memory that a read or a write is about.
     #[inline]
     fn at(&self, io: &Io) -> Seg {
@@ -222,6 +256,8 @@ impl Shared {
 const BLOCK: u64 = 512;
 /// Bytes that are allocated or a hole together.
 const UNIT: u64 = 64 << 10;
+/// Bytes that are zeroed at once: a fraction of a millisecond, and a huge page.
+const ZEROED_AT_ONCE: u64 = 2 << 20;
 /// One answer's length is bounded.
 const MAX_EXTENTS: usize = 4096;
 const HOLE: u8 = 0;
@@ -233,6 +269,7 @@ const ZEROING: u8 = 2;
 mod tests {
     use super::*;
     use crate::conformance::{self, Harness};
+    use crate::io::Tag;
 
     fn resized(sizes: &[u64]) -> Arc<dyn Volume> {
         let volume = MemVolume::within(Pages::from_heap(48 << 20), 40 << 20);
@@ -247,6 +284,35 @@ mod tests {
     fn a_volume_that_was_resized_is_a_volume() {
         conformance::run(&mut Harness::on_test_core(resized(&[48 << 20])));
         conformance::run(&mut Harness::on_test_core(resized(&[5 << 20, 40 << 20])));
+    }
+
+    #[test]
+    fn a_volume_is_zeroed_a_part_at_a_time_and_its_neighbours_stay() {
+        let (volume, core) = (MemVolume::new(40 << 20), conformance::TestCore::new());
+        let waker = core.ready().waker(7);
+        let mut channel = volume.open(&core.as_core(), 2, waker).unwrap();
+        volume.shared.mark_data(0, 40 << 20);
+        Memory::from_pages(&volume.shared.pages).seg(0, 40 << 20).copy_from(&[7; 40 << 20]);
+        let (offset, len) = (512, (40 << 20) - 1024);
+        let op = Op::WriteZeroes { fua: false, may_unmap: true, only_fast: false };
+        channel.submit(Io::new(Tag(1), op, offset, len));
+        channel.submit(Io::new(Tag(2), Op::Read, 39 << 20, 512));
+        let mut done = Vec::new();
+        channel.poll(&mut done);
+        assert_eq!(done.iter().map(|done| done.tag).collect::<Vec<_>>(), [Tag(2)], "others go on meanwhile");
+        let mut parts = 1;
+        while done.len() < 2 {
+            assert_eq!(core.ready().pop(), Some(7), "who waits is woken");
+            channel.poll(&mut done);
+            parts += 1;
+        }
+        assert_eq!((parts, core.ready().pop()), ((40 << 20) / ZEROED_AT_ONCE, None));
+        let bytes = Memory::from_pages(&volume.shared.pages).seg(0, 40 << 20).to_vec();
+        assert!(bytes[..512].iter().chain(&bytes[(40 << 20) - 512..]).all(|&byte| byte == 7));
+        assert!(bytes[512..(40 << 20) - 512].iter().all(|&byte| byte == 0));
+        let holes = volume.shared.extents(0, 40 << 20);
+        assert_eq!(holes.iter().map(|extent| extent.hole).collect::<Vec<_>>(), [false, true, false]);
+        assert_eq!(holes[1].len, (40 << 20) - 2 * UNIT);
     }
 
     #[test]

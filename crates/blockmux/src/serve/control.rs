@@ -1,7 +1,9 @@
 //! `--control`: commands to a daemon that runs, at a Unix socket for its owner and root.
 //!
-//! A thread of its own takes them, one after the other, so that no core waits for what a command waits for. What they
-//! change goes through [`blockmux_proto::served`], as whatever else is shared about a volume.
+//! Threads of their own take them, so that no core waits for what a command waits for, and no client for another one that
+//! takes its time to say what it wants, or whose command takes it: there are [`MOST_CLIENTS`] at a time, and each has
+//! [`PATIENCE`] for all of its request. What they change goes through [`blockmux_proto::served`], as whatever else is
+//! shared about a volume, and what protocols have is changed by one at a time.
 
 use super::announce::Announcement;
 use super::flush;
@@ -22,10 +24,11 @@ use rustix::fs::Mode;
 use rustix::net::{SocketFlags, accept_with};
 use rustix::process::{geteuid, umask};
 use std::fs::Permissions;
+use std::io::Read;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use std::{fs, io};
@@ -125,8 +128,8 @@ impl Drop for Control {
 pub(super) struct Desk {
     pub(super) exports: Exports,
     pub(super) parts: Parts,
-    /// What can be changed of each protocol.
-    pub(super) lives: Vec<Box<dyn Live>>,
+    /// What can be changed of each protocol, and of what there is.
+    pub(super) lives: Mutex<Vec<Box<dyn Live>>>,
     pub(super) opening: Opening,
     pub(super) listeners: Vec<(&'static Protocol, Address)>,
     pub(super) settings: Settings,
@@ -134,28 +137,39 @@ pub(super) struct Desk {
 
 impl Desk {
     fn run(&self, listener: &Listener, told: &UnixStream) {
-        loop {
-            match next(listener, told) {
-                Ok(Some(stream)) => {
-                    if let Err(error) = self.serve(&stream) {
-                        debug!("a command was not taken: {error}");
+        let places = Places::default();
+        thread::scope(|scope| {
+            loop {
+                places.wait();
+                match next(listener, told) {
+                    Ok(Some(stream)) => {
+                        let place = places.take();
+                        let serve = move || {
+                            if let Err(error) = self.serve(&stream) {
+                                debug!("a command was not taken: {error}");
+                            }
+                            drop(place);
+                        };
+                        let thread = thread::Builder::new().name("command".to_owned());
+                        if let Err(error) = thread.spawn_scoped(scope, serve) {
+                            debug!("cannot take a command for now: {error}");
+                        }
+                    }
+                    Ok(None) => return,
+                    // Out of files, as it may be: those that are open will be closed.
+                    Err(error) => {
+                        debug!("cannot take a command for now: {error}");
+                        thread::park_timeout(PAUSE);
                     }
                 }
-                Ok(None) => return,
-                // Out of files, as it may be: those that are open will be closed.
-                Err(error) => {
-                    debug!("cannot take a command for now: {error}");
-                    thread::park_timeout(PAUSE);
-                }
             }
-        }
+        });
     }
 
     fn serve(&self, stream: &UnixStream) -> io::Result<()> {
         check_peer(stream)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
-        let answer = match read::<Request>(stream) {
+        let answer = match read::<Request>(Hurried { stream, end: Instant::now() + PATIENCE }) {
             Ok(request) => self.answer(&request),
             Err(error) => Answer::Failed(format!("this is no command that is known here: {error}")),
         };
@@ -173,11 +187,11 @@ impl Desk {
                 self.attach(name, target, &place).map(|number| Answer::Attached { number })
             }
             Request::Detach { target, number } => {
-                self.live(target).and_then(|live| live.detach(target, *number)).map(|()| Answer::Done)
+                self.change(target, |live| live.detach(target, *number)).map(|()| Answer::Done)
             }
             Request::Ana { target, group, state, at } => {
                 let set = |live: &dyn Live| live.set_ana_state(target, *group, state.word(), *at);
-                self.live(target).and_then(set).map(|()| Answer::Done)
+                self.change(target, set).map(|()| Answer::Done)
             }
         };
         done.unwrap_or_else(Answer::Failed)
@@ -186,6 +200,7 @@ impl Desk {
     /// Serves one more volume.
     fn add(&self, volume: &str, read_only: bool, description: &str) -> Result<Answer, String> {
         let NamedSpec { name, spec } = volume.parse()?;
+        let lives = self.lives();
         let name = name.unwrap_or_else(|| self.free_name());
         if self.exports.find(&name).is_some() {
             return Err(format!("a volume is called `{name}` already; take another name"));
@@ -196,7 +211,7 @@ impl Desk {
         self.opening.protocols.iter().try_for_each(|one| named.check_description(one)).map_err(told)?;
         let (export, served) = self.opening.open(&named).map_err(told)?;
         let id = self.exports.add(export, served).ok_or("there are too many volumes; remove one")?;
-        self.lives.iter().for_each(|live| live.add(id));
+        lives.iter().for_each(|live| live.add(id));
         info!("{name} is served");
         let urls = Announcement::new(&self.exports, &self.listeners, &self.settings).urls_of(&name);
         Ok(Answer::Added { name, urls })
@@ -210,9 +225,12 @@ impl Desk {
 
     /// Serves a volume no more. What is in flight ends, and what was written is flushed.
     fn remove(&self, name: &str) -> Result<(), String> {
+        let lives = self.lives();
         let (volume, _) = self.find(name)?;
-        self.lives.iter().for_each(|live| live.remove(volume));
+        lives.iter().for_each(|live| live.remove(volume));
         let removed = self.exports.remove(name).ok_or("it is gone already")?;
+        // Whoever changes something else need not wait for what is in flight here.
+        drop(lives);
         let (settling, begun) = (removed.served.settling(), Instant::now());
         while !settling.is_over() && begun.elapsed() < SETTLE {
             thread::park_timeout(Duration::from_millis(1));
@@ -226,16 +244,26 @@ impl Desk {
     }
 
     fn attach(&self, name: &str, target: &str, place: &Place) -> Result<u32, String> {
-        let (volume, _) = self.find(name)?;
-        self.live(target)?.attach(target, volume, place)
+        self.change(target, |live| live.attach(target, self.find(name)?.0, place))
     }
 
-    /// The protocol that has a target of that name.
-    fn live(&self, target: &str) -> Result<&dyn Live, String> {
-        let found = self.lives.iter().find(|live| live.has(target));
-        found.map(|live| &**live).ok_or_else(|| {
-            format!("no target of iSCSI and no subsystem of NVMe is called `{target}`; see what is announced")
-        })
+    /// Changes something of the protocol that has a target of that name.
+    fn change<T>(
+        &self,
+        target: &str,
+        change: impl FnOnce(&dyn Live) -> Result<T, String>,
+    ) -> Result<T, String> {
+        let lives = self.lives();
+        match lives.iter().find(|live| live.has(target)) {
+            Some(live) => change(&**live),
+            None => Err(format!(
+                "no target of iSCSI and no subsystem of NVMe is called `{target}`; see what is announced"
+            )),
+        }
+    }
+
+    fn lives(&self) -> MutexGuard<'_, Vec<Box<dyn Live>>> {
+        self.lives.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn find(&self, name: &str) -> Result<(VolumeId, Arc<Served>), String> {
@@ -289,6 +317,53 @@ impl Desk {
     }
 }
 
+/// How many clients there are at a time.
+#[derive(Default)]
+struct Places {
+    taken: Mutex<usize>,
+    is_free: Condvar,
+}
+
+/// One client's.
+struct Taken<'a>(&'a Places);
+
+impl Places {
+    /// Waits until there is room for one more.
+    fn wait(&self) {
+        let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let _free = self.is_free.wait_while(taken, |taken| *taken >= MOST_CLIENTS);
+    }
+
+    fn take(&self) -> Taken<'_> {
+        *self.taken.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        Taken(self)
+    }
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        *self.0.taken.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        self.0.is_free.notify_one();
+    }
+}
+
+/// Reads what comes before the end of its time, however it drips.
+struct Hurried<'a> {
+    stream: &'a UnixStream,
+    end: Instant,
+}
+
+impl Read for Hurried<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = self.end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        self.stream.set_read_timeout(Some(left))?;
+        self.stream.read(buffer)
+    }
+}
+
 /// The next who has a command; `None` when the daemon ends.
 fn next(listener: &Listener, told: &UnixStream) -> io::Result<Option<UnixStream>> {
     let mut waiting = [PollFd::new(listener, PollFlags::IN), PollFd::new(told, PollFlags::IN)];
@@ -306,7 +381,9 @@ fn next(listener: &Listener, told: &UnixStream) -> io::Result<Option<UnixStream>
 const ROOT: u32 = 0;
 /// Group and others.
 const OTHERS_WRITE: u32 = 0o022;
-/// How long whoever connects may take to say what it wants, and to hear the answer.
+/// Clients at a time; others wait.
+const MOST_CLIENTS: usize = 16;
+/// How long whoever connects may take to say what it wants, and to hear a part of the answer.
 const PATIENCE: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(100);
 /// How long what is in flight on a volume may take to end when it is removed.

@@ -10,6 +10,7 @@ mod command;
 mod config;
 mod control;
 mod flush;
+mod late;
 mod listen;
 mod opening;
 mod setup;
@@ -38,6 +39,7 @@ use std::io;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::{ExitCode, ExitStatus};
+use std::sync::Mutex;
 use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 use tracing::{info, warn};
@@ -139,7 +141,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode, Failure> {
     let desk = Desk {
         exports: exports.clone(),
         parts,
-        lives,
+        lives: Mutex::new(lives),
         opening: setup.opening(),
         listeners: addresses,
         settings: setup.settings.clone(),
@@ -157,15 +159,8 @@ pub(crate) fn run(args: Args) -> Result<ExitCode, Failure> {
     };
     // What is asked of it from here on concerns nobody any more.
     drop((control, sizes));
-    let open = limit.open();
-    info!(
-        "stopping; {open} connections have {} s to finish what is in flight; another signal ends it at once",
-        GRACE.as_secs()
-    );
-    if !cores.stop(GRACE) {
-        let open = limit.open();
-        warn!("{open} connections did not take their answers within {} s, and were cut", GRACE.as_secs());
-    }
+    info!("{}; another signal ends it at once", late::beginning(&limit, GRACE));
+    cores.stop_or(GRACE, || warn!("{}", late::end(&limit, &exports, GRACE)));
     flush::all(&exports)?;
     status
 }

@@ -115,6 +115,28 @@ fn a_resized_ram_volume_is_told_of_to_iscsi_and_seen_by_who_connects_next() {
 }
 
 #[test]
+fn who_drips_a_command_holds_nobody_up_and_is_cut_off() {
+    let controlled = Controlled::serve(&["a=mem:1m"]);
+    let path = controlled.socket();
+    // As many as are taken at a time, and more. One byte in a while is not silence.
+    let drippers: Vec<_> = (0..20)
+        .map(|_| {
+            let mut stream = UnixStream::connect(&path).unwrap();
+            std::thread::spawn(move || {
+                while stream.write_all(b" ").is_ok() {
+                    std::thread::park_timeout(Duration::from_millis(50));
+                }
+            })
+        })
+        .collect();
+    for _ in 0..3 {
+        assert_eq!(controlled.status()["volumes"][0]["name"], "a");
+    }
+    drippers.into_iter().for_each(|dripper| dripper.join().unwrap());
+    controlled.said(&["resize", "a", "2m"]);
+}
+
+#[test]
 fn standard_clients_see_the_new_size() {
     if !has("nbdinfo") || !has("iscsi-readcapacity16") {
         return;

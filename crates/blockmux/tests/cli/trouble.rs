@@ -2,7 +2,7 @@
 
 use crate::daemon::Daemon;
 use crate::program::{BLOCKMUX, has, succeed, text};
-use crate::raw_client::{RawClient, WRITE};
+use crate::raw_client::{READ, RawClient, WRITE};
 use rustix::process::Signal;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -66,6 +66,27 @@ fn qemu_io_is_told_of_a_bad_block_and_goes_on_beside_it() {
     assert_eq!(failures, ["read failed: Input/output error", "write failed: Input/output error"], "{said}");
     assert_eq!(said.matches("\nread 16384/16384 bytes at offset 0\n").count(), 1, "{said}");
     assert_eq!(said.matches("\nread 65536/65536 bytes at offset 32768\n").count(), 1, "{said}");
+}
+
+#[test]
+fn what_a_device_fails_is_a_line_with_its_place_and_the_rest_is_counted() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("disk.img");
+    let mut daemon = Daemon::serve(&[&format!("file:{}?size=1m", path.display())]);
+    let mut client = RawClient::connect(&daemon.socket());
+    std::fs::File::options().write(true).open(&path).unwrap().set_len(64 << 10).unwrap();
+    for nth in 0..100 {
+        assert_eq!(client.simple(READ, 0, (128 << 10) + nth * 4096, 4096), EIO);
+    }
+    daemon.signal(Signal::TERM);
+    let mut said = String::new();
+    daemon.stderr.read_to_string(&mut said).unwrap();
+    let failed = format!(" WARN {}: read failed: it is shorter than it was", path.display());
+    let lines: Vec<_> = said.lines().filter(|line| line.starts_with(&failed)).collect();
+    assert_eq!(lines.len(), 6, "{said}");
+    assert_eq!(lines[0], format!("{failed} offset=131072 length=4096"));
+    assert_eq!(lines[5], format!("{failed}: 95 more like this in 10 seconds"));
+    assert_eq!(daemon.wait().code(), Some(0));
 }
 
 /// What a client sends after it has entered transmission, and what is said about it.

@@ -8,6 +8,7 @@
 mod background;
 mod portal;
 
+use crate::host::{ByteStream, Ended};
 use crate::listener::Serve;
 use crate::reactor::{EngineCore, Inbox};
 use crate::socket::Stream;
@@ -16,7 +17,7 @@ use crate::target::{Arrival, Relocate, TargetTask};
 use background::Background;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::iscsi::node::Node;
-use blockmux_proto::iscsi::sessions::MAX_LOGINS;
+use blockmux_proto::iscsi::sessions::{Line, MAX_LOGINS};
 use blockmux_proto::iscsi::target::{LocalSessions, TargetSession};
 use blockmux_proto::session::Home;
 use blockmux_rdma::iwarp::{self, Iwarp};
@@ -62,7 +63,7 @@ impl Portal {
             }
         };
         let local_ip = stream.local_ip().map(in_brackets).unwrap_or_default();
-        let hang_up = Arc::new(stream.hang_up());
+        let hang_up = Arc::new(SocketLine(stream.share()));
         let sessions = core.local(|| LocalSessions::new(Home::new(core.inbox().clone())));
         let (node, pool) = (self.node.clone(), core.pool().clone());
         let session = TargetSession::among(&sessions, node, self.group_tag, pool.clone(), seed, core.now())
@@ -80,6 +81,19 @@ impl Portal {
             }
         });
         TargetTask::receive(core, arrival, session, self.exports.clone(), Some(relocate));
+    }
+}
+
+/// A connection, for other cores.
+struct SocketLine(Stream);
+
+impl Line for SocketLine {
+    fn hang_up(&self) {
+        self.0.close();
+    }
+
+    fn has_ended(&self) -> bool {
+        self.0.ended() != Ended::Not
     }
 }
 

@@ -236,7 +236,7 @@ const TRIM_AFTER: Duration = Duration::from_secs(1);
 mod tests {
     use super::*;
     use blockmux_volume::Waker;
-    use std::cell::Cell;
+    use std::cell::{Cell, RefCell};
     use std::rc::Weak;
 
     struct Countdown(Rc<Cell<u32>>);
@@ -255,6 +255,36 @@ mod tests {
         let core = reactor.core().clone();
         reactor.run_until(|| left.get() == 0).unwrap();
         assert_eq!(core.live_tasks(), 1);
+    }
+
+    /// Notes its turns, and has more to do after each.
+    struct Busy(u32, Rc<RefCell<Vec<u32>>>, bool);
+    impl Task for Busy {
+        fn run(&mut self) -> Progress {
+            self.1.borrow_mut().push(self.0);
+            Progress::More
+        }
+
+        fn is_polled(&self) -> bool {
+            self.2
+        }
+    }
+
+    #[test]
+    fn tasks_that_always_have_more_to_do_take_turns() {
+        for policy in [PollPolicy::Never, PollPolicy::ADAPTIVE, PollPolicy::Always] {
+            for is_polled in [false, true] {
+                let (mut reactor, _inbox) = Reactor::new(policy, 1 << 20).unwrap();
+                let turns = Rc::new(RefCell::new(Vec::new()));
+                for number in 0..4 {
+                    reactor.core().spawn(|_| Busy(number, turns.clone(), is_polled));
+                }
+                reactor.run_until(|| turns.borrow().len() > 100).unwrap();
+                // The first turn is the one for which they were woken.
+                let rounds = turns.borrow()[4..].chunks_exact(4).map(<[u32]>::to_vec).collect::<Vec<_>>();
+                assert!(rounds.iter().all(|round| *round == [0, 1, 2, 3]), "{policy:?}: {rounds:?}");
+            }
+        }
     }
 
     #[test]

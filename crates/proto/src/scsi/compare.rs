@@ -2,7 +2,7 @@
 
 use super::bytes::{first_difference, or};
 use super::sense::Sense;
-use super::task::{Action, Context, Outcome, Work};
+use super::task::{Action, Context, Outcome, PIECE, Work};
 use crate::served::RangeGuard;
 use blockmux_volume::{Op, Output, Seg, SgList};
 use blockmux_wire::scsi::cdb::FUA;
@@ -24,6 +24,7 @@ pub(super) fn compare_and_write(cx: &mut Context<'_>) -> Outcome {
         kind: Kind::CompareAndWrite,
         offset: range.offset,
         len: range.len,
+        at: 0,
         fua: range.flags & FUA != 0,
         data: SgList::default(),
         guard: None,
@@ -43,6 +44,7 @@ pub(super) fn orwrite(cx: &mut Context<'_>) -> Outcome {
         kind: Kind::Or,
         offset: range.offset,
         len: range.len,
+        at: 0,
         fua: range.flags & FUA != 0,
         data: SgList::default(),
         guard: None,
@@ -56,20 +58,38 @@ enum Kind {
     Or,
 }
 
-/// Locks the range, reads it, writes it; the lock goes with the work.
+/// Locks the range, reads it, writes it; the lock goes with the work. Nobody else gets at the range meanwhile, so that
+/// what is or-ed may be so a piece at a time.
 struct ReadModifyWrite {
     kind: Kind,
     offset: u64,
     len: u64,
+    /// How much of it is done.
+    at: u64,
     fua: bool,
     data: SgList,
     guard: Option<RangeGuard>,
 }
 
 impl ReadModifyWrite {
+    /// What is read and written next, in bytes.
+    fn piece(&self) -> u64 {
+        match self.kind {
+            Kind::CompareAndWrite => self.len,
+            Kind::Or => self.len.saturating_sub(self.at).min(PIECE),
+        }
+    }
+
+    fn io(&self, op: Op, data: Option<SgList>) -> Outcome {
+        Ok(Action::IoAlone(op, self.offset.saturating_add(self.at), self.piece(), data))
+    }
+
     fn modify(&self, read: &SgList) -> Result<SgList, Sense> {
         match self.kind {
-            Kind::Or => Ok(Seg::from_slice(&or(read, &self.data)).into()),
+            Kind::Or => {
+                let data = self.data.slice(self.at as usize, read.len());
+                Ok(Seg::from_slice(&or(read, &data)).into())
+            }
             Kind::CompareAndWrite => match first_difference(read, &self.data) {
                 // SBC-4, the COMPARE AND WRITE command: INFORMATION is the offset of the first byte that differs.
                 Some(at) => Err(Sense::new(SenseKey::MISCOMPARE, Asc::MISCOMPARE_DURING_VERIFY_OPERATION)
@@ -90,16 +110,19 @@ impl Work for ReadModifyWrite {
         if !RangeGuard::take(&mut self.guard, &cx.unit.unit.served, self.offset, self.len) {
             return Ok(Action::Wait);
         }
-        Ok(Action::IoAlone(Op::Read, self.offset, self.len, None))
+        self.io(Op::Read, None)
     }
 
     fn on_io(&mut self, _cx: &mut Context<'_>, output: Output) -> Outcome {
         match output {
             Output::Data(read) => {
                 let data = self.modify(&read)?;
-                Ok(Action::IoAlone(Op::Write { fua: self.fua }, self.offset, self.len, Some(data)))
+                self.io(Op::Write { fua: self.fua }, Some(data))
             }
-            _ => Ok(Action::good()),
+            _ => {
+                self.at = self.at.saturating_add(self.piece());
+                if self.at == self.len { Ok(Action::good()) } else { self.io(Op::Read, None) }
+            }
         }
     }
 }

@@ -5,7 +5,7 @@
 //! the other is asked before, and again for each piece, as it would be for a command sent to that unit.
 
 use super::sense::Sense;
-use super::task::{Action, Context, Failure, Outcome, Work, answer};
+use super::task::{Action, Context, Failure, Outcome, PIECE, Work, answer};
 use super::unit::LogicalUnit;
 use super::units::Attached;
 use crate::exports::VolumeId;
@@ -328,8 +328,6 @@ const LIST_ID_DISCARD: u8 = 0b10 << 3;
 const LIST_ID_NONE: u8 = 0b11 << 3;
 /// In the second byte of a CSCD descriptor, beside LU ID TYPE and NUL, which libiscsi's suite wants to be let pass.
 const PERIPHERAL_DEVICE_TYPE: u8 = 0x1f;
-/// Bytes that are copied at a time.
-const PIECE: u64 = 1 << 20;
 /// The most results that are remembered for one nexus.
 const MAX_RESULTS: usize = 16;
 /// The longest parameter list, in bytes; what is longer than [`MAX_LIST`] is told apart from it.

@@ -60,7 +60,7 @@ impl std::fmt::Debug for State {
 /// Takes a parameter list.
 pub(super) type OnParameters = fn(&mut Context<'_>, &[u8]) -> Outcome;
 
-/// A command of several steps. It is asked again until it is done, fails, or leaves another state in the context.
+/// A command of several steps, none of them long: what others want of this core waits meanwhile. It is asked again until it is done, fails, or leaves another state in the context.
 pub(super) trait Work {
     /// The data-out that it asked for.
     fn on_data_out(&mut self, _cx: &mut Context<'_>, _data: SgList) -> Outcome {
@@ -322,3 +322,6 @@ pub(super) fn answer(bytes: &[u8], allocation_length: usize) -> Outcome {
     }
     Ok(Action::Done(SgList::one(blockmux_volume::Seg::from_slice(bytes))))
 }
+
+/// Bytes that a command of several steps reads, compares or writes in one of them.
+pub(super) const PIECE: u64 = 1 << 20;

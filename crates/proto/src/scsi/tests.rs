@@ -50,6 +50,58 @@ fn an_error_of_the_volume_ends_the_command_with_its_sense() {
 }
 
 #[test]
+fn no_step_of_a_long_command_moves_much_at_once() {
+    let mut client = Bench::new().client("a");
+    let (block, blocks) = ([5; 512], vec![5; 4 << 20]);
+    // 4 MiB, but for the commands that take their data at once.
+    let long: [(&[u8], &[u8]); 6] = [
+        (&[0x41, 0, 0, 0, 0, 0, 0, 0x20, 0, 0], &block),
+        (&[0x2f, 0, 0, 0, 0, 0, 0, 0x20, 0, 0], &[]),
+        (&[0x2f, 2, 0, 0, 0, 0, 0, 0x20, 0, 0], &blocks),
+        (&[0x2f, 6, 0, 0, 0, 0, 0, 0x20, 0, 0], &block),
+        (&[0x8b, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x20, 0, 0, 0], &blocks),
+        (&[0x2e, 2, 0, 0, 0, 0, 0, 0x20, 0, 0], &blocks),
+    ];
+    for (cdb, data) in long {
+        let (mut task, mut step) = client.server.begin(&command(Lun::new(0), cdb, data.len()));
+        let (mut sent, mut steps) = (0, 0);
+        let response = loop {
+            match step {
+                Step::Done(response) => break response,
+                Step::Io { ref io, .. } => {
+                    let is_sent_whole = cdb[0] == 0x2e && io.op.is_write();
+                    assert!(io.len <= 1 << 20 || is_sent_whole, "{cdb:x?}: {io:?}");
+                    steps += 1;
+                }
+                _ => {}
+            }
+            step = client.turn(&mut task, step, data, &mut sent);
+        };
+        answer(response).good();
+        assert!(steps >= 4, "{cdb:x?}");
+    }
+    assert_eq!(client.run(&[0x28, 0, 0, 0, 0x1f, 0xff, 0, 0, 2, 0]).good(), [[5; 512], [0; 512]].concat());
+}
+
+#[test]
+fn every_piece_of_a_long_comparison_is_compared() {
+    let mut client = Bench::new().client("a");
+    let mut blocks: Vec<u8> = (0..3 << 20).map(|at| (at / 511) as u8).collect();
+    for cdb in [0x2e, 0x2f] {
+        client.run_with(&[cdb, 2, 0, 0, 0, 7, 0, 0x18, 0, 0], &blocks).good();
+    }
+    for at in [0, (1 << 20) - 1, 1 << 20, (3 << 20) - 1] {
+        blocks[at] ^= 1;
+        let verify = [0x2f, 2, 0, 0, 0, 7, 0, 0x18, 0, 0];
+        assert_eq!(client.run_with(&verify, &blocks).check(), (0xe, 0x1d00), "{at}");
+        blocks[at] ^= 1;
+    }
+    // Or-ing with the same changes nothing.
+    client.run_with(&[0x8b, 0, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0x18, 0, 0, 0], &blocks).good();
+    client.run_with(&[0x2f, 2, 0, 0, 0, 7, 0, 0x18, 0, 0], &blocks).good();
+}
+
+#[test]
 fn a_read_only_unit_refuses_whatever_would_change_it() {
     let volume = Arc::new(MemVolume::new(1 << 20));
     let identity = Identity { read_only: true, ..Identity::of("a") };

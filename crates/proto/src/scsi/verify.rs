@@ -2,8 +2,8 @@
 
 use super::bytes::first_difference;
 use super::sense::Sense;
-use super::task::{Action, Context, Outcome, Work};
-use blockmux_volume::{MAX_TRANSFER, Op, Output, SgList};
+use super::task::{Action, Context, Outcome, PIECE, Range, Work};
+use blockmux_volume::{Op, Output, Seg, SgList};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 
 /// With BYTCHK 00b the blocks must be readable, with 01b equal to the data-out, with 11b each equal to its one block.
@@ -23,11 +23,14 @@ pub(super) fn verify(cx: &mut Context<'_>) -> Outcome {
     if range.len == 0 {
         return Ok(Action::good());
     }
-    let mut work = Verify { offset: range.offset, left: range.len, reading: 0, data: SgList::default() };
+    let mut work = Verify::new(&range, Expected::Anything);
     if data_len == 0 {
         let first = work.read();
         cx.work(work);
         return first;
+    }
+    if bytchk(range.flags) == 0b11 {
+        work.expected = Expected::Each(SgList::default());
     }
     cx.work(work);
     cx.data_out(data_len)
@@ -43,50 +46,77 @@ pub(super) fn write_and_verify(cx: &mut Context<'_>) -> Outcome {
         _ => return Err(Sense::cdb_bit(1, 2).into()),
     };
     let Some(len) = cx.begin_write(&range)? else { return Ok(Action::good()) };
-    cx.work(WriteAndVerify { offset: range.offset, len, compare, data: SgList::default() });
+    cx.work(WriteAndVerify { range: Range { len, ..range }, compare, data: SgList::default() });
     cx.write_data_out(&range, len)
 }
 
+/// Reads and compares, a piece at a time.
 struct Verify {
-    /// What comes next, in bytes.
+    /// Where the range begins, in bytes.
     offset: u64,
-    left: u64,
+    /// In bytes.
+    len: u64,
+    /// How much of it is done.
+    at: u64,
     /// How much is being read.
     reading: u64,
-    /// What to compare with: nothing, all of it, or one block.
-    data: SgList,
+    expected: Expected,
+}
+
+/// What blocks are compared with.
+enum Expected {
+    Anything,
+    All(SgList),
+    /// Copies of one block, so that several are compared at a time.
+    Each(SgList),
 }
 
 impl Verify {
+    fn new(range: &Range, expected: Expected) -> Verify {
+        Verify { offset: range.offset, len: range.len, at: 0, reading: 0, expected }
+    }
+
     fn read(&mut self) -> Outcome {
-        self.reading = self.left.min(MAX_TRANSFER.into());
-        Ok(Action::Io(Op::Read, self.offset, self.reading, None))
+        self.reading = self.len.saturating_sub(self.at).min(PIECE);
+        Ok(Action::Io(Op::Read, self.offset.saturating_add(self.at), self.reading, None))
+    }
+
+    fn compare(&self, read: &SgList) -> Result<(), Sense> {
+        match &self.expected {
+            Expected::Anything => Ok(()),
+            Expected::All(data) => compare(read, &data.slice(self.at as usize, self.reading as usize)),
+            Expected::Each(copies) => {
+                let step = copies.len().max(1);
+                let mut places = (0..read.len()).step_by(step);
+                places.try_for_each(|at| {
+                    compare(&read.slice(at, step.min(read.len().saturating_sub(at))), copies)
+                })
+            }
+        }
     }
 }
 
 impl Work for Verify {
     fn on_data_out(&mut self, _cx: &mut Context<'_>, data: SgList) -> Outcome {
-        self.data = data;
+        self.expected = match self.expected {
+            Expected::Each(_) => {
+                let copies = COPIES.checked_div(data.len()).unwrap_or(0).max(1);
+                Expected::Each(Seg::from_slice(&data.to_vec().repeat(copies)).into())
+            }
+            _ => Expected::All(data),
+        };
         self.read()
     }
 
     fn on_io(&mut self, _cx: &mut Context<'_>, output: Output) -> Outcome {
-        let read = output.into_data();
-        if !self.data.is_empty() {
-            let step = self.data.len();
-            for at in (0..read.len()).step_by(step) {
-                compare(&read.slice(at, step.min(read.len().saturating_sub(at))), &self.data)?;
-            }
-        }
-        self.offset = self.offset.saturating_add(self.reading);
-        self.left = self.left.saturating_sub(self.reading);
-        if self.left == 0 { Ok(Action::good()) } else { self.read() }
+        self.compare(&output.into_data())?;
+        self.at = self.at.saturating_add(self.reading);
+        if self.at == self.len { Ok(Action::good()) } else { self.read() }
     }
 }
 
 struct WriteAndVerify {
-    offset: u64,
-    len: u64,
+    range: Range,
     compare: bool,
     /// What was written, once it was.
     data: SgList,
@@ -96,19 +126,16 @@ impl Work for WriteAndVerify {
     fn on_data_out(&mut self, _cx: &mut Context<'_>, data: SgList) -> Outcome {
         self.data = data.clone();
         // To verify the medium, the data has to be there.
-        Ok(Action::Io(Op::Write { fua: true }, self.offset, self.len, Some(data)))
+        Ok(Action::Io(Op::Write { fua: true }, self.range.offset, self.range.len, Some(data)))
     }
 
-    fn on_io(&mut self, _cx: &mut Context<'_>, output: Output) -> Outcome {
-        match output {
-            Output::Data(read) => {
-                if self.compare {
-                    compare(&read, &self.data)?;
-                }
-                Ok(Action::good())
-            }
-            _ => Ok(Action::Io(Op::Read, self.offset, self.len, None)),
-        }
+    fn on_io(&mut self, cx: &mut Context<'_>, _output: Output) -> Outcome {
+        let data = std::mem::take(&mut self.data);
+        let expected = if self.compare { Expected::All(data) } else { Expected::Anything };
+        let mut verify = Verify::new(&self.range, expected);
+        let first = verify.read();
+        cx.work(verify);
+        first
     }
 }
 
@@ -123,6 +150,9 @@ fn compare(medium: &SgList, data: &SgList) -> Result<(), Sense> {
 fn bytchk(flags: u8) -> u8 {
     (flags >> 1) & 0b11
 }
+
+/// Bytes of copies of a block.
+const COPIES: usize = 64 << 10;
 
 #[cfg(test)]
 mod tests {

@@ -2,7 +2,7 @@
 
 use super::bytes::is_zero;
 use super::sense::Sense;
-use super::task::{Action, Context, Outcome, Work};
+use super::task::{Action, Context, Outcome, PIECE, Work};
 use blockmux_volume::{Op, Output, Seg, SgList};
 use blockmux_wire::scsi::opcode::Opcode;
 use blockmux_wire::scsi::provisioning::{WRITE_SAME_ANCHOR, WRITE_SAME_NDOB, WRITE_SAME_UNMAP};
@@ -78,9 +78,6 @@ impl Work for WriteSame {
         self.next()
     }
 }
-
-/// Bytes that are written at a time.
-const PIECE: u64 = 1 << 20;
 
 #[cfg(test)]
 mod tests {

@@ -15,6 +15,7 @@ mod damage;
 mod fence;
 mod gate;
 mod image;
+mod left;
 mod ranges;
 mod reservations;
 mod traffic;
@@ -23,6 +24,7 @@ mod traffic;
 mod tests;
 
 pub use image::{ImageError, ReservationStore, SaveTicket};
+pub use left::{Left, MOST_LEFT};
 pub use traffic::{Meter, Traffic};
 
 pub(crate) use fence::Fence;
@@ -39,6 +41,7 @@ pub(crate) use reservations::Registration;
 use blockmux_volume::{Resize, ResizeError, Volume};
 use damage::Damage;
 use image::from_image;
+use left::LeftBehind;
 use ranges::Ranges;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -58,6 +61,7 @@ pub struct Served {
     size: Mutex<u64>,
     meters: Meters,
     damage: Damage,
+    left: LeftBehind,
 }
 
 /// Who may do what.
@@ -136,6 +140,7 @@ impl Served {
             size: Mutex::new(size),
             meters: Meters::default(),
             damage: Damage::default(),
+            left: LeftBehind::default(),
         });
         let weak = Arc::downgrade(&served);
         served.volume.on_resize(Box::new(move || {

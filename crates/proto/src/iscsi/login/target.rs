@@ -57,6 +57,8 @@ pub(in crate::iscsi) struct TargetLogin {
     invitation: Option<Invitation>,
     /// All is agreed on, and the session's last response waits for another session's end.
     leaving: Option<Leaving>,
+    /// How often it was asked for that in vain.
+    waits: u32,
 }
 
 /// What a login's last response says, and what it leads to.
@@ -133,6 +135,7 @@ impl TargetLogin {
             hang_up: None,
             invitation: None,
             leaving: None,
+            waits: 0,
         }
     }
 
@@ -181,9 +184,12 @@ impl TargetLogin {
                 Ok(false) => return Progress::Waits,
                 Err(failure) => return Progress::Failed(failure),
             },
-            (Some(name), None) => match self.node.sessions.join(name, &self.home) {
+            (Some(name), None) => match self.node.sessions.join(name, &self.home, self.waits < MOST_WAITS) {
                 Some(membership) => (membership.tsih(), Some(membership)),
-                None => return Progress::Waits,
+                None => {
+                    self.waits = self.waits.saturating_add(1);
+                    return Progress::Waits;
+                }
             },
             (None, None) => (self.node.sessions.next_tsih(), None),
         };
@@ -487,6 +493,10 @@ impl TargetLogin {
 
 /// The most requests of one login.
 const MAX_REQUESTS: u32 = 64;
+
+/// How often a login asks whether sessions are over that its initiator has left and that are other ones than its own: half
+/// a second, as it waits in between.
+const MOST_WAITS: u32 = 250;
 
 /// The most text in one response, in bytes: what every initiator takes during login.
 const MAX_RESPONSE_TEXT: usize = super::operational::DEFAULT_DATA_SEGMENT_LENGTH as usize;

@@ -5,6 +5,12 @@
 //! and resets concern too, are ended by the device server with their next step; for what they have in flight, the function
 //! waits until all is over that was in flight at the volume.
 //!
+//! If that I/O hangs, so does the answer, for as long. There is none that would be true before: "Function complete" says
+//! that nothing reaches the volume any more, and after "Function rejected" the initiator would wait for tasks that are
+//! over. Linux's target waits without end, too. What the initiator does when its own patience is over, a new session in
+//! the place of this one, waits for the same I/O and is refused after 30 seconds ([`crate::iscsi::sessions`]): a write
+//! that comes late must not undo what a new session has written.
+//!
 //! Data that was asked for by R2T is not waited for, though RFC 7143 §4.2.3.3 has the initiator send it all the same:
 //! Linux's initiator does not send it after a function, as its setting FastAbort has it by default. What does come is for
 //! no task, and dropped.

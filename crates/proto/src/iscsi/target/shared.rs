@@ -175,7 +175,9 @@ impl Shared {
     /// A connection is gone.
     pub(super) fn remove_link(&mut self, key: u32) {
         self.links.retain(|link| link.key != key);
-        self.is_over |= self.links.is_empty();
+        if self.links.is_empty() {
+            self.note_over();
+        }
         if let Some(membership) = &self.membership {
             membership.remove_connection(key);
         }
@@ -293,10 +295,18 @@ impl Shared {
 
     /// The session is over: no connection is added, and all but `key` are told to end.
     pub(super) fn end(&mut self, key: u32) {
-        self.is_over = true;
+        self.note_over();
         let others = self.links.iter().map(|link| link.key).filter(|other| *other != key);
         for other in others.collect::<Vec<_>>() {
             self.tell_to_end(other, None);
+        }
+    }
+
+    fn note_over(&mut self) {
+        if !std::mem::replace(&mut self.is_over, true)
+            && let Some(membership) = &self.membership
+        {
+            membership.end();
         }
     }
 

@@ -3,7 +3,7 @@
 use super::{Plan, Record, Source};
 use crate::scsi::Status;
 use crate::scsi::sense::Sense;
-use crate::scsi::task::{Action, Context, Failure, Outcome, Work};
+use crate::scsi::task::{Action, Context, Failure, Outcome, PIECE, Work};
 use crate::scsi::unit::{LogicalUnit, NexusKey};
 use crate::scsi::units::Attached;
 use blockmux_volume::{Memory, Op, Output, SgList};
@@ -167,7 +167,5 @@ fn place(ranges: &[(u64, u64)], mut at: u64) -> Option<(u64, u64)> {
     None
 }
 
-/// Bytes that are copied at a time.
-const PIECE: u64 = 1 << 20;
 /// Bytes that are zeroed at a time.
 const ZERO_PIECE: u64 = 64 << 20;

@@ -275,6 +275,43 @@ fn who_logs_in_again_gets_in_when_nothing_of_the_old_session_is_left() {
 }
 
 #[test]
+fn who_has_left_one_session_begins_another_when_nothing_of_that_is_left() {
+    let (node, exports) = node(None);
+    let connect = || Initiator::connect_to((node.clone(), exports.clone()), Pool::new(usize::MAX));
+    let mut first = connect();
+    first.pump.holds_io = true;
+    first.enter("");
+    first.command(0, &[0; 6], None, None);
+    assert_eq!(first.command(0, &write10(0, 1), None, Some(&[7; 512])).len(), 0, "its write is in flight");
+    // The initiator is gone, and the session is not.
+    first.pump.session.on_end().unwrap();
+    for waits_in_vain in [true, false] {
+        let mut other = connect();
+        let mut other_isid = login_request(0x87);
+        other_isid.isid = [0x80, 9, 9, 9, 9, u8::from(waits_in_vain)];
+        assert_eq!(other.exchange(&other_isid, names().as_bytes()).len(), 0);
+        let mut polls = 0;
+        let responses = loop {
+            let until = other.pump.session.poll_timeout().unwrap();
+            other.pump.session.on_timeout(until).unwrap();
+            let responses = other.receive();
+            if !responses.is_empty() {
+                break responses;
+            }
+            polls += 1;
+            if polls == 3 && !waits_in_vain {
+                first = connect();
+            }
+        };
+        assert_eq!(responses[0].as_a::<LoginResponse>().status.get(), 0);
+        assert_eq!(polls > 100, waits_in_vain, "{polls}");
+        // It has gone before the next comes.
+        drop(other);
+    }
+    drop(first);
+}
+
+#[test]
 fn who_logs_in_again_in_vain_is_told_after_30_seconds() {
     let (node, exports) = node(None);
     let connect = || Initiator::connect_to((node.clone(), exports.clone()), Pool::new(usize::MAX));
