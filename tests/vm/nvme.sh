@@ -117,7 +117,8 @@ for reset in 1 2 3; do
   within 30 is_live $controller
 done
 wait $!
-kernel_is_content 'resetting controller'
+# Its own end of a queue's socket is shut while it still sends.
+kernel_is_content 'resetting controller|failed to send request -32'
 
 check a_host_may_have_digests
 disconnect $controller

@@ -13,6 +13,7 @@ use crate::connection::{Broken, Connection, Inflow};
 use crate::host::{ByteStream, Host};
 use crate::reactor::{Progress, Task};
 use blockmux_proto::session::{Initiator, PathRank};
+use blockmux_tls::Psk;
 use blockmux_volume::{Completion, Io, IoError, Tag, Waker};
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -40,6 +41,8 @@ pub(super) struct Link<D: Dialer, H: Host> {
     /// Wakes whoever uses the channel.
     consumer: Waker,
     party: Rc<Party>,
+    /// What the connections of the session are secured with, and of its control.
+    tls_keys: Option<Arc<[Psk]>>,
     /// Open before the session and as long as it is; `None` where the protocol has none, or without a connection.
     control: Option<ControlLine<D::Control, H>>,
     state: State<D::Session, H>,
@@ -134,6 +137,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 waker: waker.clone(),
                 consumer: consumer.clone(),
                 party: party.clone(),
+                tls_keys: None,
                 control: None,
                 state: State::Pausing { until: core.now() },
                 queue: VecDeque::with_capacity(depth as usize),
@@ -243,6 +247,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
         let Some(control) = &mut self.control else { return Progress::Idle };
         let turn = control.turn();
         let refusal = self.dialer.control_refusal(control.session());
+        let has_prepared = self.dialer.take_preparation(control.session());
         if let Some(size) = control.poll_size()
             && self.known.take_size(size, self.moves.address())
         {
@@ -257,6 +262,11 @@ impl<D: Dialer, H: Host> Link<D, H> {
         }
         match (turn, refusal) {
             (_, Some(reason)) => self.give_up(&reason),
+            (_, None) if has_prepared => {
+                self.end_control();
+                self.state = State::Pausing { until: self.core.now() };
+                Progress::More
+            }
             (Ok(progress), None) => progress,
             (Err(broken), None) => self.lose_to(&broken),
         }
@@ -279,7 +289,10 @@ impl<D: Dialer, H: Host> Link<D, H> {
         if self.is_closing {
             return Progress::Idle;
         }
-        let secure = match super::secure(self.dialer.tls_keys()) {
+        if self.control.is_none() {
+            self.tls_keys = self.dialer.tls_keys();
+        }
+        let secure = match super::secure(self.tls_keys.as_deref()) {
             Ok(secure) => secure,
             Err(error) => {
                 self.give_up(&Broken::from(error).to_string());
@@ -311,7 +324,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 };
                 let (pool, now) = (self.core.pool(), self.core.now());
                 if self.control.is_none()
-                    && let Some(control) = self.dialer.control(pool, now)
+                    && let Some(control) = self.dialer.control(self.tls_keys.is_some(), pool, now)
                 {
                     self.told_rank = PathRank::Best;
                     self.control = Some(ControlLine::new(connection, control));
@@ -348,7 +361,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
         let State::Open { lanes, session, is_checked } = &mut self.state else {
             return Ok(Progress::Idle);
         };
-        let tls_keys = self.dialer.tls_keys();
+        let tls_keys = self.tls_keys.as_deref();
         let dial = Dial { core: &self.core, waker: &self.waker, address: self.moves.address(), tls_keys };
         let is_dialled = lanes.dial(session, &dial)?;
         let inflow = lanes.receive(session, &dial)?;
@@ -414,7 +427,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
         if self.is_closing {
             session.on_stop();
         }
-        let tls_keys = self.dialer.tls_keys();
+        let tls_keys = self.tls_keys.as_deref();
         let dial = Dial { core: &self.core, waker: &self.waker, address: self.moves.address(), tls_keys };
         let has_sent = lanes.send(session, &dial)? || is_dialled;
         if has_sent || matches!(inflow, Inflow::More | Inflow::Drained) {

@@ -162,8 +162,7 @@ impl Authenticator {
         let hashes = ours.hash_ids.get(..ours.halen.into()).ok_or(wrong)?;
         let groups = ours.dh_group_ids.get(..ours.dhlen.into()).ok_or(wrong)?;
         let is_usable = |hash: &Hash| {
-            // No cipher suite of TLS has the longest.
-            (sc_c == SC_C_NONE || *hash != Hash::Sha512)
+            (sc_c == SC_C_NONE || hash.is_of_tls())
                 && self.secrets.hash.is_none_or(|only| only == *hash)
                 && hashes.contains(&hash.id().0)
         };
