@@ -67,13 +67,14 @@ impl Authenticator {
     }
 
     /// The same where a host may have a secure channel made: with this SC_C.
-    pub(crate) fn with_secure_channel(mut self, sc_c: u8) -> Authenticator {
+    #[must_use]
+    pub fn with_secure_channel(mut self, sc_c: u8) -> Authenticator {
         self.secure_channel = sc_c;
         self
     }
 
     /// The key of TLS that both sides have, once, when the host has proved who it is.
-    pub(crate) fn take_generated(&mut self) -> Option<InputPsk> {
+    pub fn take_generated(&mut self) -> Option<InputPsk> {
         if self.is_done { self.generated.take() } else { None }
     }
 
