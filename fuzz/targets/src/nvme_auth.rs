@@ -34,12 +34,8 @@ pub(crate) fn nvme_auth(data: &[u8]) {
         group: Some(group),
     };
     let name = |name: &str| Nqn::new(name).expect("it is a name");
-    let concatenation = choices.of(&[
-        Concatenation::None,
-        Concatenation::Due,
-        Concatenation::None,
-        Concatenation::Done,
-    ]);
+    let concatenation =
+        choices.of(&[Concatenation::None, Concatenation::Due, Concatenation::None, Concatenation::Done]);
     let makes_key = concatenation == Concatenation::Due;
     let can_make_key = group != DhGroup::Null && hash != Some(Hash::Sha512);
     let credentials = Credentials { secrets: Arc::new(own), seed: [1; 32], concatenation };
