@@ -1,6 +1,7 @@
-//! One session of a channel, over all its lives: dials, carries requests, and when it is lost (`loss`) replays, waits, gives
-//! up.
+//! One session of a channel, over all its lives: dials, carries requests beside its control (`controlled`), and when it is
+//! lost (`loss`) replays, waits, gives up.
 
+mod controlled;
 mod loss;
 
 use super::control::ControlLine;
@@ -232,59 +233,6 @@ impl<D: Dialer, H: Host> Link<D, H> {
         progress
     }
 
-    /// Whether a task that runs over and over looks at its control now: not each time, which would cost a system call
-    /// each time, but all the time while nothing goes without it.
-    #[inline]
-    fn is_control_due(&mut self) -> bool {
-        self.turns = self.turns.wrapping_add(1);
-        let is_open = matches!(self.state, State::Open { is_checked: true, .. });
-        !is_open || self.turns.is_multiple_of(CONTROL_EVERY)
-    }
-
-    /// Lets the control do what it has to; without it there is no session.
-    #[inline]
-    fn run_control(&mut self) -> Progress {
-        let Some(control) = &mut self.control else { return Progress::Idle };
-        let turn = control.turn();
-        let refusal = self.dialer.control_refusal(control.session());
-        let has_prepared = self.dialer.take_preparation(control.session());
-        if let Some(size) = control.poll_size()
-            && self.known.take_size(size, self.moves.address())
-        {
-            self.party.is_changed.set(true);
-            self.consumer.wake();
-        }
-        if let Some(rank) = control.poll_path_rank() {
-            self.told_rank = rank;
-            if let State::Open { session, .. } = &mut self.state {
-                session.set_path_rank(rank);
-            }
-        }
-        match (turn, refusal) {
-            (_, Some(reason)) => self.give_up(&reason),
-            (_, None) if has_prepared => {
-                self.end_control();
-                self.state = State::Pausing { until: self.core.now() };
-                Progress::More
-            }
-            (Ok(progress), None) => progress,
-            (Err(broken), None) => self.lose_to(&broken),
-        }
-    }
-
-    /// Once the control is ready, dials for the session.
-    fn run_controlling(&mut self) -> Progress {
-        let is_ready = self.control.as_ref().is_some_and(ControlLine::is_ready);
-        if is_ready { self.dial() } else { Progress::Idle }
-    }
-
-    /// The session is over: says goodbye.
-    fn end_control(&mut self) {
-        if let Some(mut control) = self.control.take() {
-            control.end();
-        }
-    }
-
     fn dial(&mut self) -> Progress {
         if self.is_closing {
             return Progress::Idle;
@@ -493,9 +441,6 @@ impl<D: Dialer, H: Host> Link<D, H> {
 fn lost(tag: Tag) -> Completion {
     Completion { tag, result: Err(IoError::PathLost) }
 }
-
-/// Runs of a task that is busy between two looks at its control.
-const CONTROL_EVERY: u32 = 64;
 
 /// Why a session is over.
 enum Ended {
