@@ -1,10 +1,10 @@
-# The kernel's NVMe/TCP host comes to `blockmux serve --nvme-tcp` by TLS. tlshd does the handshakes for the
-# kernel; the keys are derived here by OpenSSL. They are for SHA-256: GnuTLS learned after its
+# The kernel's NVMe/TCP host comes to `blockmux serve --nvme-tcp` by TLS, and our initiator to the kernel's target. tlshd
+# does the handshakes for the kernel; the keys are derived here by OpenSSL. They are for SHA-256: GnuTLS learned after its
 # version 3.7 to use others.
 . /lib.sh
 . /nvme.inc
 modprobe nvme-core multipath=N
-modprobe -a tls nvme-tcp
+modprobe -a tls nvme-tcp nvmet-tcp
 
 # A configured key, as nvme-cli has it, and its bytes.
 KEY=NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:
@@ -70,3 +70,36 @@ connect_by_tls 1
 file_system ext4 "$(disk_of $controller 1)"
 disconnect $controller
 host stop target
+
+# A disk in memory, of 32 MiB, served by the kernel.
+mount -t configfs none /sys/kernel/config
+nvmet=/sys/kernel/config/nvmet
+truncate -s 32M disk
+subsystem=$nvmet/subsystems/$NQN
+mkdir "$subsystem"
+echo 1 >"$subsystem/attr_allow_any_host"
+mkdir "$subsystem/namespaces/1"
+printf %s "$PWD/disk" >"$subsystem/namespaces/1/device_path"
+echo 1 >"$subsystem/namespaces/1/buffered_io"
+echo 1 >"$subsystem/namespaces/1/enable"
+port=$nvmet/ports/1
+mkdir "$port"
+echo ipv4 >"$port/addr_adrfam"
+echo tcp >"$port/addr_trtype"
+echo "$GUEST" >"$port/addr_traddr"
+echo 4420 >"$port/addr_trsvcid"
+echo tls1.3 >"$port/addr_tsas"
+echo required >"$port/addr_treq"
+ln -s "$subsystem" "$port/subsystems/$NQN"
+host run 'head -c 8M /dev/urandom >source.img
+  truncate -s 32M source.img'
+
+check we_come_to_linux_by_tls
+url="nvme+tcp://$GUEST/$NQN/1?hostnqn=$(name_of 1)&tls_key_file=key&tls_identity=0"
+host run "blockmux copy --verify file:source.img '$url'"
+host run "blockmux copy '$url' file:back.img && cmp source.img back.img"
+host run "blockmux bench '$url' --rw randwrite --bs 16k --iodepth 16 --verify crc32c --runs 1 --no_ceiling"
+
+check linux_refuses_us_without_a_key
+fails host run "blockmux info 'nvme+tcp://$GUEST/$NQN/1?hostnqn=$(name_of 1)&ctrl_loss_tmo=0'"
+kernel_is_content .

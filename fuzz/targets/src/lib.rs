@@ -31,6 +31,7 @@ mod outbox;
 mod requests;
 mod served;
 mod text;
+mod tls;
 mod wire;
 
 /// A function under fuzz.
@@ -64,6 +65,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "nvme_tcp_target", run: nvme_tcp_target::nvme_tcp_target },
     Target { name: "nvme_url", run: text::nvme_url },
     Target { name: "outbox", run: outbox::outbox },
+    Target { name: "tls", run: tls::tls },
     Target { name: "volume_spec", run: text::volume_spec },
 ];
 

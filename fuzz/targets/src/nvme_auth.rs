@@ -1,12 +1,16 @@
 //! DH-HMAC-CHAP between a host and a controller, with messages that somebody spoils on their way.
 //!
-//! Whatever is done to messages, both sides come to an end, and neither believes who does not know the secret.
+//! Whatever is done to messages, both sides come to an end, and neither believes who does not know the secret. A key of
+//! TLS, where one is to be made, is the same on both sides.
 
 use crate::choices::Choices;
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvmeof::auth::host::{Applicant, Turn};
 use blockmux_proto::nvmeof::auth::target::Authenticator;
-use blockmux_proto::nvmeof::auth::{Credentials, DhGroup, Hash, HostSecrets, MAX_MESSAGE, Secret};
+use blockmux_proto::nvmeof::auth::{
+    Concatenation, Credentials, DhGroup, Hash, HostSecrets, MAX_MESSAGE, Secret,
+};
+use blockmux_wire::nvmeof::auth::SC_C_NEW_TLS_PSK;
 use std::sync::Arc;
 
 /// Reads `data` as choices and what messages are replaced by.
@@ -30,9 +34,14 @@ pub(crate) fn nvme_auth(data: &[u8]) {
         group: Some(group),
     };
     let name = |name: &str| Nqn::new(name).expect("it is a name");
-    let credentials = Credentials { secrets: Arc::new(own), seed: [1; 32] };
+    let concatenation =
+        choices.of(&[Concatenation::None, Concatenation::Due, Concatenation::None, Concatenation::Done]);
+    let makes_key = concatenation == Concatenation::Due;
+    let can_make_key = group != DhGroup::Null && hash != Some(Hash::Sha512);
+    let credentials = Credentials { secrets: Arc::new(own), seed: [1; 32], concatenation };
     let mut host = Applicant::new(credentials, &name("nqn.h"), &name("nqn.s"));
-    let mut target = Authenticator::new(Arc::new(controller), "nqn.h", "nqn.s", [2; 32]);
+    let mut target = Authenticator::new(Arc::new(controller), "nqn.h", "nqn.s", [2; 32])
+        .with_secure_channel(SC_C_NEW_TLS_PSK);
     let (mut stream, mut is_spoiled, mut turns) = (&stream[..], false, 0);
     let outcome = loop {
         assert!(turns < MAX_TURNS, "a host has at most five messages");
@@ -55,17 +64,21 @@ pub(crate) fn nvme_auth(data: &[u8]) {
         }
     };
     assert!(!target.is_done() || knows, "who does not know the secret was let in");
+    assert!(host.generated().is_none() || outcome.is_ok(), "a key is there that proves nothing");
     if asks {
         assert!(outcome.is_err() || is_known, "a controller was believed that does not know its secret");
     }
     if !is_spoiled {
-        assert_eq!(outcome.is_ok(), knows && (is_known || !asks));
+        let is_possible = can_make_key || !makes_key;
+        assert_eq!(outcome.is_ok(), is_possible && knows && (is_known || !asks));
         assert_eq!(target.is_done(), outcome.is_ok());
+        assert_eq!(host.generated().is_some(), makes_key && outcome.is_ok());
+        assert!(host.generated() == target.take_generated().as_ref(), "both have the same key, or none");
     }
 }
 
 /// Leaves a message as it is, or changes a byte, cuts it off or puts another in its place; whether it is another now.
-fn spoil(message: &mut Vec<u8>, choices: &mut Choices<'_>, stream: &mut &[u8]) -> bool {
+pub(crate) fn spoil(message: &mut Vec<u8>, choices: &mut Choices<'_>, stream: &mut &[u8]) -> bool {
     let before = message.clone();
     match choices.byte() {
         0..=127 => {}

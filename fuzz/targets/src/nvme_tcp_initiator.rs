@@ -12,7 +12,7 @@ use crate::nvme_auth;
 use crate::requests::Requests;
 use crate::wire::Wire;
 use blockmux_proto::nvme::nqn::Nqn;
-use blockmux_proto::nvmeof::auth::{Credentials, DhGroup, HostSecrets, Secret};
+use blockmux_proto::nvmeof::auth::{Concatenation, Credentials, DhGroup, HostSecrets, Secret};
 use blockmux_proto::nvmeof::tcp::initiator::{
     AdminConfig, AdminSession, Ask, ControllerInfo, Digests, Names, NamespaceInfo, QueueConfig, QueueSession,
 };
@@ -289,7 +289,7 @@ fn names() -> Names {
 fn credentials() -> Credentials {
     let host = Secret::parse(nvme_auth::OWN).expect("it is a secret");
     let secrets = HostSecrets { host, controller: None, hash: None, group: Some(DhGroup::Null) };
-    Credentials { secrets: Arc::new(secrets), seed: [1; 32] }
+    Credentials { secrets: Arc::new(secrets), seed: [1; 32], concatenation: Concatenation::None }
 }
 
 const MAX_TURNS: usize = 4000;

@@ -66,7 +66,7 @@ impl Run<'_> {
             subsystem,
             first,
             choices,
-            served: Served::open(exports, &pool, session.depth()).leaving_ranges(),
+            served: Served::open(exports, &pool, session.depth()),
             session,
             _admin: admin,
             wire: Wire::new(stream),

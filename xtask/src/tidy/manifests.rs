@@ -14,7 +14,7 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
     ("engine", &["volume", "proto", "rdma", "tls"]),
     ("lab", &["volume", "proto", "engine"]),
     ("blockmux", &["wire", "volume", "proto", "engine", "lab"]),
-    ("fuzz-targets", &["wire", "volume", "proto", "rdma", "engine", "lab"]),
+    ("fuzz-targets", &["wire", "volume", "proto", "rdma", "tls", "engine", "lab"]),
     ("fuzz", &["fuzz-targets"]),
     ("xtask", &[]),
 ];

@@ -22,6 +22,7 @@ mod iser;
 mod memory;
 mod nvme;
 mod nvme_tls;
+mod one_volume;
 mod program;
 mod proxy;
 mod raw_client;

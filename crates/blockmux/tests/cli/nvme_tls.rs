@@ -19,6 +19,10 @@ const KEY_256: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdW
 const KEY_384: &str =
     "NVMeTLSkey-1:02:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwP/w0S89ELi3W2LxIcLXVsDn8kXZQ==:";
 
+/// As nvme-cli makes them.
+const SECRET: &str = "DHHC-1:00:AQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyAl7OaH:";
+const CTRL_SECRET: &str = "DHHC-1:01:xhpN8YQ0bpjH83p5yxlWLtSiXislYPoRsC6dIx1EcTfiGqn9:";
+
 /// A daemon with a subsystem that one host reaches with a key, and another without.
 struct Guarded {
     daemon: Daemon,
@@ -65,6 +69,23 @@ fn key_file(directory: &Path, name: &str, key: &str) -> PathBuf {
     path
 }
 
+/// A daemon whose one host proves who it is; its URL, for that host and with its files.
+fn proving(files: &Path, address: &str) -> (Daemon, String) {
+    let [own, controllers] = [("own-secret", SECRET), ("ctrl-secret", CTRL_SECRET)]
+        .map(|(name, secret)| key_file(files, name, secret).display().to_string());
+    let config = format!(
+        "nvme_tcp = ['{address}']\n[[volume]]\nname = 'disk'\nspec = 'mem:16m'\n\
+         [[nvme_subsystem]]\nnqn = '{SUBSYSTEM}'\nnamespaces = {{ 1 = 'disk' }}\n\
+         [[nvme_subsystem.host]]\nhostnqn = '{HOST}'\ndhchap_secret_file = '{own}'\n\
+         dhchap_ctrl_secret_file = '{controllers}'\ndhchap_dhgroup = 'ffdhe2048'\n"
+    );
+    let path = files.join("proving.toml");
+    fs::write(&path, config).unwrap();
+    let daemon = Daemon::serve(&["--config", path.to_str().unwrap()]);
+    let url = format!("{}?hostnqn={HOST}&dhchap_secret_file={own}", daemon.urls_of("nvme+tcp")[0]);
+    (daemon, url)
+}
+
 /// What `blockmux info` says that fails.
 fn complaint(url: &str) -> String {
     let output = blockmux(["info", url]);
@@ -87,6 +108,42 @@ fn a_host_with_a_key_comes_by_tls_and_by_nothing_else() {
         succeed(&mut command(&["info", &guarded.url(OTHER, None)]));
         assert!(complaint(&guarded.url(OTHER, Some(key))).contains("unknown_psk_identity"));
     }
+}
+
+#[test]
+fn a_proof_makes_a_key_of_tls_and_a_daemon_that_lost_it_makes_another() {
+    let files = tempfile::tempdir().unwrap();
+    let (daemon, url) = proving(files.path(), "127.0.0.1:0");
+    let address = address_in(&url).to_string();
+    let source = half_empty_file(files.path(), 16 << 20);
+    let from = format!("file:{}", source.display());
+    let mutual = format!("{url}&dhchap_ctrl_secret_file={}", files.path().join("ctrl-secret").display());
+    for url in [&url, &mutual] {
+        for more in ["", "&connections=3", "&dhchap_hash=hmac(sha256)&dhchap_dhgroup=ffdhe2048"] {
+            succeed(&mut command(&["copy", "--verify", &from, &format!("{url}&concat=on{more}")]));
+        }
+    }
+    assert!(complaint(&format!("{url}&concat=on&dhchap_dhgroup=ffdhe3072")).contains("turned us away"));
+    // A gateway's channels have the key of the daemon before, which the next one does not know.
+    let gateway = format!("gateway={mutual}&concat=on");
+    let gateway = Daemon::serve(&[&gateway, "--nbd", "127.0.0.1:0"]);
+    let nbd = &gateway.urls_of("nbd")[0];
+    succeed(&mut command(&["copy", "--verify", &from, nbd]));
+    drop(daemon);
+    let (daemon, _) = proving(files.path(), &address);
+    succeed(&mut command(&["copy", "--verify", &from, nbd]));
+    drop(gateway);
+    drop(daemon);
+}
+
+#[test]
+fn without_a_proof_there_is_no_secure_channel_and_nothing_is_done() {
+    let files = tempfile::tempdir().unwrap();
+    let open = Daemon::serve(&["mem:1m", "--nvme-tcp", "127.0.0.1:0"]);
+    let secret = key_file(files.path(), "own-secret", SECRET);
+    let url = &open.urls_of("nvme+tcp")[0];
+    let said = complaint(&format!("{url}?concat=on&dhchap_secret_file={}", secret.display()));
+    assert!(said.contains("no key for a secure channel") && said.contains("leave out concat"), "{said}");
 }
 
 #[test]

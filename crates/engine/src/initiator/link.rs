@@ -1,6 +1,7 @@
-//! One session of a channel, over all its lives: dials, carries requests, and when it is lost (`loss`) replays, waits, gives
-//! up.
+//! One session of a channel, over all its lives: dials, carries requests beside its control (`controlled`), and when it is
+//! lost (`loss`) replays, waits, gives up.
 
+mod controlled;
 mod loss;
 
 use super::control::ControlLine;
@@ -13,6 +14,7 @@ use crate::connection::{Broken, Connection, Inflow};
 use crate::host::{ByteStream, Host};
 use crate::reactor::{Progress, Task};
 use blockmux_proto::session::{Initiator, PathRank};
+use blockmux_tls::Psk;
 use blockmux_volume::{Completion, Io, IoError, Tag, Waker};
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -40,6 +42,8 @@ pub(super) struct Link<D: Dialer, H: Host> {
     /// Wakes whoever uses the channel.
     consumer: Waker,
     party: Rc<Party>,
+    /// What the connections of the session are secured with, and of its control.
+    tls_keys: Option<Arc<[Psk]>>,
     /// Open before the session and as long as it is; `None` where the protocol has none, or without a connection.
     control: Option<ControlLine<D::Control, H>>,
     state: State<D::Session, H>,
@@ -134,6 +138,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 waker: waker.clone(),
                 consumer: consumer.clone(),
                 party: party.clone(),
+                tls_keys: None,
                 control: None,
                 state: State::Pausing { until: core.now() },
                 queue: VecDeque::with_capacity(depth as usize),
@@ -228,58 +233,14 @@ impl<D: Dialer, H: Host> Link<D, H> {
         progress
     }
 
-    /// Whether a task that runs over and over looks at its control now: not each time, which would cost a system call
-    /// each time, but all the time while nothing goes without it.
-    #[inline]
-    fn is_control_due(&mut self) -> bool {
-        self.turns = self.turns.wrapping_add(1);
-        let is_open = matches!(self.state, State::Open { is_checked: true, .. });
-        !is_open || self.turns.is_multiple_of(CONTROL_EVERY)
-    }
-
-    /// Lets the control do what it has to; without it there is no session.
-    #[inline]
-    fn run_control(&mut self) -> Progress {
-        let Some(control) = &mut self.control else { return Progress::Idle };
-        let turn = control.turn();
-        let refusal = self.dialer.control_refusal(control.session());
-        if let Some(size) = control.poll_size()
-            && self.known.take_size(size, self.moves.address())
-        {
-            self.party.is_changed.set(true);
-            self.consumer.wake();
-        }
-        if let Some(rank) = control.poll_path_rank() {
-            self.told_rank = rank;
-            if let State::Open { session, .. } = &mut self.state {
-                session.set_path_rank(rank);
-            }
-        }
-        match (turn, refusal) {
-            (_, Some(reason)) => self.give_up(&reason),
-            (Ok(progress), None) => progress,
-            (Err(broken), None) => self.lose_to(&broken),
-        }
-    }
-
-    /// Once the control is ready, dials for the session.
-    fn run_controlling(&mut self) -> Progress {
-        let is_ready = self.control.as_ref().is_some_and(ControlLine::is_ready);
-        if is_ready { self.dial() } else { Progress::Idle }
-    }
-
-    /// The session is over: says goodbye.
-    fn end_control(&mut self) {
-        if let Some(mut control) = self.control.take() {
-            control.end();
-        }
-    }
-
     fn dial(&mut self) -> Progress {
         if self.is_closing {
             return Progress::Idle;
         }
-        let secure = match super::secure(self.dialer.tls_keys()) {
+        if self.control.is_none() {
+            self.tls_keys = self.dialer.tls_keys();
+        }
+        let secure = match super::secure(self.tls_keys.as_deref()) {
             Ok(secure) => secure,
             Err(error) => {
                 self.give_up(&Broken::from(error).to_string());
@@ -311,7 +272,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 };
                 let (pool, now) = (self.core.pool(), self.core.now());
                 if self.control.is_none()
-                    && let Some(control) = self.dialer.control(pool, now)
+                    && let Some(control) = self.dialer.control(self.tls_keys.is_some(), pool, now)
                 {
                     self.told_rank = PathRank::Best;
                     self.control = Some(ControlLine::new(connection, control));
@@ -348,7 +309,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
         let State::Open { lanes, session, is_checked } = &mut self.state else {
             return Ok(Progress::Idle);
         };
-        let tls_keys = self.dialer.tls_keys();
+        let tls_keys = self.tls_keys.as_deref();
         let dial = Dial { core: &self.core, waker: &self.waker, address: self.moves.address(), tls_keys };
         let is_dialled = lanes.dial(session, &dial)?;
         let inflow = lanes.receive(session, &dial)?;
@@ -414,7 +375,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
         if self.is_closing {
             session.on_stop();
         }
-        let tls_keys = self.dialer.tls_keys();
+        let tls_keys = self.tls_keys.as_deref();
         let dial = Dial { core: &self.core, waker: &self.waker, address: self.moves.address(), tls_keys };
         let has_sent = lanes.send(session, &dial)? || is_dialled;
         if has_sent || matches!(inflow, Inflow::More | Inflow::Drained) {
@@ -480,9 +441,6 @@ impl<D: Dialer, H: Host> Link<D, H> {
 fn lost(tag: Tag) -> Completion {
     Completion { tag, result: Err(IoError::PathLost) }
 }
-
-/// Runs of a task that is busy between two looks at its control.
-const CONTROL_EVERY: u32 = 64;
 
 /// Why a session is over.
 enum Ended {

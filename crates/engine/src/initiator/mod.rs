@@ -28,6 +28,7 @@
 
 mod control;
 mod datamover;
+mod generated;
 pub mod iscsi;
 mod lanes;
 mod link;
@@ -44,6 +45,7 @@ use crate::socket::Address;
 use blockmux_proto::session::{Control, Initiator, PathRank, StreamSession};
 use blockmux_tls::{Psk, TlsError};
 use blockmux_volume::{Channel, Completion, Core, Io, IoError, Pool, Volume, VolumeInfo, Waker};
+pub use generated::GeneratedKeys;
 use link::Link;
 pub use moves::Move;
 use std::cell::{Cell, RefCell};
@@ -76,19 +78,28 @@ pub trait Dialer: Send + Sync + 'static {
         self.address()
     }
 
-    /// The TLS keys that each connection is secured with, the best first; `None`: without TLS.
-    fn tls_keys(&self) -> Option<&[Psk]> {
+    /// The TLS keys that the connections of a new session are secured with, its control's among them, the best first;
+    /// `None`: without TLS.
+    fn tls_keys(&self) -> Option<Arc<[Psk]>> {
         None
     }
+
+    /// A connection could not be secured with these.
+    fn forget_tls_keys(&self, _keys: &[Psk]) {}
 
     /// How requests are shared among the paths that are equally good.
     fn policy(&self) -> Policy {
         Policy::RoundRobin
     }
 
-    /// A new control for the session to come, if the protocol has one.
-    fn control(&self, _pool: &Pool, _now: Instant) -> Option<Self::Control> {
+    /// A new control for the session to come, if the protocol has one, on a connection with or without TLS.
+    fn control(&self, _is_secured: bool, _pool: &Pool, _now: Instant) -> Option<Self::Control> {
         None
+    }
+
+    /// Takes what a control has only prepared, if it has: another one is dialled at once then.
+    fn take_preparation(&self, _control: &Self::Control) -> bool {
+        false
     }
 
     /// A new session that logs in by one of the paths, beside the control that [`Dialer::control`] made and that

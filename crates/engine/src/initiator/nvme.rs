@@ -8,12 +8,12 @@
 //! refused, and one that does not answer when the volume is opened may do so later.
 
 use super::seeds::Seeds;
-use super::{Dialer, Policy, RemoteVolume, check_unchanged};
+use super::{Dialer, GeneratedKeys, Policy, RemoteVolume, check_unchanged};
 use crate::blocking::{self, run_secured};
 use crate::connection::Broken;
 use crate::nvme_tcp::tls_key;
 use crate::socket::Address;
-use blockmux_proto::nvmeof::auth::{Credentials, HostSecrets};
+use blockmux_proto::nvmeof::auth::{Concatenation, Credentials, HostSecrets};
 use blockmux_proto::nvmeof::initiator::uuid_text;
 use blockmux_proto::nvmeof::psk::{ConfiguredPsk, TlsPsk};
 use blockmux_proto::nvmeof::tcp::initiator::{
@@ -55,6 +55,8 @@ pub struct Endpoint {
     pub tls_key: Option<ConfiguredPsk>,
     /// The version of its identity, 0 or 1; `None`: both are offered.
     pub tls_identity: Option<u8>,
+    /// Secure channel concatenation, which takes `secrets` and no `tls_key`: the keys that were made; `None`: it is not done.
+    pub generated_keys: Option<Arc<GeneratedKeys>>,
 }
 
 /// Why a namespace cannot be reached.
@@ -122,15 +124,33 @@ pub fn discover(endpoint: &Endpoint) -> Result<(Vec<FoundSubsystem>, u64), Conne
     Ok((found.to_vec(), left_out))
 }
 
-/// One admin queue from start to end.
+/// One admin queue from start to end, and before it another one if that has to make the key of this one.
 fn ask(endpoint: &Endpoint, ask: Ask) -> Result<AdminSession, ConnectError> {
+    let mut attempts = 1;
+    loop {
+        let keys = endpoint.tls_keys();
+        let result = ask_over(endpoint, ask, keys.as_deref());
+        let Some(generated) = endpoint.generated_keys.as_deref().filter(|_| attempts < MOST_ATTEMPTS) else {
+            return result;
+        };
+        match (&result, &keys) {
+            (Ok(session), _) if session.generated().is_some() => endpoint.keep_generated(session),
+            (Err(ConnectError::Broken { broken: Broken::Tls(_), .. }), Some(keys)) => generated.forget(keys),
+            _ => return result,
+        }
+        attempts += 1;
+    }
+}
+
+/// The same on one connection, which is secured with one of the keys, if there are any.
+fn ask_over(endpoint: &Endpoint, ask: Ask, keys: Option<&[Psk]>) -> Result<AdminSession, ConnectError> {
     let address = &endpoint.address;
     let broken = |error| ConnectError::Broken { address: address.clone(), broken: Broken::Socket(error) };
-    let config = endpoint.admin(ask, Duration::ZERO, &Seeds::new().map_err(broken)?);
+    let seeds = Seeds::new().map_err(broken)?;
+    let config = endpoint.admin(ask, Duration::ZERO, endpoint.credentials(keys.is_some(), &seeds));
     let pool = Pool::new(CONNECT_POOL);
     let mut session = AdminSession::new(config, endpoint.digests, pool, Instant::now());
-    let secure = super::secure(endpoint.tls_keys().as_deref());
-    let ran = secure
+    let ran = super::secure(keys)
         .map_err(Broken::from)
         .and_then(|secure| run_secured(address, secure, &mut session, ASK_TIMEOUT, AdminSession::is_over));
     if let Some(refused) = session.refused() {
@@ -138,9 +158,11 @@ fn ask(endpoint: &Endpoint, ask: Ask) -> Result<AdminSession, ConnectError> {
     }
     match ran {
         // Only the good-bye is missing.
-        Err(_) if session.controller().is_some() => Ok(session),
+        Err(_) if session.controller().is_some() || session.generated().is_some() => Ok(session),
         Err(broken) => Err(ConnectError::Broken { address: address.clone(), broken }),
-        Ok(()) if session.controller().is_none() => Err(ConnectError::Silent { address: address.clone() }),
+        Ok(()) if session.controller().is_none() && session.generated().is_none() => {
+            Err(ConnectError::Silent { address: address.clone() })
+        }
         Ok(()) => Ok(session),
     }
 }
@@ -152,24 +174,33 @@ impl Endpoint {
         places.map(|address| Endpoint { address: address.clone(), further: Vec::new(), ..self.clone() })
     }
 
-    fn admin(&self, ask: Ask, keep_alive: Duration, seeds: &Seeds) -> AdminConfig {
-        AdminConfig {
-            names: self.names.clone(),
-            credentials: self.credentials(seeds),
-            queues: self.queues,
-            ask,
-            keep_alive,
-        }
+    fn admin(&self, ask: Ask, keep_alive: Duration, credentials: Option<Credentials>) -> AdminConfig {
+        AdminConfig { names: self.names.clone(), credentials, queues: self.queues, ask, keep_alive }
     }
 
     /// For one queue.
-    fn credentials(&self, seeds: &Seeds) -> Option<Credentials> {
+    fn credentials(&self, is_secured: bool, seeds: &Seeds) -> Option<Credentials> {
         let secrets = self.secrets.clone()?;
-        Some(Credentials { secrets, seed: seeds.next() })
+        let concatenation = match &self.generated_keys {
+            None => Concatenation::None,
+            Some(_) if is_secured => Concatenation::Done,
+            Some(_) => Concatenation::Due,
+        };
+        Some(Credentials { secrets, seed: seeds.next(), concatenation })
+    }
+
+    /// The session has made a key, which the next one comes with.
+    fn keep_generated(&self, session: &AdminSession) {
+        if let (Some(key), Some(keys)) = (session.generated(), &self.generated_keys) {
+            keys.keep(key, &self.names.host, &self.names.subsystem);
+        }
     }
 
     /// The keys for connections to the subsystem, or to discovery.
-    fn tls_keys(&self) -> Option<Vec<Psk>> {
+    fn tls_keys(&self) -> Option<Arc<[Psk]>> {
+        if let Some(generated) = &self.generated_keys {
+            return generated.all();
+        }
         let (key, host) = (self.tls_key.as_ref()?, &self.names.host);
         let keys = key.retained(host).tls_psks(host, &self.names.subsystem);
         let is_offered = |key: &&TlsPsk| self.tls_identity.is_none_or(|version| key.version() == version);
@@ -180,7 +211,8 @@ impl Endpoint {
 /// Dials one namespace.
 pub struct NvmeDialer {
     endpoint: Endpoint,
-    tls_keys: Option<Vec<Psk>>,
+    /// Those that are always the same.
+    tls_keys: Option<Arc<[Psk]>>,
     /// As the namespace was when the volume was opened.
     first: NamespaceInfo,
     seeds: Seeds,
@@ -227,7 +259,7 @@ impl NvmeDialer {
         let address = endpoint.address.clone();
         let broken = |error| ConnectError::Broken { address, broken: Broken::Socket(error) };
         Ok(NvmeDialer {
-            tls_keys: endpoint.tls_keys(),
+            tls_keys: endpoint.tls_keys().filter(|_| endpoint.generated_keys.is_none()),
             endpoint,
             first,
             seeds: Seeds::new().map_err(broken)?,
@@ -260,8 +292,17 @@ impl Dialer for NvmeDialer {
         &self.endpoint.address
     }
 
-    fn tls_keys(&self) -> Option<&[Psk]> {
-        self.tls_keys.as_deref()
+    fn tls_keys(&self) -> Option<Arc<[Psk]>> {
+        match &self.endpoint.generated_keys {
+            None => self.tls_keys.clone(),
+            Some(generated) => generated.all(),
+        }
+    }
+
+    fn forget_tls_keys(&self, keys: &[Psk]) {
+        if let Some(generated) = &self.endpoint.generated_keys {
+            generated.forget(keys);
+        }
     }
 
     fn paths(&self) -> usize {
@@ -276,9 +317,16 @@ impl Dialer for NvmeDialer {
         self.endpoint.policy
     }
 
-    fn control(&self, pool: &Pool, now: Instant) -> Option<AdminSession> {
-        let config = self.endpoint.admin(Ask::Use(self.endpoint.nsid), self.endpoint.keep_alive, &self.seeds);
-        Some(AdminSession::new(config, self.endpoint.digests, pool.clone(), now))
+    fn control(&self, is_secured: bool, pool: &Pool, now: Instant) -> Option<AdminSession> {
+        let endpoint = &self.endpoint;
+        let credentials = endpoint.credentials(is_secured, &self.seeds);
+        let config = endpoint.admin(Ask::Use(endpoint.nsid), endpoint.keep_alive, credentials);
+        Some(AdminSession::new(config, endpoint.digests, pool.clone(), now))
+    }
+
+    fn take_preparation(&self, control: &AdminSession) -> bool {
+        self.endpoint.keep_generated(control);
+        control.generated().is_some()
     }
 
     fn session(&self, _link: u32, control: Option<&AdminSession>, pool: &Pool, now: Instant) -> QueueSession {
@@ -287,7 +335,8 @@ impl Dialer for NvmeDialer {
         let namespace = control.and_then(|control| control.namespaces().first()).unwrap_or(&self.first);
         let config = QueueConfig {
             names: self.endpoint.names.clone(),
-            credentials: self.endpoint.credentials(&self.seeds),
+            // With concatenation no control is ready whose connection is not secured, and so is this one.
+            credentials: self.endpoint.credentials(true, &self.seeds),
             controller,
             namespace: namespace.clone(),
             queues,
@@ -342,6 +391,8 @@ pub fn host_nqn_of(id: &[u8; 16]) -> String {
     format!("nqn.2014-08.org.nvmexpress:uuid:{}", uuid_text(id))
 }
 
+/// How often keys are made and forgotten before whoever asks gives up.
+const MOST_ATTEMPTS: u32 = 6;
 const ASK_TIMEOUT: Duration = Duration::from_secs(10);
 /// An admin queue has no payload to speak of.
 const CONNECT_POOL: usize = 4 << 20;

@@ -37,6 +37,7 @@ pub(crate) fn endpoint(addresses: &[Address]) -> Endpoint {
     Endpoint {
         tls_key: None,
         tls_identity: None,
+        generated_keys: None,
         address: address.clone(),
         further: further.to_vec(),
         policy: Policy::RoundRobin,

@@ -1,6 +1,7 @@
 //! Commands of I/O queues (NVM Command Set 1.0 §3.2).
 //!
-//! A command is parsed before any of its data is waited for, and then goes on step by step: one I/O of the volume at a
+//! A command is parsed before any of its data is waited for: whether its blocks are there is known then, as with other
+//! protocols, unless they are in its data. It then goes on step by step: one I/O of the volume at a
 //! time, until it is done. Before each I/O the queue's [`Gate`] is asked whether reservations allow it and whether
 //! somebody has its range for itself.
 //!
@@ -139,19 +140,13 @@ impl IoCommand {
             // No namespace has protection information.
             return Err(Status::INVALID_FIELD_IN_COMMAND);
         }
-        let range = bytes(sqe.slba(), u64::from(flags & NLB_MASK).saturating_add(1), namespace.block_shift)?;
-        let command = IoCommand::new(volume, range, kind);
-        let moves_data = !matches!(command.kind, Kind::Plain(_) | Kind::Uncorrectable(_));
-        let is_too_long = range.1 > MAX_DATA as u64 && moves_data;
-        if is_too_long {
+        let blocks = u64::from(flags & NLB_MASK).saturating_add(1);
+        let moves_data = !matches!(kind, Kind::Plain(_) | Kind::Uncorrectable(_));
+        if moves_data && blocks > max_blocks(namespace.block_shift) {
             return Err(Status::INVALID_FIELD_IN_COMMAND);
         }
-        if matches!(command.kind, Kind::Uncorrectable(_))
-            && range.0.saturating_add(range.1) > namespace.info().size
-        {
-            // No volume is asked that would notice.
-            return Err(Status::LBA_OUT_OF_RANGE);
-        }
+        let range = bytes(sqe.slba(), blocks, namespace.block_shift, namespace.info().size)?;
+        let command = IoCommand::new(volume, range, kind);
         if namespace.read_only
             && matches!(command.kind, Kind::Write { .. } | Kind::Plain(_) | Kind::Uncorrectable(_))
         {
@@ -207,6 +202,7 @@ impl IoCommand {
             count: count.saturating_add(1),
             op: if asks { op } else { Op::Prefetch },
             shift: namespace.block_shift,
+            size: namespace.info().size,
         };
         IoCommand::new(namespace.volume, (0, 0), Kind::Deallocate(Box::new(ranges)))
     }
@@ -223,9 +219,10 @@ impl IoCommand {
         if count > COPY_MAX_RANGES {
             return Err(Status::COMMAND_SIZE_LIMIT_EXCEEDED);
         }
-        let shift = namespace.block_shift;
-        let (offset, _) = bytes(sqe.slba(), 0, shift)?;
-        let copying = Copying { left: VecDeque::new(), count, fua: flags & FUA != 0, shift };
+        let (shift, size) = (namespace.block_shift, namespace.info().size);
+        let (offset, _) = bytes(sqe.slba(), 0, shift, size)?;
+        let room = size.saturating_sub(offset);
+        let copying = Copying { left: VecDeque::new(), count, fua: flags & FUA != 0, shift, size, room };
         Ok(IoCommand::new(namespace.volume, (offset, 0), Kind::Copy(Box::new(copying))))
     }
 
@@ -420,10 +417,16 @@ impl IoCommand {
     }
 }
 
-/// Blocks as offset and length in bytes.
+/// The most blocks of one command that moves data.
 #[inline]
-pub(super) fn bytes(slba: u64, blocks: u64, shift: u32) -> Result<(u64, u64), Status> {
-    let end = slba.checked_add(blocks).filter(|&end| end <= u64::MAX.wrapping_shr(shift));
+pub(super) fn max_blocks(shift: u32) -> u64 {
+    (MAX_DATA as u64).wrapping_shr(shift)
+}
+
+/// Blocks as offset and length in bytes, if a namespace of that size in bytes has them.
+#[inline]
+pub(super) fn bytes(slba: u64, blocks: u64, shift: u32, size: u64) -> Result<(u64, u64), Status> {
+    let end = slba.checked_add(blocks).filter(|&end| end <= size.wrapping_shr(shift));
     end.ok_or(Status::LBA_OUT_OF_RANGE)?;
     Ok((slba.wrapping_shl(shift), blocks.wrapping_shl(shift)))
 }

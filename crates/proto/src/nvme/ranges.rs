@@ -1,7 +1,6 @@
 //! Ranges of blocks that come as a command's data: what Dataset Management deallocates, and what Copy reads.
 
-use super::MAX_DATA;
-use super::io::bytes;
+use super::io::{bytes, max_blocks};
 use blockmux_volume::{Op, SgList};
 use blockmux_wire::nvme::nvm::{CopySource, DSM_MAX_RANGES, DsmRange};
 use blockmux_wire::nvme::status::Status;
@@ -14,6 +13,8 @@ pub(super) struct Ranges {
     pub(super) count: usize,
     pub(super) op: Op,
     pub(super) shift: u32,
+    /// Of the namespace, in bytes.
+    pub(super) size: u64,
 }
 
 /// What Copy has still to read: offsets and lengths in bytes; the command's own offset is where it writes next.
@@ -22,13 +23,17 @@ pub(super) struct Copying {
     pub(super) count: usize,
     pub(super) fua: bool,
     pub(super) shift: u32,
+    /// Of the namespace, in bytes.
+    pub(super) size: u64,
+    /// From where it writes to the namespace's end, in bytes.
+    pub(super) room: u64,
 }
 
 impl Ranges {
     pub(super) fn read(&mut self, data: &SgList) -> Result<(), Status> {
         for index in 0..self.count.min(DSM_MAX_RANGES) {
             let range: DsmRange = element(data, index)?;
-            let (offset, len) = bytes(range.slba.get(), range.nlb.get().into(), self.shift)?;
+            let (offset, len) = bytes(range.slba.get(), range.nlb.get().into(), self.shift, self.size)?;
             if len > 0 {
                 self.left.push_back((offset, len));
             }
@@ -42,10 +47,11 @@ impl Copying {
         for index in 0..self.count {
             let source: CopySource = element(data, index)?;
             let blocks = u64::from(source.nlb.get()).saturating_add(1);
-            let range = bytes(source.slba.get(), blocks, self.shift)?;
-            if range.1 > MAX_DATA as u64 {
+            if blocks > max_blocks(self.shift) {
                 return Err(Status::COMMAND_SIZE_LIMIT_EXCEEDED);
             }
+            let range = bytes(source.slba.get(), blocks, self.shift, self.size)?;
+            self.room = self.room.checked_sub(range.1).ok_or(Status::LBA_OUT_OF_RANGE)?;
             self.left.push_back(range);
         }
         Ok(())

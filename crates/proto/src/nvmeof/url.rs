@@ -18,8 +18,11 @@
 //!
 //! `dhchap_secret_file=PATH` names the file of the secret that we prove who we are with, and
 //! `dhchap_ctrl_secret_file=PATH` that of the controller's, which it has to prove then. A secret itself is never part of
-//! a URL, which everybody sees who sees the command line.
+//! a URL, which everybody sees who sees the command line. `dhchap_hash=` and `dhchap_dhgroup=` are all that is offered, by
+//! the kernel's names: `hmac(sha256)`, `ffdhe2048`. `concat=on` makes a key of TLS of the proof and goes on with that
+//! (secure channel concatenation).
 
+use super::auth::{DhGroup, Hash};
 use super::initiator::{DEPTH, HostId};
 use crate::nvme::nqn::Nqn;
 use crate::uri::{self, DEFAULT_RECONNECT, MAX_CONNECTIONS, MAX_RECONNECT, decode, encode};
@@ -52,6 +55,12 @@ pub struct Url {
     pub secret_file: Option<PathBuf>,
     /// Whose first line is the controller's secret.
     pub ctrl_secret_file: Option<PathBuf>,
+    /// The only hash function of DH-HMAC-CHAP.
+    pub dhchap_hash: Option<Hash>,
+    /// The only group of DH-HMAC-CHAP.
+    pub dhchap_dhgroup: Option<DhGroup>,
+    /// Secure channel concatenation.
+    pub concat: bool,
     /// CRC-32C over headers.
     pub header_digest: bool,
     /// CRC-32C over data.
@@ -138,6 +147,9 @@ impl FromStr for Url {
             host_id: None,
             secret_file: None,
             ctrl_secret_file: None,
+            dhchap_hash: None,
+            dhchap_dhgroup: None,
+            concat: false,
             header_digest: false,
             data_digest: false,
             queue_size: DEFAULT_QUEUE_SIZE,
@@ -150,11 +162,10 @@ impl FromStr for Url {
             tls_identity: None,
         };
         url.set_parameters(query)?;
-        if url.ctrl_secret_file.is_some() && url.secret_file.is_none() {
-            let problem = "only who proves who it is can ask for that; give dhchap_secret_file, too";
-            return Err(UrlError::Parameter { part: CTRL_SECRET.to_owned(), problem });
+        match url.misfit() {
+            None => Ok(url),
+            Some((part, problem)) => Err(UrlError::Parameter { part: part.to_owned(), problem }),
         }
-        Ok(url)
     }
 }
 
@@ -163,6 +174,30 @@ impl Url {
     #[must_use]
     pub fn discovery(&self) -> Url {
         Url { subsystem: None, nsid: 1, further: Vec::new(), ..self.clone() }
+    }
+
+    /// A parameter that does not go with others, and what to do.
+    fn misfit(&self) -> Option<(&'static str, &'static str)> {
+        let proves = self.secret_file.is_some();
+        if self.ctrl_secret_file.is_some() && !proves {
+            return Some((
+                CTRL_SECRET,
+                "only who proves who it is can ask for that; give dhchap_secret_file, too",
+            ));
+        }
+        if (self.dhchap_hash.is_some() || self.dhchap_dhgroup.is_some() || self.concat) && !proves {
+            let part = if self.concat { "concat" } else { "dhchap_hash, dhchap_dhgroup" };
+            return Some((part, "is of no use without a secret; give dhchap_secret_file, too"));
+        }
+        if self.concat && self.tls_key_file.is_some() {
+            return Some(("concat", "makes a key of its own; leave tls_key_file out"));
+        }
+        let has_key =
+            self.dhchap_hash.is_none_or(Hash::is_of_tls) && self.dhchap_dhgroup != Some(DhGroup::Null);
+        if self.concat && !has_key {
+            return Some(("concat", "no key can be made of hmac(sha512), and none without a group"));
+        }
+        None
     }
 
     fn set_parameters(&mut self, query: &str) -> Result<(), UrlError> {
@@ -249,6 +284,16 @@ impl Url {
                 let path = Some(value).filter(|path| !path.is_empty()).ok_or("name a file")?;
                 self.tls_key_file = Some(path.into());
             }
+            "dhchap_hash" => {
+                let hash =
+                    Hash::of_name(value).ok_or("there are hmac(sha256), hmac(sha384) and hmac(sha512)");
+                self.dhchap_hash = Some(hash?);
+            }
+            "dhchap_dhgroup" => {
+                let groups = "there are null, ffdhe2048, ffdhe3072, ffdhe4096, ffdhe6144 and ffdhe8192";
+                self.dhchap_dhgroup = Some(DhGroup::of_name(value).ok_or(groups)?);
+            }
+            "concat" => self.concat = on_off()?,
             "dhchap_secret" | "dhchap_ctrl_secret" => {
                 return Err("everybody can see it here; name a file, as dhchap_secret_file does");
             }
@@ -283,6 +328,9 @@ impl fmt::Display for Url {
         };
         let differs =
             |value: Duration, default: Duration| (value != default).then(|| value.as_secs().to_string());
+        put(f, "dhchap_hash", self.dhchap_hash.map(|hash| hash.name().to_owned()))?;
+        put(f, "dhchap_dhgroup", self.dhchap_dhgroup.map(|group| group.name().to_owned()))?;
+        put(f, "concat", self.concat.then(|| "on".to_owned()))?;
         put(f, "hostnqn", self.host_nqn.as_ref().map(Nqn::to_string))?;
         put(f, "hostid", self.host_id.as_ref().map(uuid_text))?;
         put(f, "hdr_digest", self.header_digest.then(|| "on".to_owned()))?;
@@ -346,11 +394,14 @@ fn shown(text: &str) -> String {
 const SECRET: &str = "dhchap_secret_file";
 const CTRL_SECRET: &str = "dhchap_ctrl_secret_file";
 /// What can be shown of a query.
-const KEYS: [&str; 12] = [
+const KEYS: [&str; 15] = [
     "hostnqn",
     "hostid",
     SECRET,
     CTRL_SECRET,
+    "dhchap_hash",
+    "dhchap_dhgroup",
+    "concat",
     "hdr_digest",
     "data_digest",
     "queue_size",
@@ -360,8 +411,8 @@ const KEYS: [&str; 12] = [
     "keep_alive_tmo",
     "ctrl_loss_tmo",
 ];
-const UNKNOWN: &str = "unknown; there are hostnqn, hostid, dhchap_secret_file, dhchap_ctrl_secret_file, hdr_digest, \
-                       data_digest, queue_size, connections, paths, iopolicy, keep_alive_tmo and ctrl_loss_tmo";
+const UNKNOWN: &str = "unknown; there are hostnqn, hostid, dhchap_secret_file, dhchap_ctrl_secret_file, \
+                       dhchap_hash, dhchap_dhgroup, concat, hdr_digest, data_digest, queue_size, connections, paths, iopolicy, keep_alive_tmo and ctrl_loss_tmo";
 /// As Linux has it.
 const DEFAULT_KEEP_ALIVE: Duration = Duration::from_secs(5);
 const MAX_KEEP_ALIVE: Duration = Duration::from_secs(3600);
@@ -401,6 +452,8 @@ mod tests {
             "nvme+tcp://host/nqn.a%20/3",
             "nvme+tcp://h/nqn.%C3%A4:b/3?hostnqn=nqn.c&hostid=00112233445566778899aabbccddeeff&hdr_digest=on",
             "nvme+tcp://h/nqn.a/1?dhchap_secret_file=/run/a%26b&dhchap_ctrl_secret_file=c",
+            "nvme+tcp://h/nqn.a/1?dhchap_secret_file=a&dhchap_hash=hmac(sha256)&dhchap_dhgroup=ffdhe3072&concat=on",
+            "nvme+tcp://h/nqn.a/1?dhchap_secret_file=a&dhchap_hash=hmac%28sha512%29&dhchap_dhgroup=null",
             "nvme+tcp://h,h:4421,[::1]:7/nqn.a/1?paths=all&iopolicy=queue-depth",
             "nvme+tcp://h/nqn.a/1?data_digest=on&queue_size=2&connections=16&keep_alive_tmo=9&ctrl_loss_tmo=0",
             "nvme+tcp://h/nqn.a/1?tls_key_file=/etc/a%20key&tls_identity=0",
@@ -433,6 +486,12 @@ mod tests {
             ("nvme+tcp://h/nqn.a?tls_identity=2", "write 0 or 1"),
             ("nvme+tcp://h/nqn.a?dhchap_secret_file=", "name a file"),
             ("nvme+tcp://h/nqn.a?dhchap_ctrl_secret_file=b", "give dhchap_secret_file, too"),
+            ("nvme+tcp://h/nqn.a?dhchap_secret_file=a&dhchap_hash=md5", "there are hmac(sha256)"),
+            ("nvme+tcp://h/nqn.a?dhchap_secret_file=a&dhchap_dhgroup=modp1024", "there are null, ffdhe2048"),
+            ("nvme+tcp://h/nqn.a?dhchap_dhgroup=null", "give dhchap_secret_file, too"),
+            ("nvme+tcp://h/nqn.a?concat=on", "give dhchap_secret_file, too"),
+            ("nvme+tcp://h/nqn.a?concat=on&dhchap_secret_file=a&tls_key_file=b", "leave tls_key_file out"),
+            ("nvme+tcp://h/nqn.a?concat=on&dhchap_secret_file=a&dhchap_dhgroup=null", "none without a group"),
             ("nvme+tcp://h/nqn.a?dhchap_secret=DHHC-1:00:hunter2:", "everybody can see it here"),
             ("nvme+tcp://h/nqn.a?key=hunter2", "unknown"),
         ];

@@ -171,7 +171,7 @@ open_enum! {
         ADDRESS = 0x0,
         /// The address is an offset into the capsule.
         OFFSET = 0x1,
-        /// The transport's own (TCP Transport 1.0 §3.2); with a keyed descriptor: invalidate the key (RDMA).
+        /// The transport's own (TCP Transport 1.0 §3.3.2); with a keyed descriptor: invalidate the key (RDMA).
         TRANSPORT = 0xa,
         /// With a keyed descriptor: invalidate the key (RDMA Transport 1.0).
         INVALIDATE_KEY = 0xf,

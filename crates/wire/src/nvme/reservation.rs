@@ -1,4 +1,4 @@
-//! Data of the reservation commands (Base 2.0 §7.2 to §7.6).
+//! Data of the reservation commands (Base 2.0 §7).
 
 use crate::open_enum::open_enum;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, LittleEndian as LE, U16, U32, U64, Unaligned};

@@ -10,7 +10,7 @@ use crate::nvme::{Cqe, Sqe};
 use crate::open_enum::open_enum;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, LittleEndian as LE, U16, U32, Unaligned};
 
-/// What all PDUs begin with (TCP Transport 1.0 §3.6.1.1).
+/// What all PDUs begin with (TCP Transport 1.0 §3.6.2.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct CommonHeader {

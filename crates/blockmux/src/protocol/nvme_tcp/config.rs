@@ -413,20 +413,21 @@ mod tests {
         assert!(prepare("[[referral]]\ntraddr = 'host'").is_err());
     }
 
+    /// A subsystem whose host has a file of that content and mode, which `key` names, and more.
+    fn with_file(key: &str, (content, mode): (&str, u32), more: &str) -> Result<ConfiguredSubsystem, String> {
+        use std::os::unix::fs::PermissionsExt;
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), content).unwrap();
+        std::fs::set_permissions(file.path(), std::fs::Permissions::from_mode(mode)).unwrap();
+        let path = file.path().display();
+        let host = format!("[[host]]\nhostnqn = 'nqn.h'\n{key} = '{path}'");
+        prepare(&format!("nqn = 'nqn.a'\nnamespaces = {{}}\n{host}\n{more}"))
+    }
+
     #[test]
     fn a_host_s_secrets_come_from_private_files() {
-        use std::os::unix::fs::PermissionsExt;
         const SECRET: &str = "DHHC-1:00:AQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyAl7OaH:\n";
-        let file = tempfile::NamedTempFile::new().unwrap();
-        let with = |content: &str, mode: u32, more: &str| {
-            std::fs::write(file.path(), content).unwrap();
-            std::fs::set_permissions(file.path(), std::fs::Permissions::from_mode(mode)).unwrap();
-            let path = file.path().display();
-            prepare(&format!(
-                "nqn = 'nqn.a'\nnamespaces = {{}}\n[[host]]\nhostnqn = 'nqn.h'\n\
-                 dhchap_secret_file = '{path}'\n{more}"
-            ))
-        };
+        let with = |content: &str, mode, more: &str| with_file("dhchap_secret_file", (content, mode), more);
         let subsystem = with(SECRET, 0o600, "dhchap_hash = 'hmac(sha384)'\ndhchap_dhgroup = 'null'").unwrap();
         let host = Nqn::new("nqn.h").unwrap();
         assert_eq!((subsystem.hosts.as_slice(), subsystem.secrets.len()), (&[host.clone()][..], 1));
@@ -453,17 +454,8 @@ mod tests {
 
     #[test]
     fn a_host_s_tls_key_comes_from_a_private_file() {
-        use std::os::unix::fs::PermissionsExt;
         const KEY: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
-        let file = tempfile::NamedTempFile::new().unwrap();
-        let with = |content: &str, mode: u32, more: &str| {
-            std::fs::write(file.path(), content).unwrap();
-            std::fs::set_permissions(file.path(), std::fs::Permissions::from_mode(mode)).unwrap();
-            let path = file.path().display();
-            prepare(&format!(
-                "nqn = 'nqn.a'\nnamespaces = {{}}\n[[host]]\nhostnqn = 'nqn.h'\ntls_key_file = '{path}'\n{more}"
-            ))
-        };
+        let with = |content: &str, mode, more: &str| with_file("tls_key_file", (content, mode), more);
         let subsystem = with(KEY, 0o600, "").unwrap();
         assert_eq!(subsystem.tls_keys[&Nqn::new("nqn.h").unwrap()], ConfiguredPsk::parse(KEY).unwrap());
         assert!(subsystem.secrets.is_empty());

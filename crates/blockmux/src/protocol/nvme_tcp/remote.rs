@@ -7,8 +7,8 @@ use crate::output::both_sizes;
 use crate::protocol::{Description, Found, FoundExport, Remote};
 use crate::reach;
 use blockmux_engine::connection::Broken;
-use blockmux_engine::initiator::Policy;
 use blockmux_engine::initiator::nvme::{self, ConnectError, Endpoint, host_nqn_of};
+use blockmux_engine::initiator::{GeneratedKeys, Policy};
 use blockmux_engine::socket::Address;
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvmeof::auth::{HostSecrets, Unproved};
@@ -32,7 +32,8 @@ pub(super) fn of_url(text: &str) -> Result<Box<dyn Remote>, Failure> {
     let url: Url = text.parse().map_err(|error| Failure::request(format!("{shown}: {error}")))?;
     let secrets = secrets(&url)?;
     let tls_key = url.tls_key_file.as_deref().map(read_tls_key).transpose()?;
-    Ok(Box::new(NvmeRemote { url, secrets, tls_key }))
+    let generated_keys = url.concat.then(Arc::default);
+    Ok(Box::new(NvmeRemote { url, secrets, tls_key, generated_keys }))
 }
 
 /// Reaches namespace 1 of the subsystem that a volume is where we serve it.
@@ -49,6 +50,8 @@ struct NvmeRemote {
     /// What we prove, and what the controller has to.
     secrets: Option<Arc<HostSecrets>>,
     tls_key: Option<ConfiguredPsk>,
+    /// What secure channel concatenation has made, where it is asked for.
+    generated_keys: Option<Arc<GeneratedKeys>>,
 }
 
 impl Remote for NvmeRemote {
@@ -93,7 +96,11 @@ impl NvmeRemote {
 
     fn endpoint(&self, url: &Url, address: &Address, subsystem: &Nqn, connections: u32) -> Endpoint {
         let secrets = self.secrets.clone();
-        Endpoint { tls_key: self.tls_key.clone(), ..endpoint(url, secrets, address, subsystem, connections) }
+        // Who asks what there is proves nothing, and so there is no key for that.
+        let is_discovery = subsystem.as_str() == DISCOVERY_NQN;
+        let generated_keys = self.generated_keys.clone().filter(|_| !is_discovery);
+        let endpoint = endpoint(url, secrets, address, subsystem, connections);
+        Endpoint { tls_key: self.tls_key.clone(), generated_keys, ..endpoint }
     }
 
     /// The other places, each by the first address that its name has; with `paths=all` also those that the discovery
@@ -130,6 +137,9 @@ impl NvmeRemote {
         let url = &self.url;
         let list = format!("`blockmux discover '{}'` lists what it has", url.discovery());
         let advice = match error {
+            ConnectError::Broken { broken: Broken::Tls(_), .. } if url.concat => {
+                "have the target know this host's secret, or leave out concat".to_owned()
+            }
             ConnectError::Broken { broken: Broken::Tls(_), .. } => {
                 "check tls_key_file, hostnqn and the subsystem's name".to_owned()
             }
@@ -146,6 +156,9 @@ impl NvmeRemote {
                 }
                 Refused::Proof(Unproved::Impostor) => {
                     "check dhchap_ctrl_secret_file, and what answers there".to_owned()
+                }
+                Refused::Proof(Unproved::NoChannel) => {
+                    "have the target ask for it, or leave out concat".to_owned()
                 }
                 Refused::Proof(Unproved::NotAsked) => {
                     "have the target ask for it, or leave out dhchap_ctrl_secret_file".to_owned()
@@ -306,7 +319,8 @@ fn secrets(url: &Url) -> Result<Option<Arc<HostSecrets>>, Failure> {
             "{url}: both secrets are the same; the controller's own has to be another"
         )));
     }
-    Ok(Some(Arc::new(HostSecrets { host, controller, hash: None, group: None })))
+    let (hash, group) = (url.dhchap_hash, url.dhchap_dhgroup);
+    Ok(Some(Arc::new(HostSecrets { host, controller, hash, group })))
 }
 
 fn endpoint(
@@ -337,6 +351,7 @@ fn endpoint(
         patience: url.reconnect,
         tls_key: None,
         tls_identity: url.tls_identity,
+        generated_keys: None,
     }
 }
 

@@ -32,6 +32,9 @@ impl<D: Dialer, H: Host> Link<D, H> {
     /// and nothing else would be.
     pub(super) fn lose_to(&mut self, broken: &Broken) -> Progress {
         let had_open = self.was_open;
+        if let (Broken::Tls(_), Some(keys)) = (broken, self.tls_keys.take()) {
+            self.dialer.forget_tls_keys(&keys);
+        }
         let progress = self.lose(&broken.to_string());
         let rests = had_open && !self.was_open && matches!(self.state, State::Down);
         if let Broken::Protocol(error) = broken

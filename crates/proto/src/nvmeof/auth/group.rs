@@ -35,10 +35,20 @@ impl DhGroup {
     /// The group of that name, as the kernel and nvme-cli write it.
     #[must_use]
     pub fn of_name(name: &str) -> Option<DhGroup> {
-        DhGroup::ALL.into_iter().find(|group| match group {
-            DhGroup::Null => name == "null",
-            group => name.strip_prefix("ffdhe").is_some_and(|bits| bits == group.bits().to_string()),
-        })
+        DhGroup::ALL.into_iter().find(|group| group.name() == name)
+    }
+
+    /// Its name, as the kernel and nvme-cli write it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            DhGroup::Null => "null",
+            DhGroup::Ffdhe2048 => "ffdhe2048",
+            DhGroup::Ffdhe3072 => "ffdhe3072",
+            DhGroup::Ffdhe4096 => "ffdhe4096",
+            DhGroup::Ffdhe6144 => "ffdhe6144",
+            DhGroup::Ffdhe8192 => "ffdhe8192",
+        }
     }
 
     pub(super) fn id(self) -> DhGroupId {

@@ -22,12 +22,23 @@ impl Hash {
     /// The function of that name, as the kernel and nvme-cli write it.
     #[must_use]
     pub fn of_name(name: &str) -> Option<Hash> {
-        match name {
-            "hmac(sha256)" => Some(Hash::Sha256),
-            "hmac(sha384)" => Some(Hash::Sha384),
-            "hmac(sha512)" => Some(Hash::Sha512),
-            _ => None,
+        Hash::ALL.into_iter().find(|hash| hash.name() == name)
+    }
+
+    /// Its name, as the kernel and nvme-cli write it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Hash::Sha256 => "hmac(sha256)",
+            Hash::Sha384 => "hmac(sha384)",
+            Hash::Sha512 => "hmac(sha512)",
         }
+    }
+
+    /// Whether a cipher suite of TLS has it, so that a key can be made of what it gives.
+    #[must_use]
+    pub fn is_of_tls(self) -> bool {
+        self != Hash::Sha512
     }
 
     pub(super) fn id(self) -> HashId {

@@ -7,9 +7,13 @@
 //! ```
 //! A host that has a secret of the controller's wants it proved, and is not content with less: neither with a Success1
 //! without a response, nor with a controller that does not ask for authentication at all.
+//!
+//! A host that wants a secure channel sends a challenge in any case, of which the key is made; without a secret of the
+//! controller's its number is 0, and nothing is to be proved with it.
 
 use super::{DhGroup, Hash, HostSecrets, MAX_MESSAGE, Parties, Proof, Prover, Random, head, is_same};
 use crate::nvme::nqn::Nqn;
+use crate::nvmeof::psk::InputPsk;
 use blockmux_wire::nvmeof::auth::*;
 use std::fmt;
 use std::sync::Arc;
@@ -22,6 +26,20 @@ pub struct Credentials {
     pub secrets: Arc<HostSecrets>,
     /// Random, and nobody else's: challenges and exponents come from it.
     pub seed: [u8; 32],
+    /// What a secure channel has to do with it.
+    pub concatenation: Concatenation,
+}
+
+/// How far secure channel concatenation is, on one connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Concatenation {
+    /// Nobody asks for it.
+    #[default]
+    None,
+    /// A key of TLS is to be made, and the admin queue to be connected anew with it.
+    Due,
+    /// The connection is secured with a key that was made so: who has it need not prove anything again.
+    Done,
 }
 
 impl Credentials {
@@ -32,6 +50,14 @@ impl Credentials {
         let number = qid.to_le_bytes().into_iter();
         seed.iter_mut().rev().zip(number).for_each(|(byte, add)| *byte ^= add);
         Credentials { seed, ..self }
+    }
+
+    /// SC_C of a negotiation.
+    fn sc_c(&self) -> u8 {
+        match self.concatenation {
+            Concatenation::Due => SC_C_NEW_TLS_PSK,
+            Concatenation::None | Concatenation::Done => SC_C_NONE,
+        }
     }
 }
 
@@ -53,6 +79,9 @@ pub enum Unproved {
     /// It is to prove who it is, and does not even ask who we are.
     #[error("controller is to prove who it is, and asks for no DH-HMAC-CHAP")]
     NotAsked,
+    /// A key of TLS is to be made with it, and it does not ask who we are.
+    #[error("controller asks for no DH-HMAC-CHAP, so that there is no key for a secure channel")]
+    NoChannel,
     /// It broke the rules of DH-HMAC-CHAP.
     #[error("controller {0}")]
     Nonsense(&'static str),
@@ -65,6 +94,8 @@ pub struct Applicant {
     random: Random,
     t_id: u16,
     state: State,
+    /// The key of TLS that was made, valid once all is done.
+    generated: Option<InputPsk>,
 }
 
 /// What is due.
@@ -93,6 +124,12 @@ struct Answered {
     expected: Option<Vec<u8>>,
 }
 
+/// Our challenge, of which a key may be made as well.
+struct OwnChallenge {
+    bytes: Vec<u8>,
+    seqnum: u32,
+}
+
 /// What to tell the controller, and the user.
 type Wrong = (Explanation, Unproved);
 
@@ -103,14 +140,21 @@ impl Applicant {
         let mut random = Random::new(credentials.seed);
         let [a, b, ..] = random.block();
         let t_id = u16::from_le_bytes([a, b]);
-        let negotiate = negotiate(&credentials.secrets, t_id);
+        let negotiate = negotiate(&credentials, t_id);
         Applicant {
             credentials,
             parties: Parties { host: host.as_str().to_owned(), subsystem: subsystem.as_str().to_owned() },
             random,
             t_id,
             state: State::Send(negotiate, Box::new(State::Challenge)),
+            generated: None,
         }
+    }
+
+    /// The key of TLS that both sides have made, if one was to be, and all is done.
+    #[must_use]
+    pub fn generated(&self) -> Option<&InputPsk> {
+        self.generated.as_ref().filter(|_| matches!(self.state, State::Over(Ok(()))))
     }
 
     /// What is due. Asking changes nothing.
@@ -164,12 +208,13 @@ impl Applicant {
     fn answer(&mut self, message: &[u8]) -> Result<State, Wrong> {
         let cut = || payload("sent a challenge that is cut off");
         let (told, rest) = Challenge::read_from_prefix(message).map_err(|_| cut())?;
-        let secrets = &self.credentials.secrets;
-        let hash = hashes(secrets).find(|hash| hash.id().0 == told.hash_id).ok_or((
+        let secrets = self.credentials.secrets.clone();
+        let sc_c = self.credentials.sc_c();
+        let hash = hashes(&self.credentials).find(|hash| hash.id().0 == told.hash_id).ok_or((
             Explanation::HASH_NOT_USABLE,
             Unproved::Nonsense("chose a hash function that it was not offered"),
         ))?;
-        let group = groups(secrets).find(|group| group.id().0 == told.dh_group_id).ok_or((
+        let group = groups(&self.credentials).find(|group| group.id().0 == told.dh_group_id).ok_or((
             Explanation::DH_GROUP_NOT_USABLE,
             Unproved::Nonsense("chose a group that it was not offered"),
         ))?;
@@ -188,29 +233,42 @@ impl Applicant {
             }
         };
         let seqnum = told.seqnum.get();
-        // No key is made for TLS.
-        let sc_c = 0;
         let proof =
             Proof { hash, challenge, seqnum, t_id: self.t_id, sc_c, session_key: session_key.as_deref() };
         let response = proof.response(Prover::Host, &secrets.host, &self.parties);
-        let mut own = vec![0; hl];
-        let (mut own_seqnum, mut expected) = (0, None);
+        let own = self.own_challenge(hl);
+        let mut expected = None;
         if let Some(secret) = &secrets.controller {
-            own.copy_from_slice(self.random.block().get(..hl).unwrap_or_default());
-            own_seqnum = self.random.seqnum();
-            let proof = Proof { challenge: &own, seqnum: own_seqnum, ..proof };
+            let proof = Proof { challenge: &own.bytes, seqnum: own.seqnum, ..proof };
             expected = Some(proof.response(Prover::Controller, secret, &self.parties));
+        }
+        if let (SC_C_NEW_TLS_PSK, Some(key)) = (sc_c, &session_key) {
+            let bytes = hash.hmac(&hash.digest(key), &[challenge, &own.bytes]);
+            self.generated = InputPsk::generated(hash, bytes);
         }
         let reply = Reply {
             head: head(MessageType::DH_HMAC_CHAP.0, MessageId::REPLY.0, self.t_id),
             hl: told.hl,
-            cvalid: expected.is_some().into(),
+            cvalid: (expected.is_some() || sc_c != SC_C_NONE).into(),
             dhvlen: told.dhvlen,
-            seqnum: own_seqnum.into(),
+            seqnum: own.seqnum.into(),
             ..Reply::new_zeroed()
         };
-        let reply = [reply.as_bytes(), &response, &own, &group.public(&private)].concat();
+        let reply = [reply.as_bytes(), &response, &own.bytes, &group.public(&private)].concat();
         Ok(State::Send(reply, Box::new(State::Success1(Answered { hash, expected }))))
+    }
+
+    /// Our own challenge of that length: zeroes where nothing is asked for.
+    fn own_challenge(&mut self, len: usize) -> OwnChallenge {
+        let mut own = OwnChallenge { bytes: vec![0; len], seqnum: 0 };
+        let proves = self.credentials.secrets.controller.is_some();
+        if proves || self.credentials.sc_c() != SC_C_NONE {
+            own.bytes.copy_from_slice(self.random.block().get(..len).unwrap_or_default());
+        }
+        if proves {
+            own.seqnum = self.random.seqnum();
+        }
+        own
     }
 
     /// Looks at the controller's response, if it was asked for one.
@@ -233,31 +291,34 @@ impl Applicant {
 }
 
 /// What we can, as the secrets allow.
-fn negotiate(secrets: &HostSecrets, t_id: u16) -> Vec<u8> {
+fn negotiate(credentials: &Credentials, t_id: u16) -> Vec<u8> {
     let mut protocol = Protocol { auth_id: AUTH_ID_DH_HMAC_CHAP, ..Protocol::new_zeroed() };
-    for (place, hash) in protocol.hash_ids.iter_mut().zip(hashes(secrets)) {
+    for (place, hash) in protocol.hash_ids.iter_mut().zip(hashes(credentials)) {
         *place = hash.id().0;
         protocol.halen = protocol.halen.saturating_add(1);
     }
-    for (place, group) in protocol.dh_group_ids.iter_mut().zip(groups(secrets)) {
+    for (place, group) in protocol.dh_group_ids.iter_mut().zip(groups(credentials)) {
         *place = group.id().0;
         protocol.dhlen = protocol.dhlen.saturating_add(1);
     }
     let head = head(MessageType::COMMON.0, MessageId::NEGOTIATE.0, t_id);
-    [Negotiate { head, sc_c: 0, napd: 1 }.as_bytes(), protocol.as_bytes()].concat()
+    [Negotiate { head, sc_c: credentials.sc_c(), napd: 1 }.as_bytes(), protocol.as_bytes()].concat()
 }
 
-/// The strongest first.
-fn hashes(secrets: &HostSecrets) -> impl Iterator<Item = Hash> + use<> {
-    let only = secrets.hash;
-    Hash::ALL.into_iter().filter(move |hash| only.is_none_or(|only| only == *hash))
+/// The strongest first; none for a key of TLS that no cipher suite has.
+fn hashes(credentials: &Credentials) -> impl Iterator<Item = Hash> + use<> {
+    let (only, makes_key) = (credentials.secrets.hash, credentials.sc_c() != SC_C_NONE);
+    let is_usable = move |hash: &Hash| hash.is_of_tls() || !makes_key;
+    Hash::ALL.into_iter().filter(move |hash| is_usable(hash) && only.is_none_or(|only| only == *hash))
 }
 
-/// The fastest first, and none only for a controller that can no other.
-fn groups(secrets: &HostSecrets) -> impl Iterator<Item = DhGroup> + use<> {
-    let only = secrets.group;
+/// The fastest first, and none only for a controller that can no other; a key of TLS is made of the exchange.
+fn groups(credentials: &Credentials) -> impl Iterator<Item = DhGroup> + use<> {
+    let (only, makes_key) = (credentials.secrets.group, credentials.sc_c() != SC_C_NONE);
+    let is_usable = move |group: &DhGroup| *group != DhGroup::Null || !makes_key;
     let [none, all @ ..] = DhGroup::ALL;
-    all.into_iter().chain([none]).filter(move |group| only.is_none_or(|only| only == *group))
+    let all = all.into_iter().chain([none]);
+    all.filter(move |group| is_usable(group) && only.is_none_or(|only| only == *group))
 }
 
 fn payload(what: &'static str) -> Wrong {
@@ -289,7 +350,11 @@ mod tests {
     }
 
     fn applicant(secrets: HostSecrets) -> Applicant {
-        let credentials = Credentials { secrets: Arc::new(secrets), seed: [9; 32] };
+        applicant_for(secrets, Concatenation::None)
+    }
+
+    fn applicant_for(secrets: HostSecrets, concatenation: Concatenation) -> Applicant {
+        let credentials = Credentials { secrets: Arc::new(secrets), seed: [9; 32], concatenation };
         Applicant::new(credentials, &nqn("nqn.h"), &nqn("nqn.s"))
     }
 
@@ -368,6 +433,45 @@ mod tests {
     }
 
     #[test]
+    fn both_sides_make_the_same_key_of_tls_whether_the_controller_proves_itself_or_not() {
+        for hash in [Hash::Sha256, Hash::Sha384] {
+            for asks in [false, true] {
+                let both = secrets(Some(hash), Some(DhGroup::Ffdhe2048));
+                let own =
+                    HostSecrets { controller: both.controller.clone().filter(|_| asks), ..both.clone() };
+                let mut host = applicant_for(own.clone(), Concatenation::Due);
+                let mut target = controller(both.clone()).with_secure_channel(SC_C_NEW_TLS_PSK);
+                assert!(host.generated().is_none());
+                assert_eq!(talk(&mut host, &mut target), Ok(()));
+                assert!(host.generated().is_some() && host.generated() == target.take_generated().as_ref());
+                // A connection that has such a key makes none.
+                let mut host = applicant_for(own, Concatenation::Done);
+                assert_eq!(talk(&mut host, &mut controller(both)), Ok(()));
+                assert!(host.generated().is_none());
+            }
+        }
+    }
+
+    #[test]
+    fn a_key_of_tls_is_asked_for_only_with_what_it_can_be_made_of() {
+        let message = due(&applicant_for(secrets(None, None), Concatenation::Due));
+        let mut expected = negotiate(&[2, 1], &[1, 2, 3, 4, 5]);
+        expected[4..6].copy_from_slice(&message[4..6]);
+        expected[6] = SC_C_NEW_TLS_PSK;
+        assert_eq!(message, expected);
+        // A controller that makes none says so, and one that is an impostor gets none.
+        let both = secrets(None, Some(DhGroup::Ffdhe2048));
+        let mismatch = Unproved::Rejected(Explanation::SECURE_CHANNEL_CONCATENATION_MISMATCH);
+        let mut host = applicant_for(both.clone(), Concatenation::Due);
+        assert_eq!(talk(&mut host, &mut controller(both.clone())), Err(mismatch));
+        let impostor = HostSecrets { controller: Some(both.host.clone()), ..both.clone() };
+        let mut host = applicant_for(both, Concatenation::Due);
+        let mut target = controller(impostor).with_secure_channel(SC_C_NEW_TLS_PSK);
+        assert_eq!(talk(&mut host, &mut target), Err(Unproved::Impostor));
+        assert!(host.generated().is_none() && target.take_generated().is_none());
+    }
+
+    #[test]
     fn a_wrong_secret_on_either_side_is_told_apart() {
         let group = Some(DhGroup::Ffdhe2048);
         let right = secrets(None, group);
@@ -439,7 +543,8 @@ mod tests {
 
     #[test]
     fn nothing_of_a_secret_can_be_printed() {
-        let credentials = Credentials { secrets: Arc::new(secrets(None, None)), seed: [0x77; 32] };
+        let (secrets, concatenation) = (Arc::new(secrets(None, None)), Concatenation::None);
+        let credentials = Credentials { secrets, seed: [0x77; 32], concatenation };
         assert_eq!(format!("{credentials:?}"), "Credentials");
         assert!(
             Secret::parse("DHHC-1:00:secret:").is_err_and(|error| !error.to_string().contains("secret:"))

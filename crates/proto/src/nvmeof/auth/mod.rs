@@ -28,7 +28,7 @@ pub mod target;
 
 pub use group::DhGroup;
 pub use hash::Hash;
-pub use host::{Credentials, Unproved};
+pub use host::{Concatenation, Credentials, Unproved};
 pub(super) use secret::crc_32;
 pub use secret::{Secret, SecretError};
 

@@ -67,13 +67,14 @@ impl Authenticator {
     }
 
     /// The same where a host may have a secure channel made: with this SC_C.
-    pub(crate) fn with_secure_channel(mut self, sc_c: u8) -> Authenticator {
+    #[must_use]
+    pub fn with_secure_channel(mut self, sc_c: u8) -> Authenticator {
         self.secure_channel = sc_c;
         self
     }
 
     /// The key of TLS that both sides have, once, when the host has proved who it is.
-    pub(crate) fn take_generated(&mut self) -> Option<InputPsk> {
+    pub fn take_generated(&mut self) -> Option<InputPsk> {
         if self.is_done { self.generated.take() } else { None }
     }
 
@@ -162,8 +163,7 @@ impl Authenticator {
         let hashes = ours.hash_ids.get(..ours.halen.into()).ok_or(wrong)?;
         let groups = ours.dh_group_ids.get(..ours.dhlen.into()).ok_or(wrong)?;
         let is_usable = |hash: &Hash| {
-            // No cipher suite of TLS has the longest.
-            (sc_c == SC_C_NONE || *hash != Hash::Sha512)
+            (sc_c == SC_C_NONE || hash.is_of_tls())
                 && self.secrets.hash.is_none_or(|only| only == *hash)
                 && hashes.contains(&hash.id().0)
         };

@@ -8,6 +8,7 @@ use super::info::{ControllerInfo, NamespaceInfo};
 use super::news::{News, Topic};
 use super::refused::Refused;
 use crate::nvmeof::auth::Credentials;
+use crate::nvmeof::psk::InputPsk;
 use crate::session::{PathRank, ProtocolError};
 use crate::slots::{Key, Slots};
 use blockmux_volume::{Seg, SgList};
@@ -64,6 +65,8 @@ struct Timers {
     ask_again: Option<Instant>,
     /// When to look again how well the path leads to the namespace.
     look_again: Option<Instant>,
+    /// When a change of the path's ANA state has to be over.
+    changed_by: Option<Instant>,
 }
 
 struct Command {
@@ -103,6 +106,7 @@ impl Admin {
                 unready: None,
                 ask_again: None,
                 look_again: None,
+                changed_by: None,
             },
         }
     }
@@ -119,6 +123,11 @@ impl Admin {
 
     pub(crate) fn refused(&self) -> Option<&Refused> {
         self.refused.as_ref()
+    }
+
+    /// The key of TLS that was made: it is what the queue was for then.
+    pub(crate) fn generated(&self) -> Option<&InputPsk> {
+        self.bring_up.generated.as_ref()
     }
 
     pub(crate) fn controller(&self) -> &ControllerInfo {
@@ -201,7 +210,8 @@ impl Admin {
         let bring_up = is_due.then_some(timers.deadline);
         let looks = self.news.as_ref().is_some_and(News::is_to_ask_again);
         let look = looks.then(|| timers.look_again.unwrap_or(timers.now));
-        [bring_up, look, timers.ask_again, timers.next_keep_alive].into_iter().flatten().min()
+        let others = [timers.changed_by, timers.ask_again, timers.next_keep_alive];
+        others.into_iter().chain([bring_up, look]).flatten().min()
     }
 
     /// # Errors
@@ -212,6 +222,7 @@ impl Admin {
             self.on_pause_over(now);
         }
         self.look_again(now);
+        self.wait_for_change(now)?;
         let is_late = now >= self.timers.deadline && self.timers.unready.is_none() && !self.is_ready();
         if is_late && self.refused.is_none() {
             return Err(ProtocolError {
@@ -248,6 +259,26 @@ impl Admin {
             }
             self.timers.look_again = now.checked_add(ACCESS_EVERY);
         }
+    }
+
+    /// Gives a path up that is still about to change when ANATT is over, so that it is begun with anew.
+    fn wait_for_change(&mut self, now: Instant) -> Result<(), ProtocolError> {
+        let time = self.bring_up.controller.ana_transition;
+        if time.is_zero() || !self.news.as_ref().is_some_and(News::is_changing) {
+            self.timers.changed_by = None;
+            return Ok(());
+        }
+        match self.timers.changed_by {
+            None => self.timers.changed_by = now.checked_add(time),
+            Some(at) if now >= at => {
+                return Err(ProtocolError {
+                    what: "did not end a change of an ANA state within ANATT",
+                    reference: "NVMe Base 2.0, Asymmetric Namespace Access Reporting",
+                });
+            }
+            Some(_) => {}
+        }
+        Ok(())
     }
 
     /// Asks again, unless the controller has had its time to become ready.
@@ -291,6 +322,8 @@ impl Admin {
                     self.timers.deadline = anew.unwrap_or(self.timers.deadline);
                 }
             }
+            // Nothing more is asked on this connection.
+            Ok(Learned::Key) => self.shut_down(),
             Ok(Learned::Later(time)) => {
                 self.timers.unready.get_or_insert((None, time));
                 self.pause();

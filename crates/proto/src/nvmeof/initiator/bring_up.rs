@@ -13,6 +13,7 @@ use super::info::{ControllerInfo, NamespaceInfo};
 use super::prove::{self, Proving};
 use super::refused::Refused;
 use crate::nvmeof::auth::Credentials;
+use crate::nvmeof::psk::InputPsk;
 use blockmux_volume::{Memory, Seg, SgList};
 use blockmux_wire::nvme::feature::FeatureId;
 use blockmux_wire::nvme::identify::{Cns, IDENTIFY_LEN};
@@ -48,6 +49,8 @@ pub(super) enum Learned {
     Later(Duration),
     /// All is known.
     All,
+    /// A key of TLS was made: whoever asks comes back with it.
+    Key,
 }
 
 /// Asks what has to be known.
@@ -56,6 +59,8 @@ pub(super) struct BringUp {
     names: Names,
     credentials: Option<Credentials>,
     proving: Option<Box<Proving>>,
+    /// The key of TLS that was made, instead of anything else.
+    pub(super) generated: Option<InputPsk>,
     kato_ms: u32,
     queues: u16,
     step: Step,
@@ -100,6 +105,7 @@ impl BringUp {
             names,
             credentials,
             proving: None,
+            generated: None,
             kato_ms,
             queues,
             step: Step::Connect,
@@ -167,9 +173,10 @@ impl BringUp {
         let is_good = cqe.status.is_success();
         if let (Step::Prove, Some(proving)) = (self.step, &mut self.proving) {
             if proving.on_answer(cqe, data)? {
+                self.generated = proving.generated().cloned();
                 (self.step, self.proving) = (Step::Capabilities, None);
             }
-            return Ok(Learned::More);
+            return Ok(if self.generated.is_some() { Learned::Key } else { Learned::More });
         }
         if let Some(refused) = self.refusal(cqe) {
             return Err(refused);

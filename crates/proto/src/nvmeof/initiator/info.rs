@@ -9,6 +9,7 @@ use blockmux_wire::nvme::identify::{
 };
 use blockmux_wire::nvme::nvm::NLB_MASK;
 use blockmux_wire::nvme::{CQE_LEN, SQE_LEN};
+use std::time::Duration;
 use zerocopy::FromBytes;
 
 /// A controller.
@@ -40,6 +41,8 @@ pub struct ControllerInfo {
     pub oaes: u32,
     /// Groups of the ANA log page; `None`: every path leads to everything equally well.
     pub ana_groups: Option<u32>,
+    /// ANATT: how long a change of an ANA state takes at most; zero: not told.
+    pub ana_transition: Duration,
     /// A volatile write cache is present.
     pub write_cache: bool,
     /// The most logical blocks of one Write Zeroes, as log2 in units of the least page; 0: not told.
@@ -104,6 +107,7 @@ impl ControllerInfo {
         self.oncs = told.oncs.get();
         self.oaes = told.oaes.get();
         self.ana_groups = (told.cmic & CMIC_ANA != 0).then(|| told.nanagrpid.get());
+        self.ana_transition = Duration::from_secs(told.anatt.into());
         self.write_cache = told.vwc & VWC_PRESENT != 0;
     }
 

@@ -17,7 +17,7 @@ use blockmux_volume::{Memory, SgList};
 use blockmux_wire::nvme::Sqe;
 use blockmux_wire::nvme::feature::{AEC_ANA_CHANGE, AEC_NAMESPACE_ATTRIBUTE, FeatureId};
 use blockmux_wire::nvme::identify::{Cns, IDENTIFY_LEN};
-use blockmux_wire::nvme::log::{ANA_RGO, CHANGED_NAMESPACES_MAX, LogPage};
+use blockmux_wire::nvme::log::{ANA_RGO, AnaState, CHANGED_NAMESPACES_MAX, LogPage};
 use blockmux_wire::nvme::opcode::AdminOpcode;
 
 /// Listens to a controller.
@@ -42,6 +42,8 @@ pub(super) struct News {
     rank: Option<PathRank>,
     /// As it was when it was last read.
     last_rank: PathRank,
+    /// It was about to change.
+    is_changing: bool,
 }
 
 /// How far a reading of the ANA log page is that was asked for.
@@ -96,6 +98,7 @@ impl News {
             knows_access: group.is_none(),
             rank: None,
             last_rank: PathRank::Best,
+            is_changing: false,
         }
     }
 
@@ -144,6 +147,7 @@ impl News {
         if let Some(state) = state {
             self.last_rank = access::rank(state);
             self.rank = Some(self.last_rank);
+            self.is_changing = state == AnaState::CHANGE;
         }
     }
 
@@ -155,6 +159,11 @@ impl News {
     /// Whether it is known how well the path leads to the namespace, as far as that can be.
     pub(super) fn knows_access(&self) -> bool {
         self.knows_access
+    }
+
+    /// Whether the path was on its way from one state to another when that was last looked at.
+    pub(super) fn is_changing(&self) -> bool {
+        self.is_changing
     }
 
     /// Reads the ANA log page again, if there is one.

@@ -3,7 +3,8 @@
 use super::command::{self, Transfer};
 use super::{Names, Refused};
 use crate::nvmeof::auth::MAX_MESSAGE;
-use crate::nvmeof::auth::host::{Applicant, Credentials, Turn, Unproved};
+use crate::nvmeof::auth::host::{Applicant, Concatenation, Credentials, Turn, Unproved};
+use crate::nvmeof::psk::InputPsk;
 use blockmux_volume::{Memory, Seg, SgList};
 use blockmux_wire::nvme::{Cqe, Sqe};
 use blockmux_wire::nvmeof::fabrics::{AUTHREQ_ATR, FabricsType};
@@ -23,6 +24,11 @@ pub(super) fn asked_for(
         Some(credentials) if is_asked => {
             let applicant = Applicant::new(credentials.clone(), &names.host, &names.subsystem);
             Ok(Some(Box::new(Proving(applicant))))
+        }
+        // The key of the connection has proved everything already.
+        Some(credentials) if credentials.concatenation == Concatenation::Done => Ok(None),
+        Some(credentials) if credentials.concatenation == Concatenation::Due => {
+            Err(Refused::Proof(Unproved::NoChannel))
         }
         // Who sits between us and the controller could have left that out.
         Some(credentials) if credentials.secrets.controller.is_some() => {
@@ -49,6 +55,11 @@ impl Proving {
             }
             Turn::Over(_) => None,
         }
+    }
+
+    /// The key of TLS that was made, if one was to be.
+    pub(super) fn generated(&self) -> Option<&InputPsk> {
+        self.0.generated()
     }
 
     /// The command has ended, with its data if it had some; whether that was the last and we are believed.

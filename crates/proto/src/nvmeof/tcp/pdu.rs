@@ -1,4 +1,4 @@
-//! The frame of PDUs from a host: what is checked before anything else is looked at (TCP Transport 1.0 §3.6.1).
+//! The frame of PDUs from a host: what is checked before anything else is looked at (TCP Transport 1.0 §3.6.2.1).
 
 use crate::digest;
 use crate::session::ProtocolError;

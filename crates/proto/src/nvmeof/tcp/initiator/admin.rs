@@ -3,6 +3,7 @@
 use super::line::Line;
 use super::{AdminConfig, Ask, ControllerInfo, Digests, FoundSubsystem, NamespaceInfo, Refused};
 use crate::nvmeof::initiator::Admin;
+use crate::nvmeof::psk::InputPsk;
 use crate::outbox::Outbox;
 use crate::session::{Control, Demand, PathRank, ProtocolError, StreamSession, Timed};
 use blockmux_volume::{Chunk, Pool};
@@ -50,6 +51,13 @@ impl AdminSession {
         self.admin.refused()
     }
 
+    /// The key of TLS that was made, where one was to be: the session is over then, and another one is to begin on a
+    /// connection that is secured with it.
+    #[must_use]
+    pub fn generated(&self) -> Option<&InputPsk> {
+        self.admin.generated()
+    }
+
     /// Whether the session has come to its end: everything asked for was told, or refused, or it was stopped.
     #[must_use]
     pub fn is_over(&self) -> bool {
@@ -65,7 +73,7 @@ impl AdminSession {
             self.line.send_command(&request, &mut self.admin, &mut self.outbox);
         }
         let is_all = self.admin.is_known() && !matches!(self.ask, Ask::Use(_));
-        if is_all || self.admin.refused().is_some() {
+        if is_all || self.admin.refused().is_some() || self.admin.generated().is_some() {
             self.end();
         }
     }

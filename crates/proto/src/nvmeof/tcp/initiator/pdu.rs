@@ -88,7 +88,7 @@ pub(super) fn parse(bytes: &[u8], digests: Digests) -> Result<Parsed, Fault> {
         let fes = Some(FatalError::HEADER_DIGEST_ERROR);
         return Err(Fault {
             what: "sent a header whose digest is wrong",
-            reference: "TCP Transport §3.5",
+            reference: "TCP Transport §3.5.2",
             fes,
             fei,
         });
@@ -159,7 +159,7 @@ pub(super) fn ended(request: &TermReq) -> Fault {
     Fault { what, reference: "TCP Transport §3.6.2.5, C2HTermReq", fes: None, fei: 0 }
 }
 
-const COMMON: &str = "TCP Transport §3.6.1.1";
+const COMMON: &str = "TCP Transport §3.6.2.1";
 const UNKNOWN: Fault = Fault {
     what: "sent a PDU that does not belong here",
     reference: "TCP Transport §3.6.2",

@@ -6,7 +6,7 @@
 //! ```
 //! A short read's data is lent on from the receive buffer where it is all that was asked for, and copied elsewhere.
 //! Data comes in any order, each byte once. A wrong data digest ends no connection: the command fails, and is sent
-//! again (TCP Transport 1.0 §3.5).
+//! again (TCP Transport 1.0 §3.5.2).
 
 use super::line::{Line, Reading};
 use super::pdu::{self, Fault, Head, Parsed};

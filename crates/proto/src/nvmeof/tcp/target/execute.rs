@@ -443,7 +443,7 @@ impl TargetSession {
 }
 
 /// Where the host's data is: at an offset in the capsule, or with the transport. Refuses descriptors that do not fit
-/// the command (Base 2.0 §4.1.2, TCP Transport 1.0 §3.2).
+/// the command (Base 2.0 §4.1.2, TCP Transport 1.0 §3.3.2).
 #[inline]
 fn locate(sqe: &Sqe, work: &Work, out: usize, capsule_len: usize) -> Result<Option<usize>, Status> {
     let (dptr, told) = (&sqe.dptr, sqe.dptr.length.get() as usize);

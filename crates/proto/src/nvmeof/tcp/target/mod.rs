@@ -222,9 +222,12 @@ impl TargetSession {
 
     /// Looks whether the host is still there.
     fn check_keep_alive(&mut self, now: Instant) -> Result<(), ProtocolError> {
+        // Who is still proving itself may not send Keep Alive yet, and has `connect_by` to be done.
+        let is_authentic = self.is_authentic();
         let Some(keep_alive) = self.clock.keep_alive.as_mut().filter(|it| it.next_look <= now) else {
             return Ok(());
         };
+        keep_alive.heard |= !is_authentic;
         let pause = keep_alive.timeout.checked_div(LOOKS).unwrap_or_default();
         keep_alive.next_look = now.checked_add(pause).unwrap_or(now);
         keep_alive.silent =

@@ -312,5 +312,5 @@ const OVERRUN: ProtocolError = ProtocolError {
 /// Data up to this many bytes is waited for in the receive buffer: one large receive for many PDUs costs less than a
 /// receive for each. With its digest at most `MAX_DEMAND`.
 pub(super) const LENT_PAYLOAD: usize = 64 << 10;
-/// Data that a capsule on the admin queue may have, in bytes (TCP Transport 1.0 §3.3.2.1).
+/// Data that a capsule on the admin queue may have, in bytes (TCP Transport 1.0 §3.3.1).
 const ADMIN_IN_CAPSULE: usize = 8192;

@@ -60,7 +60,7 @@ impl Sender {
     /// The end of a command: its data, and its completion unless success goes without saying.
     #[inline]
     pub(super) fn outcome(&mut self, outbox: &mut Outbox, cid: u16, outcome: &Outcome) {
-        // TCP Transport 1.0 §3.3.2.3: only where SQHD is not told, and nothing else is.
+        // TCP Transport 1.0 §3.3.2.1: only where SQHD is not told, and nothing else is.
         let is_silent = self.sqhd.is_none() && outcome.result == 0 && outcome.status.is_success();
         if !outcome.data.is_empty() {
             self.data(outbox, cid, &outcome.data, is_silent);

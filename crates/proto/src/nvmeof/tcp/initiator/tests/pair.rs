@@ -4,8 +4,8 @@ use crate::exports::{Export, Exports, VolumeId};
 use crate::nvme::nqn::Nqn;
 use crate::nvme::subsystem::{Namespace, Subsystem};
 use crate::nvmeof::auth::target::tests::secrets;
-use crate::nvmeof::auth::{Credentials, DhGroup, Hash, HostSecrets, Unproved};
-use crate::nvmeof::node::{Node, Port};
+use crate::nvmeof::auth::{Concatenation, Credentials, DhGroup, Hash, HostSecrets, Unproved};
+use crate::nvmeof::node::{Node, Port, SecureChannel};
 use crate::nvmeof::tcp::initiator::*;
 use crate::nvmeof::tcp::target::TargetSession;
 use crate::session::{Control, Initiator, StreamSession};
@@ -44,9 +44,27 @@ impl Served {
         Served { node: Arc::new(node), exports }
     }
 
+    /// The same whose hosts may come by TLS.
+    fn with_tls(secrets: Option<HostSecrets>) -> Served {
+        let Served { node, exports } = Served::with(secrets);
+        let node = Arc::into_inner(node).unwrap().with_tls(Arc::default(), SecureChannel::NotRequired);
+        Served { node: Arc::new(node), exports }
+    }
+
     fn target(&self) -> Pump<TargetSession> {
+        Pump::new(self.session(), &self.exports)
+    }
+
+    /// One whose connection is secured with the key of that identity.
+    fn secured(&self, identity: &str) -> Pump<TargetSession> {
+        let mut session = self.session();
+        session.on_secured(identity.as_bytes()).unwrap();
+        Pump::new(session, &self.exports)
+    }
+
+    fn session(&self) -> TargetSession {
         let session = TargetSession::new(self.node.clone(), Pool::new(usize::MAX), Instant::now());
-        Pump::new(session.with_seed([5; 32]), &self.exports)
+        session.with_seed([5; 32])
     }
 }
 
@@ -67,7 +85,8 @@ fn names() -> Names {
 }
 
 fn credentials(secrets: HostSecrets, seed: u8) -> Credentials {
-    Credentials { secrets: Arc::new(secrets), seed: [seed; 32] }
+    let concatenation = Concatenation::None;
+    Credentials { secrets: Arc::new(secrets), seed: [seed; 32], concatenation }
 }
 
 /// The admin queue, after all that can be said.
@@ -189,6 +208,55 @@ fn a_controller_that_cannot_prove_itself_or_does_not_ask_is_left() {
     assert_eq!(refused(&open, Some(right.clone())), Refused::Proof(Unproved::NotAsked));
     let (admin, _target) = brought_up(&open, Some(HostSecrets { controller: None, ..right }));
     assert!(admin.session.is_ready(), "a secret that nobody asks for does no harm");
+}
+
+/// An admin queue of a host that does so much about a secure channel.
+fn admin(secrets: HostSecrets, concatenation: Concatenation) -> Driver<AdminSession> {
+    let credentials = Some(Credentials { concatenation, ..credentials(secrets, 1) });
+    let ask = Ask::Use(1);
+    let config = AdminConfig { names: names(), credentials, queues: 1, ask, keep_alive: Duration::ZERO };
+    let session = AdminSession::new(config, Digests::default(), Pool::new(1 << 20), Instant::now());
+    Driver::of(session, usize::MAX)
+}
+
+#[test]
+fn a_host_makes_a_key_of_tls_and_comes_back_with_it() {
+    let both = secrets(None, Some(DhGroup::Ffdhe2048));
+    for asks in [false, true] {
+        let own = HostSecrets { controller: both.controller.clone().filter(|_| asks), ..both.clone() };
+        let served = Served::with_tls(Some(both.clone()));
+        let mut first = admin(own.clone(), Concatenation::Due);
+        talk(&mut first, &mut served.target());
+        assert!(first.session.is_over() && first.session.refused().is_none());
+        assert!(!first.session.is_ready() && first.session.controller().is_none(), "nothing else was asked");
+        let key = first.session.generated().unwrap().tls_psks(&nqn(HOST), &nqn(SUBSYSTEM)).remove(0);
+        assert!(served.node.keyring().find(key.identity.as_bytes()).unwrap() == key);
+        // Who has the key has proved everything; nothing is asked for, nor missed.
+        let mut second = admin(own.clone(), Concatenation::Done);
+        let mut held = served.secured(&key.identity);
+        talk(&mut second, &mut held);
+        assert!(second.session.is_ready(), "{:?}", second.session.refused());
+        let io = queues(&second, None, 1);
+        let (mut io, mut target) = (Driver::of(io, usize::MAX), served.secured(&key.identity));
+        talk(&mut io, &mut target);
+        write(&mut io, 1);
+        talk(&mut io, &mut target);
+        assert_eq!(io.done().0, 1);
+    }
+}
+
+#[test]
+fn without_a_key_of_tls_a_host_that_wants_one_does_not_go_on() {
+    let both = secrets(None, Some(DhGroup::Ffdhe2048));
+    let refused = |served: Served| {
+        let mut host = admin(both.clone(), Concatenation::Due);
+        talk(&mut host, &mut served.target());
+        assert!(host.session.generated().is_none() && !host.session.is_ready());
+        host.session.refused().unwrap().clone()
+    };
+    assert_eq!(refused(Served::with_tls(None)), Refused::Proof(Unproved::NoChannel));
+    let mismatch = Unproved::Rejected(Explanation::SECURE_CHANNEL_CONCATENATION_MISMATCH);
+    assert_eq!(refused(Served::with(Some(both.clone()))), Refused::Proof(mismatch));
 }
 
 #[test]

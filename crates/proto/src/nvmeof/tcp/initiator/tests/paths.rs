@@ -90,6 +90,30 @@ fn a_controller_that_never_answers_for_the_page_is_given_up() {
 }
 
 #[test]
+fn a_change_of_state_is_waited_for_as_long_as_the_controller_says_and_no_longer() {
+    for ends in [true, false] {
+        let start = Instant::now();
+        let mut subsystem = subsystem(AnaState::CHANGE, AEC_ANA_CHANGE);
+        let mut driver = admin(&mut subsystem, start);
+        assert_eq!(driver.session.poll_path_rank(), Some(PathRank::Unusable));
+        let (mut now, mut result) = (start, Ok(()));
+        while result.is_ok() && now < start + Duration::from_secs(60) {
+            now = driver.session.poll_timeout().map_or(now, |at| at.max(now));
+            now += Duration::from_millis(100);
+            if ends && now > start + Duration::from_secs(u64::from(ANATT_S) - 5) {
+                subsystem.log = page(AnaState::OPTIMIZED);
+            }
+            result = driver.session.on_timeout(now);
+            bring_up(&mut driver, PLAIN, &mut subsystem);
+        }
+        assert_eq!(result.is_ok(), ends);
+        let waited = now - start;
+        let about = Duration::from_secs(ANATT_S.into());
+        assert!(ends || (waited >= about && waited < about + Duration::from_secs(5)), "{waited:?}");
+    }
+}
+
+#[test]
 fn what_an_inaccessible_namespace_does_not_do_is_handed_back_where_there_are_other_paths() {
     for status in [
         Status::ASYMMETRIC_ACCESS_INACCESSIBLE,

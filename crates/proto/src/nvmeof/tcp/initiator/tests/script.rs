@@ -276,6 +276,9 @@ pub(super) struct Subsystem {
     pub(super) listening: Option<u16>,
 }
 
+/// How long a change of an ANA state takes at most, in seconds.
+pub(super) const ANATT_S: u8 = 20;
+
 impl Default for Subsystem {
     fn default() -> Subsystem {
         Subsystem {
@@ -334,7 +337,7 @@ impl Subsystem {
                 told.oncs = (ONCS_WRITE_ZEROES | ONCS_DATASET_MANAGEMENT).into();
                 told.oaes = self.oaes.into();
                 told.cmic = if self.ana_group > 0 { CMIC_ANA } else { 0 };
-                told.nanagrpid = 1.into();
+                (told.nanagrpid, told.anatt) = (1.into(), ANATT_S);
                 told.ioccsz = ((64 + 8192) / 16).into();
                 told.as_bytes().to_vec()
             }

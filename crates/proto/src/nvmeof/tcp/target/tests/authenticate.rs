@@ -3,7 +3,7 @@
 use super::*;
 use crate::nvmeof::auth::target::tests::{negotiate, reply, secrets};
 use crate::nvmeof::auth::{DhGroup, Secret};
-use crate::session::Timed;
+use crate::session::{ProtocolError, Timed};
 use blockmux_wire::nvmeof::auth::{Explanation, SECURITY_PROTOCOL_NVME};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -115,6 +115,25 @@ fn who_takes_too_long_to_prove_itself_loses_its_connection() {
     let at = host.pump.session.poll_timeout().unwrap();
     assert!(at <= host.now + Duration::from_secs(30));
     assert!(host.pump.session.on_timeout(host.now + Duration::from_secs(30)).is_err());
+}
+
+#[test]
+fn who_takes_longer_than_its_keep_alive_timeout_to_prove_itself_is_waited_for() {
+    let node = guarded();
+    let (mut host, _) = connected(&node, 0, CNTLID_DYNAMIC);
+    let mut pass = |host: &mut Host, until: Duration| {
+        let until = host.now + until;
+        while let Some(next) = host.pump.session.poll_timeout().filter(|&next| next <= until) {
+            host.pump.session.on_timeout(next)?;
+        }
+        Ok::<_, ProtocolError>(())
+    };
+    // It may not send Keep Alive yet, and its timeout is 4 seconds.
+    pass(&mut host, Duration::from_secs(29)).unwrap();
+    prove(&mut host);
+    host.enable();
+    let error = pass(&mut host, Duration::from_secs(60)).unwrap_err();
+    assert_eq!(error.what, "did not keep its controller alive within its Keep Alive Timeout");
 }
 
 #[test]

@@ -172,6 +172,37 @@ fn a_command_that_cannot_be_done_has_its_status_and_harms_nothing() {
 }
 
 #[test]
+fn no_volume_is_asked_for_blocks_that_it_does_not_have() {
+    let (mut io, _admin) = Host::io(&node(), 0);
+    io.pump.holds_io = true;
+    let end = SIZE / 512;
+    let copy = |to| Sqe { cdw12: 0.into(), ..nvm(NvmOpcode::COPY, 1, to, 1) };
+    let source = |from: u64, blocks: u16| {
+        let mut range = [0; 32];
+        range[8..16].copy_from_slice(&from.to_le_bytes());
+        range[16..18].copy_from_slice(&(blocks - 1).to_le_bytes());
+        range.to_vec()
+    };
+    let mut unmapped = [0; 16];
+    unmapped[4..8].copy_from_slice(&2_u32.to_le_bytes());
+    unmapped[8..16].copy_from_slice(&(end - 1).to_le_bytes());
+    let deallocate = Sqe { cdw10: 0.into(), cdw11: 4.into(), ..nvm(NvmOpcode::DATASET_MANAGEMENT, 1, 0, 1) };
+    let cases = [
+        (nvm(NvmOpcode::READ, 1, end - 1, 2), Vec::new()),
+        (nvm(NvmOpcode::WRITE_ZEROES, 1, end - 1, 2), Vec::new()),
+        (nvm(NvmOpcode::VERIFY, 1, end, 1), Vec::new()),
+        (copy(0), source(end - 1, 2)),
+        (copy(end - 1), source(0, 2)),
+        (copy(end + 1), source(0, 1)),
+        (deallocate, unmapped.to_vec()),
+    ];
+    for (sqe, data) in cases {
+        assert_eq!(refusal(&io.run(sqe, &data).1), Status::LBA_OUT_OF_RANGE, "{sqe:?}");
+        assert!(io.pump.submitted.is_empty(), "{sqe:?}");
+    }
+}
+
+#[test]
 fn a_cid_that_is_in_use_is_a_conflict() {
     let (mut io, _admin) = Host::io(&node(), 0);
     io.pump.holds_io = true;

@@ -1,0 +1,79 @@
+//! Keys of TLS that DH-HMAC-CHAP has made, for all connections to one subsystem (secure channel concatenation).
+//!
+//! A target keeps one such key of each host and subsystem, the latest. So all sessions of a volume use the same: the one
+//! that finds none here makes it, in the clear, and the others come with it. When two have made one at the same time, one
+//! of both is unknown to the target; who is told so forgets what it came with and begins again. Paths that lead to
+//! several targets have keys of several: some are kept, and all of them are offered.
+
+use crate::nvme_tcp::tls_key;
+use blockmux_proto::nvme::nqn::Nqn;
+use blockmux_proto::nvmeof::psk::InputPsk;
+use blockmux_tls::Psk;
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The latest keys, shared by all that reach one subsystem. It is locked when somebody connects, and never for I/O.
+#[derive(Default)]
+pub struct GeneratedKeys(Mutex<VecDeque<Psk>>);
+
+impl GeneratedKeys {
+    /// The latest first; `None`: one is to be made.
+    pub(super) fn all(&self) -> Option<Arc<[Psk]>> {
+        let keys = self.lock();
+        (!keys.is_empty()).then(|| keys.iter().cloned().collect())
+    }
+
+    /// A new one was made for that host and subsystem. Only the newest version of its identity tells it from others.
+    pub(super) fn keep(&self, input: &InputPsk, host: &Nqn, subsystem: &Nqn) {
+        let Some(key) = input.tls_psks(host, subsystem).first().map(tls_key) else { return };
+        let mut keys = self.lock();
+        keys.push_front(key);
+        keys.truncate(MOST);
+    }
+
+    /// The target knows none of these any more.
+    pub(super) fn forget(&self, offered: &[Psk]) {
+        self.lock().retain(|key| offered.iter().all(|offered| offered.identity != key.identity));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Psk>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for GeneratedKeys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("GeneratedKeys")
+    }
+}
+
+/// As many as there may be targets behind the paths of one volume, and no more than a handshake has room for.
+const MOST: usize = 4;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use blockmux_proto::nvmeof::auth::Hash;
+
+    #[test]
+    fn the_latest_comes_first_and_what_was_not_offered_is_not_forgotten() {
+        let [host, subsystem] = ["nqn.h", "nqn.s"].map(|name| Nqn::new(name).unwrap());
+        let keys = GeneratedKeys::default();
+        assert!(keys.all().is_none());
+        let mut identities = Vec::new();
+        for fill in 0..6 {
+            keys.keep(&InputPsk::generated(Hash::Sha256, vec![fill; 32]).unwrap(), &host, &subsystem);
+            identities.insert(0, keys.all().unwrap()[0].identity.clone());
+        }
+        let now = || keys.all().unwrap().iter().map(|key| key.identity.clone()).collect::<Vec<_>>();
+        assert_eq!(now(), identities[..MOST]);
+        let offered = keys.all().unwrap();
+        keys.keep(&InputPsk::generated(Hash::Sha384, vec![9; 48]).unwrap(), &host, &subsystem);
+        keys.forget(&offered);
+        assert!(now().len() == 1 && !identities.contains(&now()[0]));
+        keys.forget(&keys.all().unwrap());
+        assert!(keys.all().is_none());
+        assert_eq!(format!("{keys:?}"), "GeneratedKeys");
+    }
+}

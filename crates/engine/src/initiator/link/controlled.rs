@@ -1,0 +1,65 @@
+//! The control of a link: brought up before the session, and beside it as long as it lives.
+
+use super::{ControlLine, Link, State};
+use crate::host::Host;
+use crate::initiator::Dialer;
+use crate::reactor::Progress;
+use blockmux_proto::session::Initiator;
+
+impl<D: Dialer, H: Host> Link<D, H> {
+    /// Whether a task that runs over and over looks at its control now: not each time, which would cost a system call
+    /// each time, but all the time while nothing goes without it.
+    #[inline]
+    pub(super) fn is_control_due(&mut self) -> bool {
+        self.turns = self.turns.wrapping_add(1);
+        let is_open = matches!(self.state, State::Open { is_checked: true, .. });
+        !is_open || self.turns.is_multiple_of(CONTROL_EVERY)
+    }
+
+    /// Lets the control do what it has to; without it there is no session.
+    #[inline]
+    pub(super) fn run_control(&mut self) -> Progress {
+        let Some(control) = &mut self.control else { return Progress::Idle };
+        let turn = control.turn();
+        let refusal = self.dialer.control_refusal(control.session());
+        let has_prepared = self.dialer.take_preparation(control.session());
+        if let Some(size) = control.poll_size()
+            && self.known.take_size(size, self.moves.address())
+        {
+            self.party.is_changed.set(true);
+            self.consumer.wake();
+        }
+        if let Some(rank) = control.poll_path_rank() {
+            self.told_rank = rank;
+            if let State::Open { session, .. } = &mut self.state {
+                session.set_path_rank(rank);
+            }
+        }
+        match (turn, refusal) {
+            (_, Some(reason)) => self.give_up(&reason),
+            (_, None) if has_prepared => {
+                self.end_control();
+                self.state = State::Pausing { until: self.core.now() };
+                Progress::More
+            }
+            (Ok(progress), None) => progress,
+            (Err(broken), None) => self.lose_to(&broken),
+        }
+    }
+
+    /// Once the control is ready, dials for the session.
+    pub(super) fn run_controlling(&mut self) -> Progress {
+        let is_ready = self.control.as_ref().is_some_and(ControlLine::is_ready);
+        if is_ready { self.dial() } else { Progress::Idle }
+    }
+
+    /// The session is over: says goodbye.
+    pub(super) fn end_control(&mut self) {
+        if let Some(mut control) = self.control.take() {
+            control.end();
+        }
+    }
+}
+
+/// Runs of a task that is busy between two looks at its control.
+const CONTROL_EVERY: u32 = 64;

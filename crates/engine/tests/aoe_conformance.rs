@@ -1,0 +1,82 @@
+//! The suite of all volumes over AoE: a target on cores of its own, and a remote disk on the test's core, both at the
+//! loopback interface of a network of the test's own.
+//!
+//! Each test runs itself again in such a network, which takes user namespaces or root. Where there are neither, it prints
+//! a line that begins with `skipped: ` and ends.
+
+mod conforms;
+
+use blockmux_engine::aoe::{Endpoint, Share, connect, serve};
+use blockmux_engine::cores::{Cores, CoresConfig};
+use blockmux_engine::reactor::PollPolicy;
+use blockmux_proto::aoe::Address;
+use blockmux_proto::aoe::unit::{Kept, Unit};
+use blockmux_proto::exports::{Export, Exports};
+use blockmux_volume::{MemVolume, Volume};
+use conforms::conforms;
+use std::process::Command;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+/// Whether this is the test as it is meant to be, in a network of its own whose frames have that MTU. If not, it has run
+/// there, or was skipped.
+#[expect(clippy::print_stdout, reason = "the reason of a skipped test")]
+fn is_in_own_network(test: &str, mtu: u32) -> bool {
+    if std::env::var_os(INSIDE).is_some() {
+        return true;
+    }
+    let up = format!("ip link set lo mtu {mtu} up");
+    let alone = |then: &str| {
+        let mut command = Command::new("unshare");
+        command.args(["--user", "--map-root-user", "--net", "sh", "-c", &format!("{up} && {then}"), "sh"]);
+        command
+    };
+    if !alone("true").output().is_ok_and(|made| made.status.success()) {
+        println!("skipped: no network namespace of one's own here");
+        return false;
+    }
+    let own = std::env::current_exe().unwrap();
+    let mut again = alone("exec \"$@\"");
+    let status = again.arg(own).args(["--exact", test, "--nocapture"]).env(INSIDE, "1").status().unwrap();
+    assert!(status.success(), "it failed in a network of its own");
+    false
+}
+
+/// Runs the suite. A disk has no means to tell that it cannot be written to, only that a write was refused.
+fn conforms_over_frames(volume: Arc<dyn Volume>) {
+    let (name, description) = ("disk".to_owned(), String::new());
+    let exports = Exports::new(vec![Export { name, description, read_only: false, volume }]);
+    let address = Address { shelf: 0, slot: 0 };
+    let units: Vec<Unit> =
+        exports.iter().map(|(id, _)| Unit::new(address, id, Kept::default(), None)).collect();
+    let cores = Cores::start(&CoresConfig { policy: PollPolicy::Never, ..CoresConfig::default() }).unwrap();
+    let (told, served) = mpsc::channel();
+    cores.inboxes()[0].send(move |core| {
+        let result = serve(core, &[LOOPBACK.to_owned()], Share::ALL, exports, units);
+        told.send(result).unwrap();
+    });
+    served.recv().unwrap().unwrap();
+    let endpoint = Endpoint { interfaces: vec![LOOPBACK.to_owned()], address, patience: PATIENCE };
+    conforms(Arc::new(connect(endpoint).unwrap()), None);
+}
+
+#[test]
+fn a_ram_volume_conforms_over_long_frames() {
+    if is_in_own_network("a_ram_volume_conforms_over_long_frames", 9000) {
+        conforms_over_frames(Arc::new(MemVolume::new(SIZE)));
+    }
+}
+
+#[test]
+fn a_ram_volume_conforms_over_frames_of_two_sectors() {
+    if is_in_own_network("a_ram_volume_conforms_over_frames_of_two_sectors", 1500) {
+        conforms_over_frames(Arc::new(MemVolume::new(SIZE)));
+    }
+}
+
+const LOOPBACK: &str = "lo";
+/// Says that the test is in a network of its own.
+const INSIDE: &str = "BLOCKMUX_AOE_CONFORMANCE";
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Room for the largest transfer and more.
+const SIZE: u64 = 40 << 20;

@@ -1,0 +1,161 @@
+//! The suite of all volumes over NVMe/TCP: a target on cores of its own, and a remote volume on the test's core.
+
+mod conforms;
+
+use blockmux_engine::cores::{Cores, CoresConfig};
+use blockmux_engine::file::{FileOptions, FileVolume};
+use blockmux_engine::initiator::nvme::{Endpoint, connect};
+use blockmux_engine::initiator::{GeneratedKeys, Policy};
+use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
+use blockmux_engine::nvme_tcp;
+use blockmux_engine::reactor::PollPolicy;
+use blockmux_engine::socket::{Address, Listener};
+use blockmux_proto::exports::{Export, Exports};
+use blockmux_proto::nvme::nqn::Nqn;
+use blockmux_proto::nvme::subsystem::{Namespace, Subsystem};
+use blockmux_proto::nvmeof::auth::{DhGroup, HostSecrets, Secret};
+use blockmux_proto::nvmeof::keyring::Keyring;
+use blockmux_proto::nvmeof::node::{Node, Port, SecureChannel};
+use blockmux_proto::nvmeof::psk::ConfiguredPsk;
+use blockmux_proto::nvmeof::tcp::initiator::{Digests, Names};
+use blockmux_volume::{MemVolume, Volume};
+use conforms::conforms;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Serves one volume as namespace 1, and as namespace 2, which refuses writes; it ends when dropped.
+struct Target {
+    address: Address,
+    _cores: Cores,
+}
+
+impl Target {
+    fn serve(volume: Arc<dyn Volume>) -> Target {
+        Target::of(volume, None, |node| node)
+    }
+
+    fn of(volume: Arc<dyn Volume>, secrets: Option<HostSecrets>, with: impl FnOnce(Node) -> Node) -> Target {
+        let listener = Listener::bind(&Address::Tcp(([127, 0, 0, 1], 0).into())).unwrap();
+        let address = listener.address().clone();
+        // The queues of a controller are on both.
+        let config = CoresConfig { policy: PollPolicy::Never, count: 2, ..CoresConfig::default() };
+        let cores = Cores::start(&config).unwrap();
+        let exports = [("disk", false), ("frozen", true)].map(|(name, read_only)| Export {
+            name: name.to_owned(),
+            description: String::new(),
+            read_only,
+            volume: volume.clone(),
+        });
+        let exports = Exports::new(exports.into());
+        let namespaces = exports.iter().zip(1..).map(|((id, export), nsid)| {
+            let served = exports.served(id).unwrap().clone();
+            Namespace::new(nsid, id, served, export.read_only, (&export.name, "machine"))
+        });
+        let subsystem = Subsystem::new(nqn(SUBSYSTEM), "machine", namespaces.collect(), Vec::new());
+        let subsystem =
+            subsystem.with_secrets(secrets.map(|secrets| (nqn(HOST), secrets)).into_iter().collect());
+        let port = Port { id: 1, address: "127.0.0.1:4420".parse().unwrap() };
+        let node = Arc::new(with(Node::new(vec![Arc::new(subsystem)], vec![port], "machine")));
+        let (serve, inboxes) = (nvme_tcp::serve(&node, 1, &exports), cores.inboxes());
+        cores.inboxes()[0].send(move |core| {
+            ListenerTask::spawn(core, listener, inboxes, serve, ConnectionLimit::new(64));
+        });
+        Target { address, _cores: cores }
+    }
+
+    fn endpoint(&self) -> Endpoint {
+        Endpoint {
+            address: self.address.clone(),
+            further: Vec::new(),
+            policy: Policy::RoundRobin,
+            names: Names { host: nqn(HOST), host_id: [7; 16], subsystem: nqn(SUBSYSTEM) },
+            secrets: None,
+            nsid: 1,
+            digests: Digests::default(),
+            entries: 128,
+            keep_alive: Duration::from_secs(5),
+            queues: 1,
+            patience: PATIENCE,
+            tls_key: None,
+            tls_identity: None,
+            generated_keys: None,
+        }
+    }
+}
+
+/// Runs the suite by way of that endpoint.
+fn conforms_at(endpoint: &Endpoint) {
+    let [volume, read_only] = [1, 2]
+        .map(|nsid| -> Arc<dyn Volume> { Arc::new(connect(Endpoint { nsid, ..endpoint.clone() }).unwrap()) });
+    conforms(volume, read_only);
+}
+
+fn ram() -> Arc<dyn Volume> {
+    Arc::new(MemVolume::new(SIZE))
+}
+
+fn nqn(name: &str) -> Nqn {
+    Nqn::new(name).unwrap()
+}
+
+#[test]
+fn a_ram_volume_conforms_over_one_queue() {
+    conforms_at(&Target::serve(ram()).endpoint());
+}
+
+#[test]
+fn a_ram_volume_conforms_over_three_queues_with_digests() {
+    let target = Target::serve(ram());
+    let digests = Digests { header: true, data: true };
+    conforms_at(&Endpoint { digests, queues: 3, ..target.endpoint() });
+}
+
+#[test]
+fn a_ram_volume_conforms_over_a_queue_of_few_entries_and_without_data_in_capsules() {
+    let target = Target::of(ram(), None, |node| node.with_in_capsule(0));
+    conforms_at(&Endpoint { entries: 3, ..target.endpoint() });
+}
+
+#[test]
+fn a_file_conforms() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = FileOptions { size: Some(SIZE), create: true, ..FileOptions::default() };
+    let file = FileVolume::open(folder.path().join("disk"), options).unwrap();
+    let target = Target::serve(Arc::new(file));
+    conforms_at(&Endpoint { queues: 2, ..target.endpoint() });
+}
+
+#[test]
+fn a_ram_volume_conforms_over_two_paths_and_over_tls() {
+    let target = Target::serve(ram());
+    conforms_at(&Endpoint { further: vec![target.address.clone()], ..target.endpoint() });
+    let key = ConfiguredPsk::parse(KEY).unwrap();
+    let keyring = Keyring::default();
+    keyring.insert(&key.retained(&nqn(HOST)), &nqn(HOST), &nqn(SUBSYSTEM));
+    let target = Target::of(ram(), None, |node| node.with_tls(Arc::new(keyring), SecureChannel::Required));
+    conforms_at(&Endpoint { tls_key: Some(key), queues: 2, ..target.endpoint() });
+}
+
+#[test]
+fn a_ram_volume_conforms_by_keys_of_tls_that_its_channels_make_and_share() {
+    let [host, controller] = [SECRET, CTRL_SECRET].map(|text| Secret::parse(text).unwrap());
+    let secrets =
+        HostSecrets { host, controller: Some(controller), hash: None, group: Some(DhGroup::Ffdhe2048) };
+    let tls = |node: Node| node.with_tls(Arc::default(), SecureChannel::NotRequired);
+    let target = Target::of(ram(), Some(secrets.clone()), tls);
+    let generated_keys = Some(Arc::new(GeneratedKeys::default()));
+    let secrets = Some(Arc::new(secrets));
+    let further = vec![target.address.clone()];
+    conforms_at(&Endpoint { secrets, generated_keys, further, queues: 2, ..target.endpoint() });
+}
+
+const HOST: &str = "nqn.2026-11.test:host";
+const SUBSYSTEM: &str = "nqn.2026-11.test:disk";
+/// The key of libnvme's tests.
+const KEY: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
+/// As nvme-cli makes them.
+const SECRET: &str = "DHHC-1:00:AQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyAl7OaH:";
+const CTRL_SECRET: &str = "DHHC-1:01:xhpN8YQ0bpjH83p5yxlWLtSiXislYPoRsC6dIx1EcTfiGqn9:";
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Room for the largest transfer and more.
+const SIZE: u64 = 40 << 20;
