@@ -32,7 +32,7 @@ impl Turn<'_> {
         let is_final = pdu.flags & FLAG_FINAL != 0;
         let first_burst = self.connection.parameters.get(Key::FirstBurstLength);
         let most = request.data_out.unwrap_or(0).min(first_burst);
-        let refusal = if self.connection.stopping {
+        let refusal = if self.connection.parting.has_begun() {
             Some(status(Status::BUSY))
         } else {
             self.misfit(immediate, is_final, most).map(|misfit| data_sense(misfit.into()))

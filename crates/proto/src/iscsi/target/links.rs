@@ -48,8 +48,8 @@ impl Turn<'_> {
 
     /// The initiator has left without a logout, or the connection is broken.
     pub(super) fn lose_connection(&mut self) {
-        let keeps_tasks =
-            self.connection.level > 1 && !self.connection.stopping && !self.session.is_unwanted();
+        let is_leaving = self.connection.parting.has_begun() || self.session.is_unwanted();
+        let keeps_tasks = self.connection.level > 1 && !is_leaving;
         if keeps_tasks && !self.connection.is_closed() {
             self.fail_connection(None);
             self.session.announce_loss(self.connection.cid);
