@@ -41,7 +41,7 @@ struct Entry {
     is_unwanted: Arc<AtomicBool>,
 }
 
-/// What makes a session the same one again (RFC 7143 §4.4.3.1): its I_T nexus.
+/// What makes a session the same one again (RFC 7143 §4.4.3): its I_T nexus.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct SessionName {
     pub(super) initiator: Name,

@@ -1,4 +1,4 @@
-//! SCSI commands: from the PDU to the device server and back (RFC 7143 §4.2.4, §11.3, §11.4, §11.7, §11.8).
+//! SCSI commands: from the PDU to the device server and back (RFC 7143 §11.3, §11.4, §11.7, §11.8).
 
 use super::answer::Expected;
 use super::full::{Turn, status};

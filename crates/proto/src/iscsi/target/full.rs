@@ -331,7 +331,7 @@ impl Turn<'_> {
         if head.data_len > self.connection.parameters.get(Key::MaxRecvDataSegmentLength) as usize {
             return Err(ProtocolError {
                 what: "sent a data segment above MaxRecvDataSegmentLength",
-                reference: "RFC 7143 §13.12, §7.6",
+                reference: "RFC 7143 §13.12",
             });
         }
         let ahs = unread.get(BHS_LEN..BHS_LEN.saturating_add(head.bhs.ahs_len())).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! What a connection does for the others of its session, and how it ends (RFC 7143 §4.2.2.3, §6.3.4, §7.1.4).
+//! What a connection does for the others of its session, and how it ends (RFC 7143 §6.3.4, §7.1.4).
 //!
 //! Up to error recovery level 1 a session is over when one of its connections is lost: commands that were on their way
 //! there leave a gap in CmdSN that nobody fills. A connection that is logged out leaves none.
