@@ -39,6 +39,18 @@ within 60 grep LOGGED_IN /sys/class/iscsi_session/session1/state
 sees_writes "$disk"
 wait $!
 
+# It asks for a logout, and gets one; what is under way then is done again by the next session.
+check io_goes_on_after_the_target_was_stopped_and_started_again
+verified_io "$disk" --rate=,4m &
+sees_writes "$disk"
+host stop target
+within 60 grep 'requests logout within 1 seconds' iscsid.log
+within 60 grep FAILED /sys/class/iscsi_session/session1/state
+serve_disk 256m
+within 60 grep LOGGED_IN /sys/class/iscsi_session/session1/state
+sees_writes "$disk"
+wait $!
+
 check what_was_flushed_is_there_after_the_target_was_killed
 mkfs.ext4 -q -F "$disk"
 mount -t ext4 "$disk" /mnt

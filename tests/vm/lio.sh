@@ -1,33 +1,6 @@
 # Our iSCSI initiator against LIO, the kernel's target, which is in the guest here.
 . /lib.sh
-modprobe -a target_core_file iscsi_target_mod
-mount -t configfs none /sys/kernel/config
-lio=/sys/kernel/config/target
-prefix=iqn.2026-11.test
-# It misses some of its modules, keys of RFC 7144, and GET LBA STATUS, which are not there.
-unimportant='db_root: cannot open|Unable to load target_core_|Unable to locate key|Unsupported SA: 0x12'
-
-# A disk in memory, of 32 MiB.
-truncate -s 32M disk
-mkdir -p $lio/core/fileio_0/disk
-echo "fd_dev_name=$PWD/disk,fd_dev_size=$((32 << 20))" >$lio/core/fileio_0/disk/control
-echo lio0 >$lio/core/fileio_0/disk/wwn/vpd_unit_serial
-echo 1 >$lio/core/fileio_0/disk/enable
-echo 1 >$lio/core/fileio_0/disk/attrib/emulate_tpu
-mkdir $lio/iscsi
-
-# target NAME AUTHENTICATION: with that disk as its LUN 0, for everybody.
-target() {
-  tpg=$lio/iscsi/$prefix:$1/tpgt_1
-  mkdir -p "$tpg/lun/lun_0" "$tpg/np/$GUEST:3260"
-  ln -s $lio/core/fileio_0/disk "$tpg/lun/lun_0/disk"
-  echo 1 >"$tpg/attrib/generate_node_acls"
-  echo 1 >"$tpg/attrib/cache_dynamic_acls"
-  echo 0 >"$tpg/attrib/demo_mode_write_protect"
-  echo 2 >"$tpg/attrib/default_erl"     # the most that it agrees to
-  echo "$2" >"$tpg/attrib/authentication"
-  echo 1 >"$tpg/enable"
-}
+. /lio.inc
 target open 0
 target guarded 1
 # Each takes a line's end for a part of its value.

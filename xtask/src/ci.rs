@@ -1,7 +1,7 @@
 //! Continuous integration: a list of steps, one line for each, and what the tests said at the end.
 
 use crate::process::{cargo, output, succeed};
-use crate::{fuzz, tidy};
+use crate::{fuzz, tidy, vm};
 use anyhow::{Result, bail};
 use std::io::Write;
 use std::path::Path;
@@ -61,7 +61,14 @@ const STEPS: &[Step] = &[
         again: "cargo xtask fuzz --seconds 30",
         run: |root| fuzz::run(root, FUZZ_SECONDS, None),
     },
+    Step { name: "kernel", again: "cargo xtask vm iscsi", run: kernel },
 ];
+
+/// Of the tests with the Linux kernel the ones that have to hold each time: see
+/// `docs/decisions/0023-one-script-of-the-kernels-in-ci.md`.
+fn kernel(root: &Path) -> Result<Vec<String>> {
+    vm::run(root, &["iscsi".to_owned()], &mut |_| {})
+}
 
 /// For all targets together.
 const FUZZ_SECONDS: u64 = 30;

@@ -18,6 +18,11 @@ use std::time::{Duration, Instant};
 /// Reads `data` as choices and an initiator's stream.
 pub(crate) fn iscsi_target(data: &[u8]) {
     let (choices, stream) = Choices::split(data);
+    drive(choices, stream);
+}
+
+/// Takes a target session through all that an initiator sends.
+pub(crate) fn drive(choices: Choices<'_>, stream: Vec<u8>) {
     let mut run = Run::new(choices, stream);
     for _ in 0..MAX_TURNS {
         if !run.turn() || run.choices.are_used_up() {

@@ -1,8 +1,10 @@
 //! Checks what an iSCSI target sends: whole PDUs of a target's kinds, numbered as RFC 7143 §4.2.2 says.
 
+use blockmux_wire::iscsi::scsi::ScsiResponse;
 use blockmux_wire::iscsi::session::{FLAG_TRANSIT, Stage, next_stage};
 use blockmux_wire::iscsi::{BHS_LEN, Bhs, DIGEST_LEN, Opcode, RESERVED_TAG, padding};
-use zerocopy::FromBytes;
+use blockmux_wire::scsi::status::Status;
+use zerocopy::{FromBytes, transmute_ref};
 
 /// A target's stream as far as it came.
 #[derive(Default)]
@@ -70,6 +72,9 @@ impl TargetStream {
                 self.stat_sn = Some(expected.wrapping_add(1));
             }
         }
+        if opcode == Opcode::SCSI_RESPONSE {
+            check_status(bhs, data);
+        }
         if opcode == Opcode::LOGIN_RESPONSE {
             self.on_login(bhs, data);
         } else {
@@ -88,4 +93,17 @@ impl TargetStream {
         let ends = bhs.flags & FLAG_TRANSIT != 0 && next_stage(bhs.flags) == Stage::FULL_FEATURE_PHASE;
         self.is_logged_in = ends && bhs.specific_end[16] == 0;
     }
+}
+
+/// A status is one of SAM-5's, and sense data comes with CHECK CONDITION alone and is as long as it says (SPC-5, both
+/// formats).
+fn check_status(bhs: &Bhs, data: &[u8]) {
+    let response: &ScsiResponse = transmute_ref!(bhs);
+    let status = Status(response.status);
+    assert!(status.name().is_some(), "{status} is no status");
+    assert_eq!(status == Status::CHECK_CONDITION, !data.is_empty(), "{status} and its sense data");
+    let Some((len, sense)) = data.split_first_chunk() else { return };
+    assert_eq!(usize::from(u16::from_be_bytes(*len)), sense.len(), "SenseLength");
+    assert!(matches!(sense[0] & 0x7f, 0x70 | 0x72), "response code {:#x}", sense[0]);
+    assert_eq!(usize::from(sense[7]) + 8, sense.len(), "ADDITIONAL SENSE LENGTH");
 }

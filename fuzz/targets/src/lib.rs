@@ -14,6 +14,7 @@ mod aoe;
 mod choices;
 mod iscsi_connections;
 mod iscsi_initiator;
+mod iscsi_requests;
 mod iscsi_target;
 mod iscsi_target_stream;
 mod iser_initiator;
@@ -50,6 +51,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "fio_job_file", run: text::fio_job_file },
     Target { name: "iscsi_connections", run: iscsi_connections::iscsi_connections },
     Target { name: "iscsi_initiator", run: iscsi_initiator::iscsi_initiator },
+    Target { name: "iscsi_login", run: iscsi_requests::iscsi_login },
     Target { name: "iscsi_target", run: iscsi_target::iscsi_target },
     Target { name: "iscsi_url", run: text::iscsi_url },
     Target { name: "iser_initiator", run: iser_initiator::iser_initiator },
@@ -65,6 +67,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "nvme_tcp_target", run: nvme_tcp_target::nvme_tcp_target },
     Target { name: "nvme_url", run: text::nvme_url },
     Target { name: "outbox", run: outbox::outbox },
+    Target { name: "scsi_commands", run: iscsi_requests::scsi_commands },
     Target { name: "tls", run: tls::tls },
     Target { name: "volume_spec", run: text::volume_spec },
 ];

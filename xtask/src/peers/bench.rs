@@ -26,6 +26,9 @@ pub(crate) struct Bench {
     pub(crate) network: Option<Network>,
     /// Measured time of each run.
     pub(crate) runtime: Duration,
+    /// How often a run is made at most while other programs take much of the machine. It is then measured as it is, and
+    /// the report says so.
+    pub(crate) most_attempts: u32,
     /// Bytes of each volume.
     pub(crate) size: u64,
     pub(crate) bar: ProgressBar,
@@ -158,6 +161,7 @@ pub(crate) mod tests {
             processors: Processors::here().unwrap(),
             network: None,
             runtime: Duration::from_millis(1),
+            most_attempts: 1,
             size: 2 << 20,
             bar: ProgressBar::hidden(),
             interrupted: Arc::default(),

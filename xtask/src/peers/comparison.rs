@@ -18,7 +18,10 @@ pub(crate) struct Comparison {
     pub(crate) machine: String,
     /// Where programs ran, as a sentence.
     pub(crate) placement: String,
+    /// As were asked for.
     pub(crate) runs: u32,
+    /// Whether all of them were made of everything.
+    pub(crate) is_whole: bool,
     pub(crate) runtime: Duration,
 }
 
@@ -44,7 +47,8 @@ impl Comparison {
             let (median, most) = (others.median * 100.0, others.max * 100.0);
             format!(" Other programs took {median:.0}% of a processor, in the worst run {most:.0}%.")
         });
-        format!("{runs}{count} of {seconds} s. {}{}", self.placement, others.unwrap_or_default())
+        let early = if self.is_whole { "" } else { "Interrupted: not everything was measured so often. " };
+        format!("{early}{runs}{count} of {seconds} s. {}{}", self.placement, others.unwrap_or_default())
     }
 
     /// Median IOPS of a row as a multiple of the best peer's.
@@ -118,6 +122,7 @@ pub(crate) mod tests {
             machine: "a machine".into(),
             placement: "Somewhere.".into(),
             runs: 2,
+            is_whole: true,
             runtime: Duration::from_secs(3),
         }
     }

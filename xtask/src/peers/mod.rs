@@ -67,13 +67,13 @@ pub(crate) enum Protocols {
 /// What to measure and where the result goes.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Measured time of each run in seconds [default: 3; 1 with --quick]
+    /// Measured time of each run in seconds [default: 3; 0.5 with --quick]
     #[arg(long, value_parser = parse_seconds)]
     runtime: Option<Duration>,
-    /// How often everything is measured [default: 5; 3 with --quick]
+    /// How often everything is measured [default: 5; 1 with --quick]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100))]
     runs: Option<u32>,
-    /// Only a few cells, and less of each
+    /// Only a few cells, once and briefly, whatever else the machine does: to see that all of it works
     #[arg(long)]
     quick: bool,
     /// Only these clients, as they are called in tables; Blockmux's generator is blockmux
@@ -100,7 +100,7 @@ pub(crate) struct Options {
     /// Print Markdown in place of the table
     #[arg(long)]
     markdown: bool,
-    /// Write everything, every run included, as JSON
+    /// Write everything, every run included, as JSON; what there is already, while it is measured
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 }
@@ -108,7 +108,7 @@ pub(crate) struct Options {
 /// Builds Blockmux, measures, and prints what was found.
 ///
 /// # Errors
-/// If options make no sense, Blockmux does not build, or a signal ends it. What a peer lacks or breaks is printed.
+/// If options make no sense, Blockmux does not build, or a signal ends it, once what there is by then is printed. What a peer lacks or breaks is printed.
 pub(crate) fn run(root: &Path, protocol: Protocols) -> Result<()> {
     let (protocol, options) = protocol.chosen();
     let plan = options.plan(protocol)?;
@@ -127,39 +127,53 @@ pub(crate) fn run(root: &Path, protocol: Protocols) -> Result<()> {
         blockmux,
         processors: if options.pin { Processors::here()? } else { Processors::unbound() },
         network,
-        runtime: options.runtime.unwrap_or(Duration::from_secs(if options.quick { 1 } else { 3 })),
+        runtime: options.runtime.unwrap_or(Duration::from_millis(if options.quick { 500 } else { 3000 })),
+        most_attempts: if options.quick { 1 } else { 2 },
         size: VOLUME_BYTES,
         bar: plan::progress_bar(),
         interrupted,
     };
     if protocol.mtus.is_empty() {
-        let comparison = plan.run(&bench)?;
-        return show(&comparison, &options, options.output.as_deref());
+        measure(plan, &bench, &options, options.output.as_deref(), |_| {})?;
+        return Ok(());
     }
     let mut found: Vec<Rows> = Vec::new();
     for mtu in protocol.mtus {
         if let Some(network) = &mut bench.network {
             network.set_mtu(*mtu)?;
         }
-        let mut comparison = options.plan(protocol)?.run(&bench)?;
-        if let Some(small) = found.last() {
-            comparison.goals.extend(aoe::across_mtus(small, &comparison.rows));
-        }
-        let named = |output: &PathBuf| output.with_extension(format!("{mtu}.json"));
-        show(&comparison, &options, options.output.as_ref().map(named).as_deref())?;
+        let output = options.output.as_ref().map(|output| output.with_extension(format!("{mtu}.json")));
+        let comparison =
+            measure(options.plan(protocol)?, &bench, &options, output.as_deref(), |comparison| {
+                if let Some(small) = found.last() {
+                    comparison.goals.extend(aoe::across_mtus(small, &comparison.rows));
+                }
+            })?;
         found.push(comparison.rows);
     }
     Ok(())
 }
 
-/// Prints what was found, and writes it.
-fn show(comparison: &Comparison, options: &Options, output: Option<&Path>) -> Result<()> {
-    if let Some(output) = output {
-        write(output, &report::json(comparison))?;
-    }
-    let text = if options.markdown { report::markdown(comparison) } else { table::render(comparison) };
+/// Measures, and prints what was found; what there is so far is in `output` all the time. `complete` adds what the plan
+/// does not know.
+fn measure(
+    plan: Plan,
+    bench: &Bench,
+    options: &Options,
+    output: Option<&Path>,
+    complete: impl FnOnce(&mut Comparison),
+) -> Result<Comparison> {
+    let keep = |comparison: &Comparison| match output {
+        Some(output) => write(output, &report::json(comparison)),
+        None => Ok(()),
+    };
+    let mut comparison = plan.run(bench, &mut { keep })?;
+    complete(&mut comparison);
+    keep(&comparison)?;
+    let text = if options.markdown { report::markdown(&comparison) } else { table::render(&comparison) };
     println!("{}", text.trim_end());
-    Ok(())
+    bench.check_interrupt()?;
+    Ok(comparison)
 }
 
 impl Protocols {
@@ -189,7 +203,7 @@ impl Options {
         let filter =
             Filter { bs: self.bs.clone(), iodepth: self.iodepth.clone(), numjobs: self.numjobs.clone() };
         let cells = filter.of((protocol.cells)(self.quick))?;
-        let runs = self.runs.unwrap_or(if self.quick { 3 } else { 5 });
+        let runs = self.runs.unwrap_or(if self.quick { 1 } else { 5 });
         Ok(Plan { protocol, servers, clients, cells, runs })
     }
 }
@@ -272,7 +286,7 @@ mod tests {
             );
         }
         let aoe = plan("aoe --bs 4k --quick").unwrap();
-        assert_eq!((aoe.servers.len(), aoe.cells.len(), aoe.runs), (4, 2, 3));
+        assert_eq!((aoe.servers.len(), aoe.cells.len(), aoe.runs), (4, 2, 1));
     }
 
     #[test]

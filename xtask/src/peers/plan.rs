@@ -11,7 +11,7 @@ use super::server::{Program, Running, Server};
 use anyhow::{Result, bail};
 use indicatif::ProgressBar;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// One protocol: who serves it, who asks, and what the comparison is to come to.
 pub(crate) struct Protocol {
@@ -54,11 +54,17 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Measures everything `runs` times.
+    /// Measures everything `runs` times, and shows `keep` what there is after each turn. A signal ends that early: the
+    /// result then has what was measured by then, and says so.
     ///
     /// # Errors
-    /// If there is nothing to measure, or a signal came. A server or client that fails is named in the result.
-    pub(crate) fn run(self, bench: &Bench) -> Result<Comparison> {
+    /// If there is nothing to measure, a signal came before anything was measured, or `keep` fails. A server or client
+    /// that fails is named in the result.
+    pub(crate) fn run(
+        self,
+        bench: &Bench,
+        keep: &mut dyn FnMut(&Comparison) -> Result<()>,
+    ) -> Result<Comparison> {
         let mut skipped = Vec::new();
         let clients = self.installed_clients(bench, &mut skipped);
         bench.fill_file()?;
@@ -68,21 +74,52 @@ impl Plan {
         if lanes.is_empty() {
             bail!("nothing to measure: {}", skipped.join("; "));
         }
-        let mut rows = self.measure(bench, &lanes, &mut skipped)?;
-        self.put_in_order(&mut rows, &clients);
-        Ok(Comparison {
+        let mut comparison = Comparison {
             protocol: self.protocol.name,
-            goals: (self.protocol.goals)(&rows),
+            goals: Vec::new(),
             clients: clients.iter().map(|client| taken_client(*client, bench)).collect(),
             servers: running.iter().map(|running| taken_server(running, self.protocol, bench)).collect(),
-            rows,
+            rows: Rows::default(),
             skipped,
             machine: super::machine::words(),
             placement: bench.placement(),
             runs: self.runs,
+            is_whole: false,
             runtime: bench.runtime,
-            cells: self.cells,
-        })
+            cells: self.cells.clone(),
+        };
+        let mut failed = Vec::new();
+        let progress = Progress::start(bench, &lanes, self.runs);
+        for (round, together, first) in turns(&lanes, self.runs) {
+            for lane in rotated(together, first) {
+                if bench.is_interrupted() {
+                    break;
+                }
+                progress.begin(round, lane);
+                if !failed.contains(lane) {
+                    let measured = lane.take_turn(bench, &mut comparison.rows);
+                    self.put_in_order(&mut comparison.rows, &clients);
+                    comparison.goals = (self.protocol.goals)(&comparison.rows);
+                    if let Err(error) = measured {
+                        lane.server.pause();
+                        if bench.is_interrupted() {
+                            break;
+                        }
+                        comparison.skipped.push(format!("{}: {error:#}", lane.words()));
+                        failed.push(*lane);
+                    }
+                    keep(&comparison)?;
+                }
+                progress.end(lane, &comparison.rows);
+            }
+        }
+        bench.bar.finish_and_clear();
+        if comparison.rows.0.is_empty() {
+            bench.check_interrupt()?;
+        }
+        comparison.is_whole = !bench.is_interrupted();
+        keep(&comparison)?;
+        Ok(comparison)
     }
 
     /// Places of the clients that can run.
@@ -113,31 +150,6 @@ impl Plan {
         Ok(running)
     }
 
-    fn measure(&self, bench: &Bench, lanes: &[Vec<Lane>], skipped: &mut Vec<String>) -> Result<Rows> {
-        let per_run: u64 = lanes.iter().flatten().map(Lane::runs_a_turn).sum();
-        bench.bar.set_length(per_run * u64::from(self.runs));
-        bench.bar.reset_elapsed();
-        let (mut rows, mut failed) = (Rows::default(), Vec::new());
-        for round in 0..self.runs as usize {
-            for (nth, together) in lanes.iter().enumerate() {
-                for lane in rotated(together, round + nth) {
-                    if !failed.contains(lane) {
-                        bench.bar.set_message(format!("run {}/{}: {}", round + 1, self.runs, lane.words()));
-                        if let Err(error) = lane.take_turn(bench, &mut rows) {
-                            bench.check_interrupt()?;
-                            lane.server.pause();
-                            skipped.push(format!("{}: {error:#}", lane.words()));
-                            failed.push(*lane);
-                        }
-                    }
-                    bench.bar.inc(lane.runs_a_turn());
-                }
-            }
-        }
-        bench.bar.finish_and_clear();
-        Ok(rows)
-    }
-
     /// Rows were made in the order of the turns, which rotates.
     fn put_in_order(&self, rows: &mut Rows, clients: &[&dyn Client]) {
         rows.0.sort_by_key(|row| {
@@ -148,6 +160,51 @@ impl Plan {
             (client, cell, server.unwrap_or(usize::MAX), row.server)
         });
     }
+}
+
+/// What a terminal shows while it is measured, or, where there is none, a line for each figure.
+struct Progress<'a> {
+    bench: &'a Bench,
+    runs: u32,
+    begun: Instant,
+}
+
+impl<'a> Progress<'a> {
+    fn start(bench: &'a Bench, lanes: &[Vec<Lane>], runs: u32) -> Progress<'a> {
+        let per_run: u64 = lanes.iter().flatten().map(Lane::runs_a_turn).sum();
+        bench.bar.set_length(per_run * u64::from(runs));
+        bench.bar.reset_elapsed();
+        Progress { bench, runs, begun: Instant::now() }
+    }
+
+    fn begin(&self, round: u32, lane: &Lane) {
+        self.bench.bar.set_message(format!("run {}/{}: {}", round + 1, self.runs, lane.words()));
+    }
+
+    fn end(&self, lane: &Lane, rows: &Rows) {
+        let bar = &self.bench.bar;
+        bar.inc(lane.runs_a_turn());
+        let last = rows.get(lane.client.name(), lane.server.server.name, lane.cell);
+        let (Some(sample), true) = (last.and_then(|row| row.samples.last()), bar.is_hidden()) else { return };
+        let (done, all) = (bar.position(), bar.length().unwrap_or(0));
+        let left = time_left(self.begun.elapsed(), done, all).as_secs().div_ceil(60);
+        eprintln!("{done}/{all}, about {left} min left: {:.0} IOPS, {}", sample.iops, lane.words());
+    }
+}
+
+/// If what is left goes on as what is done.
+fn time_left(elapsed: Duration, done: u64, all: u64) -> Duration {
+    elapsed.mul_f64(all.saturating_sub(done) as f64 / done.max(1) as f64)
+}
+
+/// The lanes that alternate, again and again: the round, the lanes, and which of them comes first this time.
+fn turns<'a, 'b>(
+    lanes: &'b [Vec<Lane<'a>>],
+    runs: u32,
+) -> impl Iterator<Item = (u32, &'b [Lane<'a>], usize)> {
+    (0..runs).flat_map(move |round| {
+        lanes.iter().enumerate().map(move |(nth, together)| (round, &together[..], round as usize + nth))
+    })
 }
 
 /// One server with one client in one cell.
@@ -184,7 +241,7 @@ impl Lane<'_> {
         let mut attempt = 1;
         loop {
             let (sample, ceilings) = self.attempt(bench)?;
-            if sample.others > MOST_OTHERS && attempt < MOST_ATTEMPTS {
+            if sample.others > MOST_OTHERS && attempt < bench.most_attempts {
                 attempt += 1;
                 continue;
             }
@@ -298,8 +355,6 @@ pub(crate) fn progress_bar() -> ProgressBar {
 
 /// More than this share of a processor taken by others spoils a run: a machine that rests stays well below.
 const MOST_OTHERS: f64 = 0.08;
-/// So that a machine that never rests takes twice the time at most. It is measured as it is, and the report says so.
-const MOST_ATTEMPTS: u32 = 2;
 
 #[cfg(test)]
 mod tests {
@@ -310,5 +365,13 @@ mod tests {
         let order = |from| rotated(&["a", "b", "c"], from).copied().collect::<String>();
         assert_eq!([0, 1, 2, 3].map(order), ["abc", "bca", "cab", "abc"]);
         assert_eq!(rotated::<u8>(&[], 4).count(), 0);
+    }
+
+    #[test]
+    fn what_is_left_takes_as_long_as_what_is_done() {
+        let minutes = |n: u64| Duration::from_secs(60 * n);
+        assert_eq!(time_left(minutes(2), 10, 40), minutes(6));
+        assert_eq!(time_left(minutes(2), 40, 40), Duration::ZERO);
+        assert_eq!(time_left(Duration::ZERO, 0, 40), Duration::ZERO);
     }
 }

@@ -63,6 +63,7 @@ pub(crate) fn json(comparison: &Comparison) -> String {
         "machine": comparison.machine,
         "placement": comparison.placement,
         "runs": comparison.runs,
+        "is_whole": comparison.is_whole,
         "runtime_s": comparison.runtime.as_secs_f64(),
         "servers": comparison.servers.iter().map(taken).collect::<Vec<Value>>(),
         "clients": comparison.clients.iter().map(taken).collect::<Vec<Value>>(),

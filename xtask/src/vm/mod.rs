@@ -45,8 +45,9 @@ pub(crate) fn run(root: &Path, only: &[String], say: &mut dyn FnMut(&str)) -> Re
     };
     succeed(&mut cargo(root, "build --quiet --package blockmux"))?;
     let mut lines = Vec::new();
-    let siw = match siw::build(&place, &kernel) {
-        Ok(module) => Some(module),
+    let needs_siw = scripts.iter().any(|script| script.starts_with(OVER_SIW));
+    let siw = match needs_siw.then(|| siw::build(&place, &kernel)).transpose() {
+        Ok(module) => module,
         Err(error) => {
             let over_siw = scripts.extract_if(.., |script| script.starts_with(OVER_SIW));
             lines.extend(over_siw.map(|script| format!("skipped: {script} ({error:#})")));

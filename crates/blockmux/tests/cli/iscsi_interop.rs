@@ -316,7 +316,7 @@ fn qemu_io(url: &str, commands: &[&str]) -> String {
 
 /// Whether QEMU speaks iSCSI here: that is a package of its own.
 #[expect(clippy::print_stdout, reason = "a skipped test says why")]
-fn has_qemu_iscsi() -> bool {
+pub(crate) fn has_qemu_iscsi() -> bool {
     if !has("qemu-img") || !has("qemu-io") {
         return false;
     }

@@ -18,6 +18,7 @@ mod interop;
 mod iscsi_conformance;
 mod iscsi_interop;
 mod iscsi_remote_servers;
+mod iscsi_stop;
 mod iser;
 mod memory;
 mod nvme;

@@ -81,6 +81,28 @@ impl RawIscsi {
         [read, self.run(&[0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0], &[0; 512], 0).0]
     }
 
+    /// What happened (AsyncEvent) and Parameter3 of the next message, which is one that nobody asked for.
+    pub(crate) fn event(&mut self) -> (u8, u16) {
+        let (head, _) = self.receive();
+        assert_eq!(head[0], 0x32, "an asynchronous message");
+        (head[36], u16::from_be_bytes([head[42], head[43]]))
+    }
+
+    /// Closes the session; what the target says to that.
+    pub(crate) fn log_out(&mut self) -> u8 {
+        let mut head = [0; 48];
+        (head[0], head[1]) = (0x46, 0x80);
+        self.send(head, &[]);
+        let (head, _) = self.receive();
+        assert_eq!(head[0], 0x26, "a logout response");
+        head[2]
+    }
+
+    /// Whether the target has closed the connection and said nothing more.
+    pub(crate) fn is_closed(&mut self) -> bool {
+        self.socket.read(&mut [0]).unwrap() == 0
+    }
+
     fn send(&mut self, mut head: [u8; 48], data: &[u8]) {
         head[5..8].copy_from_slice(&(data.len() as u32).to_be_bytes()[1..]);
         head[16..20].copy_from_slice(&self.itt.to_be_bytes());

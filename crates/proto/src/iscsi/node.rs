@@ -178,7 +178,7 @@ impl TargetNode {
         self.portals.iter().any(|portal| portal.group_tag == group_tag)
     }
 
-    /// The SCSI port that a portal group is (RFC 7143 §4.4.1): its name ends in the group's tag.
+    /// The SCSI port that a portal group is (RFC 7143 §4.4): its name ends in the group's tag.
     #[must_use]
     pub fn port(&self, access: &Access, group_tag: u16) -> TargetPort {
         let name = format!("{},t,0x{group_tag:04x}", self.name);

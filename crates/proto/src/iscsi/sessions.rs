@@ -80,7 +80,7 @@ impl Entry {
     }
 }
 
-/// What makes a session the same one again (RFC 7143 §4.4.3.1): its I_T nexus.
+/// What makes a session the same one again (RFC 7143 §4.4.3): its I_T nexus.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct SessionName {
     pub(super) initiator: Name,

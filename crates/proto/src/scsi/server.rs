@@ -185,7 +185,7 @@ impl DeviceServer {
         // What it aborts of others ends with its next step; what is in flight by then, `drain` waits for.
         match function {
             TaskManagement::AbortTaskSet => {}
-            // SAM-5 §5.14.8: with TAS, the others' tasks end with TASK ABORTED, and there is no unit attention.
+            // SAM-5 §5.14: with TAS, the others' tasks end with TASK ABORTED, and there is no unit attention.
             TaskManagement::ClearTaskSet => unit.unit.change(UnitState::abort_all_tasks),
             TaskManagement::LogicalUnitReset => unit.unit.reset(),
         }
@@ -406,7 +406,7 @@ fn carry_on(cx: &mut Context<'_>) -> Outcome {
     token_copy::count_seconds(cx)
 }
 
-/// What a LUN without a logical unit answers (SPC-5, SAM-5 §5.13).
+/// What a LUN without a logical unit answers (SPC-5, SAM-5).
 fn begin_without_unit(target: &Target, command: &Command) -> Outcome {
     match command.cdb.opcode() {
         Opcode::REPORT_LUNS => luns::report(target, command),

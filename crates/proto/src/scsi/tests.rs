@@ -1,5 +1,7 @@
 //! The device server as a whole: unit attentions, errors, many units, and whatever bytes come.
 
+mod plain;
+
 use super::testing::{Answer, Bench, Client, answer, command, port, resizable};
 use super::*;
 use blockmux_volume::{Completion, IoError, MemVolume, Tag};

@@ -176,7 +176,7 @@ impl LogicalUnit {
         result
     }
 
-    /// Adds a nexus; its first command is told of the power on (SAM-5 §5.14.1).
+    /// Adds a nexus; its first command is told of the power on (SAM-5 §5.14).
     pub(super) fn attach(&self, nexus: &Nexus) -> NexusKey {
         let key = self.served.new_holder();
         self.change(|state| {

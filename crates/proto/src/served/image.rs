@@ -1,4 +1,4 @@
-//! Reservations that survive a restart: APTPL (SPC-5 §5.13.5).
+//! Reservations that survive a restart: APTPL (SPC-5).
 //!
 //! An image is made of the registrations and the reservation; a [`ReservationStore`] keeps it, in a file or wherever the
 //! engine likes. No change is acknowledged before its image is kept.

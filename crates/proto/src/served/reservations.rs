@@ -1,4 +1,4 @@
-//! Registrations and the persistent reservation of a volume: who is there, who holds it, and who is told (SPC-5 §5.13).
+//! Registrations and the persistent reservation of a volume: who is there, who holds it, and who is told (SPC-5).
 //!
 //! Nothing here knows of commands: a change is asked for by name, and answers with what to do about the others. The
 //! words are SPC's, and so are the numbers of the types; NVMe has the same six types and rules (NVM Express Base
@@ -148,7 +148,7 @@ impl Reservations {
         self.registrations.iter().find(|registration| registration.who == *who).map(|found| found.key)
     }
 
-    /// REGISTER and REGISTER AND IGNORE EXISTING KEY (SPC-5 §5.13.7).
+    /// REGISTER and REGISTER AND IGNORE EXISTING KEY (SPC-5).
     pub(crate) fn register(&mut self, who: &Registrant, what: &Register<'_>) -> Result<Notices, Refused> {
         if what.key.is_some_and(|key| key != self.key_of(who).unwrap_or(0)) {
             return Err(Refused::Conflict);
@@ -173,7 +173,7 @@ impl Reservations {
         Ok(Notices::new())
     }
 
-    /// RESERVE (SPC-5 §5.13.9).
+    /// RESERVE (SPC-5).
     pub(crate) fn reserve(
         &mut self,
         who: &Registrant,
@@ -191,7 +191,7 @@ impl Reservations {
         }
     }
 
-    /// RELEASE (SPC-5 §5.13.11.2).
+    /// RELEASE (SPC-5).
     pub(crate) fn release(
         &mut self,
         who: &Registrant,
@@ -207,7 +207,7 @@ impl Reservations {
         }
     }
 
-    /// CLEAR (SPC-5 §5.13.11.5).
+    /// CLEAR (SPC-5).
     pub(crate) fn clear(&mut self, who: &Registrant, key: u64) -> Result<Notices, Refused> {
         self.check_key(who, key)?;
         self.bump();
@@ -217,7 +217,7 @@ impl Reservations {
         Ok(others.map(|registration| (registration.who, Notice::ReservationsPreempted)).collect())
     }
 
-    /// PREEMPT, and what PREEMPT AND ABORT changes here (SPC-5 §5.13.11.4). Whoever is told of it has lost its
+    /// PREEMPT, and what PREEMPT AND ABORT changes here (SPC-5). Whoever is told of it has lost its
     /// registration, but for those that RESERVATIONS RELEASED is for.
     pub(crate) fn preempt(&mut self, who: &Registrant, what: &Preempt) -> Result<Notices, Refused> {
         self.check_key(who, what.key)?;
@@ -259,7 +259,7 @@ impl Reservations {
         }
     }
 
-    /// REGISTER AND MOVE (SPC-5 §5.13.8).
+    /// REGISTER AND MOVE (SPC-5).
     pub(crate) fn register_and_move(&mut self, who: &Registrant, what: &Move) -> Result<Notices, Refused> {
         self.check_key(who, what.key)?;
         if what.new_key == 0 {
@@ -283,7 +283,7 @@ impl Reservations {
         Ok(if what.unregister { self.unregister(who) } else { Notices::new() })
     }
 
-    /// SPC-5 §5.13.11.3: the reservation goes with its holder, or with the last of all registrants.
+    /// SPC-5: the reservation goes with its holder, or with the last of all registrants.
     fn unregister(&mut self, who: &Registrant) -> Notices {
         let held = self.holds(who);
         self.registrations.retain(|registration| registration.who != *who);

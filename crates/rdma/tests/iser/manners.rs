@@ -452,6 +452,10 @@ fn pings_text_and_the_logout_are_messages_like_others() {
     let (bhs, data) = client.answer();
     assert_eq!(bhs.opcode(), Opcode::TEXT_RESPONSE);
     assert!(String::from_utf8(data).unwrap().contains("TargetAddress=192.0.2.1:3260,1"));
+    log_out(&mut client);
+}
+
+fn log_out(client: &mut Client) {
     let mut logout = LogoutRequest::new_zeroed();
     logout.opcode = Opcode::LOGOUT_REQUEST.0 | FLAG_IMMEDIATE;
     logout.reason = FLAG_FINAL | LogoutReason::CLOSE_SESSION.0;
@@ -462,7 +466,7 @@ fn pings_text_and_the_logout_are_messages_like_others() {
 }
 
 #[test]
-fn an_initiator_is_told_that_the_target_stops() {
+fn an_initiator_is_asked_to_log_out_by_a_target_that_stops() {
     let mut client = Client::log_in("");
     client.server.holds_io = true;
     let command = client.read(0, 8);
@@ -471,13 +475,13 @@ fn an_initiator_is_told_that_the_target_stops() {
     client.server.run();
     let (bhs, _) = client.answer();
     let event = AsyncMessage::read_from_bytes(bhs.as_bytes()).unwrap();
-    assert_eq!((bhs.opcode(), event.async_event), (Opcode::ASYNC_MESSAGE, AsyncEvent::SESSION_DROP.0));
+    assert_eq!((bhs.opcode(), event.async_event), (Opcode::ASYNC_MESSAGE, AsyncEvent::LOGOUT_REQUEST.0));
     client.assert_quiet();
     client.server.finish_one();
     client.server.run();
     assert!(matches!(client.works().pop_front(), Some(Work::Write { .. })));
     client.assert_good(command.cmd_sn.get());
-    assert!(matches!(client.works().pop_front(), Some(Work::Disconnect)));
+    log_out(&mut client);
 }
 
 #[test]

@@ -145,7 +145,7 @@ pub const BHS_LEN: usize = 48;
 /// Of a header or data digest, in bytes.
 pub const DIGEST_LEN: usize = 4;
 
-/// The port that IANA assigned to iSCSI (RFC 7143 §13).
+/// The port that IANA assigned to iSCSI (RFC 7143 §13.8).
 pub const ISCSI_DEFAULT_PORT: u16 = 3260;
 
 /// A task tag that is none (RFC 7143 §11.2.1.8).

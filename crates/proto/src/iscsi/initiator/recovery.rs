@@ -170,7 +170,7 @@ impl FullFeature {
     /// A while has passed: what is still missing is asked for once more, and then no more.
     pub(super) fn ask_again(&mut self, lane: &mut Lane) -> Result<(), ProtocolError> {
         let overdue = lane.statuses.on_tick().map_err(|()| {
-            error("did not send again within 10 seconds what was asked for", "RFC 7143 §7.3")
+            error("did not send again within 10 seconds what was asked for", "RFC 7143 §7.9, Sequence Errors")
         })?;
         let overdue = overdue.to_vec();
         for stat_sn in overdue {

@@ -75,7 +75,7 @@ impl FullFeature {
         self.send_command(lane, &request, cmd_sn);
     }
 
-    /// Sends a command with the data that may go with it unasked (RFC 7143 §4.2.4.2).
+    /// Sends a command with the data that may go with it unasked (RFC 7143, data transfer overview).
     #[inline]
     fn send_command(&mut self, lane: &mut Lane, request: &Request, cmd_sn: u32) {
         let (mut flags, mut expected, mut immediate, mut unsolicited) = (FLAG_FINAL | ATTR_SIMPLE, 0, 0, 0);

@@ -1,4 +1,4 @@
-//! Which statuses of a connection have come (RFC 7143 §4.2.2.2, §7.3).
+//! Which statuses of a connection have come (RFC 7143 §4.2.2.2, §7.9).
 //!
 //! Every response of a target has the next StatSN. Where one comes damaged, its number is missing until it was sent
 //! again; what came after it counts meanwhile, but is acknowledged only up to the first that is missing.

@@ -1,4 +1,4 @@
-//! Tasks that outlive their connection: error recovery level 2 (RFC 7143 §7.2.2, §7.3, §11.5, §11.14).
+//! Tasks that outlive their connection: error recovery level 2 (RFC 7143 §7.2.2, §11.5, §11.14).
 //!
 //! ```text
 //!   active ──── lost, or removed for recovery ────▶ failed ──── its time is over ────▶ over

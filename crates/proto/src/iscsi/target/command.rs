@@ -1,4 +1,4 @@
-//! SCSI commands: from the PDU to the device server and back (RFC 7143 §4.2.4, §11.3, §11.4, §11.7, §11.8).
+//! SCSI commands: from the PDU to the device server and back (RFC 7143 §11.3, §11.4, §11.7, §11.8).
 
 use super::answer::Expected;
 use super::full::{Turn, status};
@@ -32,7 +32,7 @@ impl Turn<'_> {
         let is_final = pdu.flags & FLAG_FINAL != 0;
         let first_burst = self.connection.parameters.get(Key::FirstBurstLength);
         let most = request.data_out.unwrap_or(0).min(first_burst);
-        let refusal = if self.connection.stopping {
+        let refusal = if self.connection.parting.has_begun() {
             Some(status(Status::BUSY))
         } else {
             self.misfit(immediate, is_final, most).map(|misfit| data_sense(misfit.into()))

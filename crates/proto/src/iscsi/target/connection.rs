@@ -2,6 +2,7 @@
 
 use super::datamover::Datamover;
 use super::full::{PAYLOAD_IN_FLIGHT, PING_INTERVAL};
+use super::parting::Parting;
 use super::receive::{Awaiting, Segment};
 use super::replies::Replies;
 use super::talk::Negotiation;
@@ -60,8 +61,8 @@ pub(super) struct Connection {
     pub(super) is_held_up: bool,
     /// Data-in of the command that waits for room, in bytes; 0 if none does.
     pub(super) waits_for: usize,
-    /// Nothing is accepted any more; what is in flight ends.
-    pub(super) stopping: bool,
+    /// The target stops: nothing is accepted any more, and what is in flight ends.
+    pub(super) parting: Parting,
     /// Logged out, reset, or lost.
     pub(super) is_over: bool,
     /// It has no socket any more, and its tasks stay.
@@ -122,7 +123,7 @@ impl Connection {
             look_at: now,
             is_held_up: false,
             waits_for: 0,
-            stopping: false,
+            parting: Parting::default(),
             is_over: false,
             is_failed: false,
             lingers_until: None,
@@ -139,7 +140,7 @@ impl Connection {
     }
 
     pub(super) fn demand(&self, outbox: &Outbox) -> Demand {
-        if self.is_closed() || (self.stopping && self.live == 0) {
+        if self.is_closed() || (self.parting == Parting::Dropping && self.live == 0) {
             return Demand::Close;
         }
         match &self.awaiting {
@@ -172,7 +173,7 @@ impl Connection {
             return [paused, retry, Some(self.look_at)].into_iter().flatten().min();
         }
         let look = (self.level > 0 && self.live > 0).then_some(self.look_at);
-        [paused, retry, look].into_iter().flatten().chain([self.keep_alive.next_tick]).min()
+        [paused, retry, look, self.parts_at()].into_iter().flatten().chain([self.keep_alive.next_tick]).min()
     }
 
     /// Whether a command with that much data-in may be taken now. What waits here waits for reads to be answered and

@@ -36,7 +36,7 @@ use crate::scsi::{Response, Status};
 use crate::session::{Demand, ProtocolError};
 use blockmux_volume::{Chunk, Completion, Io, Pool, SgList, Tag, Waker};
 use blockmux_wire::iscsi::scsi::{FLAG_READ, FunctionResponse, ScsiCommand};
-use blockmux_wire::iscsi::session::{AsyncEvent, RejectReason};
+use blockmux_wire::iscsi::session::RejectReason;
 use blockmux_wire::iscsi::{BHS_LEN, Bhs, Opcode};
 use smallvec::SmallVec;
 use std::cell::RefCell;
@@ -146,7 +146,7 @@ impl FullFeature {
         }
     }
 
-    /// Announces that the session will be dropped (RFC 7143 §11.9, AsyncEvent 3), and lets what is in flight end.
+    /// The target stops: see `parting`.
     pub(super) fn on_stop(&mut self, outbox: &mut Outbox) {
         self.turn(outbox, |turn| turn.on_stop());
     }
@@ -213,22 +213,6 @@ impl Turn<'_> {
         Ok(at)
     }
 
-    /// Announces that the session will be dropped (RFC 7143 §11.9, AsyncEvent 3), and lets what is in flight end.
-    pub(super) fn on_stop(&mut self) {
-        if self.connection.is_failed {
-            return self.end();
-        }
-        if !std::mem::replace(&mut self.connection.stopping, true) && !self.connection.is_over {
-            let (wait, retain) = self.times();
-            self.connection.replies.event(
-                self.outbox,
-                self.session.window,
-                AsyncEvent::SESSION_DROP,
-                [0, wait, retain],
-            );
-        }
-    }
-
     pub(super) fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
         self.connection.retry_at = now.checked_add(RETRY).unwrap_or(now);
         if let Awaiting::Memory(segment) = self.connection.awaiting
@@ -244,6 +228,7 @@ impl Turn<'_> {
             self.linger(now);
             return Ok(());
         }
+        self.part(now);
         if self.connection.level > 0 && now >= self.connection.look_at {
             self.connection.look_at = now.checked_add(LOOK_INTERVAL).unwrap_or(now);
             self.recover_stalled();
@@ -346,7 +331,7 @@ impl Turn<'_> {
         if head.data_len > self.connection.parameters.get(Key::MaxRecvDataSegmentLength) as usize {
             return Err(ProtocolError {
                 what: "sent a data segment above MaxRecvDataSegmentLength",
-                reference: "RFC 7143 §13.12, §7.6",
+                reference: "RFC 7143 §13.12",
             });
         }
         let ahs = unread.get(BHS_LEN..BHS_LEN.saturating_add(head.bhs.ahs_len())).unwrap_or_default();

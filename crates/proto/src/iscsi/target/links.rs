@@ -1,4 +1,4 @@
-//! What a connection does for the others of its session, and how it ends (RFC 7143 §4.2.2.3, §6.3.4, §7.1.4).
+//! What a connection does for the others of its session, and how it ends (RFC 7143 §6.3.4, §7.1.4).
 //!
 //! Up to error recovery level 1 a session is over when one of its connections is lost: commands that were on their way
 //! there leave a gap in CmdSN that nobody fills. A connection that is logged out leaves none.
@@ -48,8 +48,8 @@ impl Turn<'_> {
 
     /// The initiator has left without a logout, or the connection is broken.
     pub(super) fn lose_connection(&mut self) {
-        let keeps_tasks =
-            self.connection.level > 1 && !self.connection.stopping && !self.session.is_unwanted();
+        let is_leaving = self.connection.parting.has_begun() || self.session.is_unwanted();
+        let keeps_tasks = self.connection.level > 1 && !is_leaving;
         if keeps_tasks && !self.connection.is_closed() {
             self.fail_connection(None);
             self.session.announce_loss(self.connection.cid);

@@ -5,6 +5,7 @@
 //!   new ────▶ │   Entrance   │ ─────────────────▶ │                FullFeature                  │
 //!             │ entrance.rs  │                    │ full.rs, receive.rs  command.rs, transfer.rs│
 //!             └──────────────┘                    │ talk.rs  manage.rs  replies.rs  sequence.rs │
+//!                                                 │ parting.rs                                  │
 //!                                                 │ early.rs  kept.rs  snack.rs  links.rs       │
 //!                                                 │ allegiance.rs      rdma.rs  datamover.rs    │
 //!                     │ refused                   └─────────────────────────────────────────────┘
@@ -50,6 +51,7 @@ mod kept;
 mod links;
 mod local;
 mod manage;
+mod parting;
 mod rdma;
 mod receive;
 mod replies;

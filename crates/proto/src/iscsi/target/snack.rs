@@ -1,4 +1,4 @@
-//! Recovery within a connection and within a command: SNACK, and data-out that was lost (RFC 7143 §7.1.3, §7.2.1, §7.4,
+//! Recovery within a connection and within a command: SNACK, and data-out that was lost (RFC 7143 §7.1.3, §7.2.1,
 //! §7.8, §7.9, §11.16).
 //!
 //! What the target sent is asked for again by the initiator, and `replies` has kept it. What the initiator sent is asked

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 /// One command under way.
 pub(super) struct Entry {
-    /// The connection that it is allegiant to (RFC 7143 §4.2.2.3).
+    /// The connection that it is allegiant to (RFC 7143, command connection allegiance).
     pub(super) owner: u32,
     pub(super) itt: u32,
     pub(super) lun: Lun,

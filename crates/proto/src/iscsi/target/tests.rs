@@ -5,6 +5,7 @@ mod commands;
 mod connections;
 mod hostile;
 mod logins;
+mod parting;
 mod reassign;
 mod recovery;
 mod talks;

@@ -1,4 +1,4 @@
-//! One command's data-out: what has come, what may come, what is still to be asked for (RFC 7143 §4.2.4, §11.7, §11.8).
+//! One command's data-out: what has come, what may come, what is still to be asked for (RFC 7143 §11.7, §11.8).
 //!
 //! ```text
 //!   0 ─ immediate ─ unsolicited ─┤ R2T 0 ├─ R2T 1 ─┤ ... │ end of the round │ what the command does not want
@@ -8,7 +8,7 @@
 //! Data comes strictly in order (DataPDUInOrder and DataSequenceInOrder are Yes). A *round* is what the device server
 //! has asked for; mostly there is one, of the whole length. Data beyond it is received and dropped.
 //!
-//! A *lost* sequence (RFC 7143 §7.4, §7.9) is one of which a PDU did not come as it was sent. Because data comes in
+//! A *lost* sequence (RFC 7143 §7.9) is one of which a PDU did not come as it was sent. Because data comes in
 //! order, what follows in it is dropped, too; when the sequence has ended, all from the first lost byte on is asked for
 //! again. There is one R2T at a time then (RFC 7143 §13.19), so that nothing else has been asked for meanwhile.
 

@@ -1,7 +1,7 @@
 //! Pings, text, logout, task management.
 
 use super::*;
-use crate::session::{Target, Timed};
+use crate::session::Timed;
 
 fn text_request(ttt: u32, flags: u8, cmd_sn: u32) -> TextRequest {
     let mut request = TextRequest::new_zeroed();
@@ -348,20 +348,4 @@ fn queries_tell_whether_tasks_are_there() {
     assert_eq!(ask(Function::QUERY_TASK_SET, 1, 0), FunctionResponse::FUNCTION_COMPLETE);
     assert_eq!(ask(Function::QUERY_TASK_SET, 9, 0), FunctionResponse::LUN_DOES_NOT_EXIST);
     assert_eq!(ask(Function::ABORT_TASK, 1, itt), FunctionResponse::TASK_DOES_NOT_EXIST, "of another unit");
-}
-
-#[test]
-fn a_target_that_stops_says_so_ends_what_it_has_and_closes() {
-    let mut initiator = Initiator::log_in("");
-    initiator.pump.holds_io = true;
-    assert!(initiator.command(0, &read10(0, 1), Some(512), None).is_empty());
-    initiator.pump.session.on_stop();
-    let [event] = initiator.receive().try_into().unwrap();
-    assert_eq!(AsyncEvent(event.as_a::<AsyncMessage>().async_event), AsyncEvent::SESSION_DROP);
-    let [busy] = initiator.command(0, &read10(0, 1), Some(512), None).try_into().unwrap();
-    assert_eq!(busy.as_a::<ScsiResponse>().status, 8);
-    assert!(!initiator.is_closed());
-    initiator.pump.finish_one();
-    assert_eq!(initiator.receive().len(), 1);
-    assert!(initiator.is_closed());
 }
