@@ -2,7 +2,7 @@
 
 pub use crate::frames::Share;
 use crate::frames::target::{FrameTargetTask, PortError};
-use crate::frames::volume::{self, FrameVolume};
+use crate::frames::volume::{self, AoeVolume};
 use crate::frames::{Side, blocking};
 use crate::reactor::EngineCore;
 use blockmux_proto::aoe::Address;
@@ -11,6 +11,7 @@ use blockmux_proto::aoe::initiator::{Config, Disk, InitiatorSession};
 use blockmux_proto::aoe::target::{DoubleAddress, TargetSession};
 use blockmux_proto::aoe::unit::Unit;
 use blockmux_proto::exports::Exports;
+use blockmux_proto::frames::PortId;
 use blockmux_proto::session::Initiator;
 use blockmux_volume::Pool;
 use std::io;
@@ -92,9 +93,9 @@ pub fn serve(
 ///
 /// # Errors
 /// If it does not answer.
-pub fn connect(endpoint: Endpoint) -> Result<FrameVolume, ConnectError> {
+pub fn connect(endpoint: Endpoint) -> Result<AoeVolume, ConnectError> {
     let disk = describe(&endpoint)?.disk;
-    Ok(FrameVolume::new(endpoint.interfaces, endpoint.address, disk.volume_info(), endpoint.patience))
+    Ok(AoeVolume::new(endpoint.interfaces, endpoint.address, disk.volume_info(), endpoint.patience))
 }
 
 /// Describes one disk.
@@ -107,8 +108,12 @@ pub fn describe(endpoint: &Endpoint) -> Result<Described, ConnectError> {
     let config = Config { address: *address, patience: ANSWER_TIMEOUT, id };
     let mut session = InitiatorSession::new(config, Pool::new(POOL), Instant::now());
     let side = Side::Initiator { id };
+    let asked = Instant::now();
     let found = blocking::run_session(interfaces, side, &mut session, ANSWER_TIMEOUT, |session| {
-        session.is_ready() && !session.is_probing()
+        let answers = |port: PortId| session.stations().any(|(at, _)| at.port == port);
+        let is_whole = || (0..).map(PortId).zip(interfaces).all(|(port, _)| answers(port));
+        let is_known = session.is_ready() && !session.is_probing();
+        is_known && (is_whole() || asked.elapsed() >= OTHERS_TIMEOUT)
     })?;
     let disk = session.disk().filter(|_| found || session.is_ready()).cloned();
     let silent = || ConnectError::Silent { address: *address, interfaces: interfaces.join(",") };
@@ -132,4 +137,6 @@ pub fn discover(interfaces: &[String], time: Duration) -> Result<(Vec<Found>, u6
 }
 
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long an answer at one interface waits for those at the others.
+const OTHERS_TIMEOUT: Duration = Duration::from_millis(100);
 const POOL: usize = 4 << 20;

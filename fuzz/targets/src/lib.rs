@@ -48,6 +48,7 @@ pub struct Target {
 pub const TARGETS: &[Target] = &[
     Target { name: "aoe_initiator", run: aoe::aoe_initiator },
     Target { name: "aoe_target", run: aoe::aoe_target },
+    Target { name: "aoe_url", run: text::aoe_url },
     Target { name: "fio_job_file", run: text::fio_job_file },
     Target { name: "iscsi_connections", run: iscsi_connections::iscsi_connections },
     Target { name: "iscsi_initiator", run: iscsi_initiator::iscsi_initiator },

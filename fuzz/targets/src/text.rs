@@ -1,11 +1,17 @@
 //! What people write: URIs, volume specs and job files. Whatever it is, it is read, or refused in one line.
 
+use blockmux_proto::aoe;
 use blockmux_proto::iscsi;
 use blockmux_proto::nbd::uri::Uri;
 use blockmux_proto::nvmeof;
 use blockmux_volume::Spec;
 use std::fmt::{Debug, Display};
 use std::str::FromStr;
+
+/// Reads `data` as a URL of AoE.
+pub(crate) fn aoe_url(data: &[u8]) {
+    reads_back::<aoe::url::Url>(data);
+}
 
 /// Reads `data` as a URI.
 pub(crate) fn nbd_uri(data: &[u8]) {

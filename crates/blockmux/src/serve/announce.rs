@@ -46,7 +46,7 @@ impl Announcement {
     /// Adds how each export is reached over AoE.
     pub(super) fn with_disks(mut self, aoe: &Serving) -> Announcement {
         for (place, export) in self.exports.iter_mut().enumerate() {
-            export.ways.extend(aoe.ways(place).into_iter().map(|way| (AOE.name, way)));
+            export.ways.extend(aoe.ways(place, &export.name).into_iter().map(|way| (AOE.name, way)));
         }
         self
     }

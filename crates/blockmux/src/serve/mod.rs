@@ -69,7 +69,7 @@ pub(crate) struct Args {
     /// Serve ATA over Ethernet at this network interface; repeatable
     #[arg(long, value_name = "IFACE")]
     aoe: Vec<String>,
-    /// The shelf of all AoE disks; the first volume is slot 0 [default: 0]
+    /// The shelf of AoE disks; the first volume is slot 0 [default: 0]
     #[arg(long, value_name = "N")]
     aoe_shelf: Option<u16>,
     /// Keep AoE config strings, MAC masks and reservations in this directory
@@ -276,8 +276,9 @@ iqn.2026-11.blockmux:NAME, and namespace 1 of the NVMe subsystem
 nqn.2026-11.blockmux:NAME.
 
 ATA over Ethernet has no addresses: the first volume is disk eSHELF.0 at each
-interface of --aoe, the next eSHELF.1, and everybody on that network may use
-them. It needs CAP_NET_RAW, and is served only where --aoe says so.
+interface of --aoe, the next eSHELF.1, and one whose NAME is e7.3 is that disk.
+Everybody on that network may use them. It needs CAP_NET_RAW, and is served only
+where --aoe says so.
 
 Config file, the same things by the same names, with _ for -:
   nbd = [\"127.0.0.1:10809\", \"unix:nbd.sock\"]

@@ -88,7 +88,7 @@ impl Setup {
             state: args.aoe_state.or(config.aoe_state),
         };
         let volumes = name_all(config.volume.into_iter().chain(from_args).collect(), read_only)?;
-        aoe.check(volumes.len())?;
+        aoe.check(volumes.iter().map(|volume| volume.name.as_str()))?;
         for volume in &volumes {
             protocols(&listeners, &aoe).try_for_each(|protocol| volume.check_description(protocol))?;
         }

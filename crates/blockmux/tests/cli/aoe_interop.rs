@@ -55,6 +55,16 @@ impl Cable {
         succeed(Command::new("ip").args(["-n", name, "link", "set", "cable"]).args(set));
     }
 
+    /// Another cable beside it, called `spare`.
+    fn add_spare(&self) {
+        let add =
+            ["-n", &self.target, "link", "add", "spare", "type", "veth", "peer", "name", "spare", "netns"];
+        succeed(Command::new("ip").args(add).arg(&self.initiator));
+        for name in [&self.target, &self.initiator] {
+            succeed(Command::new("ip").args(["-n", name, "link", "set", "spare", "up"]));
+        }
+    }
+
     /// A program in the target's namespace.
     fn at_target(&self, program: &str) -> Command {
         within(&self.target, program)
@@ -201,6 +211,41 @@ fn both_sides_of_ours_use_each_other_at_every_mtu() {
         copies_there_and_back(&cable, "aoe://cable/e7.0", directory.path(), 8 << 20);
         server.stop();
     }
+}
+
+#[test]
+fn volumes_that_are_named_as_disks_are_in_any_shelf() {
+    let Some(cable) = Cable::new(9000) else { return };
+    let server = cable.serve(&["e7.3=mem:8m", "e900.254=mem:4m", "plain=mem:2m", "--aoe", "cable"]);
+    let urls = ["aoe://cable/e7.3", "aoe://cable/e900.254", "aoe://cable/e0.2"];
+    assert_eq!(server.urls(), urls);
+    let found = cable.discovers();
+    assert!(found.lines().count() == 3 && urls.iter().all(|url| found.contains(url)), "{found}");
+    let directory = tempfile::tempdir().unwrap();
+    copies_there_and_back(&cable, urls[1], directory.path(), 4 << 20);
+    server.stop();
+    let refused = cable.blockmux(&["serve", "a=mem:1m", "e0.0=mem:1m", "--aoe", "cable"]);
+    assert!(text(&refused.stderr).contains("two volumes are disk e0.0"), "{}", text(&refused.stderr));
+}
+
+#[test]
+fn several_interfaces_are_paths_as_long_as_one_of_them_is_up() {
+    let Some(cable) = Cable::new(9000) else { return };
+    cable.add_spare();
+    let server = cable.serve(&["mem:8m", "--aoe", "cable", "--aoe", "spare"]);
+    let stations = || {
+        let info = cable.says(&["info", "--json", "aoe://cable,spare/e0.0"]);
+        let info: Value = serde_json::from_str(&info).unwrap();
+        info["stations"].as_array().unwrap().len()
+    };
+    // On a busy machine the second may answer too late to be told of.
+    assert!((0..100).any(|_| stations() == 2), "one of them never answers");
+    let directory = tempfile::tempdir().unwrap();
+    copies_there_and_back(&cable, "aoe://cable,spare/e0.0", directory.path(), 8 << 20);
+    cable.ip(&cable.initiator, &["down"]);
+    assert_eq!(stations(), 1);
+    copies_there_and_back(&cable, "aoe://cable,spare/e0.0", directory.path(), 8 << 20);
+    server.stop();
 }
 
 #[test]

@@ -9,26 +9,34 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
-/// An interface that was switched on just now takes a moment to have its link.
-fn wait_up(port: &mut PacketPort) -> io::Result<Port> {
+/// Waits until one of the ports is up, and tells of all: an interface that was switched on just now takes a moment to
+/// have its link.
+fn wait_up(ports: &mut [(PortId, PacketPort)]) -> Result<Vec<Port>, PortError> {
     let ends = Instant::now() + LINK_TIMEOUT;
     loop {
-        let known = port.look()?;
-        if known.is_up {
+        let known = ports.iter_mut().map(|(_, port)| port.look().map_err(|error| wrong(port.name(), error)));
+        let known: Vec<Port> = known.collect::<Result<_, _>>()?;
+        if known.iter().any(|port| port.is_up) {
             return Ok(known);
         }
+        let name = ports.first().map_or("", |(_, port)| port.name());
         if Instant::now() >= ends {
-            return Err(io::Error::from_raw_os_error(libc::ENETDOWN));
+            return Err(wrong(name, io::Error::from_raw_os_error(libc::ENETDOWN)));
         }
         // Nothing comes to a port that is down; this only waits.
-        kernel::wait_readable(&[], LOOK_AGAIN)?;
+        kernel::wait_readable(&[], LOOK_AGAIN).map_err(|error| wrong(name, error))?;
     }
 }
 
-/// Runs `session` at these interfaces until `done` says so, or the time is over: `false` then.
+fn wrong(interface: &str, error: io::Error) -> PortError {
+    PortError { interface: interface.to_owned(), error }
+}
+
+/// Runs `session` at these interfaces until `done` says so, which is asked every now and then, or the time is over:
+/// `false` then.
 ///
 /// # Errors
-/// If an interface cannot be opened.
+/// If an interface cannot be opened, or none is up.
 pub fn run_session<S: FrameSession>(
     interfaces: &[String],
     side: Side,
@@ -38,11 +46,10 @@ pub fn run_session<S: FrameSession>(
 ) -> Result<bool, PortError> {
     let mut ports = Vec::new();
     for (id, name) in (0..).map(PortId).zip(interfaces) {
-        let wrong = |error| PortError { interface: name.clone(), error };
-        let mut port = PacketPort::open(name, side).map_err(wrong)?;
-        let known = wait_up(&mut port).map_err(wrong)?;
+        ports.push((id, PacketPort::open(name, side).map_err(|error| wrong(name, error))?));
+    }
+    for (id, known) in (0..).map(PortId).zip(wait_up(&mut ports)?) {
         session.on_port(id, known, Instant::now());
-        ports.push((id, port));
     }
     let fds: Vec<RawFd> = ports.iter().map(|(_, port)| port.as_raw_fd()).collect();
     let ends = Instant::now() + timeout;
@@ -68,9 +75,9 @@ pub fn run_session<S: FrameSession>(
         if now >= ends {
             return Ok(false);
         }
-        let next = session.poll_timeout().map_or(ends, |at| at.min(ends));
-        let wrong = |error| PortError { interface: interfaces.join(","), error };
-        kernel::wait_readable(&fds, next.saturating_duration_since(Instant::now())).map_err(wrong)?;
+        let next = session.poll_timeout().map_or(ends, |at| at.min(ends)).min(now + LOOK_AGAIN);
+        let waited = kernel::wait_readable(&fds, next.saturating_duration_since(Instant::now()));
+        waited.map_err(|error| wrong(&interfaces.join(","), error))?;
         for (id, port) in &mut ports {
             let mut chunk = Chunk::new(Memory::from_heap(kernel::BATCH * port.stride()));
             if port.receive(&mut chunk, &mut arrivals).is_err() {

@@ -17,7 +17,7 @@ use std::time::Duration;
 use tracing::warn;
 
 /// A disk that answers at some interfaces.
-pub struct FrameVolume<H: FrameHost = EngineCore> {
+pub struct AoeVolume<H: FrameHost = EngineCore> {
     interfaces: Vec<String>,
     address: Address,
     info: VolumeInfo,
@@ -25,7 +25,7 @@ pub struct FrameVolume<H: FrameHost = EngineCore> {
     host: PhantomData<fn(&H)>,
 }
 
-impl<H: FrameHost> FrameVolume<H> {
+impl<H: FrameHost> AoeVolume<H> {
     /// A disk like `info` at an address, by way of these interfaces; I/O fails when nothing is heard of it for so long.
     #[must_use]
     pub fn new(
@@ -33,12 +33,12 @@ impl<H: FrameHost> FrameVolume<H> {
         address: Address,
         info: VolumeInfo,
         patience: Duration,
-    ) -> FrameVolume<H> {
-        FrameVolume { interfaces, address, info, patience, host: PhantomData }
+    ) -> AoeVolume<H> {
+        AoeVolume { interfaces, address, info, patience, host: PhantomData }
     }
 }
 
-impl<H: FrameHost> Volume for FrameVolume<H> {
+impl<H: FrameHost> Volume for AoeVolume<H> {
     fn info(&self) -> VolumeInfo {
         self.info.clone()
     }
@@ -67,11 +67,11 @@ impl<H: FrameHost> Volume for FrameVolume<H> {
             Ok::<_, ()>(LinkTask(link))
         });
         let link = made.ok_or(IoError::PathLost)?;
-        Ok(Box::new(FrameChannel { info: self.info.clone(), link, done: Vec::new() }))
+        Ok(Box::new(AoeChannel { info: self.info.clone(), link, done: Vec::new() }))
     }
 }
 
-struct FrameChannel<H: FrameHost> {
+struct AoeChannel<H: FrameHost> {
     info: VolumeInfo,
     link: Rc<RefCell<Link<H>>>,
     /// Requests that were wrong from the start.
@@ -94,7 +94,7 @@ struct Link<H: FrameHost> {
 
 struct LinkTask<H: FrameHost>(Rc<RefCell<Link<H>>>);
 
-impl<H: FrameHost> Channel for FrameChannel<H> {
+impl<H: FrameHost> Channel for AoeChannel<H> {
     #[inline]
     fn submit(&mut self, io: Io) {
         if let Err(error) = self.info.check(&io) {
@@ -123,7 +123,7 @@ impl<H: FrameHost> Channel for FrameChannel<H> {
     }
 }
 
-impl<H: FrameHost> Drop for FrameChannel<H> {
+impl<H: FrameHost> Drop for AoeChannel<H> {
     fn drop(&mut self) {
         let mut link = self.link.borrow_mut();
         link.is_closing = true;

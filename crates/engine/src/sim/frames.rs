@@ -8,7 +8,7 @@ use super::ledger::Ledger;
 use super::net::{SimNet, Weather};
 use crate::frames::Share;
 use crate::frames::target::FrameTargetTask;
-use crate::frames::volume::FrameVolume;
+use crate::frames::volume::AoeVolume;
 use crate::host::Host;
 use blockmux_proto::aoe::Address;
 use blockmux_proto::aoe::target::TargetSession;
@@ -178,8 +178,8 @@ impl Run {
 
     fn start_client(&self) -> Rc<Cell<bool>> {
         let scenario = &self.scenario;
-        let remote: FrameVolume<SimCore> =
-            FrameVolume::new(self.interfaces(), ADDRESS, self.volume.info(), PATIENCE);
+        let remote: AoeVolume<SimCore> =
+            AoeVolume::new(self.interfaces(), ADDRESS, self.volume.info(), PATIENCE);
         let plan = Plan {
             requests: scenario.requests,
             depth: scenario.depth,

@@ -1,8 +1,12 @@
 //! URLs of disks: `aoe://IFACE/eSHELF.SLOT`, with several interfaces as `aoe://IFACE,IFACE/eSHELF.SLOT`, and
-//! `aoe://IFACE` for all that answer there. `?reconnect=SECONDS` is how long I/O waits for a disk that does not answer.
+//! `aoe://IFACE` for all that answer there. `?reconnect=DURATION` (60s) is how long I/O waits for a disk that does not
+//! answer.
 
 use super::Address;
+use crate::uri::{DEFAULT_RECONNECT, Written, read_duration};
 use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
 
 /// What a URL names.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -11,8 +15,8 @@ pub struct Url {
     pub interfaces: Vec<String>,
     /// One disk, or whatever is there.
     pub address: Option<Address>,
-    /// In seconds.
-    pub reconnect: Option<u32>,
+    /// How long nothing may be heard of the disk before I/O fails; whole milliseconds, at least one.
+    pub reconnect: Duration,
 }
 
 /// What is wrong with a URL.
@@ -22,25 +26,25 @@ pub enum UrlError {
     #[error("a disk's URL is aoe://IFACE/eSHELF.SLOT")]
     Form,
     /// No interface has such a name.
-    #[error("\"{0}\" is no name of a network interface")]
+    #[error("{0:?} is no name of a network interface")]
     Interface(String),
     /// The path is no disk.
-    #[error("\"{0}\": {1}")]
+    #[error("{0:?}: {1}")]
     Address(String, super::address::AddressError),
-    /// A parameter that there is not.
-    #[error("there is no parameter \"{0}\" (there is reconnect=SECONDS)")]
-    Parameter(String),
-    /// No number of seconds.
-    #[error("\"{0}\" is no number of seconds")]
-    Seconds(String),
+    /// A parameter.
+    #[error("parameter {part:?}: {problem}")]
+    Parameter {
+        /// As it was written.
+        part: String,
+        /// What is wrong with it, and what to do.
+        problem: &'static str,
+    },
 }
 
-impl Url {
-    /// Reads a URL.
-    ///
-    /// # Errors
-    /// If it is none.
-    pub fn parse(text: &str) -> Result<Url, UrlError> {
+impl FromStr for Url {
+    type Err = UrlError;
+
+    fn from_str(text: &str) -> Result<Url, UrlError> {
         let (scheme, rest) = text.split_once("://").ok_or(UrlError::Form)?;
         if !scheme.eq_ignore_ascii_case("aoe") {
             return Err(UrlError::Form);
@@ -56,14 +60,19 @@ impl Url {
             path => Some(path.parse().map_err(|error| UrlError::Address(path.to_owned(), error))?),
         };
         let mut reconnect = None;
-        for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
-            let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
+        for part in query.split('&').filter(|part| !part.is_empty()) {
+            let wrong = |problem| UrlError::Parameter { part: part.to_owned(), problem };
+            let (name, value) = part.split_once('=').unwrap_or((part, ""));
             if name != "reconnect" {
-                return Err(UrlError::Parameter(name.to_owned()));
+                return Err(wrong("unknown; known is reconnect"));
             }
-            reconnect = Some(value.parse().map_err(|_| UrlError::Seconds(value.to_owned()))?);
+            let time = read_duration(value).filter(|time| !time.is_zero());
+            let time = time.ok_or(wrong("give a time such as 500ms, 30s, 5m or 2h, at most 24h"))?;
+            if reconnect.replace(time).is_some() {
+                return Err(wrong("given twice; remove one"));
+            }
         }
-        Ok(Url { interfaces, address, reconnect })
+        Ok(Url { interfaces, address, reconnect: reconnect.unwrap_or(DEFAULT_RECONNECT) })
     }
 }
 
@@ -73,7 +82,10 @@ impl fmt::Display for Url {
         if let Some(address) = self.address {
             write!(f, "/{address}")?;
         }
-        self.reconnect.map_or(Ok(()), |seconds| write!(f, "?reconnect={seconds}"))
+        if self.reconnect != DEFAULT_RECONNECT {
+            write!(f, "?reconnect={}", Written(self.reconnect))?;
+        }
+        Ok(())
     }
 }
 
@@ -89,11 +101,14 @@ mod tests {
 
     #[test]
     fn a_url_reads_as_it_is_written() {
-        for text in ["aoe://eth0/e1.2", "aoe://eth0", "aoe://a,b.5/e0.0?reconnect=5", "aoe://lo?reconnect=1"]
+        for text in
+            ["aoe://eth0/e1.2", "aoe://eth0", "aoe://a,b.5/e0.0?reconnect=5m", "aoe://lo?reconnect=1ms"]
         {
-            assert_eq!(Url::parse(text).unwrap().to_string(), text);
+            assert_eq!(text.parse::<Url>().unwrap().to_string(), text);
         }
-        assert_eq!(Url::parse("AOE://eth0/").unwrap().to_string(), "aoe://eth0");
+        let written = |text: &str| text.parse::<Url>().unwrap().to_string();
+        assert_eq!(written("AOE://eth0/"), "aoe://eth0");
+        assert_eq!(written("aoe://eth0?reconnect=60s"), "aoe://eth0", "as long as without");
     }
 
     #[test]
@@ -105,11 +120,15 @@ mod tests {
             ("aoe://eth0,,eth1/e1.2", "no name of a network interface"),
             ("aoe://an-interface-of-17/e1.2", "no name of a network interface"),
             ("aoe://eth0/1.2", "eSHELF.SLOT"),
-            ("aoe://eth0/e1.2?x=1", "no parameter \"x\""),
-            ("aoe://eth0/e1.2?reconnect=-1", "no number of seconds"),
+            ("aoe://eth0/e1.2?x=1", "\"x=1\": unknown; known is reconnect"),
+            ("aoe://eth0/e1.2?reconnect=-1s", "give a time such as"),
+            ("aoe://eth0/e1.2?reconnect=5", "give a time such as"),
+            ("aoe://eth0/e1.2?reconnect=0", "give a time such as"),
+            ("aoe://eth0/e1.2?reconnect=25h", "at most 24h"),
+            ("aoe://eth0/e1.2?reconnect=5s&reconnect=5s", "given twice"),
         ];
         for (text, says) in all {
-            let error = Url::parse(text).unwrap_err().to_string();
+            let error = text.parse::<Url>().unwrap_err().to_string();
             assert!(error.contains(says), "{text}: {error}");
         }
     }

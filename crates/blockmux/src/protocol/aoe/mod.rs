@@ -1,8 +1,9 @@
 //! ATA over Ethernet, as the commands know it.
 //!
-//! It has no connections, so that nothing listens: interfaces are served, and a volume is a disk there by its place. Each
-//! core takes its share of the frames, all of one initiator for one disk, by a filter in the kernel. Nothing is served on raw frames unless an interface is named. That needs `CAP_NET_RAW`, and
-//! whoever is on the network of an interface can use the disks.
+//! It has no connections, so that nothing listens: interfaces are served, and a volume is a disk there by its place, or
+//! where its name says, as `e7.3`. Each core takes its share of the frames, all of one initiator for one disk, by a filter
+//! in the kernel. Nothing is served on raw frames unless an interface is named. That needs `CAP_NET_RAW`, and whoever is
+//! on the network of an interface can use the disks.
 
 mod remote;
 mod store;
@@ -14,7 +15,7 @@ use blockmux_engine::cores::Cores;
 use blockmux_lab::ceiling::{MessageShape, Transport};
 use blockmux_proto::aoe::Address as Disk;
 use blockmux_proto::aoe::unit::Unit;
-use blockmux_proto::exports::{Exports, VolumeId};
+use blockmux_proto::exports::Exports;
 use blockmux_wire::aoe::{ANY_SHELF, ANY_SLOT};
 use std::io::ErrorKind;
 use std::path::PathBuf;
@@ -44,7 +45,7 @@ pub(crate) const AOE: Protocol = Protocol {
 pub(crate) struct Serving {
     /// Network interfaces; none: nothing is served.
     pub(crate) interfaces: Vec<String>,
-    /// All disks are in this shelf.
+    /// Disks that are not named by their address are in this shelf.
     pub(crate) shelf: u16,
     /// Where config strings, masks and reservations are kept.
     pub(crate) state: Option<PathBuf>,
@@ -56,22 +57,37 @@ impl Serving {
         !self.interfaces.is_empty()
     }
 
-    /// Whether so many volumes have addresses.
-    pub(crate) fn check(&self, volumes: usize) -> Result<(), Failure> {
+    /// Whether volumes of these names have addresses, each its own.
+    pub(crate) fn check<'a>(&self, names: impl Iterator<Item = &'a str>) -> Result<(), Failure> {
         if self.shelf == ANY_SHELF {
             return Err(Failure::request("shelf 65535 means every shelf; use 0 to 65534"));
         }
-        if self.is_wanted() && volumes > usize::from(ANY_SLOT) {
-            return Err(Failure::request(format!(
-                "a shelf has {ANY_SLOT} slots, and there are {volumes} volumes; serve fewer with --aoe"
-            )));
+        if !self.is_wanted() {
+            return Ok(());
         }
-        Ok(())
+        let mut disks = names
+            .enumerate()
+            .map(|(place, name)| self.disk(place, name))
+            .collect::<Option<Vec<Disk>>>()
+            .ok_or_else(|| {
+                Failure::request(format!(
+                    "a shelf has {ANY_SLOT} slots, and there are more volumes; name the others as disks of another, \
+                     as e1.0"
+                ))
+            })?;
+        disks.sort_unstable();
+        match disks.iter().zip(disks.iter().skip(1)).find(|(disk, next)| disk == next) {
+            Some((disk, _)) => Err(Failure::request(format!(
+                "two volumes are disk {disk}: one that is not named by its address is in the slot of its place; \
+                 name one of them as another disk"
+            ))),
+            None => Ok(()),
+        }
     }
 
-    /// How the volume at that place is reached.
-    pub(crate) fn ways(&self, place: usize) -> Vec<Way> {
-        let disk = self.disk(place);
+    /// How the volume at that place, of that name, is reached.
+    pub(crate) fn ways(&self, place: usize, name: &str) -> Vec<Way> {
+        let Some(disk) = self.disk(place, name) else { return Vec::new() };
         let way = |interface: &String| Way {
             url: format!("aoe://{interface}/{disk}"),
             commands: vec![
@@ -89,10 +105,12 @@ impl Serving {
         if !self.is_wanted() {
             return Ok(());
         }
-        let units = (0..exports.iter().count()).map(|place| {
-            let disk = self.disk(place);
+        let disks = exports.iter().enumerate().filter_map(|(place, (volume, export))| {
+            self.disk(place, &export.name).map(|disk| (disk, volume))
+        });
+        let units = disks.map(|(disk, volume)| {
             let (kept, store) = store::open(self.state.as_deref(), disk)?;
-            Ok(Unit::new(disk, VolumeId(place as u32), kept, store))
+            Ok(Unit::new(disk, volume, kept, store))
         });
         let units: Vec<Unit> = units.collect::<Result<_, Failure>>()?;
         let of = cores.count().clamp(1, MOST_CORES);
@@ -107,8 +125,13 @@ impl Serving {
         Ok(())
     }
 
-    fn disk(&self, place: usize) -> Disk {
-        Disk { shelf: self.shelf, slot: place as u8 }
+    /// Where a volume is; `None` if its name is no address, and its place is beyond the shelf.
+    fn disk(&self, place: usize, name: &str) -> Option<Disk> {
+        let in_order = || {
+            let slot = u8::try_from(place).ok().filter(|slot| *slot != ANY_SLOT)?;
+            Some(Disk { shelf: self.shelf, slot })
+        };
+        name.parse().ok().or_else(in_order)
     }
 }
 
@@ -139,14 +162,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn volumes_are_the_slots_of_a_shelf() {
+    fn volumes_are_the_slots_of_a_shelf_or_the_disks_that_they_are_named() {
         let serving =
             Serving { interfaces: vec!["eth0".to_owned(), "eth1".to_owned()], shelf: 7, state: None };
-        let urls: Vec<String> = serving.ways(3).into_iter().map(|way| way.url).collect();
-        assert_eq!(urls, ["aoe://eth0/e7.3", "aoe://eth1/e7.3"]);
-        assert!(serving.check(255).is_ok());
-        assert!(serving.check(256).unwrap_err().to_string().contains("a shelf has 255 slots"));
+        let urls = |place, name| serving.ways(place, name).into_iter().map(|way| way.url).collect::<Vec<_>>();
+        assert_eq!(urls(3, "a"), ["aoe://eth0/e7.3", "aoe://eth1/e7.3"]);
+        assert_eq!(urls(3, "e1.200"), ["aoe://eth0/e1.200", "aoe://eth1/e1.200"], "where its name says");
+        let check = |names: &[&str]| serving.check(names.iter().copied()).map_err(|error| error.to_string());
+        assert_eq!(check(&["a"; 255]), Ok(()));
+        assert!(check(&["a"; 256]).unwrap_err().contains("a shelf has 255 slots"));
+        assert_eq!(check(&[&["a"; 255][..], &["e8.0", "e8.1"]].concat()), Ok(()));
+        assert!(check(&["a", "e7.0"]).unwrap_err().contains("two volumes are disk e7.0"));
         let every = Serving { shelf: 65_535, ..serving };
-        assert!(every.check(1).unwrap_err().to_string().contains("every shelf"));
+        assert!(every.check(["a"].into_iter()).unwrap_err().to_string().contains("every shelf"));
     }
 }

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 /// Reads a URL.
 pub(super) fn of_url(text: &str) -> Result<Box<dyn Remote>, Failure> {
-    let url = Url::parse(text).map_err(|error| Failure::request(format!("{text}: {error}")))?;
+    let url: Url = text.parse().map_err(|error| Failure::request(format!("{text}: {error}")))?;
     Ok(Box::new(AoeRemote { text: text.to_owned(), url }))
 }
 
@@ -30,8 +30,7 @@ impl AoeRemote {
         let address = url.address.ok_or_else(|| {
             Failure::request(format!("{text}: names no disk; `blockmux discover '{text}'` lists those there"))
         })?;
-        let patience = url.reconnect.map_or(PATIENCE, |seconds| Duration::from_secs(seconds.into()));
-        Ok(Endpoint { interfaces: url.interfaces.clone(), address, patience })
+        Ok(Endpoint { interfaces: url.interfaces.clone(), address, patience: url.reconnect })
     }
 
     fn failed(&self, error: &ConnectError) -> Failure {
@@ -109,7 +108,5 @@ impl Remote for AoeRemote {
     }
 }
 
-/// As other protocols wait for a lost connection.
-const PATIENCE: Duration = Duration::from_secs(60);
 /// How long answers are waited for.
 const DISCOVERY: Duration = Duration::from_secs(1);

@@ -14,7 +14,8 @@
 //! the count says, and comes after that was done, is done already: had it come in its turn, nothing else would be on the
 //! disk now.
 //!
-//! Bounds: [`MAX_INITIATORS`] of [`WINDOW`] writes each, which count for [`LIFETIME`] and for the next [`LIFESPAN`]
+//! Bounds: [`MAX_INITIATORS`] of [`WINDOW`] writes each, or of fewer when together they would be more than
+//! [`MAX_WRITES`], so that forged senders cost some 100 MB and no more. They count for [`LIFETIME`] and for the next [`LIFESPAN`]
 //! commands of their initiator, so that the tags of one that counts them round may come again.
 
 use super::count::Count;
@@ -81,6 +82,7 @@ impl Recent {
         if self.initiators.len() >= MAX_INITIATORS && !self.initiators.contains_key(&who) {
             self.forget_one();
         }
+        let window = window(self.initiators.len());
         let initiator = self.initiators.entry(who).or_default();
         initiator.last = Some(now);
         initiator.seen = initiator.seen.wrapping_add(1);
@@ -92,24 +94,22 @@ impl Recent {
         if let Some(known) = initiator.known_under_a_later_tag(tag, identity, now) {
             return known;
         }
-        match initiator.writes.get_mut(&tag) {
-            Some(write) if !write.counts(seen, now) => {
-                *write = Write { identity, known: Known::InFlight, at: now, seen };
-            }
+        match initiator.writes.get(&tag) {
+            Some(write) if !write.counts(seen, now) => initiator.forget(tag),
             Some(write) if write.identity == identity => return write.known,
-            Some(_) => initiator.give_up(),
-            None => {
-                if initiator.order.len() >= WINDOW
-                    && let Some(oldest) = initiator.order.pop_front()
-                    && let Some(write) = initiator.writes.remove(&oldest)
-                    && initiator.done.get(&write.identity) == Some(&oldest)
-                {
-                    initiator.done.remove(&write.identity);
-                }
-                initiator.order.push_back(tag);
-                initiator.writes.insert(tag, Write { identity, known: Known::InFlight, at: now, seen });
+            Some(_) => {
+                initiator.give_up();
+                return Known::New;
             }
+            None => {}
         }
+        while initiator.order.len() >= window
+            && let Some(oldest) = initiator.order.pop_front()
+        {
+            initiator.forget_write(oldest);
+        }
+        initiator.order.push_back(tag);
+        initiator.writes.insert(tag, Write { identity, known: Known::InFlight, at: now, seen });
         Known::New
     }
 
@@ -136,10 +136,8 @@ impl Recent {
 
     /// A write was not done and is not answered: it may come again.
     pub(super) fn on_silence(&mut self, who: Mac, tag: u32) {
-        if let Some(initiator) = self.initiators.get_mut(&who)
-            && initiator.writes.remove(&tag).is_some()
-        {
-            initiator.order.retain(|other| *other != tag);
+        if let Some(initiator) = self.initiators.get_mut(&who) {
+            initiator.forget(tag);
         }
     }
 
@@ -167,6 +165,22 @@ impl Initiator {
         (self.writes, self.order, self.done) = (HashMap::new(), VecDeque::new(), HashMap::new());
     }
 
+    /// Forgets what came under that tag.
+    fn forget(&mut self, tag: u32) {
+        if self.forget_write(tag) {
+            self.order.retain(|other| *other != tag);
+        }
+    }
+
+    /// The same but for its place in the order; whether there was anything.
+    fn forget_write(&mut self, tag: u32) -> bool {
+        let Some(write) = self.writes.remove(&tag) else { return false };
+        if self.done.get(&write.identity) == Some(&tag) {
+            self.done.remove(&write.identity);
+        }
+        true
+    }
+
     /// A command has come for that disk.
     #[inline]
     fn count(&mut self, unit: u16, tag: u32) {
@@ -188,10 +202,19 @@ impl Initiator {
     }
 }
 
+/// How many writes of each initiator are remembered while there are so many initiators.
+fn window(initiators: usize) -> usize {
+    MAX_WRITES.checked_div(initiators).unwrap_or(WINDOW).clamp(LEAST_WINDOW, WINDOW)
+}
+
 /// Who sends forged addresses makes the target remember so many at most.
 const MAX_INITIATORS: usize = 1024;
 /// More than any window of an initiator, many times over.
 const WINDOW: usize = 2048;
+/// Of one among many: no more than twice what it is told are in flight.
+const LEAST_WINDOW: usize = 256;
+/// Windows are whole while these are not more than so many writes.
+const MAX_WRITES: usize = 1 << 17;
 /// Half of the tags that Linux counts round.
 const LIFESPAN: u64 = 16_384;
 /// No network delivers a frame later than that.
@@ -280,6 +303,37 @@ mod tests {
         let (places, others) = (|n: u32| 0x0b00_0000 | n << 7, |n: u32| n.wrapping_mul(0x9e37_79b9));
         assert_eq!(late_write(1000, places), (Known::New, Known::New), "these do not count");
         assert_eq!(late_write(1000, others), (Known::New, Known::New), "nor do these");
+    }
+
+    #[test]
+    fn a_tag_that_comes_again_later_leaves_nothing_of_what_it_was() {
+        let (mut recent, mut now) = (Recent::default(), Instant::now());
+        for round in 0..3 {
+            for n in 1..1000 {
+                assert_eq!(recent.on_write(WHO, linux(n), write(n.into(), round), now), Known::New);
+                recent.on_answer(WHO, linux(n), 0x40, 0, now);
+            }
+            now += LIFETIME;
+        }
+        let initiator = &recent.initiators[&WHO];
+        assert!(initiator.counts[0].is_trusted());
+        assert_eq!((initiator.writes.len(), initiator.order.len()), (999, 999));
+        assert!(initiator.done.keys().all(|identity| identity.digest == 2), "of the last round");
+        // Sent before, by its count, one that was done in the first round only.
+        assert_eq!(recent.on_write(WHO, linux(0), write(500, 0), now), Known::New);
+    }
+
+    #[test]
+    fn windows_are_smaller_when_there_are_many() {
+        assert_eq!([0, 1, 64].map(window), [WINDOW; 3]);
+        assert_eq!((window(128), window(MAX_INITIATORS)), (WINDOW / 2, LEAST_WINDOW));
+        let (mut recent, now) = (Recent::default(), Instant::now());
+        let sender = |n: usize| Mac([6, 6, 6, 6, (n >> 8) as u8, n as u8]);
+        for (who, tag) in (0..600).flat_map(|tag| (0..256).map(move |who| (who, tag))) {
+            recent.on_write(sender(who), tag, write(tag.into(), 0), now);
+        }
+        let kept: usize = recent.initiators.values().map(|initiator| initiator.writes.len()).sum();
+        assert_eq!(kept, MAX_WRITES);
     }
 
     #[test]
