@@ -35,7 +35,7 @@ mod tests;
 use crate::queue_pair::{Caps, Fault, QueuePair, Violation};
 use crate::regions::{Regions, Seed};
 use blockmux_proto::outbox::Outbox;
-use blockmux_proto::rdma::{Access, Endpoint, Event, Work, WorkError, WorkId};
+use blockmux_proto::rdma::{Access, AtOnce, Endpoint, Event, Remote, Stag, Work, WorkError, WorkId};
 use blockmux_proto::session::{Demand, ProtocolError, StreamSession, Timed};
 use blockmux_volume::{Chunk, Pool, Seg, SgList};
 use blockmux_wire::iwarp::ddp::{Control, FLAG_LAST, QUEUE_TERMINATE, UNTAGGED_LEN, Untagged};
@@ -404,6 +404,32 @@ impl StreamSession for Iwarp {
     }
 }
 
+impl AtOnce for Iwarp {
+    #[inline]
+    fn receive(&mut self, count: u32) -> bool {
+        self.arrival.untagged.post_receives(count);
+        true
+    }
+
+    #[inline]
+    fn send(&mut self, head: &[u8], payload: &SgList, invalidate: Option<Stag>) -> bool {
+        self.send_at_once(head, payload, invalidate)
+    }
+
+    #[inline]
+    fn write(&mut self, id: WorkId, local: &SgList, remote: Remote) -> bool {
+        self.write_at_once(id, local, remote)
+    }
+
+    #[inline]
+    fn register(&mut self, local: &SgList, access: Access) -> Option<Remote> {
+        match self.phase {
+            Phase::Over => None,
+            _ => self.regions.register(local.clone(), access).ok(),
+        }
+    }
+}
+
 impl QueuePair for Iwarp {
     fn caps(&self) -> Caps {
         Caps {
@@ -426,7 +452,7 @@ impl QueuePair for Iwarp {
             return;
         }
         match work {
-            Work::Receive => self.arrival.untagged.post_receive(),
+            Work::Receive => self.arrival.untagged.post_receives(1),
             Work::Invalidate { stag } => {
                 self.regions.close(stag);
                 self.arrival.revoke(stag);

@@ -8,6 +8,7 @@ use crate::iscsi::iser::Message;
 use crate::rdma::{Access, Remote, Stag, WorkId};
 use crate::scsi::initiator::{Request, Transfer};
 use crate::session::ProtocolError;
+use crate::slots::Key;
 use blockmux_volume::{Seg, SgList};
 use blockmux_wire::iscsi::scsi::{ScsiCommand, ScsiResponse};
 use blockmux_wire::iscsi::session::NopIn;
@@ -48,8 +49,16 @@ impl FullFeature {
     #[inline]
     pub(super) fn on_registered(&mut self, lane: &mut Lane, id: WorkId, remote: Remote) {
         let key = lane.mover.as_mut().and_then(|mover| mover.on_registered(id, remote));
-        if let Some((progress, _)) = key.and_then(|key| self.queue.transport(key)) {
-            progress.open = Some(remote.stag);
+        if let Some(key) = key {
+            self.on_opened(key, remote.stag);
+        }
+    }
+
+    /// The same, under that name.
+    #[inline]
+    pub(super) fn on_opened(&mut self, key: Key, stag: Stag) {
+        if let Some((progress, _)) = self.queue.transport(key) {
+            progress.open = Some(stag);
         }
     }
 
