@@ -25,7 +25,7 @@ use smallvec::SmallVec;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WorkId(pub u64);
 
-/// A steering tag (RFC 5040 §1.1): the name of registered memory. The verbs' R_Key.
+/// A steering tag (RFC 5040, RFC 5041): the name of registered memory. The verbs' R_Key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Stag(pub u32);
 

@@ -2,7 +2,7 @@
 //!
 //! A message is a PDU behind an iSER header. What a session sends by way of its outbox is cut into messages here: every PDU
 //! says in its header how long it is. The data of commands goes other ways, which the sessions' datamovers know.
-//! `docs/decisions/0016-iser-within-iscsi.md` says why the seam is where it is.
+//! `docs/decisions/0017-iser-within-iscsi.md` says why the seam is where it is.
 
 use crate::outbox::{Outbox, Piece};
 use crate::rdma::Head;
@@ -100,12 +100,12 @@ pub(super) fn send_pdu(outbox: &mut Outbox, len: usize, send: impl FnOnce(&[u8])
 }
 
 fn error(what: &'static str) -> ProtocolError {
-    ProtocolError { what, reference: "RFC 7145, iSER Header Format" }
+    ProtocolError { what, reference: "RFC 7145 §9.2" }
 }
 
 const NO_PDU: ProtocolError = ProtocolError {
     what: "sent a message whose iSER header is none of an iSCSI PDU",
-    reference: "RFC 7145, iSER Header Format",
+    reference: "RFC 7145 §9.2",
 };
 
 /// Of both headers, in bytes.

@@ -401,7 +401,7 @@ fn pdu_of(message: &Seg) -> Vec<u8> {
 
 const REFUSED: ProtocolError = ProtocolError {
     what: "refused the RDMA connection: nobody serves iSER there",
-    reference: "RFC 7145, Connection Setup",
+    reference: "RFC 7145 §5.1",
 };
 
 /// What a target may send beside responses: pings, events, rejects.

@@ -75,15 +75,15 @@ impl FullFeature {
         }
         let Message { bhs, data, .. } = message;
         if data.len() > lane.terms.max_receive_segment {
-            return Err(error("sent a data segment above InitiatorRecvDataSegmentLength", "RFC 7145 §6"));
+            return Err(error("sent a data segment above InitiatorRecvDataSegmentLength", "RFC 7145 §6.5"));
         }
         match bhs.opcode() {
             Opcode::SCSI_RESPONSE => self.on_answer(lane, bhs, data, invalidated),
             _ if invalidated.is_some() => {
-                Err(error("closed memory by a message that is no response to its command", "RFC 7145"))
+                Err(error("closed memory by a message that is no response to its command", "RFC 7145 §7.3.2"))
             }
             Opcode::DATA_IN | Opcode::R2T => {
-                Err(error("sent a PDU over RDMA that RDMA Write and Read stand for", "RFC 7145"))
+                Err(error("sent a PDU over RDMA that RDMA Write and Read stand for", "RFC 7145 §7.1"))
             }
             _ => self.on_pdu(lane, bhs, &bytes(data)),
         }
@@ -105,7 +105,7 @@ impl FullFeature {
         let open =
             key.and_then(|key| self.queue.transport(key)).and_then(|(progress, _)| progress.open.take());
         if invalidated.is_some() && invalidated != open {
-            return Err(error("closed memory that is not the command's that it answered", "RFC 7145"));
+            return Err(error("closed memory that is not the command's that it answered", "RFC 7145 §7.3.2"));
         }
         match (open, &mut lane.mover) {
             (Some(stag), Some(mover)) if invalidated.is_none() => {
