@@ -167,11 +167,11 @@ impl Iwarp {
         self.config.mss
     }
 
-    /// Whether a peer that has gone away, or refused us, may have done so because we asked by RFC 6581: then it may well
-    /// take a connection by RFC 5044 alone, without [`Config::is_enhanced`] (RFC 6581 §10).
+    /// Asked once the stream is lost or the connection refused: whether that may be because we began by RFC 6581. Then the
+    /// peer may well take a connection by RFC 5044 alone, without [`Config::is_enhanced`] (RFC 6581 §10).
     #[must_use]
     pub fn is_misunderstood(&self) -> bool {
-        self.is_misunderstood && self.phase == Phase::Over
+        self.is_misunderstood
     }
 
     /// How many bytes have left the outbox, in all.
