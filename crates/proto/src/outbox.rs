@@ -194,6 +194,15 @@ mod tests {
     }
 
     #[test]
+    fn a_copy_of_payload_is_a_head_that_can_be_looked_at() {
+        let mut outbox = Outbox::default();
+        outbox.push_head(b"ab");
+        assert_eq!(outbox.push_copy(&Seg::from_slice(b"cde")), b"cde");
+        assert_eq!((outbox.pieces().count(), outbox.len()), (1, 5));
+        assert_eq!(outbox.take_bytes(), b"abcde");
+    }
+
+    #[test]
     fn any_number_of_bytes_can_be_sent_at_a_time() {
         for step in 1..8 {
             let mut outbox = Outbox::default();

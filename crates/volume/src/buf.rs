@@ -542,6 +542,14 @@ mod tests {
     use super::*;
 
     #[test]
+    fn bytes_are_added_behind_what_is_there() {
+        let mut bytes = b"ab".to_vec();
+        Seg::from_slice(b"cdef").slice(1, 2).append_to(&mut bytes);
+        Seg::from_slice(b"").append_to(&mut bytes);
+        assert_eq!(bytes, b"abde");
+    }
+
+    #[test]
     fn a_chunk_starts_over_only_when_nothing_is_lent() {
         let mut chunk = Chunk::new(Memory::from_heap(8));
         chunk.extend(b"abcdef");
