@@ -20,7 +20,7 @@ use conforms::conforms;
 use iscsi_names::target_name;
 use iscsi_sides::node;
 use std::io::{Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -82,25 +82,25 @@ fn initiator() -> Name {
 
 #[test]
 fn a_ram_volume_conforms_over_iser() {
-    Target::serve().conforms(wishes(), OverIwarp { has_crc: false });
+    Target::serve().conforms(wishes(), OverIwarp::default());
 }
 
 #[test]
 fn a_ram_volume_conforms_over_iser_with_crcs() {
-    Target::serve().conforms(wishes(), OverIwarp { has_crc: true });
+    Target::serve().conforms(wishes(), OverIwarp { has_crc: true, is_plain: false });
 }
 
 #[test]
 fn a_ram_volume_conforms_when_all_data_of_writes_is_read_by_the_target() {
     let wishes = wishes().with(Key::InitialR2T, 1).with(Key::ImmediateData, 0);
-    Target::serve().conforms(wishes, OverIwarp { has_crc: false });
+    Target::serve().conforms(wishes, OverIwarp::default());
 }
 
 /// Each of the target's cores accepts every other connection; those that their session does not live with go to it.
 #[test]
 fn a_session_of_several_connections_conforms_wherever_they_are_accepted() {
     let (target, wishes) = (Target::serve(), wishes().with(Key::MaxConnections, 4));
-    for over in [OverIwarp { has_crc: false }, OverIwarp { has_crc: true }] {
+    for over in [OverIwarp::default(), OverIwarp { has_crc: true, is_plain: false }] {
         let volume = |export| Arc::new(connect(target.endpoint(export, wishes, 1), over).unwrap());
         let (disk, frozen) = (volume("disk"), volume("frozen"));
         let (is_over, mut most) = (AtomicBool::new(false), 0);
@@ -141,6 +141,47 @@ fn one_port_serves_iscsi_and_iser_side_by_side() {
     let over_rdma = target.volume("disk", wishes(), OverIwarp::default());
     let over_tcp = target.volume("frozen", wishes(), OverTcp);
     conforms(over_rdma, over_tcp);
+}
+
+/// Passes connections on to `target`, but closes those that begin by RFC 6581 as who does not know it has to (§10).
+fn before(target: SocketAddr) -> Address {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = Address::Tcp(listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for client in listener.incoming() {
+            let (mut client, mut begin) = (client.unwrap(), [0; 20]);
+            if client.read_exact(&mut begin).is_err() || begin[17] != 1 {
+                continue;
+            }
+            let mut server = TcpStream::connect(target).unwrap();
+            server.write_all(&begin).unwrap();
+            for (mut from, mut to) in [
+                (client.try_clone().unwrap(), server.try_clone().unwrap()),
+                (server.try_clone().unwrap(), client.try_clone().unwrap()),
+            ] {
+                std::thread::spawn(move || {
+                    let _ = std::io::copy(&mut from, &mut to);
+                    let _ = to.shutdown(Shutdown::Write);
+                });
+            }
+        }
+    });
+    address
+}
+
+#[test]
+fn a_target_that_knows_the_first_revision_of_mpa_alone_is_reached_by_that() {
+    let target = Target::serve();
+    let Address::Tcp(address) = target.address else { panic!("it listens on TCP") };
+    let (address, over) = (before(address), OverIwarp::default());
+    let (found, _) = discover(&address, &initiator(), None, &over).unwrap();
+    assert_eq!(found.len(), 2);
+    let volume = |export| {
+        let endpoint = Endpoint { address: address.clone(), ..target.endpoint(export, wishes(), 1) };
+        let volume: Arc<dyn Volume> = Arc::new(connect(endpoint, over).unwrap());
+        volume
+    };
+    conforms(volume("disk"), volume("frozen"));
 }
 
 #[test]

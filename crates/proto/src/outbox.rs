@@ -43,6 +43,15 @@ impl Outbox {
         self.count_head(bytes.len());
     }
 
+    /// Appends a copy of payload, as a head; returns it.
+    #[inline]
+    pub fn push_copy(&mut self, seg: &Seg) -> &[u8] {
+        seg.append_to(&mut self.heads);
+        self.count_head(seg.len());
+        let start = self.heads.len().saturating_sub(seg.len());
+        self.heads.get(start..).unwrap_or_default()
+    }
+
     /// Appends payload, which stays referred to until it is sent.
     #[inline]
     pub fn push_payload(&mut self, data: &SgList) {
@@ -150,11 +159,11 @@ impl Outbox {
             Part::Head { start, .. } => Some(*start),
             Part::Payload(_) => None,
         });
-        let unsent = match unsent {
-            Some(start) if start >= HEADS_BEFORE_MOVE => start,
-            None if self.heads.len() >= HEADS_BEFORE_MOVE => self.heads.len(),
-            _ => return,
-        };
+        let unsent = unsent.unwrap_or(self.heads.len());
+        // What is moved down is no more than what was sent since.
+        if unsent < HEADS_BEFORE_MOVE.max(self.heads.len().saturating_sub(unsent)) {
+            return;
+        }
         self.heads.drain(..unsent);
         for part in &mut self.parts {
             if let Part::Head { start, end } = part {
@@ -182,6 +191,15 @@ mod tests {
         assert_eq!((outbox.pieces().count(), outbox.len()), (3, 13));
         assert_eq!(outbox.take_bytes(), b"abcdpayloadef");
         assert!(outbox.is_empty());
+    }
+
+    #[test]
+    fn a_copy_of_payload_is_a_head_that_can_be_looked_at() {
+        let mut outbox = Outbox::default();
+        outbox.push_head(b"ab");
+        assert_eq!(outbox.push_copy(&Seg::from_slice(b"cde")), b"cde");
+        assert_eq!((outbox.pieces().count(), outbox.len()), (1, 5));
+        assert_eq!(outbox.take_bytes(), b"abcde");
     }
 
     #[test]

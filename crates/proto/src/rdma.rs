@@ -8,8 +8,9 @@
 //! and in order, each in a receive buffer that was posted for it; memory that was registered is read and written by the
 //! peer without the session's doing. Software iWARP, RoCEv2 and hardware are providers of it, in the crate `rdma`.
 //!
-//! The driver's turn: hand in every event; take all work and post it; again until neither side has anything. A session
-//! thus hears of a registration in the turn in which it asked for it.
+//! The driver's turn: hand in every event; have the session ask for what can be done at once ([`AtOnce`]), take all other
+//! work and post it; again until neither side has anything. A session thus hears of a registration in the turn in which it
+//! asked for it.
 //!
 //! # Receive buffers
 //! There are [`Endpoint::receives`] of them at first, of [`Endpoint::receive_len`] bytes. Each message takes one, and
@@ -24,7 +25,7 @@ use smallvec::SmallVec;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WorkId(pub u64);
 
-/// A steering tag (RFC 5040 §1.1): the name of registered memory. The verbs' R_Key.
+/// A steering tag (RFC 5040, RFC 5041): the name of registered memory. The verbs' R_Key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Stag(pub u32);
 
@@ -193,6 +194,34 @@ pub struct Endpoint {
     pub private_data: Vec<u8>,
 }
 
+/// What a queue pair does while it is asked, as verbs of hardware do: no [`Work`] goes in, and mostly no [`Event`] comes
+/// out. With I/O of 4 KiB, those cost as much as framing does.
+///
+/// A provider may decline whatever it likes, as the default does; it is then posted as work. What was posted before, and
+/// what is asked for here, are carried out in one order.
+pub trait AtOnce {
+    /// Posts receive buffers, as many times [`Work::Receive`]. `false`: declined.
+    fn receive(&mut self, _count: u32) -> bool {
+        false
+    }
+
+    /// Sends a message that comes back as nothing, not even when the connection is lost; its payload is held on to until
+    /// it is sent. `false`: declined.
+    fn send(&mut self, _head: &[u8], _payload: &SgList, _invalidate: Option<Stag>) -> bool {
+        false
+    }
+
+    /// As [`Work::Write`], which comes back in the same way. `false`: declined.
+    fn write(&mut self, _id: WorkId, _local: &SgList, _remote: Remote) -> bool {
+        false
+    }
+
+    /// As [`Work::Register`], but answers by itself. `None`: declined.
+    fn register(&mut self, _local: &SgList, _access: Access) -> Option<Remote> {
+        None
+    }
+}
+
 /// The most private data in bytes that every provider carries (InfiniBand's connection manager has the least room).
 pub const MAX_PRIVATE_DATA: usize = 56;
 
@@ -206,6 +235,12 @@ pub trait RdmaSession: Timed {
     /// # Errors
     /// If the peer broke the protocol: the driver posts what work there is and disconnects.
     fn on_event(&mut self, event: Event) -> Result<(), ProtocolError>;
+
+    /// Asks `queue_pair` for what it may do at once, and leaves what it declines, and all else, to
+    /// [`RdmaSession::poll_work`]. Whether there was any.
+    fn work_at_once(&mut self, _queue_pair: &mut impl AtOnce) -> bool {
+        false
+    }
 
     /// The next work. `room` says how many sends, reads and writes the queue pair takes now; at 0, only other work may be
     /// given.

@@ -7,7 +7,7 @@
 
 use crate::queue_pair::{Caps, Fault, QueuePair, Violation};
 use crate::regions::{Regions, Seed};
-use blockmux_proto::rdma::{Access, Endpoint, Event, Remote, Stag, Work, WorkError, WorkId};
+use blockmux_proto::rdma::{Access, AtOnce, Endpoint, Event, Remote, Stag, Work, WorkError, WorkId};
 use blockmux_proto::session::Timed;
 use blockmux_volume::{Seg, SgList};
 use std::cell::{Cell, RefCell};
@@ -58,6 +58,9 @@ impl Loopback {
 }
 
 impl Timed for Loopback {}
+
+/// Everything is work here, which tests look at.
+impl AtOnce for Loopback {}
 
 impl QueuePair for Loopback {
     fn caps(&self) -> Caps {

@@ -1,7 +1,7 @@
 //! What a provider of queue pairs does, in the words of the verbs and of RFC 5040.
 
 use crate::regions::Refusal;
-use blockmux_proto::rdma::{Event, Work};
+use blockmux_proto::rdma::{AtOnce, Event, Work};
 use blockmux_proto::session::Timed;
 
 /// One end of a reliable connection, from before it is made until all of its work is flushed.
@@ -52,7 +52,7 @@ use blockmux_proto::session::Timed;
 ///
 /// [`Work::Disconnect`] is no error: what was posted before is done first, and what the peer had sent before it learned
 /// of it still arrives; then both sides tell `Disconnected`.
-pub trait QueuePair: Timed {
+pub trait QueuePair: AtOnce + Timed {
     /// What it can do. The numbers are final once the connection is there.
     fn caps(&self) -> Caps;
 

@@ -32,6 +32,21 @@ pub trait Datamover: Clone + Send + Sync + 'static {
     /// What any such session is.
     fn found(session: &Self::Discovery) -> &DiscoverySession;
 
+    /// The same in the oldest way that there is, for a target that knows no other; `None`: this is it.
+    fn older(&self) -> Option<Self> {
+        None
+    }
+
+    /// Whether a session that came to nothing may have met such a target.
+    fn is_misunderstood(_session: &Self::Session) -> bool {
+        false
+    }
+
+    /// The same of one that asks for targets.
+    fn is_discovery_misunderstood(_session: &Self::Discovery) -> bool {
+        false
+    }
+
     /// The connection's segments hold so many bytes.
     fn set_segment_len(_session: &mut Self::Session, _bytes: usize) {}
 }
@@ -79,11 +94,13 @@ impl Datamover for OverTcp {
 pub struct OverIwarp {
     /// Whether its frames are to have CRCs; the target may want them too.
     pub has_crc: bool,
+    /// Whether connections begin by RFC 5044 alone. Without it that is tried where a target does not know RFC 6581.
+    pub is_plain: bool,
 }
 
 impl OverIwarp {
     fn config(self) -> iwarp::Config {
-        iwarp::Config { has_crc: self.has_crc, ..iwarp::Config::default() }
+        iwarp::Config { has_crc: self.has_crc, is_enhanced: !self.is_plain, ..iwarp::Config::default() }
     }
 }
 
@@ -121,6 +138,18 @@ impl Datamover for OverIwarp {
 
     fn found(session: &Self::Discovery) -> &DiscoverySession {
         session.session().session()
+    }
+
+    fn older(&self) -> Option<OverIwarp> {
+        (!self.is_plain).then_some(OverIwarp { is_plain: true, ..*self })
+    }
+
+    fn is_misunderstood(session: &Self::Session) -> bool {
+        session.queue_pair().is_misunderstood()
+    }
+
+    fn is_discovery_misunderstood(session: &Self::Discovery) -> bool {
+        session.queue_pair().is_misunderstood()
     }
 
     fn set_segment_len(session: &mut Self::Session, bytes: usize) {

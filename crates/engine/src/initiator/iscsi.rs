@@ -30,6 +30,7 @@ use blockmux_proto::iscsi::node::Chap;
 use blockmux_proto::scsi::Lun;
 use blockmux_proto::session::NoControl;
 use blockmux_volume::{Pool, VolumeInfo};
+use std::io::ErrorKind;
 use std::net::{IpAddr, ToSocketAddrs};
 use std::time::{Duration, Instant};
 use tracing::warn;
@@ -125,10 +126,20 @@ pub fn discover<D: Datamover>(
     let random = Randomness::new(address)?;
     let mut last = None;
     for chap in attempts(chap) {
-        let with = random.with(Pool::new(LOG_IN_POOL), Instant::now());
-        let mut session = over.discovery(initiator.clone(), chap, random.isid(0), with);
-        let is_over = |session: &D::Discovery| DiscoverySession::is_over(D::found(session));
-        let ran = run_session(address, &mut session, LOG_IN_TIMEOUT, is_over);
+        let ask = |over: &D| {
+            let with = random.with(Pool::new(LOG_IN_POOL), Instant::now());
+            let mut session = over.discovery(initiator.clone(), chap.clone(), random.isid(0), with);
+            let is_over = |session: &D::Discovery| DiscoverySession::is_over(D::found(session));
+            let ran = run_session(address, &mut session, LOG_IN_TIMEOUT, is_over);
+            (session, ran)
+        };
+        let (mut session, mut ran) = ask(over);
+        if has_hung_up(&ran)
+            && D::is_discovery_misunderstood(&session)
+            && let Some(older) = over.older()
+        {
+            (session, ran) = ask(&older);
+        }
         let session = D::found(&session);
         match session.refused() {
             Some(refused) if is_about_chap(refused) => last = Some(refused.clone()),
@@ -148,6 +159,8 @@ pub fn discover<D: Datamover>(
 /// One login from start to end, wherever the target sent us; whether it was refused is for the caller to see.
 struct Answer<D: Datamover> {
     session: D::Session,
+    /// What the target understood.
+    over: D,
     /// What CHAP it used.
     chap: Option<Chap>,
     moves: Moves,
@@ -158,13 +171,13 @@ struct Answer<D: Datamover> {
 impl<D: Datamover> Answer<D> {
     fn to(endpoint: &Endpoint, over: &D) -> Result<Answer<D>, ConnectError> {
         let mut moves = Moves::from(endpoint.address.clone());
-        let mut names = Vec::new();
+        let (mut names, mut over) = (Vec::new(), over.clone());
         loop {
             let from = moves.address().clone();
-            let (session, chap) = ask(&Endpoint { address: from.clone(), ..endpoint.clone() }, over)?;
+            let (session, chap) = ask(&Endpoint { address: from.clone(), ..endpoint.clone() }, &mut over)?;
             let Some(Refused::Moved { address: to, permanent }) = D::iscsi(&session).refused() else {
                 moves.settle();
-                return Ok(Answer { session, chap, moves, names });
+                return Ok(Answer { session, over, chap, moves, names });
             };
             let lost = |problem| {
                 let refused = Refused::Lost { from: from.to_string(), to: to.clone(), problem };
@@ -199,7 +212,7 @@ impl<D: Datamover> Answer<D> {
 }
 
 /// One login from start to end at one address, and what CHAP it used.
-fn ask<D: Datamover>(endpoint: &Endpoint, over: &D) -> Result<(D::Session, Option<Chap>), ConnectError> {
+fn ask<D: Datamover>(endpoint: &Endpoint, over: &mut D) -> Result<(D::Session, Option<Chap>), ConnectError> {
     let mut attempts = attempts(endpoint.chap.clone()).peekable();
     loop {
         let chap = attempts.next().flatten();
@@ -210,7 +223,8 @@ fn ask<D: Datamover>(endpoint: &Endpoint, over: &D) -> Result<(D::Session, Optio
     }
 }
 
-fn ask_once<D: Datamover>(endpoint: &Endpoint, over: &D) -> Result<D::Session, ConnectError> {
+/// The same with one CHAP. `over` becomes what the target understands.
+fn ask_once<D: Datamover>(endpoint: &Endpoint, over: &mut D) -> Result<D::Session, ConnectError> {
     let address = &endpoint.address;
     let random = Randomness::new(address)?;
     let config = endpoint.config(Mode::Describe, random.isid(0));
@@ -218,12 +232,30 @@ fn ask_once<D: Datamover>(endpoint: &Endpoint, over: &D) -> Result<D::Session, C
     let mut session = over.session(config, false, with);
     let is_over = |session: &D::Session| D::iscsi(session).is_over();
     let ran = run_session(address, &mut session, LOG_IN_TIMEOUT, is_over);
+    if has_hung_up(&ran)
+        && D::is_misunderstood(&session)
+        && let Some(older) = over.older()
+    {
+        *over = older;
+        return ask_once(endpoint, over);
+    }
     let told = D::iscsi(&session);
     match ran {
         // Only the good-bye is missing.
         Err(_) if told.unit().is_some() || told.refused().is_some() => Ok(session),
         Err(broken) => Err(ConnectError::Broken { address: address.clone(), broken }),
         Ok(()) => Ok(session),
+    }
+}
+
+/// Whether the target has ended it, or may have: it was there, and did not just say nothing.
+fn has_hung_up(ran: &Result<(), Broken>) -> bool {
+    match ran {
+        Ok(()) | Err(Broken::Protocol(_)) => true,
+        Err(Broken::Socket(error)) => {
+            matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe)
+        }
+        Err(Broken::Tls(_)) => false,
     }
 }
 
@@ -279,7 +311,7 @@ impl<D: Datamover> IscsiDialer<D> {
     ///
     /// # Errors
     /// As for [`connect`].
-    pub fn new(endpoint: Endpoint, over: D) -> Result<IscsiDialer<D>, ConnectError> {
+    pub fn new(endpoint: Endpoint, mut over: D) -> Result<IscsiDialer<D>, ConnectError> {
         let random = Randomness::new(&endpoint.address)?;
         let (mut homes, mut names) = (Vec::new(), Vec::new());
         let mut seen: Option<(UnitInfo, Option<Chap>, Address)> = None;
@@ -297,7 +329,8 @@ impl<D: Datamover> IscsiDialer<D> {
                 }
                 Err(error) => return Err(error),
             };
-            let Answer { chap, moves, names: more, .. } = answer;
+            let Answer { chap, moves, names: more, over: understood, .. } = answer;
+            over = understood;
             if let Some((first, _, at)) = &seen {
                 is_same(first, &unit, at)
                     .map_err(|refused| ConnectError::Refused { address: path.address.clone(), refused })?;

@@ -2,7 +2,7 @@
 //!
 //! A message is a PDU behind an iSER header. What a session sends by way of its outbox is cut into messages here: every PDU
 //! says in its header how long it is. The data of commands goes other ways, which the sessions' datamovers know.
-//! `docs/decisions/0016-iser-within-iscsi.md` says why the seam is where it is.
+//! `docs/decisions/0017-iser-within-iscsi.md` says why the seam is where it is.
 
 use crate::outbox::{Outbox, Piece};
 use crate::rdma::Head;
@@ -29,13 +29,14 @@ impl Message {
     ///
     /// # Errors
     /// If it is not one iSCSI PDU behind a header for that.
+    #[inline]
     pub(super) fn parse(message: &Seg) -> Result<Message, ProtocolError> {
         let mut heads = [0; HEADERS_LEN];
         let len = message.len();
         if len < HEADERS_LEN {
             return Err(error("sent a message without the headers of iSER and iSCSI"));
         }
-        message.slice(0, HEADERS_LEN).copy_to(&mut heads);
+        message.copy_to(&mut heads);
         let Ok((header, rest)) = ControlHeader::read_from_prefix(&heads) else { return Err(NO_PDU) };
         let Ok(bhs) = Bhs::read_from_bytes(rest) else { return Err(NO_PDU) };
         if header.opcode() != IserOpcode::CONTROL {
@@ -80,13 +81,31 @@ pub(super) fn take_pdu(outbox: &mut Outbox, len: usize) -> Head {
     head
 }
 
+/// Shows the next PDU of an outbox, which has `len` bytes, as a message; takes it if `send` has. A long one is left.
+#[inline]
+pub(super) fn send_pdu(outbox: &mut Outbox, len: usize, send: impl FnOnce(&[u8]) -> bool) -> bool {
+    let Some(Piece::Head(bytes)) = outbox.pieces().next() else { return false };
+    let mut message = [0; HEADERS_LEN];
+    let (header, place) = message.split_at_mut(HEADER_LEN);
+    header.copy_from_slice(ControlHeader::new().as_bytes());
+    match bytes.get(..len) {
+        Some(pdu) if len == place.len() => place.copy_from_slice(pdu),
+        _ => return false,
+    }
+    let is_sent = send(&message);
+    if is_sent {
+        outbox.consume(len);
+    }
+    is_sent
+}
+
 fn error(what: &'static str) -> ProtocolError {
-    ProtocolError { what, reference: "RFC 7145, iSER Header Format" }
+    ProtocolError { what, reference: "RFC 7145 §9.2" }
 }
 
 const NO_PDU: ProtocolError = ProtocolError {
     what: "sent a message whose iSER header is none of an iSCSI PDU",
-    reference: "RFC 7145, iSER Header Format",
+    reference: "RFC 7145 §9.2",
 };
 
 /// Of both headers, in bytes.

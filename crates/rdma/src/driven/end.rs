@@ -30,9 +30,9 @@ impl<Q: QueuePair> End<Q> {
                 moves = true;
                 self.hand_in(session, event);
             }
-            while self.broken.is_none()
-                && let Some(work) = session.poll_work(self.queue_pair.room())
-            {
+            while self.broken.is_none() {
+                moves |= session.work_at_once(&mut self.queue_pair);
+                let Some(work) = session.poll_work(self.queue_pair.room()) else { break };
                 moves = true;
                 self.queue_pair.post(work);
             }

@@ -5,7 +5,7 @@
 //! until it is sent, and the CRC would be that of other bytes; and between markers lie no more than 508 of them.
 
 use blockmux_proto::outbox::Outbox;
-use blockmux_volume::Seg;
+use blockmux_volume::{Seg, SgList};
 use blockmux_wire::iwarp::ddp::UNTAGGED_LEN;
 use blockmux_wire::iwarp::mpa::{
     CRC_LEN, LENGTH_LEN, MARKER_INTERVAL, MARKER_LEN, MULPDU_MIN, Marker, padding,
@@ -51,6 +51,33 @@ impl Framer {
         self.has_crc || self.has_markers
     }
 
+    /// Puts an FPDU: a header, a short head and payload.
+    #[inline]
+    pub(super) fn put_whole(&mut self, outbox: &mut Outbox, header: &[u8], head: &[u8], payload: &SgList) {
+        let len = header.len().saturating_add(head.len()).saturating_add(payload.len());
+        let mut front = [0; FRONT];
+        let room = front.len().saturating_sub(TAIL);
+        let filled = (!self.has_markers).then(|| fill(front.get_mut(..room)?, len, header, head)).flatten();
+        let Some(filled) = filled else {
+            self.begin(outbox, len, header);
+            self.put(outbox, head);
+            payload.segs().iter().for_each(|seg| self.put_seg(outbox, seg));
+            return self.finish(outbox, len);
+        };
+        // Without payload all of it is one run of bytes, and so one call.
+        let padding = padding(len as u16);
+        let end = if payload.is_empty() { filled.saturating_add(padding) } else { filled };
+        let (covered, rest) = front.split_at_mut(end);
+        self.crc = if self.has_crc { crc32c::crc32c(covered) } else { 0 };
+        if payload.is_empty() {
+            rest.iter_mut().zip(self.crc.to_le_bytes()).for_each(|(place, byte)| *place = byte);
+            return outbox.push_head(front.get(..end.saturating_add(CRC_LEN)).unwrap_or_default());
+        }
+        outbox.push_head(covered);
+        payload.segs().iter().for_each(|seg| self.put_seg(outbox, seg));
+        self.finish(outbox, len);
+    }
+
     /// Begins an FPDU for a ULPDU of `len` bytes, with its header, which is short.
     #[inline]
     pub(super) fn begin(&mut self, outbox: &mut Outbox, len: usize, header: &[u8]) {
@@ -94,20 +121,24 @@ impl Framer {
 
     /// Some of its payload, by reference if that can be.
     #[inline]
-    pub(super) fn put_seg(&mut self, outbox: &mut Outbox, seg: Seg) {
+    pub(super) fn put_seg(&mut self, outbox: &mut Outbox, seg: &Seg) {
         if !self.copies() {
-            return outbox.push_seg(seg);
+            return outbox.push_seg(seg.clone());
         }
-        // A block is in the nearest cache when its CRC is made and when it is copied on.
-        let mut block = [0; BLOCK];
+        // A block is in a near cache when it has been copied and its CRC is made.
         let mut at: usize = 0;
         while at < seg.len() {
-            let len = seg.len().saturating_sub(at).min(BLOCK);
-            if let Some(bytes) = block.get_mut(..len) {
-                seg.slice(at, len).copy_to(bytes);
-                self.put(outbox, bytes);
+            let block = seg.slice(at, seg.len().saturating_sub(at).min(BLOCK));
+            if self.has_markers {
+                let mut bytes = [0; BLOCK];
+                if let Some(bytes) = bytes.get_mut(..block.len()) {
+                    block.copy_to(bytes);
+                    self.put(outbox, bytes);
+                }
+            } else {
+                self.crc = crc32c::crc32c_append(self.crc, outbox.push_copy(&block));
             }
-            at = at.saturating_add(len);
+            at = at.saturating_add(block.len());
         }
     }
 
@@ -153,6 +184,17 @@ impl Framer {
     }
 }
 
+/// Begins an FPDU with a ULPDU of `len` bytes in `front`: how many bytes that took, if there is room.
+#[inline]
+fn fill(front: &mut [u8], len: usize, header: &[u8], head: &[u8]) -> Option<usize> {
+    let (at_length, rest) = front.split_at_mut_checked(LENGTH_LEN)?;
+    let (at_header, rest) = rest.split_at_mut_checked(header.len())?;
+    at_length.copy_from_slice(&(len as u16).to_be_bytes());
+    at_header.copy_from_slice(header);
+    rest.get_mut(..head.len())?.copy_from_slice(head);
+    Some(LENGTH_LEN.saturating_add(header.len()).saturating_add(head.len()))
+}
+
 /// The longest ULPDU whose FPDU is no longer than a segment of the stream (RFC 5044 §4.5).
 fn mulpdu(mss: usize, has_markers: bool) -> usize {
     let markers = if has_markers { mss.div_ceil(MARKER_INTERVAL).saturating_mul(MARKER_LEN) } else { 0 };
@@ -164,8 +206,14 @@ fn mulpdu(mss: usize, has_markers: bool) -> usize {
 /// of its FPDU than it can say.
 const MULPDU_MAX: usize = 64902;
 
-/// Small enough for the stack and the nearest cache, in bytes.
-const BLOCK: usize = 4096;
+/// Small enough for the stack and a near cache, in bytes.
+const BLOCK: usize = 8192;
+
+/// Of padding and CRC, in bytes.
+const TAIL: usize = 3 + CRC_LEN;
+
+/// Of an FPDU's begin that is put together before it goes into the outbox: the heads of iSER have 76 bytes.
+const FRONT: usize = LENGTH_LEN + UNTAGGED_LEN + 128 + TAIL;
 
 #[cfg(test)]
 #[allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
@@ -208,7 +256,7 @@ mod tests {
             let payload: Vec<u8> = (0..9001).map(|at| at as u8).collect();
             let len = 14 + payload.len();
             framer.begin(&mut outbox, len, &[1; 14]);
-            framer.put_seg(&mut outbox, Seg::from_slice(&payload));
+            framer.put_seg(&mut outbox, &Seg::from_slice(&payload));
             framer.finish(&mut outbox, len);
             let bytes = outbox.take_bytes();
             let (covered, crc) = bytes.split_at(bytes.len() - 4);

@@ -39,8 +39,8 @@ impl Queues {
     }
 
     #[inline]
-    pub(super) fn post_receive(&mut self) {
-        self.receives = self.receives.saturating_add(1);
+    pub(super) fn post_receives(&mut self, count: u32) {
+        self.receives = self.receives.saturating_add(count);
     }
 
     /// Whether a message has come in part.

@@ -23,6 +23,7 @@
 mod framing;
 mod messages;
 mod pending;
+mod post;
 mod receive;
 mod setup;
 mod transmit;
@@ -32,17 +33,17 @@ mod wrong;
 #[cfg(test)]
 mod tests;
 
-use crate::queue_pair::{Caps, Fault, QueuePair, Violation};
+use crate::queue_pair::{Fault, Violation};
 use crate::regions::{Regions, Seed};
 use blockmux_proto::outbox::Outbox;
-use blockmux_proto::rdma::{Access, Endpoint, Event, Work, WorkError, WorkId};
+use blockmux_proto::rdma::{Endpoint, Event};
 use blockmux_proto::session::{Demand, ProtocolError, StreamSession, Timed};
-use blockmux_volume::{Chunk, Pool, Seg, SgList};
+use blockmux_volume::{Chunk, Pool};
 use blockmux_wire::iwarp::ddp::{Control, FLAG_LAST, QUEUE_TERMINATE, UNTAGGED_LEN, Untagged};
 use blockmux_wire::iwarp::mpa::{ENHANCED_LEN, MAX_PRIVATE_DATA};
 use blockmux_wire::iwarp::rdmap::Opcode;
 use framing::Framer;
-use pending::{Pending, Transfer};
+use pending::Pending;
 use receive::Arrival;
 use setup::{Agreement, Answer, Request};
 use std::collections::VecDeque;
@@ -92,6 +93,8 @@ pub struct Iwarp {
     is_first: bool,
     /// Connecting: how often the peer may still be nudged.
     nudges: u32,
+    /// Connecting by RFC 6581: no answer has come that knows of it.
+    is_misunderstood: bool,
 }
 
 /// How far a connection has come.
@@ -116,6 +119,7 @@ impl Iwarp {
         let mut iwarp = Iwarp::new(endpoint, config, pool, seed, now);
         iwarp.phase = Phase::Asking;
         iwarp.nudges = NUDGES;
+        iwarp.is_misunderstood = iwarp.config.is_enhanced;
         let request = setup::request(&iwarp.config, endpoint.reads, &endpoint.private_data);
         iwarp.push_frame(&request);
         iwarp
@@ -145,6 +149,7 @@ impl Iwarp {
             deadline: now.checked_add(SETUP_TIMEOUT),
             is_first: true,
             nudges: 0,
+            is_misunderstood: false,
             endpoint: endpoint.clone(),
             config,
         }
@@ -160,6 +165,13 @@ impl Iwarp {
     #[must_use]
     pub fn mss(&self) -> usize {
         self.config.mss
+    }
+
+    /// Asked once the stream is lost or the connection refused: whether that may be because we began by RFC 6581. Then the
+    /// peer may well take a connection by RFC 5044 alone, without [`Config::is_enhanced`] (RFC 6581 §10).
+    #[must_use]
+    pub fn is_misunderstood(&self) -> bool {
+        self.is_misunderstood
     }
 
     /// How many bytes have left the outbox, in all.
@@ -193,6 +205,7 @@ impl Iwarp {
         }
         match setup::answer(frame, &self.config, self.endpoint.reads) {
             Ok(Answer::Taken(agreement, private_data)) => {
+                self.is_misunderstood = false;
                 // What comes next is due at once, or it is as if the time for it were over.
                 let begun = self.deadline.and_then(|deadline| deadline.checked_sub(SETUP_TIMEOUT));
                 self.connect(agreement);
@@ -202,7 +215,12 @@ impl Iwarp {
                 self.events.push_back(Event::Connected { private_data });
                 Ok(len)
             }
+            Ok(Answer::Misunderstood(private_data)) => {
+                self.end(Some(Event::Refused { private_data }));
+                Ok(len)
+            }
             Ok(Answer::Refused(private_data)) => {
+                self.is_misunderstood = false;
                 self.end(Some(Event::Refused { private_data }));
                 Ok(len)
             }
@@ -213,6 +231,7 @@ impl Iwarp {
     /// What came is no frame to begin with. The passive side has no way to say so.
     #[cold]
     fn misbegun(&mut self, wrong: Wrong) -> ProtocolError {
+        self.is_misunderstood = false;
         if self.phase == Phase::Asking {
             return self.terminate(wrong, &[], 0);
         }
@@ -248,43 +267,6 @@ impl Iwarp {
         } else {
             self.end(None);
         }
-    }
-
-    #[inline]
-    fn room(&self) -> usize {
-        match self.phase {
-            Phase::Connected => (self.endpoint.sends as usize).saturating_sub(self.pending.len()),
-            _ => 0,
-        }
-    }
-
-    #[inline]
-    fn enqueue(&mut self, id: WorkId, transfer: Transfer, is_possible: bool) {
-        if matches!(self.phase, Phase::Leaving | Phase::Over) {
-            return self.events.push_back(Event::Done { id, result: Err(WorkError::Flushed) });
-        }
-        if !is_possible || self.room() == 0 {
-            return self.fail(id);
-        }
-        self.pending.post(id, transfer);
-        self.transmit();
-    }
-
-    fn register(&mut self, id: WorkId, local: SgList, access: Access) {
-        if self.phase == Phase::Over {
-            return self.events.push_back(Event::Done { id, result: Err(WorkError::Flushed) });
-        }
-        match self.regions.register(local, access) {
-            Ok(remote) => self.events.push_back(Event::Registered { id, remote }),
-            Err(_) => self.fail(id),
-        }
-    }
-
-    /// Work that cannot be done ends the connection.
-    #[cold]
-    fn fail(&mut self, id: WorkId) {
-        self.events.push_back(Event::Done { id, result: Err(WorkError::Local) });
-        self.end(None);
     }
 
     /// Tells the peer what it did wrong, and ends the connection. `ulpdu` is the segment, as far as it is there, and
@@ -401,76 +383,6 @@ impl StreamSession for Iwarp {
     #[inline]
     fn outbox(&mut self) -> &mut Outbox {
         &mut self.outbox
-    }
-}
-
-impl QueuePair for Iwarp {
-    fn caps(&self) -> Caps {
-        Caps {
-            private_data: PRIVATE_DATA,
-            max_transfer: u32::MAX,
-            reads: self.agreement.ord,
-            peer_reads: self.agreement.ird,
-            invalidates: true,
-        }
-    }
-
-    #[inline]
-    fn room(&self) -> usize {
-        self.room()
-    }
-
-    #[inline]
-    fn post(&mut self, work: Work) {
-        if self.phase == Phase::Connected && self.transmit_at_once(&work) {
-            return;
-        }
-        match work {
-            Work::Receive => self.arrival.untagged.post_receive(),
-            Work::Invalidate { stag } => {
-                self.regions.close(stag);
-                self.arrival.revoke(stag);
-            }
-            Work::Register { id, local, access } => self.register(id, local, access),
-            Work::Accept { private_data } => self.answer(true, &private_data),
-            Work::Reject { private_data } => self.answer(false, &private_data),
-            Work::Send { id, head, payload, invalidate, is_solicited } => {
-                let is_possible = head.len().saturating_add(payload.len()) <= u32::MAX as usize;
-                self.enqueue(id, Transfer::Send { head, payload, invalidate, is_solicited }, is_possible);
-            }
-            Work::Read { id, local, remote } => {
-                let is_possible = self.agreement.ord > 0
-                    && local.len() == remote.len as usize
-                    && local.segs().iter().all(Seg::is_writable);
-                self.enqueue(id, Transfer::Read { local, remote }, is_possible);
-            }
-            Work::Write { id, local, remote } => {
-                let is_possible = local.len() <= remote.len as usize;
-                self.enqueue(id, Transfer::Write { local, remote }, is_possible);
-            }
-            Work::Disconnect if self.phase == Phase::Connected => self.phase = Phase::Leaving,
-            Work::Disconnect => self.end(None),
-        }
-    }
-
-    #[inline]
-    fn poll(&mut self) -> Option<Event> {
-        if let Some(event) = self.events.pop_front() {
-            return Some(event);
-        }
-        self.transmit();
-        let sent = self.transmitter.sent(&self.outbox);
-        if let Some(id) = self.pending.pop_sent(sent) {
-            return Some(Event::Done { id, result: Ok(()) });
-        }
-        if self.phase == Phase::Leaving && self.pending.is_empty() && self.transmitter.is_idle() {
-            self.end(None);
-        }
-        self.events.pop_front()
-    }
-
-    fn fault(&self) -> Option<Fault> {
-        self.fault
     }
 }
 

@@ -335,7 +335,7 @@ impl Iwarp {
         // A ULPDU has a length of 16 bits.
         let len = payload as u32;
         match header.control.opcode() {
-            // Of a name under which nothing is written, nothing is asked (RFC 5040 §5.1).
+            // Of a name under which nothing is written, nothing is asked (RFC 5041 §7.1).
             Opcode::RDMA_WRITE if len == 0 => Ok(SgList::default()),
             Opcode::RDMA_WRITE => {
                 let stag = Stag(header.stag.get());

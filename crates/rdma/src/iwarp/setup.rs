@@ -132,6 +132,8 @@ impl Request {
 pub(super) enum Answer {
     Taken(Agreement, Vec<u8>),
     Refused(Vec<u8>),
+    /// Refused by who knows no other revision than the first, and was not asked by that.
+    Misunderstood(Vec<u8>),
 }
 
 /// Reads a whole reply to [`request`].
@@ -144,10 +146,18 @@ pub(super) fn answer(bytes: &[u8], config: &Config, reads: u32) -> Result<Answer
         return Err(BAD_REPLY);
     }
     let (granted, data) = enhanced(&frame, data).ok_or(BAD_REPLY)?;
+    // Who knows no other revision ought to have closed the connection (RFC 6581 §10); an answer by which both know where
+    // they are is as good.
+    let is_plain = config.is_enhanced && frame.rev == REVISION_1 && frame.flags & FLAG_ENHANCED == 0;
     if frame.flags & FLAG_REJECT != 0 {
-        return Ok(Answer::Refused(data.to_vec()));
+        let private_data = data.to_vec();
+        return Ok(if is_plain {
+            Answer::Misunderstood(private_data)
+        } else {
+            Answer::Refused(private_data)
+        });
     }
-    if granted.is_some() != config.is_enhanced {
+    if granted.is_some() != config.is_enhanced && !is_plain {
         return Err(BAD_REPLY);
     }
     let granted_ird = granted.map_or(reads, |granted| granted.ird().into());
@@ -325,7 +335,7 @@ mod tests {
         assert_eq!(reply(FLAG_ENHANCED, 3, &[0; 4]), Err(BAD_REPLY));
         assert_eq!(reply(FLAG_ENHANCED, 2, &[0x80, 4, 0x80, 5]), Err(MANY_READS_WANTED));
         assert_eq!(reply(FLAG_ENHANCED, 2, &[0x80, 4, 0, 4]), Err(NO_RTR));
-        assert_eq!(reply(FLAG_REJECT, 1, b"no"), Ok(Answer::Refused(b"no".to_vec())));
+        assert_eq!(reply(FLAG_REJECT, 1, b"no"), Ok(Answer::Misunderstood(b"no".to_vec())));
         assert_eq!(reply(FLAG_REJECT | FLAG_ENHANCED, 2, b"\0\0\0\0no"), Ok(Answer::Refused(b"no".to_vec())));
         assert_eq!(answer(&request(&config(), 4, &[]), &config(), 4), Err(BAD_REPLY));
     }

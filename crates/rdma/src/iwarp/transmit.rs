@@ -9,7 +9,7 @@ use super::setup::Rtr;
 use super::wrong::Wrong;
 use super::{Iwarp, OUTBOX_FULL, OUTBOX_FULL_OF_COPIES, Phase};
 use blockmux_proto::outbox::Outbox;
-use blockmux_proto::rdma::{Access, Head, Remote, Stag, Work};
+use blockmux_proto::rdma::{Access, Head, Remote, Stag, Work, WorkId};
 use blockmux_volume::SgList;
 use blockmux_wire::iwarp::ddp::{
     Control, FLAG_LAST, FLAG_TAGGED, QUEUE_READ, QUEUE_SEND, TAGGED_LEN, Tagged, UNTAGGED_LEN, Untagged,
@@ -17,7 +17,7 @@ use blockmux_wire::iwarp::ddp::{
 use blockmux_wire::iwarp::rdmap::{Opcode, READ_REQUEST_LEN, ReadRequest};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
-use zerocopy::{FromBytes, IntoBytes, U32, U64};
+use zerocopy::{FromBytes, IntoBytes, U32, U64, transmute};
 
 /// The whole sending side.
 pub(super) struct Transmitter {
@@ -117,7 +117,8 @@ impl Transmitter {
         let ulpdu = message.header.len().saturating_add(len);
         message.left = message.left.saturating_sub(len);
         let is_last = message.left == 0;
-        message.header.begin(framer, outbox, ulpdu, if is_last { FLAG_LAST } else { 0 });
+        let header = message.header.on_wire(if is_last { FLAG_LAST } else { 0 });
+        framer.begin(outbox, ulpdu, header.get(..message.header.len()).unwrap_or_default());
         message.header.advance(len);
         message.put(framer, outbox, len);
         framer.finish(outbox, ulpdu);
@@ -135,24 +136,26 @@ impl Header {
         }
     }
 
+    /// As it goes on the wire: the first [`Header::len`] bytes.
     #[inline]
-    fn begin(&self, framer: &mut Framer, outbox: &mut Outbox, ulpdu: usize, last: u8) {
+    fn on_wire(&self, last: u8) -> [u8; UNTAGGED_LEN] {
         match self {
             Header::Tagged(opcode, stag, to) => {
                 let control = Control::new(FLAG_TAGGED | last, *opcode);
                 let header = Tagged { control, stag: U32::new(stag.0), to: U64::new(*to) };
-                framer.begin(outbox, ulpdu, header.as_bytes());
+                let mut bytes = [0; UNTAGGED_LEN];
+                if let Some(place) = bytes.first_chunk_mut::<TAGGED_LEN>() {
+                    *place = transmute!(header);
+                }
+                bytes
             }
-            Header::Untagged { opcode, invalidate, msn, mo } => {
-                let header = Untagged {
-                    control: Control::new(last, *opcode),
-                    invalidate_stag: U32::new(invalidate.map_or(0, |stag| stag.0)),
-                    qn: U32::new(QUEUE_SEND),
-                    msn: U32::new(*msn),
-                    mo: U32::new(*mo),
-                };
-                framer.begin(outbox, ulpdu, header.as_bytes());
-            }
+            Header::Untagged { opcode, invalidate, msn, mo } => transmute!(Untagged {
+                control: Control::new(last, *opcode),
+                invalidate_stag: U32::new(invalidate.map_or(0, |stag| stag.0)),
+                qn: U32::new(QUEUE_SEND),
+                msn: U32::new(*msn),
+                mo: U32::new(*mo),
+            }),
         }
     }
 
@@ -186,7 +189,7 @@ impl Outgoing {
         while let Some(seg) = self.payload.segs().get(self.seg) {
             let here = seg.len().saturating_sub(self.seg_at).min(len);
             if here > 0 {
-                framer.put_seg(outbox, seg.slice(self.seg_at, here));
+                framer.put_seg(outbox, &seg.slice(self.seg_at, here));
             }
             self.seg_at = self.seg_at.saturating_add(here);
             len = len.saturating_sub(here);
@@ -226,42 +229,67 @@ impl Iwarp {
     /// could. What waits, or is longer, is moved from place to place until it is sent.
     #[inline]
     pub(super) fn transmit_at_once(&mut self, work: &Work) -> bool {
+        match work {
+            Work::Send { id, head, payload, invalidate, is_solicited } => {
+                let header = self.send_header(*invalidate, *is_solicited);
+                self.room() > 0
+                    && self.transmit_whole(&header, head, payload)
+                    && self.await_sent(*id, payload)
+            }
+            Work::Write { id, local, remote } => self.write_at_once(*id, local, *remote),
+            _ => false,
+        }
+    }
+
+    /// The same for a write.
+    #[inline]
+    pub(super) fn write_at_once(&mut self, id: WorkId, local: &SgList, remote: Remote) -> bool {
+        let header = Header::Tagged(Opcode::RDMA_WRITE, remote.stag, remote.address);
+        local.len() <= remote.len as usize
+            && self.room() > 0
+            && self.transmit_whole(&header, &[], local)
+            && self.await_sent(id, local)
+    }
+
+    /// The same for a message that comes back as nothing.
+    #[inline]
+    pub(super) fn send_at_once(&mut self, head: &[u8], payload: &SgList, invalidate: Option<Stag>) -> bool {
+        let header = self.send_header(invalidate, false);
+        self.phase == Phase::Connected && self.transmit_whole(&header, head, payload)
+    }
+
+    /// Of the next message.
+    #[inline]
+    fn send_header(&self, invalidate: Option<Stag>, is_solicited: bool) -> Header {
+        let msn = self.transmitter.sends.wrapping_add(1);
+        Header::Untagged { opcode: send_opcode(invalidate, is_solicited), invalidate, msn, mo: 0 }
+    }
+
+    /// Puts a message into the outbox that fits in one FPDU and has nothing before it; whether it could.
+    #[inline]
+    fn transmit_whole(&mut self, header: &Header, head: &[u8], payload: &SgList) -> bool {
         let has_room = self.has_room_to_send();
         let transmitter = &mut self.transmitter;
         let is_clear = has_room && transmitter.may_send && transmitter.is_idle() && self.pending.is_clear();
-        let (id, header, head, payload) = match work {
-            _ if !is_clear => return false,
-            Work::Send { id, head, payload, invalidate, is_solicited } => {
-                let msn = transmitter.sends.wrapping_add(1);
-                let (opcode, invalidate) = (send_opcode(*invalidate, *is_solicited), *invalidate);
-                (*id, Header::Untagged { opcode, invalidate, msn, mo: 0 }, head.as_slice(), payload)
-            }
-            Work::Write { id, local, remote } if local.len() <= remote.len as usize => {
-                let header = Header::Tagged(Opcode::RDMA_WRITE, remote.stag, remote.address);
-                (*id, header, [].as_slice(), local)
-            }
-            _ => return false,
-        };
         let len = head.len().saturating_add(payload.len());
-        if len > transmitter.framer.room(header.len()) || self.room() == 0 {
+        if !is_clear || len > transmitter.framer.room(header.len()) {
             return false;
         }
-        let (transmitter, outbox) = (&mut self.transmitter, &mut self.outbox);
-        let (before, ulpdu) = (outbox.len(), header.len().saturating_add(len));
         if let Header::Untagged { msn, .. } = header {
-            transmitter.sends = msn;
+            transmitter.sends = *msn;
         }
-        header.begin(&mut transmitter.framer, outbox, ulpdu, FLAG_LAST);
-        if !head.is_empty() {
-            transmitter.framer.put(outbox, head);
-        }
-        for seg in payload.segs().iter().filter(|seg| !seg.is_empty()) {
-            transmitter.framer.put_seg(outbox, seg.clone());
-        }
-        transmitter.framer.finish(outbox, ulpdu);
-        transmitter.count(outbox.len().saturating_sub(before));
-        let is_referred_to = !transmitter.framer.copies() && !payload.is_empty();
-        self.pending.post_sending(id, if is_referred_to { transmitter.pushed } else { 0 });
+        let (bytes, before) = (header.on_wire(FLAG_LAST), self.outbox.len());
+        let bytes = bytes.get(..header.len()).unwrap_or_default();
+        transmitter.framer.put_whole(&mut self.outbox, bytes, head, payload);
+        transmitter.count(self.outbox.len().saturating_sub(before));
+        true
+    }
+
+    /// What was just put into the outbox comes back once it is sent, or at once if nothing of it is referred to.
+    #[inline]
+    fn await_sent(&mut self, id: WorkId, payload: &SgList) -> bool {
+        let is_referred_to = !self.transmitter.framer.copies() && !payload.is_empty();
+        self.pending.post_sending(id, if is_referred_to { self.transmitter.pushed } else { 0 });
         true
     }
 

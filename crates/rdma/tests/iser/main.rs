@@ -1,4 +1,4 @@
-//! iSER, both sides over the provider in memory: the initiator's session, the target's, and volumes behind it.
+//! iSER, both sides over the provider in memory, or over iWARP (`streams`): the initiator's session, the target's, and volumes behind it.
 #![allow(clippy::arithmetic_side_effects, clippy::indexing_slicing, reason = "an overflow fails the test")]
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -7,4 +7,5 @@ mod cuts;
 mod linux;
 mod manners;
 mod pairs;
+mod streams;
 mod targets;

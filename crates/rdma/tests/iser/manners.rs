@@ -360,7 +360,7 @@ fn what_is_no_message_of_iser_ends_the_connection() {
     for (nth, message) in cases.into_iter().enumerate() {
         let mut client = Client::log_in("");
         let error = client.raw(&message).unwrap_err();
-        assert_eq!(error.reference, "RFC 7145, iSER Header Format", "case {nth}");
+        assert_eq!(error.reference, "RFC 7145 §9.2", "case {nth}");
         // During a login it is no better.
         let (mut client, _) = Client::connect(&Served::new(offer(), None), &[]);
         assert!(client.raw(&message).is_err(), "case {nth}");

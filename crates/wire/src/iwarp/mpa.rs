@@ -22,7 +22,7 @@ pub struct ReqRepFrame {
 }
 const _: () = assert!(size_of::<ReqRepFrame>() == REQ_REP_LEN);
 
-/// What private data begins with where [`FLAG_ENHANCED`] says so (RFC 6581).
+/// What private data begins with where [`FLAG_ENHANCED`] says so (RFC 6581 §9).
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -65,7 +65,7 @@ impl Enhanced {
 }
 
 open_enum! {
-    /// Error codes of MPA in a Terminate message, of type 0 (RFC 5044 §8, RFC 6581).
+    /// Error codes of MPA in a Terminate message, of type 0 (RFC 5044 §8, RFC 6581 §8).
     pub enum MpaError(u8) {
         /// The stream was closed or lost.
         CONNECTION_LOST = 0x01,
@@ -110,7 +110,7 @@ pub const FLAG_MARKERS: u8 = 0x80;
 pub const FLAG_CRC: u8 = 0x40;
 /// R, of a reply: the connection is refused.
 pub const FLAG_REJECT: u8 = 0x20;
-/// S (RFC 6581): private data begins with [`Enhanced`].
+/// S (RFC 6581 §6): private data begins with [`Enhanced`].
 pub const FLAG_ENHANCED: u8 = 0x10;
 
 /// RFC 5044.

@@ -33,7 +33,7 @@ pub(super) fn of_url(text: &str) -> Result<Box<dyn Remote>, Failure> {
     Ok(match url.rdma {
         None => Box::new(IscsiRemote { url, initiator, chap, over: OverTcp }),
         Some(Rdma::Iwarp { crc }) => {
-            Box::new(IscsiRemote { url, initiator, chap, over: OverIwarp { has_crc: crc } })
+            Box::new(IscsiRemote { url, initiator, chap, over: OverIwarp { has_crc: crc, is_plain: false } })
         }
     })
 }

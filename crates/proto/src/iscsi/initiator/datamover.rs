@@ -7,12 +7,13 @@
 //! A command's memory is open from before it is sent until its response has come. Commands leave in the order of their
 //! numbers, so one whose memory has no name yet holds up those behind it; the queue pair names it in the same turn.
 
-use crate::rdma::{Access, Head, Remote, Stag, Work, WorkId};
+use crate::iscsi::iser::HEADERS_LEN;
+use crate::rdma::{Access, AtOnce, Head, Remote, Stag, Work, WorkId};
 use crate::slots::Key;
 use blockmux_volume::SgList;
 use blockmux_wire::iscsi::Bhs;
 use blockmux_wire::iscsi::scsi::ScsiCommand;
-use blockmux_wire::iser::ControlHeader;
+use blockmux_wire::iser::{ControlHeader, HEADER_LEN};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 use zerocopy::IntoBytes;
@@ -41,6 +42,28 @@ struct Outgoing {
     /// Immediate data.
     payload: SgList,
     memory: Memory,
+}
+
+impl Outgoing {
+    /// What it is sent as, before its payload; `None` while its memory has no name.
+    #[inline]
+    fn head(&self) -> Option<[u8; HEADERS_LEN]> {
+        let header = match self.memory {
+            Memory::Closed(..) | Memory::Asked(_) => return None,
+            Memory::None => ControlHeader::new(),
+            Memory::Open(remote, Access::RemoteWrite) => {
+                ControlHeader::new().with_read(remote.stag.0, remote.address)
+            }
+            Memory::Open(remote, Access::RemoteRead) => {
+                ControlHeader::new().with_write(remote.stag.0, remote.address)
+            }
+        };
+        let mut head = [0; HEADERS_LEN];
+        let (place, rest) = head.split_at_mut(HEADER_LEN);
+        place.copy_from_slice(header.as_bytes());
+        rest.copy_from_slice(self.command.as_bytes());
+        Some(head)
+    }
 }
 
 /// A command's memory.
@@ -112,27 +135,50 @@ impl Datamover {
     /// The next command, as a message.
     #[inline]
     pub(super) fn next_command(&mut self) -> Option<Work> {
-        let header = match self.commands.front()?.memory {
-            Memory::Closed(..) | Memory::Asked(_) => return None,
-            Memory::None => ControlHeader::new(),
-            Memory::Open(remote, Access::RemoteWrite) => {
-                ControlHeader::new().with_read(remote.stag.0, remote.address)
-            }
-            Memory::Open(remote, Access::RemoteRead) => {
-                ControlHeader::new().with_write(remote.stag.0, remote.address)
-            }
-        };
-        let Outgoing { command, payload, .. } = self.commands.pop_front()?;
+        let head = Head::from_slice(&self.commands.front()?.head()?);
+        let Outgoing { payload, .. } = self.commands.pop_front()?;
+        self.count_sent();
+        Some(Work::Send { id: MESSAGE, head, payload, invalidate: None, is_solicited: false })
+    }
+
+    /// Has the next command's memory opened, where that is to be, and the command sent. Answers whose command it is, and
+    /// under which name its memory was opened just now; `None`: that is left to work.
+    #[inline]
+    pub(super) fn send_at_once(&mut self, queue_pair: &mut impl AtOnce) -> Option<(Key, Option<Stag>)> {
+        let outgoing = self.commands.front_mut()?;
+        let mut opened = None;
+        if let Memory::Closed(local, access) = &outgoing.memory {
+            let (remote, access) = (queue_pair.register(local, *access)?, *access);
+            outgoing.memory = Memory::Open(remote, access);
+            opened = Some(remote.stag);
+            // It is the first.
+            (self.asked, self.named) = (1, 1);
+        }
+        let key = outgoing.key;
+        let is_sent = outgoing.head().is_some_and(|head| queue_pair.send(&head, &outgoing.payload, None));
+        if is_sent {
+            self.commands.pop_front();
+            self.count_sent();
+        }
+        (is_sent || opened.is_some()).then_some((key, opened))
+    }
+
+    /// The first command is gone.
+    #[inline]
+    fn count_sent(&mut self) {
         self.asked = self.asked.saturating_sub(1);
         self.named = self.named.saturating_sub(1);
-        let mut head = Head::from_slice(header.as_bytes());
-        head.extend_from_slice(command.as_bytes());
-        Some(Work::Send { id: MESSAGE, head, payload, invalidate: None, is_solicited: false })
     }
 
     /// A response has come, but not closed this memory.
     pub(super) fn close(&mut self, stag: Stag, bhs: Bhs, data: Data) {
         self.open.push_back(Answer { stag, bhs, data });
+    }
+
+    /// Whether memory is to be closed.
+    #[inline]
+    pub(super) fn has_to_close(&self) -> bool {
+        !self.open.is_empty()
     }
 
     /// The next memory to close.

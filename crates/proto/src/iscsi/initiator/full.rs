@@ -151,7 +151,7 @@ impl FullFeature {
         if self.ending == Ending::Over {
             return Demand::Close;
         }
-        if lane.pongs >= MAX_PONGS && !lane.outbox.is_empty() {
+        if lane.is_flooded() {
             return Demand::Nothing;
         }
         lane.reading.demand(lane.terms.digests)

@@ -8,7 +8,6 @@
 //! say without being asked.
 
 use super::datamover::{MAX_COMMANDS, MESSAGE};
-use super::full::MAX_PONGS;
 use super::lane::Lane;
 use super::{Config, DiscoverySession, InitiatorSession};
 use crate::iscsi::iser::{HEADERS_LEN, MAX_AHS, Message, next_pdu, take_pdu};
@@ -17,7 +16,7 @@ use crate::iscsi::login::operational::DEFAULT_DATA_SEGMENT_LENGTH;
 use crate::iscsi::name::Name;
 use crate::iscsi::node::Chap;
 use crate::outbox::Outbox;
-use crate::rdma::{Endpoint, Event, RdmaSession, Stag, Work};
+use crate::rdma::{AtOnce, Endpoint, Event, RdmaSession, Stag, Work};
 use crate::session::{Demand, Initiator, PathRank, ProtocolError, StreamSession, Timed};
 use blockmux_volume::{Chunk, Completion, Io, Pool, Seg, SgList};
 use blockmux_wire::iser::{CmHeader, HEADER_LEN, NO_ZERO_BASED_ADDRESSES};
@@ -148,13 +147,38 @@ impl RdmaSession for IserInitiatorSession {
     }
 
     #[inline]
+    fn work_at_once(&mut self, queue_pair: &mut impl AtOnce) -> bool {
+        let InitiatorSession { full: Some(full), lanes, selected, .. } = &mut self.session else {
+            return false;
+        };
+        let (Some(true), Some(lane)) = (self.is_open.get(*selected), lanes.get_mut(*selected)) else {
+            return false;
+        };
+        let is_flooded = lane.is_flooded();
+        let Some(mover) = lane.mover.as_mut().filter(|mover| !mover.has_to_close() && !is_flooded) else {
+            return false;
+        };
+        let mut has_any = mover.receives > 0 && queue_pair.receive(mover.receives);
+        if has_any {
+            mover.receives = 0;
+        }
+        while let Some((key, opened)) = mover.send_at_once(queue_pair) {
+            has_any = true;
+            if let Some(stag) = opened {
+                full.on_opened(key, stag);
+            }
+        }
+        has_any
+    }
+
+    #[inline]
     fn poll_work(&mut self, room: usize) -> Option<Work> {
         self.take_answers();
         if !*self.is_open.get(self.session.selected)? {
             return None;
         }
         let lane = self.lane()?;
-        let is_flooded = lane.pongs >= MAX_PONGS && !lane.outbox.is_empty();
+        let is_flooded = lane.is_flooded();
         let mover = lane.mover.as_mut()?;
         if mover.receives > 0 && !is_flooded {
             mover.receives = mover.receives.saturating_sub(1);
@@ -377,7 +401,7 @@ fn pdu_of(message: &Seg) -> Vec<u8> {
 
 const REFUSED: ProtocolError = ProtocolError {
     what: "refused the RDMA connection: nobody serves iSER there",
-    reference: "RFC 7145, Connection Setup",
+    reference: "RFC 7145 §5.1",
 };
 
 /// What a target may send beside responses: pings, events, rejects.

@@ -1,6 +1,7 @@
 //! One connection of a session: its login, what is agreed on for it alone, and where in its streams we are.
 
 use super::datamover::{Datamover, MAX_COMMANDS};
+use super::full::MAX_PONGS;
 use super::login::LoginPhase;
 use super::receive::Reading;
 use super::statuses::Statuses;
@@ -93,6 +94,12 @@ impl Lane {
     #[inline]
     pub(super) fn has_credit(&self) -> bool {
         self.mover.is_none() || self.in_flight < MAX_COMMANDS
+    }
+
+    /// Whether the target has sent more pings than it takes answers.
+    #[inline]
+    pub(super) fn is_flooded(&self) -> bool {
+        self.pongs >= MAX_PONGS && !self.outbox.is_empty()
     }
 
     /// Whether commands may be sent on it.

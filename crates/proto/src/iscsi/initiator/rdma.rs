@@ -8,6 +8,7 @@ use crate::iscsi::iser::Message;
 use crate::rdma::{Access, Remote, Stag, WorkId};
 use crate::scsi::initiator::{Request, Transfer};
 use crate::session::ProtocolError;
+use crate::slots::Key;
 use blockmux_volume::{Seg, SgList};
 use blockmux_wire::iscsi::scsi::{ScsiCommand, ScsiResponse};
 use blockmux_wire::iscsi::session::NopIn;
@@ -48,8 +49,16 @@ impl FullFeature {
     #[inline]
     pub(super) fn on_registered(&mut self, lane: &mut Lane, id: WorkId, remote: Remote) {
         let key = lane.mover.as_mut().and_then(|mover| mover.on_registered(id, remote));
-        if let Some((progress, _)) = key.and_then(|key| self.queue.transport(key)) {
-            progress.open = Some(remote.stag);
+        if let Some(key) = key {
+            self.on_opened(key, remote.stag);
+        }
+    }
+
+    /// The same, under that name.
+    #[inline]
+    pub(super) fn on_opened(&mut self, key: Key, stag: Stag) {
+        if let Some((progress, _)) = self.queue.transport(key) {
+            progress.open = Some(stag);
         }
     }
 
@@ -66,15 +75,15 @@ impl FullFeature {
         }
         let Message { bhs, data, .. } = message;
         if data.len() > lane.terms.max_receive_segment {
-            return Err(error("sent a data segment above InitiatorRecvDataSegmentLength", "RFC 7145 §6"));
+            return Err(error("sent a data segment above InitiatorRecvDataSegmentLength", "RFC 7145 §6.5"));
         }
         match bhs.opcode() {
             Opcode::SCSI_RESPONSE => self.on_answer(lane, bhs, data, invalidated),
             _ if invalidated.is_some() => {
-                Err(error("closed memory by a message that is no response to its command", "RFC 7145"))
+                Err(error("closed memory by a message that is no response to its command", "RFC 7145 §7.3.2"))
             }
             Opcode::DATA_IN | Opcode::R2T => {
-                Err(error("sent a PDU over RDMA that RDMA Write and Read stand for", "RFC 7145"))
+                Err(error("sent a PDU over RDMA that RDMA Write and Read stand for", "RFC 7145 §7.1"))
             }
             _ => self.on_pdu(lane, bhs, &bytes(data)),
         }
@@ -96,7 +105,7 @@ impl FullFeature {
         let open =
             key.and_then(|key| self.queue.transport(key)).and_then(|(progress, _)| progress.open.take());
         if invalidated.is_some() && invalidated != open {
-            return Err(error("closed memory that is not the command's that it answered", "RFC 7145"));
+            return Err(error("closed memory that is not the command's that it answered", "RFC 7145 §7.3.2"));
         }
         match (open, &mut lane.mover) {
             (Some(stag), Some(mover)) if invalidated.is_none() => {

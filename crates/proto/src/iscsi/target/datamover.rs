@@ -9,7 +9,7 @@
 //! initiator can end the first of many commands, and send the next, while the data of the others is on its way. A read
 //! of the initiator's memory is as long as the round of its command.
 
-use crate::rdma::{Remote, Stag, Work, WorkId};
+use crate::rdma::{AtOnce, Remote, Stag, Work, WorkId};
 use blockmux_volume::{Seg, SgList};
 use blockmux_wire::iscsi::FLAG_FINAL;
 use blockmux_wire::iscsi::scsi::{FLAG_READ, FLAG_WRITE, ScsiCommand};
@@ -172,7 +172,31 @@ impl Datamover {
         Some(Work::Write { id: put_id(remote.len), local, remote })
     }
 
-    /// The memory that the next response closes.
+    /// Whether there is data-out to read.
+    #[inline]
+    pub(super) fn has_gets(&self) -> bool {
+        !self.gets.is_empty()
+    }
+
+    /// Has the data-in that goes before the next response written, if that was not given yet; whether none is left.
+    #[inline]
+    pub(super) fn put_at_once(&mut self, queue_pair: &mut impl AtOnce) -> bool {
+        let Some(answer) = self.answers.front_mut() else { return true };
+        let Some((local, remote)) = &answer.data else { return true };
+        let is_given = queue_pair.write(put_id(remote.len), local, *remote);
+        if is_given {
+            answer.data = None;
+        }
+        is_given
+    }
+
+    /// The memory that the next response is to close.
+    #[inline]
+    pub(super) fn next_closes(&self) -> Option<Stag> {
+        self.answers.front()?.closes
+    }
+
+    /// The same, and that response is given.
     #[inline]
     pub(super) fn closes(&mut self) -> Option<Stag> {
         self.answers.pop_front()?.closes

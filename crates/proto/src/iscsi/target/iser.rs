@@ -18,9 +18,9 @@ use super::datamover::{Datamover, MESSAGE, Moved};
 use super::full::{MAX_IMMEDIATE, WINDOW};
 use super::{Phase, TargetSession};
 use crate::exports::VolumeId;
-use crate::iscsi::iser::{HEADERS_LEN, MAX_AHS, Message, next_pdu, take_pdu};
+use crate::iscsi::iser::{HEADERS_LEN, MAX_AHS, Message, next_pdu, send_pdu, take_pdu};
 use crate::iscsi::login::operational::{DEFAULT_DATA_SEGMENT_LENGTH, Key};
-use crate::rdma::{Endpoint, Event, RdmaSession, Work, WorkError, WorkId};
+use crate::rdma::{AtOnce, Endpoint, Event, RdmaSession, Work, WorkError, WorkId};
 use crate::session::{Demand, Home, ProtocolError, StreamSession, Target, Timed};
 use blockmux_volume::{Completion, Io, Seg, SgList, Tag, Waker};
 use blockmux_wire::iscsi::Opcode;
@@ -87,31 +87,36 @@ impl IserTargetSession {
         self.link = Link::Requested(NO_ZERO_BASED_ADDRESSES | refusal);
     }
 
-    /// Takes what has come, as far as there is room.
+    /// Takes what had to wait, as far as there is room now.
     #[inline]
     fn take_messages(&mut self) -> Result<(), ProtocolError> {
-        while let Some(message) = self.inbox.front() {
-            let is_taken = match &mut self.session.phase {
-                Phase::Entrance(entrance) if entrance.is_waiting() => false,
-                Phase::Entrance(_) => {
-                    let request = message.clone();
-                    self.on_login(&request)?;
-                    true
-                }
-                Phase::Full(full) if !full.connection.is_closed() => {
-                    let message = Message::parse(message)?;
-                    full.turn(&mut self.session.outbox, |turn| turn.on_message(&message))?
-                }
-                // What comes after the end is of no interest.
-                Phase::Full(_) | Phase::Closing => true,
-            };
-            if !is_taken {
+        while let Some(message) = self.inbox.pop_front() {
+            if !self.take(&message)? {
+                self.inbox.push_front(message);
                 return Ok(());
             }
-            self.inbox.pop_front();
-            self.receives = self.receives.saturating_add(1);
         }
         Ok(())
+    }
+
+    /// Takes a message and gives its buffer back, if there is room for it.
+    #[inline]
+    fn take(&mut self, message: &Seg) -> Result<bool, ProtocolError> {
+        let is_taken = match &mut self.session.phase {
+            Phase::Full(full) if !full.connection.is_closed() => {
+                let message = Message::parse(message)?;
+                full.turn(&mut self.session.outbox, |turn| turn.on_message(&message))?
+            }
+            Phase::Entrance(entrance) if entrance.is_waiting() => false,
+            Phase::Entrance(_) => {
+                self.on_login(message)?;
+                true
+            }
+            // What comes after the end is of no interest.
+            Phase::Full(_) | Phase::Closing => true,
+        };
+        self.receives = self.receives.saturating_add(is_taken.into());
+        Ok(is_taken)
     }
 
     /// A login request as a message.
@@ -180,6 +185,30 @@ impl IserTargetSession {
         result
     }
 
+    /// Sends what there is to send, unless data is to be read first; whether anything went.
+    #[inline]
+    fn send_at_once(&mut self, queue_pair: &mut impl AtOnce) -> bool {
+        let TargetSession { phase: Phase::Full(full), outbox, .. } = &mut self.session else { return false };
+        let Some(mover) = full.mover().filter(|mover| !mover.has_gets()) else { return false };
+        let mut has_sent = false;
+        while let Some((bhs, len)) = next_pdu(outbox) {
+            let is_response = bhs.opcode() == Opcode::SCSI_RESPONSE;
+            let is_sent = (!is_response || mover.put_at_once(queue_pair))
+                && send_pdu(outbox, len, |message| {
+                    let closes = if is_response { mover.next_closes() } else { None };
+                    queue_pair.send(message, &SgList::default(), closes)
+                });
+            if !is_sent {
+                return has_sent;
+            }
+            if is_response {
+                mover.closes();
+            }
+            has_sent = true;
+        }
+        has_sent
+    }
+
     /// The next message, or the data that goes before it.
     #[inline]
     fn next_message(&mut self) -> Option<Work> {
@@ -218,11 +247,10 @@ impl RdmaSession for IserTargetSession {
         match event {
             Event::Requested { private_data } => self.on_requested(&private_data),
             Event::Received { message, .. } => {
-                // What cannot be taken now lies in a buffer that others share.
-                self.inbox.push_back(message);
                 self.take_messages()?;
-                if let Some(last) = self.inbox.back_mut() {
-                    *last = Seg::from_slice(&last.to_vec());
+                if !self.inbox.is_empty() || !self.take(&message)? {
+                    // What cannot be taken now lies in a buffer that others share.
+                    self.inbox.push_back(Seg::from_slice(&message.to_vec()));
                 }
             }
             Event::Done { id, result } => {
@@ -233,6 +261,18 @@ impl RdmaSession for IserTargetSession {
             Event::Connected { .. } | Event::Registered { .. } => {}
         }
         Ok(())
+    }
+
+    #[inline]
+    fn work_at_once(&mut self, queue_pair: &mut impl AtOnce) -> bool {
+        if self.link != Link::Open {
+            return false;
+        }
+        let has_posted = self.receives > 0 && queue_pair.receive(self.receives);
+        if has_posted {
+            self.receives = 0;
+        }
+        self.send_at_once(queue_pair) || has_posted
     }
 
     #[inline]

@@ -38,13 +38,13 @@ impl Turn<'_> {
         if data.len() > self.connection.parameters.get(Key::MaxRecvDataSegmentLength) as usize {
             return Err(ProtocolError {
                 what: "sent a data segment above TargetRecvDataSegmentLength",
-                reference: "RFC 7145 §6",
+                reference: "RFC 7145 §6.4",
             });
         }
         if bhs.opcode() == Opcode::DATA_OUT && !self.may_come_unasked(transmute_ref!(bhs)) {
             return Err(ProtocolError {
                 what: "sent data as a message that RDMA Read is to bring",
-                reference: "RFC 7145, iSCSI Data-Out",
+                reference: "RFC 7145 §7.3.4",
             });
         }
         if let Some(mover) = &mut self.connection.replies.mover {

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::queue_pair::{Fault, QueuePair, Violation};
 use blockmux_proto::rdma::{Endpoint, Event, Head, Work, WorkId};
-use blockmux_proto::session::Timed;
+use blockmux_proto::session::{StreamSession, Timed};
 use blockmux_volume::{Pool, SgList};
 use std::time::{Duration, Instant};
 
@@ -99,9 +99,9 @@ fn who_sends_before_it_has_an_answer_is_left() {
 #[test]
 fn a_wrong_reply_is_answered_by_terminate() {
     let cases: [(&[u8], u8); 5] = [
+        (&setup_frame(b"p", 0, 2, &[]), 4),
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", 4),
         (&setup_frame(b"q", 0x10, 2, &[0; 4]), 4),
-        (&setup_frame(b"p", 0, 1, &[]), 4),
         (&setup_frame(b"p", 0x10, 2, &[0x80, 8, 0x80, 9]), 6),
         (&setup_frame(b"p", 0x10, 2, &[0, 8, 0, 8]), 7),
     ];
@@ -113,6 +113,35 @@ fn a_wrong_reply_is_answered_by_terminate() {
         let sent = ulpdus(&driver.sent(usize::MAX));
         assert_eq!(sent, [untagged([0x41, 0x47], 0, [2, 1, 0], &[0x20, code, 0, 0])]);
         assert_eq!(driver.iwarp.fault(), Some(Fault::Peer(Violation::Other)));
+        assert!(!driver.iwarp.is_misunderstood(), "it has answered by RFC 6581, or not by MPA at all");
+    }
+}
+
+#[test]
+fn an_answer_by_rfc_5044_alone_is_taken_and_a_refusal_by_it_is_a_misunderstanding() {
+    let mut driver = active(Config::default());
+    drop(driver.sent(usize::MAX));
+    let heard = run(&mut driver, &setup_frame(b"p", 0, 1, b"yes"));
+    assert!(matches!(&heard[..], [Event::Connected { private_data }] if private_data == b"yes"));
+    send(&mut driver, b"hello");
+    assert_eq!(ulpdus(&driver.sent(usize::MAX)), [untagged(SEND, 0, [0, 1, 0], b"hello")], "and no RTR");
+    assert_eq!((driver.iwarp.caps().reads, driver.iwarp.is_misunderstood()), (ample().reads, false));
+    let cases = [(0x20, 1, true, true), (0x20, 1, false, false), (0x30, 2, true, false)];
+    for (flags, rev, is_enhanced, is_misunderstood) in cases {
+        let mut driver = active(Config { is_enhanced, ..Config::default() });
+        drop(driver.sent(usize::MAX));
+        let heard = run(&mut driver, &setup_frame(b"p", flags, rev, &[0, 8, 0, 8]));
+        assert!(matches!(&heard[..], [Event::Refused { .. }]), "{heard:?}");
+        assert_eq!(driver.iwarp.is_misunderstood(), is_misunderstood);
+    }
+}
+
+#[test]
+fn who_goes_away_without_an_answer_may_not_know_rfc_6581() {
+    for is_enhanced in [true, false] {
+        let mut driver = active(Config { is_enhanced, ..Config::default() });
+        let _ = driver.iwarp.on_end();
+        assert_eq!(driver.iwarp.is_misunderstood(), is_enhanced);
     }
 }
 

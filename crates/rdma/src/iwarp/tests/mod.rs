@@ -1,6 +1,7 @@
 //! Two ends of a connection, or one and a peer made by hand, with a driver of the engine's kind between them.
 #![allow(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::unwrap_used, reason = "tests")]
 
+mod at_once;
 mod captures;
 mod conforms;
 mod connecting;

@@ -1,0 +1,142 @@
+//! The queue pair that a session sees: what it posts, what is done while it is asked, and what it is told.
+
+use super::pending::Transfer;
+use super::{Iwarp, PRIVATE_DATA, Phase};
+use crate::queue_pair::{Caps, Fault, QueuePair};
+use blockmux_proto::rdma::{Access, AtOnce, Event, Remote, Stag, Work, WorkError, WorkId};
+use blockmux_volume::{Seg, SgList};
+
+impl AtOnce for Iwarp {
+    #[inline]
+    fn receive(&mut self, count: u32) -> bool {
+        self.arrival.untagged.post_receives(count);
+        true
+    }
+
+    #[inline]
+    fn send(&mut self, head: &[u8], payload: &SgList, invalidate: Option<Stag>) -> bool {
+        self.send_at_once(head, payload, invalidate)
+    }
+
+    #[inline]
+    fn write(&mut self, id: WorkId, local: &SgList, remote: Remote) -> bool {
+        self.write_at_once(id, local, remote)
+    }
+
+    #[inline]
+    fn register(&mut self, local: &SgList, access: Access) -> Option<Remote> {
+        match self.phase {
+            Phase::Over => None,
+            _ => self.regions.register(local.clone(), access).ok(),
+        }
+    }
+}
+
+impl QueuePair for Iwarp {
+    fn caps(&self) -> Caps {
+        Caps {
+            private_data: PRIVATE_DATA,
+            max_transfer: u32::MAX,
+            reads: self.agreement.ord,
+            peer_reads: self.agreement.ird,
+            invalidates: true,
+        }
+    }
+
+    #[inline]
+    fn room(&self) -> usize {
+        self.room()
+    }
+
+    #[inline]
+    fn post(&mut self, work: Work) {
+        if self.phase == Phase::Connected && self.transmit_at_once(&work) {
+            return;
+        }
+        match work {
+            Work::Receive => self.arrival.untagged.post_receives(1),
+            Work::Invalidate { stag } => {
+                self.regions.close(stag);
+                self.arrival.revoke(stag);
+            }
+            Work::Register { id, local, access } => self.post_registration(id, local, access),
+            Work::Accept { private_data } => self.answer(true, &private_data),
+            Work::Reject { private_data } => self.answer(false, &private_data),
+            Work::Send { id, head, payload, invalidate, is_solicited } => {
+                let is_possible = head.len().saturating_add(payload.len()) <= u32::MAX as usize;
+                self.enqueue(id, Transfer::Send { head, payload, invalidate, is_solicited }, is_possible);
+            }
+            Work::Read { id, local, remote } => {
+                let is_possible = self.agreement.ord > 0
+                    && local.len() == remote.len as usize
+                    && local.segs().iter().all(Seg::is_writable);
+                self.enqueue(id, Transfer::Read { local, remote }, is_possible);
+            }
+            Work::Write { id, local, remote } => {
+                let is_possible = local.len() <= remote.len as usize;
+                self.enqueue(id, Transfer::Write { local, remote }, is_possible);
+            }
+            Work::Disconnect if self.phase == Phase::Connected => self.phase = Phase::Leaving,
+            Work::Disconnect => self.end(None),
+        }
+    }
+
+    #[inline]
+    fn poll(&mut self) -> Option<Event> {
+        if let Some(event) = self.events.pop_front() {
+            return Some(event);
+        }
+        self.transmit();
+        let sent = self.transmitter.sent(&self.outbox);
+        if let Some(id) = self.pending.pop_sent(sent) {
+            return Some(Event::Done { id, result: Ok(()) });
+        }
+        if self.phase == Phase::Leaving && self.pending.is_empty() && self.transmitter.is_idle() {
+            self.end(None);
+        }
+        self.events.pop_front()
+    }
+
+    fn fault(&self) -> Option<Fault> {
+        self.fault
+    }
+}
+
+impl Iwarp {
+    #[inline]
+    pub(super) fn room(&self) -> usize {
+        match self.phase {
+            Phase::Connected => (self.endpoint.sends as usize).saturating_sub(self.pending.len()),
+            _ => 0,
+        }
+    }
+
+    #[inline]
+    fn enqueue(&mut self, id: WorkId, transfer: Transfer, is_possible: bool) {
+        if matches!(self.phase, Phase::Leaving | Phase::Over) {
+            return self.events.push_back(Event::Done { id, result: Err(WorkError::Flushed) });
+        }
+        if !is_possible || self.room() == 0 {
+            return self.fail(id);
+        }
+        self.pending.post(id, transfer);
+        self.transmit();
+    }
+
+    fn post_registration(&mut self, id: WorkId, local: SgList, access: Access) {
+        if self.phase == Phase::Over {
+            return self.events.push_back(Event::Done { id, result: Err(WorkError::Flushed) });
+        }
+        match self.regions.register(local, access) {
+            Ok(remote) => self.events.push_back(Event::Registered { id, remote }),
+            Err(_) => self.fail(id),
+        }
+    }
+
+    /// Work that cannot be done ends the connection.
+    #[cold]
+    pub(super) fn fail(&mut self, id: WorkId) {
+        self.events.push_back(Event::Done { id, result: Err(WorkError::Local) });
+        self.end(None);
+    }
+}

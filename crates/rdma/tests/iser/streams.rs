@@ -1,0 +1,225 @@
+//! Both sessions over iWARP, and between them streams that deliver any number of bytes at a time and may be lost after any.
+
+use crate::bench::{Pumped, Served, Server, initiator, list, pattern};
+use blockmux_proto::iscsi::initiator::{IserInitiatorSession, wishes};
+use blockmux_proto::iscsi::login::operational::{Key, Parameters};
+use blockmux_proto::iscsi::node::offer;
+use blockmux_proto::iscsi::target::IserTargetSession;
+use blockmux_proto::session::{Demand, Initiator, StreamSession};
+use blockmux_rdma::Driven;
+use blockmux_rdma::iwarp::{Config, Iwarp};
+use blockmux_volume::{Chunk, Io, Op, Output, Pool, Tag};
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+impl Pumped for Driven<Iwarp, IserTargetSession> {
+    fn pump(&mut self) -> bool {
+        Driven::pump(self)
+    }
+}
+
+/// What one side has received and not taken.
+#[derive(Default)]
+struct Inbound {
+    unread: Vec<u8>,
+    /// Of the payload that is being placed.
+    placed: usize,
+}
+
+impl Inbound {
+    /// Hands in what came.
+    fn deliver(&mut self, to: &mut impl StreamSession, bytes: &[u8]) {
+        self.unread.extend(bytes);
+        loop {
+            match to.demand() {
+                Demand::Bytes(wanted) if wanted <= self.unread.len() => {
+                    let taken = to.on_bytes(&Chunk::from_slice(&self.unread)).unwrap();
+                    self.unread.drain(..taken);
+                }
+                Demand::Place(list) => {
+                    let here = self.unread.len().min(list.len() - self.placed);
+                    list.slice(self.placed, here).copy_from(&self.unread[..here]);
+                    self.unread.drain(..here);
+                    self.placed += here;
+                    if self.placed < list.len() {
+                        return;
+                    }
+                    self.placed = 0;
+                    to.on_placed().unwrap();
+                }
+                _ => return,
+            }
+        }
+    }
+}
+
+struct Streams {
+    client: Driven<Iwarp, IserInitiatorSession>,
+    server: Server<Driven<Iwarp, IserTargetSession>>,
+    inbound: [Inbound; 2],
+    /// Delivered at a time, at most.
+    step: usize,
+    /// Bytes until the connection is lost.
+    left: usize,
+}
+
+impl Streams {
+    fn new(served: &Served, wishes: Parameters, config: &Config, step: usize) -> Streams {
+        let (now, pool) = (Instant::now(), || Pool::new(64 << 20));
+        let active = |endpoint: &_| Iwarp::active(endpoint, config.clone(), pool(), [1; 32], now);
+        let passive = |endpoint: &_| Iwarp::passive(endpoint, config.clone(), pool(), [2; 32], now);
+        Streams {
+            client: Driven::new(initiator(wishes), active),
+            server: Server::new(served, Driven::new(served.session(), passive)),
+            inbound: Default::default(),
+            step,
+            left: usize::MAX,
+        }
+    }
+
+    /// Carries both ways until nothing moves, or the connection is lost: then `false`.
+    fn run(&mut self) -> bool {
+        loop {
+            let asked = self.client.outbox().take_bytes();
+            for bytes in asked.chunks(self.step) {
+                let bytes = &bytes[..bytes.len().min(self.left)];
+                self.left -= bytes.len();
+                self.inbound[1].deliver(&mut self.server.driven, bytes);
+                self.server.run();
+            }
+            let answered = self.server.driven.outbox().take_bytes();
+            for bytes in answered.chunks(self.step) {
+                let bytes = &bytes[..bytes.len().min(self.left)];
+                self.left -= bytes.len();
+                self.inbound[0].deliver(&mut self.client, bytes);
+            }
+            let has_moved = self.server.run();
+            if self.left == 0 {
+                return false;
+            }
+            if asked.is_empty() && answered.is_empty() && !has_moved {
+                return true;
+            }
+        }
+    }
+
+    fn call(&mut self, op: Op, offset: u64, data: &[u8]) -> Output {
+        let io = Io { tag: Tag(1), op, offset, len: data.len() as u64, data: Some(list(data)) };
+        self.client.submit(io);
+        assert!(self.run());
+        self.client.poll_done().expect("it is done").result.unwrap()
+    }
+
+    /// Writes what goes with its command and what does not, and reads it again.
+    fn converse(&mut self) {
+        assert!(self.run());
+        assert!(self.client.session().is_ready());
+        for (offset, len) in [(0, 512), (4096, 8192), (1 << 20, 20_480)] {
+            let data = pattern(len);
+            self.call(Op::Write { fua: false }, offset, &data);
+            let read = self.call(Op::Read, offset, &vec![0xee; len]).into_data().to_vec();
+            assert!(read == data, "{len} bytes, {} at a time", self.step);
+        }
+    }
+}
+
+fn config(has_crc: bool, wants_markers: bool, mss: usize) -> Config {
+    Config { has_crc, wants_markers, mss, ..Config::default() }
+}
+
+const FORMS: [(bool, bool); 4] = [(false, false), (true, false), (false, true), (true, true)];
+
+#[test]
+fn sessions_are_the_same_when_every_byte_comes_alone() {
+    for (has_crc, wants_markers) in FORMS {
+        // The shortest FPDUs that there are, and one for all that is said here.
+        for mss in [0, 65_483] {
+            let (served, config) = (Served::new(offer(), None), config(has_crc, wants_markers, mss));
+            Streams::new(&served, wishes(), &config, 1).converse();
+        }
+    }
+}
+
+#[test]
+fn sessions_are_the_same_however_long_fpdus_are_and_wherever_the_stream_is_cut() {
+    let steps = [2, 3, 7, 13, 61, 127, 508, 512, 1448, 4096, 20_000, usize::MAX];
+    let mss = [0, 128, 131, 257, 536, 1448, 1460, 4096, 8948, 16_384, 40_000, 65_483, usize::MAX];
+    for (nth, step) in steps.into_iter().enumerate() {
+        for (has_crc, wants_markers) in FORMS {
+            for part in 0..3 {
+                let mss = mss[(nth + 5 * part) % mss.len()];
+                let (served, config) = (Served::new(offer(), None), config(has_crc, wants_markers, mss));
+                Streams::new(&served, wishes(), &config, step).converse();
+            }
+        }
+    }
+}
+
+#[test]
+fn sessions_are_the_same_when_all_data_of_writes_is_read_by_the_target() {
+    let wishes = wishes().with(Key::InitialR2T, 1).with(Key::ImmediateData, 0);
+    for (has_crc, wants_markers) in FORMS {
+        for (mss, step) in [(0, 5), (1448, 1447), (65_483, 64)] {
+            let (served, config) = (Served::new(offer(), None), config(has_crc, wants_markers, mss));
+            Streams::new(&served, wishes, &config, step).converse();
+        }
+    }
+}
+
+/// What is in flight is handed back and asked for again by another connection: each request ends once, and as it should.
+#[test]
+fn a_connection_that_is_lost_at_any_byte_loses_no_request_and_answers_none_twice() {
+    let io = |tag: u64, op, len: usize, fill: u8| Io {
+        tag: Tag(tag),
+        op,
+        offset: tag << 16,
+        len: len as u64,
+        data: Some(list(&vec![fill; len])),
+    };
+    let (mut after, mut replayed) = (0, 0);
+    loop {
+        let served = Served::new(offer(), None);
+        let config = config(after % 2 == 0, false, 1448);
+        let mut undone: Vec<Io> = [(1, 512), (2, 4096), (3, 12_288)]
+            .into_iter()
+            .flat_map(|(tag, len)| {
+                let write = io(tag, Op::Write { fua: false }, len, tag as u8);
+                [write, io(tag + 10, Op::Read, len, 0xee)]
+            })
+            .collect();
+        let mut done = BTreeMap::<u64, usize>::new();
+        let mut is_lost = false;
+        for left in [after, usize::MAX] {
+            let mut streams = Streams::new(&served, wishes(), &config, 1500);
+            streams.left = left;
+            is_lost = !streams.run();
+            if !is_lost {
+                std::mem::take(&mut undone).into_iter().for_each(|io| streams.client.submit(io));
+                is_lost = !streams.run();
+            }
+            while let Some(completion) = streams.client.poll_done() {
+                assert!(completion.result.is_ok());
+                *done.entry(completion.tag.0).or_default() += 1;
+            }
+            if !is_lost {
+                break;
+            }
+            let _ = streams.client.on_end();
+            let _ = streams.server.driven.on_end();
+            streams.server.run();
+            let unfinished = streams.client.take_unfinished();
+            replayed += unfinished.len();
+            undone.extend(unfinished);
+        }
+        assert!(!is_lost, "the second connection lasts");
+        assert_eq!(done, [1, 2, 3, 11, 12, 13].map(|tag| (tag, 1)).into(), "lost after {after} bytes");
+        after += 61;
+        if after > LONGER {
+            break;
+        }
+    }
+    assert!(replayed > 100, "{replayed} requests were replayed");
+}
+
+/// In bytes, than all that is said on such a connection.
+const LONGER: usize = 45_000;
