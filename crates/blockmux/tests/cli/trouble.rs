@@ -81,7 +81,7 @@ fn what_a_device_fails_is_a_line_with_its_place_and_the_rest_is_counted() {
     daemon.signal(Signal::TERM);
     let mut said = String::new();
     daemon.stderr.read_to_string(&mut said).unwrap();
-    let failed = format!(" WARN {}: read failed: it is shorter than it was", path.display());
+    let failed = format!(" WARN {}: read failed: the file was cut", path.display());
     let lines: Vec<_> = said.lines().filter(|line| line.starts_with(&failed)).collect();
     assert_eq!(lines.len(), 6, "{said}");
     assert_eq!(lines[0], format!("{failed} offset=131072 length=4096"));

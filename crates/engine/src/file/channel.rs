@@ -20,16 +20,14 @@ use super::volume::Disk;
 use crate::reactor::EngineCore;
 use crate::ring::Registration;
 use blockmux_volume::{
-    Channel, Completion, Core, Extent, Io, IoError, Memory, Op, OpKind, Output, Pool, Seg, SgList, Tag, Waker,
+    Channel, Completion, Core, Extent, Io, IoError, Memory, Op, Output, Pool, Seg, SgList, Tag, Waker,
 };
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::fmt::Display;
 use std::fs::File;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tracing::warn;
 
 pub(super) struct FileChannel {
     flight: Rc<Flight<Table>>,
@@ -349,7 +347,7 @@ impl Table {
             if moved == 0 {
                 // The end of the file, which was cut while it was served. What was there is lost, and zeroes would
                 // say that it never was.
-                self.complain(pending, &"it is shorter than it was");
+                self.disk.note_failure(pending.op, pending.offset, pending.len, &"the file was cut");
                 return Next::Done(Err(IoError::Medium));
             }
             pending.moved += moved;
@@ -418,18 +416,10 @@ impl Table {
             self.disk.note_lost_writes(errno);
         }
         if !matches!(error, IoError::Aborted | IoError::Unsupported) {
-            self.complain(pending, &std::io::Error::from_raw_os_error(errno));
+            let why = std::io::Error::from_raw_os_error(errno);
+            self.disk.note_failure(pending.op, pending.offset, pending.len, &why);
         }
         Next::Done(Err(error))
-    }
-
-    /// The device has failed a request: whoever looks after it is told, and not its client alone.
-    #[cold]
-    fn complain(&self, pending: &Pending, why: &dyn Display) {
-        let (path, what) = (self.disk.path.display(), OpKind::of(pending.op).name());
-        // The log takes lines for alike that differ from the first of these numbers on.
-        let (offset, length) = (pending.offset, pending.len);
-        warn!(offset, length, "{path}: {what} failed: {why}");
     }
 
     fn finish(&self, token: u32, result: Result<Output, IoError>) {

@@ -5,7 +5,10 @@ use super::channel::FileChannel;
 use super::open::{self, BlockOptions, FileOptions, OpenError};
 use super::probe::{Direct, Zeroing};
 use crate::reactor::EngineCore;
-use blockmux_volume::{Channel, Core, IoError, Pages, Resize, ResizeError, Volume, VolumeInfo, Waker};
+use blockmux_volume::{
+    Channel, Core, IoError, Op, OpKind, Pages, Resize, ResizeError, Volume, VolumeInfo, Waker,
+};
+use std::fmt::Display;
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
@@ -185,6 +188,15 @@ impl Disk {
     /// Whether writes that completed are known to be lost.
     pub(super) fn has_lost_writes(&self) -> bool {
         self.lost_writes.load(Ordering::Acquire)
+    }
+
+    /// The device has failed a request on so many bytes from there on: whoever looks after it is told, and not its client
+    /// alone.
+    #[cold]
+    pub(super) fn note_failure(&self, op: Op, offset: u64, length: u64, why: &dyn Display) {
+        let (path, what) = (self.path.display(), OpKind::of(op).name());
+        // The log takes lines for alike that differ from the first of these numbers on.
+        tracing::warn!(offset, length, "{path}: {what} failed: {why}");
     }
 
     /// The system could not make completed writes stable.

@@ -125,7 +125,10 @@ impl Client {
                 let mut done = Vec::new();
                 self.channel.submit(io);
                 self.channel.kick();
-                self.channel.poll(&mut done);
+                // What is zeroed is so a part at a time.
+                while done.is_empty() {
+                    self.channel.poll(&mut done);
+                }
                 self.server.on_io(task, done.pop().unwrap())
             }
             Step::Wait | Step::Pause(_) => self.server.resume(task),

@@ -57,7 +57,7 @@ pub(in crate::iscsi) struct TargetLogin {
     invitation: Option<Invitation>,
     /// All is agreed on, and the session's last response waits for another session's end.
     leaving: Option<Leaving>,
-    /// How often it was asked for that in vain.
+    /// How often in vain.
     waits: u32,
 }
 
@@ -493,9 +493,7 @@ impl TargetLogin {
 
 /// The most requests of one login.
 const MAX_REQUESTS: u32 = 64;
-
-/// How often a login asks whether sessions are over that its initiator has left and that are other ones than its own: half
-/// a second, as it waits in between.
+/// How often a login asks whether other sessions that its initiator has left are over: half a second.
 const MOST_WAITS: u32 = 250;
 
 /// The most text in one response, in bytes: what every initiator takes during login.
