@@ -46,9 +46,12 @@ impl Outbox {
     /// Appends a copy of payload, as a head; returns it.
     #[inline]
     pub fn push_copy(&mut self, seg: &Seg) -> &[u8] {
-        seg.append_to(&mut self.heads);
+        let start = self.heads.len();
+        self.heads.resize(start.saturating_add(seg.len()), 0);
+        if let Some(place) = self.heads.get_mut(start..) {
+            seg.copy_to(place);
+        }
         self.count_head(seg.len());
-        let start = self.heads.len().saturating_sub(seg.len());
         self.heads.get(start..).unwrap_or_default()
     }
 

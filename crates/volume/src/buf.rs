@@ -286,19 +286,6 @@ impl Seg {
         unsafe { target.as_mut_ptr().copy_from_nonoverlapping(self.as_ptr(), target.len()) }
     }
 
-    /// Adds a copy of the bytes at the end of `bytes`.
-    #[inline]
-    pub fn append_to(&self, bytes: &mut Vec<u8>) {
-        bytes.reserve(self.len());
-        let end = bytes.len();
-        // SAFETY: in bounds on both sides, as there is room now; what was just reserved overlaps nothing, and all of it is
-        // written before it counts.
-        unsafe {
-            bytes.as_mut_ptr().add(end).copy_from_nonoverlapping(self.as_ptr(), self.len());
-            bytes.set_len(end + self.len());
-        }
-    }
-
     /// Copies this piece to the beginning of `target`, which may overlap it.
     ///
     /// # Panics
@@ -540,14 +527,6 @@ const CACHE_LINE: usize = 64;
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn bytes_are_added_behind_what_is_there() {
-        let mut bytes = b"ab".to_vec();
-        Seg::from_slice(b"cdef").slice(1, 2).append_to(&mut bytes);
-        Seg::from_slice(b"").append_to(&mut bytes);
-        assert_eq!(bytes, b"abde");
-    }
 
     #[test]
     fn a_chunk_starts_over_only_when_nothing_is_lent() {
