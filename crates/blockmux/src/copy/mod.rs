@@ -70,10 +70,10 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
             Ok(ExitCode::SUCCESS)
         }
         Err(CopyError::Interrupted(signal)) => {
-            Failure::run(explain(&CopyError::Interrupted(signal), args)).report();
+            Failure::run(explain(&CopyError::Interrupted(signal), args, progress.is_verifying())).report();
             Ok(failure::status_of_signal(signal))
         }
-        Err(error) => Err(Failure::run(explain(&error, args))),
+        Err(error) => Err(Failure::run(explain(&error, args, progress.is_verifying()))),
     }
 }
 
@@ -170,7 +170,8 @@ fn copy(
     outcome
 }
 
-fn explain(error: &CopyError, args: &Args) -> String {
+fn explain(error: &CopyError, args: &Args, is_copied: bool) -> String {
+    let state = if is_copied { "all was copied, but not all compared" } else { "the copy is not complete" };
     let name = |side: &Side| match side {
         Side::Source => &args.source,
         Side::Destination => &args.destination,
@@ -178,9 +179,7 @@ fn explain(error: &CopyError, args: &Args) -> String {
     match error {
         CopyError::Io { side, action, offset, len, error } => {
             let name = name(side);
-            format!(
-                "{name}: cannot {action} {len} bytes at offset {offset}: {error}; the copy is not complete"
-            )
+            format!("{name}: cannot {action} {len} bytes at offset {offset}: {error}; {state}")
         }
         CopyError::Open { side, error } => format!("{}: cannot open it: {error}", name(side)),
         CopyError::Flush(error) => {
@@ -190,7 +189,7 @@ fn explain(error: &CopyError, args: &Args) -> String {
             "{}: differs from {} at offset {offset}; see that nobody writes them, and copy again",
             args.destination, args.source
         ),
-        CopyError::Interrupted(_) => format!("{}: interrupted; the copy is not complete", args.destination),
+        CopyError::Interrupted(_) => format!("{}: interrupted; {state}", args.destination),
     }
 }
 

@@ -124,6 +124,18 @@ fn an_interrupted_copy_says_that_it_is_not_complete() {
 }
 
 #[test]
+fn a_copy_that_cannot_be_read_back_is_called_complete() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("full.img"), vec![1; 1 << 20]).unwrap();
+    let (from, to) = (file(&directory, "full.img"), file(&directory, "copy.img"));
+    let output = blockmux(["copy", "--verify", &from, &format!("fault:op=read:{to}")]);
+    let said = text(&output.stderr);
+    assert!(said.contains(": cannot read 1048576 bytes at offset 0: medium error; "), "{said}");
+    assert!(said.ends_with("; all was copied, but not all compared\n"), "{said}");
+    assert_eq!(output.status.code(), Some(1));
+}
+
+#[test]
 fn a_difference_is_named_with_its_offset() {
     // It forgets what it is given, as `--verify` has to notice.
     let directory = tempfile::tempdir().unwrap();

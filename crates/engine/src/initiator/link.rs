@@ -6,7 +6,9 @@ mod loss;
 
 use super::control::ControlLine;
 use super::lanes::{Dial, Lanes};
+use super::missing;
 use super::moves::{Move, Moves};
+use super::overdue::Overdue;
 use super::retry::Retry;
 use super::silence::{self, Silence};
 use super::{Dialer, Known, Party, RemoteVolume};
@@ -52,10 +54,13 @@ pub(super) struct Link<D: Dialer, H: Host> {
     pub(super) done: Vec<Completion>,
     retry: Retry,
     silence: Silence,
+    overdue: Overdue,
     /// Requests that the session holds.
     in_flight: usize,
     /// It had a session since it was last at rest: what waits may have been sent before, and waits for this link.
     was_open: bool,
+    /// Its session was lost, and there is no other yet.
+    is_missing: bool,
     is_parked: bool,
     /// How often it has run.
     turns: u32,
@@ -145,8 +150,10 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 done: Vec::with_capacity(depth as usize),
                 retry: Retry::new(volume.patience, core.now()),
                 silence: Silence::default(),
+                overdue: Overdue::new(volume.dialer.timeout()),
                 in_flight: 0,
                 was_open: false,
+                is_missing: false,
                 is_parked: false,
                 turns: 0,
                 is_closing: false,
@@ -213,7 +220,8 @@ impl<D: Dialer, H: Host> Link<D, H> {
         let progress = match &mut self.state {
             State::Open { .. } => {
                 self.check_silence();
-                self.run_open()
+                let progress = self.run_open();
+                self.look_for_answers().unwrap_or(progress)
             }
             State::Down => Progress::Idle,
             State::Pausing { until } if *until > self.core.now() => Progress::Idle,
@@ -330,6 +338,9 @@ impl<D: Dialer, H: Host> Link<D, H> {
             }
             (*is_checked, self.was_open) = (true, true);
             self.party.open.set(self.party.open.get() + 1);
+            if std::mem::take(&mut self.is_missing) {
+                missing::take(1);
+            }
             self.moves.settle();
             self.retry.on_session();
             self.party.is_changed.set(true);
@@ -399,6 +410,29 @@ impl<D: Dialer, H: Host> Link<D, H> {
         {
             core.wake_at(until, &self.waker);
         }
+        if self.load() > 0
+            && let Some(until) = self.overdue.watch(|| core.now())
+        {
+            core.wake_at(until, &self.waker);
+        }
+    }
+
+    /// Gives up a connection that a request gets no answer over.
+    #[inline]
+    fn look_for_answers(&mut self) -> Option<Progress> {
+        if self.turns.is_multiple_of(CONTROL_EVERY) {
+            // One that is always busy never parks.
+            self.watch();
+        }
+        let core = &self.core;
+        if !self.overdue.is_due(|| core.now()) {
+            return None;
+        }
+        let State::Open { session, is_checked: true, .. } = &mut self.state else { return None };
+        let is_none = self.has_other_paths && session.path_rank() == PathRank::Unusable;
+        let is_shut = self.in_flight == 0 && !self.queue.is_empty() && !is_none;
+        let span = self.overdue.on_look(session.look(), is_shut)?;
+        Some(self.lose_unanswered(span))
     }
 
     #[inline]

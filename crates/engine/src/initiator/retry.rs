@@ -40,6 +40,11 @@ impl Retry {
         }
     }
 
+    /// How long it goes on.
+    pub(super) fn patience(&self) -> Duration {
+        self.patience
+    }
+
     /// Whether requests have waited for the path to become one for all patience, if they still do.
     #[inline]
     pub(super) fn is_stranded_too_long(&mut self, waits: bool, now: impl FnOnce() -> Instant) -> bool {

@@ -15,6 +15,7 @@ use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::Chap;
 use blockmux_proto::iscsi::url::{MAX_PORTALS, Rdma, Url};
 use blockmux_proto::scsi::Lun;
+use blockmux_proto::session::DEFAULT_TIMEOUT;
 use blockmux_volume::Volume;
 use blockmux_volume::spec;
 use blockmux_wire::iscsi::session::LoginStatus;
@@ -60,6 +61,7 @@ fn connect_over(address: &Address, volume: &str, over: impl Datamover) -> Result
         wishes: wishes(),
         connections: 1,
         patience: OWN_PATIENCE,
+        timeout: Some(DEFAULT_TIMEOUT),
     };
     let volume = iscsi::connect(endpoint, over).map_err(|error| error.to_string())?;
     Ok(Arc::new(volume))
@@ -125,6 +127,7 @@ impl<D: Datamover> IscsiRemote<D> {
             wishes: self.wishes(),
             connections,
             patience: self.url.reconnect,
+            timeout: reach::timeout(self.url.timeout),
         }
     }
 
