@@ -1,25 +1,36 @@
 //! A target that owes an answer for long: that is said, once, and if there is a bound, it loses its connection.
 
+mod iscsi_dialer;
+mod iscsi_names;
+mod iscsi_sides;
 mod nbd_dialer;
+mod nvme_sides;
 
-use blockmux_engine::initiator::RemoteVolume;
+use blockmux_engine::initiator::nvme::Endpoint;
+use blockmux_engine::initiator::{Dialer, RemoteVolume};
 use blockmux_engine::listener::ConnectionLimit;
 use blockmux_engine::sim::{SimCore, SimNet, Weather, World};
 use blockmux_engine::socket::Address;
 use blockmux_engine::target::TargetTask;
 use blockmux_proto::exports::{Export, Exports};
+use blockmux_proto::iscsi::initiator::wishes;
+use blockmux_proto::iscsi::target::{self as iscsi, LocalSessions};
 use blockmux_proto::nbd::initiator::Features;
 use blockmux_proto::nbd::target::TargetSession;
+use blockmux_proto::nvmeof;
+use blockmux_proto::session::{StreamSession, Target};
 use blockmux_volume::{
-    Channel, Completion, Core, DelayVolume, Delays, Io, IoError, Limit, Limits, MemVolume, Memory, Op,
+    Channel, Completion, Core, DelayVolume, Delays, Io, IoError, Limit, Limits, MemVolume, Memory, Op, Pool,
     RateVolume, ReadyList, SgList, Tag, Volume, VolumeInfo,
 };
+use iscsi_dialer::IscsiDialer;
 use nbd_dialer::NbdDialer;
+use std::cell::OnceCell;
 use std::fmt::{self, Write};
 use std::num::NonZeroU64;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tracing::field::{Field, Visit};
 use tracing::subscriber::DefaultGuard;
 use tracing::{Event, Level, Metadata, Subscriber, span};
@@ -83,6 +94,42 @@ fn a_flush_may_take_four_times_as_long_and_a_long_queue_as_long_as_it_is() {
     assert_eq!((scene.done().len(), scene.connections()), (4, 1));
 }
 
+#[test]
+fn over_iscsi_and_nvme_a_request_that_gets_no_answer_fails_likewise() {
+    let volume = || {
+        let delays = Delays { read: Duration::from_secs(6000), ..Delays::default() };
+        Arc::new(DelayVolume::new(Arc::new(MemVolume::new(SIZE)), delays))
+    };
+    let (node, local) = (OnceCell::new(), LocalSessions::new());
+    let iscsi = Scene::over(
+        volume(),
+        move |exports: Exports, pool, now| {
+            let node = node.get_or_init(|| iscsi_sides::node(&exports));
+            iscsi::TargetSession::among(&local, node.clone(), 1, pool, [3; 32], now)
+        },
+        IscsiDialer::new(&address(), "disk0", wishes()),
+    );
+    let node = OnceCell::new();
+    let endpoint = Endpoint { timeout: SPAN, ..nvme_sides::endpoint(&[address()]) };
+    let nvme = Scene::over(
+        volume(),
+        move |exports: Exports, pool, now| {
+            let node = node.get_or_init(|| nvme_sides::node(&exports).0);
+            nvmeof::tcp::target::TargetSession::new(node.clone(), pool, now).at_port(1)
+        },
+        nvme_sides::dialer(endpoint),
+    );
+    for mut scene in [iscsi, nvme] {
+        scene.submit(1, Op::Read);
+        scene.run_for(36);
+        assert!(!scene.said().contains("no answer within"), "{}", scene.said());
+        scene.run_for(180);
+        assert!(scene.said().contains("no answer within 30 s"), "{}", scene.said());
+        let done = scene.done();
+        assert!(matches!(done[..], [Completion { tag: Tag(1), result: Err(IoError::PathLost) }]), "{done:?}");
+    }
+}
+
 /// A channel to a slow target, and what is said meanwhile.
 struct Scene {
     said: Arc<Mutex<String>>,
@@ -104,13 +151,24 @@ impl Scene {
     }
 
     fn of(volume: Arc<dyn Volume>, timeout: Option<Duration>) -> Scene {
+        let address = address();
+        Scene::over(
+            volume,
+            |exports, pool, now| TargetSession::new(exports, pool, now),
+            NbdDialer { address, features: Features::default(), timeout },
+        )
+    }
+
+    fn over<T: StreamSession + Target + 'static>(
+        volume: Arc<dyn Volume>,
+        session: impl Fn(Exports, Pool, Instant) -> T + 'static,
+        dialer: impl Dialer,
+    ) -> Scene {
         let said = Arc::new(Mutex::new(String::new()));
         let guard = tracing::subscriber::set_default(Warnings(said.clone()));
         let mut world = World::new(SimNet::new(1, Weather::FAIR));
         let (client, target) = (world.add_core(16 << 20), world.add_core(16 << 20));
-        let address = Address::Unix("/target".into());
-        serve(&world, &target, &address, volume);
-        let dialer = NbdDialer { address, features: Features::default(), timeout };
+        serve(&world, &target, volume, session);
         let volume =
             RemoteVolume::<_, SimCore>::new(dialer, VolumeInfo::new(SIZE), 1, Duration::from_secs(60));
         let (core, ready): (Rc<dyn Core>, _) = (client, ReadyList::new());
@@ -145,11 +203,20 @@ impl Scene {
     }
 }
 
-fn serve(world: &World, core: &Rc<SimCore>, address: &Address, volume: Arc<dyn Volume>) {
+fn address() -> Address {
+    Address::Unix("/target".into())
+}
+
+fn serve<T: StreamSession + Target + 'static>(
+    world: &World,
+    core: &Rc<SimCore>,
+    volume: Arc<dyn Volume>,
+    session: impl Fn(Exports, Pool, Instant) -> T + 'static,
+) {
     let export = Export { name: "disk0".to_owned(), description: String::new(), read_only: false, volume };
     let (exports, limit) = (Exports::new(vec![export]), ConnectionLimit::new(usize::MAX));
-    world.net().listen(core, address, move |core, stream| {
-        let session = TargetSession::new(exports.clone(), core.pool().clone(), core.now());
+    world.net().listen(core, &address(), move |core, stream| {
+        let session = session(exports.clone(), core.pool().clone(), core.now());
         let permit = limit.permit().expect("there is no limit");
         TargetTask::spawn(core, stream, session, exports.clone(), permit);
     });

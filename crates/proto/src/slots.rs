@@ -214,7 +214,7 @@ mod tests {
     #[test]
     fn looks_count_how_often_in_a_row_they_found_the_same_oldest() {
         let mut slots = Slots::default();
-        let mut look = |slots: &mut Slots<char>| slots.look(|value| value.is_uppercase());
+        let look = |slots: &mut Slots<char>| slots.look(|value| value.is_uppercase());
         assert_eq!((look(&mut slots), look(&mut slots)), (0, 0));
         let (first, second) = (slots.insert('a'), slots.insert('b'));
         assert_eq!([look(&mut slots), look(&mut slots), look(&mut slots)], [0, 1, 2]);

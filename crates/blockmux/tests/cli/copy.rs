@@ -44,7 +44,13 @@ fn the_end_of_a_file_that_is_no_whole_block_is_copied_and_filled_up() {
     let directory = tempfile::tempdir().unwrap();
     let bytes: Vec<u8> = (0..10_000_u32).map(|at| (at / 7) as u8).collect();
     std::fs::write(directory.path().join("odd.img"), &bytes).unwrap();
-    copy(&file(&directory, "odd.img"), &file(&directory, "even.img"), &["--verify"]);
+    let output = blockmux(["copy", "--verify", &file(&directory, "odd.img"), &file(&directory, "even.img")]);
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    assert!(
+        said.contains("has 10000 bytes, no whole blocks: reads as 10240, zeroes behind its end"),
+        "{said}"
+    );
     assert_eq!(content(&directory.path().join("even.img")), [bytes, vec![0; 240]].concat());
 }
 

@@ -127,7 +127,8 @@ fn a_file_is_not_copied_onto_itself_by_another_name() {
     std::fs::hard_link(&file, &link).unwrap();
     let [file, link] = [file, link].map(|path| format!("file:{}", path.display()));
     let output = blockmux(["copy", &file, &link]);
-    let expected = format!("blockmux: {file}: source and destination are the same\n");
+    let expected =
+        format!("blockmux: {file}: source and destination are the same; name another destination\n");
     assert_eq!((output.status.code(), text(&output.stderr)), (Some(2), expected));
 }
 

@@ -1,16 +1,16 @@
-//! One session of a channel, over all its lives: dials, carries requests beside its control (`controlled`), and when it is
-//! lost (`loss`) replays, waits, gives up.
+//! One session of a channel, over all its lives: dials, carries requests beside its control (`controlled`), watches
+//! whether the target answers (`watch`), and when it is lost (`loss`) replays, waits, gives up.
 
 mod controlled;
 mod loss;
+mod watch;
 
 use super::control::ControlLine;
 use super::lanes::{Dial, Lanes};
-use super::missing;
 use super::moves::{Move, Moves};
 use super::overdue::Overdue;
 use super::retry::Retry;
-use super::silence::{self, Silence};
+use super::silence::Silence;
 use super::{Dialer, Known, Party, RemoteVolume};
 use crate::connection::{Broken, Connection, Inflow};
 use crate::host::{ByteStream, Host};
@@ -23,7 +23,6 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
-use tracing::warn;
 
 /// One session of a channel, over all its lives.
 pub(super) struct Link<D: Dialer, H: Host> {
@@ -59,8 +58,6 @@ pub(super) struct Link<D: Dialer, H: Host> {
     in_flight: usize,
     /// It had a session since it was last at rest: what waits may have been sent before, and waits for this link.
     was_open: bool,
-    /// Its session was lost, and there is no other yet.
-    is_missing: bool,
     is_parked: bool,
     /// How often it has run.
     turns: u32,
@@ -153,7 +150,6 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 overdue: Overdue::new(volume.dialer.timeout()),
                 in_flight: 0,
                 was_open: false,
-                is_missing: false,
                 is_parked: false,
                 turns: 0,
                 is_closing: false,
@@ -338,9 +334,6 @@ impl<D: Dialer, H: Host> Link<D, H> {
             }
             (*is_checked, self.was_open) = (true, true);
             self.party.open.set(self.party.open.get() + 1);
-            if std::mem::take(&mut self.is_missing) {
-                missing::take(1);
-            }
             self.moves.settle();
             self.retry.on_session();
             self.party.is_changed.set(true);
@@ -398,49 +391,6 @@ impl<D: Dialer, H: Host> Link<D, H> {
             Inflow::Drained => Ok(Progress::Drained),
             Inflow::Empty | Inflow::Blocked if has_sent => Ok(Progress::Drained),
             Inflow::Empty | Inflow::Blocked => Ok(Progress::Idle),
-        }
-    }
-
-    /// Has the link look later whether the target answers.
-    #[inline]
-    fn watch(&mut self) {
-        let core = &self.core;
-        if self.in_flight > 0
-            && let Some(until) = self.silence.watch(|| core.now())
-        {
-            core.wake_at(until, &self.waker);
-        }
-        if self.load() > 0
-            && let Some(until) = self.overdue.watch(|| core.now())
-        {
-            core.wake_at(until, &self.waker);
-        }
-    }
-
-    /// Gives up a connection that a request gets no answer over.
-    #[inline]
-    fn look_for_answers(&mut self) -> Option<Progress> {
-        if self.turns.is_multiple_of(CONTROL_EVERY) {
-            // One that is always busy never parks.
-            self.watch();
-        }
-        let core = &self.core;
-        if !self.overdue.is_due(|| core.now()) {
-            return None;
-        }
-        let State::Open { session, is_checked: true, .. } = &mut self.state else { return None };
-        let is_none = self.has_other_paths && session.path_rank() == PathRank::Unusable;
-        let is_shut = self.in_flight == 0 && !self.queue.is_empty() && !is_none;
-        let span = self.overdue.on_look(session.look(), is_shut)?;
-        Some(self.lose_unanswered(span))
-    }
-
-    #[inline]
-    fn check_silence(&mut self) {
-        let (core, waiting) = (&self.core, self.in_flight);
-        if self.silence.is_to_tell(|| core.now(), waiting > 0) {
-            let (target, seconds) = (self.moves.address(), silence::PATIENCE.as_secs());
-            warn!(%target, "no answer for {seconds} s, {waiting} requests wait for one");
         }
     }
 

@@ -195,8 +195,21 @@ impl<D: Datamover> IscsiRemote<D> {
                 {
                     "name a user, as user@host and ?secret_file=PATH".to_owned()
                 }
+                Refused::Login(LoginStatus::AUTHENTICATION_FAILURE) if url.mutual_user.is_some() => {
+                    "check the user and the secret, and that the target has one of its own".to_owned()
+                }
                 Refused::Login(LoginStatus::AUTHENTICATION_FAILURE) => {
                     "check the user and the secret".to_owned()
+                }
+                Refused::NotProved => "check mutual_user and mutual_secret_file".to_owned(),
+                Refused::Login(LoginStatus::AUTHORIZATION_FAILURE) => {
+                    format!("it does not know {}; give ?initiator=NAME, or have it added", self.initiator)
+                }
+                Refused::Login(LoginStatus::INITIATOR_ERROR | LoginStatus::MISSING_PARAMETER)
+                    if url.rdma.is_none() =>
+                {
+                    "it may insist on digests, or on none: try ?header_digest=on&data_digest=on, or without"
+                        .to_owned()
                 }
                 Refused::AnotherUnit { .. } => "name only portals of one target".to_owned(),
                 Refused::Moved { .. } | Refused::Lost { .. } => {

@@ -5,8 +5,8 @@ use crate::connection::Broken;
 use crate::host::Host;
 use crate::initiator::Dialer;
 use crate::initiator::moves::Move;
+use crate::initiator::overdue;
 use crate::initiator::retry::{LONGEST_PAUSE, Verdict};
-use crate::initiator::{missing, overdue};
 use crate::reactor::Progress;
 use blockmux_proto::session::Initiator;
 use blockmux_volume::{Completion, Op};
@@ -67,8 +67,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
             return Progress::Idle;
         }
         if was_logged_in {
-            self.is_missing = true;
-            missing::add(1);
+            self.retry.on_lost_session();
         }
         if self.has_other_paths {
             self.party.is_changed.set(true);
