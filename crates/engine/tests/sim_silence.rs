@@ -18,7 +18,7 @@ use blockmux_proto::iscsi::target::{self as iscsi, LocalSessions};
 use blockmux_proto::nbd::initiator::Features;
 use blockmux_proto::nbd::target::TargetSession;
 use blockmux_proto::nvmeof;
-use blockmux_proto::session::{StreamSession, Target};
+use blockmux_proto::session::{Home, StreamSession, Target};
 use blockmux_volume::{
     Channel, Completion, Core, DelayVolume, Delays, Io, IoError, Limit, Limits, MemVolume, Memory, Op, Pool,
     RateVolume, ReadyList, SgList, Tag, Volume, VolumeInfo,
@@ -100,7 +100,7 @@ fn over_iscsi_and_nvme_a_request_that_gets_no_answer_fails_likewise() {
         let delays = Delays { read: Duration::from_secs(6000), ..Delays::default() };
         Arc::new(DelayVolume::new(Arc::new(MemVolume::new(SIZE)), delays))
     };
-    let (node, local) = (OnceCell::new(), LocalSessions::new());
+    let (node, local) = (OnceCell::new(), LocalSessions::new(Home::new(0_u32)));
     let iscsi = Scene::over(
         volume(),
         move |exports: Exports, pool, now| {
