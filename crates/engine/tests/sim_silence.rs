@@ -152,11 +152,7 @@ impl Scene {
 
     fn of(volume: Arc<dyn Volume>, timeout: Option<Duration>) -> Scene {
         let address = address();
-        Scene::over(
-            volume,
-            |exports, pool, now| TargetSession::new(exports, pool, now),
-            NbdDialer { address, features: Features::default(), timeout },
-        )
+        Scene::over(volume, TargetSession::new, NbdDialer { address, features: Features::default(), timeout })
     }
 
     fn over<T: StreamSession + Target + 'static>(
