@@ -122,9 +122,8 @@ fn over_iscsi_and_nvme_a_request_that_gets_no_answer_fails_likewise() {
     for mut scene in [iscsi, nvme] {
         scene.submit(1, Op::Read);
         scene.run_for(36);
-        assert!(!scene.said().contains("no answer within"), "{}", scene.said());
-        scene.run_for(180);
-        assert!(scene.said().contains("no answer within 30 s"), "{}", scene.said());
+        assert!(scene.done().is_empty());
+        scene.run_for(240);
         let done = scene.done();
         assert!(matches!(done[..], [Completion { tag: Tag(1), result: Err(IoError::PathLost) }]), "{done:?}");
     }
