@@ -300,8 +300,9 @@ Examples:
   blockmux ctl unix:/run/user/1000/blockmux.sock ana NQN 1 inaccessible
 
 A RAM volume or a file gets the size that is given. Without a size, that of
-the file below is looked at again; a block device or a remote volume that has
-another size by itself is noticed within seconds. iSCSI and NVMe initiators
+the file below is looked at again; another size of a block device, an iSCSI unit
+or an NVMe namespace below is noticed within seconds, one of an NBD export or
+an AoE disk is not. iSCSI and NVMe initiators
 are told; NBD and AoE clients see it when they connect or ask again.
 
 A volume that is added is an export of NBD and, unless the config file has

@@ -16,6 +16,7 @@ use blockmux_volume::{
 use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
+use tracing::warn;
 
 /// A volume and what opening it has told.
 pub(crate) struct Opened {
@@ -30,12 +31,29 @@ pub(crate) struct Opened {
 /// How a volume will be used.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Use {
-    /// Nobody will write it, so that others may use it meanwhile.
-    pub(crate) read_only: bool,
+    /// What will be done with it.
+    pub(crate) access: Access,
     /// Connections of each core to a remote volume, where its URL says nothing and its server lets several be used.
     pub(crate) connections: u32,
     /// It may be given a larger size later, so that a RAM volume keeps addresses for that.
     pub(crate) may_grow: bool,
+}
+
+/// What is done with a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    /// Nobody will write it, so that others may use it meanwhile.
+    Read,
+    /// It is of no use if it cannot be written.
+    Write,
+    /// As its spec says.
+    Either,
+}
+
+impl Use {
+    fn is_read_only(self) -> bool {
+        self.access == Access::Read
+    }
 }
 
 /// Opens a volume.
@@ -45,9 +63,11 @@ pub(crate) fn open(spec: &Spec, how: Use) -> Result<Opened, Failure> {
         open(inner, how).map(|inner| Opened { volume: wrap(inner.volume), ..inner })
     };
     match spec {
-        Spec::Mem(size) if *size < SECTOR => Err(no_block(spec)),
+        Spec::Mem(size) | Spec::Null(size) if *size < SECTOR => Err(no_block(spec)),
+        Spec::Mem(size) | Spec::Null(size) if !size.is_multiple_of(SECTOR) => {
+            Err(no_whole_block(spec, *size))
+        }
         Spec::Mem(size) => open_mem(spec, *size, how.may_grow).map(|volume| local(volume, true)),
-        Spec::Null(size) if *size < SECTOR => Err(no_block(spec)),
         Spec::Null(size) => Ok(local(Arc::new(NullVolume::new(*size)), false)),
         Spec::File(file) => {
             let volume = open_file(file, how)?;
@@ -55,9 +75,10 @@ pub(crate) fn open(spec: &Spec, how: Use) -> Result<Opened, Failure> {
             Ok(local(Arc::new(volume), is_fresh))
         }
         Spec::Block(block) => {
-            let options = BlockOptions { direct: block.direct, read_only: block.read_only || how.read_only };
+            let options =
+                BlockOptions { direct: block.direct, read_only: block.read_only || how.is_read_only() };
             let volume = patiently(|| FileVolume::open_block(&block.path, options), is_held);
-            let volume = volume.map_err(Failure::request)?;
+            let volume = volume.map_err(|error| cannot_open(error, how))?;
             Ok(local(Arc::new(volume), false))
         }
         Spec::Stripe { chunk, members } => open_stripe(spec, *chunk, members, how),
@@ -94,19 +115,56 @@ fn no_block(spec: &Spec) -> Failure {
     Failure::request(format!("{spec}: is smaller than one block; take at least {SECTOR}"))
 }
 
+fn no_whole_block(spec: &Spec, size: u64) -> Failure {
+    let next = size.next_multiple_of(SECTOR);
+    Failure::request(format!("{spec}: is no whole number of blocks of {SECTOR} bytes; take {next}"))
+}
+
 fn open_file(file: &FileSpec, how: Use) -> Result<FileVolume, Failure> {
     let options = FileOptions {
         size: file.size,
         direct: file.direct,
-        read_only: file.read_only || how.read_only,
+        read_only: file.read_only || how.is_read_only(),
         create: true,
     };
-    patiently(|| FileVolume::open(&file.path, options), is_held).map_err(|error| match error {
+    let opened = patiently(|| FileVolume::open(&file.path, options), is_held);
+    let volume = opened.map_err(|error| match error {
         OpenError::Missing(path) if options.read_only => {
             Failure::request(format!("file:{}: does not exist; check its path", path.display()))
         }
+        other => cannot_open(other, how),
+    })?;
+    let (len, size) = (file.path.metadata().map_or(0, |found| found.len()), volume.info().size);
+    if file.size.is_none() && len < size {
+        let path = file.path.display();
+        warn!("file:{path}: has {len} bytes, no whole blocks: reads as {size}, zeroes behind its end");
+    }
+    Ok(volume)
+}
+
+/// To whom it has to be written, it is of no use that it could be read.
+fn cannot_open(error: OpenError, how: Use) -> Failure {
+    if how.access != Access::Write {
+        return Failure::request(error);
+    }
+    match error {
+        OpenError::Permission(path) => Failure::request(format!(
+            "{}: permission denied; run as a user who may read and write it",
+            path.display()
+        )),
+        OpenError::ReadOnly(path) => Failure::request(format!(
+            "{}: is on a read-only file system or device; name another",
+            path.display()
+        )),
+        OpenError::Locked(path) => Failure::request(format!(
+            "{}: is in use by another program that locked it, or named twice; stop that one",
+            path.display()
+        )),
+        OpenError::InUse(path) => {
+            Failure::request(format!("block:{}: is mounted or in use; unmount it", path.display()))
+        }
         other => Failure::request(other),
-    })
+    }
 }
 
 fn is_held(error: &OpenError) -> bool {

@@ -7,6 +7,7 @@ use blockmux_proto::iscsi::url::MAX_PORTALS;
 use blockmux_volume::spec;
 use std::fmt::Display;
 use std::net::ToSocketAddrs;
+use std::time::Duration;
 
 /// Reads the URL of a volume on another server.
 pub(crate) fn of_url(url: &str) -> Result<Box<dyn Remote>, Failure> {
@@ -49,6 +50,11 @@ pub(crate) fn first_addresses(url: impl Display, places: &[(String, u16)]) -> Re
 pub(crate) fn beside(address: &Address, further: &[Address]) -> Vec<Address> {
     let others = further.iter().filter(|other| *other != address).take(MAX_PORTALS.saturating_sub(1));
     others.cloned().collect()
+}
+
+/// How long an answer may take, where a URL says 0 for ever.
+pub(crate) fn timeout(time: Duration) -> Option<Duration> {
+    (!time.is_zero()).then_some(time)
 }
 
 /// Asks every address of a server in turn, until one gives an answer, even if that is no; the last error when all are

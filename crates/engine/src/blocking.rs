@@ -42,7 +42,7 @@ pub enum ConnectError<R> {
 /// Connects and runs `session` until `done` says so or the session is over.
 ///
 /// # Errors
-/// If the target cannot be reached, leaves, is silent for longer than `timeout`, or breaks the protocol.
+/// If the target cannot be reached, leaves, has not told all within `timeout`, or breaks the protocol.
 pub fn run_session<S: StreamSession>(
     address: &Address,
     session: &mut S,
@@ -63,10 +63,16 @@ pub fn run_secured<S: StreamSession>(
     timeout: Duration,
     done: impl FnMut(&S) -> bool,
 ) -> Result<(), Broken> {
-    run(address, secure, session, timeout, done).map_err(|broken| match broken {
+    let mut is_answering = false;
+    run(address, secure, session, timeout, done, &mut is_answering).map_err(|broken| match broken {
         // How the system tells that it was waited for in vain.
         Broken::Socket(error) if is_timeout(&error) => {
-            let words = format!("no answer within {} s", timeout.as_secs());
+            let seconds = timeout.as_secs();
+            let words = if is_answering {
+                format!("its answer did not end within {seconds} s")
+            } else {
+                format!("no answer within {seconds} s")
+            };
             Broken::Socket(io::Error::new(ErrorKind::TimedOut, words))
         }
         broken => broken,
@@ -79,6 +85,7 @@ fn run<S: StreamSession>(
     session: &mut S,
     timeout: Duration,
     mut done: impl FnMut(&S) -> bool,
+    is_answering: &mut bool,
 ) -> Result<(), Broken> {
     let mut socket = connect(address, timeout)?;
     let deadline = Instant::now() + timeout;
@@ -88,6 +95,9 @@ fn run<S: StreamSession>(
         let now = Instant::now();
         if session.poll_timeout().is_some_and(|due| now >= due) {
             session.on_timeout(now)?;
+        }
+        if !session.outbox().is_empty() {
+            *is_answering = false;
         }
         let sent = send(socket.as_mut(), &mut secure, session.outbox());
         // A target that has told all may be gone before it hears the good-bye.
@@ -112,9 +122,11 @@ fn run<S: StreamSession>(
             }
             Demand::Bytes(_) | Demand::Place(_) => {
                 let due = session.poll_timeout().map_or(deadline, |due| due.min(deadline));
+                let unread = chunk.unread().len();
                 if !receive(socket.as_mut(), &mut secure, &mut chunk, (due, deadline))? {
                     return session.on_end().map_err(Broken::from);
                 }
+                *is_answering |= chunk.unread().len() > unread;
             }
             Demand::Close => return Ok(()),
             Demand::Nothing => return Err(io::Error::other("a log-in has nothing else to wait for").into()),

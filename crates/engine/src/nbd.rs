@@ -36,6 +36,8 @@ pub struct Endpoint {
     pub connections: u32,
     /// How long to try again when the connection is lost, before I/O fails.
     pub patience: Duration,
+    /// How long an answer may take before the connection counts as lost, as [`Dialer::timeout`].
+    pub timeout: Option<Duration>,
 }
 
 /// Why an export cannot be reached.
@@ -103,6 +105,10 @@ impl Dialer for NbdDialer {
 
     fn address(&self) -> &Address {
         &self.endpoint.address
+    }
+
+    fn timeout(&self) -> Option<Duration> {
+        self.endpoint.timeout
     }
 
     fn session(

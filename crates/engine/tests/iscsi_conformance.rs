@@ -155,6 +155,7 @@ fn endpoint_at(address: &Address) -> Endpoint {
         wishes: wishes(),
         connections: 2,
         patience: PATIENCE,
+        timeout: Some(PATIENCE),
     }
 }
 

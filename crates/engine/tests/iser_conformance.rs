@@ -63,6 +63,7 @@ impl Target {
             wishes,
             connections,
             patience: PATIENCE,
+            timeout: Some(PATIENCE),
         }
     }
 

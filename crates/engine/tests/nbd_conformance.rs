@@ -150,7 +150,16 @@ fn what_a_url_names_conforms_over_tcp() {
     let target = Target::on_tcp(ram());
     let [volume, read_only] = ["disk", "frozen"].map(|export| -> Arc<dyn Volume> {
         let (address, export) = (target.address.clone(), export.to_owned());
-        Arc::new(nbd::connect(Endpoint { address, export, connections: 2, patience: PATIENCE }).unwrap())
+        Arc::new(
+            nbd::connect(Endpoint {
+                address,
+                export,
+                connections: 2,
+                patience: PATIENCE,
+                timeout: Some(PATIENCE),
+            })
+            .unwrap(),
+        )
     });
     conforms(volume, read_only);
 }

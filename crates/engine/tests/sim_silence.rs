@@ -1,65 +1,217 @@
-//! A target that owes an answer for long: that is said, once, and nothing else happens.
+//! A target that owes an answer for long: that is said, once, and if there is a bound, it loses its connection.
 
+mod iscsi_dialer;
+mod iscsi_names;
+mod iscsi_sides;
 mod nbd_dialer;
+mod nvme_sides;
 
-use blockmux_engine::initiator::RemoteVolume;
+use blockmux_engine::initiator::nvme::Endpoint;
+use blockmux_engine::initiator::{Dialer, RemoteVolume};
 use blockmux_engine::listener::ConnectionLimit;
 use blockmux_engine::sim::{SimCore, SimNet, Weather, World};
 use blockmux_engine::socket::Address;
 use blockmux_engine::target::TargetTask;
 use blockmux_proto::exports::{Export, Exports};
+use blockmux_proto::iscsi::initiator::wishes;
+use blockmux_proto::iscsi::target::{self as iscsi, LocalSessions};
 use blockmux_proto::nbd::initiator::Features;
 use blockmux_proto::nbd::target::TargetSession;
-use blockmux_volume::{Core, DelayVolume, Delays, Io, MemVolume, Op, ReadyList, Tag, Volume, VolumeInfo};
+use blockmux_proto::nvmeof;
+use blockmux_proto::session::{Home, StreamSession, Target};
+use blockmux_volume::{
+    Channel, Completion, Core, DelayVolume, Delays, Io, IoError, Limit, Limits, MemVolume, Memory, Op, Pool,
+    RateVolume, ReadyList, SgList, Tag, Volume, VolumeInfo,
+};
+use iscsi_dialer::IscsiDialer;
 use nbd_dialer::NbdDialer;
+use std::cell::OnceCell;
 use std::fmt::{self, Write};
+use std::num::NonZeroU64;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tracing::field::{Field, Visit};
+use tracing::subscriber::DefaultGuard;
 use tracing::{Event, Level, Metadata, Subscriber, span};
 
 const SIZE: u64 = 1 << 20;
+const SPAN: Option<Duration> = Some(Duration::from_secs(30));
 
 #[test]
-fn a_target_that_owes_an_answer_is_told_of_once_and_not_left() {
-    let said = Arc::new(Mutex::new(String::new()));
-    let _guard = tracing::subscriber::set_default(Warnings(said.clone()));
-    let mut world = World::new(SimNet::new(1, Weather::FAIR));
-    let (client, target) = (world.add_core(16 << 20), world.add_core(16 << 20));
-    let address = Address::Unix("/target".into());
-    serve_slowly(&world, &target, &address, Duration::from_secs(600));
-    let dialer = NbdDialer { address, features: Features::default() };
-    let volume = RemoteVolume::<_, SimCore>::new(dialer, VolumeInfo::new(SIZE), 1, Duration::from_secs(5));
-    let (core, ready): (Rc<dyn Core>, _) = (client, ReadyList::new());
-    let mut channel = volume.open(&core, 4, ready.waker(0)).unwrap();
+fn a_target_that_owes_an_answer_is_told_of_once_and_not_left_if_it_may_take_its_time() {
+    let mut scene = Scene::new(Delays { read: Duration::from_secs(600), ..Delays::default() }, None);
     // A connection that nobody uses owes nothing.
-    world.run_for(Duration::from_secs(300)).unwrap();
-    assert_eq!(*said.lock().unwrap(), "");
-    channel.submit(Io::new(Tag(1), Op::Read, 0, 4096));
-    channel.kick();
-    world.run_for(Duration::from_secs(590)).unwrap();
-    assert_eq!(said.lock().unwrap().matches("no answer for 60 s, 1 requests wait").count(), 1);
-    world.run_for(Duration::from_secs(30)).unwrap();
-    let mut done = Vec::new();
-    channel.poll(&mut done);
+    scene.run_for(300);
+    assert_eq!(scene.said(), "");
+    scene.submit(1, Op::Read);
+    scene.run_for(590);
+    assert_eq!(scene.said().matches("no answer for 60 s, 1 requests wait").count(), 1);
+    scene.run_for(30);
+    let done = scene.done();
     assert!(done.len() == 1 && done[0].result.is_ok(), "{done:?}");
-    assert_eq!(said.lock().unwrap().lines().count(), 1, "{}", said.lock().unwrap());
-    assert_eq!(world.net().connections().0, 1, "it was one connection all the time");
+    assert_eq!(scene.said().lines().count(), 1, "{}", scene.said());
+    assert_eq!(scene.connections(), 1, "it was one connection all the time");
 }
 
-fn serve_slowly(world: &World, core: &Rc<SimCore>, address: &Address, delay: Duration) {
-    let volume =
-        DelayVolume::new(Arc::new(MemVolume::new(SIZE)), Delays { read: delay, ..Delays::default() });
-    let export = Export {
-        name: "disk0".to_owned(),
-        description: String::new(),
-        read_only: false,
-        volume: Arc::new(volume),
+#[test]
+fn a_request_that_no_connection_gets_an_answer_to_fails_in_the_end_and_others_do_not() {
+    let mut scene = Scene::new(Delays { write: Duration::from_secs(6000), ..Delays::default() }, SPAN);
+    scene.submit(1, Op::Write { fua: false });
+    // Others are answered all the time, which is no answer to this one.
+    for second in 2..40 {
+        scene.submit(second, Op::Read);
+        scene.run_for(1);
+    }
+    assert!(scene.done().iter().all(|done| done.tag != Tag(1) && done.result.is_ok()));
+    assert_eq!(scene.connections(), 2);
+    scene.run_for(120);
+    let done = scene.done();
+    assert!(matches!(done[..], [Completion { tag: Tag(1), result: Err(IoError::PathLost) }]), "{done:?}");
+    let said = scene.said();
+    assert!(said.contains("connection lost (no answer within 30 s); trying again"), "{said}");
+    assert!(
+        said.contains("1 requests fail: no answer within 30 s, nor by new connections for 60 s"),
+        "{said}"
+    );
+    // There is nothing to be had again for it, and everything else is.
+    scene.submit(50, Op::Read);
+    scene.run_for(1);
+    assert!(matches!(scene.done()[..], [Completion { tag: Tag(50), result: Ok(_) }]));
+}
+
+#[test]
+fn a_flush_may_take_four_times_as_long_and_a_long_queue_as_long_as_it_is() {
+    let flush = Duration::from_secs(119);
+    let mut scene = Scene::new(Delays { flush, ..Delays::default() }, SPAN);
+    scene.submit(1, Op::Flush);
+    scene.run_for(120);
+    assert_eq!((scene.done().len(), scene.connections()), (1, 1));
+    // One after the other takes 20 s each, and so the last takes 80 s.
+    let mut scene = Scene::one_at_a_time(Duration::from_secs(20), SPAN);
+    (1..=4).for_each(|tag| scene.submit(tag, Op::Read));
+    scene.run_for(82);
+    assert_eq!((scene.done().len(), scene.connections()), (4, 1));
+}
+
+#[test]
+fn over_iscsi_and_nvme_a_request_that_gets_no_answer_fails_likewise() {
+    let volume = || {
+        let delays = Delays { read: Duration::from_secs(6000), ..Delays::default() };
+        Arc::new(DelayVolume::new(Arc::new(MemVolume::new(SIZE)), delays))
     };
+    let (node, local) = (OnceCell::new(), LocalSessions::new(Home::new(0_u32)));
+    let iscsi = Scene::over(
+        volume(),
+        move |exports: Exports, pool, now| {
+            let node = node.get_or_init(|| iscsi_sides::node(&exports));
+            iscsi::TargetSession::among(&local, node.clone(), 1, pool, [3; 32], now)
+        },
+        IscsiDialer::new(&address(), "disk0", wishes()),
+    );
+    let node = OnceCell::new();
+    let endpoint = Endpoint { timeout: SPAN, ..nvme_sides::endpoint(&[address()]) };
+    let nvme = Scene::over(
+        volume(),
+        move |exports: Exports, pool, now| {
+            let node = node.get_or_init(|| nvme_sides::node(&exports).0);
+            nvmeof::tcp::target::TargetSession::new(node.clone(), pool, now).at_port(1)
+        },
+        nvme_sides::dialer(endpoint),
+    );
+    for mut scene in [iscsi, nvme] {
+        scene.submit(1, Op::Read);
+        scene.run_for(36);
+        assert!(scene.done().is_empty());
+        scene.run_for(240);
+        let done = scene.done();
+        assert!(matches!(done[..], [Completion { tag: Tag(1), result: Err(IoError::PathLost) }]), "{done:?}");
+    }
+}
+
+/// A channel to a slow target, and what is said meanwhile.
+struct Scene {
+    said: Arc<Mutex<String>>,
+    _guard: DefaultGuard,
+    world: World,
+    channel: Box<dyn Channel>,
+}
+
+impl Scene {
+    fn new(delays: Delays, timeout: Option<Duration>) -> Scene {
+        Scene::of(Arc::new(DelayVolume::new(Arc::new(MemVolume::new(SIZE)), delays)), timeout)
+    }
+
+    /// A target whose requests wait for each other.
+    fn one_at_a_time(time: Duration, timeout: Option<Duration>) -> Scene {
+        let read = Limit { bytes_per_s: NonZeroU64::new(4096 / time.as_secs()), ..Limit::default() };
+        let volume = RateVolume::new(Arc::new(MemVolume::new(SIZE)), Limits { read, ..Limits::default() });
+        Scene::of(Arc::new(volume), timeout)
+    }
+
+    fn of(volume: Arc<dyn Volume>, timeout: Option<Duration>) -> Scene {
+        let address = address();
+        Scene::over(volume, TargetSession::new, NbdDialer { address, features: Features::default(), timeout })
+    }
+
+    fn over<T: StreamSession + Target + 'static>(
+        volume: Arc<dyn Volume>,
+        session: impl Fn(Exports, Pool, Instant) -> T + 'static,
+        dialer: impl Dialer,
+    ) -> Scene {
+        let said = Arc::new(Mutex::new(String::new()));
+        let guard = tracing::subscriber::set_default(Warnings(said.clone()));
+        let mut world = World::new(SimNet::new(1, Weather::FAIR));
+        let (client, target) = (world.add_core(16 << 20), world.add_core(16 << 20));
+        serve(&world, &target, volume, session);
+        let volume =
+            RemoteVolume::<_, SimCore>::new(dialer, VolumeInfo::new(SIZE), 1, Duration::from_secs(60));
+        let (core, ready): (Rc<dyn Core>, _) = (client, ReadyList::new());
+        let channel = volume.open(&core, 64, ready.waker(0)).unwrap();
+        Scene { said, _guard: guard, world, channel }
+    }
+
+    fn submit(&mut self, tag: u64, op: Op) {
+        let len = if op == Op::Flush { 0 } else { 4096 };
+        let data = matches!(op, Op::Write { .. }).then(|| SgList::one(Memory::from_heap(4096).seg(0, 4096)));
+        self.channel.submit(Io { data, ..Io::new(Tag(tag), op, 0, len) });
+        self.channel.kick();
+    }
+
+    fn run_for(&mut self, seconds: u64) {
+        self.world.run_for(Duration::from_secs(seconds)).unwrap();
+    }
+
+    fn done(&mut self) -> Vec<Completion> {
+        let mut done = Vec::new();
+        self.channel.poll(&mut done);
+        done
+    }
+
+    fn said(&self) -> String {
+        self.said.lock().unwrap().clone()
+    }
+
+    /// So many there have been.
+    fn connections(&self) -> u64 {
+        self.world.net().connections().0
+    }
+}
+
+fn address() -> Address {
+    Address::Unix("/target".into())
+}
+
+fn serve<T: StreamSession + Target + 'static>(
+    world: &World,
+    core: &Rc<SimCore>,
+    volume: Arc<dyn Volume>,
+    session: impl Fn(Exports, Pool, Instant) -> T + 'static,
+) {
+    let export = Export { name: "disk0".to_owned(), description: String::new(), read_only: false, volume };
     let (exports, limit) = (Exports::new(vec![export]), ConnectionLimit::new(usize::MAX));
-    world.net().listen(core, address, move |core, stream| {
-        let session = TargetSession::new(exports.clone(), core.pool().clone(), core.now());
+    world.net().listen(core, &address(), move |core, stream| {
+        let session = session(exports.clone(), core.pool().clone(), core.now());
         let permit = limit.permit().expect("there is no limit");
         TargetTask::spawn(core, stream, session, exports.clone(), permit);
     });

@@ -20,7 +20,7 @@ use crate::outbox::Outbox;
 use blockmux_volume::{Chunk, Completion, Io, SgList, Tag, Waker};
 use std::any::Any;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The peer broke the protocol, or left; the connection cannot go on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -48,6 +48,10 @@ pub enum Demand {
 
 /// The most contiguous bytes that a session may ask for; a receive buffer holds at least this.
 pub const MAX_DEMAND: usize = 128 << 10;
+
+/// How long the oldest request of an initiator may wait for its answer, unless told otherwise: as long as with the
+/// initiators of Linux.
+pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What has deadlines: keep-alive, log-in and recovery timers.
 pub trait Timed {
@@ -298,6 +302,13 @@ pub trait Initiator: Timed {
 
     /// Another session with the same volume has learned that it is of this size now.
     fn resize(&mut self, _size: u64) {}
+
+    /// Looks which request has waited the longest for its answer: how many of these looks in a row have found the same one
+    /// again, or the most of any connection. What takes long by its nature, as a flush does, counts a quarter. Always 0 from
+    /// sessions that give up requests themselves.
+    fn look(&mut self) -> u32 {
+        0
+    }
 
     /// The connection is gone: takes back every request that has not completed, oldest first, to be replayed on
     /// another session.

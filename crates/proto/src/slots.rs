@@ -4,11 +4,26 @@
 pub(crate) struct Slots<T> {
     slots: Vec<Slot<T>>,
     free: Vec<u32>,
+    /// How many have come in all.
+    born: u64,
+    /// What was the oldest of each kind at the last look.
+    seen: [Seen; 2],
+}
+
+/// The oldest occupant of a kind.
+#[derive(Clone, Copy, Default)]
+struct Seen {
+    /// Which of all that have come, from 1; 0: there was none.
+    born: u64,
+    /// How many looks in a row have found it since.
+    again: u32,
 }
 
 struct Slot<T> {
     /// How often this slot has been filled; part of the key.
     generation: u32,
+    /// Which of all that have come its occupant is, from 1.
+    born: u64,
     value: Option<T>,
 }
 
@@ -18,7 +33,7 @@ pub(crate) struct Key(pub(super) u64);
 
 impl<T> Default for Slots<T> {
     fn default() -> Slots<T> {
-        Slots { slots: Vec::new(), free: Vec::new() }
+        Slots { slots: Vec::new(), free: Vec::new(), born: 0, seen: Default::default() }
     }
 }
 
@@ -26,15 +41,16 @@ impl<T> Slots<T> {
     /// Takes a free slot, or makes one; the caller bounds how many are taken.
     #[inline]
     pub(crate) fn insert(&mut self, value: T) -> Key {
+        self.born = self.born.wrapping_add(1);
         if let Some(index) = self.free.pop()
             && let Some(slot) = self.slots.get_mut(index as usize)
         {
             slot.generation = slot.generation.wrapping_add(1);
-            slot.value = Some(value);
+            (slot.born, slot.value) = (self.born, Some(value));
             return Key::new(slot.generation, index);
         }
         let index = self.slots.len() as u32;
-        self.slots.push(Slot { generation: 1, value: Some(value) });
+        self.slots.push(Slot { generation: 1, born: self.born, value: Some(value) });
         Key::new(1, index)
     }
 
@@ -99,6 +115,32 @@ impl<T> Slots<T> {
             .collect()
     }
 
+    /// Looks which occupants have been here the longest: how many looks in a row have found the same one again, not
+    /// counting the one that found it first. What `is_long` picks may stay longer: of these only every
+    /// [`LONG`]th look counts.
+    pub(crate) fn look(&mut self, is_long: impl Fn(&T) -> bool) -> u32 {
+        let mut oldest = [0; 2];
+        for slot in &self.slots {
+            let Some(value) = &slot.value else { continue };
+            let [short, long] = &mut oldest;
+            let oldest = if is_long(value) { long } else { short };
+            if *oldest == 0 || slot.born < *oldest {
+                *oldest = slot.born;
+            }
+        }
+        for (seen, born) in self.seen.iter_mut().zip(oldest) {
+            let is_same = born != 0 && seen.born == born;
+            *seen = Seen { born, again: if is_same { seen.again.saturating_add(1) } else { 0 } };
+        }
+        let [short, long] = self.seen;
+        short.again.max(long.again / LONG)
+    }
+
+    /// Whatever is found at the next look has not been seen before.
+    pub(crate) fn look_away(&mut self) {
+        self.seen = Default::default();
+    }
+
     /// Empties the table.
     pub(crate) fn take_all(&mut self) -> Vec<T> {
         let keys = self.keys_of(|_| true);
@@ -132,6 +174,8 @@ impl Key {
     }
 }
 
+/// For one that may stay longer, so many looks count as one.
+pub(crate) const LONG: u32 = 4;
 /// The index in a key of 16 bits.
 const NARROW_INDEX: u16 = (1 << 10) - 1;
 
@@ -165,6 +209,26 @@ mod tests {
         assert_eq!(slots.get_mut(Key(u64::MAX)), None);
         assert_eq!((slots.find(second.short()), slots.find(first.short())), (Some(second), None));
         assert_eq!(slots.find(u32::MAX), None);
+    }
+
+    #[test]
+    fn looks_count_how_often_in_a_row_they_found_the_same_oldest() {
+        let mut slots = Slots::default();
+        let look = |slots: &mut Slots<char>| slots.look(|value| value.is_uppercase());
+        assert_eq!((look(&mut slots), look(&mut slots)), (0, 0));
+        let (first, second) = (slots.insert('a'), slots.insert('b'));
+        assert_eq!([look(&mut slots), look(&mut slots), look(&mut slots)], [0, 1, 2]);
+        // One that has taken the place of the oldest is the youngest.
+        slots.remove(first);
+        slots.insert('c');
+        assert_eq!([look(&mut slots), look(&mut slots)], [0, 1]);
+        slots.remove(second);
+        slots.look_away();
+        assert_eq!([look(&mut slots), look(&mut slots)], [0, 1]);
+        slots.take_all();
+        slots.insert('X');
+        let looks: Vec<_> = (0..10).map(|_| look(&mut slots)).collect();
+        assert_eq!(looks, [0, 0, 0, 0, 1, 1, 1, 1, 2, 2]);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! What URIs of all protocols are made of (RFC 3986): hosts and ports, percent-encoding, and our own durations.
 
+pub use crate::session::DEFAULT_TIMEOUT;
 use std::fmt;
 use std::time::Duration;
 

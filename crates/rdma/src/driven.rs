@@ -308,6 +308,10 @@ impl<Q: QueuePair, S: RdmaSession + Initiator> Initiator for Driven<Q, S> {
         self.session_mut().resize(size);
     }
 
+    fn look(&mut self) -> u32 {
+        self.session.look()
+    }
+
     fn take_unfinished(&mut self) -> Vec<Io> {
         self.session_mut().take_unfinished()
     }

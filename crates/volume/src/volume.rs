@@ -111,10 +111,10 @@ pub enum Resize {
 #[derive(Debug, thiserror::Error)]
 pub enum ResizeError {
     /// It is as large as what it is made of.
-    #[error("its size follows what lies below; change that, and it is noticed")]
+    #[error("cannot be resized: it is as large as what it is made of")]
     Fixed,
     /// Not a whole number of blocks, or none.
-    #[error("{size} is not one or more whole blocks of {block} bytes; round it")]
+    #[error("{size} bytes are not one or more whole blocks of {block}; round them")]
     BadSize {
         /// In bytes, as asked for.
         size: u64,
@@ -122,13 +122,13 @@ pub enum ResizeError {
         block: u32,
     },
     /// More than there is room for.
-    #[error("there is room for at most {most} bytes; give it a size of its own when it is opened")]
+    #[error("it can have at most {most} bytes; serve a larger one")]
     TooLarge {
         /// In bytes.
         most: u64,
     },
     /// Nothing of the volume may change.
-    #[error("it is opened read-only; leave the size away to have it looked at again")]
+    #[error("is opened read-only; leave the size out to have its own looked at again")]
     ReadOnly,
     /// The system refused.
     #[error("cannot {action} it: {source}")]

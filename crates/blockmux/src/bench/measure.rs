@@ -6,6 +6,7 @@
 use super::plan::Plan;
 use crate::failure::Failure;
 use crate::signals;
+use blockmux_engine::initiator::missing_connections;
 use blockmux_lab::figure::count;
 use blockmux_lab::result::{Row, Run};
 use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
@@ -13,12 +14,14 @@ use std::fmt::Write;
 use std::sync::mpsc::{self, Sender};
 use std::thread;
 use std::time::Duration;
-use tracing::info;
+use tracing::{info, warn};
 
 /// What was found until the end.
 pub(super) struct Measured {
     /// Of every lane, in order, with the runs that are in.
     pub(super) rows: Vec<Row>,
+    /// Of these, so many lost a connection that was not there again when they ended.
+    pub(super) short_of_one: u32,
     /// Why there are no more.
     pub(super) end: End,
 }
@@ -35,7 +38,7 @@ pub(super) enum End {
 
 /// What the measuring thread and signals say.
 enum Event {
-    Run { lane: usize, run: Box<Run> },
+    Run { lane: usize, run: Box<Run>, is_short_of_one: bool },
     End(End),
 }
 
@@ -58,9 +61,13 @@ pub(super) fn measure(plan: Plan, runs: u32) -> Result<Measured, Failure> {
             let _ = events.send(Event::End(end));
         })
         .map_err(|error| Failure::run(format!("cannot start a thread: {error}")))?;
+    let mut short_of_one = 0;
     let end = loop {
         match incoming.recv() {
-            Ok(Event::Run { lane, run }) => rows[lane].runs.push(*run),
+            Ok(Event::Run { lane, run, is_short_of_one }) => {
+                short_of_one += u32::from(is_short_of_one);
+                rows[lane].runs.push(*run);
+            }
             Ok(Event::End(end)) => break end,
             Err(_) => break End::Failed(Failure::run("the measuring thread has panicked")),
         }
@@ -68,7 +75,7 @@ pub(super) fn measure(plan: Plan, runs: u32) -> Result<Measured, Failure> {
     bar.finish_and_clear();
     // What still runs must not draw over what is printed now.
     bar.set_draw_target(ProgressDrawTarget::hidden());
-    Ok(Measured { rows, end })
+    Ok(Measured { rows, short_of_one, end })
 }
 
 fn run_all(plan: &Plan, runs: u32, bar: &ProgressBar, events: &Sender<Event>) -> Result<(), Failure> {
@@ -79,11 +86,17 @@ fn run_all(plan: &Plan, runs: u32, bar: &ProgressBar, events: &Sender<Event>) ->
         for (at, lane) in plan.lanes.iter().enumerate() {
             bar.set_message(format!("run {nth}/{runs}: {}, {}", lane.subject(), lane.job.name));
             let lane_ms = lane.job.ramp_time_ms + lane.job.runtime_ms;
+            let missing = missing_connections();
             let run = lane.run(plan, &|share| bar.set_position(done_ms + (share * lane_ms as f64) as u64))?;
             done_ms += lane_ms;
             bar.set_position(done_ms);
             let iops = count(run.iops());
-            if events.send(Event::Run { lane: at, run: Box::new(run) }).is_err() {
+            let is_short_of_one = missing_connections() > missing;
+            if is_short_of_one {
+                let (subject, job) = (lane.subject(), &lane.job.name);
+                warn!("run {nth}/{runs} of {subject}, {job}: lost a connection and did not get it back");
+            }
+            if events.send(Event::Run { lane: at, run: Box::new(run), is_short_of_one }).is_err() {
                 return Ok(());
             }
             info!("run {nth}/{runs} of {}, {}: {iops} IOPS", lane.subject(), lane.job.name);

@@ -95,7 +95,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     show::make_directory(&args.report)?;
     let mut plan = Plan::make(args)?;
     let (started, skipped) = (when::now(), std::mem::take(&mut plan.skipped));
-    let Measured { mut rows, end } = measure(plan, args.runs)?;
+    let Measured { mut rows, short_of_one, end } = measure(plan, args.runs)?;
     let (lanes, done) = (rows.len(), rows.iter().map(|row| row.runs.len()).sum::<usize>());
     rows.retain(|row| !row.runs.is_empty());
     let comparison = Comparison {
@@ -117,17 +117,18 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
             Failure::run(format!("interrupted; {done} of {all} runs were done")).report();
             Ok(failure::status_of_signal(signal))
         }
-        End::Complete => verdict(&comparison),
+        End::Complete => verdict(&comparison, short_of_one),
     }
 }
 
 /// Whether everything that was measured did what it was asked to.
-fn verdict(comparison: &Comparison) -> Result<ExitCode, Failure> {
+fn verdict(comparison: &Comparison, short_of_one: u32) -> Result<ExitCode, Failure> {
     let runs = || comparison.rows.iter().flat_map(|row| &row.runs);
     let (failed, wrong): (u64, u64) =
         (runs().map(|run| run.errors).sum(), runs().map(|run| run.verify_errors).sum());
     let what = match (failed, wrong) {
-        (0, 0) => return Ok(ExitCode::SUCCESS),
+        (0, 0) if short_of_one == 0 => return Ok(ExitCode::SUCCESS),
+        (0, 0) => format!("{short_of_one} of the runs ended with fewer connections than at its begin"),
         (failed, 0) => format!("{failed} I/O failed"),
         (0, wrong) => format!("{wrong} blocks did not hold what was written"),
         (failed, wrong) => format!("{failed} I/O failed, and {wrong} blocks did not hold what was written"),
@@ -159,5 +160,5 @@ them are measured in every combination. A volume that was there before is only
 written to if --rw, a job file or a suite says so. Ctrl-C ends the bench with
 what has been measured.
 
-Exit status: 0 done; 1 a run failed, or data was not what had been written; 2
-could not begin; 130 interrupted.";
+Exit status: 0 done; 1 a run failed, lost a connection for good, or read other
+data than had been written; 2 could not begin; 130 interrupted.";

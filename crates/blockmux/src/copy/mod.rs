@@ -9,7 +9,7 @@ mod progress;
 mod task;
 
 use crate::failure::{self, Failure};
-use crate::open::{self, Opened, Use};
+use crate::open::{self, Access, Opened, Use};
 use crate::output::print;
 use crate::signals;
 use blockmux_engine::cores::{Cores, CoresConfig};
@@ -46,11 +46,15 @@ pub(crate) struct Args {
 
 /// Copies a volume.
 pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
-    if args.source == args.destination || is_one_file(&args.source, &args.destination) {
-        return Err(Failure::request(format!("{}: source and destination are the same", args.source)));
+    let is_same = args.source == args.destination && leads_somewhere(&args.source);
+    if is_same || is_one_file(&args.source, &args.destination) {
+        return Err(Failure::request(format!(
+            "{}: source and destination are the same; name another destination",
+            args.source
+        )));
     }
     let source =
-        open::open(&args.source, Use { read_only: true, connections: CONNECTIONS, may_grow: false })?;
+        open::open(&args.source, Use { access: Access::Read, connections: CONNECTIONS, may_grow: false })?;
     let from = source.volume.info();
     if from.size == 0 || from.size > LARGEST {
         return Err(Failure::request(format!(
@@ -60,7 +64,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     }
     let destination = created_as_large(&args.destination, from.size);
     let destination =
-        open::open(&destination, Use { read_only: false, connections: CONNECTIONS, may_grow: false })?;
+        open::open(&destination, Use { access: Access::Write, connections: CONNECTIONS, may_grow: false })?;
     let plan = plan(args, &from, &destination)?;
     let started = Instant::now();
     let progress = Arc::new(Progress::new(from.size));
@@ -70,10 +74,22 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
             Ok(ExitCode::SUCCESS)
         }
         Err(CopyError::Interrupted(signal)) => {
-            Failure::run(explain(&CopyError::Interrupted(signal), args)).report();
+            Failure::run(explain(&CopyError::Interrupted(signal), args, progress.is_verifying())).report();
             Ok(failure::status_of_signal(signal))
         }
-        Err(error) => Err(Failure::run(explain(&error, args))),
+        Err(error) => Err(Failure::run(explain(&error, args, progress.is_verifying()))),
+    }
+}
+
+/// Whether what is opened twice by this is one volume, and not two of one kind.
+fn leads_somewhere(spec: &Spec) -> bool {
+    match spec {
+        Spec::Mem(_) | Spec::Null(_) => false,
+        Spec::File(_) | Spec::Block(_) | Spec::Url(_) => true,
+        Spec::Delay(_, inner) | Spec::Fault(_, inner) | Spec::Rate(_, inner) | Spec::Log(_, inner) => {
+            leads_somewhere(inner)
+        }
+        Spec::Stripe { members, .. } => members.iter().any(leads_somewhere),
     }
 }
 
@@ -170,7 +186,8 @@ fn copy(
     outcome
 }
 
-fn explain(error: &CopyError, args: &Args) -> String {
+fn explain(error: &CopyError, args: &Args, is_copied: bool) -> String {
+    let state = if is_copied { "all was copied, but not all compared" } else { "the copy is not complete" };
     let name = |side: &Side| match side {
         Side::Source => &args.source,
         Side::Destination => &args.destination,
@@ -178,9 +195,7 @@ fn explain(error: &CopyError, args: &Args) -> String {
     match error {
         CopyError::Io { side, action, offset, len, error } => {
             let name = name(side);
-            format!(
-                "{name}: cannot {action} {len} bytes at offset {offset}: {error}; the copy is not complete"
-            )
+            format!("{name}: cannot {action} {len} bytes at offset {offset}: {error}; {state}")
         }
         CopyError::Open { side, error } => format!("{}: cannot open it: {error}", name(side)),
         CopyError::Flush(error) => {
@@ -190,7 +205,7 @@ fn explain(error: &CopyError, args: &Args) -> String {
             "{}: differs from {} at offset {offset}; see that nobody writes them, and copy again",
             args.destination, args.source
         ),
-        CopyError::Interrupted(_) => format!("{}: interrupted; the copy is not complete", args.destination),
+        CopyError::Interrupted(_) => format!("{}: interrupted; {state}", args.destination),
     }
 }
 

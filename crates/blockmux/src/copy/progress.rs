@@ -41,6 +41,11 @@ impl Progress {
         self.is_verifying.store(true, Ordering::Relaxed);
     }
 
+    /// Whether everything was copied, and is being compared.
+    pub(super) fn is_verifying(&self) -> bool {
+        self.is_verifying.load(Ordering::Relaxed)
+    }
+
     /// So many bytes are the same on both sides.
     pub(super) fn on_verified(&self, len: u64) {
         self.verified.fetch_add(len, Ordering::Relaxed);
@@ -77,7 +82,7 @@ impl Progress {
     }
 
     fn update(&self, bar: &ProgressBar) {
-        if !self.is_verifying.load(Ordering::Relaxed) {
+        if !self.is_verifying() {
             bar.set_position(self.data.load(Ordering::Relaxed) + self.zeroes.load(Ordering::Relaxed));
             return;
         }

@@ -3,6 +3,7 @@
 use crate::failure::Failure;
 use crate::output::printable;
 use crate::protocol::aoe::Serving;
+use crate::protocol::iscsi::redirects;
 use crate::protocol::{AOE, Protocol, Settings, Way};
 use blockmux_engine::socket::Address;
 use blockmux_proto::exports::Exports;
@@ -13,6 +14,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 /// All exports and how to reach them.
 pub(super) struct Announcement {
     exports: Vec<Announced>,
+    /// Targets that are elsewhere, and where.
+    moved: Vec<(String, String)>,
 }
 
 struct Announced {
@@ -40,7 +43,8 @@ impl Announcement {
             });
             Announced { name: export.name.clone(), size: export.volume.info().size, ways: ways.collect() }
         });
-        Announcement { exports: announced.collect() }
+        let moved = redirects(settings).map(|(target, place)| (target.to_owned(), place.to_owned()));
+        Announcement { exports: announced.collect(), moved: moved.collect() }
     }
 
     /// Adds how each export is reached over AoE.
@@ -69,6 +73,9 @@ impl Announcement {
                 text += &format!("  {}\n", printable(&way.url));
                 way.commands.iter().for_each(|command| text += &format!("    {}\n", printable(command)));
             }
+        }
+        for (target, place) in &self.moved {
+            text += &format!("{target}\n  has moved: initiators are sent to {place}\n");
         }
         text + "ready"
     }
@@ -125,7 +132,13 @@ struct ExportJson<'a> {
 
 /// Where a client on this machine connects to a listener on all addresses.
 fn reachable(address: &Address) -> Address {
-    let Address::Tcp(tcp) = address else { return address.clone() };
+    let tcp = match address {
+        Address::Tcp(tcp) => tcp,
+        // Whoever copies a command may be in another directory.
+        Address::Unix(path) => {
+            return Address::Unix(std::path::absolute(path).unwrap_or_else(|_| path.clone()));
+        }
+    };
     let ip = match tcp.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
         IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),

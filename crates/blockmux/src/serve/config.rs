@@ -79,10 +79,23 @@ impl Config {
                 .replace("missing field", "missing key")
                 .replace("unknown variant", "unknown value")
                 .replace("a nonzero usize", "a number of at least 1")
-                .replace("expected a sequence", A_LIST);
-            Failure::request(format!("{}:{line}: {what}", path.display()))
+                .replace("expected a sequence", A_LIST)
+                .replace("expected a map", A_TABLE);
+            let is_of_a_value = ["invalid ", "unknown value "].iter().any(|begin| what.starts_with(begin));
+            let key = key_before(before).filter(|_| is_of_a_value);
+            let key = key.map(|key| format!("{key}: ")).unwrap_or_default();
+            Failure::request(format!("{}:{line}: {key}{what}", path.display()))
         })
     }
+}
+
+/// The key whose value begins, or goes on, behind this text.
+fn key_before(text: &str) -> Option<&str> {
+    let (left, value) = text.rsplit_once('=')?;
+    let is_value = value.lines().all(|line| !line.trim_start().starts_with("[["));
+    let is_of_a_key = |c: char| c.is_ascii_alphanumeric() || "-_.\"'".contains(c);
+    let key = left.trim_end().rsplit(|c| !is_of_a_key(c)).next()?;
+    (is_value && !key.is_empty()).then_some(key)
 }
 
 fn spec<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Spec, D::Error> {
@@ -92,6 +105,7 @@ fn spec<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Spec, D::Error> {
 /// The longest config file, in bytes: tens of thousands of volumes.
 const MAX_LEN: u64 = 4 << 20;
 /// There are several, and whoever leaves the brackets out does not know of sequences.
+const A_TABLE: &str = "expected a table, as { 0 = \"disk0\" }";
 const A_LIST: &str = "expected a list, as nbd = [\":10809\"] or [[volume]] make one";
 
 #[cfg(test)]
@@ -146,13 +160,19 @@ mod tests {
             ("[[volume]]\nname = 'a'", "b.toml:1: missing key `spec`"),
             ("[[volume]]\nspec = 'mem:x'", "b.toml:2: in `mem:x`: `x` is not a size"),
             ("nbd = ['10809']", "b.toml:1: `10809` is no host"),
-            ("poll = 'often'", "b.toml:1: unknown value `often`, expected one of `adaptive`"),
+            ("poll = 'often'", "b.toml:1: poll: unknown value `often`, expected one of `adaptive`"),
             (
                 "nbd = ':10809'",
-                "b.toml:1: invalid type: string \":10809\", expected a list, as nbd = [\":10809\"] or [[volume]] ",
+                "b.toml:1: nbd: invalid type: string \":10809\", expected a list, as nbd = [\":10809\"] or [[volume]] ",
             ),
             ("[volume]", "b.toml:1: invalid type: map, expected a list, as nbd = "),
-            ("cores = 0", "b.toml:1: invalid value: integer `0`, expected a number of at least 1"),
+            ("nbd = [\n':1',\n7]", "b.toml:3: nbd: invalid type: integer `7`, expected a string"),
+            (
+                "[[iscsi_target]]\nTargetName = 'iqn.a'\nluns = { 0 = 'x', 1 = 2 }",
+                "b.toml:3: 1: invalid type: integer `2`, expected a string",
+            ),
+            ("[[iscsi_target]]\nTargetName = 'iqn.a'\nluns = 'x'", "b.toml:3: luns: invalid type: string"),
+            ("cores = 0", "b.toml:1: cores: invalid value: integer `0`, expected a number of at least 1"),
             ("cores = ", "b.toml:1: "),
         ] {
             let error = parse(text).unwrap_err();

@@ -23,12 +23,12 @@ use crate::failure::Failure;
 use crate::machine::memory_bytes;
 use crate::output::print;
 use crate::poll::Poll;
-use crate::protocol::{Live, Protocol, Service, Started};
+use crate::protocol::{Live, NVME_TCP, Protocol, Service, Started, nvme_tcp};
 use crate::signals;
 use announce::Announcement;
 use blockmux_engine::cores::{Cores, CoresConfig};
 use blockmux_engine::listener::{ListenerTask, Serve};
-use blockmux_engine::socket::Listener;
+use blockmux_engine::socket::{Address, Listener};
 use blockmux_proto::exports::Exports;
 use blockmux_volume::MAX_TRANSFER;
 use command::Running;
@@ -78,7 +78,7 @@ pub(crate) struct Args {
     /// Refuse all writes
     #[arg(long)]
     read_only: bool,
-    /// Run a shell command with the URLs in its environment, then stop
+    /// Run a shell command with the URLs in its environment, then stop; prints no URLs
     #[arg(long, value_name = "CMD")]
     run: Option<String>,
     /// Threads that serve [default: one for each processor]
@@ -96,7 +96,7 @@ pub(crate) struct Args {
     /// Take commands of `blockmux ctl` at this Unix socket
     #[arg(long, value_name = "unix:PATH")]
     control: Option<ControlPath>,
-    /// Print one JSON object instead of text when ready
+    /// Print one JSON object instead of text when ready; not with --run
     #[arg(long, conflicts_with = "run")]
     json: bool,
 }
@@ -130,6 +130,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode, Failure> {
     let control = setup.control.as_ref().map(control::bind).transpose()?;
     let addresses: Vec<_> =
         listeners.iter().map(|(protocol, listener)| (*protocol, listener.address().clone())).collect();
+    check_states(&setup, &addresses)?;
     let exports = setup.open()?;
     let announcement = Announcement::new(&exports, &addresses, &setup.settings).with_disks(&setup.aoe);
     allow_files();
@@ -163,6 +164,19 @@ pub(crate) fn run(args: Args) -> Result<ExitCode, Failure> {
     cores.stop_or(GRACE, || warn!("{}", late::end(&limit, &exports, GRACE)));
     flush::all(&exports)?;
     status
+}
+
+/// Whether every listener that the config says something of is there, if there is any of its protocol.
+fn check_states(setup: &Setup, addresses: &[(&'static Protocol, Address)]) -> Result<(), Failure> {
+    let tcp = addresses.iter().filter_map(|(protocol, address)| match address {
+        Address::Tcp(tcp) if protocol.name == NVME_TCP.name => Some(*tcp),
+        _ => None,
+    });
+    let tcp: Vec<_> = tcp.collect();
+    if tcp.is_empty() {
+        return Ok(());
+    }
+    nvme_tcp::check_states(&setup.settings, &tcp).map_err(Failure::request)
 }
 
 /// Lets the process open as many files as it may: each connection takes one, and one more for each file below.
@@ -264,7 +278,8 @@ const GRACE: Duration = Duration::from_secs(10);
 const EXAMPLES: &str = "\
 Addresses: host:port, :port for loopback, host for the protocol's port
 (NBD 10809, iSCSI 3260, NVMe/TCP 4420), with NBD also unix:PATH; port 0
-lets the system choose. NBD has no authentication, and iSCSI and NVMe/TCP
+lets the system choose. [::] is every IPv6 address and no IPv4 one: give
+0.0.0.0 too, as a second listener. NBD has no authentication, and iSCSI and NVMe/TCP
 only with targets and subsystems from a config file, so listen beyond
 loopback only on networks that you trust.
 

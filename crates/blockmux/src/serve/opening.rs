@@ -3,7 +3,7 @@
 use super::setup::LARGEST;
 use super::state;
 use crate::failure::Failure;
-use crate::open::{self, Use};
+use crate::open::{self, Access, Use};
 use crate::protocol::Protocol;
 use blockmux_proto::exports::Export;
 use blockmux_proto::served::Served;
@@ -49,7 +49,8 @@ impl NamedVolume {
 impl Opening {
     /// Opens a volume.
     pub(super) fn open(&self, named: &NamedVolume) -> Result<(Export, Arc<Served>), Failure> {
-        let how = Use { read_only: named.read_only, connections: 1, may_grow: self.may_grow };
+        let access = if named.read_only { Access::Read } else { Access::Either };
+        let how = Use { access, connections: 1, may_grow: self.may_grow };
         let volume = open::open(&named.spec, how)?.volume;
         let info = volume.info();
         if info.size > LARGEST {

@@ -88,7 +88,7 @@ const WRONG: &[(&[&str], &str)] = &[
     ),
     (
         &["serve", "file:/nowhere/disk.img", "--nbd", ":0"],
-        "file:/nowhere/disk.img: does not exist; give ?size=10G to create it",
+        "file:/nowhere/disk.img: does not exist; check its path, or create it as 'file:/nowhere/disk.img?size=10g'",
     ),
     (
         &["serve", "mem:1m", "--config", "/nowhere/b.toml"],
@@ -165,7 +165,7 @@ const WRONG: &[(&[&str], &str)] = &[
     ),
     (
         &["info", "nbd://host/a?b=1"],
-        "nbd://host/a?b=1: parameter \"b=1\": unknown; known are socket, connections and reconnect",
+        "nbd://host/a?b=1: parameter \"b=1\": unknown; known are socket, connections, reconnect and timeout",
     ),
     (
         &["discover", "nbd+unix:///?socket=/nowhere/socket"],
@@ -177,7 +177,11 @@ const WRONG: &[(&[&str], &str)] = &[
         "mem:1g: is not a URL; use nbd://host/export or nbd+unix:///export?socket=PATH or \
          iscsi://host/target-name/lun or iser://host/target-name/lun or nvme+tcp://host/subsystem-nqn/nsid or aoe://IFACE/eSHELF.SLOT",
     ),
-    (&["copy", "mem:1m", "mem:1m"], "mem:1m: source and destination are the same"),
+    (
+        &["copy", "file:/nowhere/a", "file:/nowhere/a"],
+        "file:/nowhere/a: source and destination are the same; name another destination",
+    ),
+    (&["copy", "mem:513", "null:1m"], "mem:513: is no whole number of blocks of 512 bytes; take 1024"),
     (&["copy", "file:/nowhere/disk.img", "mem:1m"], "file:/nowhere/disk.img: does not exist; check its path"),
     (
         &["copy", "mem:2m", "mem:1m"],
@@ -234,7 +238,7 @@ fn what_is_wrong_in_a_config_file_is_named_with_file_and_line() {
             ":3: unknown key `siez`, expected one of `name`, `spec`, ",
         ),
         ("[[volume]]\nspec = 'disk.img'\n", ":2: `disk.img` does not say what kind of volume it is: "),
-        ("nbd = 5\n", ":1: invalid type: integer `5`, expected a list, as nbd = "),
+        ("nbd = 5\n", ":1: nbd: invalid type: integer `5`, expected a list, as nbd = "),
         ("[[volume]\n", ":1: "),
     ] {
         std::fs::write(&path, content).unwrap();
@@ -261,4 +265,42 @@ fn what_a_config_says_of_a_protocol_is_checked_although_nobody_listens_for_it() 
         assert_eq!(output.status.code(), Some(2));
         assert!(text(&output.stderr).contains(expected), "{}", text(&output.stderr));
     }
+}
+
+#[test]
+fn a_state_at_a_listener_that_is_not_there_is_refused() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let text = "nvme_tcp = ['127.0.0.1:0']\n[[volume]]\nname = 'a'\nspec = 'mem:1m'\n[[nvme_subsystem]]\n\
+                nqn = 'nqn.2026-11.com.example:x'\nnamespaces = { 1 = 'a' }\n[[nvme_subsystem.ana_group]]\n\
+                ANAGRPID = 1\nnamespaces = [1]\nstates = { '127.0.0.1:1' = 'inaccessible' }\n";
+    std::fs::write(file.path(), text).unwrap();
+    let output = blockmux(["serve", "--config", file.path().to_str().unwrap()]);
+    let said = text_of(&output);
+    assert!(said.contains("ana_group 1: nobody listens at 127.0.0.1:1; name one of 127.0.0.1:"), "{said}");
+    assert_eq!((said.lines().count(), output.status.code()), (1, Some(2)));
+}
+
+#[test]
+fn advice_to_open_something_read_only_is_not_given_for_a_destination() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("disk.img");
+    std::fs::write(&path, [0; 1 << 20]).unwrap();
+    let file = format!("file:{}", path.display());
+    let _daemon = Daemon::serve(&[&file]);
+    let output = blockmux(["copy", "mem:1m", &file]);
+    let said = text_of(&output);
+    assert!(
+        said.ends_with("is in use by another program that locked it, or named twice; stop that one\n"),
+        "{said}"
+    );
+}
+
+#[test]
+fn two_ram_volumes_of_one_size_are_two() {
+    let output = blockmux(["copy", "mem:1m", "mem:1m"]);
+    assert_eq!((text_of(&output).as_str(), output.status.code()), ("", Some(0)));
+}
+
+fn text_of(output: &std::process::Output) -> String {
+    text(&output.stderr)
 }

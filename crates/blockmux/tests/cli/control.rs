@@ -186,13 +186,13 @@ fn what_cannot_have_that_size_keeps_its_own_and_says_what_to_do() {
     let controlled = Controlled::serve(&args);
     for (name, size, expected) in [
         ("b", "1m", "no volume is called `b`; there is a, null, striped, frozen"),
-        ("a", "1000", "a: 1000 is not one or more whole blocks of 512 bytes; round it"),
-        ("a", "0", "a: 0 is not one or more whole blocks of 512 bytes; round it"),
-        ("a", "1e", "a: there is room for at most"),
+        ("a", "1000", "a: 1000 bytes are not one or more whole blocks of 512; round them"),
+        ("a", "0", "a: 0 bytes are not one or more whole blocks of 512; round them"),
+        ("a", "1e", "a: it can have at most"),
         ("a", "15e", "a: clients count to 2^63 - 1 bytes; take a smaller size"),
-        ("null", "2m", "null: its size follows what lies below"),
-        ("striped", "4m", "striped: its size follows what lies below"),
-        ("frozen", "8k", "frozen: it is opened read-only"),
+        ("null", "2m", "null: cannot be resized: it is as large as what it is made of"),
+        ("striped", "4m", "striped: cannot be resized: "),
+        ("frozen", "8k", "frozen: is opened read-only"),
     ] {
         let said = controlled.refusal(&["resize", name, size]);
         assert!(said.starts_with(&format!("blockmux: {expected}")), "{said}");
@@ -244,10 +244,7 @@ fn a_remote_volume_that_has_changed_by_itself_is_noticed() {
     let mut scsi = here.login();
     assert!(can_read(&mut scsi, 0));
     let said = here.refusal(&["resize", "disk0", "16m"]);
-    assert!(
-        said.contains("disk0: its size follows what lies below; change that, and it is noticed"),
-        "{said}"
-    );
+    assert!(said.contains("disk0: cannot be resized: it is as large as what it is made of"), "{said}");
     there.said(&["resize", "disk0", "16m"]);
     // The next command there is told, and is sent again.
     assert!(can_read(&mut scsi, 1));

@@ -44,7 +44,13 @@ fn the_end_of_a_file_that_is_no_whole_block_is_copied_and_filled_up() {
     let directory = tempfile::tempdir().unwrap();
     let bytes: Vec<u8> = (0..10_000_u32).map(|at| (at / 7) as u8).collect();
     std::fs::write(directory.path().join("odd.img"), &bytes).unwrap();
-    copy(&file(&directory, "odd.img"), &file(&directory, "even.img"), &["--verify"]);
+    let output = blockmux(["copy", "--verify", &file(&directory, "odd.img"), &file(&directory, "even.img")]);
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    assert!(
+        said.contains("has 10000 bytes, no whole blocks: reads as 10240, zeroes behind its end"),
+        "{said}"
+    );
     assert_eq!(content(&directory.path().join("even.img")), [bytes, vec![0; 240]].concat());
 }
 
@@ -121,6 +127,18 @@ fn an_interrupted_copy_says_that_it_is_not_complete() {
         );
         assert_eq!(child.wait().unwrap().code(), Some(status));
     }
+}
+
+#[test]
+fn a_copy_that_cannot_be_read_back_is_called_complete() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("full.img"), vec![1; 1 << 20]).unwrap();
+    let (from, to) = (file(&directory, "full.img"), file(&directory, "copy.img"));
+    let output = blockmux(["copy", "--verify", &from, &format!("fault:op=read:{to}")]);
+    let said = text(&output.stderr);
+    assert!(said.contains(": cannot read 1048576 bytes at offset 0: medium error; "), "{said}");
+    assert!(said.ends_with("; all was copied, but not all compared\n"), "{said}");
+    assert_eq!(output.status.code(), Some(1));
 }
 
 #[test]

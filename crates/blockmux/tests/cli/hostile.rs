@@ -127,7 +127,8 @@ fn a_file_is_not_copied_onto_itself_by_another_name() {
     std::fs::hard_link(&file, &link).unwrap();
     let [file, link] = [file, link].map(|path| format!("file:{}", path.display()));
     let output = blockmux(["copy", &file, &link]);
-    let expected = format!("blockmux: {file}: source and destination are the same\n");
+    let expected =
+        format!("blockmux: {file}: source and destination are the same; name another destination\n");
     assert_eq!((output.status.code(), text(&output.stderr)), (Some(2), expected));
 }
 
@@ -250,6 +251,82 @@ fn a_server_that_lists_and_then_says_nothing_is_not_asked_for_every_export() {
     assert!(text(&output.stderr).contains("24 exports were not asked for"), "{}", text(&output.stderr));
 }
 
+#[test]
+fn a_server_that_falls_silent_or_drips_is_given_up_and_that_is_said_once() {
+    let drip = |socket: &mut UnixStream, head: &[u8; 28]| {
+        let reply = reply_of_sevens(head);
+        reply.iter().all(|byte| {
+            std::thread::park_timeout(Duration::from_millis(20));
+            socket.write_all(&[*byte]).is_ok()
+        })
+    };
+    for server in [Server::start(1 << 20, |_, _| true), Server::start(1 << 20, drip)] {
+        let server = server.patient_for("300ms");
+        let output = server.copied();
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        let fails = " requests fail: no answer within 300 ms, nor by new connections for 200 ms";
+        assert!(said.lines().filter(|line| line.contains(fails)).count() >= 1, "{said}");
+        let lines = said.lines().filter(|line| !line.contains(" requests fail: "));
+        let lines: Vec<_> =
+            lines.filter(|line| !line.contains("(no answer within 300 ms); trying")).collect();
+        assert!(matches!(lines[..], [line] if line.contains(": cannot read ")), "{said}");
+    }
+}
+
+#[test]
+fn a_bench_that_loses_one_of_its_connections_for_good_says_so() {
+    let came = Arc::new(AtomicU64::new(0));
+    // The first asks what the export is like; of the next two, one is closed in the middle, and then nobody is let in.
+    let server = Server::listen(move |mut socket| {
+        let nth = came.fetch_add(1, Ordering::Relaxed);
+        let info = [&[0, 0][..], &(1_u64 << 20).to_be_bytes(), &[1, 1]].concat();
+        let is_told = nth < 3
+            && converse(&mut socket, |option| match option {
+                6 | 7 => Some(vec![(3, info.clone()), (1, vec![])]),
+                _ => Some(vec![(1 << 31 | 1, vec![])]),
+            });
+        let (mut head, mut left) = ([0; 28], if nth == 2 { 100 } else { u64::MAX });
+        while is_told && left > 0 && socket.read_exact(&mut head).is_ok() && !head.starts_with(CMD_DISC) {
+            socket.write_all(&reply_of_sevens(&head)).unwrap();
+            left -= 1;
+        }
+    });
+    let url = format!("{}&connections=2", server.url);
+    let report = server.directory.path().join("report");
+    let options = "--rw randread --iodepth 4 --runs 1 --runtime 1 --no_ceiling --report".split(' ');
+    let output = std::process::Command::new(BLOCKMUX)
+        .args(["bench", &url])
+        .args(options)
+        .arg(&report)
+        .output()
+        .unwrap();
+    let said = text(&output.stderr);
+    assert!(said.contains("lost a connection and did not get it back"), "{said}");
+    assert!(
+        said.contains("blockmux: 1 of the runs ended with fewer connections than at its begin"),
+        "{said}"
+    );
+    assert_eq!(output.status.code(), Some(1));
+    assert!(report.join("bench.json").is_file(), "what was measured is shown all the same");
+}
+
+#[test]
+fn a_server_that_describes_an_export_without_end_is_said_to() {
+    let server = Server::listen(|mut socket| {
+        converse(&mut socket, |option| -> Option<Box<dyn Iterator<Item = _>>> {
+            match option {
+                6 => Some(Box::new(std::iter::repeat((3, vec![0, 99])))),
+                _ => Some(Box::new(std::iter::once((1 << 31 | 1, vec![])))),
+            }
+        });
+    });
+    let output = blockmux(["info", &server.url]);
+    let said = text(&output.stderr);
+    assert!(said.contains("its answer did not end within 10 s"), "{said}");
+    assert_eq!(output.status.code(), Some(2));
+}
+
 /// A server of one export, which does to a request what the test says.
 struct Server {
     url: String,
@@ -276,7 +353,7 @@ impl Server {
                 3 => {
                     let names = (0..exports)
                         .map(|nth| (2, [&[0, 0, 0, 2][..], format!("{nth:02}").as_bytes()].concat()));
-                    Some(names.chain([(1, vec![])]).collect())
+                    Some(names.chain([(1, vec![])]).collect::<Vec<_>>())
                 }
                 _ => None,
             });
@@ -297,6 +374,12 @@ impl Server {
         Server { url, directory }
     }
 
+    /// The same by a URL that says how long an answer may take.
+    fn patient_for(mut self, time: &str) -> Server {
+        self.url.push_str(&format!("&timeout={time}"));
+        self
+    }
+
     /// What comes of copying it to a new file.
     fn copied(&self) -> Output {
         let file = format!("file:{}", self.directory.path().join("copy").display());
@@ -306,7 +389,10 @@ impl Server {
 
 /// The handshake: `answer` gives the replies to an option, or `None` for silence. Ends with the answer to
 /// `NBD_OPT_GO`, and tells whether it came to that.
-fn converse(socket: &mut UnixStream, answer: impl Fn(u8) -> Option<Vec<(u32, Vec<u8>)>>) -> bool {
+fn converse<R>(socket: &mut UnixStream, answer: impl Fn(u8) -> Option<R>) -> bool
+where
+    R: IntoIterator<Item = (u32, Vec<u8>)>,
+{
     if socket.write_all(b"NBDMAGICIHAVEOPT\0\x03").is_err() || socket.read_exact(&mut [0; 4]).is_err() {
         return false;
     }
@@ -316,9 +402,11 @@ fn converse(socket: &mut UnixStream, answer: impl Fn(u8) -> Option<Vec<(u32, Vec
         socket.read_exact(&mut vec![0; len as usize]).unwrap();
         for (rep, data) in answer(option[3]).into_iter().flatten() {
             let (rep, len) = (rep.to_be_bytes(), (data.len() as u32).to_be_bytes());
-            // It may have heard enough.
-            let _ =
-                socket.write_all(&[b"\0\x03\xe8\x89\x04\x55\x65\xa9", option, &rep, &len, &data].concat());
+            let reply = [b"\0\x03\xe8\x89\x04\x55\x65\xa9", option, &rep, &len, &data].concat();
+            if socket.write_all(&reply).is_err() {
+                // It has heard enough.
+                break;
+            }
         }
         if option[3] == 7 {
             return true;

@@ -35,7 +35,7 @@ pub struct BlockOptions {
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// There is no such file.
-    #[error("file:{0}: does not exist; give ?size=10G to create it")]
+    #[error("file:{0}: does not exist; check its path, or create it as 'file:{0}?size=10g'")]
     Missing(PathBuf),
     /// Nor is there a directory to create it in.
     #[error("file:{0}: its directory does not exist; create that first, or name another path")]
@@ -75,7 +75,7 @@ pub enum OpenError {
     #[error("block:{0}: is mounted or in use; unmount it, or give ?readonly=on")]
     InUse(PathBuf),
     /// Nothing at all.
-    #[error("{0}: is empty; give ?size=10G to extend a file")]
+    #[error("{0}: is empty; give ?size=10g to extend a file")]
     Empty(PathBuf),
     /// The size that was asked for.
     #[error("file:{path}: size {size} is not a whole number of {block}-byte blocks; round it")]
@@ -319,7 +319,7 @@ mod tests {
         let missing = folder.path().join("x");
         assert!(
             refusal(&missing, FileOptions::default())
-                .ends_with("/x: does not exist; give ?size=10G to create it")
+                .contains("/x: does not exist; check its path, or create it as ")
         );
         assert!(refusal(&folder.path().join("a/b"), NEW).contains("/a/b: its directory does not exist"));
         assert!(refusal(folder.path(), NEW).contains("is a directory"));

@@ -56,6 +56,8 @@ pub struct Endpoint {
     pub connections: u32,
     /// How long to try again when a connection is lost, before I/O fails.
     pub patience: Duration,
+    /// How long an answer may take before the connection counts as lost, as [`Dialer::timeout`].
+    pub timeout: Option<Duration>,
 }
 
 /// Why a logical unit cannot be reached.
@@ -366,6 +368,10 @@ impl<D: Datamover> Dialer for IscsiDialer<D> {
 
     fn path(&self, path: usize) -> &Address {
         self.homes.get(path).unwrap_or(&self.endpoint.address)
+    }
+
+    fn timeout(&self) -> Option<Duration> {
+        self.endpoint.timeout
     }
 
     fn session(&self, link: u32, _control: Option<&NoControl>, pool: &Pool, now: Instant) -> D::Session {

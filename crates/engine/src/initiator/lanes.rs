@@ -1,5 +1,6 @@
 //! The connections of one session: its first, which the link has dialled, and those that it asks for later.
 
+use super::missing;
 use crate::connection::{Broken, Connection, Inflow};
 use crate::host::{ByteStream, Host};
 use crate::socket::Address;
@@ -11,7 +12,11 @@ use std::time::{Duration, Instant};
 use tracing::info;
 
 /// The connections of one session, each at its lane's place.
-pub(super) struct Lanes<H: Host>(Vec<Slot<H>>);
+pub(super) struct Lanes<H: Host> {
+    slots: Vec<Slot<H>>,
+    /// Lanes whose connection was lost, and that have no other yet.
+    missing: Vec<usize>,
+}
 
 enum Slot<H: Host> {
     /// The session has no use for it, now or any more.
@@ -38,7 +43,7 @@ pub(super) struct Dial<'a, H: Host> {
 
 impl<H: Host> Lanes<H> {
     pub(super) fn new(first: Connection<H>) -> Lanes<H> {
-        Lanes(vec![Slot::Open(first)])
+        Lanes { slots: vec![Slot::Open(first)], missing: Vec::new() }
     }
 
     /// Calls deadlines and receives, once for each connection.
@@ -52,7 +57,7 @@ impl<H: Host> Lanes<H> {
         dial: &Dial<'_, H>,
     ) -> Result<Inflow, Broken> {
         let mut all = Inflow::Empty;
-        for (lane, slot) in self.0.iter_mut().enumerate() {
+        for (lane, slot) in self.slots.iter_mut().enumerate() {
             let Slot::Open(connection) = slot else { continue };
             session.select(lane);
             let received = connection.check_deadline(session).and_then(|()| connection.receive(session));
@@ -60,7 +65,7 @@ impl<H: Host> Lanes<H> {
                 Ok(Inflow::Finished) if !session.on_lost(lane, dial.core.now()) => {
                     return Ok(Inflow::Finished);
                 }
-                Ok(Inflow::Finished) => slot.forget(dial, lane, &"the target closed it"),
+                Ok(Inflow::Finished) => slot.forget(dial, lane, &"the target closed it", &mut self.missing),
                 Ok(inflow) => all = merged(all, inflow),
                 Err(broken) => {
                     // What it has to say yet is said, as far as that goes.
@@ -68,7 +73,7 @@ impl<H: Host> Lanes<H> {
                     if !session.on_lost(lane, dial.core.now()) {
                         return Err(broken);
                     }
-                    slot.forget(dial, lane, &broken);
+                    slot.forget(dial, lane, &broken, &mut self.missing);
                 }
             }
         }
@@ -86,13 +91,13 @@ impl<H: Host> Lanes<H> {
         dial: &Dial<'_, H>,
     ) -> Result<bool, Broken> {
         let mut any = false;
-        for (lane, slot) in self.0.iter_mut().enumerate() {
+        for (lane, slot) in self.slots.iter_mut().enumerate() {
             let Slot::Open(connection) = slot else { continue };
             session.select(lane);
             match connection.send(session) {
                 Ok(has_sent) => any |= has_sent,
                 Err(broken) if !session.on_lost(lane, dial.core.now()) => return Err(broken),
-                Err(broken) => slot.forget(dial, lane, &broken),
+                Err(broken) => slot.forget(dial, lane, &broken, &mut self.missing),
             }
         }
         Ok(any)
@@ -102,7 +107,7 @@ impl<H: Host> Lanes<H> {
     #[inline]
     pub(super) fn send_now(&mut self, session: &mut (impl StreamSession + Initiator)) -> Option<bool> {
         let (mut had_any, mut is_stuck) = (false, false);
-        for (lane, slot) in self.0.iter_mut().enumerate() {
+        for (lane, slot) in self.slots.iter_mut().enumerate() {
             session.select(lane);
             if session.outbox().is_empty() {
                 continue;
@@ -127,20 +132,24 @@ impl<H: Host> Lanes<H> {
         dial: &Dial<'_, H>,
     ) -> Result<bool, Broken> {
         while let Some((lane, until)) = session.poll_dial() {
-            if self.0.len() <= lane {
-                self.0.resize_with(lane + 1, || Slot::Absent);
+            if self.slots.len() <= lane {
+                self.slots.resize_with(lane + 1, || Slot::Absent);
             }
-            self.0[lane] = Slot::Waiting { until };
+            self.slots[lane] = Slot::Waiting { until };
             dial.core.wake_at(until, dial.waker);
         }
         let mut is_changed = false;
-        for (lane, slot) in self.0.iter_mut().enumerate() {
+        for (lane, slot) in self.slots.iter_mut().enumerate() {
             if matches!(slot, Slot::Open(_) | Slot::Absent) {
                 continue;
             }
             match slot.advance(dial) {
                 Ok(false) => {}
                 Ok(true) => {
+                    if let Some(at) = self.missing.iter().position(|missing| *missing == lane) {
+                        self.missing.swap_remove(at);
+                        missing::take(1);
+                    }
                     session.on_connected(lane, dial.core.now());
                     is_changed = true;
                 }
@@ -148,7 +157,7 @@ impl<H: Host> Lanes<H> {
                     if !session.on_lost(lane, dial.core.now()) {
                         return Err(broken);
                     }
-                    slot.forget(dial, lane, &broken);
+                    slot.forget(dial, lane, &broken, &mut self.missing);
                     is_changed = true;
                 }
             }
@@ -156,10 +165,15 @@ impl<H: Host> Lanes<H> {
         Ok(is_changed)
     }
 
+    /// The session is over, and with it what it had lost before.
+    pub(super) fn end(self) {
+        missing::take(self.missing.len() as u32);
+    }
+
     /// Asks for whatever the connections wait for.
     #[inline]
     pub(super) fn park(&mut self) {
-        for slot in &mut self.0 {
+        for slot in &mut self.slots {
             match slot {
                 Slot::Open(connection) => connection.park(),
                 Slot::Connecting { connection, .. } => connection.park_connecting(),
@@ -171,7 +185,17 @@ impl<H: Host> Lanes<H> {
 
 impl<H: Host> Slot<H> {
     /// The connection is gone, and the session goes on.
-    fn forget(&mut self, dial: &Dial<'_, H>, lane: usize, reason: &dyn std::fmt::Display) {
+    fn forget(
+        &mut self,
+        dial: &Dial<'_, H>,
+        lane: usize,
+        reason: &dyn std::fmt::Display,
+        missing: &mut Vec<usize>,
+    ) {
+        if matches!(self, Slot::Open(_)) {
+            missing.push(lane);
+            missing::add(1);
+        }
         info!(target = %dial.address, "connection {lane} of the session is lost ({reason}); it goes on");
         *self = Slot::Absent;
         dial.waker.wake();

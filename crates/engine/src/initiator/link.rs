@@ -1,14 +1,16 @@
-//! One session of a channel, over all its lives: dials, carries requests beside its control (`controlled`), and when it is
-//! lost (`loss`) replays, waits, gives up.
+//! One session of a channel, over all its lives: dials, carries requests beside its control (`controlled`), watches
+//! whether the target answers (`watch`), and when it is lost (`loss`) replays, waits, gives up.
 
 mod controlled;
 mod loss;
+mod watch;
 
 use super::control::ControlLine;
 use super::lanes::{Dial, Lanes};
 use super::moves::{Move, Moves};
+use super::overdue::Overdue;
 use super::retry::Retry;
-use super::silence::{self, Silence};
+use super::silence::Silence;
 use super::{Dialer, Known, Party, RemoteVolume};
 use crate::connection::{Broken, Connection, Inflow};
 use crate::host::{ByteStream, Host};
@@ -21,7 +23,6 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
-use tracing::warn;
 
 /// One session of a channel, over all its lives.
 pub(super) struct Link<D: Dialer, H: Host> {
@@ -52,6 +53,7 @@ pub(super) struct Link<D: Dialer, H: Host> {
     pub(super) done: Vec<Completion>,
     retry: Retry,
     silence: Silence,
+    overdue: Overdue,
     /// Requests that the session holds.
     in_flight: usize,
     /// It had a session since it was last at rest: what waits may have been sent before, and waits for this link.
@@ -145,6 +147,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 done: Vec::with_capacity(depth as usize),
                 retry: Retry::new(volume.patience, core.now()),
                 silence: Silence::default(),
+                overdue: Overdue::new(volume.dialer.timeout()),
                 in_flight: 0,
                 was_open: false,
                 is_parked: false,
@@ -213,7 +216,8 @@ impl<D: Dialer, H: Host> Link<D, H> {
         let progress = match &mut self.state {
             State::Open { .. } => {
                 self.check_silence();
-                self.run_open()
+                let progress = self.run_open();
+                self.look_for_answers().unwrap_or(progress)
             }
             State::Down => Progress::Idle,
             State::Pausing { until } if *until > self.core.now() => Progress::Idle,
@@ -387,26 +391,6 @@ impl<D: Dialer, H: Host> Link<D, H> {
             Inflow::Drained => Ok(Progress::Drained),
             Inflow::Empty | Inflow::Blocked if has_sent => Ok(Progress::Drained),
             Inflow::Empty | Inflow::Blocked => Ok(Progress::Idle),
-        }
-    }
-
-    /// Has the link look later whether the target answers.
-    #[inline]
-    fn watch(&mut self) {
-        let core = &self.core;
-        if self.in_flight > 0
-            && let Some(until) = self.silence.watch(|| core.now())
-        {
-            core.wake_at(until, &self.waker);
-        }
-    }
-
-    #[inline]
-    fn check_silence(&mut self) {
-        let (core, waiting) = (&self.core, self.in_flight);
-        if self.silence.is_to_tell(|| core.now(), waiting > 0) {
-            let (target, seconds) = (self.moves.address(), silence::PATIENCE.as_secs());
-            warn!(%target, "no answer for {seconds} s, {waiting} requests wait for one");
         }
     }
 

@@ -12,6 +12,8 @@
 //! begin for so long and end without completing anything, all requests fail, and the next one starts over. What had
 //! completed before the loss and was not flushed is as safe as the target made it.
 //!
+//! A connection over which a request gets no answer in time counts as lost, too: see `overdue`.
+//!
 //! Where several paths lead to a volume, a channel has links by each of them. Requests go in turn over those whose target
 //! calls them the best ([`PathRank`]), or to the one of those that has the fewest ([`Policy`]). What was under way by a path that is lost goes on by another at once, and so does
 //! what the target does not do there now; the path is tried again, every few seconds as long as others do. As with
@@ -32,8 +34,10 @@ mod generated;
 pub mod iscsi;
 mod lanes;
 mod link;
+mod missing;
 mod moves;
 pub mod nvme;
+mod overdue;
 mod retry;
 mod seeds;
 mod silence;
@@ -42,12 +46,14 @@ use crate::host::Host;
 use crate::reactor::EngineCore;
 use crate::secure::Secure;
 use crate::socket::Address;
-use blockmux_proto::session::{Control, Initiator, PathRank, StreamSession};
+use blockmux_proto::session::{Control, DEFAULT_TIMEOUT, Initiator, PathRank, StreamSession};
 use blockmux_tls::{Psk, TlsError};
 use blockmux_volume::{Channel, Completion, Core, Io, IoError, Pool, Volume, VolumeInfo, Waker};
 pub use generated::GeneratedKeys;
 use link::Link;
+pub use missing::missing_connections;
 pub use moves::Move;
+use overdue::Late;
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
 use std::rc::Rc;
@@ -86,6 +92,12 @@ pub trait Dialer: Send + Sync + 'static {
 
     /// A connection could not be secured with these.
     fn forget_tls_keys(&self, _keys: &[Psk]) {}
+
+    /// How long the request that has waited the longest may wait for an answer before the connection counts as lost; four
+    /// times that where it moves no data, as a flush. `None`: for ever.
+    fn timeout(&self) -> Option<Duration> {
+        Some(DEFAULT_TIMEOUT)
+    }
 
     /// How requests are shared among the paths that are equally good.
     fn policy(&self) -> Policy {
@@ -268,6 +280,8 @@ struct Party {
     open: Cell<usize>,
     /// Requests may have to move from one to another.
     is_changed: Cell<bool>,
+    /// Requests that got no answer in time by any of them.
+    late: RefCell<Late>,
 }
 
 struct RemoteChannel<D: Dialer, H: Host> {
@@ -309,10 +323,12 @@ impl<D: Dialer, H: Host> Channel for RemoteChannel<D, H> {
             self.look_at_size();
             self.share_out();
         }
+        let before = done.len();
         done.append(&mut self.done);
         for link in &self.links {
             done.append(&mut link.borrow_mut().done);
         }
+        self.party.late.borrow_mut().on_done(&done[before..]);
     }
 }
 

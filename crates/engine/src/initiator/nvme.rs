@@ -51,6 +51,8 @@ pub struct Endpoint {
     pub queues: u16,
     /// How long to try again when a connection is lost, before I/O fails.
     pub patience: Duration,
+    /// How long an answer may take before the connection counts as lost, as [`Dialer::timeout`].
+    pub timeout: Option<Duration>,
     /// The key that every connection is secured with; `None`: without TLS.
     pub tls_key: Option<ConfiguredPsk>,
     /// The version of its identity, 0 or 1; `None`: both are offered.
@@ -327,6 +329,10 @@ impl Dialer for NvmeDialer {
     fn take_preparation(&self, control: &AdminSession) -> bool {
         self.endpoint.keep_generated(control);
         control.generated().is_some()
+    }
+
+    fn timeout(&self) -> Option<Duration> {
+        self.endpoint.timeout
     }
 
     fn session(&self, _link: u32, control: Option<&AdminSession>, pool: &Pool, now: Instant) -> QueueSession {

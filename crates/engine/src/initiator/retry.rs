@@ -4,6 +4,7 @@
 //! without completing anything: then it may be a request that ends them. In between it dials after pauses that grow
 //! until something completes.
 
+use super::missing;
 use std::time::{Duration, Instant};
 
 pub(super) struct Retry {
@@ -15,6 +16,8 @@ pub(super) struct Retry {
     /// Since when requests wait for the path to become one.
     stranded_since: Option<Instant>,
     pause: Duration,
+    /// The session was lost, and there is no other yet.
+    is_missing: bool,
 }
 
 /// What to do about a loss.
@@ -37,7 +40,13 @@ impl Retry {
             fruitless_since: None,
             stranded_since: None,
             pause: FIRST_PAUSE,
+            is_missing: false,
         }
+    }
+
+    /// How long it goes on.
+    pub(super) fn patience(&self) -> Duration {
+        self.patience
     }
 
     /// Whether requests have waited for the path to become one for all patience, if they still do.
@@ -54,7 +63,7 @@ impl Retry {
 
     /// A link that rested begins to dial.
     pub(super) fn begin(&mut self, now: Instant) {
-        *self = Retry::new(self.patience, now);
+        *self = Retry { is_missing: self.is_missing, ..Retry::new(self.patience, now) };
     }
 
     /// Until when one attempt may take.
@@ -65,6 +74,13 @@ impl Retry {
     /// A session is open.
     pub(super) fn on_session(&mut self) {
         self.lost_since = None;
+        missing::take(u32::from(std::mem::take(&mut self.is_missing)));
+    }
+
+    /// That session is gone, of its own accord.
+    pub(super) fn on_lost_session(&mut self) {
+        self.is_missing = true;
+        missing::add(1);
     }
 
     /// A request has completed.

@@ -5,11 +5,12 @@ use blockmux_engine::socket::Address;
 use blockmux_proto::nbd::initiator::{Config, Features, InitiatorSession, Mode};
 use blockmux_proto::session::NoControl;
 use blockmux_volume::Pool;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 pub(crate) struct NbdDialer {
     pub(crate) address: Address,
     pub(crate) features: Features,
+    pub(crate) timeout: Option<Duration>,
 }
 
 impl Dialer for NbdDialer {
@@ -18,6 +19,10 @@ impl Dialer for NbdDialer {
 
     fn address(&self) -> &Address {
         &self.address
+    }
+
+    fn timeout(&self) -> Option<Duration> {
+        self.timeout
     }
 
     fn session(

@@ -49,6 +49,7 @@ pub(crate) fn endpoint(addresses: &[Address]) -> Endpoint {
         keep_alive: Duration::from_secs(5),
         queues: 1,
         patience: Duration::from_secs(5),
+        timeout: None,
     }
 }
 

@@ -264,8 +264,8 @@ impl Tally {
     }
 }
 
-/// Longer than a remote volume tries to reconnect.
-const DRAIN_TIMEOUT: Duration = Duration::from_secs(120);
+/// Longer than a remote volume tries to get an answer, again and again, unless it was told to try for longer.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(300);
 /// A day: a fill ends when it is done.
 const FILL_TIMEOUT: Duration = Duration::from_secs(86_400);
 /// Some targets take seconds for a log-in.

@@ -14,14 +14,17 @@
 //! `header_digest=on|off` and `data_digest=on|off` (off) ask for CRC32C, `connections=N` is how many sessions to open,
 //! `max_connections=N` how many connections each of them may have (1), `error_recovery_level=0..2` how much of what goes
 //! wrong a session survives (0): of these two the target may agree on less. `paths=all` asks the portal for all that lead to
-//! the target, and `reconnect=DURATION` is how long to try to reconnect before I/O fails.
+//! the target, `reconnect=DURATION` is how long to try to reconnect before I/O fails, and `timeout=DURATION` how long an
+//! answer may take before the connection counts as lost.
 //!
 //! A URL prints without its password.
 
 use super::login::chap::Secret;
 use super::name::{Name, NameError};
 pub use crate::uri::MAX_PORTALS;
-use crate::uri::{self, DEFAULT_RECONNECT, MAX_CONNECTIONS, Written, decode, encode, read_duration};
+use crate::uri::{
+    self, DEFAULT_RECONNECT, DEFAULT_TIMEOUT, MAX_CONNECTIONS, Written, decode, encode, read_duration,
+};
 use blockmux_wire::iscsi::ISCSI_DEFAULT_PORT;
 use std::ffi::OsString;
 use std::fmt;
@@ -71,6 +74,8 @@ pub struct Url {
     pub all_paths: bool,
     /// How long to try to reconnect before I/O fails; whole milliseconds.
     pub reconnect: Duration,
+    /// How long an answer may take; whole milliseconds; 0: for ever.
+    pub timeout: Duration,
 }
 
 /// How iSER goes over a network.
@@ -162,6 +167,7 @@ impl FromStr for Url {
             error_recovery_level: 0,
             all_paths: false,
             reconnect: DEFAULT_RECONNECT,
+            timeout: DEFAULT_TIMEOUT,
         };
         if let Some(user) = user {
             url.set_user(user)?;
@@ -273,10 +279,10 @@ impl Url {
             }
             "paths" if value == "all" => self.all_paths = true,
             "paths" => return Err(Problem::Words("write all, or name the portals in place of the host")),
-            "reconnect" => {
-                let time = read_duration(value);
+            "reconnect" | "timeout" => {
                 let problem = Problem::Words("give a time such as 500ms, 30s, 5m or 2h, at most 24h");
-                self.reconnect = time.ok_or(problem)?;
+                let time = read_duration(value).ok_or(problem)?;
+                *(if key == "timeout" { &mut self.timeout } else { &mut self.reconnect }) = time;
             }
             _ => return Err(Problem::Words(UNKNOWN)),
         }
@@ -344,7 +350,9 @@ impl fmt::Display for Url {
         query.text("error_recovery_level", level.as_deref())?;
         query.text("paths", self.all_paths.then_some("all"))?;
         let reconnect = (self.reconnect != DEFAULT_RECONNECT).then(|| Written(self.reconnect).to_string());
-        query.text("reconnect", reconnect.as_deref())
+        query.text("reconnect", reconnect.as_deref())?;
+        let timeout = (self.timeout != DEFAULT_TIMEOUT).then(|| Written(self.timeout).to_string());
+        query.text("timeout", timeout.as_deref())
     }
 }
 
@@ -387,7 +395,7 @@ fn target_and_lun(path: &str) -> Result<(Option<Name>, u16), UrlError> {
     Ok((Some(target), number.ok_or_else(|| UrlError::Lun(lun.chars().take(MAX_SHOWN).collect()))?))
 }
 
-const KEYS: [&str; 14] = [
+const KEYS: [&str; 15] = [
     "rdma",
     "crc",
     "user",
@@ -402,9 +410,10 @@ const KEYS: [&str; 14] = [
     "error_recovery_level",
     "paths",
     "reconnect",
+    "timeout",
 ];
 const UNKNOWN: &str = "unknown; known are rdma, crc, user, secret_file, mutual_user, mutual_secret_file, initiator, \
-                       header_digest, data_digest, connections, max_connections, error_recovery_level, paths and reconnect";
+                       header_digest, data_digest, connections, max_connections, error_recovery_level, paths, reconnect and timeout";
 /// Flat space addressing has 14 bits.
 const MAX_LUNS: u16 = 1 << 14;
 /// Of a part that an error repeats, in characters.
@@ -440,7 +449,7 @@ mod tests {
         let text = format!(
             "iscsi://user@h/{TARGET}/9?secret_file=/run/a%26b&mutual_user=target%20one&mutual_secret_file=m\
              &initiator=iqn.2026-11.me:x&header_digest=on&data_digest=on&connections=4&max_connections=2\
-             &error_recovery_level=1&paths=all&reconnect=90s"
+             &error_recovery_level=1&paths=all&reconnect=90s&timeout=2m"
         );
         let url: Url = text.parse().unwrap();
         assert!(url.all_paths);

@@ -23,10 +23,11 @@ pub(crate) fn from_io_error(error: IoError, op: Op) -> Errno {
 /// What an initiator makes of a target's answer, which is not 0.
 ///
 /// An initiator checks range, alignment and length before it sends, so that `NBD_EINVAL` is left with one meaning:
-/// the target cannot do this. An unknown value counts as `NBD_EINVAL`, as the document asks.
+/// the target cannot do this. An unknown value counts as `NBD_EINVAL`, as the document asks. Nor does it send writes to an
+/// export that is read-only: `NBD_EPERM` means that somebody else may, and we may not.
 pub(crate) fn to_io_error(errno: Errno) -> IoError {
     match errno {
-        Errno::NBD_EPERM => IoError::ReadOnly,
+        Errno::NBD_EPERM => IoError::Reserved,
         Errno::NBD_EIO => IoError::Medium,
         Errno::NBD_ENOMEM => IoError::NoMemory,
         Errno::NBD_ENOSPC => IoError::NoSpace,
@@ -76,7 +77,7 @@ mod tests {
     #[test]
     fn every_errno_has_its_volume_error() {
         let table = [
-            (Errno::NBD_EPERM, IoError::ReadOnly),
+            (Errno::NBD_EPERM, IoError::Reserved),
             (Errno::NBD_EIO, IoError::Medium),
             (Errno::NBD_ENOMEM, IoError::NoMemory),
             (Errno::NBD_EINVAL, IoError::Unsupported),

@@ -3,11 +3,12 @@
 //! ```text
 //!   nbd://host[:port]/export                nbd+unix:///export?socket=PATH
 //! ```
-//! Everything behind the first `/` is the export's name, percent-encoded, so `nbd://host//disk` names `/disk`. Two
-//! query parameters are ours: `connections=N`, how many connections to open, and `reconnect=DURATION`, how long to
-//! try to reconnect before I/O fails. A parameter that nobody knows is an error, as the document asks.
+//! Everything behind the first `/` is the export's name, percent-encoded, so `nbd://host//disk` names `/disk`. Three
+//! query parameters are ours: `connections=N`, how many connections to open, `reconnect=DURATION`, how long to
+//! try to reconnect before I/O fails, and `timeout=DURATION`, how long an answer may take before the connection counts as
+//! lost. A parameter that nobody knows is an error, as the document asks.
 
-pub use crate::uri::{DEFAULT_RECONNECT, MAX_CONNECTIONS, MAX_RECONNECT};
+pub use crate::uri::{DEFAULT_RECONNECT, DEFAULT_TIMEOUT, MAX_CONNECTIONS, MAX_RECONNECT};
 
 use crate::uri::{self, Written, decode, encode, read_duration};
 use blockmux_wire::nbd::{NBD_DEFAULT_PORT, NBD_MAX_STRING};
@@ -29,6 +30,8 @@ pub struct Uri {
     pub connections: Option<u32>,
     /// How long to try to reconnect before I/O fails; whole milliseconds, at most [`MAX_RECONNECT`].
     pub reconnect: Duration,
+    /// How long an answer may take; whole milliseconds, at most [`MAX_RECONNECT`]; 0: for ever.
+    pub timeout: Duration,
 }
 
 /// Where a server listens.
@@ -108,6 +111,7 @@ impl FromStr for Uri {
             export: export_name(path)?,
             connections: query.connections,
             reconnect: query.reconnect.unwrap_or(DEFAULT_RECONNECT),
+            timeout: query.timeout.unwrap_or(DEFAULT_TIMEOUT),
         })
     }
 }
@@ -139,6 +143,10 @@ impl fmt::Display for Uri {
         }
         if self.reconnect != DEFAULT_RECONNECT {
             write!(f, "{separator}reconnect={}", Written(self.reconnect))?;
+            separator = '&';
+        }
+        if self.timeout != DEFAULT_TIMEOUT {
+            write!(f, "{separator}timeout={}", Written(self.timeout))?;
         }
         Ok(())
     }
@@ -150,6 +158,7 @@ struct Query {
     socket: Option<Vec<u8>>,
     connections: Option<u32>,
     reconnect: Option<Duration>,
+    timeout: Option<Duration>,
 }
 
 impl Query {
@@ -167,13 +176,14 @@ impl Query {
                     let count = count.ok_or(wrong("give a number from 1 to 16"))?;
                     query.connections.replace(count).is_some()
                 }
-                "reconnect" => {
+                "reconnect" | "timeout" => {
                     let time = read_duration(as_text);
                     let time = time.ok_or(wrong("give a time such as 500ms, 30s, 5m or 2h, at most 24h"))?;
-                    query.reconnect.replace(time).is_some()
+                    let place = if key == "timeout" { &mut query.timeout } else { &mut query.reconnect };
+                    place.replace(time).is_some()
                 }
                 _ if key.starts_with("tls-") => return Err(UriError::Tls(part.to_owned())),
-                _ => return Err(wrong("unknown; known are socket, connections and reconnect")),
+                _ => return Err(wrong("unknown; known are socket, connections, reconnect and timeout")),
             };
             if is_second {
                 return Err(wrong("given twice; remove one"));
@@ -236,6 +246,7 @@ mod tests {
             export: export.into(),
             connections: None,
             reconnect: DEFAULT_RECONNECT,
+            timeout: DEFAULT_TIMEOUT,
         }
     }
 
@@ -264,9 +275,10 @@ mod tests {
 
     #[test]
     fn our_parameters_are_read_and_written_back() {
-        let text = "nbd://h/x?connections=4&reconnect=90s";
+        let text = "nbd://h/x?connections=4&reconnect=90s&timeout=2m";
         let uri: Uri = text.parse().unwrap();
-        assert_eq!((uri.connections, uri.reconnect), (Some(4), Duration::from_secs(90)));
+        let times = (Duration::from_secs(90), Duration::from_secs(120));
+        assert_eq!((uri.connections, (uri.reconnect, uri.timeout)), (Some(4), times));
         assert_eq!(uri.to_string(), text);
         for (text, ms) in [("0", 0), ("500ms", 500), ("2m", 120_000), ("24h", 86_400_000)] {
             assert_eq!(read_duration(text), Some(Duration::from_millis(ms)));
@@ -308,6 +320,7 @@ mod tests {
             ("nbd://h/x?connections=0", "parameter \"connections=0\": give a number from 1 to 16"),
             ("nbd://h/x?connections=17", "parameter \"connections=17\": give"),
             ("nbd://h/x?reconnect=5", "parameter \"reconnect=5\": give a time such as"),
+            ("nbd://h/x?timeout=5", "parameter \"timeout=5\": give a time such as"),
             ("nbd://h/x?speed=9", "parameter \"speed=9\": unknown; known are"),
             ("nbd://h/x?connections=1&connections=1", "parameter \"connections=1\": given twice"),
         ] {
@@ -326,12 +339,14 @@ mod tests {
                 .prop_map(|path| Server::Unix(OsString::from_vec(path).into())),
         ];
         let connections = prop::option::of(1..=MAX_CONNECTIONS);
-        (server, "[^\0]{0,30}", connections, 0..=86_400_000u64).prop_map(
-            |(server, export, connections, ms)| Uri {
+        let time = || (0..=86_400_000u64).prop_map(Duration::from_millis);
+        (server, "[^\0]{0,30}", connections, time(), time()).prop_map(
+            |(server, export, connections, reconnect, timeout)| Uri {
                 server,
                 export,
                 connections,
-                reconnect: Duration::from_millis(ms),
+                reconnect,
+                timeout,
             },
         )
     }

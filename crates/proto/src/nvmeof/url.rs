@@ -9,7 +9,8 @@
 //! nvme-cli gives them: `hostnqn=NQN` and `hostid=UUID` are who we are, `hdr_digest=on|off` and `data_digest=on|off`
 //! (off) ask for CRC-32C, `queue_size=N` (1024) is how many entries an I/O queue has, `keep_alive_tmo=SECONDS` (5) how
 //! long the controller waits for a sign of us, and `ctrl_loss_tmo=SECONDS` (60) how long to try to reconnect before I/O
-//! fails. `connections=N` is how many I/O queues each core opens by each path, and `iopolicy=round-robin|queue-depth`
+//! fails; `io_timeout=SECONDS` (30) is how long an answer may take before the connection counts as lost, named as the
+//! parameter of Linux's module. `connections=N` is how many I/O queues each core opens by each path, and `iopolicy=round-robin|queue-depth`
 //! (round-robin) how I/O is shared among paths that are equally good. `paths=all` asks the discovery controller there for
 //! all that lead to the subsystem.
 //!
@@ -25,7 +26,7 @@
 use super::auth::{DhGroup, Hash};
 use super::initiator::{DEPTH, HostId};
 use crate::nvme::nqn::Nqn;
-use crate::uri::{self, DEFAULT_RECONNECT, MAX_CONNECTIONS, MAX_RECONNECT, decode, encode};
+use crate::uri::{self, DEFAULT_RECONNECT, DEFAULT_TIMEOUT, MAX_CONNECTIONS, MAX_RECONNECT, decode, encode};
 use blockmux_wire::nvmeof::tcp::NVME_TCP_PORT;
 use std::ffi::OsString;
 use std::fmt;
@@ -77,6 +78,8 @@ pub struct Url {
     pub keep_alive: Duration,
     /// How long to try to reconnect before I/O fails; whole seconds.
     pub reconnect: Duration,
+    /// How long an answer may take; whole seconds; 0: for ever.
+    pub io_timeout: Duration,
     /// Where the key of TLS is; `None`: without TLS.
     pub tls_key_file: Option<PathBuf>,
     /// The version of its identity, 0 or 1; `None`: both.
@@ -158,6 +161,7 @@ impl FromStr for Url {
             io_policy: IoPolicy::RoundRobin,
             keep_alive: DEFAULT_KEEP_ALIVE,
             reconnect: DEFAULT_RECONNECT,
+            io_timeout: DEFAULT_TIMEOUT,
             tls_key_file: None,
             tls_identity: None,
         };
@@ -273,6 +277,10 @@ impl Url {
             "ctrl_loss_tmo" => {
                 self.reconnect = seconds(MAX_RECONNECT).ok_or("give whole seconds, at most 86400")?;
             }
+            "io_timeout" => {
+                self.io_timeout =
+                    seconds(MAX_RECONNECT).ok_or("give whole seconds, at most 86400; 0 is for ever")?;
+            }
             "tls_identity" => {
                 self.tls_identity = Some(match value {
                     "0" => 0,
@@ -343,6 +351,7 @@ impl fmt::Display for Url {
         put(f, "iopolicy", is_by_depth.then(|| "queue-depth".to_owned()))?;
         put(f, "keep_alive_tmo", differs(self.keep_alive, DEFAULT_KEEP_ALIVE))?;
         put(f, "ctrl_loss_tmo", differs(self.reconnect, DEFAULT_RECONNECT))?;
+        put(f, "io_timeout", differs(self.io_timeout, DEFAULT_TIMEOUT))?;
         let path = self.tls_key_file.as_ref().map(|path| path.to_string_lossy().into_owned());
         put(f, "tls_key_file", path)?;
         put(f, "tls_identity", self.tls_identity.map(|version| version.to_string()))
@@ -394,7 +403,7 @@ fn shown(text: &str) -> String {
 const SECRET: &str = "dhchap_secret_file";
 const CTRL_SECRET: &str = "dhchap_ctrl_secret_file";
 /// What can be shown of a query.
-const KEYS: [&str; 15] = [
+const KEYS: [&str; 16] = [
     "hostnqn",
     "hostid",
     SECRET,
@@ -410,9 +419,10 @@ const KEYS: [&str; 15] = [
     "iopolicy",
     "keep_alive_tmo",
     "ctrl_loss_tmo",
+    "io_timeout",
 ];
 const UNKNOWN: &str = "unknown; there are hostnqn, hostid, dhchap_secret_file, dhchap_ctrl_secret_file, \
-                       dhchap_hash, dhchap_dhgroup, concat, hdr_digest, data_digest, queue_size, connections, paths, iopolicy, keep_alive_tmo and ctrl_loss_tmo";
+                       dhchap_hash, dhchap_dhgroup, concat, hdr_digest, data_digest, queue_size, connections, paths, iopolicy, keep_alive_tmo, ctrl_loss_tmo and io_timeout";
 /// As Linux has it.
 const DEFAULT_KEEP_ALIVE: Duration = Duration::from_secs(5);
 const MAX_KEEP_ALIVE: Duration = Duration::from_secs(3600);
@@ -436,10 +446,11 @@ mod tests {
         let full =
             url("NVME+TCP://[::1]:7/nqn.a/12?hostnqn=nqn.b&hostid=00112233-4455-6677-8899-aabbccddeeff\
                         &hdr_digest=on&data_digest=on&queue_size=128&connections=2&keep_alive_tmo=0\
-                        &ctrl_loss_tmo=600");
+                        &ctrl_loss_tmo=600&io_timeout=7");
         assert_eq!((full.host.as_str(), full.port, full.nsid), ("::1", 7, 12));
         assert_eq!((full.header_digest, full.data_digest, full.queue_size), (true, true, 128));
         assert_eq!((full.keep_alive, full.reconnect), (Duration::ZERO, Duration::from_secs(600)));
+        assert_eq!((full.io_timeout, plain.io_timeout), (Duration::from_secs(7), Duration::from_secs(30)));
         assert_eq!(full.host_id.map(|id| id[1]), Some(0x11));
         assert_eq!(url("nvme+tcp://host").subsystem, None);
     }
@@ -455,7 +466,7 @@ mod tests {
             "nvme+tcp://h/nqn.a/1?dhchap_secret_file=a&dhchap_hash=hmac(sha256)&dhchap_dhgroup=ffdhe3072&concat=on",
             "nvme+tcp://h/nqn.a/1?dhchap_secret_file=a&dhchap_hash=hmac%28sha512%29&dhchap_dhgroup=null",
             "nvme+tcp://h,h:4421,[::1]:7/nqn.a/1?paths=all&iopolicy=queue-depth",
-            "nvme+tcp://h/nqn.a/1?data_digest=on&queue_size=2&connections=16&keep_alive_tmo=9&ctrl_loss_tmo=0",
+            "nvme+tcp://h/nqn.a/1?data_digest=on&queue_size=2&connections=16&keep_alive_tmo=9&ctrl_loss_tmo=0&io_timeout=0",
             "nvme+tcp://h/nqn.a/1?tls_key_file=/etc/a%20key&tls_identity=0",
         ];
         for text in texts.iter().filter(|text| !text.contains("%20")) {

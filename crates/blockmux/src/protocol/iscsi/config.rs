@@ -129,6 +129,8 @@ pub(crate) struct ConfiguredTarget {
     pub(super) luns: BTreeMap<u16, String>,
     pub(super) removable: bool,
     pub(super) offer: Parameters,
+    /// Whether nobody comes in without CRC32C over headers, and over data.
+    pub(super) needs_digests: [bool; 2],
     pub(super) redirect: Option<Redirect>,
     /// Not empty; those that name an initiator come first.
     pub(super) acl: Vec<Acl>,
@@ -139,6 +141,8 @@ pub(crate) struct ConfiguredTarget {
 pub(super) struct Acl {
     pub(super) initiator: Option<Name>,
     pub(super) chap: Option<Chap>,
+    /// Its user, and the file of the secret.
+    pub(super) user: Option<(String, PathBuf)>,
     /// `None`: every LUN.
     pub(super) luns: Option<Vec<u16>>,
 }
@@ -154,9 +158,13 @@ impl ConfiguredTarget {
             return Err(wrong("TargetAlias has more than 255 bytes, or a NUL; shorten it".to_owned()));
         }
         let luns = entry.luns.iter().map(|(lun, volume)| {
-            let lun = lun.parse().ok().filter(|lun| *lun <= MAX_LUN);
-            let lun = lun.ok_or_else(|| wrong(format!("LUNs are numbers from 0 to {MAX_LUN}")))?;
-            Ok((lun, volume.clone()))
+            let number = lun.parse::<u16>().ok().filter(|lun| *lun <= MAX_LUN);
+            let number = number.ok_or_else(|| wrong(format!("LUNs are numbers from 0 to {MAX_LUN}")))?;
+            // Else two keys could be one LUN.
+            if number.to_string() != *lun {
+                return Err(wrong(format!("write LUN `{lun}` as {number}")));
+            }
+            Ok((number, volume.clone()))
         });
         let luns: BTreeMap<u16, String> = luns.collect::<Result<_, Failure>>()?;
         let redirect = entry.redirect().map_err(wrong)?;
@@ -180,11 +188,13 @@ impl ConfiguredTarget {
             return Err(wrong(format!("two acl entries are for {who}; make one of them")));
         }
         if acl.is_empty() {
-            acl.push(Acl { initiator: None, chap: None, luns: None });
+            acl.push(Acl { initiator: None, chap: None, user: None, luns: None });
         }
         acl.sort_by_key(|acl| acl.initiator.is_none());
+        let needs_digests =
+            [entry.header_digest, entry.data_digest].map(|digest| digest == Some(Digest::Crc32c));
         let TargetEntry { target_alias: alias, removable, .. } = entry;
-        Ok(ConfiguredTarget { name, alias, portals, luns, removable, offer, redirect, acl })
+        Ok(ConfiguredTarget { name, alias, portals, luns, removable, offer, needs_digests, redirect, acl })
     }
 
     /// Whether that listener leads to it.
@@ -280,7 +290,8 @@ impl AclEntry {
         }
         let own = (&self.chap_n, &self.secret_file);
         let chap = chap(own, (&self.target_chap_n, &self.target_secret_file), wrong)?;
-        Ok(Acl { initiator, chap, luns: self.luns.clone() })
+        let user = self.chap_n.clone().zip(self.secret_file.clone());
+        Ok(Acl { initiator, chap, user, luns: self.luns.clone() })
     }
 }
 
@@ -438,7 +449,7 @@ mod tests {
         }
         let error = prepare("TargetName = 'disk'\nluns = { 0 = 'x' }").unwrap_err();
         assert!(error.ends_with("; write it as iqn.2026-11.blockmux:NAME"), "{error}");
-        for luns in ["{}", "{ 16384 = 'x' }", "{ a = 'x' }"] {
+        for luns in ["{}", "{ 16384 = 'x' }", "{ a = 'x' }", "{ 0 = 'x', '00' = 'y' }", "{ '+1' = 'x' }"] {
             assert!(prepare(&format!("TargetName = 'iqn.a'\nluns = {luns}")).is_err(), "{luns}");
         }
         assert!(with("HeaderDigest = 'crc'").unwrap_err().starts_with("unknown variant `crc`"));

@@ -16,7 +16,10 @@ use crate::output::shell_word;
 use blockmux_engine::socket::Address;
 use blockmux_lab::ceiling::{MessageShape, Transport};
 use blockmux_proto::iscsi::name::Name;
+use blockmux_proto::iscsi::url::Url;
+use config::Acl;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 /// iSCSI's entry in the table.
 pub(crate) const ISCSI: Protocol = Protocol {
@@ -58,16 +61,16 @@ pub(crate) const ISER: Protocol = Protocol {
 fn ways(settings: &Settings, address: &Address, volume: &str) -> Vec<Way> {
     let Address::Tcp(tcp) = address else { return Vec::new() };
     let Place { host, port, portal } = Place::of(tcp);
-    let way = |(target, lun): (String, u16)| {
-        let url = format!("iscsi://{host}{port}/{target}/{lun}");
-        let commands = vec![
-            format!("iscsi-inq {}", shell_word(&url)),
-            format!("qemu-img info {}", shell_word(&url)),
-            format!(
-                "iscsiadm -m discovery -t st -p {portal} && iscsiadm -m node -T {target} -p {portal} --login"
-            ),
-        ];
-        Way { url, commands, variables: Vec::new() }
+    let way = |unit: MappedUnit<'_>| {
+        let url = unit.url(&format!("iscsi://{host}{port}"), "");
+        let theirs = shell_word(&unit.url_of_libiscsi(&format!("iscsi://{host}{port}"))).into_owned();
+        let (environment, name) = (unit.environment_of_libiscsi(), unit.initiator);
+        let as_whom = name.map(|name| format!("-i {name} ")).unwrap_or_default();
+        let inquiry = format!("{environment}iscsi-inq {as_whom}{theirs}");
+        // It cannot be told a name in the same way.
+        let image = name.is_none().then(|| format!("{environment}qemu-img info {theirs}"));
+        let commands = std::iter::once(inquiry).chain(image).chain([unit.login(settings, &portal, "")]);
+        Way { url, commands: commands.collect(), variables: Vec::new() }
     };
     units(settings, tcp, volume).into_iter().map(way).collect()
 }
@@ -76,13 +79,9 @@ fn ways(settings: &Settings, address: &Address, volume: &str) -> Vec<Way> {
 fn ways_of_iser(settings: &Settings, address: &Address, volume: &str) -> Vec<Way> {
     let Address::Tcp(tcp) = address else { return Vec::new() };
     let Place { host, port, portal } = Place::of(tcp);
-    let way = |(target, lun): (String, u16)| {
-        let url = format!("iser://{host}{port}/{target}/{lun}?rdma=iwarp");
-        let commands = vec![format!(
-            "iscsiadm -m discovery -t st -p {portal} -I iser && \
-             iscsiadm -m node -T {target} -p {portal} -I iser --login"
-        )];
-        Way { url, commands, variables: Vec::new() }
+    let way = |unit: MappedUnit<'_>| {
+        let url = unit.url(&format!("iser://{host}{port}"), "?rdma=iwarp");
+        Way { url, commands: vec![unit.login(settings, &portal, " -I iser")], variables: Vec::new() }
     };
     units(settings, tcp, volume).into_iter().map(way).collect()
 }
@@ -105,17 +104,90 @@ impl Place {
     }
 }
 
-/// The logical units that a volume is by a listener: targets and numbers.
-fn units(settings: &Settings, listener: &SocketAddr, volume: &str) -> Vec<(String, u16)> {
-    if settings.iscsi.is_empty() {
-        return vec![(default_target(volume), 0)];
+/// A logical unit that a volume is, and who sees it.
+struct MappedUnit<'a> {
+    target: String,
+    lun: u16,
+    /// Who logs in, where not everybody may.
+    initiator: Option<&'a Name>,
+    /// Its user, and the file of the secret as we have it.
+    user: Option<&'a (String, PathBuf)>,
+    /// Over headers, and over data: without them nobody comes in.
+    digests: [bool; 2],
+}
+
+impl MappedUnit<'_> {
+    /// For our own initiator.
+    fn url(&self, portal: &str, query: &str) -> String {
+        let plain = format!("{portal}/{}/{}{query}", self.target, self.lun);
+        let Ok(mut url) = plain.parse::<Url>() else { return plain };
+        url.initiator = self.initiator.cloned();
+        if url.rdma.is_none() {
+            [url.header_digest, url.data_digest] = self.digests;
+        }
+        if let Some((user, file)) = self.user {
+            (url.user, url.secret_file) = (Some(user.clone()), Some(file.clone()));
+        }
+        url.to_string()
     }
-    let targets = settings.iscsi.iter().filter(|target| target.is_at(listener));
+
+    /// What libiscsi puts into the LUN field as it is: beyond 255 the number with the addressing method before it.
+    fn url_of_libiscsi(&self, portal: &str) -> String {
+        let lun = if self.lun > MAX_PERIPHERAL_LUN { FLAT_SPACE | self.lun } else { self.lun };
+        format!("{portal}/{}/{lun}", self.target)
+    }
+
+    fn environment_of_libiscsi(&self) -> String {
+        let Some((user, file)) = self.user else { return String::new() };
+        let (user, file) = (shell_word(user), file.to_string_lossy());
+        let file = shell_word(&file);
+        format!("LIBISCSI_CHAP_USERNAME={user} LIBISCSI_CHAP_PASSWORD=\"$(cat {file})\" ")
+    }
+
+    /// How Linux logs in. Who may not discover names the target by hand.
+    fn login(&self, settings: &Settings, portal: &str, interface: &str) -> String {
+        let node = format!("iscsiadm -m node -T {} -p {portal}{interface}", self.target);
+        let found = match settings.iscsi_discovery {
+            None => format!("iscsiadm -m discovery -t st -p {portal}{interface}"),
+            Some(_) => format!("{node} -o new"),
+        };
+        let Some((user, file)) = self.user else { return format!("{found} && {node} --login") };
+        let (user, file) = (shell_word(user), file.to_string_lossy());
+        let (key, file) = ("node.session.auth", shell_word(&file));
+        let proof = format!(
+            "-n {key}.authmethod -v CHAP -n {key}.username -v {user} -n {key}.password -v \"$(cat {file})\""
+        );
+        format!("{found} && {node} -o update {proof} && {node} --login")
+    }
+}
+
+/// The logical units that a volume is by a listener. A target that has moved has none for anybody.
+fn units<'a>(settings: &'a Settings, listener: &SocketAddr, volume: &str) -> Vec<MappedUnit<'a>> {
+    if settings.iscsi.is_empty() {
+        let target = default_target(volume);
+        return vec![MappedUnit { target, lun: 0, initiator: None, user: None, digests: [false; 2] }];
+    }
+    let targets = settings.iscsi.iter().filter(|target| target.is_at(listener) && target.redirect.is_none());
     let mapped = targets.flat_map(|target| {
-        let luns = target.luns.iter().filter(|(_, mapped)| *mapped == volume);
-        luns.map(|(lun, _)| (target.name.as_str().to_owned(), *lun))
+        let luns = target.luns.iter().filter(|(_, mapped)| *mapped == volume).map(|(lun, _)| *lun);
+        luns.filter_map(|lun| {
+            // One who may have any name, if there is one.
+            let sees = |acl: &&Acl| acl.luns.as_ref().is_none_or(|luns| luns.contains(&lun));
+            let acl = target.acl.iter().rev().find(sees)?;
+            let (initiator, user) = (acl.initiator.as_ref(), acl.user.as_ref());
+            let (name, digests) = (target.name.as_str().to_owned(), target.needs_digests);
+            Some(MappedUnit { target: name, lun, initiator, user, digests })
+        })
     });
     mapped.collect()
+}
+
+/// Targets that send initiators elsewhere, and where.
+pub(crate) fn redirects(settings: &Settings) -> impl Iterator<Item = (&str, &str)> {
+    settings.iscsi.iter().filter_map(|target| {
+        let redirect = target.redirect.as_ref()?;
+        Some((target.name.as_str(), redirect.address.as_str()))
+    })
 }
 
 /// The name of the target that a volume is.
@@ -127,6 +199,10 @@ fn default_target(volume: &str) -> String {
 const PREFIX: &str = "iqn.2026-11.blockmux:";
 /// The longest TargetAlias, in bytes (RFC 7143 §13.6).
 const MAX_ALIAS: usize = 255;
+
+/// The greatest number of the peripheral device addressing method, and the flat space addressing method (SAM-5 §4.7.7).
+const MAX_PERIPHERAL_LUN: u16 = 255;
+const FLAT_SPACE: u16 = 1 << 14;
 
 /// Names of targets as they were checked before.
 fn name(text: &str) -> Name {
@@ -149,5 +225,46 @@ mod tests {
         let address = Address::Tcp("[::1]:7".parse().unwrap());
         let over_rdma = &ways_of_iser(&Settings::default(), &address, "a")[0];
         assert_eq!(over_rdma.url, "iser://[::1]:7/iqn.2026-11.blockmux:a/0?rdma=iwarp");
+    }
+
+    fn configured(text: &str) -> Settings {
+        let entry: TargetEntry = toml::from_str(text).unwrap();
+        let target = ConfiguredTarget::prepare(entry).unwrap_or_else(|error| panic!("{error}"));
+        Settings { iscsi: vec![target], ..Settings::default() }
+    }
+
+    #[test]
+    fn commands_have_the_user_the_name_and_the_number_that_their_client_wants() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let secret = folder.path().join("secret");
+        std::fs::write(&secret, "twelve bytes").unwrap();
+        std::fs::set_permissions(&secret, PermissionsExt::from_mode(0o600)).unwrap();
+        let secret = secret.to_str().unwrap();
+        let text = format!(
+            "TargetName = 'iqn.a'\nDataDigest = 'CRC32C'\nluns = {{ 300 = 'x', 1 = 'y' }}\n[[acl]]\nInitiatorName = 'iqn.me'\nluns = [300]\n\
+             [[acl]]\nluns = [1]\nCHAP_N = 'u'\nsecret_file = '{secret}'"
+        );
+        let (settings, address) = (configured(&text), Address::Tcp("127.0.0.1:3260".parse().unwrap()));
+        let [named] = &ways(&settings, &address, "x")[..] else { panic!("one listener, one unit") };
+        assert_eq!(named.url, "iscsi://127.0.0.1/iqn.a/300?initiator=iqn.me&data_digest=on");
+        assert_eq!(named.commands[0], "iscsi-inq -i iqn.me iscsi://127.0.0.1/iqn.a/16684");
+        assert!(named.commands[1].starts_with("iscsiadm "), "{}", named.commands[1]);
+        let [proved] = &ways(&settings, &address, "y")[..] else { panic!("one listener, one unit") };
+        assert_eq!(proved.url, format!("iscsi://u@127.0.0.1/iqn.a/1?secret_file={secret}&data_digest=on"));
+        let environment = format!("LIBISCSI_CHAP_USERNAME=u LIBISCSI_CHAP_PASSWORD=\"$(cat {secret})\"");
+        assert_eq!(proved.commands[1], format!("{environment} qemu-img info iscsi://127.0.0.1/iqn.a/1"));
+        let login = &proved.commands[2];
+        assert!(
+            login.contains(&format!(".username -v u -n node.session.auth.password -v \"$(cat {secret})\""))
+        );
+    }
+
+    #[test]
+    fn a_target_that_has_moved_is_named_with_its_place_and_has_no_commands() {
+        let settings = configured("TargetName = 'iqn.a'\nluns = { 0 = 'x' }\nredirect = 'h:1'");
+        let address = Address::Tcp("127.0.0.1:3260".parse().unwrap());
+        assert!(ways(&settings, &address, "x").is_empty());
+        assert_eq!(redirects(&settings).collect::<Vec<_>>(), [("iqn.a", "h:1")]);
     }
 }

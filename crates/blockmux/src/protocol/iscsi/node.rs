@@ -61,7 +61,7 @@ fn configured(
     portals: Vec<Portal>,
     ports_before: usize,
 ) -> TargetNode {
-    let access = configured.acl.iter().map(|Acl { initiator, chap, luns }| {
+    let access = configured.acl.iter().map(|Acl { initiator, chap, luns, .. }| {
         let seen =
             configured.luns.iter().filter(|(lun, _)| luns.as_ref().is_none_or(|luns| luns.contains(lun)));
         let view =

@@ -15,6 +15,7 @@ use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::Chap;
 use blockmux_proto::iscsi::url::{MAX_PORTALS, Rdma, Url};
 use blockmux_proto::scsi::Lun;
+use blockmux_proto::session::DEFAULT_TIMEOUT;
 use blockmux_volume::Volume;
 use blockmux_volume::spec;
 use blockmux_wire::iscsi::session::LoginStatus;
@@ -60,6 +61,7 @@ fn connect_over(address: &Address, volume: &str, over: impl Datamover) -> Result
         wishes: wishes(),
         connections: 1,
         patience: OWN_PATIENCE,
+        timeout: Some(DEFAULT_TIMEOUT),
     };
     let volume = iscsi::connect(endpoint, over).map_err(|error| error.to_string())?;
     Ok(Arc::new(volume))
@@ -125,6 +127,7 @@ impl<D: Datamover> IscsiRemote<D> {
             wishes: self.wishes(),
             connections,
             patience: self.url.reconnect,
+            timeout: reach::timeout(self.url.timeout),
         }
     }
 
@@ -192,8 +195,21 @@ impl<D: Datamover> IscsiRemote<D> {
                 {
                     "name a user, as user@host and ?secret_file=PATH".to_owned()
                 }
+                Refused::Login(LoginStatus::AUTHENTICATION_FAILURE) if url.mutual_user.is_some() => {
+                    "check the user and the secret, and that the target has one of its own".to_owned()
+                }
                 Refused::Login(LoginStatus::AUTHENTICATION_FAILURE) => {
                     "check the user and the secret".to_owned()
+                }
+                Refused::NotProved => "check mutual_user and mutual_secret_file".to_owned(),
+                Refused::Login(LoginStatus::AUTHORIZATION_FAILURE) => {
+                    format!("it does not know {}; give ?initiator=NAME, or have it added", self.initiator)
+                }
+                Refused::Login(LoginStatus::INITIATOR_ERROR | LoginStatus::MISSING_PARAMETER)
+                    if url.rdma.is_none() =>
+                {
+                    "it may insist on digests, or on none: try ?header_digest=on&data_digest=on, or without"
+                        .to_owned()
                 }
                 Refused::AnotherUnit { .. } => "name only portals of one target".to_owned(),
                 Refused::Moved { .. } | Refused::Lost { .. } => {

@@ -7,7 +7,7 @@ use crate::output::shell_word;
 use blockmux_engine::nbd::{self, Endpoint};
 use blockmux_engine::socket::Address;
 use blockmux_lab::ceiling::{MessageShape, Transport};
-use blockmux_proto::nbd::uri::{DEFAULT_RECONNECT, Server, Uri};
+use blockmux_proto::nbd::uri::{DEFAULT_RECONNECT, DEFAULT_TIMEOUT, Server, Uri};
 use blockmux_volume::Volume;
 use blockmux_wire::nbd::{NBD_DEFAULT_PORT, NBD_MAX_MINIMUM_BLOCK, NBD_MAX_STRING};
 use std::sync::Arc;
@@ -43,7 +43,9 @@ fn way(address: &Address, name: &str) -> Way {
         Address::Unix(path) => Server::Unix(path.clone()),
         Address::Tcp(address) => Server::Tcp { host: address.ip().to_string(), port: address.port() },
     };
-    let uri = Uri { server, export: name.to_owned(), connections: None, reconnect: DEFAULT_RECONNECT };
+    let export = name.to_owned();
+    let (reconnect, timeout) = (DEFAULT_RECONNECT, DEFAULT_TIMEOUT);
+    let uri = Uri { server, export, connections: None, reconnect, timeout };
     Way { url: uri.to_string(), commands: commands(&uri).into(), variables: vec![("nbd", old_qemu(&uri))] }
 }
 
@@ -77,6 +79,7 @@ fn connect(address: &Address, export: &str) -> Result<Arc<dyn Volume>, String> {
         export: export.to_owned(),
         connections: 1,
         patience: OWN_PATIENCE,
+        timeout: Some(DEFAULT_TIMEOUT),
     };
     let volume = nbd::connect(endpoint).map_err(|error| error.to_string())?;
     Ok(Arc::new(volume))

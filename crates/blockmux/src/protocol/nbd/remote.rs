@@ -38,6 +38,7 @@ impl Remote for NbdRemote {
                 export: uri.export.clone(),
                 connections: uri.connections.unwrap_or(connections),
                 patience: uri.reconnect,
+                timeout: reach::timeout(uri.timeout),
             })
         })?;
         Ok(Arc::new(volume))

@@ -172,9 +172,13 @@ impl ConfiguredSubsystem {
             }
         }
         let namespaces = entry.namespaces.iter().map(|(nsid, volume)| {
-            let number = nsid.parse().ok().filter(|nsid| (1..=MAX_NSID).contains(nsid));
+            let number = nsid.parse::<u32>().ok().filter(|nsid| (1..=MAX_NSID).contains(nsid));
             let number =
                 number.ok_or_else(|| wrong(format!("namespace {nsid} is not from 1 to {MAX_NSID}")))?;
+            // Else two keys could be one namespace.
+            if number.to_string() != *nsid {
+                return Err(wrong(format!("write namespace `{nsid}` as {number}")));
+            }
             Ok((number, volume.clone()))
         });
         let namespaces: BTreeMap<u32, String> = namespaces.collect::<Result<_, Failure>>()?;
@@ -316,6 +320,24 @@ pub(super) fn check(settings: &Settings, volumes: &[&str]) -> Result<(), String>
         }
         if let Some(missing) = subsystem.namespaces.values().find(|name| !volumes.contains(&name.as_str())) {
             return Err(format!("nvme_subsystem `{nqn}`: there is no volume `{missing}`; add a [[volume]]"));
+        }
+    }
+    Ok(())
+}
+
+/// What is wrong where an ANA group names an address at which nobody listens; these are those that there are.
+pub(crate) fn check_states(settings: &Settings, listeners: &[SocketAddr]) -> Result<(), String> {
+    for subsystem in &settings.nvme {
+        for group in &subsystem.ana_groups {
+            let stray = group.states.iter().find(|(address, _)| !listeners.contains(address));
+            if let Some((address, _)) = stray {
+                let (nqn, id) = (&subsystem.nqn, group.id);
+                let there: Vec<_> = listeners.iter().map(SocketAddr::to_string).collect();
+                let there = there.join(", ");
+                return Err(format!(
+                    "nvme_subsystem `{nqn}`: ana_group {id}: nobody listens at {address}; name one of {there}"
+                ));
+            }
         }
     }
     Ok(())

@@ -7,7 +7,7 @@ mod config;
 mod live;
 mod remote;
 
-pub(crate) use config::{ConfiguredSubsystem, DiscoveryEntry, State, SubsystemEntry, Treq};
+pub(crate) use config::{ConfiguredSubsystem, DiscoveryEntry, State, SubsystemEntry, Treq, check_states};
 
 use super::{Protocol, Service, Settings, Started, Way};
 use crate::machine::machine_id;

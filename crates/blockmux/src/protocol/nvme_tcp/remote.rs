@@ -349,6 +349,7 @@ fn endpoint(
         // At most MAX_CONNECTIONS.
         queues: connections as u16,
         patience: url.reconnect,
+        timeout: reach::timeout(url.io_timeout),
         tls_key: None,
         tls_identity: url.tls_identity,
         generated_keys: None,

@@ -1,10 +1,11 @@
 //! What becomes of a link that has lost its session, or could not get one.
 
-use super::{Link, State};
+use super::{Link, State, lost};
 use crate::connection::Broken;
 use crate::host::Host;
 use crate::initiator::Dialer;
 use crate::initiator::moves::Move;
+use crate::initiator::overdue;
 use crate::initiator::retry::{LONGEST_PAUSE, Verdict};
 use crate::reactor::Progress;
 use blockmux_proto::session::Initiator;
@@ -45,13 +46,28 @@ impl<D: Dialer, H: Host> Link<D, H> {
         progress
     }
 
+    /// A request has waited for its answer for all of `span`, and so the connection is none.
+    pub(super) fn lose_unanswered(&mut self, span: Duration) -> Progress {
+        let span = overdue::written(span);
+        self.lose_after(&format!("no answer within {span}"), |link| link.fail_late(&span))
+    }
+
     /// The connection is gone: keep what has not completed, and try again after a pause or give up.
     pub(super) fn lose(&mut self, reason: &str) -> Progress {
+        self.lose_after(reason, |_| {})
+    }
+
+    /// The same, where something is done about what has not completed before.
+    fn lose_after(&mut self, reason: &str, sort_out: impl FnOnce(&mut Link<D, H>)) -> Progress {
         let was_logged_in = matches!(self.state, State::Open { is_checked: true, .. });
         let done_before = self.done.len();
         self.take_back();
+        sort_out(self);
         if self.is_closing {
             return Progress::Idle;
+        }
+        if was_logged_in {
+            self.retry.on_lost_session();
         }
         if self.has_other_paths {
             self.party.is_changed.set(true);
@@ -103,6 +119,24 @@ impl<D: Dialer, H: Host> Link<D, H> {
         }
     }
 
+    /// Of requests that a connection was given up with, fails those that have had all patience.
+    fn fail_late(&mut self, span: &str) {
+        let (now, patience) = (self.core.now(), self.retry.patience());
+        let (mut late, done_before) = (self.party.late.borrow_mut(), self.done.len());
+        self.queue.retain(|io| {
+            let has_had_all = now.duration_since(late.add(io.tag, now)) >= patience;
+            if has_had_all {
+                self.done.push(lost(io.tag));
+            }
+            !has_had_all
+        });
+        let failed = self.done.len() - done_before;
+        if failed > 0 {
+            let (target, patience) = (self.moves.address(), overdue::written(patience));
+            warn!(%target, "{failed} requests fail: no answer within {span}, nor by new connections for {patience}");
+        }
+    }
+
     /// Makes as if it had never had a connection, until the next request; answers how many other links try still.
     fn rest(&mut self) -> usize {
         self.was_open = false;
@@ -129,8 +163,14 @@ impl<D: Dialer, H: Host> Link<D, H> {
     fn take_back(&mut self) {
         self.in_flight = 0;
         self.silence.on_loss();
+        self.overdue.on_loss();
         self.end_control();
-        if let State::Open { mut session, is_checked, .. } = std::mem::replace(&mut self.state, State::Down) {
+        if let State::Open { mut session, is_checked, lanes } =
+            std::mem::replace(&mut self.state, State::Down)
+        {
+            if !self.is_closing {
+                lanes.end();
+            }
             let open = self.party.open.get();
             self.party.open.set(open.saturating_sub(usize::from(is_checked)));
             while let Some(io) = session.poll_misplaced() {

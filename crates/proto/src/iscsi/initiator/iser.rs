@@ -242,6 +242,10 @@ impl Initiator for IserInitiatorSession {
         self.session.resize(size);
     }
 
+    fn look(&mut self) -> u32 {
+        self.session.look()
+    }
+
     /// The queue pairs are gone, and with them every way that a target had to what is handed back.
     fn take_unfinished(&mut self) -> Vec<Io> {
         self.session.lanes.iter_mut().for_each(|lane| lane.mover = Some(Box::default()));

@@ -382,6 +382,10 @@ impl Initiator for InitiatorSession {
         }
     }
 
+    fn look(&mut self) -> u32 {
+        self.full.as_mut().map_or(0, |full| full.queue.look())
+    }
+
     /// What has completed and was not polled yet is not among them. When the target asked for a logout, what was not
     /// sent until then is.
     fn take_unfinished(&mut self) -> Vec<Io> {

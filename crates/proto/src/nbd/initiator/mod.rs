@@ -295,6 +295,13 @@ impl Initiator for InitiatorSession {
         }
     }
 
+    fn look(&mut self) -> u32 {
+        match &mut self.phase {
+            Phase::Transmission(transmission) => transmission.look(),
+            Phase::Handshake(_) | Phase::Over => 0,
+        }
+    }
+
     /// What has completed and was not polled yet is not among them.
     ///
     /// A request that the server refused because it is shutting down counts as not completed, unless

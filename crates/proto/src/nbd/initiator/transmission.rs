@@ -188,6 +188,11 @@ impl Transmission {
         self.disconnect_when_idle(outbox);
     }
 
+    /// As [`Initiator::look`](crate::session::Initiator::look).
+    pub(super) fn look(&mut self) -> u32 {
+        self.requests.look(|request| !matches!(request.cmd, Cmd::NBD_CMD_READ | Cmd::NBD_CMD_WRITE))
+    }
+
     /// All I/O that has not completed, oldest first.
     pub(super) fn take_unfinished(&mut self) -> Vec<Io> {
         let mut jobs = self.jobs.take_all();

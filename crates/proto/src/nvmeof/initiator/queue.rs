@@ -134,6 +134,12 @@ impl Queue {
         self.again.append(&mut self.later);
     }
 
+    /// As [`Initiator::look`](crate::session::Initiator::look).
+    pub(crate) fn look(&mut self) -> u32 {
+        let is_short = |kind| matches!(kind, Kind::Read | Kind::Write { .. } | Kind::Zeroes { .. });
+        self.commands.look(|command| !is_short(command.piece.kind))
+    }
+
     /// The namespace is of this size now, in bytes.
     pub(crate) fn resize(&mut self, size: u64) {
         self.info.size = size;

@@ -127,6 +127,17 @@ impl<T: Default> Queue<T> {
         self.again.append(&mut self.later);
     }
 
+    /// As [`Initiator::look`](crate::session::Initiator::look).
+    pub(crate) fn look(&mut self) -> u32 {
+        if self.commands.is_empty() && self.later.is_empty() {
+            // There is no command yet that could be answered: the target takes none.
+            return self.jobs.look(|_| false);
+        }
+        self.jobs.look_away();
+        let is_short = |kind| matches!(kind, Kind::Read | Kind::Write { .. } | Kind::Zeroes);
+        self.commands.look(|command| !is_short(command.piece.kind))
+    }
+
     /// Takes nothing new.
     pub(crate) fn close(&mut self) {
         self.is_closed = true;

@@ -181,7 +181,7 @@ fn with_structured_replies_a_write_may_still_be_answered_simply() {
     client.submit(1, Op::Write { fua: false }, 0, 512, Some(list(&[0; 512])));
     let all = requests(&client.sent());
     client.feed(&simple(all[1].0.cookie, 1, b"")).unwrap();
-    assert_eq!(client.done_error(), IoError::ReadOnly);
+    assert_eq!(client.done_error(), IoError::Reserved);
     client.feed(&simple(all[0].0.cookie, 0, b"")).unwrap();
     assert!(matches!(client.done(), (0, Ok(Output::Nothing))));
 }

@@ -283,6 +283,10 @@ impl Initiator for QueueSession {
         !self.is_over()
     }
 
+    fn look(&mut self) -> u32 {
+        self.lanes_mut().map(|lane| lane.queue.look()).max().unwrap_or(0)
+    }
+
     /// What has completed and was not polled yet is not among them.
     fn take_unfinished(&mut self) -> Vec<Io> {
         let mut all: Vec<(u64, Io)> = self.lanes_mut().flat_map(Lane::take_unfinished).collect();
