@@ -57,7 +57,7 @@ pub(in crate::iscsi) struct TargetLogin {
     invitation: Option<Invitation>,
     /// All is agreed on, and the session's last response waits for another session's end.
     leaving: Option<Leaving>,
-    /// How often in vain.
+    /// How often that was so.
     waits: u32,
 }
 
