@@ -121,7 +121,7 @@ fn who_takes_too_long_to_prove_itself_loses_its_connection() {
 fn who_takes_longer_than_its_keep_alive_timeout_to_prove_itself_is_waited_for() {
     let node = guarded();
     let (mut host, _) = connected(&node, 0, CNTLID_DYNAMIC);
-    let mut pass = |host: &mut Host, until: Duration| {
+    let pass = |host: &mut Host, until: Duration| {
         let until = host.now + until;
         while let Some(next) = host.pump.session.poll_timeout().filter(|&next| next <= until) {
             host.pump.session.on_timeout(next)?;
