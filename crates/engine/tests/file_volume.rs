@@ -532,7 +532,7 @@ fn a_file_conforms_buffered_and_direct() {
         let frozen =
             FileOptions { read_only: true, direct: Some(volume.is_direct()), ..FileOptions::default() };
         let read_only = FileVolume::open(&path, frozen).unwrap();
-        conforms(Arc::new(volume), Arc::new(read_only));
+        conforms(Arc::new(volume), Some(Arc::new(read_only)));
     }
 }
 
@@ -549,6 +549,6 @@ fn a_block_device_conforms_buffered_and_direct() {
         let volume = FileVolume::open_block(&device.0, options).unwrap();
         let frozen = BlockOptions { read_only: true, ..options };
         let read_only = FileVolume::open_block(&device.0, frozen).unwrap();
-        conforms(Arc::new(volume), Arc::new(read_only));
+        conforms(Arc::new(volume), Some(Arc::new(read_only)));
     }
 }

@@ -66,7 +66,7 @@ impl Target {
             let info = session.volume_info().unwrap();
             Arc::new(RemoteVolume::<_>::new(dialer, info, connections, PATIENCE))
         });
-        conforms(volume, read_only);
+        conforms(volume, Some(read_only));
     }
 }
 
@@ -115,7 +115,7 @@ fn what_an_endpoint_names_is_found_and_conforms() {
     assert_eq!(luns(&Endpoint { lun: Lun::new(9), ..endpoint("disk") }, &OverTcp).unwrap(), [Lun::new(0)]);
     let [volume, read_only] = ["disk", "frozen"]
         .map(|export| -> Arc<dyn Volume> { Arc::new(connect(endpoint(export), OverTcp).unwrap()) });
-    conforms(volume, read_only);
+    conforms(volume, Some(read_only));
 }
 
 /// A portal that sends everybody to `to`; how many have come, and where it is. It ends with the test.
@@ -170,7 +170,7 @@ fn a_target_that_has_moved_is_followed_and_asked_where_it_was_unless_that_was_fo
         let frozen = Endpoint { target: target_name("frozen"), ..endpoint_at(&address) };
         let [volume, read_only] = [endpoint_at(&address), frozen]
             .map(|endpoint| -> Arc<dyn Volume> { Arc::new(connect(endpoint, OverTcp).unwrap()) });
-        conforms(volume, read_only);
+        conforms(volume, Some(read_only));
         // Both are asked once to describe the unit, and then by every session of every channel that is opened.
         let asked = asked.load(Ordering::Relaxed);
         assert!(if expected == 2 { asked == 2 } else { asked >= expected }, "{status}: {asked}");

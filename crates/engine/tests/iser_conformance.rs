@@ -102,7 +102,9 @@ fn a_ram_volume_conforms_when_all_data_of_writes_is_read_by_the_target() {
 fn a_session_of_several_connections_conforms_wherever_they_are_accepted() {
     let (target, wishes) = (Target::serve(), wishes().with(Key::MaxConnections, 4));
     for over in [OverIwarp::default(), OverIwarp { has_crc: true, is_plain: false }] {
-        let volume = |export| Arc::new(connect(target.endpoint(export, wishes, 1), over).unwrap());
+        let volume = |export| -> Arc<dyn Volume> {
+            Arc::new(connect(target.endpoint(export, wishes, 1), over).unwrap())
+        };
         let (disk, frozen) = (volume("disk"), volume("frozen"));
         let (is_over, mut most) = (AtomicBool::new(false), 0);
         std::thread::scope(|scope| {
@@ -114,7 +116,7 @@ fn a_session_of_several_connections_conforms_wherever_they_are_accepted() {
                 }
                 most
             });
-            conforms(disk, frozen);
+            conforms(disk, Some(frozen));
             is_over.store(true, Ordering::Relaxed);
             most = watch.join().unwrap();
         });

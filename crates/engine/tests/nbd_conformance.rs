@@ -117,7 +117,7 @@ fn conforms_in_every_form(target: &Target, connections: u32) {
             assert!(info.shared_flush, "several connections may be used together");
             Arc::new(RemoteVolume::<_>::new(dialer, info, connections, PATIENCE))
         });
-        conforms(volume, read_only);
+        conforms(volume, Some(read_only));
     }
 }
 
@@ -161,7 +161,7 @@ fn what_a_url_names_conforms_over_tcp() {
             .unwrap(),
         )
     });
-    conforms(volume, read_only);
+    conforms(volume, Some(read_only));
 }
 
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -87,7 +87,7 @@ impl Target {
 fn conforms_at(endpoint: &Endpoint) {
     let [volume, read_only] = [1, 2]
         .map(|nsid| -> Arc<dyn Volume> { Arc::new(connect(Endpoint { nsid, ..endpoint.clone() }).unwrap()) });
-    conforms(volume, read_only);
+    conforms(volume, Some(read_only));
 }
 
 fn ram() -> Arc<dyn Volume> {
