@@ -62,4 +62,4 @@ impl<D: Dialer, H: Host> Link<D, H> {
 }
 
 /// Runs of a task that is busy between two looks at its control.
-const CONTROL_EVERY: u32 = 64;
+pub(super) const CONTROL_EVERY: u32 = 64;

@@ -1,6 +1,7 @@
 //! Whether a link's target answers: told where it is silent, and given up where a request gets no answer in time.
 
-use super::{CONTROL_EVERY, Link, State};
+use super::controlled::CONTROL_EVERY;
+use super::{Link, State};
 use crate::host::Host;
 use crate::initiator::{Dialer, silence};
 use crate::reactor::Progress;
