@@ -73,7 +73,7 @@ impl Target {
 
     /// Runs the suite with these wishes.
     fn conforms(&self, wishes: Parameters, over: impl Datamover) {
-        conforms(self.volume("disk", wishes, over.clone()), self.volume("frozen", wishes, over));
+        conforms(self.volume("disk", wishes, over.clone()), Some(self.volume("frozen", wishes, over)));
     }
 }
 
@@ -140,10 +140,10 @@ fn one_port_serves_iscsi_and_iser_side_by_side() {
     let target = Target::serve();
     let over_tcp = target.volume("disk", wishes(), OverTcp);
     let over_rdma = target.volume("frozen", wishes(), OverIwarp::default());
-    conforms(over_tcp, over_rdma);
+    conforms(over_tcp, Some(over_rdma));
     let over_rdma = target.volume("disk", wishes(), OverIwarp::default());
     let over_tcp = target.volume("frozen", wishes(), OverTcp);
-    conforms(over_rdma, over_tcp);
+    conforms(over_rdma, Some(over_tcp));
 }
 
 /// Passes connections on to `target`, but closes those that begin by RFC 6581 as who does not know it has to (§10).
@@ -184,7 +184,7 @@ fn a_target_that_knows_the_first_revision_of_mpa_alone_is_reached_by_that() {
         let volume: Arc<dyn Volume> = Arc::new(connect(endpoint, over).unwrap());
         volume
     };
-    conforms(volume("disk"), volume("frozen"));
+    conforms(volume("disk"), Some(volume("frozen")));
 }
 
 #[test]

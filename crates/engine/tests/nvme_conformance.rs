@@ -76,6 +76,7 @@ impl Target {
             keep_alive: Duration::from_secs(5),
             queues: 1,
             patience: PATIENCE,
+            timeout: Some(PATIENCE),
             tls_key: None,
             tls_identity: None,
             generated_keys: None,
