@@ -84,11 +84,13 @@ impl Guest<'_> {
         command.args(["-nographic", "-nodefaults", "-no-reboot", "-monitor", "none"]);
         command.arg("-kernel").arg(&self.kernel.image).arg("-initrd").arg(self.image);
         // On a busy machine Linux finds a wrong frequency for the processor's counter, and its seconds would be others
-        // than ours; and it complains of processors that stand still when all of it was held up. What the kernel does not know is in the environment of its first process.
+        // than ours; and it complains of processors that stand still when all of it was held up. What the kernel does not
+        // know is in the environment of its first process.
         let environment = addresses.environment().map(|(name, value)| format!("{name}={value}")).join(" ");
         command.arg("-append").arg(format!(
             "console=ttyS0 quiet panic=-1 mitigations=off tsc=unstable clocksource=hpet no_timer_check \
-             rcupdate.rcu_cpu_stall_suppress=1 nowatchdog random.trust_cpu=on audit=0 apparmor=0 GATEWAY={} SCRIPT={script} {environment}",
+             rcupdate.rcu_cpu_stall_suppress=1 nowatchdog random.trust_cpu=on audit=0 apparmor=0 GATEWAY={} \
+             SCRIPT={script} {environment}",
             addresses.gateway()
         ));
         command.arg("-serial").arg(format!("file:{}", self.console().display())).args(["-serial", "stdio"]);
@@ -227,7 +229,7 @@ fn decode(text: &str) -> Result<String> {
 }
 
 /// For one script, so that a guest that hangs ends.
-const LIMIT_S: u32 = 300;
+const LIMIT_S: u32 = 900;
 /// Ports of the guest that this machine reaches: those of iSCSI and NVMe/TCP.
 const PORTS: [u16; 3] = [ISCSI_PORT, 4420, 4421];
 const ISCSI_PORT: u16 = 3260;

@@ -17,7 +17,8 @@ fn serve(args: &[&str]) -> (Daemon, String) {
 
 /// `iscsi://host:port`
 fn portal(url: &str) -> String {
-    url.split('/').take(3).collect::<Vec<_>>().join("/")
+    let authority = url.split('/').nth(2).unwrap();
+    format!("iscsi://{}", authority.rsplit('@').next().unwrap())
 }
 
 #[test]
@@ -127,7 +128,7 @@ fn who_knows_the_secret_logs_in_and_sees_its_luns() {
     let (mut daemon, url) =
         serve(&["a=mem:1m", "b=mem:2m", "--config", config.to_str().unwrap(), "--nbd", ":0"]);
     let target = "iqn.2026-11.com.example:guarded";
-    assert!(url.ends_with(&format!("/{target}/0")), "{url}");
+    assert!(url.starts_with("iscsi://user@") && url.contains(&format!("/{target}/0?")), "{url}");
     let inquire = |user: &[(&str, &str)], initiator: &str, lun: u16| {
         let url = format!("{}/{target}/{lun}", portal(&url));
         let mut inq = Command::new("iscsi-readcapacity16");
@@ -195,8 +196,13 @@ fn initiators_follow_a_target_to_where_the_config_says_that_it_is() {
     let there = portal(&url).replace("iscsi://", "");
     let cases = [("temporary", "Total size:3145728"), ("permanent", "Target moved permanently(258)")];
     for (kind, expected) in cases {
-        let moved = format!("luns = {{ 0 = 'disk0' }}\nredirect = '{there}'\nredirect_kind = '{kind}'");
+        let moved = format!(
+            "luns = {{ 0 = 'disk0' }}\nredirect = '{there}'\nredirect_kind = '{kind}'\n\
+             [[iscsi_target]]\nTargetName = 'iqn.2026-11.com.example:stays'\nluns = {{ 0 = 'disk0' }}"
+        );
         let (_here, url) = serve(&["mem:1m", "--config", &config(kind, &moved)]);
+        assert!(url.ends_with(":stays/0"), "{url}");
+        let url = format!("{}/iqn.2026-11.com.example:m/0", portal(&url));
         let output = Command::new("iscsi-readcapacity16").arg(&url).output().unwrap();
         let said = text(&output.stdout) + &text(&output.stderr);
         // libiscsi follows a target that is elsewhere for a while, and has its user told of one that moved for good.

@@ -80,11 +80,14 @@ fn who_has_to_prove_itself_does_so_over_iser_too() {
     fs::write(&config, text).unwrap();
     let daemon = Daemon::serve(&["mem:1m", "--config", &config, "--iscsi", "127.0.0.1:0"]);
     let url = daemon.urls_of("iser").remove(0);
-    assert!(url.ends_with("/iqn.2026-11.com.example:t/5?rdma=iwarp"), "{url}");
-    assert_eq!(blockmux(["info", &url]).status.code(), Some(2));
-    let with = |file: &str| url.replace("iser://", "iser://me@") + "&secret_file=" + file;
-    assert_eq!(blockmux(["info", &with(&wrong)]).status.code(), Some(2));
-    succeeds(&["info", &with(&right)]);
+    let (user, file) = ("iser://me@", format!("&secret_file={right}"));
+    assert!(url.starts_with(user) && url.contains("/iqn.2026-11.com.example:t/5?rdma=iwarp"), "{url}");
+    let nobody = url.replace(user, "iser://").replace(&file, "");
+    assert!(!nobody.contains(&right), "{nobody}");
+    for url in [nobody, url.replace(&right, &wrong)] {
+        assert_eq!(blockmux(["info", &url]).status.code(), Some(2), "{url}");
+    }
+    succeeds(&["info", &url]);
 }
 
 #[test]
