@@ -14,14 +14,13 @@ use blockmux_engine::iscsi;
 use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
 use blockmux_engine::reactor::PollPolicy;
 use blockmux_engine::socket::{Address, Listener};
-use blockmux_proto::exports::{Export, Exports};
 use blockmux_proto::iscsi::initiator::{InitiatorSession, Mode, wishes};
 use blockmux_proto::iscsi::login::operational::{CRC32C, Key, Parameters};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::scsi::Lun;
 use blockmux_volume::{MemVolume, Pool, Volume};
 use blockmux_wire::iscsi::session::LoginStatus;
-use conforms::conforms;
+use conforms::{conforms, disk_and_frozen};
 use iscsi_dialer::IscsiDialer;
 use iscsi_names::target_name;
 use iscsi_sides::node;
@@ -43,13 +42,7 @@ impl Target {
         let address = listener.address().clone();
         let cores =
             Cores::start(&CoresConfig { policy: PollPolicy::Never, ..CoresConfig::default() }).unwrap();
-        let exports = [("disk", false), ("frozen", true)].map(|(name, read_only)| Export {
-            name: name.to_owned(),
-            description: String::new(),
-            read_only,
-            volume: volume.clone(),
-        });
-        let exports = Exports::new(exports.into());
+        let exports = disk_and_frozen(&volume);
         let (serve, inboxes) = (iscsi::serve(&node(&exports), &exports, 1), cores.inboxes());
         cores.inboxes()[0].send(move |core| {
             ListenerTask::spawn(core, listener, inboxes, serve, ConnectionLimit::new(64));

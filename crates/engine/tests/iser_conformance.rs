@@ -10,13 +10,12 @@ use blockmux_engine::iscsi;
 use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
 use blockmux_engine::reactor::PollPolicy;
 use blockmux_engine::socket::{Address, Listener};
-use blockmux_proto::exports::{Export, Exports};
 use blockmux_proto::iscsi::initiator::wishes;
 use blockmux_proto::iscsi::login::operational::{Key, Parameters};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::scsi::Lun;
 use blockmux_volume::{MemVolume, Volume};
-use conforms::conforms;
+use conforms::{conforms, disk_and_frozen};
 use iscsi_names::target_name;
 use iscsi_sides::node;
 use std::io::{Read, Write};
@@ -39,13 +38,7 @@ impl Target {
         let address = listener.address().clone();
         let config = CoresConfig { policy: PollPolicy::Never, count: 2, ..CoresConfig::default() };
         let (cores, limit) = (Cores::start(&config).unwrap(), ConnectionLimit::new(64));
-        let exports = [("disk", false), ("frozen", true)].map(|(name, read_only)| Export {
-            name: name.to_owned(),
-            description: String::new(),
-            read_only,
-            volume: volume.clone(),
-        });
-        let exports = Exports::new(exports.into());
+        let exports = disk_and_frozen(&volume);
         let (serve, inboxes) = (iscsi::serve(&node(&exports), &exports, 1), cores.inboxes());
         let shared = limit.clone();
         cores.inboxes()[0].send(move |core| ListenerTask::spawn(core, listener, inboxes, serve, shared));

@@ -10,11 +10,10 @@ use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
 use blockmux_engine::nbd::{self, Endpoint};
 use blockmux_engine::reactor::PollPolicy;
 use blockmux_engine::socket::{Address, Listener};
-use blockmux_proto::exports::{Export, Exports};
 use blockmux_proto::nbd::initiator::{Config, Features, Headers, InitiatorSession, Mode};
 use blockmux_proto::session::NoControl;
 use blockmux_volume::{MemVolume, Pool, Volume, VolumeInfo};
-use conforms::conforms;
+use conforms::{conforms, disk_and_frozen};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -42,13 +41,7 @@ impl Target {
         let address = listener.address().clone();
         let cores =
             Cores::start(&CoresConfig { policy: PollPolicy::Never, ..CoresConfig::default() }).unwrap();
-        let exports = [("disk", false), ("frozen", true)].map(|(name, read_only)| Export {
-            name: name.to_owned(),
-            description: String::new(),
-            read_only,
-            volume: volume.clone(),
-        });
-        let (serve, inboxes) = (nbd::serve(Exports::new(exports.into())), cores.inboxes());
+        let (serve, inboxes) = (nbd::serve(disk_and_frozen(&volume)), cores.inboxes());
         cores.inboxes()[0].send(move |core| {
             ListenerTask::spawn(core, listener, inboxes, serve, ConnectionLimit::new(64));
         });

@@ -10,7 +10,6 @@ use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
 use blockmux_engine::nvme_tcp;
 use blockmux_engine::reactor::PollPolicy;
 use blockmux_engine::socket::{Address, Listener};
-use blockmux_proto::exports::{Export, Exports};
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme::subsystem::{Namespace, Subsystem};
 use blockmux_proto::nvmeof::auth::{DhGroup, HostSecrets, Secret};
@@ -19,7 +18,7 @@ use blockmux_proto::nvmeof::node::{Node, Port, SecureChannel};
 use blockmux_proto::nvmeof::psk::ConfiguredPsk;
 use blockmux_proto::nvmeof::tcp::initiator::{Digests, Names};
 use blockmux_volume::{MemVolume, Volume};
-use conforms::conforms;
+use conforms::{conforms, disk_and_frozen};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -40,13 +39,7 @@ impl Target {
         // The queues of a controller are on both.
         let config = CoresConfig { policy: PollPolicy::Never, count: 2, ..CoresConfig::default() };
         let cores = Cores::start(&config).unwrap();
-        let exports = [("disk", false), ("frozen", true)].map(|(name, read_only)| Export {
-            name: name.to_owned(),
-            description: String::new(),
-            read_only,
-            volume: volume.clone(),
-        });
-        let exports = Exports::new(exports.into());
+        let exports = disk_and_frozen(&volume);
         let namespaces = exports.iter().zip(1..).map(|((id, export), nsid)| {
             let served = exports.served(id).unwrap().clone();
             Namespace::new(nsid, id, served, export.read_only, (&export.name, "machine"))

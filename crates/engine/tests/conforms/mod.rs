@@ -1,11 +1,24 @@
 //! The suite that every volume must pass, on a real core.
 
 use blockmux_engine::reactor::{PollPolicy, Reactor};
+use blockmux_proto::exports::{Export, Exports};
 use blockmux_volume::conformance::{self, Harness};
 use blockmux_volume::{Core, Volume, Waker};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// The volume as a target serves it to the suite: `disk`, and once more as `frozen`, where writes are refused.
+#[allow(dead_code, reason = "volumes of this machine need no target")]
+pub(crate) fn disk_and_frozen(volume: &Arc<dyn Volume>) -> Exports {
+    let exports = [("disk", false), ("frozen", true)].map(|(name, read_only)| Export {
+        name: name.to_owned(),
+        description: String::new(),
+        read_only,
+        volume: volume.clone(),
+    });
+    Exports::new(exports.into())
+}
 
 /// With the same storage where writes are refused, if a volume of that kind can tell that it is such.
 pub(crate) fn conforms(volume: Arc<dyn Volume>, read_only: Option<Arc<dyn Volume>>) {
