@@ -1,7 +1,7 @@
 //! Whether a target that owes an answer says anything at all.
 //!
-//! Silence alone ends nothing: a flush of a slow disk's whole cache takes minutes, and the system notices a target
-//! that is gone. But whoever waits for it should know why.
+//! Silence alone ends nothing here: a flush of a slow disk's whole cache takes minutes. `overdue` ends what takes too long,
+//! where there is a bound; whoever waits for longer than a minute should know why.
 
 use std::time::{Duration, Instant};
 
