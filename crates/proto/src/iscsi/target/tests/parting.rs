@@ -18,11 +18,17 @@ fn pass(initiator: &mut Initiator, now: Instant) {
     initiator.pump.session.on_timeout(now).unwrap();
 }
 
-#[test]
-fn a_target_that_stops_asks_for_a_logout_and_ends_what_it_has() {
+/// Logged in, with a read of a block that the volume has not done.
+fn with_a_read_in_flight() -> Initiator {
     let mut initiator = Initiator::log_in("");
     initiator.pump.holds_io = true;
     assert!(initiator.command(0, &read10(0, 1), Some(512), None).is_empty());
+    initiator
+}
+
+#[test]
+fn a_target_that_stops_asks_for_a_logout_and_ends_what_it_has() {
+    let mut initiator = with_a_read_in_flight();
     initiator.pump.session.on_stop();
     assert_eq!(event(&mut initiator), (AsyncEvent::LOGOUT_REQUEST, 1));
     initiator.pump.session.on_stop();
@@ -54,9 +60,7 @@ fn who_does_not_log_out_is_dropped_when_its_time_is_over() {
 
 #[test]
 fn what_is_in_flight_leaves_its_time_to_the_initiator() {
-    let mut initiator = Initiator::log_in("");
-    initiator.pump.holds_io = true;
-    assert!(initiator.command(0, &read10(0, 1), Some(512), None).is_empty());
+    let mut initiator = with_a_read_in_flight();
     initiator.pump.session.on_stop();
     assert_eq!(event(&mut initiator).0, AsyncEvent::LOGOUT_REQUEST);
     let start = Instant::now();
