@@ -10,6 +10,16 @@ pub const MAX_CONNECTIONS: u32 = 16;
 pub const DEFAULT_RECONNECT: Duration = Duration::from_secs(60);
 /// The most places that a URL names, each a path of its own.
 pub const MAX_PORTALS: usize = 8;
+/// What is wrong with a parameter of a URI.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("parameter {part:?}: {problem}")]
+pub struct ParameterError {
+    /// As it was written.
+    pub part: String,
+    /// What to do.
+    pub problem: &'static str,
+}
+
 /// The longest time to try to reconnect.
 pub const MAX_RECONNECT: Duration = Duration::from_secs(24 * 3600);
 
@@ -130,6 +140,9 @@ pub(crate) fn encode(f: &mut fmt::Formatter<'_>, bytes: &[u8], also: &[u8]) -> f
     }
     Ok(())
 }
+
+/// What to do where [`read_duration`] finds none.
+pub(crate) const A_DURATION: &str = "give a time such as 500ms, 30s, 5m or 2h, at most 24h";
 
 /// Reads a whole number with a unit, or 0.
 pub(crate) fn read_duration(text: &str) -> Option<Duration> {

@@ -3,7 +3,7 @@
 //! answer.
 
 use super::Address;
-use crate::uri::{DEFAULT_RECONNECT, Written, read_duration};
+use crate::uri::{A_DURATION, DEFAULT_RECONNECT, ParameterError, Written, read_duration};
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
@@ -32,13 +32,8 @@ pub enum UrlError {
     #[error("{0:?}: {1}")]
     Address(String, super::address::AddressError),
     /// A parameter.
-    #[error("parameter {part:?}: {problem}")]
-    Parameter {
-        /// As it was written.
-        part: String,
-        /// What is wrong with it, and what to do.
-        problem: &'static str,
-    },
+    #[error(transparent)]
+    Parameter(#[from] ParameterError),
 }
 
 impl FromStr for Url {
@@ -61,13 +56,13 @@ impl FromStr for Url {
         };
         let mut reconnect = None;
         for part in query.split('&').filter(|part| !part.is_empty()) {
-            let wrong = |problem| UrlError::Parameter { part: part.to_owned(), problem };
+            let wrong = |problem| UrlError::Parameter(ParameterError { part: part.to_owned(), problem });
             let (name, value) = part.split_once('=').unwrap_or((part, ""));
             if name != "reconnect" {
                 return Err(wrong("unknown; known is reconnect"));
             }
             let time = read_duration(value).filter(|time| !time.is_zero());
-            let time = time.ok_or(wrong("give a time such as 500ms, 30s, 5m or 2h, at most 24h"))?;
+            let time = time.ok_or(wrong(A_DURATION))?;
             if reconnect.replace(time).is_some() {
                 return Err(wrong("given twice; remove one"));
             }

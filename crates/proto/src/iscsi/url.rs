@@ -23,7 +23,8 @@ use super::login::chap::Secret;
 use super::name::{Name, NameError};
 pub use crate::uri::MAX_PORTALS;
 use crate::uri::{
-    self, DEFAULT_RECONNECT, DEFAULT_TIMEOUT, MAX_CONNECTIONS, Written, decode, encode, read_duration,
+    self, A_DURATION, DEFAULT_RECONNECT, DEFAULT_TIMEOUT, MAX_CONNECTIONS, ParameterError, Written, decode,
+    encode, read_duration,
 };
 use blockmux_wire::iscsi::ISCSI_DEFAULT_PORT;
 use std::ffi::OsString;
@@ -117,13 +118,8 @@ pub enum UrlError {
     #[error("logical unit {0:?}: write a number from 0 to 16383 behind the target's name")]
     Lun(String),
     /// A query parameter.
-    #[error("parameter {part:?}: {problem}")]
-    Parameter {
-        /// As it was written.
-        part: String,
-        /// What to do.
-        problem: &'static str,
-    },
+    #[error(transparent)]
+    Parameter(#[from] ParameterError),
 }
 
 impl FromStr for Url {
@@ -206,7 +202,7 @@ impl Url {
             let (key, raw) = part.split_once('=').unwrap_or((part, ""));
             // An unknown one may be somebody's way to write a password.
             let shown = if KEYS.contains(&key) { part } else { key };
-            let wrong = |problem| UrlError::Parameter { part: shown.to_owned(), problem };
+            let wrong = |problem| UrlError::Parameter(ParameterError { part: shown.to_owned(), problem });
             if seen.contains(&key) {
                 return Err(wrong("given twice; remove one"));
             }
@@ -280,7 +276,7 @@ impl Url {
             "paths" if value == "all" => self.all_paths = true,
             "paths" => return Err(Problem::Words("write all, or name the portals in place of the host")),
             "reconnect" | "timeout" => {
-                let problem = Problem::Words("give a time such as 500ms, 30s, 5m or 2h, at most 24h");
+                let problem = Problem::Words(A_DURATION);
                 let time = read_duration(value).ok_or(problem)?;
                 *(if key == "timeout" { &mut self.timeout } else { &mut self.reconnect }) = time;
             }
@@ -291,7 +287,8 @@ impl Url {
 
     /// Whether what belongs together is there.
     fn check(self) -> Result<Url, UrlError> {
-        let missing = |part: &str, problem| Err(UrlError::Parameter { part: part.to_owned(), problem });
+        let missing =
+            |part: &str, problem| Err(UrlError::Parameter(ParameterError { part: part.to_owned(), problem }));
         let secrets = usize::from(self.password.is_some()).saturating_add(self.secret_file.is_some().into());
         match (self.user.is_some(), secrets) {
             (false, 0) | (true, 1) => {}

@@ -10,7 +10,7 @@
 
 pub use crate::uri::{DEFAULT_RECONNECT, DEFAULT_TIMEOUT, MAX_CONNECTIONS, MAX_RECONNECT};
 
-use crate::uri::{self, Written, decode, encode, read_duration};
+use crate::uri::{self, A_DURATION, ParameterError, Written, decode, encode, read_duration};
 use blockmux_wire::nbd::{NBD_DEFAULT_PORT, NBD_MAX_STRING};
 use std::ffi::OsString;
 use std::fmt;
@@ -74,13 +74,8 @@ pub enum UriError {
         problem: &'static str,
     },
     /// A query parameter.
-    #[error("parameter {part:?}: {problem}")]
-    Parameter {
-        /// As it was written.
-        part: String,
-        /// What to do.
-        problem: &'static str,
-    },
+    #[error(transparent)]
+    Parameter(#[from] ParameterError),
 }
 
 impl FromStr for Uri {
@@ -165,7 +160,7 @@ impl Query {
     fn parse(text: &str) -> Result<Query, UriError> {
         let mut query = Query::default();
         for part in text.split('&').filter(|part| !part.is_empty()) {
-            let wrong = |problem| UriError::Parameter { part: part.to_owned(), problem };
+            let wrong = |problem| UriError::Parameter(ParameterError { part: part.to_owned(), problem });
             let (key, raw) = part.split_once('=').unwrap_or((part, ""));
             let value = decode(raw).map_err(wrong)?;
             let as_text = std::str::from_utf8(&value).unwrap_or_default();
@@ -178,7 +173,7 @@ impl Query {
                 }
                 "reconnect" | "timeout" => {
                     let time = read_duration(as_text);
-                    let time = time.ok_or(wrong("give a time such as 500ms, 30s, 5m or 2h, at most 24h"))?;
+                    let time = time.ok_or(wrong(A_DURATION))?;
                     let place = if key == "timeout" { &mut query.timeout } else { &mut query.reconnect };
                     place.replace(time).is_some()
                 }
@@ -194,7 +189,7 @@ impl Query {
 }
 
 fn unix_server(authority: &str, socket: Option<Vec<u8>>) -> Result<Server, UriError> {
-    let parameter = |problem| UriError::Parameter { part: "socket".to_owned(), problem };
+    let parameter = |problem| UriError::Parameter(ParameterError { part: "socket".to_owned(), problem });
     if !authority.is_empty() {
         let problem = "nbd+unix has none; write three slashes and the socket as ?socket=PATH";
         return Err(UriError::Host { part: authority.to_owned(), problem });
@@ -211,7 +206,7 @@ fn tcp_server(authority: &str, socket: Option<Vec<u8>>) -> Result<Server, UriErr
     let wrong = |problem| UriError::Host { part: authority.to_owned(), problem };
     if socket.is_some() {
         let problem = "belongs to nbd+unix; write nbd+unix:///export?socket=PATH";
-        return Err(UriError::Parameter { part: "socket".to_owned(), problem });
+        return Err(UriError::Parameter(ParameterError { part: "socket".to_owned(), problem }));
     }
     if authority.contains('@') {
         return Err(wrong("a user name is for TLS, which is not supported yet; remove it"));

@@ -26,7 +26,9 @@
 use super::auth::{DhGroup, Hash};
 use super::initiator::{DEPTH, HostId};
 use crate::nvme::nqn::Nqn;
-use crate::uri::{self, DEFAULT_RECONNECT, DEFAULT_TIMEOUT, MAX_CONNECTIONS, MAX_RECONNECT, decode, encode};
+use crate::uri::{
+    self, DEFAULT_RECONNECT, DEFAULT_TIMEOUT, MAX_CONNECTIONS, MAX_RECONNECT, ParameterError, decode, encode,
+};
 use blockmux_wire::nvmeof::tcp::NVME_TCP_PORT;
 use std::ffi::OsString;
 use std::fmt;
@@ -117,13 +119,8 @@ pub enum UrlError {
     #[error("namespace {0:?}: write a number from 1 behind the subsystem's name")]
     Nsid(String),
     /// A query parameter.
-    #[error("parameter {part:?}: {problem}")]
-    Parameter {
-        /// As it was written.
-        part: String,
-        /// What to do.
-        problem: &'static str,
-    },
+    #[error(transparent)]
+    Parameter(#[from] ParameterError),
 }
 
 impl FromStr for Url {
@@ -168,7 +165,9 @@ impl FromStr for Url {
         url.set_parameters(query)?;
         match url.misfit() {
             None => Ok(url),
-            Some((part, problem)) => Err(UrlError::Parameter { part: part.to_owned(), problem }),
+            Some((part, problem)) => {
+                Err(UrlError::Parameter(ParameterError { part: part.to_owned(), problem }))
+            }
         }
     }
 }
@@ -210,7 +209,7 @@ impl Url {
             let (key, raw) = part.split_once('=').unwrap_or((part, ""));
             // An unknown one may be somebody's way to write a secret.
             let part = if KEYS.contains(&key) { part } else { key };
-            let wrong = |problem| UrlError::Parameter { part: shown(part), problem };
+            let wrong = |problem| UrlError::Parameter(ParameterError { part: shown(part), problem });
             if seen.contains(&key) {
                 return Err(wrong("given twice; remove one"));
             }
