@@ -15,13 +15,7 @@ host run "umask 77
 
 # serve_guarded HASH GROUP
 serve_guarded() {
-  host run "cat >blockmux.toml <<END
-    [[volume]]
-    name = 'disk'
-    spec = 'mem:64m'
-    [[nvme_subsystem]]
-    nqn = '$NQN'
-    namespaces = { 1 = 'disk' }
+  serve_disk "
     [[nvme_subsystem.host]]
     hostnqn = '$(name_of 1)'
     dhchap_secret_file = 'own'
@@ -30,9 +24,7 @@ serve_guarded() {
     dhchap_dhgroup = '$2'
     [[nvme_subsystem.host]]
     hostnqn = '$(name_of 2)'
-    dhchap_secret_file = 'plain'
-END"
-  serve "--config blockmux.toml --nvme-tcp $HOST:4420"
+    dhchap_secret_file = 'plain'"
 }
 
 serve_guarded sha256 null

@@ -38,19 +38,11 @@ tlshd -s -c /etc/tlshd.conf >tlshd.log 2>&1 &
 add_key 1
 host run "umask 77
   echo '$KEY' >key"
-host run "cat >blockmux.toml <<END
-  [[volume]]
-  name = 'disk'
-  spec = 'mem:64m'
-  [[nvme_subsystem]]
-  nqn = '$NQN'
-  namespaces = { 1 = 'disk' }
+serve_disk "
   hosts = ['$(name_of 3)']
   [[nvme_subsystem.host]]
   hostnqn = '$(name_of 1)'
-  tls_key_file = 'key'
-END"
-serve "--config blockmux.toml --nvme-tcp $HOST:4420"
+  tls_key_file = 'key'"
 
 check linux_comes_by_tls
 connect_by_tls 1
@@ -71,26 +63,8 @@ file_system ext4 "$(disk_of $controller 1)"
 disconnect $controller
 host stop target
 
-# A disk in memory, of 32 MiB, served by the kernel.
-mount -t configfs none /sys/kernel/config
-nvmet=/sys/kernel/config/nvmet
-truncate -s 32M disk
-subsystem=$nvmet/subsystems/$NQN
-mkdir "$subsystem"
-echo 1 >"$subsystem/attr_allow_any_host"
-mkdir "$subsystem/namespaces/1"
-printf %s "$PWD/disk" >"$subsystem/namespaces/1/device_path"
-echo 1 >"$subsystem/namespaces/1/buffered_io"
-echo 1 >"$subsystem/namespaces/1/enable"
-port=$nvmet/ports/1
-mkdir "$port"
-echo ipv4 >"$port/addr_adrfam"
-echo tcp >"$port/addr_trtype"
-echo "$GUEST" >"$port/addr_traddr"
-echo 4420 >"$port/addr_trsvcid"
-echo tls1.3 >"$port/addr_tsas"
-echo required >"$port/addr_treq"
-ln -s "$subsystem" "$port/subsystems/$NQN"
+secured=yes
+. /nvmet.inc
 host run 'head -c 8M /dev/urandom >source.img
   truncate -s 32M source.img'
 

@@ -1,8 +1,9 @@
 # The kernel's NVMe/TCP host, with nvme-cli, against `blockmux serve --nvme-tcp`.
 . /lib.sh
 . /nvme.inc
-# Several hosts are one kernel here: each is to have its own namespaces, and not paths to those of others.
-modprobe nvme-core multipath=N
+# Several hosts are one kernel here: each is to have its own namespaces, and not paths to those of others. What cannot be
+# sent, because the target is gone and the kernel has not noticed yet, it sends again at once: as often as it takes.
+modprobe nvme-core multipath=N max_retries=255
 modprobe nvme-tcp
 
 host run "cat >blockmux.toml <<END
@@ -81,6 +82,7 @@ verified_io "$disk"
 
 check blocks_are_compared_copied_zeroed_verified_and_flushed
 dd if=/dev/urandom of=random bs=4k count=2
+printf y | dd of=random bs=1 seek=8000 conv=notrunc
 nvme write $disk -s 64 -c 15 -z 8192 -d random
 nvme compare $disk -s 64 -c 15 -z 8192 -d random
 dd if=random of=wrong bs=4k count=2

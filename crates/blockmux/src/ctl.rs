@@ -88,7 +88,7 @@ pub(crate) enum Request {
         #[arg(long)]
         read_only: bool,
         /// For people
-        #[arg(long, value_name = "TEXT", default_value = "")]
+        #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
         description: String,
     },
     /// Serve a volume no more, wherever it is
@@ -157,6 +157,8 @@ pub(crate) struct Status {
     pub(crate) connections: usize,
     /// How many there may be.
     pub(crate) max_connections: usize,
+    /// How many are over whose I/O has not ended; they are none of those that are open.
+    pub(crate) gone: usize,
     /// By protocol; those without connections of their own are left out.
     pub(crate) protocols: Vec<ProtocolStatus>,
     pub(crate) volumes: Vec<VolumeStatus>,
@@ -178,6 +180,8 @@ pub(crate) struct VolumeStatus {
     pub(crate) read_only: bool,
     /// Connections that have used it and are there.
     pub(crate) users: u64,
+    /// Connections that are over, and their I/O on it is not.
+    pub(crate) gone: usize,
     pub(crate) reads: u64,
     pub(crate) read_bytes: u64,
     pub(crate) writes: u64,
@@ -272,10 +276,12 @@ fn in_words(status: &Status) -> String {
     let of_protocol =
         |ProtocolStatus { name, connections }: &ProtocolStatus| format!("  {name}  {connections}");
     lines.extend(status.protocols.iter().map(of_protocol));
+    lines.extend(of_gone("", status.gone));
     for volume in &status.volumes {
         let read_only = if volume.read_only { "  read-only" } else { "" };
         lines.push(format!("{}  {}{read_only}", printable(&volume.name), both_sizes(volume.size)));
         lines.push(format!("  connections  {}", volume.users));
+        lines.extend(of_gone("  ", volume.gone));
         let moved = |count: u64, bytes: u64| format!("{count} ({})", human_size(bytes));
         lines.push(format!("  reads        {}", moved(volume.reads, volume.read_bytes)));
         lines.push(format!("  writes       {}", moved(volume.writes, volume.written_bytes)));
@@ -283,6 +289,11 @@ fn in_words(status: &Status) -> String {
         lines.push(format!("  failed       {}", volume.failed));
     }
     lines.join("\n")
+}
+
+/// A line for connections that are over before their I/O; there seldom are any.
+fn of_gone(indent: &str, gone: usize) -> Option<String> {
+    (gone > 0).then(|| format!("{indent}gone         {gone}, with I/O that has not ended"))
 }
 
 /// How long a daemon may take: a file that is resized waits for its disk.
@@ -299,11 +310,11 @@ Examples:
   blockmux ctl unix:/run/user/1000/blockmux.sock attach data NQN 2
   blockmux ctl unix:/run/user/1000/blockmux.sock ana NQN 1 inaccessible
 
-A RAM volume or a file gets the size that is given. Without a size, that of
-the file below is looked at again; another size of a block device, an iSCSI unit
-or an NVMe namespace below is noticed within seconds, one of an NBD export or
-an AoE disk is not. iSCSI and NVMe initiators
-are told; NBD and AoE clients see it when they connect or ask again.
+A RAM volume or a file gets the size that is given. Without a size, that of the
+file below is looked at again; another size of a block device, an iSCSI unit or
+an NVMe namespace below is noticed within seconds, one of an NBD export or an
+AoE disk is not. iSCSI and NVMe initiators are told; NBD and AoE clients see it
+when they connect or ask again.
 
 A volume that is added is an export of NBD and, unless the config file has
 targets or subsystems, a target and a subsystem of its own; AoE has the disks

@@ -50,7 +50,7 @@ pub(crate) fn status_of_signal(signal: i32) -> ExitCode {
 /// What is wrong with the command line, in one line.
 pub(crate) fn from_command_line(error: &clap::Error) -> Failure {
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        return Failure::request("no command given; `blockmux --help` lists them");
+        return Failure::request(format!("no command given; `{} --help` lists them", asked_of(error)));
     }
     if let Some(text) = wrong_value(error) {
         return Failure::request(text);
@@ -70,6 +70,14 @@ pub(crate) fn from_command_line(error: &clap::Error) -> Failure {
         Some(tip) => format!("{what}; a similar{tip}"),
         None => format!("{what}; --help shows what there is"),
     })
+}
+
+/// The command that wants another one, as its usage has it.
+fn asked_of(error: &clap::Error) -> String {
+    let help = error.to_string();
+    let usage = help.lines().find_map(|line| line.strip_prefix("Usage: ")).unwrap_or("blockmux");
+    let words = usage.split(' ').take_while(|word| !word.starts_with(['[', '<']));
+    words.collect::<Vec<_>>().join(" ")
 }
 
 /// An option with its value, or a positional argument, and what is wrong with it; `None` if that is another fault.

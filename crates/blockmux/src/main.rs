@@ -154,3 +154,29 @@ Examples:
 
 Exit status: 0 done; 1 failed while it ran; 2 could not begin, as with a
 wrong command line or a volume that cannot be opened.";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    /// The command and those below it, each with what it is called by.
+    fn with_all_below(command: &clap::Command, name: &str, found: &mut Vec<(String, clap::Command)>) {
+        found.push((name.to_owned(), command.clone()));
+        for below in command.get_subcommands() {
+            with_all_below(below, &format!("{name} {}", below.get_name()), found);
+        }
+    }
+
+    #[test]
+    fn what_stands_below_the_options_is_broken_into_lines_by_us_and_never_once_more() {
+        let mut commands = Vec::new();
+        with_all_below(&Cli::command(), "blockmux", &mut commands);
+        assert!(commands.iter().any(|(name, _)| name == "blockmux ctl resize"));
+        for (name, command) in commands {
+            let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            let wide: Vec<_> = text.lines().filter(|line| line.chars().count() > 80).collect();
+            assert!(wide.is_empty(), "{name}: {wide:#?}");
+        }
+    }
+}

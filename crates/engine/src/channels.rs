@@ -69,6 +69,11 @@ impl Channels {
         self.submitted
     }
 
+    /// The volume's name.
+    pub(crate) fn name(&self, volume: VolumeId) -> String {
+        self.exports.get(volume).map_or_else(String::new, |export| export.name.clone())
+    }
+
     /// The peer has gone, and what is in flight is left behind, as long as it lasts.
     pub(crate) fn leave(&mut self) {
         for open in self.open.iter_mut().filter(|open| open.in_flight > 0 && open.left.is_none()) {

@@ -14,6 +14,7 @@ use blockmux_proto::nvmeof::tcp::target::TargetSession;
 use blockmux_tls::{Hash, Lookup, Psk};
 use blockmux_volume::Core;
 use std::sync::Arc;
+use std::time::Instant;
 use tracing::warn;
 
 /// Serves the node's subsystems to each connection that is accepted at the port of this identifier. Their namespaces lead to places in `exports`. The
@@ -66,5 +67,5 @@ pub(crate) fn tls_key(key: &TlsPsk) -> Psk {
 
 fn lookup(node: &Arc<Node>) -> Lookup {
     let keyring = node.keyring().clone();
-    Arc::new(move |identity| keyring.find(identity).as_ref().map(tls_key))
+    Arc::new(move |identity| keyring.find_lasting(identity, Instant::now()).as_ref().map(tls_key))
 }

@@ -13,7 +13,7 @@ use crate::host::{ByteStream, Host};
 use crate::listener::Permit;
 use crate::reactor::{EngineCore, Progress, Task};
 use crate::secure::Secure;
-use blockmux_proto::exports::Exports;
+use blockmux_proto::exports::{Exports, VolumeId};
 use blockmux_proto::session::{Demand, Home, ProtocolError, StreamSession, Target};
 use blockmux_volume::Waker;
 use std::rc::Rc;
@@ -217,6 +217,13 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
         }
     }
 
+    /// Says what the peer cannot be told.
+    #[cold]
+    fn complain(&self, volume: VolumeId, reason: &str) {
+        let name = self.channels.name(volume);
+        warn!(peer = self.connection.peer(), "{name}: requests are refused: {reason}");
+    }
+
     /// Hands the connection over if it belongs on another core; whether it went.
     fn go_home(&mut self) -> bool {
         let Some(home) = self.session.moves_to() else { return false };
@@ -305,6 +312,9 @@ impl<S: StreamSession + Target, H: Host> Task for TargetTask<S, H> {
             self.is_established = true;
             self.permit.iter().for_each(Permit::establish);
         }
+        if let Some((volume, reason)) = self.session.poll_complaint() {
+            self.complain(volume, reason);
+        }
         if self.go_home() {
             return Progress::Done;
         }
@@ -362,7 +372,7 @@ mod tests {
     use crate::sim::{SimCore, SimNet, SimStream, Weather, World};
     use crate::socket::Address;
     use crate::socket::{Listener, Stream};
-    use blockmux_proto::exports::{Export, VolumeId};
+    use blockmux_proto::exports::Export;
     use blockmux_proto::nbd::target::TargetSession;
     use blockmux_proto::outbox::Outbox;
     use blockmux_proto::session::Timed;

@@ -20,7 +20,7 @@ use blockmux_proto::nvmeof::tcp::initiator::{Digests, Names};
 use blockmux_volume::{MemVolume, Volume};
 use conforms::{conforms, disk_and_frozen};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Serves one volume as namespace 1, and as namespace 2, which refuses writes; it ends when dropped.
 struct Target {
@@ -125,7 +125,7 @@ fn a_ram_volume_conforms_over_two_paths_and_over_tls() {
     conforms_at(&Endpoint { further: vec![target.address.clone()], ..target.endpoint() });
     let key = ConfiguredPsk::parse(KEY).unwrap();
     let keyring = Keyring::default();
-    keyring.insert(&key.retained(&nqn(HOST)), &nqn(HOST), &nqn(SUBSYSTEM));
+    keyring.insert(&key.retained(&nqn(HOST)), &nqn(HOST), &nqn(SUBSYSTEM), Instant::now());
     let target = Target::of(ram(), None, |node| node.with_tls(Arc::new(keyring), SecureChannel::Required));
     conforms_at(&Endpoint { tls_key: Some(key), queues: 2, ..target.endpoint() });
 }

@@ -73,6 +73,32 @@ fn throughput_degrades_smoothly_with_loss() {
 }
 
 #[test]
+fn two_that_share_a_processor_do_a_window_of_work_each_turn_and_repeat_nothing() {
+    let run = |turn: Duration| {
+        let scenario = |seed| FrameScenario {
+            weather: LanWeather { mtu: 1500, buffers: 256, ..LanWeather::FAIR },
+            blocks: 2048,
+            requests: 2000,
+            depth: 32,
+            turns: Some(turn),
+            ..FrameScenario::new(seed)
+        };
+        run_seeds(10, scenario)
+    };
+    // What comes while the initiator has no processor is there when it has one again, so that however long that was,
+    // nothing is overdue but a question or two.
+    let (short, long) = (run(ms(4)), run(ms(30)));
+    for (short, long) in short.iter().zip(&long) {
+        assert!(short.frames.abs_diff(long.frames) < 10, "{short:?} {long:?}");
+        // Each request of 32 takes two rounds or three, and the first rounds are for a small window.
+        for (outcome, turn) in [(short, ms(4)), (long, ms(30))] {
+            let rounds = outcome.took.div_duration_f64(2 * turn);
+            assert!(rounds < 145.0, "{rounds} in {outcome:?}");
+        }
+    }
+}
+
+#[test]
 fn a_port_with_few_buffers_only_takes_longer() {
     run_seeds(40, |seed| FrameScenario {
         weather: LanWeather { buffers: 4, mtu: 1500, ..LanWeather::FAIR },

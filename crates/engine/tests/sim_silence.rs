@@ -94,39 +94,66 @@ fn a_flush_may_take_four_times_as_long_and_a_long_queue_as_long_as_it_is() {
     assert_eq!((scene.done().len(), scene.connections()), (4, 1));
 }
 
-#[test]
-fn over_iscsi_and_nvme_a_request_that_gets_no_answer_fails_likewise() {
-    let volume = || {
-        let delays = Delays { read: Duration::from_secs(6000), ..Delays::default() };
-        Arc::new(DelayVolume::new(Arc::new(MemVolume::new(SIZE)), delays))
-    };
+/// Reads of this take for ever.
+fn stuck() -> Arc<DelayVolume> {
+    let delays = Delays { read: Duration::from_secs(6000), ..Delays::default() };
+    Arc::new(DelayVolume::new(Arc::new(MemVolume::new(SIZE)), delays))
+}
+
+fn over_iscsi(volume: Arc<dyn Volume>) -> Scene {
     let (node, local) = (OnceCell::new(), LocalSessions::new(Home::new(0_u32)));
-    let iscsi = Scene::over(
-        volume(),
+    Scene::over(
+        volume,
         move |exports: Exports, pool, now| {
             let node = node.get_or_init(|| iscsi_sides::node(&exports));
             iscsi::TargetSession::among(&local, node.clone(), 1, pool, [3; 32], now)
         },
         IscsiDialer::new(&address(), "disk0", wishes()),
-    );
+    )
+}
+
+#[test]
+fn what_an_iscsi_target_gives_up_when_it_is_asked_to_is_sent_again_over_the_same_connection() {
+    let mut scene = over_iscsi(stuck());
+    (1..=20).for_each(|tag| scene.submit(tag, Op::Read));
+    for second in 100..140 {
+        scene.submit(second, Op::Write { fua: false });
+        scene.run_for(1);
+    }
+    let done = scene.done();
+    assert!(done.len() == 40 && done.iter().all(|done| done.result.is_ok()), "{done:?}");
+    let said = scene.said();
+    assert!(said.contains("no answer within 30 s; the target is asked to give up what it owes"), "{said}");
+    // All of them have waited as long, and none waits for the others.
+    scene.run_for(90);
+    let done = scene.done();
+    assert!(done.iter().all(|done| matches!(done.result, Err(IoError::PathLost))), "{done:?}");
+    assert_eq!((done.len(), scene.connections()), (20, 1));
+    let said = scene.said();
+    assert!(said.contains(" requests fail: sent again and again for 60 s, they got no answer"), "{said}");
+    scene.submit(1, Op::Write { fua: false });
+    scene.run_for(1);
+    assert!(matches!(scene.done()[..], [Completion { tag: Tag(1), result: Ok(_) }]));
+}
+
+#[test]
+fn over_nvme_a_request_that_gets_no_answer_fails_likewise() {
     let node = OnceCell::new();
     let endpoint = Endpoint { timeout: SPAN, ..nvme_sides::endpoint(&[address()]) };
-    let nvme = Scene::over(
-        volume(),
+    let mut scene = Scene::over(
+        stuck(),
         move |exports: Exports, pool, now| {
             let node = node.get_or_init(|| nvme_sides::node(&exports).0);
             nvmeof::tcp::target::TargetSession::new(node.clone(), pool, now).at_port(1)
         },
         nvme_sides::dialer(endpoint),
     );
-    for mut scene in [iscsi, nvme] {
-        scene.submit(1, Op::Read);
-        scene.run_for(36);
-        assert!(scene.done().is_empty());
-        scene.run_for(240);
-        let done = scene.done();
-        assert!(matches!(done[..], [Completion { tag: Tag(1), result: Err(IoError::PathLost) }]), "{done:?}");
-    }
+    scene.submit(1, Op::Read);
+    scene.run_for(36);
+    assert!(scene.done().is_empty());
+    scene.run_for(240);
+    let done = scene.done();
+    assert!(matches!(done[..], [Completion { tag: Tag(1), result: Err(IoError::PathLost) }]), "{done:?}");
 }
 
 /// A channel to a slow target, and what is said meanwhile.

@@ -14,7 +14,7 @@
 //! write did not reach, is whole in itself and only its generation gives it away, so whoever knows it should ask.
 
 use crate::job::Verify;
-use crc32c::crc32c;
+use blockmux_volume::Crc32c;
 
 /// The smallest block that can be verified, in bytes: its head and a word of pattern.
 pub const MIN_BLOCK: usize = HEAD + 8;
@@ -118,7 +118,7 @@ pub fn fill(block: &mut [u8], stamp: Stamp, verify: Verify) {
         *byte = next;
     }
     if verify == Verify::Crc32c {
-        let crc = crc32c(&block[CRC_FROM..]);
+        let crc = Crc32c::of(&block[CRC_FROM..]).value();
         block[4..8].copy_from_slice(&crc.to_le_bytes());
     }
 }
@@ -143,7 +143,7 @@ pub fn check(block: &[u8], expect: Expect, verify: Verify) -> Result<(), Mismatc
     let stored = word_at(block, 0) >> 32;
     match verify {
         Verify::Crc32c => {
-            let (stored, actual) = (stored as u32, crc32c(&block[CRC_FROM..]));
+            let (stored, actual) = (stored as u32, Crc32c::of(&block[CRC_FROM..]).value());
             if stored != actual {
                 return Err(Mismatch::Crc { offset, stored, actual });
             }

@@ -83,6 +83,15 @@ fn the_findings_name_the_best_protocol_and_its_rivals() {
 }
 
 #[test]
+fn io_is_called_small_only_where_it_is() {
+    let mut comparison = fixture::plain_comparison();
+    assert!(page(&comparison, None).contains("<h2>Small I/O</h2>"));
+    comparison.rows.iter_mut().for_each(|row| row.job.bs = 1 << 20);
+    let html = page(&comparison, None);
+    assert!(!html.contains("Small I/O") && html.contains("<h2>I/O per second</h2>\n<p class=\"big\">"));
+}
+
+#[test]
 fn published_figures_stand_apart_and_only_if_there_are_any() {
     let with = page(&fixture::comparison(), Some(&fixture::study()));
     let (measured, published) = with.split_once("<section id=\"published\" class=\"published\">").unwrap();
@@ -101,6 +110,21 @@ fn errors_are_shown_before_anything_else() {
     let trouble =
         html.find("nbd, 4 KiB random read, depth 1: 3 blocks did not hold what was written").unwrap();
     assert!(trouble < html.find("id=\"findings\"").unwrap());
+}
+
+#[test]
+fn many_errors_leave_the_findings_in_sight_and_are_all_there() {
+    let mut comparison = fixture::comparison();
+    comparison.rows.iter_mut().for_each(|row| row.runs[0].errors = 1);
+    let html = page(&comparison, None);
+    let troubles = html.split("id=\"findings\"").next().unwrap();
+    assert_eq!(troubles.matches("<li>").count(), comparison.rows.len());
+    let (shown, folded) = troubles.split_once("<details>").unwrap();
+    assert_eq!(shown.matches("<li>").count(), 6);
+    assert!(folded.contains(&format!("<summary>{} more</summary>", comparison.rows.len() - 6)));
+    comparison.rows.truncate(6);
+    let html = page(&comparison, None);
+    assert!(!html.split("id=\"findings\"").next().unwrap().contains("<details>"));
 }
 
 #[test]

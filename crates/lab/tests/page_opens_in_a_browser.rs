@@ -31,7 +31,7 @@ fn sound(seen: &Value) {
     assert_eq!(seen["resources"], Value::Array(Vec::new()), "requests beside the page itself");
     assert!(seen["charts"].as_u64().unwrap() > 20);
     assert_eq!(seen["flat_charts"], 0, "charts without a height");
-    assert_eq!(seen["clipped_texts"], Value::Array(Vec::new()), "texts outside of their chart");
+    assert_eq!(seen["clipped"], Value::Array(Vec::new()), "drawn outside of its chart");
     assert_eq!(seen["wider_than_wide"], Value::Array(Vec::new()), "elements wider than a wide window");
     assert_eq!(seen["wider_than_narrow"], Value::Array(Vec::new()), "elements wider than 360 pixels");
 }
@@ -83,13 +83,13 @@ addEventListener("load", () => {
     .map(element => element.outerHTML.slice(0, 80));
   const clipped = charts.flatMap(chart => {
     const frame = chart.getBoundingClientRect();
-    return [...chart.querySelectorAll("text")].filter(text => {
-      const box = text.getBoundingClientRect();
+    return [...chart.querySelectorAll("text, line, rect, circle, polyline")].filter(drawn => {
+      const box = drawn.getBoundingClientRect();
       return box.left < frame.left - 2 || box.right > frame.right + 12 || box.bottom > frame.bottom + 2;
-    }).map(text => text.textContent);
+    }).map(drawn => drawn.textContent || drawn.outerHTML);
   });
   const seen = {
-    errors, clipped_texts: clipped, charts: charts.length,
+    errors, clipped, charts: charts.length,
     dark: matchMedia("(prefers-color-scheme: dark)").matches,
     paper: getComputedStyle(document.body).backgroundColor,
     resources: performance.getEntriesByType("resource").map(entry => entry.name),

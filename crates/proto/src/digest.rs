@@ -1,75 +1,57 @@
 //! Digests of iSCSI and NVMe/TCP: CRC-32C, sent with its least byte first (RFC 7143 §13.1, and the examples of its
-//! predecessor's appendix B.4; TCP Transport 1.0 §3.5).
+//! predecessor's appendix B.4; TCP Transport 1.0 §3.3.1.1).
+//!
+//! # How often payload is touched
+//! Not counting the system's copies, one into the socket and one out of it:
+//!
+//! | payload | without digests | with them |
+//! |---|---|---|
+//! | target, read from shared memory (a RAM volume) | not at all | copied into the pool's memory, summed there block by block |
+//! | target, read into the pool's memory, or received | not at all | summed |
+//! | initiator, a read's | not at all, or copied if it came with other PDUs | summed where it lies, before that |
+//! | initiator, a write's | not at all | summed; copied first if it is shared |
+//! | target, a write's | copied into a RAM volume | summed where it was received, then copied |
+//!
+//! Shared memory is copied because it may change until it is sent, and the digest would be that of other bytes: to a peer
+//! that is a broken connection. Private memory nobody else writes, and its owner leaves it alone until we say that we are
+//! done: that is the contract of a write's data, and what a volume lends is the reader's until it is dropped.
 
-use blockmux_volume::{Seg, SgList};
-
-/// A digest in the making.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Crc(u32);
-
-impl Crc {
-    /// Adds bytes.
-    #[inline]
-    pub(crate) fn add(&mut self, bytes: &[u8]) {
-        self.0 = crc32c::crc32c_append(self.0, bytes);
-    }
-
-    /// Adds memory that nobody writes any more. It goes by way of a small copy, as such memory must.
-    pub(crate) fn add_list(&mut self, data: &SgList) {
-        let mut block = [0; BLOCK];
-        for seg in data.segs() {
-            each_block(seg, &mut block, |bytes, _| self.add(bytes));
-        }
-    }
-
-    /// Copies memory that may change meanwhile, and adds what was copied.
-    pub(crate) fn add_copying(&mut self, from: &SgList, to: &Seg) {
-        let mut block = [0; BLOCK];
-        let mut done: usize = 0;
-        for seg in from.segs() {
-            each_block(seg, &mut block, |bytes, at| {
-                self.add(bytes);
-                to.slice(done.saturating_add(at), bytes.len()).copy_from(bytes);
-            });
-            done = done.saturating_add(seg.len());
-        }
-    }
-
-    /// As it goes on the wire.
-    #[inline]
-    pub(crate) fn bytes(self) -> [u8; DIGEST_LEN] {
-        self.0.to_le_bytes()
-    }
-}
+use crate::outbox::Outbox;
+use blockmux_volume::{Crc32c, Pool, SgList};
 
 /// The digest of these bytes, as it goes on the wire.
 #[inline]
 pub(crate) fn of(bytes: &[u8]) -> [u8; DIGEST_LEN] {
-    crc32c::crc32c(bytes).to_le_bytes()
+    Crc32c::of(bytes).to_le_bytes()
 }
 
-/// Copies a piece block by block.
-fn each_block(seg: &Seg, block: &mut [u8; BLOCK], mut take: impl FnMut(&[u8], usize)) {
-    let mut at: usize = 0;
-    while at < seg.len() {
-        let len = seg.len().saturating_sub(at).min(BLOCK);
-        if let Some(bytes) = block.get_mut(..len) {
-            seg.slice(at, len).copy_to(bytes);
-            take(bytes, at);
+/// Sends payload under a digest, which is returned: private memory by reference, and of shared memory a copy in the pool's
+/// memory, or without any in the outbox.
+pub(crate) fn push(outbox: &mut Outbox, pool: &Pool, data: &SgList) -> Crc32c {
+    let mut crc = Crc32c::default();
+    for seg in data.segs() {
+        if seg.is_private() {
+            crc.add_seg(seg);
+            outbox.push_seg(seg.clone());
+        } else if let Some(memory) = pool.take_payload(seg.len()) {
+            let copy = memory.seg(0, seg.len());
+            crc.add_copying(seg, &copy);
+            outbox.push_seg(copy);
+        } else {
+            crc.add(outbox.push_copy(seg));
         }
-        at = at.saturating_add(len);
     }
+    crc
 }
 
 /// Of a digest, in bytes.
 const DIGEST_LEN: usize = 4;
 
-/// Small enough for the stack and the nearest cache, in bytes.
-const BLOCK: usize = 4096;
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::outbox::Piece;
+    use blockmux_volume::{Memory, Pages, Seg};
 
     #[test]
     fn the_examples_of_rfc_3720_come_out() {
@@ -80,16 +62,23 @@ mod tests {
     }
 
     #[test]
-    fn memory_has_the_digest_of_its_bytes() {
+    fn what_is_shared_is_sent_as_it_was_when_its_digest_was_made_and_what_is_private_is_not_copied() {
         let bytes: Vec<u8> = (0..9000_u32).map(|i| (i % 251) as u8).collect();
-        let mut list = SgList::one(Seg::from_slice(&bytes[..5000]));
-        list.push(Seg::from_slice(&bytes[5000..]));
-        let mut crc = Crc::default();
-        crc.add_list(&list);
-        assert_eq!(crc.bytes(), of(&bytes));
-        let copy = Seg::from_slice(&[0; 9000]);
-        let mut crc = Crc::default();
-        crc.add_copying(&list, &copy);
-        assert_eq!((crc.bytes(), copy.to_vec()), (of(&bytes), bytes));
+        let pages = Pages::from_heap(5000);
+        let (shared, private) = (Memory::from_pages(&pages).seg(0, 5000), Seg::from_slice(&bytes[5000..]));
+        // With the pool's memory and without.
+        for limit in [1 << 20, 0] {
+            shared.copy_from(&bytes[..5000]);
+            let mut data = SgList::one(shared.clone());
+            data.push(private.clone());
+            let mut outbox = Outbox::default();
+            let crc = push(&mut outbox, &Pool::new(limit), &data);
+            shared.fill_zero();
+            let is_private =
+                |piece: Piece<'_>| matches!(piece, Piece::Payload(seg) if seg.as_ptr() == private.as_ptr());
+            assert_eq!(outbox.pieces().map(is_private).filter(|is| *is).count(), 1);
+            let sent = outbox.take_bytes();
+            assert_eq!((crc.to_le_bytes(), &sent), (of(&sent), &bytes));
+        }
     }
 }

@@ -33,6 +33,8 @@ pub(crate) struct Job<K> {
     pub(crate) is_ready: bool,
     /// Another path may be able to do it.
     pub(crate) is_misplaced: bool,
+    /// The target was made to give up a command of it.
+    pub(crate) is_aborted: bool,
     /// The first error of any of its commands.
     pub(crate) error: Option<IoError>,
     /// Where read data is, when the I/O brought no memory.
@@ -83,6 +85,7 @@ impl<K: Kind> Job<K> {
             in_flight: 0,
             is_ready,
             is_misplaced: false,
+            is_aborted: false,
             error: None,
             buffer: None,
             extents: Vec::new(),

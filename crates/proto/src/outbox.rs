@@ -9,7 +9,9 @@ use std::collections::VecDeque;
 /// allocated once the queue has seen its usual depth.
 #[derive(Default)]
 pub struct Outbox {
+    /// Written up to `filled`; what is behind was written before, and is not cleared again.
     heads: Vec<u8>,
+    filled: usize,
     parts: VecDeque<Part>,
     /// Bytes in all parts.
     len: usize,
@@ -39,20 +41,28 @@ impl Outbox {
     /// Appends a head.
     #[inline]
     pub fn push_head(&mut self, bytes: &[u8]) {
-        self.heads.extend_from_slice(bytes);
+        match self.heads.get_mut(self.filled..self.filled.saturating_add(bytes.len())) {
+            Some(place) => place.copy_from_slice(bytes),
+            None => {
+                self.heads.truncate(self.filled);
+                self.heads.extend_from_slice(bytes);
+            }
+        }
         self.count_head(bytes.len());
     }
 
     /// Appends a copy of payload, as a head; returns it.
     #[inline]
     pub fn push_copy(&mut self, seg: &Seg) -> &[u8] {
-        let start = self.heads.len();
-        self.heads.resize(start.saturating_add(seg.len()), 0);
-        if let Some(place) = self.heads.get_mut(start..) {
+        let (start, end) = (self.filled, self.filled.saturating_add(seg.len()));
+        if self.heads.len() < end {
+            self.heads.resize(end, 0);
+        }
+        if let Some(place) = self.heads.get_mut(start..end) {
             seg.copy_to(place);
         }
         self.count_head(seg.len());
-        self.heads.get(start..).unwrap_or_default()
+        self.heads.get(start..end).unwrap_or_default()
     }
 
     /// Appends payload, which stays referred to until it is sent.
@@ -60,6 +70,20 @@ impl Outbox {
     pub fn push_payload(&mut self, data: &SgList) {
         for seg in data.segs() {
             self.push_seg(seg.clone());
+        }
+    }
+
+    /// Appends `len` bytes at `offset` of payload, as far as it goes.
+    #[inline]
+    pub fn push_part(&mut self, data: &SgList, offset: usize, len: usize) {
+        let (mut skip, mut left) = (offset, len);
+        for seg in data.segs() {
+            let here = seg.len().saturating_sub(skip).min(left);
+            if here > 0 {
+                self.push_seg(seg.slice(skip, here));
+            }
+            skip = skip.saturating_sub(seg.len());
+            left = left.saturating_sub(here);
         }
     }
 
@@ -134,7 +158,7 @@ impl Outbox {
 
     /// Drops everything: the connection is gone.
     pub fn clear(&mut self) {
-        self.heads.clear();
+        self.filled = 0;
         self.parts.clear();
         self.len = 0;
     }
@@ -142,8 +166,9 @@ impl Outbox {
     /// So many bytes were added to the heads.
     #[inline]
     fn count_head(&mut self, len: usize) {
-        let end = self.heads.len();
-        let start = end.saturating_sub(len);
+        let start = self.filled;
+        let end = start.saturating_add(len);
+        self.filled = end;
         self.len = self.len.wrapping_add(len);
         match self.parts.back_mut() {
             Some(Part::Head { end: last, .. }) if *last == start => *last = end,
@@ -155,19 +180,20 @@ impl Outbox {
     #[inline]
     fn reclaim_heads(&mut self) {
         if self.parts.is_empty() {
-            self.heads.clear();
+            self.filled = 0;
             return;
         }
         let unsent = self.parts.iter().find_map(|part| match part {
             Part::Head { start, .. } => Some(*start),
             Part::Payload(_) => None,
         });
-        let unsent = unsent.unwrap_or(self.heads.len());
+        let unsent = unsent.unwrap_or(self.filled);
         // What is moved down is no more than what was sent since.
-        if unsent < HEADS_BEFORE_MOVE.max(self.heads.len().saturating_sub(unsent)) {
+        if unsent < HEADS_BEFORE_MOVE.max(self.filled.saturating_sub(unsent)) {
             return;
         }
-        self.heads.drain(..unsent);
+        self.heads.copy_within(unsent..self.filled, 0);
+        self.filled = self.filled.saturating_sub(unsent);
         for part in &mut self.parts {
             if let Part::Head { start, end } = part {
                 *start = start.saturating_sub(unsent);

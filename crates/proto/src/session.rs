@@ -179,6 +179,12 @@ pub trait Target: Timed {
         None
     }
 
+    /// Why requests of the peer for a volume are refused, where its protocol has no error of that name: for the log, and
+    /// only once for as long as the reason stays.
+    fn poll_complaint(&mut self) -> Option<(VolumeId, &'static str)> {
+        None
+    }
+
     /// The target is stopping: finish what is in flight, refuse what comes, then ask to close.
     fn on_stop(&mut self);
 }
@@ -308,6 +314,17 @@ pub trait Initiator: Timed {
     /// sessions that give up requests themselves.
     fn look(&mut self) -> u32 {
         0
+    }
+
+    /// Asks the target to give up what the last so many looks have found too long under way. Whether it does: then what the
+    /// target has given up comes back ([`Initiator::poll_aborted`]), or the next looks find it again.
+    fn abort_overdue(&mut self, _looks: u32) -> bool {
+        false
+    }
+
+    /// A request that the target has given up; nothing is known of what it has done.
+    fn poll_aborted(&mut self) -> Option<Io> {
+        None
     }
 
     /// The connection is gone: takes back every request that has not completed, oldest first, to be replayed on

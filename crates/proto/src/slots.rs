@@ -17,6 +17,8 @@ struct Seen {
     born: u64,
     /// How many looks in a row have found it since.
     again: u32,
+    /// The youngest of all that had come when it was found first.
+    youngest: u64,
 }
 
 struct Slot<T> {
@@ -130,10 +132,29 @@ impl<T> Slots<T> {
         }
         for (seen, born) in self.seen.iter_mut().zip(oldest) {
             let is_same = born != 0 && seen.born == born;
-            *seen = Seen { born, again: if is_same { seen.again.saturating_add(1) } else { 0 } };
+            *seen = match is_same {
+                true => Seen { again: seen.again.saturating_add(1), ..*seen },
+                false => Seen { born, again: 0, youngest: self.born },
+            };
         }
         let [short, long] = self.seen;
         short.again.max(long.again / LONG)
+    }
+
+    /// If so many looks in a row have found the same one again: that one and whoever else has been here since the first of
+    /// them, oldest first, by kinds as [`Slots::look`] has them.
+    pub(crate) fn overdue(&self, looks: u32, is_long: impl Fn(&T) -> bool) -> Vec<Key> {
+        let [short, long] = self.seen;
+        let mut overdue = Vec::new();
+        for (index, slot) in (0..).zip(&self.slots) {
+            let Some(value) = &slot.value else { continue };
+            let (seen, again) = if is_long(value) { (long, long.again / LONG) } else { (short, short.again) };
+            if again >= looks && slot.born <= seen.youngest {
+                overdue.push((slot.born, Key::new(slot.generation, index)));
+            }
+        }
+        overdue.sort_unstable_by_key(|(born, _)| *born);
+        overdue.into_iter().map(|(_, key)| key).collect()
     }
 
     /// Whatever is found at the next look has not been seen before.
@@ -229,6 +250,25 @@ mod tests {
         slots.insert('X');
         let looks: Vec<_> = (0..10).map(|_| look(&mut slots)).collect();
         assert_eq!(looks, [0, 0, 0, 0, 1, 1, 1, 1, 2, 2]);
+    }
+
+    #[test]
+    fn overdue_is_who_was_here_when_the_oldest_was_found_first() {
+        let mut slots = Slots::default();
+        let (long, late) = (slots.insert('L'), slots.insert('b'));
+        let gone = slots.insert('c');
+        let is_long = |value: &char| value.is_uppercase();
+        slots.look(is_long);
+        slots.remove(gone);
+        slots.insert('d');
+        slots.look(is_long);
+        assert!(slots.overdue(2, is_long).is_empty());
+        slots.look(is_long);
+        assert_eq!(slots.overdue(2, is_long), [late]);
+        for _ in 0..6 {
+            slots.look(is_long);
+        }
+        assert_eq!(slots.overdue(2, is_long), [long, late]);
     }
 
     #[test]

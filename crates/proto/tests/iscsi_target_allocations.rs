@@ -11,7 +11,7 @@ use blockmux_proto::iscsi::node::{Access, Node, Portal, TargetNode};
 use blockmux_proto::iscsi::target::TargetSession;
 use blockmux_proto::scsi::{Identity, LogicalUnit, Target as ScsiTarget};
 use blockmux_proto::session::StreamSession;
-use blockmux_volume::{Chunk, MemVolume, Pool};
+use blockmux_volume::{Chunk, Crc32c, MemVolume, Pool};
 use counted_target::CountedTarget;
 use std::sync::Arc;
 use std::time::Instant;
@@ -62,7 +62,7 @@ fn push(batch: &mut Vec<u8>, header: &[u8], data: &[u8], digests: bool) {
     for part in [header, data] {
         batch.extend(part);
         if digests && !part.is_empty() {
-            batch.extend(crc32c::crc32c(part).to_le_bytes());
+            batch.extend(Crc32c::of(part).to_le_bytes());
         }
     }
 }

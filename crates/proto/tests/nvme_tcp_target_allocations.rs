@@ -11,7 +11,7 @@ use blockmux_proto::nvme::subsystem::{Namespace, Subsystem};
 use blockmux_proto::nvmeof::node::Node;
 use blockmux_proto::nvmeof::tcp::target::TargetSession;
 use blockmux_proto::session::StreamSession;
-use blockmux_volume::{Chunk, MemVolume, Pool};
+use blockmux_volume::{Chunk, Crc32c, MemVolume, Pool};
 use counted_target::CountedTarget;
 use std::sync::Arc;
 use std::time::Instant;
@@ -83,12 +83,12 @@ fn push_pdu(batch: &mut Vec<u8>, kind: u8, flags: u8, specific: &[u8], data: &[u
     batch.extend(plen.to_le_bytes());
     batch.extend(specific);
     if header_digest > 0 {
-        let digest = crc32c::crc32c(&batch[begin..]);
+        let digest = Crc32c::of(&batch[begin..]);
         batch.extend(digest.to_le_bytes());
     }
     batch.extend(data);
     if data_digest > 0 {
-        batch.extend(crc32c::crc32c(data).to_le_bytes());
+        batch.extend(Crc32c::of(data).to_le_bytes());
     }
 }
 

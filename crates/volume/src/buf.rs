@@ -8,6 +8,7 @@
 //! race; as with guest memory in a hypervisor, the bytes are never read as anything but bytes.
 #![expect(unsafe_code, reason = "the one module that reads and writes shared I/O memory")]
 
+use crate::crc32c::Crc32c;
 use crate::pool::Home;
 use memmap2::MmapMut;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
@@ -220,6 +221,24 @@ impl Seg {
     #[must_use]
     pub fn is_writable(&self) -> bool {
         self.writable
+    }
+
+    /// Whether nobody but this thread writes its bytes: they are not of [`Pages`], which other cores may share. What the
+    /// system was told to fill is private once it is full.
+    #[inline]
+    #[must_use]
+    pub fn is_private(&self) -> bool {
+        !matches!(self.memory.0.source, Source::Shared { .. })
+    }
+
+    /// Adds private bytes to a sum where they lie; answers whether they are private.
+    #[inline]
+    pub(crate) fn add_private(&self, crc: &mut Crc32c) -> bool {
+        if self.is_private() {
+            // SAFETY: in bounds and initialized; such memory never leaves this thread, which writes none of it while it sums.
+            crc.add(unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len()) });
+        }
+        self.is_private()
     }
 
     /// The address, for a system call or a queue of a device.

@@ -9,6 +9,7 @@
 pub mod buf;
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
+mod crc32c;
 mod decorator;
 mod delay;
 mod fault;
@@ -30,6 +31,7 @@ pub mod units;
 mod volume;
 
 pub use buf::{Chunk, Memory, Pages, Seg};
+pub use crc32c::Crc32c;
 pub use delay::{DelayVolume, Delays};
 pub use fault::{Fault, FaultEffect, FaultVolume, FaultWhen};
 pub use io::{Completion, Extent, Io, IoError, Op, Output, Tag};

@@ -20,7 +20,7 @@ use blockmux_proto::scsi::{Identity, LogicalUnit, Lun, Target as ScsiTarget};
 use blockmux_proto::session::{Demand, Initiator, ProtocolError, StreamSession, Target, Timed};
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{Channel, Chunk, MemVolume, Pool, Volume, Waker};
-use blockmux_wire::iscsi::scsi::ScsiCommand;
+use blockmux_wire::iscsi::scsi::{ScsiCommand, TaskManagementRequest};
 use blockmux_wire::iscsi::{Bhs, Opcode, RESERVED_TAG, padding};
 use std::sync::Arc;
 use std::time::Instant;
@@ -85,9 +85,13 @@ impl Run<'_> {
         moved |= self.wire.is_drained() && self.next_record();
         moved |= !self.is_over && self.receive();
         moved |= self.requests.poll_done(&mut self.session);
+        moved |= self.requests.poll_aborted(&mut self.session);
         match self.choices.byte() {
             255 => self.session.on_stop(),
             254 => self.pass_time(),
+            253 if !self.is_over && self.session.look() >= 1 => {
+                self.session.abort_overdue(1);
+            }
             _ => {}
         }
         moved
@@ -172,6 +176,7 @@ impl Run<'_> {
         }
         self.send();
         self.requests.poll_done(&mut self.session);
+        self.requests.poll_aborted(&mut self.session);
         if self.session.is_over() {
             assert!(matches!(self.session.demand(), Demand::Close) && self.session.room() == 0);
         }
@@ -195,6 +200,8 @@ struct Sent {
     tags: Vec<u32>,
     /// Of the next command.
     cmd_sn: Option<u32>,
+    /// The target may have declared anew how much it takes.
+    has_asked: bool,
 }
 
 impl Sent {
@@ -217,7 +224,7 @@ impl Sent {
 
     fn on_pdu(&mut self, bhs: &Bhs, len: usize, agreed: Option<&Parameters>) {
         let most = agreed.map_or(8192, Parameters::max_send_data_segment_length);
-        assert!(len <= most, "{} with {len} bytes of data", bhs.opcode());
+        assert!(len <= most || self.has_asked, "{} with {len} bytes of data", bhs.opcode());
         assert_eq!(bhs.ahs_len(), 0);
         let command: &ScsiCommand = transmute_ref!(bhs);
         match bhs.opcode() {
@@ -231,6 +238,15 @@ impl Sent {
             }
             Opcode::DATA_OUT => assert!(len > 0 && self.tags.contains(&command.initiator_task_tag.get())),
             Opcode::LOGIN_REQUEST | Opcode::NOP_OUT | Opcode::LOGOUT_REQUEST => assert!(bhs.is_immediate()),
+            Opcode::TEXT_REQUEST => {
+                assert!(bhs.is_immediate() && len == 0);
+                self.has_asked = true;
+            }
+            Opcode::TASK_MANAGEMENT_REQUEST => {
+                let request: &TaskManagementRequest = transmute_ref!(bhs);
+                let referenced = request.referenced_task_tag.get();
+                assert!(bhs.is_immediate() && self.tags.contains(&referenced));
+            }
             other => panic!("an initiator does not send {other}"),
         }
     }

@@ -1,9 +1,11 @@
 //! Checks what an iSCSI target sends: whole PDUs of a target's kinds, numbered as RFC 7143 §4.2.2 says.
 
+use crate::target_side::Judge;
 use blockmux_wire::iscsi::scsi::ScsiResponse;
 use blockmux_wire::iscsi::session::{FLAG_TRANSIT, Stage, next_stage};
 use blockmux_wire::iscsi::{BHS_LEN, Bhs, DIGEST_LEN, Opcode, RESERVED_TAG, padding};
 use blockmux_wire::scsi::status::Status;
+use std::time::Duration;
 use zerocopy::{FromBytes, transmute_ref};
 
 /// A target's stream as far as it came.
@@ -22,20 +24,25 @@ pub(crate) struct TargetStream {
     max_cmd_sn: Option<u32>,
 }
 
-impl TargetStream {
-    /// More was sent.
-    pub(crate) fn on_sent(&mut self, bytes: &[u8]) {
+impl Judge for TargetStream {
+    /// The deadline of a login is further, and so is that of a ping.
+    const NEAR: Duration = Duration::from_secs(10);
+    const MAX_OUTBOX: usize = (64 << 20) + (32 << 20) + (2 << 20);
+    const MAX_POOLED: usize = 256 << 20;
+
+    fn on_sent(&mut self, bytes: &[u8]) {
         self.rest.extend(bytes);
         while let Some(len) = self.first_pdu() {
             self.rest.drain(..len);
         }
     }
 
-    /// The target is quiet: nothing is half sent.
-    pub(crate) fn on_quiet(&self) {
+    fn on_quiet(&self) {
         assert!(self.rest.is_empty(), "{} bytes of a PDU were sent and no more", self.rest.len());
     }
+}
 
+impl TargetStream {
     /// Checks the first PDU if it is whole; its length.
     fn first_pdu(&mut self) -> Option<usize> {
         let bhs = Bhs::read_from_bytes(self.rest.get(..BHS_LEN)?).ok()?;

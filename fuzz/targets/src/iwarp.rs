@@ -10,11 +10,11 @@
 
 use crate::choices::Choices;
 use crate::wire::Wire;
-use blockmux_proto::rdma::{Access, Endpoint, Event, Head, Remote, Stag, Work, WorkId};
+use blockmux_proto::rdma::{Access, AtOnce, Endpoint, Event, Head, Remote, Stag, Work, WorkId};
 use blockmux_proto::session::{Demand, ProtocolError, StreamSession, Timed};
 use blockmux_rdma::QueuePair;
 use blockmux_rdma::iwarp::{Config, Iwarp, OUTBOX_FULL};
-use blockmux_volume::{Memory, Pool, Seg};
+use blockmux_volume::{Crc32c, Memory, Pool, Seg, SgList};
 use blockmux_wire::iwarp::ddp::{Control, TAGGED_LEN, Tagged, UNTAGGED_LEN, Untagged};
 use blockmux_wire::iwarp::mpa::{Enhanced, Marker, ReqRepFrame, fpdu_len};
 use blockmux_wire::iwarp::rdmap::{Opcode, ReadRequest, Terminate};
@@ -114,13 +114,15 @@ impl Field {
     }
 
     fn grant(&mut self, iwarp: &mut Iwarp) {
-        for (at, access) in [(GAP, Access::RemoteRead), (2 * GAP + SIZE, Access::RemoteWrite)] {
-            iwarp.post(Work::Register { id: WorkId(0), local: self.whole.seg(at, SIZE).into(), access });
-            match iwarp.poll() {
-                Some(Event::Registered { remote, .. }) => self.granted.push(remote),
-                other => panic!("{other:?}"),
-            }
+        let local = self.whole.seg(GAP, SIZE).into();
+        iwarp.post(Work::Register { id: WorkId(0), local, access: Access::RemoteRead });
+        match iwarp.poll() {
+            Some(Event::Registered { remote, .. }) => self.granted.push(remote),
+            other => panic!("{other:?}"),
         }
+        let local = self.whole.seg(2 * GAP + SIZE, SIZE).into();
+        let remote = iwarp.register(&local, Access::RemoteWrite);
+        self.granted.push(remote.expect("there is room for it"));
     }
 
     fn check(&self) {
@@ -213,7 +215,7 @@ impl Run<'_> {
         }
         let id = WorkId(self.posted);
         let len = self.choices.of(&[0, 10, 3000, SIZE]);
-        let local = self.field.sink.slice(0, len).into();
+        let local: SgList = self.field.sink.slice(0, len).into();
         let stag = Stag(77);
         let remote = Remote { stag, address: 5, len: len as u32 };
         let work = match self.choices.below(5) {
@@ -227,11 +229,35 @@ impl Run<'_> {
             1 => Work::Read { id, local, remote },
             2 => Work::Write { id, local, remote },
             3 => Work::Receive,
-            _ => return false,
+            _ => return self.ask(id, &local, remote),
         };
         self.posted += u64::from(!matches!(work, Work::Receive));
         self.iwarp.post(work);
         true
+    }
+
+    /// Has done at once what the choices say; whether it was.
+    fn ask(&mut self, id: WorkId, local: &SgList, remote: Remote) -> bool {
+        match self.choices.below(6) {
+            0 => self.iwarp.send(b"head", local, None),
+            1 => self.iwarp.send(b"head", local, Some(remote.stag)),
+            2 => {
+                let is_done = self.iwarp.write(id, local, remote);
+                self.posted += u64::from(is_done);
+                is_done
+            }
+            3 => self.iwarp.receive(2),
+            4 => {
+                // What is named by the way is nobody's, and is closed again.
+                let named = self.iwarp.register(local, Access::RemoteWrite);
+                if let Some(remote) = named {
+                    self.iwarp.post(Work::Invalidate { stag: remote.stag });
+                }
+                assert!(named.is_some() || self.is_over || local.is_empty(), "there is room for two more");
+                named.is_some()
+            }
+            _ => false,
+        }
     }
 
     fn hear(&mut self) -> bool {
@@ -337,7 +363,7 @@ impl Run<'_> {
         let mut bytes = (ulpdu.len() as u16).to_be_bytes().to_vec();
         bytes.extend(ulpdu);
         bytes.resize(bytes.len().next_multiple_of(4), 0);
-        let crc = if self.has_crc { crc32c::crc32c(&bytes) } else { 0 };
+        let crc = if self.has_crc { Crc32c::of(&bytes).value() } else { 0 };
         bytes.extend(crc.to_le_bytes());
         self.wire.push(&bytes);
     }

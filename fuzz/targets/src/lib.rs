@@ -31,6 +31,7 @@ mod nvme_tcp_target;
 mod outbox;
 mod requests;
 mod served;
+mod target_side;
 mod text;
 mod tls;
 mod wire;

@@ -91,6 +91,16 @@ impl Requests {
         any
     }
 
+    /// Takes every request that the target was made to give up; whether there was any.
+    pub(crate) fn poll_aborted<S: Initiator>(&mut self, session: &mut S) -> bool {
+        let mut any = false;
+        while let Some(io) = session.poll_aborted() {
+            any = true;
+            assert!(self.in_flight.remove(&io.tag).is_some(), "what is given up is in flight");
+        }
+        any
+    }
+
     /// The most that buffers from the pool may hold for reads in flight, in bytes.
     pub(crate) fn read_buffers(&self) -> usize {
         self.in_flight.values().filter(|io| io.op == Op::Read).map(buffer_len).sum()

@@ -128,12 +128,17 @@ fn verdict(comparison: &Comparison, short_of_one: u32) -> Result<ExitCode, Failu
         (runs().map(|run| run.errors).sum(), runs().map(|run| run.verify_errors).sum());
     let what = match (failed, wrong) {
         (0, 0) if short_of_one == 0 => return Ok(ExitCode::SUCCESS),
-        (0, 0) => format!("{short_of_one} of the runs ended with fewer connections than at its begin"),
-        (failed, 0) => format!("{failed} I/O failed"),
-        (0, wrong) => format!("{wrong} blocks did not hold what was written"),
-        (failed, wrong) => format!("{failed} I/O failed, and {wrong} blocks did not hold what was written"),
+        (0, 0) if short_of_one == 1 => {
+            "one run lost a connection for good; the warnings above say which".to_owned()
+        }
+        (0, 0) => format!("{short_of_one} runs lost a connection for good; the warnings above say which"),
+        (failed, 0) => format!("{failed} I/O failed; {FIRST_ABOVE}"),
+        (0, wrong) => format!("{wrong} blocks did not hold what was written; {FIRST_ABOVE}"),
+        (failed, wrong) => {
+            format!("{failed} I/O failed, and {wrong} blocks did not hold what was written; {FIRST_ABOVE}")
+        }
     };
-    Err(Failure::run(format!("{what}; the warnings above name the first of each run")))
+    Err(Failure::run(what))
 }
 
 fn command_line() -> String {
@@ -141,6 +146,8 @@ fn command_line() -> String {
     words.extend(std::env::args().skip(1).map(|word| shell_word(&without_passwords(&word)).into_owned()));
     printable(&words.join(" ")).into_owned()
 }
+
+const FIRST_ABOVE: &str = "the warnings above name the first of each run";
 
 const EXAMPLES: &str = "\
 Examples:

@@ -290,12 +290,13 @@ impl Desk {
     fn status(&self) -> Status {
         let volumes = self.exports.iter().filter_map(|(id, export)| {
             let served = self.exports.served(id)?;
-            let (info, traffic) = (served.volume().info(), served.traffic());
+            let (info, traffic, gone) = (served.volume().info(), served.traffic(), served.left_behind());
             Some(VolumeStatus {
                 name: export.name.clone(),
                 size: info.size,
                 read_only: export.read_only || info.read_only,
-                users: traffic.users,
+                users: traffic.users.saturating_sub(gone as u64),
+                gone,
                 reads: traffic.reads,
                 read_bytes: traffic.read_bytes,
                 writes: traffic.writes,
@@ -311,6 +312,7 @@ impl Desk {
         Status {
             connections: self.parts.limit.open(),
             max_connections: self.parts.limit.most(),
+            gone: self.parts.limit.left(),
             protocols: protocols.collect(),
             volumes: volumes.collect(),
         }

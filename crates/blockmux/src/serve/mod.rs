@@ -279,8 +279,8 @@ const EXAMPLES: &str = "\
 Addresses: host:port, :port for loopback, host for the protocol's port
 (NBD 10809, iSCSI 3260, NVMe/TCP 4420), with NBD also unix:PATH; port 0
 lets the system choose. [::] is every IPv6 address and no IPv4 one: give
-0.0.0.0 too, as a second listener. NBD has no authentication, and iSCSI and NVMe/TCP
-only with targets and subsystems from a config file, so listen beyond
+0.0.0.0 too, as a second listener. NBD has no authentication, and iSCSI and
+NVMe/TCP only with targets and subsystems from a config file, so listen beyond
 loopback only on networks that you trust.
 
 Every port of iSCSI serves iSER too, over iWARP: what a connection begins with

@@ -32,6 +32,7 @@ fn the_version_is_the_packages() {
 /// Arguments, and what is said about them.
 const WRONG: &[(&[&str], &str)] = &[
     (&[], "no command given; `blockmux --help` lists them"),
+    (&["ctl"], "no command given; `blockmux ctl --help` lists them"),
     (&["serv"], "unrecognized subcommand 'serv'; a similar subcommand exists: 'serve'"),
     (&["serve"], "no volume to serve; name one, such as mem:1g or file:disk.img"),
     (&["serve", "--frobnicate"], "unexpected argument '--frobnicate' found; --help shows what there is"),

@@ -2,7 +2,7 @@
 
 use crate::daemon::Daemon;
 use crate::program::{BLOCKMUX, blockmux, has, succeed, text};
-use crate::raw_client::RawClient;
+use crate::raw_client::{READ, RawClient};
 use crate::raw_iscsi::{CHECK_CONDITION, GOOD, RawIscsi};
 use rustix::process::Signal;
 use serde_json::Value;
@@ -217,7 +217,7 @@ fn the_status_counts_who_is_there_and_what_was_done() {
         serde_json::json!([{"name": "nbd", "connections": 1}, {"name": "iscsi", "connections": 1}]);
     assert_eq!(status["protocols"], protocols);
     let expected = serde_json::json!({
-        "name": "a", "size": 8 << 20, "read_only": true, "users": 2, "reads": 2, "read_bytes": 4096 + 512,
+        "name": "a", "size": 8 << 20, "read_only": true, "users": 2, "gone": 0, "reads": 2, "read_bytes": 4096 + 512,
         "writes": 0, "written_bytes": 0, "others": 1, "failed": 0,
     });
     assert_eq!(status["volumes"][0], expected);
@@ -235,6 +235,27 @@ fn the_status_counts_who_is_there_and_what_was_done() {
         "{shown}"
     );
     assert!(shown.contains("\n  reads        2 (4.50 KiB)\n"), "{shown}");
+    assert!(!shown.contains("gone"), "{shown}");
+}
+
+#[test]
+fn the_status_counts_who_is_gone_before_its_i_o_has_ended() {
+    let controlled = Controlled::serve(&["fault:op=read,error=stuck:mem:8m", "b=mem:8m"]);
+    let mut stays = RawClient::connect(&controlled.daemon.socket());
+    assert_eq!(stays.write(0, 0, &[1; 512]), 0);
+    for _ in 0..2 {
+        RawClient::connect(&controlled.daemon.socket()).request(READ, 0, 0, 512);
+    }
+    eventually("they are gone", || controlled.status()["gone"] == 2);
+    let status = controlled.status();
+    let counts = |of: &Value| ["users", "gone"].map(|key| of[key].as_u64().unwrap());
+    assert_eq!(status["connections"], 1);
+    assert_eq!((counts(&status["volumes"][0]), counts(&status["volumes"][1])), ([1, 2], [0, 0]));
+    let shown = controlled.said(&["status"]);
+    let head = "connections  1 of 4096\n  nbd  1\ngone         2, with I/O that has not ended\ndisk0  ";
+    assert!(shown.starts_with(head), "{shown}");
+    let volume = "\n  connections  1\n  gone         2, with I/O that has not ended\n  reads        2 ";
+    assert!(shown.contains(volume), "{shown}");
 }
 
 #[test]

@@ -6,6 +6,7 @@ use crate::raw_client::{self, RawClient, TRIM};
 use crate::raw_iscsi::{CHECK_CONDITION, GOOD, RESERVATION_CONFLICT, RawIscsi};
 use rustix::process::Signal;
 use std::fs;
+use std::io::Read;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -39,7 +40,7 @@ fn kept(daemon: &Daemon) -> Option<PathBuf> {
 
 #[test]
 fn what_an_initiator_reserves_keeps_nbd_clients_out_until_it_lets_go() {
-    let daemon = Daemon::serve(&ARGS);
+    let mut daemon = Daemon::serve(&ARGS);
     let (mut scsi, mut nbd) = (login(&daemon, NAMES[0]), RawClient::connect(&daemon.socket()));
     assert_eq!(scsi.reserve_out(REGISTER, 0, [0, 7], 0), GOOD);
     assert_eq!(nbd.write(0, 0, &[1; 512]), 0);
@@ -50,6 +51,15 @@ fn what_an_initiator_reserves_keeps_nbd_clients_out_until_it_lets_go() {
     assert_eq!(scsi.reserve_out(REGISTER, 0, [7, 0], 0), GOOD);
     assert_eq!(nbd.write(0, 0, &[2; 512]), 0);
     assert!(kept(&daemon).is_none(), "nobody asked for that");
+    daemon.signal(Signal::TERM);
+    let mut said = String::new();
+    daemon.stderr.read_to_string(&mut said).unwrap();
+    let lines: Vec<_> = said.lines().filter(|line| line.contains("refused")).collect();
+    let [line] = lines[..] else { panic!("one line for all of them: {said}") };
+    assert!(
+        line.contains("disk0: requests are refused: an initiator has reserved the volume peer="),
+        "{line}"
+    );
 }
 
 #[test]

@@ -41,6 +41,37 @@ fn a_subsystem_is_described_and_found() {
     }
 }
 
+/// Serves a volume of that name, and refers to those addresses.
+fn refers(volume: &str, to: &[&str]) -> Daemon {
+    let directory = tempfile::tempdir().unwrap();
+    let config = directory.path().join("referrals.toml");
+    let mut written = format!("nvme_tcp = ['127.0.0.1:0']\n[[volume]]\nname = '{volume}'\nspec = 'mem:1m'\n");
+    for address in to {
+        let (ip, port) = address.rsplit_once(':').unwrap();
+        written += &format!("[[nvme_discovery.referral]]\ntraddr = '{ip}'\ntrsvcid = {port}\n");
+    }
+    std::fs::write(&config, written).unwrap();
+    Daemon::serve(&["--config", &config.display().to_string()])
+}
+
+#[test]
+fn discovery_follows_referrals_and_does_without_one_that_does_not_answer() {
+    let listener = |daemon: &Daemon| url(daemon).split('/').nth(2).unwrap().to_owned();
+    let last = refers("last", &[]);
+    let middle = refers("middle", &[&listener(&last), "127.0.0.1:1"]);
+    let first = refers("first", &[&listener(&middle), &listener(&last)]);
+    let output = blockmux(["discover", "--json", &format!("nvme+tcp://{}", listener(&first))]);
+    let (told, warned) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(0), "{warned}");
+    let found: Value = serde_json::from_str(&told).unwrap();
+    let exports = found["exports"].as_array().unwrap();
+    let urls: Vec<&str> = exports.iter().map(|export| export["url"].as_str().unwrap()).collect();
+    assert_eq!(urls, [url(&first), url(&middle), url(&last)]);
+    assert!(exports.iter().all(|export| export["size"] == 1 << 20), "{told}");
+    assert_eq!(warned.lines().count(), 1, "{warned}");
+    assert!(warned.contains("referral") && warned.contains("127.0.0.1:1"), "{warned}");
+}
+
 #[test]
 fn what_is_copied_there_comes_back_with_and_without_digests() {
     let daemon = Daemon::serve(&ARGS);

@@ -72,8 +72,7 @@ impl<S: FrameSession + Target, H: FrameHost> Task for FrameTargetTask<S, H> {
             self.ends = Some(ends);
             self.core.wake_at(ends, &self.waker);
         }
-        self.wire.check_time(&mut self.session, now);
-        let received = self.wire.receive(&mut self.session, now);
+        let received = self.wire.take_in(&mut self.session, now);
         let moved = self.channels.move_io(&mut self.session);
         let sent = self.wire.send(&mut self.session, now);
         self.wire.arm(&self.session, now);

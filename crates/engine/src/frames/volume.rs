@@ -146,8 +146,7 @@ impl<H: FrameHost> Link<H> {
         }
         self.is_parked = false;
         let now = self.core.now();
-        self.wire.check_time(&mut self.session, now);
-        let received = self.wire.receive(&mut self.session, now);
+        let received = self.wire.take_in(&mut self.session, now);
         self.check_disk();
         let sent = self.wire.send(&mut self.session, now);
         let before = self.done.len();

@@ -21,6 +21,8 @@ pub(crate) struct Wire<H: FrameHost = EngineCore> {
     deadline: Option<Instant>,
     /// When the interfaces are looked at again.
     look_at: Option<Instant>,
+    /// Turns in a row that left something in the ports, perhaps.
+    behind: u32,
 }
 
 struct Open<H: FrameHost> {
@@ -58,15 +60,27 @@ impl<H: FrameHost> Wire<H> {
             arrivals: Vec::new(),
             deadline: None,
             look_at: None,
+            behind: 0,
         })
     }
 
-    /// Calls the session's deadline when it has passed, and looks at the interfaces from time to time.
+    /// One turn: shows the session what has come to the ports, and only then lets it see what time it is. A process that
+    /// had to wait for a processor finds its deadlines passed and, with them, the answers that came meanwhile. Ports that
+    /// never become empty keep no deadline from being seen.
     #[inline]
-    pub(crate) fn check_time<S: FrameSession>(&mut self, session: &mut S, now: Instant) {
+    pub(crate) fn take_in<S: FrameSession>(&mut self, session: &mut S, now: Instant) -> Progress {
         if self.look_at.is_none_or(|at| at <= now) {
             self.look(session, now);
         }
+        let received = self.receive(session, now);
+        self.behind = if received == Progress::More { self.behind.saturating_add(1) } else { 0 };
+        if self.behind.is_multiple_of(TURNS_BEHIND) {
+            Self::check_time(session, now);
+        }
+        received
+    }
+
+    fn check_time<S: FrameSession>(session: &mut S, now: Instant) {
         if session.poll_timeout().is_some_and(|when| when <= now) {
             // Nothing that comes, or does not, breaks a session over frames.
             let _ = session.on_timeout(now);
@@ -85,7 +99,7 @@ impl<H: FrameHost> Wire<H> {
 
     /// Shows the session what has come to each port, a batch at most.
     #[inline]
-    pub(crate) fn receive<S: FrameSession>(&mut self, session: &mut S, now: Instant) -> Progress {
+    fn receive<S: FrameSession>(&mut self, session: &mut S, now: Instant) -> Progress {
         let mut progress = Progress::Idle;
         for at in 0..self.ports.len() {
             match self.receive_at(at, session, now) {
@@ -218,5 +232,7 @@ const CHUNK: usize = 256 << 10;
 const MIN_FRAMES: usize = 8;
 /// Others get their turn after so many calls.
 const SENDS_PER_TURN: usize = 16;
+/// What had come before a deadline is taken in by then: a port's ring is as many batches.
+const TURNS_BEHIND: u32 = 4;
 /// Interfaces change rarely, and say so only to who asks.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);

@@ -217,6 +217,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
             State::Open { .. } => {
                 self.check_silence();
                 let progress = self.run_open();
+                let progress = self.take_aborted().unwrap_or(progress);
                 self.look_for_answers().unwrap_or(progress)
             }
             State::Down => Progress::Idle,

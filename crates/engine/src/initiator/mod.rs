@@ -12,7 +12,8 @@
 //! begin for so long and end without completing anything, all requests fail, and the next one starts over. What had
 //! completed before the loss and was not flushed is as safe as the target made it.
 //!
-//! A connection over which a request gets no answer in time counts as lost, too: see `overdue`.
+//! A connection over which a request gets no answer in time counts as lost, too, unless the target gives up the request: see
+//! `overdue`.
 //!
 //! Where several paths lead to a volume, a channel has links by each of them. Requests go in turn over those whose target
 //! calls them the best ([`PathRank`]), or to the one of those that has the fewest ([`Policy`]). What was under way by a path that is lost goes on by another at once, and so does

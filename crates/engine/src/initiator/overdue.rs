@@ -2,8 +2,10 @@
 //!
 //! A target has a bounded time for whatever request has waited the longest, from when it became that one: a slow line
 //! with a long queue is slow for all of it, and no request is blamed for those before it. Bytes that come for a request
-//! prove nothing; its answer does. A target that owes one for too long loses the connection, and the request is sent
-//! again over another. What no connection gets an answer to for the volume's patience fails.
+//! prove nothing; its answer does. A target that owes one for too long is asked to give the request up, where the protocol
+//! has that, and with it all others that it has had as long; then they are sent again. If it does not do that until the next
+//! look, and where there are other paths, it loses the connection, and its requests are sent again over another. What gets no
+//! answer for the volume's patience fails.
 //!
 //! Nothing is noted for each request. The session is asked four times in the span which request is the oldest
 //! ([`Initiator::look`](blockmux_proto::session::Initiator::look)); the same one five times in a row is overdue, by at
@@ -60,13 +62,12 @@ impl Overdue {
     }
 }
 
-/// Requests of a channel that connections were given up for, and since when.
+/// Requests of a channel that were sent again because there was no answer, and since when.
 #[derive(Default)]
 pub(super) struct Late(Vec<(Tag, Instant)>);
 
 impl Late {
-    /// A connection was given up with this request unanswered, perhaps not for the first time: since when that has been
-    /// so.
+    /// This request stayed unanswered, perhaps not for the first time: since when that has been so.
     pub(super) fn add(&mut self, tag: Tag, now: Instant) -> Instant {
         match self.0.iter().find(|(late, _)| *late == tag) {
             Some((_, since)) => *since,
@@ -75,6 +76,11 @@ impl Late {
                 now
             }
         }
+    }
+
+    /// The same: whether that has been so for all `patience`.
+    pub(super) fn is_hopeless(&mut self, tag: Tag, now: Instant, patience: Duration) -> bool {
+        now.duration_since(self.add(tag, now)) >= patience
     }
 
     /// These have completed.
@@ -96,7 +102,7 @@ pub(super) fn written(time: Duration) -> String {
 }
 
 /// In one span.
-const LOOKS: u32 = 4;
+pub(super) const LOOKS: u32 = 4;
 
 #[cfg(test)]
 mod tests {

@@ -20,6 +20,8 @@ pub struct SimCore {
     ready: Rc<ReadyList>,
     tasks: RefCell<Vec<Slot>>,
     stopping: Cell<bool>,
+    /// It has no processor.
+    waits: Cell<bool>,
     /// Where its frames go.
     lan: RefCell<Option<SimLan>>,
 }
@@ -70,6 +72,11 @@ impl SimCore {
         drop(tasks);
     }
 
+    /// Takes the processor from it, or gives it one back: as long as it has none, nothing of it runs.
+    pub fn set_waiting(&self, waits: bool) {
+        self.waits.set(waits);
+    }
+
     /// Puts the core on a segment: ports that it opens from now on lead there.
     pub fn join(&self, lan: &SimLan) {
         *self.lan.borrow_mut() = Some(lan.clone());
@@ -87,6 +94,9 @@ impl SimCore {
 
     /// Runs the next ready task; `false` if none is ready.
     fn run_one(&self) -> bool {
+        if self.waits.get() {
+            return false;
+        }
         let Some(id) = self.ready.pop() else { return false };
         let taken = self.tasks.borrow_mut().get_mut(id as usize).and_then(|slot| slot.task.take());
         let Some(mut task) = taken else { return true };
@@ -185,6 +195,7 @@ impl World {
             ready: ReadyList::new(),
             tasks: RefCell::default(),
             stopping: Cell::new(false),
+            waits: Cell::new(false),
             lan: RefCell::default(),
         });
         self.cores.push(core.clone());

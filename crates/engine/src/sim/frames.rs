@@ -41,6 +41,8 @@ pub struct FrameScenario {
     pub volume_delay: Duration,
     /// How often the target is stopped and started again, or the cables are pulled out.
     pub trouble: Option<FrameTrouble>,
+    /// Target and initiator share a processor, in turns of so long.
+    pub turns: Option<Duration>,
 }
 
 /// What happens again and again, after up to so much time.
@@ -77,6 +79,7 @@ impl FrameScenario {
             ports: 1,
             volume_delay: Duration::ZERO,
             trouble: None,
+            turns: None,
         }
     }
 
@@ -94,6 +97,11 @@ impl FrameScenario {
         run.start_target();
         let finished = run.start_client();
         let mut troubles = 0;
+        while !finished.get()
+            && let Some(turn) = self.turns
+        {
+            run.take_turns(turn)?;
+        }
         while !finished.get() {
             let Some(trouble) = self.trouble else {
                 run.run_until(|| finished.get())?;
@@ -206,6 +214,17 @@ impl Run {
         FrameTargetTask::spawn(&core, &self.interfaces(), Share::ALL, session, self.exports.clone())
             .expect("the segment has a port for everybody");
         self.targets.push(core);
+    }
+
+    /// Has the initiator wait while the target runs, and then the other way round.
+    fn take_turns(&self, turn: Duration) -> Result<(), String> {
+        for has_initiator in [false, true] {
+            self.initiator.set_waiting(!has_initiator);
+            self.targets.iter().for_each(|target| target.set_waiting(has_initiator));
+            self.world.run_for(turn).map_err(|hang| hang.to_string())?;
+        }
+        self.targets.iter().for_each(|target| target.set_waiting(false));
+        Ok(())
     }
 
     fn stop_target(&mut self) -> Result<(), String> {

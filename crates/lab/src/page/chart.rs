@@ -113,7 +113,8 @@ impl Bars {
     fn bar(&self, out: &mut String, bar: &Bar, y: f64, end: f64, x: &impl Fn(f64) -> f64) {
         let _ = write!(out, "<g><title>{}</title>", escaped(&self.hint(bar)));
         text(out, "label", x(0.0) - 6.0, y + 13.0, &shortened(&bar.label, MOST_LABEL_CHARS));
-        let broken = bar.value() > end;
+        // It goes on beyond the axis, or one of its runs does.
+        let broken = bar.most() > end;
         let mut from = 0.0;
         for (length, class) in &bar.parts {
             let to = (from + length).min(end);
@@ -125,26 +126,26 @@ impl Bars {
             );
             from = to;
         }
-        let mut label_x = x(from);
-        if broken {
-            // Two slanted cuts near the end: this bar goes on.
-            for cut in [RIGHT - 16.0, RIGHT - 11.0] {
-                line(out, "cut", (cut - 3.0, y + BAR + 5.0), (cut + 3.0, y + 1.0));
-            }
-        } else if bar.runs.len() > 1 {
+        if bar.value() <= end && bar.runs.len() > 1 {
             let middle = y + 3.0 + BAR / 2.0;
             let least = bar.runs.iter().copied().fold(f64::INFINITY, f64::min);
             // Once as a halo, since bars are light and dark.
             for class in ["whisker under", "whisker"] {
-                line(out, class, (x(least), middle), (x(bar.most()), middle));
+                line(out, class, (x(least), middle), (x(bar.most().min(end)), middle));
             }
-            for &run in &bar.runs {
+            for &run in bar.runs.iter().filter(|&&run| run <= end) {
                 let _ = write!(out, r#"<circle class="run" cx="{}" cy="{}" r="1.7"/>"#, n(x(run)), n(middle));
             }
-            label_x = x(bar.most());
+            from = bar.most().min(end);
+        }
+        if broken {
+            // Two slanted cuts near the end.
+            for cut in [RIGHT - 16.0, RIGHT - 11.0] {
+                line(out, "cut", (cut - 3.0, y + BAR + 5.0), (cut + 3.0, y + 1.0));
+            }
         }
         // Nothing is written across the reference line.
-        label_x = self.reference.map_or(label_x, |reference| label_x.max(x(reference)));
+        let label_x = self.reference.map_or(x(from), |reference| x(from.max(reference)));
         text(out, "value", label_x + 6.0, y + 13.0, &(self.shown)(bar.value()));
         out.push_str("</g>");
     }
@@ -199,16 +200,17 @@ impl Lines {
         if first == last {
             return String::new();
         }
+        let right = self.right();
         let x = |depth: u32| {
             let along =
                 (f64::from(depth) / f64::from(first)).ln() / (f64::from(last) / f64::from(first)).ln();
-            PLOT_LEFT + along * (PLOT_RIGHT - PLOT_LEFT)
+            PLOT_LEFT + along * (right - PLOT_LEFT)
         };
         let mut out = String::new();
         let mut top = TOP;
         for (heading, lines) in &self.panels {
             text(&mut out, "heading", 0.0, top + 14.0, heading);
-            if !panel(&mut out, lines, top + 26.0, &self.depths, &x) {
+            if !panel(&mut out, lines, (right, top + 26.0), &self.depths, &x) {
                 return String::new();
             }
             top += 26.0 + PANEL + 12.0;
@@ -217,8 +219,15 @@ impl Lines {
         for &depth in &self.depths {
             text(&mut out, "tick mid", x(depth), bottom + 14.0, &depth.to_string());
         }
-        text(&mut out, "tick mid", f64::midpoint(PLOT_LEFT, PLOT_RIGHT), bottom + 29.0, "depth");
+        text(&mut out, "tick mid", f64::midpoint(PLOT_LEFT, right), bottom + 29.0, "depth");
         framed(bottom + 34.0, &self.title, &self.description(), &out)
+    }
+
+    /// Where the axis of depths ends: the longest name has to fit behind it.
+    fn right(&self) -> f64 {
+        let names = self.panels.iter().flat_map(|(_, lines)| lines).map(|line| line.label.chars().count());
+        let longest = names.max().unwrap_or(0).clamp(LABEL_CHARS, MOST_END_CHARS);
+        PLOT_RIGHT - (longest - LABEL_CHARS) as f64 * CHAR
     }
 
     fn description(&self) -> String {
@@ -236,7 +245,13 @@ impl Lines {
 }
 
 /// Whether there was anything to draw.
-fn panel(out: &mut String, lines: &[Line], top: f64, depths: &[u32], x: &impl Fn(u32) -> f64) -> bool {
+fn panel(
+    out: &mut String,
+    lines: &[Line],
+    (right, top): (f64, f64),
+    depths: &[u32],
+    x: &impl Fn(u32) -> f64,
+) -> bool {
     let points = || lines.iter().flat_map(|line| &line.points).filter(|point| point.min > 0.0);
     let least = points().map(|point| point.min).fold(f64::INFINITY, f64::min);
     let most = points().map(|point| point.max).fold(0.0, f64::max);
@@ -247,7 +262,7 @@ fn panel(out: &mut String, lines: &[Line], top: f64, depths: &[u32], x: &impl Fn
     let (low, high) = (ticks[0], ticks[ticks.len() - 1].max(ticks[0] * 2.0));
     let y = |value: f64| top + PANEL - (value / low).ln() / (high / low).ln() * PANEL;
     for &tick in &ticks {
-        line(out, "grid", (PLOT_LEFT, y(tick)), (PLOT_RIGHT, y(tick)));
+        line(out, "grid", (PLOT_LEFT, y(tick)), (right, y(tick)));
         text(out, "tick end", PLOT_LEFT - 6.0, y(tick) + 4.0, &svg::tick(tick));
     }
     for &depth in depths {
@@ -260,7 +275,7 @@ fn panel(out: &mut String, lines: &[Line], top: f64, depths: &[u32], x: &impl Fn
         curve(out, series, &points, x, &y);
         ends.push((y(last.median), x(last.depth), series));
     }
-    end_labels(out, ends, top);
+    end_labels(out, ends, (right, top));
     true
 }
 
@@ -289,7 +304,7 @@ fn curve(
 }
 
 /// Each line's name at its end; names that would overlap are moved apart, and tied to their lines.
-fn end_labels(out: &mut String, mut ends: Vec<(f64, f64, &Line)>, top: f64) {
+fn end_labels(out: &mut String, mut ends: Vec<(f64, f64, &Line)>, (right, top): (f64, f64)) {
     ends.sort_by(|a, b| a.0.total_cmp(&b.0));
     let mut places: Vec<f64> = ends.iter().map(|end| end.0).collect();
     for at in 1..places.len() {
@@ -302,12 +317,12 @@ fn end_labels(out: &mut String, mut ends: Vec<(f64, f64, &Line)>, top: f64) {
         limit = *place - LABEL_GAP;
     }
     for ((from, end_x, series), place) in ends.into_iter().zip(places) {
-        line(out, "tie", (end_x + 4.0, from), (PLOT_RIGHT + 10.0, place));
+        line(out, "tie", (end_x + 4.0, from), (right + 10.0, place));
         // A piece of the line itself, since policies differ only in their dashes.
         let class = format!("curve {}", series.class);
-        line(out, &class, (PLOT_RIGHT + 10.0, place), (PLOT_RIGHT + 27.0, place));
+        line(out, &class, (right + 10.0, place), (right + 27.0, place));
         let class = format!("end {}", series.class);
-        text(out, &class, PLOT_RIGHT + 31.0, place + 4.0, &shortened(&series.label, LABEL_CHARS));
+        text(out, &class, right + 31.0, place + 4.0, &shortened(&series.label, MOST_END_CHARS));
     }
 }
 
@@ -322,17 +337,57 @@ const LEFT: f64 = 120.0;
 const RIGHT: f64 = 304.0;
 const LABEL_CHARS: usize = 19;
 const MOST_LABEL_CHARS: usize = 32;
+/// Behind the end of a line: half of the chart is for the lines.
+const MOST_END_CHARS: usize = 24;
 /// What one more character of a label takes at most, on average.
 const CHAR: f64 = 6.0;
 const HEADING_CHARS: usize = 52;
 const PANEL: f64 = 140.0;
 const PLOT_LEFT: f64 = 40.0;
+/// Where the axis of depths ends: leaves room for [`LABEL_CHARS`] behind it.
 const PLOT_RIGHT: f64 = 206.0;
 const LABEL_GAP: f64 = 13.5;
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_run_that_dwarfs_all_others_ends_at_the_axis_and_is_drawn_broken() {
+        let bar = |label: &str, runs: &[f64], may_break| Bar {
+            label: label.to_owned(),
+            parts: vec![(runs[0], "nbd".to_owned())],
+            runs: runs.to_vec(),
+            may_break,
+        };
+        let bars =
+            vec![bar("local", &[400.0, 380.0, 9000.0], true), bar("nbd", &[350.0, 1900.0, 250.0], false)];
+        let groups = vec![BarGroup { heading: String::new(), bars }];
+        let (shown, axis) = (figure::count, svg::tick);
+        let drawn = Bars { title: "t".to_owned(), groups, shown, axis, reference: None }.draw();
+        let mut places: Vec<f64> = Vec::new();
+        for name in [" x1=\"", " x2=\"", " cx=\""] {
+            let values = drawn.split(name).skip(1).map(|rest| rest.split('"').next().unwrap());
+            places.extend(values.map(|value| value.parse::<f64>().unwrap()));
+        }
+        assert!(places.len() > 10, "{drawn}");
+        assert!(places.iter().all(|&place| (0.0..=RIGHT).contains(&place)), "{drawn}");
+        assert_eq!(drawn.matches(r#"class="cut""#).count(), 2, "one of the two is broken");
+        assert_eq!(drawn.matches(r#"class="run""#).count(), 5, "the run beyond the axis has no dot");
+        assert!(drawn.contains("local: 400; runs: 400, 380, 9.00k"), "it can be read all the same: {drawn}");
+    }
+
+    #[test]
+    fn a_name_behind_its_line_is_whole_where_half_of_the_chart_is_left() {
+        for (name, shown) in [("nvme-tcp ceiling sleeps", "nvme-tcp ceiling sleeps"), ("nbd", "nbd")] {
+            let point = |depth| Point { depth, median: 10.0, min: 9.0, max: 11.0 };
+            let points = vec![point(1), point(32)];
+            let line = Line { label: name.to_owned(), class: "nbd".to_owned(), points };
+            let panels = vec![("mean".to_owned(), vec![line])];
+            let drawn = Lines { title: "t".to_owned(), depths: vec![1, 32], panels }.draw();
+            assert!(drawn.contains(&format!(">{shown}</text>")), "{drawn}");
+        }
+    }
 
     /// The numbers at the axis under one bar.
     fn numbers(value: f64, label: &str) -> Vec<String> {

@@ -59,6 +59,11 @@ struct Page<'a> {
     tables: Vec<Table>,
 }
 
+impl Page<'_> {
+    /// So many errors stand before the findings; the rest is folded away.
+    const FIRST_TROUBLES: usize = 6;
+}
+
 /// All figures of one job: medians in one table, every run in another.
 struct Table {
     title: String,

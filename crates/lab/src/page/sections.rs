@@ -81,7 +81,7 @@ fn iops(labels: &Labels, groups: &[Group]) -> Section {
         id: "iops",
         title: "I/O per second",
         note: "Median of all runs; dots are the runs themselves, and the line through them is their spread. Longer is \
-               better. Each chart has its own axis."
+               better. Each chart has its own axis; what dwarfs the rest is drawn broken."
             .into(),
         legend: &[],
         published: false,
@@ -99,7 +99,7 @@ fn throughput(labels: &Labels, groups: &[Group]) -> Section {
         id: "throughput",
         title: "Throughput by block size",
         note: "Payload in decimal megabytes per second, at the greatest depth measured for each block size. Longer is \
-               better. A local volume that dwarfs the rest is drawn broken."
+               better. What dwarfs the rest is drawn broken."
             .into(),
         legend: &[],
         published: false,

@@ -53,7 +53,7 @@ fn rate(comparison: &Comparison, labels: &Labels, group: &[&Row]) -> Option<Tile
         share => format!(", {} of what bare sockets reach with the same messages", figure::percent(share)),
     });
     Some(Tile {
-        about: "Small I/O",
+        about: if best.row.job.bs <= SMALL { "Small I/O" } else { "I/O per second" },
         value: figure::count(best.value),
         unit: "IOPS",
         sentence: format!("{}{}.{}", figure::title(&best.row.job), share.unwrap_or_default(), best.ties),
@@ -135,3 +135,6 @@ impl<'a> Best<'a> {
         Some(Best { row, value: own.median, who: labels.label(row), ties })
     }
 }
+
+/// What may be called so, in bytes.
+const SMALL: u32 = 16 << 10;

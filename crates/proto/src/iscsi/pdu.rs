@@ -1,10 +1,10 @@
 //! PDUs as bytes: where the parts of one lie in the stream, and how one is sent.
 
 use super::digests::Digests;
-use crate::digest::{self, Crc};
+use crate::digest;
 use crate::outbox::Outbox;
 use crate::session::ProtocolError;
-use blockmux_volume::{Pool, SgList};
+use blockmux_volume::{Crc32c, Pool, SgList};
 use blockmux_wire::iscsi::{BHS_LEN, Bhs, padding};
 use zerocopy::FromBytes;
 
@@ -70,15 +70,14 @@ pub(super) fn push(outbox: &mut Outbox, digests: Digests, header: &[u8], data: &
         return;
     }
     outbox.push_head(data);
-    let mut crc = Crc::default();
+    let mut crc = Crc32c::default();
     if digests.data {
         crc.add(data);
     }
     push_tail(outbox, digests, data.len(), crc);
 }
 
-/// Sends a header with `len` bytes at `offset` of `data`, by reference. A data digest needs bytes that stay as they
-/// are, so that data is copied into the pool's memory first; without any, into the outbox.
+/// Sends a header with `len` bytes at `offset` of `data`, by reference as far as a data digest lets us.
 #[inline]
 pub(super) fn push_lent(
     outbox: &mut Outbox,
@@ -89,28 +88,11 @@ pub(super) fn push_lent(
     (offset, len): (usize, usize),
 ) {
     push_header(outbox, digests, header);
-    let mut crc = Crc::default();
+    let mut crc = Crc32c::default();
     if digests.data {
-        let data = data.slice(offset, len);
-        if let Some(memory) = pool.take(len) {
-            let copy = memory.seg(0, len);
-            crc.add_copying(&data, &copy);
-            outbox.push_seg(copy);
-        } else {
-            let copy = data.to_vec();
-            crc.add(&copy);
-            outbox.push_head(&copy);
-        }
+        crc = digest::push(outbox, pool, &data.slice(offset, len));
     } else {
-        let (mut skip, mut left) = (offset, len);
-        for seg in data.segs() {
-            let here = seg.len().saturating_sub(skip).min(left);
-            if here > 0 {
-                outbox.push_seg(seg.slice(skip, here));
-            }
-            skip = skip.saturating_sub(seg.len());
-            left = left.saturating_sub(here);
-        }
+        outbox.push_part(data, offset, len);
     }
     push_tail(outbox, digests, len, crc);
 }
@@ -125,7 +107,7 @@ fn push_header(outbox: &mut Outbox, digests: Digests, header: &[u8]) {
 
 /// Padding and digest behind `len` bytes of data.
 #[inline]
-fn push_tail(outbox: &mut Outbox, digests: Digests, len: usize, mut crc: Crc) {
+fn push_tail(outbox: &mut Outbox, digests: Digests, len: usize, mut crc: Crc32c) {
     let zeroes = [0; 3];
     let padding = zeroes.get(..padding(len)).unwrap_or_default();
     if !padding.is_empty() {
@@ -133,6 +115,6 @@ fn push_tail(outbox: &mut Outbox, digests: Digests, len: usize, mut crc: Crc) {
     }
     if digests.data {
         crc.add(padding);
-        outbox.push_head(&crc.bytes());
+        outbox.push_head(&crc.to_le_bytes());
     }
 }

@@ -82,7 +82,7 @@ pub(crate) struct QueuePlace {
 pub(crate) enum Unconnected {
     /// An association of this host is not over yet: ask again.
     Later,
-    /// There are as many controllers as may be.
+    /// There are as many controllers as may be, or as many of that host.
     Full,
     /// The subsystem is not served any more.
     Closed,
@@ -108,6 +108,9 @@ impl Associations {
         }
         if live.controllers.values().any(|other| other.is_over && other.host == host) {
             return Err(Unconnected::Later);
+        }
+        if live.controllers.values().filter(|other| other.host.nqn == host.nqn).count() >= MAX_OF_HOST {
+            return Err(Unconnected::Full);
         }
         let cntlid = live.next().ok_or(Unconnected::Full)?;
         let queues = Vec::new();
@@ -261,6 +264,8 @@ impl Drop for QueuePlace {
 
 /// Controllers of one subsystem.
 pub(crate) const MAX_CONTROLLERS: usize = 1024;
+/// Those of one host, so that others find some left, whatever it does.
+pub(crate) const MAX_OF_HOST: usize = MAX_CONTROLLERS / 2;
 const _: () = assert!(MAX_IO_QUEUES <= MQES && MAX_CONTROLLERS < CNTLID_MAX as usize);
 
 #[cfg(test)]
@@ -329,13 +334,19 @@ mod tests {
     }
 
     #[test]
-    fn controllers_are_bounded() {
+    fn controllers_are_bounded_and_one_host_leaves_some_for_others() {
         let all = Arc::new(Associations::default());
-        let places: Vec<_> = (0..MAX_CONTROLLERS)
-            .map(|_| all.connect_admin(host(1), None, Letterbox::new(None)).unwrap())
-            .collect();
-        assert_eq!(all.connect_admin(host(1), None, Letterbox::new(None)).err(), Some(Unconnected::Full));
-        drop(places);
-        assert!(all.connect_admin(host(1), None, Letterbox::new(None)).is_ok());
+        let connect = |name: &str, n: u8| {
+            let host = Host { nqn: Nqn::new(name).unwrap(), id: [n; 16] };
+            all.connect_admin(host, None, Letterbox::new(None))
+        };
+        // Whatever identifiers it has.
+        let greedy: Vec<_> = (0..MAX_OF_HOST).map(|n| connect("nqn.a", n as u8).unwrap()).collect();
+        assert_eq!(connect("nqn.a", 0).err(), Some(Unconnected::Full));
+        let others: Vec<_> = (MAX_OF_HOST..MAX_CONTROLLERS).map(|_| connect("nqn.b", 0).unwrap()).collect();
+        assert_eq!(connect("nqn.c", 0).err(), Some(Unconnected::Full));
+        drop(greedy);
+        assert!(connect("nqn.c", 0).is_ok() && connect("nqn.a", 0).is_ok());
+        drop(others);
     }
 }

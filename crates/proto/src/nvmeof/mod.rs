@@ -18,6 +18,7 @@ mod discovery;
 pub mod initiator;
 pub mod keyring;
 pub mod node;
+mod printed;
 pub mod psk;
 pub mod tcp;
 pub mod url;

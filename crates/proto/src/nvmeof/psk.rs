@@ -14,10 +14,11 @@
 //! out, so that nvme-cli of that time derives other keys: `nvme gen-tls-key` and `check-tls-key` of such a version agree
 //! with us on the key that they print, and not on what becomes of it.
 
-use super::auth::{Hash, crc_32};
-use crate::iscsi::text::parse_base64;
+use super::auth::Hash;
+use super::printed::{self, Flaw};
 use crate::nvme::nqn::Nqn;
 use std::fmt;
+use std::time::Duration;
 
 /// The hash function of a key, and with it the cipher suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -92,27 +93,11 @@ impl ConfiguredPsk {
     /// # Errors
     /// If it is none.
     pub fn parse(text: &str) -> Result<ConfiguredPsk, PskError> {
-        let rest = text.strip_prefix("NVMeTLSkey-1:").and_then(|rest| rest.strip_suffix(':'));
-        let (kind, digits) = rest.and_then(|rest| rest.split_once(':')).ok_or(PskError::Format)?;
-        let transform = match kind {
-            "00" => None,
-            "01" => Some(PskHash::Sha256),
-            "02" => Some(PskHash::Sha384),
-            _ => return Err(PskError::Format),
-        };
-        if digits.len() > MAX_DIGITS {
-            return Err(PskError::Length);
-        }
-        let all = parse_base64(digits.as_bytes()).ok_or(PskError::Format)?;
-        let (bytes, sum) = all.split_last_chunk().ok_or(PskError::Length)?;
+        let (transform, bytes) = printed::parse(text, "NVMeTLSkey-1")?;
+        // There is no cipher suite with SHA-512.
         let hash = PskHash::of_len(bytes.len()).ok_or(PskError::Length)?;
-        if transform.is_some_and(|transform| transform != hash) {
-            return Err(PskError::Length);
-        }
-        if crc_32(bytes).to_le_bytes() != *sum {
-            return Err(PskError::Sum);
-        }
-        Ok(ConfiguredPsk { bytes: bytes.to_vec(), transform })
+        let transform = transform.map(|_| hash);
+        Ok(ConfiguredPsk { bytes, transform })
     }
 
     /// What a host of that name, and those that it connects to, keep of it.
@@ -227,6 +212,16 @@ pub enum PskError {
     Sum,
 }
 
+impl From<Flaw> for PskError {
+    fn from(flaw: Flaw) -> PskError {
+        match flaw {
+            Flaw::Format => PskError::Format,
+            Flaw::Length => PskError::Length,
+            Flaw::Sum => PskError::Sum,
+        }
+    }
+}
+
 /// HKDF-Extract without salt, and HKDF-Expand-Label for as many bytes as the hash has (RFC 8446 §7.1): one block. `None` if
 /// the context is too long.
 fn expand(hash: PskHash, key: &[u8], label: &str, context: &str) -> Option<Vec<u8>> {
@@ -265,8 +260,8 @@ fn base64(bytes: &[u8]) -> String {
 }
 
 const BASE64: &str = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-/// Of 48 bytes and a sum.
-const MAX_DIGITS: usize = 72;
+/// How long connections may be begun with a generated PSK (TCP Transport 1.0 §3.6.1.4).
+pub const GENERATED_LIFETIME: Duration = Duration::from_secs(600);
 
 #[cfg(test)]
 mod tests {
@@ -366,7 +361,7 @@ mod tests {
         for (text, error) in [
             ("", PskError::Format),
             ("NVMeTLSkey-1:01:AAAA", PskError::Format),
-            ("NVMeTLSkey-1:03:AAAA:", PskError::Format),
+            ("NVMeTLSkey-1:03:AAAA:", PskError::Length),
             ("NVMeTLSkey-2:01:AAAA:", PskError::Format),
             ("NVMeTLSkey-1:01:!!!!:", PskError::Format),
             ("NVMeTLSkey-1:00:AAAA:", PskError::Length),

@@ -15,6 +15,8 @@ pub(crate) struct Fence {
     /// The generation that `access` was made of.
     seen: u64,
     access: Access,
+    /// The generation of the last complaint.
+    complained_of: Option<u64>,
 }
 
 impl Fence {
@@ -24,8 +26,14 @@ impl Fence {
 
     /// The same for a client that may be registered.
     pub(crate) fn of(served: &Arc<Served>, who: Option<Registrant>) -> Fence {
-        let mut fence =
-            Fence { served: served.clone(), lane: Lane::new(served), who, seen: 0, access: Access::ALL };
+        let mut fence = Fence {
+            served: served.clone(),
+            lane: Lane::new(served),
+            who,
+            seen: 0,
+            access: Access::ALL,
+            complained_of: None,
+        };
         fence.refresh();
         fence
     }
@@ -45,6 +53,23 @@ impl Fence {
             self.refresh();
         }
         self.access
+    }
+
+    /// Why the client is kept out, for the log of who serves the volume; once for each change of what keeps it out.
+    #[cold]
+    pub(crate) fn complaint(&mut self) -> Option<&'static str> {
+        if self.complained_of.replace(self.seen) == Some(self.seen) {
+            return None;
+        }
+        Some(self.served.look(|table| {
+            if table.is_retired {
+                "the volume is not served any more"
+            } else if table.is_closed {
+                "all that is on the volume is being destroyed"
+            } else {
+                "an initiator has reserved the volume"
+            }
+        }))
     }
 
     /// Lets an I/O begin within a range that the client has locked.

@@ -4,6 +4,7 @@
 //! engine likes. No change is acknowledged before its image is kept.
 
 use super::reservations::{MAX_REGISTRATIONS, Registrant, Registration, Reservation, Reservations};
+use blockmux_volume::Crc32c;
 use blockmux_wire::scsi::reservation::ReservationType;
 use std::fmt;
 
@@ -67,7 +68,7 @@ pub(crate) fn to_image(all: &Reservations) -> Vec<u8> {
             image.extend(name.get(..len.into()).unwrap_or(name));
         }
     }
-    [&MAGIC[..], &[VERSION], &crc32c::crc32c(&image).to_be_bytes(), &image].concat()
+    [&MAGIC[..], &[VERSION], &Crc32c::of(&image).value().to_be_bytes(), &image].concat()
 }
 
 /// What [`to_image`] made.
@@ -84,7 +85,7 @@ pub(crate) fn from_image(image: &[u8]) -> Result<Reservations, ImageError> {
         return Err(ImageError::Later { version });
     }
     let crc = u32::from_be_bytes(reader.take()?);
-    if crc32c::crc32c(image.get(reader.at..).unwrap_or_default()) != crc {
+    if Crc32c::of(image.get(reader.at..).unwrap_or_default()).value() != crc {
         return Err(reader.error());
     }
     let count = u32::from_be_bytes(reader.take()?) as usize;
@@ -196,7 +197,7 @@ mod tests {
         for at in 12..21 {
             let mut body = image[12..].to_vec();
             body[at - 12] = 0xff;
-            let image = [&image[..8], &crc32c::crc32c(&body).to_be_bytes(), &body].concat();
+            let image = [&image[..8], &Crc32c::of(&body).value().to_be_bytes(), &body].concat();
             assert!(matches!(from_image(&image), Err(ImageError::Damaged { at: 13.. })), "byte {at}");
         }
     }

@@ -5,7 +5,7 @@ use crate::exports::{Export, Exports, VolumeId};
 use crate::nbd::target::TargetSession;
 use crate::scsi::testing::{Bench, Client, answer, command, port};
 use crate::scsi::{DeviceServer, Identity, LogicalUnit, Lun, Nexus, Status, Step, Target, TaskManagement};
-use crate::session::{Demand, StreamSession, Timed};
+use crate::session::{Demand, StreamSession, Target as _, Timed};
 use crate::testing::Pump;
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{MemVolume, Op, Pool, Resize, Volume, Waker};
@@ -107,6 +107,22 @@ fn a_reserve_of_spc_2_keeps_nbd_out_until_it_ends() {
     assert_eq!(ask(&mut nbd, READ, &[]), EPERM);
     drop(scsi);
     assert_eq!(ask(&mut nbd, READ, &[]), 0);
+}
+
+#[test]
+fn the_log_is_told_once_why_nbd_is_kept_out_by_each_reservation() {
+    let both = Both::new();
+    let (mut scsi, mut nbd) = (both.bench.client("a"), both.nbd());
+    assert_eq!((ask(&mut nbd, READ, &[]), nbd.session.poll_complaint()), (0, None));
+    for _ in 0..2 {
+        scsi.run(&[0x16, 0, 0, 0, 0, 0]).good();
+        assert_eq!((ask(&mut nbd, READ, &[]), ask(&mut nbd, WRITE, &[1; 512])), (EPERM, EPERM));
+        let complaint = nbd.session.poll_complaint();
+        assert_eq!(complaint, Some((VolumeId(0), "an initiator has reserved the volume")));
+        assert_eq!((ask(&mut nbd, WRITE, &[1; 512]), nbd.session.poll_complaint()), (EPERM, None));
+        scsi.run(&[0x17, 0, 0, 0, 0, 0]).good();
+        assert_eq!((ask(&mut nbd, WRITE, &[1; 512]), nbd.session.poll_complaint()), (0, None));
+    }
 }
 
 #[test]

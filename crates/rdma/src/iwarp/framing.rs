@@ -1,11 +1,13 @@
 //! FPDUs on their way out: a length, the segment, padding, a CRC, and markers where the peer wants them
 //! (RFC 5044 §4).
 //!
-//! Without CRC and markers, payload goes out by reference. With either it is copied: memory that is lent may change
-//! until it is sent, and the CRC would be that of other bytes; and between markers lie no more than 508 of them.
+//! Payload goes out by reference. Under a CRC, shared memory is copied, since it may change until it is sent, and the CRC
+//! would be that of other bytes: short pieces into the outbox, long ones into the pool's memory, which nothing moves any
+//! more. Private memory is summed where it lies. Between markers lie no more than 508 bytes, and so all of them are copied
+//! into the outbox.
 
 use blockmux_proto::outbox::Outbox;
-use blockmux_volume::{Seg, SgList};
+use blockmux_volume::{Crc32c, Pool, Seg, SgList};
 use blockmux_wire::iwarp::ddp::UNTAGGED_LEN;
 use blockmux_wire::iwarp::mpa::{
     CRC_LEN, LENGTH_LEN, MARKER_INTERVAL, MARKER_LEN, MULPDU_MIN, Marker, padding,
@@ -13,7 +15,6 @@ use blockmux_wire::iwarp::mpa::{
 use zerocopy::{IntoBytes, U16};
 
 /// What both sides agreed on for one direction, and how far it has come.
-#[derive(Debug)]
 pub(super) struct Framer {
     pub(super) has_crc: bool,
     pub(super) has_markers: bool,
@@ -22,15 +23,16 @@ pub(super) struct Framer {
     /// Bytes of FPDUs so far, to the last place of a marker.
     position: usize,
     /// Of the FPDU that is being written.
-    crc: u32,
+    crc: Crc32c,
     /// Bytes of it so far, markers included; from its length on.
     written: usize,
+    pool: Pool,
 }
 
 impl Framer {
-    pub(super) fn new(has_crc: bool, has_markers: bool, mss: usize) -> Framer {
+    pub(super) fn new(has_crc: bool, has_markers: bool, mss: usize, pool: Pool) -> Framer {
         let mulpdu = mulpdu(mss, has_markers);
-        Framer { has_crc, has_markers, mulpdu, position: 0, crc: 0, written: 0 }
+        Framer { has_crc, has_markers, mulpdu, position: 0, crc: Crc32c::default(), written: 0, pool }
     }
 
     /// Segments of the stream are this long from now on.
@@ -45,10 +47,22 @@ impl Framer {
         room.saturating_sub(room % 4)
     }
 
-    /// Whether payload has to be copied.
+    /// Whether an FPDU is more than bytes behind each other: it has a CRC or markers.
     #[inline]
-    pub(super) fn copies(&self) -> bool {
+    pub(super) fn looks_at_bytes(&self) -> bool {
         self.has_crc || self.has_markers
+    }
+
+    /// Whether this piece of payload has to be copied.
+    #[inline]
+    fn copies(&self, seg: &Seg) -> bool {
+        self.has_markers || (self.has_crc && !seg.is_private())
+    }
+
+    /// Whether some of this payload is referred to until it is sent.
+    #[inline]
+    pub(super) fn refers_to(&self, payload: &SgList) -> bool {
+        payload.segs().iter().any(|seg| !seg.is_empty() && !self.copies(seg))
     }
 
     /// Puts an FPDU: a header, a short head and payload.
@@ -68,7 +82,7 @@ impl Framer {
         let padding = padding(len as u16);
         let end = if payload.is_empty() { filled.saturating_add(padding) } else { filled };
         let (covered, rest) = front.split_at_mut(end);
-        self.crc = if self.has_crc { crc32c::crc32c(covered) } else { 0 };
+        self.crc = if self.has_crc { Crc32c::of(covered) } else { Crc32c::default() };
         if payload.is_empty() {
             rest.iter_mut().zip(self.crc.to_le_bytes()).for_each(|(place, byte)| *place = byte);
             return outbox.push_head(front.get(..end.saturating_add(CRC_LEN)).unwrap_or_default());
@@ -83,8 +97,8 @@ impl Framer {
     pub(super) fn begin(&mut self, outbox: &mut Outbox, len: usize, header: &[u8]) {
         // No more than the MULPDU.
         let length = (len as u16).to_be_bytes();
-        if self.copies() {
-            (self.crc, self.written) = (0, 0);
+        if self.looks_at_bytes() {
+            (self.crc, self.written) = (Crc32c::default(), 0);
             self.put(outbox, &length);
             self.put(outbox, header);
         } else {
@@ -106,7 +120,7 @@ impl Framer {
     pub(super) fn put(&mut self, outbox: &mut Outbox, mut bytes: &[u8]) {
         if !self.has_markers {
             if self.has_crc {
-                self.crc = crc32c::crc32c_append(self.crc, bytes);
+                self.crc.add(bytes);
             }
             return outbox.push_head(bytes);
         }
@@ -122,8 +136,19 @@ impl Framer {
     /// Some of its payload, by reference if that can be.
     #[inline]
     pub(super) fn put_seg(&mut self, outbox: &mut Outbox, seg: &Seg) {
-        if !self.copies() {
+        if !self.copies(seg) {
+            if self.has_crc {
+                self.crc.add_seg(seg);
+            }
             return outbox.push_seg(seg.clone());
+        }
+        if !self.has_markers
+            && seg.len() > BLOCK
+            && let Some(memory) = self.pool.take_payload(seg.len())
+        {
+            let copy = memory.seg(0, seg.len());
+            self.crc.add_copying(seg, &copy);
+            return outbox.push_seg(copy);
         }
         // A block is in a near cache when it has been copied and its CRC is made.
         let mut at: usize = 0;
@@ -136,7 +161,7 @@ impl Framer {
                     self.put(outbox, bytes);
                 }
             } else {
-                self.crc = crc32c::crc32c_append(self.crc, outbox.push_copy(&block));
+                self.crc.add(outbox.push_copy(&block));
             }
             at = at.saturating_add(block.len());
         }
@@ -147,7 +172,7 @@ impl Framer {
     pub(super) fn finish(&mut self, outbox: &mut Outbox, len: usize) {
         let zeroes = [0; CRC_LEN + 4];
         let padding = padding(len as u16);
-        if !self.copies() {
+        if !self.looks_at_bytes() {
             let tail = zeroes.get(..padding.saturating_add(CRC_LEN)).unwrap_or_default();
             return outbox.push_head(tail);
         }
@@ -155,7 +180,7 @@ impl Framer {
         if self.has_markers {
             self.mark(outbox);
         }
-        let crc = if self.has_crc { self.crc } else { 0 };
+        let crc = if self.has_crc { self.crc } else { Crc32c::default() };
         outbox.push_head(&crc.to_le_bytes());
         self.position = self.position.saturating_add(CRC_LEN);
     }
@@ -176,7 +201,7 @@ impl Framer {
 
     fn write(&mut self, outbox: &mut Outbox, bytes: &[u8]) {
         if self.has_crc {
-            self.crc = crc32c::crc32c_append(self.crc, bytes);
+            self.crc.add(bytes);
         }
         outbox.push_head(bytes);
         self.position = self.position.saturating_add(bytes.len());
@@ -219,6 +244,12 @@ const FRONT: usize = LENGTH_LEN + UNTAGGED_LEN + 128 + TAIL;
 #[allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 mod tests {
     use super::*;
+    use blockmux_proto::outbox::Piece;
+    use blockmux_volume::{Memory, Pages};
+
+    fn pool() -> Pool {
+        Pool::new(1 << 20)
+    }
 
     #[test]
     fn an_fpdu_is_no_longer_than_a_segment() {
@@ -231,7 +262,7 @@ mod tests {
 
     #[test]
     fn a_marker_says_how_far_back_its_fpdu_began() {
-        let mut framer = Framer::new(false, true, 65536);
+        let mut framer = Framer::new(false, true, 65536, pool());
         let mut outbox = Outbox::default();
         // 4 for a marker, 2 + 502 + 4: the next FPDU begins at the second marker, and ends before the third.
         for len in [502, 502, 1022] {
@@ -251,7 +282,7 @@ mod tests {
     #[test]
     fn the_crc_is_that_of_all_bytes_before_it() {
         for has_markers in [false, true] {
-            let mut framer = Framer::new(true, has_markers, 65536);
+            let mut framer = Framer::new(true, has_markers, 65536, pool());
             let mut outbox = Outbox::default();
             let payload: Vec<u8> = (0..9001).map(|at| at as u8).collect();
             let len = 14 + payload.len();
@@ -260,8 +291,39 @@ mod tests {
             framer.finish(&mut outbox, len);
             let bytes = outbox.take_bytes();
             let (covered, crc) = bytes.split_at(bytes.len() - 4);
-            assert_eq!(crc32c::crc32c(covered).to_le_bytes(), crc);
+            assert_eq!(Crc32c::of(covered).to_le_bytes(), crc);
             assert_eq!(bytes.len() % 4, 0);
+        }
+    }
+
+    #[test]
+    fn under_a_crc_shared_memory_is_copied_and_private_memory_is_referred_to() {
+        let cases =
+            [(false, false, [true, true]), (true, false, [false, true]), (true, true, [false, false])];
+        // Short pieces, and long ones with the pool's memory and without.
+        for ((has_crc, has_markers, refers), (len, limit)) in cases
+            .into_iter()
+            .flat_map(|case| [(900, 1 << 20), (9000, 1 << 20), (9000, 0)].map(|of| (case, of)))
+        {
+            let bytes = vec![3; len];
+            let shared = Memory::from_pages(&Pages::from_heap(len)).seg(0, len);
+            let private = Seg::from_slice(&bytes);
+            for (seg, refers) in [&shared, &private].into_iter().zip(refers) {
+                shared.copy_from(&bytes);
+                let mut framer = Framer::new(has_crc, has_markers, 65536, Pool::new(limit));
+                let (mut outbox, payload) = (Outbox::default(), SgList::one(seg.clone()));
+                framer.put_whole(&mut outbox, &[1; 14], &[2; 6], &payload);
+                assert_eq!(framer.refers_to(&payload), refers);
+                let is_it =
+                    |piece: Piece<'_>| matches!(piece, Piece::Payload(sent) if sent.as_ptr() == seg.as_ptr());
+                assert_eq!(outbox.pieces().any(is_it), refers);
+                if has_crc {
+                    shared.fill_zero();
+                    let bytes = outbox.take_bytes();
+                    let (covered, crc) = bytes.split_at(bytes.len() - 4);
+                    assert_eq!(Crc32c::of(covered).to_le_bytes(), crc);
+                }
+            }
         }
     }
 }

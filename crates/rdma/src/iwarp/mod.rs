@@ -16,9 +16,18 @@
 //! A message that comes in several FPDUs is gathered in one buffer, and only one can be on its way.
 //!
 //! # What is copied
-//! Payload goes out by reference and its memory is free again once it is sent; with CRCs or markers it is copied first
-//! (`framing.rs`). A message that lies whole in the receive buffer is lent to the session. Tagged payload is copied from
-//! there to its place, or received there directly (`receive.rs`). `docs/decisions/` has the reasons.
+//! Payload goes out by reference and its memory is free again once it is sent; with markers, or with CRCs if it is shared,
+//! it is copied first (`framing.rs`). A message that lies whole in the receive buffer is lent to the session. Tagged payload
+//! is copied from there to its place, or received there directly (`receive.rs`). `docs/decisions/` has the reasons.
+//!
+//! Not counting the system's copies, one into the socket and one out of it, payload is touched so often:
+//!
+//! | payload | without CRCs | with them |
+//! |---|---|---|
+//! | sent from shared memory (a RAM volume's reads) | not at all | copied into the outbox or the pool's memory, summed there block by block |
+//! | sent from private memory (a write's data) | not at all | summed where it lies |
+//! | received with other FPDUs, or up to 4 KiB | copied to its place | summed in the receive buffer, then copied |
+//! | received in its place | not at all | summed there, once all of it is there |
 
 mod framing;
 mod messages;
@@ -138,11 +147,11 @@ impl Iwarp {
         Iwarp {
             phase: Phase::Listening,
             agreement,
-            pool,
             regions: Regions::new(endpoint.regions, seed),
             outbox: Outbox::default(),
             arrival: Arrival::new(endpoint.receives),
-            transmitter: Transmitter::new(Framer::new(config.has_crc, false, config.mss)),
+            transmitter: Transmitter::new(Framer::new(config.has_crc, false, config.mss, pool.clone())),
+            pool,
             pending: Pending::default(),
             events: VecDeque::new(),
             fault: None,
@@ -247,7 +256,8 @@ impl Iwarp {
         if agreement.rtr.is_none() {
             self.deadline = None;
         }
-        self.transmitter.framer = Framer::new(agreement.has_crc, agreement.sends_markers, self.config.mss);
+        self.transmitter.framer =
+            Framer::new(agreement.has_crc, agreement.sends_markers, self.config.mss, self.pool.clone());
         self.arrival.begin(agreement.has_crc, self.config.wants_markers);
     }
 

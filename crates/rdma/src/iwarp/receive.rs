@@ -14,7 +14,7 @@ use super::wrong::{self, Wrong};
 use super::{Iwarp, Phase};
 use blockmux_proto::rdma::{Access, Event, Stag};
 use blockmux_proto::session::{Demand, ProtocolError};
-use blockmux_volume::{Chunk, Memory, Seg, SgList};
+use blockmux_volume::{Chunk, Crc32c, Memory, Seg, SgList};
 use blockmux_wire::iwarp::ddp::{Control, DDP_VERSION, TAGGED_LEN, Tagged, Untagged};
 use blockmux_wire::iwarp::mpa::{CRC_LEN, LENGTH_LEN, REQ_REP_LEN, fpdu_len};
 use blockmux_wire::iwarp::rdmap::{Opcode, RDMAP_VERSION};
@@ -269,7 +269,10 @@ impl Iwarp {
         let Some(tail) = rest.get(..placing.tail_len()) else { return Ok(0) };
         if self.arrival.has_crc {
             let (padding, sent) = tail.split_at(tail.len().saturating_sub(CRC_LEN));
-            let crc = crc32c::crc32c_append(crc_of(&placing.header, &placing.place), padding);
+            let mut crc = Crc32c::of(&placing.header);
+            // Who may write there may do so meanwhile, and has broken its own CRC then.
+            crc.add_list(&placing.place);
+            crc.add(padding);
             if sent != crc.to_le_bytes() {
                 let (header, len) = (placing.header, placing.len());
                 let ulpdu = header.get(LENGTH_LEN..).unwrap_or_default();
@@ -398,25 +401,7 @@ fn tagged_header(ulpdu: &[u8]) -> Result<Tagged, Wrong> {
 #[inline]
 fn is_intact(fpdu: &[u8]) -> bool {
     let (covered, sent) = fpdu.split_at(fpdu.len().saturating_sub(CRC_LEN));
-    crc32c::crc32c(covered).to_le_bytes() == sent
-}
-
-/// Of a header and payload in its place. Who may write there may do so meanwhile, and has broken its own CRC then.
-fn crc_of(header: &[u8], place: &SgList) -> u32 {
-    let mut crc = crc32c::crc32c(header);
-    let mut block = [0; 4096];
-    for seg in place.segs() {
-        let mut at: usize = 0;
-        while at < seg.len() {
-            let len = seg.len().saturating_sub(at).min(block.len());
-            if let Some(bytes) = block.get_mut(..len) {
-                seg.slice(at, len).copy_to(bytes);
-                crc = crc32c::crc32c_append(crc, bytes);
-            }
-            at = at.saturating_add(len);
-        }
-    }
-    crc
+    Crc32c::of(covered).to_le_bytes() == sent
 }
 
 /// In bytes: of tagged payload up to this, all is waited for in the receive buffer, and then copied. The driver's next

@@ -205,7 +205,7 @@ impl Iwarp {
     /// Whether more may go into the outbox.
     #[inline]
     fn has_room_to_send(&self) -> bool {
-        let full = if self.transmitter.framer.copies() { OUTBOX_FULL_OF_COPIES } else { OUTBOX_FULL };
+        let full = if self.transmitter.framer.looks_at_bytes() { OUTBOX_FULL_OF_COPIES } else { OUTBOX_FULL };
         self.outbox.len() < full
     }
 
@@ -288,7 +288,7 @@ impl Iwarp {
     /// What was just put into the outbox comes back once it is sent, or at once if nothing of it is referred to.
     #[inline]
     fn await_sent(&mut self, id: WorkId, payload: &SgList) -> bool {
-        let is_referred_to = !self.transmitter.framer.copies() && !payload.is_empty();
+        let is_referred_to = self.transmitter.framer.refers_to(payload);
         self.pending.post_sending(id, if is_referred_to { self.transmitter.pushed } else { 0 });
         true
     }
@@ -358,8 +358,8 @@ impl Iwarp {
     fn end_message(&mut self) {
         let message = self.transmitter.current.take();
         if self.transmitter.is_work {
-            let is_referred_to = !self.transmitter.framer.copies()
-                && message.is_some_and(|message| !message.payload.is_empty());
+            let framer = &self.transmitter.framer;
+            let is_referred_to = message.is_some_and(|message| framer.refers_to(&message.payload));
             self.pending.end_current(if is_referred_to { self.transmitter.pushed } else { 0 });
         }
     }

@@ -87,10 +87,11 @@ mod tests {
     use super::super::framing::Framer;
     use super::*;
     use blockmux_proto::outbox::Outbox;
+    use blockmux_volume::{Crc32c, Pool};
 
     /// FPDUs of these ULPDU lengths, with markers.
     fn stream(lens: &[usize]) -> Vec<u8> {
-        let (mut framer, mut outbox) = (Framer::new(true, true, 65536), Outbox::default());
+        let (mut framer, mut outbox) = (Framer::new(true, true, 65536, Pool::new(0)), Outbox::default());
         for len in lens {
             framer.begin(&mut outbox, *len, &[7; 14]);
             framer.put(&mut outbox, &vec![8; len - 14]);
@@ -112,7 +113,7 @@ mod tests {
             assert!(fpdu[2..16].iter().all(|byte| *byte == 7));
             assert!(fpdu[16..2 + len].iter().all(|byte| *byte == 8));
             let covered = &stream[at..at + taken - 4];
-            assert_eq!(crc32c::crc32c(covered).to_le_bytes(), fpdu[fpdu.len() - 4..]);
+            assert_eq!(Crc32c::of(covered).to_le_bytes(), fpdu[fpdu.len() - 4..]);
             at += taken;
         }
         assert_eq!(at, stream.len());

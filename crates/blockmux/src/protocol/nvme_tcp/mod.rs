@@ -5,6 +5,7 @@
 
 mod config;
 mod live;
+mod referrals;
 mod remote;
 
 pub(crate) use config::{ConfiguredSubsystem, DiscoveryEntry, State, SubsystemEntry, Treq, check_states};
@@ -21,6 +22,7 @@ use blockmux_proto::nvmeof::node::{Node, Port};
 use blockmux_wire::nvmeof::fabrics::DISCOVERY_NQN;
 use live::{LiveSubsystems, Volumes};
 use std::sync::Arc;
+use std::time::Instant;
 
 /// NVMe/TCP's entry in the table.
 pub(crate) const NVME_TCP: Protocol = Protocol {
@@ -78,13 +80,13 @@ fn serve(service: &Service<'_>) -> Started {
 
 /// The keys of all hosts, for the subsystems that they have them for and for discovery.
 fn keyring(subsystems: &[ConfiguredSubsystem]) -> Keyring {
-    let keyring = Keyring::default();
+    let (keyring, now) = (Keyring::default(), Instant::now());
     let discovery = Nqn::new(DISCOVERY_NQN).expect("the specification's own name is one");
     for subsystem in subsystems {
         for (host, key) in &subsystem.tls_keys {
             let retained = key.retained(host);
-            keyring.insert(&retained, host, &subsystem.nqn);
-            keyring.insert(&retained, host, &discovery);
+            keyring.insert(&retained, host, &subsystem.nqn, now);
+            keyring.insert(&retained, host, &discovery, now);
         }
     }
     keyring

@@ -2,6 +2,7 @@
 
 use super::config::{read, read_tls_key};
 use super::default_nqn;
+use super::referrals::{self, Site, address_of};
 use crate::failure::Failure;
 use crate::output::both_sizes;
 use crate::protocol::{Description, Found, FoundExport, Remote};
@@ -22,7 +23,7 @@ use blockmux_volume::spec;
 use blockmux_wire::nvme::status::ConnectStatus;
 use blockmux_wire::nvmeof::fabrics::{DISCOVERY_NQN, SubsystemType, TransportType};
 use serde_json::{Value, json};
-use std::net::IpAddr;
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -95,12 +96,8 @@ impl NvmeRemote {
     }
 
     fn endpoint(&self, url: &Url, address: &Address, subsystem: &Nqn, connections: u32) -> Endpoint {
-        let secrets = self.secrets.clone();
-        // Who asks what there is proves nothing, and so there is no key for that.
-        let is_discovery = subsystem.as_str() == DISCOVERY_NQN;
-        let generated_keys = self.generated_keys.clone().filter(|_| !is_discovery);
-        let endpoint = endpoint(url, secrets, address, subsystem, connections);
-        Endpoint { tls_key: self.tls_key.clone(), generated_keys, ..endpoint }
+        let endpoint = endpoint(url, self.secrets.clone(), address, subsystem, connections);
+        Endpoint { tls_key: self.tls_key.clone(), generated_keys: self.generated_keys.clone(), ..endpoint }
     }
 
     /// The other places, each by the first address that its name has; with `paths=all` also those that the discovery
@@ -110,7 +107,7 @@ impl NvmeRemote {
         if !self.url.all_paths {
             return Ok(further);
         }
-        let (found, _) = self.ask(|address| self.discovered(address))?;
+        let (found, _) = self.ask(|address| self.discovered(address, &discovery_nqn()))?;
         let own = found.iter().filter(|found| is_for_us(found) && found.nqn == subsystem.as_str());
         for address in own.filter_map(address_of) {
             if further.len() < MAX_PORTALS && !further.contains(&address) {
@@ -120,10 +117,10 @@ impl NvmeRemote {
         Ok(further)
     }
 
-    /// What the discovery controller at that address has in its log page.
-    fn discovered(&self, address: &Address) -> Result<(Vec<FoundSubsystem>, u64), ConnectError> {
-        let discovery = Nqn::new(DISCOVERY_NQN).expect("the specification's own name is one");
-        nvme::discover(&self.endpoint(&self.url, address, &discovery, 1))
+    /// What the discovery controller of that name at that address has in its log page.
+    fn discovered(&self, address: &Address, nqn: &Nqn) -> Result<(Vec<FoundSubsystem>, u64), ConnectError> {
+        // Who asks what there is proves nothing, and so there is no key for that.
+        nvme::discover(&Endpoint { generated_keys: None, ..self.endpoint(&self.url, address, nqn, 1) })
     }
 
     /// Asks every address of the host in turn, until one can be spoken to.
@@ -239,17 +236,26 @@ impl NvmeRemote {
             let exports = self.namespaces(address, subsystem, &self.url)?;
             return Ok(Found { url: self.url.to_string(), exports, left_out: 0 });
         }
-        let (found, left_out) = self.discovered(address)?;
-        let mut exports = Vec::new();
-        for found in found.iter().filter(|found| is_for_us(found)) {
+        let (found, left_out) = self.discovered(address, &discovery_nqn())?;
+        let first = Site { address: address.clone(), found, left_out };
+        let sites = referrals::follow(first, |address, nqn| self.discovered(address, nqn));
+        let (mut exports, mut seen) = (Vec::new(), HashSet::new());
+        for found in sites.iter().flat_map(|site| &site.found).filter(|found| is_for_us(found)) {
             let Some(nqn) = Nqn::new(&found.nqn) else { continue };
             let Some(url) = self.place_of(address, found, &nqn) else { continue };
-            // Others may be out of our reach, and each would be waited for.
-            if (&url.host, url.port) != (&self.url.host, self.url.port) {
-                exports.push(export(&url, None));
+            if !seen.insert(url.to_string()) {
                 continue;
             }
-            match self.namespaces(address, &nqn, &url) {
+            let is_here = (&url.host, url.port) == (&self.url.host, self.url.port);
+            let place = if is_here { Some(address.clone()) } else { address_of(found) };
+            // Others may be out of our reach, and each would be waited for.
+            let Some(place) =
+                place.filter(|place| sites.iter().any(|site| is_same_host(&site.address, place)))
+            else {
+                exports.push(export(&url, None));
+                continue;
+            };
+            match self.namespaces(&place, &nqn, &url) {
                 Ok(namespaces) => exports.extend(namespaces),
                 Err(error) => {
                     tracing::warn!("subsystem {nqn}: {error}");
@@ -257,6 +263,7 @@ impl NvmeRemote {
                 }
             }
         }
+        let left_out = sites.iter().fold(0, |all: u64, site| all.saturating_add(site.left_out));
         Ok(Found { url: self.url.discovery().to_string(), exports, left_out })
     }
 
@@ -271,20 +278,25 @@ impl NvmeRemote {
     /// Where a subsystem is reached: as the URL says where that is the same place.
     fn place_of(&self, address: &Address, found: &FoundSubsystem, nqn: &Nqn) -> Option<Url> {
         let here = Url { subsystem: Some(nqn.clone()), nsid: 1, ..self.url.clone() };
-        let host =
-            if found.address.contains(':') { format!("[{}]", found.address) } else { found.address.clone() };
-        if format!("{host}:{}", found.service) == address.to_string() {
+        if address_of(found).as_ref() == Some(address) {
             return Some(here);
         }
         let port = found.service.parse().ok().filter(|port| *port > 0)?;
-        Some(Url { host: found.address.clone(), port, ..here })
+        Some(Url { host: found.address.clone(), port, further: Vec::new(), ..here })
     }
 }
 
-/// Where a subsystem is, if that is an IP address.
-fn address_of(found: &FoundSubsystem) -> Option<Address> {
-    let (ip, port) = (found.address.parse::<IpAddr>().ok()?, found.service.parse().ok()?);
-    Some(Address::Tcp((ip, port).into()))
+/// The name by which every discovery controller is reached.
+fn discovery_nqn() -> Nqn {
+    Nqn::new(DISCOVERY_NQN).expect("the specification's own name is one")
+}
+
+/// Whether both addresses are of one host, whatever their ports: what answers at one is not out of reach at the other.
+fn is_same_host(one: &Address, other: &Address) -> bool {
+    match (one, other) {
+        (Address::Tcp(one), Address::Tcp(other)) => one.ip() == other.ip(),
+        (one, other) => one == other,
+    }
 }
 
 /// A subsystem with namespaces that this side can speak to.

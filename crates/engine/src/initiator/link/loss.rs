@@ -124,7 +124,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
         let (now, patience) = (self.core.now(), self.retry.patience());
         let (mut late, done_before) = (self.party.late.borrow_mut(), self.done.len());
         self.queue.retain(|io| {
-            let has_had_all = now.duration_since(late.add(io.tag, now)) >= patience;
+            let has_had_all = late.is_hopeless(io.tag, now, patience);
             if has_had_all {
                 self.done.push(lost(io.tag));
             }
@@ -173,7 +173,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
             }
             let open = self.party.open.get();
             self.party.open.set(open.saturating_sub(usize::from(is_checked)));
-            while let Some(io) = session.poll_misplaced() {
+            while let Some(io) = session.poll_misplaced().or_else(|| session.poll_aborted()) {
                 self.queue.push_front(io);
             }
             while let Some(completion) = session.poll_done() {

@@ -1,8 +1,10 @@
-//! Whether a link's target answers: told where it is silent, and given up where a request gets no answer in time.
+//! Whether a link's target answers: told where it is silent, and where a request gets no answer in time, made to give it
+//! up, or given up.
 
 use super::controlled::CONTROL_EVERY;
-use super::{Link, State};
+use super::{Link, State, lost};
 use crate::host::Host;
+use crate::initiator::overdue::{self, LOOKS};
 use crate::initiator::{Dialer, silence};
 use crate::reactor::Progress;
 use blockmux_proto::session::{Initiator, PathRank};
@@ -25,7 +27,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
         }
     }
 
-    /// Gives up a connection that a request gets no answer over.
+    /// Has the target give up a request that gets no answer, or gives up the connection.
     #[inline]
     pub(super) fn look_for_answers(&mut self) -> Option<Progress> {
         if self.turns.is_multiple_of(CONTROL_EVERY) {
@@ -40,7 +42,37 @@ impl<D: Dialer, H: Host> Link<D, H> {
         let is_none = self.has_other_paths && session.path_rank() == PathRank::Unusable;
         let is_shut = self.in_flight == 0 && !self.queue.is_empty() && !is_none;
         let span = self.overdue.on_look(session.look(), is_shut)?;
+        // Where there are other paths, one of them does it sooner.
+        if !self.has_other_paths && session.abort_overdue(LOOKS) {
+            let (target, span) = (self.moves.address(), overdue::written(span));
+            warn!(%target, "no answer within {span}; the target is asked to give up what it owes");
+            return Some(Progress::More);
+        }
         Some(self.lose_unanswered(span))
+    }
+
+    /// Sends again what the target has given up, or fails what has had all patience.
+    #[inline]
+    pub(super) fn take_aborted(&mut self) -> Option<Progress> {
+        let State::Open { session, .. } = &mut self.state else { return None };
+        let mut next = session.poll_aborted();
+        next.as_ref()?;
+        let (now, patience, mut failed) = (self.core.now(), self.retry.patience(), 0);
+        while let Some(io) = next {
+            self.in_flight -= 1;
+            if self.party.late.borrow_mut().is_hopeless(io.tag, now, patience) {
+                self.done.push(lost(io.tag));
+                failed += 1;
+            } else {
+                self.queue.push_back(io);
+            }
+            next = session.poll_aborted();
+        }
+        if failed > 0 {
+            let (target, patience) = (self.moves.address(), overdue::written(patience));
+            warn!(%target, "{failed} requests fail: sent again and again for {patience}, they got no answer");
+        }
+        Some(Progress::More)
     }
 
     #[inline]

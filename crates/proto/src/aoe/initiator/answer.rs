@@ -101,7 +101,7 @@ impl InitiatorSession {
         if let Some(time) = round_trip.filter(|_| is_long) {
             self.pace.on_long_answer(time);
         }
-        self.pace.on_answer(round_trip.filter(|_| !is_long), self.flights.of_requests());
+        self.pace.on_answer(round_trip.filter(|_| !is_long));
         if was_quiet {
             self.hurry(path_at, now);
         }

@@ -12,8 +12,9 @@
 //! - What is answered by nobody for [`STALL`] is lost. Before that, rather than a network that loses all, it is a machine
 //!   that leaves a target without a processor, and to send all again would make it busier for nothing.
 //!
-//! The window of outstanding commands starts small and grows with every answer, faster below the size at which frames
-//! were lost last, is halved by a loss, once for all that was sent before, and is never above the target's buffer count.
+//! The window of outstanding commands starts small and grows with every answer while it is full, faster below the size at
+//! which frames were lost last, is halved by a loss, once for all that was sent before, and is never above the target's
+//! buffer count. Answers come in batches: whether it is full is asked when commands go, not when answers come.
 
 use std::time::{Duration, Instant};
 
@@ -31,6 +32,8 @@ pub(super) struct Pace {
     /// Doublings since the last measured round trip.
     doublings: u32,
     window: u32,
+    /// As many were outstanding when commands went last.
+    is_full: bool,
     /// Below this the window grows by one with every answer.
     threshold: u32,
     /// Answers since it grew last.
@@ -51,6 +54,7 @@ impl Pace {
             longest: None,
             doublings: 0,
             window: FIRST_WINDOW,
+            is_full: false,
             threshold: u32::MAX,
             answers: 0,
             most: FIRST_WINDOW,
@@ -137,9 +141,15 @@ impl Pace {
         }
     }
 
-    /// An answer has come: to a command sent once so long ago, or to one that was repeated. `outstanding` counts it.
+    /// All commands have gone that were to go: so many are outstanding now.
     #[inline]
-    pub(super) fn on_answer(&mut self, round_trip: Option<Duration>, outstanding: u32) {
+    pub(super) fn on_sent(&mut self, outstanding: u32) {
+        self.is_full = outstanding >= self.window;
+    }
+
+    /// An answer has come: to a command sent once so long ago, or to one that was repeated.
+    #[inline]
+    pub(super) fn on_answer(&mut self, round_trip: Option<Duration>) {
         if let Some(time) = round_trip {
             self.doublings = 0;
             self.shortest = Some(self.shortest.map_or(time, |shortest| shortest.min(time)));
@@ -153,7 +163,7 @@ impl Pace {
             }
         }
         // A window that is not used says nothing about what the network takes.
-        if outstanding < self.window || self.window >= self.most {
+        if !self.is_full || self.window >= self.most {
             return;
         }
         self.answers = self.answers.saturating_add(1);
@@ -198,16 +208,24 @@ const MOST_DOUBLINGS: u32 = 7;
 mod tests {
     use super::*;
 
+    /// So many answers, one after the other, to commands that fill the window.
+    fn answers(pace: &mut Pace, count: u32, round_trip: Option<Duration>) {
+        for _ in 0..count {
+            pace.on_sent(pace.window());
+            pace.on_answer(round_trip);
+        }
+    }
+
     #[test]
     fn the_times_follow_the_round_trips_within_bounds() {
         let mut pace = Pace::new();
         assert_eq!([pace.overtaken_after(), pace.listen_after(0)], [FIRST_TIMEOUT; 2]);
         assert_eq!([pace.timeout(), pace.long_after(1)], [STALL; 2]);
-        (0..100).for_each(|_| pace.on_answer(Some(Duration::from_millis(60)), 1));
+        (0..100).for_each(|_| pace.on_answer(Some(Duration::from_millis(60))));
         for time in [pace.timeout(), pace.overtaken_after(), pace.listen_after(0)] {
             assert!((60..65).contains(&time.as_millis()), "{time:?}");
         }
-        (0..100).for_each(|_| pace.on_answer(Some(Duration::from_micros(50)), 1));
+        (0..100).for_each(|_| pace.on_answer(Some(Duration::from_micros(50))));
         assert_eq!([pace.overtaken_after(), pace.listen_after(0)], [SHORTEST_TIMEOUT; 2]);
         assert_eq!(
             [3, 99].map(|listens| pace.listen_after(listens)),
@@ -220,9 +238,9 @@ mod tests {
             pace.on_loss(at, at);
         }
         assert_eq!([pace.timeout(), pace.overtaken_after()], [LONGEST_TIMEOUT, SHORTEST_TIMEOUT]);
-        pace.on_answer(None, 1);
+        pace.on_answer(None);
         assert_eq!(pace.timeout(), LONGEST_TIMEOUT, "nobody knows which of them was answered");
-        pace.on_answer(Some(Duration::from_micros(50)), 1);
+        pace.on_answer(Some(Duration::from_micros(50)));
         assert_eq!(pace.timeout(), STALL);
     }
 
@@ -240,7 +258,7 @@ mod tests {
     fn what_is_answered_out_of_order_is_waited_for_longer() {
         let (mut pace, start) = (Pace::new(), Instant::now());
         pace.set_most(32);
-        (0..100).for_each(|_| pace.on_answer(Some(Duration::from_micros(100)), pace.window()));
+        answers(&mut pace, 100, Some(Duration::from_micros(100)));
         assert!(
             !pace.is_answerable(Duration::from_micros(49)) && pace.is_answerable(Duration::from_micros(50))
         );
@@ -255,19 +273,33 @@ mod tests {
     }
 
     #[test]
+    fn answers_that_come_in_one_batch_make_the_window_grow_as_much_as_single_ones() {
+        let mut pace = Pace::new();
+        pace.set_most(111);
+        let mut windows = Vec::new();
+        for _ in 0..5 {
+            let window = pace.window();
+            pace.on_sent(window);
+            (0..window).for_each(|_| pace.on_answer(None));
+            windows.push(pace.window());
+        }
+        assert_eq!(windows, [8, 16, 32, 64, 111]);
+    }
+
+    #[test]
     fn the_window_grows_to_the_buffers_and_is_halved_once_for_each_loss() {
         let (mut pace, start) = (Pace::new(), Instant::now());
         pace.set_most(64);
-        (0..1000).for_each(|_| pace.on_answer(None, pace.window()));
+        answers(&mut pace, 1000, None);
         assert_eq!(pace.window(), 64);
         let sent = start + Duration::from_millis(1);
         let now = start + Duration::from_millis(20);
         (0..10).for_each(|_| pace.on_loss(sent, now));
         assert_eq!(pace.window(), 32);
-        (0..32).for_each(|_| pace.on_answer(None, 32));
+        answers(&mut pace, 32, None);
         assert_eq!(pace.window(), 33, "slowly from where frames were lost");
-        pace.on_answer(None, 5);
-        (0..100).for_each(|_| pace.on_answer(None, 5));
+        pace.on_sent(5);
+        (0..100).for_each(|_| pace.on_answer(None));
         assert_eq!(pace.window(), 33, "what is not used does not grow");
         for loss in 1..20u64 {
             let at = now + Duration::from_secs(loss);

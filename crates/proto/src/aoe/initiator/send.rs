@@ -38,6 +38,7 @@ impl InitiatorSession {
                 return;
             }
         }
+        self.pace.on_sent(self.flights.of_requests());
     }
 
     fn take_fresh(&mut self, now: Instant) {

@@ -5,7 +5,7 @@ use super::reply::{Kind, Pending};
 use super::{NO_TAG, TargetSession, tag};
 use crate::aoe::{SECTOR, identify, sectors_in};
 use crate::frames::Frame;
-use blockmux_volume::{Io, IoError, Op, Seg, SgList};
+use blockmux_volume::{Crc32c, Io, IoError, Op, Seg, SgList};
 use blockmux_wire::aoe::{AOE_ATA_HEAD, AtaMessage, ErrorCode, Header};
 use blockmux_wire::ata::{ATA_SECTOR, ATA_STATUS_DRDY, Command, DSM_TRIM, POWER_ACTIVE, TrimRange};
 use smallvec::SmallVec;
@@ -76,7 +76,7 @@ impl TargetSession {
             command: command.0,
             sectors: registers.sector_count,
             block: block(command, &registers),
-            digest: crc32c::crc32c(data),
+            digest: Crc32c::of(data).value(),
         };
         match self.recent.on_write(who, number, identity, pending.now) {
             Known::New => pending.is_recent = true,

@@ -4,7 +4,7 @@
 //!   Login ──▶ SendTargets=All ──answers, as many as it takes──▶ logout ──▶ Over
 //! ```
 
-use super::immediate::Numbers;
+use super::immediate::{Numbers, TEXT_TAG};
 use super::login::LoginPhase;
 use super::reply::error;
 use super::{LATE, LOGIN_TIMEOUT, Refused};
@@ -19,8 +19,8 @@ use crate::iscsi::text::{self, Text};
 use crate::outbox::Outbox;
 use crate::session::{Demand, ProtocolError, StreamSession, Timed};
 use blockmux_volume::Chunk;
-use blockmux_wire::iscsi::session::{NopIn, TextRequest, TextResponse};
-use blockmux_wire::iscsi::{BHS_LEN, FLAG_CONTINUE, FLAG_FINAL, FLAG_IMMEDIATE, Opcode, RESERVED_TAG, U24};
+use blockmux_wire::iscsi::session::{NopIn, TextResponse};
+use blockmux_wire::iscsi::{BHS_LEN, FLAG_CONTINUE, FLAG_FINAL, Opcode, RESERVED_TAG};
 use std::time::Instant;
 use zerocopy::{IntoBytes, transmute_ref};
 
@@ -196,19 +196,7 @@ impl Asking {
     }
 
     fn ask(&self, target_transfer_tag: u32, lun: [u8; 8], text: &Text, outbox: &mut Outbox) {
-        let request = TextRequest {
-            opcode: Opcode::TEXT_REQUEST.0 | FLAG_IMMEDIATE,
-            flags: FLAG_FINAL,
-            reserved: [0; 2],
-            total_ahs_length: 0,
-            data_segment_length: U24::new(text.as_bytes().len() as u32),
-            lun,
-            initiator_task_tag: TEXT_TAG.into(),
-            target_transfer_tag: target_transfer_tag.into(),
-            cmd_sn: self.cmd_sn.into(),
-            exp_stat_sn: self.exp_stat_sn.into(),
-            reserved_end: [0; 16],
-        };
+        let request = self.numbers().text(target_transfer_tag, lun, text.as_bytes().len() as u32);
         pdu::push(outbox, Digests::default(), request.as_bytes(), text.as_bytes());
     }
 
@@ -336,4 +324,3 @@ const MAX_TARGETS: usize = 10_000;
 const MAX_VALUE: usize = 300;
 /// In bytes.
 const MAX_UNSENT: usize = 16 << 10;
-const TEXT_TAG: u32 = 2;

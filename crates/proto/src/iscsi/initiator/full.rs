@@ -1,5 +1,6 @@
 //! Full feature phase: the state of a session, its window of commands, its deadlines and its end.
 
+use super::abort::Aborts;
 use super::lane::{Lane, PING_INTERVAL};
 use super::send::Burst;
 use super::{LATE, UnitInfo, UnitRefused};
@@ -26,6 +27,7 @@ pub(super) struct FullFeature {
     pub(super) is_beyond_recovery: bool,
     /// What the target has said of a connection that we have not lost, as far as we know.
     pub(super) announced_loss: Option<AnnouncedLoss>,
+    pub(super) aborts: Aborts,
     ending: Ending,
     refused: Option<UnitRefused>,
     /// When the unit has to be known.
@@ -104,6 +106,18 @@ struct Timers {
     /// When to send again what met a busy unit; `None`: the time is to be asked for first.
     retry_at: Option<Instant>,
     pause: Duration,
+    /// The target wants a logout by then.
+    leaving: Option<Leaving>,
+}
+
+/// How long a target waits for a logout.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Leaving {
+    /// For so long from now on; the time is to be asked for first.
+    Within(Duration),
+    By(Instant),
+    /// No longer.
+    Now,
 }
 
 impl FullFeature {
@@ -120,10 +134,11 @@ impl FullFeature {
             burst: Burst::default(),
             is_beyond_recovery: false,
             announced_loss: None,
+            aborts: Aborts::default(),
             ending: Ending::No,
             refused: None,
             deadline,
-            timers: Timers { now, access_at: now, retry_at: None, pause: FIRST_PAUSE },
+            timers: Timers { now, access_at: now, retry_at: None, pause: FIRST_PAUSE, leaving: None },
         }
     }
 
@@ -223,11 +238,17 @@ impl FullFeature {
         self.advance(lanes);
     }
 
-    /// The target wants the session to end: what is under way ends here.
-    pub(super) fn leave(&mut self) {
+    /// The target wants the session to end: what is under way ends here, but for what takes longer than the target
+    /// gives us.
+    pub(super) fn leave(&mut self, within: Option<Duration>) {
         if self.ending == Ending::No {
             self.ending = Ending::ByTarget;
             self.queue.drain();
+        }
+        if let Some(within) = within {
+            // What is left of it is for the way there.
+            let within = within.saturating_sub(within.checked_div(4).unwrap_or(within));
+            self.timers.leaving.get_or_insert(Leaving::Within(within));
         }
     }
 
@@ -250,19 +271,27 @@ impl FullFeature {
     pub(super) fn advance(&mut self, lanes: &mut [Lane]) {
         if self.queue.is_strange() {
             // A new session asks what it is now.
-            self.leave();
+            self.leave(None);
+        }
+        if self.is_abort_due() && self.may_send() {
+            self.abort_next(lanes);
         }
         self.send_commands(lanes);
         let is_due = match self.ending {
             Ending::No | Ending::LoggingOut | Ending::Over => false,
-            Ending::ByTarget => self.queue.is_quiet(),
+            Ending::ByTarget => self.queue.is_quiet() || self.is_leave_over(),
             Ending::ByUs if self.queue.unit().is_none() => self.queue.is_quiet(),
-            Ending::ByUs => self.queue.is_empty(),
+            Ending::ByUs => self.queue.is_empty() || self.is_leave_over(),
         };
         if is_due && let Some(lane) = lanes.iter_mut().find(|lane| lane.is_open()) {
             self.send_logout(lane);
             self.ending = Ending::LoggingOut;
         }
+    }
+
+    /// Whether the target has waited for a logout as long as it said.
+    fn is_leave_over(&self) -> bool {
+        self.timers.leaving == Some(Leaving::Now)
     }
 
     /// Whether commands may be sent at all.
@@ -321,6 +350,11 @@ impl FullFeature {
         if self.queue.path_rank() != PathRank::Best {
             next = next.min(self.timers.access_at);
         }
+        match self.timers.leaving {
+            Some(Leaving::Within(_)) => next = next.min(self.timers.now),
+            Some(Leaving::By(by)) => next = next.min(by),
+            Some(Leaving::Now) | None => {}
+        }
         Some(next)
     }
 
@@ -329,6 +363,15 @@ impl FullFeature {
         self.timers.now = now;
         if self.queue.unit().is_none() && now >= self.deadline {
             return Err(LATE);
+        }
+        if let Some(Leaving::Within(within)) = self.timers.leaving {
+            self.timers.leaving = now.checked_add(within).map(Leaving::By);
+        }
+        if let Some(Leaving::By(by)) = self.timers.leaving
+            && now >= by
+        {
+            self.timers.leaving = Some(Leaving::Now);
+            self.advance(lanes);
         }
         self.retry(now, lanes);
         if now >= self.timers.access_at {

@@ -1,8 +1,11 @@
-//! PDUs for immediate delivery, which take no place in the window of commands: NOP-Out and the logout.
+//! PDUs for immediate delivery, which take no place in the window of commands: NOP-Out, task management, text
+//! and the logout.
 
 use crate::iscsi::login::initiator::FIRST_CID;
-use blockmux_wire::iscsi::session::{LogoutReason, LogoutRequest, NopOut};
-use blockmux_wire::iscsi::{FLAG_FINAL, FLAG_IMMEDIATE, Opcode, U24};
+use crate::scsi::Lun;
+use blockmux_wire::iscsi::scsi::{Function, TaskManagementRequest};
+use blockmux_wire::iscsi::session::{LogoutReason, LogoutRequest, NopOut, TextRequest};
+use blockmux_wire::iscsi::{FLAG_FINAL, FLAG_IMMEDIATE, Opcode, RESERVED_TAG, U24};
 
 /// What every request says of the session's numbers (RFC 7143 §4.2.2).
 #[derive(Clone, Copy)]
@@ -21,6 +24,42 @@ impl Numbers {
             data_segment_length: U24::new(0),
             lun,
             initiator_task_tag: initiator_task_tag.into(),
+            target_transfer_tag: target_transfer_tag.into(),
+            cmd_sn: self.cmd_sn.into(),
+            exp_stat_sn: self.exp_stat_sn.into(),
+            reserved_end: [0; 16],
+        }
+    }
+
+    /// About no task yet.
+    pub(super) fn task_management(self, function: Function, lun: Lun) -> TaskManagementRequest {
+        TaskManagementRequest {
+            opcode: Opcode::TASK_MANAGEMENT_REQUEST.0 | FLAG_IMMEDIATE,
+            function: FLAG_FINAL | function.0,
+            reserved: [0; 2],
+            total_ahs_length: 0,
+            data_segment_length: U24::new(0),
+            lun: lun.0.to_be_bytes(),
+            initiator_task_tag: RESERVED_TAG.into(),
+            referenced_task_tag: RESERVED_TAG.into(),
+            cmd_sn: self.cmd_sn.into(),
+            exp_stat_sn: self.exp_stat_sn.into(),
+            ref_cmd_sn: 0.into(),
+            exp_data_sn: 0.into(),
+            reserved_end: [0; 8],
+        }
+    }
+
+    /// With a text of so many bytes, to be sent behind it.
+    pub(super) fn text(self, target_transfer_tag: u32, lun: [u8; 8], len: u32) -> TextRequest {
+        TextRequest {
+            opcode: Opcode::TEXT_REQUEST.0 | FLAG_IMMEDIATE,
+            flags: FLAG_FINAL,
+            reserved: [0; 2],
+            total_ahs_length: 0,
+            data_segment_length: U24::new(len),
+            lun,
+            initiator_task_tag: TEXT_TAG.into(),
             target_transfer_tag: target_transfer_tag.into(),
             cmd_sn: self.cmd_sn.into(),
             exp_stat_sn: self.exp_stat_sn.into(),
@@ -50,5 +89,8 @@ impl Numbers {
 /// Tags that no command has: a table of commands has no such place.
 pub(super) const PING_TAG: u32 = 0xffff_fffe;
 pub(super) const LOGOUT_TAG: u32 = 0xffff_fffd;
+pub(super) const TEXT_TAG: u32 = 0xffff_fffc;
 /// Makes the tag of the request to move a task of the task's own.
 pub(super) const MOVE_TAG: u32 = 1 << 15;
+/// And of the request to abort it.
+pub(super) const ABORT_TAG: u32 = 1 << 14;

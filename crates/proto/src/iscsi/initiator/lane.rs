@@ -5,6 +5,7 @@ use super::full::MAX_PONGS;
 use super::login::LoginPhase;
 use super::receive::Reading;
 use super::statuses::Statuses;
+use super::talk::Talk;
 use crate::iscsi::digests::Digests;
 use crate::iscsi::login::operational::{Key as Name, Parameters};
 use crate::outbox::Outbox;
@@ -23,6 +24,8 @@ pub(super) struct Lane {
     pub(super) statuses: Statuses,
     /// Answers to the target's pings that may be unsent.
     pub(super) pongs: u32,
+    /// What the target answers to a text request, if one is under way.
+    pub(super) talk: Option<Box<Talk>>,
     /// Commands under way that belong to it.
     pub(super) in_flight: u32,
     pub(super) recovery: Recovery,
@@ -83,6 +86,7 @@ impl Lane {
             reading: Reading::HEAD,
             statuses: Statuses::from(0),
             pongs: 0,
+            talk: None,
             in_flight: 0,
             recovery: Recovery::default(),
             ticks: Ticks::from(now),
@@ -120,7 +124,7 @@ impl Lane {
         self.terms = Terms::new(parameters);
         self.reading = Reading::HEAD;
         self.statuses = Statuses::from(exp_stat_sn);
-        self.pongs = 0;
+        (self.pongs, self.talk) = (0, None);
         self.ticks = Ticks::from(now);
     }
 

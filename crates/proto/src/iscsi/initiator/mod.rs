@@ -22,12 +22,14 @@
 //! At error recovery level 0 whatever goes wrong below SCSI ends the session with all its connections, and another
 //! session replays. At level 1 what came damaged is sent again, and at level 2 a connection that is lost is replaced, and
 //! its commands go on (`recovery`, `statuses`).
+//! A command that gets no answer is aborted (`abort`).
 //!
 //! # Over RDMA
 //! [`IserInitiatorSession`] is the same session over queue pairs (iSER, RFC 7145), always at error recovery level 0. A
 //! command opens the memory of its I/O to the target and names it; Data-In, R2T and Data-Out do not occur (`rdma`,
 //! `datamover`). Everything else leaves by the outbox and comes as a PDU, as it does over TCP (`iser`).
 
+mod abort;
 mod address;
 mod config;
 mod datamover;
@@ -44,6 +46,7 @@ mod refused;
 mod reply;
 mod send;
 mod statuses;
+mod talk;
 
 #[cfg(test)]
 mod tests;
@@ -383,7 +386,16 @@ impl Initiator for InitiatorSession {
     }
 
     fn look(&mut self) -> u32 {
-        self.full.as_mut().map_or(0, |full| full.queue.look())
+        self.full.as_mut().map_or(0, |full| full.look())
+    }
+
+    fn abort_overdue(&mut self, looks: u32) -> bool {
+        self.full.as_mut().is_some_and(|full| full.abort_overdue(looks, &mut self.lanes))
+    }
+
+    #[inline]
+    fn poll_aborted(&mut self) -> Option<Io> {
+        self.full.as_mut()?.queue.poll_aborted()
     }
 
     /// What has completed and was not polled yet is not among them. When the target asked for a logout, what was not

@@ -9,13 +9,12 @@
 use super::full::FullFeature;
 use super::lane::Lane;
 use super::reply::error;
-use crate::digest::Crc;
 use crate::iscsi::digests::Digests;
 use crate::iscsi::pdu::{self, Head, Parsed};
 use crate::scsi::initiator::Transfer;
 use crate::session::{Demand, ProtocolError};
 use crate::slots::Key;
-use blockmux_volume::{Chunk, SgList};
+use blockmux_volume::{Chunk, Crc32c, SgList};
 use blockmux_wire::iscsi::scsi::DataIn;
 use blockmux_wire::iscsi::{BHS_LEN, Bhs, DIGEST_LEN, Opcode, padding};
 use zerocopy::transmute_ref;
@@ -27,7 +26,7 @@ pub(super) enum Reading {
     /// In a long Data-In, whose data goes to `place`.
     Placing { bhs: Bhs, key: Key, place: SgList },
     /// Behind it: padding and digest.
-    Tail { bhs: Bhs, key: Key, crc: Crc },
+    Tail { bhs: Bhs, key: Key, crc: Crc32c },
     /// In a long Data-In that cannot be taken: so many bytes are to be dropped.
     Skipping(usize),
 }
@@ -97,7 +96,7 @@ impl FullFeature {
         let digests = lane.terms.digests;
         match std::mem::replace(&mut lane.reading, Reading::HEAD) {
             Reading::Placing { bhs, key, place } => {
-                let mut crc = Crc::default();
+                let mut crc = Crc32c::default();
                 if digests.data {
                     crc.add_list(&place);
                 }
@@ -148,9 +147,9 @@ impl FullFeature {
         lane.reading = Reading::HEAD;
         if digests.data && !data.is_empty() {
             let covered = rest.get(head.len..whole.saturating_sub(DIGEST_LEN)).unwrap_or_default();
-            let mut crc = Crc::default();
+            let mut crc = Crc32c::default();
             crc.add(covered);
-            if !rest.get(..whole).unwrap_or_default().ends_with(&crc.bytes()) {
+            if !rest.get(..whole).unwrap_or_default().ends_with(&crc.to_le_bytes()) {
                 self.on_damaged(lane, &head.bhs)?;
                 return Ok(Step::Took(whole));
             }
@@ -194,7 +193,7 @@ impl FullFeature {
         lane.reading = Reading::HEAD;
         if digests.data {
             crc.add(tail.get(..padding(data_len(&bhs))).unwrap_or_default());
-            if !tail.ends_with(&crc.bytes()) {
+            if !tail.ends_with(&crc.to_le_bytes()) {
                 self.on_damaged(lane, &bhs)?;
                 return Ok(Step::Took(len));
             }

@@ -25,7 +25,7 @@ use blockmux_wire::iscsi::scsi::{
     TaskManagementResponse,
 };
 use blockmux_wire::iscsi::session::NopIn;
-use blockmux_wire::iscsi::{Bhs, FLAG_FINAL, FLAG_IMMEDIATE, Opcode, RESERVED_TAG, U24};
+use blockmux_wire::iscsi::{Bhs, FLAG_FINAL, Opcode, RESERVED_TAG, U24};
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes, transmute_ref};
 
@@ -196,6 +196,7 @@ impl FullFeature {
         if !self.may_send() {
             return false;
         }
+        self.forget_aborts(lane);
         if lane.is_connected() {
             // A session that is ending does not wait for a connection: another session replays.
             let has_use = self.is_used() && (others_are_open || !self.queue.is_empty());
@@ -264,20 +265,13 @@ impl FullFeature {
         progress.held = None;
         progress.is_moved = true;
         let data_sn = if matches!(transfer, Transfer::In(_)) { progress.data_sn } else { 0 };
+        let ref_cmd_sn = progress.cmd_sn;
         let request = TaskManagementRequest {
-            opcode: Opcode::TASK_MANAGEMENT_REQUEST.0 | FLAG_IMMEDIATE,
-            function: FLAG_FINAL | Function::TASK_REASSIGN.0,
-            reserved: [0; 2],
-            total_ahs_length: 0,
-            data_segment_length: U24::new(0),
-            lun: self.lun.0.to_be_bytes(),
             initiator_task_tag: (key.short() | MOVE_TAG).into(),
             referenced_task_tag: key.short().into(),
-            cmd_sn: self.cmd_sn.into(),
-            exp_stat_sn: lane.statuses.expected().into(),
-            ref_cmd_sn: progress.cmd_sn.into(),
+            ref_cmd_sn: ref_cmd_sn.into(),
             exp_data_sn: data_sn.into(),
-            reserved_end: [0; 8],
+            ..self.numbers(lane).task_management(Function::TASK_REASSIGN, self.lun)
         };
         pdu::push(&mut lane.outbox, lane.terms.digests, request.as_bytes(), &[]);
     }

@@ -4,7 +4,7 @@ use super::full::{AnnouncedLoss, FullFeature};
 use super::immediate::{LOGOUT_TAG, PING_TAG};
 use super::lane::Lane;
 use crate::scsi::Status;
-use crate::scsi::initiator::{Outcome, Transfer};
+use crate::scsi::initiator::{Outcome, SenseCode, Transfer};
 use crate::session::ProtocolError;
 use crate::slots::Key;
 use blockmux_wire::iscsi::scsi::{
@@ -34,9 +34,15 @@ impl FullFeature {
             Opcode::NOP_IN => self.on_nop(lane, common, stat_sn),
             Opcode::ASYNC_MESSAGE => {
                 if self.on_status(lane, stat_sn)? {
-                    self.on_event(transmute_ref!(bhs));
+                    self.on_event(lane, transmute_ref!(bhs), data);
                 }
                 Ok(())
+            }
+            Opcode::TEXT_RESPONSE => {
+                if !self.on_status(lane, stat_sn)? {
+                    return Ok(());
+                }
+                self.on_text(lane, transmute_ref!(bhs), data)
             }
             Opcode::REJECT => {
                 if !self.on_status(lane, stat_sn)? {
@@ -50,6 +56,9 @@ impl FullFeature {
             }
             Opcode::TASK_MANAGEMENT_RESPONSE => {
                 if !self.on_status(lane, stat_sn)? {
+                    return Ok(());
+                }
+                if self.on_aborted(lane, transmute_ref!(bhs)) {
                     return Ok(());
                 }
                 self.on_moved(lane, transmute_ref!(bhs))
@@ -100,7 +109,11 @@ impl FullFeature {
         data: &[u8],
     ) -> Result<(), ProtocolError> {
         let Some(key) = self.find(lane, response.initiator_task_tag.get()) else {
-            return Err(error("answered a task that is not there", "RFC 7143 §11.4"));
+            // An answer that was asked for again may come after its task was aborted.
+            return match self.terms.level {
+                0 => Err(error("answered a task that is not there", "RFC 7143 §11.4")),
+                _ => Ok(()),
+            };
         };
         if !self.has_all_data(lane, key, response.stat_sn.get(), response.exp_data_sn.get()) {
             return Ok(());
@@ -122,10 +135,7 @@ impl FullFeature {
             self.finish(lane, key, Outcome { status, sense: &[], moved });
             return Ok(());
         }
-        let sense = match data.split_first_chunk() {
-            Some((len, sense)) => sense.get(..u16::from_be_bytes(*len).into()).unwrap_or(sense),
-            None => &[],
-        };
+        let sense = sense_of(data);
         self.finish(lane, key, Outcome { status: Status(response.status), sense, moved });
         Ok(())
     }
@@ -187,24 +197,37 @@ impl FullFeature {
         Ok(())
     }
 
-    fn on_event(&mut self, message: &AsyncMessage) {
+    fn on_event(&mut self, lane: &mut Lane, message: &AsyncMessage, data: &[u8]) {
+        let seconds = |parameter: u16| Duration::from_secs(parameter.into());
         match AsyncEvent(message.async_event) {
+            // What a unit attention would say with the next command.
+            AsyncEvent::SCSI_ASYNC_EVENT if message.lun == self.lun.0.to_be_bytes() => {
+                if let Some(code) = SenseCode::parse(sense_of(data)) {
+                    self.queue.on_sense(code);
+                }
+            }
             // One connection of several, whose end we see ourselves: all there is to learn is how much time there is.
             AsyncEvent::CONNECTION_DROP if self.recovers_connections() => {
-                let seconds = |parameter: u16| Duration::from_secs(parameter.into());
                 self.announced_loss = Some(AnnouncedLoss {
                     cid: message.parameter1.get(),
                     wait: seconds(message.parameter2.get()),
                     retain: seconds(message.parameter3.get()),
                 });
             }
-            // What is under way may still end in order, and a new session negotiates anew.
-            AsyncEvent::LOGOUT_REQUEST
-            | AsyncEvent::CONNECTION_DROP
-            | AsyncEvent::SESSION_DROP
-            | AsyncEvent::NEGOTIATION_REQUEST => self.leave(),
+            // What is under way may still end in order, as far as there is time for it.
+            AsyncEvent::LOGOUT_REQUEST => self.leave(Some(seconds(message.parameter3.get()))),
+            AsyncEvent::CONNECTION_DROP | AsyncEvent::SESSION_DROP => self.leave(None),
+            AsyncEvent::NEGOTIATION_REQUEST => self.begin_talk(lane),
             _ => {}
         }
+    }
+}
+
+/// Sense data in a data segment, behind its length (RFC 7143 §11.4.7).
+fn sense_of(data: &[u8]) -> &[u8] {
+    match data.split_first_chunk() {
+        Some((len, sense)) => sense.get(..u16::from_be_bytes(*len).into()).unwrap_or(sense),
+        None => &[],
     }
 }
 

@@ -200,7 +200,7 @@ impl FullFeature {
         pdu::push(&mut lane.outbox, lane.terms.digests, logout.as_bytes(), &[]);
     }
 
-    fn numbers(&self, lane: &Lane) -> Numbers {
+    pub(super) fn numbers(&self, lane: &Lane) -> Numbers {
         Numbers { cmd_sn: self.cmd_sn, exp_stat_sn: lane.statuses.expected() }
     }
 }

@@ -24,7 +24,6 @@ use super::local::LocalSessions;
 use super::receive::{Awaiting, LENT_PAYLOAD, Purpose, Segment, is_intact};
 use super::sequence::Admission;
 use super::shared::Shared;
-use crate::digest::Crc;
 use crate::exports::VolumeId;
 use crate::iscsi::login::operational::Key;
 use crate::iscsi::login::target::Established;
@@ -34,7 +33,7 @@ use crate::iscsi::sessions::Membership;
 use crate::outbox::Outbox;
 use crate::scsi::{Response, Status};
 use crate::session::{Demand, ProtocolError};
-use blockmux_volume::{Chunk, Completion, Io, Pool, SgList, Tag, Waker};
+use blockmux_volume::{Chunk, Completion, Crc32c, Io, Pool, SgList, Tag, Waker};
 use blockmux_wire::iscsi::scsi::{FLAG_READ, FunctionResponse, ScsiCommand};
 use blockmux_wire::iscsi::session::RejectReason;
 use blockmux_wire::iscsi::{BHS_LEN, Bhs, Opcode};
@@ -344,13 +343,13 @@ impl Turn<'_> {
             _ if segment.len == 0 => self.conclude(segment, None, true),
             Purpose::Nothing => {
                 self.connection.awaiting =
-                    Awaiting::Tail { segment, crc: Crc::default(), excess: segment.len };
+                    Awaiting::Tail { segment, crc: Crc32c::default(), excess: segment.len };
             }
             Purpose::Talk if whole > here && segment.len > LENT_PAYLOAD => {
                 self.reject(RejectReason::LONG_OPERATION_REJECT, &head.bhs);
                 let segment = Segment { purpose: Purpose::Nothing, ..segment };
                 self.connection.awaiting =
-                    Awaiting::Tail { segment, crc: Crc::default(), excess: segment.len };
+                    Awaiting::Tail { segment, crc: Crc32c::default(), excess: segment.len };
             }
             Purpose::Data { .. } if whole > here && segment.len > LENT_PAYLOAD => {
                 self.connection.awaiting = Awaiting::Memory(segment);

@@ -3,9 +3,9 @@
 use super::command::{CRC_ERROR, data_sense};
 use super::full::{Turn, status};
 use super::tasks::State;
-use crate::digest::{self, Crc};
+use crate::digest;
 use crate::scsi::Status;
-use blockmux_volume::{Seg, SgList};
+use blockmux_volume::{Crc32c, Seg};
 use blockmux_wire::iscsi::session::RejectReason;
 use blockmux_wire::iscsi::{BHS_LEN, Bhs, DIGEST_LEN, padding};
 
@@ -21,7 +21,7 @@ pub(super) enum Awaiting {
     /// of them may be there.
     Place { segment: Segment, place: Seg, filled: usize, buffer_is_empty: bool },
     /// What is left of a segment that is not kept: `excess` bytes of data, then padding and digest.
-    Tail { segment: Segment, crc: Crc, excess: usize },
+    Tail { segment: Segment, crc: Crc32c, excess: usize },
 }
 
 /// A data segment and whom it is for.
@@ -70,7 +70,7 @@ impl Awaiting {
         match self {
             Awaiting::Memory(segment) => {
                 let segment = Segment { purpose: Purpose::Nothing, ..*segment };
-                *self = Awaiting::Tail { segment, crc: Crc::default(), excess: segment.len };
+                *self = Awaiting::Tail { segment, crc: Crc32c::default(), excess: segment.len };
             }
             Awaiting::Segment(segment) | Awaiting::Place { segment, .. } | Awaiting::Tail { segment, .. } => {
                 segment.purpose = Purpose::Nothing
@@ -85,10 +85,10 @@ impl Turn<'_> {
     pub(super) fn on_placed(&mut self) {
         match std::mem::replace(&mut self.connection.awaiting, Awaiting::Head(BHS_LEN)) {
             Awaiting::Place { segment, place, .. } => {
-                let mut crc = Crc::default();
+                let mut crc = Crc32c::default();
                 let excess = segment.len.saturating_sub(place.len());
                 if self.connection.replies.digests().data {
-                    crc.add_list(&SgList::one(place));
+                    crc.add_seg(&place);
                 }
                 if excess == 0 && self.connection.replies.digests().tail_len(segment.len) == 0 {
                     self.conclude(segment, None, true);
@@ -130,7 +130,8 @@ impl Turn<'_> {
                 && entry.transfer.wanted(offset, segment.len).1 > 0
         });
         if !wants {
-            self.connection.awaiting = Awaiting::Tail { segment, crc: Crc::default(), excess: segment.len };
+            self.connection.awaiting =
+                Awaiting::Tail { segment, crc: Crc32c::default(), excess: segment.len };
             return true;
         }
         if self.session.tasks.get_mut(slot).is_some_and(|entry| {
@@ -147,7 +148,7 @@ impl Turn<'_> {
             self.session.tasks.get_mut(slot).and_then(|entry| entry.transfer.place(offset, segment.len));
         self.connection.awaiting = match place {
             Some(place) => Awaiting::Place { segment, place, filled: 0, buffer_is_empty: false },
-            None => Awaiting::Tail { segment, crc: Crc::default(), excess: segment.len },
+            None => Awaiting::Tail { segment, crc: Crc32c::default(), excess: segment.len },
         };
         true
     }
@@ -165,7 +166,7 @@ impl Turn<'_> {
         if let Purpose::Data { slot, .. } = segment.purpose {
             self.fail(slot, status(Status::BUSY));
         }
-        self.connection.awaiting = Awaiting::Tail { segment, crc: Crc::default(), excess: segment.len };
+        self.connection.awaiting = Awaiting::Tail { segment, crc: Crc32c::default(), excess: segment.len };
     }
 
     /// Copies what the receive buffer has of a payload to its place; returns how many bytes it took.
@@ -203,7 +204,7 @@ impl Turn<'_> {
         if digests.data {
             crc.add(padding);
         }
-        let (segment, is_good) = (*segment, !digests.data || sent == crc.bytes());
+        let (segment, is_good) = (*segment, !digests.data || sent == crc.to_le_bytes());
         let taken = dropped.len().saturating_add(tail_len);
         self.connection.awaiting = Awaiting::Head(BHS_LEN);
         self.conclude(segment, None, is_good);

@@ -183,6 +183,14 @@ impl Target for TargetSession {
     }
 
     #[inline]
+    fn poll_complaint(&mut self) -> Option<(VolumeId, &'static str)> {
+        match &mut self.phase {
+            Phase::Transmission(transmission) => transmission.poll_complaint(),
+            Phase::Handshake(_) | Phase::Closing => None,
+        }
+    }
+
+    #[inline]
     fn is_established(&self) -> bool {
         matches!(self.phase, Phase::Transmission(_))
     }

@@ -41,6 +41,8 @@ pub(super) struct Transmission {
     /// In flight, but their ranges are locked by others.
     held: VecDeque<Io>,
     fence: Fence,
+    /// What the fence has refused, and the log has not been told.
+    complaint: Option<&'static str>,
     /// Data of the request that waits for room, in bytes; 0 if none does.
     waits_for: usize,
     pool: Pool,
@@ -81,6 +83,7 @@ impl Transmission {
             queue: VecDeque::new(),
             held: VecDeque::new(),
             fence,
+            complaint: None,
             waits_for: 0,
             pool,
             retry_at: now,
@@ -167,6 +170,13 @@ impl Transmission {
     #[inline]
     pub(super) fn poll_io(&mut self) -> Option<(VolumeId, Io)> {
         self.queue.pop_front().map(|io| (self.terms.volume, io))
+    }
+
+    #[inline]
+    pub(super) fn poll_complaint(&mut self) -> Option<(VolumeId, &'static str)> {
+        let complaint = self.complaint?;
+        self.complaint = None;
+        Some((self.terms.volume, complaint))
     }
 
     #[inline]
@@ -322,6 +332,7 @@ impl Transmission {
         if self.stopping {
             self.replies.refuse(outbox, accepted.address(), &STOPPING);
         } else if !self.fence.admits(op) {
+            self.complaint = self.fence.complaint().or(self.complaint);
             self.replies.refuse(outbox, accepted.address(), &Refusal::of_io_error(IoError::Reserved, op));
         } else if length > 0 || op == Op::Flush {
             let tag = self.pending.insert(accepted);
@@ -352,6 +363,7 @@ impl Transmission {
             if self.fence.admits(io.op) {
                 self.submit(io);
             } else if let Some(pending) = self.pending.remove(io.tag) {
+                self.complaint = self.fence.complaint().or(self.complaint);
                 self.replies.finish(outbox, &pending, Err(IoError::Reserved));
             }
         }

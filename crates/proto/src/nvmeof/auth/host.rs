@@ -167,6 +167,16 @@ impl Applicant {
         }
     }
 
+    /// Why it has failed, also while the controller is still to be told so.
+    #[must_use]
+    pub fn failure(&self) -> Option<Unproved> {
+        let state = match &self.state {
+            State::Send(_, next) => &**next,
+            state => state,
+        };
+        if let State::Over(Err(unproved)) = state { Some(*unproved) } else { None }
+    }
+
     /// The message has been taken.
     pub fn on_sent(&mut self) {
         if let State::Send(_, next) = &mut self.state {

@@ -29,7 +29,6 @@ pub mod target;
 pub use group::DhGroup;
 pub use hash::Hash;
 pub use host::{Concatenation, Credentials, Unproved};
-pub(super) use secret::crc_32;
 pub use secret::{Secret, SecretError};
 
 use blockmux_wire::nvmeof::auth::Head;

@@ -1,12 +1,7 @@
-//! Secrets as nvme-cli makes and prints them (NVMe Base 2.0 §8.13.5.8).
-//!
-//! ```text
-//!   DHHC-1:NN:base64:      NN: 00 the secret itself is the key, 01 to 03 it is hashed with SHA-256, 384 or 512
-//!                          base64: the secret, and its CRC-32
-//! ```
+//! Secrets of hosts and controllers, `DHHC-1:NN:base64:` (Base 2.0 §8.13.5.8): with NN 00 the secret itself is the key.
 
+use super::super::printed::{self, Flaw};
 use super::Hash;
-use crate::iscsi::text::parse_base64;
 use std::fmt;
 
 /// A secret of a host or of a controller.
@@ -36,31 +31,8 @@ impl Secret {
     /// # Errors
     /// If it is none.
     pub fn parse(text: &str) -> Result<Secret, SecretError> {
-        let rest = text.strip_prefix("DHHC-1:").and_then(|rest| rest.strip_suffix(':'));
-        let (kind, digits) = rest.and_then(|rest| rest.split_once(':')).ok_or(SecretError::Format)?;
-        let hash = match kind {
-            "00" => None,
-            "01" => Some(Hash::Sha256),
-            "02" => Some(Hash::Sha384),
-            "03" => Some(Hash::Sha512),
-            _ => return Err(SecretError::Format),
-        };
-        if digits.len() > MAX_DIGITS {
-            return Err(SecretError::Length);
-        }
-        let all = parse_base64(digits.as_bytes()).ok_or(SecretError::Format)?;
-        let (bytes, sum) = all.split_last_chunk().ok_or(SecretError::Length)?;
-        let is_right = match hash {
-            None => matches!(bytes.len(), 32 | 48 | 64),
-            Some(hash) => bytes.len() == hash.len(),
-        };
-        if !is_right {
-            return Err(SecretError::Length);
-        }
-        if crc_32(bytes).to_le_bytes() != *sum {
-            return Err(SecretError::Sum);
-        }
-        Ok(Secret { bytes: bytes.to_vec(), hash })
+        let (hash, bytes) = printed::parse(text, "DHHC-1")?;
+        Ok(Secret { bytes, hash })
     }
 
     /// The key with which the holder of that NQN makes responses.
@@ -78,24 +50,19 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// CRC-32 of Ethernet and zlib.
-pub(in super::super) fn crc_32(data: &[u8]) -> u32 {
-    !data.iter().fold(u32::MAX, |crc, &byte| {
-        (0..8).fold(crc ^ u32::from(byte), |crc, _| crc >> 1 ^ if crc & 1 == 0 { 0 } else { 0xedb8_8320 })
-    })
+impl From<Flaw> for SecretError {
+    fn from(flaw: Flaw) -> SecretError {
+        match flaw {
+            Flaw::Format => SecretError::Format,
+            Flaw::Length => SecretError::Length,
+            Flaw::Sum => SecretError::Sum,
+        }
+    }
 }
-
-/// Of 64 bytes and a sum.
-const MAX_DIGITS: usize = 92;
 
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-
-    #[test]
-    fn a_crc_is_that_of_everybody() {
-        assert_eq!(crc_32(b"123456789"), 0xcbf4_3926);
-    }
 
     /// As nvme-cli 2.3 has made them of the bytes 01h, 02h and so on.
     #[test]

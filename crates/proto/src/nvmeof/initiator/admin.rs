@@ -334,6 +334,13 @@ impl Admin {
         }
     }
 
+    /// The connection has ended before it was to.
+    pub(crate) fn on_lost(&mut self) {
+        if let Some(refused) = self.bring_up.on_lost() {
+            self.refused.get_or_insert(refused);
+        }
+    }
+
     /// The controller has told something, or was asked what.
     fn on_news(&mut self, command: &Command, cqe: &Cqe) {
         let Some(news) = &mut self.news else { return };

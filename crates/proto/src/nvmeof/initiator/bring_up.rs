@@ -168,6 +168,12 @@ impl BringUp {
         Some((sqe, Transfer::In(len as u32), SgList::one(Memory::from_heap(len).seg(0, len))))
     }
 
+    /// The connection has ended. A controller may end it when it hears that it has not proved who it is, before it says
+    /// that it has heard that.
+    pub(super) fn on_lost(&self) -> Option<Refused> {
+        self.proving.as_ref().and_then(|proving| proving.failure())
+    }
+
     /// An answer has come, with its data if the command succeeded.
     pub(super) fn on_answer(&mut self, cqe: &Cqe, data: &[u8]) -> Result<Learned, Refused> {
         let is_good = cqe.status.is_success();

@@ -57,6 +57,11 @@ impl Proving {
         }
     }
 
+    /// Why it has failed, also while the controller is still to be told so.
+    pub(super) fn failure(&self) -> Option<Refused> {
+        self.0.failure().map(Refused::Proof)
+    }
+
     /// The key of TLS that was made, if one was to be.
     pub(super) fn generated(&self) -> Option<&InputPsk> {
         self.0.generated()

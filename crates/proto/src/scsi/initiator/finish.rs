@@ -118,6 +118,12 @@ impl<T: Default> Queue<T> {
             }
             Verdict::Failed(error) => job.fail(error),
         }
+        self.end_piece(key);
+    }
+
+    /// A command of a job is over: sends more of it, or completes it.
+    #[inline]
+    pub(super) fn end_piece(&mut self, key: Key) {
         let Some(job) = self.jobs.get_mut(key) else { return };
         job.in_flight = job.in_flight.saturating_sub(1);
         if job.error.is_none() && job.has_more() {
@@ -169,6 +175,9 @@ impl<T: Default> Queue<T> {
         let Some(job) = self.jobs.remove(key) else { return };
         if job.is_misplaced && job.error == Some(IoError::PathLost) {
             return self.access.misplaced.push(job.io);
+        }
+        if job.is_aborted && job.error == Some(IoError::PathLost) {
+            return self.aborted.push_back(job.io);
         }
         let (tag, op) = (job.io.tag, job.io.op);
         let result = match job.error {

@@ -10,6 +10,7 @@
 //! command whenever it may send one, moves the data that the queue names, and tells how the command ended. Commands
 //! that met a unit attention are sent again at once, after what it says has changed was asked for (`news`), those that met a busy unit a little later.
 
+mod abort;
 mod access;
 mod bring_up;
 mod command;

@@ -104,9 +104,9 @@ impl<T: Default> Queue<T> {
         }
     }
 
-    /// A command has met sense data.
+    /// A command has met sense data, or the target reports some by itself.
     #[cold]
-    pub(super) fn on_sense(&mut self, code: SenseCode) {
+    pub(crate) fn on_sense(&mut self, code: SenseCode) {
         let Some(unit) = &self.unit else { return };
         if code.key == SenseKey::NOT_READY && unit.port_group.is_some() {
             self.access.on_sense(code.asc);

@@ -8,6 +8,7 @@
 //! pool again.
 
 use super::DEPTH;
+use super::abort::is_long;
 use super::access::Access;
 use super::bring_up::{BringUp, MOST_DATA_IN};
 use super::command::{Request, Transfer};
@@ -45,6 +46,8 @@ pub(crate) struct Queue<T> {
     /// Commands to send again in a while.
     pub(super) later: VecDeque<Piece>,
     pub(super) done: VecDeque<Completion>,
+    /// I/O with a command that the target was made to give up.
+    pub(super) aborted: VecDeque<Io>,
     pub(super) next_age: u64,
     pub(super) zeroes: Option<Seg>,
     /// Nothing new is sent: what is left is for another session.
@@ -74,6 +77,7 @@ impl<T: Default> Queue<T> {
             again: VecDeque::new(),
             later: VecDeque::new(),
             done: VecDeque::new(),
+            aborted: VecDeque::new(),
             next_age: 0,
             zeroes: None,
             is_draining: false,
@@ -134,8 +138,7 @@ impl<T: Default> Queue<T> {
             return self.jobs.look(|_| false);
         }
         self.jobs.look_away();
-        let is_short = |kind| matches!(kind, Kind::Read | Kind::Write { .. } | Kind::Zeroes);
-        self.commands.look(|command| !is_short(command.piece.kind))
+        self.commands.look(is_long)
     }
 
     /// Takes nothing new.

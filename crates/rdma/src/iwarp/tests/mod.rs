@@ -12,7 +12,7 @@ use super::{Config, Iwarp};
 use crate::queue_pair::QueuePair;
 use blockmux_proto::rdma::{Endpoint, Event, Work};
 use blockmux_proto::session::{Demand, MAX_DEMAND, ProtocolError, StreamSession};
-use blockmux_volume::{Chunk, Memory, Pool, SgList};
+use blockmux_volume::{Chunk, Crc32c, Memory, Pool, SgList};
 use std::time::Instant;
 
 /// An end and its driver, which asserts that every demand can be met and that meeting it leads somewhere.
@@ -315,7 +315,7 @@ pub(super) fn fpdu(ulpdu: &[u8], has_crc: bool) -> Vec<u8> {
     let mut bytes = (ulpdu.len() as u16).to_be_bytes().to_vec();
     bytes.extend(ulpdu);
     bytes.resize(bytes.len().next_multiple_of(4), 0);
-    let crc = if has_crc { crc32c::crc32c(&bytes) } else { 0 };
+    let crc = if has_crc { Crc32c::of(&bytes).value() } else { 0 };
     bytes.extend(crc.to_le_bytes());
     bytes
 }

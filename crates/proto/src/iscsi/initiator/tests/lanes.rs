@@ -15,13 +15,13 @@ use zerocopy::FromZeros;
 const ANSWERS: &str = "InitialR2T=No\0MaxRecvDataSegmentLength=262144\0FirstBurstLength=65536\0\
                        DefaultTime2Wait=1\0DefaultTime2Retain=20\0";
 
-fn now() -> Instant {
+pub(super) fn now() -> Instant {
     // Every time that a session is told is later than its begin.
     Instant::now() + Duration::from_secs(1)
 }
 
 /// Ready over so many connections.
-fn ready(count: u32, level: u32) -> Client {
+pub(super) fn ready(count: u32, level: u32) -> Client {
     let wishes = wishes()
         .with(Key::MaxConnections, count)
         .with(Key::ErrorRecoveryLevel, level)
@@ -40,7 +40,7 @@ fn ready(count: u32, level: u32) -> Client {
 }
 
 /// Connects a lane and logs it in; its first request.
-fn log_in(client: &mut Client, lane: usize) -> LoginRequest {
+pub(super) fn log_in(client: &mut Client, lane: usize) -> LoginRequest {
     client.select(lane);
     client.session.on_connected(lane, now());
     let [first] = client.sent().try_into().unwrap();
@@ -151,24 +151,21 @@ fn below_level_2_a_connection_that_is_lost_ends_the_session() {
 }
 
 /// Answers the request to move a command's task.
-fn answer_move(client: &mut Client, request: &Pdu, command: &Pdu, response: FunctionResponse) -> bool {
+pub(super) fn answer_move(
+    client: &mut Client,
+    request: &Pdu,
+    command: &Pdu,
+    response: FunctionResponse,
+) -> bool {
     let request: TaskManagementRequest = request.as_a();
     assert_eq!((request.opcode, request.function), (0x42, 0x88));
     assert_eq!(request.referenced_task_tag.get(), command.tag());
     assert_eq!(request.ref_cmd_sn.get(), number(command));
-    let answer = TaskManagementResponse {
-        opcode: Opcode::TASK_MANAGEMENT_RESPONSE.0,
-        flags: FLAG_FINAL,
-        response: response.0,
-        initiator_task_tag: request.initiator_task_tag,
-        stat_sn: client.next_stat_sn().into(),
-        ..TaskManagementResponse::new_zeroed()
-    };
-    client.send(&answer, &[]).is_ok()
+    client.answer_task(&request, response).is_ok()
 }
 
 /// So much data ends a burst: what comes next goes on another connection.
-const BURST: u64 = 256 << 10;
+pub(super) const BURST: u64 = 256 << 10;
 
 const DONE: FunctionResponse = FunctionResponse::FUNCTION_COMPLETE;
 

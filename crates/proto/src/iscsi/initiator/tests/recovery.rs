@@ -2,7 +2,7 @@
 
 use super::script::*;
 use crate::scsi::{Sense, Status};
-use crate::session::{Initiator, PathRank, ProtocolError, StreamSession, Timed};
+use crate::session::{Initiator, PathRank, StreamSession, Timed};
 use blockmux_volume::{IoError, Op, Output};
 use blockmux_wire::iscsi::scsi::*;
 use blockmux_wire::iscsi::session::*;
@@ -328,30 +328,16 @@ fn a_flood_of_pings_waits_until_its_answers_are_taken() {
     assert!(matches!(client.session.demand(), crate::session::Demand::Bytes(_)));
 }
 
-fn event(client: &mut Client, event: AsyncEvent) -> Result<(), ProtocolError> {
-    let message = AsyncMessage {
-        opcode: Opcode::ASYNC_MESSAGE.0,
-        flags: FLAG_FINAL,
-        initiator_task_tag: RESERVED_TAG.into(),
-        stat_sn: client.next_stat_sn().into(),
-        exp_cmd_sn: client.exp_cmd_sn.into(),
-        max_cmd_sn: (client.exp_cmd_sn + 9).into(),
-        async_event: event.0,
-        ..AsyncMessage::new_zeroed()
-    };
-    client.send(&message, &[])
-}
-
 #[test]
 fn a_target_that_asks_for_a_logout_gets_one_when_what_is_under_way_has_ended() {
-    for kind in [AsyncEvent::LOGOUT_REQUEST, AsyncEvent::SESSION_DROP, AsyncEvent::NEGOTIATION_REQUEST] {
+    for kind in [AsyncEvent::LOGOUT_REQUEST, AsyncEvent::CONNECTION_DROP, AsyncEvent::SESSION_DROP] {
         let mut client = Client::logged_in(WHOLE);
         client.bring_up(&Unit { max_transfer: 8, ..Unit::default() });
         client.read(1, 0, 4096);
         client.write(2, 0, &pattern(64 << 10));
         let commands = client.sent();
         assert_eq!(commands.len(), 5, "one, and four of sixteen");
-        event(&mut client, kind).unwrap();
+        client.event(kind, 60, &[]).unwrap();
         assert_eq!(client.session.room(), 0);
         for command in &commands[1..] {
             client.status(command, Status::GOOD, None);
@@ -366,9 +352,8 @@ fn a_target_that_asks_for_a_logout_gets_one_when_what_is_under_way_has_ended() {
         assert_eq!(unfinished.len(), 1, "it is done on another session");
     }
     let mut client = Client::ready(WHOLE, 1 << 20);
-    event(&mut client, AsyncEvent::SCSI_ASYNC_EVENT).unwrap();
-    event(&mut client, AsyncEvent::VENDOR_SPECIFIC).unwrap();
-    assert!(client.session.room() > 0);
+    client.event(AsyncEvent::VENDOR_SPECIFIC, 0, &[]).unwrap();
+    assert!(client.session.room() > 0 && client.sent().is_empty());
 }
 
 #[test]

@@ -244,6 +244,46 @@ impl Client {
         self.stat_sn - 1
     }
 
+    /// The target sends an asynchronous message about the unit, with so many seconds as its third parameter.
+    pub(super) fn event(
+        &mut self,
+        event: AsyncEvent,
+        seconds: u16,
+        data: &[u8],
+    ) -> Result<(), ProtocolError> {
+        let message = AsyncMessage {
+            opcode: Opcode::ASYNC_MESSAGE.0,
+            flags: FLAG_FINAL,
+            initiator_task_tag: RESERVED_TAG.into(),
+            stat_sn: self.next_stat_sn().into(),
+            exp_cmd_sn: self.exp_cmd_sn.into(),
+            max_cmd_sn: (self.exp_cmd_sn + 9).into(),
+            async_event: event.0,
+            parameter3: seconds.into(),
+            ..AsyncMessage::new_zeroed()
+        };
+        self.send(&message, data)
+    }
+
+    /// The target answers a task management request.
+    pub(super) fn answer_task(
+        &mut self,
+        request: &TaskManagementRequest,
+        response: FunctionResponse,
+    ) -> Result<(), ProtocolError> {
+        let answer = TaskManagementResponse {
+            opcode: Opcode::TASK_MANAGEMENT_RESPONSE.0,
+            flags: FLAG_FINAL,
+            response: response.0,
+            initiator_task_tag: request.initiator_task_tag,
+            stat_sn: self.next_stat_sn().into(),
+            exp_cmd_sn: request.cmd_sn,
+            max_cmd_sn: (request.cmd_sn.get() + 63).into(),
+            ..TaskManagementResponse::new_zeroed()
+        };
+        self.send(&answer, &[])
+    }
+
     /// The target sends a PDU.
     pub(super) fn send(
         &mut self,

@@ -132,6 +132,7 @@ impl StreamSession for AdminSession {
             self.is_over = true;
             return Ok(());
         }
+        self.admin.on_lost();
         Err(ProtocolError {
             what: "closed the connection of an admin queue that was being brought up",
             reference: "NVMe Base 2.0 §3.5, Controller Initialization",

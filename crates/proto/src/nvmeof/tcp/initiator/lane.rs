@@ -187,7 +187,7 @@ impl Lane {
         }
         Err(ProtocolError {
             what: "closed the connection of an I/O queue in the middle of commands",
-            reference: "TCP Transport §3.1, connection teardown",
+            reference: "TCP Transport §3.5, Error Handling Model",
         })
     }
 }

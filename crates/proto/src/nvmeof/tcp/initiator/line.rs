@@ -2,12 +2,11 @@
 
 use super::Digests;
 use super::pdu::{self, Fault, Header};
-use crate::digest::Crc;
 use crate::nvmeof::initiator::Commands;
 use crate::outbox::Outbox;
 use crate::session::{Demand, ProtocolError};
 use crate::slots::Key;
-use blockmux_volume::{Chunk, Pool, SgList};
+use blockmux_volume::{Chunk, Crc32c, Pool, SgList};
 use blockmux_wire::nvmeof::tcp::{
     COMMON_HEADER_LEN, CommonHeader, DATA_LEN, DGST_DATA, DGST_HEADER, DIGEST_LEN, FatalError, IC_LEN, IcReq,
     IcResp, MAXH2CDATA_MIN, PDA_MAX, PduType, TermReq,
@@ -44,7 +43,7 @@ pub(super) enum Reading {
     /// In a long C2HData, whose data goes to `place`.
     Placing { header: Header, key: Key, place: SgList },
     /// Behind it: its digest.
-    Tail { header: Header, key: Key, crc: Crc },
+    Tail { header: Header, key: Key, crc: Crc32c },
 }
 
 impl Line {

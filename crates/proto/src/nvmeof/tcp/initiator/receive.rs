@@ -11,11 +11,11 @@
 use super::line::{Line, Reading};
 use super::pdu::{self, Fault, Head, Parsed};
 use crate::coverage::Misfit;
-use crate::digest::{self, Crc};
+use crate::digest;
 use crate::nvmeof::initiator::{Commands, Transfer};
 use crate::outbox::Outbox;
 use crate::slots::Key;
-use blockmux_volume::{Chunk, SgList};
+use blockmux_volume::{Chunk, Crc32c, SgList};
 use blockmux_wire::nvme::status::{Status, StatusField};
 use blockmux_wire::nvme::{CQE_LEN, Cqe};
 use blockmux_wire::nvmeof::tcp::{
@@ -61,7 +61,7 @@ impl Line {
                 if !self.terms.digests.data {
                     return on_data(commands, key, transmute_ref!(&header));
                 }
-                let mut crc = Crc::default();
+                let mut crc = Crc32c::default();
                 crc.add_list(&place);
                 self.reading = Reading::Tail { header, key, crc };
             }
@@ -146,7 +146,7 @@ impl Line {
     fn on_tail(&mut self, rest: &[u8], commands: &mut impl Commands) -> Result<Step, Fault> {
         let Reading::Tail { header, key, crc } = &self.reading else { return Ok(Step::Needs) };
         let Some(sent) = rest.first_chunk::<DIGEST_LEN>() else { return Ok(Step::Needs) };
-        let (header, key, is_right) = (*header, *key, crc.bytes() == *sent);
+        let (header, key, is_right) = (*header, *key, crc.to_le_bytes() == *sent);
         self.reading = Reading::Head(DATA_LEN);
         if !is_right {
             spoil(commands, key);

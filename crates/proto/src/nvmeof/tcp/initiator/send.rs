@@ -1,7 +1,7 @@
 //! What a host sends: commands, with their data where that is short, and data that was asked for.
 
 use super::line::{Line, common};
-use crate::digest::{self, Crc};
+use crate::digest;
 use crate::nvmeof::initiator::{Commands, Request, Transfer};
 use crate::outbox::Outbox;
 use crate::slots::Key;
@@ -120,35 +120,16 @@ impl Line {
         }
     }
 
-    /// A part of a command's data, by reference. A data digest needs bytes that stay as they are, so that data is
-    /// copied into the pool's memory first; without any, into the outbox.
+    /// A part of a command's data, by reference as far as a data digest lets us.
     #[inline]
     fn push_data(&self, key: Key, from: u32, len: u32, commands: &mut impl Commands, outbox: &mut Outbox) {
         let nothing = SgList::default();
         let (data, base) = commands.data_out(key).unwrap_or((&nothing, 0));
         let (from, len) = (base.saturating_add(from as usize), len as usize);
         if !self.terms.digests.data {
-            let (mut skip, mut left) = (from, len);
-            for seg in data.segs() {
-                let here = seg.len().saturating_sub(skip).min(left);
-                if here > 0 {
-                    outbox.push_seg(seg.slice(skip, here));
-                }
-                skip = skip.saturating_sub(seg.len());
-                left = left.saturating_sub(here);
-            }
-            return;
+            return outbox.push_part(data, from, len);
         }
-        let (data, mut crc) = (data.slice(from, len), Crc::default());
-        if let Some(memory) = self.pool.take(len) {
-            let copy = memory.seg(0, len);
-            crc.add_copying(&data, &copy);
-            outbox.push_seg(copy);
-        } else {
-            let copy = data.to_vec();
-            crc.add(&copy);
-            outbox.push_head(&copy);
-        }
-        outbox.push_head(&crc.bytes());
+        let crc = digest::push(outbox, &self.pool, &data.slice(from, len));
+        outbox.push_head(&crc.to_le_bytes());
     }
 }

@@ -53,7 +53,9 @@ impl TargetSession {
         if let Some(key) = authenticator.take_generated()
             && let Some(Queue::Admin(admin)) = &self.queue
         {
-            self.node.keyring().insert(&key, &admin.host.nqn, &admin.subsystem.nqn);
+            // The latest time that this session has heard of, so that the key does not last too long.
+            let now = self.clock.retry_at;
+            self.node.keyring().insert(&key, &admin.host.nqn, &admin.subsystem.nqn, now);
         }
         if authenticator.has_failed() {
             self.stopping = true;

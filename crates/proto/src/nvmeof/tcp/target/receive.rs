@@ -2,11 +2,11 @@
 
 use super::TargetSession;
 use super::commands::State;
-use crate::digest::{self, Crc};
+use crate::digest;
 use crate::nvme::Outcome;
 use crate::nvmeof::tcp::pdu::{self, Violation};
 use crate::session::{Demand, ProtocolError};
-use blockmux_volume::{Chunk, Seg, SgList};
+use blockmux_volume::{Chunk, Crc32c, Seg};
 use blockmux_wire::nvme::status::Status;
 use blockmux_wire::nvmeof::tcp::*;
 use std::mem::offset_of;
@@ -23,7 +23,7 @@ pub(super) enum Awaiting {
     /// Data straight into its place.
     Place(Arriving, Seg),
     /// The digest of what was placed.
-    Tail(Arriving, Crc),
+    Tail(Arriving, Crc32c),
 }
 
 /// The data of one H2CData.
@@ -72,7 +72,7 @@ impl TargetSession {
             Awaiting::Tail(arriving, crc) => {
                 let Some(sent) = unread.get(..DIGEST_LEN) else { return Ok(None) };
                 self.awaiting = Awaiting::Head(COMMON_HEADER_LEN);
-                self.arrived(arriving, sent == crc.bytes());
+                self.arrived(arriving, sent == crc.to_le_bytes());
                 Ok(Some(DIGEST_LEN))
             }
             Awaiting::Place(..) => Ok(None),
@@ -84,8 +84,8 @@ impl TargetSession {
         let Awaiting::Place(arriving, place) = &self.awaiting else { return };
         let arriving = *arriving;
         if self.sender.digests.data {
-            let mut crc = Crc::default();
-            crc.add_list(&SgList::one(place.clone()));
+            let mut crc = Crc32c::default();
+            crc.add_seg(place);
             self.awaiting = Awaiting::Tail(arriving, crc);
         } else {
             self.awaiting = Awaiting::Head(COMMON_HEADER_LEN);
@@ -96,7 +96,10 @@ impl TargetSession {
     /// Ends the connection with the last word that the transport has for this.
     fn terminate<T>(&mut self, violation: &Violation, pdu: &[u8]) -> Result<T, ProtocolError> {
         self.is_over = true;
-        self.sender.termination(&mut self.outbox, violation, pdu);
+        // A host's own last word is not answered, however wrong it is (TCP Transport 1.0 §3.5.1).
+        if pdu.first() != Some(&PduType::H2C_TERM_REQ.0) {
+            self.sender.termination(&mut self.outbox, violation, pdu);
+        }
         Err(violation.error)
     }
 
@@ -150,7 +153,8 @@ impl TargetSession {
         let frame = match pdu::check(&common, digests, self.node.in_capsule.max(ADMIN_IN_CAPSULE)) {
             Ok(frame) => frame,
             Err(violation) => {
-                let begin = unread.get(..unread.len().min(usize::from(common.hlen))).unwrap_or_default();
+                let head = usize::from(common.hlen).max(COMMON_HEADER_LEN);
+                let begin = unread.get(..unread.len().min(head)).unwrap_or_default();
                 return self.terminate(&violation, begin);
             }
         };

@@ -1,10 +1,10 @@
 //! PDUs to the host.
 
-use crate::digest::Crc;
+use crate::digest;
 use crate::nvme::Outcome;
 use crate::nvmeof::tcp::pdu::{Digests, MAXH2CDATA, Violation};
 use crate::outbox::Outbox;
-use blockmux_volume::{Memory, Pool, SgList};
+use blockmux_volume::{Pool, SgList};
 use blockmux_wire::nvme::Cqe;
 use blockmux_wire::nvmeof::tcp::*;
 use zerocopy::{FromZeros, IntoBytes};
@@ -139,12 +139,8 @@ impl Sender {
         if !self.digests.data {
             return outbox.push_payload(data);
         }
-        // What is lent may change while it is sent: the digest is that of a copy, and so is what is sent.
-        let memory = self.pool.take(len).unwrap_or_else(|| Memory::from_heap(len));
-        let (copy, mut crc) = (memory.seg(0, len), Crc::default());
-        crc.add_copying(data, &copy);
-        outbox.push_seg(copy);
-        outbox.push_head(&crc.bytes());
+        let crc = digest::push(outbox, &self.pool, data);
+        outbox.push_head(&crc.to_le_bytes());
     }
 
     /// Flags and PLEN of a PDU without data.
@@ -163,7 +159,7 @@ impl Sender {
         self.heads = self.heads.saturating_add(header.len());
         outbox.push_head(header);
         if self.digests.header {
-            outbox.push_head(&crate::digest::of(header));
+            outbox.push_head(&digest::of(header));
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::nvmeof::tcp::target::TargetSession;
 use crate::session::{Control, Initiator, StreamSession};
 use crate::testing::{Driver, Pump};
 use blockmux_volume::{MemVolume, Op, Pool, Seg, SgList};
-use blockmux_wire::nvmeof::auth::Explanation;
+use blockmux_wire::nvmeof::auth::{Explanation, MessageId, MessageType};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -203,7 +203,19 @@ fn a_controller_that_cannot_prove_itself_or_does_not_ask_is_left() {
     let right = secrets(None, Some(DhGroup::Null));
     let own = HostSecrets { controller: Some(right.host.clone()), ..right.clone() };
     let served = Served::with(Some(right.clone()));
-    assert_eq!(refused(&served, Some(own)), Refused::Proof(Unproved::Impostor));
+    assert_eq!(refused(&served, Some(own.clone())), Refused::Proof(Unproved::Impostor));
+    // So, too, when it leaves as soon as it hears that.
+    let (mut host, mut target) = (admin(own, Concatenation::None), served.target());
+    loop {
+        let sent = host.sent();
+        if sent.get(72..74) == Some(&[MessageType::COMMON.0, MessageId::FAILURE2.0]) {
+            break;
+        }
+        assert!(!sent.is_empty());
+        host.feed(&target.exchange(&sent)).unwrap();
+    }
+    assert!(host.session.refused().is_none() && host.session.on_end().is_err());
+    assert_eq!(host.session.refused(), Some(&Refused::Proof(Unproved::Impostor)));
     let open = Served::with(None);
     assert_eq!(refused(&open, Some(right.clone())), Refused::Proof(Unproved::NotAsked));
     let (admin, _target) = brought_up(&open, Some(HostSecrets { controller: None, ..right }));

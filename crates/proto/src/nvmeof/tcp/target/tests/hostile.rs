@@ -412,20 +412,21 @@ fn a_write_that_ends_anywhere_does_nothing() {
 
 #[test]
 fn a_host_that_says_why_it_ends_is_not_answered() {
-    let (mut io, _admin) = Host::io(&node(), 3);
-    let request = TermReq {
-        common: CommonHeader {
-            pdu_type: PduType::H2C_TERM_REQ.0,
-            flags: 0,
-            hlen: 24,
-            pdo: 0,
-            plen: 24.into(),
-        },
-        fes: FatalError::HEADER_DIGEST_ERROR.0.into(),
-        fei: 0.into(),
-        reserved: [0; 10],
-    };
-    let error = io.pump.client_sends(request.as_bytes()).unwrap_err();
-    assert_eq!(error.what, "ended the connection: a header digest of ours is wrong");
-    assert!(io.is_closed() && io.received().is_empty());
+    for (hlen, plen, what) in [
+        (24, 24, "ended the connection: a header digest of ours is wrong"),
+        // Neither are those that are to be ignored.
+        (24, 23, "sent a PDU of a wrong length"),
+        (24, 153, "sent a PDU of a wrong length"),
+        (128, 128, "sent a header of a wrong length"),
+        (0, 24, "sent a header of a wrong length"),
+    ] {
+        let (mut io, _admin) = Host::io(&node(), 3);
+        let common =
+            CommonHeader { pdu_type: PduType::H2C_TERM_REQ.0, flags: 0, hlen, pdo: 0, plen: plen.into() };
+        let fes = FatalError::HEADER_DIGEST_ERROR.0.into();
+        let request = TermReq { common, fes, fei: 0.into(), reserved: [0; 10] };
+        let error = io.pump.client_sends(request.as_bytes()).unwrap_err();
+        assert_eq!(error.what, what);
+        assert!(io.is_closed() && io.received().is_empty());
+    }
 }

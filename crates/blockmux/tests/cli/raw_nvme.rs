@@ -1,0 +1,167 @@
+//! The smallest NVMe/TCP host: for what no host here does.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+/// One queue of a controller.
+pub(crate) struct RawNvme {
+    socket: TcpStream,
+    place: Place,
+    host: String,
+    cid: u16,
+    /// Of the controller that the queue is of.
+    cntlid: u16,
+}
+
+/// Where a subsystem is.
+#[derive(Clone)]
+struct Place {
+    address: String,
+    nqn: String,
+}
+
+/// What a controller says to a command: it is done, with a status, or its data is asked for, by a tag.
+enum Said {
+    Done(u16),
+    Ready(u16),
+}
+
+impl RawNvme {
+    /// The admin queue of a new controller at `nvme+tcp://HOST:PORT/NQN/NSID`, or the status that it is refused with.
+    pub(crate) fn admin(url: &str, host: &str) -> Result<RawNvme, u16> {
+        let mut parts = url.split('/').skip(2).map(str::to_owned);
+        let (address, nqn) = (parts.next().unwrap(), parts.next().unwrap());
+        RawNvme::connect(Place { address, nqn }, host, 0, 0xffff)
+    }
+
+    /// An enabled controller and its first I/O queue, which ends with the first of both.
+    pub(crate) fn controller(url: &str, host: &str) -> [RawNvme; 2] {
+        let mut admin = RawNvme::admin(url, host).unwrap();
+        // Property Set of CC: EN, and entries of 64 and 16 bytes.
+        let mut enable = admin.sqe(0x7f, 0);
+        enable[44] = 0x14;
+        enable[48..52].copy_from_slice(&0x46_0001_u32.to_le_bytes());
+        admin.capsule(&enable, &[]);
+        assert_eq!(admin.status(), Some(0));
+        let queue = RawNvme::connect(admin.place.clone(), host, 1, admin.cntlid).unwrap();
+        [admin, queue]
+    }
+
+    fn connect(place: Place, host: &str, qid: u16, cntlid: u16) -> Result<RawNvme, u16> {
+        let mut socket = TcpStream::connect(&place.address).unwrap();
+        // ICReq, without digests.
+        let mut request = [0; 128];
+        (request[2], request[4]) = (128, 128);
+        socket.write_all(&request).unwrap();
+        socket.read_exact(&mut request).unwrap();
+        assert_eq!(request[0], 1, "ICResp");
+        let mut queue = RawNvme { socket, place, host: host.to_owned(), cid: 0, cntlid };
+        let mut connect = queue.sqe(0x7f, 1);
+        connect[24..40].copy_from_slice(&sgl(1024, 1));
+        connect[42..44].copy_from_slice(&qid.to_le_bytes());
+        connect[44..46].copy_from_slice(&(ENTRIES - 1).to_le_bytes());
+        let mut data = [0; 1024];
+        // The host's identifier is made of its name.
+        data[..16].copy_from_slice(&host.as_bytes()[host.len() - 16..]);
+        data[16..18].copy_from_slice(&cntlid.to_le_bytes());
+        data[256..256 + queue.place.nqn.len()].copy_from_slice(queue.place.nqn.as_bytes());
+        data[512..512 + host.len()].copy_from_slice(queue.host.as_bytes());
+        queue.capsule(&connect, &data);
+        let head = queue.pdu();
+        assert_eq!(head[0], 5, "a response capsule");
+        queue.cntlid = u16::from_le_bytes([head[8], head[9]]);
+        match status(&head) {
+            0 => Ok(queue),
+            refused => Err(refused),
+        }
+    }
+
+    /// Begins a write whose data is asked for, if it is not in the capsule.
+    pub(crate) fn begin_write(&mut self, offset: u64, len: usize, data: &[u8], is_fua: bool) {
+        let mut write = self.sqe(1, 1);
+        write[4] = 1;
+        write[24..40].copy_from_slice(&sgl(len, if data.is_empty() { 0x5a } else { 1 }));
+        write[40..48].copy_from_slice(&(offset / 512).to_le_bytes());
+        write[48..50].copy_from_slice(&((len / 512 - 1) as u16).to_le_bytes());
+        write[51] = if is_fua { 0x40 } else { 0 };
+        self.capsule(&write, data);
+    }
+
+    /// Writes, and returns the status.
+    pub(crate) fn write(&mut self, offset: u64, data: &[u8], is_fua: bool) -> u16 {
+        let in_capsule = if data.len() <= 8192 { data } else { &[] };
+        self.begin_write(offset, data.len(), in_capsule, is_fua);
+        let mut said = self.said();
+        if let Said::Ready(ttag) = said {
+            let mut head = [0; 24];
+            (head[0], head[1], head[2], head[3]) = (6, 4, 24, 24);
+            head[4..8].copy_from_slice(&(24 + data.len() as u32).to_le_bytes());
+            head[8..10].copy_from_slice(&self.cid.to_le_bytes());
+            head[10..12].copy_from_slice(&ttag.to_le_bytes());
+            head[16..20].copy_from_slice(&(data.len() as u32).to_le_bytes());
+            self.socket.write_all(&[&head, data].concat()).unwrap();
+            said = self.said();
+        }
+        match said {
+            Said::Done(status) => status,
+            Said::Ready(_) => panic!("data was asked for twice"),
+        }
+    }
+
+    /// What the controller says next.
+    fn said(&mut self) -> Said {
+        let pdu = self.pdu();
+        match pdu[0] {
+            5 => Said::Done(status(&pdu)),
+            9 => Said::Ready(u16::from_le_bytes([pdu[10], pdu[11]])),
+            other => panic!("a PDU of type {other}: {pdu:?}"),
+        }
+    }
+
+    /// The status of the next answer; `None`: the controller is gone.
+    pub(crate) fn status(&mut self) -> Option<u16> {
+        let mut answer = [0; 24];
+        self.socket.read_exact(&mut answer).ok()?;
+        assert_eq!(answer[0], 5, "a response capsule");
+        Some(status(&answer))
+    }
+
+    fn sqe(&mut self, opcode: u8, fctype: u8) -> [u8; 64] {
+        self.cid = (self.cid + 1) % 1024;
+        let mut sqe = [0; 64];
+        (sqe[0], sqe[1], sqe[4]) = (opcode, 0x40, fctype);
+        sqe[2..4].copy_from_slice(&self.cid.to_le_bytes());
+        sqe
+    }
+
+    fn capsule(&mut self, sqe: &[u8; 64], data: &[u8]) {
+        let mut head = [4, 0, 72, if data.is_empty() { 0 } else { 72 }, 0, 0, 0, 0];
+        head[4..8].copy_from_slice(&(72 + data.len() as u32).to_le_bytes());
+        // That a controller is gone is noticed when it does not answer.
+        let _ = self.socket.write_all(&[&head, &sqe[..], data].concat());
+    }
+
+    fn pdu(&mut self) -> Vec<u8> {
+        let mut pdu = vec![0; 8];
+        self.socket.read_exact(&mut pdu).unwrap();
+        let len = u32::from_le_bytes(pdu[4..8].try_into().unwrap()) as usize;
+        pdu.resize(len, 0);
+        self.socket.read_exact(&mut pdu[8..]).unwrap();
+        pdu
+    }
+}
+
+/// Status type and code of a response capsule.
+fn status(pdu: &[u8]) -> u16 {
+    (u16::from_le_bytes([pdu[22], pdu[23]]) >> 1) & 0x7ff
+}
+
+fn sgl(len: usize, kind: u8) -> [u8; 16] {
+    let mut sgl = [0; 16];
+    sgl[8..12].copy_from_slice(&(len as u32).to_le_bytes());
+    sgl[15] = kind;
+    sgl
+}
+
+/// Of a queue.
+pub(crate) const ENTRIES: u16 = 128;

@@ -1,0 +1,140 @@
+//! What a target says by itself: asynchronous messages, and the text that it asks for (RFC 7143 §11.9).
+
+use super::script::*;
+use crate::scsi::{Sense, Status};
+use crate::session::{Initiator, ProtocolError, StreamSession, Timed};
+use blockmux_wire::iscsi::session::*;
+use blockmux_wire::iscsi::{FLAG_CONTINUE, FLAG_FINAL, Opcode, RESERVED_TAG};
+use blockmux_wire::scsi::sense::{Asc, SenseKey};
+use std::time::Duration;
+use zerocopy::FromZeros;
+
+const WHOLE: &str = "InitialR2T=No\0MaxRecvDataSegmentLength=262144\0FirstBurstLength=65536\0";
+
+/// The one text request that was sent: its tags. It takes no place in the window.
+fn text_request(client: &mut Client) -> (u32, u32) {
+    let [request] = client.sent().try_into().unwrap();
+    assert_eq!(request.bhs.opcode(), Opcode::TEXT_REQUEST);
+    assert!(request.bhs.is_immediate() && request.data.is_empty());
+    let text: TextRequest = request.as_a();
+    assert_eq!(text.flags, FLAG_FINAL);
+    (text.initiator_task_tag.get(), text.target_transfer_tag.get())
+}
+
+/// Answers it.
+fn answer(
+    client: &mut Client,
+    itt: u32,
+    flags: u8,
+    target_transfer_tag: u32,
+    text: &[u8],
+) -> Result<(), ProtocolError> {
+    let response = TextResponse {
+        opcode: Opcode::TEXT_RESPONSE.0,
+        flags,
+        initiator_task_tag: itt.into(),
+        target_transfer_tag: target_transfer_tag.into(),
+        stat_sn: client.next_stat_sn().into(),
+        exp_cmd_sn: client.exp_cmd_sn.into(),
+        max_cmd_sn: (client.exp_cmd_sn + 9).into(),
+        ..TextResponse::new_zeroed()
+    };
+    client.send(&response, text)
+}
+
+#[test]
+fn a_target_that_wants_to_negotiate_gets_text_and_may_take_shorter_segments_from_then_on() {
+    let mut client = Client::ready(WHOLE, 1 << 20);
+    client.read(1, 0, 512);
+    let under_way = client.command();
+    // It may ask as often as it likes until it has answered.
+    client.event(AsyncEvent::NEGOTIATION_REQUEST, 5, &[]).unwrap();
+    client.event(AsyncEvent::NEGOTIATION_REQUEST, 5, &[]).unwrap();
+    let (itt, ttt) = text_request(&mut client);
+    assert_eq!(ttt, RESERVED_TAG);
+    // Its answer comes in parts, cut anywhere.
+    answer(&mut client, itt, FLAG_CONTINUE, 77, b"TargetAlias=x\0MaxRecvDataSegmen").unwrap();
+    assert_eq!(text_request(&mut client), (itt, 77));
+    answer(&mut client, itt, 0, 78, b"tLength=4096\0").unwrap();
+    assert_eq!(text_request(&mut client), (itt, 78));
+    answer(&mut client, itt, FLAG_FINAL, RESERVED_TAG, b"X-what=ever\0").unwrap();
+    client.data(&under_way, &pattern(512));
+    assert_eq!(client.done_data(), pattern(512));
+    client.write(2, 0, &pattern(10 << 10));
+    let sent = client.sent();
+    let lens: Vec<_> = sent.iter().map(|pdu| pdu.data.len()).collect();
+    assert_eq!(lens, [4096, 4096, 2048]);
+    client.status(&sent[0], Status::GOOD, None);
+    assert!(client.done().1.is_ok());
+    // It may ask again.
+    client.event(AsyncEvent::NEGOTIATION_REQUEST, 5, &[]).unwrap();
+    let (itt, _) = text_request(&mut client);
+    answer(&mut client, itt, FLAG_FINAL, RESERVED_TAG, b"").unwrap();
+    assert!(client.session.room() > 0 && client.sent().is_empty());
+}
+
+#[test]
+fn text_that_nobody_asked_for_that_has_no_end_or_makes_no_sense_ends_the_session() {
+    let asked = || {
+        let mut client = Client::ready(WHOLE, 1 << 20);
+        client.event(AsyncEvent::NEGOTIATION_REQUEST, 5, &[]).unwrap();
+        let (itt, _) = text_request(&mut client);
+        (client, itt)
+    };
+    let mut client = Client::ready(WHOLE, 1 << 20);
+    assert!(answer(&mut client, 0xffff_fffc, FLAG_FINAL, RESERVED_TAG, b"").is_err());
+    let (mut client, itt) = asked();
+    assert!(answer(&mut client, itt ^ 1, FLAG_FINAL, RESERVED_TAG, b"").is_err());
+    let (mut client, itt) = asked();
+    assert!(answer(&mut client, itt, FLAG_CONTINUE, RESERVED_TAG, b"").is_err());
+    for text in [&b"MaxRecvDataSegmentLength=100\0"[..], b"MaxRecvDataSegmentLength=4096", b"What\0"] {
+        let (mut client, itt) = asked();
+        assert!(answer(&mut client, itt, FLAG_FINAL, RESERVED_TAG, text).is_err(), "{text:?}");
+    }
+    for part in [&b""[..], &[b'x'; 8000]] {
+        let (mut client, itt) = asked();
+        let mut rounds = 0;
+        while answer(&mut client, itt, FLAG_CONTINUE, 5, part).is_ok() {
+            rounds += 1;
+            assert!(rounds < 100);
+        }
+        assert!(rounds == if part.is_empty() { 64 } else { 8 }, "{rounds}");
+    }
+}
+
+#[test]
+fn a_target_that_waits_no_longer_for_a_logout_gets_it_with_commands_under_way() {
+    let mut client = Client::ready(WHOLE, 1 << 20);
+    client.read(1, 0, 512);
+    let command = client.command();
+    client.event(AsyncEvent::LOGOUT_REQUEST, 8, &[]).unwrap();
+    let asked = client.session.poll_timeout().unwrap() + Duration::from_secs(1);
+    client.session.on_timeout(asked).unwrap();
+    assert!(client.sent().is_empty());
+    let by = client.session.poll_timeout().unwrap();
+    assert_eq!(by, asked + Duration::from_secs(6));
+    client.session.on_timeout(by).unwrap();
+    let [logout] = client.sent().try_into().unwrap();
+    assert_eq!(logout.bhs.opcode(), Opcode::LOGOUT_REQUEST);
+    let next = client.session.poll_timeout().unwrap();
+    assert!(next > by, "it is asked for once");
+    // What ends meanwhile has ended, and the rest is for the next session.
+    client.data(&command, &pattern(512));
+    assert_eq!((client.done_data(), client.session.room()), (pattern(512), 0));
+}
+
+#[test]
+fn sense_data_that_a_target_reports_by_itself_counts_as_with_a_command() {
+    let mut client = Client::ready(WHOLE, 1 << 20);
+    assert_eq!(client.session.poll_size(), Some(512 << 20));
+    let sense = Sense::new(SenseKey::UNIT_ATTENTION, Asc::CAPACITY_DATA_HAS_CHANGED).to_bytes().to_vec();
+    let data = [&(sense.len() as u16).to_be_bytes()[..], &sense].concat();
+    client.event(AsyncEvent::SCSI_ASYNC_EVENT, 0, &data).unwrap();
+    let question = client.command();
+    client.data(&question, &[&99_u64.to_be_bytes()[..], &512_u32.to_be_bytes(), &[0; 20]].concat());
+    assert_eq!(client.session.poll_size(), Some(51_200));
+    for cut in [&data[..1], &data[..2], &[]] {
+        client.event(AsyncEvent::SCSI_ASYNC_EVENT, 0, cut).unwrap();
+    }
+    assert!(client.sent().is_empty() && !matches!(client.session.demand(), crate::session::Demand::Close));
+}

@@ -1,0 +1,46 @@
+//! Commands whose answers do not come, and that the target is made to give up.
+//!
+//! Nothing is known then of what such a command has done. Its I/O is handed back when no other command of it is under way
+//! any more, and whoever gets it may do all of it again.
+
+use super::job::Command;
+use super::plan::Kind;
+use super::queue::Queue;
+use crate::slots::Key;
+use blockmux_volume::{Io, IoError};
+
+impl<T: Default> Queue<T> {
+    /// The commands that the last so many looks have found too long under way, oldest first. None of them, if one is a
+    /// command of the queue's own: that belongs to no I/O that could be done again.
+    pub(crate) fn overdue(&mut self, looks: u32) -> Vec<Key> {
+        let overdue = self.commands.overdue(looks, is_long);
+        let is_ours =
+            |key: &Key| self.commands.get_mut(*key).is_none_or(|command| command.piece.job.is_none());
+        if overdue.iter().any(is_ours) { Vec::new() } else { overdue }
+    }
+
+    /// The target has given up a command: it sends nothing for it any more.
+    pub(crate) fn abort(&mut self, key: Key) {
+        let Some(Command { piece, .. }) = self.commands.remove(key) else { return };
+        let Some(key) = piece.job else { return };
+        if let Some(job) = self.jobs.get_mut(key) {
+            job.is_aborted = true;
+            job.fail(IoError::PathLost);
+        }
+        self.end_piece(key);
+        if !self.waiting.is_empty() {
+            self.give_memory();
+        }
+    }
+
+    /// The next I/O to be done again.
+    #[inline]
+    pub(crate) fn poll_aborted(&mut self) -> Option<Io> {
+        self.aborted.pop_front()
+    }
+}
+
+/// Whether a command may take its time: it moves no data.
+pub(super) fn is_long<T>(command: &Command<T>) -> bool {
+    !matches!(command.piece.kind, Kind::Read | Kind::Write { .. } | Kind::Zeroes)
+}
