@@ -42,20 +42,20 @@ check fio_finds_what_it_wrote
 verified_io "$disk"
 
 check io_goes_on_after_the_target_was_killed_and_started_again
-verified_io "$disk" --rate=,4m &
+begin_io "$disk"
 sees_writes "$block"
 host kill target
 serve_disk
 sees_writes "$block"
-wait $!
+end_io
 
 check io_goes_on_after_the_interface_was_down
-verified_io "$disk" --rate=,4m &
+begin_io "$disk"
 sees_writes "$block"
 host run "ip link set $TAP down"
 host run "ip link set $TAP up"
 sees_writes "$block"
-wait $!
+end_io
 host stop target
 kernel_is_content
 driver_is_content

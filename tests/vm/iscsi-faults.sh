@@ -22,26 +22,26 @@ node open --login
 disk=$(disk_of open 0)
 
 check io_goes_on_after_resets_of_unit_and_target
-verified_io "$disk" --rate=,4m &
+begin_io "$disk"
 for reset in device target device; do
   sees_writes "$disk"
   sg_reset --no-esc --$reset "$disk"
 done
-wait $!
+end_io
 
 check io_goes_on_after_the_target_was_killed_and_started_again
-verified_io "$disk" --rate=,4m &
+begin_io "$disk"
 sees_writes "$disk"
 host kill target
 within 60 grep FAILED /sys/class/iscsi_session/session1/state
 serve_disk 256m
 within 60 grep LOGGED_IN /sys/class/iscsi_session/session1/state
 sees_writes "$disk"
-wait $!
+end_io
 
 # It asks for a logout, and gets one; what is under way then is done again by the next session.
 check io_goes_on_after_the_target_was_stopped_and_started_again
-verified_io "$disk" --rate=,4m &
+begin_io "$disk"
 sees_writes "$disk"
 host stop target
 within 60 grep 'requests logout within 1 seconds' iscsid.log
@@ -49,7 +49,7 @@ within 60 grep FAILED /sys/class/iscsi_session/session1/state
 serve_disk 256m
 within 60 grep LOGGED_IN /sys/class/iscsi_session/session1/state
 sees_writes "$disk"
-wait $!
+end_io
 
 check what_was_flushed_is_there_after_the_target_was_killed
 mkfs.ext4 -q -F "$disk"

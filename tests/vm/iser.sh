@@ -35,14 +35,14 @@ check fio_finds_what_it_wrote
 verified_io "$disk"
 
 check io_goes_on_after_the_target_was_killed_and_started_again
-verified_io "$disk" --rate=,4m &
+begin_io "$disk"
 sees_writes "$disk"
 host kill target
 within 60 grep FAILED /sys/class/iscsi_session/session1/state
 serve_disk
 within 60 grep LOGGED_IN /sys/class/iscsi_session/session1/state
 sees_writes "$disk"
-wait $!
+end_io
 kernel_is_content .     # a connection that is lost has much to say
 
 check the_same_port_serves_iscsi_at_once

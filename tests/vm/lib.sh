@@ -81,8 +81,23 @@ file_system() {
 verified_io() {
   device=$1
   shift
+  said=$(mktemp)
   fio --name=io --filename="$device" --direct=1 --ioengine=libaio --iodepth=16 --rw=randrw --bsrange=4k-64k \
-    --size=24m --clocksource=clock_gettime --verify=crc32c --verify_fatal=1 --output=/dev/null --eta=never "$@"
+    --size=24m --clocksource=clock_gettime --verify=crc32c --verify_fatal=1 --output="$said" --eta=never "$@" || {
+    cat "$said"
+    return 1
+  }
+}
+
+# begin_io DEVICE [OPTIONS]: verified_io again and again, beside what follows, until `end_io`, which fails if one did.
+begin_io() {
+  : >io_goes_on
+  while [ -e io_goes_on ]; do verified_io "$@" --rate=,4m; done &
+  io=$!
+}
+end_io() {
+  rm io_goes_on
+  wait $io
 }
 
 # is_zero FILE MIB: the beginning of it.

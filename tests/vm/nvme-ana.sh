@@ -57,7 +57,7 @@ ctl() { host run "blockmux ctl unix:control $*"; }
 check io_follows_states_that_change_from_listener_to_listener
 within 30 has_head 1
 disk=$(head_of 1)
-verified_io "$disk" --rate=,2m &
+begin_io "$disk"
 sees_writes "$disk"
 ctl ana $NQN 1 inaccessible --at "$HOST:4420"
 within 30 is_reached 4420 1 inaccessible
@@ -69,7 +69,7 @@ within 30 is_reached 4420 1 optimized
 sees_writes "$disk"
 ctl ana $NQN 1 non-optimized --at "$HOST:4421"
 within 30 is_reached 4421 1 non-optimized
-wait $!
+end_io
 
 check a_namespace_that_is_attached_is_seen_and_used
 ctl add three=mem:64m
@@ -87,11 +87,11 @@ ctl remove three
 verified_io "$disk"
 
 check io_goes_on_by_the_other_listener_when_the_best_is_lost
-verified_io "$disk" --rate=,4m &
+begin_io "$disk"
 sees_writes "$disk"
 disconnect "$(controller_at 4420)"
 sees_writes "$disk"
-wait $!
+end_io
 kernel_is_content .
 
 check the_best_listener_is_used_again

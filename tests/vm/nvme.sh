@@ -114,13 +114,13 @@ blkdiscard "$file"
 host run 'test $(du --block-size=1M disk.img | cut -f 1) -lt 2'
 
 check io_goes_on_after_resets_of_the_controller
-verified_io "$disk" --rate=,4m &
+begin_io "$disk"
 for reset in 1 2 3; do
   sees_writes "$disk"
   nvme reset /dev/$controller
   within 30 is_live $controller
 done
-wait $!
+end_io
 # Its own end of a queue's socket is shut while it still sends.
 kernel_is_content 'resetting controller|failed to send request -32'
 
@@ -190,13 +190,13 @@ kernel_is_content 'reservation conflict|sc 0x83|[Mm]ultipath|MULTIPATH'
 
 check io_goes_on_after_the_target_was_killed_and_started_again
 disk=$(disk_of $first 2)
-verified_io "$disk" --rate=,4m &
+begin_io "$disk"
 sees_writes "$disk"
 host kill target
 serve "--config blockmux.toml --state state --nvme-tcp $HOST:4420 --nvme-tcp $HOST:4421 $OTHERS"
 within 60 is_live $first
 sees_writes "$disk"
-wait $!
+end_io
 kernel_is_content .
 
 check the_daemon_stops_when_it_is_asked_to
