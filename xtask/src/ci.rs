@@ -1,68 +1,113 @@
 //! Continuous integration: a list of steps, one line for each, and what the tests said at the end.
+//!
+//! ```text
+//!   format ─▶ clippy ─▶ tidy ─▶ build ─┬▶ programs ───────────────┬▶ kernel
+//!                                      └▶ tests ─▶ docs ─▶ fuzz ──┘
+//! ```
+//! The tests in `programs` are of `blockmux` among other programs, and mostly wait for those: what takes processors goes
+//! beside them.
 
-use crate::process::{cargo, output, succeed};
+use crate::process::{cargo, succeed};
+use crate::programs::{self, Program};
 use crate::{fuzz, tidy, vm};
 use anyhow::{Result, bail};
-use std::io::Write;
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use std::path::Path;
-use std::time::Instant;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Runs every step, the ones after a failure too: one run shows all there is to mend.
 ///
 /// # Errors
 /// If a step failed.
 pub(crate) fn run(root: &Path) -> Result<()> {
-    let (started, mut failed, mut remarks) = (Instant::now(), Vec::new(), Vec::new());
-    for step in STEPS {
-        print!("{:<10}", step.name);
-        std::io::stdout().flush()?;
+    let report = Report::new();
+    report.step("format", "make fmt", || format(root));
+    report.step("clippy", "cargo clippy --workspace --all-targets -- -D warnings", || clippy(root));
+    report.step("tidy", "cargo xtask tidy", || tidy(root));
+    let mut built = Vec::new();
+    report.step("build", "cargo test --workspace --no-run", || {
+        built = programs::build(root)?;
+        Ok(Vec::new())
+    });
+    let (waiting, working): (Vec<Program>, Vec<Program>) = built.into_iter().partition(|p| p.name == WAITING);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            report.step("programs", "cargo test --test cli", || Ok(summary(&programs::run(&waiting)?)))
+        });
+        report.step("tests", "cargo test --workspace", || tests(root, &working));
+        report.step("docs", "RUSTDOCFLAGS='-D warnings' cargo doc --no-deps --workspace", || docs(root));
+        report.step("fuzz", "cargo xtask fuzz --seconds 30", || fuzz::run(root, FUZZ_SECONDS, None));
+    });
+    report.step("kernel", "cargo xtask vm iscsi", || kernel(root));
+    report.end()
+}
+
+/// What has been found so far, of steps that may go beside each other.
+struct Report {
+    started: Instant,
+    /// A line for each step under way, where standard error is a terminal.
+    under_way: MultiProgress,
+    found: Mutex<Found>,
+}
+
+#[derive(Default)]
+struct Found {
+    steps: usize,
+    failed: Vec<&'static str>,
+    /// Lines for the end of the report.
+    remarks: Vec<String>,
+}
+
+impl Report {
+    fn new() -> Report {
+        Report { started: Instant::now(), under_way: MultiProgress::new(), found: Mutex::default() }
+    }
+
+    /// Does a step and says how it went; `again` is what a developer types to do that step alone.
+    fn step(&self, name: &'static str, again: &str, run: impl FnOnce() -> Result<Vec<String>>) {
+        let line = self.under_way.add(ProgressBar::new_spinner().with_prefix(name));
+        if let Ok(style) = ProgressStyle::with_template("{prefix:<10}{spinner} {elapsed}") {
+            line.set_style(style);
+        }
+        line.enable_steady_tick(Duration::from_millis(200));
         let began = Instant::now();
-        let outcome = (step.run)(root);
+        let outcome = run();
         let seconds = began.elapsed().as_secs_f64();
-        match outcome {
+        line.finish_and_clear();
+        let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        found.steps += 1;
+        self.under_way.suspend(|| match outcome {
             Ok(lines) => {
-                println!("ok      {seconds:6.1} s");
-                remarks.extend(lines);
+                println!("{name:<10}ok      {seconds:6.1} s");
+                found.remarks.extend(lines);
             }
             Err(error) => {
-                println!("FAILED  {seconds:6.1} s   run again: {}\n{error:#}\n", step.again);
-                failed.push(step.name);
+                println!("{name:<10}FAILED  {seconds:6.1} s   run again: {again}\n{error:#}\n");
+                found.failed.push(name);
             }
+        });
+    }
+
+    /// Prints what the steps left to be said.
+    fn end(self) -> Result<()> {
+        let Found { steps, failed, mut remarks } =
+            self.found.into_inner().unwrap_or_else(PoisonError::into_inner);
+        // What the tests said comes last.
+        remarks.sort_by_key(|line: &String| line.starts_with(RESULT));
+        println!();
+        remarks.iter().for_each(|line| println!("{line}"));
+        let seconds = self.started.elapsed().as_secs_f64();
+        if !failed.is_empty() {
+            bail!("{} of {steps} steps failed: {} ({seconds:.0} s)", failed.len(), failed.join(", "));
         }
+        println!("\nall {steps} steps ok ({seconds:.0} s)");
+        Ok(())
     }
-    // What the tests said comes last.
-    remarks.sort_by_key(|line: &String| line.starts_with(RESULT));
-    println!();
-    remarks.iter().for_each(|line| println!("{line}"));
-    let seconds = started.elapsed().as_secs_f64();
-    if !failed.is_empty() {
-        bail!("{} of {} steps failed: {} ({seconds:.0} s)", failed.len(), STEPS.len(), failed.join(", "));
-    }
-    println!("\nall {} steps ok ({seconds:.0} s)", STEPS.len());
-    Ok(())
 }
 
-struct Step {
-    name: &'static str,
-    /// What a developer types to run this step alone.
-    again: &'static str,
-    /// Does it, and returns lines for the end of the report.
-    run: fn(&Path) -> Result<Vec<String>>,
-}
-
-const STEPS: &[Step] = &[
-    Step { name: "format", again: "make fmt", run: format },
-    Step { name: "clippy", again: "cargo clippy --workspace --all-targets -- -D warnings", run: clippy },
-    Step { name: "tidy", again: "cargo xtask tidy", run: tidy },
-    Step { name: "tests", again: "cargo test --workspace", run: tests },
-    Step { name: "docs", again: "RUSTDOCFLAGS='-D warnings' cargo doc --no-deps --workspace", run: docs },
-    Step {
-        name: "fuzz",
-        again: "cargo xtask fuzz --seconds 30",
-        run: |root| fuzz::run(root, FUZZ_SECONDS, None),
-    },
-    Step { name: "kernel", again: "cargo xtask vm iscsi", run: kernel },
-];
+/// The test program whose tests are of whole programs.
+const WAITING: &str = "cli";
 
 /// Of the tests with the Linux kernel the ones that have to hold each time: see
 /// `docs/decisions/0023-one-script-of-the-kernels-in-ci.md`.
@@ -93,13 +138,10 @@ fn tidy(root: &Path) -> Result<Vec<String>> {
     Ok(Vec::new())
 }
 
-fn tests(root: &Path) -> Result<Vec<String>> {
-    // Shows what passing tests print, too: that is where a skipped one says why.
-    let output = output(&mut cargo(root, "test --workspace --no-fail-fast -- --show-output"))?;
-    if !output.success {
-        bail!("{}", output.text);
-    }
-    Ok(summary(&output.text))
+fn tests(root: &Path, programs: &[Program]) -> Result<Vec<String>> {
+    let mut said = programs::run(programs)?;
+    said += &succeed(&mut cargo(root, "test --workspace --no-fail-fast --doc"))?;
+    Ok(summary(&said))
 }
 
 fn docs(root: &Path) -> Result<Vec<String>> {

@@ -5,6 +5,7 @@ mod ci;
 mod fuzz;
 mod peers;
 mod process;
+mod programs;
 mod tidy;
 mod vm;
 

@@ -1,0 +1,86 @@
+//! The workspace's test programs: built by cargo, then run by name, as cargo would one after the other.
+
+use crate::process::{cargo, output};
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// One program that cargo built of one target's tests.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Program {
+    /// The target's name: of a library or a binary its own, else the file's in `tests/`.
+    pub(crate) name: String,
+    path: PathBuf,
+    /// The package's directory, where tests expect to run.
+    directory: PathBuf,
+}
+
+/// Builds all of them.
+///
+/// # Errors
+/// If one does not compile; the error has what the compiler said.
+pub(crate) fn build(root: &Path) -> Result<Vec<Program>> {
+    // What the compiler says to people goes to standard error, beside what cargo says to programs.
+    let mut command =
+        cargo(root, "test --quiet --workspace --no-run --message-format json-render-diagnostics");
+    let output = command.output().context("cargo")?;
+    if !output.status.success() {
+        bail!("{}", String::from_utf8_lossy(&output.stderr).trim_end());
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).lines().filter_map(program).collect())
+}
+
+/// What a line of cargo's says of a program, if it is about one.
+fn program(line: &str) -> Option<Program> {
+    let artifact: Value = serde_json::from_str(line).ok()?;
+    if artifact["profile"]["test"] != true {
+        return None;
+    }
+    Some(Program {
+        name: artifact["target"]["name"].as_str()?.to_owned(),
+        path: artifact["executable"].as_str()?.into(),
+        directory: Path::new(artifact["manifest_path"].as_str()?).parent()?.to_owned(),
+    })
+}
+
+/// Runs them all, those after a failure too, and returns what they said.
+///
+/// # Errors
+/// If a test failed, with what the programs with such tests said, or there is no program.
+pub(crate) fn run(programs: &[Program]) -> Result<String> {
+    if programs.is_empty() {
+        bail!("none was built");
+    }
+    let (mut said, mut complaints) = (String::new(), String::new());
+    for program in programs {
+        // Shows what passing tests print, too: that is where a skipped one says why.
+        let mut command = Command::new(&program.path);
+        command.arg("--show-output").current_dir(&program.directory);
+        let output = output(&mut command).with_context(|| program.name.clone())?;
+        let text = format!("{}: {}", program.name, output.text);
+        if output.success { &mut said } else { &mut complaints }.push_str(&text);
+    }
+    if complaints.is_empty() { Ok(said) } else { bail!("{complaints}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_what_cargo_has_built_only_the_test_programs_are_run() {
+        let line = |is_test: bool, executable: &str| {
+            format!(
+                r#"{{"reason":"compiler-artifact","manifest_path":"/of/crates/a/Cargo.toml","target":{{"name":"b"}},
+                "profile":{{"test":{is_test}}},"executable":{executable}}}"#
+            )
+        };
+        let expected =
+            Program { name: "b".to_owned(), path: "/target/b-1".into(), directory: "/of/crates/a".into() };
+        assert_eq!(program(&line(true, r#""/target/b-1""#)), Some(expected));
+        assert_eq!(program(&line(false, r#""/target/b-1""#)), None);
+        assert_eq!(program(&line(true, "null")), None);
+        assert_eq!(program("   Compiling b"), None);
+    }
+}
