@@ -34,6 +34,7 @@ const PEERS: &[Peer] = &[
     peer("vblade", "vblade", "AoE initiator interop with vblade"),
     peer("ip", "iproute2", "AoE interop, which needs network namespaces"),
     peer("fio", "fio", "NBD interop with fio's nbd engine, verified data"),
+    peer("tshark", "tshark", "captures of AoE and iWARP as others read them"),
     peer("chromium", "chromium", "the report page in a browser"),
     peer("qemu-system-x86_64", "qemu-system-x86", KERNEL),
     peer("busybox", "busybox-static", KERNEL),

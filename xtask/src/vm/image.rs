@@ -65,14 +65,7 @@ const MODULES: &[&str] = &[
 ];
 
 /// Files of this machine that programs read.
-const FILES: &[&str] = &[
-    "/etc/iscsi/iscsid.conf",
-    "/etc/mke2fs.conf",
-    "/etc/protocols",
-    // How libibverbs reaches siw; Debian package ibverbs-providers, that of libiscsi needs it.
-    "/etc/libibverbs.d/siw.driver",
-    "/usr/lib/x86_64-linux-gnu/libibverbs/libsiw-rdmav34.so",
-];
+const FILES: &[&str] = &["/etc/iscsi/iscsid.conf", "/etc/mke2fs.conf", "/etc/protocols"];
 
 /// Writes an image with the scripts of `scripts` and, if there is one, the module `siw` to `image`. Its first process is
 /// the script `init` there.
@@ -109,7 +102,9 @@ pub(crate) fn build(scripts: &Path, kernel: &Kernel, siw: Option<&Path>, image: 
     for (name, program) in names.iter().zip(&programs) {
         fs::copy(program, root.join("usr/bin").join(name)).with_context(|| program.display().to_string())?;
     }
-    for file in libraries(&programs)?.iter().map(PathBuf::as_path).chain(FILES.iter().map(Path::new)) {
+    let for_siw: &[&str] = if siw.is_some() { siw::PROVIDER } else { &[] };
+    let files = FILES.iter().chain(for_siw).map(Path::new);
+    for file in libraries(&programs)?.iter().map(PathBuf::as_path).chain(files) {
         copy_to_the_same_place(file, root)?;
     }
     copy_modules(kernel, siw, root)?;

@@ -12,6 +12,9 @@ use std::process::Command;
 /// # Errors
 /// If what it is built from is not there, or it cannot be built; the first line says what to install.
 pub(crate) fn build(place: &Path, kernel: &Kernel) -> Result<PathBuf> {
+    if let Some(missing) = PROVIDER.iter().find(|file| !Path::new(file).exists()) {
+        bail!("no {missing}, Debian package ibverbs-providers");
+    }
     let module = place.join(format!("siw-{}.ko", kernel.release));
     if module.exists() {
         return Ok(module);
@@ -43,6 +46,10 @@ pub(crate) fn build(place: &Path, kernel: &Kernel) -> Result<PathBuf> {
 
 /// What siw needs of the kernel's modules: nobody has noted that for a module from elsewhere.
 pub(crate) const NEEDS: &[&str] = &["ib_core", "ib_uverbs", "libcrc32c"];
+
+/// How libibverbs reaches siw.
+pub(crate) const PROVIDER: &[&str] =
+    &["/etc/libibverbs.d/siw.driver", "/usr/lib/x86_64-linux-gnu/libibverbs/libsiw-rdmav34.so"];
 
 const SOURCE: &str = "/usr/src/linux-source-6.12.tar.xz";
 const SOURCE_PACKAGE: &str = "linux-source-6.12";
