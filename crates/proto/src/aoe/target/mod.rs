@@ -32,7 +32,8 @@ use blockmux_wire::aoe::{
     ANY_SHELF, ANY_SLOT, AOE_FLAG_ERROR, AOE_FLAG_RESPONSE, AOE_VERSION, Command, ErrorCode, Header,
 };
 use blockmux_wire::ethernet::Mac;
-use std::collections::{HashMap, VecDeque};
+use foldhash::HashMap;
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 use zerocopy::{FromBytes, IntoBytes};
@@ -95,7 +96,7 @@ impl TargetSession {
             disks: units.into_iter().filter_map(disk).collect(),
             ports: Vec::new(),
             pending: Slots::default(),
-            in_flight: HashMap::new(),
+            in_flight: HashMap::default(),
             recent: Recent::default(),
             ready: VecDeque::new(),
             waiting: Vec::new(),

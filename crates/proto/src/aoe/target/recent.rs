@@ -20,7 +20,8 @@
 
 use super::count::Count;
 use blockmux_wire::ethernet::Mac;
-use std::collections::{HashMap, VecDeque};
+use foldhash::HashMap;
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 /// What makes two writes the same one.
@@ -162,7 +163,7 @@ impl Write {
 impl Initiator {
     fn give_up(&mut self) {
         self.reuses_tags = true;
-        (self.writes, self.order, self.done) = (HashMap::new(), VecDeque::new(), HashMap::new());
+        (self.writes, self.order, self.done) = Default::default();
     }
 
     /// Forgets what came under that tag.
