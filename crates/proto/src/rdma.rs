@@ -211,13 +211,18 @@ pub trait AtOnce {
         false
     }
 
-    /// As [`Work::Write`], which comes back in the same way. `false`: declined.
-    fn write(&mut self, _id: WorkId, _local: &SgList, _remote: Remote) -> bool {
+    /// Writes as [`Work::Write`] does, and comes back as nothing like a message. `false`: declined.
+    fn write(&mut self, _local: &SgList, _remote: Remote) -> bool {
         false
     }
 
-    /// As [`Work::Register`], but answers by itself. `None`: declined.
-    fn register(&mut self, _local: &SgList, _access: Access) -> Option<Remote> {
+    /// How many bytes wait to be sent, and hold on to memory meanwhile.
+    fn unsent(&self) -> usize {
+        0
+    }
+
+    /// As [`Work::Register`], but answers by itself, and takes the memory. `None`: declined; the memory is left.
+    fn register(&mut self, _local: &mut SgList, _access: Access) -> Option<Remote> {
         None
     }
 }

@@ -102,7 +102,15 @@ impl Regions {
     ///
     /// # Errors
     /// If it cannot be granted.
-    pub fn register(&mut self, memory: SgList, access: Access) -> Result<Remote, Unregistrable> {
+    pub fn register(&mut self, mut memory: SgList, access: Access) -> Result<Remote, Unregistrable> {
+        self.take(&mut memory, access)
+    }
+
+    /// The same; memory that cannot be granted is left to the caller.
+    ///
+    /// # Errors
+    /// If it cannot be granted.
+    pub fn take(&mut self, memory: &mut SgList, access: Access) -> Result<Remote, Unregistrable> {
         if self.open >= self.max {
             return Err(Unregistrable::Full);
         }
@@ -124,7 +132,7 @@ impl Regions {
         if let (Some(slot), Some(place)) =
             (self.regions.get_mut(region as usize), place(&mut self.places, stag))
         {
-            *slot = Some(Region { memory, address, len, access });
+            *slot = Some(Region { memory: std::mem::take(memory), address, len, access });
             *place = Place { stag, region };
         }
         self.open = self.open.saturating_add(1);

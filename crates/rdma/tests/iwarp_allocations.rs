@@ -47,8 +47,8 @@ impl Round {
     }
 
     fn grant_at_once(&mut self) {
-        let local = self.theirs.seg(0, self.len).into();
-        let remote = self.pipe.passive.register(&local, Access::RemoteWrite);
+        let mut local = self.theirs.seg(0, self.len).into();
+        let remote = self.pipe.passive.register(&mut local, Access::RemoteWrite);
         self.granted.push(remote.expect("there is room for it"));
     }
 
@@ -82,8 +82,8 @@ impl Round {
                     posted += 1;
                 }
                 Kind::AtOnce => {
-                    match active.write(id, &local(), remote) {
-                        true => self.at_once += 1,
+                    match active.write(&local(), remote) {
+                        true => (self.at_once, posted) = (self.at_once + 1, posted - 1),
                         false => active.post(Work::Write { id, local: local(), remote }),
                     }
                     match active.send(&[7; 76], &SgList::default(), Some(remote.stag)) {

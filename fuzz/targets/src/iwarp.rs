@@ -120,8 +120,8 @@ impl Field {
             Some(Event::Registered { remote, .. }) => self.granted.push(remote),
             other => panic!("{other:?}"),
         }
-        let local = self.whole.seg(2 * GAP + SIZE, SIZE).into();
-        let remote = iwarp.register(&local, Access::RemoteWrite);
+        let mut local = self.whole.seg(2 * GAP + SIZE, SIZE).into();
+        let remote = iwarp.register(&mut local, Access::RemoteWrite);
         self.granted.push(remote.expect("there is room for it"));
     }
 
@@ -229,7 +229,7 @@ impl Run<'_> {
             1 => Work::Read { id, local, remote },
             2 => Work::Write { id, local, remote },
             3 => Work::Receive,
-            _ => return self.ask(id, &local, remote),
+            _ => return self.ask(local, remote),
         };
         self.posted += u64::from(!matches!(work, Work::Receive));
         self.iwarp.post(work);
@@ -237,23 +237,20 @@ impl Run<'_> {
     }
 
     /// Has done at once what the choices say; whether it was.
-    fn ask(&mut self, id: WorkId, local: &SgList, remote: Remote) -> bool {
+    fn ask(&mut self, mut local: SgList, remote: Remote) -> bool {
         match self.choices.below(6) {
-            0 => self.iwarp.send(b"head", local, None),
-            1 => self.iwarp.send(b"head", local, Some(remote.stag)),
-            2 => {
-                let is_done = self.iwarp.write(id, local, remote);
-                self.posted += u64::from(is_done);
-                is_done
-            }
+            0 => self.iwarp.send(b"head", &local, None),
+            1 => self.iwarp.send(b"head", &local, Some(remote.stag)),
+            2 => self.iwarp.write(&local, remote),
             3 => self.iwarp.receive(2),
             4 => {
                 // What is named by the way is nobody's, and is closed again.
-                let named = self.iwarp.register(local, Access::RemoteWrite);
+                let is_empty = local.is_empty();
+                let named = self.iwarp.register(&mut local, Access::RemoteWrite);
                 if let Some(remote) = named {
                     self.iwarp.post(Work::Invalidate { stag: remote.stag });
                 }
-                assert!(named.is_some() || self.is_over || local.is_empty(), "there is room for two more");
+                assert!(named.is_some() || self.is_over || is_empty, "there is room for two more");
                 named.is_some()
             }
             _ => false,

@@ -20,8 +20,8 @@ pub(super) struct Message {
     pub(super) bhs: Bhs,
     /// Additional header segments.
     pub(super) ahs: SmallVec<[u8; 16]>,
-    /// The data segment, without padding, in the receive buffer.
-    pub(super) data: Seg,
+    /// The data segment, without padding, in the receive buffer; `None` if there is none.
+    pub(super) data: Option<Seg>,
 }
 
 impl Message {
@@ -54,7 +54,15 @@ impl Message {
             ahs.resize(ahs_len, 0);
             message.slice(HEADERS_LEN, ahs_len).copy_to(&mut ahs);
         }
-        Ok(Message { header, bhs, ahs, data: message.slice(data_at, data_len) })
+        // Most messages have none, and a piece of memory is counted.
+        let data = (data_len > 0).then(|| message.slice(data_at, data_len));
+        Ok(Message { header, bhs, ahs, data })
+    }
+
+    /// How long the data segment is, in bytes.
+    #[inline]
+    pub(super) fn data_len(&self) -> usize {
+        self.data.as_ref().map_or(0, Seg::len)
     }
 }
 
@@ -142,8 +150,8 @@ mod tests {
         for rest in 9..=12 {
             let parsed = Message::parse(&message(0x10, &bhs(5, 1), rest)).unwrap();
             assert_eq!(
-                (parsed.ahs.as_slice(), parsed.data.to_vec()),
-                (&[0, 1, 2, 3][..], vec![4, 5, 6, 7, 8])
+                (parsed.ahs.as_slice(), parsed.data.map(|data| data.to_vec())),
+                (&[0, 1, 2, 3][..], Some(vec![4, 5, 6, 7, 8]))
             );
         }
     }

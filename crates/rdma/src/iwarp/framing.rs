@@ -8,7 +8,6 @@
 
 use blockmux_proto::outbox::Outbox;
 use blockmux_volume::{Crc32c, Pool, Seg, SgList};
-use blockmux_wire::iwarp::ddp::UNTAGGED_LEN;
 use blockmux_wire::iwarp::mpa::{
     CRC_LEN, LENGTH_LEN, MARKER_INTERVAL, MARKER_LEN, MULPDU_MIN, Marker, padding,
 };
@@ -67,27 +66,32 @@ impl Framer {
 
     /// Puts an FPDU: a header, a short head and payload.
     #[inline]
-    pub(super) fn put_whole(&mut self, outbox: &mut Outbox, header: &[u8], head: &[u8], payload: &SgList) {
-        let len = header.len().saturating_add(head.len()).saturating_add(payload.len());
-        let mut front = [0; FRONT];
-        let room = front.len().saturating_sub(TAIL);
-        let filled = (!self.has_markers).then(|| fill(front.get_mut(..room)?, len, header, head)).flatten();
-        let Some(filled) = filled else {
+    pub(super) fn put_whole<const N: usize>(
+        &mut self,
+        outbox: &mut Outbox,
+        header: &[u8; N],
+        head: &[u8],
+        payload: &SgList,
+    ) {
+        let len = N.saturating_add(head.len()).saturating_add(payload.len());
+        // No more than the MULPDU.
+        let length = (len as u16).to_be_bytes();
+        if payload.is_empty() && !self.looks_at_bytes() {
+            // All of it is one run of bytes.
+            let zeroes = [0; TAIL];
+            let tail = zeroes.get(..padding(len as u16).saturating_add(CRC_LEN)).unwrap_or_default();
+            outbox.push_heads([&length, header, head, tail]);
+            return;
+        }
+        if self.has_markers {
             self.begin(outbox, len, header);
             self.put(outbox, head);
-            payload.segs().iter().for_each(|seg| self.put_seg(outbox, seg));
-            return self.finish(outbox, len);
-        };
-        // Without payload all of it is one run of bytes, and so one call.
-        let padding = padding(len as u16);
-        let end = if payload.is_empty() { filled.saturating_add(padding) } else { filled };
-        let (covered, rest) = front.split_at_mut(end);
-        self.crc = if self.has_crc { Crc32c::of(covered) } else { Crc32c::default() };
-        if payload.is_empty() {
-            rest.iter_mut().zip(self.crc.to_le_bytes()).for_each(|(place, byte)| *place = byte);
-            return outbox.push_head(front.get(..end.saturating_add(CRC_LEN)).unwrap_or_default());
+        } else {
+            let front = outbox.push_heads([&length, header, head]);
+            if self.has_crc {
+                self.crc = Crc32c::of(front);
+            }
         }
-        outbox.push_head(covered);
         payload.segs().iter().for_each(|seg| self.put_seg(outbox, seg));
         self.finish(outbox, len);
     }
@@ -102,16 +106,7 @@ impl Framer {
             self.put(outbox, &length);
             self.put(outbox, header);
         } else {
-            // One run of bytes, and so one call.
-            let mut begin = [0; LENGTH_LEN + UNTAGGED_LEN];
-            if let Some((at_length, rest)) = begin.split_at_mut_checked(LENGTH_LEN)
-                && let Some(at_header) = rest.get_mut(..header.len())
-            {
-                at_length.copy_from_slice(&length);
-                at_header.copy_from_slice(header);
-            }
-            let len = LENGTH_LEN.saturating_add(header.len());
-            outbox.push_head(begin.get(..len).unwrap_or_default());
+            outbox.push_heads([&length, header]);
         }
     }
 
@@ -209,17 +204,6 @@ impl Framer {
     }
 }
 
-/// Begins an FPDU with a ULPDU of `len` bytes in `front`: how many bytes that took, if there is room.
-#[inline]
-fn fill(front: &mut [u8], len: usize, header: &[u8], head: &[u8]) -> Option<usize> {
-    let (at_length, rest) = front.split_at_mut_checked(LENGTH_LEN)?;
-    let (at_header, rest) = rest.split_at_mut_checked(header.len())?;
-    at_length.copy_from_slice(&(len as u16).to_be_bytes());
-    at_header.copy_from_slice(header);
-    rest.get_mut(..head.len())?.copy_from_slice(head);
-    Some(LENGTH_LEN.saturating_add(header.len()).saturating_add(head.len()))
-}
-
 /// The longest ULPDU whose FPDU is no longer than a segment of the stream (RFC 5044 §4.5).
 fn mulpdu(mss: usize, has_markers: bool) -> usize {
     let markers = if has_markers { mss.div_ceil(MARKER_INTERVAL).saturating_mul(MARKER_LEN) } else { 0 };
@@ -236,9 +220,6 @@ const BLOCK: usize = 8192;
 
 /// Of padding and CRC, in bytes.
 const TAIL: usize = 3 + CRC_LEN;
-
-/// Of an FPDU's begin that is put together before it goes into the outbox: the heads of iSER have 76 bytes.
-const FRONT: usize = LENGTH_LEN + UNTAGGED_LEN + 128 + TAIL;
 
 #[cfg(test)]
 #[allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]

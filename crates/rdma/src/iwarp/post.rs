@@ -15,19 +15,24 @@ impl AtOnce for Iwarp {
 
     #[inline]
     fn send(&mut self, head: &[u8], payload: &SgList, invalidate: Option<Stag>) -> bool {
-        self.send_at_once(head, payload, invalidate)
+        self.phase == Phase::Connected && self.send_whole(head, payload, invalidate, false)
     }
 
     #[inline]
-    fn write(&mut self, id: WorkId, local: &SgList, remote: Remote) -> bool {
-        self.write_at_once(id, local, remote)
+    fn write(&mut self, local: &SgList, remote: Remote) -> bool {
+        self.phase == Phase::Connected && self.write_whole(local, remote)
     }
 
     #[inline]
-    fn register(&mut self, local: &SgList, access: Access) -> Option<Remote> {
+    fn unsent(&self) -> usize {
+        self.outbox.len()
+    }
+
+    #[inline]
+    fn register(&mut self, local: &mut SgList, access: Access) -> Option<Remote> {
         match self.phase {
             Phase::Over => None,
-            _ => self.regions.register(local.clone(), access).ok(),
+            _ => self.regions.take(local, access).ok(),
         }
     }
 }

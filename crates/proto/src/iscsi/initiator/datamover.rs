@@ -147,7 +147,7 @@ impl Datamover {
     pub(super) fn send_at_once(&mut self, queue_pair: &mut impl AtOnce) -> Option<(Key, Option<Stag>)> {
         let outgoing = self.commands.front_mut()?;
         let mut opened = None;
-        if let Memory::Closed(local, access) = &outgoing.memory {
+        if let Memory::Closed(local, access) = &mut outgoing.memory {
             let (remote, access) = (queue_pair.register(local, *access)?, *access);
             outgoing.memory = Memory::Open(remote, access);
             opened = Some(remote.stag);

@@ -9,10 +9,10 @@ use crate::rdma::{Access, Remote, Stag, WorkId};
 use crate::scsi::initiator::{Request, Transfer};
 use crate::session::ProtocolError;
 use crate::slots::Key;
-use blockmux_volume::{Seg, SgList};
+use blockmux_volume::SgList;
+use blockmux_wire::iscsi::Opcode;
 use blockmux_wire::iscsi::scsi::{ScsiCommand, ScsiResponse};
 use blockmux_wire::iscsi::session::NopIn;
-use blockmux_wire::iscsi::{Bhs, Opcode};
 use zerocopy::transmute_ref;
 
 impl FullFeature {
@@ -73,19 +73,19 @@ impl FullFeature {
         if lane.outbox.is_empty() {
             lane.pongs = 0;
         }
-        let Message { bhs, data, .. } = message;
-        if data.len() > lane.terms.max_receive_segment {
+        let bhs = &message.bhs;
+        if message.data_len() > lane.terms.max_receive_segment {
             return Err(error("sent a data segment above InitiatorRecvDataSegmentLength", "RFC 7145 §6.5"));
         }
         match bhs.opcode() {
-            Opcode::SCSI_RESPONSE => self.on_answer(lane, bhs, data, invalidated),
+            Opcode::SCSI_RESPONSE => self.on_answer(lane, message, invalidated),
             _ if invalidated.is_some() => {
                 Err(error("closed memory by a message that is no response to its command", "RFC 7145 §7.3.2"))
             }
             Opcode::DATA_IN | Opcode::R2T => {
                 Err(error("sent a PDU over RDMA that RDMA Write and Read stand for", "RFC 7145 §7.1"))
             }
-            _ => self.on_pdu(lane, bhs, &bytes(data)),
+            _ => self.on_pdu(lane, bhs, &bytes(message)),
         }
     }
 
@@ -94,10 +94,10 @@ impl FullFeature {
     fn on_answer(
         &mut self,
         lane: &mut Lane,
-        bhs: &Bhs,
-        data: &Seg,
+        message: &Message,
         invalidated: Option<Stag>,
     ) -> Result<(), ProtocolError> {
+        let bhs = &message.bhs;
         let common: &NopIn = transmute_ref!(bhs);
         self.on_numbers(common.exp_cmd_sn.get(), common.max_cmd_sn.get());
         self.on_status(lane, common.stat_sn.get())?;
@@ -109,11 +109,12 @@ impl FullFeature {
         }
         match (open, &mut lane.mover) {
             (Some(stag), Some(mover)) if invalidated.is_none() => {
-                // The receive buffer is for what comes next.
-                mover.close(stag, *bhs, bytes(data));
+                mover.close(stag, *bhs, bytes(message));
                 Ok(())
             }
-            _ => self.on_response(lane, transmute_ref!(bhs), &bytes(data)),
+            // As most responses.
+            _ if message.data.is_none() => self.on_response(lane, transmute_ref!(bhs), &[]),
+            _ => self.on_response(lane, transmute_ref!(bhs), &bytes(message)),
         }
     }
 
@@ -136,9 +137,13 @@ fn part(list: &SgList, base: usize, len: u32) -> SgList {
     if base == 0 && list.len() == len { list.clone() } else { list.slice(base, len) }
 }
 
-/// What lies in the receive buffer.
-fn bytes(data: &Seg) -> Data {
-    let mut bytes = Data::from_elem(0, data.len());
-    data.copy_to(&mut bytes);
+/// A copy of a message's data, whose receive buffer is for what comes next.
+#[inline]
+fn bytes(message: &Message) -> Data {
+    let mut bytes = Data::new();
+    if let Some(data) = &message.data {
+        bytes.resize(data.len(), 0);
+        data.copy_to(&mut bytes);
+    }
     bytes
 }

@@ -128,14 +128,14 @@ impl Replies {
         window: CommandWindow,
         slot: usize,
         expected: Expected,
-        response: &Response,
+        response: &mut Response,
     ) {
         let cut = Cut { stat_sn: self.next_stat_sn(), ..self.cut(expected, response) };
-        if let Some(mover) = &mut self.mover {
-            mover.put(slot, &response.data_in, cut.len);
-        }
         // Neither Data-In nor R2T was sent.
         self.status(outbox, window, Expected { r2ts: 0, ..expected }, response, cut, 0);
+        if let Some(mover) = &mut self.mover {
+            mover.put(slot, std::mem::take(&mut response.data_in), cut.len);
+        }
     }
 
     /// How an answer is cut that has no number yet.

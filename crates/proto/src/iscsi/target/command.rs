@@ -287,8 +287,8 @@ impl Turn<'_> {
             .get_mut(slot)
             .filter(|entry| entry.state == State::Ended && !entry.transfer.is_open())
             .and_then(|entry| entry.response.take());
-        if let Some(response) = closed {
-            self.answer(slot, &response);
+        if let Some(mut response) = closed {
+            self.answer(slot, &mut response);
         }
     }
 
@@ -329,14 +329,14 @@ impl Turn<'_> {
                     entry.state = State::Wait;
                     return self.connection.pausing.push(Pausing { slot, time, until: None });
                 }
-                Step::Done(response) => {
+                Step::Done(mut response) => {
                     if entry.transfer.is_open() {
                         entry.state = State::Ended;
                         entry.task = None;
                         entry.response = Some(response);
                         return;
                     }
-                    return self.answer(slot, &response);
+                    return self.answer(slot, &mut response);
                 }
                 Step::DataOut { len } => {
                     entry.state = State::Data;
@@ -407,7 +407,7 @@ impl Turn<'_> {
 
     /// Ends a task with its response.
     #[inline]
-    fn answer(&mut self, slot: usize, response: &Response) {
+    fn answer(&mut self, slot: usize, response: &mut Response) {
         let Some(entry) = self.session.tasks.get_mut(slot) else { return };
         let expected = Expected {
             itt: entry.itt,

@@ -41,8 +41,10 @@ pub(super) struct Datamover {
     invalidates: bool,
     /// What a write's header names begins behind the data that comes unasked.
     is_solicited_only: bool,
-    /// Data-in that has not left, in bytes.
+    /// Data-in that was not written at once and has not left, in bytes.
     unsent: usize,
+    /// What the queue pair has not sent, in bytes.
+    waiting: usize,
 }
 
 struct Get {
@@ -97,6 +99,7 @@ impl Datamover {
             invalidates,
             is_solicited_only,
             unsent: 0,
+            waiting: 0,
         }
     }
 
@@ -135,10 +138,10 @@ impl Datamover {
 
     /// Sends the first `len` bytes of a task's data-in, which has ended; its response comes next into the outbox.
     #[inline]
-    pub(super) fn put(&mut self, slot: usize, data: &SgList, len: usize) {
+    pub(super) fn put(&mut self, slot: usize, data: SgList, len: usize) {
         let remotes = self.remotes.get(slot).copied().unwrap_or_default();
         let data = remotes.read.filter(|_| len > 0).map(|(stag, address)| {
-            let local = if len == data.len() { data.clone() } else { data.slice(0, len) };
+            let local = if len == data.len() { data } else { data.slice(0, len) };
             self.unsent = self.unsent.saturating_add(len);
             (local, Remote { stag: Stag(stag), address, len: len as u32 }) // at most the expected length
         });
@@ -183,11 +186,18 @@ impl Datamover {
     pub(super) fn put_at_once(&mut self, queue_pair: &mut impl AtOnce) -> bool {
         let Some(answer) = self.answers.front_mut() else { return true };
         let Some((local, remote)) = &answer.data else { return true };
-        let is_given = queue_pair.write(put_id(remote.len), local, *remote);
+        let is_given = queue_pair.write(local, *remote);
         if is_given {
+            self.unsent = self.unsent.saturating_sub(local.len());
             answer.data = None;
         }
         is_given
+    }
+
+    /// The queue pair has so many bytes that have not left.
+    #[inline]
+    pub(super) fn wait_for(&mut self, bytes: usize) {
+        self.waiting = bytes;
     }
 
     /// The memory that the next response is to close.
@@ -224,7 +234,7 @@ impl Datamover {
     /// Data-in that has not left, in bytes.
     #[inline]
     pub(super) fn unsent(&self) -> usize {
-        self.unsent
+        self.unsent.saturating_add(self.waiting)
     }
 }
 
@@ -310,7 +320,7 @@ mod tests {
             for (slot, remotes) in [READ, WRITE, Remotes::default()].into_iter().enumerate() {
                 mover.arrive(remotes);
                 mover.assign(slot);
-                mover.put(slot, &data, if slot == 0 { 4 } else { 0 });
+                mover.put(slot, data.clone(), if slot == 0 { 4 } else { 0 });
             }
             let Some(Work::Write { id, local, remote }) = mover.next_put() else { panic!() };
             assert_eq!((Moved::from(id), local.to_vec(), remote.len), (Moved::Put(4), b"abcd".to_vec(), 4));
@@ -323,13 +333,52 @@ mod tests {
         }
     }
 
+    /// Takes as many writes as are left.
+    struct Queue {
+        left: u32,
+        written: Vec<(Vec<u8>, Remote)>,
+    }
+
+    impl AtOnce for Queue {
+        fn write(&mut self, local: &SgList, remote: Remote) -> bool {
+            let is_taken = self.left > 0;
+            self.left = self.left.saturating_sub(1);
+            if is_taken {
+                self.written.push((local.to_vec(), remote));
+            }
+            is_taken
+        }
+    }
+
+    #[test]
+    fn data_that_is_written_at_once_counts_as_long_as_the_queue_pair_has_it() {
+        let (mut mover, mut queue) = (with(READ), Queue { left: 1, written: Vec::new() });
+        mover.assign(0);
+        for len in [4, 3] {
+            mover.put(0, SgList::one(Seg::from_slice(b"abcdef")), len);
+        }
+        assert_eq!(mover.unsent(), 7);
+        assert!(mover.put_at_once(&mut queue) && mover.put_at_once(&mut queue), "it is given once");
+        let remote = Remote { stag: Stag(1), address: 100, len: 4 };
+        assert_eq!(queue.written, [(b"abcd".to_vec(), remote)]);
+        mover.wait_for(5);
+        assert_eq!(mover.unsent(), 3 + 5);
+        mover.closes();
+        assert!(!mover.put_at_once(&mut queue), "it is declined");
+        let Some(Work::Write { id, .. }) = mover.next_put() else { panic!() };
+        mover.wait_for(0);
+        assert_eq!((Moved::from(id), mover.unsent()), (Moved::Put(3), 3));
+        mover.sent(3);
+        assert_eq!(mover.unsent(), 0);
+    }
+
     #[test]
     fn what_was_not_given_to_the_queue_pair_is_taken_out() {
         let data = SgList::one(Seg::from_slice(b"abcdef"));
         let mut mover = with(READ);
         mover.assign(0);
         for len in [1, 0, 2, 3] {
-            mover.put(0, &data, len);
+            mover.put(0, data.clone(), len);
         }
         assert!(mover.next_put().is_some());
         mover.arrive(WRITE);

@@ -272,7 +272,15 @@ impl RdmaSession for IserTargetSession {
         if has_posted {
             self.receives = 0;
         }
-        self.send_at_once(queue_pair) || has_posted
+        let has_sent = self.send_at_once(queue_pair);
+        if let Phase::Full(full) = &mut self.session.phase
+            && let Some(mover) = full.mover()
+        {
+            mover.wait_for(queue_pair.unsent());
+        }
+        let waits = self.inbox.len();
+        self.resume();
+        has_sent || has_posted || self.inbox.len() < waits
     }
 
     #[inline]

@@ -8,6 +8,7 @@ use crate::iscsi::iser::Message;
 use crate::iscsi::login::operational::Key;
 use crate::iscsi::pdu::Head;
 use crate::session::ProtocolError;
+use blockmux_volume::Seg;
 use blockmux_wire::iscsi::scsi::DataOut;
 use blockmux_wire::iscsi::{BHS_LEN, Opcode, RESERVED_TAG};
 use zerocopy::transmute_ref;
@@ -31,11 +32,11 @@ impl Turn<'_> {
     /// If it is none that may come.
     pub(super) fn on_message(&mut self, message: &Message) -> Result<bool, ProtocolError> {
         self.connection.keep_alive.heard = true;
-        let Message { header, bhs, ahs, data } = message;
+        let (Message { header, bhs, ahs, data }, data_len) = (message, message.data_len());
         if !self.connection.has_room(data_in_of(bhs), self.outbox) {
             return Ok(false);
         }
-        if data.len() > self.connection.parameters.get(Key::MaxRecvDataSegmentLength) as usize {
+        if data_len > self.connection.parameters.get(Key::MaxRecvDataSegmentLength) as usize {
             return Err(ProtocolError {
                 what: "sent a data segment above TargetRecvDataSegmentLength",
                 reference: "RFC 7145 §6.4",
@@ -50,13 +51,10 @@ impl Turn<'_> {
         if let Some(mover) = &mut self.connection.replies.mover {
             mover.arrive(Remotes::from(header));
         }
-        let head = Head { bhs: *bhs, len: BHS_LEN.saturating_add(ahs.len()), data_len: data.len() };
+        let head = Head { bhs: *bhs, len: BHS_LEN.saturating_add(ahs.len()), data_len };
         match self.on_head(&head, ahs)? {
-            Purpose::Talk => self.on_talk(bhs, &data.to_vec()),
-            purpose => {
-                let segment = Segment { bhs: *bhs, len: data.len(), purpose };
-                self.conclude(segment, (!data.is_empty()).then(|| data.clone()), true);
-            }
+            Purpose::Talk => self.on_talk(bhs, &data.as_ref().map(Seg::to_vec).unwrap_or_default()),
+            purpose => self.conclude(Segment { bhs: *bhs, len: data_len, purpose }, data.clone(), true),
         }
         if !self.session.early.is_empty() {
             self.deliver_early();
