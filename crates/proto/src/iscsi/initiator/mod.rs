@@ -441,6 +441,16 @@ impl Initiator for InitiatorSession {
     }
 
     #[inline]
+    fn latest_lane(&self) -> usize {
+        self.full.as_ref().map_or(0, |full| full.burst.latest())
+    }
+
+    #[inline]
+    fn is_awaited(&self, lane: usize) -> bool {
+        self.lanes.get(lane).is_none_or(|lane| lane.in_flight > 0 || !lane.is_open())
+    }
+
+    #[inline]
     fn select(&mut self, lane: usize) {
         self.selected = lane;
     }
