@@ -348,6 +348,17 @@ pub trait Initiator: Timed {
     /// From now on bytes, outbox and deadlines are those of this lane.
     fn select(&mut self, _lane: usize) {}
 
+    /// The lane that was given the latest requests. A driver that sends what the others have before this one's delivers
+    /// requests in order.
+    fn latest_lane(&self) -> usize {
+        0
+    }
+
+    /// Whether an answer is due on a lane. A driver that is awake need not look at one without in each turn.
+    fn is_awaited(&self, _lane: usize) -> bool {
+        true
+    }
+
     /// A lane that the session wants a connection for, to where the first one goes, and when to dial. Each is named once
     /// until it is lost.
     fn poll_dial(&mut self) -> Option<(usize, Instant)> {

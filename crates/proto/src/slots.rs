@@ -78,6 +78,18 @@ impl<T> Slots<T> {
         Some(value)
     }
 
+    /// The same for an occupant that nobody wants any more.
+    #[inline]
+    pub(crate) fn discard(&mut self, key: Key) {
+        if let Some(slot) = self.slots.get_mut(key.index())
+            && slot.generation == key.generation()
+            && slot.value.is_some()
+        {
+            slot.value = None;
+            self.free.push(key.index() as u32);
+        }
+    }
+
     /// The key whose short form this is, if that occupant is still there. A table of at most 65,535 slots has one.
     #[inline]
     pub(crate) fn find(&self, short: u32) -> Option<Key> {
@@ -222,6 +234,12 @@ mod tests {
         let first = slots.insert('a');
         assert_eq!(slots.get_mut(first), Some(&mut 'a'));
         assert_eq!((slots.remove(first), slots.remove(first)), (Some('a'), None));
+        slots.discard(first);
+        assert_eq!(slots.len(), 0);
+        let again = slots.insert('c');
+        slots.discard(again);
+        slots.discard(again);
+        assert!(slots.get_mut(again).is_none() && slots.is_empty());
         let second = slots.insert('b');
         assert_eq!(second.index(), first.index());
         assert_eq!(slots.get_mut(first), None);

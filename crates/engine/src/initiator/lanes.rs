@@ -14,6 +14,8 @@ use tracing::info;
 /// The connections of one session, each at its lane's place.
 pub(super) struct Lanes<H: Host> {
     slots: Vec<Slot<H>>,
+    /// In how many turns lanes on which nothing is due are not looked at.
+    unlooked: u32,
     /// Lanes whose connection was lost, and that have no other yet.
     missing: Vec<usize>,
 }
@@ -43,10 +45,11 @@ pub(super) struct Dial<'a, H: Host> {
 
 impl<H: Host> Lanes<H> {
     pub(super) fn new(first: Connection<H>) -> Lanes<H> {
-        Lanes { slots: vec![Slot::Open(first)], missing: Vec::new() }
+        Lanes { slots: vec![Slot::Open(first)], unlooked: 0, missing: Vec::new() }
     }
 
-    /// Calls deadlines and receives, once for each connection.
+    /// Calls deadlines and receives, once for each connection on which something is due; and after a sleep, as well as
+    /// now and then, for the others: to look costs a system call.
     ///
     /// # Errors
     /// If a connection is lost without which the session does not go on.
@@ -57,8 +60,13 @@ impl<H: Host> Lanes<H> {
         dial: &Dial<'_, H>,
     ) -> Result<Inflow, Broken> {
         let mut all = Inflow::Empty;
+        let looks_at_all = self.unlooked == 0;
+        self.unlooked = self.unlooked.checked_sub(1).unwrap_or(UNLOOKED);
         for (lane, slot) in self.slots.iter_mut().enumerate() {
             let Slot::Open(connection) = slot else { continue };
+            if !looks_at_all && !session.is_awaited(lane) {
+                continue;
+            }
             session.select(lane);
             let received = connection.check_deadline(session).and_then(|()| connection.receive(session));
             match received {
@@ -91,7 +99,7 @@ impl<H: Host> Lanes<H> {
         dial: &Dial<'_, H>,
     ) -> Result<bool, Broken> {
         let mut any = false;
-        for (lane, slot) in self.slots.iter_mut().enumerate() {
+        for (lane, slot) in in_order(&mut self.slots, session.latest_lane()) {
             let Slot::Open(connection) = slot else { continue };
             session.select(lane);
             match connection.send(session) {
@@ -107,7 +115,7 @@ impl<H: Host> Lanes<H> {
     #[inline]
     pub(super) fn send_now(&mut self, session: &mut (impl StreamSession + Initiator)) -> Option<bool> {
         let (mut had_any, mut is_stuck) = (false, false);
-        for (lane, slot) in self.slots.iter_mut().enumerate() {
+        for (lane, slot) in in_order(&mut self.slots, session.latest_lane()) {
             session.select(lane);
             if session.outbox().is_empty() {
                 continue;
@@ -173,6 +181,7 @@ impl<H: Host> Lanes<H> {
     /// Asks for whatever the connections wait for.
     #[inline]
     pub(super) fn park(&mut self) {
+        self.unlooked = 0;
         for slot in &mut self.slots {
             match slot {
                 Slot::Open(connection) => connection.park(),
@@ -231,6 +240,14 @@ impl<H: Host> Slot<H> {
     }
 }
 
+/// All lanes with their places, the one with the latest requests at the end.
+#[inline]
+fn in_order<H: Host>(slots: &mut [Slot<H>], latest: usize) -> impl Iterator<Item = (usize, &mut Slot<H>)> {
+    let first = (latest + 1).min(slots.len());
+    let (up_to_latest, behind) = slots.split_at_mut(first);
+    (first..).zip(behind).chain(up_to_latest.iter_mut().enumerate())
+}
+
 /// What came over several connections, taken together.
 #[inline]
 fn merged(one: Inflow, other: Inflow) -> Inflow {
@@ -243,4 +260,6 @@ fn merged(one: Inflow, other: Inflow) -> Inflow {
     if rank(other) > rank(one) { other } else { one }
 }
 
+/// Turns of a core that is awake in which lanes without anything due are not looked at.
+const UNLOOKED: u32 = 15;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);

@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 /// When a core that has nothing to do goes to sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PollPolicy {
-    /// After this long without activity.
+    /// After this long without activity, or up to [`LONGEST_SPIN`] as long as that would have saved sleeps.
     Adaptive(Duration),
     /// Never: it takes a whole processor and answers fastest.
     Always,
@@ -36,7 +36,7 @@ pub enum PollPolicy {
 }
 
 impl PollPolicy {
-    /// The adaptive policy with a spin time that outlasts a round trip with a sleeping peer.
+    /// The adaptive policy with the spin time that it begins with.
     pub const ADAPTIVE: PollPolicy = PollPolicy::Adaptive(Duration::from_micros(50));
 
     /// The policy's name on the command line and in reports.
@@ -54,6 +54,8 @@ impl PollPolicy {
 pub struct Reactor {
     core: Rc<EngineCore>,
     hot: Vec<Hot>,
+    /// How long to look for work before sleeping.
+    spin: Duration,
     /// When the heap is to give back what a burst took.
     trim_at: Option<Instant>,
 }
@@ -72,7 +74,7 @@ impl Reactor {
         let core = EngineCore::new(Ring::new()?, policy, pool_limit_bytes);
         let inbox = inbox::open(&core)?;
         core.set_inbox(inbox.clone());
-        Ok((Reactor { core, hot: Vec::new(), trim_at: None }, inbox))
+        Ok((Reactor { core, hot: Vec::new(), spin: shortest_spin(policy), trim_at: None }, inbox))
     }
 
     /// What runs on this core.
@@ -106,9 +108,19 @@ impl Reactor {
             } else {
                 // Also straight after activity: what is finished already ends the sleep at once.
                 self.sleep(now)?;
+                self.learn(now.elapsed());
             }
         }
         Ok(())
+    }
+
+    /// Spins longer if that would have saved a sleep of that length, as peers that work on a long batch make them.
+    /// Two sides that each wait for the other's batch otherwise sleep in turn, and a batch that has to wake somebody
+    /// takes longer still.
+    fn learn(&mut self, slept: Duration) {
+        if let PollPolicy::Adaptive(shortest) = self.core.policy {
+            self.spin = if slept < LONGEST_SPIN { (self.spin * 2).min(LONGEST_SPIN) } else { shortest };
+        }
     }
 
     /// Runs whatever is ready once, without sleeping unless nothing is: for tests that wait for something.
@@ -159,11 +171,10 @@ impl Reactor {
 
     #[inline]
     fn run_hot(&mut self, now: Instant) -> bool {
-        let spin = match self.core.policy {
-            PollPolicy::Adaptive(spin) => spin,
-            PollPolicy::Always => HOT_WHEN_ALWAYS,
-            PollPolicy::Never => return false,
-        };
+        if self.core.policy == PollPolicy::Never {
+            return false;
+        }
+        let spin = self.spin;
         let (core, mut active) = (&self.core, false);
         self.hot.retain_mut(|hot| match core.run_task(hot.id) {
             None => false,
@@ -199,7 +210,7 @@ impl Reactor {
     fn keeps_awake(&self, idle: Duration) -> bool {
         match self.core.policy {
             PollPolicy::Always => true,
-            PollPolicy::Adaptive(spin) => idle < spin,
+            PollPolicy::Adaptive(_) => idle < self.spin,
             PollPolicy::Never => !self.core.ready.is_empty() || self.core.ended.get(),
         }
     }
@@ -224,6 +235,18 @@ impl Drop for Reactor {
     }
 }
 
+/// How long tasks stay hot, and a core that sleeps at all awake, before anything is known of the load.
+fn shortest_spin(policy: PollPolicy) -> Duration {
+    match policy {
+        PollPolicy::Adaptive(spin) => spin,
+        PollPolicy::Always => HOT_WHEN_ALWAYS,
+        PollPolicy::Never => Duration::ZERO,
+    }
+}
+
+/// The most that an adaptive core spins: what a batch at depth 32 takes with some to spare, and as long as KVM's halt polling
+/// spins for a guest.
+const LONGEST_SPIN: Duration = Duration::from_micros(200);
 /// How long an entry for the ring may wait while tasks wake each other, in turns.
 const MOST_TURNS_UNSUBMITTED: u32 = 4;
 /// With [`PollPolicy::Always`] the core spins on, but asks the ring about sockets that were silent for this long.
@@ -294,6 +317,25 @@ mod tests {
             let sender = std::thread::spawn(move || inbox.send(|core| core.end()));
             reactor.run().unwrap();
             sender.join().unwrap();
+        }
+    }
+
+    #[test]
+    fn an_adaptive_core_spins_longer_as_long_as_that_would_have_saved_its_sleeps() {
+        let us = Duration::from_micros;
+        let (mut reactor, _inbox) = Reactor::new(PollPolicy::ADAPTIVE, 1 << 20).unwrap();
+        let shortest = reactor.spin;
+        let mut spins = Vec::new();
+        for slept in [10, 10, 10, 10, 10_000] {
+            reactor.learn(us(slept));
+            spins.push(reactor.spin);
+        }
+        assert_eq!(spins, [2 * shortest, LONGEST_SPIN, LONGEST_SPIN, LONGEST_SPIN, shortest]);
+        for policy in [PollPolicy::Never, PollPolicy::Always] {
+            let (mut reactor, _inbox) = Reactor::new(policy, 1 << 20).unwrap();
+            let before = reactor.spin;
+            reactor.learn(us(10));
+            assert_eq!(reactor.spin, before);
         }
     }
 

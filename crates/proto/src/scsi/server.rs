@@ -60,25 +60,22 @@ impl DeviceServer {
     }
 
     /// Takes a command.
-    #[inline]
     pub fn begin(&mut self, command: &Command) -> (Task, Step) {
-        self.units.look_again(&self.target, &self.nexus);
-        let mut task = Task {
-            command: *command,
-            unit: self.units.find(command.lun),
-            state: State::Ended,
-            op: Op::Flush,
-            transfer_len: 0,
-            abort_epoch: 0,
-            passage: None,
-            held: None,
-        };
-        let outcome = match task.unit.and_then(|unit| self.units.get_mut(unit)) {
-            Some(unit) => dispatch(&self.target, &self.nexus, unit, &mut task),
-            None => begin_without_unit(&self.target, command),
-        };
-        let step = self.step(&mut task, outcome);
+        let mut task = Task::new(command);
+        let step = self.start(&mut task);
         (task, step)
+    }
+
+    /// The same for a task that lies where it is to stay: it is too large to be handed about for nothing.
+    #[inline]
+    pub fn start(&mut self, task: &mut Task) -> Step {
+        self.units.look_again(&self.target, &self.nexus);
+        task.unit = self.units.find(task.command.lun);
+        let outcome = match task.unit.and_then(|unit| self.units.get_mut(unit)) {
+            Some(unit) => dispatch(&self.target, &self.nexus, unit, task),
+            None => begin_without_unit(&self.target, &task.command),
+        };
+        self.step(task, outcome)
     }
 
     /// The data-out that [`Step::DataOut`] asked for is in memory; the lengths are equal.
@@ -152,22 +149,14 @@ impl DeviceServer {
     pub fn poll_background(&mut self) -> Option<(Task, Step)> {
         let at = self.units.first_with(Attached::has_background)?;
         let unit = self.units.get(at)?;
-        let mut task = Task {
-            command: Command {
-                lun: Lun::new(unit.number),
-                cdb: Cdb::default(),
-                attribute: TaskAttribute::Simple,
-                data_out_len: 0,
-                data_in_len: 0,
-            },
-            unit: Some(at),
-            state: State::Ended,
-            op: Op::Flush,
-            transfer_len: 0,
-            abort_epoch: unit.view.abort_epoch,
-            passage: None,
-            held: None,
+        let command = Command {
+            lun: Lun::new(unit.number),
+            cdb: Cdb::default(),
+            attribute: TaskAttribute::Simple,
+            data_out_len: 0,
+            data_in_len: 0,
         };
+        let mut task = Task { unit: Some(at), abort_epoch: unit.view.abort_epoch, ..Task::new(&command) };
         let outcome = self.advance(&mut task, carry_on);
         match self.step(&mut task, outcome) {
             // Another session was faster.
@@ -234,37 +223,41 @@ impl DeviceServer {
 
     #[inline]
     fn step(&mut self, task: &mut Task, outcome: Outcome) -> Step {
-        let unit = task.unit.and_then(|unit| self.units.get(unit));
-        let (status, sense, data_in) = match outcome {
-            Ok(Action::DataOut(len)) => return Step::DataOut { len },
-            Ok(Action::Wait) => return Step::Wait,
-            Ok(Action::Pause(time)) => return Step::Pause(time),
+        match outcome {
             Ok(Action::Io(op, offset, len, data)) => {
-                let volume = unit.map_or(NO_VOLUME, |unit| unit.volume);
-                return self.submit(task, volume, Io { tag: Tag(0), op, offset, len, data });
-            }
-            Ok(Action::IoAlone(op, offset, len, data)) => {
-                task.op = op;
-                task.passage = unit.map(|unit| unit.lane.pass_locked(offset, len, op.is_write()));
-                let volume = unit.map_or(NO_VOLUME, |unit| unit.volume);
-                return self.begin_io(task, volume, Io { tag: Tag(0), op, offset, len, data });
+                let volume = self.volume_of(task);
+                self.submit(task, volume, Io { tag: Tag(0), op, offset, len, data })
             }
             Ok(Action::IoOn(volume, op, offset, len, data)) => {
-                return self.submit(task, volume, Io { tag: Tag(0), op, offset, len, data });
+                self.submit(task, volume, Io { tag: Tag(0), op, offset, len, data })
             }
+            Ok(Action::IoAlone(op, offset, len, data)) => {
+                self.submit_alone(task, Io { tag: Tag(0), op, offset, len, data })
+            }
+            Ok(Action::DataOut(len)) => Step::DataOut { len },
+            Ok(Action::Wait) => Step::Wait,
+            Ok(Action::Pause(time)) => Step::Pause(time),
             Ok(Action::Done(data_in)) => {
                 if !data_in.is_empty() {
                     task.transfer_len = data_in.len() as u64;
                 }
-                (Status::GOOD, None, data_in)
+                end(task, Status::GOOD, None, data_in)
             }
-            Err(Failure { status, sense }) => {
-                let descriptor_format = unit.is_some_and(|unit| unit.view.descriptor_sense);
-                (status, sense.map(|sense| Sense { descriptor_format, ..sense }), SgList::default())
-            }
-        };
-        task.state = State::Ended;
-        Step::Done(Response { status, sense, data_in, transfer_len: task.transfer_len })
+            Err(failure) => self.fail(task, failure),
+        }
+    }
+
+    #[cold]
+    fn fail(&mut self, task: &mut Task, Failure { status, sense }: Failure) -> Step {
+        let unit = task.unit.and_then(|unit| self.units.get(unit));
+        let descriptor_format = unit.is_some_and(|unit| unit.view.descriptor_sense);
+        end(task, status, sense.map(|sense| Sense { descriptor_format, ..sense }), SgList::default())
+    }
+
+    /// The volume of a task's own unit.
+    #[inline]
+    fn volume_of(&self, task: &Task) -> VolumeId {
+        task.unit.and_then(|unit| self.units.get(unit)).map_or(NO_VOLUME, |unit| unit.volume)
     }
 
     /// Hands an I/O out, or holds it while another task has its range for itself.
@@ -274,40 +267,52 @@ impl DeviceServer {
         if io.op != Op::Read && !io.op.is_write() {
             return Step::Io { volume, io };
         }
-        let unit = self.place_of(task, volume).and_then(|unit| self.units.get(unit));
-        if let Some(unit) = unit {
+        let place = self.place_of(task, volume);
+        if let Some(unit) = place.and_then(|place| self.units.get(place)) {
             task.passage = unit.lane.pass(io.offset, io.len, io.op.is_write());
             if task.passage.is_none() {
                 task.held = Some(Box::new((volume, io)));
                 return Step::Wait;
             }
         }
-        self.begin_io(task, volume, io)
+        self.begin_io(task, place, volume, io)
+    }
+
+    /// Hands an I/O out within the range that the task has locked.
+    #[cold]
+    fn submit_alone(&mut self, task: &mut Task, io: Io) -> Step {
+        task.op = io.op;
+        let unit = task.unit.and_then(|unit| self.units.get(unit));
+        task.passage = unit.map(|unit| unit.lane.pass_locked(io.offset, io.len, io.op.is_write()));
+        let volume = self.volume_of(task);
+        self.begin_io(task, task.unit, volume, io)
     }
 
     /// Hands an I/O out that is counted, if nothing has come in its way meanwhile: who aborts a task and then waits for
     /// what is in flight (`Drain`) sees the I/O, or it is seen here that the task is aborted.
     #[inline]
-    fn begin_io(&mut self, task: &mut Task, volume: VolumeId, io: Io) -> Step {
-        match self.check_counted(task, volume) {
+    fn begin_io(&mut self, task: &mut Task, place: Option<usize>, volume: VolumeId, io: Io) -> Step {
+        match self.check_counted(task, place) {
             Ok(()) => Step::Io { volume, io },
-            Err(failure) => {
-                task.passage = None;
-                self.fail_work(task);
-                self.step(task, Err(failure))
-            }
+            Err(failure) => self.fail_counted(task, failure),
         }
     }
 
+    #[cold]
+    fn fail_counted(&mut self, task: &mut Task, failure: Failure) -> Step {
+        task.passage = None;
+        self.fail_work(task);
+        self.fail(task, failure)
+    }
+
     #[inline]
-    fn check_counted(&mut self, task: &Task, volume: VolumeId) -> Result<(), Failure> {
+    fn check_counted(&mut self, task: &Task, place: Option<usize>) -> Result<(), Failure> {
         if let Some(unit) = task.unit.and_then(|unit| self.units.get_mut(unit))
             && unit.is_aborted(task)
         {
             return Err(Failure::status(Status::TASK_ABORTED));
         }
-        let end = self.place_of(task, volume).and_then(|unit| self.units.get_mut(unit));
-        let Some(end) = end else { return Ok(()) };
+        let Some(end) = place.and_then(|place| self.units.get_mut(place)) else { return Ok(()) };
         if end.unit.generation() != end.seen {
             end.refresh();
         }
@@ -335,6 +340,13 @@ impl DeviceServer {
         let own = task.unit.filter(|&unit| self.units.get(unit).is_some_and(is_its));
         own.or_else(|| self.units.place(is_its))
     }
+}
+
+/// How a task ends.
+#[inline]
+fn end(task: &mut Task, status: Status, sense: Option<Sense>, data_in: SgList) -> Step {
+    task.state = State::Ended;
+    Step::Done(Response { status, sense, data_in, transfer_len: task.transfer_len })
 }
 
 /// Checks what every command is checked for, then begins it.

@@ -31,6 +31,24 @@ pub struct Task {
     pub(super) held: Option<Box<(VolumeId, Io)>>,
 }
 
+impl Task {
+    /// A command that nobody has looked at yet.
+    #[inline]
+    #[must_use]
+    pub fn new(command: &Command) -> Task {
+        Task {
+            command: *command,
+            unit: None,
+            state: State::Ended,
+            op: Op::Flush,
+            transfer_len: 0,
+            abort_epoch: 0,
+            passage: None,
+            held: None,
+        }
+    }
+}
+
 /// What a task waits for.
 pub(super) enum State {
     /// Nothing: it is over.

@@ -145,7 +145,8 @@ impl Drop for Passage {
     #[inline]
     fn drop(&mut self) {
         if let Some(count) = self.lane.counts.0.get(self.place) {
-            count.fetch_sub(1, Ordering::Release);
+            // Nobody but this core writes it, so that it need not be one operation.
+            count.store(count.load(Ordering::Relaxed).wrapping_sub(1), Ordering::Release);
         }
     }
 }

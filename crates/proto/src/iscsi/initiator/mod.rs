@@ -21,8 +21,7 @@
 //!
 //! At error recovery level 0 whatever goes wrong below SCSI ends the session with all its connections, and another
 //! session replays. At level 1 what came damaged is sent again, and at level 2 a connection that is lost is replaced, and
-//! its commands go on (`recovery`, `statuses`).
-//! A command that gets no answer is aborted (`abort`).
+//! its commands go on (`recovery`, `statuses`). A command that gets no answer is aborted (`abort`).
 //!
 //! # Over RDMA
 //! [`IserInitiatorSession`] is the same session over queue pairs (iSER, RFC 7145), always at error recovery level 0. A
@@ -438,6 +437,14 @@ impl Initiator for InitiatorSession {
             // Nothing is agreed on that could be ended in order.
             None => self.lanes.iter_mut().for_each(|lane| lane.phase = Phase::Over),
         }
+    }
+
+    fn latest_lane(&self) -> usize {
+        self.full.as_ref().map_or(0, |full| full.burst.latest())
+    }
+
+    fn is_awaited(&self, lane: usize) -> bool {
+        self.lanes.get(lane).is_none_or(|lane| lane.in_flight > 0 || !lane.is_open())
     }
 
     #[inline]

@@ -14,27 +14,44 @@ use zerocopy::IntoBytes;
 
 /// Consecutive commands that go on one connection. To send each on another one would be fairer, and six times slower at
 /// 4 KiB: the target may not begin a command before those with smaller numbers, so that it would have to go from one
-/// connection to the next for each.
-#[derive(Default)]
+/// connection to the next for each. For the same reason, and because both sides have to look at each connection that is
+/// used, there is no use for another one before this one has a whole burst under way.
+#[derive(Clone, Copy, Default)]
 pub(super) struct Burst {
     /// Where they go.
     lane: usize,
-    /// How many more may, and with how many more bytes.
+    /// How many have gone, and with how many bytes.
     commands: u32,
     bytes: u32,
 }
 
 impl Burst {
-    /// The connection of the next command: when a burst is over, the one that has the least to do.
+    /// As it is with the next command. When a burst is over and nothing of it was answered, that goes on the connection
+    /// that has the least to do.
     #[inline]
-    fn lane<'a>(&mut self, lanes: &'a mut [Lane]) -> Option<&'a mut Lane> {
+    fn next(self, lanes: &[Lane]) -> Option<Burst> {
         let takes = |lane: &Lane| lane.is_open() && lane.has_credit();
-        if self.commands == 0 || self.bytes == 0 || !lanes.get(self.lane).is_some_and(takes) {
-            let open = lanes.iter().enumerate().filter(|(_, lane)| takes(lane));
-            let (lane, _) = open.min_by_key(|(_, lane)| lane.in_flight)?;
-            *self = Burst { lane, commands: BURST_COMMANDS, bytes: BURST_BYTES };
+        let is_over = self.commands >= BURST_COMMANDS || self.bytes >= BURST_BYTES;
+        match lanes.get(self.lane).filter(|lane| takes(lane)).map(|lane| lane.in_flight) {
+            Some(in_flight) if !is_over && in_flight > 0 => Some(self),
+            Some(in_flight) if !is_over || in_flight < self.commands => Some(Burst::on(self.lane)),
+            _ => {
+                let open = lanes.iter().enumerate().filter(|(_, lane)| takes(lane));
+                open.min_by_key(|(_, lane)| lane.in_flight).map(|(lane, _)| Burst::on(lane))
+            }
         }
-        lanes.get_mut(self.lane)
+    }
+
+    /// One that begins.
+    #[inline]
+    fn on(lane: usize) -> Burst {
+        Burst { lane, ..Burst::default() }
+    }
+
+    /// The connection of the last command.
+    #[inline]
+    pub(super) fn latest(&self) -> usize {
+        self.lane
     }
 
     #[inline]
@@ -43,8 +60,8 @@ impl Burst {
             Transfer::Nothing => 0,
             Transfer::In(len) | Transfer::Out(len) => len,
         };
-        self.commands = self.commands.saturating_sub(1);
-        self.bytes = self.bytes.saturating_sub(len);
+        self.commands = self.commands.saturating_add(1);
+        self.bytes = self.bytes.saturating_add(len);
     }
 }
 
@@ -55,9 +72,11 @@ impl FullFeature {
     pub(super) fn send_commands(&mut self, lanes: &mut [Lane]) {
         while self.may_send()
             && self.window() > 0
-            && let Some(lane) = self.burst.lane(lanes)
+            && let Some(burst) = self.burst.next(lanes)
+            && let Some(lane) = lanes.get_mut(burst.lane)
             && let Some(request) = self.queue.next()
         {
+            self.burst = burst;
             let cmd_sn = self.cmd_sn;
             self.cmd_sn = cmd_sn.wrapping_add(1);
             lane.in_flight = lane.in_flight.saturating_add(1);
@@ -205,6 +224,7 @@ impl FullFeature {
     }
 }
 
-/// Few enough that the connections of a session share what a queue of depth 32 has in flight, and what large I/O moves.
+/// So many that a queue of depth 32 needs one connection, and few enough that connections share what is deeper, and what
+/// large I/O moves.
 const BURST_COMMANDS: u32 = 32;
 const BURST_BYTES: u32 = 256 << 10;

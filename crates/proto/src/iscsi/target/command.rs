@@ -7,7 +7,7 @@ use super::tasks::{Entry, Pausing, State, TaskTable};
 use super::transfer::{Misfit, Transfer};
 use crate::exports::VolumeId;
 use crate::iscsi::login::operational::Key;
-use crate::scsi::{Response, Sense, Status, Step};
+use crate::scsi::{Response, Sense, Status, Step, Task};
 use blockmux_volume::{Completion, MAX_TRANSFER, Seg, SgList, Tag};
 use blockmux_wire::iscsi::scsi::*;
 use blockmux_wire::iscsi::{Bhs, FLAG_FINAL, RESERVED_TAG};
@@ -37,13 +37,15 @@ impl Turn<'_> {
         } else {
             self.misfit(immediate, is_final, most).map(|misfit| data_sense(misfit.into()))
         };
-        let mut entry = Entry {
+        let (data_in, is_immediate) = (request.data_in, bhs.is_immediate());
+        let slot = self.session.tasks.reserve();
+        let entry = Entry {
             owner: self.connection.key,
             itt: pdu.initiator_task_tag.get(),
             lun: request.command.lun,
-            data_in: request.data_in,
+            data_in,
             data_out: request.data_out,
-            is_immediate: bhs.is_immediate(),
+            is_immediate,
             task: None,
             state: State::Data,
             volume: VolumeId(u32::MAX),
@@ -52,19 +54,15 @@ impl Turn<'_> {
             memory: 0,
             response: None,
         };
-        self.connection.reading = self.connection.reading.saturating_add(bounded(entry.data_in.unwrap_or(0)));
-        if !entry.is_immediate {
+        let entry = self.session.tasks.fill(slot, entry);
+        self.connection.reading = self.connection.reading.saturating_add(bounded(data_in.unwrap_or(0)));
+        if !is_immediate {
             self.session.window.occupy();
         }
-        let step = match (refusal, &mut self.session.server) {
-            (None, Some(server)) => {
-                let (task, step) = server.begin(&request.command);
-                entry.task = Some(task);
-                step
-            }
-            (refusal, _) => Step::Done(refusal.unwrap_or_else(|| status(Status::BUSY))),
+        let step = match (refusal, &mut self.session.server, entry) {
+            (None, Some(server), Some(entry)) => server.start(entry.task.insert(Task::new(&request.command))),
+            (refusal, ..) => Step::Done(refusal.unwrap_or_else(|| status(Status::BUSY))),
         };
-        let slot = self.session.tasks.insert(entry);
         if let Some(mover) = &mut self.connection.replies.mover {
             mover.assign(slot);
         }

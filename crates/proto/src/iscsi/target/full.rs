@@ -292,19 +292,15 @@ impl Turn<'_> {
     fn step(&mut self, input: &Chunk, at: usize) -> Result<Option<usize>, ProtocolError> {
         let unread = input.unread().get(at..).unwrap_or_default();
         match &mut self.connection.awaiting {
-            Awaiting::Head(_) => self.step_head(unread),
+            Awaiting::Head(_) => self.step_head(input, at, unread),
             Awaiting::Segment(segment) => {
                 let segment = *segment;
-                let len = self.connection.segment_len(&segment);
-                let Some(whole) = unread.get(..len) else { return Ok(None) };
+                let Some(whole) = unread.get(..self.connection.segment_len(&segment)) else {
+                    return Ok(None);
+                };
                 self.connection.awaiting = Awaiting::Head(BHS_LEN);
-                let is_good = !self.connection.replies.digests().data || is_intact(whole);
-                if segment.purpose == Purpose::Talk && is_good {
-                    self.on_talk(&segment.bhs, whole.get(..segment.len).unwrap_or_default());
-                } else {
-                    self.conclude(segment, Some(input.lend(at, segment.len)), is_good);
-                }
-                Ok(Some(len))
+                self.on_segment(segment, whole, input, at);
+                Ok(Some(whole.len()))
             }
             Awaiting::Place { .. } => Ok(self.fill_place(unread)),
             Awaiting::Tail { .. } => Ok(self.step_tail(unread)),
@@ -312,8 +308,19 @@ impl Turn<'_> {
         }
     }
 
+    /// A segment lies `whole` in the receive buffer, `at` there, with padding and digest.
     #[inline]
-    fn step_head(&mut self, unread: &[u8]) -> Result<Option<usize>, ProtocolError> {
+    fn on_segment(&mut self, segment: Segment, whole: &[u8], input: &Chunk, at: usize) {
+        let is_good = !self.connection.replies.digests().data || is_intact(whole);
+        if segment.purpose == Purpose::Talk && is_good {
+            self.on_talk(&segment.bhs, whole.get(..segment.len).unwrap_or_default());
+        } else {
+            self.conclude(segment, Some(input.lend(at, segment.len)), is_good);
+        }
+    }
+
+    #[inline]
+    fn step_head(&mut self, input: &Chunk, at: usize, unread: &[u8]) -> Result<Option<usize>, ProtocolError> {
         let head = match pdu::parse(unread, self.connection.replies.digests())? {
             Parsed::Needs(len) => {
                 self.connection.awaiting = Awaiting::Head(len);
@@ -326,7 +333,10 @@ impl Turn<'_> {
             (self.connection.waits_for, self.connection.awaiting) = (data_in, Awaiting::Head(head.len));
             return Ok(None);
         }
-        (self.connection.waits_for, self.connection.awaiting) = (0, Awaiting::Head(BHS_LEN));
+        self.connection.waits_for = 0;
+        if let Awaiting::Head(need) = &mut self.connection.awaiting {
+            *need = BHS_LEN;
+        }
         if head.data_len > self.connection.parameters.get(Key::MaxRecvDataSegmentLength) as usize {
             return Err(ProtocolError {
                 what: "sent a data segment above MaxRecvDataSegmentLength",
@@ -357,6 +367,11 @@ impl Turn<'_> {
             }
             Purpose::Whole if whole > here && segment.len > LENT_PAYLOAD => self.gather(segment),
             Purpose::Talk | Purpose::Data { .. } | Purpose::Whole => {
+                let end = head.len.saturating_add(whole);
+                if let Some(whole) = unread.get(head.len..end) {
+                    self.on_segment(segment, whole, input, at.saturating_add(head.len));
+                    return Ok(Some(end));
+                }
                 self.connection.awaiting = Awaiting::Segment(segment);
             }
         }

@@ -75,10 +75,10 @@ impl TaskTable {
         self.immediate
     }
 
+    /// A place for a task. The caller makes it there ([`TaskTable::fill`]): it is too large to be moved for nothing.
     #[inline]
-    pub(super) fn insert(&mut self, entry: Entry) -> usize {
-        self.immediate = self.immediate.saturating_add(usize::from(entry.is_immediate));
-        let slot = match self.free.pop() {
+    pub(super) fn reserve(&mut self) -> usize {
+        match self.free.pop() {
             Some(slot) => slot,
             None => {
                 self.slots.push(None);
@@ -86,12 +86,17 @@ impl TaskTable {
                 self.generations.push(0);
                 self.slots.len().saturating_sub(1)
             }
-        };
-        if let (Some(place), Some(itt)) = (self.slots.get_mut(slot), self.itts.get_mut(slot)) {
-            *itt = entry.itt;
-            *place = Some(entry);
         }
-        slot
+    }
+
+    /// Begins a task in a place that was reserved for it.
+    #[inline]
+    pub(super) fn fill(&mut self, slot: usize, entry: Entry) -> Option<&mut Entry> {
+        self.immediate = self.immediate.saturating_add(usize::from(entry.is_immediate));
+        *self.itts.get_mut(slot)? = entry.itt;
+        let place = self.slots.get_mut(slot)?;
+        debug_assert!(place.is_none(), "a place has one task");
+        Some(place.insert(entry))
     }
 
     #[inline]
@@ -176,6 +181,14 @@ impl TaskTable {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl TaskTable {
+        fn insert(&mut self, entry: Entry) -> usize {
+            let slot = self.reserve();
+            assert!(self.fill(slot, entry).is_some());
+            slot
+        }
+    }
 
     fn entry(itt: u32, is_immediate: bool) -> Entry {
         Entry {

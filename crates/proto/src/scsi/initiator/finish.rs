@@ -2,7 +2,7 @@
 
 use super::bring_up::{Learned, UnitRefused};
 use super::extents;
-use super::job::{Command, Piece};
+use super::job::Piece;
 use super::news::question;
 use super::plan::{Kind, Terms};
 use super::queue::Queue;
@@ -30,7 +30,8 @@ impl<T: Default> Queue<T> {
     /// If the unit turns out to be no volume for us.
     #[inline]
     pub(crate) fn finish(&mut self, key: Key, outcome: Outcome<'_>) -> Result<(), UnitRefused> {
-        let Some(command) = self.commands.remove(key) else { return Ok(()) };
+        let Some(command) = self.commands.get_mut(key) else { return Ok(()) };
+        let (piece, is_whole) = (command.piece, command.is_whole(outcome.moved));
         let sense = match outcome.status {
             Status::CHECK_CONDITION => SenseCode::parse(outcome.sense),
             _ => None,
@@ -39,16 +40,16 @@ impl<T: Default> Queue<T> {
         if let Some(code) = sense {
             self.on_sense(code);
         }
-        let Some(job) = command.piece.job else {
-            return self.on_answer(verdict, sense, &command, outcome.moved);
-        };
-        if verdict == Verdict::Good && !command.is_whole(outcome.moved) {
+        let Some(job) = piece.job else { return self.on_answer(key, verdict, sense, outcome.moved) };
+        if verdict == Verdict::Good && !is_whole {
             verdict = Verdict::Failed(IoError::Medium);
         }
-        if verdict == Verdict::Good && command.piece.kind == Kind::Status {
-            self.on_lba_status(&command, job, outcome.moved);
+        if piece.kind == Kind::Status && verdict == Verdict::Good {
+            self.on_lba_status(key, job, outcome.moved);
+        } else {
+            self.commands.discard(key);
         }
-        self.finish_piece(command.piece, job, verdict);
+        self.finish_piece(piece, job, verdict);
         if !self.waiting.is_empty() {
             self.give_memory();
         }
@@ -58,13 +59,14 @@ impl<T: Default> Queue<T> {
     /// An answer to the bring-up.
     fn on_answer(
         &mut self,
+        key: Key,
         verdict: Verdict,
         sense: Option<SenseCode>,
-        command: &Command<T>,
         moved: u32,
     ) -> Result<(), UnitRefused> {
+        let Some(command) = self.commands.remove(key) else { return Ok(()) };
         if let Some(question) = question(command.piece.kind) {
-            self.on_news(question, verdict, command, moved);
+            self.on_news(question, verdict, &command, moved);
             return Ok(());
         }
         let Some(bring_up) = &mut self.bring_up else { return Ok(()) };
@@ -85,7 +87,8 @@ impl<T: Default> Queue<T> {
         Ok(())
     }
 
-    fn on_lba_status(&mut self, command: &Command<T>, job: Key, moved: u32) {
+    fn on_lba_status(&mut self, key: Key, job: Key, moved: u32) {
+        let Some(command) = self.commands.remove(key) else { return };
         let data = command.received(moved);
         let Some(job) = self.jobs.get_mut(job) else { return };
         let blocks = self.terms.blocks(job.io.offset, job.io.len);

@@ -9,6 +9,7 @@ use crate::session::{Demand, Initiator, StreamSession, Timed};
 use blockmux_wire::iscsi::scsi::*;
 use blockmux_wire::iscsi::session::*;
 use blockmux_wire::iscsi::{FLAG_FINAL, Opcode, RESERVED_TAG};
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 use zerocopy::FromZeros;
 
@@ -94,6 +95,35 @@ fn bursts_of_commands_go_where_the_least_is_to_do_in_one_sequence_and_stay_there
     client.select(2);
     let stray = client.response(&sent[0][1], Status::GOOD);
     assert!(client.send(&stray, &[]).is_err());
+}
+
+#[test]
+fn a_queue_that_one_connection_carries_stays_on_it_and_a_deeper_one_does_not() {
+    let mut client = ready(2, 0);
+    client.window = 200;
+    for tag in 0..32 {
+        client.read(tag, 0, 512);
+    }
+    let mut sent: VecDeque<_> = client.sent().into();
+    assert_eq!(sent.len(), 32);
+    // As many as a queue of that depth has in flight, over and over.
+    for tag in 0..100 {
+        client.data(&sent.pop_front().unwrap(), &pattern(512));
+        assert!(client.done().1.is_ok());
+        client.read(tag, 0, 512);
+        sent.extend(client.sent());
+        assert_eq!((sent.len(), client.session.latest_lane()), (32, 0));
+        assert!(client.session.is_awaited(0) && !client.session.is_awaited(1));
+    }
+    for tag in 0..64 {
+        client.read(tag, 0, 512);
+    }
+    assert!(client.session.is_awaited(1));
+    sent.extend(client.sent());
+    client.select(1);
+    let others = client.sent();
+    assert_eq!((sent.len() + others.len(), client.session.latest_lane()), (96, 1));
+    assert!(others.len() >= 32, "{}", others.len());
 }
 
 #[test]
