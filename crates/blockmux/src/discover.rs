@@ -2,6 +2,7 @@
 
 use crate::failure::Failure;
 use crate::output::{print, printable};
+use crate::protocol::FoundExport;
 use crate::reach;
 use blockmux_volume::units::human_size;
 
@@ -23,14 +24,22 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         return print(serde_json::to_string(&found).map_err(Failure::run)?);
     }
     for export in &found.exports {
-        let size = export.size.map_or_else(|| "size unknown".to_owned(), human_size);
-        let line = format!("{}  {size}  {}", export.url, export.description);
-        print(printable(line.trim_end()))?;
+        print(printable(&line(export)))?;
     }
     if found.left_out > 0 {
         print(format!("and {} more", found.left_out))?;
     }
     Ok(())
+}
+
+/// What is known of an export. Where there is no size, the description says why, or nobody knows.
+fn line(export: &FoundExport) -> String {
+    let FoundExport { url, description, size, .. } = export;
+    match size.map(human_size) {
+        Some(size) => format!("{url}  {size}  {description}").trim_end().to_owned(),
+        None if description.is_empty() => format!("{url}  size unknown"),
+        None => format!("{url}  {description}"),
+    }
 }
 
 const EXAMPLES: &str = "\

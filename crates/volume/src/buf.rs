@@ -8,6 +8,10 @@
 //! race; as with guest memory in a hypervisor, the bytes are never read as anything but bytes.
 #![expect(unsafe_code, reason = "the one module that reads and writes shared I/O memory")]
 
+mod caches;
+
+pub(crate) use caches::settle_streams;
+
 use crate::crc32c::Crc32c;
 use crate::pool::Home;
 use memmap2::MmapMut;
@@ -258,29 +262,6 @@ impl Seg {
         // SAFETY: in bounds.
         let start = unsafe { self.start.add(offset) };
         Seg { memory: self.memory.clone(), start, len: len as u32, writable: self.writable }
-    }
-
-    /// Tells the processor that this piece is about to be read. Then whoever copies does not wait for the translation of
-    /// its address and its first lines, one piece after the other; what follows, hardware fetches ahead by itself.
-    #[inline]
-    pub fn prefetch_to_read(&self) {
-        #[cfg(target_arch = "x86_64")]
-        for line in (0..self.len().min(PREFETCHED)).step_by(CACHE_LINE) {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            // SAFETY: in bounds, and a hint changes nothing.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(self.as_ptr().add(line).cast()) };
-        }
-    }
-
-    /// The same for one that is about to be written, whose lines other processors need not keep.
-    #[inline]
-    pub fn prefetch_to_write(&self) {
-        #[cfg(target_arch = "x86_64")]
-        for line in (0..self.len().min(PREFETCHED)).step_by(CACHE_LINE) {
-            use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
-            // SAFETY: in bounds, and a hint changes nothing.
-            unsafe { _mm_prefetch::<_MM_HINT_ET0>(self.as_ptr().add(line).cast()) };
-        }
     }
 
     /// Copies `source` to the beginning of this piece.
@@ -536,12 +517,6 @@ const PAGE: usize = 4096;
 /// From so many bytes on, memory comes from the system, in fresh pages. The allocator would do that at first, too; but
 /// once such a block was freed, it keeps blocks of that size, and clears and so touches all of the next one.
 const UNTOUCHED: usize = 256 << 10;
-
-/// How many bytes of a piece are fetched ahead, a line at a time.
-#[cfg(target_arch = "x86_64")]
-const PREFETCHED: usize = 512;
-#[cfg(target_arch = "x86_64")]
-const CACHE_LINE: usize = 64;
 
 #[cfg(test)]
 mod tests {

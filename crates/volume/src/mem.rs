@@ -3,9 +3,12 @@
 //! A read without a buffer is lent the volume's own memory. Blocks never written, or zeroed or discarded in whole
 //! units, are holes: they cost no memory and block status says so.
 //!
+//! Writes go past the processor's caches: a volume is larger than those, and to fetch what is overwritten would take as
+//! long as writing it. What was written together is settled together, before any of it is read or completes.
+//!
 //! One request can have all of the volume zeroed. That is done a part at a time, lest everybody on the core waits for it.
 
-use crate::buf::{Memory, Pages, Seg};
+use crate::buf::{Memory, Pages, Seg, settle_streams};
 use crate::io::{Completion, Extent, Io, IoError, Op, Output};
 use crate::ready::Waker;
 use crate::sg_list::SgList;
@@ -109,14 +112,13 @@ struct MemChannel {
 }
 
 impl Channel for MemChannel {
-    /// Only fetches the memory: by the time of the poll, that of all that was submitted together has come.
+    /// Only fetches the memory that is read: by the time of the poll, that of all that was submitted together has come.
     #[inline]
     fn submit(&mut self, io: Io) {
         match self.shared.info.check_within(&io, self.shared.size()) {
             Ok(()) => {
                 match io.op {
                     Op::Read => self.at(&io).prefetch_to_read(),
-                    Op::Write { .. } => self.at(&io).prefetch_to_write(),
                     Op::WriteZeroes { .. } | Op::Discard { .. } if io.len > ZEROED_AT_ONCE => {
                         return self.zeroing.push_back(io);
                     }
@@ -131,7 +133,17 @@ impl Channel for MemChannel {
     #[inline]
     fn poll(&mut self, done: &mut Vec<Completion>) {
         let mut pending = std::mem::take(&mut self.pending);
-        done.extend(pending.drain(..).map(|io| Completion { tag: io.tag, result: Ok(self.execute(io)) }));
+        let mut streams = false;
+        done.extend(pending.drain(..).map(|io| {
+            let is_write = matches!(io.op, Op::Write { .. });
+            if std::mem::replace(&mut streams, is_write) && !is_write {
+                settle_streams();
+            }
+            Completion { tag: io.tag, result: Ok(self.execute(io)) }
+        }));
+        if streams {
+            settle_streams();
+        }
         self.pending = pending;
         if !self.zeroing.is_empty() {
             self.zero_part(done);
@@ -185,7 +197,7 @@ impl MemChannel {
                 self.shared.mark_data(io.offset, io.len);
                 let here = SgList::one(self.at(&io));
                 if let Some(data) = io.data {
-                    data.copy_to_list(&here);
+                    data.stream_to_list(&here);
                 }
                 // Again, in case a discard on another core took the first mark for the state before it.
                 self.shared.mark_data(io.offset, io.len);

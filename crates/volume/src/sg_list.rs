@@ -91,14 +91,29 @@ impl SgList {
     /// If `target` is shorter.
     #[inline]
     pub fn copy_to_list(&self, target: &SgList) {
+        self.each_to(target, Seg::copy_to_seg);
+    }
+
+    /// The same as [`Seg::stream_to_seg`] does it.
+    ///
+    /// # Panics
+    /// If `target` is shorter.
+    #[inline]
+    pub(crate) fn stream_to_list(&self, target: &SgList) {
+        self.each_to(target, Seg::stream_to_seg);
+    }
+
+    /// Each piece, as far as one of `target` goes, with that.
+    #[inline]
+    fn each_to(&self, target: &SgList, copy: impl Fn(&Seg, &Seg)) {
         if let ([from], [to]) = (self.segs(), target.segs()) {
-            return from.copy_to_seg(to);
+            return copy(from, to);
         }
         let mut at = 0;
         for from in &self.0 {
             let mut done = 0;
             for to in target.slice(at, from.len()).segs() {
-                from.slice(done, to.len()).copy_to_seg(to);
+                copy(&from.slice(done, to.len()), to);
                 done += to.len();
             }
             at += from.len();

@@ -22,6 +22,7 @@ const BANS: &[Ban] = &[
         only: &[],
         may: &[
             ("crates/volume/src/buf.rs", "shared I/O memory is handled by address"),
+            ("crates/volume/src/buf/caches.rs", "so is what the processor is told of it"),
             ("crates/engine/src/ring", "the kernel owns submitted memory until its completion"),
             ("crates/engine/src/sys", "system calls that no crate wraps"),
             ("crates/engine/src/memory", "mapped and huge pages"),

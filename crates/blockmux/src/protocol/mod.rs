@@ -205,8 +205,9 @@ pub(crate) struct Found {
 pub(crate) struct FoundExport {
     pub(crate) name: String,
     pub(crate) url: String,
+    /// What it is, or why nothing is known of it.
     pub(crate) description: String,
-    /// In bytes; `None` if the server did not tell.
+    /// In bytes; `None` if the server did not tell, or was not asked.
     pub(crate) size: Option<u64>,
 }
 
@@ -243,6 +244,9 @@ impl Protocol {
 
 /// Every protocol with listeners that Blockmux has.
 pub(crate) const PROTOCOLS: &[&Protocol] = &[&NBD, &ISCSI, &ISER, &NVME_TCP];
+
+/// What there is to say of an export that others have, who may be out of our reach.
+pub(crate) const ELSEWHERE: &str = "at another address, which was not asked";
 
 /// Every protocol that has URLs.
 pub(crate) fn spoken() -> impl Iterator<Item = &'static Protocol> {

@@ -73,6 +73,17 @@ fn discovery_follows_referrals_and_does_without_one_that_does_not_answer() {
 }
 
 #[test]
+fn discovery_names_what_is_at_another_address_and_does_not_ask_there() {
+    let daemon = Daemon::serve(&["a=mem:8m", "--nvme-tcp", "127.0.0.1:0", "--nvme-tcp", "127.0.0.2:0"]);
+    let urls = daemon.urls_of("nvme+tcp");
+    let server = urls[0].split('/').take(3).collect::<Vec<_>>().join("/");
+    let listed = said(&blockmux(["discover", &server]));
+    let line = |url: &str| listed.lines().find_map(|line| line.strip_prefix(url)).unwrap_or_default();
+    assert!(line(&urls[0]).starts_with("  8 MiB  "), "{listed}");
+    assert_eq!(line(&urls[1]), "  at another address, which was not asked", "{listed}");
+}
+
+#[test]
 fn what_is_copied_there_comes_back_with_and_without_digests() {
     let daemon = Daemon::serve(&ARGS);
     let directory = tempfile::tempdir().unwrap();

@@ -3,7 +3,7 @@
 use super::{default_target, secret};
 use crate::failure::Failure;
 use crate::output::both_sizes;
-use crate::protocol::{Description, Found, FoundExport, Remote};
+use crate::protocol::{Description, ELSEWHERE, Found, FoundExport, Remote};
 use crate::reach;
 use blockmux_engine::connection::Broken;
 use blockmux_engine::initiator::iscsi::{self, ConnectError, Datamover, Endpoint, OverIwarp, OverTcp};
@@ -280,8 +280,12 @@ impl<D: Datamover> IscsiRemote<D> {
             let Ok(name) = Name::new(&target.name) else { continue };
             let place = self.place_of(address, target);
             let url = Url { target: Some(name.clone()), lun: 0, further: Vec::new(), ..place };
+            if (&url.host, url.port) != (&self.url.host, self.url.port) {
+                exports.push(FoundExport { description: ELSEWHERE.to_owned(), ..found(&url, None) });
+                continue;
+            }
             // Where one does not answer, the others will not, and each would be waited for as long.
-            if is_silent || (&url.host, url.port) != (&self.url.host, self.url.port) {
+            if is_silent {
                 exports.push(found(&url, None));
                 continue;
             }

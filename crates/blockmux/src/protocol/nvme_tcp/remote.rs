@@ -5,7 +5,7 @@ use super::default_nqn;
 use super::referrals::{self, Site, address_of};
 use crate::failure::Failure;
 use crate::output::both_sizes;
-use crate::protocol::{Description, Found, FoundExport, Remote};
+use crate::protocol::{Description, ELSEWHERE, Found, FoundExport, Remote};
 use crate::reach;
 use blockmux_engine::connection::Broken;
 use blockmux_engine::initiator::nvme::{self, ConnectError, Endpoint, host_nqn_of};
@@ -252,14 +252,14 @@ impl NvmeRemote {
             let Some(place) =
                 place.filter(|place| sites.iter().any(|site| is_same_host(&site.address, place)))
             else {
-                exports.push(export(&url, None));
+                exports.push(unseen(&url, ELSEWHERE));
                 continue;
             };
             match self.namespaces(&place, &nqn, &url) {
                 Ok(namespaces) => exports.extend(namespaces),
                 Err(error) => {
                     tracing::warn!("subsystem {nqn}: {error}");
-                    exports.push(export(&url, None));
+                    exports.push(unseen(&url, "does not tell its namespaces"));
                 }
             }
         }
@@ -270,7 +270,7 @@ impl NvmeRemote {
     fn namespaces(&self, address: &Address, nqn: &Nqn, url: &Url) -> Result<Vec<FoundExport>, ConnectError> {
         let (controller, namespaces) = nvme::namespaces(&self.endpoint(url, address, nqn, 1))?;
         let of_namespace = |namespace: &NamespaceInfo| {
-            export(&Url { nsid: namespace.nsid, ..url.clone() }, Some((&controller, namespace)))
+            export(&Url { nsid: namespace.nsid, ..url.clone() }, &controller, namespace)
         };
         Ok(namespaces.iter().map(of_namespace).collect())
     }
@@ -304,12 +304,18 @@ fn is_for_us(found: &FoundSubsystem) -> bool {
     TransportType(found.transport) == TransportType::TCP && SubsystemType(found.kind) == SubsystemType::NVM
 }
 
-fn export(url: &Url, told: Option<(&ControllerInfo, &NamespaceInfo)>) -> FoundExport {
+fn export(url: &Url, controller: &ControllerInfo, namespace: &NamespaceInfo) -> FoundExport {
+    let size = Some(namespace.size());
+    FoundExport { size, ..unseen(url, &controller.model) }
+}
+
+/// The namespace that most subsystems have, of one whose namespaces nobody has listed.
+fn unseen(url: &Url, description: &str) -> FoundExport {
     FoundExport {
         name: url.subsystem.as_ref().map(|nqn| format!("{nqn}/{}", url.nsid)).unwrap_or_default(),
         url: url.to_string(),
-        description: told.map(|(controller, _)| controller.model.clone()).unwrap_or_default(),
-        size: told.map(|(_, namespace)| namespace.size()),
+        description: description.to_owned(),
+        size: None,
     }
 }
 

@@ -1,0 +1,94 @@
+//! I/O memory and the processor's caches: what is fetched ahead of its use, and what is written past them.
+
+use super::Seg;
+
+impl Seg {
+    /// Tells the processor that this piece is about to be read. Then whoever copies does not wait for the translation of
+    /// its address and its first lines, one piece after the other; what follows, hardware fetches ahead by itself.
+    #[inline]
+    pub fn prefetch_to_read(&self) {
+        #[cfg(target_arch = "x86_64")]
+        for line in (0..self.len().min(PREFETCHED)).step_by(CACHE_LINE) {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            // SAFETY: in bounds, and a hint changes nothing.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(self.as_ptr().add(line).cast()) };
+        }
+    }
+
+    /// Copies this piece to the beginning of `target`, past the caches where whole lines are written: the processor then
+    /// fetches none of them first. For memory that nobody reads soon; [`settle_streams`] comes before anybody does.
+    ///
+    /// # Panics
+    /// As [`Seg::copy_to_seg`].
+    #[inline]
+    pub(crate) fn stream_to_seg(&self, target: &Seg) {
+        #[cfg(target_arch = "x86_64")]
+        if self.is_streamable_to(target) {
+            use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
+            assert!(self.len <= target.len && target.writable);
+            let (from, to) = (self.as_ptr().cast::<__m128i>(), target.as_ptr().cast::<__m128i>());
+            for at in 0..self.len() / size_of::<__m128i>() {
+                // SAFETY: in bounds on both sides, which do not overlap; the target is aligned; who streams settles it.
+                unsafe { _mm_stream_si128(to.add(at), _mm_loadu_si128(from.add(at))) };
+            }
+            return;
+        }
+        self.copy_to_seg(target);
+    }
+
+    /// Whether these are whole lines there, and none of them are here.
+    #[cfg(target_arch = "x86_64")]
+    #[inline]
+    fn is_streamable_to(&self, target: &Seg) -> bool {
+        let (from, to) = (self.as_ptr().addr(), target.as_ptr().addr());
+        to.is_multiple_of(CACHE_LINE)
+            && self.len().is_multiple_of(CACHE_LINE)
+            && from.abs_diff(to) >= self.len()
+    }
+}
+
+/// What this thread has streamed is seen by every thread that sees what it does next. Costs as much as streaming a few
+/// kilobytes, so once for all that was streamed together.
+#[inline]
+pub(crate) fn settle_streams() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every processor of that kind has it.
+    unsafe {
+        std::arch::x86_64::_mm_sfence();
+    }
+}
+
+/// How many bytes of a piece are fetched ahead, a line at a time.
+#[cfg(target_arch = "x86_64")]
+const PREFETCHED: usize = 512;
+#[cfg(target_arch = "x86_64")]
+const CACHE_LINE: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Memory, PAGE, Pages};
+    use super::*;
+
+    #[test]
+    fn what_is_streamed_arrives_whatever_its_place_its_length_and_where_it_comes_from() {
+        let before: Vec<u8> = (0..2 * PAGE).map(|at| (at % 251) as u8).collect();
+        for (from, to) in [(1, PAGE), (PAGE, 0), (0, 64), (64, 0), (0, 1), (7, 7)] {
+            for len in [0, 1, 63, 64, 512, 513, 4032] {
+                let memory = Memory::from_pages(&Pages::from_heap(2 * PAGE)).seg(0, 2 * PAGE);
+                memory.copy_from(&before);
+                memory.slice(from, len).stream_to_seg(&memory.slice(to, PAGE));
+                settle_streams();
+                let mut expected = before.clone();
+                expected.copy_within(from..from + len, to);
+                assert!(memory.to_vec() == expected, "{len} bytes from {from} to {to}");
+            }
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "len")]
+    fn what_does_not_fit_is_not_streamed() {
+        let memory = Memory::from_pages(&Pages::from_heap(PAGE)).seg(0, PAGE);
+        Seg::from_slice(&[0; 128]).stream_to_seg(&memory.slice(0, 64));
+    }
+}
