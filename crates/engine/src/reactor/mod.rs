@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 /// When a core that has nothing to do goes to sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PollPolicy {
-    /// After this long without activity, or up to [`LONGEST_SPIN`] as long as that would have saved sleeps.
+    /// After this long without activity, or after up to 200 us as long as that would have saved sleeps.
     Adaptive(Duration),
     /// Never: it takes a whole processor and answers fastest.
     Always,
