@@ -108,7 +108,7 @@ impl Reactor {
             } else {
                 // Also straight after activity: what is finished already ends the sleep at once.
                 self.sleep(now)?;
-                self.learn(now.elapsed());
+                self.learn(|| now.elapsed());
             }
         }
         Ok(())
@@ -117,9 +117,10 @@ impl Reactor {
     /// Spins longer if that would have saved a sleep of that length, as peers that work on a long batch make them.
     /// Two sides that each wait for the other's batch otherwise sleep in turn, and a batch that has to wake somebody
     /// takes longer still.
-    fn learn(&mut self, slept: Duration) {
+    fn learn(&mut self, slept: impl FnOnce() -> Duration) {
+        // No other policy has a use for another look at the clock.
         if let PollPolicy::Adaptive(shortest) = self.core.policy {
-            self.spin = if slept < LONGEST_SPIN { (self.spin * 2).min(LONGEST_SPIN) } else { shortest };
+            self.spin = if slept() < LONGEST_SPIN { (self.spin * 2).min(LONGEST_SPIN) } else { shortest };
         }
     }
 
@@ -327,14 +328,14 @@ mod tests {
         let shortest = reactor.spin;
         let mut spins = Vec::new();
         for slept in [10, 10, 10, 10, 10_000] {
-            reactor.learn(us(slept));
+            reactor.learn(|| us(slept));
             spins.push(reactor.spin);
         }
         assert_eq!(spins, [2 * shortest, LONGEST_SPIN, LONGEST_SPIN, LONGEST_SPIN, shortest]);
         for policy in [PollPolicy::Never, PollPolicy::Always] {
             let (mut reactor, _inbox) = Reactor::new(policy, 1 << 20).unwrap();
             let before = reactor.spin;
-            reactor.learn(us(10));
+            reactor.learn(|| us(10));
             assert_eq!(reactor.spin, before);
         }
     }
