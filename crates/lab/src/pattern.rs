@@ -143,6 +143,13 @@ impl Cursor {
     }
 }
 
+/// The numbers below `len` in a random order, which `seed` decides.
+#[must_use]
+pub fn shuffled(len: usize, seed: u64) -> Vec<usize> {
+    let order = Permutation::new(len.max(1) as u64, seed);
+    (0..len as u64).map(|place| order.at(place) as usize).collect()
+}
+
 /// A random order of the numbers below `len`.
 ///
 /// It permutes the numbers below the next power of two with steps that can each be undone (an odd factor, an
@@ -281,6 +288,16 @@ mod tests {
                 "{percent}%: {reads}"
             );
         }
+    }
+
+    #[test]
+    fn what_is_shuffled_has_every_number_once() {
+        for len in [0, 1, 2, 13] {
+            let mut numbers = shuffled(len, 7);
+            numbers.sort_unstable();
+            assert_eq!(numbers, (0..len).collect::<Vec<_>>());
+        }
+        assert_ne!(shuffled(13, 1), shuffled(13, 2));
     }
 
     #[test]

@@ -3,11 +3,13 @@
 //! A thread of its own measures, and the caller's collects what is found. A long run need not end before the bench
 //! does: whoever interrupts it gets the runs that are in, and the one that was under way ends with the process.
 
+use super::lane::Lane;
 use super::plan::Plan;
 use crate::failure::Failure;
 use crate::signals;
 use blockmux_engine::initiator::missing_connections;
 use blockmux_lab::figure::count;
+use blockmux_lab::pattern::shuffled;
 use blockmux_lab::result::{Row, Run};
 use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use std::fmt::Write;
@@ -47,7 +49,7 @@ enum Event {
 /// # Errors
 /// If it cannot begin.
 pub(super) fn measure(plan: Plan, runs: u32) -> Result<Measured, Failure> {
-    let mut rows: Vec<Row> = plan.lanes.iter().map(super::lane::Lane::row).collect();
+    let mut rows: Vec<Row> = plan.lanes.iter().map(Lane::row).collect();
     let bar = progress_bar(&plan, runs);
     let (events, incoming) = mpsc::channel();
     signals::watch(&events, |signal| Event::End(End::Signal(signal)))
@@ -83,7 +85,8 @@ fn run_all(plan: &Plan, runs: u32, bar: &ProgressBar, events: &Sender<Event>) ->
     bar.reset_elapsed();
     let mut done_ms = 0;
     for nth in 1..=runs {
-        for (at, lane) in plan.lanes.iter().enumerate() {
+        for at in order(&plan.lanes, nth) {
+            let lane = &plan.lanes[at];
             bar.set_message(format!("run {nth}/{runs}: {}, {}", lane.subject(), lane.job.name));
             let lane_ms = lane.job.ramp_time_ms + lane.job.runtime_ms;
             let missing = missing_connections();
@@ -103,6 +106,18 @@ fn run_all(plan: &Plan, runs: u32, bar: &ProgressBar, events: &Sender<Event>) ->
         }
     }
     Ok(())
+}
+
+/// The places of `lanes` in the order of the run `nth`: jobs in turn, as some need what those before them wrote, and
+/// each job's subjects shuffled. A processor that has slept a lot wakes sooner or later than one that has been busy, so
+/// whoever always came after the same subject would always have its share of that.
+fn order(lanes: &[Lane], nth: u32) -> Vec<usize> {
+    let mut order = Vec::with_capacity(lanes.len());
+    for of_one_job in lanes.chunk_by(|a, b| a.job == b.job) {
+        let first = order.len();
+        order.extend(shuffled(of_one_job.len(), u64::from(nth)).iter().map(|place| first + place));
+    }
+    order
 }
 
 fn progress_bar(plan: &Plan, runs: u32) -> ProgressBar {

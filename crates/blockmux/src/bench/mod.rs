@@ -4,7 +4,7 @@
 //!   arguments, job files, suites ──▶ plan: lanes × jobs ──▶ every lane in turn, again and again ──▶ table, JSON, page
 //! ```
 //! A lane is one subject under one job. Runs are interleaved: each lane runs once before any runs twice, so that a
-//! machine that slows down slows all of them.
+//! machine that slows down slows all of them, and in another order each time, since what ran before leaves a trace.
 
 mod cable;
 mod jobs;
