@@ -14,7 +14,6 @@ use blockmux_proto::exports::Exports;
 use blockmux_proto::frames::PortId;
 use blockmux_proto::session::Initiator;
 use blockmux_volume::Pool;
-use std::io;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -63,14 +62,6 @@ pub struct Described {
     pub disk: Disk,
     /// The stations that have it, and of how many sectors frames pass to each.
     pub stations: Vec<(String, u8)>,
-}
-
-/// Whether this process may use raw frames at all.
-///
-/// # Errors
-/// Why not.
-pub fn check_allowed(interface: &str) -> io::Result<()> {
-    crate::frames::PacketPort::open(interface, Side::Target(Share::ALL)).map(drop)
 }
 
 /// Serves disks at some interfaces, on this core: its share of what comes there. The other shares are other cores', of

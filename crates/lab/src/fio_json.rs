@@ -3,8 +3,7 @@
 //! One entry of `jobs` is one [`Row`], so a file holds a whole comparison and a tool that walks `jobs` sees every
 //! subject. Such a tool expects one measurement for each entry, so the plain fields are those of the run with the
 //! median IOPS; the fields that fio fills from its periodic samples (`iops_min`, `iops_stddev`, `bw_mean`, ...)
-//! are filled from the runs, each one sample. Tools that want one file for each job get them from
-//! [`fio_plot_files`].
+//! are filled from the runs, each one sample.
 //!
 //! Everything of ours is under the key `blockmux`: of the file, what is not a row; of a job, the row with all its
 //! runs, and the derived figures. [`from_json`] reads that back without loss, and also reads a file that fio wrote.
@@ -29,36 +28,7 @@ pub use read::{ReportError, from_json, merge};
 pub fn to_json(comparison: &Comparison) -> String {
     let labels = Labels::of(comparison);
     let jobs = comparison.rows.iter().enumerate();
-    let jobs = jobs.map(|(index, row)| job_entry(comparison, &labels, row, index)).collect();
-    document(comparison, jobs)
-}
-
-/// The same as one document for each row, for tools that find jobs by file name as fio-plot does: (relative path,
-/// text), such as `nbd-4k/randread-32-1.json`. A directory holds one subject at one block size.
-#[must_use]
-pub fn fio_plot_files(comparison: &Comparison) -> Vec<(String, String)> {
-    let labels = Labels::of(comparison);
-    let file = |row: &Row| {
-        let job = &row.job;
-        let subject = labels.label(row).replace(|c: char| !c.is_ascii_alphanumeric(), "-");
-        let rw = job.rw.name().to_owned();
-        let path =
-            format!("{subject}-{}/{rw}-{}-{}.json", short(u64::from(job.bs)), job.iodepth, job.numjobs);
-        (path, document(comparison, vec![job_entry(comparison, &labels, row, 0)]))
-    };
-    comparison.rows.iter().map(file).collect()
-}
-
-/// What `blockmux` holds at the top of a file; rows are with their jobs.
-#[derive(serde::Serialize, serde::Deserialize)]
-struct Header {
-    /// Counted up when a reader of the old shape would misread the new one.
-    format: u32,
-    #[serde(flatten)]
-    comparison: Comparison,
-}
-
-fn document(comparison: &Comparison, jobs: Vec<Value>) -> String {
+    let jobs: Vec<Value> = jobs.map(|(index, row)| job_entry(comparison, &labels, row, index)).collect();
     let unix_s = when::unix_s(&comparison.started).unwrap_or(0);
     let without_rows = Comparison { rows: Vec::new(), ..comparison.clone() };
     let document = json!({
@@ -70,6 +40,15 @@ fn document(comparison: &Comparison, jobs: Vec<Value>) -> String {
         "blockmux": Header { format: FORMAT, comparison: without_rows },
     });
     format!("{document:#}\n")
+}
+
+/// What `blockmux` holds at the top of a file; rows are with their jobs.
+#[derive(serde::Serialize, serde::Deserialize)]
+struct Header {
+    /// Counted up when a reader of the old shape would misread the new one.
+    format: u32,
+    #[serde(flatten)]
+    comparison: Comparison,
 }
 
 fn job_entry(comparison: &Comparison, labels: &Labels, row: &Row, index: usize) -> Value {

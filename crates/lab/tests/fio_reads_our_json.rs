@@ -3,7 +3,7 @@
 #[allow(dead_code, reason = "each test file uses its own part of the fixture")]
 mod fixture;
 
-use blockmux_lab::fio_json::{fio_plot_files, from_json, merge, to_json};
+use blockmux_lab::fio_json::{from_json, merge, to_json};
 use blockmux_lab::job::Rw;
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -134,18 +134,6 @@ fn the_latency_buckets_hold_every_io() {
         let sum: f64 = values.map(|value| value.as_f64().unwrap()).sum();
         assert!((sum - 100.0).abs() < 1e-6, "{}: {sum}", job["jobname"]);
     }
-}
-
-#[test]
-fn a_file_for_each_job_is_named_as_plotting_tools_expect() {
-    let files = fio_plot_files(&fixture::comparison());
-    assert_eq!(files[1].0, "nbd-adaptive-4k/randread-1-1.json");
-    let document: Value = serde_json::from_str(&files[1].1).unwrap();
-    assert_eq!(document["jobs"].as_array().unwrap().len(), 1);
-    let mut names: Vec<_> = files.iter().map(|file| &file.0).collect();
-    names.sort();
-    names.dedup();
-    assert_eq!(names.len(), files.len());
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! What a volume is: the only thing that targets, attachments and the lab know of storage.
+//! What a volume is: the only thing that targets, commands and the lab know of storage.
 //!
 //! A [`Volume`] is shared by all cores; each core opens its own [`Channel`] to it, submits [`Io`] there and
 //! collects exactly one [`Completion`] for each. An initiator is a volume, and so is a stripe of volumes or a

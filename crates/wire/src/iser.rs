@@ -11,7 +11,7 @@
 //! RFC's in snake case. [`CmHeader`] is what both sides say in the private data of the connection.
 
 use crate::open_enum::open_enum;
-use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, U32, U64, Unaligned};
+use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U32, U64, Unaligned};
 
 /// In front of an iSCSI control-type PDU. A tag of 0 and offset 0 stand where there is no such memory.
 #[derive(
@@ -83,36 +83,6 @@ impl ControlHeader {
     }
 }
 
-/// The first message of an initiator, where both sides have agreed on `iSERHelloRequired`; Linux never sends it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct Hello {
-    /// [`IserOpcode::HELLO`].
-    pub opcode_flags: u8,
-    /// The versions that are spoken: the greatest in the high half, the least in the low one.
-    pub versions: u8,
-    /// RDMA Reads that the initiator takes at a time.
-    pub iser_ird: U16<BE>,
-    /// Zero.
-    pub reserved: [u8; 24],
-}
-const _: () = assert!(size_of::<Hello>() == HEADER_LEN);
-
-/// The target's answer to [`Hello`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct HelloReply {
-    /// [`IserOpcode::HELLO_REPLY`], and [`FLAG_REJECT`] if the connection is refused.
-    pub opcode_flags: u8,
-    /// The greatest version that is spoken in the high half, the one to be spoken in the low one.
-    pub versions: u8,
-    /// RDMA Reads that the target sends at a time.
-    pub iser_ord: U16<BE>,
-    /// Zero.
-    pub reserved: [u8; 24],
-}
-const _: () = assert!(size_of::<HelloReply>() == HEADER_LEN);
-
 /// What both sides put at the front of the private data with which they connect.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
@@ -145,9 +115,9 @@ open_enum! {
     pub enum IserOpcode(u8) {
         /// [`ControlHeader`].
         CONTROL = 1,
-        /// [`Hello`].
+        /// The first message of an initiator, where both sides have agreed on `iSERHelloRequired`; Linux never sends it.
         HELLO = 2,
-        /// [`HelloReply`].
+        /// The target's answer to that.
         HELLO_REPLY = 3,
     }
 }
@@ -159,8 +129,6 @@ pub const HEADER_LEN: usize = 28;
 pub const FLAG_WRITE_STAG: u8 = 0x08;
 /// RSV: the read tag and offset are valid.
 pub const FLAG_READ_STAG: u8 = 0x04;
-/// REJ, in [`HelloReply`].
-pub const FLAG_REJECT: u8 = 0x01;
 
 /// Addresses in headers are not counted from the begin of the memory.
 pub const NO_ZERO_BASED_ADDRESSES: u8 = 0x80;
@@ -246,15 +214,6 @@ mod tests {
         assert_eq!((CmHeader::of(&[0x80, 0, 0]), CmHeader::of(&[])), (None, None));
     }
 
-    #[test]
-    fn hellos_are_as_long_as_other_headers() {
-        let (hello, _) = Hello::read_from_prefix(&[0x20, 0xa1, 0, 8].concat_zeroes()).unwrap();
-        assert_eq!((hello.opcode_flags >> 4, hello.iser_ird.get()), (IserOpcode::HELLO.0, 8));
-        let (reply, _) = HelloReply::read_from_prefix(&[0x31, 0xaa, 0, 4].concat_zeroes()).unwrap();
-        assert_eq!((reply.opcode_flags >> 4, reply.iser_ord.get()), (IserOpcode::HELLO_REPLY.0, 4));
-        assert!(reply.opcode_flags & FLAG_REJECT != 0);
-    }
-
     /// Without an allocator, arrays stand in for vectors.
     trait ConcatTo {
         fn concat_to<const N: usize>(&self) -> [u8; N];
@@ -267,16 +226,6 @@ mod tests {
             core::array::from_fn(|at| {
                 first.get(at).or(second.get(at.wrapping_sub(first.len()))).copied().unwrap()
             })
-        }
-    }
-
-    trait ConcatZeroes {
-        fn concat_zeroes(self) -> [u8; HEADER_LEN];
-    }
-
-    impl ConcatZeroes for [u8; 4] {
-        fn concat_zeroes(self) -> [u8; HEADER_LEN] {
-            core::array::from_fn(|at| self.get(at).copied().unwrap_or_default())
         }
     }
 }

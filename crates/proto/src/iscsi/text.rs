@@ -77,11 +77,6 @@ impl Text {
         self.push(key, &value.to_string());
     }
 
-    /// Appends a pair whose value is Yes or No.
-    pub fn push_bool(&mut self, key: &str, value: bool) {
-        self.push(key, if value { YES } else { NO });
-    }
-
     /// Appends a pair whose value is binary, in hexadecimal.
     pub fn push_binary(&mut self, key: &str, value: &[u8]) {
         let mut text = String::from("0x");
@@ -237,7 +232,7 @@ mod tests {
         let mut text = Text::default();
         text.push("SendTargets", "All");
         text.push_number("MaxBurstLength", 262_144);
-        text.push_bool("InitialR2T", false);
+        text.push("InitialR2T", NO);
         text.push_binary("CHAP_C", b"\x00\xff");
         text.push("X-com.example.empty", "");
         let bytes =

@@ -4,9 +4,10 @@ use super::node::{Node, Port, Referral, SecureChannel};
 use crate::nvme::MQES;
 use crate::nvme::nqn::Nqn;
 use blockmux_wire::nvmeof::fabrics::{
-    AddressFamily, CNTLID_DYNAMIC, DiscoveryEntry, DiscoveryHeader, EFLAGS_DUPRETINFO, SECTYPE_TLS_1_3,
-    SubsystemType, TREQ_DISABLE_SQ_FLOW_CONTROL, TREQ_NOT_REQUIRED, TREQ_REQUIRED, TransportType,
+    AddressFamily, CNTLID_DYNAMIC, DiscoveryEntry, DiscoveryHeader, EFLAGS_DUPRETINFO, SubsystemType,
+    TREQ_DISABLE_SQ_FLOW_CONTROL, TREQ_NOT_REQUIRED, TREQ_REQUIRED, TransportType,
 };
+use blockmux_wire::nvmeof::tcp::SecurityType;
 use core::net::{IpAddr, SocketAddr};
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -41,12 +42,12 @@ fn entry(
 ) -> DiscoveryEntry {
     let address = SocketAddr::new(port.reached_at(local), port.address.port());
     let (treq, sectype) = match secure_channel {
-        SecureChannel::None => (0, 0),
-        SecureChannel::NotRequired => (TREQ_NOT_REQUIRED, SECTYPE_TLS_1_3),
-        SecureChannel::Required => (TREQ_REQUIRED, SECTYPE_TLS_1_3),
+        SecureChannel::None => (0, SecurityType::NONE),
+        SecureChannel::NotRequired => (TREQ_NOT_REQUIRED, SecurityType::TLS_1_3),
+        SecureChannel::Required => (TREQ_REQUIRED, SecurityType::TLS_1_3),
     };
     let mut tsas = [0; 256];
-    tsas[0] = sectype;
+    tsas[0] = sectype.0;
     let is_discovery = subtype == SubsystemType::CURRENT_DISCOVERY;
     DiscoveryEntry {
         treq: TREQ_DISABLE_SQ_FLOW_CONTROL | treq,

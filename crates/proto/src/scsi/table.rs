@@ -210,7 +210,6 @@ const fn token_command(service_action: u16, begin: Begin) -> Entry {
     action(Opcode::THIRD_PARTY_COPY_OUT, service_action, usage, Rules::NEEDS_MEDIUM, begin)
 }
 
-/// A service action of SANITIZE.
 /// A service action of SANITIZE; what is under way or has failed, it looks at itself.
 const fn erase(service_action: u16, begin: Begin) -> Entry {
     let rules = Rules::NEEDS_MEDIUM.and(Rules::DESPITE_SANITIZE);

@@ -1,7 +1,7 @@
 //! Additional Header Segments (RFC 7143 §11.2.2).
 
 use crate::open_enum::open_enum;
-use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, U32, Unaligned};
+use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, Unaligned};
 
 /// What each segment begins with; `ahs_length` bytes follow the first three, and padding to four.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -16,23 +16,12 @@ pub struct AhsHead {
 }
 const _: () = assert!(size_of::<AhsHead>() == 4);
 
-/// The whole of an Expected Bidirectional Read Data Length segment (RFC 7143 §11.2.2.4).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct BidirectionalReadLength {
-    /// Length 5, [`AhsType::BIDIRECTIONAL_READ_DATA_LENGTH`].
-    pub head: AhsHead,
-    /// In bytes.
-    pub expected_read_data_length: U32<BE>,
-}
-const _: () = assert!(size_of::<BidirectionalReadLength>() == 8);
-
 open_enum! {
     /// What a segment holds (RFC 7143 §11.2.2.1).
     pub enum AhsType(u8) {
         /// What a CDB has beyond 16 bytes.
         EXTENDED_CDB = 1,
-        /// [`BidirectionalReadLength`].
+        /// Room for what a bidirectional command reads, in 32 bits.
         BIDIRECTIONAL_READ_DATA_LENGTH = 2,
     }
 }

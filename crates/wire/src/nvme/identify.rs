@@ -21,7 +21,7 @@ open_enum! {
         ACTIVE_NAMESPACE_LIST = 0x02,
         /// [`NamespaceDescriptor`]s.
         NAMESPACE_IDENTIFICATION_DESCRIPTORS = 0x03,
-        /// Of the command set in CDW11: [`IdentifyNamespaceNvm`].
+        /// Of the command set in CDW11; for the NVM Command Set, zeroes where there is no protection information (figure 100).
         IO_COMMAND_SET_NAMESPACE = 0x05,
         /// Of the command set in CDW11: [`IdentifyControllerNvm`].
         IO_COMMAND_SET_CONTROLLER = 0x06,
@@ -357,23 +357,6 @@ pub struct IdentifyNamespaceIndependent {
     pub reserved_15: [u8; 4081],
 }
 const _: () = assert!(size_of::<IdentifyNamespaceIndependent>() == IDENTIFY_LEN);
-
-/// What the NVM Command Set adds about a namespace (NVM Command Set 1.0 figure 100).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct IdentifyNamespaceNvm {
-    /// Storage tag mask.
-    pub lbstm: U64<LE>,
-    /// Protection information capabilities.
-    pub pic: u8,
-    #[doc(hidden)]
-    pub reserved_9: [u8; 3],
-    /// Extended formats.
-    pub elbaf: [U32<LE>; 64],
-    #[doc(hidden)]
-    pub reserved_268: [u8; 3828],
-}
-const _: () = assert!(size_of::<IdentifyNamespaceNvm>() == IDENTIFY_LEN);
 
 /// What the NVM Command Set adds about a controller (NVM Command Set 1.0 figure 101).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]

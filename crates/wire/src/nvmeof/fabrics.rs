@@ -245,8 +245,6 @@ pub const EFLAGS_DUPRETINFO: u16 = 1;
 pub const EFLAGS_EPCSD: u16 = 1 << 1;
 /// TREQ: a secure channel is required.
 pub const TREQ_REQUIRED: u8 = 1;
-/// SECTYPE, the first byte of TSAS with NVMe/TCP: TLS 1.3.
-pub const SECTYPE_TLS_1_3: u8 = 2;
 /// TREQ: a secure channel is not required.
 pub const TREQ_NOT_REQUIRED: u8 = 2;
 /// TREQ: SQ flow control can be disabled.

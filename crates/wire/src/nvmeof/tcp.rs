@@ -183,7 +183,7 @@ open_enum! {
 }
 
 open_enum! {
-    /// SECTYPE of a discovery log entry (TCP Transport 1.0 figure 4).
+    /// SECTYPE, the first byte of TSAS in a discovery log entry (TCP Transport 1.0 figure 4).
     pub enum SecurityType(u8) {
         /// None.
         NONE = 0,
