@@ -2,7 +2,7 @@
 
 use super::bytes::{first_difference, or};
 use super::sense::Sense;
-use super::task::{Action, Context, Outcome, PIECE, Work};
+use super::task::{Action, Context, Outcome, PIECE, Range, Work};
 use crate::served::RangeGuard;
 use blockmux_volume::{Op, Output, Seg, SgList};
 use blockmux_wire::scsi::cdb::FUA;
@@ -20,15 +20,7 @@ pub(super) fn compare_and_write(cx: &mut Context<'_>) -> Outcome {
         // Whoever sends data along means more blocks than the field can say.
         return if cx.command.data_out_len > 0 { Err(Sense::in_cdb(13).into()) } else { Ok(Action::good()) };
     }
-    cx.work(ReadModifyWrite {
-        kind: Kind::CompareAndWrite,
-        offset: range.offset,
-        len: range.len,
-        at: 0,
-        fua: range.flags & FUA != 0,
-        data: SgList::default(),
-        guard: None,
-    });
+    cx.work(ReadModifyWrite::of(Kind::CompareAndWrite, &range));
     cx.exact_data_out(range.len.saturating_mul(2))
 }
 
@@ -40,15 +32,7 @@ pub(super) fn orwrite(cx: &mut Context<'_>) -> Outcome {
     if range.len == 0 {
         return Ok(Action::good());
     }
-    cx.work(ReadModifyWrite {
-        kind: Kind::Or,
-        offset: range.offset,
-        len: range.len,
-        at: 0,
-        fua: range.flags & FUA != 0,
-        data: SgList::default(),
-        guard: None,
-    });
+    cx.work(ReadModifyWrite::of(Kind::Or, &range));
     cx.data_out(range.len)
 }
 
@@ -72,6 +56,13 @@ struct ReadModifyWrite {
 }
 
 impl ReadModifyWrite {
+    /// Of a range, from its beginning.
+    fn of(kind: Kind, range: &Range) -> ReadModifyWrite {
+        let fua = range.flags & FUA != 0;
+        let (offset, len) = (range.offset, range.len);
+        ReadModifyWrite { kind, offset, len, at: 0, fua, data: SgList::default(), guard: None }
+    }
+
     /// What is read and written next, in bytes.
     fn piece(&self) -> u64 {
         match self.kind {
