@@ -1,15 +1,23 @@
-//! What URIs of all protocols are made of (RFC 3986): hosts and ports, percent-encoding, and our own durations.
+//! What URIs of all protocols are made of (RFC 3986): hosts and ports, percent-encoding, and parameters.
 
 pub use crate::session::DEFAULT_TIMEOUT;
+use blockmux_volume::units::{format_duration, parse_duration};
+use std::ffi::OsString;
 use std::fmt;
+use std::ops::RangeInclusive;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// The most connections of one channel to one volume.
 pub const MAX_CONNECTIONS: u32 = 16;
 /// How long to try to reconnect when the URI says nothing.
 pub const DEFAULT_RECONNECT: Duration = Duration::from_secs(60);
+/// The longest time to try to reconnect.
+pub const MAX_RECONNECT: Duration = Duration::from_secs(24 * 3600);
 /// The most places that a URL names, each a path of its own.
 pub const MAX_PORTALS: usize = 8;
+
 /// What is wrong with a parameter of a URI.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("parameter {part:?}: {problem}")]
@@ -17,11 +25,14 @@ pub struct ParameterError {
     /// As it was written.
     pub part: String,
     /// What to do.
-    pub problem: &'static str,
+    pub problem: String,
 }
 
-/// The longest time to try to reconnect.
-pub const MAX_RECONNECT: Duration = Duration::from_secs(24 * 3600);
+impl ParameterError {
+    pub(crate) fn new(part: &str, problem: impl Into<String>) -> ParameterError {
+        ParameterError { part: shown(part), problem: problem.into() }
+    }
+}
 
 /// Reads `host`, `host:port` or `[IPv6]:port`; the port is `None` if there is none.
 pub(crate) fn host_and_port(authority: &str) -> Result<(String, Option<u16>), &'static str> {
@@ -141,41 +152,118 @@ pub(crate) fn encode(f: &mut fmt::Formatter<'_>, bytes: &[u8], also: &[u8]) -> f
     Ok(())
 }
 
-/// What to do where [`read_duration`] finds none.
-pub(crate) const A_DURATION: &str = "give a time such as 500ms, 30s, 5m or 2h, at most 24h";
-
-/// Reads a whole number with a unit, or 0.
-pub(crate) fn read_duration(text: &str) -> Option<Duration> {
-    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let (number, unit) = text.split_at_checked(end)?;
-    let number: u64 = number.parse().ok()?;
-    let unit_ms = match unit {
-        "" if number == 0 => 1,
-        "ms" => 1,
-        "s" => 1000,
-        "m" => 60_000,
-        "h" => 3_600_000,
-        _ => return None,
-    };
-    let time = Duration::from_millis(number.checked_mul(unit_ms)?);
-    (time <= MAX_RECONNECT).then_some(time)
+/// A parameter of a query.
+pub(crate) struct Parameter<'a> {
+    pub(crate) key: &'a str,
+    /// Percent-encoding undone.
+    pub(crate) value: Vec<u8>,
+    /// As it was written, if that may be shown.
+    shown: &'a str,
 }
 
-/// A duration as [`read_duration`] reads it, in the largest unit that is exact.
-pub(crate) struct Written(pub(crate) Duration);
+/// Reads a query: parameters joined by `&`, none of them twice. Of one that is not among those `known` no value is shown:
+/// it may be somebody's way to write a secret.
+pub(crate) fn parameters<'a>(query: &'a str, known: &[&str]) -> Result<Vec<Parameter<'a>>, ParameterError> {
+    let mut parameters: Vec<Parameter<'_>> = Vec::new();
+    for part in query.split('&').filter(|part| !part.is_empty()) {
+        let (key, raw) = part.split_once('=').unwrap_or((part, ""));
+        let shown = if known.contains(&key) { part } else { key };
+        if parameters.iter().any(|other| other.key == key) {
+            return Err(ParameterError::new(shown, "given twice; remove one"));
+        }
+        let value = decode(raw).map_err(|problem| ParameterError::new(shown, problem))?;
+        parameters.push(Parameter { key, value, shown });
+    }
+    Ok(parameters)
+}
 
-impl fmt::Display for Written {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ms = self.0.as_millis();
-        if ms == 0 {
-            return f.write_str("0s");
-        }
-        let units = [("h", 3_600_000), ("m", 60_000), ("s", 1000)];
-        for (unit, unit_ms) in units {
-            if let (Some(number), Some(0)) = (ms.checked_div(unit_ms), ms.checked_rem(unit_ms)) {
-                return write!(f, "{number}{unit}");
+impl Parameter<'_> {
+    pub(crate) fn wrong(&self, problem: impl Into<String>) -> ParameterError {
+        ParameterError::new(self.shown, problem)
+    }
+
+    /// It is none of those that there are.
+    pub(crate) fn unknown(&self, known: &[&str]) -> ParameterError {
+        let problem = match known {
+            [most @ .., last] if !most.is_empty() => {
+                format!("unknown; known are {} and {last}", most.join(", "))
             }
+            _ => format!("unknown; known is {}", known.concat()),
+        };
+        self.wrong(problem)
+    }
+
+    pub(crate) fn text(&self) -> Result<&str, ParameterError> {
+        std::str::from_utf8(&self.value).map_err(|_| self.wrong("is not UTF-8"))
+    }
+
+    pub(crate) fn is_on(&self) -> Result<bool, ParameterError> {
+        match self.value.as_slice() {
+            b"on" => Ok(true),
+            b"off" => Ok(false),
+            _ => Err(self.wrong("write on or off")),
         }
-        write!(f, "{ms}ms")
+    }
+
+    /// A whole number, written in digits alone.
+    pub(crate) fn number(&self, range: RangeInclusive<u32>) -> Result<u32, ParameterError> {
+        let number = self.text().ok().filter(|text| text.bytes().all(|digit| digit.is_ascii_digit()));
+        let number = number.and_then(|text| text.parse().ok()).filter(|number| range.contains(number));
+        number.ok_or_else(|| self.wrong(format!("give a number from {} to {}", range.start(), range.end())))
+    }
+
+    /// The name of a file, in any bytes.
+    pub(crate) fn path(&self) -> Result<PathBuf, ParameterError> {
+        if self.value.is_empty() || self.value.contains(&0) {
+            return Err(self.wrong("name a file"));
+        }
+        Ok(OsString::from_vec(self.value.clone()).into())
+    }
+
+    /// A time of whole milliseconds, at most [`MAX_RECONNECT`].
+    pub(crate) fn time(&self) -> Result<Duration, ParameterError> {
+        let is_whole = |time: &Duration| time.subsec_nanos().is_multiple_of(1_000_000);
+        let time = self.text().ok().and_then(|text| parse_duration(text).ok());
+        time.filter(|time| is_whole(time) && *time <= MAX_RECONNECT)
+            .ok_or_else(|| self.wrong("give a time such as 500ms, 30s, 5m or 2h, at most 24h"))
     }
 }
+
+/// Writes a query as [`parameters`] reads it.
+pub(crate) struct Query<'a, 'b> {
+    f: &'a mut fmt::Formatter<'b>,
+    separator: char,
+}
+
+impl<'a, 'b> Query<'a, 'b> {
+    pub(crate) fn new(f: &'a mut fmt::Formatter<'b>) -> Query<'a, 'b> {
+        Query { f, separator: '?' }
+    }
+
+    /// A parameter, if it has a value.
+    pub(crate) fn put(&mut self, key: &str, value: Option<impl fmt::Display>) -> fmt::Result {
+        value.map_or(Ok(()), |value| self.bytes(key, value.to_string().as_bytes()))
+    }
+
+    pub(crate) fn put_path(&mut self, key: &str, path: Option<&Path>) -> fmt::Result {
+        path.map_or(Ok(()), |path| self.bytes(key, path.as_os_str().as_bytes()))
+    }
+
+    /// A time, unless it is what is meant without a word.
+    pub(crate) fn put_time(&mut self, key: &str, time: Duration, default: Duration) -> fmt::Result {
+        self.put(key, (time != default).then(|| format_duration(time)))
+    }
+
+    fn bytes(&mut self, key: &str, value: &[u8]) -> fmt::Result {
+        write!(self.f, "{}{key}=", std::mem::replace(&mut self.separator, '&'))?;
+        encode(self.f, value, b"/:@")
+    }
+}
+
+/// A part that an error repeats.
+pub(crate) fn shown(part: &str) -> String {
+    part.chars().take(MAX_SHOWN).collect()
+}
+
+/// In characters.
+const MAX_SHOWN: usize = 256;

@@ -106,9 +106,11 @@ pub fn human_size(bytes: u64) -> String {
 #[must_use]
 pub fn format_duration(duration: Duration) -> String {
     let ns = duration.as_nanos();
-    let below_minutes = &DURATION_UNITS[..4];
+    if ns == 0 {
+        return "0s".to_owned();
+    }
     let fits = |(_, unit_ns): &&(&str, u64)| ns.is_multiple_of((*unit_ns).into());
-    let (name, unit_ns) = below_minutes.iter().rev().find(fits).unwrap_or(&DURATION_UNITS[0]);
+    let (name, unit_ns) = DURATION_UNITS.iter().rev().find(fits).unwrap_or(&DURATION_UNITS[0]);
     format!("{}{name}", ns / u128::from(*unit_ns))
 }
 

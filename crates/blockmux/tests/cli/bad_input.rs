@@ -166,7 +166,7 @@ const WRONG: &[(&[&str], &str)] = &[
     ),
     (
         &["info", "nbd://host/a?b=1"],
-        "nbd://host/a?b=1: parameter \"b=1\": unknown; known are socket, connections, reconnect and timeout",
+        "nbd://host/a?b=1: parameter \"b\": unknown; known are socket, connections, reconnect and timeout",
     ),
     (
         &["discover", "nbd+unix:///?socket=/nowhere/socket"],

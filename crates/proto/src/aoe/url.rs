@@ -3,7 +3,7 @@
 //! answer.
 
 use super::Address;
-use crate::uri::{A_DURATION, DEFAULT_RECONNECT, ParameterError, Written, read_duration};
+use crate::uri::{self, DEFAULT_RECONNECT, ParameterError, Query};
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
@@ -54,20 +54,17 @@ impl FromStr for Url {
             "" => None,
             path => Some(path.parse().map_err(|error| UrlError::Address(path.to_owned(), error))?),
         };
-        let mut reconnect = None;
-        for part in query.split('&').filter(|part| !part.is_empty()) {
-            let wrong = |problem| UrlError::Parameter(ParameterError { part: part.to_owned(), problem });
-            let (name, value) = part.split_once('=').unwrap_or((part, ""));
-            if name != "reconnect" {
-                return Err(wrong("unknown; known is reconnect"));
+        let mut reconnect = DEFAULT_RECONNECT;
+        for parameter in uri::parameters(query, &KEYS)? {
+            match parameter.key {
+                "reconnect" => reconnect = parameter.time()?,
+                _ => return Err(parameter.unknown(&KEYS).into()),
             }
-            let time = read_duration(value).filter(|time| !time.is_zero());
-            let time = time.ok_or(wrong(A_DURATION))?;
-            if reconnect.replace(time).is_some() {
-                return Err(wrong("given twice; remove one"));
+            if reconnect.is_zero() {
+                return Err(parameter.wrong("give a time of 1ms or more").into());
             }
         }
-        Ok(Url { interfaces, address, reconnect: reconnect.unwrap_or(DEFAULT_RECONNECT) })
+        Ok(Url { interfaces, address, reconnect })
     }
 }
 
@@ -77,10 +74,7 @@ impl fmt::Display for Url {
         if let Some(address) = self.address {
             write!(f, "/{address}")?;
         }
-        if self.reconnect != DEFAULT_RECONNECT {
-            write!(f, "?reconnect={}", Written(self.reconnect))?;
-        }
-        Ok(())
+        Query::new(f).put_time("reconnect", self.reconnect, DEFAULT_RECONNECT)
     }
 }
 
@@ -89,6 +83,8 @@ fn is_interface(name: &str) -> bool {
     let is_sane = |byte: u8| byte.is_ascii_graphic() && byte != b'/' && byte != b':';
     (1..=15).contains(&name.len()) && name.bytes().all(is_sane) && name != "." && name != ".."
 }
+
+const KEYS: [&str; 1] = ["reconnect"];
 
 #[cfg(test)]
 mod tests {
@@ -115,10 +111,10 @@ mod tests {
             ("aoe://eth0,,eth1/e1.2", "no name of a network interface"),
             ("aoe://an-interface-of-17/e1.2", "no name of a network interface"),
             ("aoe://eth0/1.2", "eSHELF.SLOT"),
-            ("aoe://eth0/e1.2?x=1", "\"x=1\": unknown; known is reconnect"),
+            ("aoe://eth0/e1.2?x=1", "\"x\": unknown; known is reconnect"),
             ("aoe://eth0/e1.2?reconnect=-1s", "give a time such as"),
             ("aoe://eth0/e1.2?reconnect=5", "give a time such as"),
-            ("aoe://eth0/e1.2?reconnect=0", "give a time such as"),
+            ("aoe://eth0/e1.2?reconnect=0", "give a time of 1ms or more"),
             ("aoe://eth0/e1.2?reconnect=25h", "at most 24h"),
             ("aoe://eth0/e1.2?reconnect=5s&reconnect=5s", "given twice"),
         ];

@@ -23,13 +23,10 @@ use super::login::chap::Secret;
 use super::name::{Name, NameError};
 pub use crate::uri::MAX_PORTALS;
 use crate::uri::{
-    self, A_DURATION, DEFAULT_RECONNECT, DEFAULT_TIMEOUT, MAX_CONNECTIONS, ParameterError, Written, decode,
-    encode, read_duration,
+    self, DEFAULT_RECONNECT, DEFAULT_TIMEOUT, MAX_CONNECTIONS, Parameter, ParameterError, Query, decode,
 };
 use blockmux_wire::iscsi::ISCSI_DEFAULT_PORT;
-use std::ffi::OsString;
 use std::fmt;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -140,7 +137,7 @@ impl FromStr for Url {
         };
         let (authority, path) = place.split_once('/').unwrap_or((place, ""));
         let mut portals = uri::portals(authority, ISCSI_DEFAULT_PORT)
-            .map_err(|(part, problem)| UrlError::Host { part: part.to_owned(), problem })?;
+            .map_err(|(part, problem)| UrlError::Host { part: uri::shown(part), problem })?;
         let (host, port) = portals.remove(0);
         let (target, lun) = target_and_lun(path)?;
         let mut url = Url {
@@ -168,7 +165,9 @@ impl FromStr for Url {
         if let Some(user) = user {
             url.set_user(user)?;
         }
-        url.set_parameters(query)?;
+        for parameter in uri::parameters(query, &KEYS)? {
+            url.set(&parameter)?;
+        }
         url.check()
     }
 }
@@ -196,99 +195,51 @@ impl Url {
         Ok(())
     }
 
-    fn set_parameters(&mut self, query: &str) -> Result<(), UrlError> {
-        let mut seen: Vec<&str> = Vec::new();
-        for part in query.split('&').filter(|part| !part.is_empty()) {
-            let (key, raw) = part.split_once('=').unwrap_or((part, ""));
-            // An unknown one may be somebody's way to write a password.
-            let shown = if KEYS.contains(&key) { part } else { key };
-            let wrong = |problem| UrlError::Parameter(ParameterError { part: shown.to_owned(), problem });
-            if seen.contains(&key) {
-                return Err(wrong("given twice; remove one"));
+    fn set(&mut self, parameter: &Parameter<'_>) -> Result<(), UrlError> {
+        let wrong = |problem| Err(parameter.wrong(problem).into());
+        let has_rdma = self.rdma.is_some();
+        match parameter.key {
+            "user" if self.user.is_some() => return wrong("stands before the @, too; remove one"),
+            "user" => self.user = Some(user(parameter)?),
+            "secret_file" => self.secret_file = Some(parameter.path()?),
+            "mutual_user" => self.mutual_user = Some(user(parameter)?),
+            "mutual_secret_file" => self.mutual_secret_file = Some(parameter.path()?),
+            "initiator" => {
+                let part = parameter.text()?;
+                let name = Name::new(part);
+                self.initiator =
+                    Some(name.map_err(|problem| UrlError::Name { part: part.to_owned(), problem })?);
             }
-            seen.push(key);
-            let value = decode(raw).map_err(wrong)?;
-            if matches!(key, "secret_file" | "mutual_secret_file") {
-                if value.is_empty() || value.contains(&0) {
-                    return Err(wrong("name a file"));
-                }
-                let path = Some(OsString::from_vec(value).into());
-                if key == "secret_file" {
-                    self.secret_file = path
-                } else {
-                    self.mutual_secret_file = path
-                }
-                continue;
-            }
-            let value = String::from_utf8(value).map_err(|_| wrong("is not UTF-8"))?;
-            self.set_parameter(key, &value).map_err(|problem| match problem {
-                Problem::Words(problem) => wrong(problem),
-                Problem::Name(problem) => UrlError::Name { part: value.clone(), problem },
-            })?;
-        }
-        Ok(())
-    }
-
-    fn set_parameter(&mut self, key: &str, value: &str) -> Result<(), Problem> {
-        let on_off = || match value {
-            "on" => Ok(true),
-            "off" => Ok(false),
-            _ => Err(Problem::Words("write on or off")),
-        };
-        let user = || {
-            let is_user = !value.is_empty() && !value.contains(['\0', '@']);
-            is_user.then(|| value.to_owned()).ok_or(Problem::Words("name a user of CHAP"))
-        };
-        match key {
-            "user" if self.user.is_some() => {
-                return Err(Problem::Words("stands before the @, too; remove one"));
-            }
-            "user" => self.user = Some(user()?),
-            "mutual_user" => self.mutual_user = Some(user()?),
-            "initiator" => self.initiator = Some(Name::new(value).map_err(Problem::Name)?),
-            "rdma" if self.rdma.is_none() => return Err(Problem::Words("belongs to iser://")),
-            "rdma" if value != "iwarp" => return Err(Problem::Words("write iwarp")),
+            "rdma" if !has_rdma => return wrong("belongs to iser://"),
+            "rdma" if parameter.value != b"iwarp" => return wrong("write iwarp"),
             "rdma" => {}
-            "crc" if self.rdma.is_none() => {
-                return Err(Problem::Words("belongs to iser://; ask for header_digest and data_digest"));
+            "crc" if !has_rdma => {
+                return wrong("belongs to iser://; ask for header_digest and data_digest");
             }
-            "crc" => self.rdma = Some(Rdma::Iwarp { crc: on_off()? }),
-            "header_digest" | "data_digest" if self.rdma.is_some() => {
-                return Err(Problem::Words("there are no digests over RDMA; ask for crc=on"));
+            "crc" => self.rdma = Some(Rdma::Iwarp { crc: parameter.is_on()? }),
+            "header_digest" | "data_digest" if has_rdma => {
+                return wrong("there are no digests over RDMA; ask for crc=on");
             }
-            "error_recovery_level" if self.rdma.is_some() => {
-                return Err(Problem::Words("belongs to iscsi://; over RDMA it is always 0"));
+            "error_recovery_level" if has_rdma => {
+                return wrong("belongs to iscsi://; over RDMA it is always 0");
             }
-            "header_digest" => self.header_digest = on_off()?,
-            "data_digest" => self.data_digest = on_off()?,
-            "connections" => {
-                let count = value.parse().ok().filter(|count| (1..=MAX_CONNECTIONS).contains(count));
-                self.connections = Some(count.ok_or(Problem::Words("give a number from 1 to 16"))?);
-            }
-            "max_connections" => {
-                let most = value.parse().ok().filter(|most| (1..=MAX_CONNECTIONS).contains(most));
-                self.max_connections = most.ok_or(Problem::Words("give a number from 1 to 16"))?;
-            }
-            "error_recovery_level" => {
-                let level = value.parse().ok().filter(|level| *level <= 2);
-                self.error_recovery_level = level.ok_or(Problem::Words("give a number from 0 to 2"))?;
-            }
-            "paths" if value == "all" => self.all_paths = true,
-            "paths" => return Err(Problem::Words("write all, or name the portals in place of the host")),
-            "reconnect" | "timeout" => {
-                let problem = Problem::Words(A_DURATION);
-                let time = read_duration(value).ok_or(problem)?;
-                *(if key == "timeout" { &mut self.timeout } else { &mut self.reconnect }) = time;
-            }
-            _ => return Err(Problem::Words(UNKNOWN)),
+            "header_digest" => self.header_digest = parameter.is_on()?,
+            "data_digest" => self.data_digest = parameter.is_on()?,
+            "connections" => self.connections = Some(parameter.number(1..=MAX_CONNECTIONS)?),
+            "max_connections" => self.max_connections = parameter.number(1..=MAX_CONNECTIONS)?,
+            "error_recovery_level" => self.error_recovery_level = parameter.number(0..=2)?,
+            "paths" if parameter.value == b"all" => self.all_paths = true,
+            "paths" => return wrong("write all, or name the portals in place of the host"),
+            "reconnect" => self.reconnect = parameter.time()?,
+            "timeout" => self.timeout = parameter.time()?,
+            _ => return Err(parameter.unknown(&KEYS).into()),
         }
         Ok(())
     }
 
     /// Whether what belongs together is there.
     fn check(self) -> Result<Url, UrlError> {
-        let missing =
-            |part: &str, problem| Err(UrlError::Parameter(ParameterError { part: part.to_owned(), problem }));
+        let missing = |part: &str, problem: &str| Err(ParameterError::new(part, problem).into());
         let secrets = usize::from(self.password.is_some()).saturating_add(self.secret_file.is_some().into());
         match (self.user.is_some(), secrets) {
             (false, 0) | (true, 1) => {}
@@ -324,56 +275,32 @@ impl fmt::Display for Url {
         if let Some(target) = &self.target {
             write!(f, "/{target}/{}", self.lun)?;
         }
-        let mut query = Query { f, separator: '?' };
+        let mut query = Query::new(f);
         if let Some(Rdma::Iwarp { crc }) = self.rdma {
-            query.text("rdma", Some("iwarp"))?;
-            query.text("crc", crc.then_some("on"))?;
+            query.put("rdma", Some("iwarp"))?;
+            query.put("crc", crc.then_some("on"))?;
         }
-        if before.is_none() {
-            query.text("user", self.user.as_deref())?;
-        }
-        query.bytes("secret_file", self.secret_file.as_ref().map(|path| path.as_os_str().as_bytes()))?;
-        query.text("mutual_user", self.mutual_user.as_deref())?;
-        let mutual = self.mutual_secret_file.as_ref();
-        query.bytes("mutual_secret_file", mutual.map(|path| path.as_os_str().as_bytes()))?;
-        query.text("initiator", self.initiator.as_ref().map(Name::as_str))?;
-        query.text("header_digest", self.header_digest.then_some("on"))?;
-        query.text("data_digest", self.data_digest.then_some("on"))?;
-        query.text("connections", self.connections.map(|count| count.to_string()).as_deref())?;
-        let most = Some(self.max_connections).filter(|most| *most != 1).map(|most| most.to_string());
-        query.text("max_connections", most.as_deref())?;
-        let level =
-            Some(self.error_recovery_level).filter(|level| *level != 0).map(|level| level.to_string());
-        query.text("error_recovery_level", level.as_deref())?;
-        query.text("paths", self.all_paths.then_some("all"))?;
-        let reconnect = (self.reconnect != DEFAULT_RECONNECT).then(|| Written(self.reconnect).to_string());
-        query.text("reconnect", reconnect.as_deref())?;
-        let timeout = (self.timeout != DEFAULT_TIMEOUT).then(|| Written(self.timeout).to_string());
-        query.text("timeout", timeout.as_deref())
+        query.put("user", self.user.as_ref().filter(|_| before.is_none()))?;
+        query.put_path("secret_file", self.secret_file.as_deref())?;
+        query.put("mutual_user", self.mutual_user.as_ref())?;
+        query.put_path("mutual_secret_file", self.mutual_secret_file.as_deref())?;
+        query.put("initiator", self.initiator.as_ref())?;
+        query.put("header_digest", self.header_digest.then_some("on"))?;
+        query.put("data_digest", self.data_digest.then_some("on"))?;
+        query.put("connections", self.connections)?;
+        query.put("max_connections", Some(self.max_connections).filter(|most| *most != 1))?;
+        query.put("error_recovery_level", Some(self.error_recovery_level).filter(|level| *level != 0))?;
+        query.put("paths", self.all_paths.then_some("all"))?;
+        query.put_time("reconnect", self.reconnect, DEFAULT_RECONNECT)?;
+        query.put_time("timeout", self.timeout, DEFAULT_TIMEOUT)
     }
 }
 
-/// A query in the making.
-struct Query<'a, 'b> {
-    f: &'a mut fmt::Formatter<'b>,
-    separator: char,
-}
-
-impl Query<'_, '_> {
-    fn text(&mut self, key: &str, value: Option<&str>) -> fmt::Result {
-        self.bytes(key, value.map(str::as_bytes))
-    }
-
-    fn bytes(&mut self, key: &str, value: Option<&[u8]>) -> fmt::Result {
-        let Some(value) = value else { return Ok(()) };
-        write!(self.f, "{}{key}=", std::mem::replace(&mut self.separator, '&'))?;
-        encode(self.f, value, b"/:")
-    }
-}
-
-enum Problem {
-    Words(&'static str),
-    Name(NameError),
+/// A user of CHAP.
+fn user(parameter: &Parameter<'_>) -> Result<String, ParameterError> {
+    let user = parameter.text()?;
+    let is_user = !user.is_empty() && !user.contains(['\0', '@']);
+    is_user.then(|| user.to_owned()).ok_or_else(|| parameter.wrong("name a user of CHAP"))
 }
 
 fn target_and_lun(path: &str) -> Result<(Option<Name>, u16), UrlError> {
@@ -382,14 +309,14 @@ fn target_and_lun(path: &str) -> Result<(Option<Name>, u16), UrlError> {
         return Ok((None, 0));
     }
     let (name, lun) = path.split_once('/').unwrap_or((path, "0"));
-    let wrong_name = |problem| UrlError::Name { part: name.chars().take(MAX_SHOWN).collect(), problem };
+    let wrong_name = |problem| UrlError::Name { part: uri::shown(name), problem };
     // Percent-encoding has nothing to encode in a name, except beyond ASCII.
     let decoded = decode(name).ok().and_then(|bytes| String::from_utf8(bytes).ok());
     let decoded = decoded.ok_or_else(|| wrong_name(NameError::Byte))?;
     let target = Name::new(&decoded).map_err(wrong_name)?;
     let number = Some(lun).filter(|lun| !lun.is_empty() && lun.bytes().all(|digit| digit.is_ascii_digit()));
-    let number = number.and_then(|lun| lun.parse().ok()).filter(|lun| *lun < MAX_LUNS);
-    Ok((Some(target), number.ok_or_else(|| UrlError::Lun(lun.chars().take(MAX_SHOWN).collect()))?))
+    let number = number.and_then(|lun| lun.parse().ok()).filter(|lun| *lun <= MAX_LUN);
+    Ok((Some(target), number.ok_or_else(|| UrlError::Lun(uri::shown(lun)))?))
 }
 
 const KEYS: [&str; 15] = [
@@ -409,12 +336,8 @@ const KEYS: [&str; 15] = [
     "reconnect",
     "timeout",
 ];
-const UNKNOWN: &str = "unknown; known are rdma, crc, user, secret_file, mutual_user, mutual_secret_file, initiator, \
-                       header_digest, data_digest, connections, max_connections, error_recovery_level, paths, reconnect and timeout";
-/// Flat space addressing has 14 bits.
-const MAX_LUNS: u16 = 1 << 14;
-/// Of a part that an error repeats, in characters.
-const MAX_SHOWN: usize = 80;
+/// The greatest number of the flat addressing method (SAM-5 §4.7.7.4).
+const MAX_LUN: u16 = 0x3fff;
 
 #[cfg(test)]
 mod tests {

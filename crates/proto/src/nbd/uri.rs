@@ -10,11 +10,11 @@
 
 pub use crate::uri::{DEFAULT_RECONNECT, DEFAULT_TIMEOUT, MAX_CONNECTIONS, MAX_RECONNECT};
 
-use crate::uri::{self, A_DURATION, ParameterError, Written, decode, encode, read_duration};
+use crate::uri::{self, Parameter, ParameterError, Query, decode, encode};
 use blockmux_wire::nbd::{NBD_DEFAULT_PORT, NBD_MAX_STRING};
 use std::ffi::OsString;
 use std::fmt;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -96,24 +96,26 @@ impl FromStr for Uri {
         }
         let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (authority, path) = place.split_once('/').unwrap_or((place, ""));
-        let query = Query::parse(query)?;
-        Ok(Uri {
-            server: if is_unix {
-                unix_server(authority, query.socket)?
-            } else {
-                tcp_server(authority, query.socket)?
-            },
-            export: export_name(path)?,
-            connections: query.connections,
-            reconnect: query.reconnect.unwrap_or(DEFAULT_RECONNECT),
-            timeout: query.timeout.unwrap_or(DEFAULT_TIMEOUT),
-        })
+        let (mut connections, mut socket) = (None, None);
+        let (mut reconnect, mut timeout) = (DEFAULT_RECONNECT, DEFAULT_TIMEOUT);
+        for parameter in uri::parameters(query, &KEYS)? {
+            match parameter.key {
+                "socket" => socket = Some(socket_path(&parameter)?),
+                "connections" => connections = Some(parameter.number(1..=MAX_CONNECTIONS)?),
+                "reconnect" => reconnect = parameter.time()?,
+                "timeout" => timeout = parameter.time()?,
+                tls if tls.starts_with("tls-") => return Err(UriError::Tls(tls.to_owned())),
+                _ => return Err(parameter.unknown(&KEYS).into()),
+            }
+        }
+        let server = if is_unix { unix_server(authority, socket) } else { tcp_server(authority, socket) };
+        Ok(Uri { server: server?, export: export_name(path)?, connections, reconnect, timeout })
     }
 }
 
 impl fmt::Display for Uri {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut separator = '?';
+        let mut socket = None;
         match &self.server {
             Server::Tcp { host, port } => {
                 f.write_str("nbd://")?;
@@ -121,92 +123,46 @@ impl fmt::Display for Uri {
                 if *port != NBD_DEFAULT_PORT {
                     write!(f, ":{port}")?;
                 }
-                f.write_str("/")?;
-                encode(f, self.export.as_bytes(), b"/:@")?;
             }
             Server::Unix(path) => {
-                f.write_str("nbd+unix:///")?;
-                encode(f, self.export.as_bytes(), b"/:@")?;
-                f.write_str("?socket=")?;
-                encode(f, path.as_os_str().as_bytes(), b"/:@")?;
-                separator = '&';
+                f.write_str("nbd+unix://")?;
+                socket = Some(path.as_path());
             }
         }
-        if let Some(connections) = self.connections {
-            write!(f, "{separator}connections={connections}")?;
-            separator = '&';
-        }
-        if self.reconnect != DEFAULT_RECONNECT {
-            write!(f, "{separator}reconnect={}", Written(self.reconnect))?;
-            separator = '&';
-        }
-        if self.timeout != DEFAULT_TIMEOUT {
-            write!(f, "{separator}timeout={}", Written(self.timeout))?;
-        }
-        Ok(())
+        f.write_str("/")?;
+        encode(f, self.export.as_bytes(), b"/:@")?;
+        let mut query = Query::new(f);
+        query.put_path("socket", socket)?;
+        query.put("connections", self.connections)?;
+        query.put_time("reconnect", self.reconnect, DEFAULT_RECONNECT)?;
+        query.put_time("timeout", self.timeout, DEFAULT_TIMEOUT)
     }
 }
 
-/// The query's parameters.
-#[derive(Default)]
-struct Query {
-    socket: Option<Vec<u8>>,
-    connections: Option<u32>,
-    reconnect: Option<Duration>,
-    timeout: Option<Duration>,
-}
-
-impl Query {
-    fn parse(text: &str) -> Result<Query, UriError> {
-        let mut query = Query::default();
-        for part in text.split('&').filter(|part| !part.is_empty()) {
-            let wrong = |problem| UriError::Parameter(ParameterError { part: part.to_owned(), problem });
-            let (key, raw) = part.split_once('=').unwrap_or((part, ""));
-            let value = decode(raw).map_err(wrong)?;
-            let as_text = std::str::from_utf8(&value).unwrap_or_default();
-            let is_second = match key {
-                "socket" => query.socket.replace(value).is_some(),
-                "connections" => {
-                    let count = as_text.parse().ok().filter(|count| (1..=MAX_CONNECTIONS).contains(count));
-                    let count = count.ok_or(wrong("give a number from 1 to 16"))?;
-                    query.connections.replace(count).is_some()
-                }
-                "reconnect" | "timeout" => {
-                    let time = read_duration(as_text);
-                    let time = time.ok_or(wrong(A_DURATION))?;
-                    let place = if key == "timeout" { &mut query.timeout } else { &mut query.reconnect };
-                    place.replace(time).is_some()
-                }
-                _ if key.starts_with("tls-") => return Err(UriError::Tls(part.to_owned())),
-                _ => return Err(wrong("unknown; known are socket, connections, reconnect and timeout")),
-            };
-            if is_second {
-                return Err(wrong("given twice; remove one"));
-            }
-        }
-        Ok(query)
+/// The path of a socket, which may be in the abstract namespace.
+fn socket_path(parameter: &Parameter<'_>) -> Result<PathBuf, ParameterError> {
+    let is_abstract = parameter.value.first() == Some(&0);
+    if !is_abstract && parameter.value.contains(&0) {
+        return Err(parameter.wrong("a path has no NUL byte, except as the first of an abstract socket's"));
     }
+    Ok(OsString::from_vec(parameter.value.clone()).into())
 }
 
-fn unix_server(authority: &str, socket: Option<Vec<u8>>) -> Result<Server, UriError> {
-    let parameter = |problem| UriError::Parameter(ParameterError { part: "socket".to_owned(), problem });
+fn unix_server(authority: &str, socket: Option<PathBuf>) -> Result<Server, UriError> {
     if !authority.is_empty() {
         let problem = "nbd+unix has none; write three slashes and the socket as ?socket=PATH";
         return Err(UriError::Host { part: authority.to_owned(), problem });
     }
-    let path = socket.filter(|path| !path.is_empty());
-    let path = path.ok_or(parameter("missing; nbd+unix needs ?socket=PATH"))?;
-    if path.get(1..).is_some_and(|rest| rest.contains(&0)) && path.first() != Some(&0) {
-        return Err(parameter("a path has no NUL byte, except as the first of an abstract socket's"));
-    }
-    Ok(Server::Unix(OsString::from_vec(path).into()))
+    let path = socket.filter(|path| !path.as_os_str().is_empty());
+    let missing = || ParameterError::new("socket", "missing; nbd+unix needs ?socket=PATH");
+    Ok(Server::Unix(path.ok_or_else(missing)?))
 }
 
-fn tcp_server(authority: &str, socket: Option<Vec<u8>>) -> Result<Server, UriError> {
+fn tcp_server(authority: &str, socket: Option<PathBuf>) -> Result<Server, UriError> {
     let wrong = |problem| UriError::Host { part: authority.to_owned(), problem };
     if socket.is_some() {
         let problem = "belongs to nbd+unix; write nbd+unix:///export?socket=PATH";
-        return Err(UriError::Parameter(ParameterError { part: "socket".to_owned(), problem }));
+        return Err(ParameterError::new("socket", problem).into());
     }
     if authority.contains('@') {
         return Err(wrong("a user name is for TLS, which is not supported yet; remove it"));
@@ -229,6 +185,8 @@ fn export_name(path: &str) -> Result<String, UriError> {
     }
     Ok(name)
 }
+
+const KEYS: [&str; 4] = ["socket", "connections", "reconnect", "timeout"];
 
 #[cfg(test)]
 mod tests {
@@ -275,11 +233,12 @@ mod tests {
         let times = (Duration::from_secs(90), Duration::from_secs(120));
         assert_eq!((uri.connections, (uri.reconnect, uri.timeout)), (Some(4), times));
         assert_eq!(uri.to_string(), text);
-        for (text, ms) in [("0", 0), ("500ms", 500), ("2m", 120_000), ("24h", 86_400_000)] {
-            assert_eq!(read_duration(text), Some(Duration::from_millis(ms)));
+        let read = |time: &str| format!("nbd://h/x?reconnect={time}").parse::<Uri>().map(|uri| uri.reconnect);
+        for (text, ms) in [("0", 0), ("500ms", 500), ("1.5s", 1500), ("2m", 120_000), ("24h", 86_400_000)] {
+            assert_eq!(read(text), Ok(Duration::from_millis(ms)));
         }
-        for text in ["", "s", "5", "-1s", "1.5s", "25h", "99999999999999999999s", "9999999999999999h", "1d"] {
-            assert_eq!(read_duration(text), None, "{text}");
+        for text in ["", "s", "5", "-1s", "25h", "99999999999999999999s", "9999999999999999h", "1d", "5us"] {
+            assert!(read(text).is_err(), "{text}");
         }
     }
 
@@ -290,7 +249,7 @@ mod tests {
             ("http://h/x", "\"http://h/x\" is no NBD URI"),
             ("nbds://h/x", "\"nbds://\" asks for TLS; TLS is not supported yet"),
             ("nbds+unix:///x?socket=s", "\"nbds+unix://\" asks for TLS"),
-            ("nbd://h/x?tls-type=psk", "\"tls-type=psk\" asks for TLS"),
+            ("nbd://h/x?tls-type=psk", "\"tls-type\" asks for TLS"),
             ("nbd://user@h/x", "host \"user@h\": a user name is for TLS"),
             ("nbd:///x", "host \"\": missing; write localhost"),
             ("nbd://:10809/x", "host \":10809\": missing"),
@@ -310,13 +269,16 @@ mod tests {
             ("nbd://h/x?socket=s", "parameter \"socket\": belongs to nbd+unix"),
             ("nbd+unix:///x", "parameter \"socket\": missing"),
             ("nbd+unix:///x?socket=", "parameter \"socket\": missing"),
-            ("nbd+unix:///x?socket=a%00b", "parameter \"socket\": a path has no NUL"),
+            ("nbd+unix:///x?socket=a%00b", "parameter \"socket=a%00b\": a path has no NUL"),
             ("nbd+unix://h/x?socket=s", "host \"h\": nbd+unix has none"),
             ("nbd://h/x?connections=0", "parameter \"connections=0\": give a number from 1 to 16"),
             ("nbd://h/x?connections=17", "parameter \"connections=17\": give"),
             ("nbd://h/x?reconnect=5", "parameter \"reconnect=5\": give a time such as"),
             ("nbd://h/x?timeout=5", "parameter \"timeout=5\": give a time such as"),
-            ("nbd://h/x?speed=9", "parameter \"speed=9\": unknown; known are"),
+            (
+                "nbd://h/x?speed=9",
+                "parameter \"speed\": unknown; known are socket, connections, reconnect and timeout",
+            ),
             ("nbd://h/x?connections=1&connections=1", "parameter \"connections=1\": given twice"),
         ] {
             let error = text.parse::<Uri>().unwrap_err().to_string();

@@ -24,15 +24,16 @@
 //! (secure channel concatenation).
 
 use super::auth::{DhGroup, Hash};
+pub use super::initiator::uuid_text;
 use super::initiator::{DEPTH, HostId};
 use crate::nvme::nqn::Nqn;
+pub use crate::uri::MAX_PORTALS;
 use crate::uri::{
-    self, DEFAULT_RECONNECT, DEFAULT_TIMEOUT, MAX_CONNECTIONS, MAX_RECONNECT, ParameterError, decode, encode,
+    self, DEFAULT_RECONNECT, DEFAULT_TIMEOUT, MAX_CONNECTIONS, MAX_RECONNECT, Parameter, ParameterError,
+    Query, decode, encode, shown,
 };
 use blockmux_wire::nvmeof::tcp::NVME_TCP_PORT;
-use std::ffi::OsString;
 use std::fmt;
-use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -162,12 +163,12 @@ impl FromStr for Url {
             tls_key_file: None,
             tls_identity: None,
         };
-        url.set_parameters(query)?;
+        for parameter in uri::parameters(query, &KEYS)? {
+            url.set(&parameter)?;
+        }
         match url.misfit() {
             None => Ok(url),
-            Some((part, problem)) => {
-                Err(UrlError::Parameter(ParameterError { part: part.to_owned(), problem }))
-            }
+            Some((part, problem)) => Err(ParameterError::new(part, problem).into()),
         }
     }
 }
@@ -203,111 +204,63 @@ impl Url {
         None
     }
 
-    fn set_parameters(&mut self, query: &str) -> Result<(), UrlError> {
-        let mut seen: Vec<&str> = Vec::new();
-        for part in query.split('&').filter(|part| !part.is_empty()) {
-            let (key, raw) = part.split_once('=').unwrap_or((part, ""));
-            // An unknown one may be somebody's way to write a secret.
-            let part = if KEYS.contains(&key) { part } else { key };
-            let wrong = |problem| UrlError::Parameter(ParameterError { part: shown(part), problem });
-            if seen.contains(&key) {
-                return Err(wrong("given twice; remove one"));
-            }
-            seen.push(key);
-            let value = decode(raw).map_err(wrong)?;
-            if matches!(key, SECRET | CTRL_SECRET) {
-                if value.is_empty() || value.contains(&0) {
-                    return Err(wrong("name a file"));
-                }
-                let path = Some(PathBuf::from(OsString::from_vec(value)));
-                match key {
-                    SECRET => self.secret_file = path,
-                    _ => self.ctrl_secret_file = path,
-                }
-                continue;
-            }
-            let value = String::from_utf8(value).map_err(|_| wrong("is not UTF-8"))?;
-            self.set_parameter(key, &value).map_err(wrong)?;
-        }
-        Ok(())
-    }
-
-    fn set_parameter(&mut self, key: &str, value: &str) -> Result<(), &'static str> {
-        let on_off = || match value {
-            "on" => Ok(true),
-            "off" => Ok(false),
-            _ => Err("write on or off"),
-        };
-        let number =
-            || Some(value).filter(|value| is_number(value)).and_then(|value| value.parse::<u32>().ok());
-        let seconds = |max: Duration| {
-            let time = number().map(|seconds| Duration::from_secs(seconds.into()));
-            time.filter(|time| *time <= max)
-        };
-        match key {
+    fn set(&mut self, parameter: &Parameter<'_>) -> Result<(), ParameterError> {
+        match parameter.key {
             "hostnqn" => {
-                self.host_nqn =
-                    Some(Nqn::new(value).ok_or("write nqn. and what follows, at most 223 bytes")?);
+                let nqn = Nqn::new(parameter.text()?);
+                self.host_nqn = Some(or(parameter, nqn, "write nqn. and what follows, at most 223 bytes")?);
             }
-            "hostid" => self.host_id = Some(read_uuid(value).ok_or("write a UUID")?),
-            "hdr_digest" => self.header_digest = on_off()?,
-            "data_digest" => self.data_digest = on_off()?,
-            "queue_size" => {
-                let size = number().filter(|size| (2..=DEPTH as u32).contains(size));
-                self.queue_size = size.ok_or("give a number from 2 to 1024")? as u16;
-            }
-            "connections" => {
-                let count = number().filter(|count| (1..=MAX_CONNECTIONS).contains(count));
-                self.connections = Some(count.ok_or("give a number from 1 to 16")?);
-            }
-            "paths" if value == "all" => self.all_paths = true,
-            "paths" => return Err("write all, or name the places where the host is"),
+            "hostid" => self.host_id = Some(or(parameter, read_uuid(parameter.text()?), "write a UUID")?),
+            "hdr_digest" => self.header_digest = parameter.is_on()?,
+            "data_digest" => self.data_digest = parameter.is_on()?,
+            "queue_size" => self.queue_size = parameter.number(2..=DEPTH as u32)? as u16,
+            "connections" => self.connections = Some(parameter.number(1..=MAX_CONNECTIONS)?),
+            "paths" if parameter.value == b"all" => self.all_paths = true,
+            "paths" => return Err(parameter.wrong("write all, or name the places where the host is")),
             "iopolicy" => {
-                self.io_policy = match value {
+                self.io_policy = match parameter.text()? {
                     "round-robin" => IoPolicy::RoundRobin,
                     "queue-depth" => IoPolicy::QueueDepth,
-                    _ => return Err("write round-robin or queue-depth"),
+                    _ => return Err(parameter.wrong("write round-robin or queue-depth")),
                 }
             }
-            "keep_alive_tmo" => {
-                self.keep_alive =
-                    seconds(MAX_KEEP_ALIVE).ok_or("give whole seconds, at most 3600; 0 is none")?;
-            }
-            "ctrl_loss_tmo" => {
-                self.reconnect = seconds(MAX_RECONNECT).ok_or("give whole seconds, at most 86400")?;
-            }
-            "io_timeout" => {
-                self.io_timeout =
-                    seconds(MAX_RECONNECT).ok_or("give whole seconds, at most 86400; 0 is for ever")?;
-            }
-            "tls_identity" => {
-                self.tls_identity = Some(match value {
-                    "0" => 0,
-                    "1" => 1,
-                    _ => return Err("write 0 or 1"),
-                });
-            }
-            "tls_key_file" => {
-                let path = Some(value).filter(|path| !path.is_empty()).ok_or("name a file")?;
-                self.tls_key_file = Some(path.into());
-            }
+            "keep_alive_tmo" => self.keep_alive = seconds(parameter, MAX_KEEP_ALIVE, "; 0 is none")?,
+            "ctrl_loss_tmo" => self.reconnect = seconds(parameter, MAX_RECONNECT, "")?,
+            "io_timeout" => self.io_timeout = seconds(parameter, MAX_RECONNECT, "; 0 is for ever")?,
+            "tls_identity" => self.tls_identity = Some(parameter.number(0..=1)? as u8),
+            "tls_key_file" => self.tls_key_file = Some(parameter.path()?),
+            SECRET => self.secret_file = Some(parameter.path()?),
+            CTRL_SECRET => self.ctrl_secret_file = Some(parameter.path()?),
             "dhchap_hash" => {
-                let hash =
-                    Hash::of_name(value).ok_or("there are hmac(sha256), hmac(sha384) and hmac(sha512)");
-                self.dhchap_hash = Some(hash?);
+                let hash = Hash::of_name(parameter.text()?);
+                self.dhchap_hash = Some(hash.map_err(|problem| parameter.wrong(problem))?);
             }
             "dhchap_dhgroup" => {
-                let groups = "there are null, ffdhe2048, ffdhe3072, ffdhe4096, ffdhe6144 and ffdhe8192";
-                self.dhchap_dhgroup = Some(DhGroup::of_name(value).ok_or(groups)?);
+                let group = DhGroup::of_name(parameter.text()?);
+                self.dhchap_dhgroup = Some(group.map_err(|problem| parameter.wrong(problem))?);
             }
-            "concat" => self.concat = on_off()?,
+            "concat" => self.concat = parameter.is_on()?,
             "dhchap_secret" | "dhchap_ctrl_secret" => {
-                return Err("everybody can see it here; name a file, as dhchap_secret_file does");
+                let problem = "everybody can see it here; name a file, as dhchap_secret_file does";
+                return Err(parameter.wrong(problem));
             }
-            _ => return Err(UNKNOWN),
+            _ => return Err(parameter.unknown(&KEYS)),
         }
         Ok(())
     }
+}
+
+/// What was read, or what to write instead.
+fn or<T>(parameter: &Parameter<'_>, read: Option<T>, problem: &str) -> Result<T, ParameterError> {
+    read.ok_or_else(|| parameter.wrong(problem))
+}
+
+/// Whole seconds; `zero` says what none of them mean.
+fn seconds(parameter: &Parameter<'_>, most: Duration, zero: &str) -> Result<Duration, ParameterError> {
+    let most = most.as_secs() as u32;
+    let seconds = parameter.number(0..=most);
+    let wrong = |_| parameter.wrong(format!("give whole seconds, at most {most}{zero}"));
+    Ok(Duration::from_secs(seconds.map_err(wrong)?.into()))
 }
 
 impl fmt::Display for Url {
@@ -321,39 +274,26 @@ impl fmt::Display for Url {
             encode(f, subsystem.as_str().as_bytes(), b":")?;
             write!(f, "/{}", self.nsid)?;
         }
-        let mut separator = '?';
-        let mut put_bytes = |f: &mut fmt::Formatter<'_>, key: &str, value: Option<&[u8]>| {
-            let Some(value) = value else { return Ok(()) };
-            write!(f, "{}{key}=", std::mem::replace(&mut separator, '&'))?;
-            encode(f, value, b":/")
-        };
-        let bytes = |path: &'_ Option<PathBuf>| path.clone().map(|path| path.into_os_string().into_vec());
-        put_bytes(f, SECRET, bytes(&self.secret_file).as_deref())?;
-        put_bytes(f, CTRL_SECRET, bytes(&self.ctrl_secret_file).as_deref())?;
-        let mut put = |f: &mut fmt::Formatter<'_>, key: &str, value: Option<String>| {
-            put_bytes(f, key, value.as_ref().map(String::as_bytes))
-        };
-        let differs =
-            |value: Duration, default: Duration| (value != default).then(|| value.as_secs().to_string());
-        put(f, "dhchap_hash", self.dhchap_hash.map(|hash| hash.name().to_owned()))?;
-        put(f, "dhchap_dhgroup", self.dhchap_dhgroup.map(|group| group.name().to_owned()))?;
-        put(f, "concat", self.concat.then(|| "on".to_owned()))?;
-        put(f, "hostnqn", self.host_nqn.as_ref().map(Nqn::to_string))?;
-        put(f, "hostid", self.host_id.as_ref().map(uuid_text))?;
-        put(f, "hdr_digest", self.header_digest.then(|| "on".to_owned()))?;
-        put(f, "data_digest", self.data_digest.then(|| "on".to_owned()))?;
-        let size = (self.queue_size != DEFAULT_QUEUE_SIZE).then(|| self.queue_size.to_string());
-        put(f, "queue_size", size)?;
-        put(f, "connections", self.connections.map(|count| count.to_string()))?;
-        put(f, "paths", self.all_paths.then(|| "all".to_owned()))?;
-        let is_by_depth = self.io_policy == IoPolicy::QueueDepth;
-        put(f, "iopolicy", is_by_depth.then(|| "queue-depth".to_owned()))?;
-        put(f, "keep_alive_tmo", differs(self.keep_alive, DEFAULT_KEEP_ALIVE))?;
-        put(f, "ctrl_loss_tmo", differs(self.reconnect, DEFAULT_RECONNECT))?;
-        put(f, "io_timeout", differs(self.io_timeout, DEFAULT_TIMEOUT))?;
-        let path = self.tls_key_file.as_ref().map(|path| path.to_string_lossy().into_owned());
-        put(f, "tls_key_file", path)?;
-        put(f, "tls_identity", self.tls_identity.map(|version| version.to_string()))
+        let seconds = |value: Duration, default: Duration| (value != default).then_some(value.as_secs());
+        let mut query = Query::new(f);
+        query.put_path(SECRET, self.secret_file.as_deref())?;
+        query.put_path(CTRL_SECRET, self.ctrl_secret_file.as_deref())?;
+        query.put("dhchap_hash", self.dhchap_hash.map(Hash::name))?;
+        query.put("dhchap_dhgroup", self.dhchap_dhgroup.map(DhGroup::name))?;
+        query.put("concat", self.concat.then_some("on"))?;
+        query.put("hostnqn", self.host_nqn.as_ref())?;
+        query.put("hostid", self.host_id.as_ref().map(uuid_text))?;
+        query.put("hdr_digest", self.header_digest.then_some("on"))?;
+        query.put("data_digest", self.data_digest.then_some("on"))?;
+        query.put("queue_size", Some(self.queue_size).filter(|size| *size != DEFAULT_QUEUE_SIZE))?;
+        query.put("connections", self.connections)?;
+        query.put("paths", self.all_paths.then_some("all"))?;
+        query.put("iopolicy", (self.io_policy == IoPolicy::QueueDepth).then_some("queue-depth"))?;
+        query.put("keep_alive_tmo", seconds(self.keep_alive, DEFAULT_KEEP_ALIVE))?;
+        query.put("ctrl_loss_tmo", seconds(self.reconnect, DEFAULT_RECONNECT))?;
+        query.put("io_timeout", seconds(self.io_timeout, DEFAULT_TIMEOUT))?;
+        query.put_path("tls_key_file", self.tls_key_file.as_deref())?;
+        query.put("tls_identity", self.tls_identity)
     }
 }
 
@@ -374,9 +314,6 @@ pub fn read_uuid(text: &str) -> Option<HostId> {
     digits.next().is_none().then_some(uuid)
 }
 
-pub use super::initiator::uuid_text;
-pub use crate::uri::MAX_PORTALS;
-
 fn subsystem_and_nsid(path: &str) -> Result<(Option<Nqn>, u32), UrlError> {
     let path = path.strip_suffix('/').unwrap_or(path);
     if path.is_empty() {
@@ -395,14 +332,10 @@ fn is_number(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|digit| digit.is_ascii_digit())
 }
 
-fn shown(text: &str) -> String {
-    text.chars().take(MAX_SHOWN).collect()
-}
-
 const SECRET: &str = "dhchap_secret_file";
 const CTRL_SECRET: &str = "dhchap_ctrl_secret_file";
 /// What can be shown of a query.
-const KEYS: [&str; 16] = [
+const KEYS: [&str; 18] = [
     "hostnqn",
     "hostid",
     SECRET,
@@ -419,15 +352,13 @@ const KEYS: [&str; 16] = [
     "keep_alive_tmo",
     "ctrl_loss_tmo",
     "io_timeout",
+    "tls_key_file",
+    "tls_identity",
 ];
-const UNKNOWN: &str = "unknown; there are hostnqn, hostid, dhchap_secret_file, dhchap_ctrl_secret_file, \
-                       dhchap_hash, dhchap_dhgroup, concat, hdr_digest, data_digest, queue_size, connections, paths, iopolicy, keep_alive_tmo, ctrl_loss_tmo and io_timeout";
 /// As Linux has it.
 const DEFAULT_KEEP_ALIVE: Duration = Duration::from_secs(5);
 const MAX_KEEP_ALIVE: Duration = Duration::from_secs(3600);
 const DEFAULT_QUEUE_SIZE: u16 = DEPTH as u16;
-/// Of what was written wrongly, in characters.
-const MAX_SHOWN: usize = 256;
 
 #[cfg(test)]
 mod tests {
@@ -459,7 +390,6 @@ mod tests {
         let texts = [
             "nvme+tcp://host",
             "nvme+tcp://[fd77::12]:8009",
-            "nvme+tcp://host/nqn.a%20/3",
             "nvme+tcp://h/nqn.%C3%A4:b/3?hostnqn=nqn.c&hostid=00112233445566778899aabbccddeeff&hdr_digest=on",
             "nvme+tcp://h/nqn.a/1?dhchap_secret_file=/run/a%26b&dhchap_ctrl_secret_file=c",
             "nvme+tcp://h/nqn.a/1?dhchap_secret_file=a&dhchap_hash=hmac(sha256)&dhchap_dhgroup=ffdhe3072&concat=on",
@@ -468,11 +398,11 @@ mod tests {
             "nvme+tcp://h/nqn.a/1?data_digest=on&queue_size=2&connections=16&keep_alive_tmo=9&ctrl_loss_tmo=0&io_timeout=0",
             "nvme+tcp://h/nqn.a/1?tls_key_file=/etc/a%20key&tls_identity=0",
         ];
-        for text in texts.iter().filter(|text| !text.contains("%20")) {
+        for text in texts {
             let first = url(text);
             assert_eq!(url(&first.to_string()), first, "{text}");
         }
-        assert!(matches!(texts[2].parse::<Url>(), Err(UrlError::Name(_))));
+        assert!(matches!("nvme+tcp://host/nqn.a%20/3".parse::<Url>(), Err(UrlError::Name(_))));
     }
 
     #[test]
@@ -491,9 +421,9 @@ mod tests {
             ("nvme+tcp://h,h/nqn.a", "named before"),
             ("nvme+tcp://h/nqn.a?paths=2", "write all"),
             ("nvme+tcp://h/nqn.a?iopolicy=numa", "write round-robin"),
-            ("nvme+tcp://h/nqn.a?tls=on", "unknown"),
+            ("nvme+tcp://h/nqn.a?tls=on", "io_timeout, tls_key_file and tls_identity"),
             ("nvme+tcp://h/nqn.a?tls_key_file=", "name a file"),
-            ("nvme+tcp://h/nqn.a?tls_identity=2", "write 0 or 1"),
+            ("nvme+tcp://h/nqn.a?tls_identity=2", "give a number from 0 to 1"),
             ("nvme+tcp://h/nqn.a?dhchap_secret_file=", "name a file"),
             ("nvme+tcp://h/nqn.a?dhchap_ctrl_secret_file=b", "give dhchap_secret_file, too"),
             ("nvme+tcp://h/nqn.a?dhchap_secret_file=a&dhchap_hash=md5", "there are hmac(sha256)"),

@@ -222,12 +222,10 @@ impl HostEntry {
     fn secrets(&self) -> Result<Option<HostSecrets>, Failure> {
         let wrong = |what: String| Failure::request(format!("host `{}`: {what}", self.hostnqn));
         let hash = self.dhchap_hash.as_deref().map(|name| {
-            let hashes = "there are hmac(sha256), hmac(sha384) and hmac(sha512)";
-            Hash::of_name(name).ok_or_else(|| wrong(format!("dhchap_hash `{name}`: {hashes}")))
+            Hash::of_name(name).map_err(|problem| wrong(format!("dhchap_hash `{name}`: {problem}")))
         });
         let group = self.dhchap_dhgroup.as_deref().map(|name| {
-            let groups = "there are null, ffdhe2048, ffdhe3072, ffdhe4096, ffdhe6144 and ffdhe8192";
-            DhGroup::of_name(name).ok_or_else(|| wrong(format!("dhchap_dhgroup `{name}`: {groups}")))
+            DhGroup::of_name(name).map_err(|problem| wrong(format!("dhchap_dhgroup `{name}`: {problem}")))
         });
         let (hash, group) = (hash.transpose()?, group.transpose()?);
         let controller = self.dhchap_ctrl_secret_file.as_deref().map(read).transpose()?;

@@ -33,9 +33,12 @@ impl DhGroup {
     ];
 
     /// The group of that name, as the kernel and nvme-cli write it.
-    #[must_use]
-    pub fn of_name(name: &str) -> Option<DhGroup> {
-        DhGroup::ALL.into_iter().find(|group| group.name() == name)
+    ///
+    /// # Errors
+    /// Which names there are.
+    pub fn of_name(name: &str) -> Result<DhGroup, &'static str> {
+        let found = DhGroup::ALL.into_iter().find(|group| group.name() == name);
+        found.ok_or("there are null, ffdhe2048, ffdhe3072, ffdhe4096, ffdhe6144 and ffdhe8192")
     }
 
     /// Its name, as the kernel and nvme-cli write it.
@@ -213,9 +216,12 @@ mod tests {
 
     #[test]
     fn groups_have_the_kernel_s_names() {
-        assert_eq!(DhGroup::of_name("null"), Some(DhGroup::Null));
-        assert_eq!(DhGroup::of_name("ffdhe8192"), Some(DhGroup::Ffdhe8192));
-        assert_eq!((DhGroup::of_name("ffdhe0"), DhGroup::of_name("")), (None, None));
+        assert!(DhGroup::ALL.into_iter().all(|group| DhGroup::of_name(group.name()) == Ok(group)));
+        let said = DhGroup::of_name("ffdhe0").unwrap_err();
+        assert!(
+            DhGroup::ALL.into_iter().all(|group| said.contains(group.name()))
+                && DhGroup::of_name("").is_err()
+        );
     }
 
     /// The begin of SHA-256 of each prime.

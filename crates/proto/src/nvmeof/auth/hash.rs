@@ -20,9 +20,12 @@ impl Hash {
     pub const ALL: [Hash; 3] = [Hash::Sha512, Hash::Sha384, Hash::Sha256];
 
     /// The function of that name, as the kernel and nvme-cli write it.
-    #[must_use]
-    pub fn of_name(name: &str) -> Option<Hash> {
-        Hash::ALL.into_iter().find(|hash| hash.name() == name)
+    ///
+    /// # Errors
+    /// Which names there are.
+    pub fn of_name(name: &str) -> Result<Hash, &'static str> {
+        let found = Hash::ALL.into_iter().find(|hash| hash.name() == name);
+        found.ok_or("there are hmac(sha256), hmac(sha384) and hmac(sha512)")
     }
 
     /// Its name, as the kernel and nvme-cli write it.
