@@ -1,11 +1,12 @@
 //! A hostile initiator with several connections: they join sessions, break, and take each other's tasks.
 //!
 //! ```text
-//!   stream:  ( what happens to which connection (1 byte) │ length (2 bytes) │ bytes that it sends )*
+//!   stream = record ...      record = what happens to which connection (1 byte), length (2), bytes that it sends
 //! ```
 
 use crate::choices::Choices;
 use crate::iscsi_target::{exports, node};
+use crate::records::Records;
 use crate::wire::Wire;
 use blockmux_proto::exports::{Exports, VolumeId};
 use blockmux_proto::iscsi::node::Node;
@@ -21,13 +22,10 @@ use std::time::{Duration, Instant};
 pub(crate) fn iscsi_connections(data: &[u8]) {
     let (choices, stream) = Choices::split(data);
     let mut run = Run::new(choices);
-    let mut rest = &stream[..];
+    let mut records = Records(&stream);
     for _ in 0..MAX_EVENTS {
-        let Some(([event, high, low], tail)) = rest.split_first_chunk::<3>() else { break };
-        let len = usize::from(u16::from_be_bytes([*high, *low])).min(tail.len());
-        let (bytes, tail) = tail.split_at(len);
-        rest = tail;
-        run.happen(*event, bytes);
+        let Some(event) = records.kind() else { break };
+        run.happen(event, &records.bytes());
     }
     run.finish();
 }

@@ -8,21 +8,20 @@
 //! numbers of commands are right.
 
 use crate::choices::Choices;
-use crate::requests::Requests;
+use crate::iscsi_target::{exports, node};
+use crate::records::Records;
+use crate::requests::{Requests, take_turns};
 use crate::wire::Wire;
-use blockmux_proto::exports::VolumeId;
 use blockmux_proto::iscsi::initiator::{Config, InitiatorSession, Mode, wishes};
 use blockmux_proto::iscsi::login::operational::{CRC32C, Key, Parameters};
 use blockmux_proto::iscsi::name::Name;
-use blockmux_proto::iscsi::node::{Access, Node, Portal, TargetNode};
 use blockmux_proto::iscsi::target::TargetSession;
-use blockmux_proto::scsi::{Identity, LogicalUnit, Lun, Target as ScsiTarget};
+use blockmux_proto::scsi::Lun;
 use blockmux_proto::session::{Demand, Initiator, ProtocolError, StreamSession, Target, Timed};
 use blockmux_volume::conformance::TestCore;
-use blockmux_volume::{Channel, Chunk, MemVolume, Pool, Volume, Waker};
+use blockmux_volume::{Channel, Chunk, Pool, Waker};
 use blockmux_wire::iscsi::scsi::{ScsiCommand, TaskManagementRequest};
 use blockmux_wire::iscsi::{Bhs, Opcode, RESERVED_TAG, padding};
-use std::sync::Arc;
 use std::time::Instant;
 use zerocopy::{FromBytes, transmute_ref};
 
@@ -45,7 +44,7 @@ pub(crate) fn iscsi_initiator(data: &[u8]) {
         session: InitiatorSession::new(config, pool.clone(), [7; 32], now),
         good: GoodTarget::new(now),
         choices,
-        records: &stream,
+        records: Records(&stream),
         wire: Wire::new(Vec::new()),
         pool,
         now,
@@ -53,13 +52,7 @@ pub(crate) fn iscsi_initiator(data: &[u8]) {
         sent: Sent::default(),
         is_over: false,
     };
-    let mut quiet_turns = 0;
-    for _ in 0..MAX_TURNS {
-        quiet_turns = if run.turn() { 0 } else { quiet_turns + 1 };
-        if quiet_turns == 2 {
-            break;
-        }
-    }
+    take_turns(|| run.turn());
     run.finish();
 }
 
@@ -67,8 +60,7 @@ struct Run<'a> {
     choices: Choices<'a>,
     session: InitiatorSession,
     good: GoodTarget,
-    /// What is left of the stream.
-    records: &'a [u8],
+    records: Records<'a>,
     wire: Wire,
     pool: Pool,
     now: Instant,
@@ -113,18 +105,13 @@ impl Run<'_> {
 
     /// The target sends its next message.
     fn next_record(&mut self) -> bool {
-        let Some((&kind, rest)) = self.records.split_first() else { return false };
-        self.records = rest;
+        let Some(kind) = self.records.kind() else { return false };
         if kind == 0 {
             let bytes = self.good.answer(&std::mem::take(&mut self.sent.unseen));
             self.wire.push(&bytes);
             return true;
         }
-        let len = rest.first_chunk().map_or(0, |len| usize::from(u16::from_be_bytes(*len)));
-        let rest = rest.get(2..).unwrap_or_default();
-        let (bytes, rest) = rest.split_at(len.min(rest.len()));
-        self.records = rest;
-        let mut bytes = bytes.to_vec();
+        let mut bytes = self.records.bytes();
         if bytes.len() >= 48 {
             if kind & 1 != 0
                 && let Some(tag) = self.sent.tags.iter().rev().nth(usize::from(kind >> 4))
@@ -141,14 +128,9 @@ impl Run<'_> {
         true
     }
 
-    /// Submits what the choices say, once there is a volume.
     fn submit(&mut self) -> bool {
-        if !self.session.is_ready() || self.is_over {
-            assert!(self.session.is_ready() || self.session.room() == 0);
-            return false;
-        }
-        let info = self.session.volume_info().expect("a session that is ready knows its volume");
-        self.requests.submit(&mut self.session, &info, &mut self.choices)
+        let info = self.session.volume_info();
+        !self.is_over && self.requests.submit(&mut self.session, info, &mut self.choices)
     }
 
     fn send(&mut self) -> bool {
@@ -252,7 +234,7 @@ impl Sent {
     }
 }
 
-/// Our own target over a RAM volume, to be talked to now and then.
+/// Our own target, over the RAM volume of LUN 0, to be talked to now and then.
 struct GoodTarget {
     session: TargetSession,
     channel: Box<dyn Channel>,
@@ -261,15 +243,11 @@ struct GoodTarget {
 
 impl GoodTarget {
     fn new(now: Instant) -> GoodTarget {
-        let volume = Arc::new(MemVolume::new(SIZE));
-        let unit = LogicalUnit::new(Identity::of("disk0"), volume.clone());
-        let view = Arc::new(ScsiTarget::new(TARGET, Vec::new()).with_unit(0, VolumeId(0), unit));
-        let access = vec![Access { initiator: None, chap: None, target: view }];
-        let portals = vec![Portal { address: "192.0.2.1:3260".into(), group_tag: 1 }];
-        let node = Arc::new(Node::new(vec![TargetNode::new(name(TARGET), portals, access)]));
-        let session = TargetSession::new(node, 1, Pool::new(usize::MAX), [0; 32], now);
+        let exports = exports();
+        let session = TargetSession::new(node(&exports), 1, Pool::new(usize::MAX), [0; 32], now);
         let core = TestCore::new().as_core();
-        let channel = volume.open(&core, session.depth(), Waker::idle()).expect("a RAM volume opens");
+        let (_, disk) = exports.iter().next().expect("there is one");
+        let channel = disk.volume.open(&core, session.depth(), Waker::idle()).expect("a RAM volume opens");
         GoodTarget { session, channel, unread: Vec::new() }
     }
 
@@ -319,6 +297,3 @@ fn name(name: &str) -> Name {
 }
 
 const TARGET: &str = "iqn.2026-11.t:a";
-/// Of the good target's volume, in bytes.
-const SIZE: u64 = 512 << 10;
-const MAX_TURNS: usize = 4000;

@@ -1,6 +1,6 @@
 //! Checks what an iSCSI target sends: whole PDUs of a target's kinds, numbered as RFC 7143 §4.2.2 says.
 
-use crate::target_side::Judge;
+use crate::target_side::{Judge, Sent};
 use blockmux_wire::iscsi::scsi::ScsiResponse;
 use blockmux_wire::iscsi::session::{FLAG_TRANSIT, Stage, next_stage};
 use blockmux_wire::iscsi::{BHS_LEN, Bhs, DIGEST_LEN, Opcode, RESERVED_TAG, padding};
@@ -30,8 +30,8 @@ impl Judge for TargetStream {
     const MAX_OUTBOX: usize = (64 << 20) + (32 << 20) + (2 << 20);
     const MAX_POOLED: usize = 256 << 20;
 
-    fn on_sent(&mut self, bytes: &[u8]) {
-        self.rest.extend(bytes);
+    fn on_sent(&mut self, sent: &Sent<'_>) {
+        self.rest.extend(sent.bytes);
         while let Some(len) = self.first_pdu() {
             self.rest.drain(..len);
         }

@@ -9,23 +9,22 @@
 //! numbers of commands are right; 4, it closes the memory that this command has named.
 
 use crate::choices::Choices;
-use crate::requests::Requests;
-use blockmux_proto::exports::VolumeId;
+use crate::iscsi_target::{exports, node};
+use crate::records::Records;
+use crate::requests::{MAX_TURNS, Requests, take_turns};
 use blockmux_proto::iscsi::initiator::{Config, IserInitiatorSession, Mode, wishes};
 use blockmux_proto::iscsi::login::operational::Key;
 use blockmux_proto::iscsi::name::Name;
-use blockmux_proto::iscsi::node::{Access as Allowed, Node, Portal, TargetNode};
 use blockmux_proto::iscsi::target::{IserTargetSession, TargetSession};
 use blockmux_proto::rdma::{Access, Event, RdmaSession, Remote, Stag, Work};
-use blockmux_proto::scsi::{Identity, LogicalUnit, Lun, Target as ScsiTarget};
+use blockmux_proto::scsi::Lun;
 use blockmux_proto::session::{Initiator, ProtocolError, Target, Timed};
 use blockmux_volume::conformance::TestCore;
-use blockmux_volume::{Channel, MemVolume, Pool, Seg, SgList, Volume, Waker};
+use blockmux_volume::{Channel, Pool, Seg, SgList, Waker};
 use blockmux_wire::iscsi::Opcode;
 use blockmux_wire::iscsi::scsi::ScsiCommand;
 use blockmux_wire::iser::ControlHeader;
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
 use std::time::Instant;
 use zerocopy::FromBytes;
 
@@ -49,7 +48,7 @@ pub(crate) fn iser_initiator(data: &[u8]) {
         session: IserInitiatorSession::new(config, pool.clone(), [7; 32], now),
         good: GoodTarget::new(closes, now),
         choices,
-        records: &stream,
+        records: Records(&stream),
         pool,
         now,
         requests: Requests::default(),
@@ -59,13 +58,7 @@ pub(crate) fn iser_initiator(data: &[u8]) {
         is_over: false,
     };
     run.event(Event::Connected { private_data: vec![closes, 0, 0, 0] });
-    let mut quiet_turns = 0;
-    for _ in 0..MAX_TURNS {
-        quiet_turns = if run.turn() { 0 } else { quiet_turns + 1 };
-        if quiet_turns == 2 {
-            break;
-        }
-    }
+    take_turns(|| run.turn());
     run.finish();
 }
 
@@ -73,8 +66,7 @@ struct Run<'a> {
     choices: Choices<'a>,
     session: IserInitiatorSession,
     good: GoodTarget,
-    /// What is left of the stream.
-    records: &'a [u8],
+    records: Records<'a>,
     pool: Pool,
     now: Instant,
     requests: Requests,
@@ -158,8 +150,7 @@ impl Run<'_> {
 
     /// The target sends its next message.
     fn next_record(&mut self) -> bool {
-        let Some((&kind, rest)) = self.records.split_first() else { return false };
-        self.records = rest;
+        let Some(kind) = self.records.kind() else { return false };
         if kind == 0 {
             let Some(message) = self.sent.unseen.pop_front() else { return true };
             for (message, closes) in self.good.answer(&message, &mut self.open) {
@@ -167,11 +158,7 @@ impl Run<'_> {
             }
             return true;
         }
-        let len = rest.first_chunk().map_or(0, |len| usize::from(u16::from_be_bytes(*len)));
-        let rest = rest.get(2..).unwrap_or_default();
-        let (bytes, rest) = rest.split_at(len.min(rest.len()));
-        self.records = rest;
-        let (mut bytes, mut closes) = (bytes.to_vec(), None);
+        let (mut bytes, mut closes) = (self.records.bytes(), None);
         let meant = self.sent.commands.iter().rev().nth(usize::from(kind >> 4)).copied();
         if bytes.len() >= HEADERS {
             if let Some((tag, stag)) = meant.filter(|_| kind & 1 != 0) {
@@ -196,14 +183,9 @@ impl Run<'_> {
         }
     }
 
-    /// Submits what the choices say, once there is a volume.
     fn submit(&mut self) -> bool {
-        if !self.session.is_ready() || self.is_over {
-            assert!(self.session.is_ready() || self.session.room() == 0);
-            return false;
-        }
-        let info = self.session.session().volume_info().expect("a session that is ready knows its volume");
-        self.requests.submit(&mut self.session, &info, &mut self.choices)
+        let info = self.session.session().volume_info();
+        !self.is_over && self.requests.submit(&mut self.session, info, &mut self.choices)
     }
 
     fn pass_time(&mut self) {
@@ -259,7 +241,7 @@ impl Sent {
     }
 }
 
-/// Our own target over a RAM volume, to be talked to now and then.
+/// Our own target, over the RAM volume of LUN 0, to be talked to now and then.
 struct GoodTarget {
     session: IserTargetSession,
     channel: Box<dyn Channel>,
@@ -267,18 +249,14 @@ struct GoodTarget {
 
 impl GoodTarget {
     fn new(closes: u8, now: Instant) -> GoodTarget {
-        let volume = Arc::new(MemVolume::new(SIZE));
-        let unit = LogicalUnit::new(Identity::of("disk0"), volume.clone());
-        let view = Arc::new(ScsiTarget::new(TARGET, Vec::new()).with_unit(0, VolumeId(0), unit));
-        let access = vec![Allowed { initiator: None, chap: None, target: view }];
-        let portals = vec![Portal { address: "192.0.2.1:3260".into(), group_tag: 1 }];
-        let node = Arc::new(Node::new(vec![TargetNode::new(name(TARGET), portals, access)]));
-        let session = TargetSession::new(node, 1, Pool::new(usize::MAX), [0; 32], now);
+        let exports = exports();
+        let session = TargetSession::new(node(&exports), 1, Pool::new(usize::MAX), [0; 32], now);
         let mut session = IserTargetSession::new(session);
         let private_data = vec![closes, 0, 0, 0];
         session.on_event(Event::Requested { private_data }).expect("anybody may connect");
         let core = TestCore::new().as_core();
-        let channel = volume.open(&core, session.depth(), Waker::idle()).expect("a RAM volume opens");
+        let (_, disk) = exports.iter().next().expect("there is one");
+        let channel = disk.volume.open(&core, session.depth(), Waker::idle()).expect("a RAM volume opens");
         GoodTarget { session, channel }
     }
 
@@ -332,6 +310,3 @@ fn name(name: &str) -> Name {
 const TARGET: &str = "iqn.2026-11.t:a";
 /// Of iSER and of iSCSI, in bytes.
 const HEADERS: usize = 28 + 48;
-/// Of the good target's volume, in bytes.
-const SIZE: u64 = 512 << 10;
-const MAX_TURNS: usize = 4000;

@@ -8,6 +8,7 @@
 
 use crate::choices::Choices;
 use crate::iscsi_target::{exports, node};
+use crate::records::Records;
 use crate::served::Served;
 use blockmux_proto::iscsi::target::{IserTargetSession, TargetSession};
 use blockmux_proto::rdma::{Event, RdmaSession, Work, WorkError, WorkId};
@@ -31,7 +32,7 @@ pub(crate) fn iser_target(data: &[u8]) {
         receives: u64::from(session.endpoint().receives),
         session,
         choices,
-        messages: &stream,
+        messages: Records(&stream),
         pool,
         now,
         posted: Vec::new(),
@@ -53,8 +54,7 @@ struct Run<'a> {
     choices: Choices<'a>,
     session: IserTargetSession,
     served: Served,
-    /// What is left of the stream.
-    messages: &'a [u8],
+    messages: Records<'a>,
     pool: Pool,
     now: Instant,
     /// Sends, reads and writes that are not done, and the memory that they hold.
@@ -105,12 +105,8 @@ impl Run<'_> {
         if self.is_over || self.receives == 0 {
             return false;
         }
-        let Some((&kind, rest)) = self.messages.split_first() else { return false };
-        let len = rest.first_chunk().map_or(0, |len| usize::from(u16::from_be_bytes(*len)));
-        let rest = rest.get(2..).unwrap_or_default();
-        let (bytes, rest) = rest.split_at(len.min(rest.len()));
-        self.messages = rest;
-        let mut message = bytes.to_vec();
+        let Some(kind) = self.messages.kind() else { return false };
+        let mut message = self.messages.bytes();
         if message.len() >= HEADERS {
             if kind & 1 != 0 {
                 message[28 + 24..28 + 28].copy_from_slice(&self.exp_cmd_sn.to_be_bytes());

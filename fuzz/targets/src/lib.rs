@@ -29,6 +29,7 @@ mod nvme_auth;
 mod nvme_tcp_initiator;
 mod nvme_tcp_target;
 mod outbox;
+mod records;
 mod requests;
 mod served;
 mod target_side;

@@ -2,7 +2,7 @@
 
 use crate::choices::Choices;
 use crate::nbd_client_stream::{ClientStream, Limits};
-use crate::requests::Requests;
+use crate::requests::{Requests, take_turns};
 use crate::wire::Wire;
 use blockmux_proto::nbd::initiator::{Config, Features, Headers, InitiatorSession, Mode};
 use blockmux_proto::session::{Demand, Initiator, ProtocolError, StreamSession, Timed};
@@ -27,13 +27,7 @@ pub(crate) fn nbd_initiator(data: &[u8]) {
         stream: ClientStream::default(),
         is_over: false,
     };
-    let mut quiet_turns = 0;
-    for _ in 0..MAX_TURNS {
-        quiet_turns = if run.turn() { 0 } else { quiet_turns + 1 };
-        if quiet_turns == 2 {
-            break;
-        }
-    }
+    take_turns(|| run.turn());
     run.finish();
 }
 
@@ -74,14 +68,9 @@ impl Run<'_> {
         true
     }
 
-    /// Submits what the choices say, once there is a volume.
     fn submit(&mut self) -> bool {
-        if !self.session.is_ready() || self.is_over {
-            assert!(self.session.is_ready() || self.session.room() == 0);
-            return false;
-        }
-        let info = self.session.volume_info().expect("a session that is ready knows its volume");
-        self.requests.submit(&mut self.session, &info, &mut self.choices)
+        let info = self.session.volume_info();
+        !self.is_over && self.requests.submit(&mut self.session, info, &mut self.choices)
     }
 
     fn send(&mut self) -> bool {
@@ -137,5 +126,3 @@ const FEATURES: [Features; 4] = [
     Features { extended_headers: false, structured_replies: false },
     Features { extended_headers: true, structured_replies: false },
 ];
-
-const MAX_TURNS: usize = 4000;

@@ -4,6 +4,7 @@
 //! It reads both directions, for replies do not always tell their own length. A client that uses one cookie for
 //! several requests at once can make simple replies ambiguous; then reading ends and nothing more is checked.
 
+use crate::target_side::Sent;
 use blockmux_wire::nbd::handshake::*;
 use blockmux_wire::nbd::transmission::*;
 use std::collections::VecDeque;
@@ -27,6 +28,8 @@ pub(crate) struct ServerStream {
     /// The number that the answer to the present selection has named.
     selecting: Option<u32>,
     is_ambiguous: bool,
+    /// The client broke the protocol.
+    is_broken: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -72,13 +75,12 @@ struct Request {
 }
 
 impl ServerStream {
-    /// The server has sent `bytes`, and has taken all of `taken`, the client's stream from its beginning.
-    ///
-    /// `is_broken`: the client broke the protocol somewhere in `taken`.
-    pub(crate) fn on_sent(&mut self, bytes: &[u8], taken: &[u8], is_broken: bool) {
-        self.sent.extend(bytes);
+    /// The server has sent this, and has taken all of that.
+    pub(crate) fn follow(&mut self, sent: &Sent<'_>) {
+        self.sent.extend(sent.bytes);
+        self.is_broken = sent.is_broken;
         while !self.is_ambiguous {
-            while self.read_client(taken, is_broken) {}
+            while self.read_client(sent.taken) {}
             if !self.read_server() {
                 break;
             }
@@ -86,19 +88,19 @@ impl ServerStream {
     }
 
     /// All has been sent, and nothing is in flight any more.
-    pub(crate) fn on_quiet(&self, is_broken: bool) {
+    pub(crate) fn check_end(&self) {
         if self.is_ambiguous {
             return;
         }
         assert!(self.sent.is_empty(), "{:?}: {} bytes are no whole message", self.phase, self.sent.len());
-        if !is_broken {
+        if !self.is_broken {
             assert!(self.options.is_empty(), "not answered: {:?}", self.options);
             assert!(self.requests.is_empty(), "not answered: {:?}", self.requests);
         }
     }
 
     /// Reads one message of the client's; whether there was one.
-    fn read_client(&mut self, taken: &[u8], is_broken: bool) -> bool {
+    fn read_client(&mut self, taken: &[u8]) -> bool {
         let mut rest = Fields(&taken[self.read..]);
         let message = match self.phase {
             Phase::Flags => rest.u32().map(|flags| {
@@ -106,9 +108,9 @@ impl ServerStream {
                 self.phase = Phase::Options;
             }),
             Phase::Options => self.read_option(&mut rest),
-            Phase::Requests => self.read_request(&mut rest, is_broken),
+            Phase::Requests => self.read_request(&mut rest),
             Phase::Over => {
-                assert!(rest.0.is_empty() || is_broken, "something was taken after the end");
+                assert!(rest.0.is_empty() || self.is_broken, "something was taken after the end");
                 None
             }
             Phase::Greeting | Phase::LastOption => None,
@@ -130,12 +132,12 @@ impl ServerStream {
         Some(())
     }
 
-    fn read_request(&mut self, rest: &mut Fields<'_>, is_broken: bool) -> Option<()> {
+    fn read_request(&mut self, rest: &mut Fields<'_>) -> Option<()> {
         let is_extended = self.form == Form::Extended;
         let expected = if is_extended { NBD_EXTENDED_REQUEST_MAGIC } else { NBD_REQUEST_MAGIC };
         let magic = rest.u32()?;
         if magic != expected {
-            assert!(is_broken, "took a request with a wrong magic number");
+            assert!(self.is_broken, "took a request with a wrong magic number");
             return None;
         }
         let (flags, command) = (rest.u16()?, Cmd(rest.u16()?));

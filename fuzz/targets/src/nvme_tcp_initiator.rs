@@ -9,7 +9,8 @@
 
 use crate::choices::Choices;
 use crate::nvme_auth;
-use crate::requests::Requests;
+use crate::records::Records;
+use crate::requests::{MAX_TURNS, Requests};
 use crate::wire::Wire;
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvmeof::auth::{Concatenation, Credentials, DhGroup, HostSecrets, Secret};
@@ -83,7 +84,7 @@ fn run_queue(mut choices: Choices<'_>, credentials: Option<Credentials>, stream:
     let mut session = QueueSession::new(config, pool.clone(), now);
     let (mut peer, mut requests, mut is_broken) = (Peer::new(stream), Requests::default(), false);
     for _ in 0..MAX_TURNS {
-        let mut moved = session.is_ready() && requests.submit(&mut session, &info, &mut choices);
+        let mut moved = requests.submit(&mut session, Some(info.clone()), &mut choices);
         match peer.turn(&mut session, &mut choices) {
             Ok(has_moved) => moved |= has_moved,
             Err(error) => {
@@ -121,8 +122,7 @@ fn run_queue(mut choices: Choices<'_>, credentials: Option<Credentials>, stream:
 
 /// The controller's end of a connection.
 struct Peer<'a> {
-    /// What is left of the stream.
-    records: &'a [u8],
+    records: Records<'a>,
     wire: Wire,
     /// PDUs of the host that the good controller has not answered.
     unseen: Vec<u8>,
@@ -132,11 +132,11 @@ struct Peer<'a> {
 
 impl Peer<'_> {
     fn new(stream: &[u8]) -> Peer<'_> {
-        Peer { records: stream, wire: Wire::new(Vec::new()), unseen: Vec::new(), cids: Vec::new() }
+        Peer { records: Records(stream), wire: Wire::new(Vec::new()), unseen: Vec::new(), cids: Vec::new() }
     }
 
     fn is_done(&self) -> bool {
-        self.records.is_empty() && self.wire.is_drained()
+        self.records.are_over() && self.wire.is_drained()
     }
 
     /// Some of what a driver does; whether anything moved.
@@ -174,18 +174,13 @@ impl Peer<'_> {
 
     /// The controller sends its next message.
     fn next_record(&mut self) -> bool {
-        let Some((&kind, rest)) = self.records.split_first() else { return false };
-        self.records = rest;
+        let Some(kind) = self.records.kind() else { return false };
         if kind == 0 {
             let bytes = answers(&std::mem::take(&mut self.unseen));
             self.wire.push(&bytes);
             return true;
         }
-        let len = rest.first_chunk().map_or(0, |len| usize::from(u16::from_be_bytes(*len)));
-        let rest = rest.get(2..).unwrap_or_default();
-        let (bytes, rest) = rest.split_at(len.min(rest.len()));
-        self.records = rest;
-        let mut bytes = bytes.to_vec();
+        let mut bytes = self.records.bytes();
         let at = if kind & 1 != 0 { 8 } else { 20 };
         if kind & 3 != 0
             && bytes.len() >= DATA_LEN
@@ -291,5 +286,3 @@ fn credentials() -> Credentials {
     let secrets = HostSecrets { host, controller: None, hash: None, group: Some(DhGroup::Null) };
     Credentials { secrets: Arc::new(secrets), seed: [1; 32], concatenation: Concatenation::None }
 }
-
-const MAX_TURNS: usize = 4000;

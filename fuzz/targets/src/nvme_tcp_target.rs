@@ -2,7 +2,7 @@
 //! says so.
 
 use crate::choices::Choices;
-use crate::target_side::{Judge, Run};
+use crate::target_side::{Judge, Run, Sent};
 use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme::subsystem::{Namespace, Subsystem};
@@ -57,8 +57,8 @@ impl Judge for Controller {
     const MAX_POOLED: usize = 256 << 20;
 
     /// Whole PDUs of a controller's kinds, whose lengths are right.
-    fn on_sent(&mut self, bytes: &[u8]) {
-        self.sent.extend(bytes);
+    fn on_sent(&mut self, sent: &Sent<'_>) {
+        self.sent.extend(sent.bytes);
         while let Ok((common, _)) = CommonHeader::read_from_prefix(&self.sent) {
             let kind = PduType(common.pdu_type);
             let is_controllers = matches!(

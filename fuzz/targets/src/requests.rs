@@ -1,4 +1,4 @@
-//! The requests that a fuzz target submits to an initiator: each comes to one end, and one only.
+//! The requests that a fuzz target submits to an initiator, turn by turn: each comes to one end, and one only.
 
 use crate::choices::Choices;
 use blockmux_proto::session::Initiator;
@@ -15,19 +15,24 @@ pub(crate) struct Requests {
 }
 
 impl Requests {
-    /// Submits what the choices say, at most a few at once, to a session over a volume of that kind.
+    /// Submits what the choices say, at most a few at once, to a session over a volume of that kind, once it is ready.
     pub(crate) fn submit<S: Initiator>(
         &mut self,
         session: &mut S,
-        info: &VolumeInfo,
+        info: Option<VolumeInfo>,
         choices: &mut Choices<'_>,
     ) -> bool {
+        if !session.is_ready() {
+            assert_eq!(session.room(), 0);
+            return false;
+        }
+        let info = info.expect("a session that is ready knows its volume");
         let before = self.next_tag;
         for _ in 0..choices.below(4) {
             if session.room() == 0 || self.next_tag >= MAX_REQUESTS {
                 break;
             }
-            let io = self.next(info, choices);
+            let io = self.next(&info, choices);
             let former = self.in_flight.insert(io.tag, io.clone());
             assert!(former.is_none());
             session.submit(io);
@@ -147,6 +152,19 @@ fn buffer_len(io: &Io) -> usize {
     if io.data.is_none() && io.len <= 32 << 20 { (io.len as usize).max(4096).next_power_of_two() } else { 0 }
 }
 
+/// Has a driver take turns until two in a row move nothing.
+pub(crate) fn take_turns(mut turn: impl FnMut() -> bool) {
+    let mut quiet = 0;
+    for _ in 0..MAX_TURNS {
+        quiet = if turn() { 0 } else { quiet + 1 };
+        if quiet == 2 {
+            break;
+        }
+    }
+}
+
+/// Of a driver's for one input.
+pub(crate) const MAX_TURNS: usize = 4000;
 const MAX_REQUESTS: u64 = 64;
 /// Of all writes of an input.
 const MAX_BYTES: u64 = 1 << 20;
