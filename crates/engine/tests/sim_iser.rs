@@ -126,7 +126,7 @@ fn on_a_fair_day_everything_completes_and_nothing_is_lost() {
 }
 
 #[test]
-fn a_network_that_cuts_every_frame_changes_nothing() {
+fn a_network_that_cuts_every_message_changes_nothing() {
     run_seeds(40, cut_everywhere);
 }
 

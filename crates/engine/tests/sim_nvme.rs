@@ -22,8 +22,8 @@ use std::cell::OnceCell;
 use std::sync::Arc;
 use std::time::Instant;
 use storms::{
-    breaks, cut_everywhere, everything_at_once, fair_day, long_requests, more_broke_than, more_troubles_than,
-    slow_day, stops, the_same_again,
+    breaks, cut_everywhere, fair_day, long_requests, more_broke_than, more_troubles_than, slow_day, stops,
+    the_same_again,
 };
 
 /// NVMe/TCP with one node for all of the target's lives.
@@ -92,26 +92,26 @@ fn long_requests_are_placed_and_pass_through_small_windows() {
 }
 
 #[test]
-fn breaking_connections_lose_nothing_and_double_nothing() {
+fn what_a_broken_connection_leaves_is_replayed_exactly_once() {
     let outcomes = run_seeds(60, breaks);
     more_broke_than(60, &outcomes);
 }
 
 #[test]
-fn a_target_that_stops_in_order_again_and_again_loses_nothing() {
+fn a_target_that_is_stopped_and_started_again_is_not_noticed() {
     let outcomes = run_seeds(40, |seed| stops(seed, false));
     more_troubles_than(0, &outcomes);
 }
 
 #[test]
-fn a_target_that_loses_its_power_keeps_what_was_flushed() {
+fn a_target_that_loses_its_power_keeps_what_was_flushed_or_forced() {
     let outcomes = run_seeds(40, |seed| stops(seed, true));
     more_troubles_than(0, &outcomes);
 }
 
 #[test]
-fn everything_at_once_still_comes_to_its_end() {
-    run_seeds(40, everything_at_once);
+fn everything_at_once() {
+    run_seeds(40, storms::everything_at_once);
 }
 
 #[test]

@@ -1,23 +1,20 @@
 //! One simulation of ATA over Ethernet from its seed to its verdict: the engine's own tasks on a [`SimLan`].
 
-use super::client::{Client, Plan};
+use super::client::Plan;
 use super::core::{SimCore, World};
-use super::crash::CrashVolume;
+use super::disk::Disk;
 use super::lan::{LanWeather, SimLan};
-use super::ledger::Ledger;
 use super::net::{SimNet, Weather};
 use crate::frames::Share;
 use crate::frames::target::FrameTargetTask;
 use crate::frames::volume::AoeVolume;
-use crate::host::Host;
 use blockmux_proto::aoe::Address;
 use blockmux_proto::aoe::target::TargetSession;
 use blockmux_proto::aoe::unit::{Kept, Unit};
-use blockmux_proto::exports::{Export, Exports, VolumeId};
+use blockmux_proto::exports::VolumeId;
 use blockmux_volume::{Core, Volume};
 use std::cell::Cell;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// What is simulated; the same scenario always goes the same way.
@@ -137,32 +134,13 @@ struct Run {
     world: World,
     lan: SimLan,
     began: Instant,
-    ledger: Arc<Mutex<Ledger>>,
-    volume: Arc<CrashVolume>,
-    exports: Exports,
+    disk: Disk,
     initiator: Rc<SimCore>,
     targets: Vec<Rc<SimCore>>,
 }
 
 impl Run {
     fn new(scenario: &FrameScenario) -> Run {
-        let ledger = Arc::new(Mutex::new(Ledger::new(scenario.blocks)));
-        let observed = ledger.clone();
-        let volume = Arc::new(CrashVolume::new(
-            scenario.blocks,
-            scenario.volume_delay,
-            0,
-            scenario.seed ^ 1,
-            Box::new(move |block, bytes| {
-                observed.lock().unwrap_or_else(PoisonError::into_inner).on_executed(block, bytes);
-            }),
-        ));
-        let export = Export {
-            name: "disk0".to_owned(),
-            description: String::new(),
-            read_only: false,
-            volume: volume.clone(),
-        };
         let mut world = World::new(SimNet::new(scenario.seed, Weather::FAIR));
         let lan = SimLan::new(scenario.weather);
         let initiator = world.add_core(64 << 20);
@@ -172,9 +150,7 @@ impl Run {
             began: world.net().now(),
             world,
             lan,
-            ledger,
-            volume,
-            exports: Exports::new(vec![export]),
+            disk: Disk::new(scenario.seed, scenario.blocks, scenario.volume_delay, 0),
             initiator,
             targets: Vec::new(),
         }
@@ -187,7 +163,7 @@ impl Run {
     fn start_client(&self) -> Rc<Cell<bool>> {
         let scenario = &self.scenario;
         let remote: AoeVolume<SimCore> =
-            AoeVolume::new(self.interfaces(), ADDRESS, self.volume.info(), PATIENCE);
+            AoeVolume::new(self.interfaces(), ADDRESS, self.disk.volume.info(), PATIENCE);
         let plan = Plan {
             requests: scenario.requests,
             depth: scenario.depth,
@@ -195,23 +171,15 @@ impl Run {
             allows_medium_errors: false,
             allows_path_lost: false,
         };
-        let finished = Rc::new(Cell::new(false));
-        let core: Rc<dyn Core> = self.initiator.clone();
-        self.initiator.spawn(|waker| {
-            let channel = remote.open(&core, scenario.depth, waker.clone());
-            let channel = channel.expect("a remote volume opens on its own kind of host");
-            let (ledger, seed) = (self.ledger.clone(), scenario.seed ^ 2);
-            Client::new(&self.initiator, channel, ledger, plan, seed, finished.clone())
-        });
-        finished
+        self.disk.start_client(&self.initiator, &remote, plan)
     }
 
     fn start_target(&mut self) {
         let core = self.world.add_core(64 << 20);
         core.join(&self.lan);
         let unit = Unit::new(ADDRESS, VolumeId(0), Kept::default(), None);
-        let session = TargetSession::new(self.exports.clone(), vec![unit]).expect("it is one disk");
-        FrameTargetTask::spawn(&core, &self.interfaces(), Share::ALL, session, self.exports.clone())
+        let session = TargetSession::new(self.disk.exports.clone(), vec![unit]).expect("it is one disk");
+        FrameTargetTask::spawn(&core, &self.interfaces(), Share::ALL, session, self.disk.exports.clone())
             .expect("the segment has a port for everybody");
         self.targets.push(core);
     }
@@ -243,15 +211,9 @@ impl Run {
         if self.initiator.pool().out_bytes() > 0 {
             return Err("the initiator has not given back its buffers".to_owned());
         }
-        let mut ledger = self.ledger.lock().unwrap_or_else(PoisonError::into_inner);
-        for block in 0..self.scenario.blocks {
-            let content = self.volume.content(block);
-            ledger.check("volume", block, &content);
-        }
-        match (ledger.first_fault(), ledger.stale_writes()) {
-            (Some(fault), _) => Err(fault.to_owned()),
+        match self.disk.verdict()? {
             // A target that is started again does not know what the one before has done.
-            (None, stale) if stale > 0 && self.scenario.trouble.is_none() => {
+            stale if stale > 0 && self.scenario.trouble.is_none() => {
                 Err(format!("{stale} writes were done after they had been acknowledged"))
             }
             _ => Ok(()),

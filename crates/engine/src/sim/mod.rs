@@ -17,6 +17,7 @@
 mod client;
 mod core;
 mod crash;
+mod disk;
 mod frames;
 mod lan;
 mod ledger;

@@ -1,22 +1,19 @@
 //! One simulation from its seed to its verdict.
 
-use super::client::{Client, Plan};
+use super::client::Plan;
 use super::core::{SimCore, World};
-use super::crash::CrashVolume;
-use super::ledger::Ledger;
+use super::disk::Disk;
 use super::net::{SimNet, Weather};
-use crate::host::Host;
 use crate::initiator::{Dialer, RemoteVolume};
 use crate::listener::ConnectionLimit;
 use crate::socket::Address;
 use crate::target::TargetTask;
-use blockmux_proto::exports::{Export, Exports};
+use blockmux_proto::exports::Exports;
 use blockmux_proto::session::{StreamSession, Target};
 use blockmux_volume::{Core, Pool, ReadyList, Volume};
 use std::cell::Cell;
 use std::fmt;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A protocol, both sides.
@@ -138,11 +135,7 @@ impl Scenario {
         let failed = |what: String| Box::new(Failure { scenario: *self, what });
         let mut run = Run::new(self, Rc::new(protocol));
         run.run_out().map_err(failed)?;
-        let ledger = run.ledger();
-        if let Some(fault) = ledger.first_fault() {
-            return Err(failed(fault.to_owned()));
-        }
-        let stale_writes = ledger.stale_writes();
+        let stale_writes = run.disk.verdict().map_err(failed)?;
         if stale_writes > 0 && !self.allows_stale_writes {
             return Err(failed(format!("{stale_writes} writes were done after they had been acknowledged")));
         }
@@ -158,9 +151,7 @@ struct Run<P> {
     protocol: Rc<P>,
     world: World,
     began: Instant,
-    ledger: Arc<Mutex<Ledger>>,
-    volume: Arc<CrashVolume>,
-    exports: Exports,
+    disk: Disk,
     address: Address,
     initiator: Rc<SimCore>,
     /// The target's lives so far; the last may be going on.
@@ -170,21 +161,6 @@ struct Run<P> {
 
 impl<P: Protocol + 'static> Run<P> {
     fn new(scenario: &Scenario, protocol: Rc<P>) -> Run<P> {
-        let ledger = Arc::new(Mutex::new(Ledger::new(scenario.blocks)));
-        let observed = ledger.clone();
-        let volume = Arc::new(CrashVolume::new(
-            scenario.blocks,
-            scenario.volume_delay,
-            scenario.medium_errors_per_million,
-            scenario.seed ^ 1,
-            Box::new(move |block, bytes| lock(&observed).on_executed(block, bytes)),
-        ));
-        let export = Export {
-            name: "disk0".to_owned(),
-            description: String::new(),
-            read_only: false,
-            volume: volume.clone(),
-        };
         let mut world = World::new(SimNet::new(scenario.seed, scenario.weather));
         Run {
             scenario: *scenario,
@@ -192,17 +168,16 @@ impl<P: Protocol + 'static> Run<P> {
             began: world.net().now(),
             initiator: world.add_core(scenario.pool_bytes),
             world,
-            ledger,
-            volume,
-            exports: Exports::new(vec![export]),
+            disk: Disk::new(
+                scenario.seed,
+                scenario.blocks,
+                scenario.volume_delay,
+                scenario.medium_errors_per_million,
+            ),
             address: Address::Unix("simulated".into()),
             targets: Vec::new(),
             troubles: 0,
         }
-    }
-
-    fn ledger(&self) -> MutexGuard<'_, Ledger> {
-        lock(&self.ledger)
     }
 
     fn run_out(&mut self) -> Result<(), String> {
@@ -222,19 +197,14 @@ impl<P: Protocol + 'static> Run<P> {
         let initiator = self.initiator.clone();
         self.run_until(|| initiator.is_idle())?;
         self.stop_target()?;
-        self.check_memory()?;
-        for block in 0..self.scenario.blocks {
-            let content = self.volume.content(block);
-            self.ledger().check("volume", block, &content);
-        }
-        Ok(())
+        self.check_memory()
     }
 
     fn start_client(&self) -> Rc<Cell<bool>> {
         let scenario = &self.scenario;
         let remote = RemoteVolume::<P::Dialer, SimCore>::new(
             self.protocol.dialer(&self.address),
-            self.volume.info(),
+            self.disk.volume.info(),
             scenario.connections,
             scenario.patience,
         );
@@ -245,20 +215,12 @@ impl<P: Protocol + 'static> Run<P> {
             allows_medium_errors: scenario.medium_errors_per_million > 0,
             allows_path_lost: scenario.trouble.is_some_and(|trouble| trouble.lasts > scenario.patience),
         };
-        let finished = Rc::new(Cell::new(false));
-        let core: Rc<dyn Core> = self.initiator.clone();
-        self.initiator.spawn(|waker| {
-            let channel = remote.open(&core, scenario.depth, waker.clone());
-            let channel = channel.expect("a remote volume opens on its own kind of host");
-            let (ledger, seed) = (self.ledger.clone(), scenario.seed ^ 2);
-            Client::new(&self.initiator, channel, ledger, plan, seed, finished.clone())
-        });
-        finished
+        self.disk.start_client(&self.initiator, &remote, plan)
     }
 
     fn start_target(&mut self) {
         let core = self.world.add_core(self.scenario.pool_bytes);
-        let (exports, protocol) = (self.exports.clone(), self.protocol.clone());
+        let (exports, protocol) = (self.disk.exports.clone(), self.protocol.clone());
         let limit = ConnectionLimit::new(usize::MAX);
         self.world.net().listen(&core, &self.address, move |core, stream| {
             let session = protocol.target(exports.clone(), core.pool().clone(), core.now());
@@ -273,8 +235,8 @@ impl<P: Protocol + 'static> Run<P> {
         self.troubles += 1;
         if trouble.is_crash {
             self.targets.iter().for_each(|target| target.kill());
-            self.volume.crash();
-            self.ledger().on_crash();
+            self.disk.volume.crash();
+            self.disk.ledger().on_crash();
         } else {
             self.stop_target()?;
         }
@@ -325,10 +287,6 @@ impl<P: Protocol + 'static> Run<P> {
         self.world.net().wake_at(self.world.net().now() + time, &alarm.waker(0));
         self.run_until(|| done() || !alarm.is_empty())
     }
-}
-
-fn lock(ledger: &Mutex<Ledger>) -> MutexGuard<'_, Ledger> {
-    ledger.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Virtual time for any part of a simulation; more is a hang.

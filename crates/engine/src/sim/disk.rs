@@ -1,0 +1,66 @@
+//! What a simulation is about: a volume that a crash can hit, the ledger that watches it, and the client that uses it.
+
+use super::client::{Client, Plan};
+use super::core::SimCore;
+use super::crash::CrashVolume;
+use super::ledger::Ledger;
+use crate::host::Host;
+use blockmux_proto::exports::{Export, Exports};
+use blockmux_volume::{Core, Volume};
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// The only volume of a target, by the name of `disk0`.
+pub(super) struct Disk {
+    pub(super) volume: Arc<CrashVolume>,
+    pub(super) exports: Exports,
+    ledger: Arc<Mutex<Ledger>>,
+    blocks: u64,
+    seed: u64,
+}
+
+impl Disk {
+    /// All that is left to chance follows from `seed`; an I/O takes `delay` at most.
+    pub(super) fn new(seed: u64, blocks: u64, delay: Duration, medium_errors_per_million: u32) -> Disk {
+        let ledger = Arc::new(Mutex::new(Ledger::new(blocks)));
+        let observed = ledger.clone();
+        let observer = Box::new(move |block, bytes: &[u8]| lock(&observed).on_executed(block, bytes));
+        let volume = Arc::new(CrashVolume::new(blocks, delay, medium_errors_per_million, seed ^ 1, observer));
+        let (name, description) = ("disk0".to_owned(), String::new());
+        let export = Export { name, description, read_only: false, volume: volume.clone() };
+        Disk { volume, exports: Exports::new(vec![export]), ledger, blocks, seed }
+    }
+
+    pub(super) fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        lock(&self.ledger)
+    }
+
+    /// Has a client on `core` carry out a plan by way of `remote`; set when it has.
+    pub(super) fn start_client(&self, core: &Rc<SimCore>, remote: &dyn Volume, plan: Plan) -> Rc<Cell<bool>> {
+        let finished = Rc::new(Cell::new(false));
+        let any_core: Rc<dyn Core> = core.clone();
+        core.spawn(|waker| {
+            let channel = remote.open(&any_core, plan.depth, waker.clone());
+            let channel = channel.expect("a remote volume opens on its own kind of host");
+            Client::new(core, channel, self.ledger.clone(), plan, self.seed ^ 2, finished.clone())
+        });
+        finished
+    }
+
+    /// Looks at every block after the end: what was found first, or how many writes were done after they had been
+    /// acknowledged.
+    pub(super) fn verdict(&self) -> Result<u64, String> {
+        let mut ledger = self.ledger();
+        for block in 0..self.blocks {
+            let content = self.volume.content(block);
+            ledger.check("volume", block, &content);
+        }
+        ledger.first_fault().map_or(Ok(ledger.stale_writes()), |fault| Err(fault.to_owned()))
+    }
+}
+
+fn lock(ledger: &Mutex<Ledger>) -> MutexGuard<'_, Ledger> {
+    ledger.lock().unwrap_or_else(PoisonError::into_inner)
+}
