@@ -32,11 +32,39 @@ pub enum ConnectError<R> {
         refused: R,
     },
     /// The server was silent about what it has to tell.
-    #[error("{address}: server closed the connection before it described the export")]
+    #[error("{address}: server closed the connection before it described the volume")]
     Silent {
         /// Where.
         address: Address,
     },
+}
+
+impl<R> ConnectError<R> {
+    pub(crate) fn broken(address: &Address, broken: impl Into<Broken>) -> ConnectError<R> {
+        ConnectError::Broken { address: address.clone(), broken: broken.into() }
+    }
+
+    pub(crate) fn refused(address: &Address, refused: R) -> ConnectError<R> {
+        ConnectError::Refused { address: address.clone(), refused }
+    }
+
+    pub(crate) fn silent(address: &Address) -> ConnectError<R> {
+        ConnectError::Silent { address: address.clone() }
+    }
+
+    /// Whether it may well be otherwise a little later; of a refusal its protocol knows.
+    pub(crate) fn may_pass(&self, may_pass: impl FnOnce(&R) -> bool) -> bool {
+        match self {
+            ConnectError::Refused { refused, .. } => may_pass(refused),
+            ConnectError::Broken { .. } | ConnectError::Silent { .. } => true,
+        }
+    }
+}
+
+/// The first of the `answers` that is one, or why there is none by the first path.
+pub(crate) fn first_answer<T, E>(mut answers: impl Iterator<Item = Result<T, E>>) -> Option<Result<T, E>> {
+    let first = answers.next()?;
+    Some(first.or_else(|error| answers.find_map(Result::ok).ok_or(error)))
 }
 
 /// Connects and runs `session` until `done` says so or the session is over.
@@ -234,9 +262,9 @@ fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)
 }
 
-/// No time at all would be forever.
 /// In bytes, at a time.
 const MOST_RECORDS: usize = 16 << 10;
+/// No time at all would be forever.
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 
 #[cfg(test)]

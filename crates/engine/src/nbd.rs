@@ -49,7 +49,7 @@ pub type ConnectError = blocking::ConnectError<Refused>;
 /// If the target cannot be reached or does not have the export.
 pub fn connect(endpoint: Endpoint) -> Result<RemoteVolume<NbdDialer>, ConnectError> {
     let session = ask(&endpoint.address, &endpoint.export, Mode::Info)?;
-    let silent = || ConnectError::Silent { address: endpoint.address.clone() };
+    let silent = || ConnectError::silent(&endpoint.address);
     let (export, info) = session.export().zip(session.volume_info()).ok_or_else(silent)?;
     let rest = export.size.saturating_sub(info.size);
     if rest > 0 {
@@ -68,7 +68,7 @@ pub fn connect(endpoint: Endpoint) -> Result<RemoteVolume<NbdDialer>, ConnectErr
 /// As for [`connect`].
 pub fn describe(address: &Address, export: &str) -> Result<ExportInfo, ConnectError> {
     let session = ask(address, export, Mode::Info)?;
-    session.export().cloned().ok_or_else(|| ConnectError::Silent { address: address.clone() })
+    session.export().cloned().ok_or_else(|| ConnectError::silent(address))
 }
 
 /// Lists the exports of a server, and how many more it has than we keep.
@@ -85,9 +85,9 @@ fn ask(address: &Address, export: &str, mode: Mode) -> Result<InitiatorSession, 
     let config = Config { export: export.to_owned(), mode, features: Features::default() };
     let mut session = InitiatorSession::new(config, Pool::new(LOG_IN_POOL), Instant::now());
     run_session(address, &mut session, LOG_IN_TIMEOUT, InitiatorSession::is_over)
-        .map_err(|broken| ConnectError::Broken { address: address.clone(), broken })?;
+        .map_err(|broken| ConnectError::broken(address, broken))?;
     match session.refused() {
-        Some(refused) => Err(ConnectError::Refused { address: address.clone(), refused: refused.clone() }),
+        Some(refused) => Err(ConnectError::refused(address, refused.clone())),
         None => Ok(session),
     }
 }

@@ -91,14 +91,9 @@ pub fn connect<D: Datamover>(
 /// # Errors
 /// As for [`connect`].
 pub fn describe(endpoint: &Endpoint, over: &impl Datamover) -> Result<Description, ConnectError> {
-    let mut first = None;
-    for endpoint in endpoint.paths() {
-        match Answer::to(&endpoint, over).and_then(|answer| answer.description()) {
-            Err(error) => first = first.or(Some(error)),
-            told => return told,
-        }
-    }
-    Err(first.unwrap_or_else(|| ConnectError::Silent { address: endpoint.address.clone() }))
+    let told = |path| Answer::to(&path, over)?.description();
+    let first = blocking::first_answer(endpoint.paths().map(told));
+    first.unwrap_or_else(|| Err(ConnectError::silent(&endpoint.address)))
 }
 
 /// The logical units of a target, as seen from the endpoint's, which need not be there.
@@ -109,7 +104,7 @@ pub fn luns(endpoint: &Endpoint, over: &impl Datamover) -> Result<Vec<Lun>, Conn
     let answer = Answer::to(endpoint, over)?;
     match answer.iscsi().refused() {
         Some(refused) if !matches!(refused, Refused::Unit(_)) => {
-            Err(ConnectError::Refused { address: answer.address().clone(), refused: refused.clone() })
+            Err(ConnectError::refused(answer.address(), refused.clone()))
         }
         _ => Ok(answer.iscsi().luns().to_vec()),
     }
@@ -145,17 +140,15 @@ pub fn discover<D: Datamover>(
         let session = D::found(&session);
         match session.refused() {
             Some(refused) if is_about_chap(refused) => last = Some(refused.clone()),
-            Some(refused) => {
-                return Err(ConnectError::Refused { address: address.clone(), refused: refused.clone() });
-            }
+            Some(refused) => return Err(ConnectError::refused(address, refused.clone())),
             None => {
-                ran.map_err(|broken| ConnectError::Broken { address: address.clone(), broken })?;
+                ran.map_err(|broken| ConnectError::broken(address, broken))?;
                 return Ok((session.targets().to_vec(), session.left_out()));
             }
         }
     }
-    let silent = ConnectError::Silent { address: address.clone() };
-    Err(last.map_or(silent, |refused| ConnectError::Refused { address: address.clone(), refused }))
+    let refused = |refused| ConnectError::refused(address, refused);
+    Err(last.map_or_else(|| ConnectError::silent(address), refused))
 }
 
 /// One login from start to end, wherever the target sent us; whether it was refused is for the caller to see.
@@ -183,7 +176,7 @@ impl<D: Datamover> Answer<D> {
             };
             let lost = |problem| {
                 let refused = Refused::Lost { from: from.to_string(), to: to.clone(), problem };
-                ConnectError::Refused { address: from.clone(), refused }
+                ConnectError::refused(&from, refused)
             };
             let place: TargetAddress = to.parse().map_err(lost)?;
             let found =
@@ -205,10 +198,10 @@ impl<D: Datamover> Answer<D> {
     fn description(&self) -> Result<Description, ConnectError> {
         let (address, session) = (self.address(), self.iscsi());
         if let Some(refused) = session.refused() {
-            return Err(ConnectError::Refused { address: address.clone(), refused: refused.clone() });
+            return Err(ConnectError::refused(address, refused.clone()));
         }
         let told = session.unit().cloned().zip(session.parameters().copied());
-        let (unit, parameters) = told.ok_or_else(|| ConnectError::Silent { address: address.clone() })?;
+        let (unit, parameters) = told.ok_or_else(|| ConnectError::silent(address))?;
         Ok(Description { unit, parameters })
     }
 }
@@ -245,7 +238,7 @@ fn ask_once<D: Datamover>(endpoint: &Endpoint, over: &mut D) -> Result<D::Sessio
     match ran {
         // Only the good-bye is missing.
         Err(_) if told.unit().is_some() || told.refused().is_some() => Ok(session),
-        Err(broken) => Err(ConnectError::Broken { address: address.clone(), broken }),
+        Err(broken) => Err(ConnectError::broken(address, broken)),
         Ok(()) => Ok(session),
     }
 }
@@ -323,7 +316,7 @@ impl<D: Datamover> IscsiDialer<D> {
             let (unit, answer) = match told {
                 Ok(told) => told,
                 // It may be there later, and others may be there now.
-                Err(error) if !endpoint.further.is_empty() && may_pass(&error) => {
+                Err(error) if !endpoint.further.is_empty() && error.may_pass(Refused::may_pass) => {
                     warn!("one path less: {error}");
                     homes.push(path.address);
                     lost = lost.or(Some(error));
@@ -334,15 +327,14 @@ impl<D: Datamover> IscsiDialer<D> {
             let Answer { chap, moves, names: more, over: understood, .. } = answer;
             over = understood;
             if let Some((first, _, at)) = &seen {
-                is_same(first, &unit, at)
-                    .map_err(|refused| ConnectError::Refused { address: path.address.clone(), refused })?;
+                is_same(first, &unit, at).map_err(|refused| ConnectError::refused(&path.address, refused))?;
             }
             names.extend(more);
             homes.push(moves.home().clone());
             seen = seen.or(Some((unit, chap, path.address)));
         }
         let Some((first, chap, _)) = seen else {
-            return Err(lost.unwrap_or_else(|| ConnectError::Silent { address: endpoint.address.clone() }));
+            return Err(lost.unwrap_or_else(|| ConnectError::silent(&endpoint.address)));
         };
         Ok(IscsiDialer { endpoint: Endpoint { chap, ..endpoint }, over, first, homes, names, random })
     }
@@ -419,14 +411,6 @@ impl<D: Datamover> Dialer for IscsiDialer<D> {
     }
 }
 
-/// Whether a path that was not to be had may well be a little later.
-fn may_pass(error: &ConnectError) -> bool {
-    match error {
-        ConnectError::Refused { refused, .. } => refused.may_pass(),
-        ConnectError::Broken { .. } | ConnectError::Silent { .. } => true,
-    }
-}
-
 /// Whether the unit at the end of a path is the `first`, which was seen by way of `at`.
 fn is_same(first: &UnitInfo, unit: &UnitInfo, at: &Address) -> Result<(), Refused> {
     let name = |unit: &UnitInfo| match (unit.designator.as_str(), unit.serial.as_str()) {
@@ -452,7 +436,7 @@ struct Randomness {
 
 impl Randomness {
     fn new(address: &Address) -> Result<Randomness, ConnectError> {
-        let broken = |error| ConnectError::Broken { address: address.clone(), broken: Broken::Socket(error) };
+        let broken = |error| ConnectError::broken(address, Broken::Socket(error));
         let (seeds, region_seeds) = (Seeds::new().map_err(broken)?, Seeds::new().map_err(broken)?);
         Ok(Randomness { seeds, region_seeds, number: sys::random_bytes().map_err(broken)? })
     }

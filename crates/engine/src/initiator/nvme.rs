@@ -88,21 +88,15 @@ pub fn connect(endpoint: Endpoint) -> Result<RemoteVolume<NvmeDialer>, ConnectEr
 /// # Errors
 /// As for [`connect`].
 pub fn describe(endpoint: &Endpoint) -> Result<Description, ConnectError> {
-    let mut first = None;
-    for path in endpoint.paths() {
-        match describe_by(&path) {
-            Err(error) => first = first.or(Some(error)),
-            told => return told,
-        }
-    }
-    Err(first.unwrap_or_else(|| ConnectError::Silent { address: endpoint.address.clone() }))
+    let first = blocking::first_answer(endpoint.paths().map(|path| describe_by(&path)));
+    first.unwrap_or_else(|| Err(ConnectError::silent(&endpoint.address)))
 }
 
 /// Describes it as one path leads to it.
 fn describe_by(endpoint: &Endpoint) -> Result<Description, ConnectError> {
     let session = ask(endpoint, Ask::Namespace(endpoint.nsid))?;
     let told = session.controller().cloned().zip(session.namespaces().first().cloned());
-    let silent = || ConnectError::Silent { address: endpoint.address.clone() };
+    let silent = || ConnectError::silent(&endpoint.address);
     let (controller, namespace) = told.ok_or_else(silent)?;
     Ok(Description { controller, namespace })
 }
@@ -147,8 +141,7 @@ fn ask(endpoint: &Endpoint, ask: Ask) -> Result<AdminSession, ConnectError> {
 /// The same on one connection, which is secured with one of the keys, if there are any.
 fn ask_over(endpoint: &Endpoint, ask: Ask, keys: Option<&[Psk]>) -> Result<AdminSession, ConnectError> {
     let address = &endpoint.address;
-    let broken = |error| ConnectError::Broken { address: address.clone(), broken: Broken::Socket(error) };
-    let seeds = Seeds::new().map_err(broken)?;
+    let seeds = Seeds::new().map_err(|error| ConnectError::broken(address, error))?;
     let config = endpoint.admin(ask, Duration::ZERO, endpoint.credentials(keys.is_some(), &seeds));
     let pool = Pool::new(CONNECT_POOL);
     let mut session = AdminSession::new(config, endpoint.digests, pool, Instant::now());
@@ -156,14 +149,14 @@ fn ask_over(endpoint: &Endpoint, ask: Ask, keys: Option<&[Psk]>) -> Result<Admin
         .map_err(Broken::from)
         .and_then(|secure| run_secured(address, secure, &mut session, ASK_TIMEOUT, AdminSession::is_over));
     if let Some(refused) = session.refused() {
-        return Err(ConnectError::Refused { address: address.clone(), refused: refused.clone() });
+        return Err(ConnectError::refused(address, refused.clone()));
     }
     match ran {
         // Only the good-bye is missing.
         Err(_) if session.controller().is_some() || session.generated().is_some() => Ok(session),
-        Err(broken) => Err(ConnectError::Broken { address: address.clone(), broken }),
+        Err(broken) => Err(ConnectError::broken(address, broken)),
         Ok(()) if session.controller().is_none() && session.generated().is_none() => {
-            Err(ConnectError::Silent { address: address.clone() })
+            Err(ConnectError::silent(address))
         }
         Ok(()) => Ok(session),
     }
@@ -233,22 +226,20 @@ impl NvmeDialer {
                 Ok(told) => {
                     let namespace = told.namespace;
                     if let Some((first, at)) = &seen {
-                        is_same(first, &namespace, at).map_err(|refused| ConnectError::Refused {
-                            address: path.address.clone(),
-                            refused,
-                        })?;
+                        is_same(first, &namespace, at)
+                            .map_err(|refused| ConnectError::refused(&path.address, refused))?;
                     }
                     seen = seen.or(Some((namespace, path.address)));
                 }
                 // It may be there later, and others may be there now.
-                Err(error) if !endpoint.further.is_empty() && may_pass(&error) => {
+                Err(error) if !endpoint.further.is_empty() && error.may_pass(Refused::may_pass) => {
                     warn!("one path less: {error}");
                     lost = lost.or(Some(error));
                 }
                 Err(error) => return Err(error),
             }
         }
-        let silent = || ConnectError::Silent { address: endpoint.address.clone() };
+        let silent = || ConnectError::silent(&endpoint.address);
         let (first, _) = seen.ok_or_else(|| lost.unwrap_or_else(silent))?;
         NvmeDialer::of(endpoint, first)
     }
@@ -258,14 +249,9 @@ impl NvmeDialer {
     /// # Errors
     /// If the system gives no random numbers.
     pub fn of(endpoint: Endpoint, first: NamespaceInfo) -> Result<NvmeDialer, ConnectError> {
-        let address = endpoint.address.clone();
-        let broken = |error| ConnectError::Broken { address, broken: Broken::Socket(error) };
-        Ok(NvmeDialer {
-            tls_keys: endpoint.tls_keys().filter(|_| endpoint.generated_keys.is_none()),
-            endpoint,
-            first,
-            seeds: Seeds::new().map_err(broken)?,
-        })
+        let seeds = Seeds::new().map_err(|error| ConnectError::broken(&endpoint.address, error))?;
+        let tls_keys = endpoint.tls_keys().filter(|_| endpoint.generated_keys.is_none());
+        Ok(NvmeDialer { endpoint, tls_keys, first, seeds })
     }
 
     /// The namespace as it was when it was first seen.
@@ -368,14 +354,6 @@ impl Dialer for NvmeDialer {
         }
         let namespace = control.controller().and_then(|_| control.namespaces().first())?;
         self.check_namespace(namespace).err()
-    }
-}
-
-/// Whether a path that was not to be had may well be a little later.
-fn may_pass(error: &ConnectError) -> bool {
-    match error {
-        ConnectError::Refused { refused, .. } => refused.may_pass(),
-        ConnectError::Broken { .. } | ConnectError::Silent { .. } => true,
     }
 }
 
