@@ -9,6 +9,7 @@ pub(crate) mod aoe;
 pub(crate) mod iscsi;
 mod nbd;
 pub(crate) mod nvme_tcp;
+mod secret;
 
 pub(crate) use aoe::AOE;
 pub(crate) use iscsi::{ISCSI, ISER};

@@ -2,19 +2,19 @@
 //!
 //! Keys that RFC 7143 has a name for have that name.
 
-use super::{PREFIX, default_target, secret};
+use super::{PREFIX, default_target};
 use crate::address::ListenAddress;
 use crate::failure::Failure;
-use crate::protocol::{ISCSI, Settings};
+use crate::protocol::{ISCSI, Settings, secret};
 use blockmux_engine::socket::Address;
-use blockmux_proto::iscsi::login::chap::{Algorithm, Credentials};
+use blockmux_proto::iscsi::login::chap::{Algorithm, Credentials, Secret};
 use blockmux_proto::iscsi::login::operational::{CRC32C, Key, Parameters};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::{Chap, Redirect, offer};
 use serde::Deserialize;
 use std::collections::{BTreeMap, HashSet};
 use std::net::{Ipv6Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// One `[[iscsi_target]]`, as it was written.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -307,8 +307,7 @@ fn chap(
     let both = |(name, file): Named<'_>, keys: [&str; 2]| match (name, file) {
         (None, None) => Ok(None),
         (Some(name), Some(file)) => {
-            let secret = secret::read(file)?;
-            let credentials = Credentials::new(name, secret);
+            let credentials = Credentials::new(name, read_secret(file)?);
             credentials.map(Some).ok_or_else(|| wrong(format!("{} has to have 1 to 255 bytes", keys[0])))
         }
         _ => Err(wrong(format!("{} and {} go together; write both", keys[0], keys[1]))),
@@ -326,6 +325,13 @@ fn chap(
             Ok(Some(Chap { initiator, target, algorithms: Algorithm::ALL.to_vec() }))
         }
     }
+}
+
+/// Reads a secret of CHAP.
+pub(super) fn read_secret(path: &Path) -> Result<Secret, Failure> {
+    secret::read("secret file", path, |line| {
+        Secret::new(line).ok_or("has a secret of more than 255 bytes; shorten it")
+    })
 }
 
 /// Whether it is what TargetAddress has before the portal group (RFC 7143 §13.8), with a port.
@@ -413,6 +419,17 @@ mod tests {
         let limits = [Key::MaxConnections, Key::ErrorRecoveryLevel].map(|key| target.offer.get(key));
         assert_eq!(limits, [2, 0]);
         assert_eq!((target.acl.len(), target.asks_everybody()), (1, false));
+    }
+
+    #[test]
+    fn a_secret_has_at_most_255_bytes() {
+        let said = |len: usize| {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            std::fs::write(file.path(), vec![b'x'; len]).unwrap();
+            read_secret(file.path()).map_err(|failure| failure.to_string())
+        };
+        assert!(said(255).is_ok());
+        assert!(said(256).unwrap_err().ends_with("has a secret of more than 255 bytes; shorten it"));
     }
 
     #[test]

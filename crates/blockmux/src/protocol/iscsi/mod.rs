@@ -7,7 +7,6 @@ mod config;
 mod live;
 mod node;
 mod remote;
-pub(super) mod secret;
 
 pub(crate) use config::{ConfiguredTarget, DiscoveryEntry, TargetEntry};
 

@@ -1,6 +1,7 @@
 //! A URL of iSCSI or iSER, and what its target tells and has.
 
-use super::{default_target, secret};
+use super::config::read_secret;
+use super::default_target;
 use crate::failure::Failure;
 use crate::output::both_sizes;
 use crate::protocol::{Description, ELSEWHERE, Found, FoundExport, Remote};
@@ -398,12 +399,12 @@ fn chap(url: &Url) -> Result<Option<Chap>, Failure> {
     };
     let own = match (&url.password, &url.secret_file) {
         (Some(password), _) => password.clone(),
-        (None, Some(path)) => secret::read(path)?,
+        (None, Some(path)) => read_secret(path)?,
         (None, None) => return Ok(None),
     };
     let target = match (&url.mutual_user, &url.mutual_secret_file) {
         (Some(name), Some(path)) => {
-            let secret = secret::read(path)?;
+            let secret = read_secret(path)?;
             if secret == own {
                 // RFC 7143 §9.2.1: else either side could have the other compute its answer.
                 return Err(Failure::request(format!(

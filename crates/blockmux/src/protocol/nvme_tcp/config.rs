@@ -1,7 +1,6 @@
 //! `[[nvme_subsystem]]` of the config file.
 
-use super::super::Settings;
-use super::super::iscsi::secret::line;
+use super::super::{Settings, secret};
 use super::default_nqn;
 use crate::failure::Failure;
 use blockmux_proto::nvme::ana::{AnaGroup, MAX_ANA_GROUPS};
@@ -228,29 +227,29 @@ impl HostEntry {
             DhGroup::of_name(name).map_err(|problem| wrong(format!("dhchap_dhgroup `{name}`: {problem}")))
         });
         let (hash, group) = (hash.transpose()?, group.transpose()?);
-        let controller = self.dhchap_ctrl_secret_file.as_deref().map(read).transpose()?;
+        let controller = self.dhchap_ctrl_secret_file.as_deref().map(read_secret).transpose()?;
         let Some(file) = &self.dhchap_secret_file else {
             if controller.is_some() || hash.is_some() || group.is_some() {
                 return Err(wrong("proves nothing without a dhchap_secret_file; add one".to_owned()));
             }
             return Ok(None);
         };
-        Ok(Some(HostSecrets { host: read(file)?, controller, hash, group }))
+        Ok(Some(HostSecrets { host: read_secret(file)?, controller, hash, group }))
     }
 }
 
-/// Reads a secret from a file that only its owner may read.
-pub(super) fn read(path: &Path) -> Result<Secret, Failure> {
-    let wrong = |what: String| Failure::request(format!("secret file {}: {what}", path.display()));
-    let line = String::from_utf8(line(path)?).map_err(|_| wrong(SecretError::Format.to_string()))?;
-    Secret::parse(&line).map_err(|error| wrong(error.to_string()))
+/// Reads a secret of DH-HMAC-CHAP.
+pub(super) fn read_secret(path: &Path) -> Result<Secret, Failure> {
+    secret::read("secret file", path, |line| {
+        Secret::parse(std::str::from_utf8(line).map_err(|_| SecretError::Format)?)
+    })
 }
 
-/// The same of a key of TLS.
+/// Reads a key of TLS.
 pub(super) fn read_tls_key(path: &Path) -> Result<ConfiguredPsk, Failure> {
-    let wrong = |what: String| Failure::request(format!("TLS key file {}: {what}", path.display()));
-    let line = String::from_utf8(line(path)?).map_err(|_| wrong(PskError::Format.to_string()))?;
-    ConfiguredPsk::parse(&line).map_err(|error| wrong(error.to_string()))
+    secret::read("TLS key file", path, |line| {
+        ConfiguredPsk::parse(std::str::from_utf8(line).map_err(|_| PskError::Format)?)
+    })
 }
 
 impl ConfiguredGroup {

@@ -1,6 +1,6 @@
 //! A URL of NVMe/TCP, and what its subsystem tells and has.
 
-use super::config::{read, read_tls_key};
+use super::config::{read_secret, read_tls_key};
 use super::default_nqn;
 use super::referrals::{self, Site, address_of};
 use crate::failure::Failure;
@@ -330,8 +330,8 @@ fn provisioning(namespace: &NamespaceInfo) -> &'static str {
 /// What the URL says of DH-HMAC-CHAP.
 fn secrets(url: &Url) -> Result<Option<Arc<HostSecrets>>, Failure> {
     let Some(path) = &url.secret_file else { return Ok(None) };
-    let host = read(path)?;
-    let controller = url.ctrl_secret_file.as_deref().map(read).transpose()?;
+    let host = read_secret(path)?;
+    let controller = url.ctrl_secret_file.as_deref().map(read_secret).transpose()?;
     if controller.as_ref() == Some(&host) {
         return Err(Failure::request(format!(
             "{url}: both secrets are the same; the controller's own has to be another"
