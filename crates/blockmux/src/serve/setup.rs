@@ -31,13 +31,16 @@ pub(super) struct NamedSpec {
     pub(super) spec: Spec,
 }
 
+/// A protocol, and where to listen for it.
+type Listening = (&'static Protocol, ListenAddress);
+
 /// Everything that a daemon does.
 pub(super) struct Setup {
     volumes: Vec<NamedVolume>,
     /// Refuse writes to all of them.
     read_only: bool,
     /// Where to listen, as somebody said; if nobody did, it is for the caller to choose, and for every protocol.
-    pub(super) listeners: Vec<(&'static Protocol, ListenAddress)>,
+    pub(super) listeners: Vec<Listening>,
     pub(super) aoe: Serving,
     pub(super) settings: Settings,
     pub(super) cores: usize,
@@ -66,68 +69,29 @@ impl FromStr for NamedSpec {
 
 impl Setup {
     /// Reads the config file, if there is one, and adds the command line.
-    pub(super) fn gather(args: Args) -> Result<Setup, Failure> {
-        let config = args.config.as_deref().map(Config::read).transpose()?.unwrap_or_default();
+    pub(super) fn gather(mut args: Args) -> Result<Setup, Failure> {
+        let mut config = args.config.as_deref().map(Config::read).transpose()?.unwrap_or_default();
         let read_only = args.read_only || config.read_only;
-        let from_args = args.volumes.into_iter().map(|NamedSpec { name, spec }| VolumeEntry {
+        let from_args = args.volumes.drain(..).map(|NamedSpec { name, spec }| VolumeEntry {
             name,
             spec,
             read_only: false,
             description: String::new(),
         });
-        let nbd = [config.nbd, args.nbd].concat().into_iter().map(|address| (&NBD, address));
-        let iscsi = [config.iscsi, args.iscsi].concat().into_iter().map(|address| (&ISCSI, address));
-        let iser = [config.iser, args.iser].concat().into_iter().map(|address| (&ISER, address));
-        let nvme = [config.nvme_tcp, args.nvme_tcp].concat().into_iter().map(|address| (&NVME_TCP, address));
-        let listeners: Vec<(&'static Protocol, ListenAddress)> =
-            nbd.chain(iscsi).chain(iser).chain(nvme).collect();
-        listeners.iter().try_for_each(|(protocol, address)| check_sockets(protocol, address))?;
+        let volumes = name_all(config.volume.drain(..).chain(from_args).collect(), read_only)?;
+        let listeners = listeners(&mut config, &mut args)?;
         let aoe = Serving {
-            interfaces: [config.aoe, args.aoe].concat(),
+            interfaces: [&config.aoe[..], &args.aoe].concat(),
             shelf: args.aoe_shelf.or(config.aoe_shelf).unwrap_or(0),
-            state: args.aoe_state.or(config.aoe_state),
+            state: args.aoe_state.or(config.aoe_state.take()),
         };
-        let volumes = name_all(config.volume.into_iter().chain(from_args).collect(), read_only)?;
         aoe.check(volumes.iter().map(|volume| volume.name.as_str()))?;
-        for volume in &volumes {
-            protocols(&listeners, &aoe).try_for_each(|protocol| volume.check_description(protocol))?;
-        }
-        let prepared = config.iscsi_target.into_iter().map(ConfiguredTarget::prepare);
-        let discovery = config.iscsi_discovery.as_ref().map(DiscoveryEntry::prepare).transpose()?;
-        let iscsi = prepared.collect::<Result<_, _>>()?;
-        let prepared = config.nvme_subsystem.into_iter().map(ConfiguredSubsystem::prepare);
-        let nvme = prepared.collect::<Result<_, _>>()?;
-        let nvme_referrals = config.nvme_discovery.prepare()?;
-        let nvme_in_capsule = in_capsule(config.nvme_in_capsule_data_size)?;
-        let settings = Settings {
-            iscsi,
-            iscsi_discovery: discovery,
-            nvme,
-            nvme_in_capsule,
-            nvme_referrals,
-            nvme_tcp_treq: config.nvme_tcp_treq,
-        };
-        let names: Vec<&str> = volumes.iter().map(|volume| volume.name.as_str()).collect();
-        // What is said of a protocol has to be right although nobody listens for it yet.
-        let told = [
-            (&ISCSI, !settings.iscsi.is_empty()),
-            (&NVME_TCP, !settings.nvme.is_empty() || settings.nvme_tcp_treq != Treq::default()),
-        ];
-        protocols(&listeners, &aoe)
-            .chain(told.into_iter().filter_map(|(protocol, is_told)| is_told.then_some(protocol)))
-            .try_for_each(|protocol| (protocol.check)(&settings, &names).map_err(Failure::request))?;
-        let processors = thread::available_parallelism().map_or(1, NonZeroUsize::get);
-        let cores = args.cores.or(config.cores).map_or(processors.min(MAX_CORES), NonZeroUsize::get);
-        if cores > MAX_CORES {
-            return Err(Failure::request(format!("{cores} cores are too many; take at most {MAX_CORES}")));
-        }
+        let settings = settings(&mut config)?;
+        check_protocols(&listeners, &aoe, &settings, &volumes)?;
+        let processors = thread::available_parallelism().map_or(1, NonZeroUsize::get).min(MAX_CORES);
+        let cores = at_most(MAX_CORES, "cores", args.cores.or(config.cores), processors)?;
         let max_connections = args.max_connections.or(config.max_connections);
-        let max_connections = max_connections.map_or(DEFAULT_CONNECTIONS, NonZeroUsize::get);
-        if max_connections > MAX_CONNECTIONS {
-            return Err(Failure::request(format!(
-                "{max_connections} connections are too many; take at most {MAX_CONNECTIONS}"
-            )));
-        }
+        let max_connections = at_most(MAX_CONNECTIONS, "connections", max_connections, DEFAULT_CONNECTIONS)?;
         let state = args.state.or(config.state);
         if let Some(directory) = &state {
             // Who relies on it should not learn of it from the first initiator that does.
@@ -167,6 +131,67 @@ impl Setup {
         let opening = self.opening();
         let exports = self.volumes.iter().map(|named| opening.open(named));
         exports.collect::<Result<Vec<_>, _>>().map(Exports::of_served)
+    }
+}
+
+/// Where both say to listen, by protocol.
+fn listeners(config: &mut Config, args: &mut Args) -> Result<Vec<Listening>, Failure> {
+    let said = [
+        (&NBD, &mut config.nbd, &mut args.nbd),
+        (&ISCSI, &mut config.iscsi, &mut args.iscsi),
+        (&ISER, &mut config.iser, &mut args.iser),
+        (&NVME_TCP, &mut config.nvme_tcp, &mut args.nvme_tcp),
+    ];
+    let mut listeners: Vec<Listening> = Vec::new();
+    for (protocol, file, line) in said {
+        listeners.extend(file.drain(..).chain(line.drain(..)).map(|address| (protocol, address)));
+    }
+    listeners.iter().try_for_each(|(protocol, address)| check_sockets(protocol, address))?;
+    Ok(listeners)
+}
+
+/// What the file says of protocols beyond their listeners, and the files that it names.
+fn settings(config: &mut Config) -> Result<Settings, Failure> {
+    let iscsi = config.iscsi_target.drain(..).map(ConfiguredTarget::prepare);
+    let nvme = config.nvme_subsystem.drain(..).map(ConfiguredSubsystem::prepare);
+    Ok(Settings {
+        iscsi: iscsi.collect::<Result<_, _>>()?,
+        iscsi_discovery: config.iscsi_discovery.as_ref().map(DiscoveryEntry::prepare).transpose()?,
+        nvme: nvme.collect::<Result<_, _>>()?,
+        nvme_in_capsule: in_capsule(config.nvme_in_capsule_data_size)?,
+        nvme_referrals: config.nvme_discovery.prepare()?,
+        nvme_tcp_treq: config.nvme_tcp_treq,
+    })
+}
+
+/// Whether the volumes can be served over these protocols, as the settings say.
+fn check_protocols(
+    listeners: &[Listening],
+    aoe: &Serving,
+    settings: &Settings,
+    volumes: &[NamedVolume],
+) -> Result<(), Failure> {
+    for volume in volumes {
+        protocols(listeners, aoe).try_for_each(|protocol| volume.check_description(protocol))?;
+    }
+    let names: Vec<&str> = volumes.iter().map(|volume| volume.name.as_str()).collect();
+    // What is said of a protocol has to be right although nobody listens for it yet.
+    let told = [
+        (&ISCSI, !settings.iscsi.is_empty()),
+        (&NVME_TCP, !settings.nvme.is_empty() || settings.nvme_tcp_treq != Treq::default()),
+    ];
+    protocols(listeners, aoe)
+        .chain(told.into_iter().filter_map(|(protocol, is_told)| is_told.then_some(protocol)))
+        .try_for_each(|protocol| (protocol.check)(settings, &names).map_err(Failure::request))
+}
+
+/// So many as are asked for, if they are not too many.
+fn at_most(most: usize, what: &str, asked: Option<NonZeroUsize>, otherwise: usize) -> Result<usize, Failure> {
+    match asked.map_or(otherwise, NonZeroUsize::get) {
+        number if number > most => {
+            Err(Failure::request(format!("{number} {what} are too many; take at most {most}")))
+        }
+        number => Ok(number),
     }
 }
 
@@ -217,10 +242,7 @@ fn check_name(name: &str) -> Result<(), String> {
 }
 
 /// Those that volumes are served over; one that has several listeners comes several times.
-fn protocols(
-    listeners: &[(&'static Protocol, ListenAddress)],
-    aoe: &Serving,
-) -> impl Iterator<Item = &'static Protocol> {
+fn protocols(listeners: &[Listening], aoe: &Serving) -> impl Iterator<Item = &'static Protocol> {
     let all = if listeners.is_empty() && !aoe.is_wanted() { PROTOCOLS } else { &[] };
     let aoe = aoe.is_wanted().then_some(&AOE);
     all.iter().copied().chain(listeners.iter().map(|(protocol, _)| *protocol)).chain(aoe)
