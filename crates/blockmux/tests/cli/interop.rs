@@ -1,7 +1,7 @@
 //! Standard clients against our server.
 
 use crate::daemon::Daemon;
-use crate::program::{half_empty_file, has, succeed};
+use crate::program::{PATTERNS, half_empty_file, has, qemu_io, succeed};
 use serde_json::Value;
 use std::process::Command;
 
@@ -127,27 +127,7 @@ fn qemu_io_writes_patterns_and_finds_them() {
         return;
     }
     let daemon = Daemon::serve(&["mem:16m"]);
-    let commands = [
-        "write -P 0xab 64k 1m",
-        "write -f -P 0xcd 1088k 4k",
-        "write -z -u 128k 64k",
-        "discard 256k 64k",
-        "flush",
-        "read -P 0xab 64k 64k",
-        "read -P 0 128k 64k",
-        "read -P 0xcd 1088k 4k",
-        "aio_write -P 1 2m 1m",
-        "aio_write -P 2 3m 1m",
-        "aio_flush",
-        "read -P 1 2m 1m",
-        "read -P 2 3m 1m",
-    ];
-    let mut qemu_io = Command::new("qemu-io");
-    qemu_io.args(["-f", "raw", "-t", "none"]);
-    for command in commands {
-        qemu_io.args(["-c", command]);
-    }
-    let said = succeed(qemu_io.arg(daemon.url()));
+    let said = succeed(&mut qemu_io(&daemon.url(), &PATTERNS));
     assert!(!said.contains("failed"), "{said}");
 }
 

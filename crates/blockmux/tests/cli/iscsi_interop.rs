@@ -1,7 +1,7 @@
 //! Standard iSCSI initiators against our target.
 
 use crate::daemon::Daemon;
-use crate::program::{BLOCKMUX, blockmux, half_empty_file, has, succeed, text};
+use crate::program::{BLOCKMUX, PATTERNS, blockmux, half_empty_file, has, qemu_io, succeed, text};
 use serde_json::Value;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -82,26 +82,7 @@ fn qemu_io_writes_patterns_and_finds_them() {
         return;
     }
     let (_daemon, url) = serve(&["mem:16m"]);
-    let said = qemu_io(
-        &url,
-        &[
-            "write -P 0xab 64k 1m",
-            "write -f -P 0xcd 1088k 4k",
-            "write -z -u 128k 64k",
-            "discard 256k 64k",
-            "flush",
-            "read -P 0xab 64k 64k",
-            "read -P 0 128k 64k",
-            "read -P 0xcd 1088k 4k",
-            "aio_write -P 1 2m 1m",
-            "aio_write -P 2 3m 1m",
-            "aio_flush",
-            "read -P 1 2m 1m",
-            "read -P 2 3m 1m",
-            "write -P 3 4m 8m",
-            "read -P 3 4m 8m",
-        ],
-    );
+    let said = succeed(&mut qemu_io(&url, &PATTERNS));
     assert!(!said.contains("failed"), "{said}");
 }
 
@@ -309,15 +290,6 @@ fn who_logs_in_again_ends_its_old_connection() {
     let mut pong = [0; 48];
     second.read_exact(&mut pong).unwrap();
     assert_eq!((pong[0], pong[19]), (0x20, 9));
-}
-
-fn qemu_io(url: &str, commands: &[&str]) -> String {
-    let mut qemu_io = Command::new("qemu-io");
-    qemu_io.args(["-f", "raw", "-t", "none"]);
-    for command in commands {
-        qemu_io.args(["-c", command]);
-    }
-    succeed(qemu_io.arg(url))
 }
 
 /// Whether QEMU speaks iSCSI here: that is a package of its own.

@@ -33,6 +33,36 @@ pub(crate) fn has(program: &str) -> bool {
     found
 }
 
+/// QEMU's client with these commands, not through its cache.
+pub(crate) fn qemu_io(url: &str, commands: &[&str]) -> Command {
+    let mut qemu_io = Command::new("qemu-io");
+    qemu_io.args(["-f", "raw", "-t", "none"]);
+    for command in commands {
+        qemu_io.args(["-c", command]);
+    }
+    qemu_io.arg(url);
+    qemu_io
+}
+
+/// Writes to a volume of 16 MiB in every form, and finds what was written.
+pub(crate) const PATTERNS: [&str; 15] = [
+    "write -P 0xab 64k 1m",
+    "write -f -P 0xcd 1088k 4k",
+    "write -z -u 128k 64k",
+    "discard 256k 64k",
+    "flush",
+    "read -P 0xab 64k 64k",
+    "read -P 0 128k 64k",
+    "read -P 0xcd 1088k 4k",
+    "aio_write -P 1 2m 1m",
+    "aio_write -P 2 3m 1m",
+    "aio_flush",
+    "read -P 1 2m 1m",
+    "read -P 2 3m 1m",
+    "write -P 3 4m 8m",
+    "read -P 3 4m 8m",
+];
+
 /// A file of `len` bytes with data in its first and third quarter, different in each block, and holes elsewhere.
 pub(crate) fn half_empty_file(directory: &Path, len: usize) -> PathBuf {
     let mut bytes = vec![0; len];

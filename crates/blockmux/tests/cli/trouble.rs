@@ -1,7 +1,7 @@
 //! A device that fails and a client that breaks the rules: who is told, and that nobody else notices.
 
 use crate::daemon::Daemon;
-use crate::program::{BLOCKMUX, has, succeed, text};
+use crate::program::{BLOCKMUX, has, qemu_io, succeed, text};
 use crate::raw_client::{READ, RawClient, WRITE};
 use rustix::process::Signal;
 use std::io::{Read, Write};
@@ -54,13 +54,9 @@ fn qemu_io_is_told_of_a_bad_block_and_goes_on_beside_it() {
         return;
     }
     let daemon = Daemon::serve(&[BAD]);
-    let mut qemu_io = Command::new("qemu-io");
-    qemu_io.args(["-f", "raw", "-t", "none"]);
-    for command in ["write -P 7 0 16k", "read 20k 4k", "write 16k 4k", "read -P 7 0 16k", "read -P 0 32k 64k"]
-    {
-        qemu_io.args(["-c", command]);
-    }
-    let output = qemu_io.arg(daemon.url()).output().unwrap();
+    let commands =
+        ["write -P 7 0 16k", "read 20k 4k", "write 16k 4k", "read -P 7 0 16k", "read -P 0 32k 64k"];
+    let output = qemu_io(&daemon.url(), &commands).output().unwrap();
     let said = text(&output.stdout);
     let failures: Vec<_> = said.lines().filter(|line| line.contains("failed")).collect();
     assert_eq!(failures, ["read failed: Input/output error", "write failed: Input/output error"], "{said}");
