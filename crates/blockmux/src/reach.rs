@@ -52,6 +52,15 @@ pub(crate) fn beside(address: &Address, further: &[Address]) -> Vec<Address> {
     others.cloned().collect()
 }
 
+/// A URL that names a server alone, where a volume is to be used; `path` is what volumes have there.
+pub(crate) fn names_no(what: &str, url: impl Display, path: &str) -> Failure {
+    let url = url.to_string();
+    let (place, query) = url.split_at(url.find('?').unwrap_or(url.len()));
+    Failure::request(format!(
+        "{url}: names no {what}; write {place}/{path}{query}, as `blockmux discover {url}` lists them"
+    ))
+}
+
 /// How long an answer may take, where a URL says 0 for ever.
 pub(crate) fn timeout(time: Duration) -> Option<Duration> {
     (!time.is_zero()).then_some(time)

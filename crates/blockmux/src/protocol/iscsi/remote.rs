@@ -107,14 +107,7 @@ impl<D: Datamover> Remote for IscsiRemote<D> {
 
 impl<D: Datamover> IscsiRemote<D> {
     fn target(&self) -> Result<&Name, Failure> {
-        self.url.target.as_ref().ok_or_else(|| {
-            let url = self.url.to_string();
-            let (place, query) = url.split_at(url.find('?').unwrap_or(url.len()));
-            Failure::request(format!(
-                "{url}: names no target; write {place}/target-name/lun{query}, \
-                 as `blockmux discover {url}` lists them"
-            ))
-        })
+        self.url.target.as_ref().ok_or_else(|| reach::names_no("target", &self.url, "target-name/lun"))
     }
 
     fn endpoint(&self, address: &Address, target: &Name, connections: u32) -> Endpoint {

@@ -85,14 +85,8 @@ impl Remote for NvmeRemote {
 
 impl NvmeRemote {
     fn subsystem(&self) -> Result<&Nqn, Failure> {
-        self.url.subsystem.as_ref().ok_or_else(|| {
-            let url = self.url.to_string();
-            let (place, query) = url.split_at(url.find('?').unwrap_or(url.len()));
-            Failure::request(format!(
-                "{url}: names no subsystem; write {place}/subsystem-nqn/nsid{query}, \
-                 as `blockmux discover {url}` lists them"
-            ))
-        })
+        let found = self.url.subsystem.as_ref();
+        found.ok_or_else(|| reach::names_no("subsystem", &self.url, "subsystem-nqn/nsid"))
     }
 
     fn endpoint(&self, url: &Url, address: &Address, subsystem: &Nqn, connections: u32) -> Endpoint {
