@@ -11,7 +11,7 @@ use crate::choices::Choices;
 use crate::requests::Requests;
 use crate::wire::Wire;
 use blockmux_proto::exports::VolumeId;
-use blockmux_proto::iscsi::initiator::{Config, InitiatorSession, Mode, wishes};
+use blockmux_proto::iscsi::initiator::{BurstSize, Config, InitiatorSession, Mode, wishes};
 use blockmux_proto::iscsi::login::operational::{CRC32C, Key, Parameters};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::{Access, Node, Portal, TargetNode};
@@ -40,6 +40,7 @@ pub(crate) fn iscsi_initiator(data: &[u8]) {
         chap: None,
         wishes,
         isid: [0x80, 0, 0, 0, 0, 1],
+        burst: BurstSize { commands: 2, ..BurstSize::default() },
     };
     let mut run = Run {
         session: InitiatorSession::new(config, pool.clone(), [7; 32], now),

@@ -11,7 +11,7 @@
 use crate::choices::Choices;
 use crate::requests::Requests;
 use blockmux_proto::exports::VolumeId;
-use blockmux_proto::iscsi::initiator::{Config, IserInitiatorSession, Mode, wishes};
+use blockmux_proto::iscsi::initiator::{BurstSize, Config, IserInitiatorSession, Mode, wishes};
 use blockmux_proto::iscsi::login::operational::Key;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::{Access as Allowed, Node, Portal, TargetNode};
@@ -43,6 +43,7 @@ pub(crate) fn iser_initiator(data: &[u8]) {
         chap: None,
         wishes,
         isid: [0x80, 0, 0, 0, 0, 1],
+        burst: BurstSize { commands: 2, ..BurstSize::default() },
     };
     let closes = choices.of(&[0x80, 0x80, 0xc0]);
     let mut run = Run {
