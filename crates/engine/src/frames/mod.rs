@@ -5,9 +5,9 @@
 //!   interface ◀─sendmmsg── Wire ◀─outbox── session ◀──on_io──── channel
 //! ```
 //! A port is a packet socket that is bound to one interface and one EtherType, so that other traffic never reaches it,
-//! with a filter in the kernel for what is not meant for this side. Frames come by way of memory that is shared with the
-//! kernel, without a call; a batch of them goes with one call, payload straight from where it is. It needs `CAP_NET_RAW`
-//! and nothing else.
+//! with a filter in the kernel for what is not meant for this side. What comes for a VLAN or a macvlan upon the interface
+//! is theirs: who serves both names both. Frames come by way of memory that is shared with the kernel, without a call; a
+//! batch of them goes with one call, payload straight from where it is. It needs `CAP_NET_RAW` and nothing else.
 //!
 //! Unsafe code is in `kernel` and `ring` alone. [`FrameHost`] is the seam to the simulator, as [`crate::host`] is for streams.
 
