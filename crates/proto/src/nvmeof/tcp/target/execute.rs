@@ -29,6 +29,11 @@ impl TargetSession {
         lend: impl FnOnce() -> Seg,
         is_good: bool,
     ) {
+        if self.stopping {
+            // No answer: the connection ends, and a host does elsewhere or later what it has no answer for. A status
+            // would be one of the few tries that it makes, perhaps all of them before it sees that the connection ends.
+            return;
+        }
         // What it moves, if it is what it says; else it is refused before anything moves.
         let payload = (sqe.dptr.length.get() as usize).min(MAX_DATA);
         let cid = sqe.cid.get();
@@ -51,9 +56,6 @@ impl TargetSession {
         };
         if !is_good {
             return refuse(self, &Outcome::retry(Status::TRANSIENT_TRANSPORT_ERROR));
-        }
-        if self.stopping {
-            return refuse(self, &Outcome::retry(Status::COMMAND_ABORTED_DUE_TO_SQ_DELETION));
         }
         if self.commands.find(cid).is_some() {
             return refuse(self, &Outcome::failure(Status::COMMAND_ID_CONFLICT));

@@ -302,7 +302,7 @@ fn a_command_whose_range_somebody_has_for_itself_waits() {
 }
 
 #[test]
-fn a_target_that_stops_finishes_what_is_in_flight_and_leaves_events_unanswered() {
+fn a_target_that_stops_finishes_what_is_in_flight_and_leaves_events_and_what_comes_unanswered() {
     let node = node();
     let (mut io, mut admin_queue) = Host::io(&node, 0);
     io.pump.holds_io = true;
@@ -312,8 +312,14 @@ fn a_target_that_stops_finishes_what_is_in_flight_and_leaves_events_unanswered()
     crate::session::Target::on_stop(&mut io.pump.session);
     crate::session::Target::on_stop(&mut admin_queue.pump.session);
     assert!(!io.is_closed() && admin_queue.is_closed());
+    // What comes now is for the target that the host finds next: a host would try this one again at once, and not often.
+    io.send(&mut nvm(NvmOpcode::READ, 1, 8, 8), &[]);
+    let mut write = nvm(NvmOpcode::WRITE, 1, 0, 1);
+    write.dptr = SglDescriptor::in_capsule(0, 512);
+    io.send(&mut write, &[7; 512]);
+    assert!(io.received().is_empty() && !io.is_closed());
     io.pump.finish_one();
-    assert!(io.is_closed());
+    assert!(io.is_closed() && io.pump.submitted.is_empty());
     assert!(io.end_of(read).1.status.is_success());
 }
 
