@@ -226,17 +226,17 @@ impl IoCommand {
         Ok(IoCommand::new(namespace.volume, (offset, 0), Kind::Copy(Box::new(copying))))
     }
 
-    /// The data that the host sends, in bytes, if `told` is what it says. A list of ranges may be in a larger buffer:
-    /// Linux always sends a whole page.
+    /// The data that the host sends, in bytes, if `told` is what it says. A list of ranges or keys may be in a larger
+    /// buffer: Linux always sends a whole page of ranges, and two keys with a release, which has one.
     #[inline]
     pub(crate) fn data_out(&self, told: usize) -> usize {
-        let list = |len: usize| told.min(LONGEST_LIST).max(len);
+        let list = |len: usize| if len > 0 { told.min(LONGEST_LIST).max(len) } else { 0 };
         match &self.kind {
             // At most MAX_DATA, as was checked.
             Kind::Write { .. } | Kind::Compare(_) | Kind::FusedWrite(_) => self.len as usize,
             Kind::Deallocate(ranges) => list(ranges.count.saturating_mul(size_of::<DsmRange>())),
             Kind::Copy(copying) => list(copying.count.saturating_mul(size_of::<CopySource>())),
-            Kind::Reserve(reserving) => reserving.data_out(),
+            Kind::Reserve(reserving) => list(reserving.data_out()),
             _ => 0,
         }
     }
@@ -452,5 +452,5 @@ pub(super) fn compare(read: &SgList, expected: &SgList) -> Outcome {
     }
 }
 
-/// Of a buffer with a list of ranges, in bytes.
+/// Of a buffer with a list of ranges, or with keys, in bytes.
 const LONGEST_LIST: usize = 4096;
