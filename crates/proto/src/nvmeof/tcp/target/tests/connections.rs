@@ -189,6 +189,8 @@ fn discovery_tells_of_the_subsystems_that_the_host_may_use() {
     assert_eq!(header.numrec.get(), 2);
     let entry = |n: usize| DiscoveryEntry::read_from_bytes(&page[n * 1024..][..1024]).unwrap();
     assert_eq!(SubsystemType(entry(1).subtype), SubsystemType::CURRENT_DISCOVERY);
+    assert_eq!(entry(1).eflags.get(), EFLAGS_DUPRETINFO | EFLAGS_EPCSD, "hosts may stay");
+    assert_eq!(entry(2).eflags.get(), 0);
     let disk = entry(2);
     assert_eq!(
         (SubsystemType(disk.subtype), Nqn::of_field(&disk.subnqn)),
