@@ -35,7 +35,7 @@ pub(super) fn part(
             }
             Some(discovery())
         }
-        _ if subsystem.is_discovery => None,
+        _ if subsystem.is_discovery && lid != LogPage::SUPPORTED_LOG_PAGES => None,
         LogPage::ERROR_INFORMATION => Some(errors.page()),
         LogPage::SMART_HEALTH_INFORMATION => Some(smart(subsystem, errors).as_bytes().to_vec()),
         LogPage::CHANGED_NAMESPACE_LIST => Some(events.changed_namespaces(clears)),
@@ -76,6 +76,9 @@ fn page(subsystem: &Subsystem, lid: LogPage) -> Option<Vec<u8>> {
 }
 
 fn is_supported(subsystem: &Subsystem, lid: LogPage) -> bool {
+    if subsystem.is_discovery {
+        return matches!(lid, LogPage::SUPPORTED_LOG_PAGES | LogPage::DISCOVERY);
+    }
     lid == LogPage::ASYMMETRIC_NAMESPACE_ACCESS && subsystem.ana.is_there()
         || matches!(
             lid,

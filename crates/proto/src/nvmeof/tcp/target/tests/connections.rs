@@ -3,7 +3,7 @@
 use super::*;
 use crate::nvme::HangUp;
 use crate::session::{ProtocolError, Timed};
-use blockmux_wire::nvme::identify::IdentifyController;
+use blockmux_wire::nvme::identify::{IdentifyController, LPA_EXTENDED, OFCS_DISCONNECT};
 use blockmux_wire::nvme::log::LogPage;
 use blockmux_wire::nvme::status::ConnectStatus;
 use core::net::{IpAddr, Ipv4Addr};
@@ -199,7 +199,12 @@ fn discovery_tells_of_the_subsystems_that_the_host_may_use() {
     assert!(disk.traddr.starts_with(b"192.0.2.7 ") && disk.trsvcid.starts_with(b"4420 "));
     assert_eq!((disk.trtype, disk.adrfam, disk.portid.get()), (3, 1, 1));
     assert_eq!(page[3072..], [0; 1024]);
-    // No I/O, and no other page.
+    // No I/O, and no other page but the one that says so.
+    let supported = admin(AdminOpcode::GET_LOG_PAGE, 0, 255 << 16, 0, 1024);
+    let page = host.run(supported, &[]).0;
+    let lids: Vec<usize> = (0..256).filter(|lid| page[lid * 4] == 1).collect();
+    assert_eq!(lids, [0, 0x70]);
+    assert_eq!(id[261], LPA_EXTENDED);
     let smart = admin(AdminOpcode::GET_LOG_PAGE, 0, 127 << 16 | 2, 0, 512);
     assert_eq!(refusal(&host.run(smart, &[]).1), Status::INVALID_LOG_PAGE);
 }
@@ -207,6 +212,8 @@ fn discovery_tells_of_the_subsystems_that_the_host_may_use() {
 #[test]
 fn disconnect_ends_an_io_queue_and_no_admin_queue() {
     let (mut io, mut admin) = Host::io(&node(), 0);
+    let page = admin.run(super::admin(AdminOpcode::IDENTIFY, 0, 1, 0, 4096), &[]).0;
+    assert_eq!(IdentifyController::read_from_bytes(&page).unwrap().ofcs.get(), OFCS_DISCONNECT);
     let disconnect = Sqe {
         opcode: AdminOpcode::FABRICS.0,
         flags: 0x40,
