@@ -93,16 +93,21 @@ fn an_io_queue_belongs_to_a_controller_that_its_host_has_enabled() {
     let node = node();
     let (mut admin, cntlid) = Host::admin(&node, 0);
     let mut io = Host::initialized(&node, 0);
+    // A new association may do better: only what is wrong for ever has DNR.
+    let passing = |cqe: &Cqe| {
+        assert!(!cqe.status.do_not_retry(), "{cqe:?}");
+        cqe.status.status()
+    };
     let wrong = io.connect(1, cntlid + 1, 0);
-    assert_eq!((refusal(&wrong).0, wrong.result.get()), (0x182, 1 << 16 | 16));
+    assert_eq!((passing(&wrong).0, wrong.result.get()), (0x182, 1 << 16 | 16));
     let wrong = io.connect(999, cntlid, 0);
     assert_eq!((refusal(&wrong).0, wrong.result.get()), (0x182, 42));
     assert!(io.connect(1, cntlid, 0).status.is_success());
     let mut again = Host::initialized(&node, 0);
-    assert_eq!(refusal(&again.connect(1, cntlid, 0)).0, 0x182);
+    assert_eq!(passing(&again.connect(1, cntlid, 0)), Status::COMMAND_SEQUENCE_ERROR);
     // Disabled, no queue can be connected, and the controller is not reset before its queues are gone.
     assert!(admin.set_cc(0x0046_0060).status.is_success());
-    assert_eq!(refusal(&again.connect(2, cntlid, 0)), Status::COMMAND_SEQUENCE_ERROR);
+    assert_eq!(passing(&again.connect(2, cntlid, 0)), Status::COMMAND_SEQUENCE_ERROR);
     assert_eq!(admin.csts(), 1);
     drop(io);
     assert_eq!(admin.csts(), 0);
