@@ -33,7 +33,6 @@ pub(crate) struct AdminQueue {
     /// Keep Alive Timeout, in milliseconds; 0 is none.
     kato_ms: u32,
     behavior: [u8; HOST_BEHAVIOR_LEN],
-    timestamp: [u8; 8],
     events: Events,
     /// Commands that wait for something elsewhere, by their places in the transport's table.
     waiting: Vec<(usize, Waiting)>,
@@ -76,7 +75,6 @@ impl AdminQueue {
             in_capsule,
             kato_ms,
             behavior: [0; HOST_BEHAVIOR_LEN],
-            timestamp: [0; 8],
             events: Events::default(),
             waiting: Vec::new(),
         }
@@ -94,7 +92,6 @@ impl AdminQueue {
         match AdminOpcode(sqe.opcode) {
             AdminOpcode::SET_FEATURES => match FeatureId(sqe.cdw10.get() as u8) {
                 FeatureId::HOST_BEHAVIOR_SUPPORT => HOST_BEHAVIOR_LEN,
-                FeatureId::TIMESTAMP => 8,
                 _ => 0,
             },
             _ => 0,
@@ -293,7 +290,6 @@ impl AdminQueue {
             FeatureId::ASYNCHRONOUS_EVENT_CONFIGURATION => self.events.configuration = value,
             FeatureId::RESERVATION_NOTIFICATION_MASK => return self.set_mask(sqe.nsid.get(), value),
             FeatureId::HOST_BEHAVIOR_SUPPORT => data.copy_to(&mut self.behavior),
-            FeatureId::TIMESTAMP => data.copy_to(&mut self.timestamp),
             // The volume's cache is on or not there, and everything else is as it is.
             _ if self.current(feature) == Some(value) => {}
             _ => return Outcome::failure(Status::FEATURE_NOT_CHANGEABLE),
@@ -313,7 +309,6 @@ impl AdminQueue {
                 FeatureId::KEEP_ALIVE_TIMER
                     | FeatureId::ASYNCHRONOUS_EVENT_CONFIGURATION
                     | FeatureId::HOST_BEHAVIOR_SUPPORT
-                    | FeatureId::TIMESTAMP
                     | FeatureId::NUMBER_OF_QUEUES
             );
             let own = if is_of_namespace(feature) {
@@ -332,7 +327,6 @@ impl AdminQueue {
         }
         match feature {
             FeatureId::HOST_BEHAVIOR_SUPPORT => Outcome::data(Seg::from_slice(&self.behavior).into(), 0),
-            FeatureId::TIMESTAMP => Outcome::data(Seg::from_slice(&self.timestamp).into(), 0),
             FeatureId::HOST_IDENTIFIER if sqe.cdw11.get() & EXHID == 0 => {
                 // Fabrics have identifiers of 128 bits only.
                 Outcome::failure(Status::INVALID_FIELD_IN_COMMAND)
@@ -353,10 +347,7 @@ impl AdminQueue {
     fn has_feature(&self, feature: FeatureId) -> bool {
         let is_for_all =
             matches!(feature, FeatureId::ASYNCHRONOUS_EVENT_CONFIGURATION | FeatureId::KEEP_ALIVE_TIMER);
-        let is_with_data = matches!(
-            feature,
-            FeatureId::HOST_BEHAVIOR_SUPPORT | FeatureId::TIMESTAMP | FeatureId::HOST_IDENTIFIER
-        );
+        let is_with_data = matches!(feature, FeatureId::HOST_BEHAVIOR_SUPPORT | FeatureId::HOST_IDENTIFIER);
         is_for_all
             || !self.subsystem.is_discovery
                 && (is_with_data || is_of_namespace(feature) || self.current(feature).is_some())
