@@ -32,6 +32,8 @@ pub(crate) struct AdminQueue {
     in_capsule: usize,
     /// Keep Alive Timeout, in milliseconds; 0 is none.
     kato_ms: u32,
+    /// That of Connect, which is the default of the feature.
+    connect_kato_ms: u32,
     behavior: [u8; HOST_BEHAVIOR_LEN],
     events: Events,
     /// Commands that wait for something elsewhere, by their places in the transport's table.
@@ -74,6 +76,7 @@ impl AdminQueue {
             port,
             in_capsule,
             kato_ms,
+            connect_kato_ms: kato_ms,
             behavior: [0; HOST_BEHAVIOR_LEN],
             events: Events::default(),
             waiting: Vec::new(),
@@ -284,13 +287,18 @@ impl AdminQueue {
                 if submission == 0xffff || completion == 0xffff {
                     return Outcome::failure(Status::INVALID_FIELD_IN_COMMAND);
                 }
+                if self.place.has_queues() {
+                    return Outcome::failure(Status::COMMAND_SEQUENCE_ERROR);
+                }
                 return Outcome::success(NUMBER_OF_QUEUES.into());
             }
             FeatureId::KEEP_ALIVE_TIMER => self.kato_ms = value,
             FeatureId::ASYNCHRONOUS_EVENT_CONFIGURATION => self.events.configuration = value,
             FeatureId::RESERVATION_NOTIFICATION_MASK => return self.set_mask(sqe.nsid.get(), value),
             FeatureId::HOST_BEHAVIOR_SUPPORT => data.copy_to(&mut self.behavior),
-            // The volume's cache is on or not there, and everything else is as it is.
+            // Over fabrics Connect has told it.
+            FeatureId::HOST_IDENTIFIER => return Outcome::failure(Status::COMMAND_SEQUENCE_ERROR),
+            // The volume's cache is on, and everything else is as it is.
             _ if self.current(feature) == Some(value) => {}
             _ => return Outcome::failure(Status::FEATURE_NOT_CHANGEABLE),
         }
@@ -320,12 +328,19 @@ impl AdminQueue {
             };
             return Outcome::success(own.into());
         }
+        // Nothing is ever saved, and what is not is as by default.
+        let is_default = select != Select::CURRENT;
         if is_of_namespace(feature) {
             return self
                 .get_of_namespace(feature, sqe.nsid.get())
-                .map_or_else(Outcome::failure, Outcome::success);
+                .map_or_else(Outcome::failure, |value| Outcome::success(if is_default { 0 } else { value }));
         }
         match feature {
+            FeatureId::ASYNCHRONOUS_EVENT_CONFIGURATION if is_default => Outcome::success(0),
+            FeatureId::KEEP_ALIVE_TIMER if is_default => Outcome::success(self.connect_kato_ms.into()),
+            FeatureId::HOST_BEHAVIOR_SUPPORT if is_default => {
+                Outcome::data(Seg::from_slice(&[0; HOST_BEHAVIOR_LEN]).into(), 0)
+            }
             FeatureId::HOST_BEHAVIOR_SUPPORT => Outcome::data(Seg::from_slice(&self.behavior).into(), 0),
             FeatureId::HOST_IDENTIFIER if sqe.cdw11.get() & EXHID == 0 => {
                 // Fabrics have identifiers of 128 bits only.
@@ -355,7 +370,6 @@ impl AdminQueue {
 
     /// The value of a feature without data.
     fn current(&self, feature: FeatureId) -> Option<u32> {
-        let has_cache = || self.view.iter().any(|namespace| namespace.info().write_cache);
         match feature {
             FeatureId::ARBITRATION
             | FeatureId::POWER_MANAGEMENT
@@ -363,7 +377,10 @@ impl AdminQueue {
             | FeatureId::ERROR_RECOVERY
             | FeatureId::WRITE_ATOMICITY_NORMAL
             | FeatureId::IO_COMMAND_SET_PROFILE => Some(0),
-            FeatureId::VOLATILE_WRITE_CACHE => Some(if has_cache() { WCE } else { 0 }),
+            // Without a cache there is no such feature.
+            FeatureId::VOLATILE_WRITE_CACHE => {
+                self.view.iter().any(|namespace| namespace.has_cache).then_some(WCE)
+            }
             FeatureId::NUMBER_OF_QUEUES => Some(NUMBER_OF_QUEUES),
             FeatureId::ASYNCHRONOUS_EVENT_CONFIGURATION => Some(self.events.configuration),
             FeatureId::KEEP_ALIVE_TIMER => Some(self.kato_ms),

@@ -4,7 +4,7 @@ use super::*;
 use crate::served::Served;
 use crate::session::Timed;
 use blockmux_volume::{Op, SHORT_PAYLOAD};
-use blockmux_wire::nvme::feature::{EXHID, FeatureId};
+use blockmux_wire::nvme::feature::{EXHID, FeatureId, Select};
 use blockmux_wire::nvme::identify::{
     IdentifyController, IdentifyNamespace, NSATTR_WRITE_PROTECTED, ONCS_COMPARE,
 };
@@ -224,8 +224,16 @@ fn features_are_set_and_told() {
     assert_eq!(refusal(&set(FeatureId::NUMBER_OF_QUEUES, 0xffff)), Status::INVALID_FIELD_IN_COMMAND);
     assert!(set(FeatureId::ASYNCHRONOUS_EVENT_CONFIGURATION, 0x900).status.is_success());
     assert!(set(FeatureId::KEEP_ALIVE_TIMER, 9000).status.is_success());
-    assert_eq!(refusal(&set(FeatureId::VOLATILE_WRITE_CACHE, 1)), Status::FEATURE_NOT_CHANGEABLE);
-    assert_eq!(refusal(&set(FeatureId(0xc5), 1)), Status::INVALID_FIELD_IN_COMMAND);
+    assert_eq!(refusal(&set(FeatureId::ARBITRATION, 1)), Status::FEATURE_NOT_CHANGEABLE);
+    // There is no cache, and the host has told who it is.
+    for value in [0, 1] {
+        let refused = refusal(&set(FeatureId::VOLATILE_WRITE_CACHE, value));
+        assert_eq!(refused, Status::INVALID_FIELD_IN_COMMAND);
+    }
+    assert_eq!(refusal(&set(FeatureId::HOST_IDENTIFIER, EXHID)), Status::COMMAND_SEQUENCE_ERROR);
+    for absent in [FeatureId(0xc5), FeatureId::TIMESTAMP] {
+        assert_eq!(refusal(&set(absent, 1)), Status::INVALID_FIELD_IN_COMMAND);
+    }
     let mut get = |cdw10: u32, cdw11: u32, room: u32| {
         host.run(admin(AdminOpcode::GET_FEATURES, 0, cdw10, cdw11, room), &[])
     };
@@ -237,6 +245,44 @@ fn features_are_set_and_told() {
     assert!(host.run(behavior, &[3; 512]).1.status.is_success());
     let behavior = admin(AdminOpcode::GET_FEATURES, 0, FeatureId::HOST_BEHAVIOR_SUPPORT.0.into(), 0, 512);
     assert_eq!(host.run(behavior, &[]).0, [3; 512]);
+}
+
+#[test]
+fn a_feature_s_default_is_not_what_it_was_set_to() {
+    let (mut host, _) = Host::admin(&node(), 0);
+    let behavior = admin(AdminOpcode::SET_FEATURES, 0, FeatureId::HOST_BEHAVIOR_SUPPORT.0.into(), 0, 0);
+    assert!(host.run(behavior, &[3; 512]).1.status.is_success());
+    let set = [
+        (FeatureId::ASYNCHRONOUS_EVENT_CONFIGURATION, 0, 0x100, 0),
+        // As Connect had it.
+        (FeatureId::KEEP_ALIVE_TIMER, 0, 9000, 4000),
+        (FeatureId::RESERVATION_NOTIFICATION_MASK, 1, 0b1110, 0),
+    ];
+    for (fid, nsid, value, default) in set {
+        let sqe = admin(AdminOpcode::SET_FEATURES, nsid, fid.0.into(), value, 0);
+        assert!(host.run(sqe, &[]).1.status.is_success());
+        let mut get = |select: Select| {
+            let cdw10 = u32::from(select.0) << 8 | u32::from(fid.0);
+            host.run(admin(AdminOpcode::GET_FEATURES, nsid, cdw10, 0, 0), &[]).1.result.get()
+        };
+        assert_eq!(get(Select::CURRENT), u64::from(value), "{fid}");
+        // Nothing was saved, so that this is asked for.
+        assert_eq!((get(Select::DEFAULT), get(Select::SAVED)), (default, default), "{fid}");
+    }
+    let fid = u32::from(FeatureId::HOST_BEHAVIOR_SUPPORT.0);
+    let get = admin(AdminOpcode::GET_FEATURES, 0, u32::from(Select::DEFAULT.0) << 8 | fid, 0, 512);
+    assert_eq!(host.run(get, &[]).0, [0; 512]);
+    let beyond = admin(AdminOpcode::GET_FEATURES, 0, 4 << 8 | fid, 0, 512);
+    assert_eq!(refusal(&host.run(beyond, &[]).1), Status::INVALID_FIELD_IN_COMMAND);
+}
+
+#[test]
+fn the_number_of_queues_is_agreed_on_before_there_are_any() {
+    let (io, mut queue) = Host::io(&node(), 0);
+    let set = admin(AdminOpcode::SET_FEATURES, 0, FeatureId::NUMBER_OF_QUEUES.0.into(), 3 << 16 | 3, 0);
+    assert_eq!(refusal(&queue.run(set, &[]).1), Status::COMMAND_SEQUENCE_ERROR);
+    drop(io);
+    assert!(queue.run(set, &[]).1.status.is_success());
 }
 
 #[test]
