@@ -222,7 +222,8 @@ impl IoCommand {
         let (shift, size) = (namespace.block_shift, namespace.info().size);
         let (offset, _) = bytes(sqe.slba(), 0, shift, size)?;
         let room = size.saturating_sub(offset);
-        let copying = Copying { left: VecDeque::new(), count, fua: flags & FUA != 0, shift, size, room };
+        let fua = flags & FUA != 0;
+        let copying = Copying { left: VecDeque::new(), count, copied: 0, fua, shift, size, room };
         Ok(IoCommand::new(namespace.volume, (offset, 0), Kind::Copy(Box::new(copying))))
     }
 
@@ -312,6 +313,15 @@ impl IoCommand {
         }
     }
 
+    /// How a command ends that ends so before it is done: Copy tells the first source range that was not copied (NVM
+    /// Command Set 1.0 §3.2.2).
+    pub(crate) fn unfinished(&self, outcome: Outcome) -> Outcome {
+        match &self.kind {
+            Kind::Copy(copying) => Outcome { result: copying.copied, ..outcome },
+            _ => outcome,
+        }
+    }
+
     /// Counts what it has done.
     #[inline]
     pub(crate) fn count(&self, outcome: &Outcome, counts: &Counts) {
@@ -338,7 +348,7 @@ impl IoCommand {
             Ok(output) => output,
             // What cannot be deallocated stays: it is a hint.
             Err(IoError::Unsupported) if matches!(self.kind, Kind::Deallocate(_)) => Output::Nothing,
-            Err(error) => return Step::Done(of_io_error(error, self.now)),
+            Err(error) => return Step::Done(self.unfinished(of_io_error(error, self.now))),
         };
         match &mut self.kind {
             Kind::Read { .. } if self.now == Op::Flush => self.io(Op::Read, None),
@@ -360,7 +370,8 @@ impl IoCommand {
                 self.len = data.len() as u64;
                 self.io(Op::Write { fua }, Some(data))
             }
-            Kind::Copy(_) => {
+            Kind::Copy(copying) => {
+                copying.copied = copying.copied.saturating_add(1);
                 self.offset = self.offset.saturating_add(self.len);
                 self.copy_next()
             }

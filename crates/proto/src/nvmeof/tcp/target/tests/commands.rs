@@ -9,7 +9,7 @@ use blockmux_wire::nvme::identify::{
     IdentifyController, IdentifyNamespace, NSATTR_WRITE_PROTECTED, ONCS_COMPARE,
 };
 use blockmux_wire::nvme::log::{ErrorEntry, SmartLog};
-use blockmux_wire::nvme::nvm::{DSM_DEALLOCATE, FUA};
+use blockmux_wire::nvme::nvm::{CopySource, DSM_DEALLOCATE, FUA};
 use proptest::prelude::*;
 
 #[test]
@@ -105,13 +105,7 @@ fn compare_verify_and_zeroes_look_at_blocks_and_copy_moves_them() {
     assert_eq!(refusal(&io.run(compare, &other).1), Status::COMPARE_FAILURE);
     assert!(io.run(nvm(NvmOpcode::VERIFY, 1, 0, 64), &[]).1.status.is_success());
     // Two ranges, one after the other, to block 100.
-    let mut ranges = Vec::new();
-    for (slba, nlb) in [(12_u64, 3_u16), (8, 3)] {
-        ranges.extend([0; 8]);
-        ranges.extend(slba.to_le_bytes());
-        ranges.extend(nlb.to_le_bytes());
-        ranges.extend([0; 14]);
-    }
+    let ranges = copy_sources(&[(12, 3), (8, 3)]);
     let copy = Sqe { cdw12: 1.into(), ..nvm(NvmOpcode::COPY, 1, 100, 1) };
     assert!(io.run(copy, &ranges).1.status.is_success());
     let (copied, _) = io.run(nvm(NvmOpcode::READ, 1, 100, 8), &[]);
@@ -133,6 +127,45 @@ fn compare_verify_and_zeroes_look_at_blocks_and_copy_moves_them() {
     dsm.resize(4096, 0);
     let deallocate = Sqe { cdw10: 0.into(), ..deallocate };
     assert!(io.run(deallocate, &dsm).1.status.is_success());
+}
+
+/// Source ranges of Copy: the first block, and how many blocks less one.
+fn copy_sources(ranges: &[(u64, u16)]) -> Vec<u8> {
+    let source = |&(slba, nlb): &(u64, u16)| {
+        let source = CopySource { slba: slba.into(), nlb: nlb.into(), ..CopySource::new_zeroed() };
+        source.as_bytes().to_vec()
+    };
+    ranges.iter().flat_map(source).collect()
+}
+
+#[test]
+fn a_copy_that_fails_says_which_range_was_the_first_that_it_did_not_copy() {
+    let node = node();
+    let (mut io, mut queue) = Host::io(&node, 0);
+    assert!(io.run(nvm(NvmOpcode::WRITE, 1, 8, 8), &pattern(4096)).1.status.is_success());
+    assert!(io.run(nvm(NvmOpcode::WRITE_UNCORRECTABLE, 1, 40, 1), &[]).1.status.is_success());
+    let mut copy = Sqe { cdw12: 2.into(), ..nvm(NvmOpcode::COPY, 1, 100, 1) };
+    let (_, cqe) = io.run(copy, &copy_sources(&[(8, 3), (12, 3), (40, 0)]));
+    assert_eq!((refusal(&cqe), cqe.result.get()), (Status::UNRECOVERED_READ_ERROR, 2));
+    assert!(io.run(nvm(NvmOpcode::READ, 1, 100, 8), &[]).0 == pattern(4096), "two were copied");
+    // Nothing of this one.
+    let (_, cqe) = io.run(copy, &copy_sources(&[(8, 3), (12, 3), (SIZE / 512, 0)]));
+    assert_eq!((refusal(&cqe), cqe.result.get()), (Status::LBA_OUT_OF_RANGE, 0));
+    // One is copied, and the next one being read, when the host gives it up.
+    io.pump.holds_io = true;
+    let ranges = copy_sources(&[(8, 3), (12, 3), (16, 3)]);
+    copy.dptr = SglDescriptor::in_capsule(0, ranges.len() as u32);
+    io.send(&mut copy, &ranges);
+    for _ in 0..2 {
+        io.pump.finish_one();
+        io.pump.run().unwrap();
+    }
+    let mut abort = admin(AdminOpcode::ABORT, 0, u32::from(copy.cid.get()) << 16 | 1, 0, 0);
+    queue.send(&mut abort, &[]);
+    io.pump.run().unwrap();
+    io.pump.finish_one();
+    let (_, cqe) = io.end_of(copy);
+    assert_eq!((cqe.status.status(), cqe.result.get()), (Status::COMMAND_ABORT_REQUESTED, 1));
 }
 
 #[test]
