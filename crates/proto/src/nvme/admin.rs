@@ -3,6 +3,7 @@
 use super::association::{AdminPlace, Host};
 use super::events::Events;
 use super::identify::{self, Asker};
+use super::io::reach;
 use super::letters::{AbortReply, Letter};
 use super::log_page;
 use super::property::Properties;
@@ -232,7 +233,7 @@ impl AdminQueue {
                 || Admin::Done(Outcome::success(0)),
                 |(served, ticket)| self.wait(slot, Waiting::Saving(served, ticket)),
             ),
-            Err(status) => Admin::Done(Outcome::failure(status)),
+            Err(status) => Admin::Done(Outcome::refusal(status)),
         }
     }
 
@@ -254,8 +255,11 @@ impl AdminQueue {
         Ok(ticket.map(|ticket| (served.clone(), ticket)))
     }
 
+    /// A namespace whose own features are meant, if the port leads to it now (Base 2.0 §8.1.3).
     fn of_one_namespace(&self, nsid: u32) -> Result<&Namespace, Status> {
-        self.view.namespace(nsid).ok_or(Status::INVALID_NAMESPACE_OR_FORMAT)
+        let namespace = self.view.namespace(nsid).ok_or(Status::INVALID_NAMESPACE_OR_FORMAT)?;
+        reach(&self.subsystem, namespace, self.port)?;
+        Ok(namespace)
     }
 
     /// Sets a Reservation Notification Mask: of one namespace, or of all.
@@ -263,8 +267,10 @@ impl AdminQueue {
         if mask & !NOTIFICATION_MASK != 0 {
             return Outcome::failure(Status::INVALID_FIELD_IN_COMMAND);
         }
-        if nsid != NSID_ALL && self.view.namespace(nsid).is_none() {
-            return Outcome::failure(Status::INVALID_NAMESPACE_OR_FORMAT);
+        if nsid != NSID_ALL
+            && let Err(status) = self.of_one_namespace(nsid)
+        {
+            return Outcome::refusal(status);
         }
         let all = self.view.iter().map(|namespace| namespace.nsid);
         all.filter(|&own| nsid == NSID_ALL || own == nsid).for_each(|own| self.events.set_mask(own, mask));
@@ -333,7 +339,7 @@ impl AdminQueue {
         if is_of_namespace(feature) {
             return self
                 .get_of_namespace(feature, sqe.nsid.get())
-                .map_or_else(Outcome::failure, |value| Outcome::success(if is_default { 0 } else { value }));
+                .map_or_else(Outcome::refusal, |value| Outcome::success(if is_default { 0 } else { value }));
         }
         match feature {
             FeatureId::ASYNCHRONOUS_EVENT_CONFIGURATION if is_default => Outcome::success(0),

@@ -109,9 +109,7 @@ impl IoCommand {
             return Ok(IoCommand::new(VolumeId(0), (0, 0), Kind::FlushAll(volumes)));
         }
         let namespace = view.namespace(sqe.nsid.get()).ok_or(Status::INVALID_NAMESPACE_OR_FORMAT)?;
-        if namespace.ana_group != 0 {
-            reach(subsystem, namespace, origin.port)?;
-        }
+        reach(subsystem, namespace, origin.port)?;
         let (volume, flags) = (namespace.volume, sqe.cdw12.get());
         let fua = flags & FUA != 0;
         let kind = match opcode {
@@ -443,7 +441,11 @@ pub(super) fn bytes(slba: u64, blocks: u64, shift: u32, size: u64) -> Result<(u6
 }
 
 /// Whether a port leads to the namespace now.
-fn reach(subsystem: &Subsystem, namespace: &Namespace, port: u16) -> Result<(), Status> {
+#[inline]
+pub(super) fn reach(subsystem: &Subsystem, namespace: &Namespace, port: u16) -> Result<(), Status> {
+    if namespace.ana_group == 0 {
+        return Ok(());
+    }
     match subsystem.ana.state(namespace.ana_group, port) {
         AnaState::OPTIMIZED | AnaState::NON_OPTIMIZED => Ok(()),
         AnaState::CHANGE => Err(Status::ASYMMETRIC_ACCESS_TRANSITION),
