@@ -240,6 +240,8 @@ fn log_pages_are_there_and_may_be_read_in_parts() {
         (wrong(516, 2), Status::INVALID_FIELD_IN_COMMAND),
         (wrong(0, 0xc0), Status::INVALID_LOG_PAGE),
         (wrong(0, 0x70), Status::INVALID_LOG_PAGE),
+        // There is no page of one namespace.
+        (Sqe { nsid: 1.into(), ..wrong(0, 2) }, Status::INVALID_FIELD_IN_COMMAND),
     ] {
         assert_eq!(refusal(&host.run(sqe, &[]).1), status);
     }
@@ -267,6 +269,9 @@ fn features_are_set_and_told() {
     for absent in [FeatureId(0xc5), FeatureId::TIMESTAMP] {
         assert_eq!(refusal(&set(absent, 1)), Status::INVALID_FIELD_IN_COMMAND);
     }
+    let fid = u32::from(FeatureId::ASYNCHRONOUS_EVENT_CONFIGURATION.0);
+    let of_one = host.run(admin(AdminOpcode::SET_FEATURES, 1, fid, 0, 0), &[]).1;
+    assert_eq!(refusal(&of_one), Status::FEATURE_NOT_NAMESPACE_SPECIFIC);
     let mut get = |cdw10: u32, cdw11: u32, room: u32| {
         host.run(admin(AdminOpcode::GET_FEATURES, 0, cdw10, cdw11, room), &[])
     };
