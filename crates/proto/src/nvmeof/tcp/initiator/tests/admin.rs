@@ -92,6 +92,11 @@ fn a_controller_that_says_no_is_heard() {
         with(Subsystem { connect_result: 1 << 17 | 5, ..Subsystem::default() }),
         Refused::Authentication
     );
+    // So does one that wants a secure channel of it.
+    assert_eq!(
+        with(Subsystem { connect_result: 1 << 18 | 5, ..Subsystem::default() }),
+        Refused::Authentication
+    );
     assert_eq!(with(Subsystem { csts: 2, ..Subsystem::default() }), Refused::Fatal);
     assert_eq!(with(Subsystem { blocks: 0, ..Subsystem::default() }), Refused::NoNamespace(1));
     let format = Refused::Format { nsid: 1, lbads: 12, metadata: 8 };
