@@ -112,3 +112,23 @@ end_io
 kernel_is_content .
 nvme disconnect -n $NQN
 host stop target
+# A Keep Alive that was under way has failed then.
+kernel_is_content 'keepalive RTT|nvme_keep_alive_end_io'
+
+check io_goes_on_after_the_target_has_stopped_in_order_and_was_started_again
+# It takes a while until what is under way has ended; the kernel asks for more meanwhile.
+host run "sed -i 's/mem:128m/delay:20ms:file:one.img?size=128m/' blockmux.toml"
+again="--config blockmux.toml --nvme-tcp $HOST:4420 --nvme-tcp $HOST:4421"
+serve "$again"
+try_to_connect 1 --nr-io-queues=1 --reconnect-delay=2
+within 30 has_head 1
+disk=$(head_of 1)
+begin_io "$disk"
+sees_writes "$disk"
+host stop target
+serve "$again"
+sees_writes "$disk"
+end_io
+kernel_is_content .
+nvme disconnect -n $NQN
+host stop target
