@@ -285,12 +285,19 @@ impl TargetSession {
             }
         }
         for _ in 0..self.waiting.len() {
+            let is_last = self.commands.under_way() == 1;
             if let Some(slot) = self.waiting.pop_front()
                 && let Some(entry) = self.commands.get_mut(slot)
-                && let Work::Io(command) = &mut entry.work
             {
-                let step = command.resume();
-                self.go_on(slot, step);
+                match &mut entry.work {
+                    Work::Io(command) => {
+                        let step = command.resume();
+                        self.go_on(slot, step);
+                    }
+                    // Disconnect.
+                    Work::Fabrics if is_last => self.finish(slot, &Outcome::success(0)),
+                    _ => self.waiting.push_back(slot),
+                }
             }
         }
         while let Some(Queue::Admin(admin)) = &mut self.queue
@@ -369,10 +376,14 @@ impl TargetSession {
                 Outcome::failure(Status::DISCONNECT_INVALID_QUEUE_TYPE)
             }
             (FabricsType::DISCONNECT, Some(Queue::Io(_))) => {
-                // What is in flight ends, and then the connection does.
+                // What is in flight ends, then comes this answer, which is the queue's last, and the connection ends.
                 self.stopping = true;
                 self.end_fusing();
-                Outcome::success(0)
+                if let Some(entry) = self.commands.get_mut(slot) {
+                    entry.state = State::Other;
+                }
+                self.waiting.push_back(slot);
+                return self.resume();
             }
             _ => Outcome::failure(Status::INVALID_COMMAND_OPCODE),
         };

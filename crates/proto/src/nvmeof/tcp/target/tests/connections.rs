@@ -227,8 +227,20 @@ fn disconnect_ends_an_io_queue_and_no_admin_queue() {
     };
     assert_eq!(refusal(&admin.run(disconnect, &[]).1), Status::DISCONNECT_INVALID_QUEUE_TYPE);
     assert!(!admin.is_closed());
-    assert!(io.run(disconnect, &[]).1.status.is_success());
-    assert!(io.is_closed());
+    // Its answer is the last of the queue.
+    io.pump.holds_io = true;
+    let (mut read, mut last) = (nvm(NvmOpcode::READ, 1, 0, 1), disconnect);
+    io.send(&mut read, &[]);
+    io.send(&mut last, &[]);
+    assert!(io.received().is_empty() && !io.is_closed());
+    io.pump.finish_one();
+    let answers: Vec<Pdu> = io.received();
+    let cids: Vec<_> = answers[1..].iter().map(|pdu| pdu.cqe().cid).collect();
+    assert_eq!(cids, [read.cid, last.cid], "behind the data");
+    assert!(answers[1..].iter().all(|pdu| pdu.cqe().status.is_success()) && io.is_closed());
+    let (mut idle, _admin) = Host::io(&node(), 0);
+    assert!(idle.run(disconnect, &[]).1.status.is_success());
+    assert!(idle.is_closed());
 }
 
 #[test]
