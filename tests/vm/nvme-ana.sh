@@ -11,7 +11,7 @@ host run "cat >blockmux.toml <<END
   spec = 'mem:128m'
   [[volume]]
   name = 'two'
-  spec = 'mem:64m'
+  spec = 'file:two.img?size=64m'
   [[nvme_subsystem]]
   nqn = '$NQN'
   namespaces = { 1 = 'one', 2 = 'two' }
@@ -24,7 +24,8 @@ host run "cat >blockmux.toml <<END
   namespaces = [2]
   states = { '$HOST:4421' = 'inaccessible' }
 END"
-serve "--config blockmux.toml --control unix:control --nvme-tcp $HOST:4420 --nvme-tcp $HOST:4421"
+serve_both() { serve "--config blockmux.toml --control unix:control --nvme-tcp $HOST:4420 --nvme-tcp $HOST:4421"; }
+serve_both
 # ana_state PORT NSID: as the kernel knows it.
 ana_state() {
   for path in /sys/class/nvme/nvme*/nvme*c*n*; do
@@ -98,5 +99,36 @@ check the_best_listener_is_used_again
 try_to_connect 1 --nr-io-queues=1
 within 30 is_reached 4420 1 optimized
 verified_io "$disk"
+
+check io_goes_on_after_the_target_was_killed_and_started_again
+disk=$(head_of 2)
+begin_io "$disk"
+sees_writes "$disk"
+host kill target
+serve_both
+within 60 is_reached 4420 2 optimized
+sees_writes "$disk"
+end_io
+kernel_is_content .
+nvme disconnect -n $NQN
+host stop target
+# A Keep Alive that was under way has failed then.
+kernel_is_content 'keepalive RTT|nvme_keep_alive_end_io'
+
+check io_goes_on_after_the_target_has_stopped_in_order_and_was_started_again
+# It takes a while until what is under way has ended; the kernel asks for more meanwhile.
+host run "sed -i 's/mem:128m/delay:20ms:file:one.img?size=128m/' blockmux.toml"
+again="--config blockmux.toml --nvme-tcp $HOST:4420 --nvme-tcp $HOST:4421"
+serve "$again"
+try_to_connect 1 --nr-io-queues=1 --reconnect-delay=2
+within 30 has_head 1
+disk=$(head_of 1)
+begin_io "$disk"
+sees_writes "$disk"
+host stop target
+serve "$again"
+sees_writes "$disk"
+end_io
+kernel_is_content .
 nvme disconnect -n $NQN
 host stop target

@@ -2,8 +2,8 @@
 
 pub use crate::frames::Share;
 use crate::frames::target::{FrameTargetTask, PortError};
-use crate::frames::volume::{self, AoeVolume};
-use crate::frames::{Side, blocking};
+use crate::frames::volume::AoeVolume;
+use crate::frames::{QueueId, Side, blocking};
 use crate::reactor::EngineCore;
 use blockmux_proto::aoe::Address;
 use blockmux_proto::aoe::discovery::{DiscoverySession, Found};
@@ -14,6 +14,7 @@ use blockmux_proto::exports::Exports;
 use blockmux_proto::frames::PortId;
 use blockmux_proto::session::Initiator;
 use blockmux_volume::Pool;
+use std::io;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -52,6 +53,14 @@ pub enum ConnectError {
         address: Address,
         /// Separated by commas.
         interfaces: String,
+    },
+    /// Too many queues of this machine use it.
+    #[error("no tags are left for commands to {address}: {error}")]
+    Crowded {
+        /// The disk's.
+        address: Address,
+        /// What the system says.
+        error: io::Error,
     },
 }
 
@@ -95,8 +104,10 @@ pub fn connect(endpoint: Endpoint) -> Result<AoeVolume, ConnectError> {
 /// As for [`connect`].
 pub fn describe(endpoint: &Endpoint) -> Result<Described, ConnectError> {
     let Endpoint { interfaces, address, .. } = endpoint;
-    let id = volume::next_id();
-    let config = Config { address: *address, patience: ANSWER_TIMEOUT, id };
+    let queue_id = QueueId::claim(*address);
+    let queue_id = queue_id.map_err(|error| ConnectError::Crowded { address: *address, error })?;
+    let QueueId { id, first, .. } = queue_id;
+    let config = Config { address: *address, patience: ANSWER_TIMEOUT, id, first };
     let mut session = InitiatorSession::new(config, Pool::new(POOL), Instant::now());
     let side = Side::Initiator { id };
     let asked = Instant::now();
@@ -120,7 +131,7 @@ pub fn describe(endpoint: &Endpoint) -> Result<Described, ConnectError> {
 /// # Errors
 /// If an interface cannot be opened.
 pub fn discover(interfaces: &[String], time: Duration) -> Result<(Vec<Found>, u64), PortError> {
-    let (id, now) = (volume::next_id(), Instant::now());
+    let (id, now) = (QueueId::any().id, Instant::now());
     let mut session = DiscoverySession::new(id, now, now + time);
     let side = Side::Initiator { id };
     blocking::run_session(interfaces, side, &mut session, time, DiscoverySession::is_over)?;

@@ -74,6 +74,9 @@ pub trait ByteStream: Sized {
     /// If nothing is there, or the connection is gone.
     fn receive(&mut self, chunk: &mut Chunk, most: usize) -> io::Result<usize>;
 
+    /// How many bytes could be received now, as far as that is known.
+    fn waiting(&self) -> usize;
+
     /// Receives once into `list` from byte `at` on, then into `chunk`, which is told of its share. Returns how many
     /// bytes came in all.
     ///
@@ -191,6 +194,10 @@ impl ByteStream for Stream {
     #[inline]
     fn receive(&mut self, chunk: &mut Chunk, most: usize) -> io::Result<usize> {
         sys::recv_chunk(self.as_raw_fd(), chunk, most)
+    }
+
+    fn waiting(&self) -> usize {
+        sys::waiting(self.as_raw_fd())
     }
 
     #[inline]

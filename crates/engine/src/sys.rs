@@ -214,6 +214,15 @@ pub fn ended(fd: RawFd) -> Ended {
     }
 }
 
+/// How many bytes a stream socket has for its reader; 0 if that is not known.
+#[must_use]
+pub fn waiting(fd: RawFd) -> usize {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: the kernel writes one integer, which lives during the call.
+    let result = unsafe { libc::ioctl(fd, libc::FIONREAD, &raw mut bytes) };
+    if result == 0 { usize::try_from(bytes).unwrap_or(0) } else { 0 }
+}
+
 /// Bytes that nobody can guess.
 ///
 /// # Errors

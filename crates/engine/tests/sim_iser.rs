@@ -13,7 +13,7 @@ use blockmux_engine::initiator::Dialer;
 use blockmux_engine::sim::{Outcome, Protocol, Scenario};
 use blockmux_engine::socket::Address;
 use blockmux_proto::exports::Exports;
-use blockmux_proto::iscsi::initiator::{Config, IserInitiatorSession, Mode, wishes};
+use blockmux_proto::iscsi::initiator::{BurstSize, Config, IserInitiatorSession, Mode, wishes};
 use blockmux_proto::iscsi::login::operational::{Key, Parameters};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::Node;
@@ -81,6 +81,8 @@ impl Dialer for IserDialer {
             chap: None,
             wishes: self.wishes,
             isid: [0x80, 0, a, b, c, d],
+            // Few, so that short queues go by all connections.
+            burst: BurstSize { commands: 2, ..BurstSize::default() },
         };
         let session = IserInitiatorSession::new(config, pool.clone(), [7; 32], now);
         let (config, pool) = (self.config.clone(), pool.clone());

@@ -6,7 +6,7 @@ mod counted_initiator;
 mod counting;
 
 use blockmux_proto::exports::VolumeId;
-use blockmux_proto::iscsi::initiator::{Config, InitiatorSession, Mode, wishes};
+use blockmux_proto::iscsi::initiator::{BurstSize, Config, InitiatorSession, Mode, wishes};
 use blockmux_proto::iscsi::login::operational::{CRC32C, Key, Parameters};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::{Access, Node, Portal, TargetNode};
@@ -31,6 +31,7 @@ fn initiator(wishes: Parameters) -> InitiatorSession {
         chap: None,
         wishes,
         isid: [0x80; 6],
+        burst: BurstSize::default(),
     };
     InitiatorSession::new(config, Pool::new(16 << 20), [2; 32], Instant::now())
 }

@@ -5,7 +5,7 @@
 mod counting;
 
 use blockmux_proto::exports::VolumeId;
-use blockmux_proto::iscsi::initiator::{Config, IserInitiatorSession, Mode, wishes};
+use blockmux_proto::iscsi::initiator::{BurstSize, Config, IserInitiatorSession, Mode, wishes};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::{Access, Node, Portal, TargetNode};
 use blockmux_proto::iscsi::target::{IserTargetSession, TargetSession};
@@ -189,6 +189,7 @@ impl Counted {
             chap: None,
             wishes: wishes(),
             isid: [0x80, 0, 0, 0, 0, 1],
+            burst: BurstSize::default(),
         };
         let session = IserInitiatorSession::new(config, Pool::new(16 << 20), [5; 32], Instant::now());
         Counted {

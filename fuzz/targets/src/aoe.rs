@@ -60,7 +60,7 @@ pub(crate) fn aoe_target(data: &[u8]) {
 pub(crate) fn aoe_initiator(data: &[u8]) {
     let (mut choices, stream) = Choices::split(data);
     let mut now = Instant::now();
-    let config = Config { address: ADDRESS, patience: Duration::from_secs(5), id: 0 };
+    let config = Config { address: ADDRESS, patience: Duration::from_secs(5), id: 0, first: 0 };
     let mut session = InitiatorSession::new(config, Pool::new(1 << 20), now);
     session.on_port(PortId(0), PORT, now);
     let (mut submitted, mut completed) = (0u64, 0);

@@ -12,7 +12,7 @@ use crate::iscsi_target::{exports, node};
 use crate::records::Records;
 use crate::requests::{Requests, take_turns};
 use crate::wire::Wire;
-use blockmux_proto::iscsi::initiator::{Config, InitiatorSession, Mode, wishes};
+use blockmux_proto::iscsi::initiator::{BurstSize, Config, InitiatorSession, Mode, wishes};
 use blockmux_proto::iscsi::login::operational::{CRC32C, Key, Parameters};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::target::TargetSession;
@@ -39,6 +39,7 @@ pub(crate) fn iscsi_initiator(data: &[u8]) {
         chap: None,
         wishes,
         isid: [0x80, 0, 0, 0, 0, 1],
+        burst: BurstSize { commands: 2, ..BurstSize::default() },
     };
     let mut run = Run {
         session: InitiatorSession::new(config, pool.clone(), [7; 32], now),

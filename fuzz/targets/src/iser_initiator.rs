@@ -12,7 +12,7 @@ use crate::choices::Choices;
 use crate::iscsi_target::{exports, node};
 use crate::records::Records;
 use crate::requests::{MAX_TURNS, Requests, take_turns};
-use blockmux_proto::iscsi::initiator::{Config, IserInitiatorSession, Mode, wishes};
+use blockmux_proto::iscsi::initiator::{BurstSize, Config, IserInitiatorSession, Mode, wishes};
 use blockmux_proto::iscsi::login::operational::Key;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::target::{IserTargetSession, TargetSession};
@@ -42,6 +42,7 @@ pub(crate) fn iser_initiator(data: &[u8]) {
         chap: None,
         wishes,
         isid: [0x80, 0, 0, 0, 0, 1],
+        burst: BurstSize { commands: 2, ..BurstSize::default() },
     };
     let closes = choices.of(&[0x80, 0x80, 0xc0]);
     let mut run = Run {

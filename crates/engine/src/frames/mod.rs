@@ -5,15 +5,16 @@
 //!   interface ◀─sendmmsg── Wire ◀─outbox── session ◀──on_io──── channel
 //! ```
 //! A port is a packet socket that is bound to one interface and one EtherType, so that other traffic never reaches it,
-//! with a filter in the kernel for what is not meant for this side. Frames come by way of memory that is shared with the
-//! kernel, without a call; a batch of them goes with one call, payload straight from where it is. It needs `CAP_NET_RAW`
-//! and nothing else.
+//! with a filter in the kernel for what is not meant for this side. What comes for a VLAN or a macvlan upon the interface
+//! is theirs: who serves both names both. Frames come by way of memory that is shared with the kernel, without a call; a
+//! batch of them goes with one call, payload straight from where it is. It needs `CAP_NET_RAW` and nothing else.
 //!
 //! Unsafe code is in `kernel` and `ring` alone. [`FrameHost`] is the seam to the simulator, as [`crate::host`] is for streams.
 
 pub mod blocking;
 mod kernel;
 pub mod port;
+pub mod queue_id;
 mod ring;
 pub mod target;
 pub mod volume;
@@ -21,10 +22,12 @@ mod wire;
 
 pub use kernel::Arrival;
 pub use port::{PacketPort, Share, Side};
+pub use queue_id::QueueId;
 pub(crate) use wire::Wire;
 
 use crate::host::{Host, SocketWatch};
 use crate::reactor::EngineCore;
+use blockmux_proto::aoe::Address;
 use blockmux_proto::frames::{FrameOutbox, Port, PortId};
 use blockmux_volume::Chunk;
 use std::io;
@@ -39,6 +42,12 @@ pub trait FrameHost: Host {
     /// # Errors
     /// If there is none, or it is not allowed.
     fn open_port(&self, interface: &str, side: Side) -> io::Result<Self::Port>;
+
+    /// What tags of a queue to that disk are made of, so that no other queue at the same stations has them.
+    ///
+    /// # Errors
+    /// If too many have some.
+    fn queue_id(&self, disk: Address) -> io::Result<QueueId>;
 }
 
 /// A network interface that never blocks: what cannot be done now fails with [`io::ErrorKind::WouldBlock`].
@@ -79,6 +88,10 @@ impl FrameHost for EngineCore {
 
     fn open_port(&self, interface: &str, side: Side) -> io::Result<PacketPort> {
         PacketPort::open(interface, side)
+    }
+
+    fn queue_id(&self, disk: Address) -> io::Result<QueueId> {
+        QueueId::claim(disk)
     }
 }
 

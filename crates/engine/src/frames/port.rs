@@ -102,7 +102,7 @@ impl PacketPort {
     #[inline]
     pub(super) fn receive(&mut self, chunk: &mut Chunk, arrivals: &mut Vec<Arrival>) -> io::Result<()> {
         if let Some(ring) = &mut self.ring {
-            ring.receive(chunk, self.stride, kernel::BATCH, arrivals);
+            ring.receive(chunk, (self.index, self.stride), kernel::BATCH, arrivals);
         }
         if !arrivals.is_empty() {
             self.was_parked.set(false);
@@ -205,6 +205,11 @@ const MAX_MTU: usize = 65_535;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::network::Network;
+    use blockmux_proto::frames::{Mac, Station};
+    use blockmux_volume::{Memory, SgList};
+    use std::process::Command;
+    use std::time::Duration;
 
     /// Whether the kernel would deliver the frame of somebody whose address ends so.
     fn delivers_from(program: &[Instruction], sender: u8, frame: &[u8]) -> bool {
@@ -261,6 +266,57 @@ mod tests {
         for (frame, to_target, to_initiator) in all {
             let got = (delivers(&target, &frame), delivers(&initiator, &frame));
             assert_eq!(got, (to_target, to_initiator), "{frame:x?}");
+        }
+    }
+
+    /// An interface, and another stacked upon it, of a network of our own; the frames come by a cable to both.
+    fn hear_what_comes_by_a_cable() {
+        let ip = |command: &str| {
+            let made = Command::new("ip").args(command.split(' ')).output();
+            made.is_ok_and(|made| made.status.success())
+        };
+        let is_made = ip("link add cable type veth peer name far")
+            && ip("link add link cable name upper type macvlan mode bridge")
+            && ["cable", "far", "upper"].iter().all(|name| ip(&format!("link set {name} up")));
+        if !is_made {
+            return println!("skipped: no macvlan here");
+        }
+        let open = |name| PacketPort::open(name, Side::Target(Share::ALL)).unwrap();
+        let [mut cable, mut upper, mut far] = ["cable", "upper", "far"].map(open);
+        let macs = [&mut cable, &mut upper].map(|port| port.look().unwrap().mac);
+        let mut outbox = FrameOutbox::default();
+        let all = Mac::BROADCAST;
+        for (nth, mac) in (1..).zip([macs[0], macs[1], all, Mac([2; 6]), macs[0]]) {
+            let request = [0x10, 0, 0, 1, 1, 0, 0, 0, 0, nth];
+            outbox.push(Station { port: PortId(0), mac }, &request, SgList::default());
+        }
+        while !outbox.is_empty() {
+            far.send(PortId(0), &mut outbox).unwrap();
+        }
+        for (port, expected, last) in [(&mut cable, vec![1, 3, 5], 5), (&mut upper, vec![2, 3], 3)] {
+            let mut heard = Vec::new();
+            for _ in 0..20 {
+                kernel::wait_readable(&[port.as_raw_fd()], Duration::from_secs(1)).unwrap();
+                let mut chunk = Chunk::new(Memory::from_heap(kernel::BATCH * port.stride()));
+                let mut arrivals = Vec::new();
+                let _ = port.receive(&mut chunk, &mut arrivals);
+                for arrival in arrivals {
+                    heard.extend((arrival.len > 0).then(|| chunk.unread()[9]));
+                    chunk.take(port.stride());
+                }
+                if heard.last() == Some(&last) {
+                    break;
+                }
+            }
+            assert_eq!(heard, expected);
+        }
+    }
+
+    #[test]
+    fn what_is_for_an_interface_stacked_upon_this_one_is_not_heard_here() {
+        match Network::new() {
+            Ok(network) => network.within(hear_what_comes_by_a_cable).unwrap(),
+            Err(error) => println!("skipped: no network of our own: {error}"),
         }
     }
 

@@ -77,13 +77,13 @@ impl Ring {
         self.slots
     }
 
-    /// Moves frames into the chunk's spare part, one every `stride` bytes, at most `most`, as many as there are and fit,
-    /// and tells of each; the chunk is told of whole strides.
+    /// Moves frames of the interface `index` into the chunk's spare part, one every `stride` bytes, at most `most`, as
+    /// many as there are and fit, and tells of each; the chunk is told of whole strides.
     #[inline]
     pub(super) fn receive(
         &mut self,
         chunk: &mut Chunk,
-        stride: usize,
+        (index, stride): (i32, usize),
         most: usize,
         arrivals: &mut Vec<Arrival>,
     ) {
@@ -95,7 +95,7 @@ impl Ring {
                 return;
             }
             // SAFETY: the slot is ours until its status is set, and within the mapping.
-            arrivals.push(unsafe { self.take(header, chunk, stride) });
+            arrivals.push(unsafe { self.take(header, chunk, (index, stride)) });
             status.store(libc::TP_STATUS_KERNEL, Ordering::Release);
             self.next = if self.next + 1 == self.slots { 0 } else { self.next + 1 };
         }
@@ -114,12 +114,22 @@ impl Ring {
     /// # Safety
     /// The slot has to be ours.
     #[inline]
-    unsafe fn take(&self, header: *const libc::tpacket2_hdr, chunk: &mut Chunk, stride: usize) -> Arrival {
+    unsafe fn take(
+        &self,
+        header: *const libc::tpacket2_hdr,
+        chunk: &mut Chunk,
+        (index, stride): (i32, usize),
+    ) -> Arrival {
         // SAFETY: the kernel has written both before it gave us the slot.
         let (head, sender) = unsafe { (&*header, &*header.byte_add(SENDER_AT).cast::<libc::sockaddr_ll>()) };
         let (offset, len) = (usize::from(head.tp_net), head.tp_snaplen as usize);
-        let is_for_us =
-            matches!(sender.sll_pkttype, libc::PACKET_HOST | libc::PACKET_BROADCAST | libc::PACKET_MULTICAST);
+        // A socket at an interface is also given what comes by that for one stacked upon it: a VLAN's, a macvlan's. Those
+        // are other networks, or other stations, and whoever answers them answers here.
+        let is_for_us = sender.sll_ifindex == index
+            && matches!(
+                sender.sll_pkttype,
+                libc::PACKET_HOST | libc::PACKET_BROADCAST | libc::PACKET_MULTICAST
+            );
         let is_whole = head.tp_len == head.tp_snaplen && offset + len <= self.slot && len <= stride;
         let len = if is_for_us && is_whole { len } else { 0 };
         // SAFETY: within the slot, as was just checked, and nobody else touches it.

@@ -3,7 +3,7 @@
 //! There is no connection to lose. The session itself sends again what was not answered and fails what has waited too
 //! long, so that a channel here is no more than the session, its ports and a task that looks at them.
 
-use super::{FrameHost, Side, Wire};
+use super::{FrameHost, QueueId, Side, Wire};
 use crate::reactor::{EngineCore, Progress, Task};
 use blockmux_proto::aoe::Address;
 use blockmux_proto::aoe::initiator::{Config, InitiatorSession};
@@ -12,7 +12,6 @@ use blockmux_volume::{Channel, Completion, Core, Io, IoError, Volume, VolumeInfo
 use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 use tracing::warn;
 
@@ -45,14 +44,19 @@ impl<H: FrameHost> Volume for AoeVolume<H> {
 
     fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
         let core = H::from_core(core).ok_or(IoError::Unsupported)?;
-        let id = next_id();
+        let queue_id = core.queue_id(self.address).map_err(|error| {
+            warn!(disk = %self.address, "no tags for another queue: {error}");
+            IoError::PathLost
+        })?;
         let mut made = None;
         core.try_spawn(|own| {
-            let wire = Wire::open(&core, own, &self.interfaces, Side::Initiator { id });
+            let wire = Wire::open(&core, own, &self.interfaces, Side::Initiator { id: queue_id.id });
             let wire = wire.map_err(|(interface, error)| warn!(interface, "cannot be opened: {error}"))?;
-            let config = Config { address: self.address, patience: self.patience, id };
+            let QueueId { id, first, .. } = queue_id;
+            let config = Config { address: self.address, patience: self.patience, id, first };
             let link = Rc::new(RefCell::new(Link {
                 wire,
+                _queue_id: queue_id,
                 session: InitiatorSession::new(config, core.pool().clone(), core.now()),
                 first: self.info.clone(),
                 core: core.clone(),
@@ -80,6 +84,8 @@ struct AoeChannel<H: FrameHost> {
 
 struct Link<H: FrameHost> {
     wire: Wire<H>,
+    /// Nobody else has it while answers may come.
+    _queue_id: QueueId,
     session: InitiatorSession,
     /// As the disk was when the volume was opened.
     first: VolumeInfo,
@@ -190,12 +196,4 @@ impl<H: FrameHost> Task for LinkTask<H> {
         link.is_parked = true;
         link.wire.park();
     }
-}
-
-/// The upper byte of a queue's tags. It begins anywhere, so that those of two processes mostly differ.
-pub(crate) fn next_id() -> u8 {
-    static NEXT: AtomicU8 = AtomicU8::new(0);
-    static FIRST: std::sync::OnceLock<u8> = std::sync::OnceLock::new();
-    let first = *FIRST.get_or_init(|| crate::sys::random_bytes().map_or(0, |[byte]: [u8; 1]| byte));
-    first.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed))
 }

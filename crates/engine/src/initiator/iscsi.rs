@@ -20,8 +20,8 @@ use crate::connection::Broken;
 use crate::socket::Address;
 use crate::sys;
 use blockmux_proto::iscsi::initiator::{
-    Config, DiscoverySession, FoundTarget, InitiatorSession, LoginStatus, Mode, Refused, TargetAddress,
-    UnitInfo,
+    BurstSize, Config, DiscoverySession, FoundTarget, InitiatorSession, LoginStatus, Mode, Refused,
+    TargetAddress, UnitInfo,
 };
 use blockmux_proto::iscsi::login::chap::Algorithm;
 use blockmux_proto::iscsi::login::operational::Parameters;
@@ -284,6 +284,7 @@ impl Endpoint {
             chap: self.chap.clone(),
             wishes: self.wishes,
             isid,
+            burst: BurstSize::default(),
         }
     }
 }

@@ -22,12 +22,14 @@ use crate::ring::Ring;
 use blockmux_volume::Core;
 use std::io;
 use std::rc::Rc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 /// When a core that has nothing to do goes to sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PollPolicy {
-    /// After this long without activity, or after up to 200 us as long as that would have saved sleeps.
+    /// After this long without activity, or after up to 200 us as long as that would have saved sleeps; at once where
+    /// others wait for the processor.
     Adaptive(Duration),
     /// Never: it takes a whole processor and answers fastest.
     Always,
@@ -56,6 +58,8 @@ pub struct Reactor {
     hot: Vec<Hot>,
     /// How long to look for work before sleeping.
     spin: Duration,
+    /// When to ask again whether others want the processor.
+    makes_way_at: Instant,
     /// When the heap is to give back what a burst took.
     trim_at: Option<Instant>,
 }
@@ -74,7 +78,8 @@ impl Reactor {
         let core = EngineCore::new(Ring::new()?, policy, pool_limit_bytes);
         let inbox = inbox::open(&core)?;
         core.set_inbox(inbox.clone());
-        Ok((Reactor { core, hot: Vec::new(), spin: shortest_spin(policy), trim_at: None }, inbox))
+        let (spin, makes_way_at) = (shortest_spin(policy), Instant::now());
+        Ok((Reactor { core, hot: Vec::new(), spin, makes_way_at, trim_at: None }, inbox))
     }
 
     /// What runs on this core.
@@ -105,6 +110,10 @@ impl Reactor {
                 || self.keeps_awake(now.duration_since(last_active))
             {
                 self.core.ring.submit()?;
+                if !active && self.makes_way(now) {
+                    self.spin = shortest_spin(self.core.policy);
+                    self.sleep(Instant::now())?;
+                }
             } else {
                 // Also straight after activity: what is finished already ends the sleep at once.
                 self.sleep(now)?;
@@ -122,6 +131,18 @@ impl Reactor {
         if let PollPolicy::Adaptive(shortest) = self.core.policy {
             self.spin = if slept() < LONGEST_SPIN { (self.spin * 2).min(LONGEST_SPIN) } else { shortest };
         }
+    }
+
+    /// Now and then while nothing happens, lets others have the processor that wait for it; whether there were any. They
+    /// may be what this core waits for, its client or another core, and are worth more than its spinning if not.
+    fn makes_way(&mut self, now: Instant) -> bool {
+        if now < self.makes_way_at || !matches!(self.core.policy, PollPolicy::Adaptive(_)) {
+            return false;
+        }
+        thread::yield_now();
+        let back = Instant::now();
+        self.makes_way_at = back + MAKES_WAY_EVERY;
+        back.duration_since(now) > NOBODY_WAITED
     }
 
     /// Runs whatever is ready once, without sleeping unless nothing is: for tests that wait for something.
@@ -248,6 +269,10 @@ fn shortest_spin(policy: PollPolicy) -> Duration {
 /// The most that an adaptive core spins: what a batch at depth 32 takes with some to spare, and as long as KVM's halt polling
 /// spins for a guest.
 const LONGEST_SPIN: Duration = Duration::from_micros(200);
+/// While an adaptive core spins; a call takes a fiftieth of that if nobody waits.
+const MAKES_WAY_EVERY: Duration = Duration::from_micros(10);
+/// If so, a call takes less than that.
+const NOBODY_WAITED: Duration = Duration::from_micros(20);
 /// How long an entry for the ring may wait while tasks wake each other, in turns.
 const MOST_TURNS_UNSUBMITTED: u32 = 4;
 /// With [`PollPolicy::Always`] the core spins on, but asks the ring about sockets that were silent for this long.
@@ -259,9 +284,12 @@ const TRIM_AFTER: Duration = Duration::from_secs(1);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys;
     use blockmux_volume::Waker;
     use std::cell::{Cell, RefCell};
     use std::rc::Weak;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     struct Countdown(Rc<Cell<u32>>);
     impl Task for Countdown {
@@ -338,6 +366,27 @@ mod tests {
             reactor.learn(|| us(10));
             assert_eq!(reactor.spin, before);
         }
+    }
+
+    #[test]
+    fn an_adaptive_core_makes_way_for_whoever_waits_for_its_processor() {
+        // Threads inherit it. The other one always wants the processor.
+        sys::pin_thread(0).unwrap();
+        let is_done = Arc::new(AtomicBool::new(false));
+        let until = is_done.clone();
+        let other = thread::spawn(move || {
+            while !until.load(Ordering::Relaxed) {
+                std::hint::spin_loop();
+            }
+        });
+        let (mut adaptive, _inbox) = Reactor::new(PollPolicy::ADAPTIVE, 1 << 20).unwrap();
+        while !adaptive.makes_way(Instant::now()) {}
+        for policy in [PollPolicy::Always, PollPolicy::Never] {
+            let (mut reactor, _inbox) = Reactor::new(policy, 1 << 20).unwrap();
+            assert!((0..100_000).all(|_| !reactor.makes_way(Instant::now())), "{policy:?}");
+        }
+        is_done.store(true, Ordering::Relaxed);
+        other.join().unwrap();
     }
 
     #[test]

@@ -2,7 +2,8 @@
 
 use super::core::SimCore;
 use super::net::{SimNet, SimWatch};
-use crate::frames::{Arrival, FrameHost, FramePort, Side};
+use crate::frames::{Arrival, FrameHost, FramePort, QueueId, Side};
+use blockmux_proto::aoe::Address;
 use blockmux_proto::frames::Mac;
 use blockmux_proto::frames::{FrameOutbox, Port, PortId};
 use blockmux_volume::{Chunk, Waker};
@@ -135,6 +136,11 @@ impl FrameHost for SimCore {
     fn open_port(&self, _interface: &str, _side: Side) -> io::Result<SimPort> {
         let lan = self.lan().ok_or(io::ErrorKind::NotFound)?;
         Ok(lan.join(self.net()))
+    }
+
+    /// Each port is a station of its own.
+    fn queue_id(&self, _disk: Address) -> io::Result<QueueId> {
+        Ok(QueueId::ALONE)
     }
 }
 

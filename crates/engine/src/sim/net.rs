@@ -389,6 +389,10 @@ impl ByteStream for SimStream {
         self.take(chunk.room().min(most), |bytes| chunk.extend(bytes))
     }
 
+    fn waiting(&self) -> usize {
+        self.incoming().borrow().arrived(self.net.now())
+    }
+
     fn receive_placed(&mut self, list: &SgList, at: usize, chunk: &mut Chunk) -> io::Result<usize> {
         let mut filled = at;
         self.take(list.len() - at + chunk.room(), |bytes| {

@@ -3,7 +3,7 @@
 use crate::iscsi_names::target_name;
 use blockmux_engine::initiator::Dialer;
 use blockmux_engine::socket::Address;
-use blockmux_proto::iscsi::initiator::{Config, InitiatorSession, Mode};
+use blockmux_proto::iscsi::initiator::{BurstSize, Config, InitiatorSession, Mode};
 use blockmux_proto::iscsi::login::operational::Parameters;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::scsi::Lun;
@@ -36,6 +36,8 @@ impl IscsiDialer {
             chap: None,
             wishes: self.wishes,
             isid: [0x80, 0, a, b, c, d],
+            // Few, so that short queues go by all connections.
+            burst: BurstSize { commands: 2, ..BurstSize::default() },
         };
         InitiatorSession::new(config, pool.clone(), [7; 32], now)
     }

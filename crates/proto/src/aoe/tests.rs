@@ -36,13 +36,35 @@ impl Net {
         let channels = exports.iter().map(|(_, export)| open(&export)).collect();
         let now = Instant::now();
         let mut target = TargetSession::new(exports, units).unwrap();
-        let address = Address { shelf: 1, slot: 0 };
-        let config = Config { address, patience: Duration::from_secs(60), id: 7 };
-        let mut initiator = InitiatorSession::new(config, Pool::new(1 << 30), now);
+        let initiator = Net::queue(7, 0, now);
         target.on_port(PortId(0), super::target::tests::PORT, now);
-        initiator.on_port(PortId(0), PORT, now);
         let (random, on_the_way) = (SplitMix::new(seed), Vec::new());
         Net { target, initiator, channels, random, now, loss_per_thousand, on_the_way, sent: 0 }
+    }
+
+    /// A queue to e1.0 whose tags begin with `id` and count from `first` on.
+    fn queue(id: u8, first: u32, now: Instant) -> InitiatorSession {
+        let address = Address { shelf: 1, slot: 0 };
+        let config = Config { address, patience: Duration::from_secs(60), id, first };
+        let mut initiator = InitiatorSession::new(config, Pool::new(1 << 30), now);
+        initiator.on_port(PortId(0), PORT, now);
+        initiator
+    }
+
+    /// Does one thing, after whatever goes on.
+    fn does(&mut self, op: Op, byte: u8) -> Vec<u8> {
+        while !self.initiator.is_ready() || self.initiator.is_probing() {
+            self.step();
+        }
+        let mut io = Io::new(Tag(0), op, 0, 512);
+        io.data = (op != Op::Read).then(|| SgList::one(Seg::from_slice(&[byte; 512])));
+        self.initiator.submit(io);
+        loop {
+            self.step();
+            if let Some(done) = self.initiator.poll_done() {
+                return done.result.unwrap().into_data().to_vec();
+            }
+        }
     }
 
     fn send(&mut self, frame: &OutFrame, to_target: bool) {
@@ -159,4 +181,16 @@ fn without_loss_nothing_is_sent_twice() {
         net.step();
     }
     assert_eq!(net.sent - before, 20, "ten commands of 17 sectors and their answers");
+}
+
+/// As when a program copies one image to a disk, then another, then the first again: each time by a new queue, of which the
+/// third has the same upper byte of tags as the first.
+#[test]
+fn what_a_queue_writes_is_no_repetition_of_what_one_before_it_wrote() {
+    let mut net = Net::new(1, 0);
+    for (id, first, byte) in [(7, 1 << 9, 1), (8, 1 << 12, 2), (7, 1 << 15, 1)] {
+        net.initiator = Net::queue(id, first, net.now);
+        net.does(Op::Write { fua: false }, byte);
+        assert_eq!(net.does(Op::Read, 0), [byte; 512]);
+    }
 }

@@ -3,6 +3,7 @@
 use super::association::{AdminPlace, Host};
 use super::events::Events;
 use super::identify::{self, Asker};
+use super::io::reach;
 use super::letters::{AbortReply, Letter};
 use super::log_page;
 use super::property::Properties;
@@ -32,8 +33,9 @@ pub(crate) struct AdminQueue {
     in_capsule: usize,
     /// Keep Alive Timeout, in milliseconds; 0 is none.
     kato_ms: u32,
+    /// That of Connect, which is the default of the feature.
+    connect_kato_ms: u32,
     behavior: [u8; HOST_BEHAVIOR_LEN],
-    timestamp: [u8; 8],
     events: Events,
     /// Commands that wait for something elsewhere, by their places in the transport's table.
     waiting: Vec<(usize, Waiting)>,
@@ -75,8 +77,8 @@ impl AdminQueue {
             port,
             in_capsule,
             kato_ms,
+            connect_kato_ms: kato_ms,
             behavior: [0; HOST_BEHAVIOR_LEN],
-            timestamp: [0; 8],
             events: Events::default(),
             waiting: Vec::new(),
         }
@@ -94,7 +96,6 @@ impl AdminQueue {
         match AdminOpcode(sqe.opcode) {
             AdminOpcode::SET_FEATURES => match FeatureId(sqe.cdw10.get() as u8) {
                 FeatureId::HOST_BEHAVIOR_SUPPORT => HOST_BEHAVIOR_LEN,
-                FeatureId::TIMESTAMP => 8,
                 _ => 0,
             },
             _ => 0,
@@ -232,7 +233,7 @@ impl AdminQueue {
                 || Admin::Done(Outcome::success(0)),
                 |(served, ticket)| self.wait(slot, Waiting::Saving(served, ticket)),
             ),
-            Err(status) => Admin::Done(Outcome::failure(status)),
+            Err(status) => Admin::Done(Outcome::refusal(status)),
         }
     }
 
@@ -254,8 +255,11 @@ impl AdminQueue {
         Ok(ticket.map(|ticket| (served.clone(), ticket)))
     }
 
+    /// A namespace whose own features are meant, if the port leads to it now (Base 2.0 §8.1.3).
     fn of_one_namespace(&self, nsid: u32) -> Result<&Namespace, Status> {
-        self.view.namespace(nsid).ok_or(Status::INVALID_NAMESPACE_OR_FORMAT)
+        let namespace = self.view.namespace(nsid).ok_or(Status::INVALID_NAMESPACE_OR_FORMAT)?;
+        reach(&self.subsystem, namespace, self.port)?;
+        Ok(namespace)
     }
 
     /// Sets a Reservation Notification Mask: of one namespace, or of all.
@@ -263,8 +267,10 @@ impl AdminQueue {
         if mask & !NOTIFICATION_MASK != 0 {
             return Outcome::failure(Status::INVALID_FIELD_IN_COMMAND);
         }
-        if nsid != NSID_ALL && self.view.namespace(nsid).is_none() {
-            return Outcome::failure(Status::INVALID_NAMESPACE_OR_FORMAT);
+        if nsid != NSID_ALL
+            && let Err(status) = self.of_one_namespace(nsid)
+        {
+            return Outcome::refusal(status);
         }
         let all = self.view.iter().map(|namespace| namespace.nsid);
         all.filter(|&own| nsid == NSID_ALL || own == nsid).for_each(|own| self.events.set_mask(own, mask));
@@ -281,11 +287,18 @@ impl AdminQueue {
         if !self.has_feature(feature) {
             return Outcome::failure(Status::INVALID_FIELD_IN_COMMAND);
         }
+        let is_for_one = !matches!(sqe.nsid.get(), 0 | NSID_ALL);
+        if is_for_one && !is_of_namespace(feature) && feature != FeatureId::ERROR_RECOVERY {
+            return Outcome::failure(Status::FEATURE_NOT_NAMESPACE_SPECIFIC);
+        }
         match feature {
             FeatureId::NUMBER_OF_QUEUES => {
                 let (submission, completion) = (value & 0xffff, value >> 16);
                 if submission == 0xffff || completion == 0xffff {
                     return Outcome::failure(Status::INVALID_FIELD_IN_COMMAND);
+                }
+                if self.place.has_queues() {
+                    return Outcome::failure(Status::COMMAND_SEQUENCE_ERROR);
                 }
                 return Outcome::success(NUMBER_OF_QUEUES.into());
             }
@@ -293,8 +306,9 @@ impl AdminQueue {
             FeatureId::ASYNCHRONOUS_EVENT_CONFIGURATION => self.events.configuration = value,
             FeatureId::RESERVATION_NOTIFICATION_MASK => return self.set_mask(sqe.nsid.get(), value),
             FeatureId::HOST_BEHAVIOR_SUPPORT => data.copy_to(&mut self.behavior),
-            FeatureId::TIMESTAMP => data.copy_to(&mut self.timestamp),
-            // The volume's cache is on or not there, and everything else is as it is.
+            // Over fabrics Connect has told it.
+            FeatureId::HOST_IDENTIFIER => return Outcome::failure(Status::COMMAND_SEQUENCE_ERROR),
+            // The volume's cache is on, and everything else is as it is.
             _ if self.current(feature) == Some(value) => {}
             _ => return Outcome::failure(Status::FEATURE_NOT_CHANGEABLE),
         }
@@ -313,7 +327,6 @@ impl AdminQueue {
                 FeatureId::KEEP_ALIVE_TIMER
                     | FeatureId::ASYNCHRONOUS_EVENT_CONFIGURATION
                     | FeatureId::HOST_BEHAVIOR_SUPPORT
-                    | FeatureId::TIMESTAMP
                     | FeatureId::NUMBER_OF_QUEUES
             );
             let own = if is_of_namespace(feature) {
@@ -325,14 +338,20 @@ impl AdminQueue {
             };
             return Outcome::success(own.into());
         }
+        // Nothing is ever saved, and what is not is as by default.
+        let is_default = select != Select::CURRENT;
         if is_of_namespace(feature) {
             return self
                 .get_of_namespace(feature, sqe.nsid.get())
-                .map_or_else(Outcome::failure, Outcome::success);
+                .map_or_else(Outcome::refusal, |value| Outcome::success(if is_default { 0 } else { value }));
         }
         match feature {
+            FeatureId::ASYNCHRONOUS_EVENT_CONFIGURATION if is_default => Outcome::success(0),
+            FeatureId::KEEP_ALIVE_TIMER if is_default => Outcome::success(self.connect_kato_ms.into()),
+            FeatureId::HOST_BEHAVIOR_SUPPORT if is_default => {
+                Outcome::data(Seg::from_slice(&[0; HOST_BEHAVIOR_LEN]).into(), 0)
+            }
             FeatureId::HOST_BEHAVIOR_SUPPORT => Outcome::data(Seg::from_slice(&self.behavior).into(), 0),
-            FeatureId::TIMESTAMP => Outcome::data(Seg::from_slice(&self.timestamp).into(), 0),
             FeatureId::HOST_IDENTIFIER if sqe.cdw11.get() & EXHID == 0 => {
                 // Fabrics have identifiers of 128 bits only.
                 Outcome::failure(Status::INVALID_FIELD_IN_COMMAND)
@@ -353,10 +372,7 @@ impl AdminQueue {
     fn has_feature(&self, feature: FeatureId) -> bool {
         let is_for_all =
             matches!(feature, FeatureId::ASYNCHRONOUS_EVENT_CONFIGURATION | FeatureId::KEEP_ALIVE_TIMER);
-        let is_with_data = matches!(
-            feature,
-            FeatureId::HOST_BEHAVIOR_SUPPORT | FeatureId::TIMESTAMP | FeatureId::HOST_IDENTIFIER
-        );
+        let is_with_data = matches!(feature, FeatureId::HOST_BEHAVIOR_SUPPORT | FeatureId::HOST_IDENTIFIER);
         is_for_all
             || !self.subsystem.is_discovery
                 && (is_with_data || is_of_namespace(feature) || self.current(feature).is_some())
@@ -364,7 +380,6 @@ impl AdminQueue {
 
     /// The value of a feature without data.
     fn current(&self, feature: FeatureId) -> Option<u32> {
-        let has_cache = || self.view.iter().any(|namespace| namespace.info().write_cache);
         match feature {
             FeatureId::ARBITRATION
             | FeatureId::POWER_MANAGEMENT
@@ -372,7 +387,10 @@ impl AdminQueue {
             | FeatureId::ERROR_RECOVERY
             | FeatureId::WRITE_ATOMICITY_NORMAL
             | FeatureId::IO_COMMAND_SET_PROFILE => Some(0),
-            FeatureId::VOLATILE_WRITE_CACHE => Some(if has_cache() { WCE } else { 0 }),
+            // Without a cache there is no such feature.
+            FeatureId::VOLATILE_WRITE_CACHE => {
+                self.view.iter().any(|namespace| namespace.has_cache).then_some(WCE)
+            }
             FeatureId::NUMBER_OF_QUEUES => Some(NUMBER_OF_QUEUES),
             FeatureId::ASYNCHRONOUS_EVENT_CONFIGURATION => Some(self.events.configuration),
             FeatureId::KEEP_ALIVE_TIMER => Some(self.kato_ms),

@@ -90,8 +90,10 @@ pub(crate) enum Unconnected {
     NoController,
     /// The controller is not enabled.
     NotEnabled,
-    /// No such queue, or it is connected already.
+    /// No such queue.
     WrongQueue,
+    /// The queue is connected already.
+    Taken,
 }
 
 impl Associations {
@@ -138,9 +140,11 @@ impl Associations {
         if !controller.is_enabled {
             return Err(Unconnected::NotEnabled);
         }
-        let is_taken = controller.queues.iter().any(|taken| taken.qid == qid);
-        if is_taken || qid == 0 || qid > MAX_IO_QUEUES {
+        if qid == 0 || qid > MAX_IO_QUEUES {
             return Err(Unconnected::WrongQueue);
+        }
+        if controller.queues.iter().any(|taken| taken.qid == qid) {
+            return Err(Unconnected::Taken);
         }
         controller.queues.push(Queue { qid, hang_up, letters });
         let errors = controller.errors.clone();
@@ -291,7 +295,7 @@ mod tests {
         assert_eq!(connect(&host(1), admin.cntlid, 0), Err(Unconnected::WrongQueue));
         assert_eq!(connect(&host(1), admin.cntlid, MAX_IO_QUEUES + 1), Err(Unconnected::WrongQueue));
         let place = all.connect_io(&host(1), admin.cntlid, 1, None, Letterbox::new(None)).unwrap();
-        assert_eq!(connect(&host(1), admin.cntlid, 1), Err(Unconnected::WrongQueue));
+        assert_eq!(connect(&host(1), admin.cntlid, 1), Err(Unconnected::Taken));
         drop(place);
         assert_eq!(connect(&host(1), admin.cntlid, 1), Ok(()));
     }

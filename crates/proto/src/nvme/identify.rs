@@ -91,7 +91,7 @@ fn controller(subsystem: &Subsystem, view: &View, asker: &Asker<'_>) -> Identify
         aerl: MAX_EVENT_REQUESTS.saturating_sub(1) as u8,
         // One slot, which cannot be written.
         frmw: 0b11,
-        lpa: LPA_EFFECTS | LPA_EXTENDED,
+        lpa: LPA_EXTENDED,
         elpe: MAX_ERRORS.saturating_sub(1) as u8,
         // A second.
         kas: 10.into(),
@@ -112,6 +112,8 @@ fn controller(subsystem: &Subsystem, view: &View, asker: &Asker<'_>) -> Identify
         return page;
     }
     let has_cache = view.iter().any(|namespace| namespace.has_cache);
+    page.lpa |= LPA_EFFECTS;
+    page.ofcs = OFCS_DISCONNECT.into();
     page.oaes = AEC_NAMESPACE_ATTRIBUTE.into();
     if subsystem.ana.is_there() {
         let (count, last) = subsystem.ana.count_and_last();

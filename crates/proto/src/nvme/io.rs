@@ -109,9 +109,7 @@ impl IoCommand {
             return Ok(IoCommand::new(VolumeId(0), (0, 0), Kind::FlushAll(volumes)));
         }
         let namespace = view.namespace(sqe.nsid.get()).ok_or(Status::INVALID_NAMESPACE_OR_FORMAT)?;
-        if namespace.ana_group != 0 {
-            reach(subsystem, namespace, origin.port)?;
-        }
+        reach(subsystem, namespace, origin.port)?;
         let (volume, flags) = (namespace.volume, sqe.cdw12.get());
         let fua = flags & FUA != 0;
         let kind = match opcode {
@@ -222,21 +220,22 @@ impl IoCommand {
         let (shift, size) = (namespace.block_shift, namespace.info().size);
         let (offset, _) = bytes(sqe.slba(), 0, shift, size)?;
         let room = size.saturating_sub(offset);
-        let copying = Copying { left: VecDeque::new(), count, fua: flags & FUA != 0, shift, size, room };
+        let fua = flags & FUA != 0;
+        let copying = Copying { left: VecDeque::new(), count, copied: 0, fua, shift, size, room };
         Ok(IoCommand::new(namespace.volume, (offset, 0), Kind::Copy(Box::new(copying))))
     }
 
-    /// The data that the host sends, in bytes, if `told` is what it says. A list of ranges may be in a larger buffer:
-    /// Linux always sends a whole page.
+    /// The data that the host sends, in bytes, if `told` is what it says. A list of ranges or keys may be in a larger
+    /// buffer: Linux always sends a whole page of ranges, and two keys with a release, which has one.
     #[inline]
     pub(crate) fn data_out(&self, told: usize) -> usize {
-        let list = |len: usize| told.min(LONGEST_LIST).max(len);
+        let list = |len: usize| if len > 0 { told.min(LONGEST_LIST).max(len) } else { 0 };
         match &self.kind {
             // At most MAX_DATA, as was checked.
             Kind::Write { .. } | Kind::Compare(_) | Kind::FusedWrite(_) => self.len as usize,
             Kind::Deallocate(ranges) => list(ranges.count.saturating_mul(size_of::<DsmRange>())),
             Kind::Copy(copying) => list(copying.count.saturating_mul(size_of::<CopySource>())),
-            Kind::Reserve(reserving) => reserving.data_out(),
+            Kind::Reserve(reserving) => list(reserving.data_out()),
             _ => 0,
         }
     }
@@ -312,6 +311,15 @@ impl IoCommand {
         }
     }
 
+    /// How a command ends that ends so before it is done: Copy tells the first source range that was not copied (NVM
+    /// Command Set 1.0 §3.2.2).
+    pub(crate) fn unfinished(&self, outcome: Outcome) -> Outcome {
+        match &self.kind {
+            Kind::Copy(copying) => Outcome { result: copying.copied, ..outcome },
+            _ => outcome,
+        }
+    }
+
     /// Counts what it has done.
     #[inline]
     pub(crate) fn count(&self, outcome: &Outcome, counts: &Counts) {
@@ -338,7 +346,7 @@ impl IoCommand {
             Ok(output) => output,
             // What cannot be deallocated stays: it is a hint.
             Err(IoError::Unsupported) if matches!(self.kind, Kind::Deallocate(_)) => Output::Nothing,
-            Err(error) => return Step::Done(of_io_error(error, self.now)),
+            Err(error) => return Step::Done(self.unfinished(of_io_error(error, self.now))),
         };
         match &mut self.kind {
             Kind::Read { .. } if self.now == Op::Flush => self.io(Op::Read, None),
@@ -360,7 +368,8 @@ impl IoCommand {
                 self.len = data.len() as u64;
                 self.io(Op::Write { fua }, Some(data))
             }
-            Kind::Copy(_) => {
+            Kind::Copy(copying) => {
+                copying.copied = copying.copied.saturating_add(1);
                 self.offset = self.offset.saturating_add(self.len);
                 self.copy_next()
             }
@@ -432,7 +441,11 @@ pub(super) fn bytes(slba: u64, blocks: u64, shift: u32, size: u64) -> Result<(u6
 }
 
 /// Whether a port leads to the namespace now.
-fn reach(subsystem: &Subsystem, namespace: &Namespace, port: u16) -> Result<(), Status> {
+#[inline]
+pub(super) fn reach(subsystem: &Subsystem, namespace: &Namespace, port: u16) -> Result<(), Status> {
+    if namespace.ana_group == 0 {
+        return Ok(());
+    }
     match subsystem.ana.state(namespace.ana_group, port) {
         AnaState::OPTIMIZED | AnaState::NON_OPTIMIZED => Ok(()),
         AnaState::CHANGE => Err(Status::ASYMMETRIC_ACCESS_TRANSITION),
@@ -452,5 +465,5 @@ pub(super) fn compare(read: &SgList, expected: &SgList) -> Outcome {
     }
 }
 
-/// Of a buffer with a list of ranges, in bytes.
+/// Of a buffer with a list of ranges, or with keys, in bytes.
 const LONGEST_LIST: usize = 4096;

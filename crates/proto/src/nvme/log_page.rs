@@ -5,10 +5,10 @@ use super::events::Events;
 use super::subsystem::{Subsystem, View};
 use super::{MAX_DATA, Outcome};
 use blockmux_volume::Seg;
-use blockmux_wire::nvme::Sqe;
 use blockmux_wire::nvme::log::*;
 use blockmux_wire::nvme::opcode::{AdminOpcode, NvmOpcode};
 use blockmux_wire::nvme::status::Status;
+use blockmux_wire::nvme::{NSID_ALL, Sqe};
 use zerocopy::{FromZeros, IntoBytes};
 
 /// The part of a page that the command asks for. `discovery` makes the discovery log.
@@ -21,7 +21,9 @@ pub(super) fn part(
 ) -> Outcome {
     let wanted = wanted_len(sqe.cdw10.get(), sqe.cdw11.get());
     let offset = u64::from(sqe.cdw13.get()) << 32 | u64::from(sqe.cdw12.get());
-    if wanted > MAX_DATA as u64 || offset % 4 != 0 || sqe.cdw14.get() & OT != 0 {
+    // No page is one namespace's.
+    let is_for_one = !matches!(sqe.nsid.get(), 0 | NSID_ALL);
+    if is_for_one || wanted > MAX_DATA as u64 || offset % 4 != 0 || sqe.cdw14.get() & OT != 0 {
         return Outcome::failure(Status::INVALID_FIELD_IN_COMMAND);
     }
     // The low byte.
@@ -35,7 +37,7 @@ pub(super) fn part(
             }
             Some(discovery())
         }
-        _ if subsystem.is_discovery => None,
+        _ if subsystem.is_discovery && lid != LogPage::SUPPORTED_LOG_PAGES => None,
         LogPage::ERROR_INFORMATION => Some(errors.page()),
         LogPage::SMART_HEALTH_INFORMATION => Some(smart(subsystem, errors).as_bytes().to_vec()),
         LogPage::CHANGED_NAMESPACE_LIST => Some(events.changed_namespaces(clears)),
@@ -76,6 +78,9 @@ fn page(subsystem: &Subsystem, lid: LogPage) -> Option<Vec<u8>> {
 }
 
 fn is_supported(subsystem: &Subsystem, lid: LogPage) -> bool {
+    if subsystem.is_discovery {
+        return matches!(lid, LogPage::SUPPORTED_LOG_PAGES | LogPage::DISCOVERY);
+    }
     lid == LogPage::ASYMMETRIC_NAMESPACE_ACCESS && subsystem.ana.is_there()
         || matches!(
             lid,

@@ -63,7 +63,8 @@ impl Properties {
             }
         }
         if !is_on && was_on {
-            self.has_failed = false;
+            // A reset of the controller, which begins anew: of a shutdown nothing is told any more (Base 2.0 §3.7.2).
+            (self.has_failed, self.is_shut) = (false, false);
             place.disable();
         }
         if field(new, CC_SHN_SHIFT, 3) != 0 && field(old, CC_SHN_SHIFT, 3) == 0 {
@@ -138,7 +139,7 @@ mod tests {
         drop(queue);
         assert_eq!(csts(&properties), 0b1001);
         properties.set(&place, CC, false, 0).unwrap();
-        assert_eq!(csts(&properties) & 1, 0);
+        assert_eq!(csts(&properties), 0);
         properties.set(&place, CC, false, ENABLE).unwrap();
         assert_eq!((csts(&properties), properties.is_ready()), (1, true));
     }

@@ -21,6 +21,8 @@ pub(super) struct Ranges {
 pub(super) struct Copying {
     pub(super) left: VecDeque<(u64, u64)>,
     pub(super) count: usize,
+    /// How many of them have been copied.
+    pub(super) copied: u64,
     pub(super) fua: bool,
     pub(super) shift: u32,
     /// Of the namespace, in bytes.

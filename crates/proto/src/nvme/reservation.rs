@@ -122,8 +122,10 @@ impl Reserving {
     /// Its data is here: changes the table, or tells what is in it.
     pub(super) fn begin(&mut self, data: &SgList) -> Step {
         let mut keys = ReservationKeys::new_zeroed();
-        if let Some(field) = keys.as_mut_bytes().get_mut(..data.len()) {
-            data.copy_to(field);
+        // Of a buffer that is longer, what lies in front.
+        let len = data.len().min(size_of::<ReservationKeys>());
+        if let Some(field) = keys.as_mut_bytes().get_mut(..len) {
+            data.slice(0, len).copy_to(field);
         }
         if let Wanted::Report { len } = self.wanted {
             let mut report = self.served.look(|table| report(&table.reservations));

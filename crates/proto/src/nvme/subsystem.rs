@@ -254,8 +254,7 @@ impl Subsystem {
     /// The discovery subsystem of a node. Its own name tells it from those of other machines; hosts may as well connect
     /// to the one that is well known.
     pub(crate) fn discovery(machine: &str) -> Subsystem {
-        let id = hex(&unique(&format!("discovery\n{machine}")));
-        let nqn = Nqn::new(&format!("nqn.2026-11.blockmux:discovery.{id}")).expect("this is a name");
+        let nqn = discovery_nqn(machine);
         Subsystem { is_discovery: true, ..Subsystem::new(nqn, machine, Vec::new(), Vec::new()) }
     }
 
@@ -342,6 +341,13 @@ impl Watcher for NamespaceWatch {
             }
         }
     }
+}
+
+/// The name of a machine's own discovery subsystem.
+#[must_use]
+pub fn discovery_nqn(machine: &str) -> Nqn {
+    let id = hex(&unique(&format!("discovery\n{machine}")));
+    Nqn::new(&format!("nqn.2026-11.blockmux:discovery.{id}")).expect("this is a name")
 }
 
 /// Sixteen bytes that only this text has, for all that anybody will see.

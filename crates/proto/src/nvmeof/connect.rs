@@ -13,7 +13,7 @@ use crate::nvme::traffic::Counts;
 use crate::nvme::{HangUp, MQES, Outcome, Ring};
 use crate::served::{Gate, Registrant};
 use blockmux_volume::SgList;
-use blockmux_wire::nvme::status::{CONNECT_INVALID_DATA, ConnectStatus, Status};
+use blockmux_wire::nvme::status::{CONNECT_INVALID_DATA, ConnectStatus, Status, StatusField};
 use blockmux_wire::nvmeof::auth::{SC_C_NEW_TLS_PSK, SC_C_NONE, SC_C_REPLACE_TLS_PSK};
 use blockmux_wire::nvmeof::fabrics::{
     CATTR_DISABLE_SQ_FLOW_CONTROL, CNTLID_DYNAMIC, CONNECT_DATA_LEN, Connect, ConnectData,
@@ -140,7 +140,7 @@ fn admin(
         |why| match why {
             Unconnected::Later => NotConnected::Later,
             Unconnected::Closed => invalid(offset_of!(ConnectData, subnqn), true),
-            _ => refused(ConnectStatus::CONNECT_CONTROLLER_BUSY),
+            _ => passing(refused(ConnectStatus::CONNECT_CONTROLLER_BUSY)),
         },
     )?;
     let cntlid = place.cntlid;
@@ -158,8 +158,8 @@ fn io(
 ) -> Result<IoQueue, NotConnected> {
     let place = subsystem.associations.connect_io(host, told.cntlid.get(), qid, hang_up, letters.clone());
     let place = place.map_err(|why| match why {
-        Unconnected::NoController => invalid(offset_of!(ConnectData, cntlid), true),
-        Unconnected::NotEnabled => refused(Status::COMMAND_SEQUENCE_ERROR),
+        Unconnected::NoController => passing(invalid(offset_of!(ConnectData, cntlid), true)),
+        Unconnected::NotEnabled | Unconnected::Taken => passing(refused(Status::COMMAND_SEQUENCE_ERROR)),
         _ => invalid(offset_of!(Connect, qid), false),
     })?;
     let who = Registrant::of_nvme_host(host.id);
@@ -209,6 +209,17 @@ fn is_secured_enough(
 
 fn refused(status: impl Into<Status>) -> NotConnected {
     NotConnected::Refused(Outcome::failure(status))
+}
+
+/// The same without DNR: the host may well connect in a while, or with a new association. Linux takes one DNR for a word
+/// that this controller will never be there again, and removes its disks.
+fn passing(refused: NotConnected) -> NotConnected {
+    match refused {
+        NotConnected::Refused(outcome) => {
+            NotConnected::Refused(Outcome { status: StatusField::new(outcome.status.status()), ..outcome })
+        }
+        NotConnected::Later => NotConnected::Later,
+    }
 }
 
 /// The field at `offset` of the command, or of its data, is wrong.

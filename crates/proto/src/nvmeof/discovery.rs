@@ -4,8 +4,8 @@ use super::node::{Node, Port, Referral, SecureChannel};
 use crate::nvme::MQES;
 use crate::nvme::nqn::Nqn;
 use blockmux_wire::nvmeof::fabrics::{
-    AddressFamily, CNTLID_DYNAMIC, DiscoveryEntry, DiscoveryHeader, EFLAGS_DUPRETINFO, SubsystemType,
-    TREQ_DISABLE_SQ_FLOW_CONTROL, TREQ_NOT_REQUIRED, TREQ_REQUIRED, TransportType,
+    AddressFamily, CNTLID_DYNAMIC, DiscoveryEntry, DiscoveryHeader, EFLAGS_DUPRETINFO, EFLAGS_EPCSD,
+    SubsystemType, TREQ_DISABLE_SQ_FLOW_CONTROL, TREQ_NOT_REQUIRED, TREQ_REQUIRED, TransportType,
 };
 use blockmux_wire::nvmeof::tcp::SecurityType;
 use core::net::{IpAddr, SocketAddr};
@@ -48,12 +48,16 @@ fn entry(
     };
     let mut tsas = [0; 256];
     tsas[0] = sectype.0;
-    let is_discovery = subtype == SubsystemType::CURRENT_DISCOVERY;
+    let eflags = match subtype {
+        // Who stays connected to it hears of changes: hosts keep only connections of whose port this is said.
+        SubsystemType::CURRENT_DISCOVERY => EFLAGS_DUPRETINFO | EFLAGS_EPCSD,
+        _ => 0,
+    };
     DiscoveryEntry {
         treq: TREQ_DISABLE_SQ_FLOW_CONTROL | treq,
         portid: port.id.into(),
         tsas,
-        eflags: if is_discovery { EFLAGS_DUPRETINFO } else { 0 }.into(),
+        eflags: eflags.into(),
         ..at(address, nqn, subtype)
     }
 }

@@ -43,6 +43,12 @@ impl Queues {
         self.receives = self.receives.saturating_add(count);
     }
 
+    /// Whether no receive buffer is left.
+    #[inline]
+    pub(super) fn is_exhausted(&self) -> bool {
+        self.receives == 0
+    }
+
     /// Whether a message has come in part.
     pub(super) fn is_within(&self) -> bool {
         self.gathering.is_some()

@@ -2,7 +2,7 @@
 //! [`Hand`] is a session whose other end is the test itself.
 
 use blockmux_proto::exports::{Export, Exports, VolumeId};
-use blockmux_proto::iscsi::initiator::{Config, IserInitiatorSession, Mode};
+use blockmux_proto::iscsi::initiator::{BurstSize, Config, IserInitiatorSession, Mode};
 use blockmux_proto::iscsi::login::operational::Parameters;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::{Access, Chap, Node, Portal, TargetNode};
@@ -173,6 +173,7 @@ pub(crate) fn config(wishes: Parameters) -> Config {
         chap: None,
         wishes,
         isid: [0x80, 0, 0, 0, 0, 1],
+        burst: BurstSize::default(),
     }
 }
 

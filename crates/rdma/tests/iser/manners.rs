@@ -493,10 +493,18 @@ fn every_message_that_is_taken_gives_its_receive_buffer_back() {
     }
     assert_eq!(client.server.driven.receives - before, 300);
     assert_eq!(before, 3, "the login and two commands");
-    for (keys, more) in [("FirstBurstLength=8192\0", 0), ("FirstBurstLength=2048\0", 0), ("", 7 * 256)] {
-        // Unasked-for data of one message for each command has its buffer from the beginning; 64 KiB are eight.
+    let cases = [
+        ("FirstBurstLength=8192\0", 0),
+        ("FirstBurstLength=2048\0", 0),
+        ("", 7),
+        ("FirstBurstLength=8192\0TargetRecvDataSegmentLength=512\0", 15),
+        ("TargetRecvDataSegmentLength=1000\0", 65),
+    ];
+    for (keys, more) in cases {
+        // Unasked-for data of one message for each command has its buffer from the beginning; 64 KiB are eight, and more if
+        // what a message holds was agreed down.
         let client = Client::log_in(&format!("InitialR2T=No\0{keys}"));
-        assert_eq!(client.server.driven.receives, 3 + more, "{keys}");
+        assert_eq!(client.server.driven.receives, 3 + more * 256, "{keys}");
     }
 }
 

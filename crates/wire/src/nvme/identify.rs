@@ -218,7 +218,7 @@ pub struct IdentifyController {
     pub fcatt: u8,
     /// Fabrics: SGL data blocks of one command.
     pub msdbd: u8,
-    /// Fabrics: optional commands. Bit 0: Disconnect.
+    /// Fabrics: optional commands: [`OFCS_DISCONNECT`].
     pub ofcs: U16<LE>,
     /// Of a discovery controller.
     pub dctype: u8,

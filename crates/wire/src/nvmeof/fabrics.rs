@@ -251,6 +251,8 @@ pub const TREQ_NOT_REQUIRED: u8 = 2;
 pub const TREQ_DISABLE_SQ_FLOW_CONTROL: u8 = 1 << 2;
 /// In the result of Connect, beside the controller's identifier: authentication is required with DH-HMAC-CHAP.
 pub const AUTHREQ_ATR: u32 = 1 << 17;
+/// In the result of Connect: authentication is required, and a secure channel that is made of it.
+pub const AUTHREQ_ASCR: u32 = 1 << 18;
 
 #[cfg(test)]
 mod tests {

@@ -36,6 +36,7 @@ impl AoeRemote {
     fn failed(&self, error: &ConnectError) -> Failure {
         match error {
             ConnectError::Port(port) => cannot_open(port),
+            ConnectError::Crowded { .. } => Failure::request(format!("{}: {error}", self.text)),
             ConnectError::Silent { .. } => {
                 let all = format!("aoe://{}", self.url.interfaces.join(","));
                 Failure::request(format!(

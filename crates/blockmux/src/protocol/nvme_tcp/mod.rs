@@ -17,6 +17,7 @@ use blockmux_engine::nvme_tcp;
 use blockmux_engine::socket::Address;
 use blockmux_lab::ceiling::{MessageShape, Transport};
 use blockmux_proto::nvme::nqn::Nqn;
+use blockmux_proto::nvme::subsystem::discovery_nqn;
 use blockmux_proto::nvmeof::keyring::Keyring;
 use blockmux_proto::nvmeof::node::{Node, Port};
 use blockmux_wire::nvmeof::fabrics::DISCOVERY_NQN;
@@ -60,7 +61,7 @@ fn serve(service: &Service<'_>) -> Started {
     let volumes = Volumes { exports: (*exports).clone(), machine: machine_id() };
     let names: Vec<String> = exports.iter().map(|(_, export)| export.name.clone()).collect();
     let subsystems = subsystems(settings, names.iter().map(String::as_str));
-    let keyring = keyring(&subsystems);
+    let keyring = keyring(&subsystems, &volumes.machine);
     // A host that proves who it is may have a key made.
     let has_keys = !keyring.is_empty() || subsystems.iter().any(|subsystem| !subsystem.secrets.is_empty());
     let secure_channel = settings.nvme_tcp_treq.secure_channel(has_keys);
@@ -78,15 +79,17 @@ fn serve(service: &Service<'_>) -> Started {
     Started { serve, live: Some(Box::new(LiveSubsystems { node, volumes, ports, are_own })) }
 }
 
-/// The keys of all hosts, for the subsystems that they have them for and for discovery.
-fn keyring(subsystems: &[ConfiguredSubsystem]) -> Keyring {
+/// The keys of all hosts, for the subsystems that they have them for and for discovery by either of its names: hosts ask
+/// by the one that is well known, and stay connected by the other.
+fn keyring(subsystems: &[ConfiguredSubsystem], machine: &str) -> Keyring {
     let (keyring, now) = (Keyring::default(), Instant::now());
-    let discovery = Nqn::new(DISCOVERY_NQN).expect("the specification's own name is one");
+    let well_known = Nqn::new(DISCOVERY_NQN).expect("the specification's own name is one");
+    let discovery = [well_known, discovery_nqn(machine)];
     for subsystem in subsystems {
         for (host, key) in &subsystem.tls_keys {
             let retained = key.retained(host);
             keyring.insert(&retained, host, &subsystem.nqn, now);
-            keyring.insert(&retained, host, &discovery, now);
+            discovery.iter().for_each(|name| keyring.insert(&retained, host, name, now));
         }
     }
     keyring
@@ -132,6 +135,20 @@ fn default_nqn(volume: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_host_s_key_of_tls_is_for_its_subsystem_and_for_discovery_by_both_names() {
+        use blockmux_proto::nvmeof::psk::ConfiguredPsk;
+        const KEY: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
+        let host = Nqn::new("nqn.h").unwrap();
+        let mut subsystem = ConfiguredSubsystem::of_volume("disk0");
+        subsystem.tls_keys.insert(host.clone(), ConfiguredPsk::parse(KEY).unwrap());
+        let other = ConfiguredSubsystem::of_volume("disk1");
+        let keyring = keyring(&[subsystem.clone(), other.clone()], "machine");
+        let is_there = |nqn: &Nqn| keyring.has_retained(&host, nqn);
+        assert!(is_there(&subsystem.nqn) && !is_there(&other.nqn));
+        assert!(is_there(&Nqn::new(DISCOVERY_NQN).unwrap()) && is_there(&discovery_nqn("machine")));
+    }
 
     #[test]
     fn a_volume_is_namespace_1_of_a_subsystem_of_its_name() {

@@ -7,7 +7,9 @@
 //! ```text
 //!   tag:  id 8 | how often the place was taken 17 | place 7
 //! ```
-//! The id differs between the queues of one machine, so that none takes the answers to another's commands.
+//! The id differs between the queues of one machine, so that none takes the answers to another's commands. The count begins
+//! anywhere: the target remembers tags of this station for longer than a queue may live, and those of the next are to be
+//! others.
 
 use crate::slots::Key;
 use blockmux_volume::SgList;
@@ -78,14 +80,17 @@ impl What {
 }
 
 impl Flights {
-    pub(super) fn new(id: u8) -> Flights {
-        let place = || Place { taken: 0, flight: None };
-        Flights {
-            id,
-            places: (0..MAX_FLIGHTS).map(|_| place()).collect(),
-            free: (0..MAX_FLIGHTS as u8).rev().collect(),
-            of_requests: 0,
-        }
+    /// An empty one, whose tags begin with `id` and count from `first` on.
+    pub(super) fn new(id: u8, first: u32) -> Flights {
+        let place = || Place { taken: first & MOST_TAKEN, flight: None };
+        let places = (0..MAX_FLIGHTS).map(|_| place()).collect();
+        Flights { id, places, free: all_places(), of_requests: 0 }
+    }
+
+    /// Takes all out.
+    pub(super) fn clear(&mut self) {
+        self.places.iter_mut().for_each(|place| place.flight = None);
+        (self.free, self.of_requests) = (all_places(), 0);
     }
 
     /// How many are pieces of requests. The window is for these: what is tried and asked beside them is little.
@@ -143,6 +148,11 @@ impl Flights {
     }
 }
 
+/// The first one last, as they are taken from the end.
+fn all_places() -> Vec<u8> {
+    (0..MAX_FLIGHTS as u8).rev().collect()
+}
+
 /// Pieces of requests in flight. There is room beside them for a trial on each path, and for a question.
 pub(super) const MAX_PIECES: u32 = MAX_FLIGHTS - super::path::MAX_PATHS as u32 - 1;
 /// Commands in flight.
@@ -175,7 +185,7 @@ mod tests {
 
     #[test]
     fn a_tag_is_good_for_one_command_only() {
-        let mut flights = Flights::new(0xab);
+        let mut flights = Flights::new(0xab, 0);
         let first = flights.insert(flight(1)).unwrap();
         assert_eq!(first >> 24, 0xab);
         assert_eq!(flights.get_mut(first).unwrap().block, 1);
@@ -190,8 +200,19 @@ mod tests {
     }
 
     #[test]
+    fn tags_go_on_where_they_were_and_begin_where_they_are_told_to() {
+        let mut flights = Flights::new(1, u32::MAX);
+        let tags = [flights.insert(flight(1)).unwrap(), flights.insert(flight(2)).unwrap()];
+        assert_eq!(tags, [0x0100_0000, 0x0100_0001], "the count goes round");
+        flights.clear();
+        assert!(tags.iter().all(|tag| flights.get_mut(*tag).is_none()) && flights.of_requests() == 0);
+        assert_eq!(flights.insert(flight(3)), Some(0x0100_0080), "and not from the begin again");
+        assert_eq!(Flights::new(1, 0x1234).insert(flight(1)), Some(0x0100_0000 | 0x1235 << 7));
+    }
+
+    #[test]
     fn there_is_room_for_so_many() {
-        let mut flights = Flights::new(0);
+        let mut flights = Flights::new(0, 0);
         assert!((0..MAX_FLIGHTS).all(|n| flights.insert(flight(n.into())).is_some()));
         assert!(flights.insert(flight(0)).is_none());
         assert_eq!(flights.iter().count(), MAX_FLIGHTS as usize);

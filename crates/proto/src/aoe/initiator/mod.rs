@@ -42,8 +42,10 @@ pub struct Config {
     pub address: Address,
     /// How long nothing may be heard of it before requests fail.
     pub patience: Duration,
-    /// The upper byte of tags: other queues of this machine should have another.
+    /// The upper byte of tags. Whatever else at the same stations uses the disk has another.
     pub id: u8,
+    /// Where the rest of tags begins to count. What used the disk before, with the same byte, began elsewhere.
+    pub first: u32,
 }
 
 /// A queue to one disk.
@@ -83,7 +85,7 @@ impl InitiatorSession {
     #[must_use]
     pub fn new(config: Config, pool: Pool, now: Instant) -> InitiatorSession {
         InitiatorSession {
-            flights: Flights::new(config.id),
+            flights: Flights::new(config.id, config.first),
             config,
             pool,
             ports: Vec::new(),
@@ -258,7 +260,7 @@ impl Initiator for InitiatorSession {
     fn take_unfinished(&mut self) -> Vec<Io> {
         self.waiting.clear();
         self.outbox.clear();
-        self.flights = Flights::new(self.config.id);
+        self.flights.clear();
         let mut requests = self.requests.take_all();
         requests.sort_by_key(|request| request.since);
         let fresh = std::mem::take(&mut self.fresh);

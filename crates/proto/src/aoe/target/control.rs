@@ -3,7 +3,7 @@
 //! What is set is answered once it is kept, which may take its time: `saving.rs`.
 
 use super::saving::{Asked, Outcome};
-use super::{MAX_BUFFERS, TargetSession};
+use super::{MAX_BUFFERS, TargetSession, refusing};
 use crate::aoe::sectors_in;
 use crate::aoe::unit::{Kept, MAX_MASKS, MAX_RESERVED};
 use crate::frames::{PortId, Station};
@@ -89,9 +89,7 @@ impl TargetSession {
             version_and_command: AOE_VERSION << 4 | command.0 & 0x0f,
             string_length: (disk.kept.config.len() as u16).into(),
         };
-        if let Some(code) = code {
-            return self.refuse(to, answer, message.as_bytes(), code);
-        }
+        let answer = code.map_or(answer, |code| refusing(answer, code));
         let string = match disk.kept.config.as_slice() {
             [] => SgList::default(),
             string => SgList::one(Seg::from_slice(string)),

@@ -21,6 +21,7 @@ pub(in crate::aoe) mod tests;
 use self::recent::Recent;
 use self::reply::Pending;
 use self::saving::Waiting;
+use super::Address;
 use super::unit::{Kept, Unit};
 use crate::exports::{Export, Exports, VolumeId};
 use crate::frames::{Frame, FrameOutbox, Port, PortId, Station};
@@ -68,7 +69,7 @@ struct Disk {
 /// Two disks cannot have the same address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("two disks have the address {0}")]
-pub struct DoubleAddress(pub super::Address);
+pub struct DoubleAddress(pub Address);
 
 impl TargetSession {
     /// A target with these disks, whose volumes are places in `exports`.
@@ -112,7 +113,7 @@ impl TargetSession {
         self.pending.is_empty() && self.outbox.is_empty()
     }
 
-    /// The places of the disks that a request is for, as a range.
+    /// The places among which the disks are that a request is for, as a range.
     fn addressed(&self, header: &Header) -> std::ops::Range<usize> {
         let (shelf, slot) = (header.major.get(), header.minor);
         if shelf == ANY_SHELF {
@@ -141,10 +142,8 @@ impl TargetSession {
     }
 
     /// Refuses with AoE's own error; the message goes back as it came.
-    fn refuse(&mut self, to: Station, mut header: Header, message: &[u8], code: ErrorCode) {
-        header.version_and_flags |= AOE_FLAG_ERROR;
-        header.error = code.0;
-        self.answer(to, header, message, SgList::default());
+    fn refuse(&mut self, to: Station, header: Header, message: &[u8], code: ErrorCode) {
+        self.answer(to, refusing(header, code), message, SgList::default());
     }
 
     /// Whether there is room for another command of that initiator.
@@ -162,6 +161,12 @@ impl Disk {
         if version != self.version {
             (self.version, self.kept) = (version, self.unit.kept());
         }
+    }
+
+    /// Whether a request names this disk, or all of its shelf or slot.
+    fn is_named_by(&self, request: &Header) -> bool {
+        let Address { shelf, slot } = self.unit.address;
+        [shelf, ANY_SHELF].contains(&request.major.get()) && [slot, ANY_SLOT].contains(&request.minor)
     }
 
     fn listens_to(&self, who: Mac) -> bool {
@@ -200,7 +205,9 @@ impl Timed for TargetSession {
 impl FrameSession for TargetSession {
     fn on_frame(&mut self, frame: &Frame<'_>, now: Instant) {
         let Ok((header, rest)) = Header::read_from_prefix(frame.bytes()) else { return };
-        if header.is_response() || self.stops || self.outbox.len() >= MAX_UNSENT {
+        // Nobody is a group; what is answered to one is answered to everybody.
+        if header.is_response() || frame.from.mac.is_group() || self.stops || self.outbox.len() >= MAX_UNSENT
+        {
             return;
         }
         let command = Command(header.command);
@@ -212,7 +219,7 @@ impl FrameSession for TargetSession {
         for at in self.addressed(&header) {
             let Some(disk) = self.disks.get_mut(at) else { return };
             disk.refresh();
-            if !disk.listens_to(frame.from.mac) {
+            if !disk.is_named_by(&header) || !disk.listens_to(frame.from.mac) {
                 continue;
             }
             let answer = disk.answer_to(&header);
@@ -275,6 +282,12 @@ impl Target for TargetSession {
     fn on_stop(&mut self) {
         self.stops = true;
     }
+}
+
+/// The head of an answer that refuses with AoE's own error.
+fn refusing(header: Header, code: ErrorCode) -> Header {
+    let version_and_flags = header.version_and_flags | AOE_FLAG_ERROR;
+    Header { version_and_flags, error: code.0, ..header }
 }
 
 /// The key of a command in flight as its tag.

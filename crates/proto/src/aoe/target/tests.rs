@@ -130,9 +130,7 @@ impl Bench {
         let message = config(command, string);
         let (header, rest) = self.ask(from, (1, 0), Command::QUERY_CONFIG_INFORMATION, &message)?;
         let (answer, string) = ConfigMessage::read_from_prefix(&rest).unwrap();
-        if !header.is_error() {
-            assert_eq!(string.len(), usize::from(answer.string_length.get()));
-        }
+        assert_eq!(string.len(), usize::from(answer.string_length.get()));
         Some((header.error, string.to_vec()))
     }
 }
@@ -200,7 +198,18 @@ fn queries_reach_the_disks_that_they_name() {
         bench.frame(WHO, &query, bench.now).len()
     };
     assert_eq!([count(0xffff, 0xff), count(1, 0xff), count(2, 0xff), count(3, 0xff)], [3, 2, 1, 0]);
-    assert_eq!([count(0xffff, 0), count(1, 1), count(1, 2)], [3, 1, 0]);
+    assert_eq!([count(0xffff, 0), count(0xffff, 1), count(0xffff, 2)], [2, 1, 0], "the slot of any shelf");
+    assert_eq!([count(1, 1), count(1, 2)], [1, 0]);
+}
+
+#[test]
+fn a_config_string_is_set_on_the_disks_that_are_named_and_on_no_others() {
+    let mut bench = Bench::new();
+    let set = config(ConfigCommand::FORCE_SET, b"mine");
+    let all = request((0xffff, 1), Command::QUERY_CONFIG_INFORMATION, 1, &set);
+    assert_eq!(bench.frame(WHO, &all, bench.now).len(), 1);
+    let strings: Vec<_> = bench.target.disks.iter().map(|disk| disk.kept.config.as_slice()).collect();
+    assert_eq!(strings, [&b""[..], b"mine", b""], "of e1.0, e1.1 and e2.0");
 }
 
 #[test]
@@ -279,6 +288,9 @@ fn what_makes_no_sense_is_refused_or_dropped_and_harms_nothing() {
     assert_eq!(answer[..2], [0x1c, ErrorCode::UNSUPPORTED_VERSION.0]);
     let response = [&[0x18], &write[1..]].concat();
     assert!(bench.frame(WHO, &response, bench.now).is_empty());
+    for group in [Mac::BROADCAST, Mac([1, 0, 0x5e, 0, 0, 1])] {
+        assert!(bench.frame(group, &write, bench.now).is_empty(), "nobody is a group");
+    }
     assert_eq!(bench.ata(ata::Command::READ_SECTORS, 0, 1, &[]).2, [9; 512]);
 }
 
@@ -360,14 +372,14 @@ fn config_strings_are_read_tested_and_set() {
         (C::TEST, b"host", None),
         (C::SET, b"host:a", Some((0, b"host:a"))),
         (C::SET, b"host:a", Some((0, b"host:a"))),
-        (C::SET, b"host:b", Some((present, b""))),
+        (C::SET, b"host:b", Some((present, b"host:a"))),
         (C::TEST, b"host:a", Some((0, b"host:a"))),
         (C::TEST, b"host", None),
         (C::TEST_PREFIX, b"host", Some((0, b"host:a"))),
         (C::TEST_PREFIX, b"guest", None),
         (C::TEST_PREFIX, b"host:ab", None),
         (C::FORCE_SET, b"x", Some((0, b"x"))),
-        (C(9), b"", Some((ErrorCode::BAD_ARGUMENT_PARAMETER.0, b""))),
+        (C(9), b"", Some((ErrorCode::BAD_ARGUMENT_PARAMETER.0, b"x"))),
     ];
     for (command, string, expected) in all {
         let expected = expected.map(|(code, string)| (code, string.to_vec()));

@@ -22,6 +22,25 @@ pub struct Config {
     pub wishes: Parameters,
     /// Unique among the sessions of one initiator with one target: another with the same ends the first.
     pub isid: [u8; 6],
+    /// How many commands go on one connection before another one is thought of.
+    pub burst: BurstSize,
+}
+
+/// What is one connection's to carry, of several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BurstSize {
+    /// So many commands,
+    pub commands: u32,
+    /// or so many bytes.
+    pub bytes: u32,
+}
+
+impl Default for BurstSize {
+    /// So much that a queue of 4 KiB at depth 128 needs one connection, for it is slower over several, and so little that
+    /// connections share what is deeper, and what large I/O moves.
+    fn default() -> BurstSize {
+        BurstSize { commands: 128, bytes: 512 << 10 }
+    }
 }
 
 /// What a session is for.

@@ -1,6 +1,7 @@
 //! Full feature phase: the state of a session, its window of commands, its deadlines and its end.
 
 use super::abort::Aborts;
+use super::config::BurstSize;
 use super::lane::{Lane, PING_INTERVAL};
 use super::send::Burst;
 use super::{LATE, UnitInfo, UnitRefused};
@@ -121,7 +122,12 @@ enum Leaving {
 }
 
 impl FullFeature {
-    pub(super) fn new(lun: Lun, established: &Established, pool: Pool, deadline: Instant) -> FullFeature {
+    pub(super) fn new(
+        (lun, burst): (Lun, BurstSize),
+        established: &Established,
+        pool: Pool,
+        deadline: Instant,
+    ) -> FullFeature {
         let Established { parameters, cmd_sn, max_cmd_sn, .. } = *established;
         let now = deadline.checked_sub(super::LOGIN_TIMEOUT).unwrap_or(deadline);
         FullFeature {
@@ -131,7 +137,7 @@ impl FullFeature {
             pool,
             cmd_sn,
             max_cmd_sn,
-            burst: Burst::default(),
+            burst: Burst::first(burst),
             is_beyond_recovery: false,
             announced_loss: None,
             aborts: Aborts::default(),

@@ -53,7 +53,7 @@ mod tests;
 pub use crate::scsi::initiator::{SenseCode, UnitInfo, UnitRefused, UnmapLimits};
 pub use address::TargetAddress;
 pub use blockmux_wire::iscsi::session::LoginStatus;
-pub use config::{Config, Mode, wishes};
+pub use config::{BurstSize, Config, Mode, wishes};
 pub use discovery::{DiscoverySession, FoundTarget};
 pub use iser::{IserDiscoverySession, IserInitiatorSession};
 pub use refused::Refused;
@@ -84,6 +84,7 @@ pub struct InitiatorSession {
     logins: Logins,
     pool: Pool,
     lun: Lun,
+    burst: BurstSize,
     mode: Mode,
     /// When the unit has to be known.
     deadline: Instant,
@@ -112,7 +113,7 @@ impl InitiatorSession {
         now: Instant,
         is_over_rdma: bool,
     ) -> InitiatorSession {
-        let Config { initiator, target, lun, mode, chap, wishes, isid } = config;
+        let Config { initiator, target, lun, mode, chap, wishes, isid, burst } = config;
         let identity = Identity { initiator, target: Some(target), isid };
         let mut logins = Logins::new(identity, chap, wishes, seed);
         if is_over_rdma {
@@ -130,6 +131,7 @@ impl InitiatorSession {
             logins,
             pool,
             lun,
+            burst,
             mode,
             deadline: now.checked_add(LOGIN_TIMEOUT).unwrap_or(now),
             is_stopping: false,
@@ -223,7 +225,8 @@ impl InitiatorSession {
         }
         self.parameters = Some(established.parameters);
         self.logins.tsih = established.tsih;
-        let mut full = FullFeature::new(self.lun, established, self.pool.clone(), self.deadline);
+        let mut full =
+            FullFeature::new((self.lun, self.burst), established, self.pool.clone(), self.deadline);
         if self.has_other_paths {
             full.queue.set_other_paths();
         }

@@ -1,5 +1,6 @@
 //! What a session sends: commands and their data, pings and answers to pings, the logout.
 
+use super::config::BurstSize;
 use super::full::{FullFeature, Progress};
 use super::immediate::{Numbers, PING_TAG};
 use super::lane::Lane;
@@ -16,36 +17,42 @@ use zerocopy::IntoBytes;
 /// 4 KiB: the target may not begin a command before those with smaller numbers, so that it would have to go from one
 /// connection to the next for each. For the same reason, and because both sides have to look at each connection that is
 /// used, there is no use for another one before this one has a whole burst under way.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 pub(super) struct Burst {
     /// Where they go.
     lane: usize,
     /// How many have gone, and with how many bytes.
     commands: u32,
     bytes: u32,
+    size: BurstSize,
 }
 
 impl Burst {
+    /// The first.
+    pub(super) fn first(size: BurstSize) -> Burst {
+        Burst { lane: 0, commands: 0, bytes: 0, size }
+    }
+
     /// As it is with the next command. When a burst is over and nothing of it was answered, that goes on the connection
     /// that has the least to do.
     #[inline]
     fn next(self, lanes: &[Lane]) -> Option<Burst> {
         let takes = |lane: &Lane| lane.is_open() && lane.has_credit();
-        let is_over = self.commands >= BURST_COMMANDS || self.bytes >= BURST_BYTES;
+        let is_over = self.commands >= self.size.commands || self.bytes >= self.size.bytes;
         match lanes.get(self.lane).filter(|lane| takes(lane)).map(|lane| lane.in_flight) {
             Some(in_flight) if !is_over && in_flight > 0 => Some(self),
-            Some(in_flight) if !is_over || in_flight < self.commands => Some(Burst::on(self.lane)),
+            Some(in_flight) if !is_over || in_flight < self.commands => Some(self.on(self.lane)),
             _ => {
                 let open = lanes.iter().enumerate().filter(|(_, lane)| takes(lane));
-                open.min_by_key(|(_, lane)| lane.in_flight).map(|(lane, _)| Burst::on(lane))
+                open.min_by_key(|(_, lane)| lane.in_flight).map(|(lane, _)| self.on(lane))
             }
         }
     }
 
-    /// One that begins.
+    /// The next one.
     #[inline]
-    fn on(lane: usize) -> Burst {
-        Burst { lane, ..Burst::default() }
+    fn on(self, lane: usize) -> Burst {
+        Burst { lane, ..Burst::first(self.size) }
     }
 
     /// The connection of the last command.
@@ -223,8 +230,3 @@ impl FullFeature {
         Numbers { cmd_sn: self.cmd_sn, exp_stat_sn: lane.statuses.expected() }
     }
 }
-
-/// So many that a queue of depth 32 needs one connection, and few enough that connections share what is deeper, and what
-/// large I/O moves.
-const BURST_COMMANDS: u32 = 32;
-const BURST_BYTES: u32 = 256 << 10;

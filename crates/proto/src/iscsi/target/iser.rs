@@ -142,8 +142,10 @@ impl IserTargetSession {
         if std::mem::replace(&mut self.is_granted, true) || parameters.is_on(Key::InitialR2T) {
             return;
         }
-        let messages = parameters.get(Key::FirstBurstLength).div_ceil(DEFAULT_DATA_SEGMENT_LENGTH);
-        let more = messages.min(MAX_UNASKED).saturating_sub(1).saturating_mul(WINDOW);
+        // At most 128: the default of the one in the least of the other.
+        let longest = parameters.get(Key::MaxRecvDataSegmentLength).max(1);
+        let messages = parameters.get(Key::FirstBurstLength).div_ceil(longest);
+        let more = messages.saturating_sub(1).saturating_mul(WINDOW);
         self.receives = self.receives.saturating_add(more);
     }
 
@@ -389,9 +391,6 @@ impl Target for IserTargetSession {
 const UNEXPECTED: u32 = 32;
 
 const RECEIVES: u32 = 2 * WINDOW + MAX_IMMEDIATE as u32 + UNEXPECTED;
-
-/// The most messages of unasked-for data that a command has buffers for.
-const MAX_UNASKED: u32 = 32;
 
 const RECEIVE_LEN: u32 = (HEADERS_LEN + MAX_AHS) as u32 + DEFAULT_DATA_SEGMENT_LENGTH;
 

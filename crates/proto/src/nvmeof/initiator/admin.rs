@@ -351,6 +351,10 @@ impl Admin {
             Purpose::Access => news.on_access(data.as_deref()),
             _ => news.on_answer(result, data.as_deref(), &self.bring_up.controller),
         }
+        if news.is_another() {
+            let nsid = self.bring_up.namespaces.first().map_or(0, |namespace| namespace.nsid);
+            self.refused.get_or_insert(Refused::Replaced(nsid));
+        }
     }
 
     fn pause(&mut self) {

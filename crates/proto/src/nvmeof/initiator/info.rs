@@ -184,7 +184,7 @@ impl NamespaceInfo {
                 NamespaceIdType(0) => return,
                 NamespaceIdType::UUID if is_set(id) => {
                     if let Ok(uuid) = <&[u8; 16]>::try_from(id) {
-                        self.identity = format!("uuid.{}", uuid_text(uuid));
+                        self.identity = format!("{UUID}{}", uuid_text(uuid));
                         return;
                     }
                 }
@@ -256,6 +256,8 @@ pub(super) fn text(field: &[u8]) -> String {
     letters.collect::<String>().trim().to_owned()
 }
 
+/// What the identity begins with that only the descriptors tell.
+pub(super) const UUID: &str = "uuid.";
 /// Logical blocks of 512 bytes to 64 KiB.
 const LBADS: std::ops::RangeInclusive<u8> = 9..=16;
 /// The most data of one command, in bytes: more makes nothing faster, and some controllers take memory for all of it.

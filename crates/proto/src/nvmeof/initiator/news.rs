@@ -2,16 +2,17 @@
 //! leads to it.
 //!
 //! ```text
-//!   Set Features ▶ ANA log page ▶ Asynchronous Event Request ··· event ▶ the log page that it names ▶ Identify Namespace ─┐
-//!                                 ▲                                                                                      │
-//!                                 └──────────────────────────────────────────────────────────────────────────────────────┘
+//!   Set Features ▶ ANA log page ▶ Asynchronous Event Request ··· event ▶ the log page that it names ▶ Identify ─┐
+//!                                 ▲                                                                            │
+//!                                 └──────────────────────────── its descriptors ◀───── the namespace ◀─────────┘
 //! ```
 //! Reading the page clears the event. Then the namespace is looked at whatever the page says: what else could have
-//! happened to the one namespace that is used. The ANA log page is read beside that, too, when it is asked for.
+//! happened to the one namespace that is used. If it is another one now, or has other blocks, what was meant for the old one
+//! must not be written there. The ANA log page is read beside that, too, when it is asked for.
 
 use super::access;
 use super::command::{self, Transfer};
-use super::info::{ControllerInfo, NamespaceInfo};
+use super::info::{ControllerInfo, NamespaceInfo, UUID};
 use crate::session::PathRank;
 use blockmux_volume::{Memory, SgList};
 use blockmux_wire::nvme::Sqe;
@@ -24,6 +25,12 @@ use blockmux_wire::nvme::opcode::AdminOpcode;
 #[derive(Debug)]
 pub(super) struct News {
     nsid: u32,
+    /// What the namespace is called, and the length of its blocks: what it is known by.
+    known: (String, u32),
+    /// As it was just seen, but for its descriptors.
+    seen: Option<NamespaceInfo>,
+    /// It is not the one that it was.
+    is_another: bool,
     /// The namespace's ANA group, if there are such.
     group: Option<u32>,
     /// Of the ANA log page, in bytes.
@@ -76,6 +83,8 @@ enum Step {
     Read(LogPage),
     /// Looks at the namespace.
     Look,
+    /// Looks what it is called.
+    Describe,
     /// The controller tells nothing.
     Deaf,
 }
@@ -88,6 +97,9 @@ impl News {
         let events = controller.oaes & (AEC_NAMESPACE_ATTRIBUTE | ana);
         News {
             nsid: namespace.nsid,
+            known: (namespace.identity.clone(), namespace.block_len),
+            seen: None,
+            is_another: false,
             group,
             page_len: access::page_len(controller.ana_groups.unwrap_or(0)),
             events,
@@ -127,6 +139,9 @@ impl News {
                 (command::get_log_page(page, 0, len), len as usize)
             }
             Step::Look => (command::identify(Cns::NAMESPACE, self.nsid), IDENTIFY_LEN),
+            Step::Describe => {
+                (command::identify(Cns::NAMESPACE_IDENTIFICATION_DESCRIPTORS, self.nsid), IDENTIFY_LEN)
+            }
             Step::Deaf => return None,
         };
         if len == 0 {
@@ -199,16 +214,36 @@ impl News {
                 Step::Look
             }
             (Step::Look, _) => {
-                let namespace =
-                    data.and_then(|data| NamespaceInfo::identify(self.nsid, data, controller).ok());
-                if let Some(namespace) = namespace {
-                    self.size = Some(namespace.size());
-                    self.group = self.group.map(|_| namespace.ana_group);
+                self.seen = data.and_then(|data| NamespaceInfo::identify(self.nsid, data, controller).ok());
+                if self.seen.is_some() { Step::Describe } else { Step::Listen }
+            }
+            (Step::Describe, _) => {
+                if let Some(seen) = self.seen.take() {
+                    self.compare(seen, data);
                 }
                 Step::Listen
             }
             (Step::Deaf, _) => Step::Deaf,
         };
+    }
+
+    /// Compares the namespace that was seen, and whose descriptors are these, with what is known of it.
+    fn compare(&mut self, mut seen: NamespaceInfo, descriptors: Option<&[u8]>) {
+        let (identity, block_len) = &self.known;
+        let has_told = descriptors.is_some() || !identity.starts_with(UUID);
+        if let Some(descriptors) = descriptors {
+            seen.describe(descriptors);
+        }
+        self.is_another = seen.block_len != *block_len || has_told && seen.identity != *identity;
+        if !self.is_another {
+            self.size = Some(seen.size());
+            self.group = self.group.map(|_| seen.ana_group);
+        }
+    }
+
+    /// Whether the namespace is not the one any more that it was.
+    pub(super) fn is_another(&self) -> bool {
+        self.is_another
     }
 
     /// The namespace's size, once after each look.

@@ -7,7 +7,7 @@ use crate::nvmeof::auth::host::{Applicant, Concatenation, Credentials, Turn, Unp
 use crate::nvmeof::psk::InputPsk;
 use blockmux_volume::{Memory, Seg, SgList};
 use blockmux_wire::nvme::{Cqe, Sqe};
-use blockmux_wire::nvmeof::fabrics::{AUTHREQ_ATR, FabricsType};
+use blockmux_wire::nvmeof::fabrics::{AUTHREQ_ASCR, AUTHREQ_ATR, FabricsType};
 
 /// A queue whose controller asks who we are.
 pub(super) struct Proving(Applicant);
@@ -18,7 +18,7 @@ pub(super) fn asked_for(
     credentials: Option<&Credentials>,
     names: &Names,
 ) -> Result<Option<Box<Proving>>, Refused> {
-    let is_asked = connect_result as u32 & AUTHREQ_ATR != 0;
+    let is_asked = connect_result as u32 & (AUTHREQ_ATR | AUTHREQ_ASCR) != 0;
     match credentials {
         None if is_asked => Err(Refused::Authentication),
         Some(credentials) if is_asked => {

@@ -32,6 +32,9 @@ pub enum Refused {
     /// There is no such namespace, or the controller does not show it to us.
     #[error("there is no namespace {0}")]
     NoNamespace(u32),
+    /// The namespace of that number is another one than before, or has other blocks.
+    #[error("namespace {0} is not what it was")]
+    Replaced(u32),
     /// Blocks that we do not do.
     #[error(
         "namespace {nsid} has blocks of 2^{lbads} bytes with {metadata} bytes of metadata, which are not done"
@@ -75,6 +78,8 @@ impl Refused {
             Refused::Fatal
             | Refused::NotReady(_)
             | Refused::NoNamespace(_)
+            // Who comes again looks closer.
+            | Refused::Replaced(_)
             | Refused::NoQueues
             | Refused::Restless => true,
             Refused::Authentication

@@ -239,6 +239,27 @@ fn more_reads_than_agreed_on_are_refused() {
     assert_eq!((layer, code, copied[0]), (0x12, 2, 0xe0));
 }
 
+/// The driver hands in at once what came at once, but the peer has sent message after message.
+#[test]
+fn messages_that_come_together_find_the_buffers_that_are_given_back_for_those_before_them() {
+    let mut driver = connected(false, &Endpoint { receives: 2, ..ample() }, false);
+    let message = |msn| fpdu(&untagged(SEND, 0, [0, msn, 0], &[msn as u8]), false);
+    driver.push(&(1..=7).flat_map(message).collect::<Vec<u8>>());
+    let mut heard = Vec::new();
+    while driver.receive() {
+        for event in driver.events() {
+            let Event::Received { message, .. } = event else { panic!("{event:?}") };
+            heard.extend(message.to_vec());
+            driver.post(Work::Receive);
+        }
+    }
+    assert_eq!((heard, driver.error), (vec![1, 2, 3, 4, 5, 6, 7], None));
+    // Those that are not given back are missing.
+    driver.push(&(8..=10).flat_map(message).collect::<Vec<u8>>());
+    while driver.receive() {}
+    assert_eq!(driver.iwarp.fault(), Some(Fault::Peer(Violation::NoReceive)));
+}
+
 /// A read of ours is answered with other data than was asked for.
 #[test]
 fn every_fault_of_a_read_response_gets_its_own_terminate_and_no_memory() {

@@ -56,6 +56,8 @@ pub const SGLS_KEYED: u32 = 1 << 2;
 pub const SGLS_OFFSET: u32 = 1 << 20;
 /// SGLS: the transport's own data blocks.
 pub const SGLS_TRANSPORT: u32 = 1 << 21;
+/// OFCS: Disconnect, which ends single I/O queues.
+pub const OFCS_DISCONNECT: u16 = 1;
 /// NSFEAT: thin provisioning, NUSE means something.
 pub const NSFEAT_THIN: u8 = 1;
 /// NSFEAT: NAWUN, NAWUPF and NACWU mean something.

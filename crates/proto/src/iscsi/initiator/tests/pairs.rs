@@ -3,7 +3,7 @@
 use super::script::{INITIATOR, TARGET, at_every_split, list, pattern};
 use crate::exports::{Export, Exports, VolumeId};
 use crate::iscsi::initiator::{
-    Config, DiscoverySession, FoundTarget, InitiatorSession, Mode, Refused, wishes,
+    BurstSize, Config, DiscoverySession, FoundTarget, InitiatorSession, Mode, Refused, wishes,
 };
 use crate::iscsi::login::chap::{Algorithm, Credentials, Secret};
 use crate::iscsi::login::operational::{CRC32C, Key, Parameters};
@@ -68,6 +68,7 @@ fn config(wishes: Parameters, chap: Option<Chap>) -> Config {
         chap,
         wishes,
         isid: [0x80, 0, 0, 0, 0, 1],
+        burst: BurstSize::default(),
     }
 }
 

@@ -1,7 +1,7 @@
 //! A target by hand, whose bytes a driver delivers in pieces of any size.
 
 use crate::digest;
-use crate::iscsi::initiator::{Config, InitiatorSession, Mode, wishes};
+use crate::iscsi::initiator::{BurstSize, Config, InitiatorSession, Mode, wishes};
 use crate::iscsi::login::operational::Parameters;
 use crate::iscsi::name::Name;
 use crate::scsi::{Lun, Sense, Status};
@@ -63,6 +63,7 @@ pub(super) fn config(wishes: Parameters) -> Config {
         chap: None,
         wishes,
         isid: [0x80, 1, 2, 3, 0, 0],
+        burst: BurstSize::default(),
     }
 }
 

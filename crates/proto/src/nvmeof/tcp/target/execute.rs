@@ -29,6 +29,11 @@ impl TargetSession {
         lend: impl FnOnce() -> Seg,
         is_good: bool,
     ) {
+        if self.stopping {
+            // No answer: the connection ends, and a host does elsewhere or later what it has no answer for. A status
+            // would be one of the few tries that it makes, perhaps all of them before it sees that the connection ends.
+            return;
+        }
         // What it moves, if it is what it says; else it is refused before anything moves.
         let payload = (sqe.dptr.length.get() as usize).min(MAX_DATA);
         let cid = sqe.cid.get();
@@ -51,9 +56,6 @@ impl TargetSession {
         };
         if !is_good {
             return refuse(self, &Outcome::retry(Status::TRANSIENT_TRANSPORT_ERROR));
-        }
-        if self.stopping {
-            return refuse(self, &Outcome::retry(Status::COMMAND_ABORTED_DUE_TO_SQ_DELETION));
         }
         if self.commands.find(cid).is_some() {
             return refuse(self, &Outcome::failure(Status::COMMAND_ID_CONFLICT));
@@ -283,12 +285,19 @@ impl TargetSession {
             }
         }
         for _ in 0..self.waiting.len() {
+            let is_last = self.commands.under_way() == 1;
             if let Some(slot) = self.waiting.pop_front()
                 && let Some(entry) = self.commands.get_mut(slot)
-                && let Work::Io(command) = &mut entry.work
             {
-                let step = command.resume();
-                self.go_on(slot, step);
+                match &mut entry.work {
+                    Work::Io(command) => {
+                        let step = command.resume();
+                        self.go_on(slot, step);
+                    }
+                    // Disconnect.
+                    Work::Fabrics if is_last => self.finish(slot, &Outcome::success(0)),
+                    _ => self.waiting.push_back(slot),
+                }
             }
         }
         while let Some(Queue::Admin(admin)) = &mut self.queue
@@ -367,10 +376,14 @@ impl TargetSession {
                 Outcome::failure(Status::DISCONNECT_INVALID_QUEUE_TYPE)
             }
             (FabricsType::DISCONNECT, Some(Queue::Io(_))) => {
-                // What is in flight ends, and then the connection does.
+                // What is in flight ends, then comes this answer, which is the queue's last, and the connection ends.
                 self.stopping = true;
                 self.end_fusing();
-                Outcome::success(0)
+                if let Some(entry) = self.commands.get_mut(slot) {
+                    entry.state = State::Other;
+                }
+                self.waiting.push_back(slot);
+                return self.resume();
             }
             _ => Outcome::failure(Status::INVALID_COMMAND_OPCODE),
         };

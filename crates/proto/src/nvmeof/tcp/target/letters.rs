@@ -90,11 +90,16 @@ impl TargetSession {
 
     /// A command ends as it was told to.
     pub(super) fn finish_doomed(&mut self, slot: usize) {
-        let Some(doom) = self.commands.get_mut(slot).and_then(|entry| entry.doom.take()) else { return };
+        let Some(entry) = self.commands.get_mut(slot) else { return };
+        let Some(doom) = entry.doom.take() else { return };
         let outcome = match doom.status {
             // The host knows best whether to try again.
             Status::COMMAND_ABORT_REQUESTED => Outcome::retry(doom.status),
             status => Outcome::failure(status),
+        };
+        let outcome = match &entry.work {
+            Work::Io(command) => command.unfinished(outcome),
+            _ => outcome,
         };
         self.finish(slot, &outcome);
         if let Some(order) = doom.order {

@@ -92,6 +92,11 @@ fn a_controller_that_says_no_is_heard() {
         with(Subsystem { connect_result: 1 << 17 | 5, ..Subsystem::default() }),
         Refused::Authentication
     );
+    // So does one that wants a secure channel of it.
+    assert_eq!(
+        with(Subsystem { connect_result: 1 << 18 | 5, ..Subsystem::default() }),
+        Refused::Authentication
+    );
     assert_eq!(with(Subsystem { csts: 2, ..Subsystem::default() }), Refused::Fatal);
     assert_eq!(with(Subsystem { blocks: 0, ..Subsystem::default() }), Refused::NoNamespace(1));
     let format = Refused::Format { nsid: 1, lbads: 12, metadata: 8 };
@@ -161,7 +166,8 @@ fn a_new_size_is_heard_of_as_often_as_it_changes() {
         subsystem.blocks = blocks;
         let cid = subsystem.listening.take().unwrap();
         driver.feed(&PLAIN.response(cid, StatusField::default(), 0x04_0002)).unwrap();
-        assert_eq!(bring_up(&mut driver, PLAIN, &mut subsystem), [2, 6, 12], "the log, the namespace");
+        let opcodes = bring_up(&mut driver, PLAIN, &mut subsystem);
+        assert_eq!(opcodes, [2, 6, 6, 12], "the log, the namespace and what it is called");
         assert_eq!(driver.session.poll_size(), Some(blocks * 4096));
     }
     // A namespace that is gone has no new size, and one whose event fails is not asked again.
@@ -175,6 +181,29 @@ fn a_new_size_is_heard_of_as_often_as_it_changes() {
     driver.feed(&PLAIN.response(cid, limit, 0)).unwrap();
     assert_eq!(bring_up(&mut driver, PLAIN, &mut subsystem), []);
     assert!(driver.session.is_ready());
+}
+
+#[test]
+fn a_namespace_in_whose_place_another_one_is_is_used_no_more() {
+    type Change = fn(&mut Subsystem);
+    let changes: [(Change, bool); 3] = [
+        (|subsystem| subsystem.uuid = 0x5b, true),
+        (|subsystem| (subsystem.lbads, subsystem.blocks) = (9, 8000), true),
+        (|subsystem| subsystem.blocks = 8000, false),
+    ];
+    for (change, is_another) in changes {
+        let mut driver = admin(Ask::Use(1), PLAIN, usize::MAX, Instant::now());
+        let mut subsystem = Subsystem { oaes: 1 << 8, log: vec![0; 4096], ..Subsystem::default() };
+        bring_up(&mut driver, PLAIN, &mut subsystem);
+        assert!(driver.session.poll_size().is_some());
+        change(&mut subsystem);
+        let cid = subsystem.listening.take().unwrap();
+        driver.feed(&PLAIN.response(cid, StatusField::default(), 0x04_0002)).unwrap();
+        bring_up(&mut driver, PLAIN, &mut subsystem);
+        let refused = is_another.then_some(&Refused::Replaced(1));
+        assert_eq!((driver.session.refused(), driver.is_closing()), (refused, is_another));
+        assert_eq!(driver.session.poll_size().is_none(), is_another, "it is not this one's size");
+    }
 }
 
 #[test]

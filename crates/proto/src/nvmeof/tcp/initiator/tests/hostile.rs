@@ -173,7 +173,7 @@ proptest! {
                 // Far enough for questions with data, mostly.
                 let status = if round > 8 { status & !1 } else { 0 };
                 let field = blockmux_wire::nvme::status::StatusField(status.into());
-                let result = if round == 5 { 1 } else { result & !(1 << 17) };
+                let result = if round == 5 { 1 } else { result & !(3 << 17) };
                 if !driver.is_closing() {
                     prop_assert!(driver.feed(&PLAIN.response(pdu.cid(), field, result)).is_ok());
                 }

@@ -260,6 +260,8 @@ pub(super) struct Subsystem {
     pub(super) blocks: u64,
     pub(super) lbads: u8,
     pub(super) metadata: u16,
+    /// Every byte of namespaces' UUIDs.
+    pub(super) uuid: u8,
     /// How often CSTS says that it is not ready.
     pub(super) unready: u32,
     pub(super) csts: u32,
@@ -285,6 +287,7 @@ impl Default for Subsystem {
             blocks: 1000,
             lbads: 12,
             metadata: 0,
+            uuid: 0x5a,
             unready: 0,
             csts: 1,
             fails: None,
@@ -359,7 +362,7 @@ impl Subsystem {
                 let mut list = vec![0; 4096];
                 list[..4].copy_from_slice(&[1, 8, 0, 0]);
                 list[12..16].copy_from_slice(&[3, 16, 0, 0]);
-                list[16..32].copy_from_slice(&[0x5a; 16]);
+                list[16..32].copy_from_slice(&[self.uuid; 16]);
                 list
             }
             _ => vec![0; 4096],

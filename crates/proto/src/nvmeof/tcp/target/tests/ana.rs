@@ -71,6 +71,17 @@ fn each_port_tells_how_it_leads_to_the_groups() {
         assert!(!status.do_not_retry(), "another path may do");
     }
     assert!(cut.run(nvm(NvmOpcode::READ, 2, 0, 1), &[]).1.status.is_success());
+    // So are features that each namespace has for itself.
+    for opcode in [AdminOpcode::GET_FEATURES, AdminOpcode::SET_FEATURES] {
+        for fid in [FeatureId::RESERVATION_NOTIFICATION_MASK, FeatureId::RESERVATION_PERSISTENCE] {
+            let sqe = |nsid| admin(opcode, nsid, fid.0.into(), 0, 0);
+            let status = cut_queue.run(sqe(1), &[]).1.status;
+            assert_eq!(status.status(), Status::ASYMMETRIC_ACCESS_INACCESSIBLE);
+            assert!(!status.do_not_retry());
+            assert!(cut_queue.run(sqe(2), &[]).1.status.is_success());
+            assert!(queue.run(sqe(1), &[]).1.status.is_success());
+        }
+    }
 }
 
 #[test]

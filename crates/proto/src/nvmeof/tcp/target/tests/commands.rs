@@ -4,12 +4,12 @@ use super::*;
 use crate::served::Served;
 use crate::session::Timed;
 use blockmux_volume::{Op, SHORT_PAYLOAD};
-use blockmux_wire::nvme::feature::{EXHID, FeatureId};
+use blockmux_wire::nvme::feature::{EXHID, FeatureId, Select};
 use blockmux_wire::nvme::identify::{
     IdentifyController, IdentifyNamespace, NSATTR_WRITE_PROTECTED, ONCS_COMPARE,
 };
 use blockmux_wire::nvme::log::{ErrorEntry, SmartLog};
-use blockmux_wire::nvme::nvm::{DSM_DEALLOCATE, FUA};
+use blockmux_wire::nvme::nvm::{CopySource, DSM_DEALLOCATE, FUA};
 use proptest::prelude::*;
 
 #[test]
@@ -105,13 +105,7 @@ fn compare_verify_and_zeroes_look_at_blocks_and_copy_moves_them() {
     assert_eq!(refusal(&io.run(compare, &other).1), Status::COMPARE_FAILURE);
     assert!(io.run(nvm(NvmOpcode::VERIFY, 1, 0, 64), &[]).1.status.is_success());
     // Two ranges, one after the other, to block 100.
-    let mut ranges = Vec::new();
-    for (slba, nlb) in [(12_u64, 3_u16), (8, 3)] {
-        ranges.extend([0; 8]);
-        ranges.extend(slba.to_le_bytes());
-        ranges.extend(nlb.to_le_bytes());
-        ranges.extend([0; 14]);
-    }
+    let ranges = copy_sources(&[(12, 3), (8, 3)]);
     let copy = Sqe { cdw12: 1.into(), ..nvm(NvmOpcode::COPY, 1, 100, 1) };
     assert!(io.run(copy, &ranges).1.status.is_success());
     let (copied, _) = io.run(nvm(NvmOpcode::READ, 1, 100, 8), &[]);
@@ -133,6 +127,45 @@ fn compare_verify_and_zeroes_look_at_blocks_and_copy_moves_them() {
     dsm.resize(4096, 0);
     let deallocate = Sqe { cdw10: 0.into(), ..deallocate };
     assert!(io.run(deallocate, &dsm).1.status.is_success());
+}
+
+/// Source ranges of Copy: the first block, and how many blocks less one.
+fn copy_sources(ranges: &[(u64, u16)]) -> Vec<u8> {
+    let source = |&(slba, nlb): &(u64, u16)| {
+        let source = CopySource { slba: slba.into(), nlb: nlb.into(), ..CopySource::new_zeroed() };
+        source.as_bytes().to_vec()
+    };
+    ranges.iter().flat_map(source).collect()
+}
+
+#[test]
+fn a_copy_that_fails_says_which_range_was_the_first_that_it_did_not_copy() {
+    let node = node();
+    let (mut io, mut queue) = Host::io(&node, 0);
+    assert!(io.run(nvm(NvmOpcode::WRITE, 1, 8, 8), &pattern(4096)).1.status.is_success());
+    assert!(io.run(nvm(NvmOpcode::WRITE_UNCORRECTABLE, 1, 40, 1), &[]).1.status.is_success());
+    let mut copy = Sqe { cdw12: 2.into(), ..nvm(NvmOpcode::COPY, 1, 100, 1) };
+    let (_, cqe) = io.run(copy, &copy_sources(&[(8, 3), (12, 3), (40, 0)]));
+    assert_eq!((refusal(&cqe), cqe.result.get()), (Status::UNRECOVERED_READ_ERROR, 2));
+    assert!(io.run(nvm(NvmOpcode::READ, 1, 100, 8), &[]).0 == pattern(4096), "two were copied");
+    // Nothing of this one.
+    let (_, cqe) = io.run(copy, &copy_sources(&[(8, 3), (12, 3), (SIZE / 512, 0)]));
+    assert_eq!((refusal(&cqe), cqe.result.get()), (Status::LBA_OUT_OF_RANGE, 0));
+    // One is copied, and the next one being read, when the host gives it up.
+    io.pump.holds_io = true;
+    let ranges = copy_sources(&[(8, 3), (12, 3), (16, 3)]);
+    copy.dptr = SglDescriptor::in_capsule(0, ranges.len() as u32);
+    io.send(&mut copy, &ranges);
+    for _ in 0..2 {
+        io.pump.finish_one();
+        io.pump.run().unwrap();
+    }
+    let mut abort = admin(AdminOpcode::ABORT, 0, u32::from(copy.cid.get()) << 16 | 1, 0, 0);
+    queue.send(&mut abort, &[]);
+    io.pump.run().unwrap();
+    io.pump.finish_one();
+    let (_, cqe) = io.end_of(copy);
+    assert_eq!((cqe.status.status(), cqe.result.get()), (Status::COMMAND_ABORT_REQUESTED, 1));
 }
 
 #[test]
@@ -207,6 +240,8 @@ fn log_pages_are_there_and_may_be_read_in_parts() {
         (wrong(516, 2), Status::INVALID_FIELD_IN_COMMAND),
         (wrong(0, 0xc0), Status::INVALID_LOG_PAGE),
         (wrong(0, 0x70), Status::INVALID_LOG_PAGE),
+        // There is no page of one namespace.
+        (Sqe { nsid: 1.into(), ..wrong(0, 2) }, Status::INVALID_FIELD_IN_COMMAND),
     ] {
         assert_eq!(refusal(&host.run(sqe, &[]).1), status);
     }
@@ -224,8 +259,19 @@ fn features_are_set_and_told() {
     assert_eq!(refusal(&set(FeatureId::NUMBER_OF_QUEUES, 0xffff)), Status::INVALID_FIELD_IN_COMMAND);
     assert!(set(FeatureId::ASYNCHRONOUS_EVENT_CONFIGURATION, 0x900).status.is_success());
     assert!(set(FeatureId::KEEP_ALIVE_TIMER, 9000).status.is_success());
-    assert_eq!(refusal(&set(FeatureId::VOLATILE_WRITE_CACHE, 1)), Status::FEATURE_NOT_CHANGEABLE);
-    assert_eq!(refusal(&set(FeatureId(0xc5), 1)), Status::INVALID_FIELD_IN_COMMAND);
+    assert_eq!(refusal(&set(FeatureId::ARBITRATION, 1)), Status::FEATURE_NOT_CHANGEABLE);
+    // There is no cache, and the host has told who it is.
+    for value in [0, 1] {
+        let refused = refusal(&set(FeatureId::VOLATILE_WRITE_CACHE, value));
+        assert_eq!(refused, Status::INVALID_FIELD_IN_COMMAND);
+    }
+    assert_eq!(refusal(&set(FeatureId::HOST_IDENTIFIER, EXHID)), Status::COMMAND_SEQUENCE_ERROR);
+    for absent in [FeatureId(0xc5), FeatureId::TIMESTAMP] {
+        assert_eq!(refusal(&set(absent, 1)), Status::INVALID_FIELD_IN_COMMAND);
+    }
+    let fid = u32::from(FeatureId::ASYNCHRONOUS_EVENT_CONFIGURATION.0);
+    let of_one = host.run(admin(AdminOpcode::SET_FEATURES, 1, fid, 0, 0), &[]).1;
+    assert_eq!(refusal(&of_one), Status::FEATURE_NOT_NAMESPACE_SPECIFIC);
     let mut get = |cdw10: u32, cdw11: u32, room: u32| {
         host.run(admin(AdminOpcode::GET_FEATURES, 0, cdw10, cdw11, room), &[])
     };
@@ -237,6 +283,44 @@ fn features_are_set_and_told() {
     assert!(host.run(behavior, &[3; 512]).1.status.is_success());
     let behavior = admin(AdminOpcode::GET_FEATURES, 0, FeatureId::HOST_BEHAVIOR_SUPPORT.0.into(), 0, 512);
     assert_eq!(host.run(behavior, &[]).0, [3; 512]);
+}
+
+#[test]
+fn a_feature_s_default_is_not_what_it_was_set_to() {
+    let (mut host, _) = Host::admin(&node(), 0);
+    let behavior = admin(AdminOpcode::SET_FEATURES, 0, FeatureId::HOST_BEHAVIOR_SUPPORT.0.into(), 0, 0);
+    assert!(host.run(behavior, &[3; 512]).1.status.is_success());
+    let set = [
+        (FeatureId::ASYNCHRONOUS_EVENT_CONFIGURATION, 0, 0x100, 0),
+        // As Connect had it.
+        (FeatureId::KEEP_ALIVE_TIMER, 0, 9000, 4000),
+        (FeatureId::RESERVATION_NOTIFICATION_MASK, 1, 0b1110, 0),
+    ];
+    for (fid, nsid, value, default) in set {
+        let sqe = admin(AdminOpcode::SET_FEATURES, nsid, fid.0.into(), value, 0);
+        assert!(host.run(sqe, &[]).1.status.is_success());
+        let mut get = |select: Select| {
+            let cdw10 = u32::from(select.0) << 8 | u32::from(fid.0);
+            host.run(admin(AdminOpcode::GET_FEATURES, nsid, cdw10, 0, 0), &[]).1.result.get()
+        };
+        assert_eq!(get(Select::CURRENT), u64::from(value), "{fid}");
+        // Nothing was saved, so that this is asked for.
+        assert_eq!((get(Select::DEFAULT), get(Select::SAVED)), (default, default), "{fid}");
+    }
+    let fid = u32::from(FeatureId::HOST_BEHAVIOR_SUPPORT.0);
+    let get = admin(AdminOpcode::GET_FEATURES, 0, u32::from(Select::DEFAULT.0) << 8 | fid, 0, 512);
+    assert_eq!(host.run(get, &[]).0, [0; 512]);
+    let beyond = admin(AdminOpcode::GET_FEATURES, 0, 4 << 8 | fid, 0, 512);
+    assert_eq!(refusal(&host.run(beyond, &[]).1), Status::INVALID_FIELD_IN_COMMAND);
+}
+
+#[test]
+fn the_number_of_queues_is_agreed_on_before_there_are_any() {
+    let (io, mut queue) = Host::io(&node(), 0);
+    let set = admin(AdminOpcode::SET_FEATURES, 0, FeatureId::NUMBER_OF_QUEUES.0.into(), 3 << 16 | 3, 0);
+    assert_eq!(refusal(&queue.run(set, &[]).1), Status::COMMAND_SEQUENCE_ERROR);
+    drop(io);
+    assert!(queue.run(set, &[]).1.status.is_success());
 }
 
 #[test]
@@ -302,7 +386,7 @@ fn a_command_whose_range_somebody_has_for_itself_waits() {
 }
 
 #[test]
-fn a_target_that_stops_finishes_what_is_in_flight_and_leaves_events_unanswered() {
+fn a_target_that_stops_finishes_what_is_in_flight_and_leaves_events_and_what_comes_unanswered() {
     let node = node();
     let (mut io, mut admin_queue) = Host::io(&node, 0);
     io.pump.holds_io = true;
@@ -312,8 +396,14 @@ fn a_target_that_stops_finishes_what_is_in_flight_and_leaves_events_unanswered()
     crate::session::Target::on_stop(&mut io.pump.session);
     crate::session::Target::on_stop(&mut admin_queue.pump.session);
     assert!(!io.is_closed() && admin_queue.is_closed());
+    // What comes now is for the target that the host finds next: a host would try this one again at once, and not often.
+    io.send(&mut nvm(NvmOpcode::READ, 1, 8, 8), &[]);
+    let mut write = nvm(NvmOpcode::WRITE, 1, 0, 1);
+    write.dptr = SglDescriptor::in_capsule(0, 512);
+    io.send(&mut write, &[7; 512]);
+    assert!(io.received().is_empty() && !io.is_closed());
     io.pump.finish_one();
-    assert!(io.is_closed());
+    assert!(io.is_closed() && io.pump.submitted.is_empty());
     assert!(io.end_of(read).1.status.is_success());
 }
 

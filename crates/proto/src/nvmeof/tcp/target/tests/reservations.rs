@@ -155,6 +155,26 @@ fn registering_asks_for_the_right_key_unless_it_is_to_be_ignored() {
     assert_eq!(report(&mut a)[5], 0);
 }
 
+/// Linux's block layer has two keys in every reservation command, a release too.
+#[test]
+fn keys_may_be_in_a_buffer_that_is_longer_than_they_are() {
+    let node = node();
+    let (mut a, _admin) = Host::io(&node, 0);
+    let mut run = |opcode, cdw10, keys: [u64; 2], len: usize| {
+        let mut data = [keys[0].to_le_bytes(), keys[1].to_le_bytes()].concat();
+        data.resize(len, 0xee);
+        a.run(command(opcode, cdw10), &data).1.status.status()
+    };
+    let (release, write_exclusive) = (NvmOpcode::RESERVATION_RELEASE, 1 << 8);
+    assert_eq!(run(NvmOpcode::RESERVATION_REGISTER, REGISTER, [0, 7], 4096), OK);
+    assert_eq!(run(NvmOpcode::RESERVATION_ACQUIRE, write_exclusive, [7, 0], 32), OK);
+    assert_eq!(run(release, write_exclusive, [8, 7], 16), CONFLICT, "the first key counts");
+    assert_eq!(run(release, write_exclusive, [7, 0], 16), OK);
+    assert_eq!(run(release, CLEAR, [7, 0], 16), OK);
+    assert_eq!(run(release, CLEAR, [7, 0], 4), Status::DATA_SGL_LENGTH_INVALID);
+    assert_eq!(report(&mut a)[5], 0);
+}
+
 #[test]
 fn a_report_tells_who_is_registered_and_who_holds() {
     let node = node();
