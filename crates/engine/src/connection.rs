@@ -6,11 +6,11 @@
 //!
 //! A connection may be secured ([`Secure`]); the session is told when it is, and sees plain bytes.
 
+pub use crate::broken::Broken;
 use crate::host::{ByteStream, Ended, Host};
 use crate::reactor::EngineCore;
 use crate::secure::{Received, Secure};
 use blockmux_proto::session::{Demand, MAX_DEMAND, ProtocolError, StreamSession};
-use blockmux_tls::TlsError;
 use blockmux_volume::{Chunk, Memory, Pool, SgList, Waker};
 use std::io;
 use std::rc::Rc;
@@ -57,20 +57,6 @@ pub enum Inflow {
     Blocked,
     /// The session is over, or the peer has closed its side.
     Finished,
-}
-
-/// Why a connection cannot go on.
-#[derive(Debug, thiserror::Error)]
-pub enum Broken {
-    /// The socket failed.
-    #[error("connection failed: {0}")]
-    Socket(#[from] io::Error),
-    /// The peer broke the protocol.
-    #[error("peer {0}")]
-    Protocol(#[from] ProtocolError),
-    /// There is no secure connection with the peer.
-    #[error("peer {0}")]
-    Tls(#[from] TlsError),
 }
 
 impl<H: Host> Connection<H> {

@@ -15,6 +15,7 @@
 
 pub mod aoe;
 pub mod blocking;
+mod broken;
 mod channels;
 pub mod connection;
 pub mod cores;

@@ -23,11 +23,13 @@ mod lan;
 mod ledger;
 mod net;
 mod scenario;
+mod weather;
 
 pub use core::{Hang, SimCore, World};
 pub use crash::{CrashVolume, Observer};
 pub use frames::{FrameOutcome, FrameScenario, FrameTrouble};
 pub use lan::{LATEST, LanWeather, SimLan, SimPort};
 pub use ledger::{BLOCK, Ledger};
-pub use net::{LONGEST_STALL, SimNet, SimStream, SimWatch, Weather};
+pub use net::{SimNet, SimStream, SimWatch};
 pub use scenario::{Failure, Outcome, Protocol, Scenario, Trouble};
+pub use weather::{LONGEST_STALL, Weather};

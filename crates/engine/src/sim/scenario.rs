@@ -3,7 +3,8 @@
 use super::client::Plan;
 use super::core::{SimCore, World};
 use super::disk::Disk;
-use super::net::{SimNet, Weather};
+use super::net::SimNet;
+use super::weather::Weather;
 use crate::initiator::{Dialer, RemoteVolume};
 use crate::listener::ConnectionLimit;
 use crate::socket::Address;

@@ -52,6 +52,9 @@ pub enum Mode {
     Describe,
 }
 
+/// The most connections of one session.
+pub const MAX_LANES: u32 = 16;
+
 /// What an initiator proposes unless it is told otherwise: data at once and in long bursts, no digests.
 #[must_use]
 pub fn wishes() -> Parameters {

@@ -53,7 +53,7 @@ mod tests;
 pub use crate::scsi::initiator::{SenseCode, UnitInfo, UnitRefused, UnmapLimits};
 pub use address::TargetAddress;
 pub use blockmux_wire::iscsi::session::LoginStatus;
-pub use config::{BurstSize, Config, Mode, wishes};
+pub use config::{BurstSize, Config, MAX_LANES, Mode, wishes};
 pub use discovery::{DiscoverySession, FoundTarget};
 pub use iser::{IserDiscoverySession, IserInitiatorSession};
 pub use refused::Refused;
@@ -490,9 +490,6 @@ impl Initiator for InitiatorSession {
         full.lose(lane, others_are_open, now)
     }
 }
-
-/// The most connections of one session.
-pub const MAX_LANES: u32 = 16;
 
 const LATE: ProtocolError = ProtocolError {
     what: "did not finish login and bring-up within 30 seconds",

@@ -1,0 +1,19 @@
+//! How connections end that should not.
+
+use blockmux_proto::session::ProtocolError;
+use blockmux_tls::TlsError;
+use std::io;
+
+/// Why a connection cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum Broken {
+    /// The socket failed.
+    #[error("connection failed: {0}")]
+    Socket(#[from] io::Error),
+    /// The peer broke the protocol.
+    #[error("peer {0}")]
+    Protocol(#[from] ProtocolError),
+    /// There is no secure connection with the peer.
+    #[error("peer {0}")]
+    Tls(#[from] TlsError),
+}
