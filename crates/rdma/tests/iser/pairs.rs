@@ -227,7 +227,7 @@ impl Lanes {
 
     fn write_eight(&mut self) {
         // So long that four of them are a burst on one connection.
-        let data = pattern(64 << 10);
+        let data = pattern(128 << 10);
         for n in 0..8 {
             let (op, len) = (Op::Write { fua: false }, data.len() as u64);
             let io = Io { tag: Tag(n), op, offset: n * len, len, data: Some(list(&data)) };
