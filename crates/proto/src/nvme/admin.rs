@@ -287,8 +287,10 @@ impl AdminQueue {
         if !self.has_feature(feature) {
             return Outcome::failure(Status::INVALID_FIELD_IN_COMMAND);
         }
-        let is_for_one = !matches!(sqe.nsid.get(), 0 | NSID_ALL);
-        if is_for_one && !is_of_namespace(feature) && feature != FeatureId::ERROR_RECOVERY {
+        if log_page::is_for_one_namespace(sqe)
+            && !is_of_namespace(feature)
+            && feature != FeatureId::ERROR_RECOVERY
+        {
             return Outcome::failure(Status::FEATURE_NOT_NAMESPACE_SPECIFIC);
         }
         match feature {

@@ -11,6 +11,11 @@ use blockmux_wire::nvme::status::Status;
 use blockmux_wire::nvme::{NSID_ALL, Sqe};
 use zerocopy::{FromZeros, IntoBytes};
 
+/// Whether a command is about one namespace, and not about the controller or all of them.
+pub(super) fn is_for_one_namespace(sqe: &Sqe) -> bool {
+    !matches!(sqe.nsid.get(), 0 | NSID_ALL)
+}
+
 /// The part of a page that the command asks for. `discovery` makes the discovery log.
 pub(super) fn part(
     (subsystem, view): (&Subsystem, &View),
@@ -22,8 +27,7 @@ pub(super) fn part(
     let wanted = wanted_len(sqe.cdw10.get(), sqe.cdw11.get());
     let offset = u64::from(sqe.cdw13.get()) << 32 | u64::from(sqe.cdw12.get());
     // No page is one namespace's.
-    let is_for_one = !matches!(sqe.nsid.get(), 0 | NSID_ALL);
-    if is_for_one || wanted > MAX_DATA as u64 || offset % 4 != 0 || sqe.cdw14.get() & OT != 0 {
+    if is_for_one_namespace(sqe) || wanted > MAX_DATA as u64 || offset % 4 != 0 || sqe.cdw14.get() & OT != 0 {
         return Outcome::failure(Status::INVALID_FIELD_IN_COMMAND);
     }
     // The low byte.

@@ -14,7 +14,7 @@
 //! # Several connections, and what goes wrong
 //!
 //! A session may have several connections, if both sides agree on it (`MaxConnections`): one queue of commands with one
-//! sequence of numbers, each command on the connection that has the least to do, where its data and its status come, too
+//! sequence of numbers, each burst of commands on one connection, where their data and their status come, too
 //! (RFC 7143 §4.2.2.1, command connection allegiance). `lane` is one of them. The driver sees them through the calls of
 //! [`crate::session::Initiator`] that name a lane: the session says when it wants one more, and which one is meant is
 //! said by [`select`](crate::session::Initiator::select).
