@@ -112,19 +112,17 @@ struct MemChannel {
 }
 
 impl Channel for MemChannel {
-    /// Only fetches the memory that is read: by the time of the poll, that of all that was submitted together has come.
+    /// Only keeps it: what was submitted together is done together, by the next poll.
     #[inline]
     fn submit(&mut self, io: Io) {
         match self.shared.info.check_within(&io, self.shared.size()) {
             Ok(()) => {
-                match io.op {
-                    Op::Read => self.at(&io).prefetch_to_read(),
-                    Op::WriteZeroes { .. } | Op::Discard { .. } if io.len > ZEROED_AT_ONCE => {
-                        return self.zeroing.push_back(io);
-                    }
-                    _ => {}
+                let zeroes = matches!(io.op, Op::WriteZeroes { .. } | Op::Discard { .. });
+                if zeroes && io.len > ZEROED_AT_ONCE {
+                    self.zeroing.push_back(io)
+                } else {
+                    self.pending.push(io)
                 }
-                self.pending.push(io);
             }
             Err(error) => self.refused.push(Completion { tag: io.tag, result: Err(error) }),
         }
@@ -133,6 +131,9 @@ impl Channel for MemChannel {
     #[inline]
     fn poll(&mut self, done: &mut Vec<Completion>) {
         let mut pending = std::mem::take(&mut self.pending);
+        for io in pending.iter().filter(|io| matches!(io.op, Op::Read | Op::Write { .. })) {
+            self.at(io).prefetch();
+        }
         let mut streams = false;
         done.extend(pending.drain(..).map(|io| {
             let is_write = matches!(io.op, Op::Write { .. });

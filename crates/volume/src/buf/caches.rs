@@ -3,15 +3,16 @@
 use super::Seg;
 
 impl Seg {
-    /// Tells the processor that this piece is about to be read. Then whoever copies does not wait for the translation of
-    /// its address and its first lines, one piece after the other; what follows, hardware fetches ahead by itself.
+    /// Tells the processor that this piece is about to be read or written, which begins to translate its address: in a
+    /// volume larger than the processor's table of translations, that waits for memory. Called for one piece after the
+    /// other with nothing between, their translations go on side by side. What follows in the piece, hardware fetches ahead.
     #[inline]
-    pub fn prefetch_to_read(&self) {
+    pub(crate) fn prefetch(&self) {
         #[cfg(target_arch = "x86_64")]
-        for line in (0..self.len().min(PREFETCHED)).step_by(CACHE_LINE) {
+        {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            // SAFETY: in bounds, and a hint changes nothing.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(self.as_ptr().add(line).cast()) };
+            // SAFETY: a hint changes nothing, and wherever it points does no harm.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(self.as_ptr().cast()) };
         }
     }
 
@@ -58,9 +59,6 @@ pub(crate) fn settle_streams() {
     }
 }
 
-/// How many bytes of a piece are fetched ahead, a line at a time.
-#[cfg(target_arch = "x86_64")]
-const PREFETCHED: usize = 512;
 #[cfg(target_arch = "x86_64")]
 const CACHE_LINE: usize = 64;
 
