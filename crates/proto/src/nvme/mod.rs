@@ -8,6 +8,7 @@
 //! |---|---|
 //! | `subsystem.rs` | what is served: namespaces, and who may use them; the same for all cores and does not change |
 //! | `association.rs` | which controllers there are, and which queues each has; no command looks at it |
+//! | `identity.rs` | what names a namespace wherever it is |
 //! | `ana.rs` | how well each port leads to each namespace |
 //! | `letters.rs` | what queues on other cores leave for a queue: news and orders |
 //! | `admin.rs` | the admin queue: features, properties; `identify.rs` and `log_page.rs` fill its pages |
@@ -27,6 +28,7 @@ pub(crate) mod errors;
 mod events;
 mod fused;
 mod identify;
+pub mod identity;
 pub(crate) mod io;
 pub(crate) mod letters;
 mod log_page;

@@ -2,6 +2,7 @@
 
 use super::ana::{Ana, AnaGroup};
 use super::association::Associations;
+use super::identity::{GivenIdentity, Identity, unique};
 use super::letters::Letter;
 use super::nqn::Nqn;
 use super::reservation::notification;
@@ -11,7 +12,6 @@ use crate::nvmeof::auth::HostSecrets;
 use crate::served::{Change, Notice, Served, Watcher};
 use blockmux_volume::VolumeInfo;
 use blockmux_wire::nvme::log::AnaState;
-use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
@@ -22,6 +22,8 @@ pub struct Subsystem {
     pub nqn: Nqn,
     /// What Identify tells: 20 characters, the same after each restart.
     pub(super) serial: String,
+    /// What Identify tells: up to 40 characters.
+    pub(super) model: String,
     /// In order of their identifiers.
     namespaces: RwLock<Vec<Attached>>,
     /// Grows with each change of the namespaces.
@@ -67,6 +69,11 @@ pub enum AttachError {
     /// There is no such ANA group.
     #[error("there is no ana_group {0}")]
     NoGroup(u32),
+    /// Another one has an identifier of its: hosts would take both for one.
+    #[error(
+        "namespace {0} has the same NGUID, EUI64 or UUID, as it has for the same volume; give one its own in a config file"
+    )]
+    Twin(u32),
 }
 
 /// Passes what happens to a volume on to the controllers.
@@ -87,8 +94,8 @@ pub struct Namespace {
     pub served: Arc<Served>,
     /// Refuse writes whatever the volume says.
     pub read_only: bool,
-    /// Its globally unique identifier.
-    pub nguid: [u8; 16],
+    /// What names it wherever it is.
+    pub identity: Identity,
     /// log2 of a logical block's size in bytes, which does not change.
     pub(super) block_shift: u32,
     /// Whether deallocated blocks read as zeroes.
@@ -103,13 +110,14 @@ impl Subsystem {
     /// A subsystem that everybody may use if `hosts` is empty, and else who is listed. `machine` tells this machine
     /// from others, whose subsystems must not look like this one.
     ///
-    /// Namespaces beyond the first 1,024, or with an identifier that another has, are left out.
+    /// Namespaces beyond the first 1,024, or with a number or identifier that another has, are left out.
     #[must_use]
     pub fn new(nqn: Nqn, machine: &str, namespaces: Vec<Namespace>, hosts: Vec<Nqn>) -> Subsystem {
         let serial = hex(&unique(&format!("{nqn}\n{machine}"))).chars().take(20).collect();
         let subsystem = Subsystem {
             nqn,
             serial,
+            model: MODEL.to_owned(),
             namespaces: RwLock::default(),
             generation: AtomicU64::new(0),
             hosts,
@@ -135,6 +143,18 @@ impl Subsystem {
         drop(attached);
         self.ana = ana;
         self
+    }
+
+    /// The same with another serial number, of up to 20 characters.
+    #[must_use]
+    pub fn with_serial_number(self, serial: String) -> Subsystem {
+        Subsystem { serial, ..self }
+    }
+
+    /// The same with another model number, of up to 40 characters.
+    #[must_use]
+    pub fn with_model_number(self, model: String) -> Subsystem {
+        Subsystem { model, ..self }
     }
 
     /// The same where these hosts see these namespaces alone.
@@ -173,7 +193,7 @@ impl Subsystem {
     /// told.
     ///
     /// # Errors
-    /// If its identifier is taken or none, or there is no such group.
+    /// If its number is taken or none, there is no such group, or another has one of its identifiers.
     pub fn attach(&self, mut namespace: Namespace, group: Option<u32>) -> Result<(), AttachError> {
         let nsid = namespace.nsid;
         if !(1..=MAX_NAMESPACES as u32).contains(&nsid) {
@@ -188,6 +208,10 @@ impl Subsystem {
         let Err(place) = attached.binary_search_by_key(&nsid, |other| other.namespace.nsid) else {
             return Err(AttachError::Taken(nsid));
         };
+        let is_twin = |other: &&Attached| other.namespace.identity.clashes_with(&namespace.identity);
+        if let Some(twin) = attached.iter().find(is_twin) {
+            return Err(AttachError::Twin(twin.namespace.nsid));
+        }
         self.ana.on_member(namespace.ana_group);
         let watch = NamespaceWatch::begin(&namespace, &self.associations);
         attached.insert(place, Attached { namespace, _watch: watch });
@@ -286,8 +310,7 @@ impl View {
 }
 
 impl Namespace {
-    /// A volume under that identifier; `name` and `machine` make its globally unique identifier, which is the same
-    /// after each restart.
+    /// A volume under that number; `name` and `machine` make its identifiers, which are the same after each restart.
     #[must_use]
     pub fn new(
         nsid: u32,
@@ -301,13 +324,19 @@ impl Namespace {
             nsid,
             volume,
             read_only: read_only || info.read_only,
-            nguid: unique(&format!("{name}\n{machine}")),
+            identity: Identity::of_text(&format!("{name}\n{machine}")),
             block_shift: info.logical_block.trailing_zeros(),
             zeroes_deallocated: info.fast_zeroes,
             has_cache: info.write_cache,
             ana_group: 0,
             served,
         }
+    }
+
+    /// The same with the identifiers that it was given.
+    #[must_use]
+    pub fn with_identity(self, given: &GivenIdentity) -> Namespace {
+        Namespace { identity: self.identity.given(given), ..self }
     }
 
     pub(super) fn info(&self) -> VolumeInfo {
@@ -350,17 +379,11 @@ pub fn discovery_nqn(machine: &str) -> Nqn {
     Nqn::new(&format!("nqn.2026-11.blockmux:discovery.{id}")).expect("this is a name")
 }
 
-/// Sixteen bytes that only this text has, for all that anybody will see.
-fn unique(text: &str) -> [u8; 16] {
-    let hash = Sha256::digest(text.as_bytes());
-    let mut id = [0; 16];
-    id.iter_mut().zip(hash).for_each(|(to, from)| *to = from);
-    id
-}
-
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// The model number of a subsystem that has no other.
+const MODEL: &str = "Blockmux";
 /// Namespaces of one subsystem, and the greatest identifier: what one list of identifiers holds.
 pub const MAX_NAMESPACES: usize = 1024;

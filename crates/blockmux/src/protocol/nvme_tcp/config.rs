@@ -2,6 +2,7 @@
 
 use super::super::{Settings, secret};
 use super::default_nqn;
+use super::namespaces::{self, ConfiguredNamespace, MODEL_LEN, NamespaceEntry, SERIAL_LEN, ascii};
 use crate::failure::Failure;
 use blockmux_proto::nvme::ana::{AnaGroup, MAX_ANA_GROUPS};
 use blockmux_proto::nvme::nqn::Nqn;
@@ -21,8 +22,16 @@ use std::path::{Path, PathBuf};
 #[serde(deny_unknown_fields)]
 pub(crate) struct SubsystemEntry {
     nqn: String,
+    /// What Identify tells; without one, it is made of the subsystem's name and this machine.
+    serial_number: Option<String>,
+    /// What Identify tells; without one, `Blockmux`.
+    model_number: Option<String>,
     /// Volumes by namespace identifiers, which TOML has as text.
+    #[serde(default)]
     namespaces: BTreeMap<String, String>,
+    /// More of them, and what they are called.
+    #[serde(default)]
+    namespace: Vec<NamespaceEntry>,
     /// Who may connect; without any, everybody.
     #[serde(default)]
     hosts: Vec<String>,
@@ -131,8 +140,10 @@ pub(crate) struct ConfiguredGroup {
 #[derive(Clone, Debug)]
 pub(crate) struct ConfiguredSubsystem {
     pub(super) nqn: Nqn,
-    /// Names of volumes by namespace identifiers.
-    pub(super) namespaces: BTreeMap<u32, String>,
+    pub(super) serial_number: Option<String>,
+    pub(super) model_number: Option<String>,
+    /// By namespace identifiers.
+    pub(super) namespaces: BTreeMap<u32, ConfiguredNamespace>,
     pub(super) hosts: Vec<Nqn>,
     /// The namespaces that hosts see who do not see all.
     pub(super) masks: BTreeMap<Nqn, BTreeSet<u32>>,
@@ -170,26 +181,33 @@ impl ConfiguredSubsystem {
                 secrets.insert(nqn, own);
             }
         }
-        let namespaces = entry.namespaces.iter().map(|(nsid, volume)| {
-            let number = nsid.parse::<u32>().ok().filter(|nsid| (1..=MAX_NSID).contains(nsid));
-            let number =
-                number.ok_or_else(|| wrong(format!("namespace {nsid} is not from 1 to {MAX_NSID}")))?;
-            // Else two keys could be one namespace.
-            if number.to_string() != *nsid {
-                return Err(wrong(format!("write namespace `{nsid}` as {number}")));
-            }
-            Ok((number, volume.clone()))
-        });
-        let namespaces: BTreeMap<u32, String> = namespaces.collect::<Result<_, Failure>>()?;
+        let namespaces = namespaces::prepare(&entry.namespaces, &entry.namespace).map_err(wrong)?;
         let ana_groups = groups(&entry.ana_group, &namespaces).map_err(wrong)?;
-        Ok(ConfiguredSubsystem { nqn, namespaces, hosts, masks, ana_groups, secrets, tls_keys })
+        let text = |key, text: &Option<String>, most| {
+            text.as_deref().map(|text| ascii(key, text, most).map_err(wrong)).transpose()
+        };
+        let serial_number = text("serial_number", &entry.serial_number, SERIAL_LEN)?;
+        let model_number = text("model_number", &entry.model_number, MODEL_LEN)?;
+        Ok(ConfiguredSubsystem {
+            nqn,
+            serial_number,
+            model_number,
+            namespaces,
+            hosts,
+            masks,
+            ana_groups,
+            secrets,
+            tls_keys,
+        })
     }
 
     /// The subsystem that a volume is where none are configured.
     pub(super) fn of_volume(volume: &str) -> ConfiguredSubsystem {
         ConfiguredSubsystem {
             nqn: Nqn::new(&default_nqn(volume)).expect("a volume's name fits every protocol's"),
-            namespaces: BTreeMap::from([(1, volume.to_owned())]),
+            serial_number: None,
+            model_number: None,
+            namespaces: BTreeMap::from([(1, ConfiguredNamespace::of_volume(volume))]),
             hosts: Vec::new(),
             masks: BTreeMap::new(),
             ana_groups: Vec::new(),
@@ -263,7 +281,7 @@ impl ConfiguredGroup {
 
 fn groups(
     entries: &[AnaGroupEntry],
-    namespaces: &BTreeMap<u32, String>,
+    namespaces: &BTreeMap<u32, ConfiguredNamespace>,
 ) -> Result<Vec<ConfiguredGroup>, String> {
     if entries.len() > MAX_ANA_GROUPS {
         return Err(format!("there are more than {MAX_ANA_GROUPS} ana_groups; leave some out"));
@@ -309,17 +327,21 @@ pub(super) fn check(settings: &Settings, volumes: &[&str]) -> Result<(), String>
     if settings.nvme_tcp_treq == Treq::Required && !has_keys {
         return Err("nvme_tcp_treq is `required`, and no host has a key; give one a tls_key_file".to_owned());
     }
-    let mut names = HashSet::new();
+    let (mut names, mut serials) = (HashSet::new(), HashSet::new());
     for subsystem in &settings.nvme {
         let nqn = &subsystem.nqn;
         if !names.insert(nqn) {
             return Err(format!("two nvme_subsystems are called `{nqn}`; rename one"));
         }
-        if let Some(missing) = subsystem.namespaces.values().find(|name| !volumes.contains(&name.as_str())) {
+        if let Some(twice) = subsystem.serial_number.as_ref().filter(|serial| !serials.insert(*serial)) {
+            return Err(format!("two nvme_subsystems have the serial_number `{twice}`; change one"));
+        }
+        let mut names = subsystem.namespaces.values().map(|namespace| &namespace.volume);
+        if let Some(missing) = names.find(|name| !volumes.contains(&name.as_str())) {
             return Err(format!("nvme_subsystem `{nqn}`: there is no volume `{missing}`; add a [[volume]]"));
         }
     }
-    Ok(())
+    namespaces::refuse_duplicates(settings.nvme.iter().flat_map(|subsystem| subsystem.namespaces.values()))
 }
 
 /// What is wrong where an ANA group names an address at which nobody listens; these are those that there are.
@@ -340,9 +362,6 @@ pub(crate) fn check_states(settings: &Settings, listeners: &[SocketAddr]) -> Res
     Ok(())
 }
 
-/// Of one subsystem.
-const MAX_NSID: u32 = 256;
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -357,7 +376,7 @@ mod tests {
         let subsystem =
             prepare("nqn = 'nqn.a'\nnamespaces = { 1 = 'x', 256 = 'y' }\nhosts = ['nqn.h']").unwrap();
         assert_eq!(subsystem.nqn.as_str(), "nqn.a");
-        assert_eq!(subsystem.namespaces.get(&256).map(String::as_str), Some("y"));
+        assert_eq!(subsystem.namespaces.get(&256), Some(&ConfiguredNamespace::of_volume("y")));
         assert_eq!(subsystem.hosts, [Nqn::new("nqn.h").unwrap()]);
         assert!(subsystem.ana_groups.is_empty());
         let settings = Settings { nvme: vec![subsystem.clone()], ..Settings::default() };
@@ -373,6 +392,8 @@ mod tests {
             ("nqn = 'iqn.a'\nnamespaces = {}", "`iqn.a` is no NVMe name"),
             ("nqn = 'nqn.a'\nnamespaces = { 0 = 'x' }", "namespace 0 is not from 1"),
             ("nqn = 'nqn.a'\nnamespaces = { x = 'x' }", "namespace x is not from 1"),
+            ("nqn = 'nqn.a'\nserial_number = '012345678901234567890'", "serial_number `0123"),
+            ("nqn = 'nqn.a'\nmodel_number = ''", "model_number `` is not 1 to 40"),
             ("nqn = 'nqn.a'\nnamespaces = {}\nhosts = ['h']", "`h` is no NVMe name"),
             ("nqn = 'nqn.a'\nnamespaces = {}\nhostname = []", "unknown field"),
             (&ana("0", "[1]", "{}"), "ANAGRPID 0: give each"),

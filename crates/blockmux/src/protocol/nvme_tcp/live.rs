@@ -1,5 +1,6 @@
 //! Subsystems that are served, and namespaces that come and go.
 
+use super::namespaces::ConfiguredNamespace;
 use super::{ConfiguredSubsystem, default_nqn};
 use crate::protocol::{Live, Place};
 use blockmux_proto::exports::{Exports, VolumeId};
@@ -7,6 +8,7 @@ use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme::subsystem::{Namespace, Subsystem};
 use blockmux_proto::nvmeof::node::{Node, Port};
 use blockmux_wire::nvme::log::AnaState;
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -14,6 +16,8 @@ use std::sync::Arc;
 pub(super) struct Volumes {
     pub(super) exports: Exports,
     pub(super) machine: String,
+    /// As the config file has them, by subsystem and number.
+    pub(super) configured: BTreeMap<(Nqn, u32), ConfiguredNamespace>,
 }
 
 /// Everything that hosts find.
@@ -26,26 +30,37 @@ pub(super) struct LiveSubsystems {
 }
 
 impl Volumes {
-    /// A namespace is one subsystem's: a volume in two of them is two namespaces.
+    /// A namespace is one subsystem's: a volume in two of them is two namespaces. One that comes back is called as it was
+    /// configured.
     fn namespace(&self, nqn: &Nqn, nsid: u32, volume: VolumeId) -> Option<Namespace> {
         let (export, served) = self.exports.get(volume).zip(self.exports.served(volume))?;
         let name = format!("{nqn}\n{}", export.name);
-        Some(Namespace::new(nsid, volume, served, export.read_only, (&name, &self.machine)))
+        let namespace = Namespace::new(nsid, volume, served, export.read_only, (&name, &self.machine));
+        let configured = self.configured.get(&(nqn.clone(), nsid));
+        Some(match configured.filter(|configured| configured.volume == export.name) {
+            Some(ConfiguredNamespace { identity, .. }) => namespace.with_identity(identity),
+            None => namespace,
+        })
     }
 
     /// A subsystem as it is configured, with those of its volumes that there are.
     pub(super) fn subsystem(&self, configured: ConfiguredSubsystem, ports: &[Port]) -> Arc<Subsystem> {
         // The keys of TLS are the node's.
-        let ConfiguredSubsystem { nqn, namespaces, hosts, masks, ana_groups, secrets, tls_keys: _ } =
-            configured;
-        let namespaces = namespaces.iter().filter_map(|(nsid, name)| {
-            let (volume, _) = self.exports.find(name)?;
+        let ConfiguredSubsystem { nqn, namespaces, hosts, masks, ana_groups, secrets, .. } = configured;
+        let namespaces = namespaces.iter().filter_map(|(nsid, namespace)| {
+            let (volume, _) = self.exports.find(&namespace.volume)?;
             self.namespace(&nqn, *nsid, volume)
         });
         let namespaces = namespaces.collect();
         let groups = ana_groups.iter().map(|group| group.at(ports)).collect();
         let port_ids: Vec<u16> = ports.iter().map(|port| port.id).collect();
-        let made = Subsystem::new(nqn, &self.machine, namespaces, hosts);
+        let mut made = Subsystem::new(nqn, &self.machine, namespaces, hosts);
+        if let Some(serial) = configured.serial_number {
+            made = made.with_serial_number(serial);
+        }
+        if let Some(model) = configured.model_number {
+            made = made.with_model_number(model);
+        }
         Arc::new(made.with_ana(groups, &port_ids).with_masks(masks).with_secrets(secrets))
     }
 }

@@ -5,6 +5,7 @@
 
 mod config;
 mod live;
+mod namespaces;
 mod referrals;
 mod remote;
 
@@ -58,9 +59,14 @@ fn serve(service: &Service<'_>) -> Started {
         Address::Unix(_) => None,
     });
     let ports: Vec<Port> = tcp.collect();
-    let volumes = Volumes { exports: (*exports).clone(), machine: machine_id() };
     let names: Vec<String> = exports.iter().map(|(_, export)| export.name.clone()).collect();
     let subsystems = subsystems(settings, names.iter().map(String::as_str));
+    let configured = settings.nvme.iter().flat_map(|subsystem| {
+        let namespaces = subsystem.namespaces.iter();
+        namespaces.map(|(nsid, namespace)| ((subsystem.nqn.clone(), *nsid), namespace.clone()))
+    });
+    let configured = configured.collect();
+    let volumes = Volumes { exports: (*exports).clone(), machine: machine_id(), configured };
     let keyring = keyring(&subsystems, &volumes.machine);
     // A host that proves who it is may have a key made.
     let has_keys = !keyring.is_empty() || subsystems.iter().any(|subsystem| !subsystem.secrets.is_empty());
@@ -121,7 +127,7 @@ fn ways(settings: &Settings, address: &Address, volume: &str) -> Vec<Way> {
     };
     let subsystems = subsystems(settings, [volume].into_iter());
     let namespaces = subsystems.iter().flat_map(|subsystem| {
-        let of_volume = subsystem.namespaces.iter().filter(|(_, name)| *name == volume);
+        let of_volume = subsystem.namespaces.iter().filter(|(_, namespace)| namespace.volume == volume);
         of_volume.map(|(nsid, _)| (&subsystem.nqn, *nsid))
     });
     namespaces.map(|(nqn, nsid)| way(nqn, nsid)).collect()

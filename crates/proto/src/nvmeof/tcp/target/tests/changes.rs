@@ -1,6 +1,8 @@
 //! What changes while it is served: namespaces that come and go, subsystems, and what discovery tells of them.
 
 use super::*;
+use crate::nvme::identity::GivenIdentity;
+use crate::nvme::subsystem::AttachError;
 use crate::nvmeof::node::Referral;
 use blockmux_wire::nvme::NSID_ALL;
 use blockmux_wire::nvme::feature::{AEC_DISCOVERY_CHANGE, AEC_NAMESPACE_ATTRIBUTE, FeatureId};
@@ -18,7 +20,8 @@ fn empty() -> ((Arc<Node>, Exports), Arc<Subsystem>) {
 }
 
 fn namespace(exports: &Exports, nsid: u32, at: u32) -> Namespace {
-    Namespace::new(nsid, VolumeId(at), exports.served(VolumeId(at)).unwrap(), false, ("a", "machine"))
+    let served = exports.served(VolumeId(at)).unwrap();
+    Namespace::new(nsid, VolumeId(at), served, false, (&format!("volume {at}"), "machine"))
 }
 
 fn listens(host: &mut Host, notices: u32) {
@@ -46,7 +49,12 @@ fn a_namespace_that_is_attached_is_told_of_and_used_until_it_is_detached() {
     let page = queue.run(admin(AdminOpcode::IDENTIFY, 7, 0, 0, 4096), &[]).0;
     assert_eq!(page, vec![0; 4096], "it could be there");
     subsystem.attach(namespace(&node.1, 7, 0), None).unwrap();
-    assert!(subsystem.attach(namespace(&node.1, 7, 1), None).is_err());
+    assert_eq!(subsystem.attach(namespace(&node.1, 7, 1), None), Err(AttachError::Taken(7)));
+    let twin = namespace(&node.1, 8, 0);
+    assert_eq!(subsystem.attach(twin.clone(), None), Err(AttachError::Twin(7)));
+    let own = GivenIdentity { uuid: Some([5; 16]), ..GivenIdentity::default() };
+    subsystem.attach(twin.with_identity(&own), None).unwrap();
+    assert_eq!(subsystem.detach(|namespace| namespace.nsid == 8), [8]);
     assert_eq!(subsystem.free_nsid(), Some(1));
     queue.pump.run().unwrap();
     assert_eq!(queue.end_of(events[0]).1.result.get(), 0x04_0002);
@@ -94,8 +102,8 @@ fn what_waits_for_a_volume_that_is_detached_ends() {
 fn a_host_sees_and_hears_of_the_namespaces_that_it_is_shown() {
     let (node, subsystem) = empty();
     let (mut io, mut queue) = Host::io(&node, 0);
-    for nsid in [2, 3] {
-        subsystem.attach(namespace(&node.1, nsid, 0), None).unwrap();
+    for (nsid, at) in [(2, 0), (3, 1)] {
+        subsystem.attach(namespace(&node.1, nsid, at), None).unwrap();
     }
     queue.pump.run().unwrap();
     assert_eq!(

@@ -1,6 +1,7 @@
 //! Commands that do what they say.
 
 use super::*;
+use crate::nvme::identity::GivenIdentity;
 use crate::served::Served;
 use crate::session::Timed;
 use blockmux_volume::{Op, SHORT_PAYLOAD};
@@ -218,6 +219,32 @@ fn identify_tells_what_is_served() {
     assert_eq!(refusal(&identify(0x77, 0).1), Status::INVALID_FIELD_IN_COMMAND);
     let short = host.run(admin(AdminOpcode::IDENTIFY, 0, 1, 0, 4095), &[]);
     assert_eq!(refusal(&short.1), Status::DATA_SGL_LENGTH_INVALID);
+}
+
+#[test]
+fn a_subsystem_and_its_namespaces_are_called_as_they_were_given() {
+    let exports = Exports::new(vec![export("a")]);
+    let given = GivenIdentity { nguid: Some([1; 16]), eui64: Some([2; 8]), uuid: Some([3; 16]) };
+    let namespace = Namespace::new(1, VolumeId(0), exports.served(VolumeId(0)).unwrap(), false, ("a", "m"));
+    let namespaces = vec![namespace.with_identity(&given)];
+    let subsystem = Subsystem::new(Nqn::new(NQN).unwrap(), "machine", namespaces, Vec::new());
+    let subsystem = subsystem.with_serial_number("4711".into()).with_model_number("Disk of ours".into());
+    let node = Arc::new(Node::new(vec![Arc::new(subsystem)], Vec::new(), "machine"));
+    let (mut host, _) = Host::admin(&(node, exports), 0);
+    let mut identify =
+        |cns: u32, nsid: u32| host.run(admin(AdminOpcode::IDENTIFY, nsid, cns, 0, 4096), &[]).0;
+    let page = IdentifyController::read_from_bytes(&identify(1, 0)).unwrap();
+    assert_eq!((&page.sn, &page.mn[..14]), (b"4711                ", &b"Disk of ours  "[..]));
+    let page = IdentifyNamespace::read_from_bytes(&identify(0, 1)).unwrap();
+    assert_eq!((page.nguid, page.eui64), ([1; 16], [2; 8]));
+    let mut expected = vec![1, 8, 0, 0];
+    expected.extend([2; 8]);
+    expected.extend([2, 16, 0, 0]);
+    expected.extend([1; 16]);
+    expected.extend([3, 16, 0, 0]);
+    expected.extend([3; 16]);
+    expected.extend([4, 1, 0, 0, 0, 0]);
+    assert_eq!(identify(3, 1)[..expected.len()], expected);
 }
 
 #[test]
