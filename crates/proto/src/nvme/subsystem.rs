@@ -24,6 +24,8 @@ pub struct Subsystem {
     pub(super) serial: String,
     /// What Identify tells: up to 40 characters.
     pub(super) model: String,
+    /// Ports that lead here; `None`: all.
+    ports: Option<BTreeSet<u16>>,
     /// In order of their identifiers.
     namespaces: RwLock<Vec<Attached>>,
     /// Grows with each change of the namespaces.
@@ -118,6 +120,7 @@ impl Subsystem {
             nqn,
             serial,
             model: MODEL.to_owned(),
+            ports: None,
             namespaces: RwLock::default(),
             generation: AtomicU64::new(0),
             hosts,
@@ -143,6 +146,22 @@ impl Subsystem {
         drop(attached);
         self.ana = ana;
         self
+    }
+
+    /// The same that only these ports lead to.
+    #[must_use]
+    pub fn with_ports(self, ports: BTreeSet<u16>) -> Subsystem {
+        Subsystem { ports: Some(ports), ..self }
+    }
+
+    /// The ports that lead here, if not all do.
+    pub(crate) fn ports(&self) -> Option<&BTreeSet<u16>> {
+        self.ports.as_ref()
+    }
+
+    /// Whether that port leads here.
+    pub(crate) fn is_at(&self, port: u16) -> bool {
+        self.ports.as_ref().is_none_or(|ports| ports.contains(&port))
     }
 
     /// The same with another serial number, of up to 20 characters.

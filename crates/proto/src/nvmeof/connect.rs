@@ -85,7 +85,8 @@ pub(super) fn connect(
         return Err(invalid(offset_of!(Connect, sqsize), false));
     }
     let found = Nqn::of_field(&told.subnqn).and_then(|nqn| node.find(&nqn).map(|subsystem| (nqn, subsystem)));
-    let Some((asked, subsystem)) = &found else {
+    // One that this port does not lead to is none here.
+    let Some((asked, subsystem)) = found.as_ref().filter(|(_, subsystem)| subsystem.is_at(port)) else {
         return Err(invalid(offset_of!(ConnectData, subnqn), true));
     };
     let Some(host) = Nqn::of_field(&told.hostnqn) else {

@@ -18,8 +18,9 @@ pub(super) fn page(node: &Node, host: &Nqn, local: Option<IpAddr>) -> Vec<u8> {
     let all = node.subsystems();
     let discovery = node.ports.iter().map(|port| (port, &node.discovery, SubsystemType::CURRENT_DISCOVERY));
     let admitted = all.iter().filter(|subsystem| subsystem.admits(host));
-    let subsystems =
-        admitted.flat_map(|subsystem| node.io_ports().map(move |port| (port, subsystem, SubsystemType::NVM)));
+    let subsystems = admitted.flat_map(|subsystem| {
+        node.ports_of(subsystem).map(move |port| (port, subsystem, SubsystemType::NVM))
+    });
     let own = discovery
         .chain(subsystems)
         .map(|(port, subsystem, subtype)| entry((port, node.secure_channel), &subsystem.nqn, subtype, local));

@@ -172,12 +172,13 @@ impl Node {
         subsystems.iter().find(|subsystem| subsystem.nqn == *nqn).cloned()
     }
 
-    /// Ports that lead to subsystems with namespaces. The port of discovery is for that alone, unless there is no
-    /// other.
-    pub(super) fn io_ports(&self) -> impl Iterator<Item = &Port> {
+    /// Ports that hosts are told lead to a subsystem with namespaces: those that it is at. Where it is at all of them, the
+    /// port of discovery is for that alone, unless there is no other.
+    pub(super) fn ports_of<'a>(&'a self, subsystem: &'a Subsystem) -> impl Iterator<Item = &'a Port> {
         let is_discovery = |port: &Port| port.address.port() == NVME_DISCOVERY_PORT;
-        let only_discovery = self.ports.iter().all(is_discovery);
-        self.ports.iter().filter(move |port| only_discovery || !is_discovery(port))
+        let takes_discovery = subsystem.ports().is_some() || self.ports.iter().all(is_discovery);
+        let is_told = move |port: &&Port| takes_discovery || !is_discovery(port);
+        self.ports.iter().filter(|port| subsystem.is_at(port.id)).filter(is_told)
     }
 }
 

@@ -29,6 +29,9 @@ pub(crate) struct SubsystemEntry {
     /// Volumes by namespace identifiers, which TOML has as text.
     #[serde(default)]
     namespaces: BTreeMap<String, String>,
+    /// Addresses of those that lead to it; without any, all do.
+    #[serde(default)]
+    listeners: Vec<String>,
     /// More of them, and what they are called.
     #[serde(default)]
     namespace: Vec<NamespaceEntry>,
@@ -142,6 +145,8 @@ pub(crate) struct ConfiguredSubsystem {
     pub(super) nqn: Nqn,
     pub(super) serial_number: Option<String>,
     pub(super) model_number: Option<String>,
+    /// Those that lead to it; empty: all.
+    listeners: Vec<SocketAddr>,
     /// By namespace identifiers.
     pub(super) namespaces: BTreeMap<u32, ConfiguredNamespace>,
     pub(super) hosts: Vec<Nqn>,
@@ -186,12 +191,18 @@ impl ConfiguredSubsystem {
         let text = |key, text: &Option<String>, most| {
             text.as_deref().map(|text| ascii(key, text, most).map_err(wrong)).transpose()
         };
+        let listeners = entry.listeners.iter().map(|address| {
+            let what = || wrong(format!("listeners: {}", no_listener(address)));
+            address.parse().map_err(|_| what())
+        });
+        let listeners = listeners.collect::<Result<_, _>>()?;
         let serial_number = text("serial_number", &entry.serial_number, SERIAL_LEN)?;
         let model_number = text("model_number", &entry.model_number, MODEL_LEN)?;
         Ok(ConfiguredSubsystem {
             nqn,
             serial_number,
             model_number,
+            listeners,
             namespaces,
             hosts,
             masks,
@@ -207,6 +218,7 @@ impl ConfiguredSubsystem {
             nqn: Nqn::new(&default_nqn(volume)).expect("a volume's name fits every protocol's"),
             serial_number: None,
             model_number: None,
+            listeners: Vec::new(),
             namespaces: BTreeMap::from([(1, ConfiguredNamespace::of_volume(volume))]),
             hosts: Vec::new(),
             masks: BTreeMap::new(),
@@ -215,6 +227,28 @@ impl ConfiguredSubsystem {
             tls_keys: BTreeMap::new(),
         }
     }
+}
+
+impl ConfiguredSubsystem {
+    /// Whether that listener leads to it: it is named, or is one of all addresses that are.
+    pub(super) fn is_at(&self, listener: &SocketAddr) -> bool {
+        self.listeners.is_empty() || self.listeners.iter().any(|named| names(named, listener))
+    }
+
+    /// The ports that lead to it, if not all do.
+    pub(super) fn ports(&self, ports: &[Port]) -> Option<BTreeSet<u16>> {
+        let own = ports.iter().filter(|port| self.is_at(&port.address)).map(|port| port.id);
+        (!self.listeners.is_empty()).then(|| own.collect())
+    }
+}
+
+/// Whether an address of the config file means that listener.
+fn names(named: &SocketAddr, listener: &SocketAddr) -> bool {
+    named == listener || named.ip().is_unspecified() && named.port() == listener.port()
+}
+
+fn no_listener(address: &str) -> String {
+    format!("`{}` is no listener; write one as 192.0.2.1:4420", address.escape_debug())
 }
 
 impl DiscoveryEntry {
@@ -299,10 +333,8 @@ fn groups(
             return Err(format!("ana_group {id}: namespace {nsid} is in two; take it out of one"));
         }
         let states = entry.states.iter().map(|(address, state)| {
-            let address = address.parse().map_err(|_| {
-                format!("ana_group {id}: `{address}` is no listener; write one as 192.0.2.1:4420")
-            });
-            Ok((address?, state.word()))
+            let address = address.parse().map_err(|_| format!("ana_group {id}: {}", no_listener(address)))?;
+            Ok((address, state.word()))
         });
         let states = states.collect::<Result<_, String>>()?;
         Ok(ConfiguredGroup { id, namespaces: entry.namespaces.clone(), states })
@@ -344,15 +376,22 @@ pub(super) fn check(settings: &Settings, volumes: &[&str]) -> Result<(), String>
     namespaces::refuse_duplicates(settings.nvme.iter().flat_map(|subsystem| subsystem.namespaces.values()))
 }
 
-/// What is wrong where an ANA group names an address at which nobody listens; these are those that there are.
-pub(crate) fn check_states(settings: &Settings, listeners: &[SocketAddr]) -> Result<(), String> {
+/// What is wrong where a subsystem or one of its ANA groups names an address at which nobody listens; these are those
+/// that there are.
+pub(crate) fn check_listeners(settings: &Settings, listeners: &[SocketAddr]) -> Result<(), String> {
     for subsystem in &settings.nvme {
+        let is_there = |named: &SocketAddr| listeners.iter().any(|listener| names(named, listener));
+        if let Some(address) = subsystem.listeners.iter().find(|named| !is_there(named)) {
+            let (nqn, there) = (&subsystem.nqn, written(listeners));
+            return Err(format!(
+                "nvme_subsystem `{nqn}`: listeners: nobody listens at {address}; name one of {there}"
+            ));
+        }
         for group in &subsystem.ana_groups {
             let stray = group.states.iter().find(|(address, _)| !listeners.contains(address));
             if let Some((address, _)) = stray {
                 let (nqn, id) = (&subsystem.nqn, group.id);
-                let there: Vec<_> = listeners.iter().map(SocketAddr::to_string).collect();
-                let there = there.join(", ");
+                let there = written(listeners);
                 return Err(format!(
                     "nvme_subsystem `{nqn}`: ana_group {id}: nobody listens at {address}; name one of {there}"
                 ));
@@ -360,6 +399,11 @@ pub(crate) fn check_states(settings: &Settings, listeners: &[SocketAddr]) -> Res
         }
     }
     Ok(())
+}
+
+fn written(listeners: &[SocketAddr]) -> String {
+    let there: Vec<_> = listeners.iter().map(SocketAddr::to_string).collect();
+    there.join(", ")
 }
 
 #[cfg(test)]
@@ -510,6 +554,26 @@ mod tests {
             assert!(failure.contains(said), "{failure}");
             assert!(!failure.contains("nN9AQb2"), "{failure}");
         }
+    }
+
+    #[test]
+    fn a_subsystem_is_at_the_listeners_that_it_names() {
+        let with = |listeners: &str| prepare(&format!("nqn = 'nqn.a'\nlisteners = {listeners}"));
+        let address = |text: &str| text.parse::<SocketAddr>().unwrap();
+        let all = ["127.0.0.1:4420", "[::1]:4420", "127.0.0.1:8009"].map(address);
+        let ports: Vec<Port> = (1..).zip(all).map(|(id, address)| Port { id, address }).collect();
+        assert_eq!(with("[]").unwrap().ports(&ports), None);
+        assert!(with("[]").unwrap().is_at(&all[2]));
+        let one = with("['[::1]:4420']").unwrap();
+        assert_eq!((one.ports(&ports), one.is_at(&all[0])), (Some(BTreeSet::from([2])), false));
+        assert_eq!(with("['0.0.0.0:4420']").unwrap().ports(&ports), Some(BTreeSet::from([1, 2])));
+        let settings = Settings { nvme: vec![one], ..Settings::default() };
+        assert_eq!(check_listeners(&settings, &all), Ok(()));
+        let failure = check_listeners(&settings, &all[..1]).unwrap_err();
+        let expected = "`nqn.a`: listeners: nobody listens at [::1]:4420; name one of 127.0.0.1:4420";
+        assert!(failure.ends_with(expected), "{failure}");
+        let failure = with("['eth0']").unwrap_err();
+        assert!(failure.contains("listeners: `eth0` is no listener"), "{failure}");
     }
 
     #[test]

@@ -46,6 +46,7 @@ impl Volumes {
     /// A subsystem as it is configured, with those of its volumes that there are.
     pub(super) fn subsystem(&self, configured: ConfiguredSubsystem, ports: &[Port]) -> Arc<Subsystem> {
         // The keys of TLS are the node's.
+        let at = configured.ports(ports);
         let ConfiguredSubsystem { nqn, namespaces, hosts, masks, ana_groups, secrets, .. } = configured;
         let namespaces = namespaces.iter().filter_map(|(nsid, namespace)| {
             let (volume, _) = self.exports.find(&namespace.volume)?;
@@ -55,6 +56,9 @@ impl Volumes {
         let groups = ana_groups.iter().map(|group| group.at(ports)).collect();
         let port_ids: Vec<u16> = ports.iter().map(|port| port.id).collect();
         let mut made = Subsystem::new(nqn, &self.machine, namespaces, hosts);
+        if let Some(at) = at {
+            made = made.with_ports(at);
+        }
         if let Some(serial) = configured.serial_number {
             made = made.with_serial_number(serial);
         }

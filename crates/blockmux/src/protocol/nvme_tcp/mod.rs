@@ -9,7 +9,7 @@ mod namespaces;
 mod referrals;
 mod remote;
 
-pub(crate) use config::{ConfiguredSubsystem, DiscoveryEntry, State, SubsystemEntry, Treq, check_states};
+pub(crate) use config::{ConfiguredSubsystem, DiscoveryEntry, State, SubsystemEntry, Treq, check_listeners};
 
 use super::{Protocol, Service, Settings, Started, Way};
 use crate::machine::machine_id;
@@ -51,7 +51,7 @@ pub(crate) const NVME_TCP: Protocol = Protocol {
     served_with: None,
 };
 
-/// Serves to accepted connections: every port leads to every subsystem.
+/// Serves to accepted connections.
 fn serve(service: &Service<'_>) -> Started {
     let Service { exports, addresses, settings } = service;
     let tcp = addresses.iter().enumerate().filter_map(|(at, address)| match address {
@@ -126,7 +126,8 @@ fn ways(settings: &Settings, address: &Address, volume: &str) -> Vec<Way> {
         Way { url, commands: vec![connect], variables: Vec::new() }
     };
     let subsystems = subsystems(settings, [volume].into_iter());
-    let namespaces = subsystems.iter().flat_map(|subsystem| {
+    let here = subsystems.iter().filter(|subsystem| subsystem.is_at(tcp));
+    let namespaces = here.flat_map(|subsystem| {
         let of_volume = subsystem.namespaces.iter().filter(|(_, namespace)| namespace.volume == volume);
         of_volume.map(|(nsid, _)| (&subsystem.nqn, *nsid))
     });
