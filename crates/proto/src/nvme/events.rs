@@ -66,7 +66,7 @@ impl Events {
     /// Something has happened.
     pub(super) fn hear(&mut self, letter: &Letter) {
         match *letter {
-            Letter::NamespaceChanged(nsid) => {
+            Letter::NamespaceChanged(nsid) | Letter::NamespaceShown(nsid) => {
                 // One more than the log has place for says that there were too many.
                 if self.changed.len() <= CHANGED_NAMESPACES_MAX {
                     self.changed.insert(nsid);

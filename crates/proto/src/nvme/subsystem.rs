@@ -1,7 +1,8 @@
-//! Subsystems: namespaces, and who may use them.
+//! Subsystems: namespaces under a name.
 
 use super::ana::{Ana, AnaGroup};
 use super::association::Associations;
+use super::hosts::{HostAccess, Hosts, OpenToAll};
 use super::identity::{GivenIdentity, Identity, unique};
 use super::letters::Letter;
 use super::nqn::Nqn;
@@ -30,12 +31,7 @@ pub struct Subsystem {
     namespaces: RwLock<Vec<Attached>>,
     /// Grows with each change of the namespaces.
     generation: AtomicU64,
-    /// Who may connect; nobody listed: everybody.
-    hosts: Vec<Nqn>,
-    /// Who has to prove that it is who it says, by name.
-    secrets: BTreeMap<Nqn, Arc<HostSecrets>>,
-    /// Which namespaces a host sees; all, if it is not listed.
-    masks: BTreeMap<Nqn, BTreeSet<u32>>,
+    hosts: Hosts,
     pub(crate) associations: Arc<Associations>,
     pub(super) is_discovery: bool,
     pub(crate) traffic: Traffic,
@@ -123,9 +119,7 @@ impl Subsystem {
             ports: None,
             namespaces: RwLock::default(),
             generation: AtomicU64::new(0),
-            hosts,
-            secrets: BTreeMap::new(),
-            masks: BTreeMap::new(),
+            hosts: Hosts::new(hosts),
             associations: Arc::default(),
             is_discovery: false,
             traffic: Traffic::default(),
@@ -178,21 +172,74 @@ impl Subsystem {
 
     /// The same where these hosts see these namespaces alone.
     #[must_use]
-    pub fn with_masks(mut self, masks: BTreeMap<Nqn, BTreeSet<u32>>) -> Subsystem {
-        self.masks = masks;
+    pub fn with_masks(self, masks: BTreeMap<Nqn, BTreeSet<u32>>) -> Subsystem {
+        let mut hosts = self.hosts.write();
+        masks.into_iter().for_each(|(host, mask)| hosts.of(host).namespaces = Some(mask));
+        drop(hosts);
+        self
+    }
+
+    /// The same where nobody may connect who is not listed, although nobody may be.
+    #[must_use]
+    pub fn closed(self) -> Subsystem {
+        self.hosts.write().is_open = false;
         self
     }
 
     /// The same where these hosts have to prove who they are.
     #[must_use]
-    pub fn with_secrets(mut self, secrets: BTreeMap<Nqn, HostSecrets>) -> Subsystem {
-        self.secrets = secrets.into_iter().map(|(host, secrets)| (host, Arc::new(secrets))).collect();
+    pub fn with_secrets(self, secrets: BTreeMap<Nqn, impl Into<Arc<HostSecrets>>>) -> Subsystem {
+        let mut hosts = self.hosts.write();
+        secrets.into_iter().for_each(|(host, own)| hosts.of(host).secrets = Some(own.into()));
+        drop(hosts);
         self
     }
 
+    /// Lets a host connect, or changes what holds for it: what it has to prove, from its next connection on, and the
+    /// namespaces that it sees, of which it is told.
+    ///
+    /// # Errors
+    /// If every host may connect.
+    pub(crate) fn set_host(&self, host: &Nqn, access: HostAccess) -> Result<(), OpenToAll> {
+        let mut hosts = self.hosts.write();
+        if hosts.is_open {
+            return Err(OpenToAll);
+        }
+        let before = hosts.set(host, access.clone());
+        self.generation.fetch_add(1, Ordering::SeqCst);
+        drop(hosts);
+        let Some(before) = before else { return Ok(()) };
+        let attached = self.read();
+        let all = attached.iter().map(|attached| attached.namespace.nsid);
+        let changed: Vec<u32> = all.filter(|nsid| before.shows(*nsid) != access.shows(*nsid)).collect();
+        drop(attached);
+        for nsid in changed {
+            self.associations.tell_named(host, || Letter::NamespaceShown(nsid));
+        }
+        Ok(())
+    }
+
+    /// Lets a host connect no more, and ends its controllers; answers whether it was listed.
+    pub(crate) fn remove_host(&self, host: &Nqn) -> bool {
+        let mut hosts = self.hosts.write();
+        let was_listed = !hosts.is_open && hosts.remove(host);
+        drop(hosts);
+        if was_listed {
+            // Who connects at this moment looks once more whether it may when its controller is among these.
+            self.associations.cut(host);
+        }
+        was_listed
+    }
+
+    /// Whether every host may connect.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.hosts.read().is_open
+    }
+
     /// What that host has to prove, if it has to.
-    pub(crate) fn secrets_of(&self, host: &Nqn) -> Option<&Arc<HostSecrets>> {
-        self.secrets.get(host)
+    pub(crate) fn secrets_of(&self, host: &Nqn) -> Option<Arc<HostSecrets>> {
+        self.hosts.read().secrets_of(host)
     }
 
     /// Whether there is such an ANA group.
@@ -270,8 +317,9 @@ impl Subsystem {
     pub(crate) fn view(&self, host: &Nqn) -> View {
         let attached = self.read();
         let seen = self.generation.load(Ordering::SeqCst);
+        let hosts = self.hosts.read();
         let own = attached.iter().map(|attached| &attached.namespace);
-        let namespaces = own.filter(|namespace| self.shows(host, namespace.nsid)).cloned().collect();
+        let namespaces = own.filter(|namespace| hosts.shows(host, namespace.nsid)).cloned().collect();
         View { namespaces, seen }
     }
 
@@ -283,7 +331,7 @@ impl Subsystem {
 
     /// Whether a host would see a namespace of that identifier.
     pub(super) fn shows(&self, host: &Nqn, nsid: u32) -> bool {
-        self.masks.get(host).is_none_or(|mask| mask.contains(&nsid))
+        self.hosts.read().shows(host, nsid)
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Vec<Attached>> {
@@ -304,7 +352,7 @@ impl Subsystem {
     /// Whether that host may connect.
     #[must_use]
     pub fn admits(&self, host: &Nqn) -> bool {
-        self.hosts.is_empty() || self.hosts.contains(host)
+        self.hosts.read().admits(host)
     }
 }
 

@@ -1,21 +1,22 @@
 //! `[[nvme_subsystem]]` of the config file.
 
-use super::super::{Settings, secret};
+use super::super::Settings;
 use super::default_nqn;
+use super::hosts::{HostEntry, HostKeys};
 use super::namespaces::{self, ConfiguredNamespace, MODEL_LEN, NamespaceEntry, SERIAL_LEN, ascii};
 use crate::failure::Failure;
 use blockmux_proto::nvme::ana::{AnaGroup, MAX_ANA_GROUPS};
 use blockmux_proto::nvme::nqn::Nqn;
-use blockmux_proto::nvmeof::auth::{DhGroup, Hash, HostSecrets, Secret, SecretError};
+use blockmux_proto::nvmeof::auth::HostSecrets;
 use blockmux_proto::nvmeof::node::{Port, Referral, SecureChannel};
-use blockmux_proto::nvmeof::psk::{ConfiguredPsk, PskError};
+use blockmux_proto::nvmeof::psk::ConfiguredPsk;
 use blockmux_wire::nvme::log::AnaState;
 use blockmux_wire::nvmeof::fabrics::DISCOVERY_NQN;
 use blockmux_wire::nvmeof::tcp::NVME_DISCOVERY_PORT;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::{IpAddr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// A subsystem as it is written; keys are the specification's words.
 #[derive(Debug, PartialEq, Eq, Deserialize)]
@@ -35,34 +36,14 @@ pub(crate) struct SubsystemEntry {
     /// More of them, and what they are called.
     #[serde(default)]
     namespace: Vec<NamespaceEntry>,
-    /// Who may connect; without any, everybody.
-    #[serde(default)]
-    hosts: Vec<String>,
+    /// Who may connect; without a word of hosts, everybody.
+    hosts: Option<Vec<String>>,
     /// Who may connect, too, and what holds for it.
     #[serde(default)]
     host: Vec<HostEntry>,
     /// Namespaces that listeners lead to unequally well.
     #[serde(default)]
     ana_group: Vec<AnaGroupEntry>,
-}
-
-/// A host of which more is said, as it is written.
-#[derive(Debug, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct HostEntry {
-    hostnqn: String,
-    /// Of TLS, as nvme gen-tls-key makes it; with one it has to come by TLS.
-    tls_key_file: Option<PathBuf>,
-    /// The namespaces that it sees, by their identifiers; without any word, all.
-    namespaces: Option<Vec<u32>>,
-    /// Of the host, as nvme gen-dhchap-key makes it; without one it proves nothing.
-    dhchap_secret_file: Option<PathBuf>,
-    /// Of the controller, for hosts that want a proof.
-    dhchap_ctrl_secret_file: Option<PathBuf>,
-    /// The only hash function.
-    dhchap_hash: Option<String>,
-    /// The only group.
-    dhchap_dhgroup: Option<String>,
 }
 
 /// `[nvme_discovery]`: what is told to hosts that ask what there is.
@@ -149,11 +130,15 @@ pub(crate) struct ConfiguredSubsystem {
     listeners: Vec<SocketAddr>,
     /// By namespace identifiers.
     pub(super) namespaces: BTreeMap<u32, ConfiguredNamespace>,
+    /// Every host may connect.
+    pub(super) is_open: bool,
     pub(super) hosts: Vec<Nqn>,
     /// The namespaces that hosts see who do not see all.
     pub(super) masks: BTreeMap<Nqn, BTreeSet<u32>>,
+    /// Hosts of which more is said.
+    pub(super) entries: Vec<HostEntry>,
     pub(super) ana_groups: Vec<ConfiguredGroup>,
-    pub(super) secrets: BTreeMap<Nqn, HostSecrets>,
+    pub(super) secrets: BTreeMap<Nqn, Arc<HostSecrets>>,
     /// Keys of hosts that come by TLS.
     pub(super) tls_keys: BTreeMap<Nqn, ConfiguredPsk>,
 }
@@ -168,7 +153,9 @@ impl ConfiguredSubsystem {
             })
         };
         let nqn = name(&entry.nqn)?;
-        let mut hosts: Vec<Nqn> = entry.hosts.iter().map(|host| name(host)).collect::<Result<_, _>>()?;
+        let is_open = entry.hosts.is_none() && entry.host.is_empty();
+        let listed = entry.hosts.iter().flatten();
+        let mut hosts: Vec<Nqn> = listed.map(|host| name(host)).collect::<Result<_, _>>()?;
         let (mut secrets, mut masks, mut tls_keys) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         for host in &entry.host {
             let nqn = name(&host.hostnqn)?;
@@ -176,15 +163,10 @@ impl ConfiguredSubsystem {
                 return Err(wrong(format!("host `{}` is there twice; remove one", host.hostnqn)));
             }
             hosts.push(nqn.clone());
-            if let Some(path) = &host.tls_key_file {
-                tls_keys.insert(nqn.clone(), read_tls_key(path)?);
-            }
-            if let Some(namespaces) = &host.namespaces {
-                masks.insert(nqn.clone(), namespaces.iter().copied().collect());
-            }
-            if let Some(own) = host.secrets()? {
-                secrets.insert(nqn, own);
-            }
+            let HostKeys { access, tls_key } = host.read()?;
+            tls_keys.extend(tls_key.map(|key| (nqn.clone(), key)));
+            masks.extend(access.namespaces.map(|mask| (nqn.clone(), mask)));
+            secrets.extend(access.secrets.map(|own| (nqn, own)));
         }
         let namespaces = namespaces::prepare(&entry.namespaces, &entry.namespace).map_err(wrong)?;
         let ana_groups = groups(&entry.ana_group, &namespaces).map_err(wrong)?;
@@ -204,8 +186,10 @@ impl ConfiguredSubsystem {
             model_number,
             listeners,
             namespaces,
+            is_open,
             hosts,
             masks,
+            entries: entry.host,
             ana_groups,
             secrets,
             tls_keys,
@@ -220,8 +204,10 @@ impl ConfiguredSubsystem {
             model_number: None,
             listeners: Vec::new(),
             namespaces: BTreeMap::from([(1, ConfiguredNamespace::of_volume(volume))]),
+            is_open: true,
             hosts: Vec::new(),
             masks: BTreeMap::new(),
+            entries: Vec::new(),
             ana_groups: Vec::new(),
             secrets: BTreeMap::new(),
             tls_keys: BTreeMap::new(),
@@ -267,41 +253,6 @@ impl DiscoveryEntry {
 
 fn discovery_port() -> u16 {
     NVME_DISCOVERY_PORT
-}
-
-impl HostEntry {
-    fn secrets(&self) -> Result<Option<HostSecrets>, Failure> {
-        let wrong = |what: String| Failure::request(format!("host `{}`: {what}", self.hostnqn));
-        let hash = self.dhchap_hash.as_deref().map(|name| {
-            Hash::of_name(name).map_err(|problem| wrong(format!("dhchap_hash `{name}`: {problem}")))
-        });
-        let group = self.dhchap_dhgroup.as_deref().map(|name| {
-            DhGroup::of_name(name).map_err(|problem| wrong(format!("dhchap_dhgroup `{name}`: {problem}")))
-        });
-        let (hash, group) = (hash.transpose()?, group.transpose()?);
-        let controller = self.dhchap_ctrl_secret_file.as_deref().map(read_secret).transpose()?;
-        let Some(file) = &self.dhchap_secret_file else {
-            if controller.is_some() || hash.is_some() || group.is_some() {
-                return Err(wrong("proves nothing without a dhchap_secret_file; add one".to_owned()));
-            }
-            return Ok(None);
-        };
-        Ok(Some(HostSecrets { host: read_secret(file)?, controller, hash, group }))
-    }
-}
-
-/// Reads a secret of DH-HMAC-CHAP.
-pub(super) fn read_secret(path: &Path) -> Result<Secret, Failure> {
-    secret::read("secret file", path, |line| {
-        Secret::parse(std::str::from_utf8(line).map_err(|_| SecretError::Format)?)
-    })
-}
-
-/// Reads a key of TLS.
-pub(super) fn read_tls_key(path: &Path) -> Result<ConfiguredPsk, Failure> {
-    secret::read("TLS key file", path, |line| {
-        ConfiguredPsk::parse(std::str::from_utf8(line).map_err(|_| PskError::Format)?)
-    })
 }
 
 impl ConfiguredGroup {
@@ -409,6 +360,7 @@ fn written(listeners: &[SocketAddr]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use blockmux_proto::nvmeof::auth::{DhGroup, Hash};
 
     fn prepare(text: &str) -> Result<ConfiguredSubsystem, String> {
         let entry: SubsystemEntry = toml::from_str(text).map_err(|error| error.message().to_owned())?;
@@ -421,7 +373,9 @@ mod tests {
             prepare("nqn = 'nqn.a'\nnamespaces = { 1 = 'x', 256 = 'y' }\nhosts = ['nqn.h']").unwrap();
         assert_eq!(subsystem.nqn.as_str(), "nqn.a");
         assert_eq!(subsystem.namespaces.get(&256), Some(&ConfiguredNamespace::of_volume("y")));
-        assert_eq!(subsystem.hosts, [Nqn::new("nqn.h").unwrap()]);
+        assert_eq!((subsystem.is_open, &subsystem.hosts), (false, &vec![Nqn::new("nqn.h").unwrap()]));
+        let is_open = |text: &str| prepare(text).unwrap().is_open;
+        assert!(is_open("nqn = 'nqn.a'") && !is_open("nqn = 'nqn.a'\nhosts = []"));
         assert!(subsystem.ana_groups.is_empty());
         let settings = Settings { nvme: vec![subsystem.clone()], ..Settings::default() };
         assert_eq!(check(&settings, &["x", "y"]), Ok(()));

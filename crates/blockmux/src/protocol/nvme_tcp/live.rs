@@ -1,5 +1,6 @@
 //! Subsystems that are served, and namespaces that come and go.
 
+use super::hosts::{HostEntry, LiveHosts};
 use super::namespaces::ConfiguredNamespace;
 use super::{ConfiguredSubsystem, default_nqn};
 use crate::protocol::{Live, Place};
@@ -27,6 +28,7 @@ pub(super) struct LiveSubsystems {
     pub(super) ports: Vec<Port>,
     /// Each volume is a subsystem of its own.
     pub(super) are_own: bool,
+    pub(super) hosts: LiveHosts,
 }
 
 impl Volumes {
@@ -47,7 +49,8 @@ impl Volumes {
     pub(super) fn subsystem(&self, configured: ConfiguredSubsystem, ports: &[Port]) -> Arc<Subsystem> {
         // The keys of TLS are the node's.
         let at = configured.ports(ports);
-        let ConfiguredSubsystem { nqn, namespaces, hosts, masks, ana_groups, secrets, .. } = configured;
+        let ConfiguredSubsystem { nqn, namespaces, is_open, hosts, masks, ana_groups, secrets, .. } =
+            configured;
         let namespaces = namespaces.iter().filter_map(|(nsid, namespace)| {
             let (volume, _) = self.exports.find(&namespace.volume)?;
             self.namespace(&nqn, *nsid, volume)
@@ -56,6 +59,9 @@ impl Volumes {
         let groups = ana_groups.iter().map(|group| group.at(ports)).collect();
         let port_ids: Vec<u16> = ports.iter().map(|port| port.id).collect();
         let mut made = Subsystem::new(nqn, &self.machine, namespaces, hosts);
+        if !is_open {
+            made = made.closed();
+        }
         if let Some(at) = at {
             made = made.with_ports(at);
         }
@@ -111,6 +117,18 @@ impl Live for LiveSubsystems {
     fn detach(&self, target: &str, number: u32) -> Result<(), String> {
         let gone = self.subsystem(target)?.detach(|namespace| namespace.nsid == number);
         if gone.is_empty() { Err(format!("{target}: there is no namespace {number}")) } else { Ok(()) }
+    }
+
+    fn add_host(&self, target: &str, host: &HostEntry) -> Result<(), String> {
+        self.hosts.add(&self.node, &*self.subsystem(target)?, host)
+    }
+
+    fn remove_host(&self, target: &str, host: &str) -> Result<(), String> {
+        self.hosts.remove(&self.node, &*self.subsystem(target)?, host)
+    }
+
+    fn read_keys(&self, target: &str, host: Option<&str>) -> Result<u32, String> {
+        self.hosts.read_again(&self.node, &*self.subsystem(target)?, host)
     }
 
     fn set_ana_state(
