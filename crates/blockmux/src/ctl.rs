@@ -5,7 +5,7 @@
 
 use crate::failure::Failure;
 use crate::output::{both_sizes, print, printable};
-use crate::protocol::nvme_tcp::State;
+use crate::protocol::nvme_tcp::{HostEntry, State};
 use blockmux_volume::units::{human_size, parse_size};
 use rustix::fd::AsFd;
 use rustix::net::sockopt::socket_peercred;
@@ -115,6 +115,27 @@ pub(crate) enum Request {
         /// NSID or LUN
         number: u32,
     },
+    /// Let a host use a subsystem, or change what holds for it; files are read by the daemon
+    AddHost {
+        /// Subsystem NQN
+        target: String,
+        #[command(flatten)]
+        host: HostEntry,
+    },
+    /// Let a host use a subsystem no more, and end its controllers
+    RemoveHost {
+        /// Subsystem NQN
+        target: String,
+        /// Its NQN
+        hostnqn: String,
+    },
+    /// Read the secret and key files of a subsystem's hosts again
+    ReadKeys {
+        /// Subsystem NQN
+        target: String,
+        /// One host [default: all]
+        hostnqn: Option<String>,
+    },
     /// Set how listeners lead to an ANA group; hosts are told
     Ana {
         /// Subsystem NQN
@@ -145,6 +166,10 @@ pub(crate) enum Answer {
     /// NSID or LUN.
     Attached {
         number: u32,
+    },
+    /// Of how many hosts.
+    KeysRead {
+        hosts: u32,
     },
     Done,
     /// Why it was not done, and what to do.
@@ -206,7 +231,18 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         (Answer::Attached { number }, _, Request::Attach { target, .. }) => {
             print(format_args!("{}  {number}", printable(&target)))
         }
-        (Answer::Done, _, Request::Remove { .. } | Request::Detach { .. } | Request::Ana { .. }) => Ok(()),
+        (Answer::KeysRead { hosts }, _, Request::ReadKeys { .. }) => {
+            print(format_args!("read the files of {hosts} {}", if hosts == 1 { "host" } else { "hosts" }))
+        }
+        (
+            Answer::Done,
+            _,
+            Request::Remove { .. }
+            | Request::Detach { .. }
+            | Request::AddHost { .. }
+            | Request::RemoveHost { .. }
+            | Request::Ana { .. },
+        ) => Ok(()),
         (Answer::Status(status), Command::Status { json: true }, _) => {
             print(serde_json::to_string(&status).map_err(Failure::run)?)
         }
@@ -219,6 +255,9 @@ impl Command {
     fn request(&self) -> Request {
         match self {
             Command::Status { .. } => Request::Status,
+            Command::Change(Request::AddHost { target, host }) => {
+                Request::AddHost { target: target.clone(), host: host.clone().absolute() }
+            }
             Command::Change(request) => request.clone(),
         }
     }
@@ -309,6 +348,7 @@ Examples:
   blockmux ctl unix:/run/user/1000/blockmux.sock add data=file:/srv/data.img
   blockmux ctl unix:/run/user/1000/blockmux.sock attach data NQN 2
   blockmux ctl unix:/run/user/1000/blockmux.sock ana NQN 1 inaccessible
+  blockmux ctl unix:/run/user/1000/blockmux.sock add-host NQN HOSTNQN
 
 A RAM volume or a file gets the size that is given. Without a size, that of the
 file below is looked at again; another size of a block device, an iSCSI unit or
@@ -321,7 +361,13 @@ targets or subsystems, a target and a subsystem of its own; AoE has the disks
 that it began with. NVMe hosts are told of namespaces that come and go by an
 event, iSCSI initiators of logical units by a unit attention. I/O on a volume
 that was removed fails; what was written before is flushed. Nothing of this
-outlives the daemon: what is to be there again belongs in the config file.";
+outlives the daemon: what is to be there again belongs in the config file.
+
+Hosts can be added to a subsystem that the config file has some for, be it none
+(hosts = []). One that is there already gets what is said now, and of what is
+not said nothing: it proves itself by the new secret when it connects again. A
+host that was removed loses its connections. Secrets are in files that only the
+daemon's user may read (chmod 600), and on no command line.";
 
 #[cfg(test)]
 mod tests {

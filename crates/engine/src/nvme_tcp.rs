@@ -8,9 +8,10 @@ use crate::secure::Secure;
 use crate::sys;
 use crate::target::TargetTask;
 use blockmux_proto::exports::Exports;
-use blockmux_proto::nvmeof::node::{MAX_UNCONNECTED, Node, SecureChannel};
+use blockmux_proto::nvmeof::node::{Node, SecureChannel};
 use blockmux_proto::nvmeof::psk::{PskHash, TlsPsk};
 use blockmux_proto::nvmeof::tcp::target::TargetSession;
+use blockmux_proto::nvmeof::unconnected::MAX_UNCONNECTED;
 use blockmux_tls::{Hash, Lookup, Psk};
 use blockmux_volume::Core;
 use std::sync::Arc;
@@ -22,13 +23,14 @@ use tracing::warn;
 #[must_use]
 pub fn serve(node: &Arc<Node>, port: u16, exports: &Exports) -> Serve {
     let (node, exports) = (node.clone(), exports.clone());
-    let secure_channel = node.secure_channel();
     let lookup = lookup(&node);
     Arc::new(move |core, stream, permit| {
-        let Some(connect) = node.begin_connect() else {
-            warn!(peer = stream.peer(), "refused: {MAX_UNCONNECTED} connections have no queue yet");
-            return;
-        };
+        let (local_ip, hang_up) = (stream.local_ip(), Arc::new(stream.hang_up()));
+        let (connect, is_crowded) = node.begin_connect(stream.peer_ip(), hang_up.clone());
+        if is_crowded {
+            let peer = stream.peer();
+            warn!(peer, "{MAX_UNCONNECTED} others have no queue yet; one of those from one address is cut");
+        }
         let seed = match sys::random_bytes() {
             Ok(seed) => seed,
             Err(error) => {
@@ -36,7 +38,6 @@ pub fn serve(node: &Arc<Node>, port: u16, exports: &Exports) -> Serve {
                 return;
             }
         };
-        let (local_ip, hang_up) = (stream.local_ip(), Arc::new(stream.hang_up()));
         let session = TargetSession::new(node.clone(), core.pool().clone(), core.now())
             .admitted(connect, local_ip, hang_up)
             .at_port(port)
@@ -45,7 +46,7 @@ pub fn serve(node: &Arc<Node>, port: u16, exports: &Exports) -> Serve {
                 let core = core.clone();
                 Box::new(move |waker| bell(&core, waker))
             });
-        let secure = match secure_channel {
+        let secure = match node.secure_channel() {
             SecureChannel::None => {
                 return TargetTask::spawn(core, stream, session, exports.clone(), permit);
             }

@@ -121,6 +121,12 @@ impl Stream {
         Some(self.socket.local_addr().ok()?.as_socket()?.ip())
     }
 
+    /// The address that the peer comes from; `None` for a Unix socket.
+    #[must_use]
+    pub fn peer_ip(&self) -> Option<IpAddr> {
+        Some(self.socket.peer_addr().ok()?.as_socket()?.ip())
+    }
+
     /// How many bytes one of TCP's segments holds; `None` for a Unix socket.
     #[must_use]
     pub fn segment_len(&self) -> Option<usize> {

@@ -78,7 +78,7 @@ struct TwoPortals {
 
 impl TwoPortals {
     fn new(seed: u64) -> TwoPortals {
-        let Slow { volume: below, exports, counts } = Slow::new(Duration::ZERO);
+        let Slow { volume: below, exports, counts, .. } = Slow::new(Duration::ZERO);
         let unit = LogicalUnit::new(Identity::of("disk0"), below);
         let (id, _) = exports[0].iter().next().unwrap();
         let name = target_name("disk0");

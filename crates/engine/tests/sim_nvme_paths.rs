@@ -18,6 +18,7 @@ use blockmux_wire::nvme::log::AnaState;
 use nvme_sides::{GROUP, dialer, endpoint, node};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use two_paths::{
     Client, PATIENCE, Paths, SIZE, Slow, address, both_paths_may_be_lost_for_a_while,
@@ -31,6 +32,7 @@ struct TwoPorts {
     exports: [Exports; 2],
     cores: [Rc<SimCore>; 2],
     client: Client,
+    loses: [Arc<AtomicBool>; 2],
 }
 
 impl TwoPorts {
@@ -40,7 +42,7 @@ impl TwoPorts {
 
     /// By the second port everything takes so much longer.
     fn unequal(seed: u64, policy: Policy, longer: Duration) -> TwoPorts {
-        let Slow { exports, counts, .. } = Slow::new(longer);
+        let Slow { exports, counts, loses, .. } = Slow::new(longer);
         let (node, subsystem) = node(&exports[0]);
         let mut world = World::new(SimNet::new(seed, Weather::FAIR));
         let cores = [0, 1].map(|_| world.add_core(16 << 20));
@@ -50,7 +52,7 @@ impl TwoPorts {
         let volume = RemoteVolume::<_, SimCore>::new(dialer, info, 1, PATIENCE);
         let channel = volume.open(&core, 64, ReadyList::new().waker(0)).unwrap();
         let client = Client { world, channel, counts };
-        let mut paths = TwoPorts { node, subsystem, exports, cores, client };
+        let mut paths = TwoPorts { node, subsystem, exports, cores, client, loses };
         (0..2).for_each(|path| paths.start(path));
         paths.client.run(1000);
         paths
@@ -143,6 +145,66 @@ fn what_waits_for_a_path_to_become_one_is_done_then_or_fails_after_patience() {
     assert_eq!(paths.client.ended(), []);
     paths.client.run(10_000);
     assert_eq!(paths.client.ended(), vec![Err(IoError::PathLost); 32]);
+}
+
+#[test]
+fn what_is_lost_behind_a_path_is_done_by_the_other_at_once_and_the_path_is_tried_again() {
+    for seed in 0..10 {
+        let mut paths = TwoPorts::new(seed, Policy::RoundRobin);
+        paths.loses[0].store(true, Ordering::Relaxed);
+        paths.client.write(1);
+        paths.client.all_end_well();
+        paths.client.holds(1);
+        let [lost, done] = paths.client.counts();
+        assert!(lost >= 16 && done == 32 + 32, "{lost} were lost, and {done} done");
+        paths.loses[0].store(false, Ordering::Relaxed);
+        paths.client.run(2000);
+        paths.client.write(2);
+        paths.client.all_end_well();
+        assert_eq!(paths.client.counts(), [16, 16], "in turn again");
+        paths.client.holds(2);
+    }
+}
+
+#[test]
+fn what_is_lost_behind_all_paths_fails_after_patience_and_neither_is_flooded_with_it() {
+    let mut paths = TwoPorts::new(1, Policy::RoundRobin);
+    paths.loses.iter().for_each(|loses| loses.store(true, Ordering::Relaxed));
+    paths.client.write(1);
+    assert_eq!(paths.client.ended(), []);
+    let mut ended = Vec::new();
+    for _ in 0..6 {
+        ended.extend(paths.client.ended());
+    }
+    assert_eq!(ended, vec![Err(IoError::PathLost); 32]);
+    let tries: usize = paths.client.counts().iter().sum();
+    assert!(tries < 32 * 40, "{tries} tries of 32 writes in {PATIENCE:?}");
+    paths.loses[1].store(false, Ordering::Relaxed);
+    paths.client.run(2000);
+    paths.client.write(2);
+    paths.client.all_end_well();
+    paths.client.holds(2);
+}
+
+#[test]
+fn what_is_lost_behind_the_only_path_waits_for_it_and_fails_after_patience() {
+    let mut paths = TwoPorts::new(1, Policy::RoundRobin);
+    paths.kill(1);
+    paths.client.run(1000);
+    paths.client.counts();
+    paths.loses[0].store(true, Ordering::Relaxed);
+    paths.client.write(1);
+    assert_eq!(paths.client.ended(), []);
+    paths.loses[0].store(false, Ordering::Relaxed);
+    paths.client.run(2000);
+    paths.client.all_end_well();
+    paths.client.holds(1);
+    paths.loses[0].store(true, Ordering::Relaxed);
+    paths.client.write(2);
+    let ended: Vec<_> = (0..7).flat_map(|_| paths.client.ended()).collect();
+    assert_eq!(ended, vec![Err(IoError::PathLost); 32]);
+    let tries = paths.client.counts()[0];
+    assert!(tries < 32 * 25, "{tries} tries of 32 writes in {PATIENCE:?}");
 }
 
 #[test]

@@ -130,7 +130,7 @@ fn what_an_iscsi_target_gives_up_when_it_is_asked_to_is_sent_again_over_the_same
     assert!(done.iter().all(|done| matches!(done.result, Err(IoError::PathLost))), "{done:?}");
     assert_eq!((done.len(), scene.connections()), (20, 1));
     let said = scene.said();
-    assert!(said.contains(" requests fail: sent again and again for 60 s, they got no answer"), "{said}");
+    assert!(said.contains(" requests fail: sent again and again for 60 s, they got nowhere"), "{said}");
     scene.submit(1, Op::Write { fua: false });
     scene.run_for(1);
     assert!(matches!(scene.done()[..], [Completion { tag: Tag(1), result: Ok(_) }]));

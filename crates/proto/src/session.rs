@@ -222,6 +222,8 @@ pub enum PathRank {
     Good,
     /// It may work in a while.
     Poor,
+    /// It fails what goes by it, and is left alone for a while.
+    Failing,
     /// Not now.
     Unusable,
 }
@@ -339,8 +341,8 @@ pub trait Initiator: Timed {
     /// Its control has learned how well it reaches its volume.
     fn set_path_rank(&mut self, _rank: PathRank) {}
 
-    /// A request that was taken and that another session may be able to do, but not this one now. Only where the session
-    /// was told that there are others.
+    /// A request that was taken and that another session may be able to do, but not this one now: where the session was
+    /// told that there are others, and on a path that is [`PathRank::Failing`].
     fn poll_misplaced(&mut self) -> Option<Io> {
         None
     }

@@ -127,6 +127,30 @@ pub(crate) trait Live: Send {
     /// If there is none.
     fn detach(&self, target: &str, number: u32) -> Result<(), String>;
 
+    /// Lets a host use a subsystem, or changes what holds for it.
+    ///
+    /// # Errors
+    /// If everybody may use it, or a file of the host's is wrong.
+    fn add_host(&self, target: &str, _host: &nvme_tcp::HostEntry) -> Result<(), String> {
+        Err(format!("{target}: iSCSI's initiators are in the config file; name a subsystem of NVMe"))
+    }
+
+    /// Lets a host use a subsystem no more, and ends what it has there.
+    ///
+    /// # Errors
+    /// If there is no such host.
+    fn remove_host(&self, target: &str, _host: &str) -> Result<(), String> {
+        Err(format!("{target}: iSCSI's initiators are in the config file; name a subsystem of NVMe"))
+    }
+
+    /// Reads the files of one host again, or of all; answers how many hosts have some.
+    ///
+    /// # Errors
+    /// If a file is wrong; then nothing has changed.
+    fn read_keys(&self, target: &str, _host: Option<&str>) -> Result<u32, String> {
+        Err(format!("{target}: iSCSI's initiators are in the config file; name a subsystem of NVMe"))
+    }
+
     /// Sets how listeners lead to an ANA group: the one that is named, or all.
     ///
     /// # Errors

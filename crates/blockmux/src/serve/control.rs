@@ -189,6 +189,16 @@ impl Desk {
             Request::Detach { target, number } => {
                 self.change(target, |live| live.detach(target, *number)).map(|()| Answer::Done)
             }
+            Request::AddHost { target, host } => {
+                self.change(target, |live| live.add_host(target, host)).map(|()| Answer::Done)
+            }
+            Request::RemoveHost { target, hostnqn } => {
+                self.change(target, |live| live.remove_host(target, hostnqn)).map(|()| Answer::Done)
+            }
+            Request::ReadKeys { target, hostnqn } => {
+                let read = |live: &dyn Live| live.read_keys(target, hostnqn.as_deref());
+                self.change(target, read).map(|hosts| Answer::KeysRead { hosts })
+            }
             Request::Ana { target, group, state, at } => {
                 let set = |live: &dyn Live| live.set_ana_state(target, *group, state.word(), *at);
                 self.change(target, set).map(|()| Answer::Done)

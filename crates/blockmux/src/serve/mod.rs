@@ -130,7 +130,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode, Failure> {
     let control = setup.control.as_ref().map(control::bind).transpose()?;
     let addresses: Vec<_> =
         listeners.iter().map(|(protocol, listener)| (*protocol, listener.address().clone())).collect();
-    check_states(&setup, &addresses)?;
+    check_listeners(&setup, &addresses)?;
     let exports = setup.open()?;
     let announcement = Announcement::new(&exports, &addresses, &setup.settings).with_disks(&setup.aoe);
     allow_files();
@@ -167,7 +167,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode, Failure> {
 }
 
 /// Whether every listener that the config says something of is there, if there is any of its protocol.
-fn check_states(setup: &Setup, addresses: &[(&'static Protocol, Address)]) -> Result<(), Failure> {
+fn check_listeners(setup: &Setup, addresses: &[(&'static Protocol, Address)]) -> Result<(), Failure> {
     let tcp = addresses.iter().filter_map(|(protocol, address)| match address {
         Address::Tcp(tcp) if protocol.name == NVME_TCP.name => Some(*tcp),
         _ => None,
@@ -176,7 +176,7 @@ fn check_states(setup: &Setup, addresses: &[(&'static Protocol, Address)]) -> Re
     if tcp.is_empty() {
         return Ok(());
     }
-    nvme_tcp::check_states(&setup.settings, &tcp).map_err(Failure::request)
+    nvme_tcp::check_listeners(&setup.settings, &tcp).map_err(Failure::request)
 }
 
 /// Lets the process open as many files as it may: each connection takes one, and one more for each file below.

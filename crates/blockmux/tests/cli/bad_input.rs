@@ -279,6 +279,12 @@ fn a_state_at_a_listener_that_is_not_there_is_refused() {
     let said = text_of(&output);
     assert!(said.contains("ana_group 1: nobody listens at 127.0.0.1:1; name one of 127.0.0.1:"), "{said}");
     assert_eq!((said.lines().count(), output.status.code()), (1, Some(2)));
+    let text = text.replace("{ 1 = 'a' }", "{ 1 = 'a' }\nlisteners = ['127.0.0.1:2']");
+    std::fs::write(file.path(), text).unwrap();
+    let output = blockmux(["serve", "--config", file.path().to_str().unwrap()]);
+    let said = text_of(&output);
+    assert!(said.contains("listeners: nobody listens at 127.0.0.1:2; name one of 127.0.0.1:"), "{said}");
+    assert_eq!((said.lines().count(), output.status.code()), (1, Some(2)));
 }
 
 #[test]

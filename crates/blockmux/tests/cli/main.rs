@@ -23,6 +23,7 @@ mod iser;
 mod memory;
 mod nvme;
 mod nvme_hostile;
+mod nvme_hosts;
 mod nvme_tls;
 mod one_volume;
 mod program;

@@ -166,7 +166,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
             State::Open { session, is_checked: true, .. }
                 if self.queue.is_empty()
                     && session.room() > 0
-                    && !(self.has_other_paths && session.path_rank() == PathRank::Unusable) =>
+                    && !is_shut(session.path_rank(), self.has_other_paths) =>
             {
                 session.submit(io);
                 self.in_flight += 1;
@@ -217,7 +217,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
             State::Open { .. } => {
                 self.check_silence();
                 let progress = self.run_open();
-                let progress = self.take_aborted().unwrap_or(progress);
+                let progress = self.take_handed_back().unwrap_or(progress);
                 self.look_for_answers().unwrap_or(progress)
             }
             State::Down => Progress::Idle,
@@ -351,10 +351,6 @@ impl<D: Dialer, H: Host> Link<D, H> {
             self.in_flight -= 1;
             self.done.push(completion);
         }
-        while let Some(io) = session.poll_misplaced() {
-            self.in_flight -= 1;
-            self.queue.push_back(io);
-        }
         let rank = is_checked.then(|| session.path_rank());
         if rank == Some(PathRank::Unusable)
             && self.told_rank != PathRank::Unusable
@@ -363,7 +359,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
             self.told_rank = PathRank::Unusable;
             control.look_at_path();
         }
-        let is_none = self.has_other_paths && rank == Some(PathRank::Unusable);
+        let is_none = rank.is_some_and(|rank| is_shut(rank, self.has_other_paths));
         if self.has_other_paths && (rank != self.rank || (is_none && !self.queue.is_empty())) {
             self.rank = rank;
             self.party.is_changed.set(true);
@@ -412,7 +408,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
 
     /// Whether requests get anywhere by it.
     pub(super) fn is_usable(&self) -> bool {
-        self.rank().is_some_and(|rank| !self.has_other_paths || rank != PathRank::Unusable)
+        self.rank().is_some_and(|rank| !is_shut(rank, self.has_other_paths))
     }
 
     /// What waits here and was never sent, or has been given up; by one of several paths, whatever waits for it.
@@ -420,6 +416,13 @@ impl<D: Dialer, H: Host> Link<D, H> {
         let waits_for_it = self.was_open && !self.has_other_paths;
         if waits_for_it || self.is_usable() { VecDeque::new() } else { std::mem::take(&mut self.queue) }
     }
+}
+
+/// Whether nothing is sent by a path now. One that the target calls none is used all the same where there is no other,
+/// and one that fails is not.
+#[inline]
+fn is_shut(rank: PathRank, has_others: bool) -> bool {
+    rank == PathRank::Failing || has_others && rank == PathRank::Unusable
 }
 
 /// By no path anybody gets there.

@@ -281,7 +281,7 @@ struct Party {
     open: Cell<usize>,
     /// Requests may have to move from one to another.
     is_changed: Cell<bool>,
-    /// Requests that got no answer in time by any of them.
+    /// Requests that got no answer in time by any of them, or failed on their way.
     late: RefCell<Late>,
 }
 

@@ -62,12 +62,12 @@ impl Overdue {
     }
 }
 
-/// Requests of a channel that were sent again because there was no answer, and since when.
+/// Requests of a channel that are sent again because there was no answer, or none that was of the volume, and since when.
 #[derive(Default)]
 pub(super) struct Late(Vec<(Tag, Instant)>);
 
 impl Late {
-    /// This request stayed unanswered, perhaps not for the first time: since when that has been so.
+    /// This request got nowhere, perhaps not for the first time: since when that has been so.
     pub(super) fn add(&mut self, tag: Tag, now: Instant) -> Instant {
         match self.0.iter().find(|(late, _)| *late == tag) {
             Some((_, since)) => *since,

@@ -9,7 +9,7 @@ use blockmux_volume::{
 };
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// Of the volume, in bytes.
@@ -27,6 +27,8 @@ pub(crate) struct Slow {
     pub(crate) volume: Arc<dyn Volume>,
     pub(crate) exports: [Exports; 2],
     pub(crate) counts: [Arc<AtomicUsize>; 2],
+    /// Whether what comes by each portal is lost behind it.
+    pub(crate) loses: [Arc<AtomicBool>; 2],
 }
 
 impl Slow {
@@ -38,13 +40,16 @@ impl Slow {
         let volume = slowed(Arc::new(MemVolume::new(SIZE)), Duration::from_millis(2));
         let mut ways = [volume.clone(), slowed(volume.clone(), longer)].into_iter();
         let counts = [Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0))];
+        let loses = [Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false))];
+        let mut all_loses = loses.iter().cloned();
         let exports = counts.each_ref().map(|count| {
             let below = ways.next().expect("there are two");
-            let volume = Arc::new(Counted { below, count: count.clone() });
+            let loses = all_loses.next().expect("there are two");
+            let volume = Arc::new(Counted { below, count: count.clone(), loses });
             let (name, description) = ("disk0".to_owned(), String::new());
             Exports::new(vec![Export { name, description, read_only: false, volume }])
         });
-        Slow { volume, exports, counts }
+        Slow { volume, exports, counts, loses }
     }
 }
 
@@ -52,11 +57,15 @@ impl Slow {
 struct Counted {
     below: Arc<dyn Volume>,
     count: Arc<AtomicUsize>,
+    loses: Arc<AtomicBool>,
 }
 
 struct CountedChannel {
     below: Box<dyn Channel>,
     count: Arc<AtomicUsize>,
+    loses: Arc<AtomicBool>,
+    lost: Vec<Completion>,
+    waker: Waker,
 }
 
 impl Volume for Counted {
@@ -65,14 +74,19 @@ impl Volume for Counted {
     }
 
     fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
-        let below = self.below.open(core, depth, waker)?;
-        Ok(Box::new(CountedChannel { below, count: self.count.clone() }))
+        let below = self.below.open(core, depth, waker.clone())?;
+        let (count, loses) = (self.count.clone(), self.loses.clone());
+        Ok(Box::new(CountedChannel { below, count, loses, lost: Vec::new(), waker }))
     }
 }
 
 impl Channel for CountedChannel {
     fn submit(&mut self, io: Io) {
         self.count.fetch_add(1, Ordering::Relaxed);
+        if self.loses.load(Ordering::Relaxed) {
+            self.lost.push(Completion { tag: io.tag, result: Err(IoError::PathLost) });
+            return self.waker.wake();
+        }
         self.below.submit(io);
     }
 
@@ -81,6 +95,7 @@ impl Channel for CountedChannel {
     }
 
     fn poll(&mut self, done: &mut Vec<Completion>) {
+        done.append(&mut self.lost);
         self.below.poll(done);
     }
 }

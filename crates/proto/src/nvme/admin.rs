@@ -126,8 +126,11 @@ impl AdminQueue {
                 Err(status) => Outcome::failure(status),
             },
             AdminOpcode::GET_LOG_PAGE => {
+                let features: Vec<FeatureId> =
+                    (0..=u8::MAX).map(FeatureId).filter(|feature| self.has_feature(*feature)).collect();
                 let logs = (&mut self.events, &*self.place.errors);
-                log_page::part((&self.subsystem, &self.view), logs, self.port, sqe, discovery)
+                let has = |feature| features.contains(&feature);
+                log_page::part((&self.subsystem, &self.view), logs, &has, (self.port, sqe), discovery)
             }
             AdminOpcode::KEEP_ALIVE => Outcome::success(0),
             AdminOpcode::ASYNC_EVENT_REQUEST if self.events.waiting() >= MAX_EVENT_REQUESTS => {

@@ -44,6 +44,8 @@ struct Controller {
     is_enabled: bool,
     /// Its admin queue is gone.
     is_over: bool,
+    /// Its host has proved who it is, or need not. Until then it takes no other host's place, whatever it calls itself.
+    is_proved: bool,
 }
 
 /// A connected I/O queue.
@@ -97,10 +99,10 @@ pub(crate) enum Unconnected {
 }
 
 impl Associations {
-    /// A new controller for that host.
+    /// A new controller for that host, which has proved who it is or will have to.
     pub(crate) fn connect_admin(
         self: &Arc<Associations>,
-        host: Host,
+        (host, is_proved): (Host, bool),
         hang_up: Option<HangUp>,
         letters: Arc<Letterbox>,
     ) -> Result<AdminPlace, Unconnected> {
@@ -111,15 +113,16 @@ impl Associations {
         if live.controllers.values().any(|other| other.is_over && other.host == host) {
             return Err(Unconnected::Later);
         }
-        if live.controllers.values().filter(|other| other.host.nqn == host.nqn).count() >= MAX_OF_HOST {
+        if is_proved && !live.has_room_for(&host.nqn) {
             return Err(Unconnected::Full);
         }
         let cntlid = live.next().ok_or(Unconnected::Full)?;
         let queues = Vec::new();
         let errors = Arc::<ErrorLog>::default();
         let log = errors.clone();
+        let (is_enabled, is_over) = (false, false);
         let controller =
-            Controller { host, letters, hang_up, errors: log, queues, is_enabled: false, is_over: false };
+            Controller { host, letters, hang_up, errors: log, queues, is_enabled, is_over, is_proved };
         live.controllers.insert(cntlid, controller);
         Ok(AdminPlace { associations: self.clone(), cntlid, errors })
     }
@@ -159,6 +162,20 @@ impl Associations {
         live.controllers.values().filter_map(|controller| controller.hang_up.as_ref()).for_each(|cut| cut());
     }
 
+    /// The controllers of that host are cut off.
+    pub(crate) fn cut(&self, host: &Nqn) {
+        self.of_name(host, |controller| controller.hang_up.iter().for_each(|cut| cut()));
+    }
+
+    /// Leaves a letter with each controller of the host of that name.
+    pub(crate) fn tell_named(&self, host: &Nqn, letter: impl Fn() -> Letter) {
+        self.of_name(host, |controller| controller.letters.post(letter()));
+    }
+
+    fn of_name(&self, host: &Nqn, each: impl Fn(&Controller)) {
+        self.live().controllers.values().filter(|controller| controller.host.nqn == *host).for_each(each);
+    }
+
     /// Identifiers of all controllers, in order.
     pub(crate) fn controllers(&self) -> Vec<u16> {
         self.live().controllers.keys().copied().collect()
@@ -189,9 +206,17 @@ impl Associations {
 }
 
 impl Live {
+    /// Whether there may be one more controller whose host has proved who it is. The others are bounded by their
+    /// connections, which have not.
+    fn has_room_for(&self, host: &Nqn) -> bool {
+        let proved = || self.controllers.values().filter(|other| other.is_proved);
+        proved().count() < MAX_CONTROLLERS
+            && proved().filter(|other| other.host.nqn == *host).count() < MAX_OF_HOST
+    }
+
     /// An identifier that was not used for as long as possible.
     fn next(&mut self) -> Option<u16> {
-        if self.controllers.len() >= MAX_CONTROLLERS {
+        if self.controllers.len() >= usize::from(CNTLID_MAX) {
             return None;
         }
         loop {
@@ -210,6 +235,17 @@ impl Controller {
 }
 
 impl AdminPlace {
+    /// The host has proved who it is; answers whether there may be one more controller of its.
+    pub(crate) fn prove(&self) -> bool {
+        let mut live = self.associations.live();
+        let Some(own) = live.controllers.get(&self.cntlid) else { return false };
+        let has_room = own.is_proved || live.has_room_for(&own.host.nqn);
+        if let Some(own) = live.controllers.get_mut(&self.cntlid).filter(|_| has_room) {
+            own.is_proved = true;
+        }
+        has_room
+    }
+
     /// CC.EN is set: I/O queues may connect.
     pub(crate) fn enable(&self) {
         self.with(|controller| controller.is_enabled = true);
@@ -284,7 +320,7 @@ mod tests {
     #[test]
     fn an_io_queue_needs_an_enabled_controller_of_its_host() {
         let all = Arc::new(Associations::default());
-        let admin = all.connect_admin(host(1), None, Letterbox::new(None)).unwrap();
+        let admin = all.connect_admin((host(1), true), None, Letterbox::new(None)).unwrap();
         let connect = |host: &Host, cntlid, qid| {
             all.connect_io(host, cntlid, qid, None, Letterbox::new(None)).map(|_place| ())
         };
@@ -303,7 +339,7 @@ mod tests {
     #[test]
     fn with_its_admin_queue_an_association_ends_and_its_host_waits_until_it_is_over() {
         let all = Arc::new(Associations::default());
-        let admin = all.connect_admin(host(1), None, Letterbox::new(None)).unwrap();
+        let admin = all.connect_admin((host(1), true), None, Letterbox::new(None)).unwrap();
         admin.enable();
         let cuts = Arc::new(AtomicUsize::new(0));
         let hang_up: HangUp = {
@@ -314,21 +350,24 @@ mod tests {
         };
         let queue = all.connect_io(&host(1), admin.cntlid, 1, Some(hang_up), Letterbox::new(None)).unwrap();
         // A second path of the same host is a controller of its own.
-        let other = all.connect_admin(host(1), None, Letterbox::new(None)).unwrap();
+        let other = all.connect_admin((host(1), true), None, Letterbox::new(None)).unwrap();
         assert_ne!(other.cntlid, admin.cntlid);
         drop(admin);
         assert_eq!(cuts.load(Ordering::Relaxed), 1);
-        assert_eq!(all.connect_admin(host(1), None, Letterbox::new(None)).err(), Some(Unconnected::Later));
-        assert!(all.connect_admin(host(2), None, Letterbox::new(None)).is_ok());
+        assert_eq!(
+            all.connect_admin((host(1), true), None, Letterbox::new(None)).err(),
+            Some(Unconnected::Later)
+        );
+        assert!(all.connect_admin((host(2), true), None, Letterbox::new(None)).is_ok());
         drop(queue);
-        assert!(all.connect_admin(host(1), None, Letterbox::new(None)).is_ok());
+        assert!(all.connect_admin((host(1), true), None, Letterbox::new(None)).is_ok());
         assert_eq!(all.controllers(), [other.cntlid]);
     }
 
     #[test]
     fn a_controller_that_is_disabled_has_queues_until_they_are_gone() {
         let all = Arc::new(Associations::default());
-        let admin = all.connect_admin(host(1), None, Letterbox::new(None)).unwrap();
+        let admin = all.connect_admin((host(1), true), None, Letterbox::new(None)).unwrap();
         admin.enable();
         let queue = all.connect_io(&host(1), admin.cntlid, 1, None, Letterbox::new(None)).unwrap();
         admin.disable();
@@ -340,16 +379,21 @@ mod tests {
     #[test]
     fn controllers_are_bounded_and_one_host_leaves_some_for_others() {
         let all = Arc::new(Associations::default());
-        let connect = |name: &str, n: u8| {
+        let connect_as = |name: &str, n: u8, is_proved| {
             let host = Host { nqn: Nqn::new(name).unwrap(), id: [n; 16] };
-            all.connect_admin(host, None, Letterbox::new(None))
+            all.connect_admin((host, is_proved), None, Letterbox::new(None))
         };
+        let connect = |name: &str, n: u8| connect_as(name, n, true);
         // Whatever identifiers it has.
         let greedy: Vec<_> = (0..MAX_OF_HOST).map(|n| connect("nqn.a", n as u8).unwrap()).collect();
         assert_eq!(connect("nqn.a", 0).err(), Some(Unconnected::Full));
         let others: Vec<_> = (MAX_OF_HOST..MAX_CONTROLLERS).map(|_| connect("nqn.b", 0).unwrap()).collect();
         assert_eq!(connect("nqn.c", 0).err(), Some(Unconnected::Full));
+        // Who has not proved that it is `nqn.c` takes nobody's place, and gets none by its proof while there is none.
+        let unproved: Vec<_> = (0..2000).map(|_| connect_as("nqn.c", 0, false).unwrap()).collect();
+        assert!(!unproved[0].prove());
         drop(greedy);
+        assert!(unproved[0].prove());
         assert!(connect("nqn.c", 0).is_ok() && connect("nqn.a", 0).is_ok());
         drop(others);
     }

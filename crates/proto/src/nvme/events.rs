@@ -66,7 +66,7 @@ impl Events {
     /// Something has happened.
     pub(super) fn hear(&mut self, letter: &Letter) {
         match *letter {
-            Letter::NamespaceChanged(nsid) => {
+            Letter::NamespaceChanged(nsid) | Letter::NamespaceShown(nsid) => {
                 // One more than the log has place for says that there were too many.
                 if self.changed.len() <= CHANGED_NAMESPACES_MAX {
                     self.changed.insert(nsid);
@@ -92,14 +92,21 @@ impl Events {
         }
     }
 
-    /// The host has read the ANA log page.
-    pub(super) fn ana_is_read(&mut self) {
-        self.ana = Told::Nothing;
-    }
-
-    /// The host has read the discovery log page.
-    pub(super) fn discovery_is_read(&mut self) {
-        self.discovery = Told::Nothing;
+    /// The host has read a log page, and wants to hear of what comes after that.
+    pub(super) fn is_read(&mut self, page: LogPage) {
+        match page {
+            LogPage::CHANGED_NAMESPACE_LIST => {
+                self.changed.clear();
+                self.namespaces = Told::Nothing;
+            }
+            LogPage::RESERVATION_NOTIFICATION => {
+                self.notifications.pop_front();
+                self.reservation = if self.notifications.is_empty() { Told::Nothing } else { Told::Due };
+            }
+            LogPage::ASYMMETRIC_NAMESPACE_ACCESS => self.ana = Told::Nothing,
+            LogPage::DISCOVERY => self.discovery = Told::Nothing,
+            _ => {}
+        }
     }
 
     /// The next event for the oldest request: its place, and the result.
@@ -130,31 +137,23 @@ impl Events {
     }
 
     /// The Changed Namespace List; with `clears` it begins anew.
-    pub(super) fn changed_namespaces(&mut self, clears: bool) -> Vec<u8> {
+    pub(super) fn changed_namespaces(&self) -> Vec<u8> {
         let mut page: Vec<u8> = match self.changed.len() {
             0..=CHANGED_NAMESPACES_MAX => self.changed.iter().copied().flat_map(u32::to_le_bytes).collect(),
             _ => NSID_ALL.to_le_bytes().to_vec(),
         };
         page.resize(CHANGED_NAMESPACES_MAX.saturating_mul(4), 0);
-        if clears {
-            self.changed.clear();
-            self.namespaces = Told::Nothing;
-        }
         page
     }
 
-    /// The oldest reservation notification; with `clears` the next one follows.
-    pub(super) fn reservation_notification(&mut self, clears: bool) -> Vec<u8> {
+    /// The oldest reservation notification; the next one follows when it was read.
+    pub(super) fn reservation_notification(&self) -> Vec<u8> {
         let more = self.notifications.len().saturating_sub(1);
-        let oldest =
-            if clears { self.notifications.pop_front() } else { self.notifications.front().copied() };
+        let oldest = self.notifications.front().copied();
         let page = oldest.map_or_else(ReservationNotification::new_zeroed, |oldest| {
             // At most MAX_NOTIFICATIONS.
             ReservationNotification { available: more as u8, ..oldest }
         });
-        if clears {
-            self.reservation = if self.notifications.is_empty() { Told::Nothing } else { Told::Due };
-        }
         page.as_bytes().to_vec()
     }
 
@@ -202,10 +201,10 @@ mod tests {
         assert_eq!(events.next(), Some((0, 0x04_0002)));
         events.hear(&Letter::NamespaceChanged(1));
         assert_eq!(events.next(), None);
-        assert_eq!(events.changed_namespaces(false)[..12], [1, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0]);
-        events.changed_namespaces(true);
+        assert_eq!(events.changed_namespaces()[..12], [1, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0]);
+        events.is_read(LogPage::CHANGED_NAMESPACE_LIST);
         assert_eq!(events.next(), None);
-        assert_eq!(events.changed_namespaces(true)[..4], [0; 4]);
+        assert_eq!(events.changed_namespaces()[..4], [0; 4]);
         events.hear(&Letter::NamespaceChanged(2));
         assert_eq!(events.next(), Some((1, 0x04_0002)));
     }
@@ -224,9 +223,9 @@ mod tests {
     fn too_many_changed_namespaces_are_all_of_them() {
         let mut events = all();
         (1..=CHANGED_NAMESPACES_MAX as u32).for_each(|nsid| events.hear(&Letter::NamespaceChanged(nsid)));
-        assert_eq!(events.changed_namespaces(false)[4092..], 1024_u32.to_le_bytes());
+        assert_eq!(events.changed_namespaces()[4092..], 1024_u32.to_le_bytes());
         events.hear(&Letter::NamespaceChanged(5000));
-        let page = events.changed_namespaces(true);
+        let page = events.changed_namespaces();
         assert_eq!((&page[..4], &page[4..8]), (&[0xff; 4][..], &[0; 4][..]));
     }
 
@@ -240,7 +239,8 @@ mod tests {
         assert_eq!(events.next(), Some((0, 0x80_0006)));
         assert_eq!(events.next(), None);
         let page = |events: &mut Events| {
-            let page = events.reservation_notification(true);
+            let page = events.reservation_notification();
+            events.is_read(LogPage::RESERVATION_NOTIFICATION);
             (page[0], page[8], page[9], page[12])
         };
         assert_eq!(page(&mut events), (1, 1, 1, 1));

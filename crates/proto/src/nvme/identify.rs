@@ -79,7 +79,7 @@ fn find(view: &View, nsid: u32) -> Result<&Namespace, Status> {
 fn controller(subsystem: &Subsystem, view: &View, asker: &Asker<'_>) -> IdentifyController {
     let mut page = IdentifyController {
         sn: text(&subsystem.serial),
-        mn: text("Blockmux"),
+        mn: text(&subsystem.model),
         fr: text(env!("CARGO_PKG_VERSION")),
         cmic: CMIC_MULTI_PORT | CMIC_MULTI_CONTROLLER,
         mdts: MDTS,
@@ -165,7 +165,8 @@ fn namespace(namespace: &Namespace) -> IdentifyNamespace {
         nmic: NMIC_SHARED,
         nvmcap: u128::from(info.size).into(),
         nsattr: if namespace.read_only { NSATTR_WRITE_PROTECTED } else { 0 },
-        nguid: namespace.nguid,
+        nguid: namespace.identity.nguid,
+        eui64: namespace.identity.eui64.unwrap_or_default(),
         anagrpid: namespace.ana_group.into(),
         ..IdentifyNamespace::new_zeroed()
     };
@@ -228,19 +229,15 @@ fn descriptors(namespace: &Namespace) -> Vec<u8> {
         page.extend([kind.0, id.len() as u8, 0, 0]);
         page.extend(id);
     };
-    add(NamespaceIdType::NGUID, &namespace.nguid);
-    add(NamespaceIdType::UUID, &uuid(namespace.nguid));
+    let identity = &namespace.identity;
+    if let Some(eui64) = &identity.eui64 {
+        add(NamespaceIdType::EUI64, eui64);
+    }
+    add(NamespaceIdType::NGUID, &identity.nguid);
+    add(NamespaceIdType::UUID, &identity.uuid);
     add(NamespaceIdType::CSI, &[CSI_NVM]);
     page.resize(IDENTIFY_LEN, 0);
     page
-}
-
-/// The same identifier as a UUID of version 8: a hash (RFC 9562 §5.8).
-fn uuid(mut id: [u8; 16]) -> [u8; 16] {
-    let [.., version, _, variant, _, _, _, _, _, _, _] = &mut id;
-    *version = *version & 0x0f | 0x80;
-    *variant = *variant & 0x3f | 0x80;
-    id
 }
 
 /// Identifiers of controllers from `from` on.

@@ -22,6 +22,8 @@ pub(crate) struct Letterbox {
 pub(crate) enum Letter {
     /// To an admin queue: what Identify tells of this namespace has changed.
     NamespaceChanged(u32),
+    /// To an admin queue: its host sees this namespace from now on, or does not any more.
+    NamespaceShown(u32),
     /// To an admin queue: what others have done to its host's registration, or to the reservation.
     Reservation {
         /// Namespace.
@@ -89,7 +91,8 @@ impl Letterbox {
 impl Letter {
     fn says_the_same_as(&self, other: &Letter) -> bool {
         match (self, other) {
-            (Letter::NamespaceChanged(one), Letter::NamespaceChanged(other)) => one == other,
+            (Letter::NamespaceChanged(one), Letter::NamespaceChanged(other))
+            | (Letter::NamespaceShown(one), Letter::NamespaceShown(other)) => one == other,
             (Letter::Preempted(one), Letter::Preempted(other)) => one == other,
             (Letter::AnaChanged { port: one }, Letter::AnaChanged { port: other }) => one == other,
             (Letter::DiscoveryChanged, Letter::DiscoveryChanged) => true,

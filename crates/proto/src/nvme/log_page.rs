@@ -5,6 +5,7 @@ use super::events::Events;
 use super::subsystem::{Subsystem, View};
 use super::{MAX_DATA, Outcome};
 use blockmux_volume::Seg;
+use blockmux_wire::nvme::feature::FeatureId;
 use blockmux_wire::nvme::log::*;
 use blockmux_wire::nvme::opcode::{AdminOpcode, NvmOpcode};
 use blockmux_wire::nvme::status::Status;
@@ -20,8 +21,8 @@ pub(super) fn is_for_one_namespace(sqe: &Sqe) -> bool {
 pub(super) fn part(
     (subsystem, view): (&Subsystem, &View),
     (events, errors): (&mut Events, &ErrorLog),
-    port: u16,
-    sqe: &Sqe,
+    has_feature: &dyn Fn(FeatureId) -> bool,
+    (port, sqe): (u16, &Sqe),
     discovery: &dyn Fn() -> Vec<u8>,
 ) -> Outcome {
     let wanted = wanted_len(sqe.cdw10.get(), sqe.cdw11.get());
@@ -32,26 +33,17 @@ pub(super) fn part(
     }
     // The low byte.
     let lid = LogPage(sqe.cdw10.get() as u8);
-    let clears = sqe.cdw10.get() & RAE == 0;
     let page = match lid {
-        LogPage::DISCOVERY if subsystem.is_discovery => {
-            // Before it is made: what changes from here on is told again.
-            if clears {
-                events.discovery_is_read();
-            }
-            Some(discovery())
-        }
+        LogPage::DISCOVERY if subsystem.is_discovery => Some(discovery()),
         _ if subsystem.is_discovery && lid != LogPage::SUPPORTED_LOG_PAGES => None,
         LogPage::ERROR_INFORMATION => Some(errors.page()),
         LogPage::SMART_HEALTH_INFORMATION => Some(smart(subsystem, errors).as_bytes().to_vec()),
-        LogPage::CHANGED_NAMESPACE_LIST => Some(events.changed_namespaces(clears)),
-        LogPage::RESERVATION_NOTIFICATION => Some(events.reservation_notification(clears)),
+        LogPage::CHANGED_NAMESPACE_LIST => Some(events.changed_namespaces()),
+        LogPage::RESERVATION_NOTIFICATION => Some(events.reservation_notification()),
         LogPage::ASYMMETRIC_NAMESPACE_ACCESS if subsystem.ana.is_there() => {
-            if clears {
-                events.ana_is_read();
-            }
             Some(subsystem.ana.log(view, port, sqe.cdw10.get()))
         }
+        LogPage::FEATURE_IDENTIFIERS_SUPPORTED_AND_EFFECTS => Some(features(has_feature)),
         _ => page(subsystem, lid),
     };
     let Some(page) = page else {
@@ -61,6 +53,14 @@ pub(super) fn part(
     let Some(rest) = page.get(begin..) else {
         return Outcome::failure(Status::INVALID_FIELD_IN_COMMAND);
     };
+    if !sqe.dptr.is_transport() || u64::from(sqe.dptr.length.get()) < wanted {
+        return Outcome::failure(Status::DATA_SGL_LENGTH_INVALID);
+    }
+    // Only now, as the host gets it. What has changed since the page was made is a letter that was not read yet, and is
+    // told again.
+    if sqe.cdw10.get() & RAE == 0 {
+        events.is_read(lid);
+    }
     let mut part = rest.to_vec();
     // At most MAX_DATA; what is beyond the page is zeroes.
     part.resize(wanted as usize, 0);
@@ -94,8 +94,22 @@ fn is_supported(subsystem: &Subsystem, lid: LogPage) -> bool {
                 | LogPage::FIRMWARE_SLOT_INFORMATION
                 | LogPage::CHANGED_NAMESPACE_LIST
                 | LogPage::COMMANDS_SUPPORTED_AND_EFFECTS
+                | LogPage::FEATURE_IDENTIFIERS_SUPPORTED_AND_EFFECTS
                 | LogPage::RESERVATION_NOTIFICATION
         )
+}
+
+/// Which features there are, and whether each is one namespace's or the controller's (Base 2.0 §5.16.1.18). Setting one
+/// changes nothing that hosts have to look at again.
+fn features(has: &dyn Fn(FeatureId) -> bool) -> Vec<u8> {
+    let effects = (0..=u8::MAX).map(FeatureId).map(|feature| match feature {
+        _ if !has(feature) => 0,
+        FeatureId::ERROR_RECOVERY
+        | FeatureId::RESERVATION_NOTIFICATION_MASK
+        | FeatureId::RESERVATION_PERSISTENCE => FSUPP | FSP_NAMESPACE,
+        _ => FSUPP | FSP_CONTROLLER,
+    });
+    effects.flat_map(u32::to_le_bytes).collect()
 }
 
 fn smart(subsystem: &Subsystem, errors: &ErrorLog) -> SmartLog {

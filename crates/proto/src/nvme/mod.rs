@@ -6,8 +6,10 @@
 //! ```
 //! | file | has |
 //! |---|---|
-//! | `subsystem.rs` | what is served: namespaces, and who may use them; the same for all cores and does not change |
+//! | `subsystem.rs` | what is served: namespaces; the same for all cores |
 //! | `association.rs` | which controllers there are, and which queues each has; no command looks at it |
+//! | `hosts.rs` | who may connect, and what they see |
+//! | `identity.rs` | what names a namespace wherever it is |
 //! | `ana.rs` | how well each port leads to each namespace |
 //! | `letters.rs` | what queues on other cores leave for a queue: news and orders |
 //! | `admin.rs` | the admin queue: features, properties; `identify.rs` and `log_page.rs` fill its pages |
@@ -26,7 +28,9 @@ pub(crate) mod association;
 pub(crate) mod errors;
 mod events;
 mod fused;
+pub mod hosts;
 mod identify;
+pub mod identity;
 pub(crate) mod io;
 pub(crate) mod letters;
 mod log_page;

@@ -121,7 +121,7 @@ mod tests {
     fn bench() -> (Arc<Associations>, AdminPlace, Host) {
         let all = Arc::new(Associations::default());
         let host = Host { nqn: Nqn::new("nqn.h").unwrap(), id: [1; 16] };
-        let place = all.connect_admin(host.clone(), None, Letterbox::new(None)).unwrap();
+        let place = all.connect_admin((host.clone(), true), None, Letterbox::new(None)).unwrap();
         (all, place, host)
     }
 

@@ -1,7 +1,9 @@
-//! Subsystems: namespaces, and who may use them.
+//! Subsystems: namespaces under a name.
 
 use super::ana::{Ana, AnaGroup};
 use super::association::Associations;
+use super::hosts::{HostAccess, Hosts, OpenToAll};
+use super::identity::{GivenIdentity, Identity, unique};
 use super::letters::Letter;
 use super::nqn::Nqn;
 use super::reservation::notification;
@@ -11,7 +13,6 @@ use crate::nvmeof::auth::HostSecrets;
 use crate::served::{Change, Notice, Served, Watcher};
 use blockmux_volume::VolumeInfo;
 use blockmux_wire::nvme::log::AnaState;
-use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
@@ -22,16 +23,15 @@ pub struct Subsystem {
     pub nqn: Nqn,
     /// What Identify tells: 20 characters, the same after each restart.
     pub(super) serial: String,
+    /// What Identify tells: up to 40 characters.
+    pub(super) model: String,
+    /// Ports that lead here; `None`: all.
+    ports: Option<BTreeSet<u16>>,
     /// In order of their identifiers.
     namespaces: RwLock<Vec<Attached>>,
     /// Grows with each change of the namespaces.
     generation: AtomicU64,
-    /// Who may connect; nobody listed: everybody.
-    hosts: Vec<Nqn>,
-    /// Who has to prove that it is who it says, by name.
-    secrets: BTreeMap<Nqn, Arc<HostSecrets>>,
-    /// Which namespaces a host sees; all, if it is not listed.
-    masks: BTreeMap<Nqn, BTreeSet<u32>>,
+    hosts: Hosts,
     pub(crate) associations: Arc<Associations>,
     pub(super) is_discovery: bool,
     pub(crate) traffic: Traffic,
@@ -67,6 +67,11 @@ pub enum AttachError {
     /// There is no such ANA group.
     #[error("there is no ana_group {0}")]
     NoGroup(u32),
+    /// Another one has an identifier of its: hosts would take both for one.
+    #[error(
+        "namespace {0} has the same NGUID, EUI64 or UUID, as it has for the same volume; give one its own in a config file"
+    )]
+    Twin(u32),
 }
 
 /// Passes what happens to a volume on to the controllers.
@@ -87,8 +92,8 @@ pub struct Namespace {
     pub served: Arc<Served>,
     /// Refuse writes whatever the volume says.
     pub read_only: bool,
-    /// Its globally unique identifier.
-    pub nguid: [u8; 16],
+    /// What names it wherever it is.
+    pub identity: Identity,
     /// log2 of a logical block's size in bytes, which does not change.
     pub(super) block_shift: u32,
     /// Whether deallocated blocks read as zeroes.
@@ -103,18 +108,18 @@ impl Subsystem {
     /// A subsystem that everybody may use if `hosts` is empty, and else who is listed. `machine` tells this machine
     /// from others, whose subsystems must not look like this one.
     ///
-    /// Namespaces beyond the first 1,024, or with an identifier that another has, are left out.
+    /// Namespaces beyond the first 1,024, or with a number or identifier that another has, are left out.
     #[must_use]
     pub fn new(nqn: Nqn, machine: &str, namespaces: Vec<Namespace>, hosts: Vec<Nqn>) -> Subsystem {
         let serial = hex(&unique(&format!("{nqn}\n{machine}"))).chars().take(20).collect();
         let subsystem = Subsystem {
             nqn,
             serial,
+            model: MODEL.to_owned(),
+            ports: None,
             namespaces: RwLock::default(),
             generation: AtomicU64::new(0),
-            hosts,
-            secrets: BTreeMap::new(),
-            masks: BTreeMap::new(),
+            hosts: Hosts::new(hosts),
             associations: Arc::default(),
             is_discovery: false,
             traffic: Traffic::default(),
@@ -137,23 +142,104 @@ impl Subsystem {
         self
     }
 
+    /// The same that only these ports lead to.
+    #[must_use]
+    pub fn with_ports(self, ports: BTreeSet<u16>) -> Subsystem {
+        Subsystem { ports: Some(ports), ..self }
+    }
+
+    /// The ports that lead here, if not all do.
+    pub(crate) fn ports(&self) -> Option<&BTreeSet<u16>> {
+        self.ports.as_ref()
+    }
+
+    /// Whether that port leads here.
+    pub(crate) fn is_at(&self, port: u16) -> bool {
+        self.ports.as_ref().is_none_or(|ports| ports.contains(&port))
+    }
+
+    /// The same with another serial number, of up to 20 characters.
+    #[must_use]
+    pub fn with_serial_number(self, serial: String) -> Subsystem {
+        Subsystem { serial, ..self }
+    }
+
+    /// The same with another model number, of up to 40 characters.
+    #[must_use]
+    pub fn with_model_number(self, model: String) -> Subsystem {
+        Subsystem { model, ..self }
+    }
+
     /// The same where these hosts see these namespaces alone.
     #[must_use]
-    pub fn with_masks(mut self, masks: BTreeMap<Nqn, BTreeSet<u32>>) -> Subsystem {
-        self.masks = masks;
+    pub fn with_masks(self, masks: BTreeMap<Nqn, BTreeSet<u32>>) -> Subsystem {
+        let mut hosts = self.hosts.write();
+        masks.into_iter().for_each(|(host, mask)| hosts.of(host).namespaces = Some(mask));
+        drop(hosts);
+        self
+    }
+
+    /// The same where nobody may connect who is not listed, although nobody may be.
+    #[must_use]
+    pub fn closed(self) -> Subsystem {
+        self.hosts.write().is_open = false;
         self
     }
 
     /// The same where these hosts have to prove who they are.
     #[must_use]
-    pub fn with_secrets(mut self, secrets: BTreeMap<Nqn, HostSecrets>) -> Subsystem {
-        self.secrets = secrets.into_iter().map(|(host, secrets)| (host, Arc::new(secrets))).collect();
+    pub fn with_secrets(self, secrets: BTreeMap<Nqn, impl Into<Arc<HostSecrets>>>) -> Subsystem {
+        let mut hosts = self.hosts.write();
+        secrets.into_iter().for_each(|(host, own)| hosts.of(host).secrets = Some(own.into()));
+        drop(hosts);
         self
     }
 
+    /// Lets a host connect, or changes what holds for it: what it has to prove, from its next connection on, and the
+    /// namespaces that it sees, of which it is told.
+    ///
+    /// # Errors
+    /// If every host may connect.
+    pub(crate) fn set_host(&self, host: &Nqn, access: HostAccess) -> Result<(), OpenToAll> {
+        let mut hosts = self.hosts.write();
+        if hosts.is_open {
+            return Err(OpenToAll);
+        }
+        let before = hosts.set(host, access.clone());
+        self.generation.fetch_add(1, Ordering::SeqCst);
+        drop(hosts);
+        let Some(before) = before else { return Ok(()) };
+        let attached = self.read();
+        let all = attached.iter().map(|attached| attached.namespace.nsid);
+        let changed: Vec<u32> = all.filter(|nsid| before.shows(*nsid) != access.shows(*nsid)).collect();
+        drop(attached);
+        for nsid in changed {
+            self.associations.tell_named(host, || Letter::NamespaceShown(nsid));
+        }
+        Ok(())
+    }
+
+    /// Lets a host connect no more, and ends its controllers; answers whether it was listed.
+    pub(crate) fn remove_host(&self, host: &Nqn) -> bool {
+        let mut hosts = self.hosts.write();
+        let was_listed = !hosts.is_open && hosts.remove(host);
+        drop(hosts);
+        if was_listed {
+            // Who connects at this moment looks once more whether it may when its controller is among these.
+            self.associations.cut(host);
+        }
+        was_listed
+    }
+
+    /// Whether every host may connect.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.hosts.read().is_open
+    }
+
     /// What that host has to prove, if it has to.
-    pub(crate) fn secrets_of(&self, host: &Nqn) -> Option<&Arc<HostSecrets>> {
-        self.secrets.get(host)
+    pub(crate) fn secrets_of(&self, host: &Nqn) -> Option<Arc<HostSecrets>> {
+        self.hosts.read().secrets_of(host)
     }
 
     /// Whether there is such an ANA group.
@@ -173,7 +259,7 @@ impl Subsystem {
     /// told.
     ///
     /// # Errors
-    /// If its identifier is taken or none, or there is no such group.
+    /// If its number is taken or none, there is no such group, or another has one of its identifiers.
     pub fn attach(&self, mut namespace: Namespace, group: Option<u32>) -> Result<(), AttachError> {
         let nsid = namespace.nsid;
         if !(1..=MAX_NAMESPACES as u32).contains(&nsid) {
@@ -188,6 +274,10 @@ impl Subsystem {
         let Err(place) = attached.binary_search_by_key(&nsid, |other| other.namespace.nsid) else {
             return Err(AttachError::Taken(nsid));
         };
+        let is_twin = |other: &&Attached| other.namespace.identity.clashes_with(&namespace.identity);
+        if let Some(twin) = attached.iter().find(is_twin) {
+            return Err(AttachError::Twin(twin.namespace.nsid));
+        }
         self.ana.on_member(namespace.ana_group);
         let watch = NamespaceWatch::begin(&namespace, &self.associations);
         attached.insert(place, Attached { namespace, _watch: watch });
@@ -227,8 +317,9 @@ impl Subsystem {
     pub(crate) fn view(&self, host: &Nqn) -> View {
         let attached = self.read();
         let seen = self.generation.load(Ordering::SeqCst);
+        let hosts = self.hosts.read();
         let own = attached.iter().map(|attached| &attached.namespace);
-        let namespaces = own.filter(|namespace| self.shows(host, namespace.nsid)).cloned().collect();
+        let namespaces = own.filter(|namespace| hosts.shows(host, namespace.nsid)).cloned().collect();
         View { namespaces, seen }
     }
 
@@ -240,7 +331,7 @@ impl Subsystem {
 
     /// Whether a host would see a namespace of that identifier.
     pub(super) fn shows(&self, host: &Nqn, nsid: u32) -> bool {
-        self.masks.get(host).is_none_or(|mask| mask.contains(&nsid))
+        self.hosts.read().shows(host, nsid)
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Vec<Attached>> {
@@ -261,7 +352,7 @@ impl Subsystem {
     /// Whether that host may connect.
     #[must_use]
     pub fn admits(&self, host: &Nqn) -> bool {
-        self.hosts.is_empty() || self.hosts.contains(host)
+        self.hosts.read().admits(host)
     }
 }
 
@@ -286,8 +377,7 @@ impl View {
 }
 
 impl Namespace {
-    /// A volume under that identifier; `name` and `machine` make its globally unique identifier, which is the same
-    /// after each restart.
+    /// A volume under that number; `name` and `machine` make its identifiers, which are the same after each restart.
     #[must_use]
     pub fn new(
         nsid: u32,
@@ -301,13 +391,19 @@ impl Namespace {
             nsid,
             volume,
             read_only: read_only || info.read_only,
-            nguid: unique(&format!("{name}\n{machine}")),
+            identity: Identity::of_text(&format!("{name}\n{machine}")),
             block_shift: info.logical_block.trailing_zeros(),
             zeroes_deallocated: info.fast_zeroes,
             has_cache: info.write_cache,
             ana_group: 0,
             served,
         }
+    }
+
+    /// The same with the identifiers that it was given.
+    #[must_use]
+    pub fn with_identity(self, given: &GivenIdentity) -> Namespace {
+        Namespace { identity: self.identity.given(given), ..self }
     }
 
     pub(super) fn info(&self) -> VolumeInfo {
@@ -350,17 +446,11 @@ pub fn discovery_nqn(machine: &str) -> Nqn {
     Nqn::new(&format!("nqn.2026-11.blockmux:discovery.{id}")).expect("this is a name")
 }
 
-/// Sixteen bytes that only this text has, for all that anybody will see.
-fn unique(text: &str) -> [u8; 16] {
-    let hash = Sha256::digest(text.as_bytes());
-    let mut id = [0; 16];
-    id.iter_mut().zip(hash).for_each(|(to, from)| *to = from);
-    id
-}
-
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// The model number of a subsystem that has no other.
+const MODEL: &str = "Blockmux";
 /// Namespaces of one subsystem, and the greatest identifier: what one list of identifiers holds.
 pub const MAX_NAMESPACES: usize = 1024;

@@ -85,7 +85,8 @@ pub(super) fn connect(
         return Err(invalid(offset_of!(Connect, sqsize), false));
     }
     let found = Nqn::of_field(&told.subnqn).and_then(|nqn| node.find(&nqn).map(|subsystem| (nqn, subsystem)));
-    let Some((asked, subsystem)) = &found else {
+    // One that this port does not lead to is none here.
+    let Some((asked, subsystem)) = found.as_ref().filter(|(_, subsystem)| subsystem.is_at(port)) else {
         return Err(invalid(offset_of!(ConnectData, subnqn), true));
     };
     let Some(host) = Nqn::of_field(&told.hostnqn) else {
@@ -106,22 +107,30 @@ pub(super) fn connect(
         (Some(_), None) => return Err(refused(Status::INTERNAL_ERROR)),
         (Some(secrets), Some(seed)) => {
             let (host, subsystem) = (host.as_str(), subsystem.nqn.as_str());
-            let authenticator = Authenticator::new(secrets.clone(), host, subsystem, seed);
+            let authenticator = Authenticator::new(secrets, host, subsystem, seed);
             // A key of TLS is made on admin queues alone, where hosts may come back with it.
             let sc_c = match secured {
-                _ if command.qid.get() != 0 || node.secure_channel == SecureChannel::None => SC_C_NONE,
+                _ if command.qid.get() != 0 || node.secure_channel() == SecureChannel::None => SC_C_NONE,
                 None => SC_C_NEW_TLS_PSK,
                 Some(_) => SC_C_REPLACE_TLS_PSK,
             };
             Some(Box::new(authenticator.with_secure_channel(sc_c)))
         }
     };
-    let host = Host { nqn: host, id: told.hostid };
+    let (host, is_proved) = (Host { nqn: host, id: told.hostid }, authenticator.is_none());
     let letters = Letterbox::new(ring);
     let (queue, cntlid) = match command.qid.get() {
-        0 => admin(node, subsystem, (host, port), (command, &told), (hang_up, &letters))?,
+        0 => admin(node, subsystem, (host, port), (command, &told), (hang_up, &letters, is_proved))?,
         qid => (Queue::Io(io(subsystem, (&host, port), qid, &told, hang_up, &letters)?), told.cntlid.get()),
     };
+    // Who was removed meanwhile had no controller yet that could be ended.
+    let name = match &queue {
+        Queue::Admin(admin) => &admin.host.nqn,
+        Queue::Io(io) => &io.host,
+    };
+    if !subsystem.admits(name) {
+        return Err(refused(ConnectStatus::CONNECT_INVALID_HOST));
+    }
     let has_flow_control = command.cattr & CATTR_DISABLE_SQ_FLOW_CONTROL == 0;
     Ok(Connected { queue, letters, authenticator, cntlid, size: sqsize.saturating_add(1), has_flow_control })
 }
@@ -131,18 +140,18 @@ fn admin(
     subsystem: &Arc<Subsystem>,
     (host, port): (Host, u16),
     (command, told): (&Connect, &ConnectData),
-    (hang_up, letters): (Option<HangUp>, &Arc<Letterbox>),
+    (hang_up, letters, is_proved): (Option<HangUp>, &Arc<Letterbox>, bool),
 ) -> Result<(Queue, u16), NotConnected> {
     if told.cntlid.get() != CNTLID_DYNAMIC {
         return Err(invalid(offset_of!(ConnectData, cntlid), true));
     }
-    let place = subsystem.associations.connect_admin(host.clone(), hang_up, letters.clone()).map_err(
-        |why| match why {
+    let who = (host.clone(), is_proved);
+    let place =
+        subsystem.associations.connect_admin(who, hang_up, letters.clone()).map_err(|why| match why {
             Unconnected::Later => NotConnected::Later,
             Unconnected::Closed => invalid(offset_of!(ConnectData, subnqn), true),
             _ => passing(refused(ConnectStatus::CONNECT_CONTROLLER_BUSY)),
-        },
-    )?;
+        })?;
     let cntlid = place.cntlid;
     let queue = AdminQueue::new(subsystem.clone(), place, (host, port), node.in_capsule, command.kato.get());
     Ok((Queue::Admin(Box::new(queue)), cntlid))

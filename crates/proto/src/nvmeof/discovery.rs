@@ -18,11 +18,13 @@ pub(super) fn page(node: &Node, host: &Nqn, local: Option<IpAddr>) -> Vec<u8> {
     let all = node.subsystems();
     let discovery = node.ports.iter().map(|port| (port, &node.discovery, SubsystemType::CURRENT_DISCOVERY));
     let admitted = all.iter().filter(|subsystem| subsystem.admits(host));
-    let subsystems =
-        admitted.flat_map(|subsystem| node.io_ports().map(move |port| (port, subsystem, SubsystemType::NVM)));
+    let subsystems = admitted.flat_map(|subsystem| {
+        node.ports_of(subsystem).map(move |port| (port, subsystem, SubsystemType::NVM))
+    });
+    let secure_channel = node.secure_channel();
     let own = discovery
         .chain(subsystems)
-        .map(|(port, subsystem, subtype)| entry((port, node.secure_channel), &subsystem.nqn, subtype, local));
+        .map(|(port, subsystem, subtype)| entry((port, secure_channel), &subsystem.nqn, subtype, local));
     let entries: Vec<DiscoveryEntry> = own.chain(node.referrals.iter().map(referral)).collect();
     let header = DiscoveryHeader {
         genctr: genctr.into(),

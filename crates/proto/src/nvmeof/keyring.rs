@@ -37,6 +37,15 @@ impl Keyring {
         keys.extend(new.map(|key| (key.identity.clone(), Kept { key, until })));
     }
 
+    /// Takes these in the place of all keys for connections of that host to that subsystem, those that were generated
+    /// among them. At no time it has none in between.
+    pub fn replace(&self, inputs: &[InputPsk], host: &Nqn, subsystem: &Nqn) {
+        let mut keys = self.write();
+        keys.retain(|_, kept| !kept.key.is_for(host, subsystem));
+        let new = inputs.iter().flat_map(|input| input.tls_psks(host, subsystem));
+        keys.extend(new.map(|key| (key.identity.clone(), Kept { key, until: None })));
+    }
+
     /// The key of that identity, for a connection that has used it.
     #[must_use]
     pub fn find(&self, identity: &[u8]) -> Option<TlsPsk> {

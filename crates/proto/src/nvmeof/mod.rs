@@ -21,4 +21,5 @@ pub mod node;
 mod printed;
 pub mod psk;
 pub mod tcp;
+pub mod unconnected;
 pub mod url;

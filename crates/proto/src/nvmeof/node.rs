@@ -1,13 +1,16 @@
 //! What is served: subsystems, and the ports that lead to them.
 
 use super::keyring::Keyring;
+use super::unconnected::{ConnectPermit, Unconnected};
+use crate::nvme::HangUp;
+use crate::nvme::hosts::{HostAccess, OpenToAll};
 use crate::nvme::letters::Letter;
 use crate::nvme::nqn::Nqn;
 use crate::nvme::subsystem::Subsystem;
 use blockmux_wire::nvmeof::fabrics::DISCOVERY_NQN;
 use blockmux_wire::nvmeof::tcp::NVME_DISCOVERY_PORT;
 use core::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 /// All subsystems that are reached through the same ports, and their discovery subsystem. Shared by all cores.
@@ -23,9 +26,9 @@ pub struct Node {
     pub(super) in_capsule: usize,
     /// Keys of hosts that come by TLS.
     pub(super) keyring: Arc<Keyring>,
-    pub(super) secure_channel: SecureChannel,
-    /// How many connections have not connected a queue yet.
-    unconnected: AtomicUsize,
+    secure_channel: RwLock<SecureChannel>,
+    /// Connections that have not connected a queue yet.
+    unconnected: Arc<Unconnected>,
 }
 
 /// Where a node listens.
@@ -58,9 +61,6 @@ pub struct Referral {
     pub nqn: Nqn,
 }
 
-/// A connection's leave to connect a queue, held until it has.
-pub struct ConnectPermit(Arc<Node>);
-
 impl Node {
     /// A node of these subsystems on these ports. `machine` is as for [`Subsystem::new`].
     #[must_use]
@@ -73,15 +73,15 @@ impl Node {
             referrals: Vec::new(),
             in_capsule: IN_CAPSULE,
             keyring: Arc::default(),
-            secure_channel: SecureChannel::None,
-            unconnected: AtomicUsize::new(0),
+            secure_channel: RwLock::default(),
+            unconnected: Arc::default(),
         }
     }
 
     /// The same with hosts that come by TLS, on every port, with these keys.
     #[must_use]
     pub fn with_tls(mut self, keyring: Arc<Keyring>, secure_channel: SecureChannel) -> Node {
-        (self.keyring, self.secure_channel) = (keyring, secure_channel);
+        (self.keyring, self.secure_channel) = (keyring, RwLock::new(secure_channel));
         self
     }
 
@@ -94,7 +94,41 @@ impl Node {
     /// Whether hosts come by TLS.
     #[must_use]
     pub fn secure_channel(&self) -> SecureChannel {
-        self.secure_channel
+        *self.secure_channel.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on connections have to be secured so; who discovers is told if that is news.
+    pub fn set_secure_channel(&self, secure_channel: SecureChannel) {
+        let mut own = self.secure_channel.write().unwrap_or_else(PoisonError::into_inner);
+        if std::mem::replace(&mut *own, secure_channel) != secure_channel {
+            drop(own);
+            self.tell_change();
+        }
+    }
+
+    /// Lets a host connect to a subsystem, or changes what holds for it there; it is told if it discovers.
+    ///
+    /// # Errors
+    /// If every host may connect.
+    pub fn set_host(&self, subsystem: &Subsystem, host: &Nqn, access: HostAccess) -> Result<(), OpenToAll> {
+        subsystem.set_host(host, access)?;
+        self.tell_change_to(host);
+        Ok(())
+    }
+
+    /// Lets a host connect to a subsystem no more: its controllers end, and it is told if it discovers. Answers whether
+    /// it was listed there.
+    pub fn remove_host(&self, subsystem: &Subsystem, host: &Nqn) -> bool {
+        let was_listed = subsystem.remove_host(host);
+        if was_listed {
+            self.tell_change_to(host);
+        }
+        was_listed
+    }
+
+    fn tell_change_to(&self, host: &Nqn) {
+        self.generation.fetch_add(1, Ordering::AcqRel);
+        self.discovery.associations.tell_named(host, || Letter::DiscoveryChanged);
     }
 
     /// The same that tells hosts of other discovery subsystems.
@@ -152,14 +186,11 @@ impl Node {
         self.discovery.associations.announce(|| Letter::DiscoveryChanged);
     }
 
-    /// Leave for one more connection to connect its queue; `None` if too many are at it.
+    /// Leave for one more connection to connect its queue, from that address and cut by `hang_up`; whether another one
+    /// was cut for it, as too many are at it.
     #[must_use]
-    pub fn begin_connect(self: &Arc<Node>) -> Option<ConnectPermit> {
-        if self.unconnected.fetch_add(1, Ordering::Relaxed) >= MAX_UNCONNECTED {
-            self.unconnected.fetch_sub(1, Ordering::Relaxed);
-            return None;
-        }
-        Some(ConnectPermit(self.clone()))
+    pub fn begin_connect(&self, peer: Option<IpAddr>, hang_up: HangUp) -> (ConnectPermit, bool) {
+        self.unconnected.begin(peer, hang_up)
     }
 
     /// The subsystem of that name.
@@ -172,12 +203,13 @@ impl Node {
         subsystems.iter().find(|subsystem| subsystem.nqn == *nqn).cloned()
     }
 
-    /// Ports that lead to subsystems with namespaces. The port of discovery is for that alone, unless there is no
-    /// other.
-    pub(super) fn io_ports(&self) -> impl Iterator<Item = &Port> {
+    /// Ports that hosts are told lead to a subsystem with namespaces: those that it is at. Where it is at all of them, the
+    /// port of discovery is for that alone, unless there is no other.
+    pub(super) fn ports_of<'a>(&'a self, subsystem: &'a Subsystem) -> impl Iterator<Item = &'a Port> {
         let is_discovery = |port: &Port| port.address.port() == NVME_DISCOVERY_PORT;
-        let only_discovery = self.ports.iter().all(is_discovery);
-        self.ports.iter().filter(move |port| only_discovery || !is_discovery(port))
+        let takes_discovery = subsystem.ports().is_some() || self.ports.iter().all(is_discovery);
+        let is_told = move |port: &&Port| takes_discovery || !is_discovery(port);
+        self.ports.iter().filter(|port| subsystem.is_at(port.id)).filter(is_told)
     }
 }
 
@@ -189,14 +221,6 @@ impl Port {
     }
 }
 
-impl Drop for ConnectPermit {
-    fn drop(&mut self) {
-        self.0.unconnected.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// Connections that have not connected a queue at a time.
-pub const MAX_UNCONNECTED: usize = 1024;
 /// The most data in a capsule, in bytes: it has to be whole in the buffer that it is received into.
 pub const MAX_IN_CAPSULE: usize = 32 << 10;
 /// As the Linux target has it: a page of data and the entries of Dataset Management go along with their commands.

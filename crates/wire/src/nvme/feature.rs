@@ -73,6 +73,10 @@ pub const PTPL: u32 = 1;
 pub const NOTIFICATION_MASK: u32 = 0b1110;
 /// Of Host Behavior Support, in bytes.
 pub const HOST_BEHAVIOR_LEN: usize = 512;
+/// Where Host Behavior Support has Advanced Command Retry Enable.
+pub const ACRE_AT: usize = 0;
+/// The host heeds CRD of a status.
+pub const ACRE_ENABLED: u8 = 1;
 
 /// Asynchronous Event Configuration: Namespace Attribute Notices.
 pub const AEC_NAMESPACE_ATTRIBUTE: u32 = 1 << 8;

@@ -205,6 +205,12 @@ pub const OT: u32 = 1 << 23;
 pub const EFFECT_CSUPP: u32 = 1;
 /// Commands supported and effects: changes content of logical blocks.
 pub const EFFECT_LBCC: u32 = 1 << 1;
+/// Feature identifiers supported and effects: supported.
+pub const FSUPP: u32 = 1;
+/// Feature identifiers supported and effects: its scope is one namespace.
+pub const FSP_NAMESPACE: u32 = 1 << 20;
+/// Feature identifiers supported and effects: its scope is the controller.
+pub const FSP_CONTROLLER: u32 = 1 << 21;
 /// Supported log pages: supported.
 pub const LSUPP: u32 = 1;
 /// Of the commands supported and effects log, in bytes.

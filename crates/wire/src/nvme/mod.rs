@@ -129,6 +129,13 @@ impl SglDescriptor {
         SglDescriptor::new(SglType::TRANSPORT_DATA_BLOCK, SglSubtype::TRANSPORT, 0, length)
     }
 
+    /// Whether it is for data that the transport moves.
+    #[inline]
+    #[must_use]
+    pub const fn is_transport(&self) -> bool {
+        self.kind().0 == SglType::TRANSPORT_DATA_BLOCK.0 && self.subtype().0 == SglSubtype::TRANSPORT.0
+    }
+
     /// Its type.
     #[inline]
     #[must_use]

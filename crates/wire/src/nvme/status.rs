@@ -61,6 +61,13 @@ impl StatusField {
         self.0.get() & MORE != 0
     }
 
+    /// The same with CRD, 0 to 3: which of the controller's command retry delay times to wait.
+    #[inline]
+    #[must_use]
+    pub const fn with_retry_delay(self, crd: u8) -> StatusField {
+        StatusField(U16::new(self.0.get() & !(3 << 12) | ((crd & 3) as u16) << 12))
+    }
+
     /// Which of the controller's command retry delay times to wait, or 0.
     #[inline]
     #[must_use]
@@ -272,6 +279,14 @@ open_enum! {
 impl From<ConnectStatus> for Status {
     fn from(status: ConnectStatus) -> Status {
         Status(status.0)
+    }
+}
+
+impl Status {
+    /// Whether it is of status code type 3h, Path Related Status: not of the command, but of the way that it went.
+    #[must_use]
+    pub const fn is_path_related(self) -> bool {
+        self.0 >> 8 == 3
     }
 }
 

@@ -1,56 +1,49 @@
 //! `[[nvme_subsystem]]` of the config file.
 
-use super::super::{Settings, secret};
+use super::super::Settings;
 use super::default_nqn;
+use super::hosts::{HostEntry, HostKeys};
+use super::namespaces::{self, ConfiguredNamespace, MODEL_LEN, NamespaceEntry, SERIAL_LEN, ascii};
 use crate::failure::Failure;
 use blockmux_proto::nvme::ana::{AnaGroup, MAX_ANA_GROUPS};
 use blockmux_proto::nvme::nqn::Nqn;
-use blockmux_proto::nvmeof::auth::{DhGroup, Hash, HostSecrets, Secret, SecretError};
+use blockmux_proto::nvmeof::auth::HostSecrets;
 use blockmux_proto::nvmeof::node::{Port, Referral, SecureChannel};
-use blockmux_proto::nvmeof::psk::{ConfiguredPsk, PskError};
+use blockmux_proto::nvmeof::psk::ConfiguredPsk;
 use blockmux_wire::nvme::log::AnaState;
 use blockmux_wire::nvmeof::fabrics::DISCOVERY_NQN;
 use blockmux_wire::nvmeof::tcp::NVME_DISCOVERY_PORT;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::{IpAddr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// A subsystem as it is written; keys are the specification's words.
 #[derive(Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SubsystemEntry {
     nqn: String,
+    /// What Identify tells; without one, it is made of the subsystem's name and this machine.
+    serial_number: Option<String>,
+    /// What Identify tells; without one, `Blockmux`.
+    model_number: Option<String>,
     /// Volumes by namespace identifiers, which TOML has as text.
-    namespaces: BTreeMap<String, String>,
-    /// Who may connect; without any, everybody.
     #[serde(default)]
-    hosts: Vec<String>,
+    namespaces: BTreeMap<String, String>,
+    /// Addresses of those that lead to it; without any, all do.
+    #[serde(default)]
+    listeners: Vec<String>,
+    /// More of them, and what they are called.
+    #[serde(default)]
+    namespace: Vec<NamespaceEntry>,
+    /// Who may connect; without a word of hosts, everybody.
+    hosts: Option<Vec<String>>,
     /// Who may connect, too, and what holds for it.
     #[serde(default)]
     host: Vec<HostEntry>,
     /// Namespaces that listeners lead to unequally well.
     #[serde(default)]
     ana_group: Vec<AnaGroupEntry>,
-}
-
-/// A host of which more is said, as it is written.
-#[derive(Debug, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct HostEntry {
-    hostnqn: String,
-    /// Of TLS, as nvme gen-tls-key makes it; with one it has to come by TLS.
-    tls_key_file: Option<PathBuf>,
-    /// The namespaces that it sees, by their identifiers; without any word, all.
-    namespaces: Option<Vec<u32>>,
-    /// Of the host, as nvme gen-dhchap-key makes it; without one it proves nothing.
-    dhchap_secret_file: Option<PathBuf>,
-    /// Of the controller, for hosts that want a proof.
-    dhchap_ctrl_secret_file: Option<PathBuf>,
-    /// The only hash function.
-    dhchap_hash: Option<String>,
-    /// The only group.
-    dhchap_dhgroup: Option<String>,
 }
 
 /// `[nvme_discovery]`: what is told to hosts that ask what there is.
@@ -131,13 +124,21 @@ pub(crate) struct ConfiguredGroup {
 #[derive(Clone, Debug)]
 pub(crate) struct ConfiguredSubsystem {
     pub(super) nqn: Nqn,
-    /// Names of volumes by namespace identifiers.
-    pub(super) namespaces: BTreeMap<u32, String>,
+    pub(super) serial_number: Option<String>,
+    pub(super) model_number: Option<String>,
+    /// Those that lead to it; empty: all.
+    listeners: Vec<SocketAddr>,
+    /// By namespace identifiers.
+    pub(super) namespaces: BTreeMap<u32, ConfiguredNamespace>,
+    /// Every host may connect.
+    pub(super) is_open: bool,
     pub(super) hosts: Vec<Nqn>,
     /// The namespaces that hosts see who do not see all.
     pub(super) masks: BTreeMap<Nqn, BTreeSet<u32>>,
+    /// Hosts of which more is said.
+    pub(super) entries: Vec<HostEntry>,
     pub(super) ana_groups: Vec<ConfiguredGroup>,
-    pub(super) secrets: BTreeMap<Nqn, HostSecrets>,
+    pub(super) secrets: BTreeMap<Nqn, Arc<HostSecrets>>,
     /// Keys of hosts that come by TLS.
     pub(super) tls_keys: BTreeMap<Nqn, ConfiguredPsk>,
 }
@@ -152,7 +153,9 @@ impl ConfiguredSubsystem {
             })
         };
         let nqn = name(&entry.nqn)?;
-        let mut hosts: Vec<Nqn> = entry.hosts.iter().map(|host| name(host)).collect::<Result<_, _>>()?;
+        let is_open = entry.hosts.is_none() && entry.host.is_empty();
+        let listed = entry.hosts.iter().flatten();
+        let mut hosts: Vec<Nqn> = listed.map(|host| name(host)).collect::<Result<_, _>>()?;
         let (mut secrets, mut masks, mut tls_keys) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         for host in &entry.host {
             let nqn = name(&host.hostnqn)?;
@@ -160,43 +163,78 @@ impl ConfiguredSubsystem {
                 return Err(wrong(format!("host `{}` is there twice; remove one", host.hostnqn)));
             }
             hosts.push(nqn.clone());
-            if let Some(path) = &host.tls_key_file {
-                tls_keys.insert(nqn.clone(), read_tls_key(path)?);
-            }
-            if let Some(namespaces) = &host.namespaces {
-                masks.insert(nqn.clone(), namespaces.iter().copied().collect());
-            }
-            if let Some(own) = host.secrets()? {
-                secrets.insert(nqn, own);
-            }
+            let HostKeys { access, tls_key } = host.read()?;
+            tls_keys.extend(tls_key.map(|key| (nqn.clone(), key)));
+            masks.extend(access.namespaces.map(|mask| (nqn.clone(), mask)));
+            secrets.extend(access.secrets.map(|own| (nqn, own)));
         }
-        let namespaces = entry.namespaces.iter().map(|(nsid, volume)| {
-            let number = nsid.parse::<u32>().ok().filter(|nsid| (1..=MAX_NSID).contains(nsid));
-            let number =
-                number.ok_or_else(|| wrong(format!("namespace {nsid} is not from 1 to {MAX_NSID}")))?;
-            // Else two keys could be one namespace.
-            if number.to_string() != *nsid {
-                return Err(wrong(format!("write namespace `{nsid}` as {number}")));
-            }
-            Ok((number, volume.clone()))
-        });
-        let namespaces: BTreeMap<u32, String> = namespaces.collect::<Result<_, Failure>>()?;
+        let namespaces = namespaces::prepare(&entry.namespaces, &entry.namespace).map_err(wrong)?;
         let ana_groups = groups(&entry.ana_group, &namespaces).map_err(wrong)?;
-        Ok(ConfiguredSubsystem { nqn, namespaces, hosts, masks, ana_groups, secrets, tls_keys })
+        let text = |key, text: &Option<String>, most| {
+            text.as_deref().map(|text| ascii(key, text, most).map_err(wrong)).transpose()
+        };
+        let listeners = entry.listeners.iter().map(|address| {
+            let what = || wrong(format!("listeners: {}", no_listener(address)));
+            address.parse().map_err(|_| what())
+        });
+        let listeners = listeners.collect::<Result<_, _>>()?;
+        let serial_number = text("serial_number", &entry.serial_number, SERIAL_LEN)?;
+        let model_number = text("model_number", &entry.model_number, MODEL_LEN)?;
+        Ok(ConfiguredSubsystem {
+            nqn,
+            serial_number,
+            model_number,
+            listeners,
+            namespaces,
+            is_open,
+            hosts,
+            masks,
+            entries: entry.host,
+            ana_groups,
+            secrets,
+            tls_keys,
+        })
     }
 
     /// The subsystem that a volume is where none are configured.
     pub(super) fn of_volume(volume: &str) -> ConfiguredSubsystem {
         ConfiguredSubsystem {
             nqn: Nqn::new(&default_nqn(volume)).expect("a volume's name fits every protocol's"),
-            namespaces: BTreeMap::from([(1, volume.to_owned())]),
+            serial_number: None,
+            model_number: None,
+            listeners: Vec::new(),
+            namespaces: BTreeMap::from([(1, ConfiguredNamespace::of_volume(volume))]),
+            is_open: true,
             hosts: Vec::new(),
             masks: BTreeMap::new(),
+            entries: Vec::new(),
             ana_groups: Vec::new(),
             secrets: BTreeMap::new(),
             tls_keys: BTreeMap::new(),
         }
     }
+}
+
+impl ConfiguredSubsystem {
+    /// Whether that listener leads to it: it is named, or is one of all addresses that are.
+    pub(super) fn is_at(&self, listener: &SocketAddr) -> bool {
+        self.listeners.is_empty() || self.listeners.iter().any(|named| names(named, listener))
+    }
+
+    /// The ports that lead to it, if not all do.
+    pub(super) fn ports(&self, ports: &[Port]) -> Option<BTreeSet<u16>> {
+        let own = ports.iter().filter(|port| self.is_at(&port.address)).map(|port| port.id);
+        (!self.listeners.is_empty()).then(|| own.collect())
+    }
+}
+
+/// Whether an address of the config file means that listener.
+fn names(named: &SocketAddr, listener: &SocketAddr) -> bool {
+    named == listener || named.ip().is_unspecified() && named.port() == listener.port()
+}
+
+fn no_listener(address: &str) -> String {
+    format!("`{}` is no listener; write one as 192.0.2.1:4420", address.escape_debug())
 }
 
 impl DiscoveryEntry {
@@ -217,41 +255,6 @@ fn discovery_port() -> u16 {
     NVME_DISCOVERY_PORT
 }
 
-impl HostEntry {
-    fn secrets(&self) -> Result<Option<HostSecrets>, Failure> {
-        let wrong = |what: String| Failure::request(format!("host `{}`: {what}", self.hostnqn));
-        let hash = self.dhchap_hash.as_deref().map(|name| {
-            Hash::of_name(name).map_err(|problem| wrong(format!("dhchap_hash `{name}`: {problem}")))
-        });
-        let group = self.dhchap_dhgroup.as_deref().map(|name| {
-            DhGroup::of_name(name).map_err(|problem| wrong(format!("dhchap_dhgroup `{name}`: {problem}")))
-        });
-        let (hash, group) = (hash.transpose()?, group.transpose()?);
-        let controller = self.dhchap_ctrl_secret_file.as_deref().map(read_secret).transpose()?;
-        let Some(file) = &self.dhchap_secret_file else {
-            if controller.is_some() || hash.is_some() || group.is_some() {
-                return Err(wrong("proves nothing without a dhchap_secret_file; add one".to_owned()));
-            }
-            return Ok(None);
-        };
-        Ok(Some(HostSecrets { host: read_secret(file)?, controller, hash, group }))
-    }
-}
-
-/// Reads a secret of DH-HMAC-CHAP.
-pub(super) fn read_secret(path: &Path) -> Result<Secret, Failure> {
-    secret::read("secret file", path, |line| {
-        Secret::parse(std::str::from_utf8(line).map_err(|_| SecretError::Format)?)
-    })
-}
-
-/// Reads a key of TLS.
-pub(super) fn read_tls_key(path: &Path) -> Result<ConfiguredPsk, Failure> {
-    secret::read("TLS key file", path, |line| {
-        ConfiguredPsk::parse(std::str::from_utf8(line).map_err(|_| PskError::Format)?)
-    })
-}
-
 impl ConfiguredGroup {
     /// With the identifiers of ports in the place of their addresses.
     pub(super) fn at(&self, ports: &[Port]) -> AnaGroup {
@@ -263,7 +266,7 @@ impl ConfiguredGroup {
 
 fn groups(
     entries: &[AnaGroupEntry],
-    namespaces: &BTreeMap<u32, String>,
+    namespaces: &BTreeMap<u32, ConfiguredNamespace>,
 ) -> Result<Vec<ConfiguredGroup>, String> {
     if entries.len() > MAX_ANA_GROUPS {
         return Err(format!("there are more than {MAX_ANA_GROUPS} ana_groups; leave some out"));
@@ -281,10 +284,8 @@ fn groups(
             return Err(format!("ana_group {id}: namespace {nsid} is in two; take it out of one"));
         }
         let states = entry.states.iter().map(|(address, state)| {
-            let address = address.parse().map_err(|_| {
-                format!("ana_group {id}: `{address}` is no listener; write one as 192.0.2.1:4420")
-            });
-            Ok((address?, state.word()))
+            let address = address.parse().map_err(|_| format!("ana_group {id}: {}", no_listener(address)))?;
+            Ok((address, state.word()))
         });
         let states = states.collect::<Result<_, String>>()?;
         Ok(ConfiguredGroup { id, namespaces: entry.namespaces.clone(), states })
@@ -309,28 +310,39 @@ pub(super) fn check(settings: &Settings, volumes: &[&str]) -> Result<(), String>
     if settings.nvme_tcp_treq == Treq::Required && !has_keys {
         return Err("nvme_tcp_treq is `required`, and no host has a key; give one a tls_key_file".to_owned());
     }
-    let mut names = HashSet::new();
+    let (mut names, mut serials) = (HashSet::new(), HashSet::new());
     for subsystem in &settings.nvme {
         let nqn = &subsystem.nqn;
         if !names.insert(nqn) {
             return Err(format!("two nvme_subsystems are called `{nqn}`; rename one"));
         }
-        if let Some(missing) = subsystem.namespaces.values().find(|name| !volumes.contains(&name.as_str())) {
+        if let Some(twice) = subsystem.serial_number.as_ref().filter(|serial| !serials.insert(*serial)) {
+            return Err(format!("two nvme_subsystems have the serial_number `{twice}`; change one"));
+        }
+        let mut names = subsystem.namespaces.values().map(|namespace| &namespace.volume);
+        if let Some(missing) = names.find(|name| !volumes.contains(&name.as_str())) {
             return Err(format!("nvme_subsystem `{nqn}`: there is no volume `{missing}`; add a [[volume]]"));
         }
     }
-    Ok(())
+    namespaces::refuse_duplicates(settings.nvme.iter().flat_map(|subsystem| subsystem.namespaces.values()))
 }
 
-/// What is wrong where an ANA group names an address at which nobody listens; these are those that there are.
-pub(crate) fn check_states(settings: &Settings, listeners: &[SocketAddr]) -> Result<(), String> {
+/// What is wrong where a subsystem or one of its ANA groups names an address at which nobody listens; these are those
+/// that there are.
+pub(crate) fn check_listeners(settings: &Settings, listeners: &[SocketAddr]) -> Result<(), String> {
     for subsystem in &settings.nvme {
+        let is_there = |named: &SocketAddr| listeners.iter().any(|listener| names(named, listener));
+        if let Some(address) = subsystem.listeners.iter().find(|named| !is_there(named)) {
+            let (nqn, there) = (&subsystem.nqn, written(listeners));
+            return Err(format!(
+                "nvme_subsystem `{nqn}`: listeners: nobody listens at {address}; name one of {there}"
+            ));
+        }
         for group in &subsystem.ana_groups {
             let stray = group.states.iter().find(|(address, _)| !listeners.contains(address));
             if let Some((address, _)) = stray {
                 let (nqn, id) = (&subsystem.nqn, group.id);
-                let there: Vec<_> = listeners.iter().map(SocketAddr::to_string).collect();
-                let there = there.join(", ");
+                let there = written(listeners);
                 return Err(format!(
                     "nvme_subsystem `{nqn}`: ana_group {id}: nobody listens at {address}; name one of {there}"
                 ));
@@ -340,12 +352,15 @@ pub(crate) fn check_states(settings: &Settings, listeners: &[SocketAddr]) -> Res
     Ok(())
 }
 
-/// Of one subsystem.
-const MAX_NSID: u32 = 256;
+fn written(listeners: &[SocketAddr]) -> String {
+    let there: Vec<_> = listeners.iter().map(SocketAddr::to_string).collect();
+    there.join(", ")
+}
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use blockmux_proto::nvmeof::auth::{DhGroup, Hash};
 
     fn prepare(text: &str) -> Result<ConfiguredSubsystem, String> {
         let entry: SubsystemEntry = toml::from_str(text).map_err(|error| error.message().to_owned())?;
@@ -357,8 +372,10 @@ mod tests {
         let subsystem =
             prepare("nqn = 'nqn.a'\nnamespaces = { 1 = 'x', 256 = 'y' }\nhosts = ['nqn.h']").unwrap();
         assert_eq!(subsystem.nqn.as_str(), "nqn.a");
-        assert_eq!(subsystem.namespaces.get(&256).map(String::as_str), Some("y"));
-        assert_eq!(subsystem.hosts, [Nqn::new("nqn.h").unwrap()]);
+        assert_eq!(subsystem.namespaces.get(&256), Some(&ConfiguredNamespace::of_volume("y")));
+        assert_eq!((subsystem.is_open, &subsystem.hosts), (false, &vec![Nqn::new("nqn.h").unwrap()]));
+        let is_open = |text: &str| prepare(text).unwrap().is_open;
+        assert!(is_open("nqn = 'nqn.a'") && !is_open("nqn = 'nqn.a'\nhosts = []"));
         assert!(subsystem.ana_groups.is_empty());
         let settings = Settings { nvme: vec![subsystem.clone()], ..Settings::default() };
         assert_eq!(check(&settings, &["x", "y"]), Ok(()));
@@ -373,6 +390,8 @@ mod tests {
             ("nqn = 'iqn.a'\nnamespaces = {}", "`iqn.a` is no NVMe name"),
             ("nqn = 'nqn.a'\nnamespaces = { 0 = 'x' }", "namespace 0 is not from 1"),
             ("nqn = 'nqn.a'\nnamespaces = { x = 'x' }", "namespace x is not from 1"),
+            ("nqn = 'nqn.a'\nserial_number = '012345678901234567890'", "serial_number `0123"),
+            ("nqn = 'nqn.a'\nmodel_number = ''", "model_number `` is not 1 to 40"),
             ("nqn = 'nqn.a'\nnamespaces = {}\nhosts = ['h']", "`h` is no NVMe name"),
             ("nqn = 'nqn.a'\nnamespaces = {}\nhostname = []", "unknown field"),
             (&ana("0", "[1]", "{}"), "ANAGRPID 0: give each"),
@@ -489,6 +508,26 @@ mod tests {
             assert!(failure.contains(said), "{failure}");
             assert!(!failure.contains("nN9AQb2"), "{failure}");
         }
+    }
+
+    #[test]
+    fn a_subsystem_is_at_the_listeners_that_it_names() {
+        let with = |listeners: &str| prepare(&format!("nqn = 'nqn.a'\nlisteners = {listeners}"));
+        let address = |text: &str| text.parse::<SocketAddr>().unwrap();
+        let all = ["127.0.0.1:4420", "[::1]:4420", "127.0.0.1:8009"].map(address);
+        let ports: Vec<Port> = (1..).zip(all).map(|(id, address)| Port { id, address }).collect();
+        assert_eq!(with("[]").unwrap().ports(&ports), None);
+        assert!(with("[]").unwrap().is_at(&all[2]));
+        let one = with("['[::1]:4420']").unwrap();
+        assert_eq!((one.ports(&ports), one.is_at(&all[0])), (Some(BTreeSet::from([2])), false));
+        assert_eq!(with("['0.0.0.0:4420']").unwrap().ports(&ports), Some(BTreeSet::from([1, 2])));
+        let settings = Settings { nvme: vec![one], ..Settings::default() };
+        assert_eq!(check_listeners(&settings, &all), Ok(()));
+        let failure = check_listeners(&settings, &all[..1]).unwrap_err();
+        let expected = "`nqn.a`: listeners: nobody listens at [::1]:4420; name one of 127.0.0.1:4420";
+        assert!(failure.ends_with(expected), "{failure}");
+        let failure = with("['eth0']").unwrap_err();
+        assert!(failure.contains("listeners: `eth0` is no listener"), "{failure}");
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! Subsystems that are served, and namespaces that come and go.
 
+use super::hosts::{HostEntry, LiveHosts};
+use super::namespaces::ConfiguredNamespace;
 use super::{ConfiguredSubsystem, default_nqn};
 use crate::protocol::{Live, Place};
 use blockmux_proto::exports::{Exports, VolumeId};
@@ -7,6 +9,7 @@ use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme::subsystem::{Namespace, Subsystem};
 use blockmux_proto::nvmeof::node::{Node, Port};
 use blockmux_wire::nvme::log::AnaState;
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -14,6 +17,8 @@ use std::sync::Arc;
 pub(super) struct Volumes {
     pub(super) exports: Exports,
     pub(super) machine: String,
+    /// As the config file has them, by subsystem and number.
+    pub(super) configured: BTreeMap<(Nqn, u32), ConfiguredNamespace>,
 }
 
 /// Everything that hosts find.
@@ -23,29 +28,49 @@ pub(super) struct LiveSubsystems {
     pub(super) ports: Vec<Port>,
     /// Each volume is a subsystem of its own.
     pub(super) are_own: bool,
+    pub(super) hosts: LiveHosts,
 }
 
 impl Volumes {
-    /// A namespace is one subsystem's: a volume in two of them is two namespaces.
+    /// A namespace is one subsystem's: a volume in two of them is two namespaces. One that comes back is called as it was
+    /// configured.
     fn namespace(&self, nqn: &Nqn, nsid: u32, volume: VolumeId) -> Option<Namespace> {
         let (export, served) = self.exports.get(volume).zip(self.exports.served(volume))?;
         let name = format!("{nqn}\n{}", export.name);
-        Some(Namespace::new(nsid, volume, served, export.read_only, (&name, &self.machine)))
+        let namespace = Namespace::new(nsid, volume, served, export.read_only, (&name, &self.machine));
+        let configured = self.configured.get(&(nqn.clone(), nsid));
+        Some(match configured.filter(|configured| configured.volume == export.name) {
+            Some(ConfiguredNamespace { identity, .. }) => namespace.with_identity(identity),
+            None => namespace,
+        })
     }
 
     /// A subsystem as it is configured, with those of its volumes that there are.
     pub(super) fn subsystem(&self, configured: ConfiguredSubsystem, ports: &[Port]) -> Arc<Subsystem> {
         // The keys of TLS are the node's.
-        let ConfiguredSubsystem { nqn, namespaces, hosts, masks, ana_groups, secrets, tls_keys: _ } =
+        let at = configured.ports(ports);
+        let ConfiguredSubsystem { nqn, namespaces, is_open, hosts, masks, ana_groups, secrets, .. } =
             configured;
-        let namespaces = namespaces.iter().filter_map(|(nsid, name)| {
-            let (volume, _) = self.exports.find(name)?;
+        let namespaces = namespaces.iter().filter_map(|(nsid, namespace)| {
+            let (volume, _) = self.exports.find(&namespace.volume)?;
             self.namespace(&nqn, *nsid, volume)
         });
         let namespaces = namespaces.collect();
         let groups = ana_groups.iter().map(|group| group.at(ports)).collect();
         let port_ids: Vec<u16> = ports.iter().map(|port| port.id).collect();
-        let made = Subsystem::new(nqn, &self.machine, namespaces, hosts);
+        let mut made = Subsystem::new(nqn, &self.machine, namespaces, hosts);
+        if !is_open {
+            made = made.closed();
+        }
+        if let Some(at) = at {
+            made = made.with_ports(at);
+        }
+        if let Some(serial) = configured.serial_number {
+            made = made.with_serial_number(serial);
+        }
+        if let Some(model) = configured.model_number {
+            made = made.with_model_number(model);
+        }
         Arc::new(made.with_ana(groups, &port_ids).with_masks(masks).with_secrets(secrets))
     }
 }
@@ -92,6 +117,18 @@ impl Live for LiveSubsystems {
     fn detach(&self, target: &str, number: u32) -> Result<(), String> {
         let gone = self.subsystem(target)?.detach(|namespace| namespace.nsid == number);
         if gone.is_empty() { Err(format!("{target}: there is no namespace {number}")) } else { Ok(()) }
+    }
+
+    fn add_host(&self, target: &str, host: &HostEntry) -> Result<(), String> {
+        self.hosts.add(&self.node, &*self.subsystem(target)?, host)
+    }
+
+    fn remove_host(&self, target: &str, host: &str) -> Result<(), String> {
+        self.hosts.remove(&self.node, &*self.subsystem(target)?, host)
+    }
+
+    fn read_keys(&self, target: &str, host: Option<&str>) -> Result<u32, String> {
+        self.hosts.read_again(&self.node, &*self.subsystem(target)?, host)
     }
 
     fn set_ana_state(

@@ -4,11 +4,14 @@
 //! in it the only namespace, number 1.
 
 mod config;
+mod hosts;
 mod live;
+mod namespaces;
 mod referrals;
 mod remote;
 
-pub(crate) use config::{ConfiguredSubsystem, DiscoveryEntry, State, SubsystemEntry, Treq, check_states};
+pub(crate) use config::{ConfiguredSubsystem, DiscoveryEntry, State, SubsystemEntry, Treq, check_listeners};
+pub(crate) use hosts::HostEntry;
 
 use super::{Protocol, Service, Settings, Started, Way};
 use crate::machine::machine_id;
@@ -21,6 +24,7 @@ use blockmux_proto::nvme::subsystem::discovery_nqn;
 use blockmux_proto::nvmeof::keyring::Keyring;
 use blockmux_proto::nvmeof::node::{Node, Port};
 use blockmux_wire::nvmeof::fabrics::DISCOVERY_NQN;
+use hosts::LiveHosts;
 use live::{LiveSubsystems, Volumes};
 use std::sync::Arc;
 use std::time::Instant;
@@ -41,7 +45,7 @@ pub(crate) const NVME_TCP: Protocol = Protocol {
     check: config::check,
     is_open: |settings| {
         let subsystems = &settings.nvme;
-        subsystems.is_empty() || subsystems.iter().any(|subsystem| subsystem.hosts.is_empty())
+        subsystems.is_empty() || subsystems.iter().any(|subsystem| subsystem.is_open)
     },
     serve,
     ways,
@@ -50,7 +54,7 @@ pub(crate) const NVME_TCP: Protocol = Protocol {
     served_with: None,
 };
 
-/// Serves to accepted connections: every port leads to every subsystem.
+/// Serves to accepted connections.
 fn serve(service: &Service<'_>) -> Started {
     let Service { exports, addresses, settings } = service;
     let tcp = addresses.iter().enumerate().filter_map(|(at, address)| match address {
@@ -58,13 +62,25 @@ fn serve(service: &Service<'_>) -> Started {
         Address::Unix(_) => None,
     });
     let ports: Vec<Port> = tcp.collect();
-    let volumes = Volumes { exports: (*exports).clone(), machine: machine_id() };
     let names: Vec<String> = exports.iter().map(|(_, export)| export.name.clone()).collect();
     let subsystems = subsystems(settings, names.iter().map(String::as_str));
+    let configured = settings.nvme.iter().flat_map(|subsystem| {
+        let namespaces = subsystem.namespaces.iter();
+        namespaces.map(|(nsid, namespace)| ((subsystem.nqn.clone(), *nsid), namespace.clone()))
+    });
+    let configured = configured.collect();
+    let volumes = Volumes { exports: (*exports).clone(), machine: machine_id(), configured };
     let keyring = keyring(&subsystems, &volumes.machine);
     // A host that proves who it is may have a key made.
     let has_keys = !keyring.is_empty() || subsystems.iter().any(|subsystem| !subsystem.secrets.is_empty());
     let secure_channel = settings.nvme_tcp_treq.secure_channel(has_keys);
+    let hosts = LiveHosts::new(settings.nvme_tcp_treq, &volumes.machine);
+    for subsystem in &subsystems {
+        for entry in &subsystem.entries {
+            let tls_key = Nqn::new(&entry.hostnqn).and_then(|host| subsystem.tls_keys.get(&host).cloned());
+            hosts.insert(&subsystem.nqn, entry.clone(), tls_key);
+        }
+    }
     let subsystems = subsystems.into_iter().map(|subsystem| volumes.subsystem(subsystem, &ports)).collect();
     let node = Node::new(subsystems, ports.clone(), &volumes.machine);
     let node = node.with_referrals(settings.nvme_referrals.clone());
@@ -76,15 +92,14 @@ fn serve(service: &Service<'_>) -> Started {
     let serve = addresses.iter().enumerate().map(|(at, _)| nvme_tcp::serve(&node, port_id(at), exports));
     let serve = serve.collect();
     let are_own = settings.nvme.is_empty();
-    Started { serve, live: Some(Box::new(LiveSubsystems { node, volumes, ports, are_own })) }
+    Started { serve, live: Some(Box::new(LiveSubsystems { node, volumes, ports, are_own, hosts })) }
 }
 
 /// The keys of all hosts, for the subsystems that they have them for and for discovery by either of its names: hosts ask
 /// by the one that is well known, and stay connected by the other.
 fn keyring(subsystems: &[ConfiguredSubsystem], machine: &str) -> Keyring {
     let (keyring, now) = (Keyring::default(), Instant::now());
-    let well_known = Nqn::new(DISCOVERY_NQN).expect("the specification's own name is one");
-    let discovery = [well_known, discovery_nqn(machine)];
+    let discovery = discovery_names(machine);
     for subsystem in subsystems {
         for (host, key) in &subsystem.tls_keys {
             let retained = key.retained(host);
@@ -93,6 +108,12 @@ fn keyring(subsystems: &[ConfiguredSubsystem], machine: &str) -> Keyring {
         }
     }
     keyring
+}
+
+/// The names of discovery: the one that is well known, and this machine's own.
+fn discovery_names(machine: &str) -> [Nqn; 2] {
+    let well_known = Nqn::new(DISCOVERY_NQN).expect("the specification's own name is one");
+    [well_known, discovery_nqn(machine)]
 }
 
 /// The identifier of the port that a listener is, by its place among them.
@@ -120,8 +141,9 @@ fn ways(settings: &Settings, address: &Address, volume: &str) -> Vec<Way> {
         Way { url, commands: vec![connect], variables: Vec::new() }
     };
     let subsystems = subsystems(settings, [volume].into_iter());
-    let namespaces = subsystems.iter().flat_map(|subsystem| {
-        let of_volume = subsystem.namespaces.iter().filter(|(_, name)| *name == volume);
+    let here = subsystems.iter().filter(|subsystem| subsystem.is_at(tcp));
+    let namespaces = here.flat_map(|subsystem| {
+        let of_volume = subsystem.namespaces.iter().filter(|(_, namespace)| namespace.volume == volume);
         of_volume.map(|(nsid, _)| (&subsystem.nqn, *nsid))
     });
     namespaces.map(|(nqn, nsid)| way(nqn, nsid)).collect()

@@ -1,7 +1,7 @@
 //! A URL of NVMe/TCP, and what its subsystem tells and has.
 
-use super::config::{read_secret, read_tls_key};
 use super::default_nqn;
+use super::hosts::{read_secret, read_tls_key};
 use super::referrals::{self, Site, address_of};
 use crate::failure::Failure;
 use crate::output::both_sizes;

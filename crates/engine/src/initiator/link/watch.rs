@@ -2,12 +2,12 @@
 //! up, or given up.
 
 use super::controlled::CONTROL_EVERY;
-use super::{Link, State, lost};
+use super::{Link, State, is_shut, lost};
 use crate::host::Host;
 use crate::initiator::overdue::{self, LOOKS};
 use crate::initiator::{Dialer, silence};
 use crate::reactor::Progress;
-use blockmux_proto::session::{Initiator, PathRank};
+use blockmux_proto::session::Initiator;
 use tracing::warn;
 
 impl<D: Dialer, H: Host> Link<D, H> {
@@ -39,7 +39,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
             return None;
         }
         let State::Open { session, is_checked: true, .. } = &mut self.state else { return None };
-        let is_none = self.has_other_paths && session.path_rank() == PathRank::Unusable;
+        let is_none = is_shut(session.path_rank(), self.has_other_paths);
         let is_shut = self.in_flight == 0 && !self.queue.is_empty() && !is_none;
         let span = self.overdue.on_look(session.look(), is_shut)?;
         // Where there are other paths, one of them does it sooner.
@@ -51,11 +51,12 @@ impl<D: Dialer, H: Host> Link<D, H> {
         Some(self.lose_unanswered(span))
     }
 
-    /// Sends again what the target has given up, or fails what has had all patience.
+    /// Sends again, by this path or another, what the target has given up and what this path does not do now, or fails
+    /// what has had all patience.
     #[inline]
-    pub(super) fn take_aborted(&mut self) -> Option<Progress> {
+    pub(super) fn take_handed_back(&mut self) -> Option<Progress> {
         let State::Open { session, .. } = &mut self.state else { return None };
-        let mut next = session.poll_aborted();
+        let mut next = session.poll_misplaced().or_else(|| session.poll_aborted());
         next.as_ref()?;
         let (now, patience, mut failed) = (self.core.now(), self.retry.patience(), 0);
         while let Some(io) = next {
@@ -66,11 +67,11 @@ impl<D: Dialer, H: Host> Link<D, H> {
             } else {
                 self.queue.push_back(io);
             }
-            next = session.poll_aborted();
+            next = session.poll_misplaced().or_else(|| session.poll_aborted());
         }
         if failed > 0 {
             let (target, patience) = (self.moves.address(), overdue::written(patience));
-            warn!(%target, "{failed} requests fail: sent again and again for {patience}, they got no answer");
+            warn!(%target, "{failed} requests fail: sent again and again for {patience}, they got nowhere");
         }
         Some(Progress::More)
     }

@@ -3,16 +3,23 @@
 //! The admin queue reads the log page and hears of changes; an I/O queue is told, and meets a state that has changed
 //! before anybody was told. Then nothing more is sent by this path until the page has been read again. Where there are other
 //! paths, what met such a state is handed back, to be done there.
+//!
+//! A path may also fail what goes by it, between the controller and the namespace or on the way to the controller (Path Related
+//! Status that is not of ANA). That says nothing of ANA's state, and may be over at once or never. What it met is
+//! handed back, and the path is left alone for a while, which grows as long as nothing gets through; where there is no
+//! other, the I/O waits for it.
 
 use super::queue::Queue;
 use crate::session::PathRank;
 use blockmux_volume::Io;
 use blockmux_wire::nvme::log::{AnaGroupDescriptor, AnaHeader, AnaState};
+use std::time::{Duration, Instant};
 use zerocopy::FromBytes;
 
 /// What an I/O queue knows of its path.
 pub(super) struct Access {
     pub(super) rank: PathRank,
+    pub(super) failing: Failing,
     /// There are other paths.
     pub(super) has_others: bool,
     /// I/O for them.
@@ -21,7 +28,51 @@ pub(super) struct Access {
 
 impl Default for Access {
     fn default() -> Access {
-        Access { rank: PathRank::Best, has_others: false, misplaced: Vec::new() }
+        Access { rank: PathRank::Best, failing: Failing::default(), has_others: false, misplaced: Vec::new() }
+    }
+}
+
+/// Whether the path fails what goes by it.
+#[derive(Default)]
+pub(super) struct Failing {
+    /// Pauses since something got through.
+    pauses: u32,
+    /// Until when it is left alone, if it is; `Some(None)`: the time is to be asked for first.
+    until: Option<Option<Instant>>,
+}
+
+impl Failing {
+    /// Something failed on the way. What was sent before the path was left alone is part of the same failure.
+    #[cold]
+    pub(super) fn on_failure(&mut self) {
+        self.until.get_or_insert(None);
+    }
+
+    /// Something got through.
+    #[inline]
+    pub(super) fn on_good(&mut self) {
+        if self.until.is_none() {
+            self.pauses = 0;
+        }
+    }
+
+    /// When to call [`Failing::on_timeout`]; `now` is any time before.
+    #[inline]
+    pub(super) fn poll_timeout(&self, now: Instant) -> Option<Instant> {
+        self.until.map(|until| until.unwrap_or(now))
+    }
+
+    pub(super) fn on_timeout(&mut self, now: Instant) {
+        match self.until {
+            None => {}
+            Some(None) => {
+                let pause = FIRST_PAUSE.saturating_mul(1_u32.checked_shl(self.pauses).unwrap_or(u32::MAX));
+                self.pauses = self.pauses.saturating_add(1);
+                self.until = Some(now.checked_add(pause.min(LONGEST_PAUSE)));
+            }
+            Some(Some(at)) if now >= at => self.until = None,
+            Some(Some(_)) => {}
+        }
     }
 }
 
@@ -63,6 +114,9 @@ impl Queue {
     /// How well the path leads to the namespace.
     #[inline]
     pub(crate) fn path_rank(&self) -> PathRank {
+        if self.access.failing.until.is_some() {
+            return self.access.rank.max(PathRank::Failing);
+        }
         self.access.rank
     }
 
@@ -78,6 +132,9 @@ impl Queue {
     }
 }
 
+/// How long a path is left alone that fails what goes by it, for the first time.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// ANA state, in the low four bits.
 const STATE_MASK: u8 = 0x0f;
 /// The most groups that are read of.
@@ -114,6 +171,29 @@ mod tests {
             assert_eq!(state_of(&page(state, other), 7).map(rank), Some(expected));
             assert_eq!(state_of(&page(other, state), 9).map(rank), Some(expected));
         }
+    }
+
+    #[test]
+    fn a_path_that_fails_is_left_alone_for_longer_and_longer_until_something_gets_through() {
+        let (mut failing, mut now) = (Failing::default(), Instant::now());
+        let mut pause = |failing: &mut Failing| {
+            assert_eq!(failing.poll_timeout(now), None);
+            failing.on_failure();
+            assert_eq!(failing.poll_timeout(now), Some(now));
+            failing.on_timeout(now);
+            // What was under way fails, too, or gets through.
+            failing.on_failure();
+            failing.on_good();
+            let until = failing.poll_timeout(now).unwrap();
+            let pause = until.duration_since(now);
+            now = until;
+            failing.on_timeout(now);
+            pause.as_millis()
+        };
+        let pauses: Vec<_> = (0..9).map(|_| pause(&mut failing)).collect();
+        assert_eq!(pauses, [10, 20, 40, 80, 160, 320, 640, 1000, 1000]);
+        failing.on_good();
+        assert_eq!(pause(&mut failing), 10);
     }
 
     #[test]

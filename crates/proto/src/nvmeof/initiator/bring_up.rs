@@ -3,7 +3,7 @@
 //! ```text
 //!   Connect ▶ proof ▶ CAP ▶ VS ▶ CC ▶ CSTS until RDY ▶ Identify Controller ─┬▶ discovery log
 //!                                                                  ├▶ active list ▶ each namespace
-//!                                                                  └▶ limits ▶ namespace ▶ descriptors ▶ queues
+//!                                                                  └▶ our behaviour ▶ limits ▶ namespace ▶ descriptors ▶ queues
 //! ```
 
 use super::Names;
@@ -15,7 +15,7 @@ use super::refused::Refused;
 use crate::nvmeof::auth::Credentials;
 use crate::nvmeof::psk::InputPsk;
 use blockmux_volume::{Memory, Seg, SgList};
-use blockmux_wire::nvme::feature::FeatureId;
+use blockmux_wire::nvme::feature::{ACRE_AT, ACRE_ENABLED, FeatureId, HOST_BEHAVIOR_LEN};
 use blockmux_wire::nvme::identify::{Cns, IDENTIFY_LEN};
 use blockmux_wire::nvme::log::LogPage;
 use blockmux_wire::nvme::property::{
@@ -84,6 +84,7 @@ enum Step {
     Enable,
     Ready,
     Controller,
+    Behavior,
     Log,
     Limits,
     List,
@@ -160,6 +161,13 @@ impl BringUp {
                 let less_one = u32::from(self.queues.saturating_sub(1));
                 (command::set_features(FeatureId::NUMBER_OF_QUEUES.0, less_one << 16 | less_one), 0)
             }
+            Step::Behavior => {
+                let mut behavior = [0; HOST_BEHAVIOR_LEN];
+                behavior[ACRE_AT] = ACRE_ENABLED;
+                let sqe = command::set_features(FeatureId::HOST_BEHAVIOR_SUPPORT.0, 0);
+                let data = SgList::one(Seg::from_slice(&behavior));
+                return Some((sqe, Transfer::Out(HOST_BEHAVIOR_LEN as u32), data));
+            }
             Step::Known => return None,
         };
         if len == 0 {
@@ -208,8 +216,16 @@ impl BringUp {
                 self.controller.identify(data);
                 match self.ask {
                     Ask::Discovery => Step::Log,
+                    Ask::Use(_) if self.controller.has_retry_delays() => Step::Behavior,
                     _ => Step::Limits,
                 }
+            }
+            Step::Behavior => {
+                // Without it CRD is reserved.
+                if !is_good {
+                    self.controller.retry_delays = [Duration::ZERO; 3];
+                }
+                Step::Limits
             }
             Step::Log => self.on_log(data)?,
             Step::Limits => {
@@ -298,7 +314,7 @@ impl BringUp {
             Step::Namespace(_) if self.ask == Ask::Namespaces => return None,
             Step::Namespace(nsid) => return Some(Refused::NoNamespace(nsid)),
             Step::Queues => return Some(Refused::NoQueues),
-            Step::Prove | Step::Limits | Step::Descriptors | Step::Known => return None,
+            Step::Prove | Step::Behavior | Step::Limits | Step::Descriptors | Step::Known => return None,
             Step::Capabilities | Step::Version | Step::Ready => "Property Get",
             Step::Enable => "Property Set of CC",
             Step::Controller => "Identify Controller",

@@ -11,6 +11,8 @@ use crate::session::PathRank;
 use crate::slots::Key;
 use blockmux_volume::{Completion, IoError, Op, Output};
 use blockmux_wire::nvme::Cqe;
+use blockmux_wire::nvme::status::StatusField;
+use std::time::Duration;
 
 impl Queue {
     /// A command has ended.
@@ -27,6 +29,11 @@ impl Queue {
         } else if verdict == Verdict::Good && !command.progress.is_whole(command.transfer) {
             verdict = Verdict::Failed(IoError::Medium);
         }
+        match verdict {
+            Verdict::Good => self.access.failing.on_good(),
+            Verdict::Astray => self.access.failing.on_failure(),
+            _ => {}
+        }
         if verdict == Verdict::Elsewhere {
             // Whatever was told before, until the log page has been read again.
             self.access.rank = PathRank::Unusable;
@@ -34,7 +41,8 @@ impl Queue {
                 verdict = Verdict::Later(IoError::PathLost);
             }
         }
-        self.finish_piece(command.piece, job, verdict);
+        let told = self.retry_delay(cqe.status);
+        self.finish_piece(command.piece, job, verdict, told);
         if !self.waiting.is_empty() {
             self.give_memory();
         }
@@ -72,7 +80,7 @@ impl Queue {
 
     /// A part of a job has ended: goes on with the job.
     #[inline]
-    fn finish_piece(&mut self, piece: Piece, key: Key, verdict: Verdict) {
+    fn finish_piece(&mut self, piece: Piece, key: Key, verdict: Verdict, told: Option<Duration>) {
         let Some(job) = self.jobs.get_mut(key) else { return };
         match verdict {
             Verdict::Good => {}
@@ -82,9 +90,9 @@ impl Queue {
                     job.buffer = None;
                 }
                 let piece = piece.again();
-                return self.later.push_back(piece);
+                return self.later.push(piece, told);
             }
-            Verdict::Elsewhere => {
+            Verdict::Elsewhere | Verdict::Astray => {
                 job.is_misplaced = true;
                 job.fail(IoError::PathLost);
             }
@@ -100,6 +108,13 @@ impl Queue {
         } else if job.in_flight == 0 {
             self.complete(key);
         }
+    }
+
+    /// How long the controller wants the command not to be sent again, if it says so.
+    #[inline]
+    fn retry_delay(&self, status: StatusField) -> Option<Duration> {
+        let which = usize::from(status.retry_delay()).checked_sub(1)?;
+        self.retry_delays.get(which).copied().filter(|delay| !delay.is_zero())
     }
 
     /// The controller does not know a command after all: does the same with others, or fails the job.

@@ -43,6 +43,8 @@ pub struct ControllerInfo {
     pub ana_groups: Option<u32>,
     /// ANATT: how long a change of an ANA state takes at most; zero: not told.
     pub ana_transition: Duration,
+    /// Command Retry Delay Times 1 to 3: how long not to send a command again whose status says so.
+    pub retry_delays: [Duration; 3],
     /// A volatile write cache is present.
     pub write_cache: bool,
     /// The most logical blocks of one Write Zeroes, as log2 in units of the least page; 0: not told.
@@ -108,7 +110,15 @@ impl ControllerInfo {
         self.oaes = told.oaes.get();
         self.ana_groups = (told.cmic & CMIC_ANA != 0).then(|| told.nanagrpid.get());
         self.ana_transition = Duration::from_secs(told.anatt.into());
+        // In units of 100 ms.
+        self.retry_delays =
+            told.crdt.map(|time| Duration::from_millis(u64::from(time.get()).saturating_mul(100)));
         self.write_cache = told.vwc & VWC_PRESENT != 0;
+    }
+
+    /// Whether the controller has Command Retry Delay Times.
+    pub(super) fn has_retry_delays(&self) -> bool {
+        self.retry_delays.iter().any(|delay| !delay.is_zero())
     }
 
     /// What the NVM Command Set tells of the controller.

@@ -7,7 +7,8 @@
 //!          poll_done ◀── Job ◀── verdict on the status ◀── finish ◀── transport
 //! ```
 //! A transport asks for the next command whenever it may send one, moves the data that `Commands` names, and hands
-//! in the completion. Commands that failed for a reason that passes are sent again after a pause.
+//! in the completion. Commands that failed for a reason that passes are sent again after a pause; I/O that failed on its
+//! way to the namespace is handed back, for another path or for later.
 
 mod access;
 mod admin;
@@ -17,6 +18,7 @@ mod discovery;
 mod finish;
 mod info;
 mod job;
+mod later;
 mod news;
 mod plan;
 mod prove;

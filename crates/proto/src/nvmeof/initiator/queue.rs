@@ -12,6 +12,7 @@ use super::access::Access;
 use super::command::{self, Commands, Progress, Request, Transfer};
 use super::info::NamespaceInfo;
 use super::job::{Command, Job, Piece};
+use super::later::Later;
 use super::plan::{Kind, Pieces, Plan, RANGE_LEN, Terms, ZEROES};
 use super::prove::Proving;
 use super::{DEPTH, Names, Refused};
@@ -20,6 +21,7 @@ use crate::slots::{Key, Slots};
 use blockmux_volume::{Completion, Extent, Io, IoError, Memory, Op, Output, Pool, Seg, SgList, VolumeInfo};
 use blockmux_wire::nvme::Cqe;
 use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
 /// I/O under way at one namespace, over one I/O queue.
@@ -42,7 +44,9 @@ pub(crate) struct Queue {
     /// Commands to send again.
     pub(super) again: VecDeque<Piece>,
     /// Commands to send again in a while.
-    pub(super) later: VecDeque<Piece>,
+    pub(super) later: Later,
+    /// How long each CRD of a status is; zero: the controller does not use it.
+    pub(super) retry_delays: [Duration; 3],
     pub(super) done: VecDeque<Completion>,
     zeroes: Option<Seg>,
     /// Nothing new is taken.
@@ -87,7 +91,8 @@ impl Queue {
             ready: VecDeque::new(),
             waiting: VecDeque::new(),
             again: VecDeque::new(),
-            later: VecDeque::new(),
+            later: Later::default(),
+            retry_delays: [Duration::ZERO; 3],
             done: VecDeque::new(),
             zeroes: None,
             is_closed: false,
@@ -123,15 +128,23 @@ impl Queue {
         self.jobs.is_empty() && self.commands.is_empty()
     }
 
-    /// Whether something is to be sent again in a while: then call [`Queue::resume`].
+    /// When to call [`Queue::on_timeout`]; `now` is the latest time that is known.
     #[inline]
-    pub(crate) fn has_later(&self) -> bool {
-        !self.later.is_empty()
+    pub(crate) fn poll_timeout(&self, now: Instant) -> Option<Instant> {
+        let later = self.later.poll_timeout(now);
+        let failing = self.access.failing.poll_timeout(now);
+        later.into_iter().chain(failing).min()
     }
 
-    /// Sends again what failed for a reason that passes.
-    pub(crate) fn resume(&mut self) {
-        self.again.append(&mut self.later);
+    /// Sends again what failed for a reason that passes, and tries the path again if it failed.
+    pub(crate) fn on_timeout(&mut self, now: Instant) {
+        self.later.on_timeout(now, &mut self.again);
+        self.access.failing.on_timeout(now);
+    }
+
+    /// How long each CRD of a status is, as the controller tells.
+    pub(crate) fn set_retry_delays(&mut self, delays: [Duration; 3]) {
+        self.retry_delays = delays;
     }
 
     /// As [`Initiator::look`](crate::session::Initiator::look).

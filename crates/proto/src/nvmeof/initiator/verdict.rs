@@ -12,6 +12,8 @@ pub(super) enum Verdict {
     Later(IoError),
     /// It was not done, as this path does not lead to the namespace now: another may.
     Elsewhere,
+    /// It was lost on the way between controller and namespace, or host and controller: another path may work at once.
+    Astray,
     /// The controller does not know the command, or not so.
     Illegal,
     /// It was not done, and never will be.
@@ -26,7 +28,11 @@ pub(super) fn of(field: StatusField) -> Verdict {
     }
     match of_failure(field.status()) {
         Verdict::Later(error) if field.do_not_retry() => Verdict::Failed(error),
-        Verdict::Elsewhere if field.do_not_retry() => Verdict::Failed(IoError::PathLost),
+        Verdict::Elsewhere | Verdict::Astray if field.do_not_retry() => Verdict::Failed(IoError::PathLost),
+        // The controller has something in mind if it says how long to wait.
+        Verdict::Failed(IoError::Medium) if !field.do_not_retry() && field.retry_delay() > 0 => {
+            Verdict::Later(IoError::Medium)
+        }
         verdict => verdict,
     }
 }
@@ -38,19 +44,17 @@ fn of_failure(status: Status) -> Verdict {
         | Status::COMMANDS_ABORTED_DUE_TO_POWER_LOSS
         | Status::COMMAND_ABORTED_DUE_TO_SQ_DELETION
         | Status::COMMAND_ABORTED_DUE_TO_PREEMPT_AND_ABORT
-        | Status::COMMAND_INTERRUPTED
-        | Status::COMMAND_ABORTED_BY_HOST => Verdict::Later(IoError::Aborted),
+        | Status::COMMAND_INTERRUPTED => Verdict::Later(IoError::Aborted),
         Status::TRANSIENT_TRANSPORT_ERROR
         | Status::DATA_TRANSFER_ERROR
         | Status::NAMESPACE_NOT_READY
         | Status::FORMAT_IN_PROGRESS
         | Status::SANITIZE_IN_PROGRESS => Verdict::Later(IoError::Medium),
-        Status::INTERNAL_PATH_ERROR | Status::CONTROLLER_PATHING_ERROR | Status::HOST_PATHING_ERROR => {
-            Verdict::Later(IoError::PathLost)
-        }
         Status::ASYMMETRIC_ACCESS_INACCESSIBLE
         | Status::ASYMMETRIC_ACCESS_TRANSITION
         | Status::ASYMMETRIC_ACCESS_PERSISTENT_LOSS => Verdict::Elsewhere,
+        // What is left of Path Related Status (figure 99), whether we know it or not.
+        status if status.is_path_related() => Verdict::Astray,
         Status::INVALID_NAMESPACE_OR_FORMAT => Verdict::Failed(IoError::PathLost),
         Status::INVALID_COMMAND_OPCODE
         | Status::INVALID_FIELD_IN_COMMAND
@@ -79,7 +83,16 @@ mod tests {
         assert_eq!(of_new(Status::SUCCESSFUL_COMPLETION), Verdict::Good);
         assert_eq!(of_new(Status::NAMESPACE_NOT_READY), Verdict::Later(IoError::Medium));
         assert_eq!(of_new(Status::COMMAND_ABORT_REQUESTED), Verdict::Later(IoError::Aborted));
-        assert_eq!(of_new(Status::INTERNAL_PATH_ERROR), Verdict::Later(IoError::PathLost));
+        for status in [
+            Status::INTERNAL_PATH_ERROR,
+            Status::CONTROLLER_PATHING_ERROR,
+            Status::HOST_PATHING_ERROR,
+            Status::COMMAND_ABORTED_BY_HOST,
+            Status(0x3ff),
+        ] {
+            assert_eq!(of_new(status), Verdict::Astray, "{status}");
+            assert_eq!(of(StatusField::final_one(status)), Verdict::Failed(IoError::PathLost));
+        }
         for status in [
             Status::ASYMMETRIC_ACCESS_TRANSITION,
             Status::ASYMMETRIC_ACCESS_INACCESSIBLE,
@@ -108,5 +121,15 @@ mod tests {
     fn what_is_not_to_be_tried_again_is_not() {
         let verdict = of(StatusField::final_one(Status::NAMESPACE_NOT_READY));
         assert_eq!(verdict, Verdict::Failed(IoError::Medium));
+    }
+
+    #[test]
+    fn a_controller_that_says_how_long_to_wait_is_asked_again() {
+        let with_delay = |status: Status, delay: u8| of(StatusField::new(status).with_retry_delay(delay));
+        assert_eq!(with_delay(Status::INTERNAL_ERROR, 0), Verdict::Failed(IoError::Medium));
+        for delay in 1..=3 {
+            assert_eq!(with_delay(Status::INTERNAL_ERROR, delay), Verdict::Later(IoError::Medium));
+            assert_eq!(with_delay(Status::LBA_OUT_OF_RANGE, delay), Verdict::Failed(IoError::OutOfRange));
+        }
     }
 }

@@ -33,9 +33,6 @@ struct Timers {
     now: Instant,
     /// When the queue has to be connected.
     deadline: Instant,
-    /// When to send again what failed for a reason that passes; `None`: the time is to be asked for first.
-    retry_at: Option<Instant>,
-    pause: Duration,
 }
 
 impl Lane {
@@ -55,8 +52,9 @@ impl Lane {
         };
         let shape = (qid, entries.max(2));
         let credentials = credentials.clone().map(|credentials| credentials.of_queue(qid));
-        let queue = Queue::new(names.clone(), credentials, controller.cntlid, shape, namespace, pool);
-        let timers = Timers { now, deadline: now, retry_at: None, pause: FIRST_PAUSE };
+        let mut queue = Queue::new(names.clone(), credentials, controller.cntlid, shape, namespace, pool);
+        queue.set_retry_delays(controller.retry_delays);
+        let timers = Timers { now, deadline: now };
         Lane { line, outbox: Outbox::default(), begins_with, queue, ending: Ending::No, timers }
     }
 
@@ -114,30 +112,13 @@ impl Lane {
         }
     }
 
-    /// Sends again what failed for a reason that passes, with growing pauses as long as it does not.
-    fn retry(&mut self, now: Instant) {
-        if !self.queue.has_later() {
-            (self.timers.retry_at, self.timers.pause) = (None, FIRST_PAUSE);
-            return;
-        }
-        match self.timers.retry_at {
-            None => self.timers.retry_at = now.checked_add(self.timers.pause),
-            Some(at) if now >= at => {
-                self.timers.retry_at = None;
-                self.timers.pause = self.timers.pause.saturating_mul(2).min(LONGEST_PAUSE);
-                self.queue.resume();
-            }
-            Some(_) => {}
-        }
-    }
-
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         if self.ending == Ending::Over {
             return None;
         }
-        let retry = self.queue.has_later().then(|| self.timers.retry_at.unwrap_or(self.timers.now));
+        let queue = self.queue.poll_timeout(self.timers.now);
         let connect = (!self.queue.is_connected()).then_some(self.timers.deadline);
-        [retry, connect].into_iter().flatten().min()
+        [queue, connect].into_iter().flatten().min()
     }
 
     pub(super) fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
@@ -148,7 +129,7 @@ impl Lane {
                 reference: "NVMe Base 2.0 §6.3, Connect",
             });
         }
-        self.retry(now);
+        self.queue.on_timeout(now);
         self.advance();
         Ok(())
     }
@@ -195,6 +176,3 @@ impl Lane {
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Of Connect, in bytes.
 const CONNECT_DATA: u32 = 1024;
-/// The first pause before a command is sent again.
-const FIRST_PAUSE: Duration = Duration::from_millis(2);
-const LONGEST_PAUSE: Duration = Duration::from_millis(500);

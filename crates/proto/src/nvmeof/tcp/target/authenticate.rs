@@ -27,6 +27,7 @@ impl TargetSession {
             return Outcome::failure(Status::INVALID_FIELD_IN_COMMAND);
         };
         authenticator.on_message(&data.to_vec());
+        self.clock.prove_by = None;
         self.look_at_authenticator();
         Outcome::success(0)
     }
@@ -47,6 +48,15 @@ impl TargetSession {
         Outcome::data(Seg::from_slice(&message).into(), 0)
     }
 
+    /// From now on the controller is one of those that the host may have.
+    fn proved(&mut self) {
+        if let Some(Queue::Admin(admin)) = &self.queue
+            && !admin.place.prove()
+        {
+            self.stopping = true;
+        }
+    }
+
     /// Who has failed to prove itself leaves, with its last answer; who has proved itself is one of many no more.
     fn look_at_authenticator(&mut self) {
         let Some(authenticator) = &mut self.authenticator else { return };
@@ -62,6 +72,7 @@ impl TargetSession {
         }
         if authenticator.is_done() {
             self.permit = None;
+            self.proved();
         }
     }
 }

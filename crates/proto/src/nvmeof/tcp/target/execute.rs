@@ -489,5 +489,5 @@ fn locate(sqe: &Sqe, work: &Work, out: usize, capsule_len: usize) -> Result<Opti
 /// Whether the transport moves the data.
 #[inline]
 pub(super) fn is_from_transport(sqe: &Sqe) -> bool {
-    (sqe.dptr.kind(), sqe.dptr.subtype()) == (SglType::TRANSPORT_DATA_BLOCK, SglSubtype::TRANSPORT)
+    sqe.dptr.is_transport()
 }

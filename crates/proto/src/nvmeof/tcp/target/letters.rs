@@ -28,6 +28,7 @@ impl TargetSession {
             Letter::Abort(order) => self.abort(order),
             Letter::Preempted(volume) => self.preempted(volume),
             Letter::NamespaceChanged(_)
+            | Letter::NamespaceShown(_)
             | Letter::Reservation { .. }
             | Letter::AnaChanged { .. }
             | Letter::DiscoveryChanged => {

@@ -38,8 +38,9 @@ mod tests;
 
 use super::super::auth::target::Authenticator;
 use super::super::connect::Queue;
-use super::super::node::{ConnectPermit, Node};
+use super::super::node::Node;
 use super::super::psk::TlsPsk;
+use super::super::unconnected::ConnectPermit;
 use crate::exports::VolumeId;
 use crate::nvme::io::Wanted;
 use crate::nvme::letters::Letterbox;
@@ -114,6 +115,8 @@ pub type Bell = Box<dyn FnOnce(&Waker) -> Ring>;
 struct Clock {
     /// A queue must be connected by then.
     connect_by: Instant,
+    /// The next message of a host that proves who it is must have come by then; `None`: the time is to be asked for first.
+    prove_by: Option<Instant>,
     /// When to ask the pool, locked ranges and older associations again.
     retry_at: Instant,
     /// When to look for letters.
@@ -160,6 +163,7 @@ impl TargetSession {
             is_over: false,
             clock: Clock {
                 connect_by: now.checked_add(CONNECT_TIME).unwrap_or(now),
+                prove_by: None,
                 retry_at: now,
                 look_at: now,
                 keep_alive: None,
@@ -264,6 +268,11 @@ impl TargetSession {
         self.authenticator.as_ref().is_none_or(|authenticator| authenticator.is_done())
     }
 
+    /// Whether the host is proving who it is.
+    fn is_proving(&self) -> bool {
+        self.queue.is_some() && !self.is_authentic()
+    }
+
     /// Whether it has to look for letters itself.
     fn looks(&self) -> bool {
         let is_rung = self.letters.as_ref().is_none_or(|letters| letters.is_rung());
@@ -285,10 +294,11 @@ impl Timed for TargetSession {
             return None;
         }
         let connect = if !self.is_usable() { Some(self.clock.connect_by) } else { None };
+        let prove = self.is_proving().then(|| self.clock.prove_by.unwrap_or(self.clock.retry_at));
         let retry = if self.waits() { Some(self.clock.retry_at) } else { None };
         let keep_alive = self.clock.keep_alive.as_ref().map(|keep_alive| keep_alive.next_look);
         let look = if self.looks() { Some(self.clock.look_at) } else { None };
-        [connect, retry, keep_alive, look].into_iter().flatten().min()
+        [connect, prove, retry, keep_alive, look].into_iter().flatten().min()
     }
 
     fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
@@ -297,6 +307,15 @@ impl Timed for TargetSession {
             return Err(ProtocolError {
                 what: "did not connect a queue, and prove who it is, within 30 seconds",
                 reference: "NVMe Base 2.0 §3.3.2.2",
+            });
+        }
+        if self.is_proving()
+            && now >= *self.clock.prove_by.get_or_insert(now.checked_add(PROVE_TIME).unwrap_or(now))
+        {
+            self.is_over = true;
+            return Err(ProtocolError {
+                what: "did not go on proving who it is within 15 seconds",
+                reference: "NVMe Base 2.0 §8.13.2",
             });
         }
         self.clock.retry_at = now.checked_add(RETRY).unwrap_or(now);
@@ -422,6 +441,8 @@ const MAX_COMMANDS: usize = MQES as usize + 1 + MAX_EVENT_REQUESTS;
 const PAYLOAD_IN_FLIGHT: usize = 64 << 20;
 /// Until a queue is connected.
 const CONNECT_TIME: Duration = Duration::from_secs(30);
+/// For each message of a host that proves who it is: to compute with the largest group takes seconds at most.
+const PROVE_TIME: Duration = Duration::from_secs(15);
 /// How often an empty pool, locked ranges and older associations are asked again, apart from each completion.
 const RETRY: Duration = Duration::from_millis(1);
 /// How often who is not rung for looks for letters.

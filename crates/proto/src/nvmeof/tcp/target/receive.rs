@@ -233,8 +233,8 @@ impl TargetSession {
         let is_last = data.common.flags & FLAG_LAST != 0;
         if offset != entry.received || data_len > left {
             let what = "sent data outside of what was asked for";
-            let offset = offset_of!(Data, datao) as u32;
-            return Err(Violation::new(FatalError::DATA_TRANSFER_OUT_OF_RANGE, offset, what));
+            // FEI is for fields and digests: here it is reserved (TCP Transport 1.0 §3.6.2.4).
+            return Err(Violation::new(FatalError::DATA_TRANSFER_OUT_OF_RANGE, 0, what));
         }
         if is_last != (data_len == left) {
             let what = "sent data whose last PDU is not the last";

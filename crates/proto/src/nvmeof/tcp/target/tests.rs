@@ -71,7 +71,7 @@ fn node() -> (Arc<Node>, Exports) {
 fn serve(exports: Exports) -> (Arc<Node>, Exports) {
     let namespace = |nsid: u32| {
         let (id, served) = (VolumeId(nsid - 1), exports.served(VolumeId(nsid - 1)).unwrap().clone());
-        Namespace::new(nsid, id, served, nsid == 2, ("a", "machine"))
+        Namespace::new(nsid, id, served, nsid == 2, (&format!("volume {nsid}"), "machine"))
     };
     let nqn = |name| Nqn::new(name).unwrap();
     let open = Subsystem::new(nqn(NQN), "machine", vec![namespace(1), namespace(2)], Vec::new());

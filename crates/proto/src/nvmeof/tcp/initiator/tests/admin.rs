@@ -40,6 +40,30 @@ fn a_namespace_is_learned_however_bytes_are_cut() {
 }
 
 #[test]
+fn a_controller_that_has_retry_delays_is_told_that_they_are_heeded() {
+    let mut now = Instant::now();
+    for fails in
+        [None, Some((AdminOpcode::SET_FEATURES.0, StatusField::final_one(Status::INVALID_FIELD_IN_COMMAND)))]
+    {
+        let mut subsystem = Subsystem { crdt: [5, 0, 100], ..Subsystem::default() };
+        let mut driver = admin(Ask::Use(1), PLAIN, usize::MAX, now);
+        subsystem.fails = fails;
+        bring_up(&mut driver, PLAIN, &mut subsystem);
+        let behavior = subsystem.behavior.unwrap();
+        assert_eq!((behavior.len(), behavior[0]), (512, 1), "ACRE");
+        assert!(behavior[1..].iter().all(|byte| *byte == 0));
+        if fails.is_none() {
+            let delays = driver.session.controller().unwrap().retry_delays;
+            assert_eq!(delays.map(|delay| delay.as_millis()), [500, 0, 10_000]);
+        }
+        now += Duration::from_secs(1);
+    }
+    let mut subsystem = Subsystem::default();
+    bring_up(&mut admin(Ask::Use(1), PLAIN, usize::MAX, now), PLAIN, &mut subsystem);
+    assert_eq!(subsystem.behavior, None, "it has none");
+}
+
+#[test]
 fn who_only_asks_shuts_the_controller_down_and_leaves() {
     let mut driver = admin(Ask::Namespace(1), PLAIN, usize::MAX, Instant::now());
     let mut subsystem = Subsystem::default();

@@ -145,6 +145,35 @@ fn what_an_inaccessible_namespace_does_not_do_is_handed_back_where_there_are_oth
 }
 
 #[test]
+fn what_fails_on_its_way_is_handed_back_and_the_path_is_left_alone_for_a_while() {
+    for status in [Status::INTERNAL_PATH_ERROR, Status::CONTROLLER_PATHING_ERROR, Status::HOST_PATHING_ERROR]
+    {
+        for has_others in [true, false] {
+            let mut client = Client::ready(PLAIN);
+            if has_others {
+                client.driver.session = client.driver.session.with_other_paths();
+            }
+            client.write(7, 4096, &pattern(4096));
+            let command = client.command();
+            client.feed(&PLAIN.response(command.cid(), StatusField::new(status), 0)).unwrap();
+            client.driver.assert_nothing_done();
+            let session = &mut client.driver.session;
+            let io = session.poll_misplaced().unwrap();
+            assert_eq!((io.tag.0, io.op, io.offset), (7, Op::Write { fua: false }, 4096));
+            assert!(io.data.unwrap().to_vec() == pattern(4096));
+            assert_eq!(session.path_rank(), PathRank::Failing);
+            // Whatever ANA's log page says of it.
+            session.set_path_rank(PathRank::Good);
+            assert_eq!(session.path_rank(), PathRank::Failing);
+            session.on_timeout(Instant::now()).unwrap();
+            let end = session.poll_timeout().unwrap();
+            session.on_timeout(end).unwrap();
+            assert_eq!((session.path_rank(), session.poll_timeout()), (PathRank::Good, None));
+        }
+    }
+}
+
+#[test]
 fn what_no_path_can_do_fails() {
     let mut client = Client::ready(PLAIN);
     client.driver.session = client.driver.session.with_other_paths();

@@ -1,7 +1,7 @@
 //! I/O of a queue: what becomes of each, and what a controller may do.
 
 use super::script::*;
-use crate::nvmeof::tcp::initiator::NamespaceInfo;
+use crate::nvmeof::tcp::initiator::{ControllerInfo, NamespaceInfo};
 use crate::session::{Initiator, StreamSession, Timed};
 use blockmux_volume::{Extent, IoError, Op, Output, Seg, SgList};
 use blockmux_wire::nvme::nvm::{DEAC, FUA};
@@ -9,6 +9,7 @@ use blockmux_wire::nvme::opcode::NvmOpcode;
 use blockmux_wire::nvme::status::{Status, StatusField};
 use blockmux_wire::nvme::{NSID_ALL, SglDescriptor};
 use blockmux_wire::nvmeof::tcp::{Data, FLAG_LAST, FLAG_SUCCESS, PduType};
+use std::time::Duration;
 
 #[test]
 fn reads_come_whole_however_bytes_are_cut() {
@@ -235,6 +236,31 @@ fn what_fails_for_a_reason_that_passes_is_sent_again_and_not_forever() {
     let last = StatusField::final_one(Status::NAMESPACE_NOT_READY);
     client.feed(&PLAIN.response(cid, last, 0)).unwrap();
     assert_eq!(client.driver.done_error(), IoError::Medium);
+}
+
+#[test]
+fn a_command_is_sent_again_when_the_controller_wants_it() {
+    let delays = [300, 0, 2000].map(Duration::from_millis);
+    let controller = ControllerInfo { retry_delays: delays, ..controller() };
+    for (crd, at_least, status) in [
+        (1, 300, Status::NAMESPACE_NOT_READY),
+        (2, 2, Status::NAMESPACE_NOT_READY),
+        (3, 2000, Status::INTERNAL_ERROR),
+    ] {
+        let mut client = Client::of(PLAIN, controller.clone(), namespace(), 128);
+        client.driver.read(1, 0, 512);
+        let cid = client.command().cid();
+        let status = StatusField::new(status).with_retry_delay(crd);
+        client.feed(&PLAIN.response(cid, status, 0)).unwrap();
+        let start = std::time::Instant::now();
+        client.driver.session.on_timeout(start).unwrap();
+        let at = client.driver.session.poll_timeout().unwrap();
+        assert_eq!((at - start).as_millis(), at_least, "CRD {crd}");
+        client.driver.session.on_timeout(at - Duration::from_millis(1)).unwrap();
+        assert!(client.sent().is_empty());
+        client.driver.session.on_timeout(at).unwrap();
+        assert_eq!(client.command().range(), (0, 1, 0));
+    }
 }
 
 #[test]

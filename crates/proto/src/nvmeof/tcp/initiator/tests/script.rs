@@ -6,6 +6,7 @@ use crate::nvmeof::tcp::initiator::*;
 use crate::session::{ProtocolError, StreamSession};
 use crate::testing::Driver;
 use blockmux_volume::{Pool, Seg, SgList};
+use blockmux_wire::nvme::feature::FeatureId;
 use blockmux_wire::nvme::identify::*;
 use blockmux_wire::nvme::opcode::{AdminOpcode, NvmOpcode};
 use blockmux_wire::nvme::status::{Status, StatusField};
@@ -207,10 +208,14 @@ pub(super) struct Client {
 impl Client {
     /// ICReq is out, nothing has come.
     pub(super) fn fresh(line: Line, namespace: NamespaceInfo, entries: u16) -> Client {
+        Client::fresh_of(line, controller(), namespace, entries)
+    }
+
+    fn fresh_of(line: Line, controller: ControllerInfo, namespace: NamespaceInfo, entries: u16) -> Client {
         let config = QueueConfig {
             names: names(),
             credentials: None,
-            controller: controller(),
+            controller,
             namespace,
             queues: 1,
             entries,
@@ -222,7 +227,17 @@ impl Client {
 
     /// Connected.
     pub(super) fn with(line: Line, namespace: NamespaceInfo, entries: u16) -> Client {
-        let mut client = Client::fresh(line, namespace, entries);
+        Client::of(line, controller(), namespace, entries)
+    }
+
+    /// Connected to a queue of this controller.
+    pub(super) fn of(
+        line: Line,
+        controller: ControllerInfo,
+        namespace: NamespaceInfo,
+        entries: u16,
+    ) -> Client {
+        let mut client = Client::fresh_of(line, controller, namespace, entries);
         assert_eq!(client.sent()[0].kind(), PduType::IC_REQ);
         client.feed(&line.ic_resp()).unwrap();
         let [connect] = client.sent().try_into().unwrap();
@@ -270,6 +285,10 @@ pub(super) struct Subsystem {
     pub(super) connect_result: u64,
     pub(super) log: Vec<u8>,
     pub(super) oaes: u32,
+    /// Command Retry Delay Times, in units of 100 ms.
+    pub(super) crdt: [u16; 3],
+    /// What was set of Host Behavior Support.
+    pub(super) behavior: Option<Vec<u8>>,
     /// The namespace's, if there are such.
     pub(super) ana_group: u32,
     /// Get Log Page is never answered.
@@ -294,6 +313,8 @@ impl Default for Subsystem {
             connect_result: 5,
             log: Vec::new(),
             oaes: 0,
+            crdt: [0; 3],
+            behavior: None,
             ana_group: 0,
             is_silent_about_logs: false,
             listening: None,
@@ -339,6 +360,7 @@ impl Subsystem {
                 (told.mdts, told.vwc) = (5, VWC_PRESENT);
                 told.oncs = (ONCS_WRITE_ZEROES | ONCS_DATASET_MANAGEMENT).into();
                 told.oaes = self.oaes.into();
+                told.crdt = self.crdt.map(Into::into);
                 told.cmic = if self.ana_group > 0 { CMIC_ANA } else { 0 };
                 (told.nanagrpid, told.anatt) = (1.into(), ANATT_S);
                 told.ioccsz = ((64 + 8192) / 16).into();
@@ -394,6 +416,9 @@ pub(super) fn bring_up(driver: &mut Driver<AdminSession>, line: Line, subsystem:
             }
             if sqe.opcode == AdminOpcode::GET_LOG_PAGE.0 && subsystem.is_silent_about_logs {
                 continue;
+            }
+            if sqe.cdw10.get() == u32::from(FeatureId::HOST_BEHAVIOR_SUPPORT.0) {
+                subsystem.behavior = Some(pdu.data.clone());
             }
             let (data, status, result) = subsystem.answer(&sqe);
             if !data.is_empty() {

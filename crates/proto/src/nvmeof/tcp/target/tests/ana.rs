@@ -12,7 +12,7 @@ fn asymmetric() -> ((Arc<Node>, Exports), Arc<Subsystem>) {
     let exports = Exports::new(vec![export("a"), export("b")]);
     let namespaces = [0, 1].map(|at: u32| {
         let served = exports.served(VolumeId(at)).unwrap().clone();
-        Namespace::new(at + 1, VolumeId(at), served, false, ("a", "machine"))
+        Namespace::new(at + 1, VolumeId(at), served, false, (&format!("volume {at}"), "machine"))
     });
     let states = BTreeMap::from([(1, AnaState::NON_OPTIMIZED), (2, AnaState::INACCESSIBLE)]);
     let groups = vec![AnaGroup { id: 5, namespaces: vec![1], states }];

@@ -115,6 +115,17 @@ fn who_takes_too_long_to_prove_itself_loses_its_connection() {
     let at = host.pump.session.poll_timeout().unwrap();
     assert!(at <= host.now + Duration::from_secs(30));
     assert!(host.pump.session.on_timeout(host.now + Duration::from_secs(30)).is_err());
+    // It has half of that for each message.
+    let (mut host, _) = connected(&node, 0, CNTLID_DYNAMIC);
+    let at = |seconds| host.now + Duration::from_secs(seconds);
+    let [begin, middle, later, end] = [at(0), at(10), at(20), at(26)];
+    host.pump.session.on_timeout(begin).unwrap();
+    assert!(send(&mut host, &negotiate(&[1, 2], &[0, 1])).status.is_success());
+    assert!(host.pump.session.poll_timeout().unwrap() <= begin + Duration::from_millis(1));
+    host.pump.session.on_timeout(middle).unwrap();
+    host.pump.session.on_timeout(later).unwrap();
+    let error = host.pump.session.on_timeout(end).unwrap_err();
+    assert_eq!(error.what, "did not go on proving who it is within 15 seconds");
 }
 
 #[test]
@@ -129,7 +140,7 @@ fn who_takes_longer_than_its_keep_alive_timeout_to_prove_itself_is_waited_for() 
         Ok::<_, ProtocolError>(())
     };
     // It may not send Keep Alive yet, and its timeout is 4 seconds.
-    pass(&mut host, Duration::from_secs(29)).unwrap();
+    pass(&mut host, Duration::from_secs(14)).unwrap();
     prove(&mut host);
     host.enable();
     let error = pass(&mut host, Duration::from_secs(60)).unwrap_err();

@@ -1,11 +1,17 @@
 //! What changes while it is served: namespaces that come and go, subsystems, and what discovery tells of them.
 
 use super::*;
+use crate::nvme::HangUp;
+use crate::nvme::hosts::HostAccess;
+use crate::nvme::identity::GivenIdentity;
+use crate::nvme::subsystem::AttachError;
 use crate::nvmeof::node::Referral;
 use blockmux_wire::nvme::NSID_ALL;
 use blockmux_wire::nvme::feature::{AEC_DISCOVERY_CHANGE, AEC_NAMESPACE_ATTRIBUTE, FeatureId};
 use blockmux_wire::nvme::identify::{IdentifyController, IdentifyNamespace};
+use blockmux_wire::nvme::status::ConnectStatus;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A subsystem without namespaces that is served, and a volume for it.
 fn empty() -> ((Arc<Node>, Exports), Arc<Subsystem>) {
@@ -18,7 +24,8 @@ fn empty() -> ((Arc<Node>, Exports), Arc<Subsystem>) {
 }
 
 fn namespace(exports: &Exports, nsid: u32, at: u32) -> Namespace {
-    Namespace::new(nsid, VolumeId(at), exports.served(VolumeId(at)).unwrap(), false, ("a", "machine"))
+    let served = exports.served(VolumeId(at)).unwrap();
+    Namespace::new(nsid, VolumeId(at), served, false, (&format!("volume {at}"), "machine"))
 }
 
 fn listens(host: &mut Host, notices: u32) {
@@ -46,7 +53,12 @@ fn a_namespace_that_is_attached_is_told_of_and_used_until_it_is_detached() {
     let page = queue.run(admin(AdminOpcode::IDENTIFY, 7, 0, 0, 4096), &[]).0;
     assert_eq!(page, vec![0; 4096], "it could be there");
     subsystem.attach(namespace(&node.1, 7, 0), None).unwrap();
-    assert!(subsystem.attach(namespace(&node.1, 7, 1), None).is_err());
+    assert_eq!(subsystem.attach(namespace(&node.1, 7, 1), None), Err(AttachError::Taken(7)));
+    let twin = namespace(&node.1, 8, 0);
+    assert_eq!(subsystem.attach(twin.clone(), None), Err(AttachError::Twin(7)));
+    let own = GivenIdentity { uuid: Some([5; 16]), ..GivenIdentity::default() };
+    subsystem.attach(twin.with_identity(&own), None).unwrap();
+    assert_eq!(subsystem.detach(|namespace| namespace.nsid == 8), [8]);
     assert_eq!(subsystem.free_nsid(), Some(1));
     queue.pump.run().unwrap();
     assert_eq!(queue.end_of(events[0]).1.result.get(), 0x04_0002);
@@ -94,8 +106,8 @@ fn what_waits_for_a_volume_that_is_detached_ends() {
 fn a_host_sees_and_hears_of_the_namespaces_that_it_is_shown() {
     let (node, subsystem) = empty();
     let (mut io, mut queue) = Host::io(&node, 0);
-    for nsid in [2, 3] {
-        subsystem.attach(namespace(&node.1, nsid, 0), None).unwrap();
+    for (nsid, at) in [(2, 0), (3, 1)] {
+        subsystem.attach(namespace(&node.1, nsid, at), None).unwrap();
     }
     queue.pump.run().unwrap();
     assert_eq!(
@@ -154,22 +166,74 @@ fn a_subsystem_that_comes_or_goes_is_told_to_who_discovers() {
     assert_eq!(discovered(&mut discoverer(&node, own.as_str())), (3, 2, entries));
 }
 
-#[test]
-fn the_hosts_of_a_subsystem_that_goes_are_cut_off_and_come_back_in_vain() {
-    use std::sync::atomic::{AtomicUsize, Ordering};
-    let (node, _) = empty();
-    let cuts = Arc::new(AtomicUsize::new(0));
-    let mut host = Host::new(&node);
-    let hang_up = {
+/// An initialized connection, and how often it was cut.
+fn with_hang_up(node: &(Arc<Node>, Exports)) -> (Host, Arc<AtomicUsize>) {
+    let (cuts, mut host) = (Arc::new(AtomicUsize::new(0)), Host::new(node));
+    let hang_up: HangUp = {
         let cuts = cuts.clone();
         Arc::new(move || {
             cuts.fetch_add(1, Ordering::Relaxed);
         })
     };
-    let permit = node.0.begin_connect().unwrap();
+    let (permit, _) = node.0.begin_connect(None, hang_up.clone());
     let session = TargetSession::new(node.0.clone(), Pool::new(usize::MAX), host.now);
     host.pump.session = session.admitted(permit, None, hang_up);
     host.pump.exchange(ic_req(0).as_bytes());
+    (host, cuts)
+}
+
+#[test]
+fn a_host_is_let_in_and_sent_away_while_others_notice_nothing() {
+    let exports = Exports::new(vec![export("a")]);
+    let (name, other) = (Nqn::new(HOST).unwrap(), Nqn::new("nqn.2026-11.test:other").unwrap());
+    let subsystem = Subsystem::new(Nqn::new(NQN).unwrap(), "machine", Vec::new(), Vec::new()).closed();
+    let subsystem = Arc::new(subsystem);
+    let ports = vec![Port { id: 1, address: "192.0.2.1:4420".parse().unwrap() }];
+    let node = (Arc::new(Node::new(vec![subsystem.clone()], ports, "machine")), exports);
+    subsystem.attach(namespace(&node.1, 1, 0), None).unwrap();
+    let refused = Status::from(ConnectStatus::CONNECT_INVALID_HOST);
+    assert_eq!(refusal(&Host::initialized(&node, 0).connect(0, CNTLID_DYNAMIC, 0)), refused);
+    let mut discoverer = discoverer(&node, DISCOVERY_NQN);
+    listens(&mut discoverer, AEC_DISCOVERY_CHANGE);
+    let mut events = [admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0, 0, 0, 0); 2];
+    events.iter_mut().for_each(|event| discoverer.send(event, &[]));
+    assert_eq!(discovered(&mut discoverer).1, 1, "discovery alone");
+    node.0.set_host(&subsystem, &other, HostAccess::default()).unwrap();
+    discoverer.pump.run().unwrap();
+    assert!(discoverer.received().is_empty(), "that does not concern it");
+    node.0.set_host(&subsystem, &name, HostAccess::default()).unwrap();
+    discoverer.pump.run().unwrap();
+    assert_eq!(discoverer.end_of(events[0]).1.result.get(), 0x70_f002);
+    assert_eq!(discovered(&mut discoverer).1, 2);
+
+    let (mut queue, cuts) = with_hang_up(&node);
+    assert!(queue.connect(0, CNTLID_DYNAMIC, 0).status.is_success());
+    queue.enable();
+    listens(&mut queue, AEC_NAMESPACE_ATTRIBUTE);
+    let mut shown = admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0, 0, 0, 0);
+    queue.send(&mut shown, &[]);
+    let blind = HostAccess { namespaces: Some([7].into()), ..HostAccess::default() };
+    node.0.set_host(&subsystem, &name, blind).unwrap();
+    queue.pump.run().unwrap();
+    assert_eq!(queue.end_of(shown).1.result.get(), 0x04_0002);
+    assert_eq!((changed(&mut queue)[..4].to_vec(), listed(&mut queue)), (vec![1, 0, 0, 0], [0; 8]));
+
+    assert!(node.0.remove_host(&subsystem, &other));
+    assert_eq!(cuts.load(Ordering::Relaxed), 0);
+    assert!(node.0.remove_host(&subsystem, &name) && !node.0.remove_host(&subsystem, &name));
+    assert_eq!(cuts.load(Ordering::Relaxed), 1);
+    assert_eq!(refusal(&Host::initialized(&node, 0).connect(0, CNTLID_DYNAMIC, 0)), refused);
+    discoverer.pump.run().unwrap();
+    assert_eq!(discoverer.end_of(events[1]).1.result.get(), 0x70_f002);
+    assert_eq!(discovered(&mut discoverer).1, 1);
+    let open = Subsystem::new(Nqn::new(PRIVATE).unwrap(), "machine", Vec::new(), Vec::new());
+    assert!(node.0.set_host(&open, &name, HostAccess::default()).is_err());
+}
+
+#[test]
+fn the_hosts_of_a_subsystem_that_goes_are_cut_off_and_come_back_in_vain() {
+    let (node, _) = empty();
+    let (mut host, cuts) = with_hang_up(&node);
     assert!(host.connect(0, CNTLID_DYNAMIC, 0).status.is_success());
     assert!(node.0.remove(&Nqn::new(NQN).unwrap()) && !node.0.remove(&Nqn::new(NQN).unwrap()));
     assert_eq!(cuts.load(Ordering::Relaxed), 1);

@@ -1,6 +1,7 @@
 //! Commands that do what they say.
 
 use super::*;
+use crate::nvme::identity::GivenIdentity;
 use crate::served::Served;
 use crate::session::Timed;
 use blockmux_volume::{Op, SHORT_PAYLOAD};
@@ -221,9 +222,100 @@ fn identify_tells_what_is_served() {
 }
 
 #[test]
+fn the_pages_that_there_are_and_those_that_are_told_are_the_same_and_so_are_features() {
+    for is_discovery in [false, true] {
+        let node = node();
+        let (mut host, _) = if is_discovery {
+            let mut host = Host::initialized(&node, 0);
+            let (command, data) = connect(DISCOVERY_NQN, 0, CNTLID_DYNAMIC, 0);
+            assert!(host.run(command, data.as_bytes()).1.status.is_success());
+            host.enable();
+            (host, 0)
+        } else {
+            Host::admin(&node, 0)
+        };
+        let mut numbers = |lid: u32| {
+            let log = admin(AdminOpcode::GET_LOG_PAGE, u32::MAX, 255 << 16 | lid, 0, 1024);
+            let (page, cqe) = host.run(log, &[]);
+            let number = |bytes: &[u8]| u32::from_le_bytes(bytes.try_into().unwrap());
+            (page.chunks(4).map(number).collect::<Vec<_>>(), cqe.status)
+        };
+        let told = numbers(0).0;
+        for lid in 0..=255_u32 {
+            let status = numbers(lid).1;
+            let is_there = status.is_success();
+            assert!(is_there || status.status() == Status::INVALID_LOG_PAGE);
+            assert_eq!(told[lid as usize], u32::from(is_there), "{lid:#x}");
+        }
+        assert_eq!(told[0x13], 0, "there is no management interface");
+        if is_discovery {
+            continue;
+        }
+        let features = numbers(0x12).0;
+        let scope = |fid: usize| features[fid] >> 20;
+        assert_eq!((scope(0x07), scope(0x0b), scope(0x82), scope(0x83)), (2, 2, 1, 1));
+        for fid in 1..=255_u32 {
+            let get = admin(AdminOpcode::GET_FEATURES, 1, fid | 3 << 8, 0, 0);
+            let get = if features[fid as usize] >> 20 == 1 { get } else { Sqe { nsid: 0.into(), ..get } };
+            let is_there = host.run(get, &[]).1.status.is_success();
+            assert_eq!(features[fid as usize] & 1, u32::from(is_there), "{fid:#x}");
+        }
+    }
+}
+
+#[test]
+fn a_page_that_the_host_has_no_room_for_is_not_read() {
+    let exports = Exports::new(vec![export("a")]);
+    let subsystem = Subsystem::new(Nqn::new(NQN).unwrap(), "machine", Vec::new(), Vec::new());
+    let subsystem = Arc::new(subsystem);
+    let node = (Arc::new(Node::new(vec![subsystem.clone()], Vec::new(), "machine")), exports);
+    let (mut host, _) = Host::admin(&node, 0);
+    let namespace =
+        Namespace::new(3, VolumeId(0), node.1.served(VolumeId(0)).unwrap(), false, ("a", "machine"));
+    subsystem.attach(namespace, None).unwrap();
+    host.pump.run().unwrap();
+    let read = |len: u32, offset: u32| Sqe {
+        cdw12: offset.into(),
+        ..admin(AdminOpcode::GET_LOG_PAGE, u32::MAX, 1023 << 16 | 4, 0, len)
+    };
+    let in_capsule = Sqe { dptr: SglDescriptor::in_capsule(0, 4096), ..read(4096, 0) };
+    for wrong in [read(4092, 0), read(4096, 4100), read(0, 0), in_capsule] {
+        assert!(!host.run(wrong, &[]).1.status.is_success());
+    }
+    assert_eq!(host.run(read(4096, 0), &[]).0[..8], [3, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(host.run(read(4096, 0), &[]).0[..4], [0; 4]);
+}
+
+#[test]
+fn a_subsystem_and_its_namespaces_are_called_as_they_were_given() {
+    let exports = Exports::new(vec![export("a")]);
+    let given = GivenIdentity { nguid: Some([1; 16]), eui64: Some([2; 8]), uuid: Some([3; 16]) };
+    let namespace = Namespace::new(1, VolumeId(0), exports.served(VolumeId(0)).unwrap(), false, ("a", "m"));
+    let namespaces = vec![namespace.with_identity(&given)];
+    let subsystem = Subsystem::new(Nqn::new(NQN).unwrap(), "machine", namespaces, Vec::new());
+    let subsystem = subsystem.with_serial_number("4711".into()).with_model_number("Disk of ours".into());
+    let node = Arc::new(Node::new(vec![Arc::new(subsystem)], Vec::new(), "machine"));
+    let (mut host, _) = Host::admin(&(node, exports), 0);
+    let mut identify =
+        |cns: u32, nsid: u32| host.run(admin(AdminOpcode::IDENTIFY, nsid, cns, 0, 4096), &[]).0;
+    let page = IdentifyController::read_from_bytes(&identify(1, 0)).unwrap();
+    assert_eq!((&page.sn, &page.mn[..14]), (b"4711                ", &b"Disk of ours  "[..]));
+    let page = IdentifyNamespace::read_from_bytes(&identify(0, 1)).unwrap();
+    assert_eq!((page.nguid, page.eui64), ([1; 16], [2; 8]));
+    let mut expected = vec![1, 8, 0, 0];
+    expected.extend([2; 8]);
+    expected.extend([2, 16, 0, 0]);
+    expected.extend([1; 16]);
+    expected.extend([3, 16, 0, 0]);
+    expected.extend([3; 16]);
+    expected.extend([4, 1, 0, 0, 0, 0]);
+    assert_eq!(identify(3, 1)[..expected.len()], expected);
+}
+
+#[test]
 fn log_pages_are_there_and_may_be_read_in_parts() {
     let (mut host, _) = Host::admin(&node(), 0);
-    for (lid, len) in [(0, 1024), (1, 64), (2, 512), (3, 512), (4, 4096), (5, 4096)] {
+    for (lid, len) in [(0, 1024), (1, 64), (2, 512), (3, 512), (4, 4096), (5, 4096), (0x12, 1024)] {
         let log = admin(AdminOpcode::GET_LOG_PAGE, u32::MAX, (len / 4 - 1) << 16 | lid, 0, len);
         let (page, cqe) = host.run(log, &[]);
         assert!(cqe.status.is_success() && page.len() == len as usize, "{lid}");

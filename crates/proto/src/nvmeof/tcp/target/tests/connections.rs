@@ -215,6 +215,55 @@ fn discovery_tells_of_the_subsystems_that_the_host_may_use() {
 }
 
 #[test]
+fn a_subsystem_is_reached_by_its_own_ports_alone_and_discovery_says_so() {
+    let exports = Exports::new(vec![export("a")]);
+    let (all, some) = ("nqn.2026-11.com.example:all", "nqn.2026-11.com.example:some");
+    let subsystem = |name: &str| Subsystem::new(Nqn::new(name).unwrap(), "machine", Vec::new(), Vec::new());
+    let subsystems = vec![
+        Arc::new(subsystem(all)),
+        Arc::new(subsystem(some).with_ports([2, 3].into())),
+        Arc::new(subsystem(NQN).with_ports([].into())),
+    ];
+    let address = |port: u16| format!("192.0.2.1:{port}").parse().unwrap();
+    let ports = [4420, 4421, 8009].into_iter().zip(1..).map(|(port, id)| Port { id, address: address(port) });
+    let node = (Arc::new(Node::new(subsystems, ports.collect(), "machine")), exports);
+    let host_at = |port| {
+        let mut host = Host::new(&node);
+        let session = TargetSession::new(node.0.clone(), Pool::new(usize::MAX), host.now);
+        host.pump.session = session.at_port(port);
+        host.pump.exchange(ic_req(0).as_bytes());
+        host
+    };
+    for (name, reached) in [(all, [true, true, true]), (some, [false, true, true]), (NQN, [false; 3])] {
+        for (port, reached) in (1..).zip(reached) {
+            let (command, data) = connect(name, 0, CNTLID_DYNAMIC, 0);
+            let (_, cqe) = host_at(port).run(command, data.as_bytes());
+            assert_eq!(cqe.status.is_success(), reached, "{name} by port {port}");
+            if !reached {
+                assert_eq!(refusal(&cqe), ConnectStatus::CONNECT_INVALID_PARAMETERS.into());
+                // The name, in the data.
+                assert_eq!(cqe.result.get(), 1 << 16 | 256);
+            }
+        }
+    }
+    let mut discovery = host_at(1);
+    let (command, data) = connect(DISCOVERY_NQN, 0, CNTLID_DYNAMIC, 0);
+    assert!(discovery.run(command, data.as_bytes()).1.status.is_success());
+    discovery.enable();
+    let len = 1024 * 16;
+    let log = discovery.run(admin(AdminOpcode::GET_LOG_PAGE, 0, (len / 4 - 1) << 16 | 0x70, 0, len), &[]).0;
+    let (header, rest) = DiscoveryHeader::read_from_prefix(&log).unwrap();
+    let entries = rest.chunks(1024).take(header.numrec.get() as usize);
+    let entries = entries.map(|entry| DiscoveryEntry::read_from_bytes(entry).unwrap());
+    let told: Vec<_> = entries
+        .filter(|entry| entry.subtype == SubsystemType::NVM.0)
+        .map(|entry| (Nqn::of_field(&entry.subnqn).unwrap().to_string(), entry.portid.get()))
+        .collect();
+    let expected = [(all, 1), (all, 2), (some, 2), (some, 3)].map(|(name, port)| (name.to_owned(), port));
+    assert_eq!(told, expected);
+}
+
+#[test]
 fn disconnect_ends_an_io_queue_and_no_admin_queue() {
     let (mut io, mut admin) = Host::io(&node(), 0);
     let page = admin.run(super::admin(AdminOpcode::IDENTIFY, 0, 1, 0, 4096), &[]).0;

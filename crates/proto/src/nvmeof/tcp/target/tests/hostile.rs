@@ -70,19 +70,19 @@ fn a_pdu_that_cannot_be_is_answered_with_the_fatal_error_for_it() {
     let mut long = pdu(0, PduType::H2C_DATA, FLAG_LAST, &[0; 16], &[0; 8]);
     long[4..8].copy_from_slice(&(24 + MAX_DATA as u32 + 4).to_le_bytes());
     let (mut io, _admin) = Host::io(&node, 0);
-    assert_eq!(fatal(&mut io, &long).0, FatalError::DATA_TRANSFER_LIMIT_EXCEEDED);
+    assert_eq!(fatal(&mut io, &long), (FatalError::DATA_TRANSFER_LIMIT_EXCEEDED, 0));
 }
 
 #[test]
 fn data_beside_what_was_asked_for_is_fatal() {
     let node = node();
     let cases: [(usize, usize, u16, bool, FatalError, u32); 6] = [
-        (512, 1024, 0, false, FatalError::DATA_TRANSFER_OUT_OF_RANGE, 12),
-        (0, 16384 + 4, 0, true, FatalError::DATA_TRANSFER_OUT_OF_RANGE, 12),
+        (512, 1024, 0, false, FatalError::DATA_TRANSFER_OUT_OF_RANGE, 0),
+        (0, 16384 + 4, 0, true, FatalError::DATA_TRANSFER_OUT_OF_RANGE, 0),
         (0, 512, 0, true, FatalError::INVALID_PDU_HEADER_FIELD, 1),
         (0, 16384, 0, false, FatalError::INVALID_PDU_HEADER_FIELD, 1),
         (0, 16384, 1, true, FatalError::INVALID_PDU_HEADER_FIELD, 8),
-        (usize::MAX, 16384, 0, true, FatalError::DATA_TRANSFER_OUT_OF_RANGE, 12),
+        (usize::MAX, 16384, 0, true, FatalError::DATA_TRANSFER_OUT_OF_RANGE, 0),
     ];
     for (offset, len, other_cid, is_last, status, place) in cases {
         let (mut io, _admin) = Host::io(&node, 0);

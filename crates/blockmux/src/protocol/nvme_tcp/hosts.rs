@@ -1,0 +1,229 @@
+//! Hosts of which more is said than that they may connect: in the config file, and while their subsystem is served.
+
+use super::super::secret;
+use super::config::Treq;
+use super::discovery_names;
+use crate::failure::Failure;
+use blockmux_proto::nvme::hosts::HostAccess;
+use blockmux_proto::nvme::nqn::Nqn;
+use blockmux_proto::nvme::subsystem::Subsystem;
+use blockmux_proto::nvmeof::auth::{DhGroup, Hash, HostSecrets, Secret, SecretError};
+use blockmux_proto::nvmeof::node::Node;
+use blockmux_proto::nvmeof::psk::{ConfiguredPsk, PskError};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A host as it is written, in the config file and on the command line.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, clap::Args)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct HostEntry {
+    /// Its NQN
+    pub(super) hostnqn: String,
+    /// Key of TLS, as nvme gen-tls-key makes it; with one it has to come by TLS
+    #[arg(long, value_name = "PATH")]
+    tls_key_file: Option<PathBuf>,
+    /// NSIDs that it sees [default: all]
+    #[arg(long, value_name = "N,N", value_delimiter = ',')]
+    namespaces: Option<Vec<u32>>,
+    /// Secret of the host, as nvme gen-dhchap-key makes it; without one it proves nothing
+    #[arg(long, value_name = "PATH")]
+    dhchap_secret_file: Option<PathBuf>,
+    /// Secret of the controller, for hosts that want a proof
+    #[arg(long, value_name = "PATH")]
+    dhchap_ctrl_secret_file: Option<PathBuf>,
+    /// The only hash function
+    #[arg(long, value_name = "NAME")]
+    dhchap_hash: Option<String>,
+    /// The only group
+    #[arg(long, value_name = "NAME")]
+    dhchap_dhgroup: Option<String>,
+}
+
+/// What is in a host's files, and what else is said of it.
+pub(super) struct HostKeys {
+    pub(super) access: HostAccess,
+    pub(super) tls_key: Option<ConfiguredPsk>,
+}
+
+/// The hosts of a node by subsystem and name, with their files and keys of TLS.
+pub(super) struct LiveHosts {
+    treq: Treq,
+    machine: String,
+    known: Mutex<BTreeMap<(Nqn, Nqn), Known>>,
+}
+
+struct Known {
+    entry: HostEntry,
+    tls_key: Option<ConfiguredPsk>,
+}
+
+impl HostEntry {
+    /// The same with paths that mean the same in whatever directory.
+    pub(crate) fn absolute(mut self) -> HostEntry {
+        let files = [&mut self.tls_key_file, &mut self.dhchap_secret_file, &mut self.dhchap_ctrl_secret_file];
+        for path in files.into_iter().flatten() {
+            if let Ok(absolute) = std::path::absolute(&*path) {
+                *path = absolute;
+            }
+        }
+        self
+    }
+
+    /// Reads its files.
+    pub(super) fn read(&self) -> Result<HostKeys, Failure> {
+        let tls_key = self.tls_key_file.as_deref().map(read_tls_key).transpose()?;
+        let namespaces = self.namespaces.as_ref().map(|all| all.iter().copied().collect());
+        let secrets = self.secrets()?.map(Arc::new);
+        Ok(HostKeys { access: HostAccess { namespaces, secrets }, tls_key })
+    }
+
+    fn has_files(&self) -> bool {
+        self.tls_key_file.is_some() || self.dhchap_secret_file.is_some()
+    }
+    fn secrets(&self) -> Result<Option<HostSecrets>, Failure> {
+        let wrong = |what: String| Failure::request(format!("host `{}`: {what}", self.hostnqn));
+        let hash = self.dhchap_hash.as_deref().map(|name| {
+            Hash::of_name(name).map_err(|problem| wrong(format!("dhchap_hash `{name}`: {problem}")))
+        });
+        let group = self.dhchap_dhgroup.as_deref().map(|name| {
+            DhGroup::of_name(name).map_err(|problem| wrong(format!("dhchap_dhgroup `{name}`: {problem}")))
+        });
+        let (hash, group) = (hash.transpose()?, group.transpose()?);
+        let controller = self.dhchap_ctrl_secret_file.as_deref().map(read_secret).transpose()?;
+        let Some(file) = &self.dhchap_secret_file else {
+            if controller.is_some() || hash.is_some() || group.is_some() {
+                return Err(wrong("proves nothing without a dhchap_secret_file; add one".to_owned()));
+            }
+            return Ok(None);
+        };
+        Ok(Some(HostSecrets { host: read_secret(file)?, controller, hash, group }))
+    }
+}
+
+impl LiveHosts {
+    /// Those of the config file.
+    pub(super) fn new(treq: Treq, machine: &str) -> LiveHosts {
+        LiveHosts { treq, machine: machine.to_owned(), known: Mutex::default() }
+    }
+
+    /// One of them.
+    pub(super) fn insert(&self, subsystem: &Nqn, entry: HostEntry, tls_key: Option<ConfiguredPsk>) {
+        if let Some(host) = Nqn::new(&entry.hostnqn) {
+            self.known().insert((subsystem.clone(), host), Known { entry, tls_key });
+        }
+    }
+
+    /// Lets a host connect, or changes what holds for it.
+    pub(super) fn add(&self, node: &Node, subsystem: &Subsystem, entry: &HostEntry) -> Result<(), String> {
+        let host = Nqn::new(&entry.hostnqn).ok_or_else(|| {
+            format!("`{}` is no NVMe name; write one as nqn.2026-11.com.example:a", entry.hostnqn)
+        })?;
+        let keys = entry.read().map_err(|failure| failure.to_string())?;
+        let mut known = self.known();
+        self.set(&mut known, node, subsystem, (&host, entry, keys))
+    }
+
+    /// Lets a host connect no more.
+    pub(super) fn remove(&self, node: &Node, subsystem: &Subsystem, host: &str) -> Result<(), String> {
+        let mut known = self.known();
+        let name = Nqn::new(host).filter(|name| node.remove_host(subsystem, name));
+        let name = name.ok_or_else(|| format!("{}: no host is called `{host}`", subsystem.nqn))?;
+        known.remove(&(subsystem.nqn.clone(), name.clone()));
+        self.set_tls_keys(&known, node, subsystem, &name);
+        Ok(())
+    }
+
+    /// Reads the files of one host again, or of all; answers how many hosts have some. If one cannot be read, nothing has
+    /// changed.
+    pub(super) fn read_again(
+        &self,
+        node: &Node,
+        subsystem: &Subsystem,
+        only: Option<&str>,
+    ) -> Result<u32, String> {
+        let mut known = self.known();
+        let is_meant = |(of, host): &(Nqn, Nqn), known: &Known| {
+            *of == subsystem.nqn && only.is_none_or(|only| host.as_str() == only) && known.entry.has_files()
+        };
+        let meant = known.iter().filter(|(key, known)| is_meant(key, known));
+        let all =
+            meant.map(|((_, host), known)| Ok((host.clone(), known.entry.clone(), known.entry.read()?)));
+        let all: Vec<_> = all.collect::<Result<_, Failure>>().map_err(|failure| failure.to_string())?;
+        if let Some(host) = only.filter(|_| all.is_empty()) {
+            return Err(format!("{}: no host with files is called `{host}`", subsystem.nqn));
+        }
+        let count = all.len() as u32; // of lines that somebody wrote
+        for (host, entry, keys) in all {
+            self.set(&mut known, node, subsystem, (&host, &entry, keys))?;
+        }
+        Ok(count)
+    }
+
+    /// At no time the host may come without what is asked of it.
+    fn set(
+        &self,
+        known: &mut BTreeMap<(Nqn, Nqn), Known>,
+        node: &Node,
+        subsystem: &Subsystem,
+        (host, entry, HostKeys { access, tls_key }): (&Nqn, &HostEntry, HostKeys),
+    ) -> Result<(), String> {
+        let wrong = |problem: &dyn std::fmt::Display| format!("{}: {problem}", subsystem.nqn);
+        if subsystem.is_open() {
+            return Err(wrong(&blockmux_proto::nvme::hosts::OpenToAll));
+        }
+        let has_keys = tls_key.is_some() || access.secrets.is_some();
+        let place = (subsystem.nqn.clone(), host.clone());
+        let had_tls = known.get(&place).is_some_and(|known| known.tls_key.is_some());
+        let asks_more = tls_key.is_some() || !had_tls;
+        known.insert(place, Known { entry: entry.clone(), tls_key });
+        if asks_more {
+            self.set_tls_keys(known, node, subsystem, host);
+        }
+        node.set_host(subsystem, host, access).map_err(|error| wrong(&error))?;
+        self.set_tls_keys(known, node, subsystem, host);
+        if has_keys {
+            node.set_secure_channel(self.treq.secure_channel(true));
+        }
+        Ok(())
+    }
+
+    /// The keys of a host for a subsystem, and for discovery those that it has for any.
+    fn set_tls_keys(
+        &self,
+        known: &BTreeMap<(Nqn, Nqn), Known>,
+        node: &Node,
+        subsystem: &Subsystem,
+        host: &Nqn,
+    ) {
+        let of_host = known.iter().filter(|((_, name), _)| name == host);
+        let keys = of_host.filter_map(|((of, _), known)| Some((of, known.tls_key.as_ref()?.retained(host))));
+        let keys: Vec<_> = keys.collect();
+        let own: Vec<_> =
+            keys.iter().filter(|(of, _)| **of == subsystem.nqn).map(|(_, key)| key.clone()).collect();
+        let all: Vec<_> = keys.iter().map(|(_, key)| key.clone()).collect();
+        node.keyring().replace(&own, host, &subsystem.nqn);
+        for name in discovery_names(&self.machine) {
+            node.keyring().replace(&all, host, &name);
+        }
+    }
+
+    fn known(&self) -> MutexGuard<'_, BTreeMap<(Nqn, Nqn), Known>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Reads a secret of DH-HMAC-CHAP.
+pub(super) fn read_secret(path: &Path) -> Result<Secret, Failure> {
+    secret::read("secret file", path, |line| {
+        Secret::parse(std::str::from_utf8(line).map_err(|_| SecretError::Format)?)
+    })
+}
+
+/// Reads a key of TLS.
+pub(super) fn read_tls_key(path: &Path) -> Result<ConfiguredPsk, Failure> {
+    secret::read("TLS key file", path, |line| {
+        ConfiguredPsk::parse(std::str::from_utf8(line).map_err(|_| PskError::Format)?)
+    })
+}

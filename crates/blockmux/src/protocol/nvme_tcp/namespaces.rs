@@ -1,0 +1,234 @@
+//! Namespaces in the config file, and what subsystems and namespaces are called there.
+
+use blockmux_proto::nvme::identity::GivenIdentity;
+use serde::Deserialize;
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+/// A namespace of which more is said than its volume, as it is written.
+#[derive(Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct NamespaceEntry {
+    nsid: u32,
+    volume: String,
+    /// In hexadecimal digits, like those that follow.
+    nguid: Option<String>,
+    eui64: Option<String>,
+    uuid: Option<String>,
+}
+
+/// A namespace whose number and identifiers are right.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ConfiguredNamespace {
+    /// Its volume's name.
+    pub(super) volume: String,
+    pub(super) identity: GivenIdentity,
+}
+
+impl ConfiguredNamespace {
+    /// A volume with the identifiers that are made for it.
+    pub(super) fn of_volume(volume: &str) -> ConfiguredNamespace {
+        ConfiguredNamespace { volume: volume.to_owned(), identity: GivenIdentity::default() }
+    }
+}
+
+/// The namespaces of one subsystem by their numbers: those that are a volume and no more, and those of which more is
+/// said.
+pub(super) fn prepare(
+    short: &BTreeMap<String, String>,
+    long: &[NamespaceEntry],
+) -> Result<BTreeMap<u32, ConfiguredNamespace>, String> {
+    let mut all = BTreeMap::new();
+    for (nsid, volume) in short {
+        let number = nsid.parse::<u32>().ok().filter(|nsid| (1..=MAX_NSID).contains(nsid));
+        let number = number.ok_or_else(|| format!("namespace {nsid} is not from 1 to {MAX_NSID}"))?;
+        // Else two keys could be one namespace.
+        if number.to_string() != *nsid {
+            return Err(format!("write namespace `{nsid}` as {number}"));
+        }
+        all.insert(number, ConfiguredNamespace::of_volume(volume));
+    }
+    for entry in long {
+        let nsid = entry.nsid;
+        if !(1..=MAX_NSID).contains(&nsid) {
+            return Err(format!("namespace {nsid} is not from 1 to {MAX_NSID}"));
+        }
+        let wrong = |what: String| format!("namespace {nsid}: {what}");
+        let identity = entry.identity().map_err(wrong)?;
+        let namespace = ConfiguredNamespace { volume: entry.volume.clone(), identity };
+        if all.insert(nsid, namespace).is_some() {
+            return Err(wrong("is there twice; remove one".to_owned()));
+        }
+    }
+    refuse_twins(&all)?;
+    Ok(all)
+}
+
+/// A volume makes its namespace's identifiers in a subsystem. Hosts take two namespaces with the same for one, or refuse
+/// them.
+fn refuse_twins(all: &BTreeMap<u32, ConfiguredNamespace>) -> Result<(), String> {
+    let mut made = HashMap::new();
+    for (nsid, ConfiguredNamespace { volume, identity }) in all {
+        if identity.nguid.is_some() || identity.uuid.is_some() {
+            continue;
+        }
+        if let Some(first) = made.insert(volume, nsid) {
+            return Err(format!(
+                "volume `{volume}` is namespace {first} and {nsid}, which would have one identity; \
+                 give one of them a uuid in a [[nvme_subsystem.namespace]]"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Whether no identifier was given to two namespaces, of whatever subsystem.
+pub(super) fn refuse_duplicates<'a>(
+    namespaces: impl Iterator<Item = &'a ConfiguredNamespace>,
+) -> Result<(), String> {
+    let mut given = HashSet::new();
+    for namespace in namespaces {
+        let GivenIdentity { nguid, eui64, uuid } = namespace.identity;
+        let long = [("nguid", nguid), ("uuid", uuid)];
+        let long = long.map(|(key, bytes)| (key, bytes.map(|bytes| bytes.to_vec())));
+        let all = long.into_iter().chain([("eui64", eui64.map(|bytes| bytes.to_vec()))]);
+        for (key, bytes) in all.filter_map(|(key, bytes)| Some((key, bytes?))) {
+            let text: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+            if !given.insert((key, bytes)) {
+                return Err(format!("{key} `{text}` is given to two namespaces; change one"));
+            }
+        }
+    }
+    Ok(())
+}
+
+impl NamespaceEntry {
+    fn identity(&self) -> Result<GivenIdentity, String> {
+        let long = |key: &str, text: &Option<String>| {
+            text.as_deref().map(|text| digits::<16>(text).map_err(|what| format!("{key} `{text}` {what}")))
+        };
+        let eui64 = self.eui64.as_deref();
+        let eui64 = eui64
+            .map(|text| digits::<8>(text).map_err(|what| format!("eui64 `{text}` {what}")))
+            .transpose()?;
+        let nguid = long("nguid", &self.nguid).transpose()?;
+        Ok(GivenIdentity { nguid, eui64, uuid: long("uuid", &self.uuid).transpose()? })
+    }
+}
+
+/// So many bytes in hexadecimal digits, with hyphens wherever somebody likes them.
+fn digits<const N: usize>(text: &str) -> Result<[u8; N], String> {
+    let wrong = || format!("is not {} hexadecimal digits", 2 * N);
+    let digits: Vec<u8> = text.bytes().filter(|byte| *byte != b'-').collect();
+    if digits.len() != 2 * N {
+        return Err(wrong());
+    }
+    let value = |digit: u8| (digit as char).to_digit(16).map(|value| value as u8);
+    let mut bytes = [0; N];
+    for (byte, pair) in bytes.iter_mut().zip(digits.chunks(2)) {
+        let [high, low] = pair else { return Err(wrong()) };
+        *byte = value(*high).zip(value(*low)).map(|(high, low)| high << 4 | low).ok_or_else(wrong)?;
+    }
+    if bytes == [0; N] {
+        return Err("is none: it has zeroes alone".to_owned());
+    }
+    Ok(bytes)
+}
+
+/// A serial number or model number, as Identify Controller tells it: at most so many characters of ASCII, filled with
+/// spaces.
+pub(super) fn ascii(key: &str, text: &str, most: usize) -> Result<String, String> {
+    let is_right = (1..=most).contains(&text.len())
+        && text.bytes().all(|byte| (b' '..=b'~').contains(&byte))
+        && !text.starts_with(' ')
+        && !text.ends_with(' ');
+    if is_right {
+        return Ok(text.to_owned());
+    }
+    Err(format!(
+        "{key} `{}` is not 1 to {most} characters of ASCII without spaces around",
+        text.escape_debug()
+    ))
+}
+
+/// Of one subsystem.
+const MAX_NSID: u32 = 256;
+/// SN of Identify Controller.
+pub(super) const SERIAL_LEN: usize = 20;
+/// MN of Identify Controller.
+pub(super) const MODEL_LEN: usize = 40;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn prepared(text: &str) -> Result<BTreeMap<u32, ConfiguredNamespace>, String> {
+        #[derive(Deserialize)]
+        struct Table {
+            #[serde(default)]
+            namespaces: BTreeMap<String, String>,
+            #[serde(default)]
+            namespace: Vec<NamespaceEntry>,
+        }
+        let table: Table = toml::from_str(text).map_err(|error| error.message().to_owned())?;
+        prepare(&table.namespaces, &table.namespace)
+    }
+
+    #[test]
+    fn identifiers_are_as_many_digits_as_they_have() {
+        let all = prepared(
+            "namespaces = { 1 = 'a' }\n[[namespace]]\nnsid = 7\nvolume = 'b'\n\
+             nguid = '0123456789abcdef0123456789ABCDEF'\neui64 = '00-11-22-33-44-55-66-77'\n\
+             uuid = '6f9a4c2e-1d3b-4f5a-8c7d-9e0f1a2b3c4d'\n",
+        );
+        let all = all.unwrap();
+        assert_eq!(all[&1], ConfiguredNamespace::of_volume("a"));
+        let identity = all[&7].identity;
+        assert_eq!(identity.nguid.unwrap()[..8], [0x01, 0x23, 0x45, 0x67, 0x89, 0xab, 0xcd, 0xef]);
+        assert_eq!(identity.eui64, Some([0, 0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77]));
+        assert_eq!((identity.uuid.unwrap()[0], identity.uuid.unwrap()[15]), (0x6f, 0x4d));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_by_its_key() {
+        let with =
+            |more: &str| prepared(&format!("[[namespace]]\nnsid = 7\nvolume = 'b'\n{more}")).unwrap_err();
+        for (more, said) in [
+            ("nguid = '0123'", "namespace 7: nguid `0123` is not 32 hexadecimal digits"),
+            ("nguid = '0123456789abcdef0123456789abcdeg'", "is not 32 hexadecimal digits"),
+            ("eui64 = '0000000000000000'", "namespace 7: eui64 `0000000000000000` is none"),
+            (
+                "uuid = '6f9a4c2e-1d3b-4f5a-8c7d-9e0f1a2b3c4'",
+                "uuid `6f9a4c2e-1d3b-4f5a-8c7d-9e0f1a2b3c4` is not",
+            ),
+            ("uuid = 'ä'", "is not 32 hexadecimal digits"),
+            ("euid = ''", "unknown field `euid`"),
+            ("[[namespace]]\nnsid = 7\nvolume = 'c'", "namespace 7: is there twice"),
+            ("[[namespace]]\nnsid = 0\nvolume = 'c'", "namespace 0 is not from 1"),
+        ] {
+            let failure = with(more);
+            assert!(failure.contains(said), "{failure}");
+        }
+        assert!(prepared("namespaces = { 01 = 'a' }").unwrap_err().contains("write namespace `01` as 1"));
+    }
+
+    #[test]
+    fn a_volume_is_two_namespaces_only_with_two_identities() {
+        let failure = prepared("namespaces = { 1 = 'a', 2 = 'a' }").unwrap_err();
+        assert!(failure.starts_with("volume `a` is namespace 1 and 2"), "{failure}");
+        let uuid = "uuid = '6f9a4c2e-1d3b-4f5a-8c7d-9e0f1a2b3c4d'";
+        let two = format!("namespaces = {{ 1 = 'a' }}\n[[namespace]]\nnsid = 2\nvolume = 'a'\n{uuid}");
+        assert_eq!(prepared(&two).unwrap().len(), 2);
+        let three = prepared(&format!("{two}\n[[namespace]]\nnsid = 3\nvolume = 'b'\n{uuid}")).unwrap();
+        let failure = refuse_duplicates(three.values()).unwrap_err();
+        assert!(failure.starts_with("uuid `6f9a4c2e1d3b4f5a8c7d9e0f1a2b3c4d` is given to two"), "{failure}");
+    }
+
+    #[test]
+    fn serial_and_model_numbers_are_ascii() {
+        assert_eq!(ascii("serial_number", "S 1", SERIAL_LEN).as_deref(), Ok("S 1"));
+        for text in ["", " S", "S ", "Sé", "S\n", "012345678901234567890"] {
+            let failure = ascii("serial_number", text, SERIAL_LEN).unwrap_err();
+            assert!(failure.starts_with("serial_number `") && !failure.contains('\n'), "{failure}");
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! What names a namespace wherever it is: NGUID, EUI64 and UUID (NVM Command Set 1.0 §4.1.5.1; Base 2.0 §5.17.2.3, §4.5).
+//!
+//! Hosts take two namespaces with one identifier for one, reached by two paths, or refuse both; so a subsystem has each
+//! identifier once.
+
+use sha2::{Digest, Sha256};
+
+/// The identifiers of a namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Namespace globally unique identifier.
+    pub nguid: [u8; 16],
+    /// IEEE extended unique identifier, if it has one.
+    pub eui64: Option<[u8; 8]>,
+    /// Universally unique identifier.
+    pub uuid: [u8; 16],
+}
+
+/// Those that somebody has given to a namespace.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GivenIdentity {
+    /// NGUID.
+    pub nguid: Option<[u8; 16]>,
+    /// EUI64.
+    pub eui64: Option<[u8; 8]>,
+    /// UUID.
+    pub uuid: Option<[u8; 16]>,
+}
+
+impl Identity {
+    /// Identifiers that only this text has, and that are the same for it after each restart.
+    pub(super) fn of_text(text: &str) -> Identity {
+        let nguid = unique(text);
+        Identity { nguid, eui64: None, uuid: hashed_uuid(nguid) }
+    }
+
+    /// The same but for what is given. Of NGUID and UUID one that is given makes the other, so that two machines that
+    /// serve the same namespace have to be told one.
+    #[must_use]
+    pub fn given(self, given: &GivenIdentity) -> Identity {
+        let nguid = given.nguid.or(given.uuid).unwrap_or(self.nguid);
+        let uuid = given.uuid.or(given.nguid.map(hashed_uuid)).unwrap_or(self.uuid);
+        Identity { nguid, eui64: given.eui64.or(self.eui64), uuid }
+    }
+
+    /// Whether both have an identifier that only one may have.
+    pub(super) fn clashes_with(&self, other: &Identity) -> bool {
+        self.nguid == other.nguid
+            || self.uuid == other.uuid
+            || self.eui64.is_some_and(|own| other.eui64 == Some(own))
+    }
+}
+
+/// Sixteen bytes that only this text has, for all that anybody will see.
+pub(super) fn unique(text: &str) -> [u8; 16] {
+    let hash = Sha256::digest(text.as_bytes());
+    let mut id = [0; 16];
+    id.iter_mut().zip(hash).for_each(|(to, from)| *to = from);
+    id
+}
+
+/// The same identifier as a UUID of version 8: a hash (RFC 9562 §5.8).
+fn hashed_uuid(mut id: [u8; 16]) -> [u8; 16] {
+    let [.., version, _, variant, _, _, _, _, _, _, _] = &mut id;
+    *version = *version & 0x0f | 0x80;
+    *variant = *variant & 0x3f | 0x80;
+    id
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn identifiers_that_are_given_take_the_place_of_those_that_are_made() {
+        let own = Identity::of_text("a");
+        assert_eq!(own, Identity::of_text("a"));
+        assert!(!own.clashes_with(&Identity::of_text("b")));
+        assert_eq!((own.uuid[6] >> 4, own.uuid[8] >> 6), (8, 2));
+        assert_eq!(own.given(&GivenIdentity::default()), own);
+        let (nguid, eui64, uuid) = (Some([1; 16]), Some([2; 8]), Some([3; 16]));
+        let all = own.given(&GivenIdentity { nguid, eui64, uuid });
+        assert_eq!(all, Identity { nguid: [1; 16], eui64, uuid: [3; 16] });
+        let of_nguid = own.given(&GivenIdentity { nguid, ..GivenIdentity::default() });
+        assert_eq!(of_nguid.uuid, hashed_uuid([1; 16]));
+        let of_uuid = own.given(&GivenIdentity { uuid, ..GivenIdentity::default() });
+        assert_eq!((of_uuid.nguid, of_uuid.uuid, of_uuid.eui64), ([3; 16], [3; 16], None));
+        let of_eui64 = own.given(&GivenIdentity { eui64, ..GivenIdentity::default() });
+        assert_eq!((of_eui64.nguid, of_eui64.eui64), (own.nguid, eui64));
+        assert!(of_eui64.clashes_with(&all) && of_nguid.clashes_with(&all) && of_uuid.clashes_with(&all));
+        assert!(!of_nguid.clashes_with(&of_uuid));
+    }
+}

@@ -1,0 +1,118 @@
+//! Commands that failed for a reason that passes, and when each of them is sent again.
+//!
+//! A controller that knows how long the reason lasts says so with the status: CRD names one of the Command Retry Delay
+//! Times of Identify Controller (Base 2.0 §3.3.3.2.1), which it may use once the host has set ACRE. Without that, pauses
+//! grow with each try of a command.
+
+use super::job::Piece;
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+/// Commands to send again.
+#[derive(Default)]
+pub(super) struct Later {
+    waiting: Vec<Waiting>,
+    /// When the first of them is sent; `None`: there are none, or the time is to be asked for first.
+    next: Option<Instant>,
+}
+
+struct Waiting {
+    piece: Piece,
+    /// From the time on that is told next.
+    pause: Duration,
+    at: Option<Instant>,
+}
+
+impl Later {
+    /// Sends a command again: after as long as the controller says, if it does.
+    pub(super) fn push(&mut self, piece: Piece, told: Option<Duration>) {
+        // It is the first time that it is sent again, or a later one.
+        let times = 1_u32.checked_shl(piece.tries.saturating_sub(1)).unwrap_or(u32::MAX);
+        let grown = FIRST_PAUSE.saturating_mul(times);
+        let pause = told.map_or(grown.min(LONGEST_PAUSE), |told| told.min(LONGEST_TOLD));
+        self.waiting.push(Waiting { piece, pause, at: None });
+        self.next = None;
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    pub(super) fn clear(&mut self) {
+        *self = Later::default();
+    }
+
+    /// When to call [`Later::on_timeout`]; `now` is any time before.
+    #[inline]
+    pub(super) fn poll_timeout(&self, now: Instant) -> Option<Instant> {
+        if self.waiting.is_empty() { None } else { Some(self.next.unwrap_or(now)) }
+    }
+
+    /// Moves those whose time has come to `again`.
+    pub(super) fn on_timeout(&mut self, now: Instant, again: &mut VecDeque<Piece>) {
+        self.waiting.retain_mut(|waiting| {
+            let at = *waiting.at.get_or_insert(now.checked_add(waiting.pause).unwrap_or(now));
+            let waits = at > now;
+            if !waits {
+                again.push_back(waiting.piece);
+            }
+            waits
+        });
+        self.next = self.waiting.iter().filter_map(|waiting| waiting.at).min();
+    }
+}
+
+/// The first pause before a command is sent again.
+const FIRST_PAUSE: Duration = Duration::from_millis(2);
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+/// The longest that a controller is believed; one could say almost two hours.
+const LONGEST_TOLD: Duration = Duration::from_secs(60);
+
+#[cfg(test)]
+mod tests {
+    use super::super::plan::Kind;
+    use super::*;
+
+    fn piece(tries: u32) -> Piece {
+        Piece { tries, ..Piece::of_the_queue(Kind::Read) }
+    }
+
+    /// How long a command waits.
+    fn pause(tries: u32, told: Option<Duration>) -> Duration {
+        let (mut later, mut again, start) = (Later::default(), VecDeque::new(), Instant::now());
+        later.push(piece(tries), told);
+        assert_eq!(later.poll_timeout(start), Some(start), "it does not know the time yet");
+        later.on_timeout(start, &mut again);
+        let at = later.poll_timeout(start).unwrap();
+        later.on_timeout(at.checked_sub(Duration::from_nanos(1)).unwrap(), &mut again);
+        assert!(again.is_empty());
+        later.on_timeout(at, &mut again);
+        assert_eq!((again.len(), later.poll_timeout(at)), (1, None));
+        at.duration_since(start)
+    }
+
+    #[test]
+    fn pauses_grow_unless_the_controller_says_how_long() {
+        let pauses: Vec<u128> = [1, 2, 3, 9, 64].map(|tries| pause(tries, None).as_millis()).to_vec();
+        assert_eq!(pauses, [2, 4, 8, 500, 500]);
+        let told = Duration::from_millis(300);
+        assert_eq!((pause(1, Some(told)), pause(9, Some(told))), (told, told));
+        assert_eq!(pause(1, Some(Duration::from_secs(6553))), Duration::from_secs(60));
+    }
+
+    #[test]
+    fn each_command_has_a_time_of_its_own() {
+        let (mut later, mut again, start) = (Later::default(), VecDeque::new(), Instant::now());
+        let ms = |ms| start.checked_add(Duration::from_millis(ms)).unwrap();
+        later.push(piece(5), Some(Duration::from_millis(900)));
+        later.on_timeout(start, &mut again);
+        later.push(piece(1), None);
+        later.on_timeout(ms(100), &mut again);
+        assert_eq!(later.poll_timeout(start), Some(ms(102)));
+        later.on_timeout(ms(102), &mut again);
+        assert_eq!(again.pop_front().map(|piece| piece.tries), Some(1));
+        assert_eq!((later.poll_timeout(start), again.is_empty()), (Some(ms(900)), true));
+        later.clear();
+        assert!(later.is_empty() && later.poll_timeout(start).is_none());
+    }
+}
