@@ -10,6 +10,7 @@ pub use crate::broken::Broken;
 use crate::host::{ByteStream, Ended, Host};
 use crate::reactor::EngineCore;
 use crate::secure::{Received, Secure};
+use blockmux_proto::outbox::Outbox;
 use blockmux_proto::session::{Demand, MAX_DEMAND, ProtocolError, StreamSession};
 use blockmux_volume::{Chunk, Memory, Pool, SgList, Waker};
 use std::io;
@@ -121,6 +122,14 @@ impl<H: Host> Connection<H> {
         &self.stream
     }
 
+    /// Closes it for every owner, with the last word of TLS if there is one.
+    pub fn close(&mut self) {
+        if let Some(secure) = &mut self.secure {
+            secure.close(&mut self.stream);
+        }
+        self.stream.close();
+    }
+
     /// Feeds the session what is there, receiving at most once.
     ///
     /// # Errors
@@ -157,8 +166,8 @@ impl<H: Host> Connection<H> {
                 _ => CHUNK,
             };
             let received = match self.secure {
-                None => self.receive_once(wanted, place.as_ref(), len)?,
-                Some(_) => self.receive_secured(session, wanted)?,
+                Some(ref secure) if !secure.is_by_kernel() => self.receive_secured(session, wanted)?,
+                _ => self.receive_once(wanted, place.as_ref(), len)?,
             };
             match received {
                 Some(full) => inflow = if full { Inflow::More } else { Inflow::Drained },
@@ -181,7 +190,9 @@ impl<H: Host> Connection<H> {
     /// If the peer is gone.
     #[inline]
     pub fn send<S: StreamSession>(&mut self, session: &mut S) -> Result<bool, Broken> {
-        if self.secure.is_some() {
+        if let Some(secure) = &mut self.secure
+            && !secure.hand_over(&mut self.stream)?
+        {
             return self.send_secured(session);
         }
         let mut any = false;
@@ -190,23 +201,43 @@ impl<H: Host> Connection<H> {
             if outbox.is_empty() {
                 break;
             }
-            match self.stream.send(outbox) {
+            match self.send_once(outbox) {
                 Ok(_) => any = true,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error.into()),
+                Err(Broken::Socket(error)) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(Broken::Socket(error)) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(broken) => return Err(broken),
             }
         }
         self.wants_output = !session.outbox().is_empty();
         Ok(any)
     }
 
+    /// Sends once, by the system's TLS or as it is.
+    #[inline]
+    fn send_once(&mut self, outbox: &mut Outbox) -> Result<usize, Broken> {
+        let Some(secure) = &mut self.secure else { return Ok(self.stream.send(outbox)?) };
+        secure.before_sending(&mut self.stream)?;
+        let sent = self.stream.send(outbox)?;
+        secure.on_sent(sent);
+        Ok(sent)
+    }
+
+    /// TLS, and the socket below.
+    #[cfg(test)]
+    pub(crate) fn secure(&mut self) -> (Option<&mut Secure>, &mut H::Stream) {
+        (self.secure.as_deref_mut(), &mut self.stream)
+    }
+
     /// The same by TLS. The session's bytes stay in its outbox until they are sent.
     #[cold]
     fn send_secured<S: StreamSession>(&mut self, session: &mut S) -> Result<bool, Broken> {
-        let Some(secure) = &mut self.secure else { return Ok(false) };
         let mut any = false;
         for _ in 0..SENDS_PER_TURN {
+            let Some(secure) = &mut self.secure else { return Ok(any) };
+            // The last of the handshake may just have gone.
+            if any && secure.hand_over(&mut self.stream)? {
+                return self.send(session).map(|_| true);
+            }
             secure.cover(session.outbox())?;
             if secure.outgoing().is_empty() {
                 break;
@@ -219,7 +250,7 @@ impl<H: Host> Connection<H> {
             }
             secure.sent(session.outbox());
         }
-        self.wants_output = secure.wants_output(session.outbox());
+        self.wants_output = self.secure.as_ref().is_some_and(|secure| secure.wants_output(session.outbox()));
         Ok(any)
     }
 
@@ -368,8 +399,19 @@ impl<H: Host> Connection<H> {
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
                 Ok(None)
             }
-            Err(error) => Err(error.into()),
+            Err(error) => self.on_receive_error(error),
         }
+    }
+
+    /// The system's TLS gives data alone in that way: another record may be next.
+    #[cold]
+    fn on_receive_error(&mut self, error: io::Error) -> Result<Option<bool>, Broken> {
+        let Some(secure) = &mut self.secure else { return Err(error.into()) };
+        if secure.on_receive_error(&mut self.stream, error)? {
+            self.has_ended = true;
+            return Ok(None);
+        }
+        Ok(Some(true))
     }
 
     /// The same by TLS: payload to be placed goes by the chunk, too.
@@ -458,6 +500,14 @@ impl<H: Host> Connection<H> {
 
     fn pool(&self) -> &Pool {
         self.core.pool()
+    }
+}
+
+impl<H: Host> Drop for Connection<H> {
+    fn drop(&mut self) {
+        if let Some(secure) = &mut self.secure {
+            secure.close(&mut self.stream);
+        }
     }
 }
 

@@ -1,12 +1,14 @@
 //! A simulated network: listeners, and streams with delay, a window, odd cuts, stalls and sudden ends.
 
 use super::core::SimCore;
+use super::tls::{SimTls, SystemTls};
 use super::weather::{LONGEST_STALL, Weather};
-use crate::host::{ByteStream, Ended, Host};
+use crate::host::{ByteStream, Direction, Ended, Host};
 use crate::reactor::{Progress, Task};
 use crate::socket::Address;
 use crate::timers::Timers;
 use blockmux_proto::outbox::{Outbox, Piece};
+use blockmux_tls::{APPLICATION_DATA, OVERHEAD, RecordKeys};
 use blockmux_volume::random::SplitMix;
 use blockmux_volume::{Chunk, Core, SgList, Waker};
 use std::cell::{Cell, RefCell};
@@ -24,6 +26,8 @@ struct Shared {
     timers: Timers,
     random: RefCell<SplitMix>,
     weather: Weather,
+    system_tls: Cell<SystemTls>,
+    tls_keys: Cell<u64>,
     listeners: RefCell<Vec<(Address, Weak<Backlog>)>>,
     connections: Cell<u64>,
     breaks: Cell<u64>,
@@ -46,6 +50,8 @@ pub struct SimStream {
     owners: Rc<()>,
     /// It has been closed.
     is_closed: Rc<Cell<bool>>,
+    /// What the system does of TLS here.
+    tls: Rc<RefCell<Option<SimTls>>>,
 }
 
 /// Wakes the task of a stream.
@@ -98,10 +104,23 @@ impl SimNet {
             timers: Timers::default(),
             random: RefCell::new(SplitMix::new(seed)),
             weather,
+            system_tls: Cell::default(),
+            tls_keys: Cell::new(0),
             listeners: RefCell::default(),
             connections: Cell::new(0),
             breaks: Cell::new(0),
         }))
+    }
+
+    /// What the systems at both ends of connections do of TLS.
+    pub fn set_system_tls(&self, system: SystemTls) {
+        self.0.system_tls.set(system);
+    }
+
+    /// Keys of TLS that the systems have taken so far.
+    #[must_use]
+    pub fn tls_keys(&self) -> u64 {
+        self.0.tls_keys.get()
     }
 
     /// The virtual time.
@@ -190,6 +209,7 @@ impl SimNet {
             peer: peer.to_owned(),
             owners: Rc::default(),
             is_closed: Rc::default(),
+            tls: Rc::default(),
         };
         if let Some(backlog) = backlog {
             self.0.connections.set(self.0.connections.get() + 1);
@@ -238,8 +258,24 @@ impl SimStream {
         &self.wire.pipes[self.side]
     }
 
-    /// Takes up to `most` arrived bytes and gives them to `put` in order; 0 at the end.
-    fn take(&self, most: usize, mut put: impl FnMut(&[u8])) -> io::Result<usize> {
+    /// Takes up to `most` bytes that can be received and gives them to `put` in order; 0 at the end.
+    fn take(&self, most: usize, put: impl FnMut(&[u8])) -> io::Result<usize> {
+        let mut tls = self.tls.borrow_mut();
+        match tls.as_mut().filter(|tls| tls.receives()) {
+            None => self.take_arrived(most, put),
+            Some(tls) => {
+                let arrived = self.take_arrived(usize::MAX, |bytes| tls.take(bytes));
+                match (tls.data(most, put)?, arrived) {
+                    (Some(given), _) => Ok(given),
+                    (None, Ok(1..)) => Err(io::ErrorKind::WouldBlock.into()),
+                    (None, arrived) => arrived,
+                }
+            }
+        }
+    }
+
+    /// The same as it has arrived.
+    fn take_arrived(&self, most: usize, mut put: impl FnMut(&[u8])) -> io::Result<usize> {
         let now = self.net.now();
         let mut pipe = self.incoming().borrow_mut();
         let asked = self.net.cut(most.min(pipe.arrived(now)));
@@ -268,6 +304,40 @@ impl SimStream {
             self.net.wake_at(now + delay, &writer);
         }
         Ok(asked)
+    }
+
+    /// How much can be sent now.
+    fn room(&self) -> io::Result<usize> {
+        let pipe = self.outgoing().borrow();
+        if self.wire.is_broken.get() || pipe.is_reader_gone {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        Ok(self.net.0.weather.window.saturating_sub(pipe.len))
+    }
+
+    /// Sends these bytes.
+    fn carry(&self, bytes: VecDeque<u8>) {
+        let (weather, now, fits) = (self.net.0.weather, self.net.now(), bytes.len());
+        let mut pipe = self.outgoing().borrow_mut();
+        let mut arrives = now + self.net.up_to(weather.delay);
+        if self.net.below(1000) < weather.stalls_per_thousand.into() {
+            arrives += self.net.up_to(LONGEST_STALL);
+        }
+        let wire_time = weather.bytes_per_s.map_or(0, |rate| fits as u64 * 1_000_000_000 / rate);
+        arrives = arrives.max(pipe.last_arrival) + Duration::from_nanos(wire_time);
+        pipe.last_arrival = arrives;
+        pipe.len += fits;
+        pipe.segments.push_back(Segment { arrives, bytes });
+        if let Some(reader) = pipe.reader.take() {
+            self.net.wake_at(arrives, &reader);
+        }
+        drop(pipe);
+        let life = self.wire.life.get().saturating_sub(fits as u64);
+        self.wire.life.set(life);
+        if life == 0 {
+            self.net.0.breaks.set(self.net.0.breaks.get() + 1);
+            self.break_off();
+        }
     }
 
     /// Cuts the connection: what is on its way is lost, and perhaps what has arrived.
@@ -310,6 +380,7 @@ impl ByteStream for SimStream {
             peer: self.peer.clone(),
             owners: self.owners.clone(),
             is_closed: self.is_closed.clone(),
+            tls: self.tls.clone(),
         }
     }
 
@@ -369,15 +440,18 @@ impl ByteStream for SimStream {
     }
 
     fn send(&mut self, outbox: &mut Outbox) -> io::Result<usize> {
-        let (weather, now) = (self.net.0.weather, self.net.now());
-        let mut pipe = self.outgoing().borrow_mut();
-        if self.wire.is_broken.get() || pipe.is_reader_gone {
-            return Err(io::ErrorKind::BrokenPipe.into());
-        }
-        let fits = self.net.cut(outbox.len().min(weather.window.saturating_sub(pipe.len)));
+        let mut tls = self.tls.borrow_mut();
+        let mut tls = tls.as_mut().filter(|tls| tls.sends());
+        let room = self.room()?;
+        let most = match &tls {
+            None => outbox.len().min(room),
+            Some(_) => SimTls::fits(outbox.len(), room),
+        };
+        let fits = self.net.cut(most);
         if fits == 0 {
             return Err(io::ErrorKind::WouldBlock.into());
         }
+        let weather = self.net.0.weather;
         let mut bytes = VecDeque::with_capacity(fits);
         let mut may_damage =
             weather.damaged_per_thousand > 0 && self.net.below(1000) < weather.damaged_per_thousand.into();
@@ -395,29 +469,50 @@ impl ByteStream for SimStream {
             }
         }
         outbox.consume(fits);
-        let mut arrives = now + self.net.up_to(weather.delay);
-        if self.net.below(1000) < weather.stalls_per_thousand.into() {
-            arrives += self.net.up_to(LONGEST_STALL);
-        }
-        let wire_time = weather.bytes_per_s.map_or(0, |rate| fits as u64 * 1_000_000_000 / rate);
-        arrives = arrives.max(pipe.last_arrival) + Duration::from_nanos(wire_time);
-        pipe.last_arrival = arrives;
-        pipe.len += fits;
-        pipe.segments.push_back(Segment { arrives, bytes });
-        if let Some(reader) = pipe.reader.take() {
-            self.net.wake_at(arrives, &reader);
-        }
-        drop(pipe);
-        let life = self.wire.life.get().saturating_sub(fits as u64);
-        self.wire.life.set(life);
-        if life == 0 {
-            self.net.0.breaks.set(self.net.0.breaks.get() + 1);
-            self.break_off();
-        }
+        self.carry(match &mut tls {
+            None => bytes,
+            Some(tls) => tls.seal(APPLICATION_DATA, bytes.make_contiguous()),
+        });
         Ok(fits)
     }
 
+    fn attach_tls(&mut self) -> io::Result<()> {
+        let attached = SimTls::attach(self.net.0.system_tls.get())?;
+        *self.tls.borrow_mut() = Some(attached);
+        Ok(())
+    }
+
+    fn set_tls_keys(&mut self, direction: Direction, keys: &RecordKeys) -> io::Result<()> {
+        let mut tls = self.tls.borrow_mut();
+        tls.as_mut().ok_or(io::ErrorKind::Unsupported)?.set_keys(direction, keys)?;
+        self.net.0.tls_keys.set(self.net.tls_keys() + 1);
+        Ok(())
+    }
+
+    fn forgo_tls(&self) {
+        self.net.set_system_tls(SystemTls::None);
+    }
+
+    fn send_record(&mut self, content_type: u8, bytes: &[u8]) -> io::Result<()> {
+        let mut tls = self.tls.borrow_mut();
+        let tls = tls.as_mut().filter(|tls| tls.sends()).ok_or(io::ErrorKind::Unsupported)?;
+        if self.room()? < bytes.len() + OVERHEAD {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        self.carry(tls.seal(content_type, bytes));
+        Ok(())
+    }
+
+    fn receive_record(&mut self, bytes: &mut [u8]) -> io::Result<(u8, usize)> {
+        let mut tls = self.tls.borrow_mut();
+        let tls = tls.as_mut().filter(|tls| tls.receives()).ok_or(io::ErrorKind::Unsupported)?;
+        tls.record(bytes)?.ok_or_else(|| io::ErrorKind::WouldBlock.into())
+    }
+
     fn wake_when_readable(&self, watch: &SimWatch) {
+        if self.tls.borrow().as_ref().is_some_and(SimTls::has_more) {
+            return watch.0.wake();
+        }
         let mut pipe = self.incoming().borrow_mut();
         match pipe.next_arrival() {
             _ if self.wire.is_broken.get() => watch.0.wake(),
@@ -428,7 +523,9 @@ impl ByteStream for SimStream {
 
     fn wake_when_writable(&self, watch: &SimWatch) {
         let mut pipe = self.outgoing().borrow_mut();
-        let has_room = pipe.len < self.net.0.weather.window;
+        // A short record has to have room.
+        let least = if self.tls.borrow().as_ref().is_some_and(SimTls::sends) { OVERHEAD + 16 } else { 0 };
+        let has_room = pipe.len + least < self.net.0.weather.window;
         if self.net.now() < self.wire.opens_at {
             self.net.wake_at(self.wire.opens_at, &watch.0);
         } else if has_room || self.wire.is_broken.get() || pipe.is_reader_gone {
