@@ -6,11 +6,12 @@
 //!
 //! A connection may be secured ([`Secure`]); the session is told when it is, and sees plain bytes.
 
+mod secured;
+
 pub use crate::broken::Broken;
 use crate::host::{ByteStream, Ended, Host};
 use crate::reactor::EngineCore;
-use crate::secure::{Received, Secure};
-use blockmux_proto::outbox::Outbox;
+use crate::secure::Secure;
 use blockmux_proto::session::{Demand, MAX_DEMAND, ProtocolError, StreamSession};
 use blockmux_volume::{Chunk, Memory, Pool, SgList, Waker};
 use std::io;
@@ -122,14 +123,6 @@ impl<H: Host> Connection<H> {
         &self.stream
     }
 
-    /// Closes it for every owner, with the last word of TLS if there is one.
-    pub fn close(&mut self) {
-        if let Some(secure) = &mut self.secure {
-            secure.close(&mut self.stream);
-        }
-        self.stream.close();
-    }
-
     /// Feeds the session what is there, receiving at most once.
     ///
     /// # Errors
@@ -209,48 +202,6 @@ impl<H: Host> Connection<H> {
             }
         }
         self.wants_output = !session.outbox().is_empty();
-        Ok(any)
-    }
-
-    /// Sends once, by the system's TLS or as it is.
-    #[inline]
-    fn send_once(&mut self, outbox: &mut Outbox) -> Result<usize, Broken> {
-        let Some(secure) = &mut self.secure else { return Ok(self.stream.send(outbox)?) };
-        secure.before_sending(&mut self.stream)?;
-        let sent = self.stream.send(outbox)?;
-        secure.on_sent(sent);
-        Ok(sent)
-    }
-
-    /// TLS, and the socket below.
-    #[cfg(test)]
-    pub(crate) fn secure(&mut self) -> (Option<&mut Secure>, &mut H::Stream) {
-        (self.secure.as_deref_mut(), &mut self.stream)
-    }
-
-    /// The same by TLS. The session's bytes stay in its outbox until they are sent.
-    #[cold]
-    fn send_secured<S: StreamSession>(&mut self, session: &mut S) -> Result<bool, Broken> {
-        let mut any = false;
-        for _ in 0..SENDS_PER_TURN {
-            let Some(secure) = &mut self.secure else { return Ok(any) };
-            // The last of the handshake may just have gone.
-            if any && secure.hand_over(&mut self.stream)? {
-                return self.send(session).map(|_| true);
-            }
-            secure.cover(session.outbox())?;
-            if secure.outgoing().is_empty() {
-                break;
-            }
-            match self.stream.send(secure.outgoing()) {
-                Ok(_) => any = true,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error.into()),
-            }
-            secure.sent(session.outbox());
-        }
-        self.wants_output = self.secure.as_ref().is_some_and(|secure| secure.wants_output(session.outbox()));
         Ok(any)
     }
 
@@ -403,50 +354,6 @@ impl<H: Host> Connection<H> {
         }
     }
 
-    /// The system's TLS gives data alone in that way: another record may be next.
-    #[cold]
-    fn on_receive_error(&mut self, error: io::Error) -> Result<Option<bool>, Broken> {
-        let Some(secure) = &mut self.secure else { return Err(error.into()) };
-        if secure.on_receive_error(&mut self.stream, error)? {
-            self.has_ended = true;
-            return Ok(None);
-        }
-        Ok(Some(true))
-    }
-
-    /// The same by TLS: payload to be placed goes by the chunk, too.
-    #[cold]
-    fn receive_secured<S: StreamSession>(
-        &mut self,
-        session: &mut S,
-        wanted: usize,
-    ) -> Result<Option<bool>, Broken> {
-        self.make_room(wanted, CHUNK);
-        let (Some(secure), Some(chunk)) = (&mut self.secure, &mut self.chunk) else { return Ok(None) };
-        let asked = chunk.room();
-        let result = secure.receive(&mut self.stream, chunk, self.core.pool());
-        if let Some(identity) = secure.take_identity() {
-            session.on_secured(identity)?;
-        }
-        match result {
-            Ok(Received::Bytes(0)) => {
-                self.has_ended = true;
-                Ok(None)
-            }
-            Ok(Received::Bytes(given)) => Ok(Some(given == asked)),
-            Ok(Received::Plain) => {
-                self.secure = None;
-                Ok(Some(true))
-            }
-            Err(Broken::Socket(error))
-                if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) =>
-            {
-                Ok(None)
-            }
-            Err(error) => Err(error),
-        }
-    }
-
     /// Sees to a chunk of `len` bytes in which `wanted` bytes in one piece fit, and not much less than a whole one is
     /// spare. When the pool has no whole one, the heap gives just enough: a connection that cannot receive would neither finish what
     /// holds the buffers nor notice that its peer has gone.
@@ -500,14 +407,6 @@ impl<H: Host> Connection<H> {
 
     fn pool(&self) -> &Pool {
         self.core.pool()
-    }
-}
-
-impl<H: Host> Drop for Connection<H> {
-    fn drop(&mut self) {
-        if let Some(secure) = &mut self.secure {
-            secure.close(&mut self.stream);
-        }
     }
 }
 

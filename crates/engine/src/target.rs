@@ -368,6 +368,7 @@ const LONGEST_HEAD: usize = 64;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::ByteStream;
     use crate::listener::ConnectionLimit;
     use crate::reactor::{PollPolicy, Reactor};
     use crate::sim::{SimCore, SimNet, SimStream, Weather, World};

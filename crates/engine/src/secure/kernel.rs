@@ -196,9 +196,9 @@ impl super::Secure {
     /// Changes our key, and has the peer change its own.
     pub(crate) fn ask_for_update<S: ByteStream>(&mut self, stream: &mut S) {
         let super::Stage::Kernel(kernel) = &mut self.stage else { return };
-        stream.send_record(HANDSHAKE, &[OUR_KEY_UPDATE[0], 0, 0, 1, 1]).unwrap();
+        stream.send_record(HANDSHAKE, &[OUR_KEY_UPDATE[0], 0, 0, 1, 1]).expect("there is room");
         kernel.sending.update();
-        stream.set_tls_keys(Direction::Sending, &kernel.sending.keys(0)).unwrap();
+        stream.set_tls_keys(Direction::Sending, &kernel.sending.keys(0)).expect("it takes others");
     }
 }
 
