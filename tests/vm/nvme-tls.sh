@@ -40,6 +40,9 @@ url="nvme+tcp://$GUEST/$NQN/1?hostnqn=$(name_of 1)&tls_key_file=key&tls_identity
 host run "blockmux copy --verify file:source.img '$url'"
 host run "blockmux copy '$url' file:back.img && cmp source.img back.img"
 host run "blockmux bench '$url' --rw randwrite --bs 16k --iodepth 16 --verify crc32c --runs 1 --no_ceiling"
+# It is told of the end of each connection, and notes that.
+kernel_is_content 'TLS Alert desc 0'
+grep 'TLS Alert desc 0' kernel.all
 
 check linux_refuses_us_without_a_key
 fails host run "blockmux info 'nvme+tcp://$GUEST/$NQN/1?hostnqn=$(name_of 1)&ctrl_loss_tmo=0'"

@@ -13,6 +13,9 @@
 //! of them. Who offers none that it knows hears `unknown_psk_identity`, and who has another key of that name
 //! `decrypt_error`.
 //!
+//! Once the handshake is done, the keys can be given up, so that somebody else, as a system's kernel, makes and opens the
+//! records ([`Tls::export`], `keys.rs`); what is left to do then, `messages.rs` helps with.
+//!
 //! The protocol itself is s2n-tls's, in C; decision 21 says why. Unsafe code, which is what lies between it and us, is in
 //! `pipe.rs` alone.
 
