@@ -6,10 +6,12 @@
 //!
 //! A connection may be secured ([`Secure`]); the session is told when it is, and sees plain bytes.
 
+mod secured;
+
 pub use crate::broken::Broken;
 use crate::host::{ByteStream, Ended, Host};
 use crate::reactor::EngineCore;
-use crate::secure::{Received, Secure};
+use crate::secure::Secure;
 use blockmux_proto::session::{Demand, MAX_DEMAND, ProtocolError, StreamSession};
 use blockmux_volume::{Chunk, Memory, Pool, SgList, Waker};
 use std::io;
@@ -157,8 +159,8 @@ impl<H: Host> Connection<H> {
                 _ => CHUNK,
             };
             let received = match self.secure {
-                None => self.receive_once(wanted, place.as_ref(), len)?,
-                Some(_) => self.receive_secured(session, wanted)?,
+                Some(ref secure) if !secure.is_by_kernel() => self.receive_secured(session, wanted)?,
+                _ => self.receive_once(wanted, place.as_ref(), len)?,
             };
             match received {
                 Some(full) => inflow = if full { Inflow::More } else { Inflow::Drained },
@@ -181,7 +183,9 @@ impl<H: Host> Connection<H> {
     /// If the peer is gone.
     #[inline]
     pub fn send<S: StreamSession>(&mut self, session: &mut S) -> Result<bool, Broken> {
-        if self.secure.is_some() {
+        if let Some(secure) = &mut self.secure
+            && !secure.hand_over(&mut self.stream)?
+        {
             return self.send_secured(session);
         }
         let mut any = false;
@@ -190,36 +194,14 @@ impl<H: Host> Connection<H> {
             if outbox.is_empty() {
                 break;
             }
-            match self.stream.send(outbox) {
+            match self.send_once(outbox) {
                 Ok(_) => any = true,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error.into()),
+                Err(Broken::Socket(error)) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(Broken::Socket(error)) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(broken) => return Err(broken),
             }
         }
         self.wants_output = !session.outbox().is_empty();
-        Ok(any)
-    }
-
-    /// The same by TLS. The session's bytes stay in its outbox until they are sent.
-    #[cold]
-    fn send_secured<S: StreamSession>(&mut self, session: &mut S) -> Result<bool, Broken> {
-        let Some(secure) = &mut self.secure else { return Ok(false) };
-        let mut any = false;
-        for _ in 0..SENDS_PER_TURN {
-            secure.cover(session.outbox())?;
-            if secure.outgoing().is_empty() {
-                break;
-            }
-            match self.stream.send(secure.outgoing()) {
-                Ok(_) => any = true,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error.into()),
-            }
-            secure.sent(session.outbox());
-        }
-        self.wants_output = secure.wants_output(session.outbox());
         Ok(any)
     }
 
@@ -368,40 +350,7 @@ impl<H: Host> Connection<H> {
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
                 Ok(None)
             }
-            Err(error) => Err(error.into()),
-        }
-    }
-
-    /// The same by TLS: payload to be placed goes by the chunk, too.
-    #[cold]
-    fn receive_secured<S: StreamSession>(
-        &mut self,
-        session: &mut S,
-        wanted: usize,
-    ) -> Result<Option<bool>, Broken> {
-        self.make_room(wanted, CHUNK);
-        let (Some(secure), Some(chunk)) = (&mut self.secure, &mut self.chunk) else { return Ok(None) };
-        let asked = chunk.room();
-        let result = secure.receive(&mut self.stream, chunk, self.core.pool());
-        if let Some(identity) = secure.take_identity() {
-            session.on_secured(identity)?;
-        }
-        match result {
-            Ok(Received::Bytes(0)) => {
-                self.has_ended = true;
-                Ok(None)
-            }
-            Ok(Received::Bytes(given)) => Ok(Some(given == asked)),
-            Ok(Received::Plain) => {
-                self.secure = None;
-                Ok(Some(true))
-            }
-            Err(Broken::Socket(error))
-                if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) =>
-            {
-                Ok(None)
-            }
-            Err(error) => Err(error),
+            Err(error) => self.on_receive_error(error),
         }
     }
 

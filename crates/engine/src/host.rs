@@ -3,11 +3,13 @@
 //! [`EngineCore`] with [`Stream`] is the real one; [`crate::sim`] has the other. Everything is resolved when compiled,
 //! so the seam costs nothing.
 
+use crate::ktls;
 use crate::reactor::{EngineCore, PollPolicy, Task, WakeOnEvent};
 use crate::ring::Registration;
 use crate::socket::{Address, Stream};
 use crate::sys;
 use blockmux_proto::outbox::Outbox;
+use blockmux_tls::RecordKeys;
 use blockmux_volume::{Chunk, Core, SgList, Waker};
 use std::io;
 use std::os::fd::AsRawFd;
@@ -90,6 +92,44 @@ pub trait ByteStream: Sized {
     /// If there is no room, or the connection is gone.
     fn send(&mut self, outbox: &mut Outbox) -> io::Result<usize>;
 
+    /// Asks the system to make records of TLS of what is sent, and to open those that come, once it is given keys; until
+    /// then nothing changes.
+    ///
+    /// # Errors
+    /// If it cannot.
+    fn attach_tls(&mut self) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Gives it the keys for one direction, at a border between records. From then on only data is sent and received as
+    /// ever: receiving fails with `EIO` where a record of another type is next.
+    ///
+    /// # Errors
+    /// If it does not take them; some systems take them only once.
+    fn set_tls_keys(&mut self, _direction: Direction, _keys: &RecordKeys) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// The system has done one half of it and not the other: it is not asked again.
+    fn forgo_tls(&self) {}
+
+    /// Sends one record of another content type than data, whole.
+    ///
+    /// # Errors
+    /// If there is no room, or the connection is gone.
+    fn send_record(&mut self, _content_type: u8, _bytes: &[u8]) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Receives what the next record has, or several of one type, as far as there is room: their content type, and how
+    /// many bytes.
+    ///
+    /// # Errors
+    /// As for [`ByteStream::receive`].
+    fn receive_record(&mut self, _bytes: &mut [u8]) -> io::Result<(u8, usize)> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
     /// Has the task woken once when there is something to receive, the end included.
     fn wake_when_readable(&self, watch: &Self::Watch);
 
@@ -101,6 +141,15 @@ pub trait ByteStream: Sized {
 
     /// Has the task woken once when more has ended than `so_far`, whatever there is to receive.
     fn wake_when_ended(&self, so_far: Ended, watch: &Self::Watch);
+}
+
+/// Which way bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// To the peer.
+    Sending,
+    /// From it.
+    Receiving,
 }
 
 /// What has ended of a stream.
@@ -208,6 +257,26 @@ impl ByteStream for Stream {
     #[inline]
     fn send(&mut self, outbox: &mut Outbox) -> io::Result<usize> {
         sys::send_outbox(self.as_raw_fd(), outbox)
+    }
+
+    fn attach_tls(&mut self) -> io::Result<()> {
+        ktls::attach(self.as_raw_fd())
+    }
+
+    fn set_tls_keys(&mut self, direction: Direction, keys: &RecordKeys) -> io::Result<()> {
+        ktls::set_keys(self.as_raw_fd(), direction, keys)
+    }
+
+    fn forgo_tls(&self) {
+        ktls::forgo();
+    }
+
+    fn send_record(&mut self, content_type: u8, bytes: &[u8]) -> io::Result<()> {
+        sys::send_record(self.as_raw_fd(), content_type, bytes)
+    }
+
+    fn receive_record(&mut self, bytes: &mut [u8]) -> io::Result<(u8, usize)> {
+        sys::recv_record(self.as_raw_fd(), bytes)
     }
 
     fn wake_when_readable(&self, watch: &SocketWatch) {

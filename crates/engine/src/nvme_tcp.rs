@@ -19,9 +19,9 @@ use std::time::Instant;
 use tracing::warn;
 
 /// Serves the node's subsystems to each connection that is accepted at the port of this identifier. Their namespaces lead to places in `exports`. The
-/// connections of one controller may be on different cores.
+/// connections of one controller may be on different cores. With `ktls` the kernel makes the records of TLS where it can.
 #[must_use]
-pub fn serve(node: &Arc<Node>, port: u16, exports: &Exports) -> Serve {
+pub fn serve(node: &Arc<Node>, port: u16, exports: &Exports, ktls: bool) -> Serve {
     let (node, exports) = (node.clone(), exports.clone());
     let lookup = lookup(&node);
     Arc::new(move |core, stream, permit| {
@@ -53,7 +53,7 @@ pub fn serve(node: &Arc<Node>, port: u16, exports: &Exports) -> Serve {
             SecureChannel::NotRequired => Secure::if_asked(lookup.clone()),
             SecureChannel::Required => Secure::server(lookup.clone()),
         };
-        TargetTask::spawn_secured(core, (stream, secure), session, exports.clone(), permit);
+        TargetTask::spawn_secured(core, (stream, secure.by_kernel(ktls)), session, exports.clone(), permit);
     })
 }
 

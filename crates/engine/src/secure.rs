@@ -11,14 +11,25 @@
 //! Whether a peer comes by TLS its first byte tells, where both may be: a record of a handshake begins with 16h, and no
 //! protocol that is served so begins with that. NVMe/TCP's begins with 00h, the type of ICReq.
 //!
+//! Where the system's kernel can make and open records (kTLS), it is given the keys as soon as the handshake is done and
+//! both directions are at a border between records (`kernel`). From then on plain bytes go to the socket and come from it
+//! as without TLS, and nothing here is in their way. For that, no more than the rest of one record is received at a time
+//! until then (`border`). Where the kernel cannot, the library goes on.
+//!
 //! Time is the session's to bound: until the handshake is done it hears nothing, and its own patience runs.
+
+mod border;
+mod kernel;
 
 use crate::connection::Broken;
 use crate::host::ByteStream;
 use blockmux_proto::outbox::{Outbox, Piece};
 use blockmux_tls::{Lookup, Psk, Tls, TlsError};
 use blockmux_volume::{Chunk, Memory, Pool};
+use border::Border;
+use kernel::{ByKernel, HandedOver};
 use std::io;
+use tracing::debug;
 
 /// What secures one connection.
 pub struct Secure {
@@ -33,6 +44,12 @@ pub struct Secure {
     scratch: Vec<u8>,
     /// The session has been told.
     is_told: bool,
+    /// The kernel is to be given the keys, if it takes them.
+    wants_kernel: bool,
+    /// The kernel has TLS for this socket, and no keys yet.
+    is_attached: bool,
+    /// Where the records that have come end, while the kernel is to go on after one of them.
+    border: Border,
 }
 
 enum Stage {
@@ -42,6 +59,8 @@ enum Stage {
         may_be_plain: bool,
     },
     Tls(Box<Tls>),
+    /// The records are the kernel's.
+    Kernel(Box<ByKernel>),
 }
 
 /// What came of receiving.
@@ -75,7 +94,23 @@ impl Secure {
 
     fn new(stage: Stage) -> Secure {
         let outgoing = Outbox::default();
-        Secure { stage, incoming: None, outgoing, covered: 0, scratch: Vec::new(), is_told: false }
+        Secure {
+            stage,
+            incoming: None,
+            outgoing,
+            covered: 0,
+            scratch: Vec::new(),
+            is_told: false,
+            wants_kernel: true,
+            is_attached: false,
+            border: Border::default(),
+        }
+    }
+
+    /// The same with the library for all records, whatever the kernel can, unless `is_wanted`.
+    #[must_use]
+    pub fn by_kernel(self, is_wanted: bool) -> Secure {
+        Secure { wants_kernel: is_wanted, ..self }
     }
 
     /// The identity of the key, once: when the handshake is done.
@@ -89,7 +124,8 @@ impl Secure {
         }
     }
 
-    /// Gives plain bytes to the chunk's spare part, which has room, receiving at most once.
+    /// Gives plain bytes to the chunk's spare part, which has room, receiving at most once; during the handshake, a few
+    /// records.
     pub(crate) fn receive<S: ByteStream>(
         &mut self,
         stream: &mut S,
@@ -110,13 +146,128 @@ impl Secure {
         if given > 0 || self.has_ended() {
             return Ok(Received::Bytes(given));
         }
-        let incoming = self.room_for_records(pool);
-        if stream.receive(incoming, usize::MAX)? == 0 {
-            return if self.is_open() { Ok(Received::Bytes(0)) } else { Err(TlsError::Left.into()) };
+        let parts = if self.wants_kernel { PARTS_PER_TURN } else { 1 };
+        for _ in 0..parts {
+            let was_open = self.is_open();
+            if self.receive_records(stream, pool)? == 0 {
+                return if was_open { Ok(Received::Bytes(0)) } else { Err(TlsError::Left.into()) };
+            }
+            let given = self.advance(chunk)?;
+            if given > 0 || self.has_ended() {
+                return Ok(Received::Bytes(given));
+            }
+            // What there is to be sent may be all that keeps the kernel from going on.
+            if self.is_open() && !was_open {
+                break;
+            }
         }
-        match self.advance(chunk)? {
-            0 if !self.has_ended() => Err(io::Error::from(io::ErrorKind::WouldBlock).into()),
-            given => Ok(Received::Bytes(given)),
+        Err(io::Error::from(io::ErrorKind::WouldBlock).into())
+    }
+
+    /// Receives once; while the kernel is to go on, no more than to the next border.
+    fn receive_records<S: ByteStream>(&mut self, stream: &mut S, pool: &Pool) -> io::Result<usize> {
+        let most = if self.wants_kernel { self.border.missing() } else { usize::MAX };
+        let incoming = self.room_for_records(pool);
+        let before = incoming.unread().len();
+        let received = stream.receive(incoming, most)?;
+        if self.wants_kernel
+            && let Some(incoming) = &self.incoming
+        {
+            self.border.pass(&incoming.unread()[before..]);
+        }
+        Ok(received)
+    }
+
+    /// Gives the kernel the keys, if that can be now and it takes them; whether the records are the kernel's.
+    ///
+    /// # Errors
+    /// If it has taken only one of the two.
+    pub(crate) fn hand_over<S: ByteStream>(&mut self, stream: &mut S) -> Result<bool, Broken> {
+        let Stage::Tls(tls) = &mut self.stage else { return Ok(self.is_by_kernel()) };
+        let is_unread = self.incoming.as_ref().is_some_and(|chunk| !chunk.unread().is_empty());
+        let is_between = self.outgoing.is_empty() && self.border.is_between() && !is_unread;
+        if !self.wants_kernel || !self.is_told || !is_between || !tls.is_open() || tls.has_ended() {
+            return Ok(false);
+        }
+        if !self.is_attached {
+            if let Err(error) = stream.attach_tls() {
+                debug!(peer = stream.peer(), "TLS: records are made here; the kernel has none: {error}");
+                self.wants_kernel = false;
+                return Ok(false);
+            }
+            self.is_attached = true;
+        }
+        match kernel::hand_over(tls, stream)? {
+            HandedOver::NotYet => Ok(false),
+            HandedOver::Refused(error) => {
+                debug!(peer = stream.peer(), "TLS: records are made here; the kernel took no key: {error}");
+                self.wants_kernel = false;
+                Ok(false)
+            }
+            HandedOver::Done(kernel) => {
+                debug!(peer = stream.peer(), "TLS: records are made by the kernel");
+                self.stage = Stage::Kernel(kernel);
+                (self.incoming, self.scratch) = (None, Vec::new());
+                Ok(true)
+            }
+        }
+    }
+
+    /// Whether the records are the kernel's: data goes to the socket and comes from it as it is.
+    #[inline]
+    pub(crate) fn is_by_kernel(&self) -> bool {
+        matches!(self.stage, Stage::Kernel(_))
+    }
+
+    /// Before data is sent by the kernel: sends what is due before.
+    ///
+    /// # Errors
+    /// If there is no room, or the connection cannot go on.
+    #[inline]
+    pub(crate) fn before_sending<S: ByteStream>(&mut self, stream: &mut S) -> Result<(), Broken> {
+        match &mut self.stage {
+            Stage::Kernel(kernel) => kernel.before_sending(stream),
+            _ => Ok(()),
+        }
+    }
+
+    /// So many bytes of data were sent by the kernel.
+    #[inline]
+    pub(crate) fn on_sent(&mut self, bytes: usize) {
+        if let Stage::Kernel(kernel) = &mut self.stage {
+            kernel.on_sent(bytes);
+        }
+    }
+
+    /// Receiving data has failed: it may be that the next record has none. Whether the peer sends nothing any more.
+    ///
+    /// # Errors
+    /// If it has failed.
+    #[cold]
+    pub(crate) fn on_receive_error<S: ByteStream>(
+        &mut self,
+        stream: &mut S,
+        error: io::Error,
+    ) -> Result<bool, Broken> {
+        match &mut self.stage {
+            Stage::Kernel(kernel) => kernel.on_receive_error(stream, error),
+            _ => Err(error.into()),
+        }
+    }
+
+    /// Says that nothing more will be sent, as far as that goes (RFC 8446 §6.1).
+    pub(crate) fn close<S: ByteStream>(&mut self, stream: &mut S) {
+        match &mut self.stage {
+            Stage::Unknown { .. } => {}
+            Stage::Tls(tls) => {
+                tls.close();
+                self.outgoing.push_head(tls.output());
+                tls.output().clear();
+                if !self.outgoing.is_empty() {
+                    let _ = stream.send(&mut self.outgoing);
+                }
+            }
+            Stage::Kernel(kernel) => kernel.close(stream),
         }
     }
 
@@ -204,6 +355,7 @@ impl Secure {
     fn begin(&mut self, chunk: &mut Chunk) -> Result<(), TlsError> {
         let Stage::Unknown { lookup, .. } = &self.stage else { return Ok(()) };
         let tls = Tls::server(lookup)?;
+        self.border.pass(chunk.unread());
         self.incoming = Some(Chunk::from_slice(chunk.unread()));
         chunk.take(chunk.unread().len());
         self.stage = Stage::Tls(Box::new(tls));
@@ -234,190 +386,14 @@ impl Secure {
 const HANDSHAKE: u8 = 0x16;
 /// Plain bytes that are encrypted at a time: four of the longest records.
 const MOST_AT_ONCE: usize = 64 << 10;
+/// Parts of records that are received in one turn while no more than one is at a time: those of a handshake.
+const PARTS_PER_TURN: usize = 16;
 /// How much is received at a time.
 const RECORDS: usize = 128 << 10;
 /// When buffers are short: no less than some small records.
 const SMALL: usize = 4096;
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::host::Host;
-    use crate::sim::{SimNet, SimStream, Weather, World};
-    use crate::socket::Address;
-    use blockmux_tls::Hash;
-    use blockmux_volume::Seg;
-    use std::cell::RefCell;
-    use std::rc::Rc;
-    use std::sync::Arc;
-    use std::time::Duration;
-
-    /// One end: what it has to say, and what it has heard.
-    struct End {
-        stream: SimStream,
-        secure: Option<Secure>,
-        outbox: Outbox,
-        chunk: Chunk,
-        heard: Vec<u8>,
-        failed: Option<String>,
-    }
-
-    /// A client's end and a server's, over a network that splits what is sent and holds little.
-    struct Setting {
-        world: World,
-        client: End,
-        server: End,
-    }
-
-    impl End {
-        fn new(stream: SimStream, secure: Option<Secure>, room: usize) -> End {
-            let chunk = Chunk::new(Memory::from_heap(room));
-            End { stream, secure, outbox: Outbox::default(), chunk, heard: Vec::new(), failed: None }
-        }
-
-        fn turn(&mut self, pool: &Pool) {
-            if self.failed.is_some() {
-                // What is to be said of that is said whole.
-                let _ = self.secure.as_mut().map(|secure| self.stream.send(secure.outgoing()));
-            } else if let Err(error) = self.try_turn(pool) {
-                self.failed = Some(error.to_string());
-            }
-        }
-
-        fn try_turn(&mut self, pool: &Pool) -> Result<(), Broken> {
-            let received = match &mut self.secure {
-                Some(secure) => secure.receive(&mut self.stream, &mut self.chunk, pool),
-                None => self
-                    .stream
-                    .receive(&mut self.chunk, usize::MAX)
-                    .map(Received::Bytes)
-                    .map_err(Broken::from),
-            };
-            if let Some(secure) = &mut self.secure {
-                let _ = self.stream.send(secure.outgoing());
-                secure.sent(&mut self.outbox);
-            }
-            match received {
-                Ok(Received::Plain) => self.secure = None,
-                Ok(Received::Bytes(_)) => {}
-                Err(Broken::Socket(error)) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Err(error),
-            }
-            self.heard.extend(self.chunk.unread());
-            self.chunk.take(self.chunk.unread().len());
-            let result = match &mut self.secure {
-                None => self.stream.send(&mut self.outbox),
-                Some(secure) => {
-                    secure.cover(&self.outbox)?;
-                    let result = self.stream.send(secure.outgoing());
-                    secure.sent(&mut self.outbox);
-                    secure.shrink();
-                    result
-                }
-            };
-            match result {
-                Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error.into()),
-                _ => Ok(()),
-            }
-        }
-    }
-
-    impl Setting {
-        fn new(seed: u64, client: Option<Secure>, server: Secure) -> Setting {
-            let weather = Weather { window: 5000, most_per_call: 700, ..Weather::FAIR };
-            let mut world = World::new(SimNet::new(seed, weather));
-            let (clients, servers) = (world.add_core(1 << 20), world.add_core(1 << 20));
-            let address = Address::Tcp("127.0.0.1:1".parse().unwrap());
-            let accepted = Rc::new(RefCell::new(None));
-            let place = accepted.clone();
-            world.net().listen(&servers, &address, move |_, stream| *place.borrow_mut() = Some(stream));
-            let stream = clients.connect(&address).unwrap();
-            world.run_for(Duration::from_secs(1)).unwrap();
-            let accepted = accepted.borrow_mut().take().unwrap();
-            Setting {
-                world,
-                client: End::new(stream, client, 300),
-                server: End::new(accepted, Some(server), 7000),
-            }
-        }
-
-        /// Goes on for a while.
-        fn run(&mut self, turns: usize) {
-            let pool = Pool::new(1 << 20);
-            for _ in 0..turns {
-                self.client.turn(&pool);
-                self.server.turn(&pool);
-                self.world.run_for(Duration::from_millis(1)).unwrap();
-            }
-        }
-    }
-
-    fn key(fill: u8) -> Psk {
-        Psk { identity: b"key".to_vec(), secret: vec![fill; 32], hash: Hash::Sha256 }
-    }
-
-    fn lookup() -> Lookup {
-        Arc::new(|_| Some(key(7)))
-    }
-
-    #[test]
-    fn sessions_on_both_ends_see_plain_bytes_and_their_outboxes_empty_when_all_is_sent() {
-        for seed in 0..8 {
-            let client = Secure::client(&[key(7)]).unwrap();
-            let mut setting = Setting::new(seed, Some(client), Secure::server(lookup()));
-            let said: Vec<u8> = (0..200_000u32).map(|at| (at / 251 + at) as u8).collect();
-            setting.client.outbox.push_head(b"head");
-            setting.client.outbox.push_seg(Seg::from_slice(&said));
-            setting.server.outbox.push_seg(Seg::from_slice(&said[..100_000]));
-            let len = setting.client.outbox.len();
-            setting.run(30);
-            assert!(setting.client.secure.as_ref().unwrap().is_open());
-            assert_eq!(setting.client.outbox.len(), len, "what is not sent whole is there still");
-            setting.run(4000);
-            assert_eq!((&setting.client.failed, &setting.server.failed), (&None, &None));
-            assert!(setting.server.heard == [&b"head"[..], &said].concat());
-            assert!(setting.client.heard == said[..100_000]);
-            assert!(setting.client.outbox.is_empty() && setting.server.outbox.is_empty());
-            let identity = setting.server.secure.as_mut().unwrap();
-            assert_eq!(identity.take_identity(), Some(&b"key"[..]));
-            assert_eq!(identity.take_identity(), None, "it is told once");
-        }
-    }
-
-    #[test]
-    fn who_comes_without_tls_is_taken_so_only_where_that_may_be() {
-        let said = Seg::from_slice(&[0; 128]);
-        let mut setting = Setting::new(1, None, Secure::if_asked(lookup()));
-        setting.client.outbox.push_seg(said.clone());
-        setting.server.outbox.push_head(b"hello");
-        setting.run(20);
-        assert_eq!((setting.server.heard.len(), setting.client.heard.as_slice()), (128, &b"hello"[..]));
-        let mut setting = Setting::new(1, None, Secure::server(lookup()));
-        setting.client.outbox.push_seg(said);
-        setting.run(20);
-        assert_eq!(setting.server.failed.unwrap(), "peer has come without TLS, which is required here");
-        assert!(setting.server.heard.is_empty());
-    }
-
-    #[test]
-    fn both_ends_are_told_of_a_wrong_key() {
-        let client = Secure::client(&[key(8)]).unwrap();
-        let mut setting = Setting::new(1, Some(client), Secure::if_asked(lookup()));
-        setting.client.outbox.push_head(b"secret");
-        setting.run(50);
-        let [client, server] = [setting.client.failed, setting.server.failed].map(Option::unwrap);
-        assert!(server.contains("has another TLS key than the one that is here called key"), "{server}");
-        assert!(client.contains("decrypt_error"), "{client}");
-    }
-
-    #[test]
-    fn a_peer_that_leaves_within_the_handshake_has_left() {
-        let client = Secure::client(&[key(7)]).unwrap();
-        let mut setting = Setting::new(1, Some(client), Secure::server(lookup()));
-        setting.client.turn(&Pool::new(1 << 20));
-        setting.world.run_for(Duration::from_secs(1)).unwrap();
-        setting.server.stream.close();
-        setting.run(20);
-        assert!(setting.client.failed.is_some());
-    }
-}
+mod kernel_tests;
+#[cfg(test)]
+mod tests;

@@ -96,6 +96,81 @@ pub fn recv_placed(fd: RawFd, list: &SgList, at: usize, chunk: &mut Chunk) -> io
     Ok(received)
 }
 
+/// Sets an option of a socket whose value is these bytes.
+///
+/// # Errors
+/// As `setsockopt(2)`.
+pub fn set_option(fd: RawFd, level: libc::c_int, option: libc::c_int, value: &[u8]) -> io::Result<()> {
+    let len = value.len() as libc::socklen_t;
+    // SAFETY: the value lives during the call and is as long as it says.
+    check(unsafe { libc::setsockopt(fd, level, option, value.as_ptr().cast(), len) } as isize).map(drop)
+}
+
+/// Sends one record of a content type by a socket whose records the kernel makes.
+///
+/// # Errors
+/// As `sendmsg(2)`; `WouldBlock` if the peer does not read.
+pub fn send_record(fd: RawFd, content_type: u8, bytes: &[u8]) -> io::Result<()> {
+    let mut iovec = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    let mut control = Control([0; CONTROL_WORDS]);
+    let mut message = control.message(&mut iovec);
+    // SAFETY: the control buffer has room for a header with one byte, which is what is written there.
+    unsafe {
+        message.msg_controllen = libc::CMSG_LEN(1) as _;
+        let header = libc::CMSG_FIRSTHDR(&raw const message);
+        (*header).cmsg_level = libc::SOL_TLS;
+        (*header).cmsg_type = libc::TLS_SET_RECORD_TYPE;
+        (*header).cmsg_len = libc::CMSG_LEN(1) as _;
+        *libc::CMSG_DATA(header) = content_type;
+    }
+    let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+    // SAFETY: what the message names lives during the call.
+    let sent = check(unsafe { libc::sendmsg(fd, &raw const message, flags) })?;
+    if sent == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
+}
+
+/// Receives what the next record has by a socket whose records the kernel opens: its content type, and how many bytes; 0:
+/// the peer has closed its side.
+///
+/// # Errors
+/// As `recvmsg(2)`; `WouldBlock` if there is nothing, `InvalidData` if the kernel does not say of what type it is.
+pub fn recv_record(fd: RawFd, bytes: &mut [u8]) -> io::Result<(u8, usize)> {
+    let mut iovec = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+    let mut control = Control([0; CONTROL_WORDS]);
+    let mut message = control.message(&mut iovec);
+    // SAFETY: what the message names is exclusive during the call.
+    let received = check(unsafe { libc::recvmsg(fd, &raw mut message, libc::MSG_DONTWAIT) })?;
+    // SAFETY: the kernel has written whole headers, as many as it says, and the first is looked at if there is one.
+    let content_type = unsafe {
+        let header = libc::CMSG_FIRSTHDR(&raw const message);
+        (!header.is_null()
+            && (*header).cmsg_level == libc::SOL_TLS
+            && (*header).cmsg_type == libc::TLS_GET_RECORD_TYPE)
+            .then(|| *libc::CMSG_DATA(header))
+    };
+    match content_type {
+        Some(content_type) => Ok((content_type, received)),
+        None if received == 0 => Ok((0, 0)),
+        None => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
+
+/// What goes beside a message, with room for one header and one byte.
+struct Control([u64; CONTROL_WORDS]);
+
+impl Control {
+    /// A message of one piece, with this beside it.
+    fn message(&mut self, iovec: &mut libc::iovec) -> libc::msghdr {
+        // SAFETY: all fields may be zero.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = iovec;
+        message.msg_iovlen = 1;
+        message.msg_control = self.0.as_mut_ptr().cast();
+        message.msg_controllen = size_of::<Control>() as _;
+        message
+    }
+}
+
 /// A counter that wakes a ring from another thread.
 ///
 /// # Errors
@@ -239,5 +314,7 @@ fn check(result: isize) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
+/// A header of three words and what follows it.
+const CONTROL_WORDS: usize = 4;
 /// Pieces in one gathering call: 128 read replies; more go with the next call.
 const MAX_IOVECS: usize = 256;

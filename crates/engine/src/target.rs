@@ -9,7 +9,7 @@
 
 use crate::channels::Channels;
 use crate::connection::{Broken, Connection, Inflow};
-use crate::host::{ByteStream, Host};
+use crate::host::Host;
 use crate::listener::Permit;
 use crate::reactor::{EngineCore, Progress, Task};
 use crate::secure::Secure;
@@ -191,7 +191,7 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
     fn linger(&mut self) -> Progress {
         if !std::mem::replace(&mut self.is_lingering, true) {
             debug!(peer = self.connection.peer(), "connection closed; its session is kept");
-            self.connection.stream().close();
+            self.connection.close();
             self.ending = Some(Ending::Gone);
         }
         let progress = self.channels.move_io(&mut self.session);
@@ -213,7 +213,7 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
             permit.leave();
         }
         if self.ending == Some(Ending::Gone) {
-            self.connection.stream().close();
+            self.connection.close();
         }
     }
 
@@ -284,6 +284,7 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
         match broken {
             Broken::Protocol(error) => warn!(peer, "closing: peer {error}"),
             Broken::Tls(error) => warn!(peer, "closing: peer {error}"),
+            Broken::Keys(_) => warn!(peer, "closing: {broken}"),
             Broken::Socket(error) => debug!(peer, "connection lost: {error}"),
         }
         if matches!(broken, Broken::Protocol(_) | Broken::Tls(_)) {
@@ -367,6 +368,7 @@ const LONGEST_HEAD: usize = 64;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::ByteStream;
     use crate::listener::ConnectionLimit;
     use crate::reactor::{PollPolicy, Reactor};
     use crate::sim::{SimCore, SimNet, SimStream, Weather, World};

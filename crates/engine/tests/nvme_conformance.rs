@@ -49,7 +49,7 @@ impl Target {
             subsystem.with_secrets(secrets.map(|secrets| (nqn(HOST), secrets)).into_iter().collect());
         let port = Port { id: 1, address: "127.0.0.1:4420".parse().unwrap() };
         let node = Arc::new(with(Node::new(vec![Arc::new(subsystem)], vec![port], "machine")));
-        let (serve, inboxes) = (nvme_tcp::serve(&node, 1, &exports), cores.inboxes());
+        let (serve, inboxes) = (nvme_tcp::serve(&node, 1, &exports, true), cores.inboxes());
         cores.inboxes()[0].send(move |core| {
             ListenerTask::spawn(core, listener, inboxes, serve, ConnectionLimit::new(64));
         });
@@ -72,6 +72,7 @@ impl Target {
             timeout: Some(PATIENCE),
             tls_key: None,
             tls_identity: None,
+            ktls: true,
             generated_keys: None,
         }
     }

@@ -10,12 +10,17 @@ mod seeds;
 mod storms;
 
 use blockmux_engine::initiator::nvme::{Endpoint, NvmeDialer};
-use blockmux_engine::sim::{Outcome, Protocol, Scenario};
+use blockmux_engine::secure::Secure;
+use blockmux_engine::sim::{Outcome, Protocol, Scenario, SystemTls};
 use blockmux_engine::socket::Address;
 use blockmux_proto::exports::Exports;
-use blockmux_proto::nvmeof::node::Node;
-use blockmux_proto::nvmeof::tcp::initiator::Digests;
+use blockmux_proto::nvme::nqn::Nqn;
+use blockmux_proto::nvmeof::keyring::Keyring;
+use blockmux_proto::nvmeof::node::{Node, SecureChannel};
+use blockmux_proto::nvmeof::psk::ConfiguredPsk;
+use blockmux_proto::nvmeof::tcp::initiator::{Digests, Names};
 use blockmux_proto::nvmeof::tcp::target::TargetSession;
+use blockmux_tls::{Hash, Psk};
 use blockmux_volume::Pool;
 use nvme_sides::{dialer, endpoint, node};
 use std::cell::OnceCell;
@@ -30,6 +35,8 @@ use storms::{
 struct Nvme {
     wishes: Wishes,
     node: OnceCell<Arc<Node>>,
+    /// The key that every connection is secured with.
+    tls_key: Option<ConfiguredPsk>,
 }
 
 /// What the host asks for.
@@ -45,13 +52,30 @@ impl Protocol for Nvme {
     type Dialer = NvmeDialer;
 
     fn target(&self, exports: Exports, pool: Pool, now: Instant) -> TargetSession {
-        let node = self.node.get_or_init(|| node(&exports).0);
+        let node = self.node.get_or_init(|| {
+            let (node, _) = node(&exports);
+            let Some(key) = &self.tls_key else { return node };
+            let (keyring, [host, subsystem]) = (Keyring::default(), names());
+            keyring.insert(&key.retained(&host), &host, &subsystem, now);
+            let node = Arc::into_inner(node).expect("nobody has it yet");
+            Arc::new(node.with_tls(Arc::new(keyring), SecureChannel::Required))
+        });
         TargetSession::new(node.clone(), pool, now).at_port(1)
+    }
+
+    fn secure(&self) -> Option<Secure> {
+        let [host, subsystem] = names();
+        let keys = self.tls_key.as_ref()?.retained(&host).tls_psks(&host, &subsystem);
+        Some(Secure::server(Arc::new(move |identity| {
+            let key = keys.iter().find(|key| key.identity.as_bytes() == identity)?;
+            Some(Psk { identity: identity.to_vec(), secret: key.secret().to_vec(), hash: Hash::Sha256 })
+        })))
     }
 
     fn dialer(&self, address: &Address) -> NvmeDialer {
         let Wishes { digests, entries, queues } = self.wishes;
-        dialer(Endpoint { digests, entries, queues, ..endpoint(std::slice::from_ref(address)) })
+        let tls_key = self.tls_key.clone();
+        dialer(Endpoint { digests, entries, queues, tls_key, ..endpoint(std::slice::from_ref(address)) })
     }
 }
 
@@ -64,9 +88,27 @@ fn wishes_of(seed: u64) -> Wishes {
 /// Runs the scenario of every seed, or of the one that the environment names.
 fn run_seeds(seeds: u64, scenario: impl Fn(u64) -> Scenario) -> Vec<Outcome> {
     seeds::run_each(seeds, |seed| {
-        let protocol = Nvme { wishes: wishes_of(seed), node: OnceCell::new() };
+        let protocol = Nvme { wishes: wishes_of(seed), node: OnceCell::new(), tls_key: None };
         scenario(seed).run(protocol)
     })
+}
+
+/// The same by TLS, whose records are made by the kernel that the scenario has.
+fn run_seeds_by_tls(seeds: u64, scenario: impl Fn(u64) -> Scenario) -> Vec<Outcome> {
+    let key = ConfiguredPsk::parse("NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:");
+    let key = key.expect("it is one");
+    seeds::run_each(seeds, |seed| {
+        let node = OnceCell::new();
+        let protocol = Nvme { wishes: wishes_of(seed), node, tls_key: Some(key.clone()) };
+        let scenario = Scenario { system_tls: SystemTls::Once, ..scenario(seed) };
+        scenario.run(protocol)
+    })
+}
+
+/// Whom the key is for, and what.
+fn names() -> [Nqn; 2] {
+    let Names { host, subsystem, .. } = nvme_sides::names();
+    [host, subsystem]
 }
 
 #[test]
@@ -112,6 +154,19 @@ fn a_target_that_loses_its_power_keeps_what_was_flushed_or_forced() {
 #[test]
 fn everything_at_once() {
     run_seeds(40, storms::everything_at_once);
+}
+
+#[test]
+fn by_the_kernels_tls_everything_completes_and_nothing_is_lost() {
+    let outcomes = run_seeds_by_tls(20, fair_day);
+    // Two at each end of each connection.
+    assert!(outcomes.iter().all(|outcome| outcome.tls_keys == 4 * outcome.connections));
+    run_seeds_by_tls(10, slow_day);
+    run_seeds_by_tls(10, long_requests);
+    let outcomes = run_seeds_by_tls(20, breaks);
+    more_broke_than(20, &outcomes);
+    let outcomes = run_seeds_by_tls(20, |seed| stops(seed, true));
+    more_troubles_than(0, &outcomes);
 }
 
 #[test]

@@ -6,8 +6,9 @@ use super::TlsError;
 pub(crate) fn received(code: Option<u8>, was_open: bool) -> TlsError {
     let name = match code {
         None | Some(CLOSE_NOTIFY) => "close_notify".to_owned(),
-        Some(10) => "unexpected_message".to_owned(),
-        Some(20) => "bad_record_mac".to_owned(),
+        Some(UNEXPECTED_MESSAGE) => "unexpected_message".to_owned(),
+        Some(BAD_RECORD_MAC) => "bad_record_mac".to_owned(),
+        Some(RECORD_OVERFLOW) => "record_overflow".to_owned(),
         Some(HANDSHAKE_FAILURE) => "handshake_failure".to_owned(),
         Some(47) => "illegal_parameter".to_owned(),
         Some(50) => "decode_error".to_owned(),
@@ -30,6 +31,21 @@ pub(crate) fn received(code: Option<u8>, was_open: bool) -> TlsError {
     TlsError::Alert { name, hint }
 }
 
+impl TlsError {
+    /// The alert that tells the peer what it has done wrong, once records are protected; `None` if that was nothing.
+    #[must_use]
+    pub fn alert(&self) -> Option<[u8; 2]> {
+        let code = match self {
+            TlsError::Unexpected => UNEXPECTED_MESSAGE,
+            TlsError::Unprotected => BAD_RECORD_MAC,
+            TlsError::TooLong => RECORD_OVERFLOW,
+            TlsError::Broken(_) => DECODE_ERROR,
+            _ => return None,
+        };
+        Some([FATAL, code])
+    }
+}
+
 /// The record with which a server ends a handshake that has not begun to be encrypted.
 pub(crate) fn record(why: &TlsError) -> [u8; 7] {
     let code = match why {
@@ -39,10 +55,15 @@ pub(crate) fn record(why: &TlsError) -> [u8; 7] {
         _ => HANDSHAKE_FAILURE,
     };
     // An alert of TLS 1.2, as every record before encryption is called, of two bytes; it is fatal.
-    [21, 3, 3, 0, 2, 2, code]
+    [21, 3, 3, 0, 2, FATAL, code]
 }
 
-const CLOSE_NOTIFY: u8 = 0;
+const FATAL: u8 = 2;
+pub(crate) const CLOSE_NOTIFY: u8 = 0;
+pub(crate) const USER_CANCELED: u8 = 90;
+const UNEXPECTED_MESSAGE: u8 = 10;
+const BAD_RECORD_MAC: u8 = 20;
+const RECORD_OVERFLOW: u8 = 22;
 const HANDSHAKE_FAILURE: u8 = 40;
 const DECODE_ERROR: u8 = 50;
 const DECRYPT_ERROR: u8 = 51;

@@ -13,18 +13,27 @@
 //! of them. Who offers none that it knows hears `unknown_psk_identity`, and who has another key of that name
 //! `decrypt_error`.
 //!
+//! Once the handshake is done, the keys can be given up, so that somebody else, as a system's kernel, makes and opens the
+//! records ([`Tls::export`], `keys.rs`); what is left to do then, `messages.rs` helps with.
+//!
 //! The protocol itself is s2n-tls's, in C; decision 21 says why. Unsafe code, which is what lies between it and us, is in
 //! `pipe.rs` alone.
 
 mod alert;
 mod hello;
+mod keys;
+mod messages;
 mod pipe;
+mod records;
 
+pub use keys::{Exported, IV_LEN, RecordKeys, TrafficSecret};
+pub use messages::{ALERT, APPLICATION_DATA, HANDSHAKE, Messages, OUR_CLOSE_NOTIFY, OUR_KEY_UPDATE, Told};
 use pipe::Pipe;
+pub use records::{HEADER_LEN, MOST_PLAIN, OVERHEAD, Records};
 use s2n_tls::callbacks::{ClientHelloCallback, ConnectionFuture};
 use s2n_tls::config::{Builder, Config};
 use s2n_tls::connection::Connection;
-use s2n_tls::enums::{Blinding, Mode, PskHmac};
+use s2n_tls::enums::{Blinding, Mode, PskHmac, SerializationVersion};
 use s2n_tls::error::{Error, ErrorType};
 use s2n_tls::security::Policy;
 use std::fmt;
@@ -35,6 +44,7 @@ use std::task::{Poll, Waker};
 /// One side of a connection.
 pub struct Tls {
     pipe: Pipe,
+    mode: Mode,
     state: State,
     /// Bytes of the peer's that the handshake has taken.
     handshake: usize,
@@ -103,6 +113,15 @@ pub enum TlsError {
     /// What came is no TLS, or not as it should be.
     #[error("has broken TLS: {0}")]
     Broken(&'static str),
+    /// A record that has no place here, or a message.
+    #[error("has sent a message of TLS that has no place here")]
+    Unexpected,
+    /// A record was changed on its way, or is protected by another key.
+    #[error("has sent a record of TLS that is not protected by its key")]
+    Unprotected,
+    /// A record that is longer than one may be.
+    #[error("has sent a record of TLS that is too long")]
+    TooLong,
     /// It is not the peer's fault.
     #[error("cannot be spoken to by TLS: {0}")]
     Ours(&'static str),
@@ -127,7 +146,7 @@ impl Tls {
         for key in keys {
             connection.append_psk(&library_psk(key)?).map_err(|error| ours(&error))?;
         }
-        Tls::new(connection)
+        Tls::new(connection, Mode::Client)
     }
 
     /// A server that finds its keys by `lookup`.
@@ -137,12 +156,18 @@ impl Tls {
     pub fn server(lookup: &Lookup) -> Result<Tls, TlsError> {
         let mut connection = connection(Mode::Server, server_config()?)?;
         connection.set_application_context(Offer { lookup: lookup.clone(), first: None, known: None });
-        Tls::new(connection)
+        Tls::new(connection, Mode::Server)
     }
 
-    fn new(connection: Connection) -> Result<Tls, TlsError> {
+    fn new(connection: Connection, mode: Mode) -> Result<Tls, TlsError> {
         let pipe = Pipe::new(connection).map_err(|error| ours(&error))?;
-        Ok(Tls { pipe, state: State::Handshake, handshake: 0, identity: Vec::new() })
+        Ok(Tls { pipe, mode, state: State::Handshake, handshake: 0, identity: Vec::new() })
+    }
+
+    /// Whether it is the client's side.
+    #[must_use]
+    pub fn is_client(&self) -> bool {
+        self.mode == Mode::Client
     }
 
     /// Whether the handshake is done, so that there are plain bytes.
@@ -232,6 +257,48 @@ impl Tls {
         self.pipe.output()
     }
 
+    /// Gives up the keys, so that somebody else goes on: at a border between records in both directions, with all of
+    /// [`Tls::output`] sent. It can do nothing any more then, but [`Tls::resume`] with them. `None`: it cannot give
+    /// them up now, and has not.
+    pub fn export(&mut self) -> Option<Exported> {
+        if self.state != State::Open || !self.output().is_empty() {
+            return None;
+        }
+        let connection = self.pipe.connection();
+        let mut state = vec![0; connection.serialization_length().ok()?];
+        connection.serialize(&mut state).ok()?;
+        match Exported::read(state, self.is_client()) {
+            Ok(exported) => Some(exported),
+            Err(state) => {
+                // Another version of the library may write in another form, which it reads itself.
+                let _ = self.resume_from(&state);
+                None
+            }
+        }
+    }
+
+    /// Goes on with what was given up, of which nothing was used.
+    ///
+    /// # Errors
+    /// If the library does not take it.
+    pub fn resume(&mut self, exported: &Exported) -> Result<(), TlsError> {
+        self.resume_from(&exported.state)
+    }
+
+    fn resume_from(&mut self, state: &[u8]) -> Result<(), TlsError> {
+        let config = if self.is_client() { client_config() } else { server_config() };
+        let resumed = config.and_then(|config| {
+            let mut connection = connection(self.mode, config)?;
+            connection.deserialize(state).map_err(|error| ours(&error))?;
+            Pipe::new(connection).map_err(|error| ours(&error))
+        });
+        match resumed {
+            Ok(pipe) => self.pipe = pipe,
+            Err(why) => return Err(self.fail(why)),
+        }
+        Ok(())
+    }
+
     /// Gives back memory that an idle connection does not need.
     pub fn shrink(&mut self) {
         // Half a record is kept.
@@ -264,7 +331,7 @@ impl Tls {
         let has_answered = was_open || !self.pipe.has_sent_nothing();
         let connection = self.pipe.connection();
         let offer = connection.application_context::<Offer>();
-        let is_server = offer.is_some();
+        let is_server = self.mode == Mode::Server;
         if error.kind() == ErrorType::Alert || (error.kind() == ErrorType::ConnectionClosed && !is_server) {
             return alert::received(connection.alert(), was_open);
         }
@@ -355,6 +422,7 @@ fn builder() -> Result<Builder, TlsError> {
         builder.with_system_certs(false)?.set_security_policy(&Policy::from_version(POLICY)?)?;
         // What a key's check takes tells nothing of the key, so that nobody has to wait before he says that it failed.
         builder.set_max_blinding_delay(0)?;
+        builder.set_serialization_version(SerializationVersion::V1)?;
         Ok(())
     };
     set(&mut builder).map_err(|error| ours(&error))?;

@@ -176,3 +176,72 @@ fn a_handshake_that_never_ends_is_ended() {
 fn a_key_is_not_shown() {
     assert_eq!(format!("{:?}", psk("name", 0x41, Hash::Sha256)), "Psk name");
 }
+
+/// What comes of a record of the library's, opened with keys that the peer's side has given up.
+fn exchange(pair: &mut Pair, exporter: fn(&mut Pair) -> &mut Tls, other: fn(&mut Pair) -> &mut Tls) {
+    let exported = exporter(pair).export().unwrap();
+    assert!(exporter(pair).export().is_none(), "it is given up once");
+    other(pair).send(b"from the library").unwrap();
+    let record = std::mem::take(other(pair).output());
+    let opened = Records::new(&exported.receiving.keys(exported.next_received)).open(&record);
+    assert_eq!(opened, Some((APPLICATION_DATA, b"from the library".to_vec())));
+    let record =
+        Records::new(&exported.sending.keys(exported.next_sent)).seal(APPLICATION_DATA, b"and to it");
+    let mut plain = [0; 100];
+    let moved = other(pair).receive(&record, &mut plain).unwrap();
+    assert_eq!((moved.taken, &plain[..moved.given]), (record.len(), &b"and to it"[..]));
+}
+
+#[test]
+fn who_is_given_the_keys_goes_on_in_the_librarys_place() {
+    for hash in [Hash::Sha256, Hash::Sha384] {
+        for said_before in [0, 1, 5] {
+            let key = psk("a key", 7, hash);
+            let open = || {
+                let mut pair = Pair::new(std::slice::from_ref(&key), vec![key.clone()]);
+                pair.run();
+                for _ in 0..said_before {
+                    pair.client.send(b"some bytes").unwrap();
+                    pair.server.send(b"others").unwrap();
+                    pair.server.send(b"others").unwrap();
+                }
+                pair.run();
+                pair
+            };
+            exchange(&mut open(), |pair| &mut pair.client, |pair| &mut pair.server);
+            exchange(&mut open(), |pair| &mut pair.server, |pair| &mut pair.client);
+        }
+    }
+}
+
+#[test]
+fn keys_are_given_up_only_between_records_and_can_be_given_back() {
+    let key = psk("a key", 7, Hash::Sha384);
+    let mut pair = Pair::new(std::slice::from_ref(&key), vec![key.clone()]);
+    assert!(pair.client.export().is_none() && pair.server.export().is_none(), "there are none yet");
+    pair.run();
+    pair.server.send(&[7; 100]).unwrap();
+    assert!(pair.server.export().is_none(), "it has something to send");
+    let record = std::mem::take(pair.server.output());
+    let mut plain = [0; 60];
+    for part in [&record[..3], &record[3..50]] {
+        pair.client.receive(part, &mut plain).unwrap();
+        assert!(pair.client.export().is_none(), "it has part of a record");
+    }
+    let moved = pair.client.receive(&record[50..], &mut plain).unwrap();
+    assert_eq!(moved.given, 60);
+    assert!(pair.client.export().is_none(), "it has more than there was room for");
+    assert_eq!(pair.client.receive(&[], &mut plain).unwrap().given, 40);
+    for _ in 0..2 {
+        let exported = [pair.client.export().unwrap(), pair.server.export().unwrap()];
+        pair.client.resume(&exported[0]).unwrap();
+        pair.server.resume(&exported[1]).unwrap();
+        pair.client.send(b"again").unwrap();
+        pair.server.send(b"and again").unwrap();
+        let got = pair.run();
+        assert_eq!(got, [(b"and again".to_vec(), None), (b"again".to_vec(), None)]);
+    }
+    pair.client.close();
+    pair.run();
+    assert!(pair.server.has_ended());
+}

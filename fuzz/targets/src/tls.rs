@@ -6,7 +6,7 @@
 
 use crate::choices::Choices;
 use crate::nvme_auth::spoil;
-use blockmux_tls::{Hash, MAX_HANDSHAKE, Psk, Tls};
+use blockmux_tls::{HANDSHAKE, Hash, MAX_HANDSHAKE, Messages, Psk, Tls};
 use std::sync::Arc;
 
 /// One end, and what it hears.
@@ -20,6 +20,7 @@ struct End {
 /// Reads `data` as choices, and as what is said and what bytes are replaced by.
 pub(crate) fn tls(data: &[u8]) {
     let (mut choices, stream) = Choices::split(data);
+    messages(data);
     let all = [key("one", 1, Hash::Sha256), key("two", 2, Hash::Sha384), key("two", 3, Hash::Sha384)];
     let (offered, known) = (some(&all, choices.byte()), some(&all, choices.byte()));
     // A server has one key of a name.
@@ -63,6 +64,19 @@ pub(crate) fn tls(data: &[u8]) {
     if !is_spoiled && agreed == Some(true) {
         assert!(client.tls.is_open() && server.tls.is_open() && !client.has_failed && !server.has_failed);
         assert!(server.heard == client.said && client.heard == server.said);
+    }
+}
+
+/// The same bytes as what comes once the kernel opens the records, at either end.
+fn messages(data: &[u8]) {
+    for is_client in [false, true] {
+        let mut messages = Messages::default();
+        for part in data.chunks(1 + data.len() % 40) {
+            let content_type = if part.len() % 5 == 4 { part[0] } else { HANDSHAKE };
+            if messages.take(content_type, part, is_client).is_err() {
+                break;
+            }
+        }
     }
 }
 

@@ -36,7 +36,7 @@ pub(crate) const PROGRAMS: &[&str] = &[
     "iscsi-test-cu",
 ];
 
-/// Programs that `nvme-tls.sh` needs, beside.
+/// Programs that scripts with Linux's own TLS need, beside.
 pub(crate) const FOR_TLS: &[&str] = &["tlshd", "keyctl", "openssl"];
 
 /// Modules for the guest, beside those that they need.
@@ -67,12 +67,18 @@ const MODULES: &[&str] = &[
 /// Files of this machine that programs read.
 const FILES: &[&str] = &["/etc/iscsi/iscsid.conf", "/etc/mke2fs.conf", "/etc/protocols"];
 
-/// Writes an image with the scripts of `scripts` and, if there is one, the module `siw` to `image`. Its first process is
-/// the script `init` there.
+/// Writes an image with the scripts of `scripts` and, if there are any, the module `siw` and the program `blockmux` to
+/// `image`. Its first process is the script `init` there.
 ///
 /// # Errors
 /// If a program or a module is not there, or nothing can be written.
-pub(crate) fn build(scripts: &Path, kernel: &Kernel, siw: Option<&Path>, image: &Path) -> Result<()> {
+pub(crate) fn build(
+    scripts: &Path,
+    kernel: &Kernel,
+    siw: Option<&Path>,
+    blockmux: Option<&Path>,
+    image: &Path,
+) -> Result<()> {
     let directory = tempfile::tempdir_in(image.parent().context("an image lies in a directory")?)?;
     let root = directory.path();
     for empty in [
@@ -102,9 +108,14 @@ pub(crate) fn build(scripts: &Path, kernel: &Kernel, siw: Option<&Path>, image: 
     for (name, program) in names.iter().zip(&programs) {
         fs::copy(program, root.join("usr/bin").join(name)).with_context(|| program.display().to_string())?;
     }
+    if let Some(blockmux) = blockmux {
+        // Without what is for debuggers, which is most of it.
+        succeed(Command::new("strip").arg("-o").arg(root.join("usr/bin/blockmux")).arg(blockmux))?;
+    }
     let for_siw: &[&str] = if siw.is_some() { siw::PROVIDER } else { &[] };
     let files = FILES.iter().chain(for_siw).map(Path::new);
-    for file in libraries(&programs)?.iter().map(PathBuf::as_path).chain(files) {
+    let linked: Vec<PathBuf> = programs.into_iter().chain(blockmux.map(PathBuf::from)).collect();
+    for file in libraries(&linked)?.iter().map(PathBuf::as_path).chain(files) {
         copy_to_the_same_place(file, root)?;
     }
     copy_modules(kernel, siw, root)?;

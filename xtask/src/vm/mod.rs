@@ -55,13 +55,19 @@ pub(crate) fn run(root: &Path, only: &[String], say: &mut dyn FnMut(&str)) -> Re
         }
     };
     if let Some(program) = image::FOR_TLS.iter().find(|program| find(program).is_none()) {
-        if scripts.iter().any(|script| script == BY_TLS) {
-            lines.push(format!("skipped: {BY_TLS} (no {program})"));
-        }
-        scripts.retain(|script| script != BY_TLS);
+        let by_tls = scripts.extract_if(.., |script| BY_TLS.contains(&script.as_str()));
+        lines.extend(by_tls.map(|script| format!("skipped: {script} (no {program})")));
     }
+    let programs = target(root).join("debug");
+    let in_guest = scripts.iter().any(|script| script.starts_with(IN_GUEST));
+    if let Some(program) = in_guest.then_some("strip").filter(|program| find(program).is_none()) {
+        let in_guest = scripts.extract_if(.., |script| script.starts_with(IN_GUEST));
+        lines.extend(in_guest.map(|script| format!("skipped: {script} (no {program})")));
+    }
+    let blockmux =
+        scripts.iter().any(|script| script.starts_with(IN_GUEST)).then(|| programs.join("blockmux"));
     let image = place.join("image.cpio");
-    image::build(&root.join(SCRIPTS), &kernel, siw.as_deref(), &image)?;
+    image::build(&root.join(SCRIPTS), &kernel, siw.as_deref(), blockmux.as_deref(), &image)?;
     let (mut checks, mut failed) = (0, Vec::new());
     for script in &scripts {
         if guest::needs_frames(script) && !rustix::process::geteuid().is_root() {
@@ -69,8 +75,7 @@ pub(crate) fn run(root: &Path, only: &[String], say: &mut dyn FnMut(&str)) -> Re
             continue;
         }
         let log = place.join(script).with_extension("log");
-        let guest =
-            Guest { kernel: &kernel, image: &image, programs: &target(root).join("debug"), log: &log };
+        let guest = Guest { kernel: &kernel, image: &image, programs: &programs, log: &log };
         let outcome = guest.run(script, say).with_context(|| script.clone())?;
         checks += outcome.checks;
         if !outcome.passed {
@@ -133,8 +138,10 @@ const SCRIPTS: &str = "tests/vm";
 const LIBRARY: &str = "lib.sh";
 /// How the names of scripts begin that need siw.
 const OVER_SIW: &str = "iser";
-/// The script that needs the kernel's helper for TLS.
-const BY_TLS: &str = "nvme-tls.sh";
+/// The scripts that need the kernel's helper for TLS.
+const BY_TLS: &[&str] = &["ktls-linux.sh", "nvme-tls.sh"];
+/// How the names of scripts begin whose guest has Blockmux itself: only its kernel is sure to have TLS.
+const IN_GUEST: &str = "ktls";
 /// Programs that are used here and not in the guest.
 const NEEDED: &[&str] =
     &["qemu-system-x86_64", "apt-get", "apt-cache", "dpkg-deb", "depmod", "xz", "ldd", "timeout", "sh"];

@@ -85,6 +85,8 @@ pub(crate) struct Settings {
     pub(crate) nvme_referrals: Vec<Referral>,
     /// Whether hosts have to come by TLS.
     pub(crate) nvme_tcp_treq: nvme_tcp::Treq,
+    /// Whether the kernel makes the records of TLS where it can; `None`: it does.
+    pub(crate) nvme_tcp_ktls: Option<bool>,
 }
 
 /// What one protocol serves.

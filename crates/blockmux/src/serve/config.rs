@@ -29,6 +29,7 @@ pub(super) struct Config {
     pub(super) iscsi_discovery: Option<DiscoveryEntry>,
     pub(super) nvme_tcp: Vec<ListenAddress>,
     pub(super) nvme_tcp_treq: Treq,
+    pub(super) nvme_tcp_ktls: Option<bool>,
     pub(super) nvme_subsystem: Vec<SubsystemEntry>,
     pub(super) nvme_discovery: nvme_tcp::DiscoveryEntry,
     pub(super) nvme_in_capsule_data_size: Option<usize>,

@@ -161,6 +161,7 @@ fn settings(config: &mut Config) -> Result<Settings, Failure> {
         nvme_in_capsule: in_capsule(config.nvme_in_capsule_data_size)?,
         nvme_referrals: config.nvme_discovery.prepare()?,
         nvme_tcp_treq: config.nvme_tcp_treq,
+        nvme_tcp_ktls: config.nvme_tcp_ktls,
     })
 }
 

@@ -39,8 +39,8 @@ pub(super) struct Dial<'a, H: Host> {
     pub(super) core: &'a Rc<H>,
     pub(super) waker: &'a Waker,
     pub(super) address: &'a Address,
-    /// What every connection is secured with.
-    pub(super) tls_keys: Option<&'a [Psk]>,
+    /// The keys that every connection is secured with, and whether by the kernel where it can.
+    pub(super) tls: (Option<&'a [Psk]>, bool),
 }
 
 impl<H: Host> Lanes<H> {
@@ -216,7 +216,8 @@ impl<H: Host> Slot<H> {
         match self {
             Slot::Waiting { until } if *until > now => Ok(false),
             Slot::Waiting { .. } => {
-                let secure = super::secure(dial.tls_keys)?;
+                let (keys, ktls) = dial.tls;
+                let secure = super::secure(keys, ktls)?;
                 let stream = dial.core.connect(dial.address)?;
                 let until = now + CONNECT_TIMEOUT;
                 dial.core.wake_at(until, dial.waker);

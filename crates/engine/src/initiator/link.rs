@@ -245,7 +245,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
         if self.control.is_none() {
             self.tls_keys = self.dialer.tls_keys();
         }
-        let secure = match super::secure(self.tls_keys.as_deref()) {
+        let secure = match super::secure(self.tls_keys.as_deref(), self.dialer.uses_ktls()) {
             Ok(secure) => secure,
             Err(error) => {
                 self.give_up(&Broken::from(error).to_string());
@@ -314,8 +314,8 @@ impl<D: Dialer, H: Host> Link<D, H> {
         let State::Open { lanes, session, is_checked } = &mut self.state else {
             return Ok(Progress::Idle);
         };
-        let tls_keys = self.tls_keys.as_deref();
-        let dial = Dial { core: &self.core, waker: &self.waker, address: self.moves.address(), tls_keys };
+        let tls = (self.tls_keys.as_deref(), self.dialer.uses_ktls());
+        let dial = Dial { core: &self.core, waker: &self.waker, address: self.moves.address(), tls };
         let is_dialled = lanes.dial(session, &dial)?;
         let inflow = lanes.receive(session, &dial)?;
         if !*is_checked && let Some(moved) = self.dialer.moved(session) {
@@ -376,8 +376,8 @@ impl<D: Dialer, H: Host> Link<D, H> {
         if self.is_closing {
             session.on_stop();
         }
-        let tls_keys = self.tls_keys.as_deref();
-        let dial = Dial { core: &self.core, waker: &self.waker, address: self.moves.address(), tls_keys };
+        let tls = (self.tls_keys.as_deref(), self.dialer.uses_ktls());
+        let dial = Dial { core: &self.core, waker: &self.waker, address: self.moves.address(), tls };
         let has_sent = lanes.send(session, &dial)? || is_dialled;
         if has_sent || matches!(inflow, Inflow::More | Inflow::Drained) {
             self.silence.on_move();

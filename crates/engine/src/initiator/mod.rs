@@ -91,6 +91,11 @@ pub trait Dialer: Send + Sync + 'static {
         None
     }
 
+    /// Whether the kernel makes the records of TLS where it can.
+    fn uses_ktls(&self) -> bool {
+        true
+    }
+
     /// A connection could not be secured with these.
     fn forget_tls_keys(&self, _keys: &[Psk]) {}
 
@@ -147,9 +152,9 @@ pub trait Dialer: Send + Sync + 'static {
     }
 }
 
-/// What secures a new connection, with these keys.
-fn secure(keys: Option<&[Psk]>) -> Result<Option<Secure>, TlsError> {
-    keys.map(Secure::client).transpose()
+/// What secures a new connection, with these keys, and by the kernel if it can and is wanted.
+fn secure(keys: Option<&[Psk]>, ktls: bool) -> Result<Option<Secure>, TlsError> {
+    keys.map(|keys| Ok(Secure::client(keys)?.by_kernel(ktls))).transpose()
 }
 
 /// How requests are shared among paths.

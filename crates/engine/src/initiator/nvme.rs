@@ -57,6 +57,8 @@ pub struct Endpoint {
     pub tls_key: Option<ConfiguredPsk>,
     /// The version of its identity, 0 or 1; `None`: both are offered.
     pub tls_identity: Option<u8>,
+    /// Whether the kernel makes the records of TLS where it can.
+    pub ktls: bool,
     /// Secure channel concatenation, which takes `secrets` and no `tls_key`: the keys that were made; `None`: it is not done.
     pub generated_keys: Option<Arc<GeneratedKeys>>,
 }
@@ -145,7 +147,8 @@ fn ask_over(endpoint: &Endpoint, ask: Ask, keys: Option<&[Psk]>) -> Result<Admin
     let config = endpoint.admin(ask, Duration::ZERO, endpoint.credentials(keys.is_some(), &seeds));
     let pool = Pool::new(CONNECT_POOL);
     let mut session = AdminSession::new(config, endpoint.digests, pool, Instant::now());
-    let ran = super::secure(keys)
+    // For so few records the kernel is not asked.
+    let ran = super::secure(keys, false)
         .map_err(Broken::from)
         .and_then(|secure| run_secured(address, secure, &mut session, ASK_TIMEOUT, AdminSession::is_over));
     if let Some(refused) = session.refused() {
@@ -278,6 +281,10 @@ impl Dialer for NvmeDialer {
 
     fn address(&self) -> &Address {
         &self.endpoint.address
+    }
+
+    fn uses_ktls(&self) -> bool {
+        self.endpoint.ktls
     }
 
     fn tls_keys(&self) -> Option<Arc<[Psk]>> {

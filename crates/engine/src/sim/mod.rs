@@ -23,6 +23,7 @@ mod lan;
 mod ledger;
 mod net;
 mod scenario;
+mod tls;
 mod weather;
 
 pub use core::{Hang, SimCore, World};
@@ -32,4 +33,5 @@ pub use lan::{LATEST, LanWeather, SimLan, SimPort};
 pub use ledger::{BLOCK, Ledger};
 pub use net::{SimNet, SimStream, SimWatch};
 pub use scenario::{Failure, Outcome, Protocol, Scenario, Trouble};
+pub use tls::SystemTls;
 pub use weather::{LONGEST_STALL, Weather};

@@ -1,14 +1,16 @@
 //! A simulated network: listeners, and streams with delay, a window, odd cuts, stalls and sudden ends.
 
+mod stream;
+
 use super::core::SimCore;
-use super::weather::{LONGEST_STALL, Weather};
-use crate::host::{ByteStream, Ended, Host};
+use super::tls::{SimTls, SystemTls};
+use super::weather::Weather;
+use crate::host::{ByteStream, Host};
 use crate::reactor::{Progress, Task};
 use crate::socket::Address;
 use crate::timers::Timers;
-use blockmux_proto::outbox::{Outbox, Piece};
 use blockmux_volume::random::SplitMix;
-use blockmux_volume::{Chunk, Core, SgList, Waker};
+use blockmux_volume::{Core, Waker};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::io;
@@ -24,6 +26,8 @@ struct Shared {
     timers: Timers,
     random: RefCell<SplitMix>,
     weather: Weather,
+    system_tls: Cell<SystemTls>,
+    tls_keys: Cell<u64>,
     listeners: RefCell<Vec<(Address, Weak<Backlog>)>>,
     connections: Cell<u64>,
     breaks: Cell<u64>,
@@ -46,6 +50,8 @@ pub struct SimStream {
     owners: Rc<()>,
     /// It has been closed.
     is_closed: Rc<Cell<bool>>,
+    /// What the system does of TLS here.
+    tls: Rc<RefCell<Option<SimTls>>>,
 }
 
 /// Wakes the task of a stream.
@@ -98,10 +104,23 @@ impl SimNet {
             timers: Timers::default(),
             random: RefCell::new(SplitMix::new(seed)),
             weather,
+            system_tls: Cell::default(),
+            tls_keys: Cell::new(0),
             listeners: RefCell::default(),
             connections: Cell::new(0),
             breaks: Cell::new(0),
         }))
+    }
+
+    /// What the systems at both ends of connections do of TLS.
+    pub fn set_system_tls(&self, system: SystemTls) {
+        self.0.system_tls.set(system);
+    }
+
+    /// Keys of TLS that the systems have taken so far.
+    #[must_use]
+    pub fn tls_keys(&self) -> u64 {
+        self.0.tls_keys.get()
     }
 
     /// The virtual time.
@@ -190,6 +209,7 @@ impl SimNet {
             peer: peer.to_owned(),
             owners: Rc::default(),
             is_closed: Rc::default(),
+            tls: Rc::default(),
         };
         if let Some(backlog) = backlog {
             self.0.connections.set(self.0.connections.get() + 1);
@@ -238,38 +258,6 @@ impl SimStream {
         &self.wire.pipes[self.side]
     }
 
-    /// Takes up to `most` arrived bytes and gives them to `put` in order; 0 at the end.
-    fn take(&self, most: usize, mut put: impl FnMut(&[u8])) -> io::Result<usize> {
-        let now = self.net.now();
-        let mut pipe = self.incoming().borrow_mut();
-        let asked = self.net.cut(most.min(pipe.arrived(now)));
-        if asked == 0 {
-            return match pipe.ends_at {
-                _ if self.wire.is_broken.get() => Err(io::ErrorKind::ConnectionReset.into()),
-                Some(end) if end <= now && pipe.len == 0 => Ok(0),
-                _ => Err(io::ErrorKind::WouldBlock.into()),
-            };
-        }
-        let mut left = asked;
-        while left > 0
-            && let Some(segment) = pipe.segments.front_mut()
-        {
-            let here = left.min(segment.bytes.len());
-            put(&segment.bytes.drain(..here).collect::<Vec<u8>>());
-            left -= here;
-            if segment.bytes.is_empty() {
-                pipe.segments.pop_front();
-            }
-        }
-        pipe.len -= asked;
-        if let Some(writer) = pipe.writer.take() {
-            // The sender learns of the new room a little later.
-            let delay = self.net.up_to(self.net.0.weather.delay);
-            self.net.wake_at(now + delay, &writer);
-        }
-        Ok(asked)
-    }
-
     /// Cuts the connection: what is on its way is lost, and perhaps what has arrived.
     fn break_off(&self) {
         self.wire.is_broken.set(true);
@@ -296,166 +284,6 @@ impl Pipe {
     /// When the next thing to be noticed arrives.
     fn next_arrival(&self) -> Option<Instant> {
         self.segments.front().map(|segment| segment.arrives).or(self.ends_at)
-    }
-}
-
-impl ByteStream for SimStream {
-    type Watch = SimWatch;
-
-    fn share(&self) -> SimStream {
-        SimStream {
-            net: self.net.clone(),
-            wire: self.wire.clone(),
-            side: self.side,
-            peer: self.peer.clone(),
-            owners: self.owners.clone(),
-            is_closed: self.is_closed.clone(),
-        }
-    }
-
-    /// As TCP does it: an orderly end, or a reset if something was left unread.
-    fn close(&self) {
-        if self.is_closed.replace(true) {
-            return;
-        }
-        let now = self.net.now();
-        let left_unread = {
-            let mut incoming = self.incoming().borrow_mut();
-            incoming.is_reader_gone = true;
-            for waker in [incoming.writer.take(), incoming.watcher.take()].into_iter().flatten() {
-                waker.wake();
-            }
-            incoming.arrived(now) > 0
-        };
-        if left_unread {
-            return self.break_off();
-        }
-        let mut outgoing = self.outgoing().borrow_mut();
-        let ends_at = outgoing.last_arrival.max(now + self.net.up_to(self.net.0.weather.delay));
-        outgoing.ends_at = Some(ends_at);
-        for waker in [outgoing.reader.take(), outgoing.watcher.take()].into_iter().flatten() {
-            self.net.wake_at(ends_at, &waker);
-        }
-    }
-
-    fn peer(&self) -> &str {
-        &self.peer
-    }
-
-    fn connect_result(&self) -> Option<io::Result<()>> {
-        match self.net.now() < self.wire.opens_at {
-            true => None,
-            false if self.wire.is_refused => Some(Err(io::ErrorKind::ConnectionRefused.into())),
-            false => Some(Ok(())),
-        }
-    }
-
-    fn receive(&mut self, chunk: &mut Chunk, most: usize) -> io::Result<usize> {
-        self.take(chunk.room().min(most), |bytes| chunk.extend(bytes))
-    }
-
-    fn waiting(&self) -> usize {
-        self.incoming().borrow().arrived(self.net.now())
-    }
-
-    fn receive_placed(&mut self, list: &SgList, at: usize, chunk: &mut Chunk) -> io::Result<usize> {
-        let mut filled = at;
-        self.take(list.len() - at + chunk.room(), |bytes| {
-            let (placed, rest) = bytes.split_at(bytes.len().min(list.len() - filled));
-            list.slice(filled, placed.len()).copy_from(placed);
-            filled += placed.len();
-            chunk.extend(rest);
-        })
-    }
-
-    fn send(&mut self, outbox: &mut Outbox) -> io::Result<usize> {
-        let (weather, now) = (self.net.0.weather, self.net.now());
-        let mut pipe = self.outgoing().borrow_mut();
-        if self.wire.is_broken.get() || pipe.is_reader_gone {
-            return Err(io::ErrorKind::BrokenPipe.into());
-        }
-        let fits = self.net.cut(outbox.len().min(weather.window.saturating_sub(pipe.len)));
-        if fits == 0 {
-            return Err(io::ErrorKind::WouldBlock.into());
-        }
-        let mut bytes = VecDeque::with_capacity(fits);
-        let mut may_damage =
-            weather.damaged_per_thousand > 0 && self.net.below(1000) < weather.damaged_per_thousand.into();
-        for piece in outbox.pieces() {
-            let left = fits - bytes.len();
-            match piece {
-                Piece::Head(head) => bytes.extend(&head[..left.min(head.len())]),
-                Piece::Payload(seg) => {
-                    let mut payload = seg.slice(0, left.min(seg.len())).to_vec();
-                    if let Some(first) = payload.first_mut().filter(|_| std::mem::take(&mut may_damage)) {
-                        *first ^= 0x40;
-                    }
-                    bytes.extend(payload);
-                }
-            }
-        }
-        outbox.consume(fits);
-        let mut arrives = now + self.net.up_to(weather.delay);
-        if self.net.below(1000) < weather.stalls_per_thousand.into() {
-            arrives += self.net.up_to(LONGEST_STALL);
-        }
-        let wire_time = weather.bytes_per_s.map_or(0, |rate| fits as u64 * 1_000_000_000 / rate);
-        arrives = arrives.max(pipe.last_arrival) + Duration::from_nanos(wire_time);
-        pipe.last_arrival = arrives;
-        pipe.len += fits;
-        pipe.segments.push_back(Segment { arrives, bytes });
-        if let Some(reader) = pipe.reader.take() {
-            self.net.wake_at(arrives, &reader);
-        }
-        drop(pipe);
-        let life = self.wire.life.get().saturating_sub(fits as u64);
-        self.wire.life.set(life);
-        if life == 0 {
-            self.net.0.breaks.set(self.net.0.breaks.get() + 1);
-            self.break_off();
-        }
-        Ok(fits)
-    }
-
-    fn wake_when_readable(&self, watch: &SimWatch) {
-        let mut pipe = self.incoming().borrow_mut();
-        match pipe.next_arrival() {
-            _ if self.wire.is_broken.get() => watch.0.wake(),
-            Some(when) => self.net.wake_at(when, &watch.0),
-            None => pipe.reader = Some(watch.0.clone()),
-        }
-    }
-
-    fn wake_when_writable(&self, watch: &SimWatch) {
-        let mut pipe = self.outgoing().borrow_mut();
-        let has_room = pipe.len < self.net.0.weather.window;
-        if self.net.now() < self.wire.opens_at {
-            self.net.wake_at(self.wire.opens_at, &watch.0);
-        } else if has_room || self.wire.is_broken.get() || pipe.is_reader_gone {
-            watch.0.wake();
-        } else {
-            pipe.writer = Some(watch.0.clone());
-        }
-    }
-
-    fn ended(&self) -> Ended {
-        let input_ends = self.incoming().borrow().ends_at;
-        match input_ends {
-            _ if self.wire.is_broken.get() || self.is_closed.get() => Ended::Both,
-            Some(end) if end <= self.net.now() => Ended::Input,
-            _ => Ended::Not,
-        }
-    }
-
-    fn wake_when_ended(&self, so_far: Ended, watch: &SimWatch) {
-        if self.ended() == Ended::Both {
-            return watch.0.wake();
-        }
-        let mut pipe = self.incoming().borrow_mut();
-        match pipe.ends_at.filter(|_| so_far == Ended::Not) {
-            Some(end) => self.net.wake_at(end, &watch.0),
-            None => pipe.watcher = Some(watch.0.clone()),
-        }
     }
 }
 

@@ -4,9 +4,11 @@ use super::client::Plan;
 use super::core::{SimCore, World};
 use super::disk::Disk;
 use super::net::SimNet;
+use super::tls::SystemTls;
 use super::weather::Weather;
 use crate::initiator::{Dialer, RemoteVolume};
 use crate::listener::ConnectionLimit;
+use crate::secure::Secure;
 use crate::socket::Address;
 use crate::target::TargetTask;
 use blockmux_proto::exports::Exports;
@@ -27,6 +29,11 @@ pub trait Protocol {
     /// A session for an initiator that has just connected.
     fn target(&self, exports: Exports, pool: Pool, now: Instant) -> Self::Target;
 
+    /// What secures its connection, if anything does.
+    fn secure(&self) -> Option<Secure> {
+        None
+    }
+
     /// How to reach the first export at `address`.
     fn dialer(&self, address: &Address) -> Self::Dialer;
 }
@@ -38,6 +45,8 @@ pub struct Scenario {
     pub seed: u64,
     /// The network.
     pub weather: Weather,
+    /// What the systems of both sides do of TLS.
+    pub system_tls: SystemTls,
     /// Of the volume, of [`super::BLOCK`] bytes each.
     pub blocks: u64,
     /// How many requests the client makes.
@@ -87,6 +96,8 @@ pub struct Outcome {
     pub troubles: u32,
     /// See [`Scenario::allows_stale_writes`].
     pub stale_writes: u64,
+    /// Keys of TLS that systems have taken.
+    pub tls_keys: u64,
 }
 
 /// What went wrong, and in which scenario.
@@ -113,6 +124,7 @@ impl Scenario {
         Scenario {
             seed,
             weather: Weather::FAIR,
+            system_tls: SystemTls::None,
             blocks: 64,
             requests: 200,
             depth: 8,
@@ -142,7 +154,8 @@ impl Scenario {
         }
         let (connections, breaks) = run.world.net().connections();
         let took = run.world.net().now() - run.began;
-        Ok(Outcome { took, connections, breaks, troubles: run.troubles, stale_writes })
+        let tls_keys = run.world.net().tls_keys();
+        Ok(Outcome { took, connections, breaks, troubles: run.troubles, stale_writes, tls_keys })
     }
 }
 
@@ -163,6 +176,7 @@ struct Run<P> {
 impl<P: Protocol + 'static> Run<P> {
     fn new(scenario: &Scenario, protocol: Rc<P>) -> Run<P> {
         let mut world = World::new(SimNet::new(scenario.seed, scenario.weather));
+        world.net().set_system_tls(scenario.system_tls);
         Run {
             scenario: *scenario,
             protocol,
@@ -225,8 +239,12 @@ impl<P: Protocol + 'static> Run<P> {
         let limit = ConnectionLimit::new(usize::MAX);
         self.world.net().listen(&core, &self.address, move |core, stream| {
             let session = protocol.target(exports.clone(), core.pool().clone(), core.now());
-            if let Some(permit) = limit.permit() {
-                TargetTask::spawn(core, stream, session, exports.clone(), permit);
+            match (limit.permit(), protocol.secure()) {
+                (None, _) => {}
+                (Some(permit), None) => TargetTask::spawn(core, stream, session, exports.clone(), permit),
+                (Some(permit), Some(secure)) => {
+                    TargetTask::spawn_secured(core, (stream, secure), session, exports.clone(), permit);
+                }
             }
         });
         self.targets.push(core);

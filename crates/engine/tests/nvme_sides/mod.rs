@@ -37,6 +37,7 @@ pub(crate) fn endpoint(addresses: &[Address]) -> Endpoint {
     Endpoint {
         tls_key: None,
         tls_identity: None,
+        ktls: true,
         generated_keys: None,
         address: address.clone(),
         further: further.to_vec(),
@@ -103,7 +104,7 @@ fn show(session: &mut impl StreamSession, mut bytes: &[u8]) {
     }
 }
 
-fn names() -> Names {
+pub(crate) fn names() -> Names {
     Names { host: nqn("nqn.2026-11.test:host"), host_id: [7; 16], subsystem: nqn(SUBSYSTEM) }
 }
 

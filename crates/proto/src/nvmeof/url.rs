@@ -15,7 +15,8 @@
 //! all that lead to the subsystem.
 //!
 //! `tls_key_file=PATH` has the key of TLS, as `nvme gen-tls-key` prints it, and `tls_identity=0|1` the version of the
-//! identity that is offered (both, of which servers with GnuTLS look at the first).
+//! identity that is offered (both, of which servers with GnuTLS look at the first). With `ktls=off` the kernel makes no
+//! records of TLS, even where it can.
 //!
 //! `dhchap_secret_file=PATH` names the file of the secret that we prove who we are with, and
 //! `dhchap_ctrl_secret_file=PATH` that of the controller's, which it has to prove then. A secret itself is never part of
@@ -87,6 +88,8 @@ pub struct Url {
     pub tls_key_file: Option<PathBuf>,
     /// The version of its identity, 0 or 1; `None`: both.
     pub tls_identity: Option<u8>,
+    /// Whether the kernel makes the records of TLS where it can.
+    pub ktls: bool,
 }
 
 /// How I/O is shared among paths that are equally good.
@@ -162,6 +165,7 @@ impl FromStr for Url {
             io_timeout: DEFAULT_TIMEOUT,
             tls_key_file: None,
             tls_identity: None,
+            ktls: true,
         };
         for parameter in uri::parameters(query, &KEYS)? {
             url.set(&parameter)?;
@@ -229,6 +233,7 @@ impl Url {
             "io_timeout" => self.io_timeout = seconds(parameter, MAX_RECONNECT, "; 0 is for ever")?,
             "tls_identity" => self.tls_identity = Some(parameter.number(0..=1)? as u8),
             "tls_key_file" => self.tls_key_file = Some(parameter.path()?),
+            "ktls" => self.ktls = parameter.is_on()?,
             SECRET => self.secret_file = Some(parameter.path()?),
             CTRL_SECRET => self.ctrl_secret_file = Some(parameter.path()?),
             "dhchap_hash" => {
@@ -293,7 +298,8 @@ impl fmt::Display for Url {
         query.put("ctrl_loss_tmo", seconds(self.reconnect, DEFAULT_RECONNECT))?;
         query.put("io_timeout", seconds(self.io_timeout, DEFAULT_TIMEOUT))?;
         query.put_path("tls_key_file", self.tls_key_file.as_deref())?;
-        query.put("tls_identity", self.tls_identity)
+        query.put("tls_identity", self.tls_identity)?;
+        query.put("ktls", (!self.ktls).then_some("off"))
     }
 }
 
@@ -335,7 +341,7 @@ fn is_number(text: &str) -> bool {
 const SECRET: &str = "dhchap_secret_file";
 const CTRL_SECRET: &str = "dhchap_ctrl_secret_file";
 /// What can be shown of a query.
-const KEYS: [&str; 18] = [
+const KEYS: [&str; 19] = [
     "hostnqn",
     "hostid",
     SECRET,
@@ -354,6 +360,7 @@ const KEYS: [&str; 18] = [
     "io_timeout",
     "tls_key_file",
     "tls_identity",
+    "ktls",
 ];
 /// As Linux has it.
 const DEFAULT_KEEP_ALIVE: Duration = Duration::from_secs(5);
@@ -397,6 +404,7 @@ mod tests {
             "nvme+tcp://h,h:4421,[::1]:7/nqn.a/1?paths=all&iopolicy=queue-depth",
             "nvme+tcp://h/nqn.a/1?data_digest=on&queue_size=2&connections=16&keep_alive_tmo=9&ctrl_loss_tmo=0&io_timeout=0",
             "nvme+tcp://h/nqn.a/1?tls_key_file=/etc/a%20key&tls_identity=0",
+            "nvme+tcp://h/nqn.a/1?tls_key_file=a&ktls=off",
         ];
         for text in texts {
             let first = url(text);
@@ -421,7 +429,7 @@ mod tests {
             ("nvme+tcp://h,h/nqn.a", "named before"),
             ("nvme+tcp://h/nqn.a?paths=2", "write all"),
             ("nvme+tcp://h/nqn.a?iopolicy=numa", "write round-robin"),
-            ("nvme+tcp://h/nqn.a?tls=on", "io_timeout, tls_key_file and tls_identity"),
+            ("nvme+tcp://h/nqn.a?tls=on", "tls_key_file, tls_identity and ktls"),
             ("nvme+tcp://h/nqn.a?tls_key_file=", "name a file"),
             ("nvme+tcp://h/nqn.a?tls_identity=2", "give a number from 0 to 1"),
             ("nvme+tcp://h/nqn.a?dhchap_secret_file=", "name a file"),

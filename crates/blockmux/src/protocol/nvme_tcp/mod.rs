@@ -89,7 +89,8 @@ fn serve(service: &Service<'_>) -> Started {
         Some(bytes) => node.with_in_capsule(bytes),
         None => node,
     });
-    let serve = addresses.iter().enumerate().map(|(at, _)| nvme_tcp::serve(&node, port_id(at), exports));
+    let ktls = settings.nvme_tcp_ktls.unwrap_or(true);
+    let serve = (0..addresses.len()).map(|at| nvme_tcp::serve(&node, port_id(at), exports, ktls));
     let serve = serve.collect();
     let are_own = settings.nvme.is_empty();
     Started { serve, live: Some(Box::new(LiveSubsystems { node, volumes, ports, are_own, hosts })) }

@@ -364,6 +364,7 @@ fn endpoint(
         timeout: reach::timeout(url.io_timeout),
         tls_key: None,
         tls_identity: url.tls_identity,
+        ktls: url.ktls,
         generated_keys: None,
     }
 }

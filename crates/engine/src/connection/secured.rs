@@ -1,0 +1,114 @@
+//! Connections with TLS, whose records the library makes or the system.
+
+use super::{Broken, CHUNK, Connection, SENDS_PER_TURN};
+use crate::host::{ByteStream, Host};
+use crate::secure::Received;
+#[cfg(test)]
+use crate::secure::Secure;
+use blockmux_proto::outbox::Outbox;
+use blockmux_proto::session::StreamSession;
+use std::io;
+
+impl<H: Host> Connection<H> {
+    /// Closes it for every owner, with the last word of TLS if there is one.
+    pub fn close(&mut self) {
+        if let Some(secure) = &mut self.secure {
+            secure.close(&mut self.stream);
+        }
+        self.stream.close();
+    }
+
+    /// Sends once, by the system's TLS or as it is.
+    #[inline]
+    pub(super) fn send_once(&mut self, outbox: &mut Outbox) -> Result<usize, Broken> {
+        let Some(secure) = &mut self.secure else { return Ok(self.stream.send(outbox)?) };
+        secure.before_sending(&mut self.stream)?;
+        let sent = self.stream.send(outbox)?;
+        secure.on_sent(sent);
+        Ok(sent)
+    }
+
+    /// TLS, and the socket below.
+    #[cfg(test)]
+    pub(crate) fn secure(&mut self) -> (Option<&mut Secure>, &mut H::Stream) {
+        (self.secure.as_deref_mut(), &mut self.stream)
+    }
+
+    /// The same by TLS. The session's bytes stay in its outbox until they are sent.
+    #[cold]
+    pub(super) fn send_secured<S: StreamSession>(&mut self, session: &mut S) -> Result<bool, Broken> {
+        let mut any = false;
+        for _ in 0..SENDS_PER_TURN {
+            let Some(secure) = &mut self.secure else { return Ok(any) };
+            // The last of the handshake may just have gone.
+            if any && secure.hand_over(&mut self.stream)? {
+                return self.send(session).map(|_| true);
+            }
+            secure.cover(session.outbox())?;
+            if secure.outgoing().is_empty() {
+                break;
+            }
+            match self.stream.send(secure.outgoing()) {
+                Ok(_) => any = true,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.into()),
+            }
+            secure.sent(session.outbox());
+        }
+        self.wants_output = self.secure.as_ref().is_some_and(|secure| secure.wants_output(session.outbox()));
+        Ok(any)
+    }
+
+    /// The system's TLS gives data alone in that way: another record may be next.
+    #[cold]
+    pub(super) fn on_receive_error(&mut self, error: io::Error) -> Result<Option<bool>, Broken> {
+        let Some(secure) = &mut self.secure else { return Err(error.into()) };
+        if secure.on_receive_error(&mut self.stream, error)? {
+            self.has_ended = true;
+            return Ok(None);
+        }
+        Ok(Some(true))
+    }
+
+    /// The same by TLS: payload to be placed goes by the chunk, too.
+    #[cold]
+    pub(super) fn receive_secured<S: StreamSession>(
+        &mut self,
+        session: &mut S,
+        wanted: usize,
+    ) -> Result<Option<bool>, Broken> {
+        self.make_room(wanted, CHUNK);
+        let (Some(secure), Some(chunk)) = (&mut self.secure, &mut self.chunk) else { return Ok(None) };
+        let asked = chunk.room();
+        let result = secure.receive(&mut self.stream, chunk, self.core.pool());
+        if let Some(identity) = secure.take_identity() {
+            session.on_secured(identity)?;
+        }
+        match result {
+            Ok(Received::Bytes(0)) => {
+                self.has_ended = true;
+                Ok(None)
+            }
+            Ok(Received::Bytes(given)) => Ok(Some(given == asked)),
+            Ok(Received::Plain) => {
+                self.secure = None;
+                Ok(Some(true))
+            }
+            Err(Broken::Socket(error))
+                if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) =>
+            {
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl<H: Host> Drop for Connection<H> {
+    fn drop(&mut self) {
+        if let Some(secure) = &mut self.secure {
+            secure.close(&mut self.stream);
+        }
+    }
+}

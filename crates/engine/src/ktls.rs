@@ -1,0 +1,92 @@
+//! TLS by the Linux kernel (kTLS, `Documentation/networking/tls.rst`): keys for the records of a TCP socket.
+//!
+//! The kernel is asked once: where it has no TLS, no socket asks again, since each would have the kernel look for the
+//! module. Whoever loads that later starts the program anew.
+
+use crate::host::Direction;
+use crate::sys::set_option;
+use blockmux_tls::RecordKeys;
+use std::io;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Attaches it to a connected socket; without keys it does nothing yet.
+///
+/// # Errors
+/// If the kernel has none, or the socket is no TCP socket.
+pub(crate) fn attach(fd: RawFd) -> io::Result<()> {
+    if IS_FORGONE.load(Ordering::Relaxed) {
+        return Err(io::ErrorKind::Unsupported.into());
+    }
+    let attached = set_option(fd, libc::SOL_TCP, libc::TCP_ULP, b"tls");
+    // There is no module of that name; a kernel before 4.13 does not know the option.
+    if let Err(error) = &attached
+        && matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOPROTOOPT))
+    {
+        forgo();
+    }
+    attached
+}
+
+/// Has nothing of it from now on.
+pub(crate) fn forgo() {
+    IS_FORGONE.store(true, Ordering::Relaxed);
+}
+
+/// Sets the keys of one direction.
+///
+/// # Errors
+/// If the kernel does not take them. Before 6.14 it takes no others than the first.
+pub(crate) fn set_keys(fd: RawFd, direction: Direction, keys: &RecordKeys) -> io::Result<()> {
+    let option = match direction {
+        Direction::Sending => libc::TLS_TX,
+        Direction::Receiving => libc::TLS_RX,
+    };
+    set_option(fd, libc::SOL_TLS, option, &crypto_info(keys))?;
+    if direction == Direction::Receiving {
+        // Records without padding, as everybody makes them, can be opened right where they are received to. Others are
+        // opened once more elsewhere; kernels before 6.0 do that with all.
+        let _ = set_option(fd, libc::SOL_TLS, TLS_RX_EXPECT_NO_PAD, &1u32.to_ne_bytes());
+    }
+    Ok(())
+}
+
+/// `struct tls12_crypto_info_aes_gcm_128`, or `_256`, which have no gaps: version, cipher, the IV without its first four
+/// bytes, the key, those four bytes, the number of the next record.
+fn crypto_info(keys: &RecordKeys) -> Vec<u8> {
+    let cipher =
+        if keys.key.len() == 16 { libc::TLS_CIPHER_AES_GCM_128 } else { libc::TLS_CIPHER_AES_GCM_256 };
+    let (salt, iv) = keys.iv.split_at(4);
+    let mut info = Vec::with_capacity(56);
+    info.extend(libc::TLS_1_3_VERSION.to_ne_bytes());
+    info.extend(cipher.to_ne_bytes());
+    info.extend([iv, &keys.key, salt, &keys.sequence.to_be_bytes()].concat());
+    info
+}
+
+/// Nobody asks the kernel any more.
+static IS_FORGONE: AtomicBool = AtomicBool::new(false);
+/// `linux/tls.h`, since 6.0.
+const TLS_RX_EXPECT_NO_PAD: libc::c_int = 4;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_laid_out_as_the_kernel_has_it() {
+        let iv = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12];
+        let info = |key_len| crypto_info(&RecordKeys { key: vec![0xaa; key_len], iv, sequence: 0x0102 });
+        let (short, long) = (info(16), info(32));
+        assert_eq!(short.len(), size_of::<libc::tls12_crypto_info_aes_gcm_128>());
+        assert_eq!(long.len(), size_of::<libc::tls12_crypto_info_aes_gcm_256>());
+        assert_eq!(short[..4], [4, 3, 51, 0].map(|byte: u8| byte));
+        assert_eq!(long[2..4], 52u16.to_ne_bytes());
+        for (info, key_len) in [(short, 16), (long, 32)] {
+            assert_eq!(info[4..12], iv[4..]);
+            assert_eq!(info[12..][..key_len], vec![0xaa; key_len]);
+            assert_eq!(info[12 + key_len..][..4], iv[..4]);
+            assert_eq!(info[16 + key_len..], [0, 0, 0, 0, 0, 0, 1, 2]);
+        }
+    }
+}

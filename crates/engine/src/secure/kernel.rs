@@ -1,0 +1,239 @@
+//! Records by the system's kernel: giving it the keys, and what is left to do beside.
+//!
+//! The kernel protects data and opens it. Records of other types it hands to whoever asks for them: tickets, of which we
+//! make nothing, alerts and KeyUpdate. After a KeyUpdate it has to be given the next keys, which Linux takes since 6.14;
+//! before that, the connection ends, and whoever has made it makes another.
+//!
+//! A key protects only so much (RFC 8446 §5.5), and that is ours to count: the kernel does not.
+
+use crate::connection::Broken;
+use crate::host::{ByteStream, Direction};
+use blockmux_tls::{
+    ALERT, APPLICATION_DATA, Exported, HANDSHAKE, MOST_PLAIN, Messages, OUR_CLOSE_NOTIFY, OUR_KEY_UPDATE,
+    Tls, TlsError, Told, TrafficSecret,
+};
+use std::io;
+
+/// What is to be known of a connection whose records are the kernel's.
+pub(super) struct ByKernel {
+    is_client: bool,
+    sending: TrafficSecret,
+    receiving: TrafficSecret,
+    messages: Messages,
+    /// Blocks that the cipher has encrypted with the key for sending, at most.
+    blocks: u64,
+    /// Before more data, a KeyUpdate is to be sent.
+    owes_update: bool,
+    /// The last word is said: nothing more is sent.
+    is_closed: bool,
+}
+
+/// What came of giving the kernel the keys.
+pub(super) enum HandedOver {
+    /// The library is not at a border between records.
+    NotYet,
+    /// The library goes on.
+    Refused(io::Error),
+    /// The kernel goes on.
+    Done(Box<ByKernel>),
+}
+
+/// Gives the keys to the kernel, which is attached to the socket.
+pub(super) fn hand_over<S: ByteStream>(tls: &mut Tls, stream: &mut S) -> Result<HandedOver, Broken> {
+    let Some(exported) = tls.export() else { return Ok(HandedOver::NotYet) };
+    let keys = exported.sending.keys(exported.next_sent);
+    if let Err(error) = stream.set_tls_keys(Direction::Sending, &keys) {
+        tls.resume(&exported)?;
+        return Ok(HandedOver::Refused(error));
+    }
+    let keys = exported.receiving.keys(exported.next_received);
+    if stream.set_tls_keys(Direction::Receiving, &keys).is_err() {
+        // There is no way back for the socket. The next connection is the library's.
+        stream.forgo_tls();
+        return Err(Broken::Keys(
+            "the kernel has taken a key of TLS for one direction and not for the other",
+        ));
+    }
+    Ok(HandedOver::Done(Box::new(ByKernel::new(exported, tls.is_client()))))
+}
+
+impl ByKernel {
+    fn new(exported: Exported, is_client: bool) -> ByKernel {
+        ByKernel {
+            is_client,
+            blocks: exported.next_sent.saturating_mul(MOST_BLOCKS_OF_RECORD),
+            sending: exported.sending,
+            receiving: exported.receiving,
+            messages: Messages::default(),
+            owes_update: false,
+            is_closed: false,
+        }
+    }
+
+    /// So many bytes of data were sent.
+    #[inline]
+    pub(super) fn on_sent(&mut self, bytes: usize) {
+        let bytes = bytes as u64;
+        // A call makes as few records as it can.
+        let records = bytes / MOST_PLAIN as u64 + 1;
+        self.blocks += bytes / BLOCK + 1 + records * BLOCKS_BESIDE;
+        self.owes_update |= self.blocks >= MOST_BLOCKS;
+    }
+
+    /// Sends what is due before more data.
+    #[inline]
+    pub(super) fn before_sending<S: ByteStream>(&mut self, stream: &mut S) -> Result<(), Broken> {
+        if self.owes_update || self.is_closed { self.update_sending(stream) } else { Ok(()) }
+    }
+
+    #[cold]
+    fn update_sending<S: ByteStream>(&mut self, stream: &mut S) -> Result<(), Broken> {
+        if self.is_closed {
+            return Err(io::Error::from(io::ErrorKind::BrokenPipe).into());
+        }
+        stream.send_record(HANDSHAKE, &OUR_KEY_UPDATE)?;
+        (self.owes_update, self.blocks) = (false, 0);
+        self.sending.update();
+        stream.set_tls_keys(Direction::Sending, &self.sending.keys(0)).map_err(|_| {
+            // The peer expects the next key, which is not there, and the old one has done its part.
+            self.is_closed = true;
+            Broken::Keys("a key of TLS has protected as much as it may, and the kernel takes no other")
+        })
+    }
+
+    /// Receiving data has failed. Whether the peer sends nothing any more.
+    pub(super) fn on_receive_error<S: ByteStream>(
+        &mut self,
+        stream: &mut S,
+        error: io::Error,
+    ) -> Result<bool, Broken> {
+        let told = match error.raw_os_error() {
+            Some(libc::EIO) => self.receive_record(stream),
+            Some(libc::EBADMSG) => Err(TlsError::Unprotected.into()),
+            Some(libc::EMSGSIZE) => Err(TlsError::TooLong.into()),
+            // Of another version.
+            Some(libc::EINVAL) => Err(TlsError::Unexpected.into()),
+            _ => Err(error.into()),
+        };
+        match told {
+            Ok(Told::Nothing) => Ok(false),
+            Ok(Told::Ended) => Ok(true),
+            Ok(Told::KeyUpdate { is_requested }) => {
+                self.update_receiving(stream)?;
+                self.owes_update |= is_requested;
+                // It is due before more data; where there is none, the peer may wait for it all the same.
+                match self.before_sending(stream) {
+                    Err(Broken::Socket(error)) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+                    result => result.map(|()| false),
+                }
+            }
+            Err(broken) => {
+                self.complain(stream, &broken);
+                Err(broken)
+            }
+        }
+    }
+
+    /// Takes what the next record has, which is no data.
+    fn receive_record<S: ByteStream>(&mut self, stream: &mut S) -> Result<Told, Broken> {
+        let mut bytes = vec![0; MOST_PLAIN];
+        match stream.receive_record(&mut bytes) {
+            Ok((_, 0)) => Ok(Told::Nothing),
+            Ok((APPLICATION_DATA, _)) => Err(io::Error::from(io::ErrorKind::InvalidData).into()),
+            Ok((content_type, len)) => Ok(self.messages.take(content_type, &bytes[..len], self.is_client)?),
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
+                Ok(Told::Nothing)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn update_receiving<S: ByteStream>(&mut self, stream: &mut S) -> Result<(), Broken> {
+        self.receiving.update();
+        stream
+            .set_tls_keys(Direction::Receiving, &self.receiving.keys(0))
+            .map_err(|_| Broken::Keys("the peer has changed its key of TLS, and the kernel takes no other"))
+    }
+
+    /// Tells the peer what it has done wrong, if it was that.
+    fn complain<S: ByteStream>(&mut self, stream: &mut S, broken: &Broken) {
+        let Broken::Tls(error) = broken else { return };
+        // Who has said that it ends hears nothing more (RFC 8446 §6.2).
+        if let Some(alert) = error.alert()
+            && !self.is_closed
+        {
+            let _ = stream.send_record(ALERT, &alert);
+        }
+        self.is_closed = true;
+    }
+
+    /// Says that nothing more will be sent.
+    pub(super) fn close<S: ByteStream>(&mut self, stream: &mut S) {
+        if !std::mem::replace(&mut self.is_closed, true) {
+            let _ = stream.send_record(ALERT, &OUR_CLOSE_NOTIFY);
+        }
+    }
+}
+
+/// Of the cipher, in bytes.
+const BLOCK: u64 = 16;
+/// Of each record, beyond its data: for its content type, and for its tag.
+const BLOCKS_BESIDE: u64 = 2;
+const MOST_BLOCKS_OF_RECORD: u64 = MOST_PLAIN as u64 / BLOCK + BLOCKS_BESIDE;
+/// What a key of AES-GCM may protect: 2^24.5 of the longest records (RFC 8446 §5.5). What it is a bound on are blocks, so
+/// that shorter records may be more.
+const MOST_BLOCKS: u64 = 23_726_566 * (MOST_PLAIN as u64 / BLOCK);
+
+#[cfg(test)]
+impl super::Secure {
+    /// As if so much had been sent that the key has done its part.
+    pub(crate) fn wear_out(&mut self) {
+        if let super::Stage::Kernel(kernel) = &mut self.stage {
+            kernel.blocks = MOST_BLOCKS;
+        }
+    }
+
+    /// Changes our key, and has the peer change its own.
+    pub(crate) fn ask_for_update<S: ByteStream>(&mut self, stream: &mut S) {
+        let super::Stage::Kernel(kernel) = &mut self.stage else { return };
+        stream.send_record(HANDSHAKE, &[OUR_KEY_UPDATE[0], 0, 0, 1, 1]).expect("there is room");
+        kernel.sending.update();
+        stream.set_tls_keys(Direction::Sending, &kernel.sending.keys(0)).expect("it takes others");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_key_may_protect_is_as_much_of_the_longest_records_as_the_specification_has() {
+        let most = 2f64.powf(24.5);
+        assert!((most - 1.0..most).contains(&((MOST_BLOCKS / 1024) as f64)));
+        // Counted never less than it is: in records of 16 KiB each, and in the shortest ones.
+        for (bytes, records) in [(MOST_PLAIN, 1), (64 << 10, 4), (1, 1), (0, 1), (24, 1)] {
+            let mut kernel = ByKernel::new(exported(), true);
+            kernel.on_sent(bytes);
+            let least = (bytes as u64 + records).div_ceil(BLOCK) + records;
+            assert!(kernel.blocks >= least && kernel.blocks <= least + 2 * BLOCKS_BESIDE + 2, "{bytes}");
+        }
+    }
+
+    /// Of a handshake with itself.
+    fn exported() -> Exported {
+        let key = blockmux_tls::Psk {
+            identity: b"key".to_vec(),
+            secret: vec![7; 32],
+            hash: blockmux_tls::Hash::Sha256,
+        };
+        let mut client = Tls::client(std::slice::from_ref(&key)).unwrap();
+        let mut server = Tls::server(&(std::sync::Arc::new(move |_: &[u8]| Some(key.clone())) as _)).unwrap();
+        while !(client.is_open() && server.is_open()) {
+            let said = std::mem::take(server.output());
+            client.receive(&said, &mut []).unwrap();
+            let said = std::mem::take(client.output());
+            server.receive(&said, &mut []).unwrap();
+        }
+        client.export().unwrap()
+    }
+}

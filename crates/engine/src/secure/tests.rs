@@ -1,0 +1,179 @@
+//! Two ends over a simulated network.
+
+use super::*;
+use crate::host::Host;
+use crate::sim::{SimNet, SimStream, Weather, World};
+use crate::socket::Address;
+use blockmux_tls::Hash;
+use blockmux_volume::Seg;
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// One end: what it has to say, and what it has heard.
+struct End {
+    stream: SimStream,
+    secure: Option<Secure>,
+    outbox: Outbox,
+    chunk: Chunk,
+    heard: Vec<u8>,
+    failed: Option<String>,
+}
+
+/// A client's end and a server's, over a network that splits what is sent and holds little.
+struct Setting {
+    world: World,
+    client: End,
+    server: End,
+}
+
+impl End {
+    fn new(stream: SimStream, secure: Option<Secure>, room: usize) -> End {
+        let chunk = Chunk::new(Memory::from_heap(room));
+        End { stream, secure, outbox: Outbox::default(), chunk, heard: Vec::new(), failed: None }
+    }
+
+    fn turn(&mut self, pool: &Pool) {
+        if self.failed.is_some() {
+            // What is to be said of that is said whole.
+            let _ = self.secure.as_mut().map(|secure| self.stream.send(secure.outgoing()));
+        } else if let Err(error) = self.try_turn(pool) {
+            self.failed = Some(error.to_string());
+        }
+    }
+
+    fn try_turn(&mut self, pool: &Pool) -> Result<(), Broken> {
+        let received = match &mut self.secure {
+            Some(secure) => secure.receive(&mut self.stream, &mut self.chunk, pool),
+            None => {
+                self.stream.receive(&mut self.chunk, usize::MAX).map(Received::Bytes).map_err(Broken::from)
+            }
+        };
+        if let Some(secure) = &mut self.secure {
+            let _ = self.stream.send(secure.outgoing());
+            secure.sent(&mut self.outbox);
+        }
+        match received {
+            Ok(Received::Plain) => self.secure = None,
+            Ok(Received::Bytes(_)) => {}
+            Err(Broken::Socket(error)) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+        self.heard.extend(self.chunk.unread());
+        self.chunk.take(self.chunk.unread().len());
+        let result = match &mut self.secure {
+            None => self.stream.send(&mut self.outbox),
+            Some(secure) => {
+                secure.cover(&self.outbox)?;
+                let result = self.stream.send(secure.outgoing());
+                secure.sent(&mut self.outbox);
+                secure.shrink();
+                result
+            }
+        };
+        match result {
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error.into()),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Setting {
+    fn new(seed: u64, client: Option<Secure>, server: Secure) -> Setting {
+        let weather = Weather { window: 5000, most_per_call: 700, ..Weather::FAIR };
+        let mut world = World::new(SimNet::new(seed, weather));
+        let (clients, servers) = (world.add_core(1 << 20), world.add_core(1 << 20));
+        let address = Address::Tcp("127.0.0.1:1".parse().unwrap());
+        let accepted = Rc::new(RefCell::new(None));
+        let place = accepted.clone();
+        world.net().listen(&servers, &address, move |_, stream| *place.borrow_mut() = Some(stream));
+        let stream = clients.connect(&address).unwrap();
+        world.run_for(Duration::from_secs(1)).unwrap();
+        let accepted = accepted.borrow_mut().take().unwrap();
+        Setting {
+            world,
+            client: End::new(stream, client, 300),
+            server: End::new(accepted, Some(server), 7000),
+        }
+    }
+
+    /// Goes on for a while.
+    fn run(&mut self, turns: usize) {
+        let pool = Pool::new(1 << 20);
+        for _ in 0..turns {
+            self.client.turn(&pool);
+            self.server.turn(&pool);
+            self.world.run_for(Duration::from_millis(1)).unwrap();
+        }
+    }
+}
+
+fn key(fill: u8) -> Psk {
+    Psk { identity: b"key".to_vec(), secret: vec![fill; 32], hash: Hash::Sha256 }
+}
+
+fn lookup() -> Lookup {
+    Arc::new(|_| Some(key(7)))
+}
+
+#[test]
+fn sessions_on_both_ends_see_plain_bytes_and_their_outboxes_empty_when_all_is_sent() {
+    for seed in 0..8 {
+        let client = Secure::client(&[key(7)]).unwrap();
+        let mut setting = Setting::new(seed, Some(client), Secure::server(lookup()));
+        let said: Vec<u8> = (0..200_000u32).map(|at| (at / 251 + at) as u8).collect();
+        setting.client.outbox.push_head(b"head");
+        setting.client.outbox.push_seg(Seg::from_slice(&said));
+        setting.server.outbox.push_seg(Seg::from_slice(&said[..100_000]));
+        let len = setting.client.outbox.len();
+        setting.run(30);
+        assert!(setting.client.secure.as_ref().unwrap().is_open());
+        assert_eq!(setting.client.outbox.len(), len, "what is not sent whole is there still");
+        setting.run(4000);
+        assert_eq!((&setting.client.failed, &setting.server.failed), (&None, &None));
+        assert!(setting.server.heard == [&b"head"[..], &said].concat());
+        assert!(setting.client.heard == said[..100_000]);
+        assert!(setting.client.outbox.is_empty() && setting.server.outbox.is_empty());
+        let identity = setting.server.secure.as_mut().unwrap();
+        assert_eq!(identity.take_identity(), Some(&b"key"[..]));
+        assert_eq!(identity.take_identity(), None, "it is told once");
+    }
+}
+
+#[test]
+fn who_comes_without_tls_is_taken_so_only_where_that_may_be() {
+    let said = Seg::from_slice(&[0; 128]);
+    let mut setting = Setting::new(1, None, Secure::if_asked(lookup()));
+    setting.client.outbox.push_seg(said.clone());
+    setting.server.outbox.push_head(b"hello");
+    setting.run(20);
+    assert_eq!((setting.server.heard.len(), setting.client.heard.as_slice()), (128, &b"hello"[..]));
+    let mut setting = Setting::new(1, None, Secure::server(lookup()));
+    setting.client.outbox.push_seg(said);
+    setting.run(20);
+    assert_eq!(setting.server.failed.unwrap(), "peer has come without TLS, which is required here");
+    assert!(setting.server.heard.is_empty());
+}
+
+#[test]
+fn both_ends_are_told_of_a_wrong_key() {
+    let client = Secure::client(&[key(8)]).unwrap();
+    let mut setting = Setting::new(1, Some(client), Secure::if_asked(lookup()));
+    setting.client.outbox.push_head(b"secret");
+    setting.run(50);
+    let [client, server] = [setting.client.failed, setting.server.failed].map(Option::unwrap);
+    assert!(server.contains("has another TLS key than the one that is here called key"), "{server}");
+    assert!(client.contains("decrypt_error"), "{client}");
+}
+
+#[test]
+fn a_peer_that_leaves_within_the_handshake_has_left() {
+    let client = Secure::client(&[key(7)]).unwrap();
+    let mut setting = Setting::new(1, Some(client), Secure::server(lookup()));
+    setting.client.turn(&Pool::new(1 << 20));
+    setting.world.run_for(Duration::from_secs(1)).unwrap();
+    setting.server.stream.close();
+    setting.run(20);
+    assert!(setting.client.failed.is_some());
+}

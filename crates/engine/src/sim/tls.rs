@@ -1,0 +1,155 @@
+//! What a simulated system's kernel does of TLS, with real records: one end can be a kernel's and the other the library's.
+
+use crate::host::Direction;
+use blockmux_tls::{APPLICATION_DATA, HEADER_LEN, MOST_PLAIN, OVERHEAD, RecordKeys, Records};
+use std::collections::VecDeque;
+use std::io;
+
+/// What it can.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SystemTls {
+    /// Nothing.
+    #[default]
+    None,
+    /// Everything up to the keys, of which it takes none.
+    NoKeys,
+    /// It takes the key for sending and not the other.
+    Half,
+    /// It takes keys once, as Linux before 6.14.
+    Once,
+    /// It takes other keys later.
+    Rekeys,
+}
+
+/// One end of a connection, to which it is attached.
+pub(super) struct SimTls {
+    system: SystemTls,
+    sending: Option<Records>,
+    receiving: Option<Records>,
+    /// Of records that have not come whole.
+    raw: Vec<u8>,
+    /// What came in records that are opened: content types and bytes, none of them empty.
+    opened: VecDeque<(u8, VecDeque<u8>)>,
+    /// A record could not be opened.
+    has_failed: bool,
+}
+
+impl SimTls {
+    /// # Errors
+    /// If the system has none.
+    pub(super) fn attach(system: SystemTls) -> io::Result<SimTls> {
+        if system == SystemTls::None {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        let (raw, opened) = (Vec::new(), VecDeque::new());
+        Ok(SimTls { system, sending: None, receiving: None, raw, opened, has_failed: false })
+    }
+
+    /// # Errors
+    /// As [`SystemTls`] has it.
+    pub(super) fn set_keys(&mut self, direction: Direction, keys: &RecordKeys) -> io::Result<()> {
+        let place = match direction {
+            Direction::Sending => &mut self.sending,
+            Direction::Receiving => &mut self.receiving,
+        };
+        let is_taken = match self.system {
+            SystemTls::None | SystemTls::NoKeys => false,
+            SystemTls::Half => direction == Direction::Sending && place.is_none(),
+            SystemTls::Once => place.is_none(),
+            SystemTls::Rekeys => true,
+        };
+        if !is_taken {
+            return Err(io::Error::from_raw_os_error(libc::EBUSY));
+        }
+        *place = Some(Records::new(keys));
+        Ok(())
+    }
+
+    pub(super) fn sends(&self) -> bool {
+        self.sending.is_some()
+    }
+
+    pub(super) fn receives(&self) -> bool {
+        self.receiving.is_some()
+    }
+
+    /// How much of so many bytes goes into one record that is no longer than `room`.
+    pub(super) fn fits(len: usize, room: usize) -> usize {
+        len.min(MOST_PLAIN).min(room.saturating_sub(OVERHEAD))
+    }
+
+    pub(super) fn seal(&mut self, content_type: u8, plain: &[u8]) -> VecDeque<u8> {
+        let record = self.sending.as_mut().map(|records| records.seal(content_type, plain));
+        record.unwrap_or_default().into()
+    }
+
+    /// These bytes have come. A record is opened when it is asked for, as late as that: until then keys may change.
+    pub(super) fn take(&mut self, bytes: &[u8]) {
+        self.raw.extend_from_slice(bytes);
+    }
+
+    /// Whether there is something to receive without more bytes.
+    pub(super) fn has_more(&self) -> bool {
+        !self.opened.is_empty() || self.next_record().is_some() || self.has_failed
+    }
+
+    /// The length of the next record, if it has come whole.
+    fn next_record(&self) -> Option<usize> {
+        let header = self.raw.get(..HEADER_LEN)?;
+        let len = HEADER_LEN + usize::from(u16::from_be_bytes([header[3], header[4]]));
+        (self.raw.len() >= len).then_some(len)
+    }
+
+    /// Up to `most` bytes of data to `put`; how many, or `None` if nothing has come.
+    pub(super) fn data(&mut self, most: usize, mut put: impl FnMut(&[u8])) -> io::Result<Option<usize>> {
+        let mut given = 0;
+        while given < most {
+            self.open()?;
+            match self.opened.front_mut() {
+                Some((APPLICATION_DATA, bytes)) => {
+                    let here = bytes.len().min(most - given);
+                    put(&bytes.drain(..here).collect::<Vec<u8>>());
+                    given += here;
+                    if bytes.is_empty() {
+                        self.opened.pop_front();
+                    }
+                }
+                Some(_) if given == 0 => return Err(io::Error::from_raw_os_error(libc::EIO)),
+                _ => break,
+            }
+        }
+        Ok((given > 0).then_some(given))
+    }
+
+    /// What is next, of whatever type.
+    pub(super) fn record(&mut self, room: &mut [u8]) -> io::Result<Option<(u8, usize)>> {
+        self.open()?;
+        let Some((content_type, mut bytes)) = self.opened.pop_front() else { return Ok(None) };
+        let here = bytes.len().min(room.len());
+        for (to, from) in room.iter_mut().zip(bytes.drain(..here)) {
+            *to = from;
+        }
+        if !bytes.is_empty() {
+            self.opened.push_front((content_type, bytes));
+        }
+        Ok(Some((content_type, here)))
+    }
+
+    /// Opens the next record with something in it, unless one is open.
+    fn open(&mut self) -> io::Result<()> {
+        while self.opened.is_empty()
+            && let Some(len) = self.next_record()
+        {
+            let record: Vec<u8> = self.raw.drain(..len).collect();
+            let Some((content_type, bytes)) = self.receiving.as_mut().and_then(|key| key.open(&record))
+            else {
+                self.has_failed = true;
+                break;
+            };
+            if !bytes.is_empty() {
+                self.opened.push_back((content_type, bytes.into()));
+            }
+        }
+        if self.has_failed { Err(io::Error::from_raw_os_error(libc::EBADMSG)) } else { Ok(()) }
+    }
+}

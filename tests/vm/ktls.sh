@@ -1,0 +1,65 @@
+# Blockmux at both ends within the guest, by NVMe/TCP with TLS: the guest's kernel has TLS, and is given the keys.
+. /lib.sh
+. /nvme.inc
+. /ktls.inc
+
+KEY_384=NVMeTLSkey-1:02:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwP/w0S89ELi3W2LxIcLXVsDn8kXZQ==:
+dd if=/dev/urandom of=source.img bs=1M count=10
+truncate -s 16M source.img
+
+# moved_by URL: all of a volume to the target and back, the same; then writes at random, which are verified.
+moved_by() {
+  rm -f back.img
+  blockmux copy --verify file:source.img "$1"
+  blockmux copy "$1" file:back.img
+  cmp source.img back.img
+  blockmux bench "$1" --rw randwrite --bs 16k --size 8m --iodepth 16 --verify crc32c --runs 1 --no_ceiling
+}
+
+check without_a_kernel_that_can_the_library_makes_all_records
+echo /bin/false >/proc/sys/kernel/modprobe
+serve_by_tls "$KEY"
+moved_by "$url"
+grep 'records are made here; the kernel has none' target.log
+stop_serving
+fails test -e /proc/net/tls_stat
+echo /sbin/modprobe >/proc/sys/kernel/modprobe
+
+check the_kernel_makes_the_records_of_both_ends_by_aes_128
+serve_by_tls "$KEY"
+moved_by "$url"
+moved_by "$url&hdr_digest=on&data_digest=on"
+# As many at one end as at the other.
+test "$(counted TlsTxSw)" -ge 8
+test "$(counted TlsTxSw)" = "$(counted TlsRxSw)"
+grep 'records are made by the kernel' target.log
+stop_serving
+all_is_opened
+
+check and_by_aes_256
+before=$(counted TlsTxSw)
+serve_by_tls "$KEY_384"
+moved_by "$url"
+test "$(counted TlsTxSw)" -gt "$before"
+stop_serving
+all_is_opened
+
+check one_end_s_kernel_speaks_to_the_library_at_the_other
+serve_by_tls "$KEY"
+before=$(counted TlsTxSw)
+moved_by "$url&ktls=off"
+# Those of the target alone.
+of_target=$(($(counted TlsTxSw) - before))
+before=$(counted TlsTxSw)
+moved_by "$url"
+test "$of_target" -gt 0
+test $(($(counted TlsTxSw) - before)) -gt "$of_target"
+stop_serving
+serve_by_tls "$KEY" 'nvme_tcp_ktls = false'
+before=$(counted TlsTxSw)
+moved_by "$url&ktls=off"
+test "$(counted TlsTxSw)" = "$before"
+moved_by "$url"
+test "$(counted TlsTxSw)" -gt "$before"
+stop_serving
+all_is_opened
