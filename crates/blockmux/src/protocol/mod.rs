@@ -23,6 +23,7 @@ use blockmux_lab::ceiling::{MessageShape, Transport};
 use blockmux_proto::exports::{Exports, VolumeId};
 use blockmux_proto::iscsi::node::Chap;
 use blockmux_proto::nvmeof::node::Referral;
+use blockmux_proto::scsi::AccessState;
 use blockmux_volume::Volume;
 use blockmux_wire::nvme::log::AnaState;
 use serde::Serialize;
@@ -138,7 +139,20 @@ pub(crate) trait Live: Send {
         _state: AnaState,
         _at: Option<SocketAddr>,
     ) -> Result<(), String> {
-        Err(format!("{target}: iSCSI has no ANA groups; name a subsystem of NVMe"))
+        Err(format!("{target}: iSCSI has no ANA groups; name a subsystem of NVMe, or say `alua`"))
+    }
+
+    /// Sets how the portal group of a listener leads to the logical units of a target, or how all do.
+    ///
+    /// # Errors
+    /// If there is no such listener, or it is not alone in its group.
+    fn set_access_state(
+        &self,
+        target: &str,
+        _state: AccessState,
+        _at: Option<SocketAddr>,
+    ) -> Result<(), String> {
+        Err(format!("{target}: NVMe has ANA groups instead; name a target of iSCSI, or say `ana`"))
     }
 }
 
