@@ -316,10 +316,11 @@ pub trait Initiator: Timed {
         0
     }
 
-    /// Asks the target to give up what the last so many looks have found too long under way. Whether it does: then what the
-    /// target has given up comes back ([`Initiator::poll_aborted`]), or the next looks find it again.
-    fn abort_overdue(&mut self, _looks: u32) -> bool {
-        false
+    /// Asks the target to give up what the last so many looks have found too long under way, or takes a harsher step if it
+    /// was asked before. What it asks for, as it follows "the target is asked"; then what the target has given up comes back
+    /// ([`Initiator::poll_aborted`]), or the next looks find it again. `None`: there is nothing left to be asked for.
+    fn abort_overdue(&mut self, _looks: u32) -> Option<&'static str> {
+        None
     }
 
     /// A request that the target has given up; nothing is known of what it has done.

@@ -17,6 +17,7 @@ pub(crate) use nbd::NBD;
 pub(crate) use nvme_tcp::NVME_TCP;
 
 use crate::failure::Failure;
+use crate::reset::What;
 use blockmux_engine::listener::Serve;
 use blockmux_engine::socket::Address;
 use blockmux_lab::ceiling::{MessageShape, Transport};
@@ -195,6 +196,14 @@ pub(crate) trait Remote {
     /// # Errors
     /// If the server cannot be reached or does not tell.
     fn discover(&self) -> Result<Found, Failure>;
+
+    /// Has the server reset something; answers what it was.
+    ///
+    /// # Errors
+    /// If the server cannot be reached or does not do it.
+    fn reset(&self, _what: What) -> Result<&'static str, Failure> {
+        Err(Failure::request("only units of iSCSI and iSER can be reset; write iscsi://host/target-name/lun"))
+    }
 }
 
 /// A volume in its protocol's own words.

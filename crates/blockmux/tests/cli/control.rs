@@ -601,3 +601,29 @@ fn our_initiator_follows_access_states_from_portal_to_portal_and_loses_nothing()
 }
 
 const IQN: &str = "iqn.2026-11.com.example:disk";
+
+#[test]
+fn a_reset_is_told_to_those_who_use_the_unit_and_a_cold_one_ends_their_sessions() {
+    let controlled = Controlled::serve(&["a=mem:1m", "--iscsi", "127.0.0.1:0"]);
+    let (url, mut scsi) = (controlled.daemon.urls_of("iscsi").remove(0), controlled.login());
+    let over_rdma = controlled.daemon.urls_of("iser").remove(0);
+    for (what, url, is_told) in [
+        ("lun", &url, true),
+        ("target", &over_rdma, true),
+        ("abort-task-set", &url, false),
+        ("clear-task-set", &over_rdma, false),
+        ("target", &url, true),
+    ] {
+        assert!(can_read(&mut scsi, 0));
+        succeed(Command::new(BLOCKMUX).args(["reset", url, what]));
+        assert_eq!(scsi.run(&[0; 6], &[], 0).0 == CHECK_CONDITION, is_told, "{what}");
+    }
+    succeed(Command::new(BLOCKMUX).args(["reset", &url, "cold"]));
+    assert!(scsi.is_closed());
+    assert!(can_read(&mut controlled.login(), 0));
+    let nowhere = blockmux(["reset", &url.replace("/0", "/7")]);
+    assert!(text(&nowhere.stderr).contains("it has no such logical unit (LOGICAL_UNIT_RESET"));
+    let nbd = blockmux(["reset", &controlled.daemon.url()]);
+    assert!(text(&nbd.stderr).contains("only units of iSCSI and iSER can be reset"));
+    assert_eq!((nowhere.status.code(), nbd.status.code()), (Some(1), Some(2)));
+}

@@ -279,6 +279,9 @@ impl FullFeature {
             // A new session asks what it is now.
             self.leave(None);
         }
+        if self.is_reset() {
+            self.end_reset(lanes);
+        }
         if self.is_abort_due() && self.may_send() {
             self.abort_next(lanes);
         }
@@ -342,12 +345,17 @@ impl FullFeature {
         (progress.lane == lane.cid).then_some(key)
     }
 
+    /// Whether the unit has to be known by the deadline. A reset may take longer.
+    fn is_bound(&self) -> bool {
+        self.queue.unit().is_none() && !self.aborts.holds_commands()
+    }
+
     pub(super) fn poll_timeout(&self, lane: &Lane) -> Option<Instant> {
         if self.ending == Ending::Over {
             return None;
         }
         let mut next = lane.ticks.next;
-        if self.queue.unit().is_none() {
+        if self.is_bound() {
             next = next.min(self.deadline);
         }
         if self.queue.has_later() {
@@ -367,7 +375,7 @@ impl FullFeature {
     /// Some time has passed, for the session.
     pub(super) fn on_timeout(&mut self, now: Instant, lanes: &mut [Lane]) -> Result<(), ProtocolError> {
         self.timers.now = now;
-        if self.queue.unit().is_none() && now >= self.deadline {
+        if self.is_bound() && now >= self.deadline {
             return Err(LATE);
         }
         if let Some(Leaving::Within(within)) = self.timers.leaving {

@@ -58,7 +58,7 @@ impl FullFeature {
                 if !self.on_status(lane, stat_sn)? {
                     return Ok(());
                 }
-                if self.on_aborted(lane, transmute_ref!(bhs)) {
+                if self.on_managed(lane, transmute_ref!(bhs)) {
                     return Ok(());
                 }
                 self.on_moved(lane, transmute_ref!(bhs))
