@@ -14,6 +14,7 @@ use blockmux_engine::socket::Address;
 use blockmux_engine::target::TargetTask;
 use blockmux_proto::exports::{Export, Exports};
 use blockmux_proto::iscsi::initiator::wishes;
+use blockmux_proto::iscsi::login::operational::{Key, Parameters};
 use blockmux_proto::iscsi::target::{self as iscsi, LocalSessions};
 use blockmux_proto::nbd::initiator::Features;
 use blockmux_proto::nbd::target::TargetSession;
@@ -102,6 +103,10 @@ fn stuck() -> Arc<DelayVolume> {
 }
 
 fn over_iscsi(volume: Arc<dyn Volume>) -> Scene {
+    over_iscsi_with(volume, wishes())
+}
+
+fn over_iscsi_with(volume: Arc<dyn Volume>, wishes: Parameters) -> Scene {
     let (node, local) = (OnceCell::new(), LocalSessions::new(Home::new(0_u32)));
     Scene::over(
         volume,
@@ -109,7 +114,7 @@ fn over_iscsi(volume: Arc<dyn Volume>) -> Scene {
             let node = node.get_or_init(|| iscsi_sides::node(&exports));
             iscsi::TargetSession::among(&local, node.clone(), 1, pool, [3; 32], now)
         },
-        IscsiDialer::new(&address(), "disk0", wishes()),
+        IscsiDialer::new(&address(), "disk0", wishes),
     )
 }
 
@@ -210,6 +215,23 @@ fn what_cannot_be_aborted_is_ended_by_a_reset_and_done_again_over_the_same_conne
         assert_eq!(asked, [1, usize::from(resets > 0), usize::from(resets > 1)], "{seconds} s: {said}");
         assert_eq!(scene.connections(), connections, "{seconds} s: {said}");
     }
+}
+
+#[test]
+fn another_session_begins_when_time2wait_is_over() {
+    let volume = Stubborn {
+        memory: Arc::new(MemVolume::new(SIZE)),
+        reads: Arc::new(AtomicUsize::new(1)),
+        time: Duration::from_secs(75),
+    };
+    let mut scene = over_iscsi_with(Arc::new(volume), wishes().with(Key::DefaultTime2Wait, 30));
+    scene.submit(1, Op::Read);
+    // The connection is given up after a minute.
+    scene.run_for(85);
+    assert!(scene.said().contains("connection lost"));
+    assert_eq!((scene.connections(), scene.done().len()), (1, 0));
+    scene.run_for(15);
+    assert_eq!((scene.connections(), scene.done().len()), (2, 1));
 }
 
 #[test]

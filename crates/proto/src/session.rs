@@ -328,6 +328,11 @@ pub trait Initiator: Timed {
         None
     }
 
+    /// How long to wait before another session takes this one's place, when its connection is gone.
+    fn redials_after(&self) -> Duration {
+        Duration::ZERO
+    }
+
     /// The connection is gone: takes back every request that has not completed, oldest first, to be replayed on
     /// another session.
     fn take_unfinished(&mut self) -> Vec<Io>;

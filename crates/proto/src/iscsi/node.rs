@@ -207,7 +207,8 @@ pub fn offer() -> Parameters {
         .with(Key::MaxRecvDataSegmentLength, 256 << 10)
         .with(Key::MaxBurstLength, 1 << 20)
         .with(Key::FirstBurstLength, 256 << 10)
-        .with(Key::DefaultTime2Wait, 2)
+        // Who logs in again ends its old session, whenever that is.
+        .with(Key::DefaultTime2Wait, 0)
         .with(Key::DefaultTime2Retain, 20)
         .with(Key::MaxOutstandingR2T, 8)
         .with(Key::ErrorRecoveryLevel, 2)

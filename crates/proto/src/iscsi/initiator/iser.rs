@@ -247,6 +247,10 @@ impl Initiator for IserInitiatorSession {
     }
 
     /// The queue pairs are gone, and with them every way that a target had to what is handed back.
+    fn redials_after(&self) -> std::time::Duration {
+        self.session.redials_after()
+    }
+
     fn take_unfinished(&mut self) -> Vec<Io> {
         self.session.lanes.iter_mut().for_each(|lane| lane.mover = Some(Box::default()));
         self.is_open.fill(false);

@@ -6,7 +6,7 @@ use super::{InitiatorSession, Mode};
 use crate::iscsi::login::initiator::Joining;
 use crate::session::{Initiator, PathRank};
 use blockmux_volume::{Completion, Io, IoError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 impl Initiator for InitiatorSession {
     fn is_ready(&self) -> bool {
@@ -49,6 +49,10 @@ impl Initiator for InitiatorSession {
     #[inline]
     fn poll_aborted(&mut self) -> Option<Io> {
         self.full.as_mut()?.queue.poll_aborted()
+    }
+
+    fn redials_after(&self) -> Duration {
+        self.full.as_ref().map_or(Duration::ZERO, |full| full.time2wait())
     }
 
     /// What has completed and was not polled yet is not among them. When the target asked for a logout, what was not

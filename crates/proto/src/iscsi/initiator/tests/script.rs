@@ -265,6 +265,8 @@ impl Client {
             exp_cmd_sn: self.exp_cmd_sn.into(),
             max_cmd_sn: (self.exp_cmd_sn + 9).into(),
             async_event: event.0,
+            // Time2Wait of a drop.
+            parameter2: (seconds + 1).into(),
             parameter3: seconds.into(),
             ..AsyncMessage::new_zeroed()
         };
