@@ -57,7 +57,9 @@ impl Turn<'_> {
             self.fail_connection(None);
             self.session.announce_loss(self.connection.cid);
         } else if !keeps_tasks && !self.connection.is_over {
-            if is_leaving || self.times().1 == 0 || !self.session.is_alone(self.connection.key) {
+            // Over RDMA nothing outlives the queue pair.
+            let is_kept = self.times().1 > 0 && self.connection.replies.mover.is_none();
+            if is_leaving || !is_kept || !self.session.is_alone(self.connection.key) {
                 self.end_session();
             } else {
                 self.retain_session();
