@@ -228,7 +228,9 @@ impl Sent {
             Opcode::TASK_MANAGEMENT_REQUEST => {
                 let request: &TaskManagementRequest = transmute_ref!(bhs);
                 let referenced = request.referenced_task_tag.get();
-                assert!(bhs.is_immediate() && self.tags.contains(&referenced));
+                // A reset is about no task.
+                assert!(bhs.is_immediate());
+                assert!(referenced == RESERVED_TAG || self.tags.contains(&referenced));
             }
             other => panic!("an initiator does not send {other}"),
         }
