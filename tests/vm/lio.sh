@@ -51,6 +51,15 @@ host run "blockmux copy --verify file:source.img '$guarded?secret_file=own&$mutu
 check the_bench_finds_what_it_wrote
 host run "blockmux bench '$open' --rw randwrite --bs 16k --iodepth 16 --verify crc32c --runs 1 --no_ceiling"
 
+check the_unit_is_reset_under_io_and_nothing_is_lost
+host start bench "blockmux bench '$open' --rw randwrite --bs 16k --iodepth 16 --verify crc32c --runtime 12 --runs 1 --no_ceiling"
+for _ in 1 2 3; do
+  sleep 4
+  host run "blockmux reset '$open' lun"
+done
+host wait bench
+kernel_is_content 'ABORT_TASK|LUN_RESET'
+
 check a_copy_goes_on_after_the_target_was_away
 : >disk
 truncate -s 32M disk

@@ -5,7 +5,7 @@
 
 use crate::failure::Failure;
 use crate::output::{both_sizes, print, printable};
-use crate::protocol::nvme_tcp::{HostEntry, State};
+use crate::protocol::{iscsi, nvme_tcp};
 use blockmux_volume::units::{human_size, parse_size};
 use rustix::fd::AsFd;
 use rustix::net::sockopt::socket_peercred;
@@ -120,7 +120,7 @@ pub(crate) enum Request {
         /// Subsystem NQN
         target: String,
         #[command(flatten)]
-        host: HostEntry,
+        host: nvme_tcp::HostEntry,
     },
     /// Let a host use a subsystem no more, and end its controllers
     RemoveHost {
@@ -142,8 +142,17 @@ pub(crate) enum Request {
         target: String,
         /// ANAGRPID
         group: u32,
-        state: State,
+        state: nvme_tcp::State,
         /// One listener [default: all]
+        #[arg(long, value_name = "ADDR")]
+        at: Option<SocketAddr>,
+    },
+    /// Set how listeners lead to an iSCSI target's logical units; initiators are told
+    Alua {
+        /// iSCSI name
+        target: String,
+        state: iscsi::State,
+        /// One listener, if it is a portal group of its own [default: all]
         #[arg(long, value_name = "ADDR")]
         at: Option<SocketAddr>,
     },
@@ -234,20 +243,23 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         (Answer::KeysRead { hosts }, _, Request::ReadKeys { .. }) => {
             print(format_args!("read the files of {hosts} {}", if hosts == 1 { "host" } else { "hosts" }))
         }
-        (
-            Answer::Done,
-            _,
-            Request::Remove { .. }
-            | Request::Detach { .. }
-            | Request::AddHost { .. }
-            | Request::RemoveHost { .. }
-            | Request::Ana { .. },
-        ) => Ok(()),
+        (Answer::Done, _, asked) if asked.has_no_answer() => Ok(()),
         (Answer::Status(status), Command::Status { json: true }, _) => {
             print(serde_json::to_string(&status).map_err(Failure::run)?)
         }
         (Answer::Status(status), Command::Status { json: false }, _) => print(in_words(&status)),
         _ => Err(Failure::run("the daemon has answered something else; it may be of another version")),
+    }
+}
+
+impl Request {
+    /// Whether there is nothing to say when it is done.
+    fn has_no_answer(&self) -> bool {
+        use Request::{AddHost, Alua, Ana, Detach, Remove, RemoveHost};
+        matches!(
+            self,
+            Remove { .. } | Detach { .. } | AddHost { .. } | RemoveHost { .. } | Ana { .. } | Alua { .. }
+        )
     }
 }
 
@@ -349,6 +361,7 @@ Examples:
   blockmux ctl unix:/run/user/1000/blockmux.sock attach data NQN 2
   blockmux ctl unix:/run/user/1000/blockmux.sock ana NQN 1 inaccessible
   blockmux ctl unix:/run/user/1000/blockmux.sock add-host NQN HOSTNQN
+  blockmux ctl unix:/run/user/1000/blockmux.sock alua IQN standby --at 192.0.2.2:3260
 
 A RAM volume or a file gets the size that is given. Without a size, that of the
 file below is looked at again; another size of a block device, an iSCSI unit or

@@ -23,6 +23,7 @@ mod records;
 mod regular;
 mod repeats;
 mod report;
+mod reset;
 mod serve;
 mod show;
 mod signals;
@@ -56,6 +57,8 @@ enum Command {
     Info(info::Args),
     /// List what a server exports
     Discover(discover::Args),
+    /// Reset a logical unit or a target, or end what is under way there
+    Reset(reset::Args),
     /// Ask a running `serve --control` for its status, or change what it serves
     Ctl(ctl::Args),
     /// Measure volumes over every protocol, beside the bare sockets
@@ -71,6 +74,7 @@ impl Command {
             Command::Copy(args) => copy::run(&args),
             Command::Info(args) => info::run(&args).map(|()| ExitCode::SUCCESS),
             Command::Discover(args) => discover::run(&args).map(|()| ExitCode::SUCCESS),
+            Command::Reset(args) => reset::run(&args).map(|()| ExitCode::SUCCESS),
             Command::Ctl(args) => ctl::run(&args).map(|()| ExitCode::SUCCESS),
             Command::Bench(args) => bench::run(&args),
             Command::Report(args) => report::run(&args).map(|()| ExitCode::SUCCESS),

@@ -14,6 +14,7 @@ use blockmux_engine::socket::Address;
 use blockmux_engine::target::TargetTask;
 use blockmux_proto::exports::{Export, Exports};
 use blockmux_proto::iscsi::initiator::wishes;
+use blockmux_proto::iscsi::login::operational::{Key, Parameters};
 use blockmux_proto::iscsi::target::{self as iscsi, LocalSessions};
 use blockmux_proto::nbd::initiator::Features;
 use blockmux_proto::nbd::target::TargetSession;
@@ -21,7 +22,7 @@ use blockmux_proto::nvmeof;
 use blockmux_proto::session::{Home, StreamSession, Target};
 use blockmux_volume::{
     Channel, Completion, Core, DelayVolume, Delays, Io, IoError, Limit, Limits, MemVolume, Memory, Op, Pool,
-    RateVolume, ReadyList, SgList, Tag, Volume, VolumeInfo,
+    RateVolume, ReadyList, SgList, Tag, Volume, VolumeInfo, Waker,
 };
 use iscsi_dialer::IscsiDialer;
 use nbd_dialer::NbdDialer;
@@ -29,6 +30,7 @@ use std::cell::OnceCell;
 use std::fmt::{self, Write};
 use std::num::NonZeroU64;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tracing::field::{Field, Visit};
@@ -101,6 +103,10 @@ fn stuck() -> Arc<DelayVolume> {
 }
 
 fn over_iscsi(volume: Arc<dyn Volume>) -> Scene {
+    over_iscsi_with(volume, wishes())
+}
+
+fn over_iscsi_with(volume: Arc<dyn Volume>, wishes: Parameters) -> Scene {
     let (node, local) = (OnceCell::new(), LocalSessions::new(Home::new(0_u32)));
     Scene::over(
         volume,
@@ -108,7 +114,7 @@ fn over_iscsi(volume: Arc<dyn Volume>) -> Scene {
             let node = node.get_or_init(|| iscsi_sides::node(&exports));
             iscsi::TargetSession::among(&local, node.clone(), 1, pool, [3; 32], now)
         },
-        IscsiDialer::new(&address(), "disk0", wishes()),
+        IscsiDialer::new(&address(), "disk0", wishes),
     )
 }
 
@@ -134,6 +140,98 @@ fn what_an_iscsi_target_gives_up_when_it_is_asked_to_is_sent_again_over_the_same
     scene.submit(1, Op::Write { fua: false });
     scene.run_for(1);
     assert!(matches!(scene.done()[..], [Completion { tag: Tag(1), result: Ok(_) }]));
+}
+
+/// Its first reads take this long and cannot be ended sooner; all else is done at once.
+struct Stubborn {
+    memory: Arc<MemVolume>,
+    /// How many are still to come.
+    reads: Arc<AtomicUsize>,
+    time: Duration,
+}
+
+struct StubbornChannel {
+    quick: Box<dyn Channel>,
+    slow: Box<dyn Channel>,
+    reads: Arc<AtomicUsize>,
+}
+
+impl Volume for Stubborn {
+    fn info(&self) -> VolumeInfo {
+        self.memory.info()
+    }
+
+    fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
+        let slow = DelayVolume::new(self.memory.clone(), Delays { read: self.time, ..Delays::default() });
+        let (quick, slow) = (self.memory.open(core, depth, waker.clone())?, slow.open(core, depth, waker)?);
+        Ok(Box::new(StubbornChannel { quick, slow, reads: self.reads.clone() }))
+    }
+}
+
+impl Channel for StubbornChannel {
+    fn submit(&mut self, io: Io) {
+        let left = self.reads.load(Ordering::Relaxed);
+        if io.op != Op::Read || left == 0 {
+            return self.quick.submit(io);
+        }
+        self.reads.store(left - 1, Ordering::Relaxed);
+        self.slow.submit(io);
+    }
+
+    fn kick(&mut self) {
+        self.quick.kick();
+        self.slow.kick();
+    }
+
+    fn poll(&mut self, done: &mut Vec<Completion>) {
+        self.quick.poll(done);
+        self.slow.poll(done);
+    }
+}
+
+#[test]
+fn what_cannot_be_aborted_is_ended_by_a_reset_and_done_again_over_the_same_connection() {
+    // So long that the target has to be asked for a reset of the unit, of itself, or left.
+    let steps = [(43, 0, 1), (50, 1, 1), (56, 2, 1), (75, 2, 2)];
+    for (seconds, resets, connections) in steps {
+        let volume = Stubborn {
+            memory: Arc::new(MemVolume::new(SIZE)),
+            reads: Arc::new(AtomicUsize::new(4)),
+            time: Duration::from_secs(seconds),
+        };
+        let mut scene = over_iscsi(Arc::new(volume));
+        (1..=4).for_each(|tag| scene.submit(tag, Op::Read));
+        scene.run_for(31);
+        // What comes later is done at once, unless a reset finds it: then after that.
+        scene.submit(5, Op::Write { fua: false });
+        scene.run_for(89);
+        let mut done: Vec<_> =
+            scene.done().into_iter().map(|done| (done.tag.0, done.result.is_ok())).collect();
+        done.sort_unstable();
+        assert_eq!(done, [1, 2, 3, 4, 5].map(|tag| (tag, true)), "{seconds} s");
+        let said = scene.said();
+        let steps = ["give up what it owes", "reset the logical unit", "reset itself"];
+        let asked = steps.map(|step| said.matches(&format!("the target is asked to {step}")).count());
+        assert_eq!(asked, [1, usize::from(resets > 0), usize::from(resets > 1)], "{seconds} s: {said}");
+        assert_eq!(scene.connections(), connections, "{seconds} s: {said}");
+    }
+}
+
+#[test]
+fn another_session_begins_when_time2wait_is_over() {
+    let volume = Stubborn {
+        memory: Arc::new(MemVolume::new(SIZE)),
+        reads: Arc::new(AtomicUsize::new(1)),
+        time: Duration::from_secs(75),
+    };
+    let mut scene = over_iscsi_with(Arc::new(volume), wishes().with(Key::DefaultTime2Wait, 30));
+    scene.submit(1, Op::Read);
+    // The connection is given up after a minute.
+    scene.run_for(85);
+    assert!(scene.said().contains("connection lost"));
+    assert_eq!((scene.connections(), scene.done().len()), (1, 0));
+    scene.run_for(15);
+    assert_eq!((scene.connections(), scene.done().len()), (2, 1));
 }
 
 #[test]

@@ -318,15 +318,21 @@ pub trait Initiator: Timed {
         0
     }
 
-    /// Asks the target to give up what the last so many looks have found too long under way. Whether it does: then what the
-    /// target has given up comes back ([`Initiator::poll_aborted`]), or the next looks find it again.
-    fn abort_overdue(&mut self, _looks: u32) -> bool {
-        false
+    /// Asks the target to give up what the last so many looks have found too long under way, or takes a harsher step if it
+    /// was asked before. What it asks for, as it follows "the target is asked"; then what the target has given up comes back
+    /// ([`Initiator::poll_aborted`]), or the next looks find it again. `None`: there is nothing left to be asked for.
+    fn abort_overdue(&mut self, _looks: u32) -> Option<&'static str> {
+        None
     }
 
     /// A request that the target has given up; nothing is known of what it has done.
     fn poll_aborted(&mut self) -> Option<Io> {
         None
+    }
+
+    /// How long to wait before another session takes this one's place, when its connection is gone.
+    fn redials_after(&self) -> Duration {
+        Duration::ZERO
     }
 
     /// The connection is gone: takes back every request that has not completed, oldest first, to be replayed on

@@ -312,6 +312,10 @@ impl<Q: QueuePair, S: RdmaSession + Initiator> Initiator for Driven<Q, S> {
         self.session.look()
     }
 
+    fn redials_after(&self) -> std::time::Duration {
+        self.session.redials_after()
+    }
+
     fn take_unfinished(&mut self) -> Vec<Io> {
         self.session_mut().take_unfinished()
     }

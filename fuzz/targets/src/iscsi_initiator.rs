@@ -12,7 +12,7 @@ use crate::iscsi_target::{exports, node};
 use crate::records::Records;
 use crate::requests::{Requests, take_turns};
 use crate::wire::Wire;
-use blockmux_proto::iscsi::initiator::{BurstSize, Config, InitiatorSession, Mode, wishes};
+use blockmux_proto::iscsi::initiator::{BurstSize, Config, Function, InitiatorSession, Mode, wishes};
 use blockmux_proto::iscsi::login::operational::{CRC32C, Key, Parameters};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::target::TargetSession;
@@ -35,7 +35,7 @@ pub(crate) fn iscsi_initiator(data: &[u8]) {
         initiator: name("iqn.2026-11.i:me"),
         target: name(TARGET),
         lun: Lun::new(0),
-        mode: choices.of(&[Mode::Use, Mode::Use, Mode::Use, Mode::Describe]),
+        mode: choices.of(&[Mode::Use, Mode::Use, Mode::Manage(Function::LOGICAL_UNIT_RESET), Mode::Describe]),
         chap: None,
         wishes,
         isid: [0x80, 0, 0, 0, 0, 1],
@@ -228,7 +228,9 @@ impl Sent {
             Opcode::TASK_MANAGEMENT_REQUEST => {
                 let request: &TaskManagementRequest = transmute_ref!(bhs);
                 let referenced = request.referenced_task_tag.get();
-                assert!(bhs.is_immediate() && self.tags.contains(&referenced));
+                // A reset is about no task.
+                assert!(bhs.is_immediate());
+                assert!(referenced == RESERVED_TAG || self.tags.contains(&referenced));
             }
             other => panic!("an initiator does not send {other}"),
         }

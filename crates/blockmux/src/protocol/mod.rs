@@ -17,12 +17,14 @@ pub(crate) use nbd::NBD;
 pub(crate) use nvme_tcp::NVME_TCP;
 
 use crate::failure::Failure;
+use crate::reset::What;
 use blockmux_engine::listener::Serve;
 use blockmux_engine::socket::Address;
 use blockmux_lab::ceiling::{MessageShape, Transport};
 use blockmux_proto::exports::{Exports, VolumeId};
 use blockmux_proto::iscsi::node::Chap;
 use blockmux_proto::nvmeof::node::Referral;
+use blockmux_proto::scsi::AccessState;
 use blockmux_volume::Volume;
 use blockmux_wire::nvme::log::AnaState;
 use serde::Serialize;
@@ -164,7 +166,20 @@ pub(crate) trait Live: Send {
         _state: AnaState,
         _at: Option<SocketAddr>,
     ) -> Result<(), String> {
-        Err(format!("{target}: iSCSI has no ANA groups; name a subsystem of NVMe"))
+        Err(format!("{target}: iSCSI has no ANA groups; name a subsystem of NVMe, or say `alua`"))
+    }
+
+    /// Sets how the portal group of a listener leads to the logical units of a target, or how all do.
+    ///
+    /// # Errors
+    /// If there is no such listener, or it is not alone in its group.
+    fn set_access_state(
+        &self,
+        target: &str,
+        _state: AccessState,
+        _at: Option<SocketAddr>,
+    ) -> Result<(), String> {
+        Err(format!("{target}: NVMe has ANA groups instead; name a target of iSCSI, or say `ana`"))
     }
 }
 
@@ -207,6 +222,14 @@ pub(crate) trait Remote {
     /// # Errors
     /// If the server cannot be reached or does not tell.
     fn discover(&self) -> Result<Found, Failure>;
+
+    /// Has the server reset something; answers what it was.
+    ///
+    /// # Errors
+    /// If the server cannot be reached or does not do it.
+    fn reset(&self, _what: What) -> Result<&'static str, Failure> {
+        Err(Failure::request("only units of iSCSI and iSER can be reset; write iscsi://host/target-name/lun"))
+    }
 }
 
 /// A volume in its protocol's own words.

@@ -203,6 +203,10 @@ impl Desk {
                 let set = |live: &dyn Live| live.set_ana_state(target, *group, state.word(), *at);
                 self.change(target, set).map(|()| Answer::Done)
             }
+            Request::Alua { target, state, at } => {
+                let set = |live: &dyn Live| live.set_access_state(target, state.word(), *at);
+                self.change(target, set).map(|()| Answer::Done)
+            }
         };
         done.unwrap_or_else(Answer::Failed)
     }

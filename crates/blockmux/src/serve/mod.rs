@@ -23,7 +23,7 @@ use crate::failure::Failure;
 use crate::machine::memory_bytes;
 use crate::output::print;
 use crate::poll::Poll;
-use crate::protocol::{Live, NVME_TCP, Protocol, Service, Started, nvme_tcp};
+use crate::protocol::{ISCSI, Live, NVME_TCP, Protocol, Service, Settings, Started, iscsi, nvme_tcp};
 use crate::signals;
 use announce::Announcement;
 use blockmux_engine::cores::{Cores, CoresConfig};
@@ -36,6 +36,7 @@ use control::{Control, Desk, Parts};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use setup::{NamedSpec, Setup};
 use std::io;
+use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::{ExitCode, ExitStatus};
@@ -168,16 +169,22 @@ pub(crate) fn run(args: Args) -> Result<ExitCode, Failure> {
 
 /// Whether every listener that the config says something of is there, if there is any of its protocol.
 fn check_listeners(setup: &Setup, addresses: &[(&'static Protocol, Address)]) -> Result<(), Failure> {
-    let tcp = addresses.iter().filter_map(|(protocol, address)| match address {
-        Address::Tcp(tcp) if protocol.name == NVME_TCP.name => Some(*tcp),
-        _ => None,
-    });
-    let tcp: Vec<_> = tcp.collect();
-    if tcp.is_empty() {
-        return Ok(());
+    let checks: [(&Protocol, CheckListeners); 2] =
+        [(&NVME_TCP, nvme_tcp::check_listeners), (&ISCSI, iscsi::check_access_states)];
+    for (one, check) in checks {
+        let tcp = addresses.iter().filter_map(|(protocol, address)| match address {
+            Address::Tcp(tcp) if protocol.served_as() == one.name => Some(*tcp),
+            _ => None,
+        });
+        let tcp: Vec<_> = tcp.collect();
+        if !tcp.is_empty() {
+            check(&setup.settings, &tcp).map_err(Failure::request)?;
+        }
     }
-    nvme_tcp::check_listeners(&setup.settings, &tcp).map_err(Failure::request)
+    Ok(())
 }
+
+type CheckListeners = fn(&Settings, &[SocketAddr]) -> Result<(), String>;
 
 /// Lets the process open as many files as it may: each connection takes one, and one more for each file below.
 fn allow_files() {
@@ -316,6 +323,8 @@ each volume is a target of its own. A secret file is chmod 600:
   luns = [0]
   CHAP_N = \"host\"
   secret_file = \"host.secret\"
+Listeners that lead to a target less well than others, or not now:
+  access_states = { \"192.0.2.2:3260\" = \"active/non-optimized\" }
 
 --state: initiators can ask for reservations that outlive a restart (APTPL).
 They are kept in that directory, $XDG_STATE_HOME/blockmux if that is set, one

@@ -288,6 +288,28 @@ fn a_state_at_a_listener_that_is_not_there_is_refused() {
 }
 
 #[test]
+fn an_access_state_at_a_listener_that_is_not_there_is_refused() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let with = |listener: &str| {
+        let text = format!(
+            "iscsi = ['127.0.0.1:0']\n[[volume]]\nname = 'a'\nspec = 'mem:1m'\n[[iscsi_target]]\n\
+             TargetName = 'iqn.2026-11.com.example:x'\nluns = {{ 0 = 'a' }}\n\
+             access_states = {{ '{listener}' = 'standby' }}\n"
+        );
+        std::fs::write(file.path(), text).unwrap();
+        let output = blockmux(["serve", "--config", file.path().to_str().unwrap(), "--run", "true"]);
+        (text_of(&output), output.status.code())
+    };
+    let (said, status) = with("127.0.0.2");
+    assert!(
+        said.contains("access_states: nobody listens for it at 127.0.0.2:3260; name one of 127.0.0.1:"),
+        "{said}"
+    );
+    assert_eq!((said.lines().count(), status), (1, Some(2)));
+    assert_eq!(with("127.0.0.1:0").1, Some(0));
+}
+
+#[test]
 fn advice_to_open_something_read_only_is_not_given_for_a_destination() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("disk.img");

@@ -11,7 +11,7 @@ use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -487,4 +487,143 @@ fn an_ana_state_is_set_at_the_listeners_that_there_are() {
     let elsewhere = controlled.refusal(&["ana", nqn, "1", "optimized", "--at", "192.0.2.1:4420"]);
     assert!(elsewhere.contains(&format!("no such listener; there is {listener}")), "{elsewhere}");
     assert_eq!(controlled.ctl(&["ana", nqn, "1", "best"]).status.code(), Some(2));
+}
+
+/// A target with a portal group for each of two listeners, the second of which is in standby, over a slow file.
+fn two_portal_groups(directory: &Path) -> (Controlled, [String; 2]) {
+    let config = directory.join("b.toml");
+    let image = directory.join("disk.img");
+    let written = format!(
+        "iscsi = ['127.0.0.1:0', '127.0.0.2:0']\n[[volume]]\nname = 'a'\n\
+         spec = 'delay:10ms:file:{}?size=8m'\n[[iscsi_target]]\nTargetName = '{IQN}'\nluns = {{ 0 = 'a' }}\n\
+         access_states = {{ '127.0.0.2:0' = 'standby' }}\n",
+        image.display()
+    );
+    fs::write(&config, written).unwrap();
+    let controlled = Controlled::serve(&["--config", &config.display().to_string()]);
+    let [first, second] = &controlled.daemon.urls_of("iscsi")[..] else { panic!("two listeners") };
+    let urls = [first.clone(), second.clone()];
+    (controlled, urls)
+}
+
+/// The listener of a URL.
+fn listener(url: &str) -> &str {
+    url.split('/').nth(2).unwrap()
+}
+
+/// Each state that REPORT TARGET PORT GROUPS has of two groups with a port each.
+fn states(scsi: &mut RawIscsi) -> [u8; 2] {
+    // Attentions come first.
+    let answers = (0..8).map(|_| scsi.run(&[0xa3, 0x0a, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0], &[], 256));
+    let (_, data) = answers.into_iter().find(|(status, _)| *status == GOOD).unwrap();
+    assert_eq!(data.len(), 4 + 2 * 12);
+    [data[4] & 0x0f, data[16] & 0x0f]
+}
+
+#[test]
+fn portal_groups_lead_to_units_as_the_config_and_then_ctl_says() {
+    let directory = tempfile::tempdir().unwrap();
+    let (controlled, urls) = two_portal_groups(directory.path());
+    let [mut first, mut second] = urls.each_ref().map(|url| RawIscsi::login(url, "iqn.2026-11.i:a"));
+    assert!(can_read(&mut first, 0) && !can_read(&mut second, 0));
+    for scsi in [&mut first, &mut second] {
+        assert_eq!(states(scsi), [0, 2]);
+    }
+    let second_at = listener(&urls[1]);
+    controlled.said(&["alua", IQN, "active/non-optimized", "--at", second_at]);
+    for scsi in [&mut first, &mut second] {
+        assert_eq!(scsi.run(&[0; 6], &[], 0).0, CHECK_CONDITION, "everybody is told");
+        assert_eq!(states(scsi), [0, 1]);
+        assert!(can_read(scsi, 0));
+    }
+    controlled.said(&["alua", IQN, "unavailable"]);
+    for scsi in [&mut first, &mut second] {
+        assert_eq!(states(scsi), [3, 3]);
+        assert!(!can_read(scsi, 0) && !can_read(scsi, 0));
+    }
+    // What is added to the target is reached as well, or as badly.
+    controlled.said(&["add", "b=mem:1m"]);
+    assert_eq!(controlled.said(&["attach", "b", IQN]), format!("{IQN}  1\n"));
+    let of_second_unit = |url: &str| {
+        let mut scsi = RawIscsi::login(&url.replace("/0", "/1"), "iqn.2026-11.i:b");
+        scsi.lun = 1;
+        let states = states(&mut scsi);
+        (can_read(&mut scsi, 0), states)
+    };
+    assert_eq!(of_second_unit(&urls[0]), (false, [3, 3]));
+    controlled.said(&["alua", IQN, "active/optimized", "--at", listener(&urls[0])]);
+    assert_eq!(of_second_unit(&urls[0]), (true, [0, 3]));
+    assert_eq!(of_second_unit(&urls[1]), (false, [0, 3]));
+    let elsewhere = controlled.refusal(&["alua", IQN, "standby", "--at", "192.0.2.1:3260"]);
+    assert!(elsewhere.contains(&format!("no such listener; there is {}", listener(&urls[0]))), "{elsewhere}");
+    assert!(controlled.refusal(&["ana", IQN, "1", "optimized"]).contains("iSCSI has no ANA groups"));
+    assert_eq!(controlled.ctl(&["alua", IQN, "offline"]).status.code(), Some(2));
+}
+
+#[test]
+fn listeners_of_one_portal_group_have_one_state() {
+    let controlled = Controlled::serve(&["a=mem:1m", "--iscsi", "127.0.0.1:0", "--iscsi", "127.0.0.2:0"]);
+    let urls = controlled.daemon.urls_of("iscsi");
+    let (own, at) = ("iqn.2026-11.blockmux:a", listener(&urls[0]));
+    let refusal = controlled.refusal(&["alua", own, "standby", "--at", at]);
+    assert!(refusal.contains(&format!("{at} is one portal group with other listeners")), "{refusal}");
+    controlled.said(&["alua", own, "standby"]);
+    assert!(urls.iter().all(|url| !can_read(&mut RawIscsi::login(url, "iqn.2026-11.i:a"), 0)));
+}
+
+#[test]
+fn our_initiator_follows_access_states_from_portal_to_portal_and_loses_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let (controlled, urls) = two_portal_groups(directory.path());
+    let source = directory.path().join("source.img");
+    let bytes: Vec<u8> =
+        (0..8_u32 << 18).flat_map(|nth| nth.wrapping_mul(0x9e37_79b9).to_le_bytes()).collect();
+    fs::write(&source, &bytes).unwrap();
+    let from = format!("file:{}", source.display());
+    // By way of the second portal alone nothing could be written at first, and by none of them all the time.
+    let to = format!("{}?paths=all", urls[1]);
+    let mut copy = Command::new(BLOCKMUX);
+    copy.args(["copy", "--verify", "--bs", "64k", "--iodepth", "2", &from, &to]);
+    let mut copy = copy.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut swaps = 0;
+    while copy.try_wait().unwrap().is_none() {
+        let (better, worse) = if swaps % 2 == 0 { (1, 0) } else { (0, 1) };
+        controlled.said(&["alua", IQN, "active/optimized", "--at", listener(&urls[better])]);
+        controlled.said(&["alua", IQN, "standby", "--at", listener(&urls[worse])]);
+        swaps += 1;
+        std::thread::park_timeout(Duration::from_millis(100));
+    }
+    let output = copy.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).starts_with("copied and verified 8 MiB"), "{}", text(&output.stdout));
+    assert!(swaps >= 3, "{swaps} changes are none that matter");
+    assert!(fs::read(directory.path().join("disk.img")).unwrap() == bytes);
+}
+
+const IQN: &str = "iqn.2026-11.com.example:disk";
+
+#[test]
+fn a_reset_is_told_to_those_who_use_the_unit_and_a_cold_one_ends_their_sessions() {
+    let controlled = Controlled::serve(&["a=mem:1m", "--iscsi", "127.0.0.1:0"]);
+    let (url, mut scsi) = (controlled.daemon.urls_of("iscsi").remove(0), controlled.login());
+    let over_rdma = controlled.daemon.urls_of("iser").remove(0);
+    for (what, url, is_told) in [
+        ("lun", &url, true),
+        ("target", &over_rdma, true),
+        ("abort-task-set", &url, false),
+        ("clear-task-set", &over_rdma, false),
+        ("target", &url, true),
+    ] {
+        assert!(can_read(&mut scsi, 0));
+        succeed(Command::new(BLOCKMUX).args(["reset", url, what]));
+        assert_eq!(scsi.run(&[0; 6], &[], 0).0 == CHECK_CONDITION, is_told, "{what}");
+    }
+    succeed(Command::new(BLOCKMUX).args(["reset", &url, "cold"]));
+    assert!(scsi.is_closed());
+    assert!(can_read(&mut controlled.login(), 0));
+    let nowhere = blockmux(["reset", &url.replace("/0", "/7")]);
+    assert!(text(&nowhere.stderr).contains("it has no such logical unit (LOGICAL_UNIT_RESET"));
+    let nbd = blockmux(["reset", &controlled.daemon.url()]);
+    assert!(text(&nbd.stderr).contains("only units of iSCSI and iSER can be reset"));
+    assert_eq!((nowhere.status.code(), nbd.status.code()), (Some(1), Some(2)));
 }

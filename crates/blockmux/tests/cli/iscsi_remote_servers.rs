@@ -298,6 +298,43 @@ fn istgt_is_discovered_described_and_copied_to_and_from() {
     copies_there_and_back(&server, &with(&url, "header_digest=on&data_digest=on&connections=3"));
 }
 
+/// What we say when a target has done this, or why it has not.
+fn reset(url: &str, what: &str) -> Result<String, String> {
+    let output = blockmux(["reset", url, what]);
+    if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
+}
+
+#[test]
+fn tgtd_resets_what_it_is_asked_to() {
+    if !has("tgtd") {
+        return;
+    }
+    let server = Server::tgtd();
+    let url = server.url(1);
+    assert_eq!(reset(&url, "lun").unwrap(), "the logical unit is reset\n");
+    assert_eq!(reset(&url, "abort-task-set").unwrap(), "the session has no commands any more\n");
+    for what in ["target", "clear-task-set", "cold"] {
+        let said = reset(&url, what).unwrap_err();
+        assert!(said.contains("the target does not do it: it does not know how"), "{said}");
+    }
+    copies_there_and_back(&server, &url);
+}
+
+#[test]
+fn istgt_resets_what_it_is_asked_to() {
+    if !has("istgt") {
+        return;
+    }
+    let server = Server::istgt("Auto");
+    let url = server.url(0);
+    assert_eq!(reset(&url, "lun").unwrap(), "the logical unit is reset\n");
+    assert_eq!(reset(&url, "target").unwrap(), "the target is reset\n");
+    assert_eq!(reset(&url, "clear-task-set").unwrap(), "nobody has commands there any more\n");
+    assert_eq!(reset(&url, "abort-task-set").unwrap(), "the session has no commands any more\n");
+    assert_eq!(reset(&url, "cold").unwrap(), "the target is reset, and all its sessions are over\n");
+    copies_there_and_back(&server, &url);
+}
+
 #[test]
 fn istgt_takes_several_connections_to_a_session() {
     if !has("istgt") {

@@ -20,8 +20,8 @@ use crate::connection::Broken;
 use crate::socket::Address;
 use crate::sys;
 use blockmux_proto::iscsi::initiator::{
-    BurstSize, Config, DiscoverySession, FoundTarget, InitiatorSession, LoginStatus, Mode, Refused,
-    TargetAddress, UnitInfo,
+    BurstSize, Config, DiscoverySession, FoundTarget, Function, FunctionResponse, InitiatorSession,
+    LoginStatus, Mode, Refused, TargetAddress, UnitInfo,
 };
 use blockmux_proto::iscsi::login::chap::Algorithm;
 use blockmux_proto::iscsi::login::operational::Parameters;
@@ -110,6 +110,27 @@ pub fn luns(endpoint: &Endpoint, over: &impl Datamover) -> Result<Vec<Lun>, Conn
     }
 }
 
+/// Has the target do what a task management function asks for, over a session of its own that sends no command; answers
+/// what it says of that.
+///
+/// # Errors
+/// If the target cannot be reached, refuses the login, or does not answer.
+pub fn manage(
+    endpoint: &Endpoint,
+    over: &impl Datamover,
+    function: Function,
+) -> Result<FunctionResponse, ConnectError> {
+    let answer = Answer::to_mode(endpoint, over, Mode::Manage(function))?;
+    if let Some(response) = answer.iscsi().managed() {
+        return Ok(response);
+    }
+    let refused = answer.iscsi().refused().cloned();
+    Err(match refused {
+        Some(refused) => ConnectError::refused(answer.address(), refused),
+        None => ConnectError::silent(answer.address()),
+    })
+}
+
 /// Lists the targets of a portal, and how many more it has than we keep.
 ///
 /// # Errors
@@ -165,11 +186,16 @@ struct Answer<D: Datamover> {
 
 impl<D: Datamover> Answer<D> {
     fn to(endpoint: &Endpoint, over: &D) -> Result<Answer<D>, ConnectError> {
+        Answer::to_mode(endpoint, over, Mode::Describe)
+    }
+
+    fn to_mode(endpoint: &Endpoint, over: &D, mode: Mode) -> Result<Answer<D>, ConnectError> {
         let mut moves = Moves::from(endpoint.address.clone());
         let (mut names, mut over) = (Vec::new(), over.clone());
         loop {
             let from = moves.address().clone();
-            let (session, chap) = ask(&Endpoint { address: from.clone(), ..endpoint.clone() }, &mut over)?;
+            let (session, chap) =
+                ask(&Endpoint { address: from.clone(), ..endpoint.clone() }, &mut over, mode)?;
             let Some(Refused::Moved { address: to, permanent }) = D::iscsi(&session).refused() else {
                 moves.settle();
                 return Ok(Answer { session, over, chap, moves, names });
@@ -207,11 +233,15 @@ impl<D: Datamover> Answer<D> {
 }
 
 /// One login from start to end at one address, and what CHAP it used.
-fn ask<D: Datamover>(endpoint: &Endpoint, over: &mut D) -> Result<(D::Session, Option<Chap>), ConnectError> {
+fn ask<D: Datamover>(
+    endpoint: &Endpoint,
+    over: &mut D,
+    mode: Mode,
+) -> Result<(D::Session, Option<Chap>), ConnectError> {
     let mut attempts = attempts(endpoint.chap.clone()).peekable();
     loop {
         let chap = attempts.next().flatten();
-        let session = ask_once(&Endpoint { chap: chap.clone(), ..endpoint.clone() }, over)?;
+        let session = ask_once(&Endpoint { chap: chap.clone(), ..endpoint.clone() }, over, mode)?;
         if attempts.peek().is_none() || !D::iscsi(&session).refused().is_some_and(is_about_chap) {
             return Ok((session, chap));
         }
@@ -219,25 +249,28 @@ fn ask<D: Datamover>(endpoint: &Endpoint, over: &mut D) -> Result<(D::Session, O
 }
 
 /// The same with one CHAP. `over` becomes what the target understands.
-fn ask_once<D: Datamover>(endpoint: &Endpoint, over: &mut D) -> Result<D::Session, ConnectError> {
+fn ask_once<D: Datamover>(endpoint: &Endpoint, over: &mut D, mode: Mode) -> Result<D::Session, ConnectError> {
     let address = &endpoint.address;
     let random = Randomness::new(address)?;
-    let config = endpoint.config(Mode::Describe, random.isid(0));
+    let config = endpoint.config(mode, random.isid(0));
     let with = random.with(Pool::new(LOG_IN_POOL), Instant::now());
     let mut session = over.session(config, false, with);
     let is_over = |session: &D::Session| D::iscsi(session).is_over();
-    let ran = run_session(address, &mut session, LOG_IN_TIMEOUT, is_over);
+    let timeout = if mode == Mode::Describe { LOG_IN_TIMEOUT } else { MANAGE_TIMEOUT };
+    let ran = run_session(address, &mut session, timeout, is_over);
     if has_hung_up(&ran)
         && D::is_misunderstood(&session)
         && let Some(older) = over.older()
     {
         *over = older;
-        return ask_once(endpoint, over);
+        return ask_once(endpoint, over, mode);
     }
     let told = D::iscsi(&session);
     match ran {
         // Only the good-bye is missing.
-        Err(_) if told.unit().is_some() || told.refused().is_some() => Ok(session),
+        Err(_) if told.unit().is_some() || told.refused().is_some() || told.managed().is_some() => {
+            Ok(session)
+        }
         Err(broken) => Err(ConnectError::broken(address, broken)),
         Ok(()) => Ok(session),
     }
@@ -456,6 +489,8 @@ impl Randomness {
 
 const ISID_RANDOM: u8 = 0b10 << 6;
 const LOG_IN_TIMEOUT: Duration = Duration::from_secs(10);
+/// A reset waits for what cannot be stopped.
+const MANAGE_TIMEOUT: Duration = Duration::from_secs(60);
 /// A login has no payload to speak of.
 const LOG_IN_POOL: usize = 4 << 20;
 

@@ -54,6 +54,8 @@ pub(super) struct Link<D: Dialer, H: Host> {
     retry: Retry,
     silence: Silence,
     overdue: Overdue,
+    /// The target wants no other session before that.
+    not_before: Option<Instant>,
     /// Requests that the session holds.
     in_flight: usize,
     /// It had a session since it was last at rest: what waits may have been sent before, and waits for this link.
@@ -148,6 +150,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 retry: Retry::new(volume.patience, core.now()),
                 silence: Silence::default(),
                 overdue: Overdue::new(volume.dialer.timeout()),
+                not_before: None,
                 in_flight: 0,
                 was_open: false,
                 is_parked: false,
@@ -174,8 +177,11 @@ impl<D: Dialer, H: Host> Link<D, H> {
             State::Down => {
                 self.queue.push_back(io);
                 self.party.alive.set(self.party.alive.get() + 1);
-                self.retry.begin(self.core.now());
-                self.state = State::Pausing { until: self.core.now() };
+                let now = self.core.now();
+                let until = self.not_before.map_or(now, |then| then.max(now));
+                self.retry.begin(now);
+                self.state = State::Pausing { until };
+                self.core.wake_at(until, &self.waker);
                 self.waker.wake();
             }
             _ => self.queue.push_back(io),

@@ -178,10 +178,16 @@ impl TargetNode {
         self.portals.iter().any(|portal| portal.group_tag == group_tag)
     }
 
-    /// The SCSI port that a portal group is (RFC 7143 §4.4): its name ends in the group's tag.
+    /// The name of the SCSI port that a portal group is (RFC 7143 §4.4): it ends in the group's tag.
+    #[must_use]
+    pub fn port_name(&self, group_tag: u16) -> String {
+        format!("{},t,0x{group_tag:04x}", self.name)
+    }
+
+    /// The SCSI port that a portal group is.
     #[must_use]
     pub fn port(&self, access: &Access, group_tag: u16) -> TargetPort {
-        let name = format!("{},t,0x{group_tag:04x}", self.name);
+        let name = self.port_name(group_tag);
         let known = access.target.ports.iter().find(|port| *port.name == *name);
         known.cloned().unwrap_or_else(|| TargetPort {
             relative_id: group_tag,
@@ -201,7 +207,8 @@ pub fn offer() -> Parameters {
         .with(Key::MaxRecvDataSegmentLength, 256 << 10)
         .with(Key::MaxBurstLength, 1 << 20)
         .with(Key::FirstBurstLength, 256 << 10)
-        .with(Key::DefaultTime2Wait, 2)
+        // Who logs in again ends its old session, whenever that is.
+        .with(Key::DefaultTime2Wait, 0)
         .with(Key::DefaultTime2Retain, 20)
         .with(Key::MaxOutstandingR2T, 8)
         .with(Key::ErrorRecoveryLevel, 2)

@@ -194,6 +194,16 @@ impl Membership {
         }
     }
 
+    /// Ends all other sessions with the same target, as a cold reset does.
+    pub(super) fn end_others(&self) {
+        let live = self.sessions.live();
+        let is_other = |name: &SessionName| *name != self.name && name.target == self.name.target;
+        for (_, other) in live.sessions.iter().filter(|(name, _)| is_other(name)) {
+            other.is_unwanted.store(true, Ordering::Relaxed);
+            other.hang_ups.iter().for_each(|(_, line)| line.hang_up());
+        }
+    }
+
     /// The session has another connection.
     pub(super) fn add_connection(&self, key: u32, hang_up: HangUp) {
         if let Some(entry) = self.sessions.live().sessions.get_mut(&self.name) {

@@ -62,7 +62,7 @@ pub use lun::Lun;
 pub use nexus::{Nexus, TargetPort};
 pub use sense::{Sense, SenseBytes};
 pub use server::{DeviceServer, ManagementResponse, TaskManagement};
-pub use target::{MAX_LUN, Target};
+pub use target::{MAX_LUN, PortGroupStates, Target};
 pub use task::Task;
 pub use unit::{Identity, LogicalUnit};
 

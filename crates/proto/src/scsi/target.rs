@@ -1,5 +1,6 @@
 //! What a target offers to one kind of initiator: LUNs, and the ports that lead to them.
 
+use super::AccessState;
 use super::lun::Lun;
 use super::nexus::TargetPort;
 use super::unit::LogicalUnit;
@@ -16,9 +17,27 @@ pub struct Target {
     pub name: Arc<str>,
     /// Every port of the target; a session is on one of them. Units that are added later know them.
     pub ports: Vec<TargetPort>,
+    states: Arc<PortGroupStates>,
     units: RwLock<BTreeMap<u16, Unit>>,
     /// Grows with each change of the units.
     generation: AtomicU64,
+}
+
+/// How well the port groups of a target lead to its units, as the target itself has it; the same for everybody who sees
+/// some of them. A group is active/optimized until it is said to be otherwise.
+#[derive(Default)]
+pub struct PortGroupStates(RwLock<BTreeMap<u16, AccessState>>);
+
+impl PortGroupStates {
+    /// How a group leads to units that come from now on.
+    pub fn set(&self, group: u16, access: AccessState) {
+        self.0.write().unwrap_or_else(PoisonError::into_inner).insert(group, access);
+    }
+
+    fn all(&self) -> Vec<(u16, AccessState)> {
+        let states = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        states.iter().map(|(group, access)| (*group, *access)).collect()
+    }
 }
 
 type Unit = (VolumeId, Arc<LogicalUnit>);
@@ -27,7 +46,26 @@ impl Target {
     /// A target without logical units.
     #[must_use]
     pub fn new(name: &str, ports: Vec<TargetPort>) -> Target {
-        Target { name: name.into(), ports, units: RwLock::default(), generation: AtomicU64::new(0) }
+        Target {
+            name: name.into(),
+            ports,
+            states: Arc::default(),
+            units: RwLock::default(),
+            generation: AtomicU64::new(0),
+        }
+    }
+
+    /// With the states of port groups that others who see the target have, too. Before any unit is added.
+    #[must_use]
+    pub fn with_states(self, states: &Arc<PortGroupStates>) -> Target {
+        Target { states: states.clone(), ..self }
+    }
+
+    /// Sets how the ports of a group lead to all units, and to those that are added; every initiator is told. Each
+    /// `Target` with the same states has to be told of it.
+    pub fn set_access_state(&self, group: u16, access: AccessState) {
+        self.states.set(group, access);
+        self.units().for_each(|(_, _, unit)| unit.set_access_state(group, access));
     }
 
     /// Adds a logical unit; of several with one number the first counts. Numbers have 14 bits.
@@ -45,6 +83,8 @@ impl Target {
             return false;
         }
         unit.add_ports(&self.ports);
+        // Within the lock: a state that is set meanwhile is seen here, or finds the unit.
+        self.states.all().into_iter().for_each(|(group, access)| unit.set_access_state(group, access));
         units.insert(number, (volume, unit));
         self.generation.fetch_add(1, Ordering::SeqCst);
         true

@@ -15,7 +15,7 @@ use blockmux_proto::session::ProtocolError;
 use blockmux_wire::iwarp::mpa::{
     ENHANCED_LEN, Enhanced, FLAG_CRC, FLAG_ENHANCED, FLAG_MARKERS, FLAG_REJECT, IRD_PEER_TO_PEER,
     IRD_RTR_SEND, KEY_REPLY, KEY_REQUEST, MAX_PRIVATE_DATA, ORD_RTR_READ, ORD_RTR_WRITE, READS_MASK,
-    REQ_REP_LEN, REVISION_1, REVISION_2, ReqRepFrame,
+    READS_UNSAID, REQ_REP_LEN, REVISION_1, REVISION_2, ReqRepFrame,
 };
 use zerocopy::{FromBytes, IntoBytes, U16};
 
@@ -95,7 +95,10 @@ impl Request {
         Agreement {
             has_crc: config.has_crc || self.flags & FLAG_CRC != 0,
             sends_markers: self.flags & FLAG_MARKERS != 0,
-            ord: self.enhanced.map_or(reads, |enhanced| reads.min(enhanced.ird().into())),
+            ord: self
+                .enhanced
+                .filter(Enhanced::says_reads)
+                .map_or(reads, |asked| reads.min(asked.ird().into())),
             ird: reads.max(least),
             rtr,
         }
@@ -112,6 +115,9 @@ impl Request {
         let enhanced = self.enhanced.map(|asked| {
             let mut ird = reads_of(agreement.ird).min(asked.ord());
             let mut ord = reads_of(agreement.ord);
+            if !asked.says_reads() {
+                (ird, ord) = (READS_UNSAID, READS_UNSAID);
+            }
             match agreement.rtr {
                 Some(Rtr::Write) => ord |= ORD_RTR_WRITE,
                 Some(Rtr::Read) => ord |= ORD_RTR_READ,
@@ -160,8 +166,9 @@ pub(super) fn answer(bytes: &[u8], config: &Config, reads: u32) -> Result<Answer
     if granted.is_some() != config.is_enhanced && !is_plain {
         return Err(BAD_REPLY);
     }
-    let granted_ird = granted.map_or(reads, |granted| granted.ird().into());
-    if granted.is_some_and(|granted| u32::from(granted.ord()) > reads) {
+    let said = granted.filter(Enhanced::says_reads);
+    let granted_ird = said.map_or(reads, |granted| granted.ird().into());
+    if said.is_some_and(|granted| u32::from(granted.ord()) > reads) {
         return Err(MANY_READS_WANTED);
     }
     let rtr = match granted.filter(|_| config.is_peer_to_peer) {
@@ -293,6 +300,27 @@ mod tests {
         let (there, here) = agree(&old, &config(), (4, 16));
         assert!(matches!(here, Ok(Answer::Taken(Agreement { ord: 4, ird: 4, .. }, _))));
         assert_eq!((there.ord, there.ird), (16, 16), "nothing was said about it");
+    }
+
+    /// As irdma has it: A, B and the numbers that say nothing; a request with C and D, a reply with one of them.
+    #[test]
+    fn reads_that_are_not_spoken_of_are_left_to_others() {
+        let unsaid = |ord: u16| Enhanced {
+            ird: U16::new(IRD_PEER_TO_PEER | IRD_RTR_SEND | READS_UNSAID),
+            ord: U16::new(ord | READS_UNSAID),
+        };
+        let enhanced = Some(unsaid(ORD_RTR_WRITE | ORD_RTR_READ));
+        let request = Request { flags: FLAG_ENHANCED, rev: REVISION_2, enhanced };
+        let config = Config::default();
+        let agreement = request.agreement(&config, 8);
+        assert_eq!((agreement.ord, agreement.ird, agreement.rtr), (8, 8, Some(Rtr::Write)));
+        let reply = request.reply(&config, &agreement, true, &[]);
+        assert_eq!(reply[REQ_REP_LEN..], [0xbf, 0xff, 0xbf, 0xff]);
+        for (bit, rtr) in [(ORD_RTR_WRITE, Rtr::Write), (ORD_RTR_READ, Rtr::Read)] {
+            let reply = frame(KEY_REPLY, 0, REVISION_2, Some(unsaid(bit)), &[]);
+            let Ok(Answer::Taken(agreement, _)) = answer(&reply, &config, 8) else { panic!("it is taken") };
+            assert_eq!((agreement.ord, agreement.ird, agreement.rtr), (8, 8, Some(rtr)));
+        }
     }
 
     #[test]

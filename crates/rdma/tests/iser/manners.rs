@@ -5,7 +5,7 @@ use blockmux_proto::iscsi::login::operational::{Key, Parameters};
 use blockmux_proto::iscsi::node::offer;
 use blockmux_proto::iscsi::target::{IserTargetSession, TargetSession};
 use blockmux_proto::rdma::{Event, RdmaSession, Stag, Work, WorkError};
-use blockmux_proto::session::{ProtocolError, StreamSession, Target};
+use blockmux_proto::session::{ProtocolError, StreamSession, Target, Timed};
 use blockmux_volume::{Chunk, Seg};
 use blockmux_wire::iscsi::scsi::*;
 use blockmux_wire::iscsi::session::*;
@@ -611,4 +611,129 @@ fn a_session_of_several_connections_puts_commands_in_order_with_their_memory() {
     let mut bytes = [request.as_bytes(), text.as_bytes()].concat();
     bytes.resize(bytes.len().next_multiple_of(4), 0);
     assert!(stream.on_bytes(&Chunk::from_slice(&bytes)).is_err());
+}
+
+#[test]
+fn an_initiator_that_says_it_greets_is_answered_and_then_served() {
+    let greeted = |greeting: [u8; 4]| {
+        let (mut client, _) = Client::connect(&Served::new(offer(), None), &[0x80, 0, 0, 0]);
+        let text = format!(
+            "InitiatorName={INITIATOR}\0TargetName={TARGET}\0RDMAExtensions=Yes\0iSERHelloRequired=Yes\0"
+        );
+        client.send(ControlHeader::new(), &login_request(), text.as_bytes()).unwrap();
+        assert_eq!(client.answer().0.opcode(), Opcode::LOGIN_RESPONSE);
+        client.assert_quiet();
+        let mut hello = greeting.to_vec();
+        hello.resize(28, 0);
+        let result = client.raw(&hello);
+        (client, result)
+    };
+    let reply = |client: &mut Client| {
+        let works = client.works();
+        let at = works.iter().position(|work| matches!(work, Work::Send { .. })).unwrap();
+        let Some(Work::Send { head, .. }) = works.remove(at) else { panic!() };
+        head.to_vec()
+    };
+    let (mut client, result) = greeted([0x20, 0xaa, 0, 1]);
+    result.unwrap();
+    assert_eq!(reply(&mut client)[..5], [0x30, 0xaa, 0, 1, 0]);
+    for lun in [0, 1] {
+        let command = client.command(lun, &[0; 6], 0, 0);
+        client.send(ControlHeader::new(), &command, &[]).unwrap();
+        assert_eq!(sense(&client.answer()), (6, 0x2900));
+    }
+    // There is one read at a time then.
+    let commands = [client.write(0, 2), client.write(2, 2)];
+    for command in &commands {
+        client.send(ControlHeader::new().with_write(DATA.0, DATA.1), command, &[]).unwrap();
+    }
+    for command in &commands {
+        let reads = client.works().iter().filter(|work| matches!(work, Work::Read { .. })).count();
+        assert_eq!(reads, 1, "{:?}", command.initiator_task_tag);
+        client.fill(&pattern(1024));
+    }
+    commands.iter().for_each(|command| client.assert_good(command.initiator_task_tag.get()));
+    // Of another version, or without reads: refused, and the connection ends.
+    for wrong in [[0x20, 0x11, 0, 1], [0x20, 0xaa, 0, 0]] {
+        let (mut client, result) = greeted(wrong);
+        result.unwrap();
+        assert_eq!(reply(&mut client)[0], 0x31);
+        assert!(client.works().iter().any(|work| matches!(work, Work::Disconnect)));
+    }
+    assert_eq!(greeted([0x10, 0, 0, 0]).1.unwrap_err().reference, "RFC 7145 §5.1");
+}
+
+#[test]
+fn no_more_is_said_unasked_than_the_initiator_takes() {
+    let mut client = Client::log_in("MaxOutstandingUnexpectedPDUs=2\0");
+    let mut reject = || {
+        let nameless = client.read(0, 1);
+        client.send(ControlHeader::new(), &nameless, &[]).unwrap();
+    };
+    (0..4).for_each(|_| reject());
+    let rejects: Vec<Bhs> = (0..2).map(|_| client.answer().0).collect();
+    assert!(rejects.iter().all(|bhs| bhs.opcode() == Opcode::REJECT));
+    client.assert_quiet();
+    // What comes behind them waits, until the first is acknowledged.
+    let mut command = client.command(0, &[0; 6], 0, 0);
+    client.send(ControlHeader::new(), &command, &[]).unwrap();
+    client.assert_quiet();
+    let reject = Reject::read_from_bytes(rejects[1].as_bytes()).unwrap();
+    let itt = command.initiator_task_tag.get();
+    command = client.command(0, &[0; 6], 0, 0);
+    command.exp_stat_sn = (reject.stat_sn.get() + 1).into();
+    client.send(ControlHeader::new(), &command, &[]).unwrap();
+    assert_eq!([client.answer(), client.answer()].map(|(bhs, _)| bhs.opcode()), [Opcode::REJECT; 2]);
+    client.assert_good(itt);
+    client.assert_good(command.initiator_task_tag.get());
+}
+
+#[test]
+fn an_initiator_that_does_not_answer_a_read_is_left_when_something_waits_for_that() {
+    #[derive(PartialEq)]
+    enum Waits {
+        Nothing,
+        Abort,
+        Logout,
+    }
+    for (waits, is_left) in [(Waits::Nothing, false), (Waits::Abort, true), (Waits::Logout, true)] {
+        let mut client = Client::log_in("");
+        let command = client.write(0, 32);
+        client.send(with_data(), &command, &[]).unwrap();
+        assert!(matches!(client.works().pop_front(), Some(Work::Read { .. })));
+        if waits == Waits::Abort {
+            let mut request = TaskManagementRequest::new_zeroed();
+            (request.opcode, request.function) = (Opcode::TASK_MANAGEMENT_REQUEST.0 | FLAG_IMMEDIATE, 0x81);
+            request.initiator_task_tag = 0x77.into();
+            request.referenced_task_tag = command.initiator_task_tag;
+            client.send(ControlHeader::new(), &request, &[]).unwrap();
+        }
+        if waits == Waits::Logout {
+            let mut request = LogoutRequest::new_zeroed();
+            (request.opcode, request.reason) = (Opcode::LOGOUT_REQUEST.0 | FLAG_IMMEDIATE, FLAG_FINAL);
+            request.initiator_task_tag = 0x78.into();
+            client.send(ControlHeader::new(), &request, &[]).unwrap();
+        }
+        let (begin, mut error) = (Instant::now(), None);
+        for seconds in 0..150 {
+            let now = begin + std::time::Duration::from_secs(seconds);
+            let session = &mut client.server.driven.session;
+            while error.is_none() && session.poll_timeout().is_some_and(|due| due <= now) {
+                error = session.on_timeout(now).err().map(|error| (seconds, error.what));
+            }
+            // It is there all the time.
+            let mut nop = NopOut::new_zeroed();
+            (nop.opcode, nop.flags) = (Opcode::NOP_OUT.0 | FLAG_IMMEDIATE, FLAG_FINAL);
+            nop.initiator_task_tag = RESERVED_TAG.into();
+            nop.target_transfer_tag = RESERVED_TAG.into();
+            client.send(ControlHeader::new(), &nop, &[]).unwrap();
+        }
+        assert_eq!(error.is_some(), is_left, "{error:?}");
+        if let Some((seconds, what)) = error {
+            assert!((60..=125).contains(&seconds), "{seconds}");
+            assert_eq!(what, "did not answer an RDMA Read for a minute that its tasks' end waits for");
+            client.event(Event::Disconnected).unwrap();
+            assert!(client.server.driven.session.is_over());
+        }
+    }
 }

@@ -2,6 +2,7 @@
 
 use crate::bench::{Hand, Served, Server, initiator, list, pattern};
 use blockmux_proto::iscsi::initiator::{IserInitiatorSession, wishes};
+use blockmux_proto::iscsi::login::operational::{Key, Parameters};
 use blockmux_proto::iscsi::node::offer;
 use blockmux_proto::iscsi::target::IserTargetSession;
 use blockmux_proto::rdma::{Access, Event, RdmaSession, Remote, Stag, Work, WorkId};
@@ -31,9 +32,13 @@ const BASE: u64 = 0x1000;
 
 impl Wire {
     fn new(private_data: &[u8]) -> Wire {
+        Wire::wishing(wishes(), private_data)
+    }
+
+    fn wishing(wishes: Parameters, private_data: &[u8]) -> Wire {
         let served = Served::new(offer(), None);
         let server = Server::new(&served, Hand::new(served.session()));
-        let client = Hand::new(initiator(wishes()));
+        let client = Hand::new(initiator(wishes));
         let mut wire = Wire { client, server, open: BTreeMap::new(), next_stag: 7, mangle: |_| {} };
         let requested = Event::Requested { private_data: private_data.to_vec() };
         wire.server.driven.session.on_event(requested).unwrap();
@@ -446,4 +451,32 @@ fn what_is_unfinished_is_taken_back_and_nothing_refers_to_it() {
     let tags: Vec<_> = wire.client.session.take_unfinished().into_iter().map(|io| io.tag.0).collect();
     assert_eq!(tags, [0, 1, 2]);
     assert!(wire.client.session.poll_work(100).is_none());
+}
+
+#[test]
+fn a_target_that_greets_wrongly_or_not_at_all_is_left() {
+    let greeted = |mangle: fn(&mut Vec<u8>)| {
+        let mut wire = Wire::wishing(wishes().with(Key::iSERHelloRequired, 1), &[0x80, 0, 0, 0]);
+        wire.mangle = mangle;
+        wire.run().map(|()| wire.client.session.is_ready())
+    };
+    assert_eq!(greeted(|_| {}), Ok(true));
+    let refused = greeted(|message| {
+        if message[0] == 0x30 {
+            message[0] = 0x31;
+        }
+    });
+    assert_eq!(refused.unwrap_err().what, "refused the connection in its HelloReply");
+    let greedy = greeted(|message| {
+        if message[0] == 0x30 {
+            message[2] = 1;
+        }
+    });
+    assert_eq!(greedy.unwrap_err().reference, "RFC 7145 §5.1, §9.4");
+    let none = greeted(|message| {
+        if message[0] == 0x30 {
+            message[0] = 0x10;
+        }
+    });
+    assert_eq!(none.unwrap_err().reference, "RFC 7145 §5.1");
 }

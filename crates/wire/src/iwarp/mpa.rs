@@ -49,6 +49,12 @@ pub struct Marker {
 const _: () = assert!(size_of::<Marker>() == MARKER_LEN);
 
 impl Enhanced {
+    /// Whether it says how many reads there may be, rather than leave that to others.
+    #[must_use]
+    pub const fn says_reads(&self) -> bool {
+        self.ird() != READS_UNSAID && self.ord() != READS_UNSAID
+    }
+
     /// RDMA Reads that its sender answers at a time.
     #[inline]
     #[must_use]
@@ -120,7 +126,9 @@ pub const REVISION_2: u8 = 2;
 
 /// A, in `ird`: either side may send first, and so the one that connects sends an RTR message before all else.
 pub const IRD_PEER_TO_PEER: u16 = 0x8000;
-/// B, in `ird`: the RTR message may be a Send without payload.
+/// B, in `ird`: the RTR message may be an FPDU of zero length, as people write it, which is a Send without payload: Linux's
+/// siw takes none because it would take a receive buffer of the ULP's, and its irdma and nes set the bit in each frame,
+/// beside C and D.
 pub const IRD_RTR_SEND: u16 = 0x4000;
 /// C, in `ord`: the RTR message may be an RDMA Write without payload.
 pub const ORD_RTR_WRITE: u16 = 0x8000;
@@ -128,6 +136,8 @@ pub const ORD_RTR_WRITE: u16 = 0x8000;
 pub const ORD_RTR_READ: u16 = 0x4000;
 /// What is left for a number of reads.
 pub const READS_MASK: u16 = 0x3fff;
+/// As a number of reads: whoever is above MPA agrees on that, if anybody does.
+pub const READS_UNSAID: u16 = 0x3fff;
 
 /// Of a request or reply without private data, in bytes.
 pub const REQ_REP_LEN: usize = 20;

@@ -2,6 +2,7 @@
 //!
 //! Keys that RFC 7143 has a name for have that name.
 
+use super::access::{ListenerStates, State, is_at};
 use super::{PREFIX, default_target};
 use crate::address::ListenAddress;
 use crate::failure::Failure;
@@ -27,6 +28,8 @@ pub(crate) struct TargetEntry {
     /// Those of the listeners that lead to it; none means all.
     #[serde(default)]
     portals: Vec<ListenAddress>,
+    /// How well listeners lead to its units, by their addresses; at others it is active/optimized.
+    access_states: Option<BTreeMap<String, State>>,
     /// Volumes by LUN; none if the target is elsewhere.
     #[serde(default)]
     luns: BTreeMap<String, String>,
@@ -125,6 +128,8 @@ pub(crate) struct ConfiguredTarget {
     pub(super) alias: String,
     /// Those of the listeners that lead to it; none means all.
     portals: Vec<SocketAddr>,
+    /// How well they lead to its units; each is a portal group then.
+    pub(super) access_states: Option<ListenerStates>,
     /// Names of volumes by LUN.
     pub(super) luns: BTreeMap<u16, String>,
     pub(super) removable: bool,
@@ -179,6 +184,8 @@ impl ConfiguredTarget {
             Address::Unix(_) => Err(wrong("a portal is no Unix socket; write host:port".to_owned())),
         });
         let portals = portals.collect::<Result<_, _>>()?;
+        let access_states =
+            entry.access_states.as_ref().map(ListenerStates::prepare).transpose().map_err(wrong)?;
         let offer = entry.offer().map_err(wrong)?;
         let acl = entry.acl.iter().map(|acl| acl.prepare(&luns, &wrong));
         let mut acl = acl.collect::<Result<Vec<_>, _>>()?;
@@ -194,16 +201,23 @@ impl ConfiguredTarget {
         let needs_digests =
             [entry.header_digest, entry.data_digest].map(|digest| digest == Some(Digest::Crc32c));
         let TargetEntry { target_alias: alias, removable, .. } = entry;
-        Ok(ConfiguredTarget { name, alias, portals, luns, removable, offer, needs_digests, redirect, acl })
+        Ok(ConfiguredTarget {
+            name,
+            alias,
+            portals,
+            access_states,
+            luns,
+            removable,
+            offer,
+            needs_digests,
+            redirect,
+            acl,
+        })
     }
 
     /// Whether that listener leads to it.
     pub(super) fn is_at(&self, listener: &SocketAddr) -> bool {
-        let is_same = |portal: &SocketAddr| {
-            (portal.ip() == listener.ip() || portal.ip().is_unspecified())
-                && (portal.port() == listener.port() || portal.port() == 0)
-        };
-        self.portals.is_empty() || self.portals.iter().any(is_same)
+        self.portals.is_empty() || self.portals.iter().any(|portal| is_at(portal, listener))
     }
 
     /// Whether every initiator has to prove itself.

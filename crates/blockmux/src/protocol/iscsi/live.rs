@@ -1,13 +1,14 @@
 //! Targets that are served, and logical units that come and go.
 
-use super::node::default;
+use super::node::{Portals, default};
 use super::{PREFIX, default_target, name};
 use crate::machine::machine_id;
 use crate::protocol::{Live, Place, Settings};
 use blockmux_proto::exports::{Export, Exports, VolumeId};
-use blockmux_proto::iscsi::node::{Node, Portal, TargetNode, UnitChange};
-use blockmux_proto::scsi::{Identity, LogicalUnit, MAX_LUN};
+use blockmux_proto::iscsi::node::{Node, TargetNode, UnitChange};
+use blockmux_proto::scsi::{AccessState, Identity, LogicalUnit, MAX_LUN};
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// A volume as a logical unit; whatever target leads to it, it is the same one.
@@ -26,8 +27,9 @@ pub(super) struct Units {
 pub(super) struct LiveTargets {
     pub(super) node: Arc<Node>,
     pub(super) units: Units,
-    /// Where each volume is a target of its own: the portals of all.
-    pub(super) own_portals: Option<Vec<Portal>>,
+    pub(super) portals: Portals,
+    /// Each volume is a target of its own.
+    pub(super) has_own: bool,
 }
 
 impl Units {
@@ -67,19 +69,32 @@ impl LiveTargets {
         let found = self.node.targets().into_iter().find(|target| target.name.as_str() == name);
         found.ok_or_else(|| format!("there is no target `{name}`"))
     }
+
+    /// The portal groups of a target that a listener is in, or all.
+    fn groups(&self, target: &TargetNode, at: Option<SocketAddr>) -> Result<BTreeSet<u16>, String> {
+        let own = target.portals.iter().map(|portal| portal.group_tag);
+        let Some(at) = at else { return Ok(own.collect()) };
+        match self.portals.group_of(at) {
+            Some((group_tag, true)) if target.is_in_group(group_tag) => Ok([group_tag].into()),
+            Some((_, false)) => Err(format!(
+                "{at} is one portal group with other listeners; a config file with `access_states` gives each its own"
+            )),
+            _ => Err(format!("no such listener; there is {}", self.portals.in_words())),
+        }
+    }
 }
 
 impl Live for LiveTargets {
     fn add(&self, volume: VolumeId) {
-        let Some((portals, unit)) = self.own_portals.as_ref().zip(self.units.of(volume)) else { return };
+        let Some(unit) = self.units.of(volume).filter(|_| self.has_own) else { return };
         if let Some(export) = self.units.exports.get(volume) {
-            self.node.add(default(&export, &unit, portals.clone()));
+            self.node.add(default(&export, &unit, &self.portals));
             self.node.tell(UnitChange::Added(volume, &unit.1));
         }
     }
 
     fn remove(&self, volume: VolumeId) {
-        if let Some(export) = self.units.exports.get(volume).filter(|_| self.own_portals.is_some()) {
+        if let Some(export) = self.units.exports.get(volume).filter(|_| self.has_own) {
             self.node.remove(&name(&default_target(&export.name)));
         }
         for access in self.node.targets().iter().flat_map(|target| &target.access) {
@@ -119,5 +134,21 @@ impl Live for LiveTargets {
         let views = found.access.iter().map(|access| &access.target);
         let gone = views.map(|view| view.remove(|own, _| u32::from(own) == number).len()).sum::<usize>();
         if gone == 0 { Err(format!("{target}: there is no LUN {number}")) } else { Ok(()) }
+    }
+
+    fn set_access_state(
+        &self,
+        target: &str,
+        state: AccessState,
+        at: Option<SocketAddr>,
+    ) -> Result<(), String> {
+        let found = self.target(target)?;
+        let group_tags = self.groups(&found, at).map_err(|error| format!("{target}: {error}"))?;
+        for access in &found.access {
+            for group_tag in &group_tags {
+                access.target.set_access_state(found.port(access, *group_tag).group, state);
+            }
+        }
+        Ok(())
     }
 }

@@ -3,11 +3,13 @@
 //! Unless the config file has targets, each volume is a target of its own, named `iqn.2026-11.blockmux:NAME`, and in it
 //! the only logical unit, LUN 0.
 
+mod access;
 mod config;
 mod live;
 mod node;
 mod remote;
 
+pub(crate) use access::{State, check_access_states};
 pub(crate) use config::{ConfiguredTarget, DiscoveryEntry, TargetEntry};
 
 use super::{Protocol, Settings, Way};

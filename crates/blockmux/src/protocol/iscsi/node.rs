@@ -7,11 +7,11 @@ use crate::protocol::{Service, Started};
 use blockmux_engine::iscsi;
 use blockmux_engine::socket::Address;
 use blockmux_proto::exports::Export;
-use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::{Access, Node, Portal, TargetNode};
-use blockmux_proto::scsi::{self, TargetPort};
+use blockmux_proto::scsi::{self, AccessState, PortGroupStates, TargetPort};
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
 use tracing::warn;
 
 /// Serves to accepted connections: one for each address, in order.
@@ -23,84 +23,61 @@ pub(super) fn serve(service: &Service<'_>) -> Started {
     let portals = Portals::new(addresses, &settings.iscsi);
     let targets = if settings.iscsi.is_empty() {
         let of_export = exports.iter().zip(&all);
-        of_export.map(|((_, export), (_, unit))| default(&export, unit, portals.all())).collect()
+        of_export.map(|((_, export), (_, unit))| default(&export, unit, &portals)).collect()
     } else {
-        let mut ports = 0;
-        let of_entry = settings.iscsi.iter().map(|target| {
-            let portals = portals.of(target);
-            if portals.is_empty() {
-                warn!(target = %target.name, "is at none of the listeners, and so out of reach: see its portals");
-            }
-            let first = ports;
-            ports += groups(&portals).len();
-            configured(target, &all, portals, first)
-        });
-        of_entry.collect()
+        settings.iscsi.iter().map(|target| configured(target, &all, &portals)).collect()
     };
     let node = Node::new(targets);
     let node = Arc::new(match &settings.iscsi_discovery {
         Some(chap) => node.with_discovery_chap(chap.clone()),
         None => node,
     });
-    let serve = portals.groups().map(|group_tag| iscsi::serve(&node, exports, group_tag)).collect();
-    let own_portals = settings.iscsi.is_empty().then(|| portals.all());
-    Started { serve, live: Some(Box::new(LiveTargets { node, units, own_portals })) }
+    let serve = portals.group_tags().map(|group_tag| iscsi::serve(&node, exports, group_tag)).collect();
+    let has_own = settings.iscsi.is_empty();
+    Started { serve, live: Some(Box::new(LiveTargets { node, units, portals, has_own })) }
 }
 
 /// The target that a volume is where none are configured.
-pub(super) fn default(export: &Export, (id, unit): &Unit, portals: Vec<Portal>) -> TargetNode {
-    let target = TargetNode::new(name(&default_target(&export.name)), portals, Vec::new());
-    let view = view(&target.name, &target.portals, 0).with_unit(0, *id, unit.clone());
+pub(super) fn default(export: &Export, (id, unit): &Unit, portals: &Portals) -> TargetNode {
+    let target = TargetNode::new(name(&default_target(&export.name)), portals.all(), Vec::new());
+    let ports = portals.ports(&target);
+    let view = scsi::Target::new(target.name.as_str(), ports).with_unit(0, *id, unit.clone());
     let access = vec![Access { initiator: None, chap: None, target: Arc::new(view) }];
     TargetNode { alias: export.description.clone(), access, ..target }
 }
 
-fn configured(
-    configured: &ConfiguredTarget,
-    units: &[(String, Unit)],
-    portals: Vec<Portal>,
-    ports_before: usize,
-) -> TargetNode {
+fn configured(configured: &ConfiguredTarget, units: &[(String, Unit)], portals: &Portals) -> TargetNode {
+    let target = TargetNode::new(configured.name.clone(), portals.of(configured), Vec::new());
+    if target.portals.is_empty() {
+        warn!(target = %target.name, "is at none of the listeners, and so out of reach: see its portals");
+    }
+    let (ports, states) = (portals.ports(&target), Arc::new(PortGroupStates::default()));
+    for (group_tag, state) in portals.states(configured) {
+        let name = target.port_name(group_tag);
+        ports.iter().filter(|port| *port.name == *name).for_each(|port| states.set(port.group, state));
+    }
     let access = configured.acl.iter().map(|Acl { initiator, chap, luns, .. }| {
         let seen =
             configured.luns.iter().filter(|(lun, _)| luns.as_ref().is_none_or(|luns| luns.contains(lun)));
+        let empty = scsi::Target::new(target.name.as_str(), ports.clone()).with_states(&states);
         let view =
-            seen.fold(view(&configured.name, &portals, ports_before), |view, (lun, volume)| {
-                match units.iter().find(|(name, _)| name == volume) {
-                    Some((_, (id, unit))) => view.with_unit(*lun, *id, unit.clone()),
-                    None => view,
-                }
+            seen.fold(empty, |view, (lun, volume)| match units.iter().find(|(name, _)| name == volume) {
+                Some((_, (id, unit))) => view.with_unit(*lun, *id, unit.clone()),
+                None => view,
             });
         Access { initiator: initiator.clone(), chap: chap.clone(), target: Arc::new(view) }
     });
     let access = access.collect();
-    let target = TargetNode::new(configured.name.clone(), portals, access);
     let (alias, redirect) = (configured.alias.clone(), configured.redirect.clone());
-    TargetNode { alias, redirect, offer: configured.offer, ..target }
-}
-
-/// A target's logical units as some initiators see them, without any yet. Each portal group is a port; no two ports of
-/// targets that share a unit have one number, so `ports_before` are of other targets.
-fn view(name: &Name, portals: &[Portal], ports_before: usize) -> scsi::Target {
-    let port = |(nth, group_tag): (usize, u16)| TargetPort {
-        relative_id: u16::try_from(ports_before + nth + 1).unwrap_or(u16::MAX),
-        group: group_tag,
-        name: format!("{name},t,0x{group_tag:04x}").into(),
-    };
-    scsi::Target::new(name.as_str(), groups(portals).into_iter().enumerate().map(port).collect())
-}
-
-/// The portal groups of portals that are in order.
-fn groups(portals: &[Portal]) -> Vec<u16> {
-    let mut groups: Vec<u16> = portals.iter().map(|portal| portal.group_tag).collect();
-    groups.dedup();
-    groups
+    TargetNode { alias, redirect, access, offer: configured.offer, ..target }
 }
 
 /// The listeners as portals. They are one portal group, so that a session may use any of them, unless some lead to
-/// other targets than others.
-struct Portals {
+/// other targets than others, or less well.
+pub(super) struct Portals {
     portals: Vec<(SocketAddr, Portal)>,
+    /// How many target ports have a number already.
+    numbered: AtomicU16,
 }
 
 impl Portals {
@@ -110,7 +87,9 @@ impl Portals {
             Address::Unix(_) => None,
         });
         let is_one_group = addresses.iter().all(|address| match address {
-            Address::Tcp(tcp) => targets.iter().all(|target| target.is_at(tcp)),
+            Address::Tcp(tcp) => {
+                targets.iter().all(|target| target.is_at(tcp) && target.access_states.is_none())
+            }
             Address::Unix(_) => true,
         });
         let portal = |(group_tag, tcp): (u16, SocketAddr)| {
@@ -119,7 +98,7 @@ impl Portals {
             let address = if tcp.ip().is_unspecified() { format!(":{port}") } else { tcp.to_string() };
             (tcp, Portal { address, group_tag: if is_one_group { 1 } else { group_tag } })
         };
-        Portals { portals: (1..).zip(tcp).map(portal).collect() }
+        Portals { portals: (1..).zip(tcp).map(portal).collect(), numbered: AtomicU16::new(0) }
     }
 
     fn all(&self) -> Vec<Portal> {
@@ -132,7 +111,38 @@ impl Portals {
     }
 
     /// The group of each listener, in order.
-    fn groups(&self) -> impl Iterator<Item = u16> {
+    fn group_tags(&self) -> impl Iterator<Item = u16> {
         self.portals.iter().map(|(_, portal)| portal.group_tag)
+    }
+
+    /// The ports of a target: each portal group is one, and a target port group of its own. No two ports of this daemon
+    /// have one number, for units may be shared by targets.
+    fn ports(&self, target: &TargetNode) -> Vec<TargetPort> {
+        let mut tags: Vec<u16> = target.portals.iter().map(|portal| portal.group_tag).collect();
+        tags.dedup();
+        let port = |group_tag: u16| {
+            let number = self.numbered.fetch_add(1, Ordering::Relaxed).wrapping_add(1).max(1);
+            TargetPort { relative_id: number, group: number, name: target.port_name(group_tag).into() }
+        };
+        tags.into_iter().map(port).collect()
+    }
+
+    /// How well each group leads to a target's units at first, where its config says so.
+    fn states(&self, target: &ConfiguredTarget) -> impl Iterator<Item = (u16, AccessState)> {
+        let states = target.access_states.iter();
+        states.flat_map(|states| self.portals.iter().map(|(tcp, portal)| (portal.group_tag, states.of(tcp))))
+    }
+
+    /// The portal group that a listener is in, and whether it is alone there; `None` if it is no listener.
+    pub(super) fn group_of(&self, listener: SocketAddr) -> Option<(u16, bool)> {
+        let (_, own) = self.portals.iter().find(|(tcp, _)| *tcp == listener)?;
+        let in_group = self.group_tags().filter(|tag| *tag == own.group_tag).count();
+        Some((own.group_tag, in_group == 1))
+    }
+
+    /// The addresses of all, for people.
+    pub(super) fn in_words(&self) -> String {
+        let all: Vec<_> = self.portals.iter().map(|(tcp, _)| tcp.to_string()).collect();
+        all.join(", ")
     }
 }

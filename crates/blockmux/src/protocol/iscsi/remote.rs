@@ -6,10 +6,13 @@ use crate::failure::Failure;
 use crate::output::both_sizes;
 use crate::protocol::{Description, ELSEWHERE, Found, FoundExport, Remote};
 use crate::reach;
+use crate::reset::What;
 use blockmux_engine::connection::Broken;
 use blockmux_engine::initiator::iscsi::{self, ConnectError, Datamover, Endpoint, OverIwarp, OverTcp};
 use blockmux_engine::socket::Address;
-use blockmux_proto::iscsi::initiator::{FoundTarget, Refused, TargetAddress, UnitInfo, wishes};
+use blockmux_proto::iscsi::initiator::{
+    FoundTarget, Function, FunctionResponse, Refused, TargetAddress, UnitInfo, wishes,
+};
 use blockmux_proto::iscsi::login::chap::{Algorithm, Credentials, Secret};
 use blockmux_proto::iscsi::login::operational::{CRC32C, Key, Parameters};
 use blockmux_proto::iscsi::name::Name;
@@ -102,6 +105,28 @@ impl<D: Datamover> Remote for IscsiRemote<D> {
 
     fn discover(&self) -> Result<Found, Failure> {
         self.ask(|address| self.list(address))
+    }
+
+    fn reset(&self, what: What) -> Result<&'static str, Failure> {
+        let target = self.target()?;
+        let (function, done) = match what {
+            What::Lun => (Function::LOGICAL_UNIT_RESET, "the logical unit is reset"),
+            What::Target => (Function::TARGET_WARM_RESET, "the target is reset"),
+            What::Cold => (Function::TARGET_COLD_RESET, "the target is reset, and all its sessions are over"),
+            What::AbortTaskSet => (Function::ABORT_TASK_SET, "the session has no commands any more"),
+            What::ClearTaskSet => (Function::CLEAR_TASK_SET, "nobody has commands there any more"),
+        };
+        let response =
+            self.ask(|address| iscsi::manage(&self.endpoint(address, target, 1), &self.over, function))?;
+        let why = match response {
+            FunctionResponse::FUNCTION_COMPLETE => return Ok(done),
+            FunctionResponse::LUN_DOES_NOT_EXIST => "it has no such logical unit",
+            FunctionResponse::TASK_MANAGEMENT_FUNCTION_NOT_SUPPORTED => "it does not know how",
+            FunctionResponse::FUNCTION_AUTHORIZATION_FAILED => "it does not let us",
+            _ => "it rejects that",
+        };
+        let url = &self.url;
+        Err(Failure::run(format!("{url}: the target does not do it: {why} ({function}: {response})")))
     }
 }
 

@@ -101,8 +101,9 @@ impl<D: Dialer, H: Host> Link<D, H> {
                     self.consumer.wake();
                 }
                 self.moves.go_home();
-                self.state = State::Pausing { until: at };
-                self.core.wake_at(at, &self.waker);
+                let until = self.not_before.map_or(at, |then| then.max(at));
+                self.state = State::Pausing { until };
+                self.core.wake_at(until, &self.waker);
                 Progress::Drained
             }
         }
@@ -111,6 +112,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
     /// No other path is of use any more, so that this one is tried soon, even if it was none for long.
     pub(in crate::initiator) fn hurry(&mut self) {
         let soon = self.core.now() + LONGEST_PAUSE;
+        let soon = self.not_before.map_or(soon, |then| then.max(soon));
         if let State::Pausing { until } = &mut self.state
             && *until > soon
         {
@@ -171,6 +173,8 @@ impl<D: Dialer, H: Host> Link<D, H> {
             if !self.is_closing {
                 lanes.end();
             }
+            let wait = session.redials_after();
+            self.not_before = (!wait.is_zero()).then(|| self.core.now() + wait);
             let open = self.party.open.get();
             self.party.open.set(open.saturating_sub(usize::from(is_checked)));
             while let Some(io) = session.poll_misplaced().or_else(|| session.poll_aborted()) {

@@ -43,9 +43,10 @@ impl<D: Dialer, H: Host> Link<D, H> {
         let is_shut = self.in_flight == 0 && !self.queue.is_empty() && !is_none;
         let span = self.overdue.on_look(session.look(), is_shut)?;
         // Where there are other paths, one of them does it sooner.
-        if !self.has_other_paths && session.abort_overdue(LOOKS) {
+        let asked = if self.has_other_paths { None } else { session.abort_overdue(LOOKS) };
+        if let Some(asked) = asked {
             let (target, span) = (self.moves.address(), overdue::written(span));
-            warn!(%target, "no answer within {span}; the target is asked to give up what it owes");
+            warn!(%target, "no answer within {span}; the target is asked {asked}");
             return Some(Progress::More);
         }
         Some(self.lose_unanswered(span))

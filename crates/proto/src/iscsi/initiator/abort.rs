@@ -1,33 +1,51 @@
-//! ABORT TASK, for commands whose answers do not come (RFC 7143 §11.5, §11.6).
+//! Task management, for commands whose answers do not come (RFC 7143 §11.5, §11.6).
 //!
+//! ```text
+//!   ABORT TASK ──▶ LOGICAL UNIT RESET ──▶ TARGET WARM RESET ──▶ another connection
+//! ```
 //! Such commands are aborted one after the other, oldest first, each on the connection that it belongs to. Until the target
 //! has answered, a command keeps its tag and its memory, and what comes for it is taken: it may still end by itself. With
-//! the answer the target has done with it, and its I/O is handed back. A target that refuses, or owes this answer, too, has
-//! failed: the driver learns that from the next look.
+//! the answer the target has done with it, and its I/O is handed back. A target that refuses, or owes this answer, too, is
+//! asked to reset the logical unit, then itself, as Linux's initiators do; what one look finds unanswered the next one takes
+//! a step further. A reset ends whatever it finds, also what others have under way (SAM-5 §6.3.3): no command is sent until it is
+//! answered, and all that were under way come back then. What the driver learns from the look behind the last step is that
+//! the connection is to be given up.
+//!
+//! An answer that was given up on may still come, and says nothing any more.
 //!
 //! Over RDMA nothing is aborted, but the connection given up, for with it goes every way to a command's memory.
 
 use super::full::FullFeature;
-use super::immediate::ABORT_TAG;
+use super::immediate::{ABORT_TAG, MANAGE_TAG};
 use super::lane::Lane;
 use crate::iscsi::pdu;
 use crate::slots::Key;
+use blockmux_wire::iscsi::RESERVED_TAG;
 use blockmux_wire::iscsi::scsi::{Function, FunctionResponse, TaskManagementRequest, TaskManagementResponse};
 use std::collections::VecDeque;
 use zerocopy::IntoBytes;
 
-/// The commands to be aborted.
+/// What the target is asked to give up.
 #[derive(Default)]
 pub(super) struct Aborts {
-    /// Oldest first; not more than there are commands.
+    /// Commands to be aborted, oldest first; not more than there are commands.
     tasks: VecDeque<Key>,
-    /// The one that the target was asked to abort.
+    /// What the target was asked for last.
     asked: Option<Asked>,
+    /// Tags of requests that were given up on, and their connections; at most [`MAX_GIVEN_UP`].
+    given_up: VecDeque<(u16, u32)>,
+    /// A reset was answered: all commands are to come back.
+    is_reset: bool,
+    /// How the only request of a session was answered.
+    answer: Option<FunctionResponse>,
 }
 
-/// An abort under way.
+/// A request under way.
 struct Asked {
-    key: Key,
+    function: Function,
+    /// The command to be aborted.
+    task: Option<Key>,
+    tag: u32,
     /// The number of its connection.
     cid: u16,
     /// A look has found it under way.
@@ -35,8 +53,21 @@ struct Asked {
     is_refused: bool,
 }
 
+impl Aborts {
+    /// No command is sent that a reset might find or not.
+    #[inline]
+    pub(super) fn holds_commands(&self) -> bool {
+        self.asked.as_ref().is_some_and(|asked| asked.task.is_none())
+    }
+
+    /// How the only request of a session was answered, once it is.
+    pub(super) fn answer(&self) -> Option<FunctionResponse> {
+        self.answer
+    }
+}
+
 impl FullFeature {
-    /// As [`Initiator::look`](crate::session::Initiator::look). An abort that a second look finds unanswered is overdue
+    /// As [`Initiator::look`](crate::session::Initiator::look). A request that a second look finds unanswered is overdue
     /// beyond doubt.
     pub(super) fn look(&mut self) -> u32 {
         let seen = self.queue.look();
@@ -46,16 +77,63 @@ impl FullFeature {
     }
 
     /// As [`Initiator::abort_overdue`](crate::session::Initiator::abort_overdue), just after a look.
-    pub(super) fn abort_overdue(&mut self, looks: u32, lanes: &mut [Lane]) -> bool {
-        if self.aborts.asked.is_some() || !self.may_send() || lanes.iter().any(|lane| lane.mover.is_some()) {
-            return false;
+    pub(super) fn abort_overdue(&mut self, looks: u32, lanes: &mut [Lane]) -> Option<&'static str> {
+        if !self.may_send() || lanes.iter().any(|lane| lane.mover.is_some()) {
+            return None;
         }
-        self.aborts.tasks = self.queue.overdue(looks).into();
-        self.abort_next(lanes);
-        if let Some(asked) = &mut self.aborts.asked {
-            asked.is_seen = true;
+        match self.aborts.asked.take() {
+            None => {
+                self.aborts.tasks = self.queue.overdue(looks).into();
+                self.abort_next(lanes);
+            }
+            Some(unanswered) => self.escalate(&unanswered, lanes),
         }
-        self.aborts.asked.is_some()
+        let asked = self.aborts.asked.as_mut()?;
+        asked.is_seen = true;
+        Some(match asked.function {
+            Function::ABORT_TASK => "to give up what it owes",
+            Function::LOGICAL_UNIT_RESET => "to reset the logical unit",
+            _ => "to reset itself",
+        })
+    }
+
+    /// Takes the next step after a request that was refused or not answered. A command of the queue's own belongs to no I/O
+    /// that could be done again, so that none of those may be under way.
+    #[cold]
+    fn escalate(&mut self, unanswered: &Asked, lanes: &mut [Lane]) {
+        self.aborts.tasks.clear();
+        if !unanswered.is_refused {
+            if self.aborts.given_up.len() == MAX_GIVEN_UP {
+                self.aborts.given_up.pop_front();
+            }
+            self.aborts.given_up.push_back((unanswered.cid, unanswered.tag));
+        }
+        let function = match unanswered.function {
+            Function::ABORT_TASK => Function::LOGICAL_UNIT_RESET,
+            Function::LOGICAL_UNIT_RESET => Function::TARGET_WARM_RESET,
+            _ => return,
+        };
+        let is_free = !self.aborts.given_up.iter().any(|(_, tag)| *tag == tag_of(function));
+        if is_free && !self.queue.has_own() {
+            self.manage(function, lanes);
+        }
+    }
+
+    /// Asks for a function that is about no single task.
+    pub(super) fn manage(&mut self, function: Function, lanes: &mut [Lane]) {
+        let Some(lane) = lanes.iter_mut().find(|lane| lane.is_open()) else { return };
+        let tag = tag_of(function);
+        let request = TaskManagementRequest {
+            initiator_task_tag: tag.into(),
+            referenced_task_tag: RESERVED_TAG.into(),
+            ..self.numbers(lane).task_management(function, self.lun)
+        };
+        self.ask(lane, Asked { function, task: None, tag, cid: lane.cid, ..Asked::NONE }, &request);
+    }
+
+    fn ask(&mut self, lane: &mut Lane, asked: Asked, request: &TaskManagementRequest) {
+        pdu::push(&mut lane.outbox, lane.terms.digests, request.as_bytes(), &[]);
+        self.aborts.asked = Some(asked);
     }
 
     /// Whether there is something to abort and nothing asked for.
@@ -73,36 +151,68 @@ impl FullFeature {
             let Some(lane) = lanes.iter_mut().find(|lane| lane.cid == cid && lane.is_open()) else {
                 continue;
             };
+            let (function, tag) = (Function::ABORT_TASK, key.short() | ABORT_TAG);
             let request = TaskManagementRequest {
-                initiator_task_tag: (key.short() | ABORT_TAG).into(),
+                initiator_task_tag: tag.into(),
                 referenced_task_tag: key.short().into(),
                 ref_cmd_sn: ref_cmd_sn.into(),
-                ..self.numbers(lane).task_management(Function::ABORT_TASK, self.lun)
+                ..self.numbers(lane).task_management(function, self.lun)
             };
-            pdu::push(&mut lane.outbox, lane.terms.digests, request.as_bytes(), &[]);
-            self.aborts.asked = Some(Asked { key, cid, is_seen: false, is_refused: false });
-            return;
+            return self.ask(lane, Asked { function, task: Some(key), tag, cid, ..Asked::NONE }, &request);
         }
     }
 
-    /// The target has answered a task management request; whether it was the abort. A task that it does not know has
+    /// The target has answered a task management request; whether it was one of these. A task that it does not know has
     /// been answered before, or never came.
-    pub(super) fn on_aborted(&mut self, lane: &mut Lane, response: &TaskManagementResponse) -> bool {
-        let tag = response.initiator_task_tag.get();
-        let is_it = |asked: &&mut Asked| asked.cid == lane.cid && asked.key.short() | ABORT_TAG == tag;
-        let Some(asked) = self.aborts.asked.as_mut().filter(is_it) else { return false };
-        let key = asked.key;
-        match FunctionResponse(response.response) {
-            FunctionResponse::FUNCTION_COMPLETE | FunctionResponse::TASK_DOES_NOT_EXIST => {
-                self.aborts.asked = None;
-                if self.queue.transport(key).is_some() {
-                    lane.in_flight = lane.in_flight.saturating_sub(1);
-                    self.queue.abort(key);
-                }
-            }
-            _ => asked.is_refused = true,
+    pub(super) fn on_managed(&mut self, lane: &mut Lane, response: &TaskManagementResponse) -> bool {
+        let (cid, tag) = (lane.cid, response.initiator_task_tag.get());
+        let response = FunctionResponse(response.response);
+        let Some(asked) = self.aborts.asked.as_mut().filter(|asked| (asked.cid, asked.tag) == (cid, tag))
+        else {
+            let place = self.aborts.given_up.iter().position(|given_up| *given_up == (cid, tag));
+            return place.and_then(|place| self.aborts.given_up.remove(place)).is_some();
+        };
+        let is_done = match asked.task {
+            Some(_) => matches!(
+                response,
+                FunctionResponse::FUNCTION_COMPLETE | FunctionResponse::TASK_DOES_NOT_EXIST
+            ),
+            None => response == FunctionResponse::FUNCTION_COMPLETE,
+        };
+        if self.queue.unit().is_none() {
+            self.aborts.answer = Some(response);
+        } else if !is_done {
+            asked.is_refused = true;
+            return true;
         }
+        match asked.task {
+            Some(key) if self.queue.transport(key).is_some() => {
+                lane.in_flight = lane.in_flight.saturating_sub(1);
+                self.queue.abort(key);
+            }
+            Some(_) => {}
+            None => self.aborts.is_reset = true,
+        }
+        self.aborts.asked = None;
         true
+    }
+
+    /// Whether a reset was answered, and what was under way is to come back.
+    #[inline]
+    pub(super) fn is_reset(&self) -> bool {
+        self.aborts.is_reset
+    }
+
+    /// Hands back what was under way.
+    #[cold]
+    pub(super) fn end_reset(&mut self, lanes: &mut [Lane]) {
+        self.aborts.is_reset = false;
+        for lane in lanes {
+            for key in self.queue.keys_of(|progress| progress.lane == lane.cid) {
+                lane.in_flight = lane.in_flight.saturating_sub(1);
+                self.queue.abort(key);
+            }
+        }
     }
 
     /// A connection is gone, and with it what was asked for there.
@@ -110,5 +220,25 @@ impl FullFeature {
         if self.aborts.asked.as_ref().is_some_and(|asked| asked.cid == lane.cid) {
             self.aborts.asked = None;
         }
+        self.aborts.given_up.retain(|(cid, _)| *cid != lane.cid);
     }
 }
+
+impl Asked {
+    const NONE: Asked = Asked {
+        function: Function::ABORT_TASK,
+        task: None,
+        tag: RESERVED_TAG,
+        cid: 0,
+        is_seen: false,
+        is_refused: false,
+    };
+}
+
+/// Of the request for a function that is about no single task.
+fn tag_of(function: Function) -> u32 {
+    MANAGE_TAG | u32::from(function.0)
+}
+
+/// The most requests that were given up on and may still be answered.
+const MAX_GIVEN_UP: usize = 16;

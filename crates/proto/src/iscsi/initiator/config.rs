@@ -4,6 +4,7 @@ use crate::iscsi::login::operational::{Key, Parameters};
 use crate::iscsi::name::Name;
 use crate::iscsi::node::Chap;
 use crate::scsi::Lun;
+use blockmux_wire::iscsi::scsi::Function;
 
 /// What to reach, and how.
 #[derive(Clone, Debug)]
@@ -50,6 +51,8 @@ pub enum Mode {
     Use,
     /// To learn everything about the unit, and leave.
     Describe,
+    /// To have the target do this, and leave without a look at the unit.
+    Manage(Function),
 }
 
 /// The most connections of one session.

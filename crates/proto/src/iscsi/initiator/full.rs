@@ -13,6 +13,7 @@ use crate::scsi::initiator::Queue;
 use crate::session::{Demand, PathRank, ProtocolError};
 use crate::slots::Key;
 use blockmux_volume::{Chunk, Completion, Io, Pool};
+use blockmux_wire::iscsi::session::{LogoutResponse, LogoutResult};
 use std::time::{Duration, Instant};
 
 /// A session in full feature phase.
@@ -28,6 +29,8 @@ pub(super) struct FullFeature {
     pub(super) is_beyond_recovery: bool,
     /// What the target has said of a connection that we have not lost, as far as we know.
     pub(super) announced_loss: Option<AnnouncedLoss>,
+    /// The same for the whole session, or `None`: as login agreed on.
+    pub(super) announced_wait: Option<Duration>,
     pub(super) aborts: Aborts,
     ending: Ending,
     refused: Option<UnitRefused>,
@@ -140,6 +143,7 @@ impl FullFeature {
             burst: Burst::first(burst),
             is_beyond_recovery: false,
             announced_loss: None,
+            announced_wait: None,
             aborts: Aborts::default(),
             ending: Ending::No,
             refused: None,
@@ -258,13 +262,25 @@ impl FullFeature {
         }
     }
 
-    /// The logout was answered.
-    pub(super) fn on_logged_out(&mut self) -> Result<(), ProtocolError> {
+    /// The logout was answered. Whether the target could tidy up is its own affair: the connection ends. If it could not, it
+    /// says how long to leave it alone.
+    pub(super) fn on_logged_out(&mut self, response: &LogoutResponse) -> Result<(), ProtocolError> {
         if self.ending != Ending::LoggingOut {
             return Err(super::reply::error("answered a logout that was not asked for", "RFC 7143 §11.15"));
         }
+        let wait = match LogoutResult(response.response) {
+            LogoutResult::CLOSED_SUCCESSFULLY | LogoutResult::CID_NOT_FOUND => Duration::ZERO,
+            _ => Duration::from_secs(response.time2wait.get().into()),
+        };
+        self.announced_wait = Some(wait);
         self.ending = Ending::Over;
         Ok(())
+    }
+
+    /// How long to wait before the login of another session, which ends this one if it has not ended
+    /// (RFC 7143 §7.5, §13.15).
+    pub(super) fn time2wait(&self) -> Duration {
+        self.announced_wait.unwrap_or(self.terms.wait)
     }
 
     /// The unit turned out to be none for us.
@@ -278,6 +294,9 @@ impl FullFeature {
         if self.queue.is_strange() {
             // A new session asks what it is now.
             self.leave(None);
+        }
+        if self.is_reset() {
+            self.end_reset(lanes);
         }
         if self.is_abort_due() && self.may_send() {
             self.abort_next(lanes);
@@ -342,12 +361,17 @@ impl FullFeature {
         (progress.lane == lane.cid).then_some(key)
     }
 
+    /// Whether the unit has to be known by the deadline. A reset may take longer.
+    fn is_bound(&self) -> bool {
+        self.queue.unit().is_none() && !self.aborts.holds_commands()
+    }
+
     pub(super) fn poll_timeout(&self, lane: &Lane) -> Option<Instant> {
         if self.ending == Ending::Over {
             return None;
         }
         let mut next = lane.ticks.next;
-        if self.queue.unit().is_none() {
+        if self.is_bound() {
             next = next.min(self.deadline);
         }
         if self.queue.has_later() {
@@ -367,7 +391,7 @@ impl FullFeature {
     /// Some time has passed, for the session.
     pub(super) fn on_timeout(&mut self, now: Instant, lanes: &mut [Lane]) -> Result<(), ProtocolError> {
         self.timers.now = now;
-        if self.queue.unit().is_none() && now >= self.deadline {
+        if self.is_bound() && now >= self.deadline {
             return Err(LATE);
         }
         if let Some(Leaving::Within(within)) = self.timers.leaving {

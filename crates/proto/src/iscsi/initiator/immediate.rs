@@ -90,6 +90,8 @@ impl Numbers {
 pub(super) const PING_TAG: u32 = 0xffff_fffe;
 pub(super) const LOGOUT_TAG: u32 = 0xffff_fffd;
 pub(super) const TEXT_TAG: u32 = 0xffff_fffc;
+/// And with the number of a task management function, the tag of a request for that.
+pub(super) const MANAGE_TAG: u32 = 0xffff_ff00;
 /// Makes the tag of the request to move a task of the task's own.
 pub(super) const MOVE_TAG: u32 = 1 << 15;
 /// And of the request to abort it.

@@ -7,16 +7,17 @@
 //! There are as many receive buffers as commands may be under way on a connection, and [`UNEXPECTED`] for what a target may
 //! say without being asked.
 
-use super::datamover::{MAX_COMMANDS, MESSAGE};
+use super::datamover::{Datamover, MAX_COMMANDS, MESSAGE};
 use super::lane::Lane;
 use super::{Config, DiscoverySession, InitiatorSession};
+use crate::iscsi::hello::{self, Greeted};
 use crate::iscsi::iser::{HEADERS_LEN, MAX_AHS, Message, next_pdu, take_pdu};
 use crate::iscsi::login::chap::SEED_LEN;
-use crate::iscsi::login::operational::DEFAULT_DATA_SEGMENT_LENGTH;
+use crate::iscsi::login::operational::{DEFAULT_DATA_SEGMENT_LENGTH, Key};
 use crate::iscsi::name::Name;
 use crate::iscsi::node::Chap;
 use crate::outbox::Outbox;
-use crate::rdma::{AtOnce, Endpoint, Event, RdmaSession, Stag, Work};
+use crate::rdma::{AtOnce, Endpoint, Event, Head, RdmaSession, Stag, Work};
 use crate::session::{Demand, Initiator, PathRank, ProtocolError, StreamSession, Timed};
 use blockmux_volume::{Chunk, Completion, Io, Pool, Seg, SgList};
 use blockmux_wire::iser::{CmHeader, HEADER_LEN, NO_ZERO_BASED_ADDRESSES};
@@ -67,11 +68,19 @@ impl IserInitiatorSession {
 
     #[inline]
     fn on_received(&mut self, message: &Seg, invalidated: Option<Stag>) -> Result<(), ProtocolError> {
-        let parsed = Message::parse(message)?;
         let session = &mut self.session;
         let Some(lane) = session.lanes.get_mut(session.selected) else { return Ok(()) };
+        if let Some(mover) = &mut lane.mover
+            && mover.greeting == Greeted::Awaited
+        {
+            mover.receives = mover.receives.saturating_add(1);
+            mover.greeting = Greeted::Over;
+            return hello::take_reply(message, READS);
+        }
+        let parsed = Message::parse(message)?;
         if let Some(mover) = &mut lane.mover {
             mover.receives = mover.receives.saturating_add(1);
+            mover.unexpected.on_pdu(&parsed.bhs);
         }
         match &mut session.full {
             Some(full) if lane.is_connected() => {
@@ -82,10 +91,21 @@ impl IserInitiatorSession {
             }
             _ => {
                 session.on_login_bytes(&pdu_of(message))?;
+                self.greet();
             }
         }
         self.go_on();
         Ok(())
+    }
+
+    /// A connection that has just logged in greets, if it said that it would.
+    fn greet(&mut self) {
+        let wants =
+            self.session.parameters.as_ref().is_some_and(|agreed| agreed.is_on(Key::iSERHelloRequired));
+        let Some(lane) = self.lane().filter(|lane| wants && lane.is_connected()) else { return };
+        if let Some(mover) = &mut lane.mover {
+            mover.greeting = Greeted::Due(hello::hello(READS));
+        }
     }
 
     /// Does what has become possible.
@@ -155,9 +175,10 @@ impl RdmaSession for IserInitiatorSession {
             return false;
         };
         let is_flooded = lane.is_flooded();
-        let Some(mover) = lane.mover.as_mut().filter(|mover| !mover.has_to_close() && !is_flooded) else {
-            return false;
+        let is_free = |mover: &&mut Box<Datamover>| {
+            !mover.has_to_close() && !is_flooded && mover.greeting == Greeted::Over
         };
+        let Some(mover) = lane.mover.as_mut().filter(is_free) else { return false };
         let mut has_any = mover.receives > 0 && queue_pair.receive(mover.receives);
         if has_any {
             mover.receives = 0;
@@ -177,6 +198,8 @@ impl RdmaSession for IserInitiatorSession {
         if !*self.is_open.get(self.session.selected)? {
             return None;
         }
+        let is_closing = matches!(self.session.demand(), Demand::Close);
+        let limit = self.session.parameters.as_ref().map_or(0, |agreed| agreed.get(LIMIT));
         let lane = self.lane()?;
         let is_flooded = lane.is_flooded();
         let mover = lane.mover.as_mut()?;
@@ -184,15 +207,34 @@ impl RdmaSession for IserInitiatorSession {
             mover.receives = mover.receives.saturating_sub(1);
             return Some(Work::Receive);
         }
+        match mover.greeting {
+            Greeted::Due(greeting) if room > 0 => {
+                mover.greeting = Greeted::Awaited;
+                let (head, payload) = (Head::from_slice(&greeting), SgList::default());
+                return Some(Work::Send {
+                    id: MESSAGE,
+                    head,
+                    payload,
+                    invalidate: None,
+                    is_solicited: false,
+                });
+            }
+            Greeted::Due(_) | Greeted::Awaited if !is_closing => return None,
+            _ => {}
+        }
         if let Some(work) = mover.next_to_close().or_else(|| mover.next_registration()) {
             return Some(work);
         }
         if room > 0
-            && let Some(work) = mover.next_command().or_else(|| next_message(&mut lane.outbox))
+            && let Some(work) = mover.next_command().or_else(|| {
+                let (bhs, _) = next_pdu(&lane.outbox)?;
+                let may_go = mover.unexpected.admits(&bhs, limit) || is_closing;
+                may_go.then(|| next_message(&mut lane.outbox)).flatten()
+            })
         {
             return Some(work);
         }
-        if lane.outbox.is_empty() && matches!(self.session.demand(), Demand::Close) {
+        if lane.outbox.is_empty() && is_closing {
             self.set_open(false);
             return Some(Work::Disconnect);
         }
@@ -247,6 +289,10 @@ impl Initiator for IserInitiatorSession {
     }
 
     /// The queue pairs are gone, and with them every way that a target had to what is handed back.
+    fn redials_after(&self) -> std::time::Duration {
+        self.session.redials_after()
+    }
+
     fn take_unfinished(&mut self) -> Vec<Io> {
         self.session.lanes.iter_mut().for_each(|lane| lane.mover = Some(Box::default()));
         self.is_open.fill(false);
@@ -407,6 +453,8 @@ const REFUSED: ProtocolError = ProtocolError {
     what: "refused the RDMA connection: nobody serves iSER there",
     reference: "RFC 7145 §5.1",
 };
+
+const LIMIT: Key = Key::MaxOutstandingUnexpectedPDUs;
 
 /// What a target may send beside responses: pings, events, rejects.
 const UNEXPECTED: u32 = 32;

@@ -21,7 +21,8 @@
 //!
 //! At error recovery level 0 whatever goes wrong below SCSI ends the session with all its connections, and another
 //! session replays. At level 1 what came damaged is sent again, and at level 2 a connection that is lost is replaced, and
-//! its commands go on (`recovery`, `statuses`). A command that gets no answer is aborted (`abort`).
+//! its commands go on (`recovery`, `statuses`). A command that gets no answer is aborted, and if that gets none, the unit is
+//! reset (`abort`).
 //!
 //! # Over RDMA
 //! [`IserInitiatorSession`] is the same session over queue pairs (iSER, RFC 7145), always at error recovery level 0. A
@@ -46,12 +47,14 @@ mod reply;
 mod send;
 mod statuses;
 mod talk;
+mod user;
 
 #[cfg(test)]
 mod tests;
 
 pub use crate::scsi::initiator::{SenseCode, UnitInfo, UnitRefused, UnmapLimits};
 pub use address::TargetAddress;
+pub use blockmux_wire::iscsi::scsi::{Function, FunctionResponse};
 pub use blockmux_wire::iscsi::session::LoginStatus;
 pub use config::{BurstSize, Config, MAX_LANES, Mode, wishes};
 pub use discovery::{DiscoverySession, FoundTarget};
@@ -59,12 +62,12 @@ pub use iser::{IserDiscoverySession, IserInitiatorSession};
 pub use refused::Refused;
 
 use super::login::chap::SEED_LEN;
-use super::login::initiator::{Established, FIRST_CID, Identity, Joining, Progress};
+use super::login::initiator::{Established, FIRST_CID, Identity, Progress};
 use super::login::operational::{Key, Parameters};
 use crate::outbox::Outbox;
 use crate::scsi::Lun;
-use crate::session::{Demand, Initiator, PathRank, ProtocolError, StreamSession, Timed};
-use blockmux_volume::{Chunk, Completion, Io, IoError, Pool, VolumeInfo};
+use crate::session::{Demand, ProtocolError, StreamSession, Timed};
+use blockmux_volume::{Chunk, Completion, Pool, VolumeInfo};
 use full::FullFeature;
 use lane::{Lane, Phase};
 use login::{LoginPhase, Logins};
@@ -145,7 +148,7 @@ impl InitiatorSession {
     }
 
     /// The same where other sessions lead to the same unit: what a target port does not do now is handed back
-    /// ([`Initiator::poll_misplaced`]).
+    /// ([`Initiator::poll_misplaced`](crate::session::Initiator::poll_misplaced)).
     #[must_use]
     pub fn with_other_paths(mut self) -> InitiatorSession {
         self.has_other_paths = true;
@@ -192,6 +195,12 @@ impl InitiatorSession {
         }
     }
 
+    /// How the target has answered what a session of [`Mode::Manage`] asks for, once it has.
+    #[must_use]
+    pub fn managed(&self) -> Option<FunctionResponse> {
+        self.full.as_ref()?.aborts.answer()
+    }
+
     fn is_logging_in(&self) -> bool {
         self.lanes.first().is_some_and(|lane| matches!(lane.phase, Phase::Login(_)))
     }
@@ -224,6 +233,8 @@ impl InitiatorSession {
             return;
         }
         self.parameters = Some(established.parameters);
+        let most_lanes =
+            if self.mode == Mode::Use { established.parameters.get(Key::MaxConnections) } else { 1 };
         self.logins.tsih = established.tsih;
         let mut full =
             FullFeature::new((self.lun, self.burst), established, self.pool.clone(), self.deadline);
@@ -234,12 +245,17 @@ impl InitiatorSession {
         if let Some(first) = self.lanes.first_mut() {
             first.open(&established.parameters, established.exp_stat_sn, now);
         }
-        let most = established.parameters.get(Key::MaxConnections).min(MAX_LANES) as u16;
+        let most = most_lanes.min(MAX_LANES) as u16;
         let wanted = || Phase::Wanted { at: now };
         let is_over_rdma = self.lanes.first().is_some_and(|lane| lane.mover.is_some());
         let lane = |cid| Lane { mover: is_over_rdma.then(Box::default), ..Lane::new(cid, wanted(), now) };
         self.lanes.extend((1..most).map(lane));
         let full = self.full.insert(Box::new(full));
+        if let Mode::Manage(function) = self.mode {
+            // Nothing is asked of the unit, which may owe answers to everybody.
+            full.queue.drain();
+            full.manage(function, &mut self.lanes);
+        }
         if self.is_stopping {
             full.stop(&mut self.lanes);
         }
@@ -252,6 +268,12 @@ impl InitiatorSession {
             return;
         }
         let Some(full) = &mut self.full else { return };
+        if matches!(self.mode, Mode::Manage(_)) {
+            if full.aborts.answer().is_some() {
+                full.stop(&mut self.lanes);
+            }
+            return;
+        }
         let (unit, refused) = full.bring_up();
         if unit.is_none() && refused.is_none() {
             return;
@@ -354,140 +376,6 @@ impl StreamSession for InitiatorSession {
             Some(lane) => &mut lane.outbox,
             None => &mut self.nobodys,
         }
-    }
-}
-
-impl Initiator for InitiatorSession {
-    fn is_ready(&self) -> bool {
-        self.unit.is_some() && self.mode == Mode::Use
-    }
-
-    /// Not more than the target's window of commands has room for.
-    #[inline]
-    fn room(&self) -> usize {
-        match &self.full {
-            Some(full) if self.is_ready() => full.room(),
-            _ => 0,
-        }
-    }
-
-    #[inline]
-    fn submit(&mut self, io: Io) {
-        match &mut self.full {
-            Some(full) => full.submit(io, &mut self.lanes),
-            None => self.failed.push_back(Completion { tag: io.tag, result: Err(IoError::PathLost) }),
-        }
-    }
-
-    #[inline]
-    fn poll_done(&mut self) -> Option<Completion> {
-        match &mut self.full {
-            Some(full) => full.poll_done(),
-            None => self.failed.pop_front(),
-        }
-    }
-
-    fn look(&mut self) -> u32 {
-        self.full.as_mut().map_or(0, |full| full.look())
-    }
-
-    fn abort_overdue(&mut self, looks: u32) -> bool {
-        self.full.as_mut().is_some_and(|full| full.abort_overdue(looks, &mut self.lanes))
-    }
-
-    #[inline]
-    fn poll_aborted(&mut self) -> Option<Io> {
-        self.full.as_mut()?.queue.poll_aborted()
-    }
-
-    /// What has completed and was not polled yet is not among them. When the target asked for a logout, what was not
-    /// sent until then is.
-    fn take_unfinished(&mut self) -> Vec<Io> {
-        self.lanes.iter_mut().for_each(|lane| {
-            lane.outbox.clear();
-            lane.phase = Phase::Over;
-        });
-        self.full.as_mut().map_or_else(Vec::new, |full| full.take_unfinished())
-    }
-
-    fn poll_size(&mut self) -> Option<u64> {
-        let full = self.full.as_mut()?;
-        let size = full.queue.poll_size()?;
-        self.unit = full.queue.unit().cloned();
-        Some(size)
-    }
-
-    fn resize(&mut self, size: u64) {
-        if let Some(full) = &mut self.full {
-            full.queue.resize(size);
-        }
-    }
-
-    #[inline]
-    fn path_rank(&self) -> PathRank {
-        self.full.as_ref().map_or(PathRank::Best, |full| full.queue.path_rank())
-    }
-
-    #[inline]
-    fn poll_misplaced(&mut self) -> Option<Io> {
-        self.full.as_mut()?.queue.poll_misplaced()
-    }
-
-    fn on_stop(&mut self) {
-        self.is_stopping = true;
-        match &mut self.full {
-            Some(full) => full.stop(&mut self.lanes),
-            // Nothing is agreed on that could be ended in order.
-            None => self.lanes.iter_mut().for_each(|lane| lane.phase = Phase::Over),
-        }
-    }
-
-    fn latest_lane(&self) -> usize {
-        self.full.as_ref().map_or(0, |full| full.burst.latest())
-    }
-
-    fn is_awaited(&self, lane: usize) -> bool {
-        self.lanes.get(lane).is_none_or(|lane| lane.in_flight > 0 || !lane.is_open())
-    }
-
-    #[inline]
-    fn select(&mut self, lane: usize) {
-        self.selected = lane;
-    }
-
-    #[inline]
-    fn poll_dial(&mut self) -> Option<(usize, Instant)> {
-        if self.lanes.len() == 1 && !matches!(self.lanes.first()?.phase, Phase::Wanted { .. }) {
-            return None;
-        }
-        let is_used = self.is_ready() && self.full.as_ref()?.is_used();
-        // The tasks of one that was lost end only over another, however the session goes on.
-        let is_wanted = |lane: &Lane| {
-            matches!(lane.phase, Phase::Wanted { .. }) && (is_used || lane.recovery.by.is_some())
-        };
-        let (place, lane) = self.lanes.iter_mut().enumerate().find(|(_, lane)| is_wanted(lane))?;
-        let Phase::Wanted { at } = std::mem::replace(&mut lane.phase, Phase::Dialing) else { return None };
-        Some((place, at))
-    }
-
-    fn on_connected(&mut self, lane: usize, now: Instant) {
-        let (Some(full), Some(lane)) = (&self.full, self.lanes.get_mut(lane)) else { return };
-        let joining = Joining {
-            tsih: self.logins.tsih,
-            cid: lane.cid,
-            cmd_sn: full.cmd_sn,
-            exp_stat_sn: lane.statuses.expected(),
-        };
-        let login = LoginPhase::start(self.logins.next().joining(joining), &mut lane.outbox);
-        lane.phase = Phase::Login(Box::new(login));
-        lane.ticks.next = now;
-    }
-
-    fn on_lost(&mut self, lane: usize, now: Instant) -> bool {
-        let others_are_open =
-            self.lanes.iter().enumerate().any(|(place, other)| place != lane && other.is_open());
-        let (Some(full), Some(lane)) = (&mut self.full, self.lanes.get_mut(lane)) else { return false };
-        full.lose(lane, others_are_open, now)
     }
 }
 

@@ -58,7 +58,7 @@ impl FullFeature {
                 if !self.on_status(lane, stat_sn)? {
                     return Ok(());
                 }
-                if self.on_aborted(lane, transmute_ref!(bhs)) {
+                if self.on_managed(lane, transmute_ref!(bhs)) {
                     return Ok(());
                 }
                 self.on_moved(lane, transmute_ref!(bhs))
@@ -68,8 +68,7 @@ impl FullFeature {
                 if response.initiator_task_tag.get() != LOGOUT_TAG {
                     return Err(error("answered a logout that was not asked for", "RFC 7143 §11.15"));
                 }
-                // Whether it could tidy up is its own affair: the connection ends.
-                self.on_logged_out()
+                self.on_logged_out(response)
             }
             _ => Err(error("sent a PDU that does not belong into full feature phase", "RFC 7143 §11.2.1.2")),
         }
@@ -216,7 +215,10 @@ impl FullFeature {
             }
             // What is under way may still end in order, as far as there is time for it.
             AsyncEvent::LOGOUT_REQUEST => self.leave(Some(seconds(message.parameter3.get()))),
-            AsyncEvent::CONNECTION_DROP | AsyncEvent::SESSION_DROP => self.leave(None),
+            AsyncEvent::CONNECTION_DROP | AsyncEvent::SESSION_DROP => {
+                self.announced_wait = Some(seconds(message.parameter2.get()));
+                self.leave(None);
+            }
             AsyncEvent::NEGOTIATION_REQUEST => self.begin_talk(lane),
             _ => {}
         }

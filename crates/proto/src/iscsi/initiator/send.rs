@@ -78,6 +78,7 @@ impl FullFeature {
     #[inline]
     pub(super) fn send_commands(&mut self, lanes: &mut [Lane]) {
         while self.may_send()
+            && !self.aborts.holds_commands()
             && self.window() > 0
             && let Some(burst) = self.burst.next(lanes)
             && let Some(lane) = lanes.get_mut(burst.lane)

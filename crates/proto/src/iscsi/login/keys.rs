@@ -20,6 +20,8 @@ pub(super) enum Rule {
     Declared(u32, u32),
     /// Yes or No as the initiator says, without an answer.
     Told,
+    /// How many the other side may have: 0, which is no limit, or 2 and more. Without an answer.
+    Limit,
     /// The first of the proposer's list that the responder takes; values are places in this one.
     FirstOf(&'static [&'static str]),
 }
@@ -49,7 +51,7 @@ pub(super) fn name_of(key: Key) -> &'static str {
 pub(super) const OF_CONNECTIONS: [Key; 3] =
     [Key::HeaderDigest, Key::DataDigest, Key::MaxRecvDataSegmentLength];
 
-pub(super) const KEY_COUNT: usize = Key::TaggedBufferForSolicitedDataOnly as usize + 1;
+pub(super) const KEY_COUNT: usize = Key::MaxOutstandingUnexpectedPDUs as usize + 1;
 
 /// Ordered so that a greater place includes the lesser ones.
 const DIGESTS: &[&str] = &[NONE, "CRC32C"];
@@ -86,6 +88,8 @@ pub(super) const KEYS: &[Row] = &[
     iser_row(Key::TargetRecvDataSegmentLength, "TargetRecvDataSegmentLength", RECEIVED, 8192),
     // Linux does so without a word, whatever RFC 7145 has as the default.
     iser_row(Key::TaggedBufferForSolicitedDataOnly, "TaggedBufferForSolicitedDataOnly", Rule::Told, 1),
+    iser_row(Key::iSERHelloRequired, "iSERHelloRequired", Rule::Told, 0),
+    iser_row(Key::MaxOutstandingUnexpectedPDUs, "MaxOutstandingUnexpectedPDUs", Rule::Limit, 0),
 ];
 const _: () = assert!(KEYS.len() == KEY_COUNT);
 

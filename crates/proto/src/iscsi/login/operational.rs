@@ -54,6 +54,11 @@ pub enum Key {
     TargetRecvDataSegmentLength,
     /// What the header of a write names begins behind the data that comes unasked.
     TaggedBufferForSolicitedDataOnly,
+    /// The first messages are greetings.
+    #[expect(non_camel_case_types, reason = "the key's name")]
+    iSERHelloRequired,
+    /// How many PDUs the peer takes that it did not ask for; 0: as many as come.
+    MaxOutstandingUnexpectedPDUs,
 }
 
 /// One value of each key, as a number: Yes is 1, a choice is its place in the list of values.
@@ -163,7 +168,7 @@ pub struct Operational {
     /// Keys that this side proposed and the peer has not answered, one bit each.
     proposed: u32,
     declared: bool,
-    is_discovery: bool,
+    pub(super) is_discovery: bool,
     /// Of a connection that is not the leading one: keys that are the session's are settled.
     pub(super) joins: bool,
     /// Who this is, over RDMA.
@@ -245,6 +250,7 @@ impl Operational {
             };
             out.push(row.name, &proposal(row, own, is_required));
         }
+        self.declare_hello(out);
     }
 
     /// Takes all pairs of a text that are not about security, those first on which answers to others depend.
@@ -287,11 +293,7 @@ impl Operational {
         };
         match row.rule {
             Rule::Declared(least, most) => return self.on_declaration(pair.value, least, most),
-            Rule::Told => {
-                let is_yes = text::parse_bool(pair.value).ok_or(NegotiationError::ImpossibleAnswer)?;
-                self.agreed.set(row.key, is_yes.into());
-                return Ok(());
-            }
+            Rule::Told | Rule::Limit => return self.on_told(row, pair.value),
             _ => {}
         }
         if self.settled & bit(row.key) != 0 {
@@ -374,7 +376,11 @@ impl Operational {
     fn proposes(&self, row: &Row) -> bool {
         match self.iser {
             None => !row.iser_only,
-            Some(_) => row.rule != Rule::Told && row.key != Key::HeaderDigest && row.key != Key::DataDigest,
+            Some(_) => {
+                !matches!(row.rule, Rule::Told | Rule::Limit)
+                    && row.key != Key::HeaderDigest
+                    && row.key != Key::DataDigest
+            }
         }
     }
 
@@ -417,7 +423,7 @@ impl Operational {
             Rule::Or => value >= own,
             Rule::And | Rule::Minimum(..) | Rule::FirstOf(_) => value <= own,
             Rule::Maximum(..) => value >= own,
-            Rule::Declared(..) | Rule::Told => false,
+            Rule::Declared(..) | Rule::Told | Rule::Limit => false,
         };
         if !is_possible {
             return Err(NegotiationError::ImpossibleAnswer);
@@ -438,17 +444,19 @@ fn answer(row: &Row, proposed: &str, own: u32, is_required: bool) -> Option<u32>
             .filter_map(|choice| values.iter().position(|value| *value == choice))
             .filter_map(|place| u32::try_from(place).ok())
             .find(|place| *place == own || (*place < own && !is_required)),
-        Rule::Declared(..) | Rule::Told => None,
+        Rule::Declared(..) | Rule::Told | Rule::Limit => None,
     }
 }
 
 /// One value, as the peer wrote it.
-fn parse(row: &Row, value: &str) -> Option<u32> {
+pub(super) fn parse(row: &Row, value: &str) -> Option<u32> {
     match row.rule {
         Rule::Or | Rule::And | Rule::Told => text::parse_bool(value).map(u32::from),
         Rule::Minimum(least, most) | Rule::Maximum(least, most) | Rule::Declared(least, most) => {
             text::parse_number(value).filter(|number| (least..=most).contains(number))
         }
+        // Numbers beyond what fits are no limit for anybody.
+        Rule::Limit => text::parse_number(value).filter(|number| *number != 1),
         Rule::FirstOf(values) => {
             values.iter().position(|known| *known == value).and_then(|place| u32::try_from(place).ok())
         }
@@ -459,7 +467,7 @@ fn parse(row: &Row, value: &str) -> Option<u32> {
 fn format(row: &Row, value: u32) -> String {
     match row.rule {
         Rule::Or | Rule::And | Rule::Told => String::from(if value == 1 { YES } else { NO }),
-        Rule::Minimum(..) | Rule::Maximum(..) | Rule::Declared(..) => value.to_string(),
+        Rule::Minimum(..) | Rule::Maximum(..) | Rule::Declared(..) | Rule::Limit => value.to_string(),
         Rule::FirstOf(values) => String::from(*values.get(value as usize).unwrap_or(&NONE)),
     }
 }
@@ -479,7 +487,7 @@ fn proposal(row: &Row, own: u32, is_required: bool) -> String {
 pub const DEFAULT_DATA_SEGMENT_LENGTH: u32 = 8192;
 
 /// What an initiator says over RDMA without expecting an answer, and what makes no difference here.
-const TOLD_OVER_RDMA: [&str; 3] = ["MaxOutstandingUnexpectedPDUs", "MaxAHSLength", "iSERHelloRequired"];
+const TOLD_OVER_RDMA: [&str; 1] = ["MaxAHSLength"];
 
 /// What `MaxOutstandingR2T` depends on (RFC 7143 §13.19).
 const FIRST: [&str; 2] = ["ErrorRecoveryLevel", "DataSequenceInOrder"];

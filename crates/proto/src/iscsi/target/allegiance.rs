@@ -10,7 +10,8 @@
 //! that were and are not acknowledged. Data-out stops where it was. TASK REASSIGN gives a task to the connection that
 //! brings it: an answer is sent from ExpDataSN on, and what is missing of data-out is asked for.
 //!
-//! What fails is kept for DefaultTime2Wait and DefaultTime2Retain, and so is a session without any other connection. Of
+//! What fails is kept for DefaultTime2Wait and DefaultTime2Retain, and so is a session without any other connection, at
+//! lower levels without tasks and for nobody to join. Of
 //! one session, as many connections may have failed as may be active; then the oldest of them is given up.
 
 use super::full::Turn;
@@ -40,6 +41,19 @@ impl Turn<'_> {
         if let Some((key, itt)) = reply {
             self.session.post(key, Mail::LoggedOut(itt));
         }
+    }
+
+    /// Below level 2, the only connection is lost: its tasks are over, and the session's nexus stays.
+    pub(super) fn retain_session(&mut self) {
+        let key = self.connection.key;
+        self.connection.is_failed = true;
+        self.session.retain(key);
+        self.session.early.forget(key);
+        self.abort_tasks(|_| true, None);
+        self.forget_functions();
+        self.connection.awaiting = Awaiting::Head(BHS_LEN);
+        self.connection.gathering.1 = None;
+        self.connection.look_at = self.connection.retry_at;
     }
 
     fn park(&mut self) {

@@ -31,6 +31,9 @@ pub(super) struct Remotes {
 pub(super) struct Datamover {
     /// Data-out to read.
     gets: VecDeque<Get>,
+    /// Reads that are on their way, and how many there may be.
+    reading: u32,
+    most_reads: u32,
     /// For each response that is in the outbox, what goes before it and with it.
     answers: VecDeque<Answer>,
     /// Of the PDU that is looked at.
@@ -93,6 +96,8 @@ impl Datamover {
     pub(super) fn new(invalidates: bool, is_solicited_only: bool) -> Datamover {
         Datamover {
             gets: VecDeque::new(),
+            reading: 0,
+            most_reads: u32::MAX,
             answers: VecDeque::new(),
             arriving: Remotes::default(),
             remotes: Vec::new(),
@@ -164,8 +169,28 @@ impl Datamover {
     /// The next data-out to read.
     #[inline]
     pub(super) fn next_get(&mut self) -> Option<Work> {
+        if self.reading >= self.most_reads {
+            return None;
+        }
         let Get { id, place, remote } = self.gets.pop_front()?;
+        self.reading = self.reading.saturating_add(1);
         Some(Work::Read { id, local: SgList::one(place), remote })
+    }
+
+    /// Whether a read is on its way.
+    pub(super) fn is_reading(&self) -> bool {
+        self.reading > 0
+    }
+
+    /// There are no more reads than this on their way from now on.
+    pub(super) fn limit_reads(&mut self, most: u32) {
+        self.most_reads = most;
+    }
+
+    /// A read is over.
+    #[inline]
+    pub(super) fn has_read(&mut self) {
+        self.reading = self.reading.saturating_sub(1);
     }
 
     /// The data-in that goes before the next response, if that was not given yet.

@@ -47,7 +47,7 @@ use zerocopy::transmute_ref;
 /// One connection in full feature phase, and the session that it shares with others.
 pub(super) struct FullFeature {
     pub(super) connection: Connection,
-    shared: Rc<RefCell<Shared>>,
+    pub(super) shared: Rc<RefCell<Shared>>,
 }
 
 /// A connection's turn with its session: everything that happens, happens in one.

@@ -4,8 +4,8 @@
 //!   Requested ──▶ Accept   │ Received ──▶ `inbox` ──room──▶ login, or a turn (`rdma`)
 //!                          │ Write, Read ◀── datamover     Send ◀── outbox
 //! ```
-//! Both sides say when they connect whether a response may close the memory that its command named; there is no Hello, as
-//! Linux has none. From then on the session is that of iSCSI: what is in the outbox is cut into messages, behind the data
+//! Both sides say when they connect whether a response may close the memory that its command named. There is no Hello, as
+//! Linux has none, unless the initiator says in the login that it will greet. From then on the session is that of iSCSI: what is in the outbox is cut into messages, behind the data
 //! that the datamover has.
 //!
 //! # Receive buffers
@@ -18,15 +18,17 @@ use super::datamover::{Datamover, MESSAGE, Moved};
 use super::full::{MAX_IMMEDIATE, WINDOW};
 use super::{Phase, TargetSession};
 use crate::exports::VolumeId;
+use crate::iscsi::hello::{self, Greeted};
 use crate::iscsi::iser::{HEADERS_LEN, MAX_AHS, Message, next_pdu, send_pdu, take_pdu};
 use crate::iscsi::login::operational::{DEFAULT_DATA_SEGMENT_LENGTH, Key};
-use crate::rdma::{AtOnce, Endpoint, Event, RdmaSession, Work, WorkError, WorkId};
+use crate::iscsi::unexpected::OfTarget;
+use crate::rdma::{AtOnce, Endpoint, Event, Head, RdmaSession, Work, WorkError, WorkId};
 use crate::session::{Demand, Home, ProtocolError, StreamSession, Target, Timed};
 use blockmux_volume::{Completion, Io, Seg, SgList, Tag, Waker};
-use blockmux_wire::iscsi::Opcode;
+use blockmux_wire::iscsi::{Bhs, Opcode};
 use blockmux_wire::iser::{CmHeader, HEADER_LEN, NO_REMOTE_INVALIDATION, NO_ZERO_BASED_ADDRESSES};
 use std::collections::VecDeque;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
 /// One connection of an initiator's session with an iSCSI target, over RDMA.
@@ -39,6 +41,14 @@ pub struct IserTargetSession {
     receives: u32,
     /// Whether there are buffers for all data that may come unasked.
     is_granted: bool,
+    greeting: Greeted,
+    /// It ends when the greeting is sent.
+    refuses: bool,
+    /// When to look whether reads come to an end, and how many had by then.
+    watch: Option<(Instant, u64)>,
+    reads_done: u64,
+    /// What was said unasked.
+    unexpected: OfTarget,
     /// What a message that had to wait has broken; the next call that can say so does.
     broken: Option<ProtocolError>,
 }
@@ -70,6 +80,11 @@ impl IserTargetSession {
             inbox: VecDeque::new(),
             receives: 0,
             is_granted: false,
+            greeting: Greeted::Over,
+            refuses: false,
+            watch: None,
+            reads_done: 0,
+            unexpected: OfTarget::default(),
             broken: None,
         }
     }
@@ -103,8 +118,17 @@ impl IserTargetSession {
     #[inline]
     fn take(&mut self, message: &Seg) -> Result<bool, ProtocolError> {
         let is_taken = match &mut self.session.phase {
+            Phase::Full(full) if !full.connection.is_closed() && self.greeting == Greeted::Awaited => {
+                let (answer, reads) = hello::reply(message, READS)?;
+                (self.greeting, self.refuses) = (Greeted::Due(answer), reads.is_none());
+                if let Some((mover, reads)) = full.mover().zip(reads) {
+                    mover.limit_reads(reads);
+                }
+                true
+            }
             Phase::Full(full) if !full.connection.is_closed() => {
                 let message = Message::parse(message)?;
+                self.unexpected.on_pdu(&message.bhs);
                 full.turn(&mut self.session.outbox, |turn| turn.on_message(&message))?
             }
             Phase::Entrance(entrance) if entrance.is_waiting() => false,
@@ -135,11 +159,17 @@ impl IserTargetSession {
         Ok(())
     }
 
-    /// Unasked-for data of more than a message takes more receive buffers than were there at first.
+    /// The login is over. Unasked-for data of more than a message takes more receive buffers than were there at first.
     fn grant_unasked(&mut self) {
         let Phase::Full(full) = &self.session.phase else { return };
         let parameters = &full.connection.parameters;
-        if std::mem::replace(&mut self.is_granted, true) || parameters.is_on(Key::InitialR2T) {
+        if std::mem::replace(&mut self.is_granted, true) {
+            return;
+        }
+        if parameters.is_on(Key::iSERHelloRequired) {
+            self.greeting = Greeted::Awaited;
+        }
+        if parameters.is_on(Key::InitialR2T) {
             return;
         }
         // At most 128: the default of the one in the least of the other.
@@ -169,7 +199,11 @@ impl IserTargetSession {
         match Moved::from(id) {
             Moved::Message => {}
             Moved::Put(len) => full.mover().into_iter().for_each(|mover| mover.sent(len)),
-            Moved::Got(tag) => full.turn(outbox, |turn| turn.on_fetched(tag)),
+            Moved::Got(tag) => {
+                full.mover().into_iter().for_each(Datamover::has_read);
+                self.reads_done = self.reads_done.wrapping_add(1);
+                full.turn(outbox, |turn| turn.on_fetched(tag));
+            }
         }
     }
 
@@ -191,10 +225,18 @@ impl IserTargetSession {
     #[inline]
     fn send_at_once(&mut self, queue_pair: &mut impl AtOnce) -> bool {
         let TargetSession { phase: Phase::Full(full), outbox, .. } = &mut self.session else { return false };
+        if self.greeting != Greeted::Over {
+            return false;
+        }
+        let is_limited = full.connection.parameters.get(Key::MaxOutstandingUnexpectedPDUs) > 0;
         let Some(mover) = full.mover().filter(|mover| !mover.has_gets()) else { return false };
         let mut has_sent = false;
         while let Some((bhs, len)) = next_pdu(outbox) {
             let is_response = bhs.opcode() == Opcode::SCSI_RESPONSE;
+            if is_limited && !is_response {
+                // It may have to wait.
+                return has_sent;
+            }
             let is_sent = (!is_response || mover.put_at_once(queue_pair))
                 && send_pdu(outbox, len, |message| {
                     let closes = if is_response { mover.next_closes() } else { None };
@@ -211,10 +253,53 @@ impl IserTargetSession {
         has_sent
     }
 
+    /// Whether a read of the initiator's memory is on its way.
+    fn is_reading(&self) -> bool {
+        let Phase::Full(full) = &self.session.phase else { return false };
+        full.connection.replies.mover.as_ref().is_some_and(Datamover::is_reading)
+    }
+
+    /// An initiator that does not answer a read holds up whatever waits for that to be over: an abort, a logout, its own end.
+    /// It has a minute for the next of them, and then at most another.
+    fn check_reads(&mut self, now: Instant) -> Result<(), ProtocolError> {
+        let Phase::Full(full) = &self.session.phase else { return Ok(()) };
+        let (until, done) = self.watch.unwrap_or((now, self.reads_done.wrapping_sub(1)));
+        if now < until {
+            return Ok(());
+        }
+        self.watch = now.checked_add(READ_PATIENCE).map(|until| (until, self.reads_done));
+        if self.is_reading() && done == self.reads_done && full.wants_reads_over() {
+            return Err(ProtocolError {
+                what: "did not answer an RDMA Read for a minute that its tasks' end waits for",
+                reference: "the server's own bound",
+            });
+        }
+        Ok(())
+    }
+
+    /// Whether a PDU may go out now.
+    fn admits(&mut self, bhs: &Bhs) -> bool {
+        let Phase::Full(full) = &self.session.phase else { return true };
+        let limit = full.connection.parameters.get(Key::MaxOutstandingUnexpectedPDUs);
+        if self.greeting == Greeted::Awaited {
+            return bhs.opcode() == Opcode::LOGIN_RESPONSE;
+        }
+        // Before the end there is nothing to wait for.
+        self.unexpected.admits(bhs, limit) || matches!(self.session.demand(), Demand::Close)
+    }
+
     /// The next message, or the data that goes before it.
     #[inline]
     fn next_message(&mut self) -> Option<Work> {
+        if let Greeted::Due(greeting) = self.greeting {
+            self.greeting = Greeted::Over;
+            let (head, payload) = (Head::from_slice(&greeting), SgList::default());
+            return Some(Work::Send { id: MESSAGE, head, payload, invalidate: None, is_solicited: false });
+        }
         let (bhs, len) = next_pdu(&self.session.outbox)?;
+        if !self.admits(&bhs) {
+            return None;
+        }
         let mut invalidate = None;
         if bhs.opcode() == Opcode::SCSI_RESPONSE
             && let Phase::Full(full) = &mut self.session.phase
@@ -314,7 +399,8 @@ impl RdmaSession for IserTargetSession {
                 return Some(work);
             }
         }
-        if self.session.outbox.is_empty() && matches!(self.session.demand(), Demand::Close) {
+        let is_refused = self.refuses && self.greeting == Greeted::Over;
+        if is_refused || self.session.outbox.is_empty() && matches!(self.session.demand(), Demand::Close) {
             self.link = Link::Ending;
             return Some(Work::Disconnect);
         }
@@ -324,7 +410,11 @@ impl RdmaSession for IserTargetSession {
 
 impl Timed for IserTargetSession {
     fn poll_timeout(&self) -> Option<Instant> {
-        self.broken.map(|_| self.session.now).or_else(|| self.session.poll_timeout())
+        if self.broken.is_some() {
+            return Some(self.session.now);
+        }
+        let watched = self.is_reading().then(|| self.watch.map_or(self.session.now, |(until, _)| until));
+        watched.into_iter().chain(self.session.poll_timeout()).min()
     }
 
     fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
@@ -332,6 +422,9 @@ impl Timed for IserTargetSession {
             return Err(error);
         }
         self.session.on_timeout(now)?;
+        if self.is_reading() {
+            self.check_reads(now)?;
+        }
         self.grant_unasked();
         self.take_messages()
     }
@@ -396,6 +489,9 @@ const RECEIVE_LEN: u32 = (HEADERS_LEN + MAX_AHS) as u32 + DEFAULT_DATA_SEGMENT_L
 
 /// Of each command its data and its response, and as many answers of other kinds.
 const SENDS: u32 = 4 * WINDOW;
+
+/// How long a read may take that is waited for.
+const READ_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Reads of the initiator's memory at a time.
 const READS: u32 = 32;

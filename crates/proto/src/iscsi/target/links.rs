@@ -1,7 +1,10 @@
 //! What a connection does for the others of its session, and how it ends (RFC 7143 §6.3.4, §7.1.4).
 //!
-//! Up to error recovery level 1 a session is over when one of its connections is lost: commands that were on their way
-//! there leave a gap in CmdSN that nobody fills. A connection that is logged out leaves none.
+//! Up to error recovery level 1 a session does nothing more when one of its connections is lost: commands that were on
+//! their way there leave a gap in CmdSN that nobody fills. Its tasks end at once. If there is no other connection, its
+//! nexus is kept as long as was agreed on (DefaultTime2Retain, the session state timeout of RFC 7143 §13.15): what the
+//! initiator has reserved, and that the medium may not be removed, lasts until then or until it logs in again. A connection that
+//! is logged out leaves no gap.
 
 use super::full::Turn;
 use super::shared::Mail;
@@ -54,7 +57,13 @@ impl Turn<'_> {
             self.fail_connection(None);
             self.session.announce_loss(self.connection.cid);
         } else if !keeps_tasks && !self.connection.is_over {
-            self.end_session();
+            // Over RDMA nothing outlives the queue pair.
+            let is_kept = self.times().1 > 0 && self.connection.replies.mover.is_none();
+            if is_leaving || !is_kept || !self.session.is_alone(self.connection.key) {
+                self.end_session();
+            } else {
+                self.retain_session();
+            }
         }
     }
 

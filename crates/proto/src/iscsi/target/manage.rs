@@ -231,6 +231,10 @@ impl Turn<'_> {
         }
         self.respond(function.itt, FunctionResponse::FUNCTION_COMPLETE);
         if function.ends_session {
+            // RFC 7143 §11.5.1: the connections of all initiators, and this one's when it has its answer.
+            if let Some(membership) = &self.session.membership {
+                membership.end_others();
+            }
             self.end_session();
         }
     }

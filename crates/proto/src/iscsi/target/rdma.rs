@@ -19,6 +19,21 @@ impl FullFeature {
         self.connection.replies.mover = Some(mover);
     }
 
+    /// Whether tasks that are over, or are to be soon, wait for data to be read from the initiator's memory.
+    pub(super) fn wants_reads_over(&self) -> bool {
+        let connection = &self.connection;
+        if connection.is_closed() || connection.parting.has_begun() {
+            return true;
+        }
+        let tasks = &mut self.shared.borrow_mut().tasks;
+        let slots = tasks.slots_of(connection.key);
+        slots.into_iter().any(|slot| {
+            let entry = tasks.get_mut(slot);
+            entry
+                .is_some_and(|entry| matches!(entry.state, State::Aborted(_)) && entry.in_flight_at.is_none())
+        })
+    }
+
     #[inline]
     pub(super) fn mover(&mut self) -> Option<&mut Datamover> {
         self.connection.replies.mover.as_mut()

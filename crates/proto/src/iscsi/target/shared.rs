@@ -44,6 +44,8 @@ pub(super) struct Shared {
     last_key: u32,
     /// No connection is added any more.
     is_over: bool,
+    /// Nor here, and nothing is done, but the nexus lasts.
+    is_retained: bool,
     /// The last to go: by then nothing of this session reaches a volume any more. `None` in a discovery session.
     pub(super) membership: Option<Membership>,
 }
@@ -115,13 +117,14 @@ impl Shared {
             links: Vec::new(),
             last_key: 0,
             is_over: false,
+            is_retained: false,
             membership: established.membership.take(),
         }
     }
 
     /// What a login has to know that adds a connection; `None` if none can be added.
     pub(super) fn invitation(&self) -> Option<Invitation> {
-        let membership = self.membership.as_ref().filter(|_| !self.is_over)?;
+        let membership = self.membership.as_ref().filter(|_| !self.is_over && !self.is_retained)?;
         Some(Invitation {
             name: membership.name().clone(),
             tsih: membership.tsih(),
@@ -211,6 +214,17 @@ impl Shared {
     /// Whether another session of that name waits for this one's end.
     pub(super) fn is_unwanted(&self) -> bool {
         self.is_over || self.membership.as_ref().is_none_or(Membership::is_unwanted)
+    }
+
+    /// Whether there is no other connection.
+    pub(super) fn is_alone(&self, key: u32) -> bool {
+        self.server.is_some() && self.links.iter().all(|link| link.key == key || link.is_ending)
+    }
+
+    /// The only connection is lost, and nothing goes on but the nexus.
+    pub(super) fn retain(&mut self, key: u32) {
+        self.is_retained = true;
+        self.on_failed(key);
     }
 
     /// A connection has failed. If too many have, the oldest is given up.

@@ -19,6 +19,11 @@ impl<T: Default> Queue<T> {
         if overdue.iter().any(is_ours) { Vec::new() } else { overdue }
     }
 
+    /// Whether a command of the queue's own is under way.
+    pub(crate) fn has_own(&self) -> bool {
+        !self.commands.keys_of(|command| command.piece.job.is_none()).is_empty()
+    }
+
     /// The target has given up a command: it sends nothing for it any more.
     pub(crate) fn abort(&mut self, key: Key) {
         let Some(Command { piece, .. }) = self.commands.remove(key) else { return };

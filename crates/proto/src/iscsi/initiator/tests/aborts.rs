@@ -2,16 +2,20 @@
 
 use super::lanes;
 use super::script::*;
+use crate::iscsi::initiator::Mode;
 use crate::scsi::{Sense, Status};
 use crate::session::Initiator;
 use blockmux_volume::{Memory, Op, SgList};
-use blockmux_wire::iscsi::FLAG_FINAL;
 use blockmux_wire::iscsi::scsi::*;
+use blockmux_wire::iscsi::{FLAG_FINAL, Opcode};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 
 const WHOLE: &str = "InitialR2T=No\0MaxRecvDataSegmentLength=262144\0FirstBurstLength=65536\0\
                      MaxBurstLength=65536\0";
 const LOOKS: u32 = 4;
+const GIVE_UP: Option<&str> = Some("to give up what it owes");
+const RESET_UNIT: Option<&str> = Some("to reset the logical unit");
+const RESET_TARGET: Option<&str> = Some("to reset itself");
 const DONE: FunctionResponse = FunctionResponse::FUNCTION_COMPLETE;
 const UNKNOWN: FunctionResponse = FunctionResponse::TASK_DOES_NOT_EXIST;
 
@@ -22,7 +26,7 @@ fn ready() -> Client {
 /// Looks until something has been under way for too long.
 fn wait(client: &mut Client) {
     for _ in 0..LOOKS {
-        assert!(client.session.look() < LOOKS && !client.session.abort_overdue(LOOKS));
+        assert!(client.session.look() < LOOKS && client.session.abort_overdue(LOOKS).is_none());
     }
     assert_eq!(client.session.look(), LOOKS);
 }
@@ -43,7 +47,7 @@ fn abort_of(client: &mut Client, command: &Pdu) -> TaskManagementRequest {
 fn late(client: &mut Client) -> (Pdu, TaskManagementRequest) {
     let command = client.command();
     wait(client);
-    assert!(client.session.abort_overdue(LOOKS));
+    assert_eq!(client.session.abort_overdue(LOOKS), GIVE_UP);
     let request = abort_of(client, &command);
     (command, request)
 }
@@ -112,18 +116,129 @@ fn what_comes_before_the_answer_is_taken_and_what_comes_after_it_ends_the_sessio
     }
 }
 
+/// The one request that was sent: for this function of the unit, or of the target.
+fn reset(client: &mut Client, function: Function) -> TaskManagementRequest {
+    let [pdu] = client.sent().try_into().unwrap();
+    let request: TaskManagementRequest = pdu.as_a();
+    assert_eq!((request.opcode, request.function), (0x42, 0x80 | function.0));
+    assert_eq!(request.referenced_task_tag.get(), u32::MAX);
+    request
+}
+
+/// The next look takes this step.
+fn takes_the_step(client: &mut Client, step: Option<&str>) {
+    assert!(client.session.look() >= LOOKS);
+    assert_eq!(client.session.abort_overdue(LOOKS), step);
+}
+
 #[test]
-fn an_abort_that_is_refused_or_not_answered_is_found_by_the_next_look() {
+fn what_cannot_be_aborted_ends_by_a_reset_of_the_unit_or_of_the_target_or_by_another_connection() {
     for response in [Some(FunctionResponse::TASK_MANAGEMENT_FUNCTION_NOT_SUPPORTED), None] {
         let mut client = ready();
         client.write(1, 0, &pattern(512));
         let (_, request) = late(&mut client);
-        if let Some(response) = response {
-            client.answer_task(&request, response).unwrap();
-        }
-        assert!(client.session.look() >= LOOKS && !client.session.abort_overdue(LOOKS));
-        assert!(client.session.poll_aborted().is_none());
+        let answer = |client: &mut Client, request| {
+            if let Some(response) = response {
+                client.answer_task(request, response).unwrap();
+            }
+            assert!(client.session.poll_aborted().is_none());
+        };
+        answer(&mut client, &request);
+        takes_the_step(&mut client, RESET_UNIT);
+        let request = reset(&mut client, Function::LOGICAL_UNIT_RESET);
+        answer(&mut client, &request);
+        takes_the_step(&mut client, RESET_TARGET);
+        let request = reset(&mut client, Function::TARGET_WARM_RESET);
+        answer(&mut client, &request);
+        takes_the_step(&mut client, None);
+        assert!(client.sent().is_empty());
         assert_eq!(client.session.take_unfinished().len(), 1);
+    }
+}
+
+#[test]
+fn after_a_reset_all_that_was_under_way_comes_back_once_and_what_waited_is_sent() {
+    for (steps, answered) in [(1, Function::LOGICAL_UNIT_RESET), (2, Function::TARGET_WARM_RESET)] {
+        let mut client = ready();
+        client.write(1, 0, &pattern(512));
+        let (first, abort) = late(&mut client);
+        client.read(2, 0, 512);
+        let second = client.command();
+        takes_the_step(&mut client, RESET_UNIT);
+        let mut request = reset(&mut client, Function::LOGICAL_UNIT_RESET);
+        if steps == 2 {
+            takes_the_step(&mut client, RESET_TARGET);
+            request = reset(&mut client, answered);
+        }
+        // Whether a command that is sent now would meet the reset nobody could say.
+        client.write(3, 0, &pattern(512));
+        assert!(client.sent().is_empty());
+        // One ends by itself, and the request that was given up on is answered after all.
+        client.status(&first, Status::GOOD, None);
+        assert_eq!(client.done().0, 1);
+        client.answer_task(&abort, UNKNOWN).unwrap();
+        assert!(client.session.poll_aborted().is_none());
+        client.answer_task(&request, DONE).unwrap();
+        assert_eq!(aborted(&mut client).0, 2);
+        let third = client.command();
+        assert!(third.tag() != first.tag() && third.tag() != second.tag());
+        // The first that is sent then is told of the reset, and sent again.
+        let told = Sense::new(SenseKey::UNIT_ATTENTION, Asc::BUS_DEVICE_RESET_FUNCTION_OCCURRED);
+        client.status(&third, Status::CHECK_CONDITION, Some(told));
+        let again = client.command();
+        client.status(&again, Status::GOOD, None);
+        assert_eq!((client.done().0, client.session.look()), (3, 0));
+        assert!(client.answer_task(&request, DONE).is_err(), "it is answered once");
+    }
+}
+
+#[test]
+fn a_reset_ends_the_commands_of_every_connection() {
+    let mut client = lanes::ready(2, 0);
+    client.read(1, 0, lanes::BURST);
+    let _first = client.command();
+    client.read(2, 0, 512);
+    client.select(1);
+    let _second = client.command();
+    wait(&mut client);
+    assert_eq!(client.session.abort_overdue(LOOKS), GIVE_UP);
+    takes_the_step(&mut client, RESET_UNIT);
+    client.select(0);
+    let [_abort, pdu] = client.sent().try_into().unwrap();
+    client.answer_task(&pdu.as_a(), DONE).unwrap();
+    let mut tags = [(); 2].map(|()| client.session.poll_aborted().unwrap().tag.0);
+    tags.sort_unstable();
+    assert_eq!(tags, [1, 2]);
+    assert!(client.session.poll_aborted().is_none());
+    assert!(!client.session.is_awaited(0) && !client.session.is_awaited(1));
+}
+
+#[test]
+fn a_question_of_the_session_itself_is_not_reset_away() {
+    let mut client = ready();
+    client.write(1, 0, &pattern(512));
+    let command = client.command();
+    let changed = Sense::new(SenseKey::UNIT_ATTENTION, Asc::CAPACITY_DATA_HAS_CHANGED);
+    client.status(&command, Status::CHECK_CONDITION, Some(changed));
+    let [_question, again] = client.sent().try_into().unwrap();
+    wait(&mut client);
+    assert_eq!(client.session.abort_overdue(LOOKS), GIVE_UP);
+    abort_of(&mut client, &again);
+    takes_the_step(&mut client, None);
+    assert!(client.sent().is_empty());
+}
+
+#[test]
+fn a_session_that_is_to_manage_asks_for_one_function_and_leaves_with_the_answer() {
+    for response in [DONE, FunctionResponse::FUNCTION_REJECTED] {
+        let mut client = Client::logged_in_for(Mode::Manage(Function::CLEAR_TASK_SET), WHOLE);
+        let request = reset(&mut client, Function::CLEAR_TASK_SET);
+        assert_eq!(client.session.managed(), None);
+        client.answer_task(&request, response).unwrap();
+        assert_eq!(client.session.managed(), Some(response));
+        let [logout] = client.sent().try_into().unwrap();
+        assert_eq!(logout.bhs.opcode(), Opcode::LOGOUT_REQUEST);
+        assert!(client.session.unit().is_none() && client.session.refused().is_none());
     }
 }
 
@@ -139,7 +254,7 @@ fn all_that_were_there_as_long_are_aborted_in_turn_and_no_others() {
     let young = client.command();
     (1..LOOKS).for_each(|look| assert_eq!(client.session.look(), look));
     assert_eq!(client.session.look(), LOOKS);
-    assert!(client.session.abort_overdue(LOOKS));
+    assert_eq!(client.session.abort_overdue(LOOKS), GIVE_UP);
     let first = abort_of(&mut client, &commands[0]);
     // One of them ends by itself meanwhile.
     client.status(&commands[1], Status::GOOD, None);
@@ -169,7 +284,7 @@ fn an_io_of_several_commands_comes_back_when_none_of_them_is_under_way() {
         client.status(&commands[1], Status::GOOD, None);
         let fifth = client.command();
         (1..=LOOKS).for_each(|look| assert_eq!(client.session.look(), look));
-        assert!(client.session.abort_overdue(LOOKS));
+        assert_eq!(client.session.abort_overdue(LOOKS), GIVE_UP);
         for command in [&commands[0], &commands[2], &commands[3]] {
             let request = abort_of(&mut client, command);
             client.answer_task(&request, DONE).unwrap();
@@ -195,12 +310,12 @@ fn a_flush_has_four_times_as_long_and_is_aborted_alone() {
     client.write(2, 0, &pattern(512));
     let write = client.command();
     wait(&mut client);
-    assert!(client.session.abort_overdue(LOOKS));
+    assert_eq!(client.session.abort_overdue(LOOKS), GIVE_UP);
     let request = abort_of(&mut client, &write);
     client.answer_task(&request, DONE).unwrap();
     assert_eq!(aborted(&mut client).0, 2);
     while client.session.look() < LOOKS {}
-    assert!(client.session.abort_overdue(LOOKS));
+    assert_eq!(client.session.abort_overdue(LOOKS), GIVE_UP);
     let request = abort_of(&mut client, &flush);
     client.answer_task(&request, DONE).unwrap();
     assert_eq!(aborted(&mut client).0, 1);
@@ -215,7 +330,7 @@ fn a_command_is_aborted_on_its_own_connection_and_not_over_another_one_s_answer(
     client.select(1);
     let second = client.command();
     wait(&mut client);
-    assert!(client.session.abort_overdue(LOOKS));
+    assert_eq!(client.session.abort_overdue(LOOKS), GIVE_UP);
     assert!(client.sent().is_empty());
     client.select(0);
     let request = abort_of(&mut client, &first);
@@ -235,7 +350,7 @@ fn a_command_is_aborted_on_its_own_connection_and_not_over_another_one_s_answer(
     assert!(client.answer_task(&request, DONE).is_err());
     assert!(lanes::answer_move(&mut client, &moved, &second, DONE));
     while client.session.look() < LOOKS {}
-    assert!(client.session.abort_overdue(LOOKS));
+    assert_eq!(client.session.abort_overdue(LOOKS), GIVE_UP);
     let request = abort_of(&mut client, &second);
     client.answer_task(&request, UNKNOWN).unwrap();
     assert_eq!(aborted(&mut client).0, 2);
@@ -253,10 +368,10 @@ fn questions_of_the_session_itself_are_not_aborted() {
     client.status(&command, Status::CHECK_CONDITION, Some(changed));
     let [_question, again] = client.sent().try_into().unwrap();
     wait(&mut client);
-    assert!(client.session.abort_overdue(LOOKS));
+    assert_eq!(client.session.abort_overdue(LOOKS), GIVE_UP);
     let request = abort_of(&mut client, &again);
     client.answer_task(&request, DONE).unwrap();
     assert_eq!(aborted(&mut client).0, 1);
     while client.session.look() < LOOKS {}
-    assert!(!client.session.abort_overdue(LOOKS) && client.sent().is_empty());
+    assert!(client.session.abort_overdue(LOOKS).is_none() && client.sent().is_empty());
 }

@@ -138,3 +138,32 @@ fn sense_data_that_a_target_reports_by_itself_counts_as_with_a_command() {
     }
     assert!(client.sent().is_empty() && !matches!(client.session.demand(), crate::session::Demand::Close));
 }
+
+#[test]
+fn the_next_session_waits_as_long_as_was_agreed_on_or_as_the_target_says_at_the_end() {
+    let seconds = Duration::from_secs;
+    let ready = || Client::ready(&format!("{WHOLE}DefaultTime2Wait=3\0"), 1 << 20);
+    assert_eq!(ready().session.redials_after(), seconds(3));
+    for kind in [AsyncEvent::SESSION_DROP, AsyncEvent::CONNECTION_DROP] {
+        let mut client = ready();
+        client.event(kind, 6, &[]).unwrap();
+        assert_eq!(client.session.redials_after(), seconds(7));
+    }
+    // After a logout there is nothing to wait for, unless the target could not tidy up (RFC 7143 §11.15.3).
+    for (result, wait) in [(LogoutResult::CLOSED_SUCCESSFULLY, 0), (LogoutResult::CLEANUP_FAILED, 5)] {
+        let mut client = ready();
+        client.session.on_stop();
+        let [logout] = client.sent().try_into().unwrap();
+        let response = LogoutResponse {
+            opcode: Opcode::LOGOUT_RESPONSE.0,
+            response: result.0,
+            initiator_task_tag: logout.tag().into(),
+            stat_sn: client.next_stat_sn().into(),
+            time2wait: 5.into(),
+            ..LogoutResponse::new_zeroed()
+        };
+        client.send(&response, &[]).unwrap();
+        assert!(client.session.is_over());
+        assert_eq!(client.session.redials_after(), seconds(wait));
+    }
+}

@@ -102,6 +102,11 @@ impl Client {
         Client::new(config(wishes)).log_in(answers)
     }
 
+    /// The same for another purpose.
+    pub(super) fn logged_in_for(mode: Mode, answers: &str) -> Client {
+        Client::new(Config { mode, ..config(wishes()) }).log_in(answers)
+    }
+
     /// The same where there are other paths, or not.
     pub(super) fn logged_in_on_paths(has_others: bool, answers: &str) -> Client {
         let mut client = Client::new(config(wishes()));
@@ -260,6 +265,8 @@ impl Client {
             exp_cmd_sn: self.exp_cmd_sn.into(),
             max_cmd_sn: (self.exp_cmd_sn + 9).into(),
             async_event: event.0,
+            // Time2Wait of a drop.
+            parameter2: (seconds + 1).into(),
             parameter3: seconds.into(),
             ..AsyncMessage::new_zeroed()
         };

@@ -280,7 +280,7 @@ fn who_has_left_one_session_begins_another_when_nothing_of_that_is_left() {
     let connect = || Initiator::connect_to((node.clone(), exports.clone()), Pool::new(usize::MAX));
     let mut first = connect();
     first.pump.holds_io = true;
-    first.enter("");
+    first.enter("DefaultTime2Retain=0\0");
     first.command(0, &[0; 6], None, None);
     assert_eq!(first.command(0, &write10(0, 1), None, Some(&[7; 512])).len(), 0, "its write is in flight");
     // The initiator is gone, and the session is not.

@@ -2,6 +2,7 @@
 
 use super::connections::{Scene, function_response, join_request, logout, logout_result, manage, names};
 use super::*;
+use crate::scsi::Status;
 use crate::session::{Target, Timed};
 use std::time::Duration;
 
@@ -315,6 +316,68 @@ fn what_nobody_takes_ends_after_time2wait_and_time2retain() {
     let mut late = scene.connect(1);
     let status = late.login_error(&join_request(tsih, 9), names().as_bytes()).0;
     assert_eq!(status, LoginStatus::SESSION_DOES_NOT_EXIST);
+}
+
+/// A session of the same initiator by another port.
+fn other_port(scene: &Scene, port: u8) -> Initiator {
+    let mut other = scene.connect(1);
+    let mut request = login_request(0x87);
+    request.isid = [0x80, 9, 9, 9, 9, port];
+    let [response] = other.exchange(&request, names().as_bytes()).try_into().unwrap();
+    assert_eq!(response.as_a::<LoginResponse>().status.get(), 0);
+    other
+}
+
+#[test]
+fn below_level_2_the_tasks_of_a_lost_session_end_and_its_nexus_lasts_for_time2wait_and_time2retain() {
+    const RESERVE: [u8; 6] = [0x16, 0, 0, 0, 0, 0];
+    for (times, lasts) in
+        [("DefaultTime2Wait=2\0DefaultTime2Retain=10\0", true), ("DefaultTime2Retain=0\0", false)]
+    {
+        let scene = Scene::new();
+        let (mut first, tsih) = scene.lead(times);
+        assert_good(&scene.command(&mut first, 0, &RESERVE, None, None)[0]);
+        first.pump.holds_io = true;
+        assert!(scene.command(&mut first, 0, &write10(0, 1), None, Some(&[7; 512])).is_empty());
+        let _ = first.pump.session.on_end();
+        assert!(first.is_closed());
+        assert_eq!(first.pump.session.lingers(), lasts);
+        assert!(first.pump.session.poll_cancel().is_some(), "nobody waits for it any more");
+        // Nobody goes on with it: what was on its way there is lost.
+        let mut late = scene.connect(1);
+        let status = late.login_error(&join_request(tsih, 7), names().as_bytes()).0;
+        assert_eq!(status, LoginStatus::SESSION_DOES_NOT_EXIST);
+        if !lasts {
+            continue;
+        }
+        let mut other = other_port(&scene, 1);
+        let mut asks = || {
+            let answer = other.command(0, &write10(0, 1), None, Some(&[1; 512]));
+            Status(answer[0].as_a::<ScsiResponse>().status)
+        };
+        assert_eq!([asks(), asks()], [Status::CHECK_CONDITION, Status::RESERVATION_CONFLICT]);
+        first.pump.holds_io = false;
+        assert!(first.wait(Duration::from_millis(11_900)));
+        assert_eq!(asks(), Status::RESERVATION_CONFLICT);
+        assert!(!first.wait(Duration::from_millis(200)));
+        drop(first);
+        assert_eq!(asks(), Status::GOOD);
+    }
+}
+
+#[test]
+fn a_session_that_is_kept_is_over_when_its_initiator_logs_in_again() {
+    let scene = Scene::new();
+    let (mut first, _) = scene.lead("DefaultTime2Retain=3600\0");
+    first.lose();
+    let mut again = scene.connect(1);
+    assert!(again.exchange(&login_request(0x87), names().as_bytes()).is_empty());
+    assert!(!first.wait(Duration::ZERO));
+    drop(first);
+    let until = again.pump.session.poll_timeout().unwrap();
+    again.pump.session.on_timeout(until).unwrap();
+    let [response] = again.receive().try_into().unwrap();
+    assert_eq!(response.as_a::<LoginResponse>().status.get(), 0);
 }
 
 #[test]

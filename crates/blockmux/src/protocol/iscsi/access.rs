@@ -1,0 +1,119 @@
+//! Asymmetric logical unit access (SPC-5): how well each portal group of a target leads to its units.
+//!
+//! A target whose states the config names has a portal group for each listener, for a session may use all portals of
+//! its group, and a state is a group's.
+
+use super::config::ConfiguredTarget;
+use crate::address::ListenAddress;
+use crate::protocol::{ISCSI, Settings};
+use blockmux_engine::socket::Address;
+use blockmux_proto::scsi::AccessState;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+/// An asymmetric access state, by the specification's word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+pub(crate) enum State {
+    /// The best way.
+    #[serde(rename = "active/optimized")]
+    #[value(name = "active/optimized")]
+    Optimized,
+    /// A way that costs.
+    #[serde(rename = "active/non-optimized")]
+    #[value(name = "active/non-optimized")]
+    NonOptimized,
+    /// A way that is kept for a failover: reservations and what the unit is like, but no I/O.
+    #[serde(rename = "standby")]
+    #[value(name = "standby")]
+    Standby,
+    /// No way now.
+    #[serde(rename = "unavailable")]
+    #[value(name = "unavailable")]
+    Unavailable,
+}
+
+impl State {
+    /// As it is on the wire.
+    pub(crate) fn word(self) -> AccessState {
+        match self {
+            State::Optimized => AccessState::ACTIVE_OPTIMIZED,
+            State::NonOptimized => AccessState::ACTIVE_NON_OPTIMIZED,
+            State::Standby => AccessState::STANDBY,
+            State::Unavailable => AccessState::UNAVAILABLE,
+        }
+    }
+}
+
+/// The states of listeners by their addresses, in any order.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ListenerStates(Vec<(SocketAddr, AccessState)>);
+
+impl ListenerStates {
+    /// Reads addresses as portals are written.
+    pub(super) fn prepare(written: &BTreeMap<String, State>) -> Result<ListenerStates, String> {
+        let state = |(address, state): (&String, &State)| {
+            let resolved = address.parse::<ListenAddress>().map_err(|error| error.to_string());
+            let resolved =
+                resolved.and_then(|parsed| parsed.resolve(ISCSI.port).map_err(|error| error.to_string()));
+            match resolved.map_err(|error| format!("access_states: {error}"))? {
+                Address::Tcp(tcp) => Ok((tcp, state.word())),
+                Address::Unix(_) => {
+                    Err("access_states: a portal is no Unix socket; write host:port".to_owned())
+                }
+            }
+        };
+        written.iter().map(state).collect::<Result<_, _>>().map(ListenerStates)
+    }
+
+    /// That of a listener.
+    pub(super) fn of(&self, listener: &SocketAddr) -> AccessState {
+        let found = self.0.iter().find(|(address, _)| is_at(address, listener));
+        found.map_or(AccessState::ACTIVE_OPTIMIZED, |(_, state)| *state)
+    }
+}
+
+/// Whether an address of the config means that listener.
+pub(super) fn is_at(written: &SocketAddr, listener: &SocketAddr) -> bool {
+    (written.ip() == listener.ip() || written.ip().is_unspecified())
+        && (written.port() == listener.port() || written.port() == 0)
+}
+
+/// What is wrong where a target names a state at an address at which nobody listens for it; `listeners` are those that
+/// there are.
+pub(crate) fn check_access_states(settings: &Settings, listeners: &[SocketAddr]) -> Result<(), String> {
+    let with_states = |target: &'_ ConfiguredTarget| target.access_states.clone().unwrap_or_default();
+    for target in &settings.iscsi {
+        let own: Vec<_> = listeners.iter().filter(|listener| target.is_at(listener)).collect();
+        let states = with_states(target);
+        let stray = states.0.iter().find(|(address, _)| !own.iter().any(|listener| is_at(address, listener)));
+        if let Some((address, _)) = stray {
+            let there: Vec<_> = own.iter().map(ToString::to_string).collect();
+            let (name, there) = (&target.name, there.join(", "));
+            return Err(format!(
+                "iscsi_target `{name}`: access_states: nobody listens for it at {address}; name one of {there}"
+            ));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listener_has_the_state_that_is_named_or_is_the_best() {
+        let written = [("192.0.2.2".to_owned(), State::Standby), ("[::1]:7".to_owned(), State::Unavailable)];
+        let states = ListenerStates::prepare(&written.into()).unwrap();
+        let of = |address: &str| states.of(&address.parse().unwrap());
+        assert_eq!(of("192.0.2.2:3260"), AccessState::STANDBY);
+        assert_eq!(of("192.0.2.2:3261"), AccessState::ACTIVE_OPTIMIZED);
+        assert_eq!(of("[::1]:7"), AccessState::UNAVAILABLE);
+        let wrong = |address: &str| {
+            ListenerStates::prepare(&[(address.to_owned(), State::Standby)].into()).unwrap_err()
+        };
+        assert!(wrong("unix:/s").starts_with("access_states: a portal is no Unix socket"));
+        assert!(wrong("3260").starts_with("access_states: `3260` is no host"));
+    }
+}

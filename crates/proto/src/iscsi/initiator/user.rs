@@ -1,0 +1,147 @@
+//! The user's side of a session: requests and completions, and the connections that it has for them.
+
+use super::lane::{Lane, Phase};
+use super::login::LoginPhase;
+use super::{InitiatorSession, Mode};
+use crate::iscsi::login::initiator::Joining;
+use crate::session::{Initiator, PathRank};
+use blockmux_volume::{Completion, Io, IoError};
+use std::time::{Duration, Instant};
+
+impl Initiator for InitiatorSession {
+    fn is_ready(&self) -> bool {
+        self.unit.is_some() && self.mode == Mode::Use
+    }
+
+    /// Not more than the target's window of commands has room for.
+    #[inline]
+    fn room(&self) -> usize {
+        match &self.full {
+            Some(full) if self.is_ready() => full.room(),
+            _ => 0,
+        }
+    }
+
+    #[inline]
+    fn submit(&mut self, io: Io) {
+        match &mut self.full {
+            Some(full) => full.submit(io, &mut self.lanes),
+            None => self.failed.push_back(Completion { tag: io.tag, result: Err(IoError::PathLost) }),
+        }
+    }
+
+    #[inline]
+    fn poll_done(&mut self) -> Option<Completion> {
+        match &mut self.full {
+            Some(full) => full.poll_done(),
+            None => self.failed.pop_front(),
+        }
+    }
+
+    fn look(&mut self) -> u32 {
+        self.full.as_mut().map_or(0, |full| full.look())
+    }
+
+    fn abort_overdue(&mut self, looks: u32) -> Option<&'static str> {
+        self.full.as_mut()?.abort_overdue(looks, &mut self.lanes)
+    }
+
+    #[inline]
+    fn poll_aborted(&mut self) -> Option<Io> {
+        self.full.as_mut()?.queue.poll_aborted()
+    }
+
+    fn redials_after(&self) -> Duration {
+        self.full.as_ref().map_or(Duration::ZERO, |full| full.time2wait())
+    }
+
+    /// What has completed and was not polled yet is not among them. When the target asked for a logout, what was not
+    /// sent until then is.
+    fn take_unfinished(&mut self) -> Vec<Io> {
+        self.lanes.iter_mut().for_each(|lane| {
+            lane.outbox.clear();
+            lane.phase = Phase::Over;
+        });
+        self.full.as_mut().map_or_else(Vec::new, |full| full.take_unfinished())
+    }
+
+    fn poll_size(&mut self) -> Option<u64> {
+        let full = self.full.as_mut()?;
+        let size = full.queue.poll_size()?;
+        self.unit = full.queue.unit().cloned();
+        Some(size)
+    }
+
+    fn resize(&mut self, size: u64) {
+        if let Some(full) = &mut self.full {
+            full.queue.resize(size);
+        }
+    }
+
+    #[inline]
+    fn path_rank(&self) -> PathRank {
+        self.full.as_ref().map_or(PathRank::Best, |full| full.queue.path_rank())
+    }
+
+    #[inline]
+    fn poll_misplaced(&mut self) -> Option<Io> {
+        self.full.as_mut()?.queue.poll_misplaced()
+    }
+
+    fn on_stop(&mut self) {
+        self.is_stopping = true;
+        match &mut self.full {
+            Some(full) => full.stop(&mut self.lanes),
+            // Nothing is agreed on that could be ended in order.
+            None => self.lanes.iter_mut().for_each(|lane| lane.phase = Phase::Over),
+        }
+    }
+
+    fn latest_lane(&self) -> usize {
+        self.full.as_ref().map_or(0, |full| full.burst.latest())
+    }
+
+    fn is_awaited(&self, lane: usize) -> bool {
+        self.lanes.get(lane).is_none_or(|lane| lane.in_flight > 0 || !lane.is_open())
+    }
+
+    #[inline]
+    fn select(&mut self, lane: usize) {
+        self.selected = lane;
+    }
+
+    #[inline]
+    fn poll_dial(&mut self) -> Option<(usize, Instant)> {
+        if self.lanes.len() == 1 && !matches!(self.lanes.first()?.phase, Phase::Wanted { .. }) {
+            return None;
+        }
+        let is_used = self.is_ready() && self.full.as_ref()?.is_used();
+        // The tasks of one that was lost end only over another, however the session goes on.
+        let is_wanted = |lane: &Lane| {
+            matches!(lane.phase, Phase::Wanted { .. }) && (is_used || lane.recovery.by.is_some())
+        };
+        let (place, lane) = self.lanes.iter_mut().enumerate().find(|(_, lane)| is_wanted(lane))?;
+        let Phase::Wanted { at } = std::mem::replace(&mut lane.phase, Phase::Dialing) else { return None };
+        Some((place, at))
+    }
+
+    fn on_connected(&mut self, lane: usize, now: Instant) {
+        let (Some(full), Some(lane)) = (&self.full, self.lanes.get_mut(lane)) else { return };
+        let joining = Joining {
+            tsih: self.logins.tsih,
+            cid: lane.cid,
+            cmd_sn: full.cmd_sn,
+            exp_stat_sn: lane.statuses.expected(),
+        };
+        let login = LoginPhase::start(self.logins.next().joining(joining), &mut lane.outbox);
+        lane.phase = Phase::Login(Box::new(login));
+        lane.ticks.next = now;
+    }
+
+    fn on_lost(&mut self, lane: usize, now: Instant) -> bool {
+        let others_are_open =
+            self.lanes.iter().enumerate().any(|(place, other)| place != lane && other.is_open());
+        let (Some(full), Some(lane)) = (&mut self.full, self.lanes.get_mut(lane)) else { return false };
+        full.lose(lane, others_are_open, now)
+    }
+}

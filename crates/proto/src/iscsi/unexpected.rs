@@ -1,0 +1,171 @@
+//! PDUs that a peer over RDMA has to have a receive buffer for though it did not ask for them, and how many of those it
+//! takes (RFC 7145 §8.1; the key is `MaxOutstandingUnexpectedPDUs`).
+//!
+//! A target's are asynchronous messages and Rejects, which the initiator acknowledges by ExpStatSN, and pings, which it
+//! answers. An initiator's are those for immediate delivery that are answered: pings, task management, text, the logout.
+//! Whatever else is sent answers something, or has its place in the window of commands. Linux declares no number, and 0 says
+//! the same: there is no limit. One that would be too many waits, and what is behind it, too, for numbers have an order.
+
+use blockmux_wire::iscsi::session::{NopIn, NopOut};
+use blockmux_wire::iscsi::{Bhs, Opcode, RESERVED_TAG};
+use std::collections::VecDeque;
+use zerocopy::transmute_ref;
+
+/// What a target has sent that was not asked for.
+#[derive(Debug, Default)]
+pub(super) struct OfTarget {
+    /// StatSN of each message that was not acknowledged. Only kept where there is a limit, so that this is one, too.
+    messages: VecDeque<u32>,
+    /// Pings that were not answered.
+    pings: u32,
+}
+
+impl OfTarget {
+    /// Whether this PDU may go out now; then it counts.
+    #[inline]
+    pub(super) fn admits(&mut self, bhs: &Bhs, limit: u32) -> bool {
+        if limit == 0 {
+            return true;
+        }
+        let nop: &NopIn = transmute_ref!(bhs);
+        let is_ping = bhs.opcode() == Opcode::NOP_IN && nop.initiator_task_tag.get() == RESERVED_TAG;
+        if !is_ping && !matches!(bhs.opcode(), Opcode::ASYNC_MESSAGE | Opcode::REJECT) {
+            return true;
+        }
+        if self.messages.len().saturating_add(self.pings as usize) >= limit as usize {
+            return false;
+        }
+        if is_ping {
+            self.pings = self.pings.saturating_add(1);
+        } else {
+            self.messages.push_back(nop.stat_sn.get());
+        }
+        true
+    }
+
+    /// Something has come from the initiator.
+    #[inline]
+    pub(super) fn on_pdu(&mut self, bhs: &Bhs) {
+        let nop: &NopOut = transmute_ref!(bhs);
+        if self.pings > 0 && bhs.opcode() == Opcode::NOP_OUT && nop.target_transfer_tag.get() != RESERVED_TAG
+        {
+            self.pings = self.pings.saturating_sub(1);
+        }
+        // Every request has ExpStatSN in the same place.
+        let expected = nop.exp_stat_sn.get();
+        let is_acknowledged = |stat_sn: u32| expected.wrapping_sub(stat_sn).wrapping_sub(1) < SERIAL_HALF;
+        while self.messages.front().is_some_and(|stat_sn| is_acknowledged(*stat_sn)) {
+            self.messages.pop_front();
+        }
+    }
+}
+
+/// The same of an initiator.
+#[derive(Debug, Default)]
+pub(super) struct OfInitiator {
+    unanswered: u32,
+}
+
+impl OfInitiator {
+    /// As [`OfTarget::admits`].
+    #[inline]
+    pub(super) fn admits(&mut self, bhs: &Bhs, limit: u32) -> bool {
+        let opcode = bhs.opcode();
+        let is_one = bhs.is_immediate()
+            && bhs.initiator_task_tag.get() != RESERVED_TAG
+            && opcode != Opcode::LOGIN_REQUEST
+            && opcode != Opcode::SCSI_COMMAND;
+        if !is_one || limit == 0 {
+            return true;
+        }
+        let is_admitted = self.unanswered < limit;
+        self.unanswered = self.unanswered.saturating_add(is_admitted.into());
+        is_admitted
+    }
+
+    /// Something has come from the target.
+    #[inline]
+    pub(super) fn on_pdu(&mut self, bhs: &Bhs) {
+        let is_answer = match bhs.opcode() {
+            Opcode::NOP_IN => bhs.initiator_task_tag.get() != RESERVED_TAG,
+            Opcode::TASK_MANAGEMENT_RESPONSE
+            | Opcode::TEXT_RESPONSE
+            | Opcode::LOGOUT_RESPONSE
+            | Opcode::REJECT => true,
+            _ => false,
+        };
+        self.unanswered = self.unanswered.saturating_sub(is_answer.into());
+    }
+}
+
+const SERIAL_HALF: u32 = 1 << 31;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use blockmux_wire::iscsi::FLAG_IMMEDIATE;
+    use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+    fn of_target(opcode: Opcode, tag: u32, stat_sn: u32) -> Bhs {
+        let nop = NopIn {
+            opcode: opcode.0,
+            initiator_task_tag: tag.into(),
+            stat_sn: stat_sn.into(),
+            ..NopIn::new_zeroed()
+        };
+        Bhs::read_from_bytes(nop.as_bytes()).unwrap()
+    }
+
+    fn of_initiator(opcode: Opcode, tag: u32, transfer_tag: u32, exp_stat_sn: u32) -> Bhs {
+        let nop = NopOut {
+            opcode: opcode.0 | FLAG_IMMEDIATE,
+            initiator_task_tag: tag.into(),
+            target_transfer_tag: transfer_tag.into(),
+            exp_stat_sn: exp_stat_sn.into(),
+            ..NopOut::new_zeroed()
+        };
+        Bhs::read_from_bytes(nop.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn what_a_target_says_unasked_waits_for_what_was_acknowledged_or_answered() {
+        let mut sent = OfTarget::default();
+        let ping = of_target(Opcode::NOP_IN, RESERVED_TAG, 8);
+        let event = |stat_sn| of_target(Opcode::ASYNC_MESSAGE, RESERVED_TAG, stat_sn);
+        assert!((0..99).all(|stat_sn| sent.admits(&event(stat_sn), 0)), "no limit");
+        assert!(sent.admits(&event(7), 2) && sent.admits(&ping, 2));
+        for held in [event(8), ping, of_target(Opcode::REJECT, RESERVED_TAG, 8)] {
+            assert!(!sent.admits(&held, 2));
+        }
+        for asked in [Opcode::SCSI_RESPONSE, Opcode::NOP_IN, Opcode::TEXT_RESPONSE] {
+            assert!(sent.admits(&of_target(asked, 5, 8), 2));
+        }
+        // A command that says nothing new, and an answer to the ping.
+        sent.on_pdu(&of_initiator(Opcode::SCSI_COMMAND, 5, 0, 7));
+        assert!(!sent.admits(&ping, 2));
+        sent.on_pdu(&of_initiator(Opcode::NOP_OUT, RESERVED_TAG, 3, 7));
+        assert!(sent.admits(&event(8), 2) && !sent.admits(&event(9), 2));
+        sent.on_pdu(&of_initiator(Opcode::SCSI_COMMAND, 5, 0, 9));
+        assert!(sent.admits(&event(u32::MAX), 2) && sent.admits(&event(0), 2) && !sent.admits(&event(1), 2));
+        sent.on_pdu(&of_initiator(Opcode::NOP_OUT, 6, RESERVED_TAG, 1));
+        assert!(sent.admits(&event(1), 2));
+    }
+
+    #[test]
+    fn what_an_initiator_says_beside_commands_waits_for_answers() {
+        let mut sent = OfInitiator::default();
+        let task = of_initiator(Opcode::TASK_MANAGEMENT_REQUEST, 7, 0, 1);
+        let ping = of_initiator(Opcode::NOP_OUT, 8, RESERVED_TAG, 1);
+        assert!((0..99).all(|_| sent.admits(&ping, 0)), "no limit");
+        assert!(sent.admits(&task, 2) && sent.admits(&ping, 2));
+        assert!(!sent.admits(&task, 2) && !sent.admits(&of_initiator(Opcode::LOGOUT_REQUEST, 9, 0, 1), 2));
+        assert!(sent.admits(&of_initiator(Opcode::NOP_OUT, RESERVED_TAG, 3, 1), 2), "it is an answer itself");
+        sent.on_pdu(&of_target(Opcode::SCSI_RESPONSE, 5, 1));
+        sent.on_pdu(&of_target(Opcode::NOP_IN, RESERVED_TAG, 1));
+        assert!(!sent.admits(&ping, 2));
+        sent.on_pdu(&of_target(Opcode::NOP_IN, 8, 1));
+        assert!(sent.admits(&ping, 2) && !sent.admits(&task, 2));
+        sent.on_pdu(&of_target(Opcode::TASK_MANAGEMENT_RESPONSE, 7, 1));
+        assert!(sent.admits(&task, 2));
+    }
+}
