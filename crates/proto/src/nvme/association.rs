@@ -75,6 +75,8 @@ pub(crate) struct QueuePlace {
     associations: Arc<Associations>,
     cntlid: u16,
     pub(crate) qid: u16,
+    /// The host identifier of the controller.
+    pub(crate) host_id: [u8; 16],
     /// Of the controller.
     pub(crate) errors: Arc<ErrorLog>,
 }
@@ -127,7 +129,8 @@ impl Associations {
         Ok(AdminPlace { associations: self.clone(), cntlid, errors })
     }
 
-    /// An I/O queue of a controller that the host has.
+    /// An I/O queue of a controller that the host has. Its name tells: some hosts make another identifier for each queue,
+    /// and Linux's target and SPDK let them. The controller's host has that of its admin queue.
     pub(crate) fn connect_io(
         self: &Arc<Associations>,
         host: &Host,
@@ -138,7 +141,7 @@ impl Associations {
     ) -> Result<QueuePlace, Unconnected> {
         let mut live = self.live();
         let controller =
-            live.controllers.get_mut(&cntlid).filter(|found| found.host == *host && !found.is_over);
+            live.controllers.get_mut(&cntlid).filter(|found| found.host.nqn == host.nqn && !found.is_over);
         let controller = controller.ok_or(Unconnected::NoController)?;
         if !controller.is_enabled {
             return Err(Unconnected::NotEnabled);
@@ -150,8 +153,8 @@ impl Associations {
             return Err(Unconnected::Taken);
         }
         controller.queues.push(Queue { qid, hang_up, letters });
-        let errors = controller.errors.clone();
-        Ok(QueuePlace { associations: self.clone(), cntlid, qid, errors })
+        let (host_id, errors) = (controller.host.id, controller.errors.clone());
+        Ok(QueuePlace { associations: self.clone(), cntlid, qid, host_id, errors })
     }
 
     /// Nobody connects any more, and who is connected is cut off.
@@ -326,11 +329,13 @@ mod tests {
         };
         assert_eq!(connect(&host(1), admin.cntlid, 1), Err(Unconnected::NotEnabled));
         admin.enable();
-        assert_eq!(connect(&host(2), admin.cntlid, 1), Err(Unconnected::NoController));
+        let other = Host { nqn: Nqn::new("nqn.other").unwrap(), ..host(1) };
+        assert_eq!(connect(&other, admin.cntlid, 1), Err(Unconnected::NoController));
         assert_eq!(connect(&host(1), 99, 1), Err(Unconnected::NoController));
         assert_eq!(connect(&host(1), admin.cntlid, 0), Err(Unconnected::WrongQueue));
         assert_eq!(connect(&host(1), admin.cntlid, MAX_IO_QUEUES + 1), Err(Unconnected::WrongQueue));
-        let place = all.connect_io(&host(1), admin.cntlid, 1, None, Letterbox::new(None)).unwrap();
+        let place = all.connect_io(&host(2), admin.cntlid, 1, None, Letterbox::new(None)).unwrap();
+        assert_eq!(place.host_id, host(1).id);
         assert_eq!(connect(&host(1), admin.cntlid, 1), Err(Unconnected::Taken));
         drop(place);
         assert_eq!(connect(&host(1), admin.cntlid, 1), Ok(()));

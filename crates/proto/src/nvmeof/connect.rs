@@ -171,7 +171,7 @@ fn io(
         Unconnected::NotEnabled | Unconnected::Taken => passing(refused(Status::COMMAND_SEQUENCE_ERROR)),
         _ => invalid(offset_of!(Connect, qid), false),
     })?;
-    let who = Registrant::of_nvme_host(host.id);
+    let who = Registrant::of_nvme_host(place.host_id);
     let mut queue = IoQueue {
         view: View::default(),
         gate: Gate::new(std::iter::empty(), Some(&who)),
