@@ -361,7 +361,7 @@ Examples:
   blockmux ctl unix:/run/user/1000/blockmux.sock attach data NQN 2
   blockmux ctl unix:/run/user/1000/blockmux.sock ana NQN 1 inaccessible
   blockmux ctl unix:/run/user/1000/blockmux.sock add-host NQN HOSTNQN
-  blockmux ctl unix:/run/user/1000/blockmux.sock alua IQN standby --at 192.0.2.2:3260
+  blockmux ctl unix:/run/user/1000/blockmux.sock alua IQN standby
 
 A RAM volume or a file gets the size that is given. Without a size, that of the
 file below is looked at again; another size of a block device, an iSCSI unit or
