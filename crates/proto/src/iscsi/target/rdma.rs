@@ -22,16 +22,9 @@ impl FullFeature {
     /// Whether tasks that are over, or are to be soon, wait for data to be read from the initiator's memory.
     pub(super) fn wants_reads_over(&self) -> bool {
         let connection = &self.connection;
-        if connection.is_closed() || connection.parting.has_begun() {
-            return true;
-        }
-        let tasks = &mut self.shared.borrow_mut().tasks;
-        let slots = tasks.slots_of(connection.key);
-        slots.into_iter().any(|slot| {
-            let entry = tasks.get_mut(slot);
-            entry
-                .is_some_and(|entry| matches!(entry.state, State::Aborted(_)) && entry.in_flight_at.is_none())
-        })
+        connection.is_closed()
+            || connection.parting.has_begun()
+            || self.shared.borrow().tasks.has_aborted_without_io(connection.key)
     }
 
     #[inline]

@@ -143,6 +143,12 @@ impl TaskTable {
         self.slots.iter().enumerate().filter(|(_, entry)| is_its(entry)).map(|(slot, _)| slot).collect()
     }
 
+    /// Whether tasks of a connection's are aborted, and wait for their data rather than for the volume.
+    pub(super) fn has_aborted_without_io(&self, owner: u32) -> bool {
+        let mut own = self.slots.iter().flatten().filter(|entry| entry.owner == owner);
+        own.any(|entry| matches!(entry.state, State::Aborted(_)) && entry.in_flight_at.is_none())
+    }
+
     /// The oldest data-out of a connection's tasks that memory waits for.
     pub(super) fn owed(&self, owner: u32) -> Option<u64> {
         let entries = self.slots.iter().flatten();

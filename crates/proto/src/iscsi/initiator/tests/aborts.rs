@@ -31,6 +31,19 @@ fn wait(client: &mut Client) {
     assert_eq!(client.session.look(), LOOKS);
 }
 
+/// A session with a command on each of two connections, both overdue; the second connection is selected.
+fn overdue_on_two_connections(error_recovery_level: u32) -> (Client, Pdu, Pdu) {
+    let mut client = lanes::ready(2, error_recovery_level);
+    client.read(1, 0, lanes::BURST);
+    let first = client.command();
+    client.read(2, 0, 512);
+    client.select(1);
+    let second = client.command();
+    wait(&mut client);
+    assert_eq!(client.session.abort_overdue(LOOKS), GIVE_UP);
+    (client, first, second)
+}
+
 /// The one request that was sent: to abort this command.
 fn abort_of(client: &mut Client, command: &Pdu) -> TaskManagementRequest {
     let [pdu] = client.sent().try_into().unwrap();
@@ -194,14 +207,7 @@ fn after_a_reset_all_that_was_under_way_comes_back_once_and_what_waited_is_sent(
 
 #[test]
 fn a_reset_ends_the_commands_of_every_connection() {
-    let mut client = lanes::ready(2, 0);
-    client.read(1, 0, lanes::BURST);
-    let _first = client.command();
-    client.read(2, 0, 512);
-    client.select(1);
-    let _second = client.command();
-    wait(&mut client);
-    assert_eq!(client.session.abort_overdue(LOOKS), GIVE_UP);
+    let (mut client, ..) = overdue_on_two_connections(0);
     takes_the_step(&mut client, RESET_UNIT);
     client.select(0);
     let [_abort, pdu] = client.sent().try_into().unwrap();
@@ -323,14 +329,7 @@ fn a_flush_has_four_times_as_long_and_is_aborted_alone() {
 
 #[test]
 fn a_command_is_aborted_on_its_own_connection_and_not_over_another_one_s_answer() {
-    let mut client = lanes::ready(2, 2);
-    client.read(1, 0, lanes::BURST);
-    let first = client.command();
-    client.read(2, 0, 512);
-    client.select(1);
-    let second = client.command();
-    wait(&mut client);
-    assert_eq!(client.session.abort_overdue(LOOKS), GIVE_UP);
+    let (mut client, first, second) = overdue_on_two_connections(2);
     assert!(client.sent().is_empty());
     client.select(0);
     let request = abort_of(&mut client, &first);

@@ -113,6 +113,18 @@ fn a_change_of_state_is_waited_for_as_long_as_the_controller_says_and_no_longer(
     }
 }
 
+/// A host whose write has ended so, with other paths or alone.
+fn with_a_failed_write(status: Status, has_others: bool) -> Client {
+    let mut client = Client::ready(PLAIN);
+    if has_others {
+        client.driver.session = client.driver.session.with_other_paths();
+    }
+    client.write(7, 4096, &pattern(4096));
+    let command = client.command();
+    client.feed(&PLAIN.response(command.cid(), StatusField::new(status), 0)).unwrap();
+    client
+}
+
 #[test]
 fn what_an_inaccessible_namespace_does_not_do_is_handed_back_where_there_are_other_paths() {
     for status in [
@@ -121,13 +133,7 @@ fn what_an_inaccessible_namespace_does_not_do_is_handed_back_where_there_are_oth
         Status::ASYMMETRIC_ACCESS_PERSISTENT_LOSS,
     ] {
         for has_others in [true, false] {
-            let mut client = Client::ready(PLAIN);
-            if has_others {
-                client.driver.session = client.driver.session.with_other_paths();
-            }
-            client.write(7, 4096, &pattern(4096));
-            let command = client.command();
-            client.feed(&PLAIN.response(command.cid(), StatusField::new(status), 0)).unwrap();
+            let mut client = with_a_failed_write(status, has_others);
             assert_eq!(client.driver.session.path_rank(), PathRank::Unusable);
             client.driver.assert_nothing_done();
             if has_others {
@@ -149,13 +155,7 @@ fn what_fails_on_its_way_is_handed_back_and_the_path_is_left_alone_for_a_while()
     for status in [Status::INTERNAL_PATH_ERROR, Status::CONTROLLER_PATHING_ERROR, Status::HOST_PATHING_ERROR]
     {
         for has_others in [true, false] {
-            let mut client = Client::ready(PLAIN);
-            if has_others {
-                client.driver.session = client.driver.session.with_other_paths();
-            }
-            client.write(7, 4096, &pattern(4096));
-            let command = client.command();
-            client.feed(&PLAIN.response(command.cid(), StatusField::new(status), 0)).unwrap();
+            let mut client = with_a_failed_write(status, has_others);
             client.driver.assert_nothing_done();
             let session = &mut client.driver.session;
             let io = session.poll_misplaced().unwrap();
