@@ -178,7 +178,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 self.queue.push_back(io);
                 self.party.alive.set(self.party.alive.get() + 1);
                 let now = self.core.now();
-                let until = self.not_before.map_or(now, |then| then.max(now));
+                let until = self.when_wanted(now);
                 self.retry.begin(now);
                 self.state = State::Pausing { until };
                 self.core.wake_at(until, &self.waker);

@@ -10,10 +10,15 @@ use crate::initiator::retry::{LONGEST_PAUSE, Verdict};
 use crate::reactor::Progress;
 use blockmux_proto::session::Initiator;
 use blockmux_volume::{Completion, Op};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
 impl<D: Dialer, H: Host> Link<D, H> {
+    /// Then, or when the target wants another session if that is later.
+    pub(super) fn when_wanted(&self, at: Instant) -> Instant {
+        self.not_before.map_or(at, |then| then.max(at))
+    }
+
     /// The target is elsewhere: goes there at once.
     pub(super) fn follow(&mut self, moved: Move) -> Progress {
         let (from, to) = (self.moves.address().clone(), moved.address.clone());
@@ -101,7 +106,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
                     self.consumer.wake();
                 }
                 self.moves.go_home();
-                let until = self.not_before.map_or(at, |then| then.max(at));
+                let until = self.when_wanted(at);
                 self.state = State::Pausing { until };
                 self.core.wake_at(until, &self.waker);
                 Progress::Drained
@@ -111,8 +116,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
 
     /// No other path is of use any more, so that this one is tried soon, even if it was none for long.
     pub(in crate::initiator) fn hurry(&mut self) {
-        let soon = self.core.now() + LONGEST_PAUSE;
-        let soon = self.not_before.map_or(soon, |then| then.max(soon));
+        let soon = self.when_wanted(self.core.now() + LONGEST_PAUSE);
         if let State::Pausing { until } = &mut self.state
             && *until > soon
         {
