@@ -271,7 +271,7 @@ const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 mod tests {
     use super::*;
     use crate::nbd::{ConnectError, describe};
-    use blockmux_proto::nbd::initiator::{Config, Features, InitiatorSession, Mode, Refused};
+    use blockmux_proto::nbd::client::{Config, Features, InitiatorSession, Mode, Refused};
     use blockmux_volume::Pool;
     use std::net::Shutdown;
     use std::os::unix::net::{UnixListener, UnixStream};

@@ -6,10 +6,10 @@ use crate::listener::Serve;
 use crate::socket::Address;
 use crate::target::TargetTask;
 use blockmux_proto::exports::Exports;
-use blockmux_proto::nbd::initiator::{
+use blockmux_proto::nbd::client::{
     Config, ExportInfo, Features, InitiatorSession, ListedExport, Mode, Refused,
 };
-use blockmux_proto::nbd::target::TargetSession;
+use blockmux_proto::nbd::server::TargetSession;
 use blockmux_proto::session::NoControl;
 use blockmux_volume::{Core, Pool, VolumeInfo};
 use std::sync::Arc;

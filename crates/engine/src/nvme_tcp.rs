@@ -10,7 +10,7 @@ use crate::target::TargetTask;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::nvmeof::node::{Node, SecureChannel};
 use blockmux_proto::nvmeof::psk::{PskHash, TlsPsk};
-use blockmux_proto::nvmeof::tcp::target::TargetSession;
+use blockmux_proto::nvmeof::tcp::server::TargetSession;
 use blockmux_proto::nvmeof::unconnected::MAX_UNCONNECTED;
 use blockmux_tls::{Hash, Lookup, Psk};
 use blockmux_volume::Core;

@@ -375,7 +375,7 @@ mod tests {
     use crate::socket::Address;
     use crate::socket::{Listener, Stream};
     use blockmux_proto::exports::Export;
-    use blockmux_proto::nbd::target::TargetSession;
+    use blockmux_proto::nbd::server::TargetSession;
     use blockmux_proto::outbox::Outbox;
     use blockmux_proto::session::Timed;
     use blockmux_volume::{Chunk, Completion, Core, DelayVolume, Delays, Io, MemVolume, Memory, Volume};

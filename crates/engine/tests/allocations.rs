@@ -17,7 +17,7 @@ use blockmux_engine::nbd::serve;
 use blockmux_engine::reactor::{EngineCore, PollPolicy, Progress, Task};
 use blockmux_engine::socket::{Address, Listener};
 use blockmux_proto::exports::{Export, Exports};
-use blockmux_proto::nbd::initiator::Features;
+use blockmux_proto::nbd::client::Features;
 use blockmux_volume::{
     Channel, Completion, Core, Io, MemVolume, Memory, Op, Output, SgList, Tag, Volume, VolumeInfo,
 };

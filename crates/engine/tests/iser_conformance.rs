@@ -10,7 +10,7 @@ use blockmux_engine::iscsi;
 use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
 use blockmux_engine::reactor::PollPolicy;
 use blockmux_engine::socket::{Address, Listener};
-use blockmux_proto::iscsi::initiator::wishes;
+use blockmux_proto::iscsi::client::wishes;
 use blockmux_proto::iscsi::login::operational::{Key, Parameters};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::scsi::Lun;

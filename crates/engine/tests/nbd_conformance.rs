@@ -10,7 +10,7 @@ use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
 use blockmux_engine::nbd::{self, Endpoint};
 use blockmux_engine::reactor::PollPolicy;
 use blockmux_engine::socket::{Address, Listener};
-use blockmux_proto::nbd::initiator::{Config, Features, Headers, InitiatorSession, Mode};
+use blockmux_proto::nbd::client::{Config, Features, Headers, InitiatorSession, Mode};
 use blockmux_proto::session::NoControl;
 use blockmux_volume::{MemVolume, Pool, Volume, VolumeInfo};
 use conforms::{conforms, disk_and_frozen};

@@ -16,7 +16,7 @@ use blockmux_proto::nvmeof::auth::{DhGroup, HostSecrets, Secret};
 use blockmux_proto::nvmeof::keyring::Keyring;
 use blockmux_proto::nvmeof::node::{Node, Port, SecureChannel};
 use blockmux_proto::nvmeof::psk::ConfiguredPsk;
-use blockmux_proto::nvmeof::tcp::initiator::{Digests, Names};
+use blockmux_proto::nvmeof::tcp::client::{Digests, Names};
 use blockmux_volume::{MemVolume, Volume};
 use conforms::{conforms, disk_and_frozen};
 use std::sync::Arc;

@@ -12,7 +12,7 @@ use blockmux_engine::target::TargetTask;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::nvme::subsystem::Subsystem;
 use blockmux_proto::nvmeof::node::Node;
-use blockmux_proto::nvmeof::tcp::target::TargetSession;
+use blockmux_proto::nvmeof::tcp::server::TargetSession;
 use blockmux_volume::{Core, IoError, ReadyList, Volume, VolumeInfo};
 use blockmux_wire::nvme::log::AnaState;
 use nvme_sides::{GROUP, dialer, endpoint, node};

@@ -10,8 +10,8 @@ use blockmux_engine::sim::{SimCore, SimNet, Weather, World};
 use blockmux_engine::socket::Address;
 use blockmux_engine::target::TargetTask;
 use blockmux_proto::exports::{Export, Exports};
-use blockmux_proto::iscsi::initiator::wishes;
-use blockmux_proto::iscsi::target::TargetSession;
+use blockmux_proto::iscsi::client::wishes;
+use blockmux_proto::iscsi::server::TargetSession;
 use blockmux_volume::{
     Channel, Core, Io, IoError, MemVolume, Op, Output, ReadyList, Tag, Volume, VolumeInfo, Waker,
 };

@@ -13,11 +13,11 @@ use blockmux_engine::sim::{SimCore, SimNet, Weather, World};
 use blockmux_engine::socket::Address;
 use blockmux_engine::target::TargetTask;
 use blockmux_proto::exports::{Export, Exports};
-use blockmux_proto::iscsi::initiator::wishes;
+use blockmux_proto::iscsi::client::wishes;
 use blockmux_proto::iscsi::login::operational::{Key, Parameters};
-use blockmux_proto::iscsi::target::{self as iscsi, LocalSessions};
-use blockmux_proto::nbd::initiator::Features;
-use blockmux_proto::nbd::target::TargetSession;
+use blockmux_proto::iscsi::server::{self as iscsi, LocalSessions};
+use blockmux_proto::nbd::client::Features;
+use blockmux_proto::nbd::server::TargetSession;
 use blockmux_proto::nvmeof;
 use blockmux_proto::session::{Home, StreamSession, Target};
 use blockmux_volume::{
@@ -242,7 +242,7 @@ fn over_nvme_a_request_that_gets_no_answer_fails_likewise() {
         stuck(),
         move |exports: Exports, pool, now| {
             let node = node.get_or_init(|| nvme_sides::node(&exports).0);
-            nvmeof::tcp::target::TargetSession::new(node.clone(), pool, now).at_port(1)
+            nvmeof::tcp::server::TargetSession::new(node.clone(), pool, now).at_port(1)
         },
         nvme_sides::dialer(endpoint),
     );

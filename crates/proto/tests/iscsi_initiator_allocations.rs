@@ -6,11 +6,11 @@ mod counted_initiator;
 mod counting;
 
 use blockmux_proto::exports::VolumeId;
-use blockmux_proto::iscsi::initiator::{BurstSize, Config, InitiatorSession, Mode, wishes};
+use blockmux_proto::iscsi::client::{BurstSize, Config, InitiatorSession, Mode, wishes};
 use blockmux_proto::iscsi::login::operational::{CRC32C, Key, Parameters};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::{Access, Node, Portal, TargetNode};
-use blockmux_proto::iscsi::target::TargetSession;
+use blockmux_proto::iscsi::server::TargetSession;
 use blockmux_proto::scsi::{Identity, LogicalUnit, Lun, Target as ScsiTarget};
 use blockmux_proto::session::{StreamSession, Target};
 use blockmux_volume::conformance::TestCore;

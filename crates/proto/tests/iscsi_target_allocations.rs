@@ -8,7 +8,7 @@ mod counting;
 use blockmux_proto::exports::VolumeId;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::{Access, Node, Portal, TargetNode};
-use blockmux_proto::iscsi::target::TargetSession;
+use blockmux_proto::iscsi::server::TargetSession;
 use blockmux_proto::scsi::{Identity, LogicalUnit, Target as ScsiTarget};
 use blockmux_proto::session::StreamSession;
 use blockmux_volume::{Chunk, Crc32c, MemVolume, Pool};

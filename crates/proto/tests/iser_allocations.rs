@@ -5,10 +5,10 @@
 mod counting;
 
 use blockmux_proto::exports::VolumeId;
-use blockmux_proto::iscsi::initiator::{BurstSize, Config, IserInitiatorSession, Mode, wishes};
+use blockmux_proto::iscsi::client::{BurstSize, Config, IserInitiatorSession, Mode, wishes};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::{Access, Node, Portal, TargetNode};
-use blockmux_proto::iscsi::target::{IserTargetSession, TargetSession};
+use blockmux_proto::iscsi::server::{IserTargetSession, TargetSession};
 use blockmux_proto::rdma::{Event, RdmaSession, Remote, Stag, Work, WorkId};
 use blockmux_proto::scsi::{Identity, LogicalUnit, Lun, Target as ScsiTarget};
 use blockmux_proto::session::{Initiator, Target};

@@ -2,7 +2,7 @@
 //! else is harmed, neither the session where it can go on, nor the volume, nor the next client.
 
 use blockmux_proto::exports::{Export, Exports};
-use blockmux_proto::nbd::target::TargetSession;
+use blockmux_proto::nbd::server::TargetSession;
 use blockmux_proto::session::{Demand, ProtocolError, StreamSession, Target};
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{

@@ -1,7 +1,7 @@
 //! Servers that refuse an option with an error that few send: what can be done without is done without, and the rest is
 //! a refusal in the server's own words.
 
-use blockmux_proto::nbd::initiator::{Config, Features, Headers, InitiatorSession, Mode, Refused};
+use blockmux_proto::nbd::client::{Config, Features, Headers, InitiatorSession, Mode, Refused};
 use blockmux_proto::session::{Demand, Initiator, StreamSession};
 use blockmux_volume::{Chunk, Pool};
 use blockmux_wire::nbd::handshake::*;

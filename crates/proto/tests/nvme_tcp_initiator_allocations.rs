@@ -6,7 +6,7 @@ mod counted_initiator;
 mod counting;
 
 use blockmux_proto::nvme::nqn::Nqn;
-use blockmux_proto::nvmeof::tcp::initiator::{
+use blockmux_proto::nvmeof::tcp::client::{
     ControllerInfo, Digests, Names, NamespaceInfo, QueueConfig, QueueSession,
 };
 use blockmux_volume::Pool;

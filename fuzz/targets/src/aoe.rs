@@ -3,8 +3,8 @@
 
 use crate::choices::Choices;
 use blockmux_proto::aoe::Address;
-use blockmux_proto::aoe::initiator::{Config, InitiatorSession};
-use blockmux_proto::aoe::target::{DEPTH, TargetSession};
+use blockmux_proto::aoe::client::{Config, InitiatorSession};
+use blockmux_proto::aoe::server::{DEPTH, TargetSession};
 use blockmux_proto::aoe::unit::{Kept, Unit};
 use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_proto::frames::{Frame, Port, PortId, Station};

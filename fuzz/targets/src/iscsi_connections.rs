@@ -10,7 +10,7 @@ use crate::records::Records;
 use crate::wire::Wire;
 use blockmux_proto::exports::{Exports, VolumeId};
 use blockmux_proto::iscsi::node::Node;
-use blockmux_proto::iscsi::target::{LocalSessions, TargetSession};
+use blockmux_proto::iscsi::server::{LocalSessions, TargetSession};
 use blockmux_proto::session::{Demand, Home, StreamSession, Target, Timed};
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{Channel, Completion, Io, IoError, Op, Output, Pool, Waker};

@@ -7,7 +7,7 @@ use blockmux_proto::exports::{Export, Exports};
 use blockmux_proto::iscsi::login::chap::{Algorithm, Credentials, Secret};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::{Access, Chap, Node, Portal, TargetNode};
-use blockmux_proto::iscsi::target::TargetSession;
+use blockmux_proto::iscsi::server::TargetSession;
 use blockmux_proto::scsi::{Identity, LogicalUnit, Target as ScsiTarget};
 use blockmux_volume::{MemVolume, Pool};
 use std::sync::Arc;

@@ -10,7 +10,7 @@ use crate::choices::Choices;
 use crate::iscsi_target::{exports, node};
 use crate::records::Records;
 use crate::served::Served;
-use blockmux_proto::iscsi::target::{IserTargetSession, TargetSession};
+use blockmux_proto::iscsi::server::{IserTargetSession, TargetSession};
 use blockmux_proto::rdma::{Event, RdmaSession, Work, WorkError, WorkId};
 use blockmux_proto::session::{ProtocolError, Target, Timed};
 use blockmux_volume::{Pool, Seg};

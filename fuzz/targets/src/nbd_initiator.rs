@@ -4,7 +4,7 @@ use crate::choices::Choices;
 use crate::nbd_client_stream::{ClientStream, Limits};
 use crate::requests::{Requests, take_turns};
 use crate::wire::Wire;
-use blockmux_proto::nbd::initiator::{Config, Features, Headers, InitiatorSession, Mode};
+use blockmux_proto::nbd::client::{Config, Features, Headers, InitiatorSession, Mode};
 use blockmux_proto::session::{Demand, Initiator, ProtocolError, StreamSession, Timed};
 use blockmux_volume::Pool;
 use std::time::Instant;

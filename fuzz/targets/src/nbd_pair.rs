@@ -5,8 +5,8 @@ use crate::choices::Choices;
 use crate::wire::Wire;
 use arbitrary::{Arbitrary, Unstructured};
 use blockmux_proto::exports::{Export, Exports, VolumeId};
-use blockmux_proto::nbd::initiator::{Config, Features, InitiatorSession, Mode};
-use blockmux_proto::nbd::target::TargetSession;
+use blockmux_proto::nbd::client::{Config, Features, InitiatorSession, Mode};
+use blockmux_proto::nbd::server::TargetSession;
 use blockmux_proto::session::{Demand, Initiator, StreamSession, Target, Timed};
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{

@@ -4,7 +4,7 @@ use crate::choices::Choices;
 use crate::nbd_server_stream::ServerStream;
 use crate::target_side::{Judge, Run, Sent};
 use blockmux_proto::exports::{Export, Exports};
-use blockmux_proto::nbd::target::TargetSession;
+use blockmux_proto::nbd::server::TargetSession;
 use blockmux_volume::{MemVolume, NullVolume, Pool, Volume};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};

@@ -14,7 +14,7 @@ use crate::requests::{MAX_TURNS, Requests};
 use crate::wire::Wire;
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvmeof::auth::{Concatenation, Credentials, DhGroup, HostSecrets, Secret};
-use blockmux_proto::nvmeof::tcp::initiator::{
+use blockmux_proto::nvmeof::tcp::client::{
     AdminConfig, AdminSession, Ask, ControllerInfo, Digests, Names, NamespaceInfo, QueueConfig, QueueSession,
 };
 use blockmux_proto::session::{Initiator, ProtocolError, StreamSession, Timed};

@@ -7,7 +7,7 @@ use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme::subsystem::{Namespace, Subsystem};
 use blockmux_proto::nvmeof::node::{Node, Port};
-use blockmux_proto::nvmeof::tcp::target::TargetSession;
+use blockmux_proto::nvmeof::tcp::server::TargetSession;
 use blockmux_proto::session::StreamSession;
 use blockmux_volume::{Chunk, MemVolume, Pool};
 use blockmux_wire::nvmeof::tcp::{CommonHeader, PduType};

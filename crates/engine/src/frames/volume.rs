@@ -6,7 +6,7 @@
 use super::{FrameHost, QueueId, Side, Wire};
 use crate::reactor::{EngineCore, Progress, Task};
 use blockmux_proto::aoe::Address;
-use blockmux_proto::aoe::initiator::{Config, InitiatorSession};
+use blockmux_proto::aoe::client::{Config, InitiatorSession};
 use blockmux_proto::session::Initiator;
 use blockmux_volume::{Channel, Completion, Core, Io, IoError, Volume, VolumeInfo, Waker};
 use std::cell::RefCell;

@@ -1,6 +1,6 @@
 //! How iSCSI moves between us and a target (RFC 5047): over TCP alone, or over RDMA.
 
-use blockmux_proto::iscsi::initiator::{
+use blockmux_proto::iscsi::client::{
     Config, DiscoverySession, InitiatorSession, IserDiscoverySession, IserInitiatorSession,
 };
 use blockmux_proto::iscsi::login::chap::SEED_LEN;

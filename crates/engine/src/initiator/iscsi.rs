@@ -19,7 +19,7 @@ use crate::blocking::{self, run_session};
 use crate::connection::Broken;
 use crate::socket::Address;
 use crate::sys;
-use blockmux_proto::iscsi::initiator::{
+use blockmux_proto::iscsi::client::{
     BurstSize, Config, DiscoverySession, FoundTarget, Function, FunctionResponse, InitiatorSession,
     LoginStatus, Mode, Refused, TargetAddress, UnitInfo,
 };

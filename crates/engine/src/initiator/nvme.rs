@@ -16,7 +16,7 @@ use crate::socket::Address;
 use blockmux_proto::nvmeof::auth::{Concatenation, Credentials, HostSecrets};
 use blockmux_proto::nvmeof::initiator::uuid_text;
 use blockmux_proto::nvmeof::psk::{ConfiguredPsk, TlsPsk};
-use blockmux_proto::nvmeof::tcp::initiator::{
+use blockmux_proto::nvmeof::tcp::client::{
     AdminConfig, AdminSession, Ask, ControllerInfo, Digests, FoundSubsystem, Names, NamespaceInfo,
     QueueConfig, QueueSession, Refused,
 };

@@ -4,7 +4,7 @@
 //! request. So one port serves both. Whatever is no MPA request is for the session over TCP to judge.
 
 use blockmux_proto::exports::VolumeId;
-use blockmux_proto::iscsi::target::{IserTargetSession, TargetSession};
+use blockmux_proto::iscsi::server::{IserTargetSession, TargetSession};
 use blockmux_proto::outbox::Outbox;
 use blockmux_proto::rdma::Endpoint;
 use blockmux_proto::session::{Demand, Home, ProtocolError, StreamSession, Target, Timed};

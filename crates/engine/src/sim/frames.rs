@@ -10,7 +10,7 @@ use crate::frames::Share;
 use crate::frames::target::FrameTargetTask;
 use crate::frames::volume::AoeVolume;
 use blockmux_proto::aoe::Address;
-use blockmux_proto::aoe::target::TargetSession;
+use blockmux_proto::aoe::server::TargetSession;
 use blockmux_proto::aoe::unit::{Kept, Unit};
 use blockmux_proto::exports::VolumeId;
 use blockmux_volume::{Core, Volume};

@@ -3,7 +3,7 @@
 use crate::iscsi_names::target_name;
 use blockmux_engine::initiator::Dialer;
 use blockmux_engine::socket::Address;
-use blockmux_proto::iscsi::initiator::{BurstSize, Config, InitiatorSession, Mode};
+use blockmux_proto::iscsi::client::{BurstSize, Config, InitiatorSession, Mode};
 use blockmux_proto::iscsi::login::operational::Parameters;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::scsi::Lun;

@@ -2,7 +2,7 @@
 
 use blockmux_engine::initiator::Dialer;
 use blockmux_engine::socket::Address;
-use blockmux_proto::nbd::initiator::{Config, Features, InitiatorSession, Mode};
+use blockmux_proto::nbd::client::{Config, Features, InitiatorSession, Mode};
 use blockmux_proto::session::NoControl;
 use blockmux_volume::Pool;
 use std::time::{Duration, Instant};

@@ -1,19 +1,19 @@
 //! ATA over Ethernet: volumes as ATA disks on a local network, without IP (AoEr11).
 //!
-//! A target has any number of disks, each with an [`Address`], and answers whatever comes at its ports: [`target`]. An
-//! initiator finds one disk by asking all stations, and is then a queue to it: [`initiator`]. Who answers at all is
+//! A target has any number of disks, each with an [`Address`], and answers whatever comes at its ports: [`server`]. An
+//! initiator finds one disk by asking all stations, and is then a queue to it: [`client`]. Who answers at all is
 //! found by [`discovery`].
 //!
 //! There are no connections. Frames get lost, are doubled and overtake each other, and only the initiator does anything
-//! about it: it sends again what was not answered. What that asks of both sides is told in `target/recent.rs` and
-//! `initiator/flight.rs`.
+//! about it: it sends again what was not answered. What that asks of both sides is told in `server/recent.rs` and
+//! `client/flight.rs`.
 
 pub mod address;
+pub mod client;
 pub mod discovery;
 mod error;
 mod identify;
-pub mod initiator;
-pub mod target;
+pub mod server;
 #[cfg(test)]
 mod tests;
 pub mod unit;

@@ -1,8 +1,8 @@
 //! Both sides over a network that loses, doubles and delays frames, on a virtual clock.
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
-use super::initiator::{Config, InitiatorSession};
-use super::target::TargetSession;
+use super::client::{Config, InitiatorSession};
+use super::server::TargetSession;
 use super::*;
 use crate::frames::{Frame, OutFrame, Port, PortId, Station};
 use crate::session::{FrameSession, Initiator, Target, Timed};
@@ -30,14 +30,14 @@ const PORT: Port = Port { mac: OURS, mtu: 9000, buffers: 64, is_up: true };
 
 impl Net {
     fn new(seed: u64, loss_per_thousand: u64) -> Net {
-        let (exports, units) = super::target::tests::units();
+        let (exports, units) = super::server::tests::units();
         let core = TestCore::new().as_core();
         let open = |export: &crate::exports::Export| export.volume.open(&core, 1024, Waker::idle()).unwrap();
         let channels = exports.iter().map(|(_, export)| open(&export)).collect();
         let now = Instant::now();
         let mut target = TargetSession::new(exports, units).unwrap();
         let initiator = Net::queue(7, 0, now);
-        target.on_port(PortId(0), super::target::tests::PORT, now);
+        target.on_port(PortId(0), super::server::tests::PORT, now);
         let (random, on_the_way) = (SplitMix::new(seed), Vec::new());
         Net { target, initiator, channels, random, now, loss_per_thousand, on_the_way, sent: 0 }
     }
@@ -98,7 +98,7 @@ impl Net {
         let arrived: Vec<_> = self.on_the_way.extract_if(.., |(at, ..)| *at <= self.now).collect();
         for (_, to_target, bytes) in arrived {
             let chunk = Chunk::from_slice(&bytes);
-            let mac = if to_target { OURS } else { super::target::tests::PORT.mac };
+            let mac = if to_target { OURS } else { super::server::tests::PORT.mac };
             let frame = Frame::new(Station { port: PortId(0), mac }, &chunk, bytes.len());
             if to_target {
                 self.target.on_frame(&frame, self.now);

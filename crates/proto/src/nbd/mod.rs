@@ -1,6 +1,6 @@
 //! NBD, target and initiator.
 
+pub mod client;
 mod errno;
-pub mod initiator;
-pub mod target;
+pub mod server;
 pub mod uri;

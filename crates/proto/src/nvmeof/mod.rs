@@ -1,7 +1,7 @@
 //! NVMe over Fabrics: how hosts connect, what discovery tells, and the transports.
 //!
 //! ```text
-//!   tcp::target ──Connect──▶ connect ──▶ AdminQueue or I/O queue of a Subsystem
+//!   tcp::server ──Connect──▶ connect ──▶ AdminQueue or I/O queue of a Subsystem
 //!        │                      ▲
 //!        │                      └── Node: which subsystems there are, and where
 //!        ├──messages──▶ auth: DH-HMAC-CHAP
@@ -9,7 +9,7 @@
 //!
 //!   bytes of TLS ──▶ keyring, psk: which key a connection has, and whose it is
 //!
-//!   tcp::initiator ◀──commands── initiator: an admin queue's questions, I/O of one namespace
+//!   tcp::client ◀──commands── initiator: an admin queue's questions, I/O of one namespace
 //! ```
 
 pub mod auth;

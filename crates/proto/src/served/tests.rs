@@ -2,7 +2,7 @@
 
 use super::Served;
 use crate::exports::{Export, Exports, VolumeId};
-use crate::nbd::target::TargetSession;
+use crate::nbd::server::TargetSession;
 use crate::scsi::testing::{Bench, Client, answer, command, port};
 use crate::scsi::{DeviceServer, Identity, LogicalUnit, Lun, Nexus, Status, Step, Target, TaskManagement};
 use crate::session::{Demand, StreamSession, Target as _, Timed};

@@ -2,11 +2,11 @@
 //! [`Hand`] is a session whose other end is the test itself.
 
 use blockmux_proto::exports::{Export, Exports, VolumeId};
-use blockmux_proto::iscsi::initiator::{BurstSize, Config, IserInitiatorSession, Mode};
+use blockmux_proto::iscsi::client::{BurstSize, Config, IserInitiatorSession, Mode};
 use blockmux_proto::iscsi::login::operational::Parameters;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::{Access, Chap, Node, Portal, TargetNode};
-use blockmux_proto::iscsi::target::{IserTargetSession, LocalSessions, TargetSession};
+use blockmux_proto::iscsi::server::{IserTargetSession, LocalSessions, TargetSession};
 use blockmux_proto::rdma::{Event, RdmaSession, Stag, Work};
 use blockmux_proto::scsi::{self, Identity, LogicalUnit, Lun};
 use blockmux_proto::session::{Home, Initiator, ProtocolError, Target, Timed};

@@ -1,7 +1,7 @@
 //! Connections that are lost, at every point that there is.
 
 use crate::bench::{Pair, Served, connect, initiator, list, pattern};
-use blockmux_proto::iscsi::initiator::{IserInitiatorSession, wishes};
+use blockmux_proto::iscsi::client::{IserInitiatorSession, wishes};
 use blockmux_proto::iscsi::node::offer;
 use blockmux_proto::session::Initiator;
 use blockmux_volume::{Io, Op, Tag};

@@ -6,7 +6,7 @@
 
 use crate::bench::{Hand, Served, Server, pattern};
 use blockmux_proto::iscsi::node::offer;
-use blockmux_proto::iscsi::target::IserTargetSession;
+use blockmux_proto::iscsi::server::IserTargetSession;
 use blockmux_proto::rdma::{Event, RdmaSession, Remote, Stag, Work};
 use blockmux_wire::iscsi::scsi::{ScsiCommand, ScsiResponse};
 use blockmux_wire::iscsi::session::{LoginRequest, LoginResponse};

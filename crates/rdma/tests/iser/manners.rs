@@ -3,7 +3,7 @@
 use crate::bench::{Hand, INITIATOR, Served, Server, TARGET, pattern};
 use blockmux_proto::iscsi::login::operational::{Key, Parameters};
 use blockmux_proto::iscsi::node::offer;
-use blockmux_proto::iscsi::target::{IserTargetSession, TargetSession};
+use blockmux_proto::iscsi::server::{IserTargetSession, TargetSession};
 use blockmux_proto::rdma::{Event, RdmaSession, Stag, Work, WorkError};
 use blockmux_proto::session::{ProtocolError, StreamSession, Target, Timed};
 use blockmux_volume::{Chunk, Seg};

@@ -1,7 +1,7 @@
 //! Our initiator with our target.
 
 use crate::bench::{Pair, SIZE, Served, Server, connect, initiator, list, pattern};
-use blockmux_proto::iscsi::initiator::{FoundTarget, IserDiscoverySession, IserInitiatorSession, wishes};
+use blockmux_proto::iscsi::client::{FoundTarget, IserDiscoverySession, IserInitiatorSession, wishes};
 use blockmux_proto::iscsi::login::operational::{Key, Parameters};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::offer;

@@ -1,10 +1,10 @@
 //! Both sessions over iWARP, and between them streams that deliver any number of bytes at a time and may be lost after any.
 
 use crate::bench::{Pumped, Served, Server, initiator, list, pattern};
-use blockmux_proto::iscsi::initiator::{IserInitiatorSession, wishes};
+use blockmux_proto::iscsi::client::{IserInitiatorSession, wishes};
 use blockmux_proto::iscsi::login::operational::{Key, Parameters};
 use blockmux_proto::iscsi::node::offer;
-use blockmux_proto::iscsi::target::IserTargetSession;
+use blockmux_proto::iscsi::server::IserTargetSession;
 use blockmux_proto::session::{Demand, Initiator, StreamSession};
 use blockmux_rdma::Driven;
 use blockmux_rdma::iwarp::{Config, Iwarp};

@@ -1,10 +1,10 @@
 //! The initiator, told anything: what it opens to a target and when it closes it, and what it does not put up with.
 
 use crate::bench::{Hand, Served, Server, initiator, list, pattern};
-use blockmux_proto::iscsi::initiator::{IserInitiatorSession, wishes};
+use blockmux_proto::iscsi::client::{IserInitiatorSession, wishes};
 use blockmux_proto::iscsi::login::operational::{Key, Parameters};
 use blockmux_proto::iscsi::node::offer;
-use blockmux_proto::iscsi::target::IserTargetSession;
+use blockmux_proto::iscsi::server::IserTargetSession;
 use blockmux_proto::rdma::{Access, Event, RdmaSession, Remote, Stag, Work, WorkId};
 use blockmux_proto::session::{Initiator, ProtocolError, Timed};
 use blockmux_volume::{Io, IoError, Op, SgList, Tag};

@@ -10,7 +10,7 @@ use crate::reset::What;
 use blockmux_engine::connection::Broken;
 use blockmux_engine::initiator::iscsi::{self, ConnectError, Datamover, Endpoint, OverIwarp, OverTcp};
 use blockmux_engine::socket::Address;
-use blockmux_proto::iscsi::initiator::{
+use blockmux_proto::iscsi::client::{
     FoundTarget, Function, FunctionResponse, Refused, TargetAddress, UnitInfo, wishes,
 };
 use blockmux_proto::iscsi::login::chap::{Algorithm, Credentials, Secret};

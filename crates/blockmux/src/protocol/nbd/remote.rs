@@ -7,7 +7,7 @@ use crate::reach;
 use blockmux_engine::connection::Broken;
 use blockmux_engine::nbd::{self, ConnectError, Endpoint};
 use blockmux_engine::socket::Address;
-use blockmux_proto::nbd::initiator::{BlockSize, ExportInfo, Headers, ListedExport, Refused};
+use blockmux_proto::nbd::client::{BlockSize, ExportInfo, Headers, ListedExport, Refused};
 use blockmux_proto::nbd::uri::{Server, Uri};
 use blockmux_volume::Volume;
 use blockmux_wire::nbd::handshake::NBD_FLAG_READ_ONLY;

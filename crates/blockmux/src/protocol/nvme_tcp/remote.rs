@@ -14,7 +14,7 @@ use blockmux_engine::socket::Address;
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvmeof::auth::{HostSecrets, Unproved};
 use blockmux_proto::nvmeof::psk::ConfiguredPsk;
-use blockmux_proto::nvmeof::tcp::initiator::{
+use blockmux_proto::nvmeof::tcp::client::{
     ControllerInfo, Digests, FoundSubsystem, HostId, Names, NamespaceInfo, Refused,
 };
 use blockmux_proto::nvmeof::url::{IoPolicy, MAX_PORTALS, Url, read_uuid};

@@ -9,8 +9,8 @@
 use super::operational::{NegotiationError, Operational, Parameters};
 use super::prover::{Prover, Step as Proof};
 use super::rdma::Side;
+use crate::iscsi::client::Refused;
 use crate::iscsi::digests::Digests;
-use crate::iscsi::initiator::Refused;
 use crate::iscsi::name::Name;
 use crate::iscsi::node::Chap;
 use crate::iscsi::pdu;

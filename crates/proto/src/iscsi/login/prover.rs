@@ -3,7 +3,7 @@
 use super::chap::{Algorithm, Challenge, MAX_BINARY, SEED_LEN};
 use super::initiator::error;
 use super::security::ChapPairs;
-use crate::iscsi::initiator::Refused;
+use crate::iscsi::client::Refused;
 use crate::iscsi::node::Chap;
 use crate::iscsi::text::{self, NONE, Text};
 use crate::session::ProtocolError;

@@ -94,7 +94,7 @@ impl Operational {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::iscsi::initiator::wishes;
+    use crate::iscsi::client::wishes;
     use crate::iscsi::login::operational::CRC32C;
     use crate::iscsi::node::offer;
     use crate::iscsi::text::{Pair, Text};

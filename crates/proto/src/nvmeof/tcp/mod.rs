@@ -1,5 +1,5 @@
 //! The TCP transport (TCP Transport 1.0 and 1.1).
 
-pub mod initiator;
+pub mod client;
 mod pdu;
-pub mod target;
+pub mod server;

@@ -1,7 +1,7 @@
 //! How well a path leads to the namespace: what the admin queue learns, and what an I/O queue makes of it.
 
 use super::script::*;
-use crate::nvmeof::tcp::initiator::*;
+use crate::nvmeof::tcp::client::*;
 use crate::session::{Control, Initiator, PathRank, Timed};
 use crate::testing::Driver;
 use blockmux_volume::{IoError, Op, Pool};

@@ -1,7 +1,7 @@
 //! Replies in every form, in any order and any pieces, and those that no good server sends.
 
 use super::script::*;
-use crate::nbd::initiator::Headers;
+use crate::nbd::client::Headers;
 use crate::session::StreamSession;
 use blockmux_volume::{Chunk, Extent, IoError, Op, Output, Pool, Seg};
 use blockmux_wire::nbd::handshake::NBD_FLAG_SEND_DF;

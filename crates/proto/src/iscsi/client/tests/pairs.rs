@@ -2,14 +2,14 @@
 
 use super::script::{INITIATOR, TARGET, at_every_split, list, pattern};
 use crate::exports::{Export, Exports, VolumeId};
-use crate::iscsi::initiator::{
+use crate::iscsi::client::{
     BurstSize, Config, DiscoverySession, FoundTarget, InitiatorSession, Mode, Refused, wishes,
 };
 use crate::iscsi::login::chap::{Algorithm, Credentials, Secret};
 use crate::iscsi::login::operational::{CRC32C, Key, Parameters};
 use crate::iscsi::name::Name;
 use crate::iscsi::node::{Access, Chap, Node, Portal, TargetNode, offer};
-use crate::iscsi::target::TargetSession;
+use crate::iscsi::server::TargetSession;
 use crate::scsi::{self, Identity, LogicalUnit, Lun};
 use crate::session::{Demand, Initiator, ProtocolError, StreamSession};
 use crate::testing::{Driver, Pump};

@@ -1,9 +1,9 @@
 //! Requests as they are sent, and what comes of them.
 
 use super::script::*;
-use crate::nbd::initiator::request::ZEROES;
-use crate::nbd::initiator::transmission::WINDOW;
-use crate::nbd::initiator::{DEPTH, Headers};
+use crate::nbd::client::request::ZEROES;
+use crate::nbd::client::transmission::WINDOW;
+use crate::nbd::client::{DEPTH, Headers};
 use crate::session::{Initiator, StreamSession};
 use blockmux_volume::{Extent, IoError, Op, Output, Pool, SgList, Tag};
 use blockmux_wire::nbd::handshake::*;

@@ -1,7 +1,7 @@
 //! Several connections of one session, and what becomes of their commands when one is lost.
 
 use super::script::*;
-use crate::iscsi::initiator::wishes;
+use crate::iscsi::client::wishes;
 use crate::iscsi::login::operational::Key;
 use crate::iscsi::text;
 use crate::scsi::Status;

@@ -1,7 +1,7 @@
 //! What a controller must not do, and what it is told about that.
 
 use super::script::*;
-use crate::nvmeof::tcp::initiator::*;
+use crate::nvmeof::tcp::client::*;
 use crate::session::StreamSession;
 use crate::testing::Driver;
 use blockmux_volume::Pool;

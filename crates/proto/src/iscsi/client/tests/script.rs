@@ -1,7 +1,7 @@
 //! A target by hand, whose bytes a driver delivers in pieces of any size.
 
 use crate::digest;
-use crate::iscsi::initiator::{BurstSize, Config, InitiatorSession, Mode, wishes};
+use crate::iscsi::client::{BurstSize, Config, InitiatorSession, Mode, wishes};
 use crate::iscsi::login::operational::Parameters;
 use crate::iscsi::name::Name;
 use crate::scsi::{Lun, Sense, Status};

@@ -1,7 +1,7 @@
 //! Bringing a controller up, and keeping it.
 
 use super::script::*;
-use crate::nvmeof::tcp::initiator::*;
+use crate::nvmeof::tcp::client::*;
 use crate::session::{Control, Initiator, Timed};
 use crate::testing::Driver;
 use blockmux_volume::Pool;

@@ -1,7 +1,7 @@
 //! Logins and bring-up, one response at a time.
 
 use super::script::*;
-use crate::iscsi::initiator::{Mode, Refused, UnitRefused, wishes};
+use crate::iscsi::client::{Mode, Refused, UnitRefused, wishes};
 use crate::iscsi::login::chap::{Algorithm, Challenge, Credentials, Secret};
 use crate::iscsi::node::Chap;
 use crate::iscsi::text;
@@ -79,7 +79,7 @@ fn a_login_without_end_is_given_up() {
 
 /// The target's side of CHAP, up to the initiator's response.
 fn challenged(chap: Chap, algorithm: Algorithm) -> (Client, Pdu) {
-    let mut client = Client::new(crate::iscsi::initiator::Config { chap: Some(chap), ..config(wishes()) });
+    let mut client = Client::new(crate::iscsi::client::Config { chap: Some(chap), ..config(wishes()) });
     let request = one(&mut client);
     assert_eq!(request.bhs.flags, 0);
     client.login_response(0x00, LoginStatus::SUCCESS, b"AuthMethod=CHAP\0").unwrap();
@@ -117,7 +117,7 @@ fn a_target_that_does_not_prove_itself_is_left() {
         assert_eq!(client.session.refused(), Some(&Refused::NotProved));
         assert!(client.is_closing() && client.session.is_over() && client.sent().is_empty());
     }
-    let config = crate::iscsi::initiator::Config { chap: Some(chap(Some("s"))), ..config(wishes()) };
+    let config = crate::iscsi::client::Config { chap: Some(chap(Some("s"))), ..config(wishes()) };
     let mut client = Client::new(config);
     client.login_response(0x00, LoginStatus::SUCCESS, b"AuthMethod=None\0").unwrap();
     assert_eq!(client.session.refused(), Some(&Refused::NotProved));
@@ -132,7 +132,7 @@ fn chap_that_breaks_its_rules_ends_the_session() {
         [reflected.as_str(), "CHAP_A=4\0CHAP_I=1\0CHAP_C=0x01\0", "CHAP_A=5\0CHAP_I=256\0CHAP_C=0x01\0"]
     {
         let config =
-            crate::iscsi::initiator::Config { chap: Some(chap(Some("target-secret"))), ..config(wishes()) };
+            crate::iscsi::client::Config { chap: Some(chap(Some("target-secret"))), ..config(wishes()) };
         let mut client = Client::new(config);
         client.login_response(0x00, LoginStatus::SUCCESS, b"AuthMethod=CHAP\0").unwrap();
         assert!(client.login_response(0x00, LoginStatus::SUCCESS, wrong.as_bytes()).is_err(), "{wrong}");
@@ -273,8 +273,7 @@ fn a_unit_that_is_none_for_us_says_why_and_is_logged_out_of() {
 
 #[test]
 fn what_is_only_described_is_logged_out_of() {
-    let mut client =
-        Client::new(crate::iscsi::initiator::Config { mode: Mode::Describe, ..config(wishes()) });
+    let mut client = Client::new(crate::iscsi::client::Config { mode: Mode::Describe, ..config(wishes()) });
     client.sent();
     for flags in [0x81, 0x87] {
         client.login_response(flags, LoginStatus::SUCCESS, b"").unwrap();

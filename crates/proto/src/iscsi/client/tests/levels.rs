@@ -1,7 +1,7 @@
 //! Error recovery level 1: what came damaged is asked for again.
 
 use super::script::*;
-use crate::iscsi::initiator::wishes;
+use crate::iscsi::client::wishes;
 use crate::iscsi::login::operational::{CRC32C, Key};
 use crate::scsi::{Sense, Status};
 use crate::session::{Initiator, Timed};

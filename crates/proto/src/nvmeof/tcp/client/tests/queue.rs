@@ -1,7 +1,7 @@
 //! I/O of a queue: what becomes of each, and what a controller may do.
 
 use super::script::*;
-use crate::nvmeof::tcp::initiator::{ControllerInfo, NamespaceInfo};
+use crate::nvmeof::tcp::client::{ControllerInfo, NamespaceInfo};
 use crate::session::{Initiator, StreamSession, Timed};
 use blockmux_volume::{Extent, IoError, Op, Output, Seg, SgList};
 use blockmux_wire::nvme::nvm::{DEAC, FUA};

@@ -2,7 +2,7 @@
 
 use crate::digest;
 use crate::nvme::nqn::Nqn;
-use crate::nvmeof::tcp::initiator::*;
+use crate::nvmeof::tcp::client::*;
 use crate::session::{ProtocolError, StreamSession};
 use crate::testing::Driver;
 use blockmux_volume::{Pool, Seg, SgList};

@@ -2,7 +2,7 @@
 
 use super::lanes;
 use super::script::*;
-use crate::iscsi::initiator::Mode;
+use crate::iscsi::client::Mode;
 use crate::scsi::{Sense, Status};
 use crate::session::Initiator;
 use blockmux_volume::{Memory, Op, SgList};

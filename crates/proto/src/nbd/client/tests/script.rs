@@ -1,6 +1,6 @@
 //! For tests: a server that is a list of bytes, which a driver delivers in pieces of any size.
 
-use crate::nbd::initiator::{Config, Features, Headers, InitiatorSession, Mode};
+use crate::nbd::client::{Config, Features, Headers, InitiatorSession, Mode};
 use crate::session::Initiator;
 use crate::testing::Driver;
 use blockmux_volume::{Pool, Seg, SgList};

@@ -425,9 +425,8 @@ fn asking_for_data_wrongly_ends_the_session() {
 #[test]
 fn wrong_digests_end_the_session() {
     let answers = "HeaderDigest=CRC32C\0";
-    let config = config(
-        crate::iscsi::initiator::wishes().with(crate::iscsi::login::operational::Key::HeaderDigest, 1),
-    );
+    let config =
+        config(crate::iscsi::client::wishes().with(crate::iscsi::login::operational::Key::HeaderDigest, 1));
     let mut client = Client::new(config);
     client.sent();
     client.login_response(0x81, LoginStatus::SUCCESS, b"").unwrap();

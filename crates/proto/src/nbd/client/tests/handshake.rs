@@ -1,8 +1,8 @@
 //! The handshake, message by message, with servers good and bad.
 
 use super::script::*;
-use crate::nbd::initiator::handshake::{MAX_EXPORTS, MAX_LIST_BYTES, MAX_OPTION_REPLY};
-use crate::nbd::initiator::{
+use crate::nbd::client::handshake::{MAX_EXPORTS, MAX_LIST_BYTES, MAX_OPTION_REPLY};
+use crate::nbd::client::{
     BlockSize, Config, ExportInfo, Features, Headers, InitiatorSession, ListedExport, Mode, Refused,
     TransmissionFlags,
 };
