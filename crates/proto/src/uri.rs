@@ -2,6 +2,7 @@
 
 pub use crate::session::DEFAULT_TIMEOUT;
 use blockmux_volume::units::{format_duration, parse_duration};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_encode};
 use std::ffi::OsString;
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -74,10 +75,10 @@ pub(crate) fn host_and_port(authority: &str) -> Result<(String, Option<u16>), &'
 pub(crate) fn encode_host(f: &mut fmt::Formatter<'_>, host: &str) -> fmt::Result {
     if host.contains(':') {
         f.write_str("[")?;
-        encode(f, host.as_bytes(), b":")?;
+        encode(f, host.as_bytes(), BUT_COLONS)?;
         f.write_str("]")
     } else {
-        encode(f, host.as_bytes(), b"")
+        encode(f, host.as_bytes(), RESERVED)
     }
 }
 
@@ -120,37 +121,28 @@ pub(crate) fn encode_portals<'a>(
     Ok(())
 }
 
-/// Undoes percent-encoding.
+/// Undoes percent-encoding. The library passes a `%` without digits behind it through; here it is an error.
 pub(crate) fn decode(text: &str) -> Result<Vec<u8>, &'static str> {
-    let (mut bytes, mut left) = (Vec::with_capacity(text.len()), text.as_bytes());
-    while let Some((&first, rest)) = left.split_first() {
-        left = rest;
-        if first != b'%' {
-            bytes.push(first);
-            continue;
-        }
-        let hex = |digit: u8| char::from(digit).to_digit(16);
-        let (byte, rest) = rest
-            .split_first_chunk()
-            .and_then(|(&[high, low], rest)| Some((hex(high)? << 4 | hex(low)?, rest)))
-            .ok_or("% needs two hexadecimal digits behind it; write %25 for a %")?;
-        bytes.push(byte as u8);
-        left = rest;
+    let is_encoded = |rest: &str| {
+        rest.as_bytes().first_chunk::<2>().is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit))
+    };
+    if !text.split('%').skip(1).all(is_encoded) {
+        return Err("% needs two hexadecimal digits behind it; write %25 for a %");
     }
-    Ok(bytes)
+    Ok(percent_decode_str(text).collect())
 }
 
-/// Percent-encodes all but RFC 3986's unreserved characters and what is in `also`.
-pub(crate) fn encode(f: &mut fmt::Formatter<'_>, bytes: &[u8], also: &[u8]) -> fmt::Result {
-    for &byte in bytes {
-        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) || also.contains(&byte) {
-            write!(f, "{}", char::from(byte))?;
-        } else {
-            write!(f, "%{byte:02X}")?;
-        }
-    }
-    Ok(())
+/// Percent-encodes what is in `set`.
+pub(crate) fn encode(f: &mut fmt::Formatter<'_>, bytes: &[u8], set: &'static AsciiSet) -> fmt::Result {
+    write!(f, "{}", percent_encode(bytes, set))
 }
+
+/// Everything but the unreserved characters (RFC 3986 §2.3).
+pub(crate) const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+/// Of an IPv6 address or an NVMe qualified name.
+pub(crate) const BUT_COLONS: &AsciiSet = &RESERVED.remove(b':');
+/// Of a path, or of a query's value.
+pub(crate) const BUT_PATHS: &AsciiSet = &BUT_COLONS.remove(b'/').remove(b'@');
 
 /// A parameter of a query.
 pub(crate) struct Parameter<'a> {
@@ -256,7 +248,7 @@ impl<'a, 'b> Query<'a, 'b> {
 
     fn bytes(&mut self, key: &str, value: &[u8]) -> fmt::Result {
         write!(self.f, "{}{key}=", std::mem::replace(&mut self.separator, '&'))?;
-        encode(self.f, value, b"/:@")
+        encode(self.f, value, BUT_PATHS)
     }
 }
 

@@ -4,7 +4,7 @@
 //! ([`parse_number`]), a list ([`parse_list`]), or binary ([`parse_binary`]). Lengths are checked here, so that nothing
 //! behind has to.
 
-use std::fmt::Write;
+use data_encoding::{BASE64, HEXLOWER, HEXLOWER_PERMISSIVE};
 
 /// What is wrong with a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -79,12 +79,7 @@ impl Text {
 
     /// Appends a pair whose value is binary, in hexadecimal.
     pub fn push_binary(&mut self, key: &str, value: &[u8]) {
-        let mut text = String::from("0x");
-        for byte in value {
-            // Writing to a string does not fail.
-            let _ = write!(text, "{byte:02x}");
-        }
-        self.push(key, &text);
+        self.push(key, &format!("0x{}", HEXLOWER.encode(value)));
     }
 
     /// As it goes on the wire.
@@ -167,40 +162,14 @@ fn is_key(key: &str) -> bool {
 
 /// An odd first digit stands alone.
 fn parse_hex(digits: &[u8]) -> Option<Vec<u8>> {
-    let digit = |byte: u8| char::from(byte).to_digit(16).map(|digit| digit as u8);
-    let (first, rest) = digits.split_at(digits.len() % 2);
-    let first = first.iter().map(|&byte| digit(byte));
-    let rest = rest.as_chunks::<2>().0.iter().map(|&[high, low]| Some(digit(high)? << 4 | digit(low)?));
-    let bytes: Option<Vec<u8>> = first.chain(rest).collect();
-    bytes.filter(|bytes| !bytes.is_empty())
+    let even = [&b"0"[digits.len().wrapping_add(1) % 2..], digits].concat();
+    HEXLOWER_PERMISSIVE.decode(&even).ok().filter(|bytes| !bytes.is_empty())
 }
 
-pub(crate) fn parse_base64(digits: &[u8]) -> Option<Vec<u8>> {
-    let (groups, rest) = digits.as_chunks::<4>();
-    if !rest.is_empty() {
-        return None;
-    }
-    let mut bytes = Vec::with_capacity(groups.len().saturating_mul(3));
-    for (at, group) in groups.iter().enumerate() {
-        let is_last = at.saturating_add(1) == groups.len();
-        let padding = group.iter().rev().take_while(|&&byte| byte == b'=').count();
-        if padding > 2 || (padding > 0 && !is_last) {
-            return None;
-        }
-        let mut value: u32 = 0;
-        for &byte in group.iter().take(4_usize.saturating_sub(padding)) {
-            value = value << 6 | u32::from(base64_digit(byte)?);
-        }
-        value <<= 6_usize.saturating_mul(padding);
-        let [_, decoded @ ..] = value.to_be_bytes();
-        bytes.extend_from_slice(decoded.get(..3_usize.saturating_sub(padding)).unwrap_or_default());
-    }
-    (!bytes.is_empty()).then_some(bytes)
-}
-
-fn base64_digit(byte: u8) -> Option<u8> {
-    const DIGITS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    DIGITS.iter().position(|&digit| digit == byte).and_then(|at| u8::try_from(at).ok())
+/// Padded base64, of which the library would also take several padded pieces in a row.
+fn parse_base64(digits: &[u8]) -> Option<Vec<u8>> {
+    let is_one = digits.iter().rev().skip(2).all(|&digit| digit != b'=');
+    BASE64.decode(digits).ok().filter(|bytes| is_one && !bytes.is_empty())
 }
 
 /// The longest key, in bytes (RFC 7143 §6.1, key-name).

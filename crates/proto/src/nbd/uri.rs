@@ -10,7 +10,7 @@
 
 pub use crate::uri::{DEFAULT_RECONNECT, DEFAULT_TIMEOUT, MAX_CONNECTIONS, MAX_RECONNECT};
 
-use crate::uri::{self, Parameter, ParameterError, Query, decode, encode};
+use crate::uri::{self, BUT_PATHS, Parameter, ParameterError, Query, decode, encode};
 use blockmux_wire::nbd::{NBD_DEFAULT_PORT, NBD_MAX_STRING};
 use std::ffi::OsString;
 use std::fmt;
@@ -130,7 +130,7 @@ impl fmt::Display for Uri {
             }
         }
         f.write_str("/")?;
-        encode(f, self.export.as_bytes(), b"/:@")?;
+        encode(f, self.export.as_bytes(), BUT_PATHS)?;
         let mut query = Query::new(f);
         query.put_path("socket", socket)?;
         query.put("connections", self.connections)?;

@@ -7,7 +7,7 @@
 //! ```
 
 use super::auth::Hash;
-use crate::iscsi::text::parse_base64;
+use data_encoding::BASE64;
 
 /// What is wrong with one. It says nothing of what it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +35,7 @@ pub(super) fn parse(text: &str, prefix: &str) -> Result<(Option<Hash>, Vec<u8>),
     if digits.len() > MAX_DIGITS {
         return Err(Flaw::Length);
     }
-    let all = parse_base64(digits.as_bytes()).ok_or(Flaw::Format)?;
+    let all = BASE64.decode(digits.as_bytes()).map_err(|_| Flaw::Format)?;
     let (bytes, sum) = all.split_last_chunk().ok_or(Flaw::Length)?;
     let mut lens = Hash::ALL.into_iter().filter(|of| hash.is_none_or(|hash| hash == *of)).map(Hash::len);
     if !lens.any(|len| len == bytes.len()) {

@@ -30,8 +30,8 @@ use super::initiator::{DEPTH, HostId};
 use crate::nvme::nqn::Nqn;
 pub use crate::uri::MAX_PORTALS;
 use crate::uri::{
-    self, DEFAULT_RECONNECT, DEFAULT_TIMEOUT, MAX_CONNECTIONS, MAX_RECONNECT, Parameter, ParameterError,
-    Query, decode, encode, shown,
+    self, BUT_COLONS, DEFAULT_RECONNECT, DEFAULT_TIMEOUT, MAX_CONNECTIONS, MAX_RECONNECT, Parameter,
+    ParameterError, Query, decode, encode, shown,
 };
 use blockmux_wire::nvmeof::tcp::NVME_TCP_PORT;
 use std::fmt;
@@ -276,7 +276,7 @@ impl fmt::Display for Url {
         uri::encode_portals(f, first.chain(further), NVME_TCP_PORT)?;
         if let Some(subsystem) = &self.subsystem {
             f.write_str("/")?;
-            encode(f, subsystem.as_str().as_bytes(), b":")?;
+            encode(f, subsystem.as_str().as_bytes(), BUT_COLONS)?;
             write!(f, "/{}", self.nsid)?;
         }
         let seconds = |value: Duration, default: Duration| (value != default).then_some(value.as_secs());
