@@ -21,7 +21,7 @@
 mod border;
 mod kernel;
 
-use crate::connection::Broken;
+use crate::broken::Broken;
 use crate::host::ByteStream;
 use blockmux_proto::outbox::{Outbox, Piece};
 use blockmux_tls::{Lookup, Psk, Tls, TlsError};

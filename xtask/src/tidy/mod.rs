@@ -3,6 +3,7 @@
 //! Every check is a function from files to findings: it reads no disk, so a test gives it files of its own.
 
 mod calls;
+mod cycles;
 mod manifests;
 mod modules;
 mod source;
@@ -36,6 +37,7 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
         modules::undocumented(tree),
         modules::dead_data(tree),
         manifests::check(tree),
+        cycles::check(tree),
     ]
     .concat()
 }

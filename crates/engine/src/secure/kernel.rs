@@ -6,7 +6,7 @@
 //!
 //! A key protects only so much (RFC 8446 §5.5), and that is ours to count: the kernel does not.
 
-use crate::connection::Broken;
+use crate::broken::Broken;
 use crate::host::{ByteStream, Direction};
 use blockmux_tls::{
     ALERT, APPLICATION_DATA, Exported, HANDSHAKE, MOST_PLAIN, Messages, OUR_CLOSE_NOTIFY, OUR_KEY_UPDATE,

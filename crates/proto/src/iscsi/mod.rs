@@ -5,7 +5,7 @@ mod digests;
 mod hello;
 mod iser;
 pub mod login;
-pub mod name;
+pub use crate::scsi::iscsi_name as name;
 pub mod node;
 mod pdu;
 pub mod server;

@@ -162,7 +162,8 @@ fn is_key(key: &str) -> bool {
 
 /// An odd first digit stands alone.
 fn parse_hex(digits: &[u8]) -> Option<Vec<u8>> {
-    let even = [&b"0"[digits.len().wrapping_add(1) % 2..], digits].concat();
+    let first: &[u8] = if digits.len().is_multiple_of(2) { b"" } else { b"0" };
+    let even = [first, digits].concat();
     HEXLOWER_PERMISSIVE.decode(&even).ok().filter(|bytes| !bytes.is_empty())
 }
 

@@ -17,6 +17,7 @@
 pub(crate) mod bytes;
 mod cdb;
 mod error;
+pub mod iscsi_name;
 mod lun;
 mod nexus;
 mod sense;

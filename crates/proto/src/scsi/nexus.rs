@@ -1,6 +1,6 @@
 //! Who talks to whom: an I_T nexus is an initiator port and a target port (SAM-5 §4.3).
 
-use crate::iscsi::name::Name;
+use super::iscsi_name::Name;
 use crate::served::Registrant;
 use std::sync::Arc;
 

@@ -42,7 +42,6 @@ mod login;
 mod rdma;
 mod receive;
 mod recovery;
-mod refused;
 mod reply;
 mod send;
 mod statuses;
@@ -52,6 +51,7 @@ mod user;
 #[cfg(test)]
 mod tests;
 
+pub use crate::iscsi::login::refused::Refused;
 pub use crate::scsi::initiator::{SenseCode, UnitInfo, UnitRefused, UnmapLimits};
 pub use address::TargetAddress;
 pub use blockmux_wire::iscsi::scsi::{Function, FunctionResponse};
@@ -59,7 +59,6 @@ pub use blockmux_wire::iscsi::session::LoginStatus;
 pub use config::{BurstSize, Config, MAX_LANES, Mode, wishes};
 pub use discovery::{DiscoverySession, FoundTarget};
 pub use iser::{IserDiscoverySession, IserInitiatorSession};
-pub use refused::Refused;
 
 use super::login::chap::SEED_LEN;
 use super::login::initiator::{Established, FIRST_CID, Identity, Progress};

@@ -9,7 +9,7 @@
 use super::operational::{NegotiationError, Operational, Parameters};
 use super::prover::{Prover, Step as Proof};
 use super::rdma::Side;
-use crate::iscsi::client::Refused;
+use super::refused::Refused;
 use crate::iscsi::digests::Digests;
 use crate::iscsi::name::Name;
 use crate::iscsi::node::Chap;

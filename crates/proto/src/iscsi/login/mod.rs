@@ -9,5 +9,6 @@ mod keys;
 pub mod operational;
 mod prover;
 pub mod rdma;
+pub(super) mod refused;
 mod security;
 pub(super) mod target;

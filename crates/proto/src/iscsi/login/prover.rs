@@ -2,8 +2,8 @@
 
 use super::chap::{Algorithm, Challenge, MAX_BINARY, SEED_LEN};
 use super::initiator::error;
+use super::refused::Refused;
 use super::security::ChapPairs;
-use crate::iscsi::client::Refused;
 use crate::iscsi::node::Chap;
 use crate::iscsi::text::{self, NONE, Text};
 use crate::session::ProtocolError;

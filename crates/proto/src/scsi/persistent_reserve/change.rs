@@ -1,7 +1,7 @@
 //! PERSISTENT RESERVE OUT: registrations and reservations are made, taken over, handed over and given up.
 
-use crate::iscsi::name::Name;
 use crate::scsi::Status;
+use crate::scsi::iscsi_name::Name;
 use crate::scsi::nexus::{TransportId, is_port_of};
 use crate::scsi::sense::Sense;
 use crate::scsi::task::{Action, Context, Failure, Outcome, Work};
