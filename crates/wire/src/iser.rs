@@ -11,7 +11,7 @@
 //! RFC's in snake case. [`CmHeader`] is what both sides say in the private data of the connection.
 
 use crate::open_enum::open_enum;
-use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, U32, U64, Unaligned};
+use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U32, U64, Unaligned};
 
 /// In front of an iSCSI control-type PDU. A tag of 0 and offset 0 stand where there is no such memory.
 #[derive(
@@ -83,45 +83,6 @@ impl ControlHeader {
     }
 }
 
-/// Hello and HelloReply, whole messages.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
-#[repr(C)]
-pub struct HelloHeader {
-    /// [`IserOpcode::HELLO`], or [`IserOpcode::HELLO_REPLY`] and [`FLAG_REJECT`].
-    pub opcode_flags: u8,
-    /// MaxVer, and MinVer or CurVer.
-    pub max_min: u8,
-    /// iSER-IRD of a Hello, iSER-ORD of a HelloReply.
-    pub reads: U16<BE>,
-    /// Zero.
-    pub reserved: [u8; 24],
-}
-const _: () = assert!(size_of::<HelloHeader>() == HEADER_LEN);
-
-impl HelloHeader {
-    /// With the greatest version and the least or current one, of 4 bits each.
-    #[must_use]
-    pub fn new(opcode: IserOpcode, [most, other]: [u8; 2], reads: u16) -> HelloHeader {
-        let (opcode_flags, max_min) =
-            (opcode.0 << OPCODE_SHIFT, most << VERSION_SHIFT | other & VERSION_MASK);
-        HelloHeader { opcode_flags, max_min, reads: reads.into(), reserved: [0; 24] }
-    }
-
-    /// What kind of message it is.
-    #[must_use]
-    pub const fn opcode(&self) -> IserOpcode {
-        IserOpcode(self.opcode_flags >> OPCODE_SHIFT)
-    }
-
-    /// MaxVer, and MinVer or CurVer.
-    #[must_use]
-    pub const fn versions(&self) -> [u8; 2] {
-        [self.max_min >> VERSION_SHIFT, self.max_min & VERSION_MASK]
-    }
-}
-
 /// What both sides put at the front of the private data with which they connect.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
@@ -154,10 +115,6 @@ open_enum! {
     pub enum IserOpcode(u8) {
         /// [`ControlHeader`].
         CONTROL = 1,
-        /// The first message of an initiator, where both sides have agreed on `iSERHelloRequired`; Linux never sends it.
-        HELLO = 2,
-        /// The target's answer to that.
-        HELLO_REPLY = 3,
     }
 }
 
@@ -169,19 +126,12 @@ pub const FLAG_WRITE_STAG: u8 = 0x08;
 /// RSV: the read tag and offset are valid.
 pub const FLAG_READ_STAG: u8 = 0x04;
 
-/// REJ, of a HelloReply: the connection is refused.
-pub const FLAG_REJECT: u8 = 0x01;
-/// Of iSER, in Hello and HelloReply (RFC 7145 §9.3).
-pub const VERSION: u8 = 10;
-
 /// Addresses in headers are not counted from the begin of the memory.
 pub const NO_ZERO_BASED_ADDRESSES: u8 = 0x80;
 /// Send with Invalidate is not used.
 pub const NO_REMOTE_INVALIDATION: u8 = 0x40;
 
 const OPCODE_SHIFT: u8 = 4;
-const VERSION_SHIFT: u8 = 4;
-const VERSION_MASK: u8 = 0x0f;
 
 #[cfg(test)]
 mod tests {

@@ -40,7 +40,7 @@ impl Message {
         let Ok((header, rest)) = ControlHeader::read_from_prefix(&heads) else { return Err(NO_PDU) };
         let Ok(bhs) = Bhs::read_from_bytes(rest) else { return Err(NO_PDU) };
         if header.opcode() != IserOpcode::CONTROL {
-            // A Hello has to be agreed on, and is not.
+            // Hello (RFC 7145 §9.3) is not supported; see decision 39.
             return Err(NO_PDU);
         }
         let (ahs_len, data_len) = (bhs.ahs_len(), bhs.data_segment_length.get() as usize);

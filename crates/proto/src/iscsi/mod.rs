@@ -2,7 +2,6 @@
 
 pub mod client;
 mod digests;
-mod hello;
 mod iser;
 pub mod login;
 pub use crate::scsi::iscsi_name as name;

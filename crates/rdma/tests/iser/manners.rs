@@ -614,53 +614,13 @@ fn a_session_of_several_connections_puts_commands_in_order_with_their_memory() {
 }
 
 #[test]
-fn an_initiator_that_says_it_greets_is_answered_and_then_served() {
-    let greeted = |greeting: [u8; 4]| {
-        let (mut client, _) = Client::connect(&Served::new(offer(), None), &[0x80, 0, 0, 0]);
-        let text = format!(
-            "InitiatorName={INITIATOR}\0TargetName={TARGET}\0RDMAExtensions=Yes\0iSERHelloRequired=Yes\0"
-        );
-        client.send(ControlHeader::new(), &login_request(), text.as_bytes()).unwrap();
-        assert_eq!(client.answer().0.opcode(), Opcode::LOGIN_RESPONSE);
-        client.assert_quiet();
-        let mut hello = greeting.to_vec();
-        hello.resize(28, 0);
-        let result = client.raw(&hello);
-        (client, result)
-    };
-    let reply = |client: &mut Client| {
-        let works = client.works();
-        let at = works.iter().position(|work| matches!(work, Work::Send { .. })).unwrap();
-        let Some(Work::Send { head, .. }) = works.remove(at) else { panic!() };
-        head.to_vec()
-    };
-    let (mut client, result) = greeted([0x20, 0xaa, 0, 1]);
-    result.unwrap();
-    assert_eq!(reply(&mut client)[..5], [0x30, 0xaa, 0, 1, 0]);
-    for lun in [0, 1] {
-        let command = client.command(lun, &[0; 6], 0, 0);
-        client.send(ControlHeader::new(), &command, &[]).unwrap();
-        assert_eq!(sense(&client.answer()), (6, 0x2900));
-    }
-    // There is one read at a time then.
-    let commands = [client.write(0, 2), client.write(2, 2)];
-    for command in &commands {
-        client.send(ControlHeader::new().with_write(DATA.0, DATA.1), command, &[]).unwrap();
-    }
-    for command in &commands {
-        let reads = client.works().iter().filter(|work| matches!(work, Work::Read { .. })).count();
-        assert_eq!(reads, 1, "{:?}", command.initiator_task_tag);
-        client.fill(&pattern(1024));
-    }
-    commands.iter().for_each(|command| client.assert_good(command.initiator_task_tag.get()));
-    // Of another version, or without reads: refused, and the connection ends.
-    for wrong in [[0x20, 0x11, 0, 1], [0x20, 0xaa, 0, 0]] {
-        let (mut client, result) = greeted(wrong);
-        result.unwrap();
-        assert_eq!(reply(&mut client)[0], 0x31);
-        assert!(client.works().iter().any(|work| matches!(work, Work::Disconnect)));
-    }
-    assert_eq!(greeted([0x10, 0, 0, 0]).1.unwrap_err().reference, "RFC 7145 §5.1");
+fn an_initiator_that_requires_hello_messages_is_told_that_there_are_none() {
+    let (mut client, _) = Client::connect(&Served::new(offer(), None), &[0x80, 0, 0, 0]);
+    let text = format!(
+        "InitiatorName={INITIATOR}\0TargetName={TARGET}\0RDMAExtensions=Yes\0iSERHelloRequired=Yes\0"
+    );
+    let error = client.send(ControlHeader::new(), &login_request(), text.as_bytes()).unwrap_err();
+    assert_eq!(error.what, "declared iSERHelloRequired=Yes; Hello messages are not supported");
 }
 
 #[test]

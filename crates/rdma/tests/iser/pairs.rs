@@ -323,13 +323,3 @@ fn an_initiator_that_logs_in_again_takes_the_place_of_its_session() {
     second.run();
     assert!(second.client.is_ready(), "{:?}", second.client.session().session().refused());
 }
-
-#[test]
-fn both_sides_greet_where_the_initiator_wants_that() {
-    let mut pair = Pair::ready(wishes().with(Key::iSERHelloRequired, 1), offer());
-    let agreed = pair.client.session().session().parameters().unwrap();
-    assert!(agreed.is_on(Key::iSERHelloRequired));
-    let data = pattern(96 << 10);
-    pair.write(512, &data);
-    assert!(pair.read(512, data.len()) == data);
-}

@@ -2,7 +2,7 @@
 
 use crate::bench::{Hand, Served, Server, initiator, list, pattern};
 use blockmux_proto::iscsi::client::{IserInitiatorSession, wishes};
-use blockmux_proto::iscsi::login::operational::{Key, Parameters};
+use blockmux_proto::iscsi::login::operational::Parameters;
 use blockmux_proto::iscsi::node::offer;
 use blockmux_proto::iscsi::server::IserTargetSession;
 use blockmux_proto::rdma::{Access, Event, RdmaSession, Remote, Stag, Work, WorkId};
@@ -451,32 +451,4 @@ fn what_is_unfinished_is_taken_back_and_nothing_refers_to_it() {
     let tags: Vec<_> = wire.client.session.take_unfinished().into_iter().map(|io| io.tag.0).collect();
     assert_eq!(tags, [0, 1, 2]);
     assert!(wire.client.session.poll_work(100).is_none());
-}
-
-#[test]
-fn a_target_that_greets_wrongly_or_not_at_all_is_left() {
-    let greeted = |mangle: fn(&mut Vec<u8>)| {
-        let mut wire = Wire::wishing(wishes().with(Key::iSERHelloRequired, 1), &[0x80, 0, 0, 0]);
-        wire.mangle = mangle;
-        wire.run().map(|()| wire.client.session.is_ready())
-    };
-    assert_eq!(greeted(|_| {}), Ok(true));
-    let refused = greeted(|message| {
-        if message[0] == 0x30 {
-            message[0] = 0x31;
-        }
-    });
-    assert_eq!(refused.unwrap_err().what, "refused the connection in its HelloReply");
-    let greedy = greeted(|message| {
-        if message[0] == 0x30 {
-            message[2] = 1;
-        }
-    });
-    assert_eq!(greedy.unwrap_err().reference, "RFC 7145 §5.1, §9.4");
-    let none = greeted(|message| {
-        if message[0] == 0x30 {
-            message[0] = 0x10;
-        }
-    });
-    assert_eq!(none.unwrap_err().reference, "RFC 7145 §5.1");
 }

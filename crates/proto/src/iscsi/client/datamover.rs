@@ -7,7 +7,6 @@
 //! A command's memory is open from before it is sent until its response has come. Commands leave in the order of their
 //! numbers, so one whose memory has no name yet holds up those behind it; the queue pair names it in the same turn.
 
-use crate::iscsi::hello::Greeted;
 use crate::iscsi::iser::HEADERS_LEN;
 use crate::iscsi::unexpected::OfInitiator;
 use crate::rdma::{Access, AtOnce, Head, Remote, Stag, Work, WorkId};
@@ -35,7 +34,6 @@ pub(super) struct Datamover {
     closed: VecDeque<Answer>,
     /// Receive buffers to give back.
     pub(super) receives: u32,
-    pub(super) greeting: Greeted,
     /// What was said beside commands.
     pub(super) unexpected: OfInitiator,
 }

@@ -10,14 +10,13 @@
 use super::datamover::{Datamover, MAX_COMMANDS, MESSAGE};
 use super::lane::Lane;
 use super::{Config, DiscoverySession, InitiatorSession};
-use crate::iscsi::hello::{self, Greeted};
 use crate::iscsi::iser::{HEADERS_LEN, MAX_AHS, Message, next_pdu, take_pdu};
 use crate::iscsi::login::chap::SEED_LEN;
 use crate::iscsi::login::operational::{DEFAULT_DATA_SEGMENT_LENGTH, Key};
 use crate::iscsi::name::Name;
 use crate::iscsi::node::Chap;
 use crate::outbox::Outbox;
-use crate::rdma::{AtOnce, Endpoint, Event, Head, RdmaSession, Stag, Work};
+use crate::rdma::{AtOnce, Endpoint, Event, RdmaSession, Stag, Work};
 use crate::session::{Demand, Initiator, PathRank, ProtocolError, StreamSession, Timed};
 use blockmux_volume::{Chunk, Completion, Io, Pool, Seg, SgList};
 use blockmux_wire::iser::{CmHeader, HEADER_LEN, NO_ZERO_BASED_ADDRESSES};
@@ -70,13 +69,6 @@ impl IserInitiatorSession {
     fn on_received(&mut self, message: &Seg, invalidated: Option<Stag>) -> Result<(), ProtocolError> {
         let session = &mut self.session;
         let Some(lane) = session.lanes.get_mut(session.selected) else { return Ok(()) };
-        if let Some(mover) = &mut lane.mover
-            && mover.greeting == Greeted::Awaited
-        {
-            mover.receives = mover.receives.saturating_add(1);
-            mover.greeting = Greeted::Over;
-            return hello::take_reply(message, READS);
-        }
         let parsed = Message::parse(message)?;
         if let Some(mover) = &mut lane.mover {
             mover.receives = mover.receives.saturating_add(1);
@@ -91,21 +83,10 @@ impl IserInitiatorSession {
             }
             _ => {
                 session.on_login_bytes(&pdu_of(message))?;
-                self.greet();
             }
         }
         self.go_on();
         Ok(())
-    }
-
-    /// A connection that has just logged in greets, if it said that it would.
-    fn greet(&mut self) {
-        let wants =
-            self.session.parameters.as_ref().is_some_and(|agreed| agreed.is_on(Key::iSERHelloRequired));
-        let Some(lane) = self.lane().filter(|lane| wants && lane.is_connected()) else { return };
-        if let Some(mover) = &mut lane.mover {
-            mover.greeting = Greeted::Due(hello::hello(READS));
-        }
     }
 
     /// Does what has become possible.
@@ -175,9 +156,7 @@ impl RdmaSession for IserInitiatorSession {
             return false;
         };
         let is_flooded = lane.is_flooded();
-        let is_free = |mover: &&mut Box<Datamover>| {
-            !mover.has_to_close() && !is_flooded && mover.greeting == Greeted::Over
-        };
+        let is_free = |mover: &&mut Box<Datamover>| !mover.has_to_close() && !is_flooded;
         let Some(mover) = lane.mover.as_mut().filter(is_free) else { return false };
         let mut has_any = mover.receives > 0 && queue_pair.receive(mover.receives);
         if has_any {
@@ -206,21 +185,6 @@ impl RdmaSession for IserInitiatorSession {
         if mover.receives > 0 && !is_flooded {
             mover.receives = mover.receives.saturating_sub(1);
             return Some(Work::Receive);
-        }
-        match mover.greeting {
-            Greeted::Due(greeting) if room > 0 => {
-                mover.greeting = Greeted::Awaited;
-                let (head, payload) = (Head::from_slice(&greeting), SgList::default());
-                return Some(Work::Send {
-                    id: MESSAGE,
-                    head,
-                    payload,
-                    invalidate: None,
-                    is_solicited: false,
-                });
-            }
-            Greeted::Due(_) | Greeted::Awaited if !is_closing => return None,
-            _ => {}
         }
         if let Some(work) = mover.next_to_close().or_else(|| mover.next_registration()) {
             return Some(work);

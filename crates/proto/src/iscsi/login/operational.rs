@@ -250,7 +250,6 @@ impl Operational {
             };
             out.push(row.name, &proposal(row, own, is_required));
         }
-        self.declare_hello(out);
     }
 
     /// Takes all pairs of a text that are not about security, those first on which answers to others depend.

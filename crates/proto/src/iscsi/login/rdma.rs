@@ -1,9 +1,9 @@
 //! What a login agrees on over RDMA (RFC 7145 §6).
 
-use super::keys::{Row, bit, name_of};
+use super::keys::{Row, bit};
 use super::operational::{DEFAULT_DATA_SEGMENT_LENGTH, Key, NegotiationError, Operational, parse};
 use super::target::TargetLogin;
-use crate::iscsi::text::{IRRELEVANT, NOT_UNDERSTOOD, REJECT, Text, YES};
+use crate::iscsi::text::{IRRELEVANT, NOT_UNDERSTOOD, REJECT};
 use blockmux_wire::iscsi::U24;
 
 /// Who negotiates.
@@ -50,15 +50,6 @@ impl Operational {
         own.set(Key::FirstBurstLength, own.get(Key::FirstBurstLength).min(DEFAULT_DATA_SEGMENT_LENGTH));
         self.iser = Some(side);
         self
-    }
-
-    /// An initiator that is to greet says so; there is no answer.
-    pub(super) fn declare_hello(&mut self, out: &mut Text) {
-        let wants_hello = self.iser.is_some() && !self.is_discovery && self.own.is_on(Key::iSERHelloRequired);
-        if wants_hello && !self.agreed.is_on(Key::iSERHelloRequired) {
-            self.agreed.set(Key::iSERHelloRequired, 1);
-            out.push(name_of(Key::iSERHelloRequired), YES);
-        }
     }
 
     /// Takes what is said without an answer. To an initiator that has said it a target may answer that it knows nothing of

@@ -33,7 +33,6 @@ pub(super) struct Datamover {
     gets: VecDeque<Get>,
     /// Reads that are on their way, and how many there may be.
     reading: u32,
-    most_reads: u32,
     /// For each response that is in the outbox, what goes before it and with it.
     answers: VecDeque<Answer>,
     /// Of the PDU that is looked at.
@@ -97,7 +96,6 @@ impl Datamover {
         Datamover {
             gets: VecDeque::new(),
             reading: 0,
-            most_reads: u32::MAX,
             answers: VecDeque::new(),
             arriving: Remotes::default(),
             remotes: Vec::new(),
@@ -169,9 +167,6 @@ impl Datamover {
     /// The next data-out to read.
     #[inline]
     pub(super) fn next_get(&mut self) -> Option<Work> {
-        if self.reading >= self.most_reads {
-            return None;
-        }
         let Get { id, place, remote } = self.gets.pop_front()?;
         self.reading = self.reading.saturating_add(1);
         Some(Work::Read { id, local: SgList::one(place), remote })
@@ -180,11 +175,6 @@ impl Datamover {
     /// Whether a read is on its way.
     pub(super) fn is_reading(&self) -> bool {
         self.reading > 0
-    }
-
-    /// There are no more reads than this on their way from now on.
-    pub(super) fn limit_reads(&mut self, most: u32) {
-        self.most_reads = most;
     }
 
     /// A read is over.

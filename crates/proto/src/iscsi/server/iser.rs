@@ -4,9 +4,9 @@
 //!   Requested ──▶ Accept   │ Received ──▶ `inbox` ──room──▶ login, or a turn (`rdma`)
 //!                          │ Write, Read ◀── datamover     Send ◀── outbox
 //! ```
-//! Both sides say when they connect whether a response may close the memory that its command named. There is no Hello, as
-//! Linux has none, unless the initiator says in the login that it will greet. From then on the session is that of iSCSI: what is in the outbox is cut into messages, behind the data
-//! that the datamover has.
+//! Both sides say when they connect whether a response may close the memory that its command named. Hello messages are
+//! not supported (`docs/decisions/0039-features-that-few-use.md`). After the login the session is that of iSCSI: what is
+//! in the outbox is cut into messages, behind the data that the datamover has.
 //!
 //! # Receive buffers
 //! There is one for each command of the window and one for the data that may follow it unasked, one for each immediate
@@ -18,11 +18,10 @@ use super::datamover::{Datamover, MESSAGE, Moved};
 use super::full::{MAX_IMMEDIATE, WINDOW};
 use super::{Phase, TargetSession};
 use crate::exports::VolumeId;
-use crate::iscsi::hello::{self, Greeted};
 use crate::iscsi::iser::{HEADERS_LEN, MAX_AHS, Message, next_pdu, send_pdu, take_pdu};
 use crate::iscsi::login::operational::{DEFAULT_DATA_SEGMENT_LENGTH, Key};
 use crate::iscsi::unexpected::OfTarget;
-use crate::rdma::{AtOnce, Endpoint, Event, Head, RdmaSession, Work, WorkError, WorkId};
+use crate::rdma::{AtOnce, Endpoint, Event, RdmaSession, Work, WorkError, WorkId};
 use crate::session::{Demand, Home, ProtocolError, StreamSession, Target, Timed};
 use blockmux_volume::{Completion, Io, Seg, SgList, Tag, Waker};
 use blockmux_wire::iscsi::{Bhs, Opcode};
@@ -41,9 +40,6 @@ pub struct IserTargetSession {
     receives: u32,
     /// Whether there are buffers for all data that may come unasked.
     is_granted: bool,
-    greeting: Greeted,
-    /// It ends when the greeting is sent.
-    refuses: bool,
     /// When to look whether reads come to an end, and how many had by then.
     watch: Option<(Instant, u64)>,
     reads_done: u64,
@@ -80,8 +76,6 @@ impl IserTargetSession {
             inbox: VecDeque::new(),
             receives: 0,
             is_granted: false,
-            greeting: Greeted::Over,
-            refuses: false,
             watch: None,
             reads_done: 0,
             unexpected: OfTarget::default(),
@@ -118,14 +112,6 @@ impl IserTargetSession {
     #[inline]
     fn take(&mut self, message: &Seg) -> Result<bool, ProtocolError> {
         let is_taken = match &mut self.session.phase {
-            Phase::Full(full) if !full.connection.is_closed() && self.greeting == Greeted::Awaited => {
-                let (answer, reads) = hello::reply(message, READS)?;
-                (self.greeting, self.refuses) = (Greeted::Due(answer), reads.is_none());
-                if let Some((mover, reads)) = full.mover().zip(reads) {
-                    mover.limit_reads(reads);
-                }
-                true
-            }
             Phase::Full(full) if !full.connection.is_closed() => {
                 let message = Message::parse(message)?;
                 self.unexpected.on_pdu(&message.bhs);
@@ -154,29 +140,30 @@ impl IserTargetSession {
         let (_, established) = entrance.on_bytes(&pdu, &mut self.session.outbox)?;
         if let Some(established) = established {
             self.session.enter(*established);
-            self.grant_unasked();
+            self.grant_unasked()?;
         }
         Ok(())
     }
 
     /// The login is over. Unasked-for data of more than a message takes more receive buffers than were there at first.
-    fn grant_unasked(&mut self) {
-        let Phase::Full(full) = &self.session.phase else { return };
+    fn grant_unasked(&mut self) -> Result<(), ProtocolError> {
+        let Phase::Full(full) = &self.session.phase else { return Ok(()) };
         let parameters = &full.connection.parameters;
         if std::mem::replace(&mut self.is_granted, true) {
-            return;
+            return Ok(());
         }
         if parameters.is_on(Key::iSERHelloRequired) {
-            self.greeting = Greeted::Awaited;
+            return Err(HELLO_REQUIRED);
         }
         if parameters.is_on(Key::InitialR2T) {
-            return;
+            return Ok(());
         }
         // At most 128: the default of the one in the least of the other.
         let longest = parameters.get(Key::MaxRecvDataSegmentLength).max(1);
         let messages = parameters.get(Key::FirstBurstLength).div_ceil(longest);
         let more = messages.saturating_sub(1).saturating_mul(WINDOW);
         self.receives = self.receives.saturating_add(more);
+        Ok(())
     }
 
     /// There may be room for what had to wait.
@@ -225,9 +212,6 @@ impl IserTargetSession {
     #[inline]
     fn send_at_once(&mut self, queue_pair: &mut impl AtOnce) -> bool {
         let TargetSession { phase: Phase::Full(full), outbox, .. } = &mut self.session else { return false };
-        if self.greeting != Greeted::Over {
-            return false;
-        }
         let is_limited = full.connection.parameters.get(Key::MaxOutstandingUnexpectedPDUs) > 0;
         let Some(mover) = full.mover().filter(|mover| !mover.has_gets()) else { return false };
         let mut has_sent = false;
@@ -281,9 +265,6 @@ impl IserTargetSession {
     fn admits(&mut self, bhs: &Bhs) -> bool {
         let Phase::Full(full) = &self.session.phase else { return true };
         let limit = full.connection.parameters.get(Key::MaxOutstandingUnexpectedPDUs);
-        if self.greeting == Greeted::Awaited {
-            return bhs.opcode() == Opcode::LOGIN_RESPONSE;
-        }
         // Before the end there is nothing to wait for.
         self.unexpected.admits(bhs, limit) || matches!(self.session.demand(), Demand::Close)
     }
@@ -291,11 +272,6 @@ impl IserTargetSession {
     /// The next message, or the data that goes before it.
     #[inline]
     fn next_message(&mut self) -> Option<Work> {
-        if let Greeted::Due(greeting) = self.greeting {
-            self.greeting = Greeted::Over;
-            let (head, payload) = (Head::from_slice(&greeting), SgList::default());
-            return Some(Work::Send { id: MESSAGE, head, payload, invalidate: None, is_solicited: false });
-        }
         let (bhs, len) = next_pdu(&self.session.outbox)?;
         if !self.admits(&bhs) {
             return None;
@@ -399,8 +375,7 @@ impl RdmaSession for IserTargetSession {
                 return Some(work);
             }
         }
-        let is_refused = self.refuses && self.greeting == Greeted::Over;
-        if is_refused || self.session.outbox.is_empty() && matches!(self.session.demand(), Demand::Close) {
+        if self.session.outbox.is_empty() && matches!(self.session.demand(), Demand::Close) {
             self.link = Link::Ending;
             return Some(Work::Disconnect);
         }
@@ -425,7 +400,7 @@ impl Timed for IserTargetSession {
         if self.is_reading() {
             self.check_reads(now)?;
         }
-        self.grant_unasked();
+        self.grant_unasked()?;
         self.take_messages()
     }
 }
@@ -495,3 +470,8 @@ const READ_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Reads of the initiator's memory at a time.
 const READS: u32 = 32;
+
+const HELLO_REQUIRED: ProtocolError = ProtocolError {
+    what: "declared iSERHelloRequired=Yes; Hello messages are not supported",
+    reference: "RFC 7145 §6.7",
+};
