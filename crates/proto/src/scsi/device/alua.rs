@@ -1,0 +1,209 @@
+//! REPORT and SET TARGET PORT GROUPS: asymmetric logical unit access (SPC-5).
+//!
+//! The state of each target port group belongs to the logical unit. An initiator changes it with SET TARGET PORT
+//! GROUPS; the target itself with [`LogicalUnit::set_access_state`], for all its units at once with
+//! [`Target::set_access_state`](super::Target::set_access_state).
+
+use super::task::{Action, Context, Outcome, answer};
+use super::unit::{LogicalUnit, NexusKey, UnitState};
+use crate::scsi::sense::Sense;
+use blockmux_wire::scsi::alua::*;
+use blockmux_wire::scsi::sense::{Asc, SenseKey};
+use std::collections::BTreeMap;
+use zerocopy::{FromBytes, IntoBytes, U16};
+
+/// The state of every group that is not as it was at first.
+pub(super) type AccessStates = BTreeMap<u16, GroupState>;
+
+/// How the unit is reached through the ports of one group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct GroupState {
+    pub(super) access: AccessState,
+    /// STATUS CODE: who has set it.
+    status: u8,
+}
+
+impl Default for GroupState {
+    fn default() -> GroupState {
+        GroupState { access: AccessState::ACTIVE_OPTIMIZED, status: STATUS_NONE }
+    }
+}
+
+impl LogicalUnit {
+    /// Sets how the unit is reached through the ports of a group; every initiator is told.
+    pub fn set_access_state(&self, group: u16, access: AccessState) {
+        self.change(|state| set(state, None, group, GroupState { access, status: STATUS_IMPLICIT }));
+    }
+}
+
+/// Why commands that need the medium fail in this state, if they do.
+pub(super) fn not_ready(access: AccessState) -> Option<Sense> {
+    let asc = match access {
+        AccessState::ACTIVE_OPTIMIZED | AccessState::ACTIVE_NON_OPTIMIZED => return None,
+        AccessState::STANDBY => Asc::TARGET_PORT_IN_STANDBY_STATE,
+        AccessState::TRANSITIONING => Asc::ASYMMETRIC_ACCESS_STATE_TRANSITION,
+        _ => Asc::TARGET_PORT_IN_UNAVAILABLE_STATE,
+    };
+    Some(Sense::new(SenseKey::NOT_READY, asc))
+}
+
+pub(super) fn report(cx: &mut Context<'_>) -> Outcome {
+    let states = cx.unit.unit.look(|state| state.access_states.clone());
+    let mut groups: BTreeMap<u16, Vec<u16>> = BTreeMap::new();
+    for port in &cx.target.ports {
+        groups.entry(port.group).or_default().push(port.relative_id);
+    }
+    let mut body = match cx.command.cdb.byte(1) >> 5 {
+        0 => Vec::new(),
+        // The extended header: no transition takes longer than a second.
+        1 => vec![1 << 4, 1, 0, 0],
+        _ => return Err(Sense::cdb_bit(1, 7).into()),
+    };
+    for (&group, ports) in &groups {
+        let state = states.get(&group).copied().unwrap_or_default();
+        let descriptor = PortGroupDescriptor {
+            pref_and_access_state: state.access.0,
+            supported_states: SUPPORTED_STATES,
+            target_port_group: U16::new(group),
+            reserved: 0,
+            status_code: state.status,
+            vendor_specific: 0,
+            target_port_count: ports.len() as u8,
+        };
+        body.extend(descriptor.as_bytes());
+        for port in ports {
+            body.extend([0, 0]);
+            body.extend(port.to_be_bytes());
+        }
+    }
+    let mut bytes = (body.len() as u32).to_be_bytes().to_vec();
+    bytes.extend(body);
+    answer(&bytes, cx.command.cdb.u32(6) as usize)
+}
+
+pub(super) fn set_groups(cx: &mut Context<'_>) -> Outcome {
+    let len = cx.command.cdb.u32(6) as usize;
+    if len > MAX_LIST {
+        return Err(Sense::in_cdb(6).into());
+    }
+    cx.parameters(len, 4, |cx, bytes| {
+        let list = bytes.get(4..).unwrap_or_default();
+        let descriptors = <[SetPortGroup]>::ref_from_bytes(list)
+            .map_err(|_| Sense::illegal(Asc::PARAMETER_LIST_LENGTH_ERROR))?;
+        for (at, wanted) in (4..).step_by(4).zip(descriptors) {
+            let is_known = cx.target.ports.iter().any(|port| port.group == wanted.target_port_group.get());
+            if !SETTABLE.contains(&AccessState(wanted.access_state & 0x0f)) || !is_known {
+                return Err(Sense::in_parameters(at).into());
+            }
+        }
+        let key = cx.unit.key;
+        cx.unit.unit.change(|state| {
+            for wanted in descriptors {
+                let access = AccessState(wanted.access_state & 0x0f);
+                let group = wanted.target_port_group.get();
+                set(state, Some(key), group, GroupState { access, status: STATUS_EXPLICIT });
+            }
+        });
+        Ok(Action::good())
+    })
+}
+
+/// Tells every nexus but the one that asked for it.
+fn set(state: &mut UnitState, by: Option<NexusKey>, group: u16, new: GroupState) {
+    let old = state.access_states.insert(group, new).unwrap_or_default();
+    if old.access != new.access {
+        state.attend_all(by, Asc::ASYMMETRIC_ACCESS_STATE_CHANGED);
+    }
+}
+
+const SETTABLE: [AccessState; 4] = [
+    AccessState::ACTIVE_OPTIMIZED,
+    AccessState::ACTIVE_NON_OPTIMIZED,
+    AccessState::STANDBY,
+    AccessState::UNAVAILABLE,
+];
+/// The longest parameter list, in bytes.
+const MAX_LIST: usize = 4096;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scsi::device::testing::Bench;
+
+    const REPORT: [u8; 12] = [0xa3, 0x0a, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0];
+    const READ: [u8; 10] = [0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0];
+
+    fn set_cdb(len: u8) -> [u8; 12] {
+        [0xa4, 0x0a, 0, 0, 0, 0, 0, 0, 0, len, 0, 0]
+    }
+
+    #[test]
+    fn groups_are_reported_with_their_ports() {
+        let mut client = Bench::new().client("a");
+        let one = [0, 0x0f, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1];
+        let two = [0, 0x0f, 0, 2, 0, 0, 0, 1, 0, 0, 0, 2];
+        assert_eq!(client.run(&REPORT).good(), [&[0, 0, 0, 24][..], &one, &two].concat());
+        let mut extended = REPORT;
+        extended[1] |= 0x20;
+        assert_eq!(client.run(&extended).good()[..8], [0, 0, 0, 28, 0x10, 1, 0, 0]);
+        extended[1] |= 0x40;
+        assert_eq!(client.run(&extended).check(), (5, 0x2400));
+    }
+
+    #[test]
+    fn a_group_in_standby_does_no_io_and_everyone_else_is_told() {
+        let bench = Bench::new();
+        let (mut a, mut b) = (bench.client("a"), bench.client("b"));
+        a.run_with(&set_cdb(8), &[0, 0, 0, 0, 2, 0, 0, 1]).good();
+        assert_eq!(a.run(&READ).check(), (2, 0x040b));
+        assert_eq!(a.run(&REPORT).good()[4..10], [2, 0x0f, 0, 1, 0, 1]);
+        a.run(&[0x12, 0, 0, 0, 36, 0]).good();
+        assert_eq!(b.run(&READ).check(), (6, 0x2a06));
+        assert_eq!(b.run(&READ).check(), (2, 0x040b));
+        bench.unit.set_access_state(1, AccessState::ACTIVE_NON_OPTIMIZED);
+        assert_eq!(a.run(&READ).check(), (6, 0x2a06));
+        a.run(&READ).good();
+        assert_eq!(a.run(&REPORT).good()[4..10], [1, 0x0f, 0, 1, 0, 2]);
+    }
+
+    #[test]
+    fn each_state_admits_what_it_should() {
+        let mode_sense: &[u8] = &[0x1a, 0, 0x3f, 0, 255, 0];
+        let capacity: [&[u8]; 2] =
+            [&[0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0], &[0x9e, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 32, 0, 0]];
+        let keys: &[u8] = &[0x5e, 0, 0, 0, 0, 0, 0, 0, 8, 0];
+        let always: [&[u8]; 4] = [
+            &[0x12, 0, 0, 0, 36, 0],
+            &[0x03, 0, 0, 0, 18, 0],
+            &[0xa0, 0, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0],
+            &REPORT,
+        ];
+        let mut client = Bench::new().client("a");
+        client.run_with(&set_cdb(8), &[0, 0, 0, 0, 2, 0, 0, 1]).good();
+        for cdb in always.iter().chain(&capacity).chain([&mode_sense, &keys]) {
+            client.run(cdb).good();
+        }
+        for cdb in [&READ[..], &[0; 6]] {
+            assert_eq!(client.run(cdb).check(), (2, 0x040b), "{cdb:x?}");
+        }
+        client.run_with(&set_cdb(8), &[0, 0, 0, 0, 3, 0, 0, 1]).good();
+        always.iter().for_each(|cdb| drop(client.run(cdb).good()));
+        for cdb in capacity.iter().chain([&mode_sense, &keys, &&READ[..], &&[0; 6][..]]) {
+            assert_eq!(client.run(cdb).check(), (2, 0x040c), "{cdb:x?}");
+        }
+        client.run_with(&set_cdb(8), &[0, 0, 0, 0, 0, 0, 0, 1]).good();
+        client.run(&READ).good();
+    }
+
+    #[test]
+    fn an_unknown_group_or_state_changes_nothing() {
+        let mut client = Bench::new().client("a");
+        for wrong in [[2, 0, 0, 9], [14, 0, 0, 1], [15, 0, 0, 1], [4, 0, 0, 1]] {
+            let list = [&[0, 0, 0, 0, 3, 0, 0, 1][..], &wrong].concat();
+            assert_eq!(client.run_with(&set_cdb(12), &list).check(), (5, 0x2600));
+        }
+        assert_eq!(client.run_with(&set_cdb(7), &[0; 7]).check(), (5, 0x1a00));
+        client.run(&set_cdb(0)).good();
+        client.run(&READ).good();
+    }
+}

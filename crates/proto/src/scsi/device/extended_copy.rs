@@ -1,0 +1,557 @@
+//! EXTENDED COPY (LID1) and RECEIVE COPY RESULTS (SPC-5): blocks copied within the target.
+//!
+//! Both ends are logical units of this target, named by a designator of VPD page 83h. A list is checked whole before
+//! anything is copied; then one piece at a time is read and written. Whether the nexus may read the one unit and write
+//! the other is asked before, and again for each piece, as it would be for a command sent to that unit.
+
+use super::task::{Action, Context, Failure, Outcome, PIECE, Work, answer};
+use super::unit::LogicalUnit;
+use super::units::Attached;
+use crate::exports::VolumeId;
+use crate::scsi::sense::Sense;
+use blockmux_volume::{MAX_TRANSFER, Op, Output};
+use blockmux_wire::scsi::copy::*;
+use blockmux_wire::scsi::sense::{Asc, SenseKey};
+use blockmux_wire::scsi::vpd::{CODE_SET_ASCII, CODE_SET_BINARY, DESIGNATOR_NAA, DESIGNATOR_T10_VENDOR};
+use std::sync::Arc;
+use zerocopy::{FromBytes, FromZeros, IntoBytes, U16, U32};
+
+/// MAXIMUM CSCD DESCRIPTOR COUNT.
+pub(super) const MAX_CSCDS: u16 = 64;
+/// MAXIMUM SEGMENT DESCRIPTOR COUNT.
+pub(super) const MAX_SEGMENTS: u16 = 64;
+/// MAXIMUM DESCRIPTOR LIST LENGTH, in bytes.
+pub(super) const MAX_LIST: u32 = 64 * 32 + 64 * 28;
+/// MAXIMUM CONCURRENT COPIES, and in all.
+pub(super) const MAX_COPIES: u8 = 255;
+/// DATA SEGMENT GRANULARITY, a power of two.
+pub(super) const GRANULARITY: u8 = 9;
+/// DESCRIPTOR TYPE CODEs, in ascending order.
+pub(super) const IMPLEMENTED: [u8; 3] =
+    [SEGMENT_BLOCK_TO_BLOCK, SEGMENT_OFFSET_TO_OFFSET, CSCD_IDENTIFICATION];
+
+/// How a copy ended, until the next with the same list identifier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct CopyResult {
+    list_identifier: u8,
+    status: u8,
+    segments: u16,
+    bytes: u64,
+}
+
+pub(super) fn extended_copy(cx: &mut Context<'_>) -> Outcome {
+    let len = cx.command.cdb.u32(10) as usize;
+    if len > MAX_PARAMETERS {
+        return Err(Sense::illegal(Asc::PARAMETER_LIST_LENGTH_ERROR).into());
+    }
+    cx.parameters(len, size_of::<ExtendedCopyHeader>(), begin_copy)
+}
+
+fn begin_copy(cx: &mut Context<'_>, bytes: &[u8]) -> Outcome {
+    let too_long = Sense::illegal(Asc::PARAMETER_LIST_LENGTH_ERROR);
+    let (header, rest) = ExtendedCopyHeader::ref_from_prefix(bytes).map_err(|_| too_long)?;
+    let cscd_len = u32::from(header.cscd_descriptor_list_length.get());
+    let segment_len = header.segment_descriptor_list_length.get();
+    if cscd_len.saturating_add(segment_len) > MAX_LIST || header.inline_data_length.get() != 0 {
+        return Err(too_long.into());
+    }
+    let (cscds, rest) = rest.split_at_checked(cscd_len as usize).ok_or(too_long)?;
+    let segments = rest.get(..segment_len as usize).ok_or(too_long)?;
+    let keeps_result = match header.flags & LIST_ID_USAGE {
+        LIST_ID_HOLD | LIST_ID_DISCARD => true,
+        LIST_ID_NONE if header.list_identifier == 0 => false,
+        LIST_ID_NONE => return Err(Sense::in_parameters(0).into()),
+        _ => return Err(Sense::in_parameters(1).into()),
+    };
+    let ends = parse_cscds(cx, cscds)?;
+    let segments_at = size_of::<ExtendedCopyHeader>().saturating_add(cscds.len());
+    let segments = parse_segments(segments, &ends, segments_at)?;
+    check_access(cx, &ends, &segments)?;
+    let result =
+        CopyResult { list_identifier: header.list_identifier, status: COPY_FAILED, segments: 0, bytes: 0 };
+    let mut copy = Copy { segments, at: 0, result, keeps_result };
+    let first = copy.read(cx);
+    if !matches!(first, Ok(Action::Done(_))) {
+        cx.work(copy);
+    }
+    first
+}
+
+/// A logical unit that takes part.
+struct End {
+    volume: VolumeId,
+    unit: Arc<LogicalUnit>,
+    block_len: u64,
+    /// In bytes.
+    size: u64,
+}
+
+fn parse_cscds(cx: &Context<'_>, list: &[u8]) -> Result<Vec<End>, Sense> {
+    let (whole, _) = list.as_chunks::<32>();
+    if whole.len() > MAX_CSCDS.into() {
+        return Err(Sense::illegal(Asc::TOO_MANY_TARGET_DESCRIPTORS));
+    }
+    let mut ends = Vec::with_capacity(whole.len());
+    for bytes in whole {
+        let cscd = IdentificationCscd::read_from_bytes(bytes).map_err(|_| Failure::internal_sense())?;
+        if cscd.descriptor_type != CSCD_IDENTIFICATION {
+            return Err(Sense::illegal(Asc::UNSUPPORTED_TARGET_DESCRIPTOR_TYPE_CODE));
+        }
+        if cscd.device_type & PERIPHERAL_DEVICE_TYPE != 0 {
+            return Err(aborted(Asc::INCORRECT_COPY_TARGET_DEVICE_TYPE));
+        }
+        let found = cx.target.units().find(|(_, _, unit)| is_named(unit, &cscd));
+        let (_, volume, unit) = found.ok_or(aborted(Asc::COPY_TARGET_DEVICE_NOT_REACHABLE))?;
+        let info = unit.info();
+        let block_len = u64::from(info.logical_block.max(512));
+        let size = info.size;
+        ends.push(End { volume, unit, block_len, size });
+    }
+    Ok(ends)
+}
+
+/// Whether the designator is one that VPD page 83h gives of the unit.
+fn is_named(unit: &LogicalUnit, cscd: &IdentificationCscd) -> bool {
+    let Some(designator) = cscd.designator.get(..cscd.designator_length.into()) else { return false };
+    match (cscd.association_and_type & 0x3f, cscd.code_set & 0x0f) {
+        (DESIGNATOR_NAA, CODE_SET_BINARY) => designator == unit.identity.naa.to_be_bytes(),
+        (DESIGNATOR_T10_VENDOR, CODE_SET_ASCII) => {
+            let serial = unit.identity.serial.as_bytes();
+            designator.strip_prefix(&unit.identity.vendor).is_some_and(|rest| rest == serial)
+        }
+        _ => false,
+    }
+}
+
+/// A run of bytes to copy; the ends are places in the list of those.
+struct Segment {
+    from: (VolumeId, u64),
+    to: (VolumeId, u64),
+    left: u64,
+    to_end: usize,
+    from_end: usize,
+}
+
+/// `at` is where the list begins in the parameter list.
+fn parse_segments(mut list: &[u8], ends: &[End], mut at: usize) -> Result<Vec<Segment>, Sense> {
+    let mut segments = Vec::new();
+    while let Some(&code) = list.first() {
+        let (segment, rest) = match code {
+            SEGMENT_BLOCK_TO_BLOCK => BlockSegment::ref_from_prefix(list)
+                .ok()
+                .map(|(segment, rest)| (block_segment(segment, ends), rest)),
+            SEGMENT_OFFSET_TO_OFFSET => OffsetSegment::ref_from_prefix(list)
+                .ok()
+                .map(|(segment, rest)| (offset_segment(segment, ends), rest)),
+            _ => return Err(Sense::illegal(Asc::UNSUPPORTED_SEGMENT_DESCRIPTOR_TYPE_CODE)),
+        }
+        .ok_or(Sense::illegal(Asc::PARAMETER_LIST_LENGTH_ERROR))?;
+        if segments.len() >= MAX_SEGMENTS.into() {
+            return Err(Sense::illegal(Asc::TOO_MANY_SEGMENT_DESCRIPTORS));
+        }
+        let here = list.len().saturating_sub(rest.len());
+        let length = list.get(2..4).and_then(|field| field.try_into().ok()).map_or(0, u16::from_be_bytes);
+        if usize::from(length) != here.saturating_sub(4) {
+            return Err(Sense::in_parameters(at.saturating_add(2) as u16));
+        }
+        segments.push(segment?);
+        (list, at) = (rest, at.saturating_add(here));
+    }
+    Ok(segments)
+}
+
+fn block_segment(segment: &BlockSegment, ends: &[End]) -> Result<Segment, Sense> {
+    let (from_end, to_end) = (segment.source.get().into(), segment.destination.get().into());
+    let (from, to) = both(ends, from_end, to_end)?;
+    let counted = if segment.flags & DC != 0 { to } else { from };
+    let len = u64::from(segment.number_of_blocks.get()).saturating_mul(counted.block_len);
+    Ok(Segment {
+        from: place(from, segment.source_lba.get(), 0, len)?,
+        to: place(to, segment.destination_lba.get(), 0, len)?,
+        left: len,
+        to_end,
+        from_end,
+    })
+}
+
+fn offset_segment(segment: &OffsetSegment, ends: &[End]) -> Result<Segment, Sense> {
+    let (from_end, to_end) = (segment.source.get().into(), segment.destination.get().into());
+    let (from, to) = both(ends, from_end, to_end)?;
+    let len = u64::from(segment.number_of_bytes.get());
+    if len > MAX_TRANSFER.into() {
+        return Err(Sense::in_parameters(8));
+    }
+    Ok(Segment {
+        from: place(from, segment.source_lba.get(), segment.source_offset.get(), len)?,
+        to: place(to, segment.destination_lba.get(), segment.destination_offset.get(), len)?,
+        left: len,
+        to_end,
+        from_end,
+    })
+}
+
+/// SPC-5, the EXTENDED COPY command: a descriptor that is not in the list is a device that cannot be reached.
+fn both(ends: &[End], from: usize, to: usize) -> Result<(&End, &End), Sense> {
+    ends.get(from).zip(ends.get(to)).ok_or(aborted(Asc::COPY_TARGET_DEVICE_NOT_REACHABLE))
+}
+
+/// Where a segment is in a volume, in bytes. Both ends copy whole blocks.
+fn place(end: &End, lba: u64, offset: u16, len: u64) -> Result<(VolumeId, u64), Sense> {
+    let start = lba.checked_mul(end.block_len).and_then(|start| start.checked_add(offset.into()));
+    let start = start.filter(|start| start.checked_add(len).is_some_and(|last| last <= end.size));
+    let start = start.ok_or(aborted(Asc::NO_ADDITIONAL_SENSE_INFORMATION))?;
+    let is_whole = |bytes: u64| bytes.is_multiple_of(end.block_len);
+    if is_whole(start) && is_whole(len) { Ok((end.volume, start)) } else { Err(Sense::in_parameters(8)) }
+}
+
+/// Every unit that takes part is asked, as if its blocks were read and written by commands of this nexus. It is asked
+/// again for each piece.
+fn check_access(cx: &Context<'_>, ends: &[End], segments: &[Segment]) -> Result<(), Failure> {
+    let who = cx.nexus.registrant();
+    for segment in segments {
+        let (from, to) = both(ends, segment.from_end, segment.to_end)?;
+        for (end, changes) in [(from, false), (to, true)] {
+            end.unit.view_of(&who).ok_or(Failure::internal_sense())?.check_blocks(changes)?;
+        }
+    }
+    Ok(())
+}
+
+fn aborted(asc: Asc) -> Sense {
+    Sense::new(SenseKey::COPY_ABORTED, asc)
+}
+
+/// One segment after the other, one piece at a time.
+struct Copy {
+    segments: Vec<Segment>,
+    at: usize,
+    result: CopyResult,
+    /// It has a list identifier to be asked for by.
+    keeps_result: bool,
+}
+
+impl Copy {
+    fn read(&mut self, cx: &mut Context<'_>) -> Outcome {
+        while let Some(segment) = self.segments.get(self.at) {
+            if segment.left > 0 {
+                let (volume, offset) = segment.from;
+                return Ok(Action::IoOn(volume, Op::Read, offset, segment.left.min(PIECE), None));
+            }
+            self.at = self.at.saturating_add(1);
+        }
+        self.result.status = COPY_COMPLETED;
+        self.end(cx);
+        Ok(Action::good())
+    }
+
+    fn end(&mut self, cx: &mut Context<'_>) {
+        self.result.segments = self.at as u16;
+        if self.keeps_result {
+            remember(&mut cx.unit.copies, self.result);
+        }
+    }
+}
+
+impl Work for Copy {
+    fn check(&self, end: &Attached, op: Op) -> Result<(), Failure> {
+        end.view.check_blocks(op.is_write())
+    }
+
+    fn on_io(&mut self, cx: &mut Context<'_>, output: Output) -> Outcome {
+        let Some(segment) = self.segments.get_mut(self.at) else { return Err(Failure::internal()) };
+        let here = segment.left.min(PIECE);
+        match output {
+            Output::Data(data) => {
+                let (volume, offset) = segment.to;
+                Ok(Action::IoOn(volume, Op::Write { fua: false }, offset, here, Some(data)))
+            }
+            _ => {
+                segment.left = segment.left.saturating_sub(here);
+                segment.from.1 = segment.from.1.saturating_add(here);
+                segment.to.1 = segment.to.1.saturating_add(here);
+                self.result.bytes = self.result.bytes.saturating_add(here);
+                self.read(cx)
+            }
+        }
+    }
+
+    fn on_error(&mut self, cx: &mut Context<'_>) {
+        self.end(cx);
+    }
+}
+
+/// SPC-5, third-party copy commands: a list identifier is used again; of too many, the oldest goes.
+fn remember(copies: &mut Vec<CopyResult>, result: CopyResult) {
+    copies.retain(|old| old.list_identifier != result.list_identifier);
+    if copies.len() >= MAX_RESULTS {
+        copies.remove(0);
+    }
+    copies.push(result);
+}
+
+pub(super) fn operating_parameters(cx: &mut Context<'_>) -> Outcome {
+    let mut data = OperatingParameters {
+        maximum_cscd_count: U16::new(MAX_CSCDS),
+        maximum_segment_count: U16::new(MAX_SEGMENTS),
+        maximum_list_length: U32::new(MAX_LIST),
+        maximum_segment_length: U32::new(MAX_TRANSFER),
+        total_concurrent_copies: U16::new(MAX_COPIES.into()),
+        maximum_concurrent_copies: MAX_COPIES,
+        granularities: [GRANULARITY, 0, 0],
+        implemented_list_length: IMPLEMENTED.len() as u8,
+        ..OperatingParameters::new_zeroed()
+    };
+    let len = size_of::<OperatingParameters>().saturating_add(IMPLEMENTED.len()).saturating_sub(4);
+    data.available_data = U32::new(len as u32);
+    answer(&[data.as_bytes(), &IMPLEMENTED].concat(), cx.command.cdb.u32(10) as usize)
+}
+
+pub(super) fn copy_status(cx: &mut Context<'_>) -> Outcome {
+    let identifier = cx.command.cdb.byte(2);
+    let found = cx.unit.copies.iter().find(|result| result.list_identifier == identifier);
+    let result = found.ok_or(Sense::in_cdb(2))?;
+    let kibibytes = u32::try_from(result.bytes >> 10).unwrap_or(u32::MAX);
+    let data = CopyStatus {
+        available_data: U32::new(8),
+        status: result.status,
+        segments_processed: U16::new(result.segments),
+        transfer_count_units: 1,
+        transfer_count: U32::new(kibibytes),
+    };
+    answer(data.as_bytes(), cx.command.cdb.u32(10) as usize)
+}
+
+/// LIST ID USAGE.
+const LIST_ID_USAGE: u8 = 0b11 << 3;
+const LIST_ID_HOLD: u8 = 0b00 << 3;
+const LIST_ID_DISCARD: u8 = 0b10 << 3;
+const LIST_ID_NONE: u8 = 0b11 << 3;
+/// In the second byte of a CSCD descriptor, beside LU ID TYPE and NUL, which libiscsi's suite wants to be let pass.
+const PERIPHERAL_DEVICE_TYPE: u8 = 0x1f;
+/// The most results that are remembered for one nexus.
+const MAX_RESULTS: usize = 16;
+/// The longest parameter list, in bytes; what is longer than [`MAX_LIST`] is told apart from it.
+const MAX_PARAMETERS: usize = 64 << 10;
+
+#[cfg(test)]
+mod tests {
+    use crate::exports::VolumeId;
+    use crate::scsi::device::testing::{Answer, Bench, Client, answer, command, port};
+    use crate::scsi::*;
+    use blockmux_volume::{Completion, IoError, MemVolume, Output, Seg, Tag};
+    use std::sync::Arc;
+
+    fn cscd() -> Vec<u8> {
+        let mut cscd = vec![0xe4, 0, 0, 0, 1, 3, 0, 8];
+        cscd.extend(Identity::of("a").naa.to_be_bytes());
+        cscd.resize(30, 0);
+        cscd.extend([2, 0]);
+        cscd
+    }
+
+    fn segment(source: u16, from: u64, to: u64, blocks: u16) -> Vec<u8> {
+        let mut segment = vec![2, 0, 0, 0x18];
+        segment.extend([source.to_be_bytes(), [0, 0], [0, 0], blocks.to_be_bytes()].concat());
+        segment.extend([from.to_be_bytes(), to.to_be_bytes()].concat());
+        segment
+    }
+
+    fn copy(client: &mut Client, id: u8, cscds: &[u8], segments: &[u8]) -> Answer {
+        let mut list = vec![id, 0];
+        list.extend((cscds.len() as u16).to_be_bytes());
+        list.extend([0; 4]);
+        list.extend((segments.len() as u32).to_be_bytes());
+        list.extend([0; 4]);
+        list.extend([cscds, segments].concat());
+        send(client, &list)
+    }
+
+    fn send(client: &mut Client, list: &[u8]) -> Answer {
+        let mut cdb = [0x83, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        cdb[10..14].copy_from_slice(&(list.len() as u32).to_be_bytes());
+        client.run_with(&cdb, list)
+    }
+
+    fn results(client: &mut Client, action: u8, id: u8) -> Answer {
+        client.run(&[0x84, action, id, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0])
+    }
+
+    #[test]
+    fn blocks_are_copied_and_the_status_can_be_asked_for() {
+        let mut client = Bench::new().client("a");
+        let blocks: Vec<u8> = (0..4096 * 512).map(|i: u32| (i / 999) as u8).collect();
+        client.run_with(&[0x2a, 0, 0, 0, 0, 0, 0, 0x10, 0, 0], &blocks).good();
+        assert_eq!(results(&mut client, 0, 7).check(), (5, 0x2400));
+        let mut segments = segment(0, 0, 8192, 4096);
+        segments.extend([0x0a, 0, 0, 0x1c, 0, 0, 0, 0, 0, 0, 4, 0]);
+        segments.extend([1_u64.to_be_bytes(), 16000_u64.to_be_bytes()].concat());
+        segments.extend([0; 4]);
+        copy(&mut client, 7, &cscd(), &segments).good();
+        assert_eq!(client.run(&[0x28, 0, 0, 0, 0x20, 0, 0, 0x10, 0, 0]).good(), blocks);
+        assert_eq!(client.run(&[0x28, 0, 0, 0, 0x3e, 0x80, 0, 0, 2, 0]).good(), blocks[512..1536]);
+        let status = results(&mut client, 0, 7).good();
+        assert_eq!(status, [0, 0, 0, 8, 1, 0, 2, 1, 0, 0, 8, 1]);
+    }
+
+    #[test]
+    fn descriptors_are_read_to_the_last_field() {
+        let mut client = Bench::new().client("a");
+        let good = (cscd(), segment(0, 0, 8, 1));
+        copy(&mut client, 1, &good.0, &good.1).good();
+        for (at, wrong, sense) in [(1, 1, (0xa, 0x0d03)), (4, 2, (0xa, 0x0d02))] {
+            let mut cscd = good.0.clone();
+            cscd[at] = wrong;
+            assert_eq!(copy(&mut client, 1, &cscd, &good.1).check(), sense, "{at}");
+        }
+        let mut short = good.1.clone();
+        short[3] = 0x17;
+        assert_eq!(copy(&mut client, 1, &good.0, &short).check(), (5, 0x2600));
+        let mut list = vec![2, 0x18, 0, 32, 0, 0, 0, 0, 0, 0, 0, 28, 0, 0, 0, 0];
+        list.extend([&good.0[..], &good.1].concat());
+        assert_eq!(send(&mut client, &list).check(), (5, 0x2600), "an identifier that is not to be used");
+        list[0] = 0;
+        send(&mut client, &list).good();
+        assert_eq!(results(&mut client, 0, 0).check(), (5, 0x2400), "nothing is kept of it");
+        list[1] = 0x08;
+        assert_eq!(send(&mut client, &list).check(), (5, 0x2600), "reserved");
+    }
+
+    /// A target with units `a` and `b`, and two sessions with it; a session that can eject what is in `b`.
+    fn two_units() -> (Arc<LogicalUnit>, DeviceServer, DeviceServer) {
+        let removable = Identity { removable: true, ..Identity::of("b") };
+        let units = [Identity::of("a"), removable]
+            .map(|identity| LogicalUnit::new(identity, Arc::new(MemVolume::new(8 << 20))));
+        let target = Target::new("iqn.2026-11.t:t", vec![port(1)]);
+        let target = target.with_unit(0, VolumeId(0), units[0].clone());
+        let target = Arc::new(target.with_unit(1, VolumeId(1), units[1].clone()));
+        let [first, second] = ["i:a", "i:b"].map(|name| {
+            let nexus = Nexus::iscsi(name, [0, 0, 0, 0, 0, 1], port(1));
+            let mut server = DeviceServer::new(target.clone(), nexus);
+            (0..2).for_each(|lun| drop(server.begin(&command(Lun::new(lun), &[0; 6], 0))));
+            server
+        });
+        let [_, unit] = units;
+        (unit, first, second)
+    }
+
+    /// Takes `b` away in some way.
+    type Take = fn(&LogicalUnit, &mut DeviceServer) -> Option<Task>;
+    /// And what a copy is told then.
+    type Taken = (Take, Status, Option<(u8, u16)>);
+
+    fn begin(server: &mut DeviceServer, cdb: &[u8]) -> Option<Task> {
+        Some(server.begin(&command(Lun::new(1), cdb, 0)).0)
+    }
+
+    #[test]
+    fn a_unit_that_could_not_be_read_or_written_is_not_copied_from_or_to() {
+        let takes: [Taken; 4] = [
+            (|_, other| begin(other, &[0x16, 0, 0, 0, 0, 0]), Status::RESERVATION_CONFLICT, None),
+            (|_, other| begin(other, &[0x1b, 0, 0, 0, 2, 0]), Status::CHECK_CONDITION, Some((2, 0x3a00))),
+            (
+                |_, other| begin(other, &[0x48, 2, 0, 0, 0, 0, 0, 0, 0, 0]),
+                Status::CHECK_CONDITION,
+                Some((2, 0x041b)),
+            ),
+            (
+                |unit, _| {
+                    unit.set_access_state(1, AccessState::UNAVAILABLE);
+                    None
+                },
+                Status::CHECK_CONDITION,
+                Some((2, 0x040c)),
+            ),
+        ];
+        let other = [&cscd()[..8], &Identity::of("b").naa.to_be_bytes(), &cscd()[16..]].concat();
+        let cscds = [cscd(), other].concat();
+        for (take, status, sense) in takes {
+            for [source, destination] in [[0, 1], [1, 0]] {
+                let mut segment = segment(source, 0, 0, 1);
+                segment[7] = destination as u8;
+                let mut list = vec![1, 0, 0, 64, 0, 0, 0, 0, 0, 0, 0, 28, 0, 0, 0, 0];
+                list.extend([&cscds[..], &segment].concat());
+                let mut cdb = [0x83, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+                cdb[13] = list.len() as u8;
+                let copy = command(Lun::new(0), &cdb, list.len());
+                let expect = |step: Step| {
+                    let Step::Done(response) = step else { panic!("{step:?}") };
+                    let response = answer(response);
+                    assert_eq!((response.status, response.sense), (status, sense), "{source}");
+                };
+                let (unit, mut server, mut other) = two_units();
+                let _taken = take(&unit, &mut other);
+                let (mut task, _) = server.begin(&copy);
+                expect(server.on_data_out(&mut task, Seg::from_slice(&list).into()));
+                // And when that comes between two pieces.
+                let (unit, mut server, mut other) = two_units();
+                let (mut task, _) = server.begin(&copy);
+                let step = server.on_data_out(&mut task, Seg::from_slice(&list).into());
+                assert!(matches!(step, Step::Io { .. }), "{step:?}");
+                if destination == 1 {
+                    let _taken = take(&unit, &mut other);
+                    let read = Output::Data(Seg::from_slice(&[0; 512]).into());
+                    expect(server.on_io(&mut task, Completion { tag: Tag(0), result: Ok(read) }));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn limits_are_told_and_kept() {
+        let mut client = Bench::new().client("a");
+        let limits = results(&mut client, 3, 0).good();
+        assert_eq!((limits.len(), &limits[8..12]), (47, &[0, 64, 0, 64][..]));
+        assert_eq!(limits[43..], [3, 2, 0x0a, 0xe4]);
+        let one = segment(0, 0, 1, 1);
+        assert_eq!(copy(&mut client, 0, &cscd().repeat(65), &one).check(), (5, 0x2606));
+        assert_eq!(copy(&mut client, 0, &cscd(), &one.repeat(65)).check(), (5, 0x2608));
+        assert_eq!(copy(&mut client, 0, &cscd().repeat(65), &one.repeat(65)).check(), (5, 0x1a00));
+    }
+
+    #[test]
+    fn what_cannot_be_copied_is_refused_with_nothing_done() {
+        let mut client = Bench::new().client("a");
+        let mut list = cscd();
+        list[0] = 0xe0;
+        assert_eq!(copy(&mut client, 0, &list, &segment(0, 0, 1, 1)).check(), (5, 0x2607));
+        let mut unknown = segment(0, 0, 1, 1);
+        unknown[0] = 3;
+        assert_eq!(copy(&mut client, 0, &cscd(), &unknown).check(), (5, 0x2609));
+        assert_eq!(copy(&mut client, 0, &cscd(), &segment(1, 0, 1, 1)).check(), (0xa, 0x0d02));
+        assert_eq!(copy(&mut client, 0, &cscd(), &segment(0, 0, 16383, 2)).check(), (0xa, 0));
+        list[0] = 0xe4;
+        list[15] ^= 1;
+        assert_eq!(copy(&mut client, 0, &list, &segment(0, 0, 1, 1)).check(), (0xa, 0x0d02));
+        send(&mut client, &[]).good();
+        assert_eq!(
+            send(&mut client, &[0, 0, 0, 32, 0, 0, 0, 0, 0, 0, 0, 28, 0, 0, 0, 0, 1]).check(),
+            (5, 0x1a00)
+        );
+        assert_eq!(send(&mut client, &[0; 15]).check(), (5, 0x1a00));
+    }
+
+    #[test]
+    fn a_copy_that_failed_says_how_far_it_came() {
+        let mut client = Bench::new().client("a");
+        let list =
+            [&[9, 0, 0, 32, 0, 0, 0, 0, 0, 0, 0, 28, 0, 0, 0, 0][..], &cscd(), &segment(0, 0, 1, 1)].concat();
+        let cdb = [0x83, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, list.len() as u8, 0, 0];
+        let (mut task, step) = client.server.begin(&command(Lun::new(0), &cdb, list.len()));
+        assert!(matches!(client.turn(&mut task, step, &list, &mut 0), Step::Io { .. }));
+        client.server.on_io(&mut task, Completion { tag: Tag(0), result: Err(IoError::Medium) });
+        assert_eq!(results(&mut client, 0, 9).good()[4..7], [2, 0, 0]);
+    }
+
+    #[test]
+    fn a_copy_respects_reservations() {
+        let bench = Bench::new();
+        let (mut a, mut b) = (bench.client("a"), bench.client("b"));
+        let mut register = [0; 24];
+        register[15] = 1;
+        a.run_with(&[0x5f, 6, 0, 0, 0, 0, 0, 0, 24, 0], &register).good();
+        register.rotate_left(8);
+        a.run_with(&[0x5f, 1, 1, 0, 0, 0, 0, 0, 24, 0], &register).good();
+        assert_eq!(copy(&mut b, 0, &cscd(), &segment(0, 0, 1, 1)).status.0, 0x18);
+        copy(&mut a, 0, &cscd(), &segment(0, 0, 1, 1)).good();
+    }
+}

@@ -1,0 +1,160 @@
+//! Who talks to whom: an I_T nexus is an initiator port and a target port (SAM-5 §4.3).
+
+use crate::scsi::iscsi_name::Name;
+use crate::served::Registrant;
+use std::sync::Arc;
+
+/// An initiator port and a target port; one session.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Nexus {
+    /// The initiator port as a TransportID (SPC-5), whole: protocol identifier, name, padding.
+    pub initiator: Arc<[u8]>,
+    /// The target port that it logged in to.
+    pub target_port: TargetPort,
+}
+
+/// A target port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TargetPort {
+    /// RELATIVE TARGET PORT IDENTIFIER, from 1; another one for each port that leads to the same unit.
+    pub relative_id: u16,
+    /// The target port group that it belongs to.
+    pub group: u16,
+    /// Its name as a SCSI name string: with iSCSI, `iqn...,t,0x0001`. The same after each restart.
+    pub name: Arc<str>,
+}
+
+impl Nexus {
+    /// PROTOCOL IDENTIFIER (SPC-5).
+    pub(super) fn protocol(&self) -> u8 {
+        self.initiator.first().map_or(0, |first| first & 0x0f)
+    }
+
+    /// Its name where reservations are kept.
+    pub(super) fn registrant(&self) -> Registrant {
+        Registrant { initiator: self.initiator.clone(), port: self.target_port.name.clone() }
+    }
+
+    /// A nexus of an iSCSI session (SPC-5): the TransportID is `NAME,i,0xISID`.
+    #[must_use]
+    pub fn iscsi(initiator_name: &str, isid: [u8; 6], target_port: TargetPort) -> Nexus {
+        let isid: String = isid.iter().map(|byte| format!("{byte:02x}")).collect();
+        Nexus { initiator: iscsi_transport_id(&format!("{initiator_name},i,0x{isid}")), target_port }
+    }
+}
+
+/// What a TransportID of a parameter list names.
+pub(super) enum TransportId {
+    /// An initiator port, in the form of [`Nexus::initiator`].
+    Port(Arc<[u8]>),
+    /// An iSCSI node, and with it every port of it.
+    Node(Name),
+}
+
+impl TransportId {
+    /// Reads a whole one; `None` if it is none, or of another protocol than `protocol`, and so of nobody who could come
+    /// in. However it is written, the same port is always the same bytes.
+    pub(super) fn read(id: &[u8], protocol: u8) -> Option<TransportId> {
+        let [first, _, _, _, rest @ ..] = id else { return None };
+        let format = first >> 6;
+        if first & 0x0f != protocol {
+            return None;
+        }
+        if protocol != PROTOCOL_ISCSI {
+            return (format == 0).then(|| TransportId::Port(id.into()));
+        }
+        let (text, padding) = rest.split_at_checked(rest.iter().position(|byte| *byte == 0)?)?;
+        if rest.len() < 20 || !rest.len().is_multiple_of(4) || padding.iter().any(|byte| *byte != 0) {
+            return None;
+        }
+        let text = std::str::from_utf8(text).ok()?;
+        match format {
+            0b00 => Some(TransportId::Node(Name::new(text).ok()?)),
+            0b01 => {
+                let (name, isid) = text.split_once(",i,")?;
+                let isid = isid.strip_prefix("0x").or_else(|| isid.strip_prefix("0X"))?.to_lowercase();
+                let is_isid = isid.len() == 12 && isid.bytes().all(|byte| byte.is_ascii_hexdigit());
+                let name = Name::new(name).ok().filter(|_| is_isid)?;
+                Some(TransportId::Port(iscsi_transport_id(&format!("{name},i,0x{isid}"))))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Whether the TransportID of an iSCSI initiator port is one of that node's.
+pub(super) fn is_port_of(initiator: &[u8], node: &Name) -> bool {
+    let name = initiator.get(4..).unwrap_or_default();
+    name.strip_prefix(node.as_str().as_bytes()).is_some_and(|rest| rest.starts_with(b",i,0x"))
+}
+
+/// The TransportID of an iSCSI initiator port, TPID FORMAT 01b: a name, NUL, and padding to 4 bytes.
+fn iscsi_transport_id(name: &str) -> Arc<[u8]> {
+    let len = name.len().saturating_add(1).next_multiple_of(4).max(20);
+    let mut id = vec![0x45, 0];
+    id.extend(u16::try_from(len).unwrap_or(u16::MAX).to_be_bytes());
+    id.extend(name.as_bytes());
+    id.resize(len.saturating_add(4), 0);
+    id.into()
+}
+
+/// PROTOCOL IDENTIFIER of iSCSI.
+const PROTOCOL_ISCSI: u8 = 5;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(first: u8, text: &str) -> Option<TransportId> {
+        let mut id = vec![first, 0, 0, 0];
+        id.extend(text.as_bytes());
+        id.push(0);
+        while id.len() < 24 || !id.len().is_multiple_of(4) {
+            id.push(0);
+        }
+        TransportId::read(&id, 5)
+    }
+
+    #[test]
+    fn the_same_port_is_the_same_bytes_however_it_is_written() {
+        let port = TargetPort { relative_id: 1, group: 1, name: "t".into() };
+        let own = Nexus::iscsi("iqn.2026-11.i:a", [0xab, 1, 2, 3, 4, 0xff], port).initiator;
+        for text in ["iqn.2026-11.i:a,i,0xab01020304ff", "IQN.2026-11.i:A,i,0XAB01020304FF"] {
+            assert!(matches!(read(0x45, text), Some(TransportId::Port(id)) if id == own), "{text}");
+        }
+        let mut padded = own.to_vec();
+        padded.extend([0; 8]);
+        assert!(matches!(TransportId::read(&padded, 5), Some(TransportId::Port(id)) if id == own));
+        let Some(TransportId::Node(node)) = read(5, "iqn.2026-11.i:a") else { panic!("it names a node") };
+        assert!(is_port_of(&own, &node) && !is_port_of(&own, &Name::new("iqn.2026-11.i:").unwrap()));
+    }
+
+    #[test]
+    fn what_names_nobody_who_could_come_in_is_no_transport_id() {
+        let name = "iqn.2026-11.i:a,i,0x000000000001";
+        for (first, text) in [
+            (0x46, name),
+            (0x85, name),
+            (0xc5, name),
+            (0x05, name),
+            (0x45, "iqn.2026-11.i:a"),
+            (0x45, "iqn.2026-11.i:a,i,0x00000000001"),
+            (0x45, "iqn.2026-11.i:a,i,0x00000000000g"),
+            (0x45, "xqn.2026-11.i:a,i,0x000000000001"),
+            (0x45, ""),
+        ] {
+            assert!(read(first, text).is_none(), "{first:x} {text}");
+        }
+        let unpadded = [&[0x45, 0, 0, 32][..], name.as_bytes()].concat();
+        assert!(TransportId::read(&unpadded, 5).is_none(), "without its end");
+    }
+
+    #[test]
+    fn an_iscsi_port_is_named_by_its_node_and_isid() {
+        let port = TargetPort { relative_id: 1, group: 1, name: "iqn.2026-11.t:t,t,0x0001".into() };
+        let nexus = Nexus::iscsi("iqn.2026-11.i:a", [0x80, 1, 2, 3, 4, 0xff], port);
+        assert_eq!(nexus.initiator[..4], [0x45, 0, 0, 36]);
+        assert_eq!(&nexus.initiator[4..], b"iqn.2026-11.i:a,i,0x8001020304ff\0\0\0\0");
+        assert_eq!(nexus.initiator.len() % 4, 0);
+    }
+}

@@ -1,0 +1,104 @@
+//! PERSISTENT RESERVE IN: keys, the reservation, every registrant, and what can be asked for.
+
+use crate::scsi::Status;
+use crate::scsi::device::task::{Context, Failure, Outcome, answer};
+use crate::served::{Registrant, Reservations};
+use blockmux_wire::scsi::opcode::persistent_reserve_in;
+use blockmux_wire::scsi::reservation::*;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use zerocopy::{IntoBytes, U16, U32, U64};
+
+pub(in crate::scsi) fn reserve_in(cx: &mut Context<'_>) -> Outcome {
+    let cdb = &cx.command.cdb;
+    let can_persist = cx.unit.unit.served.store().is_some();
+    let (is_reserved, all) =
+        cx.unit.unit.served.look(|table| (table.reserved_by.is_some(), table.reservations.clone()));
+    // SPC-2, the PERSISTENT RESERVE IN command: in conflict with any RESERVE, the nexus's own included.
+    if is_reserved {
+        return Err(Failure::status(Status::RESERVATION_CONFLICT));
+    }
+    let body = match u16::from(cdb.byte(1) & 0x1f) {
+        persistent_reserve_in::READ_KEYS => {
+            all.registrations.iter().flat_map(|registration| registration.key.to_be_bytes()).collect()
+        }
+        persistent_reserve_in::READ_RESERVATION => reservation(&all),
+        persistent_reserve_in::READ_FULL_STATUS => {
+            full_status(&all, &cx.unit.unit.look(|state| state.ports.clone()))
+        }
+        _ => return answer(capabilities(&all, can_persist).as_bytes(), cdb.u16(7).into()),
+    };
+    let header = ReserveInHeader {
+        generation: U32::new(all.generation),
+        additional_length: U32::new(body.len() as u32),
+    };
+    answer(&[header.as_bytes(), &body].concat(), cdb.u16(7).into())
+}
+
+fn reservation(all: &Reservations) -> Vec<u8> {
+    let Some(held) = &all.reservation else { return Vec::new() };
+    let key = if held.kind.is_all_registrants() { 0 } else { all.key_of(&held.holder).unwrap_or(0) };
+    let descriptor = ReservationDescriptor {
+        reservation_key: U64::new(key),
+        obsolete: [0; 5],
+        scope_and_type: held.kind.0,
+        obsolete_too: [0; 2],
+    };
+    descriptor.as_bytes().to_vec()
+}
+
+/// Every registrant, and which of them holds the reservation; `ports` are the identifiers of those that are there.
+pub(super) fn full_status(all: &Reservations, ports: &BTreeMap<Arc<str>, u16>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut gone = Vec::new();
+    for registration in &all.registrations {
+        let held = all.reservation.as_ref().filter(|_| all.holds(&registration.who));
+        let descriptor = FullStatusDescriptor {
+            reservation_key: U64::new(registration.key),
+            reserved: [0; 4],
+            flags: if held.is_some() { R_HOLDER } else { 0 },
+            scope_and_type: held.map_or(0, |held| held.kind.0),
+            reserved_too: [0; 4],
+            relative_target_port_identifier: U16::new(match ports.get(&registration.who.port) {
+                Some(id) => *id,
+                None => id_of_gone(&mut gone, &registration.who.port, ports),
+            }),
+            additional_descriptor_length: U32::new(0),
+        };
+        let id = transport_id(&registration.who);
+        let additional_descriptor_length = U32::new(id.len() as u32);
+        bytes.extend(FullStatusDescriptor { additional_descriptor_length, ..descriptor }.as_bytes());
+        bytes.extend(&*id);
+    }
+    bytes
+}
+
+/// What initiators are told of a registrant. An NVMe host has no TransportID: it gets one of no specific protocol
+/// (SPC-5), with its identifier at the end.
+fn transport_id(who: &Registrant) -> Arc<[u8]> {
+    who.nvme_host().map_or_else(
+        || who.initiator.clone(),
+        |host| [&[0x0f, 0, 0, 0, 0, 0, 0, 0][..], &host].concat().into(),
+    )
+}
+
+/// A port that was there before a restart and is no more has a number that none has which is there, for 0 is none; ports
+/// count from 1 on, so it comes from the other end.
+fn id_of_gone<'a>(gone: &mut Vec<&'a str>, port: &'a str, ports: &BTreeMap<Arc<str>, u16>) -> u16 {
+    let place = gone.iter().position(|known| *known == port).unwrap_or_else(|| {
+        gone.push(port);
+        gone.len().saturating_sub(1)
+    });
+    let is_free = |id: &u16| !ports.values().any(|used| used == id);
+    (1..=u16::MAX).rev().filter(is_free).nth(place).unwrap_or(u16::MAX)
+}
+
+fn capabilities(all: &Reservations, can_persist: bool) -> Capabilities {
+    Capabilities {
+        length: U16::new(size_of::<Capabilities>() as u16),
+        flags_2: SIP_C | ATP_C | if can_persist { PTPL_C } else { 0 },
+        flags_3: TMV | if all.persists { PTPL_A } else { 0 },
+        type_mask: U16::new(TYPE_MASK_ALL),
+        reserved: [0; 2],
+    }
+}

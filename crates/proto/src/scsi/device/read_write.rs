@@ -1,0 +1,180 @@
+//! READ and WRITE of 6 to 16 bytes, WRITE ATOMIC (SBC-4).
+
+use super::task::{Action, Context, Outcome, State, Work};
+use crate::scsi::sense::Sense;
+use crate::served::RangeGuard;
+use blockmux_volume::{Op, Output, SgList};
+use blockmux_wire::scsi::cdb::FUA;
+
+#[inline]
+pub(super) fn read(cx: &mut Context<'_>) -> Outcome {
+    let range = cx.range()?;
+    cx.check_transfer(&range, cx.length_field())?;
+    if range.len == 0 {
+        return Ok(Action::good());
+    }
+    if range.flags & FUA != 0 && cx.unit.view.info.write_cache {
+        // SBC-4, FUA of the READ commands: what is in the write cache goes to the medium first.
+        cx.work(FlushThenRead { offset: range.offset, len: range.len });
+        return Ok(Action::Io(Op::Flush, 0, 0, None));
+    }
+    cx.last_io(Op::Read, range.offset, range.len, None)
+}
+
+#[inline]
+pub(super) fn write(cx: &mut Context<'_>) -> Outcome {
+    let range = cx.range()?;
+    cx.check_transfer(&range, cx.length_field())?;
+    let Some(len) = cx.begin_write(&range)? else { return Ok(Action::good()) };
+    *cx.state = State::WriteData { offset: range.offset, fua: range.flags & FUA != 0 };
+    cx.write_data_out(&range, len)
+}
+
+/// WRITE ATOMIC (16): TRANSFER LENGTH has 16 bits, and ATOMIC BOUNDARY the two bytes before it.
+pub(super) fn write_atomic(cx: &mut Context<'_>) -> Outcome {
+    let cdb = &cx.command.cdb;
+    let (boundary, blocks) = (cdb.u16(10), cdb.u16(12));
+    let range = cx.range_of(cdb.u64(2), blocks.into())?;
+    // No boundaries (VPD page B0h, MAXIMUM ATOMIC BOUNDARY SIZE is 0).
+    if boundary != 0 {
+        return Err(Sense::in_cdb(10).into());
+    }
+    if u32::from(blocks) > cx.unit.view.max_atomic_blocks() {
+        return Err(Sense::in_cdb(12).into());
+    }
+    cx.check_writable()?;
+    if range.len == 0 {
+        return Ok(Action::good());
+    }
+    let fua = range.flags & FUA != 0;
+    cx.work(Atomic { offset: range.offset, fua, data: SgList::default(), guard: None });
+    cx.data_out(range.len)
+}
+
+/// A read with force unit access, of a volume with a write cache.
+struct FlushThenRead {
+    offset: u64,
+    len: u64,
+}
+
+impl Work for FlushThenRead {
+    fn on_io(&mut self, cx: &mut Context<'_>, _output: Output) -> Outcome {
+        cx.last_io(Op::Read, self.offset, self.len, None)
+    }
+}
+
+/// A write that no other command sees half of.
+struct Atomic {
+    offset: u64,
+    fua: bool,
+    data: SgList,
+    guard: Option<RangeGuard>,
+}
+
+impl Work for Atomic {
+    fn on_data_out(&mut self, cx: &mut Context<'_>, data: SgList) -> Outcome {
+        self.data = data;
+        self.on_resume(cx)
+    }
+
+    fn on_resume(&mut self, cx: &mut Context<'_>) -> Outcome {
+        let len = self.data.len() as u64;
+        if !RangeGuard::take(&mut self.guard, &cx.unit.unit.served, self.offset, len) {
+            return Ok(Action::Wait);
+        }
+        let data = std::mem::take(&mut self.data);
+        Ok(Action::IoAlone(Op::Write { fua: self.fua }, self.offset, len, Some(data)))
+    }
+
+    fn on_io(&mut self, _cx: &mut Context<'_>, _output: Output) -> Outcome {
+        Ok(Action::good())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::scsi::device::testing::Bench;
+
+    #[test]
+    fn what_one_form_writes_every_form_reads() {
+        let bench = Bench::new();
+        let mut client = bench.client("a");
+        let blocks: Vec<u8> = (0..1024).map(|i| (i / 7) as u8).collect();
+        let writes: [&[u8]; 4] = [
+            &[0x0a, 0, 0, 5, 2, 0],
+            &[0x2a, 8, 0, 0, 0, 5, 0, 0, 2, 0],
+            &[0xaa, 0, 0, 0, 0, 5, 0, 0, 0, 2, 0, 0],
+            &[0x8a, 0x18, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 2, 0, 0],
+        ];
+        for (i, write) in writes.into_iter().enumerate() {
+            let mut blocks = blocks.clone();
+            blocks[0] = i as u8;
+            client.run_with(write, &blocks).good();
+            for mut read in writes.map(<[u8]>::to_vec) {
+                read[0] -= 2;
+                assert_eq!(client.run(&read).good(), blocks);
+            }
+        }
+    }
+
+    #[test]
+    fn an_initiator_that_means_to_read_is_told_that_a_write_is_one() {
+        let bench = Bench::new();
+        let mut client = bench.client("a");
+        let (read, write) = ([0x28, 0, 0, 0, 0, 5, 0, 0, 2, 0], [0x2a, 0, 0, 0, 0, 5, 0, 0, 2, 0]);
+        client.run_with(&write, &[7; 1024]).good();
+        assert_eq!(client.run(&write).check(), (5, 0x0e03));
+        assert_eq!(client.run(&read).good(), [7; 1024]);
+    }
+
+    #[test]
+    fn blocks_beyond_the_end_are_out_of_range() {
+        let bench = Bench::new();
+        let mut client = bench.client("a");
+        let last = 16384_u32;
+        let read = |client: &mut super::super::testing::Client, lba: u32, blocks: u16| {
+            let mut cdb = vec![0x28, 0];
+            cdb.extend(lba.to_be_bytes());
+            cdb.push(0);
+            cdb.extend(blocks.to_be_bytes());
+            cdb.push(0);
+            client.run(&cdb)
+        };
+        assert_eq!(read(&mut client, last - 1, 1).good().len(), 512);
+        assert_eq!(read(&mut client, last - 1, 2).check(), (5, 0x2100));
+        assert_eq!(read(&mut client, last, 0).good(), []);
+        assert_eq!(read(&mut client, last + 1, 0).check(), (5, 0x2100));
+        assert_eq!(
+            client.run(&[0x88, 0, 255, 255, 255, 255, 255, 255, 255, 255, 0, 0, 0, 1, 0, 0]).check(),
+            (5, 0x2100)
+        );
+    }
+
+    #[test]
+    fn protection_information_is_refused() {
+        let mut client = Bench::new().client("a");
+        assert_eq!(client.run(&[0x28, 0x20, 0, 0, 0, 0, 0, 0, 1, 0]).check(), (5, 0x2400));
+        assert_eq!(client.run_with(&[0x2a, 0xe0, 0, 0, 0, 0, 0, 0, 1, 0], &[0; 512]).check(), (5, 0x2400));
+    }
+
+    #[test]
+    fn a_write_with_too_little_data_writes_its_whole_blocks_and_says_how_much_it_wanted() {
+        let mut client = Bench::new().client("a");
+        let two = [0x2a, 0, 0, 0, 0, 0, 0, 0, 2, 0];
+        let none = client.run_with(&two, &[]);
+        assert_eq!(none.transfer_len, 1024);
+        none.good();
+        let part = client.run_with(&two, &[7; 500]);
+        assert_eq!(part.transfer_len, 1024);
+        assert_eq!(part.check(), (5, 0x0e03));
+        assert_eq!(client.run(&[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0]).good(), [0; 512]);
+        let short = client.run_with(&two, &[7; 512]);
+        assert_eq!(short.transfer_len, 1024);
+        short.good();
+        let both = client.run(&[0x28, 0, 0, 0, 0, 0, 0, 0, 2, 0]).good();
+        assert_eq!((&both[..512], &both[512..]), (&[7; 512][..], &[0; 512][..]));
+        let long = client.run_with(&[0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0], &[7; 1024]);
+        assert_eq!(long.transfer_len, 512);
+        long.good();
+    }
+}

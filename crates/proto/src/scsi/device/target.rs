@@ -1,0 +1,139 @@
+//! What a target offers to one kind of initiator: LUNs, and the ports that lead to them.
+
+use super::AccessState;
+use super::nexus::TargetPort;
+use super::unit::LogicalUnit;
+use crate::exports::VolumeId;
+use crate::scsi::lun::Lun;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+/// Logical units by number. What an initiator may not see is not in the target that its sessions are given.
+///
+/// Units come and go while sessions use it; each hears of that with its next command.
+pub struct Target {
+    /// The target device's name as a SCSI name string: with iSCSI, the target's IQN.
+    pub name: Arc<str>,
+    /// Every port of the target; a session is on one of them. Units that are added later know them.
+    pub ports: Vec<TargetPort>,
+    states: Arc<PortGroupStates>,
+    units: RwLock<BTreeMap<u16, Unit>>,
+    /// Grows with each change of the units.
+    generation: AtomicU64,
+}
+
+/// How well the port groups of a target lead to its units, as the target itself has it; the same for everybody who sees
+/// some of them. A group is active/optimized until it is said to be otherwise.
+#[derive(Default)]
+pub struct PortGroupStates(RwLock<BTreeMap<u16, AccessState>>);
+
+impl PortGroupStates {
+    /// How a group leads to units that come from now on.
+    pub fn set(&self, group: u16, access: AccessState) {
+        self.0.write().unwrap_or_else(PoisonError::into_inner).insert(group, access);
+    }
+
+    fn all(&self) -> Vec<(u16, AccessState)> {
+        let states = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        states.iter().map(|(group, access)| (*group, *access)).collect()
+    }
+}
+
+type Unit = (VolumeId, Arc<LogicalUnit>);
+
+impl Target {
+    /// A target without logical units.
+    #[must_use]
+    pub fn new(name: &str, ports: Vec<TargetPort>) -> Target {
+        Target {
+            name: name.into(),
+            ports,
+            states: Arc::default(),
+            units: RwLock::default(),
+            generation: AtomicU64::new(0),
+        }
+    }
+
+    /// With the states of port groups that others who see the target have, too. Before any unit is added.
+    #[must_use]
+    pub fn with_states(self, states: &Arc<PortGroupStates>) -> Target {
+        Target { states: states.clone(), ..self }
+    }
+
+    /// Sets how the ports of a group lead to all units, and to those that are added; every initiator is told. Each
+    /// `Target` with the same states has to be told of it.
+    pub fn set_access_state(&self, group: u16, access: AccessState) {
+        self.states.set(group, access);
+        self.units().for_each(|(_, _, unit)| unit.set_access_state(group, access));
+    }
+
+    /// Adds a logical unit; of several with one number the first counts. Numbers have 14 bits.
+    #[must_use]
+    pub fn with_unit(self, number: u16, volume: VolumeId, unit: Arc<LogicalUnit>) -> Target {
+        self.add(number, volume, unit);
+        self
+    }
+
+    /// Adds a logical unit; answers whether its number was free. Numbers have 14 bits.
+    pub fn add(&self, number: u16, volume: VolumeId, unit: Arc<LogicalUnit>) -> bool {
+        let mut units = self.units.write().unwrap_or_else(PoisonError::into_inner);
+        let number = number & MAX_LUN;
+        if units.contains_key(&number) {
+            return false;
+        }
+        unit.add_ports(&self.ports);
+        // Within the lock: a state that is set meanwhile is seen here, or finds the unit.
+        self.states.all().into_iter().for_each(|(group, access)| unit.set_access_state(group, access));
+        units.insert(number, (volume, unit));
+        self.generation.fetch_add(1, Ordering::SeqCst);
+        true
+    }
+
+    /// Takes the logical units away that these words are true of; answers their numbers. Tasks under way end with their
+    /// next step.
+    pub fn remove(&self, is_meant: impl Fn(u16, VolumeId) -> bool) -> Vec<u16> {
+        let mut units = self.units.write().unwrap_or_else(PoisonError::into_inner);
+        let gone: Vec<u16> = units
+            .iter()
+            .filter(|(number, (volume, _))| is_meant(**number, *volume))
+            .map(|(&n, _)| n)
+            .collect();
+        gone.iter().for_each(|number| {
+            units.remove(number);
+        });
+        if !gone.is_empty() {
+            self.generation.fetch_add(1, Ordering::SeqCst);
+        }
+        gone
+    }
+
+    /// Every logical unit there is now, in order of its number.
+    pub fn units(&self) -> impl Iterator<Item = (u16, VolumeId, Arc<LogicalUnit>)> + use<> {
+        let units = self.units.read().unwrap_or_else(PoisonError::into_inner);
+        let all: Vec<_> =
+            units.iter().map(|(&number, (volume, unit))| (number, *volume, unit.clone())).collect();
+        all.into_iter()
+    }
+
+    /// The lowest number that no logical unit has.
+    #[must_use]
+    pub fn free_number(&self) -> Option<u16> {
+        let units = self.units.read().unwrap_or_else(PoisonError::into_inner);
+        (0..=MAX_LUN).find(|number| !units.contains_key(number))
+    }
+
+    /// Every LUN in order.
+    pub(super) fn luns(&self) -> impl Iterator<Item = Lun> + use<> {
+        self.units().map(|(number, ..)| Lun::new(number))
+    }
+
+    /// Another number for each change of the units.
+    #[inline]
+    pub(super) fn generation(&self) -> u64 {
+        self.generation.load(Ordering::SeqCst)
+    }
+}
+
+/// The greatest number of a logical unit.
+pub const MAX_LUN: u16 = 0x3fff;

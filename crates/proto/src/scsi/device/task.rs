@@ -1,0 +1,345 @@
+//! One command under way, and what its handler has to work with.
+
+use super::cdb::CdbRange;
+use super::nexus::Nexus;
+use super::target::Target;
+use super::units::Attached;
+use super::{Command, Status};
+use crate::exports::VolumeId;
+use crate::scsi::sense::Sense;
+use crate::served::Passage;
+use blockmux_volume::{Io, MAX_TRANSFER, Op, Output, SgList};
+use blockmux_wire::scsi::cdb::PROTECT_MASK;
+use blockmux_wire::scsi::sense::{Asc, SenseKey};
+use std::time::Duration;
+
+/// One command under way. To abort it, wait until its I/O has completed, then drop it.
+#[derive(Debug)]
+pub struct Task {
+    pub(super) command: Command,
+    /// The logical unit's place in the device server; `None` for a LUN that there is not.
+    pub(super) unit: Option<usize>,
+    pub(super) state: State,
+    /// The operation of the I/O in flight.
+    pub(super) op: Op,
+    pub(super) transfer_len: u64,
+    /// As it was when the task began; another one aborts it.
+    pub(super) abort_epoch: u32,
+    /// Counts the I/O in flight.
+    pub(super) passage: Option<Passage>,
+    /// An I/O that waits until its range is not locked any more.
+    pub(super) held: Option<Box<(VolumeId, Io)>>,
+}
+
+impl Task {
+    /// A command that nobody has looked at yet.
+    #[inline]
+    #[must_use]
+    pub fn new(command: &Command) -> Task {
+        Task {
+            command: *command,
+            unit: None,
+            state: State::Ended,
+            op: Op::Flush,
+            transfer_len: 0,
+            abort_epoch: 0,
+            passage: None,
+            held: None,
+        }
+    }
+}
+
+/// What a task waits for.
+pub(super) enum State {
+    /// Nothing: it is over.
+    Ended,
+    /// Its last I/O: what that brings is the answer.
+    LastIo,
+    /// Data to write.
+    WriteData { offset: u64, fua: bool },
+    /// A parameter list.
+    Parameters(OnParameters),
+    /// Whatever the work says.
+    Work(Box<dyn Work>),
+}
+
+impl std::fmt::Debug for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            State::Ended => "Ended",
+            State::LastIo => "LastIo",
+            State::WriteData { .. } => "WriteData",
+            State::Parameters(_) => "Parameters",
+            State::Work(_) => "Work",
+        })
+    }
+}
+
+/// Takes a parameter list.
+pub(super) type OnParameters = fn(&mut Context<'_>, &[u8]) -> Outcome;
+
+/// A command of several steps, none of them long: what others want of this core waits meanwhile. It is asked again until it is done, fails, or leaves another state in the context.
+pub(super) trait Work {
+    /// The data-out that it asked for.
+    fn on_data_out(&mut self, _cx: &mut Context<'_>, _data: SgList) -> Outcome {
+        Err(Failure::internal())
+    }
+
+    /// The I/O that it asked for is done.
+    fn on_io(&mut self, cx: &mut Context<'_>, output: Output) -> Outcome;
+
+    /// The I/O that it asked for has failed; the command is over.
+    fn on_error(&mut self, _cx: &mut Context<'_>) {}
+
+    /// Asked when an I/O that it wants on the unit `end` is counted as in flight: whether that may still begin. If not,
+    /// the I/O has failed.
+    fn check(&self, end: &Attached, _op: Op) -> Result<(), Failure> {
+        end.view.check_sanitize()
+    }
+
+    /// It waited.
+    fn on_resume(&mut self, _cx: &mut Context<'_>) -> Outcome {
+        Err(Failure::internal())
+    }
+}
+
+/// What a handler wants next. I/O on a range that another task has locked waits, without asking the handler.
+#[derive(Debug)]
+pub(super) enum Action {
+    /// GOOD, with data-in.
+    Done(SgList),
+    /// So much data-out, not 0; the context's state says what for.
+    DataOut(usize),
+    /// An I/O: operation, offset and length in bytes, data.
+    Io(Op, u64, u64, Option<SgList>),
+    /// The same within the range that the task has locked.
+    IoAlone(Op, u64, u64, Option<SgList>),
+    /// An I/O on another unit of the target.
+    IoOn(VolumeId, Op, u64, u64, Option<SgList>),
+    /// To be asked again later.
+    Wait,
+    /// To be asked again after that long.
+    Pause(Duration),
+}
+
+impl Action {
+    /// GOOD, without data.
+    pub(super) fn good() -> Action {
+        Action::Done(SgList::default())
+    }
+}
+
+/// How a command fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Failure {
+    pub(super) status: Status,
+    pub(super) sense: Option<Sense>,
+}
+
+impl Failure {
+    pub(super) fn status(status: Status) -> Failure {
+        Failure { status, sense: None }
+    }
+
+    /// A state that the code cannot be in; said to the initiator rather than by a panic.
+    pub(super) fn internal() -> Failure {
+        Failure::internal_sense().into()
+    }
+
+    /// The same as sense.
+    pub(super) fn internal_sense() -> Sense {
+        Sense::new(SenseKey::HARDWARE_ERROR, Asc::INTERNAL_TARGET_FAILURE)
+    }
+}
+
+impl From<Sense> for Failure {
+    fn from(sense: Sense) -> Failure {
+        Failure { status: Status::CHECK_CONDITION, sense: Some(sense) }
+    }
+}
+
+pub(super) type Outcome = Result<Action, Failure>;
+
+/// What a handler has to work with.
+pub(super) struct Context<'a> {
+    pub(super) target: &'a Target,
+    pub(super) nexus: &'a Nexus,
+    pub(super) unit: &'a mut Attached,
+    pub(super) command: &'a Command,
+    pub(super) state: &'a mut State,
+    pub(super) transfer_len: &'a mut u64,
+}
+
+/// A range of blocks that lies within the logical unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Range {
+    pub(super) lba: u64,
+    pub(super) blocks: u64,
+    /// In bytes.
+    pub(super) offset: u64,
+    /// In bytes.
+    pub(super) len: u64,
+    /// The second byte of the CDB.
+    pub(super) flags: u8,
+}
+
+impl Context<'_> {
+    /// The blocks that the CDB names: they exist, and no protection information is asked for.
+    #[inline]
+    pub(super) fn range(&self) -> Result<Range, Failure> {
+        let Some(CdbRange { lba, blocks }) = self.command.cdb.range() else {
+            return Err(Sense::in_cdb(0).into());
+        };
+        self.range_of(lba, blocks.into())
+    }
+
+    /// `blocks` blocks from `lba` on, with the flags of the CDB's second byte.
+    #[inline]
+    pub(super) fn range_of(&self, lba: u64, blocks: u64) -> Result<Range, Failure> {
+        // A CDB of 6 bytes has no flags.
+        let flags = if self.command.cdb.byte(0) < 0x20 { 0 } else { self.command.cdb.byte(1) };
+        // SBC-4, RDPROTECT and its relatives: without protection information, only 000b.
+        if flags & PROTECT_MASK != 0 {
+            return Err(Sense::cdb_bit(1, 7).into());
+        }
+        Ok(Range { flags, ..self.blocks(lba, blocks)? })
+    }
+
+    /// `blocks` blocks from `lba` on, if they exist.
+    #[inline]
+    pub(super) fn blocks(&self, lba: u64, blocks: u64) -> Result<Range, Failure> {
+        let view = &self.unit.view;
+        let is_within = lba.checked_add(blocks).is_some_and(|end| end <= view.blocks);
+        let block_len = u64::from(view.block_len);
+        match (lba.checked_mul(block_len), blocks.checked_mul(block_len)) {
+            (Some(offset), Some(len)) if is_within => Ok(Range { lba, blocks, offset, len, flags: 0 }),
+            _ => Err(Sense::illegal(Asc::LOGICAL_BLOCK_ADDRESS_OUT_OF_RANGE).with_information(lba).into()),
+        }
+    }
+
+    /// Refuses what would move more at once than VPD page B0h allows (SBC-4, MAXIMUM TRANSFER LENGTH).
+    #[inline]
+    pub(super) fn check_transfer(&self, range: &Range, field: u16) -> Result<(), Failure> {
+        if range.len > MAX_TRANSFER.into() { Err(Sense::in_cdb(field).into()) } else { Ok(()) }
+    }
+
+    /// Where this CDB has its TRANSFER LENGTH.
+    #[inline]
+    pub(super) fn length_field(&self) -> u16 {
+        match self.command.cdb.byte(0) >> 5 {
+            0 => 4,
+            5 => 6,
+            4 => 10,
+            _ => 7,
+        }
+    }
+
+    /// Refuses what only a reservation holder may do, where a command's bits decide whether it is that.
+    pub(super) fn check_holder(&self) -> Result<(), Failure> {
+        let is_holder = self.unit.view.access.writes && !self.unit.view.is_reserved_by_other;
+        if is_holder { Ok(()) } else { Err(Failure::status(Status::RESERVATION_CONFLICT)) }
+    }
+
+    /// Refuses to change blocks of a write-protected unit.
+    #[inline]
+    pub(super) fn check_writable(&self) -> Result<(), Failure> {
+        self.unit.view.check_writable()
+    }
+
+    /// Asks for `len` bytes of data-out, which the state that was set then gets.
+    #[inline]
+    pub(super) fn data_out(&mut self, len: u64) -> Outcome {
+        *self.transfer_len = len;
+        // The initiator's buffer ends before the data that its CDB names: nothing is written.
+        if u64::from(self.command.data_out_len) < len {
+            return Err(Sense::illegal(Asc::INVALID_FIELD_IN_COMMAND_INFORMATION_UNIT).into());
+        }
+        match usize::try_from(len) {
+            Ok(len) if len > 0 && len <= MAX_TRANSFER as usize => Ok(Action::DataOut(len)),
+            _ => Err(Failure::internal()),
+        }
+    }
+
+    /// How much of `len` bytes a write takes when the initiator's data ends before what its CDB names: the whole blocks
+    /// that are there, and the residual tells of the rest. FCP-4 §9.4.2 lets this be, or writing nothing; initiators
+    /// test for this. Data that ends within a block is refused.
+    #[inline]
+    fn whole_blocks(&self, len: u64) -> Result<u64, Failure> {
+        let has = u64::from(self.command.data_out_len);
+        if has >= len {
+            return Ok(len);
+        }
+        // An initiator that means to read is told that this is a write, for it would take GOOD for done. The other way
+        // round nothing is lost, and libiscsi's suite wants GOOD.
+        let means_to_read = has == 0 && self.command.data_in_len > 0;
+        match has.checked_rem(self.unit.view.block_len.into()) {
+            Some(0) if !means_to_read => Ok(has),
+            _ => Err(Sense::illegal(Asc::INVALID_FIELD_IN_COMMAND_INFORMATION_UNIT).into()),
+        }
+    }
+
+    /// How much of `range` a write takes, which may end with the initiator's data; `None`: it has nothing to do.
+    #[inline]
+    pub(super) fn begin_write(&mut self, range: &Range) -> Result<Option<u64>, Failure> {
+        self.check_writable()?;
+        if range.len == 0 {
+            return Ok(None);
+        }
+        *self.transfer_len = range.len;
+        let len = self.whole_blocks(range.len)?;
+        Ok((len > 0).then_some(len))
+    }
+
+    /// Asks for the `len` bytes that [`Context::begin_write`] found; the residual is that of the whole range.
+    #[inline]
+    pub(super) fn write_data_out(&mut self, range: &Range, len: u64) -> Outcome {
+        let outcome = self.data_out(len);
+        *self.transfer_len = range.len;
+        outcome
+    }
+
+    /// Asks for `len` bytes of data-out, where more would be as wrong as less.
+    pub(super) fn exact_data_out(&mut self, len: u64) -> Outcome {
+        *self.transfer_len = len;
+        if u64::from(self.command.data_out_len) != len {
+            return Err(Sense::illegal(Asc::INVALID_FIELD_IN_COMMAND_INFORMATION_UNIT).into());
+        }
+        self.data_out(len)
+    }
+
+    /// Asks for a parameter list of `len` bytes, of which `least` must be there; nothing is done without one.
+    pub(super) fn parameters(&mut self, len: usize, least: usize, then: OnParameters) -> Outcome {
+        if len == 0 {
+            return Ok(Action::good());
+        }
+        if len < least || (self.command.data_out_len as usize) < len {
+            return Err(Sense::illegal(Asc::PARAMETER_LIST_LENGTH_ERROR).into());
+        }
+        *self.state = State::Parameters(then);
+        self.data_out(len as u64)
+    }
+
+    /// Goes on with work of several steps.
+    pub(super) fn work(&mut self, work: impl Work + 'static) {
+        *self.state = State::Work(Box::new(work));
+    }
+
+    /// Asks for an I/O that is the command's last: what it brings is the answer.
+    #[inline]
+    pub(super) fn last_io(&mut self, op: Op, offset: u64, len: u64, data: Option<SgList>) -> Outcome {
+        *self.state = State::LastIo;
+        Ok(Action::Io(op, offset, len, data))
+    }
+}
+
+/// Parameter data for the initiator, cut off at the allocation length (SPC-5).
+pub(super) fn answer(bytes: &[u8], allocation_length: usize) -> Outcome {
+    let bytes = bytes.get(..allocation_length).unwrap_or(bytes);
+    if bytes.is_empty() {
+        return Ok(Action::good());
+    }
+    Ok(Action::Done(SgList::one(blockmux_volume::Seg::from_slice(bytes))))
+}
+
+/// Bytes that a command of several steps reads, compares or writes in one of them.
+pub(super) const PIECE: u64 = 1 << 20;

@@ -1,0 +1,458 @@
+//! Token-based copies as an initiator sees them, byte by byte.
+#![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
+
+use crate::exports::VolumeId;
+use crate::scsi::device::testing::{Answer, answer, command, port, shaped};
+use crate::scsi::{
+    DeviceServer, Identity, LogicalUnit, Lun, Nexus, Status, Step, Target, Task, TaskManagement,
+};
+use blockmux_volume::conformance::TestCore;
+use blockmux_volume::{Channel, Completion, IoError, MemVolume, Op, Seg, Tag, Volume, VolumeInfo, Waker};
+use std::sync::Arc;
+
+/// A session with two units, of volumes with other content.
+struct Client {
+    server: DeviceServer,
+    channels: Vec<Box<dyn Channel>>,
+    /// They count the seconds of tokens.
+    clocks: Vec<Task>,
+}
+
+struct Pair {
+    target: Arc<Target>,
+    volumes: Vec<Arc<dyn Volume>>,
+}
+
+impl Pair {
+    fn new() -> Pair {
+        Pair::of((0..2).map(|_| Arc::new(MemVolume::new(8 << 20)) as Arc<dyn Volume>).collect())
+    }
+
+    fn of(volumes: Vec<Arc<dyn Volume>>) -> Pair {
+        let target = Target::new("iqn.2026-11.t:t", vec![port(1)]);
+        let target = volumes.iter().zip(0..).fold(target, |target, (volume, number)| {
+            let unit = LogicalUnit::new(Identity::of(&number.to_string()), volume.clone());
+            target.with_unit(number, VolumeId(number.into()), unit)
+        });
+        Pair { target: Arc::new(target), volumes }
+    }
+
+    fn client(&self, name: &str) -> Client {
+        let nexus = Nexus::iscsi(&format!("iqn.2026-11.i:{name}"), [0; 6], port(1));
+        let core = TestCore::new().as_core();
+        let open = |volume: &Arc<dyn Volume>| volume.open(&core, 64, Waker::idle()).unwrap();
+        let channels = self.volumes.iter().map(open).collect();
+        let server = DeviceServer::new(self.target.clone(), nexus);
+        let mut client = Client { server, channels, clocks: Vec::new() };
+        (0..2).for_each(|lun| assert_eq!(client.run(lun, &[0; 6], &[]).check(), (6, 0x2900)));
+        client
+    }
+}
+
+impl Client {
+    fn run(&mut self, lun: u16, cdb: &[u8], data_out: &[u8]) -> Answer {
+        let (mut task, step) = self.server.begin(&command(Lun::new(lun), cdb, data_out.len()));
+        self.finish(&mut task, step, data_out)
+    }
+
+    fn finish(&mut self, task: &mut Task, mut step: Step, data_out: &[u8]) -> Answer {
+        loop {
+            step = match step {
+                Step::Done(response) => return answer(response),
+                next => self.turn(task, next, data_out),
+            }
+        }
+    }
+
+    fn turn(&mut self, task: &mut Task, step: Step, data_out: &[u8]) -> Step {
+        match step {
+            Step::DataOut { len } => self.server.on_data_out(task, Seg::from_slice(&data_out[..len]).into()),
+            Step::Io { volume, io } => {
+                let mut done = Vec::new();
+                let channel = &mut self.channels[volume.0 as usize];
+                channel.submit(io);
+                channel.kick();
+                channel.poll(&mut done);
+                self.server.on_io(task, done.pop().unwrap())
+            }
+            Step::Wait | Step::Pause(_) => self.server.resume(task),
+            Step::Done(_) => unreachable!(),
+        }
+    }
+
+    fn write(&mut self, lun: u16, lba: u8, data: &[u8]) {
+        let blocks = (data.len() / 512) as u16;
+        let [high, low] = blocks.to_be_bytes();
+        self.run(lun, &[0x2a, 0, 0, 0, 0, lba, 0, high, low, 0], data).good();
+    }
+
+    fn read(&mut self, lun: u16, lba: u16, blocks: u8) -> Vec<u8> {
+        let [high, low] = lba.to_be_bytes();
+        self.run(lun, &[0x28, 0, 0, 0, high, low, 0, 0, blocks, 0], &[]).good()
+    }
+
+    fn populate(&mut self, lun: u16, id: u32, ranges: &[(u64, u32)]) -> Answer {
+        let list = populate_list(0, ranges);
+        self.run(lun, &cdb(0x10, id, list.len()), &list)
+    }
+
+    /// The token of the first `blocks` blocks of the first unit.
+    fn token(&mut self, blocks: u32) -> Vec<u8> {
+        self.populate(0, 7, &[(0, blocks)]).good();
+        self.information(0, 7).good()[38..].to_vec()
+    }
+
+    fn information(&mut self, lun: u16, id: u32) -> Answer {
+        let mut cdb = [0x84, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0];
+        cdb[2..6].copy_from_slice(&id.to_be_bytes());
+        self.run(lun, &cdb, &[])
+    }
+
+    fn write_using(
+        &mut self,
+        lun: u16,
+        flags: u8,
+        offset: u64,
+        token: &[u8],
+        ranges: &[(u64, u32)],
+    ) -> Answer {
+        let list = write_list(flags, offset, token, ranges);
+        self.run(lun, &cdb(0x11, 9, list.len()), &list)
+    }
+
+    /// The status and the count of blocks.
+    fn outcome(&mut self, lun: u16) -> (u8, u8) {
+        let told = self.information(lun, 9).good();
+        assert_eq!((told[4], told[15]), (0x11, 0xf1));
+        (told[5], told[23])
+    }
+}
+
+fn cdb(action: u8, id: u32, len: usize) -> [u8; 16] {
+    let mut cdb = [0x83, action, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    cdb[6..10].copy_from_slice(&id.to_be_bytes());
+    cdb[10..14].copy_from_slice(&(len as u32).to_be_bytes());
+    cdb
+}
+
+fn descriptors(ranges: &[(u64, u32)]) -> Vec<u8> {
+    let each = ranges
+        .iter()
+        .flat_map(|(lba, blocks)| [&lba.to_be_bytes()[..], &blocks.to_be_bytes(), &[0; 4]].concat());
+    let each: Vec<u8> = each.collect();
+    [&(each.len() as u16).to_be_bytes()[..], &each].concat()
+}
+
+fn populate_list(timeout: u32, ranges: &[(u64, u32)]) -> Vec<u8> {
+    let rest = [&[0, 0][..], &timeout.to_be_bytes(), &[0; 6], &descriptors(ranges)].concat();
+    [&(rest.len() as u16).to_be_bytes()[..], &rest].concat()
+}
+
+fn write_list(flags: u8, offset: u64, token: &[u8], ranges: &[(u64, u32)]) -> Vec<u8> {
+    let head = [&[flags, 0, 0, 0, 0, 0][..], &offset.to_be_bytes(), token, &[0; 6]].concat();
+    let rest = [head, descriptors(ranges)].concat();
+    [&(rest.len() as u16).to_be_bytes()[..], &rest].concat()
+}
+
+fn zero_token() -> Vec<u8> {
+    let mut token = vec![0xff, 0xff, 0, 1, 0, 0, 1, 0xf8];
+    token.resize(512, 0);
+    token
+}
+
+/// Blocks with other content each.
+fn blocks(count: usize) -> Vec<u8> {
+    (0..count * 512).map(|at| (at / 512 + 1) as u8).collect()
+}
+
+#[test]
+fn what_a_token_stands_for_is_written_to_another_unit_in_another_shape() {
+    let mut client = Pair::new().client("a");
+    client.write(0, 0, &blocks(16));
+    // Blocks 8 to 11, then 2 and 3.
+    client.populate(0, 7, &[(8, 4), (2, 2)]).good();
+    let told = client.information(0, 7).good();
+    assert_eq!(told.len(), 36 + 2 + 512);
+    assert_eq!((told[3], told[2], told[4], told[5], told[12]), (34, 2, 0x10, 1, 0));
+    assert_eq!((told[15], told[23], &told[32..36]), (0xf1, 6, &[0, 0, 2, 2][..]));
+    let token = &told[38..];
+    assert_eq!((&token[..8], token[16]), (&[0, 0x80, 0, 1, 0, 0, 1, 0xf8][..], 0xe4));
+    assert_eq!((token[62], token[63]), (12, 0), "3,072 bytes");
+    assert_eq!(client.information(0, 7).check(), (5, 0x2400), "it is told once");
+    client.write_using(1, 0, 0, token, &[(100, 1), (50, 3), (70, 2)]).good();
+    assert_eq!(client.outcome(1), (1, 6));
+    let first = |data: Vec<u8>| data.chunks(512).map(|block| block[511]).collect::<Vec<_>>();
+    assert_eq!(first(client.read(1, 100, 1)), [9]);
+    assert_eq!(first(client.read(1, 50, 3)), [10, 11, 12]);
+    assert_eq!(first(client.read(1, 70, 2)), [3, 4]);
+    // From the middle on, and more than there is: as much as there is.
+    client.write_using(1, 0, 4, token, &[(0, 9)]).good();
+    assert_eq!(client.outcome(1), (3, 2));
+    assert_eq!(first(client.read(1, 0, 3)), [3, 4, 0]);
+    assert_eq!(client.write_using(1, 0, 6, token, &[(0, 1)]).check(), (5, 0x2600));
+}
+
+#[test]
+fn a_change_of_the_blocks_cancels_the_token_and_a_change_beside_them_does_not() {
+    let pair = Pair::new();
+    let (mut client, mut other) = (pair.client("a"), pair.client("b"));
+    client.write(0, 0, &blocks(4));
+    let token = client.token(4);
+    other.write(0, 4, &blocks(1));
+    assert_eq!(other.read(0, 0, 4), blocks(4));
+    client.write_using(1, 0, 0, &token, &[(0, 4)]).good();
+    let compare = [0x89, 0, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 1, 0, 0];
+    other.run(0, &compare, &[[4; 512], [5; 512]].concat()).good();
+    assert_eq!(client.write_using(1, 0, 0, &token, &[(0, 4)]).check(), (5, 0x2308));
+    assert_eq!(client.read(1, 0, 4), blocks(4));
+}
+
+#[test]
+fn a_token_outlives_a_reservation_of_its_source_and_a_copy_no_preemption_of_who_began_it() {
+    let pair = Pair::new();
+    let (mut client, mut other) = (pair.client("a"), pair.client("b"));
+    client.write(0, 0, &blocks(4));
+    let token = client.token(4);
+    let reserve = |other: &mut Client, lun, action, kind, keys: [u64; 2]| {
+        let list = [keys[0].to_be_bytes(), keys[1].to_be_bytes(), [0; 8]].concat();
+        other.run(lun, &[0x5f, action, kind, 0, 0, 0, 0, 0, 24, 0], &list).good();
+    };
+    reserve(&mut other, 0, 6, 0, [0, 1]);
+    reserve(&mut other, 0, 1, 3, [1, 0]);
+    client.write_using(1, 0, 0, &token, &[(0, 4)]).good();
+    assert_eq!(client.read(1, 0, 4), blocks(4));
+    // Of the destination, the registration that let it in is taken away while a copy is under way.
+    reserve(&mut client, 1, 6, 0, [0, 1]);
+    reserve(&mut other, 1, 6, 0, [0, 2]);
+    reserve(&mut other, 1, 1, 5, [2, 0]);
+    let list = write_list(1, 0, &token, &[(8, 4)]);
+    client.run(1, &cdb(0x11, 9, list.len()), &list).good();
+    reserve(&mut other, 1, 5, 5, [2, 1]);
+    while let Some((mut task, step)) = other.server.poll_background() {
+        if matches!(step, Step::Pause(_)) {
+            other.clocks.push(task);
+        } else {
+            other.finish(&mut task, step, &[]);
+        }
+    }
+    assert_eq!(other.read(1, 8, 1), [0; 512], "nobody carries it on");
+}
+
+#[test]
+fn a_change_while_it_is_copied_ends_the_copy_and_its_piece_does_not_count() {
+    let pair = Pair::new();
+    let (mut client, mut other) = (pair.client("a"), pair.client("b"));
+    let token = client.token(4096);
+    let list = write_list(0, 0, &token, &[(0, 4096)]);
+    let (mut task, step) = client.server.begin(&command(Lun::new(1), &cdb(0x11, 9, list.len()), list.len()));
+    let step = client.turn(&mut task, step, &list);
+    let step = client.turn(&mut task, step, &[]);
+    let step = client.turn(&mut task, step, &[]);
+    assert!(matches!(&step, Step::Io { volume: VolumeId(0), io } if io.op == Op::Read), "the second piece");
+    assert_eq!(client.outcome(1), (0x11, 0), "2,048 blocks: 8 bits of them are 0");
+    other.write(0, 255, &[1; 512]);
+    assert_eq!(client.finish(&mut task, step, &[]).check(), (0xa, 0x2308));
+    let told = client.information(1, 9).good();
+    assert_eq!((told[5], told[12], told[22], told[23]), (2, 2, 8, 0));
+    assert_eq!((told[13], told[14], told[32 + 2], told[32 + 12]), (20, 18, 0xa, 0x23));
+}
+
+#[test]
+fn a_token_waits_for_writes_that_began_before_it() {
+    let pair = Pair::new();
+    let (mut client, mut other) = (pair.client("a"), pair.client("b"));
+    let write = [0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0];
+    let (mut task, step) = other.server.begin(&command(Lun::new(0), &write, 512));
+    let in_flight = other.turn(&mut task, step, &[7; 512]);
+    let list = populate_list(0, &[(0, 1)]);
+    let (mut populate, step) =
+        client.server.begin(&command(Lun::new(0), &cdb(0x10, 7, list.len()), list.len()));
+    assert!(matches!(client.turn(&mut populate, step, &list), Step::Wait));
+    other.finish(&mut task, in_flight, &[]).good();
+    client.finish(&mut populate, Step::Wait, &[]).good();
+    let token = client.information(0, 7).good()[38..].to_vec();
+    client.write_using(1, 0, 0, &token, &[(0, 1)]).good();
+    assert_eq!(client.read(1, 0, 1), [7; 512]);
+}
+
+#[test]
+fn an_immediate_copy_goes_on_in_the_background() {
+    let pair = Pair::new();
+    let (mut client, mut worker) = (pair.client("a"), pair.client("b"));
+    client.write(0, 0, &blocks(16));
+    let token = client.token(16);
+    client.write_using(1, 1 | 2, 0, &token, &[(0, 16)]).good();
+    assert_eq!(client.outcome(1), (0x12, 0));
+    let list = write_list(0, 0, &token, &[(0, 1)]);
+    assert_eq!(client.run(1, &cdb(0x11, 9, list.len()), &list).check(), (5, 0x0016), "it is in progress");
+    assert_eq!(worker.information(1, 9).check(), (5, 0x2400), "it is another nexus's");
+    // A worker that goes away leaves it to the next.
+    let (task, step) = worker.background(1);
+    assert!(matches!(step, Step::Io { .. }));
+    drop(task);
+    let (mut task, step) = worker.background(1);
+    worker.finish(&mut task, step, &[]).good();
+    assert_eq!(client.outcome(1), (1, 16));
+    assert_eq!(client.read(1, 0, 16), blocks(16));
+    assert_eq!(client.write_using(1, 0, 0, &token, &[(0, 1)]).check(), (5, 0x2309), "it was to be deleted");
+}
+
+impl Client {
+    /// The work in the background that is for that unit.
+    fn background(&mut self, lun: usize) -> (Task, Step) {
+        loop {
+            let (task, step) = self.server.poll_background().expect("there is some");
+            if task.unit == Some(lun) {
+                return (task, step);
+            }
+            // The clock of tokens goes on.
+            assert!(matches!(step, Step::Pause(_)));
+            self.clocks.push(task);
+        }
+    }
+}
+
+#[test]
+fn a_copy_ends_when_it_is_told_to_and_with_its_nexus_and_with_a_reset() {
+    let pair = Pair::new();
+    let mut worker = pair.client("b");
+    for end in 0..3 {
+        let mut client = pair.client("a");
+        client.write_using(1, 1, 0, &zero_token(), &[(0, 16)]).good();
+        let (mut task, step) = worker.background(1);
+        match end {
+            0 => {
+                client.run(1, &[0x83, 0x1c, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], &[]).good();
+                assert_eq!(client.outcome(1), (0x60, 0));
+                let other = [0x83, 0x1c, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+                assert_eq!(client.run(1, &other, &[]).check(), (5, 0x2400));
+            }
+            1 => drop(client),
+            _ => {
+                client.server.manage(TaskManagement::LogicalUnitReset, Lun::new(1));
+                assert_eq!(client.run(1, &[0; 6], &[]).check(), (6, 0x2903));
+                assert_eq!(client.information(1, 9).check(), (5, 0x2400));
+            }
+        }
+        let ended = worker.finish(&mut task, step, &[]);
+        assert_eq!(ended.status, Status::TASK_ABORTED);
+        assert!(worker.server.poll_background().is_none());
+    }
+}
+
+#[test]
+fn zeroes_without_end_are_a_token_that_needs_nobody_to_make_it() {
+    let mut client = Pair::new().client("a");
+    client.write(1, 0, &blocks(8));
+    client.write_using(1, 0, 1 << 40, &zero_token(), &[(2, 4)]).good();
+    assert_eq!(client.outcome(1), (1, 4));
+    let data = client.read(1, 0, 8);
+    assert_eq!((&data[..1024], &data[1024..3072], data[3072]), (&blocks(2)[..], &[0; 2048][..], 7));
+}
+
+#[test]
+fn blocks_of_another_length_are_filled_from_several_places_and_the_last_one_with_zeroes() {
+    let info = VolumeInfo { logical_block: 4096, ..VolumeInfo::new(8 << 20) };
+    let pair = Pair::of(vec![Arc::new(MemVolume::new(8 << 20)), shaped(info)]);
+    let mut client = pair.client("a");
+    client.write(0, 0, &blocks(16));
+    client.populate(0, 7, &[(8, 3), (0, 6)]).good();
+    let token = client.information(0, 7).good()[38..].to_vec();
+    client.write_using(1, 0, 0, &token, &[(3, 1), (1, 1)]).good();
+    assert_eq!(client.outcome(1), (1, 2));
+    let source = [&blocks(16)[8 * 512..11 * 512], &blocks(6)].concat();
+    assert_eq!(client.read(1, 3, 1), source[..4096]);
+    let rest = client.read(1, 1, 1);
+    assert_eq!((&rest[..512], &rest[512..]), (&source[4096..], &[0; 3584][..]));
+}
+
+#[test]
+fn a_token_that_nobody_uses_expires() {
+    let pair = Pair::new();
+    let (mut client, mut worker) = (pair.client("a"), pair.client("b"));
+    let list = populate_list(3, &[(0, 1)]);
+    client.run(0, &cdb(0x10, 7, list.len()), &list).good();
+    let token = client.information(0, 7).good()[38..].to_vec();
+    let (mut clock, step) = worker.server.poll_background().unwrap();
+    assert!(matches!(step, Step::Pause(_)));
+    assert!(worker.server.poll_background().is_none(), "one counts");
+    for _ in 0..2 {
+        assert!(matches!(worker.server.resume(&mut clock), Step::Pause(_)));
+    }
+    client.write_using(1, 0, 0, &token, &[(0, 1)]).good();
+    for _ in 0..2 {
+        assert!(matches!(worker.server.resume(&mut clock), Step::Pause(_)));
+    }
+    assert!(matches!(worker.server.resume(&mut clock), Step::Done(_)), "there is nothing to count for");
+    assert_eq!(client.write_using(1, 0, 0, &token, &[(0, 1)]).check(), (5, 0x2307));
+    client.token(1);
+    assert!(worker.server.poll_background().is_some(), "and now there is again");
+}
+
+#[test]
+fn tokens_cannot_be_guessed_and_are_bounded() {
+    let mut client = Pair::new().client("a");
+    let (one, other) = (client.token(1), client.token(1));
+    assert_ne!((&one[8..16], &one[256..288]), (&other[8..16], &other[256..288]));
+    for at in [9, 60, 100, 256, 287, 511] {
+        let mut wrong = one.clone();
+        wrong[at] ^= 1;
+        assert_eq!(client.write_using(1, 0, 0, &wrong, &[(0, 1)]).check(), (5, 0x2304), "byte {at}");
+    }
+    let mut short = one.clone();
+    short[7] = 0xf7;
+    assert_eq!(client.write_using(1, 0, 0, &short, &[(0, 1)]).check(), (5, 0x230a));
+    let mut foreign = one.clone();
+    foreign[..4].copy_from_slice(&[0, 1, 0, 0]);
+    assert_eq!(client.write_using(1, 0, 0, &foreign, &[(0, 1)]).check(), (5, 0x2301));
+    for _ in 2..super::super::tokens::MAX_TOKENS {
+        client.token(1);
+    }
+    assert_eq!(client.populate(0, 7, &[(0, 1)]).check(), (0xa, 0x550d));
+    client.write(0, 0, &[1; 512]);
+    client.populate(0, 7, &[(0, 1)]).good();
+}
+
+#[test]
+fn parameter_lists_that_make_no_sense_are_refused() {
+    let mut client = Pair::new().client("a");
+    client.run(0, &cdb(0x10, 7, 0), &[]).good();
+    let good = populate_list(0, &[(0, 1)]);
+    assert_eq!(client.run(0, &cdb(0x10, 7, 15), &good[..15]).check(), (5, 0x1a00));
+    let mut edited = |at: usize, byte: u8| {
+        let mut list = good.clone();
+        list[at] = byte;
+        client.run(0, &cdb(0x10, 7, list.len()), &list).check()
+    };
+    assert_eq!(edited(1, 29), (5, 0x2600));
+    assert_eq!(edited(2, 2), (5, 0x2600), "a type that is none");
+    assert_eq!(edited(4, 1), (5, 0x2600), "a long timeout");
+    assert_eq!(edited(15, 15), (5, 0x2600));
+    assert_eq!(edited(16, 1), (5, 0x2100));
+    assert_eq!(client.populate(0, 7, &[(0, 2), (1, 1)]).check(), (5, 0x2600), "a block twice");
+    assert_eq!(client.populate(0, 7, &vec![(0, 0); 257]).check(), (5, 0x2608));
+    client.populate(0, 7, &[(5, 0), (1, 1)]).good();
+    let token = client.information(0, 7).good()[38..].to_vec();
+    let list = write_list(0, 0, &token, &[(0, 1)]);
+    for (at, byte, expected) in
+        [(1, 0, 0x2600), (8, 0xff, 0x2600), (535, 15, 0x2600), (536, 1, 0x2100), (1, 0x28, 0x2600)]
+    {
+        let mut list = list.clone();
+        list[at] = byte;
+        assert_eq!(client.run(1, &cdb(0x11, 9, list.len()), &list).check(), (5, expected), "byte {at}");
+    }
+    assert_eq!(client.run(1, &cdb(0x11, 9, 535), &list[..535]).check(), (5, 0x1a00));
+}
+
+#[test]
+fn a_copy_whose_i_o_fails_says_so() {
+    let mut client = Pair::new().client("a");
+    let token = client.token(1);
+    let list = write_list(0, 0, &token, &[(0, 1)]);
+    let (mut task, step) = client.server.begin(&command(Lun::new(1), &cdb(0x11, 9, list.len()), list.len()));
+    client.turn(&mut task, step, &list);
+    let failed = Completion { tag: Tag(0), result: Err(IoError::Medium) };
+    let Step::Done(response) = client.server.on_io(&mut task, failed) else { panic!("it has failed") };
+    assert_eq!(answer(response).check(), (3, 0x1100));
+    assert_eq!(client.outcome(1), (2, 0));
+}

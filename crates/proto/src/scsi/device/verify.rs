@@ -1,0 +1,220 @@
+//! VERIFY and WRITE AND VERIFY (SBC-4).
+
+use super::task::{Action, Context, Outcome, PIECE, Range, Work};
+use crate::scsi::bytes::first_difference;
+use crate::scsi::sense::Sense;
+use blockmux_volume::{Op, Output, Seg, SgList};
+use blockmux_wire::scsi::sense::{Asc, SenseKey};
+
+/// With BYTCHK 00b the blocks must be readable, with 01b equal to the data-out, with 11b each equal to its one block.
+pub(super) fn verify(cx: &mut Context<'_>) -> Outcome {
+    let range = cx.range()?;
+    let block_len = cx.unit.view.block_len.into();
+    let data_len = match bytchk(range.flags) {
+        0b00 => 0,
+        0b01 => {
+            cx.check_transfer(&range, cx.length_field())?;
+            range.len
+        }
+        0b11 if range.len > 0 => block_len,
+        0b11 => 0,
+        _ => return Err(Sense::cdb_bit(1, 2).into()),
+    };
+    if range.len == 0 {
+        return Ok(Action::good());
+    }
+    let mut work = Verify::new(&range, Expected::Anything);
+    if data_len == 0 {
+        let first = work.read();
+        cx.work(work);
+        return first;
+    }
+    if bytchk(range.flags) == 0b11 {
+        work.expected = Expected::Each(SgList::default());
+    }
+    cx.work(work);
+    cx.data_out(data_len)
+}
+
+/// Writes, then reads back; with BYTCHK 01b what is read must be what was written. 11b is for VERIFY alone.
+pub(super) fn write_and_verify(cx: &mut Context<'_>) -> Outcome {
+    let range = cx.range()?;
+    cx.check_transfer(&range, cx.length_field())?;
+    let compare = match bytchk(range.flags) {
+        0b00 => false,
+        0b01 => true,
+        _ => return Err(Sense::cdb_bit(1, 2).into()),
+    };
+    let Some(len) = cx.begin_write(&range)? else { return Ok(Action::good()) };
+    cx.work(WriteAndVerify { range: Range { len, ..range }, compare, data: SgList::default() });
+    cx.write_data_out(&range, len)
+}
+
+/// Reads and compares, a piece at a time.
+struct Verify {
+    /// Where the range begins, in bytes.
+    offset: u64,
+    /// In bytes.
+    len: u64,
+    /// How much of it is done.
+    at: u64,
+    /// How much is being read.
+    reading: u64,
+    expected: Expected,
+}
+
+/// What blocks are compared with.
+enum Expected {
+    Anything,
+    All(SgList),
+    /// Copies of one block, so that several are compared at a time.
+    Each(SgList),
+}
+
+impl Verify {
+    fn new(range: &Range, expected: Expected) -> Verify {
+        Verify { offset: range.offset, len: range.len, at: 0, reading: 0, expected }
+    }
+
+    fn read(&mut self) -> Outcome {
+        self.reading = self.len.saturating_sub(self.at).min(PIECE);
+        Ok(Action::Io(Op::Read, self.offset.saturating_add(self.at), self.reading, None))
+    }
+
+    fn compare(&self, read: &SgList) -> Result<(), Sense> {
+        match &self.expected {
+            Expected::Anything => Ok(()),
+            Expected::All(data) => compare(read, &data.slice(self.at as usize, self.reading as usize)),
+            Expected::Each(copies) => {
+                let step = copies.len().max(1);
+                let mut places = (0..read.len()).step_by(step);
+                places.try_for_each(|at| {
+                    compare(&read.slice(at, step.min(read.len().saturating_sub(at))), copies)
+                })
+            }
+        }
+    }
+}
+
+impl Work for Verify {
+    fn on_data_out(&mut self, _cx: &mut Context<'_>, data: SgList) -> Outcome {
+        self.expected = match self.expected {
+            Expected::Each(_) => {
+                let copies = COPIES.checked_div(data.len()).unwrap_or(0).max(1);
+                Expected::Each(Seg::from_slice(&data.to_vec().repeat(copies)).into())
+            }
+            _ => Expected::All(data),
+        };
+        self.read()
+    }
+
+    fn on_io(&mut self, _cx: &mut Context<'_>, output: Output) -> Outcome {
+        self.compare(&output.into_data())?;
+        self.at = self.at.saturating_add(self.reading);
+        if self.at == self.len { Ok(Action::good()) } else { self.read() }
+    }
+}
+
+struct WriteAndVerify {
+    range: Range,
+    compare: bool,
+    /// What was written, once it was.
+    data: SgList,
+}
+
+impl Work for WriteAndVerify {
+    fn on_data_out(&mut self, _cx: &mut Context<'_>, data: SgList) -> Outcome {
+        self.data = data.clone();
+        // To verify the medium, the data has to be there.
+        Ok(Action::Io(Op::Write { fua: true }, self.range.offset, self.range.len, Some(data)))
+    }
+
+    fn on_io(&mut self, cx: &mut Context<'_>, _output: Output) -> Outcome {
+        let data = std::mem::take(&mut self.data);
+        let expected = if self.compare { Expected::All(data) } else { Expected::Anything };
+        let mut verify = Verify::new(&self.range, expected);
+        let first = verify.read();
+        cx.work(verify);
+        first
+    }
+}
+
+fn compare(medium: &SgList, data: &SgList) -> Result<(), Sense> {
+    match first_difference(medium, data) {
+        None => Ok(()),
+        Some(_) => Err(Sense::new(SenseKey::MISCOMPARE, Asc::MISCOMPARE_DURING_VERIFY_OPERATION)),
+    }
+}
+
+/// BYTCHK.
+fn bytchk(flags: u8) -> u8 {
+    (flags >> 1) & 0b11
+}
+
+/// Bytes of copies of a block.
+const COPIES: usize = 64 << 10;
+
+#[cfg(test)]
+mod tests {
+    use crate::scsi::device::testing::Bench;
+
+    #[test]
+    fn every_form_of_verify_compares_with_bytchk_only() {
+        let mut client = Bench::new().client("a");
+        let blocks: Vec<u8> = (0..1024).map(|i| (i / 3) as u8).collect();
+        client.run_with(&[0x2a, 0, 0, 0, 0, 0, 0, 0, 2, 0], &blocks).good();
+        let mut other = blocks.clone();
+        other[1000] ^= 1;
+        for mut cdb in [
+            vec![0x2f, 2, 0, 0, 0, 0, 0, 0, 2, 0],
+            vec![0xaf, 2, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0],
+            vec![0x8f, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0],
+        ] {
+            client.run_with(&cdb, &blocks).good();
+            assert_eq!(client.run_with(&cdb, &other).check(), (0xe, 0x1d00));
+            cdb[1] = 0;
+            client.run_with(&cdb, &other).good();
+            cdb[1] = 4;
+            assert_eq!(client.run_with(&cdb, &blocks).check(), (5, 0x2400));
+        }
+    }
+
+    #[test]
+    fn one_block_is_compared_with_each() {
+        let mut client = Bench::new().client("a");
+        client.run(&[0x2f, 6, 0, 0, 0, 0, 0, 0, 0, 0]).good();
+        let cdb = [0x2f, 6, 0, 0, 0, 0, 0, 0x40, 0, 0];
+        client.run_with(&cdb, &[0; 512]).good();
+        client.run_with(&[0x2a, 0, 0, 0, 0x3f, 0xff, 0, 0, 1, 0], &[1; 512]).good();
+        assert_eq!(client.run_with(&cdb, &[0; 512]).check(), (0xe, 0x1d00));
+    }
+
+    #[test]
+    fn write_and_verify_writes() {
+        let mut client = Bench::new().client("a");
+        for (i, cdb) in [
+            &[0x2e, 2, 0, 0, 0, 9, 0, 0, 1, 0][..],
+            &[0xae, 0, 0, 0, 0, 9, 0, 0, 0, 1, 0, 0],
+            &[0x8e, 2, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 1, 0, 0],
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            client.run_with(cdb, &[i as u8 + 1; 512]).good();
+            assert_eq!(client.run(&[0x28, 0, 0, 0, 0, 9, 0, 0, 1, 0]).good(), [i as u8 + 1; 512]);
+        }
+        assert_eq!(client.run_with(&[0x2e, 6, 0, 0, 0, 9, 0, 0, 1, 0], &[0; 512]).check(), (5, 0x2400));
+    }
+
+    #[test]
+    fn of_data_that_is_too_short_the_whole_blocks_are_written() {
+        let mut client = Bench::new().client("a");
+        for (len, status, expected) in [(0, 0, 0), (200, 2, 0), (512, 0, 512), (1023, 2, 0)] {
+            client.run_with(&[0x41, 0, 0, 0, 0, 0, 0, 0, 2, 0], &[1; 512]).good();
+            let short = client.run_with(&[0x2e, 2, 0, 0, 0, 0, 0, 0, 2, 0], &vec![2; len]);
+            assert_eq!((short.status.0, short.transfer_len), (status, 1024));
+            let read = client.run(&[0x28, 0, 0, 0, 0, 0, 0, 0, 2, 0]).good();
+            assert_eq!(read.iter().filter(|&&byte| byte == 2).count(), expected);
+        }
+    }
+}
