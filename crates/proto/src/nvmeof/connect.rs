@@ -11,7 +11,7 @@ use crate::nvme::nqn::Nqn;
 use crate::nvme::subsystem::{Subsystem, View};
 use crate::nvme::traffic::Counts;
 use crate::nvme::{HangUp, MQES, Outcome, Ring};
-use crate::served::{Gate, Registrant};
+use crate::served::{Admissions, Registrant};
 use blockmux_volume::SgList;
 use blockmux_wire::nvme::status::{CONNECT_INVALID_DATA, ConnectStatus, Status, StatusField};
 use blockmux_wire::nvmeof::auth::{SC_C_NEW_TLS_PSK, SC_C_NONE, SC_C_REPLACE_TLS_PSK};
@@ -34,7 +34,7 @@ pub(super) struct IoQueue {
     /// The namespaces that the host sees.
     pub(super) view: View,
     /// The way to their volumes.
-    pub(super) gate: Gate,
+    pub(super) admissions: Admissions,
     pub(super) origin: Origin,
     pub(super) counts: Counts,
     host: Nqn,
@@ -174,7 +174,7 @@ fn io(
     let who = Registrant::of_nvme_host(place.host_id);
     let mut queue = IoQueue {
         view: View::default(),
-        gate: Gate::new(std::iter::empty(), Some(&who)),
+        admissions: Admissions::new(std::iter::empty(), Some(&who)),
         origin: Origin { who, port },
         counts: subsystem.traffic.counts(),
         host: host.nqn.clone(),
@@ -198,7 +198,7 @@ impl IoQueue {
     fn look(&mut self) {
         self.view = self.subsystem.view(&self.host);
         let volumes = self.view.iter().map(|namespace| (namespace.volume, &namespace.served));
-        self.gate.lead_to(volumes, Some(&self.origin.who));
+        self.admissions.set_volumes(volumes, Some(&self.origin.who));
     }
 }
 

@@ -2,35 +2,43 @@
 //!
 //! ```text
 //!   iSCSI target ──▶ LogicalUnit ─┐                       ┌─ Reservations: who may read and write
-//!   iSCSI target ──▶ LogicalUnit ─┼──▶ Served ── Volume   ├─ Ranges: who reads and writes as one
-//!   NBD export   ──▶ Fence ───────┘       └───────────────┴─ Watchers: who is told of changes
+//!   iSCSI target ──▶ LogicalUnit ─┼──▶ Served ── Volume   ├─ InFlight: whose I/O may begin, and is over
+//!   NBD export   ──▶ Admission ───┘       └───────────────┴─ Watchers: who is told of changes
 //! ```
 //! A volume is served once however many ways lead to it, so that a reservation that one initiator takes keeps the
 //! clients of every other protocol out, COMPARE AND WRITE is one action to all of them, and a new size reaches all.
 //!
 //! I/O takes no lock for that: each user has a copy of what concerns it and compares one number to know whether the
-//! copy is still good, and the ranges are looked at by way of a `Lane` of its own.
+//! copy is still good, and counts its I/O in memory that no other core writes ([`in_flight`]).
 
+mod admission;
 mod damage;
-mod fence;
-mod gate;
 mod image;
+mod in_flight;
 mod left;
 mod ranges;
 mod reservations;
 mod traffic;
 
 #[cfg(test)]
+mod model;
+#[cfg(test)]
 mod tests;
+
+/// What `in_flight` is made of; its model check has its own.
+mod sync {
+    pub(super) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering, fence};
+    pub(super) use std::sync::{Mutex, MutexGuard, PoisonError};
+}
 
 pub use image::{ImageError, ReservationStore, SaveTicket};
 pub use left::{Left, MOST_LEFT};
 pub use traffic::{Meter, Traffic};
 
-pub(crate) use fence::Fence;
-pub(crate) use gate::Gate;
+pub(crate) use admission::{Admission, Admissions, IoCounter, IoGuard, Needs, Reserved};
 pub(crate) use image::to_image;
-pub(crate) use ranges::{Drain, Lane, Passage, RangeGuard, Watch};
+pub(crate) use in_flight::NotAdmitted;
+pub(crate) use ranges::{Drain, RangeGuard, Watch};
 pub(crate) use reservations::{
     Access, Move, Notice, Notices, Preempt, Refused, Register, Registrant, Reservations,
 };
@@ -41,8 +49,8 @@ pub(crate) use reservations::Registration;
 use blockmux_volume::{Resize, ResizeError, Volume};
 use damage::Damage;
 use image::from_image;
+use in_flight::InFlight;
 use left::LeftBehind;
-use ranges::Ranges;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -54,7 +62,7 @@ pub struct Served {
     /// Grows with each change of the table.
     generation: AtomicU64,
     table: Mutex<Table>,
-    ranges: Ranges,
+    in_flight: InFlight,
     store: Option<Arc<dyn ReservationStore>>,
     watchers: Mutex<Vec<Weak<dyn Watcher>>>,
     /// In bytes, as everybody has been told; locked while it changes.
@@ -134,7 +142,7 @@ impl Served {
             volume,
             generation: AtomicU64::new(0),
             table: Mutex::new(table),
-            ranges: Ranges::default(),
+            in_flight: InFlight::default(),
             store,
             watchers: Mutex::default(),
             size: Mutex::new(size),
@@ -219,7 +227,7 @@ impl Served {
     /// Whether a byte of the range is locked.
     #[cfg(test)]
     pub(crate) fn is_locked(&self, offset: u64, len: u64) -> bool {
-        self.ranges.is_locked(offset, len)
+        self.in_flight.is_locked((offset, len))
     }
 
     /// In the one order that all threads agree on: see [`Drain`].

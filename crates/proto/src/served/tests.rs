@@ -234,12 +234,12 @@ fn who_keeps_others_out_is_answered_when_their_writes_have_left_the_volume() {
 fn a_write_that_was_admitted_and_has_not_begun_when_it_is_kept_out_never_begins() {
     let both = Both::new();
     let mut scsi = both.bench.client("a");
-    let mut fence = super::Fence::new(&both.exports.served(VolumeId(0)).unwrap());
+    let nameless = super::Admission::new(&both.exports.served(VolumeId(0)).unwrap(), None);
     assert_eq!(reserve_out(&mut scsi, 0, 0, 0, 1), Status::GOOD);
-    assert!(fence.admits(Op::Write { fua: false }));
+    let write = || nameless.admit(Op::Write { fua: false }, (0, 512), super::Needs::Writing, false);
+    drop(write().unwrap());
     assert_eq!(reserve_out(&mut scsi, 1, 1, 1, 0), Status::GOOD);
-    assert!(fence.pass(0, 512, true).is_none());
-    assert!(!fence.admits(Op::Write { fua: false }));
+    assert!(matches!(write(), Err(super::NotAdmitted::Denied(super::Reserved))));
 }
 
 #[test]

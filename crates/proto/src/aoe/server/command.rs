@@ -5,6 +5,7 @@ use super::reply::{Kind, Pending};
 use super::{NO_TAG, TargetSession, tag};
 use crate::aoe::{SECTOR, identify, sectors_in};
 use crate::frames::Frame;
+use crate::served::{Needs, NotAdmitted, Reserved};
 use blockmux_volume::{Crc32c, Io, IoError, Op, Seg, SgList};
 use blockmux_wire::aoe::{AOE_ATA_HEAD, AtaMessage, ErrorCode, Header};
 use blockmux_wire::ata::{ATA_SECTOR, ATA_STATUS_DRDY, Command, DSM_TRIM, POWER_ACTIVE, TrimRange};
@@ -37,7 +38,7 @@ impl TargetSession {
         };
         let ranges = SmallVec::new();
         let pending =
-            Pending { from, answer, registers, volume, kind, ranges, is_recent: false, now, passage: None };
+            Pending { from, answer, registers, volume, kind, ranges, is_recent: false, now, guard: None };
         if kind == Kind::Flush {
             self.recent.on_other(from.mac, at as u16, answer.tag.get(), now);
             return self.start(pending, Io::new(NO_TAG, Op::Flush, 0, 0));
@@ -118,18 +119,10 @@ impl TargetSession {
         if !self.has_room(pending.from.mac) {
             return;
         }
-        if !self.gate.admits(pending.volume, io.op) {
-            return self.fail(&pending, IoError::Reserved);
-        }
-        if io.op != Op::Flush {
-            pending.passage = self.gate.pass(pending.volume, io.op, (io.offset, io.len));
-            if pending.passage.is_none() {
-                return self.keep_silent(&pending);
-            }
-            // Reservations may have changed just before it was counted.
-            if !self.gate.admits(pending.volume, io.op) {
-                return self.fail(&pending, IoError::Reserved);
-            }
+        match self.admissions.admit(pending.volume, io.op, (io.offset, io.len), Needs::of(io.op), false) {
+            Ok(guard) => pending.guard = guard,
+            Err(NotAdmitted::Locked) => return self.keep_silent(&pending),
+            Err(NotAdmitted::Denied(Reserved)) => return self.fail(&pending, IoError::Reserved),
         }
         let count = self.in_flight.entry(pending.from.mac).or_default();
         *count = count.saturating_add(1);
@@ -159,7 +152,7 @@ impl TargetSession {
             ranges: SmallVec::new(),
             is_recent: false,
             now,
-            passage: None,
+            guard: None,
         };
         match command {
             Command::IDENTIFY_DEVICE if registers.sector_count != 1 => {

@@ -25,7 +25,7 @@ use super::Address;
 use super::unit::{Kept, Unit};
 use crate::exports::{Export, Exports, VolumeId};
 use crate::frames::{Frame, FrameOutbox, Port, PortId, Station};
-use crate::served::Gate;
+use crate::served::Admissions;
 use crate::session::{FrameSession, Target, Timed};
 use crate::slots::{Key, Slots};
 use blockmux_volume::{Completion, Io, SgList, Tag};
@@ -41,7 +41,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 /// Serves disks to whoever sends frames.
 pub struct TargetSession {
-    gate: Gate,
+    admissions: Admissions,
     /// In the order of their addresses.
     disks: Vec<Disk>,
     ports: Vec<Port>,
@@ -87,13 +87,13 @@ impl TargetSession {
         }
         let served: Vec<_> =
             units.iter().filter_map(|unit| Some((unit.volume, exports.served(unit.volume)?))).collect();
-        let gate = Gate::new(served.iter().map(|(volume, served)| (*volume, served)), None);
+        let admissions = Admissions::new(served.iter().map(|(volume, served)| (*volume, served)), None);
         let disk = |unit: Unit| {
             let export = exports.get(unit.volume)?;
             Some(Disk { version: unit.version(), kept: unit.kept(), export, unit })
         };
         Ok(TargetSession {
-            gate,
+            admissions,
             disks: units.into_iter().filter_map(disk).collect(),
             ports: Vec::new(),
             pending: Slots::default(),

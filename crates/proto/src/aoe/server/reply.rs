@@ -4,7 +4,7 @@ use super::TargetSession;
 use crate::aoe::error::{Refusal, refusal};
 use crate::exports::VolumeId;
 use crate::frames::Station;
-use crate::served::Passage;
+use crate::served::IoGuard;
 use crate::slots::Key;
 use blockmux_volume::{IoError, Output, SgList};
 use blockmux_wire::aoe::{AtaMessage, Header};
@@ -29,7 +29,7 @@ pub(super) struct Pending {
     /// When it came.
     pub(super) now: Instant,
     /// Its I/O is in flight.
-    pub(super) passage: Option<Passage>,
+    pub(super) guard: Option<IoGuard>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +47,7 @@ impl TargetSession {
     #[inline]
     pub(super) fn finish(&mut self, key: Key, result: Result<Output, IoError>) {
         let Some(mut pending) = self.pending.remove(key) else { return };
-        pending.passage = None;
+        pending.guard = None;
         let who = pending.from.mac;
         if let Some(count) = self.in_flight.get_mut(&who) {
             *count = count.saturating_sub(1);

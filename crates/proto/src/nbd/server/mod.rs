@@ -36,7 +36,7 @@ mod tests;
 
 use crate::exports::{Exports, VolumeId};
 use crate::outbox::Outbox;
-use crate::served::Fence;
+use crate::served::Admission;
 use crate::session::{Demand, ProtocolError, StreamSession, Target, Timed};
 use blockmux_volume::{Chunk, Completion, Io, Pool};
 use handshake::{Handshake, Next};
@@ -120,7 +120,7 @@ impl StreamSession for TargetSession {
                         return Ok(taken);
                     };
                     let transmission =
-                        Transmission::new(terms, Fence::new(&served), self.pool.clone(), self.now);
+                        Transmission::new(terms, Admission::new(&served, None), self.pool.clone(), self.now);
                     self.phase = Phase::Transmission(transmission);
                 }
                 Some(Next::Close) => self.phase = Phase::Closing,

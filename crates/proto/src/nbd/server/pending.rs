@@ -1,7 +1,7 @@
 //! Requests in flight: what a completion needs to become a reply.
 
 use super::reply::{Address, MAX_STATUS_LEN};
-use crate::served::Passage;
+use crate::served::IoGuard;
 use blockmux_volume::{Op, Tag};
 
 /// A request that the volume can be asked to do, and what is kept of it until it is answered.
@@ -39,7 +39,7 @@ impl Pending {
 /// to the deepest queue that this client ever had.
 #[derive(Default)]
 pub(super) struct PendingTable {
-    slots: Vec<Option<(Pending, Option<Passage>)>>,
+    slots: Vec<Option<(Pending, Option<IoGuard>)>>,
     free: Vec<usize>,
     payload: usize,
 }
@@ -79,12 +79,12 @@ impl PendingTable {
         Tag(slot as u64)
     }
 
-    /// A request's I/O begins; `passage` counts it until the request is taken out.
+    /// A request's I/O begins; `guard` counts it until the request is taken out.
     #[inline]
-    pub(super) fn begin(&mut self, tag: Tag, passage: Passage) {
+    pub(super) fn begin(&mut self, tag: Tag, guard: Option<IoGuard>) {
         let slot = usize::try_from(tag.0).ok();
         if let Some(Some((_, place))) = slot.and_then(|slot| self.slots.get_mut(slot)) {
-            *place = Some(passage);
+            *place = guard;
         }
     }
 
@@ -92,7 +92,7 @@ impl PendingTable {
     #[inline]
     pub(super) fn remove(&mut self, tag: Tag) -> Option<Pending> {
         let slot = usize::try_from(tag.0).ok()?;
-        let (pending, _passage) = self.slots.get_mut(slot)?.take()?;
+        let (pending, _guard) = self.slots.get_mut(slot)?.take()?;
         self.free.push(slot);
         self.payload = self.payload.saturating_sub(pending.payload());
         Some(pending)

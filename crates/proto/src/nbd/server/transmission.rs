@@ -22,9 +22,9 @@ use super::request::{Refusal, Request};
 use super::terms::Terms;
 use crate::exports::VolumeId;
 use crate::outbox::Outbox;
-use crate::served::Fence;
+use crate::served::{Admission, Needs, NotAdmitted, Reserved};
 use crate::session::{Demand, ProtocolError};
-use blockmux_volume::{Chunk, Completion, Io, IoError, Op, Pool, SHORT_PAYLOAD, SgList};
+use blockmux_volume::{Chunk, Completion, Io, IoError, Op, Pool, SHORT_PAYLOAD, SgList, Tag};
 use blockmux_wire::nbd::transmission::*;
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -40,8 +40,8 @@ pub(super) struct Transmission {
     queue: VecDeque<Io>,
     /// In flight, but their ranges are locked by others.
     held: VecDeque<Io>,
-    fence: Fence,
-    /// What the fence has refused, and the log has not been told.
+    admission: Admission,
+    /// Why a request was refused, and the log has not been told.
     complaint: Option<&'static str>,
     /// Data of the request that waits for room, in bytes; 0 if none does.
     waits_for: usize,
@@ -74,7 +74,7 @@ enum Awaiting {
 }
 
 impl Transmission {
-    pub(super) fn new(terms: Terms, fence: Fence, pool: Pool, now: Instant) -> Transmission {
+    pub(super) fn new(terms: Terms, admission: Admission, pool: Pool, now: Instant) -> Transmission {
         Transmission {
             replies: Replies::new(terms.form),
             terms,
@@ -82,7 +82,7 @@ impl Transmission {
             pending: PendingTable::default(),
             queue: VecDeque::new(),
             held: VecDeque::new(),
-            fence,
+            admission,
             complaint: None,
             waits_for: 0,
             pool,
@@ -331,41 +331,48 @@ impl Transmission {
         let Pending { offset, length, op, .. } = accepted;
         if self.stopping {
             self.replies.refuse(outbox, accepted.address(), &STOPPING);
-        } else if !self.fence.admits(op) {
-            self.complaint = self.fence.complaint().or(self.complaint);
-            self.replies.refuse(outbox, accepted.address(), &Refusal::of_io_error(IoError::Reserved, op));
-        } else if length > 0 || op == Op::Flush {
-            let tag = self.pending.insert(accepted);
-            self.submit(Io { tag, op, offset, len: length, data });
-        } else if op == Op::Read {
-            self.replies.no_data(outbox, accepted.address());
-        } else {
-            self.replies.success(outbox, accepted.address());
+            return;
+        }
+        let tag = self.pending.insert(accepted);
+        self.submit(Io { tag, op, offset, len: length, data }, outbox);
+    }
+
+    /// Hands an I/O out, holds it while somebody else has its range for itself, or refuses it.
+    #[inline]
+    fn submit(&mut self, io: Io, outbox: &mut Outbox) {
+        let admitted = self.admission.admit(io.op, (io.offset, io.len), Needs::of(io.op), false);
+        match admitted {
+            Ok(_) if io.len == 0 && io.op != Op::Flush => self.finish_empty(io.tag, outbox),
+            Ok(guard) => {
+                self.pending.begin(io.tag, guard);
+                self.queue.push_back(io);
+            }
+            Err(NotAdmitted::Locked) => self.held.push_back(io),
+            Err(NotAdmitted::Denied(Reserved)) => {
+                self.complaint = self.admission.complaint().or(self.complaint);
+                if let Some(pending) = self.pending.remove(io.tag) {
+                    self.replies.finish(outbox, &pending, Err(IoError::Reserved));
+                }
+            }
         }
     }
 
-    /// Hands an I/O out, or holds it while somebody else has its range for itself.
-    #[inline]
-    fn submit(&mut self, io: Io) {
-        if io.op == Op::Read || io.op.is_write() {
-            match self.fence.pass(io.offset, io.len, io.op.is_write()) {
-                Some(passage) => self.pending.begin(io.tag, passage),
-                None => return self.held.push_back(io),
-            }
+    /// Answers a request without a range: there is nothing for the volume to do.
+    #[cold]
+    fn finish_empty(&mut self, tag: Tag, outbox: &mut Outbox) {
+        let Some(pending) = self.pending.remove(tag) else { return };
+        if pending.op == Op::Read {
+            self.replies.no_data(outbox, pending.address());
+        } else {
+            self.replies.success(outbox, pending.address());
         }
-        self.queue.push_back(io);
     }
 
     /// Tries every I/O again that is held, if it is still allowed.
     fn resume_held(&mut self, outbox: &mut Outbox) {
         for _ in 0..self.held.len() {
             let Some(io) = self.held.pop_front() else { return };
-            if self.fence.admits(io.op) {
-                self.submit(io);
-            } else if let Some(pending) = self.pending.remove(io.tag) {
-                self.complaint = self.fence.complaint().or(self.complaint);
-                self.replies.finish(outbox, &pending, Err(IoError::Reserved));
-            }
+            self.submit(io, outbox);
         }
     }
 

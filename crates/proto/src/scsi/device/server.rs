@@ -10,7 +10,7 @@ use super::units::{Attached, Units};
 use super::{Cdb, Command, Lun, Response, Status, Step, TaskAttribute, inquiry, luns, sanitize, token_copy};
 use crate::exports::VolumeId;
 use crate::scsi::sense::Sense;
-use crate::served::Drain;
+use crate::served::{Drain, NotAdmitted};
 use blockmux_volume::{Completion, Io, Op, SgList, Tag};
 use blockmux_wire::scsi::cdb::NACA;
 use blockmux_wire::scsi::opcode::Opcode;
@@ -103,7 +103,7 @@ impl DeviceServer {
     /// The I/O that [`Step::Io`] asked for has completed.
     #[inline]
     pub fn on_io(&mut self, task: &mut Task, done: Completion) -> Step {
-        task.passage = None;
+        task.guard = None;
         let output = match done.result {
             Ok(output) => output,
             Err(error) => {
@@ -268,39 +268,51 @@ impl DeviceServer {
             return Step::Io { volume, io };
         }
         let place = self.place_of(task, volume);
-        if let Some(unit) = place.and_then(|place| self.units.get(place)) {
-            task.passage = unit.lane.pass(io.offset, io.len, io.op.is_write());
-            if task.passage.is_none() {
-                task.held = Some(Box::new((volume, io)));
-                return Step::Wait;
-            }
-        }
-        self.begin_io(task, place, volume, io)
+        self.admit(task, place, volume, io, false)
     }
 
     /// Hands an I/O out within the range that the task has locked.
     #[cold]
     fn submit_alone(&mut self, task: &mut Task, io: Io) -> Step {
         task.op = io.op;
-        let unit = task.unit.and_then(|unit| self.units.get(unit));
-        task.passage = unit.map(|unit| unit.lane.pass_locked(io.offset, io.len, io.op.is_write()));
         let volume = self.volume_of(task);
-        self.begin_io(task, task.unit, volume, io)
+        self.admit(task, task.unit, volume, io, true)
     }
 
-    /// Hands an I/O out that is counted, if nothing has come in its way meanwhile: who aborts a task and then waits for
-    /// what is in flight (`Drain`) sees the I/O, or it is seen here that the task is aborted.
+    /// Hands an I/O out if it may begin. Whether the task was aborted is asked once the I/O is counted: whoever aborts it
+    /// and then waits for what is in flight (`Drain`) sees the I/O, or it is seen here that the task is aborted.
     #[inline]
-    fn begin_io(&mut self, task: &mut Task, place: Option<usize>, volume: VolumeId, io: Io) -> Step {
-        match self.check_counted(task, place) {
-            Ok(()) => Step::Io { volume, io },
-            Err(failure) => self.fail_counted(task, failure),
+    fn admit(
+        &mut self,
+        task: &mut Task,
+        place: Option<usize>,
+        volume: VolumeId,
+        io: Io,
+        owns_lock: bool,
+    ) -> Step {
+        let counter = place.and_then(|place| self.units.get(place)).map(|unit| unit.counter.clone());
+        let admitted = match counter {
+            Some(counter) => {
+                let check = || self.check_counted(task, place);
+                counter.admit(io.op, (io.offset, io.len), owns_lock, check).map(Some)
+            }
+            None => self.check_counted(task, place).map(|()| None).map_err(NotAdmitted::Denied),
+        };
+        match admitted {
+            Ok(guard) => {
+                task.guard = guard;
+                Step::Io { volume, io }
+            }
+            Err(NotAdmitted::Locked) => {
+                task.held = Some(Box::new((volume, io)));
+                Step::Wait
+            }
+            Err(NotAdmitted::Denied(failure)) => self.fail_denied(task, failure),
         }
     }
 
     #[cold]
-    fn fail_counted(&mut self, task: &mut Task, failure: Failure) -> Step {
-        task.passage = None;
+    fn fail_denied(&mut self, task: &mut Task, failure: Failure) -> Step {
         self.fail_work(task);
         self.fail(task, failure)
     }

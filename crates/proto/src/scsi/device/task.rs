@@ -7,7 +7,7 @@ use super::units::Attached;
 use super::{Command, Status};
 use crate::exports::VolumeId;
 use crate::scsi::sense::Sense;
-use crate::served::Passage;
+use crate::served::IoGuard;
 use blockmux_volume::{Io, MAX_TRANSFER, Op, Output, SgList};
 use blockmux_wire::scsi::cdb::PROTECT_MASK;
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
@@ -26,7 +26,7 @@ pub struct Task {
     /// As it was when the task began; another one aborts it.
     pub(super) abort_epoch: u32,
     /// Counts the I/O in flight.
-    pub(super) passage: Option<Passage>,
+    pub(super) guard: Option<IoGuard>,
     /// An I/O that waits until its range is not locked any more.
     pub(super) held: Option<Box<(VolumeId, Io)>>,
 }
@@ -43,7 +43,7 @@ impl Task {
             op: Op::Flush,
             transfer_len: 0,
             abort_epoch: 0,
-            passage: None,
+            guard: None,
             held: None,
         }
     }

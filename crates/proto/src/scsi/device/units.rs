@@ -10,7 +10,7 @@ use super::task::Task;
 use super::unit::{LogicalUnit, NexusKey};
 use super::view::View;
 use crate::exports::VolumeId;
-use crate::served::Lane;
+use crate::served::IoCounter;
 use blockmux_wire::scsi::sense::Asc;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -33,7 +33,7 @@ pub(super) struct Attached {
     pub(super) unit: Arc<LogicalUnit>,
     pub(super) key: NexusKey,
     /// The nexus's I/O on the volume.
-    pub(super) lane: Rc<Lane>,
+    pub(super) counter: Rc<IoCounter>,
     /// How this nexus's copies ended, oldest first.
     pub(super) copies: Vec<CopyResult>,
     /// The generation that `view` was made of.
@@ -84,9 +84,9 @@ impl Units {
     fn add(&mut self, (number, volume, unit): (u16, VolumeId, Arc<LogicalUnit>), nexus: &Nexus) {
         let key = unit.attach(nexus);
         let (seen, view) = unit.view(key);
-        let lane = Lane::new(&unit.served);
+        let counter = IoCounter::new(&unit.served);
         self.places.insert(number, self.list.len());
-        self.list.push(Some(Attached { number, volume, unit, key, lane, copies: Vec::new(), seen, view }));
+        self.list.push(Some(Attached { number, volume, unit, key, counter, copies: Vec::new(), seen, view }));
     }
 
     /// The place of a LUN.

@@ -3,7 +3,7 @@
 use super::fused::Half;
 use crate::nvme::io::IoCommand;
 use crate::nvme::letters::AbortOrder;
-use crate::served::Passage;
+use crate::served::IoGuard;
 use blockmux_volume::{Seg, SgList};
 use blockmux_wire::nvme::Sqe;
 use blockmux_wire::nvme::status::Status;
@@ -28,7 +28,7 @@ pub(super) struct Entry {
     /// A data digest was wrong.
     pub(super) is_damaged: bool,
     /// Counts its I/O in flight.
-    pub(super) passage: Option<Passage>,
+    pub(super) guard: Option<IoGuard>,
     /// It is to end early.
     pub(super) doom: Option<Doom>,
     /// It is half of a fused operation.
@@ -94,7 +94,7 @@ impl Entry {
             payload,
             is_counted: false,
             is_damaged: false,
-            passage: None,
+            guard: None,
             doom: None,
             half: None,
         }

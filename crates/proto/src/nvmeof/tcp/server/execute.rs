@@ -9,7 +9,8 @@ use crate::nvme::io::{IoCommand, Step, Wanted};
 use crate::nvme::{MAX_DATA, Outcome};
 use crate::nvmeof::connect::{self, Connected, NotConnected, Queue};
 use crate::nvmeof::discovery;
-use blockmux_volume::{Completion, Io, IoError, Op, Seg, SgList, Tag};
+use crate::served::{Needs, NotAdmitted, Reserved};
+use blockmux_volume::{Completion, Io, IoError, Seg, SgList, Tag};
 use blockmux_wire::nvme::opcode::{AdminOpcode, Transfer, transfer};
 use blockmux_wire::nvme::status::Status;
 use blockmux_wire::nvme::{Fuse, PSDT_MASK, PSDT_SGL, SglSubtype, SglType, Sqe};
@@ -219,30 +220,21 @@ impl TargetSession {
             return;
         };
         entry.state = State::Io;
-        let Wanted { volume, op, offset, len, .. } = wanted;
-        if wanted.is_alone {
-            entry.passage = queue.gate.pass_locked(volume, op, (offset, len));
-        } else if op == Op::Read || op.is_write() {
-            entry.passage = queue.gate.pass(volume, op, (offset, len));
-            if entry.passage.is_none() {
+        let Wanted { volume, op, offset, len, needs_write, is_alone, .. } = wanted;
+        let needs = if needs_write { Needs::Writing } else { Needs::Reading };
+        match queue.admissions.admit(volume, op, (offset, len), needs, is_alone) {
+            Ok(guard) => entry.guard = guard,
+            Err(why) => {
                 queue.look_again();
-                if queue.gate.leads_to(volume) {
-                    return self.held.push_back((slot, wanted));
+                if !queue.admissions.has(volume) {
+                    // It was detached while the command was under way.
+                    return self.finish(slot, &Outcome::failure(Status::INVALID_NAMESPACE_OR_FORMAT));
                 }
-                return self.finish(slot, &Outcome::failure(Status::INVALID_NAMESPACE_OR_FORMAT));
+                return match why {
+                    NotAdmitted::Locked => self.held.push_back((slot, wanted)),
+                    NotAdmitted::Denied(Reserved) => self.io_failed(slot, IoError::Reserved),
+                };
             }
-        }
-        // After the I/O is counted, so that whoever preempts this host and then waits for what is counted has waited for
-        // all that was admitted before.
-        let access = queue.gate.access(volume);
-        if !(if wanted.needs_write { access.writes } else { access.reads }) {
-            queue.look_again();
-            if !queue.gate.leads_to(volume) {
-                // It was detached while the command was under way.
-                entry.passage = None;
-                return self.finish(slot, &Outcome::failure(Status::INVALID_NAMESPACE_OR_FORMAT));
-            }
-            return self.io_failed(slot, IoError::Reserved);
         }
         self.in_flight = self.in_flight.saturating_add(1);
         self.io.push_back((volume, Io { tag: Tag(slot as u64), op, offset, len, data: wanted.data }));
@@ -262,7 +254,7 @@ impl TargetSession {
     #[inline]
     fn on_result(&mut self, slot: usize, result: Result<blockmux_volume::Output, IoError>) {
         let Some(entry) = self.commands.get_mut(slot) else { return };
-        entry.passage = None;
+        entry.guard = None;
         let Work::Io(command) = &mut entry.work else { return };
         let was_cut_short = matches!(result, Err(IoError::Aborted));
         let step = command.on_io(result);

@@ -1,0 +1,282 @@
+//! The I/O of a volume that is in flight: counted by everybody who submits it, and waited for by whoever has to know that it is
+//! over.
+//!
+//! # The order in which I/O is admitted
+//! [`InFlight::admit`] is the one place where I/O of any protocol is let through to a volume:
+//!
+//! 1. it is **counted** as in flight,
+//! 2. then **locked ranges** are looked at,
+//! 3. then the caller checks what **reservations** and aborts say now,
+//! 4. then those who **watch** the range are told that it changes.
+//!
+//! Whoever keeps I/O out goes the other way: it first publishes the lock, the changed reservation or the watch, and then
+//! looks at the counts. All of these accesses are sequentially consistent, so for every I/O and every such change one of two
+//! things holds: the I/O sees the change and does not begin, or its count is seen and waited for. With the count behind any
+//! of the checks, a write that looked just before a lock could land between the comparison and the write of a
+//! COMPARE AND WRITE, and a write that was admitted just before a PREEMPT could reach the volume after it was answered.
+//! `model.rs` runs this file's code through every interleaving of two threads.
+//!
+//! # Two counts
+//! A counter has two counts. New I/O is counted in the current one, so that the other runs empty however busy the volume
+//! is; then they change places, and whoever waits has seen both of them empty (the readers' side of sleepable RCU). It costs
+//! an I/O one atomic operation on memory that no other core writes, and two loads of what hardly ever changes.
+
+use super::sync::{AtomicBool, AtomicU32, AtomicUsize, Mutex, MutexGuard, Ordering, PoisonError, fence};
+use std::sync::Arc;
+
+/// What is in flight on one volume, and what keeps more from beginning.
+#[derive(Default)]
+pub(super) struct InFlight {
+    /// How many ranges are locked.
+    locks: AtomicUsize,
+    /// How many watches there are.
+    watches: AtomicUsize,
+    /// The place of the count that new I/O is counted in.
+    current: AtomicUsize,
+    held: Mutex<Held>,
+    counters: Mutex<Vec<Arc<Counter>>>,
+}
+
+#[derive(Default)]
+struct Held {
+    locked: Vec<Range>,
+    watched: Vec<Arc<Watched>>,
+    /// Counts locks, watches and drains.
+    clock: u64,
+    /// The clock when each count was last seen empty in every counter.
+    emptied: [u64; 2],
+}
+
+/// Offset and length in bytes.
+pub(super) type Range = (u64, u64);
+
+/// The I/O in flight of one user on one core. Nobody else's is in the same cache line.
+#[derive(Default)]
+#[repr(align(128))]
+pub(super) struct Counter([AtomicU32; 2]);
+
+/// An I/O that wants to begin.
+#[derive(Clone, Copy)]
+pub(super) struct Wanted {
+    pub(super) range: Range,
+    /// Whether it changes what is there.
+    pub(super) changes: bool,
+    /// Its range is locked by whoever wants it.
+    pub(super) owns_lock: bool,
+}
+
+/// Why an I/O does not begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotAdmitted<E> {
+    /// A byte of its range is locked: try again later.
+    Locked,
+    /// The caller's own check has failed.
+    Denied(E),
+}
+
+/// Ranges that somebody watches.
+pub(super) struct Watched {
+    ranges: Arc<[Range]>,
+    has_changed: AtomicBool,
+}
+
+impl Watched {
+    /// Whether an I/O that changes one of the ranges has begun.
+    pub(super) fn has_changed(&self) -> bool {
+        self.has_changed.load(Ordering::SeqCst)
+    }
+}
+
+impl InFlight {
+    /// A counter for one more user.
+    pub(super) fn add_counter(&self) -> Arc<Counter> {
+        let counter = Arc::new(Counter::default());
+        self.counters().push(counter.clone());
+        counter
+    }
+
+    /// Nothing is counted by it any more.
+    pub(super) fn remove_counter(&self, counter: &Arc<Counter>) {
+        self.counters().retain(|other| !Arc::ptr_eq(other, counter));
+    }
+
+    /// Lets an I/O begin, in the order that the module's documentation argues; answers the place that it is counted in, for
+    /// [`Counter::end`]. `check` is called when the I/O is counted.
+    ///
+    /// # Errors
+    /// If it may not begin. Then it is not counted.
+    #[inline]
+    pub(super) fn admit<E>(
+        &self,
+        counter: &Counter,
+        wanted: Wanted,
+        check: impl FnOnce() -> Result<(), E>,
+    ) -> Result<usize, NotAdmitted<E>> {
+        let place = self.current.load(Ordering::Relaxed);
+        counter.begin(place);
+        if !wanted.owns_lock && self.locks.load(Ordering::SeqCst) != 0 && self.is_locked(wanted.range) {
+            counter.end(place);
+            return Err(NotAdmitted::Locked);
+        }
+        if let Err(error) = check() {
+            counter.end(place);
+            return Err(NotAdmitted::Denied(error));
+        }
+        if wanted.changes && self.watches.load(Ordering::SeqCst) != 0 {
+            self.tell_watchers(wanted.range);
+        }
+        Ok(place)
+    }
+
+    /// Locks a range, if no byte of it is locked; answers since when. I/O that did not see the lock is over when
+    /// [`InFlight::is_over_since`] says so.
+    pub(super) fn lock(&self, range: Range) -> Option<u64> {
+        let mut held = self.held();
+        if held.locked.iter().any(|&other| is_overlap(other, range)) {
+            return None;
+        }
+        held.locked.push(range);
+        self.locks.store(held.locked.len(), Ordering::SeqCst);
+        Some(held.tick())
+    }
+
+    /// Ends a lock.
+    pub(super) fn unlock(&self, range: Range) {
+        let mut held = self.held();
+        // Locked ranges do not overlap, so equal ones are the same.
+        if let Some(place) = held.locked.iter().position(|&other| other == range) {
+            held.locked.swap_remove(place);
+        }
+        self.locks.store(held.locked.len(), Ordering::SeqCst);
+    }
+
+    /// Whether a byte of the range is locked.
+    #[cold]
+    pub(super) fn is_locked(&self, range: Range) -> bool {
+        self.held().locked.iter().any(|&other| is_overlap(other, range))
+    }
+
+    /// Watches ranges; answers since when.
+    pub(super) fn watch(&self, ranges: Arc<[Range]>) -> (Arc<Watched>, u64) {
+        let watched = Arc::new(Watched { ranges, has_changed: AtomicBool::new(false) });
+        let mut held = self.held();
+        held.watched.push(watched.clone());
+        self.watches.store(held.watched.len(), Ordering::SeqCst);
+        (watched, held.tick())
+    }
+
+    /// Ends a watch.
+    pub(super) fn unwatch(&self, watched: &Arc<Watched>) {
+        let mut held = self.held();
+        held.watched.retain(|other| !Arc::ptr_eq(other, watched));
+        self.watches.store(held.watched.len(), Ordering::SeqCst);
+    }
+
+    /// A point in time behind all that was published before.
+    pub(super) fn now(&self) -> u64 {
+        self.held().tick()
+    }
+
+    /// How many watches there are.
+    #[cfg(test)]
+    pub(super) fn watches(&self) -> usize {
+        self.watches.load(Ordering::SeqCst)
+    }
+
+    /// Whether nobody counts I/O.
+    #[cfg(test)]
+    pub(super) fn has_no_counters(&self) -> bool {
+        self.counters().is_empty()
+    }
+
+    /// Whether all I/O is over that was counted before that time; ask again until it is.
+    pub(super) fn is_over_since(&self, since: u64) -> bool {
+        let mut held = self.held();
+        if held.emptied.iter().any(|&at| at < since) {
+            self.settle(&mut held);
+        }
+        held.emptied.iter().all(|&at| at >= since)
+    }
+
+    /// Sees which counts are empty. When the one that rests is, it takes the place of the other, if somebody still waits
+    /// for that one.
+    fn settle(&self, held: &mut Held) {
+        let counters = self.counters();
+        let is_empty = |place| counters.iter().all(|counter| counter.is_empty(place));
+        for _ in 0..2 {
+            let current = self.current.load(Ordering::Relaxed);
+            let resting = current ^ 1;
+            if is_empty(current) {
+                held.see_empty(current);
+            }
+            if !is_empty(resting) {
+                return;
+            }
+            held.see_empty(resting);
+            if held.emptied.get(current) == Some(&held.clock) {
+                return;
+            }
+            self.current.store(resting, Ordering::SeqCst);
+        }
+    }
+
+    #[cold]
+    fn tell_watchers(&self, range: Range) {
+        for watched in &self.held().watched {
+            if watched.ranges.iter().any(|&other| is_overlap(other, range)) {
+                watched.has_changed.store(true, Ordering::SeqCst);
+            }
+        }
+    }
+
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn counters(&self) -> MutexGuard<'_, Vec<Arc<Counter>>> {
+        self.counters.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Counter {
+    #[inline]
+    fn begin(&self, place: usize) {
+        if let Some(count) = self.0.get(place) {
+            // Before whatever is looked at next, in the one order that all threads agree on.
+            count.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// An I/O that was counted in that place is over.
+    #[inline]
+    pub(super) fn end(&self, place: usize) {
+        if let Some(count) = self.0.get(place) {
+            // Nobody but this core writes it, so that it need not be one operation.
+            count.store(count.load(Ordering::Relaxed).wrapping_sub(1), Ordering::Release);
+        }
+    }
+
+    fn is_empty(&self, place: usize) -> bool {
+        self.0.get(place).is_none_or(|count| count.load(Ordering::SeqCst) == 0)
+    }
+}
+
+impl Held {
+    /// The time of a lock, watch or drain that was published just now.
+    fn tick(&mut self) -> u64 {
+        self.clock = self.clock.saturating_add(1);
+        // Counts are looked at after this, by whoever looks.
+        fence(Ordering::SeqCst);
+        self.clock
+    }
+
+    fn see_empty(&mut self, place: usize) {
+        if let Some(emptied) = self.emptied.get_mut(place) {
+            *emptied = self.clock;
+        }
+    }
+}
+
+fn is_overlap(a: Range, b: Range) -> bool {
+    a.0 < b.0.saturating_add(b.1) && b.0 < a.0.saturating_add(a.1)
+}
