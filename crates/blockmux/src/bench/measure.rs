@@ -13,7 +13,7 @@ use blockmux_lab::pattern::shuffled;
 use blockmux_lab::result::{Row, Run};
 use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use std::fmt::Write;
-use std::sync::mpsc::{self, Sender};
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 use std::time::Duration;
 use tracing::{info, warn};
@@ -44,16 +44,33 @@ enum Event {
     End(End),
 }
 
+/// What ends a bench early is heard from here on.
+pub(super) struct Interrupts {
+    events: Sender<Event>,
+    incoming: Receiver<Event>,
+}
+
+impl Interrupts {
+    /// Begins to watch for signals; before anything is made that takes time, so that none is lost.
+    ///
+    /// # Errors
+    /// If the system does not tell of them.
+    pub(super) fn watch() -> Result<Interrupts, Failure> {
+        let (events, incoming) = mpsc::channel();
+        signals::watch(&events, |signal| Event::End(End::Signal(signal)))
+            .map_err(|error| Failure::run(format!("cannot watch for signals: {error}")))?;
+        Ok(Interrupts { events, incoming })
+    }
+}
+
 /// Runs every lane `runs` times, in turn.
 ///
 /// # Errors
 /// If it cannot begin.
-pub(super) fn measure(plan: Plan, runs: u32) -> Result<Measured, Failure> {
+pub(super) fn measure(plan: Plan, runs: u32, interrupts: Interrupts) -> Result<Measured, Failure> {
     let mut rows: Vec<Row> = plan.lanes.iter().map(Lane::row).collect();
     let bar = progress_bar(&plan, runs);
-    let (events, incoming) = mpsc::channel();
-    signals::watch(&events, |signal| Event::End(End::Signal(signal)))
-        .map_err(|error| Failure::run(format!("cannot watch for signals: {error}")))?;
+    let Interrupts { events, incoming } = interrupts;
     let its_bar = bar.clone();
     thread::Builder::new()
         .name("bench".to_owned())

@@ -19,7 +19,7 @@ use crate::poll::Poll;
 use crate::show;
 use blockmux_lab::result::{Comparison, Machine};
 use blockmux_lab::when;
-use measure::{End, Measured, measure};
+use measure::{End, Interrupts, Measured, measure};
 use plan::Plan;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -93,9 +93,10 @@ pub(crate) struct Args {
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     show::make_directory(&args.report)?;
+    let interrupts = Interrupts::watch()?;
     let mut plan = Plan::make(args)?;
     let (started, skipped) = (when::now(), std::mem::take(&mut plan.skipped));
-    let Measured { mut rows, short_of_one, end } = measure(plan, args.runs)?;
+    let Measured { mut rows, short_of_one, end } = measure(plan, args.runs, interrupts)?;
     let (lanes, done) = (rows.len(), rows.iter().map(|row| row.runs.len()).sum::<usize>());
     rows.retain(|row| !row.runs.is_empty());
     let comparison = Comparison {

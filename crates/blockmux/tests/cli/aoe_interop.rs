@@ -2,7 +2,7 @@
 //!
 //! That takes root. Without it, or without `ip`, every test here prints a line that begins with `skipped: ` and ends.
 
-use crate::program::{BLOCKMUX, half_empty_file, has, succeed, text};
+use crate::program::{BLOCKMUX, end_by, half_empty_file, has, heed_signals, succeed, text};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
@@ -387,6 +387,7 @@ fn tshark_decodes_what_is_said_without_a_malformed_mark() {
     if !has("tshark") {
         return;
     }
+    heed_signals();
     for mtu in [1500, 9000] {
         let Some(cable) = Cable::new(mtu) else { return };
         let directory = tempfile::tempdir().unwrap();
@@ -407,8 +408,7 @@ fn tshark_decodes_what_is_said_without_a_malformed_mark() {
         assert!(looks > 0, "it sees nothing");
         std::thread::spawn(move || std::io::copy(&mut seen, &mut std::io::sink()));
         copies_there_and_back(&cable, "aoe://cable/e7.0", directory.path(), 8 << 20);
-        kill_process(Pid::from_child(&tshark), Signal::INT).unwrap();
-        tshark.wait().unwrap();
+        end_by(&mut tshark, Signal::INT);
         server.stop();
         let decoded = |filter: &str| {
             succeed(Command::new("tshark").arg("-r").arg(&capture).args(["-Y", filter])).lines().count()

@@ -1,11 +1,11 @@
 //! `blockmux bench` and `blockmux report`: what they print, what they write, and how they end.
 
 use crate::daemon::Daemon;
-use crate::program::{BLOCKMUX, blockmux, has, text};
+use crate::program::{BLOCKMUX, blockmux, end_by, has, heed_signals, text};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -315,12 +315,13 @@ fn without_the_capability_the_study_of_mtus_says_in_one_line_what_it_needs() {
     assert!(said.contains("that needs root and the program `ip`"), "{said}");
 }
 
-/// Whether threads of a process are in a network that is not ours.
-fn has_networks(process: u32) -> bool {
-    let here = std::fs::read_link("/proc/self/ns/net").unwrap();
+/// The inodes of the networks that a process has beside ours.
+fn networks(process: u32) -> Vec<u64> {
+    let inode = |path: &Path| Some(std::fs::metadata(path).ok()?.ino());
+    let here = inode(Path::new("/proc/self/ns/net"));
     let tasks = std::fs::read_dir(format!("/proc/{process}/task")).unwrap().flatten();
-    let network = |task: std::fs::DirEntry| task.path().join("ns/net").read_link().ok();
-    tasks.filter_map(network).any(|network| network != here)
+    let found = tasks.filter_map(|task| inode(&task.path().join("ns/net")));
+    found.filter(|network| Some(*network) != here).collect()
 }
 
 /// Whether any process of that group lives.
@@ -338,32 +339,38 @@ fn a_bench_that_is_killed_leaves_nobody_in_its_networks_and_no_name_of_them() {
     if !makes_networks() {
         return;
     }
-    let names = || {
-        let names = std::fs::read_dir("/run/netns").into_iter().flatten().flatten();
-        names.map(|name| name.file_name()).filter(|name| !name.to_string_lossy().starts_with("blockmux-"))
-    };
-    let before: Vec<_> = names().collect();
+    heed_signals();
     for signal in [Signal::KILL, Signal::INT] {
         let bench = Bench::new();
         let words = "--suite aatrokoski-2007 --size 64m --runtime 10";
         let mut command = bench.command(words, &[]);
         command.process_group(0).stdout(Stdio::null()).stderr(Stdio::null());
         let mut child = command.spawn().unwrap();
-        while !has_networks(child.id()) {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let made = loop {
+            let made = networks(child.id());
+            if !made.is_empty() {
+                break made;
+            }
             assert!(child.try_wait().unwrap().is_none(), "it ended at once");
+            assert!(Instant::now() < deadline, "it has made no networks after a minute");
             std::thread::yield_now();
-        }
-        kill_process(Pid::from_child(&child), signal).unwrap();
-        child.wait().unwrap();
+        };
+        end_by(&mut child, signal);
         // An `ip` that it had started ends by itself.
         let deadline = Instant::now() + Duration::from_secs(20);
         while lives(child.id()) {
             assert!(Instant::now() < deadline, "somebody stays in them");
             std::thread::yield_now();
         }
+        // A name is a mount of the network's own inode. Other programs' networks have others.
+        let names = std::fs::read_dir("/run/netns").into_iter().flatten().flatten();
+        let has_name = |name: &std::fs::DirEntry| {
+            std::fs::metadata(name.path()).is_ok_and(|network| made.contains(&network.ino()))
+        };
+        let left: Vec<_> = names.filter(has_name).map(|name| name.file_name()).collect();
+        assert!(left.is_empty(), "{left:?}");
     }
-    // Those of other tests have names that say so.
-    assert!(names().all(|name| before.contains(&name)), "{:?}", names().collect::<Vec<_>>());
 }
 
 #[test]
@@ -400,6 +407,7 @@ fn io_that_fails_is_counted_and_the_first_is_named() {
 
 #[test]
 fn an_interrupted_bench_ends_cleanly_with_what_it_has() {
+    heed_signals();
     for (signal, status) in [(Signal::INT, 130), (Signal::TERM, 143)] {
         let bench = Bench::new();
         // One lane is done at once and the other never.

@@ -1,7 +1,7 @@
 //! `blockmux copy`: between every kind of volume.
 
 use crate::daemon::Daemon;
-use crate::program::{BLOCKMUX, blockmux, half_empty_file, text};
+use crate::program::{BLOCKMUX, blockmux, ended, half_empty_file, heed_signals, text};
 use crate::raw_client::RawClient;
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Read};
@@ -106,6 +106,7 @@ fn a_write_that_fails_is_named_with_its_offset() {
 
 #[test]
 fn an_interrupted_copy_says_that_it_is_not_complete() {
+    heed_signals();
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("full.img"), vec![1; 4 << 20]).unwrap();
     let (from, to) = (file(&directory, "full.img"), file(&directory, "copy.img"));
@@ -125,7 +126,7 @@ fn an_interrupted_copy_says_that_it_is_not_complete() {
             said.ends_with(&format!("blockmux: {to}: interrupted; the copy is not complete\n")),
             "{said}"
         );
-        assert_eq!(child.wait().unwrap().code(), Some(status));
+        assert_eq!(ended(&mut child).code(), Some(status));
     }
 }
 

@@ -1,13 +1,50 @@
 //! Running programs, ours and others'.
 
+use rustix::process::{Pid, Signal, kill_process};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Child, Command, ExitStatus, Output};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Once};
+use std::time::{Duration, Instant};
 
 pub(crate) const BLOCKMUX: &str = env!("CARGO_BIN_EXE_blockmux");
 
 /// Runs `blockmux` to its end.
 pub(crate) fn blockmux<S: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = S>) -> Output {
     Command::new(BLOCKMUX).args(args).output().unwrap()
+}
+
+/// Has programs that are started from now on begin with default signal dispositions. `nohup`, and shells for what they run
+/// in the background, start the tests with signals ignored, and an ignored signal is inherited; one with a handler is not.
+pub(crate) fn heed_signals() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        for signal in [Signal::HUP, Signal::INT, Signal::TERM] {
+            let always = Arc::new(AtomicBool::new(true));
+            signal_hook::flag::register_conditional_default(signal.as_raw(), always).unwrap();
+        }
+    });
+}
+
+/// Sends a signal to a program, and waits for its end.
+pub(crate) fn end_by(child: &mut Child, signal: Signal) -> ExitStatus {
+    kill_process(Pid::from_child(child), signal).unwrap();
+    ended(child)
+}
+
+/// Waits for the end of a program that was asked to end.
+pub(crate) fn ended(child: &mut Child) -> ExitStatus {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status;
+        }
+        if Instant::now() > deadline {
+            let _ = child.kill();
+            panic!("process {} was asked to end, and is still there a minute later", child.id());
+        }
+        std::thread::yield_now();
+    }
 }
 
 /// Standard output of a program that has to succeed.

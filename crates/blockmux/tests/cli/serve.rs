@@ -1,7 +1,7 @@
 //! `blockmux serve`: from its first word to its end.
 
 use crate::daemon::Daemon;
-use crate::program::{BLOCKMUX, blockmux, succeed, text};
+use crate::program::{BLOCKMUX, blockmux, end_by, ended, heed_signals, succeed, text};
 use crate::raw_client::RawClient;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
@@ -11,6 +11,7 @@ use std::process::{Command, Stdio};
 
 #[test]
 fn it_prints_urls_and_commands_and_ready_and_stops_when_asked() {
+    heed_signals();
     for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
         let mut command = Command::new(BLOCKMUX);
         command.args(["serve", "a=mem:1m", "mem:2m", "--nbd", "127.0.0.1:0"]);
@@ -28,8 +29,7 @@ fn it_prints_urls_and_commands_and_ready_and_stops_when_asked() {
         assert_eq!(lines[5], "disk0  2 MiB");
         let info = blockmux(["info", &url]);
         assert!(text(&info.stdout).contains("\n  size         1048576 (1 MiB)\n"));
-        rustix::process::kill_process(rustix::process::Pid::from_child(&child), signal).unwrap();
-        assert_eq!(child.wait().unwrap().code(), Some(0));
+        assert_eq!(end_by(&mut child, signal).code(), Some(0));
     }
 }
 
@@ -67,8 +67,7 @@ fn a_hangup_that_nohup_has_it_ignore_does_not_end_it() {
     let pid = rustix::process::Pid::from_child(&child);
     rustix::process::kill_process(pid, Signal::HUP).unwrap();
     assert!(blockmux(["info", lines[1].trim()]).status.success());
-    rustix::process::kill_process(pid, Signal::TERM).unwrap();
-    assert_eq!(child.wait().unwrap().code(), Some(0));
+    assert_eq!(end_by(&mut child, Signal::TERM).code(), Some(0));
 }
 
 #[test]
@@ -277,6 +276,7 @@ fn an_address_that_is_given_twice_is_not_blamed_on_another_program() {
 fn a_second_signal_leaves_no_directory_of_the_command_behind() {
     let place = tempfile::tempdir().unwrap();
     let mut command = Command::new(BLOCKMUX);
+    heed_signals();
     // The command does not end when it is asked to, so that the daemon waits for it.
     command.args(["serve", "mem:1m", "--run", "trap '' TERM; echo begun; cat"]);
     command.env("TMPDIR", place.path()).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -291,7 +291,7 @@ fn a_second_signal_leaves_no_directory_of_the_command_behind() {
     for signal in [Signal::TERM, Signal::INT] {
         kill_process(pid, signal).unwrap();
     }
-    assert_eq!(child.wait().unwrap().code(), Some(1));
+    assert_eq!(ended(&mut child).code(), Some(1));
     assert_eq!(place.path().read_dir().unwrap().count(), 0);
 }
 
