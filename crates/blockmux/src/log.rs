@@ -3,6 +3,7 @@
 //! A thread of its own writes it: whoever reads may be slow or gone, and what peers do wrong makes lines. Neither may
 //! hold up a core, so lines that find no room are counted instead.
 
+use crate::privileges;
 use crate::repeats::{Repeats, WINDOW};
 use std::io::{IsTerminal, Write};
 use std::sync::Arc;
@@ -30,7 +31,10 @@ impl Log {
         let (queue, messages) = mpsc::sync_channel(QUEUE_LINES);
         let left_out = Arc::new(AtomicU64::new(0));
         let counted = left_out.clone();
-        thread::Builder::new().name("log".to_owned()).spawn(move || write_out(&messages, &counted))?;
+        thread::Builder::new().name("log".to_owned()).spawn(move || {
+            privileges::give_up_all();
+            write_out(&messages, &counted);
+        })?;
         Ok(Log { queue, left_out })
     }
 

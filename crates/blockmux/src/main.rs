@@ -17,6 +17,7 @@ mod open;
 mod output;
 mod patience;
 mod poll;
+mod privileges;
 mod protocol;
 mod reach;
 mod records;

@@ -1,5 +1,6 @@
 //! Signals that end the program: the first gracefully, the second at once.
 
+use crate::privileges;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::flag;
 use signal_hook::iterator::Signals;
@@ -27,6 +28,7 @@ pub(crate) fn watch<E: Send + 'static>(events: &Sender<E>, event: fn(i32) -> E) 
     let mut signals = Signals::new(watched)?;
     let events = events.clone();
     thread::spawn(move || {
+        privileges::give_up_all();
         let mut signals = signals.forever();
         // Whoever hears of it may have ended for another reason.
         let _ = signals.next().map(|signal| events.send(event(signal)));

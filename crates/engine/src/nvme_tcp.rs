@@ -63,7 +63,7 @@ pub(crate) fn tls_key(key: &TlsPsk) -> Psk {
         PskHash::Sha256 => Hash::Sha256,
         PskHash::Sha384 => Hash::Sha384,
     };
-    Psk { identity: key.identity.clone().into_bytes(), secret: key.secret().to_vec(), hash }
+    Psk { identity: key.identity.clone().into_bytes(), secret: key.secret().to_vec().into(), hash }
 }
 
 fn lookup(node: &Arc<Node>) -> Lookup {

@@ -6,19 +6,20 @@
 
 use super::Hash;
 use aws_lc_rs::hkdf::{HKDF_SHA256, HKDF_SHA384, KeyType, Prk};
+use zeroize::Zeroizing;
 
 /// Of one direction.
 #[derive(Clone, PartialEq, Eq)]
 pub struct TrafficSecret {
     hash: Hash,
-    secret: Vec<u8>,
+    secret: Zeroizing<Vec<u8>>,
 }
 
 /// What protects records from one of them on.
 #[derive(Clone, PartialEq, Eq)]
 pub struct RecordKeys {
     /// Of AES-128-GCM where it has 16 bytes, and of AES-256-GCM where it has 32.
-    pub key: Vec<u8>,
+    pub key: Zeroizing<Vec<u8>>,
     /// With the number of a record it makes that record's nonce (§5.3).
     pub iv: [u8; IV_LEN],
     /// The number of the next record.
@@ -36,18 +37,18 @@ pub struct Exported {
     /// The number of the record that the peer sends next.
     pub next_received: u64,
     /// All of it as the library writes it.
-    pub(super) state: Vec<u8>,
+    pub(super) state: Zeroizing<Vec<u8>>,
 }
 
 impl TrafficSecret {
     pub(super) fn new(hash: Hash, secret: &[u8]) -> TrafficSecret {
-        TrafficSecret { hash, secret: secret.to_vec() }
+        TrafficSecret { hash, secret: Zeroizing::new(secret.to_vec()) }
     }
 
     /// What it makes, for the records from this one on (§7.3).
     #[must_use]
     pub fn keys(&self, sequence: u64) -> RecordKeys {
-        let mut keys = RecordKeys { key: vec![0; self.hash.key_len()], iv: [0; IV_LEN], sequence };
+        let mut keys = RecordKeys { key: vec![0; self.hash.key_len()].into(), iv: [0; IV_LEN], sequence };
         self.expand("key", &mut keys.key);
         self.expand("iv", &mut keys.iv);
         keys
@@ -57,7 +58,7 @@ impl TrafficSecret {
     pub fn update(&mut self) {
         let mut next = vec![0; self.secret.len()];
         self.expand("traffic upd", &mut next);
-        self.secret = next;
+        self.secret = next.into();
     }
 
     /// HKDF-Expand-Label without a context (§7.1).
@@ -103,7 +104,7 @@ impl Exported {
         };
         match read() {
             Some(((sending, next_sent), (receiving, next_received))) => {
-                Ok(Exported { sending, next_sent, receiving, next_received, state })
+                Ok(Exported { sending, next_sent, receiving, next_received, state: state.into() })
             }
             None => Err(state),
         }

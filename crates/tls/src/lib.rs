@@ -40,6 +40,7 @@ use std::fmt;
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::task::{Poll, Waker};
+use zeroize::Zeroizing;
 
 /// One side of a connection.
 pub struct Tls {
@@ -67,7 +68,7 @@ pub struct Psk {
     /// What both sides call it; everybody sees that.
     pub identity: Vec<u8>,
     /// The key, of at least 16 bytes.
-    pub secret: Vec<u8>,
+    pub secret: Zeroizing<Vec<u8>>,
     /// The hash function of its cipher suite.
     pub hash: Hash,
 }

@@ -131,7 +131,7 @@ impl End {
 
 fn key(identity: &str, fill: u8, hash: Hash) -> Psk {
     let len = if hash == Hash::Sha256 { 32 } else { 48 };
-    Psk { identity: identity.into(), secret: vec![fill; len], hash }
+    Psk { identity: identity.into(), secret: vec![fill; len].into(), hash }
 }
 
 /// Those whose bits are set; without any bit, the first.

@@ -1,12 +1,14 @@
 //! Secrets and keys from files that nobody else may read.
 
 use crate::failure::Failure;
+use crate::privileges;
 use crate::regular;
 use rustix::process::geteuid;
 use std::fmt::Display;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use zeroize::Zeroizing;
 
 /// Reads a regular file that only its owner may read, of one line, and has `parse` make of it what it is.
 pub(super) fn read<T, E: Display>(
@@ -14,11 +16,12 @@ pub(super) fn read<T, E: Display>(
     path: &Path,
     parse: impl FnOnce(&[u8]) -> Result<T, E>,
 ) -> Result<T, Failure> {
+    privileges::hide_memory();
     let wrong = |problem: String| Failure::request(format!("{what} {}: {problem}", path.display()));
     parse(&line(path).map_err(wrong)?).map_err(|error| wrong(error.to_string()))
 }
 
-fn line(path: &Path) -> Result<Vec<u8>, String> {
+fn line(path: &Path) -> Result<Zeroizing<Vec<u8>>, String> {
     let file = regular::open(path).map_err(|error| format!("{error}; check its path"))?;
     let metadata = file.metadata().map_err(|error| error.to_string())?;
     if metadata.uid() != geteuid().as_raw() && metadata.uid() != ROOT {
@@ -27,14 +30,15 @@ fn line(path: &Path) -> Result<Vec<u8>, String> {
     if metadata.mode() & OTHERS != 0 {
         return Err("others may read or write it; run chmod 600 on it".to_owned());
     }
-    let mut bytes = Vec::new();
+    // With room for all of it, so that no smaller copy is left behind when it grows.
+    let mut bytes = Zeroizing::new(Vec::with_capacity(MAX_FILE as usize + 32));
     file.take(MAX_FILE).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
     let line = bytes.strip_suffix(b"\n").unwrap_or(&bytes);
     let line = line.strip_suffix(b"\r").unwrap_or(line);
     if line.len() < LEAST || line.contains(&b'\n') || line.contains(&0) {
         return Err("has to hold one line of at least 12 bytes, and nothing else".to_owned());
     }
-    Ok(line.to_vec())
+    Ok(Zeroizing::new(line.to_vec()))
 }
 
 const ROOT: u32 = 0;

@@ -23,6 +23,7 @@ use crate::failure::Failure;
 use crate::machine::memory_bytes;
 use crate::output::print;
 use crate::poll::Poll;
+use crate::privileges;
 use crate::protocol::{ISCSI, Live, NVME_TCP, Protocol, Service, Settings, Started, iscsi, nvme_tcp};
 use crate::signals;
 use announce::Announcement;
@@ -97,6 +98,9 @@ pub(crate) struct Args {
     /// Take commands of `blockmux ctl` at this Unix socket
     #[arg(long, value_name = "unix:PATH")]
     control: Option<ControlPath>,
+    /// Keep the capabilities that it was started with, as with --run; else root's are dropped once all is open
+    #[arg(long)]
+    keep_privileges: bool,
     /// Print one JSON object instead of text when ready; not with --run
     #[arg(long, conflicts_with = "run")]
     json: bool,
@@ -121,7 +125,7 @@ fn at_least_one(text: &str) -> Result<NonZeroUsize, &'static str> {
 
 /// Serves until a signal or the end of the command.
 pub(crate) fn run(args: Args) -> Result<ExitCode, Failure> {
-    let (json, command) = (args.json, args.run.clone());
+    let (json, command, keep_privileges) = (args.json, args.run.clone(), args.keep_privileges);
     let setup = Setup::gather(args)?;
     let (sender, events) = mpsc::channel();
     signals::watch(&sender, |_| Event::Signal)
@@ -137,6 +141,10 @@ pub(crate) fn run(args: Args) -> Result<ExitCode, Failure> {
     allow_files();
     let parts = Parts::new(setup.max_connections, &addresses);
     let limit = parts.limit().clone();
+    // A command is to have what the user has.
+    if command.is_none() && !keep_privileges {
+        privileges::give_up(setup.aoe.is_wanted())?;
+    }
     let (cores, lives) = start(&setup, listeners, &exports, &parts)?;
     alive::watch(&cores, &sender);
     let sizes = sizes::watch(&setup, &exports)?;

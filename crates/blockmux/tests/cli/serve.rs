@@ -5,8 +5,11 @@ use crate::program::{BLOCKMUX, blockmux, end_by, ended, heed_signals, succeed, t
 use crate::raw_client::RawClient;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
+use std::fs::Permissions;
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 
 #[test]
@@ -320,4 +323,47 @@ fn it_is_reached_over_ipv6_by_every_protocol() {
         let found = succeed(Command::new(BLOCKMUX).args(["discover", &format!("{scheme}://{host}")]));
         assert!(found.contains("disk0"), "{found}");
     }
+}
+
+#[test]
+fn once_all_is_open_no_thread_has_a_capability_or_can_get_one() {
+    let daemon = Daemon::serve(&["mem:1m", "--iscsi", "127.0.0.1:0"]);
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", daemon.pid().as_raw_nonzero())).unwrap();
+    for task in tasks.flatten() {
+        let status = std::fs::read_to_string(task.path().join("status")).unwrap();
+        let field = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+            line.trim_start_matches(':').trim().to_owned()
+        };
+        let all = (field("CapEff"), field("CapPrm"), field("NoNewPrivs"));
+        let none = "0000000000000000".to_owned();
+        assert_eq!(all, (none.clone(), none, "1".to_owned()), "{}", field("Name"));
+    }
+}
+
+#[test]
+fn a_daemon_that_knows_secrets_leaves_no_core_dump_with_them() {
+    heed_signals();
+    let directory = tempfile::tempdir().unwrap();
+    let secret = directory.path().join("secret");
+    std::fs::write(&secret, "twelve or more bytes\n").unwrap();
+    std::fs::set_permissions(&secret, Permissions::from_mode(0o600)).unwrap();
+    let open = "iscsi = ['127.0.0.1:0']\n[[volume]]\nname = 'disk'\nspec = 'mem:1m'\n";
+    let target = "[[iscsi_target]]\nTargetName = 'iqn.2026-11.com.example:disk'\nluns = { 0 = 'disk' }\n\
+        [[iscsi_target.acl]]\nInitiatorName = 'iqn.2026-11.com.example:host'\nluns = [0]\nCHAP_N = 'host'\n";
+    let closed = format!("{open}{target}secret_file = '{}'\n", secret.display());
+    let dumps_core = |config: &str| {
+        std::fs::write(directory.path().join("config.toml"), config).unwrap();
+        let mut command = Command::new("sh");
+        command.args(["-c", "ulimit -c unlimited; exec \"$0\" serve --config config.toml", BLOCKMUX]);
+        let mut child = command.current_dir(directory.path()).stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.as_mut().unwrap()).lines().map(Result::unwrap);
+        assert!(lines.take_while(|line| line != "ready").count() > 1);
+        end_by(&mut child, Signal::QUIT).core_dumped()
+    };
+    if !dumps_core(open) {
+        println!("skipped: no process dumps core here");
+        return;
+    }
+    assert!(!dumps_core(&closed));
 }

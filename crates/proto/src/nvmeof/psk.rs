@@ -20,6 +20,7 @@ use crate::nvme::nqn::Nqn;
 use data_encoding::BASE64;
 use std::fmt;
 use std::time::Duration;
+use zeroize::Zeroizing;
 
 /// The hash function of a key, and with it the cipher suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -33,7 +34,7 @@ pub enum PskHash {
 /// A key as it is handed from one administrator to another.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ConfiguredPsk {
-    bytes: Vec<u8>,
+    bytes: Zeroizing<Vec<u8>>,
     /// The function that makes a retained PSK of it; `None`: it is one.
     transform: Option<PskHash>,
 }
@@ -41,7 +42,7 @@ pub struct ConfiguredPsk {
 /// What TLS PSKs are derived from.
 #[derive(Clone, PartialEq, Eq)]
 pub struct InputPsk {
-    bytes: Vec<u8>,
+    bytes: Zeroizing<Vec<u8>>,
     hash: PskHash,
     kind: Kind,
 }
@@ -53,7 +54,7 @@ pub struct TlsPsk {
     pub identity: String,
     /// The hash function of its cipher suite.
     pub hash: PskHash,
-    bytes: Vec<u8>,
+    bytes: Zeroizing<Vec<u8>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,7 +99,7 @@ impl ConfiguredPsk {
         // There is no cipher suite with SHA-512.
         let hash = PskHash::of_len(bytes.len()).ok_or(PskError::Length)?;
         let transform = transform.map(|_| hash);
-        Ok(ConfiguredPsk { bytes, transform })
+        Ok(ConfiguredPsk { bytes: bytes.into(), transform })
     }
 
     /// What a host of that name, and those that it connects to, keep of it.
@@ -118,7 +119,7 @@ impl InputPsk {
     /// function.
     pub fn generated(hash: Hash, bytes: Vec<u8>) -> Option<InputPsk> {
         let hash = [PskHash::Sha256, PskHash::Sha384].into_iter().find(|psk| psk.function() == hash)?;
-        (bytes.len() == hash.len()).then_some(InputPsk { bytes, hash, kind: Kind::Generated })
+        (bytes.len() == hash.len()).then_some(InputPsk { bytes: bytes.into(), hash, kind: Kind::Generated })
     }
 
     pub(super) fn is_generated(&self) -> bool {
@@ -225,7 +226,7 @@ impl From<Flaw> for PskError {
 
 /// HKDF-Extract without salt, and HKDF-Expand-Label for as many bytes as the hash has (RFC 8446 §7.1): one block. `None` if
 /// the context is too long.
-fn expand(hash: PskHash, key: &[u8], label: &str, context: &str) -> Option<Vec<u8>> {
+fn expand(hash: PskHash, key: &[u8], label: &str, context: &str) -> Option<Zeroizing<Vec<u8>>> {
     let function = hash.function();
     let extracted = function.hmac(&vec![0; hash.len()], &[key]);
     let label = format!("tls13 {label}");
@@ -240,7 +241,7 @@ fn expand(hash: PskHash, key: &[u8], label: &str, context: &str) -> Option<Vec<u
         // The number of the block.
         &[1],
     ];
-    Some(function.hmac(&extracted, &parts))
+    Some(function.hmac(&extracted, &parts).into())
 }
 
 /// How long connections may be begun with a generated PSK (TCP Transport 1.0 §3.6.1.4).
@@ -314,7 +315,10 @@ mod tests {
             let input = InputPsk::generated(hash, bytes(psk)).unwrap();
             assert_eq!(input.digest("hostnqn", "subsysnqn"), digest);
             let context = format!("{} {digest}", input.hash.letters());
-            assert_eq!(expand(input.hash, &input.bytes, "nvme-tls-psk", &context).unwrap(), bytes(tls_psk));
+            assert_eq!(
+                expand(input.hash, &input.bytes, "nvme-tls-psk", &context).unwrap().to_vec(),
+                bytes(tls_psk)
+            );
         }
         assert!(InputPsk::generated(Hash::Sha512, vec![0; 64]).is_none());
         assert!(InputPsk::generated(Hash::Sha256, vec![0; 48]).is_none());

@@ -5,6 +5,7 @@
 
 use blockmux_wire::iscsi::ISCSI_MAX_NAME;
 use sha1::Digest;
+use zeroize::Zeroizing;
 
 /// A CHAP algorithm by its number in `CHAP_A`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,13 +56,13 @@ impl Algorithm {
 
 /// What two sides know and never send.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Secret(Vec<u8>);
+pub struct Secret(Zeroizing<Vec<u8>>);
 
 impl Secret {
     /// A secret of at least one byte.
     #[must_use]
     pub fn new(bytes: &[u8]) -> Option<Secret> {
-        (1..=MAX_SECRET).contains(&bytes.len()).then(|| Secret(bytes.to_vec()))
+        (1..=MAX_SECRET).contains(&bytes.len()).then(|| Secret(Zeroizing::new(bytes.to_vec())))
     }
 }
 

@@ -3,11 +3,12 @@
 use super::super::printed::{self, Flaw};
 use super::Hash;
 use std::fmt;
+use zeroize::Zeroizing;
 
 /// A secret of a host or of a controller.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret {
-    bytes: Vec<u8>,
+    bytes: Zeroizing<Vec<u8>>,
     hash: Option<Hash>,
 }
 
@@ -32,14 +33,14 @@ impl Secret {
     /// If it is none.
     pub fn parse(text: &str) -> Result<Secret, SecretError> {
         let (hash, bytes) = printed::parse(text, "DHHC-1")?;
-        Ok(Secret { bytes, hash })
+        Ok(Secret { bytes: Zeroizing::new(bytes), hash })
     }
 
     /// The key with which the holder of that NQN makes responses.
-    pub(super) fn key_for(&self, nqn: &str) -> Vec<u8> {
+    pub(super) fn key_for(&self, nqn: &str) -> Zeroizing<Vec<u8>> {
         match self.hash {
             None => self.bytes.clone(),
-            Some(hash) => hash.hmac(&self.bytes, &[nqn.as_bytes(), b"NVMe-over-Fabrics"]),
+            Some(hash) => Zeroizing::new(hash.hmac(&self.bytes, &[nqn.as_bytes(), b"NVMe-over-Fabrics"])),
         }
     }
 }
@@ -68,7 +69,7 @@ pub(super) mod tests {
     #[test]
     fn secrets_are_read_as_nvme_cli_prints_them() {
         let plain = Secret::parse(PLAIN).unwrap();
-        assert_eq!(plain.bytes, (1..=32).collect::<Vec<u8>>());
+        assert_eq!(plain.bytes.to_vec(), (1..=32).collect::<Vec<u8>>());
         assert_eq!(plain.key_for("nqn.a"), plain.bytes);
         assert_eq!(format!("{plain:?}"), "Secret");
     }
