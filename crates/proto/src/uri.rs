@@ -256,7 +256,7 @@ impl<'a, 'b> Query<'a, 'b> {
 
     fn bytes(&mut self, key: &str, value: &[u8]) -> fmt::Result {
         write!(self.f, "{}{key}=", std::mem::replace(&mut self.separator, '&'))?;
-        encode(self.f, value, b"/:@")
+        encode(self.f, value, b"/:@,")
     }
 }
 
