@@ -20,9 +20,9 @@ serve_disk
 
 check a_host_of_nvme_rdma_is_rejected_at_once
 modprobe nvme_rdma
-kernel_is_content 'Connect rejected'
 fails nvme connect -t rdma -a $target -s 3260 -n nqn.2026-11.test:none
 dmesg | grep 'Connect rejected: .* nvme status 6'
+kernel_is_content 'Connect rejected'
 
 over_iser() { iscsiadm -m node -T iqn.2026-11.test:open -p $target "$@"; }
 
