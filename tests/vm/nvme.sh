@@ -33,7 +33,7 @@ fails grep private found
 discover 3 | grep 'subnqn: *nqn.2026-11.test:private'
 
 check a_discovery_controller_is_disconnected_by_the_well_known_name
-nvme connect -t tcp -a "$HOST" -s 4420 -n nqn.2014-08.org.nvmexpress.discovery
+try_to_connect 1 -n nqn.2014-08.org.nvmexpress.discovery
 nvme disconnect -n nqn.2014-08.org.nvmexpress.discovery | grep 'disconnected 1 controller'
 
 check a_host_connects_with_several_queues
