@@ -1,7 +1,8 @@
-//! Which protocol a peer asks for when it connects over RDMA, and how a port that serves another one rejects it.
+//! Which protocol a peer asks for when it connects over RDMA, and how a port that serves another
+//! one rejects it.
 //!
-//! The private data of a connection request has no common beginning. iSER's is four bytes of flags or nothing; those of
-//! the others have fields that cannot be zero where iSER's has nothing.
+//! The private data of a connection request has no common beginning. iSER's is four bytes of flags
+//! or nothing; those of the others have fields that cannot be zero where iSER's has nothing.
 
 use crate::rdma::MAX_PRIVATE_DATA;
 use blockmux_wire::nvmeof::rdma::{CmReject, CmRequest, CmStatus, RECFMT};
@@ -23,7 +24,8 @@ pub(crate) enum OtherProtocol {
 impl OtherProtocol {
     /// The protocol that this private data is of, if it is one of these.
     pub(crate) fn of(private_data: &[u8]) -> Option<OtherProtocol> {
-        // InfiniBand fills private data up with zeroes, so NVMe/RDMA's may be as long as SRP's, but says nothing there.
+        // InfiniBand fills private data up with zeroes, so NVMe/RDMA's may be as long as SRP's, but
+        // says nothing there.
         if let Ok((login, _)) = LoginRequestRdma::read_from_prefix(private_data) {
             let formats = login.req_buf_fmt.get();
             let is_known = formats & !(BUFFER_FORMAT_DIRECT | BUFFER_FORMAT_INDIRECT) == 0;

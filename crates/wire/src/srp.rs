@@ -3,7 +3,8 @@
 use crate::open_enum::open_enum;
 use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, U32, U64, Unaligned};
 
-/// SRP_LOGIN_REQ as Linux sends it over RDMA/CM, which carries 56 bytes: the standard's fields without its reserved bytes.
+/// SRP_LOGIN_REQ as Linux sends it over RDMA/CM, which carries 56 bytes: the standard's fields
+/// without its reserved bytes.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]

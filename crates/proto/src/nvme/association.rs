@@ -63,8 +63,9 @@ pub(crate) struct Host {
 }
 
 impl Host {
-    /// Whether a connection of `other` may belong to a controller of this host. The name decides: some hosts make another
-    /// identifier for each queue, and Linux's target and SPDK accept that. Without a name the identifier decides.
+    /// Whether a connection of `other` may belong to a controller of this host. The name decides:
+    /// some hosts make another identifier for each queue, and Linux's target and SPDK accept that.
+    /// Without a name the identifier decides.
     fn is_same(&self, other: &Host) -> bool {
         self.nqn == other.nqn && (!self.nqn.is_empty() || self.id == other.id)
     }
@@ -137,7 +138,8 @@ impl Associations {
         Ok(AdminPlace { associations: self.clone(), cntlid, errors })
     }
 
-    /// An I/O queue of a controller that the host has. The controller's host has the identifier of its admin queue.
+    /// An I/O queue of a controller that the host has. The controller's host has the identifier of
+    /// its admin queue.
     pub(crate) fn connect_io(
         self: &Arc<Associations>,
         host: &Host,

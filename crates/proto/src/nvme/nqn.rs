@@ -4,8 +4,8 @@ use blockmux_wire::nvme::{NQN_FIELD_LEN, NQN_MAX_LEN};
 use std::fmt;
 use std::str;
 
-/// The name of a host or a subsystem: `nqn.`, a date and who gave the name, and whatever they like. A host that gives none
-/// has the empty one, which no config file can write.
+/// The name of a host or a subsystem: `nqn.`, a date and who gave the name, and whatever they like.
+/// A host that gives none has the empty one, which no config file can write.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Nqn(String);
 
@@ -27,7 +27,7 @@ impl Nqn {
 
     /// Reads HOSTNQN of Connect, which hosts may leave empty.
     pub(crate) fn of_host_field(field: &[u8; NQN_FIELD_LEN]) -> Option<Nqn> {
-        if *field == [0; NQN_FIELD_LEN] { Some(Nqn(String::new())) } else { Nqn::of_field(field) }
+        if field.starts_with(&[0]) { Some(Nqn(String::new())) } else { Nqn::of_field(field) }
     }
 
     /// Whether it is the empty name.

@@ -343,8 +343,8 @@ impl Subsystem {
         self.namespaces.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The discovery subsystem of a node, which Identify and the log call `nqn`. Hosts may connect to the well-known name
-    /// whatever it is called.
+    /// The discovery subsystem of a node, which Identify and the log call `nqn`. Hosts may connect
+    /// to the well-known name whatever it is called.
     pub(crate) fn discovery(nqn: Nqn, machine: &str) -> Subsystem {
         Subsystem { is_discovery: true, ..Subsystem::new(nqn, machine, Vec::new(), Vec::new()) }
     }

@@ -67,7 +67,8 @@ impl Node {
     pub fn new(subsystems: Vec<Arc<Subsystem>>, ports: Vec<Port>, machine: &str) -> Node {
         Node {
             subsystems: RwLock::new(subsystems),
-            // As Linux's target by default: `nvme disconnect -n` finds the controller by the name that Identify tells.
+            // As Linux's target by default: `nvme disconnect -n` finds the controller by the name
+            // that Identify tells.
             discovery: Arc::new(Subsystem::discovery(well_known_discovery_nqn(), machine)),
             generation: AtomicU64::new(1),
             ports,
@@ -86,7 +87,8 @@ impl Node {
         self
     }
 
-    /// Calls the discovery subsystem by the unique name of this machine, by which hosts tell it from those of others.
+    /// Calls the discovery subsystem by the unique name of this machine, by which hosts tell it
+    /// from those of others.
     #[must_use]
     pub fn with_unique_discovery_nqn(mut self, machine: &str) -> Node {
         self.discovery = Arc::new(Subsystem::discovery(unique_discovery_nqn(machine), machine));

@@ -1,4 +1,5 @@
-//! The RDMA transport of NVMe over Fabrics (RDMA Transport 1.0 §3.2): what goes in the private data of connections.
+//! The RDMA transport of NVMe over Fabrics (RDMA Transport 1.0 §3.2): what goes in the private data
+//! of connections.
 
 use crate::open_enum::open_enum;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, LittleEndian as LE, U16, Unaligned};

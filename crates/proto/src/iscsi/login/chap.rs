@@ -51,7 +51,8 @@ impl Algorithm {
         }
     }
 
-    /// The algorithm of that name, whatever its case; open-iscsi leaves the hyphen of `SHA-256` out.
+    /// The algorithm of that name, whatever its case; open-iscsi leaves the hyphen of `SHA-256`
+    /// out.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Algorithm> {
         let plain = |name: &str| name.replace('-', "").to_ascii_uppercase();

@@ -87,18 +87,6 @@ impl TargetSession {
         self.grant();
     }
 
-    /// Drops the command in this place if it is an Asynchronous Event Request that waits; answers whether it was. SPDK's
-    /// host reuses the identifiers of its waiting requests when it shuts a controller down, and no target refuses that.
-    #[cold]
-    fn drop_event_request(&mut self, slot: usize) -> bool {
-        let Some(Queue::Admin(admin)) = &mut self.queue else { return false };
-        let is_waiting = admin.drop_event_request(slot);
-        if is_waiting {
-            self.commands.remove(slot);
-        }
-        is_waiting
-    }
-
     /// Says who carries a command out, and how much data the host has for it, in bytes. It may be the second half of the
     /// fused operation whose first is in this place.
     #[inline]

@@ -47,7 +47,8 @@ fn a_new_size_is_told_once_until_the_list_is_read() {
     assert_eq!(changed(&mut deaf, 0)[..5], [1, 0, 0, 0, 2], "the list is there all the same");
 }
 
-/// SPDK's host has four requests for events waiting, and writes CC.SHN under the identifier of one of them.
+/// SPDK's host has four requests for events waiting, and writes CC.SHN under the identifier of one
+/// of them.
 #[test]
 fn a_command_takes_the_identifier_of_a_request_for_events_but_not_of_another_command() {
     let node = node();

@@ -238,7 +238,8 @@ fn who_is_preempted_is_told_and_may_not_write() {
     assert!(admin_a.received().is_empty());
 }
 
-/// What blktests nvme/054 does. Until 2025 it preempted with PRKEY 0, which only Linux's target takes for the holder's key.
+/// What blktests nvme/054 does. Until 2025 it preempted with PRKEY 0, which only Linux's target
+/// takes for the holder's key.
 #[test]
 fn a_holder_changes_the_type_of_its_reservation_by_preempting_its_own_key() {
     let (mut host, _admin) = Host::io(&node(), 0);
