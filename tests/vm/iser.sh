@@ -18,6 +18,12 @@ END"
 }
 serve_disk
 
+check a_host_of_nvme_rdma_is_rejected_at_once
+modprobe nvme_rdma
+fails nvme connect -t rdma -a $target -s 3260 -n nqn.2026-11.test:none
+dmesg | grep 'Connect rejected: .* nvme status 6'
+kernel_is_content 'Connect rejected'
+
 over_iser() { iscsiadm -m node -T iqn.2026-11.test:open -p $target "$@"; }
 
 check the_kernel_logs_in_over_iwarp

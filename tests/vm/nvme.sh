@@ -32,6 +32,10 @@ grep "subnqn: *$NQN" found
 fails grep private found
 discover 3 | grep 'subnqn: *nqn.2026-11.test:private'
 
+check a_discovery_controller_is_disconnected_by_the_well_known_name
+try_to_connect 1 -n nqn.2014-08.org.nvmexpress.discovery
+nvme disconnect -n nqn.2014-08.org.nvmexpress.discovery | grep 'disconnected 1 controller'
+
 check a_host_connects_with_several_queues
 connect 1 --nr-io-queues=2 --keep-alive-tmo=5
 test "$(cat /sys/class/nvme/$controller/queue_count)" = 3

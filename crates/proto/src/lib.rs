@@ -18,6 +18,7 @@ pub mod nvme;
 pub mod nvmeof;
 pub mod outbox;
 pub mod rdma;
+mod rdma_cm;
 pub mod scsi;
 pub mod served;
 pub mod session;

@@ -142,7 +142,7 @@ pub(crate) const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.
 /// Of an IPv6 address or an NVMe qualified name.
 pub(crate) const BUT_COLONS: &AsciiSet = &RESERVED.remove(b':');
 /// Of a path, or of a query's value.
-pub(crate) const BUT_PATHS: &AsciiSet = &BUT_COLONS.remove(b'/').remove(b'@');
+pub(crate) const BUT_PATHS: &AsciiSet = &BUT_COLONS.remove(b'/').remove(b'@').remove(b',');
 
 /// A parameter of a query.
 pub(crate) struct Parameter<'a> {

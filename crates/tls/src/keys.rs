@@ -169,7 +169,7 @@ mod tests {
         ];
         for (secret, key, iv) in cases {
             let keys = TrafficSecret::new(Hash::Sha256, &bytes(secret)).keys(7);
-            assert_eq!((keys.key, keys.iv.to_vec(), keys.sequence), (bytes(key), bytes(iv), 7));
+            assert_eq!((keys.key.to_vec(), keys.iv.to_vec(), keys.sequence), (bytes(key), bytes(iv), 7));
         }
     }
 

@@ -4,7 +4,7 @@ use super::*;
 
 fn psk(identity: &str, fill: u8, hash: Hash) -> Psk {
     let len = if hash == Hash::Sha256 { 32 } else { 48 };
-    Psk { identity: identity.into(), secret: vec![fill; len], hash }
+    Psk { identity: identity.into(), secret: vec![fill; len].into(), hash }
 }
 
 fn lookup(keys: Vec<Psk>) -> Lookup {

@@ -18,3 +18,4 @@ pub mod nbd;
 pub mod nvme;
 pub mod nvmeof;
 pub mod scsi;
+pub mod srp;

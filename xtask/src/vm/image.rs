@@ -61,6 +61,7 @@ const MODULES: &[&str] = &[
     "tcp_diag",
     "ib_iser",
     "ib_isert",
+    "nvme_rdma",
     "rdma_ucm",
 ];
 

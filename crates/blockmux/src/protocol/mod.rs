@@ -85,6 +85,8 @@ pub(crate) struct Settings {
     pub(crate) nvme_in_capsule: Option<usize>,
     /// Where else hosts of NVMe may discover.
     pub(crate) nvme_referrals: Vec<Referral>,
+    /// The discovery subsystem has a unique name of its own.
+    pub(crate) nvme_discovery_is_unique: bool,
     /// Whether hosts have to come by TLS.
     pub(crate) nvme_tcp_treq: nvme_tcp::Treq,
     /// Whether the kernel makes the records of TLS where it can; `None`: it does.

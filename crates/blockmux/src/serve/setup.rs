@@ -160,6 +160,7 @@ fn settings(config: &mut Config) -> Result<Settings, Failure> {
         nvme: nvme.collect::<Result<_, _>>()?,
         nvme_in_capsule: in_capsule(config.nvme_in_capsule_data_size)?,
         nvme_referrals: config.nvme_discovery.prepare()?,
+        nvme_discovery_is_unique: config.nvme_discovery.unique_subnqn,
         nvme_tcp_treq: config.nvme_tcp_treq,
         nvme_tcp_ktls: config.nvme_tcp_ktls,
     })

@@ -281,7 +281,7 @@ fn a_block_device_that_has_changed_by_itself_is_noticed() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("disk");
     fs::File::create(&file).unwrap().set_len(8 << 20).unwrap();
-    let Some(device) = LoopDevice::over(&file) else { return };
+    let Some(device) = LoopDevice::over(&file, &[]) else { return };
     let controlled = Controlled::serve(&[&format!("block:{}", device.0), "--iscsi", "127.0.0.1:0"]);
     let mut scsi = controlled.login();
     assert_eq!(capacity(&mut scsi), 8 << 20);
@@ -294,13 +294,13 @@ fn a_block_device_that_has_changed_by_itself_is_noticed() {
 }
 
 /// Detached when dropped.
-struct LoopDevice(String);
+pub(crate) struct LoopDevice(pub(crate) String);
 
 impl LoopDevice {
     /// `None`, and the reason on standard output, where it may not be made.
     #[expect(clippy::print_stdout, reason = "a skipped test says why")]
-    fn over(file: &Path) -> Option<LoopDevice> {
-        let output = Command::new("losetup").args(["--find", "--show"]).arg(file).output().ok();
+    pub(crate) fn over(file: &Path, options: &[&str]) -> Option<LoopDevice> {
+        let output = Command::new("losetup").args(["--find", "--show"]).args(options).arg(file).output().ok();
         let made = output.filter(|output| output.status.success());
         if made.is_none() {
             println!("skipped: only root may make a loop device");

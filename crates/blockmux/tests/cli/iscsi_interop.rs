@@ -328,6 +328,33 @@ fn discovery_says_of_a_target_that_it_wants_a_secret() {
     assert!(said(&user("user")).contains("  1 MiB  BLOCKMUX"));
 }
 
+/// libiscsi offers MD5 alone.
+#[test]
+fn a_target_refuses_algorithms_of_chap_that_its_config_does_not_name() {
+    let directory = tempfile::tempdir().unwrap();
+    let secret = secret(directory.path(), "initiator", "initiator-secret");
+    let config = directory.path().join("blockmux.toml");
+    let text = format!(
+        "[[iscsi_target]]\nTargetName = 'iqn.2026-11.com.example:closed'\nluns = {{ 0 = 'a' }}\n\
+         CHAP_A = ['SHA3-256', 'SHA-256']\n[[iscsi_target.acl]]\nCHAP_N = 'user'\nsecret_file = '{secret}'\n"
+    );
+    std::fs::write(&config, text).unwrap();
+    let (mut daemon, url) = serve(&["a=mem:1m", "--config", config.to_str().unwrap()]);
+    let info = |more: &str| {
+        let portal = portal(&url).replace("://", "://user@");
+        blockmux(["info", &format!("{portal}/iqn.2026-11.com.example:closed/0?secret_file={secret}{more}")])
+    };
+    assert!(info("").status.success() && info("&chap_a=SHA-256").status.success());
+    assert!(!info("&chap_a=SHA1,MD5").status.success());
+    daemon.wait_for_line("offered no CHAP algorithm that this target takes");
+    if has("iscsi-readcapacity16") {
+        let url = format!("{}/iqn.2026-11.com.example:closed/0", portal(&url));
+        let user = [("LIBISCSI_CHAP_USERNAME", "user"), ("LIBISCSI_CHAP_PASSWORD", "initiator-secret")];
+        assert!(!Command::new("iscsi-readcapacity16").arg(url).envs(user).output().unwrap().status.success());
+        daemon.wait_for_line("offered no CHAP algorithm that this target takes");
+    }
+}
+
 fn text_of_discovery(url: &str) -> String {
     let output = blockmux(["discover", url]);
     assert!(output.status.success(), "{}", text(&output.stderr));

@@ -5,7 +5,7 @@ use crate::program::{blockmux, text};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use std::fs;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::thread;
@@ -135,4 +135,21 @@ fn what_hostile_peers_begin_with_leaves_the_others_alone() {
     drop(held);
     succeeds(&["info", &url]);
     assert!(Path::new(&daemon.socket()).exists());
+}
+
+/// What Linux's NVMe/RDMA host asks for; it prints the status of the rejection at once.
+#[test]
+fn a_host_of_nvme_rdma_is_rejected_when_it_connects() {
+    let mut daemon = Daemon::serve(&["mem:1m", "--iscsi", "127.0.0.1:0"]);
+    let url = daemon.urls_of("iser").remove(0);
+    let place = url.trim_start_matches("iser://").split('/').next().unwrap();
+    let mut socket = std::net::TcpStream::connect(place).unwrap();
+    let queue = [&b"\0\0\0\0\x20\0\x1f\0"[..], &[0; 24]].concat();
+    socket.write_all(&[b"MPA ID Req Frame\x10\x02\0\x24\0\x80\0\0", &queue[..]].concat()).unwrap();
+    let mut answer = Vec::new();
+    socket.read_to_end(&mut answer).unwrap();
+    // The reject flag, and NVMe/RDMA's status 6 behind the 4 bytes of RFC 6581.
+    assert_eq!(answer, b"MPA ID Rep Frame\x30\x02\0\x08\0\0\0\x20\0\0\x06\0");
+    daemon.wait_for_line("asked for NVMe/RDMA at a port that serves iSER");
+    succeeds(&["info", &url]);
 }

@@ -287,9 +287,10 @@ fn has_hung_up(ran: &Result<(), Broken>) -> bool {
     }
 }
 
-/// What to try in turn: as it is, and with MD5 alone.
+/// What to try in turn: as it is, and with MD5 alone, where that is among the algorithms.
 fn attempts(chap: Option<Chap>) -> impl Iterator<Item = Option<Chap>> {
-    let plain = chap.as_ref().filter(|chap| chap.algorithms.len() > 1).map(|chap| {
+    let has_others = |chap: &&Chap| chap.algorithms.len() > 1 && chap.algorithms.contains(&Algorithm::Md5);
+    let plain = chap.as_ref().filter(has_others).map(|chap| {
         let algorithms = vec![Algorithm::Md5];
         Some(Chap { algorithms, ..chap.clone() })
     });

@@ -10,7 +10,8 @@
 //!
 //! Without a target it names a portal, for discovery; without a number, LUN 0. A password in a URL can be seen by
 //! everybody who sees the command line; `secret_file=PATH` names a file instead. `mutual_user=NAME` and
-//! `mutual_secret_file=PATH` are what the target has to prove, `initiator=NAME` is our own name,
+//! `mutual_secret_file=PATH` are what the target has to prove, `chap_a=NAME[,NAME]...` the algorithms of CHAP that are
+//! offered, best first, and `initiator=NAME` is our own name,
 //! `header_digest=on|off` and `data_digest=on|off` (off) ask for CRC32C, `connections=N` is how many sessions to open,
 //! `max_connections=N` how many connections each of them may have (1), `error_recovery_level=0..2` how much of what goes
 //! wrong a session survives (0): of these two the target may agree on less. `paths=all` asks the portal for all that lead to
@@ -19,7 +20,7 @@
 //!
 //! A URL prints without its password.
 
-use super::login::chap::Secret;
+use super::login::chap::{Algorithm, Secret};
 use super::name::{Name, NameError};
 pub use crate::uri::MAX_PORTALS;
 use crate::uri::{
@@ -56,6 +57,8 @@ pub struct Url {
     pub mutual_user: Option<String>,
     /// The file that has what belongs to it.
     pub mutual_secret_file: Option<PathBuf>,
+    /// The algorithms of CHAP to offer, best first; not empty.
+    pub chap_a: Vec<Algorithm>,
     /// Our own name as an initiator; `None`: the engine's.
     pub initiator: Option<Name>,
     /// CRC32C over headers.
@@ -152,6 +155,7 @@ impl FromStr for Url {
             secret_file: None,
             mutual_user: None,
             mutual_secret_file: None,
+            chap_a: Algorithm::ALL.to_vec(),
             initiator: None,
             header_digest: false,
             data_digest: false,
@@ -204,6 +208,14 @@ impl Url {
             "secret_file" => self.secret_file = Some(parameter.path()?),
             "mutual_user" => self.mutual_user = Some(user(parameter)?),
             "mutual_secret_file" => self.mutual_secret_file = Some(parameter.path()?),
+            "chap_a" => {
+                let names = parameter.text()?.split(',');
+                let algorithms: Option<Vec<_>> = names.map(Algorithm::from_name).collect();
+                match algorithms {
+                    Some(algorithms) => self.chap_a = algorithms,
+                    None => return wrong("name some of SHA3-256,SHA-256,SHA1,MD5"),
+                }
+            }
             "initiator" => {
                 let part = parameter.text()?;
                 let name = Name::new(part);
@@ -247,6 +259,9 @@ impl Url {
             (true, 0) => return missing("secret_file", "missing; a user needs ?secret_file=PATH"),
             (true, _) => return missing("secret_file", "there is a password before the @, too; remove one"),
         }
+        if self.user.is_none() && self.chap_a != Algorithm::ALL {
+            return missing("chap_a", "belongs to a user; write user@host");
+        }
         match (self.mutual_user.is_some(), self.mutual_secret_file.is_some()) {
             (false, false) => Ok(self),
             (true, true) if self.user.is_some() => Ok(self),
@@ -284,6 +299,8 @@ impl fmt::Display for Url {
         query.put_path("secret_file", self.secret_file.as_deref())?;
         query.put("mutual_user", self.mutual_user.as_ref())?;
         query.put_path("mutual_secret_file", self.mutual_secret_file.as_deref())?;
+        let algorithms: Vec<&str> = self.chap_a.iter().map(|algorithm| algorithm.name()).collect();
+        query.put("chap_a", Some(algorithms.join(",")).filter(|_| self.chap_a != Algorithm::ALL))?;
         query.put("initiator", self.initiator.as_ref())?;
         query.put("header_digest", self.header_digest.then_some("on"))?;
         query.put("data_digest", self.data_digest.then_some("on"))?;
@@ -319,13 +336,14 @@ fn target_and_lun(path: &str) -> Result<(Option<Name>, u16), UrlError> {
     Ok((Some(target), number.ok_or_else(|| UrlError::Lun(uri::shown(lun)))?))
 }
 
-const KEYS: [&str; 15] = [
+const KEYS: [&str; 16] = [
     "rdma",
     "crc",
     "user",
     "secret_file",
     "mutual_user",
     "mutual_secret_file",
+    "chap_a",
     "initiator",
     "header_digest",
     "data_digest",
@@ -368,7 +386,7 @@ mod tests {
     fn parameters_are_read_and_written_back() {
         let text = format!(
             "iscsi://user@h/{TARGET}/9?secret_file=/run/a%26b&mutual_user=target%20one&mutual_secret_file=m\
-             &initiator=iqn.2026-11.me:x&header_digest=on&data_digest=on&connections=4&max_connections=2\
+             &chap_a=SHA3-256,SHA1&initiator=iqn.2026-11.me:x&header_digest=on&data_digest=on&connections=4&max_connections=2\
              &error_recovery_level=1&paths=all&reconnect=90s&timeout=2m"
         );
         let url: Url = text.parse().unwrap();
@@ -461,6 +479,11 @@ mod tests {
             ("iser://h?data_digest=on", "parameter \"data_digest=on\": there are no digests"),
             ("iser://h?max_connections=2", ""),
             ("iser://h?error_recovery_level=1", "parameter \"error_recovery_level=1\": belongs to iscsi://"),
+            (
+                "iscsi://u@h?secret_file=s&chap_a=x",
+                "parameter \"chap_a=x\": name some of SHA3-256,SHA-256,SHA1,MD5",
+            ),
+            ("iscsi://h?chap_a=SHA-256", "parameter \"chap_a\": belongs to a user"),
             ("iscsi://h?secret_file=", "parameter \"secret_file=\": name a file"),
         ] {
             match text.parse::<Url>() {

@@ -148,6 +148,11 @@ impl AdminQueue {
         Admin::Done(outcome)
     }
 
+    /// Forgets the Asynchronous Event Request in this place; answers whether one waited there.
+    pub(crate) fn drop_event_request(&mut self, slot: usize) -> bool {
+        self.events.abort(slot)
+    }
+
     /// The controller is reset or shut down: the places of all requests for events, which wait no more.
     pub(crate) fn reset_events(&mut self) -> impl Iterator<Item = usize> + use<> {
         self.events.reset().into_iter()

@@ -62,6 +62,15 @@ pub(crate) struct Host {
     pub(crate) id: [u8; 16],
 }
 
+impl Host {
+    /// Whether a connection of `other` may belong to a controller of this host. The name decides:
+    /// some hosts make another identifier for each queue, and Linux's target and SPDK accept that.
+    /// Without a name the identifier decides.
+    fn is_same(&self, other: &Host) -> bool {
+        self.nqn == other.nqn && (!self.nqn.is_empty() || self.id == other.id)
+    }
+}
+
 /// A controller's admin queue, as long as it lives.
 pub(crate) struct AdminPlace {
     associations: Arc<Associations>,
@@ -129,8 +138,8 @@ impl Associations {
         Ok(AdminPlace { associations: self.clone(), cntlid, errors })
     }
 
-    /// An I/O queue of a controller that the host has. Its name tells: some hosts make another identifier for each queue,
-    /// and Linux's target and SPDK let them. The controller's host has that of its admin queue.
+    /// An I/O queue of a controller that the host has. The controller's host has the identifier of
+    /// its admin queue.
     pub(crate) fn connect_io(
         self: &Arc<Associations>,
         host: &Host,
@@ -141,7 +150,7 @@ impl Associations {
     ) -> Result<QueuePlace, Unconnected> {
         let mut live = self.live();
         let controller =
-            live.controllers.get_mut(&cntlid).filter(|found| found.host.nqn == host.nqn && !found.is_over);
+            live.controllers.get_mut(&cntlid).filter(|found| found.host.is_same(host) && !found.is_over);
         let controller = controller.ok_or(Unconnected::NoController)?;
         if !controller.is_enabled {
             return Err(Unconnected::NotEnabled);

@@ -5,6 +5,7 @@ use std::fmt;
 use std::str;
 
 /// The name of a host or a subsystem: `nqn.`, a date and who gave the name, and whatever they like.
+/// A host that gives none has the empty one, which no config file can write.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Nqn(String);
 
@@ -22,6 +23,16 @@ impl Nqn {
     pub fn of_field(field: &[u8; NQN_FIELD_LEN]) -> Option<Nqn> {
         let end = field.iter().position(|&byte| byte == 0)?;
         Nqn::new(str::from_utf8(field.get(..end)?).ok()?)
+    }
+
+    /// Reads HOSTNQN of Connect, which hosts may leave empty.
+    pub(crate) fn of_host_field(field: &[u8; NQN_FIELD_LEN]) -> Option<Nqn> {
+        if field.starts_with(&[0]) { Some(Nqn(String::new())) } else { Nqn::of_field(field) }
+    }
+
+    /// Whether it is the empty name.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
     /// As a field of a structure.

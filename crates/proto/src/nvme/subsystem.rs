@@ -13,6 +13,7 @@ use crate::nvmeof::auth::HostSecrets;
 use crate::served::{Change, Notice, Served, Watcher};
 use blockmux_volume::VolumeInfo;
 use blockmux_wire::nvme::log::AnaState;
+use blockmux_wire::nvmeof::fabrics::DISCOVERY_NQN;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
@@ -342,10 +343,9 @@ impl Subsystem {
         self.namespaces.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The discovery subsystem of a node. Its own name tells it from those of other machines; hosts may as well connect
-    /// to the one that is well known.
-    pub(crate) fn discovery(machine: &str) -> Subsystem {
-        let nqn = discovery_nqn(machine);
+    /// The discovery subsystem of a node, which Identify and the log call `nqn`. Hosts may connect
+    /// to the well-known name whatever it is called.
+    pub(crate) fn discovery(nqn: Nqn, machine: &str) -> Subsystem {
         Subsystem { is_discovery: true, ..Subsystem::new(nqn, machine, Vec::new(), Vec::new()) }
     }
 
@@ -439,9 +439,18 @@ impl Watcher for NamespaceWatch {
     }
 }
 
-/// The name of a machine's own discovery subsystem.
+/// The well-known name of discovery subsystems.
+///
+/// # Panics
+/// Never: the specification's own name is one.
 #[must_use]
-pub fn discovery_nqn(machine: &str) -> Nqn {
+pub fn well_known_discovery_nqn() -> Nqn {
+    Nqn::new(DISCOVERY_NQN).expect("the specification's own name is one")
+}
+
+/// The unique name of a machine's discovery subsystem.
+#[must_use]
+pub fn unique_discovery_nqn(machine: &str) -> Nqn {
     let id = hex(&unique(&format!("discovery\n{machine}")));
     Nqn::new(&format!("nqn.2026-11.blockmux:discovery.{id}")).expect("this is a name")
 }

@@ -89,7 +89,9 @@ pub(super) fn connect(
     let Some((asked, subsystem)) = found.as_ref().filter(|(_, subsystem)| subsystem.is_at(port)) else {
         return Err(invalid(offset_of!(ConnectData, subnqn), true));
     };
-    let Some(host) = Nqn::of_field(&told.hostnqn) else {
+    // SPDK's host sends an empty name by default. It is nobody's in an allow-list; SPDK's target
+    // and Linux's, too, let it in where every host may connect.
+    let Some(host) = Nqn::of_host_field(&told.hostnqn) else {
         return Err(invalid(offset_of!(ConnectData, hostnqn), true));
     };
     if told.hostid == [0; 16] {

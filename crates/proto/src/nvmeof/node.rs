@@ -6,7 +6,7 @@ use crate::nvme::HangUp;
 use crate::nvme::hosts::{HostAccess, OpenToAll};
 use crate::nvme::letters::Letter;
 use crate::nvme::nqn::Nqn;
-use crate::nvme::subsystem::Subsystem;
+use crate::nvme::subsystem::{Subsystem, unique_discovery_nqn, well_known_discovery_nqn};
 use blockmux_wire::nvmeof::fabrics::DISCOVERY_NQN;
 use blockmux_wire::nvmeof::tcp::NVME_DISCOVERY_PORT;
 use core::net::{IpAddr, SocketAddr};
@@ -67,7 +67,9 @@ impl Node {
     pub fn new(subsystems: Vec<Arc<Subsystem>>, ports: Vec<Port>, machine: &str) -> Node {
         Node {
             subsystems: RwLock::new(subsystems),
-            discovery: Arc::new(Subsystem::discovery(machine)),
+            // As Linux's target by default: `nvme disconnect -n` finds the controller by the name
+            // that Identify tells.
+            discovery: Arc::new(Subsystem::discovery(well_known_discovery_nqn(), machine)),
             generation: AtomicU64::new(1),
             ports,
             referrals: Vec::new(),
@@ -82,6 +84,14 @@ impl Node {
     #[must_use]
     pub fn with_tls(mut self, keyring: Arc<Keyring>, secure_channel: SecureChannel) -> Node {
         (self.keyring, self.secure_channel) = (keyring, RwLock::new(secure_channel));
+        self
+    }
+
+    /// Calls the discovery subsystem by the unique name of this machine, by which hosts tell it
+    /// from those of others.
+    #[must_use]
+    pub fn with_unique_discovery_nqn(mut self, machine: &str) -> Node {
+        self.discovery = Arc::new(Subsystem::discovery(unique_discovery_nqn(machine), machine));
         self
     }
 

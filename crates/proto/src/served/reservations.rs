@@ -223,6 +223,9 @@ impl Reservations {
         self.check_key(who, what.key)?;
         let held = self.reservation.clone();
         let takes_over = self.is_taken_over(what.victim_key);
+        // Even for the holder, where Linux's target changes the type instead: Base 2.0 §8.19.7 has
+        // this command aborted with Invalid Field, SPC-5 with INVALID FIELD IN PARAMETER LIST, and
+        // SPDK's target refuses it, too.
         if what.victim_key == 0 && !takes_over {
             return Err(Refused::NoKey);
         }

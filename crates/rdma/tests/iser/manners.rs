@@ -697,3 +697,21 @@ fn an_initiator_that_does_not_answer_a_read_is_left_when_something_waits_for_tha
         }
     }
 }
+
+/// As Linux's NVMe/RDMA host and SRP initiator ask for a connection over siw.
+#[test]
+fn a_peer_of_another_protocol_is_rejected_in_its_own_words() {
+    let nvme: &[u8] = b"\0\0\0\0\x20\0\x1f\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
+    let srp: &[u8] = b"\0\0\0\0\0\0\0\0\0\x06\x80\0\0\0\x20\x44\x52\x54\0\x77\0\x01\0\0\0\0\0\0\0\0\0\0\
+        \x50\x54\0\xff\xfe\x77\0\x02\x50\x54\0\xff\xfe\x77\0\x02\0\x44\0\0\0\0\0\0";
+    for (private_data, protocol, first) in [(nvme, "NVMe/RDMA", &[0, 0, 6, 0][..]), (srp, "SRP", &[0xc2])] {
+        let mut session = Served::new(offer(), None).session();
+        let error = session.on_event(Event::Requested { private_data: private_data.to_vec() }).unwrap_err();
+        assert!(error.what.contains(protocol), "{error}");
+        let Some(Work::Reject { private_data }) = session.poll_work(8) else { panic!("not rejected") };
+        assert!(private_data.starts_with(first));
+        assert!(session.poll_work(8).is_none());
+        session.on_event(Event::Disconnected).unwrap();
+        assert!(session.is_over());
+    }
+}

@@ -36,7 +36,7 @@ pub struct LbaStatusDescriptor {
     pub lba_status_logical_block_address: U64<BE>,
     /// LBA STATUS NUMBER OF LOGICAL BLOCKS.
     pub lba_status_number_of_logical_blocks: U32<BE>,
-    /// PROVISIONING STATUS: [`MAPPED`] or [`DEALLOCATED`].
+    /// PROVISIONING STATUS: [`MAPPED`], [`DEALLOCATED`], [`ANCHORED`] or another.
     pub provisioning_status: u8,
     /// Reserved.
     pub reserved: [u8; 3],
@@ -47,6 +47,8 @@ const _: () = assert!(size_of::<LbaStatusDescriptor>() == 16);
 pub const MAPPED: u8 = 0;
 /// PROVISIONING STATUS: deallocated.
 pub const DEALLOCATED: u8 = 1;
+/// PROVISIONING STATUS: anchored.
+pub const ANCHORED: u8 = 2;
 
 /// Of UNMAP: blocks become anchored rather than deallocated.
 pub const UNMAP_ANCHOR: u8 = 1 << 0;

@@ -64,6 +64,9 @@ pub(crate) struct TargetEntry {
     default_time2_wait: Option<u32>,
     #[serde(rename = "DefaultTime2Retain")]
     default_time2_retain: Option<u32>,
+    /// The algorithms of CHAP that are accepted, where an acl entry does not say; left out: all.
+    #[serde(rename = "CHAP_A")]
+    chap_a: Option<Vec<ChapAlgorithm>>,
     /// Who may log in; none means everybody, without proof.
     #[serde(default)]
     acl: Vec<AclEntry>,
@@ -82,6 +85,20 @@ enum Digest {
     Either,
 }
 
+/// An algorithm of CHAP by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+struct ChapAlgorithm(Algorithm);
+
+impl TryFrom<String> for ChapAlgorithm {
+    type Error = String;
+
+    fn try_from(name: String) -> Result<ChapAlgorithm, String> {
+        let unknown = || format!("`{name}` is no algorithm of CHAP; write SHA3-256, SHA-256, SHA1 or MD5");
+        Algorithm::from_name(&name).map(ChapAlgorithm).ok_or_else(unknown)
+    }
+}
+
 /// In the words of RFC 7143 §11.13.5: target moved temporarily, target moved permanently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -94,6 +111,9 @@ enum RedirectKind {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct DiscoveryEntry {
+    /// The algorithms of CHAP that are accepted; left out: all.
+    #[serde(rename = "CHAP_A")]
+    chap_a: Option<Vec<ChapAlgorithm>>,
     #[serde(rename = "CHAP_N")]
     chap_n: Option<String>,
     secret_file: Option<PathBuf>,
@@ -111,6 +131,9 @@ struct AclEntry {
     initiator_name: Option<String>,
     /// What it sees; left out: every LUN.
     luns: Option<Vec<u16>>,
+    /// The algorithms of CHAP that are accepted; left out: those of the target.
+    #[serde(rename = "CHAP_A")]
+    chap_a: Option<Vec<ChapAlgorithm>>,
     /// What it has to call itself, and where the secret is that it has to know.
     #[serde(rename = "CHAP_N")]
     chap_n: Option<String>,
@@ -187,8 +210,11 @@ impl ConfiguredTarget {
         let access_states =
             entry.access_states.as_ref().map(ListenerStates::prepare).transpose().map_err(wrong)?;
         let offer = entry.offer().map_err(wrong)?;
-        let acl = entry.acl.iter().map(|acl| acl.prepare(&luns, &wrong));
+        let acl = entry.acl.iter().map(|acl| acl.prepare(&luns, entry.chap_a.as_deref(), &wrong));
         let mut acl = acl.collect::<Result<Vec<_>, _>>()?;
+        if entry.chap_a.is_some() && acl.iter().all(|acl| acl.chap.is_none()) {
+            return Err(wrong("CHAP_A: no acl entry has CHAP_N and secret_file; add them".to_owned()));
+        }
         let mut named = HashSet::new();
         if let Some(twice) = acl.iter().find(|acl| !named.insert(acl.initiator.clone())) {
             let who = twice.initiator.as_ref().map_or("every initiator", Name::as_str);
@@ -231,7 +257,8 @@ impl DiscoveryEntry {
     pub(crate) fn prepare(&self) -> Result<Chap, Failure> {
         let wrong = |what: String| Failure::request(format!("iscsi_discovery: {what}"));
         let own = (&self.chap_n, &self.secret_file);
-        let chap = chap(own, (&self.target_chap_n, &self.target_secret_file), &wrong)?;
+        let target = (&self.target_chap_n, &self.target_secret_file);
+        let chap = chap(own, target, self.chap_a.as_deref(), &wrong)?;
         chap.ok_or_else(|| wrong("needs CHAP_N and secret_file; without them leave it out".to_owned()))
     }
 }
@@ -295,6 +322,7 @@ impl AclEntry {
     fn prepare(
         &self,
         luns: &BTreeMap<u16, String>,
+        chap_a: Option<&[ChapAlgorithm]>,
         wrong: &impl Fn(String) -> Failure,
     ) -> Result<Acl, Failure> {
         let initiator = self.initiator_name.as_deref().map(Name::new).transpose();
@@ -303,7 +331,11 @@ impl AclEntry {
             return Err(wrong(format!("an acl entry has LUN {lun}, which `luns` does not map")));
         }
         let own = (&self.chap_n, &self.secret_file);
-        let chap = chap(own, (&self.target_chap_n, &self.target_secret_file), wrong)?;
+        let target = (&self.target_chap_n, &self.target_secret_file);
+        let chap = chap(own, target, self.chap_a.as_deref().or(chap_a), wrong)?;
+        if chap.is_none() && self.chap_a.is_some() {
+            return Err(wrong("CHAP_A needs CHAP_N and secret_file, too".to_owned()));
+        }
         let user = self.chap_n.clone().zip(self.secret_file.clone());
         Ok(Acl { initiator, chap, user, luns: self.luns.clone() })
     }
@@ -316,6 +348,7 @@ type Named<'a> = (&'a Option<String>, &'a Option<PathBuf>);
 fn chap(
     own: Named<'_>,
     target: Named<'_>,
+    algorithms: Option<&[ChapAlgorithm]>,
     wrong: &impl Fn(String) -> Failure,
 ) -> Result<Option<Chap>, Failure> {
     let both = |(name, file): Named<'_>, keys: [&str; 2]| match (name, file) {
@@ -335,8 +368,12 @@ fn chap(
         (Some(own), Some(target)) if own.secret() == target.secret() => {
             Err(wrong("initiator and target have the same secret; give them two".to_owned()))
         }
+        _ if algorithms.is_some_and(<[_]>::is_empty) => {
+            Err(wrong("CHAP_A is empty; name algorithms, as [\"SHA3-256\", \"SHA-256\"]".to_owned()))
+        }
         (Some(initiator), target) => {
-            Ok(Some(Chap { initiator, target, algorithms: Algorithm::ALL.to_vec() }))
+            let named = algorithms.map(|named| named.iter().map(|algorithm| algorithm.0).collect());
+            Ok(Some(Chap { initiator, target, algorithms: named.unwrap_or(Algorithm::ALL.to_vec()) }))
         }
     }
 }
@@ -447,6 +484,30 @@ mod tests {
     }
 
     #[test]
+    fn algorithms_of_chap_are_those_of_the_acl_entry_then_those_of_the_target_then_all() {
+        use std::os::unix::fs::PermissionsExt;
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "initiator-secret").unwrap();
+        std::fs::set_permissions(file.path(), std::fs::Permissions::from_mode(0o600)).unwrap();
+        let with = |target: &str, acl: &str| {
+            let secret = file.path().display();
+            let entry = format!("[[acl]]\nCHAP_N = 'u'\nsecret_file = '{secret}'\n{acl}");
+            prepare(&format!("TargetName = 'iqn.a'\nluns = {{ 0 = 'x' }}\n{target}\n{entry}"))
+        };
+        let algorithms =
+            |target: &str, acl: &str| with(target, acl).unwrap().acl[0].chap.clone().unwrap().algorithms;
+        assert_eq!(algorithms("", ""), Algorithm::ALL);
+        assert_eq!(
+            algorithms("CHAP_A = ['SHA3-256', 'sha256']", ""),
+            [Algorithm::Sha3_256, Algorithm::Sha256]
+        );
+        assert_eq!(algorithms("CHAP_A = ['SHA-256']", "CHAP_A = ['MD5']"), [Algorithm::Md5]);
+        assert!(with("CHAP_A = []", "").unwrap_err().contains("CHAP_A is empty; name algorithms"));
+        let unknown = with("", "CHAP_A = ['SHA-512']").unwrap_err();
+        assert!(unknown.contains("`SHA-512` is no algorithm of CHAP"), "{unknown}");
+    }
+
+    #[test]
     fn a_target_that_moved_needs_no_volumes() {
         let to = |rest: &str| prepare(&format!("TargetName = 'iqn.a'\n{rest}"));
         let moved = to("redirect = 'storage2.example.com:3260'\nredirect_kind = 'permanent'").unwrap();
@@ -474,6 +535,8 @@ mod tests {
             ("portals = ['unix:/s']", "a portal is no Unix socket; write host:port"),
             ("[[acl]]\nluns = [1]", "an acl entry has LUN 1, which `luns` does not map"),
             ("[[acl]]\nCHAP_N = 'u'", "CHAP_N and secret_file go together; write both"),
+            ("CHAP_A = ['MD5']", "CHAP_A: no acl entry has CHAP_N and secret_file; add them"),
+            ("[[acl]]\nCHAP_A = ['MD5']", "CHAP_A needs CHAP_N and secret_file, too"),
             ("[[acl]]\n[[acl]]", "two acl entries are for every initiator; make one of them"),
         ] {
             assert_eq!(with(rest).unwrap_err(), format!("{wrong}{expected}"));

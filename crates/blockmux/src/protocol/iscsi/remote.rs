@@ -13,7 +13,7 @@ use blockmux_engine::socket::Address;
 use blockmux_proto::iscsi::client::{
     FoundTarget, Function, FunctionResponse, Refused, TargetAddress, UnitInfo, wishes,
 };
-use blockmux_proto::iscsi::login::chap::{Algorithm, Credentials, Secret};
+use blockmux_proto::iscsi::login::chap::{Credentials, Secret};
 use blockmux_proto::iscsi::login::operational::{CRC32C, Key, Parameters};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::Chap;
@@ -434,7 +434,7 @@ fn chap(url: &Url) -> Result<Option<Chap>, Failure> {
         _ => None,
     };
     let initiator = credentials(user, own)?;
-    Ok(Some(Chap { initiator, target, algorithms: Algorithm::ALL.to_vec() }))
+    Ok(Some(Chap { initiator, target, algorithms: url.chap_a.clone() }))
 }
 
 /// This machine's name as an initiator.

@@ -50,6 +50,9 @@ pub(crate) struct SubsystemEntry {
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct DiscoveryEntry {
+    /// The discovery subsystem is called by a unique name; without it, by the well-known one.
+    #[serde(default)]
+    pub(crate) unique_subnqn: bool,
     /// Where else they may ask.
     #[serde(default)]
     referral: Vec<ReferralEntry>,
@@ -449,6 +452,12 @@ mod tests {
         let wrong = prepare("[[referral]]\ntraddr = '::1'\nsubnqn = 'x'").unwrap_err();
         assert!(wrong.contains("the referral to `x` has no NVMe name"), "{wrong}");
         assert!(prepare("[[referral]]\ntraddr = 'host'").is_err());
+    }
+
+    #[test]
+    fn the_unique_name_of_discovery_has_to_be_asked_for() {
+        let is_unique = |text: &str| toml::from_str::<DiscoveryEntry>(text).unwrap().unique_subnqn;
+        assert!(!is_unique("") && is_unique("unique_subnqn = true"));
     }
 
     /// A subsystem whose host has a file of that content and mode, which `key` names, and more.

@@ -20,10 +20,9 @@ use blockmux_engine::nvme_tcp;
 use blockmux_engine::socket::Address;
 use blockmux_lab::ceiling::{MessageShape, Transport};
 use blockmux_proto::nvme::nqn::Nqn;
-use blockmux_proto::nvme::subsystem::discovery_nqn;
+use blockmux_proto::nvme::subsystem::{unique_discovery_nqn, well_known_discovery_nqn};
 use blockmux_proto::nvmeof::keyring::Keyring;
 use blockmux_proto::nvmeof::node::{Node, Port};
-use blockmux_wire::nvmeof::fabrics::DISCOVERY_NQN;
 use hosts::LiveHosts;
 use live::{LiveSubsystems, Volumes};
 use std::sync::Arc;
@@ -84,6 +83,10 @@ fn serve(service: &Service<'_>) -> Started {
     let subsystems = subsystems.into_iter().map(|subsystem| volumes.subsystem(subsystem, &ports)).collect();
     let node = Node::new(subsystems, ports.clone(), &volumes.machine);
     let node = node.with_referrals(settings.nvme_referrals.clone());
+    let node = match settings.nvme_discovery_is_unique {
+        true => node.with_unique_discovery_nqn(&volumes.machine),
+        false => node,
+    };
     let node = node.with_tls(Arc::new(keyring), secure_channel);
     let node = Arc::new(match settings.nvme_in_capsule {
         Some(bytes) => node.with_in_capsule(bytes),
@@ -113,8 +116,7 @@ fn keyring(subsystems: &[ConfiguredSubsystem], machine: &str) -> Keyring {
 
 /// The names of discovery: the one that is well known, and this machine's own.
 fn discovery_names(machine: &str) -> [Nqn; 2] {
-    let well_known = Nqn::new(DISCOVERY_NQN).expect("the specification's own name is one");
-    [well_known, discovery_nqn(machine)]
+    [well_known_discovery_nqn(), unique_discovery_nqn(machine)]
 }
 
 /// The identifier of the port that a listener is, by its place among them.
@@ -170,7 +172,7 @@ mod tests {
         let keyring = keyring(&[subsystem.clone(), other.clone()], "machine");
         let is_there = |nqn: &Nqn| keyring.has_retained(&host, nqn);
         assert!(is_there(&subsystem.nqn) && !is_there(&other.nqn));
-        assert!(is_there(&Nqn::new(DISCOVERY_NQN).unwrap()) && is_there(&discovery_nqn("machine")));
+        assert!(is_there(&well_known_discovery_nqn()) && is_there(&unique_discovery_nqn("machine")));
     }
 
     #[test]

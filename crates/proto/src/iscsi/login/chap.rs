@@ -41,6 +41,25 @@ impl Algorithm {
         Algorithm::ALL.into_iter().find(|algorithm| algorithm.number() == number)
     }
 
+    /// As IANA's registry of CHAP algorithms calls it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Algorithm::Md5 => "MD5",
+            Algorithm::Sha1 => "SHA1",
+            Algorithm::Sha256 => "SHA-256",
+            Algorithm::Sha3_256 => "SHA3-256",
+        }
+    }
+
+    /// The algorithm of that name, whatever its case; open-iscsi leaves the hyphen of `SHA-256`
+    /// out.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Algorithm> {
+        let plain = |name: &str| name.replace('-', "").to_ascii_uppercase();
+        Algorithm::ALL.into_iter().find(|algorithm| plain(algorithm.name()) == plain(name))
+    }
+
     /// What proves that one knows `secret`.
     #[must_use]
     pub fn response(self, identifier: u8, secret: &Secret, challenge: &[u8]) -> Vec<u8> {
@@ -208,10 +227,15 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_those_of_iana() {
+    fn numbers_and_names_are_those_of_iana() {
         for algorithm in Algorithm::ALL {
             assert_eq!(Algorithm::from_number(algorithm.number()), Some(algorithm));
+            assert_eq!(Algorithm::from_name(algorithm.name()), Some(algorithm));
         }
+        assert_eq!(
+            (Algorithm::from_name("sha256"), Algorithm::from_name("SHA-512")),
+            (Some(Algorithm::Sha256), None)
+        );
         assert_eq!((Algorithm::from_number(5), Algorithm::from_number(4)), (Some(Algorithm::Md5), None));
     }
 }

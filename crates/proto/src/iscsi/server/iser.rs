@@ -22,6 +22,7 @@ use crate::iscsi::iser::{HEADERS_LEN, MAX_AHS, Message, next_pdu, send_pdu, take
 use crate::iscsi::login::operational::{DEFAULT_DATA_SEGMENT_LENGTH, Key};
 use crate::iscsi::unexpected::OfTarget;
 use crate::rdma::{AtOnce, Endpoint, Event, RdmaSession, Work, WorkError, WorkId};
+use crate::rdma_cm::OtherProtocol;
 use crate::session::{Demand, Home, ProtocolError, StreamSession, Target, Timed};
 use blockmux_volume::{Completion, Io, Seg, SgList, Tag, Waker};
 use blockmux_wire::iscsi::{Bhs, Opcode};
@@ -56,6 +57,8 @@ enum Link {
     Listening,
     /// It is to be accepted with these flags.
     Requested(u8),
+    /// It is to be rejected: the peer speaks that protocol.
+    Foreign(OtherProtocol),
     Open,
     /// Its end was asked for.
     Ending,
@@ -89,11 +92,17 @@ impl IserTargetSession {
         self.link == Link::Over
     }
 
-    fn on_requested(&mut self, private_data: &[u8]) {
+    fn on_requested(&mut self, private_data: &[u8]) -> Result<(), ProtocolError> {
+        if let Some(other) = OtherProtocol::of(private_data) {
+            // Accepted, its user would wait a minute for answers that never come.
+            self.link = Link::Foreign(other);
+            return Err(ProtocolError { what: other.what(), reference: "RFC 7145 §5.1" });
+        }
         let invalidates = CmHeader::of(private_data).is_some_and(|header| header.invalidates());
         self.session.over_rdma = Some(invalidates);
         let refusal = if invalidates { 0 } else { NO_REMOTE_INVALIDATION };
         self.link = Link::Requested(NO_ZERO_BASED_ADDRESSES | refusal);
+        Ok(())
     }
 
     /// Takes what had to wait, as far as there is room now.
@@ -308,7 +317,7 @@ impl RdmaSession for IserTargetSession {
             return Err(error);
         }
         match event {
-            Event::Requested { private_data } => self.on_requested(&private_data),
+            Event::Requested { private_data } => self.on_requested(&private_data)?,
             Event::Received { message, .. } => {
                 self.take_messages()?;
                 if !self.inbox.is_empty() || !self.take(&message)? {
@@ -352,6 +361,10 @@ impl RdmaSession for IserTargetSession {
             self.link = Link::Open;
             let header = CmHeader { flags, reserved: [0; 3] };
             return Some(Work::Accept { private_data: header.as_bytes().to_vec() });
+        }
+        if let Link::Foreign(other) = self.link {
+            self.link = Link::Ending;
+            return Some(Work::Reject { private_data: other.rejection() });
         }
         if self.link == Link::Listening && matches!(self.session.demand(), Demand::Close) {
             // It is to stop, and nobody has asked for the connection yet.

@@ -80,6 +80,11 @@ pub(super) fn get_lba_status(cx: &mut Context<'_>) -> Outcome {
     if !cx.unit.view.is_thin() {
         return answer_status(cx, lba, &[(rest, false)]);
     }
+    let size = cx.unit.view.blocks.saturating_mul(cx.unit.view.block_len.into());
+    let erased = cx.unit.unit.look(|state| state.erased);
+    if erased.is_some_and(|erased| erased.holds(&cx.unit.unit.served, size)) {
+        return answer_status(cx, lba, &[(rest, true)]);
+    }
     cx.work(GetLbaStatus { range });
     Ok(Action::Io(Op::BlockStatus, range.offset, range.len, None))
 }
@@ -154,7 +159,10 @@ const MAX_STATUS: usize = 4096;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scsi::device::testing::{Bench, Client};
+    use crate::scsi::device::testing::{Bench, Client, command, shaped};
+    use crate::scsi::{Lun, Step};
+    use crate::served::Meter;
+    use blockmux_volume::{Io, Tag, VolumeInfo};
 
     fn list(ranges: &[(u64, u32)]) -> Vec<u8> {
         let len = 16_u16.checked_mul(ranges.len() as u16).unwrap();
@@ -179,6 +187,37 @@ mod tests {
     fn status(client: &mut Client, lba: u32, allocation_length: u8) -> Vec<u8> {
         let [a, b, c, d] = lba.to_be_bytes();
         client.run(&[0x9e, 0x12, 0, 0, 0, 0, a, b, c, d, 0, 0, 0, allocation_length, 0, 0]).good()
+    }
+
+    /// Of a block device of 4096-byte blocks, whatever that says of its blocks.
+    #[test]
+    fn all_blocks_are_deallocated_after_a_block_erase_until_something_else_is_done() {
+        let device = VolumeInfo {
+            logical_block: 4096,
+            discard_granularity: 4096,
+            fast_zeroes: true,
+            ..VolumeInfo::new(1 << 20)
+        };
+        let bench = Bench::over(shaped(device));
+        let meter = Meter::new(&bench.unit.served);
+        let mut client = bench.client("a");
+        let mut asks_volume = || {
+            let cdb = [0x9e, 0x12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 0, 0];
+            matches!(client.server.begin(&command(Lun::new(0), &cdb, 0)).1, Step::Io { .. })
+        };
+        assert!(asks_volume());
+        bench.client("b").run_waiting(&[0x48, 2, 0, 0, 0, 0, 0, 0, 0, 0], &[]).good();
+        let answer = status(&mut bench.client("c"), 0, 255);
+        let expected = (&[0, 0, 0, 20][..], &[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1][..]);
+        assert_eq!((&answer[..4], &answer[8..21]), expected);
+        let io = |op| Io { tag: Tag(0), op, offset: 0, len: 4096, data: None };
+        meter.begin(&io(Op::Read)).unwrap();
+        assert!(!asks_volume());
+        meter.begin(&io(Op::Write { fua: false })).unwrap();
+        assert!(asks_volume());
+        // An overwrite leaves them mapped.
+        bench.client("d").run_waiting(&[0x48, 1, 0, 0, 0, 0, 0, 0, 8, 0], &[1, 0, 0, 4, 1, 2, 3, 4]).good();
+        assert!(asks_volume());
     }
 
     #[test]

@@ -15,7 +15,7 @@ use super::task::{Action, Context, Failure, Outcome, Work};
 use super::unit::{LogicalUnit, SANITIZING};
 use super::units::Attached;
 use crate::scsi::sense::{Sense, Specific};
-use crate::served::Drain;
+use crate::served::{Drain, Served};
 use blockmux_volume::{Op, Output, Seg, SgList};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 use std::sync::Arc;
@@ -42,6 +42,29 @@ pub(super) struct Sanitize {
     has_failed: bool,
     /// AUSE: it may be left alone once it has failed.
     may_be_left: bool,
+}
+
+/// All blocks are deallocated since a block erase, as long as nothing else was done on the volume.
+/// The volume may not know that: nobody can ask a block device which of its blocks are mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Erased {
+    /// In bytes.
+    size: u64,
+    /// Requests to the volume, but for reads, when it was over.
+    requests: u64,
+}
+
+impl Erased {
+    /// After a block erase of `size` bytes that has just completed.
+    fn now(served: &Served, size: u64) -> Erased {
+        let traffic = served.traffic();
+        Erased { size, requests: traffic.writes.wrapping_add(traffic.others) }
+    }
+
+    /// Whether a unit of `size` bytes is still as it was then.
+    pub(super) fn holds(self, served: &Served, size: u64) -> bool {
+        self == Erased::now(served, size)
+    }
 }
 
 impl Sanitize {
@@ -245,7 +268,11 @@ impl Work for Driver {
 
     fn on_io(&mut self, _cx: &mut Context<'_>, _output: Output) -> Outcome {
         if self.is_flushing {
-            self.unit.change(|state| state.sanitize = None);
+            self.unit.change(|state| {
+                let erase = state.sanitize.take().filter(|sanitize| sanitize.what.pattern.is_none());
+                // Nobody else has begun anything yet.
+                state.erased = erase.map(|erase| Erased::now(&self.unit.served, erase.size));
+            });
             self.unit.served.close(false);
             return Ok(Action::good());
         }

@@ -8,7 +8,8 @@
 use super::AccessState;
 use super::alua::{self, AccessStates};
 use super::nexus::{Nexus, TargetPort};
-use super::sanitize::Sanitize;
+use super::sanitize::{Erased, Sanitize};
+
 use super::token_copy::{Record, TokenClock};
 use super::tokens::Tokens;
 use super::view::View;
@@ -85,6 +86,8 @@ pub(super) struct UnitState {
     pub(super) access_states: AccessStates,
     /// A sanitize operation that is not over.
     pub(super) sanitize: Option<Sanitize>,
+    /// The last block erase that has succeeded.
+    pub(super) erased: Option<Erased>,
     /// Copies by token and tokens, by nexus and list identifier.
     pub(super) copies: Vec<Record>,
     pub(super) token_clock: TokenClock,

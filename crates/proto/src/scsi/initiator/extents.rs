@@ -1,7 +1,7 @@
 //! From LBA status descriptors to extents (SBC-4).
 
 use blockmux_volume::Extent;
-use blockmux_wire::scsi::provisioning::{LbaStatusDescriptor, MAPPED};
+use blockmux_wire::scsi::provisioning::{ANCHORED, DEALLOCATED, LbaStatusDescriptor};
 use zerocopy::FromBytes;
 
 /// What of `asked` blocks from `lba` on the parameter data of GET LBA STATUS describes, merged, in bytes of
@@ -30,10 +30,11 @@ pub(super) fn parse(
         }
         let len = last.saturating_sub(at).saturating_mul(block_len.into());
         at = last;
-        let is_mapped = descriptor.provisioning_status & STATUS_MASK == MAPPED;
-        // An anchored block has its space.
-        let hole = descriptor.provisioning_status & STATUS_MASK == DEALLOCATED;
-        let zero = !is_mapped && unmapped_is_zero;
+        let status = descriptor.provisioning_status & STATUS_MASK;
+        // An anchored block has its space. Any other status may be data: SBC-4 has 3 for mapped and
+        // 4 for unknown.
+        let hole = status == DEALLOCATED;
+        let zero = (hole || status == ANCHORED) && unmapped_is_zero;
         match extents.last_mut() {
             Some(before) if (before.hole, before.zero) == (hole, zero) => {
                 before.len = before.len.saturating_add(len);
@@ -48,7 +49,6 @@ pub(super) fn parse(
 const HEADER_LEN: usize = 8;
 /// PROVISIONING STATUS.
 const STATUS_MASK: u8 = 0x0f;
-const DEALLOCATED: u8 = blockmux_wire::scsi::provisioning::DEALLOCATED;
 
 #[cfg(test)]
 mod tests {
@@ -79,6 +79,17 @@ mod tests {
         let expected = [extent(2, true, true), extent(8, false, false), extent(10, false, true)];
         assert_eq!(parse(&data, 10, 20, 512, true), expected);
         assert_eq!(parse(&data, 10, 2, 512, false), [extent(2, true, false)]);
+    }
+
+    #[test]
+    fn blocks_whose_status_is_another_may_hold_data() {
+        for status in 3..16 {
+            assert_eq!(
+                parse(&data(&[(0, 4, status)]), 0, 4, 512, true),
+                [extent(4, false, false)],
+                "{status}"
+            );
+        }
     }
 
     #[test]

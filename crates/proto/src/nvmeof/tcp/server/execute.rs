@@ -58,7 +58,9 @@ impl TargetSession {
         if !is_good {
             return refuse(self, &Outcome::retry(Status::TRANSIENT_TRANSPORT_ERROR));
         }
-        if self.commands.find(cid).is_some() {
+        if let Some(taken) = self.commands.find(cid)
+            && !self.drop_event_request(taken)
+        {
             return refuse(self, &Outcome::failure(Status::COMMAND_ID_CONFLICT));
         }
         let accepted = self.accept(sqe, first).and_then(|(work, out)| {

@@ -22,6 +22,19 @@ impl TargetSession {
         self.tell_events();
     }
 
+    /// Drops the command in this place if it is an Asynchronous Event Request that waits; answers
+    /// whether it was. SPDK's host reuses the identifiers of its waiting requests when it shuts a
+    /// controller down, and no target refuses that.
+    #[cold]
+    pub(super) fn drop_event_request(&mut self, slot: usize) -> bool {
+        let Some(Queue::Admin(admin)) = &mut self.queue else { return false };
+        let is_waiting = admin.drop_event_request(slot);
+        if is_waiting {
+            self.commands.remove(slot);
+        }
+        is_waiting
+    }
+
     #[cold]
     fn on_letter(&mut self, letter: Letter) {
         match letter {

@@ -4,7 +4,7 @@ use super::*;
 use crate::nvme::HangUp;
 use crate::nvme::hosts::HostAccess;
 use crate::nvme::identity::GivenIdentity;
-use crate::nvme::subsystem::AttachError;
+use crate::nvme::subsystem::{AttachError, unique_discovery_nqn};
 use crate::nvmeof::node::Referral;
 use blockmux_wire::nvme::NSID_ALL;
 use blockmux_wire::nvme::feature::{AEC_DISCOVERY_CHANGE, AEC_NAMESPACE_ATTRIBUTE, FeatureId};
@@ -145,8 +145,9 @@ fn a_subsystem_that_comes_or_goes_is_told_to_who_discovers() {
     let page = host.run(admin(AdminOpcode::IDENTIFY, 0, 1, 0, 4096), &[]).0;
     let page = IdentifyController::read_from_bytes(&page).unwrap();
     assert_eq!(page.oaes.get(), AEC_DISCOVERY_CHANGE);
+    // `nvme disconnect -n` looks for controllers by what Identify tells.
     let own = Nqn::of_field(&page.subnqn).unwrap();
-    assert_ne!(own.as_str(), DISCOVERY_NQN);
+    assert_eq!(own.as_str(), DISCOVERY_NQN);
     let entries = vec![(3, own.to_string()), (2, NQN.to_owned())];
     assert_eq!(discovered(&mut host), (1, 2, entries.clone()));
     let mut events = [admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0, 0, 0, 0); 2];
@@ -162,8 +163,22 @@ fn a_subsystem_that_comes_or_goes_is_told_to_who_discovers() {
     assert!(node.0.remove(&Nqn::new(PRIVATE).unwrap()));
     host.pump.run().unwrap();
     assert_eq!(host.end_of(events[1]).1.result.get(), 0x70_f002);
-    // By its own name it is the same.
-    assert_eq!(discovered(&mut discoverer(&node, own.as_str())), (3, 2, entries));
+}
+
+#[test]
+fn a_discovery_controller_with_a_unique_name_is_reached_by_both() {
+    let (node, exports) = empty().0;
+    let node = Arc::into_inner(node).unwrap().with_unique_discovery_nqn("machine");
+    let node = (Arc::new(node), exports);
+    let own = unique_discovery_nqn("machine");
+    for name in [own.as_str(), DISCOVERY_NQN] {
+        let mut host = discoverer(&node, name);
+        let page = host.run(admin(AdminOpcode::IDENTIFY, 0, 1, 0, 4096), &[]).0;
+        let page = IdentifyController::read_from_bytes(&page).unwrap();
+        assert_eq!(Nqn::of_field(&page.subnqn).unwrap(), own);
+        let entries = vec![(3, own.to_string()), (2, NQN.to_owned())];
+        assert_eq!(discovered(&mut host), (1, 2, entries));
+    }
 }
 
 /// An initialized connection, and how often it was cut.

@@ -52,7 +52,7 @@ fn a_connect_that_cannot_be_is_refused_and_says_why() {
         (&|_, data| data.cntlid = 1.into(), ConnectStatus::CONNECT_INVALID_PARAMETERS, 1 << 16 | 16),
         (&|_, data| data.subnqn = [b'x'; 256], ConnectStatus::CONNECT_INVALID_PARAMETERS, 1 << 16 | 256),
         (&|_, data| data.subnqn[4] = b'x', ConnectStatus::CONNECT_INVALID_PARAMETERS, 1 << 16 | 256),
-        (&|_, data| data.hostnqn = [0; 256], ConnectStatus::CONNECT_INVALID_PARAMETERS, 1 << 16 | 512),
+        (&|_, data| data.hostnqn = [b'x'; 256], ConnectStatus::CONNECT_INVALID_PARAMETERS, 1 << 16 | 512),
         (&|_, data| data.hostid = [0; 16], ConnectStatus::CONNECT_INVALID_PARAMETERS, 1 << 16),
         (
             &|_, data| data.subnqn = Nqn::new(PRIVATE).unwrap().to_field(),
@@ -72,6 +72,31 @@ fn a_connect_that_cannot_be_is_refused_and_says_why() {
     assert!(host.connect(0, CNTLID_DYNAMIC, 0).status.is_success());
     let again = host.connect(0, CNTLID_DYNAMIC, 0);
     assert_eq!(refusal(&again), Status::COMMAND_SEQUENCE_ERROR);
+}
+
+/// `spdk_nvme_perf -r 'trtype:TCP ... subnqn:...'` sends no HOSTNQN.
+#[test]
+fn a_host_without_a_name_is_let_in_where_every_host_is_and_told_apart_by_its_identifier() {
+    let node = node();
+    let unnamed = |subnqn, qid, cntlid, id| {
+        let mut host = Host::initialized(&node, 0);
+        let (command, data) = connect(subnqn, qid, cntlid, 0);
+        let data = ConnectData { hostnqn: [0; 256], hostid: [id; 16], ..data };
+        let cqe = host.run(command, data.as_bytes()).1;
+        (host, cqe)
+    };
+    let (_, cqe) = unnamed(PRIVATE, 0, CNTLID_DYNAMIC, 1);
+    assert_eq!(refusal(&cqe), ConnectStatus::CONNECT_INVALID_HOST.into());
+    assert!(unnamed(DISCOVERY_NQN, 0, CNTLID_DYNAMIC, 1).1.status.is_success());
+    let (mut admin, cqe) = unnamed(NQN, 0, CNTLID_DYNAMIC, 1);
+    assert!(cqe.status.is_success());
+    admin.enable();
+    let cntlid = cqe.result.get() as u16;
+    let (_, other) = unnamed(NQN, 1, cntlid, 2);
+    assert_eq!(other.status.status(), ConnectStatus::CONNECT_INVALID_PARAMETERS.into());
+    let (mut io, cqe) = unnamed(NQN, 1, cntlid, 1);
+    assert!(cqe.status.is_success());
+    assert_eq!(io.run(nvm(NvmOpcode::READ, 1, 0, 1), &[]).0, [0; 512]);
 }
 
 #[test]

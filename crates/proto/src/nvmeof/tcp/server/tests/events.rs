@@ -47,6 +47,40 @@ fn a_new_size_is_told_once_until_the_list_is_read() {
     assert_eq!(changed(&mut deaf, 0)[..5], [1, 0, 0, 0, 2], "the list is there all the same");
 }
 
+/// SPDK's host has four requests for events waiting, and writes CC.SHN under the identifier of one
+/// of them.
+#[test]
+fn a_command_takes_the_identifier_of_a_request_for_events_but_not_of_another_command() {
+    let node = node();
+    let (mut host, _) = Host::admin(&node, 0);
+    wants_events(&mut host);
+    let mut events = [admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0, 0, 0, 0); 4];
+    events.iter_mut().for_each(|event| host.send(event, &[]));
+    host.cid = events[3].cid.get() - 1;
+    assert_eq!(host.csts(), 1);
+    // Three are left, and one more has room.
+    node.1.served(VolumeId(0)).unwrap().on_resize();
+    host.pump.session.on_timeout(host.now).unwrap();
+    assert_eq!(host.end_of(events[0]).1.result.get(), 0x04_0002);
+    let mut more = [admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0, 0, 0, 0); 2];
+    more.iter_mut().for_each(|event| host.send(event, &[]));
+    assert!(host.received().is_empty());
+    let fifth = host.run(admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0, 0, 0, 0), &[]).1;
+    assert_eq!(fifth.status.status(), Status::ASYNCHRONOUS_EVENT_REQUEST_LIMIT_EXCEEDED);
+    host.cid = more[1].cid.get() - 1;
+    assert!(host.set_cc(0x0046_4061).status.is_success());
+    assert_eq!(host.csts() & 0b1100, 0b1000, "it is shut down");
+
+    let (mut io, _admin) = Host::io(&node, 0);
+    io.pump.holds_io = true;
+    let mut read = nvm(NvmOpcode::READ, 1, 0, 1);
+    io.send(&mut read, &[]);
+    io.cid = read.cid.get() - 1;
+    assert_eq!(refusal(&io.run(nvm(NvmOpcode::READ, 1, 8, 1), &[]).1), Status::COMMAND_ID_CONFLICT);
+    io.pump.finish_one();
+    assert!(io.end_of(read).1.status.is_success());
+}
+
 #[test]
 fn an_abort_ends_a_command_of_an_io_queue_as_early_as_its_volume_can() {
     for is_ended_early in [true, false] {

@@ -238,6 +238,19 @@ fn who_is_preempted_is_told_and_may_not_write() {
     assert!(admin_a.received().is_empty());
 }
 
+/// What blktests nvme/054 does. Until 2025 it preempted with PRKEY 0, which only Linux's target
+/// takes for the holder's key.
+#[test]
+fn a_holder_changes_the_type_of_its_reservation_by_preempting_its_own_key() {
+    let (mut host, _admin) = Host::io(&node(), 0);
+    assert_eq!(register(&mut host, REGISTER, [0, 4]), OK);
+    assert_eq!(acquire(&mut host, 0, 1, [4, 0]), OK);
+    assert_eq!(acquire(&mut host, PREEMPT, 2, [4, 0]), INVALID);
+    assert_eq!(release(&mut host, 0, 2, 4), INVALID, "the type is still 1");
+    assert_eq!(acquire(&mut host, PREEMPT, 2, [4, 4]), OK);
+    assert_eq!(release(&mut host, 0, 2, 4), OK);
+}
+
 #[test]
 fn preempt_and_abort_ends_what_is_under_way_and_waits_for_it() {
     let node = node();

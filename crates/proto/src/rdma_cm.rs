@@ -1,0 +1,113 @@
+//! Which protocol a peer asks for when it connects over RDMA, and how a port that serves another
+//! one rejects it.
+//!
+//! The private data of a connection request has no common beginning. iSER's is four bytes of flags
+//! or nothing; those of the others have fields that cannot be zero where iSER's has nothing.
+
+use crate::rdma::MAX_PRIVATE_DATA;
+use blockmux_wire::nvmeof::rdma::{CmReject, CmRequest, CmStatus, RECFMT};
+use blockmux_wire::srp::{
+    BUFFER_FORMAT_DIRECT, BUFFER_FORMAT_INDIRECT, LoginReject, LoginRejectReason, LoginRequestRdma, Opcode,
+};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+/// A protocol that is not iSER.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OtherProtocol {
+    NvmeRdma,
+    Srp {
+        /// Of the login request.
+        tag: u64,
+    },
+}
+
+impl OtherProtocol {
+    /// The protocol that this private data is of, if it is one of these.
+    pub(crate) fn of(private_data: &[u8]) -> Option<OtherProtocol> {
+        // InfiniBand fills private data up with zeroes, so NVMe/RDMA's may be as long as SRP's, but
+        // says nothing there.
+        if let Ok((login, _)) = LoginRequestRdma::read_from_prefix(private_data) {
+            let formats = login.req_buf_fmt.get();
+            let is_known = formats & !(BUFFER_FORMAT_DIRECT | BUFFER_FORMAT_INDIRECT) == 0;
+            let is_login = Opcode(login.opcode) == Opcode::LOGIN_REQUEST;
+            if is_login && formats != 0 && is_known && login.req_it_iu_len.get() != 0 {
+                return Some(OtherProtocol::Srp { tag: login.tag.get() });
+            }
+        }
+        let (request, _) = CmRequest::read_from_prefix(private_data).ok()?;
+        let is_request =
+            request.recfmt.get() == RECFMT && request.hrqsize.get() != 0 && request.hsqsize.get() != 0;
+        is_request.then_some(OtherProtocol::NvmeRdma)
+    }
+
+    /// The private data that the peer understands a rejection by.
+    pub(crate) fn rejection(self) -> Vec<u8> {
+        match self {
+            OtherProtocol::NvmeRdma => {
+                let sts = CmStatus::NO_RESOURCES.0.into();
+                CmReject { recfmt: RECFMT.into(), sts }.as_bytes().to_vec()
+            }
+            OtherProtocol::Srp { tag } => LoginReject {
+                opcode: Opcode::LOGIN_REJECT.0,
+                reason: LoginRejectReason::UNABLE_TO_ESTABLISH_CHANNEL.0.into(),
+                tag: tag.into(),
+                buf_fmt: (BUFFER_FORMAT_DIRECT | BUFFER_FORMAT_INDIRECT).into(),
+                ..LoginReject::new_zeroed()
+            }
+            .as_bytes()
+            .to_vec(),
+        }
+    }
+
+    /// For the log of a port that serves iSER.
+    pub(crate) fn what(self) -> &'static str {
+        match self {
+            OtherProtocol::NvmeRdma => "asked for NVMe/RDMA at a port that serves iSER",
+            OtherProtocol::Srp { .. } => "asked for SRP at a port that serves iSER",
+        }
+    }
+}
+
+const _: () = assert!(size_of::<LoginReject>() <= MAX_PRIVATE_DATA);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As Linux 6.12 sent them over siw.
+    const NVME: &[u8] = b"\0\0\0\0\x20\0\x1f\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
+    const SRP: &[u8] = b"\0\0\0\0\0\0\0\0\0\x06\x80\0\0\0\x20\x44\x52\x54\0\x77\0\x01\0\0\0\0\0\0\0\0\0\0\
+        \x50\x54\0\xff\xfe\x77\0\x02\x50\x54\0\xff\xfe\x77\0\x02\0\x44\0\0\0\0\0\0";
+
+    /// As on InfiniBand.
+    fn padded(private_data: &[u8]) -> Vec<u8> {
+        let mut padded = private_data.to_vec();
+        padded.resize(MAX_PRIVATE_DATA, 0);
+        padded
+    }
+
+    #[test]
+    fn nvme_rdma_and_srp_are_told_from_iser_by_their_private_data() {
+        for data in [NVME.to_vec(), padded(NVME)] {
+            assert_eq!(OtherProtocol::of(&data), Some(OtherProtocol::NvmeRdma));
+        }
+        // An I/O queue of controller 512, whose CNTLID is where SRP's buffer formats are.
+        let mut queue = padded(NVME);
+        (queue[2], queue[9]) = (3, 2);
+        assert_eq!(OtherProtocol::of(&queue), Some(OtherProtocol::NvmeRdma));
+        assert_eq!(OtherProtocol::of(SRP), Some(OtherProtocol::Srp { tag: 0 }));
+        for iser in [&b""[..], b"\0\0\0\0", b"\x80\0\0\0", b"\xc0\0\0\0"] {
+            assert_eq!(OtherProtocol::of(iser), None);
+            assert_eq!(OtherProtocol::of(&padded(iser)), None);
+        }
+        assert_eq!(OtherProtocol::of(&NVME[..31]), None);
+    }
+
+    #[test]
+    fn a_rejection_is_in_the_peer_s_words() {
+        assert_eq!(OtherProtocol::NvmeRdma.rejection(), [0, 0, 6, 0]);
+        let rejection = OtherProtocol::Srp { tag: 7 }.rejection();
+        assert_eq!(rejection[..16], [0xc2, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 7]);
+        assert_eq!((rejection.len(), &rejection[24..26]), (32, &[0, 6][..]));
+    }
+}
