@@ -76,7 +76,8 @@ mod tests {
     #[test]
     fn keys_are_laid_out_as_the_kernel_has_it() {
         let iv = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12];
-        let info = |key_len| crypto_info(&RecordKeys { key: vec![0xaa; key_len], iv, sequence: 0x0102 });
+        let info =
+            |key_len| crypto_info(&RecordKeys { key: vec![0xaa; key_len].into(), iv, sequence: 0x0102 });
         let (short, long) = (info(16), info(32));
         assert_eq!(short.len(), size_of::<libc::tls12_crypto_info_aes_gcm_128>());
         assert_eq!(long.len(), size_of::<libc::tls12_crypto_info_aes_gcm_256>());

@@ -68,7 +68,11 @@ impl Protocol for Nvme {
         let keys = self.tls_key.as_ref()?.retained(&host).tls_psks(&host, &subsystem);
         Some(Secure::server(Arc::new(move |identity| {
             let key = keys.iter().find(|key| key.identity.as_bytes() == identity)?;
-            Some(Psk { identity: identity.to_vec(), secret: key.secret().to_vec().into(), hash: Hash::Sha256 })
+            Some(Psk {
+                identity: identity.to_vec(),
+                secret: key.secret().to_vec().into(),
+                hash: Hash::Sha256,
+            })
         })))
     }
 

@@ -223,7 +223,7 @@ mod tests {
     fn exported() -> Exported {
         let key = blockmux_tls::Psk {
             identity: b"key".to_vec(),
-            secret: vec![7; 32],
+            secret: vec![7; 32].into(),
             hash: blockmux_tls::Hash::Sha256,
         };
         let mut client = Tls::client(std::slice::from_ref(&key)).unwrap();

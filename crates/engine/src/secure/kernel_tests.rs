@@ -129,7 +129,7 @@ impl Pair {
         let dialled = cores[0].connect(&address).unwrap();
         world.run_for(Duration::from_secs(1)).unwrap();
         let streams = [dialled, accepted.borrow_mut().take().unwrap()];
-        let key = Psk { identity: b"key".to_vec(), secret: vec![7; 48], hash };
+        let key = Psk { identity: b"key".to_vec(), secret: vec![7; 48].into(), hash };
         let client = Secure::client(std::slice::from_ref(&key)).unwrap();
         let server = Secure::server(Arc::new(move |_| Some(key.clone())));
         let mut secures =
@@ -344,7 +344,7 @@ fn a_record_that_is_not_its_senders_ends_the_connection_with_an_alert() {
             Pair::new(net(1, Weather::FAIR, system), Hash::Sha256, by_kernel, [b"hello", b"hello"]);
         pair.run_out();
         if by_kernel[0] {
-            let wrong = RecordKeys { key: vec![9; 16], iv: [9; 12], sequence: 0 };
+            let wrong = RecordKeys { key: vec![9; 16].into(), iv: [9; 12], sequence: 0 };
             pair.ends[0].connection.secure().1.set_tls_keys(Direction::Sending, &wrong).unwrap();
             pair.ends[0].say(b"by nobody's key");
         } else {

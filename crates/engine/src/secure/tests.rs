@@ -110,7 +110,7 @@ impl Setting {
 }
 
 fn key(fill: u8) -> Psk {
-    Psk { identity: b"key".to_vec(), secret: vec![fill; 32], hash: Hash::Sha256 }
+    Psk { identity: b"key".to_vec(), secret: vec![fill; 32].into(), hash: Hash::Sha256 }
 }
 
 fn lookup() -> Lookup {

@@ -11,7 +11,11 @@ mod sync {
 }
 
 #[path = "in_flight.rs"]
-#[allow(dead_code, reason = "unit tests use the rest")]
+#[allow(
+    dead_code,
+    clippy::duplicate_mod,
+    reason = "the product has it over other atomics; unit tests use the rest"
+)]
 mod in_flight;
 
 use in_flight::{Counter, InFlight, NotAdmitted, Wanted};
