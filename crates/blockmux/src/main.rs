@@ -8,6 +8,7 @@ mod address;
 mod bench;
 mod copy;
 mod ctl;
+mod data_key;
 mod discover;
 mod failure;
 mod info;

@@ -4,7 +4,7 @@ use crate::failure::Failure;
 use crate::output::printable;
 use crate::protocol::aoe::Serving;
 use crate::protocol::iscsi::redirects;
-use crate::protocol::{AOE, Protocol, Settings, Way};
+use crate::protocol::{AOE, Named, Protocol, Settings, Way};
 use blockmux_engine::socket::Address;
 use blockmux_proto::exports::Exports;
 use blockmux_volume::units::human_size;
@@ -33,15 +33,17 @@ impl Announcement {
         listeners: &[(&'static Protocol, Address)],
         settings: &Settings,
     ) -> Announcement {
-        let announced = exports.iter().map(|(_, export)| {
+        let announced = exports.iter().filter_map(|(volume, export)| {
+            let named = Named::of(exports, volume)?;
             let spoken = listeners.iter().flat_map(|(listener, address)| {
                 listener.spoken_here().map(move |protocol| (protocol, address))
             });
             let ways = spoken.flat_map(|(protocol, address)| {
-                let ways = (protocol.ways)(settings, &reachable(address), &export.name);
+                let ways = (protocol.ways)(settings, &reachable(address), &named);
                 ways.into_iter().map(|way| (protocol.name, way))
             });
-            Announced { name: export.name.clone(), size: export.volume.info().size, ways: ways.collect() }
+            let (ways, size) = (ways.collect(), export.volume.info().size);
+            Some(Announced { ways, size, name: named.export.clone() })
         });
         let moved = redirects(settings).map(|(target, place)| (target.to_owned(), place.to_owned()));
         Announcement { exports: announced.collect(), moved: moved.collect() }

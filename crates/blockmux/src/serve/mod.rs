@@ -6,10 +6,12 @@
 
 mod alive;
 mod announce;
+mod claim;
 mod command;
 mod config;
 mod control;
 mod flush;
+mod identity;
 mod late;
 mod listen;
 mod opening;
@@ -295,7 +297,8 @@ tells them apart.
 
 Names: the volume NAME is NBD's export NAME, LUN 0 of the iSCSI target
 iqn.2026-11.blockmux:NAME, and namespace 1 of the NVMe subsystem
-nqn.2026-11.blockmux:NAME.
+nqn.2026-11.blockmux:NAME. One without a name is disk0 for NBD, and in the
+others disk0.3f9a12bc, with a part of its UUID: no two daemons have that.
 
 ATA over Ethernet has no addresses: the first volume is disk eSHELF.0 at each
 interface of --aoe, the next eSHELF.1, and one whose NAME is e7.3 is that disk.
@@ -311,6 +314,7 @@ Config file, the same things by the same names, with _ for -:
   spec = \"file:disk.img?size=10g\"
   description = \"scratch\"
   read_only = false
+  uuid = \"6f9a4c2e-1d3b-4f5a-8c7d-9e0f1a2b3c4d\"
 
 iSCSI targets, LUN maps and who may log in, by RFC 7143's names; without any
 each volume is a target of its own. A secret file is chmod 600:

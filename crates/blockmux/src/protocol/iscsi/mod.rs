@@ -1,7 +1,7 @@
 //! iSCSI, as the commands know it, over TCP and over RDMA (iSER).
 //!
 //! Unless the config file has targets, each volume is a target of its own, named `iqn.2026-11.blockmux:NAME`, and in it
-//! the only logical unit, LUN 0.
+//! the only logical unit, LUN 0. A part of its UUID follows the name of a volume to which nobody gave one.
 
 mod access;
 mod config;
@@ -12,7 +12,7 @@ mod remote;
 pub(crate) use access::{State, check_access_states};
 pub(crate) use config::{ConfiguredTarget, DiscoveryEntry, TargetEntry};
 
-use super::{Protocol, Settings, Way};
+use super::{Named, Protocol, Settings, Way};
 use crate::output::shell_word;
 use blockmux_engine::socket::Address;
 use blockmux_lab::ceiling::{MessageShape, Transport};
@@ -59,7 +59,7 @@ pub(crate) const ISER: Protocol = Protocol {
 };
 
 /// How clients reach each logical unit that the volume is.
-fn ways(settings: &Settings, address: &Address, volume: &str) -> Vec<Way> {
+fn ways(settings: &Settings, address: &Address, named: &Named) -> Vec<Way> {
     let Address::Tcp(tcp) = address else { return Vec::new() };
     let Place { host, port, portal } = Place::of(tcp);
     let way = |unit: MappedUnit<'_>| {
@@ -73,18 +73,18 @@ fn ways(settings: &Settings, address: &Address, volume: &str) -> Vec<Way> {
         let commands = std::iter::once(inquiry).chain(image).chain([unit.login(settings, &portal, "")]);
         Way { url, commands: commands.collect(), variables: Vec::new() }
     };
-    units(settings, tcp, volume).into_iter().map(way).collect()
+    units(settings, tcp, named).into_iter().map(way).collect()
 }
 
 /// The same over RDMA: clients have an RDMA device over the network card that leads there.
-fn ways_of_iser(settings: &Settings, address: &Address, volume: &str) -> Vec<Way> {
+fn ways_of_iser(settings: &Settings, address: &Address, named: &Named) -> Vec<Way> {
     let Address::Tcp(tcp) = address else { return Vec::new() };
     let Place { host, port, portal } = Place::of(tcp);
     let way = |unit: MappedUnit<'_>| {
         let url = unit.url(&format!("iser://{host}{port}"), "?rdma=iwarp");
         Way { url, commands: vec![unit.login(settings, &portal, " -I iser")], variables: Vec::new() }
     };
-    units(settings, tcp, volume).into_iter().map(way).collect()
+    units(settings, tcp, named).into_iter().map(way).collect()
 }
 
 /// A listener, as it is written.
@@ -163,14 +163,14 @@ impl MappedUnit<'_> {
 }
 
 /// The logical units that a volume is by a listener. A target that has moved has none for anybody.
-fn units<'a>(settings: &'a Settings, listener: &SocketAddr, volume: &str) -> Vec<MappedUnit<'a>> {
+fn units<'a>(settings: &'a Settings, listener: &SocketAddr, named: &Named) -> Vec<MappedUnit<'a>> {
     if settings.iscsi.is_empty() {
-        let target = default_target(volume);
+        let target = default_target(&named.target);
         return vec![MappedUnit { target, lun: 0, initiator: None, user: None, digests: [false; 2] }];
     }
     let targets = settings.iscsi.iter().filter(|target| target.is_at(listener) && target.redirect.is_none());
     let mapped = targets.flat_map(|target| {
-        let luns = target.luns.iter().filter(|(_, mapped)| *mapped == volume).map(|(lun, _)| *lun);
+        let luns = target.luns.iter().filter(|(_, mapped)| **mapped == named.export).map(|(lun, _)| *lun);
         luns.filter_map(|lun| {
             // One who may have any name, if there is one.
             let sees = |acl: &&Acl| acl.luns.as_ref().is_none_or(|luns| luns.contains(&lun));
@@ -191,9 +191,9 @@ pub(crate) fn redirects(settings: &Settings) -> impl Iterator<Item = (&str, &str
     })
 }
 
-/// The name of the target that a volume is.
-fn default_target(volume: &str) -> String {
-    format!("{PREFIX}{}", volume.to_lowercase())
+/// The name of the target that a volume is, whose own part is `name`.
+fn default_target(name: &str) -> String {
+    format!("{PREFIX}{}", name.to_lowercase())
 }
 
 /// What the names of our own targets begin with.
@@ -216,7 +216,7 @@ mod tests {
 
     fn urls(address: &str, volume: &str) -> Vec<String> {
         let address = Address::Tcp(address.parse().unwrap());
-        ways(&Settings::default(), &address, volume).into_iter().map(|way| way.url).collect()
+        ways(&Settings::default(), &address, &Named::plainly(volume)).into_iter().map(|way| way.url).collect()
     }
 
     #[test]
@@ -224,7 +224,7 @@ mod tests {
         assert_eq!(urls("127.0.0.1:3260", "Disk0"), ["iscsi://127.0.0.1/iqn.2026-11.blockmux:disk0/0"]);
         assert_eq!(urls("[::1]:7", "a"), ["iscsi://[::1]:7/iqn.2026-11.blockmux:a/0"]);
         let address = Address::Tcp("[::1]:7".parse().unwrap());
-        let over_rdma = &ways_of_iser(&Settings::default(), &address, "a")[0];
+        let over_rdma = &ways_of_iser(&Settings::default(), &address, &Named::plainly("a"))[0];
         assert_eq!(over_rdma.url, "iser://[::1]:7/iqn.2026-11.blockmux:a/0?rdma=iwarp");
     }
 
@@ -247,11 +247,15 @@ mod tests {
              [[acl]]\nluns = [1]\nCHAP_N = 'u'\nsecret_file = '{secret}'"
         );
         let (settings, address) = (configured(&text), Address::Tcp("127.0.0.1:3260".parse().unwrap()));
-        let [named] = &ways(&settings, &address, "x")[..] else { panic!("one listener, one unit") };
+        let [named] = &ways(&settings, &address, &Named::plainly("x"))[..] else {
+            panic!("one listener, one unit")
+        };
         assert_eq!(named.url, "iscsi://127.0.0.1/iqn.a/300?initiator=iqn.me&data_digest=on");
         assert_eq!(named.commands[0], "iscsi-inq -i iqn.me iscsi://127.0.0.1/iqn.a/16684");
         assert!(named.commands[1].starts_with("iscsiadm "), "{}", named.commands[1]);
-        let [proved] = &ways(&settings, &address, "y")[..] else { panic!("one listener, one unit") };
+        let [proved] = &ways(&settings, &address, &Named::plainly("y"))[..] else {
+            panic!("one listener, one unit")
+        };
         assert_eq!(proved.url, format!("iscsi://u@127.0.0.1/iqn.a/1?secret_file={secret}&data_digest=on"));
         let environment = format!("LIBISCSI_CHAP_USERNAME=u LIBISCSI_CHAP_PASSWORD=\"$(cat {secret})\"");
         assert_eq!(proved.commands[1], format!("{environment} qemu-img info iscsi://127.0.0.1/iqn.a/1"));
@@ -265,7 +269,7 @@ mod tests {
     fn a_target_that_has_moved_is_named_with_its_place_and_has_no_commands() {
         let settings = configured("TargetName = 'iqn.a'\nluns = { 0 = 'x' }\nredirect = 'h:1'");
         let address = Address::Tcp("127.0.0.1:3260".parse().unwrap());
-        assert!(ways(&settings, &address, "x").is_empty());
+        assert!(ways(&settings, &address, &Named::plainly("x")).is_empty());
         assert_eq!(redirects(&settings).collect::<Vec<_>>(), [("iqn.a", "h:1")]);
     }
 }

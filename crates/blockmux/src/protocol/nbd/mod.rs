@@ -32,7 +32,7 @@ pub(crate) const NBD: Protocol = Protocol {
         // A client finds what is there when it connects.
         Started { serve: serve.collect(), live: None }
     },
-    ways: |_, address, name| vec![way(address, name)],
+    ways: |_, address, named| vec![way(address, &named.export)],
     connect: Some(connect),
     remote: remote::of_url,
     served_with: None,

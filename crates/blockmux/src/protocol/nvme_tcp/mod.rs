@@ -1,7 +1,7 @@
 //! NVMe/TCP, as the commands know it.
 //!
 //! Unless the config file has subsystems, each volume is a subsystem of its own, named `nqn.2026-11.blockmux:NAME`, and
-//! in it the only namespace, number 1.
+//! in it the only namespace, number 1. A part of its UUID follows the name of a volume to which nobody gave one.
 
 mod config;
 mod hosts;
@@ -13,16 +13,18 @@ mod remote;
 pub(crate) use config::{ConfiguredSubsystem, DiscoveryEntry, State, SubsystemEntry, Treq, check_listeners};
 pub(crate) use hosts::HostEntry;
 
-use super::{Protocol, Service, Settings, Started, Way};
+use super::{Named, Protocol, Service, Settings, Started, Way};
 use crate::machine::machine_id;
 use crate::output::shell_word;
 use blockmux_engine::nvme_tcp;
 use blockmux_engine::socket::Address;
+use blockmux_engine::sys::random_bytes;
 use blockmux_lab::ceiling::{MessageShape, Transport};
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme::subsystem::discovery_nqn;
 use blockmux_proto::nvmeof::keyring::Keyring;
 use blockmux_proto::nvmeof::node::{Node, Port};
+use blockmux_proto::volume_uuid::VolumeUuid;
 use blockmux_wire::nvmeof::fabrics::DISCOVERY_NQN;
 use hosts::LiveHosts;
 use live::{LiveSubsystems, Volumes};
@@ -62,19 +64,23 @@ fn serve(service: &Service<'_>) -> Started {
         Address::Unix(_) => None,
     });
     let ports: Vec<Port> = tcp.collect();
-    let names: Vec<String> = exports.iter().map(|(_, export)| export.name.clone()).collect();
-    let subsystems = subsystems(settings, names.iter().map(String::as_str));
+    let subsystems = subsystems(settings, &Named::all(exports));
     let configured = settings.nvme.iter().flat_map(|subsystem| {
         let namespaces = subsystem.namespaces.iter();
         namespaces.map(|(nsid, namespace)| ((subsystem.nqn.clone(), *nsid), namespace.clone()))
     });
     let configured = configured.collect();
-    let volumes = Volumes { exports: (*exports).clone(), machine: machine_id(), configured };
-    let keyring = keyring(&subsystems, &volumes.machine);
+    let volumes = Volumes {
+        exports: (*exports).clone(),
+        node: node_id(&ports),
+        has_own: settings.nvme.is_empty(),
+        configured,
+    };
+    let keyring = keyring(&subsystems, &volumes.node);
     // A host that proves who it is may have a key made.
     let has_keys = !keyring.is_empty() || subsystems.iter().any(|subsystem| !subsystem.secrets.is_empty());
     let secure_channel = settings.nvme_tcp_treq.secure_channel(has_keys);
-    let hosts = LiveHosts::new(settings.nvme_tcp_treq, &volumes.machine);
+    let hosts = LiveHosts::new(settings.nvme_tcp_treq, &volumes.node);
     for subsystem in &subsystems {
         for entry in &subsystem.entries {
             let tls_key = Nqn::new(&entry.hostnqn).and_then(|host| subsystem.tls_keys.get(&host).cloned());
@@ -82,7 +88,7 @@ fn serve(service: &Service<'_>) -> Started {
         }
     }
     let subsystems = subsystems.into_iter().map(|subsystem| volumes.subsystem(subsystem, &ports)).collect();
-    let node = Node::new(subsystems, ports.clone(), &volumes.machine);
+    let node = Node::new(subsystems, ports.clone(), &volumes.node);
     let node = node.with_referrals(settings.nvme_referrals.clone());
     let node = node.with_tls(Arc::new(keyring), secure_channel);
     let node = Arc::new(match settings.nvme_in_capsule {
@@ -92,8 +98,7 @@ fn serve(service: &Service<'_>) -> Started {
     let ktls = settings.nvme_tcp_ktls.unwrap_or(true);
     let serve = (0..addresses.len()).map(|at| nvme_tcp::serve(&node, port_id(at), exports, ktls));
     let serve = serve.collect();
-    let are_own = settings.nvme.is_empty();
-    Started { serve, live: Some(Box::new(LiveSubsystems { node, volumes, ports, are_own, hosts })) }
+    Started { serve, live: Some(Box::new(LiveSubsystems { node, volumes, ports, hosts })) }
 }
 
 /// The keys of all hosts, for the subsystems that they have them for and for discovery by either of its names: hosts ask
@@ -117,21 +122,34 @@ fn discovery_names(machine: &str) -> [Nqn; 2] {
     [well_known, discovery_nqn(machine)]
 }
 
+/// What tells this daemon from all others: no two of one machine listen at the same addresses. Hosts come back to the
+/// discovery subsystem by a name that follows from it, so it is the same after a restart, but on a machine without an id.
+fn node_id(ports: &[Port]) -> String {
+    let machine = machine_id();
+    if machine.is_empty()
+        && let Ok(random) = random_bytes()
+    {
+        return VolumeUuid::random(random).to_string();
+    }
+    let addresses: Vec<String> = ports.iter().map(|port| port.address.to_string()).collect();
+    format!("{machine} {}", addresses.join(" "))
+}
+
 /// The identifier of the port that a listener is, by its place among them.
 fn port_id(at: usize) -> u16 {
     u16::try_from(at + 1).unwrap_or(u16::MAX)
 }
 
 /// The subsystems that are configured, or one for each volume.
-fn subsystems<'a>(settings: &Settings, volumes: impl Iterator<Item = &'a str>) -> Vec<ConfiguredSubsystem> {
+fn subsystems(settings: &Settings, volumes: &[Named]) -> Vec<ConfiguredSubsystem> {
     if !settings.nvme.is_empty() {
         return settings.nvme.clone();
     }
-    volumes.map(ConfiguredSubsystem::of_volume).collect()
+    volumes.iter().map(ConfiguredSubsystem::of_volume).collect()
 }
 
 /// How hosts reach each namespace that the volume is.
-fn ways(settings: &Settings, address: &Address, volume: &str) -> Vec<Way> {
+fn ways(settings: &Settings, address: &Address, named: &Named) -> Vec<Way> {
     let Address::Tcp(tcp) = address else { return Vec::new() };
     let port = if tcp.port() == NVME_TCP.port { String::new() } else { format!(":{}", tcp.port()) };
     let host = if tcp.is_ipv6() { format!("[{}]", tcp.ip()) } else { tcp.ip().to_string() };
@@ -141,18 +159,18 @@ fn ways(settings: &Settings, address: &Address, volume: &str) -> Vec<Way> {
         let connect = format!("nvme connect -t tcp -a {} -s {} -n {nqn}", tcp.ip(), tcp.port());
         Way { url, commands: vec![connect], variables: Vec::new() }
     };
-    let subsystems = subsystems(settings, [volume].into_iter());
+    let subsystems = subsystems(settings, std::slice::from_ref(named));
     let here = subsystems.iter().filter(|subsystem| subsystem.is_at(tcp));
     let namespaces = here.flat_map(|subsystem| {
-        let of_volume = subsystem.namespaces.iter().filter(|(_, namespace)| namespace.volume == volume);
+        let of_volume = subsystem.namespaces.iter().filter(|(_, namespace)| namespace.volume == named.export);
         of_volume.map(|(nsid, _)| (&subsystem.nqn, *nsid))
     });
     namespaces.map(|(nqn, nsid)| way(nqn, nsid)).collect()
 }
 
-/// The name of the subsystem that a volume is.
-fn default_nqn(volume: &str) -> String {
-    format!("nqn.2026-11.blockmux:{volume}")
+/// The name of the subsystem that a volume is, whose own part is `name`.
+fn default_nqn(name: &str) -> String {
+    format!("nqn.2026-11.blockmux:{name}")
 }
 
 #[cfg(test)]
@@ -164,9 +182,9 @@ mod tests {
         use blockmux_proto::nvmeof::psk::ConfiguredPsk;
         const KEY: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
         let host = Nqn::new("nqn.h").unwrap();
-        let mut subsystem = ConfiguredSubsystem::of_volume("disk0");
+        let mut subsystem = ConfiguredSubsystem::of_volume(&Named::plainly("disk0"));
         subsystem.tls_keys.insert(host.clone(), ConfiguredPsk::parse(KEY).unwrap());
-        let other = ConfiguredSubsystem::of_volume("disk1");
+        let other = ConfiguredSubsystem::of_volume(&Named::plainly("disk1"));
         let keyring = keyring(&[subsystem.clone(), other.clone()], "machine");
         let is_there = |nqn: &Nqn| keyring.has_retained(&host, nqn);
         assert!(is_there(&subsystem.nqn) && !is_there(&other.nqn));
@@ -174,10 +192,17 @@ mod tests {
     }
 
     #[test]
+    fn daemons_at_other_addresses_have_another_discovery_subsystem() {
+        let id = |address: &str| node_id(&[Port { id: 1, address: address.parse().unwrap() }]);
+        let names = ["127.0.0.1:4420", "127.0.0.1:4421"].map(|address| discovery_nqn(&id(address)));
+        assert_ne!(names[0], names[1]);
+    }
+
+    #[test]
     fn a_volume_is_namespace_1_of_a_subsystem_of_its_name() {
         let ways = |address: &str| {
             let address = Address::Tcp(address.parse().unwrap());
-            let mut ways = ways(&Settings::default(), &address, "disk0");
+            let mut ways = ways(&Settings::default(), &address, &Named::plainly("disk0"));
             let way = ways.pop().unwrap();
             assert!(ways.is_empty());
             (way.url, way.commands.join("\n"))
