@@ -9,7 +9,11 @@ use std::path::Path;
 use std::process::Command;
 
 const PORTS: [&str; 4] = ["--iscsi", "127.0.0.1:0", "--nvme-tcp", "127.0.0.1:0"];
-const UUID: &str = "6f9a4c2e-1d3b-4f5a-8c7d-9e0f1a2b3c4d";
+
+/// A UUID that no other run of these tests claims meanwhile; each test has another number.
+fn uuid(number: u16) -> String {
+    format!("6f9a4c2e-1d3b-4f5a-{number:04x}-{:012x}", std::process::id())
+}
 
 fn serve(args: &[&str]) -> Daemon {
     Daemon::serve(&[args, &PORTS].concat())
@@ -109,19 +113,20 @@ fn config(directory: &Path, spec: &str, more: &str) -> String {
 #[test]
 fn the_uuid_of_a_config_file_is_the_volume_s_everywhere() {
     let directory = tempfile::tempdir().unwrap();
-    let given = config(directory.path(), "mem:1m", &format!("uuid = '{UUID}'"));
+    let uuid = uuid(1);
+    let given = config(directory.path(), "mem:1m", &format!("uuid = '{uuid}'"));
     let args = ["--config", &given];
     let mut daemon = serve(&args);
     let nvme = info(&daemon.urls_of("nvme+tcp")[0]);
-    assert_eq!(nvme["identity"], format!("uuid.{UUID}"));
+    assert_eq!(nvme["identity"], format!("uuid.{uuid}"));
     let before = identifiers(&daemon);
     let refused = blockmux([&["serve", "--nbd", "127.0.0.1:0"][..], &args].concat());
     let said = text(&refused.stderr);
     assert_eq!(refused.status.code(), Some(2));
-    assert!(said.contains(&format!("already serves a volume with the UUID {UUID}")), "{said}");
+    assert!(said.contains(&format!("already serves a volume with the UUID {uuid}")), "{said}");
     daemon.signal(Signal::KILL);
     daemon.wait();
-    let shared = config(directory.path(), "mem:1m", &format!("uuid = '{UUID}'\nshared = true"));
+    let shared = config(directory.path(), "mem:1m", &format!("uuid = '{uuid}'\nshared = true"));
     let [one, other] = [(); 2].map(|()| serve(&["--config", &shared]));
     assert_eq!((identifiers(&one), identifiers(&other)), (before.clone(), before));
     let ids = [one, other].map(|daemon| info(&daemon.urls_of("nvme+tcp")[0])["cntlid"].clone());
@@ -166,7 +171,8 @@ fn a_volume_in_two_subsystems_is_two_namespaces() {
         format!("[[nvme_subsystem]]\nnqn = '{nqn}'\nnamespaces = {{ {namespaces} }}\n")
     };
     let more = format!(
-        "uuid = '{UUID}'\n[[volume]]\nname = 'b'\nspec = 'mem:1m'\n{}{}",
+        "uuid = '{}'\n[[volume]]\nname = 'b'\nspec = 'mem:1m'\n{}{}",
+        uuid(2),
         subsystem("nqn.2026-11.test:one", "1 = 'a', 2 = 'b'"),
         subsystem("nqn.2026-11.test:two", "1 = 'a'")
     );
