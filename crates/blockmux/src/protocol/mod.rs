@@ -59,7 +59,7 @@ pub(crate) struct Protocol {
     /// Serves to accepted connections.
     pub(crate) serve: fn(&Service<'_>) -> Started,
     /// How clients reach a volume where we serve it.
-    pub(crate) ways: fn(&Settings, &Address, &Named) -> Vec<Way>,
+    pub(crate) ways: fn(&Settings, &Portal, &Named) -> Vec<Way>,
     /// Reaches the export of that name at an address where we serve it, over one connection; `None` if there is only
     /// the target's side yet.
     pub(crate) connect: Option<Connect>,
@@ -190,6 +190,30 @@ pub(crate) struct Place {
     pub(crate) number: Option<u32>,
     /// ANAGRPID; `None`: the last group, if there are any.
     pub(crate) ana_group: Option<u32>,
+}
+
+/// A listener, and an address by which clients reach it: another one where it listens at all addresses.
+#[derive(Clone, Debug)]
+pub(crate) struct Portal {
+    pub(crate) listener: Address,
+    pub(crate) address: Address,
+}
+
+impl Portal {
+    /// The TCP addresses of both; `None` of a Unix socket.
+    pub(crate) fn tcp(&self) -> Option<(SocketAddr, SocketAddr)> {
+        match (&self.listener, &self.address) {
+            (Address::Tcp(listener), Address::Tcp(address)) => Some((*listener, *address)),
+            _ => None,
+        }
+    }
+
+    /// A listener at this one address.
+    #[cfg(test)]
+    pub(crate) fn at(address: &str) -> Portal {
+        let address = Address::Tcp(address.parse().unwrap());
+        Portal { listener: address.clone(), address }
+    }
 }
 
 /// What a volume that is served is called.

@@ -5,7 +5,7 @@
 //! [`PATIENCE`] for all of its request. What they change goes through [`blockmux_proto::served`], as whatever else is
 //! shared about a volume, and what protocols have is changed by one at a time.
 
-use super::announce::Announcement;
+use super::announce::{Announcement, Asker};
 use super::flush;
 use super::opening::{NamedVolume, Opening};
 use super::setup::{LARGEST, NamedSpec};
@@ -236,7 +236,8 @@ impl Desk {
         let id = self.exports.add(export, served).ok_or("there are too many volumes; remove one")?;
         lives.iter().for_each(|live| live.add(id));
         info!("{name} is served");
-        let urls = Announcement::new(&self.exports, &self.listeners, &self.settings).urls_of(&name);
+        let urls =
+            Announcement::new(&self.exports, &self.listeners, &self.settings, Asker::Anywhere).urls_of(&name);
         Ok(Answer::Added { name, urls })
     }
 

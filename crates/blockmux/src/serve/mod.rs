@@ -27,7 +27,7 @@ use crate::output::print;
 use crate::poll::Poll;
 use crate::protocol::{ISCSI, Live, NVME_TCP, Protocol, Service, Settings, Started, iscsi, nvme_tcp};
 use crate::signals;
-use announce::Announcement;
+use announce::{Amount, Announcement, Asker};
 use blockmux_engine::cores::{Cores, CoresConfig};
 use blockmux_engine::listener::{ListenerTask, Serve};
 use blockmux_engine::socket::{Address, Listener};
@@ -102,6 +102,9 @@ pub(crate) struct Args {
     /// Print one JSON object instead of text when ready; not with --run
     #[arg(long, conflicts_with = "run")]
     json: bool,
+    /// Print no URLs and commands, only `ready`
+    #[arg(long, short, conflicts_with_all = ["json", "run"])]
+    quiet: bool,
 }
 
 /// What ends the daemon.
@@ -122,8 +125,13 @@ fn at_least_one(text: &str) -> Result<NonZeroUsize, &'static str> {
 }
 
 /// Serves until a signal or the end of the command.
-pub(crate) fn run(args: Args) -> Result<ExitCode, Failure> {
+pub(crate) fn run(args: Args, is_verbose: bool) -> Result<ExitCode, Failure> {
     let (json, command) = (args.json, args.run.clone());
+    let amount = match (args.quiet, is_verbose) {
+        (true, _) => Amount::Nothing,
+        (false, true) => Amount::Everything,
+        (false, false) => Amount::Short,
+    };
     let setup = Setup::gather(args)?;
     let (sender, events) = mpsc::channel();
     signals::watch(&sender, |_| Event::Signal)
@@ -135,7 +143,8 @@ pub(crate) fn run(args: Args) -> Result<ExitCode, Failure> {
         listeners.iter().map(|(protocol, listener)| (*protocol, listener.address().clone())).collect();
     check_listeners(&setup, &addresses)?;
     let exports = setup.open()?;
-    let announcement = Announcement::new(&exports, &addresses, &setup.settings).with_disks(&setup.aoe);
+    let asker = if command.is_some() { Asker::Here } else { Asker::Anywhere };
+    let announcement = Announcement::new(&exports, &addresses, &setup.settings, asker).with_disks(&setup.aoe);
     allow_files();
     let parts = Parts::new(setup.max_connections, &addresses);
     let limit = parts.limit().clone();
@@ -157,7 +166,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode, Failure> {
             wait(&events, Some(&running))
         }
         None => {
-            print(if json { announcement.json()? } else { announcement.text() })?;
+            print(if json { announcement.json()? } else { announcement.text(amount) })?;
             wait(&events, None)
         }
     };
@@ -357,6 +366,8 @@ times its size, within 16 times the machine's memory.
 them in $BLOCKMUX_URLS, and NBD's in $BLOCKMUX_NBD_URL; $nbd has QEMU's old
 form. Without a listener NBD gets a private Unix socket, and iSCSI a port of
 loopback that the system chooses. Its exit status becomes blockmux's own.
+
+Of many volumes ten lines are printed, with --verbose all.
 
 Examples:
   blockmux serve mem:1g

@@ -32,7 +32,7 @@ pub(crate) const NBD: Protocol = Protocol {
         // A client finds what is there when it connects.
         Started { serve: serve.collect(), live: None }
     },
-    ways: |_, address, named| vec![way(address, &named.export)],
+    ways: |_, portal, named| vec![way(&portal.address, &named.export)],
     connect: Some(connect),
     remote: remote::of_url,
     served_with: None,
@@ -58,7 +58,7 @@ fn commands(uri: &Uri) -> [String; 3] {
     [
         format!("nbdinfo {}", shell_word(&url)),
         format!("qemu-img info {}", shell_word(&url)),
-        format!("nbd-client {place} /dev/nbd0 -N {name}"),
+        format!("nbd-client {place} /dev/nbd0 -N {name} {FOR_RESTARTS}"),
     ]
 }
 
@@ -85,5 +85,8 @@ fn connect(address: &Address, export: &str) -> Result<Arc<dyn Volume>, String> {
     Ok(Arc::new(volume))
 }
 
+/// The kernel sends requests again by another connection only after the time-out, 30 s unless told otherwise; from 3.27 on
+/// `-persist` makes new connections after a restart, and earlier clients ignore it.
+const FOR_RESTARTS: &str = "-connections 4 -timeout 10 -persist";
 /// Whoever serves to itself has nobody to wait for.
 const OWN_PATIENCE: Duration = Duration::from_secs(5);

@@ -216,6 +216,13 @@ impl ConfiguredSubsystem {
 }
 
 impl ConfiguredSubsystem {
+    /// Somebody who sees that namespace: one of whom more is said, if there is one; `None`: everybody, or nobody.
+    pub(super) fn visitor(&self, nsid: u32) -> Option<HostEntry> {
+        let named = self.entries.iter().find(|entry| entry.sees(nsid)).cloned();
+        let is_plain = |host: &&Nqn| self.entries.iter().all(|entry| entry.hostnqn != host.as_str());
+        named.or_else(|| self.hosts.iter().find(is_plain).map(HostEntry::plain))
+    }
+
     /// Whether that listener leads to it: it is named, or is one of all addresses that are.
     pub(super) fn is_at(&self, listener: &SocketAddr) -> bool {
         self.listeners.is_empty() || self.listeners.iter().any(|named| names(named, listener))

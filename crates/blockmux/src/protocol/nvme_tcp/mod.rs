@@ -13,7 +13,7 @@ mod remote;
 pub(crate) use config::{ConfiguredSubsystem, DiscoveryEntry, State, SubsystemEntry, Treq, check_listeners};
 pub(crate) use hosts::HostEntry;
 
-use super::{Named, Protocol, Service, Settings, Started, Way};
+use super::{Named, Portal, Protocol, Service, Settings, Started, Way};
 use crate::machine::machine_id;
 use crate::output::shell_word;
 use blockmux_engine::nvme_tcp;
@@ -24,6 +24,7 @@ use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme::subsystem::discovery_nqn;
 use blockmux_proto::nvmeof::keyring::Keyring;
 use blockmux_proto::nvmeof::node::{Node, Port};
+use blockmux_proto::nvmeof::url::Url;
 use blockmux_proto::volume_uuid::VolumeUuid;
 use blockmux_wire::nvmeof::fabrics::DISCOVERY_NQN;
 use hosts::LiveHosts;
@@ -149,23 +150,31 @@ fn subsystems(settings: &Settings, volumes: &[Named]) -> Vec<ConfiguredSubsystem
 }
 
 /// How hosts reach each namespace that the volume is.
-fn ways(settings: &Settings, address: &Address, named: &Named) -> Vec<Way> {
-    let Address::Tcp(tcp) = address else { return Vec::new() };
+fn ways(settings: &Settings, portal: &Portal, named: &Named) -> Vec<Way> {
+    let Some((listener, tcp)) = portal.tcp() else { return Vec::new() };
     let port = if tcp.port() == NVME_TCP.port { String::new() } else { format!(":{}", tcp.port()) };
     let host = if tcp.is_ipv6() { format!("[{}]", tcp.ip()) } else { tcp.ip().to_string() };
-    let way = |nqn: &Nqn, nsid: u32| {
-        let url = format!("nvme+tcp://{host}{port}/{nqn}/{nsid}");
-        let nqn = shell_word(nqn.as_str());
-        let connect = format!("nvme connect -t tcp -a {} -s {} -n {nqn}", tcp.ip(), tcp.port());
-        Way { url, commands: vec![connect], variables: Vec::new() }
+    let way = |subsystem: &ConfiguredSubsystem, nsid: u32| {
+        let nqn = &subsystem.nqn;
+        let plain = format!("nvme+tcp://{host}{port}/{nqn}/{nsid}");
+        let word = shell_word(nqn.as_str());
+        let connect = format!("nvme connect -t tcp -a {} -s {} -n {word}", tcp.ip(), tcp.port());
+        let (url, command) = match (subsystem.visitor(nsid), plain.parse::<Url>()) {
+            (Some(host), Ok(mut url)) => {
+                host.add_to(&mut url);
+                (url.to_string(), host.command(nqn, &connect))
+            }
+            _ => (plain, connect),
+        };
+        Way { url, commands: vec![command], variables: Vec::new() }
     };
     let subsystems = subsystems(settings, std::slice::from_ref(named));
-    let here = subsystems.iter().filter(|subsystem| subsystem.is_at(tcp));
+    let here = subsystems.iter().filter(|subsystem| subsystem.is_at(&listener));
     let namespaces = here.flat_map(|subsystem| {
         let of_volume = subsystem.namespaces.iter().filter(|(_, namespace)| namespace.volume == named.export);
-        of_volume.map(|(nsid, _)| (&subsystem.nqn, *nsid))
+        of_volume.map(move |(nsid, _)| (subsystem, *nsid))
     });
-    namespaces.map(|(nqn, nsid)| way(nqn, nsid)).collect()
+    namespaces.map(|(subsystem, nsid)| way(subsystem, nsid)).collect()
 }
 
 /// The name of the subsystem that a volume is, whose own part is `name`.
@@ -192,6 +201,47 @@ mod tests {
     }
 
     #[test]
+    fn what_a_subsystem_asks_of_its_hosts_is_in_the_url_and_the_command() {
+        const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:6f9a4c2e-1d3b-4f5a-8c7d-9e0f1a2b3c4d";
+        let mut subsystem = ConfiguredSubsystem::of_volume(&Named::plainly("a"));
+        let way = |subsystem: &ConfiguredSubsystem| {
+            let settings = Settings { nvme: vec![subsystem.clone()], ..Settings::default() };
+            let address = Portal::at("127.0.0.1:4420");
+            let Way { url, commands, .. } = ways(&settings, &address, &Named::plainly("a")).remove(0);
+            (url, commands[0].clone())
+        };
+        let (open, connect) = way(&subsystem);
+        subsystem.is_open = false;
+        subsystem.hosts.push(Nqn::new("nqn.h").unwrap());
+        let (url, command) = way(&subsystem);
+        assert_eq!((url, command), (format!("{open}?hostnqn=nqn.h"), format!("{connect} --hostnqn=nqn.h")));
+        let entry = format!(
+            "hostnqn = '{HOST}'\ndhchap_secret_file = '/x/own key'\ndhchap_ctrl_secret_file = '/x/ours'\n\
+             tls_key_file = '/x/tls'\nnamespaces = [1]"
+        );
+        subsystem.entries.push(toml::from_str(&entry).unwrap());
+        let (url, command) = way(&subsystem);
+        let query = url.strip_prefix(&open).unwrap();
+        for part in [
+            "hostnqn=nqn.2014-08",
+            "dhchap_secret_file=/x/own%20key",
+            "_ctrl_secret_file=/x/ours",
+            "tls_key_file=/x/tls",
+        ] {
+            assert!(query.contains(part), "{query}");
+        }
+        assert_eq!(
+            command,
+            format!(
+                "nvme check-tls-key --insert --identity=1 --hostnqn={HOST} --subsysnqn=nqn.2026-11.blockmux:a \
+                 --keydata=\"$(cat /x/tls)\" && {connect} --hostnqn={HOST} \
+                 --hostid=6f9a4c2e-1d3b-4f5a-8c7d-9e0f1a2b3c4d --dhchap-secret=\"$(cat '/x/own key')\" \
+                 --dhchap-ctrl-secret=\"$(cat /x/ours)\" --tls"
+            )
+        );
+    }
+
+    #[test]
     fn daemons_at_other_addresses_have_another_discovery_subsystem() {
         let id = |address: &str| node_id(&[Port { id: 1, address: address.parse().unwrap() }]);
         let names = ["127.0.0.1:4420", "127.0.0.1:4421"].map(|address| discovery_nqn(&id(address)));
@@ -201,8 +251,7 @@ mod tests {
     #[test]
     fn a_volume_is_namespace_1_of_a_subsystem_of_its_name() {
         let ways = |address: &str| {
-            let address = Address::Tcp(address.parse().unwrap());
-            let mut ways = ways(&Settings::default(), &address, &Named::plainly("disk0"));
+            let mut ways = ways(&Settings::default(), &Portal::at(address), &Named::plainly("disk0"));
             let way = ways.pop().unwrap();
             assert!(ways.is_empty());
             (way.url, way.commands.join("\n"))
