@@ -242,15 +242,15 @@ a  1 GiB
   nbd://127.0.0.1/a
     nbdinfo nbd://127.0.0.1/a
     qemu-img info nbd://127.0.0.1/a
-    nbd-client 127.0.0.1 10809 /dev/nbd0 -N a -connections 4 -timeout 10 -persist
+    nbd-client 127.0.0.1 10809 /dev/nbd0 -N a -connections 4 -timeout 10
   nbd+unix:///a?socket=/run/x%20y
     nbdinfo 'nbd+unix:///a?socket=/run/x%20y'
     qemu-img info 'nbd+unix:///a?socket=/run/x%20y'
-    nbd-client -unix '/run/x y' /dev/nbd0 -N a -connections 4 -timeout 10 -persist
+    nbd-client -unix '/run/x y' /dev/nbd0 -N a -connections 4 -timeout 10
 b  1 GiB
 ";
         assert!(text.starts_with(expected), "{text}");
-        assert!(text.ends_with(" -persist\nready"), "{text}");
+        assert!(text.ends_with(" -timeout 10\nready"), "{text}");
     }
 
     #[test]

@@ -24,7 +24,7 @@ fn it_prints_urls_and_commands_and_ready_and_stops_when_asked() {
         assert_eq!(lines[0], "a  1 MiB");
         assert_eq!(lines[2], format!("nbdinfo {url}"));
         assert_eq!(lines[3], format!("qemu-img info {url}"));
-        assert_eq!(lines[4], format!("nbd-client 127.0.0.1 {port} /dev/nbd0 -N a {FOR_RESTARTS}"));
+        assert_eq!(lines[4], format!("nbd-client 127.0.0.1 {port} /dev/nbd0 -N a {FOR_LOST_CONNECTIONS}"));
         assert_eq!(lines[5], "disk0  2 MiB");
         let info = blockmux(["info", &url]);
         assert!(text(&info.stdout).contains("\n  size         1048576 (1 MiB)\n"));
@@ -55,7 +55,7 @@ fn json_is_one_object_with_everything() {
     let commands = [
         format!("nbdinfo '{url}'"),
         format!("qemu-img info '{url}'"),
-        format!("nbd-client -unix {} /dev/nbd0 -N a {FOR_RESTARTS}", daemon.socket().display()),
+        format!("nbd-client -unix {} /dev/nbd0 -N a {FOR_LOST_CONNECTIONS}", daemon.socket().display()),
     ];
     let export = json!({"name": "a", "size": 1 << 20, "urls": [url], "commands": commands});
     assert_eq!(daemon.json, json!({"ready": true, "exports": [export]}));
@@ -335,4 +335,4 @@ fn it_is_reached_over_ipv6_by_every_protocol() {
     }
 }
 
-const FOR_RESTARTS: &str = "-connections 4 -timeout 10 -persist";
+const FOR_LOST_CONNECTIONS: &str = "-connections 4 -timeout 10";

@@ -58,7 +58,7 @@ fn commands(uri: &Uri) -> [String; 3] {
     [
         format!("nbdinfo {}", shell_word(&url)),
         format!("qemu-img info {}", shell_word(&url)),
-        format!("nbd-client {place} /dev/nbd0 -N {name} {FOR_RESTARTS}"),
+        format!("nbd-client {place} /dev/nbd0 -N {name} {FOR_LOST_CONNECTIONS}"),
     ]
 }
 
@@ -85,8 +85,8 @@ fn connect(address: &Address, export: &str) -> Result<Arc<dyn Volume>, String> {
     Ok(Arc::new(volume))
 }
 
-/// The kernel sends requests again by another connection only after the time-out, 30 s unless told otherwise; from 3.27 on
-/// `-persist` makes new connections after a restart, and earlier clients ignore it.
-const FOR_RESTARTS: &str = "-connections 4 -timeout 10 -persist";
+/// When a connection breaks, the kernel sends its requests again by another one, but only after the time-out, which is 30 s
+/// unless told otherwise. No option makes new connections after a restart: see docs/VOLUMES.md.
+const FOR_LOST_CONNECTIONS: &str = "-connections 4 -timeout 10";
 /// Whoever serves to itself has nobody to wait for.
 const OWN_PATIENCE: Duration = Duration::from_secs(5);
