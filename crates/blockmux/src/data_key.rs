@@ -1,8 +1,9 @@
-//! What the data of a volume are known by: a text from which its UUID follows, so that it has the same identity after a
-//! restart, and a copy has another one ([decision 34](../../../docs/decisions/0034-identity-belongs-to-the-data.md)).
+//! What the data of a volume are known by: a text from which its UUID follows, so that it has the
+//! same identity after a restart, and a copy has another one (docs/decisions, number 34).
 //!
-//! Nothing is written down for that. A file is named by its file system, its inode and the time when the inode was made,
-//! a block device by what its maker or its volume manager calls it, a remote volume by what its server calls it.
+//! Nothing is written down for that. A file is named by its file system, its inode and the time
+//! when the inode was made, a block device by what its maker or its volume manager calls it, a
+//! remote volume by what its server calls it.
 
 use blockmux_volume::Volume;
 use blockmux_volume::spec::{BlockSpec, FileSpec};
@@ -29,7 +30,8 @@ impl DataKey {
     /// A block device's.
     pub(crate) fn of_block(block: &BlockSpec) -> Option<DataKey> {
         let metadata = fs::metadata(&block.path).ok().filter(|found| found.file_type().is_block_device())?;
-        // A link below /dev/disk outlives a restart, and what it leads to may have another name then.
+        // A link below /dev/disk outlives a restart, and what it leads to may have another name
+        // then.
         let by_path = || {
             let path = absolute(&block.path).unwrap_or_else(|_| block.path.clone());
             DataKey { text: format!("device {}", path.display()), is_unique: false }
@@ -37,11 +39,12 @@ impl DataKey {
         Some(of_device(Path::new(SYSFS), metadata.rdev(), 0).unwrap_or_else(by_path))
     }
 
-    /// A remote volume's. `place` tells it from all others of its server; what servers call their data is the same on
-    /// several servers if they were set up carelessly.
+    /// A remote volume's. `place` tells it from all others of its server; what servers call their
+    /// data is the same on several servers if they were set up carelessly.
     pub(crate) fn of_remote(volume: &dyn Volume, place: &str) -> DataKey {
         let designator = volume.designator().unwrap_or_default();
-        // Two gateways to one server share no reservations, so they are one disk only where their configs say so.
+        // Two gateways to one server share no reservations, so they are one disk only where their
+        // configs say so.
         DataKey { text: format!("remote {designator} {place}"), is_unique: false }
     }
 
@@ -56,8 +59,8 @@ impl DataKey {
 
 /// The key of a file.
 fn of_inode(path: &Path, metadata: &Metadata, depth: u32) -> Option<DataKey> {
-    // A snapshot of the file system has the same inodes, made at the same time, on another device. The number of a device
-    // may change with a restart, so it is the last resort.
+    // A snapshot of the file system has the same inodes, made at the same time, on another device.
+    // The number of a device may change with a restart, so it is the last resort.
     let device = of_device(Path::new(SYSFS), metadata.dev(), depth).filter(|device| device.is_unique);
     let id = || statvfs(path).ok().map(|system| system.f_fsid).filter(|id| *id != 0);
     let number = || format!("device {}", metadata.dev());
@@ -93,7 +96,8 @@ fn of_device(sysfs: &Path, number: u64, depth: u32) -> Option<DataKey> {
         return Some(DataKey { text: name, is_unique: true });
     }
     let name = read("wwid").or_else(|| read("device/wwid")).or_else(|| read("serial"))?;
-    // Others are made of a model and a serial number, and virtual disks of many machines have the same.
+    // Others are made of a model and a serial number, and virtual disks of many machines have the
+    // same.
     let is_unique = ["naa.", "eui.", "uuid."].iter().any(|kind| name.starts_with(kind));
     Some(DataKey { text: name, is_unique })
 }

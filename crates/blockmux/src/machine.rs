@@ -36,8 +36,8 @@ fn group_limit(root: &Path, membership: &str) -> Option<u64> {
     limits.min()
 }
 
-/// The addresses of this machine that others reach it by, the one of the default route first; loopback and those of one
-/// link are left out.
+/// The addresses of this machine that others reach it by, the one of the default route first;
+/// loopback and those of one link are left out.
 pub(crate) fn own_addresses(is_v4: bool) -> Vec<IpAddr> {
     let mut all = if is_v4 {
         local_v4(&read(Path::new("/proc/net/fib_trie")))

@@ -64,8 +64,9 @@ pub enum StateError {
 }
 
 impl StateFile {
-    /// The reservations of the volume with that UUID, and what was kept of them: empty if nothing was. What is still kept
-    /// under the text that named the volume before it had a UUID is kept under the UUID from then on.
+    /// The reservations of the volume with that UUID, and what was kept of them: empty if nothing
+    /// was. What is still kept under the text that named the volume before it had a UUID is kept
+    /// under the UUID from then on.
     ///
     /// # Errors
     /// If something was kept that cannot be used.
@@ -86,7 +87,8 @@ impl StateFile {
         Ok((file, image))
     }
 
-    /// The file of reservations that were kept under the text that named a volume before it had a UUID, if there is one.
+    /// The file of reservations that were kept under the text that named a volume before it had a
+    /// UUID, if there is one.
     #[must_use]
     pub fn former(directory: &Path, former: &str) -> Option<PathBuf> {
         let Place { file, .. } = Place::new(directory, &former_stem(former), RESERVATIONS, former);

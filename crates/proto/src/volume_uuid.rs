@@ -1,7 +1,8 @@
 //! The UUID of a volume's data, and every identifier that protocols derive from it.
 //!
-//! Initiators take two disks with one identifier for two paths to one disk, so a UUID belongs to data and never to a name
-//! (decision 34). Serial numbers and designators are hashes of it, because UUIDs that people make up have few random bits.
+//! Initiators take two disks with one identifier for two paths to one disk, so a UUID belongs to
+//! data and never to a name (decision 34). Serial numbers and designators are hashes of it, because
+//! UUIDs that people make up have few random bits.
 
 use sha2::{Digest, Sha256};
 use std::fmt;
@@ -25,7 +26,8 @@ impl VolumeUuid {
         VolumeUuid(with_version(bytes, 4))
     }
 
-    /// A UUID of version 8, a hash of these texts (RFC 9562 §5.8); the same texts give the same UUID.
+    /// A UUID of version 8, a hash of these texts (RFC 9562 §5.8); the same texts give the same
+    /// UUID.
     #[must_use]
     pub fn of_texts(texts: &[&str]) -> VolumeUuid {
         let mut hash = Sha256::new();
@@ -49,13 +51,15 @@ impl VolumeUuid {
         self.0
     }
 
-    /// The first 8 hexadecimal digits of a hash: enough to tell the volumes of a site apart in names.
+    /// The first 8 hexadecimal digits of a hash: enough to tell the volumes of a site apart in
+    /// names.
     #[must_use]
     pub fn short(self) -> String {
         self.digits("name", 8)
     }
 
-    /// The UUID of the data as one namespace of several that they are, each in a subsystem of its own.
+    /// The UUID of the data as one namespace of several that they are, each in a subsystem of its
+    /// own.
     #[must_use]
     pub fn within(self, subsystem_nqn: &str) -> VolumeUuid {
         VolumeUuid::of_texts(&["namespace", &self.to_string(), subsystem_nqn])
@@ -70,7 +74,7 @@ impl VolumeUuid {
     /// PRODUCT SERIAL NUMBER of the Unit Serial Number VPD page: the UUID without hyphens.
     #[must_use]
     pub(crate) fn scsi_serial(self) -> String {
-        hex(&self.0)
+        hex(self.0)
     }
 
     /// The serial number of an ATA disk, which has room for 20 characters.
@@ -79,8 +83,8 @@ impl VolumeUuid {
         self.digits("ata serial", 20)
     }
 
-    /// The serial number of an NVM subsystem, for which there are 20 characters: a hash of its name and of the UUIDs of
-    /// its namespaces.
+    /// The serial number of an NVM subsystem, for which there are 20 characters: a hash of its name
+    /// and of the UUIDs of its namespaces.
     #[must_use]
     pub fn subsystem_serial(nqn: &str, namespaces: &[VolumeUuid]) -> String {
         let namespaces: Vec<String> = namespaces.iter().map(ToString::to_string).collect();
@@ -89,7 +93,7 @@ impl VolumeUuid {
     }
 
     fn digits(self, purpose: &str, count: usize) -> String {
-        hex(&self.hash(purpose)).chars().take(count).collect()
+        hex(self.hash(purpose)).chars().take(count).collect()
     }
 
     fn hash(self, purpose: &str) -> impl IntoIterator<Item = u8> + AsRef<[u8]> {

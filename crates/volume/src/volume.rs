@@ -166,8 +166,8 @@ pub trait Volume: Send + Sync {
         }
     }
 
-    /// What the server of a remote volume calls its data wherever they are reached, such as an NGUID or an NAA
-    /// designator; `None` if it does not tell, and for all other volumes.
+    /// What the server of a remote volume calls its data wherever they are reached, such as an
+    /// NGUID or an NAA designator; `None` if it does not tell, and for all other volumes.
     fn designator(&self) -> Option<&str> {
         None
     }

@@ -192,7 +192,8 @@ pub(crate) struct Place {
     pub(crate) ana_group: Option<u32>,
 }
 
-/// A listener, and an address by which clients reach it: another one where it listens at all addresses.
+/// A listener, and an address by which clients reach it: another one where it listens at all
+/// addresses.
 #[derive(Clone, Debug)]
 pub(crate) struct Portal {
     pub(crate) listener: Address,
@@ -211,7 +212,7 @@ impl Portal {
     /// A listener at this one address.
     #[cfg(test)]
     pub(crate) fn at(address: &str) -> Portal {
-        let address = Address::Tcp(address.parse().unwrap());
+        let address = Address::Tcp(address.parse().expect("a test names addresses"));
         Portal { listener: address.clone(), address }
     }
 }

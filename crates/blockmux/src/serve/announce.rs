@@ -189,7 +189,8 @@ struct ExportJson<'a> {
     commands: Vec<&'a str>,
 }
 
-/// Where clients connect to a listener: one on all addresses has those of the machine, or loopback for a client here.
+/// Where clients connect to a listener: one on all addresses has those of the machine, or loopback
+/// for a client here.
 fn portals(listener: &Address, asker: Asker) -> Vec<Portal> {
     let addresses = match listener {
         // Whoever copies a command may be in another directory.

@@ -1,7 +1,9 @@
-//! Who serves what on this machine: two processes that serve the same data share neither reservations nor locks.
+//! Who serves what on this machine: two processes that serve the same data share neither
+//! reservations nor locks.
 //!
-//! A claim is a listening Unix socket in the abstract namespace, which the system takes back when the process ends, which
-//! processes of all users see, and which needs no directory. A network namespace of its own hides it.
+//! A claim is a listening Unix socket in the abstract namespace, which the system takes back when
+//! the process ends, which processes of all users see, and which needs no directory. A network
+//! namespace of its own hides it.
 
 use crate::data_key::DataKey;
 use crate::failure::Failure;
@@ -29,8 +31,8 @@ enum Held {
 }
 
 impl Claim {
-    /// Claims the data on other servers that a volume is made of, and its UUID. Files and block devices have locks of
-    /// their own.
+    /// Claims the data on other servers that a volume is made of, and its UUID. Files and block
+    /// devices have locks of their own.
     ///
     /// # Errors
     /// If a process of this user or of root has claimed one of them.

@@ -52,7 +52,8 @@ pub(super) struct VolumeEntry {
     /// What identifiers in all protocols follow from; without one it is that of the data.
     #[serde(default, deserialize_with = "uuid")]
     pub(super) uuid: Option<VolumeUuid>,
-    /// Another process may serve the same data, although the two share neither reservations nor locks.
+    /// Another process may serve the same data, although the two share neither reservations nor
+    /// locks.
     #[serde(default)]
     pub(super) shared: bool,
     #[serde(default)]

@@ -15,7 +15,8 @@ pub(super) struct Identified {
     pub(super) is_lasting: bool,
 }
 
-/// The UUID of the config file, or else the one of the data; one at random where the data go with the process.
+/// The UUID of the config file, or else the one of the data; one at random where the data go with
+/// the process.
 pub(super) fn identify(
     named: &NamedVolume,
     data: Option<&DataKey>,
@@ -40,8 +41,9 @@ pub(super) fn identify(
     Ok(Identified { uuid: VolumeUuid::random(random), is_lasting: false })
 }
 
-/// What the target and the subsystem of a volume are called behind their prefixes. A name that somebody gave is used as
-/// it is; volumes without one are called alike in every daemon, so that a part of the UUID follows.
+/// What the target and the subsystem of a volume are called behind their prefixes. A name that
+/// somebody gave is used as it is; volumes without one are called alike in every daemon, so that a
+/// part of the UUID follows.
 pub(super) fn target_name(named: &NamedVolume, uuid: VolumeUuid) -> String {
     if named.is_named { named.name.clone() } else { format!("{}.{}", named.name, uuid.short()) }
 }

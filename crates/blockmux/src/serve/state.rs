@@ -19,8 +19,9 @@ pub(super) fn default_directory() -> Option<PathBuf> {
     state.map(|state| state.join("blockmux"))
 }
 
-/// A volume as it is served, with the reservations that were kept of the data with its UUID. One whose reservations
-/// cannot be read is not served: whoever was kept out would get in. Of data that go with the process none are kept.
+/// A volume as it is served, with the reservations that were kept of the data with its UUID. One
+/// whose reservations cannot be read is not served: whoever was kept out would get in. Of data that
+/// go with the process none are kept.
 pub(super) fn served(
     directory: Option<&Path>,
     (name, spec): (&str, &Spec),

@@ -20,7 +20,8 @@ const READ_KEYS: u8 = 0;
 const READ_RESERVATION: u8 = 1;
 const NAMES: [&str; 2] = ["iqn.2026-11.i:a", "iqn.2026-11.i:b"];
 
-/// A daemon that serves a file of its own: what RAM had is gone with the process, and so are its reservations.
+/// A daemon that serves a file of its own: what RAM had is gone with the process, and so are its
+/// reservations.
 struct Fenced {
     daemon: Daemon,
     spec: String,
@@ -87,7 +88,7 @@ fn aptpl_fences_others_after_the_daemon_was_killed_until_it_is_given_up() {
     fenced.restart();
     let daemon = &fenced.daemon;
     // SPC-5 §5.13.1: PRGENERATION begins with 0 again, everything else is as it was.
-    let (mut a, mut b) = (login(&daemon, NAMES[0]), login(&daemon, NAMES[1]));
+    let (mut a, mut b) = (login(daemon, NAMES[0]), login(daemon, NAMES[1]));
     assert_eq!(b.reserve_in(READ_KEYS), [0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 7]);
     let held = b.reserve_in(READ_RESERVATION);
     assert_eq!(
@@ -99,11 +100,11 @@ fn aptpl_fences_others_after_the_daemon_was_killed_until_it_is_given_up() {
     assert_eq!((nbd.simple(raw_client::READ, 0, 0, 512), nbd.write(0, 0, &[0; 512])), (EPERM, EPERM));
     // The same registration without APTPL: nothing of it is there after the next time.
     assert_eq!(a.reserve_out(REGISTER, 0, [7, 8], 0), GOOD);
-    assert!(kept(&daemon).is_none());
+    assert!(kept(daemon).is_none());
     assert_eq!(b.access(), [RESERVATION_CONFLICT; 2]);
     fenced.restart();
     let daemon = &fenced.daemon;
-    let mut b = login(&daemon, NAMES[1]);
+    let mut b = login(daemon, NAMES[1]);
     assert_eq!(b.reserve_in(READ_KEYS), [0; 8]);
     assert_eq!(b.access(), [GOOD; 2]);
 }
@@ -143,7 +144,7 @@ fn without_a_place_to_keep_them_reservations_that_should_outlive_it_are_refused(
     // From here on something is in the way.
     fs::remove_dir_all(&state).unwrap();
     fs::write(&state, "").unwrap();
-    let mut a = login(&daemon, NAMES[0]);
+    let mut a = login(daemon, NAMES[0]);
     assert_eq!(a.reserve_out(REGISTER, 0, [0, 7], APTPL), CHECK_CONDITION);
     assert_eq!(a.reserve_in(READ_KEYS).len(), 8, "what failed has changed nothing");
     assert_eq!(a.reserve_out(REGISTER, 0, [0, 7], 0), GOOD);

@@ -1,4 +1,5 @@
-//! Who a volume is to initiators: two disks never look like one, and one disk looks the same after a restart.
+//! Who a volume is to initiators: two disks never look like one, and one disk looks the same after
+//! a restart.
 
 use crate::daemon::Daemon;
 use crate::program::{blockmux, succeed, text};
@@ -29,7 +30,8 @@ fn info(url: &str) -> Value {
 fn identifiers(daemon: &Daemon) -> Vec<(&'static str, String)> {
     let [iscsi, nvme] = ["iscsi", "nvme+tcp"].map(|scheme| info(&daemon.urls_of(scheme)[0]));
     let unit = RawIscsi::login(&daemon.urls_of("iscsi")[0], "iqn.2026-11.i:a").inquiry_page(0x83);
-    // Its head has a length, and the names of the port and the target follow what belongs to the unit.
+    // Its head has a length, and the names of the port and the target follow what belongs to the
+    // unit.
     let of_unit = unit.iter().map(|byte| format!("{byte:02x}")).skip(4).take(12 + 44).collect();
     let text = |value: &Value| value.as_str().unwrap().to_owned();
     vec![

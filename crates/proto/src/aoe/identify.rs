@@ -10,7 +10,8 @@ use blockmux_wire::ata::{
 };
 use zerocopy::{FromBytes, FromZeros};
 
-/// What a disk with that volume answers. Its serial number is the volume's, or its address where the volume has none.
+/// What a disk with that volume answers. Its serial number is the volume's, or its address where
+/// the volume has none.
 #[allow(
     clippy::arithmetic_side_effects,
     reason = "the divisors are constants, the rest fits by what stands before it"

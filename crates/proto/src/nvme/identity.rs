@@ -29,8 +29,8 @@ pub struct GivenIdentity {
 }
 
 impl Identity {
-    /// The identifiers of a namespace with that UUID. An EUI64 has an organization's number in it and 40 bits, too few
-    /// for a hash, so that only a config file gives one.
+    /// The identifiers of a namespace with that UUID. An EUI64 has an organization's number in it
+    /// and 40 bits, too few for a hash, so that only a config file gives one.
     #[must_use]
     pub fn of(uuid: VolumeUuid) -> Identity {
         Identity { nguid: uuid.to_bytes(), eui64: None, uuid: uuid.to_bytes() }

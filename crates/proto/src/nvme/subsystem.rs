@@ -165,8 +165,8 @@ impl Subsystem {
         Subsystem { serial, ..self }
     }
 
-    /// The same whose controllers are numbered from there on. Hosts take two controllers of one number for one, so that
-    /// subsystems of one name in several processes begin at random.
+    /// A subsystem whose controllers are numbered from there on. Hosts take two controllers of one
+    /// number for one, so that subsystems of one name in several processes begin at random.
     #[must_use]
     pub fn with_first_controller(self, cntlid: u16) -> Subsystem {
         self.associations.begin_at(cntlid);

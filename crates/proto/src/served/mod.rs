@@ -71,8 +71,8 @@ pub struct Served {
 pub struct VolumeIdentity {
     /// The UUID of its data.
     pub uuid: VolumeUuid,
-    /// The name of the iSCSI target and of the NVM subsystem that the volume is where none are configured, without their
-    /// prefixes.
+    /// The name of the iSCSI target and of the NVM subsystem that the volume is where none are
+    /// configured, without their prefixes.
     pub target_name: String,
     /// Keeps other processes from serving the volume; dropped with it.
     pub claim: Box<dyn Any + Send + Sync>,
@@ -129,8 +129,8 @@ impl Served {
         Served::build(volume, None, None, Table::default())
     }
 
-    /// A volume that is known by `identity`; with `kept`, what keeps its reservations over a restart and the image that
-    /// was kept.
+    /// A volume that is known by `identity`; with `kept`, what keeps its reservations over a
+    /// restart and the image that was kept.
     ///
     /// # Errors
     /// If the image is damaged, or of a later version.
@@ -201,7 +201,8 @@ impl Served {
         self.identity.as_ref().map(|identity| identity.uuid)
     }
 
-    /// The name of the iSCSI target and of the NVM subsystem that the volume is, if it has another one than its export.
+    /// The name of the iSCSI target and of the NVM subsystem that the volume is, if it has another
+    /// one than its export.
     #[must_use]
     pub fn target_name(&self) -> Option<&str> {
         self.identity.as_ref().map(|identity| identity.target_name.as_str())

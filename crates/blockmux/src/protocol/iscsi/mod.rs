@@ -1,7 +1,8 @@
 //! iSCSI, as the commands know it, over TCP and over RDMA (iSER).
 //!
-//! Unless the config file has targets, each volume is a target of its own, named `iqn.2026-11.blockmux:NAME`, and in it
-//! the only logical unit, LUN 0. A part of its UUID follows the name of a volume to which nobody gave one.
+//! Unless the config file has targets, each volume is a target of its own, named
+//! `iqn.2026-11.blockmux:NAME`, and in it the only logical unit, LUN 0. A part of its UUID follows
+//! the name of a volume to which nobody gave one.
 
 mod access;
 mod config;

@@ -85,8 +85,9 @@ fn connect(address: &Address, export: &str) -> Result<Arc<dyn Volume>, String> {
     Ok(Arc::new(volume))
 }
 
-/// When a connection breaks, the kernel sends its requests again by another one, but only after the time-out, which is 30 s
-/// unless told otherwise. No option makes new connections after a restart: see docs/VOLUMES.md.
+/// When a connection breaks, the kernel sends its requests again by another one, but only after the
+/// time-out, which is 30 s unless told otherwise. No option makes new connections after a restart:
+/// see docs/VOLUMES.md.
 const FOR_LOST_CONNECTIONS: &str = "-connections 4 -timeout 10";
 /// Whoever serves to itself has nobody to wait for.
 const OWN_PATIENCE: Duration = Duration::from_secs(5);

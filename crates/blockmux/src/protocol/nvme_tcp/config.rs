@@ -23,7 +23,8 @@ use std::sync::Arc;
 #[serde(deny_unknown_fields)]
 pub(crate) struct SubsystemEntry {
     nqn: String,
-    /// What Identify tells; without one, it is made of the subsystem's name and of its namespaces' UUIDs.
+    /// What Identify tells; without one, it is made of the subsystem's name and of its namespaces'
+    /// UUIDs.
     serial_number: Option<String>,
     /// What Identify tells; without one, `Blockmux`.
     model_number: Option<String>,
@@ -216,7 +217,8 @@ impl ConfiguredSubsystem {
 }
 
 impl ConfiguredSubsystem {
-    /// Somebody who sees that namespace: one of whom more is said, if there is one; `None`: everybody, or nobody.
+    /// Somebody who sees that namespace: one of whom more is said, if there is one; `None`:
+    /// everybody, or nobody.
     pub(super) fn visitor(&self, nsid: u32) -> Option<HostEntry> {
         let named = self.entries.iter().find(|entry| entry.sees(nsid)).cloned();
         let is_plain = |host: &&Nqn| self.entries.iter().all(|entry| entry.hostnqn != host.as_str());

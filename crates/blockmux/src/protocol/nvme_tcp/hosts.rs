@@ -108,7 +108,8 @@ impl HostEntry {
         url.tls_key_file = host.tls_key_file;
     }
 
-    /// What a shell runs so that Linux connects as this host, where `connect` does it for a host of which nothing is asked.
+    /// What a shell runs so that Linux connects as this host, where `connect` does it for a host of
+    /// which nothing is asked.
     pub(super) fn command(&self, subsystem: &Nqn, connect: &str) -> String {
         let host = self.clone().absolute();
         let content = |file: &Path| format!("\"$(cat {})\"", shell_word(&file.to_string_lossy()));

@@ -49,8 +49,9 @@ impl Volumes {
         })
     }
 
-    /// Whether the volume's namespace in that subsystem has the volume's UUID: it is the volume's own subsystem, or the
-    /// only one that the config file has the volume in. No two subsystems may have namespaces of one UUID.
+    /// Whether the volume's namespace in that subsystem has the volume's UUID: it is the volume's
+    /// own subsystem, or the only one that the config file has the volume in. No two subsystems may
+    /// have namespaces of one UUID.
     fn is_home(&self, nqn: &Nqn, volume: VolumeId) -> bool {
         let Some(named) = Named::of(&self.exports, volume) else { return false };
         if self.has_own {

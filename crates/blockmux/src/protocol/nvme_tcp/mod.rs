@@ -1,7 +1,8 @@
 //! NVMe/TCP, as the commands know it.
 //!
-//! Unless the config file has subsystems, each volume is a subsystem of its own, named `nqn.2026-11.blockmux:NAME`, and
-//! in it the only namespace, number 1. A part of its UUID follows the name of a volume to which nobody gave one.
+//! Unless the config file has subsystems, each volume is a subsystem of its own, named
+//! `nqn.2026-11.blockmux:NAME`, and in it the only namespace, number 1. A part of its UUID follows
+//! the name of a volume to which nobody gave one.
 
 mod config;
 mod hosts;
@@ -123,8 +124,9 @@ fn discovery_names(machine: &str) -> [Nqn; 2] {
     [well_known, discovery_nqn(machine)]
 }
 
-/// What tells this daemon from all others: no two of one machine listen at the same addresses. Hosts come back to the
-/// discovery subsystem by a name that follows from it, so it is the same after a restart, but on a machine without an id.
+/// What tells this daemon from all others: no two of one machine listen at the same addresses.
+/// Hosts come back to the discovery subsystem by a name that follows from it, so it is the same
+/// after a restart, but on a machine without an id.
 fn node_id(ports: &[Port]) -> String {
     let machine = machine_id();
     if machine.is_empty()
