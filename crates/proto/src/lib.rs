@@ -26,3 +26,4 @@ mod slots;
 #[cfg(test)]
 pub(crate) mod testing;
 mod uri;
+pub mod volume_uuid;

@@ -7,6 +7,7 @@ use crate::poll::Poll;
 use crate::protocol::iscsi::{DiscoveryEntry, TargetEntry};
 use crate::protocol::nvme_tcp::{self, SubsystemEntry, Treq};
 use crate::regular;
+use blockmux_proto::volume_uuid::VolumeUuid;
 use blockmux_volume::Spec;
 use blockmux_volume::units::human_size;
 use serde::{Deserialize, Deserializer, de};
@@ -48,6 +49,13 @@ pub(super) struct VolumeEntry {
     pub(super) name: Option<String>,
     #[serde(deserialize_with = "spec")]
     pub(super) spec: Spec,
+    /// What identifiers in all protocols follow from; without one it is that of the data.
+    #[serde(default, deserialize_with = "uuid")]
+    pub(super) uuid: Option<VolumeUuid>,
+    /// Another process may serve the same data, although the two share neither reservations nor
+    /// locks.
+    #[serde(default)]
+    pub(super) shared: bool,
     #[serde(default)]
     pub(super) read_only: bool,
     #[serde(default)]
@@ -103,6 +111,10 @@ fn spec<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Spec, D::Error> {
     String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
 }
 
+fn uuid<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<VolumeUuid>, D::Error> {
+    String::deserialize(deserializer)?.parse().map(Some).map_err(de::Error::custom)
+}
+
 /// The longest config file, in bytes: tens of thousands of volumes.
 const MAX_LEN: u64 = 4 << 20;
 /// There are several, and whoever leaves the brackets out does not know of sequences.
@@ -129,6 +141,8 @@ mod tests {
             [[volume]]
             name = 'a'
             spec = 'mem:1g'
+            uuid = '6f9a4c2e-1d3b-4f5a-8c7d-9e0f1a2b3c4d'
+            shared = true
             read_only = true
             description = 'of RAM'
             [[volume]]
@@ -138,6 +152,8 @@ mod tests {
         let first = VolumeEntry {
             name: Some("a".into()),
             spec: Spec::Mem(1 << 30),
+            uuid: "6f9a4c2e-1d3b-4f5a-8c7d-9e0f1a2b3c4d".parse().ok(),
+            shared: true,
             read_only: true,
             description: "of RAM".into(),
         };
@@ -159,6 +175,7 @@ mod tests {
                 "b.toml:3: unknown key `size`, expected one of `name`, `spec`, ",
             ),
             ("[[volume]]\nname = 'a'", "b.toml:1: missing key `spec`"),
+            ("[[volume]]\nspec = 'mem:1g'\nuuid = '1'", "b.toml:3: `1` is not a UUID: write 32 "),
             ("[[volume]]\nspec = 'mem:x'", "b.toml:2: in `mem:x`: `x` is not a size"),
             ("nbd = ['10809']", "b.toml:1: `10809` is no host"),
             ("poll = 'often'", "b.toml:1: poll: unknown value `often`, expected one of `adaptive`"),

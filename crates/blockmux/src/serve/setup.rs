@@ -75,6 +75,8 @@ impl Setup {
         let from_args = args.volumes.drain(..).map(|NamedSpec { name, spec }| VolumeEntry {
             name,
             spec,
+            uuid: None,
+            shared: false,
             read_only: false,
             description: String::new(),
         });
@@ -212,8 +214,9 @@ fn name_all(entries: Vec<VolumeEntry>, read_only: bool) -> Result<Vec<NamedVolum
     if entries.is_empty() {
         return Err(Failure::request("no volume to serve; name one, such as mem:1g or file:disk.img"));
     }
-    let (mut taken, mut unnamed, mut named) = (HashSet::new(), 0, Vec::new());
+    let (mut taken, mut uuids, mut unnamed, mut named) = (HashSet::new(), HashSet::new(), 0, Vec::new());
     for entry in entries {
+        let is_named = entry.name.is_some();
         let name = entry.name.unwrap_or_else(|| {
             unnamed += 1;
             format!("disk{}", unnamed - 1)
@@ -224,9 +227,17 @@ fn name_all(entries: Vec<VolumeEntry>, read_only: bool) -> Result<Vec<NamedVolum
                 "two volumes are called `{name}`; rename one, as in NAME=mem:1g"
             )));
         }
+        if let Some(twice) = entry.uuid.filter(|uuid| !uuids.insert(*uuid)) {
+            return Err(Failure::request(format!(
+                "`{name}` has the uuid {twice} of another volume; hosts would take both for one disk: change one"
+            )));
+        }
         named.push(NamedVolume {
             name,
+            is_named,
             spec: entry.spec,
+            uuid: entry.uuid,
+            is_shared: entry.shared,
             read_only: entry.read_only || read_only,
             description: entry.description,
         });
@@ -276,7 +287,14 @@ mod tests {
     fn names(volumes: &[&str]) -> Result<Vec<String>, String> {
         let entries = volumes.iter().map(|text| {
             let NamedSpec { name, spec } = text.parse()?;
-            Ok(VolumeEntry { name, spec, read_only: false, description: String::new() })
+            Ok(VolumeEntry {
+                name,
+                spec,
+                uuid: None,
+                shared: false,
+                read_only: false,
+                description: String::new(),
+            })
         });
         let named = name_all(entries.collect::<Result<_, String>>()?, false)
             .map_err(|failure| failure.to_string())?;

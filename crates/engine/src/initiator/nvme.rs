@@ -82,7 +82,8 @@ pub struct Description {
 pub fn connect(endpoint: Endpoint) -> Result<RemoteVolume<NvmeDialer>, ConnectError> {
     let dialer = NvmeDialer::new(endpoint)?;
     let (info, patience) = (dialer.first.volume_info(), dialer.endpoint.patience);
-    Ok(RemoteVolume::new(dialer, info, 1, patience))
+    let designator = dialer.first.identity.clone();
+    Ok(RemoteVolume::new(dialer, info, 1, patience).with_designator(designator))
 }
 
 /// Describes one namespace.

@@ -11,6 +11,7 @@ use blockmux_proto::nvmeof::node::{Node, Port};
 use blockmux_proto::nvmeof::tcp::client::{AdminConfig, AdminSession, Ask, Digests, Names, NamespaceInfo};
 use blockmux_proto::nvmeof::tcp::server::TargetSession;
 use blockmux_proto::session::{Demand, StreamSession};
+use blockmux_proto::volume_uuid::VolumeUuid;
 use blockmux_volume::{Chunk, MemVolume, Pool};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,7 +24,7 @@ pub(crate) const GROUP: u32 = 1;
 pub(crate) fn node(exports: &Exports) -> (Arc<Node>, Arc<Subsystem>) {
     let (id, export) = exports.iter().next().expect("there is an export");
     let served = exports.served(id).expect("it is served").clone();
-    let namespace = Namespace::new(1, id, served, export.read_only, (&export.name, "machine"));
+    let namespace = Namespace::new(1, id, served, export.read_only, VolumeUuid::of_texts(&[&export.name]));
     let subsystem = Subsystem::new(nqn(SUBSYSTEM), "machine", vec![namespace], Vec::new());
     let groups = vec![AnaGroup { id: GROUP, namespaces: vec![1], states: BTreeMap::new() }];
     let subsystem = Arc::new(subsystem.with_ana(groups, &[1, 2]));

@@ -110,6 +110,11 @@ pub(crate) enum Unconnected {
 }
 
 impl Associations {
+    /// The next controller has this identifier, or the first one if this is none.
+    pub(crate) fn begin_at(&self, cntlid: u16) {
+        self.live().last = cntlid.saturating_sub(1).min(CNTLID_MAX);
+    }
+
     /// A new controller for that host, which has proved who it is or will have to.
     pub(crate) fn connect_admin(
         self: &Arc<Associations>,

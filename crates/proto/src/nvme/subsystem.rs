@@ -11,6 +11,7 @@ use super::traffic::Traffic;
 use crate::exports::VolumeId;
 use crate::nvmeof::auth::HostSecrets;
 use crate::served::{Change, Notice, Served, Watcher};
+use crate::volume_uuid::VolumeUuid;
 use blockmux_volume::VolumeInfo;
 use blockmux_wire::nvme::log::AnaState;
 use blockmux_wire::nvmeof::fabrics::DISCOVERY_NQN;
@@ -163,6 +164,14 @@ impl Subsystem {
     #[must_use]
     pub fn with_serial_number(self, serial: String) -> Subsystem {
         Subsystem { serial, ..self }
+    }
+
+    /// A subsystem whose controllers are numbered from there on. Hosts take two controllers of one
+    /// number for one, so that subsystems of one name in several processes begin at random.
+    #[must_use]
+    pub fn with_first_controller(self, cntlid: u16) -> Subsystem {
+        self.associations.begin_at(cntlid);
+        self
     }
 
     /// The same with another model number, of up to 40 characters.
@@ -377,21 +386,21 @@ impl View {
 }
 
 impl Namespace {
-    /// A volume under that number; `name` and `machine` make its identifiers, which are the same after each restart.
+    /// A volume under that number, with the identifiers that follow from the UUID.
     #[must_use]
     pub fn new(
         nsid: u32,
         volume: VolumeId,
         served: Arc<Served>,
         read_only: bool,
-        (name, machine): (&str, &str),
+        uuid: VolumeUuid,
     ) -> Namespace {
         let info = served.volume().info();
         Namespace {
             nsid,
             volume,
             read_only: read_only || info.read_only,
-            identity: Identity::of_text(&format!("{name}\n{machine}")),
+            identity: Identity::of(uuid),
             block_shift: info.logical_block.trailing_zeros(),
             zeroes_deallocated: info.fast_zeroes,
             has_cache: info.write_cache,

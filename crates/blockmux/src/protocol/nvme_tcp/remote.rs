@@ -67,6 +67,12 @@ impl Remote for NvmeRemote {
         Ok(Arc::new(volume))
     }
 
+    /// A subsystem's name is unique in the world, and its addresses are ways to it.
+    fn place(&self) -> String {
+        let subsystem = self.url.subsystem.as_ref().map_or("", Nqn::as_str);
+        format!("nvme {subsystem} {}", self.url.nsid)
+    }
+
     fn describe(&self) -> Result<Description, Failure> {
         let subsystem = self.subsystem()?;
         let further = self.further(subsystem)?;

@@ -19,6 +19,7 @@ use crate::nvme::subsystem::{Namespace, Subsystem};
 use crate::nvmeof::node::{Node, Port};
 use crate::session::{Demand, StreamSession};
 use crate::testing::Pump;
+use crate::volume_uuid::VolumeUuid;
 use blockmux_volume::{MemVolume, Pool};
 use blockmux_wire::nvme::opcode::{AdminOpcode, NvmOpcode};
 use blockmux_wire::nvme::status::Status;
@@ -71,7 +72,7 @@ fn node() -> (Arc<Node>, Exports) {
 fn serve(exports: Exports) -> (Arc<Node>, Exports) {
     let namespace = |nsid: u32| {
         let (id, served) = (VolumeId(nsid - 1), exports.served(VolumeId(nsid - 1)).unwrap().clone());
-        Namespace::new(nsid, id, served, nsid == 2, (&format!("volume {nsid}"), "machine"))
+        Namespace::new(nsid, id, served, nsid == 2, VolumeUuid::of_texts(&[&format!("volume {nsid}")]))
     };
     let nqn = |name| Nqn::new(name).unwrap();
     let open = Subsystem::new(nqn(NQN), "machine", vec![namespace(1), namespace(2)], Vec::new());

@@ -10,6 +10,7 @@ use crate::nvmeof::tcp::client::*;
 use crate::nvmeof::tcp::server::TargetSession;
 use crate::session::{Control, Initiator, StreamSession};
 use crate::testing::{Driver, Pump};
+use crate::volume_uuid::VolumeUuid;
 use blockmux_volume::{MemVolume, Op, Pool, Seg, SgList};
 use blockmux_wire::nvmeof::auth::{Explanation, MessageId, MessageType};
 use std::collections::BTreeMap;
@@ -36,7 +37,7 @@ impl Served {
         let export = Export { name: "a".into(), description: String::new(), read_only: false, volume };
         let exports = Exports::new(vec![export]);
         let served = exports.served(VolumeId(0)).unwrap().clone();
-        let namespace = Namespace::new(1, VolumeId(0), served, false, ("a", "machine"));
+        let namespace = Namespace::new(1, VolumeId(0), served, false, VolumeUuid::of_texts(&["a"]));
         let subsystem = Subsystem::new(nqn(SUBSYSTEM), "machine", vec![namespace], vec![nqn(HOST)]);
         let known = secrets.map(|secrets| (nqn(HOST), secrets)).into_iter().collect::<BTreeMap<_, _>>();
         let ports = vec![Port { id: 1, address: "0.0.0.0:4420".parse().unwrap() }];

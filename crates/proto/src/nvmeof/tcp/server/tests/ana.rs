@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::nvme::ana::AnaGroup;
+use crate::volume_uuid::VolumeUuid;
 use blockmux_wire::nvme::feature::{AEC_ANA_CHANGE, FeatureId};
 use blockmux_wire::nvme::identify::{CMIC_ANA, IdentifyController, IdentifyNamespace};
 use blockmux_wire::nvme::log::AnaState;
@@ -12,7 +13,7 @@ fn asymmetric() -> ((Arc<Node>, Exports), Arc<Subsystem>) {
     let exports = Exports::new(vec![export("a"), export("b")]);
     let namespaces = [0, 1].map(|at: u32| {
         let served = exports.served(VolumeId(at)).unwrap().clone();
-        Namespace::new(at + 1, VolumeId(at), served, false, (&format!("volume {at}"), "machine"))
+        Namespace::new(at + 1, VolumeId(at), served, false, VolumeUuid::of_texts(&[&format!("volume {at}")]))
     });
     let states = BTreeMap::from([(1, AnaState::NON_OPTIMIZED), (2, AnaState::INACCESSIBLE)]);
     let groups = vec![AnaGroup { id: 5, namespaces: vec![1], states }];

@@ -4,6 +4,7 @@ use super::*;
 use crate::nvmeof::auth::target::tests::{negotiate, reply, secrets};
 use crate::nvmeof::auth::{DhGroup, Secret};
 use crate::session::{ProtocolError, Timed};
+use crate::volume_uuid::VolumeUuid;
 use blockmux_wire::nvmeof::auth::{Explanation, SECURITY_PROTOCOL_NVME};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use std::time::Duration;
 fn guarded() -> (Arc<Node>, Exports) {
     let exports = Exports::new(vec![export("a")]);
     let served = exports.served(VolumeId(0)).unwrap().clone();
-    let namespace = Namespace::new(1, VolumeId(0), served, false, ("a", "machine"));
+    let namespace = Namespace::new(1, VolumeId(0), served, false, VolumeUuid::of_texts(&["a"]));
     let nqn = |name| Nqn::new(name).unwrap();
     let subsystem = Subsystem::new(nqn(NQN), "machine", vec![namespace], vec![nqn("nqn.h")]);
     let known = BTreeMap::from([(nqn("nqn.h"), secrets(None, Some(DhGroup::Ffdhe2048)))]);

@@ -6,6 +6,7 @@ use crate::nvme::hosts::HostAccess;
 use crate::nvme::identity::GivenIdentity;
 use crate::nvme::subsystem::{AttachError, unique_discovery_nqn};
 use crate::nvmeof::node::Referral;
+use crate::volume_uuid::VolumeUuid;
 use blockmux_wire::nvme::NSID_ALL;
 use blockmux_wire::nvme::feature::{AEC_DISCOVERY_CHANGE, AEC_NAMESPACE_ATTRIBUTE, FeatureId};
 use blockmux_wire::nvme::identify::{IdentifyController, IdentifyNamespace};
@@ -25,7 +26,7 @@ fn empty() -> ((Arc<Node>, Exports), Arc<Subsystem>) {
 
 fn namespace(exports: &Exports, nsid: u32, at: u32) -> Namespace {
     let served = exports.served(VolumeId(at)).unwrap();
-    Namespace::new(nsid, VolumeId(at), served, false, (&format!("volume {at}"), "machine"))
+    Namespace::new(nsid, VolumeId(at), served, false, VolumeUuid::of_texts(&[&format!("volume {at}")]))
 }
 
 fn listens(host: &mut Host, notices: u32) {

@@ -4,6 +4,7 @@ use super::*;
 use crate::nvme::identity::GivenIdentity;
 use crate::served::Served;
 use crate::session::Timed;
+use crate::volume_uuid::VolumeUuid;
 use blockmux_volume::{Op, SHORT_PAYLOAD};
 use blockmux_wire::nvme::feature::{EXHID, FeatureId, Select};
 use blockmux_wire::nvme::identify::{
@@ -270,8 +271,13 @@ fn a_page_that_the_host_has_no_room_for_is_not_read() {
     let subsystem = Arc::new(subsystem);
     let node = (Arc::new(Node::new(vec![subsystem.clone()], Vec::new(), "machine")), exports);
     let (mut host, _) = Host::admin(&node, 0);
-    let namespace =
-        Namespace::new(3, VolumeId(0), node.1.served(VolumeId(0)).unwrap(), false, ("a", "machine"));
+    let namespace = Namespace::new(
+        3,
+        VolumeId(0),
+        node.1.served(VolumeId(0)).unwrap(),
+        false,
+        VolumeUuid::of_texts(&["a"]),
+    );
     subsystem.attach(namespace, None).unwrap();
     host.pump.run().unwrap();
     let read = |len: u32, offset: u32| Sqe {
@@ -290,7 +296,13 @@ fn a_page_that_the_host_has_no_room_for_is_not_read() {
 fn a_subsystem_and_its_namespaces_are_called_as_they_were_given() {
     let exports = Exports::new(vec![export("a")]);
     let given = GivenIdentity { nguid: Some([1; 16]), eui64: Some([2; 8]), uuid: Some([3; 16]) };
-    let namespace = Namespace::new(1, VolumeId(0), exports.served(VolumeId(0)).unwrap(), false, ("a", "m"));
+    let namespace = Namespace::new(
+        1,
+        VolumeId(0),
+        exports.served(VolumeId(0)).unwrap(),
+        false,
+        VolumeUuid::of_texts(&["a"]),
+    );
     let namespaces = vec![namespace.with_identity(&given)];
     let subsystem = Subsystem::new(Nqn::new(NQN).unwrap(), "machine", namespaces, Vec::new());
     let subsystem = subsystem.with_serial_number("4711".into()).with_model_number("Disk of ours".into());
