@@ -7,6 +7,7 @@ use crate::poll::Poll;
 use crate::protocol::iscsi::{DiscoveryEntry, TargetEntry};
 use crate::protocol::nvme_tcp::{self, SubsystemEntry, Treq};
 use crate::regular;
+use blockmux_engine::congestion::Congestion;
 use blockmux_volume::Spec;
 use blockmux_volume::units::human_size;
 use serde::{Deserialize, Deserializer, de};
@@ -37,6 +38,8 @@ pub(super) struct Config {
     pub(super) cores: Option<NonZeroUsize>,
     pub(super) poll: Option<Poll>,
     pub(super) max_connections: Option<NonZeroUsize>,
+    #[serde(deserialize_with = "congestion")]
+    pub(super) congestion: Option<Congestion>,
     pub(super) state: Option<PathBuf>,
     pub(super) control: Option<ControlPath>,
 }
@@ -103,6 +106,10 @@ fn spec<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Spec, D::Error> {
     String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
 }
 
+fn congestion<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Congestion>, D::Error> {
+    String::deserialize(deserializer)?.parse().map(Some).map_err(de::Error::custom)
+}
+
 /// The longest config file, in bytes: tens of thousands of volumes.
 const MAX_LEN: u64 = 4 << 20;
 /// There are several, and whoever leaves the brackets out does not know of sequences.
@@ -123,6 +130,7 @@ mod tests {
             nbd = ['127.0.0.1:0', 'unix:/s']
             cores = 2
             poll = 'never'
+            congestion = 'cubic'
             max_connections = 10
             state = '/s'
             read_only = true
@@ -146,6 +154,7 @@ mod tests {
         assert_eq!((config.nbd.len(), config.read_only), (2, true));
         assert_eq!((config.cores, config.poll), (NonZeroUsize::new(2), Some(Poll::Never)));
         assert_eq!(config.max_connections, NonZeroUsize::new(10));
+        assert_eq!(config.congestion, Some("cubic".parse().unwrap()));
         assert_eq!(config.state.as_deref(), Some(Path::new("/s")));
         assert_eq!(parse("").unwrap(), Config::default());
     }
@@ -161,6 +170,7 @@ mod tests {
             ("[[volume]]\nname = 'a'", "b.toml:1: missing key `spec`"),
             ("[[volume]]\nspec = 'mem:x'", "b.toml:2: in `mem:x`: `x` is not a size"),
             ("nbd = ['10809']", "b.toml:1: `10809` is no host"),
+            ("congestion = ''", "b.toml:1: congestion: name a TCP congestion control, such as cubic"),
             ("poll = 'often'", "b.toml:1: poll: unknown value `often`, expected one of `adaptive`"),
             (
                 "nbd = ':10809'",
