@@ -17,6 +17,7 @@ pub mod aoe;
 pub mod blocking;
 mod broken;
 mod channels;
+pub mod congestion;
 pub mod connection;
 pub mod cores;
 pub mod file;

@@ -7,13 +7,16 @@ use crate::poll::Poll;
 use crate::protocol::iscsi::{DiscoveryEntry, TargetEntry};
 use crate::protocol::nvme_tcp::{self, SubsystemEntry, Treq};
 use crate::regular;
+use blockmux_engine::congestion::Congestion;
 use blockmux_proto::volume_uuid::VolumeUuid;
 use blockmux_volume::Spec;
 use blockmux_volume::units::human_size;
 use serde::{Deserialize, Deserializer, de};
+use std::fmt::Display;
 use std::io::Read;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 /// All of a file. Every key may be left out.
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
@@ -38,6 +41,8 @@ pub(super) struct Config {
     pub(super) cores: Option<NonZeroUsize>,
     pub(super) poll: Option<Poll>,
     pub(super) max_connections: Option<NonZeroUsize>,
+    #[serde(deserialize_with = "parsed")]
+    pub(super) congestion: Option<Congestion>,
     pub(super) state: Option<PathBuf>,
     pub(super) control: Option<ControlPath>,
 }
@@ -50,7 +55,7 @@ pub(super) struct VolumeEntry {
     #[serde(deserialize_with = "spec")]
     pub(super) spec: Spec,
     /// What identifiers in all protocols follow from; without one it is that of the data.
-    #[serde(default, deserialize_with = "uuid")]
+    #[serde(default, deserialize_with = "parsed")]
     pub(super) uuid: Option<VolumeUuid>,
     /// Another process may serve the same data, although the two share neither reservations nor
     /// locks.
@@ -111,7 +116,10 @@ fn spec<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Spec, D::Error> {
     String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
 }
 
-fn uuid<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<VolumeUuid>, D::Error> {
+/// A value that its own text form is read from.
+fn parsed<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<T>, D::Error> {
     String::deserialize(deserializer)?.parse().map(Some).map_err(de::Error::custom)
 }
 
@@ -135,6 +143,7 @@ mod tests {
             nbd = ['127.0.0.1:0', 'unix:/s']
             cores = 2
             poll = 'never'
+            congestion = 'cubic'
             max_connections = 10
             state = '/s'
             read_only = true
@@ -162,6 +171,7 @@ mod tests {
         assert_eq!((config.nbd.len(), config.read_only), (2, true));
         assert_eq!((config.cores, config.poll), (NonZeroUsize::new(2), Some(Poll::Never)));
         assert_eq!(config.max_connections, NonZeroUsize::new(10));
+        assert_eq!(config.congestion, Some("cubic".parse().unwrap()));
         assert_eq!(config.state.as_deref(), Some(Path::new("/s")));
         assert_eq!(parse("").unwrap(), Config::default());
     }
@@ -178,6 +188,7 @@ mod tests {
             ("[[volume]]\nspec = 'mem:1g'\nuuid = '1'", "b.toml:3: `1` is not a UUID: write 32 "),
             ("[[volume]]\nspec = 'mem:x'", "b.toml:2: in `mem:x`: `x` is not a size"),
             ("nbd = ['10809']", "b.toml:1: `10809` is no host"),
+            ("congestion = ''", "b.toml:1: congestion: name a TCP congestion control, such as cubic"),
             ("poll = 'often'", "b.toml:1: poll: unknown value `often`, expected one of `adaptive`"),
             (
                 "nbd = ':10809'",

@@ -29,6 +29,7 @@ use crate::privileges;
 use crate::protocol::{ISCSI, Live, NVME_TCP, Protocol, Service, Settings, Started, iscsi, nvme_tcp};
 use crate::signals;
 use announce::{Amount, Announcement, Asker};
+use blockmux_engine::congestion::Congestion;
 use blockmux_engine::cores::{Cores, CoresConfig};
 use blockmux_engine::listener::{ListenerTask, Serve};
 use blockmux_engine::socket::{Address, Listener};
@@ -94,6 +95,9 @@ pub(crate) struct Args {
     /// Connections at a time [default: 4096]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     max_connections: Option<NonZeroUsize>,
+    /// TCP congestion control of all connections, such as cubic [default: the system's]
+    #[arg(long, value_name = "NAME")]
+    congestion: Option<Congestion>,
     /// Keep reservations here that initiators want to outlive a restart [default: ~/.local/state/blockmux]
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
@@ -223,6 +227,7 @@ fn start(
         count: setup.cores,
         policy: setup.poll.into(),
         pool_limit_bytes: buffers_of_each(setup.cores, memory_bytes()),
+        congestion: setup.congestion.clone(),
         ..CoresConfig::default()
     };
     let cores = Cores::start(&config).map_err(|error| {

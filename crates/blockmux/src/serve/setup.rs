@@ -14,6 +14,7 @@ use crate::protocol::aoe::Serving;
 use crate::protocol::iscsi::{ConfiguredTarget, DiscoveryEntry};
 use crate::protocol::nvme_tcp::{ConfiguredSubsystem, Treq};
 use crate::protocol::{AOE, ISCSI, ISER, NBD, NVME_TCP, PROTOCOLS, Protocol, Settings};
+use blockmux_engine::congestion::Congestion;
 use blockmux_engine::state::check_directory;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::nvmeof::node::MAX_IN_CAPSULE;
@@ -46,6 +47,8 @@ pub(super) struct Setup {
     pub(super) cores: usize,
     pub(super) poll: Poll,
     pub(super) max_connections: usize,
+    /// Of every TCP connection; `None`: the system's.
+    pub(super) congestion: Option<Congestion>,
     /// Where reservations are kept; `None` if there is no such place.
     state: Option<PathBuf>,
     /// Where commands are taken while it runs.
@@ -99,6 +102,11 @@ impl Setup {
             // Who relies on it should not learn of it from the first initiator that does.
             check_directory(directory).map_err(|error| Failure::request(format!("--state: {error}")))?;
         }
+        let congestion = args.congestion.or(config.congestion.take());
+        if let Some(congestion) = &congestion {
+            let wrong = |why| Failure::request(format!("--congestion {congestion}: {why}"));
+            congestion.check().map_err(wrong)?;
+        }
         Ok(Setup {
             volumes,
             read_only,
@@ -108,6 +116,7 @@ impl Setup {
             cores,
             poll: args.poll.or(config.poll).unwrap_or(Poll::Adaptive),
             max_connections,
+            congestion,
             control: args.control.or(config.control),
             state: state.or_else(state::default_directory),
         })
