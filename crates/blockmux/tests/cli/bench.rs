@@ -87,7 +87,7 @@ fn a_congestion_control_is_named_in_every_report_and_an_unknown_one_is_refused()
     assert!(bench.read("bench.html").contains("TCP by reno"));
     assert_eq!(bench.json()["blockmux"]["machine"]["congestion"], "reno");
     for command in ["bench", "serve"] {
-        let refused = blockmux(&[command, "mem:1m", "--congestion", "nosuch"]);
+        let refused = blockmux([command, "mem:1m", "--congestion", "nosuch"]);
         let expected = "blockmux: --congestion nosuch: this kernel has no congestion control nosuch; it has ";
         assert_eq!(refused.status.code(), Some(2));
         assert!(text(&refused.stderr).starts_with(expected), "{}", text(&refused.stderr));
