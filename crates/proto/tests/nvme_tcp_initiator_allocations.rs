@@ -6,7 +6,7 @@ mod counted_initiator;
 mod counting;
 
 use blockmux_proto::nvme::nqn::Nqn;
-use blockmux_proto::nvmeof::tcp::client::{
+use blockmux_proto::nvme_tcp::client::{
     ControllerInfo, Digests, Names, NamespaceInfo, QueueConfig, QueueSession,
 };
 use blockmux_volume::Pool;

@@ -12,9 +12,9 @@ use crate::nvme_auth;
 use crate::records::Records;
 use crate::requests::{MAX_TURNS, Requests};
 use crate::wire::Wire;
+use blockmux_proto::nvme::auth::{Concatenation, Credentials, DhGroup, HostSecrets, Secret};
 use blockmux_proto::nvme::nqn::Nqn;
-use blockmux_proto::nvmeof::auth::{Concatenation, Credentials, DhGroup, HostSecrets, Secret};
-use blockmux_proto::nvmeof::tcp::client::{
+use blockmux_proto::nvme_tcp::client::{
     AdminConfig, AdminSession, Ask, ControllerInfo, Digests, Names, NamespaceInfo, QueueConfig, QueueSession,
 };
 use blockmux_proto::session::{Initiator, ProtocolError, StreamSession, Timed};

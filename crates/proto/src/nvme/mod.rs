@@ -8,6 +8,7 @@
 //! |---|---|
 //! | `subsystem.rs` | what is served: namespaces; the same for all cores |
 //! | `association.rs` | which controllers there are, and which queues each has; no command looks at it |
+//! | `auth/` | how hosts and controllers prove who they are: secrets, keys, DH-HMAC-CHAP |
 //! | `hosts.rs` | who may connect, and what they see |
 //! | `identity.rs` | what names a namespace wherever it is |
 //! | `ana.rs` | how well each port leads to each namespace |
@@ -25,6 +26,7 @@
 pub(crate) mod admin;
 pub mod ana;
 pub(crate) mod association;
+pub mod auth;
 pub(crate) mod errors;
 mod events;
 mod fused;

@@ -9,7 +9,7 @@ use super::nqn::Nqn;
 use super::reservation::notification;
 use super::traffic::Traffic;
 use crate::exports::VolumeId;
-use crate::nvmeof::auth::HostSecrets;
+use crate::nvme::auth::HostSecrets;
 use crate::served::{Change, Notice, Served, Watcher};
 use blockmux_volume::VolumeInfo;
 use blockmux_wire::nvme::log::AnaState;
