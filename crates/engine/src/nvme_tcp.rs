@@ -42,7 +42,7 @@ pub fn serve(node: &Arc<Node>, port: u16, exports: &Exports, ktls: bool) -> Serv
             .admitted(connect, local_ip, hang_up)
             .at_port(port)
             .with_seed(seed)
-            .with_bell({
+            .with_notifier({
                 let core = core.clone();
                 Box::new(move |waker| bell(&core, waker))
             });

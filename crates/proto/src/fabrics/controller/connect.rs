@@ -1,16 +1,17 @@
 //! Connect: from a connection to a queue (Base 2.0 §3.3.2.2, §6.3).
 
 use super::node::{Node, SecureChannel};
+use super::unconnected::ConnectPermit;
 use crate::nvme::admin::AdminQueue;
 use crate::nvme::association::{Host, QueuePlace, Unconnected};
 use crate::nvme::auth::controller::Authenticator;
 use crate::nvme::auth::psk::TlsPsk;
+use crate::nvme::event_queue::EventQueue;
 use crate::nvme::io::Origin;
-use crate::nvme::letters::Letterbox;
 use crate::nvme::nqn::Nqn;
 use crate::nvme::subsystem::{Subsystem, View};
 use crate::nvme::traffic::Counts;
-use crate::nvme::{HangUp, MQES, Outcome, Ring};
+use crate::nvme::{HangUp, MQES, Notifier, Outcome};
 use crate::served::{Gate, Registrant};
 use blockmux_volume::SgList;
 use blockmux_wire::nvme::status::{CONNECT_INVALID_DATA, ConnectStatus, Status, StatusField};
@@ -18,60 +19,80 @@ use blockmux_wire::nvmeof::auth::{SC_C_NEW_TLS_PSK, SC_C_NONE, SC_C_REPLACE_TLS_
 use blockmux_wire::nvmeof::fabrics::{
     CATTR_DISABLE_SQ_FLOW_CONTROL, CNTLID_DYNAMIC, CONNECT_DATA_LEN, Connect, ConnectData,
 };
+use core::net::IpAddr;
 use std::mem::offset_of;
 use std::sync::Arc;
 use zerocopy::{FromZeros, IntoBytes};
 
 /// A connection's queue.
-pub(crate) enum Queue {
+pub(super) enum ConnectedQueue {
     Admin(Box<AdminQueue>),
     Io(IoQueue),
 }
 
 /// A queue of I/O commands. It holds what its commands need; the controller is elsewhere.
-pub(crate) struct IoQueue {
-    pub(crate) subsystem: Arc<Subsystem>,
+pub(super) struct IoQueue {
+    pub(super) subsystem: Arc<Subsystem>,
     /// The namespaces that the host sees.
-    pub(crate) view: View,
-    /// The way to their volumes.
-    pub(crate) gate: Gate,
-    pub(crate) origin: Origin,
-    pub(crate) counts: Counts,
+    pub(super) view: View,
+    /// Asks reservations and range locks before each I/O to their volumes.
+    pub(super) admission: Gate,
+    pub(super) origin: Origin,
+    pub(super) counts: Counts,
     host: Nqn,
     /// The last to go: by then nothing of this queue reaches a volume any more.
-    pub(crate) place: QueuePlace,
+    pub(super) place: QueuePlace,
+}
+
+/// How a host's connection has come.
+#[derive(Default)]
+pub(super) struct Arrival {
+    /// Held until the queue is connected and its host has proved who it is.
+    pub(super) permit: Option<ConnectPermit>,
+    /// What the host has connected to.
+    pub(super) local_ip: Option<IpAddr>,
+    /// Cuts the connection.
+    pub(super) hang_up: Option<HangUp>,
+    /// The identifier of the port.
+    pub(super) port: u16,
+    /// For challenges.
+    pub(super) seed: Option<[u8; 32]>,
+    /// The key that the connection is secured with.
+    pub(super) secured: Option<Box<TlsPsk>>,
+    /// Has the connection take a turn, from any core.
+    pub(super) notifier: Option<Notifier>,
 }
 
 /// A queue, as it was connected.
-pub(crate) struct Connected {
-    pub(crate) queue: Queue,
-    pub(crate) letters: Arc<Letterbox>,
+pub(super) struct Connected {
+    pub(super) queue: ConnectedQueue,
+    pub(super) events: Arc<EventQueue>,
     /// The host has to prove who it is before it may do anything else.
-    pub(crate) authenticator: Option<Box<Authenticator>>,
-    pub(crate) cntlid: u16,
+    pub(super) authenticator: Option<Box<Authenticator>>,
+    pub(super) cntlid: u16,
     /// In entries.
-    pub(crate) size: u16,
+    pub(super) size: u16,
     /// SQHD is told.
-    pub(crate) has_flow_control: bool,
+    pub(super) has_flow_control: bool,
 }
 
 /// Why there is no queue.
 #[derive(Debug)]
-pub(crate) enum NotConnected {
+pub(super) enum NotConnected {
     /// An association of this host is not over yet: try again.
     Later,
     Refused(Outcome),
 }
 
 /// Connects a queue as the command and its data say.
-pub(crate) fn connect(
+pub(super) fn connect(
     node: &Node,
     command: &Connect,
     data: &SgList,
-    hang_up: Option<HangUp>,
-    secured: Option<&TlsPsk>,
-    (ring, port, seed): (Option<Ring>, u16, Option<[u8; 32]>),
+    arrival: &Arrival,
 ) -> Result<Connected, NotConnected> {
+    let Arrival { hang_up, notifier, port, seed, .. } = arrival;
+    let (port, secured) = (*port, arrival.secured.as_deref());
     let mut told = ConnectData::new_zeroed();
     if data.len() != CONNECT_DATA_LEN {
         return Err(refused(Status::DATA_SGL_LENGTH_INVALID));
@@ -102,7 +123,7 @@ pub(crate) fn connect(
     }
     // A key that both have generated proves again what was proved when it was.
     let is_proved = secured.is_some_and(TlsPsk::is_generated);
-    let authenticator = match (subsystem.secrets_of(&host), seed) {
+    let authenticator = match (subsystem.secrets_of(&host), *seed) {
         (None, _) => None,
         _ if is_proved => None,
         // Without random numbers nobody can prove anything.
@@ -120,21 +141,24 @@ pub(crate) fn connect(
         }
     };
     let (host, is_proved) = (Host { nqn: host, id: told.hostid }, authenticator.is_none());
-    let letters = Letterbox::new(ring);
+    let events = EventQueue::new(notifier.clone());
     let (queue, cntlid) = match command.qid.get() {
-        0 => admin(node, subsystem, (host, port), (command, &told), (hang_up, &letters, is_proved))?,
-        qid => (Queue::Io(io(subsystem, (&host, port), qid, &told, hang_up, &letters)?), told.cntlid.get()),
+        0 => admin(node, subsystem, (host, port), (command, &told), (hang_up.clone(), &events, is_proved))?,
+        qid => (
+            ConnectedQueue::Io(io(subsystem, (&host, port), qid, &told, hang_up.clone(), &events)?),
+            told.cntlid.get(),
+        ),
     };
     // Who was removed meanwhile had no controller yet that could be ended.
     let name = match &queue {
-        Queue::Admin(admin) => &admin.host.nqn,
-        Queue::Io(io) => &io.host,
+        ConnectedQueue::Admin(admin) => &admin.host.nqn,
+        ConnectedQueue::Io(io) => &io.host,
     };
     if !subsystem.admits(name) {
         return Err(refused(ConnectStatus::CONNECT_INVALID_HOST));
     }
     let has_flow_control = command.cattr & CATTR_DISABLE_SQ_FLOW_CONTROL == 0;
-    Ok(Connected { queue, letters, authenticator, cntlid, size: sqsize.saturating_add(1), has_flow_control })
+    Ok(Connected { queue, events, authenticator, cntlid, size: sqsize.saturating_add(1), has_flow_control })
 }
 
 fn admin(
@@ -142,21 +166,21 @@ fn admin(
     subsystem: &Arc<Subsystem>,
     (host, port): (Host, u16),
     (command, told): (&Connect, &ConnectData),
-    (hang_up, letters, is_proved): (Option<HangUp>, &Arc<Letterbox>, bool),
-) -> Result<(Queue, u16), NotConnected> {
+    (hang_up, events, is_proved): (Option<HangUp>, &Arc<EventQueue>, bool),
+) -> Result<(ConnectedQueue, u16), NotConnected> {
     if told.cntlid.get() != CNTLID_DYNAMIC {
         return Err(invalid(offset_of!(ConnectData, cntlid), true));
     }
     let who = (host.clone(), is_proved);
     let place =
-        subsystem.associations.connect_admin(who, hang_up, letters.clone()).map_err(|why| match why {
+        subsystem.associations.connect_admin(who, hang_up, events.clone()).map_err(|why| match why {
             Unconnected::Later => NotConnected::Later,
             Unconnected::Closed => invalid(offset_of!(ConnectData, subnqn), true),
             _ => passing(refused(ConnectStatus::CONNECT_CONTROLLER_BUSY)),
         })?;
     let cntlid = place.cntlid;
     let queue = AdminQueue::new(subsystem.clone(), place, (host, port), node.in_capsule, command.kato.get());
-    Ok((Queue::Admin(Box::new(queue)), cntlid))
+    Ok((ConnectedQueue::Admin(Box::new(queue)), cntlid))
 }
 
 fn io(
@@ -165,9 +189,9 @@ fn io(
     qid: u16,
     told: &ConnectData,
     hang_up: Option<HangUp>,
-    letters: &Arc<Letterbox>,
+    events: &Arc<EventQueue>,
 ) -> Result<IoQueue, NotConnected> {
-    let place = subsystem.associations.connect_io(host, told.cntlid.get(), qid, hang_up, letters.clone());
+    let place = subsystem.associations.connect_io(host, told.cntlid.get(), qid, hang_up, events.clone());
     let place = place.map_err(|why| match why {
         Unconnected::NoController => passing(invalid(offset_of!(ConnectData, cntlid), true)),
         Unconnected::NotEnabled | Unconnected::Taken => passing(refused(Status::COMMAND_SEQUENCE_ERROR)),
@@ -176,7 +200,7 @@ fn io(
     let who = Registrant::of_nvme_host(place.host_id);
     let mut queue = IoQueue {
         view: View::default(),
-        gate: Gate::new(std::iter::empty(), Some(&who)),
+        admission: Gate::new(std::iter::empty(), Some(&who)),
         origin: Origin { who, port },
         counts: subsystem.traffic.counts(),
         host: host.nqn.clone(),
@@ -190,7 +214,7 @@ fn io(
 impl IoQueue {
     /// Looks again which namespaces there are, if that has changed.
     #[inline]
-    pub(crate) fn look_again(&mut self) {
+    pub(super) fn look_again(&mut self) {
         if !self.subsystem.is_current(&self.view) {
             self.look();
         }
@@ -200,7 +224,7 @@ impl IoQueue {
     fn look(&mut self) {
         self.view = self.subsystem.view(&self.host);
         let volumes = self.view.iter().map(|namespace| (namespace.volume, &namespace.served));
-        self.gate.lead_to(volumes, Some(&self.origin.who));
+        self.admission.lead_to(volumes, Some(&self.origin.who));
     }
 }
 

@@ -3,8 +3,8 @@
 use super::unconnected::{ConnectPermit, Unconnected};
 use crate::fabrics::keyring::Keyring;
 use crate::nvme::HangUp;
+use crate::nvme::event_queue::QueueEvent;
 use crate::nvme::hosts::{HostAccess, OpenToAll};
-use crate::nvme::letters::Letter;
 use crate::nvme::nqn::Nqn;
 use crate::nvme::subsystem::{Subsystem, unique_discovery_nqn, well_known_discovery_nqn};
 use blockmux_wire::nvmeof::fabrics::DISCOVERY_NQN;
@@ -136,7 +136,7 @@ impl Node {
 
     fn tell_change_to(&self, host: &Nqn) {
         self.generation.fetch_add(1, Ordering::AcqRel);
-        self.discovery.associations.tell_named(host, || Letter::DiscoveryChanged);
+        self.discovery.associations.tell_named(host, || QueueEvent::DiscoveryChanged);
     }
 
     /// The same that tells hosts of other discovery subsystems.
@@ -191,7 +191,7 @@ impl Node {
 
     fn tell_change(&self) {
         self.generation.fetch_add(1, Ordering::AcqRel);
-        self.discovery.associations.announce(|| Letter::DiscoveryChanged);
+        self.discovery.associations.announce(|| QueueEvent::DiscoveryChanged);
     }
 
     /// Leave for one more connection to connect its queue, from that address and cut by `hang_up`; whether another one

@@ -1,13 +1,11 @@
 //! PDUs from the host. The drawing is in the module above.
 
 use super::TargetSession;
-use super::commands::State;
+use super::link::LENT_PAYLOAD;
 use crate::digest;
-use crate::nvme::Outcome;
 use crate::nvme_tcp::pdu::{self, Violation};
 use crate::session::{Demand, ProtocolError};
 use blockmux_volume::{Chunk, Crc32c, Seg};
-use blockmux_wire::nvme::status::Status;
 use blockmux_wire::nvmeof::tcp::*;
 use std::mem::offset_of;
 use zerocopy::FromBytes;
@@ -36,11 +34,11 @@ pub(super) struct Arriving {
 
 impl TargetSession {
     pub(super) fn wants(&self) -> Demand {
-        match &self.awaiting {
+        match &self.transport.awaiting {
             Awaiting::Head(_) if !self.listens() => Demand::Nothing,
             Awaiting::IcReq(len) | Awaiting::Head(len) => Demand::Bytes(*len),
             Awaiting::Data(arriving) => {
-                Demand::Bytes(arriving.len.saturating_add(self.sender.digests.data_len()))
+                Demand::Bytes(arriving.len.saturating_add(self.transport.digests.data_len()))
             }
             Awaiting::Place(_, place) => Demand::Place(place.clone().into()),
             Awaiting::Tail(..) => Demand::Bytes(DIGEST_LEN),
@@ -50,28 +48,28 @@ impl TargetSession {
     /// Whether the next PDU may be looked at. Its command has an entry of the queue, if the host keeps to its size.
     #[inline]
     fn listens(&self) -> bool {
-        self.connecting.is_none() && self.sender.has_room(&self.outbox)
+        self.takes_commands() && self.transport.is_read()
     }
 
     /// One PDU or a part of its data; `None` if more bytes are needed, or the host has to read first.
     #[inline]
     pub(super) fn step(&mut self, input: &Chunk, at: usize) -> Result<Option<usize>, ProtocolError> {
         let unread = input.unread().get(at..).unwrap_or_default();
-        match self.awaiting {
+        match self.transport.awaiting {
             Awaiting::IcReq(_) => self.initialize(unread),
             Awaiting::Head(_) => self.on_pdu(input, at, unread),
             Awaiting::Data(arriving) => {
-                let len = arriving.len.saturating_add(self.sender.digests.data_len());
+                let len = arriving.len.saturating_add(self.transport.digests.data_len());
                 let Some(whole) = unread.get(..len) else { return Ok(None) };
                 let (covered, sent) = whole.split_at(arriving.len);
-                let is_good = !self.sender.digests.data || digest::of(covered) == sent;
-                self.awaiting = Awaiting::Head(COMMON_HEADER_LEN);
+                let is_good = !self.transport.digests.data || digest::of(covered) == sent;
+                self.transport.awaiting = Awaiting::Head(COMMON_HEADER_LEN);
                 self.on_lent(arriving, input.lend(at, arriving.len), is_good);
                 Ok(Some(len))
             }
             Awaiting::Tail(arriving, crc) => {
                 let Some(sent) = unread.get(..DIGEST_LEN) else { return Ok(None) };
-                self.awaiting = Awaiting::Head(COMMON_HEADER_LEN);
+                self.transport.awaiting = Awaiting::Head(COMMON_HEADER_LEN);
                 self.arrived(arriving, sent == crc.to_le_bytes());
                 Ok(Some(DIGEST_LEN))
             }
@@ -81,24 +79,24 @@ impl TargetSession {
 
     /// The memory of [`Demand::Place`] is full.
     pub(super) fn placed(&mut self) {
-        let Awaiting::Place(arriving, place) = &self.awaiting else { return };
+        let Awaiting::Place(arriving, place) = &self.transport.awaiting else { return };
         let arriving = *arriving;
-        if self.sender.digests.data {
+        if self.transport.digests.data {
             let mut crc = Crc32c::default();
             crc.add_seg(place);
-            self.awaiting = Awaiting::Tail(arriving, crc);
+            self.transport.awaiting = Awaiting::Tail(arriving, crc);
         } else {
-            self.awaiting = Awaiting::Head(COMMON_HEADER_LEN);
+            self.transport.awaiting = Awaiting::Head(COMMON_HEADER_LEN);
             self.arrived(arriving, true);
         }
     }
 
     /// Ends the connection with the last word that the transport has for this.
     fn terminate<T>(&mut self, violation: &Violation, pdu: &[u8]) -> Result<T, ProtocolError> {
-        self.is_over = true;
+        self.end();
         // A host's own last word is not answered, however wrong it is (TCP Transport 1.0 §3.5.1).
         if pdu.first() != Some(&PduType::H2C_TERM_REQ.0) {
-            self.sender.termination(&mut self.outbox, violation, pdu);
+            self.transport.termination(violation, pdu);
         }
         Err(violation.error)
     }
@@ -122,7 +120,7 @@ impl TargetSession {
             return self.terminate(&violation, pdu);
         }
         let Ok((request, _)) = IcReq::read_from_prefix(unread) else {
-            self.awaiting = Awaiting::IcReq(IC_LEN);
+            self.transport.awaiting = Awaiting::IcReq(IC_LEN);
             return Ok(None);
         };
         let wrong = if request.pfv.get() != 0 {
@@ -137,8 +135,8 @@ impl TargetSession {
         if let Some(violation) = wrong {
             return self.terminate(&violation, pdu);
         }
-        self.sender.ic_resp(&mut self.outbox, &request);
-        self.awaiting = Awaiting::Head(COMMON_HEADER_LEN);
+        self.transport.ic_resp(&request);
+        self.transport.awaiting = Awaiting::Head(COMMON_HEADER_LEN);
         Ok(Some(IC_LEN))
     }
 
@@ -149,8 +147,8 @@ impl TargetSession {
             return Ok(None);
         }
         let Ok((common, _)) = CommonHeader::read_from_prefix(unread) else { return Ok(None) };
-        let digests = self.sender.digests;
-        let frame = match pdu::check(&common, digests, self.node.in_capsule.max(ADMIN_IN_CAPSULE)) {
+        let digests = self.transport.digests;
+        let frame = match pdu::check(&common, digests, self.transport.in_capsule) {
             Ok(frame) => frame,
             Err(violation) => {
                 let head = usize::from(common.hlen).max(COMMON_HEADER_LEN);
@@ -160,7 +158,7 @@ impl TargetSession {
         };
         let needs = if frame.kind == PduType::H2C_DATA { frame.data.0 } else { frame.len };
         let Some(pdu) = unread.get(..needs) else {
-            self.awaiting = Awaiting::Head(needs);
+            self.transport.awaiting = Awaiting::Head(needs);
             return Ok(None);
         };
         if digests.header
@@ -176,18 +174,14 @@ impl TargetSession {
                 let is_good =
                     covered.is_empty() || !digests.data || pdu.get(end..) == Some(&digest::of(covered));
                 let Ok((capsule, _)) = CapsuleCmd::read_from_prefix(pdu) else { return Ok(None) };
-                if self.commands.under_way() >= self.depth {
-                    self.is_over = true;
-                    return Err(OVERRUN);
-                }
                 let lend = || input.lend(at.saturating_add(begin), covered.len());
-                self.on_capsule(&capsule.sqe, covered.len(), lend, is_good);
-                self.awaiting = Awaiting::Head(COMMON_HEADER_LEN);
+                self.on_command(&capsule.sqe, covered.len(), lend, is_good)?;
+                self.transport.awaiting = Awaiting::Head(COMMON_HEADER_LEN);
             }
             PduType::H2C_DATA => {
                 let Ok((data, _)) = Data::read_from_prefix(pdu) else { return Ok(None) };
                 let data_len = frame.len.saturating_sub(frame.data.0).saturating_sub(digests.data_len());
-                if let Err(violation) = self.on_data(&data, data_len) {
+                if let Err(violation) = self.on_data_head(&data, data_len) {
                     return self.terminate(&violation, pdu.get(..DATA_LEN).unwrap_or_default());
                 }
             }
@@ -197,7 +191,7 @@ impl TargetSession {
     }
 
     fn on_termination(&mut self, pdu: &[u8]) -> Result<Option<usize>, ProtocolError> {
-        self.is_over = true;
+        self.end();
         let fes = TermReq::read_from_prefix(pdu).map_or(0, |(request, _)| request.fes.get());
         let what = match FatalError(fes) {
             FatalError::INVALID_PDU_HEADER_FIELD => "ended the connection: a field of ours is wrong",
@@ -212,12 +206,9 @@ impl TargetSession {
     }
 
     /// Checks the header of a command's data, and says where the data goes.
-    fn on_data(&mut self, data: &Data, data_len: usize) -> Result<(), Violation> {
+    fn on_data_head(&mut self, data: &Data, data_len: usize) -> Result<(), Violation> {
         let slot = usize::from(data.ttag.get());
-        let found =
-            self.commands.get_mut(slot).filter(|entry| entry.state == State::Data && entry.data_out > 0);
-        let found = found.filter(|entry| entry.is_counted);
-        let Some(entry) = found else {
+        let Some(entry) = self.fetching(slot) else {
             return Err(Violation::field(offset_of!(Data, ttag), "sent data that was not asked for"));
         };
         if entry.sqe.cid != data.cccid {
@@ -229,9 +220,10 @@ impl TargetSession {
                 "sent data of another length than it said",
             ));
         }
-        let (offset, left) = (data.datao.get() as usize, entry.data_out.saturating_sub(entry.received));
+        let (offset, left) =
+            (data.datao.get() as usize, entry.data_out.saturating_sub(entry.progress.received));
         let is_last = data.common.flags & FLAG_LAST != 0;
-        if offset != entry.received || data_len > left {
+        if offset != entry.progress.received || data_len > left {
             let what = "sent data outside of what was asked for";
             // FEI is for fields and digests: here it is reserved (TCP Transport 1.0 §3.6.2.4).
             return Err(Violation::new(FatalError::DATA_TRANSFER_OUT_OF_RANGE, 0, what));
@@ -243,7 +235,7 @@ impl TargetSession {
         let arriving = Arriving { slot, len: data_len };
         let is_short = data_len <= LENT_PAYLOAD;
         if is_short {
-            self.awaiting = Awaiting::Data(arriving);
+            self.transport.awaiting = Awaiting::Data(arriving);
         } else {
             self.place(arriving);
         }
@@ -252,20 +244,21 @@ impl TargetSession {
 
     /// Has data received straight into its command's memory: so much was asked for only when that was there.
     fn place(&mut self, arriving: Arriving) {
-        let Some(entry) = self.commands.get_mut(arriving.slot) else { return };
+        let Some(entry) = self.fetching(arriving.slot) else { return };
         if let Some(memory) = &entry.memory {
-            self.awaiting = Awaiting::Place(arriving, memory.slice(entry.received, arriving.len));
+            self.transport.awaiting =
+                Awaiting::Place(arriving, memory.slice(entry.progress.received, arriving.len));
         }
     }
 
     /// Data lies in the receive buffer. If it is all that the command has, it stays there.
     fn on_lent(&mut self, arriving: Arriving, lent: Seg, is_good: bool) {
-        let Some(entry) = self.commands.get_mut(arriving.slot) else { return };
+        let Some(entry) = self.fetching(arriving.slot) else { return };
         if entry.memory.is_none() && entry.data_out == arriving.len {
             entry.memory = Some(lent);
             return self.arrived(arriving, is_good);
         }
-        let received = entry.received;
+        let received = entry.progress.received;
         match self.memory_for(arriving.slot) {
             Some(memory) => {
                 lent.copy_to_seg(&memory.slice(received, arriving.len));
@@ -273,8 +266,8 @@ impl TargetSession {
             }
             // The pieces of short data are short: whoever has no memory for them tries again.
             None => {
-                if let Some(entry) = self.commands.get_mut(arriving.slot) {
-                    entry.is_damaged = true;
+                if let Some(entry) = self.fetching(arriving.slot) {
+                    entry.progress.is_damaged = true;
                 }
                 self.arrived(arriving, is_good);
             }
@@ -283,38 +276,16 @@ impl TargetSession {
 
     /// Data is where it belongs.
     fn arrived(&mut self, arriving: Arriving, is_good: bool) {
-        let Some(entry) = self.commands.get_mut(arriving.slot) else { return };
-        entry.is_damaged |= !is_good;
-        entry.received = entry.received.saturating_add(arriving.len);
-        if entry.received < entry.data_out {
+        let Some(entry) = self.fetching(arriving.slot) else { return };
+        entry.progress.is_damaged |= !is_good;
+        entry.progress.received = entry.progress.received.saturating_add(arriving.len);
+        if entry.progress.received < entry.data_out {
             return;
         }
-        if entry.is_damaged {
+        if entry.progress.is_damaged {
             // TCP Transport 1.0 §3.5.2: not fatal, and worth another try.
-            return self.finish(arriving.slot, &Outcome::retry(Status::TRANSIENT_TRANSPORT_ERROR));
+            return self.on_data_lost(arriving.slot);
         }
-        let data = entry.take_memory();
-        self.begin(arriving.slot, data);
-    }
-
-    /// A command's memory, taken from the pool if it has none yet.
-    pub(super) fn memory_for(&mut self, slot: usize) -> Option<Seg> {
-        let entry = self.commands.get_mut(slot)?;
-        if entry.memory.is_none() {
-            entry.memory = self.pool.take_payload(entry.data_out).map(|memory| memory.seg(0, entry.data_out));
-        }
-        entry.memory.clone()
+        self.on_data(arriving.slot);
     }
 }
-
-/// A host has more commands under way than its queue has entries for; the connection ends, and nothing else would tell
-/// the host.
-const OVERRUN: ProtocolError = ProtocolError {
-    what: "sent more commands than its queue has entries",
-    reference: "NVMe Base 2.0, SQ flow control",
-};
-/// Data up to this many bytes is waited for in the receive buffer: one large receive for many PDUs costs less than a
-/// receive for each. With its digest at most `MAX_DEMAND`.
-pub(super) const LENT_PAYLOAD: usize = 64 << 10;
-/// Data that a capsule on the admin queue may have, in bytes (TCP Transport 1.0 §3.3.1).
-const ADMIN_IN_CAPSULE: usize = 8192;

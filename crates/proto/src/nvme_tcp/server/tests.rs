@@ -15,6 +15,7 @@ use super::TargetSession;
 use crate::digest;
 use crate::exports::{Export, Exports, VolumeId};
 use crate::fabrics::controller::node::{Node, Port};
+use crate::nvme::HangUp;
 use crate::nvme::nqn::Nqn;
 use crate::nvme::subsystem::{Namespace, Subsystem};
 use crate::session::{Demand, StreamSession};
@@ -25,6 +26,7 @@ use blockmux_wire::nvme::status::Status;
 use blockmux_wire::nvme::{Cqe, SglDescriptor, Sqe, property};
 use blockmux_wire::nvmeof::fabrics::*;
 use blockmux_wire::nvmeof::tcp::*;
+use core::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
@@ -109,6 +111,16 @@ impl Host {
         let response = IcResp::read_from_bytes(&answer).unwrap();
         assert_eq!((response.dgst, response.maxh2cdata.get()), (digests, 1 << 20));
         host.digests = digests;
+        host
+    }
+
+    /// Over a connection that can be cut, to that address.
+    fn with_hang_up(node: &(Arc<Node>, Exports), hang_up: HangUp, local_ip: Option<IpAddr>) -> Host {
+        let mut host = Host::new(node);
+        let (permit, _) = node.0.begin_connect(None, hang_up.clone());
+        let session = TargetSession::new(node.0.clone(), Pool::new(usize::MAX), host.now);
+        host.pump.session = session.admitted(permit, local_ip, hang_up);
+        host.pump.exchange(ic_req(0).as_bytes());
         host
     }
 

@@ -149,8 +149,7 @@ fn with_its_admin_queue_a_controller_s_other_queues_are_cut_off_and_its_host_wai
             cuts.fetch_add(1, Ordering::Relaxed);
         })
     };
-    let mut io = Host::initialized(&node, 0);
-    io.pump.session.hang_up = Some(hang_up);
+    let mut io = Host::with_hang_up(&node, hang_up, None);
     assert!(io.connect(1, cntlid, 0).status.is_success());
     io.pump.holds_io = true;
     io.send(&mut nvm(NvmOpcode::WRITE, 1, 0, 1), &[]);
@@ -197,7 +196,7 @@ fn a_host_that_is_silent_for_longer_than_its_keep_alive_timeout_loses_its_contro
 fn who_connects_no_queue_in_time_is_let_go() {
     let mut host = Host::initialized(&node(), 0);
     let deadline = host.pump.session.poll_timeout().unwrap();
-    assert_eq!(deadline, host.now + super::super::CONNECT_TIME);
+    assert_eq!(deadline, host.now + Duration::from_secs(30));
     assert!(host.pump.session.on_timeout(deadline).is_err());
     assert!(host.is_closed());
 }
@@ -205,8 +204,8 @@ fn who_connects_no_queue_in_time_is_let_go() {
 #[test]
 fn discovery_tells_of_the_subsystems_that_the_host_may_use() {
     let node = node();
-    let mut host = Host::initialized(&node, 0);
-    host.pump.session.local_ip = Some(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 7)));
+    let local_ip = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 7));
+    let mut host = Host::with_hang_up(&node, Arc::new(|| {}), Some(local_ip));
     let (command, data) = connect(DISCOVERY_NQN, 0, CNTLID_DYNAMIC, 0);
     assert!(host.run(command, data.as_bytes()).1.status.is_success());
     host.enable();

@@ -1,49 +1,48 @@
-//! The commands of a queue that are under way. A place in the table is the tag of their I/O and of their R2T.
+//! The commands of a queue that are under way. A slot of the table is the tag of a command's I/O, and names it to
+//! the transport.
 
 use super::fused::Half;
+use crate::nvme::event_queue::AbortOrder;
 use crate::nvme::io::IoCommand;
-use crate::nvme::letters::AbortOrder;
 use crate::served::Passage;
 use blockmux_volume::{Seg, SgList};
 use blockmux_wire::nvme::Sqe;
 use blockmux_wire::nvme::status::Status;
 
 /// One command.
-pub(super) struct Entry {
-    pub(super) sqe: Sqe,
-    pub(super) work: Work,
-    pub(super) state: State,
+pub struct Entry<P> {
+    pub(crate) sqe: Sqe,
+    pub(super) work: CommandWork,
+    pub(super) state: CommandState,
     /// The host's data, in bytes.
-    pub(super) data_out: usize,
-    /// What of it has come.
-    pub(super) received: usize,
+    pub(crate) data_out: usize,
     /// Where it goes, unless it is lent.
-    pub(super) memory: Option<Seg>,
+    pub(crate) memory: Option<Seg>,
+    /// How far it has come, as the transport counts.
+    pub(crate) progress: P,
     /// Tells what was begun or asked for earlier from what was later.
     pub(super) begun: u64,
     /// What this command counts for among the payload in flight, in bytes, once it does.
     pub(super) payload: usize,
     /// It is begun, or its data was asked for: what it moves is in flight.
     pub(super) is_counted: bool,
-    /// A data digest was wrong.
-    pub(super) is_damaged: bool,
     /// Counts its I/O in flight.
-    pub(super) passage: Option<Passage>,
+    pub(super) io_guard: Option<Passage>,
     /// It is to end early.
-    pub(super) doom: Option<Doom>,
+    pub(super) abort: Option<PendingAbort>,
     /// It is half of a fused operation.
     pub(super) half: Option<Box<Half>>,
 }
 
-/// The early end of a command.
-pub(super) struct Doom {
+/// The early end of a command that cannot end at once.
+pub(super) struct PendingAbort {
     pub(super) status: Status,
     /// Who has asked for it and waits for an answer.
     pub(super) order: Option<AbortOrder>,
 }
 
 /// Who carries a command out.
-pub(super) enum Work {
+pub(super) enum CommandWork {
     Io(IoCommand),
     Admin,
     Fabrics,
@@ -51,7 +50,7 @@ pub(super) enum Work {
 
 /// What a command waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum CommandState {
     /// Data that the host was asked for, or will be.
     Data,
     /// The volume.
@@ -66,11 +65,10 @@ pub(super) enum State {
     Connect,
 }
 
-/// The table of commands. Places are used again, so that it grows only to the deepest queue that this host ever had.
-#[derive(Default)]
-pub(super) struct Commands {
-    entries: Vec<Option<Entry>>,
-    /// Of each place, side by side to be searched: the CID, or [`NOBODY`].
+/// The table of commands. Slots are used again, so that it grows only to the deepest queue that this host ever had.
+pub(super) struct CommandTable<P> {
+    entries: Vec<Option<Entry<P>>>,
+    /// Of each slot, side by side to be searched: the CID, or [`NOBODY`].
     cids: Vec<u32>,
     free: Vec<usize>,
     /// How many wait for events.
@@ -81,37 +79,49 @@ pub(super) struct Commands {
     begun: u64,
 }
 
-impl Entry {
-    pub(super) fn new(sqe: Sqe, work: Work, data_out: usize, payload: usize) -> Entry {
+impl<P: Default> Entry<P> {
+    pub(super) fn new(sqe: Sqe, work: CommandWork, data_out: usize, payload: usize) -> Entry<P> {
         Entry {
             sqe,
             work,
-            state: State::Data,
+            state: CommandState::Data,
             data_out,
-            received: 0,
             memory: None,
+            progress: P::default(),
             begun: 0,
             payload,
             is_counted: false,
-            is_damaged: false,
-            passage: None,
-            doom: None,
+            io_guard: None,
+            abort: None,
             half: None,
         }
     }
 
     /// Has the command end early, unless it was told to already.
-    pub(super) fn doom(&mut self, status: Status, order: Option<AbortOrder>) {
-        self.doom.get_or_insert(Doom { status, order });
+    pub(super) fn abort(&mut self, status: Status, order: Option<AbortOrder>) {
+        self.abort.get_or_insert(PendingAbort { status, order });
     }
 
     /// What was received, once all of it is here.
-    pub(super) fn take_memory(&mut self) -> SgList {
+    pub(crate) fn take_memory(&mut self) -> SgList {
         self.memory.take().map_or_else(SgList::default, SgList::one)
     }
 }
 
-impl Commands {
+impl<P> Default for CommandTable<P> {
+    fn default() -> CommandTable<P> {
+        CommandTable {
+            entries: Vec::new(),
+            cids: Vec::new(),
+            free: Vec::new(),
+            events: 0,
+            payload: 0,
+            begun: 0,
+        }
+    }
+}
+
+impl<P> CommandTable<P> {
     #[inline]
     pub(super) fn len(&self) -> usize {
         self.entries.len().saturating_sub(self.free.len())
@@ -144,11 +154,11 @@ impl Commands {
     pub(super) fn owed(&self) -> Option<u64> {
         let entries = self.entries.iter().flatten();
         let asked = entries.filter(|entry| entry.memory.is_some() && entry.is_counted);
-        asked.filter(|entry| entry.state == State::Data).map(|entry| entry.begun).min()
+        asked.filter(|entry| entry.state == CommandState::Data).map(|entry| entry.begun).min()
     }
 
     #[inline]
-    pub(super) fn insert(&mut self, entry: Entry) -> usize {
+    pub(super) fn insert(&mut self, entry: Entry<P>) -> usize {
         let cid = entry.sqe.cid.get().into();
         let slot = self.free.pop().unwrap_or_else(|| {
             self.entries.push(None);
@@ -162,34 +172,33 @@ impl Commands {
         slot
     }
 
-    /// All places, taken or not.
+    /// All slots, taken or not.
     pub(super) fn slots(&self) -> std::ops::Range<usize> {
         0..self.entries.len()
     }
 
     #[inline]
-    pub(super) fn get_mut(&mut self, slot: usize) -> Option<&mut Entry> {
+    pub(super) fn get_mut(&mut self, slot: usize) -> Option<&mut Entry<P>> {
         self.entries.get_mut(slot)?.as_mut()
     }
 
     /// Has a command wait for an event.
     pub(super) fn wait_for_event(&mut self, slot: usize) {
         if let Some(entry) = self.get_mut(slot) {
-            entry.state = State::Event;
+            entry.state = CommandState::Event;
             self.events = self.events.saturating_add(1);
         }
     }
 
-    /// Frees a place; answers with the CID.
+    /// Frees a slot.
     #[inline]
-    pub(super) fn remove(&mut self, slot: usize) -> Option<u16> {
-        let place = self.entries.get_mut(slot)?;
-        let entry = place.as_ref()?;
-        let cid = entry.sqe.cid.get();
+    pub(super) fn remove(&mut self, slot: usize) {
+        let Some(place) = self.entries.get_mut(slot) else { return };
+        let Some(entry) = place.as_ref() else { return };
         if entry.is_counted {
             self.payload = self.payload.saturating_sub(entry.payload);
         }
-        if entry.state == State::Event {
+        if entry.state == CommandState::Event {
             self.events = self.events.saturating_sub(1);
         }
         *place = None;
@@ -197,10 +206,9 @@ impl Commands {
             *taken = NOBODY;
         }
         self.free.push(slot);
-        Some(cid)
     }
 
-    /// The place of the command with that CID.
+    /// The slot of the command with that CID.
     #[inline]
     pub(super) fn find(&self, cid: u16) -> Option<usize> {
         // Every command asks, and mostly in vain. Without an early end they are compared several at a time.

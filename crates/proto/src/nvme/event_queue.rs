@@ -1,7 +1,7 @@
-//! What other cores leave for a queue: news for the host, and orders about its commands.
+//! What other cores tell a queue: changes that its host hears of, and commands to abort.
 //!
-//! A queue is on one core, and nobody else touches its commands. Who wants something of it posts a [`Letter`] and rings;
-//! the queue reads at its next turn. To see that nothing is there costs a load.
+//! A queue is on one core, and nobody else touches its commands. Other cores push a [`QueueEvent`] and
+//! notify the queue's session, which pops it at its next turn. An empty queue costs one load to see.
 
 use crate::exports::VolumeId;
 use std::collections::VecDeque;
@@ -9,17 +9,17 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Has a queue's session take a turn soon, from any thread.
-pub type Ring = Arc<dyn Fn() + Send + Sync>;
+pub type Notifier = Arc<dyn Fn() + Send + Sync>;
 
-/// A queue's letters.
-pub(crate) struct Letterbox {
-    has_letters: AtomicBool,
-    letters: Mutex<VecDeque<Letter>>,
-    ring: Option<Ring>,
+/// The events that wait for one queue.
+pub(crate) struct EventQueue {
+    has_events: AtomicBool,
+    events: Mutex<VecDeque<QueueEvent>>,
+    notifier: Option<Notifier>,
 }
 
-/// One letter.
-pub(crate) enum Letter {
+/// One event.
+pub(crate) enum QueueEvent {
     /// To an admin queue: what Identify tells of this namespace has changed.
     NamespaceChanged(u32),
     /// To an admin queue: its host sees this namespace from now on, or does not any more.
@@ -53,49 +53,49 @@ pub(crate) struct AbortOrder {
 /// Where the answer to an [`AbortOrder`] will be.
 pub(crate) struct AbortReply(Arc<AtomicU8>);
 
-impl Letterbox {
-    pub(crate) fn new(ring: Option<Ring>) -> Arc<Letterbox> {
-        Arc::new(Letterbox { has_letters: AtomicBool::new(false), letters: Mutex::default(), ring })
+impl EventQueue {
+    pub(crate) fn new(notifier: Option<Notifier>) -> Arc<EventQueue> {
+        Arc::new(EventQueue { has_events: AtomicBool::new(false), events: Mutex::default(), notifier })
     }
 
-    /// Whether somebody rings when there are letters; if not, it is to be looked at now and then.
-    pub(crate) fn is_rung(&self) -> bool {
-        self.ring.is_some()
+    /// Whether a push notifies the session; if not, the session polls.
+    pub(crate) fn notifies(&self) -> bool {
+        self.notifier.is_some()
     }
 
-    /// Leaves a letter. What is said already is not said again, and what does not fit is lost.
-    pub(crate) fn post(&self, letter: Letter) {
-        let mut letters = self.letters.lock().unwrap_or_else(PoisonError::into_inner);
-        if letters.len() >= MAX_LETTERS || letters.iter().any(|other| other.says_the_same_as(&letter)) {
+    /// Adds an event. One that waits already is not added again, and one that does not fit is lost.
+    pub(crate) fn push(&self, event: QueueEvent) {
+        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        if events.len() >= MAX_EVENTS || events.iter().any(|other| other.repeats(&event)) {
             return;
         }
-        letters.push_back(letter);
-        drop(letters);
-        self.has_letters.store(true, Ordering::Release);
-        self.ring.iter().for_each(|ring| ring());
+        events.push_back(event);
+        drop(events);
+        self.has_events.store(true, Ordering::Release);
+        self.notifier.iter().for_each(|notifier| notifier());
     }
 
-    /// The next letter.
+    /// The next event.
     #[inline]
-    pub(crate) fn read(&self) -> Option<Letter> {
-        if !self.has_letters.load(Ordering::Acquire) {
+    pub(crate) fn pop(&self) -> Option<QueueEvent> {
+        if !self.has_events.load(Ordering::Acquire) {
             return None;
         }
-        let mut letters = self.letters.lock().unwrap_or_else(PoisonError::into_inner);
-        let letter = letters.pop_front();
-        self.has_letters.store(!letters.is_empty(), Ordering::Release);
-        letter
+        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        let event = events.pop_front();
+        self.has_events.store(!events.is_empty(), Ordering::Release);
+        event
     }
 }
 
-impl Letter {
-    fn says_the_same_as(&self, other: &Letter) -> bool {
+impl QueueEvent {
+    fn repeats(&self, other: &QueueEvent) -> bool {
         match (self, other) {
-            (Letter::NamespaceChanged(one), Letter::NamespaceChanged(other))
-            | (Letter::NamespaceShown(one), Letter::NamespaceShown(other)) => one == other,
-            (Letter::Preempted(one), Letter::Preempted(other)) => one == other,
-            (Letter::AnaChanged { port: one }, Letter::AnaChanged { port: other }) => one == other,
-            (Letter::DiscoveryChanged, Letter::DiscoveryChanged) => true,
+            (QueueEvent::NamespaceChanged(one), QueueEvent::NamespaceChanged(other))
+            | (QueueEvent::NamespaceShown(one), QueueEvent::NamespaceShown(other)) => one == other,
+            (QueueEvent::Preempted(one), QueueEvent::Preempted(other)) => one == other,
+            (QueueEvent::AnaChanged { port: one }, QueueEvent::AnaChanged { port: other }) => one == other,
+            (QueueEvent::DiscoveryChanged, QueueEvent::DiscoveryChanged) => true,
             _ => false,
         }
     }
@@ -131,8 +131,8 @@ impl AbortReply {
     }
 }
 
-/// Letters that wait for one queue.
-const MAX_LETTERS: usize = 2048;
+/// Events that wait for one queue.
+const MAX_EVENTS: usize = 2048;
 const PENDING: u8 = 0;
 const ABORTED: u8 = 1;
 const NOT_ABORTED: u8 = 2;
@@ -143,23 +143,23 @@ mod tests {
     use std::sync::atomic::AtomicUsize;
 
     #[test]
-    fn letters_come_in_order_are_rung_for_and_are_bounded() {
-        let rings = Arc::new(AtomicUsize::new(0));
-        let counter = rings.clone();
-        let letterbox = Letterbox::new(Some(Arc::new(move || {
+    fn events_come_in_order_notify_and_are_bounded() {
+        let calls = Arc::new(AtomicUsize::new(0));
+        let counter = calls.clone();
+        let queue = EventQueue::new(Some(Arc::new(move || {
             counter.fetch_add(1, Ordering::Relaxed);
         })));
-        assert!(letterbox.read().is_none());
+        assert!(queue.pop().is_none());
         for nsid in [1, 2, 1] {
-            letterbox.post(Letter::NamespaceChanged(nsid));
+            queue.push(QueueEvent::NamespaceChanged(nsid));
         }
-        assert_eq!(rings.load(Ordering::Relaxed), 2);
+        assert_eq!(calls.load(Ordering::Relaxed), 2);
         for nsid in [1, 2] {
-            assert!(matches!(letterbox.read(), Some(Letter::NamespaceChanged(is)) if is == nsid));
+            assert!(matches!(queue.pop(), Some(QueueEvent::NamespaceChanged(is)) if is == nsid));
         }
-        assert!(letterbox.read().is_none());
-        (0..2 * MAX_LETTERS as u32).for_each(|nsid| letterbox.post(Letter::NamespaceChanged(nsid)));
-        assert_eq!(std::iter::from_fn(|| letterbox.read()).count(), MAX_LETTERS);
+        assert!(queue.pop().is_none());
+        (0..2 * MAX_EVENTS as u32).for_each(|nsid| queue.push(QueueEvent::NamespaceChanged(nsid)));
+        assert_eq!(std::iter::from_fn(|| queue.pop()).count(), MAX_EVENTS);
     }
 
     #[test]

@@ -3,8 +3,9 @@
 //! The first waits for the second, and whoever has its data first waits for the other's. A half without the other ends
 //! with a status that says so, and nothing of it was done.
 
-use super::TargetSession;
-use super::commands::{State, Work};
+use super::ControllerQueue;
+use super::commands::{CommandState, CommandWork};
+use super::transport::Transport;
 use crate::nvme::Outcome;
 use blockmux_volume::SgList;
 use blockmux_wire::nvme::status::Status;
@@ -15,7 +16,7 @@ use blockmux_wire::nvme::{Fuse, Sqe};
 pub(super) enum Fusing {
     /// Nothing.
     No,
-    /// It was the first, in this place, and the next command has to be the second.
+    /// It was the first, in this slot, and the next command has to be the second.
     First(usize),
     /// It was the first, and is over.
     Failed,
@@ -23,14 +24,14 @@ pub(super) enum Fusing {
 
 /// Half of a fused operation.
 pub(super) struct Half {
-    /// The place of the other.
+    /// The slot of the other.
     partner: Option<usize>,
     /// Once all of it is here.
     data: Option<SgList>,
 }
 
-impl TargetSession {
-    /// The place of the first half that this command is the second of, if it is one; ends the first if it is not.
+impl<T: Transport> ControllerQueue<T> {
+    /// The slot of the first half that this command is the second of, if it is one; ends the first if it is not.
     ///
     /// # Errors
     /// If there is no first, or none any more.
@@ -86,8 +87,8 @@ impl TargetSession {
     pub(super) fn end_half(&mut self, slot: usize, status: Status) {
         let Some(entry) = self.commands.get_mut(slot) else { return };
         entry.half = None;
-        if entry.state == State::Data {
-            entry.doom(status, None);
+        if entry.state == CommandState::Data {
+            entry.abort(status, None);
         } else {
             self.finish(slot, &Outcome::failure(status));
         }
@@ -96,14 +97,14 @@ impl TargetSession {
     /// The data of one half is here: begins if that of the other is, too.
     pub(super) fn on_half(&mut self, slot: usize, data: SgList) {
         let Some(entry) = self.commands.get_mut(slot) else { return };
-        entry.state = State::Fused;
+        entry.state = CommandState::Fused;
         let is_first = entry.sqe.fuse() == Fuse::FIRST;
         let Some(half) = &mut entry.half else { return };
         half.data = Some(data);
         let Some(partner) = half.partner else { return };
         let (first, second) = if is_first { (slot, partner) } else { (partner, slot) };
-        let has_data = |session: &mut TargetSession, slot| {
-            let entry = session.commands.get_mut(slot);
+        let has_data = |queue: &mut ControllerQueue<T>, slot| {
+            let entry = queue.commands.get_mut(slot);
             entry.and_then(|entry| entry.half.as_ref()).is_some_and(|half| half.data.is_some())
         };
         if !has_data(self, first) || !has_data(self, second) {
@@ -111,7 +112,7 @@ impl TargetSession {
         }
         let (expected, data) = (self.take_data(first), self.take_data(second));
         let Some(entry) = self.commands.get_mut(second) else { return };
-        if let Work::Io(command) = &mut entry.work {
+        if let CommandWork::Io(command) = &mut entry.work {
             let step = command.begin_fused(expected, data);
             self.go_on(second, step);
         }
@@ -130,9 +131,9 @@ impl TargetSession {
             }
             return self.finish(slot, outcome);
         };
-        let begun = self.commands.get_mut(slot).filter(|entry| entry.state != State::Data);
+        let begun = self.commands.get_mut(slot).filter(|entry| entry.state != CommandState::Data);
         let both = begun.and_then(|entry| match &entry.work {
-            Work::Io(command) if entry.sqe.fuse() == Fuse::SECOND => Some(command),
+            CommandWork::Io(command) if entry.sqe.fuse() == Fuse::SECOND => Some(command),
             _ => None,
         });
         let Some(command) = both else {
