@@ -66,6 +66,7 @@ pub(super) enum CommandState {
 }
 
 /// The table of commands. Slots are used again, so that it grows only to the deepest queue that this host ever had.
+#[derive(Default)]
 pub(super) struct CommandTable<P> {
     entries: Vec<Option<Entry<P>>>,
     /// Of each slot, side by side to be searched: the CID, or [`NOBODY`].
@@ -105,19 +106,6 @@ impl<P: Default> Entry<P> {
     /// What was received, once all of it is here.
     pub(crate) fn take_memory(&mut self) -> SgList {
         self.memory.take().map_or_else(SgList::default, SgList::one)
-    }
-}
-
-impl<P> Default for CommandTable<P> {
-    fn default() -> CommandTable<P> {
-        CommandTable {
-            entries: Vec::new(),
-            cids: Vec::new(),
-            free: Vec::new(),
-            events: 0,
-            payload: 0,
-            begun: 0,
-        }
     }
 }
 

@@ -26,8 +26,13 @@ mod fused;
 mod keep_alive;
 pub mod node;
 mod queue;
+#[cfg(test)]
+pub(crate) mod testing;
 mod transport;
 pub mod unconnected;
+
+#[cfg(test)]
+mod tests;
 
 pub(crate) use commands::Entry;
 pub use queue::{ControllerQueue, MakeNotifier};

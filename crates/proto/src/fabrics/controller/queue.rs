@@ -65,14 +65,14 @@ pub struct ControllerQueue<T: Transport> {
     pub(super) stopping: bool,
     /// The connection ends.
     is_over: bool,
-    pub(super) timers: Timers,
+    pub(super) timers: QueueTimers,
     make_notifier: Option<MakeNotifier>,
 }
 
 /// Makes what wakes a session from other threads of what wakes it on its own.
 pub type MakeNotifier = Box<dyn FnOnce(&Waker) -> Notifier>;
 
-pub(super) struct Timers {
+pub(super) struct QueueTimers {
     /// A queue must be connected, and its host authenticated, by then.
     connect_by: Instant,
     /// The next message of an authentication must have come by then; `None`: it is set at the next time-out.
@@ -108,7 +108,7 @@ impl<T: Transport> ControllerQueue<T> {
             connecting: None,
             stopping: false,
             is_over: false,
-            timers: Timers {
+            timers: QueueTimers {
                 connect_by: now.checked_add(CONNECT_TIME).unwrap_or(now),
                 prove_by: None,
                 retry_at: now,

@@ -13,7 +13,7 @@ use blockmux_wire::nvmeof::tcp::*;
 use zerocopy::{FromZeros, IntoBytes};
 
 /// A connection with a host: what was agreed on, where in the host's stream it is, and PDUs to the host.
-pub struct Link {
+pub struct TargetLink {
     pub(super) outbox: Outbox,
     pub(super) digests: Digests,
     pub(super) awaiting: Awaiting,
@@ -35,10 +35,10 @@ pub struct Progress {
     pub(super) is_damaged: bool,
 }
 
-impl Link {
+impl TargetLink {
     /// `in_capsule` is for I/O queues.
-    pub(super) fn new(in_capsule: usize, pool: Pool) -> Link {
-        Link {
+    pub(super) fn new(in_capsule: usize, pool: Pool) -> TargetLink {
+        TargetLink {
             outbox: Outbox::default(),
             digests: Digests::default(),
             awaiting: Awaiting::IcReq(COMMON_HEADER_LEN),
@@ -139,7 +139,7 @@ impl Link {
     }
 }
 
-impl Transport for Link {
+impl Transport for TargetLink {
     type Progress = Progress;
 
     #[inline]

@@ -25,19 +25,19 @@ use crate::fabrics::controller::node::Node;
 use crate::outbox::Outbox;
 use crate::session::{Demand, ProtocolError, StreamSession};
 use blockmux_volume::{Chunk, Pool};
-use link::Link;
+use link::TargetLink;
 use std::sync::Arc;
 use std::time::Instant;
 
 /// A host's connection to an NVMe/TCP target.
-pub type TargetSession = ControllerQueue<Link>;
+pub type TargetSession = ControllerQueue<TargetLink>;
 
 impl TargetSession {
     /// A session for a host that has just connected. `pool` is the core's, for data from the host. The host has 30
     /// seconds from `now` on to connect a queue.
     #[must_use]
     pub fn new(node: Arc<Node>, pool: Pool, now: Instant) -> TargetSession {
-        let link = Link::new(node.in_capsule, pool.clone());
+        let link = TargetLink::new(node.in_capsule, pool.clone());
         ControllerQueue::over(link, node, pool, now)
     }
 }

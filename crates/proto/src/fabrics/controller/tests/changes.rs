@@ -45,7 +45,7 @@ fn listed(host: &mut Host) -> [u8; 8] {
 #[test]
 fn a_namespace_that_is_attached_is_told_of_and_used_until_it_is_detached() {
     let (node, subsystem) = empty();
-    let (mut io, mut queue) = Host::io(&node, 0);
+    let (mut io, mut queue) = Host::io(&node);
     listens(&mut queue, AEC_NAMESPACE_ATTRIBUTE);
     let mut events = [admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0, 0, 0, 0); 2];
     events.iter_mut().for_each(|event| queue.send(event, &[]));
@@ -60,7 +60,7 @@ fn a_namespace_that_is_attached_is_told_of_and_used_until_it_is_detached() {
     subsystem.attach(twin.with_identity(&own), None).unwrap();
     assert_eq!(subsystem.detach(|namespace| namespace.nsid == 8), [8]);
     assert_eq!(subsystem.free_nsid(), Some(1));
-    queue.pump.run().unwrap();
+    queue.pump.turn();
     assert_eq!(queue.end_of(events[0]).1.result.get(), 0x04_0002);
     assert_eq!(
         (changed(&mut queue)[..8].to_vec(), listed(&mut queue)),
@@ -78,7 +78,7 @@ fn a_namespace_that_is_attached_is_told_of_and_used_until_it_is_detached() {
     assert_eq!(io.end_of(read).0, [7; 512]);
     io.pump.holds_io = false;
     assert_eq!(refusal(&io.run(nvm(NvmOpcode::READ, 7, 0, 1), &[]).1), Status::INVALID_NAMESPACE_OR_FORMAT);
-    queue.pump.run().unwrap();
+    queue.pump.turn();
     assert_eq!(queue.end_of(events[1]).1.result.get(), 0x04_0002);
     assert_eq!((changed(&mut queue)[0], listed(&mut queue)[0]), (7, 0));
 }
@@ -88,7 +88,7 @@ fn what_waits_for_a_volume_that_is_detached_ends() {
     use crate::served::RangeGuard;
     let (node, subsystem) = empty();
     subsystem.attach(namespace(&node.1, 1, 0), None).unwrap();
-    let (mut io, _queue) = Host::io(&node, 0);
+    let (mut io, _queue) = Host::io(&node);
     let served = node.1.served(VolumeId(0)).unwrap();
     let guard = RangeGuard::lock(&served, 0, 512).unwrap();
     let mut reads = [nvm(NvmOpcode::READ, 1, 0, 1); 2];
@@ -97,7 +97,7 @@ fn what_waits_for_a_volume_that_is_detached_ends() {
     subsystem.detach(|_| true);
     assert!(node.1.remove("a").is_some());
     crate::session::Timed::on_timeout(&mut io.pump.session, io.now).unwrap();
-    let ends: Vec<_> = io.received().iter().map(|pdu| refusal(&pdu.cqe())).collect();
+    let ends: Vec<_> = io.received().iter().map(|sent| refusal(&sent.cqe())).collect();
     assert_eq!(ends, [Status::INVALID_NAMESPACE_OR_FORMAT; 2]);
     drop(guard);
 }
@@ -105,11 +105,11 @@ fn what_waits_for_a_volume_that_is_detached_ends() {
 #[test]
 fn a_host_sees_and_hears_of_the_namespaces_that_it_is_shown() {
     let (node, subsystem) = empty();
-    let (mut io, mut queue) = Host::io(&node, 0);
+    let (mut io, mut queue) = Host::io(&node);
     for (nsid, at) in [(2, 0), (3, 1)] {
         subsystem.attach(namespace(&node.1, nsid, at), None).unwrap();
     }
-    queue.pump.run().unwrap();
+    queue.pump.turn();
     assert_eq!(
         (changed(&mut queue)[..8].to_vec(), listed(&mut queue)),
         (vec![2, 0, 0, 0, 0, 0, 0, 0], [2, 0, 0, 0, 0, 0, 0, 0])
@@ -120,7 +120,7 @@ fn a_host_sees_and_hears_of_the_namespaces_that_it_is_shown() {
 
 /// The admin queue of a discovery controller by that name.
 fn discoverer(node: &(Arc<Node>, Exports), nqn: &str) -> Host {
-    let mut host = Host::initialized(node, 0);
+    let mut host = Host::new(node);
     let (command, data) = connect(nqn, 0, CNTLID_DYNAMIC, 0);
     assert!(host.run(command, data.as_bytes()).1.status.is_success());
     host.enable();
@@ -155,13 +155,13 @@ fn a_subsystem_that_comes_or_goes_is_told_to_who_discovers() {
     let other = Subsystem::new(Nqn::new(PRIVATE).unwrap(), "machine", Vec::new(), Vec::new());
     let other = Arc::new(other);
     assert!(node.0.add(other.clone()) && !node.0.add(other));
-    host.pump.run().unwrap();
+    host.pump.turn();
     assert_eq!(host.end_of(events[0]).1.result.get(), 0x70_f002);
     let (mut with_other, next) = (entries.clone(), (2, PRIVATE.to_owned()));
     with_other.push(next);
     assert_eq!(discovered(&mut host), (2, 3, with_other));
     assert!(node.0.remove(&Nqn::new(PRIVATE).unwrap()));
-    host.pump.run().unwrap();
+    host.pump.turn();
     assert_eq!(host.end_of(events[1]).1.result.get(), 0x70_f002);
 }
 
@@ -191,9 +191,8 @@ fn with_hang_up(node: &(Arc<Node>, Exports)) -> (Host, Arc<AtomicUsize>) {
         })
     };
     let (permit, _) = node.0.begin_connect(None, hang_up.clone());
-    let session = TargetSession::new(node.0.clone(), Pool::new(usize::MAX), host.now);
+    let session = queue(node, Pool::new(usize::MAX), host.now);
     host.pump.session = session.admitted(permit, None, hang_up);
-    host.pump.exchange(ic_req(0).as_bytes());
     (host, cuts)
 }
 
@@ -207,17 +206,17 @@ fn a_host_is_let_in_and_sent_away_while_others_notice_nothing() {
     let node = (Arc::new(Node::new(vec![subsystem.clone()], ports, "machine")), exports);
     subsystem.attach(namespace(&node.1, 1, 0), None).unwrap();
     let refused = Status::from(ConnectStatus::CONNECT_INVALID_HOST);
-    assert_eq!(refusal(&Host::initialized(&node, 0).connect(0, CNTLID_DYNAMIC, 0)), refused);
+    assert_eq!(refusal(&Host::new(&node).connect(0, CNTLID_DYNAMIC, 0)), refused);
     let mut discoverer = discoverer(&node, DISCOVERY_NQN);
     listens(&mut discoverer, AEC_DISCOVERY_CHANGE);
     let mut events = [admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0, 0, 0, 0); 2];
     events.iter_mut().for_each(|event| discoverer.send(event, &[]));
     assert_eq!(discovered(&mut discoverer).1, 1, "discovery alone");
     node.0.set_host(&subsystem, &other, HostAccess::default()).unwrap();
-    discoverer.pump.run().unwrap();
+    discoverer.pump.turn();
     assert!(discoverer.received().is_empty(), "that does not concern it");
     node.0.set_host(&subsystem, &name, HostAccess::default()).unwrap();
-    discoverer.pump.run().unwrap();
+    discoverer.pump.turn();
     assert_eq!(discoverer.end_of(events[0]).1.result.get(), 0x70_f002);
     assert_eq!(discovered(&mut discoverer).1, 2);
 
@@ -229,7 +228,7 @@ fn a_host_is_let_in_and_sent_away_while_others_notice_nothing() {
     queue.send(&mut shown, &[]);
     let blind = HostAccess { namespaces: Some([7].into()), ..HostAccess::default() };
     node.0.set_host(&subsystem, &name, blind).unwrap();
-    queue.pump.run().unwrap();
+    queue.pump.turn();
     assert_eq!(queue.end_of(shown).1.result.get(), 0x04_0002);
     assert_eq!((changed(&mut queue)[..4].to_vec(), listed(&mut queue)), (vec![1, 0, 0, 0], [0; 8]));
 
@@ -237,8 +236,8 @@ fn a_host_is_let_in_and_sent_away_while_others_notice_nothing() {
     assert_eq!(cuts.load(Ordering::Relaxed), 0);
     assert!(node.0.remove_host(&subsystem, &name) && !node.0.remove_host(&subsystem, &name));
     assert_eq!(cuts.load(Ordering::Relaxed), 1);
-    assert_eq!(refusal(&Host::initialized(&node, 0).connect(0, CNTLID_DYNAMIC, 0)), refused);
-    discoverer.pump.run().unwrap();
+    assert_eq!(refusal(&Host::new(&node).connect(0, CNTLID_DYNAMIC, 0)), refused);
+    discoverer.pump.turn();
     assert_eq!(discoverer.end_of(events[1]).1.result.get(), 0x70_f002);
     assert_eq!(discovered(&mut discoverer).1, 1);
     let open = Subsystem::new(Nqn::new(PRIVATE).unwrap(), "machine", Vec::new(), Vec::new());
@@ -252,7 +251,7 @@ fn the_hosts_of_a_subsystem_that_goes_are_cut_off_and_come_back_in_vain() {
     assert!(host.connect(0, CNTLID_DYNAMIC, 0).status.is_success());
     assert!(node.0.remove(&Nqn::new(NQN).unwrap()) && !node.0.remove(&Nqn::new(NQN).unwrap()));
     assert_eq!(cuts.load(Ordering::Relaxed), 1);
-    let mut again = Host::initialized(&node, 0);
+    let mut again = Host::new(&node);
     assert_eq!(refusal(&again.connect(0, CNTLID_DYNAMIC, 0)).0, 0x182);
 }
 

@@ -4,90 +4,17 @@ use super::*;
 use crate::nvme::identity::GivenIdentity;
 use crate::served::Served;
 use crate::session::Timed;
-use blockmux_volume::{Op, SHORT_PAYLOAD};
+use blockmux_volume::Op;
 use blockmux_wire::nvme::feature::{EXHID, FeatureId, Select};
 use blockmux_wire::nvme::identify::{
     IdentifyController, IdentifyNamespace, NSATTR_WRITE_PROTECTED, ONCS_COMPARE,
 };
 use blockmux_wire::nvme::log::{ErrorEntry, SmartLog};
 use blockmux_wire::nvme::nvm::{CopySource, DSM_DEALLOCATE, FUA};
-use proptest::prelude::*;
-
-#[test]
-fn data_goes_both_ways_in_capsules_and_by_r2t_with_every_digest() {
-    for digests in 0..4 {
-        let (mut io, _admin) = Host::io(&node(), digests);
-        // In its capsule; asked for and lent; asked for and placed.
-        for (slba, len) in [(0, 512), (8, 8192), (100, 16384), (1000, 128 << 10), (2000, 1 << 20)] {
-            let data = pattern(len);
-            let mut write = nvm(NvmOpcode::WRITE, 1, slba, len as u32 / 512);
-            if len <= 8192 {
-                assert!(io.run(write, &data).1.status.is_success());
-            } else {
-                io.send(&mut write, &[]);
-                let r2t: R2t = io.received()[0].as_a();
-                assert_eq!((r2t.cccid, r2t.r2to.get(), r2t.r2tl.get() as usize), (write.cid, 0, len));
-                let bytes = io.h2c_data(&r2t, 0, &data, true);
-                io.pump.client_sends(&bytes).unwrap();
-                assert!(io.end_of(write).1.status.is_success());
-            }
-            let (read, cqe) = io.run(nvm(NvmOpcode::READ, 1, slba, len as u32 / 512), &[]);
-            assert!(cqe.status.is_success());
-            assert!(read == data, "{len} bytes with digests {digests}");
-        }
-        assert!(io.pump.placed > 0);
-    }
-}
-
-#[test]
-fn data_may_come_in_any_number_of_pdus() {
-    for len in [SHORT_PAYLOAD.min(32 << 10), 512 << 10] {
-        let (mut io, _admin) = Host::io(&node(), DGST_DATA);
-        let data = pattern(len);
-        let mut write = nvm(NvmOpcode::WRITE, 1, 0, len as u32 / 512);
-        io.send(&mut write, &[]);
-        let r2t: R2t = io.received()[0].as_a();
-        for (n, piece) in data.chunks(len / 4).enumerate() {
-            let bytes = io.h2c_data(&r2t, n * len / 4, piece, n == 3);
-            io.pump.client_sends(&bytes).unwrap();
-        }
-        assert!(io.end_of(write).1.status.is_success());
-        assert!(io.run(nvm(NvmOpcode::READ, 1, 0, len as u32 / 512), &[]).0 == data);
-    }
-}
-
-#[test]
-fn without_flow_control_a_read_s_success_goes_without_saying() {
-    let node = node();
-    let (_admin, cntlid) = Host::admin(&node, 0);
-    let mut io = Host::initialized(&node, 0);
-    let connected = io.connect(1, cntlid, CATTR_DISABLE_SQ_FLOW_CONTROL);
-    assert_eq!(connected.sqhd.get(), 0xffff);
-    io.send(&mut nvm(NvmOpcode::READ, 1, 0, 8), &[]);
-    let pdus = io.received();
-    assert_eq!((pdus.len(), pdus[0].common.flags), (1, FLAG_LAST | FLAG_SUCCESS));
-    // What fails is told.
-    io.send(&mut nvm(NvmOpcode::READ, 1, SIZE / 512, 8), &[]);
-    assert_eq!(refusal(&io.received()[0].cqe()), Status::LBA_OUT_OF_RANGE);
-}
-
-#[test]
-fn data_for_the_host_is_aligned_as_it_asked() {
-    let node = node();
-    let mut host = Host::new(&node);
-    let request = IcReq { hpda: 31, ..ic_req(DGST_HEADER) };
-    host.pump.exchange(request.as_bytes());
-    host.digests = DGST_HEADER;
-    assert!(host.connect(0, CNTLID_DYNAMIC, 0).status.is_success());
-    host.enable();
-    host.send(&mut admin(AdminOpcode::IDENTIFY, 0, 1, 0, 4096), &[]);
-    let pdus = host.received();
-    assert_eq!((pdus[0].common.pdo, pdus[0].data.len()), (128, 4096));
-}
 
 #[test]
 fn sqhd_counts_completions_round_the_queue() {
-    let (mut io, _admin) = Host::io(&node(), 0);
+    let (mut io, _admin) = Host::io(&node());
     let flush = nvm(NvmOpcode::FLUSH, 1, 0, 1);
     let heads: Vec<u16> = (0..40).map(|_| io.run(flush, &[]).1.sqhd.get()).collect();
     // Connect was the first, and the queue has 32 entries.
@@ -96,7 +23,7 @@ fn sqhd_counts_completions_round_the_queue() {
 
 #[test]
 fn compare_verify_and_zeroes_look_at_blocks_and_copy_moves_them() {
-    let (mut io, _admin) = Host::io(&node(), 0);
+    let (mut io, _admin) = Host::io(&node());
     let data = pattern(4096);
     assert!(io.run(nvm(NvmOpcode::WRITE, 1, 8, 8), &data).1.status.is_success());
     let compare = nvm(NvmOpcode::COMPARE, 1, 8, 8);
@@ -142,7 +69,7 @@ fn copy_sources(ranges: &[(u64, u16)]) -> Vec<u8> {
 #[test]
 fn a_copy_that_fails_says_which_range_was_the_first_that_it_did_not_copy() {
     let node = node();
-    let (mut io, mut queue) = Host::io(&node, 0);
+    let (mut io, mut queue) = Host::io(&node);
     assert!(io.run(nvm(NvmOpcode::WRITE, 1, 8, 8), &pattern(4096)).1.status.is_success());
     assert!(io.run(nvm(NvmOpcode::WRITE_UNCORRECTABLE, 1, 40, 1), &[]).1.status.is_success());
     let mut copy = Sqe { cdw12: 2.into(), ..nvm(NvmOpcode::COPY, 1, 100, 1) };
@@ -159,11 +86,11 @@ fn a_copy_that_fails_says_which_range_was_the_first_that_it_did_not_copy() {
     io.send(&mut copy, &ranges);
     for _ in 0..2 {
         io.pump.finish_one();
-        io.pump.run().unwrap();
+        io.pump.turn();
     }
     let mut abort = admin(AdminOpcode::ABORT, 0, u32::from(copy.cid.get()) << 16 | 1, 0, 0);
     queue.send(&mut abort, &[]);
-    io.pump.run().unwrap();
+    io.pump.turn();
     io.pump.finish_one();
     let (_, cqe) = io.end_of(copy);
     assert_eq!((cqe.status.status(), cqe.result.get()), (Status::COMMAND_ABORT_REQUESTED, 1));
@@ -171,7 +98,7 @@ fn a_copy_that_fails_says_which_range_was_the_first_that_it_did_not_copy() {
 
 #[test]
 fn fua_and_flush_reach_the_volume() {
-    let (mut io, _admin) = Host::io(&node(), 0);
+    let (mut io, _admin) = Host::io(&node());
     io.pump.holds_io = true;
     let fua = |sqe: Sqe| Sqe { cdw12: (sqe.cdw12.get() | FUA).into(), ..sqe };
     io.send(
@@ -186,7 +113,7 @@ fn fua_and_flush_reach_the_volume() {
     assert_eq!(ops, [(0, Op::Write { fua: true }), (0, zeroes), (0, Op::Flush), (1, Op::Flush)]);
     while !io.pump.submitted.is_empty() {
         io.pump.finish_one();
-        io.pump.run().unwrap();
+        io.pump.turn();
     }
     // The flush of all namespaces was two.
     assert_eq!(io.received().len(), 4);
@@ -194,7 +121,7 @@ fn fua_and_flush_reach_the_volume() {
 
 #[test]
 fn identify_tells_what_is_served() {
-    let (mut host, cntlid) = Host::admin(&node(), 0);
+    let (mut host, cntlid) = Host::admin(&node());
     let mut identify = |cns: u32, nsid: u32| host.run(admin(AdminOpcode::IDENTIFY, nsid, cns, 0, 4096), &[]);
     let page = IdentifyController::read_from_bytes(&identify(1, 0).0).unwrap();
     assert_eq!((page.cntlid.get(), page.mdts, page.nn.get()), (cntlid, 8, 1024));
@@ -226,13 +153,13 @@ fn the_pages_that_there_are_and_those_that_are_told_are_the_same_and_so_are_feat
     for is_discovery in [false, true] {
         let node = node();
         let (mut host, _) = if is_discovery {
-            let mut host = Host::initialized(&node, 0);
+            let mut host = Host::new(&node);
             let (command, data) = connect(DISCOVERY_NQN, 0, CNTLID_DYNAMIC, 0);
             assert!(host.run(command, data.as_bytes()).1.status.is_success());
             host.enable();
             (host, 0)
         } else {
-            Host::admin(&node, 0)
+            Host::admin(&node)
         };
         let mut numbers = |lid: u32| {
             let log = admin(AdminOpcode::GET_LOG_PAGE, u32::MAX, 255 << 16 | lid, 0, 1024);
@@ -269,11 +196,11 @@ fn a_page_that_the_host_has_no_room_for_is_not_read() {
     let subsystem = Subsystem::new(Nqn::new(NQN).unwrap(), "machine", Vec::new(), Vec::new());
     let subsystem = Arc::new(subsystem);
     let node = (Arc::new(Node::new(vec![subsystem.clone()], Vec::new(), "machine")), exports);
-    let (mut host, _) = Host::admin(&node, 0);
+    let (mut host, _) = Host::admin(&node);
     let namespace =
         Namespace::new(3, VolumeId(0), node.1.served(VolumeId(0)).unwrap(), false, ("a", "machine"));
     subsystem.attach(namespace, None).unwrap();
-    host.pump.run().unwrap();
+    host.pump.turn();
     let read = |len: u32, offset: u32| Sqe {
         cdw12: offset.into(),
         ..admin(AdminOpcode::GET_LOG_PAGE, u32::MAX, 1023 << 16 | 4, 0, len)
@@ -295,7 +222,7 @@ fn a_subsystem_and_its_namespaces_are_called_as_they_were_given() {
     let subsystem = Subsystem::new(Nqn::new(NQN).unwrap(), "machine", namespaces, Vec::new());
     let subsystem = subsystem.with_serial_number("4711".into()).with_model_number("Disk of ours".into());
     let node = Arc::new(Node::new(vec![Arc::new(subsystem)], Vec::new(), "machine"));
-    let (mut host, _) = Host::admin(&(node, exports), 0);
+    let (mut host, _) = Host::admin(&(node, exports));
     let mut identify =
         |cns: u32, nsid: u32| host.run(admin(AdminOpcode::IDENTIFY, nsid, cns, 0, 4096), &[]).0;
     let page = IdentifyController::read_from_bytes(&identify(1, 0)).unwrap();
@@ -314,7 +241,7 @@ fn a_subsystem_and_its_namespaces_are_called_as_they_were_given() {
 
 #[test]
 fn log_pages_are_there_and_may_be_read_in_parts() {
-    let (mut host, _) = Host::admin(&node(), 0);
+    let (mut host, _) = Host::admin(&node());
     for (lid, len) in [(0, 1024), (1, 64), (2, 512), (3, 512), (4, 4096), (5, 4096), (0x12, 1024)] {
         let log = admin(AdminOpcode::GET_LOG_PAGE, u32::MAX, (len / 4 - 1) << 16 | lid, 0, len);
         let (page, cqe) = host.run(log, &[]);
@@ -343,7 +270,7 @@ fn log_pages_are_there_and_may_be_read_in_parts() {
 
 #[test]
 fn features_are_set_and_told() {
-    let (mut host, _) = Host::admin(&node(), 0);
+    let (mut host, _) = Host::admin(&node());
     let mut set = |fid: FeatureId, value: u32| {
         host.run(admin(AdminOpcode::SET_FEATURES, 0, fid.0.into(), value, 0), &[]).1
     };
@@ -379,7 +306,7 @@ fn features_are_set_and_told() {
 
 #[test]
 fn a_feature_s_default_is_not_what_it_was_set_to() {
-    let (mut host, _) = Host::admin(&node(), 0);
+    let (mut host, _) = Host::admin(&node());
     let behavior = admin(AdminOpcode::SET_FEATURES, 0, FeatureId::HOST_BEHAVIOR_SUPPORT.0.into(), 0, 0);
     assert!(host.run(behavior, &[3; 512]).1.status.is_success());
     let set = [
@@ -408,7 +335,7 @@ fn a_feature_s_default_is_not_what_it_was_set_to() {
 
 #[test]
 fn the_number_of_queues_is_agreed_on_before_there_are_any() {
-    let (io, mut queue) = Host::io(&node(), 0);
+    let (io, mut queue) = Host::io(&node());
     let set = admin(AdminOpcode::SET_FEATURES, 0, FeatureId::NUMBER_OF_QUEUES.0.into(), 3 << 16 | 3, 0);
     assert_eq!(refusal(&queue.run(set, &[]).1), Status::COMMAND_SEQUENCE_ERROR);
     drop(io);
@@ -417,7 +344,7 @@ fn the_number_of_queues_is_agreed_on_before_there_are_any() {
 
 #[test]
 fn requests_for_events_wait_are_bounded_and_can_be_aborted() {
-    let (mut host, _) = Host::admin(&node(), 0);
+    let (mut host, _) = Host::admin(&node());
     let event = admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0, 0, 0, 0);
     let mut waiting = Vec::new();
     for _ in 0..4 {
@@ -430,8 +357,8 @@ fn requests_for_events_wait_are_bounded_and_can_be_aborted() {
     assert_eq!(refusal(&more), Status::ASYNCHRONOUS_EVENT_REQUEST_LIMIT_EXCEEDED);
     let mut abort = admin(AdminOpcode::ABORT, 0, u32::from(waiting[1]) << 16, 0, 0);
     host.send(&mut abort, &[]);
-    let pdus = host.received();
-    let (aborted, cqe) = (pdus[0].cqe(), pdus[1].cqe());
+    let all = host.received();
+    let (aborted, cqe) = (all[0].cqe(), all[1].cqe());
     assert_eq!((aborted.cid.get(), refusal(&aborted)), (waiting[1], Status::COMMAND_ABORT_REQUESTED));
     assert_eq!((cqe.cid, cqe.result.get()), (abort.cid, 0));
     // What is not there is not aborted, and a command of another queue is left alone.
@@ -444,7 +371,7 @@ fn requests_for_events_wait_are_bounded_and_can_be_aborted() {
 fn a_reservation_of_another_protocol_keeps_the_host_out() {
     use crate::served::{Notices, Table};
     let node = node();
-    let (mut io, _admin) = Host::io(&node, 0);
+    let (mut io, _admin) = Host::io(&node);
     let served: std::sync::Arc<Served> = node.1.served(VolumeId(0)).unwrap();
     let holder = served.new_holder();
     let reserve = |table: &mut Table| -> Result<Notices, ()> {
@@ -464,7 +391,7 @@ fn a_reservation_of_another_protocol_keeps_the_host_out() {
 fn a_command_whose_range_somebody_has_for_itself_waits() {
     use crate::served::RangeGuard;
     let node = node();
-    let (mut io, _admin) = Host::io(&node, 0);
+    let (mut io, _admin) = Host::io(&node);
     let guard = RangeGuard::lock(&node.1.served(VolumeId(0)).unwrap(), 0, 512).unwrap();
     let mut read = nvm(NvmOpcode::READ, 1, 0, 1);
     io.send(&mut read, &[]);
@@ -473,14 +400,14 @@ fn a_command_whose_range_somebody_has_for_itself_waits() {
     drop(guard);
     let now = io.pump.session.poll_timeout().unwrap();
     io.pump.session.on_timeout(now).unwrap();
-    io.pump.run().unwrap();
+    io.pump.turn();
     assert!(io.end_of(read).1.status.is_success());
 }
 
 #[test]
 fn a_target_that_stops_finishes_what_is_in_flight_and_leaves_events_and_what_comes_unanswered() {
     let node = node();
-    let (mut io, mut admin_queue) = Host::io(&node, 0);
+    let (mut io, mut admin_queue) = Host::io(&node);
     io.pump.holds_io = true;
     let mut read = nvm(NvmOpcode::READ, 1, 0, 8);
     io.send(&mut read, &[]);
@@ -499,87 +426,10 @@ fn a_target_that_stops_finishes_what_is_in_flight_and_leaves_events_and_what_com
     assert!(io.end_of(read).1.status.is_success());
 }
 
-/// Everything once: the capsules and data of a queue, of which connecting is the begin.
-fn everything(cntlid: u16, digests: u8) -> Vec<u8> {
-    let host = Host::new(&node());
-    let host = Host { digests, ..host };
-    let mut bytes = ic_req(digests).as_bytes().to_vec();
-    let (connect, data) = connect(NQN, 1, cntlid, 0);
-    let numbered = |sqe: Sqe, cid: u16| Sqe { cid: cid.into(), ..sqe };
-    bytes.extend(host.capsule(&numbered(connect, 1), data.as_bytes()));
-    let write = nvm(NvmOpcode::WRITE, 1, 0, 4);
-    let in_capsule = Sqe { dptr: SglDescriptor::in_capsule(0, 2048), ..write };
-    bytes.extend(host.capsule(&numbered(in_capsule, 2), &pattern(2048)));
-    for (cid, len) in [(3_u16, 8192_usize), (4, 80 << 10)] {
-        bytes.extend(host.capsule(&numbered(nvm(NvmOpcode::WRITE, 1, 100, len as u32 / 512), cid), &[]));
-        // The second command of this queue that is under way has the second place.
-        let r2t = R2t { cccid: cid.into(), ttag: (cid - 2).into(), ..R2t::new_zeroed() };
-        bytes.extend(host.h2c_data(&r2t, 0, &pattern(len), true));
-    }
-    bytes.extend(host.capsule(&numbered(nvm(NvmOpcode::READ, 1, 1000, 8), 5), &[]));
-    bytes.extend(host.capsule(&numbered(nvm(NvmOpcode::READ, 7, 0, 8), 6), &[]));
-    bytes.extend(host.capsule(&numbered(nvm(NvmOpcode::FLUSH, 1, 0, 1), 7), &[]));
-    bytes
-}
-
-/// What the target answers to these parts, received at most `step` bytes at a time. I/O completes at the very end, so
-/// that the order of answers does not depend on the cuts.
-fn answers(node: &(Arc<Node>, Exports), parts: &[&[u8]], step: usize) -> Vec<u8> {
-    let host = Host::new(node);
-    let mut pump = host.pump.split_at(step);
-    pump.holds_io = true;
-    parts.iter().for_each(|part| pump.client_sends(part).unwrap());
-    while !pump.submitted.is_empty() {
-        pump.finish_one();
-    }
-    pump.sent()
-}
-
-#[test]
-fn a_session_is_the_same_however_its_bytes_are_cut() {
-    for digests in [0, DGST_HEADER | DGST_DATA] {
-        let node = node();
-        let (_admin, cntlid) = Host::admin(&node, digests);
-        let bytes = everything(cntlid, digests);
-        let whole = answers(&node, &[&bytes], usize::MAX);
-        assert!(whole.len() > IC_LEN + 4096 + 9 * 24, "{}", whole.len());
-        for step in (1..150).chain([4095, 4096, 8192, 65_536]) {
-            assert!(answers(&node, &[&bytes], step) == whole, "digests {digests} in steps of {step}");
-        }
-        // Every single cut, but for the inside of long data.
-        for cut in (0..2000).chain(bytes.len() - 300..bytes.len()) {
-            let (front, back) = bytes.split_at(cut);
-            assert!(answers(&node, &[front, back], usize::MAX) == whole, "digests {digests} cut at {cut}");
-        }
-    }
-}
-
-proptest! {
-    #[test]
-    fn bytes_with_errors_never_panic(
-        digests in 0..4_u8,
-        flips in prop::collection::vec((0..1_000_000_usize, any::<u8>()), 1..8),
-        step in 1..5000_usize,
-    ) {
-        let node = node();
-        let (_admin, cntlid) = Host::admin(&node, digests);
-        let mut bytes = everything(cntlid, digests);
-        let len = bytes.len();
-        // Errors in headers matter most, and the long data is most of the bytes: keep out of it.
-        for (at, value) in flips {
-            let at = at % (len - (80 << 10));
-            bytes[if at < 3700 { at } else { at + (80 << 10) }] = value;
-        }
-        let mut pump = Host::new(&node).pump.split_at(step);
-        let _ = pump.client_sends(&bytes);
-        let _ = pump.session.on_end();
-    }
-}
-
 #[test]
 fn blocks_that_are_uncorrectable_fail_all_reads_until_they_are_written() {
     let node = node();
-    let (mut io, mut queue) = Host::io(&node, 0);
+    let (mut io, mut queue) = Host::io(&node);
     let lost = |slba, blocks| nvm(NvmOpcode::WRITE_UNCORRECTABLE, 1, slba, blocks);
     assert!(io.run(lost(4, 2), &[]).1.status.is_success());
     assert_eq!(refusal(&io.run(lost(SIZE / 512 - 1, 2), &[]).1), Status::LBA_OUT_OF_RANGE);
@@ -605,7 +455,7 @@ fn blocks_that_are_uncorrectable_fail_all_reads_until_they_are_written() {
 
 #[test]
 fn the_error_log_keeps_the_last_failures_and_counts_all() {
-    let (mut io, mut queue) = Host::io(&node(), 0);
+    let (mut io, mut queue) = Host::io(&node());
     for _ in 0..100 {
         refusal(&io.run(nvm(NvmOpcode::READ, 9, 0, 1), &[]).1);
     }

@@ -20,8 +20,8 @@ fn changed(host: &mut Host, flags: u32) -> Vec<u8> {
 #[test]
 fn a_new_size_is_told_once_until_the_list_is_read() {
     let node = node();
-    let (mut host, _) = Host::admin(&node, 0);
-    let (mut deaf, _) = Host::admin_of(&node, 0, 2);
+    let (mut host, _) = Host::admin(&node);
+    let (mut deaf, _) = Host::admin_of(&node, 2);
     wants_events(&mut host);
     let mut events = [admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0, 0, 0, 0); 2];
     events.iter_mut().for_each(|event| host.send(event, &[]));
@@ -34,15 +34,15 @@ fn a_new_size_is_told_once_until_the_list_is_read() {
     host.pump.session.on_timeout(now).unwrap();
     assert_eq!(host.end_of(events[0]).1.result.get(), 0x04_0002);
     node.1.served(VolumeId(1)).unwrap().on_resize();
-    host.pump.run().unwrap();
+    host.pump.turn();
     assert!(host.received().is_empty());
     assert_eq!(changed(&mut host, RAE)[..12], [1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(changed(&mut host, 0)[..5], [1, 0, 0, 0, 2]);
     assert_eq!(changed(&mut host, 0)[..5], [0; 5]);
     node.1.served(VolumeId(1)).unwrap().on_resize();
-    host.pump.run().unwrap();
+    host.pump.turn();
     assert_eq!(host.end_of(events[1]).1.result.get(), 0x04_0002);
-    deaf.pump.run().unwrap();
+    deaf.pump.turn();
     assert!(deaf.received().is_empty());
     assert_eq!(changed(&mut deaf, 0)[..5], [1, 0, 0, 0, 2], "the list is there all the same");
 }
@@ -51,7 +51,7 @@ fn a_new_size_is_told_once_until_the_list_is_read() {
 #[test]
 fn a_command_takes_the_identifier_of_a_request_for_events_but_not_of_another_command() {
     let node = node();
-    let (mut host, _) = Host::admin(&node, 0);
+    let (mut host, _) = Host::admin(&node);
     wants_events(&mut host);
     let mut events = [admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0, 0, 0, 0); 4];
     events.iter_mut().for_each(|event| host.send(event, &[]));
@@ -70,7 +70,7 @@ fn a_command_takes_the_identifier_of_a_request_for_events_but_not_of_another_com
     assert!(host.set_cc(0x0046_4061).status.is_success());
     assert_eq!(host.csts() & 0b1100, 0b1000, "it is shut down");
 
-    let (mut io, _admin) = Host::io(&node, 0);
+    let (mut io, _admin) = Host::io(&node);
     io.pump.holds_io = true;
     let mut read = nvm(NvmOpcode::READ, 1, 0, 1);
     io.send(&mut read, &[]);
@@ -83,14 +83,14 @@ fn a_command_takes_the_identifier_of_a_request_for_events_but_not_of_another_com
 #[test]
 fn an_abort_ends_a_command_of_an_io_queue_as_early_as_its_volume_can() {
     for is_ended_early in [true, false] {
-        let (mut io, mut queue) = Host::io(&node(), 0);
+        let (mut io, mut queue) = Host::io(&node());
         io.pump.holds_io = true;
         let mut read = nvm(NvmOpcode::READ, 1, 0, 1);
         io.send(&mut read, &[]);
         let mut abort = admin(AdminOpcode::ABORT, 0, u32::from(read.cid.get()) << 16 | 1, 0, 0);
         queue.send(&mut abort, &[]);
         assert!(queue.received().is_empty(), "nobody knows yet");
-        io.pump.run().unwrap();
+        io.pump.turn();
         assert_eq!(io.pump.cancelled.len(), 1);
         if is_ended_early {
             let (_, cut) = io.pump.submitted.pop_front().unwrap();
@@ -113,23 +113,22 @@ fn an_abort_ends_a_command_of_an_io_queue_as_early_as_its_volume_can() {
 fn what_waits_is_aborted_at_once_and_what_waits_for_data_with_its_data() {
     use crate::served::RangeGuard;
     let node = node();
-    let (mut io, mut queue) = Host::io(&node, 0);
+    let (mut io, mut queue) = Host::io(&node);
     let guard = RangeGuard::lock(&node.1.served(VolumeId(0)).unwrap(), 0, 512).unwrap();
     let mut held = nvm(NvmOpcode::READ, 1, 0, 1);
     io.send(&mut held, &[]);
     let mut write = nvm(NvmOpcode::WRITE, 1, 8, 1);
     io.send(&mut write, &[]);
-    let r2t: R2t = io.received()[0].as_a();
+    let fetch = io.fetch();
     let mut aborts =
         [held, write].map(|sqe| admin(AdminOpcode::ABORT, 0, u32::from(sqe.cid.get()) << 16 | 1, 0, 0));
     aborts.iter_mut().for_each(|abort| queue.send(abort, &[]));
-    io.pump.run().unwrap();
+    io.pump.turn();
     assert_eq!(io.end_of(held).1.status.status(), Status::COMMAND_ABORT_REQUESTED);
-    let bytes = io.h2c_data(&r2t, 0, &[7; 512], true);
-    io.pump.client_sends(&bytes).unwrap();
+    io.deliver(fetch, 0, &[7; 512]);
     assert_eq!(io.end_of(write).1.status.status(), Status::COMMAND_ABORT_REQUESTED);
     queue.pump.session.on_timeout(queue.now).unwrap();
-    let answers: Vec<u64> = queue.received().iter().map(|pdu| pdu.cqe().result.get()).collect();
+    let answers: Vec<u64> = queue.received().iter().map(|sent| sent.cqe().result.get()).collect();
     assert_eq!(answers, [0, 0]);
     drop(guard);
     assert_eq!(io.run(nvm(NvmOpcode::READ, 1, 8, 1), &[]).0, [0; 512], "it was not written");
@@ -137,7 +136,7 @@ fn what_waits_is_aborted_at_once_and_what_waits_for_data_with_its_data() {
 
 #[test]
 fn no_more_aborts_wait_than_the_controller_says_and_a_lost_queue_answers_them() {
-    let (mut io, mut queue) = Host::io(&node(), 0);
+    let (mut io, mut queue) = Host::io(&node());
     io.pump.holds_io = true;
     let mut read = nvm(NvmOpcode::READ, 1, 0, 1);
     io.send(&mut read, &[]);
@@ -148,13 +147,13 @@ fn no_more_aborts_wait_than_the_controller_says_and_a_lost_queue_answers_them() 
     assert_eq!(more.status.status(), Status::ABORT_COMMAND_LIMIT_EXCEEDED);
     drop(io);
     queue.pump.session.on_timeout(queue.now).unwrap();
-    assert_eq!(queue.received().iter().filter(|pdu| pdu.cqe().result.get() == 1).count(), 4);
+    assert_eq!(queue.received().iter().filter(|sent| sent.cqe().result.get() == 1).count(), 4);
     assert_eq!(queue.run(abort, &[]).1.result.get(), 1, "there is no such queue any more");
 }
 
 #[test]
 fn the_smart_log_counts_what_was_done() {
-    let (mut io, mut queue) = Host::io(&node(), 0);
+    let (mut io, mut queue) = Host::io(&node());
     assert!(io.run(nvm(NvmOpcode::WRITE, 1, 0, 1), &[7; 512]).1.status.is_success());
     for _ in 0..2 {
         assert!(io.run(nvm(NvmOpcode::READ, 1, 0, 2048), &[]).1.status.is_success());

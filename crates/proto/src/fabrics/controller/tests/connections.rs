@@ -10,37 +10,6 @@ use core::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// The Linux host 6.12 connects to a discovery controller; its bytes.
-#[test]
-fn the_kernels_connection_begins_as_captured() {
-    let mut host = Host::new(&node());
-    let mut bytes = [0; IC_LEN];
-    bytes[..8].copy_from_slice(&[0x00, 0x00, 0x80, 0x00, 0x80, 0x00, 0x00, 0x00]);
-    let mut expected = [0; IC_LEN];
-    // MAXH2CDATA is ours; the kernel's target said 4 MiB.
-    expected[..16].copy_from_slice(&[1, 0, 0x80, 0, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x10, 0]);
-    assert_eq!(host.pump.exchange(&bytes), expected);
-
-    let mut connect = [0; 72 + 1024];
-    connect[..8].copy_from_slice(&[0x04, 0x00, 0x48, 0x48, 0x48, 0x04, 0x00, 0x00]);
-    connect[8..13].copy_from_slice(&[0x7f, 0x40, 0x00, 0x00, 0x01]);
-    connect[40..54].copy_from_slice(&[0, 4, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0x1f, 0]);
-    connect[72..90].copy_from_slice(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 0xff, 0xff]);
-    connect[328..364].copy_from_slice(DISCOVERY_NQN.as_bytes());
-    connect[584..584 + HOST.len()].copy_from_slice(HOST.as_bytes());
-    let answer = host.pump.exchange(&connect);
-    assert_eq!(answer, [5, 0, 0x18, 0, 0x18, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
-
-    let mut get = [0; 72];
-    get[..8].copy_from_slice(&[0x04, 0x00, 0x48, 0x00, 0x48, 0x00, 0x00, 0x00]);
-    get[8..13].copy_from_slice(&[0x7f, 0x40, 0x01, 0x00, 0x04]);
-    (get[47], get[48]) = (0x5a, 1);
-    let answer = host.pump.exchange(&get);
-    assert_eq!(answer[..8], [5, 0, 0x18, 0, 0x18, 0, 0, 0]);
-    assert_eq!(answer[8..10], [0xff, 0x03]);
-    assert_eq!(answer[16..], [2, 0, 0, 0, 1, 0, 0, 0]);
-}
-
 #[test]
 fn a_connect_that_cannot_be_is_refused_and_says_why() {
     let node = node();
@@ -60,7 +29,7 @@ fn a_connect_that_cannot_be_is_refused_and_says_why() {
             0,
         ),
     ];
-    let mut host = Host::initialized(&node, 0);
+    let mut host = Host::new(&node);
     for (change, status, result) in cases {
         let (command, mut data) = connect(NQN, 0, CNTLID_DYNAMIC, 0);
         let mut command = Connect::read_from_bytes(command.as_bytes()).unwrap();
@@ -79,7 +48,7 @@ fn a_connect_that_cannot_be_is_refused_and_says_why() {
 fn a_host_without_a_name_is_let_in_where_every_host_is_and_told_apart_by_its_identifier() {
     let node = node();
     let unnamed = |subnqn, qid, cntlid, id| {
-        let mut host = Host::initialized(&node, 0);
+        let mut host = Host::new(&node);
         let (command, data) = connect(subnqn, qid, cntlid, 0);
         let data = ConnectData { hostnqn: [0; 256], hostid: [id; 16], ..data };
         let cqe = host.run(command, data.as_bytes()).1;
@@ -102,7 +71,7 @@ fn a_host_without_a_name_is_let_in_where_every_host_is_and_told_apart_by_its_ide
 #[test]
 fn before_connect_and_before_enable_only_fabrics_commands_are_carried_out() {
     let node = node();
-    let mut host = Host::initialized(&node, 0);
+    let mut host = Host::new(&node);
     let identify = admin(AdminOpcode::IDENTIFY, 0, 1, 0, 4096);
     assert_eq!(refusal(&host.run(identify, &[]).1), Status::COMMAND_SEQUENCE_ERROR);
     assert!(host.connect(0, CNTLID_DYNAMIC, 0).status.is_success());
@@ -116,8 +85,8 @@ fn before_connect_and_before_enable_only_fabrics_commands_are_carried_out() {
 #[test]
 fn an_io_queue_belongs_to_a_controller_that_its_host_has_enabled() {
     let node = node();
-    let (mut admin, cntlid) = Host::admin(&node, 0);
-    let mut io = Host::initialized(&node, 0);
+    let (mut admin, cntlid) = Host::admin(&node);
+    let mut io = Host::new(&node);
     // A new association may do better: only what is wrong for ever has DNR.
     let passing = |cqe: &Cqe| {
         assert!(!cqe.status.do_not_retry(), "{cqe:?}");
@@ -128,7 +97,7 @@ fn an_io_queue_belongs_to_a_controller_that_its_host_has_enabled() {
     let wrong = io.connect(999, cntlid, 0);
     assert_eq!((refusal(&wrong).0, wrong.result.get()), (0x182, 42));
     assert!(io.connect(1, cntlid, 0).status.is_success());
-    let mut again = Host::initialized(&node, 0);
+    let mut again = Host::new(&node);
     assert_eq!(passing(&again.connect(1, cntlid, 0)), Status::COMMAND_SEQUENCE_ERROR);
     // Disabled, no queue can be connected, and the controller is not reset before its queues are gone.
     assert!(admin.set_cc(0x0046_0060).status.is_success());
@@ -141,7 +110,7 @@ fn an_io_queue_belongs_to_a_controller_that_its_host_has_enabled() {
 #[test]
 fn with_its_admin_queue_a_controller_s_other_queues_are_cut_off_and_its_host_waits_for_them() {
     let node = node();
-    let (admin, cntlid) = Host::admin(&node, 0);
+    let (admin, cntlid) = Host::admin(&node);
     let cuts = Arc::new(AtomicUsize::new(0));
     let hang_up: HangUp = {
         let cuts = cuts.clone();
@@ -156,7 +125,7 @@ fn with_its_admin_queue_a_controller_s_other_queues_are_cut_off_and_its_host_wai
     drop(admin);
     assert_eq!(cuts.load(Ordering::Relaxed), 1);
     // The host comes again: it gets its controller when nothing of the old one is left.
-    let mut next = Host::initialized(&node, 0);
+    let mut next = Host::new(&node);
     let (mut command, data) = connect(NQN, 0, CNTLID_DYNAMIC, 0);
     next.send(&mut command, data.as_bytes());
     let soon = next.now + Duration::from_millis(5);
@@ -171,7 +140,7 @@ fn with_its_admin_queue_a_controller_s_other_queues_are_cut_off_and_its_host_wai
 #[test]
 fn a_host_that_is_silent_for_longer_than_its_keep_alive_timeout_loses_its_controller() {
     let node = node();
-    let (mut admin, _) = Host::admin(&node, 0);
+    let (mut admin, _) = Host::admin(&node);
     let mut time = admin.now;
     let mut pass = |admin: &mut Host, seconds: u32| -> Result<(), ProtocolError> {
         let until = time + Duration::from_secs(seconds.into());
@@ -194,9 +163,9 @@ fn a_host_that_is_silent_for_longer_than_its_keep_alive_timeout_loses_its_contro
 
 #[test]
 fn who_connects_no_queue_in_time_is_let_go() {
-    let mut host = Host::initialized(&node(), 0);
+    let mut host = Host::new(&node());
     let deadline = host.pump.session.poll_timeout().unwrap();
-    assert_eq!(deadline, host.now + Duration::from_secs(30));
+    assert_eq!(deadline, host.now + crate::fabrics::controller::queue::CONNECT_TIME);
     assert!(host.pump.session.on_timeout(deadline).is_err());
     assert!(host.is_closed());
 }
@@ -253,9 +222,8 @@ fn a_subsystem_is_reached_by_its_own_ports_alone_and_discovery_says_so() {
     let node = (Arc::new(Node::new(subsystems, ports.collect(), "machine")), exports);
     let host_at = |port| {
         let mut host = Host::new(&node);
-        let session = TargetSession::new(node.0.clone(), Pool::new(usize::MAX), host.now);
+        let session = queue(&node, Pool::new(usize::MAX), host.now);
         host.pump.session = session.at_port(port);
-        host.pump.exchange(ic_req(0).as_bytes());
         host
     };
     for (name, reached) in [(all, [true, true, true]), (some, [false, true, true]), (NQN, [false; 3])] {
@@ -289,7 +257,7 @@ fn a_subsystem_is_reached_by_its_own_ports_alone_and_discovery_says_so() {
 
 #[test]
 fn disconnect_ends_an_io_queue_and_no_admin_queue() {
-    let (mut io, mut admin) = Host::io(&node(), 0);
+    let (mut io, mut admin) = Host::io(&node());
     let page = admin.run(super::admin(AdminOpcode::IDENTIFY, 0, 1, 0, 4096), &[]).0;
     assert_eq!(IdentifyController::read_from_bytes(&page).unwrap().ofcs.get(), OFCS_DISCONNECT);
     let disconnect = Sqe {
@@ -307,29 +275,11 @@ fn disconnect_ends_an_io_queue_and_no_admin_queue() {
     io.send(&mut last, &[]);
     assert!(io.received().is_empty() && !io.is_closed());
     io.pump.finish_one();
-    let answers: Vec<Pdu> = io.received();
-    let cids: Vec<_> = answers[1..].iter().map(|pdu| pdu.cqe().cid).collect();
-    assert_eq!(cids, [read.cid, last.cid], "behind the data");
-    assert!(answers[1..].iter().all(|pdu| pdu.cqe().status.is_success()) && io.is_closed());
-    let (mut idle, _admin) = Host::io(&node(), 0);
+    let answers: Vec<Sent> = io.received();
+    let cids: Vec<_> = answers.iter().map(|sent| sent.cqe().cid).collect();
+    assert_eq!(cids, [read.cid, last.cid]);
+    assert!(answers.iter().all(|sent| sent.cqe().status.is_success()) && io.is_closed());
+    let (mut idle, _admin) = Host::io(&node());
     assert!(idle.run(disconnect, &[]).1.status.is_success());
     assert!(idle.is_closed());
-}
-
-#[test]
-fn a_capsule_holds_as_much_data_as_the_controller_was_told_to_take() {
-    for (wanted, len) in [(0, 0), (16 << 10, 16 << 10), (1 << 20, 32 << 10)] {
-        let (shared, exports) = node();
-        let shared = Arc::into_inner(shared).unwrap().with_in_capsule(wanted);
-        let (mut io, mut queue) = Host::io(&(Arc::new(shared), exports), 3);
-        let page = queue.run(admin(AdminOpcode::IDENTIFY, 0, 1, 0, 4096), &[]).0;
-        let page = IdentifyController::read_from_bytes(&page).unwrap();
-        assert_eq!(page.ioccsz.get() as usize * 16, 64 + len);
-        if len > 0 {
-            let data = pattern(len);
-            let write = nvm(NvmOpcode::WRITE, 1, 0, (len / 512) as u32);
-            assert!(io.run(write, &data).1.status.is_success());
-            assert_eq!(io.run(nvm(NvmOpcode::READ, 1, 0, (len / 512) as u32), &[]).0, data);
-        }
-    }
 }

@@ -1,10 +1,12 @@
 //! Reservations: among hosts, and between hosts and initiators of SCSI that use the same volume.
 
 use super::*;
+use crate::exports::Export;
 use crate::scsi::testing::{Bench, Client};
 use crate::scsi::{Identity, LogicalUnit, Status as ScsiStatus};
 use crate::served::{ReservationStore, SaveTicket, Served};
 use crate::session::Timed;
+use blockmux_volume::MemVolume;
 use blockmux_volume::Volume;
 use blockmux_wire::nvme::feature::FeatureId;
 use blockmux_wire::nvme::identify::{IdentifyNamespace, RESCAP_PTPL};
@@ -98,8 +100,8 @@ fn a_reservation_of_each_type_lets_in_whom_it_says() {
     ];
     for (kind, registered, stranger) in table {
         let node = node();
-        let (mut a, _admin_a) = Host::io_of(&node, 0, 1);
-        let (mut b, _admin_b) = Host::io_of(&node, 0, 2);
+        let (mut a, _admin_a) = Host::io_of(&node, 1);
+        let (mut b, _admin_b) = Host::io_of(&node, 2);
         assert_eq!(register(&mut a, REGISTER, [0, 1]), OK);
         assert_eq!(register(&mut b, REGISTER, [0, 2]), OK);
         assert_eq!(acquire(&mut a, 0, kind, [1, 0]), OK);
@@ -111,7 +113,7 @@ fn a_reservation_of_each_type_lets_in_whom_it_says() {
         let flush = b.run(nvm(NvmOpcode::FLUSH, 1, 0, 1), &[]).1.status.status();
         assert_eq!(flush, CONFLICT, "a flush is one of the commands that write");
         // Another queue of the same host is the same registrant, and of another namespace nothing was said.
-        let (mut other, _other_admin) = Host::io_of(&node, 0, 1);
+        let (mut other, _other_admin) = Host::io_of(&node, 1);
         assert_eq!(access(&mut other), [true; 2]);
         assert!(b.run(nvm(NvmOpcode::READ, 2, 0, 1), &[]).1.status.is_success());
         assert_eq!(report(&mut b)[4], kind as u8);
@@ -123,7 +125,7 @@ fn a_reservation_of_each_type_lets_in_whom_it_says() {
 #[test]
 fn registering_asks_for_the_right_key_unless_it_is_to_be_ignored() {
     let node = node();
-    let (mut a, _admin) = Host::io(&node, 0);
+    let (mut a, _admin) = Host::io(&node);
     assert_eq!(register(&mut a, UNREGISTER, [0, 0]), CONFLICT, "nothing is registered");
     assert_eq!(register(&mut a, UNREGISTER | IEKEY, [0, 0]), CONFLICT);
     assert_eq!(register(&mut a, REPLACE, [0, 5]), CONFLICT);
@@ -159,7 +161,7 @@ fn registering_asks_for_the_right_key_unless_it_is_to_be_ignored() {
 #[test]
 fn keys_may_be_in_a_buffer_that_is_longer_than_they_are() {
     let node = node();
-    let (mut a, _admin) = Host::io(&node, 0);
+    let (mut a, _admin) = Host::io(&node);
     let mut run = |opcode, cdw10, keys: [u64; 2], len: usize| {
         let mut data = [keys[0].to_le_bytes(), keys[1].to_le_bytes()].concat();
         data.resize(len, 0xee);
@@ -178,8 +180,8 @@ fn keys_may_be_in_a_buffer_that_is_longer_than_they_are() {
 #[test]
 fn a_report_tells_who_is_registered_and_who_holds() {
     let node = node();
-    let (mut a, _admin_a) = Host::io_of(&node, 0, 1);
-    let (mut b, _admin_b) = Host::io_of(&node, 0, 2);
+    let (mut a, _admin_a) = Host::io_of(&node, 1);
+    let (mut b, _admin_b) = Host::io_of(&node, 2);
     assert_eq!(register(&mut a, REGISTER, [0, 0x11]), OK);
     assert_eq!(register(&mut b, REGISTER, [0, 0x22]), OK);
     assert_eq!(acquire(&mut b, 0, 4, [0x22, 0]), OK);
@@ -202,8 +204,8 @@ fn a_report_tells_who_is_registered_and_who_holds() {
 #[test]
 fn who_is_preempted_is_told_and_may_not_write() {
     let node = node();
-    let (mut a, mut admin_a) = Host::io_of(&node, 0, 1);
-    let (mut b, mut admin_b) = Host::io_of(&node, 0, 2);
+    let (mut a, mut admin_a) = Host::io_of(&node, 1);
+    let (mut b, mut admin_b) = Host::io_of(&node, 2);
     let event = admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0, 0, 0, 0);
     let mut requests = [event; 2];
     admin_a.send(&mut requests[0], &[]);
@@ -215,8 +217,8 @@ fn who_is_preempted_is_told_and_may_not_write() {
     assert_eq!(acquire(&mut b, PREEMPT, 1, [2, 9]), CONFLICT);
     assert_eq!(acquire(&mut b, PREEMPT, 1, [2, 1]), OK);
     assert_eq!((access(&mut a), access(&mut b)), ([true, false], [true; 2]));
-    admin_a.pump.run().unwrap();
-    admin_b.pump.run().unwrap();
+    admin_a.pump.turn();
+    admin_b.pump.turn();
     let told = admin_a.end_of(requests[0]).1;
     assert_eq!(told.result.get(), 0x80_0006);
     assert!(admin_b.received().is_empty());
@@ -234,14 +236,14 @@ fn who_is_preempted_is_told_and_may_not_write() {
     admin_a.send(&mut requests[0], &[]);
     assert_eq!(register(&mut a, REGISTER, [0, 1]), OK);
     assert_eq!(release(&mut b, CLEAR, 0, 2), OK);
-    admin_a.pump.run().unwrap();
+    admin_a.pump.turn();
     assert!(admin_a.received().is_empty());
 }
 
 /// What blktests nvme/054 does. Until 2025 it preempted with PRKEY 0, which only Linux's target takes for the holder's key.
 #[test]
 fn a_holder_changes_the_type_of_its_reservation_by_preempting_its_own_key() {
-    let (mut host, _admin) = Host::io(&node(), 0);
+    let (mut host, _admin) = Host::io(&node());
     assert_eq!(register(&mut host, REGISTER, [0, 4]), OK);
     assert_eq!(acquire(&mut host, 0, 1, [4, 0]), OK);
     assert_eq!(acquire(&mut host, PREEMPT, 2, [4, 0]), INVALID);
@@ -253,8 +255,8 @@ fn a_holder_changes_the_type_of_its_reservation_by_preempting_its_own_key() {
 #[test]
 fn preempt_and_abort_ends_what_is_under_way_and_waits_for_it() {
     let node = node();
-    let (mut a, _admin_a) = Host::io_of(&node, 0, 1);
-    let (mut b, _admin_b) = Host::io_of(&node, 0, 2);
+    let (mut a, _admin_a) = Host::io_of(&node, 1);
+    let (mut b, _admin_b) = Host::io_of(&node, 2);
     assert_eq!(register(&mut a, REGISTER, [0, 1]), OK);
     assert_eq!(register(&mut b, REGISTER, [0, 2]), OK);
     a.pump.holds_io = true;
@@ -266,7 +268,7 @@ fn preempt_and_abort_ends_what_is_under_way_and_waits_for_it() {
     b.send(&mut acquire, &[2_u64.to_le_bytes(), 1_u64.to_le_bytes()].concat());
     b.pump.session.on_timeout(b.now).unwrap();
     assert!(b.received().is_empty(), "a write of the other is under way");
-    a.pump.run().unwrap();
+    a.pump.turn();
     let (volume, tag) = (VolumeId(0), a.pump.submitted[0].1.tag);
     assert_eq!(a.pump.cancelled, [(volume, tag)]);
     // The volume could end it early.
@@ -276,7 +278,7 @@ fn preempt_and_abort_ends_what_is_under_way_and_waits_for_it() {
     drop(io);
     assert_eq!(refusal(&a.end_of(write).1), Status::COMMAND_ABORTED_DUE_TO_PREEMPT_AND_ABORT);
     b.pump.session.on_timeout(b.now).unwrap();
-    b.pump.run().unwrap();
+    b.pump.turn();
     assert!(b.end_of(acquire).1.status.is_success());
 }
 
@@ -292,7 +294,7 @@ fn what_is_to_persist_is_acknowledged_when_it_is_kept_and_comes_back() {
         serve(Exports::of_served(vec![(export, served), (other, other_served)]))
     };
     let node = serve_image(&[]);
-    let (mut io, mut admin_queue) = Host::io(&node, 0);
+    let (mut io, mut admin_queue) = Host::io(&node);
     let page = admin_queue.run(admin(AdminOpcode::IDENTIFY, 1, 0, 0, 4096), &[]).0;
     assert!(IdentifyNamespace::read_from_bytes(&page).unwrap().rescap & RESCAP_PTPL != 0);
     let mut sqe = command(NvmOpcode::RESERVATION_REGISTER, REGISTER | 3 << 30);
@@ -310,8 +312,8 @@ fn what_is_to_persist_is_acknowledged_when_it_is_kept_and_comes_back() {
 
     let image = shelf.0.lock().unwrap().image.clone();
     let node = serve_image(&image);
-    let (mut stranger, _stranger_admin) = Host::io_of(&node, 0, 2);
-    let (mut io, mut admin_queue) = Host::io(&node, 0);
+    let (mut stranger, _stranger_admin) = Host::io_of(&node, 2);
+    let (mut io, mut admin_queue) = Host::io(&node);
     assert_eq!((access(&mut stranger), access(&mut io)), ([false; 2], [true; 2]));
     // The feature ends it without a registration; what cannot be kept is taken back.
     let set =
@@ -354,7 +356,7 @@ fn a_persistent_reservation_of_scsi_fences_hosts_and_the_other_way_round() {
     {
         let node = node();
         let mut scsi = scsi(&node);
-        let (mut host, mut admin_queue) = Host::io(&node, 0);
+        let (mut host, mut admin_queue) = Host::io(&node);
         assert_eq!(reserve_out(&mut scsi, 0, 0, 0, 1), ScsiStatus::GOOD);
         assert_eq!(reserve_out(&mut scsi, 1, scsi_kind, 1, 0), ScsiStatus::GOOD);
         assert_eq!(access(&mut host), [reads, false], "type {own}");
@@ -379,7 +381,7 @@ fn a_persistent_reservation_of_scsi_fences_hosts_and_the_other_way_round() {
         assert_eq!(reserve_out(&mut scsi, 0, 0, 0, 3), ScsiStatus::GOOD);
         let victim = if own >= 5 { 0 } else { 2 };
         assert_eq!(reserve_out(&mut scsi, 4, scsi_kind, 3, victim), ScsiStatus::GOOD);
-        admin_queue.pump.run().unwrap();
+        admin_queue.pump.turn();
         assert_eq!(admin_queue.end_of(event).1.result.get(), 0x80_0006);
         assert_eq!(access(&mut host), [reads, false], "type {own}");
     }

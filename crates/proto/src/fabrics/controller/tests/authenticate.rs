@@ -24,9 +24,8 @@ fn guarded() -> (Arc<Node>, Exports) {
 /// Connected, nothing proved.
 fn connected(node: &(Arc<Node>, Exports), qid: u16, cntlid: u16) -> (Host, Cqe) {
     let mut host = Host::new(node);
-    let session = TargetSession::new(node.0.clone(), Pool::new(usize::MAX), host.now).with_seed([5; 32]);
+    let session = queue(node, Pool::new(usize::MAX), host.now).with_seed([5; 32]);
     host.pump.session = session;
-    host.pump.exchange(ic_req(0).as_bytes());
     let (command, data) = connect(NQN, qid, cntlid, 0);
     let data = ConnectData { hostnqn: Nqn::new("nqn.h").unwrap().to_field(), ..data };
     let cqe = host.run(command, data.as_bytes()).1;
@@ -163,10 +162,10 @@ fn authentication_commands_that_make_no_sense_are_refused() {
     let long = Sqe { cdw11: 128.into(), ..receive };
     assert_eq!(refusal(&host.run(long, &[]).1), Status::DATA_SGL_LENGTH_INVALID);
     // A host that has nothing to prove.
-    let (mut plain, _) = Host::admin(&super::node(), 0);
+    let (mut plain, _) = Host::admin(&super::node());
     assert_eq!(refusal(&plain.run(receive, &[]).1), Status::INVALID_FIELD_IN_COMMAND);
     // Without random numbers nobody can.
-    let mut host = Host::initialized(&node, 0);
+    let mut host = Host::new(&node);
     let (command, data) = connect(NQN, 0, CNTLID_DYNAMIC, 0);
     let data = ConnectData { hostnqn: Nqn::new("nqn.h").unwrap().to_field(), ..data };
     assert_eq!(refusal(&host.run(command, data.as_bytes()).1), Status::INTERNAL_ERROR);

@@ -28,10 +28,10 @@ fn compare_and_write(io: &mut Host, slba: u64, expected: &[u8], data: &[u8]) -> 
 
 /// Statuses of both, the first before the second.
 fn ends(io: &mut Host, halves: &[Sqe; 2]) -> [Status; 2] {
-    let pdus = io.received();
-    assert_eq!(pdus.len(), 2, "{pdus:?}");
+    let all = io.received();
+    assert_eq!(all.len(), 2, "{all:?}");
     [0, 1].map(|nth| {
-        let cqe = pdus[nth].cqe();
+        let cqe = all[nth].cqe();
         assert_eq!(cqe.cid, halves[nth].cid);
         cqe.status.status()
     })
@@ -43,31 +43,28 @@ fn block(io: &mut Host, slba: u64) -> Vec<u8> {
 
 #[test]
 fn a_fused_pair_writes_if_it_finds_what_it_expects() {
-    for digests in 0..4 {
-        let (mut io, _admin) = Host::io(&node(), digests);
-        assert_eq!(compare_and_write(&mut io, 3, &[0; 1024], &[1; 1024]), [Status::SUCCESSFUL_COMPLETION; 2]);
-        assert_eq!(block(&mut io, 4), [1; 512]);
-        assert_eq!(compare_and_write(&mut io, 3, &[0; 512], &[2; 512]), [Status::COMPARE_FAILURE, FAILED]);
-        assert_eq!(block(&mut io, 3), [1; 512]);
-        assert_eq!(compare_and_write(&mut io, 3, &[1; 512], &[2; 512]), [Status::SUCCESSFUL_COMPLETION; 2]);
-        assert_eq!((block(&mut io, 3), block(&mut io, 4)), (vec![2; 512], vec![1; 512]));
-    }
+    let (mut io, _admin) = Host::io(&node());
+    assert_eq!(compare_and_write(&mut io, 3, &[0; 1024], &[1; 1024]), [Status::SUCCESSFUL_COMPLETION; 2]);
+    assert_eq!(block(&mut io, 4), [1; 512]);
+    assert_eq!(compare_and_write(&mut io, 3, &[0; 512], &[2; 512]), [Status::COMPARE_FAILURE, FAILED]);
+    assert_eq!(block(&mut io, 3), [1; 512]);
+    assert_eq!(compare_and_write(&mut io, 3, &[1; 512], &[2; 512]), [Status::SUCCESSFUL_COMPLETION; 2]);
+    assert_eq!((block(&mut io, 3), block(&mut io, 4)), (vec![2; 512], vec![1; 512]));
 }
 
 #[test]
 fn the_data_of_either_half_may_come_first() {
-    let (mut io, _admin) = Host::io(&node(), 0);
+    let (mut io, _admin) = Host::io(&node());
     let data = pattern(16384);
     for order in [[0, 1], [1, 0]] {
         let mut halves = pair(0, 32);
         assert!(io.run(nvm(NvmOpcode::WRITE_ZEROES, 1, 0, 32), &[]).1.status.is_success());
         halves.iter_mut().for_each(|half| io.send(half, &[]));
-        let r2ts: Vec<R2t> = io.received().iter().map(Pdu::as_a).collect();
+        let fetches: Vec<Fetch> = io.received().iter().map(Sent::fetch).collect();
         for nth in order {
             assert!(io.received().is_empty());
             let bytes = if nth == 0 { &[0; 16384][..] } else { &data };
-            let bytes = io.h2c_data(&r2ts[nth], 0, bytes, true);
-            io.pump.client_sends(&bytes).unwrap();
+            io.deliver(fetches[nth], 0, bytes);
         }
         assert_eq!(ends(&mut io, &halves), [Status::SUCCESSFUL_COMPLETION; 2]);
         assert!(io.run(nvm(NvmOpcode::READ, 1, 0, 32), &[]).0 == data);
@@ -76,7 +73,7 @@ fn the_data_of_either_half_may_come_first() {
 
 #[test]
 fn halves_that_come_apart_end_and_do_nothing() {
-    let (mut io, _admin) = Host::io(&node(), 0);
+    let (mut io, _admin) = Host::io(&node());
     let in_capsule = |sqe: Sqe| Sqe { dptr: SglDescriptor::in_capsule(0, 512), ..sqe };
     let [first, second] = pair(0, 1).map(in_capsule);
     // A second without a first.
@@ -92,8 +89,8 @@ fn halves_that_come_apart_end_and_do_nothing() {
     let (mut one, mut two) = (first, first);
     io.send(&mut one, &[0; 512]);
     io.send(&mut two, &[0; 512]);
-    let pdus = io.received();
-    assert_eq!((pdus.len(), pdus[0].cqe().cid, refusal(&pdus[0].cqe())), (1, one.cid, MISSING));
+    let all = io.received();
+    assert_eq!((all.len(), all[0].cqe().cid, refusal(&all[0].cqe())), (1, one.cid, MISSING));
     let mut other = second;
     io.send(&mut other, &[8; 512]);
     assert_eq!(ends(&mut io, &[two, other]), [Status::SUCCESSFUL_COMPLETION; 2]);
@@ -101,16 +98,15 @@ fn halves_that_come_apart_end_and_do_nothing() {
     // A first whose data is asked for ends when it has come, so that no data is out of place.
     let [mut waits, _] = pair(0, 1);
     io.send(&mut waits, &[]);
-    let r2t: R2t = io.received()[0].as_a();
+    let fetch = io.fetch();
     assert!(io.run(nvm(NvmOpcode::FLUSH, 1, 0, 1), &[]).1.status.is_success());
-    let bytes = io.h2c_data(&r2t, 0, &[0; 512], true);
-    io.pump.client_sends(&bytes).unwrap();
+    io.deliver(fetch, 0, &[0; 512]);
     assert_eq!(refusal(&io.end_of(waits).1), MISSING);
 }
 
 #[test]
 fn a_pair_that_is_none_is_refused_whole() {
-    let (mut io, _admin) = Host::io(&node(), 0);
+    let (mut io, _admin) = Host::io(&node());
     let in_capsule = |sqe: Sqe| Sqe { dptr: SglDescriptor::in_capsule(0, 512), ..sqe };
     let [first, second] = pair(0, 1).map(in_capsule);
     let wrong_seconds = [
@@ -135,7 +131,7 @@ fn a_pair_that_is_none_is_refused_whole() {
         let expected = if wrong.flags == FIRST { FAILED } else { MISSING };
         assert_eq!(refusal(&io.run(second, &[7; 512]).1), expected);
     }
-    let (mut queue, _) = Host::admin(&node(), 0);
+    let (mut queue, _) = Host::admin(&node());
     let fused = Sqe { flags: FIRST, ..admin(AdminOpcode::KEEP_ALIVE, 0, 0, 0, 0) };
     assert_eq!(refusal(&queue.run(fused, &[]).1), Status::INVALID_FIELD_IN_COMMAND);
     assert_eq!(block(&mut io, 0), [0; 512]);
@@ -143,7 +139,7 @@ fn a_pair_that_is_none_is_refused_whole() {
 
 #[test]
 fn a_queue_that_ends_does_not_wait_for_a_second_half() {
-    let (mut io, _admin) = Host::io(&node(), 0);
+    let (mut io, _admin) = Host::io(&node());
     let [mut first, _] = pair(0, 1);
     first.dptr = SglDescriptor::in_capsule(0, 512);
     io.send(&mut first, &[0; 512]);
@@ -155,8 +151,8 @@ fn a_queue_that_ends_does_not_wait_for_a_second_half() {
 #[test]
 fn whoever_else_uses_the_blocks_waits_for_the_pair() {
     let node = node();
-    let (mut io, _admin) = Host::io(&node, 0);
-    let (mut other, _other_admin) = Host::io_of(&node, 0, 2);
+    let (mut io, _admin) = Host::io(&node);
+    let (mut other, _other_admin) = Host::io_of(&node, 2);
     io.pump.holds_io = true;
     let mut halves = pair(0, 1);
     for (half, byte) in halves.iter_mut().zip([0, 1]) {
@@ -167,12 +163,12 @@ fn whoever_else_uses_the_blocks_waits_for_the_pair() {
     other.send(&mut write, &[2; 512]);
     assert!(other.received().is_empty());
     io.pump.finish_one();
-    io.pump.run().unwrap();
+    io.pump.turn();
     io.pump.finish_one();
     assert_eq!(ends(&mut io, &halves), [Status::SUCCESSFUL_COMPLETION; 2]);
     let now = other.pump.session.poll_timeout().unwrap();
     other.pump.session.on_timeout(now).unwrap();
-    other.pump.run().unwrap();
+    other.pump.turn();
     assert!(other.end_of(write).1.status.is_success());
     assert_eq!(block(&mut other, 0), [2; 512]);
 }
@@ -208,21 +204,21 @@ fn host_turn(host: &mut Host, counter: &mut Counter, halves: &mut Option<[Sqe; 2
         Some(sent) => {
             let now = host.now;
             host.pump.session.on_timeout(now).unwrap();
-            host.pump.run().unwrap();
+            host.pump.turn();
             if !host.pump.submitted.is_empty() {
                 host.pump.finish_one();
-                host.pump.run().unwrap();
+                host.pump.turn();
             }
-            let pdus = host.received();
-            if pdus.is_empty() {
+            let all = host.received();
+            if all.is_empty() {
                 return;
             }
-            assert_eq!((pdus.len(), pdus[0].cqe().cid), (2, sent[0].cid));
+            assert_eq!((all.len(), all[0].cqe().cid), (2, sent[0].cid));
             *halves = None;
-            if pdus[1].cqe().status.is_success() {
+            if all[1].cqe().status.is_success() {
                 counter.left -= 1;
             } else {
-                assert_eq!(pdus[0].cqe().status.status(), Status::COMPARE_FAILURE);
+                assert_eq!(all[0].cqe().status.status(), Status::COMPARE_FAILURE);
             }
         }
     }
@@ -255,7 +251,7 @@ fn many_writers_over_nvme_and_scsi_never_lose_a_count() {
     let served = node.1.served(VolumeId(0)).unwrap();
     let unit = LogicalUnit::over(Identity::of("a"), &served);
     let bench = Bench::around(unit, served.volume().clone());
-    let mut hosts: Vec<_> = (1..=4).map(|id| Host::io_of(&node, 0, id)).collect();
+    let mut hosts: Vec<_> = (1..=4).map(|id| Host::io_of(&node, id)).collect();
     let mut initiators: Vec<_> = ["x", "y", "z"].map(|name| bench.client(name)).into();
     let counter = || Counter { seen: 0, left: 25 };
     let mut counters: Vec<Counter> = (0..hosts.len() + initiators.len()).map(|_| counter()).collect();
@@ -281,6 +277,6 @@ fn many_writers_over_nvme_and_scsi_never_lose_a_count() {
         turns += 1;
         assert!(turns < 1_000_000, "nobody gets on");
     }
-    let (mut io, _admin) = Host::io_of(&node, 0, 9);
+    let (mut io, _admin) = Host::io_of(&node, 9);
     assert_eq!(block(&mut io, 0)[..8], (25 * counters.len() as u64).to_le_bytes());
 }

@@ -27,8 +27,7 @@ fn asymmetric() -> ((Arc<Node>, Exports), Arc<Subsystem>) {
 fn at_port(node: &(Arc<Node>, Exports), port: u16) -> (Host, Host) {
     let open = |qid, cntlid| {
         let mut host = Host::new(node);
-        host.pump.session = TargetSession::new(node.0.clone(), Pool::new(usize::MAX), host.now).at_port(port);
-        host.pump.exchange(ic_req(0).as_bytes());
+        host.pump.session = queue(node, Pool::new(usize::MAX), host.now).at_port(port);
         let cqe = host.connect(qid, cntlid, 0);
         assert!(cqe.status.is_success());
         (host, cqe.result.get() as u16)
@@ -100,8 +99,8 @@ fn a_change_is_told_to_those_who_came_by_the_port() {
     subsystem.set_ana_state(5, 2, AnaState::OPTIMIZED);
     subsystem.set_ana_state(9, 2, AnaState::INACCESSIBLE);
     let [(_, other), (io, queue)] = &mut hosts;
-    other.pump.run().unwrap();
-    queue.pump.run().unwrap();
+    other.pump.turn();
+    queue.pump.turn();
     assert!(other.received().is_empty());
     assert_eq!(queue.end_of(events[1]).1.result.get(), 0x0c_0302);
     let page = log(queue, 0);
