@@ -340,9 +340,8 @@ impl Dialer for NvmeDialer {
             namespace: namespace.clone(),
             queues,
             entries: self.endpoint.entries,
-            digests: self.endpoint.digests,
         };
-        let session = QueueSession::new(config, pool.clone(), now);
+        let session = QueueSession::new(config, self.endpoint.digests, pool.clone(), now);
         if self.paths() > 1 { session.with_other_paths() } else { session }
     }
 

@@ -9,7 +9,7 @@
 //! handed back, and the path is left alone for a while, which grows as long as nothing gets through; where there is no
 //! other, the I/O waits for it.
 
-use super::queue::Queue;
+use super::queue::NamespaceQueue;
 use crate::session::PathRank;
 use blockmux_volume::Io;
 use blockmux_wire::nvme::log::{AnaGroupDescriptor, AnaHeader, AnaState};
@@ -105,7 +105,7 @@ pub(super) fn page_len(groups: u32) -> u32 {
     groups.saturating_add(size_of::<AnaHeader>() as u32)
 }
 
-impl Queue {
+impl NamespaceQueue {
     /// There are other paths to the namespace: what cannot be done by this one now is handed back.
     pub(crate) fn set_other_paths(&mut self) {
         self.access.has_others = true;

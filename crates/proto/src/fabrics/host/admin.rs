@@ -1,17 +1,19 @@
-//! The commands of an admin queue under way: those of the bring-up, Keep Alive, and the shutdown at the end.
+//! An admin queue over its connection: it brings a controller up and holds the association. Its commands under way: those
+//! of the bring-up, Keep Alive, and the shutdown at the end.
 
 use super::Names;
 use super::bring_up::{BringUp, Learned};
-use super::command::{self, Commands, Progress, Request, Transfer};
+use super::command;
 use super::discovery::FoundSubsystem;
 use super::info::{ControllerInfo, NamespaceInfo};
 use super::news::{News, Topic};
 use super::refused::Refused;
+use super::transport::{Commands, DataTransfer, HostTransport, Request, TransferProgress};
 use crate::nvme::auth::Credentials;
 use crate::nvme::auth::psk::InputPsk;
-use crate::session::{PathRank, ProtocolError};
+use crate::session::{Control, PathRank, ProtocolError, StreamSession, Timed};
 use crate::slots::{Key, Slots};
-use blockmux_volume::{Seg, SgList};
+use blockmux_volume::{Pool, Seg, SgList};
 use blockmux_wire::nvme::Cqe;
 use blockmux_wire::nvme::opcode::AdminOpcode;
 use blockmux_wire::nvme::property::{
@@ -36,9 +38,157 @@ pub struct AdminConfig {
     pub keep_alive: Duration,
 }
 
+/// One admin queue, from the begin of its connection on.
+pub struct HostAdmin<T> {
+    pub(crate) transport: T,
+    admin: AdminCommands,
+    is_over: bool,
+}
+
+impl<T: HostTransport> HostAdmin<T> {
+    /// A session on a fresh connection.
+    #[must_use]
+    pub fn new(config: AdminConfig, options: T::Options, pool: Pool, now: Instant) -> HostAdmin<T> {
+        let mut transport = T::new(options, None, pool);
+        transport.begin();
+        HostAdmin { transport, admin: AdminCommands::new(config, now), is_over: false }
+    }
+
+    /// The controller, once it has told everything.
+    #[must_use]
+    pub fn controller(&self) -> Option<&ControllerInfo> {
+        self.admin.is_known().then_some(&self.admin.bring_up.controller)
+    }
+
+    /// The namespaces that were asked for, once they are known; at most 1,024.
+    #[must_use]
+    pub fn namespaces(&self) -> &[NamespaceInfo] {
+        &self.admin.bring_up.namespaces
+    }
+
+    /// What the discovery log page has, at most 10,000 entries, and how many more there are.
+    #[must_use]
+    pub fn found(&self) -> (&[FoundSubsystem], u64) {
+        let (found, left_out) = &self.admin.bring_up.found;
+        (found, *left_out)
+    }
+
+    /// Why the session does not do what was asked, if it does not.
+    #[must_use]
+    pub fn refused(&self) -> Option<&Refused> {
+        self.admin.refused.as_ref()
+    }
+
+    /// The key of TLS that was made, where one was to be: the session is over then, and another one is to begin on a
+    /// connection that is secured with it.
+    #[must_use]
+    pub fn generated(&self) -> Option<&InputPsk> {
+        self.admin.bring_up.generated.as_ref()
+    }
+
+    /// Whether the session has come to its end: everything asked for was told, or refused, or it was stopped.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.is_over
+    }
+
+    /// Has the transport hand in what came from the controller, and goes on.
+    ///
+    /// # Errors
+    /// Those of the transport.
+    pub(crate) fn receive<R>(
+        &mut self,
+        take: impl FnOnce(&mut T, &mut AdminCommands) -> Result<R, ProtocolError>,
+    ) -> Result<R, ProtocolError> {
+        let taken = take(&mut self.transport, &mut self.admin)?;
+        self.advance();
+        Ok(taken)
+    }
+
+    /// The controller has ended the connection.
+    pub(crate) fn on_lost(&mut self) -> Result<(), ProtocolError> {
+        if self.is_over || (self.admin.is_known() && self.transport.may_end()) {
+            self.is_over = true;
+            return Ok(());
+        }
+        self.admin.on_lost();
+        Err(ProtocolError {
+            what: "closed the connection of an admin queue that was being brought up",
+            reference: "NVMe Base 2.0 §3.5, Controller Initialization",
+        })
+    }
+
+    /// Sends what may be sent, and ends when it is time.
+    fn advance(&mut self) {
+        if !self.transport.is_open() || self.is_over {
+            return;
+        }
+        while let Some(request) = self.admin.next() {
+            self.transport.send(&request, &mut self.admin);
+        }
+        let is_all = self.admin.is_known() && !self.admin.stays;
+        if is_all || self.refused().is_some() || self.generated().is_some() {
+            self.end();
+        }
+    }
+
+    fn end(&mut self) {
+        if std::mem::replace(&mut self.is_over, true) {
+            return;
+        }
+        self.admin.is_shutting_down = true;
+        // Whether it is answered makes no difference to us.
+        if self.transport.is_open() && self.admin.is_enabled() {
+            let request = self.admin.last();
+            self.transport.send(&request, &mut self.admin);
+        }
+    }
+}
+
+impl<T: HostTransport> Timed for HostAdmin<T> {
+    fn poll_timeout(&self) -> Option<Instant> {
+        if self.is_over { None } else { self.admin.poll_timeout() }
+    }
+
+    fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
+        if self.is_over {
+            return Ok(());
+        }
+        self.admin.on_timeout(now)?;
+        self.advance();
+        Ok(())
+    }
+}
+
+impl<T: HostTransport> Control for HostAdmin<T>
+where
+    HostAdmin<T>: StreamSession,
+{
+    fn is_ready(&self) -> bool {
+        self.admin.is_ready() && !self.is_over
+    }
+
+    fn poll_size(&mut self) -> Option<u64> {
+        self.admin.news.as_mut()?.poll_size()
+    }
+
+    fn poll_path_rank(&mut self) -> Option<PathRank> {
+        self.admin.news.as_mut()?.poll_rank()
+    }
+
+    fn look_at_path(&mut self) {
+        self.admin.news.iter_mut().for_each(News::ask_for_access);
+        self.advance();
+    }
+
+    fn on_stop(&mut self) {
+        self.end();
+    }
+}
+
 /// An admin queue's commands.
-pub(crate) struct Admin {
-    commands: Slots<Command>,
+pub(crate) struct AdminCommands {
+    commands: Slots<AdminCommand>,
     bring_up: BringUp,
     /// What comes after everything is known, if the session stays.
     news: Option<News>,
@@ -50,10 +200,10 @@ pub(crate) struct Admin {
     /// A Keep Alive is to be sent.
     is_due: bool,
     is_shutting_down: bool,
-    timers: Timers,
+    timers: AdminTimers,
 }
 
-struct Timers {
+struct AdminTimers {
     /// The latest time that this queue was told.
     now: Instant,
     /// When everything has to be known.
@@ -69,11 +219,11 @@ struct Timers {
     changed_by: Option<Instant>,
 }
 
-struct Command {
+struct AdminCommand {
     purpose: Purpose,
-    transfer: Transfer,
+    transfer: DataTransfer,
     payload: SgList,
-    progress: Progress,
+    progress: TransferProgress,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,11 +235,11 @@ enum Purpose {
     Shutdown,
 }
 
-impl Admin {
-    pub(crate) fn new(config: AdminConfig, now: Instant) -> Admin {
+impl AdminCommands {
+    pub(crate) fn new(config: AdminConfig, now: Instant) -> AdminCommands {
         let kato_ms = u32::try_from(config.keep_alive.as_millis()).unwrap_or(u32::MAX);
         let keep_alive = Duration::from_millis(kato_ms.into());
-        Admin {
+        AdminCommands {
             commands: Slots::default(),
             news: None,
             stays: matches!(config.ask, Ask::Use(_)),
@@ -99,7 +249,7 @@ impl Admin {
             keep_alive,
             is_due: false,
             is_shutting_down: false,
-            timers: Timers {
+            timers: AdminTimers {
                 now,
                 deadline: now.checked_add(BRING_UP_TIMEOUT).unwrap_or(now),
                 next_keep_alive: if kato_ms > 0 { half(now, keep_alive) } else { None },
@@ -121,50 +271,6 @@ impl Admin {
         self.is_known() && self.news.as_ref().is_none_or(News::knows_access)
     }
 
-    pub(crate) fn refused(&self) -> Option<&Refused> {
-        self.refused.as_ref()
-    }
-
-    /// The key of TLS that was made: it is what the queue was for then.
-    pub(crate) fn generated(&self) -> Option<&InputPsk> {
-        self.bring_up.generated.as_ref()
-    }
-
-    pub(crate) fn controller(&self) -> &ControllerInfo {
-        &self.bring_up.controller
-    }
-
-    pub(crate) fn namespaces(&self) -> &[NamespaceInfo] {
-        &self.bring_up.namespaces
-    }
-
-    /// What the discovery log page has, and how many entries more than we keep.
-    pub(crate) fn found(&self) -> (&[FoundSubsystem], u64) {
-        (&self.bring_up.found.0, self.bring_up.found.1)
-    }
-
-    /// The namespace's size in bytes, when it is known and whenever it may have changed.
-    pub(crate) fn poll_size(&mut self) -> Option<u64> {
-        self.news.as_mut()?.poll_size()
-    }
-
-    /// How well this path leads to the namespace, whenever that was looked at.
-    pub(crate) fn poll_rank(&mut self) -> Option<PathRank> {
-        self.news.as_mut()?.poll_rank()
-    }
-
-    /// A command has met another state than was told: looks again.
-    pub(crate) fn ask_for_access(&mut self) {
-        if let Some(news) = &mut self.news {
-            news.ask_for_access();
-        }
-    }
-
-    /// Ends the association in order, as far as there is one.
-    pub(crate) fn shut_down(&mut self) {
-        self.is_shutting_down = true;
-    }
-
     /// The next command to send.
     pub(crate) fn next(&mut self) -> Option<Request> {
         if self.is_shutting_down || self.refused.is_some() {
@@ -172,7 +278,7 @@ impl Admin {
         }
         if std::mem::take(&mut self.is_due) {
             let sqe = command::admin(AdminOpcode::KEEP_ALIVE);
-            return Some(self.begin(Purpose::KeepAlive, sqe, Transfer::Nothing, SgList::default()));
+            return Some(self.begin(Purpose::KeepAlive, sqe, DataTransfer::Nothing, SgList::default()));
         }
         if self.is_known() && self.stays {
             let (controller, namespace) = (&self.bring_up.controller, self.bring_up.namespaces.first()?);
@@ -195,7 +301,7 @@ impl Admin {
     pub(crate) fn last(&mut self) -> Request {
         let sizes = 6 << CC_IOSQES_SHIFT | 4 << CC_IOCQES_SHIFT;
         let sqe = command::property_set(CC, sizes | CC_SHN_NORMAL << CC_SHN_SHIFT | CC_EN);
-        self.begin(Purpose::Shutdown, sqe, Transfer::Nothing, SgList::default())
+        self.begin(Purpose::Shutdown, sqe, DataTransfer::Nothing, SgList::default())
     }
 
     /// Whether there is a controller that could be shut down.
@@ -295,23 +401,23 @@ impl Admin {
         &mut self,
         purpose: Purpose,
         sqe: blockmux_wire::nvme::Sqe,
-        transfer: Transfer,
+        transfer: DataTransfer,
         payload: SgList,
     ) -> Request {
-        let progress = Progress::default();
-        let key = self.commands.insert(Command { purpose, transfer, payload, progress });
+        let progress = TransferProgress::default();
+        let key = self.commands.insert(AdminCommand { purpose, transfer, payload, progress });
         Request { key, sqe, transfer }
     }
 
     /// The bring-up's question was answered.
-    fn on_answer(&mut self, command: &Command, cqe: &Cqe) {
+    fn on_answer(&mut self, command: &AdminCommand, cqe: &Cqe) {
         let is_whole = command.progress.is_whole(command.transfer) && !command.progress.is_corrupt;
         if cqe.status.is_success() && !is_whole {
             // Ask again: a digest was wrong, or data was missing. The deadline bounds how often.
             return self.pause();
         }
         let data = match command.transfer {
-            Transfer::In(_) => command.payload.to_vec(),
+            DataTransfer::In(_) => command.payload.to_vec(),
             _ => Vec::new(),
         };
         match self.bring_up.on_answer(cqe, &data) {
@@ -323,7 +429,7 @@ impl Admin {
                 }
             }
             // Nothing more is asked on this connection.
-            Ok(Learned::Key) => self.shut_down(),
+            Ok(Learned::Key) => self.is_shutting_down = true,
             Ok(Learned::Later(time)) => {
                 self.timers.unready.get_or_insert((None, time));
                 self.pause();
@@ -342,7 +448,7 @@ impl Admin {
     }
 
     /// The controller has told something, or was asked what.
-    fn on_news(&mut self, command: &Command, cqe: &Cqe) {
+    fn on_news(&mut self, command: &AdminCommand, cqe: &Cqe) {
         let Some(news) = &mut self.news else { return };
         let result = cqe.status.is_success().then(|| cqe.result.get() as u32);
         let is_whole = command.progress.is_whole(command.transfer) && !command.progress.is_corrupt;
@@ -362,12 +468,12 @@ impl Admin {
     }
 }
 
-impl Commands for Admin {
+impl Commands for AdminCommands {
     fn find(&self, cid: u16) -> Option<Key> {
         self.commands.find_narrow(cid)
     }
 
-    fn transport(&mut self, key: Key) -> Option<(&mut Progress, Transfer)> {
+    fn transport(&mut self, key: Key) -> Option<(&mut TransferProgress, DataTransfer)> {
         self.commands.get_mut(key).map(|command| (&mut command.progress, command.transfer))
     }
 

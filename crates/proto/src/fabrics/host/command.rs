@@ -1,14 +1,11 @@
-//! Commands as a host writes them, and what a transport knows of them.
+//! Commands as a host writes them.
 
 use super::Names;
-use crate::coverage::Coverage;
-use crate::slots::Key;
-use blockmux_volume::{Seg, SgList};
+use blockmux_wire::nvme::Sqe;
 use blockmux_wire::nvme::identify::Cns;
 use blockmux_wire::nvme::log::LogPage;
 use blockmux_wire::nvme::nvm::DsmRange;
 use blockmux_wire::nvme::opcode::{AdminOpcode, NvmOpcode};
-use blockmux_wire::nvme::{Cqe, Sqe};
 use blockmux_wire::nvmeof::auth::SECURITY_PROTOCOL_NVME;
 use blockmux_wire::nvmeof::fabrics::{
     ATTRIB_8_BYTES, Connect, ConnectData, FabricsType, PropertyGet, PropertySet,
@@ -17,71 +14,6 @@ use zerocopy::{FromZeros, transmute};
 
 /// A host's identifier, usually a UUID.
 pub type HostId = [u8; 16];
-
-/// One command for a transport to carry. It fills in CID and DPTR.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Request {
-    /// Names it until it is finished.
-    pub(crate) key: Key,
-    pub(crate) sqe: Sqe,
-    /// What moves.
-    pub(crate) transfer: Transfer,
-}
-
-/// The data of a command, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Transfer {
-    /// None.
-    Nothing,
-    /// To the host.
-    In(u32),
-    /// To the controller.
-    Out(u32),
-}
-
-/// How far a command's data has moved.
-#[derive(Default)]
-pub(crate) struct Progress {
-    /// What has come to the host, or was asked for by the controller.
-    pub(crate) moved: Coverage,
-    /// Some of what came had a wrong digest.
-    pub(crate) is_corrupt: bool,
-}
-
-impl Progress {
-    /// Whether all data moved that a successful command moves.
-    #[inline]
-    pub(crate) fn is_whole(&self, transfer: Transfer) -> bool {
-        match transfer {
-            Transfer::Nothing | Transfer::In(0) | Transfer::Out(0) => true,
-            Transfer::In(len) | Transfer::Out(len) => self.moved.is_whole(len.into()),
-        }
-    }
-}
-
-/// Commands under way, as a transport sees them.
-pub(crate) trait Commands {
-    /// The command with that CID.
-    fn find(&self, cid: u16) -> Option<Key>;
-
-    /// How far a command's data has moved, and what is to move.
-    fn transport(&mut self, key: Key) -> Option<(&mut Progress, Transfer)>;
-
-    /// The data of a command that has some to send: a list, and where in it the command's data begins.
-    fn data_out(&mut self, key: Key) -> Option<(&SgList, usize)>;
-
-    /// Where the data of a command goes that gets some: a list, and where in it the command's data begins.
-    fn data_in(&mut self, key: Key) -> Option<(&SgList, usize)>;
-
-    /// Whether `len` bytes are all that was asked for and no memory was brought: then they may be lent.
-    fn is_lendable(&mut self, key: Key, len: usize) -> bool;
-
-    /// The data of a read, where [`Commands::is_lendable`] says so.
-    fn lend(&mut self, key: Key, data: Seg);
-
-    /// A command has ended.
-    fn finish(&mut self, key: Key, cqe: &Cqe);
-}
 
 /// Logical blocks of a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

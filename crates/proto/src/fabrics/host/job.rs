@@ -1,7 +1,7 @@
 //! The parts of a queue: an I/O, a piece of it, and the command that does that piece.
 
-use super::command::{Progress, Transfer};
 use super::plan::Kind;
+use super::transport::{DataTransfer, TransferProgress};
 use crate::job;
 use blockmux_volume::SgList;
 
@@ -11,8 +11,8 @@ pub(super) type Piece = job::Piece<Kind>;
 /// A command under way.
 pub(super) struct Command {
     pub(super) piece: Piece,
-    pub(super) transfer: Transfer,
+    pub(super) transfer: DataTransfer,
     /// Data that is not the I/O's own.
     pub(super) payload: Option<SgList>,
-    pub(super) progress: Progress,
+    pub(super) progress: TransferProgress,
 }

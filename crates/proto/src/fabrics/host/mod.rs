@@ -1,22 +1,23 @@
-//! A host's side of NVMe over Fabrics, the same for every transport: what an admin queue asks, and a namespace as a
-//! queue of I/O (Base 2.0 §3.3, NVM Command Set 1.0).
+//! A host's side of NVMe over Fabrics, for any transport: what an admin queue asks, and a namespace as a queue of I/O
+//! (Base 2.0 §3.3, NVM Command Set 1.0).
 //!
 //! ```text
-//!   Admin: Connect, properties, Identify ... ──Request──▶ transport ──▶ controller
-//!   Queue: submit ──▶ Job ──cut into commands──▶ next ──Request──▶ transport
-//!          poll_done ◀── Job ◀── verdict on the status ◀── finish ◀── transport
+//!   HostAdmin:  AdminCommands: Connect, properties, Identify ... ──Request──▶ transport ──▶ controller
+//!   HostQueues: each NamespaceQueue: submit ──▶ Job ──cut into commands──▶ next ──Request──▶ transport
+//!                  poll_done ◀── Job ◀── verdict on the status ◀── finish ◀── transport
 //! ```
-//! A transport asks for the next command whenever it may send one, moves the data that `Commands` names, and hands
-//! in the completion. Commands that failed for a reason that passes are sent again after a pause; I/O that failed on its
-//! way to the namespace is handed back, for another path or for later.
+//! A queue has its transport send commands whenever that may send some; the transport moves the data that [`Commands`]
+//! names, and hands in the completion (`transport.rs`, decision 37). Commands that failed for a reason that passes are sent
+//! again after a pause; I/O that failed on its way to the namespace is handed back, for another path or for later.
 
 mod access;
 mod admin;
 mod bring_up;
 mod command;
 mod discovery;
-mod finish;
 mod info;
+mod io_queue;
+mod io_queues;
 mod job;
 mod later;
 mod news;
@@ -24,17 +25,22 @@ mod plan;
 mod prove;
 mod queue;
 mod refused;
+#[cfg(test)]
+pub(crate) mod testing;
+mod transport;
 mod verdict;
 
-pub use admin::{AdminConfig, Ask};
+#[cfg(test)]
+mod tests;
+
+pub use admin::{AdminConfig, Ask, HostAdmin};
 pub use command::HostId;
 pub use discovery::FoundSubsystem;
 pub use info::{ControllerInfo, NamespaceInfo, uuid_text};
+pub use io_queues::{HostQueues, QueueConfig};
 pub use refused::Refused;
 
-pub(crate) use admin::Admin;
-pub(crate) use command::{Commands, Request, Transfer};
-pub(crate) use queue::Queue;
+pub(crate) use transport::{Commands, DataTransfer, HostTransport, Request};
 
 use crate::nvme::nqn::Nqn;
 

@@ -11,8 +11,9 @@
 //! must not be written there. The ANA log page is read beside that, too, when it is asked for.
 
 use super::access;
-use super::command::{self, Transfer};
+use super::command;
 use super::info::{ControllerInfo, NamespaceInfo, UUID};
+use super::transport::DataTransfer;
 use crate::session::PathRank;
 use blockmux_volume::{Memory, SgList};
 use blockmux_wire::nvme::Sqe;
@@ -71,7 +72,7 @@ pub(super) enum Topic {
 }
 
 /// A command, what moves, the memory for that, and what it is for.
-pub(super) type Question = (Sqe, Transfer, SgList, Topic);
+pub(super) type Question = (Sqe, DataTransfer, SgList, Topic);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
@@ -120,7 +121,7 @@ impl News {
             self.access = Reading::UnderWay;
             let len = self.page_len;
             let memory = SgList::one(Memory::from_heap(len as usize).seg(0, len as usize));
-            return Some((ana_page(len), Transfer::In(len), memory, Topic::Access));
+            return Some((ana_page(len), DataTransfer::In(len), memory, Topic::Access));
         }
         if self.step == Step::Deaf || std::mem::replace(&mut self.is_asked, true) {
             return None;
@@ -145,10 +146,10 @@ impl News {
             Step::Deaf => return None,
         };
         if len == 0 {
-            return Some((sqe, Transfer::Nothing, SgList::default(), Topic::Events));
+            return Some((sqe, DataTransfer::Nothing, SgList::default(), Topic::Events));
         }
         let memory = SgList::one(Memory::from_heap(len).seg(0, len));
-        Some((sqe, Transfer::In(len as u32), memory, Topic::Events))
+        Some((sqe, DataTransfer::In(len as u32), memory, Topic::Events))
     }
 
     /// The ANA log page that was asked for has come, or cannot be had: then it is asked for again some time.

@@ -1,7 +1,8 @@
 //! How I/O becomes commands of this namespace.
 
-use super::command::{self, Blocks, Transfer};
+use super::command::{self, Blocks};
 use super::info::NamespaceInfo;
+use super::transport::DataTransfer;
 use crate::job;
 use blockmux_volume::{IoError, Op};
 use blockmux_wire::nvme::Sqe;
@@ -111,22 +112,22 @@ impl Terms {
 
     /// The command for `len` bytes at `offset`.
     #[inline]
-    pub(super) fn sqe(&self, kind: Kind, offset: u64, len: u64) -> (Sqe, Transfer) {
+    pub(super) fn sqe(&self, kind: Kind, offset: u64, len: u64) -> (Sqe, DataTransfer) {
         let blocks = self.blocks(offset, len);
         let of_blocks = |opcode, flags| command::of_blocks(opcode, self.nsid, blocks, flags);
         let force = |fua: bool| if fua { FUA } else { 0 };
         match kind {
-            Kind::Read => (of_blocks(NvmOpcode::READ, 0), Transfer::In(len as u32)),
+            Kind::Read => (of_blocks(NvmOpcode::READ, 0), DataTransfer::In(len as u32)),
             Kind::Write { fua } | Kind::Zeroes { fua } => {
-                (of_blocks(NvmOpcode::WRITE, force(fua)), Transfer::Out(len as u32))
+                (of_blocks(NvmOpcode::WRITE, force(fua)), DataTransfer::Out(len as u32))
             }
             Kind::WriteZeroes { fua, may_deallocate } => {
                 let deallocate = if may_deallocate { DEAC } else { 0 };
-                (of_blocks(NvmOpcode::WRITE_ZEROES, force(fua) | deallocate), Transfer::Nothing)
+                (of_blocks(NvmOpcode::WRITE_ZEROES, force(fua) | deallocate), DataTransfer::Nothing)
             }
-            Kind::Deallocate => (command::deallocate(self.nsid), Transfer::Out(RANGE_LEN as u32)),
+            Kind::Deallocate => (command::deallocate(self.nsid), DataTransfer::Out(RANGE_LEN as u32)),
             Kind::Flush | Kind::Connect => {
-                (command::of_namespace(NvmOpcode::FLUSH, self.nsid), Transfer::Nothing)
+                (command::of_namespace(NvmOpcode::FLUSH, self.nsid), DataTransfer::Nothing)
             }
         }
     }

@@ -9,23 +9,27 @@
 //! pool again.
 
 use super::access::Access;
-use super::command::{self, Commands, Progress, Request, Transfer};
+use super::command;
 use super::info::NamespaceInfo;
 use super::job::{Command, Job, Piece};
 use super::later::Later;
 use super::plan::{Kind, Pieces, Plan, RANGE_LEN, Terms, ZEROES};
-use super::prove::Proving;
+use super::prove::{self, Proving};
+use super::transport::{Commands, DataTransfer, Request, TransferProgress};
+use super::verdict::{self, Verdict};
 use super::{DEPTH, Names, Refused};
 use crate::nvme::auth::Credentials;
+use crate::session::PathRank;
 use crate::slots::{Key, Slots};
 use blockmux_volume::{Completion, Extent, Io, IoError, Memory, Op, Output, Pool, Seg, SgList, VolumeInfo};
 use blockmux_wire::nvme::Cqe;
+use blockmux_wire::nvme::status::StatusField;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
 /// I/O under way at one namespace, over one I/O queue.
-pub(crate) struct Queue {
+pub(crate) struct NamespaceQueue {
     pub(super) connecting: Connecting,
     pub(super) names: Names,
     pub(super) credentials: Option<Credentials>,
@@ -64,7 +68,7 @@ pub(super) enum Connecting {
     Refused(Refused),
 }
 
-impl Queue {
+impl NamespaceQueue {
     /// Queue `qid` with so many entries, at most [`DEPTH`], of a controller of this identifier.
     pub(crate) fn new(
         names: Names,
@@ -73,10 +77,10 @@ impl Queue {
         (qid, entries): (u16, u16),
         namespace: &NamespaceInfo,
         pool: Pool,
-    ) -> Queue {
+    ) -> NamespaceQueue {
         let data = command::connect_data(&names, cntlid);
         let data = SgList::one(Seg::from_slice(data.as_bytes()));
-        Queue {
+        NamespaceQueue {
             connecting: Connecting::Due(qid, entries, Box::new(data)),
             names,
             credentials,
@@ -128,7 +132,7 @@ impl Queue {
         self.jobs.is_empty() && self.commands.is_empty()
     }
 
-    /// When to call [`Queue::on_timeout`]; `now` is the latest time that is known.
+    /// When to call [`NamespaceQueue::on_timeout`]; `now` is the latest time that is known.
     #[inline]
     pub(crate) fn poll_timeout(&self, now: Instant) -> Option<Instant> {
         let later = self.later.poll_timeout(now);
@@ -229,7 +233,7 @@ impl Queue {
     fn connect(&mut self) -> Option<Request> {
         let (sqe, transfer, payload) = match &mut self.connecting {
             Connecting::Due(qid, entries, data) => {
-                let question = (command::connect(*qid, *entries, 0), Transfer::Out(data.len() as u32));
+                let question = (command::connect(*qid, *entries, 0), DataTransfer::Out(data.len() as u32));
                 let data = std::mem::take(&mut **data);
                 self.connecting = Connecting::Sent;
                 (question.0, question.1, data)
@@ -241,7 +245,7 @@ impl Queue {
             _ => return None,
         };
         let piece = Piece::of_the_queue(Kind::Connect);
-        let (payload, progress) = (Some(payload), Progress::default());
+        let (payload, progress) = (Some(payload), TransferProgress::default());
         let key = self.commands.insert(Command { piece, transfer, payload, progress });
         Some(Request { key, sqe, transfer })
     }
@@ -294,20 +298,154 @@ impl Queue {
             }
             _ => None,
         };
-        let progress = Progress::default();
+        let progress = TransferProgress::default();
         let key = self.commands.insert(Command { piece, transfer, payload, progress });
         Request { key, sqe, transfer }
     }
+
+    /// A command has ended.
+    #[inline]
+    pub(super) fn on_finished(&mut self, key: Key, cqe: &Cqe) {
+        let Some(command) = self.commands.remove(key) else { return };
+        let Some(job) = command.piece.job else {
+            self.on_connecting(&command, cqe);
+            return;
+        };
+        let mut verdict = verdict::of(cqe.status);
+        if verdict == Verdict::Good && command.progress.is_corrupt {
+            verdict = Verdict::Later(IoError::Medium);
+        } else if verdict == Verdict::Good && !command.progress.is_whole(command.transfer) {
+            verdict = Verdict::Failed(IoError::Medium);
+        }
+        match verdict {
+            Verdict::Good => self.access.failing.on_good(),
+            Verdict::Astray => self.access.failing.on_failure(),
+            _ => {}
+        }
+        if verdict == Verdict::Elsewhere {
+            // Whatever was told before, until the log page has been read again.
+            self.access.rank = PathRank::Unusable;
+            if !self.access.has_others {
+                verdict = Verdict::Later(IoError::PathLost);
+            }
+        }
+        let told = self.retry_delay(cqe.status);
+        self.finish_piece(command.piece, job, verdict, told);
+        if !self.waiting.is_empty() {
+            self.give_memory();
+        }
+    }
+
+    /// A command of the queue itself has ended: Connect, or one that proves who we are.
+    #[cold]
+    fn on_connecting(&mut self, command: &Command, cqe: &Cqe) {
+        let next = match &mut self.connecting {
+            Connecting::Proving(proving, is_asked) => {
+                let is_whole = command.progress.is_whole(command.transfer) && !command.progress.is_corrupt;
+                let data = match (command.transfer, &command.payload) {
+                    (DataTransfer::In(_), Some(payload)) if is_whole => payload.to_vec(),
+                    _ => Vec::new(),
+                };
+                *is_asked = false;
+                proving.on_answer(cqe, &data).map(|is_done| is_done.then_some(Connecting::Connected))
+            }
+            _ if !cqe.status.is_success() => Err(Refused::Connect(cqe.status)),
+            _ => {
+                let asked = prove::asked_for(cqe.result.get(), self.credentials.as_ref(), &self.names);
+                let connecting = |proving: Option<Box<_>>| match proving {
+                    Some(proving) => Connecting::Proving(proving, false),
+                    None => Connecting::Connected,
+                };
+                asked.map(|proving| Some(connecting(proving)))
+            }
+        };
+        match next {
+            Ok(None) => {}
+            Ok(Some(next)) => self.connecting = next,
+            Err(refused) => self.connecting = Connecting::Refused(refused),
+        }
+    }
+
+    /// A part of a job has ended: goes on with the job.
+    #[inline]
+    fn finish_piece(&mut self, piece: Piece, key: Key, verdict: Verdict, told: Option<Duration>) {
+        let Some(job) = self.jobs.get_mut(key) else { return };
+        match verdict {
+            Verdict::Good => {}
+            Verdict::Later(_) if piece.tries < MAX_TRIES => {
+                // Memory that was lent is not written to again.
+                if job.io.len == piece.len && piece.kind == Kind::Read && is_lent(job) {
+                    job.buffer = None;
+                }
+                let piece = piece.again();
+                return self.later.push(piece, told);
+            }
+            Verdict::Elsewhere | Verdict::Astray => {
+                job.is_misplaced = true;
+                job.fail(IoError::PathLost);
+            }
+            Verdict::Illegal => self.do_otherwise(piece, key),
+            Verdict::Later(error) | Verdict::Failed(error) => job.fail(error),
+        }
+        let Some(job) = self.jobs.get_mut(key) else { return };
+        job.in_flight = job.in_flight.saturating_sub(1);
+        if job.error.is_none() && job.has_more() {
+            if !std::mem::replace(&mut job.is_ready, true) {
+                self.ready.push_back(key);
+            }
+        } else if job.in_flight == 0 {
+            self.complete(key);
+        }
+    }
+
+    /// How long the controller wants the command not to be sent again, if it says so.
+    #[inline]
+    fn retry_delay(&self, status: StatusField) -> Option<Duration> {
+        let which = usize::from(status.retry_delay()).checked_sub(1)?;
+        self.retry_delays.get(which).copied().filter(|delay| !delay.is_zero())
+    }
+
+    /// The controller does not know a command after all: does the same with others, or fails the job.
+    #[cold]
+    fn do_otherwise(&mut self, piece: Piece, key: Key) {
+        let Some(job) = self.jobs.get_mut(key) else { return };
+        match (piece.kind, job.io.op) {
+            (Kind::WriteZeroes { .. }, Op::WriteZeroes { only_fast: false, fua, .. }) => {
+                self.terms.write_zeroes = None;
+                job.go_back(piece.offset, self.terms.written_zeroes(fua));
+            }
+            // What is no longer needed may stay.
+            (Kind::Deallocate, _) => {
+                self.terms.deallocate = None;
+                job.issued = job.io.len;
+            }
+            _ => job.fail(IoError::Unsupported),
+        }
+    }
+
+    #[inline]
+    fn complete(&mut self, key: Key) {
+        let Some(job) = self.jobs.remove(key) else { return };
+        if job.is_misplaced && job.error == Some(IoError::PathLost) {
+            return self.access.misplaced.push(job.io);
+        }
+        let result = match job.error {
+            Some(error) => Err(error),
+            None if job.io.op == Op::Read => Ok(Output::Data(job.io.data.or(job.buffer).unwrap_or_default())),
+            None => Ok(Output::Nothing),
+        };
+        self.done.push_back(Completion { tag: job.io.tag, result });
+    }
 }
 
-impl Commands for Queue {
+impl Commands for NamespaceQueue {
     #[inline]
     fn find(&self, cid: u16) -> Option<Key> {
         self.commands.find_narrow(cid)
     }
 
     #[inline]
-    fn transport(&mut self, key: Key) -> Option<(&mut Progress, Transfer)> {
+    fn transport(&mut self, key: Key) -> Option<(&mut TransferProgress, DataTransfer)> {
         self.commands.get_mut(key).map(|command| (&mut command.progress, command.transfer))
     }
 
@@ -362,6 +500,10 @@ impl Commands for Queue {
     }
 }
 
+fn is_lent(job: &Job) -> bool {
+    job.buffer.as_ref().is_some_and(|list| list.segs().iter().any(|seg| !seg.is_writable()))
+}
+
 /// A little memory, from the pool if it has some.
 fn memory(pool: &Pool, len: usize) -> SgList {
     SgList::one(pool.take_payload(len).unwrap_or_else(|| Memory::from_heap(len)).seg(0, len))
@@ -369,3 +511,6 @@ fn memory(pool: &Pool, len: usize) -> SgList {
 
 /// A read up to this many bytes may be lent memory by the transport, and takes none before its data comes.
 const LEND_UP_TO: u64 = 64 << 10;
+/// How often one command is sent again. With the pauses between them, a namespace may be out of reach for half a
+/// minute.
+const MAX_TRIES: u32 = 64;

@@ -8,12 +8,11 @@
 //! Data comes in any order, each byte once. A wrong data digest ends no connection: the command fails, and is sent
 //! again (TCP Transport 1.0 §3.5.2).
 
-use super::line::{Line, Reading};
+use super::link::{HostLink, Reading};
 use super::pdu::{self, Fault, Head, Parsed};
 use crate::coverage::Misfit;
 use crate::digest;
-use crate::fabrics::host::{Commands, Transfer};
-use crate::outbox::Outbox;
+use crate::fabrics::host::{Commands, DataTransfer};
 use crate::slots::Key;
 use blockmux_volume::{Chunk, Crc32c, SgList};
 use blockmux_wire::nvme::status::{Status, StatusField};
@@ -24,12 +23,12 @@ use blockmux_wire::nvmeof::tcp::{
 use zerocopy::{FromZeros, transmute_ref};
 
 /// What a step did.
-enum Step {
+enum ReceiveStep {
     Took(usize),
     Needs,
 }
 
-impl Line {
+impl HostLink {
     /// Takes all that can be taken of `input` from `at` on; returns where it stopped.
     #[inline]
     pub(super) fn receive(
@@ -37,19 +36,18 @@ impl Line {
         input: &Chunk,
         mut at: usize,
         commands: &mut impl Commands,
-        outbox: &mut Outbox,
     ) -> Result<usize, Fault> {
         let bytes = input.unread();
         loop {
             let rest = bytes.get(at..).unwrap_or_default();
             let step = match &self.reading {
-                Reading::Head(_) => self.on_head(input, at, rest, commands, outbox)?,
-                Reading::Placing { .. } => Step::Needs,
+                Reading::Head(_) => self.on_head(input, at, rest, commands)?,
+                Reading::Placing { .. } => ReceiveStep::Needs,
                 Reading::Tail { .. } => self.on_tail(rest, commands)?,
             };
             match step {
-                Step::Took(len) => at = at.saturating_add(len),
-                Step::Needs => return Ok(at),
+                ReceiveStep::Took(len) => at = at.saturating_add(len),
+                ReceiveStep::Needs => return Ok(at),
             }
         }
     }
@@ -77,26 +75,25 @@ impl Line {
         at: usize,
         rest: &[u8],
         commands: &mut impl Commands,
-        outbox: &mut Outbox,
-    ) -> Result<Step, Fault> {
+    ) -> Result<ReceiveStep, Fault> {
         if let Some(header) = rest.first_chunk() {
             self.last_header = *header;
         }
         let head = match pdu::parse(rest, self.terms.digests)? {
             Parsed::Needs(len) => {
                 self.reading = Reading::Head(len);
-                return Ok(Step::Needs);
+                return Ok(ReceiveStep::Needs);
             }
             Parsed::Head(head) => head,
         };
         let whole = head.data_end(self.terms.digests);
         match head.kind {
             PduType::CAPSULE_RESP => on_response(commands, &head.as_response().cqe)?,
-            PduType::R2T => self.on_r2t(head.as_r2t(), commands, outbox)?,
+            PduType::R2T => self.on_r2t(head.as_r2t(), commands)?,
             _ => return self.on_data_head(input, at, rest, &head, commands),
         }
         self.reading = Reading::Head(DATA_LEN);
-        Ok(Step::Took(whole))
+        Ok(ReceiveStep::Took(whole))
     }
 
     /// The head of C2HData, and all its data if that is short.
@@ -108,25 +105,25 @@ impl Line {
         rest: &[u8],
         head: &Head,
         commands: &mut impl Commands,
-    ) -> Result<Step, Fault> {
+    ) -> Result<ReceiveStep, Fault> {
         let whole = head.data_end(self.terms.digests);
         let end = head.data_at.saturating_add(head.data_len);
         let data = match rest.get(head.data_at..end) {
             Some(data) if rest.len() >= whole => data,
             _ if head.data_len <= WHOLE_DATA => {
                 self.reading = Reading::Head(whole);
-                return Ok(Step::Needs);
+                return Ok(ReceiveStep::Needs);
             }
             // Padding in front of the data is taken with the header.
             _ if rest.len() < head.data_at => {
                 self.reading = Reading::Head(head.data_at);
-                return Ok(Step::Needs);
+                return Ok(ReceiveStep::Needs);
             }
             _ => {
                 let key = check_data(commands, head.as_data())?;
                 let place = place(commands, key, head.as_data())?;
                 self.reading = Reading::Placing { header: head.header, key, place };
-                return Ok(Step::Took(head.data_at));
+                return Ok(ReceiveStep::Took(head.data_at));
             }
         };
         let key = check_data(commands, head.as_data())?;
@@ -140,28 +137,28 @@ impl Line {
             place(commands, key, head.as_data())?.copy_from(data);
         }
         on_data(commands, key, head.as_data())?;
-        Ok(Step::Took(whole))
+        Ok(ReceiveStep::Took(whole))
     }
 
-    fn on_tail(&mut self, rest: &[u8], commands: &mut impl Commands) -> Result<Step, Fault> {
-        let Reading::Tail { header, key, crc } = &self.reading else { return Ok(Step::Needs) };
-        let Some(sent) = rest.first_chunk::<DIGEST_LEN>() else { return Ok(Step::Needs) };
+    fn on_tail(&mut self, rest: &[u8], commands: &mut impl Commands) -> Result<ReceiveStep, Fault> {
+        let Reading::Tail { header, key, crc } = &self.reading else { return Ok(ReceiveStep::Needs) };
+        let Some(sent) = rest.first_chunk::<DIGEST_LEN>() else { return Ok(ReceiveStep::Needs) };
         let (header, key, is_right) = (*header, *key, crc.to_le_bytes() == *sent);
         self.reading = Reading::Head(DATA_LEN);
         if !is_right {
             spoil(commands, key);
         }
         on_data(commands, key, transmute_ref!(&header))?;
-        Ok(Step::Took(DIGEST_LEN))
+        Ok(ReceiveStep::Took(DIGEST_LEN))
     }
 
     /// The controller asks for data: all of it is sent at once, so that no R2T is ever outstanding here.
-    fn on_r2t(&mut self, r2t: &R2t, commands: &mut impl Commands, outbox: &mut Outbox) -> Result<(), Fault> {
+    fn on_r2t(&mut self, r2t: &R2t, commands: &mut impl Commands) -> Result<(), Fault> {
         let reference = "TCP Transport §3.6.2.10, R2T";
         let Some(key) = commands.find(r2t.cccid.get()) else {
             return Err(Fault::field("asked for data of a command that is not there", 8, reference));
         };
-        let Some((progress, Transfer::Out(len))) = commands.transport(key) else {
+        let Some((progress, DataTransfer::Out(len))) = commands.transport(key) else {
             return Err(Fault::field("asked for data of a command that sends none", 8, reference));
         };
         let (from, asked) = (r2t.r2to.get(), r2t.r2tl.get());
@@ -172,7 +169,7 @@ impl Line {
         if progress.moved.add(from, end).is_err() {
             return Err(out_of_range("asked for the same data twice, or in too many pieces"));
         }
-        self.send_data(key, r2t.ttag.get(), from, end, commands, outbox);
+        self.send_data(key, r2t.ttag.get(), from, end, commands);
         Ok(())
     }
 }
@@ -194,7 +191,7 @@ fn check_data(commands: &mut impl Commands, data: &Data) -> Result<Key, Fault> {
     let Some(key) = commands.find(data.cccid.get()) else {
         return Err(Fault::field("sent data of a command that is not there", 8, C2H_DATA));
     };
-    let Some((progress, Transfer::In(len))) = commands.transport(key) else {
+    let Some((progress, DataTransfer::In(len))) = commands.transport(key) else {
         return Err(Fault::field("sent data of a command that gets none", 8, C2H_DATA));
     };
     let from = data.datao.get();

@@ -1,9 +1,8 @@
 //! What a host sends: commands, with their data where that is short, and data that was asked for.
 
-use super::line::{Line, common};
+use super::link::{HostLink, common};
 use crate::digest;
-use crate::fabrics::host::{Commands, Request, Transfer};
-use crate::outbox::Outbox;
+use crate::fabrics::host::{Commands, DataTransfer, Request};
 use crate::slots::Key;
 use blockmux_volume::SgList;
 use blockmux_wire::nvme::{PSDT_SGL, SglDescriptor};
@@ -13,31 +12,26 @@ use blockmux_wire::nvmeof::tcp::{
 };
 use zerocopy::{FromZeros, IntoBytes};
 
-impl Line {
+impl HostLink {
     /// Sends a command, with its data if that fits into the capsule.
     #[inline]
-    pub(super) fn send_command(
-        &mut self,
-        request: &Request,
-        commands: &mut impl Commands,
-        outbox: &mut Outbox,
-    ) {
+    pub(super) fn send_command(&mut self, request: &Request, commands: &mut impl Commands) {
         let mut sqe = request.sqe;
         sqe.cid = request.key.narrow().into();
         sqe.flags |= PSDT_SGL;
         let mut data_len = 0;
         sqe.dptr = match request.transfer {
-            Transfer::Nothing => SglDescriptor::transport(0),
-            Transfer::In(len) => SglDescriptor::transport(len),
-            Transfer::Out(len) if len <= self.terms.in_capsule => {
+            DataTransfer::Nothing => SglDescriptor::transport(0),
+            DataTransfer::In(len) => SglDescriptor::transport(len),
+            DataTransfer::Out(len) if len <= self.terms.in_capsule => {
                 data_len = len;
                 SglDescriptor::in_capsule(0, len)
             }
-            Transfer::Out(len) => SglDescriptor::transport(len),
+            DataTransfer::Out(len) => SglDescriptor::transport(len),
         };
         let common = self.common(PduType::CAPSULE_CMD, CAPSULE_CMD_LEN, data_len as usize);
         let capsule = CapsuleCmd { common, sqe };
-        self.push_header(capsule.as_bytes(), &common, outbox);
+        self.push_header(capsule.as_bytes(), &common);
         if data_len > 0 {
             // No data of it is asked for any more.
             if let Some((progress, _)) = commands.transport(request.key)
@@ -45,7 +39,7 @@ impl Line {
             {
                 debug_assert!(false, "a fresh command has moved nothing");
             }
-            self.push_data(request.key, 0, data_len, commands, outbox);
+            self.push_data(request.key, 0, data_len, commands);
         }
     }
 
@@ -57,7 +51,6 @@ impl Line {
         from: u32,
         end: u32,
         commands: &mut impl Commands,
-        outbox: &mut Outbox,
     ) {
         let mut at = from;
         while at < end {
@@ -75,8 +68,8 @@ impl Line {
                 datal: len.into(),
                 ..Data::new_zeroed()
             };
-            self.push_header(data.as_bytes(), &common, outbox);
-            self.push_data(key, at, len, commands, outbox);
+            self.push_header(data.as_bytes(), &common);
+            self.push_data(key, at, len, commands);
             at = next;
         }
     }
@@ -107,29 +100,29 @@ impl Line {
 
     /// A header with its digest, and padding up to its data.
     #[inline]
-    fn push_header(&self, header: &[u8], common: &CommonHeader, outbox: &mut Outbox) {
-        outbox.push_head(header);
+    fn push_header(&mut self, header: &[u8], common: &CommonHeader) {
+        self.outbox.push_head(header);
         let mut len = header.len();
         if self.terms.digests.header {
-            outbox.push_head(&digest::of(header));
+            self.outbox.push_head(&digest::of(header));
             len = len.saturating_add(DIGEST_LEN);
         }
         let padding = usize::from(common.pdo).saturating_sub(len);
         if padding > 0 {
-            outbox.push_head([0; 256].get(..padding).unwrap_or_default());
+            self.outbox.push_head([0; 256].get(..padding).unwrap_or_default());
         }
     }
 
     /// A part of a command's data, by reference as far as a data digest lets us.
     #[inline]
-    fn push_data(&self, key: Key, from: u32, len: u32, commands: &mut impl Commands, outbox: &mut Outbox) {
+    fn push_data(&mut self, key: Key, from: u32, len: u32, commands: &mut impl Commands) {
         let nothing = SgList::default();
         let (data, base) = commands.data_out(key).unwrap_or((&nothing, 0));
         let (from, len) = (base.saturating_add(from as usize), len as usize);
         if !self.terms.digests.data {
-            return outbox.push_part(data, from, len);
+            return self.outbox.push_part(data, from, len);
         }
-        let crc = digest::push(outbox, &self.pool, &data.slice(from, len));
-        outbox.push_head(&crc.to_le_bytes());
+        let crc = digest::push(&mut self.outbox, &self.pool, &data.slice(from, len));
+        self.outbox.push_head(&crc.to_le_bytes());
     }
 }

@@ -4,6 +4,5 @@
 mod admin;
 mod hostile;
 mod pair;
-mod paths;
 mod queue;
 mod script;

@@ -127,9 +127,8 @@ fn queues(admin: &Driver<AdminSession>, secrets: Option<HostSecrets>, queues: u1
         namespace: admin.session.namespaces()[0].clone(),
         queues,
         entries: 64,
-        digests: Digests::default(),
     };
-    QueueSession::new(config, Pool::new(16 << 20), Instant::now())
+    QueueSession::new(config, Digests::default(), Pool::new(16 << 20), Instant::now())
 }
 
 /// Connects every I/O queue of a session; the targets are in order of its lanes.

@@ -1,13 +1,12 @@
 //! A controller by hand, whose bytes a driver delivers in pieces of any size.
 
 use crate::digest;
-use crate::nvme::nqn::Nqn;
+pub(super) use crate::fabrics::host::testing::*;
 use crate::nvme_tcp::client::*;
 use crate::session::{ProtocolError, StreamSession};
 use crate::testing::Driver;
 use blockmux_volume::{Pool, Seg, SgList};
 use blockmux_wire::nvme::feature::FeatureId;
-use blockmux_wire::nvme::identify::*;
 use blockmux_wire::nvme::opcode::{AdminOpcode, NvmOpcode};
 use blockmux_wire::nvme::status::{Status, StatusField};
 use blockmux_wire::nvme::{Cqe, SglDescriptor, Sqe};
@@ -171,34 +170,6 @@ pub(super) fn common(kind: PduType, hlen: usize, plen: usize) -> CommonHeader {
     CommonHeader { pdu_type: kind.0, flags: 0, hlen: hlen as u8, pdo: 0, plen: (plen as u32).into() }
 }
 
-pub(super) fn names() -> Names {
-    Names {
-        host: Nqn::new("nqn.2026-11.test:host").unwrap(),
-        host_id: [7; 16],
-        subsystem: Nqn::new("nqn.2026-11.test:disk").unwrap(),
-    }
-}
-
-pub(super) fn namespace() -> NamespaceInfo {
-    NamespaceInfo {
-        nsid: 1,
-        blocks: 1 << 20,
-        block_len: 512,
-        physical_block: 4096,
-        write_cache: true,
-        max_transfer: 128 << 10,
-        max_zeroes_blocks: Some(256),
-        zeroes_deallocate: true,
-        max_deallocate_blocks: Some(1 << 16),
-        deallocate_granularity: 4096,
-        ..NamespaceInfo::default()
-    }
-}
-
-pub(super) fn controller() -> ControllerInfo {
-    ControllerInfo { cntlid: 5, max_entries: 1024, in_capsule: 8192, ..ControllerInfo::default() }
-}
-
 /// An I/O queue's session, its driver, and the controller by hand.
 pub(super) struct Client {
     pub(super) driver: Driver<QueueSession>,
@@ -212,16 +183,9 @@ impl Client {
     }
 
     fn fresh_of(line: Line, controller: ControllerInfo, namespace: NamespaceInfo, entries: u16) -> Client {
-        let config = QueueConfig {
-            names: names(),
-            credentials: None,
-            controller,
-            namespace,
-            queues: 1,
-            entries,
-            digests: line.digests,
-        };
-        let session = QueueSession::new(config, Pool::new(64 << 20), Instant::now());
+        let config =
+            QueueConfig { names: names(), credentials: None, controller, namespace, queues: 1, entries };
+        let session = QueueSession::new(config, line.digests, Pool::new(64 << 20), Instant::now());
         Client { driver: Driver::of(session, usize::MAX), line }
     }
 
@@ -270,128 +234,6 @@ impl Client {
     }
 }
 
-/// A controller that answers the commands of an admin queue by itself.
-pub(super) struct Subsystem {
-    pub(super) blocks: u64,
-    pub(super) lbads: u8,
-    pub(super) metadata: u16,
-    /// Every byte of namespaces' UUIDs.
-    pub(super) uuid: u8,
-    /// How often CSTS says that it is not ready.
-    pub(super) unready: u32,
-    pub(super) csts: u32,
-    /// Fails commands of this opcode so.
-    pub(super) fails: Option<(u8, StatusField)>,
-    pub(super) connect_result: u64,
-    pub(super) log: Vec<u8>,
-    pub(super) oaes: u32,
-    /// Command Retry Delay Times, in units of 100 ms.
-    pub(super) crdt: [u16; 3],
-    /// What was set of Host Behavior Support.
-    pub(super) behavior: Option<Vec<u8>>,
-    /// The namespace's, if there are such.
-    pub(super) ana_group: u32,
-    /// Get Log Page is never answered.
-    pub(super) is_silent_about_logs: bool,
-    /// The Asynchronous Event Request that waits.
-    pub(super) listening: Option<u16>,
-}
-
-/// How long a change of an ANA state takes at most, in seconds.
-pub(super) const ANATT_S: u8 = 20;
-
-impl Default for Subsystem {
-    fn default() -> Subsystem {
-        Subsystem {
-            blocks: 1000,
-            lbads: 12,
-            metadata: 0,
-            uuid: 0x5a,
-            unready: 0,
-            csts: 1,
-            fails: None,
-            connect_result: 5,
-            log: Vec::new(),
-            oaes: 0,
-            crdt: [0; 3],
-            behavior: None,
-            ana_group: 0,
-            is_silent_about_logs: false,
-            listening: None,
-        }
-    }
-}
-
-impl Subsystem {
-    /// What an answer has: data, status, result.
-    pub(super) fn answer(&mut self, sqe: &Sqe) -> (Vec<u8>, StatusField, u64) {
-        let good = StatusField::default();
-        if let Some((_, status)) = self.fails.filter(|(opcode, _)| *opcode == sqe.opcode) {
-            return (Vec::new(), status, 0);
-        }
-        match (AdminOpcode(sqe.opcode), sqe.nsid.get(), sqe.cdw11.get()) {
-            // Connect; Property Get of CAP, VS and CSTS; Property Set.
-            (AdminOpcode::FABRICS, 1, _) => (Vec::new(), good, self.connect_result),
-            (AdminOpcode::FABRICS, 4, 0) => (Vec::new(), good, 1 << 43 | 1 << 37 | 4 << 24 | 127),
-            (AdminOpcode::FABRICS, 4, 8) => (Vec::new(), good, 0x1_0300),
-            (AdminOpcode::FABRICS, 4, _) if self.unready > 0 => {
-                self.unready -= 1;
-                (Vec::new(), good, 0)
-            }
-            (AdminOpcode::FABRICS, 4, _) => (Vec::new(), good, self.csts.into()),
-            (AdminOpcode::IDENTIFY, nsid, _) => (self.identify(sqe.cdw10.get(), nsid), good, 0),
-            (AdminOpcode::GET_LOG_PAGE, ..) => {
-                let from = sqe.cdw12.get() as usize;
-                let len = ((sqe.cdw10.get() >> 16) as usize + 1) * 4;
-                let mut page = self.log.get(from..).unwrap_or_default().to_vec();
-                page.resize(len, 0);
-                (page, good, 0)
-            }
-            _ => (Vec::new(), good, 0),
-        }
-    }
-
-    fn identify(&self, cns: u32, nsid: u32) -> Vec<u8> {
-        match Cns(cns as u8) {
-            Cns::CONTROLLER => {
-                let mut told = IdentifyController::new_zeroed();
-                told.mn = [b' '; 40];
-                told.mn[..5].copy_from_slice(b"MODEL");
-                (told.mdts, told.vwc) = (5, VWC_PRESENT);
-                told.oncs = (ONCS_WRITE_ZEROES | ONCS_DATASET_MANAGEMENT).into();
-                told.oaes = self.oaes.into();
-                told.crdt = self.crdt.map(Into::into);
-                told.cmic = if self.ana_group > 0 { CMIC_ANA } else { 0 };
-                (told.nanagrpid, told.anatt) = (1.into(), ANATT_S);
-                told.ioccsz = ((64 + 8192) / 16).into();
-                told.as_bytes().to_vec()
-            }
-            Cns::ACTIVE_NAMESPACE_LIST => {
-                let mut list = vec![0; 4096];
-                (list[0], list[4], list[8]) = (1, 3, 9);
-                list
-            }
-            Cns::NAMESPACE if nsid == 1 || nsid == 9 => {
-                let mut told = IdentifyNamespace::new_zeroed();
-                (told.nsze, told.nsfeat, told.npwg) = (self.blocks.into(), NSFEAT_OPTPERF, 3.into());
-                told.dlfeat = DLFEAT_ZEROES | DLFEAT_WRITE_ZEROES_DEALLOCATES;
-                (told.lbaf[0].lbads, told.lbaf[0].ms) = (self.lbads, self.metadata.into());
-                told.nguid = [0xab; 16];
-                told.anagrpid = self.ana_group.into();
-                told.as_bytes().to_vec()
-            }
-            Cns::NAMESPACE_IDENTIFICATION_DESCRIPTORS => {
-                let mut list = vec![0; 4096];
-                list[..4].copy_from_slice(&[1, 8, 0, 0]);
-                list[12..16].copy_from_slice(&[3, 16, 0, 0]);
-                list[16..32].copy_from_slice(&[self.uuid; 16]);
-                list
-            }
-            _ => vec![0; 4096],
-        }
-    }
-}
-
 /// Runs an admin queue against a controller until nothing more is asked; all opcodes that were.
 pub(super) fn bring_up(driver: &mut Driver<AdminSession>, line: Line, subsystem: &mut Subsystem) -> Vec<u8> {
     let mut opcodes = Vec::new();
@@ -436,10 +278,6 @@ pub(super) fn bring_up(driver: &mut Driver<AdminSession>, line: Line, subsystem:
 pub(super) fn at_every_split(trace: impl Fn(usize)) {
     (1..=DATA_LEN + 8).for_each(&trace);
     trace(usize::MAX);
-}
-
-pub(super) fn pattern(len: usize) -> Vec<u8> {
-    (0..len).map(|n| (n * 7 + n / 251) as u8).collect()
 }
 
 /// What the session says last about what the controller did wrong.

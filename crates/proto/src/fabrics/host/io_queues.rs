@@ -1,18 +1,18 @@
 //! The I/O queues of one controller that a session has: they read and write one namespace.
 //!
 //! ```text
-//!   submit ──in turn──▶ Lane: I/O queue 1 ──▶ its connection
-//!                  └──▶ Lane: I/O queue 2 ──▶ its connection      dialled once the first is connected
+//!   submit ──in turn──▶ HostQueue: I/O queue 1 ──▶ its connection
+//!                  └──▶ HostQueue: I/O queue 2 ──▶ its connection      connected once the first is
 //! ```
 //! All belong to the association of one admin queue, so that a flush on any of them is for what all have completed. A
 //! queue that cannot be had is done without, but for the first; the loss of one that was there ends the session.
 
-use super::lane::{Ending, Lane};
-use super::{ControllerInfo, Digests, Names, NamespaceInfo, Refused};
+use super::io_queue::HostQueue;
+use super::transport::HostTransport;
+use super::{ControllerInfo, Names, NamespaceInfo, Refused};
 use crate::nvme::auth::Credentials;
-use crate::outbox::Outbox;
-use crate::session::{Demand, Initiator, PathRank, ProtocolError, StreamSession, Timed};
-use blockmux_volume::{Chunk, Completion, Io, IoError, Pool};
+use crate::session::{Initiator, PathRank, ProtocolError, Timed};
+use blockmux_volume::{Completion, Io, IoError, Pool};
 use std::collections::VecDeque;
 use std::time::Instant;
 
@@ -31,19 +31,17 @@ pub struct QueueConfig {
     pub queues: u16,
     /// Entries to ask for, 2 to 1,024 for each; the controller may take less.
     pub entries: u16,
-    /// What to ask for.
-    pub digests: Digests,
 }
 
-/// I/O queues of one controller, from the first byte of the first on. Each is a lane of the session.
-pub struct QueueSession {
+/// I/O queues of one controller, from the begin of the first one's connection on.
+pub struct HostQueues<T: HostTransport> {
     config: QueueConfig,
+    options: T::Options,
     pool: Pool,
-    /// Lane 0.
-    first: Lane,
+    first: HostQueue<T>,
     /// Those behind it, in order.
-    further: Vec<Lane>,
-    /// Whose bytes, outbox and deadlines are meant.
+    further: Vec<HostQueue<T>>,
+    /// Whose connection the calls of the driver are about.
     selected: usize,
     /// Whose turn it is.
     next: usize,
@@ -55,14 +53,15 @@ pub struct QueueSession {
     now: Instant,
 }
 
-impl QueueSession {
+impl<T: HostTransport> HostQueues<T> {
     /// A session on a fresh connection. Reads without a buffer take memory from `pool` where nothing can be lent.
     #[must_use]
-    pub fn new(config: QueueConfig, pool: Pool, now: Instant) -> QueueSession {
-        let mut first = Lane::new(&config, 1, pool.clone(), now);
+    pub fn new(config: QueueConfig, options: T::Options, pool: Pool, now: Instant) -> HostQueues<T> {
+        let mut first = HostQueue::new(&config, options, 1, pool.clone(), now);
         first.begin(now);
-        QueueSession {
+        HostQueues {
             config,
+            options,
             pool,
             first,
             further: Vec::new(),
@@ -78,9 +77,9 @@ impl QueueSession {
 
     /// There are other paths to the namespace: what this one cannot do now is for them ([`Initiator::poll_misplaced`]).
     #[must_use]
-    pub fn with_other_paths(mut self) -> QueueSession {
+    pub fn with_other_paths(mut self) -> HostQueues<T> {
         self.has_other_paths = true;
-        self.lanes_mut().for_each(|lane| lane.queue.set_other_paths());
+        self.queues_mut().for_each(|queue| queue.queue.set_other_paths());
         self
     }
 
@@ -93,43 +92,43 @@ impl QueueSession {
     /// Whether the session has come to its end.
     #[must_use]
     pub fn is_over(&self) -> bool {
-        self.lanes().all(|lane| lane.ending == Ending::Over)
+        self.queues().all(HostQueue::is_over)
     }
 
-    /// The lane that is selected.
+    /// The queue that is selected.
     #[inline]
-    fn lane(&self) -> &Lane {
+    pub(crate) fn selected(&self) -> &HostQueue<T> {
         self.at(self.selected).unwrap_or(&self.first)
     }
 
     #[inline]
-    fn lane_mut(&mut self) -> &mut Lane {
+    pub(crate) fn selected_mut(&mut self) -> &mut HostQueue<T> {
         match self.selected.checked_sub(1).and_then(|at| self.further.get_mut(at)) {
-            Some(lane) => lane,
+            Some(queue) => queue,
             None => &mut self.first,
         }
     }
 
     #[inline]
-    fn at(&self, lane: usize) -> Option<&Lane> {
-        lane.checked_sub(1).map_or(Some(&self.first), |at| self.further.get(at))
+    fn at(&self, queue: usize) -> Option<&HostQueue<T>> {
+        queue.checked_sub(1).map_or(Some(&self.first), |at| self.further.get(at))
     }
 
     #[inline]
-    fn at_mut(&mut self, lane: usize) -> Option<&mut Lane> {
-        match lane.checked_sub(1) {
+    fn at_mut(&mut self, queue: usize) -> Option<&mut HostQueue<T>> {
+        match queue.checked_sub(1) {
             None => Some(&mut self.first),
             Some(at) => self.further.get_mut(at),
         }
     }
 
     #[inline]
-    fn lanes(&self) -> impl Iterator<Item = &Lane> {
+    fn queues(&self) -> impl Iterator<Item = &HostQueue<T>> {
         std::iter::once(&self.first).chain(&self.further)
     }
 
     #[inline]
-    fn lanes_mut(&mut self) -> impl Iterator<Item = &mut Lane> {
+    fn queues_mut(&mut self) -> impl Iterator<Item = &mut HostQueue<T>> {
         std::iter::once(&mut self.first).chain(&mut self.further)
     }
 
@@ -138,14 +137,14 @@ impl QueueSession {
         self.further.len().saturating_add(1)
     }
 
-    /// The lane whose turn it is, of those that take something.
+    /// The queue whose turn it is, of those that take something.
     #[inline]
-    fn lane_in_turn(&mut self) -> Option<&mut Lane> {
+    fn queue_in_turn(&mut self) -> Option<&mut HostQueue<T>> {
         let count = self.count();
         for _ in 0..count {
             let at = self.next;
             self.next = if at.saturating_add(1) >= count { 0 } else { at.saturating_add(1) };
-            if self.at(at).is_some_and(|lane| lane.is_usable() && lane.queue.room() > 0) {
+            if self.at(at).is_some_and(|queue| queue.is_usable() && queue.queue.room() > 0) {
                 return self.at_mut(at);
             }
         }
@@ -153,44 +152,18 @@ impl QueueSession {
     }
 }
 
-impl Timed for QueueSession {
+impl<T: HostTransport> Timed for HostQueues<T> {
     fn poll_timeout(&self) -> Option<Instant> {
-        self.lane().poll_timeout()
+        self.selected().poll_timeout()
     }
 
     fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
         self.now = now;
-        self.lane_mut().on_timeout(now)
+        self.selected_mut().on_timeout(now)
     }
 }
 
-impl StreamSession for QueueSession {
-    #[inline]
-    fn demand(&self) -> Demand {
-        self.lane().demand()
-    }
-
-    #[inline]
-    fn on_bytes(&mut self, input: &Chunk) -> Result<usize, ProtocolError> {
-        self.lane_mut().on_bytes(input)
-    }
-
-    #[inline]
-    fn on_placed(&mut self) -> Result<(), ProtocolError> {
-        self.lane_mut().on_placed()
-    }
-
-    fn on_end(&mut self) -> Result<(), ProtocolError> {
-        self.lane_mut().on_end()
-    }
-
-    #[inline]
-    fn outbox(&mut self) -> &mut Outbox {
-        &mut self.lane_mut().outbox
-    }
-}
-
-impl Initiator for QueueSession {
+impl<T: HostTransport> Initiator for HostQueues<T> {
     #[inline]
     fn is_ready(&self) -> bool {
         self.first.queue.is_connected()
@@ -198,16 +171,16 @@ impl Initiator for QueueSession {
 
     #[inline]
     fn room(&self) -> usize {
-        let usable = self.lanes().filter(|lane| lane.is_usable());
-        usable.map(|lane| lane.queue.room()).fold(0, usize::saturating_add)
+        let usable = self.queues().filter(|queue| queue.is_usable());
+        usable.map(|queue| queue.queue.room()).fold(0, usize::saturating_add)
     }
 
     #[inline]
     fn submit(&mut self, io: Io) {
         let age = self.next_age;
         self.next_age = age.wrapping_add(1);
-        match self.lane_in_turn() {
-            Some(lane) => lane.submit(io, age),
+        match self.queue_in_turn() {
+            Some(queue) => queue.submit(io, age),
             None => {
                 let error = if self.is_stopping { IoError::ShuttingDown } else { IoError::PathLost };
                 self.failed.push_back(Completion { tag: io.tag, result: Err(error) });
@@ -217,34 +190,34 @@ impl Initiator for QueueSession {
 
     #[inline]
     fn poll_done(&mut self) -> Option<Completion> {
-        let done = self.lanes_mut().find_map(|lane| lane.queue.poll_done());
+        let done = self.queues_mut().find_map(|queue| queue.queue.poll_done());
         done.or_else(|| self.failed.pop_front())
     }
 
     fn resize(&mut self, size: u64) {
         let shift = self.config.namespace.block_len.trailing_zeros();
         self.config.namespace.blocks = size.wrapping_shr(shift);
-        self.lanes_mut().for_each(|lane| lane.queue.resize(size));
+        self.queues_mut().for_each(|queue| queue.queue.resize(size));
     }
 
-    /// The first lane to find out that the path is none speaks for all.
+    /// The first queue to find out that the path is none speaks for all.
     #[inline]
     fn path_rank(&self) -> PathRank {
-        self.lanes().map(|lane| lane.queue.path_rank()).max().unwrap_or(PathRank::Best)
+        self.queues().map(|queue| queue.queue.path_rank()).max().unwrap_or(PathRank::Best)
     }
 
     fn set_path_rank(&mut self, rank: PathRank) {
-        self.lanes_mut().for_each(|lane| lane.queue.set_path_rank(rank));
+        self.queues_mut().for_each(|queue| queue.queue.set_path_rank(rank));
     }
 
     #[inline]
     fn poll_misplaced(&mut self) -> Option<Io> {
-        self.lanes_mut().find_map(|lane| lane.queue.poll_misplaced())
+        self.queues_mut().find_map(|queue| queue.queue.poll_misplaced())
     }
 
     #[inline]
-    fn select(&mut self, lane: usize) {
-        self.selected = lane;
+    fn select(&mut self, queue: usize) {
+        self.selected = queue;
     }
 
     #[inline]
@@ -256,46 +229,45 @@ impl Initiator for QueueSession {
         let at = self.count();
         // There are no more of them than fit a queue's number.
         let qid = (at as u16).saturating_add(1);
-        let mut lane = Lane::new(&self.config, qid, self.pool.clone(), self.now);
-        lane.queue.set_path_rank(self.path_rank());
+        let mut queue = HostQueue::new(&self.config, self.options, qid, self.pool.clone(), self.now);
+        queue.queue.set_path_rank(self.path_rank());
         if self.has_other_paths {
-            lane.queue.set_other_paths();
+            queue.queue.set_other_paths();
         }
-        self.further.push(lane);
+        self.further.push(queue);
         Some((at, self.now))
     }
 
-    fn on_connected(&mut self, lane: usize, now: Instant) {
-        if let Some(lane) = self.at_mut(lane) {
-            lane.begin(now);
+    fn on_connected(&mut self, queue: usize, now: Instant) {
+        if let Some(queue) = self.at_mut(queue) {
+            queue.begin(now);
         }
     }
 
-    fn on_lost(&mut self, lane: usize, _now: Instant) -> bool {
-        let Some(lost) = self.at_mut(lane) else { return true };
+    fn on_lost(&mut self, queue: usize, _now: Instant) -> bool {
+        let Some(lost) = self.at_mut(queue) else { return true };
         // One that has ended in order, or that there never was, is not missed.
-        let is_missed = lost.ending != Ending::Over && (lane == 0 || lost.queue.is_connected());
+        let is_missed = !lost.is_over() && (queue == 0 || lost.queue.is_connected());
         if is_missed {
             return false;
         }
-        lost.ending = Ending::Over;
-        lost.outbox.clear();
+        lost.abandon();
         !self.is_over()
     }
 
     fn look(&mut self) -> u32 {
-        self.lanes_mut().map(|lane| lane.queue.look()).max().unwrap_or(0)
+        self.queues_mut().map(|queue| queue.queue.look()).max().unwrap_or(0)
     }
 
     /// What has completed and was not polled yet is not among them.
     fn take_unfinished(&mut self) -> Vec<Io> {
-        let mut all: Vec<(u64, Io)> = self.lanes_mut().flat_map(Lane::take_unfinished).collect();
+        let mut all: Vec<(u64, Io)> = self.queues_mut().flat_map(HostQueue::take_unfinished).collect();
         all.sort_unstable_by_key(|(age, _)| *age);
         all.into_iter().map(|(_, io)| io).collect()
     }
 
     fn on_stop(&mut self) {
         self.is_stopping = true;
-        self.lanes_mut().for_each(Lane::stop);
+        self.queues_mut().for_each(HostQueue::stop);
     }
 }

@@ -1,15 +1,13 @@
 //! How well a path leads to the namespace: what the admin queue learns, and what an I/O queue makes of it.
 
-use super::script::*;
-use crate::nvme_tcp::client::*;
+use super::*;
 use crate::session::{Control, Initiator, PathRank, Timed};
-use crate::testing::Driver;
-use blockmux_volume::{IoError, Op, Pool};
+use blockmux_volume::{IoError, Op};
 use blockmux_wire::nvme::feature::{AEC_ANA_CHANGE, AEC_NAMESPACE_ATTRIBUTE};
 use blockmux_wire::nvme::log::{AnaGroupDescriptor, AnaHeader, AnaState, LogPage};
-use blockmux_wire::nvme::status::{Status, StatusField};
-use std::time::{Duration, Instant};
-use zerocopy::{FromZeros, IntoBytes};
+use blockmux_wire::nvme::status::Status;
+use std::time::Duration;
+use zerocopy::IntoBytes;
 
 fn page(state: AnaState) -> Vec<u8> {
     let header = AnaHeader { nagd: 1.into(), ..AnaHeader::new_zeroed() };
@@ -25,9 +23,9 @@ fn subsystem(state: AnaState, oaes: u32) -> Subsystem {
 fn admin(subsystem: &mut Subsystem, now: Instant) -> Driver<AdminSession> {
     let (names, keep_alive) = (names(), Duration::ZERO);
     let config = AdminConfig { names, credentials: None, queues: 1, ask: Ask::Use(1), keep_alive };
-    let session = AdminSession::new(config, Digests::default(), Pool::new(1 << 20), now);
+    let session = AdminSession::new(config, (), Pool::new(1 << 20), now);
     let mut driver = Driver::of(session, usize::MAX);
-    bring_up(&mut driver, PLAIN, subsystem);
+    bring_up(&mut driver, subsystem);
     driver
 }
 
@@ -43,8 +41,8 @@ fn the_log_page_is_read_before_the_first_io_and_after_each_change() {
         subsystem.log = page(state);
         let event = u64::from(LogPage::ASYMMETRIC_NAMESPACE_ACCESS.0) << 16 | 0x0302;
         let cid = subsystem.listening.take().unwrap();
-        driver.feed(&PLAIN.response(cid, StatusField::default(), event)).unwrap();
-        bring_up(&mut driver, PLAIN, &mut subsystem);
+        driver.session.answer(cid, &[], Some((StatusField::default(), event)));
+        bring_up(&mut driver, &mut subsystem);
         assert_eq!(driver.session.poll_path_rank(), Some(rank));
         assert!(subsystem.listening.is_some());
     }
@@ -60,7 +58,7 @@ fn a_controller_that_tells_nothing_is_asked_from_time_to_time() {
     for _ in 0..2 {
         now = driver.session.poll_timeout().unwrap().max(now) + Duration::from_secs(1);
         driver.session.on_timeout(now).unwrap();
-        bring_up(&mut driver, PLAIN, &mut subsystem);
+        bring_up(&mut driver, &mut subsystem);
     }
     assert_eq!(driver.session.poll_path_rank(), Some(PathRank::Good));
 }
@@ -74,7 +72,7 @@ fn a_page_that_cannot_be_read_does_not_keep_io_from_going() {
     assert_eq!(driver.session.poll_path_rank(), None);
     subsystem.fails = None;
     driver.session.look_at_path();
-    bring_up(&mut driver, PLAIN, &mut subsystem);
+    bring_up(&mut driver, &mut subsystem);
     assert_eq!(driver.session.poll_path_rank(), Some(PathRank::Unusable));
 }
 
@@ -104,7 +102,7 @@ fn a_change_of_state_is_waited_for_as_long_as_the_controller_says_and_no_longer(
                 subsystem.log = page(AnaState::OPTIMIZED);
             }
             result = driver.session.on_timeout(now);
-            bring_up(&mut driver, PLAIN, &mut subsystem);
+            bring_up(&mut driver, &mut subsystem);
         }
         assert_eq!(result.is_ok(), ends);
         let waited = now - start;
@@ -115,13 +113,13 @@ fn a_change_of_state_is_waited_for_as_long_as_the_controller_says_and_no_longer(
 
 /// A host whose write has ended so, with other paths or alone.
 fn with_a_failed_write(status: Status, has_others: bool) -> Client {
-    let mut client = Client::ready(PLAIN);
+    let mut client = Client::ready();
     if has_others {
         client.driver.session = client.driver.session.with_other_paths();
     }
     client.write(7, 4096, &pattern(4096));
     let command = client.command();
-    client.feed(&PLAIN.response(command.cid(), StatusField::new(status), 0)).unwrap();
+    client.complete(command.cid(), StatusField::new(status), 0);
     client
 }
 
@@ -175,12 +173,12 @@ fn what_fails_on_its_way_is_handed_back_and_the_path_is_left_alone_for_a_while()
 
 #[test]
 fn what_no_path_can_do_fails() {
-    let mut client = Client::ready(PLAIN);
+    let mut client = Client::ready();
     client.driver.session = client.driver.session.with_other_paths();
     client.write(7, 4096, &pattern(4096));
     let command = client.command();
     let status = StatusField::final_one(Status::ASYMMETRIC_ACCESS_PERSISTENT_LOSS);
-    client.feed(&PLAIN.response(command.cid(), status, 0)).unwrap();
+    client.complete(command.cid(), status, 0);
     assert_eq!(client.driver.done_error(), IoError::PathLost);
     assert_eq!(client.driver.session.path_rank(), PathRank::Best);
 }

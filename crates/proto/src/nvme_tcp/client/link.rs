@@ -1,12 +1,14 @@
-//! One connection to a controller: what it agreed on, and where in the controller's stream we are.
+//! One connection to a controller: what it agreed on, and where in the controller's stream we are. It is the transport
+//! of one queue.
 
 use super::Digests;
 use super::pdu::{self, Fault, Header};
-use crate::fabrics::host::Commands;
+use crate::fabrics::host::{Commands, HostTransport, Request};
 use crate::outbox::Outbox;
 use crate::session::{Demand, ProtocolError};
 use crate::slots::Key;
 use blockmux_volume::{Chunk, Crc32c, Pool, SgList};
+use blockmux_wire::nvmeof::fabrics::CONNECT_DATA_LEN;
 use blockmux_wire::nvmeof::tcp::{
     COMMON_HEADER_LEN, CommonHeader, DATA_LEN, DGST_DATA, DGST_HEADER, DIGEST_LEN, FatalError, IC_LEN, IcReq,
     IcResp, MAXH2CDATA_MIN, PDA_MAX, PduType, TermReq,
@@ -14,8 +16,9 @@ use blockmux_wire::nvmeof::tcp::{
 use zerocopy::{FromBytes, FromZeros, IntoBytes, transmute_ref};
 
 /// A connection with one queue.
-pub(super) struct Line {
-    pub(super) terms: Terms,
+pub struct HostLink {
+    pub(super) outbox: Outbox,
+    pub(super) terms: LinkTerms,
     pub(super) reading: Reading,
     pub(super) pool: Pool,
     /// ICResp has come.
@@ -26,7 +29,7 @@ pub(super) struct Line {
 
 /// What every PDU depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Terms {
+pub(super) struct LinkTerms {
     pub(super) digests: Digests,
     /// Alignment of data that we send, in bytes.
     pub(super) alignment: usize,
@@ -46,26 +49,7 @@ pub(super) enum Reading {
     Tail { header: Header, key: Key, crc: Crc32c },
 }
 
-impl Line {
-    /// A fresh connection, with ICReq in its outbox.
-    pub(super) fn new(digests: Digests, in_capsule: u32, pool: Pool, outbox: &mut Outbox) -> Line {
-        let dgst = if digests.header { DGST_HEADER } else { 0 } | if digests.data { DGST_DATA } else { 0 };
-        let request = IcReq {
-            common: common(PduType::IC_REQ, IC_LEN),
-            dgst,
-            // No alignment beyond double words, and one R2T of a command at a time.
-            ..IcReq::new_zeroed()
-        };
-        outbox.push_head(request.as_bytes());
-        Line {
-            terms: Terms { digests, alignment: 4, max_h2c_data: MAXH2CDATA_MIN, in_capsule },
-            reading: Reading::Head(DATA_LEN),
-            pool,
-            is_open: false,
-            last_header: [0; DATA_LEN],
-        }
-    }
-
+impl HostLink {
     #[inline]
     pub(super) fn demand(&self) -> Demand {
         match &self.reading {
@@ -75,28 +59,27 @@ impl Line {
         }
     }
 
-    /// Whether the stream may end here.
-    pub(super) fn is_between_pdus(&self) -> bool {
-        self.is_open && matches!(self.reading, Reading::Head(_))
-    }
-
     /// Takes all that can be taken of `input`; returns how many bytes that were.
     #[inline]
     pub(super) fn on_bytes(
         &mut self,
         input: &Chunk,
         commands: &mut impl Commands,
-        outbox: &mut Outbox,
     ) -> Result<usize, ProtocolError> {
         let mut at = 0;
         if !self.is_open {
             match self.open(input.unread()) {
                 Ok(None) => return Ok(0),
                 Ok(Some(len)) => at = len,
-                Err(fault) => return Err(self.terminate(fault, outbox)),
+                Err(fault) => return Err(self.terminate(fault)),
             }
         }
-        self.receive(input, at, commands, outbox).map_err(|fault| self.terminate(fault, outbox))
+        self.receive(input, at, commands).map_err(|fault| self.terminate(fault))
+    }
+
+    /// The memory of [`Demand::Place`] is full.
+    pub(super) fn on_placed(&mut self, commands: &mut impl Commands) -> Result<(), ProtocolError> {
+        self.placed(commands).map_err(|fault| self.terminate(fault))
     }
 
     /// Reads ICResp; how long it is, if it has come.
@@ -154,7 +137,7 @@ impl Line {
 
     /// Tells the controller what it did wrong, as the last thing that is said.
     #[cold]
-    pub(super) fn terminate(&mut self, fault: Fault, outbox: &mut Outbox) -> ProtocolError {
+    pub(super) fn terminate(&mut self, fault: Fault) -> ProtocolError {
         if let Some(fes) = fault.fes {
             let len = DATA_LEN.saturating_add(self.last_header.len());
             let mut request = TermReq {
@@ -164,10 +147,56 @@ impl Line {
                 ..TermReq::new_zeroed()
             };
             request.common.plen = (len as u32).into();
-            outbox.push_head(request.as_bytes());
-            outbox.push_head(&self.last_header);
+            self.outbox.push_head(request.as_bytes());
+            self.outbox.push_head(&self.last_header);
         }
         fault.error()
+    }
+}
+
+impl HostTransport for HostLink {
+    type Options = Digests;
+
+    fn new(digests: Digests, in_capsule: Option<u32>, pool: Pool) -> HostLink {
+        // Connect's data always goes with it (NVMe Base 2.0 §6.3).
+        let in_capsule = in_capsule.map_or(ADMIN_IN_CAPSULE, |len| len.max(CONNECT_DATA_LEN as u32));
+        HostLink {
+            outbox: Outbox::default(),
+            terms: LinkTerms { digests, alignment: 4, max_h2c_data: MAXH2CDATA_MIN, in_capsule },
+            reading: Reading::Head(DATA_LEN),
+            pool,
+            is_open: false,
+            last_header: [0; DATA_LEN],
+        }
+    }
+
+    fn begin(&mut self) {
+        let Digests { header, data } = self.terms.digests;
+        let request = IcReq {
+            common: common(PduType::IC_REQ, IC_LEN),
+            dgst: if header { DGST_HEADER } else { 0 } | if data { DGST_DATA } else { 0 },
+            // No alignment beyond double words, and one R2T of a command at a time.
+            ..IcReq::new_zeroed()
+        };
+        self.outbox.push_head(request.as_bytes());
+    }
+
+    #[inline]
+    fn is_open(&self) -> bool {
+        self.is_open
+    }
+
+    #[inline]
+    fn send(&mut self, request: &Request, commands: &mut impl Commands) {
+        self.send_command(request, commands);
+    }
+
+    fn may_end(&self) -> bool {
+        self.is_open && matches!(self.reading, Reading::Head(_))
+    }
+
+    fn discard(&mut self) {
+        self.outbox.clear();
     }
 }
 
@@ -175,3 +204,6 @@ impl Line {
 pub(super) fn common(kind: PduType, len: usize) -> CommonHeader {
     CommonHeader { pdu_type: kind.0, flags: 0, hlen: len as u8, pdo: 0, plen: (len as u32).into() }
 }
+
+/// Data that every controller takes in a capsule of an admin queue, in bytes (TCP Transport 1.0 §3.3.1).
+const ADMIN_IN_CAPSULE: u32 = 8192;
