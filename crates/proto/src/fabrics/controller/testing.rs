@@ -1,4 +1,5 @@
 //! What tests of controllers begin with: what is served, and commands.
+#![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
 use super::node::{Node, Port};
 use crate::exports::{Export, Exports, VolumeId};
