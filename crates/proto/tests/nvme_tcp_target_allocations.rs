@@ -6,10 +6,10 @@ mod counted_target;
 mod counting;
 
 use blockmux_proto::exports::{Export, Exports, VolumeId};
+use blockmux_proto::fabrics::controller::node::Node;
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme::subsystem::{Namespace, Subsystem};
-use blockmux_proto::nvmeof::node::Node;
-use blockmux_proto::nvmeof::tcp::server::TargetSession;
+use blockmux_proto::nvme_tcp::server::TargetSession;
 use blockmux_proto::session::StreamSession;
 use blockmux_proto::volume_uuid::VolumeUuid;
 use blockmux_volume::{Chunk, Crc32c, MemVolume, Pool};

@@ -4,10 +4,10 @@
 use crate::choices::Choices;
 use crate::target_side::{Judge, Run, Sent};
 use blockmux_proto::exports::{Export, Exports, VolumeId};
+use blockmux_proto::fabrics::controller::node::{Node, Port};
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme::subsystem::{Namespace, Subsystem};
-use blockmux_proto::nvmeof::node::{Node, Port};
-use blockmux_proto::nvmeof::tcp::server::TargetSession;
+use blockmux_proto::nvme_tcp::server::TargetSession;
 use blockmux_proto::session::StreamSession;
 use blockmux_proto::volume_uuid::VolumeUuid;
 use blockmux_volume::{Chunk, MemVolume, Pool};

@@ -17,7 +17,7 @@ use crate::protocol::{AOE, ISCSI, ISER, NBD, NVME_TCP, PROTOCOLS, Protocol, Sett
 use blockmux_engine::congestion::Congestion;
 use blockmux_engine::state::check_directory;
 use blockmux_proto::exports::Exports;
-use blockmux_proto::nvmeof::node::MAX_IN_CAPSULE;
+use blockmux_proto::fabrics::controller::node::MAX_IN_CAPSULE;
 use blockmux_volume::Spec;
 use std::collections::HashSet;
 use std::num::NonZeroUsize;

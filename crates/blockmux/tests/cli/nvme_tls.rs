@@ -2,8 +2,8 @@
 
 use crate::daemon::Daemon;
 use crate::program::{blockmux, half_empty_file, has, succeed, text};
+use blockmux_proto::nvme::auth::psk::{ConfiguredPsk, TlsPsk};
 use blockmux_proto::nvme::nqn::Nqn;
-use blockmux_proto::nvmeof::psk::{ConfiguredPsk, TlsPsk};
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};

@@ -5,11 +5,11 @@ use super::default_nqn;
 use super::hosts::{HostEntry, HostKeys};
 use super::namespaces::{self, ConfiguredNamespace, MODEL_LEN, NamespaceEntry, SERIAL_LEN, ascii};
 use crate::failure::Failure;
+use blockmux_proto::fabrics::controller::node::{Port, Referral, SecureChannel};
 use blockmux_proto::nvme::ana::{AnaGroup, MAX_ANA_GROUPS};
+use blockmux_proto::nvme::auth::HostSecrets;
+use blockmux_proto::nvme::auth::psk::ConfiguredPsk;
 use blockmux_proto::nvme::nqn::Nqn;
-use blockmux_proto::nvmeof::auth::HostSecrets;
-use blockmux_proto::nvmeof::node::{Port, Referral, SecureChannel};
-use blockmux_proto::nvmeof::psk::ConfiguredPsk;
 use blockmux_wire::nvme::log::AnaState;
 use blockmux_wire::nvmeof::fabrics::DISCOVERY_NQN;
 use blockmux_wire::nvmeof::tcp::NVME_DISCOVERY_PORT;
@@ -372,7 +372,7 @@ fn written(listeners: &[SocketAddr]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use blockmux_proto::nvmeof::auth::{DhGroup, Hash};
+    use blockmux_proto::nvme::auth::{DhGroup, Hash};
 
     fn prepare(text: &str) -> Result<ConfiguredSubsystem, String> {
         let entry: SubsystemEntry = toml::from_str(text).map_err(|error| error.message().to_owned())?;

@@ -21,11 +21,11 @@ use blockmux_engine::nvme_tcp;
 use blockmux_engine::socket::Address;
 use blockmux_engine::sys::random_bytes;
 use blockmux_lab::ceiling::{MessageShape, Transport};
+use blockmux_proto::fabrics::controller::node::{Node, Port};
+use blockmux_proto::fabrics::keyring::Keyring;
+use blockmux_proto::fabrics::url::Url;
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme::subsystem::{unique_discovery_nqn, well_known_discovery_nqn};
-use blockmux_proto::nvmeof::keyring::Keyring;
-use blockmux_proto::nvmeof::node::{Node, Port};
-use blockmux_proto::nvmeof::url::Url;
 use blockmux_proto::volume_uuid::VolumeUuid;
 use hosts::LiveHosts;
 use live::{LiveSubsystems, Volumes};
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn a_host_s_key_of_tls_is_for_its_subsystem_and_for_discovery_by_both_names() {
-        use blockmux_proto::nvmeof::psk::ConfiguredPsk;
+        use blockmux_proto::nvme::auth::psk::ConfiguredPsk;
         const KEY: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
         let host = Nqn::new("nqn.h").unwrap();
         let mut subsystem = ConfiguredSubsystem::of_volume(&Named::plainly("disk0"));
