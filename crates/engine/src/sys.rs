@@ -298,6 +298,15 @@ pub fn waiting(fd: RawFd) -> usize {
     if result == 0 { usize::try_from(bytes).unwrap_or(0) } else { 0 }
 }
 
+/// How many bytes that were sent by a stream socket its peer has not acknowledged; 0 if that is not known.
+#[must_use]
+pub fn unacknowledged(fd: RawFd) -> usize {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: the kernel writes one integer, which lives during the call.
+    let result = unsafe { libc::ioctl(fd, libc::TIOCOUTQ, &raw mut bytes) };
+    if result == 0 { usize::try_from(bytes).unwrap_or(0) } else { 0 }
+}
+
 /// Bytes that nobody can guess.
 ///
 /// # Errors

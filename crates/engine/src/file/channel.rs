@@ -20,7 +20,8 @@ use super::volume::Disk;
 use crate::reactor::EngineCore;
 use crate::ring::Registration;
 use blockmux_volume::{
-    Channel, Completion, Core, Extent, Io, IoError, Memory, Op, Output, Pool, Seg, SgList, Tag, Waker,
+    Channel, Completion, Core, Extent, Io, IoError, Memory, Op, Output, PeerAccount, Pool, Seg, SgList, Tag,
+    Waker,
 };
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -36,6 +37,8 @@ pub(super) struct FileChannel {
     core: Rc<dyn Core>,
     /// When the timer for waiting requests fires.
     retry_at: Cell<Option<Instant>>,
+    /// How long after it was set.
+    retry_after: Cell<Duration>,
 }
 
 impl FileChannel {
@@ -58,7 +61,13 @@ impl FileChannel {
             waker,
         };
         let (flight, registration) = Flight::launch(engine, own_file, disk.file.clone(), depth, table);
-        FileChannel { flight, _registration: registration, core: core.clone(), retry_at: Cell::new(None) }
+        FileChannel {
+            flight,
+            _registration: registration,
+            core: core.clone(),
+            retry_at: Cell::new(None),
+            retry_after: Cell::new(RETRY_AFTER),
+        }
     }
 }
 
@@ -85,16 +94,20 @@ impl Channel for FileChannel {
 }
 
 impl FileChannel {
-    /// Memory may come back to the pool from elsewhere, and nobody tells.
+    /// The pool wakes a peer whose memory may be there, but nobody else, and not those that wait for their own credit.
     fn arm_retry(&self) {
         let table = &self.flight.landing;
         if table.waiting.borrow().is_empty() {
+            self.retry_after.set(RETRY_AFTER);
             return;
         }
         let now = self.core.now();
         if self.retry_at.get().is_none_or(|when| when <= now) {
-            self.retry_at.set(Some(now + RETRY_AFTER));
-            self.core.wake_at(now + RETRY_AFTER, &table.waker);
+            let pause = self.retry_after.get();
+            let is_woken = self.core.pool().account().is_some();
+            self.retry_after.set(if is_woken { (pause * 2).min(LONGEST_RETRY) } else { pause });
+            self.retry_at.set(Some(now + pause));
+            self.core.wake_at(now + pause, &table.waker);
         }
     }
 }
@@ -247,12 +260,13 @@ impl Table {
         let mut slots = self.slots.borrow_mut();
         let Some(pending) = &mut slots[token as usize] else { return Start::Started };
         if let Some(wanted) = pending.memory_wanted() {
-            let Some(memory) = pool.take_payload(wanted) else {
-                if pool.could_hold(wanted) {
+            let Some(memory) = pool.take_payload_or_wait(wanted) else {
+                let is_left = pool.account().is_some_and(PeerAccount::is_closed);
+                if pool.could_hold(wanted) && !is_left {
                     return Start::Waits;
                 }
                 drop(slots);
-                self.finish(token, Err(IoError::NoMemory));
+                self.finish(token, Err(if is_left { IoError::Aborted } else { IoError::NoMemory }));
                 return Start::Started;
             };
             let seg = memory.seg(0, wanted);
@@ -283,6 +297,8 @@ impl Table {
             durable,
             // A durable write through the page cache waits for the device, and this thread must not.
             in_background: pending.retries > 0 || durable && self.disk.direct.is_none(),
+            // The kernel copies from the page cache on this thread, and others wait meanwhile.
+            most_bytes: if pending.op == Op::Read && self.disk.direct.is_none() { MAX_COPY } else { 0 },
         };
         let way = if pending.op == Op::Read { Way::Read } else { Way::Write };
         match pending.step {
@@ -490,8 +506,13 @@ fn needs_sync(op: Op) -> bool {
     }
 }
 
+/// Copied from the page cache in a tenth of a millisecond or so.
+const MAX_COPY: usize = 1 << 20;
 /// A hint need not fill the page cache.
 const MAX_PREFETCH: u64 = 32 << 20;
 /// Interrupted or told to try again, the kernel's own thread gets it done; this ends what never does.
 const MAX_RETRIES: u32 = 100;
+/// When a request that waits for memory is tried again; the pause doubles each time.
 const RETRY_AFTER: Duration = Duration::from_micros(200);
+/// Thousands may wait, and together they must not take a CPU.
+const LONGEST_RETRY: Duration = Duration::from_millis(100);
