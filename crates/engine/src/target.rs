@@ -528,17 +528,18 @@ mod tests {
     const DISCONNECT: u8 = 2;
 
     #[test]
-    fn who_keeps_buffers_that_others_need_is_cut_off_after_a_minute() {
+    fn who_keeps_buffers_is_cut_off_when_others_wait_for_them_and_after_a_minute_if_they_are_short() {
         let setting = Setting::new();
         let mut writers = [0; 2].map(|_| setting.client(WRITE, 4, &[7; 4000]));
         let mut reader = setting.client(READ, 1, b"");
         let mut idle = setting.client(READ, 0, b"");
         assert!(setting.target.pool().is_short());
-        setting.pass(PATIENCE / 2);
-        // To send a little now and then is not enough, nor is it to take a little.
-        writers.iter_mut().for_each(|writer| writer.send(&[7; 4000]));
-        assert!(!writers.iter_mut().chain([&mut reader, &mut idle]).any(Peer::is_cut_off));
-        // The second writer gets memory when the first one is gone, and then has its own minute.
+        setting.pass(Duration::from_secs(5));
+        // The second writer waited for what the first one kept, and nobody waits for what it has now.
+        assert_eq!(writers.each_mut().map(Peer::is_cut_off), [true, false]);
+        assert!(![&mut reader, &mut idle].into_iter().any(Peer::is_cut_off));
+        // To send a little now and then is not enough.
+        writers[1].send(&[7; 4000]);
         setting.pass(PATIENCE * 2);
         assert!(writers.iter_mut().all(Peer::is_cut_off));
         assert!(!idle.is_cut_off(), "it keeps nothing");

@@ -265,7 +265,8 @@ impl Inner {
         if after <= account.credit_bytes() {
             return Admission::Granted;
         }
-        if free > most - most / 4 && !self.waits_for_less_than(size) {
+        let plenty = if size > LONG_PAYLOAD { most / 8 } else { most / 4 };
+        if free > most - plenty && !self.waits_for_less_than(size) {
             return Admission::Granted;
         }
         if held > 0 && after > SHORT_PAYLOAD {
@@ -462,7 +463,7 @@ mod tests {
     #[test]
     fn what_a_new_peer_moves_is_what_it_may_hold_when_buffers_are_short() {
         let pool = Pool::new(64 << 20);
-        let _others = take_all(&pool.for_peer(), 4 << 20);
+        let _others: Vec<_> = (0..4).map(|_| pool.take_payload(4 << 20).unwrap()).collect();
         let new = pool.for_peer();
         let mut held = take_all(&new, 64 << 10);
         assert_eq!(new.account().unwrap().held_bytes(), SHORT_PAYLOAD);
@@ -509,6 +510,7 @@ mod tests {
         let pool = Pool::new(64 << 20);
         let peers: Vec<_> = (0..4).map(|_| pool.for_peer()).collect();
         let lens = [1 << 20, 8 << 20, 2 << 20, 4 << 20];
+        peers.iter().for_each(|peer| peer.account().unwrap().set_moved(8 << 20));
         let held: Vec<_> =
             peers.iter().zip(lens).map(|(peer, len)| peer.take_payload(len).unwrap()).collect();
         let evicted = || {

@@ -27,7 +27,7 @@ use crate::protocol::{ISCSI, Live, NVME_TCP, Protocol, Service, Settings, Starte
 use crate::signals;
 use announce::Announcement;
 use blockmux_engine::cores::{Cores, CoresConfig};
-use blockmux_engine::listener::{ListenerTask, Serve};
+use blockmux_engine::listener::{ConnectionLimit, ListenerTask, Serve};
 use blockmux_engine::socket::{Address, Listener};
 use blockmux_proto::exports::Exports;
 use blockmux_volume::MAX_TRANSFER;
@@ -135,9 +135,18 @@ pub(crate) fn run(args: Args) -> Result<ExitCode, Failure> {
     let exports = setup.open()?;
     let announcement = Announcement::new(&exports, &addresses, &setup.settings).with_disks(&setup.aoe);
     allow_files();
-    let parts = Parts::new(setup.max_connections, &addresses);
-    let limit = parts.limit().clone();
-    let (cores, lives) = start(&setup, listeners, &exports, &parts)?;
+    let buffers = buffers_of_each(setup.cores, memory_bytes());
+    let kept_space = (setup.cores * buffers + SPACE_BESIDE_BUFFERS) as u64;
+    let limit = ConnectionLimit::new(setup.max_connections).keeping_space(kept_space);
+    let parts = Parts::new(limit.clone(), &addresses);
+    let (cores, lives) = start(&setup, buffers, listeners, &exports, &parts)?;
+    if let Some(left) = limit.lacks_space() {
+        let (left, kept) = (left >> 20, kept_space >> 20);
+        return Err(Failure::request(format!(
+            "the limit of address space (RLIMIT_AS) leaves {left} MiB, and serving takes {kept} MiB; raise the limit or \
+             use fewer --cores"
+        )));
+    }
     alive::watch(&cores, &sender);
     let sizes = sizes::watch(&setup, &exports)?;
     let desk = Desk {
@@ -196,6 +205,7 @@ fn allow_files() {
 
 fn start(
     setup: &Setup,
+    pool_limit_bytes: usize,
     listeners: Vec<(&'static Protocol, Listener)>,
     exports: &Exports,
     parts: &Parts,
@@ -203,7 +213,7 @@ fn start(
     let config = CoresConfig {
         count: setup.cores,
         policy: setup.poll.into(),
-        pool_limit_bytes: buffers_of_each(setup.cores, memory_bytes()),
+        pool_limit_bytes,
         ..CoresConfig::default()
     };
     let cores = Cores::start(&config).map_err(|error| {
@@ -278,6 +288,8 @@ const BUFFERS_SHARE: u64 = 4;
 const LEAST_BUFFERS: usize = 4 * MAX_TRANSFER as usize;
 /// Where that would be more than half of the memory, longer requests are refused before less than this is used.
 const FEWEST_BUFFERS: usize = 16 << 20;
+/// Sessions and their queues, in bytes of address space.
+const SPACE_BESIDE_BUFFERS: usize = 32 << 20;
 /// How long clients have for what is in flight, and for taking the answers. One that stopped reading without a word, as
 /// behind a cable that was pulled, would else keep the daemon from ending; service managers wait for 90 s by default.
 const GRACE: Duration = Duration::from_secs(10);

@@ -293,12 +293,13 @@ impl Table {
     fn push(&self, flight: &Flight<Table>, token: u32, pending: &mut Pending) {
         let (at, left) = (pending.offset + pending.moved, pending.len - pending.moved);
         let durable = matches!(pending.op, Op::Write { fua: true });
+        let is_long_copy = pending.op == Op::Read && pending.len > LONG_COPY && self.disk.direct.is_none();
         let manner = Manner {
             durable,
             // A durable write through the page cache waits for the device, and this thread must not.
             in_background: pending.retries > 0 || durable && self.disk.direct.is_none(),
             // The kernel copies from the page cache on this thread, and others wait meanwhile.
-            most_bytes: if pending.op == Op::Read && self.disk.direct.is_none() { MAX_COPY } else { 0 },
+            most_bytes: if is_long_copy { LONG_COPY_PIECE } else { 0 },
         };
         let way = if pending.op == Op::Read { Way::Read } else { Way::Write };
         match pending.step {
@@ -506,8 +507,10 @@ fn needs_sync(op: Op) -> bool {
     }
 }
 
-/// Copied from the page cache in a tenth of a millisecond or so.
-const MAX_COPY: usize = 1 << 20;
+/// A read of more bytes than this from the page cache goes in pieces.
+const LONG_COPY: u64 = 1 << 20;
+/// Copied in a tenth of a millisecond or so.
+const LONG_COPY_PIECE: usize = 256 << 10;
 /// A hint need not fill the page cache.
 const MAX_PREFETCH: u64 = 32 << 20;
 /// Interrupted or told to try again, the kernel's own thread gets it done; this ends what never does.
