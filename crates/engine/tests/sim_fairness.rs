@@ -156,14 +156,13 @@ impl Client {
     }
 
     fn is_cut_off(&mut self) -> bool {
-        let ended = loop {
+        loop {
             match self.stream.receive(&mut self.chunk, usize::MAX) {
                 Ok(0) => break true,
                 Ok(len) => self.chunk.take(len),
                 Err(error) => break error.kind() != io::ErrorKind::WouldBlock,
             }
-        };
-        ended
+        }
     }
 }
 

@@ -59,11 +59,6 @@ impl Parts {
         Parts { limit, parts }
     }
 
-    /// The bound on all of them.
-    pub(super) fn limit(&self) -> &ConnectionLimit {
-        &self.limit
-    }
-
     /// What the listeners of one of them ask.
     pub(super) fn limit_of(&self, protocol: &Protocol) -> ConnectionLimit {
         let part = self.parts.iter().find(|(name, _)| *name == protocol.name);

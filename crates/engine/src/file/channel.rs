@@ -16,6 +16,7 @@ use super::bounce::{MAX_BOUNCE, for_each_piece};
 use super::errno::io_error;
 use super::extents::extents;
 use super::kernel::{Flight, Landing, Manner, Way};
+use super::retry::Retry;
 use super::volume::Disk;
 use crate::reactor::EngineCore;
 use crate::ring::Registration;
@@ -23,22 +24,18 @@ use blockmux_volume::{
     Channel, Completion, Core, Extent, Io, IoError, Memory, Op, Output, PeerAccount, Pool, Seg, SgList, Tag,
     Waker,
 };
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 pub(super) struct FileChannel {
     flight: Rc<Flight<Table>>,
     /// Dropping it abandons what is in flight.
     _registration: Rc<Registration>,
     core: Rc<dyn Core>,
-    /// When the timer for waiting requests fires.
-    retry_at: Cell<Option<Instant>>,
-    /// How long after it was set.
-    retry_after: Cell<Duration>,
+    retry: Retry,
 }
 
 impl FileChannel {
@@ -61,13 +58,7 @@ impl FileChannel {
             waker,
         };
         let (flight, registration) = Flight::launch(engine, own_file, disk.file.clone(), depth, table);
-        FileChannel {
-            flight,
-            _registration: registration,
-            core: core.clone(),
-            retry_at: Cell::new(None),
-            retry_after: Cell::new(RETRY_AFTER),
-        }
+        FileChannel { flight, _registration: registration, core: core.clone(), retry: Retry::new(core) }
     }
 }
 
@@ -94,21 +85,9 @@ impl Channel for FileChannel {
 }
 
 impl FileChannel {
-    /// The pool wakes a peer whose memory may be there, but nobody else, and not those that wait for their own credit.
     fn arm_retry(&self) {
         let table = &self.flight.landing;
-        if table.waiting.borrow().is_empty() {
-            self.retry_after.set(RETRY_AFTER);
-            return;
-        }
-        let now = self.core.now();
-        if self.retry_at.get().is_none_or(|when| when <= now) {
-            let pause = self.retry_after.get();
-            let is_woken = self.core.pool().account().is_some();
-            self.retry_after.set(if is_woken { (pause * 2).min(LONGEST_RETRY) } else { pause });
-            self.retry_at.set(Some(now + pause));
-            self.core.wake_at(now + pause, &table.waker);
-        }
+        self.retry.arm(!table.waiting.borrow().is_empty(), &table.waker);
     }
 }
 
@@ -515,7 +494,3 @@ const LONG_COPY_PIECE: usize = 256 << 10;
 const MAX_PREFETCH: u64 = 32 << 20;
 /// Interrupted or told to try again, the kernel's own thread gets it done; this ends what never does.
 const MAX_RETRIES: u32 = 100;
-/// When a request that waits for memory is tried again; the pause doubles each time.
-const RETRY_AFTER: Duration = Duration::from_micros(200);
-/// Thousands may wait, and together they must not take a CPU.
-const LONGEST_RETRY: Duration = Duration::from_millis(100);
