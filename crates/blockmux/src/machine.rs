@@ -1,16 +1,17 @@
 //! The machine, as far as limits are taken from it.
 
-use rustix::process::{Resource, getrlimit};
+use blockmux_engine::sys::address_space_left;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::path::Path;
 
-/// What of main memory this process may use, in bytes: less than there is in a container, or with a limit of its own.
+/// What of main memory this process may use, in bytes: less than there is in a container; with a limit of its own, what is
+/// left of that.
 pub(crate) fn memory_bytes() -> u64 {
     let system = rustix::system::sysinfo();
     let installed = (system.totalram as u64).saturating_mul(system.mem_unit.into());
     let of_groups = group_limit(Path::new("/sys/fs/cgroup"), &read(Path::new("/proc/self/cgroup")));
-    let of_process = getrlimit(Resource::As).current;
+    let of_process = address_space_left();
     [of_groups, of_process].into_iter().flatten().fold(installed, u64::min)
 }
 

@@ -19,4 +19,7 @@ pub enum Broken {
     /// The keys of a secure connection cannot go on, which is nobody's fault: another connection has others.
     #[error("{0}")]
     Keys(&'static str),
+    /// The peer holds buffers that others need.
+    #[error("peer holds {} KiB of buffers and moves no data while others wait for memory", .0 >> 10)]
+    Evicted(usize),
 }

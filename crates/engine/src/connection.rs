@@ -42,6 +42,8 @@ pub struct Connection<H: Host = EngineCore> {
     /// The peer has closed its side.
     has_ended: bool,
     deadline: Option<Instant>,
+    /// Bytes that the socket has given and taken.
+    transferred_bytes: u64,
     /// How much is received at once, if the core sleeps when it is idle.
     at_once: usize,
 }
@@ -80,6 +82,7 @@ impl<H: Host> Connection<H> {
             ended: Ended::Not,
             has_ended: false,
             deadline: None,
+            transferred_bytes: 0,
             at_once: AT_ONCE_AFTER_SLEEP,
         }
     }
@@ -115,6 +118,18 @@ impl<H: Host> Connection<H> {
     #[must_use]
     pub fn peer(&self) -> &str {
         self.stream.peer()
+    }
+
+    /// How many bytes the peer has sent and acknowledged; asks the system.
+    #[must_use]
+    pub fn moved_bytes(&self) -> u64 {
+        self.transferred_bytes.saturating_sub(self.stream.unacknowledged() as u64)
+    }
+
+    /// How many bytes the socket has given and taken, which costs nothing to know.
+    #[must_use]
+    pub fn transferred_bytes(&self) -> u64 {
+        self.transferred_bytes
     }
 
     /// The socket below.
@@ -156,6 +171,7 @@ impl<H: Host> Connection<H> {
             }
             let len = match wanted {
                 ..=WANTED_BESIDE_PLACES if session.is_mostly_placed() => CHUNK_BESIDE_PLACES,
+                _ if self.pool().is_short() => SHORT_CHUNK,
                 _ => CHUNK,
             };
             let received = match self.secure {
@@ -195,7 +211,10 @@ impl<H: Host> Connection<H> {
                 break;
             }
             match self.send_once(outbox) {
-                Ok(_) => any = true,
+                Ok(sent) => {
+                    any = true;
+                    self.transferred_bytes += sent as u64;
+                }
                 Err(Broken::Socket(error)) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(Broken::Socket(error)) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(broken) => return Err(broken),
@@ -342,6 +361,7 @@ impl<H: Host> Connection<H> {
                 Ok(None)
             }
             Ok(received) => {
+                self.transferred_bytes += received as u64;
                 if received == most {
                     self.at_once = AT_ONCE_AFTER_SLEEP.max(self.stream.waiting() / 2);
                 }
@@ -395,9 +415,12 @@ impl<H: Host> Connection<H> {
         let Some(chunk) = &self.chunk else { return };
         if chunk.is_idle() {
             self.chunk = None;
-        } else if chunk.capacity() == CHUNK
-            && chunk.unread().len() <= SMALL_CHUNK / 2
-            && let Some(memory) = self.pool().take(SMALL_CHUNK)
+            return;
+        }
+        let fits = chunk.unread().len().next_power_of_two().max(SMALL_CHUNK);
+        if fits <= SHORT_CHUNK
+            && fits < chunk.capacity() / 2
+            && let Some(memory) = self.pool().take(fits)
         {
             let mut small = Chunk::new(memory);
             small.extend(chunk.unread());
@@ -435,5 +458,7 @@ const CHUNK_BESIDE_PLACES: usize = SMALL_CHUNK;
 /// A session that wants more than this in one piece gets a whole chunk all the same.
 const WANTED_BESIDE_PLACES: usize = CHUNK_BESIDE_PLACES / 2;
 const SMALL_CHUNK: usize = 4096;
+/// A receive buffer where the pool is short: what a peer has sent and the session does not take stays in it.
+const SHORT_CHUNK: usize = 16 << 10;
 /// Others get their turn after so many gathering calls.
 const SENDS_PER_TURN: usize = 16;

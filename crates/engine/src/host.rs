@@ -130,6 +130,11 @@ pub trait ByteStream: Sized {
         Err(io::ErrorKind::Unsupported.into())
     }
 
+    /// How many bytes that were sent the peer has not acknowledged, as far as that is known.
+    fn unacknowledged(&self) -> usize {
+        0
+    }
+
     /// Has the task woken once when there is something to receive, the end included.
     fn wake_when_readable(&self, watch: &Self::Watch);
 
@@ -277,6 +282,10 @@ impl ByteStream for Stream {
 
     fn receive_record(&mut self, bytes: &mut [u8]) -> io::Result<(u8, usize)> {
         sys::recv_record(self.as_raw_fd(), bytes)
+    }
+
+    fn unacknowledged(&self) -> usize {
+        sys::unacknowledged(self.as_raw_fd())
     }
 
     fn wake_when_readable(&self, watch: &SocketWatch) {

@@ -31,6 +31,7 @@ pub mod memory;
 pub mod nbd;
 pub mod network;
 pub mod nvme_tcp;
+mod peer_core;
 pub mod reactor;
 pub mod ring;
 pub mod secure;

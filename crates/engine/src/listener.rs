@@ -3,6 +3,7 @@
 use crate::reactor::{EngineCore, Inbox, Progress, Task, WakeOnEvent};
 use crate::ring::Registration;
 use crate::socket::{Listener, Stream};
+use crate::sys;
 use blockmux_proto::iscsi::sessions::MAX_LOGINS;
 use blockmux_volume::{Core, Waker};
 use std::collections::VecDeque;
@@ -27,6 +28,8 @@ pub struct ConnectionLimit {
     /// Those that are over, whose I/O is not.
     left: Arc<AtomicUsize>,
     half_open: HalfOpen,
+    /// Address space that new connections leave to those that are there, in bytes.
+    kept_space_bytes: u64,
 }
 
 /// One connection's share of the limit.
@@ -62,6 +65,7 @@ impl ConnectionLimit {
             part: Arc::default(),
             left: Arc::default(),
             half_open: HalfOpen::default(),
+            kept_space_bytes: 0,
         }
     }
 
@@ -69,6 +73,19 @@ impl ConnectionLimit {
     #[must_use]
     pub fn for_part(&self) -> ConnectionLimit {
         ConnectionLimit { part: Arc::default(), ..self.clone() }
+    }
+
+    /// A bound also on address space, where that has a limit: when less than so many bytes are left, no further connection is
+    /// taken, so that those that are there do not run out of memory.
+    #[must_use]
+    pub fn keeping_space(self, bytes: u64) -> ConnectionLimit {
+        ConnectionLimit { kept_space_bytes: bytes, ..self }
+    }
+
+    /// How much address space is left, if that is less than is to be kept; asks the system.
+    #[must_use]
+    pub fn lacks_space(&self) -> Option<u64> {
+        sys::address_space_left().filter(|left| *left < self.kept_space_bytes)
     }
 
     /// How many of this part are open.
@@ -225,6 +242,11 @@ impl ListenerTask {
     }
 
     fn hand_over(&mut self, stream: Stream) {
+        if let Some(left) = self.limit.lacks_space() {
+            let (peer, left) = (stream.peer(), left >> 20);
+            warn!(peer, "refused: only {left} MiB of address space are left; raise its limit (RLIMIT_AS)");
+            return;
+        }
         let Some(permit) = self.limit.admit(stream.hang_up()) else {
             warn!(peer = stream.peer(), "refused: {} connections are open already", self.limit.most);
             return;

@@ -20,8 +20,9 @@ use tracing::warn;
 #[must_use]
 pub fn serve(exports: Exports) -> Serve {
     Arc::new(move |core, stream, permit| {
-        let session = TargetSession::new(exports.clone(), core.pool().clone(), core.now());
-        TargetTask::spawn(core, stream, session, exports.clone(), permit);
+        let pool = core.pool().for_peer();
+        let session = TargetSession::new(exports.clone(), pool.clone(), core.now());
+        TargetTask::spawn(core, stream, (session, pool), exports.clone(), permit);
     })
 }
 

@@ -38,7 +38,8 @@ pub fn serve(node: &Arc<Node>, port: u16, exports: &Exports, ktls: bool) -> Serv
                 return;
             }
         };
-        let session = TargetSession::new(node.clone(), core.pool().clone(), core.now())
+        let pool = core.pool().for_peer();
+        let session = TargetSession::new(node.clone(), pool.clone(), core.now())
             .admitted(connect, local_ip, hang_up)
             .at_port(port)
             .with_seed(seed)
@@ -48,12 +49,18 @@ pub fn serve(node: &Arc<Node>, port: u16, exports: &Exports, ktls: bool) -> Serv
             });
         let secure = match node.secure_channel() {
             SecureChannel::None => {
-                return TargetTask::spawn(core, stream, session, exports.clone(), permit);
+                return TargetTask::spawn(core, stream, (session, pool), exports.clone(), permit);
             }
             SecureChannel::NotRequired => Secure::if_asked(lookup.clone()),
             SecureChannel::Required => Secure::server(lookup.clone()),
         };
-        TargetTask::spawn_secured(core, (stream, secure.by_kernel(ktls)), session, exports.clone(), permit);
+        TargetTask::spawn_secured(
+            core,
+            (stream, secure.by_kernel(ktls)),
+            (session, pool),
+            exports.clone(),
+            permit,
+        );
     })
 }
 

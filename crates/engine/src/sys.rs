@@ -298,6 +298,31 @@ pub fn waiting(fd: RawFd) -> usize {
     if result == 0 { usize::try_from(bytes).unwrap_or(0) } else { 0 }
 }
 
+/// How many bytes that were sent by a stream socket its peer has not acknowledged; 0 if that is not known.
+#[must_use]
+pub fn unacknowledged(fd: RawFd) -> usize {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: the kernel writes one integer, which lives during the call.
+    let result = unsafe { libc::ioctl(fd, libc::TIOCOUTQ, &raw mut bytes) };
+    if result == 0 { usize::try_from(bytes).unwrap_or(0) } else { 0 }
+}
+
+/// How much address space this process may still map, in bytes; `None` without a limit (RLIMIT_AS).
+#[must_use]
+pub fn address_space_left() -> Option<u64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the kernel writes one structure, which lives during the call.
+    let result = unsafe { libc::getrlimit(libc::RLIMIT_AS, &raw mut limit) };
+    if result != 0 || limit.rlim_cur == libc::RLIM_INFINITY {
+        return None;
+    }
+    // SAFETY: it asks for a number.
+    let page = u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let mapped = statm.split(' ').next().and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0);
+    Some(limit.rlim_cur.saturating_sub(mapped.saturating_mul(page)))
+}
+
 /// Bytes that nobody can guess.
 ///
 /// # Errors

@@ -7,15 +7,19 @@
 //! A session whose connection is over is kept until its I/O has ended, for the volume may still write its memory. It takes
 //! no connection's place all the while, as [`Permit::leave`] and [`blockmux_proto::served::Left`] say.
 
+mod stall;
+
 use crate::channels::Channels;
 use crate::connection::{Broken, Connection, Inflow};
 use crate::host::Host;
 use crate::listener::Permit;
+use crate::peer_core::PeerCore;
 use crate::reactor::{EngineCore, Progress, Task};
 use crate::secure::Secure;
 use blockmux_proto::exports::{Exports, VolumeId};
 use blockmux_proto::session::{Demand, Home, ProtocolError, StreamSession, Target};
-use blockmux_volume::Waker;
+use blockmux_volume::{PeerAccount, Pool, Waker};
+use stall::StallWatch;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 use tracing::{debug, warn};
@@ -26,11 +30,17 @@ pub struct TargetTask<S: StreamSession + Target, H: Host = EngineCore> {
     session: S,
     channels: Channels,
     core: Rc<H>,
+    /// The core's, with the peer's account.
+    pool: Pool,
     waker: Waker,
     /// Outboxes that were taken, in all.
     taken: u64,
     /// The peer keeps buffers.
     kept: Option<Kept>,
+    /// The peer holds payload buffers; when it last moved anything is watched.
+    stall: Option<StallWatch>,
+    /// What the socket had transferred when the peer stalled.
+    stalled_at_bytes: u64,
     /// Why no more is received; the connection ends once nothing is in flight and everything is sent.
     ending: Option<Ending>,
     /// How it ended, once that is known where connections are counted although I/O is in flight.
@@ -80,54 +90,68 @@ enum Ending {
 }
 
 impl<S: StreamSession + Target + 'static, H: Host> TargetTask<S, H> {
-    /// Serves `stream` on `core` with `session`, whose volume ids are places in `exports`.
-    pub fn spawn(core: &Rc<H>, stream: H::Stream, session: S, exports: Exports, permit: Permit) {
+    /// Serves `stream` on `core` with `session`, whose volume ids are places in `exports`. `pool` is the handle of the core's
+    /// pool that the session has: what is taken by it is charged to this peer.
+    pub fn spawn(
+        core: &Rc<H>,
+        stream: H::Stream,
+        (session, pool): (S, Pool),
+        exports: Exports,
+        permit: Permit,
+    ) {
         let arrival = Arrival { stream, unread: Vec::new(), sent: 0, permit };
-        TargetTask::receive(core, arrival, session, exports, None);
+        TargetTask::receive(core, arrival, (session, pool), exports, None);
     }
 
     /// The same over a connection that is secured, or may be.
     pub fn spawn_secured(
         core: &Rc<H>,
         (stream, secure): (H::Stream, Secure),
-        session: S,
+        (session, pool): (S, Pool),
         exports: Exports,
         permit: Permit,
     ) {
         let arrival = Arrival { stream, unread: Vec::new(), sent: 0, permit };
-        TargetTask::start(core, (arrival, Some(secure)), session, exports, None);
+        TargetTask::start(core, (arrival, Some(secure)), (session, pool), exports, None);
     }
 
     /// The same for a connection that may have been on another core, and may go to another.
     pub fn receive(
         core: &Rc<H>,
         arrival: Arrival<H::Stream>,
-        session: S,
+        (session, pool): (S, Pool),
         exports: Exports,
         relocate: Option<Relocate<H>>,
     ) {
-        TargetTask::start(core, (arrival, None), session, exports, relocate);
+        TargetTask::start(core, (arrival, None), (session, pool), exports, relocate);
     }
 
     fn start(
         core: &Rc<H>,
         (arrival, secure): (Arrival<H::Stream>, Option<Secure>),
-        mut session: S,
+        (mut session, pool): (S, Pool),
         exports: Exports,
         relocate: Option<Relocate<H>>,
     ) {
         let Arrival { stream, unread, permit, .. } = arrival;
+        let channels_core = Rc::new(PeerCore { core: core.clone(), pool: pool.clone() });
         core.spawn(|waker| TargetTask {
             connection: Connection::resumed(stream, &unread, core, waker).secured(secure),
             session: {
                 session.on_start(waker);
                 session
             },
-            channels: Channels::new(exports, core.clone(), waker.clone()),
+            channels: {
+                pool.account().into_iter().for_each(|account| account.set_waker(waker));
+                Channels::new(exports, channels_core, waker.clone())
+            },
             core: core.clone(),
+            pool,
             waker: waker.clone(),
             taken: 0,
             kept: None,
+            stall: None,
+            stalled_at_bytes: 0,
             ending: None,
             left_as: None,
             told_to_stop: false,
@@ -154,6 +178,7 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
         }
         self.connection.check_deadline(&mut self.session)?;
         self.check_patience()?;
+        self.check_stall()?;
         loop {
             let inflow = match self.ending {
                 None => self.connection.receive(&mut self.session)?,
@@ -278,13 +303,47 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
         Ok(())
     }
 
+    /// Looks whether a peer that holds buffers moves data, and gives up one that is to lose its connection for them.
+    #[inline]
+    fn check_stall(&mut self) -> Result<(), Broken> {
+        let Some(account) = self.pool.account() else { return Ok(()) };
+        if account.is_waiting() || self.pool.is_short() {
+            account.set_moved(self.connection.moved_bytes());
+        }
+        if self.stall.is_none() { Ok(()) } else { self.look_for_stall() }
+    }
+
+    #[cold]
+    fn look_for_stall(&mut self) -> Result<(), Broken> {
+        let keeps_buffers = self.peer_keeps_buffers();
+        let Some(account) = self.pool.account() else { return Ok(()) };
+        if account.is_evicted() {
+            return Err(Broken::Evicted(account.held_bytes()));
+        }
+        let is_moving = account.is_stalled() && self.connection.transferred_bytes() != self.stalled_at_bytes;
+        if is_moving || !keeps_buffers || account.held_bytes() == 0 {
+            account.resume();
+            self.stall = None;
+            return Ok(());
+        }
+        let now = self.core.now();
+        let Some(stall) = self.stall.as_mut().filter(|stall| stall.next_look() <= now) else { return Ok(()) };
+        stall.look(now, self.connection.moved_bytes(), &self.pool);
+        if account.is_evicted() {
+            return Err(Broken::Evicted(account.held_bytes()));
+        }
+        self.stalled_at_bytes = self.connection.transferred_bytes();
+        self.core.wake_at(stall.next_look(), &self.waker);
+        Ok(())
+    }
+
     /// The connection is broken: whatever is in flight still completes, to nobody.
     fn on_broken(&mut self, broken: &Broken) {
         let peer = self.connection.peer();
         match broken {
             Broken::Protocol(error) => warn!(peer, "closing: peer {error}"),
             Broken::Tls(error) => warn!(peer, "closing: peer {error}"),
-            Broken::Keys(_) => warn!(peer, "closing: {broken}"),
+            Broken::Keys(_) | Broken::Evicted(_) => warn!(peer, "closing: {broken}"),
             Broken::Socket(error) => debug!(peer, "connection lost: {error}"),
         }
         if matches!(broken, Broken::Protocol(_) | Broken::Tls(_)) {
@@ -320,6 +379,9 @@ impl<S: StreamSession + Target, H: Host> Task for TargetTask<S, H> {
             return Progress::Done;
         }
         if self.ending == Some(Ending::Gone) {
+            if !self.session.lingers() {
+                self.pool.account().into_iter().for_each(PeerAccount::close);
+            }
             if self.channels.move_io(&mut self.session) == Progress::More {
                 progress = Progress::More;
             }
@@ -355,6 +417,14 @@ impl<S: StreamSession + Target, H: Host> Task for TargetTask<S, H> {
             let until = self.core.now() + PATIENCE;
             self.kept = Some(Kept { until, moved: self.moved(), owed: self.session.owed() });
             self.core.wake_at(until, &self.waker);
+        }
+        if self.stall.is_none()
+            && self.pool.account().is_some_and(|account| account.held_bytes() > 0)
+            && self.peer_keeps_buffers()
+        {
+            let stall = StallWatch::new(self.core.now(), self.connection.moved_bytes());
+            self.core.wake_at(stall.next_look(), &self.waker);
+            self.stall = Some(stall);
         }
         self.connection.park();
     }
@@ -402,9 +472,10 @@ mod tests {
                 Export { name: "disk0".to_owned(), description: String::new(), read_only: false, volume };
             let (exports, limit) = (Exports::new(vec![export]), ConnectionLimit::new(usize::MAX));
             world.net().listen(&target, &address(), move |core, stream| {
-                let session = TargetSession::new(exports.clone(), core.pool().clone(), core.now());
+                let pool = core.pool().for_peer();
+                let session = TargetSession::new(exports.clone(), pool.clone(), core.now());
                 let permit = limit.permit().unwrap();
-                TargetTask::spawn(core, stream, session, exports.clone(), permit);
+                TargetTask::spawn(core, stream, (session, pool), exports.clone(), permit);
             });
             Setting { world, clients, target }
         }
@@ -457,17 +528,18 @@ mod tests {
     const DISCONNECT: u8 = 2;
 
     #[test]
-    fn who_keeps_buffers_that_others_need_is_cut_off_after_a_minute() {
+    fn who_keeps_buffers_is_cut_off_when_others_wait_for_them_and_after_a_minute_if_they_are_short() {
         let setting = Setting::new();
         let mut writers = [0; 2].map(|_| setting.client(WRITE, 4, &[7; 4000]));
         let mut reader = setting.client(READ, 1, b"");
         let mut idle = setting.client(READ, 0, b"");
         assert!(setting.target.pool().is_short());
-        setting.pass(PATIENCE / 2);
-        // To send a little now and then is not enough, nor is it to take a little.
-        writers.iter_mut().for_each(|writer| writer.send(&[7; 4000]));
-        assert!(!writers.iter_mut().chain([&mut reader, &mut idle]).any(Peer::is_cut_off));
-        // The second writer gets memory when the first one is gone, and then has its own minute.
+        setting.pass(Duration::from_secs(5));
+        // The second writer waited for what the first one kept, and nobody waits for what it has now.
+        assert_eq!(writers.each_mut().map(Peer::is_cut_off), [true, false]);
+        assert!(![&mut reader, &mut idle].into_iter().any(Peer::is_cut_off));
+        // To send a little now and then is not enough.
+        writers[1].send(&[7; 4000]);
         setting.pass(PATIENCE * 2);
         assert!(writers.iter_mut().all(Peer::is_cut_off));
         assert!(!idle.is_cut_off(), "it keeps nothing");
@@ -549,7 +621,8 @@ mod tests {
         world.net().listen(&target, &address(), move |core, stream| {
             *stream_of.borrow_mut() = Some(stream.share());
             let exports = Exports::new(Vec::new());
-            TargetTask::spawn(core, stream, Deaf::default(), exports, permits.permit().unwrap());
+            let session = (Deaf::default(), core.pool().for_peer());
+            TargetTask::spawn(core, stream, session, exports, permits.permit().unwrap());
         });
         let mut peer = Peer(clients.connect(&address()).unwrap());
         peer.send(b"unread");
@@ -576,9 +649,10 @@ mod tests {
         let (limit, served) = (ConnectionLimit::new(2), exports.served(VolumeId(0)).unwrap());
         let permits = limit.clone();
         world.net().listen(&target, &address(), move |core, stream| {
-            let session = TargetSession::new(exports.clone(), core.pool().clone(), core.now());
+            let pool = core.pool().for_peer();
+            let session = TargetSession::new(exports.clone(), pool.clone(), core.now());
             let permit = permits.permit().expect("there is room for one more");
-            TargetTask::spawn(core, stream, session, exports.clone(), permit);
+            TargetTask::spawn(core, stream, (session, pool), exports.clone(), permit);
         });
         let client = |name: &str, last: &[u8]| {
             let mut peer = Peer(clients.connect(&address()).unwrap());
@@ -620,7 +694,13 @@ mod tests {
                 let _memory = core.pool().take_payload(len).into_iter().collect();
                 let session = Deaf { owed: Some(1), _memory, ..Deaf::default() };
                 let exports = Exports::new(Vec::new());
-                TargetTask::spawn(core, stream, session, exports, permits.permit().unwrap());
+                TargetTask::spawn(
+                    core,
+                    stream,
+                    (session, core.pool().for_peer()),
+                    exports,
+                    permits.permit().unwrap(),
+                );
             });
             let mut peer = Peer(clients.connect(&address()).unwrap());
             for _ in 0..3 {
@@ -660,7 +740,8 @@ mod tests {
         let stream = std::iter::repeat_with(|| listener.accept()).find_map(Result::ok).unwrap();
         let (hang_up, limit) = (stream.hang_up(), ConnectionLimit::new(1));
         let core = reactor.core().clone();
-        TargetTask::spawn(&core, stream, Deaf::default(), Exports::new(Vec::new()), limit.permit().unwrap());
+        let session = (Deaf::default(), core.pool().for_peer());
+        TargetTask::spawn(&core, stream, session, Exports::new(Vec::new()), limit.permit().unwrap());
         let cutter = std::thread::spawn(hang_up);
         reactor.run_until(|| limit.open() == 0).unwrap();
         cutter.join().unwrap();

@@ -114,10 +114,10 @@ impl Paths for TwoPortals {
         let limit = ConnectionLimit::new(usize::MAX);
         self.client.world.net().listen(&core, &address(path), move |core, stream| {
             let group_tag = path as u16 + 1;
-            let session =
-                TargetSession::new(node.clone(), group_tag, core.pool().clone(), [3; 32], core.now());
+            let pool = core.pool().for_peer();
+            let session = TargetSession::new(node.clone(), group_tag, pool.clone(), [3; 32], core.now());
             let permit = limit.permit().expect("there is no limit");
-            TargetTask::spawn(core, stream, session, exports.clone(), permit);
+            TargetTask::spawn(core, stream, (session, pool), exports.clone(), permit);
         });
         self.cores[path] = core;
     }

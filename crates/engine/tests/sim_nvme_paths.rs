@@ -73,9 +73,16 @@ impl Paths for TwoPorts {
         let (node, exports) = (self.node.clone(), self.exports[path].clone());
         let limit = ConnectionLimit::new(usize::MAX);
         self.client.world.net().listen(&core, &address(path), move |core, stream| {
-            let session = TargetSession::new(node.clone(), core.pool().clone(), core.now());
+            let pool = core.pool().for_peer();
+            let session = TargetSession::new(node.clone(), pool.clone(), core.now());
             let permit = limit.permit().expect("there is no limit");
-            TargetTask::spawn(core, stream, session.at_port(path as u16 + 1), exports.clone(), permit);
+            TargetTask::spawn(
+                core,
+                stream,
+                (session.at_port(path as u16 + 1), pool),
+                exports.clone(),
+                permit,
+            );
         });
         self.cores[path] = core;
     }

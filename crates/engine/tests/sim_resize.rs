@@ -79,9 +79,10 @@ fn a_volume_that_grows_or_shrinks_is_seen_on_every_core() {
     let (exports, limit) = (Exports::new(vec![export]), ConnectionLimit::new(usize::MAX));
     let node = node(&exports);
     world.net().listen(&target, &address, move |core, stream| {
-        let session = TargetSession::new(node.clone(), 1, core.pool().clone(), [3; 32], core.now());
+        let pool = core.pool().for_peer();
+        let session = TargetSession::new(node.clone(), 1, pool.clone(), [3; 32], core.now());
         let permit = limit.permit().expect("there is no limit");
-        TargetTask::spawn(core, stream, session, exports.clone(), permit);
+        TargetTask::spawn(core, stream, (session, pool), exports.clone(), permit);
     });
     let dialer = IscsiDialer::new(&address, "disk0", wishes());
     let info = VolumeInfo { lends_reads: true, ..VolumeInfo::new(SMALL) };

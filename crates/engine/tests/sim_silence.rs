@@ -336,9 +336,10 @@ fn serve<T: StreamSession + Target + 'static>(
     let export = Export { name: "disk0".to_owned(), description: String::new(), read_only: false, volume };
     let (exports, limit) = (Exports::new(vec![export]), ConnectionLimit::new(usize::MAX));
     world.net().listen(core, &address(), move |core, stream| {
-        let session = session(exports.clone(), core.pool().clone(), core.now());
+        let pool = core.pool().for_peer();
+        let session = session(exports.clone(), pool.clone(), core.now());
         let permit = limit.permit().expect("there is no limit");
-        TargetTask::spawn(core, stream, session, exports.clone(), permit);
+        TargetTask::spawn(core, stream, (session, pool), exports.clone(), permit);
     });
 }
 

@@ -12,10 +12,12 @@ mod caches;
 
 pub(crate) use caches::settle_streams;
 
+use crate::account::PeerAccount;
 use crate::crc32c::Crc32c;
 use crate::pool::Home;
 use memmap2::MmapMut;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::cell::Cell;
 use std::ptr::NonNull;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -105,9 +107,18 @@ struct Block {
 }
 
 enum Source {
-    Heap { _heap: Heap },
-    Pool { home: Home, _heap: Heap },
-    Shared { _pages: Arc<Pages> },
+    Heap {
+        _heap: Heap,
+    },
+    /// `account` is charged until the memory goes back.
+    Pool {
+        home: Home,
+        account: Cell<Option<Rc<PeerAccount>>>,
+        _heap: Heap,
+    },
+    Shared {
+        _pages: Arc<Pages>,
+    },
 }
 
 impl Memory {
@@ -128,7 +139,18 @@ impl Memory {
     /// Memory that goes back to its pool when the last handle is dropped; `None` if the system has none.
     pub(crate) fn for_pool(len: usize, home: Home) -> Option<Memory> {
         let heap = Heap::try_aligned(len).ok()?;
-        Some(Memory(Rc::new(Block { start: heap.start, len, source: Source::Pool { home, _heap: heap } })))
+        let start = heap.start;
+        let source = Source::Pool { home, account: Cell::new(None), _heap: heap };
+        Some(Memory(Rc::new(Block { start, len, source })))
+    }
+
+    /// The account that pool memory is charged to from now on; returns the one before.
+    #[inline]
+    pub(crate) fn charge(&self, to: Option<Rc<PeerAccount>>) -> Option<Rc<PeerAccount>> {
+        match &self.0.source {
+            Source::Pool { account, .. } => account.replace(to),
+            Source::Heap { .. } | Source::Shared { .. } => None,
+        }
     }
 
     /// In bytes.

@@ -6,6 +6,7 @@
 //!
 //! This crate makes no operating-system calls; unsafe code is in [`buf`] alone.
 
+mod account;
 pub mod buf;
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
@@ -30,6 +31,7 @@ mod stripe;
 pub mod units;
 mod volume;
 
+pub use account::PeerAccount;
 pub use buf::{Chunk, Memory, Pages, Seg};
 pub use crc32c::Crc32c;
 pub use delay::{DelayVolume, Delays};

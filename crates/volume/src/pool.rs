@@ -5,24 +5,29 @@
 //! which bounds the memory that all peers of a core can make it hold.
 //!
 //! How long payload stays out is up to peers: one may send the rest of a write, or take the data that it asked for,
-//! as late as it likes. So payload never gets all of the pool, and long payload less than short:
+//! as late as it likes. So each peer has an account ([`Pool::for_peer`]), and what it gets depends on what is free, on
+//! what it holds and on what it has moved so far (`docs/decisions/0033-fair-shares-of-buffers.md`):
 //!
 //! ```text
-//!   0                       1/2          3/4            limit
-//!   │ any payload            │ up to      │ receive buffers │
-//!   │                        │ 256 KiB    │                 │
+//!   0                          3/8                        3/4            limit
+//!   │ any peer                  │ peers that move data     │ receive buffers │
 //! ```
-//! With the last quarter, connections can always receive, and so notice that their peer has gone; with the one
-//! before, short requests go on while long ones wait.
+//! With the last quarter, connections can always receive, and so notice that their peer has gone.
 
+use crate::account::PeerAccount;
 use crate::buf::Memory;
 use crate::volume::MAX_TRANSFER;
 use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::rc::{Rc, Weak};
 
-/// A core's buffers; a clone is another handle to the same pool.
+/// A core's buffers; a clone is another handle to the same pool and account.
 #[derive(Clone)]
-pub struct Pool(Rc<Inner>);
+pub struct Pool {
+    inner: Rc<Inner>,
+    /// Who is charged for payload; `None`: nobody, for what is no peer's.
+    account: Option<Rc<PeerAccount>>,
+}
 
 pub(crate) type Home = Weak<Inner>;
 
@@ -34,19 +39,52 @@ pub(crate) struct Inner {
     /// Given back to the heap since the heap was last trimmed.
     shed_bytes: Cell<usize>,
     limit_bytes: usize,
+    /// Peers that wait for memory, each once, by the size of the buffer.
+    waiting: [RefCell<VecDeque<Rc<PeerAccount>>>; CLASSES],
+    /// How many those are.
+    waiting_count: Cell<usize>,
+    /// Peers that hold memory and move nothing, and some that did.
+    stalled: RefCell<Vec<Rc<PeerAccount>>>,
+}
+
+/// Whether payload may be taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Admission {
+    Granted,
+    /// Others have to give something back first.
+    Full,
+    /// The peer has to give back some of what it holds first.
+    OverShare,
 }
 
 impl Pool {
     /// A pool that has at most `limit_bytes` out at a time.
     #[must_use]
     pub fn new(limit_bytes: usize) -> Pool {
-        Pool(Rc::new(Inner {
+        let inner = Inner {
             free: std::array::from_fn(|_| RefCell::new(Vec::new())),
             out_bytes: Cell::new(0),
             kept_bytes: Cell::new(0),
             shed_bytes: Cell::new(0),
             limit_bytes,
-        }))
+            waiting: std::array::from_fn(|_| RefCell::default()),
+            waiting_count: Cell::new(0),
+            stalled: RefCell::default(),
+        };
+        Pool { inner: Rc::new(inner), account: None }
+    }
+
+    /// A handle for one more peer, which has an account of its own.
+    #[must_use]
+    pub fn for_peer(&self) -> Pool {
+        Pool { inner: self.inner.clone(), account: Some(Rc::default()) }
+    }
+
+    /// The account of the peer that this handle is for.
+    #[inline]
+    #[must_use]
+    pub fn account(&self) -> Option<&PeerAccount> {
+        self.account.as_deref()
     }
 
     /// A buffer of at least `len` bytes with any content, or `None` when the pool's limit is reached: wait for
@@ -57,17 +95,71 @@ impl Pool {
     #[inline]
     #[must_use]
     pub fn take(&self, len: usize) -> Option<Memory> {
-        self.take_below(len, self.0.limit_bytes)
+        self.take_class(class_of(len))
     }
 
-    /// A buffer for the data of a request, as [`Pool::take`], but `None` already when payload has its share.
+    /// A buffer for the data of a request, as [`Pool::take`], but `None` already when payload, or the peer that this
+    /// handle is for, has its share.
     ///
     /// # Panics
     /// If `len` is above [`MAX_TRANSFER`].
     #[inline]
     #[must_use]
     pub fn take_payload(&self, len: usize) -> Option<Memory> {
-        self.take_below(len, self.payload_limit(len))
+        let class = class_of(len);
+        let size = size_of_class(class);
+        if self.inner.admits(self.account(), size) != Admission::Granted {
+            return None;
+        }
+        let memory = self.take_class(class)?;
+        if let Some(account) = &self.account {
+            account.add(size);
+            memory.charge(Some(account.clone()));
+        }
+        Some(memory)
+    }
+
+    /// A buffer for the data of a request that waits for it: if there is none, the peer is woken when there may be one, and
+    /// peers that hold buffers and move nothing lose their connections.
+    ///
+    /// # Panics
+    /// If `len` is above [`MAX_TRANSFER`].
+    #[inline]
+    #[must_use]
+    pub fn take_payload_or_wait(&self, len: usize) -> Option<Memory> {
+        let memory = self.take_payload(len);
+        if memory.is_none() {
+            self.wait(size_of_class(class_of(len)));
+        }
+        memory
+    }
+
+    #[cold]
+    fn wait(&self, size: usize) {
+        let Some(account) = &self.account else { return };
+        account.wait_for(size);
+        if self.inner.admits(Some(account), size) == Admission::OverShare {
+            // It waits for itself.
+            return;
+        }
+        if !account.is_queued.replace(true) {
+            self.inner.waiting[class_of(size)].borrow_mut().push_back(account.clone());
+            self.inner.waiting_count.set(self.inner.waiting_count.get() + 1);
+        }
+        self.inner.evict_stalled();
+    }
+
+    /// The peer of this handle has moved nothing for a while although it holds buffers: it loses its connection as soon as
+    /// others wait for what it holds, unless there are larger ones. Until it moves again it has no credit.
+    pub fn note_stalled(&self) {
+        let Some(account) = &self.account else { return };
+        let mut stalled = self.inner.stalled.borrow_mut();
+        if !stalled.iter().any(|other| Rc::ptr_eq(other, account)) {
+            stalled.push(account.clone());
+        }
+        drop(stalled);
+        account.stall();
+        self.inner.evict_stalled();
     }
 
     /// Whether [`Pool::take_payload`] of `len` bytes can succeed, now or later.
@@ -76,7 +168,9 @@ impl Pool {
     /// If `len` is above [`MAX_TRANSFER`].
     #[must_use]
     pub fn could_hold(&self, len: usize) -> bool {
-        size_of_class(class_of(len)) <= self.payload_limit(len)
+        let limit = self.inner.limit_bytes;
+        let most = if len > SHORT_PAYLOAD { limit / 2 } else { limit - limit / 4 };
+        size_of_class(class_of(len)) <= most
     }
 
     /// How much payload one peer should have in flight beside a request that is its only one, in bytes: it takes several
@@ -84,75 +178,177 @@ impl Pool {
     #[inline]
     #[must_use]
     pub fn peer_share(&self) -> usize {
-        self.0.limit_bytes / 8
+        self.inner.limit_bytes / 8
     }
 
     /// Whether the next long payload may have to wait, so that nobody should keep more than a little.
     #[inline]
     #[must_use]
     pub fn is_short(&self) -> bool {
-        let limit = self.0.limit_bytes;
-        self.0.out_bytes.get() >= limit / 2 - (limit / 4).min(MAX_TRANSFER as usize)
-    }
-
-    fn payload_limit(&self, len: usize) -> usize {
-        let limit = self.0.limit_bytes;
-        if len > SHORT_PAYLOAD { limit / 2 } else { limit - limit / 4 }
+        let most = self.inner.payload_bytes();
+        self.inner.free_bytes() <= most / 2 + (most / 4).min(MAX_TRANSFER as usize)
     }
 
     #[inline]
-    fn take_below(&self, len: usize, limit_bytes: usize) -> Option<Memory> {
-        let class = class_of(len);
-        let size = size_of_class(class);
+    fn take_class(&self, class: usize) -> Option<Memory> {
+        let (inner, size) = (&self.inner, size_of_class(class));
         // The limit may be all there is.
-        let out = self.0.out_bytes.get().checked_add(size)?;
-        if out > limit_bytes {
+        let out = inner.out_bytes.get().checked_add(size)?;
+        if out > inner.limit_bytes {
             return None;
         }
-        let free = self.0.free[class].borrow_mut().pop();
+        let free = inner.free[class].borrow_mut().pop();
         let memory = match free {
             Some(memory) => {
-                self.0.kept_bytes.set(self.0.kept_bytes.get() - size);
+                inner.kept_bytes.set(inner.kept_bytes.get() - size);
                 memory
             }
             // The system may have less than the limit: that is no end of anything, others give theirs back.
-            None => Memory::for_pool(size, Rc::downgrade(&self.0))?,
+            None => Memory::for_pool(size, Rc::downgrade(inner))?,
         };
-        self.0.out_bytes.set(out);
+        inner.out_bytes.set(out);
         Some(memory)
     }
 
     /// Bytes that are out now.
     #[must_use]
     pub fn out_bytes(&self) -> usize {
-        self.0.out_bytes.get()
+        self.inner.out_bytes.get()
     }
 
     /// Whether so much has gone back to the heap since [`Pool::note_trimmed`] that it should give some to the system.
     #[inline]
     #[must_use]
     pub fn has_shed_much(&self) -> bool {
-        self.0.shed_bytes.get() >= MUCH_BYTES
+        self.inner.shed_bytes.get() >= MUCH_BYTES
     }
 
     /// The heap has given to the system what it does not need.
     pub fn note_trimmed(&self) {
-        self.0.shed_bytes.set(0);
+        self.inner.shed_bytes.set(0);
     }
 
     /// The most bytes that can be out.
     #[must_use]
     pub fn limit_bytes(&self) -> usize {
-        self.0.limit_bytes
+        self.inner.limit_bytes
     }
 }
 
 impl Inner {
+    /// What payload may have of the pool, in bytes.
+    #[inline]
+    fn payload_bytes(&self) -> usize {
+        self.limit_bytes - self.limit_bytes / 4
+    }
+
+    /// What is left of that.
+    #[inline]
+    fn free_bytes(&self) -> usize {
+        self.payload_bytes().saturating_sub(self.out_bytes.get())
+    }
+
+    /// Whether a buffer of `size` bytes may go to the peer of `account`, by what is free now.
+    #[inline]
+    fn admits(&self, account: Option<&PeerAccount>, size: usize) -> Admission {
+        let (most, free) = (self.payload_bytes(), self.free_bytes());
+        if headroom(size, most) > free {
+            return Admission::Full;
+        }
+        let Some(account) = account else { return Admission::Granted };
+        let held = account.held_bytes();
+        let after = held + size;
+        // More than one buffer only as long as others can have as much.
+        if held > 0 && after + size > free {
+            return if held >= most / 8 { Admission::OverShare } else { Admission::Full };
+        }
+        if after <= account.credit_bytes() {
+            return Admission::Granted;
+        }
+        let plenty = if size > LONG_PAYLOAD { most / 8 } else { most / 4 };
+        if free > most - plenty && !self.waits_for_less_than(size) {
+            return Admission::Granted;
+        }
+        if held > 0 && after > SHORT_PAYLOAD {
+            return Admission::OverShare;
+        }
+        let left_to_proven = if size <= TINY_PAYLOAD && after <= 4 * TINY_PAYLOAD {
+            most / 8
+        } else if size <= LONG_PAYLOAD {
+            most / 2 + size.saturating_mul(4).min(most / 8)
+        } else {
+            return Admission::Full;
+        };
+        if free - size >= left_to_proven { Admission::Granted } else { Admission::Full }
+    }
+
+    /// Whether anybody waits for a smaller buffer.
+    fn waits_for_less_than(&self, size: usize) -> bool {
+        let is_less = |account: &Rc<PeerAccount>| (1..size).contains(&account.wanted_bytes());
+        self.waiting_count.get() > 0
+            && self.waiting[..class_of(size)].iter().any(|class| class.borrow().iter().any(is_less))
+    }
+
+    /// A buffer of `size` bytes has come back: wakes those that could have as much now, the ones that wait for less first.
+    #[cold]
+    fn wake_waiting(&self, size: usize) {
+        let mut left = size;
+        for class in &self.waiting {
+            let looks = class.borrow().len().min(LOOKS_PER_BUFFER);
+            for _ in 0..looks {
+                let Some(account) = class.borrow_mut().pop_front() else { break };
+                let wanted = account.wanted_bytes();
+                if wanted > 0 && self.admits(Some(&account), wanted) == Admission::Full {
+                    class.borrow_mut().push_back(account);
+                    continue;
+                }
+                // If others are faster, it waits on.
+                account.is_queued.set(false);
+                self.waiting_count.set(self.waiting_count.get() - 1);
+                account.wake();
+                left = left.saturating_sub(wanted);
+                if left == 0 {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Evicts the largest of those that hold buffers and move nothing, until what others wait for would be there.
+    #[cold]
+    fn evict_stalled(&self) {
+        let mut stalled = self.stalled.borrow_mut();
+        stalled.retain(|account| account.is_stalled() && !account.is_evicted() && !account.is_closed());
+        if stalled.is_empty() {
+            return;
+        }
+        let mut wanted: usize = 0;
+        for class in &self.waiting {
+            let waits = class
+                .borrow()
+                .iter()
+                .filter(|account| !account.is_stalled())
+                .map(|it| it.wanted_bytes())
+                .sum();
+            wanted = wanted.saturating_add(waits);
+        }
+        stalled.sort_unstable_by_key(|account| account.held_bytes());
+        while wanted > 0
+            && let Some(account) = stalled.pop()
+        {
+            wanted = wanted.saturating_sub(account.held_bytes());
+            account.evict();
+        }
+    }
+
     /// Called by the last handle of a buffer on drop.
     pub(crate) fn put(&self, memory: Memory) {
         let size = memory.len();
         let class = class_of(size);
         self.out_bytes.set(self.out_bytes.get() - size);
+        if let Some(account) = memory.charge(None) {
+            account.remove(size);
+        }
         let kept = self.kept_bytes.get() + size;
         if kept <= KEEP_BYTES {
             self.kept_bytes.set(kept);
@@ -161,7 +357,17 @@ impl Inner {
             self.shed_bytes.set(self.shed_bytes.get().saturating_add(size));
             memory.leave_pool();
         }
+        if self.waiting_count.get() > 0 {
+            self.wake_waiting(size);
+        }
     }
+}
+
+/// What has to be free for a buffer of `size` bytes where payload may have `most`: four times as much, so that long
+/// payload leaves something to shorter one; of the longest, half of the rest stays.
+#[inline]
+fn headroom(size: usize, most: usize) -> usize {
+    size.saturating_mul(4).min(size + most.saturating_sub(size) / 2)
 }
 
 fn class_of(len: usize) -> usize {
@@ -174,9 +380,15 @@ fn size_of_class(class: usize) -> usize {
     SMALLEST << class
 }
 
-/// Payload up to this many bytes may take what is kept from longer payload, and a peer may have so much in flight
-/// when buffers are short.
+/// A peer may have this many bytes of payload in flight when buffers are short.
 pub const SHORT_PAYLOAD: usize = 256 << 10;
+/// Payload up to this many bytes goes to every peer as long as there is any to speak of, so that a new one can show
+/// that it moves data.
+const TINY_PAYLOAD: usize = 16 << 10;
+/// Longer payload of a peer that has moved nothing waits until buffers are plenty.
+const LONG_PAYLOAD: usize = 1 << 20;
+/// A buffer that comes back is offered to so many of those that wait for one of a size.
+const LOOKS_PER_BUFFER: usize = 16;
 
 const SMALLEST: usize = 4096;
 const CLASSES: usize = (MAX_TRANSFER.trailing_zeros() - SMALLEST.trailing_zeros() + 1) as usize;
@@ -188,6 +400,7 @@ const MUCH_BYTES: usize = 8 << 20;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ready::ReadyList;
 
     #[test]
     fn a_dropped_buffer_is_taken_again() {
@@ -210,23 +423,115 @@ mod tests {
         assert!(pool.take(1).is_some());
     }
 
+    /// As much as there is in buffers of `len` bytes.
+    fn take_all(pool: &Pool, len: usize) -> Vec<Memory> {
+        std::iter::from_fn(|| pool.take_payload(len)).collect()
+    }
+
     #[test]
-    fn payload_leaves_room_for_receiving_and_long_payload_for_short() {
+    fn payload_leaves_room_for_receiving_and_long_payload_for_shorter() {
         let pool = Pool::new(8 << 20);
-        let take_all = |len| std::iter::from_fn(|| pool.take_payload(len)).collect::<Vec<_>>();
         assert!(!pool.is_short());
-        let first = pool.take_payload(2 << 20);
-        assert!(pool.is_short(), "one of 4 MiB does not fit any more");
-        drop(first);
-        let long = take_all(SHORT_PAYLOAD + 1);
-        assert_eq!((pool.out_bytes(), pool.is_short()), (4 << 20, true));
-        let short = take_all(SHORT_PAYLOAD);
-        assert_eq!(pool.out_bytes(), 6 << 20);
+        let mut taken = Vec::new();
+        for (len, left) in [(4 << 20, 2048 << 10), (256 << 10, 768 << 10), (16 << 10, 48 << 10)] {
+            taken.extend(take_all(&pool, len));
+            assert_eq!((6 << 20) - pool.out_bytes(), left, "after buffers of {len}");
+        }
+        assert!(pool.is_short());
+        assert!(pool.take_payload(4096).is_some());
         assert!(pool.take(SHORT_PAYLOAD).is_some(), "a receive buffer");
-        drop((long, short));
+        drop(taken);
         assert!(pool.could_hold(4 << 20) && !pool.could_hold((4 << 20) + 1));
         assert_eq!(pool.peer_share(), 1 << 20);
         assert!(Pool::new(usize::MAX).take_payload(1 << 20).is_some());
+    }
+
+    #[test]
+    fn peers_that_have_moved_nothing_leave_half_to_those_that_have() {
+        let pool = Pool::new(64 << 20);
+        for len in [1 << 20, 256 << 10, 64 << 10, 4096] {
+            let new: Vec<_> = (0..1000).map(|_| pool.for_peer()).collect();
+            let taken: Vec<_> = new.iter().map(|peer| take_all(peer, len)).collect();
+            let proven = pool.for_peer();
+            proven.account().unwrap().set_moved(2 << 20);
+            assert!(proven.take_payload(1 << 20).is_some(), "beside buffers of {len}");
+            drop(taken);
+        }
+        assert_eq!(pool.out_bytes(), 0);
+    }
+
+    #[test]
+    fn what_a_new_peer_moves_is_what_it_may_hold_when_buffers_are_short() {
+        let pool = Pool::new(64 << 20);
+        let _others: Vec<_> = (0..4).map(|_| pool.take_payload(4 << 20).unwrap()).collect();
+        let new = pool.for_peer();
+        let mut held = take_all(&new, 64 << 10);
+        assert_eq!(new.account().unwrap().held_bytes(), SHORT_PAYLOAD);
+        new.account().unwrap().set_moved(512 << 10);
+        held.extend(take_all(&new, 64 << 10));
+        assert_eq!(new.account().unwrap().held_bytes(), 512 << 10);
+        drop(held);
+        assert_eq!(new.account().unwrap().held_bytes(), 0);
+        // Since it stalled it has moved nothing.
+        new.note_stalled();
+        assert_eq!(new.account().unwrap().credit_bytes(), 0);
+    }
+
+    #[test]
+    fn no_peer_takes_more_than_it_leaves_to_others() {
+        let pool = Pool::new(64 << 20);
+        let peer = pool.for_peer();
+        peer.account().unwrap().set_moved(u64::MAX);
+        let _held = take_all(&peer, 1 << 20);
+        assert_eq!(peer.account().unwrap().held_bytes(), 24 << 20);
+    }
+
+    #[test]
+    fn who_waits_is_woken_when_what_it_waits_for_has_come_back() {
+        let (pool, ready) = (Pool::new(8 << 20), ReadyList::new());
+        let mut held = take_all(&pool, 1 << 20);
+        let peer = pool.for_peer();
+        peer.account().unwrap().set_waker(&ready.waker(7));
+        assert!(peer.take_payload_or_wait(2 << 20).is_none());
+        assert!(peer.account().unwrap().is_waiting());
+        while ready.is_empty() {
+            assert!(peer.take_payload(2 << 20).is_none(), "it was not woken");
+            held.pop();
+        }
+        assert_eq!(ready.pop(), Some(7));
+        let taken = peer.take_payload_or_wait(2 << 20);
+        assert!(taken.is_some() && !peer.account().unwrap().is_waiting());
+        held.clear();
+        assert!(ready.is_empty(), "it waits no more");
+    }
+
+    #[test]
+    fn the_largest_of_those_that_move_nothing_are_evicted_until_there_is_what_others_wait_for() {
+        let pool = Pool::new(64 << 20);
+        let peers: Vec<_> = (0..4).map(|_| pool.for_peer()).collect();
+        let lens = [1 << 20, 8 << 20, 2 << 20, 4 << 20];
+        peers.iter().for_each(|peer| peer.account().unwrap().set_moved(8 << 20));
+        let held: Vec<_> =
+            peers.iter().zip(lens).map(|(peer, len)| peer.take_payload(len).unwrap()).collect();
+        let evicted = || {
+            let all = peers.iter().map(|peer| peer.account().unwrap().is_evicted());
+            all.collect::<Vec<_>>()
+        };
+        // The largest moves data; of the others nobody needs anything yet.
+        for nth in [0, 2, 3] {
+            peers[nth].note_stalled();
+        }
+        assert_eq!(evicted(), [false; 4]);
+        let _rest = take_all(&pool, 64 << 10);
+        let waits = pool.for_peer();
+        assert!(waits.take_payload_or_wait(1 << 20).is_none());
+        assert_eq!(evicted(), [false, false, false, true]);
+        drop(held);
+        // One that has begun to move again is let alone.
+        peers[2].account().unwrap().resume();
+        let greedy = pool.for_peer();
+        assert!(greedy.take_payload_or_wait(32 << 20).is_none());
+        assert_eq!(evicted(), [true, false, false, true]);
     }
 
     #[test]
@@ -249,14 +554,14 @@ mod tests {
         let pool = Pool::new(usize::MAX);
         let all: Vec<_> = (0..3).map(|_| pool.take(MAX_TRANSFER as usize).unwrap()).collect();
         drop(all);
-        assert_eq!(pool.0.free[CLASSES - 1].borrow().len(), 1);
+        assert_eq!(pool.inner.free[CLASSES - 1].borrow().len(), 1);
         assert_eq!(pool.out_bytes(), 0);
         assert!(pool.has_shed_much());
         pool.note_trimmed();
         drop(pool.take(4096));
         assert!(!pool.has_shed_much());
-        assert_eq!(pool.0.free[0].borrow().len(), 0, "of all sizes together");
+        assert_eq!(pool.inner.free[0].borrow().len(), 0, "of all sizes together");
         drop((pool.take(MAX_TRANSFER as usize), pool.take(4096)));
-        assert_eq!(pool.0.kept_bytes.get(), MAX_TRANSFER as usize);
+        assert_eq!(pool.inner.kept_bytes.get(), MAX_TRANSFER as usize);
     }
 }

@@ -49,8 +49,7 @@ pub(super) struct Parts {
 
 impl Parts {
     /// For those protocols, which may come several times.
-    pub(super) fn new(max_connections: usize, listeners: &[(&'static Protocol, Address)]) -> Parts {
-        let limit = ConnectionLimit::new(max_connections);
+    pub(super) fn new(limit: ConnectionLimit, listeners: &[(&'static Protocol, Address)]) -> Parts {
         let mut parts: Vec<(&'static str, ConnectionLimit)> = Vec::new();
         for (protocol, _) in listeners {
             if parts.iter().all(|(name, _)| *name != protocol.name) {
@@ -58,11 +57,6 @@ impl Parts {
             }
         }
         Parts { limit, parts }
-    }
-
-    /// The bound on all of them.
-    pub(super) fn limit(&self) -> &ConnectionLimit {
-        &self.limit
     }
 
     /// What the listeners of one of them ask.

@@ -31,7 +31,7 @@ use crate::signals;
 use announce::{Amount, Announcement, Asker};
 use blockmux_engine::congestion::Congestion;
 use blockmux_engine::cores::{Cores, CoresConfig};
-use blockmux_engine::listener::{ListenerTask, Serve};
+use blockmux_engine::listener::{ConnectionLimit, ListenerTask, Serve};
 use blockmux_engine::socket::{Address, Listener};
 use blockmux_proto::exports::Exports;
 use blockmux_volume::MAX_TRANSFER;
@@ -154,13 +154,22 @@ pub(crate) fn run(args: Args, is_verbose: bool) -> Result<ExitCode, Failure> {
     let asker = if command.is_some() { Asker::Here } else { Asker::Anywhere };
     let announcement = Announcement::new(&exports, &addresses, &setup.settings, asker).with_disks(&setup.aoe);
     allow_files();
-    let parts = Parts::new(setup.max_connections, &addresses);
-    let limit = parts.limit().clone();
+    let buffers = buffers_of_each(setup.cores, memory_bytes());
+    let kept_space = (setup.cores * buffers + SPACE_BESIDE_BUFFERS) as u64;
+    let limit = ConnectionLimit::new(setup.max_connections).keeping_space(kept_space);
+    let parts = Parts::new(limit.clone(), &addresses);
     // A command is to have what the user has.
     if command.is_none() && !keep_privileges {
         privileges::give_up(setup.aoe.is_wanted())?;
     }
-    let (cores, lives) = start(&setup, listeners, &exports, &parts)?;
+    let (cores, lives) = start(&setup, buffers, listeners, &exports, &parts)?;
+    if let Some(left) = limit.lacks_space() {
+        let (left, kept) = (left >> 20, kept_space >> 20);
+        return Err(Failure::request(format!(
+            "the limit of address space (RLIMIT_AS) leaves {left} MiB, and serving takes {kept} MiB; raise the limit or \
+             use fewer --cores"
+        )));
+    }
     alive::watch(&cores, &sender);
     let sizes = sizes::watch(&setup, &exports)?;
     let desk = Desk {
@@ -219,6 +228,7 @@ fn allow_files() {
 
 fn start(
     setup: &Setup,
+    pool_limit_bytes: usize,
     listeners: Vec<(&'static Protocol, Listener)>,
     exports: &Exports,
     parts: &Parts,
@@ -226,7 +236,7 @@ fn start(
     let config = CoresConfig {
         count: setup.cores,
         policy: setup.poll.into(),
-        pool_limit_bytes: buffers_of_each(setup.cores, memory_bytes()),
+        pool_limit_bytes,
         congestion: setup.congestion.clone(),
         ..CoresConfig::default()
     };
@@ -302,6 +312,8 @@ const BUFFERS_SHARE: u64 = 4;
 const LEAST_BUFFERS: usize = 4 * MAX_TRANSFER as usize;
 /// Where that would be more than half of the memory, longer requests are refused before less than this is used.
 const FEWEST_BUFFERS: usize = 16 << 20;
+/// Sessions and their queues, in bytes of address space.
+const SPACE_BESIDE_BUFFERS: usize = 32 << 20;
 /// How long clients have for what is in flight, and for taking the answers. One that stopped reading without a word, as
 /// behind a cable that was pulled, would else keep the daemon from ending; service managers wait for 90 s by default.
 const GRACE: Duration = Duration::from_secs(10);

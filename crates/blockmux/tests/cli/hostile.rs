@@ -60,6 +60,35 @@ fn a_lack_of_file_descriptors_is_said_once_while_it_lasts() {
 }
 
 #[test]
+fn connections_are_refused_before_the_limit_of_address_space_is_reached() {
+    let mut daemon = Daemon::serve(&["mem:1m", "--cores", "1"]);
+    let mut first = RawClient::connect(&daemon.socket());
+    assert_eq!(first.write(0, 0, &[1; 512]), 0);
+    let mapped = std::fs::read_to_string(format!("/proc/{}/statm", daemon.pid().as_raw_nonzero())).unwrap();
+    let mapped = mapped.split(' ').next().unwrap().parse::<u64>().unwrap() * 4096;
+    let limit = Rlimit { current: Some(mapped + (16 << 20)), ..getrlimit(Resource::As) };
+    prlimit(Some(daemon.pid()), Resource::As, limit).unwrap();
+    let crowd: Vec<_> = (0..100).map(|_| UnixStream::connect(daemon.socket()).unwrap()).collect();
+    daemon.wait_for_line("MiB of address space are left; raise its limit (RLIMIT_AS)");
+    drop(crowd);
+    assert_eq!(first.read(0, 512), [1; 512]);
+    daemon.signal(Signal::TERM);
+    assert!(daemon.wait().success());
+}
+
+#[test]
+fn what_is_mapped_already_is_not_counted_twice_where_address_space_is_limited() {
+    // A RAM volume takes most of what the limit gives, and what is left is enough, or not.
+    for (limit_kib, is_enough) in [(1_400_000, true), (1_120_000, false)] {
+        let serve = format!("ulimit -v {limit_kib}; exec {BLOCKMUX} serve mem:1g --cores 1 --run true");
+        let output = Command::new("sh").arg("-c").arg(serve).output().unwrap();
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(if is_enough { 0 } else { 2 }), "{limit_kib}: {said}");
+        assert_eq!(said.contains("raise the limit or use fewer --cores"), !is_enough, "{limit_kib}: {said}");
+    }
+}
+
+#[test]
 fn a_log_that_nobody_reads_or_has_closed_keeps_nobody_from_being_served() {
     for is_closed in [false, true] {
         let directory = tempfile::tempdir().unwrap();

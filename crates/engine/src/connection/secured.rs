@@ -49,7 +49,10 @@ impl<H: Host> Connection<H> {
                 break;
             }
             match self.stream.send(secure.outgoing()) {
-                Ok(_) => any = true,
+                Ok(sent) => {
+                    any = true;
+                    self.transferred_bytes += sent as u64;
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error.into()),
@@ -90,7 +93,10 @@ impl<H: Host> Connection<H> {
                 self.has_ended = true;
                 Ok(None)
             }
-            Ok(Received::Bytes(given)) => Ok(Some(given == asked)),
+            Ok(Received::Bytes(given)) => {
+                self.transferred_bytes += given as u64;
+                Ok(Some(given == asked))
+            }
             Ok(Received::Plain) => {
                 self.secure = None;
                 Ok(Some(true))

@@ -16,26 +16,26 @@ use super::bounce::{MAX_BOUNCE, for_each_piece};
 use super::errno::io_error;
 use super::extents::extents;
 use super::kernel::{Flight, Landing, Manner, Way};
+use super::retry::Retry;
 use super::volume::Disk;
 use crate::reactor::EngineCore;
 use crate::ring::Registration;
 use blockmux_volume::{
-    Channel, Completion, Core, Extent, Io, IoError, Memory, Op, Output, Pool, Seg, SgList, Tag, Waker,
+    Channel, Completion, Core, Extent, Io, IoError, Memory, Op, Output, PeerAccount, Pool, Seg, SgList, Tag,
+    Waker,
 };
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 pub(super) struct FileChannel {
     flight: Rc<Flight<Table>>,
     /// Dropping it abandons what is in flight.
     _registration: Rc<Registration>,
     core: Rc<dyn Core>,
-    /// When the timer for waiting requests fires.
-    retry_at: Cell<Option<Instant>>,
+    retry: Retry,
 }
 
 impl FileChannel {
@@ -58,7 +58,7 @@ impl FileChannel {
             waker,
         };
         let (flight, registration) = Flight::launch(engine, own_file, disk.file.clone(), depth, table);
-        FileChannel { flight, _registration: registration, core: core.clone(), retry_at: Cell::new(None) }
+        FileChannel { flight, _registration: registration, core: core.clone(), retry: Retry::new(core) }
     }
 }
 
@@ -85,17 +85,9 @@ impl Channel for FileChannel {
 }
 
 impl FileChannel {
-    /// Memory may come back to the pool from elsewhere, and nobody tells.
     fn arm_retry(&self) {
         let table = &self.flight.landing;
-        if table.waiting.borrow().is_empty() {
-            return;
-        }
-        let now = self.core.now();
-        if self.retry_at.get().is_none_or(|when| when <= now) {
-            self.retry_at.set(Some(now + RETRY_AFTER));
-            self.core.wake_at(now + RETRY_AFTER, &table.waker);
-        }
+        self.retry.arm(!table.waiting.borrow().is_empty(), &table.waker);
     }
 }
 
@@ -247,12 +239,13 @@ impl Table {
         let mut slots = self.slots.borrow_mut();
         let Some(pending) = &mut slots[token as usize] else { return Start::Started };
         if let Some(wanted) = pending.memory_wanted() {
-            let Some(memory) = pool.take_payload(wanted) else {
-                if pool.could_hold(wanted) {
+            let Some(memory) = pool.take_payload_or_wait(wanted) else {
+                let is_left = pool.account().is_some_and(PeerAccount::is_closed);
+                if pool.could_hold(wanted) && !is_left {
                     return Start::Waits;
                 }
                 drop(slots);
-                self.finish(token, Err(IoError::NoMemory));
+                self.finish(token, Err(if is_left { IoError::Aborted } else { IoError::NoMemory }));
                 return Start::Started;
             };
             let seg = memory.seg(0, wanted);
@@ -279,10 +272,13 @@ impl Table {
     fn push(&self, flight: &Flight<Table>, token: u32, pending: &mut Pending) {
         let (at, left) = (pending.offset + pending.moved, pending.len - pending.moved);
         let durable = matches!(pending.op, Op::Write { fua: true });
+        let is_long_copy = pending.op == Op::Read && pending.len > LONG_COPY && self.disk.direct.is_none();
         let manner = Manner {
             durable,
             // A durable write through the page cache waits for the device, and this thread must not.
             in_background: pending.retries > 0 || durable && self.disk.direct.is_none(),
+            // The kernel copies from the page cache on this thread, and others wait meanwhile.
+            most_bytes: if is_long_copy { LONG_COPY_PIECE } else { 0 },
         };
         let way = if pending.op == Op::Read { Way::Read } else { Way::Write };
         match pending.step {
@@ -490,8 +486,11 @@ fn needs_sync(op: Op) -> bool {
     }
 }
 
+/// A read of more bytes than this from the page cache goes in pieces.
+const LONG_COPY: u64 = 1 << 20;
+/// Copied in a tenth of a millisecond or so.
+const LONG_COPY_PIECE: usize = 256 << 10;
 /// A hint need not fill the page cache.
 const MAX_PREFETCH: u64 = 32 << 20;
 /// Interrupted or told to try again, the kernel's own thread gets it done; this ends what never does.
 const MAX_RETRIES: u32 = 100;
-const RETRY_AFTER: Duration = Duration::from_micros(200);

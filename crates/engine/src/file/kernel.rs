@@ -57,6 +57,8 @@ pub(super) struct Manner {
     pub(super) durable: bool,
     /// The kernel starts it on a thread of its own at once, because it would block.
     pub(super) in_background: bool,
+    /// It moves at most so many bytes; 0: all.
+    pub(super) most_bytes: usize,
 }
 
 impl<L: Landing + 'static> Flight<L> {
@@ -101,7 +103,8 @@ impl<L: Landing + 'static> Flight<L> {
         self.push(token, |hold| {
             let entry = if let [seg] = memory.segs() {
                 assert!(skip < seg.len());
-                let (start, len) = (seg.as_ptr().wrapping_add(skip), (seg.len() - skip) as u32);
+                let most = if manner.most_bytes == 0 { usize::MAX } else { manner.most_bytes };
+                let (start, len) = (seg.as_ptr().wrapping_add(skip), (seg.len() - skip).min(most) as u32);
                 match way {
                     Way::Read => opcode::Read::new(fd, start, len).offset(offset).build(),
                     Way::Write => {

@@ -28,6 +28,7 @@ mod extents;
 mod kernel;
 mod open;
 mod probe;
+mod retry;
 mod volume;
 
 pub(crate) use kernel::lock_exclusive;

@@ -65,7 +65,8 @@ impl Portal {
         let local_ip = stream.local_ip().map(in_brackets).unwrap_or_default();
         let hang_up = Arc::new(SocketLine(stream.share()));
         let sessions = core.local(|| LocalSessions::new(Home::new(core.inbox().clone())));
-        let (node, pool) = (self.node.clone(), core.pool().clone());
+        let (node, pool) = (self.node.clone(), core.pool().for_peer());
+        let for_peer = pool.clone();
         let session = TargetSession::among(&sessions, node, self.group_tag, pool.clone(), seed, core.now())
             .admitted(login, local_ip, hang_up);
         let config = iwarp::Config::default();
@@ -80,7 +81,7 @@ impl Portal {
                 inbox.send(move |core| portal.serve(core, arrival));
             }
         });
-        TargetTask::receive(core, arrival, session, self.exports.clone(), Some(relocate));
+        TargetTask::receive(core, arrival, (session, for_peer), self.exports.clone(), Some(relocate));
     }
 }
 

@@ -238,12 +238,21 @@ impl<P: Protocol + 'static> Run<P> {
         let (exports, protocol) = (self.disk.exports.clone(), self.protocol.clone());
         let limit = ConnectionLimit::new(usize::MAX);
         self.world.net().listen(&core, &self.address, move |core, stream| {
-            let session = protocol.target(exports.clone(), core.pool().clone(), core.now());
+            let pool = core.pool().for_peer();
+            let session = protocol.target(exports.clone(), pool.clone(), core.now());
             match (limit.permit(), protocol.secure()) {
                 (None, _) => {}
-                (Some(permit), None) => TargetTask::spawn(core, stream, session, exports.clone(), permit),
+                (Some(permit), None) => {
+                    TargetTask::spawn(core, stream, (session, pool), exports.clone(), permit)
+                }
                 (Some(permit), Some(secure)) => {
-                    TargetTask::spawn_secured(core, (stream, secure), session, exports.clone(), permit);
+                    TargetTask::spawn_secured(
+                        core,
+                        (stream, secure),
+                        (session, pool),
+                        exports.clone(),
+                        permit,
+                    );
                 }
             }
         });

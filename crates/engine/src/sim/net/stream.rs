@@ -154,6 +154,10 @@ impl ByteStream for SimStream {
         self.incoming().borrow().arrived(self.net.now())
     }
 
+    fn unacknowledged(&self) -> usize {
+        self.outgoing().borrow().len
+    }
+
     fn receive_placed(&mut self, list: &SgList, at: usize, chunk: &mut Chunk) -> io::Result<usize> {
         let mut filled = at;
         self.take(list.len() - at + chunk.room(), |bytes| {

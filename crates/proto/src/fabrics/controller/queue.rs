@@ -373,7 +373,8 @@ impl<T: Transport> ControllerQueue<T> {
     pub(crate) fn memory_for(&mut self, slot: usize) -> Option<Seg> {
         let entry = self.commands.get_mut(slot)?;
         if entry.memory.is_none() {
-            entry.memory = self.pool.take_payload(entry.data_out).map(|memory| memory.seg(0, entry.data_out));
+            let memory = self.pool.take_payload_or_wait(entry.data_out);
+            entry.memory = memory.map(|memory| memory.seg(0, entry.data_out));
         }
         entry.memory.clone()
     }

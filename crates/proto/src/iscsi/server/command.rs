@@ -257,7 +257,7 @@ impl Turn<'_> {
         {
             return false;
         }
-        let Some(memory) = self.connection.pool.take_payload(len) else { return false };
+        let Some(memory) = self.connection.pool.take_payload_or_wait(len) else { return false };
         self.connection.given = self.connection.given.wrapping_add(1);
         entry.transfer.given = self.connection.given;
         entry.transfer.set_memory(memory.seg(0, len));

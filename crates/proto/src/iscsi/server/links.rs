@@ -23,6 +23,9 @@ impl Turn<'_> {
         if !self.connection.drains.is_empty() {
             self.resume_functions();
         }
+        if !self.connection.grants.is_empty() {
+            self.resume_grants();
+        }
     }
 
     /// Does what others have left for this connection.

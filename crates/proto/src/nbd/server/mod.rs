@@ -176,6 +176,13 @@ impl Target for TargetSession {
     }
 
     #[inline]
+    fn on_turn(&mut self) {
+        if let Phase::Transmission(transmission) = &mut self.phase {
+            transmission.take_memory();
+        }
+    }
+
+    #[inline]
     fn on_io(&mut self, done: Completion) {
         if let Phase::Transmission(transmission) = &mut self.phase {
             transmission.on_io(done, &mut self.outbox);

@@ -378,10 +378,10 @@ impl Transmission {
 
     /// Gives memory to the payload that waits for some, if the pool has any.
     #[inline]
-    fn take_memory(&mut self) {
+    pub(super) fn take_memory(&mut self) {
         if let Awaiting::Memory(write) = &self.awaiting {
             let length = write.length as usize;
-            if let Some(memory) = self.pool.take_payload(length) {
+            if let Some(memory) = self.pool.take_payload_or_wait(length) {
                 self.retry_after = MEMORY_RETRY;
                 let data = memory.seg(0, length).into();
                 self.awaiting = Awaiting::Place { write: *write, data };

@@ -1,0 +1,40 @@
+//! When requests that wait for memory are tried again.
+
+use blockmux_volume::{Core, Waker};
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+/// The timer of a channel whose requests wait. The pool wakes a peer whose memory may be there, but nobody else, and not
+/// those that wait for their own credit.
+pub(super) struct Retry {
+    core: Rc<dyn Core>,
+    fires_at: Cell<Option<Instant>>,
+    pause: Cell<Duration>,
+}
+
+impl Retry {
+    pub(super) fn new(core: &Rc<dyn Core>) -> Retry {
+        Retry { core: core.clone(), fires_at: Cell::new(None), pause: Cell::new(SHORTEST) }
+    }
+
+    /// Wakes `waker` after a while if requests wait, and later each time.
+    pub(super) fn arm(&self, waits: bool, waker: &Waker) {
+        if !waits {
+            return self.pause.set(SHORTEST);
+        }
+        let now = self.core.now();
+        if self.fires_at.get().is_none_or(|when| when <= now) {
+            let pause = self.pause.get();
+            if self.core.pool().account().is_some() {
+                self.pause.set((pause * 2).min(LONGEST));
+            }
+            self.fires_at.set(Some(now + pause));
+            self.core.wake_at(now + pause, waker);
+        }
+    }
+}
+
+const SHORTEST: Duration = Duration::from_micros(200);
+/// Thousands may wait, and together they must not take a CPU.
+const LONGEST: Duration = Duration::from_millis(100);

@@ -1,0 +1,239 @@
+//! Who asks for data and does not read it does not keep others from theirs: shares of buffers over whole connections, on
+//! a virtual clock.
+
+use blockmux_engine::host::{ByteStream, Host};
+use blockmux_engine::listener::ConnectionLimit;
+use blockmux_engine::sim::{SimCore, SimNet, SimStream, Weather, World};
+use blockmux_engine::socket::Address;
+use blockmux_engine::target::{PATIENCE, TargetTask};
+use blockmux_proto::exports::{Export, Exports};
+use blockmux_proto::nbd::server::TargetSession;
+use blockmux_proto::outbox::Outbox;
+use blockmux_volume::{
+    Channel, Chunk, Completion, Core, Io, IoError, Memory, Output, PeerAccount, SgList, Volume, VolumeInfo,
+    Waker,
+};
+use std::collections::VecDeque;
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A volume whose reads take memory of the pool, as those of a file do.
+struct Takes;
+
+struct TakesChannel {
+    core: Rc<dyn Core>,
+    waiting: VecDeque<Io>,
+    waker: Waker,
+}
+
+impl Volume for Takes {
+    fn info(&self) -> VolumeInfo {
+        VolumeInfo::new(VOLUME)
+    }
+
+    fn open(&self, core: &Rc<dyn Core>, _depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
+        Ok(Box::new(TakesChannel { core: core.clone(), waiting: VecDeque::new(), waker }))
+    }
+}
+
+impl Channel for TakesChannel {
+    fn submit(&mut self, io: Io) {
+        self.waiting.push_back(io);
+    }
+
+    fn poll(&mut self, done: &mut Vec<Completion>) {
+        let pool = self.core.pool();
+        while let Some(io) = self.waiting.front() {
+            let result = match pool.take_payload_or_wait(io.len as usize) {
+                Some(memory) => Ok(Output::Data(SgList::one(memory.seg(0, io.len as usize)))),
+                None if pool.account().is_some_and(PeerAccount::is_closed) => Err(IoError::Aborted),
+                None => return self.core.wake_at(self.core.now() + Duration::from_millis(100), &self.waker),
+            };
+            let tag = io.tag;
+            self.waiting.pop_front();
+            done.push(Completion { tag, result });
+        }
+    }
+}
+
+/// A target with 64 MiB of buffers, and clients that each have a connection.
+struct Setting {
+    world: World,
+    clients: Rc<SimCore>,
+    target: Rc<SimCore>,
+    limit: ConnectionLimit,
+}
+
+/// A client that reads only what it is told to.
+struct Client {
+    stream: SimStream,
+    received: usize,
+    chunk: Chunk,
+}
+
+impl Setting {
+    fn new() -> Setting {
+        let mut world = World::new(SimNet::new(1, Weather { window: 256 << 10, ..Weather::FAIR }));
+        let (clients, target) = (world.add_core(0), world.add_core(64 << 20));
+        let volume: Arc<dyn Volume> = Arc::new(Takes);
+        let export =
+            Export { name: "disk0".to_owned(), description: String::new(), read_only: false, volume };
+        let (exports, limit) = (Exports::new(vec![export]), ConnectionLimit::new(usize::MAX));
+        let permits = limit.clone();
+        world.net().listen(&target, &address(), move |core, stream| {
+            let pool = core.pool().for_peer();
+            let session = TargetSession::new(exports.clone(), pool.clone(), core.now());
+            TargetTask::spawn(core, stream, (session, pool), exports.clone(), permits.permit().unwrap());
+        });
+        Setting { world, clients, target, limit }
+    }
+
+    fn client(&self) -> Client {
+        let stream = self.clients.connect(&address()).unwrap();
+        let mut client = Client { stream, received: 0, chunk: Chunk::new(Memory::from_heap(1 << 20)) };
+        client.send(b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\0");
+        self.pass(Duration::from_millis(10));
+        // The greeting, and what the export is like.
+        assert_eq!(client.take(), 28);
+        client
+    }
+
+    /// As many that ask for 64 MiB in reads of `len` bytes, or as much as one may, and read nothing.
+    fn hogs(&self, count: usize, len: u32) -> Vec<Client> {
+        let hog = |_| {
+            let mut client = self.client();
+            (0..((64 << 20) / len).min(1024)).for_each(|_| client.ask(len));
+            client
+        };
+        let hogs = (0..count).map(hog).collect();
+        self.pass(Duration::from_millis(10));
+        hogs
+    }
+
+    /// Reads so many bytes; how long that takes.
+    fn read(&self, client: &mut Client, len: u32) -> Duration {
+        let (from, begin) = (client.received, self.target.now());
+        client.ask(len);
+        while client.received < from + 16 + len as usize {
+            self.pass(Duration::from_micros(100));
+            client.take();
+            assert!(self.target.now() - begin < PATIENCE, "a read of {len} bytes waits for ever");
+        }
+        self.target.now() - begin
+    }
+
+    fn pass(&self, time: Duration) {
+        self.world.run_for(time).unwrap();
+    }
+}
+
+impl Client {
+    fn send(&mut self, bytes: &[u8]) {
+        let mut outbox = Outbox::default();
+        outbox.push_head(bytes);
+        while !outbox.is_empty() {
+            self.stream.send(&mut outbox).expect("it fits the window");
+        }
+    }
+
+    fn ask(&mut self, len: u32) {
+        let mut request = [0; 28];
+        request[..4].copy_from_slice(b"\x25\x60\x95\x13");
+        request[24..].copy_from_slice(&len.to_be_bytes());
+        self.send(&request);
+    }
+
+    /// Takes what has come; how much that was.
+    fn take(&mut self) -> usize {
+        let before = self.received;
+        while let Ok(len @ 1..) = self.stream.receive(&mut self.chunk, usize::MAX) {
+            self.received += len;
+            self.chunk.take(len);
+        }
+        self.received - before
+    }
+
+    fn is_cut_off(&mut self) -> bool {
+        loop {
+            match self.stream.receive(&mut self.chunk, usize::MAX) {
+                Ok(0) => break true,
+                Ok(len) => self.chunk.take(len),
+                Err(error) => break error.kind() != io::ErrorKind::WouldBlock,
+            }
+        }
+    }
+}
+
+#[test]
+fn who_reads_what_it_asks_for_does_not_wait_for_those_who_do_not() {
+    for len in [32 << 20, 1 << 20, 256 << 10, 64 << 10, 4 << 10] {
+        let setting = Setting::new();
+        let mut reader = setting.client();
+        let alone = [1 << 20, 64 << 10].map(|len| setting.read(&mut reader, len));
+        let mut hogs = setting.hogs(200, len);
+        for round in 0..40 {
+            for (len_of_reader, alone) in [1 << 20, 64 << 10].into_iter().zip(alone) {
+                let took = setting.read(&mut reader, len_of_reader);
+                assert!(took <= 2 * alone, "{took:?} beside reads of {len}, round {round}");
+            }
+        }
+        assert!(!reader.is_cut_off());
+        drop(hogs.drain(..).map(|hog| hog.stream.close()).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn who_comes_later_is_served_too_as_those_who_hold_buffers_are_cut_off() {
+    for len in [32 << 20, 1 << 20, 256 << 10, 64 << 10] {
+        let setting = Setting::new();
+        let mut hogs = setting.hogs(100, len);
+        let mut reader = setting.client();
+        let took = setting.read(&mut reader, 1 << 20);
+        assert!(took < PATIENCE / 4, "{took:?} beside reads of {len}");
+        let left = hogs.iter_mut().filter_map(|hog| (!hog.is_cut_off()).then_some(())).count();
+        assert!(left > 0, "only those whose buffers somebody needs");
+    }
+}
+
+#[test]
+fn who_holds_buffers_is_left_alone_as_long_as_nobody_needs_them() {
+    let setting = Setting::new();
+    let mut slow = setting.client();
+    slow.ask(1 << 20);
+    setting.pass(PATIENCE * 2);
+    let mut reader = setting.client();
+    for _ in 0..10 {
+        setting.read(&mut reader, 1 << 20);
+    }
+    assert_eq!(setting.limit.open(), 2);
+    let mut left = (1 << 20) + 16;
+    while left > 0 {
+        left -= slow.take();
+        setting.pass(Duration::from_millis(1));
+    }
+    assert_eq!(setting.target.pool().out_bytes(), 0);
+}
+
+#[test]
+fn who_takes_its_data_slowly_is_not_cut_off_for_those_who_wait() {
+    let setting = Setting::new();
+    let mut slow = setting.client();
+    slow.ask(16 << 20);
+    let mut hogs = setting.hogs(20, 1 << 20);
+    // A megabyte a second, for 16 seconds.
+    let mut left: usize = (16 << 20) + 16;
+    while left > 0 {
+        left -= slow.take();
+        setting.pass(Duration::from_millis(250));
+    }
+    assert!(!slow.is_cut_off());
+    assert!(hogs.iter_mut().any(Client::is_cut_off));
+}
+
+fn address() -> Address {
+    Address::Unix("/target".into())
+}
+
+const VOLUME: u64 = 64 << 20;
