@@ -10,9 +10,11 @@ host run "cat >blockmux.toml <<END
   [[volume]]
   name = 'ram'
   spec = 'mem:512m'
+  protocols = ['nvme_tcp', '$NQN', 'nbd', 'iscsi']
   [[volume]]
   name = 'file'
   spec = 'file:disk.img?size=384m'
+  protocols = ['nvme_tcp', 'nbd', 'iscsi']
   [[nvme_subsystem]]
   nqn = '$NQN'
   namespaces = { 1 = 'ram', 2 = 'file' }

@@ -4,6 +4,7 @@ use crate::failure::Failure;
 use crate::output::printable;
 use crate::protocol::aoe::Serving;
 use crate::protocol::iscsi::redirects;
+use crate::protocol::policy::Policy;
 use crate::protocol::{AOE, Protocol, Settings, Way};
 use blockmux_engine::socket::Address;
 use blockmux_proto::exports::Exports;
@@ -37,6 +38,8 @@ impl Announcement {
             let spoken = listeners.iter().flat_map(|(listener, address)| {
                 listener.spoken_here().map(move |protocol| (protocol, address))
             });
+            let spoken = spoken
+                .filter(|(protocol, address)| settings.policy.leads_to(protocol, address, &export.name));
             let ways = spoken.flat_map(|(protocol, address)| {
                 let ways = (protocol.ways)(settings, &reachable(address), &export.name);
                 ways.into_iter().map(|way| (protocol.name, way))
@@ -48,9 +51,9 @@ impl Announcement {
     }
 
     /// Adds how each export is reached over AoE.
-    pub(super) fn with_disks(mut self, aoe: &Serving) -> Announcement {
+    pub(super) fn with_disks(mut self, aoe: &Serving, policy: &Policy) -> Announcement {
         for (place, export) in self.exports.iter_mut().enumerate() {
-            export.ways.extend(aoe.ways(place, &export.name).into_iter().map(|way| (AOE.name, way)));
+            export.ways.extend(aoe.ways(policy, place, &export.name).into_iter().map(|way| (AOE.name, way)));
         }
         self
     }
@@ -151,6 +154,7 @@ fn reachable(address: &Address) -> Address {
 mod tests {
     use super::*;
     use crate::protocol::NBD;
+    use crate::protocol::policy::{Place, PolicyListener};
     use blockmux_proto::exports::Export;
     use blockmux_volume::NullVolume;
     use std::sync::Arc;
@@ -163,7 +167,17 @@ mod tests {
             volume: Arc::new(NullVolume::new(1 << 30)),
         };
         let listeners: Vec<_> = addresses.iter().map(|address| (&NBD, address.clone())).collect();
-        Announcement::new(&Exports::new(vec![export("a"), export("b")]), &listeners, &Settings::default())
+        let asked = listeners.iter().map(|(protocol, address)| PolicyListener {
+            protocol,
+            place: Place::Socket(address.clone()),
+            volumes: None,
+            is_asked: true,
+        });
+        let volumes = ["a", "b"].map(|name| (name.to_owned(), None));
+        let policy = Policy::new(&Settings::default(), volumes.into_iter()).unwrap();
+        let policy = policy.at(asked.collect(), false).unwrap();
+        let settings = Settings { policy, ..Settings::default() };
+        Announcement::new(&Exports::new(vec![export("a"), export("b")]), &listeners, &settings)
     }
 
     #[test]

@@ -18,6 +18,8 @@ pub(super) struct NamedVolume {
     pub(super) spec: Spec,
     pub(super) read_only: bool,
     pub(super) description: String,
+    /// What serves it, in the words of `protocols`.
+    pub(super) protocols: Option<Vec<String>>,
 }
 
 /// What it takes to open volumes.
@@ -86,7 +88,7 @@ mod tests {
     fn a_description_is_short_and_blocks_are_small() {
         let named = |description| {
             let (name, spec) = ("a".to_owned(), Spec::Mem(1));
-            NamedVolume { name, spec, read_only: false, description }
+            NamedVolume { name, spec, read_only: false, description, protocols: None }
         };
         assert!(named("x".repeat(4096)).check_description(&NBD).is_ok());
         for description in ["x".repeat(4097), "a\0b".to_owned()] {

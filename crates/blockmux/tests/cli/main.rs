@@ -3,6 +3,7 @@
 //! A test that needs a program which is not installed prints a line that begins with `skipped: ` and ends.
 #![forbid(unsafe_code)]
 
+mod access;
 mod aoe_interop;
 mod bad_input;
 mod bench;

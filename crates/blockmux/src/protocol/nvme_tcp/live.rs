@@ -2,8 +2,9 @@
 
 use super::hosts::{HostEntry, LiveHosts};
 use super::namespaces::ConfiguredNamespace;
-use super::{ConfiguredSubsystem, default_nqn};
-use crate::protocol::{Live, Place};
+use super::{ConfiguredSubsystem, NVME_TCP, default_nqn, of_volume};
+use crate::protocol::policy::{LiveAccess, Policy};
+use crate::protocol::{Live, Place, Protocol};
 use blockmux_proto::exports::{Exports, VolumeId};
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme::subsystem::{Namespace, Subsystem};
@@ -29,6 +30,7 @@ pub(super) struct LiveSubsystems {
     /// Each volume is a subsystem of its own.
     pub(super) are_own: bool,
     pub(super) hosts: LiveHosts,
+    pub(super) policy: Policy,
 }
 
 impl Volumes {
@@ -85,7 +87,7 @@ impl LiveSubsystems {
 impl Live for LiveSubsystems {
     fn add(&self, volume: VolumeId) {
         if let Some(export) = self.volumes.exports.get(volume).filter(|_| self.are_own) {
-            let configured = ConfiguredSubsystem::of_volume(&export.name);
+            let Some(configured) = of_volume(&self.policy, &self.ports, &export.name) else { return };
             self.node.add(self.volumes.subsystem(configured, &self.ports));
         }
     }
@@ -102,6 +104,24 @@ impl Live for LiveSubsystems {
 
     fn has(&self, target: &str) -> bool {
         self.subsystem(target).is_ok()
+    }
+
+    fn protocol(&self) -> &'static Protocol {
+        &NVME_TCP
+    }
+
+    fn access_of(&self, target: &str) -> Option<LiveAccess> {
+        let found = self.subsystem(target).ok()?;
+        Some(LiveAccess { target: target.to_owned(), is_open: found.is_open() })
+    }
+
+    fn targets_of(&self, volume: VolumeId) -> Vec<LiveAccess> {
+        let subsystems = self.node.subsystems().into_iter().filter(|subsystem| subsystem.has_volume(volume));
+        let access = |subsystem: Arc<Subsystem>| LiveAccess {
+            target: subsystem.nqn.as_str().to_owned(),
+            is_open: subsystem.is_open(),
+        };
+        subsystems.map(access).collect()
     }
 
     fn attach(&self, target: &str, volume: VolumeId, place: &Place) -> Result<u32, String> {

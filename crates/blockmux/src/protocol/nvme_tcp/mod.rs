@@ -13,6 +13,7 @@ mod remote;
 pub(crate) use config::{ConfiguredSubsystem, DiscoveryEntry, State, SubsystemEntry, Treq, check_listeners};
 pub(crate) use hosts::HostEntry;
 
+use super::policy::{Place, Policy};
 use super::{Protocol, Service, Settings, Started, Way};
 use crate::machine::machine_id;
 use crate::output::shell_word;
@@ -47,6 +48,7 @@ pub(crate) const NVME_TCP: Protocol = Protocol {
         let subsystems = &settings.nvme;
         subsystems.is_empty() || subsystems.iter().any(|subsystem| subsystem.is_open)
     },
+    targets: config::targets,
     serve,
     ways,
     connect: Some(remote::connect),
@@ -63,7 +65,11 @@ fn serve(service: &Service<'_>) -> Started {
     });
     let ports: Vec<Port> = tcp.collect();
     let names: Vec<String> = exports.iter().map(|(_, export)| export.name.clone()).collect();
-    let subsystems = subsystems(settings, names.iter().map(String::as_str));
+    let subsystems = if settings.nvme.is_empty() {
+        names.iter().filter_map(|name| of_volume(&settings.policy, &ports, name)).collect()
+    } else {
+        settings.nvme.clone()
+    };
     let configured = settings.nvme.iter().flat_map(|subsystem| {
         let namespaces = subsystem.namespaces.iter();
         namespaces.map(|(nsid, namespace)| ((subsystem.nqn.clone(), *nsid), namespace.clone()))
@@ -92,8 +98,8 @@ fn serve(service: &Service<'_>) -> Started {
     let ktls = settings.nvme_tcp_ktls.unwrap_or(true);
     let serve = (0..addresses.len()).map(|at| nvme_tcp::serve(&node, port_id(at), exports, ktls));
     let serve = serve.collect();
-    let are_own = settings.nvme.is_empty();
-    Started { serve, live: Some(Box::new(LiveSubsystems { node, volumes, ports, are_own, hosts })) }
+    let (are_own, policy) = (settings.nvme.is_empty(), settings.policy.clone());
+    Started { serve, live: Some(Box::new(LiveSubsystems { node, volumes, ports, are_own, hosts, policy })) }
 }
 
 /// The keys of all hosts, for the subsystems that they have them for and for discovery by either of its names: hosts ask
@@ -120,6 +126,13 @@ fn discovery_names(machine: &str) -> [Nqn; 2] {
 /// The identifier of the port that a listener is, by its place among them.
 fn port_id(at: usize) -> u16 {
     u16::try_from(at + 1).unwrap_or(u16::MAX)
+}
+
+/// The subsystem that a volume is by itself; `None` if no port may lead to it.
+fn of_volume(policy: &Policy, ports: &[Port], volume: &str) -> Option<ConfiguredSubsystem> {
+    let leads = |port: &&Port| policy.serves(&NVME_TCP, &Place::Socket(Address::Tcp(port.address)), volume);
+    let own: Vec<_> = ports.iter().filter(leads).map(|port| port.address).collect();
+    (!own.is_empty()).then(|| ConfiguredSubsystem::of_volume(volume).at(own))
 }
 
 /// The subsystems that are configured, or one for each volume.
