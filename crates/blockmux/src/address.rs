@@ -142,13 +142,15 @@ impl TryFrom<String> for ListenAddress {
     }
 }
 
-/// Where to listen and for which volumes, as it was written: `ADDRESS` or `ADDRESS?volumes=NAME,NAME`.
+/// Where to listen and for which volumes, as it was written: `ADDRESS` or
+/// `ADDRESS?volumes=NAME,NAME`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub(crate) struct ListenerEntry {
     /// The address.
     pub(crate) address: ListenAddress,
-    /// Names of the volumes that are served there; `None`: the rule in `protocol/policy.rs` decides.
+    /// Names of the volumes that are served there; `None`: the rule in `protocol/policy.rs`
+    /// decides.
     pub(crate) volumes: Option<Vec<String>>,
 }
 
@@ -179,7 +181,8 @@ impl TryFrom<String> for ListenerEntry {
     }
 }
 
-/// Whether an address of the config means that listener: the unspecified address means every address, port 0 every port.
+/// Whether an address of the config means that listener: the unspecified address means every
+/// address, port 0 every port.
 pub(crate) fn means(written: &SocketAddr, listener: &SocketAddr) -> bool {
     (written.ip() == listener.ip() || written.ip().is_unspecified())
         && (written.port() == listener.port() || written.port() == 0)

@@ -1,8 +1,9 @@
 //! Numbers as fio writes them: sizes with a suffix, times with a unit, shares in per cent.
 //!
-//! Every unit of a size is a power of 1024, as in a volume's spec: `4k`, `4kb` and `4kib` are 4096. That is fio but for
-//! `kib` and its like, which fio takes for powers of 1000 unless `kb_base=1000` says otherwise. A bare `4ki` is refused,
-//! and so is what fio drops after the digits (`4.5k` becomes 4 there).
+//! Every unit of a size is a power of 1024, as in a volume's spec: `4k`, `4kb` and `4kib` are 4096.
+//! That is fio but for `kib` and its like, which fio takes for powers of 1000 unless `kb_base=1000`
+//! says otherwise. A bare `4ki` is refused, and so is what fio drops after the digits (`4.5k`
+//! becomes 4 there).
 
 use blockmux_volume::units::size_unit;
 use serde::{Deserialize, Serialize};

@@ -77,8 +77,8 @@ impl Exports {
         Exports { shared: Arc::new(Shared { list, changes: AtomicU64::new(0) }), offered: None }
     }
 
-    /// Another handle to this list that finds only exports for which `is_offered` is true at that moment. What was found
-    /// keeps its id, and the id leads to the volume by every handle.
+    /// Another handle to this list that finds only exports for which `is_offered` is true at that
+    /// moment. What was found keeps its id, and the id leads to the volume by every handle.
     #[must_use]
     pub fn offering(&self, is_offered: impl Fn(&str) -> bool + Send + Sync + 'static) -> Exports {
         Exports { shared: self.shared.clone(), offered: Some(Arc::new(is_offered)) }

@@ -35,8 +35,8 @@ pub fn parse_size(text: &str) -> Result<u64, UnitError> {
     scaled(number, size_unit(unit).ok_or_else(malformed)?, text, "bytes")
 }
 
-/// The bytes of a unit of sizes as it is written behind a number: nothing or `b`, `k`, `kb`, `KiB`. Every reader of sizes
-/// takes them from here, so that `4kib` is the same everywhere.
+/// The bytes of a unit of sizes as it is written behind a number: nothing or `b`, `k`, `kb`, `KiB`.
+/// Every reader of sizes takes them from here, so that `4kib` is the same everywhere.
 #[must_use]
 pub fn size_unit(unit: &str) -> Option<u64> {
     let unit = unit.to_ascii_lowercase();

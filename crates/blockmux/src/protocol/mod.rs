@@ -59,7 +59,8 @@ pub(crate) struct Protocol {
     pub(crate) check: fn(&Settings, &[&str]) -> Result<(), String>,
     /// Whether somebody may use a volume without having proved who it is.
     pub(crate) is_open: fn(&Settings) -> bool,
-    /// Its configured targets, and who may use their volumes; without any, each volume is an export of its own.
+    /// Its configured targets, and who may use their volumes; without any, each volume is an export
+    /// of its own.
     pub(crate) targets: fn(&Settings) -> Vec<TargetAccess>,
     /// Serves to accepted connections.
     pub(crate) serve: fn(&Service<'_>) -> Started,
@@ -129,7 +130,8 @@ pub(crate) trait Live: Send {
     /// The protocol whose targets these are.
     fn protocol(&self) -> &'static Protocol;
 
-    /// A target with whether everybody who can connect may use all of its volumes; `None` if there is none.
+    /// A target with whether everybody who can connect may use all of its volumes; `None` if there
+    /// is none.
     fn access_of(&self, target: &str) -> Option<LiveAccess>;
 
     /// The targets that have a volume.

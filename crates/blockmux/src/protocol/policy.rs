@@ -1,9 +1,10 @@
-//! Which volumes are served by which protocol: the one rule, for the start and for changes by `ctl`.
+//! Which volumes are served by which protocol: the one rule, for the start and for changes by
+//! `ctl`.
 //!
-//! A target or a subsystem *restricts* a volume if it does not let everybody use it without proof. What is restricted in
-//! one place is served without restriction in another only if the configuration says so in words: `protocols` of the
-//! volume names the protocol or the target, or a listener names the volume. See
-//! docs/decisions/0032-a-volume-is-open-nowhere-by-accident.md.
+//! A target or a subsystem *restricts* a volume if it does not let everybody use it without proof.
+//! What is restricted in one place is served without restriction in another only if the
+//! configuration says so in words: `protocols` of the volume names the protocol or the target, or a
+//! listener names the volume. See docs/decisions/0032-a-volume-is-open-nowhere-by-accident.md.
 
 use super::{AOE, PROTOCOLS, Protocol, Settings};
 use crate::address::means;
@@ -118,7 +119,8 @@ impl PolicyListener {
 }
 
 impl Policy {
-    /// What holds before anybody listens: the configured targets, and the volumes with their `protocols`.
+    /// What holds before anybody listens: the configured targets, and the volumes with their
+    /// `protocols`.
     ///
     /// # Errors
     /// If a word of `protocols` is neither a protocol nor a configured target.
@@ -151,7 +153,8 @@ impl Policy {
             || volumes.values().any(|words| self.is_default(protocol.served_as(), words.as_deref()))
     }
 
-    /// The same configuration with its listeners, if it obeys the rule. `may_change`: volumes can come while it runs.
+    /// Adds the listeners, if the configuration obeys the rule with them. `may_change`: volumes can
+    /// come while it runs.
     ///
     /// # Errors
     /// What is wrong, and the line to write.
@@ -168,7 +171,8 @@ impl Policy {
         Ok(policy)
     }
 
-    /// Whether a listener leads to the export that a volume is by itself: a protocol with configured targets has none.
+    /// Whether a listener leads to the export that a volume is by itself: a protocol with
+    /// configured targets has none.
     pub(crate) fn serves(&self, protocol: &Protocol, place: &Place, volume: &str) -> bool {
         let name = protocol.served_as();
         if self.has_targets(name) {
@@ -370,8 +374,8 @@ impl Policy {
         volumes.into_iter().any(|(name, is_open)| name == volume && !is_open)
     }
 
-    /// The rule at the start. Somebody who says to listen wants every volume served there that has no list: that is a way,
-    /// too, although it is not taken once something is restricted.
+    /// The rule at the start. Somebody who says to listen wants every volume served there that has
+    /// no list: that is a way, too, although it is not taken once something is restricted.
     fn check_volume(&self, volume: &str, words: Option<&[String]>) -> Result<(), String> {
         let Shared { targets, listeners, .. } = &*self.0;
         let mut ways = Vec::new();

@@ -31,8 +31,8 @@ pub(super) fn private_directory(setup: &Setup, has_command: bool) -> Result<Opti
 /// Listeners, and the volumes that each of them names.
 type Bound = (Vec<(&'static Protocol, Listener)>, Vec<Option<Vec<String>>>);
 
-/// Binds what was asked for; else the private socket of each protocol that has something to serve, or its own port of
-/// loopback.
+/// Binds what was asked for; else the private socket of each protocol that has something to serve,
+/// or its own port of loopback.
 pub(super) fn bind(setup: &Setup, private: Option<&TempDir>) -> Result<Bound, Failure> {
     let usual = |protocol: &'static Protocol| match private {
         Some(_) if !protocol.has_unix_sockets() => ListenAddress::ANY_PORT,

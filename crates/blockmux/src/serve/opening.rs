@@ -3,13 +3,16 @@
 use super::setup::LARGEST;
 use super::state;
 use crate::failure::Failure;
+use crate::machine::memory_bytes;
 use crate::open::{self, Access, Use};
 use crate::protocol::Protocol;
 use blockmux_proto::exports::Export;
 use blockmux_proto::served::Served;
+use blockmux_volume::units::human_size;
 use blockmux_volume::{Spec, VolumeInfo};
 use std::path::PathBuf;
 use std::sync::Arc;
+use tracing::warn;
 
 /// A volume that is to be served.
 #[derive(Debug)]
@@ -51,6 +54,14 @@ impl NamedVolume {
 impl Opening {
     /// Opens a volume.
     pub(super) fn open(&self, named: &NamedVolume) -> Result<(Export, Arc<Served>), Failure> {
+        let memory = memory_bytes();
+        if named.spec.ram_bytes() > memory {
+            warn!(
+                "{}: is larger than this machine's memory, {}: when that is full, the system ends programs",
+                named.spec,
+                human_size(memory)
+            );
+        }
         let access = if named.read_only { Access::Read } else { Access::Either };
         let how = Use { access, connections: 1, may_grow: self.may_grow };
         let volume = open::open(&named.spec, how)?.volume;

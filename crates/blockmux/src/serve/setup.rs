@@ -126,7 +126,8 @@ impl Setup {
         })
     }
 
-    /// Applies the rule of `protocol/policy.rs` to where it listens, and to the volumes that each listener names.
+    /// Applies the rule of `protocol/policy.rs` to where it listens, and to the volumes that each
+    /// listener names.
     pub(super) fn settle_policy(
         &mut self,
         addresses: &[(&'static Protocol, Address)],
@@ -150,7 +151,8 @@ impl Setup {
         self.volumes.iter().map(|volume| &volume.spec)
     }
 
-    /// What is not served because somebody has said where to listen for something else, in a line; `None` if all is.
+    /// What is not served because somebody has said where to listen for something else, in a line;
+    /// `None` if all is.
     pub(super) fn not_served(&self) -> Option<String> {
         if self.not_served.is_empty() {
             return None;

@@ -18,7 +18,8 @@ fn in_place(directory: &Path, name: &str, content: &str) -> String {
     path.display().to_string()
 }
 
-/// A volume, `vault`, that needs CHAP over iSCSI, another one, and more lines before the first table.
+/// A volume, `vault`, that needs CHAP over iSCSI, another one, and more lines before the first
+/// table.
 fn config(directory: &Path, listeners: &str, of_vault: &str, of_other: &str) -> String {
     let secret = in_place(directory, "secret", "a secret of twelve");
     let content = format!(
@@ -57,7 +58,11 @@ fn a_volume_behind_chap_is_not_open_over_nbd_unless_its_protocols_say_so() {
         assert!(said.contains(part), "no {part} in {said}");
     }
 
-    // One that is restricted stays behind its target, and the other is served where its protocols say.
+    let said = refusal(&config(files.path(), "iscsi = ['127.0.0.1:0']\naoe = ['lo']", "", ""), &[]);
+    assert!(said.contains("aoe at lo (aoe)") && said.contains("[\"aoe\", \"iscsi\"]"), "{said}");
+
+    // One that is restricted stays behind its target, and the other is served where its protocols
+    // say.
     let kept = config(files.path(), both, "protocols = ['iscsi']", "protocols = ['nbd']");
     let daemon = Daemon::serve_only(&["--config", &kept]);
     let urls = daemon.urls_of("nbd");

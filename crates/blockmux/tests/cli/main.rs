@@ -7,6 +7,7 @@ mod access;
 mod aoe_interop;
 mod bad_input;
 mod bench;
+mod config;
 mod control;
 mod copy;
 mod daemon;

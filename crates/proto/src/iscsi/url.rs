@@ -10,8 +10,9 @@
 //!
 //! Without a target it names a portal, for discovery; without a number, LUN 0. A password in a URL can be seen by
 //! everybody who sees the command line; `secret_file=PATH` names a file instead. `mutual_user=NAME` and
-//! `mutual_secret_file=PATH` are what the target has to prove, `discovery_user=NAME` and `discovery_secret_file=PATH` what
-//! the portal asks for when it is asked for its targets, where that is another secret than the target's, `initiator=NAME` is our own name,
+//! `mutual_secret_file=PATH` are what the target has to prove, `discovery_user=NAME` and
+//! `discovery_secret_file=PATH` what the portal asks for when it is asked for its targets, where
+//! that is another secret than the target's, `initiator=NAME` is our own name,
 //! `header_digest=on|off` and `data_digest=on|off` (off) ask for CRC32C, `connections=N` is how many sessions to open,
 //! `max_connections=N` how many connections each of them may have (1), `error_recovery_level=0..2` how much of what goes
 //! wrong a session survives (0): of these two the target may agree on less. `paths=all` asks the portal for all that lead to

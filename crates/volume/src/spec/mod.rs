@@ -70,7 +70,7 @@ pub enum Spec {
 }
 
 impl Spec {
-    /// The same volume with its relative paths, those in URLs included, taken as below a directory.
+    /// Takes relative paths, those in URLs included, as below a directory.
     #[must_use]
     pub fn below(self, directory: &Path) -> Spec {
         let inner = |spec: Box<Spec>| Box::new(spec.below(directory));
@@ -90,6 +90,21 @@ impl Spec {
             Spec::Log(LogTarget::Stderr, spec) => Spec::Log(LogTarget::Stderr, inner(spec)),
             Spec::Url(url) => Spec::Url(url.below(directory)),
             Spec::Mem(_) | Spec::Null(_) => self,
+        }
+    }
+
+    /// How many bytes of RAM it may come to hold.
+    #[must_use]
+    pub fn ram_bytes(&self) -> u64 {
+        match self {
+            Spec::Mem(size) => *size,
+            Spec::Stripe { members, .. } => {
+                members.iter().fold(0, |all, member| all.saturating_add(member.ram_bytes()))
+            }
+            Spec::Delay(_, spec) | Spec::Fault(_, spec) | Spec::Rate(_, spec) | Spec::Log(_, spec) => {
+                spec.ram_bytes()
+            }
+            Spec::Null(_) | Spec::File(_) | Spec::Block(_) | Spec::Url(_) => 0,
         }
     }
 

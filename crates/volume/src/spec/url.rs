@@ -21,8 +21,8 @@ impl Url {
         &self.0
     }
 
-    /// The same URL with the relative paths among its parameters taken as below a directory: `socket` and whatever ends in
-    /// `_file`.
+    /// Takes relative paths among the parameters as below a directory: `socket` and whatever ends
+    /// in `_file`.
     #[must_use]
     pub fn below(&self, directory: &Path) -> Url {
         let Some((place, query)) = self.0.split_once('?') else { return self.clone() };

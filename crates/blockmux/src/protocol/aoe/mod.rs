@@ -138,7 +138,8 @@ impl Serving {
         })
     }
 
-    /// Interfaces that name the same volumes, and one of them. They share what is known of recent writes.
+    /// Interfaces that name the same volumes, and one of them. They share what is known of recent
+    /// writes.
     fn groups(&self) -> impl Iterator<Item = (Vec<String>, Place)> {
         let mut groups: BTreeMap<&Option<Vec<String>>, Vec<String>> = BTreeMap::new();
         for (interface, volumes) in &self.interfaces {

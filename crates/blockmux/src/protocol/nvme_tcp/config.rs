@@ -227,7 +227,7 @@ impl ConfiguredSubsystem {
 }
 
 impl ConfiguredSubsystem {
-    /// The same behind these listeners alone.
+    /// Moves the subsystem behind these listeners alone.
     pub(super) fn at(self, listeners: Vec<SocketAddr>) -> ConfiguredSubsystem {
         ConfiguredSubsystem { listeners, ..self }
     }
@@ -362,7 +362,8 @@ pub(super) fn check(settings: &Settings, volumes: &[&str]) -> Result<(), String>
     namespaces::refuse_duplicates(settings.nvme.iter().flat_map(|subsystem| subsystem.namespaces.values()))
 }
 
-/// What is wrong where an ANA group names an address at which nobody listens; `listeners` are those that there are.
+/// What is wrong where an ANA group names an address at which nobody listens; `listeners` are those
+/// that there are.
 pub(crate) fn check_listeners(settings: &Settings, listeners: &[SocketAddr]) -> Result<(), String> {
     for subsystem in &settings.nvme {
         let is_there = |named: &SocketAddr| listeners.iter().any(|listener| means(named, listener));
