@@ -23,7 +23,7 @@ fn secret(directory: &Path, name: &str, content: &str) -> String {
 fn relative_paths_of_a_config_file_are_relative_to_it() {
     let files = tempfile::tempdir().unwrap();
     let (there, here) = (files.path().join("etc"), files.path().join("cwd"));
-    [&there, &here].map(|directory| fs::create_dir(directory).unwrap());
+    [&there, &here].into_iter().for_each(|directory| fs::create_dir(directory).unwrap());
     secret(&there, "secret", "a secret of twelve");
     let config = there.join("blockmux.toml");
     let content = "nbd = ['unix:nbd.sock']\niscsi = ['127.0.0.1:0']\nstate = 'state'\ncontrol = 'unix:run/control'\n\
