@@ -261,7 +261,7 @@ impl Policy {
             target: Some(&access.target),
             title: configured.map_or_else(|| format!("target `{}`", access.target), TargetAccess::title),
             is_open: access.is_open,
-            is_named: listeners.iter().filter(leads).all(|listener| listener.names(volume)),
+            is_named: all_name(listeners.iter().filter(leads), volume),
         }
     }
 
@@ -382,13 +382,13 @@ impl Policy {
         for (protocol, target) in targets {
             let mapped = target.volumes.iter().filter(|(name, _)| name == volume);
             for (_, is_open) in mapped {
-                let mut here = listeners.iter().filter(|own| own.is_of(protocol) && target.is_at(&own.place));
+                let here = listeners.iter().filter(|own| own.is_of(protocol) && target.is_at(&own.place));
                 ways.push(VolumeWay {
                     protocol,
                     target: Some(&target.name),
                     title: target.title(),
                     is_open: *is_open,
-                    is_named: here.all(|listener| listener.names(volume)),
+                    is_named: all_name(here, volume),
                 });
             }
         }
@@ -398,6 +398,12 @@ impl Policy {
         }));
         check_ways(volume, words, &ways)
     }
+}
+
+/// Whether there are listeners, and each of them names the volume.
+fn all_name<'a>(listeners: impl Iterator<Item = &'a PolicyListener>, volume: &str) -> bool {
+    let mut listeners = listeners.peekable();
+    listeners.peek().is_some() && listeners.all(|listener| listener.names(volume))
 }
 
 /// The rule itself.

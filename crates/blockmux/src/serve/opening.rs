@@ -54,6 +54,9 @@ impl NamedVolume {
 impl Opening {
     /// Opens a volume.
     pub(super) fn open(&self, named: &NamedVolume) -> Result<(Export, Arc<Served>), Failure> {
+        let access = if named.read_only { Access::Read } else { Access::Either };
+        let how = Use { access, connections: 1, may_grow: self.may_grow };
+        let volume = open::open(&named.spec, how)?.volume;
         let memory = memory_bytes();
         if named.spec.ram_bytes() > memory {
             warn!(
@@ -62,9 +65,6 @@ impl Opening {
                 human_size(memory)
             );
         }
-        let access = if named.read_only { Access::Read } else { Access::Either };
-        let how = Use { access, connections: 1, may_grow: self.may_grow };
-        let volume = open::open(&named.spec, how)?.volume;
         let info = volume.info();
         if info.size > LARGEST {
             return Err(Failure::request(format!(

@@ -137,7 +137,7 @@ fn ram_beyond_the_machine_s_is_served_with_a_warning() {
 fn a_user_with_anothers_home_keeps_reservations_in_a_private_place_and_is_told_once() {
     let mut command = Command::new(BLOCKMUX);
     command.args(["serve", "mem:1m", "--nbd", ":0", "--run", "true"]);
-    command.env("HOME", "/").env_remove("XDG_STATE_HOME").env("TMPDIR", "/tmp");
+    command.env("HOME", "/").env_remove("XDG_STATE_HOME");
     let own = rustix::process::geteuid();
     // Nobody's directory: nothing is made there until somebody reserves something.
     let user = if own.is_root() { 4_000_017 } else { own.as_raw() };
@@ -150,9 +150,8 @@ fn a_user_with_anothers_home_keeps_reservations_in_a_private_place_and_is_told_o
     };
     let said = text(&output.stderr);
     assert!(output.status.success(), "{said}");
-    let expected =
-        format!("/ is not the home of this user: reservations are kept in /var/tmp/blockmux-{user};");
-    assert!(said.contains(&expected) && said.lines().count() == 1, "{said}");
+    assert!(said.contains("/ is not the home of this user: reservations are kept in "), "{said}");
+    assert!(said.contains(&format!("/blockmux-{user};")) && said.lines().count() == 1, "{said}");
 }
 
 #[test]

@@ -427,7 +427,7 @@ mod tests {
             (&format!("{}\n{}", ana("2", "[]", "{}"), ANOTHER), "ANAGRPID 2: give each"),
             (&ana("2", "[7]", "{}"), "there is no namespace 7"),
             (&ana("2", "[1, 1]", "{}"), "namespace 1 is in two"),
-            (&ana("2", "[1]", "{ here = 'optimized' }"), "`here` is no listener"),
+            (&ana("2", "[1]", "{ 'unix:here' = 'optimized' }"), "`unix:here` is no listener"),
             (&ana("2", "[1]", "{ '[::1]:1' = 'best' }"), "unknown variant"),
         ] {
             let failure = prepare(text).unwrap_err();
