@@ -90,6 +90,9 @@ pub(crate) enum Request {
         /// For people
         #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
         description: String,
+        /// Protocols that serve it [default: all, or none if a target restricts its users]
+        #[arg(long, value_name = "NAME,NAME", value_delimiter = ',')]
+        protocols: Option<Vec<String>>,
     },
     /// Serve a volume no more, wherever it is
     Remove {
