@@ -14,6 +14,7 @@
 //! Unsafe code is in [`sys`], [`ring`], [`memory`], `file::kernel`, `frames::kernel` and `frames::ring` alone.
 
 pub mod aoe;
+pub mod audit;
 pub mod blocking;
 mod broken;
 mod channels;

@@ -1,5 +1,6 @@
 //! Accepts connections and spreads them over the cores.
 
+use crate::audit::AUDIT;
 use crate::reactor::{EngineCore, Inbox, Progress, Task, WakeOnEvent};
 use crate::ring::Registration;
 use crate::socket::{Listener, Stream};
@@ -27,6 +28,8 @@ pub struct ConnectionLimit {
     /// Those that are over, whose I/O is not.
     left: Arc<AtomicUsize>,
     half_open: HalfOpen,
+    /// The protocol of this part.
+    protocol: &'static str,
 }
 
 /// One connection's share of the limit.
@@ -36,6 +39,7 @@ pub struct Permit {
     left: Arc<AtomicUsize>,
     /// Its peer is gone, and its place another's.
     has_left: bool,
+    protocol: &'static str,
     /// What is entered of it until its peer has come through its handshake.
     entered: Option<(HalfOpen, Arc<Entry>)>,
 }
@@ -62,13 +66,14 @@ impl ConnectionLimit {
             part: Arc::default(),
             left: Arc::default(),
             half_open: HalfOpen::default(),
+            protocol: "",
         }
     }
 
-    /// The same bound, for a part whose connections are counted by themselves, too.
+    /// This bound for the connections of one protocol, which are counted by themselves, too.
     #[must_use]
-    pub fn for_part(&self) -> ConnectionLimit {
-        ConnectionLimit { part: Arc::default(), ..self.clone() }
+    pub fn for_part(&self, protocol: &'static str) -> ConnectionLimit {
+        ConnectionLimit { part: Arc::default(), protocol, ..self.clone() }
     }
 
     /// How many of this part are open.
@@ -137,12 +142,19 @@ impl ConnectionLimit {
             part: self.part.clone(),
             left: self.left.clone(),
             has_left: false,
+            protocol: self.protocol,
             entered: None,
         }
     }
 }
 
 impl Permit {
+    /// The protocol that its listener is for; empty if nobody said.
+    #[must_use]
+    pub fn protocol(&self) -> &'static str {
+        self.protocol
+    }
+
     /// The peer has come through its handshake: the connection is not let go any more for another.
     pub fn establish(&self) {
         if let Some((half_open, entry)) = &self.entered {
@@ -226,7 +238,13 @@ impl ListenerTask {
 
     fn hand_over(&mut self, stream: Stream) {
         let Some(permit) = self.limit.admit(stream.hang_up()) else {
-            warn!(peer = stream.peer(), "refused: {} connections are open already", self.limit.most);
+            warn!(
+                target: AUDIT,
+                protocol = self.limit.protocol,
+                peer = stream.peer(),
+                "login refused: {} connections are open already; raise --max-connections",
+                self.limit.most
+            );
             return;
         };
         let serve = self.serve.clone();

@@ -7,18 +7,19 @@
 //! A session whose connection is over is kept until its I/O has ended, for the volume may still write its memory. It takes
 //! no connection's place all the while, as [`Permit::leave`] and [`blockmux_proto::served::Left`] say.
 
+use crate::audit::Audit;
 use crate::channels::Channels;
 use crate::connection::{Broken, Connection, Inflow};
-use crate::host::Host;
+use crate::host::{ByteStream, Host};
 use crate::listener::Permit;
 use crate::reactor::{EngineCore, Progress, Task};
 use crate::secure::Secure;
-use blockmux_proto::exports::{Exports, VolumeId};
+use blockmux_proto::exports::Exports;
 use blockmux_proto::session::{Demand, Home, ProtocolError, StreamSession, Target};
 use blockmux_volume::Waker;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
-use tracing::{debug, warn};
+use tracing::debug;
 
 /// Serves one connection until either side ends it.
 pub struct TargetTask<S: StreamSession + Target, H: Host = EngineCore> {
@@ -43,6 +44,7 @@ pub struct TargetTask<S: StreamSession + Target, H: Host = EngineCore> {
     relocate: Option<Relocate<H>>,
     /// Given back when the connection ends, here or where it went.
     permit: Option<Permit>,
+    audit: Audit,
 }
 
 /// A connection as it comes to a core.
@@ -117,7 +119,9 @@ impl<S: StreamSession + Target + 'static, H: Host> TargetTask<S, H> {
         relocate: Option<Relocate<H>>,
     ) {
         let Arrival { stream, unread, permit, .. } = arrival;
+        let audit = Audit::new(stream.peer());
         core.spawn(|waker| TargetTask {
+            audit,
             connection: Connection::resumed(stream, &unread, core, waker).secured(secure),
             session: {
                 session.on_start(waker);
@@ -140,6 +144,11 @@ impl<S: StreamSession + Target + 'static, H: Host> TargetTask<S, H> {
 }
 
 impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
+    /// The protocol that the listener is for.
+    fn protocol(&self) -> &'static str {
+        self.permit.as_ref().map_or("", Permit::protocol)
+    }
+
     /// Requests that have come and outboxes that were taken, in all.
     fn moved(&self) -> u64 {
         self.channels.submitted() + self.taken
@@ -190,6 +199,7 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
     /// The connection is over, and the session goes on without it: time passes, and I/O is done.
     fn linger(&mut self) -> Progress {
         if !std::mem::replace(&mut self.is_lingering, true) {
+            self.log_end();
             debug!(peer = self.connection.peer(), "connection closed; its session is kept");
             self.connection.close();
             self.ending = Some(Ending::Gone);
@@ -208,6 +218,7 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
     #[cold]
     fn leave(&mut self) {
         self.left_as = self.ending;
+        self.log_end();
         self.channels.leave();
         if let Some(permit) = &mut self.permit {
             permit.leave();
@@ -217,11 +228,20 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
         }
     }
 
-    /// Says what the peer cannot be told.
-    #[cold]
-    fn complain(&self, volume: VolumeId, reason: &str) {
-        let name = self.channels.name(volume);
-        warn!(peer = self.connection.peer(), "{name}: requests are refused: {reason}");
+    /// Logs what the session has to tell.
+    #[inline]
+    fn log_events(&mut self) {
+        while let Some(event) = self.session.poll_event() {
+            self.audit.on_event(event, |volume| self.channels.name(volume));
+        }
+    }
+
+    /// The connection is over without a failure: logs how, unless the session has said it.
+    fn log_end(&mut self) {
+        match self.told_to_stop {
+            true => self.audit.on_end(true, "the target stops"),
+            false => self.audit.on_end(false, "the peer closed it without logging out"),
+        }
     }
 
     /// Hands the connection over if it belongs on another core; whether it went.
@@ -280,12 +300,17 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
 
     /// The connection is broken: whatever is in flight still completes, to nobody.
     fn on_broken(&mut self, broken: &Broken) {
-        let peer = self.connection.peer();
+        self.log_events();
+        let reason = match broken {
+            Broken::Protocol(error) => format!("peer {error}"),
+            Broken::Tls(error) => format!("peer {error}"),
+            Broken::Keys(_) => broken.to_string(),
+            Broken::Socket(error) => error.to_string(),
+        };
         match broken {
-            Broken::Protocol(error) => warn!(peer, "closing: peer {error}"),
-            Broken::Tls(error) => warn!(peer, "closing: peer {error}"),
-            Broken::Keys(_) => warn!(peer, "closing: {broken}"),
-            Broken::Socket(error) => debug!(peer, "connection lost: {error}"),
+            _ if self.audit.is_logged_in() => {}
+            Broken::Socket(_) => debug!(peer = self.connection.peer(), "connection lost: {reason}"),
+            _ => self.audit.on_refused(self.protocol(), &reason),
         }
         if matches!(broken, Broken::Protocol(_) | Broken::Tls(_)) {
             // The session, or TLS, may have a last word for the peer.
@@ -293,6 +318,9 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
         }
         // What was wrong has been said; what is in flight for the peer need not come to its end any more.
         let _ = self.session.on_end();
+        // It may know better why.
+        self.log_events();
+        self.audit.on_end(false, &reason);
         self.session.outbox().clear();
         self.ending = Some(Ending::Gone);
     }
@@ -313,9 +341,7 @@ impl<S: StreamSession + Target, H: Host> Task for TargetTask<S, H> {
             self.is_established = true;
             self.permit.iter().for_each(Permit::establish);
         }
-        if let Some((volume, reason)) = self.session.poll_complaint() {
-            self.complain(volume, reason);
-        }
+        self.log_events();
         if self.go_home() {
             return Progress::Done;
         }
@@ -337,6 +363,7 @@ impl<S: StreamSession + Target, H: Host> Task for TargetTask<S, H> {
             self.leave();
         }
         if self.ending.is_some() && self.channels.is_idle() && is_sent && !self.session.lingers() {
+            self.log_end();
             debug!(peer = self.connection.peer(), "connection closed");
             return Progress::Done;
         }
@@ -368,13 +395,12 @@ const LONGEST_HEAD: usize = 64;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::ByteStream;
     use crate::listener::ConnectionLimit;
     use crate::reactor::{PollPolicy, Reactor};
     use crate::sim::{SimCore, SimNet, SimStream, Weather, World};
     use crate::socket::Address;
     use crate::socket::{Listener, Stream};
-    use blockmux_proto::exports::Export;
+    use blockmux_proto::exports::{Export, VolumeId};
     use blockmux_proto::nbd::server::TargetSession;
     use blockmux_proto::outbox::Outbox;
     use blockmux_proto::session::Timed;

@@ -54,7 +54,7 @@ impl Parts {
         let mut parts: Vec<(&'static str, ConnectionLimit)> = Vec::new();
         for (protocol, _) in listeners {
             if parts.iter().all(|(name, _)| *name != protocol.name) {
-                parts.push((protocol.name, limit.for_part()));
+                parts.push((protocol.name, limit.for_part(protocol.name)));
             }
         }
         Parts { limit, parts }

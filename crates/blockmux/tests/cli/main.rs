@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod aoe_interop;
+mod audit;
 mod bad_input;
 mod bench;
 mod control;
