@@ -8,7 +8,8 @@ mkdir -p /var/run
 serve "ram=mem:512m 'disk=file:disk.img?size=384m' --nbd $HOST:10809"
 
 check a_disk_is_connected
-nbd-client "$HOST" /dev/nbd0 -N ram -connections 4
+# As `serve` prints it.
+nbd-client "$HOST" /dev/nbd0 -N ram -connections 4 -timeout 10
 test "$(cat /sys/block/nbd0/size)" = $((512 << 11))
 
 check an_xfs_holds_what_was_copied_into_it

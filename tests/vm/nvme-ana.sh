@@ -9,6 +9,8 @@ host run "cat >blockmux.toml <<END
   [[volume]]
   name = 'one'
   spec = 'mem:128m'
+  uuid = '6f9a4c2e-1d3b-4f5a-8c7d-9e0f1a2b3c4d'
+  shared = true
   [[volume]]
   name = 'two'
   spec = 'file:two.img?size=64m'

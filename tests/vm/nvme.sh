@@ -10,6 +10,8 @@ host run "cat >blockmux.toml <<END
   [[volume]]
   name = 'ram'
   spec = 'mem:512m'
+  uuid = '6f9a4c2e-1d3b-4f5a-8c7d-9e0f1a2b3c4d'
+  shared = true
   [[volume]]
   name = 'file'
   spec = 'file:disk.img?size=384m'

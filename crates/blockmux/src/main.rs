@@ -8,6 +8,7 @@ mod address;
 mod bench;
 mod copy;
 mod ctl;
+mod data_key;
 mod discover;
 mod failure;
 mod info;
@@ -75,9 +76,9 @@ enum Command {
 }
 
 impl Command {
-    fn run(self) -> Result<ExitCode, Failure> {
+    fn run(self, is_verbose: bool) -> Result<ExitCode, Failure> {
         match self {
-            Command::Serve(args) => serve::run(args),
+            Command::Serve(args) => serve::run(args, is_verbose),
             Command::Copy(args) => copy::run(&args),
             Command::Info(args) => info::run(&args).map(|()| ExitCode::SUCCESS),
             Command::Discover(args) => discover::run(&args).map(|()| ExitCode::SUCCESS),
@@ -101,7 +102,7 @@ fn main() -> ExitCode {
     if let Err(error) = signals::outlive_file_limit() {
         return Failure::run(format!("cannot watch for signals: {error}")).report();
     }
-    let result = cli.command.run();
+    let result = cli.command.run(cli.verbose > 0);
     log.finish();
     result.unwrap_or_else(|failure| failure.report())
 }

@@ -1,5 +1,6 @@
 //! From a spec to a volume that can be used.
 
+use crate::data_key::DataKey;
 use crate::failure::Failure;
 use crate::machine::memory_bytes;
 use crate::patience::patiently;
@@ -26,6 +27,10 @@ pub(crate) struct Opened {
     pub(crate) is_remote: bool,
     /// It was made just now, and reads as zeroes everywhere.
     pub(crate) is_fresh: bool,
+    /// What its data are known by; `None` if they go with the process, or nothing is known.
+    pub(crate) data: Option<DataKey>,
+    /// The data on other servers that it is made of.
+    pub(crate) remote: Vec<DataKey>,
 }
 
 /// How a volume will be used.
@@ -58,7 +63,13 @@ impl Use {
 
 /// Opens a volume.
 pub(crate) fn open(spec: &Spec, how: Use) -> Result<Opened, Failure> {
-    let local = |volume: Arc<dyn Volume>, is_fresh| Opened { volume, is_remote: false, is_fresh };
+    let local = |volume: Arc<dyn Volume>, is_fresh, data| Opened {
+        volume,
+        is_remote: false,
+        is_fresh,
+        data,
+        remote: Vec::new(),
+    };
     let around = |inner: &Spec, wrap: &dyn Fn(Arc<dyn Volume>) -> Arc<dyn Volume>| {
         open(inner, how).map(|inner| Opened { volume: wrap(inner.volume), ..inner })
     };
@@ -67,19 +78,19 @@ pub(crate) fn open(spec: &Spec, how: Use) -> Result<Opened, Failure> {
         Spec::Mem(size) | Spec::Null(size) if !size.is_multiple_of(SECTOR) => {
             Err(no_whole_block(spec, *size))
         }
-        Spec::Mem(size) => open_mem(spec, *size, how.may_grow).map(|volume| local(volume, true)),
-        Spec::Null(size) => Ok(local(Arc::new(NullVolume::new(*size)), false)),
+        Spec::Mem(size) => open_mem(spec, *size, how.may_grow).map(|volume| local(volume, true, None)),
+        Spec::Null(size) => Ok(local(Arc::new(NullVolume::new(*size)), false, None)),
         Spec::File(file) => {
             let volume = open_file(file, how)?;
             let is_fresh = volume.is_new();
-            Ok(local(Arc::new(volume), is_fresh))
+            Ok(local(Arc::new(volume), is_fresh, DataKey::of_file(file)))
         }
         Spec::Block(block) => {
             let options =
                 BlockOptions { direct: block.direct, read_only: block.read_only || how.is_read_only() };
             let volume = patiently(|| FileVolume::open_block(&block.path, options), is_held);
             let volume = volume.map_err(|error| cannot_open(error, how))?;
-            Ok(local(Arc::new(volume), false))
+            Ok(local(Arc::new(volume), false, DataKey::of_block(block)))
         }
         Spec::Stripe { chunk, members } => open_stripe(spec, *chunk, members, how),
         Spec::Delay(delays, inner) => around(inner, &|volume| Arc::new(DelayVolume::new(volume, *delays))),
@@ -90,8 +101,11 @@ pub(crate) fn open(spec: &Spec, how: Use) -> Result<Opened, Failure> {
             around(inner, &|volume| Arc::new(LogVolume::new(volume, sink.clone())))
         }
         Spec::Url(url) => {
-            let volume = reach::of_url(url.as_written())?.open(how.connections)?;
-            Ok(Opened { volume, is_remote: true, is_fresh: false })
+            let remote = reach::of_url(url.as_written())?;
+            let volume = remote.open(how.connections)?;
+            let data = DataKey::of_remote(&*volume, &remote.place());
+            let remote = vec![data.clone()];
+            Ok(Opened { volume, is_remote: true, is_fresh: false, data: Some(data), remote })
         }
     }
 }
@@ -175,10 +189,13 @@ fn open_stripe(spec: &Spec, chunk: u64, members: &[Spec], how: Use) -> Result<Op
     let members = members.iter().map(|member| open(member, how)).collect::<Result<Vec<_>, _>>()?;
     let is_remote = members.iter().any(|member| member.is_remote);
     let is_fresh = members.iter().all(|member| member.is_fresh);
+    let data: Vec<_> = members.iter().map(|member| member.data.clone()).collect();
+    let data = DataKey::of_stripe(chunk, &data);
+    let remote = members.iter().flat_map(|member| member.remote.clone()).collect();
     let volumes = members.into_iter().map(|member| member.volume).collect();
     let volume =
         StripeVolume::new(chunk, volumes).map_err(|error| Failure::request(format!("{spec}: {error}")))?;
-    Ok(Opened { volume: Arc::new(volume), is_remote, is_fresh })
+    Ok(Opened { volume: Arc::new(volume), is_remote, is_fresh, data, remote })
 }
 
 fn open_log(target: &LogTarget) -> Result<Arc<dyn LogSink>, Failure> {

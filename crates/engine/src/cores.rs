@@ -1,5 +1,6 @@
 //! The process's cores: threads with a reactor each, reached from any other thread.
 
+use crate::congestion::Congestion;
 use crate::reactor::{EngineCore, Inbox, PollPolicy, Reactor};
 use crate::sys;
 use std::io;
@@ -20,11 +21,19 @@ pub struct CoresConfig {
     pub policy: PollPolicy,
     /// The most bytes of buffers that each has out at a time.
     pub pool_limit_bytes: usize,
+    /// Congestion control of the TCP connections that they open; `None`: the system's. Listeners have their own.
+    pub congestion: Option<Congestion>,
 }
 
 impl Default for CoresConfig {
     fn default() -> CoresConfig {
-        CoresConfig { count: 1, pin_from: None, policy: PollPolicy::ADAPTIVE, pool_limit_bytes: 1 << 30 }
+        CoresConfig {
+            count: 1,
+            pin_from: None,
+            policy: PollPolicy::ADAPTIVE,
+            pool_limit_bytes: 1 << 30,
+            congestion: None,
+        }
     }
 }
 
@@ -127,11 +136,15 @@ impl Drop for Cores {
 fn start_one(config: &CoresConfig, nth: usize) -> io::Result<CoreThread> {
     let (sender, receiver) = mpsc::channel();
     let (policy, pool_limit_bytes) = (config.policy, config.pool_limit_bytes);
+    let congestion = config.congestion.clone();
     let pin = config.pin_from.map(|first| first + nth);
     let thread = std::thread::Builder::new().name(format!("core{nth}")).spawn(move || {
         let started = pin.map_or(Ok(0), sys::pin_thread).and_then(|_| Reactor::new(policy, pool_limit_bytes));
         match started {
             Ok((mut reactor, inbox)) => {
+                if let Some(congestion) = congestion {
+                    reactor.core().set_congestion(congestion);
+                }
                 let _ = sender.send(Ok(inbox));
                 reactor.run()
             }

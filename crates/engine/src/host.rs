@@ -187,7 +187,7 @@ impl Host for EngineCore {
     }
 
     fn connect(&self, address: &Address) -> io::Result<Stream> {
-        Stream::connect(address)
+        Stream::connect_with(address, self.congestion())
     }
 
     fn watch(&self, waker: &Waker) -> SocketWatch {

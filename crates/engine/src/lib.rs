@@ -18,6 +18,7 @@ pub mod audit;
 pub mod blocking;
 mod broken;
 mod channels;
+pub mod congestion;
 pub mod connection;
 pub mod cores;
 pub mod file;

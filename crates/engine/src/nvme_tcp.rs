@@ -8,10 +8,10 @@ use crate::secure::Secure;
 use crate::sys;
 use crate::target::TargetTask;
 use blockmux_proto::exports::Exports;
-use blockmux_proto::nvmeof::node::{Node, SecureChannel};
-use blockmux_proto::nvmeof::psk::{PskHash, TlsPsk};
-use blockmux_proto::nvmeof::tcp::server::TargetSession;
-use blockmux_proto::nvmeof::unconnected::MAX_UNCONNECTED;
+use blockmux_proto::fabrics::controller::node::{Node, SecureChannel};
+use blockmux_proto::fabrics::controller::unconnected::MAX_UNCONNECTED;
+use blockmux_proto::nvme::auth::psk::{PskHash, TlsPsk};
+use blockmux_proto::nvme_tcp::server::TargetSession;
 use blockmux_tls::{Hash, Lookup, Psk};
 use blockmux_volume::Core;
 use std::sync::Arc;
@@ -42,7 +42,7 @@ pub fn serve(node: &Arc<Node>, port: u16, exports: &Exports, ktls: bool) -> Serv
             .admitted(connect, local_ip, hang_up)
             .at_port(port)
             .with_seed(seed)
-            .with_bell({
+            .with_notifier({
                 let core = core.clone();
                 Box::new(move |waker| bell(&core, waker))
             });

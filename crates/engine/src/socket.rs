@@ -1,5 +1,6 @@
 //! Stream sockets: addresses, connecting, listening.
 
+use crate::congestion::Congestion;
 use crate::sys;
 use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 use std::fmt;
@@ -49,6 +50,14 @@ impl Address {
         };
         Socket::new(domain, Type::STREAM.nonblocking().cloexec(), None)
     }
+
+    fn socket_with(&self, congestion: Option<&Congestion>) -> io::Result<Socket> {
+        let socket = self.socket()?;
+        if let (Address::Tcp(_), Some(congestion)) = (self, congestion) {
+            congestion.set_for(&socket)?;
+        }
+        Ok(socket)
+    }
 }
 
 /// A connected, or connecting, non-blocking stream socket.
@@ -64,7 +73,15 @@ impl Stream {
     /// # Errors
     /// If it fails at once.
     pub fn connect(address: &Address) -> io::Result<Stream> {
-        let socket = address.socket()?;
+        Stream::connect_with(address, None)
+    }
+
+    /// Begins to connect, over TCP with this congestion control.
+    ///
+    /// # Errors
+    /// If it fails at once, or the congestion control may not be used.
+    pub fn connect_with(address: &Address, congestion: Option<&Congestion>) -> io::Result<Stream> {
+        let socket = address.socket_with(congestion)?;
         match socket.connect(&address.to_sock_addr()?) {
             Ok(()) => {}
             Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {}
@@ -154,6 +171,12 @@ impl Stream {
     }
 }
 
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
 impl AsRawFd for Stream {
     fn as_raw_fd(&self) -> RawFd {
         self.socket.as_raw_fd()
@@ -179,7 +202,15 @@ impl Listener {
     /// # Errors
     /// If the address is in use, forbidden or not this host's.
     pub fn bind(asked: &Address) -> io::Result<Listener> {
-        let socket = asked.socket()?;
+        Listener::bind_with(asked, None)
+    }
+
+    /// Listens at `asked`; over TCP, its connections have this congestion control.
+    ///
+    /// # Errors
+    /// As for [`Listener::bind`], or if the congestion control may not be used.
+    pub fn bind_with(asked: &Address, congestion: Option<&Congestion>) -> io::Result<Listener> {
+        let socket = asked.socket_with(congestion)?;
         match asked {
             Address::Tcp(tcp) => {
                 socket.set_reuse_address(true)?;

@@ -2,8 +2,8 @@
 //! set on a disk of AoE. One file for each.
 //!
 //! ```text
-//! DIRECTORY/volume-HASH.reservations    length u16 | identity | image, as `Served` makes it
-//! DIRECTORY/volume-HASH.lock            locked by the process that has the volume's reservations
+//! DIRECTORY/volume-UUID.reservations    length u16 | identity | image, as `Served` makes it
+//! DIRECTORY/volume-UUID.lock            locked by the process that has the volume's reservations
 //! DIRECTORY/e7.3.aoe, e7.3.lock         the same of a disk, as `Kept` makes it
 //! ```
 //! Nothing is created until somebody wants something to be kept. From then on a thread writes each image to a new file,
@@ -64,14 +64,35 @@ pub enum StateError {
 }
 
 impl StateFile {
-    /// The reservations of the volume of that identity, which is text that names it and no other, and what was kept of
-    /// them: empty if nothing was.
+    /// The reservations of the volume with that UUID, and what was kept of them: empty if nothing
+    /// was. What is still kept under the text that named the volume before it had a UUID is kept
+    /// under the UUID from then on.
     ///
     /// # Errors
     /// If something was kept that cannot be used.
-    pub fn open(directory: &Path, identity: &str) -> Result<(Arc<StateFile>, Vec<u8>), StateError> {
-        let stem = format!("volume-{:016x}", hash(identity));
-        StateFile::open_named(directory, &stem, "reservations", identity)
+    pub fn open(directory: &Path, uuid: &str, former: &str) -> Result<(Arc<StateFile>, Vec<u8>), StateError> {
+        let (file, image) = StateFile::open_named(directory, &format!("volume-{uuid}"), RESERVATIONS, uuid)?;
+        let before = Place::new(directory, &former_stem(former), RESERVATIONS, former);
+        if !image.is_empty() {
+            return Ok((file, image));
+        }
+        let Some((_lock, image)) = before.read()? else { return Ok((file, Vec::new())) };
+        // Whatever happens meanwhile, one of the two files is there.
+        let place = &file.shared.place;
+        let lock = place.take_lock()?;
+        place.write(&image)?;
+        fs::remove_file(&before.file).map_err(at(&before.file))?;
+        flush(directory)?;
+        file.shared.state().lock = Some(lock);
+        Ok((file, image))
+    }
+
+    /// The file of reservations that were kept under the text that named a volume before it had a
+    /// UUID, if there is one.
+    #[must_use]
+    pub fn former(directory: &Path, former: &str) -> Option<PathBuf> {
+        let Place { file, .. } = Place::new(directory, &former_stem(former), RESERVATIONS, former);
+        exists(&file).is_ok_and(|exists| exists).then_some(file)
     }
 
     /// The same of anything else that has a name of its own, in a file of that name.
@@ -84,14 +105,7 @@ impl StateFile {
         extension: &str,
         identity: &str,
     ) -> Result<(Arc<StateFile>, Vec<u8>), StateError> {
-        let file = |extension: &str| directory.join(format!("{name}.{extension}"));
-        let place = Place {
-            directory: directory.to_owned(),
-            file: file(extension),
-            new_file: file("new"),
-            lock: file("lock"),
-            identity: identity.to_owned(),
-        };
+        let place = Place::new(directory, name, extension, identity);
         let (lock, image) = match place.read()? {
             Some((lock, image)) => (Some(lock), image),
             None => (None, Vec::new()),
@@ -233,6 +247,17 @@ struct Place {
 }
 
 impl Place {
+    fn new(directory: &Path, name: &str, extension: &str, identity: &str) -> Place {
+        let file = |extension: &str| directory.join(format!("{name}.{extension}"));
+        Place {
+            directory: directory.to_owned(),
+            file: file(extension),
+            new_file: file("new"),
+            lock: file("lock"),
+            identity: identity.to_owned(),
+        }
+    }
+
     /// What is kept, with the lock; `None` if nothing is.
     fn read(&self) -> Result<Option<(File, Vec<u8>)>, StateError> {
         if !exists(&self.file)? {
@@ -338,12 +363,18 @@ fn at(path: &Path) -> impl FnOnce(io::Error) -> StateError {
     |error| StateError::Io { path: path.to_owned(), error }
 }
 
+/// The name of a file of reservations before volumes had UUIDs.
+fn former_stem(identity: &str) -> String {
+    format!("volume-{:016x}", hash(identity))
+}
+
 /// FNV-1a: names of files; the identity itself is in the file.
 fn hash(text: &str) -> u64 {
     text.bytes()
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
+const RESERVATIONS: &str = "reservations";
 /// Group and others.
 const OTHERS_WRITE: u32 = 0o022;
 const ROOT: u32 = 0;
@@ -357,7 +388,7 @@ mod tests {
     use tempfile::TempDir;
 
     fn open(directory: &Path) -> Result<(Arc<StateFile>, Vec<u8>), String> {
-        StateFile::open(directory, "file:/disk.img").map_err(|error| error.to_string())
+        StateFile::open(directory, "uuid", "file:/disk.img").map_err(|error| error.to_string())
     }
 
     fn save(file: &StateFile, image: &[u8]) -> bool {
@@ -388,7 +419,7 @@ mod tests {
         assert_eq!((mode(directory), mode(&path)), (0o700, 0o600));
         let (file, image) = open(directory).unwrap();
         assert_eq!(image, b"second");
-        assert!(StateFile::open(directory, "file:/other.img").unwrap().1.is_empty());
+        assert!(StateFile::open(directory, "other", "file:/other.img").unwrap().1.is_empty());
         assert!(save(&file, b""));
         assert!(!path.exists());
         drop(file);
@@ -436,7 +467,7 @@ mod tests {
         assert!(refused().contains("others may write it"));
         fs::set_permissions(directory, fs::Permissions::from_mode(0o700)).unwrap();
         let content = fs::read(&path).unwrap();
-        for wrong in [&b""[..], &content[1..], b"\0\x0efile:/disk.imG"] {
+        for wrong in [&b""[..], &content[1..], b"\0\x04uuiD"] {
             fs::write(&path, wrong).unwrap();
             assert!(refused().contains("is not what was kept of this volume"));
         }
@@ -445,6 +476,30 @@ mod tests {
         fs::remove_file(&path).unwrap();
         symlink(&elsewhere, &path).unwrap();
         assert!(refused().contains("volume-"), "{}", refused());
+    }
+
+    #[test]
+    fn what_was_kept_before_volumes_had_uuids_is_kept_under_the_uuid() {
+        let place = tempfile::tempdir().unwrap();
+        let directory = place.path().join("state");
+        let former = "file:/disk.img";
+        let stem = format!("volume-{:016x}", hash(former));
+        let (old, _) = StateFile::open_named(&directory, &stem, RESERVATIONS, former).unwrap();
+        assert!(save(&old, b"image"));
+        let path = old.path().to_owned();
+        assert_eq!(StateFile::former(&directory, former), Some(path.clone()));
+        let error = open(&directory).map(|_| ()).unwrap_err();
+        assert!(error.contains("another blockmux keeps this"), "{error}");
+        drop(old);
+        for _ in 0..2 {
+            let (file, image) = open(&directory).unwrap();
+            assert_eq!((image.as_slice(), path.exists(), file.path().exists()), (&b"image"[..], false, true));
+        }
+        assert_eq!(StateFile::former(&directory, former), None);
+        fs::write(&path, b"damaged").unwrap();
+        assert_eq!(open(&directory).unwrap().1, b"image", "the later one counts");
+        fs::remove_file(directory.join("volume-uuid.reservations")).unwrap();
+        assert!(open(&directory).map(|_| ()).unwrap_err().contains("is not what was kept of this volume"));
     }
 
     #[test]

@@ -10,13 +10,14 @@ use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
 use blockmux_engine::nvme_tcp;
 use blockmux_engine::reactor::PollPolicy;
 use blockmux_engine::socket::{Address, Listener};
+use blockmux_proto::fabrics::controller::node::{Node, Port, SecureChannel};
+use blockmux_proto::fabrics::keyring::Keyring;
+use blockmux_proto::nvme::auth::psk::ConfiguredPsk;
+use blockmux_proto::nvme::auth::{DhGroup, HostSecrets, Secret};
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme::subsystem::{Namespace, Subsystem};
-use blockmux_proto::nvmeof::auth::{DhGroup, HostSecrets, Secret};
-use blockmux_proto::nvmeof::keyring::Keyring;
-use blockmux_proto::nvmeof::node::{Node, Port, SecureChannel};
-use blockmux_proto::nvmeof::psk::ConfiguredPsk;
-use blockmux_proto::nvmeof::tcp::client::{Digests, Names};
+use blockmux_proto::nvme_tcp::client::{Digests, Names};
+use blockmux_proto::volume_uuid::VolumeUuid;
 use blockmux_volume::{MemVolume, Volume};
 use conforms::{conforms, disk_and_frozen};
 use std::sync::Arc;
@@ -42,7 +43,7 @@ impl Target {
         let exports = disk_and_frozen(&volume);
         let namespaces = exports.iter().zip(1..).map(|((id, export), nsid)| {
             let served = exports.served(id).unwrap().clone();
-            Namespace::new(nsid, id, served, export.read_only, (&export.name, "machine"))
+            Namespace::new(nsid, id, served, export.read_only, VolumeUuid::of_texts(&[&export.name]))
         });
         let subsystem = Subsystem::new(nqn(SUBSYSTEM), "machine", namespaces.collect(), Vec::new());
         let subsystem =

@@ -18,7 +18,7 @@ use blockmux_proto::iscsi::login::operational::{Key, Parameters};
 use blockmux_proto::iscsi::server::{self as iscsi, LocalSessions};
 use blockmux_proto::nbd::client::Features;
 use blockmux_proto::nbd::server::TargetSession;
-use blockmux_proto::nvmeof;
+use blockmux_proto::nvme_tcp;
 use blockmux_proto::session::{Home, StreamSession, Target};
 use blockmux_volume::{
     Channel, Completion, Core, DelayVolume, Delays, Io, IoError, Limit, Limits, MemVolume, Memory, Op, Pool,
@@ -242,7 +242,7 @@ fn over_nvme_a_request_that_gets_no_answer_fails_likewise() {
         stuck(),
         move |exports: Exports, pool, now| {
             let node = node.get_or_init(|| nvme_sides::node(&exports).0);
-            nvmeof::tcp::server::TargetSession::new(node.clone(), pool, now).at_port(1)
+            nvme_tcp::server::TargetSession::new(node.clone(), pool, now).at_port(1)
         },
         nvme_sides::dialer(endpoint),
     );

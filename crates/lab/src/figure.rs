@@ -197,10 +197,10 @@ pub fn bytes(bytes: u64) -> String {
     whole.map_or_else(|| format!("{bytes} B"), |(unit, name)| format!("{} {name}", bytes / unit))
 }
 
-/// A machine in words, without what is not known: "AMD EPYC, 2 cores, 7.8 GiB, Linux 6.18.44".
+/// A machine in words, without what is not known: "AMD EPYC, 2 cores, 7.8 GiB, Linux 6.18.44, TCP by cubic".
 #[must_use]
 pub fn machine(machine: &Machine) -> String {
-    let Machine { cpu, cores, kernel, memory_bytes } = machine;
+    let Machine { cpu, cores, kernel, memory_bytes, congestion } = machine;
     let memory_gib = *memory_bytes as f64 / f64::from(1 << 30);
     let known = |text: &str| text != UNKNOWN && !text.is_empty();
     let parts = [
@@ -208,6 +208,7 @@ pub fn machine(machine: &Machine) -> String {
         (*cores > 0).then(|| format!("{cores} {}", if *cores == 1 { "core" } else { "cores" })),
         (*memory_bytes > 0).then(|| format!("{memory_gib:.1} GiB")),
         known(kernel).then(|| format!("Linux {kernel}")),
+        known(congestion).then(|| format!("TCP by {congestion}")),
     ];
     let parts: Vec<String> = parts.into_iter().flatten().collect();
     if parts.is_empty() { "unknown machine".into() } else { parts.join(", ") }
@@ -309,9 +310,15 @@ mod tests {
 
     #[test]
     fn a_machine_is_described_by_what_is_known_of_it() {
-        let mut known = Machine { cpu: "Z80".into(), cores: 1, kernel: "6.1".into(), memory_bytes: 3 << 29 };
-        assert_eq!(machine(&known), "Z80, 1 core, 1.5 GiB, Linux 6.1");
-        (known.cpu, known.memory_bytes) = (UNKNOWN.into(), 0);
+        let mut known = Machine {
+            cpu: "Z80".into(),
+            cores: 1,
+            kernel: "6.1".into(),
+            memory_bytes: 3 << 29,
+            congestion: "cubic".into(),
+        };
+        assert_eq!(machine(&known), "Z80, 1 core, 1.5 GiB, Linux 6.1, TCP by cubic");
+        (known.cpu, known.memory_bytes, known.congestion) = (UNKNOWN.into(), 0, UNKNOWN.into());
         assert_eq!(machine(&known), "1 core, Linux 6.1");
         (known.cores, known.kernel) = (0, String::new());
         assert_eq!(machine(&known), "unknown machine");
@@ -329,7 +336,13 @@ mod tests {
             runs: Vec::new(),
         };
         let labels = |rows: &[Row]| {
-            let machine = Machine { cpu: String::new(), cores: 0, kernel: String::new(), memory_bytes: 0 };
+            let machine = Machine {
+                cpu: String::new(),
+                cores: 0,
+                kernel: String::new(),
+                memory_bytes: 0,
+                congestion: String::new(),
+            };
             let comparison = Comparison {
                 command: String::new(),
                 started: String::new(),

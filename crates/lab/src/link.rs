@@ -197,7 +197,13 @@ mod tests {
     }
 
     fn comparison(rows: Vec<Row>) -> Comparison {
-        let machine = Machine { cpu: String::new(), cores: 1, kernel: String::new(), memory_bytes: 0 };
+        let machine = Machine {
+            cpu: String::new(),
+            cores: 1,
+            kernel: String::new(),
+            memory_bytes: 0,
+            congestion: String::new(),
+        };
         Comparison {
             command: String::new(),
             started: String::new(),

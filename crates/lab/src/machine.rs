@@ -4,13 +4,15 @@
 
 use crate::figure::UNKNOWN;
 use crate::result::Machine;
+use blockmux_engine::congestion::Congestion;
 use std::fs;
 use std::thread::available_parallelism;
 
 impl Machine {
-    /// This machine.
+    /// This machine, with `congestion` where it is not the system's.
     #[must_use]
-    pub fn here() -> Machine {
+    pub fn here(congestion: Option<&Congestion>) -> Machine {
+        let congestion = congestion.cloned().or_else(Congestion::system_default);
         let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let device_tree = text("/proc/device-tree/model");
         Machine {
@@ -19,6 +21,7 @@ impl Machine {
             cores: available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX)),
             kernel: kernel_release(&text("/proc/sys/kernel/osrelease")).unwrap_or_else(unknown),
             memory_bytes: memory_bytes(&text("/proc/meminfo")).unwrap_or(0),
+            congestion: congestion.map_or_else(unknown, |congestion| congestion.to_string()),
         }
     }
 }
@@ -92,7 +95,10 @@ mod tests {
 
     #[test]
     fn this_machine_has_a_core_and_a_kernel() {
-        let here = Machine::here();
+        let here = Machine::here(None);
         assert!(here.cores >= 1 && !here.kernel.is_empty() && !here.cpu.is_empty());
+        assert_ne!(here.congestion, UNKNOWN);
+        let asked = "other".parse().unwrap();
+        assert_eq!(Machine::here(Some(&asked)).congestion, "other");
     }
 }

@@ -1,6 +1,8 @@
 //! What was found: one [`Row`] for each subject and job, with every run kept.
 
+use crate::figure::UNKNOWN;
 use crate::job::Job;
+use blockmux_engine::congestion::Congestion;
 use serde::{Deserialize, Serialize};
 
 /// A finished comparison: all that the table, the JSON and the page show.
@@ -33,6 +35,13 @@ pub struct Machine {
     pub kernel: String,
     /// Main memory in bytes.
     pub memory_bytes: u64,
+    /// TCP congestion control of what was measured: the system's, or another that was asked for.
+    #[serde(default = "unknown")]
+    pub congestion: String,
+}
+
+fn unknown() -> String {
+    UNKNOWN.to_owned()
 }
 
 /// What is measured.
@@ -130,6 +139,22 @@ pub struct Spread {
     pub min: f64,
     /// Largest.
     pub max: f64,
+}
+
+impl Comparison {
+    /// What is to be known of figures over TCP, in a sentence; `None` if there are none, or nothing is.
+    #[must_use]
+    pub fn caution(&self) -> Option<String> {
+        let congestion: Congestion = self.machine.congestion.parse().ok()?;
+        let is_over_tcp =
+            |row: &Row| !row.protocol.is_empty() && row.protocol != "aoe" && !row.protocol.ends_with("+unix");
+        (congestion.paces() && self.rows.iter().any(is_over_tcp)).then(|| {
+            format!(
+                "TCP by {congestion} spaces segments by timers, over loopback too: rows of 64 KiB and more measure those \
+                 timers. --congestion cubic, which is Linux's default, does not."
+            )
+        })
+    }
 }
 
 impl Run {
@@ -321,7 +346,13 @@ mod tests {
             command: "blockmux bench".into(),
             started: "2026-11-21T12:00:00Z".into(),
             version: "0.1.0".into(),
-            machine: Machine { cpu: "c".into(), cores: 2, kernel: "k".into(), memory_bytes: 1 << 30 },
+            machine: Machine {
+                cpu: "c".into(),
+                cores: 2,
+                kernel: "k".into(),
+                memory_bytes: 1 << 30,
+                congestion: "reno".into(),
+            },
             suite: None,
             rows,
             skipped: Vec::new(),

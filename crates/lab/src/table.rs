@@ -85,6 +85,9 @@ impl Table<'_> {
             suite.unwrap_or_default()
         );
         self.paragraph(out, &line);
+        if let Some(caution) = self.comparison.caution() {
+            self.paragraph(out, &caution);
+        }
     }
 
     fn group(&self, out: &mut String, group: &[&Row]) {

@@ -3,12 +3,12 @@
 #[allow(dead_code, reason = "each test file uses its own part of the fixture")]
 mod fixture;
 
-use blockmux_lab::result::Kind;
+use blockmux_lab::result::{Comparison, Kind};
 use blockmux_lab::suite::{PublishedFigure, Unit};
 use blockmux_lab::table::{Colour, Width, render};
 
 const EIGHTY: &str = "\
-AMD EPYC, 2 cores, 7.8 GiB, Linux 6.18.44
+AMD EPYC, 2 cores, 7.8 GiB, Linux 6.18.44, TCP by cubic
 2026-11-21T12:00:00Z  blockmux bench mem:1G --runs 5 --runtime 2
 
 4 KiB random read, depth 1
@@ -100,6 +100,24 @@ fn a_share_that_cannot_be_is_called_noise() {
     }
     let text = render(&comparison, None, Width(80), Colour::Off).replace('\n', " ");
     assert!(text.contains("A share well over 100% is noise"), "{text}");
+}
+
+#[test]
+fn a_congestion_control_that_paces_is_warned_of_where_tcp_was_measured() {
+    let said = |comparison: &Comparison| {
+        let text = render(comparison, None, Width(80), Colour::Off);
+        let page = blockmux_lab::page::render(comparison, None).unwrap();
+        assert_eq!(text.contains("--congestion cubic"), page.contains("--congestion cubic"));
+        text.contains("--congestion cubic")
+    };
+    let mut comparison = fixture::plain_comparison();
+    assert!(!said(&comparison));
+    comparison.machine.congestion = "bbr".into();
+    assert!(said(&comparison));
+    for row in &mut comparison.rows {
+        row.protocol = if row.kind.is_ceiling() { "nbd+unix".into() } else { "aoe".into() };
+    }
+    assert!(!said(&comparison));
 }
 
 #[test]

@@ -31,7 +31,7 @@ struct Slot<T> {
 
 /// Names one occupant for good: `generation << 32 | index`. A request's key is its cookie on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Key(pub(super) u64);
+pub struct Key(pub(super) u64);
 
 impl<T> Default for Slots<T> {
     fn default() -> Slots<T> {

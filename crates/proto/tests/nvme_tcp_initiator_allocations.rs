@@ -6,7 +6,7 @@ mod counted_initiator;
 mod counting;
 
 use blockmux_proto::nvme::nqn::Nqn;
-use blockmux_proto::nvmeof::tcp::client::{
+use blockmux_proto::nvme_tcp::client::{
     ControllerInfo, Digests, Names, NamespaceInfo, QueueConfig, QueueSession,
 };
 use blockmux_volume::Pool;
@@ -36,9 +36,8 @@ fn session(in_capsule: u32) -> QueueSession {
         },
         queues: 1,
         entries: 64,
-        digests: Digests::default(),
     };
-    QueueSession::new(config, Pool::new(16 << 20), Instant::now())
+    QueueSession::new(config, Digests::default(), Pool::new(16 << 20), Instant::now())
 }
 
 /// What a controller that does all at once sends back.

@@ -6,11 +6,12 @@ mod counted_target;
 mod counting;
 
 use blockmux_proto::exports::{Export, Exports, VolumeId};
+use blockmux_proto::fabrics::controller::node::Node;
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme::subsystem::{Namespace, Subsystem};
-use blockmux_proto::nvmeof::node::Node;
-use blockmux_proto::nvmeof::tcp::server::TargetSession;
+use blockmux_proto::nvme_tcp::server::TargetSession;
 use blockmux_proto::session::StreamSession;
+use blockmux_proto::volume_uuid::VolumeUuid;
 use blockmux_volume::{Chunk, Crc32c, MemVolume, Pool};
 use counted_target::CountedTarget;
 use std::sync::Arc;
@@ -26,7 +27,7 @@ fn queue(digests: u8) -> (TargetSession, TargetSession) {
     };
     let exports = Exports::new(vec![export]);
     let served = exports.served(VolumeId(0)).unwrap().clone();
-    let namespace = Namespace::new(1, VolumeId(0), served, false, ("a", ""));
+    let namespace = Namespace::new(1, VolumeId(0), served, false, VolumeUuid::of_texts(&["a"]));
     let subsystem = Subsystem::new(Nqn::new("nqn.t").unwrap(), "", vec![namespace], Vec::new());
     let node = Arc::new(Node::new(vec![Arc::new(subsystem)], Vec::new(), ""));
     let connected = |qid: u16, cntlid: u16| {

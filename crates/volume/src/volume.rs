@@ -166,6 +166,12 @@ pub trait Volume: Send + Sync {
         }
     }
 
+    /// What the server of a remote volume calls its data wherever they are reached, such as an
+    /// NGUID or an NAA designator; `None` if it does not tell, and for all other volumes.
+    fn designator(&self) -> Option<&str> {
+        None
+    }
+
     /// Opens this core's queue to the volume.
     ///
     /// `depth` is the most I/O that the caller will ever have in flight on the channel: no queue can overflow, so

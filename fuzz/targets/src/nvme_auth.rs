@@ -4,12 +4,12 @@
 //! TLS, where one is to be made, is the same on both sides.
 
 use crate::choices::Choices;
-use blockmux_proto::nvme::nqn::Nqn;
-use blockmux_proto::nvmeof::auth::host::{Applicant, Turn};
-use blockmux_proto::nvmeof::auth::target::Authenticator;
-use blockmux_proto::nvmeof::auth::{
+use blockmux_proto::nvme::auth::controller::Authenticator;
+use blockmux_proto::nvme::auth::host::{Applicant, Turn};
+use blockmux_proto::nvme::auth::{
     Concatenation, Credentials, DhGroup, Hash, HostSecrets, MAX_MESSAGE, Secret,
 };
+use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_wire::nvmeof::auth::SC_C_NEW_TLS_PSK;
 use std::sync::Arc;
 

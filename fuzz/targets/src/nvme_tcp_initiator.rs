@@ -12,9 +12,9 @@ use crate::nvme_auth;
 use crate::records::Records;
 use crate::requests::{MAX_TURNS, Requests};
 use crate::wire::Wire;
+use blockmux_proto::nvme::auth::{Concatenation, Credentials, DhGroup, HostSecrets, Secret};
 use blockmux_proto::nvme::nqn::Nqn;
-use blockmux_proto::nvmeof::auth::{Concatenation, Credentials, DhGroup, HostSecrets, Secret};
-use blockmux_proto::nvmeof::tcp::client::{
+use blockmux_proto::nvme_tcp::client::{
     AdminConfig, AdminSession, Ask, ControllerInfo, Digests, Names, NamespaceInfo, QueueConfig, QueueSession,
 };
 use blockmux_proto::session::{Initiator, ProtocolError, StreamSession, Timed};
@@ -78,10 +78,9 @@ fn run_queue(mut choices: Choices<'_>, credentials: Option<Credentials>, stream:
         namespace,
         queues: 1,
         entries: choices.of(&[64, 64, 2]),
-        digests: Digests::default(),
     };
     let now = Instant::now();
-    let mut session = QueueSession::new(config, pool.clone(), now);
+    let mut session = QueueSession::new(config, Digests::default(), pool.clone(), now);
     let (mut peer, mut requests, mut is_broken) = (Peer::new(stream), Requests::default(), false);
     for _ in 0..MAX_TURNS {
         let mut moved = requests.submit(&mut session, Some(info.clone()), &mut choices);

@@ -4,11 +4,12 @@
 use crate::choices::Choices;
 use crate::target_side::{Judge, Run, Sent};
 use blockmux_proto::exports::{Export, Exports, VolumeId};
+use blockmux_proto::fabrics::controller::node::{Node, Port};
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme::subsystem::{Namespace, Subsystem};
-use blockmux_proto::nvmeof::node::{Node, Port};
-use blockmux_proto::nvmeof::tcp::server::TargetSession;
+use blockmux_proto::nvme_tcp::server::TargetSession;
 use blockmux_proto::session::StreamSession;
+use blockmux_proto::volume_uuid::VolumeUuid;
 use blockmux_volume::{Chunk, MemVolume, Pool};
 use blockmux_wire::nvmeof::tcp::{CommonHeader, PduType};
 use std::sync::Arc;
@@ -103,7 +104,7 @@ fn node(exports: &Exports) -> Arc<Node> {
 /// The volume as the namespace of the next number.
 fn namespace(exports: &Exports, volume: VolumeId) -> Namespace {
     let (export, served) = exports.get(volume).zip(exports.served(volume)).expect("it is in the list");
-    Namespace::new(volume.0 + 1, volume, served, export.read_only, (&export.name, ""))
+    Namespace::new(volume.0 + 1, volume, served, export.read_only, VolumeUuid::of_texts(&[&export.name]))
 }
 
 fn exports() -> Exports {

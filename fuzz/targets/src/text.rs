@@ -1,9 +1,9 @@
 //! What people write: URIs, volume specs and job files. Whatever it is, it is read, or refused in one line.
 
 use blockmux_proto::aoe;
+use blockmux_proto::fabrics;
 use blockmux_proto::iscsi;
 use blockmux_proto::nbd::uri::Uri;
-use blockmux_proto::nvmeof;
 use blockmux_volume::Spec;
 use std::fmt::{Debug, Display};
 use std::str::FromStr;
@@ -34,8 +34,8 @@ pub(crate) fn iscsi_url(data: &[u8]) {
 /// Reads `data` as a URL of NVMe/TCP.
 pub(crate) fn nvme_url(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
-    match text.parse::<nvmeof::url::Url>() {
-        Ok(_) => reads_back::<nvmeof::url::Url>(data),
+    match text.parse::<fabrics::url::Url>() {
+        Ok(_) => reads_back::<fabrics::url::Url>(data),
         Err(error) => is_one_line(&error),
     }
 }

@@ -69,7 +69,7 @@ impl Processors {
     }
 }
 
-/// Processor, kernel and memory in one line.
+/// Processor, memory, kernel and TCP congestion control in one line.
 pub(crate) fn words() -> String {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let value = |text: &str, key: &str| {
@@ -79,12 +79,20 @@ pub(crate) fn words() -> String {
     let (cpuinfo, meminfo) = (read("/proc/cpuinfo"), read("/proc/meminfo"));
     let kib = value(&meminfo, "MemTotal").trim_end_matches(" kB").parse::<u64>().unwrap_or(0);
     let processors = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
+    let congestion = read("/proc/sys/net/ipv4/tcp_congestion_control");
     format!(
-        "{}, {processors} processors, {} GiB, Linux {}",
+        "{}, {processors} processors, {} GiB, Linux {}, {}",
         value(&cpuinfo, "model name"),
         kib.div_ceil(1 << 20),
-        read("/proc/sys/kernel/osrelease").trim()
+        read("/proc/sys/kernel/osrelease").trim(),
+        tcp(congestion.trim())
     )
+}
+
+/// The congestion control that all programs have, and whether it is one that distorts long I/O over loopback.
+fn tcp(congestion: &str) -> String {
+    let caution = if congestion.starts_with("bbr") { ", which paces over loopback" } else { "" };
+    format!("TCP by {congestion}{caution}")
 }
 
 /// `0-2,5` as numbers.
@@ -105,6 +113,12 @@ mod tests {
         assert_eq!(parse_list("\t0-2,5,7-8\n"), [0, 1, 2, 5, 7, 8]);
         assert_eq!(parse_list("3"), [3]);
         assert!(parse_list("").is_empty());
+    }
+
+    #[test]
+    fn a_congestion_control_that_paces_is_called_so() {
+        assert_eq!(tcp("cubic"), "TCP by cubic");
+        assert_eq!(tcp("bbr"), "TCP by bbr, which paces over loopback");
     }
 
     #[test]

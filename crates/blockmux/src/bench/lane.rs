@@ -5,6 +5,7 @@ use super::plan::Plan;
 use crate::failure::Failure;
 use crate::protocol::aoe::Serving;
 use crate::protocol::{AOE, Protocol, Service, Settings};
+use blockmux_engine::congestion::Congestion;
 use blockmux_engine::cores::Cores;
 use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
 use blockmux_engine::reactor::PollPolicy;
@@ -106,7 +107,7 @@ impl Lane {
             }
             How::Served(protocol, volume, policy) => {
                 let target = plan.target_cores(*policy, self.job.numjobs)?;
-                let remote = self.reach(protocol, volume, &target, Ipv4Addr::LOCALHOST)?;
+                let remote = self.reach(protocol, volume, &target, plan.congestion.as_ref())?;
                 let initiator = plan.initiator_cores(*policy, self.job.numjobs)?;
                 self.bench_served(&remote, initiator, target, progress)
             }
@@ -116,13 +117,14 @@ impl Lane {
                 let target = plan.target_cores(*policy, self.job.numjobs)?;
                 let initiator = plan.initiator_cores(*policy, self.job.numjobs)?;
                 cable.enter(&target, &initiator).map_err(|error| self.failed(error))?;
-                let remote = self.reach_over(cable, protocol, volume, &target)?;
+                let remote = self.reach_over(cable, protocol, volume, &target, plan.congestion.as_ref())?;
                 self.bench_served(&remote, initiator, target, progress)
             }
             How::Ceiling(protocol, transport, variant) => {
                 let (server_cpu, client_cpu) = plan.ceiling_cpus();
                 let job = CeilingJob {
                     transport: *transport,
+                    congestion: plan.congestion.clone(),
                     server_cpu,
                     client_cpu,
                     ..CeilingJob::new(&self.job, protocol.shape, *variant)
@@ -132,16 +134,17 @@ impl Lane {
         }
     }
 
-    /// Serves the volume on a free port of that address of ours, and reaches it.
+    /// Serves the volume on a free port of loopback, and reaches it.
     fn reach(
         &self,
         protocol: &Protocol,
         volume: &Arc<dyn Volume>,
         target: &Cores,
-        at: Ipv4Addr,
+        congestion: Option<&Congestion>,
     ) -> Result<Arc<dyn Volume>, Failure> {
         let connect = protocol.connect.ok_or_else(|| self.failed(protocol.no_initiator()))?;
-        let address = serve(target, protocol, volume, at).map_err(|error| self.failed(error))?;
+        let at = Ipv4Addr::LOCALHOST;
+        let address = serve(target, protocol, volume, at, congestion).map_err(|error| self.failed(error))?;
         connect(&address, EXPORT).map_err(|error| self.failed(error))
     }
 
@@ -152,6 +155,7 @@ impl Lane {
         protocol: &Protocol,
         volume: &Arc<dyn Volume>,
         target: &Cores,
+        congestion: Option<&Congestion>,
     ) -> Result<Arc<dyn Volume>, Failure> {
         if protocol.name == AOE.name {
             let interfaces = vec![INTERFACE.to_owned()];
@@ -160,7 +164,8 @@ impl Lane {
             return cable.within(INITIATOR, || (protocol.remote)(&url)?.open(1))?;
         }
         let connect = protocol.connect.ok_or_else(|| self.failed(protocol.no_initiator()))?;
-        let address = cable.within(TARGET, || serve(target, protocol, volume, cable.address(TARGET)))?;
+        let at = cable.address(TARGET);
+        let address = cable.within(TARGET, || serve(target, protocol, volume, at, congestion))?;
         let address = address.map_err(|error| self.failed(error))?;
         cable.within(INITIATOR, || connect(&address, EXPORT))?.map_err(|error| self.failed(error))
     }
@@ -202,8 +207,9 @@ fn serve(
     protocol: &Protocol,
     volume: &Arc<dyn Volume>,
     at: Ipv4Addr,
+    congestion: Option<&Congestion>,
 ) -> std::io::Result<Address> {
-    let listener = Listener::bind(&Address::Tcp(SocketAddr::new(IpAddr::V4(at), 0)))?;
+    let listener = Listener::bind_with(&Address::Tcp(SocketAddr::new(IpAddr::V4(at), 0)), congestion)?;
     let address = listener.address().clone();
     let exports = exports(volume);
     let (settings, addresses) = (Settings::default(), [address.clone()]);

@@ -17,6 +17,7 @@ use crate::failure::{self, Failure};
 use crate::output::{printable, shell_word, without_passwords};
 use crate::poll::Poll;
 use crate::show;
+use blockmux_engine::congestion::Congestion;
 use blockmux_lab::result::{Comparison, Machine};
 use blockmux_lab::when;
 use measure::{End, Interrupts, Measured, measure};
@@ -79,6 +80,9 @@ pub(crate) struct Args {
     /// How long idle cores of both sides look for work before they sleep; several times to compare
     #[arg(long, value_enum, default_value = "adaptive")]
     poll: Vec<Poll>,
+    /// TCP congestion control of everything that is measured, such as cubic [default: the system's]
+    #[arg(long, value_name = "NAME")]
+    congestion: Option<Congestion>,
     /// Do not measure the bare sockets
     #[arg(long)]
     no_ceiling: bool,
@@ -92,6 +96,10 @@ pub(crate) struct Args {
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
+    if let Some(congestion) = &args.congestion {
+        let wrong = |why| Failure::request(format!("--congestion {congestion}: {why}"));
+        congestion.check().map_err(wrong)?;
+    }
     show::make_directory(&args.report)?;
     let interrupts = Interrupts::watch()?;
     let mut plan = Plan::make(args)?;
@@ -103,7 +111,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
         command: command_line(),
         started,
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        machine: Machine::here(),
+        machine: Machine::here(args.congestion.as_ref()),
         suite: args.suite.clone(),
         rows,
         skipped,

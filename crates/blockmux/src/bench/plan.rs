@@ -10,6 +10,7 @@ use crate::machine::memory_bytes;
 use crate::open::{self, Access, Use};
 use crate::output::without_passwords;
 use crate::protocol::{self, AOE, PROTOCOLS, Protocol};
+use blockmux_engine::congestion::Congestion;
 use blockmux_engine::cores::{Cores, CoresConfig};
 use blockmux_engine::reactor::PollPolicy;
 use blockmux_engine::sys;
@@ -36,6 +37,8 @@ pub(super) struct Plan {
     /// Bytes that the ceiling's data has: as much as the volume, so that caches behave alike.
     ceiling_bytes: usize,
     cpus: usize,
+    /// Congestion control of every TCP connection; `None`: the system's.
+    pub(super) congestion: Option<Congestion>,
 }
 
 /// A volume as the command line names it.
@@ -67,6 +70,7 @@ impl Plan {
             ceiling_data: OnceCell::new(),
             ceiling_bytes: 0,
             cpus: sys::allowed_cpus().map_or(1, |cpus| cpus.len()),
+            congestion: args.congestion.clone(),
         };
         let Jobs { jobs, are_usual } = jobs(args, &files)?;
         let names_in_files = jobs.iter().filter_map(|(_, target)| target.as_deref());
@@ -292,13 +296,13 @@ impl Plan {
 
     /// Cores for the target's side: the first half of the processors at most.
     pub(super) fn target_cores(&self, policy: PollPolicy, numjobs: u32) -> Result<Cores, Failure> {
-        start_cores(self.cores_a_side(numjobs), self.pin(0), policy)
+        self.start_cores(self.cores_a_side(numjobs), self.pin(0), policy)
     }
 
     /// Cores for the initiator's side: behind the target's.
     pub(super) fn initiator_cores(&self, policy: PollPolicy, numjobs: u32) -> Result<Cores, Failure> {
         let count = self.cores_a_side(numjobs);
-        start_cores(count, self.pin(count), policy)
+        self.start_cores(count, self.pin(count), policy)
     }
 
     /// Processors of the ceiling's two threads, by their numbers.
@@ -311,6 +315,19 @@ impl Plan {
 
     fn cores_a_side(&self, numjobs: u32) -> usize {
         (self.cpus / 2).clamp(1, numjobs.max(1) as usize)
+    }
+
+    fn start_cores(
+        &self,
+        count: usize,
+        pin_from: Option<usize>,
+        policy: PollPolicy,
+    ) -> Result<Cores, Failure> {
+        let congestion = self.congestion.clone();
+        let config = CoresConfig { count, pin_from, policy, congestion, ..CoresConfig::default() };
+        Cores::start(&config).map_err(|error| {
+            Failure::run(format!("cannot start a core: {error}; io_uring must be permitted here"))
+        })
     }
 
     fn pin(&self, from: usize) -> Option<usize> {
@@ -328,13 +345,6 @@ fn keeps_content(spec: &Spec) -> bool {
         Spec::Stripe { members, .. } => members.iter().any(keeps_content),
         Spec::Mem(_) | Spec::File(_) | Spec::Block(_) | Spec::Url(_) => true,
     }
-}
-
-fn start_cores(count: usize, pin_from: Option<usize>, policy: PollPolicy) -> Result<Cores, Failure> {
-    let config = CoresConfig { count, pin_from, policy, ..CoresConfig::default() };
-    Cores::start(&config).map_err(|error| {
-        Failure::run(format!("cannot start a core: {error}; io_uring must be permitted here"))
-    })
 }
 
 /// RAM of `--size`, or so much that the machine keeps most of its memory.

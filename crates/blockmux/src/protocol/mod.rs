@@ -22,8 +22,8 @@ use blockmux_engine::listener::Serve;
 use blockmux_engine::socket::Address;
 use blockmux_lab::ceiling::{MessageShape, Transport};
 use blockmux_proto::exports::{Exports, VolumeId};
+use blockmux_proto::fabrics::controller::node::Referral;
 use blockmux_proto::iscsi::node::Chap;
-use blockmux_proto::nvmeof::node::Referral;
 use blockmux_proto::scsi::AccessState;
 use blockmux_volume::Volume;
 use blockmux_wire::nvme::log::AnaState;
@@ -58,8 +58,8 @@ pub(crate) struct Protocol {
     pub(crate) is_open: fn(&Settings) -> bool,
     /// Serves to accepted connections.
     pub(crate) serve: fn(&Service<'_>) -> Started,
-    /// How clients reach the export of that name where we serve it.
-    pub(crate) ways: fn(&Settings, &Address, &str) -> Vec<Way>,
+    /// How clients reach a volume where we serve it.
+    pub(crate) ways: fn(&Settings, &Portal, &Named) -> Vec<Way>,
     /// Reaches the export of that name at an address where we serve it, over one connection; `None` if there is only
     /// the target's side yet.
     pub(crate) connect: Option<Connect>,
@@ -194,6 +194,60 @@ pub(crate) struct Place {
     pub(crate) ana_group: Option<u32>,
 }
 
+/// A listener, and an address by which clients reach it: another one where it listens at all
+/// addresses.
+#[derive(Clone, Debug)]
+pub(crate) struct Portal {
+    pub(crate) listener: Address,
+    pub(crate) address: Address,
+}
+
+impl Portal {
+    /// The TCP addresses of both; `None` of a Unix socket.
+    pub(crate) fn tcp(&self) -> Option<(SocketAddr, SocketAddr)> {
+        match (&self.listener, &self.address) {
+            (Address::Tcp(listener), Address::Tcp(address)) => Some((*listener, *address)),
+            _ => None,
+        }
+    }
+
+    /// A listener at this one address.
+    #[cfg(test)]
+    pub(crate) fn at(address: &str) -> Portal {
+        let address = Address::Tcp(address.parse().expect("a test names addresses"));
+        Portal { listener: address.clone(), address }
+    }
+}
+
+/// What a volume that is served is called.
+#[derive(Clone, Debug)]
+pub(crate) struct Named {
+    /// By NBD, and in the config file.
+    pub(crate) export: String,
+    /// Behind the prefixes of the target and the subsystem that it is where none are configured.
+    pub(crate) target: String,
+}
+
+impl Named {
+    /// The names of a volume, if it is still there.
+    pub(crate) fn of(exports: &Exports, volume: VolumeId) -> Option<Named> {
+        let (export, served) = exports.get(volume).zip(exports.served(volume))?;
+        let target = served.target_name().unwrap_or(&export.name).to_owned();
+        Some(Named { export: export.name.clone(), target })
+    }
+
+    /// The names of all volumes, in order.
+    pub(crate) fn all(exports: &Exports) -> Vec<Named> {
+        exports.iter().filter_map(|(volume, _)| Named::of(exports, volume)).collect()
+    }
+
+    /// The names of a volume whose own target is called as it is.
+    #[cfg(test)]
+    pub(crate) fn plainly(name: &str) -> Named {
+        Named { export: name.to_owned(), target: name.to_owned() }
+    }
+}
+
 /// How one export is reached through one listener.
 pub(crate) struct Way {
     /// For our own initiator and for others.
@@ -212,6 +266,9 @@ pub(crate) trait Remote {
     /// # Errors
     /// If the server cannot be reached or does not have the volume.
     fn open(&self, connections: u32) -> Result<Arc<dyn Volume>, Failure>;
+
+    /// Where the volume is, whatever the URL says of the way there.
+    fn place(&self) -> String;
 
     /// What the server tells of the volume.
     ///

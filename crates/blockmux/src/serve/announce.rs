@@ -1,10 +1,11 @@
 //! What a daemon says when it is ready: for each export its URLs, and commands that connect standard clients.
 
 use crate::failure::Failure;
+use crate::machine::own_addresses;
 use crate::output::printable;
 use crate::protocol::aoe::Serving;
 use crate::protocol::iscsi::redirects;
-use crate::protocol::{AOE, Protocol, Settings, Way};
+use crate::protocol::{AOE, Named, Portal, Protocol, Settings, Way};
 use blockmux_engine::socket::Address;
 use blockmux_proto::exports::Exports;
 use blockmux_volume::units::human_size;
@@ -22,8 +23,28 @@ struct Announced {
     name: String,
     /// In bytes.
     size: u64,
-    /// One for each listener, with the name of its protocol.
+    /// One for each listener and address, with the name of its protocol.
     ways: Vec<(&'static str, Way)>,
+}
+
+/// Who wants to reach the exports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Asker {
+    /// A program on this machine.
+    Here,
+    /// People, who may be elsewhere.
+    Anywhere,
+}
+
+/// How much is printed for people.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Amount {
+    /// `ready`.
+    Nothing,
+    /// One export with everything, and of several what fits into [`MOST_LINES`].
+    Short,
+    /// All URLs and commands.
+    Everything,
 }
 
 impl Announcement {
@@ -32,16 +53,21 @@ impl Announcement {
         exports: &Exports,
         listeners: &[(&'static Protocol, Address)],
         settings: &Settings,
+        asker: Asker,
     ) -> Announcement {
-        let announced = exports.iter().map(|(_, export)| {
-            let spoken = listeners.iter().flat_map(|(listener, address)| {
-                listener.spoken_here().map(move |protocol| (protocol, address))
+        let places = listeners.iter().map(|(listener, address)| (*listener, portals(address, asker)));
+        let places: Vec<_> = places.collect();
+        let announced = exports.iter().filter_map(|(volume, export)| {
+            let named = Named::of(exports, volume)?;
+            let spoken = places.iter().flat_map(|(listener, portals)| {
+                listener.spoken_here().map(move |protocol| (protocol, portals))
             });
-            let ways = spoken.flat_map(|(protocol, address)| {
-                let ways = (protocol.ways)(settings, &reachable(address), &export.name);
-                ways.into_iter().map(|way| (protocol.name, way))
+            let ways = spoken.flat_map(|(protocol, portals)| {
+                let ways = portals.iter().flat_map(|portal| (protocol.ways)(settings, portal, &named));
+                ways.map(|way| (protocol.name, way)).collect::<Vec<_>>()
             });
-            Announced { name: export.name.clone(), size: export.volume.info().size, ways: ways.collect() }
+            let (ways, size) = (ways.collect(), export.volume.info().size);
+            Some(Announced { ways, size, name: named.export.clone() })
         });
         let moved = redirects(settings).map(|(target, place)| (target.to_owned(), place.to_owned()));
         Announcement { exports: announced.collect(), moved: moved.collect() }
@@ -62,22 +88,37 @@ impl Announcement {
     }
 
     /// For people, with `ready` as the last line.
-    pub(super) fn text(&self) -> String {
-        let mut text = String::new();
+    pub(super) fn text(&self, amount: Amount) -> String {
+        let mut lines = if amount == Amount::Nothing { Vec::new() } else { self.lines() };
+        if amount == Amount::Short && self.exports.len() > 1 && lines.len() > MOST_LINES {
+            lines = self.exports.iter().take(MOST_LINES - 1).map(Announced::in_a_line).collect();
+            let left_out = self.exports.len() - lines.len();
+            lines.push(match left_out {
+                0 => "--verbose prints all URLs, and commands for clients".to_owned(),
+                _ => format!("and {left_out} more; --verbose prints all URLs, and commands for clients"),
+            });
+        }
+        lines.push("ready".to_owned());
+        lines.join("\n")
+    }
+
+    /// Everything about every export.
+    fn lines(&self) -> Vec<String> {
+        let mut lines = Vec::new();
         for export in &self.exports {
-            text += &format!("{}  {}\n", export.name, human_size(export.size));
+            lines.push(format!("{}  {}", export.name, human_size(export.size)));
             if export.ways.is_empty() {
-                text += "  is out of reach: no listener, or no target of the config, leads to it\n";
+                lines.push(format!("  {OUT_OF_REACH}"));
             }
             for (_, way) in &export.ways {
-                text += &format!("  {}\n", printable(&way.url));
-                way.commands.iter().for_each(|command| text += &format!("    {}\n", printable(command)));
+                lines.push(format!("  {}", printable(&way.url)));
+                lines.extend(way.commands.iter().map(|command| format!("    {}", printable(command))));
             }
         }
         for (target, place) in &self.moved {
-            text += &format!("{target}\n  has moved: initiators are sent to {place}\n");
+            lines.extend([target.clone(), format!("  has moved: initiators are sent to {place}")]);
         }
-        text + "ready"
+        lines
     }
 
     /// One line for programs.
@@ -114,6 +155,24 @@ impl Announcement {
     }
 }
 
+impl Announced {
+    /// Its name, its size, and the first URL of each protocol.
+    fn in_a_line(&self) -> String {
+        let mut line = format!("{}  {}", self.name, human_size(self.size));
+        let mut protocols: Vec<&str> = Vec::new();
+        for (protocol, way) in &self.ways {
+            if !protocols.contains(protocol) {
+                protocols.push(protocol);
+                line += &format!("  {}", printable(&way.url));
+            }
+        }
+        if self.ways.is_empty() {
+            line += &format!("  {OUT_OF_REACH}");
+        }
+        line
+    }
+}
+
 #[derive(Serialize)]
 struct Json<'a> {
     ready: bool,
@@ -130,22 +189,29 @@ struct ExportJson<'a> {
     commands: Vec<&'a str>,
 }
 
-/// Where a client on this machine connects to a listener on all addresses.
-fn reachable(address: &Address) -> Address {
-    let tcp = match address {
-        Address::Tcp(tcp) => tcp,
+/// Where clients connect to a listener: one on all addresses has those of the machine, or loopback
+/// for a client here.
+fn portals(listener: &Address, asker: Asker) -> Vec<Portal> {
+    let addresses = match listener {
         // Whoever copies a command may be in another directory.
         Address::Unix(path) => {
-            return Address::Unix(std::path::absolute(path).unwrap_or_else(|_| path.clone()));
+            vec![Address::Unix(std::path::absolute(path).unwrap_or_else(|_| path.clone()))]
         }
+        Address::Tcp(tcp) if tcp.ip().is_unspecified() => {
+            let loopback: IpAddr =
+                if tcp.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
+            let own = if asker == Asker::Here { Vec::new() } else { own_addresses(tcp.is_ipv4()) };
+            let own = if own.is_empty() { vec![loopback] } else { own };
+            own.into_iter().map(|ip| Address::Tcp(SocketAddr::new(ip, tcp.port()))).collect()
+        }
+        Address::Tcp(tcp) => vec![Address::Tcp(*tcp)],
     };
-    let ip = match tcp.ip() {
-        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
-        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
-        ip => ip,
-    };
-    Address::Tcp(SocketAddr::new(ip, tcp.port()))
+    addresses.into_iter().map(|address| Portal { listener: listener.clone(), address }).collect()
 }
+
+/// No more lines are printed of several exports.
+const MOST_LINES: usize = 10;
+const OUT_OF_REACH: &str = "is out of reach: no listener, or no target of the config, leads to it";
 
 #[cfg(test)]
 mod tests {
@@ -155,7 +221,7 @@ mod tests {
     use blockmux_volume::NullVolume;
     use std::sync::Arc;
 
-    fn announcement(addresses: &[Address]) -> Announcement {
+    fn announcement(addresses: &[Address], names: &[&str]) -> Announcement {
         let export = |name: &str| Export {
             name: name.to_owned(),
             description: String::new(),
@@ -163,32 +229,69 @@ mod tests {
             volume: Arc::new(NullVolume::new(1 << 30)),
         };
         let listeners: Vec<_> = addresses.iter().map(|address| (&NBD, address.clone())).collect();
-        Announcement::new(&Exports::new(vec![export("a"), export("b")]), &listeners, &Settings::default())
+        let exports = Exports::new(names.iter().map(|name| export(name)).collect());
+        Announcement::new(&exports, &listeners, &Settings::default(), Asker::Here)
     }
 
     #[test]
     fn each_export_has_urls_and_commands_for_each_listener() {
         let unix = Address::Unix("/run/x y".into());
-        let text = announcement(&[Address::Tcp("0.0.0.0:10809".parse().unwrap()), unix]).text();
+        let text = announcement(&[Address::Tcp("0.0.0.0:10809".parse().unwrap()), unix], &["a", "b"]);
+        let text = text.text(Amount::Everything);
         let expected = "\
 a  1 GiB
   nbd://127.0.0.1/a
     nbdinfo nbd://127.0.0.1/a
     qemu-img info nbd://127.0.0.1/a
-    nbd-client 127.0.0.1 10809 /dev/nbd0 -N a
+    nbd-client 127.0.0.1 10809 /dev/nbd0 -N a -connections 4 -timeout 10
   nbd+unix:///a?socket=/run/x%20y
     nbdinfo 'nbd+unix:///a?socket=/run/x%20y'
     qemu-img info 'nbd+unix:///a?socket=/run/x%20y'
-    nbd-client -unix '/run/x y' /dev/nbd0 -N a
+    nbd-client -unix '/run/x y' /dev/nbd0 -N a -connections 4 -timeout 10
 b  1 GiB
 ";
         assert!(text.starts_with(expected), "{text}");
-        assert!(text.ends_with("-N b\nready"), "{text}");
+        assert!(text.ends_with(" -timeout 10\nready"), "{text}");
+    }
+
+    #[test]
+    fn of_many_exports_ten_lines_are_printed_unless_all_or_none_are_wanted() {
+        let here = [Address::Tcp("127.0.0.1:10809".parse().unwrap())];
+        let names: Vec<String> = (0..100).map(|number| format!("v{number}")).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let lines = |count: usize, amount| {
+            let text = announcement(&here, &names[..count]).text(amount);
+            text.lines().map(str::to_owned).collect::<Vec<_>>()
+        };
+        let short = lines(100, Amount::Short);
+        assert_eq!((short.len(), short[0].as_str()), (11, "v0  1 GiB  nbd://127.0.0.1/v0"));
+        assert!(short[9].starts_with("and 91 more; --verbose prints") && short[10] == "ready", "{short:?}");
+        assert_eq!((lines(1, Amount::Short).len(), lines(2, Amount::Short).len()), (6, 11), "with commands");
+        let three = lines(3, Amount::Short);
+        assert!(three.len() == 5 && three[3].starts_with("--verbose prints"), "{three:?}");
+        assert_eq!(lines(100, Amount::Everything).len(), 501);
+        assert_eq!(lines(100, Amount::Nothing), ["ready"]);
+    }
+
+    #[test]
+    fn a_listener_on_all_addresses_is_reached_by_those_of_the_machine() {
+        let at = |listener: &str, asker| {
+            let listener = Address::Tcp(listener.parse().unwrap());
+            portals(&listener, asker).into_iter().filter_map(|portal| portal.tcp()).collect::<Vec<_>>()
+        };
+        for (listener, loopback) in [("0.0.0.0:7", "127.0.0.1:7"), ("[::]:7", "[::1]:7")] {
+            let listens: SocketAddr = listener.parse().unwrap();
+            assert_eq!(at(listener, Asker::Here), [(listens, loopback.parse().unwrap())]);
+            for (own, address) in at(listener, Asker::Anywhere) {
+                assert!(own == listens && !address.ip().is_unspecified() && address.port() == 7, "{address}");
+                assert_eq!(address.is_ipv4(), listens.is_ipv4());
+            }
+        }
     }
 
     #[test]
     fn a_command_finds_all_urls_in_its_environment() {
-        let environment = announcement(&[Address::Tcp("[::]:7".parse().unwrap())]).environment();
+        let environment = announcement(&[Address::Tcp("[::]:7".parse().unwrap())], &["a", "b"]).environment();
         let value = |name| environment.iter().find(|(key, _)| *key == name).map(|(_, value)| value.as_str());
         assert_eq!(value("BLOCKMUX_URLS"), Some("nbd://[::1]:7/a nbd://[::1]:7/b"));
         assert_eq!(value("BLOCKMUX_NBD_URL"), Some("nbd://[::1]:7/a"));

@@ -7,12 +7,16 @@ use crate::poll::Poll;
 use crate::protocol::iscsi::{DiscoveryEntry, TargetEntry};
 use crate::protocol::nvme_tcp::{self, SubsystemEntry, Treq};
 use crate::regular;
+use blockmux_engine::congestion::Congestion;
+use blockmux_proto::volume_uuid::VolumeUuid;
 use blockmux_volume::Spec;
 use blockmux_volume::units::human_size;
 use serde::{Deserialize, Deserializer, de};
+use std::fmt::Display;
 use std::io::Read;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 /// All of a file. Every key may be left out.
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
@@ -37,6 +41,8 @@ pub(super) struct Config {
     pub(super) cores: Option<NonZeroUsize>,
     pub(super) poll: Option<Poll>,
     pub(super) max_connections: Option<NonZeroUsize>,
+    #[serde(deserialize_with = "parsed")]
+    pub(super) congestion: Option<Congestion>,
     pub(super) state: Option<PathBuf>,
     pub(super) control: Option<ControlPath>,
 }
@@ -48,6 +54,13 @@ pub(super) struct VolumeEntry {
     pub(super) name: Option<String>,
     #[serde(deserialize_with = "spec")]
     pub(super) spec: Spec,
+    /// What identifiers in all protocols follow from; without one it is that of the data.
+    #[serde(default, deserialize_with = "parsed")]
+    pub(super) uuid: Option<VolumeUuid>,
+    /// Another process may serve the same data, although the two share neither reservations nor
+    /// locks.
+    #[serde(default)]
+    pub(super) shared: bool,
     #[serde(default)]
     pub(super) read_only: bool,
     #[serde(default)]
@@ -103,6 +116,13 @@ fn spec<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Spec, D::Error> {
     String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
 }
 
+/// A value that its own text form is read from.
+fn parsed<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<T>, D::Error> {
+    String::deserialize(deserializer)?.parse().map(Some).map_err(de::Error::custom)
+}
+
 /// The longest config file, in bytes: tens of thousands of volumes.
 const MAX_LEN: u64 = 4 << 20;
 /// There are several, and whoever leaves the brackets out does not know of sequences.
@@ -123,12 +143,15 @@ mod tests {
             nbd = ['127.0.0.1:0', 'unix:/s']
             cores = 2
             poll = 'never'
+            congestion = 'cubic'
             max_connections = 10
             state = '/s'
             read_only = true
             [[volume]]
             name = 'a'
             spec = 'mem:1g'
+            uuid = '6f9a4c2e-1d3b-4f5a-8c7d-9e0f1a2b3c4d'
+            shared = true
             read_only = true
             description = 'of RAM'
             [[volume]]
@@ -138,6 +161,8 @@ mod tests {
         let first = VolumeEntry {
             name: Some("a".into()),
             spec: Spec::Mem(1 << 30),
+            uuid: "6f9a4c2e-1d3b-4f5a-8c7d-9e0f1a2b3c4d".parse().ok(),
+            shared: true,
             read_only: true,
             description: "of RAM".into(),
         };
@@ -146,6 +171,7 @@ mod tests {
         assert_eq!((config.nbd.len(), config.read_only), (2, true));
         assert_eq!((config.cores, config.poll), (NonZeroUsize::new(2), Some(Poll::Never)));
         assert_eq!(config.max_connections, NonZeroUsize::new(10));
+        assert_eq!(config.congestion, Some("cubic".parse().unwrap()));
         assert_eq!(config.state.as_deref(), Some(Path::new("/s")));
         assert_eq!(parse("").unwrap(), Config::default());
     }
@@ -159,8 +185,10 @@ mod tests {
                 "b.toml:3: unknown key `size`, expected one of `name`, `spec`, ",
             ),
             ("[[volume]]\nname = 'a'", "b.toml:1: missing key `spec`"),
+            ("[[volume]]\nspec = 'mem:1g'\nuuid = '1'", "b.toml:3: `1` is not a UUID: write 32 "),
             ("[[volume]]\nspec = 'mem:x'", "b.toml:2: in `mem:x`: `x` is not a size"),
             ("nbd = ['10809']", "b.toml:1: `10809` is no host"),
+            ("congestion = ''", "b.toml:1: congestion: name a TCP congestion control, such as cubic"),
             ("poll = 'often'", "b.toml:1: poll: unknown value `often`, expected one of `adaptive`"),
             (
                 "nbd = ':10809'",

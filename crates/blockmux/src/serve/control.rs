@@ -5,7 +5,7 @@
 //! [`PATIENCE`] for all of its request. What they change goes through [`blockmux_proto::served`], as whatever else is
 //! shared about a volume, and what protocols have is changed by one at a time.
 
-use super::announce::Announcement;
+use super::announce::{Announcement, Asker};
 use super::flush;
 use super::opening::{NamedVolume, Opening};
 use super::setup::{LARGEST, NamedSpec};
@@ -215,19 +215,29 @@ impl Desk {
     fn add(&self, volume: &str, read_only: bool, description: &str) -> Result<Answer, String> {
         let NamedSpec { name, spec } = volume.parse()?;
         let lives = self.lives();
+        let is_named = name.is_some();
         let name = name.unwrap_or_else(|| self.free_name());
         if self.exports.find(&name).is_some() {
             return Err(format!("a volume is called `{name}` already; take another name"));
         }
         let read_only = read_only || self.opening.read_only;
-        let named = NamedVolume { name: name.clone(), spec, read_only, description: description.to_owned() };
+        let named = NamedVolume {
+            name: name.clone(),
+            is_named,
+            spec,
+            uuid: None,
+            is_shared: false,
+            read_only,
+            description: description.to_owned(),
+        };
         let told = |failure: Failure| failure.to_string();
         self.opening.protocols.iter().try_for_each(|one| named.check_description(one)).map_err(told)?;
         let (export, served) = self.opening.open(&named).map_err(told)?;
         let id = self.exports.add(export, served).ok_or("there are too many volumes; remove one")?;
         lives.iter().for_each(|live| live.add(id));
         info!("{name} is served");
-        let urls = Announcement::new(&self.exports, &self.listeners, &self.settings).urls_of(&name);
+        let urls =
+            Announcement::new(&self.exports, &self.listeners, &self.settings, Asker::Anywhere).urls_of(&name);
         Ok(Answer::Added { name, urls })
     }
 

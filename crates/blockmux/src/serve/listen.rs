@@ -46,7 +46,10 @@ pub(super) fn bind(
     refuse_twice(&addresses)?;
     let mut listeners = Vec::new();
     for (protocol, address) in addresses {
-        let bound = patiently(|| Listener::bind(&address), |error| error.kind() == io::ErrorKind::AddrInUse);
+        let bound = patiently(
+            || Listener::bind_with(&address, setup.congestion.as_ref()),
+            |error| error.kind() == io::ErrorKind::AddrInUse,
+        );
         listeners.push((protocol, bound.map_err(|error| cannot_listen(protocol, &address, &error))?));
         if !is_local(&address) && (protocol.is_open)(&setup.settings) {
             warn!("{address} can be reached from other machines, and there is no authentication");

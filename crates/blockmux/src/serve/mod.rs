@@ -6,10 +6,12 @@
 
 mod alive;
 mod announce;
+mod claim;
 mod command;
 mod config;
 mod control;
 mod flush;
+mod identity;
 mod late;
 mod listen;
 mod opening;
@@ -26,7 +28,8 @@ use crate::poll::Poll;
 use crate::privileges;
 use crate::protocol::{ISCSI, Live, NVME_TCP, Protocol, Service, Settings, Started, iscsi, nvme_tcp};
 use crate::signals;
-use announce::Announcement;
+use announce::{Amount, Announcement, Asker};
+use blockmux_engine::congestion::Congestion;
 use blockmux_engine::cores::{Cores, CoresConfig};
 use blockmux_engine::listener::{ListenerTask, Serve};
 use blockmux_engine::socket::{Address, Listener};
@@ -92,6 +95,9 @@ pub(crate) struct Args {
     /// Connections at a time [default: 4096]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     max_connections: Option<NonZeroUsize>,
+    /// TCP congestion control of all connections, such as cubic [default: the system's]
+    #[arg(long, value_name = "NAME")]
+    congestion: Option<Congestion>,
     /// Keep reservations here that initiators want to outlive a restart [default: ~/.local/state/blockmux]
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
@@ -104,6 +110,9 @@ pub(crate) struct Args {
     /// Print one JSON object instead of text when ready; not with --run
     #[arg(long, conflicts_with = "run")]
     json: bool,
+    /// Print no URLs and commands, only `ready`
+    #[arg(long, short, conflicts_with_all = ["json", "run"])]
+    quiet: bool,
 }
 
 impl Args {
@@ -131,8 +140,13 @@ fn at_least_one(text: &str) -> Result<NonZeroUsize, &'static str> {
 }
 
 /// Serves until a signal or the end of the command.
-pub(crate) fn run(args: Args) -> Result<ExitCode, Failure> {
+pub(crate) fn run(args: Args, is_verbose: bool) -> Result<ExitCode, Failure> {
     let (json, command, keep_privileges) = (args.json, args.run.clone(), args.keep_privileges);
+    let amount = match (args.quiet, is_verbose) {
+        (true, _) => Amount::Nothing,
+        (false, true) => Amount::Everything,
+        (false, false) => Amount::Short,
+    };
     let setup = Setup::gather(args)?;
     let (sender, events) = mpsc::channel();
     signals::watch(&sender, |_| Event::Signal)
@@ -144,7 +158,8 @@ pub(crate) fn run(args: Args) -> Result<ExitCode, Failure> {
         listeners.iter().map(|(protocol, listener)| (*protocol, listener.address().clone())).collect();
     check_listeners(&setup, &addresses)?;
     let exports = setup.open()?;
-    let announcement = Announcement::new(&exports, &addresses, &setup.settings).with_disks(&setup.aoe);
+    let asker = if command.is_some() { Asker::Here } else { Asker::Anywhere };
+    let announcement = Announcement::new(&exports, &addresses, &setup.settings, asker).with_disks(&setup.aoe);
     allow_files();
     let parts = Parts::new(setup.max_connections, &addresses);
     let limit = parts.limit().clone();
@@ -170,7 +185,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode, Failure> {
             wait(&events, Some(&running))
         }
         None => {
-            print(if json { announcement.json()? } else { announcement.text() })?;
+            print(if json { announcement.json()? } else { announcement.text(amount) })?;
             wait(&events, None)
         }
     };
@@ -219,6 +234,7 @@ fn start(
         count: setup.cores,
         policy: setup.poll.into(),
         pool_limit_bytes: buffers_of_each(setup.cores, memory_bytes()),
+        congestion: setup.congestion.clone(),
         ..CoresConfig::default()
     };
     let cores = Cores::start(&config).map_err(|error| {
@@ -310,7 +326,8 @@ tells them apart.
 
 Names: the volume NAME is NBD's export NAME, LUN 0 of the iSCSI target
 iqn.2026-11.blockmux:NAME, and namespace 1 of the NVMe subsystem
-nqn.2026-11.blockmux:NAME.
+nqn.2026-11.blockmux:NAME. One without a name is disk0 for NBD, and in the
+others disk0.3f9a12bc, with a part of its UUID: no two daemons have that.
 
 ATA over Ethernet has no addresses: the first volume is disk eSHELF.0 at each
 interface of --aoe, the next eSHELF.1, and one whose NAME is e7.3 is that disk.
@@ -326,6 +343,7 @@ Config file, the same things by the same names, with _ for -:
   spec = \"file:disk.img?size=10g\"
   description = \"scratch\"
   read_only = false
+  uuid = \"6f9a4c2e-1d3b-4f5a-8c7d-9e0f1a2b3c4d\"
 
 iSCSI targets, LUN maps and who may log in, by RFC 7143's names; without any
 each volume is a target of its own. A secret file is chmod 600:
@@ -368,6 +386,8 @@ times its size, within 16 times the machine's memory.
 them in $BLOCKMUX_URLS, and NBD's in $BLOCKMUX_NBD_URL; $nbd has QEMU's old
 form. Without a listener NBD gets a private Unix socket, and iSCSI a port of
 loopback that the system chooses. Its exit status becomes blockmux's own.
+
+Of many volumes ten lines are printed, with --verbose all.
 
 Examples:
   blockmux serve mem:1g

@@ -1,21 +1,32 @@
 //! From a volume's spec to what is served of it, when the daemon starts and while it runs.
 
+use super::claim::Claim;
+use super::identity::{Identified, identify, target_name};
 use super::setup::LARGEST;
 use super::state;
 use crate::failure::Failure;
-use crate::open::{self, Access, Use};
+use crate::machine::machine_id;
+use crate::open::{self, Access, Opened, Use};
 use crate::protocol::Protocol;
 use blockmux_proto::exports::Export;
-use blockmux_proto::served::Served;
+use blockmux_proto::served::{Served, VolumeIdentity};
+use blockmux_proto::volume_uuid::VolumeUuid;
 use blockmux_volume::{Spec, VolumeInfo};
 use std::path::PathBuf;
 use std::sync::Arc;
+use tracing::warn;
 
 /// A volume that is to be served.
 #[derive(Debug)]
 pub(super) struct NamedVolume {
     pub(super) name: String,
+    /// Somebody has given it that name.
+    pub(super) is_named: bool,
     pub(super) spec: Spec,
+    /// The UUID that the config file gives it.
+    pub(super) uuid: Option<VolumeUuid>,
+    /// Another process may serve the same data.
+    pub(super) is_shared: bool,
     pub(super) read_only: bool,
     pub(super) description: String,
 }
@@ -51,7 +62,7 @@ impl Opening {
     pub(super) fn open(&self, named: &NamedVolume) -> Result<(Export, Arc<Served>), Failure> {
         let access = if named.read_only { Access::Read } else { Access::Either };
         let how = Use { access, connections: 1, may_grow: self.may_grow };
-        let volume = open::open(&named.spec, how)?.volume;
+        let Opened { volume, data, remote, .. } = open::open(&named.spec, how)?;
         let info = volume.info();
         if info.size > LARGEST {
             return Err(Failure::request(format!(
@@ -61,7 +72,19 @@ impl Opening {
         }
         self.protocols.iter().try_for_each(|protocol| check_blocks(protocol, &named.spec, &info))?;
         let (name, description) = (named.name.clone(), named.description.clone());
-        let served = state::served(self.state.as_deref(), &name, &named.spec, volume.clone())?;
+        let Identified { uuid, is_lasting } = identify(named, data.as_ref(), &machine_id())?;
+        let claims = !named.is_shared && !named.read_only && !info.read_only;
+        let claim = if claims { Some(Claim::take(&name, uuid, &remote)?) } else { None };
+        if claims && !remote.is_empty() {
+            warn!(
+                "`{name}` is on another server: a Blockmux on another machine that serves it too shares neither \
+                 reservations nor locks with this one"
+            );
+        }
+        let target_name = target_name(named, uuid);
+        let identity = VolumeIdentity { uuid, target_name, claim: Box::new(claim) };
+        let directory = self.state.as_deref();
+        let served = state::served(directory, (&name, &named.spec), volume.clone(), identity, is_lasting)?;
         Ok((Export { name, description, read_only: named.read_only, volume }, served))
     }
 }
@@ -86,7 +109,15 @@ mod tests {
     fn a_description_is_short_and_blocks_are_small() {
         let named = |description| {
             let (name, spec) = ("a".to_owned(), Spec::Mem(1));
-            NamedVolume { name, spec, read_only: false, description }
+            NamedVolume {
+                name,
+                is_named: true,
+                spec,
+                uuid: None,
+                is_shared: false,
+                read_only: false,
+                description,
+            }
         };
         assert!(named("x".repeat(4096)).check_description(&NBD).is_ok());
         for description in ["x".repeat(4097), "a\0b".to_owned()] {

@@ -14,9 +14,10 @@ use crate::protocol::aoe::Serving;
 use crate::protocol::iscsi::{ConfiguredTarget, DiscoveryEntry};
 use crate::protocol::nvme_tcp::{ConfiguredSubsystem, Treq};
 use crate::protocol::{AOE, ISCSI, ISER, NBD, NVME_TCP, PROTOCOLS, Protocol, Settings};
+use blockmux_engine::congestion::Congestion;
 use blockmux_engine::state::check_directory;
 use blockmux_proto::exports::Exports;
-use blockmux_proto::nvmeof::node::MAX_IN_CAPSULE;
+use blockmux_proto::fabrics::controller::node::MAX_IN_CAPSULE;
 use blockmux_volume::Spec;
 use std::collections::HashSet;
 use std::num::NonZeroUsize;
@@ -46,6 +47,8 @@ pub(super) struct Setup {
     pub(super) cores: usize,
     pub(super) poll: Poll,
     pub(super) max_connections: usize,
+    /// Of every TCP connection; `None`: the system's.
+    pub(super) congestion: Option<Congestion>,
     /// Where reservations are kept; `None` if there is no such place.
     state: Option<PathBuf>,
     /// Where commands are taken while it runs.
@@ -75,6 +78,8 @@ impl Setup {
         let from_args = args.volumes.drain(..).map(|NamedSpec { name, spec }| VolumeEntry {
             name,
             spec,
+            uuid: None,
+            shared: false,
             read_only: false,
             description: String::new(),
         });
@@ -97,6 +102,11 @@ impl Setup {
             // Who relies on it should not learn of it from the first initiator that does.
             check_directory(directory).map_err(|error| Failure::request(format!("--state: {error}")))?;
         }
+        let congestion = args.congestion.or(config.congestion.take());
+        if let Some(congestion) = &congestion {
+            let wrong = |why| Failure::request(format!("--congestion {congestion}: {why}"));
+            congestion.check().map_err(wrong)?;
+        }
         Ok(Setup {
             volumes,
             read_only,
@@ -106,6 +116,7 @@ impl Setup {
             cores,
             poll: args.poll.or(config.poll).unwrap_or(Poll::Adaptive),
             max_connections,
+            congestion,
             control: args.control.or(config.control),
             state: state.or_else(state::default_directory),
         })
@@ -212,8 +223,9 @@ fn name_all(entries: Vec<VolumeEntry>, read_only: bool) -> Result<Vec<NamedVolum
     if entries.is_empty() {
         return Err(Failure::request("no volume to serve; name one, such as mem:1g or file:disk.img"));
     }
-    let (mut taken, mut unnamed, mut named) = (HashSet::new(), 0, Vec::new());
+    let (mut taken, mut uuids, mut unnamed, mut named) = (HashSet::new(), HashSet::new(), 0, Vec::new());
     for entry in entries {
+        let is_named = entry.name.is_some();
         let name = entry.name.unwrap_or_else(|| {
             unnamed += 1;
             format!("disk{}", unnamed - 1)
@@ -224,9 +236,17 @@ fn name_all(entries: Vec<VolumeEntry>, read_only: bool) -> Result<Vec<NamedVolum
                 "two volumes are called `{name}`; rename one, as in NAME=mem:1g"
             )));
         }
+        if let Some(twice) = entry.uuid.filter(|uuid| !uuids.insert(*uuid)) {
+            return Err(Failure::request(format!(
+                "`{name}` has the uuid {twice} of another volume; hosts would take both for one disk: change one"
+            )));
+        }
         named.push(NamedVolume {
             name,
+            is_named,
             spec: entry.spec,
+            uuid: entry.uuid,
+            is_shared: entry.shared,
             read_only: entry.read_only || read_only,
             description: entry.description,
         });
@@ -276,7 +296,14 @@ mod tests {
     fn names(volumes: &[&str]) -> Result<Vec<String>, String> {
         let entries = volumes.iter().map(|text| {
             let NamedSpec { name, spec } = text.parse()?;
-            Ok(VolumeEntry { name, spec, read_only: false, description: String::new() })
+            Ok(VolumeEntry {
+                name,
+                spec,
+                uuid: None,
+                shared: false,
+                read_only: false,
+                description: String::new(),
+            })
         });
         let named = name_all(entries.collect::<Result<_, String>>()?, false)
             .map_err(|failure| failure.to_string())?;

@@ -2,13 +2,13 @@
 
 use crate::failure::Failure;
 use blockmux_engine::state::StateFile;
-use blockmux_proto::served::Served;
+use blockmux_proto::served::{Served, VolumeIdentity};
 use blockmux_volume::Volume;
 use blockmux_volume::spec::Spec;
 use std::env;
 use std::path::{Path, PathBuf, absolute};
 use std::sync::Arc;
-use tracing::info;
+use tracing::{info, warn};
 
 /// Where the state of programs is, by the XDG Base Directory Specification; `None` for a user without a home.
 pub(super) fn default_directory() -> Option<PathBuf> {
@@ -19,31 +19,41 @@ pub(super) fn default_directory() -> Option<PathBuf> {
     state.map(|state| state.join("blockmux"))
 }
 
-/// A volume as it is served, with the reservations that were kept of it. One whose reservations cannot be read is not
-/// served: whoever was kept out would get in.
+/// A volume as it is served, with the reservations that were kept of the data with its UUID. One
+/// whose reservations cannot be read is not served: whoever was kept out would get in. Of data that
+/// go with the process none are kept.
 pub(super) fn served(
     directory: Option<&Path>,
-    name: &str,
-    spec: &Spec,
+    (name, spec): (&str, &Spec),
     volume: Arc<dyn Volume>,
+    identity: VolumeIdentity,
+    is_lasting: bool,
 ) -> Result<Arc<Served>, Failure> {
-    let Some(directory) = directory else { return Ok(Served::new(volume)) };
     let wrong = |what: String| Failure::request(format!("reservations of `{name}`: {what}"));
-    let opened = StateFile::open(directory, &identity(spec, name));
+    let former = former_identity(spec, name);
+    let Some(directory) = directory.filter(|_| is_lasting) else {
+        if let Some(file) = directory.and_then(|directory| StateFile::former(directory, &former)) {
+            let file = file.display();
+            warn!(
+                "`{name}`: its data went with an earlier process; {file} has reservations of them: remove it"
+            );
+        }
+        return Served::identified(volume, identity, None).map_err(|error| wrong(error.to_string()));
+    };
+    let opened = StateFile::open(directory, &identity.uuid.to_string(), &former);
     let (file, image) = opened.map_err(|error| wrong(error.to_string()))?;
     if !image.is_empty() {
         info!("`{name}`: reservations from {}", file.path().display());
     }
     let path = file.path().display().to_string();
-    Served::with_store(volume, file, &image).map_err(|error| {
+    Served::identified(volume, identity, Some((file, &image))).map_err(|error| {
         wrong(format!("{path} {error}; move it away to serve the volume without reservations"))
     })
 }
 
-/// What names the volume's content, and stays the same when it is called or decorated otherwise.
-fn identity(spec: &Spec, name: &str) -> String {
+/// What Blockmux 0.1 named the volume by where it kept reservations, before volumes had UUIDs.
+fn former_identity(spec: &Spec, name: &str) -> String {
     match spec {
-        // RAM is not the same as before, but its users take it for that.
         Spec::Mem(_) | Spec::Null(_) => format!("{spec} {name}"),
         Spec::File(file) => {
             let path = file.path.canonicalize().or_else(|_| absolute(&file.path));
@@ -54,11 +64,11 @@ fn identity(spec: &Spec, name: &str) -> String {
             format!("block:{}", absolute(&block.path).as_deref().unwrap_or(&block.path).display())
         }
         Spec::Stripe { chunk, members } => {
-            let members: Vec<String> = members.iter().map(|member| identity(member, name)).collect();
+            let members: Vec<String> = members.iter().map(|member| former_identity(member, name)).collect();
             format!("stripe:{chunk}:[{}]", members.join("],["))
         }
         Spec::Delay(_, inner) | Spec::Fault(_, inner) | Spec::Rate(_, inner) | Spec::Log(_, inner) => {
-            identity(inner, name)
+            former_identity(inner, name)
         }
         Spec::Url(url) => url.to_string(),
     }
@@ -69,11 +79,11 @@ mod tests {
     use super::*;
 
     fn named(spec: &str) -> String {
-        identity(&spec.parse().unwrap(), "disk0")
+        former_identity(&spec.parse().unwrap(), "disk0")
     }
 
     #[test]
-    fn a_volume_is_known_by_its_content_whatever_it_is_called() {
+    fn the_former_identity_is_as_it_was() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().canonicalize().unwrap().join("a.img");
         std::fs::write(&path, [0; 512]).unwrap();

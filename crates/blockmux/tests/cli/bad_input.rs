@@ -122,6 +122,10 @@ const WRONG: &[(&[&str], &str)] = &[
     ),
     (&["bench", "mem:1m", "--runs", "x"], "--runs x: is not a whole number"),
     (
+        &["bench", "mem:1m", "--congestion", "no such"],
+        "--congestion 'no such': name a TCP congestion control, such as cubic, reno or bbr",
+    ),
+    (
         &["info", "localhost:10809"],
         "`localhost` in `localhost:10809` is not a kind of volume: use mem, null, file, block, stripe, delay, fault, \
          rate, log, or a URL as nbd://host/export",

@@ -79,6 +79,22 @@ fn into_a_pipe_goes_plain_text_of_80_columns_and_no_progress() {
 }
 
 #[test]
+fn a_congestion_control_is_named_in_every_report_and_an_unknown_one_is_refused() {
+    let bench = Bench::new();
+    let words = "mem:16m --rw randread --congestion";
+    let out = printed(&bench.run(&format!("{words} reno"), &[]));
+    assert!(out.contains("TCP by reno") && !out.contains("timers"), "{out}");
+    assert!(bench.read("bench.html").contains("TCP by reno"));
+    assert_eq!(bench.json()["blockmux"]["machine"]["congestion"], "reno");
+    for command in ["bench", "serve"] {
+        let refused = blockmux([command, "mem:1m", "--congestion", "nosuch"]);
+        let expected = "blockmux: --congestion nosuch: this kernel has no congestion control nosuch; it has ";
+        assert_eq!(refused.status.code(), Some(2));
+        assert!(text(&refused.stderr).starts_with(expected), "{}", text(&refused.stderr));
+    }
+}
+
+#[test]
 fn every_pattern_runs_and_its_figures_agree_with_each_other() {
     let bench = Bench::new();
     let patterns = "--rw read,write,randread,randwrite --rw readwrite --rw randrw,trim,randtrim";

@@ -61,6 +61,13 @@ impl Daemon {
         urls.filter(|url| url.starts_with(&format!("{scheme}://"))).collect()
     }
 
+    /// The first URL of NVMe/TCP without what it says of a host, for tests that come as hosts of
+    /// their own.
+    pub(crate) fn nvme_place(&self) -> String {
+        let url = self.urls_of("nvme+tcp").remove(0);
+        url.split('?').next().unwrap_or_default().to_owned()
+    }
+
     pub(crate) fn signal(&self, signal: Signal) {
         kill_process(self.pid(), signal).unwrap();
     }

@@ -9,8 +9,8 @@ use std::fs;
 use std::io::Read;
 use std::path::PathBuf;
 use std::process::Command;
+use tempfile::TempDir;
 
-const ARGS: [&str; 3] = ["mem:8m", "--iscsi", "127.0.0.1:0"];
 const REGISTER: u8 = 0;
 const RESERVE: u8 = 1;
 const EXCLUSIVE_ACCESS: u8 = 3;
@@ -20,15 +20,32 @@ const READ_KEYS: u8 = 0;
 const READ_RESERVATION: u8 = 1;
 const NAMES: [&str; 2] = ["iqn.2026-11.i:a", "iqn.2026-11.i:b"];
 
-fn login(daemon: &Daemon, name: &str) -> RawIscsi {
-    RawIscsi::login(&daemon.urls_of("iscsi")[0], name)
+/// A daemon that serves a file of its own: what RAM had is gone with the process, and so are its
+/// reservations.
+struct Fenced {
+    daemon: Daemon,
+    spec: String,
+    _disk: TempDir,
 }
 
-/// Killed as by a power loss, and started again.
-fn restart(daemon: &mut Daemon) {
-    daemon.signal(Signal::KILL);
-    daemon.wait();
-    daemon.start_again(&ARGS);
+impl Fenced {
+    fn serve(more: &[&str]) -> Fenced {
+        let disk = tempfile::tempdir().unwrap();
+        let spec = format!("file:{}?size=8m", disk.path().join("disk.img").display());
+        let daemon = Daemon::serve(&[&[spec.as_str(), "--iscsi", "127.0.0.1:0"], more].concat());
+        Fenced { daemon, spec, _disk: disk }
+    }
+
+    /// Killed as by a power loss, and started again.
+    fn restart(&mut self) {
+        self.daemon.signal(Signal::KILL);
+        self.daemon.wait();
+        self.daemon.start_again(&[&self.spec, "--iscsi", "127.0.0.1:0"]);
+    }
+}
+
+fn login(daemon: &Daemon, name: &str) -> RawIscsi {
+    RawIscsi::login(&daemon.urls_of("iscsi")[0], name)
 }
 
 /// The one file in which the daemon keeps reservations.
@@ -40,7 +57,7 @@ fn kept(daemon: &Daemon) -> Option<PathBuf> {
 
 #[test]
 fn what_an_initiator_reserves_keeps_nbd_clients_out_until_it_lets_go() {
-    let mut daemon = Daemon::serve(&ARGS);
+    let Fenced { mut daemon, _disk, .. } = Fenced::serve(&[]);
     let (mut scsi, mut nbd) = (login(&daemon, NAMES[0]), RawClient::connect(&daemon.socket()));
     assert_eq!(scsi.reserve_out(REGISTER, 0, [0, 7], 0), GOOD);
     assert_eq!(nbd.write(0, 0, &[1; 512]), 0);
@@ -66,13 +83,14 @@ fn what_an_initiator_reserves_keeps_nbd_clients_out_until_it_lets_go() {
 
 #[test]
 fn aptpl_fences_others_after_the_daemon_was_killed_until_it_is_given_up() {
-    let mut daemon = Daemon::serve(&ARGS);
-    let mut a = login(&daemon, NAMES[0]);
+    let mut fenced = Fenced::serve(&[]);
+    let mut a = login(&fenced.daemon, NAMES[0]);
     assert_eq!(a.reserve_out(REGISTER, 0, [0, 7], APTPL), GOOD);
     assert_eq!(a.reserve_out(RESERVE, EXCLUSIVE_ACCESS, [7, 0], 0), GOOD);
-    restart(&mut daemon);
+    fenced.restart();
+    let daemon = &fenced.daemon;
     // SPC-5 §5.13.1: PRGENERATION begins with 0 again, everything else is as it was.
-    let (mut a, mut b) = (login(&daemon, NAMES[0]), login(&daemon, NAMES[1]));
+    let (mut a, mut b) = (login(daemon, NAMES[0]), login(daemon, NAMES[1]));
     assert_eq!(b.reserve_in(READ_KEYS), [0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 7]);
     let held = b.reserve_in(READ_RESERVATION);
     assert_eq!(
@@ -84,17 +102,18 @@ fn aptpl_fences_others_after_the_daemon_was_killed_until_it_is_given_up() {
     assert_eq!((nbd.simple(raw_client::READ, 0, 0, 512), nbd.write(0, 0, &[0; 512])), (EPERM, EPERM));
     // The same registration without APTPL: nothing of it is there after the next time.
     assert_eq!(a.reserve_out(REGISTER, 0, [7, 8], 0), GOOD);
-    assert!(kept(&daemon).is_none());
+    assert!(kept(daemon).is_none());
     assert_eq!(b.access(), [RESERVATION_CONFLICT; 2]);
-    restart(&mut daemon);
-    let mut b = login(&daemon, NAMES[1]);
+    fenced.restart();
+    let daemon = &fenced.daemon;
+    let mut b = login(daemon, NAMES[1]);
     assert_eq!(b.reserve_in(READ_KEYS), [0; 8]);
     assert_eq!(b.access(), [GOOD; 2]);
 }
 
 #[test]
 fn reservations_that_cannot_be_read_are_no_reason_to_let_everybody_in() {
-    let mut daemon = Daemon::serve(&ARGS);
+    let Fenced { mut daemon, spec, _disk } = Fenced::serve(&[]);
     assert_eq!(login(&daemon, NAMES[0]).reserve_out(REGISTER, 0, [0, 7], APTPL), GOOD);
     let file = kept(&daemon).unwrap();
     daemon.signal(Signal::KILL);
@@ -106,7 +125,7 @@ fn reservations_that_cannot_be_read_are_no_reason_to_let_everybody_in() {
         content[at] ^= 2;
         fs::write(&file, content).unwrap();
         let mut serve = Command::new(BLOCKMUX);
-        serve.args(["serve", "mem:8m", "--nbd", "127.0.0.1:0", "--run", "true", "--state"]);
+        serve.args(["serve", &spec, "--nbd", "127.0.0.1:0", "--run", "true", "--state"]);
         let output = serve.arg(file.parent().unwrap()).output().unwrap();
         let said = text(&output.stderr);
         assert!(said.contains(expected), "{said}");
@@ -123,11 +142,11 @@ fn without_a_place_to_keep_them_reservations_that_should_outlive_it_are_refused(
     let directory = tempfile::tempdir().unwrap();
     let state = directory.path().join("state");
     fs::create_dir(&state).unwrap();
-    let daemon = Daemon::serve(&[&ARGS[..], &["--state", state.to_str().unwrap()]].concat());
+    let Fenced { daemon, .. } = &Fenced::serve(&["--state", state.to_str().unwrap()]);
     // From here on something is in the way.
     fs::remove_dir_all(&state).unwrap();
     fs::write(&state, "").unwrap();
-    let mut a = login(&daemon, NAMES[0]);
+    let mut a = login(daemon, NAMES[0]);
     assert_eq!(a.reserve_out(REGISTER, 0, [0, 7], APTPL), CHECK_CONDITION);
     assert_eq!(a.reserve_in(READ_KEYS).len(), 8, "what failed has changed nothing");
     assert_eq!(a.reserve_out(REGISTER, 0, [0, 7], 0), GOOD);

@@ -46,8 +46,10 @@ fn a_volume_has_the_same_identity_after_a_restart_and_another_than_its_neighbour
     if !has("iscsi-inq") {
         return;
     }
+    let directory = tempfile::tempdir().unwrap();
+    let file = |name: &str| format!("{name}=file:{}?size=1m", directory.path().join(name).display());
     let identities = || {
-        let (daemon, _) = serve(&["a=mem:1m", "b=mem:1m"]);
+        let (daemon, _) = serve(&[&file("a"), &file("b")]);
         let inquire = |url: &String| succeed(Command::new("iscsi-inq").args(["-e", "1", "-c", "128", url]));
         daemon.urls_of("iscsi").iter().map(inquire).collect::<Vec<_>>()
     };

@@ -14,6 +14,7 @@ mod device_flush;
 mod durability;
 mod fencing;
 mod hostile;
+mod identity;
 mod idle;
 mod interop;
 mod iscsi_conformance;

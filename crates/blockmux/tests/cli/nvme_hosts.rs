@@ -43,7 +43,7 @@ fn a_host_comes_and_goes_with_its_keys_while_its_subsystem_is_served() {
     .unwrap();
     let socket = format!("unix:{}", files.path().join("control").display());
     let daemon = Daemon::serve(&["--config", config.to_str().unwrap(), "--control", &socket]);
-    let url = daemon.urls_of("nvme+tcp").remove(0);
+    let url = daemon.nvme_place();
     let own = key_file(files.path(), "own", SECRET);
     let plain = format!("{url}?hostnqn={OTHER}");
     let proving = format!("{url}?hostnqn={HOST}&dhchap_secret_file={}", own.display());
@@ -112,7 +112,7 @@ fn a_flood_of_hosts_that_prove_nothing_keeps_out_nobody_who_can() {
     )
     .unwrap();
     let daemon = Daemon::serve(&["--config", config.to_str().unwrap()]);
-    let url = daemon.urls_of("nvme+tcp").remove(0);
+    let url = daemon.nvme_place();
     let proving = format!("{url}?hostnqn={HOST}&dhchap_secret_file={secret}");
     let [_admin, mut early] = RawNvme::controller(&url, OTHER);
     let before = daemon.resident();

@@ -2,8 +2,8 @@
 
 use crate::daemon::Daemon;
 use crate::program::{blockmux, half_empty_file, has, succeed, text};
+use blockmux_proto::nvme::auth::psk::{ConfiguredPsk, TlsPsk};
 use blockmux_proto::nvme::nqn::Nqn;
-use blockmux_proto::nvmeof::psk::{ConfiguredPsk, TlsPsk};
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -46,7 +46,7 @@ impl Guarded {
 
     /// For a host, perhaps with a key.
     fn url(&self, host: &str, key: Option<&str>) -> String {
-        let url = format!("{}?hostnqn={host}", self.daemon.urls_of("nvme+tcp")[0]);
+        let url = format!("{}?hostnqn={host}", self.daemon.nvme_place());
         match key {
             None => url,
             Some(key) => format!("{url}&tls_key_file={}", key_file(self.files.path(), "own", key).display()),
@@ -54,7 +54,7 @@ impl Guarded {
     }
 
     fn address(&self) -> SocketAddr {
-        address_in(&self.daemon.urls_of("nvme+tcp")[0])
+        address_in(&self.daemon.nvme_place())
     }
 }
 
@@ -75,6 +75,7 @@ fn proving(files: &Path, address: &str) -> (Daemon, String) {
         .map(|(name, secret)| key_file(files, name, secret).display().to_string());
     let config = format!(
         "nvme_tcp = ['{address}']\n[[volume]]\nname = 'disk'\nspec = 'mem:16m'\n\
+         uuid = '6f9a4c2e-1d3b-4f5a-8c7d-9e0f1a2b3c4d'\nshared = true\n\
          [[nvme_subsystem]]\nnqn = '{SUBSYSTEM}'\nnamespaces = {{ 1 = 'disk' }}\n\
          [[nvme_subsystem.host]]\nhostnqn = '{HOST}'\ndhchap_secret_file = '{own}'\n\
          dhchap_ctrl_secret_file = '{controllers}'\ndhchap_dhgroup = 'ffdhe2048'\n"
@@ -82,7 +83,7 @@ fn proving(files: &Path, address: &str) -> (Daemon, String) {
     let path = files.join("proving.toml");
     fs::write(&path, config).unwrap();
     let daemon = Daemon::serve(&["--config", path.to_str().unwrap()]);
-    let url = format!("{}?hostnqn={HOST}&dhchap_secret_file={own}", daemon.urls_of("nvme+tcp")[0]);
+    let url = format!("{}?hostnqn={HOST}&dhchap_secret_file={own}", daemon.nvme_place());
     (daemon, url)
 }
 
@@ -175,7 +176,7 @@ fn a_server_without_tls_is_told_from_one_with_it() {
     let guarded = Guarded::serve(KEY_256, "not required");
     let plain = Daemon::serve(&["mem:1m", "--nvme-tcp", "127.0.0.1:0"]);
     let own = guarded.url(HOST, Some(KEY_256));
-    let url = format!("{}?{}", plain.urls_of("nvme+tcp")[0], own.split_once('?').unwrap().1);
+    let url = format!("{}?{}", plain.nvme_place(), own.split_once('?').unwrap().1);
     let said = complaint(&url);
     assert!(said.contains("TLS") && said.contains("check tls_key_file"), "{said}");
 }

@@ -61,6 +61,13 @@ impl RawIscsi {
         }
     }
 
+    /// A page of vital product data.
+    pub(crate) fn inquiry_page(&mut self, page_code: u8) -> Vec<u8> {
+        let (status, page) = self.run(&[0x12, 1, page_code, 4, 0, 0], &[], 1024);
+        assert_eq!(status, GOOD);
+        page
+    }
+
     /// PERSISTENT RESERVE OUT with a basic parameter list.
     pub(crate) fn reserve_out(&mut self, action: u8, kind: u8, keys: [u64; 2], flags: u8) -> u8 {
         let mut list = keys.map(u64::to_be_bytes).concat();

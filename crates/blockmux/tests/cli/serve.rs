@@ -28,11 +28,26 @@ fn it_prints_urls_and_commands_and_ready_and_stops_when_asked() {
         assert_eq!(lines[0], "a  1 MiB");
         assert_eq!(lines[2], format!("nbdinfo {url}"));
         assert_eq!(lines[3], format!("qemu-img info {url}"));
-        assert_eq!(lines[4], format!("nbd-client 127.0.0.1 {port} /dev/nbd0 -N a"));
+        assert_eq!(lines[4], format!("nbd-client 127.0.0.1 {port} /dev/nbd0 -N a {FOR_LOST_CONNECTIONS}"));
         assert_eq!(lines[5], "disk0  2 MiB");
         let info = blockmux(["info", &url]);
         assert!(text(&info.stdout).contains("\n  size         1048576 (1 MiB)\n"));
         assert_eq!(end_by(&mut child, signal).code(), Some(0));
+    }
+}
+
+#[test]
+fn of_many_volumes_it_prints_ten_lines_all_if_asked_or_none() {
+    let volumes: Vec<String> = (0..20).map(|number| format!("v{number}=mem:1m")).collect();
+    for (option, count) in [(None, 10), (Some("--verbose"), 100), (Some("--quiet"), 0)] {
+        let mut command = Command::new(BLOCKMUX);
+        command.arg("serve").args(&volumes).args(["--nbd", "127.0.0.1:0"]).args(option);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.as_mut().unwrap()).lines().map(Result::unwrap);
+        let lines: Vec<_> = lines.take_while(|line| line != "ready").collect();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(lines.len(), count, "{lines:?}");
     }
 }
 
@@ -43,7 +58,7 @@ fn json_is_one_object_with_everything() {
     let commands = [
         format!("nbdinfo '{url}'"),
         format!("qemu-img info '{url}'"),
-        format!("nbd-client -unix {} /dev/nbd0 -N a", daemon.socket().display()),
+        format!("nbd-client -unix {} /dev/nbd0 -N a {FOR_LOST_CONNECTIONS}", daemon.socket().display()),
     ];
     let export = json!({"name": "a", "size": 1 << 20, "urls": [url], "commands": commands});
     assert_eq!(daemon.json, json!({"ready": true, "exports": [export]}));
@@ -91,20 +106,18 @@ fn a_second_signal_ends_it_at_once() {
 fn a_command_gets_the_urls_and_gives_the_status() {
     let script =
         "echo $BLOCKMUX_URL; echo $BLOCKMUX_URLS; echo $BLOCKMUX_NBD_URL; echo $uri; echo $nbd; exit 7";
-    let output = blockmux(["serve", "mem:1m", "b=mem:1m", "--run", script]);
+    let output = blockmux(["serve", "a=mem:1m", "b=mem:1m", "--run", script]);
     assert_eq!(output.status.code(), Some(7));
     let out = text(&output.stdout);
     let lines: Vec<_> = out.lines().collect();
-    let socket = lines[0].strip_prefix("nbd+unix:///disk0?socket=").unwrap();
+    let socket = lines[0].strip_prefix("nbd+unix:///a?socket=").unwrap();
     let urls: Vec<_> = lines[1].split(' ').collect();
     assert_eq!((urls.len(), urls[0], urls[4]), (8, lines[0], &*format!("nbd+unix:///b?socket={socket}")));
-    assert!(urls[1].starts_with("iscsi://127.0.0.1:") && urls[1].ends_with("/iqn.2026-11.blockmux:disk0/0"));
+    assert!(urls[1].starts_with("iscsi://127.0.0.1:") && urls[1].ends_with("/iqn.2026-11.blockmux:a/0"));
     assert_eq!(urls[2], urls[1].replace("iscsi://", "iser://") + "?rdma=iwarp");
-    assert!(
-        urls[3].starts_with("nvme+tcp://127.0.0.1:") && urls[3].ends_with("/nqn.2026-11.blockmux:disk0/1")
-    );
+    assert!(urls[3].starts_with("nvme+tcp://127.0.0.1:") && urls[3].ends_with("/nqn.2026-11.blockmux:a/1"));
     assert_eq!((lines[2], lines[3]), (lines[0], lines[0]));
-    assert_eq!(lines[4], format!("nbd:unix:{socket}:exportname=disk0"));
+    assert_eq!(lines[4], format!("nbd:unix:{socket}:exportname=a"));
     assert!(!std::path::Path::new(socket).exists(), "the private socket is removed");
     let killed = blockmux(["serve", "mem:1m", "--run", "kill -9 $$"]);
     assert_eq!(killed.status.code(), Some(128 + 9));
@@ -367,3 +380,4 @@ fn a_daemon_that_knows_secrets_leaves_no_core_dump_with_them() {
     }
     assert!(!dumps_core(&closed));
 }
+const FOR_LOST_CONNECTIONS: &str = "-connections 4 -timeout 10";

@@ -9,8 +9,8 @@
 //! connections; then the next one makes another.
 
 use crate::nvme_tcp::tls_key;
+use blockmux_proto::nvme::auth::psk::{GENERATED_LIFETIME, InputPsk};
 use blockmux_proto::nvme::nqn::Nqn;
-use blockmux_proto::nvmeof::psk::{GENERATED_LIFETIME, InputPsk};
 use blockmux_tls::Psk;
 use std::collections::VecDeque;
 use std::fmt;
@@ -71,7 +71,7 @@ const MARGIN: Duration = Duration::from_secs(60);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use blockmux_proto::nvmeof::auth::Hash;
+    use blockmux_proto::nvme::auth::Hash;
 
     #[test]
     fn the_latest_comes_first_and_what_was_not_offered_is_not_forgotten() {

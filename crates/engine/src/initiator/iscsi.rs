@@ -82,8 +82,8 @@ pub fn connect<D: Datamover>(
 ) -> Result<RemoteVolume<IscsiDialer<D>>, ConnectError> {
     let dialer = IscsiDialer::new(endpoint, over)?;
     let (connections, patience) = (dialer.endpoint.connections, dialer.endpoint.patience);
-    let info = dialer.first.volume_info();
-    Ok(RemoteVolume::new(dialer, info, connections, patience))
+    let (info, designator) = (dialer.first.volume_info(), dialer.first.designator.clone());
+    Ok(RemoteVolume::new(dialer, info, connections, patience).with_designator(designator))
 }
 
 /// Describes one unit.

@@ -196,6 +196,8 @@ pub fn check_unchanged(first: &VolumeInfo, now: &VolumeInfo, connections: u32) -
 pub struct RemoteVolume<D: Dialer, H: Host = EngineCore> {
     dialer: Arc<D>,
     known: Arc<Known>,
+    /// What the target calls the data, if it tells.
+    designator: Option<String>,
     connections: u32,
     patience: Duration,
     /// How many links there have been, over all cores.
@@ -240,13 +242,24 @@ impl<D: Dialer, H: Host> RemoteVolume<D, H> {
         let (dialer, links) = (Arc::new(dialer), AtomicU32::new(0));
         let known =
             Arc::new(Known { size: AtomicU64::new(info.size), first: info, listeners: Mutex::default() });
-        RemoteVolume { dialer, known, connections, patience, links, host: PhantomData }
+        let designator = None;
+        RemoteVolume { dialer, known, designator, connections, patience, links, host: PhantomData }
+    }
+
+    /// The volume with what its target calls the data; empty if it does not tell.
+    #[must_use]
+    pub fn with_designator(self, designator: String) -> RemoteVolume<D, H> {
+        RemoteVolume { designator: Some(designator).filter(|text| !text.is_empty()), ..self }
     }
 }
 
 impl<D: Dialer, H: Host> Volume for RemoteVolume<D, H> {
     fn info(&self) -> VolumeInfo {
         self.known.info()
+    }
+
+    fn designator(&self) -> Option<&str> {
+        self.designator.as_deref()
     }
 
     fn on_resize(&self, call: Box<dyn Fn() + Send + Sync>) {

@@ -13,10 +13,10 @@ use crate::blocking::{self, run_secured};
 use crate::connection::Broken;
 use crate::nvme_tcp::tls_key;
 use crate::socket::Address;
-use blockmux_proto::nvmeof::auth::{Concatenation, Credentials, HostSecrets};
-use blockmux_proto::nvmeof::initiator::uuid_text;
-use blockmux_proto::nvmeof::psk::{ConfiguredPsk, TlsPsk};
-use blockmux_proto::nvmeof::tcp::client::{
+use blockmux_proto::fabrics::host::uuid_text;
+use blockmux_proto::nvme::auth::psk::{ConfiguredPsk, TlsPsk};
+use blockmux_proto::nvme::auth::{Concatenation, Credentials, HostSecrets};
+use blockmux_proto::nvme_tcp::client::{
     AdminConfig, AdminSession, Ask, ControllerInfo, Digests, FoundSubsystem, Names, NamespaceInfo,
     QueueConfig, QueueSession, Refused,
 };
@@ -82,7 +82,8 @@ pub struct Description {
 pub fn connect(endpoint: Endpoint) -> Result<RemoteVolume<NvmeDialer>, ConnectError> {
     let dialer = NvmeDialer::new(endpoint)?;
     let (info, patience) = (dialer.first.volume_info(), dialer.endpoint.patience);
-    Ok(RemoteVolume::new(dialer, info, 1, patience))
+    let designator = dialer.first.identity.clone();
+    Ok(RemoteVolume::new(dialer, info, 1, patience).with_designator(designator))
 }
 
 /// Describes one namespace.
@@ -340,9 +341,8 @@ impl Dialer for NvmeDialer {
             namespace: namespace.clone(),
             queues,
             entries: self.endpoint.entries,
-            digests: self.endpoint.digests,
         };
-        let session = QueueSession::new(config, pool.clone(), now);
+        let session = QueueSession::new(config, self.endpoint.digests, pool.clone(), now);
         if self.paths() > 1 { session.with_other_paths() } else { session }
     }
 

@@ -3,6 +3,7 @@
 use super::PollPolicy;
 use super::inbox::Inbox;
 use super::task::{Progress, Task};
+use crate::congestion::Congestion;
 use crate::ring::{Completer, Registration, Ring};
 use crate::timers::Timers;
 use blockmux_volume::{Core, Pool, ReadyList, Waker};
@@ -26,6 +27,7 @@ pub struct EngineCore {
     stopping: Cell<bool>,
     pub(super) ended: Cell<bool>,
     pub(super) policy: PollPolicy,
+    congestion: OnceCell<Congestion>,
     /// What parts of the engine keep here, one of each type.
     locals: RefCell<Vec<Rc<dyn Any>>>,
 }
@@ -54,6 +56,7 @@ impl EngineCore {
             stopping: Cell::new(false),
             ended: Cell::new(false),
             policy,
+            congestion: OnceCell::new(),
             locals: RefCell::default(),
         })
     }
@@ -124,6 +127,16 @@ impl EngineCore {
     pub(super) fn set_inbox(&self, inbox: Inbox) {
         // There is one for each core.
         let _ = self.inbox.set(inbox);
+    }
+
+    /// Of the connections that are opened here; `None`: the system's.
+    pub fn congestion(&self) -> Option<&Congestion> {
+        self.congestion.get()
+    }
+
+    /// Connections that are opened here from now on have this congestion control. The first one stays.
+    pub(crate) fn set_congestion(&self, congestion: Congestion) {
+        let _ = self.congestion.set(congestion);
     }
 
     /// Whether tasks are asked to finish: targets close their sessions.

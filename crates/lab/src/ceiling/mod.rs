@@ -26,6 +26,7 @@
 
 use crate::job::{Job, MAX_BS, MAX_IODEPTH, MAX_NUMJOBS, Rw};
 use crate::result;
+use blockmux_engine::congestion::Congestion;
 use memmap2::{Advice, MmapMut};
 use std::io;
 use std::time::Duration;
@@ -91,6 +92,8 @@ pub struct CeilingJob {
     pub variant: Variant,
     /// Sockets.
     pub transport: Transport,
+    /// Congestion control of TCP; `None`: the system's.
+    pub congestion: Option<Congestion>,
     /// Bytes of the region that read data comes from.
     pub data_bytes: usize,
     /// Processor of the serving thread; `None`: wherever the system puts it.
@@ -152,6 +155,7 @@ impl CeilingJob {
             runtime: Duration::from_millis(job.runtime_ms),
             variant,
             transport: Transport::Tcp,
+            congestion: None,
             data_bytes: DATA_BYTES,
             server_cpu: None,
             client_cpu: None,

@@ -1,17 +1,18 @@
 //! Connected pairs of non-blocking sockets, and threads bound to processors.
 
 use super::{CeilingError, CeilingJob, Transport, system};
-use rustix::net::sockopt;
+use blockmux_engine::congestion::Congestion;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::io;
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
 /// The server's ends and the client's ends.
 pub(super) fn connect(job: &CeilingJob) -> Result<(Vec<OwnedFd>, Vec<OwnedFd>), CeilingError> {
     let pairs = match job.transport {
-        Transport::Tcp => tcp_pairs(job.connections),
+        Transport::Tcp => tcp_pairs(job.connections, job.congestion.as_ref()),
         Transport::Unix => (0..job.connections).map(|_| unix_pair()).collect(),
     };
     let pairs: Vec<(OwnedFd, OwnedFd)> = pairs.map_err(|source| system("connect", source))?;
@@ -29,12 +30,13 @@ pub(super) fn pin(cpu: Option<usize>) -> Result<(), CeilingError> {
     sched_setaffinity(None, &set).map_err(|error| CeilingError::Pin { cpu, source: error.into() })
 }
 
-fn tcp_pairs(count: u32) -> io::Result<Vec<(OwnedFd, OwnedFd)>> {
+fn tcp_pairs(count: u32, congestion: Option<&Congestion>) -> io::Result<Vec<(OwnedFd, OwnedFd)>> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    congestion.map_or(Ok(()), |congestion| congestion.set_for(&listener))?;
     let address = listener.local_addr()?;
     (0..count)
         .map(|_| {
-            let client = TcpStream::connect(address)?;
+            let client = tcp_client(address, congestion)?;
             let (server, peer) = listener.accept()?;
             if peer != client.local_addr()? {
                 // Some other program found the port.
@@ -47,6 +49,14 @@ fn tcp_pairs(count: u32) -> io::Result<Vec<(OwnedFd, OwnedFd)>> {
             Ok((server.into(), client.into()))
         })
         .collect()
+}
+
+fn tcp_client(address: SocketAddr, congestion: Option<&Congestion>) -> io::Result<TcpStream> {
+    let socket =
+        rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    congestion.map_or(Ok(()), |congestion| congestion.set_for(&socket))?;
+    rustix::net::connect(&socket, &address)?;
+    Ok(socket.into())
 }
 
 fn unix_pair() -> io::Result<(OwnedFd, OwnedFd)> {

@@ -96,6 +96,16 @@ fn messages_that_fit_into_no_socket_buffer_are_continued() {
 }
 
 #[test]
+fn both_ends_have_the_congestion_control_that_was_asked_for() {
+    let reno: Congestion = "reno".parse().unwrap();
+    let job = CeilingJob { congestion: Some(reno.clone()), ..job(Rw::Read, 4096, 1, 2) };
+    let (servers, clients) = sockets::connect(&job).unwrap();
+    for socket in servers.iter().chain(&clients) {
+        assert_eq!(Congestion::of(socket), Some(reno.clone()));
+    }
+}
+
+#[test]
 fn threads_may_be_bound_to_processors() {
     let allowed = rustix::thread::sched_getaffinity(None).unwrap();
     let cpu = (0..rustix::thread::CpuSet::MAX_CPU).find(|&cpu| allowed.is_set(cpu));

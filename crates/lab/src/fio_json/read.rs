@@ -79,6 +79,7 @@ pub fn merge(reports: Vec<(String, Comparison)>) -> Option<Comparison> {
         append(&mut all.command, "; ", &report.command);
         append(&mut all.machine.cpu, " and ", &report.machine.cpu);
         append(&mut all.machine.kernel, " and ", &report.machine.kernel);
+        append(&mut all.machine.congestion, " and ", &report.machine.congestion);
         append(&mut all.version, " and ", &report.version);
         all.machine.cores = all.machine.cores.max(report.machine.cores);
         all.machine.memory_bytes = all.machine.memory_bytes.max(report.machine.memory_bytes);
@@ -124,7 +125,13 @@ fn fio_report(document: &Value, jobs: &[Value]) -> Result<Comparison, ReportErro
         command: version.to_owned(),
         started: when::rfc3339(integer(document, "timestamp")),
         version: version.to_owned(),
-        machine: Machine { cpu: UNKNOWN.into(), cores: 0, kernel: UNKNOWN.into(), memory_bytes: 0 },
+        machine: Machine {
+            cpu: UNKNOWN.into(),
+            cores: 0,
+            kernel: UNKNOWN.into(),
+            memory_bytes: 0,
+            congestion: UNKNOWN.into(),
+        },
         suite: None,
         rows,
         skipped: Vec::new(),

@@ -1,6 +1,7 @@
 //! IDENTIFY DEVICE: a volume as an ATA disk describes itself, and what an initiator reads of it.
 
 use super::{Address, SECTOR};
+use crate::volume_uuid::VolumeUuid;
 use blockmux_volume::VolumeInfo;
 use blockmux_wire::ata::{
     ATA_SECTOR, IDENTIFY_CAN_LBA, IDENTIFY_FLUSH_CACHE, IDENTIFY_FLUSH_CACHE_EXT, IDENTIFY_LBA48,
@@ -9,12 +10,13 @@ use blockmux_wire::ata::{
 };
 use zerocopy::{FromBytes, FromZeros};
 
-/// What a disk with that volume answers.
+/// What a disk with that volume answers. Its serial number is the volume's, or its address where
+/// the volume has none.
 #[allow(
     clippy::arithmetic_side_effects,
     reason = "the divisors are constants, the rest fits by what stands before it"
 )]
-pub(super) fn describe(address: Address, info: &VolumeInfo) -> Identify {
+pub(super) fn describe(address: Address, uuid: Option<VolumeUuid>, info: &VolumeInfo) -> Identify {
     let sectors = info.size / SECTOR;
     let cylinders = (sectors / (HEADS * TRACK)).min(MAX_CYLINDERS);
     let geometry = [cylinders as u16, HEADS as u16, TRACK as u16];
@@ -26,7 +28,8 @@ pub(super) fn describe(address: Address, info: &VolumeInfo) -> Identify {
     disk.cylinders = geometry[0].into();
     disk.heads = geometry[1].into();
     disk.sectors_per_track = geometry[2].into();
-    disk.serial = identify_text(&format!("{}.{}", address.shelf, address.slot));
+    let of_address = || format!("{}.{}", address.shelf, address.slot);
+    disk.serial = identify_text(&uuid.map_or_else(of_address, VolumeUuid::ata_serial));
     disk.firmware = identify_text(env!("CARGO_PKG_VERSION"));
     disk.model = identify_text(MODEL);
     disk.multiple = (1 << 15).into();
@@ -165,7 +168,7 @@ mod tests {
             physical_block: 4096,
             ..VolumeInfo::new(1 << 30)
         };
-        let disk = describe(HERE, &info);
+        let disk = describe(HERE, None, &info);
         let seen = Disk::from_bytes(disk.as_bytes()).unwrap();
         assert_eq!((seen.sectors, seen.lba48, seen.model.as_str()), (2 << 20, true, "Blockmux"));
         assert_eq!((seen.serial.as_str(), seen.rotational), ("7.3", false));
@@ -175,8 +178,17 @@ mod tests {
     }
 
     #[test]
+    fn disks_of_one_address_with_other_volumes_have_other_serial_numbers() {
+        let serial = |text| {
+            let disk = describe(HERE, Some(VolumeUuid::of_texts(&[text])), &VolumeInfo::new(1 << 30));
+            Disk::from_bytes(disk.as_bytes()).unwrap().serial
+        };
+        assert_eq!((serial("a").len(), serial("a") == serial("b")), (20, false));
+    }
+
+    #[test]
     fn the_geometry_of_a_large_disk_stops_where_the_standard_stops() {
-        let disk = describe(HERE, &VolumeInfo::new(1 << 42));
+        let disk = describe(HERE, None, &VolumeInfo::new(1 << 42));
         assert_eq!(disk.cylinders.get(), 16_383);
         assert_eq!(disk.sectors_28.map(|word| word.get()), [0xffff, 0x0fff]);
         assert_eq!(disk.sectors_48.get(), 1 << 33);
@@ -186,7 +198,7 @@ mod tests {
 
     #[test]
     fn damaged_data_describes_no_disk() {
-        let mut disk = describe(HERE, &VolumeInfo::new(1 << 30));
+        let mut disk = describe(HERE, None, &VolumeInfo::new(1 << 30));
         disk.sectors_48 = 5.into();
         assert_eq!(Disk::from_bytes(disk.as_bytes()), None, "its sum is wrong");
         assert_eq!(Disk::from_bytes(&[0; 512]), None);

@@ -1,10 +1,10 @@
 //! The admin queue of a controller: everything but I/O (Base 2.0 §5).
 
 use super::association::{AdminPlace, Host};
+use super::event_queue::{AbortReply, QueueEvent};
 use super::events::Events;
 use super::identify::{self, Asker};
 use super::io::reach;
-use super::letters::{AbortReply, Letter};
 use super::log_page;
 use super::property::Properties;
 use super::subsystem::{Namespace, Subsystem, View};
@@ -158,17 +158,17 @@ impl AdminQueue {
         self.events.reset().into_iter()
     }
 
-    /// Somebody has left a letter.
-    pub(crate) fn hear(&mut self, letter: &Letter) {
-        let is_of_another = match letter {
-            Letter::AnaChanged { port } => *port != self.port,
-            Letter::NamespaceChanged(nsid) | Letter::Reservation { nsid, .. } => {
+    /// Something happened that the host may hear of.
+    pub(crate) fn hear(&mut self, event: &QueueEvent) {
+        let is_of_another = match event {
+            QueueEvent::AnaChanged { port } => *port != self.port,
+            QueueEvent::NamespaceChanged(nsid) | QueueEvent::Reservation { nsid, .. } => {
                 !self.subsystem.shows(&self.host.nqn, *nsid)
             }
             _ => false,
         };
         if self.properties.is_ready() && !is_of_another {
-            self.events.hear(letter);
+            self.events.hear(event);
         }
     }
 

@@ -7,7 +7,7 @@
 //! write of the old association could undo what the new one has written.
 
 use super::errors::ErrorLog;
-use super::letters::{AbortOrder, AbortReply, Letter, Letterbox};
+use super::event_queue::{AbortOrder, AbortReply, EventQueue, QueueEvent};
 use super::nqn::Nqn;
 use super::{MAX_IO_QUEUES, MQES};
 use blockmux_wire::nvmeof::fabrics::CNTLID_MAX;
@@ -34,7 +34,7 @@ struct Live {
 /// What cores must know of a controller.
 struct Controller {
     host: Host,
-    letters: Arc<Letterbox>,
+    events: Arc<EventQueue>,
     /// Cuts the admin queue's connection.
     hang_up: Option<HangUp>,
     errors: Arc<ErrorLog>,
@@ -52,7 +52,7 @@ struct Controller {
 struct Queue {
     qid: u16,
     hang_up: Option<HangUp>,
-    letters: Arc<Letterbox>,
+    events: Arc<EventQueue>,
 }
 
 /// A host as Connect names it.
@@ -110,12 +110,17 @@ pub(crate) enum Unconnected {
 }
 
 impl Associations {
+    /// The next controller has this identifier, or the first one if this is none.
+    pub(crate) fn begin_at(&self, cntlid: u16) {
+        self.live().last = cntlid.saturating_sub(1).min(CNTLID_MAX);
+    }
+
     /// A new controller for that host, which has proved who it is or will have to.
     pub(crate) fn connect_admin(
         self: &Arc<Associations>,
         (host, is_proved): (Host, bool),
         hang_up: Option<HangUp>,
-        letters: Arc<Letterbox>,
+        events: Arc<EventQueue>,
     ) -> Result<AdminPlace, Unconnected> {
         let mut live = self.live();
         if live.is_closed {
@@ -133,7 +138,7 @@ impl Associations {
         let log = errors.clone();
         let (is_enabled, is_over) = (false, false);
         let controller =
-            Controller { host, letters, hang_up, errors: log, queues, is_enabled, is_over, is_proved };
+            Controller { host, events, hang_up, errors: log, queues, is_enabled, is_over, is_proved };
         live.controllers.insert(cntlid, controller);
         Ok(AdminPlace { associations: self.clone(), cntlid, errors })
     }
@@ -146,7 +151,7 @@ impl Associations {
         cntlid: u16,
         qid: u16,
         hang_up: Option<HangUp>,
-        letters: Arc<Letterbox>,
+        events: Arc<EventQueue>,
     ) -> Result<QueuePlace, Unconnected> {
         let mut live = self.live();
         let controller =
@@ -161,7 +166,7 @@ impl Associations {
         if controller.queues.iter().any(|taken| taken.qid == qid) {
             return Err(Unconnected::Taken);
         }
-        controller.queues.push(Queue { qid, hang_up, letters });
+        controller.queues.push(Queue { qid, hang_up, events });
         let (host_id, errors) = (controller.host.id, controller.errors.clone());
         Ok(QueuePlace { associations: self.clone(), cntlid, qid, host_id, errors })
     }
@@ -179,9 +184,9 @@ impl Associations {
         self.of_name(host, |controller| controller.hang_up.iter().for_each(|cut| cut()));
     }
 
-    /// Leaves a letter with each controller of the host of that name.
-    pub(crate) fn tell_named(&self, host: &Nqn, letter: impl Fn() -> Letter) {
-        self.of_name(host, |controller| controller.letters.post(letter()));
+    /// Queues an event for each controller of the host of that name.
+    pub(crate) fn tell_named(&self, host: &Nqn, event: impl Fn() -> QueueEvent) {
+        self.of_name(host, |controller| controller.events.push(event()));
     }
 
     fn of_name(&self, host: &Nqn, each: impl Fn(&Controller)) {
@@ -193,23 +198,23 @@ impl Associations {
         self.live().controllers.keys().copied().collect()
     }
 
-    /// Leaves a letter with each controller.
-    pub(crate) fn announce(&self, letter: impl Fn() -> Letter) {
-        self.live().controllers.values().for_each(|controller| controller.letters.post(letter()));
+    /// Queues an event for each controller.
+    pub(crate) fn announce(&self, event: impl Fn() -> QueueEvent) {
+        self.live().controllers.values().for_each(|controller| controller.events.push(event()));
     }
 
-    /// Leaves a letter with each controller of a host.
-    pub(crate) fn tell_host(&self, host: &[u8], letter: impl Fn() -> Letter) {
+    /// Queues an event for each controller of a host.
+    pub(crate) fn tell_host(&self, host: &[u8], event: impl Fn() -> QueueEvent) {
         let live = self.live();
         let own = live.controllers.values().filter(|controller| controller.host.id == *host);
-        own.for_each(|controller| controller.letters.post(letter()));
+        own.for_each(|controller| controller.events.push(event()));
     }
 
-    /// Leaves a letter with each I/O queue of a host.
-    pub(crate) fn tell_queues(&self, host: &[u8], letter: impl Fn() -> Letter) {
+    /// Queues an event for each I/O queue of a host.
+    pub(crate) fn tell_queues(&self, host: &[u8], event: impl Fn() -> QueueEvent) {
         let live = self.live();
         let own = live.controllers.values().filter(|controller| controller.host.id == *host);
-        own.flat_map(|controller| &controller.queues).for_each(|queue| queue.letters.post(letter()));
+        own.flat_map(|controller| &controller.queues).for_each(|queue| queue.events.push(event()));
     }
 
     fn live(&self) -> MutexGuard<'_, Live> {
@@ -281,7 +286,7 @@ impl AdminPlace {
         self.with(|controller| {
             let queue = controller.queues.iter().find(|queue| queue.qid == qid)?;
             let (order, reply) = AbortOrder::new(cid);
-            queue.letters.post(Letter::Abort(order));
+            queue.events.push(QueueEvent::Abort(order));
             Some(reply)
         })?
     }
@@ -332,9 +337,9 @@ mod tests {
     #[test]
     fn an_io_queue_needs_an_enabled_controller_of_its_host() {
         let all = Arc::new(Associations::default());
-        let admin = all.connect_admin((host(1), true), None, Letterbox::new(None)).unwrap();
+        let admin = all.connect_admin((host(1), true), None, EventQueue::new(None)).unwrap();
         let connect = |host: &Host, cntlid, qid| {
-            all.connect_io(host, cntlid, qid, None, Letterbox::new(None)).map(|_place| ())
+            all.connect_io(host, cntlid, qid, None, EventQueue::new(None)).map(|_place| ())
         };
         assert_eq!(connect(&host(1), admin.cntlid, 1), Err(Unconnected::NotEnabled));
         admin.enable();
@@ -343,7 +348,7 @@ mod tests {
         assert_eq!(connect(&host(1), 99, 1), Err(Unconnected::NoController));
         assert_eq!(connect(&host(1), admin.cntlid, 0), Err(Unconnected::WrongQueue));
         assert_eq!(connect(&host(1), admin.cntlid, MAX_IO_QUEUES + 1), Err(Unconnected::WrongQueue));
-        let place = all.connect_io(&host(2), admin.cntlid, 1, None, Letterbox::new(None)).unwrap();
+        let place = all.connect_io(&host(2), admin.cntlid, 1, None, EventQueue::new(None)).unwrap();
         assert_eq!(place.host_id, host(1).id);
         assert_eq!(connect(&host(1), admin.cntlid, 1), Err(Unconnected::Taken));
         drop(place);
@@ -353,7 +358,7 @@ mod tests {
     #[test]
     fn with_its_admin_queue_an_association_ends_and_its_host_waits_until_it_is_over() {
         let all = Arc::new(Associations::default());
-        let admin = all.connect_admin((host(1), true), None, Letterbox::new(None)).unwrap();
+        let admin = all.connect_admin((host(1), true), None, EventQueue::new(None)).unwrap();
         admin.enable();
         let cuts = Arc::new(AtomicUsize::new(0));
         let hang_up: HangUp = {
@@ -362,28 +367,28 @@ mod tests {
                 cuts.fetch_add(1, Ordering::Relaxed);
             })
         };
-        let queue = all.connect_io(&host(1), admin.cntlid, 1, Some(hang_up), Letterbox::new(None)).unwrap();
+        let queue = all.connect_io(&host(1), admin.cntlid, 1, Some(hang_up), EventQueue::new(None)).unwrap();
         // A second path of the same host is a controller of its own.
-        let other = all.connect_admin((host(1), true), None, Letterbox::new(None)).unwrap();
+        let other = all.connect_admin((host(1), true), None, EventQueue::new(None)).unwrap();
         assert_ne!(other.cntlid, admin.cntlid);
         drop(admin);
         assert_eq!(cuts.load(Ordering::Relaxed), 1);
         assert_eq!(
-            all.connect_admin((host(1), true), None, Letterbox::new(None)).err(),
+            all.connect_admin((host(1), true), None, EventQueue::new(None)).err(),
             Some(Unconnected::Later)
         );
-        assert!(all.connect_admin((host(2), true), None, Letterbox::new(None)).is_ok());
+        assert!(all.connect_admin((host(2), true), None, EventQueue::new(None)).is_ok());
         drop(queue);
-        assert!(all.connect_admin((host(1), true), None, Letterbox::new(None)).is_ok());
+        assert!(all.connect_admin((host(1), true), None, EventQueue::new(None)).is_ok());
         assert_eq!(all.controllers(), [other.cntlid]);
     }
 
     #[test]
     fn a_controller_that_is_disabled_has_queues_until_they_are_gone() {
         let all = Arc::new(Associations::default());
-        let admin = all.connect_admin((host(1), true), None, Letterbox::new(None)).unwrap();
+        let admin = all.connect_admin((host(1), true), None, EventQueue::new(None)).unwrap();
         admin.enable();
-        let queue = all.connect_io(&host(1), admin.cntlid, 1, None, Letterbox::new(None)).unwrap();
+        let queue = all.connect_io(&host(1), admin.cntlid, 1, None, EventQueue::new(None)).unwrap();
         admin.disable();
         assert!(admin.has_queues());
         drop(queue);
@@ -395,7 +400,7 @@ mod tests {
         let all = Arc::new(Associations::default());
         let connect_as = |name: &str, n: u8, is_proved| {
             let host = Host { nqn: Nqn::new(name).unwrap(), id: [n; 16] };
-            all.connect_admin((host, is_proved), None, Letterbox::new(None))
+            all.connect_admin((host, is_proved), None, EventQueue::new(None))
         };
         let connect = |name: &str, n: u8| connect_as(name, n, true);
         // Whatever identifiers it has.

@@ -3,7 +3,7 @@
 //! An event is told once: the completion of a request names a log page, and until the host has read that page nothing
 //! more of the kind is told. What happens meanwhile is in the page.
 
-use super::letters::Letter;
+use super::event_queue::QueueEvent;
 use blockmux_wire::nvme::NSID_ALL;
 use blockmux_wire::nvme::feature::*;
 use blockmux_wire::nvme::log::{CHANGED_NAMESPACES_MAX, LogPage, ReservationNotification};
@@ -64,16 +64,18 @@ impl Events {
     }
 
     /// Something has happened.
-    pub(super) fn hear(&mut self, letter: &Letter) {
-        match *letter {
-            Letter::NamespaceChanged(nsid) | Letter::NamespaceShown(nsid) => {
+    pub(super) fn hear(&mut self, event: &QueueEvent) {
+        match *event {
+            QueueEvent::NamespaceChanged(nsid) | QueueEvent::NamespaceShown(nsid) => {
                 // One more than the log has place for says that there were too many.
                 if self.changed.len() <= CHANGED_NAMESPACES_MAX {
                     self.changed.insert(nsid);
                 }
                 self.namespaces.happen();
             }
-            Letter::Reservation { nsid, kind } if self.mask(nsid) & 1_u32.wrapping_shl(kind.into()) == 0 => {
+            QueueEvent::Reservation { nsid, kind }
+                if self.mask(nsid) & 1_u32.wrapping_shl(kind.into()) == 0 =>
+            {
                 self.log_page_count = self.log_page_count.checked_add(1).unwrap_or(1);
                 if self.notifications.len() >= MAX_NOTIFICATIONS {
                     self.notifications.pop_front();
@@ -86,8 +88,8 @@ impl Events {
                 });
                 self.reservation.happen();
             }
-            Letter::AnaChanged { .. } => self.ana.happen(),
-            Letter::DiscoveryChanged => self.discovery.happen(),
+            QueueEvent::AnaChanged { .. } => self.ana.happen(),
+            QueueEvent::DiscoveryChanged => self.discovery.happen(),
             _ => {}
         }
     }
@@ -197,15 +199,15 @@ mod tests {
     fn an_event_is_told_once_until_its_log_is_read() {
         let mut events = all();
         assert_eq!(events.next(), None);
-        events.hear(&Letter::NamespaceChanged(3));
+        events.hear(&QueueEvent::NamespaceChanged(3));
         assert_eq!(events.next(), Some((0, 0x04_0002)));
-        events.hear(&Letter::NamespaceChanged(1));
+        events.hear(&QueueEvent::NamespaceChanged(1));
         assert_eq!(events.next(), None);
         assert_eq!(events.changed_namespaces()[..12], [1, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0]);
         events.is_read(LogPage::CHANGED_NAMESPACE_LIST);
         assert_eq!(events.next(), None);
         assert_eq!(events.changed_namespaces()[..4], [0; 4]);
-        events.hear(&Letter::NamespaceChanged(2));
+        events.hear(&QueueEvent::NamespaceChanged(2));
         assert_eq!(events.next(), Some((1, 0x04_0002)));
     }
 
@@ -213,7 +215,7 @@ mod tests {
     fn what_the_host_does_not_want_to_hear_waits_in_the_log() {
         let mut events = all();
         events.configuration = 0;
-        events.hear(&Letter::NamespaceChanged(3));
+        events.hear(&QueueEvent::NamespaceChanged(3));
         assert_eq!(events.next(), None);
         events.configuration = AEC_NAMESPACE_ATTRIBUTE;
         assert!(events.next().is_some());
@@ -222,9 +224,9 @@ mod tests {
     #[test]
     fn too_many_changed_namespaces_are_all_of_them() {
         let mut events = all();
-        (1..=CHANGED_NAMESPACES_MAX as u32).for_each(|nsid| events.hear(&Letter::NamespaceChanged(nsid)));
+        (1..=CHANGED_NAMESPACES_MAX as u32).for_each(|nsid| events.hear(&QueueEvent::NamespaceChanged(nsid)));
         assert_eq!(events.changed_namespaces()[4092..], 1024_u32.to_le_bytes());
-        events.hear(&Letter::NamespaceChanged(5000));
+        events.hear(&QueueEvent::NamespaceChanged(5000));
         let page = events.changed_namespaces();
         assert_eq!((&page[..4], &page[4..8]), (&[0xff; 4][..], &[0; 4][..]));
     }
@@ -234,7 +236,7 @@ mod tests {
         let mut events = all();
         events.set_mask(2, 1 << 2);
         for (nsid, kind) in [(1, 1), (2, 2), (2, 3)] {
-            events.hear(&Letter::Reservation { nsid, kind });
+            events.hear(&QueueEvent::Reservation { nsid, kind });
         }
         assert_eq!(events.next(), Some((0, 0x80_0006)));
         assert_eq!(events.next(), None);
@@ -247,14 +249,14 @@ mod tests {
         assert_eq!(events.next(), Some((1, 0x80_0006)), "there is one more");
         assert_eq!(page(&mut events), (2, 3, 0, 2));
         assert_eq!(page(&mut events), (0, 0, 0, 0));
-        (0..1000).for_each(|_| events.hear(&Letter::Reservation { nsid: 1, kind: 1 }));
+        (0..1000).for_each(|_| events.hear(&QueueEvent::Reservation { nsid: 1, kind: 1 }));
         assert_eq!(page(&mut events).2, MAX_NOTIFICATIONS as u8 - 1);
     }
 
     #[test]
     fn a_reset_forgets_everything() {
         let mut events = all();
-        events.hear(&Letter::NamespaceChanged(3));
+        events.hear(&QueueEvent::NamespaceChanged(3));
         assert_eq!(events.reset(), [0, 1, 2, 3]);
         events.wait(7);
         assert_eq!(events.next(), None);

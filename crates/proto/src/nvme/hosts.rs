@@ -4,7 +4,7 @@
 //! namespaces there are, never for a command.
 
 use super::nqn::Nqn;
-use crate::nvmeof::auth::HostSecrets;
+use crate::nvme::auth::HostSecrets;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 

@@ -3,6 +3,7 @@
 //! Hosts take two namespaces with one identifier for one, reached by two paths, or refuse both; so a subsystem has each
 //! identifier once.
 
+use crate::volume_uuid::VolumeUuid;
 use sha2::{Digest, Sha256};
 
 /// The identifiers of a namespace.
@@ -28,10 +29,11 @@ pub struct GivenIdentity {
 }
 
 impl Identity {
-    /// Identifiers that only this text has, and that are the same for it after each restart.
-    pub(super) fn of_text(text: &str) -> Identity {
-        let nguid = unique(text);
-        Identity { nguid, eui64: None, uuid: hashed_uuid(nguid) }
+    /// The identifiers of a namespace with that UUID. An EUI64 has an organization's number in it
+    /// and 40 bits, too few for a hash, so that only a config file gives one.
+    #[must_use]
+    pub fn of(uuid: VolumeUuid) -> Identity {
+        Identity { nguid: uuid.to_bytes(), eui64: None, uuid: uuid.to_bytes() }
     }
 
     /// The same but for what is given. Of NGUID and UUID one that is given makes the other, so that two machines that
@@ -73,10 +75,8 @@ mod tests {
 
     #[test]
     fn identifiers_that_are_given_take_the_place_of_those_that_are_made() {
-        let own = Identity::of_text("a");
-        assert_eq!(own, Identity::of_text("a"));
-        assert!(!own.clashes_with(&Identity::of_text("b")));
-        assert_eq!((own.uuid[6] >> 4, own.uuid[8] >> 6), (8, 2));
+        let own = Identity::of(VolumeUuid::of_texts(&["a"]));
+        assert!(!own.clashes_with(&Identity::of(VolumeUuid::of_texts(&["b"]))));
         assert_eq!(own.given(&GivenIdentity::default()), own);
         let (nguid, eui64, uuid) = (Some([1; 16]), Some([2; 8]), Some([3; 16]));
         let all = own.given(&GivenIdentity { nguid, eui64, uuid });

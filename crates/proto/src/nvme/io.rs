@@ -2,10 +2,10 @@
 //!
 //! A command is parsed before any of its data is waited for: whether its blocks are there is known then, as with other
 //! protocols, unless they are in its data. It then goes on step by step: one I/O of the volume at a
-//! time, until it is done. Before each I/O the queue's [`Gate`] is asked whether reservations allow it and whether
+//! time, until it is done. Before each I/O the queue's [`Admissions`] are asked whether reservations allow it and whether
 //! somebody has its range for itself.
 //!
-//! [`Gate`]: crate::served::Gate
+//! [`Admissions`]: crate::served::Admissions
 
 use super::fused::CompareAndWrite;
 use super::ranges::{COPY_MAX_RANGES, Copying, Ranges};

@@ -56,7 +56,7 @@ pub(super) fn part(
     if !sqe.dptr.is_transport() || u64::from(sqe.dptr.length.get()) < wanted {
         return Outcome::failure(Status::DATA_SGL_LENGTH_INVALID);
     }
-    // Only now, as the host gets it. What has changed since the page was made is a letter that was not read yet, and is
+    // Only now, as the host gets it. What has changed since the page was made is an event that was not read yet, and is
     // told again.
     if sqe.cdw10.get() & RAE == 0 {
         events.is_read(lid);

@@ -8,10 +8,11 @@
 //! |---|---|
 //! | `subsystem.rs` | what is served: namespaces; the same for all cores |
 //! | `association.rs` | which controllers there are, and which queues each has; no command looks at it |
+//! | `auth/` | how hosts and controllers prove who they are: secrets, keys, DH-HMAC-CHAP |
 //! | `hosts.rs` | who may connect, and what they see |
 //! | `identity.rs` | what names a namespace wherever it is |
 //! | `ana.rs` | how well each port leads to each namespace |
-//! | `letters.rs` | what queues on other cores leave for a queue: news and orders |
+//! | `event_queue.rs` | what other cores tell a queue: changes, and commands to abort |
 //! | `admin.rs` | the admin queue: features, properties; `identify.rs` and `log_page.rs` fill its pages |
 //! | `errors.rs` | remembers what failed, for the error information log |
 //! | `events.rs` | asynchronous events, and what the host has read of them |
@@ -25,16 +26,18 @@
 pub(crate) mod admin;
 pub mod ana;
 pub(crate) mod association;
+pub mod auth;
 pub(crate) mod errors;
+pub(crate) mod event_queue;
 mod events;
 mod fused;
 pub mod hosts;
 mod identify;
 pub mod identity;
 pub(crate) mod io;
-pub(crate) mod letters;
 mod log_page;
 pub mod nqn;
+mod outcome;
 pub(crate) mod property;
 mod ranges;
 mod reservation;
@@ -43,50 +46,8 @@ pub mod subsystem;
 pub(crate) mod traffic;
 
 pub use association::HangUp;
-pub use letters::Ring;
-
-use blockmux_volume::SgList;
-use blockmux_wire::nvme::status::{Status, StatusField};
-
-/// How a command ended.
-#[derive(Clone, Debug)]
-pub(crate) struct Outcome {
-    pub(crate) status: StatusField,
-    /// DW0 and DW1 of the completion.
-    pub(crate) result: u64,
-    /// For the host.
-    pub(crate) data: SgList,
-}
-
-impl Outcome {
-    /// Success without data.
-    #[inline]
-    pub(crate) fn success(result: u64) -> Outcome {
-        Outcome::data(SgList::default(), result)
-    }
-
-    /// Success with data.
-    #[inline]
-    pub(crate) fn data(data: SgList, result: u64) -> Outcome {
-        Outcome { status: StatusField::new(Status::SUCCESSFUL_COMPLETION), result, data }
-    }
-
-    /// A failure that will be the same again.
-    pub(crate) fn failure(status: impl Into<Status>) -> Outcome {
-        Outcome { status: StatusField::final_one(status.into()), result: 0, data: SgList::default() }
-    }
-
-    /// The end of a command that was not begun: where only the path is wrong, another try may find a better one.
-    pub(crate) fn refusal(status: Status) -> Outcome {
-        const PATH: u16 = 3;
-        if status.0 >> 8 == PATH { Outcome::retry(status) } else { Outcome::failure(status) }
-    }
-
-    /// A failure that may not be the same again.
-    pub(crate) fn retry(status: Status) -> Outcome {
-        Outcome { status: StatusField::new(status), result: 0, data: SgList::default() }
-    }
-}
+pub use event_queue::Notifier;
+pub(crate) use outcome::Outcome;
 
 /// MDTS: the most data of one command, in bytes.
 pub(crate) const MAX_DATA: usize = 4096 << MDTS;

@@ -112,7 +112,7 @@ const CAPABILITIES: u64 =
 mod tests {
     use super::*;
     use crate::nvme::association::{Associations, Host};
-    use crate::nvme::letters::Letterbox;
+    use crate::nvme::event_queue::EventQueue;
     use crate::nvme::nqn::Nqn;
     use std::sync::Arc;
 
@@ -121,7 +121,7 @@ mod tests {
     fn bench() -> (Arc<Associations>, AdminPlace, Host) {
         let all = Arc::new(Associations::default());
         let host = Host { nqn: Nqn::new("nqn.h").unwrap(), id: [1; 16] };
-        let place = all.connect_admin((host.clone(), true), None, Letterbox::new(None)).unwrap();
+        let place = all.connect_admin((host.clone(), true), None, EventQueue::new(None)).unwrap();
         (all, place, host)
     }
 
@@ -133,7 +133,7 @@ mod tests {
         assert_eq!((csts(&properties), properties.is_ready()), (0, false));
         properties.set(&place, CC, false, ENABLE).unwrap();
         assert_eq!((csts(&properties), properties.is_ready()), (1, true));
-        let queue = all.connect_io(&host, place.cntlid, 1, None, Letterbox::new(None)).unwrap();
+        let queue = all.connect_io(&host, place.cntlid, 1, None, EventQueue::new(None)).unwrap();
         properties.set(&place, CC, false, ENABLE | 1 << CC_SHN_SHIFT).unwrap();
         assert_eq!((csts(&properties), properties.is_ready()), (0b0101, false));
         drop(queue);
@@ -149,7 +149,7 @@ mod tests {
         let (all, place, host) = bench();
         let mut properties = Properties::default();
         properties.set(&place, CC, false, ENABLE).unwrap();
-        let queue = all.connect_io(&host, place.cntlid, 1, None, Letterbox::new(None)).unwrap();
+        let queue = all.connect_io(&host, place.cntlid, 1, None, EventQueue::new(None)).unwrap();
         properties.set(&place, CC, false, 0).unwrap();
         assert_eq!((properties.get(&place, CSTS, false), properties.is_ready()), (Ok(1), false));
         drop(queue);

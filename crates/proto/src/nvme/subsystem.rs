@@ -2,15 +2,16 @@
 
 use super::ana::{Ana, AnaGroup};
 use super::association::Associations;
+use super::event_queue::QueueEvent;
 use super::hosts::{HostAccess, Hosts, OpenToAll};
 use super::identity::{GivenIdentity, Identity, unique};
-use super::letters::Letter;
 use super::nqn::Nqn;
 use super::reservation::notification;
 use super::traffic::Traffic;
 use crate::exports::VolumeId;
-use crate::nvmeof::auth::HostSecrets;
+use crate::nvme::auth::HostSecrets;
 use crate::served::{Change, Notice, Served, Watcher};
+use crate::volume_uuid::VolumeUuid;
 use blockmux_volume::VolumeInfo;
 use blockmux_wire::nvme::log::AnaState;
 use blockmux_wire::nvmeof::fabrics::DISCOVERY_NQN;
@@ -165,6 +166,14 @@ impl Subsystem {
         Subsystem { serial, ..self }
     }
 
+    /// A subsystem whose controllers are numbered from there on. Hosts take two controllers of one
+    /// number for one, so that subsystems of one name in several processes begin at random.
+    #[must_use]
+    pub fn with_first_controller(self, cntlid: u16) -> Subsystem {
+        self.associations.begin_at(cntlid);
+        self
+    }
+
     /// The same with another model number, of up to 40 characters.
     #[must_use]
     pub fn with_model_number(self, model: String) -> Subsystem {
@@ -215,7 +224,7 @@ impl Subsystem {
         let changed: Vec<u32> = all.filter(|nsid| before.shows(*nsid) != access.shows(*nsid)).collect();
         drop(attached);
         for nsid in changed {
-            self.associations.tell_named(host, || Letter::NamespaceShown(nsid));
+            self.associations.tell_named(host, || QueueEvent::NamespaceShown(nsid));
         }
         Ok(())
     }
@@ -252,7 +261,7 @@ impl Subsystem {
     /// Sets how a group of namespaces is reached through a port; hosts that came by it are told.
     pub fn set_ana_state(&self, group: u32, port: u16, state: AnaState) {
         if self.ana.set(group, port, state) {
-            self.associations.announce(|| Letter::AnaChanged { port });
+            self.associations.announce(|| QueueEvent::AnaChanged { port });
         }
     }
 
@@ -311,7 +320,7 @@ impl Subsystem {
     fn tell_change(&self, attached: RwLockWriteGuard<'_, Vec<Attached>>, nsid: u32) {
         self.generation.fetch_add(1, Ordering::SeqCst);
         drop(attached);
-        self.associations.announce(|| Letter::NamespaceChanged(nsid));
+        self.associations.announce(|| QueueEvent::NamespaceChanged(nsid));
     }
 
     /// What a host sees.
@@ -377,21 +386,21 @@ impl View {
 }
 
 impl Namespace {
-    /// A volume under that number; `name` and `machine` make its identifiers, which are the same after each restart.
+    /// A volume under that number, with the identifiers that follow from the UUID.
     #[must_use]
     pub fn new(
         nsid: u32,
         volume: VolumeId,
         served: Arc<Served>,
         read_only: bool,
-        (name, machine): (&str, &str),
+        uuid: VolumeUuid,
     ) -> Namespace {
         let info = served.volume().info();
         Namespace {
             nsid,
             volume,
             read_only: read_only || info.read_only,
-            identity: Identity::of_text(&format!("{name}\n{machine}")),
+            identity: Identity::of(uuid),
             block_shift: info.logical_block.trailing_zeros(),
             zeroes_deallocated: info.fast_zeroes,
             has_cache: info.write_cache,
@@ -425,13 +434,13 @@ impl Watcher for NamespaceWatch {
     fn on_change(&self, change: &Change<'_>) {
         let (nsid, all) = (self.nsid, &self.associations);
         match change {
-            Change::Size => all.announce(|| Letter::NamespaceChanged(nsid)),
+            Change::Size => all.announce(|| QueueEvent::NamespaceChanged(nsid)),
             Change::Reservations { notices, aborts } => {
                 for (who, notice) in *notices {
                     let Some(host) = who.nvme_host() else { continue };
-                    all.tell_host(&host, || Letter::Reservation { nsid, kind: notification(*notice) });
+                    all.tell_host(&host, || QueueEvent::Reservation { nsid, kind: notification(*notice) });
                     if *aborts && *notice == Notice::RegistrationsPreempted {
-                        all.tell_queues(&host, || Letter::Preempted(self.volume));
+                        all.tell_queues(&host, || QueueEvent::Preempted(self.volume));
                     }
                 }
             }

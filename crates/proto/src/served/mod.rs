@@ -46,11 +46,13 @@ pub(crate) use reservations::{
 #[cfg(test)]
 pub(crate) use reservations::Registration;
 
+use crate::volume_uuid::VolumeUuid;
 use blockmux_volume::{Resize, ResizeError, Volume};
 use damage::Damage;
 use image::from_image;
 use in_flight::InFlight;
 use left::LeftBehind;
+use std::any::Any;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -59,6 +61,7 @@ use traffic::Meters;
 /// A volume, and what all who use it share about it.
 pub struct Served {
     volume: Arc<dyn Volume>,
+    identity: Option<VolumeIdentity>,
     /// Grows with each change of the table.
     generation: AtomicU64,
     table: Mutex<Table>,
@@ -70,6 +73,17 @@ pub struct Served {
     meters: Meters,
     damage: Damage,
     left: LeftBehind,
+}
+
+/// What a volume is known by.
+pub struct VolumeIdentity {
+    /// The UUID of its data.
+    pub uuid: VolumeUuid,
+    /// The name of the iSCSI target and of the NVM subsystem that the volume is where none are
+    /// configured, without their prefixes.
+    pub target_name: String,
+    /// Keeps other processes from serving the volume; dropped with it.
+    pub claim: Box<dyn Any + Send + Sync>,
 }
 
 /// Who may do what.
@@ -120,7 +134,25 @@ impl Served {
     /// A volume that nobody has reserved.
     #[must_use]
     pub fn new(volume: Arc<dyn Volume>) -> Arc<Served> {
-        Served::build(volume, None, Table::default())
+        Served::build(volume, None, None, Table::default())
+    }
+
+    /// A volume that is known by `identity`; with `kept`, what keeps its reservations over a
+    /// restart and the image that was kept.
+    ///
+    /// # Errors
+    /// If the image is damaged, or of a later version.
+    pub fn identified(
+        volume: Arc<dyn Volume>,
+        identity: VolumeIdentity,
+        kept: Option<(Arc<dyn ReservationStore>, &[u8])>,
+    ) -> Result<Arc<Served>, ImageError> {
+        let (store, reservations) = match kept {
+            Some((store, image)) => (Some(store), from_image(image)?),
+            None => (None, Reservations::default()),
+        };
+        let table = Table { reservations, ..Table::default() };
+        Ok(Served::build(volume, Some(identity), store, table))
     }
 
     /// A volume whose reservations can survive a restart; `image` is what `store` has kept.
@@ -133,13 +165,19 @@ impl Served {
         image: &[u8],
     ) -> Result<Arc<Served>, ImageError> {
         let table = Table { reservations: from_image(image)?, ..Table::default() };
-        Ok(Served::build(volume, Some(store), table))
+        Ok(Served::build(volume, None, Some(store), table))
     }
 
-    fn build(volume: Arc<dyn Volume>, store: Option<Arc<dyn ReservationStore>>, table: Table) -> Arc<Served> {
+    fn build(
+        volume: Arc<dyn Volume>,
+        identity: Option<VolumeIdentity>,
+        store: Option<Arc<dyn ReservationStore>>,
+        table: Table,
+    ) -> Arc<Served> {
         let size = volume.info().size;
         let served = Arc::new(Served {
             volume,
+            identity,
             generation: AtomicU64::new(0),
             table: Mutex::new(table),
             in_flight: InFlight::default(),
@@ -163,6 +201,19 @@ impl Served {
     #[must_use]
     pub fn volume(&self) -> &Arc<dyn Volume> {
         &self.volume
+    }
+
+    /// The UUID of its data, if it has one.
+    #[must_use]
+    pub fn uuid(&self) -> Option<VolumeUuid> {
+        self.identity.as_ref().map(|identity| identity.uuid)
+    }
+
+    /// The name of the iSCSI target and of the NVM subsystem that the volume is, if it has another
+    /// one than its export.
+    #[must_use]
+    pub fn target_name(&self) -> Option<&str> {
+        self.identity.as_ref().map(|identity| identity.target_name.as_str())
     }
 
     /// Gives the volume another size, and tells everybody, each by the means of its protocol. Answers the size in bytes.

@@ -28,7 +28,7 @@ pub(crate) struct Pump<S> {
     pub(crate) placed: usize,
 }
 
-impl<S: StreamSession + Target> Pump<S> {
+impl<S: Target> Pump<S> {
     pub(crate) fn new(session: S, exports: &Exports) -> Pump<S> {
         let core = TestCore::new().as_core();
         let open = |export: &crate::exports::Export| {
@@ -49,6 +49,48 @@ impl<S: StreamSession + Target> Pump<S> {
         }
     }
 
+    /// Does the oldest I/O that was held, on its volume.
+    pub(crate) fn finish_one(&mut self) {
+        let (volume, io) = self.submitted.pop_front().expect("an I/O is held");
+        if let Some(Err(error)) = self.exports.served(volume).map(|served| served.check(&io)) {
+            return self.session.on_io(Completion { tag: io.tag, result: Err(error) });
+        }
+        let channel = &mut self.channels[volume.0 as usize];
+        let mut done: Vec<Completion> = Vec::new();
+        channel.submit(io);
+        channel.kick();
+        channel.poll(&mut done);
+        done.into_iter().for_each(|done| self.session.on_io(done));
+    }
+
+    /// Turns without a wire until nothing moves.
+    pub(crate) fn turn(&mut self) {
+        loop {
+            self.session.on_turn();
+            if !self.take_io() {
+                return;
+            }
+        }
+    }
+
+    /// Takes the session's I/O, and does it unless it is held; whether some was done.
+    fn take_io(&mut self) -> bool {
+        while let Some(io) = self.session.poll_io() {
+            self.submitted.push_back(io);
+        }
+        while let Some(cancelled) = self.session.poll_cancel() {
+            self.cancelled.push(cancelled);
+        }
+        let mut moved = false;
+        while !self.holds_io && !self.submitted.is_empty() {
+            self.finish_one();
+            moved = true;
+        }
+        moved
+    }
+}
+
+impl<S: StreamSession + Target> Pump<S> {
     /// From now on one receive brings at most `step` bytes.
     pub(crate) fn split_at(mut self, step: usize) -> Pump<S> {
         self.step = step;
@@ -77,36 +119,12 @@ impl<S: StreamSession + Target> Pump<S> {
         self.wire.len() + self.buffer.unread().len()
     }
 
-    /// Does the oldest I/O that was held, on its volume.
-    pub(crate) fn finish_one(&mut self) {
-        let (volume, io) = self.submitted.pop_front().expect("an I/O is held");
-        if let Some(Err(error)) = self.exports.served(volume).map(|served| served.check(&io)) {
-            return self.session.on_io(Completion { tag: io.tag, result: Err(error) });
-        }
-        let channel = &mut self.channels[volume.0 as usize];
-        let mut done: Vec<Completion> = Vec::new();
-        channel.submit(io);
-        channel.kick();
-        channel.poll(&mut done);
-        done.into_iter().for_each(|done| self.session.on_io(done));
-    }
-
     /// Turns until nothing moves.
     pub(crate) fn run(&mut self) -> Result<(), ProtocolError> {
         loop {
             self.session.on_turn();
-            let mut moved = self.receive()?;
-            while let Some(io) = self.session.poll_io() {
-                self.submitted.push_back(io);
-            }
-            while let Some(cancelled) = self.session.poll_cancel() {
-                self.cancelled.push(cancelled);
-            }
-            while !self.holds_io && !self.submitted.is_empty() {
-                self.finish_one();
-                moved = true;
-            }
-            if !moved {
+            let has_come = self.receive()?;
+            if !self.take_io() && !has_come {
                 return Ok(());
             }
         }

@@ -54,6 +54,11 @@ impl Remote for AoeRemote {
         Ok(Arc::new(volume))
     }
 
+    fn place(&self) -> String {
+        let disk = self.url.address.map(|disk| disk.to_string()).unwrap_or_default();
+        format!("aoe {} {disk}", self.url.interfaces.join(","))
+    }
+
     fn describe(&self) -> Result<Description, Failure> {
         let endpoint = self.endpoint()?;
         let described = aoe::describe(&endpoint).map_err(|error| self.failed(&error))?;

@@ -2,8 +2,7 @@
 
 use super::node::{Portals, default};
 use super::{PREFIX, default_target, name};
-use crate::machine::machine_id;
-use crate::protocol::{Live, Place, Settings};
+use crate::protocol::{Live, Named, Place, Settings};
 use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_proto::iscsi::node::{Node, TargetNode, UnitChange};
 use blockmux_proto::scsi::{AccessState, Identity, LogicalUnit, MAX_LUN};
@@ -19,7 +18,6 @@ pub(super) struct Units {
     exports: Exports,
     /// Names of volumes whose media can be ejected.
     removable: BTreeSet<String>,
-    machine: String,
     made: Mutex<BTreeMap<VolumeId, Arc<LogicalUnit>>>,
 }
 
@@ -38,7 +36,6 @@ impl Units {
         Units {
             exports: exports.clone(),
             removable: targets.flat_map(|target| target.luns.values().cloned()).collect(),
-            machine: machine_id(),
             made: Mutex::default(),
         }
     }
@@ -49,11 +46,10 @@ impl Units {
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         let unit = made.entry(volume).or_insert_with(|| {
             let Export { name, read_only, .. } = &*export;
-            let identity = Identity {
-                read_only: *read_only,
-                removable: self.removable.contains(name),
-                ..Identity::of(&format!("{PREFIX}{name}\n{}", self.machine))
-            };
+            let own =
+                served.uuid().map_or_else(|| Identity::of(&format!("{PREFIX}{name}")), Identity::of_volume);
+            let identity =
+                Identity { read_only: *read_only, removable: self.removable.contains(name), ..own };
             LogicalUnit::over(identity, &served)
         });
         Some((volume, unit.clone()))
@@ -88,14 +84,14 @@ impl Live for LiveTargets {
     fn add(&self, volume: VolumeId) {
         let Some(unit) = self.units.of(volume).filter(|_| self.has_own) else { return };
         if let Some(export) = self.units.exports.get(volume) {
-            self.node.add(default(&export, &unit, &self.portals));
+            self.node.add(default(&export, &unit, &self.units.exports, &self.portals));
             self.node.tell(UnitChange::Added(volume, &unit.1));
         }
     }
 
     fn remove(&self, volume: VolumeId) {
-        if let Some(export) = self.units.exports.get(volume).filter(|_| self.has_own) {
-            self.node.remove(&name(&default_target(&export.name)));
+        if let Some(named) = Named::of(&self.units.exports, volume).filter(|_| self.has_own) {
+            self.node.remove(&name(&default_target(&named.target)));
         }
         for access in self.node.targets().iter().flat_map(|target| &target.access) {
             access.target.remove(|_, other| other == volume);

@@ -1,7 +1,8 @@
 //! iSCSI, as the commands know it, over TCP and over RDMA (iSER).
 //!
-//! Unless the config file has targets, each volume is a target of its own, named `iqn.2026-11.blockmux:NAME`, and in it
-//! the only logical unit, LUN 0.
+//! Unless the config file has targets, each volume is a target of its own, named
+//! `iqn.2026-11.blockmux:NAME`, and in it the only logical unit, LUN 0. A part of its UUID follows
+//! the name of a volume to which nobody gave one.
 
 mod access;
 mod config;
@@ -12,9 +13,8 @@ mod remote;
 pub(crate) use access::{State, check_access_states};
 pub(crate) use config::{ConfiguredTarget, DiscoveryEntry, TargetEntry};
 
-use super::{Protocol, Settings, Way};
+use super::{Named, Portal, Protocol, Settings, Way};
 use crate::output::shell_word;
-use blockmux_engine::socket::Address;
 use blockmux_lab::ceiling::{MessageShape, Transport};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::url::Url;
@@ -59,32 +59,32 @@ pub(crate) const ISER: Protocol = Protocol {
 };
 
 /// How clients reach each logical unit that the volume is.
-fn ways(settings: &Settings, address: &Address, volume: &str) -> Vec<Way> {
-    let Address::Tcp(tcp) = address else { return Vec::new() };
-    let Place { host, port, portal } = Place::of(tcp);
+fn ways(settings: &Settings, portal: &Portal, named: &Named) -> Vec<Way> {
+    let Some((listener, address)) = portal.tcp() else { return Vec::new() };
+    let Place { host, port, portal } = Place::of(&address);
     let way = |unit: MappedUnit<'_>| {
         let url = unit.url(&format!("iscsi://{host}{port}"), "");
         let theirs = shell_word(&unit.url_of_libiscsi(&format!("iscsi://{host}{port}"))).into_owned();
         let (environment, name) = (unit.environment_of_libiscsi(), unit.initiator);
-        let as_whom = name.map(|name| format!("-i {name} ")).unwrap_or_default();
+        let as_whom = name.map(|name| format!("-i {} ", shell_word(name.as_str()))).unwrap_or_default();
         let inquiry = format!("{environment}iscsi-inq {as_whom}{theirs}");
         // It cannot be told a name in the same way.
         let image = name.is_none().then(|| format!("{environment}qemu-img info {theirs}"));
         let commands = std::iter::once(inquiry).chain(image).chain([unit.login(settings, &portal, "")]);
         Way { url, commands: commands.collect(), variables: Vec::new() }
     };
-    units(settings, tcp, volume).into_iter().map(way).collect()
+    units(settings, &listener, named).into_iter().map(way).collect()
 }
 
 /// The same over RDMA: clients have an RDMA device over the network card that leads there.
-fn ways_of_iser(settings: &Settings, address: &Address, volume: &str) -> Vec<Way> {
-    let Address::Tcp(tcp) = address else { return Vec::new() };
-    let Place { host, port, portal } = Place::of(tcp);
+fn ways_of_iser(settings: &Settings, portal: &Portal, named: &Named) -> Vec<Way> {
+    let Some((listener, address)) = portal.tcp() else { return Vec::new() };
+    let Place { host, port, portal } = Place::of(&address);
     let way = |unit: MappedUnit<'_>| {
         let url = unit.url(&format!("iser://{host}{port}"), "?rdma=iwarp");
         Way { url, commands: vec![unit.login(settings, &portal, " -I iser")], variables: Vec::new() }
     };
-    units(settings, tcp, volume).into_iter().map(way).collect()
+    units(settings, &listener, named).into_iter().map(way).collect()
 }
 
 /// A listener, as it is written.
@@ -112,7 +112,7 @@ struct MappedUnit<'a> {
     /// Who logs in, where not everybody may.
     initiator: Option<&'a Name>,
     /// Its user, and the file of the secret as we have it.
-    user: Option<&'a (String, PathBuf)>,
+    user: Option<(String, PathBuf)>,
     /// Over headers, and over data: without them nobody comes in.
     digests: [bool; 2],
 }
@@ -126,7 +126,7 @@ impl MappedUnit<'_> {
         if url.rdma.is_none() {
             [url.header_digest, url.data_digest] = self.digests;
         }
-        if let Some((user, file)) = self.user {
+        if let Some((user, file)) = &self.user {
             (url.user, url.secret_file) = (Some(user.clone()), Some(file.clone()));
         }
         url.to_string()
@@ -139,7 +139,7 @@ impl MappedUnit<'_> {
     }
 
     fn environment_of_libiscsi(&self) -> String {
-        let Some((user, file)) = self.user else { return String::new() };
+        let Some((user, file)) = &self.user else { return String::new() };
         let (user, file) = (shell_word(user), file.to_string_lossy());
         let file = shell_word(&file);
         format!("LIBISCSI_CHAP_USERNAME={user} LIBISCSI_CHAP_PASSWORD=\"$(cat {file})\" ")
@@ -147,12 +147,13 @@ impl MappedUnit<'_> {
 
     /// How Linux logs in. Who may not discover names the target by hand.
     fn login(&self, settings: &Settings, portal: &str, interface: &str) -> String {
-        let node = format!("iscsiadm -m node -T {} -p {portal}{interface}", self.target);
+        let (target, portal) = (shell_word(&self.target), shell_word(portal));
+        let node = format!("iscsiadm -m node -T {target} -p {portal}{interface}");
         let found = match settings.iscsi_discovery {
             None => format!("iscsiadm -m discovery -t st -p {portal}{interface}"),
             Some(_) => format!("{node} -o new"),
         };
-        let Some((user, file)) = self.user else { return format!("{found} && {node} --login") };
+        let Some((user, file)) = &self.user else { return format!("{found} && {node} --login") };
         let (user, file) = (shell_word(user), file.to_string_lossy());
         let (key, file) = ("node.session.auth", shell_word(&file));
         let proof = format!(
@@ -163,19 +164,22 @@ impl MappedUnit<'_> {
 }
 
 /// The logical units that a volume is by a listener. A target that has moved has none for anybody.
-fn units<'a>(settings: &'a Settings, listener: &SocketAddr, volume: &str) -> Vec<MappedUnit<'a>> {
+fn units<'a>(settings: &'a Settings, listener: &SocketAddr, named: &Named) -> Vec<MappedUnit<'a>> {
     if settings.iscsi.is_empty() {
-        let target = default_target(volume);
+        let target = default_target(&named.target);
         return vec![MappedUnit { target, lun: 0, initiator: None, user: None, digests: [false; 2] }];
     }
     let targets = settings.iscsi.iter().filter(|target| target.is_at(listener) && target.redirect.is_none());
     let mapped = targets.flat_map(|target| {
-        let luns = target.luns.iter().filter(|(_, mapped)| *mapped == volume).map(|(lun, _)| *lun);
+        let luns = target.luns.iter().filter(|(_, mapped)| **mapped == named.export).map(|(lun, _)| *lun);
         luns.filter_map(|lun| {
             // One who may have any name, if there is one.
             let sees = |acl: &&Acl| acl.luns.as_ref().is_none_or(|luns| luns.contains(&lun));
             let acl = target.acl.iter().rev().find(sees)?;
-            let (initiator, user) = (acl.initiator.as_ref(), acl.user.as_ref());
+            // Whoever copies a command may be in another directory.
+            let user =
+                acl.user.clone().map(|(name, file)| (name, std::path::absolute(&file).unwrap_or(file)));
+            let initiator = acl.initiator.as_ref();
             let (name, digests) = (target.name.as_str().to_owned(), target.needs_digests);
             Some(MappedUnit { target: name, lun, initiator, user, digests })
         })
@@ -191,9 +195,9 @@ pub(crate) fn redirects(settings: &Settings) -> impl Iterator<Item = (&str, &str
     })
 }
 
-/// The name of the target that a volume is.
-fn default_target(volume: &str) -> String {
-    format!("{PREFIX}{}", volume.to_lowercase())
+/// The name of the target that a volume is, whose own part is `name`.
+fn default_target(name: &str) -> String {
+    format!("{PREFIX}{}", name.to_lowercase())
 }
 
 /// What the names of our own targets begin with.
@@ -215,16 +219,17 @@ mod tests {
     use super::*;
 
     fn urls(address: &str, volume: &str) -> Vec<String> {
-        let address = Address::Tcp(address.parse().unwrap());
-        ways(&Settings::default(), &address, volume).into_iter().map(|way| way.url).collect()
+        ways(&Settings::default(), &Portal::at(address), &Named::plainly(volume))
+            .into_iter()
+            .map(|way| way.url)
+            .collect()
     }
 
     #[test]
     fn a_volume_is_lun_0_of_a_target_of_its_name() {
         assert_eq!(urls("127.0.0.1:3260", "Disk0"), ["iscsi://127.0.0.1/iqn.2026-11.blockmux:disk0/0"]);
         assert_eq!(urls("[::1]:7", "a"), ["iscsi://[::1]:7/iqn.2026-11.blockmux:a/0"]);
-        let address = Address::Tcp("[::1]:7".parse().unwrap());
-        let over_rdma = &ways_of_iser(&Settings::default(), &address, "a")[0];
+        let over_rdma = &ways_of_iser(&Settings::default(), &Portal::at("[::1]:7"), &Named::plainly("a"))[0];
         assert_eq!(over_rdma.url, "iser://[::1]:7/iqn.2026-11.blockmux:a/0?rdma=iwarp");
     }
 
@@ -246,12 +251,16 @@ mod tests {
             "TargetName = 'iqn.a'\nDataDigest = 'CRC32C'\nluns = {{ 300 = 'x', 1 = 'y' }}\n[[acl]]\nInitiatorName = 'iqn.me'\nluns = [300]\n\
              [[acl]]\nluns = [1]\nCHAP_N = 'u'\nsecret_file = '{secret}'"
         );
-        let (settings, address) = (configured(&text), Address::Tcp("127.0.0.1:3260".parse().unwrap()));
-        let [named] = &ways(&settings, &address, "x")[..] else { panic!("one listener, one unit") };
+        let (settings, address) = (configured(&text), Portal::at("127.0.0.1:3260"));
+        let [named] = &ways(&settings, &address, &Named::plainly("x"))[..] else {
+            panic!("one listener, one unit")
+        };
         assert_eq!(named.url, "iscsi://127.0.0.1/iqn.a/300?initiator=iqn.me&data_digest=on");
         assert_eq!(named.commands[0], "iscsi-inq -i iqn.me iscsi://127.0.0.1/iqn.a/16684");
         assert!(named.commands[1].starts_with("iscsiadm "), "{}", named.commands[1]);
-        let [proved] = &ways(&settings, &address, "y")[..] else { panic!("one listener, one unit") };
+        let [proved] = &ways(&settings, &address, &Named::plainly("y"))[..] else {
+            panic!("one listener, one unit")
+        };
         assert_eq!(proved.url, format!("iscsi://u@127.0.0.1/iqn.a/1?secret_file={secret}&data_digest=on"));
         let environment = format!("LIBISCSI_CHAP_USERNAME=u LIBISCSI_CHAP_PASSWORD=\"$(cat {secret})\"");
         assert_eq!(proved.commands[1], format!("{environment} qemu-img info iscsi://127.0.0.1/iqn.a/1"));
@@ -264,8 +273,8 @@ mod tests {
     #[test]
     fn a_target_that_has_moved_is_named_with_its_place_and_has_no_commands() {
         let settings = configured("TargetName = 'iqn.a'\nluns = { 0 = 'x' }\nredirect = 'h:1'");
-        let address = Address::Tcp("127.0.0.1:3260".parse().unwrap());
-        assert!(ways(&settings, &address, "x").is_empty());
+        let address = Portal::at("127.0.0.1:3260");
+        assert!(ways(&settings, &address, &Named::plainly("x")).is_empty());
         assert_eq!(redirects(&settings).collect::<Vec<_>>(), [("iqn.a", "h:1")]);
     }
 }

@@ -3,10 +3,10 @@
 use super::config::{Acl, ConfiguredTarget};
 use super::live::{LiveTargets, Unit, Units};
 use super::{default_target, name};
-use crate::protocol::{Service, Started};
+use crate::protocol::{Named, Service, Started};
 use blockmux_engine::iscsi;
 use blockmux_engine::socket::Address;
-use blockmux_proto::exports::Export;
+use blockmux_proto::exports::{Export, Exports};
 use blockmux_proto::iscsi::node::{Access, Node, Portal, TargetNode};
 use blockmux_proto::scsi::{self, AccessState, PortGroupStates, TargetPort};
 use std::net::SocketAddr;
@@ -23,7 +23,7 @@ pub(super) fn serve(service: &Service<'_>) -> Started {
     let portals = Portals::new(addresses, &settings.iscsi);
     let targets = if settings.iscsi.is_empty() {
         let of_export = exports.iter().zip(&all);
-        of_export.map(|((_, export), (_, unit))| default(&export, unit, &portals)).collect()
+        of_export.map(|((_, export), (_, unit))| default(&export, unit, exports, &portals)).collect()
     } else {
         settings.iscsi.iter().map(|target| configured(target, &all, &portals)).collect()
     };
@@ -38,8 +38,14 @@ pub(super) fn serve(service: &Service<'_>) -> Started {
 }
 
 /// The target that a volume is where none are configured.
-pub(super) fn default(export: &Export, (id, unit): &Unit, portals: &Portals) -> TargetNode {
-    let target = TargetNode::new(name(&default_target(&export.name)), portals.all(), Vec::new());
+pub(super) fn default(
+    export: &Export,
+    (id, unit): &Unit,
+    exports: &Exports,
+    portals: &Portals,
+) -> TargetNode {
+    let own = Named::of(exports, *id).map_or_else(|| export.name.clone(), |named| named.target);
+    let target = TargetNode::new(name(&default_target(&own)), portals.all(), Vec::new());
     let ports = portals.ports(&target);
     let view = scsi::Target::new(target.name.as_str(), ports).with_unit(0, *id, unit.clone());
     let access = vec![Access { initiator: None, chap: None, target: Arc::new(view) }];

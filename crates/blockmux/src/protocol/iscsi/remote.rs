@@ -93,6 +93,12 @@ impl<D: Datamover> Remote for IscsiRemote<D> {
         Ok(Arc::new(volume))
     }
 
+    /// A target's name is unique in the world, and the portals are ways to it.
+    fn place(&self) -> String {
+        let target = self.url.target.as_ref().map_or("", Name::as_str);
+        format!("iscsi {target} {}", self.url.lun)
+    }
+
     fn describe(&self) -> Result<Description, Failure> {
         let target = self.target()?;
         let further = self.further(target)?;

@@ -32,7 +32,7 @@ pub(crate) const NBD: Protocol = Protocol {
         // A client finds what is there when it connects.
         Started { serve: serve.collect(), live: None }
     },
-    ways: |_, address, name| vec![way(address, name)],
+    ways: |_, portal, named| vec![way(&portal.address, &named.export)],
     connect: Some(connect),
     remote: remote::of_url,
     served_with: None,
@@ -58,7 +58,7 @@ fn commands(uri: &Uri) -> [String; 3] {
     [
         format!("nbdinfo {}", shell_word(&url)),
         format!("qemu-img info {}", shell_word(&url)),
-        format!("nbd-client {place} /dev/nbd0 -N {name}"),
+        format!("nbd-client {place} /dev/nbd0 -N {name} {FOR_LOST_CONNECTIONS}"),
     ]
 }
 
@@ -85,5 +85,9 @@ fn connect(address: &Address, export: &str) -> Result<Arc<dyn Volume>, String> {
     Ok(Arc::new(volume))
 }
 
+/// When a connection breaks, the kernel sends its requests again by another one, but only after the
+/// time-out, which is 30 s unless told otherwise. No option makes new connections after a restart:
+/// see docs/VOLUMES.md.
+const FOR_LOST_CONNECTIONS: &str = "-connections 4 -timeout 10";
 /// Whoever serves to itself has nobody to wait for.
 const OWN_PATIENCE: Duration = Duration::from_secs(5);

@@ -44,6 +44,17 @@ impl Remote for NbdRemote {
         Ok(Arc::new(volume))
     }
 
+    fn place(&self) -> String {
+        let Uri { server, export, .. } = &self.uri;
+        match server {
+            Server::Unix(path) => {
+                let path = path.canonicalize().unwrap_or_else(|_| path.clone());
+                format!("nbd+unix {} {export}", path.display())
+            }
+            Server::Tcp { host, port } => format!("nbd {} {port} {export}", host.to_lowercase()),
+        }
+    }
+
     fn describe(&self) -> Result<Description, Failure> {
         let NbdRemote { url, uri } = self;
         let export = ask(uri, |address| nbd::describe(address, &uri.export))?;

@@ -1,15 +1,15 @@
 //! `[[nvme_subsystem]]` of the config file.
 
-use super::super::Settings;
+use super::super::{Named, Settings};
 use super::default_nqn;
 use super::hosts::{HostEntry, HostKeys};
 use super::namespaces::{self, ConfiguredNamespace, MODEL_LEN, NamespaceEntry, SERIAL_LEN, ascii};
 use crate::failure::Failure;
+use blockmux_proto::fabrics::controller::node::{Port, Referral, SecureChannel};
 use blockmux_proto::nvme::ana::{AnaGroup, MAX_ANA_GROUPS};
+use blockmux_proto::nvme::auth::HostSecrets;
+use blockmux_proto::nvme::auth::psk::ConfiguredPsk;
 use blockmux_proto::nvme::nqn::Nqn;
-use blockmux_proto::nvmeof::auth::HostSecrets;
-use blockmux_proto::nvmeof::node::{Port, Referral, SecureChannel};
-use blockmux_proto::nvmeof::psk::ConfiguredPsk;
 use blockmux_wire::nvme::log::AnaState;
 use blockmux_wire::nvmeof::fabrics::DISCOVERY_NQN;
 use blockmux_wire::nvmeof::tcp::NVME_DISCOVERY_PORT;
@@ -23,7 +23,8 @@ use std::sync::Arc;
 #[serde(deny_unknown_fields)]
 pub(crate) struct SubsystemEntry {
     nqn: String,
-    /// What Identify tells; without one, it is made of the subsystem's name and this machine.
+    /// What Identify tells; without one, it is made of the subsystem's name and of its namespaces'
+    /// UUIDs.
     serial_number: Option<String>,
     /// What Identify tells; without one, `Blockmux`.
     model_number: Option<String>,
@@ -200,13 +201,13 @@ impl ConfiguredSubsystem {
     }
 
     /// The subsystem that a volume is where none are configured.
-    pub(super) fn of_volume(volume: &str) -> ConfiguredSubsystem {
+    pub(super) fn of_volume(named: &Named) -> ConfiguredSubsystem {
         ConfiguredSubsystem {
-            nqn: Nqn::new(&default_nqn(volume)).expect("a volume's name fits every protocol's"),
+            nqn: Nqn::new(&default_nqn(&named.target)).expect("a volume's name fits every protocol's"),
             serial_number: None,
             model_number: None,
             listeners: Vec::new(),
-            namespaces: BTreeMap::from([(1, ConfiguredNamespace::of_volume(volume))]),
+            namespaces: BTreeMap::from([(1, ConfiguredNamespace::of_volume(&named.export))]),
             is_open: true,
             hosts: Vec::new(),
             masks: BTreeMap::new(),
@@ -219,6 +220,14 @@ impl ConfiguredSubsystem {
 }
 
 impl ConfiguredSubsystem {
+    /// Somebody who sees that namespace: one of whom more is said, if there is one; `None`:
+    /// everybody, or nobody.
+    pub(super) fn visitor(&self, nsid: u32) -> Option<HostEntry> {
+        let named = self.entries.iter().find(|entry| entry.sees(nsid)).cloned();
+        let is_plain = |host: &&Nqn| self.entries.iter().all(|entry| entry.hostnqn != host.as_str());
+        named.or_else(|| self.hosts.iter().find(is_plain).map(HostEntry::plain))
+    }
+
     /// Whether that listener leads to it: it is named, or is one of all addresses that are.
     pub(super) fn is_at(&self, listener: &SocketAddr) -> bool {
         self.listeners.is_empty() || self.listeners.iter().any(|named| names(named, listener))
@@ -363,7 +372,7 @@ fn written(listeners: &[SocketAddr]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use blockmux_proto::nvmeof::auth::{DhGroup, Hash};
+    use blockmux_proto::nvme::auth::{DhGroup, Hash};
 
     fn prepare(text: &str) -> Result<ConfiguredSubsystem, String> {
         let entry: SubsystemEntry = toml::from_str(text).map_err(|error| error.message().to_owned())?;

@@ -4,12 +4,14 @@ use super::super::secret;
 use super::config::Treq;
 use super::discovery_names;
 use crate::failure::Failure;
+use crate::output::shell_word;
+use blockmux_proto::fabrics::controller::node::Node;
+use blockmux_proto::fabrics::url::{Url, read_uuid};
+use blockmux_proto::nvme::auth::psk::{ConfiguredPsk, PskError};
+use blockmux_proto::nvme::auth::{DhGroup, Hash, HostSecrets, Secret, SecretError};
 use blockmux_proto::nvme::hosts::HostAccess;
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme::subsystem::Subsystem;
-use blockmux_proto::nvmeof::auth::{DhGroup, Hash, HostSecrets, Secret, SecretError};
-use blockmux_proto::nvmeof::node::Node;
-use blockmux_proto::nvmeof::psk::{ConfiguredPsk, PskError};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -77,6 +79,61 @@ impl HostEntry {
         let namespaces = self.namespaces.as_ref().map(|all| all.iter().copied().collect());
         let secrets = self.secrets()?.map(Arc::new);
         Ok(HostKeys { access: HostAccess { namespaces, secrets }, tls_key })
+    }
+
+    /// A host of which nothing but its name is said.
+    pub(super) fn plain(host: &Nqn) -> HostEntry {
+        HostEntry {
+            hostnqn: host.as_str().to_owned(),
+            tls_key_file: None,
+            namespaces: None,
+            dhchap_secret_file: None,
+            dhchap_ctrl_secret_file: None,
+            dhchap_hash: None,
+            dhchap_dhgroup: None,
+        }
+    }
+
+    /// Whether it sees that namespace.
+    pub(super) fn sees(&self, nsid: u32) -> bool {
+        self.namespaces.as_ref().is_none_or(|own| own.contains(&nsid))
+    }
+
+    /// The URL by which our own initiator comes as this host.
+    pub(super) fn add_to(&self, url: &mut Url) {
+        let host = self.clone().absolute();
+        url.host_nqn = Nqn::new(&host.hostnqn);
+        url.secret_file = host.dhchap_secret_file;
+        url.ctrl_secret_file = host.dhchap_ctrl_secret_file.filter(|_| url.secret_file.is_some());
+        url.tls_key_file = host.tls_key_file;
+    }
+
+    /// What a shell runs so that Linux connects as this host, where `connect` does it for a host of
+    /// which nothing is asked.
+    pub(super) fn command(&self, subsystem: &Nqn, connect: &str) -> String {
+        let host = self.clone().absolute();
+        let content = |file: &Path| format!("\"$(cat {})\"", shell_word(&file.to_string_lossy()));
+        let nqn = shell_word(&host.hostnqn);
+        let mut command = format!("{connect} --hostnqn={nqn}");
+        // The kernel refuses a host that comes by several names with one identifier.
+        if let Some((_, id)) = host.hostnqn.rsplit_once("uuid:").filter(|(_, id)| read_uuid(id).is_some()) {
+            command += &format!(" --hostid={id}");
+        }
+        let secrets = [
+            ("dhchap-secret", &host.dhchap_secret_file),
+            ("dhchap-ctrl-secret", &host.dhchap_ctrl_secret_file),
+        ];
+        for (option, file) in secrets {
+            command.extend(file.as_deref().map(|file| format!(" --{option}={}", content(file))));
+        }
+        match &host.tls_key_file {
+            None => command,
+            Some(file) => format!(
+                "nvme check-tls-key --insert --identity=1 --hostnqn={nqn} --subsysnqn={} --keydata={} && {command} --tls",
+                shell_word(subsystem.as_str()),
+                content(file)
+            ),
+        }
     }
 
     fn has_files(&self) -> bool {

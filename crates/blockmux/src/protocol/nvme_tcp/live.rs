@@ -3,20 +3,25 @@
 use super::hosts::{HostEntry, LiveHosts};
 use super::namespaces::ConfiguredNamespace;
 use super::{ConfiguredSubsystem, default_nqn};
-use crate::protocol::{Live, Place};
+use crate::protocol::{Live, Named, Place};
+use blockmux_engine::sys::random_bytes;
 use blockmux_proto::exports::{Exports, VolumeId};
+use blockmux_proto::fabrics::controller::node::{Node, Port};
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme::subsystem::{Namespace, Subsystem};
-use blockmux_proto::nvmeof::node::{Node, Port};
+use blockmux_proto::volume_uuid::VolumeUuid;
 use blockmux_wire::nvme::log::AnaState;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 /// Makes namespaces of volumes.
 pub(super) struct Volumes {
     pub(super) exports: Exports,
-    pub(super) machine: String,
+    /// What tells this daemon from others.
+    pub(super) node: String,
+    /// Each volume is a subsystem of its own.
+    pub(super) has_own: bool,
     /// As the config file has them, by subsystem and number.
     pub(super) configured: BTreeMap<(Nqn, u32), ConfiguredNamespace>,
 }
@@ -26,8 +31,6 @@ pub(super) struct LiveSubsystems {
     pub(super) node: Arc<Node>,
     pub(super) volumes: Volumes,
     pub(super) ports: Vec<Port>,
-    /// Each volume is a subsystem of its own.
-    pub(super) are_own: bool,
     pub(super) hosts: LiveHosts,
 }
 
@@ -36,13 +39,27 @@ impl Volumes {
     /// configured.
     fn namespace(&self, nqn: &Nqn, nsid: u32, volume: VolumeId) -> Option<Namespace> {
         let (export, served) = self.exports.get(volume).zip(self.exports.served(volume))?;
-        let name = format!("{nqn}\n{}", export.name);
-        let namespace = Namespace::new(nsid, volume, served, export.read_only, (&name, &self.machine));
         let configured = self.configured.get(&(nqn.clone(), nsid));
+        let uuid = served.uuid().unwrap_or_else(|| VolumeUuid::of_texts(&[&self.node, &export.name]));
+        let uuid = if self.is_home(nqn, volume) { uuid } else { uuid.within(nqn.as_str()) };
+        let namespace = Namespace::new(nsid, volume, served, export.read_only, uuid);
         Some(match configured.filter(|configured| configured.volume == export.name) {
             Some(ConfiguredNamespace { identity, .. }) => namespace.with_identity(identity),
             None => namespace,
         })
+    }
+
+    /// Whether the volume's namespace in that subsystem has the volume's UUID: it is the volume's
+    /// own subsystem, or the only one that the config file has the volume in. No two subsystems may
+    /// have namespaces of one UUID.
+    fn is_home(&self, nqn: &Nqn, volume: VolumeId) -> bool {
+        let Some(named) = Named::of(&self.exports, volume) else { return false };
+        if self.has_own {
+            return nqn.as_str() == default_nqn(&named.target);
+        }
+        let all = self.configured.iter().filter(|(_, namespace)| namespace.volume == named.export);
+        let homes: BTreeSet<&Nqn> = all.map(|((own, _), _)| own).collect();
+        homes.len() == 1 && homes.contains(nqn)
     }
 
     /// A subsystem as it is configured, with those of its volumes that there are.
@@ -55,17 +72,23 @@ impl Volumes {
             let (volume, _) = self.exports.find(&namespace.volume)?;
             self.namespace(&nqn, *nsid, volume)
         });
-        let namespaces = namespaces.collect();
+        let namespaces: Vec<Namespace> = namespaces.collect();
+        let uuids: Vec<_> =
+            namespaces.iter().map(|namespace| VolumeUuid::from_bytes(namespace.identity.uuid)).collect();
+        let serial = (!uuids.is_empty()).then(|| VolumeUuid::subsystem_serial(nqn.as_str(), &uuids));
         let groups = ana_groups.iter().map(|group| group.at(ports)).collect();
         let port_ids: Vec<u16> = ports.iter().map(|port| port.id).collect();
-        let mut made = Subsystem::new(nqn, &self.machine, namespaces, hosts);
+        let mut made = Subsystem::new(nqn, &self.node, namespaces, hosts);
+        if let Ok([high, low]) = random_bytes() {
+            made = made.with_first_controller(u16::from_be_bytes([high, low]));
+        }
         if !is_open {
             made = made.closed();
         }
         if let Some(at) = at {
             made = made.with_ports(at);
         }
-        if let Some(serial) = configured.serial_number {
+        if let Some(serial) = configured.serial_number.or(serial) {
             made = made.with_serial_number(serial);
         }
         if let Some(model) = configured.model_number {
@@ -84,15 +107,15 @@ impl LiveSubsystems {
 
 impl Live for LiveSubsystems {
     fn add(&self, volume: VolumeId) {
-        if let Some(export) = self.volumes.exports.get(volume).filter(|_| self.are_own) {
-            let configured = ConfiguredSubsystem::of_volume(&export.name);
+        if let Some(named) = Named::of(&self.volumes.exports, volume).filter(|_| self.volumes.has_own) {
+            let configured = ConfiguredSubsystem::of_volume(&named);
             self.node.add(self.volumes.subsystem(configured, &self.ports));
         }
     }
 
     fn remove(&self, volume: VolumeId) {
-        let own = self.volumes.exports.get(volume).filter(|_| self.are_own);
-        if let Some(nqn) = own.and_then(|export| Nqn::new(&default_nqn(&export.name))) {
+        let own = Named::of(&self.volumes.exports, volume).filter(|_| self.volumes.has_own);
+        if let Some(nqn) = own.and_then(|named| Nqn::new(&default_nqn(&named.target))) {
             self.node.remove(&nqn);
         }
         for subsystem in self.node.subsystems() {

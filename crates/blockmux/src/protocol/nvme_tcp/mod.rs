@@ -1,7 +1,8 @@
 //! NVMe/TCP, as the commands know it.
 //!
-//! Unless the config file has subsystems, each volume is a subsystem of its own, named `nqn.2026-11.blockmux:NAME`, and
-//! in it the only namespace, number 1.
+//! Unless the config file has subsystems, each volume is a subsystem of its own, named
+//! `nqn.2026-11.blockmux:NAME`, and in it the only namespace, number 1. A part of its UUID follows
+//! the name of a volume to which nobody gave one.
 
 mod config;
 mod hosts;
@@ -13,16 +14,19 @@ mod remote;
 pub(crate) use config::{ConfiguredSubsystem, DiscoveryEntry, State, SubsystemEntry, Treq, check_listeners};
 pub(crate) use hosts::HostEntry;
 
-use super::{Protocol, Service, Settings, Started, Way};
+use super::{Named, Portal, Protocol, Service, Settings, Started, Way};
 use crate::machine::machine_id;
 use crate::output::shell_word;
 use blockmux_engine::nvme_tcp;
 use blockmux_engine::socket::Address;
+use blockmux_engine::sys::random_bytes;
 use blockmux_lab::ceiling::{MessageShape, Transport};
+use blockmux_proto::fabrics::controller::node::{Node, Port};
+use blockmux_proto::fabrics::keyring::Keyring;
+use blockmux_proto::fabrics::url::Url;
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme::subsystem::{unique_discovery_nqn, well_known_discovery_nqn};
-use blockmux_proto::nvmeof::keyring::Keyring;
-use blockmux_proto::nvmeof::node::{Node, Port};
+use blockmux_proto::volume_uuid::VolumeUuid;
 use hosts::LiveHosts;
 use live::{LiveSubsystems, Volumes};
 use std::sync::Arc;
@@ -61,19 +65,23 @@ fn serve(service: &Service<'_>) -> Started {
         Address::Unix(_) => None,
     });
     let ports: Vec<Port> = tcp.collect();
-    let names: Vec<String> = exports.iter().map(|(_, export)| export.name.clone()).collect();
-    let subsystems = subsystems(settings, names.iter().map(String::as_str));
+    let subsystems = subsystems(settings, &Named::all(exports));
     let configured = settings.nvme.iter().flat_map(|subsystem| {
         let namespaces = subsystem.namespaces.iter();
         namespaces.map(|(nsid, namespace)| ((subsystem.nqn.clone(), *nsid), namespace.clone()))
     });
     let configured = configured.collect();
-    let volumes = Volumes { exports: (*exports).clone(), machine: machine_id(), configured };
-    let keyring = keyring(&subsystems, &volumes.machine);
+    let volumes = Volumes {
+        exports: (*exports).clone(),
+        node: node_id(&ports),
+        has_own: settings.nvme.is_empty(),
+        configured,
+    };
+    let keyring = keyring(&subsystems, &volumes.node);
     // A host that proves who it is may have a key made.
     let has_keys = !keyring.is_empty() || subsystems.iter().any(|subsystem| !subsystem.secrets.is_empty());
     let secure_channel = settings.nvme_tcp_treq.secure_channel(has_keys);
-    let hosts = LiveHosts::new(settings.nvme_tcp_treq, &volumes.machine);
+    let hosts = LiveHosts::new(settings.nvme_tcp_treq, &volumes.node);
     for subsystem in &subsystems {
         for entry in &subsystem.entries {
             let tls_key = Nqn::new(&entry.hostnqn).and_then(|host| subsystem.tls_keys.get(&host).cloned());
@@ -81,10 +89,10 @@ fn serve(service: &Service<'_>) -> Started {
         }
     }
     let subsystems = subsystems.into_iter().map(|subsystem| volumes.subsystem(subsystem, &ports)).collect();
-    let node = Node::new(subsystems, ports.clone(), &volumes.machine);
+    let node = Node::new(subsystems, ports.clone(), &volumes.node);
     let node = node.with_referrals(settings.nvme_referrals.clone());
     let node = match settings.nvme_discovery_is_unique {
-        true => node.with_unique_discovery_nqn(&volumes.machine),
+        true => node.with_unique_discovery_nqn(&volumes.node),
         false => node,
     };
     let node = node.with_tls(Arc::new(keyring), secure_channel);
@@ -95,8 +103,7 @@ fn serve(service: &Service<'_>) -> Started {
     let ktls = settings.nvme_tcp_ktls.unwrap_or(true);
     let serve = (0..addresses.len()).map(|at| nvme_tcp::serve(&node, port_id(at), exports, ktls));
     let serve = serve.collect();
-    let are_own = settings.nvme.is_empty();
-    Started { serve, live: Some(Box::new(LiveSubsystems { node, volumes, ports, are_own, hosts })) }
+    Started { serve, live: Some(Box::new(LiveSubsystems { node, volumes, ports, hosts })) }
 }
 
 /// The keys of all hosts, for the subsystems that they have them for and for discovery by either of its names: hosts ask
@@ -114,9 +121,23 @@ fn keyring(subsystems: &[ConfiguredSubsystem], machine: &str) -> Keyring {
     keyring
 }
 
-/// The names of discovery: the one that is well known, and this machine's own.
+/// The names of discovery: the one that is well known, and this daemon's own.
 fn discovery_names(machine: &str) -> [Nqn; 2] {
     [well_known_discovery_nqn(), unique_discovery_nqn(machine)]
+}
+
+/// What tells this daemon from all others: no two of one machine listen at the same addresses.
+/// Hosts come back to the discovery subsystem by a name that follows from it, so it is the same
+/// after a restart, but on a machine without an id.
+fn node_id(ports: &[Port]) -> String {
+    let machine = machine_id();
+    if machine.is_empty()
+        && let Ok(random) = random_bytes()
+    {
+        return VolumeUuid::random(random).to_string();
+    }
+    let addresses: Vec<String> = ports.iter().map(|port| port.address.to_string()).collect();
+    format!("{machine} {}", addresses.join(" "))
 }
 
 /// The identifier of the port that a listener is, by its place among them.
@@ -125,36 +146,44 @@ fn port_id(at: usize) -> u16 {
 }
 
 /// The subsystems that are configured, or one for each volume.
-fn subsystems<'a>(settings: &Settings, volumes: impl Iterator<Item = &'a str>) -> Vec<ConfiguredSubsystem> {
+fn subsystems(settings: &Settings, volumes: &[Named]) -> Vec<ConfiguredSubsystem> {
     if !settings.nvme.is_empty() {
         return settings.nvme.clone();
     }
-    volumes.map(ConfiguredSubsystem::of_volume).collect()
+    volumes.iter().map(ConfiguredSubsystem::of_volume).collect()
 }
 
 /// How hosts reach each namespace that the volume is.
-fn ways(settings: &Settings, address: &Address, volume: &str) -> Vec<Way> {
-    let Address::Tcp(tcp) = address else { return Vec::new() };
+fn ways(settings: &Settings, portal: &Portal, named: &Named) -> Vec<Way> {
+    let Some((listener, tcp)) = portal.tcp() else { return Vec::new() };
     let port = if tcp.port() == NVME_TCP.port { String::new() } else { format!(":{}", tcp.port()) };
     let host = if tcp.is_ipv6() { format!("[{}]", tcp.ip()) } else { tcp.ip().to_string() };
-    let way = |nqn: &Nqn, nsid: u32| {
-        let url = format!("nvme+tcp://{host}{port}/{nqn}/{nsid}");
-        let nqn = shell_word(nqn.as_str());
-        let connect = format!("nvme connect -t tcp -a {} -s {} -n {nqn}", tcp.ip(), tcp.port());
-        Way { url, commands: vec![connect], variables: Vec::new() }
+    let way = |subsystem: &ConfiguredSubsystem, nsid: u32| {
+        let nqn = &subsystem.nqn;
+        let plain = format!("nvme+tcp://{host}{port}/{nqn}/{nsid}");
+        let word = shell_word(nqn.as_str());
+        let connect = format!("nvme connect -t tcp -a {} -s {} -n {word}", tcp.ip(), tcp.port());
+        let (url, command) = match (subsystem.visitor(nsid), plain.parse::<Url>()) {
+            (Some(host), Ok(mut url)) => {
+                host.add_to(&mut url);
+                (url.to_string(), host.command(nqn, &connect))
+            }
+            _ => (plain, connect),
+        };
+        Way { url, commands: vec![command], variables: Vec::new() }
     };
-    let subsystems = subsystems(settings, [volume].into_iter());
-    let here = subsystems.iter().filter(|subsystem| subsystem.is_at(tcp));
+    let subsystems = subsystems(settings, std::slice::from_ref(named));
+    let here = subsystems.iter().filter(|subsystem| subsystem.is_at(&listener));
     let namespaces = here.flat_map(|subsystem| {
-        let of_volume = subsystem.namespaces.iter().filter(|(_, namespace)| namespace.volume == volume);
-        of_volume.map(|(nsid, _)| (&subsystem.nqn, *nsid))
+        let of_volume = subsystem.namespaces.iter().filter(|(_, namespace)| namespace.volume == named.export);
+        of_volume.map(move |(nsid, _)| (subsystem, *nsid))
     });
-    namespaces.map(|(nqn, nsid)| way(nqn, nsid)).collect()
+    namespaces.map(|(subsystem, nsid)| way(subsystem, nsid)).collect()
 }
 
-/// The name of the subsystem that a volume is.
-fn default_nqn(volume: &str) -> String {
-    format!("nqn.2026-11.blockmux:{volume}")
+/// The name of the subsystem that a volume is, whose own part is `name`.
+fn default_nqn(name: &str) -> String {
+    format!("nqn.2026-11.blockmux:{name}")
 }
 
 #[cfg(test)]
@@ -163,12 +192,12 @@ mod tests {
 
     #[test]
     fn a_host_s_key_of_tls_is_for_its_subsystem_and_for_discovery_by_both_names() {
-        use blockmux_proto::nvmeof::psk::ConfiguredPsk;
+        use blockmux_proto::nvme::auth::psk::ConfiguredPsk;
         const KEY: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
         let host = Nqn::new("nqn.h").unwrap();
-        let mut subsystem = ConfiguredSubsystem::of_volume("disk0");
+        let mut subsystem = ConfiguredSubsystem::of_volume(&Named::plainly("disk0"));
         subsystem.tls_keys.insert(host.clone(), ConfiguredPsk::parse(KEY).unwrap());
-        let other = ConfiguredSubsystem::of_volume("disk1");
+        let other = ConfiguredSubsystem::of_volume(&Named::plainly("disk1"));
         let keyring = keyring(&[subsystem.clone(), other.clone()], "machine");
         let is_there = |nqn: &Nqn| keyring.has_retained(&host, nqn);
         assert!(is_there(&subsystem.nqn) && !is_there(&other.nqn));
@@ -176,10 +205,57 @@ mod tests {
     }
 
     #[test]
+    fn what_a_subsystem_asks_of_its_hosts_is_in_the_url_and_the_command() {
+        const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:6f9a4c2e-1d3b-4f5a-8c7d-9e0f1a2b3c4d";
+        let mut subsystem = ConfiguredSubsystem::of_volume(&Named::plainly("a"));
+        let way = |subsystem: &ConfiguredSubsystem| {
+            let settings = Settings { nvme: vec![subsystem.clone()], ..Settings::default() };
+            let address = Portal::at("127.0.0.1:4420");
+            let Way { url, commands, .. } = ways(&settings, &address, &Named::plainly("a")).remove(0);
+            (url, commands[0].clone())
+        };
+        let (open, connect) = way(&subsystem);
+        subsystem.is_open = false;
+        subsystem.hosts.push(Nqn::new("nqn.h").unwrap());
+        let (url, command) = way(&subsystem);
+        assert_eq!((url, command), (format!("{open}?hostnqn=nqn.h"), format!("{connect} --hostnqn=nqn.h")));
+        let entry = format!(
+            "hostnqn = '{HOST}'\ndhchap_secret_file = '/x/own key'\ndhchap_ctrl_secret_file = '/x/ours'\n\
+             tls_key_file = '/x/tls'\nnamespaces = [1]"
+        );
+        subsystem.entries.push(toml::from_str(&entry).unwrap());
+        let (url, command) = way(&subsystem);
+        let query = url.strip_prefix(&open).unwrap();
+        for part in [
+            "hostnqn=nqn.2014-08",
+            "dhchap_secret_file=/x/own%20key",
+            "_ctrl_secret_file=/x/ours",
+            "tls_key_file=/x/tls",
+        ] {
+            assert!(query.contains(part), "{query}");
+        }
+        assert_eq!(
+            command,
+            format!(
+                "nvme check-tls-key --insert --identity=1 --hostnqn={HOST} --subsysnqn=nqn.2026-11.blockmux:a \
+                 --keydata=\"$(cat /x/tls)\" && {connect} --hostnqn={HOST} \
+                 --hostid=6f9a4c2e-1d3b-4f5a-8c7d-9e0f1a2b3c4d --dhchap-secret=\"$(cat '/x/own key')\" \
+                 --dhchap-ctrl-secret=\"$(cat /x/ours)\" --tls"
+            )
+        );
+    }
+
+    #[test]
+    fn daemons_at_other_addresses_have_another_discovery_subsystem() {
+        let id = |address: &str| node_id(&[Port { id: 1, address: address.parse().unwrap() }]);
+        let names = ["127.0.0.1:4420", "127.0.0.1:4421"].map(|address| unique_discovery_nqn(&id(address)));
+        assert_ne!(names[0], names[1]);
+    }
+
+    #[test]
     fn a_volume_is_namespace_1_of_a_subsystem_of_its_name() {
         let ways = |address: &str| {
-            let address = Address::Tcp(address.parse().unwrap());
-            let mut ways = ways(&Settings::default(), &address, "disk0");
+            let mut ways = ways(&Settings::default(), &Portal::at(address), &Named::plainly("disk0"));
             let way = ways.pop().unwrap();
             assert!(ways.is_empty());
             (way.url, way.commands.join("\n"))

@@ -5,7 +5,7 @@
 
 use blockmux_engine::socket::Address;
 use blockmux_proto::nvme::nqn::Nqn;
-use blockmux_proto::nvmeof::tcp::client::FoundSubsystem;
+use blockmux_proto::nvme_tcp::client::FoundSubsystem;
 use blockmux_wire::nvmeof::fabrics::{SubsystemType, TransportType};
 use std::collections::{HashSet, VecDeque};
 use std::fmt::Display;

@@ -11,13 +11,13 @@ use blockmux_engine::connection::Broken;
 use blockmux_engine::initiator::nvme::{self, ConnectError, Endpoint, host_nqn_of};
 use blockmux_engine::initiator::{GeneratedKeys, Policy};
 use blockmux_engine::socket::Address;
+use blockmux_proto::fabrics::url::{IoPolicy, MAX_PORTALS, Url, read_uuid};
+use blockmux_proto::nvme::auth::psk::ConfiguredPsk;
+use blockmux_proto::nvme::auth::{HostSecrets, Unproved};
 use blockmux_proto::nvme::nqn::Nqn;
-use blockmux_proto::nvmeof::auth::{HostSecrets, Unproved};
-use blockmux_proto::nvmeof::psk::ConfiguredPsk;
-use blockmux_proto::nvmeof::tcp::client::{
+use blockmux_proto::nvme_tcp::client::{
     ControllerInfo, Digests, FoundSubsystem, HostId, Names, NamespaceInfo, Refused,
 };
-use blockmux_proto::nvmeof::url::{IoPolicy, MAX_PORTALS, Url, read_uuid};
 use blockmux_volume::Volume;
 use blockmux_volume::spec;
 use blockmux_wire::nvme::status::ConnectStatus;
@@ -65,6 +65,12 @@ impl Remote for NvmeRemote {
             nvme::connect(Endpoint { further: reach::beside(address, &further), ..endpoint })
         })?;
         Ok(Arc::new(volume))
+    }
+
+    /// A subsystem's name is unique in the world, and its addresses are ways to it.
+    fn place(&self) -> String {
+        let subsystem = self.url.subsystem.as_ref().map_or("", Nqn::as_str);
+        format!("nvme {subsystem} {}", self.url.nsid)
     }
 
     fn describe(&self) -> Result<Description, Failure> {

@@ -49,7 +49,7 @@ impl Bench {
         bench.hear(0, TARGET, &config(buffers, sectors));
         let identify = bench.sent().pop().unwrap();
         assert_eq!(identify.registers().command_or_status, ata::Command::IDENTIFY_DEVICE.0);
-        let disk = crate::aoe::identify::describe(ADDRESS, &VolumeInfo::new(1 << 30));
+        let disk = crate::aoe::identify::describe(ADDRESS, None, &VolumeInfo::new(1 << 30));
         bench.answer(&identify, 0x40, 0, disk.as_bytes());
         assert!(bench.session.is_ready());
         bench

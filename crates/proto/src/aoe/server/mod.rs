@@ -28,6 +28,7 @@ use crate::frames::{Frame, FrameOutbox, Port, PortId, Station};
 use crate::served::Admissions;
 use crate::session::{FrameSession, Target, Timed};
 use crate::slots::{Key, Slots};
+use crate::volume_uuid::VolumeUuid;
 use blockmux_volume::{Completion, Io, SgList, Tag};
 use blockmux_wire::aoe::{
     ANY_SHELF, ANY_SLOT, AOE_FLAG_ERROR, AOE_FLAG_RESPONSE, AOE_VERSION, Command, ErrorCode, Header,
@@ -62,6 +63,7 @@ struct Disk {
     unit: Unit,
     /// Its volume, and whether it may be written.
     export: Arc<Export>,
+    uuid: Option<VolumeUuid>,
     version: u32,
     kept: Kept,
 }
@@ -90,7 +92,8 @@ impl TargetSession {
         let admissions = Admissions::new(served.iter().map(|(volume, served)| (*volume, served)), None);
         let disk = |unit: Unit| {
             let export = exports.get(unit.volume)?;
-            Some(Disk { version: unit.version(), kept: unit.kept(), export, unit })
+            let uuid = exports.served(unit.volume)?.uuid();
+            Some(Disk { version: unit.version(), kept: unit.kept(), export, uuid, unit })
         };
         Ok(TargetSession {
             admissions,

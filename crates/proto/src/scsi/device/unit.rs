@@ -15,6 +15,7 @@ use super::tokens::Tokens;
 use super::view::View;
 use crate::scsi::sense::Sense;
 use crate::served::{Access, Change, Holder, Notice, Registrant, Served, Watcher};
+use crate::volume_uuid::VolumeUuid;
 use blockmux_volume::{Volume, VolumeInfo};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 use smallvec::SmallVec;
@@ -42,23 +43,23 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// The identity of the volume with this name, which must be the same after each restart.
+    /// The identity of a volume of which nothing but a name is known.
     #[must_use]
     pub fn of(name: &str) -> Identity {
-        // FNV-1a: it only has to differ between the few names of one site.
-        let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-        });
-        let naa = (hash & 0x0fff_ffff_ffff_ffff) | (3 << 60);
+        Identity::of_volume(VolumeUuid::of_texts(&[name]))
+    }
+
+    /// The identity of the volume with this UUID.
+    #[must_use]
+    pub fn of_volume(uuid: VolumeUuid) -> Identity {
         Identity {
             vendor: *b"BLOCKMUX",
             product: *b"VOLUME          ",
             revision: *b"0001",
-            serial: format!("{naa:016x}"),
+            serial: uuid.scsi_serial(),
             removable: false,
             read_only: false,
-
-            naa,
+            naa: uuid.naa(),
         }
     }
 }

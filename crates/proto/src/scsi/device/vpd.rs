@@ -271,7 +271,7 @@ mod tests {
             rest = &rest[4 + len..];
         }
         let expected =
-            [(1, 3, 8), (2, 1, 24), (0x51, 0x94, 4), (0x51, 0x95, 4), (0x53, 0x98, 28), (0x53, 0xa8, 16)];
+            [(1, 3, 8), (2, 1, 40), (0x51, 0x94, 4), (0x51, 0x95, 4), (0x53, 0x98, 28), (0x53, 0xa8, 16)];
         assert_eq!(kinds, expected);
         assert_eq!(page[8] >> 4, 3);
     }

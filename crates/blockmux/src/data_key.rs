@@ -1,0 +1,206 @@
+//! What the data of a volume are known by: a text from which its UUID follows, so that it has the
+//! same identity after a restart, and a copy has another one (docs/decisions, number 34).
+//!
+//! Nothing is written down for that. A file is named by its file system, its inode and the time
+//! when the inode was made, a block device by what its maker or its volume manager calls it, a
+//! remote volume by what its server calls it.
+
+use blockmux_volume::Volume;
+use blockmux_volume::spec::{BlockSpec, FileSpec};
+use rustix::fs::{major, makedev, minor, statvfs};
+use std::fs::{self, Metadata};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf, absolute};
+use std::time::UNIX_EPOCH;
+
+/// Names data that outlive the process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct DataKey {
+    pub(crate) text: String,
+    /// No other machine has data of this name; otherwise it names them on this machine alone.
+    pub(crate) is_unique: bool,
+}
+
+impl DataKey {
+    /// A file's; `None` if the system does not tell about it.
+    pub(crate) fn of_file(file: &FileSpec) -> Option<DataKey> {
+        of_inode(&file.path, &fs::metadata(&file.path).ok()?, 0)
+    }
+
+    /// A block device's.
+    pub(crate) fn of_block(block: &BlockSpec) -> Option<DataKey> {
+        let metadata = fs::metadata(&block.path).ok().filter(|found| found.file_type().is_block_device())?;
+        // A link below /dev/disk outlives a restart, and what it leads to may have another name
+        // then.
+        let by_path = || {
+            let path = absolute(&block.path).unwrap_or_else(|_| block.path.clone());
+            DataKey { text: format!("device {}", path.display()), is_unique: false }
+        };
+        Some(of_device(Path::new(SYSFS), metadata.rdev(), 0).unwrap_or_else(by_path))
+    }
+
+    /// A remote volume's. `place` tells it from all others of its server; what servers call their
+    /// data is the same on several servers if they were set up carelessly.
+    pub(crate) fn of_remote(volume: &dyn Volume, place: &str) -> DataKey {
+        let designator = volume.designator().unwrap_or_default();
+        // Two gateways to one server share no reservations, so they are one disk only where their
+        // configs say so.
+        DataKey { text: format!("remote {designator} {place}"), is_unique: false }
+    }
+
+    /// What members make together; `None` if one of them does not outlive the process.
+    pub(crate) fn of_stripe(chunk: u64, members: &[Option<DataKey>]) -> Option<DataKey> {
+        let known: Vec<&DataKey> = members.iter().map(Option::as_ref).collect::<Option<_>>()?;
+        let texts: Vec<&str> = known.iter().map(|key| key.text.as_str()).collect();
+        let is_unique = known.iter().all(|key| key.is_unique);
+        Some(DataKey { text: format!("stripe {chunk} [{}]", texts.join("], [")), is_unique })
+    }
+}
+
+/// The key of a file.
+fn of_inode(path: &Path, metadata: &Metadata, depth: u32) -> Option<DataKey> {
+    // A snapshot of the file system has the same inodes, made at the same time, on another device.
+    // The number of a device may change with a restart, so it is the last resort.
+    let device = of_device(Path::new(SYSFS), metadata.dev(), depth).filter(|device| device.is_unique);
+    let id = || statvfs(path).ok().map(|system| system.f_fsid).filter(|id| *id != 0);
+    let number = || format!("device {}", metadata.dev());
+    let system = match device {
+        Some(device) => device.text,
+        None => id().map_or_else(number, |id| format!("id {id:x}")),
+    };
+    let made = metadata.created().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+    let made_ns = made.map_or(0, |made| made.as_nanos());
+    let text = format!("file {} made {made_ns} of file system {system}", metadata.ino());
+    Some(DataKey { text, is_unique: made_ns != 0 })
+}
+
+/// The key of a block device, by what sysfs says of it; `None` if it has no name that lasts.
+fn of_device(sysfs: &Path, number: u64, depth: u32) -> Option<DataKey> {
+    let link = sysfs.join(format!("{}:{}", major(number), minor(number)));
+    let place = link.canonicalize().ok()?;
+    let read = |name: &str| read(&place.join(name));
+    if let Some(partition) = read("partition") {
+        let whole = read_number(&read_from(place.parent()?, "dev")?)?;
+        let DataKey { text, is_unique } = of_device(sysfs, whole, depth)?;
+        let start = read("start").unwrap_or_default();
+        return Some(DataKey { text: format!("{text}, partition {partition} from {start}"), is_unique });
+    }
+    if let Some(file) = read("loop/backing_file") {
+        let path = PathBuf::from(file);
+        let metadata = fs::metadata(&path).ok().filter(|_| depth < MOST_NESTED)?;
+        let DataKey { text, is_unique } = of_inode(&path, &metadata, depth + 1)?;
+        let offset = read("loop/offset").unwrap_or_default();
+        return Some(DataKey { text: format!("{text}, from {offset}"), is_unique });
+    }
+    if let Some(name) = read("dm/uuid").or_else(|| read("md/uuid")) {
+        return Some(DataKey { text: name, is_unique: true });
+    }
+    let name = read("wwid").or_else(|| read("device/wwid")).or_else(|| read("serial"))?;
+    // Others are made of a model and a serial number, and virtual disks of many machines have the
+    // same.
+    let is_unique = ["naa.", "eui.", "uuid."].iter().any(|kind| name.starts_with(kind));
+    Some(DataKey { text: name, is_unique })
+}
+
+/// A device's number from `MAJOR:MINOR`.
+fn read_number(text: &str) -> Option<u64> {
+    let (high, low) = text.split_once(':')?;
+    Some(makedev(high.parse().ok()?, low.parse().ok()?))
+}
+
+fn read_from(place: &Path, name: &str) -> Option<String> {
+    read(&place.join(name))
+}
+
+/// What an attribute of sysfs holds, if there is something.
+fn read(path: &Path) -> Option<String> {
+    let text = fs::read_to_string(path).ok()?;
+    Some(text.trim().to_owned()).filter(|text| !text.is_empty())
+}
+
+const SYSFS: &str = "/sys/dev/block";
+/// Loop devices over files on loop devices are looked through so far.
+const MOST_NESTED: u32 = 4;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+    use std::process::Command;
+
+    fn file(path: &Path) -> DataKey {
+        let spec = FileSpec { path: path.to_owned(), size: None, direct: None, read_only: false };
+        DataKey::of_file(&spec).unwrap()
+    }
+
+    #[test]
+    fn a_file_keeps_its_key_under_another_name_and_its_copy_has_another() {
+        let folder = tempfile::tempdir().unwrap();
+        let [first, link, moved, copy] = ["a", "link", "moved", "copy"].map(|name| folder.path().join(name));
+        fs::write(&first, [1; 512]).unwrap();
+        symlink(&first, &link).unwrap();
+        let key = file(&first);
+        assert_eq!(file(&link), key);
+        fs::write(&first, [2; 512]).unwrap();
+        assert_eq!(file(&first), key, "the content does not matter");
+        assert!(Command::new("cp").arg("-a").args([&first, &copy]).status().unwrap().success());
+        assert_ne!(file(&copy), key);
+        fs::rename(&first, &moved).unwrap();
+        assert_eq!(file(&moved), key);
+        fs::rename(&copy, &first).unwrap();
+        assert_ne!(file(&first), key, "another file at the same path");
+    }
+
+    /// A tree as sysfs has it: a disk, and its second partition.
+    fn sysfs(attributes: &[(&str, &str)]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        let all = [("8:16/dev", "8:16\n"), ("8:16/2/partition", "2\n"), ("8:16/2/start", "2048\n")];
+        for (path, text) in all.iter().chain(attributes) {
+            let path = root.path().join("devices").join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        symlink(root.path().join("devices/8:16"), root.path().join("8:16")).unwrap();
+        symlink(root.path().join("devices/8:16/2"), root.path().join("8:18")).unwrap();
+        root
+    }
+
+    #[test]
+    fn a_device_is_known_by_what_its_maker_calls_it_and_its_partition_by_where_it_begins() {
+        let key = |attributes: &[(&str, &str)], small| {
+            let key = of_device(sysfs(attributes).path(), makedev(8, small), 0);
+            key.map(|DataKey { text, is_unique }| (text, is_unique))
+        };
+        let own = |text: &str, is_unique| Some((text.to_owned(), is_unique));
+        let naa = [("8:16/device/wwid", "naa.600140\n")];
+        assert_eq!(key(&naa, 16), own("naa.600140", true));
+        assert_eq!(key(&naa, 18), own("naa.600140, partition 2 from 2048", true));
+        let virtual_disk = [("8:16/device/wwid", "t10.ATA     QEMU HARDDISK\n")];
+        assert_eq!(key(&virtual_disk, 16), own("t10.ATA     QEMU HARDDISK", false));
+        assert_eq!(key(&[("8:16/serial", "s1\n")], 16), own("s1", false));
+        assert_eq!(key(&[("8:16/dm/uuid", "LVM-abc\n")], 16), own("LVM-abc", true));
+        assert_eq!((key(&[("8:16/serial", "\n")], 16), key(&naa, 99)), (None, None));
+    }
+
+    #[test]
+    fn a_loop_device_is_known_by_its_file() {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        let backing = image.path().display().to_string();
+        let root = sysfs(&[("8:16/loop/backing_file", &backing), ("8:16/loop/offset", "512\n")]);
+        let key = of_device(root.path(), makedev(8, 16), 0).unwrap();
+        assert_eq!(key.text, format!("{}, from 512", file(image.path()).text));
+    }
+
+    #[test]
+    fn a_stripe_is_known_by_its_members_in_their_order() {
+        let key = |text: &str| Some(DataKey { text: text.to_owned(), is_unique: text != "c" });
+        let stripe = |members: &[&str]| {
+            let members: Vec<_> = members.iter().map(|text| key(text)).collect();
+            DataKey::of_stripe(65_536, &members).unwrap()
+        };
+        assert_eq!(stripe(&["a", "b"]).text, "stripe 65536 [a], [b]");
+        assert!(stripe(&["a", "b"]) != stripe(&["b", "a"]));
+        assert!(stripe(&["a", "b"]).is_unique && !stripe(&["a", "c"]).is_unique);
+        assert_eq!(DataKey::of_stripe(65_536, &[key("a"), None]), None);
+    }
+}

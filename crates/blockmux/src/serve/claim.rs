@@ -1,0 +1,150 @@
+//! Who serves what on this machine: two processes that serve the same data share neither
+//! reservations nor locks.
+//!
+//! A claim is a listening Unix socket in the abstract namespace, which the system takes back when
+//! the process ends, which processes of all users see, and which needs no directory. A network
+//! namespace of its own hides it.
+
+use crate::data_key::DataKey;
+use crate::failure::Failure;
+use blockmux_proto::volume_uuid::VolumeUuid;
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use rustix::net::sockopt::socket_peercred;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
+};
+use rustix::process::{Pid, getpid, getuid};
+use tracing::warn;
+
+/// Data and a UUID that no other process of this machine may serve meanwhile.
+pub(super) struct Claim {
+    _sockets: Vec<OwnedFd>,
+}
+
+/// What a claim is refused for.
+enum Held {
+    /// Another process has it, or this one.
+    By(Pid),
+    /// A user's process who has no word in this.
+    ByStranger,
+}
+
+impl Claim {
+    /// Claims the data on other servers that a volume is made of, and its UUID. Files and block
+    /// devices have locks of their own.
+    ///
+    /// # Errors
+    /// If a process of this user or of root has claimed one of them.
+    pub(super) fn take(name: &str, uuid: VolumeUuid, remote: &[DataKey]) -> Result<Claim, Failure> {
+        let mut sockets = Vec::new();
+        for DataKey { text, .. } in remote {
+            let id = VolumeUuid::of_texts(&["claim", text]);
+            sockets.extend(claim(name, &format!("blockmux data {id}"), |process| {
+                format!(
+                    "`{name}`: {process} already serves what it is made of ({text}), and the two would share neither \
+                     reservations nor locks; stop that one, serve it read-only, or write shared = true in the \
+                     [[volume]] of a config file"
+                )
+            })?);
+        }
+        sockets.extend(claim(name, &format!("blockmux volume {uuid}"), |process| {
+            format!(
+                "`{name}`: {process} already serves a volume with the UUID {uuid}, and hosts would take the two for one \
+                 disk; write another uuid in the [[volume]] of a config file, or shared = true if they are one"
+            )
+        })?);
+        Ok(Claim { _sockets: sockets })
+    }
+}
+
+fn claim(
+    name: &str,
+    claimed: &str,
+    refusal: impl FnOnce(&str) -> String,
+) -> Result<Option<OwnedFd>, Failure> {
+    match bind_to(claimed) {
+        Ok(Ok(socket)) => Ok(Some(socket)),
+        Ok(Err(Held::By(process))) if process == getpid() => Err(Failure::request(refusal("this daemon"))),
+        Ok(Err(Held::By(process))) => Err(Failure::request(refusal(&format!("process {process}")))),
+        Ok(Err(Held::ByStranger)) => {
+            warn!(
+                "`{name}`: another user's process keeps it from being claimed; see that only one serves it"
+            );
+            Ok(None)
+        }
+        Err(error) => {
+            warn!("`{name}`: cannot be claimed ({error}); see that no other process serves it");
+            Ok(None)
+        }
+    }
+}
+
+fn bind_to(name: &str) -> Result<Result<OwnedFd, Held>, Errno> {
+    let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
+    let new = || {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+    };
+    // The holder may end between the two attempts.
+    for _ in 0..MOST_ATTEMPTS {
+        let socket = new()?;
+        match bind(&socket, &address) {
+            Ok(()) => {
+                listen(&socket, BACKLOG)?;
+                return Ok(Ok(socket));
+            }
+            Err(Errno::ADDRINUSE) => {}
+            Err(error) => return Err(error),
+        }
+        let asking = new()?;
+        match connect(&asking, &address) {
+            Ok(()) => {
+                let peer = socket_peercred(&asking)?;
+                let has_a_word = peer.uid == getuid() || peer.uid.is_root();
+                return Ok(Err(if has_a_word { Held::By(peer.pid) } else { Held::ByStranger }));
+            }
+            // Between its bind and its listen, or gone.
+            Err(Errno::CONNREFUSED) => std::thread::yield_now(),
+            // Nobody of ours is asked that often.
+            Err(_) => return Ok(Err(Held::ByStranger)),
+        }
+    }
+    Err(Errno::ADDRINUSE)
+}
+
+/// Those who ask connect and leave; nobody accepts them.
+const BACKLOG: i32 = 4096;
+const MOST_ATTEMPTS: usize = 100;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(text: &str) -> DataKey {
+        DataKey { text: format!("{text} {}", getpid()), is_unique: false }
+    }
+
+    fn uuid(text: &str) -> VolumeUuid {
+        VolumeUuid::of_texts(&[text, &getpid().to_string()])
+    }
+
+    #[test]
+    fn data_are_claimed_once_until_the_claim_is_dropped() {
+        let (a, b) = ([key("a")], [key("a"), key("b")]);
+        let first = Claim::take("x", uuid("x"), &a).unwrap();
+        let refused = Claim::take("y", uuid("y"), &b).map(|_| ()).unwrap_err().to_string();
+        assert!(refused.starts_with("`y`: this daemon already serves what it is made of (a "), "{refused}");
+        drop(first);
+        let _second = Claim::take("y", uuid("y"), &b).unwrap();
+        assert!(Claim::take("x", uuid("x"), &a).is_err());
+    }
+
+    #[test]
+    fn a_uuid_is_claimed_once() {
+        let _first = Claim::take("x", uuid("one"), &[]).unwrap();
+        let refused = Claim::take("y", uuid("one"), &[]).map(|_| ()).unwrap_err().to_string();
+        assert!(refused.contains("already serves a volume with the UUID"), "{refused}");
+        assert!(Claim::take("y", uuid("two"), &[]).is_ok());
+    }
+}

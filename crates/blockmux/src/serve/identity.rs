@@ -1,0 +1,106 @@
+//! Which UUID a volume gets when it is served, and what its own target is called
+//! ([decision 34](../../../../docs/decisions/0034-identity-belongs-to-the-data.md)).
+
+use super::opening::NamedVolume;
+use crate::data_key::DataKey;
+use crate::failure::Failure;
+use blockmux_engine::sys::random_bytes;
+use blockmux_proto::volume_uuid::VolumeUuid;
+use tracing::warn;
+
+/// Who a volume is.
+pub(super) struct Identified {
+    pub(super) uuid: VolumeUuid,
+    /// After a restart it has the same UUID.
+    pub(super) is_lasting: bool,
+}
+
+/// The UUID of the config file, or else the one of the data; one at random where the data go with
+/// the process.
+pub(super) fn identify(
+    named: &NamedVolume,
+    data: Option<&DataKey>,
+    machine: &str,
+) -> Result<Identified, Failure> {
+    let name = &named.name;
+    if let Some(uuid) = named.uuid {
+        return Ok(Identified { uuid, is_lasting: true });
+    }
+    match data {
+        Some(data) if data.is_unique || !machine.is_empty() => {
+            let uuid = VolumeUuid::of_texts(&["data", machine, &data.text]);
+            return Ok(Identified { uuid, is_lasting: true });
+        }
+        Some(_) => warn!(
+            "`{name}`: without /etc/machine-id it has another UUID after each restart; write uuid = \"...\" in its \
+             [[volume]] of a config file"
+        ),
+        None => {}
+    }
+    let random = random_bytes().map_err(|error| Failure::run(format!("cannot get random bytes: {error}")))?;
+    Ok(Identified { uuid: VolumeUuid::random(random), is_lasting: false })
+}
+
+/// What the target and the subsystem of a volume are called behind their prefixes. A name that
+/// somebody gave is used as it is; volumes without one are called alike in every daemon, so that a
+/// part of the UUID follows.
+pub(super) fn target_name(named: &NamedVolume, uuid: VolumeUuid) -> String {
+    if named.is_named { named.name.clone() } else { format!("{}.{}", named.name, uuid.short()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use blockmux_volume::Spec;
+
+    const UUID: &str = "6f9a4c2e-1d3b-4f5a-8c7d-9e0f1a2b3c4d";
+
+    fn volume(is_named: bool, uuid: Option<&str>) -> NamedVolume {
+        NamedVolume {
+            name: "disk0".to_owned(),
+            is_named,
+            spec: Spec::Mem(1 << 20),
+            uuid: uuid.map(|text| text.parse().unwrap()),
+            is_shared: false,
+            read_only: false,
+            description: String::new(),
+        }
+    }
+
+    fn identified(uuid: Option<&str>, data: Option<(&str, bool)>, machine: &str) -> (VolumeUuid, bool) {
+        let data = data.map(|(text, is_unique)| DataKey { text: text.to_owned(), is_unique });
+        let Identified { uuid, is_lasting } = identify(&volume(true, uuid), data.as_ref(), machine).unwrap();
+        (uuid, is_lasting)
+    }
+
+    #[test]
+    fn data_that_last_have_one_uuid_on_one_machine_and_another_on_others() {
+        let own = identified(None, Some(("a", false)), "m");
+        assert_eq!((own.1, identified(None, Some(("a", false)), "m")), (true, own));
+        assert_ne!(identified(None, Some(("b", false)), "m").0, own.0);
+        assert_ne!(identified(None, Some(("a", false)), "n").0, own.0);
+        assert_eq!(identified(None, Some(("a", true)), ""), identified(None, Some(("a", true)), ""));
+    }
+
+    #[test]
+    fn what_goes_with_the_process_or_could_be_on_any_machine_has_a_uuid_of_this_start() {
+        for data in [None, Some(("a", false))] {
+            let [first, second] = [(); 2].map(|()| identified(None, data, ""));
+            assert!(first.0 != second.0 && !first.1 && !second.1);
+        }
+    }
+
+    #[test]
+    fn the_uuid_of_the_config_file_wins() {
+        let given = (UUID.parse().unwrap(), true);
+        assert_eq!(identified(Some(UUID), None, ""), given);
+        assert_eq!(identified(Some(UUID), Some(("a", true)), "m"), given);
+    }
+
+    #[test]
+    fn only_a_name_that_nobody_gave_gets_a_part_of_the_uuid() {
+        let uuid: VolumeUuid = UUID.parse().unwrap();
+        assert_eq!(target_name(&volume(true, None), uuid), "disk0");
+        assert_eq!(target_name(&volume(false, None), uuid), format!("disk0.{}", uuid.short()));
+    }
+}

@@ -1,0 +1,213 @@
+//! The commands of a queue that are under way. A slot of the table is the tag of a command's I/O, and names it to
+//! the transport.
+
+use super::fused::Half;
+use crate::nvme::event_queue::AbortOrder;
+use crate::nvme::io::IoCommand;
+use crate::served::IoGuard;
+use blockmux_volume::{Seg, SgList};
+use blockmux_wire::nvme::Sqe;
+use blockmux_wire::nvme::status::Status;
+
+/// One command.
+pub struct Entry<P> {
+    pub(crate) sqe: Sqe,
+    pub(super) work: CommandWork,
+    pub(super) state: CommandState,
+    /// The host's data, in bytes.
+    pub(crate) data_out: usize,
+    /// Where it goes, unless it is lent.
+    pub(crate) memory: Option<Seg>,
+    /// How far it has come, as the transport counts.
+    pub(crate) progress: P,
+    /// Tells what was begun or asked for earlier from what was later.
+    pub(super) begun: u64,
+    /// What this command counts for among the payload in flight, in bytes, once it does.
+    pub(super) payload: usize,
+    /// It is begun, or its data was asked for: what it moves is in flight.
+    pub(super) is_counted: bool,
+    /// Counts its I/O in flight.
+    pub(super) io_guard: Option<IoGuard>,
+    /// It is to end early.
+    pub(super) abort: Option<PendingAbort>,
+    /// It is half of a fused operation.
+    pub(super) half: Option<Box<Half>>,
+}
+
+/// The early end of a command that cannot end at once.
+pub(super) struct PendingAbort {
+    pub(super) status: Status,
+    /// Who has asked for it and waits for an answer.
+    pub(super) order: Option<AbortOrder>,
+}
+
+/// Who carries a command out.
+pub(super) enum CommandWork {
+    Io(IoCommand),
+    Admin,
+    Fabrics,
+}
+
+/// What a command waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CommandState {
+    /// Data that the host was asked for, or will be.
+    Data,
+    /// The volume.
+    Io,
+    /// The other half of its fused operation.
+    Fused,
+    /// Something else that is asked now and then.
+    Other,
+    /// An asynchronous event.
+    Event,
+    /// The end of an older association.
+    Connect,
+}
+
+/// The table of commands. Slots are used again, so that it grows only to the deepest queue that this host ever had.
+#[derive(Default)]
+pub(super) struct CommandTable<P> {
+    entries: Vec<Option<Entry<P>>>,
+    /// Of each slot, side by side to be searched: the CID, or [`NOBODY`].
+    cids: Vec<u32>,
+    free: Vec<usize>,
+    /// How many wait for events.
+    events: usize,
+    /// In flight, of all, in bytes.
+    pub(super) payload: usize,
+    /// How many commands were begun, or their data asked for.
+    begun: u64,
+}
+
+impl<P: Default> Entry<P> {
+    pub(super) fn new(sqe: Sqe, work: CommandWork, data_out: usize, payload: usize) -> Entry<P> {
+        Entry {
+            sqe,
+            work,
+            state: CommandState::Data,
+            data_out,
+            memory: None,
+            progress: P::default(),
+            begun: 0,
+            payload,
+            is_counted: false,
+            io_guard: None,
+            abort: None,
+            half: None,
+        }
+    }
+
+    /// Has the command end early, unless it was told to already.
+    pub(super) fn abort(&mut self, status: Status, order: Option<AbortOrder>) {
+        self.abort.get_or_insert(PendingAbort { status, order });
+    }
+
+    /// What was received, once all of it is here.
+    pub(crate) fn take_memory(&mut self) -> SgList {
+        self.memory.take().map_or_else(SgList::default, SgList::one)
+    }
+}
+
+impl<P> CommandTable<P> {
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        self.entries.len().saturating_sub(self.free.len())
+    }
+
+    /// Whether none is under way but those that wait for events.
+    #[inline]
+    pub(super) fn is_idle(&self) -> bool {
+        self.len() <= self.events
+    }
+
+    /// How many there are but for those.
+    #[inline]
+    pub(super) fn under_way(&self) -> usize {
+        self.len().saturating_sub(self.events)
+    }
+
+    /// What a command moves is in flight from now on until it is removed.
+    #[inline]
+    pub(super) fn count(&mut self, slot: usize) {
+        let Some(entry) = self.entries.get_mut(slot).and_then(Option::as_mut) else { return };
+        if !std::mem::replace(&mut entry.is_counted, true) {
+            self.begun = self.begun.wrapping_add(1);
+            entry.begun = self.begun;
+            self.payload = self.payload.saturating_add(entry.payload);
+        }
+    }
+
+    /// The oldest data that was asked for and that memory waits for.
+    pub(super) fn owed(&self) -> Option<u64> {
+        let entries = self.entries.iter().flatten();
+        let asked = entries.filter(|entry| entry.memory.is_some() && entry.is_counted);
+        asked.filter(|entry| entry.state == CommandState::Data).map(|entry| entry.begun).min()
+    }
+
+    #[inline]
+    pub(super) fn insert(&mut self, entry: Entry<P>) -> usize {
+        let cid = entry.sqe.cid.get().into();
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.entries.push(None);
+            self.cids.push(NOBODY);
+            self.entries.len().saturating_sub(1)
+        });
+        if let (Some(place), Some(taken)) = (self.entries.get_mut(slot), self.cids.get_mut(slot)) {
+            *place = Some(entry);
+            *taken = cid;
+        }
+        slot
+    }
+
+    /// All slots, taken or not.
+    pub(super) fn slots(&self) -> std::ops::Range<usize> {
+        0..self.entries.len()
+    }
+
+    #[inline]
+    pub(super) fn get_mut(&mut self, slot: usize) -> Option<&mut Entry<P>> {
+        self.entries.get_mut(slot)?.as_mut()
+    }
+
+    /// Has a command wait for an event.
+    pub(super) fn wait_for_event(&mut self, slot: usize) {
+        if let Some(entry) = self.get_mut(slot) {
+            entry.state = CommandState::Event;
+            self.events = self.events.saturating_add(1);
+        }
+    }
+
+    /// Frees a slot.
+    #[inline]
+    pub(super) fn remove(&mut self, slot: usize) {
+        let Some(place) = self.entries.get_mut(slot) else { return };
+        let Some(entry) = place.as_ref() else { return };
+        if entry.is_counted {
+            self.payload = self.payload.saturating_sub(entry.payload);
+        }
+        if entry.state == CommandState::Event {
+            self.events = self.events.saturating_sub(1);
+        }
+        *place = None;
+        if let Some(taken) = self.cids.get_mut(slot) {
+            *taken = NOBODY;
+        }
+        self.free.push(slot);
+    }
+
+    /// The slot of the command with that CID.
+    #[inline]
+    pub(super) fn find(&self, cid: u16) -> Option<usize> {
+        // Every command asks, and mostly in vain. Without an early end they are compared several at a time.
+        let cid = u32::from(cid);
+        let is_taken = self.cids.iter().fold(false, |is_taken, &taken| is_taken | (taken == cid));
+        if !is_taken {
+            return None;
+        }
+        self.cids.iter().position(|&taken| taken == cid)
+    }
+}
+
+/// No CID.
+const NOBODY: u32 = u32::MAX;

@@ -1,0 +1,265 @@
+//! Connect: from a connection to a queue (Base 2.0 §3.3.2.2, §6.3).
+
+use super::node::{Node, SecureChannel};
+use super::unconnected::ConnectPermit;
+use crate::nvme::admin::AdminQueue;
+use crate::nvme::association::{Host, QueuePlace, Unconnected};
+use crate::nvme::auth::controller::Authenticator;
+use crate::nvme::auth::psk::TlsPsk;
+use crate::nvme::event_queue::EventQueue;
+use crate::nvme::io::Origin;
+use crate::nvme::nqn::Nqn;
+use crate::nvme::subsystem::{Subsystem, View};
+use crate::nvme::traffic::Counts;
+use crate::nvme::{HangUp, MQES, Notifier, Outcome};
+use crate::served::{Admissions, Registrant};
+use blockmux_volume::SgList;
+use blockmux_wire::nvme::status::{CONNECT_INVALID_DATA, ConnectStatus, Status, StatusField};
+use blockmux_wire::nvmeof::auth::{SC_C_NEW_TLS_PSK, SC_C_NONE, SC_C_REPLACE_TLS_PSK};
+use blockmux_wire::nvmeof::fabrics::{
+    CATTR_DISABLE_SQ_FLOW_CONTROL, CNTLID_DYNAMIC, CONNECT_DATA_LEN, Connect, ConnectData,
+};
+use core::net::IpAddr;
+use std::mem::offset_of;
+use std::sync::Arc;
+use zerocopy::{FromZeros, IntoBytes};
+
+/// A connection's queue.
+pub(super) enum ConnectedQueue {
+    Admin(Box<AdminQueue>),
+    Io(IoQueue),
+}
+
+/// A queue of I/O commands. It holds what its commands need; the controller is elsewhere.
+pub(super) struct IoQueue {
+    pub(super) subsystem: Arc<Subsystem>,
+    /// The namespaces that the host sees.
+    pub(super) view: View,
+    /// Asks reservations and range locks before each I/O to their volumes.
+    pub(super) admissions: Admissions,
+    pub(super) origin: Origin,
+    pub(super) counts: Counts,
+    host: Nqn,
+    /// The last to go: by then nothing of this queue reaches a volume any more.
+    pub(super) place: QueuePlace,
+}
+
+/// How a host's connection has come.
+#[derive(Default)]
+pub(super) struct Arrival {
+    /// Held until the queue is connected and its host has proved who it is.
+    pub(super) permit: Option<ConnectPermit>,
+    /// What the host has connected to.
+    pub(super) local_ip: Option<IpAddr>,
+    /// Cuts the connection.
+    pub(super) hang_up: Option<HangUp>,
+    /// The identifier of the port.
+    pub(super) port: u16,
+    /// For challenges.
+    pub(super) seed: Option<[u8; 32]>,
+    /// The key that the connection is secured with.
+    pub(super) secured: Option<Box<TlsPsk>>,
+    /// Has the connection take a turn, from any core.
+    pub(super) notifier: Option<Notifier>,
+}
+
+/// A queue, as it was connected.
+pub(super) struct Connected {
+    pub(super) queue: ConnectedQueue,
+    pub(super) events: Arc<EventQueue>,
+    /// The host has to prove who it is before it may do anything else.
+    pub(super) authenticator: Option<Box<Authenticator>>,
+    pub(super) cntlid: u16,
+    /// In entries.
+    pub(super) size: u16,
+    /// SQHD is told.
+    pub(super) has_flow_control: bool,
+}
+
+/// Why there is no queue.
+#[derive(Debug)]
+pub(super) enum NotConnected {
+    /// An association of this host is not over yet: try again.
+    Later,
+    Refused(Outcome),
+}
+
+/// Connects a queue as the command and its data say.
+pub(super) fn connect(
+    node: &Node,
+    command: &Connect,
+    data: &SgList,
+    arrival: &Arrival,
+) -> Result<Connected, NotConnected> {
+    let Arrival { hang_up, notifier, port, seed, .. } = arrival;
+    let (port, secured) = (*port, arrival.secured.as_deref());
+    let mut told = ConnectData::new_zeroed();
+    if data.len() != CONNECT_DATA_LEN {
+        return Err(refused(Status::DATA_SGL_LENGTH_INVALID));
+    }
+    data.copy_to(told.as_mut_bytes());
+    if command.recfmt.get() != 0 {
+        return Err(refused(ConnectStatus::CONNECT_INCOMPATIBLE_FORMAT));
+    }
+    let sqsize = command.sqsize.get();
+    if sqsize == 0 || sqsize > MQES {
+        return Err(invalid(offset_of!(Connect, sqsize), false));
+    }
+    let found = Nqn::of_field(&told.subnqn).and_then(|nqn| node.find(&nqn).map(|subsystem| (nqn, subsystem)));
+    // One that this port does not lead to is none here.
+    let Some((asked, subsystem)) = found.as_ref().filter(|(_, subsystem)| subsystem.is_at(port)) else {
+        return Err(invalid(offset_of!(ConnectData, subnqn), true));
+    };
+    // SPDK's host sends an empty name by default. It is nobody's in an allow-list; SPDK's target
+    // and Linux's, too, let it in where every host may connect.
+    let Some(host) = Nqn::of_host_field(&told.hostnqn) else {
+        return Err(invalid(offset_of!(ConnectData, hostnqn), true));
+    };
+    if told.hostid == [0; 16] {
+        return Err(invalid(offset_of!(ConnectData, hostid), true));
+    }
+    if !subsystem.admits(&host) || !is_secured_enough(node, &host, (asked, &subsystem.nqn), secured) {
+        return Err(refused(ConnectStatus::CONNECT_INVALID_HOST));
+    }
+    // A key that both have generated proves again what was proved when it was.
+    let is_proved = secured.is_some_and(TlsPsk::is_generated);
+    let authenticator = match (subsystem.secrets_of(&host), *seed) {
+        (None, _) => None,
+        _ if is_proved => None,
+        // Without random numbers nobody can prove anything.
+        (Some(_), None) => return Err(refused(Status::INTERNAL_ERROR)),
+        (Some(secrets), Some(seed)) => {
+            let (host, subsystem) = (host.as_str(), subsystem.nqn.as_str());
+            let authenticator = Authenticator::new(secrets, host, subsystem, seed);
+            // A key of TLS is made on admin queues alone, where hosts may come back with it.
+            let sc_c = match secured {
+                _ if command.qid.get() != 0 || node.secure_channel() == SecureChannel::None => SC_C_NONE,
+                None => SC_C_NEW_TLS_PSK,
+                Some(_) => SC_C_REPLACE_TLS_PSK,
+            };
+            Some(Box::new(authenticator.with_secure_channel(sc_c)))
+        }
+    };
+    let (host, is_proved) = (Host { nqn: host, id: told.hostid }, authenticator.is_none());
+    let events = EventQueue::new(notifier.clone());
+    let (queue, cntlid) = match command.qid.get() {
+        0 => admin(node, subsystem, (host, port), (command, &told), (hang_up.clone(), &events, is_proved))?,
+        qid => (
+            ConnectedQueue::Io(io(subsystem, (&host, port), qid, &told, hang_up.clone(), &events)?),
+            told.cntlid.get(),
+        ),
+    };
+    // Who was removed meanwhile had no controller yet that could be ended.
+    let name = match &queue {
+        ConnectedQueue::Admin(admin) => &admin.host.nqn,
+        ConnectedQueue::Io(io) => &io.host,
+    };
+    if !subsystem.admits(name) {
+        return Err(refused(ConnectStatus::CONNECT_INVALID_HOST));
+    }
+    let has_flow_control = command.cattr & CATTR_DISABLE_SQ_FLOW_CONTROL == 0;
+    Ok(Connected { queue, events, authenticator, cntlid, size: sqsize.saturating_add(1), has_flow_control })
+}
+
+fn admin(
+    node: &Node,
+    subsystem: &Arc<Subsystem>,
+    (host, port): (Host, u16),
+    (command, told): (&Connect, &ConnectData),
+    (hang_up, events, is_proved): (Option<HangUp>, &Arc<EventQueue>, bool),
+) -> Result<(ConnectedQueue, u16), NotConnected> {
+    if told.cntlid.get() != CNTLID_DYNAMIC {
+        return Err(invalid(offset_of!(ConnectData, cntlid), true));
+    }
+    let who = (host.clone(), is_proved);
+    let place =
+        subsystem.associations.connect_admin(who, hang_up, events.clone()).map_err(|why| match why {
+            Unconnected::Later => NotConnected::Later,
+            Unconnected::Closed => invalid(offset_of!(ConnectData, subnqn), true),
+            _ => passing(refused(ConnectStatus::CONNECT_CONTROLLER_BUSY)),
+        })?;
+    let cntlid = place.cntlid;
+    let queue = AdminQueue::new(subsystem.clone(), place, (host, port), node.in_capsule, command.kato.get());
+    Ok((ConnectedQueue::Admin(Box::new(queue)), cntlid))
+}
+
+fn io(
+    subsystem: &Arc<Subsystem>,
+    (host, port): (&Host, u16),
+    qid: u16,
+    told: &ConnectData,
+    hang_up: Option<HangUp>,
+    events: &Arc<EventQueue>,
+) -> Result<IoQueue, NotConnected> {
+    let place = subsystem.associations.connect_io(host, told.cntlid.get(), qid, hang_up, events.clone());
+    let place = place.map_err(|why| match why {
+        Unconnected::NoController => passing(invalid(offset_of!(ConnectData, cntlid), true)),
+        Unconnected::NotEnabled | Unconnected::Taken => passing(refused(Status::COMMAND_SEQUENCE_ERROR)),
+        _ => invalid(offset_of!(Connect, qid), false),
+    })?;
+    let who = Registrant::of_nvme_host(place.host_id);
+    let mut queue = IoQueue {
+        view: View::default(),
+        admissions: Admissions::new(std::iter::empty(), Some(&who)),
+        origin: Origin { who, port },
+        counts: subsystem.traffic.counts(),
+        host: host.nqn.clone(),
+        subsystem: subsystem.clone(),
+        place,
+    };
+    queue.look();
+    Ok(queue)
+}
+
+impl IoQueue {
+    /// Looks again which namespaces there are, if that has changed.
+    #[inline]
+    pub(super) fn look_again(&mut self) {
+        if !self.subsystem.is_current(&self.view) {
+            self.look();
+        }
+    }
+
+    #[cold]
+    fn look(&mut self) {
+        self.view = self.subsystem.view(&self.host);
+        let volumes = self.view.iter().map(|namespace| (namespace.volume, &namespace.served));
+        self.admissions.set_volumes(volumes, Some(&self.origin.who));
+    }
+}
+
+/// Whether the connection's key is this host's for the subsystem by the name that it asks for, which may be the
+/// well-known one of discovery; without one, whether the host has none, or only asks what there is.
+fn is_secured_enough(
+    node: &Node,
+    host: &Nqn,
+    (asked, subsystem): (&Nqn, &Nqn),
+    secured: Option<&TlsPsk>,
+) -> bool {
+    match secured {
+        Some(key) => key.is_for(host, asked),
+        None => *subsystem == node.discovery.nqn || !node.keyring.has_retained(host, subsystem),
+    }
+}
+
+fn refused(status: impl Into<Status>) -> NotConnected {
+    NotConnected::Refused(Outcome::failure(status))
+}
+
+/// The same without DNR: the host may well connect in a while, or with a new association. Linux takes one DNR for a word
+/// that this controller will never be there again, and removes its disks.
+fn passing(refused: NotConnected) -> NotConnected {
+    match refused {
+        NotConnected::Refused(outcome) => {
+            NotConnected::Refused(Outcome { status: StatusField::new(outcome.status.status()), ..outcome })
+        }
+        NotConnected::Later => NotConnected::Later,
+    }
+}
+
+/// The field at `offset` of the command, or of its data, is wrong.
+fn invalid(offset: usize, in_data: bool) -> NotConnected {
+    let place = offset as u32 | if in_data { CONNECT_INVALID_DATA } else { 0 };
+    let outcome = Outcome::failure(ConnectStatus::CONNECT_INVALID_PARAMETERS);
+    NotConnected::Refused(Outcome { result: place.into(), ..outcome })
+}

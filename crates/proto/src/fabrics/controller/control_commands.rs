@@ -1,0 +1,188 @@
+//! Commands that are not I/O: those of the admin queue, and those of fabrics: Connect, properties, Disconnect, and the
+//! messages of authentication (Base 2.0 §6).
+
+use super::ControllerQueue;
+use super::commands::CommandState;
+use super::connect::{self, Connected, ConnectedQueue, NotConnected};
+use super::discovery;
+use super::keep_alive::KeepAlive;
+use super::transport::Transport;
+use crate::nvme::Outcome;
+use crate::nvme::admin::Admin;
+use crate::nvme::auth::MAX_MESSAGE;
+use blockmux_volume::{Seg, SgList};
+use blockmux_wire::nvme::Sqe;
+use blockmux_wire::nvme::status::Status;
+use blockmux_wire::nvmeof::auth::{SECURITY_PROTOCOL_NVME, message_len, security_protocol};
+use blockmux_wire::nvmeof::fabrics::{
+    ATTRIB_8_BYTES, AUTHREQ_ATR, CONNECT_DATA_LEN, Connect, FabricsType, PropertyGet, PropertySet,
+    fabrics_type,
+};
+use zerocopy::transmute_ref;
+
+impl<T: Transport> ControllerQueue<T> {
+    /// Carries an admin command out.
+    pub(super) fn administer(&mut self, slot: usize, sqe: &Sqe, data: &SgList) {
+        let Some(ConnectedQueue::Admin(admin)) = &mut self.queue else { return };
+        let (node, local_ip, host) = (&self.node, self.arrival.local_ip, admin.host.nqn.clone());
+        let log = || discovery::page(node, &host, local_ip);
+        let commands = &self.commands;
+        let executed = admin.execute(sqe, data, slot, &|cid| commands.find(cid), &log);
+        KeepAlive::set(&mut self.timers.keep_alive, admin.keep_alive(), self.timers.retry_at);
+        match executed {
+            Admin::Held => self.commands.wait_for_event(slot),
+            Admin::Waiting => {
+                if let Some(entry) = self.commands.get_mut(slot) {
+                    entry.state = CommandState::Other;
+                }
+            }
+            Admin::Aborted(other) => {
+                self.finish(other, &Outcome::failure(Status::COMMAND_ABORT_REQUESTED));
+                self.finish(slot, &Outcome::success(0));
+            }
+            Admin::Done(outcome) => {
+                let room = T::descriptor(sqe);
+                if outcome.data.is_empty() || outcome.data.len() <= room.len && room.is_at_host() {
+                    self.finish(slot, &outcome);
+                } else {
+                    self.finish(slot, &Outcome::failure(Status::DATA_SGL_LENGTH_INVALID));
+                }
+            }
+        }
+        self.tell_events();
+    }
+
+    /// The data that the host has for a Fabrics command, in bytes.
+    pub(super) fn fabrics_data_out(&self, sqe: &Sqe) -> Result<usize, Status> {
+        match fabrics_type(sqe) {
+            FabricsType::CONNECT => Ok(CONNECT_DATA_LEN),
+            FabricsType::AUTHENTICATION_SEND => self.message_len(sqe),
+            _ => Ok(0),
+        }
+    }
+
+    pub(super) fn on_fabrics(&mut self, slot: usize, sqe: &Sqe, data: SgList) {
+        let is_authentic = self.is_authentic();
+        let outcome = match (fabrics_type(sqe), &mut self.queue) {
+            (FabricsType::CONNECT, None) => return self.connect(slot, sqe, data),
+            (FabricsType::AUTHENTICATION_SEND, Some(_)) => self.on_message(&data),
+            (FabricsType::AUTHENTICATION_RECEIVE, Some(_)) => self.next_message(sqe),
+            (FabricsType::CONNECT, Some(_)) | (_, None) => Outcome::failure(Status::COMMAND_SEQUENCE_ERROR),
+            (_, Some(_)) if !is_authentic => Outcome::failure(Status::AUTHENTICATION_REQUIRED),
+            (FabricsType::PROPERTY_GET, Some(ConnectedQueue::Admin(admin))) => {
+                let get: &PropertyGet = transmute_ref!(sqe);
+                let is_long = get.attrib & 7 == ATTRIB_8_BYTES;
+                let value = admin.properties.get(&admin.place, get.ofst.get(), is_long);
+                value.map_or_else(Outcome::failure, Outcome::success)
+            }
+            (FabricsType::PROPERTY_SET, Some(ConnectedQueue::Admin(admin))) => {
+                let set: &PropertySet = transmute_ref!(sqe);
+                let is_long = set.attrib & 7 == ATTRIB_8_BYTES;
+                let done = admin.properties.set(&admin.place, set.ofst.get(), is_long, set.value.get());
+                if !admin.properties.is_ready() {
+                    // A reset or a shutdown ends requests for events without an answer (Base 2.0 §5.2).
+                    for event in admin.reset_events() {
+                        self.commands.remove(event);
+                    }
+                }
+                done.map_or_else(Outcome::failure, |()| Outcome::success(0))
+            }
+            (FabricsType::DISCONNECT, Some(ConnectedQueue::Admin(_))) => {
+                Outcome::failure(Status::DISCONNECT_INVALID_QUEUE_TYPE)
+            }
+            (FabricsType::DISCONNECT, Some(ConnectedQueue::Io(_))) => {
+                // What is in flight ends, then comes this answer, which is the queue's last, and the connection ends.
+                self.stopping = true;
+                self.end_fusing();
+                self.wait(slot);
+                return self.resume();
+            }
+            _ => Outcome::failure(Status::INVALID_COMMAND_OPCODE),
+        };
+        self.finish(slot, &outcome);
+    }
+
+    pub(super) fn connect(&mut self, slot: usize, sqe: &Sqe, data: SgList) {
+        let command: &Connect = transmute_ref!(sqe);
+        match connect::connect(&self.node, command, &data, &self.arrival) {
+            Ok(Connected { queue, events, authenticator, cntlid, size, has_flow_control }) => {
+                if let ConnectedQueue::Admin(admin) = &queue {
+                    KeepAlive::set(&mut self.timers.keep_alive, admin.keep_alive(), self.timers.retry_at);
+                }
+                self.queue = Some(queue);
+                self.events = Some(events);
+                self.authenticator = authenticator;
+                if self.is_authentic() {
+                    self.arrival.permit = None;
+                }
+                self.depth = size;
+                self.sqhd = has_flow_control.then_some(0);
+                let must_prove = if self.authenticator.is_some() { AUTHREQ_ATR } else { 0 };
+                self.finish(slot, &Outcome::success(u64::from(u32::from(cntlid) | must_prove)));
+            }
+            Err(NotConnected::Refused(outcome)) => self.finish(slot, &outcome),
+            Err(NotConnected::Later) => {
+                if let Some(entry) = self.commands.get_mut(slot) {
+                    entry.state = CommandState::Connect;
+                }
+                self.connecting = Some((slot, data));
+            }
+        }
+    }
+
+    /// How long a message of the host's is, in bytes, or may be that it is to get.
+    fn message_len(&self, sqe: &Sqe) -> Result<usize, Status> {
+        let len = message_len(sqe) as usize;
+        let is_known = self.authenticator.is_some() && security_protocol(sqe) == SECURITY_PROTOCOL_NVME;
+        if !is_known || len == 0 || len > MAX_MESSAGE {
+            return Err(Status::INVALID_FIELD_IN_COMMAND);
+        }
+        Ok(len)
+    }
+
+    /// The host has sent a message. What is wrong with it is in the next one of ours.
+    fn on_message(&mut self, data: &SgList) -> Outcome {
+        let Some(authenticator) = &mut self.authenticator else {
+            return Outcome::failure(Status::INVALID_FIELD_IN_COMMAND);
+        };
+        authenticator.on_message(&data.to_vec());
+        self.timers.prove_by = None;
+        self.after_message();
+        Outcome::success(0)
+    }
+
+    /// The host asks for our next message. It gets as many bytes as it asks for.
+    fn next_message(&mut self, sqe: &Sqe) -> Outcome {
+        let room = T::descriptor(sqe);
+        let len = match self.message_len(sqe) {
+            Ok(len) if room.is_at_host() && room.len == len => len,
+            Ok(_) => return Outcome::failure(Status::DATA_SGL_LENGTH_INVALID),
+            Err(status) => return Outcome::failure(status),
+        };
+        let Some(mut message) = self.authenticator.as_mut().and_then(|it| it.message(len)) else {
+            return Outcome::failure(Status::INVALID_FIELD_IN_COMMAND);
+        };
+        message.resize(len, 0);
+        self.after_message();
+        Outcome::data(Seg::from_slice(&message).into(), 0)
+    }
+
+    /// Who has failed to prove itself leaves, with its last answer; who has proved itself may have a controller.
+    fn after_message(&mut self) {
+        let (Some(authenticator), admin) = (&mut self.authenticator, self.queue.as_ref()) else { return };
+        let admin = match admin {
+            Some(ConnectedQueue::Admin(admin)) => Some(admin),
+            _ => None,
+        };
+        if let (Some(key), Some(admin)) = (authenticator.take_generated(), admin) {
+            // The latest time that this session has heard of, so that the key does not last too long.
+            let now = self.timers.retry_at;
+            self.node.keyring().insert(&key, &admin.host.nqn, &admin.subsystem.nqn, now);
+        }
+        self.stopping |= authenticator.has_failed();
+        if authenticator.is_done() {
+            self.arrival.permit = None;
+            self.stopping |= admin.is_some_and(|admin| !admin.place.prove());
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! The discovery log page: which subsystems a host may connect to, and where (Base 2.0 §5.16.1.23).
+
+use super::node::{Node, Port, Referral, SecureChannel};
+use crate::nvme::MQES;
+use crate::nvme::nqn::Nqn;
+use blockmux_wire::nvmeof::fabrics::{
+    AddressFamily, CNTLID_DYNAMIC, DiscoveryEntry, DiscoveryHeader, EFLAGS_DUPRETINFO, EFLAGS_EPCSD,
+    SubsystemType, TREQ_DISABLE_SQ_FLOW_CONTROL, TREQ_NOT_REQUIRED, TREQ_REQUIRED, TransportType,
+};
+use blockmux_wire::nvmeof::tcp::SecurityType;
+use core::net::{IpAddr, SocketAddr};
+use zerocopy::{FromZeros, IntoBytes};
+
+/// The whole page for a host that has reached `local` of this machine.
+pub(crate) fn page(node: &Node, host: &Nqn, local: Option<IpAddr>) -> Vec<u8> {
+    // Before the list: who reads it in parts sees by the header whether it has changed meanwhile.
+    let genctr = node.generation();
+    let all = node.subsystems();
+    let discovery = node.ports.iter().map(|port| (port, &node.discovery, SubsystemType::CURRENT_DISCOVERY));
+    let admitted = all.iter().filter(|subsystem| subsystem.admits(host));
+    let subsystems = admitted.flat_map(|subsystem| {
+        node.ports_of(subsystem).map(move |port| (port, subsystem, SubsystemType::NVM))
+    });
+    let secure_channel = node.secure_channel();
+    let own = discovery
+        .chain(subsystems)
+        .map(|(port, subsystem, subtype)| entry((port, secure_channel), &subsystem.nqn, subtype, local));
+    let entries: Vec<DiscoveryEntry> = own.chain(node.referrals.iter().map(referral)).collect();
+    let header = DiscoveryHeader {
+        genctr: genctr.into(),
+        numrec: (entries.len() as u64).into(),
+        ..DiscoveryHeader::new_zeroed()
+    };
+    let mut page = header.as_bytes().to_vec();
+    entries.iter().for_each(|entry| page.extend(entry.as_bytes()));
+    page
+}
+
+fn entry(
+    (port, secure_channel): (&Port, SecureChannel),
+    nqn: &Nqn,
+    subtype: SubsystemType,
+    local: Option<IpAddr>,
+) -> DiscoveryEntry {
+    let address = SocketAddr::new(port.reached_at(local), port.address.port());
+    let (treq, sectype) = match secure_channel {
+        SecureChannel::None => (0, SecurityType::NONE),
+        SecureChannel::NotRequired => (TREQ_NOT_REQUIRED, SecurityType::TLS_1_3),
+        SecureChannel::Required => (TREQ_REQUIRED, SecurityType::TLS_1_3),
+    };
+    let mut tsas = [0; 256];
+    tsas[0] = sectype.0;
+    let eflags = match subtype {
+        // Who stays connected to it hears of changes: hosts keep only connections of whose port this is said.
+        SubsystemType::CURRENT_DISCOVERY => EFLAGS_DUPRETINFO | EFLAGS_EPCSD,
+        _ => 0,
+    };
+    DiscoveryEntry {
+        treq: TREQ_DISABLE_SQ_FLOW_CONTROL | treq,
+        portid: port.id.into(),
+        tsas,
+        eflags: eflags.into(),
+        ..at(address, nqn, subtype)
+    }
+}
+
+fn referral(referral: &Referral) -> DiscoveryEntry {
+    at(referral.address, &referral.nqn, SubsystemType::REFERRAL)
+}
+
+fn at(address: SocketAddr, nqn: &Nqn, subtype: SubsystemType) -> DiscoveryEntry {
+    let ip = address.ip();
+    let family = if ip.is_ipv6() { AddressFamily::IPV6 } else { AddressFamily::IPV4 };
+    DiscoveryEntry {
+        trtype: TransportType::TCP.0,
+        adrfam: family.0,
+        subtype: subtype.0,
+        treq: TREQ_DISABLE_SQ_FLOW_CONTROL,
+        cntlid: CNTLID_DYNAMIC.into(),
+        asqsz: MQES.saturating_add(1).into(),
+        trsvcid: text(&address.port().to_string()),
+        subnqn: nqn.to_field(),
+        traddr: text(&ip.to_string()),
+        ..DiscoveryEntry::new_zeroed()
+    }
+}
+
+/// ASCII, filled with spaces.
+fn text<const N: usize>(text: &str) -> [u8; N] {
+    let mut field = [b' '; N];
+    field.iter_mut().zip(text.bytes()).for_each(|(to, from)| *to = from);
+    field
+}

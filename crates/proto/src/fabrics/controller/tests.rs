@@ -1,0 +1,254 @@
+//! Queues of controllers over a transport in memory: what a host asks, and what the queue has the transport do. No byte
+//! is encoded; each transport's own tests are about its bytes.
+#![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
+
+mod ana;
+mod authenticate;
+mod bounds;
+mod changes;
+mod commands;
+mod connections;
+mod events;
+mod fused;
+mod reservations;
+
+use super::node::{Node, Port};
+use super::testing::*;
+use super::{ControllerQueue, DataPlace, Descriptor, Entry, Transport};
+use crate::exports::{Exports, VolumeId};
+use crate::nvme::nqn::Nqn;
+use crate::nvme::subsystem::{Namespace, Subsystem};
+use crate::nvme::{HangUp, Outcome};
+use crate::session::ProtocolError;
+use crate::testing::Pump;
+use blockmux_volume::{Pool, Seg};
+use blockmux_wire::nvme::opcode::{AdminOpcode, NvmOpcode};
+use blockmux_wire::nvme::status::Status;
+use blockmux_wire::nvme::{Cqe, SglDescriptor, SglSubtype, SglType, Sqe, property};
+use blockmux_wire::nvmeof::fabrics::*;
+use core::net::IpAddr;
+use std::sync::Arc;
+use std::time::Instant;
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+/// A transport that keeps what the queue has it do, in order.
+#[derive(Default)]
+struct Loopback {
+    sent: Vec<Sent>,
+}
+
+/// One thing that the queue had the transport do.
+#[derive(Debug, Clone)]
+enum Sent {
+    Fetch(Fetch),
+    Done { data: Vec<u8>, cqe: Cqe },
+}
+
+/// Data of a command that is to be fetched.
+#[derive(Debug, Clone, Copy)]
+struct Fetch {
+    slot: usize,
+    len: usize,
+}
+
+impl Transport for Loopback {
+    /// What has been delivered, in bytes.
+    type Progress = usize;
+
+    fn descriptor(sqe: &Sqe) -> Descriptor {
+        let place = match (sqe.dptr.kind(), sqe.dptr.subtype()) {
+            (SglType::DATA_BLOCK, SglSubtype::OFFSET) => Ok(DataPlace::Capsule(sqe.dptr.address.get())),
+            (SglType::TRANSPORT_DATA_BLOCK, SglSubtype::TRANSPORT) => Ok(DataPlace::Host),
+            _ => Err(Status::SGL_DESCRIPTOR_TYPE_INVALID),
+        };
+        Descriptor { len: sqe.dptr.length.get() as usize, place }
+    }
+
+    fn needs_memory(len: usize) -> bool {
+        len > LENT
+    }
+
+    fn fetch(&mut self, slot: usize, command: &mut Entry<usize>) {
+        let len = command.data_out;
+        assert_eq!(command.memory.is_some(), len > LENT);
+        self.sent.push(Sent::Fetch(Fetch { slot, len }));
+    }
+
+    fn complete(&mut self, sqe: &Sqe, outcome: &Outcome, sqhd: Option<u16>) {
+        let cqe = outcome.cqe(sqe.cid.get(), sqhd);
+        self.sent.push(Sent::Done { data: outcome.data.to_vec(), cqe });
+    }
+
+    fn unsent(&self) -> usize {
+        let done = |sent: &Sent| if let Sent::Done { data, .. } = sent { data.len() } else { 0 };
+        self.sent.iter().map(done).sum()
+    }
+}
+
+impl Sent {
+    fn cqe(&self) -> Cqe {
+        match self {
+            Sent::Done { cqe, .. } => *cqe,
+            Sent::Fetch(fetch) => panic!("{fetch:?}"),
+        }
+    }
+
+    fn fetch(&self) -> Fetch {
+        match self {
+            Sent::Fetch(fetch) => *fetch,
+            Sent::Done { cqe, .. } => panic!("{cqe:?}"),
+        }
+    }
+}
+
+/// A queue over a transport in memory.
+fn queue(node: &(Arc<Node>, Exports), pool: Pool, now: Instant) -> ControllerQueue<Loopback> {
+    ControllerQueue::over(Loopback::default(), node.0.clone(), pool, now)
+}
+
+/// A host by hand: sends commands, delivers data that is fetched, takes completions.
+struct Host {
+    pump: Pump<ControllerQueue<Loopback>>,
+    cid: u16,
+    /// Every byte of its identifier.
+    id: u8,
+    now: Instant,
+}
+
+impl Host {
+    /// Connected to a port, nothing said.
+    fn new(node: &(Arc<Node>, Exports)) -> Host {
+        Host::with_pool(node, Pool::new(usize::MAX))
+    }
+
+    fn with_pool(node: &(Arc<Node>, Exports), pool: Pool) -> Host {
+        let now = Instant::now();
+        Host { pump: Pump::new(queue(node, pool, now), &node.1), cid: 0, id: 1, now }
+    }
+
+    /// Over a connection that can be cut, to that address.
+    fn with_hang_up(node: &(Arc<Node>, Exports), hang_up: HangUp, local_ip: Option<IpAddr>) -> Host {
+        let mut host = Host::new(node);
+        let (permit, _) = node.0.begin_connect(None, hang_up.clone());
+        let session = queue(node, Pool::new(usize::MAX), host.now);
+        host.pump.session = session.admitted(permit, local_ip, hang_up);
+        host
+    }
+
+    /// With an enabled controller, and its identifier.
+    fn admin(node: &(Arc<Node>, Exports)) -> (Host, u16) {
+        Host::admin_of(node, 1)
+    }
+
+    /// As a host of that identifier.
+    fn admin_of(node: &(Arc<Node>, Exports), id: u8) -> (Host, u16) {
+        let mut host = Host::new(node);
+        host.id = id;
+        let cqe = host.connect(0, CNTLID_DYNAMIC, 0);
+        assert!(cqe.status.is_success());
+        host.enable();
+        (host, cqe.result.get() as u16)
+    }
+
+    /// An I/O queue, and the admin queue of its controller.
+    fn io(node: &(Arc<Node>, Exports)) -> (Host, Host) {
+        Host::io_of(node, 1)
+    }
+
+    /// As a host of that identifier.
+    fn io_of(node: &(Arc<Node>, Exports), id: u8) -> (Host, Host) {
+        let (admin, cntlid) = Host::admin_of(node, id);
+        let mut io = Host::new(node);
+        io.id = id;
+        assert!(io.connect(1, cntlid, 0).status.is_success());
+        (io, admin)
+    }
+
+    fn enable(&mut self) {
+        assert!(self.set_cc(CC_ENABLED).status.is_success());
+    }
+
+    fn set_cc(&mut self, value: u64) -> Cqe {
+        self.run(set_cc(value), &[]).1
+    }
+
+    fn csts(&mut self) -> u64 {
+        let get = PropertyGet {
+            opcode: AdminOpcode::FABRICS.0,
+            flags: 0x40,
+            fctype: FabricsType::PROPERTY_GET.0,
+            ofst: property::CSTS.into(),
+            ..PropertyGet::new_zeroed()
+        };
+        self.run(Sqe::read_from_bytes(get.as_bytes()).unwrap(), &[]).1.result.get()
+    }
+
+    fn connect(&mut self, qid: u16, cntlid: u16, cattr: u8) -> Cqe {
+        let (command, data) = connect(NQN, qid, cntlid, cattr);
+        let data = ConnectData { hostid: [self.id; 16], ..data };
+        self.run(command, data.as_bytes()).1
+    }
+
+    /// Sends a command with its data in its capsule and takes its end: data and completion.
+    fn run(&mut self, mut sqe: Sqe, data: &[u8]) -> (Vec<u8>, Cqe) {
+        if !data.is_empty() {
+            sqe.dptr = SglDescriptor::in_capsule(0, data.len() as u32);
+        }
+        self.send(&mut sqe, data);
+        self.end_of(sqe)
+    }
+
+    fn end_of(&mut self, sqe: Sqe) -> (Vec<u8>, Cqe) {
+        let [end] = self.received().try_into().unwrap();
+        let Sent::Done { data, cqe } = end else { panic!("{end:?}") };
+        assert_eq!(cqe.cid, sqe.cid);
+        (data, cqe)
+    }
+
+    /// Sends a command, with data in its capsule.
+    fn send(&mut self, sqe: &mut Sqe, data: &[u8]) {
+        self.cid += 1;
+        sqe.cid = self.cid.into();
+        self.deliver_command(sqe, data).unwrap();
+    }
+
+    fn deliver_command(&mut self, sqe: &Sqe, data: &[u8]) -> Result<(), ProtocolError> {
+        let session = &mut self.pump.session;
+        session.on_traffic();
+        assert!(session.takes_commands() && !session.is_over());
+        session.on_command(sqe, data.len(), || Seg::from_slice(data), true)?;
+        self.pump.turn();
+        Ok(())
+    }
+
+    /// Delivers a part of the data that is fetched.
+    fn deliver(&mut self, fetch: Fetch, offset: usize, data: &[u8]) {
+        let session = &mut self.pump.session;
+        let memory = session.memory_for(fetch.slot).unwrap();
+        memory.slice(offset, data.len()).copy_from(data);
+        let entry = session.fetching(fetch.slot).unwrap();
+        entry.progress += data.len();
+        if entry.progress == fetch.len {
+            session.on_data(fetch.slot);
+        }
+        self.pump.turn();
+    }
+
+    /// What the queue has had the transport do.
+    fn received(&mut self) -> Vec<Sent> {
+        std::mem::take(&mut self.pump.session.transport.sent)
+    }
+
+    /// The one fetch that there is.
+    fn fetch(&mut self) -> Fetch {
+        let [fetch] = self.received().try_into().unwrap();
+        fetch.fetch()
+    }
+
+    fn is_closed(&self) -> bool {
+        self.pump.session.is_finished()
+    }
+}
+
+/// Data up to this many bytes needs no memory of the queue.
+const LENT: usize = 64 << 10;

@@ -1,0 +1,113 @@
+//! Namespaces that ports lead to unequally well.
+
+use super::*;
+use crate::nvme::ana::AnaGroup;
+use crate::volume_uuid::VolumeUuid;
+use blockmux_wire::nvme::feature::{AEC_ANA_CHANGE, FeatureId};
+use blockmux_wire::nvme::identify::{CMIC_ANA, IdentifyController, IdentifyNamespace};
+use blockmux_wire::nvme::log::AnaState;
+use std::collections::BTreeMap;
+
+/// Namespace 1 in group 5, which port 2 does not lead to; namespace 2 in none.
+fn asymmetric() -> ((Arc<Node>, Exports), Arc<Subsystem>) {
+    let exports = Exports::new(vec![export("a"), export("b")]);
+    let namespaces = [0, 1].map(|at: u32| {
+        let served = exports.served(VolumeId(at)).unwrap().clone();
+        Namespace::new(at + 1, VolumeId(at), served, false, VolumeUuid::of_texts(&[&format!("volume {at}")]))
+    });
+    let states = BTreeMap::from([(1, AnaState::NON_OPTIMIZED), (2, AnaState::INACCESSIBLE)]);
+    let groups = vec![AnaGroup { id: 5, namespaces: vec![1], states }];
+    let subsystem = Subsystem::new(Nqn::new(NQN).unwrap(), "machine", namespaces.into(), Vec::new());
+    let subsystem = Arc::new(subsystem.with_ana(groups, &[1, 2]));
+    let ports = [1, 2].map(|id| Port { id, address: "0.0.0.0:4420".parse().unwrap() });
+    let node = Node::new(vec![subsystem.clone()], ports.into(), "machine");
+    ((Arc::new(node), exports), subsystem)
+}
+
+/// An I/O queue and its admin queue, both by that port.
+fn at_port(node: &(Arc<Node>, Exports), port: u16) -> (Host, Host) {
+    let open = |qid, cntlid| {
+        let mut host = Host::new(node);
+        host.pump.session = queue(node, Pool::new(usize::MAX), host.now).at_port(port);
+        let cqe = host.connect(qid, cntlid, 0);
+        assert!(cqe.status.is_success());
+        (host, cqe.result.get() as u16)
+    };
+    let (mut admin, cntlid) = open(0, CNTLID_DYNAMIC);
+    admin.enable();
+    (open(1, cntlid).0, admin)
+}
+
+fn log(host: &mut Host, flags: u32) -> Vec<u8> {
+    host.run(admin(AdminOpcode::GET_LOG_PAGE, 0, 63 << 16 | flags | 0x0c, 0, 256), &[]).0
+}
+
+#[test]
+fn each_port_tells_how_it_leads_to_the_groups() {
+    let (node, _) = asymmetric();
+    let (mut io, mut queue) = at_port(&node, 1);
+    let (mut cut, mut cut_queue) = at_port(&node, 2);
+    let page = queue.run(admin(AdminOpcode::IDENTIFY, 0, 1, 0, 4096), &[]).0;
+    let page = IdentifyController::read_from_bytes(&page).unwrap();
+    assert!(page.cmic & CMIC_ANA != 0 && page.oaes.get() & AEC_ANA_CHANGE != 0);
+    assert_eq!((page.nanagrpid.get(), page.anagrpmax.get(), page.anacap), (2, 6, 0x47));
+    let group = |host: &mut Host, nsid| {
+        let page = host.run(admin(AdminOpcode::IDENTIFY, nsid, 0, 0, 4096), &[]).0;
+        IdentifyNamespace::read_from_bytes(&page).unwrap().anagrpid.get()
+    };
+    assert_eq!((group(&mut queue, 1), group(&mut queue, 2)), (5, 6));
+    for (host, state) in [(&mut queue, 2), (&mut cut_queue, 3)] {
+        let page = log(host, 0);
+        // Two groups of one namespace each.
+        assert_eq!((page[8], page[16], page[20], page[32], page[48]), (2, 5, 1, state, 1));
+        assert_eq!((page[52], page[56], page[68], page[84]), (6, 1, 1, 2));
+        let page = log(host, 1 << 8);
+        assert_eq!((page[16], page[20], page[32], page[48]), (5, 0, state, 6));
+    }
+    assert!(io.run(nvm(NvmOpcode::READ, 1, 0, 1), &[]).1.status.is_success());
+    for sqe in [nvm(NvmOpcode::READ, 1, 0, 1), nvm(NvmOpcode::FLUSH, 1, 0, 1)] {
+        let status = cut.run(sqe, &[]).1.status;
+        assert_eq!(status.status(), Status::ASYMMETRIC_ACCESS_INACCESSIBLE);
+        assert!(!status.do_not_retry(), "another path may do");
+    }
+    assert!(cut.run(nvm(NvmOpcode::READ, 2, 0, 1), &[]).1.status.is_success());
+    // So are features that each namespace has for itself.
+    for opcode in [AdminOpcode::GET_FEATURES, AdminOpcode::SET_FEATURES] {
+        for fid in [FeatureId::RESERVATION_NOTIFICATION_MASK, FeatureId::RESERVATION_PERSISTENCE] {
+            let sqe = |nsid| admin(opcode, nsid, fid.0.into(), 0, 0);
+            let status = cut_queue.run(sqe(1), &[]).1.status;
+            assert_eq!(status.status(), Status::ASYMMETRIC_ACCESS_INACCESSIBLE);
+            assert!(!status.do_not_retry());
+            assert!(cut_queue.run(sqe(2), &[]).1.status.is_success());
+            assert!(queue.run(sqe(1), &[]).1.status.is_success());
+        }
+    }
+}
+
+#[test]
+fn a_change_is_told_to_those_who_came_by_the_port() {
+    let (node, subsystem) = asymmetric();
+    let mut hosts = [1, 2].map(|port| at_port(&node, port));
+    let mut events = [admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0, 0, 0, 0); 2];
+    for ((_, queue), event) in hosts.iter_mut().zip(&mut events) {
+        let fid = FeatureId::ASYNCHRONOUS_EVENT_CONFIGURATION.0.into();
+        assert!(
+            queue.run(admin(AdminOpcode::SET_FEATURES, 0, fid, AEC_ANA_CHANGE, 0), &[]).1.status.is_success()
+        );
+        queue.send(event, &[]);
+    }
+    subsystem.set_ana_state(5, 2, AnaState::OPTIMIZED);
+    subsystem.set_ana_state(5, 2, AnaState::OPTIMIZED);
+    subsystem.set_ana_state(9, 2, AnaState::INACCESSIBLE);
+    let [(_, other), (io, queue)] = &mut hosts;
+    other.pump.turn();
+    queue.pump.turn();
+    assert!(other.received().is_empty());
+    assert_eq!(queue.end_of(events[1]).1.result.get(), 0x0c_0302);
+    let page = log(queue, 0);
+    assert_eq!((page[0], page[24], page[32]), (1, 1, 1), "the count and the new state");
+    assert!(io.run(nvm(NvmOpcode::READ, 1, 0, 1), &[]).1.status.is_success());
+    subsystem.set_ana_state(5, 2, AnaState::CHANGE);
+    let status = io.run(nvm(NvmOpcode::READ, 1, 0, 1), &[]).1.status.status();
+    assert_eq!(status, Status::ASYMMETRIC_ACCESS_TRANSITION);
+}

@@ -1,0 +1,173 @@
+//! Hosts that have to prove who they are.
+
+use super::*;
+use crate::nvme::auth::controller::tests::{negotiate, reply, secrets};
+use crate::nvme::auth::{DhGroup, Secret};
+use crate::session::{ProtocolError, Timed};
+use crate::volume_uuid::VolumeUuid;
+use blockmux_wire::nvmeof::auth::{Explanation, SECURITY_PROTOCOL_NVME};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// A subsystem whose one host has secrets.
+fn guarded() -> (Arc<Node>, Exports) {
+    let exports = Exports::new(vec![export("a")]);
+    let served = exports.served(VolumeId(0)).unwrap().clone();
+    let namespace = Namespace::new(1, VolumeId(0), served, false, VolumeUuid::of_texts(&["a"]));
+    let nqn = |name| Nqn::new(name).unwrap();
+    let subsystem = Subsystem::new(nqn(NQN), "machine", vec![namespace], vec![nqn("nqn.h")]);
+    let known = BTreeMap::from([(nqn("nqn.h"), secrets(None, Some(DhGroup::Ffdhe2048)))]);
+    let subsystem = Arc::new(subsystem.with_secrets(known));
+    let ports = vec![Port { id: 1, address: "0.0.0.0:4420".parse().unwrap() }];
+    (Arc::new(Node::new(vec![subsystem], ports, "machine")), exports)
+}
+
+/// Connected, nothing proved.
+fn connected(node: &(Arc<Node>, Exports), qid: u16, cntlid: u16) -> (Host, Cqe) {
+    let mut host = Host::new(node);
+    let session = queue(node, Pool::new(usize::MAX), host.now).with_seed([5; 32]);
+    host.pump.session = session;
+    let (command, data) = connect(NQN, qid, cntlid, 0);
+    let data = ConnectData { hostnqn: Nqn::new("nqn.h").unwrap().to_field(), ..data };
+    let cqe = host.run(command, data.as_bytes()).1;
+    (host, cqe)
+}
+
+fn send(host: &mut Host, message: &[u8]) -> Cqe {
+    let sqe = authentication(FabricsType::AUTHENTICATION_SEND, message.len());
+    host.run(sqe, message).1
+}
+
+fn receive(host: &mut Host, len: usize) -> Vec<u8> {
+    let (message, cqe) = host.run(authentication(FabricsType::AUTHENTICATION_RECEIVE, len), &[]);
+    assert!(cqe.status.is_success());
+    message
+}
+
+fn authentication(kind: FabricsType, len: usize) -> Sqe {
+    Sqe {
+        opcode: AdminOpcode::FABRICS.0,
+        flags: 0x40,
+        nsid: u32::from(kind.0).into(),
+        dptr: SglDescriptor::transport(len as u32),
+        cdw10: (SECURITY_PROTOCOL_NVME << 8).into(),
+        cdw11: (len as u32).into(),
+        ..Sqe::new_zeroed()
+    }
+}
+
+fn secret() -> Secret {
+    secrets(None, None).host
+}
+
+/// With the host's proof, which is asked for no proof in turn.
+fn prove(host: &mut Host) {
+    assert!(send(host, &negotiate(&[1, 2], &[0, 1])).status.is_success());
+    let challenge = receive(host, 16 + 48 + 256);
+    // The names of the subsystem and the host are those of the other tests there.
+    let answer = reply(&challenge, &secret(), (false, 0), NQN).0;
+    assert!(send(host, &answer).status.is_success());
+    assert_eq!(receive(host, 16 + 48)[1], 3);
+}
+
+#[test]
+fn a_host_that_has_proved_itself_may_use_each_queue() {
+    let node = guarded();
+    let (mut admin_queue, cqe) = connected(&node, 0, CNTLID_DYNAMIC);
+    let cntlid = cqe.result.get() as u16;
+    assert_eq!(cqe.result.get(), u64::from(AUTHREQ_ATR | u32::from(cntlid)));
+    assert_eq!(refusal(&admin_queue.set_cc(0x0046_0061)), Status::AUTHENTICATION_REQUIRED);
+    let keep_alive = admin(AdminOpcode::KEEP_ALIVE, 0, 0, 0, 0);
+    assert_eq!(refusal(&admin_queue.run(keep_alive, &[]).1), Status::AUTHENTICATION_REQUIRED);
+    prove(&mut admin_queue);
+    admin_queue.enable();
+    let (mut io, cqe) = connected(&node, 1, cntlid);
+    assert!(cqe.status.is_success());
+    let read = nvm(NvmOpcode::READ, 1, 0, 1);
+    assert_eq!(refusal(&io.run(read, &[]).1), Status::AUTHENTICATION_REQUIRED);
+    let fused = Sqe { flags: 0x41, ..nvm(NvmOpcode::COMPARE, 1, 0, 1) };
+    assert_eq!(refusal(&io.run(fused, &[0; 512]).1), Status::AUTHENTICATION_REQUIRED);
+    prove(&mut io);
+    assert!(io.run(read, &[]).1.status.is_success());
+    // Once more, which a host may do at any time.
+    prove(&mut admin_queue);
+    assert!(admin_queue.run(keep_alive, &[]).1.status.is_success());
+}
+
+#[test]
+fn who_cannot_prove_itself_is_told_and_loses_its_connection() {
+    let node = guarded();
+    let (mut host, _) = connected(&node, 0, CNTLID_DYNAMIC);
+    assert!(send(&mut host, &negotiate(&[1], &[1])).status.is_success());
+    let challenge = receive(&mut host, 16 + 32 + 256);
+    let other = secrets(None, None).controller.unwrap();
+    assert!(send(&mut host, &reply(&challenge, &other, (false, 0), NQN).0).status.is_success());
+    assert!(!host.is_closed());
+    let failure = receive(&mut host, 64);
+    assert_eq!((failure[1], failure[7]), (0xf1, Explanation::AUTHENTICATION_FAILED.0));
+    assert!(host.is_closed());
+}
+
+#[test]
+fn who_takes_too_long_to_prove_itself_loses_its_connection() {
+    let node = guarded();
+    let (mut host, _) = connected(&node, 0, CNTLID_DYNAMIC);
+    let at = host.pump.session.poll_timeout().unwrap();
+    assert!(at <= host.now + Duration::from_secs(30));
+    assert!(host.pump.session.on_timeout(host.now + Duration::from_secs(30)).is_err());
+    // It has half of that for each message.
+    let (mut host, _) = connected(&node, 0, CNTLID_DYNAMIC);
+    let at = |seconds| host.now + Duration::from_secs(seconds);
+    let [begin, middle, later, end] = [at(0), at(10), at(20), at(26)];
+    host.pump.session.on_timeout(begin).unwrap();
+    assert!(send(&mut host, &negotiate(&[1, 2], &[0, 1])).status.is_success());
+    assert!(host.pump.session.poll_timeout().unwrap() <= begin + Duration::from_millis(1));
+    host.pump.session.on_timeout(middle).unwrap();
+    host.pump.session.on_timeout(later).unwrap();
+    let error = host.pump.session.on_timeout(end).unwrap_err();
+    assert_eq!(error.what, "did not go on proving who it is within 15 seconds");
+}
+
+#[test]
+fn who_takes_longer_than_its_keep_alive_timeout_to_prove_itself_is_waited_for() {
+    let node = guarded();
+    let (mut host, _) = connected(&node, 0, CNTLID_DYNAMIC);
+    let pass = |host: &mut Host, until: Duration| {
+        let until = host.now + until;
+        while let Some(next) = host.pump.session.poll_timeout().filter(|&next| next <= until) {
+            host.pump.session.on_timeout(next)?;
+        }
+        Ok::<_, ProtocolError>(())
+    };
+    // It may not send Keep Alive yet, and its timeout is 4 seconds.
+    pass(&mut host, Duration::from_secs(14)).unwrap();
+    prove(&mut host);
+    host.enable();
+    let error = pass(&mut host, Duration::from_secs(60)).unwrap_err();
+    assert_eq!(error.what, "did not keep its controller alive within its Keep Alive Timeout");
+}
+
+#[test]
+fn authentication_commands_that_make_no_sense_are_refused() {
+    let node = guarded();
+    let (mut host, _) = connected(&node, 0, CNTLID_DYNAMIC);
+    let receive = authentication(FabricsType::AUTHENTICATION_RECEIVE, 64);
+    for wrong in [
+        Sqe { cdw10: 0.into(), ..receive },
+        Sqe { cdw11: 0.into(), ..receive },
+        Sqe { cdw11: 4097.into(), ..receive },
+        Sqe { cdw10: 0.into(), ..authentication(FabricsType::AUTHENTICATION_SEND, 64) },
+    ] {
+        assert_eq!(refusal(&host.run(wrong, &[]).1), Status::INVALID_FIELD_IN_COMMAND);
+    }
+    let long = Sqe { cdw11: 128.into(), ..receive };
+    assert_eq!(refusal(&host.run(long, &[]).1), Status::DATA_SGL_LENGTH_INVALID);
+    // A host that has nothing to prove.
+    let (mut plain, _) = Host::admin(&super::node());
+    assert_eq!(refusal(&plain.run(receive, &[]).1), Status::INVALID_FIELD_IN_COMMAND);
+    // Without random numbers nobody can.
+    let mut host = Host::new(&node);
+    let (command, data) = connect(NQN, 0, CNTLID_DYNAMIC, 0);
+    let data = ConnectData { hostnqn: Nqn::new("nqn.h").unwrap().to_field(), ..data };
+    assert_eq!(refusal(&host.run(command, data.as_bytes()).1), Status::INTERNAL_ERROR);
+}

@@ -1,0 +1,204 @@
+//! What a queue takes, and what waits.
+
+use super::*;
+use crate::session::{Target, Timed};
+use blockmux_wire::nvme::NSID_ALL;
+use blockmux_wire::nvme::nvm::PRINFO_MASK;
+
+/// An I/O queue with so many entries, and its admin queue.
+fn deep(node: &(Arc<Node>, Exports), pool: &Pool, entries: u32) -> (Host, Host) {
+    let (admin, cntlid) = Host::admin(node);
+    let mut io = Host::with_pool(node, pool.clone());
+    let (mut command, data) = connect(NQN, 1, cntlid, 0);
+    command.cdw11 = (entries - 1).into();
+    assert!(io.run(command, data.as_bytes()).1.status.is_success());
+    (io, admin)
+}
+
+/// Delivers all data that is fetched until nothing comes any more; how many commands have ended.
+fn answer_all(io: &mut Host) -> usize {
+    let mut ended = 0;
+    loop {
+        io.pump.turn();
+        let all = io.received();
+        if all.is_empty() {
+            return ended;
+        }
+        for sent in all {
+            match sent {
+                Sent::Done { cqe, .. } => {
+                    assert!(cqe.status.is_success());
+                    ended += 1;
+                }
+                Sent::Fetch(fetch) => io.deliver(fetch, 0, &vec![7; fetch.len]),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_command_that_cannot_be_done_has_its_status_and_harms_nothing() {
+    let (mut io, _admin) = Host::io(&node());
+    let end = SIZE / 512;
+    let read = |slba, blocks| nvm(NvmOpcode::READ, 1, slba, blocks);
+    let with = |sqe: Sqe, dptr| Sqe { dptr, ..sqe };
+    let write = nvm(NvmOpcode::WRITE, 1, 0, 1);
+    let field = Status::INVALID_FIELD_IN_COMMAND;
+    let cases = [
+        (read(end, 1), Status::LBA_OUT_OF_RANGE),
+        (read(end - 1, 2), Status::LBA_OUT_OF_RANGE),
+        (read(u64::MAX, 1), Status::LBA_OUT_OF_RANGE),
+        (read(u64::MAX >> 9, 8), Status::LBA_OUT_OF_RANGE),
+        (read(0, 2049), field),
+        (Sqe { nsid: 0.into(), ..read(0, 1) }, Status::INVALID_NAMESPACE_OR_FORMAT),
+        (Sqe { nsid: 3.into(), ..read(0, 1) }, Status::INVALID_NAMESPACE_OR_FORMAT),
+        (Sqe { nsid: NSID_ALL.into(), ..read(0, 1) }, Status::INVALID_NAMESPACE_OR_FORMAT),
+        (Sqe { opcode: 0x99, ..read(0, 1) }, Status::INVALID_COMMAND_OPCODE),
+        (Sqe { flags: 0x41, ..read(0, 1) }, field),
+        (Sqe { flags: 0, ..read(0, 1) }, field),
+        (Sqe { cdw12: PRINFO_MASK.into(), ..read(0, 1) }, field),
+        (with(read(0, 1), SglDescriptor::transport(511)), Status::DATA_SGL_LENGTH_INVALID),
+        (with(read(0, 1), SglDescriptor::transport(1024)), Status::DATA_SGL_LENGTH_INVALID),
+        (with(read(0, 1), SglDescriptor::in_capsule(0, 512)), Status::SGL_DESCRIPTOR_TYPE_INVALID),
+        (with(write, SglDescriptor::transport(513)), Status::DATA_SGL_LENGTH_INVALID),
+        (with(write, SglDescriptor::in_capsule(0, 512)), Status::SGL_OFFSET_INVALID),
+        (with(write, SglDescriptor::in_capsule(u64::MAX, 512)), Status::SGL_OFFSET_INVALID),
+        (
+            with(write, SglDescriptor::new(SglType::KEYED_DATA_BLOCK, SglSubtype::ADDRESS, 0, 512)),
+            Status::SGL_DESCRIPTOR_TYPE_INVALID,
+        ),
+        (nvm(NvmOpcode::WRITE, 2, 0, 1), Status::NAMESPACE_IS_WRITE_PROTECTED),
+        (nvm(NvmOpcode::WRITE_ZEROES, 2, 0, 1), Status::NAMESPACE_IS_WRITE_PROTECTED),
+        (nvm(NvmOpcode::WRITE_ZEROES, 1, end, 1), Status::LBA_OUT_OF_RANGE),
+        (Sqe { cdw12: (1 << 8).into(), ..nvm(NvmOpcode::COPY, 1, 0, 1) }, field),
+        (Sqe { cdw12: 0xff.into(), ..nvm(NvmOpcode::COPY, 1, 0, 1) }, Status::COMMAND_SIZE_LIMIT_EXCEEDED),
+    ];
+    for (sqe, status) in cases {
+        assert_eq!(refusal(&io.run(sqe, &[]).1), status, "{sqe:?}");
+    }
+    // Too many of a page of ranges, and a source range that is too long.
+    let mut range = [0; 32];
+    range[16..18].copy_from_slice(&u16::MAX.to_le_bytes());
+    let copy = Sqe { cdw12: 0.into(), ..nvm(NvmOpcode::COPY, 1, 0, 1) };
+    assert_eq!(refusal(&io.run(copy, &range).1), Status::COMMAND_SIZE_LIMIT_EXCEEDED);
+    assert_eq!(io.run(read(0, 1), &[]).0, [0; 512]);
+}
+
+#[test]
+fn no_volume_is_asked_for_blocks_that_it_does_not_have() {
+    let (mut io, _admin) = Host::io(&node());
+    io.pump.holds_io = true;
+    let end = SIZE / 512;
+    let copy = |to| Sqe { cdw12: 0.into(), ..nvm(NvmOpcode::COPY, 1, to, 1) };
+    let source = |from: u64, blocks: u16| {
+        let mut range = [0; 32];
+        range[8..16].copy_from_slice(&from.to_le_bytes());
+        range[16..18].copy_from_slice(&(blocks - 1).to_le_bytes());
+        range.to_vec()
+    };
+    let mut unmapped = [0; 16];
+    unmapped[4..8].copy_from_slice(&2_u32.to_le_bytes());
+    unmapped[8..16].copy_from_slice(&(end - 1).to_le_bytes());
+    let deallocate = Sqe { cdw10: 0.into(), cdw11: 4.into(), ..nvm(NvmOpcode::DATASET_MANAGEMENT, 1, 0, 1) };
+    let cases = [
+        (nvm(NvmOpcode::READ, 1, end - 1, 2), Vec::new()),
+        (nvm(NvmOpcode::WRITE_ZEROES, 1, end - 1, 2), Vec::new()),
+        (nvm(NvmOpcode::VERIFY, 1, end, 1), Vec::new()),
+        (copy(0), source(end - 1, 2)),
+        (copy(end - 1), source(0, 2)),
+        (copy(end + 1), source(0, 1)),
+        (deallocate, unmapped.to_vec()),
+    ];
+    for (sqe, data) in cases {
+        assert_eq!(refusal(&io.run(sqe, &data).1), Status::LBA_OUT_OF_RANGE, "{sqe:?}");
+        assert!(io.pump.submitted.is_empty(), "{sqe:?}");
+    }
+}
+
+#[test]
+fn a_cid_that_is_in_use_is_a_conflict() {
+    let (mut io, _admin) = Host::io(&node());
+    io.pump.holds_io = true;
+    let mut read = nvm(NvmOpcode::READ, 1, 0, 1);
+    io.send(&mut read, &[]);
+    io.deliver_command(&read, &[]).unwrap();
+    assert_eq!(refusal(&io.received()[0].cqe()), Status::COMMAND_ID_CONFLICT);
+    io.pump.finish_one();
+    assert!(io.end_of(read).1.status.is_success());
+}
+
+#[test]
+fn more_commands_than_the_queue_has_entries_end_it() {
+    let (mut io, _admin) = Host::io(&node());
+    io.pump.holds_io = true;
+    for _ in 0..32 {
+        io.send(&mut nvm(NvmOpcode::READ, 1, 0, 1), &[]);
+    }
+    assert_eq!(io.pump.submitted.len(), 32);
+    io.pump.finish_one();
+    io.send(&mut nvm(NvmOpcode::READ, 1, 0, 1), &[]);
+    let one_too_many = Sqe { cid: 99.into(), ..nvm(NvmOpcode::READ, 1, 0, 1) };
+    let error = io.deliver_command(&one_too_many, &[]).unwrap_err();
+    assert_eq!(error.what, "sent more commands than its queue has entries");
+    assert!(io.is_closed());
+}
+
+#[test]
+fn commands_of_more_data_than_may_be_in_flight_do_not_keep_the_data_of_others_from_coming() {
+    let (mut io, _admin) = deep(&node(), &Pool::new(usize::MAX), 128);
+    for _ in 0..70 {
+        io.send(&mut nvm(NvmOpcode::WRITE, 1, 0, 2048), &[]);
+    }
+    assert_eq!(answer_all(&mut io), 70);
+}
+
+#[test]
+fn the_host_owes_the_oldest_data_that_memory_waits_for() {
+    let (mut io, _admin) = deep(&node(), &Pool::new(usize::MAX), 128);
+    assert_eq!(io.pump.session.owed(), None);
+    for _ in 0..2 {
+        io.send(&mut nvm(NvmOpcode::WRITE, 1, 0, 512), &[]);
+    }
+    let fetches: Vec<Fetch> = io.received().iter().map(Sent::fetch).collect();
+    let first = io.pump.session.owed();
+    assert!(first.is_some());
+    let mut answer = |fetch, from: usize, to| {
+        io.deliver(fetch, from, &vec![7; to - from]);
+        io.pump.session.owed()
+    };
+    assert_eq!(answer(fetches[0], 0, 100_000), first, "a part is not enough");
+    let second = answer(fetches[0], 100_000, 256 << 10);
+    assert!(second > first);
+    assert_eq!(answer(fetches[1], 0, 256 << 10), None);
+}
+
+#[test]
+fn one_host_has_only_its_share_of_the_pool() {
+    let pool = Pool::new(32 << 20);
+    let (mut io, _admin) = deep(&node(), &pool, 128);
+    for _ in 0..30 {
+        io.send(&mut nvm(NvmOpcode::WRITE, 1, 0, 2048), &[]);
+    }
+    assert!((1..=pool.peer_share()).contains(&pool.out_bytes()));
+    assert_eq!(answer_all(&mut io), 30);
+}
+
+#[test]
+fn data_waits_for_memory_before_it_is_asked_for() {
+    let node = node();
+    let (_admin, cntlid) = Host::admin(&node);
+    let pool = Pool::new(4 << 20);
+    let mut io = Host::with_pool(&node, pool.clone());
+    assert!(io.connect(1, cntlid, 0).status.is_success());
+    let taken: Vec<_> = std::iter::from_fn(|| pool.take_payload(1 << 20)).collect();
+    assert!(!taken.is_empty());
+    let mut write = nvm(NvmOpcode::WRITE, 1, 0, 2048);
+    io.send(&mut write, &[]);
+    assert!(io.received().is_empty());
+    drop(taken);
+    let now = io.pump.session.poll_timeout().unwrap();
+    io.pump.session.on_timeout(now).unwrap();
+    let fetch = io.fetch();
+    io.deliver(fetch, 0, &pattern(1 << 20));
+    assert!(io.end_of(write).1.status.is_success());
+}

@@ -1,0 +1,168 @@
+//! News for hosts, and commands that are aborted.
+
+use super::*;
+use crate::session::Timed;
+use blockmux_volume::{Completion, IoError};
+use blockmux_wire::nvme::feature::{AEC_NAMESPACE_ATTRIBUTE, FeatureId};
+use blockmux_wire::nvme::log::{RAE, SmartLog};
+
+fn wants_events(host: &mut Host) {
+    let fid = FeatureId::ASYNCHRONOUS_EVENT_CONFIGURATION.0.into();
+    let set = admin(AdminOpcode::SET_FEATURES, 0, fid, AEC_NAMESPACE_ATTRIBUTE, 0);
+    assert!(host.run(set, &[]).1.status.is_success());
+}
+
+fn changed(host: &mut Host, flags: u32) -> Vec<u8> {
+    let log = admin(AdminOpcode::GET_LOG_PAGE, u32::MAX, 1023 << 16 | flags | 4, 0, 4096);
+    host.run(log, &[]).0
+}
+
+#[test]
+fn a_new_size_is_told_once_until_the_list_is_read() {
+    let node = node();
+    let (mut host, _) = Host::admin(&node);
+    let (mut deaf, _) = Host::admin_of(&node, 2);
+    wants_events(&mut host);
+    let mut events = [admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0, 0, 0, 0); 2];
+    events.iter_mut().for_each(|event| host.send(event, &[]));
+    deaf.send(&mut events[1].clone(), &[]);
+    for _ in 0..2 {
+        node.1.served(VolumeId(0)).unwrap().on_resize();
+    }
+    // Nobody rings: it looks.
+    let now = host.pump.session.poll_timeout().unwrap();
+    host.pump.session.on_timeout(now).unwrap();
+    assert_eq!(host.end_of(events[0]).1.result.get(), 0x04_0002);
+    node.1.served(VolumeId(1)).unwrap().on_resize();
+    host.pump.turn();
+    assert!(host.received().is_empty());
+    assert_eq!(changed(&mut host, RAE)[..12], [1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(changed(&mut host, 0)[..5], [1, 0, 0, 0, 2]);
+    assert_eq!(changed(&mut host, 0)[..5], [0; 5]);
+    node.1.served(VolumeId(1)).unwrap().on_resize();
+    host.pump.turn();
+    assert_eq!(host.end_of(events[1]).1.result.get(), 0x04_0002);
+    deaf.pump.turn();
+    assert!(deaf.received().is_empty());
+    assert_eq!(changed(&mut deaf, 0)[..5], [1, 0, 0, 0, 2], "the list is there all the same");
+}
+
+/// SPDK's host has four requests for events waiting, and writes CC.SHN under the identifier of one
+/// of them.
+#[test]
+fn a_command_takes_the_identifier_of_a_request_for_events_but_not_of_another_command() {
+    let node = node();
+    let (mut host, _) = Host::admin(&node);
+    wants_events(&mut host);
+    let mut events = [admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0, 0, 0, 0); 4];
+    events.iter_mut().for_each(|event| host.send(event, &[]));
+    host.cid = events[3].cid.get() - 1;
+    assert_eq!(host.csts(), 1);
+    // Three are left, and one more has room.
+    node.1.served(VolumeId(0)).unwrap().on_resize();
+    host.pump.session.on_timeout(host.now).unwrap();
+    assert_eq!(host.end_of(events[0]).1.result.get(), 0x04_0002);
+    let mut more = [admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0, 0, 0, 0); 2];
+    more.iter_mut().for_each(|event| host.send(event, &[]));
+    assert!(host.received().is_empty());
+    let fifth = host.run(admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0, 0, 0, 0), &[]).1;
+    assert_eq!(fifth.status.status(), Status::ASYNCHRONOUS_EVENT_REQUEST_LIMIT_EXCEEDED);
+    host.cid = more[1].cid.get() - 1;
+    assert!(host.set_cc(0x0046_4061).status.is_success());
+    assert_eq!(host.csts() & 0b1100, 0b1000, "it is shut down");
+
+    let (mut io, _admin) = Host::io(&node);
+    io.pump.holds_io = true;
+    let mut read = nvm(NvmOpcode::READ, 1, 0, 1);
+    io.send(&mut read, &[]);
+    io.cid = read.cid.get() - 1;
+    assert_eq!(refusal(&io.run(nvm(NvmOpcode::READ, 1, 8, 1), &[]).1), Status::COMMAND_ID_CONFLICT);
+    io.pump.finish_one();
+    assert!(io.end_of(read).1.status.is_success());
+}
+
+#[test]
+fn an_abort_ends_a_command_of_an_io_queue_as_early_as_its_volume_can() {
+    for is_ended_early in [true, false] {
+        let (mut io, mut queue) = Host::io(&node());
+        io.pump.holds_io = true;
+        let mut read = nvm(NvmOpcode::READ, 1, 0, 1);
+        io.send(&mut read, &[]);
+        let mut abort = admin(AdminOpcode::ABORT, 0, u32::from(read.cid.get()) << 16 | 1, 0, 0);
+        queue.send(&mut abort, &[]);
+        assert!(queue.received().is_empty(), "nobody knows yet");
+        io.pump.turn();
+        assert_eq!(io.pump.cancelled.len(), 1);
+        if is_ended_early {
+            let (_, cut) = io.pump.submitted.pop_front().unwrap();
+            let done = Completion { tag: cut.tag, result: Err(IoError::Aborted) };
+            crate::session::Target::on_io(&mut io.pump.session, done);
+            let cqe = io.received()[0].cqe();
+            assert_eq!(cqe.status.status(), Status::COMMAND_ABORT_REQUESTED);
+            assert!(!cqe.status.do_not_retry());
+        } else {
+            io.pump.finish_one();
+            assert!(io.end_of(read).1.status.is_success());
+        }
+        let now = queue.pump.session.poll_timeout().unwrap();
+        queue.pump.session.on_timeout(now).unwrap();
+        assert_eq!(queue.end_of(abort).1.result.get(), u64::from(!is_ended_early));
+    }
+}
+
+#[test]
+fn what_waits_is_aborted_at_once_and_what_waits_for_data_with_its_data() {
+    use crate::served::RangeGuard;
+    let node = node();
+    let (mut io, mut queue) = Host::io(&node);
+    let guard = RangeGuard::lock(&node.1.served(VolumeId(0)).unwrap(), 0, 512).unwrap();
+    let mut held = nvm(NvmOpcode::READ, 1, 0, 1);
+    io.send(&mut held, &[]);
+    let mut write = nvm(NvmOpcode::WRITE, 1, 8, 1);
+    io.send(&mut write, &[]);
+    let fetch = io.fetch();
+    let mut aborts =
+        [held, write].map(|sqe| admin(AdminOpcode::ABORT, 0, u32::from(sqe.cid.get()) << 16 | 1, 0, 0));
+    aborts.iter_mut().for_each(|abort| queue.send(abort, &[]));
+    io.pump.turn();
+    assert_eq!(io.end_of(held).1.status.status(), Status::COMMAND_ABORT_REQUESTED);
+    io.deliver(fetch, 0, &[7; 512]);
+    assert_eq!(io.end_of(write).1.status.status(), Status::COMMAND_ABORT_REQUESTED);
+    queue.pump.session.on_timeout(queue.now).unwrap();
+    let answers: Vec<u64> = queue.received().iter().map(|sent| sent.cqe().result.get()).collect();
+    assert_eq!(answers, [0, 0]);
+    drop(guard);
+    assert_eq!(io.run(nvm(NvmOpcode::READ, 1, 8, 1), &[]).0, [0; 512], "it was not written");
+}
+
+#[test]
+fn no_more_aborts_wait_than_the_controller_says_and_a_lost_queue_answers_them() {
+    let (mut io, mut queue) = Host::io(&node());
+    io.pump.holds_io = true;
+    let mut read = nvm(NvmOpcode::READ, 1, 0, 1);
+    io.send(&mut read, &[]);
+    let abort = admin(AdminOpcode::ABORT, 0, u32::from(read.cid.get()) << 16 | 1, 0, 0);
+    let mut aborts = [abort; 4];
+    aborts.iter_mut().for_each(|abort| queue.send(abort, &[]));
+    let more = queue.run(abort, &[]).1;
+    assert_eq!(more.status.status(), Status::ABORT_COMMAND_LIMIT_EXCEEDED);
+    drop(io);
+    queue.pump.session.on_timeout(queue.now).unwrap();
+    assert_eq!(queue.received().iter().filter(|sent| sent.cqe().result.get() == 1).count(), 4);
+    assert_eq!(queue.run(abort, &[]).1.result.get(), 1, "there is no such queue any more");
+}
+
+#[test]
+fn the_smart_log_counts_what_was_done() {
+    let (mut io, mut queue) = Host::io(&node());
+    assert!(io.run(nvm(NvmOpcode::WRITE, 1, 0, 1), &[7; 512]).1.status.is_success());
+    for _ in 0..2 {
+        assert!(io.run(nvm(NvmOpcode::READ, 1, 0, 2048), &[]).1.status.is_success());
+    }
+    drop(io);
+    let log = admin(AdminOpcode::GET_LOG_PAGE, u32::MAX, 127 << 16 | 2, 0, 512);
+    let page = SmartLog::read_from_bytes(&queue.run(log, &[]).0).unwrap();
+    let counts =
+        [page.host_read_commands, page.host_write_commands, page.data_units_read, page.data_units_written];
+    assert_eq!(counts.map(|count| count.get()), [2, 1, 5, 1]);
+}

@@ -1,0 +1,282 @@
+//! Compare and write, fused.
+
+use super::*;
+use crate::scsi::testing::{Bench, Client};
+use crate::scsi::{Identity, LogicalUnit};
+use crate::session::Timed;
+
+const FIRST: u8 = 0x41;
+const SECOND: u8 = 0x42;
+const MISSING: Status = Status::COMMAND_ABORTED_DUE_TO_MISSING_FUSED_COMMAND;
+const FAILED: Status = Status::COMMAND_ABORTED_DUE_TO_FAILED_FUSED_COMMAND;
+
+/// Compare and Write of so many blocks from `slba` on.
+fn pair(slba: u64, blocks: u32) -> [Sqe; 2] {
+    let half = |opcode, flags| Sqe { flags, ..nvm(opcode, 1, slba, blocks) };
+    [half(NvmOpcode::COMPARE, FIRST), half(NvmOpcode::WRITE, SECOND)]
+}
+
+/// Sends both halves with their data in their capsules; answers both statuses.
+fn compare_and_write(io: &mut Host, slba: u64, expected: &[u8], data: &[u8]) -> [Status; 2] {
+    let mut halves = pair(slba, expected.len() as u32 / 512);
+    for (half, bytes) in halves.iter_mut().zip([expected, data]) {
+        half.dptr = SglDescriptor::in_capsule(0, bytes.len() as u32);
+        io.send(half, bytes);
+    }
+    ends(io, &halves)
+}
+
+/// Statuses of both, the first before the second.
+fn ends(io: &mut Host, halves: &[Sqe; 2]) -> [Status; 2] {
+    let all = io.received();
+    assert_eq!(all.len(), 2, "{all:?}");
+    [0, 1].map(|nth| {
+        let cqe = all[nth].cqe();
+        assert_eq!(cqe.cid, halves[nth].cid);
+        cqe.status.status()
+    })
+}
+
+fn block(io: &mut Host, slba: u64) -> Vec<u8> {
+    io.run(nvm(NvmOpcode::READ, 1, slba, 1), &[]).0
+}
+
+#[test]
+fn a_fused_pair_writes_if_it_finds_what_it_expects() {
+    let (mut io, _admin) = Host::io(&node());
+    assert_eq!(compare_and_write(&mut io, 3, &[0; 1024], &[1; 1024]), [Status::SUCCESSFUL_COMPLETION; 2]);
+    assert_eq!(block(&mut io, 4), [1; 512]);
+    assert_eq!(compare_and_write(&mut io, 3, &[0; 512], &[2; 512]), [Status::COMPARE_FAILURE, FAILED]);
+    assert_eq!(block(&mut io, 3), [1; 512]);
+    assert_eq!(compare_and_write(&mut io, 3, &[1; 512], &[2; 512]), [Status::SUCCESSFUL_COMPLETION; 2]);
+    assert_eq!((block(&mut io, 3), block(&mut io, 4)), (vec![2; 512], vec![1; 512]));
+}
+
+#[test]
+fn the_data_of_either_half_may_come_first() {
+    let (mut io, _admin) = Host::io(&node());
+    let data = pattern(16384);
+    for order in [[0, 1], [1, 0]] {
+        let mut halves = pair(0, 32);
+        assert!(io.run(nvm(NvmOpcode::WRITE_ZEROES, 1, 0, 32), &[]).1.status.is_success());
+        halves.iter_mut().for_each(|half| io.send(half, &[]));
+        let fetches: Vec<Fetch> = io.received().iter().map(Sent::fetch).collect();
+        for nth in order {
+            assert!(io.received().is_empty());
+            let bytes = if nth == 0 { &[0; 16384][..] } else { &data };
+            io.deliver(fetches[nth], 0, bytes);
+        }
+        assert_eq!(ends(&mut io, &halves), [Status::SUCCESSFUL_COMPLETION; 2]);
+        assert!(io.run(nvm(NvmOpcode::READ, 1, 0, 32), &[]).0 == data);
+    }
+}
+
+#[test]
+fn halves_that_come_apart_end_and_do_nothing() {
+    let (mut io, _admin) = Host::io(&node());
+    let in_capsule = |sqe: Sqe| Sqe { dptr: SglDescriptor::in_capsule(0, 512), ..sqe };
+    let [first, second] = pair(0, 1).map(in_capsule);
+    // A second without a first.
+    assert_eq!(refusal(&io.run(second, &[7; 512]).1), MISSING);
+    // A first with something else behind it, and the second after that.
+    let (mut lonely, mut between) = (first, nvm(NvmOpcode::FLUSH, 1, 0, 1));
+    io.send(&mut lonely, &[0; 512]);
+    assert!(io.received().is_empty());
+    io.send(&mut between, &[]);
+    assert_eq!(ends(&mut io, &[lonely, between]), [MISSING, Status::SUCCESSFUL_COMPLETION]);
+    assert_eq!(refusal(&io.run(second, &[7; 512]).1), MISSING);
+    // Two firsts: the second of them has its half.
+    let (mut one, mut two) = (first, first);
+    io.send(&mut one, &[0; 512]);
+    io.send(&mut two, &[0; 512]);
+    let all = io.received();
+    assert_eq!((all.len(), all[0].cqe().cid, refusal(&all[0].cqe())), (1, one.cid, MISSING));
+    let mut other = second;
+    io.send(&mut other, &[8; 512]);
+    assert_eq!(ends(&mut io, &[two, other]), [Status::SUCCESSFUL_COMPLETION; 2]);
+    assert_eq!(block(&mut io, 0), [8; 512]);
+    // A first whose data is asked for ends when it has come, so that no data is out of place.
+    let [mut waits, _] = pair(0, 1);
+    io.send(&mut waits, &[]);
+    let fetch = io.fetch();
+    assert!(io.run(nvm(NvmOpcode::FLUSH, 1, 0, 1), &[]).1.status.is_success());
+    io.deliver(fetch, 0, &[0; 512]);
+    assert_eq!(refusal(&io.end_of(waits).1), MISSING);
+}
+
+#[test]
+fn a_pair_that_is_none_is_refused_whole() {
+    let (mut io, _admin) = Host::io(&node());
+    let in_capsule = |sqe: Sqe| Sqe { dptr: SglDescriptor::in_capsule(0, 512), ..sqe };
+    let [first, second] = pair(0, 1).map(in_capsule);
+    let wrong_seconds = [
+        (Sqe { cdw10: 1.into(), ..second }, Status::INVALID_FIELD_IN_COMMAND),
+        (Sqe { opcode: NvmOpcode::COMPARE.0, ..second }, Status::INVALID_FIELD_IN_COMMAND),
+        (Sqe { nsid: 9.into(), ..second }, Status::INVALID_NAMESPACE_OR_FORMAT),
+        (Sqe { nsid: 2.into(), ..second }, Status::NAMESPACE_IS_WRITE_PROTECTED),
+    ];
+    for (wrong, status) in wrong_seconds {
+        let (mut first, mut wrong) = (first, wrong);
+        io.send(&mut first, &[0; 512]);
+        io.send(&mut wrong, &[7; 512]);
+        assert_eq!(ends(&mut io, &[wrong, first]), [status, FAILED]);
+    }
+    let wrong_firsts = [
+        Sqe { opcode: NvmOpcode::WRITE.0, ..first },
+        Sqe { flags: 0x43, ..first },
+        Sqe { cdw12: (0xf << 26).into(), ..first },
+    ];
+    for wrong in wrong_firsts {
+        assert_eq!(refusal(&io.run(wrong, &[0; 512]).1), Status::INVALID_FIELD_IN_COMMAND);
+        let expected = if wrong.flags == FIRST { FAILED } else { MISSING };
+        assert_eq!(refusal(&io.run(second, &[7; 512]).1), expected);
+    }
+    let (mut queue, _) = Host::admin(&node());
+    let fused = Sqe { flags: FIRST, ..admin(AdminOpcode::KEEP_ALIVE, 0, 0, 0, 0) };
+    assert_eq!(refusal(&queue.run(fused, &[]).1), Status::INVALID_FIELD_IN_COMMAND);
+    assert_eq!(block(&mut io, 0), [0; 512]);
+}
+
+#[test]
+fn a_queue_that_ends_does_not_wait_for_a_second_half() {
+    let (mut io, _admin) = Host::io(&node());
+    let [mut first, _] = pair(0, 1);
+    first.dptr = SglDescriptor::in_capsule(0, 512);
+    io.send(&mut first, &[0; 512]);
+    crate::session::Target::on_stop(&mut io.pump.session);
+    assert_eq!(refusal(&io.end_of(first).1), MISSING);
+    assert!(io.is_closed());
+}
+
+#[test]
+fn whoever_else_uses_the_blocks_waits_for_the_pair() {
+    let node = node();
+    let (mut io, _admin) = Host::io(&node);
+    let (mut other, _other_admin) = Host::io_of(&node, 2);
+    io.pump.holds_io = true;
+    let mut halves = pair(0, 1);
+    for (half, byte) in halves.iter_mut().zip([0, 1]) {
+        half.dptr = SglDescriptor::in_capsule(0, 512);
+        io.send(half, &[byte; 512]);
+    }
+    let mut write = Sqe { dptr: SglDescriptor::in_capsule(0, 512), ..nvm(NvmOpcode::WRITE, 1, 0, 1) };
+    other.send(&mut write, &[2; 512]);
+    assert!(other.received().is_empty());
+    io.pump.finish_one();
+    io.pump.turn();
+    io.pump.finish_one();
+    assert_eq!(ends(&mut io, &halves), [Status::SUCCESSFUL_COMPLETION; 2]);
+    let now = other.pump.session.poll_timeout().unwrap();
+    other.pump.session.on_timeout(now).unwrap();
+    other.pump.turn();
+    assert!(other.end_of(write).1.status.is_success());
+    assert_eq!(block(&mut other, 0), [2; 512]);
+}
+
+/// One who counts up the number in block 0, by compare and write until it has succeeded so many times.
+struct Counter {
+    seen: u64,
+    left: u32,
+}
+
+impl Counter {
+    fn images(&self) -> [[u8; 512]; 2] {
+        [self.seen, self.seen + 1].map(|number| {
+            let mut block = [0; 512];
+            block[..8].copy_from_slice(&number.to_le_bytes());
+            block
+        })
+    }
+}
+
+/// A turn of a host: sends a pair or goes on with one, at most one I/O further.
+fn host_turn(host: &mut Host, counter: &mut Counter, halves: &mut Option<[Sqe; 2]>) {
+    match halves {
+        None => {
+            host.pump.holds_io = true;
+            let mut sent = pair(0, 1);
+            for (half, image) in sent.iter_mut().zip(counter.images()) {
+                half.dptr = SglDescriptor::in_capsule(0, 512);
+                host.send(half, &image);
+            }
+            *halves = Some(sent);
+        }
+        Some(sent) => {
+            let now = host.now;
+            host.pump.session.on_timeout(now).unwrap();
+            host.pump.turn();
+            if !host.pump.submitted.is_empty() {
+                host.pump.finish_one();
+                host.pump.turn();
+            }
+            let all = host.received();
+            if all.is_empty() {
+                return;
+            }
+            assert_eq!((all.len(), all[0].cqe().cid), (2, sent[0].cid));
+            *halves = None;
+            if all[1].cqe().status.is_success() {
+                counter.left -= 1;
+            } else {
+                assert_eq!(all[0].cqe().status.status(), Status::COMPARE_FAILURE);
+            }
+        }
+    }
+}
+
+/// The same for an initiator of SCSI, whole.
+fn scsi_turn(client: &mut Client, counter: &mut Counter) {
+    use crate::scsi::testing::command;
+    use crate::scsi::{Lun, Step};
+    const CAW: [u8; 16] = [0x89, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0];
+    let data = counter.images().concat();
+    let (mut task, step) = client.server.begin(&command(Lun::new(0), &CAW, 1024));
+    let mut step = client.turn(&mut task, step, &data, &mut 0);
+    loop {
+        step = match step {
+            // A host has the block for itself: it lets go later.
+            Step::Wait => return,
+            Step::Done(response) => {
+                counter.left -= u32::from(response.status == crate::scsi::Status::GOOD);
+                return;
+            }
+            step => client.turn(&mut task, step, &[], &mut 0),
+        };
+    }
+}
+
+#[test]
+fn many_writers_over_nvme_and_scsi_never_lose_a_count() {
+    let node = node();
+    let served = node.1.served(VolumeId(0)).unwrap();
+    let unit = LogicalUnit::over(Identity::of("a"), &served);
+    let bench = Bench::around(unit, served.volume().clone());
+    let mut hosts: Vec<_> = (1..=4).map(|id| Host::io_of(&node, id)).collect();
+    let mut initiators: Vec<_> = ["x", "y", "z"].map(|name| bench.client(name)).into();
+    let counter = || Counter { seen: 0, left: 25 };
+    let mut counters: Vec<Counter> = (0..hosts.len() + initiators.len()).map(|_| counter()).collect();
+    let mut halves = vec![None; hosts.len()];
+    let mut random = 1_u64;
+    let mut turns = 0;
+    while counters.iter().any(|counter| counter.left > 0) {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let who = (random >> 33) as usize % counters.len();
+        let total: u32 = counters.iter().map(|counter| 25 - counter.left).sum();
+        let is_new = halves.get(who).is_none_or(|halves| halves.is_none());
+        if is_new && counters[who].left == 0 {
+            continue;
+        }
+        if is_new {
+            // All that was counted so far, as far as anybody knows.
+            counters[who].seen = total.into();
+        }
+        match who.checked_sub(hosts.len()) {
+            None => host_turn(&mut hosts[who].0, &mut counters[who], &mut halves[who]),
+            Some(nth) => scsi_turn(&mut initiators[nth], &mut counters[who]),
+        }
+        turns += 1;
+        assert!(turns < 1_000_000, "nobody gets on");
+    }
+    let (mut io, _admin) = Host::io_of(&node, 9);
+    assert_eq!(block(&mut io, 0)[..8], (25 * counters.len() as u64).to_le_bytes());
+}

@@ -1,0 +1,515 @@
+//! An admin queue over its connection: it brings a controller up and holds the association. Its commands under way: those
+//! of the bring-up, Keep Alive, and the shutdown at the end.
+
+use super::Names;
+use super::bring_up::{BringUp, Learned};
+use super::command;
+use super::discovery::FoundSubsystem;
+use super::info::{ControllerInfo, NamespaceInfo};
+use super::news::{News, Topic};
+use super::refused::Refused;
+use super::transport::{Commands, DataTransfer, HostTransport, Request, TransferProgress};
+use crate::nvme::auth::Credentials;
+use crate::nvme::auth::psk::InputPsk;
+use crate::session::{Control, PathRank, ProtocolError, StreamSession, Timed};
+use crate::slots::{Key, Slots};
+use blockmux_volume::{Pool, Seg, SgList};
+use blockmux_wire::nvme::Cqe;
+use blockmux_wire::nvme::opcode::AdminOpcode;
+use blockmux_wire::nvme::property::{
+    CC, CC_EN, CC_IOCQES_SHIFT, CC_IOSQES_SHIFT, CC_SHN_NORMAL, CC_SHN_SHIFT,
+};
+use std::time::{Duration, Instant};
+
+pub use super::bring_up::Ask;
+
+/// What an admin queue is for.
+#[derive(Clone, Debug)]
+pub struct AdminConfig {
+    /// Who connects, and where to.
+    pub names: Names,
+    /// How we prove who we are, if we can.
+    pub credentials: Option<Credentials>,
+    /// How many I/O queues to ask for, if any are to be used; at least 1.
+    pub queues: u16,
+    /// What to ask.
+    pub ask: Ask,
+    /// Keep alive timeout, whole milliseconds; 0: none.
+    pub keep_alive: Duration,
+}
+
+/// One admin queue, from the begin of its connection on.
+pub struct HostAdmin<T> {
+    pub(crate) transport: T,
+    admin: AdminCommands,
+    is_over: bool,
+}
+
+impl<T: HostTransport> HostAdmin<T> {
+    /// A session on a fresh connection.
+    #[must_use]
+    pub fn new(config: AdminConfig, options: T::Options, pool: Pool, now: Instant) -> HostAdmin<T> {
+        let mut transport = T::new(options, None, pool);
+        transport.begin();
+        HostAdmin { transport, admin: AdminCommands::new(config, now), is_over: false }
+    }
+
+    /// The controller, once it has told everything.
+    #[must_use]
+    pub fn controller(&self) -> Option<&ControllerInfo> {
+        self.admin.is_known().then_some(&self.admin.bring_up.controller)
+    }
+
+    /// The namespaces that were asked for, once they are known; at most 1,024.
+    #[must_use]
+    pub fn namespaces(&self) -> &[NamespaceInfo] {
+        &self.admin.bring_up.namespaces
+    }
+
+    /// What the discovery log page has, at most 10,000 entries, and how many more there are.
+    #[must_use]
+    pub fn found(&self) -> (&[FoundSubsystem], u64) {
+        let (found, left_out) = &self.admin.bring_up.found;
+        (found, *left_out)
+    }
+
+    /// Why the session does not do what was asked, if it does not.
+    #[must_use]
+    pub fn refused(&self) -> Option<&Refused> {
+        self.admin.refused.as_ref()
+    }
+
+    /// The key of TLS that was made, where one was to be: the session is over then, and another one is to begin on a
+    /// connection that is secured with it.
+    #[must_use]
+    pub fn generated(&self) -> Option<&InputPsk> {
+        self.admin.bring_up.generated.as_ref()
+    }
+
+    /// Whether the session has come to its end: everything asked for was told, or refused, or it was stopped.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.is_over
+    }
+
+    /// Has the transport hand in what came from the controller, and goes on.
+    ///
+    /// # Errors
+    /// Those of the transport.
+    pub(crate) fn receive<R>(
+        &mut self,
+        take: impl FnOnce(&mut T, &mut AdminCommands) -> Result<R, ProtocolError>,
+    ) -> Result<R, ProtocolError> {
+        let taken = take(&mut self.transport, &mut self.admin)?;
+        self.advance();
+        Ok(taken)
+    }
+
+    /// The controller has ended the connection.
+    pub(crate) fn on_lost(&mut self) -> Result<(), ProtocolError> {
+        if self.is_over || (self.admin.is_known() && self.transport.may_end()) {
+            self.is_over = true;
+            return Ok(());
+        }
+        self.admin.on_lost();
+        Err(ProtocolError {
+            what: "closed the connection of an admin queue that was being brought up",
+            reference: "NVMe Base 2.0 §3.5, Controller Initialization",
+        })
+    }
+
+    /// Sends what may be sent, and ends when it is time.
+    fn advance(&mut self) {
+        if !self.transport.is_open() || self.is_over {
+            return;
+        }
+        while let Some(request) = self.admin.next() {
+            self.transport.send(&request, &mut self.admin);
+        }
+        let is_all = self.admin.is_known() && !self.admin.stays;
+        if is_all || self.refused().is_some() || self.generated().is_some() {
+            self.end();
+        }
+    }
+
+    fn end(&mut self) {
+        if std::mem::replace(&mut self.is_over, true) {
+            return;
+        }
+        self.admin.is_shutting_down = true;
+        // Whether it is answered makes no difference to us.
+        if self.transport.is_open() && self.admin.is_enabled() {
+            let request = self.admin.last();
+            self.transport.send(&request, &mut self.admin);
+        }
+    }
+}
+
+impl<T: HostTransport> Timed for HostAdmin<T> {
+    fn poll_timeout(&self) -> Option<Instant> {
+        if self.is_over { None } else { self.admin.poll_timeout() }
+    }
+
+    fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
+        if self.is_over {
+            return Ok(());
+        }
+        self.admin.on_timeout(now)?;
+        self.advance();
+        Ok(())
+    }
+}
+
+impl<T: HostTransport> Control for HostAdmin<T>
+where
+    HostAdmin<T>: StreamSession,
+{
+    fn is_ready(&self) -> bool {
+        self.admin.is_ready() && !self.is_over
+    }
+
+    fn poll_size(&mut self) -> Option<u64> {
+        self.admin.news.as_mut()?.poll_size()
+    }
+
+    fn poll_path_rank(&mut self) -> Option<PathRank> {
+        self.admin.news.as_mut()?.poll_rank()
+    }
+
+    fn look_at_path(&mut self) {
+        self.admin.news.iter_mut().for_each(News::ask_for_access);
+        self.advance();
+    }
+
+    fn on_stop(&mut self) {
+        self.end();
+    }
+}
+
+/// An admin queue's commands.
+pub(crate) struct AdminCommands {
+    commands: Slots<AdminCommand>,
+    bring_up: BringUp,
+    /// What comes after everything is known, if the session stays.
+    news: Option<News>,
+    stays: bool,
+    /// A question is under way, or waits.
+    is_asked: bool,
+    refused: Option<Refused>,
+    keep_alive: Duration,
+    /// A Keep Alive is to be sent.
+    is_due: bool,
+    is_shutting_down: bool,
+    timers: AdminTimers,
+}
+
+struct AdminTimers {
+    /// The latest time that this queue was told.
+    now: Instant,
+    /// When everything has to be known.
+    deadline: Instant,
+    next_keep_alive: Option<Instant>,
+    /// Since when the controller is to become ready, once that time was told, and how long it may take.
+    unready: Option<(Option<Instant>, Duration)>,
+    /// When to ask again.
+    ask_again: Option<Instant>,
+    /// When to look again how well the path leads to the namespace.
+    look_again: Option<Instant>,
+    /// When a change of the path's ANA state has to be over.
+    changed_by: Option<Instant>,
+}
+
+struct AdminCommand {
+    purpose: Purpose,
+    transfer: DataTransfer,
+    payload: SgList,
+    progress: TransferProgress,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Purpose {
+    Question,
+    News,
+    Access,
+    KeepAlive,
+    Shutdown,
+}
+
+impl AdminCommands {
+    pub(crate) fn new(config: AdminConfig, now: Instant) -> AdminCommands {
+        let kato_ms = u32::try_from(config.keep_alive.as_millis()).unwrap_or(u32::MAX);
+        let keep_alive = Duration::from_millis(kato_ms.into());
+        AdminCommands {
+            commands: Slots::default(),
+            news: None,
+            stays: matches!(config.ask, Ask::Use(_)),
+            bring_up: BringUp::new(config.ask, config.names, config.credentials, (kato_ms, config.queues)),
+            is_asked: false,
+            refused: None,
+            keep_alive,
+            is_due: false,
+            is_shutting_down: false,
+            timers: AdminTimers {
+                now,
+                deadline: now.checked_add(BRING_UP_TIMEOUT).unwrap_or(now),
+                next_keep_alive: if kato_ms > 0 { half(now, keep_alive) } else { None },
+                unready: None,
+                ask_again: None,
+                look_again: None,
+                changed_by: None,
+            },
+        }
+    }
+
+    /// Whether everything is known that was asked for.
+    pub(crate) fn is_known(&self) -> bool {
+        self.bring_up.is_known()
+    }
+
+    /// Whether I/O queues may begin.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.is_known() && self.news.as_ref().is_none_or(News::knows_access)
+    }
+
+    /// The next command to send.
+    pub(crate) fn next(&mut self) -> Option<Request> {
+        if self.is_shutting_down || self.refused.is_some() {
+            return None;
+        }
+        if std::mem::take(&mut self.is_due) {
+            let sqe = command::admin(AdminOpcode::KEEP_ALIVE);
+            return Some(self.begin(Purpose::KeepAlive, sqe, DataTransfer::Nothing, SgList::default()));
+        }
+        if self.is_known() && self.stays {
+            let (controller, namespace) = (&self.bring_up.controller, self.bring_up.namespaces.first()?);
+            let news = self.news.get_or_insert_with(|| News::new(controller, namespace));
+            let (sqe, transfer, payload, topic) = news.next()?;
+            let purpose = match topic {
+                Topic::Events => Purpose::News,
+                Topic::Access => Purpose::Access,
+            };
+            return Some(self.begin(purpose, sqe, transfer, payload));
+        }
+        if std::mem::replace(&mut self.is_asked, true) {
+            return None;
+        }
+        let (sqe, transfer, payload) = self.bring_up.question()?;
+        Some(self.begin(Purpose::Question, sqe, transfer, payload))
+    }
+
+    /// The last command: a normal shutdown.
+    pub(crate) fn last(&mut self) -> Request {
+        let sizes = 6 << CC_IOSQES_SHIFT | 4 << CC_IOCQES_SHIFT;
+        let sqe = command::property_set(CC, sizes | CC_SHN_NORMAL << CC_SHN_SHIFT | CC_EN);
+        self.begin(Purpose::Shutdown, sqe, DataTransfer::Nothing, SgList::default())
+    }
+
+    /// Whether there is a controller that could be shut down.
+    pub(crate) fn is_enabled(&self) -> bool {
+        self.bring_up.is_enabled()
+    }
+
+    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
+        let timers = &self.timers;
+        // Whether it becomes ready is looked at whenever that is asked.
+        let is_due = !self.is_ready() && timers.unready.is_none();
+        let bring_up = is_due.then_some(timers.deadline);
+        let looks = self.news.as_ref().is_some_and(News::is_to_ask_again);
+        let look = looks.then(|| timers.look_again.unwrap_or(timers.now));
+        let others = [timers.changed_by, timers.ask_again, timers.next_keep_alive];
+        others.into_iter().chain([bring_up, look]).flatten().min()
+    }
+
+    /// # Errors
+    /// If the controller is silent.
+    pub(crate) fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
+        self.timers.now = now;
+        if self.timers.ask_again.is_some_and(|at| now >= at) {
+            self.on_pause_over(now);
+        }
+        self.look_again(now);
+        self.wait_for_change(now)?;
+        let is_late = now >= self.timers.deadline && self.timers.unready.is_none() && !self.is_ready();
+        if is_late && self.refused.is_none() {
+            return Err(ProtocolError {
+                what: "did not tell what it is within 30 seconds",
+                reference: "NVMe Base 2.0 §3.5, Controller Initialization",
+            });
+        }
+        if self.timers.next_keep_alive.is_some_and(|at| now >= at) {
+            let is_unanswered =
+                !self.commands.keys_of(|command| command.purpose == Purpose::KeepAlive).is_empty();
+            if is_unanswered {
+                return Err(ProtocolError {
+                    what: "did not answer a Keep Alive in time",
+                    reference: "NVMe Base 2.0 §3.9, Keep Alive",
+                });
+            }
+            // Before the controller is enabled there is nothing to keep.
+            self.is_due = self.is_enabled();
+            // Half of the time is left for it to get there.
+            self.timers.next_keep_alive = half(now, self.keep_alive);
+        }
+        Ok(())
+    }
+
+    /// Looks how well the path leads to the namespace from time to time, where nobody tells.
+    fn look_again(&mut self, now: Instant) {
+        let Some(news) = self.news.as_mut().filter(|news| news.is_to_ask_again()) else {
+            self.timers.look_again = None;
+            return;
+        };
+        if self.timers.look_again.is_none_or(|at| now >= at) {
+            if self.timers.look_again.is_some() {
+                news.ask_for_access();
+            }
+            self.timers.look_again = now.checked_add(ACCESS_EVERY);
+        }
+    }
+
+    /// Gives a path up that is still about to change when ANATT is over, so that it is begun with anew.
+    fn wait_for_change(&mut self, now: Instant) -> Result<(), ProtocolError> {
+        let time = self.bring_up.controller.ana_transition;
+        if time.is_zero() || !self.news.as_ref().is_some_and(News::is_changing) {
+            self.timers.changed_by = None;
+            return Ok(());
+        }
+        match self.timers.changed_by {
+            None => self.timers.changed_by = now.checked_add(time),
+            Some(at) if now >= at => {
+                return Err(ProtocolError {
+                    what: "did not end a change of an ANA state within ANATT",
+                    reference: "NVMe Base 2.0, Asymmetric Namespace Access Reporting",
+                });
+            }
+            Some(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Asks again, unless the controller has had its time to become ready.
+    fn on_pause_over(&mut self, now: Instant) {
+        self.timers.ask_again = None;
+        self.is_asked = false;
+        let Some((since, time)) = &mut self.timers.unready else { return };
+        if now.saturating_duration_since(*since.get_or_insert(now)) >= *time {
+            self.refused.get_or_insert(Refused::NotReady(time.as_secs().max(1)));
+        }
+    }
+
+    fn begin(
+        &mut self,
+        purpose: Purpose,
+        sqe: blockmux_wire::nvme::Sqe,
+        transfer: DataTransfer,
+        payload: SgList,
+    ) -> Request {
+        let progress = TransferProgress::default();
+        let key = self.commands.insert(AdminCommand { purpose, transfer, payload, progress });
+        Request { key, sqe, transfer }
+    }
+
+    /// The bring-up's question was answered.
+    fn on_answer(&mut self, command: &AdminCommand, cqe: &Cqe) {
+        let is_whole = command.progress.is_whole(command.transfer) && !command.progress.is_corrupt;
+        if cqe.status.is_success() && !is_whole {
+            // Ask again: a digest was wrong, or data was missing. The deadline bounds how often.
+            return self.pause();
+        }
+        let data = match command.transfer {
+            DataTransfer::In(_) => command.payload.to_vec(),
+            _ => Vec::new(),
+        };
+        match self.bring_up.on_answer(cqe, &data) {
+            Ok(Learned::More | Learned::All) => {
+                self.is_asked = false;
+                if self.timers.unready.take().is_some() {
+                    let anew = self.timers.now.checked_add(BRING_UP_TIMEOUT);
+                    self.timers.deadline = anew.unwrap_or(self.timers.deadline);
+                }
+            }
+            // Nothing more is asked on this connection.
+            Ok(Learned::Key) => self.is_shutting_down = true,
+            Ok(Learned::Later(time)) => {
+                self.timers.unready.get_or_insert((None, time));
+                self.pause();
+            }
+            Err(refused) => {
+                self.refused.get_or_insert(refused);
+            }
+        }
+    }
+
+    /// The connection has ended before it was to.
+    pub(crate) fn on_lost(&mut self) {
+        if let Some(refused) = self.bring_up.on_lost() {
+            self.refused.get_or_insert(refused);
+        }
+    }
+
+    /// The controller has told something, or was asked what.
+    fn on_news(&mut self, command: &AdminCommand, cqe: &Cqe) {
+        let Some(news) = &mut self.news else { return };
+        let result = cqe.status.is_success().then(|| cqe.result.get() as u32);
+        let is_whole = command.progress.is_whole(command.transfer) && !command.progress.is_corrupt;
+        let data = (result.is_some() && is_whole).then(|| command.payload.to_vec());
+        match command.purpose {
+            Purpose::Access => news.on_access(data.as_deref()),
+            _ => news.on_answer(result, data.as_deref(), &self.bring_up.controller),
+        }
+        if news.is_another() {
+            let nsid = self.bring_up.namespaces.first().map_or(0, |namespace| namespace.nsid);
+            self.refused.get_or_insert(Refused::Replaced(nsid));
+        }
+    }
+
+    fn pause(&mut self) {
+        self.timers.ask_again = self.timers.now.checked_add(PAUSE);
+    }
+}
+
+impl Commands for AdminCommands {
+    fn find(&self, cid: u16) -> Option<Key> {
+        self.commands.find_narrow(cid)
+    }
+
+    fn transport(&mut self, key: Key) -> Option<(&mut TransferProgress, DataTransfer)> {
+        self.commands.get_mut(key).map(|command| (&mut command.progress, command.transfer))
+    }
+
+    fn data_out(&mut self, key: Key) -> Option<(&SgList, usize)> {
+        self.commands.get_mut(key).map(|command| (&command.payload, 0))
+    }
+
+    fn data_in(&mut self, key: Key) -> Option<(&SgList, usize)> {
+        self.commands.get_mut(key).map(|command| (&command.payload, 0))
+    }
+
+    fn is_lendable(&mut self, _key: Key, _len: usize) -> bool {
+        false
+    }
+
+    fn lend(&mut self, _key: Key, _data: Seg) {}
+
+    fn finish(&mut self, key: Key, cqe: &Cqe) {
+        let Some(command) = self.commands.remove(key) else { return };
+        match command.purpose {
+            Purpose::Question => self.on_answer(&command, cqe),
+            Purpose::News | Purpose::Access => self.on_news(&command, cqe),
+            // What matters is that it was answered.
+            Purpose::KeepAlive | Purpose::Shutdown => {}
+        }
+    }
+}
+
+/// When half of the time from now on is over.
+fn half(now: Instant, time: Duration) -> Option<Instant> {
+    now.checked_add(time.checked_div(2)?)
+}
+
+/// For everything that is asked, CAP.TO apart.
+const BRING_UP_TIMEOUT: Duration = Duration::from_secs(30);
+/// Between two looks at how well the path leads to the namespace, where nobody tells.
+const ACCESS_EVERY: Duration = Duration::from_secs(1);
+/// Between two questions whether the controller is ready.
+const PAUSE: Duration = Duration::from_millis(20);

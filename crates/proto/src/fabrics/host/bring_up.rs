@@ -1,0 +1,362 @@
+//! What an admin queue asks, one command after the other, until everything is known.
+//!
+//! ```text
+//!   Connect ▶ proof ▶ CAP ▶ VS ▶ CC ▶ CSTS until RDY ▶ Identify Controller ─┬▶ discovery log
+//!                                                                  ├▶ active list ▶ each namespace
+//!                                                                  └▶ our behaviour ▶ limits ▶ namespace ▶ descriptors ▶ queues
+//! ```
+
+use super::Names;
+use super::command;
+use super::discovery::{FoundSubsystem, LogReader, Next};
+use super::info::{ControllerInfo, NamespaceInfo};
+use super::prove::{self, Proving};
+use super::refused::Refused;
+use super::transport::DataTransfer;
+use crate::nvme::auth::Credentials;
+use crate::nvme::auth::psk::InputPsk;
+use blockmux_volume::{Memory, Seg, SgList};
+use blockmux_wire::nvme::feature::{ACRE_AT, ACRE_ENABLED, FeatureId, HOST_BEHAVIOR_LEN};
+use blockmux_wire::nvme::identify::{Cns, IDENTIFY_LEN};
+use blockmux_wire::nvme::log::LogPage;
+use blockmux_wire::nvme::property::{
+    CAP, CAP_CSS_IOCSS, CAP_MQES_MASK, CAP_TO_SHIFT, CC, CC_CSS_ALL, CC_CSS_SHIFT, CC_EN, CC_IOCQES_SHIFT,
+    CC_IOSQES_SHIFT, CSTS, CSTS_CFS, CSTS_RDY, VS,
+};
+use blockmux_wire::nvme::{CQE_LEN, Cqe, NSID_ALL, SQE_LEN, Sqe};
+use blockmux_wire::nvmeof::fabrics::CNTLID_DYNAMIC;
+use std::time::Duration;
+use zerocopy::IntoBytes;
+
+/// What a session wants to know of a controller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ask {
+    /// One namespace, to use it: the session stays, and holds the association.
+    Use(u32),
+    /// One namespace.
+    Namespace(u32),
+    /// All namespaces.
+    Namespaces,
+    /// The discovery log page.
+    Discovery,
+}
+
+/// What comes after an answer.
+#[derive(Debug)]
+pub(super) enum Learned {
+    /// Ask the next question.
+    More,
+    /// Ask the same again in a while; for so long at most.
+    Later(Duration),
+    /// All is known.
+    All,
+    /// A key of TLS was made: whoever asks comes back with it.
+    Key,
+}
+
+/// Asks what has to be known.
+pub(super) struct BringUp {
+    ask: Ask,
+    names: Names,
+    credentials: Option<Credentials>,
+    proving: Option<Box<Proving>>,
+    /// The key of TLS that was made, instead of anything else.
+    pub(super) generated: Option<InputPsk>,
+    kato_ms: u32,
+    queues: u16,
+    step: Step,
+    cap: u64,
+    pub(super) controller: ControllerInfo,
+    /// As far as they are known.
+    pub(super) namespaces: Vec<NamespaceInfo>,
+    /// Namespaces to identify, the next one last.
+    left: Vec<u32>,
+    log: LogReader,
+    /// What the log page has.
+    pub(super) found: (Vec<FoundSubsystem>, u64),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Connect,
+    Prove,
+    Capabilities,
+    Version,
+    Enable,
+    Ready,
+    Controller,
+    Behavior,
+    Log,
+    Limits,
+    List,
+    Namespace(u32),
+    Descriptors,
+    Queues,
+    Known,
+}
+
+impl BringUp {
+    pub(super) fn new(
+        ask: Ask,
+        names: Names,
+        credentials: Option<Credentials>,
+        (kato_ms, queues): (u32, u16),
+    ) -> BringUp {
+        BringUp {
+            ask,
+            names,
+            credentials,
+            proving: None,
+            generated: None,
+            kato_ms,
+            queues,
+            step: Step::Connect,
+            cap: 0,
+            controller: ControllerInfo::default(),
+            namespaces: Vec::new(),
+            left: Vec::new(),
+            log: LogReader::default(),
+            found: (Vec::new(), 0),
+        }
+    }
+
+    pub(super) fn is_known(&self) -> bool {
+        self.step == Step::Known
+    }
+
+    /// Whether the controller has said that it is ready.
+    pub(super) fn is_enabled(&self) -> bool {
+        use Step::{Capabilities, Connect, Enable, Prove, Ready, Version};
+        !matches!(self.step, Connect | Prove | Capabilities | Version | Enable | Ready)
+    }
+
+    /// The next question: the command, what moves, and the memory for that.
+    pub(super) fn question(&self) -> Option<(Sqe, DataTransfer, SgList)> {
+        let identify = |cns, nsid| (command::identify(cns, nsid), IDENTIFY_LEN);
+        let (sqe, len) = match self.step {
+            Step::Connect => {
+                let data = command::connect_data(&self.names, CNTLID_DYNAMIC);
+                let data = SgList::one(Seg::from_slice(data.as_bytes()));
+                let sqe = command::connect(0, ADMIN_ENTRIES, self.kato_ms);
+                return Some((sqe, DataTransfer::Out(data.len() as u32), data));
+            }
+            Step::Prove => return self.proving.as_ref()?.question(),
+            Step::Capabilities => (command::property_get(CAP, true), 0),
+            Step::Version => (command::property_get(VS, false), 0),
+            Step::Enable => (command::property_set(CC, self.configuration()), 0),
+            Step::Ready => (command::property_get(CSTS, false), 0),
+            Step::Controller => identify(Cns::CONTROLLER, 0),
+            Step::Limits => identify(Cns::IO_COMMAND_SET_CONTROLLER, 0),
+            Step::List => identify(Cns::ACTIVE_NAMESPACE_LIST, 0),
+            Step::Namespace(nsid) => identify(Cns::NAMESPACE, nsid),
+            Step::Descriptors => {
+                let nsid = self.namespaces.last().map_or(0, |namespace| namespace.nsid);
+                identify(Cns::NAMESPACE_IDENTIFICATION_DESCRIPTORS, nsid)
+            }
+            Step::Log => {
+                let (from, len) = self.log.piece();
+                (command::get_log_page(LogPage::DISCOVERY, from, len), len as usize)
+            }
+            // So many of each kind, less one.
+            Step::Queues => {
+                let less_one = u32::from(self.queues.saturating_sub(1));
+                (command::set_features(FeatureId::NUMBER_OF_QUEUES.0, less_one << 16 | less_one), 0)
+            }
+            Step::Behavior => {
+                let mut behavior = [0; HOST_BEHAVIOR_LEN];
+                behavior[ACRE_AT] = ACRE_ENABLED;
+                let sqe = command::set_features(FeatureId::HOST_BEHAVIOR_SUPPORT.0, 0);
+                let data = SgList::one(Seg::from_slice(&behavior));
+                return Some((sqe, DataTransfer::Out(HOST_BEHAVIOR_LEN as u32), data));
+            }
+            Step::Known => return None,
+        };
+        if len == 0 {
+            return Some((sqe, DataTransfer::Nothing, SgList::default()));
+        }
+        Some((sqe, DataTransfer::In(len as u32), SgList::one(Memory::from_heap(len).seg(0, len))))
+    }
+
+    /// The connection has ended. A controller may end it when it hears that it has not proved who it is, before it says
+    /// that it has heard that.
+    pub(super) fn on_lost(&self) -> Option<Refused> {
+        self.proving.as_ref().and_then(|proving| proving.failure())
+    }
+
+    /// An answer has come, with its data if the command succeeded.
+    pub(super) fn on_answer(&mut self, cqe: &Cqe, data: &[u8]) -> Result<Learned, Refused> {
+        let is_good = cqe.status.is_success();
+        if let (Step::Prove, Some(proving)) = (self.step, &mut self.proving) {
+            if proving.on_answer(cqe, data)? {
+                self.generated = proving.generated().cloned();
+                (self.step, self.proving) = (Step::Capabilities, None);
+            }
+            return Ok(if self.generated.is_some() { Learned::Key } else { Learned::More });
+        }
+        if let Some(refused) = self.refusal(cqe) {
+            return Err(refused);
+        }
+        let result = cqe.result.get();
+        self.step = match self.step {
+            Step::Connect => {
+                self.controller.cntlid = result as u16;
+                self.proving = prove::asked_for(result, self.credentials.as_ref(), &self.names)?;
+                if self.proving.is_some() { Step::Prove } else { Step::Capabilities }
+            }
+            Step::Capabilities => {
+                self.on_capabilities(result);
+                Step::Version
+            }
+            Step::Version => {
+                self.controller.version = result as u32;
+                Step::Enable
+            }
+            Step::Enable => Step::Ready,
+            Step::Ready => return self.on_status(result as u32),
+            Step::Controller => {
+                self.controller.identify(data);
+                match self.ask {
+                    Ask::Discovery => Step::Log,
+                    Ask::Use(_) if self.controller.has_retry_delays() => Step::Behavior,
+                    _ => Step::Limits,
+                }
+            }
+            Step::Behavior => {
+                // Without it CRD is reserved.
+                if !is_good {
+                    self.controller.retry_delays = [Duration::ZERO; 3];
+                }
+                Step::Limits
+            }
+            Step::Log => self.on_log(data)?,
+            Step::Limits => {
+                // Older controllers do not know this question.
+                if is_good {
+                    self.controller.identify_nvm(data);
+                }
+                match self.ask {
+                    Ask::Use(nsid) | Ask::Namespace(nsid) => Step::Namespace(nsid),
+                    _ => Step::List,
+                }
+            }
+            Step::List => {
+                self.left = namespaces(data);
+                self.left.reverse();
+                self.next_namespace()
+            }
+            Step::Namespace(nsid) => self.on_namespace(nsid, data)?,
+            Step::Descriptors => {
+                if let Some(namespace) = self.namespaces.last_mut().filter(|_| is_good) {
+                    namespace.describe(data);
+                }
+                match self.ask {
+                    Ask::Use(_) => Step::Queues,
+                    Ask::Namespaces => self.next_namespace(),
+                    _ => Step::Known,
+                }
+            }
+            Step::Queues => {
+                self.on_queues(result);
+                Step::Known
+            }
+            Step::Prove | Step::Known => Step::Known,
+        };
+        Ok(if self.is_known() { Learned::All } else { Learned::More })
+    }
+
+    /// A piece of the discovery log page has come.
+    fn on_log(&mut self, data: &[u8]) -> Result<Step, Refused> {
+        match self.log.on_piece(data) {
+            Next::More => Ok(Step::Log),
+            Next::Restless => Err(Refused::Restless),
+            Next::Whole => {
+                self.found = std::mem::take(&mut self.log).into_found();
+                Ok(Step::Known)
+            }
+        }
+    }
+
+    fn on_namespace(&mut self, nsid: u32, data: &[u8]) -> Result<Step, Refused> {
+        // Nothing is told of a namespace that could be there and is not (Base 2.0, "Identify").
+        if self.ask != Ask::Namespaces && data.iter().all(|byte| *byte == 0) {
+            return Err(Refused::NoNamespace(nsid));
+        }
+        match NamespaceInfo::identify(nsid, data, &self.controller) {
+            Ok(namespace) => {
+                self.namespaces.push(namespace);
+                Ok(Step::Descriptors)
+            }
+            // One of a list that went away, or that is none for us.
+            Err(_) if self.ask == Ask::Namespaces => Ok(self.next_namespace()),
+            Err(refused) => Err(refused),
+        }
+    }
+
+    fn on_capabilities(&mut self, cap: u64) {
+        self.cap = cap;
+        self.controller.max_entries = ((cap & CAP_MQES_MASK) as u32).saturating_add(1);
+        // MPSMIN: four bits, 0 is 4 KiB.
+        self.controller.page_shift = (12_u32).saturating_add((cap >> 48 & 0xf) as u32);
+    }
+
+    /// The controller has said how many queues it gives us of each kind, less one.
+    fn on_queues(&mut self, numbers: u64) {
+        let given = (numbers as u16).min((numbers >> 16) as u16).saturating_add(1);
+        self.controller.io_queues = given.min(self.queues.max(1));
+    }
+
+    /// Whether a failure is the end of it.
+    fn refusal(&self, cqe: &Cqe) -> Option<Refused> {
+        if cqe.status.is_success() {
+            return None;
+        }
+        let what = match self.step {
+            Step::Connect => return Some(Refused::Connect(cqe.status)),
+            Step::Namespace(_) if self.ask == Ask::Namespaces => return None,
+            Step::Namespace(nsid) => return Some(Refused::NoNamespace(nsid)),
+            Step::Queues => return Some(Refused::NoQueues),
+            Step::Prove | Step::Behavior | Step::Limits | Step::Descriptors | Step::Known => return None,
+            Step::Capabilities | Step::Version | Step::Ready => "Property Get",
+            Step::Enable => "Property Set of CC",
+            Step::Controller => "Identify Controller",
+            Step::Log => "Get Log Page of discovery",
+            Step::List => "Identify of its active namespaces",
+        };
+        Some(Refused::Command { what, status: cqe.status })
+    }
+
+    /// What CSTS says.
+    fn on_status(&mut self, csts: u32) -> Result<Learned, Refused> {
+        if csts & CSTS_CFS != 0 {
+            return Err(Refused::Fatal);
+        }
+        if csts & CSTS_RDY != 0 {
+            self.step = Step::Controller;
+            return Ok(Learned::More);
+        }
+        // CAP.TO: eight bits, in units of 500 ms.
+        let units = self.cap >> CAP_TO_SHIFT & 0xff;
+        Ok(Learned::Later(Duration::from_millis(units.max(1).saturating_mul(500))))
+    }
+
+    /// CC: enabled, pages of 4 KiB, and entries of the only sizes that there are.
+    fn configuration(&self) -> u32 {
+        let sets = if self.cap & CAP_CSS_IOCSS != 0 { CC_CSS_ALL } else { 0 };
+        let entries =
+            SQE_LEN.trailing_zeros() << CC_IOSQES_SHIFT | CQE_LEN.trailing_zeros() << CC_IOCQES_SHIFT;
+        entries | sets << CC_CSS_SHIFT | CC_EN
+    }
+
+    fn next_namespace(&mut self) -> Step {
+        self.left.pop().map_or(Step::Known, Step::Namespace)
+    }
+}
+
+/// The namespaces of a list, which 0 ends.
+fn namespaces(data: &[u8]) -> Vec<u32> {
+    let all = data.chunks_exact(4).filter_map(|number| number.try_into().ok().map(u32::from_le_bytes));
+    all.take_while(|nsid| !matches!(*nsid, 0 | NSID_ALL)).collect()
+}
+
+/// Of the admin queue: the least that the specification lets a fabrics controller take (Base 2.0 §3.3.2.2).
+const ADMIN_ENTRIES: u16 = 32;

@@ -1,0 +1,171 @@
+//! One I/O queue of a host, over one connection of its own.
+
+use super::DEPTH;
+use super::io_queues::QueueConfig;
+use super::queue::NamespaceQueue;
+use super::transport::HostTransport;
+use crate::session::ProtocolError;
+use blockmux_volume::{Io, Pool};
+use std::time::{Duration, Instant};
+
+/// An I/O queue, from the begin of its connection on.
+pub(crate) struct HostQueue<T> {
+    pub(crate) transport: T,
+    pub(super) queue: NamespaceQueue,
+    pub(super) ending: QueueEnding,
+    /// The latest time that this queue was told.
+    now: Instant,
+    /// When the queue has to be connected.
+    connect_by: Instant,
+}
+
+/// How far a queue has come with ending.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum QueueEnding {
+    No,
+    /// What was submitted completes here.
+    Stopping,
+    Over,
+}
+
+impl<T: HostTransport> HostQueue<T> {
+    /// I/O queue `qid`, which has no connection yet.
+    pub(super) fn new(
+        config: &QueueConfig,
+        options: T::Options,
+        qid: u16,
+        pool: Pool,
+        now: Instant,
+    ) -> HostQueue<T> {
+        let QueueConfig { names, credentials, controller, namespace, entries, .. } = config;
+        let transport = T::new(options, Some(controller.in_capsule), pool.clone());
+        let most = u32::from(u16::MAX).min(controller.max_entries).min(DEPTH as u32) as u16;
+        let entries = (*entries).min(most);
+        // MAXCMD counts commands, of which a ring of entries holds one less.
+        let entries = match controller.max_commands {
+            0 => entries,
+            commands => entries.min(commands.saturating_add(1)),
+        };
+        let shape = (qid, entries.max(2));
+        let credentials = credentials.clone().map(|credentials| credentials.of_queue(qid));
+        let names = names.clone();
+        let mut queue = NamespaceQueue::new(names, credentials, controller.cntlid, shape, namespace, pool);
+        queue.set_retry_delays(controller.retry_delays);
+        HostQueue { transport, queue, ending: QueueEnding::No, now, connect_by: now }
+    }
+
+    /// There is a connection.
+    pub(super) fn begin(&mut self, now: Instant) {
+        self.transport.begin();
+        self.now = now;
+        self.connect_by = now.checked_add(CONNECT_TIMEOUT).unwrap_or(now);
+    }
+
+    /// Whether I/O may be submitted.
+    #[inline]
+    pub(super) fn is_usable(&self) -> bool {
+        self.ending == QueueEnding::No && self.queue.is_connected()
+    }
+
+    /// Whether the connection is to be closed.
+    #[inline]
+    pub(crate) fn is_over(&self) -> bool {
+        self.ending == QueueEnding::Over
+    }
+
+    #[inline]
+    pub(super) fn submit(&mut self, io: Io, age: u64) {
+        self.queue.submit(io, age);
+        self.advance();
+    }
+
+    /// Has the transport hand in what came from the controller, and goes on.
+    ///
+    /// # Errors
+    /// Those of the transport.
+    #[inline]
+    pub(crate) fn receive<R>(
+        &mut self,
+        take: impl FnOnce(&mut T, &mut NamespaceQueue) -> Result<R, ProtocolError>,
+    ) -> Result<R, ProtocolError> {
+        let taken = take(&mut self.transport, &mut self.queue)?;
+        self.advance();
+        Ok(taken)
+    }
+
+    /// Ends once nothing is under way.
+    pub(super) fn stop(&mut self) {
+        if self.ending == QueueEnding::No {
+            self.queue.close();
+            // Without a queue nothing was begun that could be ended in order.
+            let is_connected = self.queue.is_connected();
+            self.ending = if is_connected { QueueEnding::Stopping } else { QueueEnding::Over };
+        }
+        self.advance();
+    }
+
+    /// The connection is gone, or could not be had.
+    pub(super) fn abandon(&mut self) {
+        self.transport.discard();
+        self.ending = QueueEnding::Over;
+    }
+
+    /// Ends at once: everything that has not completed, with its age.
+    pub(super) fn take_unfinished(&mut self) -> Vec<(u64, Io)> {
+        self.abandon();
+        self.queue.take_unfinished()
+    }
+
+    /// Sends what may be sent, and ends when it is time.
+    #[inline]
+    fn advance(&mut self) {
+        if !self.transport.is_open() || self.is_over() {
+            return;
+        }
+        while let Some(request) = self.queue.next() {
+            self.transport.send(&request, &mut self.queue);
+        }
+        let is_done = self.ending == QueueEnding::Stopping && self.queue.is_empty();
+        if is_done || self.queue.refused().is_some() {
+            self.ending = QueueEnding::Over;
+        }
+    }
+
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        if self.is_over() {
+            return None;
+        }
+        let queue = self.queue.poll_timeout(self.now);
+        let connect = (!self.queue.is_connected()).then_some(self.connect_by);
+        [queue, connect].into_iter().flatten().min()
+    }
+
+    pub(super) fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
+        self.now = now;
+        if !self.queue.is_connected() && now >= self.connect_by {
+            return Err(ProtocolError {
+                what: "did not connect an I/O queue within 30 seconds",
+                reference: "NVMe Base 2.0 §6.3, Connect",
+            });
+        }
+        self.queue.on_timeout(now);
+        self.advance();
+        Ok(())
+    }
+
+    /// Without anything under way the controller may leave; the driver, who knows whether it had asked for the end,
+    /// reconnects.
+    pub(crate) fn on_end(&mut self) -> Result<(), ProtocolError> {
+        let is_quiet = self.queue.is_empty() && self.queue.is_connected() && self.transport.may_end();
+        if is_quiet || self.is_over() {
+            self.ending = QueueEnding::Over;
+            return Ok(());
+        }
+        Err(ProtocolError {
+            what: "closed the connection of an I/O queue in the middle of commands",
+            reference: "TCP Transport §3.5, Error Handling Model",
+        })
+    }
+}
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);

@@ -1,0 +1,273 @@
+//! The I/O queues of one controller that a session has: they read and write one namespace.
+//!
+//! ```text
+//!   submit ──in turn──▶ HostQueue: I/O queue 1 ──▶ its connection
+//!                  └──▶ HostQueue: I/O queue 2 ──▶ its connection      connected once the first is
+//! ```
+//! All belong to the association of one admin queue, so that a flush on any of them is for what all have completed. A
+//! queue that cannot be had is done without, but for the first; the loss of one that was there ends the session.
+
+use super::io_queue::HostQueue;
+use super::transport::HostTransport;
+use super::{ControllerInfo, Names, NamespaceInfo, Refused};
+use crate::nvme::auth::Credentials;
+use crate::session::{Initiator, PathRank, ProtocolError, Timed};
+use blockmux_volume::{Completion, Io, IoError, Pool};
+use std::collections::VecDeque;
+use std::time::Instant;
+
+/// What I/O queues are of.
+#[derive(Clone, Debug)]
+pub struct QueueConfig {
+    /// Who connects, and where to: as the admin queue did.
+    pub names: Names,
+    /// How we prove who we are, if we can.
+    pub credentials: Option<Credentials>,
+    /// The controller that the admin queue got.
+    pub controller: ControllerInfo,
+    /// The namespace.
+    pub namespace: NamespaceInfo,
+    /// How many, at least 1 and at most as many as the controller gives out.
+    pub queues: u16,
+    /// Entries to ask for, 2 to 1,024 for each; the controller may take less.
+    pub entries: u16,
+}
+
+/// I/O queues of one controller, from the begin of the first one's connection on.
+pub struct HostQueues<T: HostTransport> {
+    config: QueueConfig,
+    options: T::Options,
+    pool: Pool,
+    first: HostQueue<T>,
+    /// Those behind it, in order.
+    further: Vec<HostQueue<T>>,
+    /// Whose connection the calls of the driver are about.
+    selected: usize,
+    /// Whose turn it is.
+    next: usize,
+    next_age: u64,
+    has_other_paths: bool,
+    is_stopping: bool,
+    /// What was submitted when there was no queue to do it any more.
+    failed: VecDeque<Completion>,
+    now: Instant,
+}
+
+impl<T: HostTransport> HostQueues<T> {
+    /// A session on a fresh connection. Reads without a buffer take memory from `pool` where nothing can be lent.
+    #[must_use]
+    pub fn new(config: QueueConfig, options: T::Options, pool: Pool, now: Instant) -> HostQueues<T> {
+        let mut first = HostQueue::new(&config, options, 1, pool.clone(), now);
+        first.begin(now);
+        HostQueues {
+            config,
+            options,
+            pool,
+            first,
+            further: Vec::new(),
+            selected: 0,
+            next: 0,
+            next_age: 0,
+            has_other_paths: false,
+            is_stopping: false,
+            failed: VecDeque::new(),
+            now,
+        }
+    }
+
+    /// There are other paths to the namespace: what this one cannot do now is for them ([`Initiator::poll_misplaced`]).
+    #[must_use]
+    pub fn with_other_paths(mut self) -> HostQueues<T> {
+        self.has_other_paths = true;
+        self.queues_mut().for_each(|queue| queue.queue.set_other_paths());
+        self
+    }
+
+    /// Why the controller gives us no queue, if it does not.
+    #[must_use]
+    pub fn refused(&self) -> Option<&Refused> {
+        self.first.queue.refused()
+    }
+
+    /// Whether the session has come to its end.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.queues().all(HostQueue::is_over)
+    }
+
+    /// The queue that is selected.
+    #[inline]
+    pub(crate) fn selected(&self) -> &HostQueue<T> {
+        self.at(self.selected).unwrap_or(&self.first)
+    }
+
+    #[inline]
+    pub(crate) fn selected_mut(&mut self) -> &mut HostQueue<T> {
+        match self.selected.checked_sub(1).and_then(|at| self.further.get_mut(at)) {
+            Some(queue) => queue,
+            None => &mut self.first,
+        }
+    }
+
+    #[inline]
+    fn at(&self, queue: usize) -> Option<&HostQueue<T>> {
+        queue.checked_sub(1).map_or(Some(&self.first), |at| self.further.get(at))
+    }
+
+    #[inline]
+    fn at_mut(&mut self, queue: usize) -> Option<&mut HostQueue<T>> {
+        match queue.checked_sub(1) {
+            None => Some(&mut self.first),
+            Some(at) => self.further.get_mut(at),
+        }
+    }
+
+    #[inline]
+    fn queues(&self) -> impl Iterator<Item = &HostQueue<T>> {
+        std::iter::once(&self.first).chain(&self.further)
+    }
+
+    #[inline]
+    fn queues_mut(&mut self) -> impl Iterator<Item = &mut HostQueue<T>> {
+        std::iter::once(&mut self.first).chain(&mut self.further)
+    }
+
+    #[inline]
+    fn count(&self) -> usize {
+        self.further.len().saturating_add(1)
+    }
+
+    /// The queue whose turn it is, of those that take something.
+    #[inline]
+    fn queue_in_turn(&mut self) -> Option<&mut HostQueue<T>> {
+        let count = self.count();
+        for _ in 0..count {
+            let at = self.next;
+            self.next = if at.saturating_add(1) >= count { 0 } else { at.saturating_add(1) };
+            if self.at(at).is_some_and(|queue| queue.is_usable() && queue.queue.room() > 0) {
+                return self.at_mut(at);
+            }
+        }
+        None
+    }
+}
+
+impl<T: HostTransport> Timed for HostQueues<T> {
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.selected().poll_timeout()
+    }
+
+    fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
+        self.now = now;
+        self.selected_mut().on_timeout(now)
+    }
+}
+
+impl<T: HostTransport> Initiator for HostQueues<T> {
+    #[inline]
+    fn is_ready(&self) -> bool {
+        self.first.queue.is_connected()
+    }
+
+    #[inline]
+    fn room(&self) -> usize {
+        let usable = self.queues().filter(|queue| queue.is_usable());
+        usable.map(|queue| queue.queue.room()).fold(0, usize::saturating_add)
+    }
+
+    #[inline]
+    fn submit(&mut self, io: Io) {
+        let age = self.next_age;
+        self.next_age = age.wrapping_add(1);
+        match self.queue_in_turn() {
+            Some(queue) => queue.submit(io, age),
+            None => {
+                let error = if self.is_stopping { IoError::ShuttingDown } else { IoError::PathLost };
+                self.failed.push_back(Completion { tag: io.tag, result: Err(error) });
+            }
+        }
+    }
+
+    #[inline]
+    fn poll_done(&mut self) -> Option<Completion> {
+        let done = self.queues_mut().find_map(|queue| queue.queue.poll_done());
+        done.or_else(|| self.failed.pop_front())
+    }
+
+    fn resize(&mut self, size: u64) {
+        let shift = self.config.namespace.block_len.trailing_zeros();
+        self.config.namespace.blocks = size.wrapping_shr(shift);
+        self.queues_mut().for_each(|queue| queue.queue.resize(size));
+    }
+
+    /// The first queue to find out that the path is none speaks for all.
+    #[inline]
+    fn path_rank(&self) -> PathRank {
+        self.queues().map(|queue| queue.queue.path_rank()).max().unwrap_or(PathRank::Best)
+    }
+
+    fn set_path_rank(&mut self, rank: PathRank) {
+        self.queues_mut().for_each(|queue| queue.queue.set_path_rank(rank));
+    }
+
+    #[inline]
+    fn poll_misplaced(&mut self) -> Option<Io> {
+        self.queues_mut().find_map(|queue| queue.queue.poll_misplaced())
+    }
+
+    #[inline]
+    fn select(&mut self, queue: usize) {
+        self.selected = queue;
+    }
+
+    #[inline]
+    fn poll_dial(&mut self) -> Option<(usize, Instant)> {
+        let has_all = self.count() >= self.config.queues.into();
+        if has_all || self.is_stopping || !self.is_ready() {
+            return None;
+        }
+        let at = self.count();
+        // There are no more of them than fit a queue's number.
+        let qid = (at as u16).saturating_add(1);
+        let mut queue = HostQueue::new(&self.config, self.options, qid, self.pool.clone(), self.now);
+        queue.queue.set_path_rank(self.path_rank());
+        if self.has_other_paths {
+            queue.queue.set_other_paths();
+        }
+        self.further.push(queue);
+        Some((at, self.now))
+    }
+
+    fn on_connected(&mut self, queue: usize, now: Instant) {
+        if let Some(queue) = self.at_mut(queue) {
+            queue.begin(now);
+        }
+    }
+
+    fn on_lost(&mut self, queue: usize, _now: Instant) -> bool {
+        let Some(lost) = self.at_mut(queue) else { return true };
+        // One that has ended in order, or that there never was, is not missed.
+        let is_missed = !lost.is_over() && (queue == 0 || lost.queue.is_connected());
+        if is_missed {
+            return false;
+        }
+        lost.abandon();
+        !self.is_over()
+    }
+
+    fn look(&mut self) -> u32 {
+        self.queues_mut().map(|queue| queue.queue.look()).max().unwrap_or(0)
+    }
+
+    /// What has completed and was not polled yet is not among them.
+    fn take_unfinished(&mut self) -> Vec<Io> {
+        let mut all: Vec<(u64, Io)> = self.queues_mut().flat_map(HostQueue::take_unfinished).collect();
+        all.sort_unstable_by_key(|(age, _)| *age);
+        all.into_iter().map(|(_, io)| io).collect()
+    }
+
+    fn on_stop(&mut self) {
+        self.is_stopping = true;
+        self.queues_mut().for_each(HostQueue::stop);
+    }
+}

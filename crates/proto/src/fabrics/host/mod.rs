@@ -1,0 +1,59 @@
+//! A host's side of NVMe over Fabrics, for any transport: what an admin queue asks, and a namespace as a queue of I/O
+//! (Base 2.0 §3.3, NVM Command Set 1.0).
+//!
+//! ```text
+//!   HostAdmin:  AdminCommands: Connect, properties, Identify ... ──Request──▶ transport ──▶ controller
+//!   HostQueues: each NamespaceQueue: submit ──▶ Job ──cut into commands──▶ next ──Request──▶ transport
+//!                  poll_done ◀── Job ◀── verdict on the status ◀── finish ◀── transport
+//! ```
+//! A queue has its transport send commands whenever that may send some; the transport moves the data that [`Commands`]
+//! names, and hands in the completion (`transport.rs`, decision 37). Commands that failed for a reason that passes are sent
+//! again after a pause; I/O that failed on its way to the namespace is handed back, for another path or for later.
+
+mod access;
+mod admin;
+mod bring_up;
+mod command;
+mod discovery;
+mod info;
+mod io_queue;
+mod io_queues;
+mod job;
+mod later;
+mod news;
+mod plan;
+mod prove;
+mod queue;
+mod refused;
+#[cfg(test)]
+pub(crate) mod testing;
+mod transport;
+mod verdict;
+
+#[cfg(test)]
+mod tests;
+
+pub use admin::{AdminConfig, Ask, HostAdmin};
+pub use command::HostId;
+pub use discovery::FoundSubsystem;
+pub use info::{ControllerInfo, NamespaceInfo, uuid_text};
+pub use io_queues::{HostQueues, QueueConfig};
+pub use refused::Refused;
+
+pub(crate) use transport::{Commands, DataTransfer, HostTransport, Request};
+
+use crate::nvme::nqn::Nqn;
+
+/// Who connects, and where to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Names {
+    /// The host's name.
+    pub host: Nqn,
+    /// The host's identifier: reservations belong to it.
+    pub host_id: HostId,
+    /// The subsystem's name.
+    pub subsystem: Nqn,
+}
+
+/// The most I/O that a queue has under way, and the most entries of one.
+pub const DEPTH: usize = 1024;

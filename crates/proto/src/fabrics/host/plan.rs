@@ -1,0 +1,146 @@
+//! How I/O becomes commands of this namespace.
+
+use super::command::{self, Blocks};
+use super::info::NamespaceInfo;
+use super::transport::DataTransfer;
+use crate::job;
+use blockmux_volume::{IoError, Op};
+use blockmux_wire::nvme::Sqe;
+use blockmux_wire::nvme::nvm::{DEAC, DsmRange, FUA};
+use blockmux_wire::nvme::opcode::NvmOpcode;
+
+/// What the namespace can do, as far as commands depend on it. What it turns out not to know is taken back.
+pub(super) struct Terms {
+    nsid: u32,
+    /// Of a logical block, in bytes.
+    block_len: u32,
+    max_transfer: u64,
+    write_cache: bool,
+    /// The most that one Dataset Management deallocates, in bytes.
+    pub(super) deallocate: Option<u64>,
+    /// The most that one Write Zeroes covers, in bytes.
+    pub(super) write_zeroes: Option<u64>,
+    zeroes_fast: bool,
+}
+
+/// What becomes of an I/O.
+pub(super) enum Plan {
+    /// It is done: a hint that the namespace does not take, or a flush without a cache.
+    Done,
+    /// The namespace cannot do it.
+    Fails(IoError),
+    /// One extent of data: NVMe hosts are not told what is allocated.
+    AllData,
+    /// Commands for its range, or a flush.
+    Send(Pieces),
+}
+
+/// How an I/O's range is cut into commands.
+pub(super) type Pieces = job::Pieces<Kind>;
+
+/// What one command does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Read,
+    Write {
+        fua: bool,
+    },
+    /// Zeroes, written out.
+    Zeroes {
+        fua: bool,
+    },
+    WriteZeroes {
+        fua: bool,
+        may_deallocate: bool,
+    },
+    Deallocate,
+    Flush,
+    /// Of the queue itself.
+    Connect,
+}
+
+impl job::Kind for Kind {
+    const FLUSH: Kind = Kind::Flush;
+}
+
+impl Terms {
+    pub(super) fn new(namespace: &NamespaceInfo) -> Terms {
+        let bytes = |blocks: u64| blocks.saturating_mul(namespace.block_len.into());
+        Terms {
+            nsid: namespace.nsid,
+            block_len: namespace.block_len,
+            max_transfer: namespace.max_transfer,
+            write_cache: namespace.write_cache,
+            deallocate: namespace.max_deallocate_blocks.map(bytes),
+            write_zeroes: namespace.max_zeroes_blocks.map(bytes),
+            zeroes_fast: namespace.zeroes_deallocate,
+        }
+    }
+
+    /// How to do `op` with this namespace.
+    #[inline]
+    pub(super) fn plan(&self, op: Op) -> Plan {
+        let pieces = |kind, max| Plan::Send(Pieces { kind, max, then_flush: false });
+        let stable = |fua: bool| fua && self.write_cache;
+        match op {
+            Op::Read => pieces(Kind::Read, self.max_transfer),
+            Op::Write { fua } => pieces(Kind::Write { fua: stable(fua) }, self.max_transfer),
+            Op::Flush if self.write_cache => Plan::Send(Pieces::FLUSH),
+            Op::Flush | Op::Prefetch => Plan::Done,
+            Op::BlockStatus => Plan::AllData,
+            Op::Discard { fua } => match self.deallocate {
+                Some(max) => Plan::Send(Pieces { kind: Kind::Deallocate, max, then_flush: stable(fua) }),
+                None => Plan::Done,
+            },
+            Op::WriteZeroes { fua, may_unmap, only_fast } => {
+                let may_deallocate = may_unmap && self.zeroes_fast;
+                match self.write_zeroes {
+                    None if only_fast => Plan::Fails(IoError::Unsupported),
+                    Some(_) if only_fast && !may_deallocate => Plan::Fails(IoError::Unsupported),
+                    Some(max) => pieces(Kind::WriteZeroes { fua: stable(fua), may_deallocate }, max),
+                    None => Plan::Send(self.written_zeroes(fua)),
+                }
+            }
+        }
+    }
+
+    /// Zeroes that are written out.
+    pub(super) fn written_zeroes(&self, fua: bool) -> Pieces {
+        let (fua, max) = (fua && self.write_cache, self.max_transfer.min(ZEROES as u64));
+        Pieces { kind: Kind::Zeroes { fua }, max, then_flush: false }
+    }
+
+    /// The command for `len` bytes at `offset`.
+    #[inline]
+    pub(super) fn sqe(&self, kind: Kind, offset: u64, len: u64) -> (Sqe, DataTransfer) {
+        let blocks = self.blocks(offset, len);
+        let of_blocks = |opcode, flags| command::of_blocks(opcode, self.nsid, blocks, flags);
+        let force = |fua: bool| if fua { FUA } else { 0 };
+        match kind {
+            Kind::Read => (of_blocks(NvmOpcode::READ, 0), DataTransfer::In(len as u32)),
+            Kind::Write { fua } | Kind::Zeroes { fua } => {
+                (of_blocks(NvmOpcode::WRITE, force(fua)), DataTransfer::Out(len as u32))
+            }
+            Kind::WriteZeroes { fua, may_deallocate } => {
+                let deallocate = if may_deallocate { DEAC } else { 0 };
+                (of_blocks(NvmOpcode::WRITE_ZEROES, force(fua) | deallocate), DataTransfer::Nothing)
+            }
+            Kind::Deallocate => (command::deallocate(self.nsid), DataTransfer::Out(RANGE_LEN as u32)),
+            Kind::Flush | Kind::Connect => {
+                (command::of_namespace(NvmOpcode::FLUSH, self.nsid), DataTransfer::Nothing)
+            }
+        }
+    }
+
+    /// A range in logical blocks; it is whole ones, and a piece has at most 32 bits of them.
+    #[inline]
+    pub(super) fn blocks(&self, offset: u64, len: u64) -> Blocks {
+        let shift = self.block_len.trailing_zeros();
+        Blocks { slba: offset.wrapping_shr(shift), count: len.wrapping_shr(shift) as u32 }
+    }
+}
+
+/// Of one piece of zeroes that are written out, in bytes.
+pub(super) const ZEROES: usize = 256 << 10;
+/// The data of Dataset Management with one range, in bytes.
+pub(super) const RANGE_LEN: usize = size_of::<DsmRange>();

@@ -1,0 +1,91 @@
+//! Authentication of one queue as commands: Authentication Send and Receive, in turn.
+
+use super::command;
+use super::transport::DataTransfer;
+use super::{Names, Refused};
+use crate::nvme::auth::MAX_MESSAGE;
+use crate::nvme::auth::host::{Applicant, Concatenation, Credentials, Turn, Unproved};
+use crate::nvme::auth::psk::InputPsk;
+use blockmux_volume::{Memory, Seg, SgList};
+use blockmux_wire::nvme::{Cqe, Sqe};
+use blockmux_wire::nvmeof::fabrics::{AUTHREQ_ASCR, AUTHREQ_ATR, FabricsType};
+
+/// A queue whose controller asks who we are.
+pub(super) struct Proving(Applicant);
+
+/// What the answer to Connect asks for: a proof, or nothing.
+pub(super) fn asked_for(
+    connect_result: u64,
+    credentials: Option<&Credentials>,
+    names: &Names,
+) -> Result<Option<Box<Proving>>, Refused> {
+    let is_asked = connect_result as u32 & (AUTHREQ_ATR | AUTHREQ_ASCR) != 0;
+    match credentials {
+        None if is_asked => Err(Refused::Authentication),
+        Some(credentials) if is_asked => {
+            let applicant = Applicant::new(credentials.clone(), &names.host, &names.subsystem);
+            Ok(Some(Box::new(Proving(applicant))))
+        }
+        // The key of the connection has proved everything already.
+        Some(credentials) if credentials.concatenation == Concatenation::Done => Ok(None),
+        Some(credentials) if credentials.concatenation == Concatenation::Due => {
+            Err(Refused::Proof(Unproved::NoChannel))
+        }
+        // Who sits between us and the controller could have left that out.
+        Some(credentials) if credentials.secrets.controller.is_some() => {
+            Err(Refused::Proof(Unproved::NotAsked))
+        }
+        _ => Ok(None),
+    }
+}
+
+impl Proving {
+    /// The next command, what moves, and the memory for that, if there is something left to do. Asking changes nothing.
+    pub(super) fn question(&self) -> Option<(Sqe, DataTransfer, SgList)> {
+        match self.0.turn() {
+            Turn::Send(message) => {
+                let len = message.len() as u32; // checked: at most MAX_MESSAGE
+                let sqe = command::authentication(FabricsType::AUTHENTICATION_SEND, len);
+                Some((sqe, DataTransfer::Out(len), SgList::one(Seg::from_slice(message))))
+            }
+            Turn::Receive => {
+                let len = MAX_MESSAGE as u32;
+                let sqe = command::authentication(FabricsType::AUTHENTICATION_RECEIVE, len);
+                let memory = Memory::from_heap(MAX_MESSAGE).seg(0, MAX_MESSAGE);
+                Some((sqe, DataTransfer::In(len), SgList::one(memory)))
+            }
+            Turn::Over(_) => None,
+        }
+    }
+
+    /// Why it has failed, also while the controller is still to be told so.
+    pub(super) fn failure(&self) -> Option<Refused> {
+        self.0.failure().map(Refused::Proof)
+    }
+
+    /// The key of TLS that was made, if one was to be.
+    pub(super) fn generated(&self) -> Option<&InputPsk> {
+        self.0.generated()
+    }
+
+    /// The command has ended, with its data if it had some; whether that was the last and we are believed.
+    pub(super) fn on_answer(&mut self, cqe: &Cqe, data: &[u8]) -> Result<bool, Refused> {
+        let is_sending = matches!(self.0.turn(), Turn::Send(_));
+        let is_good = cqe.status.is_success();
+        match is_sending {
+            true => self.0.on_sent(),
+            false if is_good => self.0.on_message(data),
+            false => {}
+        }
+        match self.0.turn() {
+            // What we have failed for says more than that the controller would not hear it.
+            Turn::Over(Err(unproved)) => Err(Refused::Proof(unproved)),
+            _ if !is_good => {
+                let what = if is_sending { "Authentication Send" } else { "Authentication Receive" };
+                Err(Refused::Command { what, status: cqe.status })
+            }
+            Turn::Over(Ok(())) => Ok(true),
+            Turn::Send(_) | Turn::Receive => Ok(false),
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! A controller that says no, properly, or that we do not want: not a breach of the protocol, and one line for the user.
+
+use crate::nvme::auth::Unproved;
+use blockmux_wire::nvme::status::{ConnectStatus, Status, StatusField};
+
+/// Why a session ended without what was asked for, although nobody broke the protocol.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// It takes no such queue, or not from us.
+    #[error("controller refused to connect: {}", said_of_connect(*.0))]
+    Connect(StatusField),
+    /// It wants us to authenticate, and we have no secret.
+    #[error("controller wants DH-HMAC-CHAP, and there is no secret for it")]
+    Authentication,
+    /// It did not believe us, or we did not believe it.
+    #[error("{0}")]
+    Proof(Unproved),
+    /// A command that is needed to begin failed.
+    #[error("controller failed {what}: {}", said(*.status))]
+    Command {
+        /// Which: "Identify Controller".
+        what: &'static str,
+        /// How.
+        status: StatusField,
+    },
+    /// CSTS.CFS.
+    #[error("controller says that it has failed")]
+    Fatal,
+    /// CSTS.RDY did not come within CAP.TO.
+    #[error("controller did not become ready within {0} s")]
+    NotReady(u64),
+    /// There is no such namespace, or the controller does not show it to us.
+    #[error("there is no namespace {0}")]
+    NoNamespace(u32),
+    /// The namespace of that number is another one than before, or has other blocks.
+    #[error("namespace {0} is not what it was")]
+    Replaced(u32),
+    /// Blocks that we do not do.
+    #[error(
+        "namespace {nsid} has blocks of 2^{lbads} bytes with {metadata} bytes of metadata, which are not done"
+    )]
+    Format {
+        /// Which.
+        nsid: u32,
+        /// log2 of a block's size.
+        lbads: u8,
+        /// Of each block, in bytes.
+        metadata: u16,
+    },
+    /// One of several paths leads to another namespace than the others.
+    #[error("leads to {namespace}, not to {first} as {at} does")]
+    AnotherNamespace {
+        /// What it leads to.
+        namespace: String,
+        /// What the others lead to.
+        first: String,
+        /// One of those.
+        at: String,
+    },
+    /// Its discovery log was another each time that it was read.
+    #[error("controller's discovery log changes all the time; try again later")]
+    Restless,
+    /// It has no I/O queues.
+    #[error("controller gives out no I/O queue")]
+    NoQueues,
+}
+
+impl Refused {
+    /// Whether a controller that took us before may well do so a little later: it is in trouble, or was just started.
+    #[must_use]
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Refused::Connect(status) => !matches!(
+                ConnectStatus(status.status().0),
+                ConnectStatus::CONNECT_INCOMPATIBLE_FORMAT | ConnectStatus::CONNECT_INVALID_HOST
+            ),
+            Refused::Command { status, .. } => !status.do_not_retry(),
+            Refused::Fatal
+            | Refused::NotReady(_)
+            | Refused::NoNamespace(_)
+            // Who comes again looks closer.
+            | Refused::Replaced(_)
+            | Refused::NoQueues
+            | Refused::Restless => true,
+            Refused::Authentication
+            | Refused::Proof(_)
+            | Refused::Format { .. }
+            | Refused::AnotherNamespace { .. } => false,
+        }
+    }
+}
+
+fn said(field: StatusField) -> String {
+    words(field.status().name(), field)
+}
+
+fn said_of_connect(field: StatusField) -> String {
+    let status = field.status();
+    // Some codes of other commands are the same numbers.
+    words(ConnectStatus(status.0).name().or(status.name()), field)
+}
+
+fn words(name: Option<&str>, field: StatusField) -> String {
+    let Status(number) = field.status();
+    name.map_or_else(|| format!("status {number:#05x}"), |name| name.to_lowercase().replace('_', " "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_is_one_line() {
+        let refused = Refused::Connect(StatusField::final_one(ConnectStatus::CONNECT_INVALID_HOST.into()));
+        assert_eq!(refused.to_string(), "controller refused to connect: connect invalid host");
+        assert!(!refused.may_pass());
+        let status = StatusField::new(Status(0x7ff));
+        let refused = Refused::Command { what: "Identify Controller", status };
+        assert_eq!(refused.to_string(), "controller failed Identify Controller: status 0x7ff");
+        assert!(refused.may_pass());
+    }
+
+    #[test]
+    fn a_controller_that_was_just_started_may_take_us_later() {
+        let not_there = ConnectStatus::CONNECT_INVALID_PARAMETERS.into();
+        assert!(Refused::Connect(StatusField::final_one(not_there)).may_pass());
+        assert!(Refused::NoNamespace(1).may_pass() && Refused::Restless.may_pass());
+        assert!(!Refused::Authentication.may_pass());
+        assert!(!Refused::Proof(Unproved::Impostor).may_pass());
+    }
+}

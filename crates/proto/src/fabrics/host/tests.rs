@@ -1,0 +1,255 @@
+//! Queues of a host over a transport in memory: what is asked of a controller, and what its answers lead to. No byte is
+//! encoded; each transport's own tests are about its bytes.
+#![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
+
+mod admin;
+mod paths;
+mod queue;
+
+use super::testing::*;
+use super::*;
+use crate::outbox::Outbox;
+use crate::session::{Demand, ProtocolError, StreamSession};
+use crate::testing::Driver;
+use blockmux_volume::{Chunk, Pool, Seg, SgList};
+use blockmux_wire::nvme::feature::FeatureId;
+use blockmux_wire::nvme::opcode::{AdminOpcode, NvmOpcode};
+use blockmux_wire::nvme::status::StatusField;
+use blockmux_wire::nvme::{Cqe, Sqe};
+use std::time::Instant;
+use zerocopy::FromZeros;
+
+/// A transport that keeps the commands that are to be sent, with their data.
+#[derive(Default)]
+struct Loopback {
+    /// The most data that goes with a command, in bytes.
+    in_capsule: u32,
+    sent: Vec<SentCommand>,
+    outbox: Outbox,
+}
+
+#[derive(Debug, Clone)]
+struct SentCommand {
+    sqe: Sqe,
+    data: Vec<u8>,
+}
+
+impl HostTransport for Loopback {
+    type Options = ();
+
+    fn new((): (), in_capsule: Option<u32>, _pool: Pool) -> Loopback {
+        Loopback { in_capsule: in_capsule.unwrap_or(u32::MAX), ..Loopback::default() }
+    }
+
+    fn begin(&mut self) {}
+
+    fn is_open(&self) -> bool {
+        true
+    }
+
+    fn send(&mut self, request: &Request, commands: &mut impl Commands) {
+        let sqe = Sqe { cid: request.key.narrow().into(), ..request.sqe };
+        let mut data = Vec::new();
+        if let DataTransfer::Out(len) = request.transfer
+            && len <= self.in_capsule
+        {
+            let (list, base) = commands.data_out(request.key).unwrap();
+            data = list.slice(base, len as usize).to_vec();
+            commands.transport(request.key).unwrap().0.moved.add(0, len).unwrap();
+        }
+        self.sent.push(SentCommand { sqe, data });
+    }
+
+    fn may_end(&self) -> bool {
+        true
+    }
+
+    fn discard(&mut self) {
+        self.sent.clear();
+    }
+}
+
+impl SentCommand {
+    fn cid(&self) -> u16 {
+        self.sqe.cid.get()
+    }
+
+    fn opcode(&self) -> NvmOpcode {
+        NvmOpcode(self.sqe.opcode)
+    }
+
+    /// First block, blocks, and the flags beside them.
+    fn range(&self) -> (u64, u32, u32) {
+        (self.sqe.slba(), (self.sqe.cdw12.get() & 0xffff) + 1, self.sqe.cdw12.get() & !0xffff)
+    }
+}
+
+/// A session over [`Loopback`]: bytes mean nothing to it.
+trait Looped: StreamSession {
+    fn sent(&mut self) -> Vec<SentCommand>;
+
+    /// A command gets data and ends, or one of both.
+    fn answer(&mut self, cid: u16, data: &[u8], end: Option<(StatusField, u64)>);
+}
+
+/// What comes from the controller.
+fn deliver(
+    commands: &mut impl Commands,
+    cid: u16,
+    data: &[u8],
+    end: Option<(StatusField, u64)>,
+) -> Result<(), ProtocolError> {
+    let key = commands.find(cid).unwrap();
+    if !data.is_empty() {
+        let len = data.len();
+        commands.transport(key).unwrap().0.moved.add(0, len as u32).unwrap();
+        if commands.is_lendable(key, len) {
+            commands.lend(key, Seg::from_slice(data));
+        } else {
+            let (list, base) = commands.data_in(key).unwrap();
+            list.slice(base, len).copy_from(data);
+        }
+    }
+    if let Some((status, result)) = end {
+        commands.finish(key, &Cqe { cid: cid.into(), status, result: result.into(), ..Cqe::new_zeroed() });
+    }
+    Ok(())
+}
+
+macro_rules! looped {
+    ($session:ty, $at:expr, $at_mut:expr, $is_over:expr) => {
+        impl Looped for $session {
+            fn sent(&mut self) -> Vec<SentCommand> {
+                std::mem::take(&mut $at_mut(self).transport.sent)
+            }
+
+            fn answer(&mut self, cid: u16, data: &[u8], end: Option<(StatusField, u64)>) {
+                $at_mut(self).receive(|_, commands| deliver(commands, cid, data, end)).unwrap();
+            }
+        }
+
+        impl StreamSession for $session {
+            fn demand(&self) -> Demand {
+                if $is_over(self) { Demand::Close } else { Demand::Nothing }
+            }
+
+            fn on_bytes(&mut self, _input: &Chunk) -> Result<usize, ProtocolError> {
+                unreachable!("it demands none")
+            }
+
+            fn on_placed(&mut self) -> Result<(), ProtocolError> {
+                unreachable!("it demands nothing")
+            }
+
+            fn on_end(&mut self) -> Result<(), ProtocolError> {
+                Ok(())
+            }
+
+            fn outbox(&mut self) -> &mut Outbox {
+                &mut $at_mut(self).transport.outbox
+            }
+        }
+    };
+}
+
+type Queues = HostQueues<Loopback>;
+type AdminSession = HostAdmin<Loopback>;
+
+looped!(Queues, Queues::selected, Queues::selected_mut, |queues: &Queues| queues.selected().is_over());
+looped!(AdminSession, |admin| admin, |admin| admin, AdminSession::is_over);
+
+/// I/O queues, their driver, and the controller by hand.
+struct Client {
+    driver: Driver<Queues>,
+}
+
+impl Client {
+    /// Connect is out.
+    fn fresh(namespace: NamespaceInfo, entries: u16) -> Client {
+        Client::fresh_of(controller(), namespace, entries)
+    }
+
+    fn fresh_of(controller: ControllerInfo, namespace: NamespaceInfo, entries: u16) -> Client {
+        let config =
+            QueueConfig { names: names(), credentials: None, controller, namespace, queues: 1, entries };
+        let mut session = Queues::new(config, (), Pool::new(64 << 20), Instant::now());
+        session.selected_mut().receive(|_, _| Ok(())).unwrap();
+        Client { driver: Driver::of(session, usize::MAX) }
+    }
+
+    /// Connected.
+    fn with(namespace: NamespaceInfo, entries: u16) -> Client {
+        Client::of(controller(), namespace, entries)
+    }
+
+    /// Connected to a queue of this controller.
+    fn of(controller: ControllerInfo, namespace: NamespaceInfo, entries: u16) -> Client {
+        let mut client = Client::fresh_of(controller, namespace, entries);
+        let connect = client.command();
+        assert_eq!(connect.data.len(), 1024);
+        client.complete(connect.cid(), StatusField::default(), 5);
+        client
+    }
+
+    fn ready() -> Client {
+        Client::with(namespace(), 128)
+    }
+
+    fn sent(&mut self) -> Vec<SentCommand> {
+        self.driver.session.sent()
+    }
+
+    /// The one command that was sent.
+    fn command(&mut self) -> SentCommand {
+        let [command] = self.sent().try_into().unwrap();
+        command
+    }
+
+    fn complete(&mut self, cid: u16, status: StatusField, result: u64) {
+        self.driver.session.answer(cid, &[], Some((status, result)));
+    }
+
+    fn good(&mut self, cid: u16) {
+        self.complete(cid, StatusField::default(), 0);
+    }
+
+    fn data(&mut self, cid: u16, data: &[u8]) {
+        self.driver.session.answer(cid, data, None);
+    }
+
+    fn write(&mut self, tag: u64, offset: u64, data: &[u8]) {
+        let op = blockmux_volume::Op::Write { fua: false };
+        self.driver.submit(tag, op, offset, data.len() as u64, Some(SgList::one(Seg::from_slice(data))));
+    }
+}
+
+/// Runs an admin queue against a controller until nothing more is asked; all opcodes that were.
+fn bring_up(driver: &mut Driver<AdminSession>, subsystem: &mut Subsystem) -> Vec<u8> {
+    let mut opcodes = Vec::new();
+    driver.session.receive(|_, _| Ok(())).unwrap();
+    loop {
+        let sent = driver.session.sent();
+        if sent.is_empty() {
+            return opcodes;
+        }
+        for command in sent {
+            let sqe = command.sqe;
+            opcodes.push(sqe.opcode);
+            if sqe.opcode == AdminOpcode::ASYNC_EVENT_REQUEST.0 {
+                subsystem.listening = Some(sqe.cid.get());
+                continue;
+            }
+            if sqe.opcode == AdminOpcode::GET_LOG_PAGE.0 && subsystem.is_silent_about_logs {
+                continue;
+            }
+            if sqe.cdw10.get() == u32::from(FeatureId::HOST_BEHAVIOR_SUPPORT.0) {
+                subsystem.behavior = Some(command.data.clone());
+            }
+            // The last word of a host is not answered.
+            if !driver.is_closing() {
+                let (data, status, result) = subsystem.answer(&sqe);
+                driver.session.answer(sqe.cid.get(), &data, Some((status, result)));
+            }
+        }
+    }
+}

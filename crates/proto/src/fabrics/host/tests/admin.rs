@@ -1,0 +1,240 @@
+//! Bringing a controller up, and keeping it.
+
+use super::*;
+use crate::session::{Control, Initiator, Timed};
+use blockmux_wire::nvme::status::{ConnectStatus, Status};
+use blockmux_wire::nvmeof::fabrics::{DiscoveryEntry, DiscoveryHeader};
+use std::time::Duration;
+use zerocopy::IntoBytes;
+
+fn admin(ask: Ask, now: Instant) -> Driver<AdminSession> {
+    let config =
+        AdminConfig { names: names(), credentials: None, queues: 1, ask, keep_alive: Duration::from_secs(5) };
+    Driver::of(AdminSession::new(config, (), Pool::new(1 << 20), now), usize::MAX)
+}
+
+#[test]
+fn a_controller_that_has_retry_delays_is_told_that_they_are_heeded() {
+    let mut now = Instant::now();
+    for fails in
+        [None, Some((AdminOpcode::SET_FEATURES.0, StatusField::final_one(Status::INVALID_FIELD_IN_COMMAND)))]
+    {
+        let mut subsystem = Subsystem { crdt: [5, 0, 100], ..Subsystem::default() };
+        let mut driver = admin(Ask::Use(1), now);
+        subsystem.fails = fails;
+        bring_up(&mut driver, &mut subsystem);
+        let behavior = subsystem.behavior.unwrap();
+        assert_eq!((behavior.len(), behavior[0]), (512, 1), "ACRE");
+        assert!(behavior[1..].iter().all(|byte| *byte == 0));
+        if fails.is_none() {
+            let delays = driver.session.controller().unwrap().retry_delays;
+            assert_eq!(delays.map(|delay| delay.as_millis()), [500, 0, 10_000]);
+        }
+        now += Duration::from_secs(1);
+    }
+    let mut subsystem = Subsystem::default();
+    bring_up(&mut admin(Ask::Use(1), now), &mut subsystem);
+    assert_eq!(subsystem.behavior, None, "it has none");
+}
+
+#[test]
+fn who_only_asks_shuts_the_controller_down_and_leaves() {
+    let mut driver = admin(Ask::Namespace(1), Instant::now());
+    let mut subsystem = Subsystem::default();
+    let opcodes = bring_up(&mut driver, &mut subsystem);
+    assert_eq!(opcodes.last(), Some(&0x7f), "Property Set of CC.SHN");
+    assert!(driver.is_closing() && driver.session.is_over());
+}
+
+#[test]
+fn all_namespaces_are_learned_but_those_that_are_none_for_us() {
+    let mut driver = admin(Ask::Namespaces, Instant::now());
+    bring_up(&mut driver, &mut Subsystem::default());
+    let found: Vec<u32> = driver.session.namespaces().iter().map(|namespace| namespace.nsid).collect();
+    assert_eq!(found, [1, 9], "3 is listed and not there");
+}
+
+#[test]
+fn a_discovery_log_is_read() {
+    let header = DiscoveryHeader { genctr: 3.into(), numrec: 2.into(), ..DiscoveryHeader::new_zeroed() };
+    let mut entry = DiscoveryEntry { trtype: 3, subtype: 2, ..DiscoveryEntry::new_zeroed() };
+    entry.subnqn[..5].copy_from_slice(b"nqn.a");
+    let log = [header.as_bytes(), entry.as_bytes(), entry.as_bytes()].concat();
+    let mut driver = admin(Ask::Discovery, Instant::now());
+    bring_up(&mut driver, &mut Subsystem { log, ..Subsystem::default() });
+    let (found, left_out) = driver.session.found();
+    assert_eq!((found.len(), left_out, found[1].nqn.as_str()), (2, 0, "nqn.a"));
+    assert!(driver.session.controller().is_some());
+}
+
+#[test]
+fn a_controller_that_says_no_is_heard() {
+    let refused = |subsystem: Subsystem, nsid| {
+        let mut driver = admin(Ask::Use(nsid), Instant::now());
+        let mut subsystem = subsystem;
+        bring_up(&mut driver, &mut subsystem);
+        assert!(driver.is_closing() && driver.session.controller().is_none());
+        driver.session.refused().unwrap().clone()
+    };
+    let fails = |opcode: AdminOpcode, status| {
+        refused(Subsystem { fails: Some((opcode.0, status)), ..Subsystem::default() }, 1)
+    };
+    let host = StatusField::final_one(ConnectStatus::CONNECT_INVALID_HOST.into());
+    assert_eq!(fails(AdminOpcode::FABRICS, host), Refused::Connect(host));
+    let broken = StatusField::new(Status::INTERNAL_ERROR);
+    let identify = Refused::Command { what: "Identify Controller", status: broken };
+    assert_eq!(fails(AdminOpcode::IDENTIFY, broken), identify);
+    assert_eq!(fails(AdminOpcode::SET_FEATURES, broken), Refused::NoQueues);
+    let with = |subsystem| refused(subsystem, 1);
+    assert_eq!(
+        with(Subsystem { connect_result: 1 << 17 | 5, ..Subsystem::default() }),
+        Refused::Authentication
+    );
+    // So does one that wants a secure channel of it.
+    assert_eq!(
+        with(Subsystem { connect_result: 1 << 18 | 5, ..Subsystem::default() }),
+        Refused::Authentication
+    );
+    assert_eq!(with(Subsystem { csts: 2, ..Subsystem::default() }), Refused::Fatal);
+    assert_eq!(with(Subsystem { blocks: 0, ..Subsystem::default() }), Refused::NoNamespace(1));
+    let format = Refused::Format { nsid: 1, lbads: 12, metadata: 8 };
+    assert_eq!(with(Subsystem { metadata: 8, ..Subsystem::default() }), format);
+    assert_eq!(refused(Subsystem::default(), 3), Refused::NoNamespace(3));
+}
+
+#[test]
+fn a_controller_may_take_cap_to_to_become_ready() {
+    let start = Instant::now();
+    for (unready, is_patient) in [(50, true), (1000, false)] {
+        let mut driver = admin(Ask::Use(1), start);
+        let mut subsystem = Subsystem { unready, ..Subsystem::default() };
+        bring_up(&mut driver, &mut subsystem);
+        let mut now = start;
+        while !driver.session.is_ready() && driver.session.refused().is_none() {
+            now = now.max(driver.session.poll_timeout().unwrap());
+            driver.session.on_timeout(now).unwrap();
+            bring_up(&mut driver, &mut subsystem);
+            assert!(now - start < Duration::from_secs(3));
+        }
+        assert_eq!(driver.session.is_ready(), is_patient);
+        if !is_patient {
+            assert_eq!(driver.session.refused(), Some(&Refused::NotReady(2)));
+        }
+    }
+}
+
+#[test]
+fn a_controller_that_is_silent_is_given_up() {
+    let start = Instant::now();
+    let mut driver = admin(Ask::Use(1), start);
+    assert!(driver.session.on_timeout(start + Duration::from_secs(29)).is_ok());
+    let error = driver.session.on_timeout(start + Duration::from_secs(30)).unwrap_err();
+    assert_eq!(error.what, "did not tell what it is within 30 seconds");
+}
+
+#[test]
+fn the_association_is_kept_alive_and_its_loss_is_noticed() {
+    let start = Instant::now();
+    let mut driver = admin(Ask::Use(1), start);
+    bring_up(&mut driver, &mut Subsystem::default());
+    let mut now = start;
+    for _ in 0..3 {
+        now = driver.session.poll_timeout().unwrap();
+        driver.session.on_timeout(now).unwrap();
+        let [keep_alive] = driver.session.sent().try_into().unwrap();
+        assert_eq!(keep_alive.sqe.opcode, AdminOpcode::KEEP_ALIVE.0);
+        driver.session.answer(keep_alive.cid(), &[], Some((StatusField::default(), 0)));
+    }
+    assert_eq!(now - start, Duration::from_millis(7500));
+    let next = driver.session.poll_timeout().unwrap();
+    driver.session.on_timeout(next).unwrap();
+    let end = driver.session.poll_timeout().unwrap();
+    let error = driver.session.on_timeout(end).unwrap_err();
+    assert_eq!(error.what, "did not answer a Keep Alive in time");
+}
+
+#[test]
+fn a_new_size_is_heard_of_as_often_as_it_changes() {
+    let mut driver = admin(Ask::Use(1), Instant::now());
+    let mut subsystem = Subsystem { oaes: 1 << 8, log: vec![0; 4096], ..Subsystem::default() };
+    let opcodes = bring_up(&mut driver, &mut subsystem);
+    assert_eq!(opcodes[9..], [9, 9, 12], "queues, events; the request");
+    assert_eq!((driver.session.poll_size(), driver.session.poll_size()), (Some(4_096_000), None));
+    for blocks in [2000, 500] {
+        subsystem.blocks = blocks;
+        let cid = subsystem.listening.take().unwrap();
+        driver.session.answer(cid, &[], Some((StatusField::default(), 0x04_0002)));
+        let opcodes = bring_up(&mut driver, &mut subsystem);
+        assert_eq!(opcodes, [2, 6, 6, 12], "the log, the namespace and what it is called");
+        assert_eq!(driver.session.poll_size(), Some(blocks * 4096));
+    }
+    // A namespace that is gone has no new size, and one whose event fails is not asked again.
+    subsystem.blocks = 0;
+    let cid = subsystem.listening.take().unwrap();
+    driver.session.answer(cid, &[], Some((StatusField::default(), 0x04_0002)));
+    assert_eq!(bring_up(&mut driver, &mut subsystem), [2, 6, 12]);
+    assert_eq!(driver.session.poll_size(), None);
+    let cid = subsystem.listening.take().unwrap();
+    let limit = StatusField::final_one(Status::ASYNCHRONOUS_EVENT_REQUEST_LIMIT_EXCEEDED);
+    driver.session.answer(cid, &[], Some((limit, 0)));
+    assert_eq!(bring_up(&mut driver, &mut subsystem), []);
+    assert!(driver.session.is_ready());
+}
+
+#[test]
+fn a_namespace_in_whose_place_another_one_is_is_used_no_more() {
+    type Change = fn(&mut Subsystem);
+    let changes: [(Change, bool); 3] = [
+        (|subsystem| subsystem.uuid = 0x5b, true),
+        (|subsystem| (subsystem.lbads, subsystem.blocks) = (9, 8000), true),
+        (|subsystem| subsystem.blocks = 8000, false),
+    ];
+    for (change, is_another) in changes {
+        let mut driver = admin(Ask::Use(1), Instant::now());
+        let mut subsystem = Subsystem { oaes: 1 << 8, log: vec![0; 4096], ..Subsystem::default() };
+        bring_up(&mut driver, &mut subsystem);
+        assert!(driver.session.poll_size().is_some());
+        change(&mut subsystem);
+        let cid = subsystem.listening.take().unwrap();
+        driver.session.answer(cid, &[], Some((StatusField::default(), 0x04_0002)));
+        bring_up(&mut driver, &mut subsystem);
+        let refused = is_another.then_some(&Refused::Replaced(1));
+        assert_eq!((driver.session.refused(), driver.is_closing()), (refused, is_another));
+        assert_eq!(driver.session.poll_size().is_none(), is_another, "it is not this one's size");
+    }
+}
+
+#[test]
+fn a_controller_that_tells_of_no_changes_is_not_asked_to() {
+    let mut driver = admin(Ask::Use(1), Instant::now());
+    let mut subsystem = Subsystem::default();
+    bring_up(&mut driver, &mut subsystem);
+    assert_eq!((subsystem.listening, driver.session.poll_size()), (None, Some(4_096_000)));
+}
+
+#[test]
+fn a_stop_says_goodbye_once() {
+    let mut driver = admin(Ask::Use(1), Instant::now());
+    bring_up(&mut driver, &mut Subsystem::default());
+    driver.session.on_stop();
+    driver.session.on_stop();
+    let [goodbye] = driver.session.sent().try_into().unwrap();
+    assert_eq!((goodbye.sqe.opcode, goodbye.sqe.cdw12.get() >> 14 & 3), (0x7f, 1));
+    assert!(driver.is_closing());
+}
+
+#[test]
+fn an_io_queue_is_of_the_controller_that_the_admin_queue_got() {
+    let mut client = Client::fresh(namespace(), 2000);
+    let connect = client.command();
+    let connect_sqe = connect.sqe;
+    // QID and SQSIZE.
+    assert_eq!(connect_sqe.cdw10.get() >> 16, 1);
+    assert_eq!(connect_sqe.cdw11.get() & 0xffff, 1023);
+    assert_eq!((connect.data[..16].to_vec(), &connect.data[16..18]), (vec![7; 16], &[5, 0][..]));
+    assert!(!client.driver.session.is_ready());
+    let busy = StatusField::new(ConnectStatus::CONNECT_CONTROLLER_BUSY.into());
+    client.complete(connect.cid(), busy, 0);
+    assert_eq!(client.driver.session.refused(), Some(&Refused::Connect(busy)));
+    assert!(client.driver.is_closing());
+}

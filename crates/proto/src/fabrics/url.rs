@@ -1,0 +1,451 @@
+//! URLs of namespaces.
+//!
+//! ```text
+//!   nvme+tcp://host[:port][,host[:port]]...[/subsystem-nqn[/nsid]][?PARAMETER[&PARAMETER]...]
+//! ```
+//! Several places are several paths to one namespace.
+//!
+//! Without a subsystem it names a discovery controller; without a number, namespace 1. Parameters have the names that
+//! nvme-cli gives them: `hostnqn=NQN` and `hostid=UUID` are who we are, `hdr_digest=on|off` and `data_digest=on|off`
+//! (off) ask for CRC-32C, `queue_size=N` (1024) is how many entries an I/O queue has, `keep_alive_tmo=SECONDS` (5) how
+//! long the controller waits for a sign of us, and `ctrl_loss_tmo=SECONDS` (60) how long to try to reconnect before I/O
+//! fails; `io_timeout=SECONDS` (30) is how long an answer may take before the connection counts as lost, named as the
+//! parameter of Linux's module. `connections=N` is how many I/O queues each core opens by each path, and `iopolicy=round-robin|queue-depth`
+//! (round-robin) how I/O is shared among paths that are equally good. `paths=all` asks the discovery controller there for
+//! all that lead to the subsystem.
+//!
+//! `tls_key_file=PATH` has the key of TLS, as `nvme gen-tls-key` prints it, and `tls_identity=0|1` the version of the
+//! identity that is offered (both, of which servers with GnuTLS look at the first). With `ktls=off` the kernel makes no
+//! records of TLS, even where it can.
+//!
+//! `dhchap_secret_file=PATH` names the file of the secret that we prove who we are with, and
+//! `dhchap_ctrl_secret_file=PATH` that of the controller's, which it has to prove then. A secret itself is never part of
+//! a URL, which everybody sees who sees the command line. `dhchap_hash=` and `dhchap_dhgroup=` are all that is offered, by
+//! the kernel's names: `hmac(sha256)`, `ffdhe2048`. `concat=on` makes a key of TLS of the proof and goes on with that
+//! (secure channel concatenation).
+
+pub use super::host::uuid_text;
+use super::host::{DEPTH, HostId};
+use crate::nvme::auth::{DhGroup, Hash};
+use crate::nvme::nqn::Nqn;
+pub use crate::uri::MAX_PORTALS;
+use crate::uri::{
+    self, BUT_COLONS, DEFAULT_RECONNECT, DEFAULT_TIMEOUT, MAX_CONNECTIONS, MAX_RECONNECT, Parameter,
+    ParameterError, Query, decode, encode, shown,
+};
+use blockmux_wire::nvmeof::tcp::NVME_TCP_PORT;
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// A namespace, where its subsystem is, and how to connect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Url {
+    /// A name or an address; an IPv6 address without brackets.
+    pub host: String,
+    /// The port.
+    pub port: u16,
+    /// Other places that lead to the same namespace, at most 7: hosts and ports.
+    pub further: Vec<(String, u16)>,
+    /// `None`: discovery.
+    pub subsystem: Option<Nqn>,
+    /// The namespace's number, from 1.
+    pub nsid: u32,
+    /// Our own name; `None`: the engine's.
+    pub host_nqn: Option<Nqn>,
+    /// Our own identifier; `None`: it follows from the name.
+    pub host_id: Option<HostId>,
+    /// Whose first line is our secret.
+    pub secret_file: Option<PathBuf>,
+    /// Whose first line is the controller's secret.
+    pub ctrl_secret_file: Option<PathBuf>,
+    /// The only hash function of DH-HMAC-CHAP.
+    pub dhchap_hash: Option<Hash>,
+    /// The only group of DH-HMAC-CHAP.
+    pub dhchap_dhgroup: Option<DhGroup>,
+    /// Secure channel concatenation.
+    pub concat: bool,
+    /// CRC-32C over headers.
+    pub header_digest: bool,
+    /// CRC-32C over data.
+    pub data_digest: bool,
+    /// Entries of an I/O queue, 2 to 1,024.
+    pub queue_size: u16,
+    /// How many I/O queues each core opens, 1 to [`MAX_CONNECTIONS`]; `None`: the engine decides.
+    pub connections: Option<u32>,
+    /// Whether to use all paths that the discovery controller knows.
+    pub all_paths: bool,
+    /// How I/O is shared among paths.
+    pub io_policy: IoPolicy,
+    /// Keep alive timeout, whole seconds; 0: none.
+    pub keep_alive: Duration,
+    /// How long to try to reconnect before I/O fails; whole seconds.
+    pub reconnect: Duration,
+    /// How long an answer may take; whole seconds; 0: for ever.
+    pub io_timeout: Duration,
+    /// Where the key of TLS is; `None`: without TLS.
+    pub tls_key_file: Option<PathBuf>,
+    /// The version of its identity, 0 or 1; `None`: both.
+    pub tls_identity: Option<u8>,
+    /// Whether the kernel makes the records of TLS where it can.
+    pub ktls: bool,
+}
+
+/// How I/O is shared among paths that are equally good.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum IoPolicy {
+    /// In turn.
+    #[default]
+    RoundRobin,
+    /// To the one with the least under way.
+    QueueDepth,
+}
+
+/// What is wrong with a URL: the part, and what to do.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum UrlError {
+    /// It begins with no scheme of NVMe/TCP.
+    #[error("this is no NVMe/TCP URL; write nvme+tcp://host[:port]/subsystem-nqn/nsid")]
+    Scheme,
+    /// The part between `//` and the next `/`.
+    #[error("host {part:?}: {problem}")]
+    Host {
+        /// As it was written.
+        part: String,
+        /// What to do.
+        problem: &'static str,
+    },
+    /// The subsystem's name, or ours.
+    #[error("name {0:?}: write nqn. and what follows, at most 223 bytes without blanks")]
+    Name(String),
+    /// The number behind the subsystem's name.
+    #[error("namespace {0:?}: write a number from 1 behind the subsystem's name")]
+    Nsid(String),
+    /// A query parameter.
+    #[error(transparent)]
+    Parameter(#[from] ParameterError),
+}
+
+impl FromStr for Url {
+    type Err = UrlError;
+
+    fn from_str(text: &str) -> Result<Url, UrlError> {
+        let (scheme, rest) = text.split_once("://").ok_or(UrlError::Scheme)?;
+        if !scheme.eq_ignore_ascii_case("nvme+tcp") {
+            return Err(UrlError::Scheme);
+        }
+        let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (authority, path) = place.split_once('/').unwrap_or((place, ""));
+        let mut portals = uri::portals(authority, NVME_TCP_PORT)
+            .map_err(|(part, problem)| UrlError::Host { part: shown(part), problem })?;
+        let (host, port) = portals.remove(0);
+        let (subsystem, nsid) = subsystem_and_nsid(path)?;
+        let mut url = Url {
+            host,
+            port,
+            further: portals,
+            subsystem,
+            nsid,
+            host_nqn: None,
+            host_id: None,
+            secret_file: None,
+            ctrl_secret_file: None,
+            dhchap_hash: None,
+            dhchap_dhgroup: None,
+            concat: false,
+            header_digest: false,
+            data_digest: false,
+            queue_size: DEFAULT_QUEUE_SIZE,
+            connections: None,
+            all_paths: false,
+            io_policy: IoPolicy::RoundRobin,
+            keep_alive: DEFAULT_KEEP_ALIVE,
+            reconnect: DEFAULT_RECONNECT,
+            io_timeout: DEFAULT_TIMEOUT,
+            tls_key_file: None,
+            tls_identity: None,
+            ktls: true,
+        };
+        for parameter in uri::parameters(query, &KEYS)? {
+            url.set(&parameter)?;
+        }
+        match url.misfit() {
+            None => Ok(url),
+            Some((part, problem)) => Err(ParameterError::new(part, problem).into()),
+        }
+    }
+}
+
+impl Url {
+    /// The discovery controller there, and how to connect.
+    #[must_use]
+    pub fn discovery(&self) -> Url {
+        Url { subsystem: None, nsid: 1, further: Vec::new(), ..self.clone() }
+    }
+
+    /// A parameter that does not go with others, and what to do.
+    fn misfit(&self) -> Option<(&'static str, &'static str)> {
+        let proves = self.secret_file.is_some();
+        if self.ctrl_secret_file.is_some() && !proves {
+            return Some((
+                CTRL_SECRET,
+                "only who proves who it is can ask for that; give dhchap_secret_file, too",
+            ));
+        }
+        if (self.dhchap_hash.is_some() || self.dhchap_dhgroup.is_some() || self.concat) && !proves {
+            let part = if self.concat { "concat" } else { "dhchap_hash, dhchap_dhgroup" };
+            return Some((part, "is of no use without a secret; give dhchap_secret_file, too"));
+        }
+        if self.concat && self.tls_key_file.is_some() {
+            return Some(("concat", "makes a key of its own; leave tls_key_file out"));
+        }
+        let has_key =
+            self.dhchap_hash.is_none_or(Hash::is_of_tls) && self.dhchap_dhgroup != Some(DhGroup::Null);
+        if self.concat && !has_key {
+            return Some(("concat", "no key can be made of hmac(sha512), and none without a group"));
+        }
+        None
+    }
+
+    fn set(&mut self, parameter: &Parameter<'_>) -> Result<(), ParameterError> {
+        match parameter.key {
+            "hostnqn" => {
+                let nqn = Nqn::new(parameter.text()?);
+                self.host_nqn = Some(or(parameter, nqn, "write nqn. and what follows, at most 223 bytes")?);
+            }
+            "hostid" => self.host_id = Some(or(parameter, read_uuid(parameter.text()?), "write a UUID")?),
+            "hdr_digest" => self.header_digest = parameter.is_on()?,
+            "data_digest" => self.data_digest = parameter.is_on()?,
+            "queue_size" => self.queue_size = parameter.number(2..=DEPTH as u32)? as u16,
+            "connections" => self.connections = Some(parameter.number(1..=MAX_CONNECTIONS)?),
+            "paths" if parameter.value == b"all" => self.all_paths = true,
+            "paths" => return Err(parameter.wrong("write all, or name the places where the host is")),
+            "iopolicy" => {
+                self.io_policy = match parameter.text()? {
+                    "round-robin" => IoPolicy::RoundRobin,
+                    "queue-depth" => IoPolicy::QueueDepth,
+                    _ => return Err(parameter.wrong("write round-robin or queue-depth")),
+                }
+            }
+            "keep_alive_tmo" => self.keep_alive = seconds(parameter, MAX_KEEP_ALIVE, "; 0 is none")?,
+            "ctrl_loss_tmo" => self.reconnect = seconds(parameter, MAX_RECONNECT, "")?,
+            "io_timeout" => self.io_timeout = seconds(parameter, MAX_RECONNECT, "; 0 is for ever")?,
+            "tls_identity" => self.tls_identity = Some(parameter.number(0..=1)? as u8),
+            "tls_key_file" => self.tls_key_file = Some(parameter.path()?),
+            "ktls" => self.ktls = parameter.is_on()?,
+            SECRET => self.secret_file = Some(parameter.path()?),
+            CTRL_SECRET => self.ctrl_secret_file = Some(parameter.path()?),
+            "dhchap_hash" => {
+                let hash = Hash::of_name(parameter.text()?);
+                self.dhchap_hash = Some(hash.map_err(|problem| parameter.wrong(problem))?);
+            }
+            "dhchap_dhgroup" => {
+                let group = DhGroup::of_name(parameter.text()?);
+                self.dhchap_dhgroup = Some(group.map_err(|problem| parameter.wrong(problem))?);
+            }
+            "concat" => self.concat = parameter.is_on()?,
+            "dhchap_secret" | "dhchap_ctrl_secret" => {
+                let problem = "everybody can see it here; name a file, as dhchap_secret_file does";
+                return Err(parameter.wrong(problem));
+            }
+            _ => return Err(parameter.unknown(&KEYS)),
+        }
+        Ok(())
+    }
+}
+
+/// What was read, or what to write instead.
+fn or<T>(parameter: &Parameter<'_>, read: Option<T>, problem: &str) -> Result<T, ParameterError> {
+    read.ok_or_else(|| parameter.wrong(problem))
+}
+
+/// Whole seconds; `zero` says what none of them mean.
+fn seconds(parameter: &Parameter<'_>, most: Duration, zero: &str) -> Result<Duration, ParameterError> {
+    let most = most.as_secs() as u32;
+    let seconds = parameter.number(0..=most);
+    let wrong = |_| parameter.wrong(format!("give whole seconds, at most {most}{zero}"));
+    Ok(Duration::from_secs(seconds.map_err(wrong)?.into()))
+}
+
+impl fmt::Display for Url {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("nvme+tcp://")?;
+        let first = std::iter::once((self.host.as_str(), self.port));
+        let further = self.further.iter().map(|(host, port)| (host.as_str(), *port));
+        uri::encode_portals(f, first.chain(further), NVME_TCP_PORT)?;
+        if let Some(subsystem) = &self.subsystem {
+            f.write_str("/")?;
+            encode(f, subsystem.as_str().as_bytes(), BUT_COLONS)?;
+            write!(f, "/{}", self.nsid)?;
+        }
+        let seconds = |value: Duration, default: Duration| (value != default).then_some(value.as_secs());
+        let mut query = Query::new(f);
+        query.put_path(SECRET, self.secret_file.as_deref())?;
+        query.put_path(CTRL_SECRET, self.ctrl_secret_file.as_deref())?;
+        query.put("dhchap_hash", self.dhchap_hash.map(Hash::name))?;
+        query.put("dhchap_dhgroup", self.dhchap_dhgroup.map(DhGroup::name))?;
+        query.put("concat", self.concat.then_some("on"))?;
+        query.put("hostnqn", self.host_nqn.as_ref())?;
+        query.put("hostid", self.host_id.as_ref().map(uuid_text))?;
+        query.put("hdr_digest", self.header_digest.then_some("on"))?;
+        query.put("data_digest", self.data_digest.then_some("on"))?;
+        query.put("queue_size", Some(self.queue_size).filter(|size| *size != DEFAULT_QUEUE_SIZE))?;
+        query.put("connections", self.connections)?;
+        query.put("paths", self.all_paths.then_some("all"))?;
+        query.put("iopolicy", (self.io_policy == IoPolicy::QueueDepth).then_some("queue-depth"))?;
+        query.put("keep_alive_tmo", seconds(self.keep_alive, DEFAULT_KEEP_ALIVE))?;
+        query.put("ctrl_loss_tmo", seconds(self.reconnect, DEFAULT_RECONNECT))?;
+        query.put("io_timeout", seconds(self.io_timeout, DEFAULT_TIMEOUT))?;
+        query.put_path("tls_key_file", self.tls_key_file.as_deref())?;
+        query.put("tls_identity", self.tls_identity)?;
+        query.put("ktls", (!self.ktls).then_some("off"))
+    }
+}
+
+/// Reads a UUID, with its dashes or without.
+#[must_use]
+pub fn read_uuid(text: &str) -> Option<HostId> {
+    let is_dash = |at: usize| matches!(at, 8 | 13 | 18 | 23);
+    let has_dashes =
+        text.len() == 36 && text.bytes().enumerate().all(|(at, byte)| (byte == b'-') == is_dash(at));
+    if !has_dashes && text.len() != 32 {
+        return None;
+    }
+    let mut digits = text.chars().filter(|&letter| letter != '-').map(|letter| letter.to_digit(16));
+    let mut uuid = [0; 16];
+    for byte in &mut uuid {
+        *byte = (digits.next()?? << 4 | digits.next()??) as u8;
+    }
+    digits.next().is_none().then_some(uuid)
+}
+
+fn subsystem_and_nsid(path: &str) -> Result<(Option<Nqn>, u32), UrlError> {
+    let path = path.strip_suffix('/').unwrap_or(path);
+    if path.is_empty() {
+        return Ok((None, 1));
+    }
+    let (name, nsid) = path.split_once('/').unwrap_or((path, "1"));
+    let decoded = decode(name).ok().and_then(|bytes| String::from_utf8(bytes).ok());
+    let subsystem = decoded.and_then(|name| Nqn::new(&name));
+    let subsystem = subsystem.ok_or_else(|| UrlError::Name(shown(name)))?;
+    let number = Some(nsid).filter(|nsid| is_number(nsid)).and_then(|nsid| nsid.parse().ok());
+    let number = number.filter(|nsid| (1..u32::MAX).contains(nsid));
+    Ok((Some(subsystem), number.ok_or_else(|| UrlError::Nsid(shown(nsid)))?))
+}
+
+fn is_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|digit| digit.is_ascii_digit())
+}
+
+const SECRET: &str = "dhchap_secret_file";
+const CTRL_SECRET: &str = "dhchap_ctrl_secret_file";
+/// What can be shown of a query.
+const KEYS: [&str; 19] = [
+    "hostnqn",
+    "hostid",
+    SECRET,
+    CTRL_SECRET,
+    "dhchap_hash",
+    "dhchap_dhgroup",
+    "concat",
+    "hdr_digest",
+    "data_digest",
+    "queue_size",
+    "connections",
+    "paths",
+    "iopolicy",
+    "keep_alive_tmo",
+    "ctrl_loss_tmo",
+    "io_timeout",
+    "tls_key_file",
+    "tls_identity",
+    "ktls",
+];
+/// As Linux has it.
+const DEFAULT_KEEP_ALIVE: Duration = Duration::from_secs(5);
+const MAX_KEEP_ALIVE: Duration = Duration::from_secs(3600);
+const DEFAULT_QUEUE_SIZE: u16 = DEPTH as u16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn url(text: &str) -> Url {
+        text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
+    }
+
+    #[test]
+    fn a_url_names_a_namespace() {
+        let plain = url("nvme+tcp://host/nqn.2026-11.test:a");
+        assert_eq!((plain.host.as_str(), plain.port, plain.nsid), ("host", 4420, 1));
+        assert_eq!(plain.subsystem, Nqn::new("nqn.2026-11.test:a"));
+        let full =
+            url("NVME+TCP://[::1]:7/nqn.a/12?hostnqn=nqn.b&hostid=00112233-4455-6677-8899-aabbccddeeff\
+                        &hdr_digest=on&data_digest=on&queue_size=128&connections=2&keep_alive_tmo=0\
+                        &ctrl_loss_tmo=600&io_timeout=7");
+        assert_eq!((full.host.as_str(), full.port, full.nsid), ("::1", 7, 12));
+        assert_eq!((full.header_digest, full.data_digest, full.queue_size), (true, true, 128));
+        assert_eq!((full.keep_alive, full.reconnect), (Duration::ZERO, Duration::from_secs(600)));
+        assert_eq!((full.io_timeout, plain.io_timeout), (Duration::from_secs(7), Duration::from_secs(30)));
+        assert_eq!(full.host_id.map(|id| id[1]), Some(0x11));
+        assert_eq!(url("nvme+tcp://host").subsystem, None);
+    }
+
+    #[test]
+    fn what_is_printed_reads_as_the_same() {
+        let texts = [
+            "nvme+tcp://host",
+            "nvme+tcp://[fd77::12]:8009",
+            "nvme+tcp://h/nqn.%C3%A4:b/3?hostnqn=nqn.c&hostid=00112233445566778899aabbccddeeff&hdr_digest=on",
+            "nvme+tcp://h/nqn.a/1?dhchap_secret_file=/run/a%26b&dhchap_ctrl_secret_file=c",
+            "nvme+tcp://h/nqn.a/1?dhchap_secret_file=a&dhchap_hash=hmac(sha256)&dhchap_dhgroup=ffdhe3072&concat=on",
+            "nvme+tcp://h/nqn.a/1?dhchap_secret_file=a&dhchap_hash=hmac%28sha512%29&dhchap_dhgroup=null",
+            "nvme+tcp://h,h:4421,[::1]:7/nqn.a/1?paths=all&iopolicy=queue-depth",
+            "nvme+tcp://h/nqn.a/1?data_digest=on&queue_size=2&connections=16&keep_alive_tmo=9&ctrl_loss_tmo=0&io_timeout=0",
+            "nvme+tcp://h/nqn.a/1?tls_key_file=/etc/a%20key&tls_identity=0",
+            "nvme+tcp://h/nqn.a/1?tls_key_file=a&ktls=off",
+        ];
+        for text in texts {
+            let first = url(text);
+            assert_eq!(url(&first.to_string()), first, "{text}");
+        }
+        assert!(matches!("nvme+tcp://host/nqn.a%20/3".parse::<Url>(), Err(UrlError::Name(_))));
+    }
+
+    #[test]
+    fn a_wrong_url_says_what_is_wrong() {
+        let cases = [
+            ("nvme://h/nqn.a/1", "this is no NVMe/TCP URL"),
+            ("nvme+tcp:///nqn.a/1", "host \"\""),
+            ("nvme+tcp://h/iqn.a/1", "name \"iqn.a\""),
+            ("nvme+tcp://h/nqn.a/0", "namespace \"0\""),
+            ("nvme+tcp://h/nqn.a/4294967295", "namespace"),
+            ("nvme+tcp://h/nqn.a/1/2", "namespace \"1/2\""),
+            ("nvme+tcp://h/nqn.a?queue_size=1", "from 2 to 1024"),
+            ("nvme+tcp://h/nqn.a?queue_size=+8", "from 2 to 1024"),
+            ("nvme+tcp://h/nqn.a?hostid=0011", "write a UUID"),
+            ("nvme+tcp://h/nqn.a?hdr_digest=on&hdr_digest=on", "given twice"),
+            ("nvme+tcp://h,h/nqn.a", "named before"),
+            ("nvme+tcp://h/nqn.a?paths=2", "write all"),
+            ("nvme+tcp://h/nqn.a?iopolicy=numa", "write round-robin"),
+            ("nvme+tcp://h/nqn.a?tls=on", "tls_key_file, tls_identity and ktls"),
+            ("nvme+tcp://h/nqn.a?tls_key_file=", "name a file"),
+            ("nvme+tcp://h/nqn.a?tls_identity=2", "give a number from 0 to 1"),
+            ("nvme+tcp://h/nqn.a?dhchap_secret_file=", "name a file"),
+            ("nvme+tcp://h/nqn.a?dhchap_ctrl_secret_file=b", "give dhchap_secret_file, too"),
+            ("nvme+tcp://h/nqn.a?dhchap_secret_file=a&dhchap_hash=md5", "there are hmac(sha256)"),
+            ("nvme+tcp://h/nqn.a?dhchap_secret_file=a&dhchap_dhgroup=modp1024", "there are null, ffdhe2048"),
+            ("nvme+tcp://h/nqn.a?dhchap_dhgroup=null", "give dhchap_secret_file, too"),
+            ("nvme+tcp://h/nqn.a?concat=on", "give dhchap_secret_file, too"),
+            ("nvme+tcp://h/nqn.a?concat=on&dhchap_secret_file=a&tls_key_file=b", "leave tls_key_file out"),
+            ("nvme+tcp://h/nqn.a?concat=on&dhchap_secret_file=a&dhchap_dhgroup=null", "none without a group"),
+            ("nvme+tcp://h/nqn.a?dhchap_secret=DHHC-1:00:hunter2:", "everybody can see it here"),
+            ("nvme+tcp://h/nqn.a?key=hunter2", "unknown"),
+        ];
+        for (text, words) in cases {
+            let error = text.parse::<Url>().unwrap_err().to_string();
+            assert!(error.contains(words) && !error.contains("hunter2"), "{text}: {error}");
+        }
+    }
+}

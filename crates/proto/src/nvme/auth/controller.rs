@@ -1,0 +1,539 @@
+//! A controller's side of one queue's authentication.
+
+use super::{DhGroup, Hash, HostSecrets, MAX_MESSAGE, Parties, Proof, Prover, Random, head, is_same};
+use crate::nvme::auth::psk::InputPsk;
+use blockmux_wire::nvmeof::auth::*;
+use std::sync::Arc;
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Has a host prove who it is.
+pub struct Authenticator {
+    secrets: Arc<HostSecrets>,
+    parties: Parties,
+    random: Random,
+    t_id: u16,
+    state: State,
+    /// The SC_C that a host may ask for, beside none.
+    secure_channel: u8,
+    /// The key of TLS that was made, valid once all is done.
+    generated: Option<InputPsk>,
+    /// The host has proved who it is, and the controller, too, if it was asked to.
+    is_done: bool,
+}
+
+/// What is due, and from whom.
+enum State {
+    /// The host's AUTH_Negotiate.
+    Negotiate,
+    /// Our challenge.
+    Challenge(Terms),
+    /// The host's reply.
+    Reply(Terms),
+    /// Our Success1, with the response to the host's challenge if there was one.
+    Success1(Hash, Option<Vec<u8>>),
+    /// The host's Success2.
+    Success2,
+    /// Our word that it has failed.
+    Failure(Explanation),
+    /// Nothing more.
+    Failed,
+}
+
+/// What the sides have agreed on, and this side's share of it.
+#[derive(Clone)]
+struct Terms {
+    hash: Hash,
+    group: DhGroup,
+    challenge: Vec<u8>,
+    seqnum: u32,
+    private: [u8; 64],
+    sc_c: u8,
+}
+
+impl Authenticator {
+    /// For a host and a subsystem of those names; `seed` is nobody else's.
+    #[must_use]
+    pub fn new(secrets: Arc<HostSecrets>, host: &str, subsystem: &str, seed: [u8; 32]) -> Authenticator {
+        Authenticator {
+            secrets,
+            parties: Parties { host: host.to_owned(), subsystem: subsystem.to_owned() },
+            random: Random::new(seed),
+            t_id: 0,
+            state: State::Negotiate,
+            secure_channel: SC_C_NONE,
+            generated: None,
+            is_done: false,
+        }
+    }
+
+    /// The same where a host may have a secure channel made: with this SC_C.
+    #[must_use]
+    pub fn with_secure_channel(mut self, sc_c: u8) -> Authenticator {
+        self.secure_channel = sc_c;
+        self
+    }
+
+    /// The key of TLS that both sides have, once, when the host has proved who it is.
+    pub fn take_generated(&mut self) -> Option<InputPsk> {
+        if self.is_done { self.generated.take() } else { None }
+    }
+
+    /// Whether the host has proved who it is.
+    #[inline]
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        self.is_done
+    }
+
+    /// Whether it has failed to, and was told so.
+    #[must_use]
+    pub fn has_failed(&self) -> bool {
+        matches!(self.state, State::Failed)
+    }
+
+    /// Takes a message of the host's.
+    pub fn on_message(&mut self, message: &[u8]) {
+        let next = self.take(message);
+        self.state = next.unwrap_or_else(|explanation| {
+            self.is_done = false;
+            State::Failure(explanation)
+        });
+    }
+
+    /// The message that is due to the host, if it is no longer than `most` bytes.
+    pub fn message(&mut self, most: usize) -> Option<Vec<u8>> {
+        let (message, next) = match &self.state {
+            State::Challenge(terms) => (self.challenge(terms), State::Reply(terms.clone())),
+            State::Success1(hash, proof) => {
+                let next = if proof.is_some() { State::Success2 } else { State::Negotiate };
+                (self.success_1(*hash, proof.as_deref()), next)
+            }
+            State::Failure(explanation) => (self.failure(*explanation), State::Failed),
+            // It is the host's turn.
+            State::Negotiate | State::Reply(_) | State::Success2 => {
+                (self.failure(Explanation::INCORRECT_MESSAGE), State::Failed)
+            }
+            State::Failed => return None,
+        };
+        if message.len() > most {
+            return None;
+        }
+        self.is_done |= matches!((&self.state, &next), (State::Success1(..), State::Negotiate));
+        self.is_done &= !matches!(next, State::Failed);
+        self.state = next;
+        Some(message)
+    }
+
+    fn take(&mut self, message: &[u8]) -> Result<State, Explanation> {
+        let (begin, _) = Head::read_from_prefix(message).map_err(|_| Explanation::INCORRECT_PAYLOAD)?;
+        let is_common = MessageType(begin.auth_type) == MessageType::COMMON;
+        let is_ours = begin.t_id.get() == self.t_id;
+        match (&self.state, is_common, MessageId(begin.auth_id)) {
+            // A host may begin anew once all is done.
+            (State::Negotiate, true, MessageId::NEGOTIATE) => {
+                self.t_id = begin.t_id.get();
+                self.negotiate(message).map(State::Challenge)
+            }
+            (State::Reply(terms), false, MessageId::REPLY) if is_ours => {
+                let terms = terms.clone();
+                self.reply(&terms, message)
+            }
+            (State::Success2, false, MessageId::SUCCESS2) if is_ours => {
+                self.is_done = true;
+                Ok(State::Negotiate)
+            }
+            // The host does not believe us.
+            (State::Success2, true, MessageId::FAILURE2) => Ok(State::Failed),
+            _ => Err(Explanation::INCORRECT_MESSAGE),
+        }
+    }
+
+    /// Chooses among what the host can.
+    fn negotiate(&mut self, message: &[u8]) -> Result<Terms, Explanation> {
+        let wrong = Explanation::INCORRECT_PAYLOAD;
+        let (negotiate, rest) = Negotiate::read_from_prefix(message).map_err(|_| wrong)?;
+        let sc_c = negotiate.sc_c;
+        if sc_c != SC_C_NONE && sc_c != self.secure_channel {
+            return Err(Explanation::SECURE_CHANNEL_CONCATENATION_MISMATCH);
+        }
+        let len = usize::from(negotiate.napd).saturating_mul(size_of::<Protocol>());
+        let protocols = <[Protocol]>::ref_from_bytes(rest.get(..len).ok_or(wrong)?).map_err(|_| wrong)?;
+        let ours = protocols.iter().find(|protocol| protocol.auth_id == AUTH_ID_DH_HMAC_CHAP);
+        let ours = ours.ok_or(Explanation::PROTOCOL_NOT_USABLE)?;
+        let hashes = ours.hash_ids.get(..ours.halen.into()).ok_or(wrong)?;
+        let groups = ours.dh_group_ids.get(..ours.dhlen.into()).ok_or(wrong)?;
+        let is_usable = |hash: &Hash| {
+            (sc_c == SC_C_NONE || hash.is_of_tls())
+                && self.secrets.hash.is_none_or(|only| only == *hash)
+                && hashes.contains(&hash.id().0)
+        };
+        let hash = Hash::ALL.into_iter().find(is_usable).ok_or(Explanation::HASH_NOT_USABLE)?;
+        let is_usable = |group: &DhGroup| {
+            let is_wanted = match self.secrets.group {
+                Some(only) => only == *group,
+                None => *group != DhGroup::Null,
+            };
+            // The key is made of the exchange.
+            let is_wanted = is_wanted && (sc_c == SC_C_NONE || *group != DhGroup::Null);
+            is_wanted && groups.contains(&group.id().0)
+        };
+        let group = DhGroup::ALL.into_iter().find(is_usable).ok_or(Explanation::DH_GROUP_NOT_USABLE)?;
+        let mut challenge = self.random.block().to_vec();
+        challenge.truncate(hash.len());
+        Ok(Terms { hash, group, challenge, seqnum: self.random.seqnum(), private: self.random.block(), sc_c })
+    }
+
+    /// Looks at the host's response, and makes one of our own if it wants one.
+    fn reply(&mut self, terms: &Terms, message: &[u8]) -> Result<State, Explanation> {
+        let wrong = Explanation::INCORRECT_PAYLOAD;
+        let (reply, rest) = Reply::read_from_prefix(message).map_err(|_| wrong)?;
+        let Terms { hash, group, challenge, seqnum, private, sc_c } = terms;
+        let hl = hash.len();
+        if usize::from(reply.hl) != hl || usize::from(reply.dhvlen.get()) != group.len() || reply.cvalid > 1 {
+            return Err(wrong);
+        }
+        let (response, rest) = rest.split_at_checked(hl).ok_or(wrong)?;
+        let (own_challenge, rest) = rest.split_at_checked(hl).ok_or(wrong)?;
+        let key = match group {
+            DhGroup::Null => None,
+            group => {
+                Some(rest.get(..group.len()).and_then(|other| group.shared(other, private)).ok_or(wrong)?)
+            }
+        };
+        let t_id = self.t_id;
+        let proof =
+            Proof { hash: *hash, challenge, seqnum: *seqnum, t_id, session_key: key.as_deref(), sc_c: *sc_c };
+        let expected = proof.response(Prover::Host, &self.secrets.host, &self.parties);
+        if !is_same(response, &expected) {
+            return Err(Explanation::AUTHENTICATION_FAILED);
+        }
+        self.generated = None;
+        if let (true, Some(key)) = (*sc_c != SC_C_NONE, &key) {
+            if reply.cvalid == 0 {
+                return Err(wrong);
+            }
+            let bytes = hash.hmac(&hash.digest(key), &[challenge, own_challenge]);
+            self.generated = InputPsk::generated(*hash, bytes);
+        }
+        // Without a number a challenge is for the key alone (Base 2.2 §8.3.4.5.4).
+        let is_for_key = *sc_c != SC_C_NONE && reply.seqnum.get() == 0;
+        if reply.cvalid == 0 || is_for_key {
+            return Ok(State::Success1(*hash, None));
+        }
+        let secret = self.secrets.controller.as_ref().ok_or(Explanation::AUTHENTICATION_FAILED)?;
+        let proof = Proof { challenge: own_challenge, seqnum: reply.seqnum.get(), ..proof };
+        let response = proof.response(Prover::Controller, secret, &self.parties);
+        Ok(State::Success1(*hash, Some(response)))
+    }
+
+    fn challenge(&self, terms: &Terms) -> Vec<u8> {
+        let public = terms.group.public(&terms.private);
+        let message = Challenge {
+            head: head(MessageType::DH_HMAC_CHAP.0, MessageId::CHALLENGE.0, self.t_id),
+            hl: terms.hash.len() as u8,
+            reserved: 0,
+            hash_id: terms.hash.id().0,
+            dh_group_id: terms.group.id().0,
+            // At most 1,024.
+            dhvlen: (public.len() as u16).into(),
+            seqnum: terms.seqnum.into(),
+        };
+        [message.as_bytes(), &terms.challenge, &public].concat()
+    }
+
+    fn success_1(&self, hash: Hash, proof: Option<&[u8]>) -> Vec<u8> {
+        let message = Success1 {
+            head: head(MessageType::DH_HMAC_CHAP.0, MessageId::SUCCESS1.0, self.t_id),
+            hl: hash.len() as u8,
+            reserved: 0,
+            rvalid: proof.is_some().into(),
+            reserved_9: [0; 7],
+        };
+        let mut bytes = [message.as_bytes(), proof.unwrap_or_default()].concat();
+        bytes.resize(size_of::<Success1>().saturating_add(hash.len()), 0);
+        bytes
+    }
+
+    fn failure(&self, explanation: Explanation) -> Vec<u8> {
+        let message = Failure {
+            head: head(MessageType::COMMON.0, MessageId::FAILURE1.0, self.t_id),
+            reason: REASON_AUTHENTICATION_FAILURE,
+            explanation: explanation.0,
+        };
+        message.as_bytes().to_vec()
+    }
+}
+
+const _: () = assert!(size_of::<Reply>() + 2 * 64 + 1024 <= MAX_MESSAGE);
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::super::Secret;
+    use super::super::secret::tests::PLAIN;
+    use super::*;
+    use zerocopy::FromZeros;
+
+    const HASHED: &str = "DHHC-1:01:xhpN8YQ0bpjH83p5yxlWLtSiXislYPoRsC6dIx1EcTfiGqn9:";
+
+    pub(crate) fn secrets(hash: Option<Hash>, group: Option<DhGroup>) -> HostSecrets {
+        let (host, controller) = (Secret::parse(PLAIN).unwrap(), Secret::parse(HASHED).unwrap());
+        HostSecrets { host, controller: Some(controller), hash, group }
+    }
+
+    fn authenticator(secrets: HostSecrets) -> Authenticator {
+        Authenticator::new(Arc::new(secrets), "nqn.h", "nqn.s", [5; 32])
+    }
+
+    /// A host that can all of these.
+    pub(crate) fn negotiate(hashes: &[u8], groups: &[u8]) -> Vec<u8> {
+        let head = head(0, 0, 7);
+        let mut protocol = Protocol { auth_id: 1, ..Protocol::new_zeroed() };
+        (protocol.halen, protocol.dhlen) = (hashes.len() as u8, groups.len() as u8);
+        protocol.hash_ids[..hashes.len()].copy_from_slice(hashes);
+        protocol.dh_group_ids[..groups.len()].copy_from_slice(groups);
+        [Negotiate { head, sc_c: 0, napd: 1 }.as_bytes(), protocol.as_bytes()].concat()
+    }
+
+    /// The host's reply to a challenge, and the key of the exchange.
+    pub(crate) fn reply(
+        challenge: &[u8],
+        secret: &Secret,
+        (asks, sc_c): (bool, u8),
+        subsystem: &str,
+    ) -> (Vec<u8>, Option<Vec<u8>>, Hash) {
+        let (told, rest) = Challenge::read_from_prefix(challenge).unwrap();
+        let hash = Hash::ALL.into_iter().find(|hash| hash.id().0 == told.hash_id).unwrap();
+        let group = DhGroup::ALL.into_iter().find(|group| group.id().0 == told.dh_group_id).unwrap();
+        let (c1, public) = rest.split_at(told.hl.into());
+        let key = (group != DhGroup::Null).then(|| group.shared(public, &[3; 64]).unwrap());
+        let proof = Proof {
+            hash,
+            challenge: c1,
+            seqnum: told.seqnum.get(),
+            t_id: 7,
+            session_key: key.as_deref(),
+            sc_c,
+        };
+        let parties = Parties { host: "nqn.h".into(), subsystem: subsystem.into() };
+        let response = proof.response(Prover::Host, secret, &parties);
+        let message = Reply {
+            head: head(1, 2, 7),
+            hl: told.hl,
+            cvalid: asks.into(),
+            dhvlen: told.dhvlen,
+            seqnum: 99.into(),
+            ..Reply::new_zeroed()
+        };
+        let c2 = vec![0xc2; hash.len()];
+        ([message.as_bytes(), &response, &c2, &group.public(&[3; 64])].concat(), key, hash)
+    }
+
+    fn explanation(authenticator: &mut Authenticator) -> Explanation {
+        let message = authenticator.message(MAX_MESSAGE).unwrap();
+        let failure = Failure::read_from_bytes(&message).unwrap();
+        assert_eq!((failure.head.auth_id, failure.head.t_id.get(), failure.reason), (0xf1, 7, 1));
+        assert!(authenticator.has_failed() && !authenticator.is_done());
+        Explanation(failure.explanation)
+    }
+
+    /// Makes a reply a wrong one.
+    type Spoil = fn(&mut Vec<u8>);
+
+    const SUCCESS_2: [u8; 16] = [1, 4, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+
+    #[test]
+    fn both_sides_prove_who_they_are_with_every_hash_and_group() {
+        for hash in Hash::ALL {
+            for group in DhGroup::ALL {
+                let secrets = secrets(Some(hash), Some(group));
+                let (host, controller) = (secrets.host.clone(), secrets.controller.clone().unwrap());
+                let mut target = authenticator(secrets);
+                for asks in [false, true] {
+                    target.on_message(&negotiate(&[1, 2, 3], &[0, 1, 2, 3, 4, 5]));
+                    let challenge = target.message(MAX_MESSAGE).unwrap();
+                    assert_eq!(challenge.len(), 16 + hash.len() + group.len());
+                    let (reply, key, _) = reply(&challenge, &host, (asks, 0), "nqn.s");
+                    target.on_message(&reply);
+                    let success = target.message(MAX_MESSAGE).unwrap();
+                    assert_eq!((success[1], success[8], success.len()), (3, asks.into(), 16 + hash.len()));
+                    assert!(target.is_done(), "the second time it was done before");
+                    if asks {
+                        let challenge = vec![0xc2; hash.len()];
+                        let session_key = key.as_deref();
+                        let proof =
+                            Proof { hash, challenge: &challenge, seqnum: 99, t_id: 7, session_key, sc_c: 0 };
+                        let parties = Parties { host: "nqn.h".into(), subsystem: "nqn.s".into() };
+                        let expected = proof.response(Prover::Controller, &controller, &parties);
+                        assert!(success[16..] == expected, "{hash:?} {group:?}");
+                        target.on_message(&SUCCESS_2);
+                        assert!(target.is_done() && !target.has_failed());
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_controller_that_is_to_prove_itself_is_not_done_before_it_is_believed() {
+        for last in [SUCCESS_2.to_vec(), vec![0, 0xf0, 0, 0, 7, 0, 1, 1]] {
+            let mut target = authenticator(secrets(None, Some(DhGroup::Null)));
+            target.on_message(&negotiate(&[1], &[0]));
+            let challenge = target.message(MAX_MESSAGE).unwrap();
+            target.on_message(&reply(&challenge, &Secret::parse(PLAIN).unwrap(), (true, 0), "nqn.s").0);
+            target.message(MAX_MESSAGE).unwrap();
+            assert!(!target.is_done());
+            target.on_message(&last);
+            assert_eq!((target.is_done(), target.has_failed()), (last.len() == 16, last.len() == 8));
+        }
+    }
+
+    #[test]
+    fn both_sides_make_a_key_of_tls_where_a_host_asks_for_one() {
+        for (seqnum, hashes, hash) in [(0, &[1, 2, 3][..], Hash::Sha384), (99, &[1], Hash::Sha256)] {
+            let mut target = authenticator(secrets(None, None)).with_secure_channel(SC_C_NEW_TLS_PSK);
+            let mut negotiate = negotiate(hashes, &[0, 1]);
+            negotiate[6] = SC_C_NEW_TLS_PSK;
+            target.on_message(&negotiate);
+            let challenge = target.message(MAX_MESSAGE).unwrap();
+            assert_eq!((challenge[8], challenge[9]), (hash.id().0, 1), "neither SHA-512 nor no group");
+            let plain = Secret::parse(PLAIN).unwrap();
+            let (mut reply, key, _) = reply(&challenge, &plain, (true, SC_C_NEW_TLS_PSK), "nqn.s");
+            reply[12..16].copy_from_slice(&u32::to_le_bytes(seqnum));
+            target.on_message(&reply);
+            assert!(target.take_generated().is_none(), "nothing is proved");
+            let success = target.message(MAX_MESSAGE).unwrap();
+            assert_eq!(success[8], u8::from(seqnum != 0));
+            if seqnum != 0 {
+                assert!(target.take_generated().is_none());
+                target.on_message(&SUCCESS_2);
+            }
+            let (c1, c2) = (&challenge[16..16 + hash.len()], vec![0xc2; hash.len()]);
+            let bytes = hash.hmac(&hash.digest(&key.unwrap()), &[c1, &c2]);
+            assert!(target.take_generated() == InputPsk::generated(hash, bytes) && target.is_done());
+            assert!(target.take_generated().is_none(), "it was taken");
+        }
+    }
+
+    #[test]
+    fn a_key_of_tls_is_made_only_where_it_can_be_used() {
+        let fails = |allowed: u8, hashes: &[u8], groups: &[u8]| {
+            let mut target = authenticator(secrets(None, None)).with_secure_channel(allowed);
+            let mut message = negotiate(hashes, groups);
+            message[6] = SC_C_NEW_TLS_PSK;
+            target.on_message(&message);
+            explanation(&mut target)
+        };
+        assert_eq!(fails(SC_C_NONE, &[1], &[1]), Explanation::SECURE_CHANNEL_CONCATENATION_MISMATCH);
+        assert_eq!(
+            fails(SC_C_REPLACE_TLS_PSK, &[1], &[1]),
+            Explanation::SECURE_CHANNEL_CONCATENATION_MISMATCH
+        );
+        assert_eq!(fails(SC_C_NEW_TLS_PSK, &[3], &[1]), Explanation::HASH_NOT_USABLE);
+        assert_eq!(fails(SC_C_NEW_TLS_PSK, &[1], &[0]), Explanation::DH_GROUP_NOT_USABLE);
+        // Without a challenge of the host's there is no key.
+        let mut target = authenticator(secrets(None, None)).with_secure_channel(SC_C_NEW_TLS_PSK);
+        let mut message = negotiate(&[1], &[1]);
+        message[6] = SC_C_NEW_TLS_PSK;
+        target.on_message(&message);
+        let challenge = target.message(MAX_MESSAGE).unwrap();
+        let plain = Secret::parse(PLAIN).unwrap();
+        target.on_message(&reply(&challenge, &plain, (false, SC_C_NEW_TLS_PSK), "nqn.s").0);
+        assert_eq!(explanation(&mut target), Explanation::INCORRECT_PAYLOAD);
+        assert!(target.take_generated().is_none());
+    }
+
+    #[test]
+    fn the_strongest_hash_is_taken_and_a_group_if_none_is_named() {
+        let chosen = |groups: &[u8]| {
+            let mut target = authenticator(secrets(None, None));
+            target.on_message(&negotiate(&[1, 3, 2], groups));
+            let message = target.message(MAX_MESSAGE).unwrap();
+            (message[1], message.get(8).copied(), message.get(9).copied())
+        };
+        assert_eq!(chosen(&[0, 5, 2]), (1, Some(3), Some(2)));
+        assert_eq!(chosen(&[0]).0, 0xf1, "without an exchange only who allows it");
+    }
+
+    #[test]
+    fn what_cannot_be_agreed_on_is_said() {
+        let fails = |message: &[u8]| {
+            let mut target = authenticator(secrets(Some(Hash::Sha384), Some(DhGroup::Ffdhe2048)));
+            target.on_message(message);
+            explanation(&mut target)
+        };
+        let good = negotiate(&[2], &[1]);
+        let with = |at: usize, value: u8| {
+            let mut bytes = good.clone();
+            bytes[at] = value;
+            fails(&bytes)
+        };
+        assert_eq!(fails(&negotiate(&[1, 3], &[1])), Explanation::HASH_NOT_USABLE);
+        assert_eq!(fails(&negotiate(&[2], &[0, 2])), Explanation::DH_GROUP_NOT_USABLE);
+        assert_eq!(with(6, 1), Explanation::SECURE_CHANNEL_CONCATENATION_MISMATCH);
+        assert_eq!(with(8, 9), Explanation::PROTOCOL_NOT_USABLE);
+        for (at, value) in [(7, 2), (10, 31), (11, 31)] {
+            assert_eq!(with(at, value), Explanation::INCORRECT_PAYLOAD, "{at}");
+        }
+        assert_eq!(with(7, 0), Explanation::PROTOCOL_NOT_USABLE);
+    }
+
+    #[test]
+    fn who_does_not_know_the_secret_is_turned_away() {
+        let begun = |controller: bool| {
+            let mut secrets = secrets(None, Some(DhGroup::Ffdhe2048));
+            secrets.controller = secrets.controller.filter(|_| controller);
+            let mut target = authenticator(secrets);
+            target.on_message(&negotiate(&[1], &[1]));
+            let challenge = target.message(MAX_MESSAGE).unwrap();
+            (target, challenge)
+        };
+        let plain = Secret::parse(PLAIN).unwrap();
+        let (mut target, challenge) = begun(true);
+        target.on_message(&reply(&challenge, &Secret::parse(HASHED).unwrap(), (false, 0), "nqn.s").0);
+        assert_eq!(explanation(&mut target), Explanation::AUTHENTICATION_FAILED);
+        assert_eq!(target.message(MAX_MESSAGE), None, "it was told");
+        let (mut target, challenge) = begun(false);
+        target.on_message(&reply(&challenge, &plain, (true, 0), "nqn.s").0);
+        assert_eq!(explanation(&mut target), Explanation::AUTHENTICATION_FAILED);
+        // An exponential of 0, a wrong length, a part, another transaction, and the wrong message.
+        let right = |challenge: &[u8]| reply(challenge, &plain, (false, 0), "nqn.s").0;
+        let wrongs: [(Spoil, Explanation); 5] = [
+            (|reply| reply[16 + 64..].fill(0), Explanation::INCORRECT_PAYLOAD),
+            (|reply| reply[6] = 48, Explanation::INCORRECT_PAYLOAD),
+            (|reply| reply.truncate(100), Explanation::INCORRECT_PAYLOAD),
+            (|reply| reply[4] = 8, Explanation::INCORRECT_MESSAGE),
+            (|reply| *reply = negotiate(&[1], &[1]), Explanation::INCORRECT_MESSAGE),
+        ];
+        for (spoil, said) in wrongs {
+            let (mut target, challenge) = begun(true);
+            let mut reply = right(&challenge);
+            spoil(&mut reply);
+            target.on_message(&reply);
+            assert_eq!(explanation(&mut target), said);
+        }
+        // A host that asks before it was its turn to listen.
+        let mut target = authenticator(secrets(None, None));
+        target.t_id = 7;
+        assert_eq!(explanation(&mut target), Explanation::INCORRECT_MESSAGE);
+    }
+
+    #[test]
+    fn no_message_of_any_length_is_more_than_a_failure() {
+        for len in 0..200 {
+            for first in [0, 1] {
+                let mut target = authenticator(secrets(None, None));
+                target.on_message(&[&[first][..], &vec![0; len]].concat());
+                assert!(target.message(3).is_none(), "there is no room for it");
+                target.message(MAX_MESSAGE).unwrap();
+                assert!(!target.is_done());
+            }
+        }
+    }
+
+    #[test]
+    fn every_queue_is_challenged_otherwise() {
+        let mut random = Random::new([1; 32]);
+        assert_ne!(random.block(), random.block());
+        assert_ne!(Random::new([2; 32]).block(), Random::new([1; 32]).block());
+    }
+}

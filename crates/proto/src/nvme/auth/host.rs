@@ -1,0 +1,563 @@
+//! A host's side of one queue's authentication.
+//!
+//! ```text
+//!   Send(Negotiate) ▶ Receive ─Challenge─▶ Send(Reply) ▶ Receive ─Success1─┬──────────────────▶ Over
+//!                        │                                  │              └▶ Send(Success2) ──▶ Over
+//!                        └─────────── nonsense ─────────────┴▶ Send(Failure2) ▶ Over
+//! ```
+//! A host that has a secret of the controller's wants it proved, and is not content with less: neither with a Success1
+//! without a response, nor with a controller that does not ask for authentication at all.
+//!
+//! A host that wants a secure channel sends a challenge in any case, of which the key is made; without a secret of the
+//! controller's its number is 0, and nothing is to be proved with it.
+
+use super::{DhGroup, Hash, HostSecrets, MAX_MESSAGE, Parties, Proof, Prover, Random, head, is_same};
+use crate::nvme::auth::psk::InputPsk;
+use crate::nvme::nqn::Nqn;
+use blockmux_wire::nvmeof::auth::*;
+use std::fmt;
+use std::sync::Arc;
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+/// What a host proves itself with on one queue.
+#[derive(Clone)]
+pub struct Credentials {
+    /// Its own secret, and the controller's if that is to be proved, too.
+    pub secrets: Arc<HostSecrets>,
+    /// Random, and nobody else's: challenges and exponents come from it.
+    pub seed: [u8; 32],
+    /// What a secure channel has to do with it.
+    pub concatenation: Concatenation,
+}
+
+/// How far secure channel concatenation is, on one connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Concatenation {
+    /// Nobody asks for it.
+    #[default]
+    None,
+    /// A key of TLS is to be made, and the admin queue to be connected anew with it.
+    Due,
+    /// The connection is secured with a key that was made so: who has it need not prove anything again.
+    Done,
+}
+
+impl Credentials {
+    /// The same for one of several queues, with a seed of its own.
+    #[must_use]
+    pub fn of_queue(self, qid: u16) -> Credentials {
+        let mut seed = self.seed;
+        let number = qid.to_le_bytes().into_iter();
+        seed.iter_mut().rev().zip(number).for_each(|(byte, add)| *byte ^= add);
+        Credentials { seed, ..self }
+    }
+
+    /// SC_C of a negotiation.
+    fn sc_c(&self) -> u8 {
+        match self.concatenation {
+            Concatenation::Due => SC_C_NEW_TLS_PSK,
+            Concatenation::None | Concatenation::Done => SC_C_NONE,
+        }
+    }
+}
+
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Credentials")
+    }
+}
+
+/// Why authentication failed, as a host sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unproved {
+    /// The controller does not believe us, or cannot agree with us.
+    #[error("controller turned us away in DH-HMAC-CHAP: {}", said(*.0))]
+    Rejected(Explanation),
+    /// Its own response is wrong.
+    #[error("controller did not prove who it is")]
+    Impostor,
+    /// It is to prove who it is, and does not even ask who we are.
+    #[error("controller is to prove who it is, and asks for no DH-HMAC-CHAP")]
+    NotAsked,
+    /// A key of TLS is to be made with it, and it does not ask who we are.
+    #[error("controller asks for no DH-HMAC-CHAP, so that there is no key for a secure channel")]
+    NoChannel,
+    /// It broke the rules of DH-HMAC-CHAP.
+    #[error("controller {0}")]
+    Nonsense(&'static str),
+}
+
+/// Proves who we are.
+pub struct Applicant {
+    credentials: Credentials,
+    parties: Parties,
+    random: Random,
+    t_id: u16,
+    state: State,
+    /// The key of TLS that was made, valid once all is done.
+    generated: Option<InputPsk>,
+}
+
+/// What is due.
+pub enum Turn<'a> {
+    /// This message is to be sent.
+    Send(&'a [u8]),
+    /// The controller's next message is to be asked for, of at most [`MAX_MESSAGE`] bytes.
+    Receive,
+    /// Nothing more.
+    Over(Result<(), Unproved>),
+}
+
+enum State {
+    /// A message of ours, and what comes then.
+    Send(Vec<u8>, Box<State>),
+    Challenge,
+    /// After the reply.
+    Success1(Answered),
+    Over(Result<(), Unproved>),
+}
+
+/// What the controller's response is checked against.
+struct Answered {
+    hash: Hash,
+    /// What it has to be; `None`: nothing was asked for.
+    expected: Option<Vec<u8>>,
+}
+
+/// Our challenge, of which a key may be made as well.
+struct OwnChallenge {
+    bytes: Vec<u8>,
+    seqnum: u32,
+}
+
+/// What to tell the controller, and the user.
+type Wrong = (Explanation, Unproved);
+
+impl Applicant {
+    /// For a host and a subsystem of those names.
+    #[must_use]
+    pub fn new(credentials: Credentials, host: &Nqn, subsystem: &Nqn) -> Applicant {
+        let mut random = Random::new(credentials.seed);
+        let [a, b, ..] = random.block();
+        let t_id = u16::from_le_bytes([a, b]);
+        let negotiate = negotiate(&credentials, t_id);
+        Applicant {
+            credentials,
+            parties: Parties { host: host.as_str().to_owned(), subsystem: subsystem.as_str().to_owned() },
+            random,
+            t_id,
+            state: State::Send(negotiate, Box::new(State::Challenge)),
+            generated: None,
+        }
+    }
+
+    /// The key of TLS that both sides have made, if one was to be, and all is done.
+    #[must_use]
+    pub fn generated(&self) -> Option<&InputPsk> {
+        self.generated.as_ref().filter(|_| matches!(self.state, State::Over(Ok(()))))
+    }
+
+    /// What is due. Asking changes nothing.
+    #[must_use]
+    pub fn turn(&self) -> Turn<'_> {
+        match &self.state {
+            State::Send(message, _) => Turn::Send(message),
+            State::Challenge | State::Success1(_) => Turn::Receive,
+            State::Over(outcome) => Turn::Over(*outcome),
+        }
+    }
+
+    /// Why it has failed, also while the controller is still to be told so.
+    #[must_use]
+    pub fn failure(&self) -> Option<Unproved> {
+        let state = match &self.state {
+            State::Send(_, next) => &**next,
+            state => state,
+        };
+        if let State::Over(Err(unproved)) = state { Some(*unproved) } else { None }
+    }
+
+    /// The message has been taken.
+    pub fn on_sent(&mut self) {
+        if let State::Send(_, next) = &mut self.state {
+            self.state = std::mem::replace(next, State::Challenge);
+        }
+    }
+
+    /// A message of the controller's has come, perhaps with more bytes behind it.
+    pub fn on_message(&mut self, message: &[u8]) {
+        self.state = self.take(message).unwrap_or_else(|(explanation, unproved)| {
+            let failure = Failure {
+                head: head(MessageType::COMMON.0, MessageId::FAILURE2.0, self.t_id),
+                reason: REASON_AUTHENTICATION_FAILURE,
+                explanation: explanation.0,
+            };
+            State::Send(failure.as_bytes().to_vec(), Box::new(State::Over(Err(unproved))))
+        });
+    }
+
+    fn take(&mut self, message: &[u8]) -> Result<State, Wrong> {
+        let (begin, _) = Head::read_from_prefix(message).map_err(|_| payload("sent a message cut off"))?;
+        let is_common = MessageType(begin.auth_type) == MessageType::COMMON;
+        if is_common && MessageId(begin.auth_id) == MessageId::FAILURE1 {
+            let (failure, _) =
+                Failure::read_from_prefix(message).map_err(|_| payload("sent half a failure"))?;
+            return Ok(State::Over(Err(Unproved::Rejected(Explanation(failure.explanation)))));
+        }
+        if begin.t_id.get() != self.t_id {
+            return Err(out_of_turn("sent a message of another transaction"));
+        }
+        match (&self.state, is_common, MessageId(begin.auth_id)) {
+            (State::Challenge, false, MessageId::CHALLENGE) => self.answer(message),
+            (State::Success1(answered), false, MessageId::SUCCESS1) => self.believe(answered, message),
+            _ => Err(out_of_turn("sent another message of DH-HMAC-CHAP than the one that is due")),
+        }
+    }
+
+    /// Makes a reply to a challenge.
+    fn answer(&mut self, message: &[u8]) -> Result<State, Wrong> {
+        let cut = || payload("sent a challenge that is cut off");
+        let (told, rest) = Challenge::read_from_prefix(message).map_err(|_| cut())?;
+        let secrets = self.credentials.secrets.clone();
+        let sc_c = self.credentials.sc_c();
+        let hash = hashes(&self.credentials).find(|hash| hash.id().0 == told.hash_id).ok_or((
+            Explanation::HASH_NOT_USABLE,
+            Unproved::Nonsense("chose a hash function that it was not offered"),
+        ))?;
+        let group = groups(&self.credentials).find(|group| group.id().0 == told.dh_group_id).ok_or((
+            Explanation::DH_GROUP_NOT_USABLE,
+            Unproved::Nonsense("chose a group that it was not offered"),
+        ))?;
+        let (hl, dhvlen) = (usize::from(told.hl), usize::from(told.dhvlen.get()));
+        if hl != hash.len() || dhvlen != group.len() {
+            return Err(payload("sent a challenge with lengths of another hash function or group"));
+        }
+        let (challenge, rest) = rest.split_at_checked(hl).ok_or_else(cut)?;
+        let exponential = rest.get(..dhvlen).ok_or_else(cut)?;
+        let private = self.random.block();
+        let session_key = match group {
+            DhGroup::Null => None,
+            group => {
+                let key = group.shared(exponential, &private);
+                Some(key.ok_or_else(|| payload("sent an exponential that is none"))?)
+            }
+        };
+        let seqnum = told.seqnum.get();
+        let proof =
+            Proof { hash, challenge, seqnum, t_id: self.t_id, sc_c, session_key: session_key.as_deref() };
+        let response = proof.response(Prover::Host, &secrets.host, &self.parties);
+        let own = self.own_challenge(hl);
+        let mut expected = None;
+        if let Some(secret) = &secrets.controller {
+            let proof = Proof { challenge: &own.bytes, seqnum: own.seqnum, ..proof };
+            expected = Some(proof.response(Prover::Controller, secret, &self.parties));
+        }
+        if let (SC_C_NEW_TLS_PSK, Some(key)) = (sc_c, &session_key) {
+            let bytes = hash.hmac(&hash.digest(key), &[challenge, &own.bytes]);
+            self.generated = InputPsk::generated(hash, bytes);
+        }
+        let reply = Reply {
+            head: head(MessageType::DH_HMAC_CHAP.0, MessageId::REPLY.0, self.t_id),
+            hl: told.hl,
+            cvalid: (expected.is_some() || sc_c != SC_C_NONE).into(),
+            dhvlen: told.dhvlen,
+            seqnum: own.seqnum.into(),
+            ..Reply::new_zeroed()
+        };
+        let reply = [reply.as_bytes(), &response, &own.bytes, &group.public(&private)].concat();
+        Ok(State::Send(reply, Box::new(State::Success1(Answered { hash, expected }))))
+    }
+
+    /// Our own challenge of that length: zeroes where nothing is asked for.
+    fn own_challenge(&mut self, len: usize) -> OwnChallenge {
+        let mut own = OwnChallenge { bytes: vec![0; len], seqnum: 0 };
+        let proves = self.credentials.secrets.controller.is_some();
+        if proves || self.credentials.sc_c() != SC_C_NONE {
+            own.bytes.copy_from_slice(self.random.block().get(..len).unwrap_or_default());
+        }
+        if proves {
+            own.seqnum = self.random.seqnum();
+        }
+        own
+    }
+
+    /// Looks at the controller's response, if it was asked for one.
+    fn believe(&self, answered: &Answered, message: &[u8]) -> Result<State, Wrong> {
+        let cut = || payload("sent a success that is cut off");
+        let (told, rest) = Success1::read_from_prefix(message).map_err(|_| cut())?;
+        if usize::from(told.hl) != answered.hash.len() {
+            return Err(payload("sent a success with the length of another hash function"));
+        }
+        let Some(expected) = &answered.expected else { return Ok(State::Over(Ok(()))) };
+        let response = rest.get(..expected.len()).ok_or_else(cut)?;
+        if told.rvalid != 1 || !is_same(response, expected) {
+            return Err((Explanation::AUTHENTICATION_FAILED, Unproved::Impostor));
+        }
+        let mut success =
+            head(MessageType::DH_HMAC_CHAP.0, MessageId::SUCCESS2.0, self.t_id).as_bytes().to_vec();
+        success.resize(SUCCESS_2_LEN, 0);
+        Ok(State::Send(success, Box::new(State::Over(Ok(())))))
+    }
+}
+
+/// What we can, as the secrets allow.
+fn negotiate(credentials: &Credentials, t_id: u16) -> Vec<u8> {
+    let mut protocol = Protocol { auth_id: AUTH_ID_DH_HMAC_CHAP, ..Protocol::new_zeroed() };
+    for (place, hash) in protocol.hash_ids.iter_mut().zip(hashes(credentials)) {
+        *place = hash.id().0;
+        protocol.halen = protocol.halen.saturating_add(1);
+    }
+    for (place, group) in protocol.dh_group_ids.iter_mut().zip(groups(credentials)) {
+        *place = group.id().0;
+        protocol.dhlen = protocol.dhlen.saturating_add(1);
+    }
+    let head = head(MessageType::COMMON.0, MessageId::NEGOTIATE.0, t_id);
+    [Negotiate { head, sc_c: credentials.sc_c(), napd: 1 }.as_bytes(), protocol.as_bytes()].concat()
+}
+
+/// The strongest first; none for a key of TLS that no cipher suite has.
+fn hashes(credentials: &Credentials) -> impl Iterator<Item = Hash> + use<> {
+    let (only, makes_key) = (credentials.secrets.hash, credentials.sc_c() != SC_C_NONE);
+    let is_usable = move |hash: &Hash| hash.is_of_tls() || !makes_key;
+    Hash::ALL.into_iter().filter(move |hash| is_usable(hash) && only.is_none_or(|only| only == *hash))
+}
+
+/// The fastest first, and none only for a controller that can no other; a key of TLS is made of the exchange.
+fn groups(credentials: &Credentials) -> impl Iterator<Item = DhGroup> + use<> {
+    let (only, makes_key) = (credentials.secrets.group, credentials.sc_c() != SC_C_NONE);
+    let is_usable = move |group: &DhGroup| *group != DhGroup::Null || !makes_key;
+    let [none, all @ ..] = DhGroup::ALL;
+    let all = all.into_iter().chain([none]);
+    all.filter(move |group| is_usable(group) && only.is_none_or(|only| only == *group))
+}
+
+fn payload(what: &'static str) -> Wrong {
+    (Explanation::INCORRECT_PAYLOAD, Unproved::Nonsense(what))
+}
+
+fn out_of_turn(what: &'static str) -> Wrong {
+    (Explanation::INCORRECT_MESSAGE, Unproved::Nonsense(what))
+}
+
+fn said(explanation: Explanation) -> String {
+    let words = |name: &str| name.to_lowercase().replace('_', " ");
+    explanation.name().map_or_else(|| format!("explanation {:#04x}", explanation.0), words)
+}
+
+/// A head and ten bytes more.
+const SUCCESS_2_LEN: usize = 16;
+const _: () = assert!(size_of::<Reply>() + 2 * 64 + 1024 <= MAX_MESSAGE);
+
+#[cfg(test)]
+mod tests {
+    use super::super::Secret;
+    use super::super::controller::Authenticator;
+    use super::super::controller::tests::{negotiate, secrets};
+    use super::*;
+
+    fn nqn(name: &str) -> Nqn {
+        Nqn::new(name).unwrap()
+    }
+
+    fn applicant(secrets: HostSecrets) -> Applicant {
+        applicant_for(secrets, Concatenation::None)
+    }
+
+    fn applicant_for(secrets: HostSecrets, concatenation: Concatenation) -> Applicant {
+        let credentials = Credentials { secrets: Arc::new(secrets), seed: [9; 32], concatenation };
+        Applicant::new(credentials, &nqn("nqn.h"), &nqn("nqn.s"))
+    }
+
+    fn controller(secrets: HostSecrets) -> Authenticator {
+        Authenticator::new(Arc::new(secrets), "nqn.h", "nqn.s", [5; 32])
+    }
+
+    fn due(host: &Applicant) -> Vec<u8> {
+        match host.turn() {
+            Turn::Send(message) => message.to_vec(),
+            _ => panic!("nothing is to be sent"),
+        }
+    }
+
+    /// Lets both talk until the host is done.
+    fn talk(host: &mut Applicant, target: &mut Authenticator) -> Result<(), Unproved> {
+        for _ in 0..8 {
+            match host.turn() {
+                Turn::Send(message) => {
+                    target.on_message(message);
+                    host.on_sent();
+                }
+                Turn::Receive => {
+                    let mut message = target.message(MAX_MESSAGE).unwrap();
+                    message.resize(MAX_MESSAGE, 0);
+                    host.on_message(&message);
+                }
+                Turn::Over(outcome) => return outcome,
+            }
+        }
+        panic!("it goes on and on");
+    }
+
+    /// A host that was challenged by a controller, and has not looked yet.
+    fn challenged(asks: bool) -> (Applicant, Authenticator, Vec<u8>) {
+        let group = Some(DhGroup::Ffdhe2048);
+        let controller_secret = secrets(None, group).controller.filter(|_| asks);
+        let mut host = applicant(HostSecrets { controller: controller_secret, ..secrets(None, group) });
+        let mut target = controller(secrets(None, group));
+        target.on_message(&due(&host));
+        host.on_sent();
+        let challenge = target.message(MAX_MESSAGE).unwrap();
+        (host, target, challenge)
+    }
+
+    #[test]
+    fn a_host_and_our_controller_agree_with_every_hash_and_group() {
+        for hash in Hash::ALL {
+            for group in DhGroup::ALL {
+                // What takes long is done once: proofs do not depend on who asks for them.
+                let is_long = !matches!(group, DhGroup::Null | DhGroup::Ffdhe2048);
+                if is_long && hash != Hash::Sha384 {
+                    continue;
+                }
+                for asks in if is_long { &[true][..] } else { &[false, true] } {
+                    let both = secrets(Some(hash), Some(group));
+                    let controllers = both.controller.clone().filter(|_| *asks);
+                    let own = HostSecrets { controller: controllers, ..both.clone() };
+                    let (mut host, mut target) = (applicant(own), controller(both));
+                    assert_eq!(talk(&mut host, &mut target), Ok(()), "{hash:?} {group:?}");
+                    assert!(target.is_done());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn who_names_nothing_offers_everything_and_no_group_last() {
+        let message = due(&applicant(secrets(None, None)));
+        let (hashes, groups) = ([3, 2, 1], [1, 2, 3, 4, 5, 0]);
+        let mut expected = negotiate(&hashes, &groups);
+        expected[4..6].copy_from_slice(&message[4..6]);
+        assert_eq!(message, expected);
+        let mut host = applicant(secrets(None, None));
+        assert_eq!(talk(&mut host, &mut controller(secrets(None, None))), Ok(()));
+    }
+
+    #[test]
+    fn both_sides_make_the_same_key_of_tls_whether_the_controller_proves_itself_or_not() {
+        for hash in [Hash::Sha256, Hash::Sha384] {
+            for asks in [false, true] {
+                let both = secrets(Some(hash), Some(DhGroup::Ffdhe2048));
+                let own =
+                    HostSecrets { controller: both.controller.clone().filter(|_| asks), ..both.clone() };
+                let mut host = applicant_for(own.clone(), Concatenation::Due);
+                let mut target = controller(both.clone()).with_secure_channel(SC_C_NEW_TLS_PSK);
+                assert!(host.generated().is_none());
+                assert_eq!(talk(&mut host, &mut target), Ok(()));
+                assert!(host.generated().is_some() && host.generated() == target.take_generated().as_ref());
+                // A connection that has such a key makes none.
+                let mut host = applicant_for(own, Concatenation::Done);
+                assert_eq!(talk(&mut host, &mut controller(both)), Ok(()));
+                assert!(host.generated().is_none());
+            }
+        }
+    }
+
+    #[test]
+    fn a_key_of_tls_is_asked_for_only_with_what_it_can_be_made_of() {
+        let message = due(&applicant_for(secrets(None, None), Concatenation::Due));
+        let mut expected = negotiate(&[2, 1], &[1, 2, 3, 4, 5]);
+        expected[4..6].copy_from_slice(&message[4..6]);
+        expected[6] = SC_C_NEW_TLS_PSK;
+        assert_eq!(message, expected);
+        // A controller that makes none says so, and one that is an impostor gets none.
+        let both = secrets(None, Some(DhGroup::Ffdhe2048));
+        let mismatch = Unproved::Rejected(Explanation::SECURE_CHANNEL_CONCATENATION_MISMATCH);
+        let mut host = applicant_for(both.clone(), Concatenation::Due);
+        assert_eq!(talk(&mut host, &mut controller(both.clone())), Err(mismatch));
+        let impostor = HostSecrets { controller: Some(both.host.clone()), ..both.clone() };
+        let mut host = applicant_for(both, Concatenation::Due);
+        let mut target = controller(impostor).with_secure_channel(SC_C_NEW_TLS_PSK);
+        assert_eq!(talk(&mut host, &mut target), Err(Unproved::Impostor));
+        assert!(host.generated().is_none() && target.take_generated().is_none());
+    }
+
+    #[test]
+    fn a_wrong_secret_on_either_side_is_told_apart() {
+        let group = Some(DhGroup::Ffdhe2048);
+        let right = secrets(None, group);
+        let other = right.controller.clone().unwrap();
+        let mut host = applicant(HostSecrets { host: other, ..right.clone() });
+        let failed = Unproved::Rejected(Explanation::AUTHENTICATION_FAILED);
+        assert_eq!(talk(&mut host, &mut controller(right.clone())), Err(failed));
+        assert_eq!(failed.to_string(), "controller turned us away in DH-HMAC-CHAP: authentication failed");
+        let impostor = HostSecrets { controller: Some(right.host.clone()), ..right.clone() };
+        let mut target = controller(impostor);
+        assert_eq!(talk(&mut applicant(right), &mut target), Err(Unproved::Impostor));
+        assert!(target.has_failed() && !target.is_done());
+        let narrow = |hash| secrets(Some(hash), group);
+        let unusable = Err(Unproved::Rejected(Explanation::HASH_NOT_USABLE));
+        let mut host = applicant(narrow(Hash::Sha256));
+        assert_eq!(talk(&mut host, &mut controller(narrow(Hash::Sha384))), unusable);
+    }
+
+    /// Makes a message a wrong one.
+    type Spoil = fn(&mut Vec<u8>);
+
+    #[test]
+    fn a_challenge_that_makes_no_sense_is_answered_with_a_failure() {
+        let wrongs: [(Spoil, Explanation); 9] = [
+            (|message| message.truncate(5), Explanation::INCORRECT_PAYLOAD),
+            (|message| message.truncate(100), Explanation::INCORRECT_PAYLOAD),
+            (|message| message[4] ^= 1, Explanation::INCORRECT_MESSAGE),
+            (|message| message[1] = MessageId::SUCCESS1.0, Explanation::INCORRECT_MESSAGE),
+            (|message| message[6] = 32, Explanation::INCORRECT_PAYLOAD),
+            (|message| message[8] = 9, Explanation::HASH_NOT_USABLE),
+            (|message| message[9] = 5, Explanation::DH_GROUP_NOT_USABLE),
+            (|message| message[11] = 4, Explanation::INCORRECT_PAYLOAD),
+            (|message| message[16 + 64..].fill(0), Explanation::INCORRECT_PAYLOAD),
+        ];
+        for (nth, (spoil, said)) in wrongs.into_iter().enumerate() {
+            let (mut host, _, mut challenge) = challenged(false);
+            spoil(&mut challenge);
+            host.on_message(&challenge);
+            let failure = Failure::read_from_bytes(&due(&host)).unwrap();
+            assert_eq!((failure.head.auth_id, failure.explanation), (0xf0, said.0), "{nth}");
+            host.on_sent();
+            assert!(matches!(host.turn(), Turn::Over(Err(Unproved::Nonsense(_)))), "{nth}");
+        }
+    }
+
+    #[test]
+    fn a_controller_that_is_to_prove_itself_cannot_get_around_it() {
+        let wrongs: [(Spoil, bool); 4] = [
+            (|message| message[8] = 0, true),
+            (|message| message[16] ^= 1, true),
+            (|message| message[6] = 32, false),
+            (|message| message.truncate(20), false),
+        ];
+        for (spoil, is_impostor) in wrongs {
+            let (mut host, mut target, challenge) = challenged(true);
+            host.on_message(&challenge);
+            target.on_message(&due(&host));
+            host.on_sent();
+            let mut success = target.message(MAX_MESSAGE).unwrap();
+            spoil(&mut success);
+            host.on_message(&success);
+            target.on_message(&due(&host));
+            host.on_sent();
+            let Turn::Over(Err(unproved)) = host.turn() else { panic!("it is believed") };
+            assert_eq!(unproved == Unproved::Impostor, is_impostor);
+            assert!(!target.is_done());
+        }
+    }
+
+    #[test]
+    fn nothing_of_a_secret_can_be_printed() {
+        let (secrets, concatenation) = (Arc::new(secrets(None, None)), Concatenation::None);
+        let credentials = Credentials { secrets, seed: [0x77; 32], concatenation };
+        assert_eq!(format!("{credentials:?}"), "Credentials");
+        assert!(
+            Secret::parse("DHHC-1:00:secret:").is_err_and(|error| !error.to_string().contains("secret:"))
+        );
+    }
+}

@@ -1,0 +1,68 @@
+//! Secrets and keys as nvme-cli makes and prints them: both are handed from one administrator to another in the same form
+//! (Base 2.0 §8.13.5.8; TCP Transport 1.0 §3.6.1.5).
+//!
+//! ```text
+//!   PREFIX:NN:base64:      NN: 00 the bytes are used as they are, 01 to 03 after SHA-256, 384 or 512
+//!                          base64: 32, 48 or 64 bytes, as many as the hash has, and their CRC-32
+//! ```
+
+use super::Hash;
+use data_encoding::BASE64;
+
+/// What is wrong with one. It says nothing of what it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Flaw {
+    /// Not in the form.
+    Format,
+    /// Of another length.
+    Length,
+    /// The sum is another's.
+    Sum,
+}
+
+/// The hash function that is named, and the bytes.
+pub(super) fn parse(text: &str, prefix: &str) -> Result<(Option<Hash>, Vec<u8>), Flaw> {
+    let rest = text.strip_prefix(prefix).and_then(|rest| rest.strip_prefix(':'));
+    let rest = rest.and_then(|rest| rest.strip_suffix(':'));
+    let (number, digits) = rest.and_then(|rest| rest.split_once(':')).ok_or(Flaw::Format)?;
+    let hash = match number {
+        "00" => None,
+        "01" => Some(Hash::Sha256),
+        "02" => Some(Hash::Sha384),
+        "03" => Some(Hash::Sha512),
+        _ => return Err(Flaw::Format),
+    };
+    if digits.len() > MAX_DIGITS {
+        return Err(Flaw::Length);
+    }
+    let all = BASE64.decode(digits.as_bytes()).map_err(|_| Flaw::Format)?;
+    let (bytes, sum) = all.split_last_chunk().ok_or(Flaw::Length)?;
+    let mut lens = Hash::ALL.into_iter().filter(|of| hash.is_none_or(|hash| hash == *of)).map(Hash::len);
+    if !lens.any(|len| len == bytes.len()) {
+        return Err(Flaw::Length);
+    }
+    if crc_32(bytes).to_le_bytes() != *sum {
+        return Err(Flaw::Sum);
+    }
+    Ok((hash, bytes.to_vec()))
+}
+
+/// CRC-32 of Ethernet and zlib.
+fn crc_32(data: &[u8]) -> u32 {
+    !data.iter().fold(u32::MAX, |crc, &byte| {
+        (0..8).fold(crc ^ u32::from(byte), |crc, _| crc >> 1 ^ if crc & 1 == 0 { 0 } else { 0xedb8_8320 })
+    })
+}
+
+/// Of 64 bytes and a sum.
+const MAX_DIGITS: usize = 92;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_crc_is_that_of_everybody() {
+        assert_eq!(crc_32(b"123456789"), 0xcbf4_3926);
+    }
+}

@@ -1,0 +1,94 @@
+//! Secrets of hosts and controllers, `DHHC-1:NN:base64:` (Base 2.0 §8.13.5.8): with NN 00 the secret itself is the key.
+
+use super::Hash;
+use super::printed::{self, Flaw};
+use std::fmt;
+use zeroize::Zeroizing;
+
+/// A secret of a host or of a controller.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret {
+    bytes: Zeroizing<Vec<u8>>,
+    hash: Option<Hash>,
+}
+
+/// What is wrong with a secret. It says nothing of what it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SecretError {
+    /// Not in the format.
+    #[error("is not DHHC-1:NN:...: as nvme gen-dhchap-key prints it")]
+    Format,
+    /// Of a length that no secret has, or not of that of its hash function.
+    #[error("has another length than 32, 48 or 64 bytes, or than its hash function has")]
+    Length,
+    /// The sum is that of another secret.
+    #[error("has a wrong CRC: it was not copied whole")]
+    Sum,
+}
+
+impl Secret {
+    /// Reads a secret.
+    ///
+    /// # Errors
+    /// If it is none.
+    pub fn parse(text: &str) -> Result<Secret, SecretError> {
+        let (hash, bytes) = printed::parse(text, "DHHC-1")?;
+        Ok(Secret { bytes: Zeroizing::new(bytes), hash })
+    }
+
+    /// The key with which the holder of that NQN makes responses.
+    pub(super) fn key_for(&self, nqn: &str) -> Zeroizing<Vec<u8>> {
+        match self.hash {
+            None => self.bytes.clone(),
+            Some(hash) => Zeroizing::new(hash.hmac(&self.bytes, &[nqn.as_bytes(), b"NVMe-over-Fabrics"])),
+        }
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret")
+    }
+}
+
+impl From<Flaw> for SecretError {
+    fn from(flaw: Flaw) -> SecretError {
+        match flaw {
+            Flaw::Format => SecretError::Format,
+            Flaw::Length => SecretError::Length,
+            Flaw::Sum => SecretError::Sum,
+        }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// As nvme-cli 2.3 has made them of the bytes 01h, 02h and so on.
+    #[test]
+    fn secrets_are_read_as_nvme_cli_prints_them() {
+        let plain = Secret::parse(PLAIN).unwrap();
+        assert_eq!(plain.bytes.to_vec(), (1..=32).collect::<Vec<u8>>());
+        assert_eq!(plain.key_for("nqn.a"), plain.bytes);
+        assert_eq!(format!("{plain:?}"), "Secret");
+    }
+
+    #[test]
+    fn a_wrong_secret_says_what_is_wrong() {
+        for (text, error) in [
+            ("", SecretError::Format),
+            ("DHHC-1:00:AAAA", SecretError::Format),
+            ("DHHC-1:04:AAAA:", SecretError::Format),
+            ("DHHC-1:00:!!!!:", SecretError::Format),
+            ("DHHC-1:00:AAAA:", SecretError::Length),
+            (&PLAIN.replace(":00:", ":02:"), SecretError::Length),
+            (&PLAIN.replace("AQID", "AQIE"), SecretError::Sum),
+            (&format!("DHHC-1:00:{}:", "A".repeat(4000)), SecretError::Length),
+        ] {
+            assert_eq!(Secret::parse(text), Err(error), "{text}");
+        }
+    }
+
+    pub(in super::super) const PLAIN: &str = "DHHC-1:00:AQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyAl7OaH:";
+}

@@ -1,0 +1,209 @@
+//! One connection to a controller: what it agreed on, and where in the controller's stream we are. It is the transport
+//! of one queue.
+
+use super::Digests;
+use super::pdu::{self, Fault, Header};
+use crate::fabrics::host::{Commands, HostTransport, Request};
+use crate::outbox::Outbox;
+use crate::session::{Demand, ProtocolError};
+use crate::slots::Key;
+use blockmux_volume::{Chunk, Crc32c, Pool, SgList};
+use blockmux_wire::nvmeof::fabrics::CONNECT_DATA_LEN;
+use blockmux_wire::nvmeof::tcp::{
+    COMMON_HEADER_LEN, CommonHeader, DATA_LEN, DGST_DATA, DGST_HEADER, DIGEST_LEN, FatalError, IC_LEN, IcReq,
+    IcResp, MAXH2CDATA_MIN, PDA_MAX, PduType, TermReq,
+};
+use zerocopy::{FromBytes, FromZeros, IntoBytes, transmute_ref};
+
+/// A connection with one queue.
+pub struct HostLink {
+    pub(super) outbox: Outbox,
+    pub(super) terms: LinkTerms,
+    pub(super) reading: Reading,
+    pub(super) pool: Pool,
+    /// ICResp has come.
+    pub(super) is_open: bool,
+    /// The PDU that is looked at begins so, for a termination.
+    pub(super) last_header: Header,
+}
+
+/// What every PDU depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct LinkTerms {
+    pub(super) digests: Digests,
+    /// Alignment of data that we send, in bytes.
+    pub(super) alignment: usize,
+    /// The most data of one H2CData, in bytes.
+    pub(super) max_h2c_data: u32,
+    /// The most data that goes with a command, in bytes.
+    pub(super) in_capsule: u32,
+}
+
+/// Where in the controller's stream we are.
+pub(super) enum Reading {
+    /// At the begin of a PDU, of which so many bytes are needed in one piece.
+    Head(usize),
+    /// In a long C2HData, whose data goes to `place`.
+    Placing { header: Header, key: Key, place: SgList },
+    /// Behind it: its digest.
+    Tail { header: Header, key: Key, crc: Crc32c },
+}
+
+impl HostLink {
+    #[inline]
+    pub(super) fn demand(&self) -> Demand {
+        match &self.reading {
+            Reading::Head(need) => Demand::Bytes(*need),
+            Reading::Placing { place, .. } => Demand::Place(place.clone()),
+            Reading::Tail { .. } => Demand::Bytes(DIGEST_LEN),
+        }
+    }
+
+    /// Takes all that can be taken of `input`; returns how many bytes that were.
+    #[inline]
+    pub(super) fn on_bytes(
+        &mut self,
+        input: &Chunk,
+        commands: &mut impl Commands,
+    ) -> Result<usize, ProtocolError> {
+        let mut at = 0;
+        if !self.is_open {
+            match self.open(input.unread()) {
+                Ok(None) => return Ok(0),
+                Ok(Some(len)) => at = len,
+                Err(fault) => return Err(self.terminate(fault)),
+            }
+        }
+        self.receive(input, at, commands).map_err(|fault| self.terminate(fault))
+    }
+
+    /// The memory of [`Demand::Place`] is full.
+    pub(super) fn on_placed(&mut self, commands: &mut impl Commands) -> Result<(), ProtocolError> {
+        self.placed(commands).map_err(|fault| self.terminate(fault))
+    }
+
+    /// Reads ICResp; how long it is, if it has come.
+    fn open(&mut self, bytes: &[u8]) -> Result<Option<usize>, Fault> {
+        let reference = "TCP Transport §3.6.2.3, ICResp";
+        if let Some(header) = bytes.first_chunk() {
+            self.last_header = *header;
+        }
+        match CommonHeader::read_from_prefix(bytes).map(|(common, _)| PduType(common.pdu_type)) {
+            Ok(PduType::IC_RESP) | Err(_) => {}
+            Ok(PduType::C2H_TERM_REQ) => return Err(pdu::ended(transmute_ref!(&self.last_header))),
+            Ok(_) => {
+                let fes = FatalError::PDU_SEQUENCE_ERROR;
+                return Err(Fault::new("sent something else than ICResp first", fes, reference));
+            }
+        }
+        let Ok((response, _)) = IcResp::read_from_prefix(bytes) else {
+            self.reading = Reading::Head(IC_LEN);
+            return Ok(None);
+        };
+        let common = response.common;
+        if usize::from(common.hlen) != IC_LEN || common.plen.get() as usize != IC_LEN {
+            return Err(Fault::field("sent an ICResp of a wrong length", 2, reference));
+        }
+        if response.pfv.get() != 0 {
+            let fes = FatalError::UNSUPPORTED_PARAMETER;
+            let what = "speaks another version of the transport";
+            return Err(Fault { fei: COMMON_HEADER_LEN as u32, ..Fault::new(what, fes, reference) });
+        }
+        let has = |bit| response.dgst & bit != 0;
+        let digests = Digests { header: has(DGST_HEADER), data: has(DGST_DATA) };
+        if digests != self.terms.digests {
+            return Err(Fault::field(
+                "does not do the digests that were asked for, or others",
+                11,
+                reference,
+            ));
+        }
+        if response.cpda > PDA_MAX {
+            return Err(Fault::field("wants data aligned to more than 128 bytes", 10, reference));
+        }
+        let max_h2c_data = response.maxh2cdata.get();
+        if max_h2c_data < MAXH2CDATA_MIN || max_h2c_data & 3 != 0 {
+            return Err(Fault::field(
+                "takes less than 4096 bytes at a time, or no double words",
+                12,
+                reference,
+            ));
+        }
+        self.terms.alignment = usize::from(response.cpda).saturating_add(1).saturating_mul(4);
+        self.terms.max_h2c_data = max_h2c_data;
+        (self.is_open, self.reading) = (true, Reading::Head(DATA_LEN));
+        Ok(Some(IC_LEN))
+    }
+
+    /// Tells the controller what it did wrong, as the last thing that is said.
+    #[cold]
+    pub(super) fn terminate(&mut self, fault: Fault) -> ProtocolError {
+        if let Some(fes) = fault.fes {
+            let len = DATA_LEN.saturating_add(self.last_header.len());
+            let mut request = TermReq {
+                common: common(PduType::H2C_TERM_REQ, DATA_LEN),
+                fes: fes.0.into(),
+                fei: fault.fei.into(),
+                ..TermReq::new_zeroed()
+            };
+            request.common.plen = (len as u32).into();
+            self.outbox.push_head(request.as_bytes());
+            self.outbox.push_head(&self.last_header);
+        }
+        fault.error()
+    }
+}
+
+impl HostTransport for HostLink {
+    type Options = Digests;
+
+    fn new(digests: Digests, in_capsule: Option<u32>, pool: Pool) -> HostLink {
+        // Connect's data always goes with it (NVMe Base 2.0 §6.3).
+        let in_capsule = in_capsule.map_or(ADMIN_IN_CAPSULE, |len| len.max(CONNECT_DATA_LEN as u32));
+        HostLink {
+            outbox: Outbox::default(),
+            terms: LinkTerms { digests, alignment: 4, max_h2c_data: MAXH2CDATA_MIN, in_capsule },
+            reading: Reading::Head(DATA_LEN),
+            pool,
+            is_open: false,
+            last_header: [0; DATA_LEN],
+        }
+    }
+
+    fn begin(&mut self) {
+        let Digests { header, data } = self.terms.digests;
+        let request = IcReq {
+            common: common(PduType::IC_REQ, IC_LEN),
+            dgst: if header { DGST_HEADER } else { 0 } | if data { DGST_DATA } else { 0 },
+            // No alignment beyond double words, and one R2T of a command at a time.
+            ..IcReq::new_zeroed()
+        };
+        self.outbox.push_head(request.as_bytes());
+    }
+
+    #[inline]
+    fn is_open(&self) -> bool {
+        self.is_open
+    }
+
+    #[inline]
+    fn send(&mut self, request: &Request, commands: &mut impl Commands) {
+        self.send_command(request, commands);
+    }
+
+    fn may_end(&self) -> bool {
+        self.is_open && matches!(self.reading, Reading::Head(_))
+    }
+
+    fn discard(&mut self) {
+        self.outbox.clear();
+    }
+}
+
+/// A header of that length, without data.
+pub(super) fn common(kind: PduType, len: usize) -> CommonHeader {
+    CommonHeader { pdu_type: kind.0, flags: 0, hlen: len as u8, pdo: 0, plen: (len as u32).into() }
+}
+
+/// Data that every controller takes in a capsule of an admin queue, in bytes (TCP Transport 1.0 §3.3.1).
+const ADMIN_IN_CAPSULE: u32 = 8192;

@@ -1,0 +1,246 @@
+//! PDUs as they come off the wire, and where read data goes.
+//!
+//! ```text
+//!   Head ──capsule, R2T, short C2HData that is all here──▶ done
+//!    └──── long C2HData ──▶ Placing, straight into the I/O's memory ──▶ Tail: digest ──▶ done
+//! ```
+//! A short read's data is lent on from the receive buffer where it is all that was asked for, and copied elsewhere.
+//! Data comes in any order, each byte once. A wrong data digest ends no connection: the command fails, and is sent
+//! again (TCP Transport 1.0 §3.5.2).
+
+use super::link::{HostLink, Reading};
+use super::pdu::{self, Fault, Head, Parsed};
+use crate::coverage::Misfit;
+use crate::digest;
+use crate::fabrics::host::{Commands, DataTransfer};
+use crate::slots::Key;
+use blockmux_volume::{Chunk, Crc32c, SgList};
+use blockmux_wire::nvme::status::{Status, StatusField};
+use blockmux_wire::nvme::{CQE_LEN, Cqe};
+use blockmux_wire::nvmeof::tcp::{
+    DATA_LEN, DIGEST_LEN, Data, FLAG_LAST, FLAG_SUCCESS, FatalError, PduType, R2t,
+};
+use zerocopy::{FromZeros, transmute_ref};
+
+/// What a step did.
+enum ReceiveStep {
+    Took(usize),
+    Needs,
+}
+
+impl HostLink {
+    /// Takes all that can be taken of `input` from `at` on; returns where it stopped.
+    #[inline]
+    pub(super) fn receive(
+        &mut self,
+        input: &Chunk,
+        mut at: usize,
+        commands: &mut impl Commands,
+    ) -> Result<usize, Fault> {
+        let bytes = input.unread();
+        loop {
+            let rest = bytes.get(at..).unwrap_or_default();
+            let step = match &self.reading {
+                Reading::Head(_) => self.on_head(input, at, rest, commands)?,
+                Reading::Placing { .. } => ReceiveStep::Needs,
+                Reading::Tail { .. } => self.on_tail(rest, commands)?,
+            };
+            match step {
+                ReceiveStep::Took(len) => at = at.saturating_add(len),
+                ReceiveStep::Needs => return Ok(at),
+            }
+        }
+    }
+
+    /// The memory of [`Reading::Placing`] is full.
+    pub(super) fn placed(&mut self, commands: &mut impl Commands) -> Result<(), Fault> {
+        match std::mem::replace(&mut self.reading, Reading::Head(DATA_LEN)) {
+            Reading::Placing { header, key, place } => {
+                if !self.terms.digests.data {
+                    return on_data(commands, key, transmute_ref!(&header));
+                }
+                let mut crc = Crc32c::default();
+                crc.add_list(&place);
+                self.reading = Reading::Tail { header, key, crc };
+            }
+            other => self.reading = other,
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn on_head(
+        &mut self,
+        input: &Chunk,
+        at: usize,
+        rest: &[u8],
+        commands: &mut impl Commands,
+    ) -> Result<ReceiveStep, Fault> {
+        if let Some(header) = rest.first_chunk() {
+            self.last_header = *header;
+        }
+        let head = match pdu::parse(rest, self.terms.digests)? {
+            Parsed::Needs(len) => {
+                self.reading = Reading::Head(len);
+                return Ok(ReceiveStep::Needs);
+            }
+            Parsed::Head(head) => head,
+        };
+        let whole = head.data_end(self.terms.digests);
+        match head.kind {
+            PduType::CAPSULE_RESP => on_response(commands, &head.as_response().cqe)?,
+            PduType::R2T => self.on_r2t(head.as_r2t(), commands)?,
+            _ => return self.on_data_head(input, at, rest, &head, commands),
+        }
+        self.reading = Reading::Head(DATA_LEN);
+        Ok(ReceiveStep::Took(whole))
+    }
+
+    /// The head of C2HData, and all its data if that is short.
+    #[inline]
+    fn on_data_head(
+        &mut self,
+        input: &Chunk,
+        at: usize,
+        rest: &[u8],
+        head: &Head,
+        commands: &mut impl Commands,
+    ) -> Result<ReceiveStep, Fault> {
+        let whole = head.data_end(self.terms.digests);
+        let end = head.data_at.saturating_add(head.data_len);
+        let data = match rest.get(head.data_at..end) {
+            Some(data) if rest.len() >= whole => data,
+            _ if head.data_len <= WHOLE_DATA => {
+                self.reading = Reading::Head(whole);
+                return Ok(ReceiveStep::Needs);
+            }
+            // Padding in front of the data is taken with the header.
+            _ if rest.len() < head.data_at => {
+                self.reading = Reading::Head(head.data_at);
+                return Ok(ReceiveStep::Needs);
+            }
+            _ => {
+                let key = check_data(commands, head.as_data())?;
+                let place = place(commands, key, head.as_data())?;
+                self.reading = Reading::Placing { header: head.header, key, place };
+                return Ok(ReceiveStep::Took(head.data_at));
+            }
+        };
+        let key = check_data(commands, head.as_data())?;
+        self.reading = Reading::Head(DATA_LEN);
+        let is_right = !self.terms.digests.data || rest.get(end..whole) == Some(&digest::of(data)[..]);
+        if !is_right {
+            spoil(commands, key);
+        } else if commands.is_lendable(key, data.len()) {
+            commands.lend(key, input.lend(at.saturating_add(head.data_at), data.len()));
+        } else {
+            place(commands, key, head.as_data())?.copy_from(data);
+        }
+        on_data(commands, key, head.as_data())?;
+        Ok(ReceiveStep::Took(whole))
+    }
+
+    fn on_tail(&mut self, rest: &[u8], commands: &mut impl Commands) -> Result<ReceiveStep, Fault> {
+        let Reading::Tail { header, key, crc } = &self.reading else { return Ok(ReceiveStep::Needs) };
+        let Some(sent) = rest.first_chunk::<DIGEST_LEN>() else { return Ok(ReceiveStep::Needs) };
+        let (header, key, is_right) = (*header, *key, crc.to_le_bytes() == *sent);
+        self.reading = Reading::Head(DATA_LEN);
+        if !is_right {
+            spoil(commands, key);
+        }
+        on_data(commands, key, transmute_ref!(&header))?;
+        Ok(ReceiveStep::Took(DIGEST_LEN))
+    }
+
+    /// The controller asks for data: all of it is sent at once, so that no R2T is ever outstanding here.
+    fn on_r2t(&mut self, r2t: &R2t, commands: &mut impl Commands) -> Result<(), Fault> {
+        let reference = "TCP Transport §3.6.2.10, R2T";
+        let Some(key) = commands.find(r2t.cccid.get()) else {
+            return Err(Fault::field("asked for data of a command that is not there", 8, reference));
+        };
+        let Some((progress, DataTransfer::Out(len))) = commands.transport(key) else {
+            return Err(Fault::field("asked for data of a command that sends none", 8, reference));
+        };
+        let (from, asked) = (r2t.r2to.get(), r2t.r2tl.get());
+        let out_of_range = |what| Fault::new(what, FatalError::DATA_TRANSFER_OUT_OF_RANGE, reference);
+        let Some(end) = from.checked_add(asked).filter(|end| asked > 0 && *end <= len) else {
+            return Err(out_of_range("asked for data that the command does not have"));
+        };
+        if progress.moved.add(from, end).is_err() {
+            return Err(out_of_range("asked for the same data twice, or in too many pieces"));
+        }
+        self.send_data(key, r2t.ttag.get(), from, end, commands);
+        Ok(())
+    }
+}
+
+/// A completion.
+#[inline]
+fn on_response(commands: &mut impl Commands, cqe: &Cqe) -> Result<(), Fault> {
+    let Some(key) = commands.find(cqe.cid.get()) else {
+        let offset = (DATA_LEN - CQE_LEN + 12) as u32;
+        return Err(Fault::field("completed a command that is not there", offset, "NVMe Base §3.3.3.2"));
+    };
+    commands.finish(key, cqe);
+    Ok(())
+}
+
+/// Checks C2HData before any of its data is looked at.
+#[inline]
+fn check_data(commands: &mut impl Commands, data: &Data) -> Result<Key, Fault> {
+    let Some(key) = commands.find(data.cccid.get()) else {
+        return Err(Fault::field("sent data of a command that is not there", 8, C2H_DATA));
+    };
+    let Some((progress, DataTransfer::In(len))) = commands.transport(key) else {
+        return Err(Fault::field("sent data of a command that gets none", 8, C2H_DATA));
+    };
+    let from = data.datao.get();
+    let out_of_range = |what| Fault::new(what, FatalError::DATA_TRANSFER_OUT_OF_RANGE, C2H_DATA);
+    let Some(end) = from.checked_add(data.datal.get()).filter(|end| *end <= len) else {
+        return Err(out_of_range("sent more data than was asked for"));
+    };
+    if data.common.flags & (FLAG_SUCCESS | FLAG_LAST) == FLAG_SUCCESS {
+        return Err(Fault::field("said success before the last data", 1, C2H_DATA));
+    }
+    match progress.moved.add(from, end) {
+        Ok(()) => Ok(key),
+        Err(Misfit::Overlap) => Err(out_of_range("sent the same data twice")),
+        Err(Misfit::TooScattered) => Err(out_of_range("sent data in too many pieces with gaps between them")),
+    }
+}
+
+/// The memory for C2HData that was checked.
+#[inline]
+fn place(commands: &mut impl Commands, key: Key, data: &Data) -> Result<SgList, Fault> {
+    let (from, len) = (data.datao.get() as usize, data.datal.get() as usize);
+    let Some((list, base)) = commands.data_in(key) else {
+        return Err(Fault::field("sent data of a command that gets none", 8, C2H_DATA));
+    };
+    if base == 0 && from == 0 && list.len() == len {
+        return Ok(list.clone());
+    }
+    Ok(list.slice(base.saturating_add(from), len))
+}
+
+/// Data is where it belongs; with SUCCESS the command is done, too.
+#[inline]
+fn on_data(commands: &mut impl Commands, key: Key, data: &Data) -> Result<(), Fault> {
+    if data.common.flags & FLAG_SUCCESS != 0 {
+        let status = StatusField::new(Status::SUCCESSFUL_COMPLETION);
+        commands.finish(key, &Cqe { cid: data.cccid, status, ..Cqe::new_zeroed() });
+    }
+    Ok(())
+}
+
+/// A digest was wrong: whatever the controller says of the command, it is not done.
+#[cold]
+fn spoil(commands: &mut impl Commands, key: Key) {
+    if let Some((progress, _)) = commands.transport(key) {
+        progress.is_corrupt = true;
+    }
+}
+
+const C2H_DATA: &str = "TCP Transport §3.6.2.9, C2HData";
+/// Data up to this many bytes is waited for in the receive buffer: one large receive for many PDUs costs less than a
+/// receive for each. With header, padding and digests at most `MAX_DEMAND`.
+const WHOLE_DATA: usize = 64 << 10;

@@ -1,0 +1,210 @@
+//! A connection as a controller's queue drives it: PDUs to the host.
+
+use super::receive::Awaiting;
+use crate::digest;
+use crate::fabrics::controller::{DataPlace, Descriptor, Entry, Transport};
+use crate::nvme::Outcome;
+use crate::nvme_tcp::pdu::{Digests, MAXH2CDATA, Violation};
+use crate::outbox::Outbox;
+use blockmux_volume::{Pool, SgList};
+use blockmux_wire::nvme::status::Status;
+use blockmux_wire::nvme::{SglSubtype, SglType, Sqe};
+use blockmux_wire::nvmeof::tcp::*;
+use zerocopy::{FromZeros, IntoBytes};
+
+/// A connection with a host: what was agreed on, where in the host's stream it is, and PDUs to the host.
+pub struct TargetLink {
+    pub(super) outbox: Outbox,
+    pub(super) digests: Digests,
+    pub(super) awaiting: Awaiting,
+    /// Data that a command's capsule may have, in bytes.
+    pub(super) in_capsule: usize,
+    /// Data to the host begins at a multiple of so many bytes.
+    alignment: usize,
+    /// Bytes without payload since the outbox was last empty.
+    heads: usize,
+    pool: Pool,
+}
+
+/// How far the data of a command has come.
+#[derive(Default)]
+pub struct Progress {
+    /// In bytes.
+    pub(super) received: usize,
+    /// A data digest was wrong.
+    pub(super) is_damaged: bool,
+}
+
+impl TargetLink {
+    /// `in_capsule` is for I/O queues.
+    pub(super) fn new(in_capsule: usize, pool: Pool) -> TargetLink {
+        TargetLink {
+            outbox: Outbox::default(),
+            digests: Digests::default(),
+            awaiting: Awaiting::IcReq(COMMON_HEADER_LEN),
+            in_capsule: in_capsule.max(ADMIN_IN_CAPSULE),
+            alignment: 4,
+            heads: 0,
+            pool,
+        }
+    }
+
+    /// Whether the host reads its answers, more or less.
+    #[inline]
+    pub(super) fn is_read(&self) -> bool {
+        self.outbox.is_empty() || self.heads < UNREAD_HEADS
+    }
+
+    /// Whether the stream may end here.
+    pub(super) fn is_between_pdus(&self) -> bool {
+        matches!(self.awaiting, Awaiting::Head(_) | Awaiting::IcReq(_))
+    }
+
+    /// The answer to ICReq, and all that follows from it.
+    pub(super) fn ic_resp(&mut self, request: &IcReq) {
+        let response = IcResp {
+            common: head(PduType::IC_RESP, 0, IC_LEN, 0, IC_LEN),
+            pfv: 0.into(),
+            cpda: 0,
+            dgst: request.dgst & (DGST_HEADER | DGST_DATA),
+            maxh2cdata: MAXH2CDATA.into(),
+            ..IcResp::new_zeroed()
+        };
+        self.outbox.push_head(response.as_bytes());
+        self.digests =
+            Digests { header: response.dgst & DGST_HEADER != 0, data: response.dgst & DGST_DATA != 0 };
+        self.alignment = usize::from(request.hpda).saturating_add(1).saturating_mul(4);
+    }
+
+    /// Ends the connection; `pdu` is what was wrong, as far as it has come.
+    pub(super) fn termination(&mut self, violation: &Violation, pdu: &[u8]) {
+        let most = TERM_REQ_MAX.saturating_sub(DATA_LEN);
+        let begin = pdu.get(..most.min(pdu.len())).unwrap_or_default();
+        let request = TermReq {
+            common: head(PduType::C2H_TERM_REQ, 0, DATA_LEN, 0, DATA_LEN.saturating_add(begin.len())),
+            fes: violation.status.0.into(),
+            fei: violation.information.into(),
+            reserved: [0; 10],
+        };
+        self.outbox.push_head(request.as_bytes());
+        self.outbox.push_head(begin);
+    }
+
+    #[inline]
+    fn data(&mut self, cid: u16, data: &SgList, is_silent: bool) {
+        let len = data.len();
+        let head_len = DATA_LEN.saturating_add(self.digests.header_len());
+        let pdo = head_len.checked_next_multiple_of(self.alignment).unwrap_or(head_len);
+        let plen = pdo.saturating_add(len).saturating_add(self.digests.data_len());
+        let flags = FLAG_LAST
+            | if is_silent { FLAG_SUCCESS } else { 0 }
+            | if self.digests.header { FLAG_HDGST } else { 0 }
+            | if self.digests.data { FLAG_DDGST } else { 0 };
+        let pdu = Data {
+            common: head(PduType::C2H_DATA, flags, DATA_LEN, pdo, plen),
+            cccid: cid.into(),
+            ttag: 0.into(),
+            datao: 0.into(),
+            datal: (len as u32).into(),
+            reserved: [0; 4],
+        };
+        self.push(pdu.as_bytes());
+        let padding = [0; 128];
+        self.outbox.push_head(padding.get(..pdo.saturating_sub(head_len)).unwrap_or_default());
+        if !self.digests.data {
+            return self.outbox.push_payload(data);
+        }
+        let crc = digest::push(&mut self.outbox, &self.pool, data);
+        self.outbox.push_head(&crc.to_le_bytes());
+    }
+
+    /// Flags and PLEN of a PDU without data.
+    #[inline]
+    fn plain(&self, hlen: usize) -> (u8, usize) {
+        let flags = if self.digests.header { FLAG_HDGST } else { 0 };
+        (flags, hlen.saturating_add(self.digests.header_len()))
+    }
+
+    /// A header with its digest.
+    #[inline]
+    fn push(&mut self, header: &[u8]) {
+        if self.outbox.is_empty() {
+            self.heads = 0;
+        }
+        self.heads = self.heads.saturating_add(header.len());
+        self.outbox.push_head(header);
+        if self.digests.header {
+            self.outbox.push_head(&digest::of(header));
+        }
+    }
+}
+
+impl Transport for TargetLink {
+    type Progress = Progress;
+
+    #[inline]
+    fn descriptor(sqe: &Sqe) -> Descriptor {
+        let dptr = &sqe.dptr;
+        let place = match (dptr.kind(), dptr.subtype()) {
+            (SglType::DATA_BLOCK, SglSubtype::OFFSET) => Ok(DataPlace::Capsule(dptr.address.get())),
+            (SglType::TRANSPORT_DATA_BLOCK, SglSubtype::TRANSPORT) => Ok(DataPlace::Host),
+            _ => Err(Status::SGL_DESCRIPTOR_TYPE_INVALID),
+        };
+        Descriptor { len: dptr.length.get() as usize, place }
+    }
+
+    #[inline]
+    fn needs_memory(len: usize) -> bool {
+        len > LENT_PAYLOAD
+    }
+
+    /// Asks for all of a command's data.
+    fn fetch(&mut self, slot: usize, command: &mut Entry<Progress>) {
+        let (flags, plen) = self.plain(DATA_LEN);
+        let r2t = R2t {
+            common: head(PduType::R2T, flags, DATA_LEN, 0, plen),
+            cccid: command.sqe.cid,
+            ttag: (slot as u16).into(),
+            r2to: 0.into(),
+            r2tl: (command.data_out as u32).into(),
+            reserved: [0; 4],
+        };
+        self.push(r2t.as_bytes());
+    }
+
+    /// The completion goes without saying where success does.
+    #[inline]
+    fn complete(&mut self, sqe: &Sqe, outcome: &Outcome, sqhd: Option<u16>) {
+        let cid = sqe.cid.get();
+        // TCP Transport 1.0 §3.3.2.1: only where SQHD is not told, and nothing else is.
+        let is_silent = sqhd.is_none() && outcome.result == 0 && outcome.status.is_success();
+        if !outcome.data.is_empty() {
+            self.data(cid, &outcome.data, is_silent);
+            if is_silent {
+                return;
+            }
+        }
+        let (flags, len) = self.plain(CAPSULE_RESP_LEN);
+        let common = head(PduType::CAPSULE_RESP, flags, CAPSULE_RESP_LEN, 0, len);
+        self.push(CapsuleResp { common, cqe: outcome.cqe(cid, sqhd) }.as_bytes());
+    }
+
+    #[inline]
+    fn unsent(&self) -> usize {
+        self.outbox.len()
+    }
+}
+
+#[inline]
+fn head(kind: PduType, flags: u8, hlen: usize, pdo: usize, plen: usize) -> CommonHeader {
+    // All of these have their bounds: a header is at most 128 bytes, and so is PDO.
+    CommonHeader { pdu_type: kind.0, flags, hlen: hlen as u8, pdo: pdo as u8, plen: (plen as u32).into() }
+}
+
+/// Answers without data that a host may leave unread, in bytes.
+const UNREAD_HEADS: usize = 1 << 20;
+/// Data up to this many bytes is waited for in the receive buffer: one large receive for many PDUs costs less than a
+/// receive for each. With its digest at most `MAX_DEMAND`.
+pub(super) const LENT_PAYLOAD: usize = 64 << 10;
+/// Data that a capsule on the admin queue may have, in bytes (TCP Transport 1.0 §3.3.1).
+const ADMIN_IN_CAPSULE: usize = 8192;
