@@ -5,7 +5,10 @@
 //! compares the part before the port, and no peer can make two of its lines differ there.
 //! See `docs/decisions/0038-one-event-for-every-audit-line.md`.
 
+use crate::sessions::{Session, Sessions};
 use blockmux_proto::event::{AuditEvent, Login};
+use blockmux_proto::exports::VolumeId;
+use std::sync::Arc;
 use tracing::{info, warn};
 
 /// The tracing target of audit lines, by which their level is set.
@@ -19,32 +22,39 @@ pub(crate) struct Audit {
     login: Option<Login>,
     /// The peer was refused, and that was logged.
     is_refused: bool,
+    /// It is one more connection of a session that has its own lines.
+    is_member: bool,
+    sessions: Sessions,
+    /// Its place in the list of sessions.
+    session: Option<Arc<Session>>,
 }
 
 impl Audit {
-    /// For a peer that has just come by `protocol`.
-    pub(crate) fn new(peer: &str) -> Audit {
-        Audit { peer: peer.to_owned(), login: None, is_refused: false }
+    /// For a peer that has just come; `sessions` lists it once it has logged in.
+    pub(crate) fn new(peer: &str, sessions: Sessions) -> Audit {
+        let (login, session) = (None, None);
+        Audit { peer: peer.to_owned(), login, is_refused: false, is_member: false, sessions, session }
     }
 
     /// Logs an event; `volume` gives a volume's name.
     #[cold]
-    pub(crate) fn on_event(
-        &mut self,
-        event: AuditEvent,
-        volume: impl Fn(blockmux_proto::exports::VolumeId) -> String,
-    ) {
+    pub(crate) fn on_event(&mut self, event: AuditEvent, volume: impl Fn(VolumeId) -> String) {
         match event {
             AuditEvent::Login(login) => {
                 self.info("login", &login);
-                self.login = Some(login);
+                self.begin(login);
+            }
+            AuditEvent::Joined(login) => {
+                self.is_member = true;
+                self.begin(login);
             }
             AuditEvent::Refused { login, reason } => {
                 self.is_refused = true;
                 self.warn(&format!("login refused: {reason}"), &login);
             }
             AuditEvent::Logout { reason } => {
-                if let Some(login) = self.login.take() {
+                self.session = None;
+                if let Some(login) = self.login.take().filter(|_| !self.is_member) {
                     self.info(&format!("logout: {reason}"), &login);
                 }
             }
@@ -65,7 +75,8 @@ impl Audit {
     /// The connection is over, and why; nothing is logged of one that nobody was logged in by.
     #[cold]
     pub(crate) fn on_end(&mut self, is_orderly: bool, reason: &str) {
-        match (self.login.take(), is_orderly) {
+        self.session = None;
+        match (self.login.take().filter(|_| !self.is_member), is_orderly) {
             (Some(login), true) => self.info(&format!("logout: {reason}"), &login),
             (Some(login), false) => self.warn(&format!("connection lost: {reason}"), &login),
             (None, _) => {}
@@ -78,6 +89,16 @@ impl Audit {
         if !std::mem::replace(&mut self.is_refused, true) {
             self.warn(&format!("login refused: {reason}"), &Login { protocol, ..Login::default() });
         }
+    }
+
+    fn begin(&mut self, login: Login) {
+        self.session = Some(self.sessions.begin(login.clone(), &self.peer));
+        self.login = Some(login);
+    }
+
+    /// Its place in the list of sessions, while somebody is logged in.
+    pub(crate) fn session(&self) -> Option<&Arc<Session>> {
+        self.session.as_ref()
     }
 
     /// Whether somebody is logged in.

@@ -35,6 +35,7 @@ pub mod nvme_tcp;
 pub mod reactor;
 pub mod ring;
 pub mod secure;
+pub mod sessions;
 pub mod sim;
 pub mod socket;
 pub mod state;

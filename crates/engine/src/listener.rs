@@ -3,6 +3,7 @@
 use crate::audit::AUDIT;
 use crate::reactor::{EngineCore, Inbox, Progress, Task, WakeOnEvent};
 use crate::ring::Registration;
+use crate::sessions::Sessions;
 use crate::socket::{Listener, Stream};
 use blockmux_proto::iscsi::sessions::MAX_LOGINS;
 use blockmux_volume::{Core, Waker};
@@ -30,6 +31,7 @@ pub struct ConnectionLimit {
     half_open: HalfOpen,
     /// The protocol of this part.
     protocol: &'static str,
+    sessions: Sessions,
 }
 
 /// One connection's share of the limit.
@@ -40,6 +42,7 @@ pub struct Permit {
     /// Its peer is gone, and its place another's.
     has_left: bool,
     protocol: &'static str,
+    sessions: Sessions,
     /// What is entered of it until its peer has come through its handshake.
     entered: Option<(HalfOpen, Arc<Entry>)>,
 }
@@ -67,6 +70,7 @@ impl ConnectionLimit {
             left: Arc::default(),
             half_open: HalfOpen::default(),
             protocol: "",
+            sessions: Sessions::default(),
         }
     }
 
@@ -74,6 +78,12 @@ impl ConnectionLimit {
     #[must_use]
     pub fn for_part(&self, protocol: &'static str) -> ConnectionLimit {
         ConnectionLimit { part: Arc::default(), protocol, ..self.clone() }
+    }
+
+    /// Who is logged in, of all parts.
+    #[must_use]
+    pub fn sessions(&self) -> &Sessions {
+        &self.sessions
     }
 
     /// How many of this part are open.
@@ -143,12 +153,19 @@ impl ConnectionLimit {
             left: self.left.clone(),
             has_left: false,
             protocol: self.protocol,
+            sessions: self.sessions.clone(),
             entered: None,
         }
     }
 }
 
 impl Permit {
+    /// The list that a session of this connection belongs in.
+    #[must_use]
+    pub fn sessions(&self) -> &Sessions {
+        &self.sessions
+    }
+
     /// The protocol that its listener is for; empty if nobody said.
     #[must_use]
     pub fn protocol(&self) -> &'static str {

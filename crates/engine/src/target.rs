@@ -119,7 +119,7 @@ impl<S: StreamSession + Target + 'static, H: Host> TargetTask<S, H> {
         relocate: Option<Relocate<H>>,
     ) {
         let Arrival { stream, unread, permit, .. } = arrival;
-        let audit = Audit::new(stream.peer());
+        let audit = Audit::new(stream.peer(), permit.sessions().clone());
         core.spawn(|waker| TargetTask {
             audit,
             connection: Connection::resumed(stream, &unread, core, waker).secured(secure),
@@ -233,6 +233,9 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
     fn log_events(&mut self) {
         while let Some(event) = self.session.poll_event() {
             self.audit.on_event(event, |volume| self.channels.name(volume));
+            if let Some(session) = self.audit.session() {
+                self.channels.count_for(session);
+            }
         }
     }
 

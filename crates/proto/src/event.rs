@@ -25,6 +25,8 @@ pub struct Login {
 pub enum AuditEvent {
     /// The peer has logged in.
     Login(Login),
+    /// One more connection of a session whose login was told: its I/O is counted, and it has no lines of its own.
+    Joined(Login),
     /// The peer was refused.
     Refused {
         /// What the peer said of itself; nothing of it is proved.

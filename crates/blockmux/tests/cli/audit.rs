@@ -80,6 +80,55 @@ fn iser_initiators_are_lines_of_their_own_protocol() {
 }
 
 #[test]
+fn nvme_hosts_that_come_and_go_are_lines_with_their_names() {
+    let mut daemon = Daemon::serve(&["mem:1m", "--nvme-tcp", "127.0.0.1:0"]);
+    let url = daemon.urls_of("nvme+tcp").remove(0);
+    assert!(blockmux(["info", &url]).status.success());
+    let line = daemon.log_line("login");
+    assert!(line.starts_with("INFO login protocol=\"nvme-tcp\" peer=\"127.0.0.1:"), "{line}");
+    assert!(line.contains("initiator=\"nqn."), "{line}");
+    assert!(line.ends_with("target=\"nqn.2026-11.blockmux:disk0\""), "{line}");
+    let line = daemon.log_line("logout");
+    assert!(line.starts_with("INFO logout: the host shut its controller down"), "{line}");
+    assert!(!blockmux(["info", &url.replace("disk0", "other")]).status.success());
+    let line = daemon.log_line("refused");
+    assert!(line.starts_with("WARN login refused: Connect names no subsystem of this port"), "{line}");
+    assert!(line.ends_with("target=\"nqn.2026-11.blockmux:other\""), "{line}");
+}
+
+#[test]
+fn who_is_logged_in_is_listed_with_what_was_done_until_it_goes() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("control").display().to_string();
+    let args = ["mem:1m", "--iscsi", "127.0.0.1:0", "--control", &format!("unix:{socket}")];
+    let mut daemon = Daemon::serve(&args);
+    let sessions = |more: &[&str]| {
+        let output = blockmux([&["ctl", &*socket, "sessions"], more].concat());
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert_eq!(sessions(&[]), "nobody is logged in\n");
+    let mut iscsi = RawIscsi::login(&daemon.urls_of("iscsi")[0], INITIATOR);
+    daemon.log_line("login");
+    let mut nbd = RawClient::connect(&daemon.socket());
+    assert_eq!(nbd.write(0, 0, &[1; 4096]), 0);
+    let listed: serde_json::Value = serde_json::from_str(&sessions(&["--json"])).unwrap();
+    let [first, second] = &listed.as_array().unwrap()[..] else { panic!("two: {listed}") };
+    assert_eq!((&first["protocol"], &first["initiator"]), (&"iscsi".into(), &INITIATOR.into()));
+    assert!(first["address"].as_str().unwrap().starts_with("127.0.0.1:"), "{first}");
+    assert_eq!((&second["protocol"], &second["target"]), (&"nbd".into(), &"disk0".into()));
+    assert_eq!((&second["writes"], &second["written_bytes"]), (&1.into(), &4096.into()));
+    let said = sessions(&[]);
+    assert!(said.contains(&format!("  initiator  {INITIATOR}\n")), "{said}");
+    assert!(said.contains("  writes     1 (4 KiB)\n"), "{said}");
+    iscsi.log_out();
+    drop((iscsi, nbd));
+    daemon.log_line("logout");
+    daemon.log_line("connection lost");
+    assert_eq!(sessions(&[]), "nobody is logged in\n");
+}
+
+#[test]
 fn an_area_is_turned_off_by_name() {
     let mut daemon = Daemon::serve(&["mem:1m", "--log", "audit=off,protocol=debug"]);
     drop(RawClient::connect(&daemon.socket()));
