@@ -48,6 +48,11 @@ impl Audit {
                 self.is_member = true;
                 self.begin(login);
             }
+            AuditEvent::ByStation { login, event } => {
+                let mut station = Audit::new(&login.initiator, self.sessions.clone());
+                station.login = Some(login);
+                station.on_event(*event, volume);
+            }
             AuditEvent::Refused { login, reason } => {
                 self.is_refused = true;
                 self.warn(&format!("login refused: {reason}"), &login);

@@ -27,6 +27,13 @@ pub enum AuditEvent {
     Login(Login),
     /// One more connection of a session whose login was told: its I/O is counted, and it has no lines of its own.
     Joined(Login),
+    /// What a station did, over a protocol without connections: no login of it is remembered.
+    ByStation {
+        /// The station, and the disk.
+        login: Login,
+        /// What it did.
+        event: Box<AuditEvent>,
+    },
     /// The peer was refused.
     Refused {
         /// What the peer said of itself; nothing of it is proved.

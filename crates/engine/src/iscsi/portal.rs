@@ -15,6 +15,7 @@ use blockmux_volume::{Chunk, Completion, Io, Tag, Waker};
 use std::time::Instant;
 
 /// A connection to a portal, over TCP or over RDMA.
+#[expect(clippy::large_enum_variant, reason = "a session spends its life in the largest one")]
 pub(super) enum PortalSession {
     /// Nothing has come yet.
     Looking(Box<Looking>),
