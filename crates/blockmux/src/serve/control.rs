@@ -10,7 +10,8 @@ use super::flush;
 use super::opening::{NamedVolume, Opening};
 use super::setup::{LARGEST, NamedSpec};
 use crate::ctl::{
-    Answer, ControlPath, ProtocolStatus, Request, Status, VolumeStatus, check_peer, read, write,
+    Answer, ControlPath, ProtocolStatus, Request, SessionStatus, Status, VolumeStatus, check_peer, read,
+    write,
 };
 use crate::failure::Failure;
 use crate::protocol::{Live, Place, Protocol, Settings};
@@ -53,7 +54,7 @@ impl Parts {
         let mut parts: Vec<(&'static str, ConnectionLimit)> = Vec::new();
         for (protocol, _) in listeners {
             if parts.iter().all(|(name, _)| *name != protocol.name) {
-                parts.push((protocol.name, limit.for_part()));
+                parts.push((protocol.name, limit.for_part(protocol.name)));
             }
         }
         Parts { limit, parts }
@@ -173,6 +174,10 @@ impl Desk {
     fn answer(&self, request: &Request) -> Answer {
         let done = match request {
             Request::Status => Ok(Answer::Status(self.status())),
+            Request::Sessions => {
+                let sessions = self.parts.limit.sessions().list();
+                Ok(Answer::Sessions(sessions.into_iter().map(SessionStatus::from).collect()))
+            }
             Request::Resize { name, size } => self.resize(name, *size).map(|size| Answer::Resized { size }),
             Request::Add { volume, read_only, description, protocols } => {
                 self.add(volume, *read_only, (description, protocols.as_deref()))

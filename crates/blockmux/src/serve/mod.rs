@@ -115,6 +115,13 @@ pub(crate) struct Args {
     quiet: bool,
 }
 
+impl Args {
+    /// Whether it serves until it is told to stop, and not for one command of its user.
+    pub(crate) fn is_daemon(&self) -> bool {
+        self.run.is_none()
+    }
+}
+
 /// What ends the daemon.
 enum Event {
     /// A signal asks for it.

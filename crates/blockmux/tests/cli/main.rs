@@ -5,6 +5,7 @@
 
 mod access;
 mod aoe_interop;
+mod audit;
 mod bad_input;
 mod bench;
 mod config;
