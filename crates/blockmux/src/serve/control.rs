@@ -10,9 +10,11 @@ use super::flush;
 use super::opening::{NamedVolume, Opening};
 use super::setup::{LARGEST, NamedSpec};
 use crate::ctl::{
-    Answer, ControlPath, ProtocolStatus, Request, Status, VolumeStatus, check_peer, read, write,
+    Answer, ControlPath, PopulatedStatus, ProtocolStatus, Request, Status, VolumeStatus, check_peer, read,
+    write,
 };
 use crate::failure::Failure;
+use crate::open::Populate;
 use crate::protocol::{Live, Place, Protocol, Settings};
 use blockmux_engine::listener::ConnectionLimit;
 use blockmux_engine::socket::{Address, Listener};
@@ -226,7 +228,7 @@ impl Desk {
         };
         let told = |failure: Failure| failure.to_string();
         self.opening.protocols.iter().try_for_each(|one| named.check_description(one)).map_err(told)?;
-        let (export, served) = self.opening.open(&named).map_err(told)?;
+        let (export, served) = self.opening.open(&named, Populate::Behind).map_err(told)?;
         let id = self.exports.add(export, served).ok_or("there are too many volumes; remove one")?;
         lives.iter().for_each(|live| live.add(id));
         info!("{name} is served");
@@ -321,6 +323,10 @@ impl Desk {
                 written_bytes: traffic.written_bytes,
                 others: traffic.others,
                 failed: traffic.failed,
+                populated: served
+                    .volume()
+                    .populated()
+                    .map(|now| PopulatedStatus { bytes: now.bytes, of: now.of }),
             })
         });
         let protocols = self.parts.parts.iter().map(|(name, part)| ProtocolStatus {

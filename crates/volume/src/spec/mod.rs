@@ -1,7 +1,7 @@
 //! Volume specs: how a command line or a config file names a volume.
 //!
 //! ```text
-//! SPEC    = mem:SIZE
+//! SPEC    = mem:SIZE[?populate=on|off]
 //!         | null:SIZE
 //!         | file:PATH[?OPTION[&OPTION]...]     size=SIZE  direct=on|off  readonly=on|off
 //!         | block:PATH[?OPTION[&OPTION]...]    direct=on|off  readonly=on|off
@@ -42,8 +42,8 @@ use std::path::PathBuf;
 /// back as the same; only passwords in URLs are never printed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Spec {
-    /// `mem:`, a volume in RAM of so many bytes.
-    Mem(u64),
+    /// `mem:`, a volume in RAM.
+    Mem(MemSpec),
     /// `null:`, a volume of so many bytes that holds nothing.
     Null(u64),
     /// `file:`
@@ -67,6 +67,23 @@ pub enum Spec {
     Log(LogTarget, Box<Spec>),
     /// Anything with `://`, unchanged.
     Url(Url),
+}
+
+/// A volume in RAM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemSpec {
+    /// In bytes.
+    pub size: u64,
+    /// Fault its memory in ahead of use.
+    pub populate: bool,
+}
+
+impl MemSpec {
+    /// A volume of so many bytes, populated.
+    #[must_use]
+    pub fn new(size: u64) -> MemSpec {
+        MemSpec { size, populate: true }
+    }
 }
 
 /// A file that holds a volume.
