@@ -238,6 +238,16 @@ pub(crate) struct VolumeStatus {
     /// Flushes, discards, zeroing and all else.
     pub(crate) others: u64,
     pub(crate) failed: u64,
+    /// Of a RAM volume whose memory is faulted in ahead of use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) populated: Option<PopulatedStatus>,
+}
+
+/// How far a RAM volume's memory is faulted in, in bytes.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct PopulatedStatus {
+    pub(crate) bytes: u64,
+    pub(crate) of: u64,
 }
 
 /// Asks the daemon, and shows what it answers.
@@ -360,6 +370,11 @@ fn in_words(status: &Status) -> String {
         lines.push(format!("  writes       {}", moved(volume.writes, volume.written_bytes)));
         lines.push(format!("  others       {}", volume.others));
         lines.push(format!("  failed       {}", volume.failed));
+        let populated = volume.populated.as_ref();
+        lines.extend(
+            populated
+                .map(|now| format!("  populated    {} of {}", human_size(now.bytes), human_size(now.of))),
+        );
     }
     lines.join("\n")
 }

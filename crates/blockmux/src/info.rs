@@ -1,7 +1,7 @@
 //! `blockmux info`: what a volume is like.
 
 use crate::failure::Failure;
-use crate::open::{self, Access, Use};
+use crate::open::{self, Access, Populate, Use};
 use crate::output::{both_sizes, print, printable};
 use crate::reach;
 use blockmux_volume::{Spec, VolumeInfo};
@@ -29,7 +29,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             if args.json { print(described.json) } else { print(table(&url.to_string(), &described.rows)) }
         }
         spec => {
-            let opened = open::open(spec, Use { access: Access::Read, connections: 1, may_grow: false })?;
+            let opened = open::open(
+                spec,
+                Use { access: Access::Read, connections: 1, may_grow: false, populate: Populate::Not },
+            )?;
             // That it was opened read-only here says nothing of the volume.
             let info = VolumeInfo { read_only: !is_writable(spec)?, ..opened.volume.info() };
             if args.json { print(volume_json(spec, &info)) } else { print(volume_text(spec, &info)) }

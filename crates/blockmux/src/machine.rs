@@ -3,7 +3,7 @@
 use blockmux_engine::sys::address_space_left;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// What of main memory this process may use, in bytes: less than there is in a container; with a limit of its own, what is
 /// left of that.
@@ -15,9 +15,39 @@ pub(crate) fn memory_bytes() -> u64 {
     [of_groups, of_process].into_iter().flatten().fold(installed, u64::min)
 }
 
+/// What of main memory this process may still use without others' having to give some up, in bytes.
+pub(crate) fn available_memory_bytes() -> u64 {
+    let left = groups_left(Path::new("/sys/fs/cgroup"), &read(Path::new("/proc/self/cgroup")));
+    let of_system = available_of(&read(Path::new("/proc/meminfo")));
+    [left, of_system].into_iter().flatten().fold(memory_bytes(), u64::min)
+}
+
+fn available_of(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1 << 10)
+}
+
+/// What the limit of the fullest of its control groups leaves.
+fn groups_left(root: &Path, membership: &str) -> Option<u64> {
+    let of_file = |file: &Path| read(file).trim().parse::<u64>().ok();
+    let left = limit_files(root, membership).filter_map(|limit| {
+        let used = match limit.file_name()?.to_str()? {
+            "memory.max" => "memory.current",
+            _ => "memory.usage_in_bytes",
+        };
+        Some(of_file(&limit)?.saturating_sub(of_file(&limit.with_file_name(used))?))
+    });
+    left.min()
+}
+
 /// The least limit of the control groups that `membership`, a file `/proc/PID/cgroup`, names, and of those above them.
 /// In a container its own group may be the topmost that is to be seen.
 fn group_limit(root: &Path, membership: &str) -> Option<u64> {
+    limit_files(root, membership).filter_map(|file| read(&file).trim().parse().ok()).min()
+}
+
+/// Where the limits of these control groups and of those above them stand.
+fn limit_files(root: &Path, membership: &str) -> impl Iterator<Item = PathBuf> {
     let groups = membership.lines().filter_map(|line| {
         let (_, rest) = line.split_once(':')?;
         let (controllers, group) = rest.split_once(':')?;
@@ -30,11 +60,9 @@ fn group_limit(root: &Path, membership: &str) -> Option<u64> {
             _ => None,
         }
     });
-    let limits = groups.flat_map(|(root, group, file)| {
-        let places: Vec<_> = group.ancestors().map(|group| root.join(group).join(file)).collect();
-        places.into_iter().filter_map(|place| read(&place).trim().parse().ok())
-    });
-    limits.min()
+    groups.flat_map(|(root, group, file)| {
+        group.ancestors().map(|group| root.join(group).join(file)).collect::<Vec<_>>()
+    })
 }
 
 /// The addresses of this machine that others reach it by, the one of the default route first;
@@ -133,5 +161,20 @@ mod tests {
         assert_eq!(group_limit(root, old), Some(256 << 20));
         set("memory/memory.limit_in_bytes", "1000\n");
         assert_eq!(group_limit(root, old), Some(1000));
+    }
+
+    #[test]
+    fn what_is_used_already_is_not_available() {
+        let meminfo = "MemTotal:  24105 kB\nMemAvailable:   21417 kB\n";
+        assert_eq!((available_of(meminfo), available_of("")), (Some(21417 << 10), None));
+        let place = tempfile::tempdir().unwrap();
+        let root = place.path();
+        fs::create_dir_all(root.join("a")).unwrap();
+        fs::write(root.join("a/memory.max"), "5000\n").unwrap();
+        assert_eq!(groups_left(root, "0::/a\n"), None, "nobody says what is used");
+        fs::write(root.join("a/memory.current"), "3000\n").unwrap();
+        assert_eq!(groups_left(root, "0::/a\n"), Some(2000));
+        fs::write(root.join("a/memory.current"), "6000\n").unwrap();
+        assert_eq!(groups_left(root, "0::/a\n"), Some(0));
     }
 }

@@ -2,21 +2,23 @@
 
 use crate::data_key::DataKey;
 use crate::failure::Failure;
-use crate::machine::memory_bytes;
+use crate::machine::{available_memory_bytes, memory_bytes};
 use crate::patience::patiently;
 use crate::reach;
 use crate::records;
 use blockmux_engine::file::{BlockOptions, FileOptions, FileVolume, OpenError};
 use blockmux_engine::memory::map_pages;
-use blockmux_volume::spec::{FileSpec, LogTarget};
+use blockmux_engine::populate::{self, Priority};
+use blockmux_volume::spec::{FileSpec, LogTarget, MemSpec};
 use blockmux_volume::units::human_size;
 use blockmux_volume::{
-    DelayVolume, FaultVolume, LogSink, LogVolume, MemVolume, NullVolume, RateVolume, Spec, StripeVolume,
-    Volume,
+    DelayVolume, FaultVolume, LogSink, LogVolume, MemVolume, NullVolume, Pages, RateVolume, Spec,
+    StripeVolume, Volume,
 };
 use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 use tracing::warn;
 
 /// A volume and what opening it has told.
@@ -42,6 +44,21 @@ pub(crate) struct Use {
     pub(crate) connections: u32,
     /// It may be given a larger size later, so that a RAM volume keeps addresses for that.
     pub(crate) may_grow: bool,
+    /// When memory of RAM volumes is faulted in.
+    pub(crate) populate: Populate,
+}
+
+/// When the memory of a RAM volume is faulted in.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Populate {
+    /// When it is used.
+    Not,
+    /// All before it is used.
+    Whole,
+    /// Until then before it is used, the rest in the background.
+    Until(Instant),
+    /// In the background.
+    Behind,
 }
 
 /// What is done with a volume.
@@ -74,11 +91,11 @@ pub(crate) fn open(spec: &Spec, how: Use) -> Result<Opened, Failure> {
         open(inner, how).map(|inner| Opened { volume: wrap(inner.volume), ..inner })
     };
     match spec {
-        Spec::Mem(size) | Spec::Null(size) if *size < SECTOR => Err(no_block(spec)),
-        Spec::Mem(size) | Spec::Null(size) if !size.is_multiple_of(SECTOR) => {
+        Spec::Mem(MemSpec { size, .. }) | Spec::Null(size) if *size < SECTOR => Err(no_block(spec)),
+        Spec::Mem(MemSpec { size, .. }) | Spec::Null(size) if !size.is_multiple_of(SECTOR) => {
             Err(no_whole_block(spec, *size))
         }
-        Spec::Mem(size) => open_mem(spec, *size, how.may_grow).map(|volume| local(volume, true, None)),
+        Spec::Mem(mem) => open_mem(spec, *mem, how).map(|volume| local(volume, true, None)),
         Spec::Null(size) => Ok(local(Arc::new(NullVolume::new(*size)), false, None)),
         Spec::File(file) => {
             let volume = open_file(file, how)?;
@@ -110,7 +127,8 @@ pub(crate) fn open(spec: &Spec, how: Use) -> Result<Opened, Failure> {
     }
 }
 
-fn open_mem(spec: &Spec, size: u64, may_grow: bool) -> Result<Arc<dyn Volume>, Failure> {
+fn open_mem(spec: &Spec, mem: MemSpec, how: Use) -> Result<Arc<dyn Volume>, Failure> {
+    let size = mem.size;
     // Untouched blocks cost nothing but their states, so a volume may be larger than memory, within reason.
     let most = memory_bytes().saturating_mul(MEMORY_TIMES);
     let refuse = || {
@@ -118,11 +136,36 @@ fn open_mem(spec: &Spec, size: u64, may_grow: bool) -> Result<Arc<dyn Volume>, F
         Failure::request(format!("{spec}: more RAM than this machine can promise; take at most {most}"))
     };
     let len = usize::try_from(size).ok().filter(|_| size <= most).ok_or_else(refuse)?;
-    let room = if may_grow { size.saturating_mul(ROOM_TIMES).max(LEAST_ROOM).min(most) } else { size };
+    let room = if how.may_grow { size.saturating_mul(ROOM_TIMES).max(LEAST_ROOM).min(most) } else { size };
     // A limit on addresses may leave less than that.
     let pages = usize::try_from(room).ok().and_then(|room| map_pages(room).ok());
     let pages = pages.map_or_else(|| map_pages(len).map_err(|_| refuse()), Ok)?;
+    // Nobody writes to it, and blocks that were never written are read without memory.
+    let populate = if mem.populate && !how.is_read_only() { how.populate } else { Populate::Not };
+    populate_mem(spec, &pages, len, populate);
     Ok(Arc::new(MemVolume::within(pages, size)))
+}
+
+/// Populates the first `len` bytes as far as memory allows, and has all page faults that are left bring in small pages.
+fn populate_mem(spec: &Spec, pages: &Arc<Pages>, len: usize, populate: Populate) {
+    let free = available_memory_bytes().saturating_sub(populate::pending_bytes());
+    let share = usize::try_from(free / POPULATED_SHARE).unwrap_or(usize::MAX);
+    let wanted = len.min(share);
+    let (priority, end) = match populate {
+        Populate::Not => return pages.use_small_pages(),
+        Populate::Whole => (Priority::Normal, None),
+        Populate::Until(end) => (Priority::Normal, Some(end)),
+        Populate::Behind => (Priority::Idle, Some(Instant::now())),
+    };
+    if wanted < len {
+        let (wanted, len) = (human_size(wanted as u64), human_size(len as u64));
+        warn!(
+            "{spec}: only the first {wanted} of {len} are populated, half of the memory that is free; the first write elsewhere is slower"
+        );
+    }
+    pages.expect_populated(wanted);
+    let done = populate::populate_at_once(pages, wanted, priority, end);
+    populate::populate_behind(pages, done, wanted);
 }
 
 fn no_block(spec: &Spec) -> Failure {
@@ -218,5 +261,7 @@ const SECTOR: u64 = 512;
 /// How far a RAM volume can grow: so many times its size, and at least so many bytes.
 const ROOM_TIMES: u64 = 4;
 const LEAST_ROOM: u64 = 16 << 30;
+/// A RAM volume is populated up to the free memory divided by this.
+const POPULATED_SHARE: u64 = 2;
 /// A RAM volume may have so many times the machine's memory.
 const MEMORY_TIMES: u64 = 16;

@@ -33,6 +33,7 @@ pub mod nbd;
 pub mod network;
 pub mod nvme_tcp;
 mod peer_core;
+pub mod populate;
 pub mod reactor;
 pub mod ring;
 pub mod secure;

@@ -7,6 +7,7 @@ use blockmux_volume::buf::Backing;
 use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 /// Maps `len` bytes of zeroes, in huge pages if the system hands them out; they are touched only when used.
 ///
@@ -72,6 +73,23 @@ impl Backing for Mapping {
             libc::madvise(first.as_ptr().cast(), len, libc::MADV_DONTNEED) == 0
         }
     }
+
+    /// Touches each page instead of MADV_POPULATE_WRITE, which holds the lock of the whole address space while a thread of
+    /// idle priority may not run for a second.
+    fn populate(&self, offset: usize, len: usize) {
+        for at in (offset..offset + len).step_by(SMALL_PAGE) {
+            // SAFETY: the volume's range lies within the mapping, which `Pages` has checked; an atomic write of the zero
+            // that is there loses nothing that another core writes.
+            let byte = unsafe { AtomicU8::from_ptr(self.start.add(self.skip + at).as_ptr()) };
+            // Not an OR of 0: compilers make a plain read of that, and reading maps the page of zeroes that all share.
+            let _ = byte.compare_exchange(0, 0, Ordering::Relaxed, Ordering::Relaxed);
+        }
+    }
+
+    fn use_small_pages(&self) {
+        // SAFETY: the mapping's own range; a hint that changes no byte.
+        unsafe { libc::madvise(self.start.as_ptr().cast(), self.len, libc::MADV_NOHUGEPAGE) };
+    }
 }
 
 impl Drop for Mapping {
@@ -82,6 +100,8 @@ impl Drop for Mapping {
 }
 
 const HUGE_PAGE: usize = 2 << 20;
+/// The least that a page is on any machine, in bytes.
+const SMALL_PAGE: usize = 4096;
 const RELEASE_MIN: usize = 64 << 10;
 
 #[cfg(test)]

@@ -226,6 +226,23 @@ pub fn pin_thread(nth: usize) -> io::Result<usize> {
     Ok(cpu)
 }
 
+/// Has the calling thread run only on CPUs that nobody else wants: by SCHED_IDLE, or nice 19 where that is refused.
+///
+/// # Errors
+/// As `setpriority(2)`.
+pub fn use_idle_priority() -> io::Result<()> {
+    // SAFETY: all fields may be zero, and it lives during the call; 0 is the calling thread.
+    let result = unsafe {
+        let parameters: libc::sched_param = std::mem::zeroed();
+        libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const parameters)
+    };
+    if check(result as isize).is_err() {
+        // SAFETY: takes numbers only; 0 is the calling thread, for on Linux each has a nice value of its own.
+        check(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 19) } as isize)?;
+    }
+    Ok(())
+}
+
 /// The processors that the calling thread may use; never empty.
 ///
 /// # Errors

@@ -15,12 +15,14 @@ pub(crate) use caches::settle_streams;
 use crate::account::PeerAccount;
 use crate::crc32c::Crc32c;
 use crate::pool::Home;
+use crate::volume::Populated;
 use memmap2::MmapMut;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::cell::Cell;
 use std::ptr::NonNull;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Where [`Pages`] come from and how they are given back.
 ///
@@ -31,6 +33,12 @@ pub trait Backing: Send + Sync {
     fn release(&self, _offset: usize, _len: usize) -> bool {
         false
     }
+
+    /// Faults in every page of the range without a change of what it holds, whoever writes there meanwhile.
+    fn populate(&self, _offset: usize, _len: usize) {}
+
+    /// Has page faults bring in single small pages from now on; huge pages that are there stay.
+    fn use_small_pages(&self) {}
 }
 
 /// The memory of a RAM volume: zeroed when new, shared by all cores.
@@ -38,6 +46,9 @@ pub struct Pages {
     start: NonNull<u8>,
     len: usize,
     backing: Box<dyn Backing>,
+    /// Bytes that are to be populated, and those that have been.
+    to_populate: AtomicUsize,
+    populated: AtomicUsize,
 }
 // SAFETY: `Pages` gives no references out, only addresses and copies; see the module's words on races.
 unsafe impl Send for Pages {}
@@ -49,7 +60,7 @@ impl Pages {
     #[must_use]
     pub fn from_heap(len: usize) -> Arc<Pages> {
         let heap = Heap::aligned(len);
-        Arc::new(Pages { start: heap.start, len, backing: Box::new(heap) })
+        Pages::over(heap.start, len, Box::new(heap))
     }
 
     /// Takes memory that `backing` owns.
@@ -58,7 +69,12 @@ impl Pages {
     /// `start` must be valid for reads and writes of `len` bytes, initialized, until `backing` is dropped.
     #[must_use]
     pub unsafe fn from_raw(start: NonNull<u8>, len: usize, backing: Box<dyn Backing>) -> Arc<Pages> {
-        Arc::new(Pages { start, len, backing })
+        Pages::over(start, len, backing)
+    }
+
+    fn over(start: NonNull<u8>, len: usize, backing: Box<dyn Backing>) -> Arc<Pages> {
+        let none = || AtomicUsize::new(0);
+        Arc::new(Pages { start, len, backing, to_populate: none(), populated: none() })
     }
 
     /// In bytes.
@@ -87,6 +103,34 @@ impl Pages {
         } else {
             self.fill_zero(offset, len);
         }
+    }
+
+    /// Says how many bytes will be populated, for [`Pages::populated`].
+    pub fn expect_populated(&self, len: usize) {
+        self.to_populate.store(len, Ordering::Release);
+    }
+
+    /// Faults the range in without a change of what it holds, whoever writes there meanwhile. May wait for the system for
+    /// milliseconds, so no core calls this.
+    ///
+    /// # Panics
+    /// If the range lies outside.
+    pub fn populate(&self, offset: usize, len: usize) {
+        assert!(offset.checked_add(len).is_some_and(|end| end <= self.len));
+        self.backing.populate(offset, len);
+        self.populated.fetch_add(len, Ordering::AcqRel);
+    }
+
+    /// How many bytes have been populated, and how many are to be; `None` if nobody is to.
+    #[must_use]
+    pub fn populated(&self) -> Option<Populated> {
+        let of = self.to_populate.load(Ordering::Acquire) as u64;
+        (of > 0).then(|| Populated { bytes: self.populated.load(Ordering::Acquire) as u64, of })
+    }
+
+    /// Has page faults bring in single small pages from now on; huge pages that are there stay.
+    pub fn use_small_pages(&self) {
+        self.backing.use_small_pages();
     }
 
     fn fill_zero(&self, offset: usize, len: usize) {

@@ -2,7 +2,7 @@
 
 use crate::io::IoError;
 use crate::ready::Waker;
-use crate::volume::{Channel, Core, Resize, ResizeError, Volume, VolumeInfo};
+use crate::volume::{Channel, Core, Populated, Resize, ResizeError, Volume, VolumeInfo};
 use std::rc::Rc;
 
 /// One such volume: a [`Volume`] by this alone.
@@ -21,6 +21,10 @@ impl<D: Decorator> Volume for D {
 
     fn on_resize(&self, call: Box<dyn Fn() + Send + Sync>) {
         self.inner().on_resize(call);
+    }
+
+    fn populated(&self) -> Option<Populated> {
+        self.inner().populated()
     }
 
     fn look_at_size(&self) -> u64 {

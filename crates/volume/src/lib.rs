@@ -47,4 +47,4 @@ pub use ready::{ReadyList, Waker};
 pub use sg_list::SgList;
 pub use spec::{Spec, SpecError};
 pub use stripe::{DEFAULT_CHUNK, MAX_MEMBERS, StripeError, StripeVolume};
-pub use volume::{Channel, Core, MAX_TRANSFER, Resize, ResizeError, Volume, VolumeInfo};
+pub use volume::{Channel, Core, MAX_TRANSFER, Populated, Resize, ResizeError, Volume, VolumeInfo};

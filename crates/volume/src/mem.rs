@@ -12,7 +12,7 @@ use crate::buf::{Memory, Pages, Seg, settle_streams};
 use crate::io::{Completion, Extent, Io, IoError, Op, Output};
 use crate::ready::Waker;
 use crate::sg_list::SgList;
-use crate::volume::{Channel, Core, Resize, ResizeError, Volume, VolumeInfo};
+use crate::volume::{Channel, Core, Populated, Resize, ResizeError, Volume, VolumeInfo};
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -67,6 +67,10 @@ impl MemVolume {
 impl Volume for MemVolume {
     fn info(&self) -> VolumeInfo {
         VolumeInfo { size: self.shared.size(), ..self.shared.info.clone() }
+    }
+
+    fn populated(&self) -> Option<Populated> {
+        self.shared.pages.populated()
     }
 
     fn resize(&self, to: Resize) -> Result<u64, ResizeError> {

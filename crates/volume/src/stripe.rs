@@ -14,7 +14,7 @@ use crate::io::{Completion, Extent, Io, IoError, Op, Output, Tag};
 use crate::ready::Waker;
 use crate::sg_list::SgList;
 use crate::slots::Slots;
-use crate::volume::{Channel, Core, Volume, VolumeInfo};
+use crate::volume::{Channel, Core, Populated, Volume, VolumeInfo};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -106,6 +106,11 @@ fn combine(infos: &[VolumeInfo], layout: Layout) -> Option<VolumeInfo> {
 impl Volume for StripeVolume {
     fn info(&self) -> VolumeInfo {
         self.info.clone()
+    }
+
+    fn populated(&self) -> Option<Populated> {
+        let members = self.members.iter().filter_map(|member| member.populated());
+        members.reduce(|sum, one| Populated { bytes: sum.bytes + one.bytes, of: sum.of + one.of })
     }
 
     fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {

@@ -140,6 +140,15 @@ pub enum ResizeError {
     },
 }
 
+/// How far the memory of a RAM volume is populated, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Populated {
+    /// Faulted in ahead of use until now.
+    pub bytes: u64,
+    /// What will be: the volume, or as much of it as memory allows.
+    pub of: u64,
+}
+
 /// A linear array of blocks; shared by all cores.
 pub trait Volume: Send + Sync {
     /// What the volume is like now; its size may change over time.
@@ -181,6 +190,11 @@ pub trait Volume: Send + Sync {
     /// # Errors
     /// If the volume cannot be reached or this core cannot drive it.
     fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError>;
+
+    /// How far its memory is faulted in ahead of use; `None` if it has none for that.
+    fn populated(&self) -> Option<Populated> {
+        None
+    }
 
     /// Has `call` called from now on, from any thread, whenever the size has become another. A volume that never changes
     /// its size need not keep it.

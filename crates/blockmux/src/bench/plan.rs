@@ -7,7 +7,7 @@ use super::lane::{How, Lane};
 use super::linked;
 use crate::failure::Failure;
 use crate::machine::memory_bytes;
-use crate::open::{self, Access, Use};
+use crate::open::{self, Access, Populate, Use};
 use crate::output::without_passwords;
 use crate::protocol::{self, AOE, PROTOCOLS, Protocol};
 use blockmux_engine::congestion::Congestion;
@@ -104,7 +104,10 @@ impl Plan {
 
     fn open(&mut self, name: &str) -> Result<Subject, Failure> {
         let spec: Spec = name.parse().map_err(Failure::request)?;
-        let opened = open::open(&spec, Use { access: Access::Either, connections: 1, may_grow: false })?;
+        let opened = open::open(
+            &spec,
+            Use { access: Access::Either, connections: 1, may_grow: false, populate: Populate::Whole },
+        )?;
         if opened.is_fresh {
             self.fresh.push(opened.volume.clone());
         }

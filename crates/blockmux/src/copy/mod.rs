@@ -9,7 +9,7 @@ mod progress;
 mod task;
 
 use crate::failure::{self, Failure};
-use crate::open::{self, Access, Opened, Use};
+use crate::open::{self, Access, Opened, Populate, Use};
 use crate::output::print;
 use crate::signals;
 use blockmux_engine::cores::{Cores, CoresConfig};
@@ -53,8 +53,10 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
             args.source
         )));
     }
-    let source =
-        open::open(&args.source, Use { access: Access::Read, connections: CONNECTIONS, may_grow: false })?;
+    let source = open::open(
+        &args.source,
+        Use { access: Access::Read, connections: CONNECTIONS, may_grow: false, populate: Populate::Not },
+    )?;
     let from = source.volume.info();
     if from.size == 0 || from.size > LARGEST {
         return Err(Failure::request(format!(
@@ -63,8 +65,10 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
         )));
     }
     let destination = created_as_large(&args.destination, from.size);
-    let destination =
-        open::open(&destination, Use { access: Access::Write, connections: CONNECTIONS, may_grow: false })?;
+    let destination = open::open(
+        &destination,
+        Use { access: Access::Write, connections: CONNECTIONS, may_grow: false, populate: Populate::Not },
+    )?;
     let plan = plan(args, &from, &destination)?;
     let started = Instant::now();
     let progress = Arc::new(Progress::new(from.size));

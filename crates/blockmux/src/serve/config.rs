@@ -167,6 +167,7 @@ const A_LIST: &str = "expected a list, as nbd = [\":10809\"] or [[volume]] make 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use blockmux_volume::spec::MemSpec;
 
     fn parse(text: &str) -> Result<Config, String> {
         Config::parse(Path::new("b.toml"), text).map_err(|failure| failure.to_string())
@@ -195,7 +196,7 @@ mod tests {
         let config = parse(text).unwrap();
         let first = VolumeEntry {
             name: Some("a".into()),
-            spec: Spec::Mem(1 << 30),
+            spec: Spec::Mem(MemSpec::new(1 << 30)),
             uuid: "6f9a4c2e-1d3b-4f5a-8c7d-9e0f1a2b3c4d".parse().ok(),
             shared: true,
             read_only: true,

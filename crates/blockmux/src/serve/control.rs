@@ -10,10 +10,11 @@ use super::flush;
 use super::opening::{NamedVolume, Opening};
 use super::setup::{LARGEST, NamedSpec};
 use crate::ctl::{
-    Answer, ControlPath, ProtocolStatus, Request, SessionStatus, Status, VolumeStatus, check_peer, read,
-    write,
+    Answer, ControlPath, PopulatedStatus, ProtocolStatus, Request, SessionStatus, Status, VolumeStatus,
+    check_peer, read, write,
 };
 use crate::failure::Failure;
+use crate::open::Populate;
 use crate::protocol::{Live, Place, Protocol, Settings};
 use blockmux_engine::listener::ConnectionLimit;
 use blockmux_engine::socket::{Address, Listener};
@@ -240,7 +241,7 @@ impl Desk {
         };
         let told = |failure: Failure| failure.to_string();
         self.opening.protocols.iter().try_for_each(|one| named.check_description(one)).map_err(told)?;
-        let (export, served) = self.opening.open(&named).map_err(told)?;
+        let (export, served) = self.opening.open(&named, Populate::Behind).map_err(told)?;
         // Before anybody finds it.
         self.settings.policy.add(&name, named.protocols)?;
         let Some(id) = self.exports.add(export, served) else {
@@ -345,6 +346,10 @@ impl Desk {
                 written_bytes: traffic.written_bytes,
                 others: traffic.others,
                 failed: traffic.failed,
+                populated: served
+                    .volume()
+                    .populated()
+                    .map(|now| PopulatedStatus { bytes: now.bytes, of: now.of }),
             })
         });
         let protocols = self.parts.parts.iter().map(|(name, part)| ProtocolStatus {

@@ -59,7 +59,7 @@ mod tests {
         NamedVolume {
             name: "disk0".to_owned(),
             is_named,
-            spec: Spec::Mem(1 << 20),
+            spec: Spec::Null(1 << 20),
             uuid: uuid.map(|text| text.parse().unwrap()),
             is_shared: false,
             read_only: false,

@@ -6,7 +6,7 @@ use super::setup::LARGEST;
 use super::state;
 use crate::failure::Failure;
 use crate::machine::{machine_id, memory_bytes};
-use crate::open::{self, Access, Opened, Use};
+use crate::open::{self, Access, Opened, Populate, Use};
 use crate::protocol::Protocol;
 use blockmux_proto::exports::Export;
 use blockmux_proto::served::{Served, VolumeIdentity};
@@ -62,9 +62,13 @@ impl NamedVolume {
 
 impl Opening {
     /// Opens a volume.
-    pub(super) fn open(&self, named: &NamedVolume) -> Result<(Export, Arc<Served>), Failure> {
+    pub(super) fn open(
+        &self,
+        named: &NamedVolume,
+        populate: Populate,
+    ) -> Result<(Export, Arc<Served>), Failure> {
         let access = if named.read_only { Access::Read } else { Access::Either };
-        let how = Use { access, connections: 1, may_grow: self.may_grow };
+        let how = Use { access, connections: 1, may_grow: self.may_grow, populate };
         let Opened { volume, data, remote, .. } = open::open(&named.spec, how)?;
         let memory = memory_bytes();
         if named.spec.ram_bytes() > memory {
@@ -119,7 +123,7 @@ mod tests {
     #[test]
     fn a_description_is_short_and_blocks_are_small() {
         let named = |description| {
-            let (name, spec) = ("a".to_owned(), Spec::Mem(1));
+            let (name, spec) = ("a".to_owned(), Spec::Null(1));
             NamedVolume {
                 name,
                 is_named: true,
@@ -137,8 +141,8 @@ mod tests {
             assert!(failure.starts_with("the description of `a` has more than 4096 bytes"), "{failure}");
         }
         let info = |logical_block| VolumeInfo { logical_block, ..VolumeInfo::new(1 << 30) };
-        assert!(check_blocks(&NBD, &Spec::Mem(1), &info(1 << 16)).is_ok());
-        let failure = check_blocks(&NBD, &Spec::Mem(1), &info(1 << 17)).unwrap_err().to_string();
-        assert!(failure.starts_with("mem:1: has blocks of 131072 bytes"), "{failure}");
+        assert!(check_blocks(&NBD, &Spec::Null(1), &info(1 << 16)).is_ok());
+        let failure = check_blocks(&NBD, &Spec::Null(1), &info(1 << 17)).unwrap_err().to_string();
+        assert!(failure.starts_with("null:1: has blocks of 131072 bytes"), "{failure}");
     }
 }

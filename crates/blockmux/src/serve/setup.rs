@@ -9,6 +9,7 @@ use super::state;
 use crate::address::{ListenAddress, ListenerEntry, split_volumes};
 use crate::ctl::ControlPath;
 use crate::failure::Failure;
+use crate::open::Populate;
 use crate::poll::Poll;
 use crate::protocol::aoe::Serving;
 use crate::protocol::iscsi::{ConfiguredTarget, DiscoveryEntry};
@@ -26,6 +27,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::thread;
+use std::time::{Duration, Instant};
 
 /// `[NAME=]VOLUME` of the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -190,7 +192,8 @@ impl Setup {
     /// Opens all volumes.
     pub(super) fn open(&self) -> Result<Exports, Failure> {
         let opening = self.opening();
-        let exports = self.volumes.iter().map(|named| opening.open(named));
+        let populate = Populate::Until(Instant::now() + POPULATING);
+        let exports = self.volumes.iter().map(|named| opening.open(named, populate));
         exports.collect::<Result<Vec<_>, _>>().map(Exports::of_served)
     }
 }
@@ -342,6 +345,8 @@ fn check_sockets(protocol: &Protocol, address: &ListenAddress) -> Result<(), Fai
 const MAX_NAME: usize = 200;
 /// Offsets are signed where clients come from: they take a larger volume for an empty one.
 pub(super) const LARGEST: u64 = i64::MAX as u64;
+/// How long the daemon populates RAM volumes before it is ready; it goes on in the background.
+const POPULATING: Duration = Duration::from_secs(1);
 const MAX_CORES: usize = 256;
 const DEFAULT_CONNECTIONS: usize = 4096;
 /// As many descriptors as the system gives a process unless it was told otherwise.
@@ -350,6 +355,7 @@ const MAX_CONNECTIONS: usize = 1 << 20;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use blockmux_volume::spec::MemSpec;
 
     fn names(volumes: &[&str]) -> Result<Vec<String>, String> {
         let entries = volumes.iter().map(|text| {
@@ -372,7 +378,10 @@ mod tests {
     #[test]
     fn a_name_stands_before_an_equals_sign() {
         let read = |text: &str| text.parse::<NamedSpec>().unwrap();
-        assert_eq!(read("a=mem:1g"), NamedSpec { name: Some("a".into()), spec: Spec::Mem(1 << 30) });
+        assert_eq!(
+            read("a=mem:1g"),
+            NamedSpec { name: Some("a".into()), spec: Spec::Mem(MemSpec::new(1 << 30)) }
+        );
         assert_eq!(read("mem:1g").name, None);
         assert_eq!(read("file:x?size=1g").name, None);
         assert_eq!(read("a=file:x?size=1g").name, Some("a".into()));

@@ -4,7 +4,7 @@ use crate::failure::Failure;
 use blockmux_engine::state::StateFile;
 use blockmux_proto::served::{Served, VolumeIdentity};
 use blockmux_volume::Volume;
-use blockmux_volume::spec::Spec;
+use blockmux_volume::spec::{MemSpec, Spec};
 use rustix::process::geteuid;
 use std::env;
 use std::os::unix::fs::MetadataExt;
@@ -78,7 +78,8 @@ pub(super) fn served(
 /// What Blockmux 0.1 named the volume by where it kept reservations, before volumes had UUIDs.
 fn former_identity(spec: &Spec, name: &str) -> String {
     match spec {
-        Spec::Mem(_) | Spec::Null(_) => format!("{spec} {name}"),
+        Spec::Mem(mem) => format!("{} {name}", Spec::Mem(MemSpec::new(mem.size))),
+        Spec::Null(_) => format!("{spec} {name}"),
         Spec::File(file) => {
             let path = file.path.canonicalize().or_else(|_| absolute(&file.path));
             format!("file:{}", path.as_deref().unwrap_or(&file.path).display())

@@ -239,6 +239,18 @@ fn the_status_counts_who_is_there_and_what_was_done() {
 }
 
 #[test]
+fn the_status_says_how_far_ram_is_populated() {
+    let controlled = Controlled::serve(&["a=mem:64m", "b=mem:64m?populate=off"]);
+    let whole = serde_json::json!({"bytes": 64 << 20, "of": 64 << 20});
+    eventually("it is populated", || controlled.status()["volumes"][0]["populated"] == whole);
+    assert_eq!(controlled.status()["volumes"][1].get("populated"), None);
+    assert!(controlled.said(&["status"]).contains("  populated    64 MiB of 64 MiB"));
+    controlled.said(&["add", "c=mem:8m"]);
+    let whole = serde_json::json!({"bytes": 8 << 20, "of": 8 << 20});
+    eventually("it is populated, too", || controlled.status()["volumes"][2]["populated"] == whole);
+}
+
+#[test]
 fn the_status_counts_who_is_gone_before_its_i_o_has_ended() {
     let controlled = Controlled::serve(&["fault:op=read,error=stuck:mem:8m", "b=mem:8m"]);
     let mut stays = RawClient::connect(&controlled.daemon.socket());

@@ -15,7 +15,11 @@ fn an_idle_daemon_is_small_and_so_are_a_thousand_idle_connections() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
-    for volume in ["mem:1g".to_owned(), file(&directory), format!("stripe:1m:mem:1g,{}", file(&directory))] {
+    for volume in [
+        "mem:1g?populate=off".to_owned(),
+        file(&directory),
+        format!("stripe:1m:mem:1g?populate=off,{}", file(&directory)),
+    ] {
         let daemon = Daemon::serve(&[&volume]);
         let idle = daemon.resident();
         assert!(idle < IDLE_LIMIT, "{volume}: {idle} bytes when idle");

@@ -1,7 +1,7 @@
 //! Volume specs: how a command line or a config file names a volume.
 //!
 //! ```text
-//! SPEC    = mem:SIZE
+//! SPEC    = mem:SIZE[?populate=on|off]
 //!         | null:SIZE
 //!         | file:PATH[?OPTION[&OPTION]...]     size=SIZE  direct=on|off  readonly=on|off
 //!         | block:PATH[?OPTION[&OPTION]...]    direct=on|off  readonly=on|off
@@ -42,8 +42,8 @@ use std::path::{Path, PathBuf};
 /// back as the same; only passwords in URLs are never printed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Spec {
-    /// `mem:`, a volume in RAM of so many bytes.
-    Mem(u64),
+    /// `mem:`, a volume in RAM.
+    Mem(MemSpec),
     /// `null:`, a volume of so many bytes that holds nothing.
     Null(u64),
     /// `file:`
@@ -97,7 +97,7 @@ impl Spec {
     #[must_use]
     pub fn ram_bytes(&self) -> u64 {
         match self {
-            Spec::Mem(size) => *size,
+            Spec::Mem(memory) => memory.size,
             Spec::Stripe { members, .. } => {
                 members.iter().fold(0, |all, member| all.saturating_add(member.ram_bytes()))
             }
@@ -119,6 +119,23 @@ impl Spec {
             }
             Spec::Mem(_) | Spec::Null(_) | Spec::Block(_) | Spec::Url(_) => Vec::new(),
         }
+    }
+}
+
+/// A volume in RAM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemSpec {
+    /// In bytes.
+    pub size: u64,
+    /// Fault its memory in ahead of use.
+    pub populate: bool,
+}
+
+impl MemSpec {
+    /// A volume of so many bytes, populated.
+    #[must_use]
+    pub fn new(size: u64) -> MemSpec {
+        MemSpec { size, populate: true }
     }
 }
 

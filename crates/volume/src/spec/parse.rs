@@ -2,7 +2,7 @@
 
 use super::path::decode;
 use super::write::EFFECTS;
-use super::{BlockSpec, FileSpec, LogTarget, MAX_NESTING, Spec, SpecError, Url};
+use super::{BlockSpec, FileSpec, LogTarget, MAX_NESTING, MemSpec, Spec, SpecError, Url};
 use crate::delay::Delays;
 use crate::fault::{Fault, FaultEffect, FaultWhen};
 use crate::kind::{OpKind, OpSet};
@@ -56,7 +56,7 @@ impl<'a> Parser<'a> {
             _ if is_scheme(kind) && rest.starts_with("//") && !KINDS.contains(&kind) => {
                 Ok(Spec::Url(Url::new(self.spec)))
             }
-            "mem" => Ok(Spec::Mem(self.volume_size(rest)?)),
+            "mem" => self.mem(rest),
             "null" => Ok(Spec::Null(self.volume_size(rest)?)),
             "file" => self.file(rest),
             "block" => self.block(rest),
@@ -95,6 +95,21 @@ impl<'a> Parser<'a> {
             0 => Err(self.value("size", text, "a volume has at least one block, as in mem:1g")),
             size => Ok(size),
         }
+    }
+
+    fn mem(self, rest: &str) -> Parsed<Spec> {
+        let (size, options) =
+            rest.split_once('?').map_or((rest, None), |(size, options)| (size, Some(options)));
+        let mut mem = MemSpec::new(self.volume_size(size)?);
+        if let Some(options) = options {
+            for (key, value) in self.pairs(options, '&')? {
+                match key {
+                    "populate" => mem.populate = self.on_off(key, value)?,
+                    _ => return Err(self.unknown(key, "a RAM volume", "populate")),
+                }
+            }
+        }
+        Ok(Spec::Mem(mem))
     }
 
     fn file(self, rest: &str) -> Parsed<Spec> {

@@ -22,8 +22,10 @@ fn file(path: &str) -> FileSpec {
 
 #[test]
 fn each_kind_is_read() {
-    let mem = || Box::new(Spec::Mem(1 << 30));
+    let mem = || Box::new(Spec::Mem(MemSpec::new(1 << 30)));
     assert_eq!(parse("mem:1GiB"), *mem());
+    assert_eq!(parse("mem:1g?populate=on"), *mem());
+    assert_eq!(parse("mem:1g?populate=off"), Spec::Mem(MemSpec { size: 1 << 30, populate: false }));
     assert_eq!(parse("null:64k"), Spec::Null(65536));
     assert_eq!(parse("file:disk.img"), Spec::File(file("disk.img")));
     let whole = FileSpec { size: Some(1 << 30), direct: Some(false), read_only: true, ..file("/a b:c") };
@@ -69,7 +71,7 @@ fn a_fault_is_read() {
 
 #[test]
 fn members_of_a_stripe_may_be_anything() {
-    let mem = Spec::Mem(1 << 30);
+    let mem = Spec::Mem(MemSpec::new(1 << 30));
     let two = |chunk| Spec::Stripe { chunk, members: vec![mem.clone(), mem.clone()] };
     assert_eq!(parse("stripe:mem:1g,mem:1g"), two(DEFAULT_CHUNK));
     assert_eq!(parse("stripe:64k:mem:1g,[mem:1g]"), two(65536));
@@ -186,7 +188,7 @@ fn limits() -> impl Strategy<Value = Limits> {
 
 fn spec() -> impl Strategy<Value = Spec> {
     let leaf = prop_oneof![
-        (1u64..).prop_map(Spec::Mem),
+        ((1u64..), any::<bool>()).prop_map(|(size, populate)| Spec::Mem(MemSpec { size, populate })),
         (1u64..).prop_map(Spec::Null),
         (path(), any::<Option<u64>>(), any::<Option<bool>>(), any::<bool>()).prop_map(
             |(path, size, direct, read_only)| {

@@ -14,7 +14,10 @@ use std::fmt;
 impl fmt::Display for Spec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Spec::Mem(size) => write!(f, "mem:{}", format_size(*size)),
+            Spec::Mem(mem) => {
+                let off = if mem.populate { "" } else { "?populate=off" };
+                write!(f, "mem:{}{off}", format_size(mem.size))
+            }
             Spec::Null(size) => write!(f, "null:{}", format_size(*size)),
             Spec::File(file) => {
                 let size = file.size.map(format_size);

@@ -1,0 +1,208 @@
+//! Faults in the memory of RAM volumes ahead of their use, so that no serving core waits for the system's zeroing of it.
+//!
+//! [`populate_at_once`] works before anybody uses the volume, in huge pages. What it leaves is for [`populate_behind`]: in
+//! small pages, by threads of idle priority, for a serving core may fault in what lies beside, and a huge page takes
+//! milliseconds. See decision 35.
+
+use crate::sys;
+use blockmux_volume::Pages;
+use std::collections::VecDeque;
+use std::num::NonZero;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread;
+use std::time::Instant;
+use tracing::debug;
+
+/// The priority of threads that populate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Priority {
+    /// As everybody's: nobody is served yet.
+    Normal,
+    /// Only on CPUs that nobody else wants.
+    Idle,
+}
+
+/// Populates the first `len` bytes until `end`, with a thread for each CPU, and has later faults bring in small pages.
+/// Answers how many bytes it got done.
+///
+/// # Panics
+/// If there are fewer bytes.
+pub fn populate_at_once(pages: &Pages, len: usize, priority: Priority, end: Option<Instant>) -> usize {
+    let next = AtomicUsize::new(0);
+    let work = || {
+        if priority == Priority::Idle {
+            lower_priority();
+        }
+        while end.is_none_or(|end| Instant::now() < end) {
+            let offset = next.fetch_add(CHUNK, Ordering::Relaxed);
+            if offset >= len {
+                break;
+            }
+            pages.populate(offset, CHUNK.min(len - offset));
+        }
+    };
+    let is_over = end.is_some_and(|end| Instant::now() >= end);
+    thread::scope(|scope| {
+        for _ in 0..if is_over { 0 } else { threads() }.min(len.div_ceil(CHUNK)) {
+            let thread = thread::Builder::new().name("populate".to_owned());
+            if let Err(error) = thread.spawn_scoped(scope, work) {
+                debug!("cannot start a thread that populates memory: {error}");
+            }
+        }
+    });
+    pages.use_small_pages();
+    next.into_inner().min(len)
+}
+
+/// Populates `from..to` in the background, after what was asked for before; ends early when the pages are dropped.
+pub fn populate_behind(pages: &Arc<Pages>, from: usize, to: usize) {
+    if from >= to {
+        return;
+    }
+    let mut queue = queue();
+    queue.jobs.push_back(Job { pages: Arc::downgrade(pages), next: from, end: to });
+    while queue.threads < threads() {
+        let thread = thread::Builder::new().name("populate".to_owned());
+        match thread.spawn(work_behind) {
+            Ok(_) => queue.threads += 1,
+            Err(error) => {
+                debug!("cannot start a thread that populates memory: {error}");
+                break;
+            }
+        }
+    }
+}
+
+/// How many bytes of memory are still to be populated in the background.
+#[must_use]
+pub fn pending_bytes() -> u64 {
+    queue().jobs.iter().map(|job| (job.end - job.next) as u64).sum()
+}
+
+struct Job {
+    pages: Weak<Pages>,
+    next: usize,
+    end: usize,
+}
+
+struct Queue {
+    jobs: VecDeque<Job>,
+    threads: usize,
+}
+
+fn queue() -> MutexGuard<'static, Queue> {
+    QUEUE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn work_behind() {
+    lower_priority();
+    while let Some((pages, offset, len)) = next_chunk() {
+        pages.populate(offset, len);
+    }
+}
+
+/// The next thing to do; the calling thread has to end if there is none.
+fn next_chunk() -> Option<(Arc<Pages>, usize, usize)> {
+    let mut queue = queue();
+    while let Some(job) = queue.jobs.front_mut() {
+        if let Some(pages) = job.pages.upgrade().filter(|_| job.next < job.end) {
+            let offset = job.next;
+            job.next = job.end.min(offset + CHUNK);
+            return Some((pages, offset, job.next - offset));
+        }
+        queue.jobs.pop_front();
+    }
+    queue.threads -= 1;
+    None
+}
+
+fn lower_priority() {
+    if let Err(error) = sys::use_idle_priority() {
+        debug!("cannot lower the priority of a thread that populates memory: {error}");
+    }
+}
+
+fn threads() -> usize {
+    thread::available_parallelism().map_or(1, NonZero::get).min(MOST_THREADS)
+}
+
+static QUEUE: Mutex<Queue> = Mutex::new(Queue { jobs: VecDeque::new(), threads: 0 });
+/// Bytes that a thread takes at a time: one huge page.
+const CHUNK: usize = 2 << 20;
+/// More of them wait for each other in the system's allocator.
+const MOST_THREADS: usize = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::map_pages;
+    use blockmux_volume::{Memory, Populated};
+
+    const LEN: usize = 9 << 20;
+
+    /// How many bytes of the mapping that holds `address` are in memory.
+    fn resident(address: usize) -> usize {
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut is_here = false;
+        for line in maps.lines() {
+            let range = line.split(' ').next().and_then(|range| range.split_once('-'));
+            let number = |text| usize::from_str_radix(text, 16).ok();
+            if let Some((Some(start), Some(end))) = range.map(|(start, end)| (number(start), number(end))) {
+                is_here = (start..end).contains(&address);
+            } else if let Some(kib) = line.strip_prefix("Rss:").filter(|_| is_here) {
+                return kib.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10;
+            }
+        }
+        panic!("no mapping at {address:x}");
+    }
+
+    #[test]
+    fn all_is_in_memory_after_it_and_what_was_written_stays() {
+        let pages = map_pages(LEN).unwrap();
+        let seg = Memory::from_pages(&pages).seg(0, LEN);
+        pages.expect_populated(LEN);
+        Memory::from_pages(&pages).seg(5000, 3).copy_from(b"abc");
+        assert_eq!(populate_at_once(&pages, LEN, Priority::Normal, None), LEN);
+        assert!(resident(seg.as_ptr() as usize) >= LEN);
+        assert_eq!(pages.populated(), Some(Populated { bytes: LEN as u64, of: LEN as u64 }));
+        assert_eq!(&seg.to_vec()[4999..5004], b"\0abc\0");
+    }
+
+    #[test]
+    fn a_core_that_touches_first_gets_a_small_page() {
+        let pages = map_pages(LEN).unwrap();
+        assert_eq!(populate_at_once(&pages, LEN, Priority::Normal, Some(Instant::now())), 0);
+        let first = Memory::from_pages(&pages).seg(4 << 20, 1);
+        first.copy_from(b"a");
+        assert!(resident(first.as_ptr() as usize) <= 256 << 10);
+    }
+
+    #[test]
+    fn the_background_takes_what_is_left_and_loses_no_write() {
+        let pages = map_pages(LEN).unwrap();
+        let seg = Memory::from_pages(&pages).seg(0, LEN);
+        pages.expect_populated(LEN);
+        pages.use_small_pages();
+        populate_behind(&pages, 0, LEN);
+        for at in (0..LEN).step_by(4096) {
+            Memory::from_pages(&pages).seg(at, 1).copy_from(b"x");
+        }
+        while pages.populated().is_some_and(|now| now.bytes < now.of) {
+            thread::yield_now();
+        }
+        assert!(
+            seg.to_vec().chunks(4096).all(|page| page[0] == b'x' && page[1..].iter().all(|&byte| byte == 0))
+        );
+    }
+
+    #[test]
+    fn pages_that_are_dropped_are_populated_no_further() {
+        let pages = map_pages(1 << 30).unwrap();
+        populate_behind(&pages, 0, 1 << 30);
+        drop(pages);
+        while pending_bytes() > 0 {
+            thread::yield_now();
+        }
+    }
+}
