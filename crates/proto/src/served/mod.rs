@@ -9,7 +9,7 @@
 //! clients of every other protocol out, COMPARE AND WRITE is one action to all of them, and a new size reaches all.
 //!
 //! I/O takes no lock for that: each user has a copy of what concerns it and compares one number to know whether the
-//! copy is still good, and counts its I/O in memory that no other core writes ([`in_flight`]).
+//! copy is still good, and counts its I/O in memory that no other core writes (`in_flight.rs`).
 
 mod admission;
 mod damage;

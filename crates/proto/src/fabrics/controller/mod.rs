@@ -16,7 +16,7 @@
 //! and the commands of more wait before they are begun or their data is fetched. A host whose controller has a Keep
 //! Alive Timeout and that is silent for longer loses all of its queues, whatever cores they are on (decision 13).
 //!
-//! What a transport has to do, and no more, is [`Transport`] (decision 37).
+//! What a transport has to do, and no more, is `Transport` in `transport.rs` (decision 37).
 
 mod audit;
 mod commands;

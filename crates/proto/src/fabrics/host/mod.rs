@@ -6,7 +6,7 @@
 //!   HostQueues: each NamespaceQueue: submit ──▶ Job ──cut into commands──▶ next ──Request──▶ transport
 //!                  poll_done ◀── Job ◀── verdict on the status ◀── finish ◀── transport
 //! ```
-//! A queue has its transport send commands whenever that may send some; the transport moves the data that [`Commands`]
+//! A queue has its transport send commands whenever that may send some; the transport moves the data that `Commands`
 //! names, and hands in the completion (`transport.rs`, decision 37). Commands that failed for a reason that passes are sent
 //! again after a pause; I/O that failed on its way to the namespace is handed back, for another path or for later.
 
