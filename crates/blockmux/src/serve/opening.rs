@@ -69,8 +69,9 @@ impl Opening {
     ) -> Result<(Export, Arc<Served>), Failure> {
         let access = if named.read_only { Access::Read } else { Access::Either };
         let how = Use { access, connections: 1, may_grow: self.may_grow, populate };
-        let Opened { volume, data, remote, .. } = open::open(&named.spec, how)?;
+        // Before the volume takes some of it.
         let memory = memory_bytes();
+        let Opened { volume, data, remote, .. } = open::open(&named.spec, how)?;
         if named.spec.ram_bytes() > memory {
             warn!(
                 "{}: is larger than this machine's memory, {}: when that is full, the system ends programs",
