@@ -19,7 +19,7 @@ pub(crate) fn memory_bytes() -> u64 {
 pub(crate) fn available_memory_bytes() -> u64 {
     let left = groups_left(Path::new("/sys/fs/cgroup"), &read(Path::new("/proc/self/cgroup")));
     let of_system = available_of(&read(Path::new("/proc/meminfo")));
-    [left, of_system].into_iter().flatten().fold(memory_bytes(), u64::min)
+    [left, of_system].into_iter().flatten().min().unwrap_or_else(memory_bytes)
 }
 
 fn available_of(meminfo: &str) -> Option<u64> {

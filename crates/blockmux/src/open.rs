@@ -9,6 +9,7 @@ use crate::records;
 use blockmux_engine::file::{BlockOptions, FileOptions, FileVolume, OpenError};
 use blockmux_engine::memory::map_pages;
 use blockmux_engine::populate::{self, Priority};
+use blockmux_engine::sys::address_space_left;
 use blockmux_volume::spec::{FileSpec, LogTarget, MemSpec};
 use blockmux_volume::units::human_size;
 use blockmux_volume::{
@@ -151,7 +152,10 @@ fn populate_mem(spec: &Spec, pages: &Arc<Pages>, len: usize, populate: Populate)
     let free = available_memory_bytes().saturating_sub(populate::pending_bytes());
     let share = usize::try_from(free / POPULATED_SHARE).unwrap_or(usize::MAX);
     let wanted = len.min(share);
+    // Each thread takes addresses, which serving may need.
+    let is_tight = address_space_left().is_some_and(|left| left < POPULATING_ADDRESSES);
     let (priority, end) = match populate {
+        _ if is_tight => return pages.use_small_pages(),
         Populate::Not => return pages.use_small_pages(),
         Populate::Whole => (Priority::Normal, None),
         Populate::Until(end) => (Priority::Normal, Some(end)),
@@ -261,6 +265,8 @@ const SECTOR: u64 = 512;
 /// How far a RAM volume can grow: so many times its size, and at least so many bytes.
 const ROOM_TIMES: u64 = 4;
 const LEAST_ROOM: u64 = 16 << 30;
+/// With less address space left, in bytes, nothing is populated.
+const POPULATING_ADDRESSES: u64 = 4 << 30;
 /// A RAM volume is populated up to the free memory divided by this.
 const POPULATED_SHARE: u64 = 2;
 /// A RAM volume may have so many times the machine's memory.
