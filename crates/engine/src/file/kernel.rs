@@ -225,6 +225,17 @@ pub(super) fn direct_alignment(file: &File) -> Option<DirectAlignment> {
     is_known.then_some(DirectAlignment { memory: stat.stx_dio_mem_align, offset: stat.stx_dio_offset_align })
 }
 
+/// How long the file is, in bytes, without a question to a server that it may be on.
+pub(super) fn cached_len(file: &File) -> Option<u64> {
+    // SAFETY: all fields may be zero.
+    let mut stat: libc::statx = unsafe { std::mem::zeroed() };
+    let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
+    // SAFETY: the path is empty and ends in a zero, and `stat` lives during the call.
+    let result =
+        unsafe { libc::statx(file.as_raw_fd(), c"".as_ptr(), flags, libc::STATX_SIZE, &raw mut stat) };
+    (result == 0 && stat.stx_mask & libc::STATX_SIZE != 0).then_some(stat.stx_size)
+}
+
 /// Makes every transfer of this open file bypass the page cache.
 pub(super) fn set_direct(file: &File) -> io::Result<()> {
     // SAFETY: no address is passed.
