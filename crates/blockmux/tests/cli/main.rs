@@ -15,6 +15,7 @@ mod fencing;
 mod hostile;
 mod identity;
 mod idle;
+mod image_files;
 mod interop;
 mod iscsi_conformance;
 mod iscsi_interop;

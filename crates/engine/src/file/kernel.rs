@@ -251,6 +251,30 @@ pub(crate) fn lock_exclusive(file: &File) -> io::Result<()> {
     check(unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) })
 }
 
+/// Locks one byte for this open file as others may, too: an open file description lock as of `fcntl(2)`.
+pub(super) fn lock_byte(file: &File, offset: i64) -> io::Result<()> {
+    let lock = byte_lock(libc::F_RDLCK, offset);
+    // SAFETY: `lock` lives during the call.
+    check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) })
+}
+
+/// Whether somebody else has a lock on that byte.
+pub(super) fn is_byte_locked(file: &File, offset: i64) -> io::Result<bool> {
+    let mut lock = byte_lock(libc::F_WRLCK, offset);
+    // SAFETY: `lock` lives during the call.
+    check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) })?;
+    Ok(i32::from(lock.l_type) != libc::F_UNLCK)
+}
+
+fn byte_lock(kind: i32, offset: i64) -> libc::flock {
+    // SAFETY: all fields may be zero, and locks of open files demand that of the process id.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = kind as libc::c_short;
+    lock.l_whence = libc::SEEK_SET as libc::c_short;
+    (lock.l_start, lock.l_len) = (offset, 1);
+    lock
+}
+
 /// A block device's logical and physical block, in bytes.
 pub(super) fn block_sizes(device: &File) -> io::Result<(u32, u32)> {
     let (mut logical, mut physical): (libc::c_int, libc::c_uint) = (0, 0);
